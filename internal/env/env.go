@@ -1,0 +1,73 @@
+// Package env is the one list of SAGECOMM_* variables and the only place that turns their texts into values.
+//
+// A variable is declared once, in variables.go, with its type, default and one sentence; everything else follows from
+// that line: the typed getter, the check, the answer to "which variables are there", docs/environment.md. The package
+// reads no environment by itself: [Resolve] gets the entries, because a shared library must look at the C environment
+// of its process as it is at that moment, not as it was when the Go runtime started.
+//
+// Start reading at variables.go, then [Resolve].
+package env
+
+import "fmt"
+
+// Prefix begins the name of every variable.
+const Prefix = "SAGECOMM_"
+
+// Variable is one declared variable whose value has type T.
+type Variable[T any] struct {
+	spec  *spec
+	parse parser[T]
+}
+
+// Name is the variable's full name in the environment.
+func (v Variable[T]) Name() string { return v.spec.name }
+
+// Get returns the variable's value in s; a nil s gives the default.
+func (v Variable[T]) Get(s *Settings) T {
+	text := v.spec.fallback
+	if s != nil {
+		text = s.entries[v.spec.name].text
+	}
+	value, err := v.parse.from(text)
+	if err != nil { // Resolve has accepted the text, and declare the default
+		panic(fmt.Sprintf("env: %s=%q: %v", v.spec.name, text, err))
+	}
+	return value
+}
+
+// spec is what is known about a variable without its Go type.
+type spec struct {
+	name     string
+	typ      string // what is accepted, for messages and the table
+	fallback string // the default, as a user would write it
+	sentence string
+	check    func(text string) error
+}
+
+// catalogue holds every variable in the order of declaration. It is written by package initialisation only.
+var catalogue []*spec
+
+// declare adds a variable. The default is text that the parser accepts.
+func declare[T any](suffix, fallback string, p parser[T], sentence string) Variable[T] {
+	s := &spec{
+		name:     Prefix + suffix,
+		typ:      p.accepts,
+		fallback: fallback,
+		sentence: sentence,
+		check:    func(text string) error { _, err := p.from(text); return err },
+	}
+	if err := s.check(fallback); err != nil {
+		panic(fmt.Sprintf("env: the default of %s, %q, is not accepted: %v", s.name, fallback, err))
+	}
+	catalogue = append(catalogue, s)
+	return Variable[T]{spec: s, parse: p}
+}
+
+func lookup(name string) *spec {
+	for _, s := range catalogue {
+		if s.name == name {
+			return s
+		}
+	}
+	return nil
+}

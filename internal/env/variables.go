@@ -1,0 +1,51 @@
+package env
+
+//go:generate go run ./gendoc ../../docs/environment.md
+
+// Level is how much the library says.
+type Level int
+
+// Levels in rising order: a message of level l is printed when l <= the value of [Debug].
+const (
+	Warn Level = iota
+	Info
+	Trace
+)
+
+// The variables. To add one, add a declaration here, read it with Get where it takes effect, and run go generate.
+// A variable that no code reads has no place here.
+var (
+	Debug = declare("DEBUG", "WARN", oneOf(map[string]Level{"WARN": Warn, "INFO": Info, "TRACE": Trace}),
+		"How much is written to standard error: warnings only, once per group what was chosen and why, or every operation.")
+
+	Tune = declare("TUNE", "", text("rules `op:range:algorithm[@key=value]` separated by `;`"),
+		"Overrides the choice of algorithms, for example `all_reduce:0-8K:one_shot;all_gather:ring`; must be the same on all ranks.")
+
+	ShmAttach = declare("SHM_ATTACH", "proc,scm,tmpfs", listOf("proc", "scm", "tmpfs"),
+		"Ways to map a peer's shared memory, in the order in which they are tried: through /proc, by descriptor passing, by a file that is removed once it is mapped.")
+
+	ShmDir = declare("SHM_DIR", "/dev/shm", absolutePath(),
+		"Directory of the file that the `tmpfs` way of SAGECOMM_SHM_ATTACH needs; it should be on a memory file system.")
+
+	ArenaSize = declare("ARENA_SIZE", "1G", byteSize(1<<20, 1<<40),
+		"Address space of one process's shared memory; pages are taken from the system only as groups need them.")
+
+	Timeout = declare("TIMEOUT", "group", orWord("group", seconds()),
+		"How long a rendezvous or an operation may take; `group` is the timeout that the group was created with.")
+
+	Spin = declare("SPIN", "auto", orWord("auto", microseconds()),
+		"How long a waiting rank spins before it yields its core; `auto` goes by the number of cores per rank.")
+
+	ProgressCPU = declare("PROGRESS_CPU", "auto", orWord("auto", cpuList()),
+		"Cores that the progress thread may use; `auto` keeps it off the callers' cores where there is a choice.")
+
+	Kernels = declare("KERNELS", "auto", oneOf(map[string]string{
+		"auto": "auto", "portable": "portable", "avx2": "avx2", "avx512": "avx512"}),
+		"Instruction set of the copy and reduction kernels; `auto` is the best one that the processor has.")
+
+	HostID = declare("HOSTID", "", text("text"),
+		"Name of this host in messages and for grouping ranks by host; empty is the boot id and the host name.")
+
+	FlightPrefix = declare("FR_PREFIX", "sagecomm", text("name"),
+		"Library part of operation names, as in `sagecomm:all_reduce`, in dumps of torch's flight recorder; the analyser of some older torch takes known names only, such as `xccl`.")
+)

@@ -1,0 +1,201 @@
+// Package lint holds rules about the code itself, as tests.
+package lint
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The import rules of docs/architecture.md: imports point one way, from a higher layer to a lower one, or stay within
+// one subtree.
+
+const module = "sagecomm/"
+
+// layer is where a package and the packages below it stand.
+type layer struct {
+	tree   string
+	height int
+	only   string // if it is set, the one package of ours that it may import
+	pure   bool   // no input and output, no cgo
+	cgo    bool   // may use cgo
+}
+
+const (
+	vocabulary = iota
+	helpers
+	parts
+	carriers
+	backend
+	abi
+	outside // imports what it likes and is imported by nobody
+)
+
+var layers = []layer{
+	{tree: "internal/coll", height: vocabulary, pure: true},
+
+	{tree: "internal/env", height: helpers},
+	{tree: "internal/handle", height: helpers},
+	{tree: "internal/invariants", height: helpers},
+	{tree: "internal/lazylink", height: helpers, cgo: true},
+	{tree: "internal/peerwatch", height: helpers},
+	{tree: "internal/procinfo", height: helpers},
+	{tree: "internal/shmem", height: helpers},
+	{tree: "internal/trace", height: helpers},
+
+	{tree: "algo", height: parts, only: "internal/coll", pure: true},
+	{tree: "internal/device", height: parts, cgo: true},
+	{tree: "internal/runner", height: parts, cgo: true},
+	{tree: "internal/topo", height: parts},
+	{tree: "internal/transport", height: parts},
+
+	{tree: "fusion", height: carriers, only: "internal/coll", pure: true},
+	{tree: "internal/bootstrap", height: carriers},
+	{tree: "internal/engine", height: carriers},
+	{tree: "internal/engine/nccl", height: carriers, cgo: true},
+	{tree: "internal/engine/hccl", height: carriers, cgo: true},
+	{tree: "internal/engine/cncl", height: carriers, cgo: true},
+
+	{tree: "pgbackend", height: backend},
+	{tree: "export", height: abi, cgo: true},
+
+	{tree: "internal/env/gendoc", height: outside},
+	{tree: "internal/lint", height: outside},
+	{tree: "internal/protocol", height: outside},
+	{tree: "tests", height: outside},
+}
+
+// impure are what a pure package does not import.
+var impure = []string{"C", "net", "os", "os/exec", "io/fs", "syscall", "unsafe"}
+
+func within(tree, path string) bool { return path == tree || strings.HasPrefix(path, tree+"/") }
+
+// layerOf finds the innermost layer of a package.
+func layerOf(path string) (best layer, ok bool) {
+	for _, l := range layers {
+		if within(l.tree, path) && len(l.tree) > len(best.tree) {
+			best, ok = l, true
+		}
+	}
+	return best, ok
+}
+
+// pkg is what `go list -json` says, without tests.
+type pkg struct {
+	ImportPath string
+	Imports    []string
+	CgoFiles   []string
+}
+
+// violations are sentences about what a package must not do.
+func violations(p pkg) (list []string) {
+	path := strings.TrimPrefix(p.ImportPath, module)
+	mine, ok := layerOf(path)
+	if !ok {
+		return []string{fmt.Sprintf("%s has no layer: give it one in internal/lint and in docs/architecture.md", path)}
+	}
+	if len(p.CgoFiles) > 0 && !mine.cgo {
+		list = append(list, fmt.Sprintf("%s uses cgo in %v: cgo stands in export, runner, device, vendor engines and lazylink only", path, p.CgoFiles))
+	}
+	for _, imported := range p.Imports {
+		if mine.pure && (slices.Contains(impure, imported) || strings.Contains(imported, ".")) {
+			list = append(list, fmt.Sprintf("%s imports %s: it is to be pure Go without input and output", path, imported))
+		}
+		other, ours := strings.CutPrefix(imported, module)
+		if !ours {
+			continue
+		}
+		theirs, known := layerOf(other)
+		switch {
+		case !known, within(mine.tree, other), mine.height == outside:
+		case mine.only != "" && other != mine.only:
+			list = append(list, fmt.Sprintf("%s imports %s: of ours it may import %s only", path, other, mine.only))
+		case theirs.height == outside:
+			list = append(list, fmt.Sprintf("%s imports %s, which is not part of the library", path, other))
+		case theirs.height > mine.height, theirs.height == mine.height && mine.height != helpers && !sibling(mine, theirs):
+			list = append(list, fmt.Sprintf("%s imports %s: imports point from higher layers to lower ones", path, other))
+		}
+	}
+	return list
+}
+
+// sibling: an engine may build on another one.
+func sibling(a, b layer) bool {
+	return within("internal/engine", a.tree) && within("internal/engine", b.tree)
+}
+
+func TestImportRules(t *testing.T) {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,CgoFiles", "./...")
+	cmd.Dir = "../.."
+	output, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			t.Fatalf("%v: %v\n%s", cmd.Args, err, exit.Stderr)
+		}
+		t.Fatal(err)
+	}
+	seen := 0
+	for d := json.NewDecoder(strings.NewReader(string(output))); ; seen++ {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range violations(p) {
+			t.Error(v)
+		}
+	}
+	if seen < 10 {
+		t.Errorf("only %d packages were found", seen)
+	}
+}
+
+func TestImportRulesNotice(t *testing.T) {
+	for _, c := range []struct {
+		path     string
+		imported string
+		cgo      bool
+		bad      bool
+	}{
+		{"algo", "sagecomm/internal/coll", false, false},
+		{"algo", "sagecomm/internal/env", false, true},
+		{"algo", "os", false, true},
+		{"algo", "golang.org/x/sys/unix", false, true},
+		{"algo", "C", true, true},
+		{"fusion", "sagecomm/algo", false, true},
+		{"internal/coll", "sagecomm/internal/env", false, true},
+		{"internal/shmem", "sagecomm/internal/procinfo", false, false},
+		{"internal/shmem", "sagecomm/internal/runner", false, true},
+		{"internal/runner", "sagecomm/internal/coll", true, false},
+		{"internal/runner", "sagecomm/algo", false, true},
+		{"internal/runner", "sagecomm/pgbackend", false, true},
+		{"internal/engine/host", "sagecomm/internal/runner", false, false},
+		{"internal/engine/host", "sagecomm/internal/bootstrap", false, true},
+		{"internal/engine/staged", "sagecomm/internal/engine/host", false, false},
+		{"internal/engine/host", "C", true, true},
+		{"internal/engine/nccl", "C", true, false},
+		{"internal/device/cuda", "C", true, false},
+		{"pgbackend", "sagecomm/internal/engine/host", false, false},
+		{"pgbackend", "sagecomm/export", false, true},
+		{"pgbackend", "sagecomm/internal/protocol", false, true},
+		{"pgbackend", "C", true, true},
+		{"export", "sagecomm/pgbackend", true, false},
+		{"tests/go", "sagecomm/pgbackend", false, false},
+		{"internal/newcomer", "fmt", false, true},
+	} {
+		p := pkg{ImportPath: module + c.path, Imports: []string{c.imported}}
+		if c.cgo {
+			p.CgoFiles = []string{"x.go"}
+		}
+		if list := violations(p); (len(list) > 0) != c.bad {
+			t.Errorf("%s imports %s, cgo %t: %v", c.path, c.imported, c.cgo, list)
+		}
+	}
+}
