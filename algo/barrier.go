@@ -1,0 +1,17 @@
+package algo
+
+import "sagecomm/internal/coll"
+
+// OneShotBarrier has every rank fill a slot with nothing and look at the slots of all others.
+//
+//	publish nothing | await 0..P-1
+//
+// Steps: 2, one round of flags, P-1 flags read: L + (P-1) f, against L ceil(log2 P) of dissemination (Hensgen, Finkel,
+// Manber 1988), which sends fewer flags but waits for them one after the other. There is one chunk, so the lag is only
+// a matter of order.
+func OneShotBarrier(at Place) Plan {
+	return at.plan(OneShotName, coll.Barrier,
+		Stage{Action: Publish},
+		Stage{Action: Await, From: Others},
+	)
+}

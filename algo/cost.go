@@ -1,0 +1,242 @@
+package algo
+
+import (
+	"math"
+	"time"
+)
+
+// Link holds what a class of links costs, in seconds.
+type Link struct {
+	Hop   float64 // from storing a flag until a rank that waits for it has seen it
+	Flag  float64 // looking at one peer's flag that is already there
+	Step  float64 // carrying out a stage on a chunk, bytes aside
+	Copy  float64 // per byte copied between memories that this core has at hand
+	Far   float64 // per byte taken out of a slot that another core has just written
+	Fold  float64 // per byte of each operand of a fold, on top of Far for operands in others' slots
+	Store float64 // per byte stored to a second target of a fold
+}
+
+// Params holds the link classes that a price is made of.
+type Params struct {
+	Board Link // shared memory of one host
+}
+
+// DefaultParams are of a server processor (Sapphire Rapids class, two virtual cores, 2 MiB of second-level cache each),
+// fitted to a plain two-shot of two pinned ranks measured there:
+//
+//	bytes      8     64 KiB   256 KiB   1 MiB   4 MiB
+//	measured   0.35  8.1      29        103     498    us
+//	predicted  0.47  7.4      28        109     437    us
+//
+// Copy is the rate of a copy inside one core (45 to 50 GB/s), Far lies within the 8 to 18 GB/s at which lines that
+// another core has just written were read, Hop and Flag within the 0.04 to 0.2 us and 20 to 30 ns of barriers.
+// A processor with a faster path between cores (Zen 5: 1 MiB in 25 us) scales all terms, so that the choices stay
+// close while the times do not: predicted times hold for the machine that the parameters come from.
+// Ranks that share a core, and memories beyond the caches, are not modelled: they slow all candidates alike.
+func DefaultParams() Params {
+	return Params{Board: Link{
+		Hop:   150e-9,
+		Flag:  25e-9,
+		Step:  40e-9,
+		Copy:  20e-12,
+		Far:   62e-12,
+		Fold:  16e-12,
+		Store: 10e-12,
+	}}
+}
+
+// Traffic counts what one rank does.
+type Traffic struct {
+	Steps  int    // stages carried out
+	Flags  int    // peers' flags that say filled or reduced, looked at
+	Near   uint64 // bytes copied without leaving this rank's memory
+	Far    uint64 // bytes taken out of other ranks' slots, to be copied or folded
+	Folded uint64 // bytes of operands folded, this rank's own included
+	Stored uint64 // bytes that a fold stored to a second target
+}
+
+func (t *Traffic) add(s Step, rank int) {
+	t.Steps++
+	for _, w := range s.Waits {
+		if w.Counter != Consumed { // known from the last look, as a rule
+			t.Flags++
+		}
+	}
+	for _, m := range s.Moves {
+		for _, from := range m.From {
+			switch {
+			case from.Space == Slot && from.Rank != rank:
+				t.Far += from.Len
+			case !m.Fold:
+				t.Near += from.Len
+			}
+			if m.Fold {
+				t.Folded += from.Len
+			}
+		}
+		for _, to := range m.To[1:] {
+			t.Stored += to.Len
+		}
+	}
+}
+
+// Count adds up what a plan does for a collective of that many bytes. Its time is proportional to the chunks.
+func Count(p Plan, bytes uint64) Traffic {
+	var t Traffic
+	for s := range Concrete(p, bytes) {
+		t.add(s, p.Rank)
+	}
+	return t
+}
+
+// femto is time in femtoseconds. Prices are sums of whole numbers, so that ranks on different processors, whose
+// compilers may fuse a multiplication and an addition of floats, come to the same choice.
+type femto int64
+
+const never = femto(math.MaxInt64)
+
+// duration rounds up to nanoseconds.
+func (f femto) duration() time.Duration {
+	if f == never {
+		return math.MaxInt64
+	}
+	return time.Duration((f-1)/1_000_000 + 1)
+}
+
+func toFemto(seconds float64) femto { return femto(math.Round(seconds * 1e15)) }
+
+type femtoLink struct{ hop, flag, step, copy, far, fold, store femto }
+
+func (l Link) femto() femtoLink {
+	return femtoLink{toFemto(l.Hop), toFemto(l.Flag), toFemto(l.Step), toFemto(l.Copy), toFemto(l.Far), toFemto(l.Fold), toFemto(l.Store)}
+}
+
+func (l femtoLink) price(t Traffic) femto {
+	return femto(t.Steps)*l.step + femto(t.Flags)*l.flag +
+		femto(t.Near)*l.copy + femto(t.Far)*l.far + femto(t.Folded)*l.fold + femto(t.Stored)*l.store
+}
+
+// simulatedChunks is how much of a collective is played through. What waiting there is repeats itself well within it:
+// a rank cannot be ahead by more than the slots.
+const simulatedChunks = 16
+
+// Price predicts the time from the moment at which all ranks enter the collective until the last one is done. The
+// steps of the root and of one other rank are played against each other: a step begins when the rank is free and the
+// flags it waits for have had a hop's time to arrive, so waits hidden by the pipeline cost nothing. Beyond a number of
+// chunks the time per chunk is constant and is multiplied out. A plan that cannot finish gets the largest duration.
+func Price(p Plan, bytes uint64, params Params) time.Duration {
+	return price(p, bytes, params).duration()
+}
+
+func price(p Plan, bytes uint64, params Params) femto {
+	link, cast := params.Board.femto(), rolesOf(p)
+	chunks := p.Chunks(bytes)
+	if chunks <= simulatedChunks {
+		return cast.play(bytes, link)
+	}
+	chunk := uint64(p.Chunk)
+	tail := bytes - (chunks-1)*chunk
+	begin := cast.play((simulatedChunks-1)*chunk+tail, link)
+	all, half := cast.play(simulatedChunks*chunk, link), cast.play(simulatedChunks/2*chunk, link)
+	if begin == never || all == never {
+		return never
+	}
+	each := max(1, (all-half)/(simulatedChunks/2))
+	rest := chunks - simulatedChunks
+	if rest >= uint64((never-begin)/each) {
+		return never
+	}
+	return begin + femto(rest)*each
+}
+
+// roles are the plans that stand for all ranks: the root's and another rank's where there is a root, else one. Of
+// equals it is the lowest rank: its shares are the longest.
+type roles struct {
+	plans []Plan
+	root  int // role 0 is this rank; -1 when all are alike
+}
+
+func rolesOf(p Plan) roles {
+	f, ok := find(p.Kind, p.Algorithm)
+	if !ok {
+		return roles{[]Plan{p}, -1}
+	}
+	of := func(rank int) Plan { return f.build(Place{rank, p.Size, p.Root, p.Lane, p.Chunk}) }
+	switch {
+	case !p.Kind.Rooted() || p.Size == 1:
+		return roles{[]Plan{of(0)}, -1}
+	case p.Root == 0:
+		return roles{[]Plan{of(0), of(1)}, 0}
+	default:
+		return roles{[]Plan{of(p.Root), of(0)}, p.Root}
+	}
+}
+
+func (r roles) roleOf(rank int) int {
+	if rank == r.root || r.root < 0 {
+		return 0
+	}
+	return 1
+}
+
+// play returns the time at which the last role is done.
+func (r roles) play(bytes uint64, link femtoLink) femto {
+	type actor struct {
+		steps  []Step
+		next   int
+		now    femto
+		posted [counters][]femto // by chunk, 0: not yet; a post is never at time 0
+	}
+	actors := make([]actor, len(r.plans))
+	for i, p := range r.plans {
+		for s := range Concrete(p, bytes) {
+			actors[i].steps = append(actors[i].steps, s)
+		}
+		for c := range counters {
+			actors[i].posted[c] = make([]femto, p.Chunks(bytes))
+		}
+	}
+	// ready is when all that a step waits for has arrived, false when some of it has not been posted.
+	ready := func(s Step) (at femto, ok bool) {
+		for _, w := range s.Waits {
+			if w.Chunk < 0 {
+				continue
+			}
+			posted := actors[r.roleOf(w.Rank)].posted[w.Counter][w.Chunk]
+			if posted == 0 {
+				return 0, false
+			}
+			at = max(at, posted+link.hop)
+		}
+		return at, true
+	}
+	for progress := true; progress; {
+		progress = false
+		for i := range actors {
+			a := &actors[i]
+			for a.next < len(a.steps) {
+				s := a.steps[a.next]
+				at, ok := ready(s)
+				if !ok {
+					break
+				}
+				var t Traffic
+				t.add(s, r.plans[i].Rank)
+				a.now = max(1, max(a.now, at)+link.price(t))
+				for _, c := range s.Posts {
+					a.posted[c][s.Chunk] = a.now
+				}
+				a.next++
+				progress = true
+			}
+		}
+	}
+	var end femto
+	for _, a := range actors {
+		if a.next < len(a.steps) {
+			return never
+		}
+		end = max(end, a.now)
+	}
+	return end
+}

@@ -1,0 +1,116 @@
+// Package algo holds collective algorithms as data: plans, the proof that they are right, their price, and the choice
+// between them. It has no I/O, no clock and no cgo, and imports the vocabulary package only.
+//
+// A [Plan] is what one rank does for one collective. Buffers are cut into chunks; a plan is a short list of [Stage]s
+// that every chunk passes through in order, each stage [Stage.Lag] chunks behind the head of the pipeline. The same
+// value is checked symbolically (check.go), priced (cost.go) and compiled to a program of the runner.
+//
+// Start reading at [Plan], then one_shot.go and two_shot.go; [Concrete] spells a plan out, [Check] proves it, [Price]
+// predicts its time and [Selector] chooses.
+package algo
+
+import "sagecomm/internal/coll"
+
+// Action is what a stage does with one chunk.
+type Action uint8
+
+const (
+	// Publish waits until every other rank has consumed the ticket that used the slot before, copies the chunk of the
+	// input into this rank's slot (scaled, for PREMUL_SUM) and marks the slot filled.
+	Publish Action = iota
+	// Fold waits until the slots of all ranks are filled and reduces [Stage.Part] of the chunk, in rank order, into the
+	// output ([Stage.ToOutput]) and back into this rank's slot ([Stage.ToSlot], which then marks the slot reduced).
+	Fold
+	// Collect waits until the slots of all other ranks are reduced and copies each owner's share of the chunk to the
+	// output.
+	Collect
+	// Read waits until the slots of [Stage.From] are filled and copies the chunk of each to the output. With [Others],
+	// which goes with an output of [Blocks], it also copies this rank's own chunk straight from the input to its block:
+	// the way through the own slot would be a second copy of the same bytes, and in place there is nothing to do.
+	Read
+	// Await waits until the slots of all other ranks are filled and moves nothing.
+	Await
+	// Local copies the chunk from the input to the output (scaled, for PREMUL_SUM) without any slot.
+	Local
+)
+
+// Part says which bytes of a chunk a stage works on.
+type Part uint8
+
+const (
+	// Whole is the chunk.
+	Whole Part = iota
+	// Share is this rank's share: the chunk cut into size() pieces of equal length, a multiple of 64 bytes, the last
+	// ones shorter or empty.
+	Share
+)
+
+// Layout says how the chunks of a collective lie in a buffer.
+type Layout uint8
+
+const (
+	// Flat is a buffer of N bytes; chunk k is the k-th piece of it.
+	Flat Layout = iota
+	// Blocks is a buffer of size() blocks of N bytes in rank order; chunk k is the k-th piece of one of them.
+	Blocks
+)
+
+// Source names ranks whose slots a stage reads.
+type Source uint8
+
+const (
+	// Nobody reads no slot.
+	Nobody Source = iota
+	// Everybody is all ranks, this one included, in rank order.
+	Everybody
+	// Others is all ranks but this one.
+	Others
+	// FromRoot is the root.
+	FromRoot
+)
+
+// Stage is one step of the pipeline.
+type Stage struct {
+	Action   Action
+	Lag      int    // chunks behind the head of the pipeline
+	Part     Part   // Fold
+	From     Source // Fold, Collect, Read, Await
+	ToOutput bool   // Fold
+	ToSlot   bool   // Fold
+}
+
+// Lane is one of the two sets of slots of a group.
+type Lane uint8
+
+const (
+	// SmallLane has many short slots whose payload lies beside the sequence number.
+	SmallLane Lane = iota
+	// LargeLane has few slots of a size that the second-level cache holds.
+	LargeLane
+)
+
+// Plan is what one rank does for one collective. It is parametric in length: how many chunks there are follows from
+// the byte count at run time, see [Plan.Chunks]. All ranks of a group use plans of the same algorithm, lane and chunk
+// size, and every rank's tickets advance by one per chunk, whether it publishes or not. A rank alone needs no tickets.
+//
+// # Lags
+//
+// At position i of the pipeline a rank carries out its stages in order, each on chunk i - Lag. A stage that waits for
+// peers has a lag above that of this rank's own contribution to what they wait for (Publish for Fold, Read and Await,
+// Fold for Collect): by the time a rank waits for chunk k it has already contributed to chunk k+1, so a flag and the
+// lines behind it travel while the rank works, and no rank ever waits for what it has itself not contributed. A rank
+// that contributes nothing (broadcast's readers) has nothing to put first: lag 0. Roles may therefore differ in lags.
+//
+// A lane must have more slots than the largest lag: a rank refills the slot of chunk k at position k + S, which waits
+// until its peers are through with chunk k at position k + lag of theirs.
+type Plan struct {
+	Algorithm string    // "one_shot", "two_shot", ...
+	Kind      coll.Kind // the collective it carries out
+	Rank      int
+	Size      int
+	Root      int // broadcast and reduce; else 0
+	Lane      Lane
+	Chunk     int // bytes of a full chunk, a multiple of 64
+	Output    Layout
+	Stages    []Stage
+}

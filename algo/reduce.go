@@ -1,0 +1,44 @@
+package algo
+
+import "sagecomm/internal/coll"
+
+// OneShotReduce has the others publish and the root fold all chunks into its output. The root publishes as well, since
+// a fold takes its operands from slots.
+//
+//	root:   publish k | fold k-1 from 0..P-1 -> output
+//	others: publish k
+//
+// Steps: 2 a chunk on the root, 1 elsewhere; one round of flags. n bytes: n into each slot, (P-1) n out of others'
+// slots and P n folded by the root alone, which is what bounds it: L + (P-1) n b + (P-1) n g.
+func OneShotReduce(at Place) Plan {
+	if at.Rank == at.Root {
+		return at.plan(OneShotName, coll.Reduce,
+			Stage{Action: Publish},
+			Stage{Action: Fold, Lag: 1, Part: Whole, From: Everybody, ToOutput: true},
+		)
+	}
+	return at.plan(OneShotName, coll.Reduce, Stage{Action: Publish})
+}
+
+// TwoShotReduce is a direct reduce-scatter followed by a direct gather to the root: all ranks fold.
+//
+//	root:   publish k | fold share of k-1 -> output | collect other shares of k-2 -> output
+//	others: publish k | fold share of k-1 -> slot
+//
+// Steps: 3 a chunk on the root, 2 elsewhere; two rounds of flags. Per rank, n bytes (P | n): n into the slot, (P-1)/P n
+// out of others' slots by the fold, n folded, n/P written; the root collects another (P-1)/P n. Time as the first half
+// of two-shot all-reduce and a gather: 2 L + 2 (P-1)/P n b + (P-1)/P n g (Thakur, Rabenseifner, Gropp, IJHPCA 2005).
+// Nobody collects the root's share, so its fold leaves the slot alone.
+func TwoShotReduce(at Place) Plan {
+	if at.Rank == at.Root {
+		return at.plan(TwoShotName, coll.Reduce,
+			Stage{Action: Publish},
+			Stage{Action: Fold, Lag: 1, Part: Share, From: Everybody, ToOutput: true},
+			Stage{Action: Collect, Lag: 2, From: Others},
+		)
+	}
+	return at.plan(TwoShotName, coll.Reduce,
+		Stage{Action: Publish},
+		Stage{Action: Fold, Lag: 1, Part: Share, From: Everybody, ToSlot: true},
+	)
+}

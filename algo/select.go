@@ -1,0 +1,223 @@
+package algo
+
+import (
+	"fmt"
+	"hash/fnv"
+	"math"
+	"sort"
+	"time"
+
+	"sagecomm/internal/coll"
+)
+
+// NoLimit as [Class.UpTo] or [Rule.To] means every length beyond the class or rule before.
+const NoLimit = math.MaxUint64
+
+// MaxClasses is how many classes a kind can have: the runner's table of boundaries holds one less.
+const MaxClasses = 17
+
+// Class is a range of lengths for which one kind always does the same. It begins above the class before it.
+type Class struct {
+	UpTo      uint64 // the longest message of the class
+	Algorithm string
+	Lane      Lane
+	Chunk     int
+}
+
+// grades set the chunk by length, before the algorithm is chosen. Up to a slot of the small lane a message is one
+// chunk. Beyond, a chunk is as large as leaves the pipeline four chunks or more (fewer hide too little of the waiting;
+// below 16 KiB a chunk's flags cost as much as a fifth of its bytes), up to 128 KiB, with which the slots in use stay
+// in the second-level cache.
+var grades = []struct {
+	upTo  uint64
+	chunk int
+}{
+	{SmallSlot, SmallSlot},
+	{128 << 10, 16 << 10},
+	{256 << 10, 32 << 10},
+	{512 << 10, 64 << 10},
+	{NoLimit, 128 << 10},
+}
+
+// laneFor is the lane of an algorithm in a class that ends at upTo.
+func laneFor(kind coll.Kind, algorithm string, upTo uint64) Lane {
+	if kind == coll.Barrier || algorithm == OneShotName && upTo <= SmallSlot {
+		return SmallLane
+	}
+	return LargeLane
+}
+
+// Selector holds the choices of a group: for every collective a table of classes. It reads only what all ranks know
+// alike (size, parameters, tuning), so that all make the same table; they compare [Selector.Fingerprint] to be sure.
+// It never changes and may be used by any number of goroutines.
+type Selector struct {
+	size   int
+	params Params
+	tune   Tune
+	table  [coll.KindCount][]Class
+}
+
+// NewSelector predicts the tables for groups of size ranks and puts the user's rules on top.
+func NewSelector(size int, params Params, tune Tune) (*Selector, error) {
+	if size < 1 || size > MaxSize {
+		return nil, fmt.Errorf("a group of %d ranks: expected 1 to %d", size, MaxSize)
+	}
+	s := &Selector{size: size, params: params, tune: tune}
+	for kind := range coll.KindCount {
+		if !kind.Collective() {
+			continue
+		}
+		table := s.predict(kind)
+		if size > 1 {
+			table = tune.apply(kind, table)
+		}
+		if len(table) > MaxClasses {
+			return nil, fmt.Errorf("%s: %v: the rules make %d size classes, at most %d are possible: use fewer ranges", tuneName, kind, len(table), MaxClasses)
+		}
+		s.table[kind] = table
+	}
+	return s, nil
+}
+
+// Boundaries returns the classes of a kind in order of length. The last one has no limit.
+func (s *Selector) Boundaries(kind coll.Kind) []Class { return append([]Class(nil), s.table[kind]...) }
+
+// Choose returns the class of a message. The root does not matter: all ranks of a host are equally far.
+func (s *Selector) Choose(kind coll.Kind, bytes uint64) Class {
+	table := s.table[kind]
+	return table[sort.Search(len(table)-1, func(i int) bool { return bytes <= table[i].UpTo })]
+}
+
+// Plan builds the plan of one rank for the class of a message.
+func (s *Selector) Plan(kind coll.Kind, rank, root int, bytes uint64) (Plan, error) {
+	if !kind.Collective() {
+		return Plan{}, fmt.Errorf("%v is no collective", kind)
+	}
+	c := s.Choose(kind, bytes)
+	return Build(kind, c.Algorithm, Place{rank, s.size, root, c.Lane, c.Chunk})
+}
+
+// Fingerprint is a hash of all that must be the same on all ranks: tables and geometry of the slots.
+func (s *Selector) Fingerprint() uint64 {
+	h := fnv.New64a()
+	fmt.Fprintln(h, s.size, SmallSlot, SmallSlots, LargeSlot, LargeSlots, Align)
+	for kind, table := range s.table {
+		for _, c := range table {
+			fmt.Fprintln(h, coll.Kind(kind), c.UpTo, c.Algorithm, c.Lane, c.Chunk)
+		}
+	}
+	return h.Sum64()
+}
+
+// predict makes the table of a kind without the user's rules.
+func (s *Selector) predict(kind coll.Kind) []Class {
+	if s.size == 1 {
+		return []Class{{NoLimit, LocalName, LargeLane, LargeSlot}}
+	}
+	if kind == coll.Barrier {
+		return []Class{{NoLimit, OneShotName, SmallLane, SmallSlot}}
+	}
+	var table []Class
+	low := uint64(0) // first length of the class
+	for _, g := range grades {
+		for low <= g.upTo {
+			// Classes end at multiples of 64 bytes and are judged there.
+			from := min((low+Align-1)&^(Align-1), g.upTo)
+			name := s.best(kind, from, g.chunk, g.upTo)
+			end := s.lastWith(kind, name, from, g.chunk, g.upTo)
+			table = append(table, Class{end, name, laneFor(kind, name, g.upTo), g.chunk})
+			if end == NoLimit {
+				return table
+			}
+			low = end + 1
+		}
+	}
+	return table
+}
+
+// best is the cheapest algorithm for a length in a grade.
+func (s *Selector) best(kind coll.Kind, bytes uint64, chunk int, upTo uint64) string {
+	names := Algorithms(kind)
+	if len(names) == 1 {
+		return names[0]
+	}
+	best, least := "", never
+	for _, name := range names {
+		if t := s.predicted(kind, name, bytes, laneFor(kind, name, upTo), chunk); best == "" || t < least {
+			best, least = name, t
+		}
+	}
+	return best
+}
+
+func (s *Selector) predicted(kind coll.Kind, algorithm string, bytes uint64, lane Lane, chunk int) femto {
+	f, _ := find(kind, algorithm)
+	return price(f.build(Place{Size: s.size, Lane: lane, Chunk: chunk}), bytes, s.params)
+}
+
+// lastWith looks for the end of the range, from low on (a multiple of 64) and within the grade, in which an algorithm
+// stays the best: it doubles the length until another one wins, then halves the interval down to 64 bytes. Lengths
+// beyond 1 GiB go with the last one looked at.
+func (s *Selector) lastWith(kind coll.Kind, name string, low uint64, chunk int, upTo uint64) uint64 {
+	const horizon = 1 << 30
+	if len(Algorithms(kind)) == 1 {
+		return upTo
+	}
+	good := low
+	for good < min(upTo, horizon) {
+		next := min(max(Align, 2*good)&^(Align-1), upTo)
+		if s.best(kind, next, chunk, upTo) == name {
+			good = next
+			continue
+		}
+		for next-good > Align {
+			middle := (good + (next-good)/2) &^ (Align - 1)
+			if s.best(kind, middle, chunk, upTo) == name {
+				good = middle
+			} else {
+				next = middle
+			}
+		}
+		return good
+	}
+	return upTo
+}
+
+// Candidate is one way to carry a collective out.
+type Candidate struct {
+	Algorithm string
+	Lane      Lane
+	Chunk     int
+	Predicted time.Duration
+	Chosen    bool
+	Forced    bool // chosen by a rule of the user's, not by its price
+}
+
+// Explain returns all candidates for a message, cheapest first, with the one that is used marked. The prediction for
+// a class was made at a few lengths, so close to a boundary the chosen one may not be the first.
+func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
+	chosen := s.Choose(kind, bytes)
+	names := Algorithms(kind)
+	if s.size == 1 {
+		names = []string{LocalName}
+	}
+	_, forced := s.tune.rule(kind, bytes)
+	forced = forced && s.size > 1
+	var list []Candidate
+	add := func(c Class) {
+		t := s.predicted(kind, c.Algorithm, bytes, c.Lane, c.Chunk)
+		list = append(list, Candidate{Algorithm: c.Algorithm, Lane: c.Lane, Chunk: c.Chunk, Predicted: t.duration()})
+	}
+	add(chosen)
+	list[0].Chosen, list[0].Forced = true, forced
+	grade := grades[sort.Search(len(grades)-1, func(i int) bool { return bytes <= grades[i].upTo })]
+	for _, name := range names {
+		c := Class{Algorithm: name, Lane: laneFor(kind, name, grade.upTo), Chunk: grade.chunk}
+		if name == chosen.Algorithm && (c.Lane == chosen.Lane && c.Chunk == chosen.Chunk || s.size == 1 || kind == coll.Barrier) {
+			continue
+		}
+		add(c)
+	}
+	sort.SliceStable(list, func(i, j int) bool { return list[i].Predicted < list[j].Predicted })
+	return list
+}

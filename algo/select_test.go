@@ -1,0 +1,370 @@
+package algo
+
+import (
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"sagecomm/internal/coll"
+)
+
+func selector(t testing.TB, size int, rules string) *Selector {
+	t.Helper()
+	tune, err := ParseTune(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewSelector(size, DefaultParams(), tune)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func collectives() []coll.Kind {
+	return []coll.Kind{coll.AllReduce, coll.Broadcast, coll.AllGather, coll.Reduce, coll.Barrier}
+}
+
+func TestTablesAreWellFormed(t *testing.T) {
+	for _, size := range []int{1, 2, 3, 4, 7, 8, 16, 33, 64, MaxSize} {
+		s := selector(t, size, "")
+		for _, kind := range collectives() {
+			table := s.Boundaries(kind)
+			if len(table) == 0 || len(table) > MaxClasses || table[len(table)-1].UpTo != NoLimit {
+				t.Fatalf("%v, %d ranks: %v", kind, size, table)
+			}
+			for i, c := range table {
+				if i > 0 && (c.UpTo <= table[i-1].UpTo || c.Algorithm == table[i-1].Algorithm && c.Lane == table[i-1].Lane && c.Chunk == table[i-1].Chunk) {
+					t.Errorf("%v, %d ranks: class %d does not follow class %d: %v", kind, size, i, i-1, table)
+				}
+				if c.UpTo != NoLimit && c.UpTo%Align != 0 {
+					t.Errorf("%v, %d ranks: a class ends at %d", kind, size, c.UpTo)
+				}
+				// The table's own words must make plans.
+				if _, err := s.Plan(kind, size-1, size/2, c.UpTo); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+}
+
+func TestChosenPlansAreRight(t *testing.T) {
+	for _, size := range []int{1, 2, 3, 8} {
+		s := selector(t, size, "")
+		for _, kind := range collectives() {
+			for _, bytes := range []uint64{0, 8, 1000, 8192, 8193, 70000, 1<<20 + 4} {
+				plans := make([]Plan, size)
+				for rank := range plans {
+					p, err := s.Plan(kind, rank, size-1, bytes)
+					if err != nil {
+						t.Fatal(err)
+					}
+					plans[rank] = p
+				}
+				if err := Check(plans, bytes); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+}
+
+// The choice is the cheapest candidate at every power of two, and constant within a class.
+func TestTheCheapestIsChosen(t *testing.T) {
+	for _, size := range []int{2, 4, 8, 64} {
+		s := selector(t, size, "")
+		for _, kind := range collectives() {
+			for bytes := uint64(64); bytes <= 1<<28; bytes *= 2 {
+				list := s.Explain(kind, bytes)
+				if !list[0].Chosen || list[0].Forced {
+					t.Errorf("%v of %d bytes, %d ranks: %v", kind, bytes, size, list)
+				}
+				if len(list) != len(Algorithms(kind)) {
+					t.Errorf("%v of %d bytes, %d ranks: %d candidates", kind, bytes, size, len(list))
+				}
+			}
+			table := s.Boundaries(kind)
+			for i, c := range table {
+				if got := s.Choose(kind, c.UpTo); got != c {
+					t.Errorf("%v: %d bytes are in %v, want %v", kind, c.UpTo, got, c)
+				}
+				if i+1 < len(table) && s.Choose(kind, c.UpTo+1) != table[i+1] {
+					t.Errorf("%v: %d bytes are in %v, want %v", kind, c.UpTo+1, s.Choose(kind, c.UpTo+1), table[i+1])
+				}
+			}
+		}
+	}
+}
+
+func TestMoreRanksLeaveOneShotEarlier(t *testing.T) {
+	last := uint64(NoLimit)
+	for _, size := range []int{2, 3, 4, 8, 16, 64} {
+		end := uint64(0)
+		for _, c := range selector(t, size, "").Boundaries(coll.AllReduce) {
+			if c.Algorithm == OneShotName {
+				end = c.UpTo
+			}
+		}
+		if end == 0 || end >= last {
+			t.Errorf("%d ranks: one-shot up to %d bytes, with fewer ranks up to %d", size, end, last)
+		}
+		last = end
+	}
+}
+
+func TestLongMessagesHaveAFewChunksAtLeast(t *testing.T) {
+	s := selector(t, 2, "")
+	for bytes := uint64(64<<10 + 1); bytes < 1<<30; bytes = bytes*3/2 + 1 {
+		c := s.Choose(coll.AllReduce, bytes)
+		if chunks := (bytes + uint64(c.Chunk) - 1) / uint64(c.Chunk); chunks < 4 || c.Chunk < 128<<10 && chunks > 8 {
+			t.Errorf("%d bytes are %d chunks of %d", bytes, chunks, c.Chunk)
+		}
+	}
+	for _, bytes := range []uint64{0, 1, 8192} {
+		if c := s.Choose(coll.AllReduce, bytes); c.Chunk < 8192 || c.Lane != SmallLane {
+			t.Errorf("%d bytes: %v", bytes, c)
+		}
+	}
+}
+
+func TestSelectorRefuses(t *testing.T) {
+	for _, size := range []int{0, -1, MaxSize + 1} {
+		if _, err := NewSelector(size, DefaultParams(), nil); err == nil {
+			t.Errorf("%d ranks are accepted", size)
+		}
+	}
+	s := selector(t, 2, "")
+	if _, err := s.Plan(coll.Send, 0, 0, 8); err == nil {
+		t.Error("send has a plan")
+	}
+	if _, err := s.Plan(coll.Broadcast, 0, 2, 8); err == nil || !strings.Contains(err.Error(), "root 2 is outside the group") {
+		t.Errorf("a root outside the group: %v", err)
+	}
+	var rules []string
+	for i := range 10 {
+		rules = append(rules, "all_reduce:"+strconv.Itoa(128*i+64)+"-"+strconv.Itoa(128*i+128)+":two_shot")
+	}
+	tune, err := ParseTune(strings.Join(rules, ";"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewSelector(2, DefaultParams(), tune); err == nil || !strings.Contains(err.Error(), "all_reduce: the rules make 26 size classes, at most 17") {
+		t.Errorf("too many classes: %v", err)
+	}
+}
+
+func TestRulesComeOnTopOfThePrediction(t *testing.T) {
+	s := selector(t, 2, "all_reduce:0-1K:two_shot; all_reduce:100K-300K:one_shot ;all_reduce:1M-inf:two_shot@chunk=256K;broadcast:one_shot@chunk=4K")
+	predicted := selector(t, 2, "")
+	for _, c := range []struct {
+		kind  coll.Kind
+		bytes uint64
+		want  Class
+	}{
+		{coll.AllReduce, 0, Class{1 << 10, TwoShotName, LargeLane, 8 << 10}},
+		{coll.AllReduce, 1 << 10, Class{1 << 10, TwoShotName, LargeLane, 8 << 10}},
+		{coll.AllReduce, 1<<10 + 1, Class{8 << 10, OneShotName, SmallLane, 8 << 10}},
+		{coll.AllReduce, 100 << 10, Class{100 << 10, TwoShotName, LargeLane, 16 << 10}},
+		{coll.AllReduce, 100<<10 + 1, Class{128 << 10, OneShotName, LargeLane, 16 << 10}},
+		{coll.AllReduce, 256 << 10, Class{256 << 10, OneShotName, LargeLane, 32 << 10}},
+		{coll.AllReduce, 300 << 10, Class{300 << 10, OneShotName, LargeLane, 64 << 10}},
+		{coll.AllReduce, 300<<10 + 1, Class{512 << 10, TwoShotName, LargeLane, 64 << 10}},
+		{coll.AllReduce, 1 << 20, Class{1 << 20, TwoShotName, LargeLane, 128 << 10}},
+		{coll.AllReduce, 1<<20 + 1, Class{NoLimit, TwoShotName, LargeLane, 256 << 10}},
+		{coll.Broadcast, 10, Class{8 << 10, OneShotName, SmallLane, 4 << 10}},
+		{coll.Broadcast, 1 << 30, Class{NoLimit, OneShotName, LargeLane, 4 << 10}},
+	} {
+		if got := s.Choose(c.kind, c.bytes); got != c.want {
+			t.Errorf("%v of %d bytes: %+v, want %+v", c.kind, c.bytes, got, c.want)
+		}
+	}
+	if got, want := s.Boundaries(coll.Reduce), predicted.Boundaries(coll.Reduce); len(got) != len(want) {
+		t.Errorf("a kind without rules changed: %v", got)
+	}
+	list := s.Explain(coll.AllReduce, 200<<10)
+	if len(list) != 2 || list[0].Algorithm != TwoShotName || list[0].Chosen || !list[1].Chosen || !list[1].Forced {
+		t.Errorf("explain of a forced choice: %+v", list)
+	}
+	list = s.Explain(coll.AllReduce, 2<<20)
+	if len(list) != 3 {
+		t.Errorf("explain of a forced chunk lacks the predicted one: %+v", list)
+	}
+	if list := s.Explain(coll.Barrier, 0); len(list) != 1 || !list[0].Chosen || list[0].Forced {
+		t.Errorf("explain of barrier: %+v", list)
+	}
+	alone := selector(t, 1, "all_reduce:two_shot")
+	if list := alone.Explain(coll.AllReduce, 100); len(list) != 1 || list[0].Algorithm != LocalName || list[0].Forced {
+		t.Errorf("explain for one rank: %+v", list)
+	}
+}
+
+func TestFingerprintTellsTablesApart(t *testing.T) {
+	seen := map[uint64]string{}
+	for _, c := range []struct {
+		size  int
+		rules string
+	}{
+		{2, ""}, {3, ""}, {4, ""}, {1, ""},
+		{2, "all_reduce:two_shot"}, {2, "all_reduce:two_shot@chunk=64K"}, {2, "all_reduce:0-1K:two_shot"},
+		{2, "reduce:two_shot"}, {2, "broadcast:one_shot@chunk=64K"}, {3, "broadcast:one_shot@chunk=64K"},
+	} {
+		name := strconv.Itoa(c.size) + " " + c.rules
+		f := selector(t, c.size, c.rules).Fingerprint()
+		if other, ok := seen[f]; ok {
+			t.Errorf("%q and %q have the same fingerprint", name, other)
+		}
+		seen[f] = name
+		if again := selector(t, c.size, c.rules).Fingerprint(); again != f {
+			t.Errorf("%q: %x, then %x", name, f, again)
+		}
+	}
+	// Rules that say what is predicted anyway make no difference: only the table counts.
+	if selector(t, 2, "").Fingerprint() != selector(t, 2, "all_gather:one_shot").Fingerprint() {
+		t.Error("a rule without effect changes the fingerprint")
+	}
+}
+
+func TestParseTuneRefuses(t *testing.T) {
+	for text, want := range map[string]string{
+		"allreduce:one_shot":                                  `rule "allreduce:one_shot": unknown collective "allreduce", there are: all_reduce, broadcast, all_gather, reduce, barrier`,
+		"send:one_shot":                                       `unknown collective "send"`,
+		"all_gather:ring":                                     `unknown algorithm "ring" for all_gather, there are: one_shot`,
+		"all_reduce:0-8K:":                                    `unknown algorithm "" for all_reduce, there are: one_shot, two_shot`,
+		"all_reduce":                                          "expected collective:algorithm or collective:from-to:algorithm",
+		"all_reduce:0-1:one_shot:x":                           "expected collective:algorithm or collective:from-to:algorithm",
+		"all_reduce:8K:one_shot":                              `range "8K": expected from-to`,
+		"all_reduce:8K-4K:one_shot":                           `range "8K-4K" is empty`,
+		"all_reduce:inf-inf:one_shot":                         `range "inf-inf" is empty`,
+		"all_reduce:x-4K:one_shot":                            `size "x": expected a whole number of bytes`,
+		"all_reduce:0-4.5K:one_shot":                          `size "4.5K"`,
+		"all_reduce:0-4T:one_shot":                            `size "4T"`,
+		"all_reduce:0-K:one_shot":                             `size "K"`,
+		"all_reduce:-4K:one_shot":                             `size ""`,
+		"all_reduce:0-99999999999G:one_shot":                  `size "99999999999G"`,
+		"all_reduce:two_shot@chunk=100":                       "chunk 100: expected a multiple of 64 from 64 to 256K",
+		"all_reduce:two_shot@chunk=0":                         "chunk 0: expected",
+		"all_reduce:two_shot@chunk=512K":                      "chunk 512K: expected",
+		"all_reduce:two_shot@chunk=inf":                       "chunk inf: expected",
+		"all_reduce:two_shot@chunk":                           `size ""`,
+		"all_reduce:two_shot@slots=4":                         `unknown option "slots", there is: chunk`,
+		"all_reduce:0-8K:one_shot;all_reduce:4K-inf:two_shot": `rule "all_reduce:4K-inf:two_shot" overlaps rule "all_reduce:0-8K:one_shot"`,
+		"all_reduce:one_shot;all_reduce:two_shot":             "overlaps",
+	} {
+		_, err := ParseTune(text)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "SAGECOMM_TUNE: ") {
+			t.Errorf("%s:\n got %v\nwant %s", text, err, want)
+		}
+	}
+}
+
+func TestParseTuneAccepts(t *testing.T) {
+	tune, err := ParseTune(" all_reduce : 0 - 8k : one_shot ; all_reduce:8K-inf:two_shot @ chunk = 128K;;reduce:1m-2G:two_shot;")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []Rule{
+		{Kind: coll.AllReduce, From: 0, To: 8 << 10, Algorithm: OneShotName},
+		{Kind: coll.AllReduce, From: 8 << 10, To: NoLimit, Algorithm: TwoShotName, Chunk: 128 << 10},
+		{Kind: coll.Reduce, From: 1 << 20, To: 2 << 30, Algorithm: TwoShotName},
+	} {
+		got := tune[i]
+		got.text = ""
+		if got != want {
+			t.Errorf("rule %d is %+v, want %+v", i, got, want)
+		}
+	}
+	if tune, err := ParseTune(""); err != nil || len(tune) != 0 {
+		t.Errorf("no rules: %v, %v", tune, err)
+	}
+}
+
+func TestBuildRefuses(t *testing.T) {
+	good := Place{0, 2, 0, LargeLane, 64}
+	for _, c := range []struct {
+		kind      coll.Kind
+		algorithm string
+		change    func(*Place)
+		want      string
+	}{
+		{coll.AllReduce, "ring", func(*Place) {}, `all_reduce: unknown algorithm "ring", there are: one_shot, two_shot`},
+		{coll.Send, LocalName, func(*Place) {}, "send: unknown algorithm"},
+		{coll.AllReduce, OneShotName, func(p *Place) { p.Size = 0 }, "size is not within 1 to 512"},
+		{coll.AllReduce, OneShotName, func(p *Place) { p.Rank = 2 }, "all_reduce one_shot, rank 2 of 2: rank is outside the group"},
+		{coll.Broadcast, OneShotName, func(p *Place) { p.Root = 2 }, "root 2 is outside the group"},
+		{coll.AllReduce, OneShotName, func(p *Place) { p.Chunk = 100 }, "chunk of 100 bytes, expected a multiple of 64 up to 262144 (large lane)"},
+		{coll.AllReduce, OneShotName, func(p *Place) { p.Lane = SmallLane; p.Chunk = 16384 }, "chunk of 16384 bytes, expected a multiple of 64 up to 8192 (small lane)"},
+		{coll.AllReduce, TwoShotName, func(p *Place) { p.Lane = SmallLane }, "stage 1 (fold): the small lane carries one round of flags only"},
+		{coll.AllReduce, LocalName, func(*Place) {}, "stage 0 (local): for a rank alone only"},
+	} {
+		at := good
+		c.change(&at)
+		if _, err := Build(c.kind, c.algorithm, at); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+	}
+	for want, stages := range map[string][]Stage{
+		"0 stages, expected 1 to 6":                                    {},
+		"7 stages, expected 1 to 6":                                    make([]Stage, 7),
+		"stage 1 (fold): lag 4, expected 0 to 3: the lane has 4 slots": {{}, {Action: Fold, Lag: 4, ToOutput: true}},
+		"stage 0 (fold): the result goes nowhere":                      {{Action: Fold}},
+		"stage 0 (read): chunks of several ranks need an output":       {{Action: Read, From: Others}},
+	} {
+		p := OneShotAllReduce(good)
+		p.Stages = stages
+		if err := p.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if Action(99).String() != "unknown action" {
+		t.Error("an unknown action has a name")
+	}
+}
+
+// The slots that plans are proved for are the slots that the runner lays out.
+func TestGeometryIsTheRunners(t *testing.T) {
+	defined := func(file, name string) int {
+		t.Helper()
+		text, err := os.ReadFile("../internal/runner/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := regexp.MustCompile(`(?m)^#define ` + name + ` \(?(\d+)(?: \* (\d+))?\)?$`).FindStringSubmatch(string(text))
+		if m == nil {
+			t.Fatalf("%s does not define %s as a number", file, name)
+		}
+		value, _ := strconv.Atoi(m[1])
+		if m[2] != "" {
+			factor, _ := strconv.Atoi(m[2])
+			value *= factor
+		}
+		return value
+	}
+	for _, c := range []struct {
+		file, name string
+		ours       int
+	}{
+		{"board.h", "SCR_SMALL_SLOTS", SmallSlots}, {"board.h", "SCR_SMALL_BYTES", SmallSlot},
+		{"board.h", "SCR_LARGE_SLOTS", LargeSlots}, {"board.h", "SCR_LARGE_BYTES", LargeSlot},
+		{"runner.h", "SCR_MAX_STAGES", MaxStages}, {"runner.h", "SCR_MAX_CLASSES", MaxClasses - 1},
+		{"program.c", "MAX_SOURCES", MaxSize},
+	} {
+		if got := defined(c.file, c.name); got != c.ours {
+			t.Errorf("%s is %d in %s, %d here", c.name, got, c.file, c.ours)
+		}
+	}
+}
+
+func BenchmarkNewSelector(b *testing.B) {
+	for _, size := range []int{2, 8, 64} {
+		b.Run(strconv.Itoa(size), func(b *testing.B) {
+			for b.Loop() {
+				if _, err := NewSelector(size, DefaultParams(), nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

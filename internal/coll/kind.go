@@ -1,0 +1,50 @@
+package coll
+
+import "fmt"
+
+// Kind is an operation: sagecomm_kind.
+type Kind uint8
+
+const (
+	AllReduce Kind = iota
+	Broadcast
+	AllGather // the output is size() blocks of the input's bytes, in rank order
+	Reduce
+	Barrier
+	Send
+	Recv
+	// KindCount is the number of kinds.
+	KindCount
+)
+
+var kindNames = [KindCount]string{"all_reduce", "broadcast", "all_gather", "reduce", "barrier", "send", "recv"}
+
+// String is torch's name of the operation.
+func (k Kind) String() string {
+	if k.Valid() {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind %d", uint8(k))
+}
+
+// Valid reports whether k is one of the constants above.
+func (k Kind) Valid() bool { return k < KindCount }
+
+// Collective reports whether every rank of the group takes part.
+func (k Kind) Collective() bool { return k < Send }
+
+// Rooted reports whether one rank of the collective is special.
+func (k Kind) Rooted() bool { return k == Broadcast || k == Reduce }
+
+// Reduces reports whether the operation combines elements, so that a [ReduceOp] means something.
+func (k Kind) Reduces() bool { return k == AllReduce || k == Reduce }
+
+// ParseKind is the inverse of [Kind.String].
+func ParseKind(s string) (Kind, bool) {
+	for k, name := range kindNames {
+		if s == name {
+			return Kind(k), true
+		}
+	}
+	return 0, false
+}
