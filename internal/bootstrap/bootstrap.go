@@ -1,0 +1,25 @@
+// Package bootstrap is how ranks that know only a common [Store] learn from each other: an all-gather of small values
+// ([Exchange]) and a common verdict on whether everybody succeeded ([Agree]).
+//
+// It is used while a group is made and never afterwards. Keys are "<prefix>/<rank>"; a prefix is used for one call, so
+// the caller puts group name, epoch and phase into it. Values stay in the store.
+//
+// Start reading at exchange.go.
+package bootstrap
+
+import (
+	"errors"
+	"time"
+)
+
+// Store is the key-value store that the ranks meet in. Its methods may be called from any goroutine.
+type Store interface {
+	// Set makes value visible to all ranks under key, whole.
+	Set(key string, value []byte) error
+	// Get waits until key exists and returns its value; it gives up after timeout, which may be as short as a
+	// millisecond, with an error. The error should wrap ErrTimeout where the store can tell.
+	Get(key string, timeout time.Duration) ([]byte, error)
+}
+
+// ErrTimeout is what a [Store] returns when a key does not appear in time.
+var ErrTimeout = errors.New("the key did not appear in time")

@@ -1,0 +1,84 @@
+package bootstrap
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// TimeoutError says which ranks did not come to a rendezvous.
+type TimeoutError struct {
+	Prefix  string
+	Size    int
+	Missing []int // in rising order
+	Waited  time.Duration
+}
+
+func (e *TimeoutError) Error() string {
+	return fmt.Sprintf("sagecomm: rendezvous %s: %d of %d ranks have not arrived after %v: %s; are they running, with the same store and the same world size?",
+		e.Prefix, len(e.Missing), e.Size, e.Waited.Round(time.Millisecond), ranks(e.Missing))
+}
+
+// Unwrap makes it an ErrTimeout.
+func (e *TimeoutError) Unwrap() error { return ErrTimeout }
+
+// RankFailure is why one rank failed.
+type RankFailure struct {
+	Rank   int
+	Reason string
+}
+
+// FailedError says which ranks failed and why. Unless ranks are missing it is the same on every rank; it wraps no
+// error, because a rank's own cause is known to that rank only.
+type FailedError struct {
+	Prefix  string
+	Size    int
+	Failed  []RankFailure // in rising order of ranks
+	Missing []int         // ranks that had not arrived either when the time was up
+}
+
+func (e *FailedError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "sagecomm: rendezvous %s: %d of %d ranks failed", e.Prefix, len(e.Failed), e.Size)
+	// Ranks with one reason are named together: eight ranks on one full disk make one line.
+	said := make(map[string]bool)
+	for _, f := range e.Failed {
+		if said[f.Reason] {
+			continue
+		}
+		said[f.Reason] = true
+		var same []int
+		for _, g := range e.Failed {
+			if g.Reason == f.Reason {
+				same = append(same, g.Rank)
+			}
+		}
+		fmt.Fprintf(&b, "; %s: %s", ranks(same), f.Reason)
+	}
+	if len(e.Missing) > 0 {
+		fmt.Fprintf(&b, "; %s not arrived", ranks(e.Missing))
+	}
+	return b.String()
+}
+
+// ranks writes a rising list of ranks: "rank 3", "ranks 0-2, 5".
+func ranks(list []int) string {
+	if len(list) == 1 {
+		return "rank " + strconv.Itoa(list[0])
+	}
+	var parts []string
+	for i := 0; i < len(list); {
+		j := i
+		for j+1 < len(list) && list[j+1] == list[j]+1 {
+			j++
+		}
+		part := strconv.Itoa(list[i])
+		if j > i {
+			part += "-" + strconv.Itoa(list[j])
+		}
+		parts = append(parts, part)
+		i = j + 1
+	}
+	return "ranks " + strings.Join(parts, ", ")
+}

@@ -1,0 +1,117 @@
+package bootstrap
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A value in the store is one byte, which says what follows, and the rest.
+const (
+	markValue   = 'v' // what a rank contributes
+	markFailure = 'f' // the text of the error because of which it contributes nothing
+)
+
+// failureText bounds what a rank tells about its failure, in bytes.
+const failureText = 4096
+
+// probeTimeout is how long each further rank is looked for once the time is up, to name all that are missing and only
+// those: a second for all of them, but never less than a store needs to answer.
+func probeTimeout(size int) time.Duration {
+	return min(max(time.Second/time.Duration(size), 2*time.Millisecond), 10*time.Millisecond)
+}
+
+// Exchange gives every rank the values of all, in rank order. When ranks do not arrive in time the error is a
+// [*TimeoutError] that names them; when ranks arrive with a failure instead of a value ([Abandon]) it is a
+// [*FailedError] with the reason of each, the same on all ranks.
+func Exchange(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte) ([][]byte, error) {
+	return gather(store, prefix, rank, size, timeout, append([]byte{markValue}, mine...))
+}
+
+// Abandon takes the place of Exchange on a rank that has nothing to contribute because of cause, so that the others
+// hear the reason instead of waiting for their timeout. It does not wait.
+func Abandon(store Store, prefix string, rank int, cause error) error {
+	if err := store.Set(key(prefix, rank), failure(cause)); err != nil {
+		return fmt.Errorf("sagecomm: rank %d cannot tell the others that it failed (key %s): %w", rank, key(prefix, rank), err)
+	}
+	return nil
+}
+
+// Agree tells every rank whether all ranks succeeded: nil if err is nil everywhere, otherwise a [*FailedError] that
+// names every rank that failed and why, the same on all ranks. No rank may go on before it returns. A rank that does
+// not come makes it a [*TimeoutError].
+func Agree(store Store, prefix string, rank, size int, timeout time.Duration, err error) error {
+	verdict := []byte{markValue}
+	if err != nil {
+		verdict = failure(err)
+	}
+	_, err = gather(store, prefix, rank, size, timeout, verdict)
+	return err
+}
+
+func key(prefix string, rank int) string { return prefix + "/" + strconv.Itoa(rank) }
+
+// failure is the value of a rank that failed. Every rank, the failed one included, uses the text as it is here.
+func failure(err error) []byte {
+	text := err.Error()
+	if len(text) > failureText {
+		text = strings.ToValidUTF8(text[:failureText], "") + " ..."
+	}
+	return append([]byte{markFailure}, text...)
+}
+
+// gather publishes this rank's record and collects everybody's. It hears all ranks out even after a failure: the error
+// must not depend on who was asked first.
+func gather(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte) ([][]byte, error) {
+	if size < 1 || rank < 0 || rank >= size {
+		return nil, fmt.Errorf("sagecomm: rendezvous %s: rank %d of %d ranks does not exist", prefix, rank, size)
+	}
+	began := time.Now()
+	deadline := began.Add(timeout)
+	if err := store.Set(key(prefix, rank), mine); err != nil {
+		return nil, fmt.Errorf("sagecomm: rank %d cannot write to the store (key %s): %w", rank, key(prefix, rank), err)
+	}
+	values := make([][]byte, size)
+	var missing []int
+	var failed []RankFailure
+	for peer := range size {
+		record := mine
+		if peer != rank {
+			var err error
+			start := time.Now()
+			wait := max(deadline.Sub(start), probeTimeout(size))
+			record, err = store.Get(key(prefix, peer), wait)
+			if err != nil {
+				// Stores that cannot tell a timeout from a defect are given the benefit of the clock.
+				if !errors.Is(err, ErrTimeout) && time.Since(start) < wait*9/10 {
+					return nil, fmt.Errorf("sagecomm: rank %d cannot read from the store (key %s): %w", rank, key(prefix, peer), err)
+				}
+				missing = append(missing, peer)
+				continue
+			}
+		}
+		switch {
+		case len(record) > 0 && record[0] == markValue:
+			values[peer] = record[1:]
+		case len(record) > 0 && record[0] == markFailure:
+			failed = append(failed, RankFailure{peer, string(record[1:])})
+		default:
+			return nil, fmt.Errorf("sagecomm: key %s in the store holds %.40q, which no rank of this library wrote: use a fresh store or prefix",
+				key(prefix, peer), record)
+		}
+	}
+	if len(missing) == 0 && len(failed) == 0 {
+		return values, nil
+	}
+	return nil, verdict(prefix, size, time.Since(began), missing, failed)
+}
+
+// verdict makes the error. A failure explains more than a rank that is late, which may be so because of it.
+func verdict(prefix string, size int, waited time.Duration, missing []int, failed []RankFailure) error {
+	if len(failed) == 0 {
+		return &TimeoutError{Prefix: prefix, Size: size, Missing: missing, Waited: waited}
+	}
+	return &FailedError{Prefix: prefix, Size: size, Failed: failed, Missing: missing}
+}

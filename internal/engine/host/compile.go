@@ -1,0 +1,48 @@
+// Package host turns plans over boards into programs of the runner. It decides which local variant of a stage a rank
+// uses; nothing it decides is seen by peers.
+package host
+
+import (
+	"fmt"
+
+	"sagecomm/algo"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
+)
+
+var actions = map[algo.Action]uint8{
+	algo.Publish: runner.Publish, algo.Fold: runner.Fold, algo.Collect: runner.Collect,
+	algo.Read: runner.Read, algo.Await: runner.Await, algo.Local: runner.Local,
+}
+
+var sources = map[algo.Source]uint8{
+	algo.Nobody: runner.Nobody, algo.Everybody: runner.Everybody, algo.Others: runner.Others, algo.FromRoot: runner.FromRoot,
+}
+
+// Compile makes the program that carries out p for calls like op.
+func Compile(p algo.Plan, op coll.Op) (runner.Compiled, error) {
+	out := runner.Program{Kind: op.Kind, Type: op.Type, Reduce: op.Reduce, Root: p.Root, Lane: int(p.Lane), Chunk: p.Chunk,
+		Divisor: 1, OutputBlocks: p.Output == algo.Blocks}
+	if op.Reduce == coll.Avg {
+		out.Divisor = float64(p.Size)
+	}
+	// A rank's own contribution need not pass through its slot, unless it is scaled on the way in. If then only shares
+	// of the slot are read by others, this rank's share of it is never read at all.
+	out.OwnFromInput = op.Kind.Reduces() && op.Reduce != coll.PremulSum
+	shares := false
+	for _, s := range p.Stages {
+		shares = shares || s.Action == algo.Fold && s.Part == algo.Share
+	}
+	for _, s := range p.Stages {
+		action, known := actions[s.Action]
+		if !known {
+			return runner.Compiled{}, fmt.Errorf("sagecomm: %v: the runner has no %v", op.Kind, s.Action)
+		}
+		out.Stages = append(out.Stages, runner.Stage{
+			Action: action, Lag: uint8(s.Lag), From: sources[s.From],
+			Share: s.Part == algo.Share, ToOutput: s.ToOutput, ToSlot: s.ToSlot,
+			SkipOwnIn: s.Action == algo.Publish && shares && out.OwnFromInput,
+		})
+	}
+	return runner.NewProgram(out)
+}

@@ -1,0 +1,125 @@
+// Package peerwatch tells when another process of this host has ended.
+//
+// Each watched process costs one descriptor (a pidfd) and one parked goroutine: the runtime's poller waits for it, so
+// there is no thread per peer and no polling. Watching needs no permission on the process. Linux 5.3 or later.
+package peerwatch
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sagecomm/internal/procinfo"
+)
+
+// ErrUnsupported is wrapped by the error of [Watch] when the kernel, or a filter around it, has no pidfd_open.
+var ErrUnsupported = errors.New("the system has no pidfd_open (Linux 5.3)")
+
+// Watcher watches one process.
+type Watcher struct {
+	file    *os.File // nil if the process was gone when the watch began
+	done    chan struct{}
+	stopped chan struct{} // closed when nothing runs any more
+	close   sync.Once
+}
+
+// Watch begins to watch the process that has that pid and start time (as [procinfo.StartTime] gives it). A process
+// that is gone already, or whose pid another one has by now, is a success: Done is closed at once.
+func Watch(pid int, startTime uint64) (*Watcher, error) {
+	w := &Watcher{done: make(chan struct{}), stopped: make(chan struct{})}
+	fd, err := open(pid)
+	if errors.Is(err, unix.ESRCH) {
+		return w.gone(), nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("watch process %d: %w", pid, err)
+	}
+	w.file = os.NewFile(uintptr(fd), fmt.Sprintf("pidfd of %d", pid))
+
+	// Only now does the pid stay what it is: the descriptor holds on to one process, and the start time says which.
+	// If that process ended in between, either the time differs, or there is no entry and the descriptor is readable.
+	now, err := procinfo.StartTime(pid)
+	switch {
+	case err == nil && now == startTime:
+	case err == nil, errors.Is(err, fs.ErrNotExist) && ended(fd):
+		w.file.Close()
+		w.file = nil
+		return w.gone(), nil
+	default:
+		w.file.Close()
+		return nil, fmt.Errorf("watch process %d: cannot tell whether it is the one that started at tick %d: %w", pid, startTime, err)
+	}
+
+	conn, err := w.file.SyscallConn()
+	if err == nil {
+		err = w.file.SetDeadline(time.Time{}) // refused if the poller did not take the descriptor
+	}
+	if err != nil {
+		w.file.Close()
+		return nil, fmt.Errorf("watch process %d: %w", pid, err)
+	}
+	go func() {
+		defer close(w.stopped)
+		// Read parks this goroutine in the poller each time that the function says false; it fails when the file is
+		// closed, and only then.
+		if err := conn.Read(func(fd uintptr) bool { return ended(int(fd)) }); err == nil {
+			close(w.done)
+		}
+	}()
+	return w, nil
+}
+
+// Done is closed when the process has ended (it may not have been waited for yet). It stays open after a Close that
+// came first.
+func (w *Watcher) Done() <-chan struct{} { return w.done }
+
+// Close ends the watch and gives the descriptor back. Idempotent; after it Done does not change any more.
+func (w *Watcher) Close() {
+	w.close.Do(func() {
+		if w.file != nil {
+			w.file.Close()
+		}
+	})
+	<-w.stopped
+}
+
+// gone turns w into the watcher of a process that has ended.
+func (w *Watcher) gone() *Watcher {
+	close(w.done)
+	close(w.stopped)
+	return w
+}
+
+// open gets a pidfd in the non-blocking mode that the poller asks for.
+func open(pid int) (int, error) {
+	fd, err := unix.PidfdOpen(pid, unix.O_NONBLOCK) // PIDFD_NONBLOCK has this value
+	if errors.Is(err, unix.EINVAL) {                // before Linux 5.10 the flag is unknown
+		if fd, err = unix.PidfdOpen(pid, 0); err == nil {
+			err = unix.SetNonblock(fd, true)
+			if err != nil {
+				unix.Close(fd)
+			}
+		}
+	}
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // EPERM: a seccomp filter that does not know the call
+		err = fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
+	return fd, err
+}
+
+// ended polls the pidfd without waiting: it is readable once the last thread has gone.
+func ended(fd int) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(p, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		return err == nil && n == 1
+	}
+}

@@ -1,0 +1,112 @@
+/* board.h: what lies in shared memory. docs/protocol.md is the prose of this file.
+ *
+ * Every rank owns one board per group, in its own arena, and maps the boards of all peers. A cache line has one writer,
+ * its owner, with two exceptions: the failure word (compare-and-swap, once) and bells (added to by whoever wakes the
+ * owner). Lines are 128 bytes apart because processors fetch them in pairs.
+ */
+#ifndef SCR_BOARD_H
+#define SCR_BOARD_H
+
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define SCR_LINE 128
+#define SCR_BOARD_MAGIC UINT64_C(0x7361676562643031) /* "sagebd01" */
+
+/* The small lane: payload beside the sequence number. */
+#define SCR_SMALL_SLOTS 8
+#define SCR_SMALL_BYTES 8192
+#define SCR_INLINE_BYTES 40
+/* The large lane: two slots' worth of pipeline on each side of the fold, together within a 1 MiB second-level cache. */
+#define SCR_LARGE_SLOTS 4
+#define SCR_LARGE_BYTES (256 * 1024)
+
+/* How many calls back two ranks can tell where they parted. */
+#define SCR_RECORDS 64
+
+/* Header of a slot. `filled` is ticket + 1 of the chunk that lies in it and is stored last, with everything before it
+ * visible; hash and consumed travel beside it. */
+typedef struct scr_slot {
+  alignas(SCR_LINE) _Atomic uint64_t filled;
+  uint64_t hash;     /* the owner's running hash of calls, including this one */
+  uint64_t consumed; /* tickets of this lane that the owner has consumed */
+  unsigned char inline_data[SCR_INLINE_BYTES];
+  /* 64: payload of a small slot. A large slot uses this half line for nothing and continues below. */
+} scr_slot;
+
+#define SCR_SMALL_DATA 64
+#define SCR_SMALL_STRIDE (SCR_LINE + SCR_SMALL_BYTES)
+#define SCR_LARGE_REDUCED 128 /* _Atomic uint64_t: ticket + 1 once the owner has reduced its share in place */
+#define SCR_LARGE_DATA 256
+#define SCR_LARGE_STRIDE (SCR_LARGE_DATA + SCR_LARGE_BYTES)
+
+/* One call, for naming what a rank did. Written by its owner in the order hash, bytes, what, seq; a reader takes seq
+ * before and after. Fields are atomics because a slow reader may race with the ring coming round. */
+typedef struct scr_record {
+  _Atomic uint64_t seq;   /* number of the collective */
+  _Atomic uint64_t hash;  /* running hash including it */
+  _Atomic uint64_t bytes; /* of this rank's input */
+  _Atomic uint64_t what;  /* kind | dtype << 8 | reduce_op << 16 | root << 32 */
+} scr_record;
+
+/* Where a driver says that it sleeps. */
+typedef struct scr_sleeper {
+  /* 0: awake; else 1 + the rank whose flag is waited for, or SCR_SLEEP_ANY, plus SCR_SLEEP_ENGINE. Owner writes. */
+  alignas(SCR_LINE) _Atomic uint32_t waits_for;
+  /* Futex word of the thread that drives; added to by whoever wakes it. */
+  alignas(SCR_LINE) _Atomic uint32_t bell;
+} scr_sleeper;
+
+#define SCR_SLEEP_ANY UINT32_C(0x7fffffff)
+#define SCR_SLEEP_ENGINE UINT32_C(0x80000000) /* ring the process's engine bell instead */
+
+#define SCR_FAILURE_BYTES 4096
+
+/* Reader's side of the ring of one ordered pair; owner: the reader. */
+typedef struct scr_ring_reader {
+  alignas(SCR_LINE) _Atomic uint64_t read; /* bytes taken out of the ring */
+  _Atomic uint64_t eager_released;         /* eager payload bytes that were matched: the writer's credit */
+} scr_ring_reader;
+
+/* Writer's side: lies at the head of the ring, in the writer's arena. */
+typedef struct scr_ring {
+  alignas(SCR_LINE) _Atomic uint64_t written; /* bytes put into the ring */
+  alignas(SCR_LINE) unsigned char data[];
+} scr_ring;
+
+#define SCR_RING_BYTES (512 * 1024) /* power of two */
+
+typedef struct scr_board {
+  alignas(SCR_LINE) uint64_t magic;
+  uint32_t rank, size;
+  uint64_t engine_bell; /* offset in the owner's arena */
+  uint64_t bytes;       /* of the board with its variable part */
+
+  alignas(SCR_LINE) _Atomic uint64_t left;      /* goodbye: 1 + last collective issued; 0 while the rank is there */
+  alignas(SCR_LINE) _Atomic uint64_t large;     /* offset of the large lane in the owner's arena, 0 until it exists */
+  alignas(SCR_LINE) _Atomic uint64_t consumed0; /* tickets of the small lane consumed */
+  alignas(SCR_LINE) _Atomic uint64_t consumed1; /* tickets of the large lane consumed */
+  scr_sleeper collective;
+  scr_sleeper p2p;
+  alignas(SCR_LINE) _Atomic uint64_t failure; /* rank 0's board only: 1 + the rank whose record is the first cause */
+  alignas(SCR_LINE) unsigned char failure_record[SCR_FAILURE_BYTES];
+  alignas(SCR_LINE) scr_record records[SCR_RECORDS];
+  alignas(SCR_LINE) unsigned char small[SCR_SMALL_SLOTS * SCR_SMALL_STRIDE];
+  /* scr_ring_reader reader[size]: of the rings that other ranks write for this one.
+   * _Atomic uint64_t ring[size]: offsets in the owner's arena of the rings that it writes, 0 until one exists.
+   * _Atomic uint64_t closed[size]: 1 once that rank will not touch this board any more; that rank writes it. */
+  alignas(SCR_LINE) unsigned char variable[];
+} scr_board;
+
+static inline scr_ring_reader *scr_board_reader(scr_board *b, uint32_t from) {
+  return (scr_ring_reader *)(void *)b->variable + from;
+}
+
+static inline _Atomic uint64_t *scr_board_ring(scr_board *b, uint32_t to) {
+  return (_Atomic uint64_t *)(void *)(b->variable + b->size * sizeof(scr_ring_reader)) + to;
+}
+
+static inline _Atomic uint64_t *scr_board_closed(scr_board *b, uint32_t by) { return scr_board_ring(b, b->size) + by; }
+
+#endif

@@ -1,0 +1,262 @@
+/* engine.c: the progress engine, which drives what nobody waits for, and the list of completed operations whose done
+ * functions are still to be called. One thread calls scr_engine_turn(). */
+#include <sched.h>
+
+#include "p2p.h"
+
+/* One in each arena of this process, almost always one. All are rung from inside; peers ring their arena's. */
+static _Atomic uint32_t *bells[SCR_MAX_BELLS];
+static _Atomic uint32_t n_bells;
+static _Atomic uint32_t asleep;
+static _Atomic uint32_t control;
+static _Atomic uint32_t want_completer;
+static _Atomic uint32_t engine_spin, engine_yield_us;
+
+bool scr_engine_add_bell(void *bell) {
+  uint32_t n = atomic_load_explicit(&n_bells, memory_order_relaxed);
+  if (n == SCR_MAX_BELLS) return false;
+  bells[n] = bell;
+  atomic_store_explicit(&n_bells, n + 1, memory_order_seq_cst);
+  return true;
+}
+
+void scr_engine_patience(uint32_t spin, uint32_t yield_us) {
+  engine_spin = spin;
+  engine_yield_us = yield_us;
+}
+
+/* Cheap while the engine is awake. asleep is stored before the engine looks for work a last time. */
+void scr_engine_ring(void) {
+  uint32_t n = atomic_load_explicit(&n_bells, memory_order_acquire);
+  for (uint32_t i = 0; i < n; i++) atomic_fetch_add_explicit(bells[i], 1, memory_order_seq_cst);
+  if (atomic_load_explicit(&asleep, memory_order_seq_cst) == 0) return;
+  for (uint32_t i = 0; i < n; i++) scr_futex_wake(bells[i]);
+}
+
+void scr_engine_control(void) {
+  atomic_store_explicit(&control, 1, memory_order_seq_cst);
+  scr_engine_ring();
+}
+
+/* ---- one look at one group ---- */
+
+#define SLICE_NS (200 * 1000LL)
+#define LOOK_NS (20 * 1000000LL)
+
+typedef struct look {
+  bool active;  /* it has work */
+  bool blocked; /* and that waits for a peer */
+  int code;     /* SCR_ENGINE_TROUBLE, SCR_ENGINE_RING or 0 */
+} look;
+
+/* health: also look whether waiting makes sense. announce: say that the engine sleeps for this group. */
+static look look_at_collectives(scr_group *g, int64_t now, bool health, bool announce, scr_trouble *trouble) {
+  look l = {0};
+  if (!(atomic_load_explicit(&g->word, memory_order_acquire) & SCR_QUEUED)) return l;
+  l.active = l.blocked = true;
+  if (!scr_drive_lock(g)) return l; /* a waiter drives; it rings when it leaves */
+  if (announce) {
+    atomic_store_explicit(&g->board->collective.waits_for, SCR_SLEEP_ENGINE | SCR_SLEEP_ANY, memory_order_seq_cst);
+  }
+  scr_run *r = NULL;
+  g->spin_now = 0;
+  int rc = scr_drive(g, NULL, now + SLICE_NS, &r);
+  if (rc == SCR_BLOCKED) {
+    l.blocked = g->engine_run == r && g->engine_flag == r->flag && g->engine_need == r->need;
+    g->engine_run = r;
+    g->engine_flag = r->flag;
+    g->engine_need = r->need;
+    if (health) rc = scr_health(g, r, now);
+    if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
+  } else {
+    l.blocked = false;
+  }
+  if (rc > 0) {
+    scr_describe_trouble(r, rc, trouble);
+    l.code = SCR_ENGINE_TROUBLE;
+  }
+  /* Not scr_drive_unlock(): it would ring this engine. */
+  atomic_fetch_and_explicit(&g->word, ~SCR_LOCKED, memory_order_acq_rel);
+  return l;
+}
+
+static void announce_messages(scr_group *g, bool sleeps) {
+  _Atomic uint32_t *word = &g->board->p2p.waits_for;
+  scr_spin_lock(&g->queue_lock);
+  uint32_t others = atomic_load_explicit(word, memory_order_relaxed) & ~SCR_SLEEP_ENGINE;
+  atomic_store_explicit(word, others | (sleeps ? SCR_SLEEP_ENGINE : 0), memory_order_seq_cst);
+  scr_spin_unlock(&g->queue_lock);
+}
+
+static look look_at_messages(scr_group *g, int64_t now, bool health, bool announce, scr_trouble *trouble) {
+  look l = {0};
+  if (atomic_load_explicit(&g->messages, memory_order_acquire) == 0) return l;
+  l.active = l.blocked = true;
+  if (announce) announce_messages(g, true);
+  if (!scr_try_lock(&g->message_lock)) return l;
+  int32_t peer = -1;
+  scr_run *culprit = NULL;
+  uint64_t before = g->message_activity;
+  int rc = SCR_IDLE;
+  if (atomic_load_explicit(&g->word, memory_order_acquire) & SCR_DOWN) {
+    scr_message_drain(g);
+  } else {
+    rc = scr_message_progress(g, &peer, &culprit);
+    if (rc == SCR_BLOCKED && health) rc = scr_message_scan(g, now, &peer, &culprit);
+  }
+  l.blocked = rc == SCR_BLOCKED && g->message_activity == before;
+  if (rc > 0) {
+    *trouble = (scr_trouble){.code = rc, .kind = SAGECOMM_RECV};
+    if (culprit) scr_describe_trouble(culprit, rc, trouble);
+    l.code = SCR_ENGINE_TROUBLE;
+  }
+  if (rc == SCR_NEEDS_RING) l.code = SCR_ENGINE_RING;
+  trouble->peer = rc > 0 || rc == SCR_NEEDS_RING ? peer : trouble->peer;
+  scr_spin_unlock(&g->message_lock);
+  return l;
+}
+
+static void withdraw(scr_group *g) {
+  uint32_t mine = SCR_SLEEP_ENGINE | SCR_SLEEP_ANY;
+  atomic_compare_exchange_strong(&g->board->collective.waits_for, &mine, 0);
+  announce_messages(g, false);
+}
+
+/* ---- a turn ---- */
+
+int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_trouble *trouble) {
+  uint32_t rounds = 0;
+  int64_t blocked_since = 0, looked = scr_now();
+  bool announce = false;
+  for (;;) {
+    uint32_t heard[SCR_MAX_BELLS], n_heard = atomic_load_explicit(&n_bells, memory_order_acquire), on = 0;
+    for (uint32_t i = 0; i < n_heard; i++) heard[i] = atomic_load_explicit(bells[i], memory_order_seq_cst);
+    if (announce) atomic_store_explicit(&asleep, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&control, memory_order_seq_cst)) {
+      atomic_store_explicit(&control, 0, memory_order_seq_cst);
+      atomic_store_explicit(&asleep, 0, memory_order_relaxed);
+      for (int i = 0; announce && i < n; i++) withdraw(groups[i]);
+      return SCR_ENGINE_CONTROL;
+    }
+    int code = atomic_exchange_explicit(&want_completer, 0, memory_order_seq_cst) ? SCR_ENGINE_COMPLETER : 0;
+    int64_t now = scr_now();
+    bool health = now - looked >= LOOK_NS, active = false, moved = false, several = false;
+    if (health) looked = now;
+    for (int i = 0; i < n && code == 0; i++) {
+      look a = look_at_collectives(groups[i], now, health, announce, trouble);
+      look b = a.code ? (look){0} : look_at_messages(groups[i], now, health, announce, trouble);
+      active |= a.active || b.active;
+      moved |= (a.active && !a.blocked) || (b.active && !b.blocked);
+      code = a.code ? a.code : b.code;
+      *group = groups[i]->handle;
+      if (a.active || b.active) {
+        for (uint32_t j = 0; j < n_heard; j++) {
+          if (bells[j] != groups[i]->peer[groups[i]->rank].engine_bell || on == j + 1) continue;
+          several |= on != 0;
+          on = j + 1;
+        }
+      }
+    }
+    bool sleep = announce && !moved && code == 0 && n_heard > 0;
+    /* Only one word can be slept on; with work in several arenas the others are looked at often. */
+    int64_t longest = several ? 2000000 : active ? LOOK_NS : 1000000000LL;
+    if (sleep) scr_futex_wait(bells[on ? on - 1 : 0], heard[on ? on - 1 : 0], longest);
+    if (announce) {
+      for (int i = 0; i < n; i++) withdraw(groups[i]);
+      atomic_store_explicit(&asleep, 0, memory_order_relaxed);
+    }
+    if (code) return code;
+    announce = !active; /* nothing to do: look once more, saying so, then sleep */
+    if (moved || sleep) {
+      rounds = 0;
+      blocked_since = 0;
+    } else if (active) {
+      if (blocked_since == 0) blocked_since = now;
+      if (rounds++ < engine_spin) {
+        scr_pause();
+      } else if (now - blocked_since < (int64_t)engine_yield_us * 1000) {
+        sched_yield();
+      } else {
+        announce = true;
+      }
+    }
+  }
+}
+
+/* ---- completions ---- */
+
+static scr_run *first, *last;
+static uint32_t waiting, idle;
+static _Atomic uint32_t list_lock, list_bell, stopping;
+
+static void call_completer(void) {
+  atomic_store_explicit(&want_completer, 1, memory_order_seq_cst);
+  scr_engine_ring();
+}
+
+void scr_push_completed(scr_run *r) {
+  scr_run_ref(r);
+  scr_spin_lock(&list_lock);
+  r->next_completed = NULL;
+  if (last) {
+    last->next_completed = r;
+  } else {
+    first = r;
+  }
+  last = r;
+  bool more = ++waiting > idle;
+  scr_spin_unlock(&list_lock);
+  atomic_fetch_add_explicit(&list_bell, 1, memory_order_seq_cst);
+  scr_futex_wake(&list_bell);
+  if (more) call_completer();
+}
+
+static scr_run *pop(bool was_idle) {
+  scr_spin_lock(&list_lock);
+  if (was_idle) idle--;
+  scr_run *r = first;
+  if (r) {
+    first = r->next_completed;
+    if (first == NULL) last = NULL;
+    waiting--;
+  } else {
+    idle++;
+  }
+  /* Several calls for help look like one to the engine, and this thread may be held by what it is about to call. */
+  bool more = r != NULL && waiting > idle;
+  scr_spin_unlock(&list_lock);
+  if (more) call_completer();
+  return r;
+}
+
+void scr_completer_run(int64_t idle_ns) {
+  bool was_idle = false;
+  int64_t since = scr_now();
+  for (;;) {
+    uint32_t heard = atomic_load_explicit(&list_bell, memory_order_seq_cst);
+    scr_run *r = pop(was_idle);
+    was_idle = r == NULL;
+    if (r) {
+      scr_run_complete(r);
+      scr_run_unref(r);
+      since = scr_now();
+      continue;
+    }
+    int64_t left = since + idle_ns - scr_now();
+    if (left <= 0 || atomic_load_explicit(&stopping, memory_order_acquire)) {
+      scr_spin_lock(&list_lock);
+      bool go = waiting == 0; /* otherwise somebody counted on this one */
+      if (go) idle--;
+      scr_spin_unlock(&list_lock);
+      if (go) return;
+      continue;
+    }
+    scr_futex_wait(&list_bell, heard, left);
+  }
+}
+
+void scr_completers_stop(void) {
+  atomic_store_explicit(&stopping, 1, memory_order_release);
+  atomic_fetch_add_explicit(&list_bell, 1, memory_order_seq_cst);
+  scr_futex_wake(&list_bell);
+}

@@ -1,0 +1,82 @@
+package runner
+
+/*
+#include <stdlib.h>
+#include "runner.h"
+*/
+import "C"
+
+import (
+	"time"
+	"unsafe"
+)
+
+// Reason is why an engine's turn ended.
+type Reason int
+
+// The reasons.
+const (
+	Control       Reason = C.SCR_ENGINE_CONTROL   // WakeEngine was called
+	FoundTrouble  Reason = C.SCR_ENGINE_TROUBLE   // a group is in trouble
+	WantCompleter Reason = C.SCR_ENGINE_COMPLETER // completed operations wait for a thread
+	WantRing      Reason = C.SCR_ENGINE_RING      // a group needs a ring to a peer
+)
+
+// Turn is the outcome of one turn.
+type Turn struct {
+	Reason  Reason
+	Group   uint64
+	Trouble Trouble // its Peer also says whom a ring is wanted to
+}
+
+// BellBytes is how much memory an engine bell takes in an arena.
+const BellBytes = bellBytes
+
+// AddEngineBell has the engine listen to the word at that place of an arena of this process.
+func AddEngineBell(word unsafe.Pointer) bool { return bool(C.scr_engine_add_bell(word)) }
+
+// SetEnginePatience says how the engine waits for peers.
+func SetEnginePatience(p Patience) {
+	C.scr_engine_patience(C.uint32_t(p.Spin), C.uint32_t(p.Yield/time.Microsecond))
+}
+
+// Engine is the list of groups that one progress engine drives. Its methods are for one goroutine that is locked to
+// its thread.
+type Engine struct {
+	list unsafe.Pointer
+	n    int
+}
+
+// SetGroups replaces the list.
+func (e *Engine) SetGroups(groups []*Group) {
+	C.free(e.list)
+	e.list, e.n = nil, len(groups)
+	if e.n == 0 {
+		return
+	}
+	e.list = C.malloc(C.size_t(e.n) * C.size_t(unsafe.Sizeof(uintptr(0))))
+	for i, g := range groups {
+		unsafe.Slice((**C.scr_group)(e.list), e.n)[i] = g.c
+	}
+}
+
+// Turn drives the groups until there is something for Go to do. It blocks in C.
+func (e *Engine) Turn() Turn {
+	var group C.uint64_t
+	var t C.scr_trouble
+	reason := C.scr_engine_turn((**C.scr_group)(e.list), C.int(e.n), &group, &t)
+	return Turn{Reason(reason), uint64(group), goTrouble(&t)}
+}
+
+// WakeEngine ends the engine's turn.
+func WakeEngine() { C.scr_engine_control() }
+
+// RunCompleter calls the done functions of completed operations on this thread, until there was nothing to do for that
+// long.
+func RunCompleter(idle time.Duration) { C.scr_completer_run(C.int64_t(idle)) }
+
+// GoEntries counts how often operations of this process entered Go.
+func GoEntries() uint64 { return uint64(C.scr_go_entries()) }
+
+// InChild reports whether this process is a fork of one that used the runner.
+func InChild() bool { return bool(C.scr_in_child()) }

@@ -1,0 +1,148 @@
+package runner
+
+/*
+#include "runner.h"
+*/
+import "C"
+
+import (
+	"encoding/json"
+	"strings"
+	"time"
+	"unsafe"
+
+	"sagecomm/internal/coll"
+)
+
+// Code is what a driver found that has to be judged.
+type Code int
+
+// The codes.
+const (
+	FailureWord Code = C.SCR_TROUBLE_FAILURE  // some rank has declared the group failed
+	Mismatch    Code = C.SCR_TROUBLE_MISMATCH // Peer made another call
+	Timeout     Code = C.SCR_TROUBLE_TIMEOUT  // the deadline passed while waiting for Peer
+	Left        Code = C.SCR_TROUBLE_LEFT     // Peer said goodbye and is needed
+	Length      Code = C.SCR_TROUBLE_LENGTH   // Peer sent Got bytes where Op.Bytes() were expected
+)
+
+// Trouble is what a driver found, in which operation.
+type Trouble struct {
+	Code     Code
+	Peer     int
+	Sequence uint64
+	Op       coll.Op
+	Got      uint64
+	Waited   time.Duration
+	Timeout  time.Duration
+}
+
+func goTrouble(t *C.scr_trouble) Trouble {
+	op := coll.Op{Kind: coll.Kind(t.kind), Type: coll.DataType(t.dtype), Reduce: coll.ReduceOp(t.reduce_op),
+		Root: int(t.root), Tag: int(t.tag), In: uint64(t.bytes)}
+	if op.Kind == coll.Recv || op.Kind == coll.Broadcast {
+		op.Out = op.In
+	}
+	return Trouble{Code: Code(t.code), Peer: int(t.peer), Sequence: uint64(t.sequence), Op: op, Got: uint64(t.got),
+		Waited: time.Duration(t.waited_ns), Timeout: time.Duration(t.timeout_ns)}
+}
+
+func copyText(to []C.char, text string) {
+	text = strings.ToValidUTF8(text, "?")
+	if len(text) > len(to)-1 {
+		text = strings.ToValidUTF8(text[:len(to)-1], "")
+	}
+	for i := range len(text) {
+		to[i] = C.char(text[i])
+	}
+	to[len(text)] = 0
+}
+
+func fillError(to *C.sagecomm_error, f *coll.Failure) {
+	to.status, to.rank = C.int32_t(f.Status), C.int32_t(f.Rank)
+	to.pid, to.sequence = C.int64_t(f.PID), C.uint64_t(f.Sequence)
+	copyText(to.op[:], f.Op)
+	copyText(to.group[:], f.Group)
+	copyText(to.host[:], f.Host)
+	copyText(to.message[:], f.Message)
+}
+
+// FillError copies a failure into a sagecomm_error; nil is allowed. It returns the failure's status.
+func FillError(to unsafe.Pointer, f *coll.Failure) coll.Status {
+	if to != nil {
+		fillError((*C.sagecomm_error)(to), f)
+	}
+	return f.Status
+}
+
+// Declare writes f into this rank's failure record and tries to make it the group's first cause. The cause that holds
+// from now on, this one or an earlier one, is returned.
+func (g *Group) Declare(f *coll.Failure) *coll.Failure {
+	// Text longer than the record would be cut in the middle of the encoding.
+	short := *f
+	if len(short.Message) > 2000 {
+		short.Message = strings.ToValidUTF8(short.Message[:2000], "")
+	}
+	record, err := json.Marshal(&short)
+	if err != nil || len(record) >= FailureBytes {
+		short.Message = short.Message[:min(len(short.Message), 300)]
+		record, _ = json.Marshal(&short)
+	}
+	record = append(record, 0)
+	C.scr_group_set_failure(g.c, unsafe.Pointer(&record[0]), C.size_t(min(len(record), FailureBytes)))
+	if first := g.FirstCause(); first != nil {
+		return first
+	}
+	return f
+}
+
+// FirstCause is the failure that some rank has declared for the group, nil if none has.
+func (g *Group) FirstCause() *coll.Failure {
+	record := make([]byte, FailureBytes)
+	winner := int(C.scr_group_get_failure(g.c, unsafe.Pointer(&record[0]), FailureBytes))
+	if winner == 0 {
+		return nil
+	}
+	text, _, _ := strings.Cut(string(record), "\x00")
+	f := new(coll.Failure)
+	if err := json.Unmarshal([]byte(text), f); err != nil || !f.Status.Failed() {
+		return &coll.Failure{Status: coll.Internal, Rank: winner - 1,
+			Message: "sagecomm: the failure record in the memory of a peer cannot be read: the peer wrote garbage"}
+	}
+	return f
+}
+
+// Down makes every later operation of the group in this process fail with f, and completes what is queued. The first
+// call decides.
+func (g *Group) Down(f *coll.Failure) {
+	var e C.sagecomm_error
+	fillError(&e, f)
+	C.scr_group_down(g.c, &e)
+}
+
+// Announced is one collective as a rank announced it.
+type Announced struct {
+	Sequence, Hash uint64
+	Op             coll.Op
+}
+
+// Announced returns what a rank announced as its sequence-th collective, if that is still known.
+func (g *Group) Announced(rank int, sequence uint64) (Announced, bool) {
+	var c C.scr_call
+	if !bool(C.scr_group_call(g.c, C.int32_t(rank), C.uint64_t(sequence), &c)) {
+		return Announced{}, false
+	}
+	op := coll.Op{Kind: coll.Kind(c.kind), Type: coll.DataType(c.dtype), Reduce: coll.ReduceOp(c.reduce_op),
+		Root: int(c.root), In: uint64(c.bytes)}
+	if op.Kind == coll.Broadcast {
+		op.Out = op.In
+	}
+	return Announced{Sequence: sequence, Hash: uint64(c.hash), Op: op}, true
+}
+
+// LastCall is the last collective that a rank announced, 0 for none, and whether the rank has left the group.
+func (g *Group) LastCall(rank int) (sequence uint64, left bool) {
+	var l C.bool
+	s := C.scr_group_last_call(g.c, C.int32_t(rank), &l)
+	return uint64(s), bool(l)
+}

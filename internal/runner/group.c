@@ -1,0 +1,358 @@
+/* group.c: groups and what they hold: handles, boards, the program cache, calls of the peers, failure. */
+#include <sched.h>
+#include <stdlib.h>
+
+#include "recorder.h"
+
+/* Memory of groups is reused but never given back: a thread that looks a stale handle up finds a group whose word
+ * carries another generation, and nothing else. */
+#define MAX_GROUPS 4096
+static scr_group *groups[MAX_GROUPS];
+static _Atomic uint32_t groups_lock;
+static bool in_use[MAX_GROUPS];
+
+scr_group *scr_group_of(uint64_t handle) {
+  uint32_t index = (uint32_t)handle - 1;
+  if (index >= MAX_GROUPS) return NULL;
+  scr_group *g = __atomic_load_n(&groups[index], __ATOMIC_ACQUIRE);
+  if (g == NULL) return NULL;
+  uint64_t generation = atomic_load_explicit(&g->word, memory_order_relaxed) >> SCR_GEN_SHIFT;
+  return generation == handle >> 32 ? g : NULL;
+}
+
+uint64_t scr_board_bytes(int32_t size) {
+  uint64_t n = sizeof(scr_board) + (uint64_t)size * (sizeof(scr_ring_reader) + 2 * sizeof(uint64_t));
+  return (n + 4095) & ~UINT64_C(4095);
+}
+
+void scr_board_format(void *board, int32_t rank, int32_t size, uint64_t engine_bell) {
+  scr_board *b = board;
+  b->rank = (uint32_t)rank;
+  b->size = (uint32_t)size;
+  b->engine_bell = engine_bell;
+  b->bytes = scr_board_bytes(size);
+  b->magic = SCR_BOARD_MAGIC;
+}
+
+int scr_board_check(const void *board, uint64_t limit, int32_t rank, int32_t size) {
+  const scr_board *b = board;
+  if (limit < scr_board_bytes(size)) return -1;
+  bool ok = b->magic == SCR_BOARD_MAGIC && b->rank == (uint32_t)rank && b->size == (uint32_t)size &&
+            b->bytes == scr_board_bytes(size);
+  return ok ? 0 : -1;
+}
+
+static void *zeroed(size_t n) {
+  void *p = aligned_alloc(SCR_LINE, (n + SCR_LINE - 1) & ~(size_t)(SCR_LINE - 1));
+  if (p) memset(p, 0, n);
+  return p;
+}
+
+static int take_index(void) {
+  scr_spin_lock(&groups_lock);
+  int index = -1;
+  for (int i = 0; i < MAX_GROUPS && index < 0; i++) {
+    if (!in_use[i]) index = i;
+  }
+  if (index >= 0) in_use[index] = true;
+  scr_spin_unlock(&groups_lock);
+  return index;
+}
+
+static void give_index(int index) {
+  scr_spin_lock(&groups_lock);
+  in_use[index] = false;
+  scr_spin_unlock(&groups_lock);
+}
+
+uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
+  int index = take_index();
+  if (index < 0) return 0;
+  scr_group *g = groups[index];
+  uint64_t generation = 1;
+  if (g == NULL) {
+    g = zeroed(sizeof *g);
+  } else {
+    generation = ((atomic_load_explicit(&g->word, memory_order_relaxed) >> SCR_GEN_SHIFT) + 1) & 0xffff;
+    if (generation == 0) generation = 1;
+    memset(&g->handle, 0, sizeof *g - offsetof(scr_group, handle));
+  }
+  size_t n = (size_t)config->size;
+  scr_peer *peer = g ? zeroed(n * sizeof *peer) : NULL;
+  scr_channel *channel = peer ? zeroed(n * sizeof *channel) : NULL;
+  scr_recorder *recorder = channel && config->flight_entries ? scr_recorder_new(config->flight_entries) : NULL;
+  if (channel == NULL || (recorder == NULL && config->flight_entries)) {
+    free(channel);
+    free(peer);
+    if (g != NULL && groups[index] == NULL) free(g);
+    give_index(index);
+    return 0;
+  }
+  g->rank = config->rank;
+  g->size = config->size;
+  g->peer = peer;
+  g->channel = channel;
+  g->recorder = recorder;
+  g->spin = config->spin;
+  g->yield_us = config->yield_us;
+  g->stream_bytes = config->stream_bytes;
+  g->handle = generation << 32 | (uint64_t)(index + 1);
+  atomic_store_explicit(&g->timeout_ns, config->timeout_ns, memory_order_relaxed);
+  for (int32_t i = 0; i < g->size; i++) {
+    const scr_peer_config *c = &config->peers[i];
+    peer[i].arena = c->arena;
+    peer[i].arena_bytes = c->arena_bytes;
+    peer[i].board = (scr_board *)(void *)((unsigned char *)c->arena + c->board);
+    peer[i].engine_bell = (_Atomic uint32_t *)(void *)((unsigned char *)c->arena + peer[i].board->engine_bell);
+  }
+  g->board = peer[g->rank].board;
+  g->failure = &peer[0].board->failure;
+  atomic_store_explicit(&g->word, generation << SCR_GEN_SHIFT, memory_order_release);
+  __atomic_store_n(&groups[index], g, __ATOMIC_RELEASE);
+  *out = g;
+  return g->handle;
+}
+
+void scr_group_close(scr_group *g) {
+  while (!scr_drive_lock(g)) sched_yield();
+  scr_spin_lock(&g->message_lock);
+  scr_message_free(g);
+  for (uint32_t i = 0; i < SCR_CACHE_ENTRIES; i++) {
+    if (g->cache[i].program) scr_program_free(g->cache[i].program);
+  }
+  free(g->peer);
+  free(g->channel);
+  scr_recorder_free(g->recorder);
+  g->recorder = NULL;
+  g->peer = NULL;
+  g->channel = NULL;
+  uint32_t index = (uint32_t)g->handle - 1;
+  /* The next generation, locked and down, refuses whoever still holds the handle. */
+  uint64_t next = ((g->handle >> 32) + 1) & 0xffff;
+  atomic_store_explicit(&g->word, next << SCR_GEN_SHIFT | SCR_LOCKED | SCR_DOWN, memory_order_release);
+  give_index((int)index);
+}
+
+void scr_group_set_timeout(scr_group *g, int64_t timeout_ns) {
+  atomic_store_explicit(&g->timeout_ns, timeout_ns, memory_order_relaxed);
+}
+
+/* The count goes up before the word is read, and whoever closes takes the group down before it reads the count: at least
+ * one of them sees the other. */
+bool scr_group_enter(scr_group *g, uint64_t handle) {
+  atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
+  uint64_t w = atomic_load_explicit(&g->word, memory_order_seq_cst);
+  if (w >> SCR_GEN_SHIFT == handle >> 32 && !(w & SCR_DOWN)) return true;
+  scr_group_exit(g);
+  return false;
+}
+
+void scr_group_exit(scr_group *g) { atomic_fetch_sub_explicit(&g->inside, 1, memory_order_release); }
+
+bool scr_group_has_large(const scr_group *g) {
+  return atomic_load_explicit(&g->board->large, memory_order_relaxed) != 0;
+}
+
+void scr_group_set_large(scr_group *g, uint64_t offset) {
+  scr_store_flag(&g->board->large, offset);
+  scr_wake_readers(g);
+}
+
+void scr_group_set_classes(scr_group *g, int kind, const uint64_t *boundaries, int n) {
+  g->boundaries[kind] = (uint32_t)n;
+  memcpy(g->boundary[kind], boundaries, (size_t)n * sizeof *boundaries);
+}
+
+int scr_group_class(const scr_group *g, int kind, uint64_t bytes) {
+  uint32_t c = 0;
+  while (c < g->boundaries[kind] && bytes >= g->boundary[kind][c]) c++;
+  return (int)c;
+}
+
+uint64_t scr_group_sequence(const scr_group *g) {
+  return scr_word_seq(atomic_load_explicit(&g->word, memory_order_relaxed));
+}
+
+void scr_group_goodbye(scr_group *g) {
+  scr_store_flag(&g->board->left, scr_group_sequence(g) + 1);
+  scr_group_ring_all(g);
+}
+
+void scr_group_leave(scr_group *g) {
+  for (int32_t i = 0; i < g->size; i++) {
+    atomic_store_explicit(scr_board_closed(g->peer[i].board, (uint32_t)g->rank), 1, memory_order_release);
+  }
+}
+
+bool scr_group_deserted(const scr_group *g, int32_t rank) {
+  return atomic_load_explicit(scr_board_closed(g->board, (uint32_t)rank), memory_order_acquire) != 0;
+}
+
+uint64_t scr_group_unfinished(const scr_group *g) {
+  uint64_t w = atomic_load_explicit(&g->word, memory_order_seq_cst);
+  return (w & (SCR_QUEUED | SCR_LOCKED) ? 1 : 0) + atomic_load_explicit(&g->messages, memory_order_acquire) +
+         atomic_load_explicit(&g->inside, memory_order_seq_cst);
+}
+
+/* ---- failure ---- */
+
+/* Several threads of this rank may find a failure at once. The lock, and the look at the word under it, keep the record
+ * as it is once the word may name it. */
+int32_t scr_group_set_failure(scr_group *g, const void *record, size_t n) {
+  uint64_t me = 1 + (uint64_t)g->rank;
+  scr_spin_lock(&g->queue_lock);
+  uint64_t who = atomic_load_explicit(g->failure, memory_order_acquire);
+  if (who == 0) {
+    memcpy(g->board->failure_record, record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
+    bool won =
+        atomic_compare_exchange_strong_explicit(g->failure, &who, me, memory_order_seq_cst, memory_order_seq_cst);
+    if (won) who = me;
+  }
+  scr_spin_unlock(&g->queue_lock);
+  scr_group_ring_all(g);
+  return (int32_t)(who - 1);
+}
+
+int32_t scr_group_get_failure(const scr_group *g, void *record, size_t n) {
+  uint64_t who = atomic_load_explicit(g->failure, memory_order_acquire);
+  if (who == 0 || who > (uint64_t)g->size) return 0;
+  memcpy(record, g->peer[who - 1].board->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
+  return (int32_t)who;
+}
+
+void scr_group_ring_all(scr_group *g) {
+  for (int32_t i = 0; i < g->size; i++) {
+    scr_ring_bell(&g->peer[i].board->collective.bell);
+    scr_ring_bell(&g->peer[i].board->p2p.bell);
+    scr_ring_bell(g->peer[i].engine_bell);
+  }
+}
+
+void scr_group_down(scr_group *g, const sagecomm_error *error) {
+  uint32_t none = 0;
+  if (atomic_compare_exchange_strong(&g->error_state, &none, 1)) {
+    g->error = *error;
+    atomic_store_explicit(&g->error_state, 2, memory_order_release);
+  } else {
+    while (atomic_load_explicit(&g->error_state, memory_order_acquire) != 2) scr_pause();
+  }
+  atomic_fetch_or_explicit(&g->word, SCR_DOWN, memory_order_seq_cst);
+  scr_ring_bell(&g->board->collective.bell);
+  scr_ring_bell(&g->board->p2p.bell);
+  if (scr_drive_lock(g)) {
+    scr_drain(g);
+    scr_drive_unlock(g);
+  }
+  if (scr_try_lock(&g->message_lock)) {
+    scr_message_drain(g);
+    scr_spin_unlock(&g->message_lock);
+  }
+  scr_engine_ring();
+}
+
+int32_t scr_copy_error(const scr_group *g, sagecomm_error *err) {
+  if (atomic_load_explicit(&g->error_state, memory_order_acquire) != 2) {
+    return scr_plain_error(err, SAGECOMM_ABORTED, "sagecomm: the group was destroyed");
+  }
+  if (err) *err = g->error;
+  return g->error.status;
+}
+
+int32_t scr_group_error(sagecomm_group group, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  scr_group *g = scr_group_of(group);
+  if (g == NULL) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: group handle is not valid");
+  if (scr_group_enter(g, group)) {
+    bool failed = atomic_load_explicit(g->failure, memory_order_acquire) != 0;
+    scr_group_exit(g);
+    if (!failed) return SAGECOMM_OK;
+    scr_trouble t = {.code = SCR_TROUBLE_FAILURE, .peer = -1};
+    scr_go.trouble(group, &t);
+  }
+  return scr_copy_error(g, err);
+}
+
+/* ---- calls of the peers ---- */
+
+/* A reader that gets a field of a later call, which is stored with release after seq was made 0, does not find seq
+ * unchanged afterwards. */
+static bool read_record(const scr_group *g, int32_t rank, uint64_t sequence, scr_call *out) {
+  const scr_record *rec = &g->peer[rank].board->records[sequence % SCR_RECORDS];
+  if (atomic_load_explicit(&rec->seq, memory_order_acquire) != sequence) return false;
+  uint64_t what = atomic_load_explicit(&rec->what, memory_order_acquire);
+  out->sequence = sequence;
+  out->hash = atomic_load_explicit(&rec->hash, memory_order_acquire);
+  out->bytes = atomic_load_explicit(&rec->bytes, memory_order_acquire);
+  out->kind = (uint8_t)what;
+  out->dtype = (uint8_t)(what >> 8);
+  out->reduce_op = (uint8_t)(what >> 16);
+  out->root = (int32_t)(what >> 32);
+  return atomic_load_explicit(&rec->seq, memory_order_relaxed) == sequence;
+}
+
+bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_call *out) {
+  return sequence != 0 && read_record(g, rank, sequence, out);
+}
+
+uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left) {
+  const scr_board *b = g->peer[rank].board;
+  uint64_t last = 0;
+  for (int i = 0; i < SCR_RECORDS; i++) {
+    uint64_t seq = atomic_load_explicit(&b->records[i].seq, memory_order_acquire);
+    if (seq > last) last = seq;
+  }
+  *left = atomic_load_explicit(&b->left, memory_order_acquire) != 0;
+  return last;
+}
+
+/* ---- program cache ---- */
+
+scr_program *scr_program_new(void) { return calloc(1, sizeof(scr_program)); }
+
+void scr_program_free(scr_program *p) { free(p); }
+
+/* kind (4 bits) | dtype (5) | reduce op (4) | class (8) | root + 1 (32), never 0. What a collective does not depend on
+ * stays 0, so that a broadcast has one program for all types. */
+uint64_t scr_cache_key(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
+  uint64_t reduces = op->kind == SAGECOMM_ALL_REDUCE || op->kind == SAGECOMM_REDUCE;
+  uint64_t rooted = op->kind == SAGECOMM_BROADCAST || op->kind == SAGECOMM_REDUCE;
+  uint64_t key = UINT64_C(1) << 63 | (uint64_t)op->kind << 53 | (uint64_t)scr_group_class(g, op->kind, bytes) << 41;
+  if (reduces) key |= (uint64_t)op->dtype << 36 | (uint64_t)op->reduce_op << 32;
+  if (rooted) key |= (uint64_t)(uint32_t)(op->root + 1);
+  return key;
+}
+
+static inline uint32_t cache_index(uint64_t key) {
+  return (uint32_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 40) & (SCR_CACHE_ENTRIES - 1);
+}
+
+const scr_program *scr_cache_find(const scr_group *g, uint64_t key) {
+  for (uint32_t i = cache_index(key);; i = (i + 1) & (SCR_CACHE_ENTRIES - 1)) {
+    uint64_t k = atomic_load_explicit(&g->cache[i].key, memory_order_acquire);
+    if (k == key) return g->cache[i].program;
+    if (k == 0) return NULL;
+  }
+}
+
+/* Called by one thread at a time: Go holds the group's mutex. */
+bool scr_cache_insert(scr_group *g, uint64_t key, scr_program *p) {
+  if (atomic_load_explicit(&g->cached, memory_order_relaxed) >= SCR_CACHE_ENTRIES / 4 * 3) return false;
+  uint32_t i = cache_index(key);
+  while (atomic_load_explicit(&g->cache[i].key, memory_order_relaxed) != 0) i = (i + 1) & (SCR_CACHE_ENTRIES - 1);
+  g->cache[i].program = p;
+  atomic_store_explicit(&g->cache[i].key, key, memory_order_release);
+  atomic_fetch_add_explicit(&g->cached, 1, memory_order_relaxed);
+  return true;
+}
+
+uint32_t scr_cache_entries(const scr_group *g) { return atomic_load_explicit(&g->cached, memory_order_relaxed); }
+
+void scr_group_counters(const scr_group *g, scr_counters *out) {
+  for (int k = 0; k < SAGECOMM_KIND_COUNT; k++) {
+    out->ops[k] = atomic_load_explicit(&g->ops[k], memory_order_relaxed);
+    out->bytes[k] = atomic_load_explicit(&g->bytes[k], memory_order_relaxed);
+  }
+  out->fast = atomic_load_explicit(&g->fast_ops, memory_order_relaxed);
+  out->sleeps = atomic_load_explicit(&g->sleeps, memory_order_relaxed);
+  out->blocked = atomic_load_explicit(&g->blocked, memory_order_relaxed);
+}

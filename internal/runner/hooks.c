@@ -1,0 +1,28 @@
+/* hooks.c: the runner's calls into Go, which are the exported functions of hooks.go. */
+#include "runner.h"
+
+int32_t scrGoIssue(uint64_t group, sagecomm_op *op, scr_run **out, sagecomm_error *err);
+void scrGoTrouble(uint64_t group, scr_trouble *trouble);
+int32_t scrGoRing(uint64_t group, int32_t peer);
+void scrGoDone(uintptr_t ctx, int32_t status, sagecomm_error *err);
+
+static int32_t issue(uint64_t group, const sagecomm_op *op, scr_run **out, sagecomm_error *err) {
+  return scrGoIssue(group, (sagecomm_op *)(uintptr_t)op, out, err);
+}
+
+static void trouble(uint64_t group, const scr_trouble *t) { scrGoTrouble(group, (scr_trouble *)(uintptr_t)t); }
+
+static void done(void *ctx, int32_t status, const sagecomm_error *err) {
+  scrGoDone((uintptr_t)ctx, status, (sagecomm_error *)(uintptr_t)err);
+}
+
+/* ctx is a number, which Go may not hand over as a pointer. */
+int32_t scr_on_done_go(sagecomm_work work, uintptr_t ctx, sagecomm_error *err) {
+  return scr_on_done(work, done, (void *)ctx, err);
+}
+
+void scr_call_go(void) {
+  static const scr_hooks hooks = {issue, trouble, scrGoRing};
+  scr_set_hooks(&hooks);
+  scr_watch_fork();
+}

@@ -1,0 +1,278 @@
+/* internal.h: the runner's own types. Nothing here is seen by Go; nothing here is shared between processes. */
+#ifndef SCR_INTERNAL_H
+#define SCR_INTERNAL_H
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "board.h"
+#include "runner.h"
+
+#define SCR_LIKELY(x) __builtin_expect(!!(x), 1)
+#define SCR_UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* ---- the group word: order exists once, here ----
+ *
+ * flags (8 bits) | number of the last collective (40) | generation of the handle (16). A fast operation takes the drive
+ * lock and the next number by one compare-and-swap that succeeds on an idle group only. */
+#define SCR_LOCKED UINT64_C(1) /* a thread drives the collectives */
+#define SCR_QUEUED UINT64_C(2) /* the queue is not empty */
+#define SCR_DOWN UINT64_C(4)   /* failed, aborted or destroyed: nothing starts any more */
+#define SCR_FLAGS UINT64_C(0xff)
+#define SCR_SEQ_ONE UINT64_C(0x100)
+#define SCR_SEQ_MASK ((UINT64_C(1) << 40) - 1)
+#define SCR_GEN_SHIFT 48
+
+static inline uint64_t scr_word_seq(uint64_t w) { return (w >> 8) & SCR_SEQ_MASK; }
+
+/* ---- runs ---- */
+
+enum { SCR_PENDING_STATE = 0, SCR_HAS_DONE = 1, SCR_DONE = 2 };
+
+/* What advancing returns. Trouble codes of runner.h are positive and never mixed with these. */
+enum { SCR_FINISHED = 0, SCR_BLOCKED = -1, SCR_YIELDED = -2, SCR_IDLE = -3, SCR_NEEDS_RING = -4 };
+
+#define SCR_INLINE_SEGMENTS 4
+
+typedef struct scr_segments {
+  const sagecomm_segment *list;
+  uint32_t n;
+} scr_segments;
+
+/* One operation on its way. Collectives: written under the drive lock once queued. Messages: under the message lock. */
+struct scr_run {
+  _Atomic uint32_t state; /* SCR_PENDING_STATE, | SCR_HAS_DONE; SCR_DONE. Futex word of waiters. */
+  _Atomic uint32_t sleepers;
+  _Atomic uint32_t refs;
+  _Atomic uint32_t claimed; /* somebody calls the done function */
+  uint32_t index, generation;
+  scr_group *group;
+  uint64_t group_handle;
+  int32_t status;
+
+  uint8_t kind, dtype, reduce_op, started, async;
+  int32_t root, tag;
+  uint64_t bytes; /* of this rank's input */
+  double factor;
+  scr_segments in, out;
+  sagecomm_segment segments[2 * SCR_INLINE_SEGMENTS];
+  sagecomm_segment *more_segments; /* owned, when there are more than fit */
+  const scr_program *program;
+  scr_program *own_program; /* owned: not in the cache */
+
+  uint64_t seq, hash, ticket, chunks;
+  uint64_t head; /* position of the pipeline */
+  uint32_t stage;
+  bool stream_out;
+  int64_t timeout_ns;
+  _Atomic int64_t deadline_ns; /* 0: not waited yet. A waiter and the engine may both set it. */
+
+  _Atomic uint64_t *flag; /* where it is blocked */
+  uint64_t need;
+  int32_t peer;
+
+  _Atomic(sagecomm_done_fn) done; /* stored after done_ctx: a thread in wait() may look at any time */
+  void *done_ctx;
+  scr_run *next;           /* queue, or a list of messages */
+  scr_run *next_completed; /* list of completions */
+
+  /* messages */
+  uint64_t id, moved;
+  int32_t source;
+  bool announced, matched;
+
+  /* Flight recorder. Of a queued collective: when, in ticks, and by which thread it was created. 0 on the fast path,
+   * which creates and starts at once. */
+  uint64_t created, caller;
+  struct scr_flight_entry *entry; /* NULL: not recorded yet */
+  uint64_t entry_position;
+};
+
+/* ---- groups ---- */
+
+typedef struct scr_peer {
+  scr_board *board;
+  unsigned char *arena;
+  uint64_t arena_bytes;
+  _Atomic uint32_t *engine_bell;
+  unsigned char *large;      /* its large lane, once seen */
+  uint64_t consumed_seen[2]; /* lower bounds of what it has consumed, by lane */
+} scr_peer;
+
+typedef struct scr_cache_entry {
+  _Atomic uint64_t key; /* 0: free; stored after the program */
+  scr_program *program;
+} scr_cache_entry;
+
+typedef struct scr_recorder scr_recorder;
+typedef struct scr_frame scr_frame;
+typedef struct scr_unexpected scr_unexpected;
+
+/* One direction pair with one peer. */
+typedef struct scr_channel {
+  scr_ring *out, *in;
+  uint64_t written;     /* mine in `out` */
+  uint64_t reader_seen; /* lower bound of the peer's progress in `out` */
+  uint64_t read;        /* mine in `in` */
+  uint64_t eager_sent, eager_seen, eager_released;
+  uint64_t next_id;
+  scr_run *send_head, *send_tail;       /* posted, not yet announced, in order */
+  scr_run *granted_head, *granted_tail; /* clear to send */
+  scr_run *waiting;                     /* announced by rendezvous, no clearance yet */
+  scr_run *receiving;                   /* recvs that matched a rendezvous */
+  scr_unexpected *unexpected_head, *unexpected_tail;
+  struct scr_grant *grant_head, *grant_tail; /* clearances that found no room yet */
+} scr_channel;
+
+struct scr_group {
+  alignas(SCR_LINE) _Atomic uint64_t word;
+  /* Threads that use the group's memory without the drive lock. Like the word it outlives the group. */
+  _Atomic uint32_t inside;
+  uint64_t handle;
+  int32_t rank, size;
+  scr_board *board;
+  scr_peer *peer;
+  _Atomic uint64_t *failure;
+  uint64_t ticket[2];
+  uint64_t hash;
+  _Atomic int64_t timeout_ns;
+  uint32_t spin, spin_now, yield_us;
+  uint64_t stream_bytes;
+  uint64_t started;       /* last collective that began */
+  scr_recorder *recorder; /* NULL: off */
+  /* Where the engine last saw the queue blocked. */
+  scr_run *engine_run;
+  _Atomic uint64_t *engine_flag;
+  uint64_t engine_need;
+
+  alignas(SCR_LINE) _Atomic uint32_t queue_lock;
+  scr_run *queue_head, *queue_tail;
+
+  scr_run fast; /* the run of the fast path, under the drive lock */
+
+  uint64_t boundary[SAGECOMM_KIND_COUNT][SCR_MAX_CLASSES];
+  uint32_t boundaries[SAGECOMM_KIND_COUNT];
+  scr_cache_entry cache[SCR_CACHE_ENTRIES];
+  _Atomic uint32_t cached;
+
+  _Atomic uint32_t error_state; /* 0, 1 being written, 2 valid */
+  sagecomm_error error;
+
+  alignas(SCR_LINE) _Atomic uint32_t message_lock;
+  _Atomic uint32_t messages; /* unfinished */
+  scr_channel *channel;
+  scr_run *recv_head, *recv_tail; /* posted, unmatched, in order */
+  uint64_t message_activity;
+  int32_t message_sleepers; /* threads that sleep for messages; under the queue lock */
+
+  _Atomic uint64_t ops[SAGECOMM_KIND_COUNT], bytes[SAGECOMM_KIND_COUNT];
+  _Atomic uint64_t fast_ops, sleeps, blocked;
+};
+
+/* ---- waiting (wait.c) ---- */
+
+int64_t scr_now(void); /* CLOCK_MONOTONIC, ns */
+
+static inline void scr_pause(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+void scr_futex_wait(_Atomic uint32_t *word, uint32_t value, int64_t ns);
+void scr_futex_wake(_Atomic uint32_t *word);
+void scr_spin_lock(_Atomic uint32_t *lock);
+void scr_spin_unlock(_Atomic uint32_t *lock);
+bool scr_try_lock(_Atomic uint32_t *lock);
+
+/* Adds to the bell and wakes its sleepers. */
+void scr_ring_bell(_Atomic uint32_t *bell);
+
+/* State of one spell of waiting. Zero it; zero it again after progress. */
+typedef struct scr_patience {
+  int64_t began, looked, last;
+} scr_patience;
+
+/* The time; a gap far longer than `asked` ns since the last look moves the run's deadline. */
+int64_t scr_look_at_clock(scr_run *r, scr_patience *p, int64_t asked);
+
+#define SCR_SLICE_NS (50 * 1000000LL)
+
+/* Stores the flag and wakes the peers that sleep for it: store, then read of the sleeper words, both sequentially
+ * consistent, which together with the sleeper's store-then-look lets no wake-up be lost (docs/protocol.md). */
+static inline void scr_store_flag(_Atomic uint64_t *flag, uint64_t value) {
+  atomic_store_explicit(flag, value, memory_order_seq_cst);
+}
+void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word);
+static inline void scr_wake_readers(scr_group *g) {
+  uint32_t me = 1 + (uint32_t)g->rank;
+  for (int32_t i = 0; i < g->size; i++) {
+    scr_sleeper *s = &g->peer[i].board->collective;
+    uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
+    if (SCR_UNLIKELY(word != 0)) {
+      uint32_t who = word & ~SCR_SLEEP_ENGINE;
+      if (i != g->rank && (who == me || who == SCR_SLEEP_ANY)) scr_wake_peer(&g->peer[i], s, word);
+    }
+  }
+}
+
+/* Waits a little for the blocked run: yields, then sleeps in slices. 0 to look again, SCR_YIELDED when slice_end has
+ * passed, or a trouble code with run->peer set. */
+int scr_relax(scr_group *g, scr_run *r, scr_patience *p, scr_sleeper *s, int64_t slice_end);
+/* Looks whether waiting still makes sense. 0 or a trouble code. */
+int scr_health(scr_group *g, scr_run *r, int64_t now);
+void scr_describe_trouble(const scr_run *r, int code, scr_trouble *out);
+
+/* ---- programs (program.c) ---- */
+
+void scr_run_start(scr_group *g, scr_run *r);
+/* Goes on until the run is finished or blocked, or until_ns (0: never) has passed. Under the drive lock. */
+int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns);
+
+/* ---- runs and queue (run.c, issue.c) ---- */
+
+scr_run *scr_run_new(void);
+scr_run *scr_run_of(uint64_t handle);
+void scr_run_ref(scr_run *r);
+void scr_run_unref(scr_run *r);
+bool scr_run_operands(scr_run *r, const sagecomm_op *op, bool copy_segments);
+/* Marks it complete and wakes its waiters. If it has a done function and nobody is waiting who would call it
+ * (`waiter`: the caller is), hands it to the completers. Drops no reference. */
+void scr_run_finish(scr_run *r, int32_t status, bool waiter);
+/* Calls the done function if nobody has. */
+void scr_run_complete(scr_run *r);
+
+bool scr_drive_lock(scr_group *g);
+void scr_drive_unlock(scr_group *g);
+/* Under the drive lock: carries the queue on until it is empty, blocked, or until_ns has passed, or `until` is done. */
+int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked);
+/* Under the drive lock, the group being down: completes all that is queued with its error. */
+void scr_drain(scr_group *g);
+/* Keeps the group from being closed until scr_group_exit(). False: the handle's group is down or gone. */
+bool scr_group_enter(scr_group *g, uint64_t handle);
+void scr_group_exit(scr_group *g);
+int32_t scr_copy_error(const scr_group *g, sagecomm_error *err);
+int32_t scr_plain_error(sagecomm_error *err, int32_t status, const char *message);
+
+/* ---- messages (p2p.c, p2p_issue.c) ---- */
+
+int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work,
+                          sagecomm_error *err);
+/* Under the message lock: moves what can be moved. SCR_IDLE when nothing is unfinished, SCR_BLOCKED, SCR_NEEDS_RING
+ * (*peer), or a trouble code (*culprit). */
+int scr_message_progress(scr_group *g, int32_t *peer, scr_run **culprit);
+void scr_message_drain(scr_group *g);
+int scr_message_wait(scr_group *g, scr_run *r, int64_t slice_end);
+void scr_message_free(scr_group *g);
+
+/* ---- engine (engine.c) ---- */
+
+void scr_engine_ring(void);
+void scr_push_completed(scr_run *r);
+
+extern scr_hooks scr_go;
+extern _Atomic uint64_t scr_entries;
+
+#endif

@@ -1,0 +1,409 @@
+/* issue.c: how an operation starts, who drives it, and how it is waited for. */
+#include <pthread.h>
+#include <stdio.h>
+
+#include "recorder.h"
+
+scr_hooks scr_go;
+_Atomic uint64_t scr_entries;
+
+void scr_set_hooks(const scr_hooks *hooks) { scr_go = *hooks; }
+
+uint64_t scr_go_entries(void) { return atomic_load_explicit(&scr_entries, memory_order_relaxed); }
+
+static void entering_go(void) { atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed); }
+
+/* ---- errors that need no Go ---- */
+
+int32_t scr_plain_error(sagecomm_error *err, int32_t status, const char *message) {
+  if (err) {
+    memset(err, 0, sizeof *err);
+    err->status = status;
+    err->rank = -1;
+    snprintf(err->message, sizeof err->message, "%s", message);
+  }
+  return status;
+}
+
+static bool forked;
+
+static void in_child(void) { forked = true; }
+
+static void register_fork(void) { pthread_atfork(NULL, NULL, in_child); }
+
+void scr_watch_fork(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, register_fork);
+}
+
+bool scr_in_child(void) { return SCR_UNLIKELY(forked); }
+
+int32_t scr_refuse_child(sagecomm_error *err) {
+  return scr_plain_error(
+      err, SAGECOMM_FORKED,
+      "sagecomm: this process was forked from one that uses sagecomm; the group cannot be used here. "
+      "Use it in the parent, or start workers with spawn or forkserver and init_process_group there");
+}
+
+/* ---- operands ---- */
+
+static uint64_t total(const sagecomm_segment *s, uint32_t n) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < n; i++) bytes += s[i].bytes;
+  return bytes;
+}
+
+uint64_t scr_op_bytes(const sagecomm_op *op, int32_t size) {
+  uint64_t in = total(op->in, op->n_in), out = total(op->out, op->n_out);
+  switch (op->kind) {
+    case SAGECOMM_ALL_REDUCE:
+      return in == out ? in : UINT64_MAX;
+    case SAGECOMM_REDUCE: /* only the root needs an output */
+      return in == out || op->n_out == 0 ? in : UINT64_MAX;
+    case SAGECOMM_BROADCAST:
+      return op->n_in == 0 || in == out ? out : UINT64_MAX;
+    case SAGECOMM_ALL_GATHER:
+      return in * (uint64_t)size == out ? in : UINT64_MAX;
+    case SAGECOMM_SEND:
+      return in;
+    case SAGECOMM_RECV:
+      return out;
+    default:
+      return in == 0 && out == 0 ? 0 : UINT64_MAX;
+  }
+}
+
+/* ---- the drive lock ---- */
+
+bool scr_drive_lock(scr_group *g) {
+  uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
+  while (!(w & SCR_LOCKED)) {
+    if (atomic_compare_exchange_weak_explicit(&g->word, &w, w | SCR_LOCKED, memory_order_acq_rel, memory_order_relaxed))
+      return true;
+  }
+  return false;
+}
+
+void scr_drive_unlock(scr_group *g) {
+  uint64_t w = atomic_fetch_and_explicit(&g->word, ~SCR_LOCKED, memory_order_acq_rel);
+  if (w & SCR_QUEUED) scr_engine_ring();
+}
+
+/* ---- the queue ---- */
+
+static void count(scr_group *g, const scr_run *r) {
+  _Atomic uint64_t *ops = &g->ops[r->kind], *bytes = &g->bytes[r->kind];
+  atomic_store_explicit(ops, atomic_load_explicit(ops, memory_order_relaxed) + 1, memory_order_relaxed);
+  atomic_store_explicit(bytes, atomic_load_explicit(bytes, memory_order_relaxed) + r->bytes, memory_order_relaxed);
+}
+
+/* Numbering and queueing are one step under the queue lock, so the order of the queue is the order of the numbers. */
+scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own, bool *down) {
+  *down = false;
+  scr_run *r = scr_run_new();
+  if (r == NULL || !scr_run_operands(r, op, true)) {
+    if (r) scr_run_unref(r);
+    return NULL;
+  }
+  r->group = g;
+  r->group_handle = g->handle;
+  r->bytes = bytes;
+  r->program = p;
+  r->timeout_ns = op->timeout_ns > 0 ? op->timeout_ns : atomic_load_explicit(&g->timeout_ns, memory_order_relaxed);
+  scr_run_ref(r); /* the queue's */
+  scr_spin_lock(&g->queue_lock);
+  uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
+  do {
+    if (w & SCR_DOWN) {
+      scr_spin_unlock(&g->queue_lock);
+      *down = true;
+      scr_run_unref(r);
+      scr_run_unref(r);
+      return NULL;
+    }
+  } while (!atomic_compare_exchange_weak_explicit(&g->word, &w, (w + SCR_SEQ_ONE) | SCR_QUEUED, memory_order_acq_rel,
+                                                  memory_order_relaxed));
+  r->seq = scr_word_seq(w) + 1;
+  scr_note_created(g, r);
+  if (own) r->own_program = (scr_program *)(uintptr_t)p;
+  if (g->queue_tail) {
+    g->queue_tail->next = r;
+  } else {
+    g->queue_head = r;
+  }
+  g->queue_tail = r;
+  scr_spin_unlock(&g->queue_lock);
+  return r;
+}
+
+static scr_run *queue_first(scr_group *g) {
+  scr_spin_lock(&g->queue_lock);
+  scr_run *r = g->queue_head;
+  scr_spin_unlock(&g->queue_lock);
+  return r;
+}
+
+/* Takes the first run out; the flag falls with the last one, under the same lock as it is raised. */
+static void queue_pop(scr_group *g) {
+  scr_spin_lock(&g->queue_lock);
+  scr_run *r = g->queue_head;
+  g->queue_head = r->next;
+  r->next = NULL;
+  if (g->queue_head == NULL) {
+    g->queue_tail = NULL;
+    atomic_fetch_and_explicit(&g->word, ~SCR_QUEUED, memory_order_acq_rel);
+  }
+  scr_spin_unlock(&g->queue_lock);
+}
+
+int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked) {
+  if (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) {
+    scr_drain(g);
+    return SCR_IDLE;
+  }
+  for (;;) {
+    scr_run *r = queue_first(g);
+    if (r == NULL) return SCR_IDLE;
+    if (!r->started) scr_run_start(g, r);
+    int rc = scr_run_advance(g, r, until_ns);
+    if (rc != SCR_FINISHED) {
+      *blocked = r;
+      return rc;
+    }
+    count(g, r);
+    queue_pop(g);
+    bool stop = r == until;
+    scr_run_finish(r, SAGECOMM_OK, stop);
+    scr_run_unref(r);
+    if (stop) return SCR_FINISHED;
+    if (until_ns != 0 && scr_now() >= until_ns) return queue_first(g) ? SCR_YIELDED : SCR_IDLE;
+  }
+}
+
+void scr_drain(scr_group *g) {
+  for (scr_run *r; (r = queue_first(g)) != NULL;) {
+    queue_pop(g);
+    scr_run_finish(r, scr_copy_error(g, NULL), false);
+    scr_run_unref(r);
+  }
+}
+
+/* ---- driving with patience ---- */
+
+static void report(uint64_t handle, const scr_run *r, int code) {
+  scr_trouble t;
+  scr_describe_trouble(r, code, &t);
+  entering_go();
+  scr_go.trouble(handle, &t);
+}
+
+static bool same_place(const scr_run *r, _Atomic uint64_t *flag, uint64_t need) {
+  return r->flag == flag && r->need == need;
+}
+
+/* Under the drive lock. SCR_FINISHED when `r` is done, SCR_YIELDED when slice_end has passed, or a trouble code of
+ * *culprit. `r` is the group's fast run or stands in the queue. */
+static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run **culprit) {
+  scr_patience patience = {0};
+  _Atomic uint64_t *flag = NULL;
+  uint64_t need = 0;
+  for (;;) {
+    scr_run *at = r;
+    int rc;
+    if (r == &g->fast) {
+      rc = scr_run_advance(g, r, 0);
+      if (rc == SCR_FINISHED) return rc;
+    } else {
+      rc = scr_drive(g, r, slice_end, &at);
+      if (rc == SCR_FINISHED || rc == SCR_IDLE) return SCR_FINISHED;
+      if (rc == SCR_YIELDED) return rc;
+    }
+    *culprit = at;
+    if (rc > 0) return rc;
+    if (!same_place(at, flag, need)) {
+      flag = at->flag;
+      need = at->need;
+      patience = (scr_patience){0};
+      g->spin_now = g->spin;
+    }
+    rc = scr_relax(g, at, &patience, &g->board->collective, slice_end);
+    if (rc) return rc;
+  }
+}
+
+/* ---- issue ---- */
+
+/* How long a synchronous call keeps the caller before it lets it look for signals. */
+#define SYNC_SLICE_NS (50 * 1000000LL)
+/* Asynchronous operations up to this length are begun by their caller. */
+#define BEGIN_BYTES (64 * 1024)
+
+/* The fast run did not finish in its slice: it moves to the head of the queue, as it is, and gets a handle. False when
+ * there is no memory for that. */
+static bool promote(scr_group *g, const sagecomm_op *op, sagecomm_work *work) {
+  scr_run *r = scr_run_new();
+  if (r == NULL) return false;
+  uint32_t index = r->index, generation = r->generation;
+  *r = g->fast;
+  r->index = index;
+  r->generation = generation;
+  atomic_store_explicit(&r->refs, 2, memory_order_relaxed);
+  if (!scr_run_operands(r, op, true)) {
+    scr_run_unref(r);
+    scr_run_unref(r);
+    return false;
+  }
+  scr_spin_lock(&g->queue_lock);
+  r->next = g->queue_head;
+  g->queue_head = r;
+  if (g->queue_tail == NULL) g->queue_tail = r;
+  atomic_fetch_or_explicit(&g->word, SCR_QUEUED, memory_order_acq_rel);
+  scr_spin_unlock(&g->queue_lock);
+  *work = scr_run_handle(r);
+  return true;
+}
+
+static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, uint64_t bytes, uint64_t seq,
+                        const scr_program *pg, sagecomm_work *work, sagecomm_error *err) {
+  scr_run *r = &g->fast;
+  scr_run_operands(r, op, false);
+  r->group = g;
+  r->group_handle = handle;
+  r->bytes = bytes;
+  r->program = pg;
+  r->seq = seq;
+  r->timeout_ns = op->timeout_ns > 0 ? op->timeout_ns : atomic_load_explicit(&g->timeout_ns, memory_order_relaxed);
+  g->spin_now = g->spin;
+  scr_run_start(g, r);
+  int rc = SCR_LIKELY(atomic_load_explicit(g->failure, memory_order_relaxed) == 0) ? scr_run_advance(g, r, 0)
+                                                                                   : SCR_TROUBLE_FAILURE;
+  scr_run *culprit = r;
+  while (SCR_UNLIKELY(rc == SCR_BLOCKED || rc == SCR_YIELDED)) {
+    rc = drive_patiently(g, r, scr_now() + SYNC_SLICE_NS, &culprit);
+    if (rc == SCR_YIELDED && promote(g, op, work)) {
+      scr_drive_unlock(g);
+      return SAGECOMM_PENDING;
+    }
+  }
+  scr_note_finished(g, r, rc == SCR_FINISHED);
+  if (SCR_LIKELY(rc == SCR_FINISHED)) {
+    count(g, r);
+    atomic_store_explicit(&g->fast_ops, atomic_load_explicit(&g->fast_ops, memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+    scr_drive_unlock(g);
+    return SAGECOMM_OK;
+  }
+  scr_run failed = *r; /* the lock goes before Go is entered */
+  scr_drive_unlock(g);
+  report(handle, &failed, rc);
+  return scr_copy_error(g, err);
+}
+
+/* Elements that a length must be a multiple of; sagecomm_dtype's order. A broadcast moves bytes, whatever they are. */
+static const uint8_t elem_bytes[SAGECOMM_DTYPE_COUNT] = {1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 2, 4, 8, 8, 16, 1};
+
+/* Whether a call whose program is there is allowed as well. What else would be refused has no program under its key. */
+static inline bool allowed(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
+  bool whole = op->dtype < SAGECOMM_DTYPE_COUNT && (bytes & (uint64_t)(elem_bytes[op->dtype] - 1)) == 0;
+  bool rooted = op->kind == SAGECOMM_BROADCAST || op->kind == SAGECOMM_REDUCE;
+  return whole && op->reduce_op < SAGECOMM_REDUCE_OP_COUNT &&
+         (!rooted || op->root != g->rank || (op->n_in != 0 && op->n_out != 0));
+}
+
+int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  *work = 0;
+  scr_group *g = scr_group_of(group);
+  if (SCR_UNLIKELY(g == NULL)) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: the group was destroyed");
+  if (op->kind == SAGECOMM_SEND || op->kind == SAGECOMM_RECV) return scr_message_issue(g, group, op, work, err);
+  if (SCR_LIKELY(!(op->flags & SAGECOMM_ASYNC) && op->kind < SAGECOMM_SEND)) {
+    uint64_t bytes = scr_op_bytes(op, g->size);
+    const scr_program *pg = scr_cache_find(g, scr_cache_key(g, op, bytes));
+    uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
+    if (SCR_LIKELY(pg != NULL && bytes != UINT64_MAX && allowed(g, op, bytes) && (w & SCR_FLAGS) == 0 &&
+                   w >> SCR_GEN_SHIFT == group >> 32) &&
+        atomic_compare_exchange_strong_explicit(&g->word, &w, (w + SCR_SEQ_ONE) | SCR_LOCKED, memory_order_acq_rel,
+                                                memory_order_relaxed)) {
+      return run_here(g, group, op, bytes, scr_word_seq(w) + 1, pg, work, err);
+    }
+  }
+  scr_run *r = NULL;
+  entering_go();
+  int32_t status = scr_go.issue(group, op, &r, err);
+  if (status != SAGECOMM_OK) return status;
+  sagecomm_work handle = scr_run_handle(r);
+  if (op->flags & SAGECOMM_ASYNC) {
+    if (r->bytes <= BEGIN_BYTES && scr_drive_lock(g)) {
+      scr_run *blocked;
+      g->spin_now = 0;
+      int rc = scr_drive(g, NULL, 0, &blocked);
+      (void)rc; /* trouble is met again, and reported, by whoever drives next */
+      scr_drive_unlock(g);
+    } else {
+      scr_engine_ring();
+    }
+    status = scr_wait(handle, 0, err);
+  } else {
+    status = scr_wait(handle, SYNC_SLICE_NS, err);
+  }
+  if (status == SAGECOMM_PENDING) {
+    *work = handle;
+  } else {
+    scr_run_unref(r);
+  }
+  return status;
+}
+
+/* ---- wait ---- */
+
+/* Sleeps until the run is done or the slice is over; somebody else drives. */
+static void sleep_on(scr_run *r, int64_t slice_end) {
+  for (int i = 0; i < 200; i++) {
+    if (atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE) return;
+    scr_pause();
+  }
+  atomic_fetch_add_explicit(&r->sleepers, 1, memory_order_seq_cst);
+  uint32_t state = atomic_load_explicit(&r->state, memory_order_seq_cst);
+  int64_t ns = slice_end - scr_now();
+  if (ns > 5 * 1000000) ns = 5 * 1000000; /* then see whether the lock is free */
+  if (!(state & SCR_DONE)) scr_futex_wait(&r->state, state, ns);
+  atomic_fetch_sub_explicit(&r->sleepers, 1, memory_order_seq_cst);
+}
+
+static int wait_collective(scr_group *g, scr_run *r, int64_t slice_end) {
+  if (!scr_drive_lock(g)) {
+    sleep_on(r, slice_end);
+    return 0;
+  }
+  scr_run *culprit = r;
+  g->spin_now = g->spin;
+  int rc = atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE
+               ? SCR_FINISHED
+               : drive_patiently(g, r, slice_end, &culprit);
+  scr_run failed;
+  if (rc > 0) failed = *culprit;
+  scr_drive_unlock(g);
+  if (rc > 0) report(r->group_handle, &failed, rc);
+  return 0;
+}
+
+int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  scr_run *r = scr_run_of(work);
+  if (r == NULL) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: wait: bad work handle");
+  int64_t slice_end = 0;
+  while (!(atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE)) {
+    if (timeout_ns <= 0) return SAGECOMM_PENDING;
+    int64_t now = scr_now();
+    if (slice_end == 0) slice_end = now + timeout_ns;
+    if (now >= slice_end) return SAGECOMM_PENDING;
+    if (r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV) {
+      scr_message_wait(r->group, r, slice_end);
+    } else {
+      wait_collective(r->group, r, slice_end);
+    }
+  }
+  scr_run_complete(r);
+  if (r->status < 0) scr_copy_error(r->group, err);
+  return r->status;
+}

@@ -1,0 +1,24 @@
+/* kernels_avx2.c: registers of 32 bytes. Nothing here may run before scr_get_kernels() has looked at the processor. */
+#include "kernels_internal.h"
+
+#ifdef SCR_KERNELS_X86
+#include <immintrin.h>
+
+#pragma GCC target("avx2,f16c")
+#pragma GCC optimize("fp-contract=off")
+
+#define SCR_VB 32
+#define SCR_NAME "avx2"
+#define SCR_TABLE scr_kernels_avx2
+#define SCR_STREAM(p, v) _mm256_stream_si256((__m256i *)(void *)(p), (__m256i)(v))
+#define SCR_STREAM_FENCE() _mm_sfence()
+
+#include "kernels_vector.inc.h"
+
+#include "kernels_half.inc.h"
+#include "kernels_ops.inc.h"
+
+#include "kernels_copy.inc.h"
+#include "kernels_fold.inc.h"
+#include "kernels_table.inc.h"
+#endif

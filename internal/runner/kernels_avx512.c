@@ -1,0 +1,24 @@
+/* kernels_avx512.c: registers of 64 bytes. Nothing here may run before scr_get_kernels() has looked at the processor. */
+#include "kernels_internal.h"
+
+#ifdef SCR_KERNELS_X86
+#include <immintrin.h>
+
+#pragma GCC target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#pragma GCC optimize("fp-contract=off")
+
+#define SCR_VB 64
+#define SCR_NAME "avx512"
+#define SCR_TABLE scr_kernels_avx512
+#define SCR_STREAM(p, v) _mm512_stream_si512((void *)(p), (__m512i)(v))
+#define SCR_STREAM_FENCE() _mm_sfence()
+
+#include "kernels_vector.inc.h"
+
+#include "kernels_half.inc.h"
+#include "kernels_ops.inc.h"
+
+#include "kernels_copy.inc.h"
+#include "kernels_fold.inc.h"
+#include "kernels_table.inc.h"
+#endif

@@ -1,0 +1,206 @@
+package runner
+
+/*
+#include "runner.h"
+
+int32_t scr_on_done_go(sagecomm_work work, uintptr_t ctx, sagecomm_error *err);
+*/
+import "C"
+
+import (
+	"runtime"
+	"runtime/cgo"
+	"sync"
+	"time"
+	"unsafe"
+
+	"sagecomm/internal/coll"
+)
+
+// The operations of the C ABI for callers in Go: tests and benchmarks. They take the same way as a call from C, the
+// fast path included.
+//
+// Ownership of buffers: an operation pins its buffers while it goes on, so they may be ordinary Go memory, which is
+// neither collected nor moved meanwhile, or memory of C. It unpins them as soon as Go hears that it is complete: in
+// Issue, in Wait, before the function of OnDone runs, or, when the Work was released before, by a done function of its
+// own. Until then the contents belong to the operation.
+
+// Work is an operation that was issued. The zero Work is complete.
+type Work struct{ p *pendingWork }
+
+type pendingWork struct {
+	handle C.sagecomm_work
+	pins   runtime.Pinner
+	unpin  sync.Once
+	done   func(*coll.Failure) // of OnDone; nil if only the pins wait for the end
+}
+
+func (p *pendingWork) settle() { p.unpin.Do(p.pins.Unpin) }
+
+// inlineSegments is how many segments a frame holds without an allocation.
+const inlineSegments = 8
+
+// frame is what one call hands to C. It is pinned while C may look at it.
+type frame struct {
+	op   C.sagecomm_op
+	work C.sagecomm_work
+	err  C.sagecomm_error
+	list [inlineSegments]C.sagecomm_segment
+}
+
+var frames = sync.Pool{New: func() any { return new(frame) }}
+
+// Issue issues one operation on buffers that are the concatenation of in and of out; the lengths in op are not looked
+// at. A synchronous operation is complete when it returns; then the Work is the zero Work.
+func (g *Group) Issue(op coll.Op, in, out [][]byte) (Work, *coll.Failure) {
+	f := frames.Get().(*frame)
+	defer frames.Put(f)
+	p := pendingWork{}
+	status := f.issue(g.handle, op, in, out, &p.pins)
+	if status != C.SAGECOMM_PENDING {
+		p.pins.Unpin()
+		return Work{}, failureOf(status, &f.err)
+	}
+	kept := &pendingWork{handle: f.work, pins: p.pins}
+	w := Work{kept}
+	if op.Async {
+		return w, nil
+	}
+	for {
+		if done, failure := w.Wait(time.Second); done {
+			w.Release()
+			return Work{}, failure
+		}
+	}
+}
+
+func (f *frame) issue(group uint64, op coll.Op, in, out [][]byte, pins *runtime.Pinner) C.int32_t {
+	list := f.list[:]
+	if len(in)+len(out) > len(list) {
+		list = make([]C.sagecomm_segment, len(in)+len(out))
+		pins.Pin(&list[0])
+	} else {
+		pins.Pin(f)
+	}
+	fill := func(to []C.sagecomm_segment, from [][]byte) *C.sagecomm_segment {
+		if len(from) == 0 {
+			return nil
+		}
+		for i, b := range from {
+			data := unsafe.Pointer(unsafe.SliceData(b))
+			if len(b) > 0 {
+				pins.Pin(data)
+			} else {
+				data = nil
+			}
+			to[i] = C.sagecomm_segment{data: data, bytes: C.uint64_t(len(b))}
+		}
+		return &to[0]
+	}
+	f.op = C.sagecomm_op{kind: C.uint8_t(op.Kind), dtype: C.uint8_t(op.Type), reduce_op: C.uint8_t(op.Reduce),
+		root: C.int32_t(op.Root), tag: C.int32_t(op.Tag), factor: C.double(op.Factor), timeout_ns: C.int64_t(op.Timeout),
+		n_in: C.uint32_t(len(in)), n_out: C.uint32_t(len(out)),
+		in: fill(list, in), out: fill(list[len(in):], out)}
+	if op.Async {
+		f.op.flags = C.SAGECOMM_ASYNC
+	}
+	status := C.scr_issue(C.sagecomm_group(group), &f.op, &f.work, &f.err)
+	clear(list) // C has its own copy of what it still needs; the frame keeps nobody's memory alive
+	return status
+}
+
+// Wait waits at most that long, 0 to look only, and helps to carry the operation out meanwhile.
+func (w Work) Wait(timeout time.Duration) (done bool, failure *coll.Failure) {
+	if w.p == nil {
+		return true, nil
+	}
+	f := frames.Get().(*frame)
+	defer frames.Put(f)
+	status := C.scr_wait(w.p.handle, C.int64_t(timeout), &f.err)
+	if status == C.SAGECOMM_PENDING {
+		return false, nil
+	}
+	w.p.settle()
+	return true, failureOf(status, &f.err)
+}
+
+// OnDone has done called once, on a thread of the library or inside a Wait, when the operation is complete; at once, on
+// this one, if it is complete already. Once per Work.
+func (w Work) OnDone(done func(*coll.Failure)) {
+	if w.p == nil {
+		done(nil)
+		return
+	}
+	w.p.done = done
+	w.p.onDone()
+}
+
+func (p *pendingWork) onDone() {
+	f := frames.Get().(*frame)
+	defer frames.Put(f)
+	ctx := cgo.NewHandle(p)
+	if status := C.scr_on_done_go(p.handle, C.uintptr_t(ctx), &f.err); status != C.SAGECOMM_PENDING {
+		ctx.Delete()
+		p.complete(failureOf(status, &f.err))
+	}
+}
+
+func (p *pendingWork) complete(f *coll.Failure) {
+	p.settle()
+	if p.done != nil {
+		p.done(f)
+	}
+}
+
+//export scrGoDone
+func scrGoDone(ctx C.uintptr_t, status C.int32_t, err *C.sagecomm_error) {
+	h := cgo.Handle(ctx)
+	p := h.Value().(*pendingWork)
+	h.Delete()
+	p.complete(failureOf(status, err))
+}
+
+// Release gives the Work back. The operation goes on if it is not complete.
+func (w Work) Release() {
+	if w.p == nil {
+		return
+	}
+	if w.p.done == nil {
+		if done, _ := w.Wait(0); !done {
+			w.p.onDone()
+		}
+	}
+	C.scr_release(w.p.handle)
+}
+
+// Sequence is the number of the operation in its group, 0 for messages and for a complete synchronous operation.
+func (w Work) Sequence() uint64 {
+	if w.p == nil {
+		return 0
+	}
+	return uint64(C.scr_work_sequence(w.p.handle))
+}
+
+// Source is the rank that a complete recv got its message from, -1 before that.
+func (w Work) Source() int {
+	if w.p == nil {
+		return -1
+	}
+	return int(C.scr_work_source(w.p.handle))
+}
+
+// Error is the group's first cause of failure, nil if there is none.
+func (g *Group) Error() *coll.Failure {
+	f := frames.Get().(*frame)
+	defer frames.Put(f)
+	return failureOf(C.scr_group_error(C.sagecomm_group(g.handle), &f.err), &f.err)
+}
+
+func failureOf(status C.int32_t, e *C.sagecomm_error) *coll.Failure {
+	if status >= 0 {
+		return nil
+	}
+	return &coll.Failure{Status: coll.Status(status), Rank: int(e.rank), PID: int(e.pid), Sequence: uint64(e.sequence),
+		Op: C.GoString(&e.op[0]), Group: C.GoString(&e.group[0]), Host: C.GoString(&e.host[0]),
+		Message: C.GoString(&e.message[0])}
+}

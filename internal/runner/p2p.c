@@ -1,0 +1,359 @@
+/* p2p.c: point-to-point messages. Posted order per (peer, tag); a recv from any source competes in the same order. Short
+ * messages travel eagerly, within a credit, so that what lies unmatched at a receiver is bounded; longer ones, and all
+ * once the credit is used up, are announced and wait until the receiver has a buffer. Only announcements lie in a ring
+ * without a buffer, and they are always taken out of it: no order of posting can stop a ring. */
+#include "p2p.h"
+#include "recorder.h"
+
+#include <stdlib.h>
+
+/* ---- lists ---- */
+
+static void push(scr_run **head, scr_run **tail, scr_run *r) {
+  r->next = NULL;
+  if (*tail) {
+    (*tail)->next = r;
+  } else {
+    *head = r;
+  }
+  *tail = r;
+}
+
+static void unlink_run(scr_run **head, scr_run **tail, scr_run *r) {
+  scr_run *before = NULL;
+  for (scr_run **at = head; *at; before = *at, at = &(*at)->next) {
+    if (*at != r) continue;
+    *at = r->next;
+    if (tail && *tail == r) *tail = before;
+    r->next = NULL;
+    return;
+  }
+}
+
+static scr_run *find_id(scr_run *list, uint64_t id) {
+  while (list && list->id != id) list = list->next;
+  return list;
+}
+
+static void finish(scr_group *g, scr_run *r, int32_t status) {
+  if (status == SAGECOMM_OK) {
+    atomic_fetch_add_explicit(&g->ops[r->kind], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&g->bytes[r->kind], r->bytes, memory_order_relaxed);
+  }
+  scr_run_finish(r, status, false);
+  scr_run_unref(r);
+  g->message_activity++;
+  /* Another thread of this process may sleep for it on the board's bell. */
+  if (atomic_load_explicit(&g->board->p2p.waits_for, memory_order_seq_cst) & ~SCR_SLEEP_ENGINE) {
+    scr_ring_bell(&g->board->p2p.bell);
+  }
+  /* Last: who finds none left, and no thread inside, may close the group. */
+  atomic_fetch_sub_explicit(&g->messages, 1, memory_order_release);
+}
+
+/* Copies between a run's buffer, from `at` on, and a ring. */
+static void move(const scr_segments *s, uint64_t at, unsigned char *ring, uint64_t n, bool to_ring) {
+  for (uint32_t i = 0; i < s->n && n > 0; i++) {
+    if (at >= s->list[i].bytes) {
+      at -= s->list[i].bytes;
+      continue;
+    }
+    uint64_t len = s->list[i].bytes - at;
+    if (len > n) len = n;
+    unsigned char *mine = (unsigned char *)s->list[i].data + at;
+    scr_get_kernels()->copy(to_ring ? ring : mine, to_ring ? mine : ring, len);
+    ring += len;
+    n -= len;
+    at = 0;
+  }
+}
+
+/* ---- receiving ---- */
+
+static bool fits(scr_run *r, int32_t from, uint64_t total) {
+  r->peer = from;
+  r->need = total;
+  return r->bytes == total;
+}
+
+static bool queue_grant(scr_channel *ch, uint64_t id) {
+  struct scr_grant *gr = malloc(sizeof *gr);
+  if (gr == NULL) return false;
+  *gr = (struct scr_grant){.id = id};
+  if (ch->grant_tail) {
+    ch->grant_tail->next = gr;
+  } else {
+    ch->grant_head = gr;
+  }
+  ch->grant_tail = gr;
+  return true;
+}
+
+/* A posted recv meets a message. 0 or a trouble code. */
+static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint64_t total, uint64_t id,
+                   unsigned char *data) {
+  scr_channel *ch = &g->channel[from];
+  if (!fits(r, from, total)) return SCR_TROUBLE_LENGTH;
+  r->source = from;
+  if (!announced) {
+    move(&r->out, 0, data, total, false);
+    ch->eager_released += total;
+    finish(g, r, SAGECOMM_OK);
+    return 0;
+  }
+  r->id = id;
+  r->matched = true;
+  r->next = ch->receiving;
+  ch->receiving = r;
+  return queue_grant(ch, id) ? 0 : SCR_TROUBLE_FAILURE;
+}
+
+static scr_run *posted_for(scr_group *g, int32_t from, int32_t tag) {
+  scr_run *r = g->recv_head;
+  while (r && !((r->root == from || r->root == SAGECOMM_ANY_SOURCE) && r->tag == tag)) r = r->next;
+  return r;
+}
+
+static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f) {
+  scr_channel *ch = &g->channel[from];
+  bool announced = f->type == SCR_FRAME_ANNOUNCE;
+  scr_unexpected *u = malloc(sizeof *u + (announced ? 0 : f->bytes));
+  if (u == NULL) return SCR_TROUBLE_FAILURE;
+  *u = (scr_unexpected){
+      .arrival = ++g->message_activity, .tag = f->tag, .announced = announced, .total = f->total, .id = f->id};
+  if (!announced) memcpy(u->data, (const unsigned char *)f + SCR_FRAME_HEADER, f->bytes);
+  if (ch->unexpected_tail) {
+    ch->unexpected_tail->next = u;
+  } else {
+    ch->unexpected_head = u;
+  }
+  ch->unexpected_tail = u;
+  return 0;
+}
+
+static int take_frame(scr_group *g, int32_t from, scr_frame *f, scr_run **culprit) {
+  scr_channel *ch = &g->channel[from];
+  unsigned char *data = (unsigned char *)f + SCR_FRAME_HEADER;
+  scr_run *r;
+  switch (f->type) {
+    case SCR_FRAME_EAGER:
+    case SCR_FRAME_ANNOUNCE:
+      if (f->type == SCR_FRAME_EAGER && f->bytes != f->total) return SCR_TROUBLE_LENGTH;
+      r = posted_for(g, from, f->tag);
+      if (r == NULL) return keep_unexpected(g, from, f);
+      *culprit = r;
+      if (!fits(r, from, f->total)) return SCR_TROUBLE_LENGTH;
+      unlink_run(&g->recv_head, &g->recv_tail, r);
+      return deliver(g, r, from, f->type == SCR_FRAME_ANNOUNCE, f->total, f->id, data);
+    case SCR_FRAME_GRANT:
+      r = find_id(ch->waiting, f->id);
+      if (r == NULL) return SCR_TROUBLE_LENGTH;
+      unlink_run(&ch->waiting, NULL, r);
+      push(&ch->granted_head, &ch->granted_tail, r);
+      return 0;
+    case SCR_FRAME_DATA:
+      r = find_id(ch->receiving, f->id);
+      if (r == NULL || f->bytes > r->bytes - r->moved) return SCR_TROUBLE_LENGTH;
+      move(&r->out, r->moved, data, f->bytes, false);
+      r->moved += f->bytes;
+      if (r->moved == r->bytes) {
+        unlink_run(&ch->receiving, NULL, r);
+        finish(g, r, SAGECOMM_OK);
+      }
+      return 0;
+    default:
+      return SCR_TROUBLE_LENGTH;
+  }
+}
+
+/* A recv that was just posted may have a message already: the earliest one that fits it. */
+static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
+  int32_t from = -1;
+  scr_unexpected *best = NULL;
+  for (int32_t p = 0; p < g->size; p++) {
+    if (r->root != SAGECOMM_ANY_SOURCE && r->root != p) continue;
+    scr_unexpected *u = g->channel[p].unexpected_head;
+    while (u && u->tag != r->tag) u = u->next;
+    if (u && (best == NULL || u->arrival < best->arrival)) {
+      best = u;
+      from = p;
+    }
+  }
+  *matched = best != NULL;
+  if (best == NULL) return 0;
+  if (!fits(r, from, best->total)) return SCR_TROUBLE_LENGTH;
+  scr_channel *ch = &g->channel[from];
+  scr_unexpected *before = NULL;
+  for (scr_unexpected *u = ch->unexpected_head; u != best; u = u->next) before = u;
+  if (before) {
+    before->next = best->next;
+  } else {
+    ch->unexpected_head = best->next;
+  }
+  if (ch->unexpected_tail == best) ch->unexpected_tail = before;
+  int rc = deliver(g, r, from, best->announced, best->total, best->id, best->data);
+  free(best);
+  return rc;
+}
+
+/* ---- sending ---- */
+
+static bool put(scr_group *g, int32_t to, uint32_t type, scr_run *r, uint64_t at, uint64_t n) {
+  scr_frame *f = scr_ring_room(g, to, n);
+  if (f == NULL) return false;
+  *f = (scr_frame){.type = type, .tag = r->tag, .bytes = n, .total = r->bytes, .id = r->id};
+  move(&r->in, at, (unsigned char *)f + SCR_FRAME_HEADER, n, true);
+  scr_ring_put(&g->channel[to], n);
+  return true;
+}
+
+static bool has_credit(scr_group *g, int32_t to, uint64_t n) {
+  scr_channel *ch = &g->channel[to];
+  if (n > SCR_EAGER_BYTES) return false;
+  if (ch->eager_sent + n - ch->eager_seen <= SCR_EAGER_CREDIT) return true;
+  const scr_ring_reader *r = scr_board_reader(g->peer[to].board, (uint32_t)g->rank);
+  ch->eager_seen = atomic_load_explicit(&r->eager_released, memory_order_acquire);
+  return ch->eager_sent + n - ch->eager_seen <= SCR_EAGER_CREDIT;
+}
+
+/* What this rank has for one peer: clearances, pieces of cleared messages, new messages. True if something went. */
+static bool push_out(scr_group *g, int32_t to) {
+  scr_channel *ch = &g->channel[to];
+  bool moved = false;
+  while (ch->grant_head) {
+    struct scr_grant *gr = ch->grant_head;
+    scr_frame *f = scr_ring_room(g, to, 0);
+    if (f == NULL) return moved;
+    *f = (scr_frame){.type = SCR_FRAME_GRANT, .id = gr->id};
+    scr_ring_put(ch, 0);
+    ch->grant_head = gr->next;
+    if (ch->grant_head == NULL) ch->grant_tail = NULL;
+    free(gr);
+    moved = true;
+  }
+  while (ch->granted_head) {
+    scr_run *r = ch->granted_head;
+    uint64_t n = r->bytes - r->moved < SCR_PIECE_BYTES ? r->bytes - r->moved : SCR_PIECE_BYTES;
+    if (!put(g, to, SCR_FRAME_DATA, r, r->moved, n)) return moved;
+    r->moved += n;
+    moved = true;
+    if (r->moved == r->bytes) {
+      unlink_run(&ch->granted_head, &ch->granted_tail, r);
+      finish(g, r, SAGECOMM_OK);
+    } else {
+      scr_ring_publish(g, to); /* the peer copies this piece while we copy the next */
+    }
+  }
+  while (ch->send_head) {
+    scr_run *r = ch->send_head;
+    bool eager = has_credit(g, to, r->bytes);
+    r->id = ch->next_id;
+    if (!put(g, to, eager ? SCR_FRAME_EAGER : SCR_FRAME_ANNOUNCE, r, 0, eager ? r->bytes : 0)) return moved;
+    ch->next_id++;
+    moved = true;
+    unlink_run(&ch->send_head, &ch->send_tail, r);
+    if (eager) {
+      ch->eager_sent += r->bytes;
+      finish(g, r, SAGECOMM_OK);
+    } else {
+      r->next = ch->waiting;
+      ch->waiting = r;
+    }
+  }
+  return moved;
+}
+
+/* Frames taken per peer and pass, so that one peer does not starve the others. */
+#define FRAMES_PER_PASS 16
+
+int scr_message_progress(scr_group *g, int32_t *peer, scr_run **culprit) {
+  bool moved = true;
+  while (moved) {
+    moved = false;
+    for (int32_t p = 0; p < g->size; p++) {
+      scr_channel *ch = &g->channel[p];
+      for (int n = 0; n < FRAMES_PER_PASS && scr_ring_open(g, p); n++) {
+        bool bad;
+        scr_frame *f = scr_ring_next(g, p, &bad);
+        *culprit = NULL;
+        *peer = p;
+        if (bad) return SCR_TROUBLE_LENGTH;
+        if (f == NULL) break;
+        uint64_t payload = f->bytes;
+        int rc = take_frame(g, p, f, culprit);
+        if (rc) return rc;
+        scr_ring_take(ch, payload);
+        moved = true;
+      }
+      if (ch->grant_head || ch->granted_head || ch->send_head) {
+        if (ch->out == NULL) {
+          *peer = p;
+          return SCR_NEEDS_RING;
+        }
+        moved |= push_out(g, p);
+      }
+      moved |= scr_ring_publish(g, p);
+    }
+  }
+  return atomic_load_explicit(&g->messages, memory_order_relaxed) ? SCR_BLOCKED : SCR_IDLE;
+}
+
+/* ---- posting ---- */
+
+int scr_message_post(scr_group *g, scr_run *r) {
+  atomic_fetch_add_explicit(&g->messages, 1, memory_order_relaxed);
+  scr_note_started(g, r);
+  if (r->kind == SAGECOMM_SEND) {
+    push(&g->channel[r->root].send_head, &g->channel[r->root].send_tail, r);
+    return 0;
+  }
+  bool matched;
+  int rc = match_unexpected(g, r, &matched);
+  if (!matched || rc == SCR_TROUBLE_LENGTH) push(&g->recv_head, &g->recv_tail, r);
+  return rc;
+}
+
+void scr_group_set_ring(scr_group *g, int32_t peer, uint64_t offset) {
+  scr_spin_lock(&g->message_lock);
+  g->channel[peer].out = (scr_ring *)(void *)(g->peer[g->rank].arena + offset);
+  scr_store_flag(scr_board_ring(g->board, (uint32_t)peer), offset);
+  scr_spin_unlock(&g->message_lock);
+}
+
+bool scr_group_has_ring(const scr_group *g, int32_t peer) { return g->channel[peer].out != NULL; }
+
+/* ---- ending ---- */
+
+static void drop_all(scr_group *g, scr_run **head, scr_run **tail) {
+  for (scr_run *r; (r = *head) != NULL;) {
+    *head = r->next;
+    finish(g, r, scr_copy_error(g, NULL));
+  }
+  if (tail) *tail = NULL;
+}
+
+/* The group is down: peers touch rings only, never the buffers, so all that is unfinished can end at once. */
+void scr_message_drain(scr_group *g) {
+  drop_all(g, &g->recv_head, &g->recv_tail);
+  for (int32_t p = 0; p < g->size; p++) {
+    scr_channel *ch = &g->channel[p];
+    drop_all(g, &ch->send_head, &ch->send_tail);
+    drop_all(g, &ch->granted_head, &ch->granted_tail);
+    drop_all(g, &ch->waiting, NULL);
+    drop_all(g, &ch->receiving, NULL);
+  }
+}
+
+void scr_message_free(scr_group *g) {
+  for (int32_t p = 0; p < g->size; p++) {
+    scr_channel *ch = &g->channel[p];
+    for (scr_unexpected *u; (u = ch->unexpected_head) != NULL;) {
+      ch->unexpected_head = u->next;
+      free(u);
+    }
+    for (struct scr_grant *gr; (gr = ch->grant_head) != NULL;) {
+      ch->grant_head = gr->next;
+      free(gr);
+    }
+  }
+}

@@ -1,0 +1,63 @@
+/* p2p.h: what travels through a ring. A ring is one ordered pair's; frames lie in it at multiples of 64 bytes and never
+ * wrap: a frame that does not fit before the end is preceded by a WRAP frame that fills the rest. */
+#ifndef SCR_P2P_H
+#define SCR_P2P_H
+
+#include "internal.h"
+
+enum {
+  SCR_FRAME_EAGER = 1, /* the message itself */
+  SCR_FRAME_ANNOUNCE,  /* a message of `total` bytes waits at the sender */
+  SCR_FRAME_GRANT,     /* receiver to sender: message `id` has a buffer */
+  SCR_FRAME_DATA,      /* the next piece of message `id` */
+  SCR_FRAME_WRAP,
+};
+
+struct scr_frame {
+  uint32_t type;
+  int32_t tag;
+  uint64_t bytes; /* payload in this frame */
+  uint64_t total; /* of the message */
+  uint64_t id;    /* of the message, counted by its sender per receiver */
+  uint64_t reserved[4];
+};
+
+#define SCR_FRAME_HEADER 64
+/* Longer messages wait for a buffer at the receiver. */
+#define SCR_EAGER_BYTES (8 * 1024)
+/* Eager bytes that may lie unmatched at one receiver per sender. */
+#define SCR_EAGER_CREDIT (128 * 1024)
+#define SCR_PIECE_BYTES (64 * 1024)
+
+/* A message that came before its recv. */
+struct scr_unexpected {
+  scr_unexpected *next;
+  uint64_t arrival; /* order over all senders, for recv from any source */
+  int32_t tag;
+  bool announced; /* no payload here yet */
+  uint64_t total, id;
+  unsigned char data[];
+};
+
+/* A clearance that is still to be sent. */
+struct scr_grant {
+  struct scr_grant *next;
+  uint64_t id;
+};
+
+/* p2p.c, p2p_issue.c; under the message lock. 0 or a trouble code; SCR_BLOCKED from scan where all is well. */
+int scr_message_post(scr_group *g, scr_run *r);
+int scr_message_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit);
+
+/* ring.c */
+bool scr_ring_open(scr_group *g, int32_t peer);
+/* Room for a frame with that payload, or NULL. The frame counts once scr_ring_put() is called. */
+scr_frame *scr_ring_room(scr_group *g, int32_t peer, uint64_t payload);
+void scr_ring_put(scr_channel *ch, uint64_t payload);
+/* The next frame that has arrived from the peer, or NULL; *bad when what lies there is no frame. */
+scr_frame *scr_ring_next(scr_group *g, int32_t peer, bool *bad);
+void scr_ring_take(scr_channel *ch, uint64_t payload);
+/* Shows the peer what was put and taken since the last time, and wakes it. True if there was something. */
+bool scr_ring_publish(scr_group *g, int32_t peer);
+
+#endif

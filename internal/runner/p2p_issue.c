@@ -1,0 +1,220 @@
+/* p2p_issue.c: how messages start and are waited for. Like issue.c, without a number: messages have no place in the
+ * order of collectives and never wait behind one. */
+#include <sched.h>
+
+#include "p2p.h"
+
+static bool down(const scr_group *g) { return atomic_load_explicit(&g->word, memory_order_acquire) & SCR_DOWN; }
+
+static bool done(const scr_run *r) { return atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE; }
+
+static void report(scr_group *g, const scr_run *r, int code, int32_t peer) {
+  scr_trouble t = {.code = code, .kind = SAGECOMM_RECV, .root = peer};
+  if (r) scr_describe_trouble(r, code, &t);
+  t.peer = peer;
+  atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
+  scr_go.trouble(g->handle, &t);
+}
+
+/* One pass. True if it did something beyond moving data (made a ring, met trouble), so that all is to be looked at
+ * again. Called without the message lock. If somebody else holds that, he makes the pass; `surely`: wait for him and
+ * make one more. */
+static bool pass(scr_group *g, bool surely) {
+  if (surely) {
+    scr_spin_lock(&g->message_lock);
+  } else if (!scr_try_lock(&g->message_lock)) {
+    sched_yield();
+    return false;
+  }
+  int32_t peer = -1;
+  scr_run *culprit = NULL;
+  int rc;
+  if (down(g)) {
+    scr_message_drain(g);
+    rc = SCR_IDLE;
+  } else {
+    rc = scr_message_progress(g, &peer, &culprit);
+  }
+  scr_run copy;
+  if (rc > 0 && culprit) copy = *culprit;
+  scr_spin_unlock(&g->message_lock);
+  if (rc == SCR_NEEDS_RING) {
+    atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
+    scr_go.ring(g->handle, peer);
+    return true;
+  }
+  if (rc > 0) report(g, culprit ? &copy : NULL, rc, peer);
+  return rc > 0;
+}
+
+/* Whether nobody who could serve the run is left. */
+static int32_t deserted(const scr_group *g, const scr_run *r) {
+  for (int32_t p = 0; p < g->size; p++) {
+    if (p == g->rank || (r->root != SAGECOMM_ANY_SOURCE && r->root != p)) continue;
+    if (atomic_load_explicit(&g->peer[p].board->left, memory_order_acquire) == 0) return -1;
+  }
+  if (r->root == g->rank) return -1;
+  return r->root == SAGECOMM_ANY_SOURCE ? (g->rank == 0 ? g->size - 1 : 0) : r->root;
+}
+
+static int message_health(scr_group *g, scr_run *r, int64_t now, int32_t *peer) {
+  *peer = r->root;
+  if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 || down(g)) return SCR_TROUBLE_FAILURE;
+  int32_t gone = g->size > 1 ? deserted(g, r) : -1;
+  if (gone >= 0) {
+    /* What it sent before it left counts. */
+    while (pass(g, true)) continue;
+    if (!done(r)) {
+      *peer = gone;
+      return SCR_TROUBLE_LEFT;
+    }
+    return 0;
+  }
+  if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
+  return now >= r->deadline_ns ? SCR_TROUBLE_TIMEOUT : 0;
+}
+
+static int scan(scr_group *g, scr_run *list, int64_t now, int32_t *peer, scr_run **culprit) {
+  for (scr_run *r = list; r; r = r->next) {
+    *culprit = r;
+    *peer = r->root;
+    if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
+    if (now >= r->deadline_ns) return SCR_TROUBLE_TIMEOUT;
+    int32_t gone = g->size > 1 ? deserted(g, r) : -1;
+    if (gone >= 0) {
+      *peer = gone;
+      return SCR_TROUBLE_LEFT;
+    }
+  }
+  return 0;
+}
+
+/* For the engine, under the message lock and right after a pass that moved nothing: whether the unfinished messages
+ * still have a chance. SCR_BLOCKED or a trouble code. */
+int scr_message_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
+  if (atomic_load_explicit(g->failure, memory_order_acquire) != 0) return SCR_TROUBLE_FAILURE;
+  for (int again = 0;; again = 1) {
+    int code = scan(g, g->recv_head, now, peer, culprit);
+    for (int32_t p = 0; p < g->size && code == 0; p++) {
+      scr_channel *ch = &g->channel[p];
+      scr_run *const lists[] = {ch->send_head, ch->granted_head, ch->waiting, ch->receiving};
+      for (int i = 0; i < 4 && code == 0; i++) code = scan(g, lists[i], now, peer, culprit);
+    }
+    if (code == 0) return SCR_BLOCKED;
+    if (code != SCR_TROUBLE_LEFT || again) return code;
+    /* What it sent before it left counts, and may have come since the last pass. */
+    int rc = scr_message_progress(g, peer, culprit);
+    if (rc != SCR_BLOCKED) return rc;
+  }
+}
+
+/* Several threads may wait for messages of one group: the word says whether any of them sleeps. */
+static void announce_sleep(scr_group *g, bool asleep) {
+  scr_spin_lock(&g->queue_lock);
+  g->message_sleepers += asleep ? 1 : -1;
+  _Atomic uint32_t *word = &g->board->p2p.waits_for;
+  uint32_t engine = atomic_load_explicit(word, memory_order_relaxed) & SCR_SLEEP_ENGINE;
+  atomic_store_explicit(word, engine | (g->message_sleepers > 0 ? SCR_SLEEP_ANY : 0), memory_order_seq_cst);
+  scr_spin_unlock(&g->queue_lock);
+}
+
+static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
+  scr_patience patience = {0};
+  uint32_t spins = 0;
+  while (!done(r)) {
+    if (pass(g, false)) continue;
+    if (done(r)) break;
+    if (spins++ < g->spin) {
+      scr_pause();
+      continue;
+    }
+    int64_t now = scr_look_at_clock(r, &patience, 0);
+    if (patience.began == 0) {
+      patience.began = patience.looked = now;
+      if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
+      atomic_fetch_add_explicit(&g->blocked, 1, memory_order_relaxed);
+    }
+    if (now - patience.looked > 1000000 || now >= slice_end || now >= r->deadline_ns) {
+      patience.looked = now;
+      int32_t peer;
+      int code = message_health(g, r, now, &peer);
+      if (code) {
+        report(g, r, code, peer);
+        continue;
+      }
+    }
+    if (now >= slice_end) return SCR_YIELDED;
+    if (now - patience.began < (int64_t)g->yield_us * 1000) {
+      sched_yield();
+      continue;
+    }
+    uint32_t bell = atomic_load_explicit(&g->board->p2p.bell, memory_order_seq_cst);
+    announce_sleep(g, true);
+    int32_t peer;
+    int code = pass(g, false) || done(r) ? 0 : message_health(g, r, now, &peer);
+    if (code) report(g, r, code, peer);
+    if (code == 0 && !done(r) && atomic_load_explicit(&g->board->p2p.bell, memory_order_seq_cst) == bell) {
+      int64_t ns = slice_end - now < SCR_SLICE_NS ? slice_end - now : SCR_SLICE_NS;
+      if (ns > r->deadline_ns - now) ns = r->deadline_ns - now;
+      atomic_fetch_add_explicit(&g->sleeps, 1, memory_order_relaxed);
+      scr_futex_wait(&g->board->p2p.bell, bell, ns < 1000 ? 1000 : ns);
+      scr_look_at_clock(r, &patience, ns);
+    }
+    announce_sleep(g, false);
+  }
+  return SCR_FINISHED;
+}
+
+int scr_message_wait(scr_group *g, scr_run *r, int64_t slice_end) {
+  /* An unfinished message keeps the group open, and so does this thread: not even the board it sleeps on goes. */
+  atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
+  int rc = wait_for(g, r, slice_end);
+  scr_group_exit(g);
+  return rc;
+}
+
+/* Messages up to this length are carried as far as possible by the call that posts them. */
+#define BEGIN_BYTES (64 * 1024)
+#define SYNC_SLICE_NS (50 * 1000000LL)
+
+int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work,
+                          sagecomm_error *err) {
+  bool valid = op->root < g->size && (op->root >= 0 || (op->root == SAGECOMM_ANY_SOURCE && op->kind == SAGECOMM_RECV));
+  if (!valid || !scr_group_enter(g, handle)) {
+    scr_run *none;
+    atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
+    return scr_go.issue(handle, op, &none, err); /* words the refusal */
+  }
+  scr_run *r = scr_run_new();
+  if (r == NULL || !scr_run_operands(r, op, true)) {
+    if (r) scr_run_unref(r);
+    scr_group_exit(g);
+    return scr_plain_error(err, SAGECOMM_SYSTEM, "sagecomm: no memory for a message");
+  }
+  r->group = g;
+  r->group_handle = g->handle;
+  r->bytes = scr_op_bytes(op, g->size);
+  r->timeout_ns = op->timeout_ns > 0 ? op->timeout_ns : atomic_load_explicit(&g->timeout_ns, memory_order_relaxed);
+  scr_run_ref(r); /* the list's */
+  scr_spin_lock(&g->message_lock);
+  int rc = scr_message_post(g, r);
+  scr_spin_unlock(&g->message_lock);
+  if (rc > 0) report(g, r, rc, r->peer);
+  bool wait = !(op->flags & SAGECOMM_ASYNC);
+  if (wait || r->bytes <= BEGIN_BYTES) pass(g, false);
+  if (wait && !done(r)) wait_for(g, r, scr_now() + SYNC_SLICE_NS);
+  scr_group_exit(g);
+  int32_t status = done(r) ? r->status : SAGECOMM_PENDING;
+  if (status == SAGECOMM_PENDING) {
+    *work = scr_run_handle(r);
+    scr_engine_ring();
+    return status;
+  }
+  if (status == SAGECOMM_OK && op->root == SAGECOMM_ANY_SOURCE) {
+    *work = scr_run_handle(r); /* knows whom the message came from */
+    return status;
+  }
+  if (status < 0) scr_copy_error(g, err);
+  scr_run_unref(r);
+  return status;
+}

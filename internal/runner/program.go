@@ -1,0 +1,149 @@
+package runner
+
+/*
+#include "runner.h"
+
+static uint64_t scr_total(const sagecomm_segment *s, uint32_t n) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < n; i++) bytes += s[i].bytes;
+  return bytes;
+}
+static int scr_set_reduction(scr_program *p, int dtype, int op, _Bool premul) {
+  p->fold = p->kernels->fold[dtype][op];
+  p->scale = premul ? p->kernels->scale[dtype] : NULL;
+  return p->fold != NULL && (!premul || p->scale != NULL);
+}
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"sagecomm/internal/coll"
+)
+
+// Stage is one stage of a program. The constants are board.h's; what they mean is said by algo.Stage.
+type Stage struct {
+	Action, Lag, From                  uint8
+	Share, ToOutput, ToSlot, SkipOwnIn bool
+}
+
+// Actions and sources of stages.
+const (
+	Publish = C.SCR_PUBLISH
+	Fold    = C.SCR_FOLD
+	Collect = C.SCR_COLLECT
+	Read    = C.SCR_READ
+	Await   = C.SCR_AWAIT
+	Local   = C.SCR_LOCAL
+
+	Nobody    = C.SCR_NOBODY
+	Everybody = C.SCR_EVERYBODY
+	Others    = C.SCR_OTHERS
+	FromRoot  = C.SCR_FROM_ROOT
+
+	MaxStages = C.SCR_MAX_STAGES
+)
+
+// Program is what a compiler gives to NewProgram.
+type Program struct {
+	Kind         coll.Kind
+	Type         coll.DataType
+	Reduce       coll.ReduceOp
+	Root         int
+	Lane         int // 0 small, 1 large
+	Chunk        int // bytes
+	Divisor      float64
+	OutputBlocks bool
+	OwnFromInput bool // folds read this rank's contribution from its input instead of its slot
+	Stages       []Stage
+}
+
+// Compiled is a program in C memory. It belongs to a group's cache or to one run.
+type Compiled struct{ c *C.scr_program }
+
+// NewProgram makes the C form.
+func NewProgram(p Program) (Compiled, error) {
+	if len(p.Stages) > MaxStages {
+		return Compiled{}, fmt.Errorf("sagecomm: %v: a program has at most %d stages, this plan has %d", p.Kind, MaxStages, len(p.Stages))
+	}
+	c := C.scr_program_new()
+	if c == nil {
+		return Compiled{}, errors.New("sagecomm: no memory for a program")
+	}
+	c.kind, c.lane, c.n_stages, c.elem = C.uint8_t(p.Kind), C.uint8_t(p.Lane), C.uint8_t(len(p.Stages)), C.uint8_t(p.Type.Size())
+	c.output_blocks, c.own_from_input = bit(p.OutputBlocks), bit(p.OwnFromInput)
+	c.root, c.chunk, c.divisor = C.int32_t(p.Root), C.uint32_t(p.Chunk), C.double(p.Divisor)
+	c.kernels = C.scr_get_kernels()
+	if p.Kind.Reduces() && C.scr_set_reduction(c, C.int(p.Type), C.int(p.Reduce), C._Bool(p.Reduce == coll.PremulSum)) == 0 {
+		C.scr_program_free(c)
+		return Compiled{}, fmt.Errorf("sagecomm: %v: no kernel for %v of %v", p.Kind, p.Reduce, p.Type)
+	}
+	for i, s := range p.Stages {
+		c.stage[i] = C.scr_stage{action: C.uint8_t(s.Action), lag: C.uint8_t(s.Lag), from: C.uint8_t(s.From),
+			share: bit(s.Share), to_output: bit(s.ToOutput), to_slot: bit(s.ToSlot), skip_own: bit(s.SkipOwnIn)}
+		c.max_lag = max(c.max_lag, C.uint8_t(s.Lag))
+	}
+	return Compiled{c}, nil
+}
+
+func bit(b bool) C.uint8_t {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Free gives a program back that no run and no cache has taken.
+func (p Compiled) Free() { C.scr_program_free(p.c) }
+
+// Call is an operation that waits to be issued. It is valid during [Handler.Issue] only.
+type Call struct {
+	raw *C.sagecomm_op
+	out **C.scr_run
+}
+
+// Op describes the call.
+func (c Call) Op() coll.Op {
+	o := c.raw
+	return coll.Op{Kind: coll.Kind(o.kind), Type: coll.DataType(o.dtype), Reduce: coll.ReduceOp(o.reduce_op),
+		Root: int(o.root), Tag: int(o.tag), Factor: float64(o.factor),
+		In: uint64(C.scr_total(o.in, o.n_in)), Out: uint64(C.scr_total(o.out, o.n_out))}
+}
+
+// Key is what programs for such calls are kept under; Class is its size class.
+func (g *Group) Key(c Call) (key uint64, class int) {
+	bytes := C.uint64_t(c.Op().Bytes())
+	return uint64(C.scr_cache_key(g.c, c.raw, bytes)), int(C.scr_group_class(g.c, C.int(c.raw.kind), bytes))
+}
+
+// Lookup finds a program of the cache.
+func (g *Group) Lookup(key uint64) (Compiled, bool) {
+	p := C.scr_cache_find(g.c, C.uint64_t(key))
+	return Compiled{(*C.scr_program)(unsafe.Pointer(p))}, p != nil
+}
+
+// Keep puts a program into the cache, for the life of the group. False when the cache is full. One caller at a time.
+func (g *Group) Keep(key uint64, p Compiled) bool {
+	return bool(C.scr_cache_insert(g.c, C.uint64_t(key), p.c))
+}
+
+// ErrDown is returned by Submit when the group has failed.
+var ErrDown = errors.New("sagecomm: the group is down")
+
+// Submit numbers the call and queues it. own: the program is freed with the run.
+func (g *Group) Submit(c Call, p Compiled, own bool) error {
+	var down C.bool
+	r := C.scr_submit(g.c, c.raw, C.uint64_t(c.Op().Bytes()), p.c, C.bool(own), &down)
+	switch {
+	case r != nil:
+		*c.out = r
+		return nil
+	case bool(down):
+		return ErrDown
+	default:
+		return errors.New("sagecomm: no memory for another operation")
+	}
+}

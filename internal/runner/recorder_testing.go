@@ -1,0 +1,99 @@
+package runner
+
+/*
+#include <stdlib.h>
+#include "recorder.h"
+
+// A group that does nothing but record.
+static scr_group *scr_test_recording(uint32_t capacity) {
+  scr_group *g = aligned_alloc(SCR_LINE, (sizeof *g + SCR_LINE - 1) / SCR_LINE * SCR_LINE);
+  memset(g, 0, sizeof *g);
+  g->recorder = scr_recorder_new(capacity);
+  return g;
+}
+static void scr_test_forget(scr_group *g) {
+  scr_recorder_free(g->recorder);
+  free(g);
+}
+static scr_run *scr_test_run(int kind, int dtype, uint64_t seq, uint64_t bytes, int root, int tag, int64_t timeout_ns) {
+  scr_run *r = calloc(1, sizeof *r);
+  r->kind = (uint8_t)kind;
+  r->dtype = (uint8_t)dtype;
+  r->seq = seq;
+  r->bytes = bytes;
+  r->root = root;
+  r->tag = tag;
+  r->timeout_ns = timeout_ns;
+  r->source = -1;
+  return r;
+}
+static void scr_test_queue(scr_group *g, scr_run *r) {
+  scr_spin_lock(&g->queue_lock);
+  scr_note_created(g, r);
+  if (g->queue_tail) {
+    g->queue_tail->next = r;
+  } else {
+    g->queue_head = r;
+  }
+  g->queue_tail = r;
+  scr_spin_unlock(&g->queue_lock);
+}
+static void scr_test_start(scr_group *g, scr_run *r) { scr_note_started(g, r); }
+static void scr_test_finish(scr_group *g, scr_run *r, int source, _Bool ok) {
+  r->source = source;
+  scr_note_finished(g, r, ok);
+}
+// Operations one after another, as the fast path has them; each field of one says which it is.
+static void scr_test_record(scr_group *g, int kind, uint64_t from, uint64_t n) {
+  scr_run r = {.kind = (uint8_t)kind, .dtype = SAGECOMM_FLOAT32, .source = -1};
+  for (uint64_t i = from; i < from + n; i++) {
+    r.seq = i;
+    r.bytes = 4 * i;
+    r.tag = (int32_t)i;
+    scr_note_started(g, &r);
+    scr_note_finished(g, &r, true);
+  }
+}
+*/
+import "C"
+
+import (
+	"time"
+
+	"sagecomm/internal/coll"
+)
+
+// This file serves tests only, as kernels_testing.go.
+
+// recording is a group that does nothing but record.
+type recording struct{ Group }
+
+func newRecording(capacity int) *recording {
+	return &recording{Group{c: C.scr_test_recording(C.uint32_t(capacity))}}
+}
+
+func (r *recording) free() { C.scr_test_forget(r.c) }
+
+// recordedRun is one operation of a recording.
+type recordedRun struct {
+	g *C.scr_group
+	c *C.scr_run
+}
+
+func (r *recording) run(op coll.Op, seq uint64) recordedRun {
+	return recordedRun{r.c, C.scr_test_run(C.int(op.Kind), C.int(op.Type), C.uint64_t(seq), C.uint64_t(op.Bytes()), C.int(op.Root),
+		C.int(op.Tag), C.int64_t(op.Timeout/time.Nanosecond))}
+}
+
+func (r recordedRun) queue() { C.scr_test_queue(r.g, r.c) }
+func (r recordedRun) start() { C.scr_test_start(r.g, r.c) }
+
+// finish ends it; source is the rank that a recv got its message from, else -1.
+func (r recordedRun) finish(source int, ok bool) {
+	C.scr_test_finish(r.g, r.c, C.int(source), C._Bool(ok))
+}
+
+// record starts and finishes n operations; the i-th is of 4*i bytes and has tag i, from `from` on.
+func (r *recording) record(kind coll.Kind, from, n int) {
+	C.scr_test_record(r.c, C.int(kind), C.uint64_t(from), C.uint64_t(n))
+}

@@ -1,0 +1,84 @@
+/* ring.c: the ring of an ordered pair, as memory. The writer's count lies at the ring, in the writer's arena; the
+ * reader's lies in the reader's board. Called under the message lock. */
+#include "p2p.h"
+
+static inline uint64_t frame_bytes(uint64_t payload) { return SCR_FRAME_HEADER + ((payload + 63) & ~UINT64_C(63)); }
+
+/* The peer's ring for us, once it exists. */
+bool scr_ring_open(scr_group *g, int32_t peer) {
+  scr_channel *ch = &g->channel[peer];
+  if (ch->in != NULL) return true;
+  const scr_peer *p = &g->peer[peer];
+  uint64_t offset = atomic_load_explicit(scr_board_ring(p->board, (uint32_t)g->rank), memory_order_acquire);
+  if (offset == 0 || offset > p->arena_bytes - sizeof(scr_ring) - SCR_RING_BYTES) return false;
+  ch->in = (scr_ring *)(void *)(p->arena + offset);
+  return true;
+}
+
+static uint64_t free_bytes(scr_group *g, int32_t peer, uint64_t want) {
+  scr_channel *ch = &g->channel[peer];
+  if (SCR_RING_BYTES - (ch->written - ch->reader_seen) < want) {
+    const scr_ring_reader *r = scr_board_reader(g->peer[peer].board, (uint32_t)g->rank);
+    ch->reader_seen = atomic_load_explicit(&r->read, memory_order_acquire);
+  }
+  return SCR_RING_BYTES - (ch->written - ch->reader_seen);
+}
+
+scr_frame *scr_ring_room(scr_group *g, int32_t peer, uint64_t payload) {
+  scr_channel *ch = &g->channel[peer];
+  uint64_t need = frame_bytes(payload), at = ch->written & (SCR_RING_BYTES - 1), rest = SCR_RING_BYTES - at;
+  uint64_t want = rest < need ? rest + need : need;
+  if (free_bytes(g, peer, want) < want) return NULL;
+  if (rest < need) {
+    scr_frame *wrap = (scr_frame *)(void *)(ch->out->data + at);
+    *wrap = (scr_frame){.type = SCR_FRAME_WRAP, .bytes = rest - SCR_FRAME_HEADER};
+    ch->written += rest;
+    at = 0;
+  }
+  return (scr_frame *)(void *)(ch->out->data + at);
+}
+
+void scr_ring_put(scr_channel *ch, uint64_t payload) { ch->written += frame_bytes(payload); }
+
+scr_frame *scr_ring_next(scr_group *g, int32_t peer, bool *bad) {
+  scr_channel *ch = &g->channel[peer];
+  *bad = false;
+  for (;;) {
+    uint64_t written = atomic_load_explicit(&ch->in->written, memory_order_acquire);
+    if (written == ch->read) return NULL;
+    uint64_t at = ch->read & (SCR_RING_BYTES - 1);
+    scr_frame *f = (scr_frame *)(void *)(ch->in->data + at);
+    if (written - ch->read > SCR_RING_BYTES || f->bytes > SCR_RING_BYTES - at - SCR_FRAME_HEADER ||
+        frame_bytes(f->bytes) > written - ch->read) {
+      *bad = true;
+      return NULL;
+    }
+    if (f->type != SCR_FRAME_WRAP) return f;
+    ch->read += frame_bytes(f->bytes);
+  }
+}
+
+void scr_ring_take(scr_channel *ch, uint64_t payload) { ch->read += frame_bytes(payload); }
+
+bool scr_ring_publish(scr_group *g, int32_t peer) {
+  scr_channel *ch = &g->channel[peer];
+  bool news = false;
+  if (ch->out != NULL && atomic_load_explicit(&ch->out->written, memory_order_relaxed) != ch->written) {
+    scr_store_flag(&ch->out->written, ch->written);
+    news = true;
+  }
+  scr_ring_reader *r = scr_board_reader(g->board, (uint32_t)peer);
+  if (atomic_load_explicit(&r->read, memory_order_relaxed) != ch->read ||
+      atomic_load_explicit(&r->eager_released, memory_order_relaxed) != ch->eager_released) {
+    atomic_store_explicit(&r->eager_released, ch->eager_released, memory_order_release);
+    scr_store_flag(&r->read, ch->read);
+    news = true;
+  }
+  if (news) {
+    const scr_sleeper *s = &g->peer[peer].board->p2p;
+    uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
+    if (word & SCR_SLEEP_ENGINE) scr_ring_bell(g->peer[peer].engine_bell);
+    if (word & ~SCR_SLEEP_ENGINE) scr_ring_bell((_Atomic uint32_t *)(uintptr_t)&s->bell);
+  }
+  return news;
+}

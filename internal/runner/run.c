@@ -1,0 +1,145 @@
+/* run.c: the pool of runs, their handles, and completing them. */
+#include <stdlib.h>
+
+#include "recorder.h"
+
+#define RUNS_PER_BLOCK 256
+#define MAX_BLOCKS 1024
+
+static scr_run *blocks[MAX_BLOCKS];
+static _Atomic uint32_t n_blocks;
+static scr_run *free_runs;
+static _Atomic uint32_t pool_lock;
+
+static bool grow(void) {
+  uint32_t b = atomic_load_explicit(&n_blocks, memory_order_relaxed);
+  if (b == MAX_BLOCKS) return false;
+  scr_run *block = calloc(RUNS_PER_BLOCK, sizeof *block);
+  if (block == NULL) return false;
+  for (uint32_t i = RUNS_PER_BLOCK; i-- > 0;) {
+    block[i].index = b * RUNS_PER_BLOCK + i;
+    block[i].next = free_runs;
+    free_runs = &block[i];
+  }
+  blocks[b] = block;
+  atomic_store_explicit(&n_blocks, b + 1, memory_order_release);
+  return true;
+}
+
+scr_run *scr_run_new(void) {
+  scr_spin_lock(&pool_lock);
+  scr_run *r = free_runs != NULL || grow() ? free_runs : NULL;
+  if (r != NULL) free_runs = r->next;
+  scr_spin_unlock(&pool_lock);
+  if (r == NULL) return NULL;
+  uint32_t index = r->index, generation = r->generation + 1;
+  memset(r, 0, sizeof *r);
+  r->index = index;
+  r->generation = generation;
+  r->source = -1;
+  atomic_store_explicit(&r->refs, 1, memory_order_relaxed);
+  return r;
+}
+
+uint64_t scr_run_handle(const scr_run *r) { return (uint64_t)r->generation << 32 | (r->index + 1); }
+
+scr_run *scr_run_of(uint64_t handle) {
+  uint32_t index = (uint32_t)handle - 1;
+  if (index / RUNS_PER_BLOCK >= atomic_load_explicit(&n_blocks, memory_order_acquire)) return NULL;
+  scr_run *r = &blocks[index / RUNS_PER_BLOCK][index % RUNS_PER_BLOCK];
+  bool live = r->generation == (uint32_t)(handle >> 32) && atomic_load_explicit(&r->refs, memory_order_acquire) != 0;
+  return live ? r : NULL;
+}
+
+void scr_run_ref(scr_run *r) { atomic_fetch_add_explicit(&r->refs, 1, memory_order_relaxed); }
+
+void scr_run_unref(scr_run *r) {
+  if (atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1) return;
+  free(r->more_segments);
+  r->more_segments = NULL;
+  if (r->own_program) scr_program_free(r->own_program);
+  r->own_program = NULL;
+  scr_spin_lock(&pool_lock);
+  r->next = free_runs;
+  free_runs = r;
+  scr_spin_unlock(&pool_lock);
+}
+
+/* Takes the operation's description over. The caller's arrays are used as they lie unless copy_segments is set. */
+bool scr_run_operands(scr_run *r, const sagecomm_op *op, bool copy_segments) {
+  r->kind = op->kind;
+  r->dtype = op->dtype;
+  r->reduce_op = op->reduce_op;
+  r->async = (op->flags & SAGECOMM_ASYNC) != 0;
+  r->root = op->root;
+  r->tag = op->tag;
+  r->factor = op->factor;
+  r->in = (scr_segments){op->in, op->n_in};
+  r->out = (scr_segments){op->out, op->n_out};
+  if (!copy_segments) return true;
+  sagecomm_segment *to = r->segments;
+  if (op->n_in + op->n_out > 2 * SCR_INLINE_SEGMENTS) {
+    to = r->more_segments = malloc((op->n_in + op->n_out) * sizeof *to);
+    if (to == NULL) return false;
+  }
+  if (op->n_in) memcpy(to, op->in, op->n_in * sizeof *to);
+  if (op->n_out) memcpy(to + op->n_in, op->out, op->n_out * sizeof *to);
+  r->in.list = to;
+  r->out.list = to + op->n_in;
+  return true;
+}
+
+void scr_run_finish(scr_run *r, int32_t status, bool waiter) {
+  r->status = status;
+  scr_note_finished(r->group, r, status == SAGECOMM_OK);
+  uint32_t before = atomic_exchange_explicit(&r->state, SCR_DONE, memory_order_seq_cst);
+  bool sleeper = atomic_load_explicit(&r->sleepers, memory_order_seq_cst) != 0;
+  if (sleeper) scr_futex_wake(&r->state);
+  if ((before & SCR_HAS_DONE) && !sleeper && !waiter) scr_push_completed(r);
+}
+
+void scr_run_complete(scr_run *r) {
+  sagecomm_done_fn done = atomic_load_explicit(&r->done, memory_order_acquire);
+  if (done == NULL || atomic_exchange_explicit(&r->claimed, 1, memory_order_acq_rel) != 0) return;
+  sagecomm_error err = {0};
+  err.rank = -1;
+  if (r->status < 0) scr_copy_error(r->group, &err);
+  done(r->done_ctx, r->status, &err);
+}
+
+int32_t scr_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  scr_run *r = scr_run_of(work);
+  if (r == NULL || done == NULL) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: on_done: bad work handle");
+  uint32_t state = SCR_PENDING_STATE;
+  if (atomic_load_explicit(&r->done, memory_order_relaxed) == NULL) {
+    r->done_ctx = ctx;
+    atomic_store_explicit(&r->done, done, memory_order_release);
+    if (atomic_compare_exchange_strong_explicit(&r->state, &state, SCR_HAS_DONE, memory_order_acq_rel,
+                                                memory_order_acquire)) {
+      return SAGECOMM_PENDING;
+    }
+    /* Complete already. A thread in wait() may have seen the function all the same: then it calls it. */
+    if (atomic_exchange_explicit(&r->claimed, 1, memory_order_acq_rel) != 0) return SAGECOMM_PENDING;
+  } else if (!(atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE)) {
+    return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: on_done: this work has a done function already");
+  }
+  if (r->status < 0) scr_copy_error(r->group, err);
+  return r->status;
+}
+
+uint64_t scr_work_sequence(sagecomm_work work) {
+  scr_run *r = scr_run_of(work);
+  return r ? r->seq : 0;
+}
+
+int32_t scr_work_source(sagecomm_work work) {
+  scr_run *r = scr_run_of(work);
+  return r && atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE ? r->source : -1;
+}
+
+void scr_release(sagecomm_work work) {
+  if (scr_in_child()) return;
+  scr_run *r = scr_run_of(work);
+  if (r) scr_run_unref(r);
+}

@@ -1,0 +1,186 @@
+// Package runner carries programs out on shared memory: flags, copies, reductions, waiting. It is C, because a flag in
+// shared memory costs 0.1 us and entering Go costs microseconds after a short idle time; this file and its neighbours
+// are its Go face.
+//
+// It decides nothing. Which program serves an operation, whether a call is allowed, what a failure means and how it is
+// worded is decided in Go, which the C reaches through [Handler]. It knows no torch, no Python and no network.
+//
+// Start reading at docs/protocol.md, then board.h (what lies in shared memory), program.c (the interpreter), issue.c
+// (who drives), engine.c (the progress engine) and p2p.c (messages).
+package runner
+
+/*
+#cgo CFLAGS: -std=c11 -O3 -Wall -Wextra -Wno-unused-parameter -fno-strict-aliasing
+#include <stdlib.h>
+#include "runner.h"
+
+extern char **environ;
+static char *scr_environ_at(size_t i) { return environ ? environ[i] : NULL; }
+*/
+import "C"
+
+import (
+	"errors"
+	"time"
+	"unsafe"
+
+	"sagecomm/internal/coll"
+)
+
+// Environ is the process's environment as C sees it now. os.Environ is the one at the time the library was loaded.
+func Environ() []string {
+	var list []string
+	for i := C.size_t(0); ; i++ {
+		s := C.scr_environ_at(i)
+		if s == nil {
+			return list
+		}
+		list = append(list, C.GoString(s))
+	}
+}
+
+// BoardBytes is the length of a board of a group of that size.
+func BoardBytes(size int) int64 { return int64(C.scr_board_bytes(C.int32_t(size))) }
+
+// Geometry of boards, as board.h has it.
+const (
+	LargeSlots     = 4
+	LargeSlotBytes = 256 << 10
+	LargeStride    = 256 + LargeSlotBytes
+	RingBytes      = 512 << 10
+	RingHeader     = 256
+	FailureBytes   = 4096
+	bellBytes      = 128
+)
+
+// FormatBoard lays a board out in zeroed memory. engineBell is the offset of the process's bell in the same arena.
+func FormatBoard(board unsafe.Pointer, rank, size int, engineBell int64) {
+	C.scr_board_format(board, C.int32_t(rank), C.int32_t(size), C.uint64_t(engineBell))
+}
+
+// BoardIs reports whether memory of `limit` bytes begins with a board of that rank and size.
+func BoardIs(board unsafe.Pointer, limit int64, rank, size int) bool {
+	return C.scr_board_check(board, C.uint64_t(limit), C.int32_t(rank), C.int32_t(size)) == 0
+}
+
+// Peer is where the board of one rank lies.
+type Peer struct {
+	Arena unsafe.Pointer // base of this process's mapping of the rank's arena
+	Bytes int64          // length of the mapping
+	Board int64          // offset of the board
+}
+
+// Patience is how a waiting thread behaves.
+type Patience struct {
+	Spin  int           // rounds before the processor is given away
+	Yield time.Duration // then it is given away for so long, then the thread sleeps
+}
+
+// Config describes a group to OpenGroup.
+type Config struct {
+	Rank        int
+	Timeout     time.Duration
+	Patience    Patience
+	StreamBytes uint64 // outputs of at least this length are written past the cache
+	Peers       []Peer // by rank, this one included
+	Flights     int    // operations that the flight recorder keeps; 0: off
+}
+
+// Group is one rank's side of a group.
+type Group struct {
+	c      *C.scr_group
+	handle uint64
+	size   int
+}
+
+// OpenGroup makes a group of boards that are mapped.
+func OpenGroup(c Config) (*Group, error) {
+	peers := C.malloc(C.size_t(len(c.Peers)) * C.sizeof_scr_peer_config)
+	defer C.free(peers)
+	list := unsafe.Slice((*C.scr_peer_config)(peers), len(c.Peers))
+	for i, p := range c.Peers {
+		list[i] = C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), board: C.uint64_t(p.Board)}
+	}
+	config := C.scr_group_config{
+		rank: C.int32_t(c.Rank), size: C.int32_t(len(c.Peers)), timeout_ns: C.int64_t(c.Timeout),
+		spin: C.uint32_t(c.Patience.Spin), yield_us: C.uint32_t(c.Patience.Yield / time.Microsecond),
+		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), peers: (*C.scr_peer_config)(peers),
+	}
+	g := &Group{size: len(c.Peers)}
+	g.handle = uint64(C.scr_group_open(&config, &g.c))
+	if g.handle == 0 {
+		return nil, errors.New("sagecomm: no memory for another group, or more than 4096 of them exist; destroy some")
+	}
+	return g, nil
+}
+
+// Handle is what the C ABI calls the group.
+func (g *Group) Handle() uint64 { return g.handle }
+
+// Close ends the group: the handle is refused from now on and no thread is inside. The group is down and nothing is
+// queued.
+func (g *Group) Close() { C.scr_group_close(g.c) }
+
+// SetTimeout changes the timeout of later operations.
+func (g *Group) SetTimeout(d time.Duration) { C.scr_group_set_timeout(g.c, C.int64_t(d)) }
+
+// HasLarge reports whether this rank's large lane exists.
+func (g *Group) HasLarge() bool { return bool(C.scr_group_has_large(g.c)) }
+
+// SetLarge shows the peers this rank's large lane, at that offset of its arena.
+func (g *Group) SetLarge(offset int64) { C.scr_group_set_large(g.c, C.uint64_t(offset)) }
+
+// HasRing reports whether the ring to that rank exists.
+func (g *Group) HasRing(to int) bool { return bool(C.scr_group_has_ring(g.c, C.int32_t(to))) }
+
+// SetRing shows the peer the ring that this rank writes for it.
+func (g *Group) SetRing(to int, offset int64) {
+	C.scr_group_set_ring(g.c, C.int32_t(to), C.uint64_t(offset))
+}
+
+// MaxClasses is how many size classes a kind can have.
+const MaxClasses = C.SCR_MAX_CLASSES
+
+// SetClasses sets the lengths at which the next size class of a kind begins, rising.
+func (g *Group) SetClasses(kind coll.Kind, boundaries []uint64) {
+	var list [MaxClasses]C.uint64_t
+	n := min(len(boundaries), MaxClasses)
+	for i := range n {
+		list[i] = C.uint64_t(boundaries[i])
+	}
+	C.scr_group_set_classes(g.c, C.int(kind), &list[0], C.int(n))
+}
+
+// Sequence is the number of collectives issued so far.
+func (g *Group) Sequence() uint64 { return uint64(C.scr_group_sequence(g.c)) }
+
+// Unfinished is non-zero while something that was issued is not complete.
+func (g *Group) Unfinished() int { return int(C.scr_group_unfinished(g.c)) }
+
+// Goodbye tells the peers that this rank issues nothing more.
+func (g *Group) Goodbye() { C.scr_group_goodbye(g.c) }
+
+// Leave tells the peers that this rank will not touch their boards any more.
+func (g *Group) Leave() { C.scr_group_leave(g.c) }
+
+// Deserted reports whether that rank has said so of this rank's board.
+func (g *Group) Deserted(rank int) bool { return bool(C.scr_group_deserted(g.c, C.int32_t(rank))) }
+
+// Counters are what the group counted.
+type Counters struct {
+	Ops, Bytes            [coll.KindCount]uint64
+	Fast, Sleeps, Blocked uint64
+	Programs              int
+}
+
+// Counters reads the group's counters.
+func (g *Group) Counters() Counters {
+	var c C.scr_counters
+	C.scr_group_counters(g.c, &c)
+	out := Counters{Fast: uint64(c.fast), Sleeps: uint64(c.sleeps), Blocked: uint64(c.blocked),
+		Programs: int(C.scr_cache_entries(g.c))}
+	for k := range coll.KindCount {
+		out.Ops[k], out.Bytes[k] = uint64(c.ops[k]), uint64(c.bytes[k])
+	}
+	return out
+}

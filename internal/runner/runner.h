@@ -1,0 +1,250 @@
+/* runner.h: what Go sees of the runner. The types inside are in internal.h and board.h.
+ *
+ * The runner carries out programs on shared memory: flags, copies, folds, waiting. It decides nothing: which program,
+ * whether a call is allowed, what a failure means and how it is worded is Go's, reached through scr_hooks.
+ */
+#ifndef SCR_RUNNER_H
+#define SCR_RUNNER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../../export/sagecomm.h"
+#include "kernels.h"
+
+typedef struct scr_group scr_group;
+typedef struct scr_run scr_run;
+
+/* What a driver found that Go must judge. */
+enum {
+  SCR_TROUBLE_FAILURE = 1, /* the failure word is set */
+  SCR_TROUBLE_MISMATCH,    /* rank `peer` made another call */
+  SCR_TROUBLE_TIMEOUT,     /* the operation's deadline has passed while waiting for `peer` */
+  SCR_TROUBLE_LEFT,        /* rank `peer` said goodbye and is needed */
+  SCR_TROUBLE_LENGTH,      /* point-to-point: `peer` sent `got` bytes where `want` were expected */
+};
+
+typedef struct scr_trouble {
+  int32_t code;
+  int32_t peer;
+  uint64_t sequence;
+  uint8_t kind, dtype, reduce_op, pad;
+  int32_t root; /* or peer of send and recv */
+  int32_t tag;
+  uint64_t bytes;
+  uint64_t got;
+  int64_t waited_ns;
+  int64_t timeout_ns;
+} scr_trouble;
+
+/* Calls from the runner into Go. Set once, before the first group. All are called with no lock held. */
+typedef struct scr_hooks {
+  /* A collective that the fast path cannot take: check, choose, compile, number and queue it. On SAGECOMM_OK *out is
+   * the queued run, with a reference for the caller. */
+  int32_t (*issue)(uint64_t group, const sagecomm_op *op, scr_run **out, sagecomm_error *err);
+  /* Judges trouble; the group is down when it returns. */
+  void (*trouble)(uint64_t group, const scr_trouble *trouble);
+  /* Makes the ring to `peer`. SAGECOMM_OK, or the group is down. */
+  int32_t (*ring)(uint64_t group, int32_t peer);
+} scr_hooks;
+
+void scr_set_hooks(const scr_hooks *hooks);
+/* Sets the hooks to the Go functions of this package and watches for fork. */
+void scr_call_go(void);
+
+/* ---- programs ---- */
+
+enum { SCR_PUBLISH, SCR_FOLD, SCR_COLLECT, SCR_READ, SCR_AWAIT, SCR_LOCAL };
+enum { SCR_NOBODY, SCR_EVERYBODY, SCR_OTHERS, SCR_FROM_ROOT };
+
+typedef struct scr_stage {
+  uint8_t action; /* SCR_PUBLISH ... */
+  uint8_t lag;
+  uint8_t share; /* fold: this rank's share instead of the whole chunk */
+  uint8_t from;
+  uint8_t to_output;
+  uint8_t to_slot;
+  uint8_t skip_own; /* publish: leave this rank's share out, its fold reads it from the input */
+  uint8_t pad;
+} scr_stage;
+
+#define SCR_MAX_STAGES 6
+
+typedef struct scr_program {
+  uint8_t lane;
+  uint8_t n_stages;
+  uint8_t max_lag;
+  uint8_t output_blocks; /* the output is size() blocks of the input's length */
+  uint8_t own_from_input;
+  uint8_t elem; /* bytes of an element */
+  uint8_t kind;
+  uint8_t pad;
+  int32_t root;
+  uint32_t chunk; /* bytes */
+  double divisor;
+  scr_fold_fn *fold;
+  scr_scale_fn *scale; /* PREMUL_SUM */
+  const scr_kernels *kernels;
+  scr_stage stage[SCR_MAX_STAGES];
+} scr_program;
+
+#define SCR_MAX_CLASSES 16
+#define SCR_CACHE_ENTRIES 1024 /* power of two; filled to three quarters at most */
+
+/* ---- groups ---- */
+
+typedef struct scr_peer_config {
+  void *arena; /* base of the mapping of the peer's arena */
+  uint64_t arena_bytes;
+  uint64_t board; /* offset of its board */
+} scr_peer_config;
+
+typedef struct scr_group_config {
+  int32_t rank, size;
+  int64_t timeout_ns;
+  uint32_t spin;           /* rounds of waiting before the processor is given away */
+  uint32_t yield_us;       /* then sched_yield for so long, then sleep */
+  uint64_t stream_bytes;   /* outputs of at least this length go past the cache */
+  uint32_t flight_entries; /* that the flight recorder keeps, of collectives and of messages each; 0: off */
+  const scr_peer_config *peers;
+} scr_group_config;
+
+/* Bytes of a board for a group of `size`. */
+uint64_t scr_board_bytes(int32_t size);
+/* Lays a board out in zeroed memory; engine_bell is an offset in the same arena. */
+void scr_board_format(void *board, int32_t rank, int32_t size, uint64_t engine_bell);
+/* 0, or -1 if that is no board of this rank and size. */
+int scr_board_check(const void *board, uint64_t limit, int32_t rank, int32_t size);
+
+/* Returns the handle and the group, or 0 when there is no memory or no free handle. */
+uint64_t scr_group_open(const scr_group_config *config, scr_group **out);
+scr_group *scr_group_of(uint64_t handle);
+/* From here on the handle is refused and no thread is inside. The group is down and its queue empty. */
+void scr_group_close(scr_group *g);
+
+void scr_group_set_timeout(scr_group *g, int64_t timeout_ns);
+void scr_group_set_large(scr_group *g, uint64_t offset);
+bool scr_group_has_large(const scr_group *g);
+void scr_group_set_ring(scr_group *g, int32_t peer, uint64_t offset);
+bool scr_group_has_ring(const scr_group *g, int32_t peer);
+/* Size class of a byte count is the number of boundaries at or below it. */
+void scr_group_set_classes(scr_group *g, int kind, const uint64_t *boundaries, int n);
+int scr_group_class(const scr_group *g, int kind, uint64_t bytes);
+uint64_t scr_group_sequence(const scr_group *g);
+/* Sets the board's goodbye word and wakes who waits for this rank. */
+void scr_group_goodbye(scr_group *g);
+/* The last thing done with the peers' boards: tells them that this rank will not touch them any more. */
+void scr_group_leave(scr_group *g);
+/* Whether `rank` has said so of this rank's board. */
+bool scr_group_deserted(const scr_group *g, int32_t rank);
+/* Collectives and messages that are not complete. */
+uint64_t scr_group_unfinished(const scr_group *g);
+
+/* Failure. record: at most SCR_FAILURE_BYTES of Go's. Returns the rank whose record is the first cause (this one, or
+ * an earlier winner). */
+int32_t scr_group_set_failure(scr_group *g, const void *record, size_t n);
+/* 1 + rank of the first cause, 0 for none; copies its record. */
+int32_t scr_group_get_failure(const scr_group *g, void *record, size_t n);
+/* Marks the group as down for this process with the error that every later call gets, and completes what is queued. The
+ * first error stays. */
+void scr_group_down(scr_group *g, const sagecomm_error *error);
+/* Wakes every sleeping rank so that it looks at the failure word. */
+void scr_group_ring_all(scr_group *g);
+
+/* What `rank` announced as its `sequence`th collective: true and filled if it is still in the ring. */
+typedef struct scr_call {
+  uint64_t sequence, hash, bytes;
+  uint8_t kind, dtype, reduce_op, pad;
+  int32_t root;
+} scr_call;
+bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_call *out);
+/* The last collective that `rank` announced, 0 for none; and whether it has left. */
+uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left);
+
+/* Program cache. Insert returns false when it is full: the program then belongs to one run. */
+scr_program *scr_program_new(void);
+void scr_program_free(scr_program *p);
+uint64_t scr_cache_key(const scr_group *g, const sagecomm_op *op, uint64_t bytes);
+const scr_program *scr_cache_find(const scr_group *g, uint64_t key);
+bool scr_cache_insert(scr_group *g, uint64_t key, scr_program *p);
+uint32_t scr_cache_entries(const scr_group *g);
+
+/* Bytes of an operation's buffers, or UINT64_MAX where in and out do not fit together. */
+uint64_t scr_op_bytes(const sagecomm_op *op, int32_t size);
+
+/* Numbers the operation, queues it and lets it start. own: the program is freed with the run. NULL: no memory, or the
+ * group is down (*down). */
+scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own, bool *down);
+
+/* Counters of one group. */
+typedef struct scr_counters {
+  uint64_t ops[SAGECOMM_KIND_COUNT];
+  uint64_t bytes[SAGECOMM_KIND_COUNT];
+  uint64_t fast;    /* collectives that did not enter Go */
+  uint64_t sleeps;  /* futex waits of drivers */
+  uint64_t blocked; /* waits that outlasted spinning */
+} scr_counters;
+void scr_group_counters(const scr_group *g, scr_counters *out);
+
+/* ---- flight recorder ---- */
+
+enum { SCR_FLIGHT_SCHEDULED = 1, SCR_FLIGHT_STARTED, SCR_FLIGHT_COMPLETED, SCR_FLIGHT_FAILED };
+
+/* One operation as it was when it was read. */
+typedef struct scr_flight {
+  uint64_t ticks;  /* of its creation, to sort by */
+  uint64_t number; /* of the collective in its group, or of the message among this rank's; both from 1 */
+  uint64_t bytes;
+  int64_t created_ns, started_ns, completed_ns; /* Unix time; 0: not yet, or never */
+  uint64_t thread;                              /* pthread_t of the caller */
+  int32_t root, tag; /* root, or peer of a message: of a recv its source once that is known */
+  uint32_t timeout_ms;
+  uint8_t kind, dtype, reduce_op, state, async;
+} scr_flight;
+
+/* How many collectives, and how many messages, are kept; 0: the group does not record. */
+uint32_t scr_group_flight_capacity(const scr_group *g);
+/* Copies what is kept, and what is still queued, in no particular order: at most 3 * scr_group_flight_capacity().
+ * *total: how much there ever was. The group is not closed meanwhile. */
+uint64_t scr_group_read_flight(scr_group *g, scr_flight *out, uint64_t *total);
+
+/* ---- the ABI's operations ---- */
+
+int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);
+int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err);
+int32_t scr_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err);
+uint64_t scr_work_sequence(sagecomm_work work);
+int32_t scr_work_source(sagecomm_work work);
+void scr_release(sagecomm_work work);
+uint64_t scr_run_handle(const scr_run *run);
+/* The group's state as an error, or SAGECOMM_OK. */
+int32_t scr_group_error(sagecomm_group group, sagecomm_error *err);
+uint64_t scr_go_entries(void);
+/* Set in a forked child; every entry looks at it first. */
+bool scr_in_child(void);
+int32_t scr_refuse_child(sagecomm_error *err);
+void scr_watch_fork(void);
+
+/* ---- progress engine ---- */
+
+enum {
+  SCR_ENGINE_CONTROL = 1, /* scr_engine_control() was called */
+  SCR_ENGINE_TROUBLE,     /* *group and *trouble say what */
+  SCR_ENGINE_COMPLETER,   /* completions wait and no completer is idle */
+  SCR_ENGINE_RING,        /* *group needs a ring to trouble->peer */
+};
+
+#define SCR_MAX_BELLS 64
+/* The engine's futex word in one arena of this process; before the first group of that arena. False: too many. */
+bool scr_engine_add_bell(void *bell);
+void scr_engine_patience(uint32_t spin, uint32_t yield_us);
+/* Drives the groups for which nobody waits. Returns when there is something for Go. */
+int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_trouble *trouble);
+void scr_engine_control(void);
+/* Waits for completed operations that have a done function and calls them, one at a time. Returns after idle_ns with
+ * nothing to do, or when scr_completers_stop() was called. */
+void scr_completer_run(int64_t idle_ns);
+void scr_completers_stop(void);
+
+#endif

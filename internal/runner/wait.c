@@ -1,0 +1,142 @@
+/* wait.c: how the runner waits: spin (in program.c), then give the processor away, then sleep; and how it is woken. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+int64_t scr_now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Shared between processes, so not FUTEX_PRIVATE. Interruptions and stale values are the caller's to look at. */
+void scr_futex_wait(_Atomic uint32_t *word, uint32_t value, int64_t ns) {
+  if (ns <= 0) return;
+  struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+  syscall(SYS_futex, (void *)word, FUTEX_WAIT, value, &t, NULL, 0);
+}
+
+void scr_futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, (void *)word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0); }
+
+bool scr_try_lock(_Atomic uint32_t *lock) {
+  return atomic_load_explicit(lock, memory_order_relaxed) == 0 &&
+         atomic_exchange_explicit(lock, 1, memory_order_acquire) == 0;
+}
+
+/* For sections of a few instructions: the holder may have been preempted, so the processor is soon given away. */
+void scr_spin_lock(_Atomic uint32_t *lock) {
+  for (uint32_t n = 0; !scr_try_lock(lock); n++) {
+    if (n < 64) {
+      scr_pause();
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+void scr_spin_unlock(_Atomic uint32_t *lock) { atomic_store_explicit(lock, 0, memory_order_release); }
+
+void scr_ring_bell(_Atomic uint32_t *bell) {
+  atomic_fetch_add_explicit(bell, 1, memory_order_seq_cst);
+  scr_futex_wake(bell);
+}
+
+void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word) {
+  scr_ring_bell((word & SCR_SLEEP_ENGINE) ? p->engine_bell : (_Atomic uint32_t *)&s->bell);
+}
+
+/* Flags are looked at again after the reason to give up: what was published before a goodbye counts. */
+static bool still_blocked(const scr_run *r) { return atomic_load_explicit(r->flag, memory_order_acquire) < r->need; }
+
+int scr_health(scr_group *g, scr_run *r, int64_t now) {
+  if (atomic_load_explicit(g->failure, memory_order_acquire) != 0) return SCR_TROUBLE_FAILURE;
+  if (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) return SCR_TROUBLE_FAILURE;
+  if (r->seq != 0) {
+    for (int32_t i = 0; i < g->size; i++) {
+      scr_call call;
+      if (i != g->rank && scr_group_call(g, i, r->seq, &call) && call.hash != r->hash) {
+        r->peer = i;
+        return SCR_TROUBLE_MISMATCH;
+      }
+    }
+  }
+  if (r->flag != NULL && r->peer != g->rank) {
+    if (atomic_load_explicit(&g->peer[r->peer].board->left, memory_order_acquire) != 0 && still_blocked(r)) {
+      return SCR_TROUBLE_LEFT;
+    }
+  }
+  if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
+  if (now >= r->deadline_ns) return SCR_TROUBLE_TIMEOUT;
+  return 0;
+}
+
+/* A wait that took this much longer than asked was a stopped process or a paused machine: the peers were stopped with
+ * it, or are ahead; either way they get the time back. */
+#define OVERRUN_NS (500 * 1000000LL)
+
+int64_t scr_look_at_clock(scr_run *r, scr_patience *p, int64_t asked) {
+  int64_t now = scr_now();
+  int64_t over = p->last ? now - p->last - asked : 0;
+  if (over > OVERRUN_NS && r->deadline_ns != 0) r->deadline_ns += over;
+  p->last = now;
+  return now;
+}
+
+int scr_relax(scr_group *g, scr_run *r, scr_patience *p, scr_sleeper *s, int64_t slice_end) {
+  int64_t now = scr_look_at_clock(r, p, 0);
+  if (p->began == 0) {
+    p->began = p->looked = now;
+    if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
+    atomic_fetch_add_explicit(&g->blocked, 1, memory_order_relaxed);
+  }
+  bool give_up = now >= slice_end;
+  if (now - p->looked > 1000000 || give_up || now >= r->deadline_ns) {
+    p->looked = now;
+    int code = scr_health(g, r, now);
+    if (code) return code;
+  }
+  if (give_up) return SCR_YIELDED;
+  g->spin_now = g->spin < 50 ? g->spin : 50;
+  if (now - p->began < (int64_t)g->yield_us * 1000) {
+    sched_yield();
+    return 0;
+  }
+  /* Sleep. The word is stored before the flag, and then all that ends a wait, is looked at again: whatever is published
+   * later finds the word and rings. */
+  uint32_t bell = atomic_load_explicit(&s->bell, memory_order_seq_cst);
+  atomic_store_explicit(&s->waits_for, 1 + (uint32_t)r->peer, memory_order_seq_cst);
+  int code = 0;
+  if (atomic_load_explicit(r->flag, memory_order_seq_cst) < r->need && (code = scr_health(g, r, now)) == 0) {
+    int64_t ns = slice_end - now, to_deadline = r->deadline_ns - now;
+    if (ns > SCR_SLICE_NS) ns = SCR_SLICE_NS;
+    if (ns > to_deadline) ns = to_deadline;
+    if (ns < 1000) ns = 1000;
+    atomic_fetch_add_explicit(&g->sleeps, 1, memory_order_relaxed);
+    scr_futex_wait(&s->bell, bell, ns);
+    scr_look_at_clock(r, p, ns);
+  }
+  atomic_store_explicit(&s->waits_for, 0, memory_order_relaxed);
+  return code;
+}
+
+void scr_describe_trouble(const scr_run *r, int code, scr_trouble *out) {
+  int64_t now = scr_now();
+  *out = (scr_trouble){.code = code,
+                       .peer = r->peer,
+                       .sequence = r->seq,
+                       .kind = r->kind,
+                       .dtype = r->dtype,
+                       .reduce_op = r->reduce_op,
+                       .root = r->root,
+                       .tag = r->tag,
+                       .bytes = r->bytes,
+                       .got = r->need,
+                       .waited_ns = r->deadline_ns ? now - (r->deadline_ns - r->timeout_ns) : 0,
+                       .timeout_ns = r->timeout_ns};
+}

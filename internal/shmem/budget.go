@@ -1,0 +1,114 @@
+package shmem
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io/fs"
+	"math"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// Reserving pages beyond what there is need not fail: the kernel may kill a process instead. So what is left is looked
+// at first. It is a snapshot that other processes change, good enough to turn a wrong size into an error.
+
+// budget is memory that can still be taken, and what limits it.
+type budget struct {
+	bytes int64
+	limit string
+}
+
+// hierarchy says where a version of memory control groups keeps its numbers.
+type hierarchy struct {
+	mount      string
+	mark       string // what precedes the group's path in /proc/self/cgroup, after the first colon
+	max        string
+	current    string
+	statPrefix string
+}
+
+var hierarchies = []hierarchy{
+	{"sys/fs/cgroup", ":/", "memory.max", "memory.current", ""},
+	{"sys/fs/cgroup/memory", "memory:/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"},
+}
+
+// available finds the tightest limit: the machine, or a memory control group around this process. A limit that cannot
+// be read does not count. root is the file system's root.
+func available(root fs.FS) budget {
+	b := budget{math.MaxInt64, "nothing"}
+	if m := table(root, "proc/meminfo"); m["MemAvailable"] > 0 {
+		b = budget{(m["MemAvailable"] + m["SwapFree"]) << 10, "the machine's free memory"}
+	}
+	for _, h := range hierarchies {
+		for dir := path.Join(h.mount, h.ownGroup(root)); strings.HasPrefix(dir, h.mount); dir = path.Dir(dir) {
+			limit, limited := number(root, dir+"/"+h.max)
+			used, known := number(root, dir+"/"+h.current)
+			if !limited || !known {
+				continue
+			}
+			stat := table(root, dir+"/memory.stat")
+			// The page cache of files gives way; pages of shared memory count as neither of the two.
+			left := max(limit-used+stat[h.statPrefix+"inactive_file"]+stat[h.statPrefix+"active_file"], 0)
+			if left < b.bytes {
+				b = budget{left, "/" + dir + "/" + h.max}
+			}
+		}
+	}
+	return b
+}
+
+// ownGroup is the path of this process's control group without its leading slash. Inside a container it is usually
+// empty, and the limits lie in the root of the mount; a path that leaves the mount is taken for that too.
+func (h *hierarchy) ownGroup(root fs.FS) string {
+	data, err := fs.ReadFile(root, "proc/self/cgroup")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(data)) {
+		_, line, _ = strings.Cut(strings.TrimSpace(line), ":")
+		if group, ok := strings.CutPrefix(line, h.mark); ok && !strings.Contains(group, "..") {
+			return group
+		}
+	}
+	return ""
+}
+
+// number reads a file that holds one number; "max" and anything else does not count.
+func number(root fs.FS, name string) (int64, bool) {
+	data, err := fs.ReadFile(root, name)
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+	return n, err == nil
+}
+
+// table reads lines of a name and a number, as meminfo ("MemFree:  12 kB") and memory.stat ("file 12") have them.
+func table(root fs.FS, name string) map[string]int64 {
+	data, err := fs.ReadFile(root, name)
+	if err != nil {
+		return nil
+	}
+	t := make(map[string]int64)
+	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
+		if f := strings.Fields(lines.Text()); len(f) >= 2 {
+			if n, err := strconv.ParseInt(f[1], 10, 64); err == nil {
+				t[strings.TrimSuffix(f[0], ":")] = n
+			}
+		}
+	}
+	return t
+}
+
+// check refuses n bytes that do not fit.
+func (b budget) check(n int64) error {
+	if n <= b.bytes {
+		return nil
+	}
+	return fmt.Errorf("only %s are left in %s", mib(b.bytes), b.limit)
+}
+
+// mib writes a number of bytes for people.
+func mib(n int64) string { return strconv.FormatFloat(float64(n)/(1<<20), 'f', 1, 64) + " MiB" }

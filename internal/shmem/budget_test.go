@@ -1,0 +1,62 @@
+package shmem
+
+import (
+	"math"
+	"os"
+	"testing"
+	"testing/fstest"
+)
+
+func TestTheTightestLimitCounts(t *testing.T) {
+	meminfo := "MemTotal:  900 kB\nMemAvailable:  600 kB\nSwapFree: 100 kB\n"
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		bytes int64
+		limit string
+	}{
+		{"machine", map[string]string{"proc/meminfo": meminfo}, 700 << 10, "the machine's free memory"},
+		{"nothing known", nil, math.MaxInt64, "nothing"},
+		{"outer group", map[string]string{
+			"proc/meminfo": meminfo, "proc/self/cgroup": "0::/a/b\n",
+			"sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/b/memory.current": "5\n",
+			"sys/fs/cgroup/a/memory.max": "5000\n", "sys/fs/cgroup/a/memory.current": "4000\n",
+			"sys/fs/cgroup/a/memory.stat": "anon 7\ninactive_file 30\nactive_file 4\n"}, 1034, "/sys/fs/cgroup/a/memory.max"},
+		{"container", map[string]string{
+			"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "10\n", "sys/fs/cgroup/memory.current": "12\n"}, 0, "/sys/fs/cgroup/memory.max"},
+		{"version 1", map[string]string{
+			"proc/self/cgroup": "5:cpu:/c\n4:memory:/a/b\n0::/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+			"sys/fs/cgroup/memory/memory.usage_in_bytes": "9\n", "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": "100\n",
+			"sys/fs/cgroup/memory/a/b/memory.usage_in_bytes": "60\n",
+			"sys/fs/cgroup/memory/a/b/memory.stat":           "inactive_file 1\ntotal_inactive_file 7\n"}, 47, "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes"},
+		{"path outside of the mount", map[string]string{
+			"proc/self/cgroup": "12:cpu:/x\n0::/../../y\n", "sys/fs/cgroup/memory.max": "10\n", "sys/fs/cgroup/memory.current": "2\n"}, 8, "/sys/fs/cgroup/memory.max"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root := fstest.MapFS{}
+			for name, data := range c.files {
+				root[name] = &fstest.MapFile{Data: []byte(data)}
+			}
+			if b := available(root); b != (budget{c.bytes, c.limit}) {
+				t.Errorf("got %+v", b)
+			}
+		})
+	}
+}
+
+func TestTooMuchIsAnErrorBeforeItIsTried(t *testing.T) {
+	left := available(os.DirFS("/"))
+	if left.bytes > 1<<45 {
+		t.Skip("no limit on memory is readable here")
+	}
+	a, err := NewArena(Memfd, 1<<46, "")
+	if err != nil {
+		t.Skipf("no address space for the test: %v", err)
+	}
+	defer a.Close()
+	_, err = a.Alloc(left.bytes*2, 0)
+	refused(t, err, "are left in", "free memory")
+	if a.InUse() != 0 {
+		t.Errorf("%d bytes in use", a.InUse())
+	}
+}

@@ -1,0 +1,93 @@
+package shmem
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"sagecomm/internal/procinfo"
+)
+
+// Kind is what an arena is made of.
+type Kind string
+
+// The kinds.
+const (
+	Memfd Kind = "memfd" // no name, sealed against resizing
+	Tmpfs Kind = "tmpfs" // a file in a directory, with a name until Unlink
+)
+
+// Method is a way to reach the memory of another process.
+type Method string
+
+// The methods, in the usual order.
+const (
+	// Proc opens /proc/<pid>/fd/<n>: needs the same pid namespace and the right to look into the process.
+	Proc Method = "proc"
+	// SCM asks the owner for the descriptor over an abstract unix socket: needs the same network namespace and user.
+	SCM Method = "scm"
+	// File opens the file of a Tmpfs arena: needs the same directory and user.
+	File Method = "tmpfs"
+)
+
+// Nonce tells one arena from all others that ever were.
+type Nonce [16]byte
+
+func (n Nonce) String() string { return hex.EncodeToString(n[:]) }
+
+// MarshalText writes the nonce in hexadecimal digits.
+func (n Nonce) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (n *Nonce) UnmarshalText(text []byte) error {
+	if hex.DecodedLen(len(text)) != len(n) {
+		return fmt.Errorf("%q is not 32 hexadecimal digits", text)
+	}
+	_, err := hex.Decode(n[:], text)
+	return err
+}
+
+// Descriptor says everything that a peer needs to map an arena. It holds the secret of the socket server: whoever can
+// read the store and runs as the same user can map the arena.
+type Descriptor struct {
+	BootID       string `json:"boot_id"`
+	PIDNamespace uint64 `json:"pid_namespace"`
+	PID          int    `json:"pid"`
+	StartTime    uint64 `json:"start_time"` // clock ticks since boot
+	FD           int    `json:"fd"`         // in the owner
+	Nonce        Nonce  `json:"nonce"`
+	Size         int64  `json:"size"` // bytes, logical
+	Kind         Kind   `json:"kind"`
+	Path         string `json:"path,omitempty"`   // Tmpfs, before Unlink
+	Socket       string `json:"socket,omitempty"` // abstract name without its leading zero byte
+	Token        Nonce  `json:"token"`            // to present on Socket
+}
+
+// Marshal gives the form for the store.
+func (d Descriptor) Marshal() ([]byte, error) { return json.Marshal(d) }
+
+// ParseDescriptor reads what Marshal gave.
+func ParseDescriptor(data []byte) (Descriptor, error) {
+	var d Descriptor
+	if err := json.Unmarshal(data, &d); err != nil {
+		return d, fmt.Errorf("shmem: not a descriptor of an arena: %w", err)
+	}
+	if d.PID <= 0 || d.FD < 0 || d.Nonce == (Nonce{}) || d.Size < int64(os.Getpagesize()) || d.Kind != Memfd && d.Kind != Tmpfs {
+		return d, fmt.Errorf("shmem: not a descriptor of an arena: %.200q", data)
+	}
+	return d, nil
+}
+
+// identity fills in which process this is.
+func (d *Descriptor) identity() (err error) {
+	d.PID = os.Getpid()
+	if d.BootID, err = procinfo.BootID(); err != nil {
+		return err
+	}
+	if d.PIDNamespace, err = procinfo.PIDNamespace(); err != nil {
+		return err
+	}
+	d.StartTime, err = procinfo.StartTime(d.PID)
+	return err
+}

@@ -1,0 +1,112 @@
+package shmem
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"sagecomm/internal/procinfo"
+)
+
+// wantedSeals keep a peer from making the file shorter under a mapping, which would be a SIGBUS.
+const wantedSeals = unix.F_SEAL_GROW | unix.F_SEAL_SHRINK
+
+func createMemfd() (int, error) {
+	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate("sagecomm", flags|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate("sagecomm", flags)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("memfd_create: %w", err)
+	}
+	return fd, nil
+}
+
+// Files of arenas are called sagecomm-<pid namespace>-<pid>-<start time>-<random>, so that what a killed process left
+// can be told from what a living one needs.
+const filePattern = "sagecomm-%d-%d-%d-"
+
+// createFile makes the file of a Tmpfs arena, and removes the files of processes that were killed before they could.
+func createFile(dir string, d *Descriptor) (fd int, path string, err error) {
+	sweep(dir, d.PIDNamespace)
+	var random [8]byte
+	rand.Read(random[:])
+	name := fmt.Sprintf(filePattern, d.PIDNamespace, d.PID, d.StartTime) + hex.EncodeToString(random[:])
+	path = filepath.Join(dir, name)
+	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return -1, "", fmt.Errorf("%s: %w (SAGECOMM_SHM_DIR names another directory)", path, err)
+	}
+	return fd, path, nil
+}
+
+// sweep removes files whose owner has certainly ended. Files of other pid namespaces are left alone: their pids mean
+// nothing here. Failing to remove one is no matter: it belongs to another user.
+func sweep(dir string, namespace uint64) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		var ns, start uint64
+		var pid int
+		if n, _ := fmt.Sscanf(e.Name(), filePattern, &ns, &pid, &start); n == 3 && ns == namespace && pid > 0 &&
+			strings.Count(e.Name(), "-") == strings.Count(filePattern, "-") && procinfo.Gone(pid, start) {
+			unix.Unlink(filepath.Join(dir, e.Name()))
+		}
+	}
+}
+
+// reserveStep bounds one fallocate: a signal makes the kernel undo the whole call, and the runtime sends many.
+const reserveStep = 16 << 20
+
+// reserve takes pages from the system; after it, touching the range cannot fail. On an error some may be taken.
+func (a *Arena) reserve(r Range) error {
+	if err := available(os.DirFS("/")).check(r.Len); err != nil {
+		return fmt.Errorf("%w: free memory, use fewer or smaller groups, or lower the algorithms' chunk sizes", err)
+	}
+	for off := r.Off; off < r.End(); {
+		n := min(r.End()-off, reserveStep)
+		switch err := unix.Fallocate(a.fd, 0, off, n); {
+		case err == nil:
+			off += n
+		case errors.Is(err, unix.EINTR):
+		default:
+			return a.explain(err)
+		}
+	}
+	return nil
+}
+
+// explain says what a failure to reserve means and what to do about it.
+func (a *Arena) explain(err error) error {
+	where := "the system has no memory left for it, or a memory control group does not allow more: free memory or raise the limit"
+	if a.desc.Kind == Tmpfs {
+		where = "the file system of SAGECOMM_SHM_DIR is full: enlarge it (docker run --shm-size), name another directory, or let SAGECOMM_SHM_ATTACH begin with proc, which does not use it"
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			where = "the file system of SAGECOMM_SHM_DIR cannot reserve space: name a directory on a memory file system"
+		}
+	}
+	return fmt.Errorf("%w: %s", err, where)
+}
+
+// punch returns the pages of a range to the system; what is read there afterwards is zero.
+func (a *Arena) punch(r Range) error {
+	for {
+		err := unix.Fallocate(a.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Off, r.Len)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("return pages to the system: %w", err)
+		}
+		return nil
+	}
+}
