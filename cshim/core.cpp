@@ -1,0 +1,114 @@
+#include "core.hpp"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include <c10/util/Exception.h>
+
+namespace sagecomm {
+
+namespace {
+
+std::mutex loadMutex;
+std::string loadedPath; // guarded by loadMutex
+std::atomic<const sagecomm_api*> table{nullptr};
+std::atomic<bool> inForkedChild{false};
+std::atomic<bool> gateClosed{false};
+std::atomic<int> insideGate{0};
+
+// A callback of the user's that runs at exit may take this long before the process ends without it.
+constexpr std::chrono::seconds kExitPatience{2};
+
+const sagecomm_api* openLibrary(const std::string& path) {
+  // Never closed: Go's runtime cannot be unloaded.
+  void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* why = dlerror();
+    TORCH_CHECK(false, "sagecomm: cannot open the core library: ", why == nullptr ? path.c_str() : why);
+  }
+  auto* getApi = reinterpret_cast<decltype(&sagecomm_get_api)>(dlsym(library, "sagecomm_get_api"));
+  TORCH_CHECK(getApi != nullptr, "sagecomm: ", path, " is not the sagecomm core: it has no sagecomm_get_api");
+  const sagecomm_api* api = getApi(SAGECOMM_ABI_VERSION);
+  TORCH_CHECK(
+      api != nullptr,
+      "sagecomm: ",
+      path,
+      " does not speak version ",
+      SAGECOMM_ABI_VERSION,
+      " of the C ABI; install core and extension from one wheel, or rebuild both");
+  TORCH_CHECK(
+      api->struct_size >= sizeof(sagecomm_api),
+      "sagecomm: ",
+      path,
+      " is older than this extension: its function table has ",
+      api->struct_size,
+      " bytes, ",
+      sizeof(sagecomm_api),
+      " are needed; install core and extension from one wheel, or rebuild both");
+  return api;
+}
+
+} // namespace
+
+std::string loadCore(const std::string& path) {
+  std::lock_guard<std::mutex> lock(loadMutex);
+  if (!coreLoaded()) {
+    const sagecomm_api* api = openLibrary(path);
+    pthread_atfork(nullptr, nullptr, [] { inForkedChild.store(true, std::memory_order_relaxed); });
+    loadedPath = path;
+    table.store(api, std::memory_order_release);
+  }
+  TORCH_CHECK(
+      loadedPath == path,
+      "sagecomm: the core is already loaded from ",
+      loadedPath,
+      "; it cannot be replaced by ",
+      path);
+  return core().version();
+}
+
+const sagecomm_api& core() {
+  const sagecomm_api* api = table.load(std::memory_order_acquire);
+  TORCH_CHECK(api != nullptr, "sagecomm: the core library is not loaded; call load_core(path) first");
+  return *api;
+}
+
+bool coreLoaded() noexcept {
+  return table.load(std::memory_order_acquire) != nullptr;
+}
+
+bool forked() noexcept {
+  return inForkedChild.load(std::memory_order_relaxed);
+}
+
+void shutdownCore() {
+  if (!coreLoaded() || forked() || gateClosed.exchange(true)) {
+    return;
+  }
+  core().shutdown();
+  const auto deadline = std::chrono::steady_clock::now() + kExitPatience;
+  while (insideGate.load() != 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+bool exiting() noexcept {
+  return gateClosed.load(std::memory_order_relaxed);
+}
+
+// Sequentially consistent on both sides: either shutdownCore() sees us inside, or we see the gate closed.
+CompletionGate::CompletionGate() noexcept {
+  insideGate.fetch_add(1);
+  open_ = !gateClosed.load();
+}
+
+CompletionGate::~CompletionGate() {
+  insideGate.fetch_sub(1);
+}
+
+} // namespace sagecomm

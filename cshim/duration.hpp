@@ -1,0 +1,16 @@
+// duration.hpp: torch counts milliseconds, the core nanoseconds.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+namespace sagecomm {
+
+// Times beyond the core's range, which Python's timedelta.max is, become its longest.
+inline int64_t toNs(std::chrono::milliseconds ms) {
+  constexpr int64_t kNsPerMs = 1'000'000;
+  return std::min<int64_t>(ms.count(), INT64_MAX / kNsPerMs) * kNsPerMs;
+}
+
+} // namespace sagecomm

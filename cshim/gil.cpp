@@ -1,0 +1,29 @@
+#include "gil.hpp"
+
+#include <torch/csrc/Exceptions.h>
+
+#include "core.hpp"
+
+namespace sagecomm {
+
+namespace {
+unsigned long mainThread = 0;
+} // namespace
+
+void rememberMainThread() {
+  mainThread = pybind11::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
+}
+
+void checkSignals() {
+  if (PyThread_get_thread_ident() != mainThread || exiting()) {
+    return;
+  }
+  pybind11::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) {
+    python_error raised;
+    raised.persist();
+    throw raised;
+  }
+}
+
+} // namespace sagecomm

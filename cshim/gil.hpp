@@ -1,0 +1,39 @@
+// gil.hpp: leaving Python's lock, and looking for signals while waiting without it.
+#pragma once
+
+#include <Python.h>
+
+#include <thread>
+
+namespace sagecomm {
+
+// Releases the GIL if this thread holds it. torch's bindings have released it on most ways into the shim, but not on
+// all (destructors, C++ callers).
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {
+  }
+  ~WithoutGil() {
+    if (state_ != nullptr) {
+      PyEval_RestoreThread(state_);
+    }
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+// Remembers which thread runs Python's signal handlers. Called once, with the GIL, when the module is imported.
+void rememberMainThread();
+
+// Runs pending signal handlers if that is this thread's task; throws python_error if one of them raised. Called without
+// the GIL. Other threads return at once: they would take the GIL for nothing, and a daemon thread that asks for it while
+// the interpreter ends is killed by it.
+void checkSignals();
+
+// What to do between two waits: a signal's handler must run within 200 ms.
+constexpr long long kSliceNs = 100'000'000;
+
+} // namespace sagecomm

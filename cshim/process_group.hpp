@@ -1,0 +1,72 @@
+// process_group.hpp: the c10d backend "sagecomm". It translates calls of torch into calls of the core (sagecomm.h) and
+// decides nothing: what an operation does, how long it may take and what is an error is the core's business.
+// Operations that are not overridden here keep the base class's refusal, which names backend and operation.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "options.hpp"
+#include "sagecomm.h"
+#include "tensors.hpp"
+#include "work.hpp"
+
+namespace sagecomm {
+
+class ProcessGroupSagecomm final : public c10d::Backend {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  // Collective: returns when all ranks have joined through the store. Without the GIL.
+  static c10::intrusive_ptr<ProcessGroupSagecomm> create(
+      const c10d::DistributedBackendOptions& opts, c10::intrusive_ptr<GroupOptions> options);
+
+  // `group` is a group of the core that this object owns from now on.
+  ProcessGroupSagecomm(sagecomm_group group, int rank, int size, c10::intrusive_ptr<GroupOptions> options);
+  ~ProcessGroupSagecomm() override;
+
+  const std::string getBackendName() const override;
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions(); // virtual in newer torch
+  void setTimeout(std::chrono::milliseconds timeout); // virtual in newer torch
+  uint64_t getSequenceNumberForGroup() override;
+  void setSequenceNumberForGroup() override;
+  c10d::ErrorType getError(); // virtual in newer torch
+  void abort(); // virtual in newer torch
+  void shutdown(); // virtual in newer torch
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  // Newer torch calls this all_gather_single and forwards between the two names.
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  WorkPtr send(Tensors& tensors, int dstRank, int tag) override;
+  WorkPtr recv(Tensors& tensors, int srcRank, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  // The core's statistics of this group, as JSON.
+  std::string statsJson() const;
+
+ private:
+  struct Call;
+
+  WorkPtr receive(const OpInfo& info, Tensors& tensors, int srcRank, int tag);
+  WorkPtr run(Call& call);
+  int32_t issueProfiled(Call& call, sagecomm_work& handle, sagecomm_error& error);
+  void destroy() noexcept;
+  [[noreturn]] void refuseAfterShutdown(const char* op) const;
+
+  const sagecomm_api& api_;
+  const sagecomm_group group_;
+  const c10::intrusive_ptr<GroupOptions> options_;
+  const std::shared_ptr<const GroupInfo> info_;
+  std::atomic<int64_t> timeoutMs_;
+  std::atomic<bool> shutDown_{false};
+  std::atomic<uint64_t> lastSequence_{0}; // what was issued until the shutdown
+};
+
+} // namespace sagecomm

@@ -1,0 +1,97 @@
+#include "store.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "gil.hpp"
+
+namespace sagecomm {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::nanoseconds;
+
+namespace {
+
+void explain(char* why, size_t n, const char* what) {
+  if (why != nullptr && n > 0) {
+    std::snprintf(why, n, "%s", what);
+  }
+}
+
+// The text of the exception being handled; torch's own come without their C++ stack.
+int32_t explainCurrent(char* why, size_t n) noexcept {
+  try {
+    throw;
+  } catch (const c10::Error& e) {
+    explain(why, n, e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    explain(why, n, e.what());
+  } catch (...) {
+    explain(why, n, "the store raised something that is not an exception");
+  }
+  return -1;
+}
+
+} // namespace
+
+StoreView::StoreView(c10::intrusive_ptr<c10d::Store> store)
+    : store_(std::move(store)), view_{this, &StoreView::set, &StoreView::get} {
+}
+
+int32_t StoreView::set(void* ctx, const char* key, const void* data, size_t n, char* why, size_t whyN) noexcept {
+  auto* self = static_cast<StoreView*>(ctx);
+  try {
+    const auto* bytes = static_cast<const uint8_t*>(data);
+    WithoutGil unlocked;
+    self->store_->set(std::string(key), std::vector<uint8_t>(bytes, bytes + n));
+    return 0;
+  } catch (...) {
+    return explainCurrent(why, whyN);
+  }
+}
+
+int32_t StoreView::get(
+    void* ctx, const char* key, int64_t timeoutNs, void* sinkCtx, Sink sink, char* why, size_t whyN) noexcept {
+  auto* self = static_cast<StoreView*>(ctx);
+  try {
+    WithoutGil unlocked;
+    const std::string name(key);
+    if (!self->waitFor(name, timeoutNs)) {
+      explain(why, whyN, self->interrupted_ ? "interrupted by a signal" : "the key did not appear in time");
+      return -1;
+    }
+    const std::vector<uint8_t> value = self->store_->get(name);
+    sink(sinkCtx, value.data(), value.size());
+    return 0;
+  } catch (...) {
+    return explainCurrent(why, whyN);
+  }
+}
+
+// Asks again and again instead of waiting in the store: signals are looked at in between, a TCPStore, which holds its
+// connection during a wait, lets other threads of the core in, and it does not log a warning for each slice.
+bool StoreView::waitFor(const std::string& key, int64_t timeoutNs) {
+  const auto begin = Clock::now();
+  auto pause = std::chrono::microseconds(100);
+  for (;;) {
+    if (store_->check({key})) {
+      return true;
+    }
+    try {
+      checkSignals();
+    } catch (...) {
+      interrupted_ = std::current_exception();
+      return false;
+    }
+    const auto left = nanoseconds(timeoutNs) - (Clock::now() - begin);
+    if (left <= nanoseconds(0)) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::min<nanoseconds>(left, pause));
+    pause = std::min(pause * 2, std::chrono::microseconds(20000));
+  }
+}
+
+} // namespace sagecomm

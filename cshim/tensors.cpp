@@ -1,0 +1,145 @@
+#include "tensors.hpp"
+
+#include <string>
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "errors.hpp"
+
+namespace sagecomm {
+
+namespace {
+
+constexpr int kUnknownType = -1;
+
+int coreType(at::ScalarType type) {
+  switch (type) {
+    case at::kChar:
+      return SAGECOMM_INT8;
+    case at::kShort:
+      return SAGECOMM_INT16;
+    case at::kInt:
+      return SAGECOMM_INT32;
+    case at::kLong:
+      return SAGECOMM_INT64;
+    case at::kByte:
+      return SAGECOMM_UINT8;
+    case at::ScalarType::UInt16:
+      return SAGECOMM_UINT16;
+    case at::ScalarType::UInt32:
+      return SAGECOMM_UINT32;
+    case at::ScalarType::UInt64:
+      return SAGECOMM_UINT64;
+    case at::kBool:
+      return SAGECOMM_BOOL;
+    case at::kHalf:
+      return SAGECOMM_FLOAT16;
+    case at::kBFloat16:
+      return SAGECOMM_BFLOAT16;
+    case at::kFloat:
+      return SAGECOMM_FLOAT32;
+    case at::kDouble:
+      return SAGECOMM_FLOAT64;
+    case at::kComplexFloat:
+      return SAGECOMM_COMPLEX64;
+    case at::kComplexDouble:
+      return SAGECOMM_COMPLEX128;
+    case at::ScalarType::Float8_e5m2:
+    case at::ScalarType::Float8_e4m3fn:
+    case at::ScalarType::Float8_e5m2fnuz:
+    case at::ScalarType::Float8_e4m3fnuz:
+    case at::ScalarType::Float8_e8m0fnu:
+      return SAGECOMM_FLOAT8;
+    default:
+      return kUnknownType;
+  }
+}
+
+std::string label(const char* role, size_t index) {
+  return std::string(role) + " " + std::to_string(index);
+}
+
+bool isBlock(const at::Tensor& t) {
+  return t.is_contiguous() && !t.is_conj() && !t.is_neg();
+}
+
+at::Tensor toBlock(const at::Tensor& t) {
+  at::AutoDispatchBelowADInplaceOrView noAutograd;
+  return t.resolve_conj().resolve_neg().contiguous();
+}
+
+sagecomm_segment writable(const at::Tensor& t) {
+  return {t.mutable_data_ptr(), t.nbytes()};
+}
+
+sagecomm_segment readable(const at::Tensor& t) {
+  // The core takes one type for both; it writes to outputs only.
+  return {const_cast<void*>(t.const_data_ptr()), t.nbytes()};
+}
+
+} // namespace
+
+void Buffers::check(const char* op, const char* role, size_t index, const at::Tensor& t) {
+  if (!t.defined()) {
+    refuse(op, label(role, index) + " is undefined");
+  }
+  if (!t.device().is_cpu()) {
+    refuse(op, label(role, index) + " is on " + t.device().str() + ", but this group was configured for cpu");
+  }
+  if (t.layout() != at::kStrided) {
+    refuse(op, label(role, index) + " is " + c10::str(t.layout()) + "; only dense tensors are supported");
+  }
+  const int type = coreType(t.scalar_type());
+  if (type == kUnknownType) {
+    refuse(op, label(role, index) + " has the unsupported type " + c10::toString(t.scalar_type()));
+  }
+  if (dtype_ == kNoType) {
+    dtype_ = static_cast<uint8_t>(type);
+  } else if (dtype_ != type) {
+    refuse(
+        op, label(role, index) + " is " + c10::toString(t.scalar_type()) + ", another type than the tensors before it");
+  }
+}
+
+void Buffers::addInput(const char* op, const char* role, size_t index, const at::Tensor& t) {
+  check(op, role, index, t);
+  if (C10_LIKELY(isBlock(t))) {
+    in_.push_back(readable(t));
+    return;
+  }
+  in_.push_back(readable(copies_.emplace_back(toBlock(t))));
+}
+
+void Buffers::addOutput(const char* op, const char* role, size_t index, const at::Tensor& t) {
+  check(op, role, index, t);
+  if (C10_LIKELY(isBlock(t))) {
+    out_.push_back(writable(t));
+    return;
+  }
+  at::AutoDispatchBelowADInplaceOrView noAutograd;
+  at::Tensor copy = at::empty(t.sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
+  out_.push_back(writable(copy));
+  copyBack_.emplace_back(t, std::move(copy));
+}
+
+void Buffers::addInOut(const char* op, const char* role, size_t index, const at::Tensor& t) {
+  check(op, role, index, t);
+  if (C10_LIKELY(isBlock(t))) {
+    in_.push_back(writable(t));
+  } else {
+    at::Tensor copy = toBlock(t);
+    in_.push_back(writable(copy));
+    copyBack_.emplace_back(t, std::move(copy));
+  }
+  out_.push_back(in_.back());
+}
+
+void Buffers::copyBack() {
+  at::AutoDispatchBelowADInplaceOrView noAutograd;
+  for (auto& [output, copy] : copyBack_) {
+    output.copy_(copy);
+  }
+}
+
+} // namespace sagecomm

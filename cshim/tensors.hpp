@@ -1,0 +1,56 @@
+// tensors.hpp: from torch's tensors to the core's segments.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include "sagecomm.h"
+
+namespace sagecomm {
+
+// The memory of one operation. A tensor that is not a plain block of memory (not contiguous, or a lazy conjugate or
+// negative) is represented by a contiguous copy; outputs are written back by copyBack(). The user's own tensors are not
+// kept alive here: the call does that for a synchronous operation, the Work for one that outlives the call.
+class Buffers {
+ public:
+  using Segments = c10::SmallVector<sagecomm_segment, 8>;
+
+  // Each of them checks the tensor and refuses it by name: "sagecomm: <op>: <role> <index> is on cuda:0, but ...".
+  void addInput(const char* op, const char* role, size_t index, const at::Tensor& t);
+  void addOutput(const char* op, const char* role, size_t index, const at::Tensor& t);
+  // In place: the same memory is input and output.
+  void addInOut(const char* op, const char* role, size_t index, const at::Tensor& t);
+
+  const Segments& in() const {
+    return in_;
+  }
+  const Segments& out() const {
+    return out_;
+  }
+  // sagecomm_dtype of all tensors: one type per operation.
+  uint8_t dtype() const {
+    return dtype_ == kNoType ? 0 : dtype_; // a barrier moves nothing, of any type
+  }
+  // Whether outputs wait to be written back.
+  bool staged() const {
+    return !copyBack_.empty();
+  }
+  // Writes staged outputs to the user's tensors. On any thread, without autograd.
+  void copyBack();
+
+ private:
+  void check(const char* op, const char* role, size_t index, const at::Tensor& t);
+
+  static constexpr uint8_t kNoType = 255;
+
+  Segments in_;
+  Segments out_;
+  uint8_t dtype_ = kNoType;
+  std::vector<at::Tensor> copies_; // inputs' copies, alive until the operation has finished
+  std::vector<std::pair<at::Tensor, at::Tensor>> copyBack_; // {the user's output, its copy}
+};
+
+} // namespace sagecomm

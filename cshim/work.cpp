@@ -1,0 +1,322 @@
+#include "work.hpp"
+
+#include <algorithm>
+
+#include <ATen/core/ivalue_inl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "core.hpp"
+#include "errors.hpp"
+#include "gil.hpp"
+
+namespace sagecomm {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+namespace {
+
+c10d::WorkResult resultOf(const sagecomm_error* error) {
+  if (error == nullptr) {
+    return c10d::WorkResult::SUCCESS;
+  }
+  return error->status == SAGECOMM_TIMEOUT ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
+}
+
+std::optional<std::vector<at::Tensor>> optionalCopy(const std::vector<at::Tensor>* tensors) {
+  return tensors == nullptr ? std::nullopt : std::make_optional(*tensors);
+}
+
+// The end of a wait that was asked to last `timeout`, without overflow.
+Clock::time_point deadlineAfter(milliseconds timeout) {
+  constexpr milliseconds kForever = std::chrono::hours(24 * 365);
+  return Clock::now() + std::min(timeout, kForever);
+}
+
+} // namespace
+
+Work::Work(
+    int rank,
+    const OpInfo& op,
+    c10::ArrayRef<at::Tensor> outputs,
+    milliseconds timeout,
+    const std::vector<at::Tensor>* profiledInputs)
+    : c10d::Work(rank, op.type, profiledInputs == nullptr ? nullptr : op.profilingTitle, optionalCopy(profiledInputs)),
+      name_(op.name),
+      timeout_(timeout),
+      outputs_(outputs.begin(), outputs.end()) {
+}
+
+Work::~Work() {
+  if (handle_ != 0 && !forked() && !exiting()) {
+    WithoutGil unlocked;
+    core().release(handle_);
+  }
+}
+
+void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source) {
+  handle_ = handle;
+  sequence_ = sequence;
+  source_ = source;
+  if (C10_UNLIKELY(buffers.staged())) {
+    buffers.copyBack();
+  }
+  endProfiling();
+  claimed_.store(true, std::memory_order_relaxed);
+  done_.store(true, std::memory_order_release);
+}
+
+void Work::attach(
+    sagecomm_work handle,
+    Buffers&& buffers,
+    c10::ArrayRef<at::Tensor> inputs,
+    std::shared_ptr<const GroupInfo> group,
+    int source) noexcept {
+  handle_ = handle;
+  sequence_ = core().work_sequence(handle);
+  source_ = source;
+  pending_ = std::make_unique<Pending>(Pending{std::move(buffers), inputs.vec()});
+  group_ = std::move(group);
+}
+
+void Work::endProfiling() {
+  if (C10_UNLIKELY(static_cast<bool>(recordFunctionEndCallback_))) {
+    recordFunctionEndCallback_();
+    recordFunctionEndCallback_ = nullptr;
+  }
+}
+
+void Work::completeLater() {
+  // The core's reference. doneCallback() takes it back.
+  auto self = c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this);
+  Work* ctx = self.release();
+  sagecomm_error error;
+  const int32_t status = core().on_done(handle_, &Work::doneCallback, ctx, &error);
+  if (status != SAGECOMM_PENDING) {
+    auto reclaimed = c10::intrusive_ptr<Work>::reclaim(ctx);
+    complete(status, &error);
+  }
+}
+
+void Work::doneCallback(void* ctx, int32_t status, const sagecomm_error* error) noexcept {
+  CompletionGate gate;
+  if (!gate.open()) {
+    return; // the process is ending: the reference, and with it the tensors, stay until it has
+  }
+  auto self = c10::intrusive_ptr<Work>::reclaim(static_cast<Work*>(ctx));
+  self->complete(status, error);
+}
+
+void Work::complete(int32_t status, const sagecomm_error* error) {
+  if (claimed_.exchange(true, std::memory_order_acq_rel)) {
+    return;
+  }
+  if (status < 0) {
+    error_ = std::make_unique<sagecomm_error>(*error);
+  } else if (pending_->buffers.staged()) {
+    try {
+      pending_->buffers.copyBack();
+    } catch (const std::exception& e) {
+      error_ = std::make_unique<sagecomm_error>();
+      fillError(*error_, SAGECOMM_INTERNAL, name_, group_->name, std::string("cannot write an output: ") + e.what());
+    }
+  }
+  if (source_ < 0 && status == SAGECOMM_OK && opType_ == c10d::OpType::RECVANYSOURCE) {
+    source_ = core().work_source(handle_);
+  }
+  endProfiling();
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  c10::intrusive_ptr<c10::ivalue::Future> futureResult;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    done_.store(true, std::memory_order_release);
+    future = future_;
+    futureResult = futureResult_;
+  }
+  cv_.notify_all();
+  pending_.reset();
+  try {
+    if (future) {
+      finishFuture(*future);
+    }
+    if (futureResult) {
+      finishResult(*futureResult);
+    }
+  } catch (const std::exception& e) {
+    // then() keeps a callback's exception in its own Future; this one came from a raw C++ callback and has no owner.
+    LOG(ERROR) << "sagecomm: " << name_ << ": a callback of this operation's Future raised: " << e.what();
+  }
+}
+
+bool Work::waitUntilDone(milliseconds timeout) {
+  const bool bounded = timeout > kNoTimeout;
+  const auto deadline = bounded ? deadlineAfter(timeout) : Clock::time_point::max();
+  bool finished = false; // the core is through with the operation; somebody else is completing it
+  while (!done()) {
+    nanoseconds slice(kSliceNs);
+    if (bounded) {
+      slice = std::min(slice, std::max(nanoseconds(0), nanoseconds(deadline - Clock::now())));
+    }
+    if (!finished) {
+      sagecomm_error error;
+      const int32_t status = core().wait(handle_, slice.count(), &error);
+      if (status != SAGECOMM_PENDING) {
+        complete(status, &error);
+        finished = true;
+        continue;
+      }
+    } else {
+      std::unique_lock<std::mutex> lock(mutex_);
+      cv_.wait_for(lock, slice, [this] { return done(); });
+    }
+    if (done()) {
+      return true;
+    }
+    checkSignals();
+    if (bounded && Clock::now() >= deadline) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Work::drive() {
+  WithoutGil unlocked;
+  try {
+    waitUntilDone(kNoTimeout);
+  } catch (...) {
+    completeLater(); // peers may still read and write these tensors
+    throw;
+  }
+  if (error_) {
+    raise(*error_);
+  }
+}
+
+bool Work::wait(milliseconds timeout) {
+  if (!done()) {
+    WithoutGil unlocked;
+    if (!waitUntilDone(timeout)) {
+      raiseWaitTimeout(timeout);
+    }
+  }
+  unregister();
+  if (C10_UNLIKELY(error_ != nullptr)) {
+    raise(*error_);
+  }
+  return true;
+}
+
+void Work::raiseWaitTimeout(milliseconds timeout) const {
+  TORCH_CHECK(
+      false,
+      "Operation timed out! sagecomm: ",
+      name_,
+      ": rank ",
+      group_->rank,
+      " of group ",
+      group_->name,
+      ": not complete ",
+      timeout.count(),
+      " ms after wait(timeout=...) began; the operation goes on, wait() can be called again");
+}
+
+// Work that the compiler may see as a graph input is kept in a registry of torch's until somebody has waited for it.
+void Work::unregister() {
+  if (C10_UNLIKELY(c10d::allow_inflight_collective_as_graph_input())) {
+    c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::unsafe_reclaim_from_nonowning(this));
+  }
+}
+
+void Work::synchronize() {
+  unregister(); // on cpu there is no stream to order
+}
+
+bool Work::isCompleted() {
+  return done();
+}
+
+bool Work::isSuccess() const {
+  return done() && error_ == nullptr;
+}
+
+std::exception_ptr Work::exception() const {
+  return done() && error_ != nullptr ? toException(*error_) : nullptr;
+}
+
+int Work::sourceRank() const {
+  TORCH_CHECK(
+      opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE,
+      "sagecomm: ",
+      name_,
+      ": only a receive has a source rank");
+  TORCH_CHECK(done(), "sagecomm: ", name_, ": the source rank is not known before the message has arrived");
+  return source_;
+}
+
+std::vector<at::Tensor> Work::result() {
+  return {outputs_.begin(), outputs_.end()};
+}
+
+void Work::abort() {
+  TORCH_CHECK(
+      false,
+      "sagecomm: ",
+      name_,
+      ": one operation cannot be aborted, its peers would wait for it; abort the process group");
+}
+
+uint64_t Work::getSequencenumber() const {
+  return sequence_;
+}
+
+milliseconds Work::getTimeout() const {
+  return timeout_;
+}
+
+// A Future that is asked for before the end is completed by complete(); one that is asked for later is completed here,
+// outside the lock: an error takes the GIL, and a caller that holds the GIL may be waiting for the lock.
+template <class Finish>
+c10::intrusive_ptr<c10::ivalue::Future> Work::futureIn(
+    c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, Finish&& finish) {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(std::move(type));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (place) {
+      return place;
+    }
+    if (!done()) {
+      place = future;
+      return future;
+    }
+  }
+  finish(*future);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!place) {
+    place = std::move(future);
+  }
+  return place;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  return futureIn(future_, c10::ListType::create(c10::TensorType::get()), [this](auto& f) { finishFuture(f); });
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
+  return futureIn(futureResult_, c10::AnyEnumType::get(), [this](auto& f) { finishResult(f); });
+}
+
+void Work::finishFuture(c10::ivalue::Future& future) const {
+  if (error_) {
+    future.setError(toException(*error_));
+  } else {
+    future.markCompleted(c10::IValue(std::vector<at::Tensor>(outputs_.begin(), outputs_.end())));
+  }
+}
+
+void Work::finishResult(c10::ivalue::Future& future) const {
+  future.markCompleted(c10::IValue(static_cast<int64_t>(resultOf(error_.get()))));
+}
+
+} // namespace sagecomm

@@ -1,0 +1,98 @@
+/* api.c: the table of sagecomm.h. Operations go straight to the runner; the rest enters Go, unless this is a forked
+ * child, where Go's threads do not exist. */
+#include "../internal/runner/runner.h"
+#include "sagecomm.h"
+
+int32_t sagecommGroupCreate(sagecomm_group_config *, sagecomm_group *, sagecomm_error *);
+int32_t sagecommGroupDestroy(sagecomm_group, sagecomm_error *);
+int32_t sagecommGroupAbort(sagecomm_group, char *, sagecomm_error *);
+int32_t sagecommGroupSetTimeout(sagecomm_group, int64_t, sagecomm_error *);
+int64_t sagecommGroupStats(sagecomm_group, char *, size_t);
+int64_t sagecommDescribeEnvironment(char *, size_t);
+int64_t sagecommFlightRecords(char *, size_t);
+void sagecommShutdown(void);
+
+void sagecommSink(void *, void *, size_t);
+
+/* Go cannot call a C function pointer; these two do it for Go. Hidden, like everything but sagecomm_get_api(). */
+__attribute__((visibility("hidden"))) int32_t sagecomm_store_set(const sagecomm_store *s, const char *key,
+                                                                 const void *data, size_t n, char *why, size_t why_n) {
+  return s->set(s->ctx, key, data, n, why, why_n);
+}
+
+static void sink_into_go(void *ctx, const void *data, size_t n) { sagecommSink(ctx, (void *)(uintptr_t)data, n); }
+
+__attribute__((visibility("hidden"))) int32_t sagecomm_store_get(const sagecomm_store *s, const char *key,
+                                                                 int64_t timeout_ns, uintptr_t sink, char *why,
+                                                                 size_t why_n) {
+  return s->get(s->ctx, key, timeout_ns, (void *)sink, sink_into_go, why, why_n);
+}
+
+static const char *version(void) { return SAGECOMM_VERSION; }
+
+static int32_t group_create(const sagecomm_group_config *config, sagecomm_group *out, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupCreate((sagecomm_group_config *)(uintptr_t)config, out, err);
+}
+
+static int32_t group_destroy(sagecomm_group group, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupDestroy(group, err);
+}
+
+static int32_t group_abort(sagecomm_group group, const char *reason, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupAbort(group, (char *)(uintptr_t)reason, err);
+}
+
+static uint64_t group_sequence(sagecomm_group group) {
+  scr_group *g = scr_group_of(group);
+  return g && !scr_in_child() ? scr_group_sequence(g) : 0;
+}
+
+static int32_t group_set_timeout(sagecomm_group group, int64_t timeout_ns, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupSetTimeout(group, timeout_ns, err);
+}
+
+static int64_t group_stats(sagecomm_group group, char *json, size_t n) {
+  return scr_in_child() ? SAGECOMM_FORKED : sagecommGroupStats(group, json, n);
+}
+
+static int64_t describe_environment(char *json, size_t n) {
+  return scr_in_child() ? SAGECOMM_FORKED : sagecommDescribeEnvironment(json, n);
+}
+
+static int64_t flight_records(char *json, size_t n) {
+  return scr_in_child() ? SAGECOMM_FORKED : sagecommFlightRecords(json, n);
+}
+
+static void shutdown(void) {
+  if (!scr_in_child()) sagecommShutdown();
+}
+
+const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
+  static const sagecomm_api api = {
+      .abi_version = SAGECOMM_ABI_VERSION,
+      .struct_size = sizeof(sagecomm_api),
+      .version = version,
+      .group_create = group_create,
+      .group_destroy = group_destroy,
+      .group_abort = group_abort,
+      .group_error = scr_group_error,
+      .group_sequence = group_sequence,
+      .group_set_timeout = group_set_timeout,
+      .issue = scr_issue,
+      .wait = scr_wait,
+      .on_done = scr_on_done,
+      .work_sequence = scr_work_sequence,
+      .work_source = scr_work_source,
+      .release = scr_release,
+      .group_stats = group_stats,
+      .go_entries = scr_go_entries,
+      .describe_environment = describe_environment,
+      .shutdown = shutdown,
+      .flight_records = flight_records,
+  };
+  return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
+}

@@ -1,0 +1,251 @@
+/* sagecomm.h: the C ABI of libsagecomm.so.
+ *
+ * One function is exported, sagecomm_get_api(); everything else is reached through the table that it returns.
+ * The header is hand written, valid C11 and C++17, and knows neither torch nor Python.
+ *
+ * Rules that hold for every function of the table
+ *   - Safe to call from any thread. None of them may be called with Python's GIL held: they can block.
+ *   - Returns a sagecomm_status. Anything below zero is an error; if `err` is not NULL it is filled in, by copy.
+ *   - The library keeps no pointer of the caller's after a call has returned, except the buffers of an operation
+ *     that is PENDING, which it uses until that operation is complete.
+ *   - In a forked child every function returns SAGECOMM_FORKED at once and touches nothing.
+ *   - A Go panic never crosses this line: it becomes SAGECOMM_INTERNAL and the group is unusable from then on.
+ *
+ * Handles are 64-bit numbers made of an index and a generation; 0 is never valid and a stale one is refused.
+ */
+#ifndef SAGECOMM_H
+#define SAGECOMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised when anything below changes incompatibly; fields and functions are appended without raising it. */
+#define SAGECOMM_ABI_VERSION 1
+/* Of this header and of the library that was built with it. */
+#define SAGECOMM_VERSION "0.1.0"
+
+typedef uint64_t sagecomm_group;
+typedef uint64_t sagecomm_work;
+
+typedef enum sagecomm_status {
+  SAGECOMM_OK = 0,
+  SAGECOMM_PENDING = 1,       /* the operation goes on; see issue() and wait() */
+  SAGECOMM_INVALID = -1,      /* the call is refused: undefined combination, bad handle, bad size. Nothing was sent. */
+  SAGECOMM_PEER_FAILURE = -2, /* a rank died or left while it was needed */
+  SAGECOMM_TIMEOUT = -3,      /* the operation's time ran out; the message names who has not arrived */
+  SAGECOMM_MISMATCH = -4,     /* ranks called different operations; the message names both calls */
+  SAGECOMM_ABORTED = -5,      /* abort() was called, or the group was destroyed */
+  SAGECOMM_SYSTEM = -6,       /* the operating system refused: memory, descriptors, permissions */
+  SAGECOMM_INTERNAL = -7,     /* a fault of this library */
+  SAGECOMM_FORKED = -8        /* called in a forked child */
+} sagecomm_status;
+
+typedef enum sagecomm_kind {
+  SAGECOMM_ALL_REDUCE = 0,
+  SAGECOMM_BROADCAST = 1,
+  SAGECOMM_ALL_GATHER = 2, /* out: size() blocks of in.bytes each, in rank order */
+  SAGECOMM_REDUCE = 3,
+  SAGECOMM_BARRIER = 4,
+  SAGECOMM_SEND = 5,
+  SAGECOMM_RECV = 6,
+  SAGECOMM_KIND_COUNT
+} sagecomm_kind;
+
+typedef enum sagecomm_dtype {
+  SAGECOMM_INT8 = 0,
+  SAGECOMM_INT16 = 1,
+  SAGECOMM_INT32 = 2,
+  SAGECOMM_INT64 = 3,
+  SAGECOMM_UINT8 = 4,
+  SAGECOMM_UINT16 = 5,
+  SAGECOMM_UINT32 = 6,
+  SAGECOMM_UINT64 = 7,
+  SAGECOMM_BOOL = 8,
+  SAGECOMM_FLOAT16 = 9,
+  SAGECOMM_BFLOAT16 = 10,
+  SAGECOMM_FLOAT32 = 11,
+  SAGECOMM_FLOAT64 = 12,
+  SAGECOMM_COMPLEX64 = 13,
+  SAGECOMM_COMPLEX128 = 14,
+  SAGECOMM_FLOAT8 = 15, /* any 8-bit float format: moved, never reduced */
+  SAGECOMM_DTYPE_COUNT
+} sagecomm_dtype;
+
+typedef enum sagecomm_reduce_op {
+  SAGECOMM_SUM = 0,
+  SAGECOMM_AVG = 1,
+  SAGECOMM_PRODUCT = 2,
+  SAGECOMM_MIN = 3,
+  SAGECOMM_MAX = 4,
+  SAGECOMM_BAND = 5,
+  SAGECOMM_BOR = 6,
+  SAGECOMM_BXOR = 7,
+  SAGECOMM_PREMUL_SUM = 8, /* every rank's input is multiplied by sagecomm_op.factor first */
+  SAGECOMM_REDUCE_OP_COUNT
+} sagecomm_reduce_op;
+
+/* A contiguous piece of memory. A buffer is the concatenation of its segments. */
+typedef struct sagecomm_segment {
+  void *data;
+  uint64_t bytes;
+} sagecomm_segment;
+
+enum {
+  SAGECOMM_ASYNC = 1, /* issue() returns without waiting for peers */
+};
+
+#define SAGECOMM_ANY_SOURCE (-1)
+
+/* One call of one collective or point-to-point operation. Fill with zeros first. */
+typedef struct sagecomm_op {
+  uint8_t kind;      /* sagecomm_kind */
+  uint8_t dtype;     /* sagecomm_dtype */
+  uint8_t reduce_op; /* sagecomm_reduce_op, for all_reduce and reduce */
+  uint8_t flags;     /* SAGECOMM_ASYNC */
+  int32_t root;      /* root of broadcast and reduce, peer of send and recv (rank in the group) */
+  int32_t tag;       /* send and recv */
+  uint32_t n_in;     /* segments of the input */
+  uint32_t n_out;    /* segments of the output */
+  uint32_t reserved;
+  /* In place: the same memory as out. The arrays are read during issue() only. */
+  const sagecomm_segment *in;  /* broadcast: on the root, the same memory as out; elsewhere none */
+  const sagecomm_segment *out; /* reduce: on the root; elsewhere none, or memory that stays as it is */
+  double factor;               /* PREMUL_SUM */
+  int64_t timeout_ns;          /* 0: the group's */
+} sagecomm_op;
+
+/* Who failed, in what. Strings are NUL-terminated and cut to fit. */
+typedef struct sagecomm_error {
+  int32_t status;    /* sagecomm_status */
+  int32_t rank;      /* the rank that is to blame, -1 if none is */
+  int64_t pid;       /* its process, 0 if unknown */
+  uint64_t sequence; /* number of the collective in the group, from 1; 0 if none was in flight */
+  char op[32];       /* "all_reduce" ... */
+  char group[128];   /* name given at creation */
+  char host[128];    /* host of `rank` */
+  char message[2048];
+} sagecomm_error;
+
+/* The key-value store that ranks meet in: torch's c10d::Store, or a directory (tests). Return 0, or -1 with a text in
+ * `why`. get() blocks until the key exists or timeout_ns has passed; it hands the value to `sink`. */
+typedef struct sagecomm_store {
+  void *ctx;
+  int32_t (*set)(void *ctx, const char *key, const void *data, size_t n, char *why, size_t why_n);
+  int32_t (*get)(void *ctx, const char *key, int64_t timeout_ns, void *sink_ctx,
+                 void (*sink)(void *sink_ctx, const void *data, size_t n), char *why, size_t why_n);
+} sagecomm_store;
+
+typedef struct sagecomm_option {
+  const char *name; /* a SAGECOMM_* variable's name in lower case without the prefix; the environment wins */
+  const char *value;
+} sagecomm_option;
+
+typedef struct sagecomm_group_config {
+  uint32_t struct_size; /* sizeof(sagecomm_group_config) */
+  int32_t rank;
+  int32_t size;
+  const char *name;            /* for messages; the same on all ranks */
+  int64_t timeout_ns;          /* for the rendezvous and for operations */
+  const sagecomm_store *store; /* used during group_create() only */
+  const sagecomm_option *options;
+  uint32_t n_options;
+} sagecomm_group_config;
+
+/* Called once when a PENDING operation is complete: status is SAGECOMM_OK or below zero, err is never NULL. Runs on a
+ * thread of the library or inside wait(), with no lock held; it may call any function of the table. */
+typedef void (*sagecomm_done_fn)(void *ctx, int32_t status, const sagecomm_error *err);
+
+typedef struct sagecomm_api {
+  uint32_t abi_version; /* SAGECOMM_ABI_VERSION of the library */
+  uint32_t struct_size; /* a function beyond this size is absent */
+
+  /* Version of the library, "1.2.3". Static memory. */
+  const char *(*version)(void);
+
+  /* Collective over `size` processes that pass stores onto the same keys: returns when all of them have joined.
+   * INVALID, SYSTEM, TIMEOUT. */
+  int32_t (*group_create)(const sagecomm_group_config *config, sagecomm_group *out, sagecomm_error *err);
+
+  /* Waits for what was issued (a bounded time), tells the peers goodbye and frees. Local: it waits for no peer to do
+   * the same. A second call returns INVALID. */
+  int32_t (*group_destroy)(sagecomm_group group, sagecomm_error *err);
+
+  /* Makes every operation of the group, here and on every rank, fail with ABORTED and `reason`. Idempotent. */
+  int32_t (*group_abort)(sagecomm_group group, const char *reason, sagecomm_error *err);
+
+  /* The first cause of failure of the group, or OK. */
+  int32_t (*group_error)(sagecomm_group group, sagecomm_error *err);
+
+  /* Collectives issued so far; 0 for a bad handle. */
+  uint64_t (*group_sequence)(sagecomm_group group);
+
+  /* The timeout of later operations. */
+  int32_t (*group_set_timeout)(sagecomm_group group, int64_t timeout_ns, sagecomm_error *err);
+
+  /* Issues one operation.
+   *   OK       it is complete; *work is 0, but for a recv from SAGECOMM_ANY_SOURCE, whose work knows the source and
+   *            must be given to release().
+   *   PENDING  it goes on; *work must be given to release() in the end. Buffers stay in use until wait() returns
+   *            something else than PENDING or the done function has run.
+   *   < 0      it was not issued, or it failed; nothing of ours touches the buffers any more.
+   * A synchronous operation returns PENDING when it is not complete after some tens of milliseconds, so that the
+   * caller can look for signals; it then calls wait() until that returns something else. */
+  int32_t (*issue)(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);
+
+  /* Waits at most timeout_ns (0: only looks) and helps to carry the operation out meanwhile. PENDING when it goes on.
+   * Returns the operation's status otherwise, as often as it is asked. */
+  int32_t (*wait)(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err);
+
+  /* Has `done` called when the operation completes. Returns PENDING if it will be called; otherwise the operation is
+   * complete already, the return value is its status and `done` is never called. Once per work. */
+  int32_t (*on_done)(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err);
+
+  /* Number of the operation in its group, from 1; 0 for point-to-point and for a bad handle. */
+  uint64_t (*work_sequence)(sagecomm_work work);
+
+  /* The rank that a completed recv got its message from, -1 before that. */
+  int32_t (*work_source)(sagecomm_work work);
+
+  /* Gives the handle back. The operation goes on if it is not complete. */
+  void (*release)(sagecomm_work work);
+
+  /* Statistics and state of a group as JSON. Returns the bytes needed with the closing NUL (write again with a larger
+   * buffer if that exceeds n), or a status below zero. */
+  int64_t (*group_stats)(sagecomm_group group, char *json, size_t n);
+
+  /* Number of times that the library entered Go for operations of this process (issue, wait); for tests. */
+  uint64_t (*go_entries)(void);
+
+  /* Every configuration variable as JSON: name, type, default, value, sentence. As group_stats(). */
+  int64_t (*describe_environment)(char *json, size_t n);
+
+  /* Says goodbye for all groups: to be called once, before the process exits. */
+  void (*shutdown)(void);
+
+  /* What the flight recorder knows, as JSON: the last operations of each group and how far they got. It takes no lock
+   * that an operation holds while it waits, so it answers while operations hang. As group_stats().
+   *   {"groups": [{"id", "group", "rank", "size", "prefix", "sequence", "started", "completed", "capacity", "total",
+   *                "failure"?, "entries": [{"number", "kind", "dtype", "element_size", "reduce_op"?, "root", "tag",
+   *                "bytes", "state", "created_ns", "started_ns", "completed_ns", "thread", "async", "timeout_ms"}]}]}
+   * A group is in it from its creation to its destruction, also after it has failed. Entries are in the order of their
+   * creation, the newest `capacity` of `total`. "number" counts collectives and this rank's messages apart, from 1;
+   * "sequence", "started" and "completed" are the last collectives that were issued, began and succeeded. "state" is
+   * scheduled (it waits behind another), started, completed or failed. Times are ns of Unix time, 0 if not yet.
+   * "thread" is the caller's pthread_t. Which global ranks form a group is known to the caller alone.
+   * The capacity is TORCH_FR_BUFFER_SIZE, else TORCH_NCCL_TRACE_BUFFER_SIZE, else 2000, as of the group's creation; with
+   * 0 the group does not record and is left out. */
+  int64_t (*flight_records)(char *json, size_t n);
+} sagecomm_api;
+
+/* The table of that version, or NULL when the library does not speak it. Starts nothing. */
+const sagecomm_api *sagecomm_get_api(uint32_t abi_version);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SAGECOMM_H */

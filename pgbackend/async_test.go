@@ -1,0 +1,178 @@
+package pgbackend
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
+)
+
+// Works are waited for in the opposite order, on another thread, through their done function, or never; results and
+// numbers are those of the order of issue.
+func TestAsynchronous(t *testing.T) {
+	inWorlds(t, func(t *testing.T, w *world) {
+		n := len(w.groups)
+		const ops = 40
+		w.each(func(g *Group) error {
+			var done sync.WaitGroup
+			var works [ops]runner.Work
+			var results [ops][]byte
+			failures := make(chan *coll.Failure, ops)
+			for i := range ops {
+				count := 1 + i*i*13
+				in := contributionBytes(coll.Float32, coll.Sum, g.rank, n, count)
+				results[i] = in
+				before := g.Sequence()
+				work, f := g.Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Float32, Async: true}, one(in), one(in))
+				if f != nil {
+					return f
+				}
+				works[i] = work
+				if s := work.Sequence(); s != 0 && s != before+1 {
+					return fmt.Errorf("operation %d has number %d, expected %d", i, s, before+1)
+				}
+				switch i % 4 {
+				case 0:
+					done.Add(1)
+					work.OnDone(func(f *coll.Failure) {
+						failures <- f
+						done.Done()
+					})
+				case 1: // never waited for; its memory must last until it is complete
+					work.Release()
+					works[i] = runner.Work{}
+				case 2:
+					done.Go(func() { failures <- finish(work) })
+				}
+			}
+			for i := ops - 1; i >= 0; i-- {
+				if i%4 == 3 {
+					if f := finish(works[i]); f != nil {
+						return f
+					}
+				}
+			}
+			done.Wait()
+			close(failures)
+			for f := range failures {
+				if f != nil {
+					return f
+				}
+			}
+			if f := sum(g, 1); f != nil { // behind all of them
+				return f
+			}
+			for i := range ops {
+				if want := reducedBytes(coll.Float32, coll.Sum, n, len(results[i])/4); !bytes.Equal(results[i], want) {
+					return fmt.Errorf("operation %d gave something else", i)
+				}
+				works[i].Release()
+			}
+			return nil
+		})
+	})
+}
+
+// What a work that was dropped at once uses is neither collected nor moved before the end.
+func TestDroppedWorkKeepsItsBuffer(t *testing.T) {
+	w := newWorld(t, 2)
+	var late sync.WaitGroup
+	late.Add(1)
+	w.each(func(g *Group) error {
+		if g.rank == 1 {
+			late.Wait()
+		}
+		for range 50 {
+			work, f := sumAsync(g, 20_000)
+			if f != nil {
+				return f
+			}
+			work.Release()
+		}
+		if g.rank == 0 {
+			for range 3 {
+				runtime.GC()
+			}
+			late.Done()
+		}
+		return asError(sum(g, 1))
+	})
+}
+
+// A done function may issue operations and wait for them: those of DDP's communication hooks do.
+func TestDoneFunctionIssuesAndWaits(t *testing.T) {
+	w := newWorld(t, 3)
+	w.each(func(g *Group) error {
+		end := make(chan *coll.Failure, 1)
+		var next func(depth int)
+		next = func(depth int) {
+			work, f := sumAsync(g, 3000)
+			if f != nil {
+				end <- f
+				return
+			}
+			if depth == 0 {
+				end <- finish(work)
+				work.Release()
+				return
+			}
+			inner := make(chan struct{})
+			work.OnDone(func(f *coll.Failure) {
+				next(depth - 1)
+				close(inner)
+			})
+			<-inner
+			work.Release()
+		}
+		next(8)
+		return asError(<-end)
+	})
+}
+
+// Two groups of the same ranks are driven at the same time, by two threads each, in an order that differs by rank.
+func TestTwoGroupsAtOnce(t *testing.T) {
+	a, b := newWorld(t, 3), newWorld(t, 3)
+	a.each(func(g *Group) error {
+		other := b.groups[g.rank]
+		errs := make(chan *coll.Failure, 2)
+		many := func(g *Group) {
+			for i := range 300 {
+				if f := sum(g, 1+i*50); f != nil {
+					errs <- f
+					return
+				}
+			}
+			errs <- nil
+		}
+		go many(other)
+		many(g)
+		for range 2 {
+			if f := <-errs; f != nil {
+				return f
+			}
+		}
+		// And crossed, asynchronously: groups are independent.
+		first, second := g, other
+		if g.rank == 1 {
+			first, second = other, g
+		}
+		x, f := sumAsync(first, 50_000)
+		if f != nil {
+			return f
+		}
+		y, f := sumAsync(second, 50_000)
+		if f != nil {
+			return f
+		}
+		defer x.Release()
+		defer y.Release()
+		if f := finish(y); f != nil {
+			return f
+		}
+		return asError(finish(x))
+	})
+}

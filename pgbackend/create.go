@@ -1,0 +1,239 @@
+package pgbackend
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+	"unsafe"
+
+	"sagecomm/algo"
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+	"sagecomm/internal/shmem"
+)
+
+// Config describes a group to Create.
+type Config struct {
+	Rank, Size int
+	Name       string
+	Timeout    time.Duration // of the rendezvous and of operations
+	Store      bootstrap.Store
+	Options    map[string]string // settings by variable name without prefix, in lower case; the environment wins
+}
+
+// protocolVersion is the version of docs/protocol.md that this code speaks.
+const protocolVersion = 1
+
+// streamBytes is the length from which an output that is not the input is written past the cache: it would push out
+// the slots, and nobody reads it soon.
+const streamBytes = 4 << 20
+
+// Create joins a group: it returns when all ranks have mapped each other's memory, or an error on all of them.
+func (p *Process) Create(c Config) (g *Group, err error) {
+	if c.Size < 1 || c.Size > algo.MaxSize || c.Rank < 0 || c.Rank >= c.Size {
+		return nil, fmt.Errorf("sagecomm: rank %d of %d: a group has 1 to %d ranks, numbered from 0", c.Rank, c.Size, algo.MaxSize)
+	}
+	settings, err := env.Resolve(runner.Environ(), c.Options)
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range settings.Warnings() {
+		p.warn("%s", w)
+	}
+	if t := env.Timeout.Get(settings); t.Given {
+		c.Timeout = t.Value
+	}
+	if c.Timeout <= 0 {
+		return nil, fmt.Errorf("sagecomm: timeout %v is not positive", c.Timeout)
+	}
+	if name := env.Kernels.Get(settings); name != "auto" {
+		if err := runner.ForceKernels(name); err != nil {
+			return nil, err
+		}
+	}
+	tune, err := algo.ParseTune(env.Tune.Get(settings))
+	if err != nil {
+		return nil, err
+	}
+	flights, err := flightCapacity(runner.Environ())
+	if err != nil {
+		return nil, err
+	}
+	selector, err := algo.NewSelector(c.Size, algo.DefaultParams(), tune)
+	if err != nil {
+		return nil, err
+	}
+	p.sweep()
+	g = &Group{process: p, name: c.Name, rank: c.Rank, size: c.Size, settings: settings, flights: flights, selector: selector,
+		gone: make([]bool, c.Size)}
+	if err := g.meet(c); err != nil {
+		g.discard()
+		return nil, err
+	}
+	if err := g.open(c); err != nil {
+		g.discard()
+		return nil, err
+	}
+	p.mu.Lock()
+	p.groups[g.Handle()] = g
+	p.mu.Unlock()
+	p.engine.changed(p)
+	g.watchPeers()
+	g.info("%d ranks, %s kernels, tables %016x", g.size, runner.ActiveKernels(), selector.Fingerprint())
+	return g, nil
+}
+
+// meet exchanges descriptions through the store and maps the peers' memory. All ranks take the same branches, because
+// what decides is known to all: the list of methods and the outcome of Agree.
+func (g *Group) meet(c Config) error {
+	var methods []shmem.Method
+	file := false
+	for _, m := range env.ShmAttach.Get(g.settings) {
+		methods = append(methods, shmem.Method(m))
+		file = file || shmem.Method(m) == shmem.File
+	}
+	deadline := time.Now().Add(c.Timeout)
+	var failed error
+	if slices.ContainsFunc(methods, func(m shmem.Method) bool { return m != shmem.File }) {
+		st, err := g.process.sharedStore(g.settings)
+		if failed = g.exchange(c, "memfd", deadline, methods, st, err, false); failed == nil {
+			return nil
+		}
+		if _, fatal := failed.(*refusal); fatal || !file {
+			return failed
+		}
+		g.info("falling back to a file: %v", failed)
+	}
+	g.discard()
+	st, err := newStore(shmem.Tmpfs, g.settings)
+	again := g.exchange(c, "tmpfs", deadline, methods, st, err, true)
+	if again != nil && failed != nil && time.Now().Before(deadline) {
+		return fmt.Errorf("%w; before that, without a file: %w", again, failed)
+	}
+	return again
+}
+
+// refusal is an error that another way to the memory would not mend.
+type refusal struct{ error }
+
+func (r *refusal) Unwrap() error { return r.error }
+
+// exchange is one attempt with one kind of arena. storeErr is why this rank has none: it tells the others.
+func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []shmem.Method, st *store, storeErr error, own bool) error {
+	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
+	me := member{Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(),
+		Agreed: fmt.Sprintf("protocol %d, %d ranks, algorithm tables %016x", protocolVersion, g.size, g.selector.Fingerprint())}
+	if storeErr == nil {
+		g.board, storeErr = newBoard(st, own, g.rank, g.size)
+	}
+	if storeErr == nil {
+		me.Board = g.board.ranges[0].Off
+		me.Arena, storeErr = st.arena.Publish(methods)
+	}
+	if storeErr != nil {
+		me.ArenaAbsent = storeErr.Error()
+	}
+	text, err := json.Marshal(me)
+	if err != nil {
+		return &refusal{err}
+	}
+	all, err := bootstrap.Exchange(c.Store, "sagecomm/"+phase, g.rank, g.size, left(), text)
+	if err != nil {
+		return &refusal{err}
+	}
+	attachErr := g.attach(all, methods)
+	if own && st != nil {
+		// Whatever the outcome, the name goes once everybody has tried.
+		defer func() { _ = st.arena.Unlink() }()
+	}
+	return bootstrap.Agree(c.Store, "sagecomm/"+phase+"/attached", g.rank, g.size, left(), attachErr)
+}
+
+func (g *Group) attach(all [][]byte, methods []shmem.Method) error {
+	g.members = make([]member, g.size)
+	descriptors := make([]shmem.Descriptor, g.size)
+	for rank, text := range all {
+		m := &g.members[rank]
+		if err := json.Unmarshal(text, m); err != nil {
+			return fmt.Errorf("what rank %d wrote into the store is not readable: %w", rank, err)
+		}
+		if m.ArenaAbsent != "" {
+			return fmt.Errorf("rank %d (host %s, pid %d) has no shared memory: %s", rank, m.Host, m.PID, m.ArenaAbsent)
+		}
+		if mine := g.members[0].Agreed; m.Agreed != mine {
+			return fmt.Errorf("ranks 0 and %d are set up differently: %q and %q; give all ranks the same sagecomm version and the same SAGECOMM_TUNE", rank, mine, m.Agreed)
+		}
+		descriptors[rank] = m.Arena
+	}
+	maps, err := attachAll(context.Background(), descriptors, methods)
+	if err != nil {
+		return err
+	}
+	for rank, m := range maps {
+		off := g.members[rank].Board
+		if off < 0 || off > m.Size()-runner.BoardBytes(g.size) || !runner.BoardIs(unsafe.Add(m.Base(), off), m.Size()-off, rank, g.size) {
+			releaseAll(maps)
+			return fmt.Errorf("there is no board of rank %d at offset %d of its shared memory", rank, off)
+		}
+	}
+	g.maps = maps
+	return nil
+}
+
+// open makes the runner's group of what is mapped.
+func (g *Group) open(c Config) error {
+	peers := make([]runner.Peer, g.size)
+	here := 0
+	for rank, m := range g.maps {
+		peers[rank] = runner.Peer{Arena: m.Base(), Bytes: m.Size(), Board: g.members[rank].Board}
+		here++
+	}
+	run, err := runner.OpenGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Patience: patience(g.settings, here),
+		StreamBytes: streamBytes, Flights: g.flights, Peers: peers})
+	if err != nil {
+		return err
+	}
+	g.run = run
+	for kind := range coll.KindCount {
+		if !kind.Collective() {
+			continue
+		}
+		g.classes[kind] = g.selector.Boundaries(kind)
+		var bounds []uint64
+		for _, class := range g.classes[kind][:len(g.classes[kind])-1] {
+			bounds = append(bounds, class.UpTo+1)
+		}
+		run.SetClasses(kind, bounds)
+	}
+	return nil
+}
+
+// discard gives back what a group that never came to be had taken. The peers have given up too.
+func (g *Group) discard() {
+	releaseAll(g.maps)
+	g.maps = nil
+	if g.board != nil {
+		_ = g.board.free()
+		g.board = nil
+	}
+}
+
+// recoverInto turns a panic into a failure that takes the group down, and prints its stack once.
+func (g *Group) recoverInto(f **coll.Failure) {
+	r := recover()
+	if r == nil {
+		return
+	}
+	say("WARN", fmt.Sprintf("panic in group %q: %v\n%s", g.name, r, strings.TrimSpace(string(debug.Stack()))))
+	failure := &coll.Failure{Status: coll.Internal, Rank: g.rank, PID: os.Getpid(), Group: g.name,
+		Message: fmt.Sprintf("sagecomm: group %q: a fault of the library on rank %d: %v; the stack is on its standard error", g.name, g.rank, r)}
+	g.declare(failure)
+	*f = failure
+}

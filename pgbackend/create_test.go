@@ -1,0 +1,146 @@
+package pgbackend
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+)
+
+// expectRefused wants every rank refused with all the parts, and nothing left of the group.
+func expectRefused(t *testing.T, n int, of func(rank int) options, parts ...string) {
+	t.Helper()
+	before := inUse(t)
+	_, errs := tryWorld(t, n, opTimeout, of)
+	for rank, err := range errs {
+		if err == nil {
+			t.Errorf("rank %d joined", rank)
+			continue
+		}
+		for _, p := range parts {
+			if !strings.Contains(err.Error(), p) {
+				t.Errorf("rank %d: %q is not in %q", rank, p, err)
+			}
+		}
+	}
+	if now := inUse(t); before > 0 && now != before {
+		t.Errorf("%d bytes in use, %d before", now, before)
+	}
+}
+
+func TestWrongOptions(t *testing.T) {
+	newWorld(t, 1) // the arena exists
+	for _, c := range []struct {
+		o     options
+		parts []string
+	}{
+		{options{"tune": "all_reduce:warp"}, []string{"SAGECOMM_TUNE", "warp"}},
+		{options{"tune": "all_reduce:8K-0:one_shot"}, []string{"SAGECOMM_TUNE"}},
+		{options{"shm_attach": "proc,pigeon"}, []string{"shm_attach", "pigeon"}},
+		{options{"spin": "soon"}, []string{"spin", "soon"}},
+		{options{"kernels": "mmx"}, []string{"kernels", "mmx"}},
+		{options{"timeout": "-3"}, []string{"timeout", "-3"}},
+		{options{"no_such_thing": "1"}, []string{"no_such_thing"}},
+	} {
+		for key, value := range c.o {
+			t.Run(key+"="+value, func(t *testing.T) {
+				g, err := Get().Create(Config{Size: 1, Name: t.Name(), Timeout: time.Second, Store: bootstrap.NewMemStore(), Options: c.o})
+				if err == nil {
+					_ = g.Destroy()
+					t.Fatal("it was taken")
+				}
+				for _, p := range c.parts {
+					if !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(p)) {
+						t.Errorf("%q is not in %q", p, err)
+					}
+				}
+			})
+		}
+	}
+	for _, c := range []Config{{Size: 0}, {Rank: 2, Size: 2}, {Rank: -1, Size: 2}, {Size: 1 << 20}, {Size: 1, Timeout: -1}} {
+		c.Store = bootstrap.NewMemStore()
+		if _, err := Get().Create(c); err == nil {
+			t.Errorf("%+v was taken", c)
+		}
+	}
+}
+
+// Ranks that would choose different algorithms never meet.
+func TestDifferentTuneIsRefusedOnAllRanks(t *testing.T) {
+	expectRefused(t, 3, func(rank int) options {
+		if rank == 1 {
+			return options{"tune": "all_reduce:two_shot"}
+		}
+		return nil
+	}, "ranks 0 and 1 are set up differently", "SAGECOMM_TUNE")
+}
+
+// What a rank was told to use is used, and gives the same results.
+func TestTune(t *testing.T) {
+	for _, tune := range []string{"all_reduce:one_shot", "all_reduce:two_shot", "all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=64K"} {
+		w := newWorldWith(t, 3, opTimeout, options{"tune": tune})
+		w.each(func(g *Group) error {
+			for _, count := range []int{1, 5000, 100_000} {
+				in := contributionBytes(coll.Int32, coll.Sum, g.rank, 3, count)
+				if _, f := g.Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(in), one(in)); f != nil {
+					return f
+				}
+				if string(in) != string(reducedBytes(coll.Int32, coll.Sum, 3, count)) {
+					return fmt.Errorf("%s: %d elements: wrong", tune, count)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func TestRankThatDoesNotComeIsNamed(t *testing.T) {
+	store := bootstrap.NewMemStore()
+	ranksOf(t, 2, func(rank int) error { // of 3
+		_, err := Get().Create(Config{Rank: rank, Size: 3, Name: "g", Timeout: 5 * time.Second, Store: store})
+		if err == nil || !strings.Contains(err.Error(), "1 of 3 ranks have not arrived") || !strings.Contains(err.Error(), "rank 2") {
+			return fmt.Errorf("%v", err)
+		}
+		if f := CreateFailure("g", err); f.Status != coll.Timeout || f.Group != "g" {
+			return fmt.Errorf("%+v", f)
+		}
+		return nil
+	})
+}
+
+// Each way to the memory, forced. In one process all of them end at the mapping that is there; between processes they
+// are tested in tests/go.
+func TestAttachForced(t *testing.T) {
+	for _, method := range []string{"proc", "scm", "tmpfs", "scm,tmpfs"} {
+		t.Run(method, func(t *testing.T) {
+			dir := t.TempDir()
+			w := newWorldWith(t, 3, opTimeout, options{"shm_attach": method, "shm_dir": dir, "arena_size": "64M"})
+			if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
+				t.Errorf("%v lies in the directory as soon as the group is there (%v)", left, err)
+			}
+			w.each(func(g *Group) error {
+				if f := sum(g, 30_000); f != nil { // more of the arena
+					return f
+				}
+				if own := g.board.own; own != (method == "tmpfs") {
+					return fmt.Errorf("an arena of the group's own: %t", own)
+				}
+				return asError(sum(g, 1))
+			})
+		})
+	}
+}
+
+func TestNoWayToTheMemory(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "no", "such", "directory")
+	expectRefused(t, 3, func(int) options { return options{"shm_attach": "tmpfs", "shm_dir": missing} },
+		"no shared memory", missing)
+	if _, err := os.Stat(missing); err == nil {
+		t.Error("the directory was made")
+	}
+}

@@ -1,0 +1,82 @@
+package pgbackend
+
+import (
+	"fmt"
+	"time"
+
+	"sagecomm/internal/coll"
+)
+
+// Destroy waits for what was issued, a bounded time, says goodbye and frees. It waits for no peer to do the same: what
+// peers may still touch is freed later, when they have left or died.
+func (g *Group) Destroy() error {
+	g.mu.Lock()
+	ended := g.ended
+	g.ended = true
+	g.mu.Unlock()
+	if ended {
+		return fmt.Errorf("sagecomm: group %q was destroyed already", g.name)
+	}
+	deadline := time.Now().Add(destroyPatience)
+	for g.cause.Load() == nil && g.run.Unfinished() > 0 && time.Now().Before(deadline) {
+		time.Sleep(200 * time.Microsecond)
+	}
+	if n := g.run.Unfinished(); n > 0 && g.cause.Load() == nil {
+		g.process.warn("group %q was destroyed on rank %d with operations that peers have not joined for %v; they fail now", g.name, g.rank, destroyPatience)
+	}
+	g.run.Goodbye()
+	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
+		Message: fmt.Sprintf("sagecomm: group %q was destroyed on rank %d", g.name, g.rank)})
+	p := g.process
+	p.mu.Lock()
+	delete(p.groups, g.Handle())
+	p.mu.Unlock()
+	p.engine.changed(p)
+	// Callers that are just leaving with the error. One that held a lock when the group went down may have left work
+	// behind, which the engine does not see any more.
+	for g.run.Unfinished() > 0 {
+		g.run.Down(g.cause.Load())
+		time.Sleep(50 * time.Microsecond)
+	}
+	g.close()
+	g.run.Leave()
+	p.mu.Lock()
+	p.leaving = append(p.leaving, g)
+	p.mu.Unlock()
+	p.sweep()
+	return nil
+}
+
+// sweep frees the groups whose boards no peer will touch any more.
+func (p *Process) sweep() {
+	p.mu.Lock()
+	var stay, free []*Group
+	for _, g := range p.leaving {
+		if g.deserted() {
+			free = append(free, g)
+		} else {
+			stay = append(stay, g)
+		}
+	}
+	p.leaving = stay
+	p.mu.Unlock()
+	for _, g := range free {
+		g.unwatchPeers()
+		g.run.Close()
+		releaseAll(g.maps)
+		if err := g.board.free(); err != nil {
+			p.warn("%v", err)
+		}
+	}
+}
+
+func (g *Group) deserted() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for rank := range g.size {
+		if rank != g.rank && !g.gone[rank] && !g.run.Deserted(rank) {
+			return false
+		}
+	}
+	return true
+}

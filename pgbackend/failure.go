@@ -1,0 +1,242 @@
+package pgbackend
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
+)
+
+// adopt makes f, the group's first cause, this process's answer to every unfinished and later operation. The first
+// call decides.
+func (g *Group) adopt(f *coll.Failure) {
+	if g.cause.CompareAndSwap(nil, f) {
+		g.info("down: %s", f.Message)
+	}
+	g.run.Down(g.cause.Load())
+}
+
+// trouble judges what a driver found in an operation, declares it as the group's failure unless there is one, and takes
+// the group down.
+func (g *Group) trouble(t runner.Trouble) {
+	if f := g.run.FirstCause(); f != nil {
+		g.adopt(f)
+		return
+	}
+	if g.cause.Load() != nil || t.Code == runner.FailureWord {
+		// Down in this process only: destroyed.
+		if f := g.cause.Load(); f != nil {
+			g.run.Down(f)
+			return
+		}
+	}
+	g.declare(g.judge(t))
+}
+
+// declare makes f the group's first cause, unless there is one already, and takes the group down with that. Several
+// goroutines, and ranks, may find something at once.
+func (g *Group) declare(f *coll.Failure) { g.adopt(g.run.Declare(f)) }
+
+func (g *Group) who(rank int) string {
+	if rank < 0 || rank >= len(g.members) {
+		return fmt.Sprintf("rank %d", rank)
+	}
+	m := g.members[rank]
+	return fmt.Sprintf("rank %d (host %s, pid %d)", rank, m.Host, m.PID)
+}
+
+// blame begins a failure for which one rank answers.
+func (g *Group) blame(status coll.Status, rank int, t runner.Trouble) *coll.Failure {
+	f := &coll.Failure{Status: status, Rank: rank, Sequence: t.Sequence, Op: t.Op.Kind.String(), Group: g.name}
+	if rank >= 0 && rank < len(g.members) {
+		f.PID, f.Host = g.members[rank].PID, g.members[rank].Host
+	}
+	return f
+}
+
+func (g *Group) judge(t runner.Trouble) *coll.Failure {
+	switch t.Code {
+	case runner.Mismatch:
+		return g.mismatch(t)
+	case runner.Timeout:
+		return g.timeout(t)
+	case runner.Left:
+		f := g.blame(coll.PeerFailure, t.Peer, t)
+		last, _ := g.run.LastCall(t.Peer)
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s has left the group (destroyed it, or ended normally) after collective #%d, and rank %d needs it in %s; let all ranks make the same calls before any of them leaves",
+			g.name, g.who(t.Peer), last, g.rank, describe(t.Op, t.Sequence))
+		return f
+	case runner.Length:
+		f := g.blame(coll.Mismatch, t.Peer, t)
+		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d called %s, but %s sent a message of %d bytes; make both sides agree",
+			g.name, g.rank, describe(t.Op, 0), g.who(t.Peer), t.Got)
+		return f
+	default:
+		f := g.blame(coll.Internal, g.rank, t)
+		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d met a state that cannot be (code %d) in %s", g.name, g.rank, t.Code, describe(t.Op, t.Sequence))
+		return f
+	}
+}
+
+// mismatch finds the first call in which this rank and the peer parted, going back as far as both remember.
+func (g *Group) mismatch(t runner.Trouble) *coll.Failure {
+	f := g.blame(coll.Mismatch, t.Peer, t)
+	for seq := max(t.Sequence, 63) - 62; seq <= t.Sequence; seq++ {
+		mine, ok := g.run.Announced(g.rank, seq)
+		theirs, known := g.run.Announced(t.Peer, seq)
+		if ok && known && mine.Hash != theirs.Hash {
+			f.Sequence, f.Op = seq, mine.Op.Kind.String()
+			f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: rank %d called %s, rank %d called %s; every rank must make the same calls in the same order",
+				g.name, seq, g.rank, describe(mine.Op, 0), t.Peer, describe(theirs.Op, 0))
+			return f
+		}
+	}
+	f.Message = fmt.Sprintf("sagecomm: group %q: the calls of ranks %d and %d differ before collective #%d, further back than both remember; every rank must make the same calls in the same order",
+		g.name, g.rank, t.Peer, t.Sequence)
+	return f
+}
+
+// timeout names the ranks that have not arrived and what each did last.
+func (g *Group) timeout(t runner.Trouble) *coll.Failure {
+	f := g.blame(coll.Timeout, t.Peer, t)
+	if !t.Op.Kind.Collective() {
+		f.Message = fmt.Sprintf("sagecomm: group %q: timeout after %v on rank %d in %s: the other side has not called its part; its last collective is #%d",
+			g.name, g.rank, t.Timeout, describe(t.Op, 0), g.last(t.Peer))
+		return f
+	}
+	var missing []string
+	for rank := range g.size {
+		last := g.last(rank)
+		if rank == g.rank || last >= t.Sequence {
+			continue
+		}
+		did := "has made no call yet"
+		if call, ok := g.run.Announced(rank, last); ok {
+			did = "last called " + describe(call.Op, last)
+		}
+		missing = append(missing, g.who(rank)+" "+did)
+		if len(missing) == 1 {
+			*f = *g.blame(coll.Timeout, rank, t)
+		}
+	}
+	what := "all ranks have arrived, but " + g.who(t.Peer) + " does not go on"
+	if len(missing) > 0 {
+		what = "not arrived: " + strings.Join(missing[:min(len(missing), 8)], "; ")
+		if len(missing) > 8 {
+			what += fmt.Sprintf("; and %d more", len(missing)-8)
+		}
+	}
+	f.Message = fmt.Sprintf("sagecomm: group %q: timeout after %v on rank %d in %s; %s", g.name, t.Timeout, g.rank, describe(t.Op, t.Sequence), what)
+	return f
+}
+
+func (g *Group) last(rank int) uint64 {
+	if rank < 0 || rank >= g.size {
+		return 0
+	}
+	last, _ := g.run.LastCall(rank)
+	return last
+}
+
+// describe writes a call as a user would: "all_reduce #7 (float32, SUM, 1000 elements)".
+func describe(op coll.Op, sequence uint64) string {
+	var parts []string
+	if op.Kind != coll.Barrier {
+		parts = append(parts, op.Type.String())
+	}
+	if op.Kind.Reduces() {
+		parts = append(parts, op.Reduce.String())
+	}
+	switch {
+	case op.Kind == coll.Barrier:
+	case op.Type.Size() > 0:
+		parts = append(parts, fmt.Sprintf("%d elements", op.Bytes()/uint64(op.Type.Size())))
+	default:
+		parts = append(parts, fmt.Sprintf("%d bytes", op.Bytes()))
+	}
+	switch {
+	case op.Kind.Rooted():
+		parts = append(parts, fmt.Sprintf("root %d", op.Root))
+	case op.Kind == coll.Send:
+		parts = append(parts, fmt.Sprintf("to rank %d, tag %d", op.Root, op.Tag))
+	case op.Kind == coll.Recv && op.Root == coll.AnySource:
+		parts = append(parts, fmt.Sprintf("from any rank, tag %d", op.Tag))
+	case op.Kind == coll.Recv:
+		parts = append(parts, fmt.Sprintf("from rank %d, tag %d", op.Root, op.Tag))
+	}
+	text := op.Kind.String()
+	if sequence != 0 {
+		text += fmt.Sprintf(" #%d", sequence)
+	}
+	if len(parts) == 0 {
+		return text
+	}
+	return text + " (" + strings.Join(parts, ", ") + ")"
+}
+
+// peerDied is called when the process of a rank has ended.
+func (g *Group) peerDied(rank int) {
+	g.mu.Lock()
+	g.gone[rank] = true
+	ended := g.ended
+	g.mu.Unlock()
+	if ended || !g.hold() {
+		return
+	}
+	defer g.letGo()
+	last, left := g.run.LastCall(rank)
+	if left {
+		return
+	}
+	if f := g.run.FirstCause(); f != nil {
+		g.adopt(f)
+		return
+	}
+	m := g.members[rank]
+	f := &coll.Failure{Status: coll.PeerFailure, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name, Sequence: g.run.Sequence()}
+	doing := "before its first collective"
+	if call, ok := g.run.Announced(rank, last); ok {
+		f.Op = call.Op.Kind.String()
+		doing = "in or after " + describe(call.Op, last)
+	}
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s died %s; look at its log for the reason, then restart the job", g.name, g.who(rank), doing)
+	g.declare(f)
+}
+
+// Abort makes every operation of the group fail, here and on every rank.
+func (g *Group) Abort(reason string) {
+	if reason == "" {
+		reason = "abort() was called"
+	}
+	if !g.hold() {
+		return
+	}
+	defer g.letGo()
+	if f := g.fallen(); f != nil {
+		return
+	}
+	m := g.members[g.rank]
+	g.declare(&coll.Failure{Status: coll.Aborted, Rank: g.rank, PID: m.PID, Host: m.Host, Group: g.name, Sequence: g.run.Sequence(),
+		Message: fmt.Sprintf("sagecomm: group %q was aborted by rank %d: %s", g.name, g.rank, reason)})
+}
+
+// destroyPatience bounds how long Destroy waits for what was issued: peers may never make their calls. Tests shorten it.
+var destroyPatience = 5 * time.Second
+
+// CreateFailure is the failure of a group that never came to be.
+func CreateFailure(name string, err error) *coll.Failure {
+	status := coll.Invalid
+	var absent *bootstrap.TimeoutError
+	var ranks *bootstrap.FailedError
+	switch {
+	case errors.As(err, &absent):
+		status = coll.Timeout
+	case errors.As(err, &ranks):
+		status = coll.System
+	}
+	return &coll.Failure{Status: status, Rank: -1, Group: name, Message: err.Error()}
+}

@@ -1,0 +1,301 @@
+package pgbackend
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sagecomm/algo"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
+)
+
+// short is a timeout that is to pass. What has to happen before it does happens without waiting.
+const short = 150 * time.Millisecond
+
+func TestTimeoutNamesWhoHasNotArrived(t *testing.T) {
+	w := newWorld(t, 4)
+	w.each(func(g *Group) error {
+		if f := sum(g, 10); f != nil || g.rank == 3 {
+			return asError(f)
+		}
+		return nil
+	})
+	var late sync.WaitGroup
+	late.Add(3)
+	waited := make([]time.Duration, 4)
+	list := w.eachFailure(func(g *Group) *coll.Failure {
+		if g.rank == 3 {
+			late.Wait()
+			return sum(g, 12)
+		}
+		defer late.Done()
+		b := one(make([]byte, 48))
+		began := time.Now()
+		_, f := g.Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Float32, Timeout: short}, b, b)
+		waited[g.rank] = time.Since(began)
+		return f
+	})
+	if longest := slices.Max(waited); longest < short || longest > short+5*time.Second { // who enters last waits less
+		t.Errorf("the ranks waited %v", waited)
+	}
+	expectAll(t, list, coll.Timeout, "timeout after 150ms on rank", "in all_reduce #2 (float32, SUM, 12 elements)",
+		fmt.Sprintf("not arrived: rank 3 (host %s, pid %d) last called all_reduce #1 (float32, SUM, 10 elements)", w.groups[0].members[3].Host, os.Getpid()))
+	for _, f := range list {
+		if f.Rank != 3 || f.PID != os.Getpid() || f.Op != "all_reduce" || f.Sequence != 2 {
+			t.Errorf("to blame: %+v", f)
+		}
+	}
+	// The first cause is the answer to everything from now on.
+	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 1) }), coll.Timeout, "not arrived: rank 3")
+	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return g.run.Error() }), coll.Timeout, "not arrived: rank 3")
+	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return g.Cause() }), coll.Timeout, "not arrived: rank 3")
+}
+
+func TestTimeoutOfTheFirstCallAndOfMessages(t *testing.T) {
+	w := newWorld(t, 2)
+	if err := w.groups[0].SetTimeout(0); err == nil {
+		t.Error("a timeout of 0 was taken")
+	}
+	if err := w.groups[0].SetTimeout(short); err != nil {
+		t.Fatal(err)
+	}
+	if err := expect(sum(w.groups[0], 1), coll.Timeout, "rank 1 (host ", "has made no call yet"); err != nil {
+		t.Error(err)
+	}
+	for _, c := range []struct {
+		op    coll.Op
+		parts []string
+	}{
+		{coll.Op{Kind: coll.Recv, Root: 1, Tag: 7}, []string{"recv", "from rank 1, tag 7", "the other side has not called its part"}},
+		{coll.Op{Kind: coll.Recv, Root: coll.AnySource, Tag: 7}, []string{"recv", "from any rank, tag 7"}},
+		{coll.Op{Kind: coll.Send, Root: 1, Tag: 8}, []string{"send", "to rank 1, tag 8"}},
+	} {
+		for _, async := range []bool{false, true} {
+			c.op.Timeout, c.op.Async, c.op.Type = short, async, coll.Uint8
+			w := newWorld(t, 2)
+			in, out := one(make([]byte, 100_000)), [][]byte(nil)
+			if c.op.Kind == coll.Recv {
+				in, out = nil, in
+			}
+			work, f := w.groups[0].Issue(c.op, in, out)
+			if f == nil { // nobody waits in C: the engine finds it
+				end := make(chan *coll.Failure, 1)
+				work.OnDone(func(f *coll.Failure) { end <- f })
+				f = <-end
+				work.Release()
+			}
+			if err := expect(f, coll.Timeout, c.parts...); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+func TestMismatchNamesBothCallsOnAllRanks(t *testing.T) {
+	type call struct {
+		op      coll.Op
+		in, out int
+	}
+	reduce := call{coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, 4000, 4000}
+	for _, c := range []struct {
+		name, usual, odd string
+		common, other    call
+	}{
+		{"length", "all_reduce (float32, SUM, 1000 elements)", "all_reduce (float32, SUM, 1001 elements)",
+			reduce, call{reduce.op, 4004, 4004}},
+		{"lane", "all_reduce (float32, SUM, 1000 elements)", "all_reduce (float32, SUM, 1000000 elements)",
+			reduce, call{reduce.op, 4000000, 4000000}},
+		{"type", "all_reduce (float32, SUM, 1000 elements)", "all_reduce (int32, SUM, 1000 elements)",
+			reduce, call{coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, 4000, 4000}},
+		{"reduction", "all_reduce (float32, SUM, 1000 elements)", "all_reduce (float32, MAX, 1000 elements)",
+			reduce, call{coll.Op{Kind: coll.AllReduce, Type: coll.Float32, Reduce: coll.Max}, 4000, 4000}},
+		{"kind", "reduce (float32, SUM, 2 elements, root 0)", "broadcast (float32, 2 elements, root 0)",
+			call{coll.Op{Kind: coll.Reduce, Type: coll.Float32}, 8, 8}, call{coll.Op{Kind: coll.Broadcast, Type: coll.Float32}, 8, 8}},
+		{"root", "broadcast (float32, 2 elements, root 0)", "broadcast (float32, 2 elements, root 1)",
+			call{coll.Op{Kind: coll.Broadcast, Type: coll.Float32}, 8, 8}, call{coll.Op{Kind: coll.Broadcast, Type: coll.Float32, Root: 1}, 8, 8}},
+		{"barrier", "barrier", "all_reduce (float32, SUM, 1000 elements)", call{coll.Op{Kind: coll.Barrier}, 0, 0}, reduce},
+	} {
+		for _, async := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, async %t", c.name, async), func(t *testing.T) {
+				w := newWorld(t, 3)
+				list := w.eachFailure(func(g *Group) *coll.Failure {
+					if f := sum(g, 5); f != nil {
+						return f
+					}
+					call := c.common
+					if g.rank == 1 {
+						call = c.other
+					}
+					call.op.Async = async
+					work, f := g.Issue(call.op, one(make([]byte, call.in))[:min(call.in, 1)], one(make([]byte, call.out))[:min(call.out, 1)])
+					if f == nil {
+						f = finish(work)
+						work.Release()
+					}
+					for f == nil { // a rank that needed nobody's data goes on until it does
+						f = sum(g, 5)
+					}
+					return f
+				})
+				expectAll(t, list, coll.Mismatch, "ranks disagree in collective #2", "rank 1 called "+c.odd, " called "+c.usual)
+			})
+		}
+	}
+}
+
+func TestMismatchOfMessageLengths(t *testing.T) {
+	w := newWorld(t, 2)
+	list := w.eachFailure(func(g *Group) *coll.Failure {
+		var f *coll.Failure
+		if g.rank == 0 {
+			_, f = g.Issue(coll.Op{Kind: coll.Send, Root: 1, Type: coll.Uint8}, one(make([]byte, 10)), nil)
+		} else {
+			_, f = g.Issue(coll.Op{Kind: coll.Recv, Root: 0, Type: coll.Uint8}, nil, one(make([]byte, 20)))
+		}
+		for f == nil {
+			f = sum(g, 1)
+		}
+		return f
+	})
+	expectAll(t, list, coll.Mismatch, "rank 1 called recv (uint8, 20 elements, from rank 0, tag 0)", "sent a message of 10 bytes")
+}
+
+func TestAbortReachesAllRanks(t *testing.T) {
+	w := newWorld(t, 4)
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	var entering sync.WaitGroup
+	entering.Add(3)
+	var began atomic.Int64
+	list := w.eachFailure(func(g *Group) *coll.Failure {
+		if g.rank == 2 {
+			entering.Wait()
+			began.Store(time.Now().UnixNano())
+			g.Abort("the user gave up")
+			g.Abort("again") // nothing more happens
+			return g.Cause()
+		}
+		entering.Done()
+		var f *coll.Failure
+		switch g.rank {
+		case 0:
+			f = sum(g, 10)
+		case 1:
+			work, _ := sumAsync(g, 10)
+			f = finish(work)
+			work.Release()
+		case 3:
+			_, f = g.Issue(coll.Op{Kind: coll.Recv, Root: 0, Type: coll.Uint8}, nil, one(make([]byte, 1)))
+		}
+		if took := time.Since(time.Unix(0, began.Load())); took > 2*time.Second { // 100 ms on a machine that is free
+			t.Errorf("rank %d heard of it after %v", g.rank, took)
+		}
+		return f
+	})
+	expectAll(t, list, coll.Aborted, "was aborted by rank 2: the user gave up")
+	if list[0].Rank != 2 {
+		t.Errorf("to blame: %+v", list[0])
+	}
+}
+
+// A rank that left is no failure to what does not need it, and one by name to what does.
+func TestGoodbye(t *testing.T) {
+	w := newWorld(t, 3)
+	w.each(func(g *Group) error {
+		if f := sum(g, 10); f != nil || g.rank != 2 {
+			return asError(f)
+		}
+		return g.Destroy()
+	})
+	two := &world{t, w.groups[:2]}
+	two.each(func(g *Group) error {
+		op := coll.Op{Kind: coll.Send, Root: 1, Type: coll.Uint8}
+		in, out := one([]byte{1}), [][]byte(nil)
+		if g.rank == 1 {
+			op.Kind, op.Root = coll.Recv, 0
+			in, out = nil, in
+		}
+		_, f := g.Issue(op, in, out)
+		return asError(f)
+	})
+	expectAll(t, two.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.PeerFailure,
+		"rank 2 (host ", "has left the group", "after collective #1", "needs it in all_reduce #2")
+}
+
+// A panic in Go code that C called becomes an error, poisons the group for all ranks and leaves others alone.
+func TestPanicBecomesInternal(t *testing.T) {
+	w, other := newWorld(t, 3), newWorld(t, 3)
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	var once atomic.Bool
+	before := lower
+	defer func() { lower = before }()
+	lower = func(p algo.Plan, op coll.Op) (runner.Compiled, error) {
+		if once.CompareAndSwap(false, true) {
+			panic("a fault for the test")
+		}
+		return before(p, op)
+	}
+	list := w.eachFailure(func(g *Group) *coll.Failure {
+		b := one(make([]byte, 8))
+		_, f := g.Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Int64, Reduce: coll.Max}, b, b)
+		return f
+	})
+	expectAll(t, list, coll.Internal, "a fault of the library on rank", "a fault for the test")
+	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "a fault for the test")
+	other.each(func(g *Group) error { return asError(sum(g, 10)) })
+}
+
+// What is refused is refused at once, takes no number and harms nobody.
+func TestRefusals(t *testing.T) {
+	w := newWorld(t, 2)
+	b := one(make([]byte, 12))
+	w.each(func(g *Group) error {
+		for round := range 2 { // the second time some find a program of that key
+			for _, c := range []struct {
+				op      coll.Op
+				in, out [][]byte
+				part    string
+			}{
+				{coll.Op{Kind: coll.AllReduce, Type: coll.Int64}, b, b, "not whole elements of int64"},
+				{coll.Op{Kind: coll.AllReduce, Type: coll.Bool, Reduce: coll.Avg}, b, b, "AVG is not defined for bool"},
+				{coll.Op{Kind: coll.AllReduce, Type: coll.Int32, Reduce: 9}, b, b, "not known"},
+				{coll.Op{Kind: coll.AllReduce, Type: 99}, b, b, "not known"},
+				{coll.Op{Kind: 99}, b, b, "not known"},
+				{coll.Op{Kind: coll.Broadcast, Type: coll.Int32, Root: 2}, b, b, "root 2 is outside the group"},
+				{coll.Op{Kind: coll.Broadcast, Type: coll.Int32, Root: g.rank}, nil, b, "expected equal lengths on the root"},
+				{coll.Op{Kind: coll.Reduce, Type: coll.Int32, Root: g.rank}, b, nil, "expected equal lengths on the root"},
+				{coll.Op{Kind: coll.AllGather, Type: coll.Int32}, b, b, "expected an output 2 times as long"},
+				{coll.Op{Kind: coll.Send, Type: coll.Int32, Root: 5}, b, nil, "peer 5 is outside the group"},
+			} {
+				for _, async := range []bool{false, true} {
+					c.op.Async = async
+					before := g.Sequence()
+					_, f := g.Issue(c.op, c.in, c.out)
+					if err := expect(f, coll.Invalid, c.part); err != nil {
+						return fmt.Errorf("round %d: %w", round, err)
+					}
+					if !strings.HasPrefix(f.Message, "sagecomm: ") || g.Sequence() != before {
+						return fmt.Errorf("%q; number %d became %d", f.Message, before, g.Sequence())
+					}
+				}
+			}
+			if f := sum(g, 3); f != nil {
+				return f
+			}
+			for root := range 2 {
+				if _, f := g.Issue(coll.Op{Kind: coll.Broadcast, Type: coll.Int32, Root: root}, b, b); f != nil {
+					return f
+				}
+				if _, f := g.Issue(coll.Op{Kind: coll.Reduce, Type: coll.Int32, Root: root}, b, b); f != nil {
+					return f
+				}
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,125 @@
+package pgbackend
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sagecomm/algo"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+	"sagecomm/internal/shmem"
+)
+
+// Group is one rank's side of a process group.
+type Group struct {
+	process  *Process
+	name     string
+	rank     int
+	size     int
+	settings *env.Settings
+	flights  int      // operations that its flight recorder keeps
+	members  []member // by rank
+	run      *runner.Group
+	board    *board
+	maps     []*shmem.Mapping
+	selector *algo.Selector
+	classes  [coll.KindCount][]algo.Class
+
+	cause atomic.Pointer[coll.Failure]
+
+	// mu guards what follows; the runner's queue has its own lock.
+	mu     sync.Mutex
+	ended  bool   // Destroy was called
+	gone   []bool // by rank: its process has ended
+	users  int    // calls inside, see hold
+	closed bool   // no call gets in any more
+}
+
+// member is what a rank tells the others about itself.
+type member struct {
+	Host        string           `json:"host"`
+	HostID      string           `json:"host_id"`
+	PID         int              `json:"pid"`
+	Arena       shmem.Descriptor `json:"arena"`
+	Board       int64            `json:"board"`
+	Agreed      string           `json:"agreed"` // what all ranks must have alike
+	ArenaAbsent string           `json:"arena_absent,omitempty"`
+}
+
+// hold keeps the group's memory and its peers' in place until letGo: a call may be on its way on one thread while another
+// destroys the group. False: nothing of the runner's may be touched any more.
+func (g *Group) hold() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return false
+	}
+	g.users++
+	return true
+}
+
+func (g *Group) letGo() {
+	g.mu.Lock()
+	g.users--
+	g.mu.Unlock()
+}
+
+// close lets no call in any more and returns when none is inside. None stays long.
+func (g *Group) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+	for g.users > 0 {
+		g.mu.Unlock()
+		time.Sleep(20 * time.Microsecond)
+		g.mu.Lock()
+	}
+}
+
+// Rank is this rank's number in the group.
+func (g *Group) Rank() int { return g.rank }
+
+// Size is the number of ranks.
+func (g *Group) Size() int { return g.size }
+
+// Handle is what the C ABI calls the group.
+func (g *Group) Handle() uint64 { return g.run.Handle() }
+
+// Sequence is the number of collectives issued so far.
+func (g *Group) Sequence() uint64 { return g.run.Sequence() }
+
+// SetTimeout changes the timeout of later operations.
+func (g *Group) SetTimeout(d time.Duration) error {
+	if d <= 0 {
+		return fmt.Errorf("sagecomm: set_timeout: %v is not a positive duration", d)
+	}
+	if !g.hold() {
+		return destroyed(g.name)
+	}
+	defer g.letGo()
+	g.run.SetTimeout(d)
+	return nil
+}
+
+// Cause is the first cause of failure, nil while there is none.
+func (g *Group) Cause() *coll.Failure { return g.cause.Load() }
+
+// patience is how callers wait. Spinning pays while every rank has a core; one wake-up by the system costs as much as
+// about 20 us of spinning. With fewer cores than ranks whoever spins keeps a peer from running.
+func patience(s *env.Settings, ranksHere int) runner.Patience {
+	spin := 50
+	if runtime.NumCPU() >= ranksHere {
+		spin = 2000
+	}
+	if chosen := env.Spin.Get(s); chosen.Given {
+		spin = int(chosen.Value / pauseCost)
+	}
+	return runner.Patience{Spin: spin, Yield: time.Millisecond}
+}
+
+// pauseCost is about what one round of waiting takes: a PAUSE and a look, 20 to 45 ns on current processors.
+const pauseCost = 25 * time.Nanosecond

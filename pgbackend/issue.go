@@ -1,0 +1,109 @@
+package pgbackend
+
+import (
+	"errors"
+	"fmt"
+
+	"sagecomm/algo"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/engine/host"
+	"sagecomm/internal/runner"
+)
+
+// lower makes a program of a plan. Tests put a fault in its place.
+var lower = host.Compile
+
+// issue takes an operation that the fast path cannot: the first of its kind and length, an asynchronous one, one behind
+// others, or one that is to be refused.
+func (g *Group) issue(call runner.Call) *coll.Failure {
+	if f := g.fallen(); f != nil {
+		return f
+	}
+	op := call.Op()
+	if err := op.Check(g.rank, g.size); err != nil {
+		return g.refuse(op, err)
+	}
+	if !op.Kind.Collective() {
+		return g.refuse(op, fmt.Errorf("sagecomm: %v: not a collective", op.Kind))
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	key, class := g.run.Key(call)
+	program, kept := g.run.Lookup(key)
+	if !kept {
+		var err error
+		if program, err = g.compile(op, g.classes[op.Kind][class]); err != nil {
+			return g.system(op, err)
+		}
+		kept = g.run.Keep(key, program)
+	}
+	if err := g.run.Submit(call, program, !kept); err != nil {
+		if !kept {
+			program.Free()
+		}
+		if errors.Is(err, runner.ErrDown) {
+			if f := g.fallen(); f != nil {
+				return f
+			}
+		}
+		return g.system(op, err)
+	}
+	return nil
+}
+
+func (g *Group) compile(op coll.Op, class algo.Class) (runner.Compiled, error) {
+	plan, err := algo.Build(op.Kind, class.Algorithm, algo.Place{Rank: g.rank, Size: g.size, Root: op.Root, Lane: class.Lane, Chunk: class.Chunk})
+	if err != nil {
+		return runner.Compiled{}, err
+	}
+	if plan.Lane == algo.LargeLane && g.size > 1 && !g.run.HasLarge() {
+		off, err := g.board.more(runner.LargeSlots * runner.LargeStride)
+		if err != nil {
+			return runner.Compiled{}, err
+		}
+		g.run.SetLarge(off)
+	}
+	return lower(plan, op)
+}
+
+// Issue issues an operation from Go: tests and benchmarks. Buffers are the concatenation of in and of out; see
+// runner.Group.Issue for whom they belong to meanwhile.
+func (g *Group) Issue(op coll.Op, in, out [][]byte) (runner.Work, *coll.Failure) {
+	return g.run.Issue(op, in, out)
+}
+
+// makeRing makes the ring that this rank writes for a peer.
+func (g *Group) makeRing(peer int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.fallen() != nil || g.run.HasRing(peer) {
+		return
+	}
+	off, err := g.board.more(runner.RingHeader + runner.RingBytes)
+	if err != nil {
+		g.declare(g.system(coll.Op{Kind: coll.Send, Root: peer}, err))
+		return
+	}
+	g.run.SetRing(peer, off)
+}
+
+// fallen is why nothing can be issued any more, nil if all is well.
+func (g *Group) fallen() *coll.Failure {
+	if f := g.cause.Load(); f != nil {
+		return f
+	}
+	if f := g.run.FirstCause(); f != nil {
+		g.adopt(f)
+		return f
+	}
+	return nil
+}
+
+func (g *Group) refuse(op coll.Op, err error) *coll.Failure {
+	return &coll.Failure{Status: coll.Invalid, Rank: g.rank, Op: op.Kind.String(), Group: g.name, Message: err.Error()}
+}
+
+func (g *Group) system(op coll.Op, err error) *coll.Failure {
+	return &coll.Failure{Status: coll.System, Rank: g.rank, Op: op.Kind.String(), Group: g.name,
+		Message: fmt.Sprintf("sagecomm: %v on rank %d of group %q: %v", op.Kind, g.rank, g.name, err)}
+}

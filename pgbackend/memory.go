@@ -1,0 +1,114 @@
+package pgbackend
+
+import (
+	"context"
+	"fmt"
+	"unsafe"
+
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+	"sagecomm/internal/shmem"
+)
+
+// memory is the arenas of this process. Almost always there is one, a memfd. Where peers cannot map that, groups get
+// an arena of their own each, made of a file that loses its name once all peers have it.
+type memory struct {
+	shared *store
+}
+
+// store is one arena with the engine's bell in it.
+type store struct {
+	arena *shmem.Arena
+	bell  shmem.Range
+}
+
+func newStore(kind shmem.Kind, s *env.Settings) (*store, error) {
+	arena, err := shmem.NewArena(kind, env.ArenaSize.Get(s), env.ShmDir.Get(s))
+	if err != nil {
+		return nil, err
+	}
+	bell, err := arena.Alloc(runner.BellBytes, 4096)
+	if err == nil && !runner.AddEngineBell(unsafe.Pointer(unsafe.SliceData(arena.Bytes(bell)))) {
+		err = fmt.Errorf("sagecomm: this process has too many arenas; destroy groups that are not used any more")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w (after closing: %v)", err, arena.Close())
+	}
+	return &store{arena, bell}, nil
+}
+
+func (s *store) at(r shmem.Range) unsafe.Pointer {
+	return unsafe.Pointer(unsafe.SliceData(s.arena.Bytes(r)))
+}
+
+// sharedStore is the process's memfd arena, made at the first call. An error means that the system has none.
+func (p *Process) sharedStore(s *env.Settings) (*store, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.memory.shared == nil {
+		made, err := newStore(shmem.Memfd, s)
+		if err != nil {
+			return nil, err
+		}
+		p.memory.shared = made
+	}
+	return p.memory.shared, nil
+}
+
+// board is this rank's memory for one group.
+type board struct {
+	store  *store
+	own    bool // the store was made for this group
+	ranges []shmem.Range
+}
+
+func newBoard(st *store, own bool, rank, size int) (*board, error) {
+	r, err := st.arena.Alloc(runner.BoardBytes(size), 4096)
+	if err != nil {
+		return nil, err
+	}
+	runner.FormatBoard(st.at(r), rank, size, st.bell.Off)
+	return &board{store: st, own: own, ranges: []shmem.Range{r}}, nil
+}
+
+// more takes another piece of the arena for the group and returns its offset.
+func (b *board) more(n int64) (int64, error) {
+	r, err := b.store.arena.Alloc(n, 4096)
+	if err != nil {
+		return 0, err
+	}
+	b.ranges = append(b.ranges, r)
+	return r.Off, nil
+}
+
+// free gives everything back. No peer may touch it any more. An arena of a group's own stays for its engine bell's
+// sake, empty; it goes with the process.
+func (b *board) free() error {
+	for _, r := range b.ranges {
+		if err := b.store.arena.Free(r); err != nil {
+			return err
+		}
+	}
+	b.ranges = nil
+	return nil
+}
+
+// attachAll maps the arenas of all ranks. On error nothing stays mapped.
+func attachAll(ctx context.Context, list []shmem.Descriptor, methods []shmem.Method) (_ []*shmem.Mapping, err error) {
+	maps := make([]*shmem.Mapping, 0, len(list))
+	for rank, d := range list {
+		m, err := shmem.Attach(ctx, d, methods)
+		if err != nil {
+			releaseAll(maps)
+			return nil, fmt.Errorf("the shared memory of rank %d (pid %d): %w", rank, d.PID, err)
+		}
+		maps = append(maps, m)
+	}
+	return maps, nil
+}
+
+func releaseAll(maps []*shmem.Mapping) {
+	for _, m := range maps {
+		_ = m.Release() // cannot fail but for a reference too many
+	}
+}

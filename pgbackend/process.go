@@ -1,0 +1,119 @@
+package pgbackend
+
+import (
+	"fmt"
+	"os"
+	"sync"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+)
+
+// Process is what all groups of one process share: its memory, its progress engine, the watch over its peers. There is
+// one per process.
+type Process struct {
+	mu      sync.Mutex
+	groups  map[uint64]*Group // by handle, until they are destroyed
+	leaving []*Group          // destroyed, but peers may still touch their boards
+	memory  memory
+	engine  engine
+	peers   map[peerID]*peerProcess
+	warned  map[string]bool
+}
+
+var (
+	theProcess *Process
+	makeOnce   sync.Once
+)
+
+// Get returns the process's one Process.
+func Get() *Process {
+	makeOnce.Do(func() {
+		theProcess = &Process{groups: map[uint64]*Group{}, peers: map[peerID]*peerProcess{}, warned: map[string]bool{}}
+		runner.SetHandler(theProcess)
+	})
+	return theProcess
+}
+
+// Group finds a live group.
+func (p *Process) Group(handle uint64) *Group {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.groups[handle]
+}
+
+func (p *Process) snapshot() []*Group {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := make([]*Group, 0, len(p.groups))
+	for _, g := range p.groups {
+		list = append(list, g)
+	}
+	return list
+}
+
+// Shutdown destroys all groups, each waiting for at most as long as Destroy does.
+func (p *Process) Shutdown() {
+	for _, g := range p.snapshot() {
+		_ = g.Destroy() // the second of two destroyers is told so; there is nobody to tell here
+	}
+}
+
+// warn prints a sentence once per process.
+func (p *Process) warn(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	p.mu.Lock()
+	seen := p.warned[text]
+	p.warned[text] = true
+	p.mu.Unlock()
+	if !seen {
+		say("WARN", text)
+	}
+}
+
+// say writes one line to standard error. A closed standard error is no reason to fail.
+func say(level, text string) {
+	_, _ = fmt.Fprintf(os.Stderr, "sagecomm %s [%d] %s\n", level, os.Getpid(), text)
+}
+
+func (g *Group) info(format string, args ...any) {
+	if env.Debug.Get(g.settings) >= env.Info {
+		say("INFO", fmt.Sprintf("group %q rank %d: ", g.name, g.rank)+fmt.Sprintf(format, args...))
+	}
+}
+
+// Issue implements runner.Handler.
+func (p *Process) Issue(handle uint64, call runner.Call) (f *coll.Failure) {
+	g := p.Group(handle)
+	if g == nil || !g.hold() {
+		return destroyed("")
+	}
+	defer g.letGo()
+	defer g.recoverInto(&f)
+	return g.issue(call)
+}
+
+// Trouble implements runner.Handler.
+func (p *Process) Trouble(handle uint64, t runner.Trouble) {
+	if g := p.Group(handle); g != nil && g.hold() {
+		var f *coll.Failure
+		defer g.letGo()
+		defer g.recoverInto(&f)
+		g.trouble(t)
+	}
+}
+
+// Ring implements runner.Handler.
+func (p *Process) Ring(handle uint64, peer int) {
+	if g := p.Group(handle); g != nil && g.hold() {
+		var f *coll.Failure
+		defer g.letGo()
+		defer g.recoverInto(&f)
+		g.makeRing(peer)
+	}
+}
+
+func destroyed(group string) *coll.Failure {
+	return &coll.Failure{Status: coll.Invalid, Rank: -1, Group: group, Message: "sagecomm: the group was destroyed"}
+}

@@ -1,0 +1,96 @@
+package pgbackend
+
+import (
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+)
+
+// engine is the goroutine that drives what nobody waits for, on a thread of its own.
+type engine struct {
+	once  sync.Once
+	mu    sync.Mutex
+	acked *sync.Cond
+	want  uint64 // version of the list of groups that is wanted
+	have  uint64 // version that the engine drives
+}
+
+// changed tells the engine that the list of groups has changed and returns when it drives the new one.
+func (e *engine) changed(p *Process) {
+	e.once.Do(func() {
+		e.acked = sync.NewCond(&e.mu)
+		runner.SetEnginePatience(runner.Patience{Spin: 20, Yield: 50 * time.Microsecond})
+		go e.loop(p)
+	})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.want++
+	mine := e.want
+	runner.WakeEngine()
+	for e.have < mine {
+		e.acked.Wait()
+	}
+}
+
+func (e *engine) loop(p *Process) {
+	runtime.LockOSThread()
+	name("sagecomm-prog")
+	var drive runner.Engine
+	for {
+		turn := drive.Turn()
+		switch turn.Reason {
+		case runner.Control:
+			e.mu.Lock()
+			version := e.want
+			e.mu.Unlock()
+			groups := p.snapshot()
+			run := make([]*runner.Group, len(groups))
+			for i, g := range groups {
+				run[i] = g.run
+				pin(g.settings)
+			}
+			drive.SetGroups(run)
+			e.mu.Lock()
+			e.have = version
+			e.acked.Broadcast()
+			e.mu.Unlock()
+		case runner.FoundTrouble:
+			p.Trouble(turn.Group, turn.Trouble)
+		case runner.WantRing:
+			p.Ring(turn.Group, turn.Trouble.Peer)
+		case runner.WantCompleter:
+			go func() {
+				runtime.LockOSThread()
+				name("sagecomm-done")
+				runner.RunCompleter(10 * time.Second)
+				// The thread ends with the goroutine: its name and its state in Python are not for others.
+			}()
+		}
+	}
+}
+
+// name names the calling thread, at most 15 bytes. It is for people who look at threads; a failure changes nothing.
+func name(s string) {
+	text := append([]byte(s), 0)
+	_ = unix.Prctl(unix.PR_SET_NAME, bytePointer(text), 0, 0, 0)
+}
+
+// pin keeps the calling thread to the cores that the user chose for the progress engine.
+func pin(s *env.Settings) {
+	cores := env.ProgressCPU.Get(s)
+	if !cores.Given {
+		return
+	}
+	var set unix.CPUSet
+	for _, c := range cores.Value {
+		set.Set(c)
+	}
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		Get().warn("SAGECOMM_PROGRESS_CPU: the progress thread cannot run on cores %v: %v", cores.Value, err)
+	}
+}
