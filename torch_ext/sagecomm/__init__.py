@@ -1,0 +1,23 @@
+"""A torch.distributed backend: collectives over shared memory, planned and supervised by a core written in Go.
+
+    torch.distributed.init_process_group("sagecomm")
+
+Importing this package registers the backend's name and does nothing else: the extension module and the core library
+are loaded when the first group is created.
+"""
+
+from sagecomm._registration import register as _register
+from sagecomm._version import __version__
+from sagecomm.errors import Aborted, CollectiveMismatch, CollectiveTimeout, PeerFailure
+from sagecomm.options import Options
+
+__all__ = [
+    "Aborted",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "Options",
+    "PeerFailure",
+    "__version__",
+]
+
+_register()

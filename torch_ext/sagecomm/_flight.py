@@ -1,0 +1,309 @@
+"""Puts our operations into the dumps of torch's flight recorder.
+
+The core records by itself (see sagecomm.h, flight_records), so torch attaches no recorder to our groups and its dumps
+would not know them. install() wraps torch's dump functions: what they return then holds our groups and operations in
+torch's format, beside those of other backends, and torch's analyser reads it. Shapes and stacks are not recorded: a
+tensor of n elements has the size [n].
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Entry = dict[str, Any]
+Dump = dict[str, Any]
+
+NAME = "sagecomm"
+# torch keeps one recorder for each backend; this is the one that is dumped if none is named.
+TORCH_DEFAULT = "gloo"
+
+# torch's analyser takes neighbours for one coalesced operation if the number of a message equals that of a collective,
+# so messages are counted from here.
+MESSAGE_NUMBERS = 10**12
+
+# The core's names of types to torch's.
+DTYPES = {
+    "int8": "Char",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "uint8": "Byte",
+    "uint16": "UInt16",
+    "uint32": "UInt32",
+    "uint64": "UInt64",
+    "bool": "Bool",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "float32": "Float",
+    "float64": "Double",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+    "float8": "Float8",
+}
+
+_lock = threading.Lock()
+_ranks: dict[str, list[int]] = {}  # global ranks by name of the group, as of its creation
+_forgotten_ns = 0  # what was created until then was reset away
+
+
+def remember(group: str, global_ranks: Iterable[int]) -> None:
+    """Notes the members of a group, which the core does not know."""
+    _ranks[group] = list(global_ranks)
+
+
+def install(native: Any) -> None:
+    """Wraps the dump functions that this torch has. Safe to call again."""
+    import torch
+
+    module = torch._C._distributed_c10d
+    with _lock:
+        for name, wrap in (
+            ("_dump_fr_trace", _wrap_pickle),
+            ("_dump_fr_trace_json", _wrap_json),
+            ("_dump_fr_trace_file", _wrap_file),
+            ("_reset_fr_trace", _wrap_reset),
+        ):
+            original = getattr(module, name, None)
+            if original is not None and not hasattr(original, "sagecomm_wraps"):
+                wrapper: Any = functools.wraps(original)(wrap(original, native))
+                wrapper.sagecomm_wraps = original
+                setattr(module, name, wrapper)
+
+
+# ---- the wrapped functions ----
+
+
+def _wrap_pickle(original: Callable[..., bytes], native: Any) -> Any:
+    def dump(*args: Any, **kwargs: Any) -> bytes:
+        theirs = original(*args, **kwargs)
+        given = _given(("includeCollectives", "includeStackTraces", "onlyActive", "backend"), args, kwargs)
+        return _with_ours(theirs, given, native, _load_pickle, functools.partial(pickle.dumps, protocol=2))
+
+    return dump
+
+
+def _wrap_json(original: Callable[..., bytes], native: Any) -> Any:
+    def dump(*args: Any, **kwargs: Any) -> bytes:
+        theirs = original(*args, **kwargs)
+        given = _given(("includeCollectives", "onlyActive", "backend"), args, kwargs)
+        given["includeStackTraces"] = False
+        return _with_ours(theirs, given, native, json.loads, _to_json)
+
+    return dump
+
+
+def _wrap_file(original: Callable[..., None], native: Any) -> Any:
+    def dump(*args: Any, **kwargs: Any) -> None:
+        import torch
+
+        given = _given(("rank", "includeCollectives", "includeStackTraces", "onlyActive", "backend"), args, kwargs)
+        rank = given.pop("rank", None)
+        given.setdefault("includeStackTraces", False)
+        if rank is None or not _served(given) or not _recording(native):
+            original(*args, **kwargs)
+        else:
+            native.write_dump(int(rank), torch._C._distributed_c10d._dump_fr_trace(**given))
+
+    return dump
+
+
+def _wrap_reset(original: Callable[..., None], native: Any) -> Any:
+    def reset(*args: Any, **kwargs: Any) -> None:
+        global _forgotten_ns
+        original(*args, **kwargs)
+        if _served(_given(("backend",), args, kwargs)):
+            _forgotten_ns = time.time_ns()
+
+    return reset
+
+
+def _given(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that are not left to their defaults."""
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _served(given: dict[str, Any]) -> bool:
+    return given.get("backend", TORCH_DEFAULT) in (TORCH_DEFAULT, NAME)
+
+
+def _with_ours(
+    theirs: bytes, given: dict[str, Any], native: Any, load: Callable[[bytes], Dump], store: Callable[[Dump], bytes]
+) -> bytes:
+    """torch's dump with our groups in it. Whatever goes wrong, torch's dump is still worth having."""
+    if not _served(given):
+        return theirs
+    try:
+        groups = _groups(native)
+        if not groups:
+            return theirs
+        return store(merge(load(theirs), groups, given))
+    except Exception as err:
+        warnings.warn(f"sagecomm: its operations are missing in a flight recorder dump: {err!r}", stacklevel=3)
+        return theirs
+
+
+def _groups(native: Any) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = json.loads(native.flight_records())["groups"]
+    return groups
+
+
+def _recording(native: Any) -> bool:
+    try:
+        return bool(_groups(native))
+    except Exception:
+        return False
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Numbers, strings, lists and dictionaries: all that a dump holds."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"a dump holds no {module}.{name}")
+
+
+def _load_pickle(data: bytes) -> Dump:
+    dump: Dump = _PlainUnpickler(io.BytesIO(data)).load()
+    return dump
+
+
+def _to_json(dump: Dump) -> bytes:
+    """As torch writes it: no null, no empty list of entries, numbers of the status as text."""
+    entries = [
+        {key: 0 if value is None and key.startswith("time_") else value for key, value in entry.items()}
+        for entry in dump.pop("entries", [])
+    ]
+    if entries:
+        dump["entries"] = entries
+    for status in dump["pg_status"].values():
+        status.update({key: str(value) for key, value in status.items()})
+    return json.dumps(dump, sort_keys=True, separators=(",", ":")).encode()
+
+
+# ---- from the core's records to torch's ----
+
+
+def merge(dump: Dump, groups: list[dict[str, Any]], given: dict[str, Any]) -> Dump:
+    """Adds groups of the core to a dump of torch's. `given`: arguments of the dump function."""
+    theirs: list[Entry] = dump.get("entries", [])
+    # A group whose other devices have a backend that does not record keeps torch's recorder, for all its operations.
+    seen = {entry["process_group"][0] for entry in theirs if entry["profiling_name"].startswith(f"{NAME}:")}
+    groups = [group for group in groups if group["group"] not in seen]
+    pg_config, pg_status = dump.setdefault("pg_config", {}), dump.setdefault("pg_status", {})
+    first_id = 1 + max((int(key) for key in pg_status), default=-1)
+    described = _descriptions()
+    ours: list[Entry] = []
+    for group in groups:
+        name = group["group"]
+        ranks, desc = described.get(name) or (_ranks.get(name) or list(range(group["size"])), "undefined")
+        pg_id = first_id + group["id"] - 1
+        pg_config[name] = {"name": name, "desc": desc, "ranks": str(ranks)}
+        pg_status[str(pg_id)] = {
+            "last_enqueued_collective": group["sequence"] or -1,
+            "last_started_collective": group["started"] or -1,
+            "last_completed_collective": group["completed"] or -1,
+        }
+        ours += [entry for entry in _entries(group, pg_id, desc) if entry["time_created_ns"] > _forgotten_ns]
+    if given.get("includeCollectives", True):
+        lost = sum(group["total"] - len(group["entries"]) for group in groups)
+        first = lost + (theirs[0]["record_id"] if theirs else 0)
+        entries = sorted(theirs + ours, key=lambda entry: int(entry["time_created_ns"]))
+        for record_id, entry in enumerate(entries, first):
+            entry["record_id"] = record_id
+            if given.get("includeStackTraces", True):
+                entry.setdefault("frames", [])
+        only_active = given.get("onlyActive", False)
+        dump["entries"] = [entry for entry in entries if not (only_active and entry["state"] == "completed")]
+    return dump
+
+
+def _descriptions() -> dict[str, tuple[list[int], str]]:
+    """Global ranks and description of the groups that torch knows, by name."""
+    from torch.distributed import distributed_c10d as c10d
+
+    world: Any = c10d._world
+    found: dict[str, tuple[list[int], str]] = {}
+    for pg, group_ranks in list(world.pg_group_ranks.items()):
+        ranks = sorted(group_ranks, key=group_ranks.__getitem__)
+        found[world.pg_names.get(pg, "")] = (ranks, getattr(pg, "group_desc", "") or "undefined")
+    return found
+
+
+def _entries(group: dict[str, Any], pg_id: int, desc: str) -> list[Entry]:
+    threads = {thread.ident: thread.name for thread in threading.enumerate()}
+    records = group["entries"]
+    made: list[Entry] = []
+    # Backwards: a message belongs to the last collective before it, of which the record may be gone already.
+    collective = max((r["number"] for r in records if not _is_message(r)), default=group["sequence"])
+    message = max((r["number"] for r in records if _is_message(r)), default=0)
+    for at in range(len(records) - 1, -1, -1):
+        r = records[at]
+        is_message = _is_message(r)
+        started, completed = r["started_ns"] or None, r["completed_ns"] or None
+        done = r["state"] == "completed"
+        inputs, outputs = _sizes(r, group["size"])
+        dtype = DTYPES.get(r["dtype"], r["dtype"])
+        entry: Entry = {
+            "record_id": 0,  # merge() knows
+            "pg_id": pg_id,
+            "process_group": (group["group"], desc),
+            "thread_name": threads.get(r["thread"], ""),
+            "thread_id": str(r["thread"]),
+            "collective_seq_id": collective if is_message else r["number"],
+            "p2p_seq_id": MESSAGE_NUMBERS + (r["number"] if is_message else message),
+            "op_id": group["total"] - len(records) + at + 1,
+            "profiling_name": f"{group['prefix']}:{_operation(r, group['rank'])}",
+            "time_created_ns": r["created_ns"],
+            "input_sizes": inputs,
+            "input_dtypes": [dtype] * len(inputs),
+            "output_sizes": outputs,
+            "output_dtypes": [dtype] * len(outputs),
+            # torch knows no failure: what has ended without being complete is retired.
+            "state": "completed" if done else "started" if started else "scheduled",
+            "time_discovered_started_ns": started,
+            "time_discovered_completed_ns": completed if done else None,
+            "retired": r["state"] in ("completed", "failed"),
+            "timeout_ms": r["timeout_ms"],
+            "is_p2p": is_message,
+        }
+        if done and started and completed:
+            entry["duration_ms"] = (completed - started) / 1e6
+        made.append(entry)
+        if is_message:
+            message = r["number"] - 1
+        else:
+            collective = r["number"] - 1
+    made.reverse()
+    return made
+
+
+def _is_message(record: dict[str, Any]) -> bool:
+    return record["kind"] in ("send", "recv")
+
+
+def _operation(record: dict[str, Any], rank: int) -> str:
+    """ "all_reduce", "send 0->1", "recv 1<-0", "recv 1<-?"."""
+    kind = str(record["kind"])
+    if kind == "send":
+        return f"send {rank}->{record['root']}"
+    if kind == "recv":
+        return f"recv {rank}<-{record['root'] if record['root'] >= 0 else '?'}"
+    return kind
+
+
+def _sizes(record: dict[str, Any], ranks: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Sizes of inputs and outputs."""
+    kind, n = record["kind"], record["bytes"] // max(record["element_size"], 1)
+    if kind == "barrier":
+        return [], []
+    inputs = [] if kind == "recv" else [[n]]
+    outputs = [] if kind == "send" else [[n * ranks if kind == "all_gather" else n]]
+    return inputs, outputs

@@ -1,0 +1,85 @@
+"""Loads the extension module and, through it, the core library, once per process."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlparse
+
+import torch
+
+from sagecomm import errors
+
+PACKAGE = Path(__file__).resolve().parent
+CORE = PACKAGE / "lib" / "libsagecomm.so"
+
+
+class Native(Protocol):
+    """What the package uses of sagecomm._C once it is loaded."""
+
+    def create_backend(self, dist_options: Any, settings: dict[str, str]) -> Any: ...
+    def describe_environment(self) -> str: ...
+    def flight_records(self) -> str: ...
+    def write_dump(self, rank: int, dump: bytes) -> None: ...
+
+
+@functools.cache
+def load() -> Native:
+    """Returns sagecomm._C with the core opened. Raises RuntimeError where they cannot run with this torch."""
+    check_build(torch.__version__)
+    from sagecomm import _C
+
+    _C.set_exception_types(errors.PeerFailure, errors.CollectiveTimeout, errors.CollectiveMismatch, errors.Aborted)
+    _C.load_core(str(CORE))
+    # Peers that are told goodbye do not take the end of this process for a failure.
+    atexit.register(_C.shutdown)
+    return _C
+
+
+def check_build(torch_version: str) -> None:
+    """Refuses a torch whose minor is not the one the extension was compiled for.
+
+    torch keeps no C++ ABI between minors: loading anyway ends in missing symbols at best.
+    """
+    if importlib.util.find_spec("sagecomm._build_info") is None or not CORE.exists():
+        raise RuntimeError(f"sagecomm: the native libraries are not built. Build them with: {rebuild_command()}")
+    from sagecomm import _build_info
+
+    if minor(torch_version) != _build_info.TORCH_MINOR:
+        raise RuntimeError(
+            f"sagecomm: built for torch {_build_info.TORCH_MINOR} (with {_build_info.TORCH_VERSION}), but this is "
+            f"torch {torch_version}. Rebuild it with: {rebuild_command()}"
+        )
+
+
+def minor(version: str) -> str:
+    """ "2.15.0+cu132" -> "2.15"."""
+    return ".".join(version.split(".")[:2])
+
+
+def rebuild_command() -> str:
+    """The command that compiles this installation again for the torch of this interpreter."""
+    source, editable = _source()
+    flags = ["--no-build-isolation", "--no-deps", "--force-reinstall", *(["--editable"] if editable else [])]
+    where = shlex.quote(str(source)) if source is not None else "SAGECOMM_CHECKOUT/torch_ext"
+    return f"{shlex.quote(sys.executable)} -m pip install {' '.join(flags)} {where}"
+
+
+def _source() -> tuple[Path | None, bool]:
+    """The directory that pip builds from, if it is still there, and whether it is this very package."""
+    if (PACKAGE.parent / "setup.py").exists():
+        return PACKAGE.parent, True
+    try:
+        # Written by pip: where it installed from.
+        record = importlib.metadata.distribution("sagecomm").read_text("direct_url.json")
+        location = Path(unquote(urlparse(json.loads(record or "{}").get("url", "")).path))
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None, False
+    return (location, False) if (location / "setup.py").exists() else (None, False)
