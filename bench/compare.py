@@ -1,0 +1,162 @@
+"""Times collectives of several backends against each other in one set of processes.
+
+    python bench/compare.py                                     2 ranks, all_reduce and barrier, sagecomm and gloo
+    python bench/compare.py --ranks 8 --sizes 8,64K,1M --ops all_reduce,barrier
+    python bench/compare.py --json out.json
+
+In each launch every rank makes one group per backend; blocks of calls alternate between the backends, so that whatever
+else the machine does hits all of them alike. A block is a batch of back-to-back calls of at least --batch-ms; its time
+is the slowest rank's mean. Launches alternate between ranks pinned to one core each and not pinned. The figure of a
+backend is the median over all blocks of one kind of launch, and of the two kinds the better one for that backend, which
+favours gloo: pinning puts its threads on the rank's core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+DEFAULT_SIZES = "8,1K,64K,1M,16M,64M"
+
+
+def parse_size(text: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)
+
+
+def size_name(n: int) -> str:
+    for unit, name in ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):
+        if n >= unit and n % unit == 0:
+            return f"{n // unit}{name}"
+    return str(n)
+
+
+def make_call(op: str, nbytes: int, group: dist.ProcessGroup, rank: int, size: int) -> Callable[[], object]:
+    """A function that makes one call. Buffers are touched before, and are the same in every call."""
+    x = torch.ones(max(nbytes // 4, 1))
+    if op == "all_reduce":
+        x.zero_()
+        return lambda: dist.all_reduce(x, group=group)
+    if op == "broadcast":
+        return lambda: dist.broadcast(x, 0, group=group)
+    if op == "reduce":
+        x.zero_()
+        return lambda: dist.reduce(x, 0, group=group)
+    if op == "all_gather":
+        out = torch.zeros(size * x.numel())
+        return lambda: dist.all_gather_into_tensor(out, x, group=group)
+    if op == "barrier":
+        return lambda: dist.barrier(group=group)
+    if op == "send_recv":  # there and back: two half trips
+
+        def there_and_back() -> None:
+            if rank == 0:
+                dist.send(x, 1, group=group)
+                dist.recv(x, 1, group=group)
+            elif rank == 1:
+                dist.recv(x, 0, group=group)
+                dist.send(x, 0, group=group)
+
+        return there_and_back
+    raise ValueError(f"unknown op {op}")
+
+
+def worker(rank: int, args: argparse.Namespace, pinned: bool, store_file: str, out_file: str) -> None:
+    torch.set_num_threads(1)
+    if pinned:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]})
+    if "sagecomm" in args.backends:
+        import sagecomm  # noqa: F401
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.FileStore(store_file, args.ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=args.ranks)
+    groups = {name: dist.new_group(backend=name) for name in args.backends}
+    rows: dict[str, list[float]] = defaultdict(list)
+    for op in args.ops:
+        for nbytes in [0] if op == "barrier" else args.sizes:
+            calls = {name: make_call(op, nbytes, group, rank, args.ranks) for name, group in groups.items()}
+            counts = {}
+            for name, call in calls.items():
+                for _ in range(5):
+                    call()
+                begin = time.perf_counter()
+                for _ in range(5):
+                    call()
+                took = torch.tensor([(time.perf_counter() - begin) / 5])
+                dist.all_reduce(took, op=dist.ReduceOp.MAX)  # the same count on all ranks
+                counts[name] = max(2, min(50000, int(args.batch_ms / 1e3 / took.item())))
+            for _ in range(args.blocks):
+                for name, call in calls.items():
+                    dist.barrier()  # gloo's, which sleeps
+                    begin = time.perf_counter()
+                    for _ in range(counts[name]):
+                        call()
+                    mean = torch.tensor([(time.perf_counter() - begin) / counts[name]], dtype=torch.float64)
+                    dist.all_reduce(mean, op=dist.ReduceOp.MAX)
+                    rows[f"{op} {nbytes} {name}"].append(mean.item() / (2 if op == "send_recv" else 1) * 1e6)
+    if rank == 0:
+        with open(out_file, "w") as f:
+            json.dump(rows, f)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--backends", type=lambda s: s.split(","), default=["sagecomm", "gloo"])
+    parser.add_argument("--ops", type=lambda s: s.split(","), default=["all_reduce", "barrier"])
+    parser.add_argument("--sizes", type=lambda s: [parse_size(x) for x in s.split(",")], default=DEFAULT_SIZES)
+    parser.add_argument("--launches", type=int, default=3, help="of each kind, pinned and not")
+    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--batch-ms", type=float, default=30)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    if isinstance(args.sizes, str):
+        args.sizes = [parse_size(x) for x in args.sizes.split(",")]
+
+    samples: dict[tuple[bool, str], list[float]] = defaultdict(list)
+    for launch in range(2 * args.launches):
+        pinned = launch % 2 == 0
+        with tempfile.TemporaryDirectory() as scratch:
+            out = os.path.join(scratch, "rows")
+            mp.spawn(worker, (args, pinned, os.path.join(scratch, "store"), out), nprocs=args.ranks)
+            with open(out) as f:
+                for key, values in json.load(f).items():
+                    samples[pinned, key] += values
+        print(f"launch {launch + 1} of {2 * args.launches} done", file=sys.stderr)
+
+    table = []
+    for op in args.ops:
+        for nbytes in [0] if op == "barrier" else args.sizes:
+            row: dict[str, object] = {"op": op, "bytes": nbytes, "ranks": args.ranks}
+            for name in args.backends:
+                best = min(statistics.median(samples[p, f"{op} {nbytes} {name}"]) for p in (True, False))
+                row[name] = best
+                row[f"{name}_min"] = min(min(samples[p, f"{op} {nbytes} {name}"]) for p in (True, False))
+            table.append(row)
+    head = "".join(f"{name + ' us':>16}{'min':>10}" for name in args.backends)
+    print(f"{'op':12}{'bytes':>8}{head}{'ratio':>10}")
+    for row in table:
+        cells = "".join(f"{row[name]:16.2f}{row[f'{name}_min']:10.2f}" for name in args.backends)
+        ratio = row[args.backends[-1]] / row[args.backends[0]]  # type: ignore[operator]
+        print(f"{row['op']:12}{size_name(row['bytes']):>8}{cells}{ratio:9.1f}x")  # type: ignore[arg-type]
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump(table, f, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

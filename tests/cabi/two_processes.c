@@ -1,0 +1,210 @@
+/* two_processes.c: libsagecomm.so used from C, without Python and torch: two processes, a store made of files, an
+ * all_reduce in every way to wait for it, and what a forked child is told.
+ * Usage: two_processes LIBRARY DIRECTORY */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../../export/sagecomm.h"
+
+#define SECOND INT64_C(1000000000)
+
+static int my_rank;
+
+#define CHECK(condition)                                                                              \
+  do {                                                                                                \
+    if (!(condition)) {                                                                               \
+      fprintf(stderr, "rank %d: %s:%d: %s does not hold\n", my_rank, __FILE__, __LINE__, #condition); \
+      _exit(1);                                                                                       \
+    }                                                                                                 \
+  } while (0)
+
+/* ---- a store: one file per key, renamed into place so that readers see all of it or nothing ---- */
+
+static void path_of(const char *dir, const char *key, char *out, size_t n) {
+  int at = snprintf(out, n, "%s/", dir);
+  for (; *key && (size_t)at + 1 < n; key++) out[at++] = *key == '/' ? '_' : *key;
+  out[at] = 0;
+}
+
+static int32_t store_set(void *ctx, const char *key, const void *data, size_t n, char *why, size_t why_n) {
+  char path[4096], temporary[4200];
+  path_of(ctx, key, path, sizeof path);
+  snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid());
+  FILE *f = fopen(temporary, "w");
+  bool ok = f != NULL && fwrite(data, 1, n, f) == n;
+  if (f != NULL && fclose(f) != 0) ok = false;
+  if (ok && rename(temporary, path) == 0) return 0;
+  snprintf(why, why_n, "%s: %s", path, strerror(errno));
+  return -1;
+}
+
+static int64_t now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * SECOND + t.tv_nsec;
+}
+
+static int32_t store_get(void *ctx, const char *key, int64_t timeout_ns, void *sink_ctx,
+                         void (*sink)(void *sink_ctx, const void *data, size_t n), char *why, size_t why_n) {
+  char path[4096];
+  path_of(ctx, key, path, sizeof path);
+  for (int64_t end = now() + timeout_ns;;) {
+    FILE *f = fopen(path, "r");
+    if (f != NULL) {
+      static char value[1 << 16];
+      size_t n = fread(value, 1, sizeof value, f);
+      fclose(f);
+      sink(sink_ctx, value, n);
+      return 0;
+    }
+    if (errno != ENOENT || now() >= end) {
+      snprintf(why, why_n, "%s: %s", path, strerror(errno));
+      return -1;
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  }
+}
+
+/* ---- one rank ---- */
+
+static const sagecomm_api *api;
+
+static float value(int rank, int i) { return (float)((rank + 1) * (i % 1000)); }
+
+static _Atomic int done;
+
+static void on_done(void *ctx, int32_t status, const sagecomm_error *err) {
+  CHECK(ctx == &done && status == SAGECOMM_OK && err != NULL);
+  atomic_store(&done, 1);
+}
+
+enum { SYNCHRONOUS, WAITED, CALLED };
+
+static void all_reduce(sagecomm_group group, int n, int how) {
+  float *data = malloc((size_t)n * sizeof *data);
+  CHECK(data != NULL);
+  for (int i = 0; i < n; i++) data[i] = value(my_rank, i);
+  int cut = n / 3;
+  sagecomm_segment pieces[2] = {{data, (uint64_t)cut * 4}, {data + cut, (uint64_t)(n - cut) * 4}};
+  sagecomm_op op = {.kind = SAGECOMM_ALL_REDUCE,
+                    .dtype = SAGECOMM_FLOAT32,
+                    .n_in = 2,
+                    .n_out = 2,
+                    .in = pieces,
+                    .out = pieces,
+                    .flags = how == SYNCHRONOUS ? 0 : SAGECOMM_ASYNC};
+  sagecomm_work work = 0;
+  sagecomm_error err;
+  uint64_t before = api->group_sequence(group);
+  int32_t status = api->issue(group, &op, &work, &err);
+  CHECK(api->group_sequence(group) == before + 1);
+  if (status == SAGECOMM_PENDING) {
+    CHECK(work != 0 && api->work_sequence(work) == before + 1);
+    atomic_store(&done, 0);
+    if (how == CALLED && api->on_done(work, on_done, &done, &err) == SAGECOMM_PENDING) {
+      while (atomic_load(&done) == 0) sched_yield();
+    }
+    do status = api->wait(work, SECOND / 10, &err);
+    while (status == SAGECOMM_PENDING);
+    api->release(work);
+  } else {
+    CHECK(work == 0);
+  }
+  if (status != SAGECOMM_OK) fprintf(stderr, "%s\n", err.message);
+  CHECK(status == SAGECOMM_OK);
+  for (int i = 0; i < n; i++) CHECK(data[i] == value(0, i) + value(1, i));
+  free(data);
+}
+
+/* Every function is refused in a child that was forked from a process with a group, and none of them hangs. */
+static void fork_with_group(sagecomm_group group) {
+  fflush(NULL);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    sagecomm_op op = {.kind = SAGECOMM_BARRIER};
+    sagecomm_work work;
+    sagecomm_error err;
+    CHECK(api->issue(group, &op, &work, &err) == SAGECOMM_FORKED && strstr(err.message, "forked") != NULL);
+    CHECK(api->group_error(group, &err) == SAGECOMM_FORKED);
+    CHECK(api->group_abort(group, "no", &err) == SAGECOMM_FORKED);
+    CHECK(api->group_destroy(group, &err) == SAGECOMM_FORKED);
+    CHECK(api->group_create(NULL, &group, &err) == SAGECOMM_FORKED);
+    api->shutdown();
+    _exit(0);
+  }
+  int status;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void run(const char *library, char *dir) {
+  void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
+  CHECK(handle != NULL);
+  const sagecomm_api *(*get_api)(uint32_t);
+  *(void **)&get_api = dlsym(handle, "sagecomm_get_api");
+  CHECK(get_api != NULL);
+  CHECK(get_api(SAGECOMM_ABI_VERSION + 1) == NULL);
+  api = get_api(SAGECOMM_ABI_VERSION);
+  CHECK(api != NULL && api->abi_version == SAGECOMM_ABI_VERSION && api->struct_size >= sizeof *api);
+  CHECK(strcmp(api->version(), SAGECOMM_VERSION) == 0);
+
+  sagecomm_store store = {dir, store_set, store_get};
+  sagecomm_option option = {"debug", "WARN"};
+  sagecomm_group_config config = {.struct_size = sizeof config,
+                                  .rank = my_rank,
+                                  .size = 2,
+                                  .name = "two",
+                                  .timeout_ns = 60 * SECOND,
+                                  .store = &store,
+                                  .options = &option,
+                                  .n_options = 1};
+  sagecomm_group group = 0;
+  sagecomm_error err = {0};
+  if (api->group_create(&config, &group, &err) != SAGECOMM_OK) fprintf(stderr, "%s\n", err.message);
+  CHECK(group != 0 && api->group_sequence(group) == 0 && api->group_error(group, &err) == SAGECOMM_OK);
+  static const int lengths[] = {1, 1000, 300000};
+  for (int round = 0; round < 20; round++) {
+    for (int how = SYNCHRONOUS; how <= CALLED; how++) all_reduce(group, lengths[round % 3], how);
+  }
+  fork_with_group(group);
+  all_reduce(group, 1000, SYNCHRONOUS); /* the parent goes on */
+
+  /* A refusal says what is wrong, by copy. */
+  sagecomm_op wrong = {.kind = SAGECOMM_ALL_REDUCE, .dtype = SAGECOMM_BOOL, .reduce_op = SAGECOMM_PRODUCT};
+  sagecomm_work work;
+  CHECK(api->issue(group, &wrong, &work, &err) == SAGECOMM_INVALID && err.status == SAGECOMM_INVALID);
+  CHECK(strcmp(err.message, "sagecomm: all_reduce: PRODUCT is not defined for bool") == 0);
+  char json[1 << 14];
+  CHECK(api->group_stats(group, json, sizeof json) > 0 && strstr(json, "\"all_reduce\"") != NULL);
+
+  CHECK(api->group_destroy(group, &err) == SAGECOMM_OK);
+  CHECK(api->group_destroy(group, &err) == SAGECOMM_INVALID);
+  CHECK(api->issue(group, &wrong, &work, NULL) == SAGECOMM_INVALID); /* err may be NULL */
+  CHECK(api->wait(work, 0, &err) == SAGECOMM_INVALID);
+  api->shutdown();
+}
+
+int main(int argc, char **argv) {
+  if (argc != 3) return 2;
+  /* Before the library is there: a process that has it cannot be forked into another rank. */
+  pid_t child = fork();
+  if (child < 0) return 2;
+  my_rank = child == 0;
+  run(argv[1], argv[2]);
+  if (child == 0) return 0;
+  int status;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  printf("two processes agree\n");
+  return 0;
+}

@@ -1,0 +1,112 @@
+package ranks
+
+import (
+	"bytes"
+	"context"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const root = "../.."
+
+func words(variable, otherwise string) []string {
+	if list := strings.Fields(os.Getenv(variable)); len(list) > 0 {
+		return list
+	}
+	return []string{otherwise}
+}
+
+func compile(t *testing.T, compiler []string, args ...string) {
+	t.Helper()
+	args = append(slices.Clone(compiler[1:]), args...)
+	if output, err := exec.Command(compiler[0], args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v\n%s", compiler[0], strings.Join(args, " "), err, output)
+	}
+}
+
+// library is libsagecomm.so: the one of the tree if it is newer than all that it is made of, else a fresh one.
+func library(t *testing.T) string {
+	t.Helper()
+	built, err := filepath.Abs(filepath.Join(root, "torch_ext/sagecomm/lib/libsagecomm.so"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var newest time.Time
+	for _, dir := range []string{"algo", "export", "internal", "pgbackend", "go.mod"} {
+		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			info, err := e.Info()
+			if err == nil && info.ModTime().After(newest) {
+				newest = info.ModTime()
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if info, err := os.Stat(built); err == nil && info.ModTime().After(newest) {
+		return built
+	}
+	script, err := filepath.Abs(filepath.Join(root, "export/exports.map"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fresh := filepath.Join(t.TempDir(), "libsagecomm.so")
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-buildmode=c-shared",
+		"-ldflags", "-s -w -extldflags \"-Wl,--version-script="+script+" -Wl,-soname,libsagecomm.so\"", "-o", fresh, "./export")
+	cmd.Dir = root
+	if output, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd.Args, err, output)
+	}
+	return fresh
+}
+
+var strict = []string{"-Wall", "-Wextra", "-Werror", "-pedantic"}
+
+func TestHeaderIsValidCAndCPlusPlus(t *testing.T) {
+	header := filepath.Join(root, "export/sagecomm.h")
+	compile(t, words("CC", "gcc"), append(strict, "-std=c11", "-fsyntax-only", "-x", "c", header)...)
+	compile(t, words("CXX", "g++"), append(strict, "-std=c++17", "-fsyntax-only", "-x", "c++", header)...)
+}
+
+// A C program uses the library: two processes, no Python, no torch.
+func TestCProgram(t *testing.T) {
+	lib := library(t)
+	program := filepath.Join(t.TempDir(), "two_processes")
+	compile(t, words("CC", "gcc"), "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", filepath.Join(root, "tests/cabi/two_processes.c"), "-o", program, "-ldl")
+	ctx, cancel := context.WithTimeout(t.Context(), hangAfter)
+	defer cancel()
+	output, err := exec.CommandContext(ctx, program, lib, t.TempDir()).CombinedOutput()
+	if err != nil || !bytes.Contains(output, []byte("two processes agree")) {
+		t.Errorf("%v\n%s", err, output)
+	}
+}
+
+// Everything but the ABI stays inside: the Go runtime's exports would meet those of another Go library in the process.
+func TestOnlyTheABIIsExported(t *testing.T) {
+	output, err := exec.Command("nm", "-D", "--defined-only", library(t)).CombinedOutput()
+	if err != nil {
+		t.Fatalf("nm: %v\n%s", err, output)
+	}
+	found := false
+	for line := range strings.Lines(string(output)) {
+		fields := strings.Fields(line)
+		name := fields[len(fields)-1]
+		found = found || name == "sagecomm_get_api"
+		if !strings.HasPrefix(name, "sagecomm_") {
+			t.Errorf("%s is exported", name)
+		}
+	}
+	if !found {
+		t.Errorf("sagecomm_get_api is not exported:\n%s", output)
+	}
+}

@@ -1,0 +1,188 @@
+package ranks
+
+import (
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sagecomm/internal/coll"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// bound is how soon a survivor must know, from the later of the death and its entering the operation.
+const bound = 2 * time.Second
+
+// expectReleased waits until the process has no more than so many descriptors and goroutines. The news of a death can reach a rank through
+// a peer before it comes from the system, which is what ends its watch.
+func (p *process) expectReleased(descriptors, goroutines int) {
+	p.t.Helper()
+	for began := time.Now(); ; {
+		p.order(command{Do: "count"})
+		now := p.answer("count")
+		if now.FDs <= descriptors && now.Goroutines <= goroutines {
+			return
+		}
+		if time.Since(began) > bound {
+			p.t.Fatalf("rank %d has %d descriptors and %d goroutines, before %d and %d", p.rank, now.FDs, now.Goroutines, descriptors, goroutines)
+		}
+	}
+}
+
+// One of four ranks is killed at a random moment in a loop of all_reduces. Every survivor gets PeerFailure with its
+// rank and pid in time, again and again; nothing stays behind; and the survivors go on in a new group.
+func TestKillAtRandomMoments(t *testing.T) {
+	random := newRandom(t)
+	for i := range *kills {
+		victim, delay := random.IntN(4), time.Duration(random.IntN(40_000))*time.Microsecond
+		method := []string{"proc", "scm", "tmpfs"}[i%3]
+		t.Run(fmt.Sprintf("%d, rank %d after %v, %s", i, victim, delay, method), func(t *testing.T) {
+			dir := t.TempDir()
+			list := start(t, 4, map[string]string{"shm_attach": method, "shm_dir": dir})
+			create(t, list, "first", 0)
+			succeed(t, all(list, command{Do: "loop", Ops: 6}))
+			succeed(t, all(list, command{Do: "destroy"}))
+			before := all(list, command{Do: "count"})
+			create(t, list, "second", 0)
+			for _, p := range list {
+				p.order(command{Do: "loop"})
+			}
+			for _, p := range list {
+				p.answer("looping")
+			}
+			time.Sleep(delay)
+			killed := time.Now()
+			dead := list[victim]
+			if err := dead.cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			survivors := append(append([]*process{}, list[:victim]...), list[victim+1:]...)
+			var reports []report
+			for _, p := range survivors {
+				r := p.answer("loop")
+				since := killed
+				if r.Entered.After(since) {
+					since = r.Entered
+				}
+				if took := r.At.Sub(since); took > bound {
+					t.Errorf("rank %d knew after %v", p.rank, took)
+				}
+				reports = append(reports, r)
+			}
+			blamed(t, reports, coll.PeerFailure, dead, "died", fmt.Sprintf("rank %d", victim))
+			blamed(t, all(survivors, command{Do: "once"}), coll.PeerFailure, dead)
+			_ = dead.end()
+			succeed(t, all(survivors, command{Do: "destroy"}))
+			for _, p := range survivors {
+				was := before[p.rank]
+				if method == "tmpfs" {
+					was.FDs++ // a group's own file stays open, with its engine bell
+				}
+				p.expectReleased(was.FDs, was.Goroutines)
+			}
+			for i, p := range survivors {
+				p.order(command{Do: "create", Name: "third", Rank: i, Size: 3, Timeout: opTimeout})
+			}
+			for _, p := range survivors {
+				if r := p.answer("create"); r.Error != "" {
+					t.Fatal(r.Error)
+				}
+			}
+			succeed(t, all(survivors, command{Do: "loop", Ops: 12}))
+			for _, p := range survivors {
+				if err := p.end(); err != nil {
+					t.Error(err)
+				}
+			}
+			nothingLeft(t, "/dev/shm", list)
+			if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+// All ranks die at once: nobody is left to clean up.
+func TestKillAll(t *testing.T) {
+	dir := t.TempDir()
+	list := start(t, 3, map[string]string{"shm_attach": "tmpfs", "shm_dir": dir})
+	create(t, list, "g", 0)
+	for _, p := range list {
+		p.order(command{Do: "loop"})
+	}
+	for _, p := range list {
+		p.answer("looping")
+	}
+	for _, p := range list {
+		if err := p.cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range list {
+		_ = p.end()
+	}
+	if left := leftovers(t, dir); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// A rank that is stopped is named when the time is up; when it goes on it learns the same cause.
+func TestStoppedRankIsNamed(t *testing.T) {
+	list := start(t, 4, nil)
+	create(t, list, "g", time.Second)
+	for _, p := range list {
+		p.order(command{Do: "loop", Elements: 8})
+	}
+	for _, p := range list {
+		p.answer("looping")
+	}
+	stopped := list[2]
+	signal := func(s unix.Signal) {
+		if err := stopped.cmd.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	signal(unix.SIGSTOP)
+	var reports []report
+	var longest time.Duration
+	for _, p := range []*process{list[0], list[1], list[3]} {
+		r := p.answer("loop")
+		longest = max(longest, r.At.Sub(r.Entered)) // who enters last waits less
+		reports = append(reports, r)
+	}
+	signal(unix.SIGCONT)
+	if longest < time.Second || longest > 4*time.Second {
+		t.Errorf("the ranks waited %v, expected 1 s", longest)
+	}
+	reports = append(reports, stopped.answer("loop"))
+	blamed(t, reports, coll.Timeout, stopped, "after 1s", "in all_reduce #", "rank 2 (host ")
+}
+
+// A rank that leaves in order is no failure to operations that do not need it, and one by name to those that do.
+func TestCleanExit(t *testing.T) {
+	list := start(t, 3, nil)
+	create(t, list, "g", 0)
+	succeed(t, all(list, command{Do: "loop", Ops: 10}))
+	succeed(t, all(list[2:], command{Do: "destroy"}))
+	if err := list[2].end(); err != nil {
+		t.Fatal(err)
+	}
+	stay := list[:2]
+	succeed(t, all(stay, command{Do: "ring", Size: 2}))
+	blamed(t, all(stay, command{Do: "once"}), coll.PeerFailure, list[2], "has left the group", "after collective #10")
+}
+
+// A rank that ends without a goodbye, however quietly, has died.
+func TestExitWithoutGoodbye(t *testing.T) {
+	list := start(t, 2, nil)
+	create(t, list, "g", 0)
+	succeed(t, all(list, command{Do: "loop", Ops: 10}))
+	if err := list[1].end(); err != nil {
+		t.Fatal(err)
+	}
+	blamed(t, all(list[:1], command{Do: "once"}), coll.PeerFailure, list[1], "died in or after all_reduce #10")
+}

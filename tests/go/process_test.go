@@ -1,0 +1,187 @@
+package ranks
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sagecomm/internal/coll"
+)
+
+// process is one rank as the test sees it.
+type process struct {
+	t       *testing.T
+	rank    int
+	cmd     *exec.Cmd
+	in      *json.Encoder
+	close   func() error
+	reports chan report // closed at the end of its output
+	stderr  strings.Builder
+	ended   bool
+}
+
+// start starts size ranks. Whatever is still there at the end of the test is killed.
+func start(t *testing.T, size int, options map[string]string) []*process {
+	t.Helper()
+	dir := t.TempDir()
+	list := make([]*process, size)
+	for rank := range size {
+		text, err := json.Marshal(orders{Rank: rank, Size: size, Dir: dir, Options: options})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &process{t: t, rank: rank, cmd: exec.Command(os.Args[0]), reports: make(chan report, 16)}
+		// The race detector lets a process linger at its end, for reports of other threads.
+		p.cmd.Env = append(os.Environ(), roleVariable+"="+string(text), "GORACE=atexit_sleep_ms=0")
+		p.cmd.Stderr = &p.stderr
+		in, err := p.cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.in, p.close = json.NewEncoder(in), in.Close
+		out, err := p.cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.kill)
+		go p.read(out)
+		list[rank] = p
+	}
+	return list
+}
+
+func (p *process) read(out io.Reader) {
+	defer close(p.reports)
+	for d := json.NewDecoder(out); ; {
+		var r report
+		if d.Decode(&r) != nil {
+			return
+		}
+		p.reports <- r
+	}
+}
+
+func (p *process) order(c command) {
+	p.t.Helper()
+	if err := p.in.Encode(c); err != nil {
+		p.t.Fatalf("rank %d does not take orders any more: %v", p.rank, err)
+	}
+}
+
+// answer waits for the report of that name.
+func (p *process) answer(did string) report {
+	p.t.Helper()
+	select {
+	case r, ok := <-p.reports:
+		if !ok {
+			p.end()
+			p.t.Fatalf("rank %d ended, expected %q:\n%s", p.rank, did, &p.stderr)
+		}
+		if r.Did != did {
+			p.t.Fatalf("rank %d: %+v, expected %q", p.rank, r, did)
+		}
+		return r
+	case <-time.After(hangAfter):
+		p.t.Fatalf("rank %d hangs, expected %q", p.rank, did)
+	}
+	panic("unreachable")
+}
+
+// end closes the process's input and returns when it has ended.
+func (p *process) end() error {
+	p.ended = true
+	_ = p.close()
+	return p.cmd.Wait()
+}
+
+func (p *process) kill() {
+	if !p.ended {
+		_ = p.cmd.Process.Kill()
+		_ = p.end()
+	}
+	if p.t.Failed() && p.stderr.Len() > 0 {
+		p.t.Logf("rank %d said:\n%s", p.rank, &p.stderr)
+	}
+}
+
+// all gives every process the order and returns their reports.
+func all(list []*process, c command) []report {
+	for _, p := range list {
+		p.t.Helper()
+		p.order(c)
+	}
+	reports := make([]report, len(list))
+	for i, p := range list {
+		reports[i] = p.answer(c.Do)
+	}
+	return reports
+}
+
+// create makes a group of all processes.
+func create(t *testing.T, list []*process, name string, timeout time.Duration) {
+	t.Helper()
+	for rank, r := range all(list, command{Do: "create", Name: name, Timeout: timeout}) {
+		if r.Error != "" {
+			t.Fatalf("rank %d: %s", rank, r.Error)
+		}
+	}
+}
+
+// succeed expects that nothing failed.
+func succeed(t *testing.T, reports []report) {
+	t.Helper()
+	for i, r := range reports {
+		if r.Failure != nil || r.Error != "" {
+			t.Fatalf("process %d: %s: %s %v", i, r.Did, r.Error, r.Failure)
+		}
+	}
+}
+
+// blamed expects one and the same failure that blames a process.
+func blamed(t *testing.T, reports []report, status coll.Status, culprit *process, parts ...string) {
+	t.Helper()
+	for i, r := range reports {
+		f := r.Failure
+		if f == nil || f.Status != status || f.Rank != culprit.rank || f.PID != culprit.cmd.Process.Pid {
+			t.Fatalf("process %d: %+v, expected %v that blames rank %d, pid %d", i, f, status, culprit.rank, culprit.cmd.Process.Pid)
+		}
+		for _, part := range parts {
+			if !strings.Contains(f.Message, part) {
+				t.Fatalf("process %d: %q is not in %q", i, part, f.Message)
+			}
+		}
+		if f.Message != reports[0].Failure.Message {
+			t.Fatalf("process %d says %q, another %q", i, f.Message, reports[0].Failure.Message)
+		}
+	}
+}
+
+// leftovers are files of the library in a directory.
+func leftovers(t *testing.T, dir string) []string {
+	t.Helper()
+	list, err := filepath.Glob(filepath.Join(dir, "sagecomm*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// nothingLeft expects no file of one of these processes in the directory.
+func nothingLeft(t *testing.T, dir string, list []*process) {
+	t.Helper()
+	for _, name := range leftovers(t, dir) {
+		for _, p := range list {
+			if strings.Contains(name, "-"+itoa(p.cmd.Process.Pid)+"-") {
+				t.Errorf("rank %d left %s", p.rank, name)
+			}
+		}
+	}
+}

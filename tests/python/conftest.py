@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from worlds import Pool, World
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    pool = Pool(tmp_path_factory.mktemp("ranks"))
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture
+def world(pool: Pool) -> Callable[[int], World]:
+    """world(n): n ranks in processes that all tests share."""
+    return pool.world
+
+
+@pytest.fixture
+def fresh_world(pool: Pool) -> Iterator[Callable[..., World]]:
+    """fresh_world(n, environment): n ranks in processes of this test alone."""
+
+    def make(size: int, environment: Mapping[str, str] | None = None) -> World:
+        return pool.fresh_world(size, environment)
+
+    yield make
+    pool.stop_private()

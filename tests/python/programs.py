@@ -1,0 +1,177 @@
+"""Processes that run a script of their own, as torchrun would start them: for tests that kill, signal or fork ranks,
+look at how a process ends, or need it fresh.
+
+    with Programs("dist.init_process_group('sagecomm'); print(dist.get_rank())", 2) as ranks:
+        assert ranks.line(1) == "1"
+        assert ranks.ends(1) == 0
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+import torch.distributed as dist
+
+from starter import Started
+from worker import Outcome
+from worlds import World
+
+# Seconds until a line or an end counts as missing.
+PATIENCE_S = 90.0
+
+PREAMBLE = """\
+import os, signal, sys, threading, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+torch.set_num_threads(1)
+def say(*words): print(*words, flush=True)
+def hear(): return sys.stdin.readline().strip()
+"""
+
+
+class Programs:
+    """`size` processes that run PREAMBLE and a script. say() in the script answers line(), tell() answers hear().
+
+    With `fresh` they import torch themselves, which takes seconds: for tests of what an import does.
+    """
+
+    def __init__(
+        self, script: str, size: int = 1, environment: Mapping[str, str] | None = None, fresh: bool = False
+    ) -> None:
+        # The launcher holds the store, so that it outlives every rank.
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._files = [tempfile.TemporaryFile("w+") for _ in range(size)]  # noqa: SIM115
+        self._lines: list[queue.Queue[str]] = [queue.Queue() for _ in range(size)]
+        common = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "WORLD_SIZE": str(size),
+            "OMP_NUM_THREADS": "1",
+            **(environment or {}),
+        }
+        text = PREAMBLE + textwrap.dedent(script)
+        self.processes: list[subprocess.Popen[str] | Started] = []
+        for rank, errors in enumerate(self._files):
+            variables = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self.processes.append(_exec(text, variables, errors) if fresh else Started(text, variables, errors))
+        for process, lines in zip(self.processes, self._lines, strict=True):
+            assert process.stdout is not None
+            threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
+
+    def __enter__(self) -> Programs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+    def line(self, rank: int) -> str:
+        """The next line that the rank says."""
+        try:
+            said = self._lines[rank].get(timeout=PATIENCE_S)
+        except queue.Empty:
+            raise AssertionError(f"rank {rank} says nothing; its standard error:\n{self.errors(rank)}") from None
+        assert said != "", f"rank {rank} has ended with {self.processes[rank].wait()}:\n{self.errors(rank)}"
+        return said.rstrip("\n")
+
+    def lines(self) -> list[str]:
+        """The next line of every rank."""
+        return [self.line(rank) for rank in range(len(self.processes))]
+
+    def tell(self, rank: int, text: str = "go") -> None:
+        stdin = self.processes[rank].stdin
+        assert stdin is not None
+        stdin.write(text + "\n")
+        stdin.flush()
+
+    def ends(self, rank: int) -> int:
+        """The exit status; below zero after a signal."""
+        try:
+            return self.processes[rank].wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"rank {rank} does not end; its standard error:\n{self.errors(rank)}") from None
+
+    def end_well(self) -> None:
+        for rank in range(len(self.processes)):
+            status = self.ends(rank)
+            assert status == 0, f"rank {rank} ended with {status}:\n{self.errors(rank)}"
+
+    def errors(self, rank: int) -> str:
+        self._files[rank].seek(0)
+        return self._files[rank].read()
+
+    def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> float:
+        """Sends a signal and says when, by the clock that all processes of a machine share."""
+        at = time.monotonic()
+        self.processes[rank].send_signal(number)
+        return at
+
+
+def _exec(text: str, environment: Mapping[str, str], errors: IO[str]) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", text], env=dict(environment), stdin=pipe, stdout=pipe, stderr=errors, text=True
+    )
+
+
+def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
+    for text in stream:
+        lines.put(text)
+    lines.put("")
+
+
+class Signals:
+    """A way for ranks of a World to tell the test that they have come somewhere."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = str(path)
+        self._fd = os.open(path, os.O_RDWR)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def await_many(self, count: int) -> None:
+        seen, deadline = 0, time.monotonic() + PATIENCE_S
+        while seen < count:
+            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{seen} of {count} ranks have reported"
+            seen += len(os.read(self._fd, count - seen))
+
+
+def report(path: str) -> None:
+    """Called in a rank: counts in the test's await_many()."""
+    fd = os.open(path, os.O_WRONLY)
+    os.write(fd, b".")
+    os.close(fd)
+
+
+def in_background(world: World, *args: Any, **how: Any) -> Future[list[Outcome]]:
+    """world.outcomes() while the test does something to the ranks."""
+    executor = ThreadPoolExecutor(1)
+    try:
+        return executor.submit(world.outcomes, *args, **how)
+    finally:
+        executor.shutdown(wait=False)

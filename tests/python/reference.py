@@ -1,0 +1,244 @@
+"""What collectives must give: inputs that every rank can make for every other, and results worked out with numpy in
+more precision than the library uses. Nothing here communicates."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+INTEGERS = (
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
+FLOAT8 = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+)
+REDUCED = (*INTEGERS, *FLOATS, *COMPLEX, torch.bool)
+EVERY_TYPE = (*REDUCED, *FLOAT8)
+
+FACTOR = 0.37
+ARITHMETIC = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
+BITWISE = ("BAND", "BOR", "BXOR")
+EVERY_REDUCTION = (*ARITHMETIC, *BITWISE, "PREMUL_SUM")
+
+
+def defined(reduction: str, dtype: torch.dtype) -> bool:
+    """The table that the library promises; every other combination it refuses."""
+    if dtype in INTEGERS:
+        return reduction != "PREMUL_SUM"
+    if dtype in FLOATS:
+        return reduction not in BITWISE
+    if dtype in COMPLEX:
+        return reduction in ("SUM", "AVG", "PRODUCT", "PREMUL_SUM")
+    return dtype is torch.bool and reduction in ("SUM", "MIN", "MAX", *BITWISE)
+
+
+def reduce_op(reduction: str) -> Any:
+    return dist._make_nccl_premul_sum(FACTOR) if reduction == "PREMUL_SUM" else getattr(dist.ReduceOp, reduction)
+
+
+def values(rank: int, count: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
+    """The input of one rank: integers of the whole range, normally distributed floats, any bits as fp8."""
+    rng = np.random.default_rng((rank, count, EVERY_TYPE.index(dtype), salt))
+    if dtype is torch.bool:
+        return torch.from_numpy(rng.integers(0, 2, count).astype(bool))
+    if dtype in INTEGERS:
+        kind = np.dtype(name(dtype))
+        limits = np.iinfo(kind)
+        return torch.from_numpy(rng.integers(limits.min, limits.max, count, kind, endpoint=True))
+    if dtype in FLOAT8:
+        return torch.from_numpy(rng.integers(0, 255, count, np.uint8, endpoint=True)).view(dtype)
+    if dtype in COMPLEX:
+        return torch.from_numpy(rng.standard_normal(count) + 1j * rng.standard_normal(count)).to(dtype)
+    return torch.from_numpy(rng.standard_normal(count)).to(dtype)
+
+
+def name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def bits(t: torch.Tensor) -> torch.Tensor:
+    # A copy: tensors of no or one element count as contiguous with any stride, which view() does not take.
+    return t.detach().reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    """One text for the bits of many tensors: equal on all ranks or there is a bug."""
+    sha = hashlib.sha256()
+    for t in tensors:
+        sha.update(bits(t).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def check_same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    assert torch.equal(bits(got), bits(want)), f"{what}: other bits than expected in {_first(got, want)}"
+
+
+def _first(got: torch.Tensor, want: torch.Tensor) -> str:
+    size = got.element_size()
+    wrong = (bits(got) != bits(want)).nonzero().flatten() // size
+    where = int(wrong[0])
+    return (
+        f"{len(wrong.unique())} of {got.numel()} elements, first at {where}: "
+        f"{got.reshape(-1)[where].item()} instead of {want.reshape(-1)[where].item()}"
+    )
+
+
+def check_reduced(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor], what: str) -> None:
+    """Compares with the true result; floats within the rounding that the arithmetic allows, all else exactly."""
+    dtype = got.dtype
+    if dtype is torch.bool:
+        check_same(got, _fold_bool(reduction, inputs), what)
+    elif dtype in INTEGERS:
+        check_same(got, _fold_integer(reduction, inputs), what)
+    else:
+        _check_near(got, reduction, inputs, what)
+
+
+def _fold_bool(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
+    stack = torch.stack(inputs)
+    if reduction in ("MIN", "BAND"):
+        return stack.all(0)
+    if reduction == "BXOR":
+        return stack.sum(0) % 2 == 1
+    return stack.any(0)
+
+
+def _fold_integer(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
+    fold: dict[str, Callable[..., Any]] = {
+        "SUM": np.add,
+        "AVG": np.add,
+        "PRODUCT": np.multiply,
+        "MIN": np.minimum,
+        "MAX": np.maximum,
+        "BAND": np.bitwise_and,
+        "BOR": np.bitwise_or,
+        "BXOR": np.bitwise_xor,
+    }
+    total = inputs[0].numpy().copy()
+    for each in inputs[1:]:
+        total = fold[reduction](total, each.numpy())  # wraps, as the library does
+    if reduction == "AVG":
+        count = total.dtype.type(len(inputs))
+        quotient = total // count  # towards minus infinity: back to truncation
+        total = quotient + ((total < 0) & (total % count != 0)).astype(total.dtype)
+    return torch.from_numpy(total)
+
+
+def _wide(t: torch.Tensor) -> Any:
+    """Exact, in a type with at least 11 more bits of precision."""
+    kinds = {torch.complex64: np.complex128, torch.complex128: np.clongdouble, torch.float64: np.longdouble}
+    kind = kinds.get(t.dtype, np.float64)
+    return t.numpy().astype(kind) if t.dtype in kinds else t.double().numpy()
+
+
+def _check_near(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor], what: str) -> None:
+    wide = [_wide(t) for t in inputs]
+    if reduction in ("MIN", "MAX"):
+        want = np.minimum.reduce(wide) if reduction == "MIN" else np.maximum.reduce(wide)
+        assert np.array_equal(_wide(got), want), f"{what}: wrong value"
+        return
+    if reduction == "PREMUL_SUM":
+        wide = [x * FACTOR for x in wide]
+    if reduction == "PRODUCT":
+        want = np.multiply.reduce(wide)
+        magnitude = np.abs(want) * 4
+    else:
+        want = np.add.reduce(wide)
+        magnitude = np.add.reduce([np.abs(x) for x in wide])
+        if reduction == "AVG":
+            want, magnitude = want / len(wide), magnitude / len(wide)
+    limits = torch.finfo(got.dtype)
+    accumulated = torch.finfo(torch.float32) if got.dtype in (torch.float16, torch.bfloat16) else limits
+    # The result is rounded once; sums and products on the way, and a factor's products, in their own precision.
+    bound = limits.eps * np.abs(want) + 2 * limits.smallest_normal * limits.eps
+    bound = bound + (len(wide) + 1) * accumulated.eps * magnitude
+    if reduction == "PREMUL_SUM":
+        bound = bound + limits.eps * magnitude
+    wrong = np.abs(_wide(got) - want) > bound
+    if wrong.any():
+        where = int(np.argmax(wrong))
+        raise AssertionError(
+            f"{what}: {int(wrong.sum())} of {got.numel()} elements are off, first at {where}: "
+            f"{got.reshape(-1)[where].item()} instead of {want[where]} (allowed: {bound[where]})"
+        )
+
+
+def in_rank_order(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
+    """Bit for bit what shared memory promises: a left fold in the order of ranks, fp16 and bf16 in fp32 and rounded
+    once at the end."""
+    kind = torch.float32 if inputs[0].dtype in (torch.float16, torch.bfloat16) else inputs[0].dtype
+    total = inputs[0].to(kind)
+    for each in inputs[1:]:
+        other = each.to(kind)
+        if reduction in ("SUM", "AVG"):
+            total = total + other
+        elif reduction == "PRODUCT":
+            total = total * other
+        else:
+            total = torch.minimum(total, other) if reduction == "MIN" else torch.maximum(total, other)
+    if reduction == "AVG":
+        total = total / len(inputs)
+    return total.to(inputs[0].dtype)
+
+
+# ---- where a tensor lies ----
+
+LAYOUTS = ("contiguous", "offset", "strided", "transposed")
+
+
+@dataclass
+class Placed:
+    """A tensor that is part of a larger one. Nothing but the part may be written."""
+
+    tensor: torch.Tensor
+    base: torch.Tensor
+    before: torch.Tensor
+    take: Callable[[torch.Tensor], torch.Tensor]
+
+    def check_surroundings(self, what: str) -> None:
+        now, before = self.base.clone(), self.before
+        self.take(now).zero_()
+        self.take(before).zero_()
+        assert torch.equal(bits(now), bits(before)), f"{what}: bytes outside the tensor were written"
+
+
+def place(flat: torch.Tensor, layout: str) -> Placed:
+    """Puts the values of a flat tensor into memory of that layout."""
+    count = flat.numel()
+    if layout == "contiguous":
+        room, take = count, lambda base: base
+    elif layout == "offset":  # not aligned to more than an element
+        room, take = count + 3, lambda base: base[1 : count + 1]
+    elif layout == "strided":
+        room, take = 2 * count + 1, lambda base: base[1::2]
+    else:
+        rows = next(r for r in range(min(7, max(count, 1)), 0, -1) if count % r == 0)
+        room, take = count, lambda base: base.reshape(count // rows, rows).t()
+    base = values(99, room, flat.dtype)
+    part = take(base)
+    part.copy_(flat.reshape(part.shape))
+    return Placed(part, base, base.clone(), take)
+
+
+def elements(size_bytes: int, dtype: torch.dtype) -> int:
+    return math.ceil(size_bytes / dtype.itemsize)

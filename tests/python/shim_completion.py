@@ -1,0 +1,203 @@
+"""How a Work ends: waiting, dropping, Futures."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import sagecomm
+from shim_harness import (
+    MANUAL,
+    OK,
+    OK_WORK,
+    PATIENCE,
+    PEER_FAILURE,
+    WAITS,
+    all_reduce,
+    backend,
+    check_peer_failure,
+    fake,
+    last,
+    raises,
+    scenario,
+    sequence_number,
+)
+
+
+@scenario
+def synchronous_op_is_complete_when_it_returns() -> None:
+    before = backend()._get_sequence_number_for_group()
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [2.0] * 4
+    assert last().flags == 0
+    assert backend()._get_sequence_number_for_group() == before + 1
+    opts = dist.AllreduceOptions()
+    opts.asyncOp = False
+    work = backend().allreduce([tensor], opts)
+    assert work.is_completed()
+    assert work.is_success()
+    assert sequence_number(work) in (before + 2, None)
+    assert work.wait()
+    assert work.wait(timedelta(seconds=1))
+    assert work.result()[0] is tensor
+    assert work.get_future().wait()[0] is tensor
+    work.synchronize()
+
+
+@scenario
+def synchronous_op_that_takes_long_is_waited_for() -> None:
+    fake.fake_script(WAITS, 3)
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [2.0] * 4
+
+
+@scenario
+def asynchronous_op_completes_later() -> None:
+    fake.fake_script(MANUAL, 0)
+    tensor, work = all_reduce()
+    assert last().flags == 1
+    assert not work.is_completed()
+    assert not work.is_success()
+    assert sequence_number(work) in (backend()._get_sequence_number_for_group(), None)
+    assert tensor.tolist() == [1.0] * 4
+    fake.fake_finish_elsewhere(0, 1)
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.wait()
+    assert tensor.tolist() == [2.0] * 4
+
+
+@scenario
+def asynchronous_op_may_complete_inside_issue() -> None:
+    for script in (OK, OK_WORK):
+        fake.fake_script(script, 0)
+        tensor, work = all_reduce()
+        assert work.is_completed()
+        assert work.get_future().wait()[0] is tensor
+        del work
+
+
+@scenario
+def waiter_helps_until_the_end() -> None:
+    fake.fake_script(WAITS, 4)
+    tensor, work = all_reduce()
+    assert work.wait(PATIENCE)
+    assert tensor.tolist() == [2.0] * 4
+
+
+@scenario
+def many_threads_wait_for_one_work() -> None:
+    fake.fake_script(MANUAL, 0)
+    tensor, work = all_reduce()
+    seen: list[float] = []
+    threads = [threading.Thread(target=lambda: (work.wait(PATIENCE), seen.append(tensor[0].item()))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    fake.fake_finish_elsewhere(0, 0)
+    fake.fake_join()
+    for thread in threads:
+        thread.join(30)
+    assert seen == [2.0] * 4
+
+
+@scenario
+def waiter_completes_a_work_whose_done_is_queued() -> None:
+    """A done function that waits behind another one must not hold up a waiter that knows of the end."""
+    fake.fake_script(WAITS, 1)
+    fake.fake_hold_done(1)
+    tensor = torch.ones(2, 2).t()
+    work = dist.all_reduce(tensor, async_op=True)
+    future = work.get_future()
+    assert work.wait(PATIENCE)
+    assert tensor.sum() == 8
+    assert future.done()
+    fake.fake_run_held()  # must change nothing, and gives the core's reference back
+
+
+@scenario
+def dropped_work_leaves_the_tensor_to_the_operation() -> None:
+    class Buffer(bytearray):
+        pass
+
+    fake.fake_script(MANUAL, 0)
+    memory = Buffer(16)
+    alive = weakref.ref(memory)
+    work = dist.all_reduce(torch.frombuffer(memory, dtype=torch.int32), async_op=True)
+    del memory, work
+    gc.collect()
+    assert alive() is not None
+    fake.fake_finish_elsewhere(0, 1)  # a thread that Python does not know drops the last reference
+    gc.collect()
+    assert alive() is None
+
+
+@scenario
+def future_before_and_after_completion() -> None:
+    fake.fake_script(MANUAL, 0)
+    tensor, work = all_reduce()
+    early = work.get_future()
+    chained = early.then(lambda f: f.value()[0].sum().item())
+    assert not early.done()
+    fake.fake_finish_elsewhere(0, 1)
+    assert early.wait()[0] is tensor
+    assert chained.wait() == 8.0
+    assert work.get_future().then(lambda f: f.value()[0].sum().item()).wait() == 8.0
+    assert work.get_future_result().wait() == 0
+
+
+@scenario
+def future_callback_may_issue_and_wait() -> None:
+    fake.fake_script(MANUAL, 0)
+    _, work = all_reduce()
+
+    def again(future: torch.futures.Future) -> float:
+        assert work.is_completed()
+        assert work.wait(PATIENCE)
+        fake.fake_script(WAITS, 2)
+        inner = future.value()[0].clone()
+        dist.all_reduce(inner, async_op=True).wait(PATIENCE)
+        return inner[0].item()
+
+    chained = work.get_future().then(again)
+    fake.fake_finish_elsewhere(0, 1)
+    assert chained.wait() == 4.0
+
+
+@scenario
+def exception_in_a_callback_stays_in_its_future() -> None:
+    fake.fake_script(MANUAL, 0)
+    _, work = all_reduce()
+
+    def broken(_: torch.futures.Future) -> None:
+        raise KeyError("mine")
+
+    chained = work.get_future().then(broken)
+    fake.fake_finish_elsewhere(0, 1)
+    assert work.wait(PATIENCE)
+    raises(RuntimeError, chained.wait, "mine")
+
+
+@scenario
+def futures_race_with_completion() -> None:
+    fake.fake_script(MANUAL, 0)
+    for round_ in range(300):
+        _, work = all_reduce()
+        status = PEER_FAILURE if round_ % 3 == 0 else 0
+        fake.fake_finish_elsewhere(status, 0)
+        future = work.get_future()
+        chained = future.then(lambda f: f.value()[0][0].item())
+        fake.fake_join()
+        if status:
+            check_peer_failure(raises(sagecomm.PeerFailure, future.wait))
+            raises(sagecomm.PeerFailure, lambda w=work: w.wait(PATIENCE))
+            raises(RuntimeError, chained.wait)
+        else:
+            assert chained.wait() == 2.0
+        del work, future, chained

@@ -1,0 +1,144 @@
+"""Groups and processes: creation, shutdown, signals, fork."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+import sagecomm
+from sagecomm import _C
+from shim_harness import (
+    CPU,
+    MANUAL,
+    all_reduce,
+    backend,
+    backend_options,
+    fake,
+    interrupt_when,
+    raises,
+    scenario,
+)
+
+
+@contextmanager
+def subgroup():
+    made = dist.new_group([0, 1], backend="fake_core")
+    try:
+        yield made
+    finally:
+        if made in c10d._world.pg_map:
+            dist.destroy_process_group(made)
+
+
+@scenario
+def shutdown_is_idempotent() -> None:
+    groups = fake.fake_groups()
+    with subgroup() as made:
+        direct = made._get_backend(CPU)
+        assert fake.fake_groups() == groups + 1
+        dist.all_reduce(torch.ones(1), group=made)
+        direct.shutdown()
+        direct.shutdown()
+        assert fake.fake_groups() == groups
+        raises(sagecomm.Aborted, lambda group=made: dist.all_reduce(torch.ones(1), group=group), "has shut group")
+        assert direct._get_sequence_number_for_group() == 1
+        direct.abort()
+    del direct, made
+    gc.collect()
+    assert fake.fake_groups() == groups
+
+
+@scenario
+def destructor_destroys() -> None:
+    groups = fake.fake_groups()
+    options = backend_options(dist.HashStore())
+    made = _C.create_backend(options, {})
+    assert fake.fake_groups() == groups + 1
+    del made
+    assert fake.fake_groups() == groups
+
+
+@scenario
+def store_is_lent_to_the_core() -> None:
+    store = dist.HashStore()
+    options = backend_options(store)
+    fake.fake_want_key(b"wanted")
+    thread = threading.Thread(target=lambda: (store.wait(["fake/hello"]), store.set("wanted", "here")))
+    thread.start()
+    _C.create_backend(options, {})
+    thread.join(30)
+    assert store.get("fake/hello") == b"world"
+    assert fake.fake_got() == b"here"
+    fake.fake_want_key(b"never")
+    options.timeout = timedelta(milliseconds=250)
+    raises(dist.DistBackendError, lambda: _C.create_backend(options, {}), "the key did not appear in time")
+    options = backend_options(store := dist.HashStore())
+    with interrupt_when(lambda: store.wait(["fake/hello"])):
+        raises(KeyboardInterrupt, lambda: _C.create_backend(options, {}))
+
+
+@scenario
+def ctrl_c_leaves_a_synchronous_op_and_its_memory_alone() -> None:
+    class Buffer(bytearray):
+        pass
+
+    fake.fake_script(MANUAL, 0)
+    memory = Buffer(64)
+    alive = weakref.ref(memory)
+    issued = backend()._get_sequence_number_for_group()
+    live = fake.fake_live_works()
+    with interrupt_when(lambda: fake.fake_await(live + 1, issued + 1)):
+        raises(KeyboardInterrupt, lambda memory=memory: dist.all_reduce(torch.frombuffer(memory, dtype=torch.int32)))
+    del memory
+    gc.collect()
+    assert alive() is not None
+    fake.fake_finish_elsewhere(0, 1)
+    gc.collect()
+    assert alive() is None
+
+
+@scenario
+def ctrl_c_interrupts_wait() -> None:
+    fake.fake_script(MANUAL, 0)
+    _, work = all_reduce()
+    with interrupt_when(fake.fake_await_waiter):
+        raises(KeyboardInterrupt, work.wait)
+    assert not work.is_completed()
+    fake.fake_finish_elsewhere(0, 1)
+    assert work.wait()
+
+
+@scenario
+def forked_child_is_refused() -> None:
+    fake.fake_script(MANUAL, 0)
+    _, work = all_reduce()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            calls = fake.fake_calls()
+            raises(RuntimeError, lambda: dist.all_reduce(torch.ones(1)))
+            assert fake.fake_calls() == calls + 1
+            dist.destroy_process_group()
+            del work
+            gc.collect()
+            assert fake.fake_calls() == calls + 1  # destructors leave the core alone
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    fake.fake_finish_elsewhere(0, 1)
+    assert work.wait()
+
+
+@scenario
+def core_is_loaded_once() -> None:
+    raises(RuntimeError, lambda: _C.load_core("/nowhere/libsagecomm.so"), "already loaded from")

@@ -1,0 +1,164 @@
+"""What cannot be done is refused by name, before anything is sent, and leaves the group as it was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+import reference as ref
+
+
+def backend() -> Any:
+    return c10d._get_default_group()._get_backend(torch.device("cpu"))
+
+
+def refused(text: str, call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except RuntimeError as error:
+        assert re.search(text, str(error)), f"{text!r} is not in: {error}"
+        # The caller's mistake, not the group's failure.
+        assert not isinstance(error, dist.DistBackendError), f"{type(error)}: {error}"
+        return
+    raise AssertionError(f"not refused: {text}")
+
+
+def still_works() -> None:
+    t = torch.ones(3)
+    dist.all_reduce(t)
+    assert t.tolist() == [float(dist.get_world_size())] * 3
+
+
+def undefined_reductions() -> None:
+    for dtype in ref.EVERY_TYPE:
+        shown = "float8" if dtype in ref.FLOAT8 else ref.name(dtype)
+        for reduction in ref.EVERY_REDUCTION:
+            if ref.defined(reduction, dtype):
+                continue
+            for async_op in (False, True):
+                opts = dist.AllreduceOptions()
+                opts.reduceOp, opts.asyncOp = ref.reduce_op(reduction), async_op
+                text = f"sagecomm: all_reduce: {reduction} is not defined for {shown}"
+                refused(text, lambda o=opts, d=dtype: backend().allreduce([ref.values(0, 4, d)], o))
+            rooted = dist.ReduceOptions()
+            rooted.reduceOp = ref.reduce_op(reduction)
+            text = f"sagecomm: reduce: {reduction} is not defined for {shown}"
+            refused(text, lambda o=rooted, d=dtype: backend().reduce([ref.values(0, 4, d)], o))
+    still_works()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_reductions_that_a_type_does_not_have(world, size):
+    world(size).run(undefined_reductions)
+
+
+def through_torch() -> None:
+    refused("sagecomm: all_reduce: PRODUCT is not defined for bool", bool_product)
+    try:
+        dist.all_reduce(torch.ones(2, dtype=torch.complex64), op=dist.ReduceOp.MAX)
+    except ValueError as error:
+        assert "does not support" in str(error)
+    else:
+        raise AssertionError("torch let MAX of complex numbers pass")
+    still_works()
+
+
+def bool_product() -> None:
+    dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.PRODUCT)
+
+
+@pytest.mark.smoke
+def test_the_user_sees_the_refusal(world):
+    world(2).run(through_torch)
+
+
+def bad_tensors() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    sparse = torch.eye(3).to_sparse()
+    meta = torch.empty(3, device="meta")
+    ones = torch.ones(3)
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    refused("(?i)sagecomm.*sparse|sparse", lambda: dist.all_reduce(sparse))
+    refused("sagecomm: all_reduce: .*[sS]parse", lambda: backend().allreduce([sparse]))
+    refused("sagecomm: broadcast: .*[sS]parse", lambda: backend().broadcast([sparse]))
+    refused("sagecomm: all_reduce: tensor 0 is on meta, but .* cpu", lambda: backend().allreduce([meta]))
+    refused("sagecomm: all_reduce: .*unsupported type QInt8", lambda: backend().allreduce([quantized]))
+    refused("sagecomm: all_reduce: takes a list of one tensor, got 2", lambda: backend().allreduce([ones, ones]))
+    outputs = [torch.zeros(3) for _ in range(size)]
+    refused("sagecomm: all_gather: output 0 is on meta", lambda: backend().allgather([[meta] * size], [ones]))
+    mixed = [*outputs[:-1], torch.zeros(3, dtype=torch.float64)]
+    refused(f"sagecomm: all_gather: output {size - 1} is Double", lambda: backend().allgather([mixed], [ones]))
+    short = [*outputs[:-1], torch.zeros(2)]
+    refused(
+        f"all_gather: output {size - 1} has 2 elements, the input has 3", lambda: backend().allgather([short], [ones])
+    )
+    refused(f"takes one list of {size} output tensors, got one of", lambda: dist.all_gather([*outputs, ones], ones))
+    refused("all_gather: the output has 5 elements, .* need", lambda: dist.all_gather_into_tensor(torch.zeros(5), ones))
+    for op, opts in (("broadcast", dist.BroadcastOptions()), ("reduce", dist.ReduceOptions())):
+        for root in (-1, size):
+            opts.rootRank = root
+            refused(f"sagecomm: {op}: invalid root rank: {root}", lambda o=op, p=opts: getattr(backend(), o)([ones], p))
+    refused("sagecomm: send: invalid destination rank", lambda: backend().send([ones], size, 0))
+    refused("sagecomm: recv: invalid source rank", lambda: backend().recv([ones], size, 0))
+    refused("sagecomm: send: invalid tag: -4", lambda: backend().send([ones], (rank + 1) % size, -4))
+    refused("sagecomm: recv: invalid tag: -4", lambda: backend().recv([ones], (rank + 1) % size, -4))
+    still_works()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_tensors_lists_ranks_and_tags(world, size):
+    world(size).run(bad_tensors)
+
+
+def overlapping() -> None:
+    """A tensor whose elements share memory cannot be written; torch says so when the result is copied back."""
+    for async_op in (False, True):
+        wide = torch.ones(1).expand(4)
+
+        def call(async_op: bool = async_op, wide: torch.Tensor = wide) -> None:
+            work = dist.all_reduce(wide, async_op=async_op)
+            if async_op:
+                work.wait()
+
+        try:
+            call()
+        except RuntimeError as error:
+            assert "memory location" in str(error)
+        else:
+            raise AssertionError("an output whose elements overlap was accepted")
+        still_works()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_outputs_whose_elements_overlap(world, size):
+    world(size).run(overlapping)
+
+
+ABSENT = (
+    ("all_to_all", lambda t: dist.all_to_all([t], [t])),
+    ("reduce_scatter", lambda t: dist.reduce_scatter(t, [t])),
+    ("gather", lambda t: dist.gather(t, [t])),
+    ("scatter", lambda t: dist.scatter(t, [t])),
+)
+
+
+def absent() -> None:
+    """Operations of later parts: torch's refusal, which names backend and operation."""
+    for name, call in ABSENT:
+        t = torch.ones(2)
+        try:
+            call(t)
+        except RuntimeError as error:
+            assert "sagecomm" in str(error), error
+            assert name.replace("_", "") in str(error).lower().replace("_", ""), error
+    still_works()
+
+
+def test_operations_that_the_backend_does_not_have(world):
+    world(1).run(absent)

@@ -1,0 +1,89 @@
+"""Work, Futures, errors and signals of the shim, on top of a core that does what a script says."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import shim_calls
+import shim_completion
+import shim_errors
+import shim_life
+from shim_harness import SCENARIOS, run, start
+
+pytestmark = pytest.mark.smoke
+
+# Imported for what they register in SCENARIOS.
+__all__ = ["shim_calls", "shim_completion", "shim_errors", "shim_life"]
+
+HERE = Path(__file__).resolve().parent
+# Seconds until a scenario counts as hanging.
+PATIENCE = 60
+
+
+@pytest.fixture(scope="session")
+def fake_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("fake_core") / "libfake_core.so"
+    source = HERE.parent / "cshim" / "fake_core.c"
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-fPIC", "-shared", "-pthread"]
+    subprocess.run([os.environ.get("CC", "cc"), *flags, str(source), "-o", str(library)], check=True)
+    return library
+
+
+@pytest.fixture(scope="session")
+def shim(fake_core: Path) -> Iterator[ProcessPoolExecutor]:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=start, initargs=(str(fake_core),)) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_shim(shim: ProcessPoolExecutor, scenario: Callable[[], None]) -> None:
+    shim.submit(run, scenario).result(timeout=PATIENCE)
+
+
+# What a process leaves behind when it ends without cleaning up.
+ENDINGS = {
+    "group never destroyed": "dist.all_reduce(torch.ones(1))",
+    "operation never completes": "s.fake.fake_script(s.MANUAL, 0); w = dist.all_reduce(torch.ones(1), async_op=True)",
+    "callback of an operation that completes while the interpreter ends": (
+        "s.fake.fake_script(s.MANUAL, 0)\n"
+        "for _ in range(50):\n"
+        "    dist.all_reduce(torch.ones(1), async_op=True).get_future().then(lambda f: sum(range(10000)))\n"
+        "s.fake.fake_finish_elsewhere(0, 0)"
+    ),
+    "failed operations whose Futures are alive": (
+        "s.fake.fake_script(s.MANUAL, 0)\n"
+        "futures = [dist.all_reduce(torch.ones(1), async_op=True).get_future() for _ in range(50)]\n"
+        "s.fake.fake_finish_elsewhere(s.PEER_FAILURE, 0)"
+    ),
+    "daemon thread in wait": (
+        "import threading\n"
+        "s.fake.fake_script(s.MANUAL, 0); w = dist.all_reduce(torch.ones(1), async_op=True)\n"
+        "threading.Thread(target=w.wait, daemon=True).start()"
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_process_ends_quietly(fake_core: Path, ending: str) -> None:
+    program = (
+        f"import torch, torch.distributed as dist, shim_harness as s\ns.start({str(fake_core)!r})\n{ENDINGS[ending]}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "terminate" not in done.stderr

@@ -1,0 +1,95 @@
+"""What torch builds on a backend beyond dist.*: functional collectives, device meshes, timeouts, states of groups."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as funcol
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import init_device_mesh
+
+import sagecomm
+
+
+def backend(group: Any = None) -> Any:
+    return (group or c10d._get_default_group())._get_backend(torch.device("cpu"))
+
+
+def functional() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    t = torch.full((1000,), float(rank))
+    total = funcol.all_reduce(t, "sum", group)
+    assert torch.equal(total, torch.full((1000,), size * (size - 1) / 2))
+    assert torch.equal(t, torch.full((1000,), float(rank))), "the input stays"
+    assert torch.equal(funcol.broadcast(t, size - 1, group), torch.full((1000,), size - 1.0))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_functional_collectives(world, size):
+    world(size).run(functional)
+
+
+def mesh() -> tuple[float, float]:
+    rank = dist.get_rank()
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    results = []
+    for name in ("outer", "inner"):
+        t = torch.tensor([float(rank)])
+        dist.all_reduce(t, group=both.get_group(name))
+        results.append(t.item())
+    return results[0], results[1]
+
+
+def test_device_mesh(world):
+    assert world(4).run(mesh) == [(2.0, 1.0), (4.0, 1.0), (2.0, 5.0), (4.0, 5.0)]
+
+
+def new_timeout() -> None:
+    t = torch.ones(1)
+    dist.all_reduce(t)
+    backend()._set_default_timeout(timedelta(seconds=1))
+    if dist.get_rank() == 0:
+        began = time.monotonic()
+        try:
+            dist.recv(t, 1)
+        except sagecomm.CollectiveTimeout:
+            assert 0.9 < time.monotonic() - began < 2
+            return
+        raise AssertionError("a receive of nothing succeeded")
+    while "SUCCESS" in str(backend().get_error()):
+        time.sleep(0.01)
+
+
+def test_a_later_timeout_counts(world):
+    world(2).run(new_timeout)
+
+
+def group_facts() -> None:
+    group = c10d._get_default_group()
+    assert backend().name() == "sagecomm"
+    assert dist.get_backend() == "sagecomm"
+    assert dist.get_backend_config() == "cpu:sagecomm"
+    assert (backend().rank(), backend().size()) == (dist.get_rank(), dist.get_world_size())
+    assert "SUCCESS" in str(backend().get_error())
+    assert backend().options._timeout == timedelta(seconds=60)
+    ends = dist.new_group([0, 2], timeout=timedelta(seconds=5), group_desc="ends")
+    if dist.get_rank() == 1:
+        assert ends == dist.GroupMember.NON_GROUP_MEMBER
+        dist.all_reduce(torch.ones(1), group=ends)  # torch warns and does nothing
+    else:
+        assert backend(ends).options._timeout == timedelta(seconds=5)
+        assert ends.rank() == dist.get_rank() // 2
+        t = torch.ones(1)
+        dist.all_reduce(t, group=ends)
+        assert t.item() == 2.0
+    assert group.size() == 3
+
+
+def test_what_a_group_says_about_itself(world):
+    world(3).run(group_facts)

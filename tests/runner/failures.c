@@ -1,0 +1,200 @@
+/* failures.c: ranks that disagree, stay away, give up or leave. Every rank must end with the same first cause. */
+#include <pthread.h>
+#include <sched.h>
+
+#include "scenarios.h"
+
+static int size;
+
+static int32_t sum(rank *r, uint32_t n, uint8_t flags, int64_t timeout_ns, sagecomm_error *err) {
+  int32_t *data = calloc(n + 1, 4);
+  sagecomm_segment s = {data, n * 4};
+  sagecomm_op op = {.kind = SAGECOMM_ALL_REDUCE,
+                    .dtype = SAGECOMM_INT32,
+                    .flags = flags,
+                    .n_in = 1,
+                    .n_out = 1,
+                    .in = &s,
+                    .out = &s,
+                    .timeout_ns = timeout_ns};
+  int32_t status = call(r, &op, err);
+  free(data);
+  return status;
+}
+
+/* ---- another call ---- */
+
+enum { OTHER_LENGTH, OTHER_LANE, OTHER_KIND, OTHER_ROOT, OTHER_REDUCTION, N_OTHERS };
+
+static void disagree(rank *r, void *arg) {
+  int how = *(int *)arg;
+  uint8_t flags = how % 2 ? SAGECOMM_ASYNC : 0;
+  bool odd = r->rank == size / 2;
+  sagecomm_error err;
+  for (int i = 0; i < 3; i++) CHECK(sum(r, 100, 0, 0, &err) == SAGECOMM_OK);
+  int32_t data[2][1001] = {0};
+  sagecomm_segment in = {data[0], 4000}, out = {data[1], 4000};
+  sagecomm_op op = {
+      .kind = SAGECOMM_REDUCE, .dtype = SAGECOMM_INT32, .flags = flags, .n_in = 1, .n_out = 1, .in = &in, .out = &out};
+  if (odd && how == OTHER_KIND) op.kind = SAGECOMM_BROADCAST;
+  if (odd && how == OTHER_ROOT) op.root = size - 1;
+  if (odd && how == OTHER_REDUCTION) op.reduce_op = SAGECOMM_MAX;
+  int32_t status;
+  if (how == OTHER_LENGTH || how == OTHER_LANE) {
+    status = sum(r, !odd ? 1000 : how == OTHER_LENGTH ? 1001 : 30000, flags, 0, &err);
+  } else {
+    status = call(r, &op, &err);
+  }
+  /* A rank that needs nothing of the others may have finished that one; the next it cannot. */
+  if (status == SAGECOMM_OK) status = sum(r, 10, 0, 0, &err);
+  CHECK(status == SAGECOMM_MISMATCH && err.status == SAGECOMM_MISMATCH);
+  CHECK(sum(r, 10, 0, 0, &err) == SAGECOMM_MISMATCH);
+}
+
+void test_mismatch(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 1) return;
+  for (int how = 0; how < N_OTHERS; how++) run_ranks(n, w.spin, w.yield_us, seed, disagree, &how);
+}
+
+/* ---- a rank that does not come ---- */
+
+static void stay_away(rank *r, void *arg) {
+  (void)arg;
+  sagecomm_error err;
+  CHECK(sum(r, 5000, 0, 0, &err) == SAGECOMM_OK);
+  if (r->rank != size - 1) {
+    CHECK(sum(r, r->rank % 2 ? 5000 : 5000, r->rank % 2 ? SAGECOMM_ASYNC : 0, 30 * 1000000, &err) == SAGECOMM_TIMEOUT);
+    CHECK(err.rank == size - 1);
+  }
+  meet();
+  /* Too late: the group has failed for the one who stayed away, too. */
+  CHECK(sum(r, 5000, 0, 0, &err) == SAGECOMM_TIMEOUT);
+  CHECK(scr_group_error(r->handle, &err) == SAGECOMM_TIMEOUT);
+}
+
+void test_timeout(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n > 1) run_ranks(n, w.spin, w.yield_us, seed, stay_away, NULL);
+}
+
+/* ---- abort ---- */
+
+static void *abort_group(void *p) {
+  declare(p, SAGECOMM_ABORTED, ((rank *)p)->rank, "enough");
+  return NULL;
+}
+
+static void wait_for_abort(rank *r, void *arg) {
+  (void)arg;
+  sagecomm_error err;
+  CHECK(sum(r, 64, 0, 0, &err) == SAGECOMM_OK);
+  bool lonely = r->rank == size - 1;
+  int32_t data = 0;
+  sagecomm_segment s = {&data, 4};
+  sagecomm_work message = 0;
+  sagecomm_op recv = {.kind = SAGECOMM_RECV, .root = r->rank, .flags = SAGECOMM_ASYNC, .n_out = 1, .out = &s};
+  CHECK(scr_issue(r->handle, &recv, &message, &err) == SAGECOMM_PENDING); /* never sent */
+  meet();
+  if (lonely) { /* a thread of this rank waits, too, while another aborts */
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, abort_group, r) == 0);
+    CHECK(complete(message, &err) == SAGECOMM_ABORTED);
+    pthread_join(other, NULL);
+  } else {
+    CHECK(sum(r, 64, r->rank % 2 ? SAGECOMM_ASYNC : 0, 0, &err) == SAGECOMM_ABORTED);
+    CHECK(complete(message, &err) == SAGECOMM_ABORTED);
+  }
+  CHECK(err.rank == size - 1 && strcmp(err.message, "enough") == 0);
+  CHECK(sum(r, 64, 0, 0, &err) == SAGECOMM_ABORTED);
+}
+
+void test_abort(int n, waiting w, uint64_t seed) {
+  size = n;
+  run_ranks(n, w.spin, w.yield_us, seed, wait_for_abort, NULL);
+}
+
+/* ---- several threads of every rank find a failure at once: one record, whole, for all ---- */
+
+typedef struct finder {
+  rank *r;
+  int number;
+} finder;
+
+static void *find(void *p) {
+  finder *f = p;
+  char text[1500];
+  memset(text, 'a' + f->r->rank * 3 + f->number, sizeof text - 1);
+  text[sizeof text - 1] = 0;
+  declare(f->r, SAGECOMM_PEER_FAILURE, f->r->rank * 3 + f->number, text);
+  return NULL;
+}
+
+static char agreed;
+
+static void declare_together(rank *r, void *arg) {
+  (void)arg;
+  finder f[3];
+  pthread_t threads[3];
+  meet();
+  for (int i = 0; i < 3; i++) {
+    f[i] = (finder){r, i};
+    CHECK(pthread_create(&threads[i], NULL, find, &f[i]) == 0);
+  }
+  sagecomm_error err;
+  while (scr_group_error(r->handle, &err) == SAGECOMM_OK) sched_yield();
+  for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+  CHECK(err.status == SAGECOMM_PEER_FAILURE);
+  for (int i = 0; i < 1499; i++) CHECK(err.message[i] == 'a' + err.rank);
+  if (r->rank == 0) agreed = err.message[0];
+  meet();
+  CHECK(err.message[0] == agreed);
+}
+
+void test_declare_from_many(int n, waiting w, uint64_t seed) {
+  size = n;
+  for (int i = 0; i < 5; i++) run_ranks(n, w.spin, w.yield_us, seed, declare_together, NULL);
+}
+
+/* ---- goodbye ---- */
+
+static void leave(rank *r, void *arg) {
+  (void)arg;
+  sagecomm_error err;
+  CHECK(sum(r, 3000, 0, 0, &err) == SAGECOMM_OK);
+  if (r->rank == size - 1) {
+    int32_t last = 42;
+    sagecomm_segment s = {&last, 4};
+    sagecomm_op send = {.kind = SAGECOMM_SEND, .root = 0, .n_in = 1, .in = &s};
+    CHECK(call(r, &send, &err) == SAGECOMM_OK);
+    scr_group_goodbye(r->group);
+    meet();
+    meet();
+    return;
+  }
+  meet();
+  /* What needs it not goes on; so does what it sent before it left. */
+  int32_t data = 0;
+  sagecomm_segment s = {&data, 4};
+  sagecomm_op self = {.kind = SAGECOMM_SEND, .root = r->rank, .tag = 1, .flags = SAGECOMM_ASYNC, .n_in = 1, .in = &s};
+  sagecomm_work work = 0;
+  CHECK(scr_issue(r->handle, &self, &work, &err) >= 0);
+  int32_t got = -1;
+  sagecomm_segment d = {&got, 4};
+  sagecomm_op recv = {.kind = SAGECOMM_RECV, .root = r->rank, .tag = 1, .n_out = 1, .out = &d};
+  CHECK(call(r, &recv, &err) == SAGECOMM_OK && got == 0);
+  if (work) CHECK(complete(work, &err) == SAGECOMM_OK);
+  if (r->rank == 0) {
+    recv.root = size - 1;
+    recv.tag = 0;
+    CHECK(call(r, &recv, &err) == SAGECOMM_OK && got == 42);
+  }
+  meet();
+  CHECK(sum(r, 3000, r->rank % 2 ? SAGECOMM_ASYNC : 0, 0, &err) == SAGECOMM_PEER_FAILURE);
+  CHECK(err.rank == size - 1);
+}
+
+void test_goodbye(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n > 1) run_ranks(n, w.spin, w.yield_us, seed, leave, NULL);
+}

@@ -1,0 +1,79 @@
+/* messages.c: messages longer than a ring, and more of them than the eager credit holds, matched in an order that is
+ * not the one in which they were sent. */
+#include <assert.h>
+
+#include "scenarios.h"
+
+static int size;
+
+static int32_t value(int from, int message, uint32_t i) { return from * 15485863 + message * 7919 + (int32_t)i; }
+
+static sagecomm_work post(rank *r, uint8_t kind, int peer, int tag, int32_t *data, uint32_t n) {
+  sagecomm_segment s = {data, n * 4};
+  sagecomm_op op = {.kind = kind, .dtype = SAGECOMM_INT32, .root = peer, .tag = tag, .flags = SAGECOMM_ASYNC};
+  if (kind == SAGECOMM_SEND) {
+    op.n_in = 1;
+    op.in = &s;
+  } else {
+    op.n_out = 1;
+    op.out = &s;
+  }
+  sagecomm_work work = 0;
+  sagecomm_error err;
+  CHECK(scr_issue(r->handle, &op, &work, &err) >= 0);
+  return work;
+}
+
+static void end(sagecomm_work work) {
+  sagecomm_error err;
+  if (work) CHECK(complete(work, &err) == SAGECOMM_OK);
+}
+
+#define LONG (3 * SCR_RING_BYTES / 4 + 5) /* integers: three rings */
+
+static void long_ones(rank *r, void *arg) {
+  (void)arg;
+  int to = (r->rank + 1) % size, from = (r->rank + size - 1) % size;
+  int32_t *out = malloc(LONG * 4), *in = malloc(LONG * 4);
+  for (uint32_t i = 0; i < LONG; i++) out[i] = value(r->rank, 0, i);
+  sagecomm_work send = post(r, SAGECOMM_SEND, to, 5, out, LONG);
+  end(post(r, SAGECOMM_RECV, from, 5, in, LONG));
+  end(send);
+  for (uint32_t i = 0; i < LONG; i++) CHECK(in[i] == value(from, 0, i));
+  free(out);
+  free(in);
+}
+
+void test_long_messages(int n, waiting w, uint64_t seed) {
+  size = n;
+  run_ranks(n, w.spin, w.yield_us, seed, long_ones, NULL);
+}
+
+#define MANY 80
+#define EACH 1000 /* integers: 80 messages are two and a half times the credit */
+
+static void reversed(rank *r, void *arg) {
+  (void)arg;
+  int to = (r->rank + 1) % size, from = (r->rank + size - 1) % size;
+  static_assert(MANY * EACH * 4 > 2 * 128 * 1024, "more than the eager credit");
+  int32_t *out = malloc(MANY * EACH * 4), *in = malloc(EACH * 4);
+  sagecomm_work send[MANY];
+  for (int m = 0; m < MANY; m++) {
+    for (uint32_t i = 0; i < EACH; i++) out[m * EACH + (int)i] = value(r->rank, m, i);
+    send[m] = post(r, SAGECOMM_SEND, to, m / 2, out + m * EACH, EACH); /* two messages of each tag */
+  }
+  for (int tag = MANY / 2 - 1; tag >= 0; tag--) {
+    for (int k = 0; k < 2; k++) {
+      end(post(r, SAGECOMM_RECV, tag % 2 ? from : SAGECOMM_ANY_SOURCE, tag, in, EACH));
+      for (uint32_t i = 0; i < EACH; i++) CHECK(in[i] == value(from, tag * 2 + k, i));
+    }
+  }
+  for (int m = MANY - 1; m >= 0; m--) end(send[m]);
+  free(out);
+  free(in);
+}
+
+void test_reverse_tags(int n, waiting w, uint64_t seed) {
+  size = n;
+  run_ranks(n, w.spin, w.yield_us, seed, reversed, NULL);
+}

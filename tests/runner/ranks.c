@@ -1,0 +1,271 @@
+/* ranks.c: see ranks.h. */
+#include "ranks.h"
+
+#include <pthread.h>
+
+#define ARENA_BYTES (UINT64_C(24) << 20)
+#define MAX_COMPLETERS 64
+
+static unsigned char *arena;
+static _Atomic uint64_t arena_used;
+static struct {
+  uint64_t handle;
+  scr_group *group;
+  int rank;
+} table[MAX_RANKS];
+static int n_ranks;
+
+uint64_t next_random(uint64_t *state) { /* xorshift64*, Vigna 2016 */
+  *state ^= *state >> 12;
+  *state ^= *state << 25;
+  *state ^= *state >> 27;
+  return *state * UINT64_C(2685821657736338717);
+}
+
+static uint64_t take(uint64_t n) {
+  uint64_t at = atomic_fetch_add(&arena_used, (n + 4095) & ~UINT64_C(4095));
+  CHECK(at + n <= ARENA_BYTES);
+  return at;
+}
+
+static int index_of(uint64_t handle) {
+  for (int i = 0; i < n_ranks; i++) {
+    if (table[i].handle == handle) return i;
+  }
+  abort();
+}
+
+/* ---- what Go does ---- */
+
+static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes, int me) {
+  scr_program *p = scr_program_new();
+  bool premul = op->reduce_op == SAGECOMM_PREMUL_SUM, large = bytes > 4096;
+  p->kernels = scr_get_kernels();
+  p->kind = op->kind;
+  p->lane = large;
+  p->chunk = large ? 16384 : 8192;
+  p->elem = 4;
+  p->root = op->root;
+  p->divisor = n_ranks;
+  p->fold = p->kernels->fold[op->dtype][op->reduce_op];
+  p->scale = premul ? p->kernels->scale[op->dtype] : NULL;
+  p->own_from_input = !premul;
+  scr_stage *s = p->stage;
+  switch (op->kind) {
+    case SAGECOMM_ALL_REDUCE:
+      if (!large) {
+        s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
+        s[p->n_stages++] = (scr_stage){.action = SCR_FOLD, .to_output = 1, .from = SCR_EVERYBODY};
+      } else {
+        s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH, .skip_own = !premul};
+        s[p->n_stages++] = (scr_stage){.action = SCR_FOLD, .lag = 1, .share = 1, .to_output = 1, .to_slot = 1};
+        s[p->n_stages++] = (scr_stage){.action = SCR_COLLECT, .lag = 2, .from = SCR_OTHERS};
+        p->max_lag = 2;
+      }
+      break;
+    case SAGECOMM_BROADCAST:
+      if (me == op->root) {
+        s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
+      } else {
+        s[p->n_stages++] = (scr_stage){.action = SCR_READ, .from = SCR_FROM_ROOT};
+      }
+      break;
+    case SAGECOMM_ALL_GATHER:
+      p->output_blocks = 1;
+      s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
+      s[p->n_stages++] = (scr_stage){.action = SCR_READ, .from = SCR_OTHERS};
+      break;
+    case SAGECOMM_REDUCE:
+      s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
+      if (me == op->root) s[p->n_stages++] = (scr_stage){.action = SCR_FOLD, .to_output = 1};
+      break;
+    default:
+      s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
+      s[p->n_stages++] = (scr_stage){.action = SCR_AWAIT, .from = SCR_EVERYBODY};
+  }
+  if (large && !scr_group_has_large(g)) scr_group_set_large(g, take(SCR_LARGE_SLOTS * SCR_LARGE_STRIDE));
+  return p;
+}
+
+static pthread_mutex_t go = PTHREAD_MUTEX_INITIALIZER;
+
+static int32_t issue(uint64_t handle, const sagecomm_op *op, scr_run **out, sagecomm_error *err) {
+  int i = index_of(handle);
+  scr_group *g = table[i].group;
+  pthread_mutex_lock(&go);
+  uint64_t bytes = scr_op_bytes(op, n_ranks), key = scr_cache_key(g, op, bytes);
+  scr_program *p = (scr_program *)(uintptr_t)scr_cache_find(g, key);
+  if (p == NULL) {
+    p = compile(g, op, bytes, table[i].rank);
+    CHECK(scr_cache_insert(g, key, p));
+  }
+  bool down;
+  *out = scr_submit(g, op, bytes, p, false, &down);
+  pthread_mutex_unlock(&go);
+  return *out ? SAGECOMM_OK : scr_copy_error(g, err);
+}
+
+static sagecomm_error go_down(scr_group *g, const sagecomm_error *mine) {
+  if (mine) scr_group_set_failure(g, mine, sizeof *mine);
+  unsigned char record[SCR_FAILURE_BYTES];
+  sagecomm_error first;
+  CHECK(scr_group_get_failure(g, record, sizeof record) != 0);
+  memcpy(&first, record, sizeof first);
+  scr_group_down(g, &first);
+  return first;
+}
+
+static void trouble(uint64_t handle, const scr_trouble *t) {
+  scr_group *g = table[index_of(handle)].group;
+  sagecomm_error e = {0};
+  if (t->code != SCR_TROUBLE_FAILURE) {
+    e.status = t->code == SCR_TROUBLE_MISMATCH || t->code == SCR_TROUBLE_LENGTH ? SAGECOMM_MISMATCH
+               : t->code == SCR_TROUBLE_TIMEOUT                                 ? SAGECOMM_TIMEOUT
+                                                                                : SAGECOMM_PEER_FAILURE;
+    e.rank = t->peer;
+  }
+  go_down(g, e.status ? &e : NULL);
+}
+
+sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const char *message) {
+  sagecomm_error e = {.status = status, .rank = culprit};
+  snprintf(e.message, sizeof e.message, "%s", message);
+  return go_down(r->group, &e);
+}
+
+static int32_t ring(uint64_t handle, int32_t peer) {
+  scr_group *g = table[index_of(handle)].group;
+  pthread_mutex_lock(&go);
+  if (!scr_group_has_ring(g, peer)) scr_group_set_ring(g, peer, take(sizeof(scr_ring) + SCR_RING_BYTES));
+  pthread_mutex_unlock(&go);
+  return SAGECOMM_OK;
+}
+
+/* ---- ranks ---- */
+
+int32_t complete(sagecomm_work work, sagecomm_error *err) {
+  while (scr_wait(work, 10 * 1000000, err) == SAGECOMM_PENDING) continue;
+  int32_t status = scr_wait(work, 0, err);
+  scr_release(work);
+  return status;
+}
+
+int32_t call(const rank *r, const sagecomm_op *op, sagecomm_error *err) {
+  sagecomm_work work;
+  int32_t status = scr_issue(r->handle, op, &work, err);
+  return status == SAGECOMM_PENDING ? complete(work, err) : status;
+}
+
+static pthread_barrier_t meeting;
+
+void meet(void) { pthread_barrier_wait(&meeting); }
+
+static pthread_t engine_thread, completers[MAX_COMPLETERS];
+static int n_completers;
+static _Atomic bool stop;
+
+static void *completer(void *unused) {
+  (void)unused;
+  while (!atomic_load(&stop)) scr_completer_run(20 * 1000000);
+  return NULL;
+}
+
+static void *engine(void *unused) {
+  (void)unused;
+  scr_group *groups[MAX_RANKS];
+  for (int i = 0; i < n_ranks; i++) groups[i] = table[i].group;
+  while (!atomic_load(&stop)) {
+    uint64_t handle;
+    scr_trouble t;
+    int reason = scr_engine_turn(groups, n_ranks, &handle, &t);
+    if (reason == SCR_ENGINE_TROUBLE) trouble(handle, &t);
+    if (reason == SCR_ENGINE_RING) ring(handle, t.peer);
+    if (reason == SCR_ENGINE_COMPLETER) {
+      CHECK(n_completers < MAX_COMPLETERS);
+      CHECK(pthread_create(&completers[n_completers++], NULL, completer, NULL) == 0);
+    }
+  }
+  return NULL;
+}
+
+/* Of operations. Shorter where something is expected to hang. */
+static int64_t timeout_ns(void) {
+  const char *seconds = getenv("RANKS_TIMEOUT");
+  return (seconds ? atoi(seconds) : 60) * INT64_C(1000000000);
+}
+
+typedef struct start {
+  rank r;
+  rank_fn *fn;
+  void *arg;
+} start;
+
+static void *begin(void *p) {
+  start *s = p;
+  s->fn(&s->r, s->arg);
+  return NULL;
+}
+
+void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *fn, void *arg) {
+  static bool ready;
+  static uint64_t bell;
+  if (!ready) {
+    ready = true;
+    static const scr_hooks hooks = {issue, trouble, ring};
+    scr_set_hooks(&hooks);
+    arena = aligned_alloc(4096, ARENA_BYTES);
+  }
+  /* The first page stays: the engine's bell is registered once. */
+  if (bell == 0) {
+    atomic_store(&arena_used, 4096);
+    memset(arena, 0, 4096);
+    bell = 128;
+    scr_engine_add_bell(arena + bell);
+    scr_engine_patience(20, 50);
+  }
+  memset(arena + 4096, 0, atomic_load(&arena_used) - 4096);
+  atomic_store(&arena_used, 4096);
+  n_ranks = n;
+  uint64_t board[MAX_RANKS];
+  for (int i = 0; i < n; i++) {
+    board[i] = take(scr_board_bytes(n));
+    memset(arena + board[i], 0, scr_board_bytes(n));
+    scr_board_format(arena + board[i], i, n, bell);
+    CHECK(scr_board_check(arena + board[i], scr_board_bytes(n), i, n) == 0);
+  }
+  scr_peer_config peers[MAX_RANKS];
+  for (int i = 0; i < n; i++) peers[i] = (scr_peer_config){arena, ARENA_BYTES, board[i]};
+  start s[MAX_RANKS];
+  pthread_t threads[MAX_RANKS];
+  for (int i = 0; i < n; i++) {
+    scr_group_config c = {.rank = i,
+                          .size = n,
+                          .timeout_ns = timeout_ns(),
+                          .spin = spin,
+                          .yield_us = yield_us,
+                          .stream_bytes = UINT64_MAX,
+                          .flight_entries = 16,
+                          .peers = peers};
+    table[i].handle = scr_group_open(&c, &table[i].group);
+    table[i].rank = i;
+    CHECK(table[i].handle != 0);
+    for (int kind = 0; kind < SAGECOMM_SEND; kind++) scr_group_set_classes(table[i].group, kind, (uint64_t[]){4097}, 1);
+    s[i] = (start){{i, table[i].handle, table[i].group, seed}, fn, arg};
+  }
+  atomic_store(&stop, false);
+  n_completers = 0;
+  pthread_barrier_init(&meeting, NULL, (unsigned)n);
+  pthread_create(&engine_thread, NULL, engine, NULL);
+  for (int i = 0; i < n; i++) pthread_create(&threads[i], NULL, begin, &s[i]);
+  for (int i = 0; i < n; i++) pthread_join(threads[i], NULL);
+  atomic_store(&stop, true);
+  scr_engine_control();
+  pthread_join(engine_thread, NULL);
+  for (int i = 0; i < n_completers; i++) pthread_join(completers[i], NULL);
+  pthread_barrier_destroy(&meeting);
+  sagecomm_error over = {.status = SAGECOMM_ABORTED};
+  for (int i = 0; i < n; i++) {
+    scr_group_down(table[i].group, &over);
+    scr_group_close(table[i].group);
+  }
+}

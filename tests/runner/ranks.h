@@ -1,0 +1,45 @@
+/* ranks.h: ranks as threads over one piece of memory, for tests of the runner without Go. What Go decides in the
+ * library (programs, failures) is decided here by a few lines, so that sanitizers see all of the runner. */
+#ifndef RANKS_H
+#define RANKS_H
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "../../internal/runner/internal.h"
+
+#define MAX_RANKS 8
+
+typedef struct rank {
+  int rank;
+  uint64_t handle;
+  scr_group *group;
+  uint64_t random; /* the same on all ranks: they make the same choices */
+} rank;
+
+typedef void rank_fn(rank *r, void *arg);
+
+/* Makes a group of n ranks, runs fn on one thread each and takes the group down. spin: rounds before a rank gives its
+ * processor away. */
+void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *fn, void *arg);
+
+uint64_t next_random(uint64_t *state);
+
+/* Issues the operation, waits until it is complete and gives its status. */
+int32_t call(const rank *r, const sagecomm_op *op, sagecomm_error *err);
+/* Waits until the work is complete, releases it and gives its status. */
+int32_t complete(sagecomm_work work, sagecomm_error *err);
+/* Takes the group down for all ranks, as Go does for abort(): returns the first cause. */
+sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const char *message);
+/* All ranks of this run_ranks() arrive before any goes on. */
+void meet(void);
+
+#define CHECK(condition)                                                            \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
+      abort();                                                                      \
+    }                                                                               \
+  } while (0)
+
+#endif

@@ -1,0 +1,282 @@
+// Package sanitize runs the C sources of internal/runner, without Go, under AddressSanitizer and ThreadSanitizer: ranks
+// are threads over one mapping (tests/runner/*.c), kernels are the portable ones. And it takes protections out, one at
+// a time, and expects that the same tests notice.
+//
+// What the sanitizers cannot see: races through two mappings of one memory, streaming stores, the order of a store and a
+// later load. For the last there is the model in internal/protocol.
+package sanitize
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// calls into Go are not there: tests/runner/ranks.c does what Go does.
+const hooks = "internal/runner/hooks.c"
+
+// unused only have to be there, because portable kernels are forced. They are compiled without a sanitizer.
+var unused = []string{"kernels_avx2.c", "kernels_avx512.c"}
+
+const patience = 3 * time.Minute // of one run of threads_test; a run that hangs says in its last line where
+
+// build is a copy of the sources with what was made of it.
+type build struct {
+	dir   string
+	flags []string
+}
+
+func compiler() []string {
+	if cc := strings.Fields(os.Getenv("CC")); len(cc) > 0 {
+		return cc
+	}
+	return []string{"gcc"}
+}
+
+func (b *build) cc(args ...string) (string, error) {
+	cc := compiler()
+	cmd := exec.Command(cc[0], append(cc[1:], args...)...)
+	cmd.Dir = b.dir
+	output, err := cmd.CombinedOutput()
+	return string(output), err
+}
+
+// newBuild copies the sources, at their places relative to each other.
+func newBuild(t *testing.T, sanitizer string, flags ...string) *build {
+	t.Helper()
+	b := &build{dir: t.TempDir(), flags: append([]string{"-std=gnu11", "-O1", "-g1", "-Wall", "-Wextra", "-Werror",
+		"-Wno-unused-parameter", "-fno-strict-aliasing", "-fno-builtin", "-pthread", "-fsanitize=" + sanitizer}, flags...)}
+	for _, pattern := range []string{"internal/runner/*.[ch]", "tests/runner/*.[ch]", "export/sagecomm.h"} {
+		list, err := filepath.Glob(filepath.Join("../../..", pattern))
+		if err != nil || len(list) == 0 {
+			t.Fatalf("%s: %d files, %v", pattern, len(list), err)
+		}
+		for _, from := range list {
+			text, err := os.ReadFile(from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.write(t, strings.TrimPrefix(filepath.ToSlash(from), "../../../"), text)
+		}
+	}
+	return b
+}
+
+func (b *build) write(t *testing.T, name string, text []byte) {
+	t.Helper()
+	path := filepath.Join(b.dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// usable skips the test where the compiler has no such sanitizer, and finds out how its programs have to be started:
+// older libraries of ThreadSanitizer cannot place their shadow memory in a strongly randomised address space.
+func (b *build) usable(t *testing.T) (prefix []string) {
+	t.Helper()
+	b.write(t, "probe.c", []byte("int main(void) { return 0; }\n"))
+	if output, err := b.cc(append(b.flags, "probe.c", "-o", "probe")...); err != nil {
+		t.Skipf("%v cannot build with %v (Debian: the libraries come with gcc): %v\n%s", compiler(), b.flags, err, output)
+	}
+	probe := filepath.Join(b.dir, "probe")
+	output, err := exec.Command(probe).CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	prefix = []string{"setarch", "-R"}
+	if exec.Command("setarch", "-R", probe).Run() != nil {
+		t.Skipf("programs with %v do not run here: %v\n%s", b.flags, err, output)
+	}
+	return prefix
+}
+
+// sources are all that are compiled.
+func (b *build) sources(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for _, folder := range []string{"internal/runner", "tests/runner"} {
+		list, err := filepath.Glob(filepath.Join(b.dir, folder, "*.c"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range list {
+			if source := folder + "/" + filepath.Base(path); source != hooks {
+				all = append(all, source)
+			}
+		}
+	}
+	return all
+}
+
+// compile makes objects of the named sources, two at a time, and links.
+func (b *build) compile(t *testing.T, some []string) {
+	t.Helper()
+	var group sync.WaitGroup
+	slots := make(chan struct{}, 2)
+	slices.Sort(some)
+	for _, source := range slices.Compact(some) {
+		group.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			flags := b.flags
+			for _, p := range unused {
+				if strings.HasSuffix(source, p) {
+					flags = []string{"-std=gnu11", "-O0"}
+				}
+			}
+			if output, err := b.cc(append(append([]string{}, flags...), "-c", source, "-o", object(source))...); err != nil {
+				t.Errorf("%s: %v\n%s", source, err, output)
+			}
+		})
+	}
+	group.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	link := append([]string{}, b.flags...)
+	for _, source := range b.sources(t) {
+		link = append(link, object(source))
+	}
+	if output, err := b.cc(append(link, "-o", "threads_test")...); err != nil {
+		t.Fatalf("linking: %v\n%s", err, output)
+	}
+}
+
+func object(source string) string {
+	return strings.TrimSuffix(strings.ReplaceAll(source, "/", "_"), ".c") + ".o"
+}
+
+// run gives what threads_test prints; an error when it, or a sanitizer, found something.
+func (b *build) run(t *testing.T, prefix []string, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	line := append(append(append([]string{}, prefix...), filepath.Join(b.dir, "threads_test")), args...)
+	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+	cmd.Env = append(os.Environ(), "TSAN_OPTIONS=halt_on_error=1", "UBSAN_OPTIONS=print_stacktrace=1",
+		"ASAN_OPTIONS=detect_stack_use_after_return=1")
+	output, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		return string(output), fmt.Errorf("it hangs: %w", ctx.Err())
+	}
+	return string(output), err
+}
+
+func seed(t *testing.T) string {
+	s := os.Getenv("RANKS_SEED")
+	if s == "" {
+		s = strconv.FormatUint(rand.Uint64N(1<<31), 10)
+	}
+	t.Logf("seed %s; RANKS_SEED=%s runs it again", s, s)
+	return s
+}
+
+// mutations take one protection out each. Every one must be noticed by the scenario that is named.
+var mutations = []struct {
+	name, file, from, to, scenario string
+}{
+	{"a slot is written again before all have read it", "program.c",
+		"if (ticket < slots) return 0;", "return 0;", "random"},
+	{"a failure record changes after it was named", "group.c",
+		"if (who == 0) {", "who = 0;\n  {", "declare_from_many"},
+	{"a done function is seen before its context", "run.c",
+		"atomic_store_explicit(&r->done, done, memory_order_release);",
+		"atomic_store_explicit(&r->done, done, memory_order_relaxed);", "wait_against_on_done"},
+	{"an entry of the recorder counts while it is written over", "recorder.c",
+		"set(&e->state, position << 3 | SCR_FLIGHT_IN_WRITING);", "", "recorder"},
+	{"one thread for done functions must do", "engine.c",
+		"bool more = r != NULL && waiting > idle;", "bool more = false;", "nested_done"},
+	{"a flag does not publish what was written before it", "internal.h",
+		"atomic_store_explicit(flag, value, memory_order_seq_cst);",
+		"atomic_store_explicit(flag, value, memory_order_relaxed);", "random"},
+}
+
+// healthy compiles all for a sanitizer and runs all scenarios.
+func healthy(t *testing.T, sanitizer string, flags ...string) (*build, []string) {
+	if testing.Short() {
+		t.Skip("compiling with sanitizers takes 10 s and more")
+	}
+	b := newBuild(t, sanitizer, flags...)
+	prefix := b.usable(t)
+	b.compile(t, b.sources(t))
+	if output, err := b.run(t, prefix, seed(t), "120"); err != nil {
+		t.Fatalf("%v\n%s", err, tail(output))
+	}
+	return b, prefix
+}
+
+func tail(output string) string { return output[max(0, len(output)-6000):] }
+
+func TestUnderAddressSanitizer(t *testing.T) {
+	healthy(t, "address,undefined", "-fno-sanitize-recover=all")
+}
+
+func TestUnderThreadSanitizer(t *testing.T) {
+	b, prefix := healthy(t, "thread")
+	// Operations of a mutant that hangs shall fail soon.
+	t.Setenv("RANKS_TIMEOUT", "3")
+	var stale []string // objects of the mutant before
+	for _, m := range mutations {
+		t.Run("notices when "+m.name, func(t *testing.T) {
+			name := "internal/runner/" + m.file
+			text, err := os.ReadFile(filepath.Join(b.dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := strings.Count(string(text), m.from); n != 1 {
+				t.Fatalf("%q is %d times in %s: adapt the mutation to the code", m.from, n, m.file)
+			}
+			b.write(t, name, []byte(strings.Replace(string(text), m.from, m.to, 1)))
+			defer b.write(t, name, text)
+			affected := []string{name}
+			if strings.HasSuffix(name, ".h") {
+				affected = slices.DeleteFunc(b.sources(t), func(s string) bool { return strings.Contains(s, "/kernels") })
+			}
+			b.compile(t, append(stale, affected...))
+			stale = affected
+			b.expectNotice(t, prefix, m.scenario)
+		})
+	}
+}
+
+// A race that is there need not show in each run.
+const attempts = 6
+
+func (b *build) expectNotice(t *testing.T, prefix []string, scenario string) {
+	t.Helper()
+	for i := range attempts {
+		output, err := b.run(t, prefix, strconv.Itoa(i+1), "120", scenario)
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			t.Logf("noticed with seed %d: %s", i+1, verdict(output))
+			return
+		}
+		if err != nil {
+			t.Fatalf("%v\n%s", err, tail(output))
+		}
+	}
+	t.Errorf("%d runs of %q did not notice", attempts, scenario)
+}
+
+// verdict is the line of the output that says what was found.
+func verdict(output string) string {
+	for line := range strings.Lines(output) {
+		if strings.Contains(line, "WARNING: ThreadSanitizer") || strings.Contains(line, "does not hold") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return "it ended with an error"
+}

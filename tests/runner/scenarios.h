@@ -1,0 +1,30 @@
+/* scenarios.h: what threads_test runs. Each is called once for each number of ranks and stops the program where the
+ * runner is wrong. spin and yield_us: how ranks wait, see run_ranks(). */
+#ifndef SCENARIOS_H
+#define SCENARIOS_H
+
+#include "ranks.h"
+
+typedef struct waiting {
+  uint32_t spin, yield_us;
+} waiting;
+
+/* operations.c */
+void test_reductions(int size, waiting w, uint64_t seed);
+void test_segments(int size, waiting w, uint64_t seed);
+/* messages.c */
+void test_long_messages(int size, waiting w, uint64_t seed);
+void test_reverse_tags(int size, waiting w, uint64_t seed);
+/* completion.c */
+void test_nested_done(int size, waiting w, uint64_t seed);
+void test_wait_against_on_done(int size, waiting w, uint64_t seed);
+/* failures.c */
+void test_mismatch(int size, waiting w, uint64_t seed);
+void test_timeout(int size, waiting w, uint64_t seed);
+void test_abort(int size, waiting w, uint64_t seed);
+void test_declare_from_many(int size, waiting w, uint64_t seed);
+void test_goodbye(int size, waiting w, uint64_t seed);
+/* recorder.c */
+void test_recorder(int size, waiting w, uint64_t seed);
+
+#endif
