@@ -1,0 +1,143 @@
+# make demo    set up, build, train the example on two ranks
+# make test    set up, build, run every test
+# The other targets: see `make help`.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-builtin-rules
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := build
+
+root := $(abspath $(dir $(lastword $(MAKEFILE_LIST))))
+venv := $(root)/.venv
+py := $(venv)/bin/python
+core := $(root)/torch_ext/sagecomm/lib/libsagecomm.so
+staticcheck := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+export GOTOOLCHAIN := local
+export CGO_ENABLED := 1
+go := $(root)/tools/go
+
+find_in = $(shell find $(1) -type f \( $(2) \) 2>/dev/null)
+go_dirs := $(addprefix $(root)/,algo export fusion internal pgbackend)
+core_sources := $(call find_in,$(go_dirs),-name '*.go' ! -name '*_test.go' -o -name '*.c' -o -name '*.h' -o -name '*.S' -o -name '*.inc') \
+  $(wildcard $(root)/go.mod $(root)/go.sum) $(root)/export/exports.map
+c_sources := $(call find_in,$(addprefix $(root)/,cshim export internal tests),\
+  -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp')
+python_sources := torch_ext tests/python examples bench
+
+.PHONY: help
+help:
+	@echo 'demo test build | core shim venv | lint fmt | wheel test-wheel | bench | test-torch VERSION=2.13.0 | clean'
+
+# ---- set-up ----
+
+# One sentence instead of a page of compiler driver messages.
+.PHONY: compilers
+compilers:
+	@cc=$${CC:-gcc}; cxx=$${CXX:-g++}; \
+	if ! command -v $${cc%% *} >/dev/null || ! command -v $${cxx%% *} >/dev/null; then \
+	  echo "sagecomm: a C and a C++20 compiler are needed and $$cc or $$cxx was not found: install gcc and g++ 11 or" \
+	    "newer, or set CC and CXX, and run make again" >&2; \
+	  exit 1; \
+	fi
+
+.PHONY: venv
+venv: $(venv)/.ready
+
+$(venv)/.ready: $(root)/requirements.txt $(root)/requirements-dev.txt $(root)/tools/venv | compilers
+	@$(root)/tools/venv $(venv)
+	$(py) -m pip install --quiet --disable-pip-version-check -r $(root)/requirements-dev.txt
+	@touch $@
+
+# Registers the tree itself in the environment, entry points included: what is tested is what lies here.
+$(venv)/.installed: $(venv)/.ready $(root)/torch_ext/setup.py $(root)/torch_ext/pyproject.toml | $(core) shim
+	$(py) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable $(root)/torch_ext
+	@touch $@
+
+# ---- build ----
+
+.PHONY: build core shim
+build: compilers $(venv)/.installed $(core) shim
+
+core: $(core)
+
+# Built beside its final name and moved: a process that has the old one mapped keeps it.
+$(core): $(core_sources) | compilers
+	@mkdir -p $(@D)
+	cd $(root) && $(go) build -buildvcs=false -trimpath -buildmode=c-shared \
+	  -ldflags '-s -w -extldflags "-Wl,--version-script=$(root)/export/exports.map -Wl,-soname,libsagecomm.so"' \
+	  -o $@.new ./export
+	@rm -f $@.h $(basename $@).h $(@D)/libsagecomm.so.h
+	@mv $@.new $@
+
+# Knows itself what is out of date, torch's version included.
+shim: $(venv)/.ready | compilers
+	@$(py) $(root)/torch_ext/shim_build.py
+
+# ---- use ----
+
+.PHONY: demo bench
+demo: build
+	$(py) $(root)/examples/train_digits.py
+
+bench: build
+	cd $(root) && $(go) test -run '^$$' -bench . -benchtime 200ms ./...
+	@for script in $(wildcard $(root)/bench/*.py); do echo "== $$script"; $(py) $$script; done
+
+# ---- tests ----
+
+.PHONY: test test-go test-python
+test: test-go test-python
+
+# The proof of the plans has no goroutine; under the race detector it would take most of the time.
+test-go: build
+	@mkdir -p $(root)/build
+	cd $(root) && $(go) test -coverpkg=./... -coverprofile=$(root)/build/go.coverage.1 ./algo/...
+	cd $(root) && $(go) test -race -coverpkg=./... -coverprofile=$(root)/build/go.coverage.2 $$($(go) list ./... | grep -v /algo)
+	@cd $(root)/build && { cat go.coverage.1; tail -n +2 go.coverage.2; } > go.coverage
+	@cd $(root) && $(go) tool cover -func=$(root)/build/go.coverage | \
+	  awk '/^total:/ { print "Go statement coverage: " $$NF }'
+
+# After the Go tests, so that pytest's summary is the last line.
+test-python: build test-go
+	cd $(root) && $(py) -m pytest --cov
+
+.PHONY: test-torch
+test-torch: compilers
+	@test -n '$(VERSION)' || { echo 'which torch? for example: make test-torch VERSION=2.13.0' >&2; exit 2; }
+	$(root)/tools/test-torch $(VERSION)
+
+.PHONY: wheel test-wheel
+wheel: compilers $(venv)/.ready
+	@rm -rf $(root)/dist $(root)/torch_ext/build/lib* $(root)/torch_ext/build/bdist*
+	$(py) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w $(root)/dist $(root)/torch_ext
+	@ls -l $(root)/dist
+
+test-wheel: wheel
+	$(root)/tools/test-wheel $(root)/dist/*.whl
+
+# ---- style ----
+
+.PHONY: lint fmt
+lint: compilers $(venv)/.ready
+	@cd $(root) && unformatted=$$(tools/gofmt -l $(wildcard $(go_dirs) $(root)/tests/go)); \
+	if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
+	cd $(root) && $(go) vet ./...
+	cd $(root) && $(go) run $(staticcheck) ./...
+	$(if $(c_sources),$(venv)/bin/clang-format --dry-run -Werror $(c_sources))
+	cd $(root) && $(venv)/bin/ruff check $(wildcard $(python_sources))
+	cd $(root) && $(venv)/bin/ruff format --check $(wildcard $(python_sources))
+	cd $(root) && $(venv)/bin/mypy
+
+fmt: $(venv)/.ready
+	cd $(root) && tools/gofmt -w $(wildcard $(go_dirs) $(root)/tests/go)
+	$(if $(c_sources),$(venv)/bin/clang-format -i $(c_sources))
+	cd $(root) && $(venv)/bin/ruff check --fix $(wildcard $(python_sources))
+	cd $(root) && $(venv)/bin/ruff format $(wildcard $(python_sources))
+
+.PHONY: clean
+clean:
+	rm -rf $(venv) $(root)/.toolchain $(root)/build $(root)/dist $(root)/torch_ext/build $(root)/torch_ext/*.egg-info \
+	  $(root)/torch_ext/sagecomm/lib $(root)/torch_ext/sagecomm/_C.*.so $(root)/torch_ext/sagecomm/_build_info.py \
+	  $(root)/.mypy_cache $(root)/.pytest_cache $(root)/.ruff_cache $(root)/.coverage*
