@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import pickle
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,9 +96,17 @@ def _run(job: Job, store: Any) -> Outcome:
             if dist.is_initialized():
                 with contextlib.suppress(Exception):  # what the test is about has been raised already
                     dist.destroy_process_group()
+        left = _groups()
+        assert not left, f"destroy_process_group() left groups alive: {left}"
     except BaseException as err:
         return Outcome(job.rank, error=_picklable(err), trace=traceback.format_exc())
     return Outcome(job.rank, value=value)
+
+
+def _groups() -> list[str]:
+    """Names of our groups that live in this process."""
+    native = sys.modules.get("sagecomm._C")  # not there until a first group was made
+    return [group["group"] for group in json.loads(native.flight_records())["groups"]] if native else []
 
 
 def _picklable(err: BaseException) -> BaseException:
