@@ -22,26 +22,26 @@ type Params struct {
 }
 
 // DefaultParams are of a server processor (Sapphire Rapids class, two virtual cores, 2 MiB of second-level cache each),
-// fitted to a plain two-shot of two pinned ranks measured there:
+// fitted to what all_reduce took there on two pinned ranks, less what a group of one rank takes:
 //
-//	bytes      8     64 KiB   256 KiB   1 MiB   4 MiB
-//	measured   0.35  8.1      29        103     498    us
-//	predicted  0.47  7.4      28        109     437    us
+//	bytes                8     8 KiB   16 KiB   64 KiB   256 KiB   1 MiB   4 MiB
+//	one-shot  measured   1.6   3.4     5.5      12.2     41        161     754    us
+//	          predicted  0.9   2.2     3.4      11.1     42        169     674
+//	two-shot  measured   1.8   4.5     6.2      11.3     38        150     700
+//	          predicted  1.5   2.6     3.8      10.7     39        155     622
 //
-// Copy is the rate of a copy inside one core (45 to 50 GB/s), Far lies within the 8 to 18 GB/s at which lines that
-// another core has just written were read, Hop and Flag within the 0.04 to 0.2 us and 20 to 30 ns of barriers.
 // A processor with a faster path between cores (Zen 5: 1 MiB in 25 us) scales all terms, so that the choices stay
 // close while the times do not: predicted times hold for the machine that the parameters come from.
 // Ranks that share a core, and memories beyond the caches, are not modelled: they slow all candidates alike.
 func DefaultParams() Params {
 	return Params{Board: Link{
-		Hop:   150e-9,
+		Hop:   250e-9,
 		Flag:  25e-9,
-		Step:  40e-9,
-		Copy:  20e-12,
-		Far:   62e-12,
-		Fold:  16e-12,
-		Store: 10e-12,
+		Step:  300e-9,
+		Copy:  27e-12,
+		Far:   85e-12,
+		Fold:  22e-12,
+		Store: 14e-12,
 	}}
 }
 

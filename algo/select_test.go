@@ -115,17 +115,16 @@ func TestMoreRanksLeaveOneShotEarlier(t *testing.T) {
 	}
 }
 
-func TestLongMessagesHaveAFewChunksAtLeast(t *testing.T) {
+func TestChunksOfTheGrades(t *testing.T) {
 	s := selector(t, 2, "")
-	for bytes := uint64(64<<10 + 1); bytes < 1<<30; bytes = bytes*3/2 + 1 {
-		c := s.Choose(coll.AllReduce, bytes)
-		if chunks := (bytes + uint64(c.Chunk) - 1) / uint64(c.Chunk); chunks < 4 || c.Chunk < 128<<10 && chunks > 8 {
-			t.Errorf("%d bytes are %d chunks of %d", bytes, chunks, c.Chunk)
+	for _, bytes := range []uint64{0, 1, 8 << 10} {
+		if c := s.Choose(coll.AllReduce, bytes); c.Chunk != SmallSlot || c.Lane != SmallLane {
+			t.Errorf("%d bytes: %+v", bytes, c)
 		}
 	}
-	for _, bytes := range []uint64{0, 1, 8192} {
-		if c := s.Choose(coll.AllReduce, bytes); c.Chunk < 8192 || c.Lane != SmallLane {
-			t.Errorf("%d bytes: %v", bytes, c)
+	for bytes := uint64(8<<10 + 1); bytes < 1<<31; bytes = bytes*3/2 + 1 {
+		if c := s.Choose(coll.AllReduce, bytes); c.Chunk != 128<<10 || c.Lane != LargeLane {
+			t.Errorf("%d bytes: %+v", bytes, c)
 		}
 	}
 }
@@ -151,7 +150,7 @@ func TestSelectorRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewSelector(2, DefaultParams(), tune); err == nil || !strings.Contains(err.Error(), "all_reduce: the rules make 26 size classes, at most 17") {
+	if _, err := NewSelector(2, DefaultParams(), tune); err == nil || !strings.Contains(err.Error(), "all_reduce: the rules make 23 size classes, at most 17") {
 		t.Errorf("too many classes: %v", err)
 	}
 }
@@ -167,11 +166,10 @@ func TestRulesComeOnTopOfThePrediction(t *testing.T) {
 		{coll.AllReduce, 0, Class{1 << 10, TwoShotName, LargeLane, 8 << 10}},
 		{coll.AllReduce, 1 << 10, Class{1 << 10, TwoShotName, LargeLane, 8 << 10}},
 		{coll.AllReduce, 1<<10 + 1, Class{8 << 10, OneShotName, SmallLane, 8 << 10}},
-		{coll.AllReduce, 100 << 10, Class{100 << 10, TwoShotName, LargeLane, 16 << 10}},
-		{coll.AllReduce, 100<<10 + 1, Class{128 << 10, OneShotName, LargeLane, 16 << 10}},
-		{coll.AllReduce, 256 << 10, Class{256 << 10, OneShotName, LargeLane, 32 << 10}},
-		{coll.AllReduce, 300 << 10, Class{300 << 10, OneShotName, LargeLane, 64 << 10}},
-		{coll.AllReduce, 300<<10 + 1, Class{512 << 10, TwoShotName, LargeLane, 64 << 10}},
+		{coll.AllReduce, 100 << 10, Class{100 << 10, TwoShotName, LargeLane, 128 << 10}},
+		{coll.AllReduce, 100<<10 + 1, Class{300 << 10, OneShotName, LargeLane, 128 << 10}},
+		{coll.AllReduce, 300 << 10, Class{300 << 10, OneShotName, LargeLane, 128 << 10}},
+		{coll.AllReduce, 300<<10 + 1, Class{1 << 20, TwoShotName, LargeLane, 128 << 10}},
 		{coll.AllReduce, 1 << 20, Class{1 << 20, TwoShotName, LargeLane, 128 << 10}},
 		{coll.AllReduce, 1<<20 + 1, Class{NoLimit, TwoShotName, LargeLane, 256 << 10}},
 		{coll.Broadcast, 10, Class{8 << 10, OneShotName, SmallLane, 4 << 10}},

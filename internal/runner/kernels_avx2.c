@@ -4,7 +4,7 @@
 #ifdef SCR_KERNELS_X86
 #include <immintrin.h>
 
-#pragma GCC target("avx2,f16c")
+#pragma GCC target("avx2,f16c,prfchw")
 #pragma GCC optimize("fp-contract=off")
 
 #define SCR_VB 32

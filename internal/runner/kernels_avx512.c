@@ -4,7 +4,7 @@
 #ifdef SCR_KERNELS_X86
 #include <immintrin.h>
 
-#pragma GCC target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#pragma GCC target("avx2,f16c,prfchw,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #pragma GCC optimize("fp-contract=off")
 
 #define SCR_VB 64
