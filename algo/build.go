@@ -111,9 +111,9 @@ func (p Plan) Validate() error {
 			return refuse("%slag %d, expected 0 to %d: the lane has %d slots", at, s.Lag, p.Lane.Slots()-1, p.Lane.Slots())
 		case s.Action == Local && p.Size != 1:
 			return refuse("%sfor a rank alone only", at)
-		case s.Action == Fold && !s.ToOutput && !s.ToSlot:
+		case s.Action == Fold && !s.ToOutput && s.Back == Nobody:
 			return refuse("%sthe result goes nowhere", at)
-		case (s.Action == Collect || s.ToSlot) && p.Lane != LargeLane:
+		case (s.Action == Collect || s.Back != Nobody) && p.Lane != LargeLane:
 			// Its slots have no room for the word that says "reduced" beside the one that says "filled".
 			return refuse("%sthe small lane carries one round of flags only", at)
 		case s.Action == Read && s.From == Others && p.Output != Blocks:

@@ -197,14 +197,16 @@ func TestBrokenPlansAreRejected(t *testing.T) {
 			[]string{"rank 3, at the end of the call", "bytes [0, 700) of the output were never written"}},
 		{"wrong part: a share is taken for the whole", with(oneShot(), all, edit(1, func(s *Stage) { s.Part = Share })), 4, bytes,
 			[]string{"rank 0, at the end of the call: bytes [64, 256) of the output were never written"}},
-		{"wrong part: the whole goes to the slot", with(twoShot(), 1, edit(1, func(s *Stage) { s.Part = Whole })), 4, bytes,
-			[]string{"rank 1, chunk 0, stage 1 (fold): reads bytes [0, 64) of rank 0's slot 0 without waiting for rank 0, chunk 0, stage 1 (fold), which writes them"}},
+		{"wrong part: the whole goes to the slots", with(twoShot(), 1, edit(1, func(s *Stage) { s.Part = Whole })), 4, bytes,
+			[]string{"rank 1, chunk 0, stage 1 (fold): reads bytes [", "without waiting for rank ", "chunk 0, stage 1 (fold), which writes them"}},
 		{"wrong source: own contribution left out", with(oneShot(), 2, edit(1, func(s *Stage) { s.From = Others })), 4, bytes,
 			[]string{"rank 2, at the end", "hold {0@0 + 1@0 + 3@0}, expected {0@0 + 1@0 + 2@0 + 3@0}"}},
 		{"wrong source: own share read before it is reduced", with(twoShot(), all, edit(2, func(s *Stage) { s.From = Nobody })), 4, bytes,
 			[]string{"rank 0, at the end", "bytes [64, 256) of the output were never written"}},
-		{"wrong target: the result stays out of the slot", with(twoShot(), 3, edit(1, func(s *Stage) { s.ToSlot = false })), 4, bytes,
+		{"wrong target: the result goes back to nobody", with(twoShot(), 3, edit(1, func(s *Stage) { s.Back = Nobody })), 4, bytes,
 			[]string{"deadlock: rank 0, chunk 0, stage 2 (collect) waits for rank 3's reduced of chunk 0"}},
+		{"wrong target: the result goes back to the root only", with(twoShot(), 3, edit(1, func(s *Stage) { s.Back = FromRoot })), 4, bytes,
+			[]string{"rank 1, at the end of the call", "hold {1@192}, expected {0@192 + 1@192 + 2@192 + 3@192}"}},
 		{"wrong target: the result stays out of the output", with(twoShot(), 1, edit(1, func(s *Stage) { s.ToOutput = false })), 4, bytes,
 			[]string{"rank 1, at the end of the call: bytes [64, 128) of the output were never written"}},
 		{"wrong lag: collect before fold", with(twoShot(), all, edit(2, func(s *Stage) { s.Lag = 0 })), 4, bytes,
@@ -257,7 +259,8 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 		action    Action
 		want      string
 	}{
-		{coll.AllReduce, TwoShotName, Publish, "(publish): writes bytes"},
+		// A two-shot alone orders its publishes by its other waits: what it collects lies in its own slots. Its waits
+		// for consumed are for what other collectives have left in the lane; see below.
 		{coll.AllReduce, OneShotName, Fold, "(fold): reads bytes"},
 		{coll.AllReduce, TwoShotName, Fold, "(fold): reads bytes"},
 		{coll.AllReduce, TwoShotName, Collect, "(collect): reads bytes"},
@@ -282,6 +285,33 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 			} else if s.name == "round-robin" && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v %s without the waits of %v: %v\nlacks %q", c.kind, c.algorithm, c.action, err, c.want)
 			}
+		}
+	}
+}
+
+// A slot that a broadcast has filled is still being read when the next collective, a two-shot, wants it.
+func TestTwoShotWaitsForTheCollectiveBefore(t *testing.T) {
+	calls := []Call{
+		{Plans: build(t, coll.Broadcast, OneShotName, 3, 1, LargeLane, 256), Bytes: 256 * 4},
+		{Plans: build(t, coll.AllReduce, TwoShotName, 3, 0, LargeLane, 256), Bytes: 256},
+	}
+	for _, s := range schedules(3) {
+		m, err := newMachine([2]int{4, 4}, calls...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.check([]schedule{s}); err != nil {
+			t.Fatal(err)
+		}
+		for _, steps := range m.steps {
+			for i := range steps {
+				if steps[i].call == 1 && steps[i].Action == Publish {
+					steps[i].Waits = nil
+				}
+			}
+		}
+		if err := m.check([]schedule{s}); err == nil {
+			t.Errorf("without the waits for consumed, %s: accepted", s.name)
 		}
 	}
 }

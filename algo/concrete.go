@@ -12,7 +12,7 @@ type Counter uint8
 const (
 	// Filled: the rank's slot holds the ticket's contribution.
 	Filled Counter = iota
-	// Reduced: the rank has put the result of its share into the ticket's slot.
+	// Reduced: the rank has put the result of its share into the ticket's slots.
 	Reduced
 	// Consumed: the rank reads no slot of the ticket any more.
 	Consumed
@@ -50,8 +50,8 @@ type Region struct {
 	Len   uint64
 }
 
-// Move writes To, one or two regions, from From: a copy of one region, or with Fold the reduction of equally long
-// regions in that order.
+// Move writes all of To from From: a copy of one region, or with Fold the reduction of equally long regions in that
+// order.
 type Move struct {
 	Fold bool
 	To   []Region
@@ -153,8 +153,10 @@ func (p Plan) step(s Stage, k int64, bytes uint64, slots int) Step {
 		if s.ToOutput {
 			m.To = append(m.To, output(p.Rank, from, to))
 		}
-		if s.ToSlot {
-			m.To = append(m.To, slot(p.Rank, from, to))
+		for _, r := range p.sources(s.Back) {
+			m.To = append(m.To, slot(r, from, to))
+		}
+		if s.Back != Nobody {
 			step.Posts = []Counter{Reduced}
 		}
 		if len(m.From) > 0 {
@@ -164,7 +166,7 @@ func (p Plan) step(s Stage, k int64, bytes uint64, slots int) Step {
 		step.Waits = p.wait(s.From, Reduced, k)
 		for _, r := range p.sources(s.From) {
 			lo, hi := share(n, p.Size, r)
-			copyTo(output(p.Rank, lo, hi), slot(r, lo, hi))
+			copyTo(output(p.Rank, lo, hi), slot(p.Rank, lo, hi))
 		}
 	case Read:
 		step.Waits = p.wait(s.From, Filled, k)

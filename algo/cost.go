@@ -12,8 +12,9 @@ type Link struct {
 	Step  float64 // carrying out a stage on a chunk, bytes aside
 	Copy  float64 // per byte copied between memories that this core has at hand
 	Far   float64 // per byte taken out of a slot that another core has just written
+	Claim float64 // per byte stored into a slot whose lines other cores have read since, on top of Copy
 	Fold  float64 // per byte of each operand of a fold, on top of Far for operands in others' slots
-	Store float64 // per byte stored to a second target of a fold
+	Store float64 // per byte stored to each target of a fold after the first
 }
 
 // Params holds the link classes that a price is made of.
@@ -24,12 +25,13 @@ type Params struct {
 // DefaultParams are of a server processor (Sapphire Rapids class, two virtual cores, 2 MiB of second-level cache each),
 // fitted to what all_reduce took there on two pinned ranks, less what a group of one rank takes:
 //
-//	bytes                8     8 KiB   16 KiB   64 KiB   256 KiB   1 MiB   4 MiB
-//	one-shot  measured   1.6   3.4     5.5      12.2     41        161     754    us
-//	          predicted  0.9   2.2     3.4      11.1     42        169     674
-//	two-shot  measured   1.8   4.5     6.2      11.3     38        150     700
-//	          predicted  1.5   2.6     3.8      10.7     39        155     622
+//	bytes                8     8 KiB   16 KiB   64 KiB   256 KiB   1 MiB
+//	one-shot  measured   1.6   3.4     6.3      11.7     43        172    us
+//	          predicted  0.9   2.2     3.5      11.6     44        176
+//	two-shot  measured   1.8   4.5     5.1      8.2      28        108    us
+//	          predicted  1.5   2.3     3.1      8.1      29        115
 //
+// From 4 MiB on, memory beyond the caches takes as long again as a quarter of this.
 // A processor with a faster path between cores (Zen 5: 1 MiB in 25 us) scales all terms, so that the choices stay
 // close while the times do not: predicted times hold for the machine that the parameters come from.
 // Ranks that share a core, and memories beyond the caches, are not modelled: they slow all candidates alike.
@@ -38,9 +40,10 @@ func DefaultParams() Params {
 		Hop:   250e-9,
 		Flag:  25e-9,
 		Step:  300e-9,
-		Copy:  27e-12,
-		Far:   85e-12,
-		Fold:  22e-12,
+		Copy:  20e-12,
+		Far:   55e-12,
+		Claim: 48e-12,
+		Fold:  20e-12,
 		Store: 14e-12,
 	}}
 }
@@ -50,12 +53,13 @@ type Traffic struct {
 	Steps  int    // stages carried out
 	Flags  int    // peers' flags that say filled or reduced, looked at
 	Near   uint64 // bytes copied without leaving this rank's memory
-	Far    uint64 // bytes taken out of other ranks' slots, to be copied or folded
+	Far    uint64 // bytes taken out of slots where other ranks have put them, to be copied or folded
+	Claims uint64 // bytes published into slots that other ranks have read and not written since
 	Folded uint64 // bytes of operands folded, this rank's own included
-	Stored uint64 // bytes that a fold stored to a second target
+	Stored uint64 // bytes that folds stored to targets after the first
 }
 
-func (t *Traffic) add(s Step, rank int) {
+func (t *Traffic) add(s Step, p Plan) {
 	t.Steps++
 	for _, w := range s.Waits {
 		if w.Counter != Consumed { // known from the last look, as a rule
@@ -65,7 +69,7 @@ func (t *Traffic) add(s Step, rank int) {
 	for _, m := range s.Moves {
 		for _, from := range m.From {
 			switch {
-			case from.Space == Slot && from.Rank != rank:
+			case from.Space == Slot && (from.Rank != p.Rank || s.Action == Collect):
 				t.Far += from.Len
 			case !m.Fold:
 				t.Near += from.Len
@@ -74,17 +78,30 @@ func (t *Traffic) add(s Step, rank int) {
 				t.Folded += from.Len
 			}
 		}
+		if s.Action == Publish && !p.returns() {
+			t.Claims += m.To[0].Len
+		}
 		for _, to := range m.To[1:] {
 			t.Stored += to.Len
 		}
 	}
 }
 
+// returns says whether slots come back to this rank's core: the last that was done to them is its own collect.
+func (p Plan) returns() bool {
+	for _, s := range p.Stages {
+		if s.Action == Collect {
+			return true
+		}
+	}
+	return false
+}
+
 // Count adds up what a plan does for a collective of that many bytes. Its time is proportional to the chunks.
 func Count(p Plan, bytes uint64) Traffic {
 	var t Traffic
 	for s := range Concrete(p, bytes) {
-		t.add(s, p.Rank)
+		t.add(s, p)
 	}
 	return t
 }
@@ -105,15 +122,15 @@ func (f femto) duration() time.Duration {
 
 func toFemto(seconds float64) femto { return femto(math.Round(seconds * 1e15)) }
 
-type femtoLink struct{ hop, flag, step, copy, far, fold, store femto }
+type femtoLink struct{ hop, flag, step, copy, far, claim, fold, store femto }
 
 func (l Link) femto() femtoLink {
-	return femtoLink{toFemto(l.Hop), toFemto(l.Flag), toFemto(l.Step), toFemto(l.Copy), toFemto(l.Far), toFemto(l.Fold), toFemto(l.Store)}
+	return femtoLink{toFemto(l.Hop), toFemto(l.Flag), toFemto(l.Step), toFemto(l.Copy), toFemto(l.Far), toFemto(l.Claim), toFemto(l.Fold), toFemto(l.Store)}
 }
 
 func (l femtoLink) price(t Traffic) femto {
 	return femto(t.Steps)*l.step + femto(t.Flags)*l.flag +
-		femto(t.Near)*l.copy + femto(t.Far)*l.far + femto(t.Folded)*l.fold + femto(t.Stored)*l.store
+		femto(t.Near)*l.copy + femto(t.Far)*l.far + femto(t.Claims)*l.claim + femto(t.Folded)*l.fold + femto(t.Stored)*l.store
 }
 
 // simulatedChunks is how much of a collective is played through. What waiting there is repeats itself well within it:
@@ -221,7 +238,7 @@ func (r roles) play(bytes uint64, link femtoLink) femto {
 					break
 				}
 				var t Traffic
-				t.add(s, r.plans[i].Rank)
+				t.add(s, r.plans[i])
 				a.now = max(1, max(a.now, at)+link.price(t))
 				for _, c := range s.Posts {
 					a.posted[c][s.Chunk] = a.now

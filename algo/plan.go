@@ -19,10 +19,11 @@ const (
 	// input into this rank's slot (scaled, for PREMUL_SUM) and marks the slot filled.
 	Publish Action = iota
 	// Fold waits until the slots of all ranks are filled and reduces [Stage.Part] of the chunk, in rank order, into the
-	// output ([Stage.ToOutput]) and back into this rank's slot ([Stage.ToSlot], which then marks the slot reduced).
+	// output ([Stage.ToOutput]) and back into the slots that it came from ([Stage.Back]), then marks this rank's share as
+	// reduced.
 	Fold
-	// Collect waits until the slots of all other ranks are reduced and copies each owner's share of the chunk to the
-	// output.
+	// Collect waits until all other ranks have reduced their shares and copies these from this rank's own slot, where the
+	// folds of the others have left them, to the output.
 	Collect
 	// Read waits until the slots of [Stage.From] are filled and copies the chunk of each to the output. With [Others],
 	// which goes with an output of [Blocks], it also copies this rank's own chunk straight from the input to its block:
@@ -76,7 +77,7 @@ type Stage struct {
 	Part     Part   // Fold
 	From     Source // Fold, Collect, Read, Await
 	ToOutput bool   // Fold
-	ToSlot   bool   // Fold
+	Back     Source // Fold: ranks whose slots the result goes back into
 }
 
 // Lane is one of the two sets of slots of a group.

@@ -23,12 +23,12 @@ func OneShotReduce(at Place) Plan {
 // TwoShotReduce is a direct reduce-scatter followed by a direct gather to the root: all ranks fold.
 //
 //	root:   publish k | fold share of k-1 -> output | collect other shares of k-2 -> output
-//	others: publish k | fold share of k-1 -> slot
+//	others: publish k | fold share of k-1 -> root's slot
 //
 // Steps: 3 a chunk on the root, 2 elsewhere; two rounds of flags. Per rank, n bytes (P | n): n into the slot, (P-1)/P n
-// out of others' slots by the fold, n folded, n/P written; the root collects another (P-1)/P n. Time as the first half
+// out of others' slots by the fold, n folded, n/P written; the root collects (P-1)/P n from its own slot. Time as the first half
 // of two-shot all-reduce and a gather: 2 L + 2 (P-1)/P n b + (P-1)/P n g (Thakur, Rabenseifner, Gropp, IJHPCA 2005).
-// Nobody collects the root's share, so its fold leaves the slot alone.
+// Nobody collects the root's share, so its fold leaves the slots alone.
 func TwoShotReduce(at Place) Plan {
 	if at.Rank == at.Root {
 		return at.plan(TwoShotName, coll.Reduce,
@@ -39,6 +39,6 @@ func TwoShotReduce(at Place) Plan {
 	}
 	return at.plan(TwoShotName, coll.Reduce,
 		Stage{Action: Publish},
-		Stage{Action: Fold, Lag: 1, Part: Share, From: Everybody, ToSlot: true},
+		Stage{Action: Fold, Lag: 1, Part: Share, From: Everybody, Back: FromRoot},
 	)
 }

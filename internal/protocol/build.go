@@ -255,8 +255,10 @@ func (b *builder) fold(ticket int, twoShot bool) {
 		b.readData(p, ticket, share, false)
 	}
 	if twoShot {
-		b.store(b.sc.data(b.rank, ticket, share), data(b.call, true, ticket), relaxed)
-		b.code[len(b.code)-1].depends = true
+		for _, p := range b.peers() {
+			b.store(b.sc.data(p, ticket, share), data(b.call, true, ticket), relaxed)
+			b.code[len(b.code)-1].depends = true
+		}
 		b.publish(b.sc.reduced(b.rank, ticket), uint8(ticket+1), b.strength(ReducedRelaxed, ReducedNoFence), b.off != ReducedWakesNobody)
 	}
 }
@@ -275,6 +277,6 @@ func (b *builder) collect(ticket int) {
 		b.storeConsumed(ticket)
 	}
 	for _, p := range b.peers() {
-		b.readData(p, ticket, p, true)
+		b.readData(b.rank, ticket, p, true)
 	}
 }

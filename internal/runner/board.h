@@ -1,8 +1,8 @@
 /* board.h: what lies in shared memory. docs/protocol.md is the prose of this file.
  *
  * Every rank owns one board per group, in its own arena, and maps the boards of all peers. A cache line has one writer,
- * its owner, with two exceptions: the failure word (compare-and-swap, once) and bells (added to by whoever wakes the
- * owner). Lines are 128 bytes apart because processors fetch them in pairs.
+ * its owner, but for the failure word (compare-and-swap, once), bells (added to by whoever wakes the owner), `closed`, and
+ * the data of large slots, which goes to the rank that reduces a share of it and comes back (docs/protocol.md, 1 and 3). Lines are 128 bytes apart because processors fetch them in pairs.
  */
 #ifndef SCR_BOARD_H
 #define SCR_BOARD_H
@@ -37,7 +37,7 @@ typedef struct scr_slot {
 
 #define SCR_SMALL_DATA 64
 #define SCR_SMALL_STRIDE (SCR_LINE + SCR_SMALL_BYTES)
-#define SCR_LARGE_REDUCED 128 /* _Atomic uint64_t: ticket + 1 once the owner has reduced its share in place */
+#define SCR_LARGE_REDUCED 128 /* _Atomic uint64_t: ticket + 1 once the owner has reduced its share of all slots */
 #define SCR_LARGE_DATA 256
 #define SCR_LARGE_STRIDE (SCR_LARGE_DATA + SCR_LARGE_BYTES)
 

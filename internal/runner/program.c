@@ -171,6 +171,20 @@ static int publish(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
 
 #define MAX_SOURCES 512
 
+/* The slots that a fold puts its result back into. */
+static int32_t back_slots(scr_group *g, const scr_run *r, const scr_stage *st, uint64_t ticket, unsigned char *to[]) {
+  int32_t n = 0;
+  for (int32_t i = 1; i < g->size && st->back != SCR_NOBODY; i++) {
+    int32_t p = (g->rank + i) % g->size;
+    if (st->back == SCR_FROM_ROOT && p != r->root) continue;
+    to[n++] = slot_data(slot_of(&g->peer[p], r->program->lane, ticket), r->program->lane, SCR_LARGE_BYTES);
+  }
+  return n;
+}
+
+/* A fold with more than two targets copies to the others while the result is in the first-level cache. */
+#define FOLD_BLOCK 8192
+
 static int fold(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   const scr_program *pg = r->program;
   uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = k * pg->chunk, from = 0, len = n;
@@ -179,31 +193,31 @@ static int fold(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
     if (SCR_UNLIKELY(rc)) return rc;
   }
   if (st->share) share_of(n, g->size, g->rank, &from, &len);
-  scr_slot *mine = slot_of(&g->peer[g->rank], pg->lane, ticket);
   const void *src[MAX_SOURCES];
   const unsigned char *base[MAX_SOURCES];
+  unsigned char *back[MAX_SOURCES];
   for (int32_t p = 0; p < g->size; p++) {
     base[p] = slot_data(slot_of(&g->peer[p], pg->lane, ticket), pg->lane, n);
   }
+  int32_t n_back = back_slots(g, r, st, ticket, back);
   while (len > 0) {
-    uint64_t part = len;
+    uint64_t part = n_back + st->to_output > 2 ? min_u64(len, FOLD_BLOCK) : len;
     const unsigned char *own = base[g->rank] + from;
     unsigned char *out = NULL;
     if (pg->own_from_input) own = span(&r->in, at + from, part, &part);
     if (st->to_output) out = span(&r->out, at + from, part, &part);
     for (int32_t p = 0; p < g->size; p++) src[p] = base[p] + from;
     src[g->rank] = own;
-    unsigned char *slot = st->to_slot ? slot_data(mine, pg->lane, n) + from : NULL;
-    if (out != NULL) {
-      pg->fold(out, slot, src, g->size, part / pg->elem, pg->divisor);
-    } else {
-      pg->fold(slot, NULL, src, g->size, part / pg->elem, pg->divisor);
-    }
+    int32_t done = 0;
+    unsigned char *first = out ? out : back[done++] + from;
+    unsigned char *second = done < n_back ? back[done++] + from : NULL;
+    pg->fold(first, second, src, g->size, part / pg->elem, pg->divisor);
+    while (done < n_back) pg->kernels->copy(back[done++] + from, first, part);
     from += part;
     len -= part;
   }
-  if (st->to_slot) {
-    scr_store_flag(slot_reduced(mine), ticket + 1);
+  if (st->back != SCR_NOBODY) {
+    scr_store_flag(slot_reduced(slot_of(&g->peer[g->rank], pg->lane, ticket)), ticket + 1);
     scr_wake_readers(g);
   }
   return 0;
@@ -212,18 +226,16 @@ static int fold(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
 static int collect(scr_group *g, scr_run *r, uint64_t k) {
   const scr_program *pg = r->program;
   uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = k * pg->chunk;
-  for (int32_t i = 1; i < g->size; i++) { /* start with the next rank, so that not all read the same slot at once */
+  for (int32_t i = 1; i < g->size; i++) { /* all slots were seen by the fold */
     int32_t p = (g->rank + i) % g->size;
-    scr_slot *s = slot_of(&g->peer[p], pg->lane, ticket); /* seen by the fold */
-    int rc = s ? await(g, r, slot_reduced(s), ticket + 1, p) : await_filled(g, r, p, ticket);
+    int rc = await(g, r, slot_reduced(slot_of(&g->peer[p], pg->lane, ticket)), ticket + 1, p);
     if (SCR_UNLIKELY(rc)) return rc;
   }
-  for (int32_t i = 1; i < g->size; i++) {
-    int32_t p = (g->rank + i) % g->size;
-    uint64_t from, len;
-    share_of(n, g->size, p, &from, &len);
-    copy_out(r, at + from, len, slot_data(slot_of(&g->peer[p], pg->lane, ticket), pg->lane, n) + from);
-  }
+  const unsigned char *mine = slot_data(slot_of(&g->peer[g->rank], pg->lane, ticket), pg->lane, n);
+  uint64_t from, len;
+  share_of(n, g->size, g->rank, &from, &len);
+  copy_out(r, at, from, mine);
+  copy_out(r, at + from + len, n - from - len, mine + from + len);
   return 0;
 }
 

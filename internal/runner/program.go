@@ -26,8 +26,8 @@ import (
 
 // Stage is one stage of a program. The constants are board.h's; what they mean is said by algo.Stage.
 type Stage struct {
-	Action, Lag, From                  uint8
-	Share, ToOutput, ToSlot, SkipOwnIn bool
+	Action, Lag, From, Back    uint8
+	Share, ToOutput, SkipOwnIn bool
 }
 
 // Actions and sources of stages.
@@ -83,7 +83,7 @@ func NewProgram(p Program) (Compiled, error) {
 	}
 	for i, s := range p.Stages {
 		c.stage[i] = C.scr_stage{action: C.uint8_t(s.Action), lag: C.uint8_t(s.Lag), from: C.uint8_t(s.From),
-			share: bit(s.Share), to_output: bit(s.ToOutput), to_slot: bit(s.ToSlot), skip_own: bit(s.SkipOwnIn)}
+			share: bit(s.Share), to_output: bit(s.ToOutput), back: C.uint8_t(s.Back), skip_own: bit(s.SkipOwnIn)}
 		c.max_lag = max(c.max_lag, C.uint8_t(s.Lag))
 	}
 	return Compiled{c}, nil

@@ -58,7 +58,7 @@ static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes,
         s[p->n_stages++] = (scr_stage){.action = SCR_FOLD, .to_output = 1, .from = SCR_EVERYBODY};
       } else {
         s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH, .skip_own = !premul};
-        s[p->n_stages++] = (scr_stage){.action = SCR_FOLD, .lag = 1, .share = 1, .to_output = 1, .to_slot = 1};
+        s[p->n_stages++] = (scr_stage){.action = SCR_FOLD, .lag = 1, .share = 1, .to_output = 1, .back = SCR_OTHERS};
         s[p->n_stages++] = (scr_stage){.action = SCR_COLLECT, .lag = 2, .from = SCR_OTHERS};
         p->max_lag = 2;
       }
