@@ -123,8 +123,12 @@ func (g *Group) timeout(t runner.Trouble) *coll.Failure {
 			*f = *g.blame(coll.Timeout, rank, t)
 		}
 	}
-	what := "all ranks have arrived, but " + g.who(t.Peer) + " does not go on"
-	if len(missing) > 0 {
+	var what string
+	if len(missing) == 0 {
+		behind := g.behind(t.Peer)
+		*f = *g.blame(coll.Timeout, behind, t)
+		what = "all ranks have arrived, but " + g.who(behind) + " does not go on"
+	} else {
 		what = "not arrived: " + strings.Join(missing[:min(len(missing), 8)], "; ")
 		if len(missing) > 8 {
 			what += fmt.Sprintf("; and %d more", len(missing)-8)
@@ -132,6 +136,24 @@ func (g *Group) timeout(t runner.Trouble) *coll.Failure {
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: timeout after %v on rank %d in %s; %s", g.name, t.Timeout, g.rank, describe(t.Op, t.Sequence), what)
 	return f
+}
+
+// behind is the rank that holds up a collective in which all have begun. The one that is awaited may sleep for another
+// one itself, down to the one that does not go on; and none of those that wait can be further back than that.
+func (g *Group) behind(awaited int) int {
+	seen := make([]bool, g.size)
+	seen[g.rank] = true
+	for next := awaited; next >= 0 && !seen[next]; next = g.run.Awaits(next) {
+		seen[next] = true
+		awaited = next
+	}
+	least := g.run.Consumed(awaited)
+	for rank := range g.size {
+		if n := g.run.Consumed(rank); n < least {
+			awaited, least = rank, n
+		}
+	}
+	return awaited
 }
 
 func (g *Group) last(rank int) uint64 {

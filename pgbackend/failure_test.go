@@ -1,6 +1,7 @@
 package pgbackend
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -248,6 +249,24 @@ func TestPanicBecomesInternal(t *testing.T) {
 	expectAll(t, list, coll.Internal, "a fault of the library on rank", "a fault for the test")
 	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "a fault for the test")
 	other.each(func(g *Group) error { return asError(sum(g, 10)) })
+}
+
+// A rank that cannot join a call that its peers make, for want of memory, says so to all instead of letting them wait.
+func TestRankThatCannotJoinIsNamed(t *testing.T) {
+	w := newWorld(t, 3)
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	var once atomic.Bool
+	before := lower
+	defer func() { lower = before }()
+	lower = func(p algo.Plan, op coll.Op) (runner.Compiled, error) {
+		if p.Rank == 1 && once.CompareAndSwap(false, true) {
+			return runner.Compiled{}, errors.New("no memory, for the test")
+		}
+		return before(p, op)
+	}
+	list := w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10_000) })
+	expectAll(t, list, coll.System, "all_reduce on rank 1 of group", "no memory, for the test")
+	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.System, "on rank 1 of group")
 }
 
 // What is refused is refused at once, takes no number and harms nobody.

@@ -33,7 +33,7 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	if !kept {
 		var err error
 		if program, err = g.compile(op, g.classes[op.Kind][class]); err != nil {
-			return g.system(op, err)
+			return g.broken(op, err)
 		}
 		kept = g.run.Keep(key, program)
 	}
@@ -46,9 +46,15 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 				return f
 			}
 		}
-		return g.system(op, err)
+		return g.broken(op, err)
 	}
 	return nil
+}
+
+// broken takes the group down: peers make a call that this rank cannot join.
+func (g *Group) broken(op coll.Op, err error) *coll.Failure {
+	g.declare(g.system(op, err))
+	return g.fallen()
 }
 
 func (g *Group) compile(op coll.Op, class algo.Class) (runner.Compiled, error) {

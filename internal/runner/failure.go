@@ -146,3 +146,10 @@ func (g *Group) LastCall(rank int) (sequence uint64, left bool) {
 	s := C.scr_group_last_call(g.c, C.int32_t(rank), &l)
 	return uint64(s), bool(l)
 }
+
+// Consumed is how many chunks a rank is done with, of all collectives so far. Ranks that have made the same calls can be
+// compared by it.
+func (g *Group) Consumed(rank int) uint64 { return uint64(C.scr_group_consumed(g.c, C.int32_t(rank))) }
+
+// Awaits is the rank that a rank sleeps for in a collective, -1 if it does not sleep or nobody can tell.
+func (g *Group) Awaits(rank int) int { return int(C.scr_group_awaits(g.c, C.int32_t(rank))) }

@@ -305,6 +305,17 @@ uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left) {
   return last;
 }
 
+uint64_t scr_group_consumed(const scr_group *g, int32_t rank) {
+  const scr_board *b = g->peer[rank].board;
+  return atomic_load_explicit(&b->consumed0, memory_order_acquire) +
+         atomic_load_explicit(&b->consumed1, memory_order_acquire);
+}
+
+int32_t scr_group_awaits(const scr_group *g, int32_t rank) {
+  uint32_t word = atomic_load_explicit(&g->peer[rank].board->collective.waits_for, memory_order_acquire);
+  return word >= 1 && word <= (uint32_t)g->size ? (int32_t)word - 1 : -1;
+}
+
 /* ---- program cache ---- */
 
 scr_program *scr_program_new(void) { return calloc(1, sizeof(scr_program)); }

@@ -162,6 +162,35 @@ func TestStoppedRankIsNamed(t *testing.T) {
 	blamed(t, reports, coll.Timeout, stopped, "after 1s", "in all_reduce #", "rank 2 (host ")
 }
 
+// Inside a long reduce the root waits for the rank that was stopped and the others wait for the root.
+func TestRankStoppedInsideACollectiveIsNamed(t *testing.T) {
+	for round := range 3 {
+		list := start(t, 4, map[string]string{"tune": "reduce:one_shot@chunk=64K"})
+		create(t, list, "g", time.Second)
+		for _, p := range list {
+			p.order(command{Do: "reduce", Elements: 16 << 20})
+		}
+		for _, p := range list {
+			p.answer("looping")
+		}
+		stopped := list[round+1]
+		if err := stopped.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		var reports []report
+		for _, p := range list {
+			if p != stopped {
+				reports = append(reports, p.answer("reduce"))
+			}
+		}
+		if err := stopped.cmd.Process.Signal(unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		reports = append(reports, stopped.answer("reduce"))
+		blamed(t, reports, coll.Timeout, stopped, "after 1s", "in reduce #", fmt.Sprintf("rank %d (host ", round+1))
+	}
+}
+
 // A rank that leaves in order is no failure to operations that do not need it, and one by name to those that do.
 func TestCleanExit(t *testing.T) {
 	list := start(t, 3, nil)

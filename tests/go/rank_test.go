@@ -97,6 +97,8 @@ func (r *rankState) do(c command, answer *report) error {
 		r.group = g
 	case "loop":
 		return r.loop(c, answer)
+	case "reduce":
+		return r.reduce(c, answer)
 	case "ring":
 		return r.ring(c.Size, answer)
 	case "once":
@@ -158,6 +160,20 @@ func (r *rankState) loop(c command, answer *report) error {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// reduce spends its time inside reduces to rank 0, until one fails. It says "looping" after the first.
+func (r *rankState) reduce(c command, answer *report) error {
+	in, out := make([]byte, 4*c.Elements), make([]byte, 4*c.Elements)
+	for ; answer.Failure == nil; answer.Ops++ {
+		if answer.Ops == 1 {
+			if err := r.out.Encode(report{Did: "looping"}); err != nil {
+				return err
+			}
+		}
+		_, answer.Failure = r.group.Issue(coll.Op{Kind: coll.Reduce, Type: coll.Float32}, [][]byte{in}, [][]byte{out})
 	}
 	return nil
 }
