@@ -40,7 +40,7 @@ func Compile(p algo.Plan, op coll.Op) (runner.Compiled, error) {
 		}
 		out.Stages = append(out.Stages, runner.Stage{
 			Action: action, Lag: uint8(s.Lag), From: sources[s.From],
-			Back: sources[s.Back],
+			Back:  sources[s.Back],
 			Share: s.Part == algo.Share, ToOutput: s.ToOutput,
 			SkipOwnIn: s.Action == algo.Publish && shares && out.OwnFromInput,
 		})
