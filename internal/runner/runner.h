@@ -64,7 +64,7 @@ typedef struct scr_stage {
   uint8_t share; /* fold: this rank's share instead of the whole chunk */
   uint8_t from;
   uint8_t to_output;
-  uint8_t back; /* fold: SCR_OTHERS or SCR_FROM_ROOT, whose slots the result goes back into, or SCR_NOBODY */
+  uint8_t back;     /* fold: SCR_OTHERS or SCR_FROM_ROOT, whose slots the result goes back into, or SCR_NOBODY */
   uint8_t skip_own; /* publish: leave this rank's share out, its fold reads it from the input */
   uint8_t pad;
 } scr_stage;
