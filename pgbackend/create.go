@@ -103,7 +103,7 @@ func (g *Group) meet(c Config) error {
 	var failed error
 	if slices.ContainsFunc(methods, func(m shmem.Method) bool { return m != shmem.File }) {
 		st, err := g.process.sharedStore(g.settings)
-		if failed = g.exchange(c, "memfd", deadline, methods, st, err, false); failed == nil {
+		if failed = g.exchange(c, "memfd", deadline, methods, st, err); failed == nil {
 			return nil
 		}
 		if _, fatal := failed.(*refusal); fatal || !file {
@@ -112,8 +112,9 @@ func (g *Group) meet(c Config) error {
 		g.info("falling back to a file: %v", failed)
 	}
 	g.discard()
-	st, err := newStore(shmem.Tmpfs, g.settings)
-	again := g.exchange(c, "tmpfs", deadline, methods, st, err, true)
+	st, err := g.process.newStore(shmem.Tmpfs, g.settings)
+	g.own = st
+	again := g.exchange(c, "tmpfs", deadline, methods, st, err)
 	if again != nil && failed != nil && time.Now().Before(deadline) {
 		return fmt.Errorf("%w; before that, without a file: %w", again, failed)
 	}
@@ -126,12 +127,12 @@ type refusal struct{ error }
 func (r *refusal) Unwrap() error { return r.error }
 
 // exchange is one attempt with one kind of arena. storeErr is why this rank has none: it tells the others.
-func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []shmem.Method, st *store, storeErr error, own bool) error {
+func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
 	me := member{Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(),
 		Agreed: fmt.Sprintf("protocol %d, %d ranks, algorithm tables %016x", protocolVersion, g.size, g.selector.Fingerprint())}
 	if storeErr == nil {
-		g.board, storeErr = newBoard(st, own, g.rank, g.size)
+		g.board, storeErr = newBoard(st, g.rank, g.size)
 	}
 	if storeErr == nil {
 		me.Board = g.board.ranges[0].Off
@@ -149,7 +150,7 @@ func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []s
 		return &refusal{err}
 	}
 	attachErr := g.attach(all, methods)
-	if own && st != nil {
+	if g.own != nil {
 		// Whatever the outcome, the name goes once everybody has tried.
 		defer func() { _ = st.arena.Unlink() }()
 	}
@@ -222,6 +223,10 @@ func (g *Group) discard() {
 	if g.board != nil {
 		_ = g.board.free()
 		g.board = nil
+	}
+	if g.own != nil {
+		_ = g.process.closeStore(g.own)
+		g.own = nil
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
 )
 
 // expectRefused wants every rank refused with all the parts, and nothing left of the group.
@@ -127,12 +128,45 @@ func TestAttachForced(t *testing.T) {
 				if f := sum(g, 30_000); f != nil { // more of the arena
 					return f
 				}
-				if own := g.board.own; own != (method == "tmpfs") {
+				if own := g.own != nil; own != (method == "tmpfs") {
 					return fmt.Errorf("an arena of the group's own: %t", own)
 				}
 				return asError(sum(g, 1))
 			})
 		})
+	}
+}
+
+// What a file-backed group needs in the process goes with it: there is room for a few at a time only.
+func TestFilesOfManyGroups(t *testing.T) {
+	dir := t.TempDir()
+	open := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	var before int
+	for round := range runner.MaxBells {
+		w := newWorldWith(t, 2, opTimeout, options{"shm_attach": "tmpfs", "shm_dir": dir, "arena_size": "64M"})
+		async := make([]runner.Work, 2)
+		w.each(func(g *Group) error { // the engine has work and may be asleep for it when the arena goes
+			var f *coll.Failure
+			async[g.rank], f = sumAsync(g, 30_000)
+			return asError(f)
+		})
+		w.each(func(g *Group) error { return asError(finish(async[g.rank])) })
+		w.destroy()
+		Get().sweep()
+		switch n := open(); round {
+		case 3:
+			before = n
+		case runner.MaxBells - 1:
+			if n > before+2 {
+				t.Errorf("%d descriptors, after 4 groups there were %d", n, before)
+			}
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package pgbackend
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -64,7 +65,11 @@ func (p *Process) sweep() {
 		g.unwatchPeers()
 		g.run.Close()
 		releaseAll(g.maps)
-		if err := g.board.free(); err != nil {
+		err := g.board.free()
+		if g.own != nil {
+			err = errors.Join(err, p.closeStore(g.own))
+		}
+		if err != nil {
 			p.warn("%v", err)
 		}
 	}

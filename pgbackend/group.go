@@ -25,6 +25,7 @@ type Group struct {
 	members  []member // by rank
 	run      *runner.Group
 	board    *board
+	own      *store // the board's, if it was made for this group alone
 	maps     []*shmem.Mapping
 	selector *algo.Selector
 	classes  [coll.KindCount][]algo.Class

@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"context"
 	"fmt"
+	"sync"
 	"unsafe"
 
 	"sagecomm/internal/env"
@@ -14,6 +15,7 @@ import (
 // an arena of their own each, made of a file that loses its name once all peers have it.
 type memory struct {
 	shared *store
+	bells  sync.Mutex // adding and removing engine bells
 }
 
 // store is one arena with the engine's bell in it.
@@ -22,7 +24,9 @@ type store struct {
 	bell  shmem.Range
 }
 
-func newStore(kind shmem.Kind, s *env.Settings) (*store, error) {
+func (p *Process) newStore(kind shmem.Kind, s *env.Settings) (*store, error) {
+	p.memory.bells.Lock()
+	defer p.memory.bells.Unlock()
 	arena, err := shmem.NewArena(kind, env.ArenaSize.Get(s), env.ShmDir.Get(s))
 	if err != nil {
 		return nil, err
@@ -37,6 +41,15 @@ func newStore(kind shmem.Kind, s *env.Settings) (*store, error) {
 	return &store{arena, bell}, nil
 }
 
+// closeStore unmaps an arena. No group uses it any more.
+func (p *Process) closeStore(s *store) error {
+	p.memory.bells.Lock()
+	runner.RemoveEngineBell(s.at(s.bell))
+	p.memory.bells.Unlock()
+	p.engine.changed(p) // the engine reads the bell no more
+	return s.arena.Close()
+}
+
 func (s *store) at(r shmem.Range) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(s.arena.Bytes(r)))
 }
@@ -46,7 +59,7 @@ func (p *Process) sharedStore(s *env.Settings) (*store, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.memory.shared == nil {
-		made, err := newStore(shmem.Memfd, s)
+		made, err := p.newStore(shmem.Memfd, s)
 		if err != nil {
 			return nil, err
 		}
@@ -58,17 +71,16 @@ func (p *Process) sharedStore(s *env.Settings) (*store, error) {
 // board is this rank's memory for one group.
 type board struct {
 	store  *store
-	own    bool // the store was made for this group
 	ranges []shmem.Range
 }
 
-func newBoard(st *store, own bool, rank, size int) (*board, error) {
+func newBoard(st *store, rank, size int) (*board, error) {
 	r, err := st.arena.Alloc(runner.BoardBytes(size), 4096)
 	if err != nil {
 		return nil, err
 	}
 	runner.FormatBoard(st.at(r), rank, size, st.bell.Off)
-	return &board{store: st, own: own, ranges: []shmem.Range{r}}, nil
+	return &board{store: st, ranges: []shmem.Range{r}}, nil
 }
 
 // more takes another piece of the arena for the group and returns its offset.
@@ -81,8 +93,7 @@ func (b *board) more(n int64) (int64, error) {
 	return r.Off, nil
 }
 
-// free gives everything back. No peer may touch it any more. An arena of a group's own stays for its engine bell's
-// sake, empty; it goes with the process.
+// free gives everything back. No peer may touch it any more.
 func (b *board) free() error {
 	for _, r := range b.ranges {
 		if err := b.store.arena.Free(r); err != nil {

@@ -4,20 +4,39 @@
 
 #include "p2p.h"
 
-/* One in each arena of this process, almost always one. All are rung from inside; peers ring their arena's. */
-static _Atomic uint32_t *bells[SCR_MAX_BELLS];
+/* One in each arena of this process, almost always one. All are rung from inside; peers ring their arena's. Where an
+ * arena has gone, nobody's bell stands in. */
+static _Atomic uint32_t nobodys_bell;
+static _Atomic(_Atomic uint32_t *) bells[SCR_MAX_BELLS];
 static _Atomic uint32_t n_bells;
+static _Atomic uint32_t ringing; /* threads that may have read bells[] */
 static _Atomic uint32_t asleep;
 static _Atomic uint32_t control;
 static _Atomic uint32_t want_completer;
 static _Atomic uint32_t engine_spin, engine_yield_us;
 
+static bool replace_bell(_Atomic uint32_t *old, _Atomic uint32_t *new) {
+  uint32_t n = atomic_load_explicit(&n_bells, memory_order_relaxed);
+  for (uint32_t i = 0; i < n; i++) {
+    if (bells[i] != old) continue;
+    atomic_store_explicit(&bells[i], new, memory_order_seq_cst);
+    return true;
+  }
+  return false;
+}
+
 bool scr_engine_add_bell(void *bell) {
+  if (replace_bell(&nobodys_bell, bell)) return true;
   uint32_t n = atomic_load_explicit(&n_bells, memory_order_relaxed);
   if (n == SCR_MAX_BELLS) return false;
-  bells[n] = bell;
+  atomic_store_explicit(&bells[n], bell, memory_order_seq_cst);
   atomic_store_explicit(&n_bells, n + 1, memory_order_seq_cst);
   return true;
+}
+
+void scr_engine_remove_bell(void *bell) {
+  replace_bell(bell, &nobodys_bell);
+  while (atomic_load_explicit(&ringing, memory_order_seq_cst) != 0) sched_yield();
 }
 
 void scr_engine_patience(uint32_t spin, uint32_t yield_us) {
@@ -27,10 +46,16 @@ void scr_engine_patience(uint32_t spin, uint32_t yield_us) {
 
 /* Cheap while the engine is awake. asleep is stored before the engine looks for work a last time. */
 void scr_engine_ring(void) {
+  atomic_fetch_add_explicit(&ringing, 1, memory_order_seq_cst);
   uint32_t n = atomic_load_explicit(&n_bells, memory_order_acquire);
-  for (uint32_t i = 0; i < n; i++) atomic_fetch_add_explicit(bells[i], 1, memory_order_seq_cst);
-  if (atomic_load_explicit(&asleep, memory_order_seq_cst) == 0) return;
-  for (uint32_t i = 0; i < n; i++) scr_futex_wake(bells[i]);
+  for (uint32_t i = 0; i < n; i++) {
+    _Atomic uint32_t *bell = atomic_load_explicit(&bells[i], memory_order_seq_cst);
+    atomic_fetch_add_explicit(bell, 1, memory_order_seq_cst);
+  }
+  if (atomic_load_explicit(&asleep, memory_order_seq_cst) != 0) {
+    for (uint32_t i = 0; i < n; i++) scr_futex_wake(atomic_load_explicit(&bells[i], memory_order_seq_cst));
+  }
+  atomic_fetch_sub_explicit(&ringing, 1, memory_order_release);
 }
 
 void scr_engine_control(void) {
@@ -129,8 +154,12 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
   int64_t blocked_since = 0, looked = scr_now();
   bool announce = false;
   for (;;) {
+    _Atomic uint32_t *bell[SCR_MAX_BELLS];
     uint32_t heard[SCR_MAX_BELLS], n_heard = atomic_load_explicit(&n_bells, memory_order_acquire), on = 0;
-    for (uint32_t i = 0; i < n_heard; i++) heard[i] = atomic_load_explicit(bells[i], memory_order_seq_cst);
+    for (uint32_t i = 0; i < n_heard; i++) {
+      bell[i] = atomic_load_explicit(&bells[i], memory_order_seq_cst);
+      heard[i] = atomic_load_explicit(bell[i], memory_order_seq_cst);
+    }
     if (announce) atomic_store_explicit(&asleep, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&control, memory_order_seq_cst)) {
       atomic_store_explicit(&control, 0, memory_order_seq_cst);
@@ -151,7 +180,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
       *group = groups[i]->handle;
       if (a.active || b.active) {
         for (uint32_t j = 0; j < n_heard; j++) {
-          if (bells[j] != groups[i]->peer[groups[i]->rank].engine_bell || on == j + 1) continue;
+          if (bell[j] != groups[i]->peer[groups[i]->rank].engine_bell || on == j + 1) continue;
           several |= on != 0;
           on = j + 1;
         }
@@ -160,7 +189,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
     bool sleep = announce && !moved && code == 0 && n_heard > 0;
     /* Only one word can be slept on; with work in several arenas the others are looked at often. */
     int64_t longest = several ? 2000000 : active ? LOOK_NS : 1000000000LL;
-    if (sleep) scr_futex_wait(bells[on ? on - 1 : 0], heard[on ? on - 1 : 0], longest);
+    if (sleep) scr_futex_wait(bell[on ? on - 1 : 0], heard[on ? on - 1 : 0], longest);
     if (announce) {
       for (int i = 0; i < n; i++) withdraw(groups[i]);
       atomic_store_explicit(&asleep, 0, memory_order_relaxed);

@@ -32,8 +32,15 @@ type Turn struct {
 // BellBytes is how much memory an engine bell takes in an arena.
 const BellBytes = bellBytes
 
+// MaxBells is how many arenas with a bell a process can have at a time.
+const MaxBells = C.SCR_MAX_BELLS
+
 // AddEngineBell has the engine listen to the word at that place of an arena of this process.
 func AddEngineBell(word unsafe.Pointer) bool { return bool(C.scr_engine_add_bell(word)) }
+
+// RemoveEngineBell undoes AddEngineBell. The engine itself may read the word until its next turn. Callers take turns with
+// those of AddEngineBell.
+func RemoveEngineBell(word unsafe.Pointer) { C.scr_engine_remove_bell(word) }
 
 // SetEnginePatience says how the engine waits for peers.
 func SetEnginePatience(p Patience) {

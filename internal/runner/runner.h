@@ -242,6 +242,9 @@ enum {
 #define SCR_MAX_BELLS 64
 /* The engine's futex word in one arena of this process; before the first group of that arena. False: too many. */
 bool scr_engine_add_bell(void *bell);
+/* Afterwards nobody rings it but the engine's next turns may still read it: let the engine take control first. Calls of
+ * these two take turns. */
+void scr_engine_remove_bell(void *bell);
 void scr_engine_patience(uint32_t spin, uint32_t yield_us);
 /* Drives the groups for which nobody waits. Returns when there is something for Go. */
 int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_trouble *trouble);
