@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib.metadata
 import importlib.util
@@ -38,8 +37,6 @@ def load() -> Native:
 
     _C.set_exception_types(errors.PeerFailure, errors.CollectiveTimeout, errors.CollectiveMismatch, errors.Aborted)
     _C.load_core(str(CORE))
-    # Peers that are told goodbye do not take the end of this process for a failure.
-    atexit.register(_C.shutdown)
     return _C
 
 
