@@ -88,7 +88,7 @@ typedef enum sagecomm_reduce_op {
   SAGECOMM_REDUCE_OP_COUNT
 } sagecomm_reduce_op;
 
-/* A contiguous piece of memory. A buffer is the concatenation of its segments. */
+/* A contiguous piece of memory. A buffer is the concatenation of its segments, each of whole elements. */
 typedef struct sagecomm_segment {
   void *data;
   uint64_t bytes;

@@ -23,6 +23,9 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	if err := op.Check(g.rank, g.size); err != nil {
 		return g.refuse(op, err)
 	}
+	if !call.Whole(op.Type.Size()) {
+		return g.refuse(op, fmt.Errorf("sagecomm: %v: rank %d: a segment of a buffer does not hold whole elements of %v", op.Kind, g.rank, op.Type))
+	}
 	if !op.Kind.Collective() {
 		return g.refuse(op, fmt.Errorf("sagecomm: %v: not a collective", op.Kind))
 	}

@@ -81,6 +81,9 @@ func (op Op) checkRoot(rank, size int) error {
 
 func (op Op) checkBytes(rank, size int) error {
 	width := uint64(op.Type.Size())
+	if op.In > math.MaxInt64 || op.Out > math.MaxInt64 {
+		return op.refuse("rank %d: a buffer of more than %d bytes", rank, int64(math.MaxInt64))
+	}
 	if op.In%width != 0 || op.Out%width != 0 {
 		return op.refuse("rank %d: input of %d and output of %d bytes are not whole elements of %v (%d bytes each)",
 			rank, op.In, op.Out, op.Type, width)

@@ -74,25 +74,32 @@ typedef struct look {
   int code;     /* SCR_ENGINE_TROUBLE, SCR_ENGINE_RING or 0 */
 } look;
 
-/* health: also look whether waiting makes sense. announce: say that the engine sleeps for this group. */
-static look look_at_collectives(scr_group *g, int64_t now, bool health, bool announce, scr_trouble *trouble) {
+typedef struct round_of {
+  int64_t now;
+  int64_t lost;  /* time in which this process did not run: deadlines move by it */
+  bool health;   /* also look whether waiting makes sense */
+  bool announce; /* say that the engine sleeps for the groups */
+} round_of;
+
+static look look_at_collectives(scr_group *g, const round_of *at, scr_trouble *trouble) {
   look l = {0};
   if (!(atomic_load_explicit(&g->word, memory_order_acquire) & SCR_QUEUED)) return l;
   l.active = l.blocked = true;
   if (!scr_drive_lock(g)) return l; /* a waiter drives; it rings when it leaves */
-  if (announce) {
+  if (at->announce) {
     atomic_store_explicit(&g->board->collective.waits_for, SCR_SLEEP_ENGINE | SCR_SLEEP_ANY, memory_order_seq_cst);
   }
   scr_run *r = NULL;
   g->spin_now = 0;
-  int rc = scr_drive(g, NULL, now + SLICE_NS, &r);
+  int rc = scr_drive(g, NULL, at->now + SLICE_NS, &r);
   if (rc == SCR_BLOCKED) {
     l.blocked = g->engine_run == r && g->engine_flag == r->flag && g->engine_need == r->need;
     g->engine_run = r;
     g->engine_flag = r->flag;
     g->engine_need = r->need;
-    if (health) rc = scr_health(g, r, now);
-    if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
+    scr_extend(r, at->lost);
+    if (at->health) rc = scr_health(g, r, at->now);
+    if (r->deadline_ns == 0) r->deadline_ns = at->now + r->timeout_ns;
   } else {
     l.blocked = false;
   }
@@ -113,11 +120,11 @@ static void announce_messages(scr_group *g, bool sleeps) {
   scr_spin_unlock(&g->queue_lock);
 }
 
-static look look_at_messages(scr_group *g, int64_t now, bool health, bool announce, scr_trouble *trouble) {
+static look look_at_messages(scr_group *g, const round_of *at, scr_trouble *trouble) {
   look l = {0};
   if (atomic_load_explicit(&g->messages, memory_order_acquire) == 0) return l;
   l.active = l.blocked = true;
-  if (announce) announce_messages(g, true);
+  if (at->announce) announce_messages(g, true);
   if (!scr_try_lock(&g->message_lock)) return l;
   int32_t peer = -1;
   scr_run *culprit = NULL;
@@ -127,7 +134,8 @@ static look look_at_messages(scr_group *g, int64_t now, bool health, bool announ
     scr_message_drain(g);
   } else {
     rc = scr_message_progress(g, &peer, &culprit);
-    if (rc == SCR_BLOCKED && health) rc = scr_message_scan(g, now, &peer, &culprit);
+    if (at->lost != 0) scr_message_extend(g, at->lost);
+    if (rc == SCR_BLOCKED && at->health) rc = scr_message_scan(g, at->now, &peer, &culprit);
   }
   l.blocked = rc == SCR_BLOCKED && g->message_activity == before;
   if (rc > 0) {
@@ -151,7 +159,7 @@ static void withdraw(scr_group *g) {
 
 int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_trouble *trouble) {
   uint32_t rounds = 0;
-  int64_t blocked_since = 0, looked = scr_now();
+  int64_t blocked_since = 0, looked = scr_now(), last = 0, asked = 0;
   bool announce = false;
   for (;;) {
     _Atomic uint32_t *bell[SCR_MAX_BELLS];
@@ -169,11 +177,13 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
     }
     int code = atomic_exchange_explicit(&want_completer, 0, memory_order_seq_cst) ? SCR_ENGINE_COMPLETER : 0;
     int64_t now = scr_now();
-    bool health = now - looked >= LOOK_NS, active = false, moved = false, several = false;
-    if (health) looked = now;
+    bool active = false, moved = false, several = false;
+    const round_of at = {now, scr_overrun(&last, now, asked), now - looked >= LOOK_NS, announce};
+    asked = 0;
+    if (at.health) looked = now;
     for (int i = 0; i < n && code == 0; i++) {
-      look a = look_at_collectives(groups[i], now, health, announce, trouble);
-      look b = a.code ? (look){0} : look_at_messages(groups[i], now, health, announce, trouble);
+      look a = look_at_collectives(groups[i], &at, trouble);
+      look b = a.code ? (look){0} : look_at_messages(groups[i], &at, trouble);
       active |= a.active || b.active;
       moved |= (a.active && !a.blocked) || (b.active && !b.blocked);
       code = a.code ? a.code : b.code;
@@ -189,7 +199,10 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
     bool sleep = announce && !moved && code == 0 && n_heard > 0;
     /* Only one word can be slept on; with work in several arenas the others are looked at often. */
     int64_t longest = several ? 2000000 : active ? LOOK_NS : 1000000000LL;
-    if (sleep) scr_futex_wait(bell[on ? on - 1 : 0], heard[on ? on - 1 : 0], longest);
+    if (sleep) {
+      scr_futex_wait(bell[on ? on - 1 : 0], heard[on ? on - 1 : 0], longest);
+      asked = longest;
+    }
     if (announce) {
       for (int i = 0; i < n; i++) withdraw(groups[i]);
       atomic_store_explicit(&asleep, 0, memory_order_relaxed);

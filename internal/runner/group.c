@@ -113,6 +113,27 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   return g->handle;
 }
 
+/* ---- why a group is down ---- */
+
+scr_cause *scr_cause_ref(scr_cause *c) {
+  if (c != NULL) atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
+  return c;
+}
+
+void scr_cause_unref(scr_cause *c) {
+  if (c != NULL && atomic_fetch_sub_explicit(&c->refs, 1, memory_order_acq_rel) == 1) free(c);
+}
+
+int32_t scr_cause_copy(const scr_cause *c, sagecomm_error *err) {
+  if (c == NULL) return scr_plain_error(err, SAGECOMM_ABORTED, "sagecomm: the group was destroyed");
+  if (err) *err = c->error;
+  return c->error.status;
+}
+
+int32_t scr_copy_error(const scr_group *g, sagecomm_error *err) {
+  return scr_cause_copy(atomic_load_explicit(&g->cause, memory_order_acquire), err);
+}
+
 void scr_group_close(scr_group *g) {
   while (!scr_drive_lock(g)) sched_yield();
   scr_spin_lock(&g->message_lock);
@@ -129,12 +150,19 @@ void scr_group_close(scr_group *g) {
   uint32_t index = (uint32_t)g->handle - 1;
   /* The next generation, locked and down, refuses whoever still holds the handle. */
   uint64_t next = ((g->handle >> 32) + 1) & 0xffff;
-  atomic_store_explicit(&g->word, next << SCR_GEN_SHIFT | SCR_LOCKED | SCR_DOWN, memory_order_release);
+  atomic_store_explicit(&g->word, next << SCR_GEN_SHIFT | SCR_LOCKED | SCR_DOWN, memory_order_seq_cst);
+  while (atomic_load_explicit(&g->inside, memory_order_seq_cst) != 0) sched_yield(); /* who may be reading the cause */
+  scr_cause_unref(atomic_exchange(&g->cause, NULL));
   give_index((int)index);
 }
 
 void scr_group_set_timeout(scr_group *g, int64_t timeout_ns) {
   atomic_store_explicit(&g->timeout_ns, timeout_ns, memory_order_relaxed);
+}
+
+int64_t scr_op_timeout(const scr_group *g, const sagecomm_op *op) {
+  int64_t ns = op->timeout_ns > 0 ? op->timeout_ns : atomic_load_explicit(&g->timeout_ns, memory_order_relaxed);
+  return ns < SCR_LONGEST_NS ? ns : SCR_LONGEST_NS;
 }
 
 /* The count goes up before the word is read, and whoever closes takes the group down before it reads the count: at least
@@ -229,12 +257,11 @@ void scr_group_ring_all(scr_group *g) {
 }
 
 void scr_group_down(scr_group *g, const sagecomm_error *error) {
-  uint32_t none = 0;
-  if (atomic_compare_exchange_strong(&g->error_state, &none, 1)) {
-    g->error = *error;
-    atomic_store_explicit(&g->error_state, 2, memory_order_release);
-  } else {
-    while (atomic_load_explicit(&g->error_state, memory_order_acquire) != 2) scr_pause();
+  scr_cause *none = NULL, *cause = malloc(sizeof *cause);
+  if (cause != NULL) { /* without memory the group is down for no cause, as if destroyed */
+    atomic_init(&cause->refs, 1);
+    cause->error = *error;
+    if (!atomic_compare_exchange_strong(&g->cause, &none, cause)) free(cause);
   }
   atomic_fetch_or_explicit(&g->word, SCR_DOWN, memory_order_seq_cst);
   scr_ring_bell(&g->board->collective.bell);
@@ -250,14 +277,6 @@ void scr_group_down(scr_group *g, const sagecomm_error *error) {
   scr_engine_ring();
 }
 
-int32_t scr_copy_error(const scr_group *g, sagecomm_error *err) {
-  if (atomic_load_explicit(&g->error_state, memory_order_acquire) != 2) {
-    return scr_plain_error(err, SAGECOMM_ABORTED, "sagecomm: the group was destroyed");
-  }
-  if (err) *err = g->error;
-  return g->error.status;
-}
-
 int32_t scr_group_error(sagecomm_group group, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   scr_group *g = scr_group_of(group);
@@ -269,7 +288,12 @@ int32_t scr_group_error(sagecomm_group group, sagecomm_error *err) {
     scr_trouble t = {.code = SCR_TROUBLE_FAILURE, .peer = -1};
     scr_go.trouble(group, &t);
   }
-  return scr_copy_error(g, err);
+  /* Down. What scr_group_close() frees it frees when nobody is inside. */
+  atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
+  uint64_t w = atomic_load_explicit(&g->word, memory_order_seq_cst);
+  int32_t status = w >> SCR_GEN_SHIFT == group >> 32 ? scr_copy_error(g, err) : scr_cause_copy(NULL, err);
+  scr_group_exit(g);
+  return status;
 }
 
 /* ---- calls of the peers ---- */
@@ -329,7 +353,7 @@ uint64_t scr_cache_key(const scr_group *g, const sagecomm_op *op, uint64_t bytes
   uint64_t rooted = op->kind == SAGECOMM_BROADCAST || op->kind == SAGECOMM_REDUCE;
   uint64_t key = UINT64_C(1) << 63 | (uint64_t)op->kind << 53 | (uint64_t)scr_group_class(g, op->kind, bytes) << 41;
   if (reduces) key |= (uint64_t)op->dtype << 36 | (uint64_t)op->reduce_op << 32;
-  if (rooted) key |= (uint64_t)(uint32_t)(op->root + 1);
+  if (rooted) key |= (uint64_t)((uint32_t)op->root + 1);
   return key;
 }
 

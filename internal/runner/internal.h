@@ -39,6 +39,18 @@ typedef struct scr_segments {
   uint32_t n;
 } scr_segments;
 
+/* Why a group is down. It never changes; the group and every operation that failed with it hold a reference, so that a
+ * work tells its cause when the group is gone and its memory is another one's. */
+typedef struct scr_cause {
+  _Atomic uint32_t refs;
+  sagecomm_error error;
+} scr_cause;
+
+scr_cause *scr_cause_ref(scr_cause *c);
+void scr_cause_unref(scr_cause *c);
+/* Copies it, or that the group was destroyed if there is none, and returns its status. */
+int32_t scr_cause_copy(const scr_cause *c, sagecomm_error *err);
+
 /* One operation on its way. Collectives: written under the drive lock once queued. Messages: under the message lock. */
 struct scr_run {
   _Atomic uint32_t state; /* SCR_PENDING_STATE, | SCR_HAS_DONE; SCR_DONE. Futex word of waiters. */
@@ -49,6 +61,8 @@ struct scr_run {
   scr_group *group;
   uint64_t group_handle;
   int32_t status;
+  scr_cause *cause; /* owned: of a status below 0 */
+  _Atomic uint32_t released;
 
   uint8_t kind, dtype, reduce_op, started, async;
   int32_t root, tag;
@@ -155,8 +169,7 @@ struct scr_group {
   scr_cache_entry cache[SCR_CACHE_ENTRIES];
   _Atomic uint32_t cached;
 
-  _Atomic uint32_t error_state; /* 0, 1 being written, 2 valid */
-  sagecomm_error error;
+  _Atomic(scr_cause *) cause; /* stored once */
 
   alignas(SCR_LINE) _Atomic uint32_t message_lock;
   _Atomic uint32_t messages; /* unfinished */
@@ -195,10 +208,16 @@ typedef struct scr_patience {
   int64_t began, looked, last;
 } scr_patience;
 
+/* By how much more than `asked` ns the time since *last is too long to be a wait of this process alone, else 0. */
+int64_t scr_overrun(int64_t *last, int64_t now, int64_t asked);
+/* Gives a run that has begun to wait more time. */
+void scr_extend(scr_run *r, int64_t by);
 /* The time; a gap far longer than `asked` ns since the last look moves the run's deadline. */
 int64_t scr_look_at_clock(scr_run *r, scr_patience *p, int64_t asked);
 
 #define SCR_SLICE_NS (50 * 1000000LL)
+/* For ever, and still far from where sums of times overflow. */
+#define SCR_LONGEST_NS (INT64_MAX / 4)
 
 /* Stores the flag and wakes the peers that sleep for it: store, then read of the sleeper words, both sequentially
  * consistent, which together with the sleeper's store-then-look lets no wake-up be lost (docs/protocol.md). */
@@ -253,7 +272,10 @@ void scr_drain(scr_group *g);
 /* Keeps the group from being closed until scr_group_exit(). False: the handle's group is down or gone. */
 bool scr_group_enter(scr_group *g, uint64_t handle);
 void scr_group_exit(scr_group *g);
+/* The group's cause for a caller that keeps the group open: by a lock, or as one of `inside`. */
 int32_t scr_copy_error(const scr_group *g, sagecomm_error *err);
+/* How long an operation may take, within what can be added to the time. */
+int64_t scr_op_timeout(const scr_group *g, const sagecomm_op *op);
 int32_t scr_plain_error(sagecomm_error *err, int32_t status, const char *message);
 
 /* ---- messages (p2p.c, p2p_issue.c) ---- */
@@ -264,6 +286,8 @@ int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, 
  * (*peer), or a trouble code (*culprit). */
 int scr_message_progress(scr_group *g, int32_t *peer, scr_run **culprit);
 void scr_message_drain(scr_group *g);
+/* Under the message lock: gives all unfinished messages more time. */
+void scr_message_extend(scr_group *g, int64_t by);
 int scr_message_wait(scr_group *g, scr_run *r, int64_t slice_end);
 void scr_message_free(scr_group *g);
 

@@ -47,14 +47,24 @@ int32_t scr_refuse_child(sagecomm_error *err) {
 
 /* ---- operands ---- */
 
-static uint64_t total(const sagecomm_segment *s, uint32_t n) {
+uint64_t scr_total(const sagecomm_segment *s, uint32_t n) {
   uint64_t bytes = 0;
-  for (uint32_t i = 0; i < n; i++) bytes += s[i].bytes;
+  for (uint32_t i = 0; i < n; i++) {
+    if (s[i].bytes > INT64_MAX - bytes) return UINT64_MAX;
+    bytes += s[i].bytes;
+  }
   return bytes;
 }
 
+bool scr_op_whole(const sagecomm_op *op, uint64_t elem) {
+  uint64_t bits = 0;
+  for (uint32_t i = 0; i < op->n_in; i++) bits |= op->in[i].bytes;
+  for (uint32_t i = 0; i < op->n_out; i++) bits |= op->out[i].bytes;
+  return (bits & (elem - 1)) == 0;
+}
+
 uint64_t scr_op_bytes(const sagecomm_op *op, int32_t size) {
-  uint64_t in = total(op->in, op->n_in), out = total(op->out, op->n_out);
+  uint64_t in = scr_total(op->in, op->n_in), out = scr_total(op->out, op->n_out);
   switch (op->kind) {
     case SAGECOMM_ALL_REDUCE:
       return in == out ? in : UINT64_MAX;
@@ -63,7 +73,7 @@ uint64_t scr_op_bytes(const sagecomm_op *op, int32_t size) {
     case SAGECOMM_BROADCAST:
       return op->n_in == 0 || in == out ? out : UINT64_MAX;
     case SAGECOMM_ALL_GATHER:
-      return in * (uint64_t)size == out ? in : UINT64_MAX;
+      return out % (uint64_t)size == 0 && out / (uint64_t)size == in ? in : UINT64_MAX;
     case SAGECOMM_SEND:
       return in;
     case SAGECOMM_RECV:
@@ -109,7 +119,7 @@ scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const s
   r->group_handle = g->handle;
   r->bytes = bytes;
   r->program = p;
-  r->timeout_ns = op->timeout_ns > 0 ? op->timeout_ns : atomic_load_explicit(&g->timeout_ns, memory_order_relaxed);
+  r->timeout_ns = scr_op_timeout(g, op);
   scr_run_ref(r); /* the queue's */
   scr_spin_lock(&g->queue_lock);
   uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
@@ -235,8 +245,10 @@ static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run 
 
 /* How long a synchronous call keeps the caller before it lets it look for signals. */
 #define SYNC_SLICE_NS (50 * 1000000LL)
-/* Asynchronous operations up to this length are begun by their caller. */
+/* Asynchronous operations up to this length are begun by their caller, and what is before them in the queue goes on for
+ * this long. */
 #define BEGIN_BYTES (64 * 1024)
+#define BEGIN_NS (200 * 1000LL)
 
 /* The fast run did not finish in its slice: it moves to the head of the queue, as it is, and gets a handle. False when
  * there is no memory for that. */
@@ -272,7 +284,7 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
   r->bytes = bytes;
   r->program = pg;
   r->seq = seq;
-  r->timeout_ns = op->timeout_ns > 0 ? op->timeout_ns : atomic_load_explicit(&g->timeout_ns, memory_order_relaxed);
+  r->timeout_ns = scr_op_timeout(g, op);
   g->spin_now = g->spin;
   scr_run_start(g, r);
   int rc = SCR_LIKELY(atomic_load_explicit(g->failure, memory_order_relaxed) == 0) ? scr_run_advance(g, r, 0)
@@ -294,19 +306,22 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
     return SAGECOMM_OK;
   }
   scr_run failed = *r; /* the lock goes before Go is entered */
+  atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
   scr_drive_unlock(g);
   report(handle, &failed, rc);
-  return scr_copy_error(g, err);
+  int32_t status = scr_copy_error(g, err);
+  scr_group_exit(g);
+  return status;
 }
 
-/* Elements that a length must be a multiple of; sagecomm_dtype's order. A broadcast moves bytes, whatever they are. */
+/* Bytes of an element, in sagecomm_dtype's order. */
 static const uint8_t elem_bytes[SAGECOMM_DTYPE_COUNT] = {1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 2, 4, 8, 8, 16, 1};
 
 /* Whether a call whose program is there is allowed as well. What else would be refused has no program under its key. */
 static inline bool allowed(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
-  bool whole = op->dtype < SAGECOMM_DTYPE_COUNT && (bytes & (uint64_t)(elem_bytes[op->dtype] - 1)) == 0;
+  bool whole = op->dtype < SAGECOMM_DTYPE_COUNT && scr_op_whole(op, elem_bytes[op->dtype]);
   bool rooted = op->kind == SAGECOMM_BROADCAST || op->kind == SAGECOMM_REDUCE;
-  return whole && op->reduce_op < SAGECOMM_REDUCE_OP_COUNT &&
+  return whole && bytes != UINT64_MAX && op->timeout_ns >= 0 && op->reduce_op < SAGECOMM_REDUCE_OP_COUNT &&
          (!rooted || op->root != g->rank || (op->n_in != 0 && op->n_out != 0));
 }
 
@@ -320,7 +335,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
     uint64_t bytes = scr_op_bytes(op, g->size);
     const scr_program *pg = scr_cache_find(g, scr_cache_key(g, op, bytes));
     uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
-    if (SCR_LIKELY(pg != NULL && bytes != UINT64_MAX && allowed(g, op, bytes) && (w & SCR_FLAGS) == 0 &&
+    if (SCR_LIKELY(pg != NULL && allowed(g, op, bytes) && (w & SCR_FLAGS) == 0 &&
                    w >> SCR_GEN_SHIFT == group >> 32) &&
         atomic_compare_exchange_strong_explicit(&g->word, &w, (w + SCR_SEQ_ONE) | SCR_LOCKED, memory_order_acq_rel,
                                                 memory_order_relaxed)) {
@@ -336,7 +351,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
     if (r->bytes <= BEGIN_BYTES && scr_drive_lock(g)) {
       scr_run *blocked;
       g->spin_now = 0;
-      int rc = scr_drive(g, NULL, 0, &blocked);
+      int rc = scr_drive(g, NULL, scr_now() + BEGIN_NS, &blocked);
       (void)rc; /* trouble is met again, and reported, by whoever drives next */
       scr_drive_unlock(g);
     } else {
@@ -391,6 +406,7 @@ int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   scr_run *r = scr_run_of(work);
   if (r == NULL) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: wait: bad work handle");
+  if (timeout_ns > SCR_LONGEST_NS) timeout_ns = SCR_LONGEST_NS;
   int64_t slice_end = 0;
   while (!(atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE)) {
     if (timeout_ns <= 0) return SAGECOMM_PENDING;
@@ -404,6 +420,6 @@ int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
     }
   }
   scr_run_complete(r);
-  if (r->status < 0) scr_copy_error(r->group, err);
+  if (r->status < 0) scr_cause_copy(r->cause, err);
   return r->status;
 }

@@ -89,6 +89,17 @@ static int scan(scr_group *g, scr_run *list, int64_t now, int32_t *peer, scr_run
   return 0;
 }
 
+void scr_message_extend(scr_group *g, int64_t by) {
+  for (scr_run *r = g->recv_head; r; r = r->next) scr_extend(r, by);
+  for (int32_t p = 0; p < g->size; p++) {
+    scr_channel *ch = &g->channel[p];
+    scr_run *const lists[] = {ch->send_head, ch->granted_head, ch->waiting, ch->receiving};
+    for (int i = 0; i < 4; i++) {
+      for (scr_run *r = lists[i]; r; r = r->next) scr_extend(r, by);
+    }
+  }
+}
+
 /* For the engine, under the message lock and right after a pass that moved nothing: whether the unfinished messages
  * still have a chance. SCR_BLOCKED or a trouble code. */
 int scr_message_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
@@ -179,7 +190,9 @@ int scr_message_wait(scr_group *g, scr_run *r, int64_t slice_end) {
 
 int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work,
                           sagecomm_error *err) {
-  bool valid = op->root < g->size && (op->root >= 0 || (op->root == SAGECOMM_ANY_SOURCE && op->kind == SAGECOMM_RECV));
+  uint64_t bytes = scr_op_bytes(op, g->size);
+  bool valid = bytes != UINT64_MAX && op->timeout_ns >= 0 && op->root < g->size &&
+               (op->root >= 0 || (op->root == SAGECOMM_ANY_SOURCE && op->kind == SAGECOMM_RECV));
   if (!valid || !scr_group_enter(g, handle)) {
     scr_run *none;
     atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
@@ -193,8 +206,8 @@ int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, 
   }
   r->group = g;
   r->group_handle = g->handle;
-  r->bytes = scr_op_bytes(op, g->size);
-  r->timeout_ns = op->timeout_ns > 0 ? op->timeout_ns : atomic_load_explicit(&g->timeout_ns, memory_order_relaxed);
+  r->bytes = bytes;
+  r->timeout_ns = scr_op_timeout(g, op);
   scr_run_ref(r); /* the list's */
   scr_spin_lock(&g->message_lock);
   int rc = scr_message_post(g, r);
@@ -214,7 +227,7 @@ int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, 
     *work = scr_run_handle(r); /* knows whom the message came from */
     return status;
   }
-  if (status < 0) scr_copy_error(g, err);
+  if (status < 0) scr_cause_copy(r->cause, err);
   scr_run_unref(r);
   return status;
 }

@@ -3,11 +3,6 @@ package runner
 /*
 #include "runner.h"
 
-static uint64_t scr_total(const sagecomm_segment *s, uint32_t n) {
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < n; i++) bytes += s[i].bytes;
-  return bytes;
-}
 static int scr_set_reduction(scr_program *p, int dtype, int op, _Bool premul) {
   p->fold = p->kernels->fold[dtype][op];
   p->scale = premul ? p->kernels->scale[dtype] : NULL;
@@ -19,6 +14,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"time"
 	"unsafe"
 
 	"sagecomm/internal/coll"
@@ -110,8 +106,11 @@ func (c Call) Op() coll.Op {
 	o := c.raw
 	return coll.Op{Kind: coll.Kind(o.kind), Type: coll.DataType(o.dtype), Reduce: coll.ReduceOp(o.reduce_op),
 		Root: int(o.root), Tag: int(o.tag), Factor: float64(o.factor),
-		In: uint64(C.scr_total(o.in, o.n_in)), Out: uint64(C.scr_total(o.out, o.n_out))}
+		Timeout: time.Duration(o.timeout_ns), In: uint64(C.scr_total(o.in, o.n_in)), Out: uint64(C.scr_total(o.out, o.n_out))}
 }
+
+// Whole says whether every segment has whole elements of so many bytes, a power of two.
+func (c Call) Whole(elem int) bool { return bool(C.scr_op_whole(c.raw, C.uint64_t(elem))) }
 
 // Key is what programs for such calls are kept under; Class is its size class.
 func (g *Group) Key(c Call) (key uint64, class int) {

@@ -47,7 +47,8 @@ scr_run *scr_run_of(uint64_t handle) {
   uint32_t index = (uint32_t)handle - 1;
   if (index / RUNS_PER_BLOCK >= atomic_load_explicit(&n_blocks, memory_order_acquire)) return NULL;
   scr_run *r = &blocks[index / RUNS_PER_BLOCK][index % RUNS_PER_BLOCK];
-  bool live = r->generation == (uint32_t)(handle >> 32) && atomic_load_explicit(&r->refs, memory_order_acquire) != 0;
+  bool live = r->generation == (uint32_t)(handle >> 32) && atomic_load_explicit(&r->refs, memory_order_acquire) != 0 &&
+              atomic_load_explicit(&r->released, memory_order_relaxed) == 0;
   return live ? r : NULL;
 }
 
@@ -59,6 +60,8 @@ void scr_run_unref(scr_run *r) {
   r->more_segments = NULL;
   if (r->own_program) scr_program_free(r->own_program);
   r->own_program = NULL;
+  scr_cause_unref(r->cause);
+  r->cause = NULL;
   scr_spin_lock(&pool_lock);
   r->next = free_runs;
   free_runs = r;
@@ -67,11 +70,14 @@ void scr_run_unref(scr_run *r) {
 
 /* Takes the operation's description over. The caller's arrays are used as they lie unless copy_segments is set. */
 bool scr_run_operands(scr_run *r, const sagecomm_op *op, bool copy_segments) {
+  /* What a kind does not use is 0: peers compare all of it. */
+  bool reduces = op->kind == SAGECOMM_ALL_REDUCE || op->kind == SAGECOMM_REDUCE;
+  bool rooted = op->kind != SAGECOMM_ALL_REDUCE && op->kind != SAGECOMM_ALL_GATHER && op->kind != SAGECOMM_BARRIER;
   r->kind = op->kind;
-  r->dtype = op->dtype;
-  r->reduce_op = op->reduce_op;
+  r->dtype = op->kind == SAGECOMM_BARRIER ? 0 : op->dtype;
+  r->reduce_op = reduces ? op->reduce_op : 0;
   r->async = (op->flags & SAGECOMM_ASYNC) != 0;
-  r->root = op->root;
+  r->root = rooted ? op->root : 0;
   r->tag = op->tag;
   r->factor = op->factor;
   r->in = (scr_segments){op->in, op->n_in};
@@ -91,6 +97,7 @@ bool scr_run_operands(scr_run *r, const sagecomm_op *op, bool copy_segments) {
 
 void scr_run_finish(scr_run *r, int32_t status, bool waiter) {
   r->status = status;
+  if (status < 0) r->cause = scr_cause_ref(atomic_load_explicit(&r->group->cause, memory_order_acquire));
   scr_note_finished(r->group, r, status == SAGECOMM_OK);
   uint32_t before = atomic_exchange_explicit(&r->state, SCR_DONE, memory_order_seq_cst);
   bool sleeper = atomic_load_explicit(&r->sleepers, memory_order_seq_cst) != 0;
@@ -103,7 +110,7 @@ void scr_run_complete(scr_run *r) {
   if (done == NULL || atomic_exchange_explicit(&r->claimed, 1, memory_order_acq_rel) != 0) return;
   sagecomm_error err = {0};
   err.rank = -1;
-  if (r->status < 0) scr_copy_error(r->group, &err);
+  if (r->status < 0) scr_cause_copy(r->cause, &err);
   done(r->done_ctx, r->status, &err);
 }
 
@@ -124,7 +131,7 @@ int32_t scr_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sageco
   } else if (!(atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE)) {
     return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: on_done: this work has a done function already");
   }
-  if (r->status < 0) scr_copy_error(r->group, err);
+  if (r->status < 0) scr_cause_copy(r->cause, err);
   return r->status;
 }
 
@@ -141,5 +148,5 @@ int32_t scr_work_source(sagecomm_work work) {
 void scr_release(sagecomm_work work) {
   if (scr_in_child()) return;
   scr_run *r = scr_run_of(work);
-  if (r) scr_run_unref(r);
+  if (r && atomic_exchange_explicit(&r->released, 1, memory_order_acq_rel) == 0) scr_run_unref(r);
 }

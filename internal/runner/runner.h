@@ -174,6 +174,10 @@ const scr_program *scr_cache_find(const scr_group *g, uint64_t key);
 bool scr_cache_insert(scr_group *g, uint64_t key, scr_program *p);
 uint32_t scr_cache_entries(const scr_group *g);
 
+/* Bytes of a buffer; UINT64_MAX for more than INT64_MAX. */
+uint64_t scr_total(const sagecomm_segment *s, uint32_t n);
+/* Whether all segments have whole elements of so many bytes, a power of two. */
+bool scr_op_whole(const sagecomm_op *op, uint64_t elem);
 /* Bytes of an operation's buffers, or UINT64_MAX where in and out do not fit together. */
 uint64_t scr_op_bytes(const sagecomm_op *op, int32_t size);
 

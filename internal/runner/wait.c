@@ -80,11 +80,19 @@ int scr_health(scr_group *g, scr_run *r, int64_t now) {
  * it, or are ahead; either way they get the time back. */
 #define OVERRUN_NS (500 * 1000000LL)
 
+int64_t scr_overrun(int64_t *last, int64_t now, int64_t asked) {
+  int64_t over = *last ? now - *last - asked : 0;
+  *last = now;
+  return over > OVERRUN_NS ? over : 0;
+}
+
+void scr_extend(scr_run *r, int64_t by) {
+  if (by != 0 && r->deadline_ns != 0) r->deadline_ns += by;
+}
+
 int64_t scr_look_at_clock(scr_run *r, scr_patience *p, int64_t asked) {
   int64_t now = scr_now();
-  int64_t over = p->last ? now - p->last - asked : 0;
-  if (over > OVERRUN_NS && r->deadline_ns != 0) r->deadline_ns += over;
-  p->last = now;
+  scr_extend(r, scr_overrun(&p->last, now, asked));
   return now;
 }
 

@@ -191,6 +191,32 @@ func TestRankStoppedInsideACollectiveIsNamed(t *testing.T) {
 	}
 }
 
+// A rank that was stopped for longer than its time does not take that for the fault of its peers, whoever drives.
+func TestRankThatWasStoppedBlamesNobody(t *testing.T) {
+	list := start(t, 2, nil)
+	create(t, list, "g", time.Second)
+	succeed(t, all(list, command{Do: "once"}))
+	stopped := list[0]
+	stopped.order(command{Do: "async"})
+	stopped.answer("issued")
+	for _, s := range []unix.Signal{unix.SIGSTOP, unix.SIGCONT} {
+		if err := stopped.cmd.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+		if s == unix.SIGSTOP {
+			time.Sleep(1500 * time.Millisecond) // past the time of the operation
+		}
+	}
+	time.Sleep(100 * time.Millisecond) // the engine looks again, and must not give up
+	list[1].order(command{Do: "async"})
+	list[1].answer("issued")
+	for _, p := range list {
+		if r := p.answer("async"); r.Failure != nil {
+			t.Error(r.Failure)
+		}
+	}
+}
+
 // A rank that leaves in order is no failure to operations that do not need it, and one by name to those that do.
 func TestCleanExit(t *testing.T) {
 	list := start(t, 3, nil)
