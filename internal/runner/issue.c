@@ -335,8 +335,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
     uint64_t bytes = scr_op_bytes(op, g->size);
     const scr_program *pg = scr_cache_find(g, scr_cache_key(g, op, bytes));
     uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
-    if (SCR_LIKELY(pg != NULL && allowed(g, op, bytes) && (w & SCR_FLAGS) == 0 &&
-                   w >> SCR_GEN_SHIFT == group >> 32) &&
+    if (SCR_LIKELY(pg != NULL && allowed(g, op, bytes) && (w & SCR_FLAGS) == 0 && w >> SCR_GEN_SHIFT == group >> 32) &&
         atomic_compare_exchange_strong_explicit(&g->word, &w, (w + SCR_SEQ_ONE) | SCR_LOCKED, memory_order_acq_rel,
                                                 memory_order_relaxed)) {
       return run_here(g, group, op, bytes, scr_word_seq(w) + 1, pg, work, err);
