@@ -258,6 +258,18 @@ func TestParseTuneRefuses(t *testing.T) {
 	}
 }
 
+func TestDocumentedRulesAreAccepted(t *testing.T) {
+	text, err := os.ReadFile("../docs/environment.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(text), "Overrides the choice of algorithms, for example `")
+	rules, _, found := strings.Cut(after, "`")
+	if tune, err := ParseTune(rules); !found || err != nil || len(tune) == 0 {
+		t.Errorf("%q: %v, %v", rules, tune, err)
+	}
+}
+
 func TestParseTuneAccepts(t *testing.T) {
 	tune, err := ParseTune(" all_reduce : 0 - 8k : one_shot ; all_reduce:8K-inf:two_shot @ chunk = 128K;;reduce:1m-2G:two_shot;")
 	if err != nil {

@@ -8,7 +8,7 @@
  *   - Returns a sagecomm_status. Anything below zero is an error; if `err` is not NULL it is filled in, by copy.
  *   - The library keeps no pointer of the caller's after a call has returned, except the buffers of an operation
  *     that is PENDING, which it uses until that operation is complete.
- *   - In a forked child every function returns SAGECOMM_FORKED at once and touches nothing.
+ *   - In a forked child every function that returns a status returns SAGECOMM_FORKED at once and touches nothing.
  *   - A Go panic never crosses this line: it becomes SAGECOMM_INTERNAL and the group is unusable from then on.
  *
  * Handles are 64-bit numbers made of an index and a generation; 0 is never valid and a stale one is refused.

@@ -19,7 +19,7 @@ var (
 		"How much is written to standard error: warnings only, once per group what was chosen and why, or every operation.")
 
 	Tune = declare("TUNE", "", text("rules `op:range:algorithm[@key=value]` separated by `;`"),
-		"Overrides the choice of algorithms, for example `all_reduce:0-8K:one_shot;all_gather:ring`; must be the same on all ranks.")
+		"Overrides the choice of algorithms, for example `all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K`; must be the same on all ranks.")
 
 	ShmAttach = declare("SHM_ATTACH", "proc,scm,tmpfs", listOf("proc", "scm", "tmpfs"),
 		"Ways to map a peer's shared memory, in the order in which they are tried: through /proc, by descriptor passing, by a file that is removed once it is mapped.")
@@ -27,7 +27,7 @@ var (
 	ShmDir = declare("SHM_DIR", "/dev/shm", absolutePath(),
 		"Directory of the file that the `tmpfs` way of SAGECOMM_SHM_ATTACH needs; it should be on a memory file system.")
 
-	ArenaSize = declare("ARENA_SIZE", "1G", byteSize(1<<20, 1<<40),
+	ArenaSize = declare("ARENA_SIZE", "1G", byteSize(16<<20, 1<<40),
 		"Address space of one process's shared memory; pages are taken from the system only as groups need them.")
 
 	Timeout = declare("TIMEOUT", "group", orWord("group", seconds()),
