@@ -84,10 +84,6 @@ PYBIND11_MODULE(_C, module) {
       py::arg("timeout"),
       py::arg("mismatch"),
       py::arg("aborted"));
-  // Peers that are told goodbye do not take the end of this process for a failure. Handlers run last-in first-out: one
-  // that is registered now runs after those of the user's modules, which may still use a group, and before the
-  // interpreter is taken apart.
-  py::module_::import("atexit").attr("register")(module.attr("shutdown"));
 }
 
 } // namespace sagecomm

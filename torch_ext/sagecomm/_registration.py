@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 from typing import Any
 
 import torch.distributed
@@ -19,6 +21,7 @@ def register() -> None:
     from torch.distributed import distributed_c10d as c10d
 
     if NAME.upper() not in c10d.Backend._plugins:
+        atexit.register(_leave)
         c10d.Backend.register_backend(NAME, create, extended_api=True, devices=list(DEVICES))
     # torch attaches a recorder of its own to the groups of backends outside this set, at 2 us an operation and 15 us a
     # barrier. We record natively. A group whose other device has a backend outside the set keeps torch's recorder:
@@ -26,6 +29,17 @@ def register() -> None:
     self_recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if self_recording is not None:
         self_recording.add(NAME)
+
+
+def _leave() -> None:
+    """Says goodbye in all groups, so that peers do not take the end of this process for a failure.
+
+    Handlers run last-in first-out: this one was registered with the name, before most scripts register theirs, which
+    may still use a group.
+    """
+    native = sys.modules.get("sagecomm._C")  # not there unless a group was made
+    if native is not None:
+        native.shutdown()
 
 
 def create(dist_options: Any, options: object | None) -> Any:
