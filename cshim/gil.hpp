@@ -7,11 +7,21 @@
 
 namespace sagecomm {
 
+// PyGILState_Check() says yes on every thread once a subinterpreter has been made.
+inline bool holdsGil() {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyThreadState* const current = PyThreadState_GetUnchecked();
+#else
+  PyThreadState* const current = _PyThreadState_UncheckedGet();
+#endif
+  return current != nullptr && current == PyGILState_GetThisThreadState();
+}
+
 // Releases the GIL if this thread holds it. torch's bindings have released it on most ways into the shim, but not on
 // all (destructors, C++ callers).
 class WithoutGil {
  public:
-  WithoutGil() : state_(PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {
+  WithoutGil() : state_(holdsGil() ? PyEval_SaveThread() : nullptr) {
   }
   ~WithoutGil() {
     if (state_ != nullptr) {

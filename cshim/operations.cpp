@@ -134,6 +134,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allgather(
               std::to_string(input.numel()));
     }
   }
+  call.buffers.separateInput(input, rank_, size_);
   call.take(opts);
   call.inputs = inputs;
   call.outputs = outputs[0];
@@ -152,6 +153,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::_allgather_base(
             " ranks with inputs of " + std::to_string(input.numel()) + " need " +
             std::to_string(input.numel() * size_));
   }
+  call.buffers.separateInput(input, rank_, size_);
   call.take(opts);
   call.inputs = c10::ArrayRef<at::Tensor>(input);
   call.outputs = c10::ArrayRef<at::Tensor>(output);
@@ -250,6 +252,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   }
   work->attach(handle, std::move(call.buffers), call.inputs, info_, call.source);
   if (call.async) {
+    // The profiler may be gone when the operation ends, and the end of a range writes to its memory.
+    work->endProfiling();
     work->completeLater();
   } else {
     work->drive();

@@ -55,19 +55,24 @@ ProcessGroupSagecomm::ProcessGroupSagecomm(
 
 ProcessGroupSagecomm::~ProcessGroupSagecomm() {
   destroy();
+  delete cause_.load();
 }
 
 void ProcessGroupSagecomm::shutdown() {
   destroy();
 }
 
-// Errors have no reader here: the group is going away, and its operations have reported theirs.
+// Errors of the destruction have no reader here. A cause of failure is kept for who uses the object afterwards.
 void ProcessGroupSagecomm::destroy() noexcept {
   if (forked() || exiting() || shutDown_.exchange(true)) {
     return;
   }
   WithoutGil unlocked;
   lastSequence_.store(api_.group_sequence(group_));
+  auto cause = std::make_unique<sagecomm_error>();
+  if (api_.group_error(group_, cause.get()) < 0) {
+    cause_.store(cause.release());
+  }
   api_.group_destroy(group_, nullptr);
 }
 
@@ -83,6 +88,9 @@ void ProcessGroupSagecomm::abort() {
 }
 
 void ProcessGroupSagecomm::refuseAfterShutdown(const char* op) const {
+  if (const sagecomm_error* cause = cause_.load()) {
+    raise(*cause);
+  }
   sagecomm_error error;
   fillError(
       error,
@@ -126,11 +134,15 @@ void ProcessGroupSagecomm::setSequenceNumberForGroup() {
 }
 
 c10d::ErrorType ProcessGroupSagecomm::getError() {
+  int32_t status = SAGECOMM_OK;
   if (shutDown_.load()) {
-    return c10d::ErrorType::SUCCESS;
+    const sagecomm_error* cause = cause_.load();
+    status = cause == nullptr ? SAGECOMM_OK : cause->status;
+  } else {
+    WithoutGil unlocked;
+    status = api_.group_error(group_, nullptr);
   }
-  WithoutGil unlocked;
-  switch (api_.group_error(group_, nullptr)) {
+  switch (status) {
     case SAGECOMM_OK:
       return c10d::ErrorType::SUCCESS;
     case SAGECOMM_TIMEOUT:

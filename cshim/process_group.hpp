@@ -67,6 +67,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   std::atomic<int64_t> timeoutMs_;
   std::atomic<bool> shutDown_{false};
   std::atomic<uint64_t> lastSequence_{0}; // what was issued until the shutdown
+  std::atomic<const sagecomm_error*> cause_{nullptr}; // owned: why the group had failed by then
 };
 
 } // namespace sagecomm

@@ -3,6 +3,7 @@
 #include <string>
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "errors.hpp"
@@ -111,12 +112,19 @@ void Buffers::addInput(const char* op, const char* role, size_t index, const at:
   in_.push_back(readable(copies_.emplace_back(toBlock(t))));
 }
 
+void Buffers::checkWritable(const char* op, const char* role, size_t index, const at::Tensor& t) {
+  if (at::has_internal_overlap(t) == at::MemOverlap::Yes) {
+    refuse(op, label(role, index) + " has elements that share memory, as after expand(): pass a clone() of it");
+  }
+}
+
 void Buffers::addOutput(const char* op, const char* role, size_t index, const at::Tensor& t) {
   check(op, role, index, t);
   if (C10_LIKELY(isBlock(t))) {
     out_.push_back(writable(t));
     return;
   }
+  checkWritable(op, role, index, t);
   at::AutoDispatchBelowADInplaceOrView noAutograd;
   at::Tensor copy = at::empty(t.sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
   out_.push_back(writable(copy));
@@ -128,11 +136,32 @@ void Buffers::addInOut(const char* op, const char* role, size_t index, const at:
   if (C10_LIKELY(isBlock(t))) {
     in_.push_back(writable(t));
   } else {
+    checkWritable(op, role, index, t);
     at::Tensor copy = toBlock(t);
     in_.push_back(writable(copy));
     copyBack_.emplace_back(t, std::move(copy));
   }
   out_.push_back(in_.back());
+}
+
+void Buffers::separateInput(const at::Tensor& input, int rank, int size) {
+  const auto* from = static_cast<const char*>(in_[0].data);
+  const uint64_t bytes = in_[0].bytes;
+  if (bytes == 0) {
+    return;
+  }
+  int block = 0;
+  for (const sagecomm_segment& s : out_) {
+    for (uint64_t at = 0; at < s.bytes && block < size; at += bytes, block++) {
+      const char* to = static_cast<const char*>(s.data) + at;
+      const bool overlaps = from < to + bytes && to < from + bytes;
+      if (C10_UNLIKELY(overlaps && (block != rank || from != to))) {
+        at::AutoDispatchBelowADInplaceOrView noAutograd;
+        in_[0] = readable(copies_.emplace_back(input.clone(at::MemoryFormat::Contiguous)));
+        return;
+      }
+    }
+  }
 }
 
 void Buffers::copyBack() {

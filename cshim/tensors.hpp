@@ -24,6 +24,10 @@ class Buffers {
   // In place: the same memory is input and output.
   void addInOut(const char* op, const char* role, size_t index, const at::Tensor& t);
 
+  // Of an all_gather, after its input and outputs were added: the input may be the rank's own block of the output. Where
+  // it overlaps anything else, a copy takes its place.
+  void separateInput(const at::Tensor& input, int rank, int size);
+
   const Segments& in() const {
     return in_;
   }
@@ -43,6 +47,8 @@ class Buffers {
 
  private:
   void check(const char* op, const char* role, size_t index, const at::Tensor& t);
+  // Refuses an output, not a plain block, that cannot be written back.
+  static void checkWritable(const char* op, const char* role, size_t index, const at::Tensor& t);
 
   static constexpr uint8_t kNoType = 255;
 

@@ -117,9 +117,10 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   } else if (pending_->buffers.staged()) {
     try {
       pending_->buffers.copyBack();
+    } catch (const c10::Error& e) {
+      cannotWrite(e.what_without_backtrace());
     } catch (const std::exception& e) {
-      error_ = std::make_unique<sagecomm_error>();
-      fillError(*error_, SAGECOMM_INTERNAL, name_, group_->name, std::string("cannot write an output: ") + e.what());
+      cannotWrite(e.what());
     }
   }
   if (source_ < 0 && status == SAGECOMM_OK && opType_ == c10d::OpType::RECVANYSOURCE) {
@@ -147,6 +148,11 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
     // then() keeps a callback's exception in its own Future; this one came from a raw C++ callback and has no owner.
     LOG(ERROR) << "sagecomm: " << name_ << ": a callback of this operation's Future raised: " << e.what();
   }
+}
+
+void Work::cannotWrite(const char* why) {
+  error_ = std::make_unique<sagecomm_error>();
+  fillError(*error_, SAGECOMM_INTERNAL, name_, group_->name, std::string("cannot write an output: ") + why);
 }
 
 bool Work::waitUntilDone(milliseconds timeout) {
@@ -186,6 +192,7 @@ void Work::drive() {
   try {
     waitUntilDone(kNoTimeout);
   } catch (...) {
+    endProfiling();
     completeLater(); // peers may still read and write these tensors
     throw;
   }

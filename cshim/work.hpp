@@ -57,7 +57,7 @@ class Work final : public c10d::Work {
       c10::ArrayRef<at::Tensor> inputs,
       std::shared_ptr<const GroupInfo> group,
       int source) noexcept;
-  // The operation was refused or failed inside issue(): ends the profiler range.
+  // Ends the profiler range: of an asynchronous operation when it has been issued, of a synchronous one at its end.
   void endProfiling();
   // Asynchronous: has the core complete this Work.
   void completeLater();
@@ -84,6 +84,7 @@ class Work final : public c10d::Work {
   static void doneCallback(void* ctx, int32_t status, const sagecomm_error* error) noexcept;
 
   void complete(int32_t status, const sagecomm_error* error);
+  void cannotWrite(const char* why);
   // Returns false if the deadline passed first.
   bool waitUntilDone(std::chrono::milliseconds timeout);
   void unregister();

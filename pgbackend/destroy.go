@@ -3,13 +3,14 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"sagecomm/internal/coll"
 )
 
-// Destroy waits for what was issued, a bounded time, says goodbye and frees. It waits for no peer to do the same: what
-// peers may still touch is freed later, when they have left or died.
+// Destroy waits for what was issued, a bounded time and while all peers live, says goodbye and frees. It waits for no
+// peer to do the same: what peers may still touch is freed later, when they have left or died.
 func (g *Group) Destroy() error {
 	g.mu.Lock()
 	ended := g.ended
@@ -18,12 +19,16 @@ func (g *Group) Destroy() error {
 	if ended {
 		return fmt.Errorf("sagecomm: group %q was destroyed already", g.name)
 	}
-	deadline := time.Now().Add(destroyPatience)
-	for g.cause.Load() == nil && g.run.Unfinished() > 0 && time.Now().Before(deadline) {
+	var deadline time.Time
+	for g.cause.Load() == nil && g.run.Unfinished() > 0 && !g.bereaved() {
+		if deadline.IsZero() {
+			deadline = g.process.destroyDeadline()
+		}
+		if !time.Now().Before(deadline) {
+			g.process.warn("group %q was destroyed on rank %d with operations that peers have not joined for up to %v; they fail now", g.name, g.rank, destroyPatience)
+			break
+		}
 		time.Sleep(200 * time.Microsecond)
-	}
-	if n := g.run.Unfinished(); n > 0 && g.cause.Load() == nil {
-		g.process.warn("group %q was destroyed on rank %d with operations that peers have not joined for %v; they fail now", g.name, g.rank, destroyPatience)
 	}
 	g.run.Goodbye()
 	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
@@ -46,6 +51,24 @@ func (g *Group) Destroy() error {
 	p.mu.Unlock()
 	p.sweep()
 	return nil
+}
+
+// destroyDeadline is when a group that is being destroyed stops to wait. Groups that are destroyed one after the other
+// share the time: what the peers of one have not joined, those of the next will not join either, as a rule.
+func (p *Process) destroyDeadline() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now := time.Now(); now.After(p.patient.Add(destroyPatience)) {
+		p.patient = now.Add(destroyPatience)
+	}
+	return p.patient
+}
+
+// bereaved says whether a peer has died, after which no collective can finish.
+func (g *Group) bereaved() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Contains(g.gone, true)
 }
 
 // sweep frees the groups whose boards no peer will touch any more.

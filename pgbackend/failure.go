@@ -105,7 +105,7 @@ func (g *Group) timeout(t runner.Trouble) *coll.Failure {
 	f := g.blame(coll.Timeout, t.Peer, t)
 	if !t.Op.Kind.Collective() {
 		f.Message = fmt.Sprintf("sagecomm: group %q: timeout after %v on rank %d in %s: the other side has not called its part; its last collective is #%d",
-			g.name, g.rank, t.Timeout, describe(t.Op, 0), g.last(t.Peer))
+			g.name, t.Timeout, g.rank, describe(t.Op, 0), g.last(t.Peer))
 		return f
 	}
 	var missing []string
@@ -246,8 +246,8 @@ func (g *Group) Abort(reason string) {
 		Message: fmt.Sprintf("sagecomm: group %q was aborted by rank %d: %s", g.name, g.rank, reason)})
 }
 
-// destroyPatience bounds how long Destroy waits for what was issued: peers may never make their calls. Tests shorten it.
-var destroyPatience = 5 * time.Second
+// destroyPatience bounds how long Destroy waits for what was issued: peers may never make their calls. Tests change it.
+var destroyPatience = 2 * time.Second
 
 // CreateFailure is the failure of a group that never came to be.
 func CreateFailure(name string, err error) *coll.Failure {

@@ -73,7 +73,7 @@ func TestTimeoutOfTheFirstCallAndOfMessages(t *testing.T) {
 		op    coll.Op
 		parts []string
 	}{
-		{coll.Op{Kind: coll.Recv, Root: 1, Tag: 7}, []string{"recv", "from rank 1, tag 7", "the other side has not called its part"}},
+		{coll.Op{Kind: coll.Recv, Root: 1, Tag: 7}, []string{"timeout after " + short.String() + " on rank 0 in recv", "from rank 1, tag 7", "the other side has not called its part"}},
 		{coll.Op{Kind: coll.Recv, Root: coll.AnySource, Tag: 7}, []string{"recv", "from any rank, tag 7"}},
 		{coll.Op{Kind: coll.Send, Root: 1, Tag: 8}, []string{"send", "to rank 1, tag 8"}},
 	} {

@@ -44,8 +44,13 @@ def _leave() -> None:
 
 def create(dist_options: Any, options: object | None) -> Any:
     """Creates the backend of one group: torch calls it with its own options and the user's pg_options."""
+    from sagecomm import _flight, _native
+
+    native = _native.load()
     if options is None:
         options = Options()
+    elif isinstance(options, native.Options):  # `options` of another group
+        options = Options(timeout=options._timeout, settings=options.settings)
     if not isinstance(options, Options):
         raise TypeError(
             f"sagecomm: pg_options must be a sagecomm.Options, got {type(options).__module__}.{type(options).__name__}"
@@ -53,9 +58,6 @@ def create(dist_options: Any, options: object | None) -> Any:
     if options.timeout is not None:
         dist_options.timeout = options.timeout
 
-    from sagecomm import _flight, _native
-
-    native = _native.load()
     _flight.install(native)
     _flight.remember(dist_options.group_id, dist_options.global_ranks_in_group)
     return native.create_backend(dist_options, dict(options.settings))

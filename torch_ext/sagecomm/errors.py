@@ -14,7 +14,7 @@ class _CollectiveError(DistBackendError):
     rank: int | None  #: the rank that is to blame
     host: str | None  #: the host that it runs on
     pid: int | None  #: its process
-    op: str | None  #: the operation that was in flight
+    op: str | None  #: the operation that was in flight; of a dead rank, the last collective that it began
     sequence: int | None  #: its number in the group, from 1
     group: str | None  #: the group's name
 
