@@ -257,3 +257,27 @@ func TestShutdown(t *testing.T) {
 		}
 	}
 }
+
+// Groups that are destroyed one after the other wait for peers once, not once each.
+func TestDestroysShareTheirPatience(t *testing.T) {
+	impatient(t, time.Second)
+	var worlds []*world
+	for range 6 {
+		w := newWorld(t, 2)
+		work, f := sumAsync(w.groups[0], 10)
+		if f != nil {
+			t.Fatal(f)
+		}
+		defer work.Release()
+		worlds = append(worlds, w)
+	}
+	begin := time.Now()
+	for _, w := range worlds {
+		if err := w.groups[0].Destroy(); err != nil {
+			t.Error(err)
+		}
+	}
+	if took := time.Since(begin); took > 4*time.Second {
+		t.Errorf("6 groups took %v, expected about 1 s", took)
+	}
+}

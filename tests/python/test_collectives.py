@@ -284,6 +284,30 @@ def test_all_gather_into_the_input_s_own_memory(world, size):
 # ---- many calls in a row ----
 
 
+def overlapping() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    n = 100_000  # several chunks
+    expected = torch.arange(size).repeat_interleave(n).float() + 1
+    for async_op in (False, True):
+        for shift in (n, 1):  # in the place of another rank, and a little beside the own one
+            for single in (True, False):
+                out = torch.zeros(size * n + 1)
+                at = min((rank * n + shift) % (size * n), size * n + 1 - n)
+                mine = out[at : at + n].fill_(rank + 1.0)
+                results = out[: size * n]
+                if single:
+                    work = dist.all_gather_into_tensor(results, mine, async_op=async_op)
+                else:
+                    work = dist.all_gather(list(results.split(n)), mine, async_op=async_op)
+                finish(work, async_op)
+                assert torch.equal(results, expected), (async_op, shift, single)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_gather_of_an_input_that_overlaps_the_output(world, size):
+    world(size).run(overlapping)
+
+
 def soak(seed: int, calls: int) -> str:
     """Calls in random order, up to 20 of them in flight, waited for in random order or never."""
     rank, size = dist.get_rank(), dist.get_world_size()

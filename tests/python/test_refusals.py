@@ -162,3 +162,20 @@ def absent() -> None:
 
 def test_operations_that_the_backend_does_not_have(world):
     world(1).run(absent)
+
+
+def shared_elements() -> None:
+    expanded = torch.ones(1).expand(5)
+    for call in (
+        lambda: dist.all_reduce(expanded),
+        lambda: dist.broadcast(expanded, 1 - dist.get_rank()),
+        lambda: dist.all_reduce(expanded, async_op=True),
+        lambda: dist.all_gather([expanded, expanded], torch.ones(5)),
+    ):
+        refused("elements that share memory, as after expand", call)
+    dist.broadcast(torch.ones(5) if dist.get_rank() else expanded.clone(), 0)
+    still_works()
+
+
+def test_outputs_whose_elements_share_memory(world):
+    world(2).run(shared_elements)

@@ -93,3 +93,71 @@ def group_facts() -> None:
 
 def test_what_a_group_says_about_itself(world):
     world(3).run(group_facts)
+
+
+def outlives_the_profiler() -> None:
+    rank = dist.get_rank()
+    for _ in range(3):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+            for _ in range(4):
+                dist.all_reduce(torch.ones(10))
+                dist.barrier()
+            early = dist.all_reduce(torch.ones(100_000), async_op=True) if rank == 0 else None
+        assert "sagecomm:all_reduce" in {event.name for event in profile.events()}
+        del profile
+        # Only now can it end. What the end of its range wrote to would be gone.
+        (early or dist.all_reduce(torch.ones(100_000), async_op=True)).wait()
+
+
+def test_an_operation_outlives_the_profiler(fresh_world):
+    fresh_world(2).run(outlives_the_profiler)
+
+
+def with_options_of_another_group() -> dict[str, str]:
+    again = dist.new_group(pg_options=backend().options)
+    dist.barrier(group=again)
+    settings: dict[str, str] = backend(again).options.settings
+    return settings
+
+
+def test_options_of_a_group_make_another(world):
+    options = sagecomm.Options(settings={"debug": "WARN"})
+    assert world(2).run(with_options_of_another_group, options=options) == [{"debug": "WARN"}] * 2
+
+
+def cause_after_shutdown() -> list[str]:
+    native = backend()
+    if dist.get_rank() == 0:
+        native.abort()
+    texts = []
+    for end in (False, True):
+        if end:
+            native.shutdown()
+        with pytest.raises(sagecomm.Aborted) as raised:
+            dist.all_reduce(torch.ones(1))
+        texts.append(f"{raised.value} {raised.value.rank}")
+        assert "COMM_ERROR" in str(native.get_error())
+    return texts
+
+
+def test_the_cause_stays_after_shutdown(world):
+    for before, after in world(2).run(cause_after_shutdown):
+        assert before == after
+        assert "was aborted by rank 0" in before
+        assert before.endswith(" 0")
+
+
+def beside_a_subinterpreter() -> str:
+    try:
+        import _interpreters as interpreters  # 3.13
+    except ImportError:
+        import _xxsubinterpreters as interpreters
+    interpreters.destroy(interpreters.create())
+    t = torch.ones(2)
+    dist.all_reduce(t)
+    dist.all_reduce(t, async_op=True).wait()
+    return str(t.tolist())
+
+
+def test_a_subinterpreter_in_the_process(fresh_world):
+    assert fresh_world(2).run(beside_a_subinterpreter) == ["[4.0, 4.0]"] * 2
