@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unsafe"
 
 	"sagecomm/algo"
 	"sagecomm/internal/bootstrap"
@@ -159,6 +158,7 @@ func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []s
 
 func (g *Group) attach(all [][]byte, methods []shmem.Method) error {
 	g.members = make([]member, g.size)
+	g.peers = make([]runner.Peer, g.size)
 	descriptors := make([]shmem.Descriptor, g.size)
 	for rank, text := range all {
 		m := &g.members[rank]
@@ -178,10 +178,10 @@ func (g *Group) attach(all [][]byte, methods []shmem.Method) error {
 		return err
 	}
 	for rank, m := range maps {
-		off := g.members[rank].Board
-		if off < 0 || off > m.Size()-runner.BoardBytes(g.size) || !runner.BoardIs(unsafe.Add(m.Base(), off), m.Size()-off, rank, g.size) {
+		g.peers[rank] = runner.Peer{Arena: m.Base(), Bytes: m.Size(), Board: g.members[rank].Board}
+		if !g.peers[rank].Check(rank, g.size) {
 			releaseAll(maps)
-			return fmt.Errorf("there is no board of rank %d at offset %d of its shared memory", rank, off)
+			return fmt.Errorf("there is no board of rank %d at offset %d of its shared memory", rank, g.members[rank].Board)
 		}
 	}
 	g.maps = maps
@@ -190,14 +190,9 @@ func (g *Group) attach(all [][]byte, methods []shmem.Method) error {
 
 // open makes the runner's group of what is mapped.
 func (g *Group) open(c Config) error {
-	peers := make([]runner.Peer, g.size)
-	here := 0
-	for rank, m := range g.maps {
-		peers[rank] = runner.Peer{Arena: m.Base(), Bytes: m.Size(), Board: g.members[rank].Board}
-		here++
-	}
+	here := len(g.maps)
 	run, err := runner.OpenGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Patience: patience(g.settings, here),
-		StreamBytes: streamBytes, Flights: g.flights, Peers: peers})
+		StreamBytes: streamBytes, Flights: g.flights, Peers: g.peers})
 	if err != nil {
 		return err
 	}

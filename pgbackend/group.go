@@ -23,6 +23,7 @@ type Group struct {
 	settings *env.Settings
 	flights  int      // operations that its flight recorder keeps
 	members  []member // by rank
+	peers    []runner.Peer
 	run      *runner.Group
 	board    *board
 	own      *store // the board's, if it was made for this group alone

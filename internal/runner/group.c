@@ -34,11 +34,13 @@ void scr_board_format(void *board, int32_t rank, int32_t size, uint64_t engine_b
   b->magic = SCR_BOARD_MAGIC;
 }
 
-int scr_board_check(const void *board, uint64_t limit, int32_t rank, int32_t size) {
-  const scr_board *b = board;
-  if (limit < scr_board_bytes(size)) return -1;
-  bool ok = b->magic == SCR_BOARD_MAGIC && b->rank == (uint32_t)rank && b->size == (uint32_t)size &&
-            b->bytes == scr_board_bytes(size);
+int scr_board_check(scr_peer_config *p, int32_t rank, int32_t size) {
+  uint64_t n = scr_board_bytes(size);
+  if (n > p->arena_bytes || p->board > p->arena_bytes - n || p->board % SCR_LINE != 0) return -1;
+  const scr_board *b = (const scr_board *)(const void *)((const unsigned char *)p->arena + p->board);
+  p->engine_bell = __atomic_load_n(&b->engine_bell, __ATOMIC_RELAXED);
+  bool ok = b->magic == SCR_BOARD_MAGIC && b->rank == (uint32_t)rank && b->size == (uint32_t)size && b->bytes == n &&
+            p->engine_bell % sizeof(uint32_t) == 0 && p->engine_bell <= p->arena_bytes - sizeof(uint32_t);
   return ok ? 0 : -1;
 }
 
@@ -103,7 +105,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     peer[i].arena = c->arena;
     peer[i].arena_bytes = c->arena_bytes;
     peer[i].board = (scr_board *)(void *)((unsigned char *)c->arena + c->board);
-    peer[i].engine_bell = (_Atomic uint32_t *)(void *)((unsigned char *)c->arena + peer[i].board->engine_bell);
+    peer[i].engine_bell = (_Atomic uint32_t *)(void *)((unsigned char *)c->arena + c->engine_bell);
   }
   g->board = peer[g->rank].board;
   g->failure = &peer[0].board->failure;

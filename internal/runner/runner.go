@@ -58,9 +58,13 @@ func FormatBoard(board unsafe.Pointer, rank, size int, engineBell int64) {
 	C.scr_board_format(board, C.int32_t(rank), C.int32_t(size), C.uint64_t(engineBell))
 }
 
-// BoardIs reports whether memory of `limit` bytes begins with a board of that rank and size.
-func BoardIs(board unsafe.Pointer, limit int64, rank, size int) bool {
-	return C.scr_board_check(board, C.uint64_t(limit), C.int32_t(rank), C.int32_t(size)) == 0
+// Check reports whether there is a board of that rank and size, and fills in the bell. Nothing of a board's header is
+// believed later.
+func (p *Peer) Check(rank, size int) bool {
+	c := C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), board: C.uint64_t(p.Board)}
+	ok := C.scr_board_check(&c, C.int32_t(rank), C.int32_t(size)) == 0
+	p.Bell = int64(c.engine_bell)
+	return ok
 }
 
 // Peer is where the board of one rank lies.
@@ -68,6 +72,7 @@ type Peer struct {
 	Arena unsafe.Pointer // base of this process's mapping of the rank's arena
 	Bytes int64          // length of the mapping
 	Board int64          // offset of the board
+	Bell  int64          // offset of the rank's engine's bell, from Check
 }
 
 // Patience is how a waiting thread behaves.
@@ -99,7 +104,8 @@ func OpenGroup(c Config) (*Group, error) {
 	defer C.free(peers)
 	list := unsafe.Slice((*C.scr_peer_config)(peers), len(c.Peers))
 	for i, p := range c.Peers {
-		list[i] = C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), board: C.uint64_t(p.Board)}
+		list[i] = C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), board: C.uint64_t(p.Board),
+			engine_bell: C.uint64_t(p.Bell)}
 	}
 	config := C.scr_group_config{
 		rank: C.int32_t(c.Rank), size: C.int32_t(len(c.Peers)), timeout_ns: C.int64_t(c.Timeout),

@@ -97,7 +97,8 @@ typedef struct scr_program {
 typedef struct scr_peer_config {
   void *arena; /* base of the mapping of the peer's arena */
   uint64_t arena_bytes;
-  uint64_t board; /* offset of its board */
+  uint64_t board;       /* offset of its board */
+  uint64_t engine_bell; /* offset of its engine's bell, from scr_board_check() */
 } scr_peer_config;
 
 typedef struct scr_group_config {
@@ -114,8 +115,9 @@ typedef struct scr_group_config {
 uint64_t scr_board_bytes(int32_t size);
 /* Lays a board out in zeroed memory; engine_bell is an offset in the same arena. */
 void scr_board_format(void *board, int32_t rank, int32_t size, uint64_t engine_bell);
-/* 0, or -1 if that is no board of this rank and size. */
-int scr_board_check(const void *board, uint64_t limit, int32_t rank, int32_t size);
+/* 0, or -1 if at p->board in p->arena there is no board of this rank and size. Sets p->engine_bell: the peer may change
+ * the board's header at any time, so it is read here and never again. */
+int scr_board_check(scr_peer_config *p, int32_t rank, int32_t size);
 
 /* Returns the handle and the group, or 0 when there is no memory or no free handle. */
 uint64_t scr_group_open(const scr_group_config *config, scr_group **out);

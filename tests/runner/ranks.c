@@ -227,14 +227,14 @@ void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *
   atomic_store(&arena_used, 4096);
   n_ranks = n;
   uint64_t board[MAX_RANKS];
+  scr_peer_config peers[MAX_RANKS];
   for (int i = 0; i < n; i++) {
     board[i] = take(scr_board_bytes(n));
     memset(arena + board[i], 0, scr_board_bytes(n));
     scr_board_format(arena + board[i], i, n, bell);
-    CHECK(scr_board_check(arena + board[i], scr_board_bytes(n), i, n) == 0);
+    peers[i] = (scr_peer_config){.arena = arena, .arena_bytes = ARENA_BYTES, .board = board[i]};
+    CHECK(scr_board_check(&peers[i], i, n) == 0);
   }
-  scr_peer_config peers[MAX_RANKS];
-  for (int i = 0; i < n; i++) peers[i] = (scr_peer_config){arena, ARENA_BYTES, board[i]};
   start s[MAX_RANKS];
   pthread_t threads[MAX_RANKS];
   for (int i = 0; i < n; i++) {
