@@ -103,10 +103,13 @@ static inline scr_ring_reader *scr_board_reader(scr_board *b, uint32_t from) {
   return (scr_ring_reader *)(void *)b->variable + from;
 }
 
-static inline _Atomic uint64_t *scr_board_ring(scr_board *b, uint32_t to) {
-  return (_Atomic uint64_t *)(void *)(b->variable + b->size * sizeof(scr_ring_reader)) + to;
+/* size: of the group, not the board's word for it, which any rank can write. */
+static inline _Atomic uint64_t *scr_board_ring(scr_board *b, uint32_t size, uint32_t to) {
+  return (_Atomic uint64_t *)(void *)(b->variable + size * sizeof(scr_ring_reader)) + to;
 }
 
-static inline _Atomic uint64_t *scr_board_closed(scr_board *b, uint32_t by) { return scr_board_ring(b, b->size) + by; }
+static inline _Atomic uint64_t *scr_board_closed(scr_board *b, uint32_t size, uint32_t by) {
+  return scr_board_ring(b, size, size) + by;
+}
 
 #endif

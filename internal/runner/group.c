@@ -210,12 +210,13 @@ void scr_group_goodbye(scr_group *g) {
 
 void scr_group_leave(scr_group *g) {
   for (int32_t i = 0; i < g->size; i++) {
-    atomic_store_explicit(scr_board_closed(g->peer[i].board, (uint32_t)g->rank), 1, memory_order_release);
+    atomic_store_explicit(scr_board_closed(g->peer[i].board, (uint32_t)g->size, (uint32_t)g->rank), 1,
+                          memory_order_release);
   }
 }
 
 bool scr_group_deserted(const scr_group *g, int32_t rank) {
-  return atomic_load_explicit(scr_board_closed(g->board, (uint32_t)rank), memory_order_acquire) != 0;
+  return atomic_load_explicit(scr_board_closed(g->board, (uint32_t)g->size, (uint32_t)rank), memory_order_acquire) != 0;
 }
 
 uint64_t scr_group_unfinished(const scr_group *g) {

@@ -316,7 +316,7 @@ int scr_message_post(scr_group *g, scr_run *r) {
 void scr_group_set_ring(scr_group *g, int32_t peer, uint64_t offset) {
   scr_spin_lock(&g->message_lock);
   g->channel[peer].out = (scr_ring *)(void *)(g->peer[g->rank].arena + offset);
-  scr_store_flag(scr_board_ring(g->board, (uint32_t)peer), offset);
+  scr_store_flag(scr_board_ring(g->board, (uint32_t)g->size, (uint32_t)peer), offset);
   scr_spin_unlock(&g->message_lock);
 }
 

@@ -24,6 +24,8 @@ void test_timeout(int size, waiting w, uint64_t seed);
 void test_abort(int size, waiting w, uint64_t seed);
 void test_declare_from_many(int size, waiting w, uint64_t seed);
 void test_goodbye(int size, waiting w, uint64_t seed);
+/* garbage.c */
+void test_board_size_is_not_read_again(int size, waiting w, uint64_t seed);
 /* recorder.c */
 void test_recorder(int size, waiting w, uint64_t seed);
 

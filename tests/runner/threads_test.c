@@ -175,6 +175,7 @@ int main(int argc, char **argv) {
       {"abort", test_abort},
       {"declare_from_many", test_declare_from_many},
       {"goodbye", test_goodbye},
+      {"board_size_is_not_read_again", test_board_size_is_not_read_again},
       {"recorder", test_recorder},
   };
   static const waiting ways[] = {{20, 100}, {0, 0}}; /* the second goes straight to sleep */
