@@ -75,6 +75,15 @@ func (g *Group) judge(t runner.Trouble) *coll.Failure {
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d called %s, but %s sent a message of %d bytes; make both sides agree",
 			g.name, g.rank, describe(t.Op, 0), g.who(t.Peer), t.Got)
 		return f
+	case runner.Garbage:
+		f := g.blame(coll.Internal, t.Peer, t)
+		thing := "message"
+		if t.Op.Kind.Collective() {
+			thing = "place of its slots"
+		}
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s wrote something that is no %s, met by rank %d in %s; something has overwritten the shared memory of that rank: look for a stray pointer in its process, or give all ranks the same sagecomm version",
+			g.name, g.who(t.Peer), thing, g.rank, describe(t.Op, t.Sequence))
+		return f
 	default:
 		f := g.blame(coll.Internal, g.rank, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d met a state that cannot be (code %d) in %s", g.name, g.rank, t.Code, describe(t.Op, t.Sequence))

@@ -24,6 +24,7 @@ const (
 	Timeout     Code = C.SCR_TROUBLE_TIMEOUT  // the deadline passed while waiting for Peer
 	Left        Code = C.SCR_TROUBLE_LEFT     // Peer said goodbye and is needed
 	Length      Code = C.SCR_TROUBLE_LENGTH   // Peer sent Got bytes where Op.Bytes() were expected
+	Garbage     Code = C.SCR_TROUBLE_GARBAGE  // what Peer wrote cannot be meant
 )
 
 // Trouble is what a driver found, in which operation.

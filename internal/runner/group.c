@@ -179,11 +179,10 @@ bool scr_group_enter(scr_group *g, uint64_t handle) {
 
 void scr_group_exit(scr_group *g) { atomic_fetch_sub_explicit(&g->inside, 1, memory_order_release); }
 
-bool scr_group_has_large(const scr_group *g) {
-  return atomic_load_explicit(&g->board->large, memory_order_relaxed) != 0;
-}
+bool scr_group_has_large(const scr_group *g) { return g->peer[g->rank].large != NULL; }
 
 void scr_group_set_large(scr_group *g, uint64_t offset) {
+  g->peer[g->rank].large = g->peer[g->rank].arena + offset;
   scr_store_flag(&g->board->large, offset);
   scr_wake_readers(g);
 }

@@ -109,9 +109,14 @@ typedef struct scr_peer {
   unsigned char *arena;
   uint64_t arena_bytes;
   _Atomic uint32_t *engine_bell;
-  unsigned char *large;      /* its large lane, once seen */
+  unsigned char *large;      /* its large lane, once seen; this rank's own from its making */
   uint64_t consumed_seen[2]; /* lower bounds of what it has consumed, by lane */
 } scr_peer;
+
+/* Whether `bytes` at an offset that the peer wrote lie in its arena, aligned as the library aligns them. */
+static inline bool scr_inside(const scr_peer *p, uint64_t offset, uint64_t bytes) {
+  return offset % SCR_LINE == 0 && bytes <= p->arena_bytes && offset <= p->arena_bytes - bytes;
+}
 
 typedef struct scr_cache_entry {
   _Atomic uint64_t key; /* 0: free; stored after the program */
@@ -125,6 +130,7 @@ typedef struct scr_unexpected scr_unexpected;
 /* One direction pair with one peer. */
 typedef struct scr_channel {
   scr_ring *out, *in;
+  bool broken;          /* the peer wrote what cannot be meant */
   uint64_t written;     /* mine in `out` */
   uint64_t reader_seen; /* lower bound of the peer's progress in `out` */
   uint64_t read;        /* mine in `in` */

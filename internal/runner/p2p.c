@@ -277,7 +277,7 @@ int scr_message_progress(scr_group *g, int32_t *peer, scr_run **culprit) {
         scr_frame *f = scr_ring_next(g, p, &bad);
         *culprit = NULL;
         *peer = p;
-        if (bad) return SCR_TROUBLE_LENGTH;
+        if (bad) return SCR_TROUBLE_GARBAGE;
         if (f == NULL) break;
         uint64_t payload = f->bytes;
         int rc = take_frame(g, p, f, culprit);
@@ -291,6 +291,11 @@ int scr_message_progress(scr_group *g, int32_t *peer, scr_run **culprit) {
           return SCR_NEEDS_RING;
         }
         moved |= push_out(g, p);
+      }
+      if (ch->broken) {
+        *culprit = NULL;
+        *peer = p;
+        return SCR_TROUBLE_GARBAGE;
       }
       moved |= scr_ring_publish(g, p);
     }

@@ -49,7 +49,7 @@ struct scr_grant {
 int scr_message_post(scr_group *g, scr_run *r);
 int scr_message_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit);
 
-/* ring.c */
+/* ring.c. What a peer wrote and cannot mean sets the channel's `broken`. */
 bool scr_ring_open(scr_group *g, int32_t peer);
 /* Room for a frame with that payload, or NULL. The frame counts once scr_ring_put() is called. */
 scr_frame *scr_ring_room(scr_group *g, int32_t peer, uint64_t payload);

@@ -13,7 +13,7 @@ static inline scr_slot *small_slot(const scr_board *b, uint64_t ticket) {
 static unsigned char *large_lane(scr_peer *p) {
   if (SCR_UNLIKELY(p->large == NULL)) {
     uint64_t offset = atomic_load_explicit(&p->board->large, memory_order_acquire);
-    if (offset == 0 || offset > p->arena_bytes - SCR_LARGE_SLOTS * (uint64_t)SCR_LARGE_STRIDE) return NULL;
+    if (offset == 0 || !scr_inside(p, offset, SCR_LARGE_SLOTS * (uint64_t)SCR_LARGE_STRIDE)) return NULL;
     p->large = p->arena + offset;
   }
   return p->large;
@@ -87,7 +87,7 @@ static int await_filled(scr_group *g, scr_run *r, int32_t p, uint64_t ticket) {
     s = slot_of(peer, r->program->lane, ticket);
     if (s == NULL) {
       r->peer = p;
-      return SCR_TROUBLE_MISMATCH;
+      return SCR_TROUBLE_GARBAGE;
     }
   }
   int rc = await(g, r, &s->filled, ticket + 1, p);

@@ -11,7 +11,9 @@ bool scr_ring_open(scr_group *g, int32_t peer) {
   const scr_peer *p = &g->peer[peer];
   uint64_t offset =
       atomic_load_explicit(scr_board_ring(p->board, (uint32_t)g->size, (uint32_t)g->rank), memory_order_acquire);
-  if (offset == 0 || offset > p->arena_bytes - sizeof(scr_ring) - SCR_RING_BYTES) return false;
+  if (offset == 0) return false;
+  ch->broken = !scr_inside(p, offset, sizeof(scr_ring) + SCR_RING_BYTES);
+  if (ch->broken) return false;
   ch->in = (scr_ring *)(void *)(p->arena + offset);
   return true;
 }

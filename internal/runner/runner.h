@@ -23,6 +23,7 @@ enum {
   SCR_TROUBLE_TIMEOUT,     /* the operation's deadline has passed while waiting for `peer` */
   SCR_TROUBLE_LEFT,        /* rank `peer` said goodbye and is needed */
   SCR_TROUBLE_LENGTH,      /* point-to-point: `peer` sent `got` bytes where `want` were expected */
+  SCR_TROUBLE_GARBAGE,     /* what `peer` wrote cannot be meant */
 };
 
 typedef struct scr_trouble {

@@ -120,6 +120,7 @@ static void trouble(uint64_t handle, const scr_trouble *t) {
   sagecomm_error e = {0};
   if (t->code != SCR_TROUBLE_FAILURE) {
     e.status = t->code == SCR_TROUBLE_MISMATCH || t->code == SCR_TROUBLE_LENGTH ? SAGECOMM_MISMATCH
+               : t->code == SCR_TROUBLE_GARBAGE                                 ? SAGECOMM_INTERNAL
                : t->code == SCR_TROUBLE_TIMEOUT                                 ? SAGECOMM_TIMEOUT
                                                                                 : SAGECOMM_PEER_FAILURE;
     e.rank = t->peer;

@@ -26,6 +26,7 @@ void test_declare_from_many(int size, waiting w, uint64_t seed);
 void test_goodbye(int size, waiting w, uint64_t seed);
 /* garbage.c */
 void test_board_size_is_not_read_again(int size, waiting w, uint64_t seed);
+void test_wrong_offsets(int size, waiting w, uint64_t seed);
 /* recorder.c */
 void test_recorder(int size, waiting w, uint64_t seed);
 

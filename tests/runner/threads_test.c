@@ -176,6 +176,7 @@ int main(int argc, char **argv) {
       {"declare_from_many", test_declare_from_many},
       {"goodbye", test_goodbye},
       {"board_size_is_not_read_again", test_board_size_is_not_read_again},
+      {"wrong_offsets", test_wrong_offsets},
       {"recorder", test_recorder},
   };
   static const waiting ways[] = {{20, 100}, {0, 0}}; /* the second goes straight to sleep */
