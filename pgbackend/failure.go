@@ -77,12 +77,12 @@ func (g *Group) judge(t runner.Trouble) *coll.Failure {
 		return f
 	case runner.Garbage:
 		f := g.blame(coll.Internal, t.Peer, t)
-		thing := "message"
+		what := fmt.Sprintf("message, where rank %d looks for one", g.rank)
 		if t.Op.Kind.Collective() {
-			thing = "place of its slots"
+			what = fmt.Sprintf("place of its slots, which rank %d needs in %s", g.rank, describe(t.Op, t.Sequence))
 		}
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s wrote something that is no %s, met by rank %d in %s; something has overwritten the shared memory of that rank: look for a stray pointer in its process, or give all ranks the same sagecomm version",
-			g.name, g.who(t.Peer), thing, g.rank, describe(t.Op, t.Sequence))
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s wrote something that is no %s; its process, or that of another rank, has written where it should not: look for stray pointers there",
+			g.name, g.who(t.Peer), what)
 		return f
 	default:
 		f := g.blame(coll.Internal, g.rank, t)

@@ -134,7 +134,7 @@ typedef struct scr_channel {
   uint64_t written;     /* mine in `out` */
   uint64_t reader_seen; /* lower bound of the peer's progress in `out` */
   uint64_t read;        /* mine in `in` */
-  uint64_t eager_sent, eager_seen, eager_released;
+  uint64_t eager_sent, eager_seen, eager_received, eager_released;
   uint64_t next_id;
   scr_run *send_head, *send_tail;       /* posted, not yet announced, in order */
   scr_run *granted_head, *granted_tail; /* clear to send */

@@ -91,12 +91,12 @@ static bool queue_grant(scr_channel *ch, uint64_t id) {
 
 /* A posted recv meets a message. 0 or a trouble code. */
 static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint64_t total, uint64_t id,
-                   unsigned char *data) {
+                   const unsigned char *data) {
   scr_channel *ch = &g->channel[from];
   if (!fits(r, from, total)) return SCR_TROUBLE_LENGTH;
   r->source = from;
   if (!announced) {
-    move(&r->out, 0, data, total, false);
+    move(&r->out, 0, (unsigned char *)(uintptr_t)data, total, false);
     ch->eager_released += total;
     finish(g, r, SAGECOMM_OK);
     return 0;
@@ -114,14 +114,14 @@ static scr_run *posted_for(scr_group *g, int32_t from, int32_t tag) {
   return r;
 }
 
-static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f) {
+static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f, const unsigned char *data) {
   scr_channel *ch = &g->channel[from];
   bool announced = f->type == SCR_FRAME_ANNOUNCE;
   scr_unexpected *u = malloc(sizeof *u + (announced ? 0 : f->bytes));
   if (u == NULL) return SCR_TROUBLE_FAILURE;
   *u = (scr_unexpected){
       .arrival = ++g->message_activity, .tag = f->tag, .announced = announced, .total = f->total, .id = f->id};
-  if (!announced) memcpy(u->data, (const unsigned char *)f + SCR_FRAME_HEADER, f->bytes);
+  if (!announced) memcpy(u->data, data, f->bytes);
   if (ch->unexpected_tail) {
     ch->unexpected_tail->next = u;
   } else {
@@ -131,30 +131,32 @@ static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f) {
   return 0;
 }
 
-static int take_frame(scr_group *g, int32_t from, scr_frame *f, scr_run **culprit) {
+/* Of a frame that is well formed in itself. */
+static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsigned char *data, scr_run **culprit) {
   scr_channel *ch = &g->channel[from];
-  unsigned char *data = (unsigned char *)f + SCR_FRAME_HEADER;
   scr_run *r;
   switch (f->type) {
     case SCR_FRAME_EAGER:
+      ch->eager_received += f->bytes;
+      if (ch->eager_received - ch->eager_released > SCR_EAGER_CREDIT) return SCR_TROUBLE_GARBAGE;
+      /* fall through */
     case SCR_FRAME_ANNOUNCE:
-      if (f->type == SCR_FRAME_EAGER && f->bytes != f->total) return SCR_TROUBLE_LENGTH;
       r = posted_for(g, from, f->tag);
-      if (r == NULL) return keep_unexpected(g, from, f);
+      if (r == NULL) return keep_unexpected(g, from, f, data);
       *culprit = r;
       if (!fits(r, from, f->total)) return SCR_TROUBLE_LENGTH;
       unlink_run(&g->recv_head, &g->recv_tail, r);
       return deliver(g, r, from, f->type == SCR_FRAME_ANNOUNCE, f->total, f->id, data);
     case SCR_FRAME_GRANT:
       r = find_id(ch->waiting, f->id);
-      if (r == NULL) return SCR_TROUBLE_LENGTH;
+      if (r == NULL) return SCR_TROUBLE_GARBAGE;
       unlink_run(&ch->waiting, NULL, r);
       push(&ch->granted_head, &ch->granted_tail, r);
       return 0;
     case SCR_FRAME_DATA:
       r = find_id(ch->receiving, f->id);
-      if (r == NULL || f->bytes > r->bytes - r->moved) return SCR_TROUBLE_LENGTH;
-      move(&r->out, r->moved, data, f->bytes, false);
+      if (r == NULL || f->bytes > r->bytes - r->moved) return SCR_TROUBLE_GARBAGE;
+      move(&r->out, r->moved, (unsigned char *)(uintptr_t)data, f->bytes, false);
       r->moved += f->bytes;
       if (r->moved == r->bytes) {
         unlink_run(&ch->receiving, NULL, r);
@@ -162,7 +164,7 @@ static int take_frame(scr_group *g, int32_t from, scr_frame *f, scr_run **culpri
       }
       return 0;
     default:
-      return SCR_TROUBLE_LENGTH;
+      return SCR_TROUBLE_GARBAGE;
   }
 }
 
@@ -212,7 +214,12 @@ static bool has_credit(scr_group *g, int32_t to, uint64_t n) {
   if (n > SCR_EAGER_BYTES) return false;
   if (ch->eager_sent + n - ch->eager_seen <= SCR_EAGER_CREDIT) return true;
   const scr_ring_reader *r = scr_board_reader(g->peer[to].board, (uint32_t)g->rank);
-  ch->eager_seen = atomic_load_explicit(&r->eager_released, memory_order_acquire);
+  uint64_t released = atomic_load_explicit(&r->eager_released, memory_order_acquire);
+  if (ch->eager_sent - released > SCR_EAGER_CREDIT) {
+    ch->broken = true;
+    return false;
+  }
+  ch->eager_seen = released;
   return ch->eager_sent + n - ch->eager_seen <= SCR_EAGER_CREDIT;
 }
 
@@ -273,19 +280,17 @@ int scr_message_progress(scr_group *g, int32_t *peer, scr_run **culprit) {
     for (int32_t p = 0; p < g->size; p++) {
       scr_channel *ch = &g->channel[p];
       for (int n = 0; n < FRAMES_PER_PASS && scr_ring_open(g, p); n++) {
-        bool bad;
-        scr_frame *f = scr_ring_next(g, p, &bad);
+        scr_frame f;
+        const unsigned char *data = scr_ring_next(g, p, &f);
+        if (data == NULL) break;
         *culprit = NULL;
         *peer = p;
-        if (bad) return SCR_TROUBLE_GARBAGE;
-        if (f == NULL) break;
-        uint64_t payload = f->bytes;
-        int rc = take_frame(g, p, f, culprit);
+        int rc = take_frame(g, p, &f, data, culprit);
         if (rc) return rc;
-        scr_ring_take(ch, payload);
+        scr_ring_take(ch, f.bytes);
         moved = true;
       }
-      if (ch->grant_head || ch->granted_head || ch->send_head) {
+      if (!ch->broken && (ch->grant_head || ch->granted_head || ch->send_head)) {
         if (ch->out == NULL) {
           *peer = p;
           return SCR_NEEDS_RING;

@@ -23,6 +23,7 @@ struct scr_frame {
 };
 
 #define SCR_FRAME_HEADER 64
+#define SCR_FRAME_WORDS 4 /* of it that are used */
 /* Longer messages wait for a buffer at the receiver. */
 #define SCR_EAGER_BYTES (8 * 1024)
 /* Eager bytes that may lie unmatched at one receiver per sender. */
@@ -54,8 +55,8 @@ bool scr_ring_open(scr_group *g, int32_t peer);
 /* Room for a frame with that payload, or NULL. The frame counts once scr_ring_put() is called. */
 scr_frame *scr_ring_room(scr_group *g, int32_t peer, uint64_t payload);
 void scr_ring_put(scr_channel *ch, uint64_t payload);
-/* The next frame that has arrived from the peer, or NULL; *bad when what lies there is no frame. */
-scr_frame *scr_ring_next(scr_group *g, int32_t peer, bool *bad);
+/* The payload of the next frame that has arrived from the peer, and a copy of its header; or NULL. */
+const unsigned char *scr_ring_next(scr_group *g, int32_t peer, scr_frame *f);
 void scr_ring_take(scr_channel *ch, uint64_t payload);
 /* Shows the peer what was put and taken since the last time, and wakes it. True if there was something. */
 bool scr_ring_publish(scr_group *g, int32_t peer);

@@ -22,7 +22,12 @@ static uint64_t free_bytes(scr_group *g, int32_t peer, uint64_t want) {
   scr_channel *ch = &g->channel[peer];
   if (SCR_RING_BYTES - (ch->written - ch->reader_seen) < want) {
     const scr_ring_reader *r = scr_board_reader(g->peer[peer].board, (uint32_t)g->rank);
-    ch->reader_seen = atomic_load_explicit(&r->read, memory_order_acquire);
+    uint64_t read = atomic_load_explicit(&r->read, memory_order_acquire);
+    if (ch->written - read > SCR_RING_BYTES) {
+      ch->broken = true;
+      return 0;
+    }
+    ch->reader_seen = read;
   }
   return SCR_RING_BYTES - (ch->written - ch->reader_seen);
 }
@@ -43,21 +48,44 @@ scr_frame *scr_ring_room(scr_group *g, int32_t peer, uint64_t payload) {
 
 void scr_ring_put(scr_channel *ch, uint64_t payload) { ch->written += frame_bytes(payload); }
 
-scr_frame *scr_ring_next(scr_group *g, int32_t peer, bool *bad) {
+/* What is checked is what is used, whatever the peer writes there meanwhile. */
+static void copy_header(scr_frame *to, unsigned char *from) {
+  uint64_t word[SCR_FRAME_WORDS];
+  for (int i = 0; i < SCR_FRAME_WORDS; i++) {
+    word[i] = atomic_load_explicit((_Atomic uint64_t *)(void *)from + i, memory_order_relaxed);
+  }
+  memcpy(to, word, sizeof word);
+}
+
+/* rest: bytes from the frame to the end of the ring. */
+static bool well_formed(const scr_frame *f, uint64_t rest) {
+  switch (f->type) {
+    case SCR_FRAME_EAGER:
+      return f->bytes == f->total && f->bytes <= SCR_EAGER_BYTES;
+    case SCR_FRAME_ANNOUNCE:
+    case SCR_FRAME_GRANT:
+      return f->bytes == 0;
+    case SCR_FRAME_DATA:
+      return f->bytes > 0 && f->bytes <= SCR_PIECE_BYTES;
+    case SCR_FRAME_WRAP: /* not all of it, which would never end */
+      return f->bytes == rest - SCR_FRAME_HEADER && rest < SCR_RING_BYTES;
+    default:
+      return false;
+  }
+}
+
+const unsigned char *scr_ring_next(scr_group *g, int32_t peer, scr_frame *f) {
   scr_channel *ch = &g->channel[peer];
-  *bad = false;
   for (;;) {
-    uint64_t written = atomic_load_explicit(&ch->in->written, memory_order_acquire);
-    if (written == ch->read) return NULL;
-    uint64_t at = ch->read & (SCR_RING_BYTES - 1);
-    scr_frame *f = (scr_frame *)(void *)(ch->in->data + at);
-    if (written - ch->read > SCR_RING_BYTES || f->bytes > SCR_RING_BYTES - at - SCR_FRAME_HEADER ||
-        frame_bytes(f->bytes) > written - ch->read) {
-      *bad = true;
-      return NULL;
-    }
-    if (f->type != SCR_FRAME_WRAP) return f;
-    ch->read += frame_bytes(f->bytes);
+    uint64_t written = atomic_load_explicit(&ch->in->written, memory_order_acquire), there = written - ch->read;
+    if (there == 0) return NULL;
+    uint64_t at = ch->read & (SCR_RING_BYTES - 1), rest = SCR_RING_BYTES - at;
+    copy_header(f, ch->in->data + at);
+    ch->broken = there > SCR_RING_BYTES || !well_formed(f, rest) || frame_bytes(f->bytes) > there ||
+                 frame_bytes(f->bytes) > rest;
+    if (ch->broken) return NULL;
+    if (f->type != SCR_FRAME_WRAP) return ch->in->data + at + SCR_FRAME_HEADER;
+    ch->read += rest;
   }
 }
 

@@ -1,5 +1,8 @@
 /* garbage.c: a rank that writes what it should not. Whoever reads it must neither crash nor hang, and must say at once who
  * wrote it, where what lies there cannot be meant. */
+#include <pthread.h>
+#include <sched.h>
+
 #include "../../internal/runner/p2p.h"
 #include "scenarios.h"
 
@@ -122,5 +125,227 @@ void test_wrong_offsets(int n, waiting w, uint64_t seed) {
     if (lane == 0) return;
     run_ranks(n, w.spin, w.yield_us, seed, wrong_lane, &lane);
     run_ranks(n, w.spin, w.yield_us, seed, wrong_ring, &ring);
+  }
+}
+
+/* ---- frames ---- */
+
+typedef struct bad {
+  scr_frame frame;
+  int times;       /* the last of so many alike is one too many */
+  int64_t written; /* beyond what the frame takes */
+} bad;
+
+/* Puts a frame with any header into the ring to rank 0. */
+static void forge(const rank *r, const scr_frame *f, int64_t written) {
+  scr_channel *ch = &r->group->channel[0];
+  memcpy(ch->out->data + (ch->written & (SCR_RING_BYTES - 1)), f, sizeof *f);
+  ch->written += (SCR_FRAME_HEADER + f->bytes + 63) / 64 * 64;
+  scr_store_flag(&ch->out->written, ch->written + (uint64_t)written);
+}
+
+/* So that there are rings between the ill rank and rank 0. */
+static void begin_messages(rank *r) {
+  sagecomm_error err;
+  int32_t value = 5;
+  if (r->rank == size - 1) {
+    CHECK(message(r, SAGECOMM_SEND, 0, &value, &err) == SAGECOMM_OK);
+    CHECK(message(r, SAGECOMM_RECV, 0, &value, &err) == SAGECOMM_OK);
+  }
+  if (r->rank == 0) {
+    CHECK(message(r, SAGECOMM_RECV, size - 1, &value, &err) == SAGECOMM_OK);
+    CHECK(message(r, SAGECOMM_SEND, size - 1, &value, &err) == SAGECOMM_OK);
+  }
+  /* A message is complete before whoever carried it, maybe the engine, is out of the rings. */
+  while (atomic_load(&r->group->messages) != 0) sched_yield();
+  scr_spin_lock(&r->group->message_lock);
+  scr_spin_unlock(&r->group->message_lock);
+  meet();
+}
+
+static void bad_frame(rank *r, void *arg) {
+  const bad *b = arg;
+  sagecomm_error err;
+  int32_t value;
+  begin_messages(r);
+  if (r->rank == size - 1) {
+    for (int i = 1; i <= b->times; i++) forge(r, &b->frame, i == b->times ? b->written : 0);
+  }
+  meet();
+  if (r->rank == 0) expect_garbage(r, message(r, SAGECOMM_RECV, size - 1, &value, &err), &err);
+  meet();
+}
+
+void test_bad_frames(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 1) return;
+  const bad list[] = {
+      {.frame = {.type = 0}, .times = 1},
+      {.frame = {.type = 77}, .times = 1},
+      {.frame = {.type = SCR_FRAME_EAGER, .tag = 1, .bytes = SCR_EAGER_BYTES + 1, .total = SCR_EAGER_BYTES + 1},
+       .times = 1},
+      {.frame = {.type = SCR_FRAME_EAGER, .tag = 1, .bytes = 8, .total = 16}, .times = 1},
+      {.frame = {.type = SCR_FRAME_EAGER, .tag = 1, .bytes = SCR_EAGER_BYTES, .total = SCR_EAGER_BYTES},
+       .times = SCR_EAGER_CREDIT / SCR_EAGER_BYTES + 1},
+      {.frame = {.type = SCR_FRAME_ANNOUNCE, .tag = 1, .bytes = 8, .total = 8}, .times = 1},
+      {.frame = {.type = SCR_FRAME_GRANT, .id = 99}, .times = 1},
+      {.frame = {.type = SCR_FRAME_DATA, .bytes = 8, .id = 99}, .times = 1},
+      {.frame = {.type = SCR_FRAME_DATA, .bytes = SCR_PIECE_BYTES + 64}, .times = 1},
+      {.frame = {.type = SCR_FRAME_DATA, .bytes = SCR_RING_BYTES - 64}, .times = 1},
+      {.frame = {.type = SCR_FRAME_DATA, .bytes = -(uint64_t)64}, .times = 1, .written = 64},
+      {.frame = {.type = SCR_FRAME_WRAP, .bytes = 64}, .times = 1},
+      {.frame = {.type = SCR_FRAME_EAGER, .tag = 1, .bytes = 64, .total = 64}, .times = 1, .written = -64},
+      {.frame = {.type = SCR_FRAME_EAGER, .tag = 1}, .times = 1, .written = -128},
+      {.frame = {.type = SCR_FRAME_EAGER, .tag = 1}, .times = 1, .written = SCR_RING_BYTES},
+  };
+  for (unsigned i = 0; i < sizeof list / sizeof *list; i++) {
+    bad b = list[i];
+    run_ranks(n, w.spin, w.yield_us, seed, bad_frame, &b);
+  }
+}
+
+/* What the reader of a ring says that it took cannot be more than there was. */
+static void wrong_counts(rank *r, void *arg) {
+  uint32_t n = *(uint32_t *)arg; /* bytes of each message */
+  begin_messages(r);
+  if (r->rank == size - 1) {
+    scr_ring_reader *reader = scr_board_reader(r->group->board, 0);
+    if (n == 0) scr_store_flag(&reader->read, UINT64_C(1) << 40);
+    if (n > 0) scr_store_flag(&reader->eager_released, UINT64_C(1) << 40);
+  }
+  meet();
+  if (r->rank == 0) {
+    unsigned char *data = calloc(1, n + 1);
+    sagecomm_segment s = {data, n};
+    sagecomm_op op = {.kind = SAGECOMM_SEND, .dtype = SAGECOMM_UINT8, .root = size - 1, .tag = 1, .n_in = 1, .in = &s};
+    sagecomm_error err;
+    int32_t status = SAGECOMM_OK;
+    for (int i = 0; i <= SCR_RING_BYTES / SCR_FRAME_HEADER && status == SAGECOMM_OK; i++) status = call(r, &op, &err);
+    expect_garbage(r, status, &err);
+    free(data);
+  }
+  meet();
+}
+
+void test_wrong_counts(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 1) return;
+  uint32_t bytes[] = {0, SCR_EAGER_BYTES};
+  for (int i = 0; i < 2; i++) run_ranks(n, w.spin, w.yield_us, seed, wrong_counts, &bytes[i]);
+}
+
+/* ---- while it is read. These are races, which is what they are about: not for ThreadSanitizer. ---- */
+
+#ifdef __SANITIZE_THREAD__
+static const bool races = false;
+#else
+static const bool races = true;
+#endif
+
+typedef struct scribbler {
+  pthread_t thread;
+  uint64_t random;
+  unsigned char *from[3];
+  uint64_t bytes[3];
+  int parts;
+  uint64_t values[2]; /* other: random ones */
+  _Atomic bool stop;
+} scribbler;
+
+static void *scribble(void *p) {
+  scribbler *s = p;
+  int part = (int)(next_random(&s->random) % (uint64_t)s->parts);
+  uint64_t near = s->bytes[part], window = next_random(&s->random) % 3;
+  if (window < 2 && near > 4096) near = window ? 4096 : 512;
+  for (uint64_t i = 0; !atomic_load(&s->stop); i++) {
+    uint64_t at = next_random(&s->random) % (near / 8), value = s->values[i % 2];
+    if (s->values[1] == 0) value = next_random(&s->random) >> next_random(&s->random) % 64;
+    atomic_store_explicit((_Atomic uint64_t *)(void *)s->from[part] + at, value, memory_order_relaxed);
+    if (s->values[1] == 0 && value % 4 == 0) sched_yield();
+  }
+  return NULL;
+}
+
+/* A frame's length is one for whoever checks it and another one for whoever copies. */
+static void changing_length(rank *r, void *arg) {
+  (void)arg;
+  sagecomm_error err;
+  int32_t value;
+  begin_messages(r);
+  scribbler s = {.parts = 1, .bytes = {8}, .values = {64, SCR_EAGER_BYTES}};
+  if (r->rank == size - 1) {
+    scr_channel *ch = &r->group->channel[0];
+    scr_frame *f = (scr_frame *)(void *)(ch->out->data + ch->written);
+    s.from[0] = (unsigned char *)&f->bytes;
+    forge(r, &(scr_frame){.type = SCR_FRAME_EAGER, .tag = 1, .bytes = 64, .total = 64}, SCR_EAGER_BYTES);
+    CHECK(pthread_create(&s.thread, NULL, scribble, &s) == 0);
+  }
+  meet();
+  if (r->rank == 0) expect_garbage(r, message(r, SAGECOMM_RECV, size - 1, &value, &err), &err);
+  meet();
+  if (r->rank == size - 1) {
+    atomic_store(&s.stop, true);
+    pthread_join(s.thread, NULL);
+  }
+}
+
+void test_changing_frame(int n, waiting w, uint64_t seed) {
+  size = n;
+  for (int i = 0; races && n == 2 && i < 40; i++) run_ranks(n, w.spin, w.yield_us, seed, changing_length, NULL);
+}
+
+static void traffic(rank *r) {
+  int to = (r->rank + 1) % size, from = (r->rank + size - 1) % size;
+  int32_t *data = calloc(2, 60000 * sizeof(int32_t));
+  for (int status = SAGECOMM_OK, i = 0; status == SAGECOMM_OK && i < 60; i++) {
+    static const uint32_t lengths[] = {1, 900, 60000};
+    sagecomm_error err;
+    sagecomm_segment in = {data, lengths[i % 3] * 4}, out = {data + 60000, lengths[i % 3] * 4};
+    sagecomm_op op = {
+        .kind = SAGECOMM_ALL_REDUCE, .dtype = SAGECOMM_INT32, .n_in = 1, .n_out = 1, .in = &in, .out = &out};
+    op.timeout_ns = 100 * 1000000;
+    status = call(r, &op, &err);
+    sagecomm_work sent = 0;
+    op = (sagecomm_op){.kind = SAGECOMM_SEND, .flags = SAGECOMM_ASYNC, .root = to, .n_in = 1, .in = &in};
+    op.timeout_ns = 100 * 1000000;
+    int32_t begun = scr_issue(r->handle, &op, &sent, &err);
+    op = (sagecomm_op){.kind = SAGECOMM_RECV, .root = i % 2 ? from : SAGECOMM_ANY_SOURCE, .n_out = 1, .out = &out};
+    op.timeout_ns = 100 * 1000000;
+    int32_t received = call(r, &op, &err);
+    if (begun == SAGECOMM_PENDING) begun = complete(sent, &err);
+    if (begun != SAGECOMM_OK || received != SAGECOMM_OK) status = SAGECOMM_INTERNAL;
+  }
+  free(data);
+}
+
+static void random_words(rank *r, void *arg) {
+  scribbler *s = arg;
+  traffic(r); /* all memory is there */
+  meet();
+  if (r->rank == size - 1) {
+    scr_board *b = r->group->board;
+    /* Not into the record of a failure, which this program's stand-in for Go believes. */
+    s->from[0] = (unsigned char *)b;
+    s->bytes[0] = offsetof(scr_board, failure);
+    s->from[1] = r->group->peer[r->rank].large;
+    s->bytes[1] = SCR_LARGE_SLOTS * SCR_LARGE_STRIDE;
+    s->from[2] = (unsigned char *)r->group->channel[0].out;
+    s->bytes[2] = sizeof(scr_ring) + SCR_RING_BYTES;
+    s->parts = s->from[2] ? 3 : 2;
+    CHECK(pthread_create(&s->thread, NULL, scribble, s) == 0);
+  }
+  traffic(r);
+  meet();
+  if (r->rank == size - 1) {
+    atomic_store(&s->stop, true);
+    pthread_join(s->thread, NULL);
+  }
+}
+
+void test_random_garbage(int n, waiting w, uint64_t seed) {
+  size = n;
+  for (uint64_t i = 0; races && n > 1 && i < 12; i++) {
+    scribbler s = {.random = seed * 64 + i + 1};
+    run_ranks(n, w.spin, w.yield_us, seed, random_words, &s);
   }
 }

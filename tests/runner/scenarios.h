@@ -27,6 +27,10 @@ void test_goodbye(int size, waiting w, uint64_t seed);
 /* garbage.c */
 void test_board_size_is_not_read_again(int size, waiting w, uint64_t seed);
 void test_wrong_offsets(int size, waiting w, uint64_t seed);
+void test_bad_frames(int size, waiting w, uint64_t seed);
+void test_wrong_counts(int size, waiting w, uint64_t seed);
+void test_changing_frame(int size, waiting w, uint64_t seed);
+void test_random_garbage(int size, waiting w, uint64_t seed);
 /* recorder.c */
 void test_recorder(int size, waiting w, uint64_t seed);
 

@@ -177,6 +177,10 @@ int main(int argc, char **argv) {
       {"goodbye", test_goodbye},
       {"board_size_is_not_read_again", test_board_size_is_not_read_again},
       {"wrong_offsets", test_wrong_offsets},
+      {"bad_frames", test_bad_frames},
+      {"wrong_counts", test_wrong_counts},
+      {"changing_frame", test_changing_frame},
+      {"random_garbage", test_random_garbage},
       {"recorder", test_recorder},
   };
   static const waiting ways[] = {{20, 100}, {0, 0}}; /* the second goes straight to sleep */

@@ -1,0 +1,167 @@
+package pgbackend
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"sagecomm/internal/coll"
+)
+
+// Places in shared memory, as internal/runner/board.h has them.
+const (
+	atLarge     = 256 // of a board: offset of the large lane
+	atWritten   = 0   // of a ring: bytes put into it
+	atFrames    = 128 // of a ring
+	frameHeader = 64
+)
+
+// poke writes a word into a piece of a rank's memory: 0 is the board, what follows came later.
+func (g *Group) poke(piece int, at int64, value uint64) {
+	g.mu.Lock()
+	r := g.board.ranges[piece]
+	g.mu.Unlock()
+	atomic.StoreUint64((*uint64)(unsafe.Add(g.board.store.at(r), at)), value)
+}
+
+func message(g *Group, kind coll.Kind, peer, tag int, b []byte) *coll.Failure {
+	op := coll.Op{Kind: kind, Type: coll.Uint8, Root: peer, Tag: tag}
+	var f *coll.Failure
+	if kind == coll.Send {
+		_, f = g.Issue(op, one(b), nil)
+	} else {
+		_, f = g.Issue(op, nil, one(b))
+	}
+	return f
+}
+
+func TestWhatIsNoMessageIsSaidAtOnce(t *testing.T) {
+	w := newWorld(t, 2)
+	w.each(func(g *Group) error {
+		if g.rank == 1 {
+			return asError(message(g, coll.Send, 0, 0, make([]byte, 8)))
+		}
+		return asError(message(g, coll.Recv, 1, 0, make([]byte, 8)))
+	})
+	const first = 2 * frameHeader // the length of what was sent
+	w.groups[1].poke(1, atFrames+first, 77)
+	w.groups[1].poke(1, atWritten, first+frameHeader)
+	began := time.Now()
+	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return message(g, coll.Recv, 1-g.rank, 0, make([]byte, 8)) }),
+		coll.Internal, "rank 1 (host", "wrote something that is no message, where rank 0 looks for one")
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	for rank, g := range w.groups {
+		if f := g.Cause(); f.Rank != 1 {
+			t.Errorf("rank %d blames rank %d", rank, f.Rank)
+		}
+	}
+}
+
+func TestSlotsThatAreNowhereAreSaidAtOnce(t *testing.T) {
+	w := newWorld(t, 2)
+	w.groups[1].poke(0, atLarge, 1<<45)
+	began := time.Now()
+	w.each(func(g *Group) error {
+		if g.rank == 1 { // makes its large lane only when it is too late
+			for g.run.FirstCause() == nil && time.Since(began) < opTimeout {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		return expect(sum(g, 1_000_000), coll.Internal, "rank 1 (host", "wrote something that is no place of its slots, which rank 0 needs in all_reduce #1")
+	})
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// A rank, or something in its process, writes anywhere into what it shares, while all use it. Whatever comes of that, it
+// is a result or a failure, in time.
+func TestRandomWritesNeitherCrashNorHang(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	const timeout = 300 * time.Millisecond
+	rounds := 40
+	if testing.Short() {
+		rounds = 10
+	}
+	ends := map[string]int{}
+	for round := range rounds {
+		random := rand.New(rand.NewPCG(seed, uint64(round)))
+		w := newWorldWith(t, 2, timeout, nil)
+		w.each(func(g *Group) error { return traffic(g, 1) }) // all memory is there
+		var stop atomic.Bool
+		scribbled := make(chan struct{})
+		go func() {
+			defer close(scribbled)
+			scribble(w.groups[1], random, &stop)
+		}()
+		list := w.eachFailure(func(g *Group) *coll.Failure {
+			began := time.Now()
+			for time.Since(began) < 30*time.Millisecond {
+				if err := traffic(g, 1); err != nil {
+					if took := time.Since(began); took > timeout+5*time.Second {
+						t.Errorf("round %d, rank %d: %v took %v", round, g.rank, err, took)
+					}
+					return g.Cause()
+				}
+			}
+			g.Abort("enough") // the other may wait
+			return g.Cause()
+		})
+		stop.Store(true)
+		<-scribbled
+		w.destroy()
+		for _, f := range list {
+			ends[f.Status.String()]++
+		}
+	}
+	t.Logf("%v", ends)
+	if ends[coll.Internal.String()] == 0 {
+		t.Errorf("nothing was ever found to be garbage: %v", ends)
+	}
+}
+
+// traffic uses both lanes, short messages and long ones.
+func traffic(g *Group, n int) error {
+	for range n {
+		for _, elements := range []int{2, 100_000} {
+			if f := sum(g, elements); f != nil {
+				return f
+			}
+		}
+		for i, bytes := range []int{8, 5000, 200_000} {
+			b := make([]byte, bytes)
+			kinds := []coll.Kind{coll.Send, coll.Recv}
+			for k := range kinds {
+				if f := message(g, kinds[(k+g.rank)%2], 1-g.rank, i, b); f != nil {
+					return fmt.Errorf("%d bytes: %w", bytes, f)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// scribble writes random words, most of them near what is legal, into one place after another. Each time it prefers one
+// part, so that not all ends with the first word that means failure.
+func scribble(g *Group, random *rand.Rand, stop *atomic.Bool) {
+	g.mu.Lock()
+	pieces := append(g.board.ranges[:0:0], g.board.ranges...)
+	g.mu.Unlock()
+	piece := random.IntN(len(pieces))
+	n := pieces[piece].Len
+	n = min(n, []int64{512, 8 << 10, n}[random.IntN(3)])
+	for !stop.Load() {
+		value := random.Uint64()
+		value >>= random.IntN(64)
+		g.poke(piece, random.Int64N(n/8)*8, value)
+		if random.IntN(8) == 0 {
+			time.Sleep(time.Duration(random.IntN(20)) * time.Microsecond)
+		}
+	}
+}
