@@ -182,6 +182,7 @@ struct scr_group {
   scr_channel *channel;
   scr_run *recv_head, *recv_tail; /* posted, unmatched, in order */
   uint64_t message_activity;
+  int32_t message_turn;     /* whose rings the next pass looks at first */
   int32_t message_sleepers; /* threads that sleep for messages; under the queue lock */
 
   _Atomic uint64_t ops[SAGECOMM_KIND_COUNT], bytes[SAGECOMM_KIND_COUNT];
@@ -288,8 +289,8 @@ int32_t scr_plain_error(sagecomm_error *err, int32_t status, const char *message
 
 int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work,
                           sagecomm_error *err);
-/* Under the message lock: moves what can be moved. SCR_IDLE when nothing is unfinished, SCR_BLOCKED, SCR_NEEDS_RING
- * (*peer), or a trouble code (*culprit). */
+/* Under the message lock: moves what can be moved, for a bounded time: SCR_YIELDED when there may be more. SCR_IDLE when
+ * nothing is unfinished, SCR_BLOCKED, SCR_NEEDS_RING (*peer), or a trouble code (*culprit). */
 int scr_message_progress(scr_group *g, int32_t *peer, scr_run **culprit);
 void scr_message_drain(scr_group *g);
 /* Under the message lock: gives all unfinished messages more time. */

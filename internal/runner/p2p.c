@@ -223,11 +223,16 @@ static bool has_credit(scr_group *g, int32_t to, uint64_t n) {
   return ch->eager_sent + n - ch->eager_seen <= SCR_EAGER_CREDIT;
 }
 
+/* What one pass may cost, in bytes copied, a frame counting as so many: about 0.1 ms. The lock is free between passes,
+ * for who posts, and the callers look at failures and the clock. */
+#define PASS_BYTES (1024 * 1024)
+#define FRAME_COST 1024
+
 /* What this rank has for one peer: clearances, pieces of cleared messages, new messages. True if something went. */
-static bool push_out(scr_group *g, int32_t to) {
+static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
   scr_channel *ch = &g->channel[to];
   bool moved = false;
-  while (ch->grant_head) {
+  while (ch->grant_head && *budget > 0) {
     struct scr_grant *gr = ch->grant_head;
     scr_frame *f = scr_ring_room(g, to, 0);
     if (f == NULL) return moved;
@@ -237,13 +242,15 @@ static bool push_out(scr_group *g, int32_t to) {
     if (ch->grant_head == NULL) ch->grant_tail = NULL;
     free(gr);
     moved = true;
+    *budget -= FRAME_COST;
   }
-  while (ch->granted_head) {
+  while (ch->granted_head && *budget > 0) {
     scr_run *r = ch->granted_head;
     uint64_t n = r->bytes - r->moved < SCR_PIECE_BYTES ? r->bytes - r->moved : SCR_PIECE_BYTES;
     if (!put(g, to, SCR_FRAME_DATA, r, r->moved, n)) return moved;
     r->moved += n;
     moved = true;
+    *budget -= (int64_t)n + FRAME_COST;
     if (r->moved == r->bytes) {
       unlink_run(&ch->granted_head, &ch->granted_tail, r);
       finish(g, r, SAGECOMM_OK);
@@ -251,16 +258,18 @@ static bool push_out(scr_group *g, int32_t to) {
       scr_ring_publish(g, to); /* the peer copies this piece while we copy the next */
     }
   }
-  while (ch->send_head) {
+  while (ch->send_head && *budget > 0) {
     scr_run *r = ch->send_head;
     bool eager = has_credit(g, to, r->bytes);
     r->id = ch->next_id;
-    if (!put(g, to, eager ? SCR_FRAME_EAGER : SCR_FRAME_ANNOUNCE, r, 0, eager ? r->bytes : 0)) return moved;
+    uint64_t n = eager ? r->bytes : 0;
+    if (!put(g, to, eager ? SCR_FRAME_EAGER : SCR_FRAME_ANNOUNCE, r, 0, n)) return moved;
     ch->next_id++;
     moved = true;
+    *budget -= (int64_t)n + FRAME_COST;
     unlink_run(&ch->send_head, &ch->send_tail, r);
     if (eager) {
-      ch->eager_sent += r->bytes;
+      ch->eager_sent += n;
       finish(g, r, SAGECOMM_OK);
     } else {
       r->next = ch->waiting;
@@ -270,39 +279,44 @@ static bool push_out(scr_group *g, int32_t to) {
   return moved;
 }
 
-/* Frames taken per peer and pass, so that one peer does not starve the others. */
-#define FRAMES_PER_PASS 16
+/* Frames taken per peer and round, so that one peer does not starve the others. */
+#define FRAMES_PER_ROUND 16
+
+/* What one peer has for this rank. 0 or a trouble code. */
+static int take_in(scr_group *g, int32_t p, int64_t *budget, bool *moved, scr_run **culprit) {
+  scr_channel *ch = &g->channel[p];
+  for (int n = 0; n < FRAMES_PER_ROUND && *budget > 0 && scr_ring_open(g, p); n++) {
+    scr_frame f;
+    const unsigned char *data = scr_ring_next(g, p, &f);
+    if (data == NULL) break;
+    int rc = take_frame(g, p, &f, data, culprit);
+    if (rc) return rc;
+    scr_ring_take(ch, f.bytes);
+    *budget -= (int64_t)f.bytes + FRAME_COST;
+    *moved = true;
+  }
+  return ch->broken ? SCR_TROUBLE_GARBAGE : 0;
+}
 
 int scr_message_progress(scr_group *g, int32_t *peer, scr_run **culprit) {
+  int64_t budget = PASS_BYTES;
   bool moved = true;
   while (moved) {
     moved = false;
-    for (int32_t p = 0; p < g->size; p++) {
+    for (int32_t i = 0; i < g->size; i++) {
+      int32_t p = *peer = g->message_turn;
       scr_channel *ch = &g->channel[p];
-      for (int n = 0; n < FRAMES_PER_PASS && scr_ring_open(g, p); n++) {
-        scr_frame f;
-        const unsigned char *data = scr_ring_next(g, p, &f);
-        if (data == NULL) break;
-        *culprit = NULL;
-        *peer = p;
-        int rc = take_frame(g, p, &f, data, culprit);
-        if (rc) return rc;
-        scr_ring_take(ch, f.bytes);
-        moved = true;
-      }
-      if (!ch->broken && (ch->grant_head || ch->granted_head || ch->send_head)) {
-        if (ch->out == NULL) {
-          *peer = p;
-          return SCR_NEEDS_RING;
-        }
-        moved |= push_out(g, p);
-      }
-      if (ch->broken) {
-        *culprit = NULL;
-        *peer = p;
-        return SCR_TROUBLE_GARBAGE;
+      *culprit = NULL;
+      int rc = take_in(g, p, &budget, &moved, culprit);
+      if (rc) return rc;
+      if (ch->grant_head || ch->granted_head || ch->send_head) {
+        if (ch->out == NULL) return SCR_NEEDS_RING;
+        moved |= push_out(g, p, &budget);
+        if (ch->broken) return SCR_TROUBLE_GARBAGE;
       }
       moved |= scr_ring_publish(g, p);
+      g->message_turn = p + 1 < g->size ? p + 1 : 0; /* who comes too late in this pass is the first of the next */
+      if (budget <= 0) return SCR_YIELDED;
     }
   }
   return atomic_load_explicit(&g->messages, memory_order_relaxed) ? SCR_BLOCKED : SCR_IDLE;

@@ -16,8 +16,8 @@ static void report(scr_group *g, const scr_run *r, int code, int32_t peer) {
   scr_go.trouble(g->handle, &t);
 }
 
-/* One pass. True if it did something beyond moving data (made a ring, met trouble), so that all is to be looked at
- * again. Called without the message lock. If somebody else holds that, he makes the pass; `surely`: wait for him and
+/* One pass. True if all is to be looked at again: there may be more to move, or it did something else (made a ring, met
+ * trouble). Called without the message lock. If somebody else holds that, he makes the pass; `surely`: wait for him and
  * make one more. */
 static bool pass(scr_group *g, bool surely) {
   if (surely) {
@@ -44,7 +44,7 @@ static bool pass(scr_group *g, bool surely) {
     return true;
   }
   if (rc > 0) report(g, culprit ? &copy : NULL, rc, peer);
-  return rc > 0;
+  return rc > 0 || rc == SCR_YIELDED;
 }
 
 /* Whether nobody who could serve the run is left. */
@@ -57,21 +57,20 @@ static int32_t deserted(const scr_group *g, const scr_run *r) {
   return r->root == SAGECOMM_ANY_SOURCE ? (g->rank == 0 ? g->size - 1 : 0) : r->root;
 }
 
+/* 0, a trouble code, or SCR_YIELDED where a pass was made and all is to be looked at again. */
 static int message_health(scr_group *g, scr_run *r, int64_t now, int32_t *peer) {
   *peer = r->root;
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 || down(g)) return SCR_TROUBLE_FAILURE;
   int32_t gone = g->size > 1 ? deserted(g, r) : -1;
   if (gone >= 0) {
     /* What it sent before it left counts. */
-    while (pass(g, true)) continue;
-    if (!done(r)) {
-      *peer = gone;
-      return SCR_TROUBLE_LEFT;
-    }
-    return 0;
+    bool again = pass(g, true);
+    *peer = gone;
+    if (!again && !done(r)) return SCR_TROUBLE_LEFT;
   }
   if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
-  return now >= r->deadline_ns ? SCR_TROUBLE_TIMEOUT : 0;
+  if (now >= r->deadline_ns && !done(r)) return SCR_TROUBLE_TIMEOUT;
+  return gone >= 0 ? SCR_YIELDED : 0;
 }
 
 static int scan(scr_group *g, scr_run *list, int64_t now, int32_t *peer, scr_run **culprit) {
@@ -133,9 +132,9 @@ static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
   scr_patience patience = {0};
   uint32_t spins = 0;
   while (!done(r)) {
-    if (pass(g, false)) continue;
+    bool again = pass(g, false);
     if (done(r)) break;
-    if (spins++ < g->spin) {
+    if (!again && spins++ < g->spin) {
       scr_pause();
       continue;
     }
@@ -149,12 +148,14 @@ static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
       patience.looked = now;
       int32_t peer;
       int code = message_health(g, r, now, &peer);
-      if (code) {
+      if (code > 0) {
         report(g, r, code, peer);
         continue;
       }
+      again |= code == SCR_YIELDED;
     }
-    if (now >= slice_end) return SCR_YIELDED;
+    if (now >= slice_end && !done(r)) return SCR_YIELDED;
+    if (again) continue;
     if (now - patience.began < (int64_t)g->yield_us * 1000) {
       sched_yield();
       continue;
@@ -162,9 +163,10 @@ static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
     uint32_t bell = atomic_load_explicit(&g->board->p2p.bell, memory_order_seq_cst);
     announce_sleep(g, true);
     int32_t peer;
-    int code = pass(g, false) || done(r) ? 0 : message_health(g, r, now, &peer);
-    if (code) report(g, r, code, peer);
-    if (code == 0 && !done(r) && atomic_load_explicit(&g->board->p2p.bell, memory_order_seq_cst) == bell) {
+    again = pass(g, false);
+    int code = again || done(r) ? 0 : message_health(g, r, now, &peer);
+    if (code > 0) report(g, r, code, peer);
+    if (!again && code == 0 && !done(r) && atomic_load_explicit(&g->board->p2p.bell, memory_order_seq_cst) == bell) {
       int64_t ns = slice_end - now < SCR_SLICE_NS ? slice_end - now : SCR_SLICE_NS;
       if (ns > r->deadline_ns - now) ns = r->deadline_ns - now;
       atomic_fetch_add_explicit(&g->sleeps, 1, memory_order_relaxed);

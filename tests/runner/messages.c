@@ -77,3 +77,37 @@ void test_reverse_tags(int n, waiting w, uint64_t seed) {
   size = n;
   run_ranks(n, w.spin, w.yield_us, seed, reversed, NULL);
 }
+
+/* ---- the lock of the messages is not held for long ---- */
+
+#define FRAMES 5000 /* messages without bytes: one frame each, all in the ring at once */
+
+static void one_at_a_time(rank *r, void *arg) {
+  (void)arg;
+  scr_group *g = r->group;
+  if (r->rank == 1) {
+    for (int i = 0; i < FRAMES; i++) end(post(r, SAGECOMM_SEND, 0, 0, NULL, 0));
+  }
+  meet();
+  if (r->rank == 0) {
+    int passes = 0, rc = SCR_YIELDED;
+    uint64_t before = 0;
+    for (; rc == SCR_YIELDED; passes++) {
+      int32_t peer;
+      scr_run *culprit;
+      scr_spin_lock(&g->message_lock);
+      rc = scr_message_progress(g, &peer, &culprit);
+      CHECK(g->message_activity - before <= FRAMES / 4);
+      before = g->message_activity;
+      scr_spin_unlock(&g->message_lock);
+    }
+    CHECK(rc == SCR_IDLE && passes > 4);
+    for (int i = 0; i < FRAMES; i++) end(post(r, SAGECOMM_RECV, 1, 0, NULL, 0));
+  }
+  meet();
+}
+
+void test_bounded_passes(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n > 1) run_ranks(n, w.spin, w.yield_us, seed, one_at_a_time, NULL);
+}

@@ -15,6 +15,7 @@ void test_segments(int size, waiting w, uint64_t seed);
 /* messages.c */
 void test_long_messages(int size, waiting w, uint64_t seed);
 void test_reverse_tags(int size, waiting w, uint64_t seed);
+void test_bounded_passes(int size, waiting w, uint64_t seed);
 /* completion.c */
 void test_nested_done(int size, waiting w, uint64_t seed);
 void test_wait_against_on_done(int size, waiting w, uint64_t seed);

@@ -168,6 +168,7 @@ int main(int argc, char **argv) {
       {"segments", test_segments},
       {"long_messages", test_long_messages},
       {"reverse_tags", test_reverse_tags},
+      {"bounded_passes", test_bounded_passes},
       {"nested_done", test_nested_done},
       {"wait_against_on_done", test_wait_against_on_done},
       {"mismatch", test_mismatch},
