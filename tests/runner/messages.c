@@ -1,6 +1,8 @@
 /* messages.c: messages longer than a ring, and more of them than the eager credit holds, matched in an order that is
  * not the one in which they were sent. */
 #include <assert.h>
+#include <pthread.h>
+#include <sched.h>
 
 #include "scenarios.h"
 
@@ -110,4 +112,83 @@ static void one_at_a_time(rank *r, void *arg) {
 void test_bounded_passes(int n, waiting w, uint64_t seed) {
   size = n;
   if (n > 1) run_ranks(n, w.spin, w.yield_us, seed, one_at_a_time, NULL);
+}
+
+/* ---- a thread that cannot look at the rings, because another one does, must not sleep on what that one missed ---- */
+
+#define SLEEPS 5
+
+typedef struct holder {
+  scr_group *g;
+  _Atomic int waits; /* rank 0 begins to wait for its message */
+  _Atomic int64_t released;
+} holder;
+
+static holder held;
+static _Atomic int sent;
+
+/* Holds the lock from before the message comes until its receiver sleeps, or would have slept long since. */
+static void *hold(void *p) {
+  (void)p;
+  scr_group *g = held.g;
+  for (;;) {
+    scr_spin_lock(&g->message_lock);
+    if (atomic_load(&g->messages) > 0) break;
+    scr_spin_unlock(&g->message_lock);
+    sched_yield();
+  }
+  uint64_t sleeps = atomic_load(&g->sleeps);
+  atomic_store(&held.waits, 1);
+  while (atomic_load(&sent) == 0) sched_yield();
+  for (int64_t began = scr_now(); scr_now() - began < 20 * 1000000 && atomic_load(&g->sleeps) < sleeps + 2;)
+    sched_yield();
+  atomic_store(&held.released, scr_now());
+  scr_spin_unlock(&g->message_lock);
+  return NULL;
+}
+
+static void sleepless(rank *r, void *arg) {
+  int64_t *best = arg;
+  int32_t data = 7;
+  sagecomm_segment s = {&data, 4};
+  sagecomm_op op = {.dtype = SAGECOMM_INT32, .root = 1 - r->rank};
+  sagecomm_error err;
+  for (int i = 0; i <= SLEEPS; i++) {
+    meet();
+    if (r->rank == 1) {
+      if (i > 0) {
+        while (atomic_load(&held.waits) == 0) sched_yield();
+      }
+      op.kind = SAGECOMM_SEND;
+      op.n_in = 1;
+      op.in = &s;
+      CHECK(call(r, &op, &err) == SAGECOMM_OK);
+      atomic_store(&sent, 1);
+    } else {
+      pthread_t other;
+      held.g = r->group;
+      if (i > 0) CHECK(pthread_create(&other, NULL, hold, NULL) == 0); /* the first makes the ring */
+      op.kind = SAGECOMM_RECV;
+      op.n_out = 1;
+      op.out = &s;
+      CHECK(call(r, &op, &err) == SAGECOMM_OK);
+      int64_t now = scr_now();
+      if (i > 0) {
+        pthread_join(other, NULL);
+        if (now - held.released < *best) *best = now - held.released;
+      }
+      atomic_store(&held.waits, 0);
+      atomic_store(&sent, 0);
+    }
+    meet();
+  }
+}
+
+void test_sleep_beside_another(int n, waiting w, uint64_t seed) {
+  size = n;
+  int64_t best = INT64_MAX;
+  if (n == 2 && w.yield_us == 0) {
+    run_ranks(n, w.spin, w.yield_us, seed, sleepless, &best);
+    CHECK(best < SCR_SLICE_NS / 10);
+  }
 }

@@ -169,6 +169,7 @@ int main(int argc, char **argv) {
       {"long_messages", test_long_messages},
       {"reverse_tags", test_reverse_tags},
       {"bounded_passes", test_bounded_passes},
+      {"sleep_beside_another", test_sleep_beside_another},
       {"nested_done", test_nested_done},
       {"wait_against_on_done", test_wait_against_on_done},
       {"mismatch", test_mismatch},
