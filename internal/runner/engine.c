@@ -229,7 +229,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
 
 static scr_run *first, *last;
 static uint32_t waiting, idle;
-static _Atomic uint32_t list_lock, list_bell, stopping;
+static _Atomic uint32_t list_lock, list_bell;
 
 static void call_completer(void) {
   atomic_store_explicit(&want_completer, 1, memory_order_seq_cst);
@@ -285,7 +285,7 @@ void scr_completer_run(int64_t idle_ns) {
       continue;
     }
     int64_t left = since + idle_ns - scr_now();
-    if (left <= 0 || atomic_load_explicit(&stopping, memory_order_acquire)) {
+    if (left <= 0) {
       scr_spin_lock(&list_lock);
       bool go = waiting == 0; /* otherwise somebody counted on this one */
       if (go) idle--;
@@ -295,10 +295,4 @@ void scr_completer_run(int64_t idle_ns) {
     }
     scr_futex_wait(&list_bell, heard, left);
   }
-}
-
-void scr_completers_stop(void) {
-  atomic_store_explicit(&stopping, 1, memory_order_release);
-  atomic_fetch_add_explicit(&list_bell, 1, memory_order_seq_cst);
-  scr_futex_wake(&list_bell);
 }

@@ -158,7 +158,6 @@ struct scr_group {
   _Atomic int64_t timeout_ns;
   uint32_t spin, spin_now, yield_us;
   uint64_t stream_bytes;
-  uint64_t started;       /* last collective that began */
   scr_recorder *recorder; /* NULL: off */
   /* Where the engine last saw the queue blocked. */
   scr_run *engine_run;

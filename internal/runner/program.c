@@ -305,7 +305,6 @@ void scr_run_start(scr_group *g, scr_run *r) {
   uint64_t what =
       (uint64_t)r->kind | (uint64_t)r->dtype << 8 | (uint64_t)r->reduce_op << 16 | (uint64_t)(uint32_t)r->root << 32;
   g->hash = mix(g->hash + UINT64_C(0x9e3779b97f4a7c15) + mix(what ^ mix(r->bytes)));
-  g->started = r->seq;
   r->hash = g->hash;
   r->started = 1;
   r->chunks = r->bytes == 0 ? 1 : (r->bytes + pg->chunk - 1) / pg->chunk;

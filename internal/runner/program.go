@@ -48,7 +48,6 @@ type Program struct {
 	Kind         coll.Kind
 	Type         coll.DataType
 	Reduce       coll.ReduceOp
-	Root         int
 	Lane         int // 0 small, 1 large
 	Chunk        int // bytes
 	Divisor      float64
@@ -69,9 +68,9 @@ func NewProgram(p Program) (Compiled, error) {
 	if c == nil {
 		return Compiled{}, errors.New("sagecomm: no memory for a program")
 	}
-	c.kind, c.lane, c.n_stages, c.elem = C.uint8_t(p.Kind), C.uint8_t(p.Lane), C.uint8_t(len(p.Stages)), C.uint8_t(p.Type.Size())
+	c.lane, c.n_stages, c.elem = C.uint8_t(p.Lane), C.uint8_t(len(p.Stages)), C.uint8_t(p.Type.Size())
 	c.output_blocks, c.own_from_input = bit(p.OutputBlocks), bit(p.OwnFromInput)
-	c.root, c.chunk, c.divisor = C.int32_t(p.Root), C.uint32_t(p.Chunk), C.double(p.Divisor)
+	c.chunk, c.divisor = C.uint32_t(p.Chunk), C.double(p.Divisor)
 	c.kernels = C.scr_get_kernels()
 	if p.Kind.Reduces() && C.scr_set_reduction(c, C.int(p.Type), C.int(p.Reduce), C._Bool(p.Reduce == coll.PremulSum)) == 0 {
 		C.scr_program_free(c)

@@ -78,10 +78,7 @@ typedef struct scr_program {
   uint8_t max_lag;
   uint8_t output_blocks; /* the output is size() blocks of the input's length */
   uint8_t own_from_input;
-  uint8_t elem; /* bytes of an element */
-  uint8_t kind;
-  uint8_t pad;
-  int32_t root;
+  uint8_t elem;   /* bytes of an element */
   uint32_t chunk; /* bytes */
   double divisor;
   scr_fold_fn *fold;
@@ -257,8 +254,7 @@ void scr_engine_patience(uint32_t spin, uint32_t yield_us);
 int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_trouble *trouble);
 void scr_engine_control(void);
 /* Waits for completed operations that have a done function and calls them, one at a time. Returns after idle_ns with
- * nothing to do, or when scr_completers_stop() was called. */
+ * nothing to do. */
 void scr_completer_run(int64_t idle_ns);
-void scr_completers_stop(void);
 
 #endif

@@ -41,11 +41,9 @@ static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes,
   scr_program *p = scr_program_new();
   bool premul = op->reduce_op == SAGECOMM_PREMUL_SUM, large = bytes > 4096;
   p->kernels = scr_get_kernels();
-  p->kind = op->kind;
   p->lane = large;
   p->chunk = large ? 16384 : 8192;
   p->elem = 4;
-  p->root = op->root;
   p->divisor = n_ranks;
   p->fold = p->kernels->fold[op->dtype][op->reduce_op];
   p->scale = premul ? p->kernels->scale[op->dtype] : NULL;
