@@ -125,7 +125,10 @@ static look look_at_messages(scr_group *g, const round_of *at, scr_trouble *trou
   if (atomic_load_explicit(&g->messages, memory_order_acquire) == 0) return l;
   l.active = l.blocked = true;
   if (at->announce) announce_messages(g, true);
-  if (!scr_try_lock(&g->message_lock)) return l;
+  if (!scr_try_lock(&g->message_lock)) {
+    l.blocked = false; /* the holder may have looked at a ring before something came: look again before sleeping */
+    return l;
+  }
   int32_t peer = -1;
   scr_run *culprit = NULL;
   uint64_t before = g->message_activity;
