@@ -1,16 +1,21 @@
 package pgbackend
 
 import (
-	"errors"
+	"context"
+	"fmt"
 
 	"sagecomm/internal/peerwatch"
+	"sagecomm/internal/shmem"
 )
 
-// peerID names a process for ever: a pid alone may come again.
+// peerID names a process for ever: a pid alone may come again, and means another process in another namespace.
 type peerID struct {
+	namespace uint64
 	pid       int
 	startTime uint64
 }
+
+func (m member) id() peerID { return peerID{m.Arena.PIDNamespace, m.PID, m.Arena.StartTime} }
 
 // peerProcess is one process that is a peer in some groups. It is watched once.
 type peerProcess struct {
@@ -22,42 +27,58 @@ type peerProcess struct {
 
 // watchPeers begins to watch every other process of the group.
 func (g *Group) watchPeers() {
+	me := g.members[g.rank]
 	for rank, m := range g.members {
-		id := peerID{m.PID, m.Arena.StartTime}
-		if rank == g.rank || id == g.identity() {
+		if rank == g.rank || m.id() == me.id() {
 			continue
 		}
-		if g.process.watch(id, g, rank) {
+		if g.process.watch(g, rank, me) {
 			g.peerDied(rank)
 		}
 	}
 }
 
-func (g *Group) identity() peerID {
-	me := g.members[g.rank]
-	return peerID{me.PID, me.Arena.StartTime}
-}
-
-// watch reports whether the process is dead already.
-func (p *Process) watch(id peerID, g *Group, rank int) (dead bool) {
+// watch reports whether the process of a rank is dead already. An error proves nothing: then timeouts decide.
+func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
+	m := g.members[rank]
+	id := m.id()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	peer := p.peers[id]
-	if peer == nil {
-		w, err := peerwatch.Watch(id.pid, id.startTime)
+	if p.peers[id] == nil {
+		p.mu.Unlock() // it may take a while
+		w, err := m.watch(me)
 		if err != nil {
-			if !errors.Is(err, peerwatch.ErrUnsupported) {
-				return true
-			}
-			go p.warn("the death of a peer will be noticed by timeout only: %v", err)
-			return false
+			p.unwatched.Do(func() {
+				p.warn("the death of %s will be noticed by timeout only, and perhaps that of others: %v", g.who(rank), err)
+			})
 		}
-		peer = &peerProcess{watcher: w, groups: map[*Group][]int{}, nobody: make(chan struct{})}
-		p.peers[id] = peer
-		go p.await(id, peer)
+		p.mu.Lock()
+		switch {
+		case err != nil:
+			return false
+		case p.peers[id] != nil: // another group was faster
+			w.Close()
+		default:
+			peer := &peerProcess{watcher: w, groups: map[*Group][]int{}, nobody: make(chan struct{})}
+			p.peers[id] = peer
+			go p.await(id, peer)
+		}
 	}
+	peer := p.peers[id]
 	peer.groups[g] = append(peer.groups[g], rank)
 	return peer.dead
+}
+
+// watch begins to watch the process. Where pids mean other processes than here, the socket of its arena says which it is.
+func (m member) watch(me member) (*peerwatch.Watcher, error) {
+	if m.Arena.PIDNamespace == me.Arena.PIDNamespace && m.Arena.BootID == me.Arena.BootID {
+		return peerwatch.Watch(m.PID, m.Arena.StartTime)
+	}
+	pidfd, err := shmem.OwnerFD(context.Background(), m.Arena)
+	if err != nil {
+		return nil, fmt.Errorf("it is in another pid namespace: %w", err)
+	}
+	return peerwatch.WatchFD(pidfd)
 }
 
 // await ends with the process that it watches, or with the watch.
@@ -92,7 +113,7 @@ func (g *Group) unwatchPeers() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, m := range g.members {
-		id := peerID{m.PID, m.Arena.StartTime}
+		id := m.id()
 		peer := p.peers[id]
 		if peer == nil {
 			continue

@@ -22,6 +22,8 @@ type Process struct {
 	peers   map[peerID]*peerProcess
 	warned  map[string]bool
 	patient time.Time // when groups that are being destroyed stop to wait for peers
+
+	unwatched sync.Once // the warning about peers that cannot be watched
 }
 
 var (

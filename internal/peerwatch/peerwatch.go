@@ -17,9 +17,6 @@ import (
 	"sagecomm/internal/procinfo"
 )
 
-// ErrUnsupported is wrapped by the error of [Watch] when the kernel, or a filter around it, has no pidfd_open.
-var ErrUnsupported = errors.New("the system has no pidfd_open (Linux 5.3)")
-
 // Watcher watches one process.
 type Watcher struct {
 	file    *os.File // nil if the process was gone when the watch began
@@ -29,17 +26,16 @@ type Watcher struct {
 }
 
 // Watch begins to watch the process that has that pid and start time (as [procinfo.StartTime] gives it). A process
-// that is gone already, or whose pid another one has by now, is a success: Done is closed at once.
+// that is gone already, or whose pid another one has by now, is a success: Done is closed at once. An error, such as too
+// many open files, says nothing about the process.
 func Watch(pid int, startTime uint64) (*Watcher, error) {
-	w := &Watcher{done: make(chan struct{}), stopped: make(chan struct{})}
 	fd, err := open(pid)
 	if errors.Is(err, unix.ESRCH) {
-		return w.gone(), nil
+		return gone(), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("watch process %d: %w", pid, err)
 	}
-	w.file = os.NewFile(uintptr(fd), fmt.Sprintf("pidfd of %d", pid))
 
 	// Only now does the pid stay what it is: the descriptor holds on to one process, and the start time says which.
 	// If that process ended in between, either the time differs, or there is no entry and the descriptor is readable.
@@ -47,21 +43,34 @@ func Watch(pid int, startTime uint64) (*Watcher, error) {
 	switch {
 	case err == nil && now == startTime:
 	case err == nil, errors.Is(err, fs.ErrNotExist) && ended(fd):
-		w.file.Close()
-		w.file = nil
-		return w.gone(), nil
+		unix.Close(fd)
+		return gone(), nil
 	default:
-		w.file.Close()
+		unix.Close(fd)
 		return nil, fmt.Errorf("watch process %d: cannot tell whether it is the one that started at tick %d: %w", pid, startTime, err)
 	}
+	w, err := WatchFD(fd)
+	if err != nil {
+		return nil, fmt.Errorf("watch process %d: %w", pid, err)
+	}
+	return w, nil
+}
 
+// WatchFD begins to watch the process that a pidfd holds on to, in whatever pid namespace it is. The descriptor is the
+// watcher's from now on, also on an error.
+func WatchFD(pidfd int) (*Watcher, error) {
+	if err := unix.SetNonblock(pidfd, true); err != nil { // the poller asks for it
+		unix.Close(pidfd)
+		return nil, fmt.Errorf("watch a process: %w", err)
+	}
+	w := &Watcher{file: os.NewFile(uintptr(pidfd), "pidfd"), done: make(chan struct{}), stopped: make(chan struct{})}
 	conn, err := w.file.SyscallConn()
 	if err == nil {
 		err = w.file.SetDeadline(time.Time{}) // refused if the poller did not take the descriptor
 	}
 	if err != nil {
 		w.file.Close()
-		return nil, fmt.Errorf("watch process %d: %w", pid, err)
+		return nil, fmt.Errorf("watch a process: %w", err)
 	}
 	go func() {
 		defer close(w.stopped)
@@ -88,26 +97,18 @@ func (w *Watcher) Close() {
 	<-w.stopped
 }
 
-// gone turns w into the watcher of a process that has ended.
-func (w *Watcher) gone() *Watcher {
+// gone is the watcher of a process that has ended.
+func gone() *Watcher {
+	w := &Watcher{done: make(chan struct{}), stopped: make(chan struct{})}
 	close(w.done)
 	close(w.stopped)
 	return w
 }
 
-// open gets a pidfd in the non-blocking mode that the poller asks for.
 func open(pid int) (int, error) {
-	fd, err := unix.PidfdOpen(pid, unix.O_NONBLOCK) // PIDFD_NONBLOCK has this value
-	if errors.Is(err, unix.EINVAL) {                // before Linux 5.10 the flag is unknown
-		if fd, err = unix.PidfdOpen(pid, 0); err == nil {
-			err = unix.SetNonblock(fd, true)
-			if err != nil {
-				unix.Close(fd)
-			}
-		}
-	}
+	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // EPERM: a seccomp filter that does not know the call
-		err = fmt.Errorf("%w: %w", ErrUnsupported, err)
+		err = fmt.Errorf("the system has no pidfd_open (Linux 5.3): %w", err)
 	}
 	return fd, err
 }

@@ -109,23 +109,14 @@ func (s *server) answer(conn *net.UnixConn) {
 
 // receive asks the owner of an arena for its descriptor.
 func receive(ctx context.Context, d *Descriptor) (int, error) {
-	if d.Socket == "" {
-		return -1, errors.New("the owner offers no socket")
-	}
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	var dialer net.Dialer
-	c, err := dialer.DialContext(ctx, "unix", "@"+d.Socket)
+	conn, err := dial(ctx, d)
 	if err != nil {
-		return -1, fmt.Errorf("%w (the owner has ended, or is in another network namespace)", err)
-	}
-	conn := c.(*net.UnixConn)
-	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
-
-	if err := checkUser(conn); err != nil {
 		return -1, err
 	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
 	if _, err := conn.Write(d.Token[:]); err != nil {
 		return -1, receiveFailed(ctx, "ask for the descriptor", err)
 	}
@@ -143,6 +134,50 @@ func receive(ctx context.Context, d *Descriptor) (int, error) {
 		return -1, fmt.Errorf("the owner gave no descriptor: it does not accept the token (%d bytes, %d descriptors, error %v)", n, len(fds), err)
 	}
 	return fds[0], nil
+}
+
+// dial connects to the socket of an arena's owner.
+func dial(ctx context.Context, d *Descriptor) (*net.UnixConn, error) {
+	if d.Socket == "" {
+		return nil, errors.New("the owner offers no socket")
+	}
+	var dialer net.Dialer
+	c, err := dialer.DialContext(ctx, "unix", "@"+d.Socket)
+	if err != nil {
+		return nil, fmt.Errorf("%w (the owner has ended, or is in another network namespace)", err)
+	}
+	conn := c.(*net.UnixConn)
+	if err := checkUser(conn); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// OwnerFD gives a pidfd of the process that owns an arena, from the socket that it serves: also where its pid means
+// nothing, because it is in another pid namespace. Linux 6.5 or later.
+func OwnerFD(ctx context.Context, d Descriptor) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	conn, err := dial(ctx, &d)
+	if err != nil {
+		return -1, err
+	}
+	defer conn.Close()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	pidfd, optErr := -1, error(nil)
+	if err := raw.Control(func(fd uintptr) {
+		pidfd, optErr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	}); err != nil {
+		return -1, err
+	}
+	if optErr != nil {
+		return -1, fmt.Errorf("ask the socket for its process (Linux 6.5): %w", optErr)
+	}
+	return pidfd, nil
 }
 
 // receiveFailed prefers the context's reason to the deadline that it caused.

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,6 +29,12 @@ type process struct {
 // start starts size ranks. Whatever is still there at the end of the test is killed.
 func start(t *testing.T, size int, options map[string]string) []*process {
 	t.Helper()
+	return startWith(t, size, options, func(int) *syscall.SysProcAttr { return nil })
+}
+
+// startWith starts each rank in its own way.
+func startWith(t *testing.T, size int, options map[string]string, how func(rank int) *syscall.SysProcAttr) []*process {
+	t.Helper()
 	dir := t.TempDir()
 	list := make([]*process, size)
 	for rank := range size {
@@ -39,6 +46,7 @@ func start(t *testing.T, size int, options map[string]string) []*process {
 		// The race detector lets a process linger at its end, for reports of other threads.
 		p.cmd.Env = append(os.Environ(), roleVariable+"="+string(text), "GORACE=atexit_sleep_ms=0")
 		p.cmd.Stderr = &p.stderr
+		p.cmd.SysProcAttr = how(rank)
 		in, err := p.cmd.StdinPipe()
 		if err != nil {
 			t.Fatal(err)

@@ -11,6 +11,8 @@ import (
 	"runtime"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
@@ -107,6 +109,8 @@ func (r *rankState) do(c command, answer *report) error {
 		answer.Failure = r.sum(1)
 	case "destroy":
 		return r.group.Destroy()
+	case "starve": // from now on it can open so many files
+		return starve(c.Ops)
 	case "count": // what earlier groups left behind goes when the next one is made
 		solo, err := pgbackend.Get().Create(pgbackend.Config{Size: 1, Name: "solo", Timeout: opTimeout, Store: bootstrap.NewMemStore()})
 		if err != nil {
@@ -122,6 +126,28 @@ func (r *rankState) do(c command, answer *report) error {
 		answer.FDs, answer.Goroutines = len(list), runtime.NumGoroutine()
 	default:
 		return errors.New("no such command")
+	}
+	return nil
+}
+
+// starve lets this process open n more descriptors.
+func starve(n int) error {
+	limit := unix.Rlimit{Cur: 64, Max: 64}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	var taken []int
+	for {
+		fd, err := unix.Dup(2)
+		if err != nil {
+			break
+		}
+		taken = append(taken, fd)
+	}
+	for _, fd := range taken[len(taken)-n:] {
+		if err := unix.Close(fd); err != nil {
+			return err
+		}
 	}
 	return nil
 }

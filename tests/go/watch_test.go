@@ -1,0 +1,74 @@
+package ranks
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sagecomm/internal/coll"
+)
+
+// A pid of another pid namespace means another process here, or none: neither is a reason to declare a rank dead, and
+// its real death is noticed all the same.
+func TestOtherPIDNamespaces(t *testing.T) {
+	apart := &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Geteuid(), HostID: os.Geteuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getegid(), HostID: os.Getegid(), Size: 1}},
+	}
+	probe, err := os.StartProcess("/bin/true", []string{"true"}, &os.ProcAttr{Sys: apart})
+	if err != nil {
+		t.Skipf("no pid namespaces here: %v", err)
+	}
+	if _, err := probe.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for _, method := range []string{"scm", "scm,tmpfs"} {
+		t.Run(method, func(t *testing.T) {
+			list := startWith(t, 3, map[string]string{"shm_attach": method, "shm_dir": t.TempDir()}, func(rank int) *syscall.SysProcAttr {
+				if rank == 0 {
+					return nil
+				}
+				return apart
+			})
+			create(t, list, "g", 0)
+			succeed(t, all(list, command{Do: "loop", Ops: 30}))
+			if err := list[2].cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			killed := time.Now()
+			reports := all(list[:2], command{Do: "loop"})
+			for rank, r := range reports {
+				f := r.Failure
+				if strings.Contains(list[rank].stderr.String(), "noticed by timeout only") {
+					t.Skip("this kernel cannot tell the process behind a socket")
+				}
+				if f == nil || f.Status != coll.PeerFailure || f.Rank != 2 || f.PID != 1 || !strings.Contains(f.Message, "died in or after all_reduce #30") {
+					t.Errorf("rank %d: %+v", rank, f)
+				}
+				if took := r.At.Sub(killed); took > bound {
+					t.Errorf("rank %d knew after %v", rank, took)
+				}
+			}
+		})
+	}
+}
+
+// A rank that has no descriptor left for the watch over a peer goes on without it, or does not join at all. Either way
+// nobody is declared dead.
+func TestNoDescriptorsLeft(t *testing.T) {
+	for free := range 5 {
+		list := start(t, 2, nil)
+		list[0].order(command{Do: "count"}) // makes the arena
+		list[0].answer("count")
+		list[0].order(command{Do: "starve", Ops: free})
+		list[0].answer("starve")
+		created := all(list, command{Do: "create", Name: "g", Timeout: 2 * time.Second})
+		t.Logf("%d descriptors free: %q, %q", free, created[0].Error, created[1].Error)
+		if created[0].Error == "" && created[1].Error == "" {
+			succeed(t, all(list, command{Do: "loop", Ops: 10}))
+		}
+	}
+}
