@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"runtime/debug"
@@ -89,8 +90,8 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	return g, nil
 }
 
-// meet exchanges descriptions through the store and maps the peers' memory. All ranks take the same branches, because
-// what decides is known to all: the list of methods and the outcome of Agree.
+// meet exchanges descriptions through the store and maps the peers' memory. Ranks that go on take the same branches,
+// because what decides is known to all: the list of methods and the outcome of Agree.
 func (g *Group) meet(c Config) error {
 	var methods []shmem.Method
 	file := false
@@ -102,11 +103,10 @@ func (g *Group) meet(c Config) error {
 	var failed error
 	if slices.ContainsFunc(methods, func(m shmem.Method) bool { return m != shmem.File }) {
 		st, err := g.process.sharedStore(g.settings)
-		if failed = g.exchange(c, "memfd", deadline, methods, st, err); failed == nil {
-			return nil
-		}
-		if _, fatal := failed.(*refusal); fatal || !file {
-			return failed
+		failed = g.exchange(c, "memfd", deadline, methods, st, err)
+		var told *bootstrap.FailedError
+		if !file || !errors.As(failed, &told) || len(told.Missing) > 0 {
+			return failed // joined, or the peers may have, or they have given up
 		}
 		g.info("falling back to a file: %v", failed)
 	}
@@ -114,16 +114,11 @@ func (g *Group) meet(c Config) error {
 	st, err := g.process.newStore(shmem.Tmpfs, g.settings)
 	g.own = st
 	again := g.exchange(c, "tmpfs", deadline, methods, st, err)
-	if again != nil && failed != nil && time.Now().Before(deadline) {
+	if again != nil && failed != nil {
 		return fmt.Errorf("%w; before that, without a file: %w", again, failed)
 	}
 	return again
 }
-
-// refusal is an error that another way to the memory would not mend.
-type refusal struct{ error }
-
-func (r *refusal) Unwrap() error { return r.error }
 
 // exchange is one attempt with one kind of arena. storeErr is why this rank has none: it tells the others.
 func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
@@ -142,17 +137,17 @@ func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []s
 	}
 	text, err := json.Marshal(me)
 	if err != nil {
-		return &refusal{err}
+		return err
 	}
-	all, err := bootstrap.Exchange(c.Store, "sagecomm/"+phase, g.rank, g.size, left(), text)
-	if err != nil {
-		return &refusal{err}
-	}
-	attachErr := g.attach(all, methods)
 	if g.own != nil {
 		// Whatever the outcome, the name goes once everybody has tried.
 		defer func() { _ = st.arena.Unlink() }()
 	}
+	all, err := bootstrap.Exchange(c.Store, "sagecomm/"+phase, g.rank, g.size, left(), text)
+	if err != nil {
+		return err
+	}
+	attachErr := g.attach(all, methods)
 	return bootstrap.Agree(c.Store, "sagecomm/"+phase+"/attached", g.rank, g.size, left(), attachErr)
 }
 
