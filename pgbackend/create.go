@@ -71,21 +71,29 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		return nil, err
 	}
 	p.sweep()
+	c.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.dead()) > 0 })
 	g = &Group{process: p, name: c.Name, rank: c.Rank, size: c.Size, settings: settings, flights: flights, selector: selector,
 		gone: make([]bool, c.Size)}
 	if err := g.meet(c); err != nil {
 		g.discard()
-		return nil, err
+		g.unwatchPeers()
+		return nil, g.bereaved(err)
 	}
 	if err := g.open(c); err != nil {
 		g.discard()
+		g.unwatchPeers()
 		return nil, err
 	}
 	p.mu.Lock()
 	p.groups[g.Handle()] = g
 	p.mu.Unlock()
 	p.engine.changed(p)
-	g.watchPeers()
+	g.mu.Lock()
+	g.joined = true
+	g.mu.Unlock()
+	for _, rank := range g.dead() {
+		g.peerDied(rank)
+	}
 	g.info("%d ranks, %s kernels, tables %016x", g.size, runner.ActiveKernels(), selector.Fingerprint())
 	return g, nil
 }
@@ -147,25 +155,38 @@ func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []s
 	if err != nil {
 		return err
 	}
-	attachErr := g.attach(all, methods)
+	attachErr := g.introduce(all)
+	if attachErr == nil {
+		g.watchPeers()
+		attachErr = g.attach(methods)
+	}
 	return bootstrap.Agree(c.Store, "sagecomm/"+phase+"/attached", g.rank, g.size, left(), attachErr)
 }
 
-func (g *Group) attach(all [][]byte, methods []shmem.Method) error {
-	g.members = make([]member, g.size)
-	g.peers = make([]runner.Peer, g.size)
-	descriptors := make([]shmem.Descriptor, g.size)
+// introduce reads what the ranks say of themselves.
+func (g *Group) introduce(all [][]byte) error {
+	members := make([]member, g.size)
 	for rank, text := range all {
-		m := &g.members[rank]
+		m := &members[rank]
 		if err := json.Unmarshal(text, m); err != nil {
 			return fmt.Errorf("what rank %d wrote into the store is not readable: %w", rank, err)
 		}
 		if m.ArenaAbsent != "" {
 			return fmt.Errorf("rank %d (host %s, pid %d) has no shared memory: %s", rank, m.Host, m.PID, m.ArenaAbsent)
 		}
-		if mine := g.members[0].Agreed; m.Agreed != mine {
+		if mine := members[0].Agreed; m.Agreed != mine {
 			return fmt.Errorf("ranks 0 and %d are set up differently: %q and %q; give all ranks the same sagecomm version and the same SAGECOMM_TUNE", rank, mine, m.Agreed)
 		}
+	}
+	g.members = members
+	return nil
+}
+
+// attach maps the memory of all ranks.
+func (g *Group) attach(methods []shmem.Method) error {
+	g.peers = make([]runner.Peer, g.size)
+	descriptors := make([]shmem.Descriptor, g.size)
+	for rank, m := range g.members {
 		descriptors[rank] = m.Arena
 	}
 	maps, err := attachAll(context.Background(), descriptors, methods)

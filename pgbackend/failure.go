@@ -213,9 +213,9 @@ func describe(op coll.Op, sequence uint64) string {
 func (g *Group) peerDied(rank int) {
 	g.mu.Lock()
 	g.gone[rank] = true
-	ended := g.ended
+	idle := !g.joined || g.ended
 	g.mu.Unlock()
-	if ended || !g.hold() {
+	if idle || !g.hold() {
 		return
 	}
 	defer g.letGo()
@@ -261,6 +261,10 @@ var destroyPatience = 2 * time.Second
 // CreateFailure is the failure of a group that never came to be.
 func CreateFailure(name string, err error) *coll.Failure {
 	status := coll.Invalid
+	var known *coll.Failure
+	if errors.As(err, &known) {
+		return known
+	}
 	var absent *bootstrap.TimeoutError
 	var ranks *bootstrap.FailedError
 	switch {

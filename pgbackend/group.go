@@ -28,6 +28,7 @@ type Group struct {
 	board    *board
 	own      *store // the board's, if it was made for this group alone
 	maps     []*shmem.Mapping
+	watching bool // its peers
 	selector *algo.Selector
 	classes  [coll.KindCount][]algo.Class
 
@@ -35,6 +36,7 @@ type Group struct {
 
 	// mu guards what follows; the runner's queue has its own lock.
 	mu     sync.Mutex
+	joined bool   // Create has succeeded
 	ended  bool   // Destroy was called
 	gone   []bool // by rank: its process has ended
 	users  int    // calls inside, see hold

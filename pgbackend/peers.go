@@ -2,8 +2,11 @@ package pgbackend
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
 	"sagecomm/internal/peerwatch"
 	"sagecomm/internal/shmem"
 )
@@ -25,8 +28,12 @@ type peerProcess struct {
 	dead    bool
 }
 
-// watchPeers begins to watch every other process of the group.
+// watchPeers begins to watch every other process of the group, once.
 func (g *Group) watchPeers() {
+	if g.watching {
+		return
+	}
+	g.watching = true
 	me := g.members[g.rank]
 	for rank, m := range g.members {
 		if rank == g.rank || m.id() == me.id() {
@@ -79,6 +86,32 @@ func (m member) watch(me member) (*peerwatch.Watcher, error) {
 		return nil, fmt.Errorf("it is in another pid namespace: %w", err)
 	}
 	return peerwatch.WatchFD(pidfd)
+}
+
+// dead are the ranks whose processes have ended.
+func (g *Group) dead() (list []int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for rank, gone := range g.gone {
+		if gone {
+			list = append(list, rank)
+		}
+	}
+	return list
+}
+
+// bereaved is why the group cannot be made, knowing who has died: ranks that have not come in time may be late because
+// of that, and no time was given to them.
+func (g *Group) bereaved(err error) error {
+	dead := g.dead()
+	var late *bootstrap.TimeoutError
+	var failed *bootstrap.FailedError
+	if len(dead) == 0 || !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing) > 0) {
+		return err
+	}
+	m := g.members[dead[0]]
+	return &coll.Failure{Status: coll.PeerFailure, Rank: dead[0], PID: m.PID, Host: m.Host, Group: g.name,
+		Message: fmt.Sprintf("sagecomm: group %q: %s died while the group was made; look at its log for the reason, then restart the job", g.name, g.who(dead[0]))}
 }
 
 // await ends with the process that it watches, or with the watch.

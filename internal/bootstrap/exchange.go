@@ -1,7 +1,6 @@
 package bootstrap
 
 import (
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -84,8 +83,7 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 			wait := max(deadline.Sub(start), probeTimeout(size))
 			record, err = store.Get(key(prefix, peer), wait)
 			if err != nil {
-				// Stores that cannot tell a timeout from a defect are given the benefit of the clock.
-				if !errors.Is(err, ErrTimeout) && time.Since(start) < wait*9/10 {
+				if isDefect(err, start, wait) {
 					return nil, fmt.Errorf("sagecomm: rank %d cannot read from the store (key %s): %w", rank, key(prefix, peer), err)
 				}
 				missing = append(missing, peer)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +35,7 @@ type command struct {
 	Ops        int           // of loop; 0: until it fails
 	Elements   int           // of loop; 0: different numbers
 	Timeout    time.Duration // of create
+	Die        string        // the process kills itself when create writes a key that has this in it
 }
 
 // report is one line of its output.
@@ -92,7 +94,7 @@ func (r *rankState) do(c command, answer *report) error {
 			return err
 		}
 		g, err := pgbackend.Get().Create(pgbackend.Config{Rank: c.Rank, Size: c.Size, Name: c.Name, Timeout: c.Timeout,
-			Store: store, Options: r.Options})
+			Store: deadlyStore{store, c.Die}, Options: r.Options})
 		if err != nil {
 			answer.Error = err.Error()
 		}
@@ -128,6 +130,19 @@ func (r *rankState) do(c command, answer *report) error {
 		return errors.New("no such command")
 	}
 	return nil
+}
+
+// deadlyStore ends the process at a moment of the rendezvous.
+type deadlyStore struct {
+	bootstrap.Store
+	at string
+}
+
+func (s deadlyStore) Set(key string, value []byte) error {
+	if s.at != "" && strings.Contains(key, s.at) {
+		return unix.Kill(os.Getpid(), unix.SIGKILL)
+	}
+	return s.Store.Set(key, value)
 }
 
 // starve lets this process open n more descriptors.

@@ -72,3 +72,41 @@ func TestNoDescriptorsLeft(t *testing.T) {
 		}
 	}
 }
+
+// A rank that dies between telling who it is and saying that it has everything is not waited for.
+func TestDeathInTheRendezvous(t *testing.T) {
+	for _, c := range []struct{ methods, at string }{{"proc,scm", "memfd/attached"}, {"tmpfs", "tmpfs/attached"}} {
+		t.Run(c.methods, func(t *testing.T) {
+			dir := t.TempDir()
+			list := start(t, 3, map[string]string{"shm_attach": c.methods, "shm_dir": dir})
+			began := time.Now()
+			for rank, p := range list {
+				order := command{Do: "create", Name: "g"}
+				if rank == 1 {
+					order.Die = c.at
+				}
+				p.order(order)
+			}
+			for _, p := range []*process{list[0], list[2]} {
+				r := p.answer("create")
+				if !strings.Contains(r.Error, "rank 1 (host ") || !strings.Contains(r.Error, "died while the group was made") {
+					t.Errorf("rank %d: %q", p.rank, r.Error)
+				}
+			}
+			if took := time.Since(began); took > bound {
+				t.Errorf("the ranks knew after %v", took)
+			}
+			nothingLeft(t, dir, []*process{list[0], list[2]}) // the next arena in the directory sweeps what the dead one left
+			// The survivors go on without it.
+			for i, p := range []*process{list[0], list[2]} {
+				p.order(command{Do: "create", Name: "h", Rank: i, Size: 2, Timeout: opTimeout})
+			}
+			for _, p := range []*process{list[0], list[2]} {
+				if r := p.answer("create"); r.Error != "" {
+					t.Fatal(r.Error)
+				}
+			}
+			succeed(t, all([]*process{list[0], list[2]}, command{Do: "loop", Ops: 10}))
+		})
+	}
+}
