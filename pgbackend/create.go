@@ -74,15 +74,12 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	c.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.dead()) > 0 })
 	g = &Group{process: p, name: c.Name, rank: c.Rank, size: c.Size, settings: settings, flights: flights, selector: selector,
 		gone: make([]bool, c.Size)}
-	if err := g.meet(c); err != nil {
-		g.discard()
-		g.unwatchPeers()
-		return nil, g.bereaved(err)
+	err = g.meet(c)
+	if err == nil {
+		err = g.open(c)
 	}
-	if err := g.open(c); err != nil {
-		g.discard()
-		g.unwatchPeers()
-		return nil, err
+	if err != nil {
+		return nil, g.giveUp(err)
 	}
 	p.mu.Lock()
 	p.groups[g.Handle()] = g
@@ -160,7 +157,12 @@ func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []s
 		g.watchPeers()
 		attachErr = g.attach(methods)
 	}
-	return bootstrap.Agree(c.Store, "sagecomm/"+phase+"/attached", g.rank, g.size, left(), attachErr)
+	g.promised = attachErr == nil
+	err = bootstrap.Agree(c.Store, "sagecomm/"+phase+"/attached", g.rank, g.size, left(), attachErr)
+	if told := (*bootstrap.FailedError)(nil); errors.As(err, &told) {
+		g.promised = false // what a rank has said that failed stays in the store: nobody will join
+	}
+	return err
 }
 
 // introduce reads what the ranks say of themselves.
@@ -204,10 +206,13 @@ func (g *Group) attach(methods []shmem.Method) error {
 	return nil
 }
 
+// openGroup makes a group of the runner's. Tests put a fault in its place.
+var openGroup = runner.OpenGroup
+
 // open makes the runner's group of what is mapped.
 func (g *Group) open(c Config) error {
 	here := len(g.maps)
-	run, err := runner.OpenGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Patience: patience(g.settings, here),
+	run, err := openGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Patience: patience(g.settings, here),
 		StreamBytes: streamBytes, Flights: g.flights, Peers: g.peers})
 	if err != nil {
 		return err
@@ -227,7 +232,31 @@ func (g *Group) open(c Config) error {
 	return nil
 }
 
-// discard gives back what a group that never came to be had taken. The peers have given up too.
+// giveUp ends what Create began, and says why it cannot go on. If this rank has told the others that it is ready, some
+// may have heard that of all ranks: they have a group and will look into this rank's board. They find the reason there,
+// and it stays until they have left or died. This rank touches none of theirs: those that gave up too may have freed them.
+func (g *Group) giveUp(err error) error {
+	err = g.bereaved(err)
+	if !g.promised {
+		g.discard()
+		g.unwatchPeers()
+		return err
+	}
+	m := g.members[g.rank]
+	runner.GiveUp(g.board.at(), &coll.Failure{Status: coll.PeerFailure, Rank: g.rank, PID: m.PID, Host: m.Host, Group: g.name,
+		Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made: %v", g.name, g.who(g.rank), err)})
+	g.mu.Lock()
+	g.ended = true
+	g.mu.Unlock()
+	p := g.process
+	p.mu.Lock()
+	p.leaving = append(p.leaving, g)
+	p.mu.Unlock()
+	p.sweep()
+	return err
+}
+
+// discard gives back what a group took that no rank has joined or will join.
 func (g *Group) discard() {
 	releaseAll(g.maps)
 	g.maps = nil

@@ -3,10 +3,10 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
 )
 
 // Destroy waits for what was issued, a bounded time and while all peers live, says goodbye and frees. It waits for no
@@ -20,7 +20,7 @@ func (g *Group) Destroy() error {
 		return fmt.Errorf("sagecomm: group %q was destroyed already", g.name)
 	}
 	var deadline time.Time
-	for g.cause.Load() == nil && g.run.Unfinished() > 0 && !g.bereaved() {
+	for g.cause.Load() == nil && g.run.Unfinished() > 0 && len(g.dead()) == 0 { // without a peer no collective finishes
 		if deadline.IsZero() {
 			deadline = g.process.destroyDeadline()
 		}
@@ -45,6 +45,7 @@ func (g *Group) Destroy() error {
 		time.Sleep(50 * time.Microsecond)
 	}
 	g.close()
+	g.forgetWhoGaveUp()
 	g.run.Leave()
 	p.mu.Lock()
 	p.leaving = append(p.leaving, g)
@@ -64,11 +65,13 @@ func (p *Process) destroyDeadline() time.Time {
 	return p.patient
 }
 
-// bereaved says whether a peer has died, after which no collective can finish.
-func (g *Group) bereaved() bool {
+// forgetWhoGaveUp: ranks that have not joined never touched this rank's board and do not say that they leave it.
+func (g *Group) forgetWhoGaveUp() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.Contains(g.gone, true)
+	for rank := range g.gone {
+		g.gone[rank] = g.gone[rank] || g.run.GaveUp(rank) != nil
+	}
 }
 
 // sweep frees the groups whose boards no peer will touch any more.
@@ -86,7 +89,9 @@ func (p *Process) sweep() {
 	p.mu.Unlock()
 	for _, g := range free {
 		g.unwatchPeers()
-		g.run.Close()
+		if g.run != nil {
+			g.run.Close()
+		}
 		releaseAll(g.maps)
 		err := g.board.free()
 		if g.own != nil {
@@ -102,7 +107,7 @@ func (g *Group) deserted() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for rank := range g.size {
-		if rank != g.rank && !g.gone[rank] && !g.run.Deserted(rank) {
+		if rank != g.rank && !g.gone[rank] && !runner.Deserted(g.board.at(), g.size, rank) {
 			return false
 		}
 	}

@@ -65,6 +65,9 @@ func (g *Group) judge(t runner.Trouble) *coll.Failure {
 	case runner.Timeout:
 		return g.timeout(t)
 	case runner.Left:
+		if f := g.run.GaveUp(t.Peer); f != nil {
+			return f
+		}
 		f := g.blame(coll.PeerFailure, t.Peer, t)
 		last, _ := g.run.LastCall(t.Peer)
 		f.Message = fmt.Sprintf("sagecomm: group %q: %s has left the group (destroyed it, or ended normally) after collective #%d, and rank %d needs it in %s; let all ranks make the same calls before any of them leaves",

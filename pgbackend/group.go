@@ -29,6 +29,7 @@ type Group struct {
 	own      *store // the board's, if it was made for this group alone
 	maps     []*shmem.Mapping
 	watching bool // its peers
+	promised bool // peers may have joined, whatever becomes of this rank
 	selector *algo.Selector
 	classes  [coll.KindCount][]algo.Class
 

@@ -83,6 +83,9 @@ func newBoard(st *store, rank, size int) (*board, error) {
 	return &board{store: st, ranges: []shmem.Range{r}}, nil
 }
 
+// at is where the board itself lies.
+func (b *board) at() unsafe.Pointer { return b.store.at(b.ranges[0]) }
+
 // more takes another piece of the arena for the group and returns its offset.
 func (b *board) more(n int64) (int64, error) {
 	r, err := b.store.arena.Alloc(n, 4096)

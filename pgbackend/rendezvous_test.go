@@ -4,10 +4,13 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
 )
 
 // A rank that gives up leaves no file and no arena behind, whichever step its peer did not reach.
@@ -78,5 +81,117 @@ func TestTimeoutIsNoReasonToFallBack(t *testing.T) {
 	}
 	if _, err := mem.Get("sagecomm/tmpfs/0", time.Millisecond); err == nil {
 		t.Error("rank 0 tried again")
+	}
+}
+
+// heldStore keeps a rank from writing a key until the test lets it.
+type heldStore struct {
+	bootstrap.Store
+	key     string
+	release <-chan struct{}
+}
+
+func (s heldStore) Set(key string, value []byte) error {
+	if strings.HasSuffix(key, s.key) {
+		<-s.release
+	}
+	return s.Store.Set(key, value)
+}
+
+// half makes a group that rank 1 has and rank 0 has given up: rank 1 was held up between mapping the memory and saying
+// so, for longer than rank 0 waited.
+func half(t *testing.T) (joined *Group, gaveUp error) {
+	t.Helper()
+	mem, released := bootstrap.NewMemStore(), make(chan struct{})
+	go func() {
+		_, gaveUp = Get().Create(Config{Rank: 0, Size: 2, Name: "half", Timeout: 300 * time.Millisecond, Store: mem})
+		close(released)
+	}()
+	joined, err := Get().Create(Config{Rank: 1, Size: 2, Name: "half", Timeout: 300 * time.Millisecond,
+		Store: heldStore{mem, "attached/1", released}})
+	<-released
+	if err != nil || gaveUp == nil {
+		t.Fatalf("rank 1: %v, rank 0: %v", err, gaveUp)
+	}
+	return joined, gaveUp
+}
+
+// A rank that gives up after it has said that it is ready cannot know whether others have joined. They learn its reason
+// at their first operation that needs it, and what they write does not hit the group that comes next.
+func TestHalfMadeGroup(t *testing.T) {
+	newWorld(t, 1) // the arena exists
+	before := inUse(t)
+	joined, gaveUp := half(t)
+	var late *bootstrap.TimeoutError
+	if !errors.As(gaveUp, &late) {
+		t.Error(gaveUp)
+	}
+	w := newWorld(t, 2)
+	began := time.Now()
+	if err := expect(sum(joined, 1), coll.PeerFailure, `group "half": rank 0 (host `, "gave up while the group was made", "not arrived after"); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took > 200*time.Millisecond {
+		t.Errorf("known after %v", took)
+	}
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	if err := joined.Destroy(); err != nil {
+		t.Error(err)
+	}
+	w.destroy()
+	Get().sweep()
+	if now := inUse(t); now != before {
+		t.Errorf("%d bytes in use, %d before", now, before)
+	}
+}
+
+// Two ranks of three, or all, have given up: nobody waits for what will never come.
+func TestRanksThatGaveUpAreNamedToWhoJoined(t *testing.T) {
+	mem, released := bootstrap.NewMemStore(), make(chan struct{})
+	var waiting sync.WaitGroup
+	for rank := range 2 {
+		waiting.Go(func() {
+			if _, err := Get().Create(Config{Rank: rank, Size: 3, Name: "g", Timeout: 300 * time.Millisecond, Store: mem}); err == nil {
+				t.Errorf("rank %d joined", rank)
+			}
+		})
+	}
+	go func() {
+		waiting.Wait()
+		close(released)
+	}()
+	g, err := Get().Create(Config{Rank: 2, Size: 3, Name: "g", Timeout: 300 * time.Millisecond, Store: heldStore{mem, "attached/2", released}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	recv := coll.Op{Kind: coll.Recv, Root: 1, Type: coll.Uint8}
+	if _, f := g.Issue(recv, nil, one([]byte{0})); expect(f, coll.PeerFailure, "rank 1 (host ", "gave up while the group was made") != nil {
+		t.Error(f)
+	}
+	if err := g.Destroy(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A rank that finds no room for the group when all are ready already does not leave the others to wait.
+func TestNoRoomForTheGroupOnOneRank(t *testing.T) {
+	before := openGroup
+	defer func() { openGroup = before }()
+	openGroup = func(c runner.Config) (*runner.Group, error) {
+		if c.Rank == 1 {
+			return nil, errors.New("no memory, for the test")
+		}
+		return before(c)
+	}
+	w, errs := tryWorld(t, 3, opTimeout, nil)
+	for rank, err := range errs {
+		if (err != nil) != (rank == 1) {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	for _, g := range []*Group{w.groups[0], w.groups[2]} {
+		if err := expect(sum(g, 10), coll.PeerFailure, "rank 1 (host ", "gave up while the group was made: no memory, for the test"); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -77,13 +77,15 @@ typedef struct scr_ring {
 
 #define SCR_RING_BYTES (512 * 1024) /* power of two */
 
+#define SCR_GAVE_UP UINT64_MAX /* before its first collective; the reason is in failure_record */
+
 typedef struct scr_board {
   alignas(SCR_LINE) uint64_t magic;
   uint32_t rank, size;
   uint64_t engine_bell; /* offset in the owner's arena */
   uint64_t bytes;       /* of the board with its variable part */
 
-  alignas(SCR_LINE) _Atomic uint64_t left;      /* goodbye: 1 + last collective issued; 0 while the rank is there */
+  alignas(SCR_LINE) _Atomic uint64_t left;      /* goodbye: 1 + last collective issued, or SCR_GAVE_UP; 0 while there */
   alignas(SCR_LINE) _Atomic uint64_t large;     /* offset of the large lane in the owner's arena, 0 until it exists */
   alignas(SCR_LINE) _Atomic uint64_t consumed0; /* tickets of the small lane consumed */
   alignas(SCR_LINE) _Atomic uint64_t consumed1; /* tickets of the large lane consumed */

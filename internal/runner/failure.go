@@ -79,6 +79,30 @@ func FillError(to unsafe.Pointer, f *coll.Failure) coll.Status {
 // Declare writes f into this rank's failure record and tries to make it the group's first cause. The cause that holds
 // from now on, this one or an earlier one, is returned.
 func (g *Group) Declare(f *coll.Failure) *coll.Failure {
+	record := encode(f)
+	C.scr_group_set_failure(g.c, unsafe.Pointer(&record[0]), C.size_t(len(record)))
+	if first := g.FirstCause(); first != nil {
+		return first
+	}
+	return f
+}
+
+// GiveUp leaves f and a goodbye in this rank's board, for peers that have made a group of it which this rank has not.
+func GiveUp(board unsafe.Pointer, f *coll.Failure) {
+	record := encode(f)
+	C.scr_board_give_up(board, unsafe.Pointer(&record[0]), C.size_t(len(record)))
+}
+
+// GaveUp is what a rank left with GiveUp, nil if it has not.
+func (g *Group) GaveUp(rank int) *coll.Failure {
+	record := make([]byte, FailureBytes)
+	if !bool(C.scr_group_gave_up(g.c, C.int32_t(rank), unsafe.Pointer(&record[0]), FailureBytes)) {
+		return nil
+	}
+	return decode(record, rank)
+}
+
+func encode(f *coll.Failure) []byte {
 	// Text longer than the record would be cut in the middle of the encoding.
 	short := *f
 	if len(short.Message) > 2000 {
@@ -90,9 +114,15 @@ func (g *Group) Declare(f *coll.Failure) *coll.Failure {
 		record, _ = json.Marshal(&short)
 	}
 	record = append(record, 0)
-	C.scr_group_set_failure(g.c, unsafe.Pointer(&record[0]), C.size_t(min(len(record), FailureBytes)))
-	if first := g.FirstCause(); first != nil {
-		return first
+	return record[:min(len(record), FailureBytes)]
+}
+
+func decode(record []byte, writer int) *coll.Failure {
+	text, _, _ := strings.Cut(string(record), "\x00")
+	f := new(coll.Failure)
+	if err := json.Unmarshal([]byte(text), f); err != nil || !f.Status.Failed() {
+		return &coll.Failure{Status: coll.Internal, Rank: writer,
+			Message: "sagecomm: the failure record in the memory of a peer cannot be read: the peer wrote garbage"}
 	}
 	return f
 }
@@ -104,13 +134,7 @@ func (g *Group) FirstCause() *coll.Failure {
 	if winner == 0 {
 		return nil
 	}
-	text, _, _ := strings.Cut(string(record), "\x00")
-	f := new(coll.Failure)
-	if err := json.Unmarshal([]byte(text), f); err != nil || !f.Status.Failed() {
-		return &coll.Failure{Status: coll.Internal, Rank: winner - 1,
-			Message: "sagecomm: the failure record in the memory of a peer cannot be read: the peer wrote garbage"}
-	}
-	return f
+	return decode(record, winner-1)
 }
 
 // Down makes every later operation of the group in this process fail with f, and completes what is queued. The first

@@ -214,8 +214,22 @@ void scr_group_leave(scr_group *g) {
   }
 }
 
-bool scr_group_deserted(const scr_group *g, int32_t rank) {
-  return atomic_load_explicit(scr_board_closed(g->board, (uint32_t)g->size, (uint32_t)rank), memory_order_acquire) != 0;
+bool scr_board_deserted(const void *board, int32_t size, int32_t rank) {
+  scr_board *b = (scr_board *)(uintptr_t)board;
+  return atomic_load_explicit(scr_board_closed(b, (uint32_t)size, (uint32_t)rank), memory_order_acquire) != 0;
+}
+
+void scr_board_give_up(void *board, const void *record, size_t n) {
+  scr_board *b = board;
+  memcpy(b->failure_record, record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
+  atomic_store_explicit(&b->left, SCR_GAVE_UP, memory_order_release);
+}
+
+bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n) {
+  const scr_board *b = g->peer[rank].board;
+  if (atomic_load_explicit(&b->left, memory_order_acquire) != SCR_GAVE_UP) return false;
+  memcpy(record, b->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
+  return true;
 }
 
 uint64_t scr_group_unfinished(const scr_group *g) {

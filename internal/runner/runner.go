@@ -169,8 +169,10 @@ func (g *Group) Goodbye() { C.scr_group_goodbye(g.c) }
 // Leave tells the peers that this rank will not touch their boards any more.
 func (g *Group) Leave() { C.scr_group_leave(g.c) }
 
-// Deserted reports whether that rank has said so of this rank's board.
-func (g *Group) Deserted(rank int) bool { return bool(C.scr_group_deserted(g.c, C.int32_t(rank))) }
+// Deserted reports whether that rank of a group of that size has said so of a board.
+func Deserted(board unsafe.Pointer, size, rank int) bool {
+	return bool(C.scr_board_deserted(board, C.int32_t(size), C.int32_t(rank)))
+}
 
 // Counters are what the group counted.
 type Counters struct {

@@ -136,8 +136,10 @@ uint64_t scr_group_sequence(const scr_group *g);
 void scr_group_goodbye(scr_group *g);
 /* The last thing done with the peers' boards: tells them that this rank will not touch them any more. */
 void scr_group_leave(scr_group *g);
-/* Whether `rank` has said so of this rank's board. */
-bool scr_group_deserted(const scr_group *g, int32_t rank);
+/* Whether `rank` has said so of a board of a group of `size`. */
+bool scr_board_deserted(const void *board, int32_t size, int32_t rank);
+/* Says goodbye in a board of this rank for which it has no group, after the reason: peers may have one. */
+void scr_board_give_up(void *board, const void *record, size_t n);
 /* Collectives and messages that are not complete. */
 uint64_t scr_group_unfinished(const scr_group *g);
 
@@ -146,6 +148,8 @@ uint64_t scr_group_unfinished(const scr_group *g);
 int32_t scr_group_set_failure(scr_group *g, const void *record, size_t n);
 /* 1 + rank of the first cause, 0 for none; copies its record. */
 int32_t scr_group_get_failure(const scr_group *g, void *record, size_t n);
+/* The record of a rank that has given up; false if it has not. */
+bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n);
 /* Marks the group as down for this process with the error that every later call gets, and completes what is queued. The
  * first error stays. */
 void scr_group_down(scr_group *g, const sagecomm_error *error);

@@ -48,7 +48,7 @@ static void other_size(rank *r, void *arg) {
   meet();
   scr_group_leave(r->group);
   meet();
-  for (int i = 0; i < size; i++) CHECK(scr_group_deserted(r->group, i));
+  for (int i = 0; i < size; i++) CHECK(scr_board_deserted(r->group->board, size, i));
 }
 
 void test_board_size_is_not_read_again(int n, waiting w, uint64_t seed) {
