@@ -43,12 +43,17 @@ func invalid(format string, args ...any) *coll.Failure {
 
 // guard is deferred by every export: a panic becomes *out and its stack is printed.
 func guard(out *C.int32_t, err *C.sagecomm_error) {
-	r := recover()
-	if r == nil {
-		return
+	if r := recover(); r != nil {
+		fmt.Fprintf(os.Stderr, "sagecomm WARN [%d] panic: %v\n%s", os.Getpid(), r, debug.Stack())
+		*out = answer(err, &coll.Failure{Status: coll.Internal, Rank: -1, Message: fmt.Sprintf("sagecomm: a fault of the library: %v; its stack is on standard error", r)})
 	}
-	fmt.Fprintf(os.Stderr, "sagecomm WARN [%d] panic: %v\n%s", os.Getpid(), r, debug.Stack())
-	*out = answer(err, &coll.Failure{Status: coll.Internal, Rank: -1, Message: fmt.Sprintf("sagecomm: a fault of the library: %v; its stack is on standard error", r)})
+}
+
+// guardGroup is deferred by what is done with a group: it takes the group down, too.
+func guardGroup(g *pgbackend.Group, out *C.int32_t, err *C.sagecomm_error) {
+	if r := recover(); r != nil {
+		*out = answer(err, g.Panicked(r))
+	}
 }
 
 // cStore is the caller's store.
@@ -81,7 +86,9 @@ func (s cStore) Get(key string, timeout time.Duration) ([]byte, error) {
 
 //export sagecommSink
 func sagecommSink(ctx unsafe.Pointer, data unsafe.Pointer, n C.size_t) {
-	*cgo.Handle(uintptr(ctx)).Value().(*[]byte) = append([]byte(nil), unsafe.Slice((*byte)(data), int(n))...)
+	var status C.int32_t
+	defer guard(&status, nil)
+	*cgo.Handle(uintptr(ctx)).Value().(*[]byte) = append([]byte(nil), unsafe.Slice((*byte)(data), n)...)
 }
 
 //export sagecommGroupCreate
@@ -120,6 +127,7 @@ func sagecommGroupDestroy(group C.sagecomm_group, err *C.sagecomm_error) (status
 	if f != nil {
 		return answer(err, f)
 	}
+	defer guardGroup(g, &status, err)
 	if e := g.Destroy(); e != nil {
 		return answer(err, invalid("%v", e))
 	}
@@ -133,6 +141,7 @@ func sagecommGroupAbort(group C.sagecomm_group, reason *C.char, err *C.sagecomm_
 	if f != nil {
 		return answer(err, f)
 	}
+	defer guardGroup(g, &status, err)
 	g.Abort(C.GoString(reason))
 	return C.SAGECOMM_OK
 }
@@ -141,17 +150,19 @@ func sagecommGroupAbort(group C.sagecomm_group, reason *C.char, err *C.sagecomm_
 func sagecommGroupSetTimeout(group C.sagecomm_group, ns C.int64_t, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)
 	g, f := find(group, "group_set_timeout")
-	if f == nil {
-		if e := g.SetTimeout(time.Duration(ns)); e != nil {
-			f = invalid("%v", e)
-		}
+	if f != nil {
+		return answer(err, f)
 	}
-	return answer(err, f)
+	defer guardGroup(g, &status, err)
+	if e := g.SetTimeout(time.Duration(ns)); e != nil {
+		return answer(err, invalid("%v", e))
+	}
+	return C.SAGECOMM_OK
 }
 
 // give copies text with a closing NUL into the caller's buffer and returns the bytes needed.
 func give(text []byte, to *C.char, n C.size_t) C.int64_t {
-	if need := len(text) + 1; int(n) >= need {
+	if need := len(text) + 1; to != nil && n >= C.size_t(need) {
 		buffer := unsafe.Slice((*byte)(unsafe.Pointer(to)), need)
 		copy(buffer, text)
 		buffer[need-1] = 0
@@ -172,6 +183,7 @@ func sagecommGroupStats(group C.sagecomm_group, to *C.char, n C.size_t) (bytes C
 	if f != nil {
 		return C.SAGECOMM_INVALID
 	}
+	defer guardGroup(g, &status, nil)
 	text, e := g.Stats()
 	if e != nil {
 		return C.SAGECOMM_INTERNAL
@@ -180,7 +192,14 @@ func sagecommGroupStats(group C.sagecomm_group, to *C.char, n C.size_t) (bytes C
 }
 
 //export sagecommDescribeEnvironment
-func sagecommDescribeEnvironment(to *C.char, n C.size_t) C.int64_t {
+func sagecommDescribeEnvironment(to *C.char, n C.size_t) (bytes C.int64_t) {
+	var status C.int32_t
+	defer func() {
+		if status != 0 {
+			bytes = C.int64_t(status)
+		}
+	}()
+	defer guard(&status, nil)
 	return give(env.DescribeJSON(runner.Environ()), to, n)
 }
 

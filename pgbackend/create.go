@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime/debug"
 	"slices"
-	"strings"
 	"time"
 
 	"sagecomm/algo"
@@ -268,17 +266,4 @@ func (g *Group) discard() {
 		_ = g.process.closeStore(g.own)
 		g.own = nil
 	}
-}
-
-// recoverInto turns a panic into a failure that takes the group down, and prints its stack once.
-func (g *Group) recoverInto(f **coll.Failure) {
-	r := recover()
-	if r == nil {
-		return
-	}
-	say("WARN", fmt.Sprintf("panic in group %q: %v\n%s", g.name, r, strings.TrimSpace(string(debug.Stack()))))
-	failure := &coll.Failure{Status: coll.Internal, Rank: g.rank, PID: os.Getpid(), Group: g.name,
-		Message: fmt.Sprintf("sagecomm: group %q: a fault of the library on rank %d: %v; the stack is on its standard error", g.name, g.rank, r)}
-	g.declare(failure)
-	*f = failure
 }

@@ -221,7 +221,9 @@ func (g *Group) peerDied(rank int) {
 	if idle || !g.hold() {
 		return
 	}
+	var fault *coll.Failure
 	defer g.letGo()
+	defer g.recoverInto(&fault)
 	last, left := g.run.LastCall(rank)
 	if left {
 		return

@@ -45,20 +45,7 @@ func (e *engine) loop(p *Process) {
 		turn := drive.Turn()
 		switch turn.Reason {
 		case runner.Control:
-			e.mu.Lock()
-			version := e.want
-			e.mu.Unlock()
-			groups := p.snapshot()
-			run := make([]*runner.Group, len(groups))
-			for i, g := range groups {
-				run[i] = g.run
-				pin(g.settings)
-			}
-			drive.SetGroups(run)
-			e.mu.Lock()
-			e.have = version
-			e.acked.Broadcast()
-			e.mu.Unlock()
+			e.follow(p, &drive)
 		case runner.FoundTrouble:
 			p.Trouble(turn.Group, turn.Trouble)
 		case runner.WantRing:
@@ -74,14 +61,38 @@ func (e *engine) loop(p *Process) {
 	}
 }
 
+// follow takes the list of groups as it is now. Whoever waits for that is answered whatever happens; a panic takes the
+// groups down, and the thread goes on for those that come.
+func (e *engine) follow(p *Process, drive *runner.Engine) {
+	e.mu.Lock()
+	version := e.want
+	e.mu.Unlock()
+	defer func() {
+		e.mu.Lock()
+		e.have = version
+		e.acked.Broadcast()
+		e.mu.Unlock()
+	}()
+	defer p.recoverAll()
+	groups := p.snapshot()
+	run := make([]*runner.Group, len(groups))
+	for i, g := range groups {
+		run[i] = g.run
+	}
+	drive.SetGroups(run)
+	for _, g := range groups {
+		pin(g.settings)
+	}
+}
+
 // name names the calling thread, at most 15 bytes. It is for people who look at threads; a failure changes nothing.
 func name(s string) {
 	text := append([]byte(s), 0)
 	_ = unix.Prctl(unix.PR_SET_NAME, bytePointer(text), 0, 0, 0)
 }
 
-// pin keeps the calling thread to the cores that the user chose for the progress engine.
-func pin(s *env.Settings) {
+// pin keeps the calling thread to the cores that the user chose for the progress engine. Tests put a fault in its place.
+var pin = func(s *env.Settings) {
 	cores := env.ProgressCPU.Get(s)
 	if !cores.Given {
 		return

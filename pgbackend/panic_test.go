@@ -1,0 +1,47 @@
+package pgbackend
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+)
+
+// A panic on the progress thread takes the groups down that it drives, and nothing else: the next ones work.
+func TestPanicOfTheProgressThread(t *testing.T) {
+	w := newWorld(t, 2)
+	before := pin
+	var once atomic.Bool
+	pin = func(s *env.Settings) {
+		if once.CompareAndSwap(false, true) {
+			panic("a fault for the test")
+		}
+	}
+	defer func() {
+		Get().engine.changed(Get()) // the thread is not inside pin
+		pin = before
+	}()
+	Get().engine.changed(Get())
+	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "a fault for the test")
+	next := newWorld(t, 2)
+	async := make([]runner.Work, 2)
+	next.each(func(g *Group) error {
+		var f *coll.Failure
+		async[g.rank], f = sumAsync(g, 100_000)
+		return asError(f)
+	})
+	next.each(func(g *Group) error { return asError(finish(async[g.rank])) })
+}
+
+// So does one on the goroutine that hears of a death.
+func TestPanicOfTheWatch(t *testing.T) {
+	w := newWorld(t, 2)
+	g := w.groups[0]
+	before := g.members
+	g.members = nil // what cannot be
+	g.peerDied(1)
+	g.members = before
+	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "a fault of the library on rank 0")
+}
