@@ -1,6 +1,7 @@
 package pgbackend
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -173,6 +174,9 @@ func (g *Group) introduce(all [][]byte) error {
 		}
 		if m.ArenaAbsent != "" {
 			return fmt.Errorf("rank %d (host %s, pid %d) has no shared memory: %s", rank, m.Host, m.PID, m.ArenaAbsent)
+		}
+		if err := m.Arena.Check(); err != nil || m.PID != m.Arena.PID {
+			return fmt.Errorf("what rank %d (pid %d) wrote into the store cannot be: %w", rank, m.PID, cmp.Or(err, errors.New("its arena is another process's")))
 		}
 		if mine := members[0].Agreed; m.Agreed != mine {
 			return fmt.Errorf("ranks 0 and %d are set up differently: %q and %q; give all ranks the same sagecomm version and the same SAGECOMM_TUNE", rank, mine, m.Agreed)

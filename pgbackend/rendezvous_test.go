@@ -1,7 +1,9 @@
 package pgbackend
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -193,5 +195,36 @@ func TestNoRoomForTheGroupOnOneRank(t *testing.T) {
 		if err := expect(sum(g, 10), coll.PeerFailure, "rank 1 (host ", "gave up while the group was made: no memory, for the test"); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// editedStore changes what a rank says.
+type editedStore struct {
+	bootstrap.Store
+	from, to string
+}
+
+func (s editedStore) Set(key string, value []byte) error {
+	return s.Store.Set(key, bytes.Replace(value, []byte(s.from), []byte(s.to), 1))
+}
+
+// What a rank says of itself is checked before anything is opened or watched by it.
+func TestDescriptionsAreChecked(t *testing.T) {
+	for _, c := range [][2]string{{`"kind":"memfd"`, `"kind":"x"`}, {`"fd":`, `"fd":-`}, {`"pid":`, `"pid":-`}, {`"pid":`, `"pid":1`}, {`"size":`, `"size":0,"was":`}} {
+		mem := bootstrap.NewMemStore()
+		ranksOf(t, 2, func(rank int) error {
+			var store bootstrap.Store = mem
+			if rank == 1 {
+				store = editedStore{mem, c[0], c[1]}
+			}
+			g, err := Get().Create(Config{Rank: rank, Size: 2, Name: t.Name(), Timeout: opTimeout, Store: store, Options: options{"shm_attach": "proc,scm"}})
+			if err == nil {
+				_ = g.Destroy()
+			}
+			if err == nil || !strings.Contains(err.Error(), "what rank 1 (pid") || !strings.Contains(err.Error(), "wrote into the store cannot be") {
+				return fmt.Errorf("with %s: %v", c[1], err)
+			}
+			return nil
+		})
 	}
 }

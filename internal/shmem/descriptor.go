@@ -2,7 +2,6 @@ package shmem
 
 import (
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"os"
 
@@ -64,19 +63,12 @@ type Descriptor struct {
 	Token        Nonce  `json:"token"`            // to present on Socket
 }
 
-// Marshal gives the form for the store.
-func (d Descriptor) Marshal() ([]byte, error) { return json.Marshal(d) }
-
-// ParseDescriptor reads what Marshal gave.
-func ParseDescriptor(data []byte) (Descriptor, error) {
-	var d Descriptor
-	if err := json.Unmarshal(data, &d); err != nil {
-		return d, fmt.Errorf("shmem: not a descriptor of an arena: %w", err)
-	}
+// Check refuses what no arena of this library has written.
+func (d *Descriptor) Check() error {
 	if d.PID <= 0 || d.FD < 0 || d.Nonce == (Nonce{}) || d.Size < int64(os.Getpagesize()) || d.Kind != Memfd && d.Kind != Tmpfs {
-		return d, fmt.Errorf("shmem: not a descriptor of an arena: %.200q", data)
+		return fmt.Errorf("shmem: not a descriptor of an arena: pid %d, descriptor %d, nonce %v, %d bytes, kind %.20q", d.PID, d.FD, d.Nonce, d.Size, d.Kind)
 	}
-	return d, nil
+	return nil
 }
 
 // identity fills in which process this is.
