@@ -109,8 +109,14 @@ func (g *Group) meet(c Config) error {
 		st, err := g.process.sharedStore(g.settings)
 		failed = g.exchange(c, "memfd", deadline, methods, st, err)
 		var told *bootstrap.FailedError
-		if !file || !errors.As(failed, &told) || len(told.Missing) > 0 {
-			return failed // joined, or the peers may have, or they have given up
+		switch {
+		case failed == nil:
+			return nil
+		case !file:
+			return failed
+		case !errors.As(failed, &told) || len(told.Missing) > 0: // peers may have joined, or have given up
+			_ = bootstrap.Abandon(c.Store, "sagecomm/tmpfs", g.rank, failed) // for who comes; else their time runs out
+			return failed
 		}
 		g.info("falling back to a file: %v", failed)
 	}
@@ -149,6 +155,7 @@ func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []s
 	}
 	all, err := bootstrap.Exchange(c.Store, "sagecomm/"+phase, g.rank, g.size, left(), text)
 	if err != nil {
+		_ = bootstrap.Abandon(c.Store, "sagecomm/"+phase+"/attached", g.rank, err) // for who comes; else their time runs out
 		return err
 	}
 	attachErr := g.introduce(all)

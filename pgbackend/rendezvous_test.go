@@ -81,8 +81,8 @@ func TestTimeoutIsNoReasonToFallBack(t *testing.T) {
 	if err := <-done; err == nil {
 		t.Error("rank 1 joined")
 	}
-	if _, err := mem.Get("sagecomm/tmpfs/0", time.Millisecond); err == nil {
-		t.Error("rank 0 tried again")
+	if said, err := mem.Get("sagecomm/tmpfs/0", time.Millisecond); err != nil || said[0] != 'f' {
+		t.Errorf("rank 0 tried again: %q, %v", said, err)
 	}
 }
 
@@ -226,5 +226,28 @@ func TestDescriptionsAreChecked(t *testing.T) {
 			}
 			return nil
 		})
+	}
+}
+
+// A rank that comes when another one has given up already hears so at once, and why.
+func TestWhoComesTooLateHearsThatOthersGaveUp(t *testing.T) {
+	for _, methods := range []string{"proc,scm", "tmpfs", "proc,scm,tmpfs"} {
+		mem := bootstrap.NewMemStore()
+		create := func(rank int, timeout time.Duration) error {
+			_, err := Get().Create(Config{Rank: rank, Size: 2, Name: t.Name(), Timeout: timeout, Store: mem,
+				Options: options{"shm_attach": methods, "shm_dir": t.TempDir()}})
+			return err
+		}
+		var late *bootstrap.TimeoutError
+		if err := create(0, 100*time.Millisecond); !errors.As(err, &late) {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		if err := create(1, opTimeout); err == nil || !strings.Contains(err.Error(), "rank 0: ") || !strings.Contains(err.Error(), "have not arrived after") {
+			t.Errorf("%s: %v", methods, err)
+		}
+		if took := time.Since(began); took > opTimeout/4 {
+			t.Errorf("%s: it took %v", methods, took)
+		}
 	}
 }
