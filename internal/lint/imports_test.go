@@ -5,8 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -22,7 +26,7 @@ type layer struct {
 	tree   string
 	height int
 	only   string // if it is set, the one package of ours that it may import
-	pure   bool   // no input and output, no cgo
+	pure   bool   // no input and output, no cgo, no clock
 	cgo    bool   // may use cgo
 }
 
@@ -88,7 +92,9 @@ func layerOf(path string) (best layer, ok bool) {
 // pkg is what `go list -json` says, without tests.
 type pkg struct {
 	ImportPath string
+	Dir        string
 	Imports    []string
+	GoFiles    []string
 	CgoFiles   []string
 }
 
@@ -130,7 +136,7 @@ func sibling(a, b layer) bool {
 }
 
 func TestImportRules(t *testing.T) {
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,CgoFiles", "./...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles,CgoFiles", "./...")
 	cmd.Dir = "../.."
 	output, err := cmd.Output()
 	if err != nil {
@@ -151,9 +157,61 @@ func TestImportRules(t *testing.T) {
 		for _, v := range violations(p) {
 			t.Error(v)
 		}
+		if mine, _ := layerOf(strings.TrimPrefix(p.ImportPath, module)); mine.pure {
+			for _, name := range p.GoFiles {
+				for _, v := range clocks(t, filepath.Join(p.Dir, name), nil) {
+					t.Error(v)
+				}
+			}
+		}
 	}
 	if seen < 10 {
 		t.Errorf("only %d packages were found", seen)
+	}
+}
+
+// timeless is what a pure package may use of the package time.
+var timeless = []string{"Duration", "Nanosecond", "Microsecond", "Millisecond", "Second", "Minute", "Hour"}
+
+// clocks are sentences about uses of a clock in a file, or in src if that is given.
+func clocks(t *testing.T, name string, src any) (list []string) {
+	t.Helper()
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, name, src, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	as := ""
+	for _, i := range file.Imports {
+		if i.Path.Value == `"time"` {
+			if as = "time"; i.Name != nil {
+				as = i.Name.Name
+			}
+		}
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		s, ok := n.(*ast.SelectorExpr)
+		if !ok {
+			return true
+		}
+		if x, ok := s.X.(*ast.Ident); ok && as != "" && x.Name == as && !slices.Contains(timeless, s.Sel.Name) {
+			list = append(list, fmt.Sprintf("%v uses time.%s: a pure package has no clock", fset.Position(s.Pos()), s.Sel.Name))
+		}
+		return true
+	})
+	return list
+}
+
+func TestClocksAreNoticed(t *testing.T) {
+	for src, bad := range map[string]bool{
+		"import \"time\"; const x = 2 * time.Second":   false,
+		"import \"time\"; var x = time.Now()":          true,
+		"import t \"time\"; var x = t.Since":           true,
+		"var time struct{ Now int }; var x = time.Now": false,
+	} {
+		if list := clocks(t, "x.go", "package x; "+src); (len(list) > 0) != bad {
+			t.Errorf("%s: %v", src, list)
+		}
 	}
 }
 

@@ -61,9 +61,6 @@ func TestOldKernelsAreServedToo(t *testing.T) {
 	if slices.Contains(resident, 0) || !allZero(a.Bytes(r)) {
 		t.Error("pages are missing, or not zero")
 	}
-	if err := a.Mapping().Prefault(r); err != nil {
-		t.Error(err)
-	}
 }
 
 func TestAllocAndFreeRefuseNonsense(t *testing.T) {

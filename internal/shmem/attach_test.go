@@ -24,9 +24,6 @@ func TestEachMethodReachesAnotherProcess(t *testing.T) {
 			if got := openDescriptors(t); got != before {
 				t.Errorf("%d descriptors stay open", got-before)
 			}
-			if err := m.Prefault(o.Range); err != nil {
-				t.Error(err)
-			}
 			if b := m.Bytes(o.Range); b[0] != 0x5a || b[len(b)-1] != 0x5a {
 				t.Error("what the owner wrote is not there")
 			}
@@ -271,16 +268,6 @@ func TestDescriptorsSurviveTheStore(t *testing.T) {
 		bad := d
 		change(&bad)
 		refused(t, bad.Check(), "not a descriptor")
-	}
-}
-
-func TestPrefaultStaysInside(t *testing.T) {
-	a := newArena(t, Memfd, "")
-	for _, r := range []Range{{-1, 5}, {0, testSize + 1}, {testSize, 4096}, {1 << 62, 1 << 62}} {
-		refused(t, a.Mapping().Prefault(r), "outside")
-	}
-	if err := a.Mapping().Prefault(Range{4096, 0}); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -35,25 +35,6 @@ func (m *Mapping) Size() int64 { return int64(len(m.mem)) }
 // Nonce names the arena.
 func (m *Mapping) Nonce() Nonce { return m.nonce }
 
-// Prefault makes this process's page tables ready for a range that its owner has allocated, so that the first use in
-// an operation takes no page faults. It changes no byte.
-func (m *Mapping) Prefault(r Range) error {
-	if r.Off < 0 || r.Len < 0 || r.End() < r.Off || r.End() > m.Size() {
-		return fmt.Errorf("shmem: [%d, %d) is outside of an arena of %d bytes", r.Off, r.End(), m.Size())
-	}
-	if r.Len == 0 {
-		return nil
-	}
-	err := populate(m.Bytes(r))
-	if errors.Is(err, unix.EINVAL) { // before Linux 5.14: the kernel brings the pages in as it likes
-		err = unix.Madvise(m.Bytes(r), unix.MADV_WILLNEED)
-	}
-	if err != nil {
-		return fmt.Errorf("shmem: map %s of a peer's memory: %w", mib(r.Len), err)
-	}
-	return nil
-}
-
 // Release gives one reference back; the last one unmaps. More releases than references are a fault of the caller.
 func (m *Mapping) Release() error {
 	mappings.mu.Lock()
