@@ -19,13 +19,11 @@ func (g *Group) Destroy() error {
 	if ended {
 		return fmt.Errorf("sagecomm: group %q was destroyed already", g.name)
 	}
-	var deadline time.Time
-	for g.cause.Load() == nil && g.run.Unfinished() > 0 && len(g.dead()) == 0 { // without a peer no collective finishes
-		if deadline.IsZero() {
-			deadline = g.process.destroyDeadline()
-		}
-		if !time.Now().Before(deadline) {
-			g.process.warn("group %q was destroyed on rank %d with operations that peers have not joined for up to %v; they fail now", g.name, g.rank, destroyPatience)
+	patience := g.process.patience()
+	for begin := time.Now(); g.cause.Load() == nil && g.run.Unfinished() > 0 && len(g.dead()) == 0; { // without a peer no collective finishes
+		if time.Since(begin) >= patience {
+			g.process.runOutOfPatience()
+			g.process.warn("group %q was destroyed on rank %d with operations that peers have not joined for %v; they fail now", g.name, g.rank, patience)
 			break
 		}
 		time.Sleep(200 * time.Microsecond)
@@ -54,15 +52,21 @@ func (g *Group) Destroy() error {
 	return nil
 }
 
-// destroyDeadline is when a group that is being destroyed stops to wait. Groups that are destroyed one after the other
-// share the time: what the peers of one have not joined, those of the next will not join either, as a rule.
-func (p *Process) destroyDeadline() time.Time {
+// patience is how long a group that is being destroyed waits. Where one has just waited in vain, the next ones wait a
+// tenth: what the peers of one have not joined, those of the next will not join either, as a rule.
+func (p *Process) patience() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now := time.Now(); now.After(p.patient.Add(destroyPatience)) {
-		p.patient = now.Add(destroyPatience)
+	if time.Since(p.inVain) < destroyPatience {
+		return destroyPatience / 10
 	}
-	return p.patient
+	return destroyPatience
+}
+
+func (p *Process) runOutOfPatience() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.inVain = time.Now()
 }
 
 // forgetWhoGaveUp: ranks that have not joined never touched this rank's board and do not say that they leave it.

@@ -21,7 +21,7 @@ type Process struct {
 	engine  engine
 	peers   map[peerID]*peerProcess
 	warned  map[string]bool
-	patient time.Time // when groups that are being destroyed stop to wait for peers
+	inVain  time.Time // when a group that was destroyed last gave up waiting for peers
 
 	unwatched sync.Once // the warning about peers that cannot be watched
 }
