@@ -94,7 +94,7 @@ test: test-go test-python
 test-go: build
 	@mkdir -p $(root)/build
 	cd $(root) && $(go) test -coverpkg=./... -coverprofile=$(root)/build/go.coverage.1 ./algo/...
-	cd $(root) && $(go) test -race -coverpkg=./... -coverprofile=$(root)/build/go.coverage.2 $$($(go) list ./... | grep -v /algo)
+	cd $(root) && $(go) test -p 1 -race -coverpkg=./... -coverprofile=$(root)/build/go.coverage.2 $$($(go) list ./... | grep -v /algo)
 	@cd $(root)/build && { cat go.coverage.1; tail -n +2 go.coverage.2; } > go.coverage
 	@cd $(root) && $(go) tool cover -func=$(root)/build/go.coverage | \
 	  awk '/^total:/ { print "Go statement coverage: " $$NF }'

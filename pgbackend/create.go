@@ -57,15 +57,11 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 			return nil, err
 		}
 	}
-	tune, err := algo.ParseTune(env.Tune.Get(settings))
-	if err != nil {
-		return nil, err
-	}
 	flights, err := flightCapacity(runner.Environ())
 	if err != nil {
 		return nil, err
 	}
-	selector, err := algo.NewSelector(c.Size, algo.DefaultParams(), tune)
+	selector, err := p.selector(c.Size, env.Tune.Get(settings))
 	if err != nil {
 		return nil, err
 	}
@@ -92,6 +88,36 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	}
 	g.info("%d ranks, %s kernels, tables %016x", g.size, runner.ActiveKernels(), selector.Fingerprint())
 	return g, nil
+}
+
+// choice is what the tables of a group follow from.
+type choice struct {
+	size  int
+	rules string
+}
+
+// selector makes the tables once for all groups of a size with the same rules: pricing the plans of large groups takes
+// tenths of a second.
+func (p *Process) selector(size int, rules string) (*algo.Selector, error) {
+	key := choice{size, rules}
+	p.mu.Lock()
+	known := p.selectors[key]
+	p.mu.Unlock()
+	if known != nil {
+		return known, nil
+	}
+	tune, err := algo.ParseTune(rules)
+	if err != nil {
+		return nil, err
+	}
+	made, err := algo.NewSelector(size, algo.DefaultParams(), tune)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.selectors[key] = made
+	return made, nil
 }
 
 // meet exchanges descriptions through the store and maps the peers' memory. Ranks that go on take the same branches,

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"sagecomm/algo"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
@@ -14,14 +15,15 @@ import (
 // Process is what all groups of one process share: its memory, its progress engine, the watch over its peers. There is
 // one per process.
 type Process struct {
-	mu      sync.Mutex
-	groups  map[uint64]*Group // by handle, until they are destroyed
-	leaving []*Group          // destroyed, but peers may still touch their boards
-	memory  memory
-	engine  engine
-	peers   map[peerID]*peerProcess
-	warned  map[string]bool
-	inVain  time.Time // when a group that was destroyed last gave up waiting for peers
+	mu        sync.Mutex
+	groups    map[uint64]*Group // by handle, until they are destroyed
+	leaving   []*Group          // destroyed, but peers may still touch their boards
+	memory    memory
+	engine    engine
+	peers     map[peerID]*peerProcess
+	warned    map[string]bool
+	selectors map[choice]*algo.Selector
+	inVain    time.Time // when a group that was destroyed last gave up waiting for peers
 
 	unwatched sync.Once // the warning about peers that cannot be watched
 }
@@ -34,7 +36,7 @@ var (
 // Get returns the process's one Process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, peers: map[peerID]*peerProcess{}, warned: map[string]bool{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, peers: map[peerID]*peerProcess{}, warned: map[string]bool{}, selectors: map[choice]*algo.Selector{}}
 		runner.SetHandler(theProcess)
 	})
 	return theProcess

@@ -122,7 +122,7 @@ func TestSurplusDescriptorsAreNotKept(t *testing.T) {
 	before := openDescriptors(t)
 	_, err := Attach(t.Context(), d, []Method{SCM})
 	refused(t, err, "descriptors")
-	if got := openDescriptors(t); got != before {
+	if got := openDescriptors(t); got > before { // fewer: a connection of the test before has been closed meanwhile
 		t.Errorf("%d descriptors before, %d after", before, got)
 	}
 }
