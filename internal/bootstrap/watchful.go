@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -39,5 +40,5 @@ func (s watchful) Get(key string, timeout time.Duration) ([]byte, error) {
 
 // isDefect tells an error of a store from a timeout. Stores that cannot are given the benefit of the clock.
 func isDefect(err error, start time.Time, wait time.Duration) bool {
-	return !errors.Is(err, ErrTimeout) && time.Since(start) < wait*9/10
+	return !errors.Is(err, ErrTimeout) && (time.Since(start) < wait*9/10 || strings.Contains(err.Error(), "interrupted"))
 }
