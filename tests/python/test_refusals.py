@@ -116,30 +116,6 @@ def test_tensors_lists_ranks_and_tags(world, size):
     world(size).run(bad_tensors)
 
 
-def overlapping() -> None:
-    """A tensor whose elements share memory cannot be written; torch says so when the result is copied back."""
-    for async_op in (False, True):
-        wide = torch.ones(1).expand(4)
-
-        def call(async_op: bool = async_op, wide: torch.Tensor = wide) -> None:
-            work = dist.all_reduce(wide, async_op=async_op)
-            if async_op:
-                work.wait()
-
-        try:
-            call()
-        except RuntimeError as error:
-            assert "memory location" in str(error)
-        else:
-            raise AssertionError("an output whose elements overlap was accepted")
-        still_works()
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_outputs_whose_elements_overlap(world, size):
-    world(size).run(overlapping)
-
-
 ABSENT = (
     ("all_to_all", lambda t: dist.all_to_all([t], [t])),
     ("reduce_scatter", lambda t: dist.reduce_scatter(t, [t])),
