@@ -58,9 +58,8 @@ int32_t StoreView::get(
   try {
     WithoutGil unlocked;
     const std::string name(key);
-    if (!self->waitFor(name, timeoutNs)) {
-      explain(why, whyN, self->interrupted_ ? "interrupted by a signal" : "the key did not appear in time");
-      return -1;
+    if (const int32_t status = self->waitFor(name, timeoutNs, why, whyN); status != SAGECOMM_OK) {
+      return status;
     }
     const std::vector<uint8_t> value = self->store_->get(name);
     sink(sinkCtx, value.data(), value.size());
@@ -72,22 +71,24 @@ int32_t StoreView::get(
 
 // Asks again and again instead of waiting in the store: signals are looked at in between, a TCPStore, which holds its
 // connection during a wait, lets other threads of the core in, and it does not log a warning for each slice.
-bool StoreView::waitFor(const std::string& key, int64_t timeoutNs) {
+int32_t StoreView::waitFor(const std::string& key, int64_t timeoutNs, char* why, size_t whyN) {
   const auto begin = Clock::now();
   auto pause = std::chrono::microseconds(100);
   for (;;) {
     if (store_->check({key})) {
-      return true;
+      return SAGECOMM_OK;
     }
     try {
       checkSignals();
     } catch (...) {
       interrupted_ = std::current_exception();
-      return false;
+      explain(why, whyN, "interrupted by a signal");
+      return -1;
     }
     const auto left = nanoseconds(timeoutNs) - (Clock::now() - begin);
     if (left <= nanoseconds(0)) {
-      return false;
+      explain(why, whyN, "the key did not appear in time");
+      return SAGECOMM_TIMEOUT;
     }
     std::this_thread::sleep_for(std::min<nanoseconds>(left, pause));
     pause = std::min(pause * 2, std::chrono::microseconds(20000));

@@ -34,7 +34,7 @@ class StoreView {
   static int32_t get(
       void* ctx, const char* key, int64_t timeoutNs, void* sinkCtx, Sink sink, char* why, size_t whyN) noexcept;
 
-  bool waitFor(const std::string& key, int64_t timeoutNs);
+  int32_t waitFor(const std::string& key, int64_t timeoutNs, char* why, size_t whyN);
 
   c10::intrusive_ptr<c10d::Store> store_;
   sagecomm_store view_;

@@ -21,6 +21,7 @@ import (
 	"time"
 	"unsafe"
 
+	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
@@ -78,10 +79,14 @@ func (s cStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	var value []byte
 	sink := cgo.NewHandle(&value)
 	defer sink.Delete()
-	if C.sagecomm_store_get(s.c, k, C.int64_t(timeout), C.uintptr_t(sink), why, reasonBytes) != 0 {
+	switch C.sagecomm_store_get(s.c, k, C.int64_t(timeout), C.uintptr_t(sink), why, reasonBytes) {
+	case C.SAGECOMM_OK:
+		return value, nil
+	case C.SAGECOMM_TIMEOUT:
+		return nil, fmt.Errorf("store: get %s: %w", key, bootstrap.ErrTimeout)
+	default:
 		return nil, fmt.Errorf("store: get %s: %s", key, C.GoString(why))
 	}
-	return value, nil
 }
 
 //export sagecommSink

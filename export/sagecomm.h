@@ -130,8 +130,9 @@ typedef struct sagecomm_error {
   char message[2048];
 } sagecomm_error;
 
-/* The key-value store that ranks meet in: torch's c10d::Store, or a directory (tests). Return 0, or -1 with a text in
- * `why`. get() blocks until the key exists or timeout_ns has passed; it hands the value to `sink`. */
+/* The key-value store that ranks meet in: torch's c10d::Store, or a directory (tests). Both return 0, or -1 with a text
+ * in `why`. get() blocks until the key exists and hands the value to `sink`; it returns SAGECOMM_TIMEOUT if and only if
+ * timeout_ns has passed without the key. Any other failure, an interrupt included, ends the rendezvous at once. */
 typedef struct sagecomm_store {
   void *ctx;
   int32_t (*set)(void *ctx, const char *key, const void *data, size_t n, char *why, size_t why_n);

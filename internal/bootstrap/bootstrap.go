@@ -17,7 +17,8 @@ type Store interface {
 	// Set makes value visible to all ranks under key, whole.
 	Set(key string, value []byte) error
 	// Get waits until key exists and returns its value; it gives up after timeout, which may be as short as a
-	// millisecond, with an error. The error should wrap ErrTimeout where the store can tell.
+	// millisecond. The error wraps ErrTimeout if and only if the key did not appear in time: every other one ends the
+	// rendezvous.
 	Get(key string, timeout time.Duration) ([]byte, error)
 }
 

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -79,15 +80,13 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 		record := mine
 		if peer != rank {
 			var err error
-			start := time.Now()
-			wait := max(deadline.Sub(start), probeTimeout(size))
-			record, err = store.Get(key(prefix, peer), wait)
-			if err != nil {
-				if isDefect(err, start, wait) {
-					return nil, fmt.Errorf("sagecomm: rank %d cannot read from the store (key %s): %w", rank, key(prefix, peer), err)
-				}
+			record, err = store.Get(key(prefix, peer), max(time.Until(deadline), probeTimeout(size)))
+			if errors.Is(err, ErrTimeout) {
 				missing = append(missing, peer)
 				continue
+			}
+			if err != nil {
+				return nil, fmt.Errorf("sagecomm: rank %d cannot read from the store (key %s): %w", rank, key(prefix, peer), err)
 			}
 		}
 		switch {

@@ -2,8 +2,6 @@ package bootstrap
 
 import (
 	"errors"
-	"fmt"
-	"strings"
 	"time"
 )
 
@@ -22,23 +20,14 @@ type watchful struct {
 
 func (s watchful) Get(key string, timeout time.Duration) ([]byte, error) {
 	for deadline := time.Now().Add(timeout); ; {
-		start := time.Now()
-		wait := max(min(deadline.Sub(start), watchSlice), time.Millisecond)
+		wait := max(min(time.Until(deadline), watchSlice), time.Millisecond)
 		last := s.lost() // before the look: what a rank wrote before it ended is there by now
 		if last {
 			wait = min(wait, probeTimeout(s.size))
 		}
 		value, err := s.Store.Get(key, wait)
-		switch {
-		case err == nil, isDefect(err, start, wait):
+		if !errors.Is(err, ErrTimeout) || last || !time.Now().Before(deadline) {
 			return value, err
-		case last, !time.Now().Before(deadline):
-			return nil, fmt.Errorf("%s: %w", key, ErrTimeout)
 		}
 	}
-}
-
-// isDefect tells an error of a store from a timeout. Stores that cannot are given the benefit of the clock.
-func isDefect(err error, start time.Time, wait time.Duration) bool {
-	return !errors.Is(err, ErrTimeout) && (time.Since(start) < wait*9/10 || strings.Contains(err.Error(), "interrupted"))
 }

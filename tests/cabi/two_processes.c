@@ -67,9 +67,10 @@ static int32_t store_get(void *ctx, const char *key, int64_t timeout_ns, void *s
       sink(sink_ctx, value, n);
       return 0;
     }
-    if (errno != ENOENT || now() >= end) {
-      snprintf(why, why_n, "%s: %s", path, strerror(errno));
-      return -1;
+    int cause = errno;
+    if (cause != ENOENT || now() >= end) {
+      snprintf(why, why_n, "%s: %s", path, strerror(cause));
+      return cause == ENOENT ? SAGECOMM_TIMEOUT : -1;
     }
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   }

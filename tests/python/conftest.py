@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
+from programs import Signals
 from worlds import Pool, World
 
 
@@ -29,3 +31,19 @@ def fresh_world(pool: Pool) -> Iterator[Callable[..., World]]:
 
     yield make
     pool.stop_private()
+
+
+@pytest.fixture(scope="module")
+def mortals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """Processes of one file's tests, which stop, interrupt and kill them: the dead are replaced."""
+    pool = Pool(tmp_path_factory.mktemp("mortals"))
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture
+def signals(tmp_path: Path) -> Iterator[Signals]:
+    """What ranks say about how far they are."""
+    signals = Signals(tmp_path / "signals")
+    yield signals
+    signals.close()

@@ -6,9 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,25 +17,10 @@ from torch.distributed import distributed_c10d as c10d
 
 import sagecomm
 from older_torch import exception_of
-from programs import Signals, in_background, report
-from worlds import Pool, World
+from programs import in_background, report
+from worlds import World
 
 TIMEOUT = timedelta(seconds=3)
-
-
-@pytest.fixture(scope="module")
-def mortals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """Processes of this file's own, which it stops and interrupts."""
-    pool = Pool(tmp_path_factory.mktemp("mortals"))
-    yield pool
-    pool.stop()
-
-
-@pytest.fixture
-def signals(tmp_path: Path) -> Iterator[Signals]:
-    signals = Signals(tmp_path / "signals")
-    yield signals
-    signals.close()
 
 
 def backend(group: Any = None) -> Any:

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,10 @@ from torch.distributed import distributed_c10d as c10d
 
 import sagecomm
 from older_torch import exception_of
-from programs import Programs, Signals, in_background, report
-from worlds import Pool
+from programs import Programs, in_background, report
 
 KILLS = int(os.environ.get("TEST_KILLS", "8"))
 BOUND_S = 2.0
-
-
-@pytest.fixture(scope="module")
-def mortals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """Processes of this file's: the dead are replaced, the survivors go on in new groups."""
-    pool = Pool(tmp_path_factory.mktemp("mortals"))
-    yield pool
-    pool.stop()
-
-
-@pytest.fixture
-def signals(tmp_path: Path) -> Iterator[Signals]:
-    signals = Signals(tmp_path / "signals")
-    yield signals
-    signals.close()
 
 
 def one_round(mode: str, t: torch.Tensor) -> None:
