@@ -3,12 +3,14 @@
     python bench/compare.py                                     2 ranks, all_reduce and barrier, sagecomm and gloo
     python bench/compare.py --ranks 8 --sizes 8,64K,1M --ops all_reduce,barrier
     python bench/compare.py --json out.json
+    python bench/compare.py --backends 'sagecomm,sagecomm?tune=all_reduce:8K-inf:one_shot&spin=20,gloo'
 
-In each launch every rank makes one group per backend; blocks of calls alternate between the backends, so that whatever
-else the machine does hits all of them alike. A block is a batch of back-to-back calls of at least --batch-ms; its time
-is the slowest rank's mean. Launches alternate between ranks pinned to one core each and not pinned. The figure of a
-backend is the median over all blocks of one kind of launch, and of the two kinds the better one for that backend, which
-favours gloo: pinning puts its threads on the rank's core.
+A backend may carry settings: the variables of docs/environment.md that concern a group rather than the process, in
+lower case and without the prefix. In each launch every rank makes one group per backend; blocks of calls alternate
+between the backends, so that whatever else the machine does hits all of them alike. A block is a batch of back-to-
+back calls of at least --batch-ms; its time is the slowest rank's mean. Launches alternate between ranks pinned to one
+core each and not pinned. The figure of a backend is the median over all blocks of one kind of launch, and of the two
+kinds the better one for that backend, which favours gloo: pinning puts its threads on the rank's core.
 """
 
 from __future__ import annotations
@@ -40,6 +42,16 @@ def size_name(n: int) -> str:
         if n >= unit and n % unit == 0:
             return f"{n // unit}{name}"
     return str(n)
+
+
+def make_group(backend: str) -> dist.ProcessGroup:
+    name, _, settings = backend.partition("?")
+    if not settings:
+        return dist.new_group(backend=name)
+    import sagecomm
+
+    options = sagecomm.Options(settings=dict(s.split("=", 1) for s in settings.split("&")))
+    return dist.new_group(backend=name, pg_options=options)
 
 
 def make_call(op: str, nbytes: int, group: dist.ProcessGroup, rank: int, size: int) -> Callable[[], object]:
@@ -76,12 +88,10 @@ def worker(rank: int, args: argparse.Namespace, pinned: bool, store_file: str, o
     torch.set_num_threads(1)
     if pinned:
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]})
-    if "sagecomm" in args.backends:
-        import sagecomm  # noqa: F401
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.FileStore(store_file, args.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=args.ranks)
-    groups = {name: dist.new_group(backend=name) for name in args.backends}
+    groups = {name: make_group(name) for name in args.backends}
     rows: dict[str, list[float]] = defaultdict(list)
     for op in args.ops:
         for nbytes in [0] if op == "barrier" else args.sizes:
@@ -146,10 +156,12 @@ def main() -> int:
                 row[name] = best
                 row[f"{name}_min"] = min(min(samples[p, f"{op} {nbytes} {name}"]) for p in (True, False))
             table.append(row)
-    head = "".join(f"{name + ' us':>16}{'min':>10}" for name in args.backends)
+    width = [max(15, len(name) + 4) for name in args.backends]
+    head = "".join(f"{name + ' us':>{w}}{'min':>10}" for name, w in zip(args.backends, width, strict=True))
     print(f"{'op':12}{'bytes':>8}{head}{'ratio':>10}")
     for row in table:
-        cells = "".join(f"{row[name]:16.2f}{row[f'{name}_min']:10.2f}" for name in args.backends)
+        pairs = zip(args.backends, width, strict=True)
+        cells = "".join(f"{row[name]:{w}.2f}{row[f'{name}_min']:10.2f}" for name, w in pairs)
         ratio = row[args.backends[-1]] / row[args.backends[0]]  # type: ignore[operator]
         print(f"{row['op']:12}{size_name(row['bytes']):>8}{cells}{ratio:9.1f}x")  # type: ignore[arg-type]
     if args.json:
