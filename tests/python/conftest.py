@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -7,6 +8,11 @@ import pytest
 
 from programs import Signals
 from worlds import Pool, World
+
+
+def pytest_configure() -> None:
+    """A shell's background job begins with SIGINT ignored, and so would every process that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
