@@ -5,6 +5,8 @@ import (
 	"hash/fnv"
 	"math"
 	"sort"
+	"strconv"
+	"strings"
 	"time"
 
 	"sagecomm/internal/coll"
@@ -178,6 +180,27 @@ func (s *Selector) lastWith(kind coll.Kind, name string, low uint64, chunk int, 
 		return good
 	}
 	return upTo
+}
+
+// Describe tells the classes of a kind in the grammar of [ParseTune], and where each comes from.
+func (s *Selector) Describe(kind coll.Kind) string {
+	var parts []string
+	from := "0"
+	for _, c := range s.table[kind] {
+		to := "inf"
+		if c.UpTo != NoLimit {
+			to = strconv.FormatUint(c.UpTo, 10)
+		}
+		why := "predicted"
+		if _, forced := s.tune.rule(kind, c.UpTo); forced && s.size > 1 {
+			why = tuneName
+		} else if len(Algorithms(kind)) == 1 || s.size == 1 {
+			why = "the only one"
+		}
+		parts = append(parts, fmt.Sprintf("%s-%s:%s@chunk=%d (%s)", from, to, c.Algorithm, c.Chunk, why))
+		from = to
+	}
+	return fmt.Sprintf("%v: %s", kind, strings.Join(parts, ", "))
 }
 
 // Candidate is one way to carry a collective out.

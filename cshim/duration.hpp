@@ -7,7 +7,7 @@
 
 namespace sagecomm {
 
-// Times beyond the core's range, which Python's timedelta.max is, become its longest.
+// Times beyond the core's range become its longest.
 inline int64_t toNs(std::chrono::milliseconds ms) {
   constexpr int64_t kNsPerMs = 1'000'000;
   return std::min<int64_t>(ms.count(), INT64_MAX / kNsPerMs) * kNsPerMs;

@@ -91,6 +91,9 @@ void Buffers::check(const char* op, const char* role, size_t index, const at::Te
   if (t.layout() != at::kStrided) {
     refuse(op, label(role, index) + " is " + c10::str(t.layout()) + "; only dense tensors are supported");
   }
+  if (t.nbytes() != 0 && t.const_data_ptr() == nullptr) {
+    refuse(op, label(role, index) + " has no memory: its storage was freed, as FSDP does with parameters not in use");
+  }
   const int type = coreType(t.scalar_type());
   if (type == kUnknownType) {
     refuse(op, label(role, index) + " has the unsupported type " + c10::toString(t.scalar_type()));

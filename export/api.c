@@ -72,6 +72,7 @@ static void shutdown(void) {
 }
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
+  scr_watch_fork(); /* from here on there are threads that a child does not have */
   static const sagecomm_api api = {
       .abi_version = SAGECOMM_ABI_VERSION,
       .struct_size = sizeof(sagecomm_api),

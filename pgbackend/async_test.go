@@ -176,3 +176,30 @@ func TestTwoGroupsAtOnce(t *testing.T) {
 		return asError(finish(x))
 	})
 }
+
+// A done function that runs inside a wait may release the work: the wait still tells how that operation ended.
+func TestDoneFunctionReleasesInsideWait(t *testing.T) {
+	w := newWorld(t, 2)
+	issued := make(chan struct{})
+	w.each(func(g *Group) error {
+		if g.rank == 1 {
+			<-issued
+			return asError(sum(g, 1000))
+		}
+		work, f := sumAsync(g, 1000)
+		if f != nil {
+			return f
+		}
+		var reused runner.Work
+		work.OnDone(func(*coll.Failure) {
+			work.Release()
+			reused, _ = g.Issue(coll.Op{Kind: coll.Recv, Type: coll.Uint8, Root: 1, Async: true}, nil, one(make([]byte, 8)))
+			g.Abort("as the test asked for")
+			_ = finish(reused)
+		})
+		close(issued)
+		f = finish(work)
+		reused.Release()
+		return asError(f)
+	})
+}

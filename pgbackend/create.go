@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"time"
@@ -66,14 +67,14 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		return nil, err
 	}
 	p.sweep()
-	c.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.dead()) > 0 })
-	g = &Group{process: p, name: c.Name, rank: c.Rank, size: c.Size, settings: settings, flights: flights, selector: selector,
-		gone: make([]bool, c.Size)}
-	err = g.meet(c)
-	if err == nil {
-		err = g.open(c)
-	}
+	epoch, err := bootstrap.NextEpoch(c.Store, keys, c.Rank)
 	if err != nil {
+		return nil, err
+	}
+	g = &Group{process: p, name: c.Name, rank: c.Rank, size: c.Size, settings: settings, flights: flights, selector: selector,
+		gone: make([]bool, c.Size), keys: fmt.Sprintf("%s/%d", keys, epoch)}
+	c.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.dead()) > 0 })
+	if err := g.join(c); err != nil {
 		return nil, g.giveUp(err)
 	}
 	p.mu.Lock()
@@ -86,8 +87,52 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	for _, rank := range g.dead() {
 		g.peerDied(rank)
 	}
-	g.info("%d ranks, %s kernels, tables %016x", g.size, runner.ActiveKernels(), selector.Fingerprint())
+	g.introduceItself()
 	return g, nil
+}
+
+// introduceItself prints what was chosen and why.
+func (g *Group) introduceItself() {
+	if env.Debug.Get(g.settings) < env.Info {
+		return
+	}
+	g.info("%d ranks, %s kernels, tables %016x", g.size, runner.ActiveKernels(), g.selector.Fingerprint())
+	ways := map[string][]int{}
+	for rank, m := range g.maps {
+		ways[m.Way()] = append(ways[m.Way()], rank)
+	}
+	for _, way := range slices.Sorted(maps.Keys(ways)) {
+		g.info("shared memory (%s): ranks %v", way, ways[way])
+	}
+	for kind := range coll.KindCount {
+		if kind.Collective() && g.rank == 0 { // the tables are everybody's
+			g.info("%s", g.selector.Describe(kind))
+		}
+	}
+}
+
+// keys is where ranks meet in the store.
+const keys = "sagecomm"
+
+// join does what can fail, or panic, when peers may rely on this rank already.
+func (g *Group) join(c Config) (err error) {
+	defer func() {
+		r := recover()
+		if r == nil {
+			return
+		}
+		err = g.fault(r)
+		if g.promised {
+			return // see giveUp
+		}
+		for _, k := range []string{firstTry, firstTry + attached, secondTry, secondTry + attached} {
+			_ = bootstrap.Abandon(c.Store, g.keys+k, g.rank, err) // else their time runs out
+		}
+	}()
+	if err := g.meet(c); err != nil {
+		return err
+	}
+	return g.open(c)
 }
 
 // choice is what the tables of a group follow from.
@@ -120,47 +165,56 @@ func (p *Process) selector(size int, rules string) (*algo.Selector, error) {
 	return made, nil
 }
 
-// meet exchanges descriptions through the store and maps the peers' memory. Ranks that go on take the same branches,
-// because what decides is known to all: the list of methods and the outcome of Agree.
+// meet exchanges descriptions through the store and maps the peers' memory, at the second try with a file in the place of
+// a memfd. Ranks that go on take the same branches, because what decides is known to all: the list of methods, which is
+// part of what they compare first, and the outcome of Agree.
 func (g *Group) meet(c Config) error {
 	var methods []shmem.Method
-	file := false
 	for _, m := range env.ShmAttach.Get(g.settings) {
 		methods = append(methods, shmem.Method(m))
-		file = file || shmem.Method(m) == shmem.File
 	}
 	deadline := time.Now().Add(c.Timeout)
-	var failed error
-	if slices.ContainsFunc(methods, func(m shmem.Method) bool { return m != shmem.File }) {
-		st, err := g.process.sharedStore(g.settings)
-		failed = g.exchange(c, "memfd", deadline, methods, st, err)
-		var told *bootstrap.FailedError
-		switch {
-		case failed == nil:
-			return nil
-		case !file:
-			return failed
-		case !errors.As(failed, &told) || len(told.Missing) > 0: // peers may have joined, or have given up
-			_ = bootstrap.Abandon(c.Store, "sagecomm/tmpfs", g.rank, failed) // for who comes; else their time runs out
-			return failed
-		}
-		g.info("falling back to a file: %v", failed)
+	if !slices.ContainsFunc(methods, func(m shmem.Method) bool { return m != shmem.File }) {
+		return g.exchangeFile(c, firstTry, deadline, methods)
 	}
+	st, err := g.process.sharedStore(g.settings)
+	failed := g.exchange(c, firstTry, deadline, methods, st, err)
+	var told *bootstrap.FailedError
+	switch {
+	case failed == nil:
+		return nil
+	case g.different || !slices.Contains(methods, shmem.File):
+		return failed
+	case !errors.As(failed, &told) || len(told.Missing) > 0: // peers may have joined, or have given up
+		_ = bootstrap.Abandon(c.Store, g.keys+secondTry, g.rank, failed) // for who comes; else their time runs out
+		return failed
+	}
+	g.info("falling back to a file: %v", failed)
 	g.discard()
-	st, err := g.process.newStore(shmem.Tmpfs, g.settings)
-	g.own = st
-	again := g.exchange(c, "tmpfs", deadline, methods, st, err)
-	if again != nil && failed != nil {
+	if again := g.exchangeFile(c, secondTry, deadline, methods); again != nil {
 		return fmt.Errorf("%w; before that, without a file: %w", again, failed)
 	}
-	return again
+	return nil
+}
+
+// Keys of the two tries, and of how each of them went.
+const (
+	firstTry  = "/first"
+	secondTry = "/second"
+	attached  = "/attached"
+)
+
+func (g *Group) exchangeFile(c Config, try string, deadline time.Time, methods []shmem.Method) error {
+	st, err := g.process.newStore(shmem.Tmpfs, g.settings)
+	g.own = st
+	return g.exchange(c, try, deadline, methods, st, err)
 }
 
 // exchange is one attempt with one kind of arena. storeErr is why this rank has none: it tells the others.
-func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
+func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
 	me := member{Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(),
-		Agreed: fmt.Sprintf("protocol %d, %d ranks, algorithm tables %016x", protocolVersion, g.size, g.selector.Fingerprint())}
+		Agreed: fmt.Sprintf("protocol %d, %d ranks, algorithm tables %016x, shared memory by %v", protocolVersion, g.size, g.selector.Fingerprint(), methods)}
 	if storeErr == nil {
 		g.board, storeErr = newBoard(st, g.rank, g.size)
 	}
@@ -179,9 +233,9 @@ func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []s
 		// Whatever the outcome, the name goes once everybody has tried.
 		defer func() { _ = st.arena.Unlink() }()
 	}
-	all, err := bootstrap.Exchange(c.Store, "sagecomm/"+phase, g.rank, g.size, left(), text)
+	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text)
 	if err != nil {
-		_ = bootstrap.Abandon(c.Store, "sagecomm/"+phase+"/attached", g.rank, err) // for who comes; else their time runs out
+		_ = bootstrap.Abandon(c.Store, g.keys+try+attached, g.rank, err) // for who comes; else their time runs out
 		return err
 	}
 	attachErr := g.introduce(all)
@@ -190,7 +244,7 @@ func (g *Group) exchange(c Config, phase string, deadline time.Time, methods []s
 		attachErr = g.attach(methods)
 	}
 	g.promised = attachErr == nil
-	err = bootstrap.Agree(c.Store, "sagecomm/"+phase+"/attached", g.rank, g.size, left(), attachErr)
+	err = bootstrap.Agree(c.Store, g.keys+try+attached, g.rank, g.size, left(), attachErr)
 	if told := (*bootstrap.FailedError)(nil); errors.As(err, &told) {
 		g.promised = false // what a rank has said that failed stays in the store: nobody will join
 	}
@@ -212,7 +266,8 @@ func (g *Group) introduce(all [][]byte) error {
 			return fmt.Errorf("what rank %d (pid %d) wrote into the store cannot be: %w", rank, m.PID, cmp.Or(err, errors.New("its arena is another process's")))
 		}
 		if mine := members[0].Agreed; m.Agreed != mine {
-			return fmt.Errorf("ranks 0 and %d are set up differently: %q and %q; give all ranks the same sagecomm version and the same SAGECOMM_TUNE", rank, mine, m.Agreed)
+			g.different = true
+			return fmt.Errorf("ranks 0 and %d are set up differently: %q and %q; give all ranks the same sagecomm version, the same SAGECOMM_TUNE and the same SAGECOMM_SHM_ATTACH", rank, mine, m.Agreed)
 		}
 	}
 	g.members = members
@@ -248,7 +303,7 @@ var openGroup = runner.OpenGroup
 func (g *Group) open(c Config) error {
 	here := len(g.maps)
 	run, err := openGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Patience: patience(g.settings, here),
-		StreamBytes: streamBytes, Flights: g.flights, Peers: g.peers})
+		StreamBytes: streamBytes, Flights: g.flights, Trace: env.Debug.Get(g.settings) >= env.Trace, Peers: g.peers})
 	if err != nil {
 		return err
 	}
@@ -269,7 +324,8 @@ func (g *Group) open(c Config) error {
 
 // giveUp ends what Create began, and says why it cannot go on. If this rank has told the others that it is ready, some
 // may have heard that of all ranks: they have a group and will look into this rank's board. They find the reason there,
-// and it stays until they have left or died. This rank touches none of theirs: those that gave up too may have freed them.
+// and it stays until they have left, given up or died, and then a while for those that look late (see sweep). This rank
+// writes into none of theirs: those that gave up too may have freed them.
 func (g *Group) giveUp(err error) error {
 	err = g.bereaved(err)
 	if !g.promised {

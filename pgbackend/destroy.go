@@ -9,7 +9,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Destroy waits for what was issued, a bounded time and while all peers live, says goodbye and frees. It waits for no
+// Destroy waits for what was issued, a bounded time and while no peer is missing, says goodbye and frees. It waits for no
 // peer to do the same: what peers may still touch is freed later, when they have left or died.
 func (g *Group) Destroy() error {
 	g.mu.Lock()
@@ -20,7 +20,7 @@ func (g *Group) Destroy() error {
 		return fmt.Errorf("sagecomm: group %q was destroyed already", g.name)
 	}
 	patience := g.process.patience()
-	for begin := time.Now(); g.cause.Load() == nil && g.run.Unfinished() > 0 && len(g.dead()) == 0; { // without a peer no collective finishes
+	for begin := time.Now(); g.cause.Load() == nil && g.run.Unfinished() > 0 && !g.bereft(); {
 		if time.Since(begin) >= patience {
 			g.process.runOutOfPatience()
 			g.process.warn("group %q was destroyed on rank %d with operations that peers have not joined for %v; they fail now", g.name, g.rank, patience)
@@ -43,7 +43,6 @@ func (g *Group) Destroy() error {
 		time.Sleep(50 * time.Microsecond)
 	}
 	g.close()
-	g.forgetWhoGaveUp()
 	g.run.Leave()
 	p.mu.Lock()
 	p.leaving = append(p.leaving, g)
@@ -69,27 +68,38 @@ func (p *Process) runOutOfPatience() {
 	p.inVain = time.Now()
 }
 
-// forgetWhoGaveUp: ranks that have not joined never touched this rank's board and do not say that they leave it.
-func (g *Group) forgetWhoGaveUp() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for rank := range g.gone {
-		g.gone[rank] = g.gone[rank] || g.run.GaveUp(rank) != nil
+// bereft says whether a peer has died without a goodbye: then no collective finishes. One that has left cleanly is missed
+// only by operations that need it, and these find that out.
+func (g *Group) bereft() bool {
+	for _, rank := range g.dead() {
+		if _, left := g.run.LastCall(rank); !left {
+			return true
+		}
 	}
+	return false
 }
+
+// tombs is how many boards stay of groups that this rank gave up and that no peer will touch any more: peers that gave up
+// as well write nothing into them, but look whether this rank has.
+const tombs = 8
 
 // sweep frees the groups whose boards no peer will touch any more.
 func (p *Process) sweep() {
 	p.mu.Lock()
-	var stay, free []*Group
+	var stay, free, given []*Group
 	for _, g := range p.leaving {
-		if g.deserted() {
-			free = append(free, g)
-		} else {
+		switch {
+		case !g.deserted():
 			stay = append(stay, g)
+		case g.run == nil:
+			given = append(given, g)
+		default:
+			free = append(free, g)
 		}
 	}
-	p.leaving = stay
+	oldest := max(0, len(given)-tombs)
+	p.leaving = append(stay, given[oldest:]...)
+	free = append(free, given[:oldest]...)
 	p.mu.Unlock()
 	for _, g := range free {
 		g.unwatchPeers()
@@ -107,13 +117,19 @@ func (p *Process) sweep() {
 	}
 }
 
+// deserted says whether no peer will touch this rank's board any more: it has left, died, or given up. Of one that gave up
+// the board tells it. What a peer has freed since may say anything, and does no harm: it frees nothing that others may
+// touch before it has left itself.
 func (g *Group) deserted() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	all := true
 	for rank := range g.size {
-		if rank != g.rank && !g.gone[rank] && !runner.Deserted(g.board.at(), g.size, rank) {
-			return false
+		if rank == g.rank || g.gone[rank] || runner.Deserted(g.board.at(), g.size, rank) {
+			continue
 		}
+		g.gone[rank] = g.peers[rank].GaveUp()
+		all = all && g.gone[rank]
 	}
-	return true
+	return all
 }

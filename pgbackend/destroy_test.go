@@ -281,3 +281,36 @@ func TestDestroysShareTheirPatience(t *testing.T) {
 		t.Errorf("6 groups took %v, expected about 1 s", took)
 	}
 }
+
+// A rank that has left and whose process has ended is no reason to drop messages between others.
+func TestDestroyFinishesMessagesBetweenOthers(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		w := newWorld(t, 3)
+		w.each(func(g *Group) error { return asError(sum(g, 10)) })
+		if err := w.groups[2].Destroy(); err != nil {
+			t.Fatal(err)
+		}
+		if ended {
+			w.groups[0].peerDied(2)
+			w.groups[1].peerDied(2)
+		}
+		leaving := make(chan struct{})
+		ranksOf(t, 2, func(rank int) error {
+			g, b := w.groups[rank], make([]byte, 1<<20)
+			if rank == 1 {
+				<-leaving
+				return asError(message(g, coll.Recv, 0, 0, b))
+			}
+			work, f := g.Issue(coll.Op{Kind: coll.Send, Type: coll.Uint8, Root: 1, Async: true}, one(b), nil)
+			if f != nil {
+				return f
+			}
+			defer work.Release()
+			close(leaving)
+			if err := g.Destroy(); err != nil {
+				return err
+			}
+			return asError(finish(work))
+		})
+	}
+}

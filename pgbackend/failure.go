@@ -87,6 +87,10 @@ func (g *Group) judge(t runner.Trouble) *coll.Failure {
 		f.Message = fmt.Sprintf("sagecomm: group %q: %s wrote something that is no %s; its process, or that of another rank, has written where it should not: look for stray pointers there",
 			g.name, g.who(t.Peer), what)
 		return f
+	case runner.NoMemory:
+		f := g.blame(coll.System, g.rank, t)
+		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d has no memory for a message from %s", g.name, g.rank, g.who(t.Peer))
+		return f
 	default:
 		f := g.blame(coll.Internal, g.rank, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d met a state that cannot be (code %d) in %s", g.name, g.rank, t.Code, describe(t.Op, t.Sequence))

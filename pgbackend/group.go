@@ -16,22 +16,24 @@ import (
 
 // Group is one rank's side of a process group.
 type Group struct {
-	process  *Process
-	name     string
-	rank     int
-	size     int
-	settings *env.Settings
-	flights  int      // operations that its flight recorder keeps
-	members  []member // by rank
-	peers    []runner.Peer
-	run      *runner.Group
-	board    *board
-	own      *store // the board's, if it was made for this group alone
-	maps     []*shmem.Mapping
-	watching bool // its peers
-	promised bool // peers may have joined, whatever becomes of this rank
-	selector *algo.Selector
-	classes  [coll.KindCount][]algo.Class
+	process   *Process
+	name      string
+	rank      int
+	size      int
+	settings  *env.Settings
+	flights   int      // operations that its flight recorder keeps
+	members   []member // by rank
+	peers     []runner.Peer
+	run       *runner.Group
+	board     *board
+	own       *store // the board's, if it was made for this group alone
+	maps      []*shmem.Mapping
+	watching  bool   // its peers
+	keys      string // where its ranks meet in the store
+	different bool   // ranks are set up differently: nothing to try again
+	promised  bool   // peers may have joined, whatever becomes of this rank
+	selector  *algo.Selector
+	classes   [coll.KindCount][]algo.Class
 
 	cause atomic.Pointer[coll.Failure]
 
@@ -39,7 +41,7 @@ type Group struct {
 	mu     sync.Mutex
 	joined bool   // Create has succeeded
 	ended  bool   // Destroy was called
-	gone   []bool // by rank: its process has ended
+	gone   []bool // by rank: its process has ended, or it has given up
 	users  int    // calls inside, see hold
 	closed bool   // no call gets in any more
 }

@@ -49,31 +49,37 @@ func (g *Group) watchPeers() {
 func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 	m := g.members[rank]
 	id := m.id()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.peers[id] == nil {
-		p.mu.Unlock() // it may take a while
-		w, err := m.watch(me)
-		if err != nil {
-			p.unwatched.Do(func() {
-				p.warn("the death of %s will be noticed by timeout only, and perhaps that of others: %v", g.who(rank), err)
-			})
-		}
+	interest := func() (known, dead bool) {
 		p.mu.Lock()
-		switch {
-		case err != nil:
-			return false
-		case p.peers[id] != nil: // another group was faster
-			w.Close()
-		default:
-			peer := &peerProcess{watcher: w, groups: map[*Group][]int{}, nobody: make(chan struct{})}
-			p.peers[id] = peer
-			go p.await(id, peer)
+		defer p.mu.Unlock()
+		peer := p.peers[id]
+		if peer == nil {
+			return false, false
 		}
+		peer.groups[g] = append(peer.groups[g], rank)
+		return true, peer.dead
 	}
-	peer := p.peers[id]
-	peer.groups[g] = append(peer.groups[g], rank)
-	return peer.dead
+	if known, dead := interest(); known {
+		return dead
+	}
+	w, err := m.watch(me)
+	if err != nil {
+		p.unwatched.Do(func() {
+			p.warn("the death of %s will be noticed by timeout only, and perhaps that of others: %v", g.who(rank), err)
+		})
+		return false
+	}
+	p.mu.Lock()
+	if p.peers[id] != nil { // another group was faster
+		w.Close()
+	} else {
+		peer := &peerProcess{watcher: w, groups: map[*Group][]int{}, nobody: make(chan struct{})}
+		p.peers[id] = peer
+		go p.await(id, peer)
+	}
+	p.mu.Unlock()
+	_, dead = interest()
+	return dead
 }
 
 // watch begins to watch the process. Where pids mean other processes than here, the socket of its arena says which it is.

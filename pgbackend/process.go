@@ -112,6 +112,13 @@ func (p *Process) Trouble(handle uint64, t runner.Trouble) {
 	}
 }
 
+// Trace implements runner.Handler.
+func (p *Process) Trace(handle uint64, op coll.Op) {
+	if g := p.Group(handle); g != nil {
+		say("TRACE", fmt.Sprintf("group %q rank %d: %s", g.name, g.rank, describe(op, 0)))
+	}
+}
+
 // Ring implements runner.Handler.
 func (p *Process) Ring(handle uint64, peer int) {
 	if g := p.Group(handle); g != nil && g.hold() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -75,13 +76,13 @@ func TestTimeoutIsNoReasonToFallBack(t *testing.T) {
 	go func() { done <- create(1, lateStore{mem}) }()
 	err := create(0, mem)
 	var late *bootstrap.TimeoutError
-	if !errors.As(err, &late) || late.Prefix != "sagecomm/memfd/attached" || late.Waited < 200*time.Millisecond {
+	if !errors.As(err, &late) || late.Prefix != "sagecomm/1/first/attached" || late.Waited < 200*time.Millisecond {
 		t.Error(err)
 	}
 	if err := <-done; err == nil {
 		t.Error("rank 1 joined")
 	}
-	if said, err := mem.Get("sagecomm/tmpfs/0", time.Millisecond); err != nil || said[0] != 'f' {
+	if said, err := mem.Get("sagecomm/1/second/0", time.Millisecond); err != nil || said[0] != 'f' {
 		t.Errorf("rank 0 tried again: %q, %v", said, err)
 	}
 }
@@ -116,6 +117,177 @@ func half(t *testing.T) (joined *Group, gaveUp error) {
 		t.Fatalf("rank 1: %v, rank 0: %v", err, gaveUp)
 	}
 	return joined, gaveUp
+}
+
+// Ranks of which each gives up do not hear of each other, and still free what they had, but for a few boards.
+func TestAllGiveUp(t *testing.T) {
+	dir := t.TempDir()
+	attempt := func(o options) {
+		store := lateStore{bootstrap.NewMemStore()}
+		ranksOf(t, 2, func(rank int) error {
+			if _, err := Get().Create(Config{Rank: rank, Size: 2, Name: t.Name(), Timeout: 10 * time.Millisecond, Store: store, Options: o}); err == nil {
+				return errors.New("it joined")
+			}
+			return nil
+		})
+	}
+	for range 40 { // more than a process can have arenas
+		attempt(options{"shm_attach": "tmpfs", "shm_dir": dir, "arena_size": "16M"})
+	}
+	newWorldWith(t, 2, opTimeout, options{"shm_attach": "tmpfs", "shm_dir": dir, "arena_size": "16M"})
+	newWorld(t, 1)
+	var most int64
+	for round := range 30 {
+		attempt(nil)
+		if round < 10 {
+			most = max(most, inUse(t))
+		} else if now := inUse(t); now > most {
+			t.Fatalf("%d bytes in use after %d attempts, %d before", now, round+1, most)
+		}
+	}
+}
+
+// brokenAt fails one read once the test lets it.
+type brokenAt struct {
+	bootstrap.Store
+	key     string
+	release <-chan struct{}
+}
+
+func (s brokenAt) Get(key string, timeout time.Duration) ([]byte, error) {
+	if strings.HasSuffix(key, s.key) {
+		<-s.release
+		return nil, errors.New("interrupted")
+	}
+	return s.Store.Get(key, timeout)
+}
+
+// A rank gives up after another one has joined and left again: that one's board goes all the same.
+func TestGivingUpAfterAnotherHasLeft(t *testing.T) {
+	newWorld(t, 1)
+	mem, release, gaveUp := bootstrap.NewMemStore(), make(chan struct{}), make(chan error)
+	go func() {
+		_, err := Get().Create(Config{Rank: 0, Size: 2, Name: "late", Timeout: opTimeout, Store: brokenAt{mem, "attached/1", release}})
+		gaveUp <- err
+	}()
+	joined, err := Get().Create(Config{Rank: 1, Size: 2, Name: "late", Timeout: opTimeout, Store: mem})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := joined.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(Get().leaving, joined) {
+		t.Error("the board of the rank that left has gone before the other one could look at it")
+	}
+	close(release)
+	if err := <-gaveUp; err == nil {
+		t.Error("rank 0 joined")
+	}
+	Get().sweep()
+	if slices.Contains(Get().leaving, joined) {
+		t.Error("the board of the rank that left stays")
+	}
+}
+
+// A panic when peers may have joined is a reason to give up, like any other.
+func TestPanicInCreate(t *testing.T) {
+	for _, at := range []string{"open", "store"} {
+		t.Run(at, func(t *testing.T) {
+			real := openGroup
+			defer func() { openGroup = real }()
+			openGroup = func(c runner.Config) (*runner.Group, error) {
+				if c.Rank == 1 && at == "open" {
+					panic("as the test asked for")
+				}
+				return real(c)
+			}
+			mem := bootstrap.NewMemStore()
+			groups, errs := make([]*Group, 2), make([]error, 2)
+			began := time.Now()
+			ranksOf(t, 2, func(rank int) error {
+				var store bootstrap.Store = mem
+				if rank == 1 && at == "store" {
+					store = panickyStore{mem}
+				}
+				groups[rank], errs[rank] = Get().Create(Config{Rank: rank, Size: 2, Name: t.Name(), Timeout: opTimeout, Store: store})
+				return nil
+			})
+			if errs[1] == nil || !strings.Contains(errs[1].Error(), "a fault of the library on rank 1: as the test asked for") {
+				t.Error(errs[1])
+			}
+			if groups[0] != nil { // it had joined
+				if err := expect(sum(groups[0], 10), coll.PeerFailure, "gave up while the group was made", "as the test asked for"); err != nil {
+					t.Error(err)
+				}
+				_ = groups[0].Destroy()
+			} else if !strings.Contains(errs[0].Error(), "as the test asked for") {
+				t.Error(errs[0])
+			}
+			if took := time.Since(began); took > opTimeout/2 {
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
+}
+
+// panickyStore panics when a rank has read what the others say of themselves.
+type panickyStore struct{ bootstrap.Store }
+
+func (s panickyStore) Get(key string, timeout time.Duration) ([]byte, error) {
+	if strings.HasSuffix(key, "first/0") {
+		panic("as the test asked for")
+	}
+	return s.Store.Get(key, timeout)
+}
+
+// Ranks that would not take the same way to the memory say so at once.
+func TestDifferentWaysToAttach(t *testing.T) {
+	for _, lists := range [][2]string{{"tmpfs", "proc"}, {"proc,scm", "tmpfs,proc"}, {"proc", "scm"}} {
+		began := time.Now()
+		_, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
+			return options{"shm_attach": lists[rank], "shm_dir": t.TempDir()}
+		})
+		for rank, err := range errs {
+			if err == nil || !strings.Contains(err.Error(), "ranks 0 and 1 are set up differently") || !strings.Contains(err.Error(), "SAGECOMM_SHM_ATTACH") {
+				t.Errorf("%v, rank %d: %v", lists, rank, err)
+			}
+		}
+		if took := time.Since(began); took > opTimeout/2 {
+			t.Errorf("%v: it took %v", lists, took)
+		}
+	}
+}
+
+// A store outlives groups: the same keys serve one group after the other, however far ahead of the others a rank is.
+func TestGroupsOnTheSameKeysOneAfterAnother(t *testing.T) {
+	const ranks, rounds = 4, 20
+	mem := bootstrap.NewMemStore()
+	ranksOf(t, ranks, func(rank int) error {
+		for round := range rounds {
+			g, err := Get().Create(Config{Rank: rank, Size: ranks, Name: t.Name(), Timeout: opTimeout, Store: mem})
+			if err != nil {
+				return fmt.Errorf("round %d: %w", round, err)
+			}
+			for i := range 3 + rank {
+				if i >= 3 {
+					time.Sleep(time.Millisecond) // some ranks leave later
+					continue
+				}
+				in, out := []byte{byte(rank + round)}, make([]byte, 1)
+				if _, f := g.Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Uint8}, one(in), one(out)); f != nil {
+					return f
+				}
+				if want := byte(ranks*(ranks-1)/2 + ranks*round); out[0] != want {
+					return fmt.Errorf("round %d: %d, want %d", round, out[0], want)
+				}
+			}
+			if err := g.Destroy(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // A rank that gives up after it has said that it is ready cannot know whether others have joined. They learn its reason

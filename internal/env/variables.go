@@ -37,7 +37,7 @@ var (
 		"How long a waiting rank spins before it yields its core; `auto` goes by the number of cores per rank.")
 
 	ProgressCPU = declare("PROGRESS_CPU", "auto", orWord("auto", cpuList()),
-		"Cores that the progress thread may use; `auto` keeps it off the callers' cores where there is a choice.")
+		"Cores that the progress thread may use; `auto` leaves that to the system.")
 
 	Kernels = declare("KERNELS", "auto", oneOf(map[string]string{
 		"auto": "auto", "portable": "portable", "avx2": "avx2", "avx512": "avx512"}),

@@ -71,6 +71,7 @@ void scr_engine_control(void) {
 typedef struct look {
   bool active;  /* it has work */
   bool blocked; /* and that waits for a peer */
+  bool busy;    /* another thread is at it, and may not see what comes now */
   int code;     /* SCR_ENGINE_TROUBLE, SCR_ENGINE_RING or 0 */
 } look;
 
@@ -81,9 +82,18 @@ typedef struct round_of {
   bool announce; /* say that the engine sleeps for the groups */
 } round_of;
 
+/* Those that wait are told of a stop as soon as the lock is there. */
+static void note_stop(scr_stop *stop, const round_of *at) {
+  if (at->lost != 0) *stop = (scr_stop){at->now, stop->by + at->lost};
+}
+
 static look look_at_collectives(scr_group *g, const round_of *at, scr_trouble *trouble) {
   look l = {0};
-  if (!(atomic_load_explicit(&g->word, memory_order_acquire) & SCR_QUEUED)) return l;
+  if (!(atomic_load_explicit(&g->word, memory_order_acquire) & SCR_QUEUED)) {
+    g->stop.by = 0;
+    return l;
+  }
+  note_stop(&g->stop, at);
   l.active = l.blocked = true;
   if (!scr_drive_lock(g)) return l; /* a waiter drives; it rings when it leaves */
   if (at->announce) {
@@ -97,7 +107,7 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_trouble *t
     g->engine_run = r;
     g->engine_flag = r->flag;
     g->engine_need = r->need;
-    scr_extend(r, at->lost);
+    scr_extend(r, g->stop);
     if (at->health) rc = scr_health(g, r, at->now);
     if (r->deadline_ns == 0) r->deadline_ns = at->now + r->timeout_ns;
   } else {
@@ -107,6 +117,8 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_trouble *t
     scr_describe_trouble(r, rc, trouble);
     l.code = SCR_ENGINE_TROUBLE;
   }
+  g->stop.by = 0;
+  atomic_store_explicit(&g->looked_ns, at->now, memory_order_relaxed);
   /* Not scr_drive_unlock(): it would ring this engine. */
   atomic_fetch_and_explicit(&g->word, ~SCR_LOCKED, memory_order_acq_rel);
   return l;
@@ -122,11 +134,15 @@ static void announce_messages(scr_group *g, bool sleeps) {
 
 static look look_at_messages(scr_group *g, const round_of *at, scr_trouble *trouble) {
   look l = {0};
-  if (atomic_load_explicit(&g->messages, memory_order_acquire) == 0) return l;
+  if (atomic_load_explicit(&g->messages, memory_order_acquire) == 0) {
+    g->message_stop.by = 0;
+    return l;
+  }
+  note_stop(&g->message_stop, at);
   l.active = l.blocked = true;
   if (at->announce) announce_messages(g, true);
   if (!scr_try_lock(&g->message_lock)) {
-    l.blocked = false; /* the holder may have looked at a ring before something came: look again before sleeping */
+    l.busy = true; /* the holder may have looked at a ring before something came: look again before sleeping */
     return l;
   }
   int32_t peer = -1;
@@ -137,7 +153,9 @@ static look look_at_messages(scr_group *g, const round_of *at, scr_trouble *trou
     scr_message_drain(g);
   } else {
     rc = scr_message_progress(g, &peer, &culprit);
-    if (at->lost != 0) scr_message_extend(g, at->lost);
+    if (g->message_stop.by != 0) scr_message_extend(g, g->message_stop);
+    g->message_stop.by = 0;
+    atomic_store_explicit(&g->message_looked_ns, at->now, memory_order_relaxed);
     if (rc == SCR_BLOCKED && at->health) rc = scr_message_scan(g, at->now, &peer, &culprit);
   }
   l.blocked = rc == SCR_BLOCKED && g->message_activity == before;
@@ -180,7 +198,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
     }
     int code = atomic_exchange_explicit(&want_completer, 0, memory_order_seq_cst) ? SCR_ENGINE_COMPLETER : 0;
     int64_t now = scr_now();
-    bool active = false, moved = false, several = false;
+    bool active = false, moved = false, several = false, busy = false;
     const round_of at = {now, scr_overrun(&last, now, asked), now - looked >= LOOK_NS, announce};
     asked = 0;
     if (at.health) looked = now;
@@ -189,6 +207,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
       look b = a.code ? (look){0} : look_at_messages(groups[i], &at, trouble);
       active |= a.active || b.active;
       moved |= (a.active && !a.blocked) || (b.active && !b.blocked);
+      busy |= b.busy;
       code = a.code ? a.code : b.code;
       *group = groups[i]->handle;
       if (a.active || b.active) {
@@ -199,7 +218,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
         }
       }
     }
-    bool sleep = announce && !moved && code == 0 && n_heard > 0;
+    bool sleep = announce && !moved && !busy && code == 0 && n_heard > 0;
     /* Only one word can be slept on; with work in several arenas the others are looked at often. */
     int64_t longest = several ? 2000000 : active ? LOOK_NS : 1000000000LL;
     if (sleep) {
@@ -219,7 +238,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
       if (blocked_since == 0) blocked_since = now;
       if (rounds++ < engine_spin) {
         scr_pause();
-      } else if (now - blocked_since < (int64_t)engine_yield_us * 1000) {
+      } else if (busy || now - blocked_since < (int64_t)engine_yield_us * 1000) {
         sched_yield();
       } else {
         announce = true;

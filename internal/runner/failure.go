@@ -25,6 +25,7 @@ const (
 	Left        Code = C.SCR_TROUBLE_LEFT     // Peer said goodbye and is needed
 	Length      Code = C.SCR_TROUBLE_LENGTH   // Peer sent Got bytes where Op.Bytes() were expected
 	Garbage     Code = C.SCR_TROUBLE_GARBAGE  // what Peer wrote cannot be meant
+	NoMemory    Code = C.SCR_TROUBLE_MEMORY   // this process has none for what came from Peer
 )
 
 // Trouble is what a driver found, in which operation.
@@ -129,6 +130,9 @@ func decode(record []byte, writer int) *coll.Failure {
 
 // FirstCause is the failure that some rank has declared for the group, nil if none has.
 func (g *Group) FirstCause() *coll.Failure {
+	if C.scr_group_get_failure(g.c, nil, 0) == 0 {
+		return nil
+	}
 	record := make([]byte, FailureBytes)
 	winner := int(C.scr_group_get_failure(g.c, unsafe.Pointer(&record[0]), FailureBytes))
 	if winner == 0 {

@@ -98,6 +98,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   g->spin = config->spin;
   g->yield_us = config->yield_us;
   g->stream_bytes = config->stream_bytes;
+  g->trace = config->trace;
   g->handle = generation << 32 | (uint64_t)(index + 1);
   atomic_store_explicit(&g->timeout_ns, config->timeout_ns, memory_order_relaxed);
   for (int32_t i = 0; i < g->size; i++) {
@@ -225,6 +226,11 @@ void scr_board_give_up(void *board, const void *record, size_t n) {
   atomic_store_explicit(&b->left, SCR_GAVE_UP, memory_order_release);
 }
 
+bool scr_board_gave_up(const void *board) {
+  scr_board *b = (scr_board *)(uintptr_t)board;
+  return atomic_load_explicit(&b->left, memory_order_acquire) == SCR_GAVE_UP;
+}
+
 bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n) {
   const scr_board *b = g->peer[rank].board;
   if (atomic_load_explicit(&b->left, memory_order_acquire) != SCR_GAVE_UP) return false;
@@ -234,8 +240,10 @@ bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n)
 
 uint64_t scr_group_unfinished(const scr_group *g) {
   uint64_t w = atomic_load_explicit(&g->word, memory_order_seq_cst);
-  return (w & (SCR_QUEUED | SCR_LOCKED) ? 1 : 0) + atomic_load_explicit(&g->messages, memory_order_acquire) +
-         atomic_load_explicit(&g->inside, memory_order_seq_cst);
+  /* In this order: a thread is inside before it posts a message, and until it has. */
+  uint64_t messages = atomic_load_explicit(&g->messages, memory_order_acquire);
+  uint64_t inside = atomic_load_explicit(&g->inside, memory_order_seq_cst);
+  return (w & (SCR_QUEUED | SCR_LOCKED) ? 1 : 0) + messages + inside;
 }
 
 /* ---- failure ---- */
@@ -260,7 +268,7 @@ int32_t scr_group_set_failure(scr_group *g, const void *record, size_t n) {
 int32_t scr_group_get_failure(const scr_group *g, void *record, size_t n) {
   uint64_t who = atomic_load_explicit(g->failure, memory_order_acquire);
   if (who == 0 || who > (uint64_t)g->size) return 0;
-  memcpy(record, g->peer[who - 1].board->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
+  if (n > 0) memcpy(record, g->peer[who - 1].board->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
   return (int32_t)who;
 }
 

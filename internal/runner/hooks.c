@@ -4,6 +4,7 @@
 int32_t scrGoIssue(uint64_t group, sagecomm_op *op, scr_run **out, sagecomm_error *err);
 void scrGoTrouble(uint64_t group, scr_trouble *trouble);
 int32_t scrGoRing(uint64_t group, int32_t peer);
+void scrGoTrace(uint64_t group, sagecomm_op *op);
 void scrGoDone(uintptr_t ctx, int32_t status, sagecomm_error *err);
 
 static int32_t issue(uint64_t group, const sagecomm_op *op, scr_run **out, sagecomm_error *err) {
@@ -11,6 +12,8 @@ static int32_t issue(uint64_t group, const sagecomm_op *op, scr_run **out, sagec
 }
 
 static void trouble(uint64_t group, const scr_trouble *t) { scrGoTrouble(group, (scr_trouble *)(uintptr_t)t); }
+
+static void trace(uint64_t group, const sagecomm_op *op) { scrGoTrace(group, (sagecomm_op *)(uintptr_t)op); }
 
 static void done(void *ctx, int32_t status, const sagecomm_error *err) {
   scrGoDone((uintptr_t)ctx, status, (sagecomm_error *)(uintptr_t)err);
@@ -22,7 +25,7 @@ int32_t scr_on_done_go(sagecomm_work work, uintptr_t ctx, sagecomm_error *err) {
 }
 
 void scr_call_go(void) {
-  static const scr_hooks hooks = {issue, trouble, scrGoRing};
+  static const scr_hooks hooks = {issue, trouble, scrGoRing, trace};
   scr_set_hooks(&hooks);
   scr_watch_fork();
 }

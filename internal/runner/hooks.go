@@ -20,6 +20,8 @@ type Handler interface {
 	Trouble(group uint64, t Trouble)
 	// Ring makes the ring from this rank to the peer, or takes the group down.
 	Ring(group uint64, peer int)
+	// Trace hears of an operation that is about to be issued, in a group opened with Config.Trace.
+	Trace(group uint64, op coll.Op)
 }
 
 var (
@@ -49,6 +51,11 @@ func scrGoIssue(group C.uint64_t, op *C.sagecomm_op, out **C.scr_run, err *C.sag
 //export scrGoTrouble
 func scrGoTrouble(group C.uint64_t, t *C.scr_trouble) {
 	handler.Trouble(uint64(group), goTrouble(t))
+}
+
+//export scrGoTrace
+func scrGoTrace(group C.uint64_t, op *C.sagecomm_op) {
+	handler.Trace(uint64(group), Call{raw: op}.Op())
 }
 
 //export scrGoRing

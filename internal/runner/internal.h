@@ -80,6 +80,7 @@ struct scr_run {
   bool stream_out;
   int64_t timeout_ns;
   _Atomic int64_t deadline_ns; /* 0: not waited yet. A waiter and the engine may both set it. */
+  _Atomic int64_t extended_ns; /* until when what it was moved for had lasted */
 
   _Atomic uint64_t *flag; /* where it is blocked */
   uint64_t need;
@@ -103,6 +104,11 @@ struct scr_run {
 };
 
 /* ---- groups ---- */
+
+/* Time in which this process did not run, until `at`. */
+typedef struct scr_stop {
+  int64_t at, by;
+} scr_stop;
 
 typedef struct scr_peer {
   scr_board *board;
@@ -150,6 +156,7 @@ struct scr_group {
   _Atomic uint32_t inside;
   uint64_t handle;
   int32_t rank, size;
+  bool trace;
   scr_board *board;
   scr_peer *peer;
   _Atomic uint64_t *failure;
@@ -159,6 +166,10 @@ struct scr_group {
   uint32_t spin, spin_now, yield_us;
   uint64_t stream_bytes;
   scr_recorder *recorder; /* NULL: off */
+  /* Stops of this process that the engine has seen and not yet told those that wait, of collectives and of messages. */
+  scr_stop stop, message_stop;
+  /* When a waiter, or the engine while there is work, last looked at the clock: what waits knows of no stop before that. */
+  _Atomic int64_t looked_ns, message_looked_ns;
   /* Where the engine last saw the queue blocked. */
   scr_run *engine_run;
   _Atomic uint64_t *engine_flag;
@@ -216,9 +227,10 @@ typedef struct scr_patience {
 
 /* By how much more than `asked` ns the time since *last is too long to be a wait of this process alone, else 0. */
 int64_t scr_overrun(int64_t *last, int64_t now, int64_t asked);
-/* Gives a run that has begun to wait more time. */
-void scr_extend(scr_run *r, int64_t by);
-/* The time; a gap far longer than `asked` ns since the last look moves the run's deadline. */
+/* Gives a run that had begun to wait the time back. Who waits for it and the engine both find a stop out; it counts once. */
+void scr_extend(scr_run *r, scr_stop stop);
+/* The time; a gap far longer than `asked` ns since the last look moves the run's deadline. The first look of a spell goes by
+ * the group's: the engine looks 50 times a second as long as a run that has begun to wait goes on. */
 int64_t scr_look_at_clock(scr_run *r, scr_patience *p, int64_t asked);
 
 #define SCR_SLICE_NS (50 * 1000000LL)
@@ -293,7 +305,7 @@ int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, 
 int scr_message_progress(scr_group *g, int32_t *peer, scr_run **culprit);
 void scr_message_drain(scr_group *g);
 /* Under the message lock: gives all unfinished messages more time. */
-void scr_message_extend(scr_group *g, int64_t by);
+void scr_message_extend(scr_group *g, scr_stop stop);
 int scr_message_wait(scr_group *g, scr_run *r, int64_t slice_end);
 void scr_message_free(scr_group *g);
 

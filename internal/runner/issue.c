@@ -330,9 +330,15 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
   *work = 0;
   scr_group *g = scr_group_of(group);
   if (SCR_UNLIKELY(g == NULL)) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: the group was destroyed");
+  if (SCR_UNLIKELY(g->trace)) {
+    entering_go();
+    scr_go.trace(group, op);
+  }
   if (op->kind == SAGECOMM_SEND || op->kind == SAGECOMM_RECV) return scr_message_issue(g, group, op, work, err);
-  if (SCR_LIKELY(!(op->flags & SAGECOMM_ASYNC) && op->kind < SAGECOMM_SEND)) {
-    uint64_t bytes = scr_op_bytes(op, g->size);
+  int32_t size =
+      *(volatile int32_t *)&g->size; /* 0: the handle is stale and its place is being given to another group */
+  if (SCR_LIKELY(!(op->flags & SAGECOMM_ASYNC) && op->kind < SAGECOMM_SEND && size > 0)) {
+    uint64_t bytes = scr_op_bytes(op, size);
     const scr_program *pg = scr_cache_find(g, scr_cache_key(g, op, bytes));
     uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
     if (SCR_LIKELY(pg != NULL && allowed(g, op, bytes) && (w & SCR_FLAGS) == 0 && w >> SCR_GEN_SHIFT == group >> 32) &&
@@ -401,11 +407,7 @@ static int wait_collective(scr_group *g, scr_run *r, int64_t slice_end) {
   return 0;
 }
 
-int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
-  if (scr_in_child()) return scr_refuse_child(err);
-  scr_run *r = scr_run_of(work);
-  if (r == NULL) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: wait: bad work handle");
-  if (timeout_ns > SCR_LONGEST_NS) timeout_ns = SCR_LONGEST_NS;
+static int32_t wait_until(scr_run *r, int64_t timeout_ns, sagecomm_error *err) {
   int64_t slice_end = 0;
   while (!(atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE)) {
     if (timeout_ns <= 0) return SAGECOMM_PENDING;
@@ -421,4 +423,14 @@ int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
   scr_run_complete(r);
   if (r->status < 0) scr_cause_copy(r->cause, err);
   return r->status;
+}
+
+int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  scr_run *r = scr_run_of(work);
+  if (r == NULL) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: wait: bad work handle");
+  scr_run_ref(r); /* the done function may release the handle */
+  int32_t status = wait_until(r, timeout_ns > SCR_LONGEST_NS ? SCR_LONGEST_NS : timeout_ns, err);
+  scr_run_unref(r);
+  return status;
 }

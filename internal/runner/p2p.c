@@ -105,7 +105,7 @@ static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint6
   r->matched = true;
   r->next = ch->receiving;
   ch->receiving = r;
-  return queue_grant(ch, id) ? 0 : SCR_TROUBLE_FAILURE;
+  return queue_grant(ch, id) ? 0 : SCR_TROUBLE_MEMORY;
 }
 
 static scr_run *posted_for(scr_group *g, int32_t from, int32_t tag) {
@@ -118,7 +118,7 @@ static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f, const
   scr_channel *ch = &g->channel[from];
   bool announced = f->type == SCR_FRAME_ANNOUNCE;
   scr_unexpected *u = malloc(sizeof *u + (announced ? 0 : f->bytes));
-  if (u == NULL) return SCR_TROUBLE_FAILURE;
+  if (u == NULL) return SCR_TROUBLE_MEMORY;
   *u = (scr_unexpected){
       .arrival = ++g->message_activity, .tag = f->tag, .announced = announced, .total = f->total, .id = f->id};
   if (!announced) memcpy(u->data, data, f->bytes);

@@ -88,13 +88,13 @@ static int scan(scr_group *g, scr_run *list, int64_t now, int32_t *peer, scr_run
   return 0;
 }
 
-void scr_message_extend(scr_group *g, int64_t by) {
-  for (scr_run *r = g->recv_head; r; r = r->next) scr_extend(r, by);
+void scr_message_extend(scr_group *g, scr_stop stop) {
+  for (scr_run *r = g->recv_head; r; r = r->next) scr_extend(r, stop);
   for (int32_t p = 0; p < g->size; p++) {
     scr_channel *ch = &g->channel[p];
     scr_run *const lists[] = {ch->send_head, ch->granted_head, ch->waiting, ch->receiving};
     for (int i = 0; i < 4; i++) {
-      for (scr_run *r = lists[i]; r; r = r->next) scr_extend(r, by);
+      for (scr_run *r = lists[i]; r; r = r->next) scr_extend(r, stop);
     }
   }
 }
@@ -192,7 +192,7 @@ int scr_message_wait(scr_group *g, scr_run *r, int64_t slice_end) {
 
 int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work,
                           sagecomm_error *err) {
-  uint64_t bytes = scr_op_bytes(op, g->size);
+  uint64_t bytes = scr_op_bytes(op, 1);
   bool valid = bytes != UINT64_MAX && op->timeout_ns >= 0 && op->root < g->size &&
                (op->root >= 0 || (op->root == SAGECOMM_ANY_SOURCE && op->kind == SAGECOMM_RECV));
   if (!valid || !scr_group_enter(g, handle)) {

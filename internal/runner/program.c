@@ -111,7 +111,8 @@ static int await_consumed(scr_group *g, scr_run *r, uint64_t ticket) {
     if (p == g->rank || peer->consumed_seen[lane] >= need) continue;
     int rc = await(g, r, consumed_word(peer, lane), need, p);
     if (rc) return rc;
-    peer->consumed_seen[lane] = atomic_load_explicit(consumed_word(peer, lane), memory_order_relaxed);
+    /* It may have risen since: what relies on this value later waits for nothing more, so this look acquires as well. */
+    peer->consumed_seen[lane] = atomic_load_explicit(consumed_word(peer, lane), memory_order_acquire);
   }
   return 0;
 }

@@ -75,6 +75,11 @@ type Peer struct {
 	Bell  int64          // offset of the rank's engine's bell, from Check
 }
 
+// GaveUp says whether the rank has left its board by GiveUp.
+func (p *Peer) GaveUp() bool {
+	return bool(C.scr_board_gave_up(unsafe.Add(p.Arena, p.Board)))
+}
+
 // Patience is how a waiting thread behaves.
 type Patience struct {
 	Spin  int           // rounds before the processor is given away
@@ -89,6 +94,7 @@ type Config struct {
 	StreamBytes uint64 // outputs of at least this length are written past the cache
 	Peers       []Peer // by rank, this one included
 	Flights     int    // operations that the flight recorder keeps; 0: off
+	Trace       bool   // tell the handler of every operation
 }
 
 // Group is one rank's side of a group.
@@ -110,7 +116,7 @@ func OpenGroup(c Config) (*Group, error) {
 	config := C.scr_group_config{
 		rank: C.int32_t(c.Rank), size: C.int32_t(len(c.Peers)), timeout_ns: C.int64_t(c.Timeout),
 		spin: C.uint32_t(c.Patience.Spin), yield_us: C.uint32_t(c.Patience.Yield / time.Microsecond),
-		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), peers: (*C.scr_peer_config)(peers),
+		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), trace: C.bool(c.Trace), peers: (*C.scr_peer_config)(peers),
 	}
 	g := &Group{size: len(c.Peers)}
 	g.handle = uint64(C.scr_group_open(&config, &g.c))

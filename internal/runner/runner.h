@@ -24,6 +24,7 @@ enum {
   SCR_TROUBLE_LEFT,        /* rank `peer` said goodbye and is needed */
   SCR_TROUBLE_LENGTH,      /* point-to-point: `peer` sent `got` bytes where `want` were expected */
   SCR_TROUBLE_GARBAGE,     /* what `peer` wrote cannot be meant */
+  SCR_TROUBLE_MEMORY,      /* this process has none for what came from `peer` */
 };
 
 typedef struct scr_trouble {
@@ -48,6 +49,8 @@ typedef struct scr_hooks {
   void (*trouble)(uint64_t group, const scr_trouble *trouble);
   /* Makes the ring to `peer`. SAGECOMM_OK, or the group is down. */
   int32_t (*ring)(uint64_t group, int32_t peer);
+  /* An operation of a group that traces is about to be issued. */
+  void (*trace)(uint64_t group, const sagecomm_op *op);
 } scr_hooks;
 
 void scr_set_hooks(const scr_hooks *hooks);
@@ -106,6 +109,7 @@ typedef struct scr_group_config {
   uint32_t yield_us;       /* then sched_yield for so long, then sleep */
   uint64_t stream_bytes;   /* outputs of at least this length go past the cache */
   uint32_t flight_entries; /* that the flight recorder keeps, of collectives and of messages each; 0: off */
+  bool trace;              /* tells Go of every operation */
   const scr_peer_config *peers;
 } scr_group_config;
 
@@ -138,6 +142,8 @@ void scr_group_goodbye(scr_group *g);
 void scr_group_leave(scr_group *g);
 /* Whether `rank` has said so of a board of a group of `size`. */
 bool scr_board_deserted(const void *board, int32_t size, int32_t rank);
+/* Whether the rank whose board it is has given up (scr_board_give_up). */
+bool scr_board_gave_up(const void *board);
 /* Says goodbye in a board of this rank for which it has no group, after the reason: peers may have one. */
 void scr_board_give_up(void *board, const void *record, size_t n);
 /* Collectives and messages that are not complete. */
@@ -146,7 +152,7 @@ uint64_t scr_group_unfinished(const scr_group *g);
 /* Failure. record: at most SCR_FAILURE_BYTES of Go's. Returns the rank whose record is the first cause (this one, or
  * an earlier winner). */
 int32_t scr_group_set_failure(scr_group *g, const void *record, size_t n);
-/* 1 + rank of the first cause, 0 for none; copies its record. */
+/* 1 + rank of the first cause, 0 for none; copies n bytes of its record at most. */
 int32_t scr_group_get_failure(const scr_group *g, void *record, size_t n);
 /* The record of a rank that has given up; false if it has not. */
 bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n);

@@ -87,13 +87,22 @@ int64_t scr_overrun(int64_t *last, int64_t now, int64_t asked) {
   return over > OVERRUN_NS ? over : 0;
 }
 
-void scr_extend(scr_run *r, int64_t by) {
-  if (by != 0 && r->deadline_ns != 0) r->deadline_ns += by;
+void scr_extend(scr_run *r, scr_stop stop) {
+  int64_t deadline = r->deadline_ns, last = r->extended_ns;
+  if (stop.by == 0 || deadline == 0) return;
+  if (last == 0 && deadline - r->timeout_ns >= stop.at) return; /* it has begun since */
+  /* The same stop, seen by another thread. */
+  if (last > stop.at - stop.by || !atomic_compare_exchange_strong(&r->extended_ns, &last, stop.at)) return;
+  r->deadline_ns += stop.by;
 }
 
 int64_t scr_look_at_clock(scr_run *r, scr_patience *p, int64_t asked) {
   int64_t now = scr_now();
-  scr_extend(r, scr_overrun(&p->last, now, asked));
+  bool message = r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV;
+  _Atomic int64_t *looked = message ? &r->group->message_looked_ns : &r->group->looked_ns;
+  if (p->last == 0) p->last = atomic_load_explicit(looked, memory_order_relaxed);
+  scr_extend(r, (scr_stop){now, scr_overrun(&p->last, now, asked)});
+  atomic_store_explicit(looked, now, memory_order_relaxed);
   return now;
 }
 

@@ -85,7 +85,7 @@ func (a *Arena) create(dir string) error {
 	if err := a.reserve(header); err != nil {
 		return err
 	}
-	if a.mapping, err = mapFile(a.fd, d.Size, d.Nonce); err != nil {
+	if a.mapping, err = mapFile(a.fd, d.Size, d.Nonce, ""); err != nil {
 		return err
 	}
 	encodeHeader(a.mapping.Bytes(header), d)

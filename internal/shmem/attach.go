@@ -89,7 +89,7 @@ func attachBy(ctx context.Context, d *Descriptor, method Method) (*Mapping, erro
 	if err := inspect(fd, d); err != nil {
 		return nil, err
 	}
-	return mapFile(fd, d.Size, d.Nonce)
+	return mapFile(fd, d.Size, d.Nonce, method)
 }
 
 // Opening must neither wait nor have effects, whatever a wrong descriptor makes it hit.

@@ -14,7 +14,8 @@ import (
 type Mapping struct {
 	mem   []byte
 	nonce Nonce
-	refs  int // guarded by mappings.mu
+	way   Method // that it was mapped by, "" for this process's own
+	refs  int    // guarded by mappings.mu
 }
 
 // mappings are all arenas that this process has mapped: address space is something a process has once.
@@ -31,6 +32,14 @@ func (m *Mapping) Base() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData
 
 // Size is the logical size in bytes.
 func (m *Mapping) Size() int64 { return int64(len(m.mem)) }
+
+// Way is the method that it was mapped by, "own" for an arena of this process.
+func (m *Mapping) Way() string {
+	if m.way == "" {
+		return "own"
+	}
+	return string(m.way)
+}
 
 // Nonce names the arena.
 func (m *Mapping) Nonce() Nonce { return m.nonce }
@@ -65,7 +74,7 @@ func mapped(nonce Nonce) *Mapping {
 
 // mapFile maps size bytes of an open file, which can be closed afterwards, and enters the mapping under its nonce; if
 // somebody was faster, theirs is taken.
-func mapFile(fd int, size int64, nonce Nonce) (*Mapping, error) {
+func mapFile(fd int, size int64, nonce Nonce, way Method) (*Mapping, error) {
 	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
 		hint := ""
@@ -81,7 +90,7 @@ func mapFile(fd int, size int64, nonce Nonce) (*Mapping, error) {
 		m.refs++
 		return m, nil
 	}
-	m := &Mapping{mem: mem, nonce: nonce, refs: 1}
+	m := &Mapping{mem: mem, nonce: nonce, way: way, refs: 1}
 	mappings.all[nonce] = m
 	return m, nil
 }

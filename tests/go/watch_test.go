@@ -75,7 +75,7 @@ func TestNoDescriptorsLeft(t *testing.T) {
 
 // A rank that dies between telling who it is and saying that it has everything is not waited for.
 func TestDeathInTheRendezvous(t *testing.T) {
-	for _, c := range []struct{ methods, at string }{{"proc,scm", "memfd/attached"}, {"tmpfs", "tmpfs/attached"}} {
+	for _, c := range []struct{ methods, at string }{{"proc,scm", "first/attached"}, {"tmpfs", "first/attached"}} {
 		t.Run(c.methods, func(t *testing.T) {
 			dir := t.TempDir()
 			list := start(t, 3, map[string]string{"shm_attach": c.methods, "shm_dir": dir})

@@ -228,6 +228,59 @@ def test_the_command_prints_every_variable_that_the_documentation_has():
     assert "* SAGECOMM_DEBUG=INFO" in done.stdout
 
 
+def test_the_command_tells_a_value_that_is_refused():
+    done = subprocess.run(
+        [sys.executable, "-m", "sagecomm", "env"],
+        env={**os.environ, "SAGECOMM_SPIN": "abc"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stdout
+    assert "      refused: sagecomm: SAGECOMM_SPIN" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("level", "expected", "absent"),
+    [
+        ("WARN", [], ["sagecomm INFO", "sagecomm TRACE"]),
+        (
+            "INFO",
+            [
+                "1 ranks",
+                "shared memory (own): ranks [0]",
+                "all_reduce: 0-inf:local@chunk=262144 (the only one)",
+            ],
+            ["sagecomm TRACE"],
+        ),
+        ("TRACE", ["1 ranks", "all_reduce (float32, SUM, 3 elements)", "barrier"], []),
+    ],
+)
+def test_what_debug_prints(level, expected, absent):
+    script = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('sagecomm', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.all_reduce(torch.ones(3))\n"
+        "dist.all_reduce(torch.ones(3))\n"
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "SAGECOMM_DEBUG": level},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    for text in expected:
+        assert text in done.stderr, done.stderr
+    for text in absent:
+        assert text not in done.stderr, done.stderr
+    if level == "TRACE":
+        assert done.stderr.count("all_reduce (float32") == 2, done.stderr
+
+
 def test_the_timeout_variable_wins(world, tmp_path):
     """Rank 1 never comes: the rendezvous ends by the variable's time, not by torch's 30 minutes."""
     (text,) = world(1).run(alone_of_two, str(tmp_path / "store"), backend=None)

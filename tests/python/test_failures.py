@@ -114,6 +114,31 @@ def test_a_machine_that_pauses_blames_nobody(mortals, signals):
         assert outcome.ok, outcome.trace
 
 
+def receives_in_vain(path: str) -> tuple[float, str]:
+    """How long a receive took that nobody serves, and its error."""
+    report(path)
+    began = time.monotonic()
+    with pytest.raises(sagecomm.CollectiveTimeout) as caught:
+        dist.recv(torch.ones(1), 1 - dist.get_rank(), tag=dist.get_rank())
+    return time.monotonic() - began, str(caught.value)
+
+
+def test_a_pause_gives_a_receive_its_time_back_once(mortals, signals):
+    ranks = mortals.world(2)
+    outcomes = in_background(ranks, receives_in_vain, signals.path, timeout=timedelta(seconds=3))
+    signals.await_many(2)
+    threading.Event().wait(0.5)  # both wait in the core
+    for pid in ranks.pids()[:2]:
+        os.kill(pid, signal.SIGSTOP)
+    threading.Event().wait(4)
+    for pid in ranks.pids()[:2]:
+        os.kill(pid, signal.SIGCONT)
+    for outcome in outcomes.result(60):
+        assert outcome.ok, outcome.trace
+        took, error = outcome.value
+        assert 6.5 < took < 9, f"{took}: {error}"
+
+
 def sum_of_ones() -> float:
     t = torch.ones(10)
     dist.all_reduce(t)

@@ -53,6 +53,26 @@ def undefined_reductions() -> None:
     still_works()
 
 
+def tensors_without_memory() -> None:
+    freed = torch.ones(1000)
+    freed.untyped_storage().resize_(0)
+    whole = torch.ones(1000)
+    for call in (
+        lambda: dist.all_reduce(freed),
+        lambda: dist.broadcast(freed, 0),
+        lambda: dist.all_gather_into_tensor(torch.ones(1000 * dist.get_world_size()), freed),
+        lambda: dist.all_gather([freed] * dist.get_world_size(), whole),
+        lambda: dist.send(freed, (dist.get_rank() + 1) % dist.get_world_size()),
+    ):
+        refused("has no memory: its storage was freed", call)
+    dist.all_reduce(freed[:0])
+    still_works()
+
+
+def test_tensors_without_memory(world):
+    world(2).run(tensors_without_memory)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_reductions_that_a_type_does_not_have(world, size):
     world(size).run(undefined_reductions)

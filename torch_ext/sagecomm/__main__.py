@@ -22,21 +22,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as err:
         print(err, file=sys.stderr)
         return 1
-    if parsed.json:
-        print(described)
-    else:
-        print(environment_table(json.loads(described)))
-    return 0
+    variables = json.loads(described)
+    print(described if parsed.json else environment_table(variables))
+    return 1 if any("error" in variable for variable in variables) else 0
 
 
 def environment_table(variables: Sequence[dict[str, object]]) -> str:
-    """One variable a line, then its sentence; a value that is not the default is marked with *."""
+    """A variable, its sentence, and why its value is refused; one that is not the default is marked with *."""
     lines = []
     for variable in variables:
         default, value = variable["default"], variable["value"]
         mark = " " if value == default else "*"
         lines.append(f"{mark} {variable['name']}={value}  ({variable['type']}, default {default!r})")
         lines.append(f"      {variable['sentence']}")
+        if "error" in variable:
+            lines.append(f"      refused: {variable['error']}")
     return "\n".join(lines)
 
 

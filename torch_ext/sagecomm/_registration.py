@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed
@@ -12,6 +13,7 @@ from sagecomm.options import Options
 
 NAME = "sagecomm"
 DEVICES = ["cpu"]
+LONGEST = timedelta(days=36500)
 
 
 def register() -> None:
@@ -57,6 +59,9 @@ def create(dist_options: Any, options: object | None) -> Any:
         )
     if options.timeout is not None:
         dist_options.timeout = options.timeout
+    # timedelta.max is more microseconds than 64 bits count: torch has made something far below zero of it.
+    if abs(dist_options.timeout) > LONGEST:
+        dist_options.timeout = LONGEST
 
     _flight.install(native)
     _flight.remember(dist_options.group_id, dist_options.global_ranks_in_group)
