@@ -26,4 +26,15 @@ void checkSignals() {
   }
 }
 
+bool endsProgram(const std::exception_ptr& raised) {
+  try {
+    std::rethrow_exception(raised);
+  } catch (pybind11::error_already_set& e) {
+    pybind11::gil_scoped_acquire gil;
+    return !e.matches(PyExc_Exception);
+  } catch (...) {
+    return false;
+  }
+}
+
 } // namespace sagecomm

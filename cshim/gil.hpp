@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include <exception>
 #include <thread>
 
 namespace sagecomm {
@@ -42,6 +43,10 @@ void rememberMainThread();
 // the GIL. Other threads return at once: they would take the GIL for nothing, and a daemon thread that asks for it while
 // the interpreter ends is killed by it.
 void checkSignals();
+
+// Whether what was raised ends the program rather than telling of a failure: KeyboardInterrupt, SystemExit and their like,
+// which are no Exception. Called without the GIL.
+bool endsProgram(const std::exception_ptr& raised);
 
 // What to do between two waits: a signal's handler must run within 200 ms.
 constexpr long long kSliceNs = 100'000'000;

@@ -236,6 +236,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     if (work) {
       work->endProfiling();
     }
+    if (error.status == SAGECOMM_INVALID && shutDown_.load(std::memory_order_relaxed)) {
+      refuseAfterShutdown(call.info.name); // another thread was faster
+    }
     raise(error);
   }
   if (!work) {

@@ -48,6 +48,7 @@ int32_t StoreView::set(void* ctx, const char* key, const void* data, size_t n, c
     self->store_->set(std::string(key), std::vector<uint8_t>(bytes, bytes + n));
     return 0;
   } catch (...) {
+    self->keepInterrupt();
     return explainCurrent(why, whyN);
   }
 }
@@ -65,7 +66,15 @@ int32_t StoreView::get(
     sink(sinkCtx, value.data(), value.size());
     return 0;
   } catch (...) {
+    self->keepInterrupt();
     return explainCurrent(why, whyN);
+  }
+}
+
+// A store that is written in Python raises what its signal handlers raise, KeyboardInterrupt and SystemExit among it.
+void StoreView::keepInterrupt() noexcept {
+  if (endsProgram(std::current_exception())) {
+    interrupted_ = std::current_exception();
   }
 }
 

@@ -34,6 +34,7 @@ class StoreView {
   static int32_t get(
       void* ctx, const char* key, int64_t timeoutNs, void* sinkCtx, Sink sink, char* why, size_t whyN) noexcept;
 
+  void keepInterrupt() noexcept;
   int32_t waitFor(const std::string& key, int64_t timeoutNs, char* why, size_t whyN);
 
   c10::intrusive_ptr<c10d::Store> store_;

@@ -70,13 +70,18 @@ func (g *Group) judge(t runner.Trouble) *coll.Failure {
 		}
 		f := g.blame(coll.PeerFailure, t.Peer, t)
 		last, _ := g.run.LastCall(t.Peer)
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s has left the group (destroyed it, or ended normally) after collective #%d, and rank %d needs it in %s; let all ranks make the same calls before any of them leaves",
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s has left the group after collective #%d, and rank %d needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
 			g.name, g.who(t.Peer), last, g.rank, describe(t.Op, t.Sequence))
 		return f
 	case runner.Length:
 		f := g.blame(coll.Mismatch, t.Peer, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d called %s, but %s sent a message of %d bytes; make both sides agree",
 			g.name, g.rank, describe(t.Op, 0), g.who(t.Peer), t.Got)
+		return f
+	case runner.WrongType:
+		f := g.blame(coll.Mismatch, t.Peer, t)
+		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d called %s, but %s sent elements of %v; make both sides agree",
+			g.name, g.rank, describe(t.Op, 0), g.who(t.Peer), coll.DataType(t.Got))
 		return f
 	case runner.Garbage:
 		f := g.blame(coll.Internal, t.Peer, t)

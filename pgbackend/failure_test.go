@@ -167,6 +167,37 @@ func TestMismatchOfMessageLengths(t *testing.T) {
 	expectAll(t, list, coll.Mismatch, "rank 1 called recv (uint8, 20 elements, from rank 0, tag 0)", "sent a message of 10 bytes")
 }
 
+func TestMismatchOfMessageTypes(t *testing.T) {
+	for _, length := range []int{40, 40_000} { // eager and announced
+		for _, late := range []int{0, 1} {
+			w := newWorld(t, 2)
+			posted := make(chan struct{})
+			list := w.eachFailure(func(g *Group) *coll.Failure {
+				if g.rank == late {
+					<-posted
+				}
+				op, in, out := coll.Op{Kind: coll.Send, Root: 1, Type: coll.Float32, Async: true}, one(make([]byte, length)), [][]byte(nil)
+				if g.rank == 1 {
+					op, in, out = coll.Op{Kind: coll.Recv, Root: 0, Type: coll.Float64, Async: true}, nil, in
+				}
+				work, f := g.Issue(op, in, out)
+				if g.rank != late {
+					close(posted)
+				}
+				if f == nil {
+					f = finish(work)
+					work.Release()
+				}
+				for f == nil {
+					f = sum(g, 1)
+				}
+				return f
+			})
+			expectAll(t, list, coll.Mismatch, fmt.Sprintf("rank 1 called recv (float64, %d elements, from rank 0, tag 0)", length/8), "sent elements of float32")
+		}
+	}
+}
+
 func TestAbortReachesAllRanks(t *testing.T) {
 	w := newWorld(t, 4)
 	w.each(func(g *Group) error { return asError(sum(g, 10)) })

@@ -25,6 +25,7 @@ const (
 	Left        Code = C.SCR_TROUBLE_LEFT     // Peer said goodbye and is needed
 	Length      Code = C.SCR_TROUBLE_LENGTH   // Peer sent Got bytes where Op.Bytes() were expected
 	Garbage     Code = C.SCR_TROUBLE_GARBAGE  // what Peer wrote cannot be meant
+	WrongType   Code = C.SCR_TROUBLE_TYPE     // Peer sent elements of the DataType Got
 	NoMemory    Code = C.SCR_TROUBLE_MEMORY   // this process has none for what came from Peer
 )
 

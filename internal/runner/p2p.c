@@ -70,10 +70,13 @@ static void move(const scr_segments *s, uint64_t at, unsigned char *ring, uint64
 
 /* ---- receiving ---- */
 
-static bool fits(scr_run *r, int32_t from, uint64_t total) {
+/* 0, or how a message differs from what the recv expects. */
+static int compare(scr_run *r, int32_t from, uint64_t total, uint32_t dtype) {
   r->peer = from;
   r->need = total;
-  return r->bytes == total;
+  if (r->bytes != total) return SCR_TROUBLE_LENGTH;
+  r->need = dtype;
+  return r->dtype == dtype ? 0 : SCR_TROUBLE_TYPE;
 }
 
 static bool queue_grant(scr_channel *ch, uint64_t id) {
@@ -93,7 +96,6 @@ static bool queue_grant(scr_channel *ch, uint64_t id) {
 static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint64_t total, uint64_t id,
                    const unsigned char *data) {
   scr_channel *ch = &g->channel[from];
-  if (!fits(r, from, total)) return SCR_TROUBLE_LENGTH;
   r->source = from;
   if (!announced) {
     move(&r->out, 0, (unsigned char *)(uintptr_t)data, total, false);
@@ -119,8 +121,12 @@ static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f, const
   bool announced = f->type == SCR_FRAME_ANNOUNCE;
   scr_unexpected *u = malloc(sizeof *u + (announced ? 0 : f->bytes));
   if (u == NULL) return SCR_TROUBLE_MEMORY;
-  *u = (scr_unexpected){
-      .arrival = ++g->message_activity, .tag = f->tag, .announced = announced, .total = f->total, .id = f->id};
+  *u = (scr_unexpected){.arrival = ++g->message_activity,
+                        .tag = f->tag,
+                        .dtype = f->dtype,
+                        .announced = announced,
+                        .total = f->total,
+                        .id = f->id};
   if (!announced) memcpy(u->data, data, f->bytes);
   if (ch->unexpected_tail) {
     ch->unexpected_tail->next = u;
@@ -135,6 +141,7 @@ static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f, const
 static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsigned char *data, scr_run **culprit) {
   scr_channel *ch = &g->channel[from];
   scr_run *r;
+  int rc;
   switch (f->type) {
     case SCR_FRAME_EAGER:
       ch->eager_received += f->bytes;
@@ -144,7 +151,8 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       r = posted_for(g, from, f->tag);
       if (r == NULL) return keep_unexpected(g, from, f, data);
       *culprit = r;
-      if (!fits(r, from, f->total)) return SCR_TROUBLE_LENGTH;
+      rc = compare(r, from, f->total, f->dtype);
+      if (rc) return rc;
       unlink_run(&g->recv_head, &g->recv_tail, r);
       return deliver(g, r, from, f->type == SCR_FRAME_ANNOUNCE, f->total, f->id, data);
     case SCR_FRAME_GRANT:
@@ -183,7 +191,8 @@ static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
   }
   *matched = best != NULL;
   if (best == NULL) return 0;
-  if (!fits(r, from, best->total)) return SCR_TROUBLE_LENGTH;
+  int rc = compare(r, from, best->total, best->dtype);
+  if (rc) return rc;
   scr_channel *ch = &g->channel[from];
   scr_unexpected *before = NULL;
   for (scr_unexpected *u = ch->unexpected_head; u != best; u = u->next) before = u;
@@ -193,7 +202,7 @@ static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
     ch->unexpected_head = best->next;
   }
   if (ch->unexpected_tail == best) ch->unexpected_tail = before;
-  int rc = deliver(g, r, from, best->announced, best->total, best->id, best->data);
+  rc = deliver(g, r, from, best->announced, best->total, best->id, best->data);
   free(best);
   return rc;
 }
@@ -203,7 +212,7 @@ static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
 static bool put(scr_group *g, int32_t to, uint32_t type, scr_run *r, uint64_t at, uint64_t n) {
   scr_frame *f = scr_ring_room(g, to, n);
   if (f == NULL) return false;
-  *f = (scr_frame){.type = type, .tag = r->tag, .bytes = n, .total = r->bytes, .id = r->id};
+  *f = (scr_frame){.type = type, .dtype = r->dtype, .tag = r->tag, .bytes = n, .total = r->bytes, .id = r->id};
   move(&r->in, at, (unsigned char *)f + SCR_FRAME_HEADER, n, true);
   scr_ring_put(&g->channel[to], n);
   return true;
@@ -333,7 +342,7 @@ int scr_message_post(scr_group *g, scr_run *r) {
   }
   bool matched;
   int rc = match_unexpected(g, r, &matched);
-  if (!matched || rc == SCR_TROUBLE_LENGTH) push(&g->recv_head, &g->recv_tail, r);
+  if (!matched || rc == SCR_TROUBLE_LENGTH || rc == SCR_TROUBLE_TYPE) push(&g->recv_head, &g->recv_tail, r);
   return rc;
 }
 

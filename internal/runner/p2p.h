@@ -14,7 +14,8 @@ enum {
 };
 
 struct scr_frame {
-  uint32_t type;
+  uint16_t type;
+  uint16_t dtype; /* of EAGER and ANNOUNCE */
   int32_t tag;
   uint64_t bytes; /* payload in this frame */
   uint64_t total; /* of the message */
@@ -35,6 +36,7 @@ struct scr_unexpected {
   scr_unexpected *next;
   uint64_t arrival; /* order over all senders, for recv from any source */
   int32_t tag;
+  uint32_t dtype;
   bool announced; /* no payload here yet */
   uint64_t total, id;
   unsigned char data[];

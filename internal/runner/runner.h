@@ -24,6 +24,7 @@ enum {
   SCR_TROUBLE_LEFT,        /* rank `peer` said goodbye and is needed */
   SCR_TROUBLE_LENGTH,      /* point-to-point: `peer` sent `got` bytes where `want` were expected */
   SCR_TROUBLE_GARBAGE,     /* what `peer` wrote cannot be meant */
+  SCR_TROUBLE_TYPE,        /* point-to-point: `peer` sent elements of type `got` */
   SCR_TROUBLE_MEMORY,      /* this process has none for what came from `peer` */
 };
 
