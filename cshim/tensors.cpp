@@ -3,6 +3,7 @@
 #include <string>
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -61,6 +62,17 @@ std::string label(const char* role, size_t index) {
   return std::string(role) + " " + std::to_string(index);
 }
 
+bool hasMemory(const at::Tensor& t) {
+  if (t.numel() == 0) {
+    return true;
+  }
+  const size_t end =
+      t.is_contiguous()
+          ? (static_cast<size_t>(t.storage_offset()) + static_cast<size_t>(t.numel())) * t.element_size()
+          : at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size(), t.storage_offset());
+  return end <= t.storage().nbytes() && t.const_data_ptr() != nullptr;
+}
+
 bool isBlock(const at::Tensor& t) {
   return t.is_contiguous() && !t.is_conj() && !t.is_neg();
 }
@@ -91,8 +103,8 @@ void Buffers::check(const char* op, const char* role, size_t index, const at::Te
   if (t.layout() != at::kStrided) {
     refuse(op, label(role, index) + " is " + c10::str(t.layout()) + "; only dense tensors are supported");
   }
-  if (t.nbytes() != 0 && t.const_data_ptr() == nullptr) {
-    refuse(op, label(role, index) + " has no memory: its storage was freed, as FSDP does with parameters not in use");
+  if (C10_UNLIKELY(!hasMemory(t))) {
+    refuse(op, label(role, index) + " lies outside its storage, which was freed or made smaller (as FSDP does)");
   }
   const int type = coreType(t.scalar_type());
   if (type == kUnknownType) {

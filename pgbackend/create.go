@@ -9,6 +9,8 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"sagecomm/algo"
@@ -67,15 +69,29 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		return nil, err
 	}
 	p.sweep()
-	epoch, err := bootstrap.NextEpoch(c.Store, keys, c.Rank)
-	if err != nil {
-		return nil, err
-	}
-	g = &Group{process: p, name: c.Name, rank: c.Rank, size: c.Size, settings: settings, flights: flights, selector: selector,
-		gone: make([]bool, c.Size), keys: fmt.Sprintf("%s/%d", keys, epoch)}
-	c.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.dead()) > 0 })
-	if err := g.join(c); err != nil {
-		return nil, g.giveUp(err)
+	deadline := time.Now().Add(c.Timeout)
+	epochs := bootstrap.Epochs{Store: c.Store, Prefix: keys + "/epoch", Rank: c.Rank}
+	for least := firstEpoch(runner.Environ()); ; {
+		epoch, err := epochs.Next(least)
+		if err != nil {
+			return nil, err
+		}
+		g = &Group{process: p, name: c.Name, rank: c.Rank, size: c.Size, settings: settings, flights: flights, selector: selector,
+			gone: make([]bool, c.Size), keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
+		attempt := c
+		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.dead()) > 0 },
+			func(rank int) error { return epochs.Overtaken(rank, epoch) })
+		err = g.join(attempt)
+		if err == nil {
+			break
+		}
+		ahead := overtaken(epochs, epoch, c.Size, err)
+		err = g.giveUp(err)
+		if ahead == nil || !time.Now().Before(deadline) {
+			return nil, err
+		}
+		g.info("%v: following it", ahead)
+		least = ahead.Epoch
 	}
 	p.mu.Lock()
 	p.groups[g.Handle()] = g
@@ -113,6 +129,31 @@ func (g *Group) introduceItself() {
 
 // keys is where ranks meet in the store.
 const keys = "sagecomm"
+
+// overtaken finds out whether an attempt has failed because others make a later group already.
+func overtaken(epochs bootstrap.Epochs, mine, size int, err error) *bootstrap.OvertakenError {
+	var ahead *bootstrap.OvertakenError
+	for rank := 0; rank < size && !errors.As(err, &ahead); rank++ {
+		err = epochs.Overtaken(rank, mine)
+	}
+	return ahead
+}
+
+// firstEpoch is the least epoch of this run of the job. torchrun restarts all ranks on the same store, and some of them may
+// not have come to their first group before.
+func firstEpoch(environ []string) int {
+	for _, entry := range environ {
+		if value, ok := strings.CutPrefix(entry, "TORCHELASTIC_RESTART_COUNT="); ok {
+			if n, err := strconv.Atoi(value); err == nil && n > 0 {
+				return n*epochsOfARun + 1
+			}
+		}
+	}
+	return 1
+}
+
+// epochsOfARun is more groups than a run makes on the same keys.
+const epochsOfARun = 1 << 20
 
 // join does what can fail, or panic, when peers may rely on this rank already.
 func (g *Group) join(c Config) (err error) {
@@ -173,7 +214,7 @@ func (g *Group) meet(c Config) error {
 	for _, m := range env.ShmAttach.Get(g.settings) {
 		methods = append(methods, shmem.Method(m))
 	}
-	deadline := time.Now().Add(c.Timeout)
+	deadline := g.deadline
 	if !slices.ContainsFunc(methods, func(m shmem.Method) bool { return m != shmem.File }) {
 		return g.exchangeFile(c, firstTry, deadline, methods)
 	}

@@ -28,10 +28,11 @@ type Group struct {
 	board     *board
 	own       *store // the board's, if it was made for this group alone
 	maps      []*shmem.Mapping
-	watching  bool   // its peers
-	keys      string // where its ranks meet in the store
-	different bool   // ranks are set up differently: nothing to try again
-	promised  bool   // peers may have joined, whatever becomes of this rank
+	watching  bool      // its peers
+	keys      string    // where its ranks meet in the store
+	deadline  time.Time // of that
+	different bool      // ranks are set up differently: nothing to try again
+	promised  bool      // peers may have joined, whatever becomes of this rank
 	selector  *algo.Selector
 	classes   [coll.KindCount][]algo.Class
 

@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
@@ -33,10 +34,10 @@ func (p *Process) newStore(kind shmem.Kind, s *env.Settings) (*store, error) {
 	}
 	bell, err := arena.Alloc(runner.BellBytes, 4096)
 	if err == nil && !runner.AddEngineBell(unsafe.Pointer(unsafe.SliceData(arena.Bytes(bell)))) {
-		err = fmt.Errorf("sagecomm: this process has too many arenas; destroy groups that are not used any more")
+		err = fmt.Errorf("sagecomm: this process has too many arenas, %d: each group that maps a file has one of its own; destroy groups that are not used any more", runner.MaxBells)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w (after closing: %v)", err, arena.Close())
+		return nil, errors.Join(err, arena.Close())
 	}
 	return &store{arena, bell}, nil
 }

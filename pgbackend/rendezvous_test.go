@@ -290,6 +290,47 @@ func TestGroupsOnTheSameKeysOneAfterAnother(t *testing.T) {
 	})
 }
 
+// A rank that was ended before its turn came, in a run of the job whose other ranks had met already, follows them when all
+// begin again; what they wrote then is of processes that have ended.
+func TestRankThatMissedARun(t *testing.T) {
+	mem := bootstrap.NewMemStore()
+	create := func(rank int, timeout time.Duration) (*Group, error) {
+		return Get().Create(Config{Rank: rank, Size: 3, Name: t.Name(), Timeout: timeout, Store: mem})
+	}
+	ranksOf(t, 2, func(rank int) error {
+		if _, err := create(rank, 50*time.Millisecond); err == nil {
+			return errors.New("a group without rank 2")
+		}
+		return nil
+	})
+	ranksOf(t, 3, func(rank int) error {
+		for other := 0; rank == 2 && other < 2; {
+			if epoch, err := mem.Get(fmt.Sprintf("sagecomm/epoch/%d", other), opTimeout); err != nil {
+				return err
+			} else if string(epoch) == "2" {
+				other++
+			}
+		}
+		g, err := create(rank, opTimeout)
+		if err != nil {
+			return err
+		}
+		defer g.Destroy()
+		return asError(sum(g, 100))
+	})
+}
+
+func TestFirstEpochOfARestartedJob(t *testing.T) {
+	for value, want := range map[string]int{"": 1, "0": 1, "x": 1, "-1": 1, "1": 1<<20 + 1, "3": 3<<20 + 1} {
+		if got := firstEpoch([]string{"A=B", "TORCHELASTIC_RESTART_COUNT=" + value}); got != want {
+			t.Errorf("%q: %d, want %d", value, got, want)
+		}
+	}
+	if got := firstEpoch(nil); got != 1 {
+		t.Error(got)
+	}
+}
+
 // A rank that gives up after it has said that it is ready cannot know whether others have joined. They learn its reason
 // at their first operation that needs it, and what they write does not hit the group that comes next.
 func TestHalfMadeGroup(t *testing.T) {

@@ -2,20 +2,25 @@ package bootstrap
 
 import (
 	"errors"
+	"path"
+	"strconv"
 	"time"
 )
 
 // watchSlice is how long a [Watchful] store waits before it asks again whether waiting makes sense.
 const watchSlice = 250 * time.Millisecond
 
-// Watchful makes the waits of a store end early, as timeouts, once lost says that some of size ranks has ended. What
-// was written until then is still found.
-func Watchful(store Store, size int, lost func() bool) Store { return watchful{store, size, lost} }
+// Watchful makes the waits of a store end early: as timeouts once lost says that some of size ranks has ended, or with the
+// error of ahead for the rank whose key is waited for. What was written until then is still found.
+func Watchful(store Store, size int, lost func() bool, ahead func(rank int) error) Store {
+	return watchful{store, size, lost, ahead}
+}
 
 type watchful struct {
 	Store
-	size int
-	lost func() bool
+	size  int
+	lost  func() bool
+	ahead func(rank int) error
 }
 
 func (s watchful) Get(key string, timeout time.Duration) ([]byte, error) {
@@ -28,6 +33,11 @@ func (s watchful) Get(key string, timeout time.Duration) ([]byte, error) {
 		value, err := s.Store.Get(key, wait)
 		if !errors.Is(err, ErrTimeout) || last || !time.Now().Before(deadline) {
 			return value, err
+		}
+		if rank, err := strconv.Atoi(path.Base(key)); err == nil {
+			if err := s.ahead(rank); err != nil {
+				return nil, err
+			}
 		}
 	}
 }

@@ -21,7 +21,7 @@ func TestWatchfulStoreDoesNotWaitForTheDead(t *testing.T) {
 		}
 		began := time.Now()
 		time.AfterFunc(50*time.Millisecond, func() { dead.Store(true) })
-		err := Agree(Watchful(s, 5, dead.Load), "p", 0, 5, ample, nil)
+		err := Agree(Watchful(s, 5, dead.Load, nobodyAhead), "p", 0, 5, ample, nil)
 		var late *TimeoutError
 		if !errors.As(err, &late) || !reflect.DeepEqual(late.Missing, []int{2, 4}) {
 			t.Fatal(err)
@@ -32,9 +32,35 @@ func TestWatchfulStoreDoesNotWaitForTheDead(t *testing.T) {
 	})
 }
 
+func nobodyAhead(int) error { return nil }
+
+// What a rank will never write, because it is further on, is not waited for.
+func TestWatchfulStoreDoesNotWaitForThoseAhead(t *testing.T) {
+	onStores(t, func(t *testing.T, s Store) {
+		for rank, epoch := range []int{1, 1, 2} {
+			if _, err := (Epochs{s, "epoch", rank}).Next(epoch); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.Set(key("p", 1), []byte{markValue}); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		ahead := func(rank int) error { return Epochs{s, "epoch", 0}.Overtaken(rank, 1) }
+		_, err := Exchange(Watchful(s, 3, func() bool { return false }, ahead), "p", 0, 3, ample, nil)
+		var over *OvertakenError
+		if !errors.As(err, &over) || over.Rank != 2 || over.Epoch != 2 {
+			t.Error(err)
+		}
+		if took := time.Since(began); took > ample/2 {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
 func TestWatchfulStoreWaitsForTheLiving(t *testing.T) {
 	onStores(t, func(t *testing.T, s Store) {
-		store := Watchful(s, 2, func() bool { return false })
+		store := Watchful(s, 2, func() bool { return false }, nobodyAhead)
 		time.AfterFunc(2*watchSlice+watchSlice/2, func() { _ = s.Set("k", []byte("late")) })
 		if value, err := store.Get("k", ample); err != nil || string(value) != "late" {
 			t.Errorf("%q, %v", value, err)
@@ -43,7 +69,7 @@ func TestWatchfulStoreWaitsForTheLiving(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if _, err := Watchful(&brokenStore{}, 2, func() bool { return false }).Get("k", ample); err == nil || !strings.Contains(err.Error(), "reset") {
+	if _, err := Watchful(&brokenStore{}, 2, func() bool { return false }, nobodyAhead).Get("k", ample); err == nil || !strings.Contains(err.Error(), "reset") {
 		t.Error(err)
 	}
 }
@@ -59,7 +85,7 @@ func (s interruptedStore) Get(_ string, timeout time.Duration) ([]byte, error) {
 // However late in a slice: an error that is no timeout is not waited on.
 func TestWatchfulStoreEndsWithItsStore(t *testing.T) {
 	began := time.Now()
-	_, err := Exchange(Watchful(interruptedStore{NewMemStore()}, 2, func() bool { return false }), "p", 0, 2, ample, nil)
+	_, err := Exchange(Watchful(interruptedStore{NewMemStore()}, 2, func() bool { return false }, nobodyAhead), "p", 0, 2, ample, nil)
 	if err == nil || errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "cannot read from the store (key p/1): interrupted") {
 		t.Error(err)
 	}

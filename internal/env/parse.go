@@ -81,9 +81,9 @@ func absolutePath() parser[string] {
 	}}
 }
 
-// byteSize accepts a number of bytes with an optional K, M or G (powers of 1024).
+// byteSize accepts a number of bytes with an optional K, M, G or T (powers of 1024).
 func byteSize(least, most int64) parser[int64] {
-	accepts := fmt.Sprintf("bytes, with K, M or G for powers of 1024, from %s to %s", FormatBytes(least), FormatBytes(most))
+	accepts := fmt.Sprintf("bytes, with K, M, G or T for powers of 1024, from %s to %s", FormatBytes(least), FormatBytes(most))
 	return parser[int64]{accepts, func(s string) (int64, error) {
 		n, err := ParseBytes(s)
 		if err != nil {

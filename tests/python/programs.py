@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import queue
 import select
 import signal
@@ -32,6 +33,9 @@ from worlds import World
 
 # Seconds until a line or an end counts as missing.
 PATIENCE_S = 90.0
+
+# Numbers of futex, nanosleep and clock_nanosleep, on x86-64 and on arm64.
+SLEEPS = {"x86_64": {"202", "35", "230"}, "aarch64": {"98", "101", "115"}}[platform.machine()]
 
 PREAMBLE = """\
 import os, signal, sys, threading, time
@@ -121,6 +125,20 @@ class Programs:
     def errors(self, rank: int) -> str:
         self._files[rank].seek(0)
         return self._files[rank].read()
+
+    def await_sleep(self, rank: int) -> None:
+        """Returns when the main thread of a rank sleeps: in a wait of the core's, or between two looks."""
+        path = Path(f"/proc/{self.processes[rank].pid}/syscall")
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            try:
+                if path.read_text().split()[0] in SLEEPS:
+                    return
+            except PermissionError:  # a hardened system: it has slept by then, as a rule
+                time.sleep(0.5)
+                return
+            time.sleep(0.001)
+        raise AssertionError(f"rank {rank} does not sleep; its standard error:\n{self.errors(rank)}")
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> float:
         """Sends a signal and says when, by the clock that all processes of a machine share."""

@@ -115,7 +115,7 @@ CTRL_C = """
 def test_ctrl_c_then_destroy_and_exit():
     with Programs(CTRL_C, 2) as ranks:
         assert ranks.lines() == ["ready", "ready"]
-        time.sleep(0.3)  # into the pending collective; Ctrl-C before that is Python's alone
+        ranks.await_sleep(0)  # in the pending collective; Ctrl-C before that is Python's alone
         pressed = ranks.kill(0, signal.SIGINT)
         assert float(ranks.line(0)) - pressed < 1  # 0.2 s where the cores are not shared
         assert float(ranks.line(0)) < 10, "destroy waits for what nobody joins"
@@ -136,7 +136,7 @@ CTRL_C_IN_INIT = """
 def test_ctrl_c_while_waiting_for_the_other_ranks():
     with Programs(CTRL_C_IN_INIT) as ranks:
         assert ranks.line(0) == "ready"
-        time.sleep(0.5)
+        ranks.await_sleep(0)
         pressed = ranks.kill(0, signal.SIGINT)
         assert float(ranks.line(0)) - pressed < 1
         ranks.end_well()
@@ -159,7 +159,7 @@ SIGTERM = """
 def test_sigterm_runs_the_handler_or_ends_the_process():
     with Programs(SIGTERM, 2) as ranks:
         assert ranks.lines() == ["ready", "ready"]
-        time.sleep(0.3)
+        ranks.await_sleep(0)
         ranks.kill(1, signal.SIGSTOP)  # so that rank 0 does not end by the failure of rank 1
         sent = ranks.kill(0, signal.SIGTERM)
         assert float(ranks.line(0)) - sent < 1

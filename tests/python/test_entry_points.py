@@ -89,3 +89,37 @@ def test_torchrun(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 2.0") == 2, done.stdout
+
+
+# torchrun keeps one store for all runs of a job: what the ranks of an earlier one wrote is of processes that have ended.
+# In the first run rank 1 ends at once, in the second when all have met, and its peers with it.
+RESTARTED = """
+import os, signal, torch, torch.distributed as dist
+run, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+if run == 0 and rank == 1:
+    os._exit(1)
+dist.init_process_group("sagecomm")
+t = torch.full((3,), 10.0 ** run)
+dist.all_reduce(t)
+if run == 1 and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(t)
+os.write(1, f"run {run}: sum {t[0].item()}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_restarts(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(RESTARTED)
+    launch = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *launch, str(script)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run 2: sum 400.0") == 2, done.stdout

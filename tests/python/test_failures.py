@@ -417,8 +417,6 @@ def interrupted(path: str, mode: str) -> float | None:
     try:
         if work is None:
             dist.all_reduce(t)
-        elif mode == "future":
-            work.get_future().wait()
         else:
             work.wait()
     except KeyboardInterrupt:

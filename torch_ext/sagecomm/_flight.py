@@ -50,12 +50,15 @@ DTYPES = {
 }
 
 _lock = threading.Lock()
-_ranks: dict[str, list[int]] = {}  # global ranks by name of the group, as of its creation
+_ranks: dict[str, list[int]] = {}  # global ranks by name of the group, as of its creation; the newest
+REMEMBERED = 4096
 _forgotten_ns = 0  # what was created until then was reset away
 
 
 def remember(group: str, global_ranks: Iterable[int]) -> None:
     """Notes the members of a group, which the core does not know."""
+    while len(_ranks) >= REMEMBERED:
+        del _ranks[next(iter(_ranks))]
     _ranks[group] = list(global_ranks)
 
 
