@@ -91,7 +91,7 @@ def test_torchrun(tmp_path):
     assert done.stdout.count("sum 2.0") == 2, done.stdout
 
 
-# torchrun keeps one store for all runs of a job: what the ranks of an earlier one wrote is of processes that have ended.
+# torchrun keeps one store for all runs of a job: what ranks of an earlier one wrote is of processes that have ended.
 # In the first run rank 1 ends at once, in the second when all have met, and its peers with it.
 RESTARTED = """
 import os, signal, torch, torch.distributed as dist
