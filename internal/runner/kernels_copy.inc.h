@@ -38,7 +38,6 @@ SCR_INLINE void copy_loop(uint8_t *d, const uint8_t *s, size_t n) {
   const vreg last = load_full(s + n - SCR_VB);
   size_t i = 0;
   for (; i + 4 * SCR_VB <= n; i += 4 * SCR_VB) {
-    if (i + SCR_AHEAD + 4 * SCR_VB <= n) prefetch_write(d + i + SCR_AHEAD, 4 * SCR_VB);
     const vreg a = load_full(s + i), b = load_full(s + i + SCR_VB);
     const vreg c = load_full(s + i + 2 * SCR_VB), e = load_full(s + i + 3 * SCR_VB);
     store_full(d + i, a);

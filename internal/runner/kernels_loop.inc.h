@@ -35,10 +35,6 @@ SCR_INLINE void SCR_LOOP_NAME(uint8_t *dst, uint8_t *dst2, const void *const *sr
   if (nsrc >= 2) {
     const uint8_t *const s1 = src[1];
     for (; i + 4 * step <= end; i += 4 * step) {
-      if (i + SCR_AHEAD + 4 * step <= end) {
-        prefetch_write(dst + i + SCR_AHEAD, 4 * step);
-        if (dst2) prefetch_write(dst2 + i + SCR_AHEAD, 4 * step);
-      }
       SCR_ACC a = op(load(s0 + i), load(s1 + i));
       SCR_ACC b = op(load(s0 + i + step), load(s1 + i + step));
       SCR_ACC c = op(load(s0 + i + 2 * step), load(s1 + i + 2 * step));

@@ -43,14 +43,6 @@ SCR_INLINE void store8(uint8_t *p, uint64_t v) { *(u64_any *)p = v; }
 SCR_INLINE void store16(uint8_t *p, v128 v) { *(v128_any *)p = v; }
 SCR_INLINE void store_full(uint8_t *p, vreg v) { *(vreg_any *)p = v; }
 
-/* Asks for the lines of [p, p + n), at least one, in order to write to them. A slot's lines are in the reader's cache when
- * they are written again, and a core has too few stores under way to hide that: 16% of an all_reduce of 1 MiB and 10% of
- * one of 64 MiB (two ranks, Sapphire Rapids; 1 KiB to 4 KiB ahead differ by less than the noise). */
-#define SCR_AHEAD 2048
-SCR_INLINE void prefetch_write(uint8_t *p, size_t n) {
-  for (size_t i = 0; i < n; i += 64) __builtin_prefetch(p + i, 1, 3);
-}
-
 /* partN() and store_partN() move n < N bytes; the rest of the register is zero. n may be 0 only inside this file. */
 SCR_INLINE uint64_t part8(const uint8_t *p, size_t n) {
   if (n >= 4) {
