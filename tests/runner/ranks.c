@@ -210,7 +210,7 @@ void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *
   static uint64_t bell;
   if (!ready) {
     ready = true;
-    static const scr_hooks hooks = {issue, trouble, ring};
+    static const scr_hooks hooks = {.issue = issue, .trouble = trouble, .ring = ring};
     scr_set_hooks(&hooks);
     arena = aligned_alloc(4096, ARENA_BYTES);
   }
