@@ -61,7 +61,8 @@ func (e *Engine) SetGroups(groups []*Group) {
 	if e.n == 0 {
 		return
 	}
-	e.list = C.malloc(C.size_t(e.n) * C.size_t(unsafe.Sizeof(uintptr(0))))
+	// Zeroed, because storing a pointer makes the collector look at the one that was there before.
+	e.list = C.calloc(C.size_t(e.n), C.size_t(unsafe.Sizeof(uintptr(0))))
 	for i, g := range groups {
 		unsafe.Slice((**C.scr_group)(e.list), e.n)[i] = g.c
 	}

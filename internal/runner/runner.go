@@ -106,7 +106,8 @@ type Group struct {
 
 // OpenGroup makes a group of boards that are mapped.
 func OpenGroup(c Config) (*Group, error) {
-	peers := C.malloc(C.size_t(len(c.Peers)) * C.sizeof_scr_peer_config)
+	// Zeroed, because storing a pointer makes the collector look at the one that was there before.
+	peers := C.calloc(C.size_t(len(c.Peers)), C.sizeof_scr_peer_config)
 	defer C.free(peers)
 	list := unsafe.Slice((*C.scr_peer_config)(peers), len(c.Peers))
 	for i, p := range c.Peers {
