@@ -233,7 +233,7 @@ bool scr_board_gave_up(const void *board) {
 
 bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n) {
   const scr_board *b = g->peer[rank].board;
-  if (atomic_load_explicit(&b->left, memory_order_acquire) != SCR_GAVE_UP) return false;
+  if (!scr_board_gave_up(b)) return false;
   memcpy(record, b->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
   return true;
 }

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from torch.distributed import distributed_c10d as c10d
@@ -69,26 +70,33 @@ def test_the_name_is_enough_under_a_launcher(name, autoload):
         ranks.end_well()
 
 
+def torchrun(script: Path, text: str, *options: str) -> str:
+    """What two ranks of a job that ends well have said."""
+    script.write_text(text)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
+    done = subprocess.run(
+        [*launch, str(script)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_torchrun(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
+    said = torchrun(
+        tmp_path / "script.py",
         "import os, torch, torch.distributed as dist\n"
         "dist.init_process_group('sagecomm')\n"
         "t = torch.ones(3)\n"
         "dist.all_reduce(t)\n"
         "os.write(1, f'sum {t[0].item()}\\n'.encode())\n"  # in one piece: both ranks have the same pipe
-        "dist.destroy_process_group()\n"
+        "dist.destroy_process_group()\n",
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("sum 2.0") == 2, done.stdout
+    assert said.count("sum 2.0") == 2, said
 
 
 # torchrun keeps one store for all runs of a job: what ranks of an earlier one wrote is of processes that have ended.
@@ -110,16 +118,5 @@ dist.destroy_process_group()
 
 
 def test_torchrun_restarts(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(RESTARTED)
-    launch = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *launch, str(script)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("run 2: sum 400.0") == 2, done.stdout
+    said = torchrun(tmp_path / "script.py", RESTARTED, "--max-restarts", "3")
+    assert said.count("run 2: sum 400.0") == 2, said
