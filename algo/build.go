@@ -7,7 +7,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Place is where a plan runs: the rank it is for and the memory it uses. Root matters to broadcast and reduce.
+// Place is where a plan runs: the rank it is for and the memory it uses. Root matters to rooted kinds.
 type Place struct {
 	Rank, Size, Root int
 	Lane             Lane
@@ -19,8 +19,13 @@ func (at Place) plan(algorithm string, kind coll.Kind, stages ...Stage) Plan {
 	if kind.Rooted() {
 		p.Root = at.Root
 	}
-	if kind == coll.AllGather {
+	switch kind {
+	case coll.AllGather, coll.Gather:
 		p.Output = Blocks
+	case coll.ReduceScatter, coll.Scatter:
+		p.Input = Blocks
+	case coll.AllToAll:
+		p.Input, p.Output = Blocks, Blocks
 	}
 	return p
 }
@@ -48,6 +53,10 @@ var families = []family{
 	{coll.Reduce, OneShotName, OneShotReduce},
 	{coll.Reduce, TwoShotName, TwoShotReduce},
 	{coll.Barrier, OneShotName, OneShotBarrier},
+	{coll.ReduceScatter, OneShotName, OneShotReduceScatter},
+	{coll.AllToAll, OneShotName, OneShotAllToAll},
+	{coll.Gather, OneShotName, OneShotGather},
+	{coll.Scatter, OneShotName, OneShotScatter},
 }
 
 // Algorithms names the algorithms that a kind can be set to in a group of several ranks.
@@ -99,8 +108,12 @@ func (p Plan) Validate() error {
 		return refuse("rank is outside the group")
 	case p.Root < 0 || p.Root >= p.Size:
 		return refuse("root %d is outside the group", p.Root)
-	case p.Chunk <= 0 || p.Chunk%Align != 0 || p.Chunk > p.Lane.SlotBytes():
-		return refuse("chunk of %d bytes, expected a multiple of %d up to %d (%v lane)", p.Chunk, Align, p.Lane.SlotBytes(), p.Lane)
+	case p.Chunk <= 0 || p.Chunk%Align != 0 || p.Chunk > p.Lane.MaxChunk(p.Kind, p.Size):
+		return refuse("chunk of %d bytes, expected a multiple of %d up to %d (%v lane)", p.Chunk, Align, p.Lane.MaxChunk(p.Kind, p.Size), p.Lane)
+	case p.Head < 0 || p.Head%Align != 0 || p.Head > max(0, HeadBytes(p.Size)):
+		return refuse("heads of %d bytes, expected a multiple of %d up to %d", p.Head, Align, HeadBytes(p.Size))
+	case p.heads() && p.Lane == SmallLane:
+		return refuse("chunks behind heads go through the large lane")
 	case len(p.Stages) == 0 || len(p.Stages) > MaxStages:
 		return refuse("%d stages, expected 1 to %d", len(p.Stages), MaxStages)
 	}
@@ -109,8 +122,12 @@ func (p Plan) Validate() error {
 		switch {
 		case s.Lag < 0 || s.Lag >= p.Lane.Slots():
 			return refuse("%slag %d, expected 0 to %d: the lane has %d slots", at, s.Lag, p.Lane.Slots()-1, p.Lane.Slots())
-		case s.Action == Local && p.Size != 1:
+		case s.Action == Local && p.Size != 1 && p.Kind != coll.Scatter:
 			return refuse("%sfor a rank alone only", at)
+		case s.Head && (s.Action != Publish && s.Action != Read || s.Lag != 0 || p.Input != Blocks):
+			return refuse("%sit has no heads", at)
+		case s.Action == Fold && (s.Part == Block) != (p.Input == Blocks):
+			return refuse("%sblocks are folded one by one, and nothing else is", at)
 		case s.Action == Fold && !s.ToOutput && s.Back == Nobody:
 			return refuse("%sthe result goes nowhere", at)
 		case (s.Action == Collect || s.Back != Nobody) && p.Lane != LargeLane:

@@ -10,17 +10,27 @@ import (
 // Call is one collective of a group: the plans of all ranks in rank order.
 type Call struct {
 	Plans []Plan
-	Bytes uint64
-	// InPlace has input and output in the same memory: equal buffers, or for all_gather the rank's own block. A
-	// broadcast's root is always in place.
+	Bytes uint64 // of the buffer, or of each block
+	// Blocks, if not nil, are the bytes of blocks that differ: of each rank's block for all_gather and reduce_scatter;
+	// for all_to_all of what rank 0 has for each rank, then of what rank 1 has, and so on.
+	Blocks []uint64
+	// InPlace has input and output in the same memory: equal buffers, or, where one is blocks, the rank's own one. A
+	// broadcast's root is always in place, an all_to_all never.
 	InPlace bool
 }
+
+func (c Call) lengths() lengths { return lengths{c.Bytes, c.Blocks} }
 
 // Check proves that the plans of all ranks, in rank order, carry out their collective for that many bytes, in place and
 // out of place. See [CheckSequence].
 func Check(plans []Plan, bytes uint64) error {
+	return CheckBlocks(plans, bytes, nil)
+}
+
+// CheckBlocks is [Check] for blocks of different lengths, see [Call.Blocks].
+func CheckBlocks(plans []Plan, bytes uint64, blocks []uint64) error {
 	for _, inPlace := range []bool{false, true} {
-		if err := CheckSequence(Call{plans, bytes, inPlace}); err != nil {
+		if err := CheckSequence(Call{plans, bytes, blocks, inPlace}); err != nil {
 			return err
 		}
 	}
@@ -77,7 +87,6 @@ func (c Call) validate() error {
 type instruction struct {
 	Step
 	call   int
-	lane   Lane
 	ticket int64 // of the step's chunk, counted from the lane's first
 }
 
@@ -105,18 +114,21 @@ func newMachine(slots [2]int, calls ...Call) (*machine, error) {
 		starts := make([]int, m.size)
 		for rank, p := range c.Plans {
 			if p.Kind != first.Kind || p.Algorithm != first.Algorithm || p.Size != m.size || p.Root != first.Root ||
-				p.Lane != first.Lane || p.Chunk != first.Chunk || p.Output != first.Output {
+				p.Lane != first.Lane || p.Chunk != first.Chunk || p.Head != first.Head || p.Input != first.Input || p.Output != first.Output {
 				return nil, fmt.Errorf("call %d: the plan of rank %d (%v %s, size %d, root %d, %v lane, chunk %d) does not go with that of rank 0 (%v %s, size %d, root %d, %v lane, chunk %d)",
 					i, rank, p.Kind, p.Algorithm, p.Size, p.Root, p.Lane, p.Chunk,
 					first.Kind, first.Algorithm, first.Size, first.Root, first.Lane, first.Chunk)
 			}
 			starts[rank] = len(m.steps[rank])
-			for s := range concrete(p, c.Bytes, slots[p.Lane]) {
-				m.steps[rank] = append(m.steps[rank], instruction{s, i, p.Lane, m.tickets[p.Lane] + s.Chunk})
+			for s := range concrete(p, c.lengths(), slots) {
+				m.steps[rank] = append(m.steps[rank], instruction{s, i, m.tickets[s.Lane] + s.Chunk})
 			}
 		}
 		m.starts = append(m.starts, starts)
-		m.tickets[first.Lane] += int64(first.Chunks(c.Bytes))
+		if first.heads() {
+			m.tickets[SmallLane]++
+		}
+		m.tickets[first.Lane] += int64(first.Chunks(c.lengths().longest()))
 	}
 	return m, nil
 }
@@ -128,8 +140,13 @@ func (m *machine) check(schedules []schedule) error {
 			what := fmt.Sprintf("%v %s, %d ranks, %d bytes, chunk %d", c.Plans[0].Kind, c.Plans[0].Algorithm, m.size, c.Bytes, c.Plans[0].Chunk)
 			if len(m.calls) > 1 {
 				what = fmt.Sprintf("%d calls, %d ranks", len(m.calls), m.size)
-			} else if c.InPlace {
-				what += ", in place"
+			} else {
+				if c.Blocks != nil {
+					what += fmt.Sprintf(", blocks %v", c.Blocks)
+				}
+				if c.InPlace {
+					what += ", in place"
+				}
 			}
 			return fmt.Errorf("%s, %s: %w", what, s.name, err)
 		}
@@ -162,11 +179,26 @@ func (r *run) outcome(call int) error {
 			err = out.expect(0, c.Bytes, everyone, 0)
 		case coll.Broadcast:
 			err = out.expect(0, c.Bytes, []int{p.Root}, 0)
-		case coll.AllGather:
-			for owner := range r.size {
-				lo := uint64(owner) * c.Bytes
-				err = errors.Join(err, out.expect(lo, lo+c.Bytes, []int{owner}, 0))
+		case coll.AllGather, coll.AllToAll:
+			err = c.gathered(p, out)
+		case coll.ReduceScatter:
+			base := uint64(0)
+			if c.shared(rank) {
+				base = p.inputAt(c.lengths(), rank)
 			}
+			err = out.expect(base, base+p.block(c.lengths(), rank, rank), everyone, p.inputAt(c.lengths(), rank))
+		case coll.Gather:
+			if rank == p.Root {
+				err = c.gathered(p, out)
+			} else if len(out.spans) > 0 {
+				err = errors.New("a rank that is not the root wrote its output")
+			}
+		case coll.Scatter:
+			base := uint64(0)
+			if c.shared(rank) {
+				base = p.inputAt(c.lengths(), rank)
+			}
+			err = out.expect(base, base+c.Bytes, []int{p.Root}, p.inputAt(c.lengths(), rank))
 		case coll.Reduce:
 			switch {
 			case rank == p.Root:
@@ -186,6 +218,16 @@ func (r *run) outcome(call int) error {
 		}
 	}
 	return nil
+}
+
+// gathered checks an output of blocks.
+func (c Call) gathered(p Plan, out *memory) (err error) {
+	l := c.lengths()
+	for owner := range p.Size {
+		lo := p.outputAt(l, owner)
+		err = errors.Join(err, out.expect(lo, lo+p.block(l, owner, p.Rank), []int{owner}, c.Plans[owner].inputAt(l, p.Rank)))
+	}
+	return err
 }
 
 // met checks that rank's last step of a call comes after every other rank's first one.

@@ -2,6 +2,7 @@ package algo
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -23,14 +24,14 @@ func build(t testing.TB, kind coll.Kind, algorithm string, size, root int, lane 
 }
 
 func lanes(f family) []Lane {
-	if f.name == TwoShotName {
+	if f.name == TwoShotName || f.kind == coll.AllToAll {
 		return []Lane{LargeLane}
 	}
 	return []Lane{SmallLane, LargeLane}
 }
 
-// lengths are the byte counts around every edge of a plan's arithmetic, up to more chunks than the lane has slots.
-func lengths(chunk int, lane Lane) []uint64 {
+// edges are the byte counts around every edge of a plan's arithmetic, up to more chunks than the lane has slots.
+func edges(chunk int, lane Lane) []uint64 {
 	c := uint64(chunk)
 	return []uint64{0, 1, 63, 64, 65, c - 1, c, c + 1, 2*c + 64, uint64(lane.Slots()+2)*c + 17}
 }
@@ -67,7 +68,7 @@ func TestEveryAlgorithmIsRight(t *testing.T) {
 								continue // at most one rank has a share
 							}
 							plans := build(t, f.kind, f.name, size, root, lane, chunk)
-							for _, bytes := range lengths(chunk, lane) {
+							for _, bytes := range edges(chunk, lane) {
 								if err := Check(plans, bytes); err != nil {
 									t.Fatal(err)
 								}
@@ -94,6 +95,34 @@ func TestSharesOfManyRanksAreRight(t *testing.T) {
 	}
 }
 
+func TestBlocksMayDifferInLength(t *testing.T) {
+	const seed = 20260901
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	const chunk = 64
+	for _, kind := range []coll.Kind{coll.AllGather, coll.ReduceScatter, coll.AllToAll} {
+		for size := 1; size <= 9; size++ {
+			plans := build(t, kind, OneShotName, size, 0, LargeLane, chunk)
+			for round := range 30 {
+				blocks := make([]uint64, size)
+				if kind == coll.AllToAll {
+					blocks = make([]uint64, size*size)
+				}
+				for i := range blocks {
+					longest := []int{0, 10, plans[0].Head + 1, plans[0].Head + chunk*7}[rng.IntN(4)]
+					blocks[i] = uint64(rng.IntN(longest + 1))
+				}
+				if round == 0 {
+					clear(blocks)
+				}
+				if err := CheckBlocks(plans, 0, blocks); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
 func TestARankAloneCopies(t *testing.T) {
 	for kind := range coll.KindCount {
 		if !kind.Collective() {
@@ -115,7 +144,7 @@ func TestCollectivesFollowOneAnother(t *testing.T) {
 				var calls []Call
 				for i, f := range []family{first, second, first, second, second, first} {
 					lane := LargeLane
-					if f.name == OneShotName && i%3 == 0 {
+					if f.name == OneShotName && f.kind != coll.AllToAll && i%3 == 0 {
 						lane = SmallLane
 					}
 					calls = append(calls, Call{
@@ -135,7 +164,7 @@ func TestCollectivesFollowOneAnother(t *testing.T) {
 func reject(t *testing.T, plans []Plan, bytes uint64, slots int, inPlace bool, spoil func(*machine), want ...string) {
 	t.Helper()
 	for _, s := range schedules(len(plans)) {
-		m, err := newMachine([2]int{slots, slots}, Call{plans, bytes, inPlace})
+		m, err := newMachine([2]int{slots, slots}, Call{Plans: plans, Bytes: bytes, InPlace: inPlace})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -229,6 +258,14 @@ func TestBrokenPlansAreRejected(t *testing.T) {
 			[]string{"rank 1, at the end of the call: bytes [700, 1400) of the output were never written"}},
 		{"reduce: another rank than the root has the result", with(build(t, coll.Reduce, TwoShotName, 3, 0, LargeLane, 256), 2, edit(1, func(s *Stage) { s.ToOutput = true })), 4, bytes,
 			[]string{"rank 2, at the end of the call: a rank that is not the root wrote its output"}},
+		{"reduce_scatter: a share is taken for the block", with(build(t, coll.ReduceScatter, OneShotName, 3, 0, LargeLane, 256), 1, edit(1, func(s *Stage) { s.From = Others })), 4, bytes,
+			[]string{"rank 1, at the end of the call", "hold {0@700 + 2@700}, expected {0@700 + 1@700 + 2@700}"}},
+		{"all_to_all: heads are not read", with(build(t, coll.AllToAll, OneShotName, 3, 0, LargeLane, 256), 1, edit(1, func(s *Stage) { s.From = Nobody })), 4, bytes,
+			[]string{"rank 1, at the end of the call", "were never written"}},
+		{"gather: the root's own block is left out", with(build(t, coll.Gather, OneShotName, 3, 1, LargeLane, 256), 1, edit(0, func(s *Stage) { s.From = Everybody })), 4, bytes,
+			[]string{"rank 1, chunk 0, stage 0 (read): reads bytes [0, 256) of rank 1's slot 0, which nobody has written"}},
+		{"scatter: the root keeps nothing", with(build(t, coll.Scatter, OneShotName, 3, 1, LargeLane, 256), 1, drop(0)), 4, bytes,
+			[]string{"rank 1, at the end of the call: bytes [0, 700) of the output were never written"}},
 		{"barrier: nobody waits", with(build(t, coll.Barrier, OneShotName, 3, 0, SmallLane, 64), all, drop(1)), 4, 0,
 			[]string{"rank 0, at the end of the call: it may leave before rank 1 has entered"}},
 		{"barrier: one rank does not wait", with(build(t, coll.Barrier, OneShotName, 3, 0, SmallLane, 64), 2, drop(1)), 4, 0,
@@ -269,6 +306,12 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 		{coll.Reduce, OneShotName, Publish, "(publish): writes bytes"},
 		{coll.Reduce, TwoShotName, Collect, "(collect): reads bytes"},
 		{coll.Barrier, OneShotName, Await, "may leave before"},
+		{coll.ReduceScatter, OneShotName, Fold, "(fold): reads bytes"},
+		{coll.AllToAll, OneShotName, Read, "(read): reads bytes"},
+		{coll.Gather, OneShotName, Read, "(read): reads bytes"},
+		{coll.Gather, OneShotName, Publish, "(publish): writes bytes"},
+		{coll.Scatter, OneShotName, Read, "(read): reads bytes"},
+		{coll.Scatter, OneShotName, Publish, "(publish): writes bytes"},
 	} {
 		plans := build(t, c.kind, c.algorithm, 4, 0, LargeLane, 256)
 		for _, s := range schedules(4) {

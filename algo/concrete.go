@@ -2,6 +2,7 @@ package algo
 
 import (
 	"iter"
+	"slices"
 
 	"sagecomm/internal/coll"
 )
@@ -62,37 +63,95 @@ type Move struct {
 type Step struct {
 	Stage  int
 	Action Action
-	Chunk  int64
+	Lane   Lane
+	Chunk  int64 // of the lane; heads are chunk 0 of the small one
 	Waits  []Wait
 	Moves  []Move
 	Posts  []Counter
 }
 
+// lengths are the bytes that a collective moves: of its buffer, or of blocks.
+type lengths struct {
+	bytes  uint64   // of each block, where blocks is nil
+	blocks []uint64 // of block i, the same on all ranks; for all_to_all, of size() lists the block of one rank for another
+}
+
+// block is how much one rank has for another one.
+func (p Plan) block(l lengths, from, to int) uint64 {
+	switch {
+	case l.blocks == nil:
+		return l.bytes
+	case p.Kind == coll.AllToAll:
+		return l.blocks[from*p.Size+to]
+	case p.Input == Blocks:
+		return l.blocks[to]
+	default:
+		return l.blocks[from]
+	}
+}
+
+func (l lengths) longest() uint64 {
+	if l.blocks == nil {
+		return l.bytes
+	}
+	return slices.Max(l.blocks)
+}
+
+// inputAt is where the block for a rank begins in this rank's input, outputAt where the block of a rank begins in its
+// output.
+func (p Plan) inputAt(l lengths, to int) (at uint64) {
+	for r := 0; p.Input == Blocks && r < to; r++ {
+		at += p.block(l, p.Rank, r)
+	}
+	return at
+}
+
+func (p Plan) outputAt(l lengths, from int) (at uint64) {
+	for r := 0; p.Output == Blocks && r < from; r++ {
+		at += p.block(l, r, p.Rank)
+	}
+	return at
+}
+
 // Concrete spells out what a plan does for a collective of that many bytes, in the order in which its rank does it.
-// For all_gather, bytes is the input's length. Steps share nothing and may be kept.
+// Where buffers are blocks, bytes is the length of one. Steps share nothing and may be kept.
 //
 // Waits do not depend on how much there is to move, so that ranks meet, and differences between their calls are found,
 // also where shares are empty. Moves of no bytes are left out.
 func Concrete(p Plan, bytes uint64) iter.Seq[Step] {
-	return concrete(p, bytes, p.Lane.Slots())
+	return concrete(p, lengths{bytes: bytes}, [2]int{SmallSlots, LargeSlots})
 }
 
-func concrete(p Plan, bytes uint64, slots int) iter.Seq[Step] {
+func concrete(p Plan, l lengths, slots [2]int) iter.Seq[Step] {
 	if p.Kind == coll.Barrier {
-		bytes = 0
+		l.bytes = 0
 	}
 	return func(yield func(Step) bool) {
-		chunks, lag := int64(p.Chunks(bytes)), p.MaxLag()
+		heads := 0
+		for heads < len(p.Stages) && p.Stages[heads].Head {
+			heads++
+		}
+		for i, s := range p.Stages[:heads] {
+			step := p.step(s, 0, l, slots)
+			step.Stage = i
+			if i == heads-1 {
+				step.Posts = append(step.Posts, Consumed)
+			}
+			if !yield(step) {
+				return
+			}
+		}
+		chunks, lag := int64(p.Chunks(l.longest())), p.MaxLag()
 		last := p.last()
-		for position := int64(0); position < chunks+int64(lag); position++ {
-			for i, s := range p.Stages {
+		for position := int64(0); chunks > 0 && position < chunks+int64(lag); position++ {
+			for i, s := range p.Stages[heads:] {
 				k := position - int64(s.Lag)
 				if k < 0 || k >= chunks {
 					continue
 				}
-				step := p.step(s, k, bytes, slots)
-				step.Stage = i
-				if i == last && s.Action != Local {
+				step := p.step(s, k, l, slots)
+				step.Stage = heads + i
+				if step.Stage == last && p.Size > 1 {
 					step.Posts = append(step.Posts, Consumed)
 				}
 				if !yield(step) {
@@ -114,47 +173,84 @@ func (p Plan) last() int {
 	return last
 }
 
-func (p Plan) step(s Stage, k int64, bytes uint64, slots int) Step {
-	step := Step{Action: s.Action, Chunk: k}
-	at := uint64(k) * uint64(p.Chunk)
-	n := min(uint64(p.Chunk), bytes-at)
-	from, to := uint64(0), n
-	if s.Action == Fold && s.Part == Share {
-		from, to = share(n, p.Size, p.Rank)
+// piece is the range of chunk k within a block of n bytes, or the head of it.
+func (p Plan) piece(s Stage, k int64, n uint64) (from, to uint64) {
+	if s.Head {
+		return 0, min(n, uint64(p.Head))
+	}
+	from = min(n, uint64(p.Head)+uint64(k)*uint64(p.Chunk))
+	return from, min(n, from+uint64(p.Chunk))
+}
+
+// slotAt is where the piece for a rank lies in the slot of another one, which has none for itself.
+func (p Plan) slotAt(s Stage, from, to int) uint64 {
+	if p.Input != Blocks {
+		return 0
+	}
+	stride := p.Chunk
+	if s.Head {
+		stride = p.Head
+	}
+	return uint64((to-from-1+p.Size)%p.Size) * uint64(stride)
+}
+
+func (p Plan) step(s Stage, k int64, l lengths, slots [2]int) Step {
+	step := Step{Action: s.Action, Lane: p.Lane, Chunk: k}
+	if s.Head {
+		step.Lane = SmallLane
 	}
 	move := func(m Move) {
 		if m.From[0].Len > 0 {
 			step.Moves = append(step.Moves, m)
 		}
 	}
-	input := func(lo, hi uint64) Region { return Region{Input, p.Rank, at + lo, hi - lo} }
-	slot := func(rank int, lo, hi uint64) Region { return Region{Slot, rank, lo, hi - lo} }
-	// output is the chunk's place in the buffer, in the block of owner when there are blocks.
-	output := func(owner int, lo, hi uint64) Region {
-		block := uint64(0)
-		if p.Output == Blocks {
-			block = uint64(owner) * bytes
-		}
-		return Region{Output, p.Rank, block + at + lo, hi - lo}
-	}
 	copyTo := func(to, from Region) { move(Move{To: []Region{to}, From: []Region{from}}) }
+	// The chunk of what one rank has for another, as it lies in this rank's input, in a slot, and in this rank's output.
+	input := func(to int) Region {
+		lo, hi := p.piece(s, k, p.block(l, p.Rank, to))
+		return Region{Input, p.Rank, p.inputAt(l, to) + lo, hi - lo}
+	}
+	slot := func(from, to int) Region {
+		lo, hi := p.piece(s, k, p.block(l, from, to))
+		return Region{Slot, from, p.slotAt(s, from, to), hi - lo}
+	}
+	output := func(from int) Region {
+		lo, hi := p.piece(s, k, p.block(l, from, p.Rank))
+		return Region{Output, p.Rank, p.outputAt(l, from) + lo, hi - lo}
+	}
+	cut := func(r Region, lo, hi uint64) Region { return Region{r.Space, r.Rank, r.Off + lo, hi - lo} }
 
 	switch s.Action {
 	case Publish:
-		step.Waits = p.wait(Others, Consumed, k-int64(slots))
-		copyTo(slot(p.Rank, 0, n), input(0, n))
+		step.Waits = p.wait(Others, Consumed, k-int64(slots[step.Lane]))
+		if p.Input == Blocks {
+			for _, to := range p.sources(Others) {
+				copyTo(slot(p.Rank, to), input(to))
+			}
+		} else {
+			copyTo(slot(p.Rank, p.Rank), input(p.Rank))
+		}
 		step.Posts = []Counter{Filled}
 	case Fold:
 		step.Waits = p.wait(s.From, Filled, k)
+		out := output(p.Rank)
+		lo, hi := uint64(0), out.Len
+		if s.Part == Share {
+			lo, hi = share(out.Len, p.Size, p.Rank)
+		}
 		m := Move{Fold: true}
 		for _, r := range p.sources(s.From) {
-			m.From = append(m.From, slot(r, from, to))
+			from := slot(r, p.Rank)
+			if s.Part == Block && r == p.Rank {
+				from = input(p.Rank)
+			}
+			m.From = append(m.From, cut(from, lo, hi))
 		}
 		if s.ToOutput {
-			m.To = append(m.To, output(p.Rank, from, to))
+			m.To = append(m.To, cut(out, lo, hi))
 		}
 		for _, r := range p.sources(s.Back) {
-			m.To = append(m.To, slot(r, from, to))
+			m.To = append(m.To, cut(slot(r, p.Rank), lo, hi))
 		}
 		if s.Back != Nobody {
 			step.Posts = []Counter{Reduced}
@@ -165,21 +261,21 @@ func (p Plan) step(s Stage, k int64, bytes uint64, slots int) Step {
 	case Collect:
 		step.Waits = p.wait(s.From, Reduced, k)
 		for _, r := range p.sources(s.From) {
-			lo, hi := share(n, p.Size, r)
-			copyTo(output(p.Rank, lo, hi), slot(p.Rank, lo, hi))
+			lo, hi := share(output(p.Rank).Len, p.Size, r)
+			copyTo(cut(output(p.Rank), lo, hi), cut(slot(p.Rank, p.Rank), lo, hi))
 		}
 	case Read:
 		step.Waits = p.wait(s.From, Filled, k)
 		for _, r := range p.sources(s.From) {
-			copyTo(output(r, 0, n), slot(r, 0, n))
+			copyTo(output(r), slot(r, p.Rank))
 		}
 		if s.From == Others {
-			copyTo(output(p.Rank, 0, n), input(0, n))
+			copyTo(output(p.Rank), input(p.Rank))
 		}
 	case Await:
 		step.Waits = p.wait(s.From, Filled, k)
 	case Local:
-		copyTo(output(p.Rank, 0, n), input(0, n))
+		copyTo(output(p.Rank), input(p.Rank))
 	}
 	return step
 }

@@ -151,10 +151,10 @@ func price(p Plan, bytes uint64, params Params) femto {
 	if chunks <= simulatedChunks {
 		return cast.play(bytes, link)
 	}
-	chunk := uint64(p.Chunk)
-	tail := bytes - (chunks-1)*chunk
+	chunk, head := uint64(p.Chunk), uint64(p.Head)
+	tail := bytes - (chunks-1)*chunk // with the head
 	begin := cast.play((simulatedChunks-1)*chunk+tail, link)
-	all, half := cast.play(simulatedChunks*chunk, link), cast.play(simulatedChunks/2*chunk, link)
+	all, half := cast.play(head+simulatedChunks*chunk, link), cast.play(head+simulatedChunks/2*chunk, link)
 	if begin == never || all == never {
 		return never
 	}
@@ -202,7 +202,7 @@ func (r roles) play(bytes uint64, link femtoLink) femto {
 		steps  []Step
 		next   int
 		now    femto
-		posted [counters][]femto // by chunk, 0: not yet; a post is never at time 0
+		posted [2][counters][]femto // by lane and chunk, 0: not yet; a post is never at time 0
 	}
 	actors := make([]actor, len(r.plans))
 	for i, p := range r.plans {
@@ -210,7 +210,8 @@ func (r roles) play(bytes uint64, link femtoLink) femto {
 			actors[i].steps = append(actors[i].steps, s)
 		}
 		for c := range counters {
-			actors[i].posted[c] = make([]femto, p.Chunks(bytes))
+			actors[i].posted[SmallLane][c] = make([]femto, max(1, p.Chunks(bytes)))
+			actors[i].posted[LargeLane][c] = make([]femto, p.Chunks(bytes))
 		}
 	}
 	// ready is when all that a step waits for has arrived, false when some of it has not been posted.
@@ -219,7 +220,7 @@ func (r roles) play(bytes uint64, link femtoLink) femto {
 			if w.Chunk < 0 {
 				continue
 			}
-			posted := actors[r.roleOf(w.Rank)].posted[w.Counter][w.Chunk]
+			posted := actors[r.roleOf(w.Rank)].posted[s.Lane][w.Counter][w.Chunk]
 			if posted == 0 {
 				return 0, false
 			}
@@ -241,7 +242,7 @@ func (r roles) play(bytes uint64, link femtoLink) femto {
 				t.add(s, r.plans[i])
 				a.now = max(1, max(a.now, at)+link.price(t))
 				for _, c := range s.Posts {
-					a.posted[c][s.Chunk] = a.now
+					a.posted[s.Lane][c][s.Chunk] = a.now
 				}
 				a.next++
 				progress = true

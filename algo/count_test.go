@@ -18,11 +18,18 @@ import (
 //	broadcast        n into the root's slots, n out of them on each other rank    (Chan et al. 2007, flat tree)
 //	all_gather       (P-1) n out of others' slots                                 (lower bound; Bruck et al. 1997)
 //	barrier          P-1 flags, no bytes
+//	reduce_scatter   (P-1) n out of others' slots, folded P n, for blocks of n    (lower bound; Chan et al. 2007)
+//	all_to_all       (P-1) n out of others' slots; all in the heads here          (lower bound)
+//	gather, scatter  (P-1) n out of others' slots on the root, n on the others    (lower bound)
 func TestStepsAndBytesAreThoseOfTheFormulas(t *testing.T) {
 	const chunks = 5
 	for size := 1; size <= 33; size++ {
 		chunk := uint64(64 * size)
 		n, P := chunks*chunk, uint64(size)
+		exchanges := chunks // of an all_to_all: the heads and what they leave
+		if size > 1 {
+			exchanges = 1 + int((n-min(n, uint64(HeadBytes(size)))+chunk-1)/chunk)
+		}
 		for _, root := range []int{0, size - 1} {
 			for rank := range size {
 				isRoot := rank == root
@@ -51,6 +58,14 @@ func TestStepsAndBytesAreThoseOfTheFormulas(t *testing.T) {
 						Traffic{Steps: 3 * chunks, Flags: 2 * flags, Near: n, Far: 2 * (P - 1) * n / P, Folded: n},
 						Traffic{Steps: 2 * chunks, Flags: flags, Near: n, Claims: n, Far: (P - 1) * n / P, Folded: n})},
 					{coll.Barrier, OneShotName, Traffic{Steps: 2, Flags: size - 1}},
+					{coll.ReduceScatter, OneShotName, Traffic{Steps: 2 * chunks, Flags: flags, Near: (P - 1) * n, Claims: (P - 1) * n, Far: (P - 1) * n, Folded: P * n}},
+					{coll.AllToAll, OneShotName, Traffic{Steps: 2 * exchanges, Flags: exchanges * (size - 1), Near: P * n, Claims: (P - 1) * n, Far: (P - 1) * n}},
+					{coll.Gather, OneShotName, either(
+						Traffic{Steps: chunks, Flags: flags, Near: n, Far: (P - 1) * n},
+						Traffic{Steps: chunks, Near: n, Claims: n})},
+					{coll.Scatter, OneShotName, either(
+						Traffic{Steps: 2 * chunks, Near: P * n, Claims: (P - 1) * n},
+						Traffic{Steps: chunks, Flags: chunks, Far: n})},
 				} {
 					p, err := Build(c.kind, c.algorithm, Place{rank, size, root, LargeLane, int(chunk)})
 					if err != nil {

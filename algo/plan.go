@@ -16,7 +16,8 @@ type Action uint8
 
 const (
 	// Publish waits until every other rank has consumed the ticket that used the slot before, copies the chunk of the
-	// input into this rank's slot (scaled, for PREMUL_SUM) and marks the slot filled.
+	// input into this rank's slot (scaled, for PREMUL_SUM) and marks the slot filled. Of an input of [Blocks] it copies
+	// the chunk of each block but this rank's own, one behind the other.
 	Publish Action = iota
 	// Fold waits until the slots of all ranks are filled and reduces [Stage.Part] of the chunk, in rank order, into the
 	// output ([Stage.ToOutput]) and back into the slots that it came from ([Stage.Back]), then marks this rank's share as
@@ -25,13 +26,14 @@ const (
 	// Collect waits until all other ranks have reduced their shares and copies these from this rank's own slot, where the
 	// folds of the others have left them, to the output.
 	Collect
-	// Read waits until the slots of [Stage.From] are filled and copies the chunk of each to the output. With [Others],
-	// which goes with an output of [Blocks], it also copies this rank's own chunk straight from the input to its block:
-	// the way through the own slot would be a second copy of the same bytes, and in place there is nothing to do.
+	// Read waits until the slots of [Stage.From] are filled and copies the chunk of each, or its part for this rank, to
+	// the output. With [Others], which goes with an output of [Blocks], it also copies this rank's own chunk straight
+	// from the input to its block: the way through the own slot would be a second copy of the same bytes, and in place
+	// there is nothing to do.
 	Read
 	// Await waits until the slots of all other ranks are filled and moves nothing.
 	Await
-	// Local copies the chunk from the input to the output (scaled, for PREMUL_SUM) without any slot.
+	// Local copies this rank's own chunk from the input to the output (scaled, for PREMUL_SUM) without any slot.
 	Local
 )
 
@@ -44,6 +46,8 @@ const (
 	// Share is this rank's share: the chunk cut into size() pieces of equal length, a multiple of 64 bytes, the last
 	// ones shorter or empty.
 	Share
+	// Block is the chunk of this rank's block, of an input of [Blocks]; the own one is read straight from the input.
+	Block
 )
 
 // Layout says how the chunks of a collective lie in a buffer.
@@ -52,7 +56,8 @@ type Layout uint8
 const (
 	// Flat is a buffer of N bytes; chunk k is the k-th piece of it.
 	Flat Layout = iota
-	// Blocks is a buffer of size() blocks of N bytes in rank order; chunk k is the k-th piece of one of them.
+	// Blocks is a buffer of size() blocks in rank order; chunk k is the k-th piece of one of them, or of each. Blocks may
+	// differ in length: what a short one lacks is empty.
 	Blocks
 )
 
@@ -78,6 +83,7 @@ type Stage struct {
 	From     Source // Fold, Collect, Read, Await
 	ToOutput bool   // Fold
 	Back     Source // Fold: ranks whose slots the result goes back into
+	Head     bool   // Publish, Read: done once, before the pipeline, on the heads of blocks; see [Plan.Head]
 }
 
 // Lane is one of the two sets of slots of a group.
@@ -109,9 +115,14 @@ type Plan struct {
 	Kind      coll.Kind // the collective it carries out
 	Rank      int
 	Size      int
-	Root      int // broadcast and reduce; else 0
+	Root      int // of a rooted kind; else 0
 	Lane      Lane
-	Chunk     int // bytes of a full chunk, a multiple of 64
+	Chunk     int // bytes of a full chunk, a multiple of 64; of one block, where the input is blocks
+	Input     Layout
 	Output    Layout
-	Stages    []Stage
+	// Head is how many bytes of each block go ahead in one ticket of the small lane, behind the lengths of all blocks:
+	// where ranks know only the lengths of their own blocks, this is how they come to the same number of chunks. Chunks
+	// count from the end of the heads. A multiple of 64; 0 as well where no stage is [Stage.Head].
+	Head   int
+	Stages []Stage
 }

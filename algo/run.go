@@ -43,13 +43,11 @@ func newRun(m *machine) *run {
 		var input, output []*memory
 		for rank, p := range c.Plans {
 			in, out := &memory{}, &memory{}
-			base := uint64(0)
-			if c.InPlace || p.Kind == coll.Broadcast && rank == p.Root {
+			if c.shared(rank) {
 				in = out
-				base = ownBlock(p, c)
 			}
-			if c.Bytes > 0 {
-				in.spans = []span{{lo: base, hi: base + c.Bytes, val: value{of: []contribution{{rank: rank}}}}}
+			if base, n := c.base(p, Input), p.inputBytes(c.lengths()); n > 0 {
+				in.spans = []span{{lo: base, hi: base + n, val: value{of: []contribution{{rank: rank}}}}}
 			}
 			input, output = append(input, in), append(output, out)
 		}
@@ -58,12 +56,42 @@ func newRun(m *machine) *run {
 	return r
 }
 
-// ownBlock is where the input begins in the memory that it shares with the output.
-func ownBlock(p Plan, c Call) uint64 {
-	if p.Output == Blocks && c.InPlace {
-		return uint64(p.Rank) * c.Bytes
+// shared says whether a rank's input and output are the same memory.
+func (c Call) shared(rank int) bool {
+	p := c.Plans[rank]
+	switch p.Kind {
+	case coll.AllToAll:
+		return false
+	case coll.Gather, coll.Scatter:
+		return c.InPlace && rank == p.Root
+	case coll.Broadcast:
+		return c.InPlace || rank == p.Root
 	}
-	return 0
+	return c.InPlace
+}
+
+// base is where a buffer begins in its memory: at the own block of the other one, if they share it and that is blocks.
+func (c Call) base(p Plan, s Space) uint64 {
+	switch {
+	case !c.shared(p.Rank):
+		return 0
+	case s == Input:
+		return p.outputAt(c.lengths(), p.Rank)
+	default:
+		return p.inputAt(c.lengths(), p.Rank)
+	}
+}
+
+// inputBytes is the length of a rank's input.
+func (p Plan) inputBytes(l lengths) uint64 {
+	switch {
+	case p.Kind == coll.Scatter && p.Rank != p.Root:
+		return 0
+	case p.Input == Blocks:
+		return p.inputAt(l, p.Size)
+	default:
+		return p.block(l, p.Rank, p.Rank)
+	}
 }
 
 // finish runs until nothing can run any more and then looks at what came out.
@@ -105,7 +133,7 @@ func (r *run) advance(rank, limit int) (n int, err error) {
 			if ticket < 0 {
 				continue // before the lane's first ticket
 			}
-			post := r.posted[in.lane][w.Counter][w.Rank][ticket]
+			post := r.posted[in.Lane][w.Counter][w.Rank][ticket]
 			if post == nil {
 				return n, nil
 			}
@@ -143,7 +171,7 @@ func (r *run) execute(me access, in instruction) error {
 	now := slices.Clone(r.clock[me.rank])
 	r.history[me.rank] = append(r.history[me.rank], now)
 	for _, c := range in.Posts {
-		r.posted[in.lane][c][me.rank][in.ticket] = now
+		r.posted[in.Lane][c][me.rank][in.ticket] = now
 	}
 	return nil
 }
@@ -155,11 +183,11 @@ func (r *run) happened(a access, rank int) bool { return r.clock[rank][a.rank] >
 func (r *run) memoryOf(in instruction, g Region) (m *memory, lo uint64) {
 	switch c := r.calls[in.call]; g.Space {
 	case Input:
-		return r.input[in.call][g.Rank], g.Off + ownBlock(c.Plans[g.Rank], c)
+		return r.input[in.call][g.Rank], g.Off + c.base(c.Plans[g.Rank], Input)
 	case Output:
-		return r.output[in.call][g.Rank], g.Off
+		return r.output[in.call][g.Rank], g.Off + c.base(c.Plans[g.Rank], Output)
 	default:
-		return r.slot[in.lane][g.Rank][in.ticket%int64(r.slots[in.lane])], g.Off
+		return r.slot[in.Lane][g.Rank][in.ticket%int64(r.slots[in.Lane])], g.Off
 	}
 }
 
@@ -217,7 +245,7 @@ func (r *run) describe(in instruction, g Region) string {
 	case Output:
 		return "the output"
 	default:
-		return fmt.Sprintf("rank %d's slot %d", g.Rank, in.ticket%int64(r.slots[in.lane]))
+		return fmt.Sprintf("rank %d's slot %d", g.Rank, in.ticket%int64(r.slots[in.Lane]))
 	}
 }
 

@@ -30,12 +30,39 @@ type Class struct {
 // beyond. Smaller chunks let copies and waits overlap more, and were slower all the same: at 64 KiB four chunks of 16 KiB
 // took 22 us and one took 15 us, since the flags of a chunk cost a microsecond (docs/measured.md). Larger ones differ by
 // less than 5 % either way, and their slots fill a second-level cache of 1 MiB.
-var grades = []struct {
-	upTo  uint64
-	chunk int
-}{
+var grades = []grade{
 	{SmallSlot, SmallSlot},
 	{NoLimit, 128 << 10},
+}
+
+// grade is a range of lengths with one chunk.
+type grade struct {
+	upTo  uint64
+	chunk int
+}
+
+// gradesOf are the grades of a kind. Where a slot holds a chunk of each block they are so much shorter; the small one
+// goes where blocks would have none. An all_to_all begins in the small lane in any case.
+func gradesOf(kind coll.Kind, size int) []grade {
+	var list []grade
+	for i, g := range grades {
+		lane := LargeLane
+		if i == 0 {
+			lane = SmallLane
+		}
+		most := lane.MaxChunk(kind, size)
+		if most < lane.SlotBytes() {
+			g.chunk = min(most, max(Align, g.chunk/max(1, size-1)&^(Align-1)))
+		}
+		if lane == SmallLane {
+			g.upTo = uint64(most)
+		}
+		if most == 0 || lane == SmallLane && kind == coll.AllToAll {
+			continue
+		}
+		list = append(list, g)
+	}
+	return list
 }
 
 // laneFor is the lane of an algorithm in a class that ends at upTo.
@@ -68,7 +95,7 @@ func NewSelector(size int, params Params, tune Tune) (*Selector, error) {
 		}
 		table := s.predict(kind)
 		if size > 1 {
-			table = tune.apply(kind, table)
+			table = tune.apply(kind, s.size, table)
 		}
 		if len(table) > MaxClasses {
 			return nil, fmt.Errorf("%s: %v: the rules make %d size classes, at most %d are possible: use fewer ranges", tuneName, kind, len(table), MaxClasses)
@@ -118,7 +145,7 @@ func (s *Selector) predict(kind coll.Kind) []Class {
 	}
 	var table []Class
 	low := uint64(0) // first length of the class
-	for _, g := range grades {
+	for _, g := range gradesOf(kind, s.size) {
 		for low <= g.upTo {
 			// Classes end at multiples of 64 bytes and are judged there.
 			from := min((low+Align-1)&^(Align-1), g.upTo)
@@ -230,9 +257,10 @@ func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	}
 	add(chosen)
 	list[0].Chosen, list[0].Forced = true, forced
-	grade := grades[sort.Search(len(grades)-1, func(i int) bool { return bytes <= grades[i].upTo })]
+	own := gradesOf(kind, s.size)
+	g := own[sort.Search(len(own)-1, func(i int) bool { return bytes <= own[i].upTo })]
 	for _, name := range names {
-		c := Class{Algorithm: name, Lane: laneFor(kind, name, grade.upTo), Chunk: grade.chunk}
+		c := Class{Algorithm: name, Lane: laneFor(kind, name, g.upTo), Chunk: g.chunk}
 		if name == chosen.Algorithm && (c.Lane == chosen.Lane && c.Chunk == chosen.Chunk || s.size == 1 || kind == coll.Barrier) {
 			continue
 		}

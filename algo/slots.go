@@ -40,6 +40,23 @@ func (l Lane) SlotBytes() int {
 	return LargeSlot
 }
 
+// MaxChunk is the largest chunk of a kind in a group of size ranks. Where each rank has a block for every other one, a
+// slot holds a chunk of all of them.
+func (l Lane) MaxChunk(kind coll.Kind, size int) int {
+	switch kind {
+	case coll.ReduceScatter, coll.AllToAll, coll.Scatter:
+		return l.SlotBytes() / max(1, size-1) &^ (Align - 1)
+	}
+	return l.SlotBytes()
+}
+
+// HeadBytes is how much of each block fits into a slot of the small lane behind the table of lengths: 8 bytes for each
+// rank and for the longest.
+func HeadBytes(size int) int {
+	table := (8*(size+1) + Align - 1) &^ (Align - 1)
+	return max(0, SmallSlot-table) / max(1, size-1) &^ (Align - 1)
+}
+
 func (l Lane) String() string {
 	if l == SmallLane {
 		return "small"
@@ -56,14 +73,21 @@ func (a Action) String() string {
 	return "unknown action"
 }
 
-// Chunks is how many chunks, and so tickets, a collective of that many bytes takes. No bytes are one empty chunk:
-// ranks then still meet, and a rank that calls something else is found out.
+// Chunks is how many chunks, and so tickets, a collective of that many bytes takes; the longest block counts. No bytes
+// are one empty chunk: ranks then still meet, and a rank that calls something else is found out. Ranks that have met over
+// the heads of blocks need none.
 func (p Plan) Chunks(bytes uint64) uint64 {
-	if p.Kind == coll.Barrier || bytes == 0 {
+	switch {
+	case p.heads():
+		return (bytes - min(bytes, uint64(p.Head)) + uint64(p.Chunk) - 1) / uint64(p.Chunk)
+	case p.Kind == coll.Barrier || bytes == 0:
 		return 1
 	}
 	return (bytes-1)/uint64(p.Chunk) + 1
 }
+
+// heads says whether ranks exchange the heads of blocks first.
+func (p Plan) heads() bool { return len(p.Stages) > 0 && p.Stages[0].Head }
 
 // share is the part of a chunk of n bytes that belongs to rank.
 func share(n uint64, size, rank int) (from, to uint64) {

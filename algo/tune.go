@@ -155,9 +155,9 @@ func (t Tune) rule(kind coll.Kind, bytes uint64) (Rule, bool) {
 	return Rule{}, false
 }
 
-// apply puts the rules of a kind on top of its predicted classes. A rule's chunk is cut to the slot of the lane: a
-// message of the small lane is one chunk in any case.
-func (t Tune) apply(kind coll.Kind, predicted []Class) []Class {
+// apply puts the rules of a kind on top of its predicted classes. A rule's chunk is cut to what a slot of the lane holds:
+// a message of the small lane is one chunk in any case.
+func (t Tune) apply(kind coll.Kind, size int, predicted []Class) []Class {
 	var table []Class
 	add := func(c Class) {
 		if n := len(table); n > 0 && table[n-1].Algorithm == c.Algorithm && table[n-1].Lane == c.Lane && table[n-1].Chunk == c.Chunk {
@@ -185,7 +185,7 @@ func (t Tune) apply(kind coll.Kind, predicted []Class) []Class {
 				piece.Algorithm = r.Algorithm
 				piece.Lane = laneFor(kind, r.Algorithm, class.UpTo)
 				if r.Chunk > 0 {
-					piece.Chunk = min(r.Chunk, piece.Lane.SlotBytes())
+					piece.Chunk = min(r.Chunk, piece.Lane.MaxChunk(kind, size))
 				}
 			}
 			add(piece)

@@ -147,7 +147,7 @@ func TestDefined(t *testing.T) {
 
 func TestNamesOfUnknownValues(t *testing.T) {
 	for got, want := range map[string]string{
-		KindCount.String():     "kind 7",
+		KindCount.String():     "kind 11",
 		DataTypeCount.String(): "dtype 16",
 		ReduceOpCount.String(): "reduction 9",
 		Status(-99).String():   "status -99",
@@ -172,8 +172,9 @@ func TestParseKind(t *testing.T) {
 
 func TestKindProperties(t *testing.T) {
 	for k := range KindCount {
-		if k.Collective() != (k != Send && k != Recv) || k.Rooted() != (k == Broadcast || k == Reduce) ||
-			k.Reduces() != (k == AllReduce || k == Reduce) {
+		if k.Collective() != (k != Send && k != Recv) ||
+			k.Rooted() != (k == Broadcast || k == Reduce || k == Gather || k == Scatter) ||
+			k.Reduces() != (k == AllReduce || k == Reduce || k == ReduceScatter) {
 			t.Errorf("%v is misplaced", k)
 		}
 	}
@@ -199,6 +200,15 @@ func TestCheckAccepts(t *testing.T) {
 		{Op{Kind: Reduce, Type: Bool, Reduce: BOr, Root: 0, In: 4}, 1, 3, 4},
 		{Op{Kind: Reduce, Type: Int8, Root: 0, In: 4, Out: 4}, 1, 3, 4},
 		{Op{Kind: Barrier}, 0, 4, 0},
+		{Op{Kind: AllGather, Type: Int16, In: 6, Out: 12, OutBlocks: []uint64{2, 4, 6}}, 2, 3, 6},
+		{Op{Kind: ReduceScatter, Type: Int16, In: 12, Out: 4}, 2, 3, 4},
+		{Op{Kind: ReduceScatter, Type: Int16, In: 12, Out: 2, InBlocks: []uint64{2, 10}}, 0, 2, 10},
+		{Op{Kind: AllToAll, Type: Int16, In: 12, Out: 12}, 2, 3, 0},
+		{Op{Kind: AllToAll, Type: Int16, In: 12, Out: 8, InBlocks: []uint64{4, 8}}, 0, 2, 0},
+		{Op{Kind: Gather, Root: 1, In: 3, Out: 9}, 1, 3, 3},
+		{Op{Kind: Gather, Root: 1, In: 3}, 0, 3, 3},
+		{Op{Kind: Scatter, Root: 1, In: 9, Out: 3}, 1, 3, 3},
+		{Op{Kind: Scatter, Root: 1, Out: 3}, 0, 3, 3},
 		{Op{Kind: Send, Type: Int64, Root: 0, Tag: 7, In: 8}, 0, 1, 8}, // to oneself
 		{Op{Kind: Recv, Type: Int64, Root: AnySource, Tag: math.MaxInt32, Out: 16}, 0, 2, 16},
 	} {
@@ -218,7 +228,7 @@ func TestCheckRefusesWithAText(t *testing.T) {
 	}{
 		{Op{Kind: AllReduce, Type: Bool, Reduce: Product}, "sagecomm: all_reduce: PRODUCT is not defined for bool"},
 		{Op{Kind: Reduce, Type: Float8}, "sagecomm: reduce: SUM is not defined for float8"},
-		{Op{Kind: KindCount}, "sagecomm: kind 7 is not known to this version"},
+		{Op{Kind: KindCount}, "sagecomm: kind 11 is not known to this version"},
 		{Op{Kind: Barrier, Type: DataTypeCount}, "sagecomm: barrier: rank 1: dtype 16 is not known to this version"},
 		{Op{Kind: Barrier, Timeout: -time.Second}, "sagecomm: barrier: rank 1: timeout -1s is negative"},
 		{Op{Kind: Broadcast, Root: 3}, "sagecomm: broadcast: rank 1: root 3 is outside the group, expected 0 to 2"},

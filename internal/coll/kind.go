@@ -8,16 +8,21 @@ type Kind uint8
 const (
 	AllReduce Kind = iota
 	Broadcast
-	AllGather // the output is size() blocks of the input's bytes, in rank order
+	AllGather // the output is a block for each rank, in rank order
 	Reduce
 	Barrier
+	ReduceScatter // the input is a block for each rank, in rank order; rank r gets the reduction of block r
+	AllToAll      // input and output are a block for each rank, in rank order
+	Gather        // the root's output is a block for each rank, in rank order
+	Scatter       // the root's input is a block for each rank, in rank order
 	Send
 	Recv
 	// KindCount is the number of kinds.
 	KindCount
 )
 
-var kindNames = [KindCount]string{"all_reduce", "broadcast", "all_gather", "reduce", "barrier", "send", "recv"}
+var kindNames = [KindCount]string{"all_reduce", "broadcast", "all_gather", "reduce", "barrier", "reduce_scatter", "all_to_all",
+	"gather", "scatter", "send", "recv"}
 
 // String is torch's name of the operation.
 func (k Kind) String() string {
@@ -34,10 +39,10 @@ func (k Kind) Valid() bool { return k < KindCount }
 func (k Kind) Collective() bool { return k < Send }
 
 // Rooted reports whether one rank of the collective is special.
-func (k Kind) Rooted() bool { return k == Broadcast || k == Reduce }
+func (k Kind) Rooted() bool { return k == Broadcast || k == Reduce || k == Gather || k == Scatter }
 
 // Reduces reports whether the operation combines elements, so that a [ReduceOp] means something.
-func (k Kind) Reduces() bool { return k == AllReduce || k == Reduce }
+func (k Kind) Reduces() bool { return k == AllReduce || k == Reduce || k == ReduceScatter }
 
 // ParseKind is the inverse of [Kind.String].
 func ParseKind(s string) (Kind, bool) {

@@ -3,6 +3,7 @@ package coll
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -12,24 +13,39 @@ const AnySource = -1
 // Op describes one call on one rank: sagecomm_op without its pointers. A buffer is the concatenation of its segments,
 // so only lengths matter here.
 type Op struct {
-	Kind    Kind
-	Type    DataType
-	Reduce  ReduceOp // all_reduce and reduce
-	Async   bool     // the caller does not wait for peers
-	Root    int      // root of broadcast and reduce, peer of send and recv; a rank of the group, or [AnySource]
-	Tag     int      // send and recv
-	In      uint64   // bytes of the input
-	Out     uint64   // bytes of the output
-	Factor  float64  // PREMUL_SUM
-	Timeout time.Duration
+	Kind   Kind
+	Type   DataType
+	Reduce ReduceOp // of the kinds that reduce
+	Async  bool     // the caller does not wait for peers
+	Root   int      // root of rooted kinds, peer of send and recv; a rank of the group, or [AnySource]
+	Tag    int      // send and recv
+	In     uint64   // bytes of the input
+	Out    uint64   // bytes of the output
+	// InBlocks (reduce_scatter, all_to_all) and OutBlocks (all_gather, all_to_all) are the bytes of each rank's block;
+	// nil: blocks are equal.
+	InBlocks, OutBlocks []uint64
+	Factor              float64 // PREMUL_SUM
+	Timeout             time.Duration
 }
 
-// Bytes is the length that the operation is known by, the same on all ranks of a collective: the tensor of one rank,
-// for all_gather the input.
+// Bytes is the length that the operation is known by, the same on all ranks of a collective: the tensor of one rank, or
+// the longest block. Ranks of an all_to_all have nothing in common, so it is 0.
 func (op Op) Bytes() uint64 {
 	switch op.Kind {
-	case Broadcast, Recv:
+	case Broadcast, Recv, Scatter:
 		return op.Out
+	case AllToAll:
+		return 0
+	case ReduceScatter:
+		if op.InBlocks != nil {
+			return slices.Max(op.InBlocks)
+		}
+		return op.Out
+	case AllGather:
+		if op.OutBlocks != nil {
+			return slices.Max(op.OutBlocks)
+		}
+		return op.In
 	default:
 		return op.In
 	}
@@ -61,7 +77,7 @@ func (op Op) Check(rank, size int) error {
 
 func (op Op) checkRoot(rank, size int) error {
 	switch op.Kind {
-	case Broadcast, Reduce:
+	case Broadcast, Reduce, Gather, Scatter:
 		if op.Root < 0 || op.Root >= size {
 			return op.refuse("rank %d: root %d is outside the group, expected 0 to %d", rank, op.Root, size-1)
 		}
@@ -88,6 +104,11 @@ func (op Op) checkBytes(rank, size int) error {
 		return op.refuse("rank %d: input of %d and output of %d bytes are not whole elements of %v (%d bytes each)",
 			rank, op.In, op.Out, op.Type, width)
 	}
+	if err := op.checkBlocks(rank, size); err != nil {
+		return err
+	}
+	// Division, not multiplication: size times a length from outside may wrap.
+	blocksOf := func(all, one uint64) bool { return all/uint64(size) == one && all%uint64(size) == 0 }
 	ok, want := true, ""
 	switch op.Kind {
 	case AllReduce:
@@ -99,9 +120,36 @@ func (op Op) checkBytes(rank, size int) error {
 			ok, want = op.In == 0 || op.In == op.Out, "no input, or one as long as the output"
 		}
 	case AllGather:
-		// Division, not multiplication: size times a length from outside may wrap.
-		ok = op.Out/uint64(size) == op.In && op.Out%uint64(size) == 0
-		want = fmt.Sprintf("an output %d times as long as the input", size)
+		if op.OutBlocks != nil {
+			ok, want = op.In == op.OutBlocks[rank], "an input as long as this rank's block"
+		} else {
+			ok, want = blocksOf(op.Out, op.In), fmt.Sprintf("an output %d times as long as the input", size)
+		}
+	case ReduceScatter:
+		if op.InBlocks != nil {
+			ok, want = op.Out == op.InBlocks[rank], "an output as long as this rank's block"
+		} else {
+			ok, want = blocksOf(op.In, op.Out), fmt.Sprintf("an input %d times as long as the output", size)
+		}
+	case AllToAll:
+		ok = op.InBlocks != nil || op.In%uint64(size) == 0
+		ok = ok && (op.OutBlocks != nil || op.Out%uint64(size) == 0)
+		want = fmt.Sprintf("%d equal blocks, or the lengths of the blocks", size)
+		if in, out := own(op.InBlocks, op.In, rank, size), own(op.OutBlocks, op.Out, rank, size); ok && in != out {
+			return op.refuse("rank %d: it has %d bytes for itself and expects %d", rank, in, out)
+		}
+	case Gather:
+		if rank == op.Root {
+			ok, want = blocksOf(op.Out, op.In), fmt.Sprintf("an output %d times as long as the input on the root", size)
+		} else {
+			ok, want = op.Out == 0, "no output on a rank that is not the root"
+		}
+	case Scatter:
+		if rank == op.Root {
+			ok, want = blocksOf(op.In, op.Out), fmt.Sprintf("an input %d times as long as the output on the root", size)
+		} else {
+			ok, want = op.In == 0, "no input on a rank that is not the root"
+		}
 	case Reduce:
 		if rank == op.Root {
 			ok, want = op.In == op.Out, "equal lengths on the root"
@@ -117,6 +165,49 @@ func (op Op) checkBytes(rank, size int) error {
 	}
 	if !ok {
 		return op.refuse("rank %d: input has %d bytes and output %d, expected %s", rank, op.In, op.Out, want)
+	}
+	return nil
+}
+
+// own is the length of this rank's block.
+func own(blocks []uint64, all uint64, rank, size int) uint64 {
+	if blocks != nil {
+		return blocks[rank]
+	}
+	return all / uint64(size)
+}
+
+func (op Op) checkBlocks(rank, size int) error {
+	for _, list := range []struct {
+		name   string
+		blocks []uint64
+		all    uint64
+		ok     bool
+	}{
+		{"input", op.InBlocks, op.In, op.Kind == ReduceScatter || op.Kind == AllToAll},
+		{"output", op.OutBlocks, op.Out, op.Kind == AllGather || op.Kind == AllToAll},
+	} {
+		switch {
+		case list.blocks == nil:
+			continue
+		case !list.ok:
+			return op.refuse("rank %d: blocks of the %s cannot differ in length", rank, list.name)
+		case len(list.blocks) != size:
+			return op.refuse("rank %d: %d blocks of the %s, the group has %d ranks", rank, len(list.blocks), list.name, size)
+		}
+		left := list.all
+		for i, n := range list.blocks {
+			if n > left {
+				return op.refuse("rank %d: the %s of %d bytes ends within block %d", rank, list.name, list.all, i)
+			}
+			if n%uint64(op.Type.Size()) != 0 {
+				return op.refuse("rank %d: block %d of the %s, %d bytes, is not whole elements of %v", rank, i, list.name, n, op.Type)
+			}
+			left -= n
+		}
+		if left != 0 {
+			return op.refuse("rank %d: the %s has %d bytes beyond its last block", rank, list.name, left)
+		}
 	}
 	return nil
 }
