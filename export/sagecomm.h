@@ -47,11 +47,15 @@ typedef enum sagecomm_status {
 typedef enum sagecomm_kind {
   SAGECOMM_ALL_REDUCE = 0,
   SAGECOMM_BROADCAST = 1,
-  SAGECOMM_ALL_GATHER = 2, /* out: size() blocks of in.bytes each, in rank order */
+  SAGECOMM_ALL_GATHER = 2, /* out: a block for each rank, in rank order */
   SAGECOMM_REDUCE = 3,
   SAGECOMM_BARRIER = 4,
-  SAGECOMM_SEND = 5,
-  SAGECOMM_RECV = 6,
+  SAGECOMM_REDUCE_SCATTER = 5, /* in: a block for each rank, in rank order; out: the reduction of this rank's block */
+  SAGECOMM_ALL_TO_ALL = 6,     /* in: a block to each rank; out: a block from each rank, in rank order */
+  SAGECOMM_GATHER = 7,         /* out, on the root: a block for each rank, in rank order */
+  SAGECOMM_SCATTER = 8,        /* in, on the root: a block for each rank, in rank order */
+  SAGECOMM_SEND = 9,
+  SAGECOMM_RECV = 10,
   SAGECOMM_KIND_COUNT
 } sagecomm_kind;
 
@@ -104,16 +108,22 @@ enum {
 typedef struct sagecomm_op {
   uint8_t kind;      /* sagecomm_kind */
   uint8_t dtype;     /* sagecomm_dtype */
-  uint8_t reduce_op; /* sagecomm_reduce_op, for all_reduce and reduce */
+  uint8_t reduce_op; /* sagecomm_reduce_op, for all_reduce, reduce and reduce_scatter */
   uint8_t flags;     /* SAGECOMM_ASYNC */
-  int32_t root;      /* root of broadcast and reduce, peer of send and recv (rank in the group) */
+  int32_t root;      /* root of broadcast, reduce, gather and scatter, peer of send and recv (rank in the group) */
   int32_t tag;       /* send and recv */
   uint32_t n_in;     /* segments of the input */
   uint32_t n_out;    /* segments of the output */
   uint32_t reserved;
-  /* In place: the same memory as out. The arrays are read during issue() only. */
-  const sagecomm_segment *in;  /* broadcast: on the root, the same memory as out; elsewhere none */
-  const sagecomm_segment *out; /* reduce: on the root; elsewhere none, or memory that stays as it is */
+  /* In place: the same memory as out, for all_gather, reduce_scatter, gather and scatter as this rank's block; for
+   * all_to_all there is no in place. The arrays are read during issue() only. */
+  const sagecomm_segment *in;  /* broadcast: on the root, the same memory as out; elsewhere none. scatter: on the root */
+  const sagecomm_segment *out; /* reduce: on the root; elsewhere none, or memory that stays as it is. gather: on the root */
+  /* Bytes of each rank's block, as many as the group has ranks; NULL: blocks are equal. in_blocks is for reduce_scatter
+   * and all_to_all, out_blocks for all_gather and all_to_all. All ranks know the same blocks of reduce_scatter and
+   * all_gather. What a rank of an all_to_all has for another one must be what that one expects. */
+  const uint64_t *in_blocks;
+  const uint64_t *out_blocks;
   double factor;               /* PREMUL_SUM */
   int64_t timeout_ns;          /* 0: the group's */
 } sagecomm_op;

@@ -83,6 +83,11 @@ func (g *Group) judge(t runner.Trouble) *coll.Failure {
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d called %s, but %s sent elements of %v; make both sides agree",
 			g.name, g.rank, describe(t.Op, 0), g.who(t.Peer), coll.DataType(t.Got))
 		return f
+	case runner.Split:
+		f := g.blame(coll.Mismatch, t.Peer, t)
+		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d expects %d bytes from %s in all_to_all #%d, which sends it %d; the input splits of one rank must be the output splits of the others",
+			g.name, g.rank, t.Want, g.who(t.Peer), t.Sequence, t.Got)
+		return f
 	case runner.Garbage:
 		f := g.blame(coll.Internal, t.Peer, t)
 		what := fmt.Sprintf("message, where rank %d looks for one", g.rank)
@@ -112,7 +117,7 @@ func (g *Group) mismatch(t runner.Trouble) *coll.Failure {
 		if ok && known && mine.Hash != theirs.Hash {
 			f.Sequence, f.Op = seq, mine.Op.Kind.String()
 			f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: rank %d called %s, rank %d called %s; every rank must make the same calls in the same order",
-				g.name, seq, g.rank, describe(mine.Op, 0), t.Peer, describe(theirs.Op, 0))
+				g.name, seq, g.rank, announced(mine), t.Peer, announced(theirs))
 			return f
 		}
 	}
@@ -185,6 +190,15 @@ func (g *Group) last(rank int) uint64 {
 	return last
 }
 
+// announced describes a call of a rank's, which may have blocks of other lengths than another one's.
+func announced(a runner.Announced) string {
+	text := describe(a.Op, 0)
+	if a.Uneven {
+		text += " with blocks of different lengths"
+	}
+	return text
+}
+
 // describe writes a call as a user would: "all_reduce #7 (float32, SUM, 1000 elements)".
 func describe(op coll.Op, sequence uint64) string {
 	var parts []string
@@ -195,7 +209,7 @@ func describe(op coll.Op, sequence uint64) string {
 		parts = append(parts, op.Reduce.String())
 	}
 	switch {
-	case op.Kind == coll.Barrier:
+	case op.Kind == coll.Barrier, op.Kind == coll.AllToAll:
 	case op.Type.Size() > 0:
 		parts = append(parts, fmt.Sprintf("%d elements", op.Bytes()/uint64(op.Type.Size())))
 	default:

@@ -19,7 +19,7 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	if f := g.fallen(); f != nil {
 		return f
 	}
-	op := call.Op()
+	op := call.Op(g.size)
 	if err := op.Check(g.rank, g.size); err != nil {
 		return g.refuse(op, err)
 	}
@@ -31,7 +31,7 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	key, class := g.run.Key(call)
+	key, class := g.run.Key(call, op.Bytes())
 	program, kept := g.run.Lookup(key)
 	if !kept {
 		var err error
@@ -40,7 +40,7 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 		}
 		kept = g.run.Keep(key, program)
 	}
-	if err := g.run.Submit(call, program, !kept); err != nil {
+	if err := g.run.Submit(call, op.Bytes(), program, !kept); err != nil {
 		if !kept {
 			program.Free()
 		}

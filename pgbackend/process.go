@@ -113,12 +113,12 @@ func (p *Process) Trouble(handle uint64, t runner.Trouble) {
 }
 
 // Trace implements runner.Handler.
-func (p *Process) Trace(handle uint64, op coll.Op) {
+func (p *Process) Trace(handle uint64, call runner.Call) {
 	if g := p.Group(handle); g != nil && g.hold() {
 		var f *coll.Failure
 		defer g.letGo()
 		defer g.recoverInto(&f)
-		say("TRACE", fmt.Sprintf("group %q rank %d: %s", g.name, g.rank, describe(op, 0)))
+		say("TRACE", fmt.Sprintf("group %q rank %d: %s", g.name, g.rank, describe(call.Op(g.size), 0)))
 	}
 }
 

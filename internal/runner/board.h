@@ -46,8 +46,8 @@ typedef struct scr_slot {
 typedef struct scr_record {
   _Atomic uint64_t seq;   /* number of the collective */
   _Atomic uint64_t hash;  /* running hash including it */
-  _Atomic uint64_t bytes; /* of this rank's input */
-  _Atomic uint64_t what;  /* kind | dtype << 8 | reduce_op << 16 | root << 32 */
+  _Atomic uint64_t bytes; /* scr_op_bytes() */
+  _Atomic uint64_t what;  /* kind | dtype << 8 | reduce_op << 16 | blocks differ in length << 24 | root << 32 */
 } scr_record;
 
 /* Where a driver says that it sleeps. */

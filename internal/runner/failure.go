@@ -27,6 +27,7 @@ const (
 	Garbage     Code = C.SCR_TROUBLE_GARBAGE  // what Peer wrote cannot be meant
 	WrongType   Code = C.SCR_TROUBLE_TYPE     // Peer sent elements of the DataType Got
 	NoMemory    Code = C.SCR_TROUBLE_MEMORY   // this process has none for what came from Peer
+	Split       Code = C.SCR_TROUBLE_SPLIT    // Peer has a block of Got bytes where Want were expected
 )
 
 // Trouble is what a driver found, in which operation.
@@ -36,18 +37,22 @@ type Trouble struct {
 	Sequence uint64
 	Op       coll.Op
 	Got      uint64
+	Want     uint64
 	Waited   time.Duration
 	Timeout  time.Duration
 }
 
 func goTrouble(t *C.scr_trouble) Trouble {
-	op := coll.Op{Kind: coll.Kind(t.kind), Type: coll.DataType(t.dtype), Reduce: coll.ReduceOp(t.reduce_op),
-		Root: int(t.root), Tag: int(t.tag), In: uint64(t.bytes)}
-	if op.Kind == coll.Recv || op.Kind == coll.Broadcast {
-		op.Out = op.In
-	}
-	return Trouble{Code: Code(t.code), Peer: int(t.peer), Sequence: uint64(t.sequence), Op: op, Got: uint64(t.got),
+	op := known(coll.Op{Kind: coll.Kind(t.kind), Type: coll.DataType(t.dtype), Reduce: coll.ReduceOp(t.reduce_op),
+		Root: int(t.root), Tag: int(t.tag)}, uint64(t.bytes))
+	return Trouble{Code: Code(t.code), Peer: int(t.peer), Sequence: uint64(t.sequence), Op: op, Got: uint64(t.got), Want: uint64(t.bytes),
 		Waited: time.Duration(t.waited_ns), Timeout: time.Duration(t.timeout_ns)}
+}
+
+// known is an operation of which no more is known than the length that it is known by.
+func known(op coll.Op, bytes uint64) coll.Op {
+	op.In, op.Out = bytes, bytes
+	return op
 }
 
 func copyText(to []C.char, text string) {
@@ -154,6 +159,7 @@ func (g *Group) Down(f *coll.Failure) {
 type Announced struct {
 	Sequence, Hash uint64
 	Op             coll.Op
+	Uneven         bool // blocks differ in length
 }
 
 // Announced returns what a rank announced as its sequence-th collective, if that is still known.
@@ -162,12 +168,9 @@ func (g *Group) Announced(rank int, sequence uint64) (Announced, bool) {
 	if !bool(C.scr_group_call(g.c, C.int32_t(rank), C.uint64_t(sequence), &c)) {
 		return Announced{}, false
 	}
-	op := coll.Op{Kind: coll.Kind(c.kind), Type: coll.DataType(c.dtype), Reduce: coll.ReduceOp(c.reduce_op),
-		Root: int(c.root), In: uint64(c.bytes)}
-	if op.Kind == coll.Broadcast {
-		op.Out = op.In
-	}
-	return Announced{Sequence: sequence, Hash: uint64(c.hash), Op: op}, true
+	op := known(coll.Op{Kind: coll.Kind(c.kind), Type: coll.DataType(c.dtype), Reduce: coll.ReduceOp(c.reduce_op), Root: int(c.root)},
+		uint64(c.bytes))
+	return Announced{Sequence: sequence, Hash: uint64(c.hash), Op: op, Uneven: c.uneven != 0}, true
 }
 
 // LastCall is the last collective that a rank announced, 0 for none, and whether the rank has left the group.

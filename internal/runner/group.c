@@ -81,10 +81,12 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   }
   size_t n = (size_t)config->size;
   scr_peer *peer = g ? zeroed(n * sizeof *peer) : NULL;
-  scr_channel *channel = peer ? zeroed(n * sizeof *channel) : NULL;
+  uint64_t *offsets = peer ? zeroed(2 * (n + 1) * sizeof *offsets) : NULL;
+  scr_channel *channel = offsets ? zeroed(n * sizeof *channel) : NULL;
   scr_recorder *recorder = channel && config->flight_entries ? scr_recorder_new(config->flight_entries) : NULL;
   if (channel == NULL || (recorder == NULL && config->flight_entries)) {
     free(channel);
+    free(offsets);
     free(peer);
     if (g != NULL && groups[index] == NULL) free(g);
     give_index(index);
@@ -93,6 +95,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   g->rank = config->rank;
   g->size = config->size;
   g->peer = peer;
+  g->fast_offsets = offsets;
   g->channel = channel;
   g->recorder = recorder;
   g->spin = config->spin;
@@ -145,6 +148,7 @@ void scr_group_close(scr_group *g) {
     if (g->cache[i].program) scr_program_free(g->cache[i].program);
   }
   free(g->peer);
+  free(g->fast_offsets);
   free(g->channel);
   scr_recorder_free(g->recorder);
   g->recorder = NULL;
@@ -334,6 +338,7 @@ static bool read_record(const scr_group *g, int32_t rank, uint64_t sequence, scr
   out->kind = (uint8_t)what;
   out->dtype = (uint8_t)(what >> 8);
   out->reduce_op = (uint8_t)(what >> 16);
+  out->uneven = (what >> 24) & 1;
   out->root = (int32_t)(what >> 32);
   return atomic_load_explicit(&rec->seq, memory_order_relaxed) == sequence;
 }
@@ -373,11 +378,9 @@ void scr_program_free(scr_program *p) { free(p); }
 /* kind (4 bits) | dtype (5) | reduce op (4) | class (8) | root + 1 (32), never 0. What a collective does not depend on
  * stays 0, so that a broadcast has one program for all types. */
 uint64_t scr_cache_key(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
-  uint64_t reduces = op->kind == SAGECOMM_ALL_REDUCE || op->kind == SAGECOMM_REDUCE;
-  uint64_t rooted = op->kind == SAGECOMM_BROADCAST || op->kind == SAGECOMM_REDUCE;
   uint64_t key = UINT64_C(1) << 63 | (uint64_t)op->kind << 53 | (uint64_t)scr_group_class(g, op->kind, bytes) << 41;
-  if (reduces) key |= (uint64_t)op->dtype << 36 | (uint64_t)op->reduce_op << 32;
-  if (rooted) key |= (uint64_t)((uint32_t)op->root + 1);
+  if (scr_reduces(op->kind)) key |= (uint64_t)op->dtype << 36 | (uint64_t)op->reduce_op << 32;
+  if (scr_rooted(op->kind)) key |= (uint64_t)((uint32_t)op->root + 1);
   return key;
 }
 

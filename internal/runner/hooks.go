@@ -21,7 +21,7 @@ type Handler interface {
 	// Ring makes the ring from this rank to the peer, or takes the group down.
 	Ring(group uint64, peer int)
 	// Trace hears of an operation that is about to be issued, in a group opened with Config.Trace.
-	Trace(group uint64, op coll.Op)
+	Trace(group uint64, call Call)
 }
 
 var (
@@ -55,7 +55,7 @@ func scrGoTrouble(group C.uint64_t, t *C.scr_trouble) {
 
 //export scrGoTrace
 func scrGoTrace(group C.uint64_t, op *C.sagecomm_op) {
-	handler.Trace(uint64(group), Call{raw: op}.Op())
+	handler.Trace(uint64(group), Call{raw: op})
 }
 
 //export scrGoRing

@@ -37,7 +37,23 @@ enum { SCR_FINISHED = 0, SCR_BLOCKED = -1, SCR_YIELDED = -2, SCR_IDLE = -3, SCR_
 typedef struct scr_segments {
   const sagecomm_segment *list;
   uint32_t n;
+  uint32_t at;   /* a segment that was looked at lately, */
+  uint64_t base; /* and the bytes before it: most looks go near the one before */
 } scr_segments;
+
+/* Where the blocks of a buffer lie. */
+typedef struct scr_blocks {
+  const uint64_t *at; /* size() + 1 offsets, or NULL: blocks are equal */
+  uint64_t equal;     /* bytes of each then */
+} scr_blocks;
+
+static inline uint64_t scr_block_at(const scr_blocks *b, int32_t i) {
+  return b->at ? b->at[i] : (uint64_t)i * b->equal;
+}
+
+static inline uint64_t scr_block_bytes(const scr_blocks *b, int32_t i) {
+  return b->at ? b->at[i + 1] - b->at[i] : b->equal;
+}
 
 /* Why a group is down. It never changes; the group and every operation that failed with it hold a reference, so that a
  * work tells its cause when the group is gone and its memory is another one's. */
@@ -64,16 +80,20 @@ struct scr_run {
   scr_cause *cause; /* owned: of a status below 0 */
   _Atomic uint32_t released;
 
-  uint8_t kind, dtype, reduce_op, started, async;
+  uint8_t kind, dtype, reduce_op, started, async, uneven;
   int32_t root, tag;
-  uint64_t bytes; /* of this rank's input */
+  uint64_t bytes; /* scr_op_bytes() */
   double factor;
   scr_segments in, out;
+  scr_blocks in_blocks, out_blocks;
+  uint64_t *offsets; /* of both, owned */
   sagecomm_segment segments[2 * SCR_INLINE_SEGMENTS];
   sagecomm_segment *more_segments; /* owned, when there are more than fit */
   const scr_program *program;
   scr_program *own_program; /* owned: not in the cache */
 
+  uint64_t longest; /* of what is cut into chunks: the buffer or its longest block; of an all_to_all, of all ranks */
+  uint64_t base;    /* where the chunks begin in it, behind the head */
   uint64_t seq, hash, ticket, chunks;
   uint64_t head; /* position of the pipeline */
   uint32_t stage;
@@ -84,6 +104,7 @@ struct scr_run {
 
   _Atomic uint64_t *flag; /* where it is blocked */
   uint64_t need;
+  uint64_t expected; /* SCR_TROUBLE_SPLIT: bytes, where `need` came */
   int32_t peer;
 
   _Atomic(sagecomm_done_fn) done; /* stored after done_ctx: a thread in wait() may look at any time */
@@ -179,6 +200,7 @@ struct scr_group {
   scr_run *queue_head, *queue_tail;
 
   scr_run fast; /* the run of the fast path, under the drive lock */
+  uint64_t *fast_offsets;
 
   uint64_t boundary[SAGECOMM_KIND_COUNT][SCR_MAX_CLASSES];
   uint32_t boundaries[SAGECOMM_KIND_COUNT];
@@ -270,11 +292,22 @@ int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns);
 
 /* ---- runs and queue (run.c, issue.c) ---- */
 
+/* coll.Kind.Reduces and coll.Kind.Rooted. */
+static inline bool scr_reduces(int kind) {
+  return kind == SAGECOMM_ALL_REDUCE || kind == SAGECOMM_REDUCE || kind == SAGECOMM_REDUCE_SCATTER;
+}
+
+static inline bool scr_rooted(int kind) {
+  return kind == SAGECOMM_BROADCAST || kind == SAGECOMM_REDUCE || kind == SAGECOMM_GATHER || kind == SAGECOMM_SCATTER;
+}
+
 scr_run *scr_run_new(void);
 scr_run *scr_run_of(uint64_t handle);
 void scr_run_ref(scr_run *r);
 void scr_run_unref(scr_run *r);
-bool scr_run_operands(scr_run *r, const sagecomm_op *op, bool copy_segments);
+/* Takes the operation's description over. `scratch` is for 2 (size + 1) offsets and the caller's arrays are used as they
+ * lie, or NULL: all is copied. False: no memory. */
+bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t *scratch);
 /* Marks it complete and wakes its waiters. If it has a done function and nobody is waiting who would call it
  * (`waiter`: the caller is), hands it to the completers. Drops no reference. */
 void scr_run_finish(scr_run *r, int32_t status, bool waiter);

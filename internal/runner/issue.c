@@ -63,8 +63,42 @@ bool scr_op_whole(const sagecomm_op *op, uint64_t elem) {
   return (bits & (elem - 1)) == 0;
 }
 
-uint64_t scr_op_bytes(const sagecomm_op *op, int32_t size) {
+/* The longest block, UINT64_MAX if the blocks do not make up the buffer out of whole elements. */
+static uint64_t longest_block(const uint64_t *blocks, int32_t size, uint64_t total, uint64_t elem) {
+  uint64_t longest = 0, left = total, bits = 0;
+  for (int32_t i = 0; i < size; i++) {
+    if (blocks[i] > left) return UINT64_MAX;
+    left -= blocks[i];
+    bits |= blocks[i];
+    if (blocks[i] > longest) longest = blocks[i];
+  }
+  return left == 0 && (bits & (elem - 1)) == 0 ? longest : UINT64_MAX;
+}
+
+/* One buffer of `all` bytes is blocks, the other one is this rank's block. */
+static uint64_t block_bytes(const uint64_t *blocks, uint64_t all, uint64_t one, int32_t rank, int32_t size,
+                            uint64_t elem) {
+  if (blocks == NULL) return all % (uint64_t)size == 0 && all / (uint64_t)size == one ? one : UINT64_MAX;
+  return one == blocks[rank] ? longest_block(blocks, size, all, elem) : UINT64_MAX;
+}
+
+/* Bytes of an element, in sagecomm_dtype's order. */
+static const uint8_t elem_bytes[SAGECOMM_DTYPE_COUNT] = {1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 2, 4, 8, 8, 16, 1};
+
+/* Whether both buffers are blocks, and this rank's own one is as long in both. */
+static bool exchanges(const sagecomm_op *op, uint64_t in, uint64_t out, int32_t rank, int32_t size, uint64_t elem) {
+  if (op->in_blocks ? longest_block(op->in_blocks, size, in, elem) == UINT64_MAX : in % (uint64_t)size != 0)
+    return false;
+  if (op->out_blocks ? longest_block(op->out_blocks, size, out, elem) == UINT64_MAX : out % (uint64_t)size != 0) {
+    return false;
+  }
+  uint64_t mine = op->in_blocks ? op->in_blocks[rank] : in / (uint64_t)size;
+  return mine == (op->out_blocks ? op->out_blocks[rank] : out / (uint64_t)size);
+}
+
+uint64_t scr_op_bytes(const sagecomm_op *op, int32_t rank, int32_t size) {
   uint64_t in = scr_total(op->in, op->n_in), out = scr_total(op->out, op->n_out);
+  uint64_t elem = op->dtype < SAGECOMM_DTYPE_COUNT ? elem_bytes[op->dtype] : 1;
   switch (op->kind) {
     case SAGECOMM_ALL_REDUCE:
       return in == out ? in : UINT64_MAX;
@@ -73,7 +107,17 @@ uint64_t scr_op_bytes(const sagecomm_op *op, int32_t size) {
     case SAGECOMM_BROADCAST:
       return op->n_in == 0 || in == out ? out : UINT64_MAX;
     case SAGECOMM_ALL_GATHER:
-      return out % (uint64_t)size == 0 && out / (uint64_t)size == in ? in : UINT64_MAX;
+      return op->in_blocks ? UINT64_MAX : block_bytes(op->out_blocks, out, in, rank, size, elem);
+    case SAGECOMM_REDUCE_SCATTER:
+      return op->out_blocks ? UINT64_MAX : block_bytes(op->in_blocks, in, out, rank, size, elem);
+    case SAGECOMM_ALL_TO_ALL:
+      return exchanges(op, in, out, rank, size, elem) ? 0 : UINT64_MAX;
+    case SAGECOMM_GATHER:
+      if (rank != op->root) return out == 0 ? in : UINT64_MAX;
+      return block_bytes(NULL, out, in, rank, size, elem);
+    case SAGECOMM_SCATTER:
+      if (rank != op->root) return in == 0 ? out : UINT64_MAX;
+      return block_bytes(NULL, in, out, rank, size, elem);
     case SAGECOMM_SEND:
       return in;
     case SAGECOMM_RECV:
@@ -103,15 +147,16 @@ void scr_drive_unlock(scr_group *g) {
 
 static void count(scr_group *g, const scr_run *r) {
   _Atomic uint64_t *ops = &g->ops[r->kind], *bytes = &g->bytes[r->kind];
+  uint64_t n = r->kind == SAGECOMM_ALL_TO_ALL ? scr_total(r->in.list, r->in.n) : r->bytes;
   atomic_store_explicit(ops, atomic_load_explicit(ops, memory_order_relaxed) + 1, memory_order_relaxed);
-  atomic_store_explicit(bytes, atomic_load_explicit(bytes, memory_order_relaxed) + r->bytes, memory_order_relaxed);
+  atomic_store_explicit(bytes, atomic_load_explicit(bytes, memory_order_relaxed) + n, memory_order_relaxed);
 }
 
 /* Numbering and queueing are one step under the queue lock, so the order of the queue is the order of the numbers. */
 scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own, bool *down) {
   *down = false;
   scr_run *r = scr_run_new();
-  if (r == NULL || !scr_run_operands(r, op, true)) {
+  if (r == NULL || !scr_run_operands(r, op, g->size, NULL)) {
     if (r) scr_run_unref(r);
     return NULL;
   }
@@ -260,7 +305,9 @@ static bool promote(scr_group *g, const sagecomm_op *op, sagecomm_work *work) {
   r->index = index;
   r->generation = generation;
   atomic_store_explicit(&r->refs, 2, memory_order_relaxed);
-  if (!scr_run_operands(r, op, true)) {
+  r->offsets = NULL;
+  r->in_blocks.at = r->out_blocks.at = NULL;
+  if (!scr_run_operands(r, op, g->size, NULL)) {
     scr_run_unref(r);
     scr_run_unref(r);
     return false;
@@ -278,7 +325,7 @@ static bool promote(scr_group *g, const sagecomm_op *op, sagecomm_work *work) {
 static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, uint64_t bytes, uint64_t seq,
                         const scr_program *pg, sagecomm_work *work, sagecomm_error *err) {
   scr_run *r = &g->fast;
-  scr_run_operands(r, op, false);
+  scr_run_operands(r, op, g->size, g->fast_offsets);
   r->group = g;
   r->group_handle = handle;
   r->bytes = bytes;
@@ -314,13 +361,10 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
   return status;
 }
 
-/* Bytes of an element, in sagecomm_dtype's order. */
-static const uint8_t elem_bytes[SAGECOMM_DTYPE_COUNT] = {1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 2, 4, 8, 8, 16, 1};
-
 /* Whether a call whose program is there is allowed as well. What else would be refused has no program under its key. */
 static inline bool allowed(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
   bool whole = op->dtype < SAGECOMM_DTYPE_COUNT && scr_op_whole(op, elem_bytes[op->dtype]);
-  bool rooted = op->kind == SAGECOMM_BROADCAST || op->kind == SAGECOMM_REDUCE;
+  bool rooted = scr_rooted(op->kind);
   return whole && bytes != UINT64_MAX && op->timeout_ns >= 0 && op->reduce_op < SAGECOMM_REDUCE_OP_COUNT &&
          (!rooted || op->root != g->rank || (op->n_in != 0 && op->n_out != 0));
 }
@@ -338,7 +382,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
   int32_t size =
       *(volatile int32_t *)&g->size; /* 0: the handle is stale and its place is being given to another group */
   if (SCR_LIKELY(!(op->flags & SAGECOMM_ASYNC) && op->kind < SAGECOMM_SEND && size > 0)) {
-    uint64_t bytes = scr_op_bytes(op, size);
+    uint64_t bytes = scr_op_bytes(op, g->rank, size);
     const scr_program *pg = scr_cache_find(g, scr_cache_key(g, op, bytes));
     uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
     if (SCR_LIKELY(pg != NULL && allowed(g, op, bytes) && (w & SCR_FLAGS) == 0 && w >> SCR_GEN_SHIFT == group >> 32) &&

@@ -50,8 +50,8 @@ type frame struct {
 
 var frames = sync.Pool{New: func() any { return new(frame) }}
 
-// Issue issues one operation on buffers that are the concatenation of in and of out; the lengths in op are not looked
-// at. A synchronous operation is complete when it returns; then the Work is the zero Work.
+// Issue issues one operation on buffers that are the concatenation of in and of out; the lengths In and Out of op are
+// not looked at. A synchronous operation is complete when it returns; then the Work is the zero Work.
 func (g *Group) Issue(op coll.Op, in, out [][]byte) (Work, *coll.Failure) {
 	f := frames.Get().(*frame)
 	defer frames.Put(f)
@@ -101,6 +101,14 @@ func (f *frame) issue(group uint64, op coll.Op, in, out [][]byte, pins *runtime.
 		root: C.int32_t(op.Root), tag: C.int32_t(op.Tag), factor: C.double(op.Factor), timeout_ns: C.int64_t(op.Timeout),
 		n_in: C.uint32_t(len(in)), n_out: C.uint32_t(len(out)),
 		in: fill(list, in), out: fill(list[len(in):], out)}
+	lengths := func(list []uint64) *C.uint64_t {
+		if len(list) == 0 {
+			return nil
+		}
+		pins.Pin(&list[0])
+		return (*C.uint64_t)(unsafe.Pointer(&list[0]))
+	}
+	f.op.in_blocks, f.op.out_blocks = lengths(op.InBlocks), lengths(op.OutBlocks)
 	if op.Async {
 		f.op.flags = C.SAGECOMM_ASYNC
 	}

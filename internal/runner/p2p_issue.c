@@ -192,7 +192,7 @@ int scr_message_wait(scr_group *g, scr_run *r, int64_t slice_end) {
 
 int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work,
                           sagecomm_error *err) {
-  uint64_t bytes = scr_op_bytes(op, 1);
+  uint64_t bytes = scr_op_bytes(op, 0, 1);
   bool valid = bytes != UINT64_MAX && op->timeout_ns >= 0 && op->root < g->size &&
                (op->root >= 0 || (op->root == SAGECOMM_ANY_SOURCE && op->kind == SAGECOMM_RECV));
   if (!valid || !scr_group_enter(g, handle)) {
@@ -201,7 +201,7 @@ int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, 
     return scr_go.issue(handle, op, &none, err); /* words the refusal */
   }
   scr_run *r = scr_run_new();
-  if (r == NULL || !scr_run_operands(r, op, true)) {
+  if (r == NULL || !scr_run_operands(r, op, g->size, NULL)) {
     if (r) scr_run_unref(r);
     scr_group_exit(g);
     return scr_plain_error(err, SAGECOMM_SYSTEM, "sagecomm: no memory for a message");

@@ -39,21 +39,40 @@ static inline _Atomic uint64_t *consumed_word(const scr_peer *p, int lane) {
 }
 
 /* Bytes from `offset` on that lie together, at most `want`. */
-static inline unsigned char *span(const scr_segments *s, uint64_t offset, uint64_t want, uint64_t *got) {
-  uint32_t i = 0;
-  while (i + 1 < s->n && offset >= s->list[i].bytes) offset -= s->list[i++].bytes;
-  uint64_t left = s->n ? s->list[i].bytes - offset : 0;
+static inline unsigned char *span(scr_segments *s, uint64_t offset, uint64_t want, uint64_t *got) {
+  if (s->n == 0) {
+    *got = 0;
+    return NULL;
+  }
+  while (SCR_UNLIKELY(offset < s->base)) s->base -= s->list[--s->at].bytes;
+  while (s->at + 1 < s->n && offset - s->base >= s->list[s->at].bytes) s->base += s->list[s->at++].bytes;
+  const sagecomm_segment *segment = &s->list[s->at];
+  uint64_t left = segment->bytes - (offset - s->base);
   *got = left < want ? left : want;
-  return s->n ? (unsigned char *)s->list[i].data + offset : NULL;
+  return (unsigned char *)segment->data + (offset - s->base);
 }
 
 static inline uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 /* ---- the parts of a chunk ---- */
 
-static inline uint64_t chunk_bytes(const scr_run *r, uint64_t k) {
-  uint64_t at = k * r->program->chunk;
-  return at >= r->bytes ? 0 : min_u64(r->program->chunk, r->bytes - at);
+/* Where chunk k begins in the buffer, or in each block; and what of it there is in one of `bytes`. */
+static inline uint64_t chunk_at(const scr_run *r, uint64_t k) { return r->base + k * r->program->chunk; }
+
+static inline uint64_t piece_of(const scr_run *r, uint64_t bytes, uint64_t k) {
+  uint64_t at = chunk_at(r, k);
+  return at >= bytes ? 0 : min_u64(r->program->chunk, bytes - at);
+}
+
+/* The chunk of the buffer, or of the longest block. */
+static inline uint64_t chunk_bytes(const scr_run *r, uint64_t k) { return piece_of(r, r->longest, k); }
+
+/* How far pieces of blocks are apart in a slot: a line or more, where they are that long. */
+static inline uint64_t stride_of(uint64_t piece) { return piece < 64 ? piece : (piece + 63) & ~UINT64_C(63); }
+
+/* Which of the pieces in the slot of `from` is that for `to`. It has none for itself. */
+static inline uint64_t piece_index(const scr_group *g, int32_t from, int32_t to) {
+  return (uint64_t)(to > from ? to - from - 1 : to - from - 1 + g->size);
 }
 
 /* Share i of a chunk of n bytes: equal pieces, multiples of 64 bytes, the last ones shorter or empty. */
@@ -78,13 +97,13 @@ static inline int await(scr_group *g, scr_run *r, _Atomic uint64_t *flag, uint64
 }
 
 /* Waits until rank p has filled its slot for the ticket and compares its calls with ours. */
-static int await_filled(scr_group *g, scr_run *r, int32_t p, uint64_t ticket) {
+static int await_filled(scr_group *g, scr_run *r, int lane, int32_t p, uint64_t ticket) {
   scr_peer *peer = &g->peer[p];
-  scr_slot *s = slot_of(peer, r->program->lane, ticket);
+  scr_slot *s = slot_of(peer, lane, ticket);
   if (SCR_UNLIKELY(s == NULL)) { /* its first use of the large lane */
     int rc = await(g, r, &peer->board->large, 1, p);
     if (rc) return rc;
-    s = slot_of(peer, r->program->lane, ticket);
+    s = slot_of(peer, lane, ticket);
     if (s == NULL) {
       r->peer = p;
       return SCR_TROUBLE_GARBAGE;
@@ -96,13 +115,12 @@ static int await_filled(scr_group *g, scr_run *r, int32_t p, uint64_t ticket) {
     r->peer = p;
     return SCR_TROUBLE_MISMATCH;
   }
-  if (s->consumed > peer->consumed_seen[r->program->lane]) peer->consumed_seen[r->program->lane] = s->consumed;
+  if (s->consumed > peer->consumed_seen[lane]) peer->consumed_seen[lane] = s->consumed;
   return 0;
 }
 
 /* Before a slot is written again, every rank must have consumed what lay in it. */
-static int await_consumed(scr_group *g, scr_run *r, uint64_t ticket) {
-  int lane = r->program->lane;
+static int await_consumed(scr_group *g, scr_run *r, int lane, uint64_t ticket) {
   uint64_t slots = lane == 0 ? SCR_SMALL_SLOTS : SCR_LARGE_SLOTS;
   if (ticket < slots) return 0;
   uint64_t need = ticket - slots + 1;
@@ -120,7 +138,7 @@ static int await_consumed(scr_group *g, scr_run *r, uint64_t ticket) {
 /* ---- stages ---- */
 
 /* Copies [offset, offset + n) of the input to dst, scaled for PREMUL_SUM. */
-static void copy_in(const scr_run *r, uint64_t offset, uint64_t n, unsigned char *dst) {
+static void copy_in(scr_run *r, uint64_t offset, uint64_t n, unsigned char *dst) {
   const scr_program *pg = r->program;
   while (n > 0) {
     uint64_t len;
@@ -136,7 +154,7 @@ static void copy_in(const scr_run *r, uint64_t offset, uint64_t n, unsigned char
   }
 }
 
-static void copy_out(const scr_run *r, uint64_t offset, uint64_t n, const unsigned char *src) {
+static void copy_out(scr_run *r, uint64_t offset, uint64_t n, const unsigned char *src) {
   const scr_program *pg = r->program;
   while (n > 0) {
     uint64_t len;
@@ -148,12 +166,30 @@ static void copy_out(const scr_run *r, uint64_t offset, uint64_t n, const unsign
   }
 }
 
+static void mark_filled(scr_group *g, scr_run *r, int lane, scr_slot *s, uint64_t ticket) {
+  s->hash = r->hash;
+  s->consumed = atomic_load_explicit(consumed_word(&g->peer[g->rank], lane), memory_order_relaxed);
+  scr_store_flag(&s->filled, ticket + 1);
+  scr_wake_readers(g);
+}
+
 static int publish(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   const scr_program *pg = r->program;
-  uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = k * pg->chunk;
-  int rc = await_consumed(g, r, ticket);
+  uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k);
+  int rc = await_consumed(g, r, pg->lane, ticket);
   if (SCR_UNLIKELY(rc)) return rc;
   scr_slot *s = slot_of(&g->peer[g->rank], pg->lane, ticket);
+  if (pg->input_blocks) {
+    uint64_t stride = stride_of(n);
+    unsigned char *data = slot_data(s, pg->lane, (uint64_t)(g->size - 1) * stride);
+    for (int32_t i = 1; i < g->size; i++, data += stride) {
+      int32_t to = (g->rank + i) % g->size;
+      copy_in(r, scr_block_at(&r->in_blocks, to) + at, piece_of(r, scr_block_bytes(&r->in_blocks, to), k), data);
+    }
+    mark_filled(g, r, pg->lane, s, ticket);
+    return 0;
+  }
+  if (r->uneven) n = piece_of(r, scr_block_bytes(&r->out_blocks, g->rank), k);
   unsigned char *data = slot_data(s, pg->lane, n);
   if (st->skip_own) {
     uint64_t from, len;
@@ -163,10 +199,7 @@ static int publish(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   } else if (n > 0) {
     copy_in(r, at, n, data);
   }
-  s->hash = r->hash;
-  s->consumed = atomic_load_explicit(consumed_word(&g->peer[g->rank], pg->lane), memory_order_relaxed);
-  scr_store_flag(&s->filled, ticket + 1);
-  scr_wake_readers(g);
+  mark_filled(g, r, pg->lane, s, ticket);
   return 0;
 }
 
@@ -186,12 +219,51 @@ static int32_t back_slots(scr_group *g, const scr_run *r, const scr_stage *st, u
 /* A fold with more than two targets copies to the others while the result is in the first-level cache. */
 #define FOLD_BLOCK 8192
 
+/* Folds the chunk of this rank's block, its own part of which is not in its slot. */
+static void fold_block(scr_group *g, scr_run *r, uint64_t k) {
+  const scr_program *pg = r->program;
+  uint64_t stride = stride_of(chunk_bytes(r, k)), slot_bytes = (uint64_t)(g->size - 1) * stride;
+  uint64_t own_at = scr_block_at(&r->in_blocks, g->rank) + chunk_at(r, k), out_at = chunk_at(r, k);
+  const void *src[MAX_SOURCES];
+  for (int32_t p = 0; p < g->size; p++) {
+    if (p == g->rank) continue;
+    unsigned char *data = slot_data(slot_of(&g->peer[p], pg->lane, r->ticket + k), pg->lane, slot_bytes);
+    src[p] = data + piece_index(g, p, g->rank) * stride;
+  }
+  for (uint64_t len = piece_of(r, scr_block_bytes(&r->in_blocks, g->rank), k), part; len > 0; len -= part) {
+    const unsigned char *own = span(&r->in, own_at, len, &part);
+    unsigned char *out = span(&r->out, out_at, part, &part);
+    if (pg->scale) {
+      pg->scale(out, own, part / pg->elem, r->factor);
+      own = out;
+    }
+    src[g->rank] = own;
+    pg->fold(out, NULL, src, g->size, part / pg->elem, pg->divisor);
+    for (int32_t p = 0; p < g->size; p++) {
+      if (p != g->rank) src[p] = (const unsigned char *)src[p] + part;
+    }
+    own_at += part;
+    out_at += part;
+  }
+}
+
+/* Waits until all others have filled their slots. */
+static int await_others(scr_group *g, scr_run *r, int lane, uint64_t ticket) {
+  for (int32_t i = 1; i < g->size; i++) {
+    int rc = await_filled(g, r, lane, (g->rank + i) % g->size, ticket);
+    if (SCR_UNLIKELY(rc)) return rc;
+  }
+  return 0;
+}
+
 static int fold(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   const scr_program *pg = r->program;
-  uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = k * pg->chunk, from = 0, len = n;
-  for (int32_t p = 0; p < g->size; p++) {
-    int rc = p == g->rank ? 0 : await_filled(g, r, p, ticket);
-    if (SCR_UNLIKELY(rc)) return rc;
+  uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k), from = 0, len = n;
+  int rc = await_others(g, r, pg->lane, ticket);
+  if (SCR_UNLIKELY(rc)) return rc;
+  if (pg->input_blocks) {
+    fold_block(g, r, k);
+    return 0;
   }
   if (st->share) share_of(n, g->size, g->rank, &from, &len);
   const void *src[MAX_SOURCES];
@@ -226,7 +298,7 @@ static int fold(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
 
 static int collect(scr_group *g, scr_run *r, uint64_t k) {
   const scr_program *pg = r->program;
-  uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = k * pg->chunk;
+  uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k);
   for (int32_t i = 1; i < g->size; i++) { /* all slots were seen by the fold */
     int32_t p = (g->rank + i) % g->size;
     int rc = await(g, r, slot_reduced(slot_of(&g->peer[p], pg->lane, ticket)), ticket + 1, p);
@@ -240,19 +312,29 @@ static int collect(scr_group *g, scr_run *r, uint64_t k) {
   return 0;
 }
 
-static int read_one(scr_group *g, scr_run *r, int32_t p, uint64_t k) {
+static void read_one(scr_group *g, scr_run *r, int32_t p, uint64_t k) {
   const scr_program *pg = r->program;
-  uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = k * pg->chunk;
-  uint64_t out = pg->output_blocks ? (uint64_t)p * r->bytes + at : at;
-  copy_out(r, out, n, slot_data(slot_of(&g->peer[p], pg->lane, ticket), pg->lane, n));
-  return 0;
+  uint64_t longest = chunk_bytes(r, k), n = longest, out = chunk_at(r, k);
+  if (pg->output_blocks) {
+    n = piece_of(r, scr_block_bytes(&r->out_blocks, p), k);
+    out += scr_block_at(&r->out_blocks, p);
+  }
+  scr_slot *s = slot_of(&g->peer[p], pg->lane, r->ticket + k);
+  const unsigned char *data;
+  if (pg->input_blocks) {
+    uint64_t stride = stride_of(longest);
+    data = slot_data(s, pg->lane, (uint64_t)(g->size - 1) * stride) + piece_index(g, p, g->rank) * stride;
+  } else {
+    data = slot_data(s, pg->lane, n);
+  }
+  copy_out(r, out, n, data);
 }
 
-/* Input straight to output: a rank alone, or its own block of an all_gather. */
-static void copy_own(scr_group *g, scr_run *r, uint64_t k) {
+/* Input straight to output: [from, from + n) of this rank's own block. */
+static void copy_across(scr_group *g, scr_run *r, uint64_t from, uint64_t n) {
   const scr_program *pg = r->program;
-  uint64_t n = chunk_bytes(r, k), at = k * pg->chunk;
-  uint64_t out = pg->output_blocks ? (uint64_t)g->rank * r->bytes + at : at;
+  uint64_t at = pg->input_blocks ? scr_block_at(&r->in_blocks, g->rank) + from : from;
+  uint64_t out = pg->output_blocks ? scr_block_at(&r->out_blocks, g->rank) + from : from;
   while (n > 0) {
     uint64_t len;
     unsigned char *dst = span(&r->out, out, n, &len);
@@ -268,26 +350,91 @@ static void copy_own(scr_group *g, scr_run *r, uint64_t k) {
   }
 }
 
+static void copy_own(scr_group *g, scr_run *r, uint64_t k) {
+  const scr_program *pg = r->program;
+  uint64_t mine = pg->output_blocks ? scr_block_bytes(&r->out_blocks, g->rank) : r->longest;
+  copy_across(g, r, chunk_at(r, k), piece_of(r, mine, k));
+}
+
 static int read_chunks(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   uint64_t ticket = r->ticket + k;
   if (st->from == SCR_FROM_ROOT) {
-    int rc = await_filled(g, r, r->root, ticket);
-    return rc ? rc : read_one(g, r, r->root, k);
-  }
-  for (int32_t i = 1; i < g->size; i++) {
-    int rc = await_filled(g, r, (g->rank + i) % g->size, ticket);
+    int rc = await_filled(g, r, r->program->lane, r->root, ticket);
     if (SCR_UNLIKELY(rc)) return rc;
+    read_one(g, r, r->root, k);
+    return 0;
   }
+  int rc = await_others(g, r, r->program->lane, ticket);
+  if (SCR_UNLIKELY(rc)) return rc;
   for (int32_t i = 1; i < g->size; i++) read_one(g, r, (g->rank + i) % g->size, k);
   copy_own(g, r, k);
   return 0;
 }
 
-static int await_all(scr_group *g, scr_run *r, uint64_t k) {
-  for (int32_t p = 0; p < g->size; p++) {
-    int rc = p == g->rank ? 0 : await_filled(g, r, p, r->ticket + k);
-    if (SCR_UNLIKELY(rc)) return rc;
+/* ---- the heads of blocks ----
+ *
+ * In one slot of the small lane: the length of this rank's longest block, the lengths of all its blocks, then the heads of
+ * the blocks for others. The lengths that the others tell make the number of chunks. */
+
+static inline uint64_t heads_at(const scr_group *g) { return (8 * ((uint64_t)g->size + 1) + 63) & ~UINT64_C(63); }
+
+static unsigned char *head_data(scr_slot *s) { return (unsigned char *)s + SCR_SMALL_DATA; }
+
+static int publish_heads(scr_group *g, scr_run *r) {
+  const scr_program *pg = r->program;
+  int rc = await_consumed(g, r, 0, r->ticket);
+  if (SCR_UNLIKELY(rc)) return rc;
+  scr_slot *s = slot_of(&g->peer[g->rank], 0, r->ticket);
+  unsigned char *data = head_data(s);
+  uint64_t *lengths = (uint64_t *)(void *)data, longest = 0;
+  for (int32_t i = 0; i < g->size; i++) {
+    lengths[1 + i] = scr_block_bytes(&r->in_blocks, i);
+    if (lengths[1 + i] > longest) longest = lengths[1 + i];
   }
+  lengths[0] = r->longest = longest;
+  uint64_t stride = stride_of(min_u64(longest, pg->head));
+  data += heads_at(g);
+  for (int32_t i = 1; i < g->size; i++, data += stride) {
+    int32_t to = (g->rank + i) % g->size;
+    copy_in(r, scr_block_at(&r->in_blocks, to), min_u64(lengths[1 + to], pg->head), data);
+  }
+  mark_filled(g, r, 0, s, r->ticket);
+  return 0;
+}
+
+/* What is read may be written by its owner at any time, so it is read once. */
+static int read_heads(scr_group *g, scr_run *r) {
+  const scr_program *pg = r->program;
+  int rc = await_others(g, r, 0, r->ticket);
+  if (SCR_UNLIKELY(rc)) return rc;
+  uint64_t all = r->longest;
+  for (int32_t i = 1; i < g->size; i++) {
+    int32_t p = (g->rank + i) % g->size;
+    const unsigned char *data = head_data(slot_of(&g->peer[p], 0, r->ticket));
+    const volatile uint64_t *lengths = (const volatile uint64_t *)(const void *)data;
+    uint64_t longest = lengths[0], theirs = lengths[1 + g->rank], mine = scr_block_bytes(&r->out_blocks, p);
+    r->peer = p;
+    if (SCR_UNLIKELY(theirs != mine)) {
+      r->need = theirs;
+      r->expected = mine;
+      return SCR_TROUBLE_SPLIT;
+    }
+    if (SCR_UNLIKELY(longest < theirs || longest > INT64_MAX)) return SCR_TROUBLE_GARBAGE;
+    if (longest > all) all = longest;
+    uint64_t stride = stride_of(min_u64(longest, pg->head));
+    copy_out(r, scr_block_at(&r->out_blocks, p), min_u64(mine, pg->head),
+             data + heads_at(g) + piece_index(g, p, g->rank) * stride);
+  }
+  copy_across(g, r, 0, min_u64(scr_block_bytes(&r->in_blocks, g->rank), pg->head));
+  scr_store_flag(consumed_word(&g->peer[g->rank], 0), r->ticket + 1);
+  scr_wake_readers(g);
+  /* All ranks come to the same number. */
+  r->longest = all;
+  r->stream_out = all >= g->stream_bytes;
+  r->base = pg->head;
+  r->chunks = all <= pg->head ? 0 : (all - pg->head + pg->chunk - 1) / pg->chunk;
+  r->ticket = g->ticket[pg->lane];
+  g->ticket[pg->lane] += r->chunks;
   return 0;
 }
 
@@ -303,19 +450,32 @@ static inline uint64_t mix(uint64_t x) { /* splitmix64's finaliser (Steele, Lea,
 
 void scr_run_start(scr_group *g, scr_run *r) {
   const scr_program *pg = r->program;
-  uint64_t what =
-      (uint64_t)r->kind | (uint64_t)r->dtype << 8 | (uint64_t)r->reduce_op << 16 | (uint64_t)(uint32_t)r->root << 32;
+  uint64_t what = (uint64_t)r->kind | (uint64_t)r->dtype << 8 | (uint64_t)r->reduce_op << 16 |
+                  (uint64_t)r->uneven << 24 | (uint64_t)(uint32_t)r->root << 32;
   g->hash = mix(g->hash + UINT64_C(0x9e3779b97f4a7c15) + mix(what ^ mix(r->bytes)));
+  if (SCR_UNLIKELY(r->uneven)) {
+    const scr_blocks *blocks = r->in_blocks.at ? &r->in_blocks : &r->out_blocks;
+    for (int32_t i = 0; i < g->size; i++) g->hash = mix(g->hash + scr_block_bytes(blocks, i));
+  }
   r->hash = g->hash;
   r->started = 1;
-  r->chunks = r->bytes == 0 ? 1 : (r->bytes + pg->chunk - 1) / pg->chunk;
-  r->ticket = g->ticket[pg->lane];
+  r->longest = r->bytes;
+  r->base = 0;
+  int lane = pg->n_heads ? 0 : pg->lane;
+  uint64_t tickets = 1;
+  if (pg->n_heads) {
+    r->chunks = 0; /* until the heads are read */
+  } else {
+    if (pg->input_blocks && pg->output_blocks) r->longest = scr_block_bytes(&r->in_blocks, g->rank); /* alone */
+    tickets = r->chunks = r->longest == 0 ? 1 : (r->longest + pg->chunk - 1) / pg->chunk;
+  }
+  r->ticket = g->ticket[lane];
   r->head = 0;
   r->stage = 0;
   r->deadline_ns = 0;
   r->stream_out =
       r->bytes >= g->stream_bytes && r->out.n > 0 && (r->in.n == 0 || r->in.list[0].data != r->out.list[0].data);
-  if (g->size > 1) g->ticket[pg->lane] += r->chunks;
+  if (g->size > 1) g->ticket[lane] += tickets;
   scr_note_started(g, r);
 
   scr_record *rec = &g->board->records[r->seq % SCR_RECORDS];
@@ -337,7 +497,7 @@ static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
     case SCR_READ:
       return read_chunks(g, r, st, k);
     case SCR_AWAIT:
-      return await_all(g, r, k);
+      return await_others(g, r, r->program->lane, r->ticket + k);
     default:
       copy_own(g, r, k);
       return 0;
@@ -346,7 +506,11 @@ static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
 
 int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {
   const scr_program *pg = r->program;
-  for (; r->head < r->chunks + pg->max_lag; r->head++, r->stage = 0) {
+  for (; SCR_UNLIKELY(r->stage < pg->n_heads); r->stage++) {
+    int rc = pg->stage[r->stage].action == SCR_PUBLISH ? publish_heads(g, r) : read_heads(g, r);
+    if (rc) return rc;
+  }
+  for (; r->head < r->chunks + pg->max_lag; r->head++, r->stage = pg->n_heads) {
     for (; r->stage < pg->n_stages; r->stage++) {
       const scr_stage *st = &pg->stage[r->stage];
       if (r->head < st->lag || r->head - st->lag >= r->chunks) continue;
@@ -360,7 +524,7 @@ int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {
     }
     if (until_ns != 0 && r->chunks > 1 && scr_now() >= until_ns) {
       r->head++;
-      r->stage = 0;
+      r->stage = pg->n_heads;
       return r->head < r->chunks + pg->max_lag ? SCR_YIELDED : SCR_FINISHED;
     }
   }

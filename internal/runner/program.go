@@ -24,6 +24,7 @@ import (
 type Stage struct {
 	Action, Lag, From, Back    uint8
 	Share, ToOutput, SkipOwnIn bool
+	Head                       bool
 }
 
 // Actions and sources of stages.
@@ -50,7 +51,9 @@ type Program struct {
 	Reduce       coll.ReduceOp
 	Lane         int // 0 small, 1 large
 	Chunk        int // bytes
+	Head         int // bytes
 	Divisor      float64
+	InputBlocks  bool
 	OutputBlocks bool
 	OwnFromInput bool // folds read this rank's contribution from its input instead of its slot
 	Stages       []Stage
@@ -69,8 +72,8 @@ func NewProgram(p Program) (Compiled, error) {
 		return Compiled{}, errors.New("sagecomm: no memory for a program")
 	}
 	c.lane, c.n_stages, c.elem = C.uint8_t(p.Lane), C.uint8_t(len(p.Stages)), C.uint8_t(p.Type.Size())
-	c.output_blocks, c.own_from_input = bit(p.OutputBlocks), bit(p.OwnFromInput)
-	c.chunk, c.divisor = C.uint32_t(p.Chunk), C.double(p.Divisor)
+	c.input_blocks, c.output_blocks, c.own_from_input = bit(p.InputBlocks), bit(p.OutputBlocks), bit(p.OwnFromInput)
+	c.chunk, c.head, c.divisor = C.uint32_t(p.Chunk), C.uint32_t(p.Head), C.double(p.Divisor)
 	c.kernels = C.scr_get_kernels()
 	if p.Kind.Reduces() && C.scr_set_reduction(c, C.int(p.Type), C.int(p.Reduce), C._Bool(p.Reduce == coll.PremulSum)) == 0 {
 		C.scr_program_free(c)
@@ -78,7 +81,10 @@ func NewProgram(p Program) (Compiled, error) {
 	}
 	for i, s := range p.Stages {
 		c.stage[i] = C.scr_stage{action: C.uint8_t(s.Action), lag: C.uint8_t(s.Lag), from: C.uint8_t(s.From),
-			share: bit(s.Share), to_output: bit(s.ToOutput), back: C.uint8_t(s.Back), skip_own: bit(s.SkipOwnIn)}
+			share: bit(s.Share), to_output: bit(s.ToOutput), back: C.uint8_t(s.Back), skip_own: bit(s.SkipOwnIn), head: bit(s.Head)}
+		if s.Head {
+			c.n_heads++
+		}
 		c.max_lag = max(c.max_lag, C.uint8_t(s.Lag))
 	}
 	return Compiled{c}, nil
@@ -100,20 +106,29 @@ type Call struct {
 	out **C.scr_run
 }
 
-// Op describes the call.
-func (c Call) Op() coll.Op {
+// Op describes the call in a group of size ranks.
+func (c Call) Op(size int) coll.Op {
 	o := c.raw
 	return coll.Op{Kind: coll.Kind(o.kind), Type: coll.DataType(o.dtype), Reduce: coll.ReduceOp(o.reduce_op),
 		Root: int(o.root), Tag: int(o.tag), Factor: float64(o.factor),
-		Timeout: time.Duration(o.timeout_ns), In: uint64(C.scr_total(o.in, o.n_in)), Out: uint64(C.scr_total(o.out, o.n_out))}
+		Timeout: time.Duration(o.timeout_ns), In: uint64(C.scr_total(o.in, o.n_in)), Out: uint64(C.scr_total(o.out, o.n_out)),
+		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size)}
+}
+
+// blocks copies lengths of blocks.
+func blocks(list *C.uint64_t, size int) []uint64 {
+	if list == nil {
+		return nil
+	}
+	return append([]uint64(nil), unsafe.Slice((*uint64)(unsafe.Pointer(list)), size)...)
 }
 
 // Whole says whether every segment has whole elements of so many bytes, a power of two.
 func (c Call) Whole(elem int) bool { return bool(C.scr_op_whole(c.raw, C.uint64_t(elem))) }
 
-// Key is what programs for such calls are kept under; Class is its size class.
-func (g *Group) Key(c Call) (key uint64, class int) {
-	bytes := C.uint64_t(c.Op().Bytes())
+// Key is what programs for such calls, of that length, are kept under; class is its size class.
+func (g *Group) Key(c Call, length uint64) (key uint64, class int) {
+	bytes := C.uint64_t(length)
 	return uint64(C.scr_cache_key(g.c, c.raw, bytes)), int(C.scr_group_class(g.c, C.int(c.raw.kind), bytes))
 }
 
@@ -131,10 +146,10 @@ func (g *Group) Keep(key uint64, p Compiled) bool {
 // ErrDown is returned by Submit when the group has failed.
 var ErrDown = errors.New("sagecomm: the group is down")
 
-// Submit numbers the call and queues it. own: the program is freed with the run.
-func (g *Group) Submit(c Call, p Compiled, own bool) error {
+// Submit numbers the call, of that length, and queues it. own: the program is freed with the run.
+func (g *Group) Submit(c Call, length uint64, p Compiled, own bool) error {
 	var down C.bool
-	r := C.scr_submit(g.c, c.raw, C.uint64_t(c.Op().Bytes()), p.c, C.bool(own), &down)
+	r := C.scr_submit(g.c, c.raw, C.uint64_t(length), p.c, C.bool(own), &down)
 	switch {
 	case r != nil:
 		*c.out = r

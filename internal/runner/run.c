@@ -58,6 +58,8 @@ void scr_run_unref(scr_run *r) {
   if (atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1) return;
   free(r->more_segments);
   r->more_segments = NULL;
+  free(r->offsets);
+  r->offsets = NULL;
   if (r->own_program) scr_program_free(r->own_program);
   r->own_program = NULL;
   scr_cause_unref(r->cause);
@@ -68,21 +70,44 @@ void scr_run_unref(scr_run *r) {
   scr_spin_unlock(&pool_lock);
 }
 
-/* Takes the operation's description over. The caller's arrays are used as they lie unless copy_segments is set. */
-bool scr_run_operands(scr_run *r, const sagecomm_op *op, bool copy_segments) {
+/* Offsets of blocks into `at`, unless all are as long as the first one. */
+static scr_blocks blocks_of(const uint64_t *bytes, uint64_t total, int32_t size, uint64_t *at) {
+  scr_blocks b = {.equal = total / (uint64_t)size};
+  if (bytes == NULL) return b;
+  bool even = true;
+  at[0] = 0;
+  for (int32_t i = 0; i < size; i++) {
+    at[i + 1] = at[i] + bytes[i];
+    even &= bytes[i] == bytes[0];
+  }
+  if (!even) b.at = at;
+  return b;
+}
+
+bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t *scratch) {
   /* What a kind does not use is 0: peers compare all of it. */
-  bool reduces = op->kind == SAGECOMM_ALL_REDUCE || op->kind == SAGECOMM_REDUCE;
-  bool rooted = op->kind != SAGECOMM_ALL_REDUCE && op->kind != SAGECOMM_ALL_GATHER && op->kind != SAGECOMM_BARRIER;
   r->kind = op->kind;
   r->dtype = op->kind == SAGECOMM_BARRIER ? 0 : op->dtype;
-  r->reduce_op = reduces ? op->reduce_op : 0;
+  r->reduce_op = scr_reduces(op->kind) ? op->reduce_op : 0;
   r->async = (op->flags & SAGECOMM_ASYNC) != 0;
-  r->root = rooted ? op->root : 0;
+  r->root = scr_rooted(op->kind) || op->kind == SAGECOMM_SEND || op->kind == SAGECOMM_RECV ? op->root : 0;
   r->tag = op->tag;
   r->factor = op->factor;
-  r->in = (scr_segments){op->in, op->n_in};
-  r->out = (scr_segments){op->out, op->n_out};
-  if (!copy_segments) return true;
+  r->in = (scr_segments){.list = op->in, .n = op->n_in};
+  r->out = (scr_segments){.list = op->out, .n = op->n_out};
+  if (op->kind == SAGECOMM_ALL_GATHER || (op->kind >= SAGECOMM_REDUCE_SCATTER && op->kind <= SAGECOMM_SCATTER)) {
+    uint64_t *at = scratch;
+    if (at == NULL && (op->in_blocks || op->out_blocks)) {
+      at = r->offsets = malloc(2 * ((size_t)size + 1) * sizeof *at);
+      if (at == NULL) return false;
+    }
+    r->in_blocks = blocks_of(op->in_blocks, scr_total(op->in, op->n_in), size, at);
+    r->out_blocks = blocks_of(op->out_blocks, scr_total(op->out, op->n_out), size, at ? at + size + 1 : NULL);
+  } else {
+    r->in_blocks = r->out_blocks = (scr_blocks){0};
+  }
+  r->uneven = op->kind != SAGECOMM_ALL_TO_ALL && (r->in_blocks.at || r->out_blocks.at);
+  if (scratch) return true;
   sagecomm_segment *to = r->segments;
   if (op->n_in + op->n_out > 2 * SCR_INLINE_SEGMENTS) {
     to = r->more_segments = malloc((op->n_in + op->n_out) * sizeof *to);

@@ -26,13 +26,14 @@ enum {
   SCR_TROUBLE_GARBAGE,     /* what `peer` wrote cannot be meant */
   SCR_TROUBLE_TYPE,        /* point-to-point: `peer` sent elements of type `got` */
   SCR_TROUBLE_MEMORY,      /* this process has none for what came from `peer` */
+  SCR_TROUBLE_SPLIT,       /* all_to_all: `peer` has a block of `got` bytes where `bytes` are expected */
 };
 
 typedef struct scr_trouble {
   int32_t code;
   int32_t peer;
   uint64_t sequence;
-  uint8_t kind, dtype, reduce_op, pad;
+  uint8_t kind, dtype, reduce_op, uneven;
   int32_t root; /* or peer of send and recv */
   int32_t tag;
   uint64_t bytes;
@@ -71,7 +72,7 @@ typedef struct scr_stage {
   uint8_t to_output;
   uint8_t back;     /* fold: SCR_OTHERS or SCR_FROM_ROOT, whose slots the result goes back into, or SCR_NOBODY */
   uint8_t skip_own; /* publish: leave this rank's share out, its fold reads it from the input */
-  uint8_t pad;
+  uint8_t head;     /* done once, before the pipeline, on the heads of blocks */
 } scr_stage;
 
 #define SCR_MAX_STAGES 6
@@ -80,10 +81,13 @@ typedef struct scr_program {
   uint8_t lane;
   uint8_t n_stages;
   uint8_t max_lag;
-  uint8_t output_blocks; /* the output is size() blocks of the input's length */
+  uint8_t input_blocks;  /* the input is a block for each rank */
+  uint8_t output_blocks; /* the output is a block for each rank */
   uint8_t own_from_input;
-  uint8_t elem;   /* bytes of an element */
-  uint32_t chunk; /* bytes */
+  uint8_t elem;    /* bytes of an element */
+  uint8_t n_heads; /* stages before the pipeline */
+  uint32_t chunk;  /* bytes; of one block, where the input is blocks */
+  uint32_t head;   /* bytes of each block that go ahead through the small lane */
   double divisor;
   scr_fold_fn *fold;
   scr_scale_fn *scale; /* PREMUL_SUM */
@@ -166,7 +170,7 @@ void scr_group_ring_all(scr_group *g);
 /* What `rank` announced as its `sequence`th collective: true and filled if it is still in the ring. */
 typedef struct scr_call {
   uint64_t sequence, hash, bytes;
-  uint8_t kind, dtype, reduce_op, pad;
+  uint8_t kind, dtype, reduce_op, uneven; /* uneven: blocks differ in length */
   int32_t root;
 } scr_call;
 bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_call *out);
@@ -189,8 +193,9 @@ uint32_t scr_cache_entries(const scr_group *g);
 uint64_t scr_total(const sagecomm_segment *s, uint32_t n);
 /* Whether all segments have whole elements of so many bytes, a power of two. */
 bool scr_op_whole(const sagecomm_op *op, uint64_t elem);
-/* Bytes of an operation's buffers, or UINT64_MAX where in and out do not fit together. */
-uint64_t scr_op_bytes(const sagecomm_op *op, int32_t size);
+/* The length that an operation is known by, the same on all ranks (coll.Op.Bytes), or UINT64_MAX where in and out do not
+ * fit together. */
+uint64_t scr_op_bytes(const sagecomm_op *op, int32_t rank, int32_t size);
 
 /* Numbers the operation, queues it and lets it start. own: the program is freed with the run. NULL: no memory, or the
  * group is down (*down). */

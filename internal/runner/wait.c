@@ -153,7 +153,8 @@ void scr_describe_trouble(const scr_run *r, int code, scr_trouble *out) {
                        .reduce_op = r->reduce_op,
                        .root = r->root,
                        .tag = r->tag,
-                       .bytes = r->bytes,
+                       .bytes = code == SCR_TROUBLE_SPLIT ? r->expected : r->bytes,
+                       .uneven = r->uneven,
                        .got = r->need,
                        .waited_ns = r->deadline_ns ? now - (r->deadline_ns - r->timeout_ns) : 0,
                        .timeout_ns = r->timeout_ns};

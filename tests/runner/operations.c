@@ -108,3 +108,107 @@ void test_segments(int n, waiting w, uint64_t seed) {
   size = n;
   run_ranks(n, w.spin, w.yield_us, seed, in_pieces, NULL);
 }
+
+/* ---- blocks ---- */
+
+/* What one rank has for another one, the i-th element. */
+static int32_t between(int from, int to, uint32_t i) { return from * 1000003 + to * 1009 + (int32_t)i; }
+
+static void exchange(rank *r, void *arg) {
+  (void)arg;
+  uint64_t shared = r->random; /* all ranks draw the same lengths */
+  static uint32_t most[] = {0, 30, 900, 20000};
+  for (int round = 0; round < 24; round++) {
+    uint32_t length[MAX_RANKS][MAX_RANKS];
+    for (int i = 0; i < size; i++) {
+      for (int k = 0; k < size; k++) length[i][k] = (uint32_t)(next_random(&shared) % (most[round % 4] + 1));
+    }
+    uint64_t in_blocks[MAX_RANKS], out_blocks[MAX_RANKS];
+    uint32_t n_in = 0, n_out = 0;
+    for (int k = 0; k < size; k++) {
+      n_in += length[r->rank][k];
+      n_out += length[k][r->rank];
+      in_blocks[k] = length[r->rank][k] * UINT64_C(4);
+      out_blocks[k] = length[k][r->rank] * UINT64_C(4);
+    }
+    sagecomm_segment in[PIECES], out[PIECES];
+    int32_t *a = cut(&shared, n_in, in), *b = cut(&shared, n_out, out);
+    uint32_t at = 0;
+    for (int k = 0; k < size; k++) {
+      for (uint32_t i = 0; i < length[r->rank][k]; i++) *element(in, at++) = between(r->rank, k, i);
+    }
+    sagecomm_op op = {.kind = SAGECOMM_ALL_TO_ALL,
+                      .dtype = SAGECOMM_INT32,
+                      .n_in = PIECES,
+                      .n_out = PIECES,
+                      .in = in,
+                      .out = out,
+                      .in_blocks = in_blocks,
+                      .out_blocks = out_blocks,
+                      .flags = round % 2 ? SAGECOMM_ASYNC : 0};
+    sagecomm_error err;
+    CHECK(call(r, &op, &err) == SAGECOMM_OK);
+    at = 0;
+    for (int k = 0; k < size; k++) {
+      for (uint32_t i = 0; i < length[k][r->rank]; i++) CHECK(*element(out, at++) == between(k, r->rank, i));
+    }
+    free(a);
+    free(b);
+  }
+}
+
+void test_all_to_all(int n, waiting w, uint64_t seed) {
+  size = n;
+  run_ranks(n, w.spin, w.yield_us, seed, exchange, NULL);
+}
+
+static void equal_blocks(rank *r, void *arg) {
+  (void)arg;
+  static const uint32_t lengths[] = {0, 1, 100, 1500, 30000};
+  int32_t *many = malloc(30000 * 4 * (size_t)size), *one = malloc(30000 * 4);
+  for (unsigned k = 0; k < 2 * sizeof lengths / sizeof *lengths; k++) {
+    uint32_t n = lengths[k / 2];
+    sagecomm_segment all = {many, n * 4 * (uint64_t)size}, block = {one, n * 4};
+    sagecomm_op op = {.kind = SAGECOMM_REDUCE_SCATTER,
+                      .dtype = SAGECOMM_INT32,
+                      .n_in = 1,
+                      .n_out = 1,
+                      .in = &all,
+                      .out = &block,
+                      .root = (int)k % size,
+                      .flags = k % 2 ? SAGECOMM_ASYNC : 0};
+    sagecomm_error err;
+    for (int to = 0; to < size; to++) {
+      for (uint32_t i = 0; i < n; i++) many[(uint32_t)to * n + i] = between(r->rank, to, i);
+    }
+    CHECK(call(r, &op, &err) == SAGECOMM_OK);
+    for (uint32_t i = 0; i < n; i++) {
+      int32_t sum = 0;
+      for (int q = 0; q < size; q++) sum += between(q, r->rank, i);
+      CHECK(one[i] == sum);
+    }
+    op.kind = SAGECOMM_SCATTER;
+    op.n_in = r->rank == op.root;
+    CHECK(call(r, &op, &err) == SAGECOMM_OK);
+    for (uint32_t i = 0; i < n; i++) CHECK(one[i] == between(op.root, r->rank, i));
+    op = (sagecomm_op){.kind = SAGECOMM_GATHER,
+                       .dtype = SAGECOMM_INT32,
+                       .n_in = 1,
+                       .n_out = r->rank == op.root,
+                       .in = &block,
+                       .out = &all,
+                       .root = op.root,
+                       .flags = op.flags};
+    CHECK(call(r, &op, &err) == SAGECOMM_OK);
+    for (int q = 0; q < size && op.n_out; q++) {
+      for (uint32_t i = 0; i < n; i++) CHECK(many[(uint32_t)q * n + i] == between(op.root, q, i));
+    }
+  }
+  free(many);
+  free(one);
+}
+
+void test_blocks(int n, waiting w, uint64_t seed) {
+  size = n;
+  run_ranks(n, w.spin, w.yield_us, seed, equal_blocks, NULL);
+}

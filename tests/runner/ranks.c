@@ -48,6 +48,10 @@ static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes,
   p->fold = p->kernels->fold[op->dtype][op->reduce_op];
   p->scale = premul ? p->kernels->scale[op->dtype] : NULL;
   p->own_from_input = !premul;
+  /* A slot holds a chunk of each block; short blocks of many ranks do not all fit into a small one. */
+  if (op->kind == SAGECOMM_REDUCE_SCATTER || op->kind == SAGECOMM_SCATTER) {
+    if (!large) p->chunk = 4096 / n_ranks & ~63;
+  }
   scr_stage *s = p->stage;
   switch (op->kind) {
     case SAGECOMM_ALL_REDUCE:
@@ -77,6 +81,39 @@ static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes,
       s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
       if (me == op->root) s[p->n_stages++] = (scr_stage){.action = SCR_FOLD, .to_output = 1};
       break;
+    case SAGECOMM_REDUCE_SCATTER:
+      p->input_blocks = 1;
+      s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
+      s[p->n_stages++] = (scr_stage){.action = SCR_FOLD, .lag = 1, .to_output = 1, .from = SCR_EVERYBODY};
+      p->max_lag = 1;
+      break;
+    case SAGECOMM_ALL_TO_ALL:
+      p->input_blocks = p->output_blocks = p->lane = large = true;
+      p->chunk = 16384;
+      if (n_ranks > 1) {
+        p->head = 512;
+        p->n_heads = 2;
+        s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH, .head = 1};
+        s[p->n_stages++] = (scr_stage){.action = SCR_READ, .from = SCR_OTHERS, .head = 1};
+      }
+      s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
+      s[p->n_stages++] = (scr_stage){.action = SCR_READ, .lag = 1, .from = SCR_OTHERS};
+      p->max_lag = 1;
+      break;
+    case SAGECOMM_GATHER:
+      p->output_blocks = 1;
+      s[p->n_stages++] =
+          me == op->root ? (scr_stage){.action = SCR_READ, .from = SCR_OTHERS} : (scr_stage){.action = SCR_PUBLISH};
+      break;
+    case SAGECOMM_SCATTER:
+      p->input_blocks = 1;
+      if (me == op->root) {
+        s[p->n_stages++] = (scr_stage){.action = SCR_LOCAL};
+        s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
+      } else {
+        s[p->n_stages++] = (scr_stage){.action = SCR_READ, .from = SCR_FROM_ROOT};
+      }
+      break;
     default:
       s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
       s[p->n_stages++] = (scr_stage){.action = SCR_AWAIT, .from = SCR_EVERYBODY};
@@ -91,7 +128,7 @@ static int32_t issue(uint64_t handle, const sagecomm_op *op, scr_run **out, sage
   int i = index_of(handle);
   scr_group *g = table[i].group;
   pthread_mutex_lock(&go);
-  uint64_t bytes = scr_op_bytes(op, n_ranks), key = scr_cache_key(g, op, bytes);
+  uint64_t bytes = scr_op_bytes(op, g->rank, n_ranks), key = scr_cache_key(g, op, bytes);
   scr_program *p = (scr_program *)(uintptr_t)scr_cache_find(g, key);
   if (p == NULL) {
     p = compile(g, op, bytes, table[i].rank);
@@ -117,10 +154,11 @@ static void trouble(uint64_t handle, const scr_trouble *t) {
   scr_group *g = table[index_of(handle)].group;
   sagecomm_error e = {0};
   if (t->code != SCR_TROUBLE_FAILURE) {
-    e.status = t->code == SCR_TROUBLE_MISMATCH || t->code == SCR_TROUBLE_LENGTH ? SAGECOMM_MISMATCH
-               : t->code == SCR_TROUBLE_GARBAGE                                 ? SAGECOMM_INTERNAL
-               : t->code == SCR_TROUBLE_TIMEOUT                                 ? SAGECOMM_TIMEOUT
-                                                                                : SAGECOMM_PEER_FAILURE;
+    e.status = t->code == SCR_TROUBLE_MISMATCH || t->code == SCR_TROUBLE_LENGTH || t->code == SCR_TROUBLE_SPLIT
+                   ? SAGECOMM_MISMATCH
+               : t->code == SCR_TROUBLE_GARBAGE ? SAGECOMM_INTERNAL
+               : t->code == SCR_TROUBLE_TIMEOUT ? SAGECOMM_TIMEOUT
+                                                : SAGECOMM_PEER_FAILURE;
     e.rank = t->peer;
   }
   go_down(g, e.status ? &e : NULL);

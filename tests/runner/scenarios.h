@@ -12,6 +12,8 @@ typedef struct waiting {
 /* operations.c */
 void test_reductions(int size, waiting w, uint64_t seed);
 void test_segments(int size, waiting w, uint64_t seed);
+void test_all_to_all(int size, waiting w, uint64_t seed);
+void test_blocks(int size, waiting w, uint64_t seed);
 /* messages.c */
 void test_long_messages(int size, waiting w, uint64_t seed);
 void test_reverse_tags(int size, waiting w, uint64_t seed);

@@ -166,6 +166,8 @@ int main(int argc, char **argv) {
       {"random", test_random},
       {"reductions", test_reductions},
       {"segments", test_segments},
+      {"all_to_all", test_all_to_all},
+      {"blocks", test_blocks},
       {"long_messages", test_long_messages},
       {"reverse_tags", test_reverse_tags},
       {"bounded_passes", test_bounded_passes},

@@ -22,7 +22,7 @@ var sources = map[algo.Source]uint8{
 // Compile makes the program that carries out p for calls like op.
 func Compile(p algo.Plan, op coll.Op) (runner.Compiled, error) {
 	out := runner.Program{Kind: op.Kind, Type: op.Type, Reduce: op.Reduce, Lane: int(p.Lane), Chunk: p.Chunk,
-		Divisor: 1, OutputBlocks: p.Output == algo.Blocks}
+		Head: p.Head, Divisor: 1, InputBlocks: p.Input == algo.Blocks, OutputBlocks: p.Output == algo.Blocks}
 	if op.Reduce == coll.Avg {
 		out.Divisor = float64(p.Size)
 	}
@@ -41,7 +41,7 @@ func Compile(p algo.Plan, op coll.Op) (runner.Compiled, error) {
 		out.Stages = append(out.Stages, runner.Stage{
 			Action: action, Lag: uint8(s.Lag), From: sources[s.From],
 			Back:  sources[s.Back],
-			Share: s.Part == algo.Share, ToOutput: s.ToOutput,
+			Share: s.Part == algo.Share, ToOutput: s.ToOutput, Head: s.Head,
 			SkipOwnIn: s.Action == algo.Publish && shares && out.OwnFromInput,
 		})
 	}
