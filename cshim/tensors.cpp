@@ -133,9 +133,9 @@ void Buffers::checkWritable(const char* op, const char* role, size_t index, cons
   }
 }
 
-void Buffers::addOutput(const char* op, const char* role, size_t index, const at::Tensor& t) {
+void Buffers::addOutput(const char* op, const char* role, size_t index, const at::Tensor& t, bool staged) {
   check(op, role, index, t);
-  if (C10_LIKELY(isBlock(t))) {
+  if (C10_LIKELY(isBlock(t) && !staged)) {
     out_.push_back(writable(t));
     return;
   }
@@ -144,6 +144,17 @@ void Buffers::addOutput(const char* op, const char* role, size_t index, const at
   at::Tensor copy = at::empty(t.sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
   out_.push_back(writable(copy));
   copyBack_.emplace_back(t, std::move(copy));
+}
+
+void Buffers::addOutputs(const char* op, const char* role, c10::ArrayRef<at::Tensor> tensors, bool staged) {
+  for (size_t i = 0; i < tensors.size() && !staged; i++) {
+    for (size_t k = 0; k < i && !staged; k++) {
+      staged = tensors[i].defined() && tensors[k].defined() && overlap(tensors[i], tensors[k]);
+    }
+  }
+  for (size_t i = 0; i < tensors.size(); i++) {
+    addOutput(op, role, i, tensors[i], staged);
+  }
 }
 
 void Buffers::addInOut(const char* op, const char* role, size_t index, const at::Tensor& t) {
@@ -159,24 +170,58 @@ void Buffers::addInOut(const char* op, const char* role, size_t index, const at:
   out_.push_back(in_.back());
 }
 
-void Buffers::separateInput(const at::Tensor& input, int rank, int size) {
+void Buffers::separateInput(const at::Tensor& input, int rank) {
   const auto* from = static_cast<const char*>(in_[0].data);
   const uint64_t bytes = in_[0].bytes;
-  if (bytes == 0) {
-    return;
-  }
-  int block = 0;
-  for (const sagecomm_segment& s : out_) {
-    for (uint64_t at = 0; at < s.bytes && block < size; at += bytes, block++) {
-      const char* to = static_cast<const char*>(s.data) + at;
-      const bool overlaps = from < to + bytes && to < from + bytes;
-      if (C10_UNLIKELY(overlaps && (block != rank || from != to))) {
-        at::AutoDispatchBelowADInplaceOrView noAutograd;
-        in_[0] = readable(copies_.emplace_back(input.clone(at::MemoryFormat::Contiguous)));
-        return;
-      }
+  const auto separate = [&] {
+    at::AutoDispatchBelowADInplaceOrView noAutograd;
+    in_[0] = readable(copies_.emplace_back(input.clone(at::MemoryFormat::Contiguous)));
+  };
+  const bool single = out_.size() == 1;
+  for (size_t i = 0; i < out_.size(); i++) {
+    const auto* to = static_cast<const char*>(out_[i].data);
+    const uint64_t own = single ? static_cast<uint64_t>(rank) * bytes : 0;
+    const bool mine = (single || i == static_cast<size_t>(rank)) && from == to + own;
+    if (C10_UNLIKELY(bytes > 0 && from < to + out_[i].bytes && to < from + bytes && !mine)) {
+      separate();
+      return;
     }
   }
+}
+
+namespace {
+
+Buffers::Blocks lengths(const Buffers::Segments& segments) {
+  Buffers::Blocks bytes;
+  for (const sagecomm_segment& s : segments) {
+    bytes.push_back(s.bytes);
+  }
+  return bytes;
+}
+
+} // namespace
+
+void Buffers::setInBlocks() {
+  inBlocks_ = lengths(in_);
+}
+
+void Buffers::setOutBlocks() {
+  outBlocks_ = lengths(out_);
+}
+
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.has_storage() || !b.has_storage() || !a.storage().is_alias_of(b.storage())) {
+    return false;
+  }
+  const auto range = [](const at::Tensor& t) {
+    const auto* from = static_cast<const char*>(t.const_data_ptr());
+    const size_t bytes =
+        t.numel() == 0 ? 0 : at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size());
+    return std::make_pair(from, from + bytes);
+  };
+  const auto [a0, a1] = range(a);
+  const auto [b0, b1] = range(b);
+  return a0 < b1 && b0 < a1;
 }
 
 void Buffers::copyBack() {

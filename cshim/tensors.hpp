@@ -17,16 +17,37 @@ namespace sagecomm {
 class Buffers {
  public:
   using Segments = c10::SmallVector<sagecomm_segment, 8>;
+  using Blocks = c10::SmallVector<uint64_t, 8>;
 
   // Each of them checks the tensor and refuses it by name: "sagecomm: <op>: <role> <index> is on cuda:0, but ...".
   void addInput(const char* op, const char* role, size_t index, const at::Tensor& t);
-  void addOutput(const char* op, const char* role, size_t index, const at::Tensor& t);
+  // Staged: into a copy, which copyBack() writes to the tensor, because the operation must not write to it meanwhile.
+  void addOutput(const char* op, const char* role, size_t index, const at::Tensor& t, bool staged = false);
+  // A list of them; where two share memory, the later one has the last word.
+  void addOutputs(const char* op, const char* role, c10::ArrayRef<at::Tensor> tensors, bool staged = false);
   // In place: the same memory is input and output.
   void addInOut(const char* op, const char* role, size_t index, const at::Tensor& t);
 
-  // Of an all_gather, after its input and outputs were added: the input may be the rank's own block of the output. Where
-  // it overlaps anything else, a copy takes its place.
-  void separateInput(const at::Tensor& input, int rank, int size);
+  // Of an all_gather or gather, after its input and outputs were added: the input may be the rank's own block of the
+  // output. Where it overlaps anything else, a copy takes its place.
+  void separateInput(const at::Tensor& input, int rank);
+
+  // Block i is segment i, after all of them were added; or the blocks' bytes.
+  void setInBlocks();
+  void setOutBlocks();
+  void setInBlocks(c10::ArrayRef<uint64_t> bytes) {
+    inBlocks_.assign(bytes.begin(), bytes.end());
+  }
+  void setOutBlocks(c10::ArrayRef<uint64_t> bytes) {
+    outBlocks_.assign(bytes.begin(), bytes.end());
+  }
+  // nullptr: blocks are equal.
+  const uint64_t* inBlocks() const {
+    return inBlocks_.empty() ? nullptr : inBlocks_.data();
+  }
+  const uint64_t* outBlocks() const {
+    return outBlocks_.empty() ? nullptr : outBlocks_.data();
+  }
 
   const Segments& in() const {
     return in_;
@@ -54,9 +75,14 @@ class Buffers {
 
   Segments in_;
   Segments out_;
+  Blocks inBlocks_;
+  Blocks outBlocks_;
   uint8_t dtype_ = kNoType;
   std::vector<at::Tensor> copies_; // inputs' copies, alive until the operation has finished
   std::vector<std::pair<at::Tensor, at::Tensor>> copyBack_; // {the user's output, its copy}
 };
+
+// Whether two tensors have memory in common, as far as their first and last bytes tell.
+bool overlap(const at::Tensor& a, const at::Tensor& b);
 
 } // namespace sagecomm

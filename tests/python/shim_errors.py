@@ -161,7 +161,9 @@ def refusals_name_op_and_tensor() -> None:
         "sagecomm: all_gather: output 1 is Double", lambda: direct.allgather([[four, four.double()]], [four.clone()])
     )
     refused("takes one list of 2 output tensors, got one of 1", lambda: direct.allgather([[four]], [four]))
-    refused("output 1 has 3 elements, the input has 4", lambda: direct.allgather([[four, four[:3]]], [four]))
+    refused(
+        "the input has 4 elements, this rank's output has 3", lambda: direct.allgather([[four[:3], four[:3]]], [four])
+    )
     refused("the output has 4 elements", lambda: dist.all_gather_into_tensor(torch.zeros(4), four))
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 7, 0
@@ -170,6 +172,6 @@ def refusals_name_op_and_tensor() -> None:
     refused("sagecomm: recv: invalid source rank: 2", lambda: direct.recv([four], 2, 0))
     quantized = torch.quantize_per_tensor(four, 1.0, 0, torch.quint8)
     refused("sagecomm: all_reduce: tensor 0 has the unsupported type", lambda: direct.allreduce([quantized]))
-    refused("does not support alltoall", lambda: direct.alltoall([four], [four]))
+    refused("takes 2 input tensors, got 1", lambda: direct.alltoall([four], [four]))
     assert not direct.supports_splitting
     assert not direct.supports_coalescing
