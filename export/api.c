@@ -94,6 +94,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .describe_environment = describe_environment,
       .shutdown = shutdown,
       .flight_records = flight_records,
+      .issue_coalesced = scr_issue_coalesced,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

@@ -114,18 +114,20 @@ typedef struct sagecomm_op {
   int32_t tag;       /* send and recv */
   uint32_t n_in;     /* segments of the input */
   uint32_t n_out;    /* segments of the output */
-  uint32_t reserved;
+  uint32_t n_parts;  /* 0; issue_coalesced() counts here what it packs together */
   /* In place: the same memory as out, for all_gather, reduce_scatter, gather and scatter as this rank's block; for
    * all_to_all there is no in place. The arrays are read during issue() only. */
-  const sagecomm_segment *in;  /* broadcast: on the root, the same memory as out; elsewhere none. scatter: on the root */
-  const sagecomm_segment *out; /* reduce: on the root; elsewhere none, or memory that stays as it is. gather: on the root */
+  const sagecomm_segment *in; /* broadcast: on the root, the same memory as out; elsewhere none. scatter: on the root */
+  const sagecomm_segment
+      *out; /* reduce: on the root; elsewhere none, or memory that stays as it is. gather: on the root */
   /* Bytes of each rank's block, as many as the group has ranks; NULL: blocks are equal. in_blocks is for reduce_scatter
    * and all_to_all, out_blocks for all_gather and all_to_all. All ranks know the same blocks of reduce_scatter and
    * all_gather. What a rank of an all_to_all has for another one must be what that one expects. */
   const uint64_t *in_blocks;
   const uint64_t *out_blocks;
-  double factor;               /* PREMUL_SUM */
-  int64_t timeout_ns;          /* 0: the group's */
+  double factor;      /* PREMUL_SUM */
+  int64_t timeout_ns; /* 0: the group's */
+  uint64_t parts;     /* 0; a hash of the lengths of what is packed together */
 } sagecomm_op;
 
 /* Who failed, in what. Strings are NUL-terminated and cut to fit. */
@@ -250,6 +252,15 @@ typedef struct sagecomm_api {
    * The capacity is TORCH_FR_BUFFER_SIZE, else TORCH_NCCL_TRACE_BUFFER_SIZE, else 2000, as of the group's creation; with
    * 0 the group does not record and is left out. */
   int64_t (*flight_records)(char *json, size_t n);
+
+  /* Issues several operations at once, as issue() does one: what may share a collective is packed into one, straight
+   * into its slots, the others follow one another; one work stands for all of them and fails with the first failure.
+   * All ranks make the same collectives in the same order, messages apart. Operations of one kind, reduction and root
+   * that stand next to each other, in any mixture of types, must not touch memory that another of them writes: they may
+   * run in any order. The flags of the first operation count for all. None is issued if one of them is refused. With
+   * n = 0 there is nothing to do: OK. */
+  int32_t (*issue_coalesced)(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
+                             sagecomm_error *err);
 } sagecomm_api;
 
 /* The table of that version, or NULL when the library does not speak it. Starts nothing. */

@@ -208,6 +208,9 @@ func describe(op coll.Op, sequence uint64) string {
 	if op.Kind.Reduces() {
 		parts = append(parts, op.Reduce.String())
 	}
+	if op.Parts > 1 {
+		parts = append(parts, manyParts(op.Parts))
+	}
 	switch {
 	case op.Kind == coll.Barrier, op.Kind == coll.AllToAll:
 	case op.Type.Size() > 0:
@@ -233,6 +236,14 @@ func describe(op coll.Op, sequence uint64) string {
 		return text
 	}
 	return text + " (" + strings.Join(parts, ", ") + ")"
+}
+
+// manyParts says how many operations were packed together, of which a peer's record counts so many at most.
+func manyParts(n int) string {
+	if n >= runner.ManyParts {
+		return fmt.Sprintf("%d or more fused", runner.ManyParts)
+	}
+	return fmt.Sprintf("%d fused", n)
 }
 
 // peerDied is called when the process of a rank has ended.

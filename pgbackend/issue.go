@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"sagecomm/algo"
+	"sagecomm/fusion"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine/host"
 	"sagecomm/internal/runner"
@@ -19,12 +20,9 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	if f := g.fallen(); f != nil {
 		return f
 	}
-	op := call.Op(g.size)
-	if err := op.Check(g.rank, g.size); err != nil {
-		return g.refuse(op, err)
-	}
-	if !call.Whole(op.Type.Size()) {
-		return g.refuse(op, fmt.Errorf("sagecomm: %v: rank %d: a segment of a buffer does not hold whole elements of %v", op.Kind, g.rank, op.Type))
+	op, f := g.check(call)
+	if f != nil {
+		return f
 	}
 	if !op.Kind.Collective() {
 		return g.refuse(op, fmt.Errorf("sagecomm: %v: not a collective", op.Kind))
@@ -54,6 +52,33 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	return nil
 }
 
+// check refuses a call that this rank may not make.
+func (g *Group) check(call runner.Call) (coll.Op, *coll.Failure) {
+	op := call.Op(g.size)
+	if err := op.Check(g.rank, g.size); err != nil {
+		return op, g.refuse(op, err)
+	}
+	if !call.Whole(op.Type.Size()) {
+		return op, g.refuse(op, fmt.Errorf("sagecomm: %v: rank %d: a segment of a buffer does not hold whole elements of %v", op.Kind, g.rank, op.Type))
+	}
+	return op, nil
+}
+
+// fuse answers for a coalesced call whose like was not seen before.
+func (g *Group) fuse(calls []runner.Call) ([]uint32, *coll.Failure) {
+	if f := g.fallen(); f != nil {
+		return nil, f
+	}
+	ops := make([]coll.Op, len(calls))
+	for i, call := range calls {
+		var f *coll.Failure
+		if ops[i], f = g.check(call); f != nil {
+			return nil, f
+		}
+	}
+	return fusion.Plan(ops), nil
+}
+
 // broken takes the group down: peers make a call that this rank cannot join.
 func (g *Group) broken(op coll.Op, err error) *coll.Failure {
 	g.declare(g.system(op, err))
@@ -79,6 +104,11 @@ func (g *Group) compile(op coll.Op, class algo.Class) (runner.Compiled, error) {
 // runner.Group.Issue for whom they belong to meanwhile.
 func (g *Group) Issue(op coll.Op, in, out [][]byte) (runner.Work, *coll.Failure) {
 	return g.run.Issue(op, in, out)
+}
+
+// IssueCoalesced issues several operations at once, from Go; see runner.Group.IssueCoalesced.
+func (g *Group) IssueCoalesced(calls []runner.Coalesced) (runner.Work, *coll.Failure) {
+	return g.run.IssueCoalesced(calls)
 }
 
 // makeRing makes the ring that this rank writes for a peer.

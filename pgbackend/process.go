@@ -102,6 +102,17 @@ func (p *Process) Issue(handle uint64, call runner.Call) (f *coll.Failure) {
 	return g.issue(call)
 }
 
+// Fuse implements runner.Handler.
+func (p *Process) Fuse(handle uint64, calls []runner.Call) (batches []uint32, f *coll.Failure) {
+	g := p.Group(handle)
+	if g == nil || !g.hold() {
+		return nil, destroyed("")
+	}
+	defer g.letGo()
+	defer g.recoverInto(&f)
+	return g.fuse(calls)
+}
+
 // Trouble implements runner.Handler.
 func (p *Process) Trouble(handle uint64, t runner.Trouble) {
 	if g := p.Group(handle); g != nil && g.hold() {

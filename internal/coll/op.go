@@ -26,6 +26,19 @@ type Op struct {
 	InBlocks, OutBlocks []uint64
 	Factor              float64 // PREMUL_SUM
 	Timeout             time.Duration
+	Parts               int // operations of a coalesced call that are packed into this one, 0 if it is one by itself
+}
+
+// Uneven reports whether blocks differ in length.
+func (op Op) Uneven() bool {
+	for _, blocks := range [][]uint64{op.InBlocks, op.OutBlocks} {
+		for _, n := range blocks {
+			if n != blocks[0] {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Bytes is the length that the operation is known by, the same on all ranks of a collective: the tensor of one rank, or

@@ -44,7 +44,7 @@ type Trouble struct {
 
 func goTrouble(t *C.scr_trouble) Trouble {
 	op := known(coll.Op{Kind: coll.Kind(t.kind), Type: coll.DataType(t.dtype), Reduce: coll.ReduceOp(t.reduce_op),
-		Root: int(t.root), Tag: int(t.tag)}, uint64(t.bytes))
+		Root: int(t.root), Tag: int(t.tag), Parts: int(t.parts)}, uint64(t.bytes))
 	return Trouble{Code: Code(t.code), Peer: int(t.peer), Sequence: uint64(t.sequence), Op: op, Got: uint64(t.got), Want: uint64(t.bytes),
 		Waited: time.Duration(t.waited_ns), Timeout: time.Duration(t.timeout_ns)}
 }
@@ -155,6 +155,9 @@ func (g *Group) Down(f *coll.Failure) {
 	C.scr_group_down(g.c, &e)
 }
 
+// ManyParts is how many parts an announced operation counts at most.
+const ManyParts = C.SCR_MANY_PARTS
+
 // Announced is one collective as a rank announced it.
 type Announced struct {
 	Sequence, Hash uint64
@@ -168,7 +171,8 @@ func (g *Group) Announced(rank int, sequence uint64) (Announced, bool) {
 	if !bool(C.scr_group_call(g.c, C.int32_t(rank), C.uint64_t(sequence), &c)) {
 		return Announced{}, false
 	}
-	op := known(coll.Op{Kind: coll.Kind(c.kind), Type: coll.DataType(c.dtype), Reduce: coll.ReduceOp(c.reduce_op), Root: int(c.root)},
+	op := known(coll.Op{Kind: coll.Kind(c.kind), Type: coll.DataType(c.dtype), Reduce: coll.ReduceOp(c.reduce_op), Root: int(c.root),
+		Parts: int(c.parts)},
 		uint64(c.bytes))
 	return Announced{Sequence: sequence, Hash: uint64(c.hash), Op: op, Uneven: c.uneven != 0}, true
 }

@@ -121,6 +121,15 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
 
 /* ---- why a group is down ---- */
 
+scr_cause *scr_cause_new(const sagecomm_error *error) {
+  scr_cause *c = malloc(sizeof *c);
+  if (c != NULL) {
+    atomic_init(&c->refs, 1);
+    c->error = *error;
+  }
+  return c;
+}
+
 scr_cause *scr_cause_ref(scr_cause *c) {
   if (c != NULL) atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
   return c;
@@ -285,12 +294,8 @@ void scr_group_ring_all(scr_group *g) {
 }
 
 void scr_group_down(scr_group *g, const sagecomm_error *error) {
-  scr_cause *none = NULL, *cause = malloc(sizeof *cause);
-  if (cause != NULL) { /* without memory the group is down for no cause, as if destroyed */
-    atomic_init(&cause->refs, 1);
-    cause->error = *error;
-    if (!atomic_compare_exchange_strong(&g->cause, &none, cause)) free(cause);
-  }
+  scr_cause *none = NULL, *cause = scr_cause_new(error); /* without memory it is down for no cause, as if destroyed */
+  if (!atomic_compare_exchange_strong(&g->cause, &none, cause)) scr_cause_unref(cause);
   atomic_fetch_or_explicit(&g->word, SCR_DOWN, memory_order_seq_cst);
   scr_ring_bell(&g->board->collective.bell);
   scr_ring_bell(&g->board->p2p.bell);
@@ -339,6 +344,7 @@ static bool read_record(const scr_group *g, int32_t rank, uint64_t sequence, scr
   out->dtype = (uint8_t)(what >> 8);
   out->reduce_op = (uint8_t)(what >> 16);
   out->uneven = (what >> 24) & 1;
+  out->parts = (what >> 25) & SCR_MANY_PARTS;
   out->root = (int32_t)(what >> 32);
   return atomic_load_explicit(&rec->seq, memory_order_relaxed) == sequence;
 }

@@ -2,6 +2,7 @@
 #include "runner.h"
 
 int32_t scrGoIssue(uint64_t group, sagecomm_op *op, scr_run **out, sagecomm_error *err);
+int32_t scrGoFuse(uint64_t group, sagecomm_op *ops, uint32_t n, uint32_t *batch, sagecomm_error *err);
 void scrGoTrouble(uint64_t group, scr_trouble *trouble);
 int32_t scrGoRing(uint64_t group, int32_t peer);
 void scrGoTrace(uint64_t group, sagecomm_op *op);
@@ -9,6 +10,10 @@ void scrGoDone(uintptr_t ctx, int32_t status, sagecomm_error *err);
 
 static int32_t issue(uint64_t group, const sagecomm_op *op, scr_run **out, sagecomm_error *err) {
   return scrGoIssue(group, (sagecomm_op *)(uintptr_t)op, out, err);
+}
+
+static int32_t fuse(uint64_t group, const sagecomm_op *ops, uint32_t n, uint32_t *batch, sagecomm_error *err) {
+  return scrGoFuse(group, (sagecomm_op *)(uintptr_t)ops, n, batch, err);
 }
 
 static void trouble(uint64_t group, const scr_trouble *t) { scrGoTrouble(group, (scr_trouble *)(uintptr_t)t); }
@@ -25,7 +30,7 @@ int32_t scr_on_done_go(sagecomm_work work, uintptr_t ctx, sagecomm_error *err) {
 }
 
 void scr_call_go(void) {
-  static const scr_hooks hooks = {issue, trouble, scrGoRing, trace};
+  static const scr_hooks hooks = {issue, trouble, scrGoRing, fuse, trace};
   scr_set_hooks(&hooks);
   scr_watch_fork();
 }

@@ -8,6 +8,7 @@ import "C"
 
 import (
 	"sync"
+	"unsafe"
 
 	"sagecomm/internal/coll"
 )
@@ -16,6 +17,8 @@ import (
 type Handler interface {
 	// Issue checks a call that the fast path cannot take, finds its program and submits it.
 	Issue(group uint64, call Call) *coll.Failure
+	// Fuse checks the operations of a coalesced call and returns the number of each one's batch: fusion.Plan.
+	Fuse(group uint64, calls []Call) ([]uint32, *coll.Failure)
 	// Trouble judges what a driver found. The group is down when it returns.
 	Trouble(group uint64, t Trouble)
 	// Ring makes the ring from this rank to the peer, or takes the group down.
@@ -45,6 +48,23 @@ func scrGoIssue(group C.uint64_t, op *C.sagecomm_op, out **C.scr_run, err *C.sag
 		}
 		return C.int32_t(f.Status)
 	}
+	return C.SAGECOMM_OK
+}
+
+//export scrGoFuse
+func scrGoFuse(group C.uint64_t, ops *C.sagecomm_op, n C.uint32_t, batch *C.uint32_t, err *C.sagecomm_error) C.int32_t {
+	calls := make([]Call, n)
+	for i := range unsafe.Slice(ops, int(n)) {
+		calls[i] = Call{raw: &unsafe.Slice(ops, int(n))[i]}
+	}
+	batches, f := handler.Fuse(uint64(group), calls)
+	if f != nil {
+		if err != nil {
+			fillError(err, f)
+		}
+		return C.int32_t(f.Status)
+	}
+	copy(unsafe.Slice((*uint32)(unsafe.Pointer(batch)), int(n)), batches)
 	return C.SAGECOMM_OK
 }
 

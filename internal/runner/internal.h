@@ -11,6 +11,15 @@
 #define SCR_LIKELY(x) __builtin_expect(!!(x), 1)
 #define SCR_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
+/* splitmix64's finaliser (Steele, Lea, Flood 2014) */
+static inline uint64_t scr_mix(uint64_t x) {
+  x ^= x >> 30;
+  x *= UINT64_C(0xbf58476d1ce4e5b9);
+  x ^= x >> 27;
+  x *= UINT64_C(0x94d049bb133111eb);
+  return x ^ (x >> 31);
+}
+
 /* ---- the group word: order exists once, here ----
  *
  * flags (8 bits) | number of the last collective (40) | generation of the handle (16). A fast operation takes the drive
@@ -27,7 +36,7 @@ static inline uint64_t scr_word_seq(uint64_t w) { return (w >> 8) & SCR_SEQ_MASK
 
 /* ---- runs ---- */
 
-enum { SCR_PENDING_STATE = 0, SCR_HAS_DONE = 1, SCR_DONE = 2 };
+enum { SCR_PENDING_STATE = 0, SCR_HAS_DONE = 1, SCR_DONE = 2, SCR_HAS_BUNDLE = 4 };
 
 /* What advancing returns. Trouble codes of runner.h are positive and never mixed with these. */
 enum { SCR_FINISHED = 0, SCR_BLOCKED = -1, SCR_YIELDED = -2, SCR_IDLE = -3, SCR_NEEDS_RING = -4 };
@@ -62,14 +71,18 @@ typedef struct scr_cause {
   sagecomm_error error;
 } scr_cause;
 
+scr_cause *scr_cause_new(const sagecomm_error *error); /* NULL: no memory */
 scr_cause *scr_cause_ref(scr_cause *c);
 void scr_cause_unref(scr_cause *c);
 /* Copies it, or that the group was destroyed if there is none, and returns its status. */
 int32_t scr_cause_copy(const scr_cause *c, sagecomm_error *err);
 
+/* Several runs that one work stands for. */
+typedef struct scr_bundle scr_bundle;
+
 /* One operation on its way. Collectives: written under the drive lock once queued. Messages: under the message lock. */
 struct scr_run {
-  _Atomic uint32_t state; /* SCR_PENDING_STATE, | SCR_HAS_DONE; SCR_DONE. Futex word of waiters. */
+  _Atomic uint32_t state; /* SCR_PENDING_STATE, SCR_HAS_DONE or SCR_HAS_BUNDLE; SCR_DONE. Futex word of waiters. */
   _Atomic uint32_t sleepers;
   _Atomic uint32_t refs;
   _Atomic uint32_t claimed; /* somebody calls the done function */
@@ -80,10 +93,11 @@ struct scr_run {
   scr_cause *cause; /* owned: of a status below 0 */
   _Atomic uint32_t released;
 
-  uint8_t kind, dtype, reduce_op, started, async, uneven;
+  uint8_t kind, dtype, reduce_op, started, async, uneven, parts;
   int32_t root, tag;
   uint64_t bytes; /* scr_op_bytes() */
   double factor;
+  uint64_t parts_hash;
   scr_segments in, out;
   scr_blocks in_blocks, out_blocks;
   uint64_t *offsets; /* of both, owned */
@@ -110,6 +124,8 @@ struct scr_run {
   _Atomic(sagecomm_done_fn) done; /* stored after done_ctx: a thread in wait() may look at any time */
   void *done_ctx;
   scr_run *next;           /* queue, or a list of messages */
+  scr_bundle *bundle;      /* what this run is a part of; holds a reference to its run. Stored before SCR_HAS_BUNDLE. */
+  scr_bundle *parts_of;    /* owned: this run stands for several others and is none itself */
   scr_run *next_completed; /* list of completions */
 
   /* messages */
@@ -171,6 +187,8 @@ typedef struct scr_channel {
   struct scr_grant *grant_head, *grant_tail; /* clearances that found no room yet */
 } scr_channel;
 
+#define SCR_FUSED_SHAPES 64
+
 struct scr_group {
   alignas(SCR_LINE) _Atomic uint64_t word;
   /* Threads that use the group's memory without the drive lock. Like the word it outlives the group. */
@@ -206,6 +224,8 @@ struct scr_group {
   uint32_t boundaries[SAGECOMM_KIND_COUNT];
   scr_cache_entry cache[SCR_CACHE_ENTRIES];
   _Atomic uint32_t cached;
+  /* Coalesced calls of which Go has said that they are one collective. */
+  _Atomic uint64_t fused[SCR_FUSED_SHAPES];
 
   _Atomic(scr_cause *) cause; /* stored once */
 
@@ -311,6 +331,8 @@ bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t 
 /* Marks it complete and wakes its waiters. If it has a done function and nobody is waiting who would call it
  * (`waiter`: the caller is), hands it to the completers. Drops no reference. */
 void scr_run_finish(scr_run *r, int32_t status, bool waiter);
+/* The last part of that, for a run whose result is there. */
+void scr_run_settle(scr_run *r, bool waiter);
 /* Calls the done function if nobody has. */
 void scr_run_complete(scr_run *r);
 
@@ -328,6 +350,9 @@ int32_t scr_copy_error(const scr_group *g, sagecomm_error *err);
 /* How long an operation may take, within what can be added to the time. */
 int64_t scr_op_timeout(const scr_group *g, const sagecomm_op *op);
 int32_t scr_plain_error(sagecomm_error *err, int32_t status, const char *message);
+int32_t scr_no_memory(sagecomm_error *err);
+/* Whether a call whose program is there is allowed as well. What else would be refused has no program under its key. */
+bool scr_op_allowed(const scr_group *g, const sagecomm_op *op, uint64_t bytes);
 
 /* ---- messages (p2p.c, p2p_issue.c) ---- */
 
@@ -349,5 +374,6 @@ void scr_push_completed(scr_run *r);
 
 extern scr_hooks scr_go;
 extern _Atomic uint64_t scr_entries;
+void scr_entering_go(void); /* counts */
 
 #endif

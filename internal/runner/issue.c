@@ -1,7 +1,9 @@
 /* issue.c: how an operation starts, who drives it, and how it is waited for. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 
+#include "bundle.h"
 #include "recorder.h"
 
 scr_hooks scr_go;
@@ -11,7 +13,7 @@ void scr_set_hooks(const scr_hooks *hooks) { scr_go = *hooks; }
 
 uint64_t scr_go_entries(void) { return atomic_load_explicit(&scr_entries, memory_order_relaxed); }
 
-static void entering_go(void) { atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed); }
+void scr_entering_go(void) { atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed); }
 
 /* ---- errors that need no Go ---- */
 
@@ -23,6 +25,10 @@ int32_t scr_plain_error(sagecomm_error *err, int32_t status, const char *message
     snprintf(err->message, sizeof err->message, "%s", message);
   }
   return status;
+}
+
+int32_t scr_no_memory(sagecomm_error *err) {
+  return scr_plain_error(err, SAGECOMM_SYSTEM, "sagecomm: no memory for another operation");
 }
 
 static bool forked;
@@ -248,7 +254,7 @@ void scr_drain(scr_group *g) {
 static void report(uint64_t handle, const scr_run *r, int code) {
   scr_trouble t;
   scr_describe_trouble(r, code, &t);
-  entering_go();
+  scr_entering_go();
   scr_go.trouble(handle, &t);
 }
 
@@ -361,8 +367,7 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
   return status;
 }
 
-/* Whether a call whose program is there is allowed as well. What else would be refused has no program under its key. */
-static inline bool allowed(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
+bool scr_op_allowed(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
   bool whole = op->dtype < SAGECOMM_DTYPE_COUNT && scr_op_whole(op, elem_bytes[op->dtype]);
   bool rooted = scr_rooted(op->kind);
   return whole && bytes != UINT64_MAX && op->timeout_ns >= 0 && op->reduce_op < SAGECOMM_REDUCE_OP_COUNT &&
@@ -375,7 +380,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
   scr_group *g = scr_group_of(group);
   if (SCR_UNLIKELY(g == NULL)) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: the group was destroyed");
   if (SCR_UNLIKELY(g->trace)) {
-    entering_go();
+    scr_entering_go();
     scr_go.trace(group, op);
   }
   if (op->kind == SAGECOMM_SEND || op->kind == SAGECOMM_RECV) return scr_message_issue(g, group, op, work, err);
@@ -385,14 +390,15 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
     uint64_t bytes = scr_op_bytes(op, g->rank, size);
     const scr_program *pg = scr_cache_find(g, scr_cache_key(g, op, bytes));
     uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
-    if (SCR_LIKELY(pg != NULL && allowed(g, op, bytes) && (w & SCR_FLAGS) == 0 && w >> SCR_GEN_SHIFT == group >> 32) &&
+    if (SCR_LIKELY(pg != NULL && scr_op_allowed(g, op, bytes) && (w & SCR_FLAGS) == 0 &&
+                   w >> SCR_GEN_SHIFT == group >> 32) &&
         atomic_compare_exchange_strong_explicit(&g->word, &w, (w + SCR_SEQ_ONE) | SCR_LOCKED, memory_order_acq_rel,
                                                 memory_order_relaxed)) {
       return run_here(g, group, op, bytes, scr_word_seq(w) + 1, pg, work, err);
     }
   }
   scr_run *r = NULL;
-  entering_go();
+  scr_entering_go();
   int32_t status = scr_go.issue(group, op, &r, err);
   if (status != SAGECOMM_OK) return status;
   sagecomm_work handle = scr_run_handle(r);
@@ -458,10 +464,13 @@ static int32_t wait_until(scr_run *r, int64_t timeout_ns, sagecomm_error *err) {
     int64_t now = scr_now();
     if (slice_end == 0) slice_end = now + timeout_ns;
     if (now >= slice_end) return SAGECOMM_PENDING;
-    if (r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV) {
-      scr_message_wait(r->group, r, slice_end);
+    scr_run *at = r->parts_of ? scr_bundle_unfinished(r) : r;
+    if (at == NULL) {
+      sched_yield(); /* the last part is complete, and its driver is about to say so */
+    } else if (at->kind == SAGECOMM_SEND || at->kind == SAGECOMM_RECV) {
+      scr_message_wait(at->group, at, slice_end);
     } else {
-      wait_collective(r->group, r, slice_end);
+      wait_collective(at->group, at, slice_end);
     }
   }
   scr_run_complete(r);

@@ -61,9 +61,38 @@ func (g *Group) Issue(op coll.Op, in, out [][]byte) (Work, *coll.Failure) {
 		p.pins.Unpin()
 		return Work{}, failureOf(status, &f.err)
 	}
-	kept := &pendingWork{handle: f.work, pins: p.pins}
-	w := Work{kept}
-	if op.Async {
+	return f.pending(&p, op.Async)
+}
+
+// Coalesced is one operation of a coalesced call.
+type Coalesced struct {
+	Op      coll.Op
+	In, Out [][]byte
+}
+
+// IssueCoalesced issues several operations at once, as Issue does one. The first one says whether all are asynchronous.
+func (g *Group) IssueCoalesced(calls []Coalesced) (Work, *coll.Failure) {
+	f := frames.Get().(*frame)
+	defer frames.Put(f)
+	p := pendingWork{}
+	ops := make([]C.sagecomm_op, max(len(calls), 1))
+	for i, c := range calls {
+		list := make([]C.sagecomm_segment, max(len(c.In)+len(c.Out), 1))
+		p.pins.Pin(&list[0])
+		fill(&ops[i], list, c.Op, c.In, c.Out, &p.pins)
+	}
+	status := C.scr_issue_coalesced(C.sagecomm_group(g.handle), &ops[0], C.uint32_t(len(calls)), &f.work, &f.err)
+	if status != C.SAGECOMM_PENDING {
+		p.pins.Unpin()
+		return Work{}, failureOf(status, &f.err)
+	}
+	return f.pending(&p, calls[0].Op.Async)
+}
+
+// pending makes the Work of an operation that goes on; a synchronous one is waited for.
+func (f *frame) pending(p *pendingWork, async bool) (Work, *coll.Failure) {
+	w := Work{&pendingWork{handle: f.work, pins: p.pins}}
+	if async {
 		return w, nil
 	}
 	for {
@@ -82,7 +111,15 @@ func (f *frame) issue(group uint64, op coll.Op, in, out [][]byte, pins *runtime.
 	} else {
 		pins.Pin(f)
 	}
-	fill := func(to []C.sagecomm_segment, from [][]byte) *C.sagecomm_segment {
+	fill(&f.op, list, op, in, out, pins)
+	status := C.scr_issue(C.sagecomm_group(group), &f.op, &f.work, &f.err)
+	clear(list) // C has its own copy of what it still needs; the frame keeps nobody's memory alive
+	return status
+}
+
+// fill describes an operation to C. list has room for all segments.
+func fill(to *C.sagecomm_op, list []C.sagecomm_segment, op coll.Op, in, out [][]byte, pins *runtime.Pinner) {
+	segments := func(to []C.sagecomm_segment, from [][]byte) *C.sagecomm_segment {
 		if len(from) == 0 {
 			return nil
 		}
@@ -97,10 +134,10 @@ func (f *frame) issue(group uint64, op coll.Op, in, out [][]byte, pins *runtime.
 		}
 		return &to[0]
 	}
-	f.op = C.sagecomm_op{kind: C.uint8_t(op.Kind), dtype: C.uint8_t(op.Type), reduce_op: C.uint8_t(op.Reduce),
+	*to = C.sagecomm_op{kind: C.uint8_t(op.Kind), dtype: C.uint8_t(op.Type), reduce_op: C.uint8_t(op.Reduce),
 		root: C.int32_t(op.Root), tag: C.int32_t(op.Tag), factor: C.double(op.Factor), timeout_ns: C.int64_t(op.Timeout),
 		n_in: C.uint32_t(len(in)), n_out: C.uint32_t(len(out)),
-		in: fill(list, in), out: fill(list[len(in):], out)}
+		in: segments(list, in), out: segments(list[len(in):], out)}
 	lengths := func(list []uint64) *C.uint64_t {
 		if len(list) == 0 {
 			return nil
@@ -108,13 +145,10 @@ func (f *frame) issue(group uint64, op coll.Op, in, out [][]byte, pins *runtime.
 		pins.Pin(&list[0])
 		return (*C.uint64_t)(unsafe.Pointer(&list[0]))
 	}
-	f.op.in_blocks, f.op.out_blocks = lengths(op.InBlocks), lengths(op.OutBlocks)
+	to.in_blocks, to.out_blocks = lengths(op.InBlocks), lengths(op.OutBlocks)
 	if op.Async {
-		f.op.flags = C.SAGECOMM_ASYNC
+		to.flags = C.SAGECOMM_ASYNC
 	}
-	status := C.scr_issue(C.sagecomm_group(group), &f.op, &f.work, &f.err)
-	clear(list) // C has its own copy of what it still needs; the frame keeps nobody's memory alive
-	return status
 }
 
 // Wait waits at most that long, 0 to look only, and helps to carry the operation out meanwhile.

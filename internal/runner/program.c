@@ -440,23 +440,16 @@ static int read_heads(scr_group *g, scr_run *r) {
 
 /* ---- a run ---- */
 
-static inline uint64_t mix(uint64_t x) { /* splitmix64's finaliser (Steele, Lea, Flood 2014) */
-  x ^= x >> 30;
-  x *= UINT64_C(0xbf58476d1ce4e5b9);
-  x ^= x >> 27;
-  x *= UINT64_C(0x94d049bb133111eb);
-  return x ^ (x >> 31);
-}
-
 void scr_run_start(scr_group *g, scr_run *r) {
   const scr_program *pg = r->program;
   uint64_t what = (uint64_t)r->kind | (uint64_t)r->dtype << 8 | (uint64_t)r->reduce_op << 16 |
-                  (uint64_t)r->uneven << 24 | (uint64_t)(uint32_t)r->root << 32;
-  g->hash = mix(g->hash + UINT64_C(0x9e3779b97f4a7c15) + mix(what ^ mix(r->bytes)));
+                  (uint64_t)r->uneven << 24 | (uint64_t)r->parts << 25 | (uint64_t)(uint32_t)r->root << 32;
+  g->hash = scr_mix(g->hash + UINT64_C(0x9e3779b97f4a7c15) + scr_mix(what ^ scr_mix(r->bytes)));
   if (SCR_UNLIKELY(r->uneven)) {
     const scr_blocks *blocks = r->in_blocks.at ? &r->in_blocks : &r->out_blocks;
-    for (int32_t i = 0; i < g->size; i++) g->hash = mix(g->hash + scr_block_bytes(blocks, i));
+    for (int32_t i = 0; i < g->size; i++) g->hash = scr_mix(g->hash + scr_block_bytes(blocks, i));
   }
+  if (SCR_UNLIKELY(r->parts)) g->hash = scr_mix(g->hash + r->parts_hash);
   r->hash = g->hash;
   r->started = 1;
   r->longest = r->bytes;

@@ -100,7 +100,7 @@ func bit(b bool) C.uint8_t {
 // Free gives a program back that no run and no cache has taken.
 func (p Compiled) Free() { C.scr_program_free(p.c) }
 
-// Call is an operation that waits to be issued. It is valid during [Handler.Issue] only.
+// Call is an operation that waits to be issued. It is valid during the method of [Handler] that gets it only.
 type Call struct {
 	raw *C.sagecomm_op
 	out **C.scr_run
@@ -112,7 +112,7 @@ func (c Call) Op(size int) coll.Op {
 	return coll.Op{Kind: coll.Kind(o.kind), Type: coll.DataType(o.dtype), Reduce: coll.ReduceOp(o.reduce_op),
 		Root: int(o.root), Tag: int(o.tag), Factor: float64(o.factor),
 		Timeout: time.Duration(o.timeout_ns), In: uint64(C.scr_total(o.in, o.n_in)), Out: uint64(C.scr_total(o.out, o.n_out)),
-		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size)}
+		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size), Parts: int(o.n_parts)}
 }
 
 // blocks copies lengths of blocks.

@@ -1,6 +1,7 @@
 /* run.c: the pool of runs, their handles, and completing them. */
 #include <stdlib.h>
 
+#include "bundle.h"
 #include "recorder.h"
 
 #define RUNS_PER_BLOCK 256
@@ -64,6 +65,8 @@ void scr_run_unref(scr_run *r) {
   r->own_program = NULL;
   scr_cause_unref(r->cause);
   r->cause = NULL;
+  scr_bundle_free(r->parts_of);
+  r->parts_of = NULL;
   scr_spin_lock(&pool_lock);
   r->next = free_runs;
   free_runs = r;
@@ -93,6 +96,8 @@ bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t 
   r->root = scr_rooted(op->kind) || op->kind == SAGECOMM_SEND || op->kind == SAGECOMM_RECV ? op->root : 0;
   r->tag = op->tag;
   r->factor = op->factor;
+  r->parts = (uint8_t)(op->n_parts < SCR_MANY_PARTS ? op->n_parts : SCR_MANY_PARTS);
+  r->parts_hash = op->parts;
   r->in = (scr_segments){.list = op->in, .n = op->n_in};
   r->out = (scr_segments){.list = op->out, .n = op->n_out};
   if (op->kind == SAGECOMM_ALL_GATHER || (op->kind >= SAGECOMM_REDUCE_SCATTER && op->kind <= SAGECOMM_SCATTER)) {
@@ -124,10 +129,15 @@ void scr_run_finish(scr_run *r, int32_t status, bool waiter) {
   r->status = status;
   if (status < 0) r->cause = scr_cause_ref(atomic_load_explicit(&r->group->cause, memory_order_acquire));
   scr_note_finished(r->group, r, status == SAGECOMM_OK);
+  scr_run_settle(r, waiter);
+}
+
+void scr_run_settle(scr_run *r, bool waiter) {
   uint32_t before = atomic_exchange_explicit(&r->state, SCR_DONE, memory_order_seq_cst);
   bool sleeper = atomic_load_explicit(&r->sleepers, memory_order_seq_cst) != 0;
   if (sleeper) scr_futex_wake(&r->state);
   if ((before & SCR_HAS_DONE) && !sleeper && !waiter) scr_push_completed(r);
+  if (before & SCR_HAS_BUNDLE) scr_bundle_part_done(r);
 }
 
 void scr_run_complete(scr_run *r) {

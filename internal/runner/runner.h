@@ -16,6 +16,8 @@
 typedef struct scr_group scr_group;
 typedef struct scr_run scr_run;
 
+#define SCR_MANY_PARTS 127
+
 /* What a driver found that Go must judge. */
 enum {
   SCR_TROUBLE_FAILURE = 1, /* the failure word is set */
@@ -33,8 +35,8 @@ typedef struct scr_trouble {
   int32_t code;
   int32_t peer;
   uint64_t sequence;
-  uint8_t kind, dtype, reduce_op, uneven;
-  int32_t root; /* or peer of send and recv */
+  uint8_t kind, dtype, reduce_op, parts; /* parts as in scr_call */
+  int32_t root;                          /* or peer of send and recv */
   int32_t tag;
   uint64_t bytes;
   uint64_t got;
@@ -51,6 +53,9 @@ typedef struct scr_hooks {
   void (*trouble)(uint64_t group, const scr_trouble *trouble);
   /* Makes the ring to `peer`. SAGECOMM_OK, or the group is down. */
   int32_t (*ring)(uint64_t group, int32_t peer);
+  /* Checks the operations of a coalesced call and says which of them share one: batch[i] is the number of the batch that
+   * ops[i] is part of. Batches are issued in the order of their numbers, from 0. */
+  int32_t (*fuse)(uint64_t group, const sagecomm_op *ops, uint32_t n, uint32_t *batch, sagecomm_error *err);
   /* An operation of a group that traces is about to be issued. */
   void (*trace)(uint64_t group, const sagecomm_op *op);
 } scr_hooks;
@@ -170,7 +175,9 @@ void scr_group_ring_all(scr_group *g);
 /* What `rank` announced as its `sequence`th collective: true and filled if it is still in the ring. */
 typedef struct scr_call {
   uint64_t sequence, hash, bytes;
-  uint8_t kind, dtype, reduce_op, uneven; /* uneven: blocks differ in length */
+  uint8_t kind, dtype, reduce_op;
+  uint8_t uneven; /* blocks differ in length */
+  uint8_t parts;  /* operations that are packed together, SCR_MANY_PARTS or more; 0: one */
   int32_t root;
 } scr_call;
 bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_call *out);
@@ -236,6 +243,8 @@ uint64_t scr_group_read_flight(scr_group *g, scr_flight *out, uint64_t *total);
 /* ---- the ABI's operations ---- */
 
 int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);
+int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
+                            sagecomm_error *err);
 int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err);
 int32_t scr_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err);
 uint64_t scr_work_sequence(sagecomm_work work);

@@ -154,7 +154,7 @@ void scr_describe_trouble(const scr_run *r, int code, scr_trouble *out) {
                        .root = r->root,
                        .tag = r->tag,
                        .bytes = code == SCR_TROUBLE_SPLIT ? r->expected : r->bytes,
-                       .uneven = r->uneven,
+                       .parts = r->parts,
                        .got = r->need,
                        .waited_ns = r->deadline_ns ? now - (r->deadline_ns - r->timeout_ns) : 0,
                        .timeout_ns = r->timeout_ns};

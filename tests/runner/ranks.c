@@ -140,6 +140,17 @@ static int32_t issue(uint64_t handle, const sagecomm_op *op, scr_run **out, sage
   return *out ? SAGECOMM_OK : scr_copy_error(g, err);
 }
 
+/* Neighbours of one kind and type share a batch. */
+static int32_t fuse(uint64_t handle, const sagecomm_op *ops, uint32_t n, uint32_t *batch, sagecomm_error *err) {
+  (void)handle, (void)err;
+  for (uint32_t i = 0; i < n; i++) {
+    bool joins = i > 0 && ops[i].kind == ops[i - 1].kind && ops[i].dtype == ops[i - 1].dtype &&
+                 ops[i].kind != SAGECOMM_BARRIER && ops[i].kind < SAGECOMM_SEND;
+    batch[i] = i == 0 ? 0 : batch[i - 1] + !joins;
+  }
+  return SAGECOMM_OK;
+}
+
 static sagecomm_error go_down(scr_group *g, const sagecomm_error *mine) {
   if (mine) scr_group_set_failure(g, mine, sizeof *mine);
   unsigned char record[SCR_FAILURE_BYTES];
@@ -248,7 +259,7 @@ void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *
   static uint64_t bell;
   if (!ready) {
     ready = true;
-    static const scr_hooks hooks = {.issue = issue, .trouble = trouble, .ring = ring};
+    static const scr_hooks hooks = {.issue = issue, .trouble = trouble, .ring = ring, .fuse = fuse};
     scr_set_hooks(&hooks);
     arena = aligned_alloc(4096, ARENA_BYTES);
   }

@@ -14,6 +14,9 @@ void test_reductions(int size, waiting w, uint64_t seed);
 void test_segments(int size, waiting w, uint64_t seed);
 void test_all_to_all(int size, waiting w, uint64_t seed);
 void test_blocks(int size, waiting w, uint64_t seed);
+/* coalesced.c */
+void test_coalesced(int size, waiting w, uint64_t seed);
+void test_coalesced_failure(int size, waiting w, uint64_t seed);
 /* messages.c */
 void test_long_messages(int size, waiting w, uint64_t seed);
 void test_reverse_tags(int size, waiting w, uint64_t seed);

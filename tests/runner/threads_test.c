@@ -168,6 +168,8 @@ int main(int argc, char **argv) {
       {"segments", test_segments},
       {"all_to_all", test_all_to_all},
       {"blocks", test_blocks},
+      {"coalesced", test_coalesced},
+      {"coalesced_failure", test_coalesced_failure},
       {"long_messages", test_long_messages},
       {"reverse_tags", test_reverse_tags},
       {"bounded_passes", test_bounded_passes},

@@ -1,0 +1,67 @@
+// Package fusion decides which operations of one coalesced call share a collective, and in which order the collectives
+// run. It sees descriptions only: no memory, no clock, no other rank. All ranks make the same coalesced call and must come
+// to the same answer, so nothing counts here that one rank knows alone (lengths of an all_to_all's blocks, the factor of
+// PREMUL_SUM, addresses). Start reading at [Plan].
+package fusion
+
+import "sagecomm/internal/coll"
+
+// like is what operations that may change places have in common: they are independent (the caller's promise) and only
+// their types keep them apart.
+type like struct {
+	kind   coll.Kind
+	reduce coll.ReduceOp
+	root   int
+}
+
+func likeOf(op coll.Op) like {
+	l := like{kind: op.Kind}
+	if op.Kind.Reduces() {
+		l.reduce = op.Reduce
+	}
+	if op.Kind.Rooted() {
+		l.root = op.Root
+	}
+	return l
+}
+
+// joins reports whether an operation can be packed together with others like it. Blocks that differ in length are not
+// where those of another operation are; an all_to_all has blocks whose lengths only two ranks know; a factor is one rank's
+// own, and there is one for a collective.
+func joins(op coll.Op) bool {
+	switch op.Kind {
+	case coll.AllReduce, coll.Reduce, coll.ReduceScatter:
+		return op.Reduce != coll.PremulSum && !op.Uneven()
+	case coll.Broadcast, coll.AllGather, coll.Gather, coll.Scatter:
+		return !op.Uneven()
+	default:
+		return false
+	}
+}
+
+// Plan returns for each operation the number of the batch that it is part of: one collective, or one message. Batches are
+// issued in the order of their numbers, which count from 0 and rise with each batch's first operation. An operation joins
+// the batch of its type as long as only operations like it stand between; so [f32, f16, f32] of one all_reduce are two
+// batches, and nothing moves past a collective of another kind, another reduction or another root.
+func Plan(ops []coll.Op) []uint32 {
+	batch := make([]uint32, len(ops))
+	open := map[coll.DataType]uint32{}
+	var stretch like
+	next := uint32(0)
+	for i, op := range ops {
+		if l := likeOf(op); i == 0 || l != stretch {
+			clear(open)
+			stretch = l
+		}
+		if number, there := open[op.Type]; there && joins(op) {
+			batch[i] = number
+			continue
+		}
+		batch[i] = next
+		if joins(op) {
+			open[op.Type] = next
+		}
+		next++
+	}
+	return batch
+}

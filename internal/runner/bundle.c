@@ -1,0 +1,111 @@
+/* bundle.c: see bundle.h. A part keeps the bundle's run alive until it is complete, the bundle keeps its parts until it
+ * is freed itself: they fall with the last part's completion. */
+#include "bundle.h"
+
+#include <sched.h>
+#include <stdlib.h>
+
+struct scr_bundle {
+  scr_run *run;
+  _Atomic uint32_t left;        /* parts that are not complete, and one until it is closed */
+  _Atomic(scr_cause *) failure; /* the first part's that failed, owned */
+  _Atomic int32_t status;
+  uint32_t n;
+  scr_run *part[]; /* owned */
+};
+
+scr_run *scr_bundle_new(scr_group *g, uint64_t group, uint32_t parts) {
+  scr_bundle *b = calloc(1, sizeof *b + parts * sizeof b->part[0]);
+  scr_run *all = b ? scr_run_new() : NULL;
+  if (all == NULL) {
+    free(b);
+    return NULL;
+  }
+  b->run = all;
+  b->left = 1;
+  all->group = g;
+  all->group_handle = group;
+  all->parts_of = b;
+  return all;
+}
+
+void scr_bundle_free(scr_bundle *b) {
+  if (b == NULL) return;
+  for (uint32_t i = 0; i < b->n; i++) scr_run_unref(b->part[i]);
+  scr_cause_unref(b->failure);
+  free(b);
+}
+
+/* One of those that count in `left` is through. */
+static void through(scr_bundle *b) {
+  if (atomic_fetch_sub_explicit(&b->left, 1, memory_order_acq_rel) != 1) return;
+  scr_run *all = b->run;
+  all->status = atomic_load_explicit(&b->status, memory_order_relaxed);
+  all->cause = scr_cause_ref(atomic_load_explicit(&b->failure, memory_order_relaxed));
+  scr_run_settle(all, false);
+}
+
+static void note_part(scr_bundle *b, const scr_run *part) {
+  if (part->status < 0) {
+    scr_cause *none = NULL, *cause = scr_cause_ref(part->cause);
+    if (!atomic_compare_exchange_strong(&b->failure, &none, cause)) scr_cause_unref(cause);
+    int32_t ok = SAGECOMM_OK;
+    atomic_compare_exchange_strong(&b->status, &ok, part->status);
+  }
+  through(b);
+}
+
+void scr_bundle_add(scr_run *all, sagecomm_work work) {
+  scr_bundle *b = all->parts_of;
+  scr_run *part = scr_run_of(work);
+  b->part[b->n++] = part;
+  if (part->seq != 0) all->seq = part->seq;
+  part->bundle = b;
+  scr_run_ref(all);
+  atomic_fetch_add_explicit(&b->left, 1, memory_order_relaxed);
+  uint32_t pending = SCR_PENDING_STATE;
+  if (atomic_compare_exchange_strong_explicit(&part->state, &pending, SCR_HAS_BUNDLE, memory_order_acq_rel,
+                                              memory_order_acquire)) {
+    return;
+  }
+  scr_bundle_part_done(part); /* complete already, before it could know */
+}
+
+void scr_bundle_part_done(scr_run *part) {
+  scr_bundle *b = part->bundle;
+  scr_run *all = b->run;
+  note_part(b, part);
+  scr_run_unref(all);
+}
+
+int32_t scr_bundle_close(scr_run *all, int32_t status, sagecomm_work *work, sagecomm_error *err) {
+  scr_bundle *b = all->parts_of;
+  if (b->n == 0) { /* all is complete, or nothing was begun */
+    scr_run_unref(all);
+    return status < 0 ? status : SAGECOMM_OK;
+  }
+  if (status < 0) {
+    /* The parts that go on use the caller's buffers, so the work must outlive them; then it tells why. */
+    scr_cause *cause = scr_cause_new(err), *none = NULL; /* without memory for it, only the status */
+    if (!atomic_compare_exchange_strong(&b->failure, &none, cause)) scr_cause_unref(cause);
+    int32_t ok = SAGECOMM_OK;
+    atomic_compare_exchange_strong(&b->status, &ok, status);
+  }
+  through(b);
+  if (atomic_load_explicit(&all->state, memory_order_acquire) & SCR_DONE) {
+    status = all->status;
+    if (status < 0) scr_cause_copy(all->cause, err);
+    scr_run_unref(all);
+    return status;
+  }
+  *work = scr_run_handle(all);
+  return SAGECOMM_PENDING;
+}
+
+scr_run *scr_bundle_unfinished(const scr_run *all) {
+  const scr_bundle *b = all->parts_of;
+  for (uint32_t i = 0; i < b->n; i++) {
+    if (!(atomic_load_explicit(&b->part[i]->state, memory_order_acquire) & SCR_DONE)) return b->part[i];
+  }
+  return NULL;
+}

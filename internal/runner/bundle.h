@@ -1,0 +1,20 @@
+/* bundle.h: several runs that one work stands for. */
+#ifndef SCR_BUNDLE_H
+#define SCR_BUNDLE_H
+
+#include "internal.h"
+
+/* A run that is complete when all its parts are, at most so many, and scr_bundle_close() was called. NULL: no memory. */
+scr_run *scr_bundle_new(scr_group *g, uint64_t group, uint32_t parts);
+/* Takes the caller's reference to a pending work over. */
+void scr_bundle_add(scr_run *all, sagecomm_work part);
+/* No more parts come. `status` and *err: OK or pending, or why the last one could not be issued. Returns what
+ * scr_issue() does; the bundle is freed unless *work is set. */
+int32_t scr_bundle_close(scr_run *all, int32_t status, sagecomm_work *work, sagecomm_error *err);
+/* Called once by whoever completed a run that has SCR_HAS_BUNDLE. */
+void scr_bundle_part_done(scr_run *part);
+/* A part that is not complete, with a reference for the caller; NULL: there is none. */
+scr_run *scr_bundle_unfinished(const scr_run *all);
+void scr_bundle_free(scr_bundle *b);
+
+#endif

@@ -1,0 +1,311 @@
+/* coalesce.c: several operations issued as one. Go says which of them share a collective; here those are packed, as one
+ * operation on the segments of all, so that the data goes straight from the tensors into the slots. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "bundle.h"
+
+/* ---- what one call looks like ---- */
+
+static bool even(const uint64_t *blocks, int32_t size) {
+  for (int32_t i = 1; blocks && i < size; i++) {
+    if (blocks[i] != blocks[0]) return false;
+  }
+  return true;
+}
+
+/* All that Go's answer depends on; 0 where it might be a refusal. */
+static uint64_t shape_of(const scr_group *g, const sagecomm_op *ops, uint32_t n, int32_t size) {
+  uint64_t h = n;
+  for (uint32_t i = 0; i < n; i++) {
+    const sagecomm_op *op = &ops[i];
+    if (op->kind >= SAGECOMM_SEND || !scr_op_allowed(g, op, scr_op_bytes(op, g->rank, size))) return 0;
+    bool uneven = !even(op->in_blocks, size) || !even(op->out_blocks, size);
+    uint64_t root = scr_rooted(op->kind) ? (uint32_t)op->root : 0;
+    uint64_t reduce = scr_reduces(op->kind) ? op->reduce_op : 0;
+    h = scr_mix(h + 1 + (op->kind | (uint64_t)op->dtype << 8 | reduce << 16 | (uint64_t)uneven << 24 | root << 32));
+  }
+  return h;
+}
+
+/* ---- memory that must not be shared ---- */
+
+typedef struct range {
+  const unsigned char *from, *to;
+  uint32_t op;
+  bool written;
+} range;
+
+static int by_address(const void *a, const void *b) {
+  const unsigned char *x = ((const range *)a)->from, *y = ((const range *)b)->from;
+  return x < y ? -1 : x > y;
+}
+
+static void sort_ranges(range *r, size_t n) {
+  if (n > 32) {
+    qsort(r, n, sizeof *r, by_address);
+    return;
+  }
+  for (size_t i = 1; i < n; i++) {
+    range one = r[i];
+    size_t k = i;
+    for (; k > 0 && r[k - 1].from > one.from; k--) r[k] = r[k - 1];
+    r[k] = one;
+  }
+}
+
+/* How far the ranges seen so far reach: the farthest, and the farthest of another operation. */
+typedef struct reach {
+  const unsigned char *to, *others_to;
+  uint32_t op, other;
+} reach;
+
+static void extend(reach *f, const range *r) {
+  if (f->to == NULL || r->op == f->op || r->to > f->to) {
+    if (f->to != NULL && r->op != f->op) {
+      f->others_to = f->to;
+      f->other = f->op;
+    }
+    if (f->to == NULL || r->op != f->op || r->to > f->to) f->to = r->to;
+    f->op = r->op;
+  } else if (f->others_to == NULL || r->to > f->others_to) {
+    f->others_to = r->to;
+    f->other = r->op;
+  }
+}
+
+static bool reaches(const reach *f, const range *r, uint32_t *op) {
+  *op = f->op != r->op ? f->op : f->other;
+  const unsigned char *to = f->op != r->op ? f->to : f->others_to;
+  return to != NULL && r->from < to;
+}
+
+static size_t collect(range *out, const sagecomm_segment *s, uint32_t n, uint32_t op, bool written) {
+  size_t k = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    const unsigned char *at = s[i].data;
+    if (s[i].bytes > 0) out[k++] = (range){at, at + s[i].bytes, op, written};
+  }
+  return k;
+}
+
+#define FEW 64
+
+static int32_t refuse_shared(sagecomm_error *err, uint32_t a, uint32_t b) {
+  char text[200];
+  snprintf(
+      text, sizeof text,
+      "sagecomm: operations %u and %u of one coalesced call, counted from 0, share memory that one of them writes: "
+      "pass a clone of it, or issue them apart",
+      a < b ? a : b, a < b ? b : a);
+  return scr_plain_error(err, SAGECOMM_INVALID, text);
+}
+
+/* Whether two operations touch the same memory and one of them writes it: SAGECOMM_INVALID. */
+static int32_t check_memory(const sagecomm_op *ops, uint32_t n, uint32_t first, sagecomm_error *err) {
+  range few[FEW], *r = few;
+  size_t all = 0;
+  for (uint32_t i = 0; i < n; i++) all += (size_t)ops[i].n_in + ops[i].n_out;
+  if (all > FEW && (r = malloc(all * sizeof *r)) == NULL) return scr_no_memory(err);
+  all = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    const sagecomm_op *op = &ops[i];
+    bool same = op->n_in == op->n_out && op->n_in > 0 && op->in[0].data == op->out[0].data;
+    if (!same || op->n_in > 1) all += collect(r + all, op->in, op->n_in, i, false);
+    all += collect(r + all, op->out, op->n_out, i, true);
+  }
+  sort_ranges(r, all);
+  reach read = {0}, written = {0};
+  uint32_t other = 0;
+  int32_t status = SAGECOMM_OK;
+  for (size_t i = 0; i < all && status == SAGECOMM_OK; i++) {
+    if (reaches(&written, &r[i], &other) || (r[i].written && reaches(&read, &r[i], &other))) {
+      status = refuse_shared(err, first + other, first + r[i].op);
+    }
+    extend(r[i].written ? &written : &read, &r[i]);
+  }
+  if (r != few) free(r);
+  return status;
+}
+
+static bool alike(const sagecomm_op *a, const sagecomm_op *b) {
+  return a->kind == b->kind && (!scr_reduces(a->kind) || a->reduce_op == b->reduce_op) &&
+         (!scr_rooted(a->kind) || a->root == b->root);
+}
+
+/* Looks at operations that stand next to each other, some of which are packed together. */
+static int32_t check_stretches(const sagecomm_op *ops, uint32_t n, const uint32_t *batch, sagecomm_error *err) {
+  for (uint32_t i = 0, end; i < n; i = end) {
+    uint32_t lowest = batch[i], highest = batch[i];
+    for (end = i + 1; end < n && alike(&ops[i], &ops[end]); end++) {
+      if (batch[end] < lowest) lowest = batch[end];
+      if (batch[end] > highest) highest = batch[end];
+    }
+    if (highest - lowest + 1 == end - i) continue; /* each by itself */
+    int32_t status = check_memory(ops + i, end - i, i, err);
+    if (status != SAGECOMM_OK) return status;
+  }
+  return SAGECOMM_OK;
+}
+
+/* ---- packing ---- */
+
+static uint32_t add(sagecomm_segment *to, uint32_t n, void *data, uint64_t bytes) {
+  if (n > 0 && (unsigned char *)to[n - 1].data + to[n - 1].bytes == data) {
+    to[n - 1].bytes += bytes;
+    return n;
+  }
+  to[n] = (sagecomm_segment){data, bytes};
+  return n + 1;
+}
+
+/* Where the packing of one operation's buffer has come to. */
+typedef struct cursor {
+  uint32_t segment;
+  uint64_t offset;
+} cursor;
+
+/* The buffers of all, one after the other; or their first blocks, then their second ones, and so on. */
+static uint32_t pack(sagecomm_segment *to, const sagecomm_op *const *part, uint32_t n, bool out, int32_t blocks,
+                     cursor *at) {
+  uint32_t k = 0;
+  memset(at, 0, n * sizeof *at);
+  for (int32_t b = 0; b < (blocks ? blocks : 1); b++) {
+    for (uint32_t i = 0; i < n; i++) {
+      const sagecomm_segment *s = out ? part[i]->out : part[i]->in;
+      uint32_t n_s = out ? part[i]->n_out : part[i]->n_in;
+      uint64_t left = scr_total(s, n_s) / (uint64_t)(blocks ? blocks : 1);
+      if (left == 0 && n_s > 0 && k == 0) k = add(to, k, s[0].data, 0); /* a buffer of no bytes is a buffer */
+      while (left > 0) {
+        cursor *c = &at[i];
+        uint64_t here = s[c->segment].bytes - c->offset, len = here < left ? here : left;
+        if (len > 0) k = add(to, k, (unsigned char *)s[c->segment].data + c->offset, len);
+        left -= len;
+        c->offset += len;
+        if (c->offset == s[c->segment].bytes) *c = (cursor){c->segment + 1, 0};
+      }
+    }
+  }
+  return k;
+}
+
+static bool out_is_blocks(int kind) { return kind == SAGECOMM_ALL_GATHER || kind == SAGECOMM_GATHER; }
+
+static bool in_is_blocks(int kind) { return kind == SAGECOMM_REDUCE_SCATTER || kind == SAGECOMM_SCATTER; }
+
+/* Issues what shares a collective. */
+static int32_t issue_batch(scr_group *g, sagecomm_group group, const sagecomm_op *const *part, uint32_t n,
+                           uint8_t flags, sagecomm_work *work, sagecomm_error *err) {
+  sagecomm_op op = *part[0];
+  op.flags = flags;
+  if (n == 1) return scr_issue(group, &op, work, err);
+  int32_t rank = g->rank, size = g->size;
+  size_t most = 0;
+  for (uint32_t i = 0; i < n; i++) most += (size_t)part[i]->n_in + part[i]->n_out;
+  if (in_is_blocks(op.kind) || out_is_blocks(op.kind)) most += (size_t)n * (size_t)size;
+  sagecomm_segment few[FEW], *segments = few;
+  cursor few_at[FEW], *at = few_at;
+  void *memory = NULL;
+  if (most > FEW || n > FEW) {
+    memory = malloc(most * sizeof *segments + n * sizeof *at);
+    if (memory == NULL) return scr_no_memory(err);
+    segments = memory;
+    at = (cursor *)(void *)(segments + most);
+  }
+  /* What a rank that is not the root may pass, and need not, is left out. */
+  bool away = scr_rooted(op.kind) && op.root != rank;
+  bool no_in = away && (op.kind == SAGECOMM_BROADCAST || op.kind == SAGECOMM_SCATTER);
+  bool no_out = away && (op.kind == SAGECOMM_REDUCE || op.kind == SAGECOMM_GATHER);
+  op.n_in = no_in ? 0 : pack(segments, part, n, false, in_is_blocks(op.kind) ? size : 0, at);
+  op.n_out = no_out ? 0 : pack(segments + op.n_in, part, n, true, out_is_blocks(op.kind) ? size : 0, at);
+  op.in = segments;
+  op.out = segments + op.n_in;
+  op.in_blocks = op.out_blocks = NULL;
+  op.n_parts = n;
+  op.parts = n;
+  for (uint32_t i = 0; i < n; i++) op.parts = scr_mix(op.parts + 1 + scr_op_bytes(part[i], rank, size));
+  int32_t status = scr_issue(group, &op, work, err);
+  free(memory);
+  return status;
+}
+
+/* ---- issue ---- */
+
+static uint32_t count_batches(const uint32_t *batch, uint32_t n) {
+  uint32_t highest = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    if (batch[i] > highest) highest = batch[i];
+  }
+  return highest + 1;
+}
+
+/* Synchronous ones are carried out one after the other, until one takes longer than a caller is kept. */
+static int32_t issue_batches(scr_group *g, sagecomm_group group, const sagecomm_op *ops, uint32_t n,
+                             const uint32_t *batch, const sagecomm_op **part, sagecomm_work *work,
+                             sagecomm_error *err) {
+  uint32_t batches = count_batches(batch, n);
+  uint8_t flags = ops[0].flags;
+  for (uint32_t i = 0; i < n; i++) {
+    if (ops[i].kind >= SAGECOMM_SEND) flags |= SAGECOMM_ASYNC; /* the peer's part may stand behind it in this call */
+  }
+  scr_run *all = batches > 1 ? scr_bundle_new(g, group, batches) : NULL;
+  if (batches > 1 && all == NULL) return scr_no_memory(err);
+  int32_t status = SAGECOMM_OK;
+  for (uint32_t b = 0; b < batches && status >= 0; b++) {
+    uint32_t k = 0;
+    for (uint32_t i = 0; i < n; i++) {
+      if (batch[i] == b) part[k++] = &ops[i];
+    }
+    sagecomm_work one = 0;
+    status = issue_batch(g, group, part, k, flags, &one, err);
+    if (all == NULL) {
+      *work = one;
+      return status;
+    }
+    if (status == SAGECOMM_PENDING) {
+      scr_bundle_add(all, one);
+      flags |= SAGECOMM_ASYNC;
+    } else if (one != 0) {
+      scr_release(one); /* of a recv from any source */
+    }
+  }
+  return scr_bundle_close(all, status, work, err);
+}
+
+int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
+                            sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  sagecomm_error unseen;
+  if (err == NULL) err = &unseen;
+  *work = 0;
+  if (n == 0) return SAGECOMM_OK;
+  if (n == 1) return scr_issue(group, ops, work, err);
+  scr_group *g = scr_group_of(group);
+  int32_t size = g ? *(volatile int32_t *)&g->size : 0;
+  if (SCR_UNLIKELY(size == 0)) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: the group was destroyed");
+  uint32_t few_batches[FEW], *batch = few_batches;
+  const sagecomm_op *few_parts[FEW], **part = few_parts;
+  void *memory = NULL;
+  if (n > FEW) {
+    memory = malloc(n * (sizeof *part + sizeof *batch));
+    if (memory == NULL) return scr_no_memory(err);
+    part = memory;
+    batch = (uint32_t *)(void *)(part + n);
+  }
+  uint64_t shape = shape_of(g, ops, n, size);
+  _Atomic uint64_t *known = &g->fused[shape % SCR_FUSED_SHAPES];
+  int32_t status = SAGECOMM_OK;
+  if (SCR_LIKELY(shape != 0 && atomic_load_explicit(known, memory_order_relaxed) == shape)) {
+    memset(batch, 0, n * sizeof *batch);
+  } else {
+    scr_entering_go();
+    status = scr_go.fuse(group, ops, n, batch, err);
+    if (status == SAGECOMM_OK && shape != 0 && count_batches(batch, n) == 1) {
+      atomic_store_explicit(known, shape, memory_order_relaxed);
+    }
+  }
+  if (status == SAGECOMM_OK) status = check_stretches(ops, n, batch, err);
+  if (status == SAGECOMM_OK) status = issue_batches(g, group, ops, n, batch, part, work, err);
+  free(memory);
+  return status;
+}

@@ -1,0 +1,349 @@
+package pgbackend
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
+)
+
+// coalesced issues operations at once and waits for them.
+func coalesced(g *Group, calls []runner.Coalesced) error {
+	work, f := g.IssueCoalesced(calls)
+	if f == nil {
+		f = finish(work)
+		work.Release()
+	}
+	return asError(f)
+}
+
+// bytesOf is what one rank has for another one in operation i.
+func bytesOf(i, from, to, n int) []byte {
+	b := make([]byte, n)
+	random := rand.New(rand.NewPCG(uint64(i), uint64(from*100+to)))
+	for k := range b {
+		b[k] = byte(random.Uint32())
+	}
+	return b
+}
+
+// expectation is an operation with what it must give.
+type expectation struct {
+	runner.Coalesced
+	want []byte
+}
+
+// operation makes the i-th operation of a kind on one rank, of n elements of a type.
+func operation(kind coll.Kind, dtype coll.DataType, i, count, rank, size int) expectation {
+	n := count * dtype.Size()
+	root := 0
+	blocks := func(f func(r int) []byte) (all []byte) {
+		for r := range size {
+			all = append(all, f(r)...)
+		}
+		return all
+	}
+	op := coll.Op{Kind: kind, Type: dtype, Reduce: coll.BOr, Root: root}
+	var in, out, want []byte
+	switch kind {
+	case coll.AllReduce, coll.Reduce:
+		in, out, want = bytesOf(i, rank, 0, n), make([]byte, n), make([]byte, n)
+		if kind == coll.AllReduce || rank == root {
+			for r := range size {
+				for k, b := range bytesOf(i, r, 0, n) {
+					want[k] |= b
+				}
+			}
+		}
+	case coll.ReduceScatter:
+		in, out, want = blocks(func(r int) []byte { return bytesOf(i, rank, r, n) }), make([]byte, n), make([]byte, n)
+		for r := range size {
+			for k, b := range bytesOf(i, r, rank, n) {
+				want[k] |= b
+			}
+		}
+	case coll.Broadcast:
+		out, want = make([]byte, n), bytesOf(i, root, 0, n)
+		if rank == root {
+			out = bytesOf(i, root, 0, n)
+			in = out
+		}
+	case coll.AllGather, coll.Gather:
+		in = bytesOf(i, rank, 0, n)
+		if kind == coll.AllGather || rank == root {
+			out, want = make([]byte, n*size), blocks(func(r int) []byte { return bytesOf(i, r, 0, n) })
+		}
+	case coll.Scatter:
+		if rank == root {
+			in = blocks(func(r int) []byte { return bytesOf(i, root, r, n) })
+		}
+		out, want = make([]byte, n), bytesOf(i, root, rank, n)
+	case coll.AllToAll:
+		in, out = blocks(func(r int) []byte { return bytesOf(i, rank, r, n) }), make([]byte, n*size)
+		want = blocks(func(r int) []byte { return bytesOf(i, r, rank, n) })
+	case coll.Send:
+		op.Root, in = (rank+1)%size, bytesOf(i, rank, 0, n)
+	case coll.Recv:
+		from := (rank + size - 1) % size
+		op.Root, out, want = from, make([]byte, n), bytesOf(i-1, from, 0, n)
+	}
+	return expectation{runner.Coalesced{Op: op, In: pieces(in), Out: pieces(out)}, want}
+}
+
+// pieces is a buffer in one piece, or as none.
+func pieces(b []byte) [][]byte {
+	if b == nil {
+		return nil
+	}
+	return one(b)
+}
+
+func (e expectation) check() error {
+	if got := slices.Concat(e.Out...); e.Out != nil && !bytes.Equal(got, e.want) {
+		return fmt.Errorf("%v of %d bytes: wrong", e.Op.Kind, len(got))
+	}
+	return nil
+}
+
+var coalescedLengths = []int{0, 1, 3, 100, 2048, 40_000, 300_000}
+
+// One kind, mixed types and lengths, so that what is packed crosses chunks at odd places.
+func TestCoalescedOperationsOfOneKind(t *testing.T) {
+	inWorlds(t, func(t *testing.T, w *world) {
+		size := len(w.groups)
+		for kind := range coll.KindCount {
+			if kind == coll.Barrier || !kind.Collective() {
+				continue
+			}
+			for round := range 2 {
+				w.each(func(g *Group) error {
+					random, own := rand.New(rand.NewPCG(uint64(kind), uint64(round))), rand.New(rand.NewPCG(0, uint64(g.rank)))
+					var all []expectation
+					var calls []runner.Coalesced
+					for i := range 9 {
+						dtype := []coll.DataType{coll.Uint8, coll.Int32}[random.IntN(2)]
+						e := operation(kind, dtype, i, coalescedLengths[random.IntN(len(coalescedLengths))], g.rank, size)
+						e.Op.Async = round%2 == 1
+						if kind != coll.Broadcast && e.In != nil && own.IntN(2) == 0 {
+							e.In = cut(e.In[0], dtype.Size(), own)
+						}
+						all, calls = append(all, e), append(calls, e.Coalesced)
+					}
+					if err := coalesced(g, calls); err != nil {
+						return err
+					}
+					for _, e := range all {
+						if err := e.check(); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			}
+		}
+	})
+}
+
+// Everything in one call: kinds in an order that one shape of program cannot have, and messages around the ring, whose
+// receipt stands behind what it waits for.
+func TestCoalescedOperationsOfAllKinds(t *testing.T) {
+	inWorlds(t, func(t *testing.T, w *world) {
+		size := len(w.groups)
+		for round := range 4 {
+			w.each(func(g *Group) error {
+				random := rand.New(rand.NewPCG(uint64(round), 7))
+				var all []expectation
+				var calls []runner.Coalesced
+				add := func(kind coll.Kind, count int) {
+					e := operation(kind, coll.Int32, len(all), count, g.rank, size)
+					e.Op.Async = round%2 == 1
+					all, calls = append(all, e), append(calls, e.Coalesced)
+				}
+				for range 12 {
+					count := coalescedLengths[random.IntN(len(coalescedLengths))]
+					switch kind := coll.Kind(random.IntN(int(coll.KindCount))); kind {
+					case coll.Send, coll.Recv:
+						add(coll.Send, count)
+						add(coll.Recv, count)
+					default:
+						add(kind, count)
+						if random.IntN(2) == 0 {
+							add(kind, 10)
+						}
+					}
+				}
+				if err := coalesced(g, calls); err != nil {
+					return err
+				}
+				for _, e := range all {
+					if err := e.check(); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+	})
+}
+
+// What is packed counts as one collective, and what follows finds its number.
+func TestCoalescedOperationsShareANumber(t *testing.T) {
+	w := newWorld(t, 2)
+	w.each(func(g *Group) error {
+		for round := range 3 {
+			before := g.run.Sequence()
+			calls := make([]runner.Coalesced, 10)
+			for i := range calls {
+				b := one(make([]byte, 2048))
+				calls[i] = runner.Coalesced{Op: coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, In: b, Out: b}
+			}
+			entries := runner.GoEntries()
+			if err := coalesced(g, calls); err != nil {
+				return err
+			}
+			if n := g.run.Sequence() - before; n != 1 {
+				return fmt.Errorf("round %d: %d collectives", round, n)
+			}
+			if n := runner.GoEntries() - entries; round == 2 && n != 0 {
+				return fmt.Errorf("%d entries into Go of a call that was made before", n)
+			}
+			if err := call(g, coll.Op{Kind: coll.Barrier}, nil, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func TestNothingCoalesced(t *testing.T) {
+	w := newWorld(t, 2)
+	w.each(func(g *Group) error { return coalesced(g, nil) })
+}
+
+// A refusal of one is a refusal of all, and nobody has heard of any.
+func TestCoalescedCallIsRefusedAsAWhole(t *testing.T) {
+	w := newWorld(t, 2)
+	good := func() runner.Coalesced {
+		b := one(make([]byte, 16))
+		return runner.Coalesced{Op: coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, In: b, Out: b}
+	}
+	shared := good()
+	base := make([]byte, 64)
+	piece := func(from, to int) runner.Coalesced {
+		b := one(base[from:to])
+		return runner.Coalesced{Op: coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, In: b, Out: b}
+	}
+	reads := func(in, out []byte) runner.Coalesced {
+		return runner.Coalesced{Op: coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, In: one(in), Out: one(out)}
+	}
+	odd := runner.Coalesced{Op: coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, In: one(make([]byte, 8)), Out: one(make([]byte, 16))}
+	undefined := good()
+	undefined.Op.Type, undefined.Op.Reduce = coll.Float32, coll.BAnd
+	for _, c := range []struct {
+		name  string
+		calls []runner.Coalesced
+		text  string
+	}{
+		{"lengths", []runner.Coalesced{good(), odd}, "expected equal lengths"},
+		{"reduction", []runner.Coalesced{good(), undefined}, "BAND is not defined for float32"},
+		{"one buffer twice", []runner.Coalesced{good(), shared, shared}, "operations 1 and 2 of one coalesced call"},
+		{"overlap", []runner.Coalesced{piece(0, 32), good(), piece(28, 64)}, "operations 0 and 2 of one coalesced call"},
+		{"one within", []runner.Coalesced{piece(0, 64), piece(16, 32)}, "operations 0 and 1 of one coalesced call"},
+		{"a later input", []runner.Coalesced{reads(base[:16], base[32:48]), reads(base[40:44], base[60:64])}, "operations 0 and 1 of one"},
+		{"a far input", []runner.Coalesced{reads(base[:48], make([]byte, 48)), reads(base[:16], make([]byte, 16)), reads(make([]byte, 4), base[44:48])},
+			"operations 0 and 2 of one"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for rank, f := range w.eachFailure(func(g *Group) *coll.Failure {
+				_, f := g.IssueCoalesced(c.calls)
+				return f
+			}) {
+				if err := expect(f, coll.Invalid, c.text); err != nil {
+					t.Errorf("rank %d: %v", rank, err)
+				}
+			}
+		})
+	}
+	t.Run("inputs may be shared", func(t *testing.T) {
+		w.each(func(g *Group) error {
+			in := make([]byte, 16)
+			return coalesced(g, []runner.Coalesced{reads(in, make([]byte, 16)), reads(in, make([]byte, 16)), good()})
+		})
+	})
+	if n := w.groups[0].run.Sequence(); n != 1 {
+		t.Errorf("%d collectives, expected the last one only", n)
+	}
+}
+
+// Ranks that pack differently are told so, though the bytes are as many.
+func TestCoalescedCallsThatDiffer(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		other []int
+		text  string
+	}{
+		{"number", []int{64, 64, 64, 64}, "4 fused"},
+		{"lengths", []int{128, 64, 64}, "3 fused"},
+		{"one by itself", []int{256}, "64 elements"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, 2)
+			for rank, f := range w.eachFailure(func(g *Group) *coll.Failure {
+				lengths := []int{64, 64, 128}
+				if g.rank == 1 {
+					lengths = c.other
+				}
+				var calls []runner.Coalesced
+				for _, n := range lengths {
+					b := one(make([]byte, n))
+					calls = append(calls, runner.Coalesced{Op: coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, In: b, Out: b})
+				}
+				_, f := g.IssueCoalesced(calls)
+				return f
+			}) {
+				if err := expect(f, coll.Mismatch, c.text); err != nil {
+					t.Errorf("rank %d: %v", rank, err)
+				}
+			}
+		})
+	}
+}
+
+// A work that stands for several fails with the group, when nothing touches the buffers any more.
+func TestCoalescedWorkFailsAsAWhole(t *testing.T) {
+	w := newWorld(t, 2)
+	for rank, f := range w.eachFailure(func(g *Group) *coll.Failure {
+		if g.rank == 1 {
+			g.Abort("for a test")
+			return g.fallen()
+		}
+		calls := []runner.Coalesced{
+			{Op: coll.Op{Kind: coll.Recv, Type: coll.Int32, Root: 1, Async: true}, Out: one(make([]byte, 16))},
+			{Op: coll.Op{Kind: coll.Recv, Type: coll.Int32, Root: 1, Tag: 1}, Out: one(make([]byte, 16))},
+			{Op: coll.Op{Kind: coll.Barrier}},
+		}
+		work, f := g.IssueCoalesced(calls)
+		if f != nil {
+			return f
+		}
+		heard := make(chan *coll.Failure, 1)
+		work.OnDone(func(f *coll.Failure) { heard <- f })
+		defer work.Release()
+		select {
+		case f = <-heard:
+			return f
+		case <-time.After(hangAfter):
+			t.Error("the work does not end")
+			return nil
+		}
+	}) {
+		if err := expect(f, coll.Aborted, "for a test"); err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}

@@ -1,0 +1,159 @@
+/* coalesced.c: several operations that one work stands for: collectives, packed or not, and messages, in one call. */
+#include <sched.h>
+
+#include "scenarios.h"
+
+static int size;
+
+#define CALLS 30
+#define MOST 12
+
+static int32_t value(int rank, int op, uint32_t i) {
+  return (int32_t)(rank * 7919 + op * 104729 + (int)(i % 8191) * 31);
+}
+
+typedef struct part {
+  int32_t *in, *out;
+  uint32_t n;
+  sagecomm_segment segment[2];
+} part;
+
+static void describe(const rank *r, part *p, sagecomm_op *op, int number, int kind, uint32_t n) {
+  uint32_t n_in = kind == SAGECOMM_RECV || kind == SAGECOMM_BARRIER ? 0 : n;
+  uint32_t n_out = kind == SAGECOMM_SEND || kind == SAGECOMM_BARRIER ? 0 : n;
+  if (kind == SAGECOMM_REDUCE_SCATTER) n_in *= (uint32_t)size;
+  if (kind == SAGECOMM_ALL_GATHER) n_out *= (uint32_t)size;
+  *p = (part){.in = malloc(n_in * 4 + 4), .out = malloc(n_out * 4 + 4), .n = n};
+  for (uint32_t i = 0; i < n_in; i++) p->in[i] = value(r->rank, number, i);
+  p->segment[0] = (sagecomm_segment){p->in, n_in * 4};
+  p->segment[1] = (sagecomm_segment){p->out, n_out * 4};
+  *op = (sagecomm_op){.kind = (uint8_t)kind,
+                      .dtype = SAGECOMM_INT32,
+                      .n_in = n_in || kind == SAGECOMM_SEND || kind < SAGECOMM_BARRIER,
+                      .n_out = n_out || kind == SAGECOMM_RECV || kind < SAGECOMM_BARRIER,
+                      .in = &p->segment[0],
+                      .out = &p->segment[1]};
+  if (kind == SAGECOMM_BARRIER) op->n_in = op->n_out = 0;
+  if (kind == SAGECOMM_SEND) op->root = (r->rank + 1) % size;
+  if (kind == SAGECOMM_RECV) op->root = (r->rank + size - 1) % size;
+}
+
+static int32_t sum_of(int op, uint32_t i) {
+  uint32_t sum = 0;
+  for (int q = 0; q < size; q++) sum += (uint32_t)value(q, op, i);
+  return (int32_t)sum;
+}
+
+static void verify(const rank *r, const part *p, const sagecomm_op *op, int number) {
+  for (uint32_t i = 0; i < p->n; i++) {
+    switch (op->kind) {
+      case SAGECOMM_ALL_REDUCE:
+        CHECK(p->out[i] == sum_of(number, i));
+        break;
+      case SAGECOMM_REDUCE_SCATTER:
+        CHECK(p->out[i] == sum_of(number, (uint32_t)r->rank * p->n + i));
+        break;
+      case SAGECOMM_ALL_GATHER:
+        for (int q = 0; q < size; q++) CHECK(p->out[(uint32_t)q * p->n + i] == value(q, number, i));
+        break;
+      case SAGECOMM_RECV:
+        CHECK(p->out[i] == value(op->root, number - 1, i));
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+static void count_done(void *ctx, int32_t status, const sagecomm_error *err) {
+  (void)err;
+  CHECK(status == SAGECOMM_OK);
+  atomic_fetch_add((_Atomic int *)ctx, 1);
+}
+
+static void finish(sagecomm_work work, bool engine) {
+  sagecomm_error err;
+  if (!engine) {
+    CHECK(complete(work, &err) == SAGECOMM_OK);
+    return;
+  }
+  _Atomic int *done = calloc(1, sizeof *done);
+  if (scr_on_done(work, count_done, (void *)done, &err) == SAGECOMM_PENDING) {
+    while (atomic_load(done) == 0) sched_yield();
+  }
+  scr_release(work);
+  free((void *)done);
+}
+
+static void calls(rank *r, void *arg) {
+  (void)arg;
+  static const uint8_t kinds[] = {SAGECOMM_ALL_REDUCE, SAGECOMM_ALL_REDUCE,     SAGECOMM_ALL_GATHER,
+                                  SAGECOMM_BARRIER,    SAGECOMM_REDUCE_SCATTER, SAGECOMM_SEND};
+  static const uint32_t lengths[] = {0, 1, 17, 600, 3000, 20000};
+  uint64_t random = r->random;
+  for (int k = 0; k < CALLS; k++) {
+    part parts[2 * MOST];
+    sagecomm_op ops[2 * MOST];
+    int n = 0, most = (int)(next_random(&random) % MOST), kind = -1;
+    bool async = next_random(&random) % 2, engine = next_random(&random) % 2;
+    while (n < most) {
+      if (kind < 0 || next_random(&random) % 3 == 0) kind = kinds[next_random(&random) % sizeof kinds];
+      uint32_t length = lengths[next_random(&random) % (sizeof lengths / sizeof *lengths)];
+      describe(r, &parts[n], &ops[n], k * 100 + n, kind, length);
+      n++;
+      if (kind == SAGECOMM_SEND) {
+        describe(r, &parts[n], &ops[n], k * 100 + n, SAGECOMM_RECV, length);
+        n++;
+      }
+    }
+    for (int i = 0; i < n; i++) ops[i].flags = async ? SAGECOMM_ASYNC : 0;
+    sagecomm_work work;
+    sagecomm_error err;
+    int32_t status = scr_issue_coalesced(r->handle, ops, (uint32_t)n, &work, &err);
+    CHECK(status >= 0);
+    if (status == SAGECOMM_PENDING) finish(work, engine);
+    for (int i = 0; i < n; i++) {
+      verify(r, &parts[i], &ops[i], k * 100 + i);
+      free(parts[i].in);
+      free(parts[i].out);
+    }
+  }
+}
+
+void test_coalesced(int n, waiting w, uint64_t seed) {
+  size = n;
+  run_ranks(n, w.spin, w.yield_us, seed, calls, NULL);
+}
+
+/* Rank 0 makes no call and declares the failure: the works of the others, each of several operations, end with it. */
+static void fails(rank *r, void *arg) {
+  (void)arg;
+  if (size == 1) return;
+  if (r->rank == 0) {
+    meet();
+    declare(r, SAGECOMM_ABORTED, 0, "for a test");
+    return;
+  }
+  part parts[3];
+  sagecomm_op ops[3];
+  describe(r, &parts[0], &ops[0], 0, SAGECOMM_RECV, 100);
+  describe(r, &parts[1], &ops[1], 1, SAGECOMM_ALL_REDUCE, 20000);
+  describe(r, &parts[2], &ops[2], 2, SAGECOMM_BARRIER, 0);
+  ops[0].root = 0;
+  ops[0].flags = SAGECOMM_ASYNC;
+  sagecomm_work work;
+  sagecomm_error err;
+  int32_t status = scr_issue_coalesced(r->handle, ops, 3, &work, &err);
+  meet();
+  CHECK((status == SAGECOMM_PENDING ? complete(work, &err) : status) == SAGECOMM_ABORTED);
+  CHECK(err.status == SAGECOMM_ABORTED);
+  for (int i = 0; i < 3; i++) {
+    free(parts[i].in);
+    free(parts[i].out);
+  }
+}
+
+void test_coalesced_failure(int n, waiting w, uint64_t seed) {
+  size = n;
+  run_ranks(n, w.spin, w.yield_us, seed, fails, NULL);
+}
