@@ -1,16 +1,11 @@
 // operations.cpp: the operations of ProcessGroupSagecomm. Each fills a Call; run() brings it to the core.
-#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
-
-#include "compat.hpp"
-#include "duration.hpp"
+#include "call.hpp"
+#include "checks.hpp"
 #include "errors.hpp"
-#include "gil.hpp"
 #include "process_group.hpp"
 #include "reduction.hpp"
 
 namespace sagecomm {
-
-using std::chrono::milliseconds;
 
 namespace {
 
@@ -27,153 +22,12 @@ constexpr OpInfo kAllToAllSingle{c10d::OpType::ALLTOALL_BASE, "all_to_all", "sag
 constexpr OpInfo kGather{c10d::OpType::GATHER, "gather", "sagecomm:gather"};
 constexpr OpInfo kScatter{c10d::OpType::SCATTER, "scatter", "sagecomm:scatter"};
 constexpr OpInfo kBarrier{c10d::OpType::BARRIER, "barrier", "sagecomm:barrier"};
+constexpr OpInfo kMonitoredBarrier{c10d::OpType::BARRIER, "monitored_barrier", "sagecomm:monitored_barrier"};
 constexpr OpInfo kSend{c10d::OpType::SEND, "send", "sagecomm:send"};
 constexpr OpInfo kRecv{c10d::OpType::RECV, "recv", "sagecomm:recv"};
 constexpr OpInfo kRecvAny{c10d::OpType::RECVANYSOURCE, "recv", "sagecomm:recv_any_source"};
 
-const at::Tensor& onlyTensor(const char* op, const std::vector<at::Tensor>& tensors) {
-  if (C10_UNLIKELY(tensors.size() != 1)) {
-    refuse(op, "takes a list of one tensor, got " + std::to_string(tensors.size()));
-  }
-  return tensors[0];
-}
-
-void checkRank(const char* op, const char* what, int64_t rank, int size) {
-  if (C10_UNLIKELY(rank < 0 || rank >= size)) {
-    refuse(
-        op,
-        std::string("invalid ") + what + " rank: " + std::to_string(rank) + ", the group has " + std::to_string(size) +
-            " ranks");
-  }
-}
-
-// A list with one list of a tensor for each rank.
-const std::vector<at::Tensor>& onlyList(
-    const char* op, const char* role, const std::vector<std::vector<at::Tensor>>& lists, int size) {
-  if (C10_UNLIKELY(lists.size() != 1 || lists[0].size() != static_cast<size_t>(size))) {
-    refuse(
-        op,
-        "takes one list of " + std::to_string(size) + " " + role + " tensors, got " +
-            (lists.size() == 1 ? "one of " + std::to_string(lists[0].size())
-                               : std::to_string(lists.size()) + " lists"));
-  }
-  return lists[0];
-}
-
-void checkNoList(const char* op, const char* role, const std::vector<std::vector<at::Tensor>>& lists) {
-  if (C10_UNLIKELY(!lists.empty() && !(lists.size() == 1 && lists[0].empty()))) {
-    refuse(op, std::string("takes ") + role + " tensors on the root only");
-  }
-}
-
-void checkElements(const char* op, const std::string& what, int64_t got, const std::string& like, int64_t want) {
-  if (C10_UNLIKELY(got != want)) {
-    refuse(op, what + " has " + std::to_string(got) + " elements, " + like + " has " + std::to_string(want));
-  }
-}
-
-// The single form of a tensor of `one` elements a rank.
-void checkSingle(const char* op, const char* role, int64_t all, const char* oneRole, int64_t one, int size) {
-  if (C10_UNLIKELY(all != one * size)) {
-    refuse(
-        op,
-        std::string("the ") + role + " has " + std::to_string(all) + " elements, " + std::to_string(size) +
-            " ranks with " + oneRole + "s of " + std::to_string(one) + " need " + std::to_string(one * size));
-  }
-}
-
-// Bytes of the blocks that split a tensor along its first dimension; none: blocks are equal.
-Buffers::Blocks splitBytes(
-    const char* op, const char* role, const at::Tensor& t, const std::vector<int64_t>& splits, int size) {
-  Buffers::Blocks bytes;
-  const int64_t rows = t.dim() == 0 ? 1 : t.size(0);
-  if (splits.empty()) {
-    if (rows % size != 0) {
-      refuse(
-          op,
-          std::string("the first dimension of the ") + role + ", " + std::to_string(rows) +
-              ", cannot be split into equal parts for " + std::to_string(size) + " ranks");
-    }
-    return bytes;
-  }
-  if (splits.size() != static_cast<size_t>(size)) {
-    refuse(
-        op,
-        std::to_string(splits.size()) + " split sizes for the " + role + ", the group has " + std::to_string(size) +
-            " ranks");
-  }
-  int64_t sum = 0;
-  for (const int64_t n : splits) {
-    if (n < 0) {
-      refuse(op, std::string("a split size of the ") + role + " is negative: " + std::to_string(n));
-    }
-    sum += n;
-  }
-  if (sum != rows) {
-    refuse(
-        op,
-        std::string("the split sizes of the ") + role + " add up to " + std::to_string(sum) +
-            ", its first dimension is " + std::to_string(rows));
-  }
-  const uint64_t row = rows == 0 ? 0 : t.nbytes() / static_cast<uint64_t>(rows);
-  for (const int64_t n : splits) {
-    bytes.push_back(static_cast<uint64_t>(n) * row);
-  }
-  return bytes;
-}
-
-bool anyOverlap(c10::ArrayRef<at::Tensor> outputs, c10::ArrayRef<at::Tensor> inputs) {
-  for (const at::Tensor& output : outputs) {
-    for (const at::Tensor& input : inputs) {
-      if (output.defined() && input.defined() && overlap(output, input)) {
-        return true;
-      }
-    }
-  }
-  return false;
-}
-
-// Whether one output overlaps a list of inputs other than as the rank's own one.
-bool overlapsOthers(const at::Tensor& output, c10::ArrayRef<at::Tensor> inputs, int rank) {
-  for (size_t i = 0; i < inputs.size(); i++) {
-    const at::Tensor& input = inputs[i];
-    const bool own = i == static_cast<size_t>(rank) && input.defined() && output.defined() && input.is_same(output);
-    if (!own && anyOverlap(output, input)) {
-      return true;
-    }
-  }
-  return false;
-}
-
-void checkRootTensor(const char* op, int64_t rootTensor) {
-  if (C10_UNLIKELY(rootTensor != 0)) {
-    refuse(op, "invalid root tensor: " + std::to_string(rootTensor) + ", the list has one tensor");
-  }
-}
-
 } // namespace
-
-// One call on its way to the core. Tensors are the caller's; they outlive the call, not the operation.
-struct ProcessGroupSagecomm::Call {
-  Call(const OpInfo& opInfo, sagecomm_kind kind) : info(opInfo) {
-    op.kind = static_cast<uint8_t>(kind);
-  }
-
-  template <class O>
-  void take(const O& opts) {
-    async = wantsAsync(opts);
-    timeout = opts.timeout;
-  }
-
-  const OpInfo& info;
-  sagecomm_op op{};
-  Buffers buffers;
-  c10::ArrayRef<at::Tensor> inputs;
-  c10::ArrayRef<at::Tensor> outputs;
-  bool async = true;
-  milliseconds timeout = c10d::kUnsetTimeout;
-  int source = -1; // of a receive
-};
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   Call call(kAllReduce, SAGECOMM_ALL_REDUCE);
@@ -268,9 +122,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
   Call call(kReduceScatterSingle, SAGECOMM_REDUCE_SCATTER);
   call.buffers.addInput("reduce_scatter", "input", 0, input);
-  const auto* own = static_cast<const char*>(call.buffers.in()[0].data) + rank_ * (call.buffers.in()[0].bytes / size_);
-  const bool inPlace = output.defined() && output.has_storage() && output.const_data_ptr() == own;
-  call.buffers.addOutput("reduce_scatter", "output", 0, output, !inPlace && anyOverlap(output, input));
+  call.buffers.addOutput("reduce_scatter", "output", 0, output, overlapsOtherBlocks(output, input, rank_, size_));
   checkSingle("reduce_scatter", "input", input.numel(), "output", output.numel(), size_);
   setReduction(call.op, "reduce_scatter", opts.reduceOp);
   call.take(opts);
@@ -389,13 +241,18 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::barrier(const c10d::BarrierO
   return run(call);
 }
 
+void ProcessGroupSagecomm::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*waitAllRanks*/) {
+  Call call(kMonitoredBarrier, SAGECOMM_BARRIER);
+  call.take(opts);
+  call.async = false;
+  run(call)->wait();
+}
+
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::send(Tensors& tensors, int dstRank, int tag) {
   Call call(kSend, SAGECOMM_SEND);
   call.buffers.addInput("send", "tensor", 0, onlyTensor("send", tensors));
   checkRank("send", "destination", dstRank, size_);
-  if (tag < 0) {
-    refuse("send", "invalid tag: " + std::to_string(tag) + "; tags are 0 or greater");
-  }
+  checkTag("send", tag);
   call.op.root = dstRank;
   call.op.tag = tag;
   call.inputs = call.outputs = tensors;
@@ -415,107 +272,12 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::receive(
     const OpInfo& info, Tensors& tensors, int srcRank, int tag) {
   Call call(info, SAGECOMM_RECV);
   call.buffers.addOutput("recv", "tensor", 0, onlyTensor("recv", tensors));
-  if (tag < 0) {
-    refuse("recv", "invalid tag: " + std::to_string(tag) + "; tags are 0 or greater");
-  }
+  checkTag("recv", tag);
   call.op.root = srcRank;
   call.op.tag = tag;
   call.source = srcRank;
   call.inputs = call.outputs = tensors;
   return run(call);
-}
-
-// ---- issue ----
-
-// The synchronous case that completes at once is the one that must be cheap: one Work, no lock, nothing else allocated.
-ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
-  if (C10_UNLIKELY(shutDown_.load(std::memory_order_relaxed))) {
-    refuseAfterShutdown(call.info.name);
-  }
-  WithoutGil unlocked;
-  const bool timed = call.timeout > kNoTimeout;
-  const milliseconds timeout = timed ? call.timeout : milliseconds(timeoutMs_.load(std::memory_order_relaxed));
-  call.op.timeout_ns = timed ? toNs(timeout) : 0;
-  call.op.flags = call.async ? SAGECOMM_ASYNC : 0;
-  call.op.dtype = call.buffers.dtype();
-  call.op.in = call.buffers.in().data();
-  call.op.n_in = static_cast<uint32_t>(call.buffers.in().size());
-  call.op.out = call.buffers.out().data();
-  call.op.n_out = static_cast<uint32_t>(call.buffers.out().size());
-  call.op.in_blocks = call.buffers.inBlocks();
-  call.op.out_blocks = call.buffers.outBlocks();
-
-  // A Work is made before the operation begins where it must not fail afterwards (asynchronous: the tensors need an
-  // owner) or has something to measure.
-  const bool profiled = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
-  c10::intrusive_ptr<Work> work;
-  if (call.async || profiled) {
-    const std::vector<at::Tensor> inputs = profiled ? call.inputs.vec() : Tensors();
-    work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout, profiled ? &inputs : nullptr);
-  }
-  sagecomm_work handle = 0;
-  sagecomm_error error;
-  const int32_t status = profiled ? issueProfiled(call, handle, error) : api_.issue(group_, &call.op, &handle, &error);
-
-  if (C10_UNLIKELY(status < 0)) {
-    if (work) {
-      work->endProfiling();
-    }
-    if (error.status == SAGECOMM_INVALID && shutDown_.load(std::memory_order_relaxed)) {
-      refuseAfterShutdown(call.info.name); // another thread was faster
-    }
-    raise(error);
-  }
-  if (!work) {
-    work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout);
-  }
-  if (C10_LIKELY(status == SAGECOMM_OK)) {
-    int source = call.source;
-    if (C10_UNLIKELY(handle != 0 && call.info.type == c10d::OpType::RECVANYSOURCE)) {
-      source = api_.work_source(handle);
-    }
-    const bool collective = call.op.kind < SAGECOMM_SEND;
-    work->finishInline(handle, call.buffers, collective ? api_.group_sequence(group_) : 0, source);
-    return work;
-  }
-  work->attach(handle, std::move(call.buffers), call.inputs, info_, call.source);
-  if (call.async) {
-    // The profiler may be gone when the operation ends, and the end of a range writes to its memory.
-    work->endProfiling();
-    work->completeLater();
-  } else {
-    work->drive();
-  }
-  return work;
-}
-
-// torch's trace analysers look for one "record_param_comms" range per operation, with these arguments.
-int32_t ProcessGroupSagecomm::issueProfiled(Call& call, sagecomm_work& handle, sagecomm_error& error) {
-  const bool p2p = call.op.kind == SAGECOMM_SEND || call.op.kind == SAGECOMM_RECV;
-  const auto count = [](c10::ArrayRef<at::Tensor> tensors) {
-    int64_t n = 0;
-    for (const auto& t : tensors) {
-      n += t.numel();
-    }
-    return n;
-  };
-  const auto sequence = static_cast<int64_t>(api_.group_sequence(group_)) + (p2p ? 0 : 1);
-  RECORD_PARAM_COMMS_DATA(
-      std::make_tuple(sequence, p2p),
-      std::make_tuple(pg_uid_, pg_desc_),
-      call.inputs.vec(),
-      call.outputs.vec(),
-      rank_,
-      call.info.name,
-      count(call.inputs),
-      count(call.outputs),
-      call.inputs.empty() ? at::kByte : call.inputs[0].scalar_type(),
-      std::vector<int64_t>(),
-      std::vector<int64_t>(),
-      -1,
-      -1,
-      size_);
-  return api_.issue(group_, &call.op, &handle, &error);
 }
 
 } // namespace sagecomm

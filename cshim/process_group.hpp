@@ -11,6 +11,7 @@
 #include "options.hpp"
 #include "sagecomm.h"
 #include "tensors.hpp"
+#include "window.hpp"
 #include "work.hpp"
 
 namespace sagecomm {
@@ -58,18 +59,36 @@ class ProcessGroupSagecomm final : public c10d::Backend {
       at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts);
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  // Names all ranks that are missing in any case.
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
   WorkPtr send(Tensors& tensors, int dstRank, int tag) override;
   WorkPtr recv(Tensors& tensors, int srcRank, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr allgather_coalesced(
+      std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  // Newer torch calls them all_gather_single_coalesced and reduce_scatter_single_coalesced and forwards.
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override;
+
+  bool supportsCoalescing() const override {
+    return true;
+  }
+  // Between the two the operations of this thread are collected; the second one issues them as one.
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
 
   // The core's statistics of this group, as JSON.
   std::string statsJson() const;
 
  private:
-  struct Call;
-
   WorkPtr receive(const OpInfo& info, Tensors& tensors, int srcRank, int tag);
   WorkPtr run(Call& call);
+  WorkPtr runAll(const OpInfo& info, std::vector<Call>& calls, bool async, std::chrono::milliseconds timeout);
+  int32_t issue(const Call& call, sagecomm_work& handle, sagecomm_error& error) const;
   int32_t issueProfiled(Call& call, sagecomm_work& handle, sagecomm_error& error);
   void destroy() noexcept;
   [[noreturn]] void refuseAfterShutdown(const char* op) const;
@@ -78,6 +97,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   const sagecomm_group group_;
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::shared_ptr<const GroupInfo> info_;
+  Windows windows_;
   std::atomic<int64_t> timeoutMs_;
   std::atomic<bool> shutDown_{false};
   std::atomic<uint64_t> lastSequence_{0}; // what was issued until the shutdown

@@ -1,5 +1,6 @@
 #include "tensors.hpp"
 
+#include <iterator>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -222,6 +223,13 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   const auto [a0, a1] = range(a);
   const auto [b0, b1] = range(b);
   return a0 < b1 && b0 < a1;
+}
+
+void Buffers::keep(Buffers& other) {
+  std::move(other.copies_.begin(), other.copies_.end(), std::back_inserter(copies_));
+  std::move(other.copyBack_.begin(), other.copyBack_.end(), std::back_inserter(copyBack_));
+  other.copies_.clear();
+  other.copyBack_.clear();
 }
 
 void Buffers::copyBack() {

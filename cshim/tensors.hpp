@@ -63,6 +63,8 @@ class Buffers {
   bool staged() const {
     return !copyBack_.empty();
   }
+  // Takes over what another operation's tensors need: copies to keep alive and outputs to write back. Its segments stay.
+  void keep(Buffers& other);
   // Writes staged outputs to the user's tensors. On any thread, without autograd.
   void copyBack();
 

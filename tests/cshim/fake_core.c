@@ -213,6 +213,25 @@ static int32_t issue(sagecomm_group g, const sagecomm_op *op, sagecomm_work *wor
   return status;
 }
 
+/* As if all were of the first one's kind: one operation on everybody's segments. */
+static int32_t issue_coalesced(sagecomm_group g, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
+                               sagecomm_error *err) {
+  sagecomm_segment in[MAX_SEGMENTS], out[MAX_SEGMENTS];
+  sagecomm_op all = ops[0];
+  all.in = in;
+  all.out = out;
+  all.n_parts = n;
+  all.n_in = all.n_out = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    if (all.n_in + ops[i].n_in > MAX_SEGMENTS || all.n_out + ops[i].n_out > MAX_SEGMENTS) abort();
+    memcpy(in + all.n_in, ops[i].in, ops[i].n_in * sizeof *in);
+    memcpy(out + all.n_out, ops[i].out, ops[i].n_out * sizeof *out);
+    all.n_in += ops[i].n_in;
+    all.n_out += ops[i].n_out;
+  }
+  return issue(g, &all, work, err);
+}
+
 static int32_t wait_for(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
@@ -279,7 +298,7 @@ static const sagecomm_api api = {
     SAGECOMM_ABI_VERSION, sizeof(sagecomm_api), version,           group_create, group_destroy, group_abort,
     group_error,          group_sequence,       group_set_timeout, issue,        wait_for,      on_done,
     work_sequence,        work_source,          release_work,      group_stats,  go_entries,    describe_environment,
-    shutdown_all,         flight_records};
+    shutdown_all,         flight_records,       issue_coalesced};
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
   static int once;

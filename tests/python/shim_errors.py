@@ -174,4 +174,4 @@ def refusals_name_op_and_tensor() -> None:
     refused("sagecomm: all_reduce: tensor 0 has the unsupported type", lambda: direct.allreduce([quantized]))
     refused("takes 2 input tensors, got 1", lambda: direct.alltoall([four], [four]))
     assert not direct.supports_splitting
-    assert not direct.supports_coalescing
+    assert direct.supports_coalescing

@@ -42,15 +42,18 @@ class Op(ctypes.Structure):
         ("tag", ctypes.c_int32),
         ("n_in", ctypes.c_uint32),
         ("n_out", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("n_parts", ctypes.c_uint32),
         ("in_", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("in_blocks", ctypes.c_void_p),
+        ("out_blocks", ctypes.c_void_p),
         ("factor", ctypes.c_double),
         ("timeout_ns", ctypes.c_int64),
+        ("parts", ctypes.c_uint64),
     )
 
 
-ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE, BARRIER, SEND, RECV = range(7)
+ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE, BARRIER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECV = range(11)
 
 
 class Fake:

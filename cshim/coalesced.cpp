@@ -1,0 +1,119 @@
+// coalesced.cpp: the operations of ProcessGroupSagecomm that take several tensors at once: each is as many Calls. The core
+// decides which of them share a collective.
+#include "call.hpp"
+#include "checks.hpp"
+#include "errors.hpp"
+#include "process_group.hpp"
+#include "reduction.hpp"
+
+namespace sagecomm {
+
+namespace {
+
+constexpr OpInfo kAllReduceCoalesced{
+    c10d::OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", "sagecomm:all_reduce_coalesced"};
+constexpr OpInfo kAllGatherCoalesced{
+    c10d::OpType::ALLGATHER_COALESCED, "all_gather_coalesced", "sagecomm:all_gather_coalesced"};
+constexpr OpInfo kAllGatherSingleCoalesced{
+    c10d::OpType::COALESCED, "all_gather_coalesced", "sagecomm:all_gather_single_coalesced"};
+constexpr OpInfo kReduceScatterSingleCoalesced{
+    c10d::OpType::COALESCED, "reduce_scatter_coalesced", "sagecomm:reduce_scatter_single_coalesced"};
+
+void checkNotEmpty(const char* op, const std::vector<at::Tensor>& tensors) {
+  if (C10_UNLIKELY(tensors.empty())) {
+    refuse(op, "takes at least one tensor");
+  }
+}
+
+} // namespace
+
+ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  checkNotEmpty("all_reduce_coalesced", tensors);
+  std::vector<Call> calls;
+  calls.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); i++) {
+    Call& call = calls.emplace_back(kAllReduceCoalesced, SAGECOMM_ALL_REDUCE);
+    call.buffers.addInOut("all_reduce_coalesced", "tensor", i, tensors[i]);
+    setReduction(call.op, "all_reduce_coalesced", opts.reduceOp);
+    call.take(opts);
+    call.inputs = call.outputs = c10::ArrayRef<at::Tensor>(tensors[i]);
+  }
+  return runAll(kAllReduceCoalesced, calls, wantsAsync(opts), opts.timeout);
+}
+
+// outputs[r][i] is what rank r has in inputs[i].
+ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allgather_coalesced(
+    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  constexpr const char* kOp = "all_gather_coalesced";
+  checkNotEmpty(kOp, inputs);
+  if (outputs.size() != static_cast<size_t>(size_)) {
+    refuse(
+        kOp,
+        "takes a list of output tensors for each of " + std::to_string(size_) + " ranks, got " +
+            std::to_string(outputs.size()));
+  }
+  for (const Tensors& list : outputs) {
+    checkCount(kOp, "output", list.size(), "input", inputs.size());
+  }
+  std::vector<Tensors> lists(inputs.size());
+  std::vector<Call> calls;
+  calls.reserve(inputs.size());
+  for (size_t i = 0; i < inputs.size(); i++) {
+    for (const Tensors& list : outputs) {
+      lists[i].push_back(list[i]);
+    }
+    Call& call = calls.emplace_back(kAllGatherCoalesced, SAGECOMM_ALL_GATHER);
+    call.buffers.addInput(kOp, "input", i, inputs[i]);
+    call.buffers.addOutputs(kOp, "output", lists[i]);
+    checkElements(kOp, "input " + std::to_string(i), inputs[i].numel(), "this rank's output", lists[i][rank_].numel());
+    call.buffers.setOutBlocks();
+    call.buffers.separateInput(inputs[i], rank_);
+    call.take(opts);
+    call.inputs = c10::ArrayRef<at::Tensor>(inputs[i]);
+    call.outputs = lists[i];
+  }
+  return runAll(kAllGatherCoalesced, calls, wantsAsync(opts), opts.timeout);
+}
+
+ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  constexpr const char* kOp = "all_gather_coalesced";
+  checkNotEmpty(kOp, inputs);
+  checkCount(kOp, "output", outputs.size(), "input", inputs.size());
+  std::vector<Call> calls;
+  calls.reserve(inputs.size());
+  for (size_t i = 0; i < inputs.size(); i++) {
+    Call& call = calls.emplace_back(kAllGatherSingleCoalesced, SAGECOMM_ALL_GATHER);
+    call.buffers.addInput(kOp, "input", i, inputs[i]);
+    call.buffers.addOutput(kOp, "output", i, outputs[i]);
+    checkSingle(kOp, "output", outputs[i].numel(), "input", inputs[i].numel(), size_);
+    call.buffers.separateInput(inputs[i], rank_);
+    call.take(opts);
+    call.inputs = c10::ArrayRef<at::Tensor>(inputs[i]);
+    call.outputs = c10::ArrayRef<at::Tensor>(outputs[i]);
+  }
+  return runAll(kAllGatherSingleCoalesced, calls, wantsAsync(opts), opts.timeout);
+}
+
+ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
+  constexpr const char* kOp = "reduce_scatter_coalesced";
+  checkNotEmpty(kOp, inputs);
+  checkCount(kOp, "output", outputs.size(), "input", inputs.size());
+  std::vector<Call> calls;
+  calls.reserve(inputs.size());
+  for (size_t i = 0; i < inputs.size(); i++) {
+    Call& call = calls.emplace_back(kReduceScatterSingleCoalesced, SAGECOMM_REDUCE_SCATTER);
+    call.buffers.addInput(kOp, "input", i, inputs[i]);
+    call.buffers.addOutput(kOp, "output", i, outputs[i], overlapsOtherBlocks(outputs[i], inputs[i], rank_, size_));
+    checkSingle(kOp, "input", inputs[i].numel(), "output", outputs[i].numel(), size_);
+    setReduction(call.op, kOp, opts.reduceOp);
+    call.take(opts);
+    call.inputs = c10::ArrayRef<at::Tensor>(inputs[i]);
+    call.outputs = c10::ArrayRef<at::Tensor>(outputs[i]);
+  }
+  return runAll(kReduceScatterSingleCoalesced, calls, wantsAsync(opts), opts.timeout);
+}
+
+} // namespace sagecomm

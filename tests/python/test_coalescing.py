@@ -1,0 +1,312 @@
+"""Several operations at once: the coalesced operations, torch's coalescing manager, windows, batch_isend_irecv."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from worlds import World
+
+CPU = torch.device("cpu")
+MANAGER = c10d._coalescing_manager
+
+
+def group() -> dist.ProcessGroup:
+    pg = dist.group.WORLD
+    assert pg is not None
+    return pg
+
+
+def sequence() -> int:
+    return group()._get_backend(CPU)._get_sequence_number_for_group()
+
+
+def contribution(rank: int, i: int, n: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank * 1000 + i)
+    return torch.randint(-8, 8, (n,), generator=generator).to(dtype)
+
+
+def summed(i: int, n: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.stack([contribution(r, i, n, dtype) for r in range(dist.get_world_size())]).sum(0).to(dtype)
+
+
+LENGTHS = [5, 0, 1000, 1, 70_001, 33]
+MIXED = [torch.float32, torch.int64, torch.float32, torch.bfloat16, torch.int64, torch.float32]
+
+
+def tensors_of(dtypes: list[torch.dtype]) -> list[torch.Tensor]:
+    return [contribution(dist.get_rank(), i, n, t) for i, (n, t) in enumerate(zip(LENGTHS, dtypes, strict=True))]
+
+
+def all_reduced(dtypes: list[torch.dtype], collectives: int, asynchronous: bool) -> None:
+    tensors = tensors_of(dtypes)
+    strided = torch.zeros(33, 2)
+    strided[:, 0] = tensors[5]
+    tensors[5] = strided[:, 0]
+    before = sequence()
+    options = dist.AllreduceCoalescedOptions()
+    options.asyncOp = asynchronous
+    work = group().allreduce_coalesced(tensors, options)
+    assert len(work.get_future().wait()) == len(tensors)
+    work.wait()
+    assert sequence() == before + collectives
+    for i, (n, t) in enumerate(zip(LENGTHS, dtypes, strict=True)):
+        assert torch.equal(tensors[i], summed(i, n, t)), i
+    assert strided[:, 1].eq(0).all()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_all_reduce_coalesced(world: Callable[[int], World], asynchronous: bool) -> None:
+    world(3).run(all_reduced, [torch.float32] * 6, 1, asynchronous)
+    world(2).run(all_reduced, MIXED, 3, asynchronous)
+
+
+def gathered_and_scattered() -> None:
+    size, rank, pg = dist.get_world_size(), dist.get_rank(), group()
+    inputs = tensors_of(MIXED)
+    expected = [
+        [contribution(r, i, n, t) for r in range(size)] for i, (n, t) in enumerate(zip(LENGTHS, MIXED, strict=True))
+    ]
+    outputs = [torch.empty(size * n, dtype=t) for n, t in zip(LENGTHS, MIXED, strict=True)]
+    pg.allgather_into_tensor_coalesced(outputs, inputs).wait()
+    for output, blocks in zip(outputs, expected, strict=True):
+        assert torch.equal(output, torch.cat(blocks))
+
+    lists = [[torch.empty(n, dtype=t) for n, t in zip(LENGTHS, MIXED, strict=True)] for _ in range(size)]
+    group().allgather_coalesced(lists, inputs).wait()
+    for r in range(size):
+        assert all(torch.equal(lists[r][i], expected[i][r]) for i in range(len(inputs)))
+
+    whole = [contribution(rank, i, size * n, t) for i, (n, t) in enumerate(zip(LENGTHS, MIXED, strict=True))]
+    shares = [torch.empty(n, dtype=t) for n, t in zip(LENGTHS, MIXED, strict=True)]
+    shares[2] = whole[2][rank * LENGTHS[2] : (rank + 1) * LENGTHS[2]]  # in place
+    pg.reduce_scatter_tensor_coalesced(shares, whole).wait()
+    for i, (n, t) in enumerate(zip(LENGTHS, MIXED, strict=True)):
+        assert torch.equal(shares[i], summed(i, size * n, t)[rank * n : (rank + 1) * n]), i
+
+
+def test_gathering_and_scattering_coalesced(world: Callable[[int], World]) -> None:
+    for n in 1, 2, 3:
+        world(n).run(gathered_and_scattered)
+
+
+def deprecated() -> None:
+    """torch.distributed's own names, which take one type."""
+    tensors = [torch.ones(3), torch.ones(2, 2)]
+    lists = [[torch.empty(3), torch.empty(2, 2)] for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        dist.all_reduce_coalesced(tensors)
+        dist.all_gather_coalesced(lists, tensors)
+    assert all(t.eq(2).all() for t in tensors)
+    assert all(t.eq(2).all() for row in lists for t in row)
+
+
+def test_deprecated_functions(world: Callable[[int], World]) -> None:
+    world(2).run(deprecated)
+
+
+def managed(device: torch.device | None, asynchronous: bool) -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    tensors = [contribution(rank, i, 2048, torch.float32) for i in range(10)]
+    before = sequence()
+    with MANAGER(group(), device, async_ops=asynchronous) as window:
+        for t in tensors:
+            dist.all_reduce(t)
+        assert sequence() == before
+    if asynchronous:
+        window.wait()
+    assert sequence() == before + 1
+    assert all(torch.equal(t, summed(i, 2048, torch.float32)) for i, t in enumerate(tensors))
+
+    outputs = [torch.empty(size * 50) for _ in range(4)]
+    with MANAGER(group(), device, async_ops=asynchronous) as window:
+        for i, output in enumerate(outputs):
+            dist.all_gather_into_tensor(output, contribution(rank, i, 50, torch.float32))
+    if asynchronous:
+        window.wait()
+    assert sequence() == before + 2
+    for i, output in enumerate(outputs):
+        assert torch.equal(output, torch.cat([contribution(r, i, 50, torch.float32) for r in range(size)]))
+
+    shares = [torch.empty(50) for _ in range(4)]
+    with MANAGER(group(), device, async_ops=asynchronous) as window:
+        for i, share in enumerate(shares):
+            dist.reduce_scatter_tensor(share, contribution(rank, i, size * 50, torch.float32))
+    if asynchronous:
+        window.wait()
+    for i, share in enumerate(shares):
+        assert torch.equal(share, summed(i, size * 50, torch.float32)[rank * 50 : (rank + 1) * 50])
+
+
+@pytest.mark.parametrize("device", [None, CPU], ids=["captured by torch", "device"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_manager(world: Callable[[int], World], device: torch.device | None, asynchronous: bool) -> None:
+    world(2).run(managed, device, asynchronous)
+
+
+def mixed_window() -> None:
+    """What torch does not capture comes to the backend and takes effect when the window closes, in order."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    here, there = torch.full((100,), float(rank)), torch.full((7,), float(rank))
+    parts = [torch.empty(3) for _ in range(size)]
+    before = sequence()
+    with MANAGER(group(), CPU) as window:
+        dist.broadcast(here, 1)
+        dist.broadcast(there, 1)
+        dist.all_gather(parts, here[:3])  # after the broadcast that it reads
+        outgoing = dist.isend(there.clone(), (rank + 1) % size)
+        assert outgoing is not None
+        assert not outgoing.is_completed()
+        with pytest.raises(RuntimeError, match="inside a coalescing window"):
+            outgoing.wait()
+        incoming = torch.empty(7)
+        dist.irecv(incoming, (rank - 1) % size)
+        assert here[0] == rank, "nothing has begun"
+        assert sequence() == before
+    assert window.works == []
+    assert sequence() == before + 2
+    assert here.eq(1).all()
+    assert there.eq(1).all()
+    assert all(p.eq(1).all() for p in parts)
+    assert incoming.eq((rank - 1) % size).all()
+    outgoing.wait()
+    assert outgoing.is_completed()
+    assert outgoing.is_success()
+
+
+def test_window_of_many_kinds(world: Callable[[int], World]) -> None:
+    for n in 2, 3:
+        world(n).run(mixed_window)
+
+
+def empty_windows() -> None:
+    before = sequence()
+    with MANAGER(group(), CPU, async_ops=True) as window:
+        pass
+    assert len(window.works) == 1
+    assert window.works[0].is_completed()
+    window.wait()
+    with MANAGER(group(), CPU):
+        pass
+    with MANAGER(group()):
+        pass
+    assert sequence() == before
+    with pytest.raises(RuntimeError, match="no coalescing window open"):
+        group()._end_coalescing(CPU)
+
+
+def test_empty_window(world: Callable[[int], World]) -> None:
+    world(2).run(empty_windows)
+
+
+def left_by_exception(forgotten: bool) -> None:
+    """All ranks leave the window alike; what was collected is not issued, and everything works afterwards."""
+    pg, rank = group(), dist.get_rank()
+    lost = torch.full((4,), float(rank))
+    with suppress(ZeroDivisionError), MANAGER(pg, CPU):
+        dropped = dist.isend(lost, (rank + 1) % 2)
+        dist.broadcast(lost, 0)
+        raise ZeroDivisionError
+    assert dropped is not None
+    later = torch.ones(3)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        if forgotten:  # as torch does when the group is used anew
+            c10d._world.pg_coalesce_state.pop(pg)
+            dist.all_reduce(later)
+        else:
+            with MANAGER(pg, CPU):
+                dist.broadcast(later, 0)
+                dist.all_reduce(later)
+    assert any("2 operations, beginning with send" in str(w.message) for w in seen)
+    assert later.eq(2).all()
+    assert lost.eq(rank).all()
+    with pytest.raises(RuntimeError, match="never issued"):
+        dropped.wait()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_window_left_by_an_exception(world: Callable[[int], World], forgotten: bool) -> None:
+    world(2).run(left_by_exception, forgotten)
+
+
+def batches() -> None:
+    """Every rank with every rank, itself included, the receipt listed before what it needs."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for n in 1, 3000, 100_000:
+        received = [torch.empty(n) for _ in range(size)]
+        ops: list[Any] = [dist.P2POp(dist.irecv, received[r], r) for r in range(size)]
+        ops += [dist.P2POp(dist.isend, torch.full((n,), float(rank * size + r)), r) for r in range(size)]
+        works = dist.batch_isend_irecv(ops)
+        assert len(works) == 1
+        for work in works:
+            work.wait()
+        assert all(received[r].eq(r * size + rank).all() for r in range(size))
+
+
+def test_batch_isend_irecv(world: Callable[[int], World]) -> None:
+    for n in 1, 2, 3, 8:
+        world(n).run(batches)
+
+
+def refused() -> None:
+    pg = group()
+    t = torch.ones(4)
+    with pytest.raises(RuntimeError, match="operations 0 and 1 of one coalesced call"):
+        pg.allreduce_coalesced([t, t])
+    with pytest.raises(RuntimeError, match="tensor 1 is sparse"):
+        pg._get_backend(CPU).allreduce_coalesced([t, t.to_sparse()])
+    options = dist.AllreduceCoalescedOptions()
+    options.reduceOp = dist.ReduceOp.BAND
+    with pytest.raises(RuntimeError, match="BAND is not defined for float32"):
+        pg.allreduce_coalesced([t], options)
+    with pytest.raises(RuntimeError, match="at least one tensor"):
+        pg.allreduce_coalesced([])
+    with pytest.raises(RuntimeError, match="1 output tensors for 2 input tensors"):
+        pg.allgather_into_tensor_coalesced([torch.empty(8)], [t, t])
+    assert sequence() == 0
+    dist.all_reduce(t)
+    assert t.eq(2).all()
+
+
+def test_refusals_send_nothing(world: Callable[[int], World]) -> None:
+    world(2).run(refused)
+
+
+def disagree() -> None:
+    tensors = [torch.ones(8), torch.ones(8)] if dist.get_rank() == 0 else [torch.ones(16)]
+    group().allreduce_coalesced(tensors).wait()
+
+
+def test_different_batches_are_named(world: Callable[[int], World]) -> None:
+    for outcome in world(2).outcomes(disagree):
+        assert not outcome.ok
+        assert "CollectiveMismatch" in outcome.trace
+        assert "2 fused" in outcome.trace
+
+
+def functional() -> None:
+    import torch.distributed._functional_collectives as funcol
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    share = funcol.reduce_scatter_tensor(torch.arange(4.0 * size), "sum", 0, group())
+    assert torch.equal(share + 0, torch.arange(4.0 * size)[rank * 4 : rank * 4 + 4] * size)
+    parts = funcol.reduce_scatter_tensor_coalesced([torch.ones(2 * size), torch.ones(size)], "sum", [0, 0], group())
+    assert all((p + 0).eq(size).all() for p in parts)
+    for t in funcol.all_gather_into_tensor_coalesced([torch.full((3,), float(rank)), torch.zeros(1)], group()):
+        assert t.numel() in (3 * size, size)
+    for t in funcol.all_reduce_coalesced([torch.ones(2), torch.ones(3)], "sum", group()):
+        assert (t + 0).eq(size).all()
+
+
+def test_functional_collectives(world: Callable[[int], World]) -> None:
+    world(2).run(functional)
