@@ -2,8 +2,10 @@
 #include "call.hpp"
 #include "checks.hpp"
 #include "errors.hpp"
+#include "gil.hpp"
 #include "process_group.hpp"
 #include "reduction.hpp"
+#include "sparse.hpp"
 
 namespace sagecomm {
 
@@ -30,12 +32,39 @@ constexpr OpInfo kRecvAny{c10d::OpType::RECVANYSOURCE, "recv", "sagecomm:recv_an
 } // namespace
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  if (C10_UNLIKELY(onlyTensor("all_reduce", tensors).is_sparse())) {
+    return allreduce_sparse(tensors, opts);
+  }
   Call call(kAllReduce, SAGECOMM_ALL_REDUCE);
   call.buffers.addInOut("all_reduce", "tensor", 0, onlyTensor("all_reduce", tensors));
   setReduction(call.op, "all_reduce", opts.reduceOp);
   call.take(opts);
   call.inputs = call.outputs = tensors;
   return run(call);
+}
+
+// Of layout COO; sums only, as gloo's.
+ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
+    Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  const at::Tensor& tensor = onlyTensor("all_reduce", tensors);
+  if (!tensor.defined() || !tensor.is_sparse() || !tensor.device().is_cpu()) {
+    refuse("all_reduce", "a sparse all_reduce takes a COO tensor on cpu");
+  }
+  if (opts.reduceOp.op_ != c10d::ReduceOp::SUM) {
+    refuse("all_reduce", "of sparse tensors only the sum is defined");
+  }
+  WithoutGil unlocked;
+  if (shutDown_.load()) {
+    refuseAfterShutdown("all_reduce");
+  }
+  if (windows_.collects()) {
+    refuse("all_reduce", "sparse tensors cannot be coalesced");
+  }
+  auto work = allReduceSparse({group_, rank_, size_, info_}, sparseCalls_.fetch_add(1), tensor, opts.timeout);
+  if (!wantsAsync(opts)) {
+    work->wait();
+  }
+  return work;
 }
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {

@@ -39,6 +39,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   void shutdown(); // virtual in newer torch
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
@@ -98,6 +99,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::shared_ptr<const GroupInfo> info_;
   Windows windows_;
+  std::atomic<uint32_t> sparseCalls_{0};
   std::atomic<int64_t> timeoutMs_;
   std::atomic<bool> shutDown_{false};
   std::atomic<uint64_t> lastSequence_{0}; // what was issued until the shutdown

@@ -57,6 +57,10 @@ class Windows {
   bool open() const {
     return n_.load(std::memory_order_relaxed) != 0;
   }
+  // Whether this thread has one.
+  bool collects() {
+    return open() && mine() != nullptr;
+  }
   // Without the GIL.
   void start(const std::string& group);
   // Takes the call into this thread's window and returns its Work, or nullptr if there is none. closing: it is one that

@@ -6,6 +6,7 @@ Importing this package registers the backend's name and does nothing else: the e
 are loaded when the first group is created.
 """
 
+from sagecomm._barrier import monitored_barrier
 from sagecomm._registration import register as _register
 from sagecomm._version import __version__
 from sagecomm.errors import Aborted, CollectiveMismatch, CollectiveTimeout, PeerFailure
@@ -18,6 +19,7 @@ __all__ = [
     "Options",
     "PeerFailure",
     "__version__",
+    "monitored_barrier",
 ]
 
 _register()

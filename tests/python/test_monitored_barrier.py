@@ -1,0 +1,44 @@
+"""The barrier that names who is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+import sagecomm
+from worlds import Pool, World
+
+
+def together() -> None:
+    for _ in range(3):
+        sagecomm.monitored_barrier()
+        sagecomm.monitored_barrier(timeout=timedelta(seconds=30), wait_all_ranks=True)
+
+
+def test_all_arrive(world: Callable[[int], World]) -> None:
+    for n in 1, 3:
+        world(n).run(together)
+
+
+def some_stay_away() -> str:
+    dist.barrier()
+    store = c10d._get_default_store()
+    if dist.get_rank() in (1, 3):
+        store.wait(["given up"])
+        with pytest.raises(sagecomm.CollectiveTimeout) as late:
+            dist.barrier()  # finds the others gone
+        return str(late.value)
+    with pytest.raises(sagecomm.CollectiveTimeout) as missing:
+        sagecomm.monitored_barrier(timeout=timedelta(seconds=2 if dist.get_rank() == 0 else 30))
+    store.set("given up", "")
+    return str(missing.value)
+
+
+def test_all_missing_are_named(mortals: Pool) -> None:
+    for text in mortals.world(4).run(some_stay_away):
+        assert "not arrived: rank 1" in text
+        assert "; rank 3" in text

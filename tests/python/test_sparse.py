@@ -1,0 +1,101 @@
+"""all_reduce of sparse tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from worlds import World
+
+
+def contribution(rank: int, salt: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of (50, 7, 3) with two sparse dimensions; some indices twice."""
+    generator = torch.Generator().manual_seed(rank * 100 + salt)
+    indices = torch.stack(
+        [torch.randint(50, (elements,), generator=generator), torch.randint(7, (elements,), generator=generator)]
+    )
+    values = torch.randint(-9, 9, (elements, 3), generator=generator).to(dtype)
+    return torch.sparse_coo_tensor(indices, values, (50, 7, 3))
+
+
+def summed(salt: int, elements: Callable[[int], int], dtype: torch.dtype) -> torch.Tensor:
+    size = dist.get_world_size()
+    return torch.stack([contribution(r, salt, elements(r), dtype).to_dense() for r in range(size)]).sum(0).to(dtype)
+
+
+SHAPES: list[Callable[[int], int]] = [lambda _: 20, lambda r: 5 * r, lambda _: 0, lambda r: 40_000 if r == 1 else 1]
+
+
+def sums(asynchronous: bool) -> None:
+    rank = dist.get_rank()
+    for dtype in torch.float32, torch.float64, torch.int64, torch.bfloat16:
+        tensors = [contribution(rank, i, shape(rank), dtype) for i, shape in enumerate(SHAPES)]
+        works = [dist.all_reduce(t, async_op=asynchronous) for t in tensors]
+        between = torch.ones(3)
+        dist.all_reduce(between)  # neither waits for the other
+        assert between.eq(dist.get_world_size()).all()
+        for work in reversed(works):
+            if work is not None:
+                assert work.get_future().wait()[0].is_sparse
+                work.wait()
+                assert work.is_success()
+        for i, (t, shape) in enumerate(zip(tensors, SHAPES, strict=True)):
+            assert t.is_coalesced()
+            assert torch.equal(t.to_dense(), summed(i, shape, dtype)), (dtype, i)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_sums(world: Callable[[int], World], asynchronous: bool) -> None:
+    for n in 1, 2, 3, 8:
+        world(n).run(sums, asynchronous)
+
+
+def refused() -> None:
+    t = contribution(0, 0, 4, torch.float32)
+    with pytest.raises(RuntimeError, match="only the sum is defined"):
+        dist.all_reduce(t, op=dist.ReduceOp.MAX)
+    window = c10d._coalescing_manager(device=torch.device("cpu"), async_ops=True)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    with window, pytest.raises(RuntimeError, match="sparse tensors cannot be coalesced"):
+        backend.allreduce([t])
+    with pytest.raises(RuntimeError, match="only dense tensors are supported"):
+        backend.broadcast([t])
+
+
+def test_refusals(world: Callable[[int], World]) -> None:
+    world(2).run(refused)
+
+
+def different_shapes() -> None:
+    n = 50 + dist.get_rank()
+    t = torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.long), torch.ones(1), (n,))
+    dist.all_reduce(t)
+
+
+def test_different_shapes(world: Callable[[int], World]) -> None:
+    for outcome in world(2).outcomes(different_shapes):
+        assert not outcome.ok
+        assert "sparse tensors of different shape" in outcome.trace
+
+
+def embedding() -> torch.Tensor:
+    """DistributedDataParallel with sparse gradients."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(20, 4, sparse=True))
+    model(torch.tensor([dist.get_rank(), 7])).sum().backward()
+    gradient = model.module.weight.grad
+    assert gradient is not None
+    assert gradient.is_sparse
+    return gradient.to_dense()
+
+
+def test_gradients(world: Callable[[int], World]) -> None:
+    first, second = world(2).run(embedding)
+    assert torch.equal(first, second)
+    assert first[7].eq(1).all()
+    assert first[0].eq(0.5).all()
+    assert first[2].eq(0).all()

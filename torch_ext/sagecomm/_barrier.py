@@ -1,0 +1,27 @@
+"""The barrier that torch.distributed keeps for gloo."""
+
+from datetime import timedelta
+
+import torch.distributed as dist
+
+
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """Waits until all ranks have called it; after `timeout` raises `CollectiveTimeout` that names all who have not.
+
+    What `torch.distributed.monitored_barrier` is for gloo, which refuses other backends by their names. Every rank raises,
+    not rank 0 alone, and names all missing ranks, so `wait_all_ranks` changes nothing. The group cannot be used after
+    that: a rank that comes late must not meet the others in another call.
+
+    Args:
+        group: The process group; the default one if None.
+        timeout: How long to wait; the group's own if None.
+        wait_all_ranks: As in torch.distributed; accepted and not needed.
+    """
+    pg = group or dist.group.WORLD
+    if pg is None:
+        raise ValueError("sagecomm: monitored_barrier: call init_process_group first")
+    pg.monitored_barrier(timedelta(0) if timeout is None else timeout, wait_all_ranks)
