@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -135,9 +136,14 @@ func (g *Group) timeout(t runner.Trouble) *coll.Failure {
 		return f
 	}
 	var missing []string
+	var others []string
 	for rank := range g.size {
 		last := g.last(rank)
 		if rank == g.rank || last >= t.Sequence {
+			continue
+		}
+		if len(missing) == 8 {
+			others = append(others, strconv.Itoa(rank))
 			continue
 		}
 		did := "has made no call yet"
@@ -155,9 +161,9 @@ func (g *Group) timeout(t runner.Trouble) *coll.Failure {
 		*f = *g.blame(coll.Timeout, behind, t)
 		what = "all ranks have arrived, but " + g.who(behind) + " does not go on"
 	} else {
-		what = "not arrived: " + strings.Join(missing[:min(len(missing), 8)], "; ")
-		if len(missing) > 8 {
-			what += fmt.Sprintf("; and %d more", len(missing)-8)
+		what = "not arrived: " + strings.Join(missing, "; ")
+		if len(others) > 0 {
+			what += "; and rank " + strings.Join(others, ", ")
 		}
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: timeout after %v on rank %d in %s; %s", g.name, t.Timeout, g.rank, describe(t.Op, t.Sequence), what)

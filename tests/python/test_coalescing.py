@@ -263,7 +263,7 @@ def refused() -> None:
     t = torch.ones(4)
     with pytest.raises(RuntimeError, match="operations 0 and 1 of one coalesced call"):
         pg.allreduce_coalesced([t, t])
-    with pytest.raises(RuntimeError, match="tensor 1 is sparse"):
+    with pytest.raises(RuntimeError, match="tensor 1 is Sparse"):
         pg._get_backend(CPU).allreduce_coalesced([t, t.to_sparse()])
     options = dist.AllreduceCoalescedOptions()
     options.reduceOp = dist.ReduceOp.BAND

@@ -12,9 +12,9 @@ def monitored_barrier(
 ) -> None:
     """Waits until all ranks have called it; after `timeout` raises `CollectiveTimeout` that names all who have not.
 
-    What `torch.distributed.monitored_barrier` is for gloo, which refuses other backends by their names. Every rank raises,
-    not rank 0 alone, and names all missing ranks, so `wait_all_ranks` changes nothing. The group cannot be used after
-    that: a rank that comes late must not meet the others in another call.
+    What `torch.distributed.monitored_barrier` is for gloo, which refuses other backends by their names. Every rank
+    raises, not rank 0 alone, and names all missing ranks, so `wait_all_ranks` changes nothing. The group cannot be used
+    after that: a rank that comes late must not meet the others in another call.
 
     Args:
         group: The process group; the default one if None.
@@ -24,4 +24,5 @@ def monitored_barrier(
     pg = group or dist.group.WORLD
     if pg is None:
         raise ValueError("sagecomm: monitored_barrier: call init_process_group first")
-    pg.monitored_barrier(timedelta(0) if timeout is None else timeout, wait_all_ranks)
+    wait_for = timedelta(0) if timeout is None else timeout
+    pg.monitored_barrier(wait_for, wait_all_ranks)  # type: ignore[attr-defined]  # torch's stub leaves it out
