@@ -3,6 +3,7 @@ more precision than the library uses. Nothing here communicates."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterable
@@ -70,6 +71,34 @@ def values(rank: int, count: int, dtype: torch.dtype, salt: int = 0) -> torch.Te
     if dtype in COMPLEX:
         return torch.from_numpy(rng.standard_normal(count) + 1j * rng.standard_normal(count)).to(dtype)
     return torch.from_numpy(rng.standard_normal(count)).to(dtype)
+
+
+ROW = 100_003  # a prime: data that comes from a whole number of chunks away is other data
+
+
+@functools.cache
+def _row(dtype: torch.dtype, special: bool) -> torch.Tensor:
+    row = values(0, ROW, dtype)
+    if special and dtype in (*FLOATS, *COMPLEX):
+        rng = np.random.default_rng(ROW)
+        parts = torch.view_as_real(row) if dtype.is_complex else row
+        limits = torch.finfo(parts.dtype)
+        tiny = limits.smallest_normal
+        given = [math.nan, math.inf, -math.inf, limits.max, tiny / 4, -tiny / 2, tiny, *[0.0, -0.0] * 4]
+        which = torch.from_numpy(rng.integers(0, 3 * len(given), parts.numel())).view(parts.shape)
+        for number, value in enumerate(given):
+            parts[which == number] = value
+    return row
+
+
+def drawn(count: int, dtype: torch.dtype, key: tuple[int, ...], special: bool = False) -> torch.Tensor:
+    """As values(), but quick: a piece of one row that begins where the key says. A third of special floats are NaN,
+    infinities, the largest number, denormals, and zeros of either sign."""
+    row, start = _row(dtype, special), hash(key) % ROW
+    raw = row.view(torch.uint8)  # fp8 has no repeat()
+    size = dtype.itemsize
+    longer = raw.repeat(math.ceil((start + count) / ROW)) if start + count > ROW else raw
+    return longer[start * size : (start + count) * size].clone().view(dtype)
 
 
 def name(dtype: torch.dtype) -> str:
@@ -185,20 +214,51 @@ def _check_near(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor], w
 
 def in_rank_order(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     """Bit for bit what shared memory promises: a left fold in the order of ranks, fp16 and bf16 in fp32 and rounded
-    once at the end."""
-    kind = torch.float32 if inputs[0].dtype in (torch.float16, torch.bfloat16) else inputs[0].dtype
-    total = inputs[0].to(kind)
-    for each in inputs[1:]:
-        other = each.to(kind)
-        if reduction in ("SUM", "AVG"):
-            total = total + other
-        elif reduction == "PRODUCT":
-            total = total * other
-        else:
-            total = torch.minimum(total, other) if reduction == "MIN" else torch.maximum(total, other)
+    once at the end. PREMUL_SUM multiplies in the type first. Of zeros of either sign MIN and MAX keep the first."""
+    dtype = inputs[0].dtype
+    if dtype is torch.bool:
+        return _fold_bool(reduction, inputs)
+    if dtype in INTEGERS:
+        return _fold_integer(reduction, inputs)
+    parts = [_as_real(t) for t in inputs]
+    if dtype in (torch.float16, torch.bfloat16):
+        parts = [t.float() for t in parts]
+    if reduction == "PREMUL_SUM":
+        own = _as_real(inputs[0]).dtype
+        parts = [(t * FACTOR).to(own).to(t.dtype) for t in parts]
+    total = parts[0]
+    for each in parts[1:]:
+        total = _fold_floats(reduction, dtype.is_complex, total, each)
     if reduction == "AVG":
         total = total / len(inputs)
-    return total.to(inputs[0].dtype)
+    return torch.view_as_complex(total.contiguous()) if dtype.is_complex else total.to(dtype)
+
+
+def _as_real(t: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(t) if t.is_complex() else t
+
+
+def _fold_floats(reduction: str, pairs: bool, total: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if reduction == "PRODUCT" and pairs:  # in steps: torch's own may fuse a product with a sum
+        (a, b), (c, d) = total.unbind(-1), other.unbind(-1)
+        return torch.stack((a * c - b * d, a * d + b * c), -1)
+    if reduction == "PRODUCT":
+        return total * other
+    if reduction in ("MIN", "MAX"):
+        better = other < total if reduction == "MIN" else other > total
+        return torch.where((better | other.isnan()) & ~total.isnan(), other, total)
+    return total + other
+
+
+def check_folded(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    """Bits of in_rank_order(), but any NaN for a NaN."""
+    check_same(one_nan(got), one_nan(want), what)
+
+
+def one_nan(t: torch.Tensor) -> torch.Tensor:
+    """The numbers as they are, and one NaN for all."""
+    t = _as_real(t)
+    return torch.where(t.isnan(), math.nan, t) if t.is_floating_point() else t
 
 
 # ---- where a tensor lies ----
@@ -234,7 +294,7 @@ def place(flat: torch.Tensor, layout: str) -> Placed:
     else:
         rows = next(r for r in range(min(7, max(count, 1)), 0, -1) if count % r == 0)
         room, take = count, lambda base: base.reshape(count // rows, rows).t()
-    base = values(99, room, flat.dtype)
+    base = drawn(room, flat.dtype, (99, count))
     part = take(base)
     part.copy_(flat.reshape(part.shape))
     return Placed(part, base, base.clone(), take)

@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-import reference as ref
-
 
 def backend() -> Any:
     return c10d._get_default_group()._get_backend(torch.device("cpu"))
@@ -33,24 +31,6 @@ def still_works() -> None:
     t = torch.ones(3)
     dist.all_reduce(t)
     assert t.tolist() == [float(dist.get_world_size())] * 3
-
-
-def undefined_reductions() -> None:
-    for dtype in ref.EVERY_TYPE:
-        shown = "float8" if dtype in ref.FLOAT8 else ref.name(dtype)
-        for reduction in ref.EVERY_REDUCTION:
-            if ref.defined(reduction, dtype):
-                continue
-            for async_op in (False, True):
-                opts = dist.AllreduceOptions()
-                opts.reduceOp, opts.asyncOp = ref.reduce_op(reduction), async_op
-                text = f"sagecomm: all_reduce: {reduction} is not defined for {shown}"
-                refused(text, lambda o=opts, d=dtype: backend().allreduce([ref.values(0, 4, d)], o))
-            rooted = dist.ReduceOptions()
-            rooted.reduceOp = ref.reduce_op(reduction)
-            text = f"sagecomm: reduce: {reduction} is not defined for {shown}"
-            refused(text, lambda o=rooted, d=dtype: backend().reduce([ref.values(0, 4, d)], o))
-    still_works()
 
 
 def tensors_without_memory() -> None:
@@ -75,11 +55,6 @@ def tensors_without_memory() -> None:
 
 def test_tensors_without_memory(world):
     world(2).run(tensors_without_memory)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_reductions_that_a_type_does_not_have(world, size):
-    world(size).run(undefined_reductions)
 
 
 def through_torch() -> None:

@@ -1,0 +1,162 @@
+"""Every operation with every type, reduction, length, place of its tensors and number of ranks, synchronous and not.
+
+TEST_MATRIX=full runs every cell. Otherwise each operation meets each type and reduction, and each pair of any two of
+operation, type, reduction, length, place and way to wait occurs, in groups of every size.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import operations as ops
+import reference as ref
+from operations import Call
+
+FULL = os.environ.get("TEST_MATRIX") == "full"
+SIZES = (1, pytest.param(2, marks=pytest.mark.smoke), 3, 4, 8)
+# The lengths at which an operation goes another way, in bytes: what the small lane takes, and a chunk of the large one.
+SMALL, CHUNK = 8 << 10, 128 << 10
+# Of operations with a block for each other rank, whose chunks share a slot.
+IN_PIECES = ("reduce_scatter", "all_to_all", "scatter")
+LENGTHS = ("none", "one", "odd", "small-1", "small", "small+1", "chunk-1", "chunk", "chunk+1", "many")
+BATCH = 500  # cells of one call into the ranks
+
+
+def elements(length: str, kind: str, dtype: torch.dtype, size: int) -> int:
+    """How many elements a block of that length has."""
+    small, chunk = SMALL, CHUNK
+    if kind.startswith(IN_PIECES) and size > 1:
+        small, chunk = (n // (size - 1) // 64 * 64 for n in (SMALL, CHUNK))
+    if kind.startswith("all_to_all") and size > 1:  # begins in the small lane, behind a table of lengths
+        small = (SMALL - (8 * (size + 1) + 63) // 64 * 64) // (size - 1) // 64 * 64
+        chunk += small
+    named, _, more = length.partition("-" if "-" in length else "+")
+    fixed = {"none": 0, "one": 1, "odd": 77, "many": ref.elements(3 * chunk, dtype) + 5}
+    if named in fixed:
+        return fixed[named]
+    return {"small": small, "chunk": chunk}[named] // dtype.itemsize + int(length[len(named) :] if more else 0)
+
+
+# A cell: operation, type, reduction, length, place, asynchronous.
+Cell = tuple[str, torch.dtype, str, str, str, bool]
+
+
+def every_cell() -> Iterator[Cell]:
+    for kind in ops.KINDS:
+        for dtype, reduction in ops.cells(kind):
+            yield from ways(kind, dtype, reduction)
+
+
+def ways(kind: str, dtype: torch.dtype, reduction: str) -> list[Cell]:
+    places = ops.KINDS[kind].places
+    return [(kind, dtype, reduction, *way) for way in itertools.product(LENGTHS, places, (False, True))]
+
+
+def pairs(cell: Cell) -> set[tuple[int, int, object, object]]:
+    return {(i, k, cell[i], cell[k]) for i, k in itertools.combinations(range(len(cell)), 2)}
+
+
+@functools.cache
+def chosen_cells() -> list[Cell]:
+    """One cell for each operation, type and reduction, the one with most pairs that no cell before it has; then what
+    the remaining pairs need."""
+    draw = random.Random(0)
+    seen: set[tuple[int, int, object, object]] = set()
+    chosen = []
+    for kind in ops.KINDS:
+        for dtype, reduction in ops.cells(kind):
+            candidates = ways(kind, dtype, reduction)
+            draw.shuffle(candidates)
+            chosen.append(max(candidates, key=lambda cell: len(pairs(cell) - seen)))
+            seen |= pairs(chosen[-1])
+    for cell in every_cell():
+        if pairs(cell) - seen:
+            chosen.append(cell)
+            seen |= pairs(cell)
+    return chosen
+
+
+def call_of(number: int, cell: Cell, size: int) -> Call:
+    kind, dtype, reduction, length, place, async_op = cell
+    count = elements(length, kind, dtype, size)
+    return Call(kind, dtype, count, reduction, place, async_op, number % size, number, special=number % 3 == 0)
+
+
+def run_cells(calls: list[Call]) -> tuple[list[str], list[str]]:
+    """What is wrong on this rank, and a digest for each call whose results are the same on all ranks."""
+    at = ops.member()
+    wrong, digests = [], []
+    for call in calls:
+        what = f"{call}, {at.size} ranks"
+        try:
+            issued = ops.KINDS[call.kind].issue(call, at)
+            if call.async_op:
+                issued.work.wait()
+        except Exception as error:
+            error.add_note(what)
+            raise
+        try:
+            assert (issued.work is not None) == call.async_op, f"{what}: returned {issued.work}"
+            issued.check(what)
+        except AssertionError as error:
+            wrong.append(str(error))
+        digests.append(issued.digest() if ops.KINDS[call.kind].same else "")
+    return wrong, digests
+
+
+@pytest.mark.timeout(3600 if FULL else 300)
+@pytest.mark.parametrize("size", SIZES)
+def test_matrix(world, size):
+    cells = list(every_cell()) if FULL else chosen_cells()
+    calls = [call_of(number, cell, size) for number, cell in enumerate(cells)]
+    wrong: list[str] = []
+    for start in range(0, len(calls), BATCH):
+        batch = calls[start : start + BATCH]
+        results = world(size).run(run_cells, batch)
+        wrong += [f"rank {rank}: {text}" for rank, (texts, _) in enumerate(results) for text in texts]
+        for number, of_ranks in enumerate(zip(*(digests for _, digests in results), strict=True)):
+            if len(set(of_ranks)) > 1:
+                wrong.append(f"{batch[number]}, {size} ranks: ranks have different bits")
+    assert not wrong, "\n".join([f"{len(wrong)} of {len(cells)} cells:", *wrong[:20]])
+
+
+def refusals() -> None:
+    """Undefined reductions, by every operation that reduces and in the same words."""
+    at = ops.member()
+    reducing = [kind for kind, of in ops.KINDS.items() if of.reduces]
+    for kind, dtype, reduction, async_op in itertools.product(
+        reducing, ref.EVERY_TYPE, ref.EVERY_REDUCTION, (False, True)
+    ):
+        if ref.defined(reduction, dtype):
+            continue
+        shown = "float8" if dtype in ref.FLOAT8 else ref.name(dtype)
+        text = f"sagecomm: {ops.KINDS[kind].name}: {reduction} is not defined for {shown}"
+        error = refusal(Call(kind, dtype, 4, reduction, async_op=async_op), at)
+        # The caller's mistake, not the group's failure.
+        assert text in str(error), f"{text!r} is not in: {error}"
+        assert not isinstance(error, dist.DistBackendError), f"{type(error)}: {error}"
+    t = torch.ones(3)
+    dist.all_reduce(t)
+    assert t.tolist() == [float(at.size)] * 3
+
+
+def refusal(call: Call, at: ops.Member) -> Any:
+    try:
+        ops.KINDS[call.kind].issue(call, at)
+    except RuntimeError as error:
+        return error
+    raise AssertionError(f"not refused: {call}")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_reductions_that_a_type_does_not_have(world, size):
+    world(size).run(refusals)
