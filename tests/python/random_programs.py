@@ -1,0 +1,262 @@
+"""Random programs: what all ranks do together follows from a seed, and so does what every tensor must hold afterwards.
+
+A program is a list of steps that all ranks of a group take in the same order; STEPS has one entry for each kind. When
+an operation that does not block is waited for, if ever, each rank draws for itself (program_rank.py). Results are
+checked bit for bit against what the operations are documented to give, so that ranks agree as well.
+
+    python tests/python/random_programs.py --programs 2000 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import operations as ops
+import program_messages
+from operations import Call, Member
+from program_rank import Rank
+from worlds import Hang, Pool, RankError
+
+SIZES = (2, 3, 4, 5, 6, 7, 8)
+MOST_BYTES = 4 << 20
+MOST_GROUPS = 4
+EDGES = (1600, 4032, 8 << 10, 64 << 10, 128 << 10)  # around which lengths go other ways, in groups of some size
+
+
+@dataclass
+class Draw:
+    """What has been drawn of a program so far."""
+
+    rng: random.Random
+    groups: list[tuple[int, ...]]  # ranks in the world
+    number: int = 0  # of the step
+    group: int = 0  # of the step
+
+    @property
+    def size(self) -> int:
+        return len(self.groups[self.group])
+
+    def count(self, dtype: torch.dtype, blocks: int = 1) -> int:
+        """Of elements: mostly few, and never more than MOST_BYTES in so many blocks."""
+        rng, kind = self.rng, self.rng.random()
+        if kind < 0.1:
+            return rng.randint(0, 1)
+        if kind < 0.65:
+            length = int(8 * 1024 ** rng.random())
+        elif kind < 0.85:
+            length = int((8 << 10) * 32 ** rng.random())
+        elif kind < 0.97:
+            length = rng.choice(EDGES) * rng.choice((1, 1, 2)) // rng.choice((1, max(1, self.size - 1)))
+            length += rng.choice((-1, 0, 1)) * dtype.itemsize
+        else:
+            length = int((256 << 10) * 16 ** rng.random())
+        return min(max(0, length), MOST_BYTES // blocks) // dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Step:
+    kind: str
+    group: int
+    what: Any  # as the kind has drawn it
+
+    def __str__(self) -> str:
+        return f"{self.kind} on group {self.group}: {self.what}"
+
+
+@dataclass(frozen=True)
+class StepKind:
+    weight: int
+    draw: Callable[[Draw], Any]
+    play: Callable[[Any, Rank, Member, str], None]  # on each rank of the group; the text says which step it is
+
+
+@dataclass
+class Program:
+    seed: int
+    size: int
+    steps: list[Step] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        steps = (f"  {number}: {step}" for number, step in enumerate(self.steps))
+        return "\n".join([f"program {self.seed}, {self.size} ranks", *steps])
+
+
+# ---- the kinds of steps ----
+
+
+def draw_collective(draw: Draw) -> Call:
+    rng = draw.rng
+    kind = rng.choice([kind for kind in ops.KINDS if kind != "send_recv"])  # messages have steps of their own
+    dtype, reduction = rng.choice(ops.cells(kind))
+    one = kind in ("all_reduce", "reduce", "broadcast")
+    count = draw.count(dtype, 1 if one else draw.size)
+    place, async_op, root = rng.choice(ops.KINDS[kind].places), rng.random() < 0.6, rng.randrange(draw.size)
+    return Call(kind, dtype, count, reduction, place, async_op, root, rng.randrange(1 << 30), rng.random() < 0.2)
+
+
+def play_collective(call: Call, rank: Rank, at: Member, what: str) -> None:
+    issued = ops.KINDS[call.kind].issue(call, at)
+    if call.async_op:
+        rank.fly(what, issued.work, lambda: issued.check("checked"), leave=issued.direct)
+    else:
+        assert issued.work is None
+        rank.check(what, lambda: issued.check("checked"))
+
+
+def draw_barrier(draw: Draw) -> bool:
+    return draw.rng.random() < 0.5
+
+
+def play_barrier(async_op: bool, rank: Rank, at: Member, what: str) -> None:
+    work = dist.barrier(at.group, async_op=async_op)
+    if async_op:
+        rank.fly(what, work, lambda: None, leave=True)
+
+
+def draw_messages(draw: Draw) -> program_messages.Messages:
+    return program_messages.draw(draw.rng, draw.size, draw.number, draw.count)
+
+
+def draw_objects(draw: Draw) -> tuple[str, int, int]:
+    form = draw.rng.choice(("all_gather", "broadcast", "gather", "scatter"))
+    return form, draw.rng.randrange(draw.size), draw.rng.randrange(1 << 30)
+
+
+def play_objects(drawn: tuple[str, int, int], rank: Rank, at: Member, what: str) -> None:
+    form, root, salt = drawn
+    everybody = [{"rank": r, "text": "x" * (hash((salt, r)) % 20_000), "salt": salt} for r in range(at.size)]
+    mine, at_root = everybody[at.rank], at.rank == root
+    got: list[Any] = [None] * at.size
+    if form == "all_gather":
+        dist.all_gather_object(got, mine, at.group)
+        want = everybody
+    elif form == "broadcast":
+        got, want = everybody if at_root else got, everybody
+        dist.broadcast_object_list(got, group=at.group, group_src=root)
+    elif form == "gather":
+        dist.gather_object(mine, got if at_root else None, group=at.group, group_dst=root)
+        want = everybody if at_root else got
+    else:
+        got, want = [None], [mine]
+        dist.scatter_object_list(got, everybody if at_root else None, group=at.group, group_src=root)
+    rank.check(what, lambda: same_objects(got, want))
+
+
+def same_objects(got: list[Any], want: list[Any]) -> None:
+    assert got == want, f"objects of ranks {[each and each['rank'] for each in got]}"
+
+
+def draw_new_group(draw: Draw) -> tuple[int, ...] | None:
+    draw.group = 0  # all ranks of the world make it
+    if len(draw.groups) == MOST_GROUPS:
+        return None
+    world = draw.groups[0]
+    draw.groups.append(tuple(sorted(draw.rng.sample(world, draw.rng.randint(1, len(world))))))
+    return draw.groups[-1]
+
+
+def play_new_group(ranks: tuple[int, ...] | None, rank: Rank, at: Member, what: str) -> None:
+    if ranks is not None:
+        group = dist.new_group(list(ranks))
+        rank.groups.append(ops.member(group) if at.rank in ranks else None)
+
+
+STEPS = {
+    "collective": StepKind(60, draw_collective, play_collective),
+    "barrier": StepKind(4, draw_barrier, play_barrier),
+    "messages": StepKind(20, draw_messages, program_messages.play),
+    "objects": StepKind(4, draw_objects, play_objects),
+    "new_group": StepKind(8, draw_new_group, play_new_group),
+}
+
+
+# ---- programs ----
+
+
+def program(seed: int) -> Program:
+    rng = random.Random(seed)
+    drawn = Program(seed, rng.choice(SIZES))
+    draw = Draw(rng, [tuple(range(drawn.size))])
+    weights = [of.weight for of in STEPS.values()]
+    for number in range(200 if rng.random() < 0.05 else rng.randint(10, 40)):
+        draw.number, draw.group = number, rng.randrange(len(draw.groups))
+        kind = rng.choices(list(STEPS), weights)[0]
+        what = STEPS[kind].draw(draw)
+        drawn.steps.append(Step(kind, draw.group, what))
+    return drawn
+
+
+def play(seed: int) -> list[str]:
+    """Runs the program on this rank and returns what was wrong."""
+    drawn = program(seed)
+    world = ops.member()
+    rank = Rank(seed, world.rank, [world])
+    for number, step in enumerate(drawn.steps):
+        at = rank.groups[step.group]
+        if at is None:
+            continue
+        what = f"step {number}, {step}"
+        try:
+            STEPS[step.kind].play(step.what, rank, at, what)
+        except Exception as error:
+            error.add_note(what)
+            raise
+        rank.settle()
+    rank.finish()
+    return rank.wrong
+
+
+def failures(pool: Pool, seeds: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """Seeds of the programs that fail, and how."""
+    for seed in seeds:
+        drawn = program(seed)
+        try:
+            wrong = [text for of_rank in pool.world(drawn.size).run(play, seed) for text in of_rank]
+        except (RankError, Hang) as error:
+            wrong = [str(error)]
+        if wrong:
+            yield seed, "\n".join([*wrong[:20], str(drawn), f"again: {replay(seed)}"])
+
+
+def replay(seed: int) -> str:
+    return f"python tests/python/random_programs.py --programs 1 --seed {seed}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs random programs and prints the seeds of those that fail.")
+    parser.add_argument("--programs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1, help="of the first program; the next ones count up")
+    parser.add_argument("--show", action="store_true", help="print the programs instead")
+    options = parser.parse_args()
+    seeds = range(options.seed, options.seed + options.programs)
+    if options.show:
+        for seed in seeds:
+            print(program(seed))
+        return 0
+    began, failed = time.monotonic(), 0
+    with tempfile.TemporaryDirectory() as directory:
+        pool = Pool(Path(directory))
+        try:
+            for seed, text in failures(pool, seeds):
+                failed += 1
+                print(f"program {seed} failed:\n{text}\n", flush=True)
+        finally:
+            pool.stop()
+    took = time.monotonic() - began
+    print(f"{failed} of {len(seeds)} programs failed, seeds {seeds[0]} to {seeds[-1]}, {took:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
