@@ -28,7 +28,7 @@ SMALL, CHUNK = 8 << 10, 128 << 10
 # Of operations with a block for each other rank, whose chunks share a slot.
 IN_PIECES = ("reduce_scatter", "all_to_all", "scatter")
 LENGTHS = ("none", "one", "odd", "small-1", "small", "small+1", "chunk-1", "chunk", "chunk+1", "many")
-BATCH = 500  # cells of one call into the ranks
+BATCH = 250  # cells of one call into the ranks
 
 
 def elements(length: str, kind: str, dtype: torch.dtype, size: int) -> int:
