@@ -88,7 +88,11 @@ def chosen_cells() -> list[Cell]:
 def call_of(number: int, cell: Cell, size: int) -> Call:
     kind, dtype, reduction, length, place, async_op = cell
     count = elements(length, kind, dtype, size)
-    return Call(kind, dtype, count, reduction, place, async_op, number % size, number, special=number % 3 == 0)
+    # Drawn: the number of a cell goes with its type and reduction.
+    draw = random.Random(number)
+    special = reduction in ("MIN", "MAX") or draw.random() < 0.3
+    root, salt = draw.randrange(size), draw.getrandbits(30)
+    return Call(kind, dtype, count, reduction, place, async_op, root, salt, special)
 
 
 def run_cells(calls: list[Call]) -> tuple[list[str], list[str]]:
