@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 import operations as ops
 import program_messages
+import program_windows
 from operations import Call, Member
 from program_rank import Rank
 from worlds import Hang, Pool, RankError
@@ -128,6 +129,10 @@ def draw_messages(draw: Draw) -> program_messages.Messages:
     return program_messages.draw(draw.rng, draw.size, draw.number, draw.count)
 
 
+def draw_window(draw: Draw) -> program_windows.Window:
+    return program_windows.draw(draw.rng, draw.size, draw.count)
+
+
 def draw_objects(draw: Draw) -> tuple[str, int, int]:
     form = draw.rng.choice(("all_gather", "broadcast", "gather", "scatter"))
     return form, draw.rng.randrange(draw.size), draw.rng.randrange(1 << 30)
@@ -176,6 +181,7 @@ STEPS = {
     "collective": StepKind(60, draw_collective, play_collective),
     "barrier": StepKind(4, draw_barrier, play_barrier),
     "messages": StepKind(20, draw_messages, program_messages.play),
+    "window": StepKind(12, draw_window, program_windows.play),
     "objects": StepKind(4, draw_objects, play_objects),
     "new_group": StepKind(8, draw_new_group, play_new_group),
 }
