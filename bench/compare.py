@@ -11,6 +11,9 @@ between the backends, so that whatever else the machine does hits all of them al
 back calls of at least --batch-ms; its time is the slowest rank's mean. Launches alternate between ranks pinned to one
 core each and not pinned. The figure of a backend is the median over all blocks of one kind of launch, and of the two
 kinds the better one for that backend, which favours gloo: pinning puts its threads on the rank's core.
+
+Sizes are those of one rank's tensor: of all_gather's input, of reduce_scatter's output, of one block of all_to_all. The
+time of send_recv is half of there and back.
 """
 
 from __future__ import annotations
@@ -68,6 +71,13 @@ def make_call(op: str, nbytes: int, group: dist.ProcessGroup, rank: int, size: i
     if op == "all_gather":
         out = torch.zeros(size * x.numel())
         return lambda: dist.all_gather_into_tensor(out, x, group=group)
+    if op == "reduce_scatter":
+        full = torch.zeros(size * x.numel())
+        return lambda: dist.reduce_scatter_tensor(x, full, group=group)
+    if op == "all_to_all":
+        full = torch.zeros(size * x.numel())
+        mine = torch.zeros_like(full)
+        return lambda: dist.all_to_all_single(mine, full, group=group)
     if op == "barrier":
         return lambda: dist.barrier(group=group)
     if op == "send_recv":  # there and back: two half trips

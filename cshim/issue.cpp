@@ -130,7 +130,6 @@ void ProcessGroupSagecomm::startCoalescing() {
   windows_.start(info_->name);
 }
 
-// Asynchronous, whatever the operations were: what the window's user wants is not told.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::endCoalescing() {
   static constexpr OpInfo kCoalesced{c10d::OpType::COALESCED, "coalesced", "sagecomm:coalesced"};
   WithoutGil unlocked;
@@ -144,13 +143,15 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::endCoalescing() {
   std::vector<Call> calls;
   calls.reserve(window.calls.size());
   milliseconds timeout = c10d::kUnsetTimeout;
+  bool async = false;
   for (CollectedCall& each : window.calls) {
     timeout = std::max(timeout, each.call.timeout);
+    async |= each.async;
     calls.push_back(std::move(each.call));
   }
   const OpInfo& info = calls.size() == 1 ? calls[0].info : kCoalesced;
   try {
-    WorkPtr work = runAll(info, calls, true, timeout);
+    WorkPtr work = runAll(info, calls, async, timeout);
     window.outcome->issued(work);
     return work;
   } catch (...) {

@@ -119,7 +119,8 @@ c10::intrusive_ptr<c10d::Work> WindowOutcome::work() const {
   return work_;
 }
 
-CollectedCall::CollectedCall(Call&& c) : inputs(c.inputs.vec()), outputs(c.outputs.vec()), call(std::move(c)) {
+CollectedCall::CollectedCall(Call&& c, bool async)
+    : inputs(c.inputs.vec()), outputs(c.outputs.vec()), call(std::move(c)), async(async) {
   call.inputs = inputs; // vectors keep their memory when they are moved
   call.outputs = outputs;
 }
@@ -162,7 +163,8 @@ c10::intrusive_ptr<c10d::Work> Windows::collect(Call& call, const std::string& g
     return nullptr;
   }
   auto work = c10::make_intrusive<CollectedWork>(-1, call, window->outcome);
-  window->calls.emplace_back(std::move(call));
+  const bool async = call.async || !closing;
+  window->calls.emplace_back(std::move(call), async);
   return work;
 }
 

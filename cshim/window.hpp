@@ -33,11 +33,12 @@ class WindowOutcome {
 
 // A call with the tensors that it refers to.
 struct CollectedCall {
-  CollectedCall(Call&& c);
+  CollectedCall(Call&& c, bool async);
 
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
   Call call;
+  bool async; // whether the one Work must be: of calls that do not know it, yes
 };
 
 struct Window {
@@ -64,7 +65,8 @@ class Windows {
   // Without the GIL.
   void start(const std::string& group);
   // Takes the call into this thread's window and returns its Work, or nullptr if there is none. closing: it is one that
-  // torch's manager makes for what it has captured, when it has forgotten the window already and is about to close it.
+  // torch's manager makes for what it has captured, when it has forgotten the window already and is about to close it;
+  // only such a call knows whether the manager's user will wait.
   c10::intrusive_ptr<c10d::Work> collect(Call& call, const std::string& group, bool closing = false);
   Window end();
 
