@@ -1,4 +1,4 @@
-"""What packing ten small tensors into one collective saves, through torch: two ranks, one set of processes.
+"""What packing ten small tensors into one collective saves, at the C ABI and through torch: two ranks.
 
     python bench/coalesced.py                     ten tensors of 2 KiB
     python bench/coalesced.py --bytes 64K --tensors 100
@@ -14,19 +14,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from compare import parse_size
 from torch.distributed import distributed_c10d as c10d
+
+import sagecomm
 
 CPU = torch.device("cpu")
 
@@ -96,6 +101,20 @@ def worker(rank: int, args: argparse.Namespace, store_file: str, out_file: str) 
     dist.destroy_process_group()
 
 
+def at_the_c_abi(args: argparse.Namespace) -> None:
+    library = Path(sagecomm.__file__).parent / "lib" / "libsagecomm.so"
+    with tempfile.TemporaryDirectory() as scratch:
+        program = str(Path(scratch) / "coalesced")
+        source = str(Path(__file__).with_suffix(".c"))
+        compiler = shlex.split(os.environ.get("CC", "gcc"))
+        subprocess.run([*compiler, "-std=c11", "-O2", source, "-o", program, "-ldl"], check=True)
+        for launch in range(args.launches):
+            directory = Path(scratch) / f"store-{launch}"
+            directory.mkdir()
+            command = [program, str(library), str(directory), str(args.bytes), str(args.tensors)]
+            subprocess.run(command, check=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bytes", type=parse_size, default=2048, help="of one tensor")
@@ -104,6 +123,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--calls", type=int, default=300)
     args = parser.parse_args()
+    at_the_c_abi(args)
     samples: dict[str, list[float]] = defaultdict(list)
     for _ in range(args.launches):
         with tempfile.TemporaryDirectory() as scratch:
