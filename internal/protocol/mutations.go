@@ -60,6 +60,13 @@ var Mutations = []Mutation{
 	{RecordSeqNotAcquired, "the number is loaded without acquire", "read_record", "records of calls come round", BadRecord},
 	{RecordNoReaderFence, "no fence before the second look at the number", "read_record", "records of calls come round", BadRecord},
 	{RecordNoSecondLook, "no second look at the number", "read_record", "records of calls come round", BadRecord},
+
+	{EngineBitNotSeqCst, "the engine's bit is stored with release only", "leave_to_engine", "a message that nobody waits for", Deadlock},
+	{NoLookAfterEngineBit, "no look at the rings after the engine's bit is set", "leave_to_engine", "a message that nobody waits for", Deadlock},
+	{EngineNoLook, "the engine does not look at the rings after it has set its bit", "look_at_messages", "a message that nobody waits for", Deadlock},
+	{PostedAfterLook, "a message is counted after the look at who drives", "scr_message_post", "a message posted while another thread stops waiting", Deadlock},
+	{LeavesNothing, "who stops waiting leaves nothing to the engine", "end_driving", "a message that is waited for a while", Deadlock},
+	{LeavesBeforeCount, "who stops waiting looks at what is unfinished before he counts himself out", "end_driving", "a message posted while another thread stops waiting", Deadlock},
 }
 
 // Harmless changes look like protections and are none: nothing may be found, in any scenario.
@@ -67,5 +74,6 @@ var Harmless = []Mutation{
 	{Switch: BellBetween, What: "the bell is read between the store of waits_for and the second look"},
 	{Switch: FailureAfterBellOnly, What: "failure is looked at between the read of the bell and the store of waits_for"},
 	{Switch: LeftAfterBellOnly, What: "left is looked at between the read of the bell and the store of waits_for"},
+	{Switch: EngineBesideDriver, What: "the engine sets its bit although a thread drives"},
 	{Switch: LeftRelaxed, What: "left is stored without release: the rings behind it order it"},
 }

@@ -58,6 +58,13 @@ var Scenarios = []Scenario{
 	{Name: "goodbye of a rank that is needed, 3 ranks", Ranks: 3, Slots: 1, Calls: [][]Call{{barrier, goodbye}, {barrier, barrier}, {barrier, barrier}},
 		Want: []outcomes{finished, failed, failed}, mayFail: true, goodbyes: true},
 
+	{Name: "a message that nobody waits for", Ranks: 2, Slots: 1, Others: []Other{{Rank: 1}},
+		parts: []func(*builder){sendFrame, engineOfMessages, postMessage}},
+	{Name: "a message that is waited for a while", Ranks: 2, Slots: 1, Others: []Other{{Rank: 1}},
+		parts: []func(*builder){sendFrame, engineOfMessages, postAndWaitAWhile}},
+	{Name: "a message posted while another thread stops waiting", Ranks: 2, Slots: 1, Others: []Other{{Rank: 1}, {Rank: 1}},
+		parts: []func(*builder){sendFrame, engineOfMessages, waitAWhile, postMessage}},
+
 	{Name: "records of calls come round", Ranks: 2, Slots: 1, parts: []func(*builder){writeRecords, readRecord}},
 }
 

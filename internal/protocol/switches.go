@@ -67,5 +67,14 @@ const (
 	RecordNoReaderFence
 	RecordNoSecondLook
 
+	// Who drives messages: p2p_issue.c, look_at_messages.
+	EngineBitNotSeqCst   // the bit with release only: no order between it and the look behind it
+	NoLookAfterEngineBit // by who leaves messages to the engine
+	EngineNoLook         // after the bit, by the engine
+	PostedAfterLook      // a message counted after the look at who drives
+	LeavesNothing        // who stops waiting does not look what is unfinished
+	LeavesBeforeCount    // he looks before he counts himself out
+	EngineBesideDriver   // harmless: the engine sets its bit although a thread drives
+
 	switches // how many
 )

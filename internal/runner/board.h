@@ -52,14 +52,15 @@ typedef struct scr_record {
 
 /* Where a driver says that it sleeps. */
 typedef struct scr_sleeper {
-  /* 0: awake; else 1 + the rank whose flag is waited for, or SCR_SLEEP_ANY, plus SCR_SLEEP_ENGINE. Owner writes. */
+  /* 0: awake. Collectives: 1 + the rank whose flag is waited for, or SCR_SLEEP_ANY; messages: how many threads sleep.
+   * Plus SCR_SLEEP_ENGINE. Owner writes. */
   alignas(SCR_LINE) _Atomic uint32_t waits_for;
   /* Futex word of the thread that drives; added to by whoever wakes it. */
   alignas(SCR_LINE) _Atomic uint32_t bell;
 } scr_sleeper;
 
 #define SCR_SLEEP_ANY UINT32_C(0x7fffffff)
-#define SCR_SLEEP_ENGINE UINT32_C(0x80000000) /* ring the process's engine bell instead */
+#define SCR_SLEEP_ENGINE UINT32_C(0x80000000) /* ring the process's engine bell: instead, of messages as well */
 
 #define SCR_FAILURE_BYTES 4096
 

@@ -10,7 +10,7 @@ static _Atomic uint32_t nobodys_bell;
 static _Atomic(_Atomic uint32_t *) bells[SCR_MAX_BELLS];
 static _Atomic uint32_t n_bells;
 static _Atomic uint32_t ringing; /* threads that may have read bells[] */
-static _Atomic uint32_t asleep;
+static _Atomic uint32_t asleep;  /* 0, BRIEFLY or SOUNDLY */
 static _Atomic uint32_t control;
 static _Atomic uint32_t want_completer;
 static _Atomic uint32_t engine_spin, engine_yield_us;
@@ -58,6 +58,18 @@ void scr_engine_ring(void) {
   atomic_fetch_sub_explicit(&ringing, 1, memory_order_release);
 }
 
+/* While there is work, and shortly after, the engine looks again after LOOK_NS; then it sleeps until it is rung. */
+enum { BRIEFLY = 1, SOUNDLY = 2 };
+#define LOOK_NS (20 * 1000000LL)
+#define SOUND_NS 1000000000LL
+#define IDLE_LOOKS 10
+
+/* With several bells it may sleep on another one than peers ring. */
+void scr_engine_watch(void) {
+  uint32_t how = atomic_load_explicit(&asleep, memory_order_seq_cst);
+  if (how == SOUNDLY || (how != 0 && atomic_load_explicit(&n_bells, memory_order_relaxed) > 1)) scr_engine_ring();
+}
+
 void scr_engine_control(void) {
   atomic_store_explicit(&control, 1, memory_order_seq_cst);
   scr_engine_ring();
@@ -66,7 +78,6 @@ void scr_engine_control(void) {
 /* ---- one look at one group ---- */
 
 #define SLICE_NS (200 * 1000LL)
-#define LOOK_NS (20 * 1000000LL)
 
 typedef struct look {
   bool active;  /* it has work */
@@ -124,26 +135,29 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_trouble *t
   return l;
 }
 
-static void announce_messages(scr_group *g, bool sleeps) {
-  _Atomic uint32_t *word = &g->board->p2p.waits_for;
-  scr_spin_lock(&g->queue_lock);
-  uint32_t others = atomic_load_explicit(word, memory_order_relaxed) & ~SCR_SLEEP_ENGINE;
-  atomic_store_explicit(word, others | (sleeps ? SCR_SLEEP_ENGINE : 0), memory_order_seq_cst);
-  scr_spin_unlock(&g->queue_lock);
-}
-
 static look look_at_messages(scr_group *g, const round_of *at, scr_trouble *trouble) {
   look l = {0};
-  if (atomic_load_explicit(&g->messages, memory_order_acquire) == 0) {
+  if (atomic_load_explicit(&g->messages, memory_order_seq_cst) == 0) {
     g->message_stop.by = 0;
     return l;
   }
   note_stop(&g->message_stop, at);
   l.active = l.blocked = true;
-  if (at->announce) announce_messages(g, true);
-  if (!scr_try_lock(&g->message_lock)) {
+  bool driven = atomic_load_explicit(&g->message_drivers, memory_order_seq_cst) != 0;
+  if (driven && !at->health) return l; /* who leaves last sets the bit and looks again */
+  if (!driven && at->announce) {
+    atomic_fetch_or_explicit(&g->board->p2p.waits_for, SCR_SLEEP_ENGINE, memory_order_seq_cst);
+    atomic_store_explicit(&g->waits_at_once, false, memory_order_relaxed);
+  }
+  if (at->health) {
+    scr_spin_lock(&g->message_lock); /* who drives may hold it most of the time */
+  } else if (!scr_try_lock(&g->message_lock)) {
     l.busy = true; /* the holder may have looked at a ring before something came: look again before sleeping */
     return l;
+  }
+  if (atomic_load_explicit(&g->messages, memory_order_relaxed) == 0) { /* the last one ended while this waited */
+    scr_spin_unlock(&g->message_lock);
+    return (look){0};
   }
   int32_t peer = -1;
   scr_run *culprit = NULL;
@@ -152,13 +166,14 @@ static look look_at_messages(scr_group *g, const round_of *at, scr_trouble *trou
   if (atomic_load_explicit(&g->word, memory_order_acquire) & SCR_DOWN) {
     scr_message_drain(g);
   } else {
-    rc = scr_message_progress(g, &peer, &culprit);
+    rc = scr_message_progress(g, SCR_PASS_BYTES, &peer, &culprit);
     if (g->message_stop.by != 0) scr_message_extend(g, g->message_stop);
     g->message_stop.by = 0;
     atomic_store_explicit(&g->message_looked_ns, at->now, memory_order_relaxed);
     if (rc == SCR_BLOCKED && at->health) rc = scr_message_scan(g, at->now, &peer, &culprit);
   }
   l.blocked = rc == SCR_BLOCKED && g->message_activity == before;
+  if (driven && rc == SCR_YIELDED) scr_ring_bell(&g->board->p2p.bell); /* he who drives may sleep */
   if (rc > 0) {
     *trouble = (scr_trouble){.code = rc, .kind = SAGECOMM_RECV};
     if (culprit) scr_describe_trouble(culprit, rc, trouble);
@@ -173,13 +188,16 @@ static look look_at_messages(scr_group *g, const round_of *at, scr_trouble *trou
 static void withdraw(scr_group *g) {
   uint32_t mine = SCR_SLEEP_ENGINE | SCR_SLEEP_ANY;
   atomic_compare_exchange_strong(&g->board->collective.waits_for, &mine, 0);
-  announce_messages(g, false);
+  _Atomic uint32_t *word = &g->board->p2p.waits_for;
+  if (atomic_load_explicit(word, memory_order_relaxed) & SCR_SLEEP_ENGINE) {
+    atomic_fetch_and_explicit(word, ~SCR_SLEEP_ENGINE, memory_order_seq_cst);
+  }
 }
 
 /* ---- a turn ---- */
 
 int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_trouble *trouble) {
-  uint32_t rounds = 0;
+  uint32_t rounds = 0, idle_looks = IDLE_LOOKS;
   int64_t blocked_since = 0, looked = scr_now(), last = 0, asked = 0;
   bool announce = false;
   for (;;) {
@@ -189,7 +207,8 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
       bell[i] = atomic_load_explicit(&bells[i], memory_order_seq_cst);
       heard[i] = atomic_load_explicit(bell[i], memory_order_seq_cst);
     }
-    if (announce) atomic_store_explicit(&asleep, 1, memory_order_seq_cst);
+    bool soundly = idle_looks >= IDLE_LOOKS;
+    if (announce) atomic_store_explicit(&asleep, soundly ? SOUNDLY : BRIEFLY, memory_order_seq_cst);
     if (atomic_load_explicit(&control, memory_order_seq_cst)) {
       atomic_store_explicit(&control, 0, memory_order_seq_cst);
       atomic_store_explicit(&asleep, 0, memory_order_relaxed);
@@ -220,9 +239,12 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
     }
     bool sleep = announce && !moved && !busy && code == 0 && n_heard > 0;
     /* Only one word can be slept on; with work in several arenas the others are looked at often. */
-    int64_t longest = several ? 2000000 : active ? LOOK_NS : 1000000000LL;
+    int64_t longest = several ? 2000000 : active || !soundly ? LOOK_NS : SOUND_NS;
+    bool rung = true;
     if (sleep) {
-      scr_futex_wait(bell[on ? on - 1 : 0], heard[on ? on - 1 : 0], longest);
+      uint32_t at_bell = on ? on - 1 : 0;
+      scr_futex_wait(bell[at_bell], heard[at_bell], longest);
+      rung = atomic_load_explicit(bell[at_bell], memory_order_relaxed) != heard[at_bell];
       asked = longest;
     }
     if (announce) {
@@ -230,7 +252,8 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
       atomic_store_explicit(&asleep, 0, memory_order_relaxed);
     }
     if (code) return code;
-    announce = !active; /* nothing to do: look once more, saying so, then sleep */
+    idle_looks = active ? 0 : idle_looks + (idle_looks < IDLE_LOOKS && sleep ? 1 : 0);
+    announce = !active || !rung; /* nothing to do: look once more, saying so, then sleep */
     if (moved || sleep) {
       rounds = 0;
       blocked_since = 0;

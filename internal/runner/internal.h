@@ -129,6 +129,8 @@ struct scr_run {
   scr_run *next_completed; /* list of completions */
 
   /* messages */
+  _Atomic uint32_t waiters;  /* threads that wait for it and call the done function when it is complete */
+  _Atomic int64_t posted_ns; /* of a short recv that nobody has waited for */
   uint64_t id, moved;
   int32_t source;
   bool announced, matched;
@@ -234,8 +236,10 @@ struct scr_group {
   scr_channel *channel;
   scr_run *recv_head, *recv_tail; /* posted, unmatched, in order */
   uint64_t message_activity;
-  int32_t message_turn;     /* whose rings the next pass looks at first */
-  int32_t message_sleepers; /* threads that sleep for messages; under the queue lock */
+  int32_t message_turn; /* whose rings the next pass looks at first */
+  /* Threads that wait for messages, and so drive them all, awake or asleep. While there is one the engine does not. */
+  _Atomic uint32_t message_drivers;
+  _Atomic bool waits_at_once; /* who posted a short recv lately waited for it right away */
 
   _Atomic uint64_t ops[SAGECOMM_KIND_COUNT], bytes[SAGECOMM_KIND_COUNT];
   _Atomic uint64_t fast_ops, sleeps, blocked;
@@ -358,9 +362,11 @@ bool scr_op_allowed(const scr_group *g, const sagecomm_op *op, uint64_t bytes);
 
 int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work,
                           sagecomm_error *err);
-/* Under the message lock: moves what can be moved, for a bounded time: SCR_YIELDED when there may be more. SCR_IDLE when
- * nothing is unfinished, SCR_BLOCKED, SCR_NEEDS_RING (*peer), or a trouble code (*culprit). */
-int scr_message_progress(scr_group *g, int32_t *peer, scr_run **culprit);
+/* What one pass over the messages may cost, in bytes copied: about 0.1 ms. */
+#define SCR_PASS_BYTES (1024 * 1024)
+/* Under the message lock: moves what can be moved, about `budget` bytes: SCR_YIELDED when there may be more. SCR_IDLE
+ * when nothing is unfinished, SCR_BLOCKED, SCR_NEEDS_RING (*peer), or a trouble code (*culprit). */
+int scr_message_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culprit);
 void scr_message_drain(scr_group *g);
 /* Under the message lock: gives all unfinished messages more time. */
 void scr_message_extend(scr_group *g, scr_stop stop);
@@ -370,6 +376,8 @@ void scr_message_free(scr_group *g);
 /* ---- engine (engine.c) ---- */
 
 void scr_engine_ring(void);
+/* Has it look again within 20 ms: at what is unfinished, whose bell peers ring, but whose deadlines are its task. */
+void scr_engine_watch(void);
 void scr_push_completed(scr_run *r);
 
 extern scr_hooks scr_go;

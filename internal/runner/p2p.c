@@ -51,7 +51,8 @@ static void finish(scr_group *g, scr_run *r, int32_t status) {
   atomic_fetch_sub_explicit(&g->messages, 1, memory_order_release);
 }
 
-/* Copies between a run's buffer, from `at` on, and a ring. */
+/* Copies between a run's buffer, from `at` on, and a ring. Not past the cache: a message that was received is often read
+ * or sent on next, and up to 64 MiB ordinary stores were the faster ones (docs/measured.md). */
 static void move(const scr_segments *s, uint64_t at, unsigned char *ring, uint64_t n, bool to_ring) {
   for (uint32_t i = 0; i < s->n && n > 0; i++) {
     if (at >= s->list[i].bytes) {
@@ -232,9 +233,8 @@ static bool has_credit(scr_group *g, int32_t to, uint64_t n) {
   return ch->eager_sent + n - ch->eager_seen <= SCR_EAGER_CREDIT;
 }
 
-/* What one pass may cost, in bytes copied, a frame counting as so many: about 0.1 ms. The lock is free between passes,
- * for who posts, and the callers look at failures and the clock. */
-#define PASS_BYTES (1024 * 1024)
+/* A frame counts as so many bytes of a pass. The lock is free between passes, for who posts, and the callers look at
+ * failures and the clock. */
 #define FRAME_COST 1024
 
 /* What this rank has for one peer: clearances, pieces of cleared messages, new messages. True if something went. */
@@ -301,14 +301,14 @@ static int take_in(scr_group *g, int32_t p, int64_t *budget, bool *moved, scr_ru
     int rc = take_frame(g, p, &f, data, culprit);
     if (rc) return rc;
     scr_ring_take(ch, f.bytes);
+    if (f.type == SCR_FRAME_DATA) scr_ring_publish(g, p); /* the peer fills this room while we empty the next */
     *budget -= (int64_t)f.bytes + FRAME_COST;
     *moved = true;
   }
   return ch->broken ? SCR_TROUBLE_GARBAGE : 0;
 }
 
-int scr_message_progress(scr_group *g, int32_t *peer, scr_run **culprit) {
-  int64_t budget = PASS_BYTES;
+int scr_message_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culprit) {
   bool moved = true;
   while (moved) {
     moved = false;
@@ -334,7 +334,8 @@ int scr_message_progress(scr_group *g, int32_t *peer, scr_run **culprit) {
 /* ---- posting ---- */
 
 int scr_message_post(scr_group *g, scr_run *r) {
-  atomic_fetch_add_explicit(&g->messages, 1, memory_order_relaxed);
+  /* Before the poster looks who drives: who stops driving looks at it afterwards. */
+  atomic_fetch_add_explicit(&g->messages, 1, memory_order_seq_cst);
   scr_note_started(g, r);
   if (r->kind == SAGECOMM_SEND) {
     push(&g->channel[r->root].send_head, &g->channel[r->root].send_tail, r);

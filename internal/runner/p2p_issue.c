@@ -16,10 +16,10 @@ static void report(scr_group *g, const scr_run *r, int code, int32_t peer) {
   scr_go.trouble(g->handle, &t);
 }
 
-/* One pass. True if all is to be looked at again: there may be more to move, or it did something else (made a ring, met
- * trouble). Called without the message lock. If somebody else holds that, he makes the pass; `surely`: wait for him and
- * make one more. */
-static bool pass(scr_group *g, bool surely) {
+/* One pass over about `budget` bytes. True if all is to be looked at again: there may be more to move, or it did
+ * something else (made a ring, met trouble). Called without the message lock. If somebody else holds that, he makes the
+ * pass; `surely`: wait for him and make one more. */
+static bool pass(scr_group *g, int64_t budget, bool surely) {
   if (surely) {
     scr_spin_lock(&g->message_lock);
   } else if (!scr_try_lock(&g->message_lock)) {
@@ -33,7 +33,7 @@ static bool pass(scr_group *g, bool surely) {
     scr_message_drain(g);
     rc = SCR_IDLE;
   } else {
-    rc = scr_message_progress(g, &peer, &culprit);
+    rc = scr_message_progress(g, budget, &peer, &culprit);
   }
   scr_run copy;
   if (rc > 0 && culprit) copy = *culprit;
@@ -64,7 +64,7 @@ static int message_health(scr_group *g, scr_run *r, int64_t now, int32_t *peer) 
   int32_t gone = g->size > 1 ? deserted(g, r) : -1;
   if (gone >= 0) {
     /* What it sent before it left counts. */
-    bool again = pass(g, true);
+    bool again = pass(g, SCR_PASS_BYTES, true);
     *peer = gone;
     if (!again && !done(r)) return SCR_TROUBLE_LEFT;
   }
@@ -113,26 +113,72 @@ int scr_message_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit
     if (code == 0) return SCR_BLOCKED;
     if (code != SCR_TROUBLE_LEFT || again) return code;
     /* What it sent before it left counts, and may have come since the last pass. */
-    int rc = scr_message_progress(g, peer, culprit);
+    int rc = scr_message_progress(g, SCR_PASS_BYTES, peer, culprit);
     if (rc != SCR_BLOCKED) return rc;
   }
 }
 
-/* Several threads may wait for messages of one group: the word says whether any of them sleeps. */
-static void announce_sleep(scr_group *g, bool asleep) {
-  scr_spin_lock(&g->queue_lock);
-  g->message_sleepers += asleep ? 1 : -1;
+/* ---- who drives ----
+ *
+ * While a thread waits, it drives all messages of the group. Otherwise the engine's bit in waits_for is set as long as
+ * any is unfinished, so that peers wake the engine by what they publish; it sleeps meanwhile. Who sets the bit, because
+ * he leaves or because he has posted and nobody waits, looks at the rings once more: what came before the bit woke
+ * nobody (docs/protocol.md, section 8). */
+
+static bool driven(const scr_group *g) { return atomic_load_explicit(&g->message_drivers, memory_order_seq_cst) != 0; }
+
+static void begin_driving(scr_group *g) {
+  atomic_fetch_add_explicit(&g->message_drivers, 1, memory_order_seq_cst);
   _Atomic uint32_t *word = &g->board->p2p.waits_for;
-  uint32_t engine = atomic_load_explicit(word, memory_order_relaxed) & SCR_SLEEP_ENGINE;
-  atomic_store_explicit(word, engine | (g->message_sleepers > 0 ? SCR_SLEEP_ANY : 0), memory_order_seq_cst);
-  scr_spin_unlock(&g->queue_lock);
+  if (atomic_load_explicit(word, memory_order_relaxed) & SCR_SLEEP_ENGINE) {
+    atomic_fetch_and_explicit(word, ~SCR_SLEEP_ENGINE, memory_order_seq_cst);
+  }
 }
 
-static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
+/* What a call moves of messages that it does not wait for; the rest is for who waits, or the engine. */
+#define BEGIN_BYTES (64 * 1024)
+
+static void leave_to_engine(scr_group *g) {
+  atomic_fetch_or_explicit(&g->board->p2p.waits_for, SCR_SLEEP_ENGINE, memory_order_seq_cst);
+  if (pass(g, BEGIN_BYTES, true)) {
+    scr_engine_ring();
+  } else {
+    scr_engine_watch();
+  }
+}
+
+static void end_driving(scr_group *g) {
+  bool last = atomic_fetch_sub_explicit(&g->message_drivers, 1, memory_order_seq_cst) == 1;
+  if (last && atomic_load_explicit(&g->messages, memory_order_seq_cst) != 0) leave_to_engine(g);
+}
+
+/* dist.recv() waits a microsecond after it has posted, and what comes in between should not cost the peer a system call
+ * and this rank a switch to the engine. A short recv gains nothing from being received early. So where the one before was
+ * waited for at once it sets no bit: a waiter is expected, and the engine looks within 20 ms. */
+#define AT_ONCE_NS (50 * 1000LL)
+
+static void leave_posted(scr_group *g, scr_run *r, bool more) {
+  bool brief = r->kind == SAGECOMM_RECV && r->bytes <= SCR_EAGER_BYTES && !more;
+  if (brief) atomic_store_explicit(&r->posted_ns, scr_now(), memory_order_relaxed);
+  if (brief && atomic_load_explicit(&g->waits_at_once, memory_order_relaxed)) {
+    scr_engine_watch();
+  } else {
+    leave_to_engine(g);
+  }
+}
+
+static void learn_from(scr_group *g, scr_run *r) {
+  int64_t posted = atomic_load_explicit(&r->posted_ns, memory_order_relaxed);
+  if (posted == 0) return;
+  atomic_store_explicit(&r->posted_ns, 0, memory_order_relaxed);
+  atomic_store_explicit(&g->waits_at_once, scr_now() - posted < AT_ONCE_NS, memory_order_relaxed);
+}
+
+static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
   scr_patience patience = {0};
   uint32_t spins = 0;
   while (!done(r)) {
-    bool again = pass(g, false);
+    bool again = pass(g, SCR_PASS_BYTES, false);
     if (done(r)) break;
     if (!again && spins++ < g->spin) {
       scr_pause();
@@ -161,9 +207,10 @@ static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
       continue;
     }
     uint32_t bell = atomic_load_explicit(&g->board->p2p.bell, memory_order_seq_cst);
-    announce_sleep(g, true);
+    /* Several threads may sleep: peers look whether any does. */
+    atomic_fetch_add_explicit(&g->board->p2p.waits_for, 1, memory_order_seq_cst);
     int32_t peer;
-    again = pass(g, true); /* whoever holds the lock may have looked at the rings before a frame came */
+    again = pass(g, SCR_PASS_BYTES, true); /* whoever holds the lock may have looked at the rings before a frame came */
     int code = again || done(r) ? 0 : message_health(g, r, now, &peer);
     if (code > 0) report(g, r, code, peer);
     if (!again && code == 0 && !done(r) && atomic_load_explicit(&g->board->p2p.bell, memory_order_seq_cst) == bell) {
@@ -173,21 +220,29 @@ static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
       scr_futex_wait(&g->board->p2p.bell, bell, ns < 1000 ? 1000 : ns);
       scr_look_at_clock(r, &patience, ns);
     }
-    announce_sleep(g, false);
+    atomic_fetch_sub_explicit(&g->board->p2p.waits_for, 1, memory_order_relaxed);
   }
   return SCR_FINISHED;
+}
+
+static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
+  begin_driving(g);
+  int rc = drive_until(g, r, slice_end);
+  end_driving(g);
+  return rc;
 }
 
 int scr_message_wait(scr_group *g, scr_run *r, int64_t slice_end) {
   /* An unfinished message keeps the group open, and so does this thread: not even the board it sleeps on goes. */
   atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
+  atomic_fetch_add_explicit(&r->waiters, 1, memory_order_seq_cst);
+  learn_from(g, r);
   int rc = wait_for(g, r, slice_end);
+  atomic_fetch_sub_explicit(&r->waiters, 1, memory_order_seq_cst);
   scr_group_exit(g);
   return rc;
 }
 
-/* Messages up to this length are carried as far as possible by the call that posts them. */
-#define BEGIN_BYTES (64 * 1024)
 #define SYNC_SLICE_NS (50 * 1000000LL)
 
 int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work,
@@ -215,14 +270,20 @@ int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, 
   int rc = scr_message_post(g, r);
   scr_spin_unlock(&g->message_lock);
   if (rc > 0) report(g, r, rc, r->peer);
-  bool wait = !(op->flags & SAGECOMM_ASYNC);
-  if (wait || r->bytes <= BEGIN_BYTES) pass(g, false);
-  if (wait && !done(r)) wait_for(g, r, scr_now() + SYNC_SLICE_NS);
+  bool more = pass(g, BEGIN_BYTES, false);
+  if (!done(r)) {
+    if (!(op->flags & SAGECOMM_ASYNC)) {
+      wait_for(g, r, scr_now() + SYNC_SLICE_NS);
+    } else if (!driven(g)) {
+      leave_posted(g, r, more);
+    } else if (more) {
+      scr_ring_bell(&g->board->p2p.bell); /* he who drives may sleep */
+    }
+  }
   scr_group_exit(g);
   int32_t status = done(r) ? r->status : SAGECOMM_PENDING;
   if (status == SAGECOMM_PENDING) {
     *work = scr_run_handle(r);
-    scr_engine_ring();
     return status;
   }
   if (status == SAGECOMM_OK && op->root == SAGECOMM_ANY_SOURCE) {

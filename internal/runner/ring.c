@@ -77,7 +77,8 @@ static bool well_formed(const scr_frame *f, uint64_t rest) {
 const unsigned char *scr_ring_next(scr_group *g, int32_t peer, scr_frame *f) {
   scr_channel *ch = &g->channel[peer];
   for (;;) {
-    uint64_t written = atomic_load_explicit(&ch->in->written, memory_order_acquire), there = written - ch->read;
+    /* Sequentially consistent: the look behind the store of a sleeper's word. */
+    uint64_t written = atomic_load_explicit(&ch->in->written, memory_order_seq_cst), there = written - ch->read;
     if (there == 0) return NULL;
     uint64_t at = ch->read & (SCR_RING_BYTES - 1), rest = SCR_RING_BYTES - at;
     copy_header(f, ch->in->data + at);

@@ -136,7 +136,10 @@ void scr_run_settle(scr_run *r, bool waiter) {
   uint32_t before = atomic_exchange_explicit(&r->state, SCR_DONE, memory_order_seq_cst);
   bool sleeper = atomic_load_explicit(&r->sleepers, memory_order_seq_cst) != 0;
   if (sleeper) scr_futex_wake(&r->state);
-  if ((before & SCR_HAS_DONE) && !sleeper && !waiter) scr_push_completed(r);
+  if ((before & SCR_HAS_DONE) && !sleeper && !waiter) {
+    /* Who waits for a message looks at its state once more after it has counted itself out. */
+    if (atomic_load_explicit(&r->waiters, memory_order_seq_cst) == 0) scr_push_completed(r);
+  }
   if (before & SCR_HAS_BUNDLE) scr_bundle_part_done(r);
 }
 

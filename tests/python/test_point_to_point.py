@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -244,6 +245,63 @@ def batches() -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_batch_isend_irecv(world, size):
     world(size).run(batches)
+
+
+def received_beside_computation() -> None:
+    """Nobody waits, on either side: small and large messages arrive all the same, and soon."""
+    for count in (1, 5000, BIG):
+        for number in range(5):
+            if dist.get_rank() == 0:
+                work = dist.isend(torch.full((count,), float(number)), 1)
+            else:
+                t = torch.empty(count)
+                work = dist.irecv(t, 0)
+            give_up = time.monotonic() + 10
+            while not work.is_completed():
+                torch.ones(1000).sum()
+                assert time.monotonic() < give_up, f"{count} elements, message {number}"
+            if dist.get_rank() == 1:
+                assert torch.equal(t, torch.full((count,), float(number)))
+            # As dist.recv() does, after which a short receive is expected to be waited for at once.
+            if dist.get_rank() == 0:
+                dist.send(torch.ones(1), 1)
+            else:
+                dist.recv(torch.ones(1), 0)
+
+
+def test_what_nobody_waits_for_arrives(world):
+    world(2).run(received_beside_computation)
+
+
+def all_pairs(count: int, seed: int) -> None:
+    """Everything in flight at once, in both directions, waited for in any order or only by being dropped."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    rng = random.Random(seed + rank)
+    others = [r for r in range(size) if r != rank]
+    got = {(r, k): torch.empty(count) for r in others for k in range(2)}
+    posts = [("send", r, k) for r in others for k in range(2)] + [("recv", r, k) for r in others for k in range(2)]
+    rng.shuffle(posts)
+    works = []
+    for what, r, k in posts:
+        if what == "send":
+            work = dist.isend(torch.full((count,), rank * 100.0 + r + k * 0.5), r, tag=k)
+        else:
+            work = dist.irecv(got[r, k], r, tag=k)
+        if what == "recv" or rng.random() < 0.5:
+            works.append(work)
+    rng.shuffle(works)
+    for work in works:
+        work.wait()
+    for (r, k), t in got.items():
+        assert torch.equal(t, torch.full((count,), r * 100.0 + rank + k * 0.5)), (r, k)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("count", [1, BIG])
+def test_all_pairs_at_once(world, count):
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    world(8).run(all_pairs, count, seed)
 
 
 def in_a_subgroup() -> None:

@@ -99,7 +99,7 @@ static void one_at_a_time(rank *r, void *arg) {
       int32_t peer;
       scr_run *culprit;
       scr_spin_lock(&g->message_lock);
-      rc = scr_message_progress(g, &peer, &culprit);
+      rc = scr_message_progress(g, SCR_PASS_BYTES, &peer, &culprit);
       CHECK(g->message_activity - before <= FRAMES / 4);
       before = g->message_activity;
       scr_spin_unlock(&g->message_lock);
@@ -117,7 +117,7 @@ void test_bounded_passes(int n, waiting w, uint64_t seed) {
 
 /* ---- a thread that cannot look at the rings, because another one does, must not sleep on what that one missed ---- */
 
-#define SLEEPS 3
+#define SLEEPS 6
 
 typedef struct holder {
   scr_group *g;
@@ -193,4 +193,98 @@ void test_sleep_beside_another(int n, waiting w, uint64_t seed) {
     run_ranks(n, w.spin, w.yield_us, seed, sleepless, &best);
     CHECK(best < SCR_SLICE_NS / 10);
   }
+}
+
+/* ---- what nobody waits for is the engine's, however soundly that sleeps ---- */
+
+#define SOUNDLY_US 400000 /* after so long without work the engine sleeps for a second, unless it is rung */
+
+typedef struct ended {
+  _Atomic int64_t at;
+  _Atomic int32_t status;
+} ended;
+
+static void note_end(void *ctx, int32_t status, const sagecomm_error *err) {
+  (void)err;
+  ended *e = ctx;
+  atomic_store(&e->status, status);
+  atomic_store(&e->at, scr_now());
+}
+
+/* Waits without driving. */
+static int64_t sleep_until(const _Atomic int64_t *at) {
+  while (atomic_load(at) == 0) usleep(200);
+  return atomic_load(at);
+}
+
+static _Atomic int64_t sent_at;
+
+static void left_alone(rank *r, void *arg) {
+  int64_t *best = arg;
+  int32_t *data = malloc(LONG * 4);
+  for (int i = 0; i < 8; i++) {
+    uint32_t n = i % 2 ? LONG : 1;
+    if (i == 2) usleep(SOUNDLY_US);
+    meet();
+    if (r->rank == 1) {
+      usleep(25000); /* the other one computes, and its engine sleeps */
+      for (uint32_t j = 0; j < n; j++) data[j] = value(1, i, j);
+      atomic_store(&sent_at, scr_now());
+      end(post(r, SAGECOMM_SEND, 0, i, data, n));
+    } else {
+      memset(data, 0, n * 4);
+      ended e = {0};
+      sagecomm_error err;
+      sagecomm_work work = post(r, SAGECOMM_RECV, 1, i, data, n);
+      int32_t status =
+          work ? scr_on_done(work, note_end, &e, &err) : SAGECOMM_OK; /* complete if this thread was held up */
+      int64_t took = status == SAGECOMM_PENDING ? sleep_until(&e.at) - atomic_load(&sent_at) : INT64_MAX;
+      CHECK(atomic_load(&e.status) == SAGECOMM_OK);
+      for (uint32_t j = 0; j < n; j++) CHECK(data[j] == value(1, i, j));
+      if (n == 1 && took < *best) *best = took;
+      if (work) scr_release(work);
+    }
+    meet();
+  }
+  free(data);
+}
+
+void test_left_to_the_engine(int n, waiting w, uint64_t seed) {
+  size = n;
+  int64_t best = INT64_MAX;
+  if (n == 2) {
+    run_ranks(n, w.spin, w.yield_us, seed, left_alone, &best);
+    CHECK(best < 10 * 1000000);
+  }
+}
+
+static void nobody_sends(rank *r, void *arg) {
+  (void)arg;
+  if (r->rank == 0) {
+    usleep(SOUNDLY_US);
+    int32_t data;
+    sagecomm_segment s = {&data, 4};
+    sagecomm_op op = {.kind = SAGECOMM_RECV,
+                      .dtype = SAGECOMM_INT32,
+                      .root = 1,
+                      .flags = SAGECOMM_ASYNC,
+                      .n_out = 1,
+                      .out = &s,
+                      .timeout_ns = 50 * 1000000};
+    sagecomm_work work;
+    sagecomm_error err;
+    ended e = {0};
+    int64_t began = scr_now();
+    CHECK(scr_issue(r->handle, &op, &work, &err) == SAGECOMM_PENDING);
+    CHECK(scr_on_done(work, note_end, &e, &err) == SAGECOMM_PENDING);
+    CHECK(sleep_until(&e.at) - began < 500 * 1000000);
+    CHECK(atomic_load(&e.status) == SAGECOMM_TIMEOUT);
+    scr_release(work);
+  }
+  meet();
+}
+
+void test_timeout_of_what_nobody_waits_for(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 2) run_ranks(n, w.spin, w.yield_us, seed, nobody_sends, NULL);
 }

@@ -22,6 +22,8 @@ void test_long_messages(int size, waiting w, uint64_t seed);
 void test_reverse_tags(int size, waiting w, uint64_t seed);
 void test_bounded_passes(int size, waiting w, uint64_t seed);
 void test_sleep_beside_another(int size, waiting w, uint64_t seed);
+void test_left_to_the_engine(int size, waiting w, uint64_t seed);
+void test_timeout_of_what_nobody_waits_for(int size, waiting w, uint64_t seed);
 /* completion.c */
 void test_nested_done(int size, waiting w, uint64_t seed);
 void test_wait_against_on_done(int size, waiting w, uint64_t seed);

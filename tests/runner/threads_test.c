@@ -174,6 +174,8 @@ int main(int argc, char **argv) {
       {"reverse_tags", test_reverse_tags},
       {"bounded_passes", test_bounded_passes},
       {"sleep_beside_another", test_sleep_beside_another},
+      {"left_to_the_engine", test_left_to_the_engine},
+      {"timeout_of_what_nobody_waits_for", test_timeout_of_what_nobody_waits_for},
       {"nested_done", test_nested_done},
       {"wait_against_on_done", test_wait_against_on_done},
       {"mismatch", test_mismatch},
