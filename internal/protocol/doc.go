@@ -1,5 +1,6 @@
 // Package protocol checks the protocol in shared memory (docs/protocol.md) by exploring every interleaving of 2 and 3
-// ranks over a few collectives, sleeping, waking, failing and leaving included.
+// ranks over a few collectives, sleeping, waking, failing and leaving included, and which thread of a rank drives its
+// messages.
 //
 // It holds no code that ranks run. What the runner does in C is written here once more, as small programs whose
 // instructions are the accesses to shared memory, and [Explore] runs them on a machine whose memory is as weak as the
