@@ -22,7 +22,7 @@ find_in = $(shell find $(1) -type f \( $(2) \) 2>/dev/null)
 go_dirs := $(addprefix $(root)/,algo export fusion internal pgbackend)
 core_sources := $(call find_in,$(go_dirs),-name '*.go' ! -name '*_test.go' -o -name '*.c' -o -name '*.h' -o -name '*.S' -o -name '*.inc') \
   $(wildcard $(root)/go.mod $(root)/go.sum) $(root)/export/exports.map
-c_sources := $(call find_in,$(addprefix $(root)/,cshim export internal tests),\
+c_sources := $(call find_in,$(addprefix $(root)/,bench cshim export internal tests),\
   -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp')
 python_sources := torch_ext tests/python examples bench
 

@@ -459,7 +459,8 @@ static int wait_collective(scr_group *g, scr_run *r, int64_t slice_end) {
 
 static int32_t wait_until(scr_run *r, int64_t timeout_ns, sagecomm_error *err) {
   int64_t slice_end = 0;
-  while (!(atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE)) {
+  /* Also the last look of who has waited for a message: see scr_run_settle(). */
+  while (!(atomic_load_explicit(&r->state, memory_order_seq_cst) & SCR_DONE)) {
     if (timeout_ns <= 0) return SAGECOMM_PENDING;
     int64_t now = scr_now();
     if (slice_end == 0) slice_end = now + timeout_ns;
