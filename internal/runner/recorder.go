@@ -83,12 +83,9 @@ func goFlight(f *C.scr_flight) Flight {
 		}
 		return time.Unix(0, int64(ns))
 	}
-	op := coll.Op{Kind: coll.Kind(f.kind), Type: coll.DataType(f.dtype), Reduce: coll.ReduceOp(f.reduce_op),
-		Root: int(f.root), Tag: int(f.tag), In: uint64(f.bytes), Timeout: time.Duration(f.timeout_ms) * time.Millisecond,
-		Async: f.async != 0}
-	if op.Kind == coll.Recv || op.Kind == coll.Broadcast {
-		op.Out = op.In
-	}
+	op := known(coll.Op{Kind: coll.Kind(f.kind), Type: coll.DataType(f.dtype), Reduce: coll.ReduceOp(f.reduce_op),
+		Root: int(f.root), Tag: int(f.tag), Timeout: time.Duration(f.timeout_ms) * time.Millisecond,
+		Async: f.async != 0}, uint64(f.bytes))
 	return Flight{Op: op, Number: uint64(f.number), Progress: Progress(f.state), Thread: uint64(f.thread),
 		Created: at(f.created_ns), Started: at(f.started_ns), Completed: at(f.completed_ns)}
 }

@@ -58,6 +58,14 @@ def every_collective() -> None:
     dist.all_gather([torch.zeros(5), torch.zeros(5)], torch.ones(5))
     dist.all_gather_into_tensor(torch.zeros(10, dtype=torch.uint8), torch.ones(5, dtype=torch.uint8))
     dist.all_reduce(torch.zeros(0))
+    dist.reduce_scatter_tensor(torch.zeros(5), torch.ones(10))
+    dist.all_to_all_single(torch.zeros(6), torch.ones(6))
+    rank = dist.get_rank()
+    dist.gather(torch.ones(4), [torch.zeros(4), torch.zeros(4)] if rank == 0 else None)
+    dist.scatter(torch.ones(4), [torch.zeros(4), torch.zeros(4)] if rank == 0 else None)
+    with dist.distributed_c10d._coalescing_manager():
+        dist.all_reduce(torch.ones(3))
+        dist.all_reduce(torch.ones(4))
     work = dist.all_reduce(t.double(), op=dist.ReduceOp.MAX, async_op=True)
     assert work is not None
     work.wait()
@@ -72,6 +80,11 @@ COLLECTIVES = [
     ("all_gather", [[5]], [[10]], "Float"),
     ("all_gather", [[5]], [[10]], "Byte"),
     ("all_reduce", [[0]], [[0]], "Float"),
+    ("reduce_scatter", [[10]], [[5]], "Float"),
+    ("all_to_all", [[0]], [[0]], "Float"),  # ranks have no length in common
+    ("gather", [[4]], [[8]], "Float"),
+    ("scatter", [[8]], [[4]], "Float"),
+    ("all_reduce", [[7]], [[7]], "Float"),
     ("all_reduce", [[12]], [[12]], "Double"),
 ]
 

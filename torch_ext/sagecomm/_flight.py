@@ -307,6 +307,6 @@ def _sizes(record: dict[str, Any], ranks: int) -> tuple[list[list[int]], list[li
     kind, n = record["kind"], record["bytes"] // max(record["element_size"], 1)
     if kind == "barrier":
         return [], []
-    inputs = [] if kind == "recv" else [[n]]
-    outputs = [] if kind == "send" else [[n * ranks if kind == "all_gather" else n]]
+    inputs = [] if kind == "recv" else [[n * ranks if kind in ("reduce_scatter", "scatter") else n]]
+    outputs = [] if kind == "send" else [[n * ranks if kind in ("all_gather", "gather") else n]]
     return inputs, outputs
