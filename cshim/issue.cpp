@@ -90,6 +90,39 @@ int32_t ProcessGroupSagecomm::issue(const Call& call, sagecomm_work& handle, sag
   return api_.issue_coalesced(group_, call.parts.data(), static_cast<uint32_t>(call.parts.size()), &handle, &error);
 }
 
+namespace {
+
+bool writesWhatIsUsed(const Call& a, const Call& b) {
+  const auto meet = [](c10::ArrayRef<at::Tensor> x, c10::ArrayRef<at::Tensor> y) {
+    return std::any_of(x.begin(), x.end(), [&](const at::Tensor& t) {
+      return std::any_of(y.begin(), y.end(), [&](const at::Tensor& u) { return overlap(t, u); });
+    });
+  };
+  const auto written = [](const Call& c) {
+    return c.op.kind == SAGECOMM_SEND ? c10::ArrayRef<at::Tensor>() : c.outputs;
+  };
+  return meet(written(a), b.inputs) || meet(written(a), written(b)) || meet(written(b), a.inputs);
+}
+
+// The copies were made when the calls were, and are written back at the end: the core sees no order between them.
+void checkCopies(const std::vector<Call>& calls) {
+  for (size_t i = 0; i < calls.size(); i++) {
+    for (size_t k = 0; calls[i].buffers.copied() && k < calls.size(); k++) {
+      const bool once = k < i && calls[k].buffers.copied();
+      if (k != i && !once && writesWhatIsUsed(calls[i], calls[k])) {
+        refuse(
+            calls[i].info.name,
+            "operations " + std::to_string(std::min(i, k)) + " and " + std::to_string(std::max(i, k)) +
+                " of one coalesced call, counted from 0, share memory that one of them writes, and a tensor of them is "
+                "not "
+                "contiguous: issue them apart");
+      }
+    }
+  }
+}
+
+} // namespace
+
 // What the parts keep alive, and write back, is the whole's from here on; their segments stay where they are.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
     const OpInfo& info, std::vector<Call>& calls, bool async, milliseconds timeout) {
@@ -102,7 +135,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
       return promise;
     }
   }
+  checkCopies(calls);
   Call whole(info);
+  whole.source = calls.size() == 1 ? calls[0].source : -1;
   whole.async = async;
   whole.timeout = timeout;
   Tensors inputs;
@@ -111,6 +146,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
   ops.reserve(calls.size());
   for (Call& call : calls) {
     call.async = async;
+    call.timeout = timeout;
     call.describe();
     ops.push_back(call.op);
     inputs.insert(inputs.end(), call.inputs.begin(), call.inputs.end());
@@ -134,6 +170,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::endCoalescing() {
   static constexpr OpInfo kCoalesced{c10d::OpType::COALESCED, "coalesced", "sagecomm:coalesced"};
   WithoutGil unlocked;
   Window window = windows_.end();
+  if (window.refusal) {
+    window.outcome->dropped(window.refusal);
+    std::rethrow_exception(window.refusal);
+  }
   if (window.calls.empty()) {
     auto work = c10::make_intrusive<Work>(rank_, kCoalesced, Tensors(), milliseconds(timeoutMs_.load()));
     Buffers none;
@@ -151,11 +191,14 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::endCoalescing() {
   }
   const OpInfo& info = calls.size() == 1 ? calls[0].info : kCoalesced;
   try {
+    for (const CollectedCall& each : window.calls) {
+      each.checkMemory();
+    }
     WorkPtr work = runAll(info, calls, async, timeout);
     window.outcome->issued(work);
     return work;
   } catch (...) {
-    window.outcome->dropped();
+    window.outcome->dropped(std::current_exception());
     throw;
   }
 }

@@ -271,30 +271,51 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::barrier(const c10d::BarrierO
 }
 
 void ProcessGroupSagecomm::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*waitAllRanks*/) {
+  if (windows_.collects()) {
+    refuse("monitored_barrier", "cannot be coalesced");
+  }
   Call call(kMonitoredBarrier, SAGECOMM_BARRIER);
   call.take(opts);
   call.async = false;
   run(call)->wait();
 }
 
+// A message that is refused inside a window: torch's batch_isend_irecv would leave its window open for ever.
+template <class F>
+ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::orPostponed(const OpInfo& info, F&& call) {
+  try {
+    return call();
+  } catch (...) {
+    if (WorkPtr work = windows_.postpone(info)) {
+      return work;
+    }
+    throw;
+  }
+}
+
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::send(Tensors& tensors, int dstRank, int tag) {
-  Call call(kSend, SAGECOMM_SEND);
-  call.buffers.addInput("send", "tensor", 0, onlyTensor("send", tensors));
-  checkRank("send", "destination", dstRank, size_);
-  checkTag("send", tag);
-  call.op.root = dstRank;
-  call.op.tag = tag;
-  call.inputs = call.outputs = tensors;
-  return run(call);
+  return orPostponed(kSend, [&] {
+    Call call(kSend, SAGECOMM_SEND);
+    call.buffers.addInput("send", "tensor", 0, onlyTensor("send", tensors));
+    checkRank("send", "destination", dstRank, size_);
+    checkTag("send", tag);
+    call.op.root = dstRank;
+    call.op.tag = tag;
+    call.inputs = tensors;
+    call.outputs = tensors;
+    return run(call);
+  });
 }
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::recv(Tensors& tensors, int srcRank, int tag) {
-  checkRank("recv", "source", srcRank, size_);
-  return receive(kRecv, tensors, srcRank, tag);
+  return orPostponed(kRecv, [&] {
+    checkRank("recv", "source", srcRank, size_);
+    return receive(kRecv, tensors, srcRank, tag);
+  });
 }
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::recvAnysource(Tensors& tensors, int tag) {
-  return receive(kRecvAny, tensors, SAGECOMM_ANY_SOURCE, tag);
+  return orPostponed(kRecvAny, [&] { return receive(kRecvAny, tensors, SAGECOMM_ANY_SOURCE, tag); });
 }
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::receive(

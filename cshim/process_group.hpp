@@ -86,6 +86,8 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   std::string statsJson() const;
 
  private:
+  template <class F>
+  WorkPtr orPostponed(const OpInfo& info, F&& call);
   WorkPtr receive(const OpInfo& info, Tensors& tensors, int srcRank, int tag);
   WorkPtr run(Call& call);
   WorkPtr runAll(const OpInfo& info, std::vector<Call>& calls, bool async, std::chrono::milliseconds timeout);

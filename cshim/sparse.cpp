@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <condition_variable>
 #include <mutex>
 #include <vector>
@@ -98,6 +99,7 @@ class SparseWork final : public c10d::Work {
   }
 
   bool wait(milliseconds timeout = kNoTimeout) override {
+    refuseInChild();
     WithoutGil unlocked;
     const auto begun = std::chrono::steady_clock::now();
     while (!isCompleted()) {
@@ -121,6 +123,7 @@ class SparseWork final : public c10d::Work {
   }
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    refuseInChild();
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -137,6 +140,21 @@ class SparseWork final : public c10d::Work {
   }
 
  private:
+  // Nothing completes it there, and another thread may have held the lock.
+  void refuseInChild() const {
+    if (!forked()) {
+      return;
+    }
+    sagecomm_error error;
+    fillError(
+        error,
+        SAGECOMM_FORKED,
+        kOp,
+        group_.info->name,
+        "this process was forked from the one that began it, where it goes on; wait for it there");
+    raise(error);
+  }
+
   // One message on its way. It keeps the work, and so the memory that it reads or writes.
   struct Message {
     c10::intrusive_ptr<SparseWork> work;
@@ -240,8 +258,14 @@ class SparseWork final : public c10d::Work {
   }
 
   void fail(const sagecomm_error& error) {
-    if (!failed_.exchange(true)) {
-      error_ = std::make_unique<sagecomm_error>(error);
+    if (failed_.exchange(true)) {
+      return;
+    }
+    error_ = std::make_unique<sagecomm_error>(error);
+    if (std::string(error.op) == "send" || std::string(error.op) == "recv") { // what it is made of
+      snprintf(error_->op, sizeof error_->op, "%s", kOp);
+      snprintf(
+          error_->message, sizeof error_->message, "sagecomm: all_reduce of a sparse tensor: %.2000s", error.message);
     }
   }
 
@@ -267,7 +291,11 @@ class SparseWork final : public c10d::Work {
     }
     changed_.notify_all();
     if (future) {
-      finishFuture(*future);
+      try {
+        finishFuture(*future);
+      } catch (const std::exception& e) {
+        LOG(ERROR) << "sagecomm: all_reduce: a callback of this operation's Future raised: " << e.what();
+      }
     }
   }
 
@@ -277,6 +305,8 @@ class SparseWork final : public c10d::Work {
     std::vector<at::Tensor> values;
     for (int r = 0; r < group_.size; r++) {
       if (headers_[r].elements > 0) {
+        // They come from other processes, and torch does not look by itself.
+        at::_validate_sparse_coo_tensor_args(indices_[r], values_[r], output_.sizes());
         indices.push_back(indices_[r]);
         values.push_back(values_[r]);
       }
@@ -285,7 +315,6 @@ class SparseWork final : public c10d::Work {
       indices.push_back(indices_[group_.rank]);
       values.push_back(values_[group_.rank]);
     }
-    // Looks whether the indices lie inside: they come from other processes.
     const at::Tensor sum =
         at::sparse_coo_tensor(at::cat(indices, 1), at::cat(values, 0), output_.sizes(), output_.options()).coalesce();
     output_.copy_(sum);

@@ -63,17 +63,6 @@ std::string label(const char* role, size_t index) {
   return std::string(role) + " " + std::to_string(index);
 }
 
-bool hasMemory(const at::Tensor& t) {
-  if (t.numel() == 0) {
-    return true;
-  }
-  const size_t end =
-      t.is_contiguous()
-          ? (static_cast<size_t>(t.storage_offset()) + static_cast<size_t>(t.numel())) * t.element_size()
-          : at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size(), t.storage_offset());
-  return end <= t.storage().nbytes() && t.const_data_ptr() != nullptr;
-}
-
 bool isBlock(const at::Tensor& t) {
   return t.is_contiguous() && !t.is_conj() && !t.is_neg();
 }
@@ -93,6 +82,17 @@ sagecomm_segment readable(const at::Tensor& t) {
 }
 
 } // namespace
+
+bool hasMemory(const at::Tensor& t) {
+  if (t.numel() == 0) {
+    return true;
+  }
+  const size_t end =
+      t.is_contiguous()
+          ? (static_cast<size_t>(t.storage_offset()) + static_cast<size_t>(t.numel())) * t.element_size()
+          : at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size(), t.storage_offset());
+  return end <= t.storage().nbytes() && t.const_data_ptr() != nullptr;
+}
 
 void Buffers::check(const char* op, const char* role, size_t index, const at::Tensor& t) {
   if (!t.defined()) {
@@ -211,7 +211,7 @@ void Buffers::setOutBlocks() {
 }
 
 bool overlap(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.has_storage() || !b.has_storage() || !a.storage().is_alias_of(b.storage())) {
+  if (!a.has_storage() || !b.has_storage()) {
     return false;
   }
   const auto range = [](const at::Tensor& t) {

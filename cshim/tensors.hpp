@@ -59,6 +59,10 @@ class Buffers {
   uint8_t dtype() const {
     return dtype_ == kNoType ? 0 : dtype_; // a barrier moves nothing, of any type
   }
+  // Whether copies stand for some tensors.
+  bool copied() const {
+    return !copies_.empty() || !copyBack_.empty();
+  }
   // Whether outputs wait to be written back.
   bool staged() const {
     return !copyBack_.empty();
@@ -83,6 +87,9 @@ class Buffers {
   std::vector<at::Tensor> copies_; // inputs' copies, alive until the operation has finished
   std::vector<std::pair<at::Tensor, at::Tensor>> copyBack_; // {the user's output, its copy}
 };
+
+// Whether all elements lie inside the tensor's storage.
+bool hasMemory(const at::Tensor& t);
 
 // Whether two tensors have memory in common, as far as their first and last bytes tell.
 bool overlap(const at::Tensor& a, const at::Tensor& b);

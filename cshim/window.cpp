@@ -1,5 +1,8 @@
 #include "window.hpp"
 
+#include <algorithm>
+#include <iterator>
+
 #include <pybind11/pybind11.h>
 
 #include "errors.hpp"
@@ -29,13 +32,13 @@ class CollectedWork final : public c10d::Work {
   }
 
   bool isCompleted() override {
-    return issued() && outcome_->work()->isCompleted();
+    return outcome_->reason() != nullptr || (issued() && outcome_->work()->isCompleted());
   }
   bool isSuccess() const override {
     return issued() && outcome_->work()->isSuccess();
   }
   std::exception_ptr exception() const override {
-    return issued() ? outcome_->work()->exception() : nullptr;
+    return issued() ? outcome_->work()->exception() : outcome_->reason();
   }
   std::vector<at::Tensor> result() override {
     return outputs_;
@@ -69,7 +72,7 @@ class CollectedWork final : public c10d::Work {
       case WindowOutcome::State::kOpen:
         refuse(name_, std::string(what) + " inside a coalescing window, which is issued when it closes");
       case WindowOutcome::State::kDropped:
-        refuse(name_, "it was never issued: its coalescing window was left by an exception");
+        std::rethrow_exception(outcome_->reason());
       default:
         return outcome_->work();
     }
@@ -83,7 +86,11 @@ class CollectedWork final : public c10d::Work {
 
 // Without the GIL. A warning that Python makes an error has nobody here to take it.
 void drop(Window& window, const std::string& group) {
-  window.outcome->dropped();
+  try {
+    refuse("coalesced", "never issued: the coalescing window was left by an exception");
+  } catch (...) {
+    window.outcome->dropped(std::current_exception());
+  }
   if (window.calls.empty()) {
     return;
   }
@@ -104,9 +111,15 @@ void WindowOutcome::issued(c10::intrusive_ptr<c10d::Work> work) {
   work_ = std::move(work);
 }
 
-void WindowOutcome::dropped() {
+void WindowOutcome::dropped(std::exception_ptr reason) {
   std::lock_guard<std::mutex> lock(mutex_);
   state_ = State::kDropped;
+  reason_ = std::move(reason);
+}
+
+std::exception_ptr WindowOutcome::reason() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return reason_;
 }
 
 WindowOutcome::State WindowOutcome::state() const {
@@ -119,22 +132,68 @@ c10::intrusive_ptr<c10d::Work> WindowOutcome::work() const {
   return work_;
 }
 
+namespace {
+
+std::vector<sagecomm_segment> memoryOf(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs) {
+  std::vector<sagecomm_segment> memory;
+  for (const auto* list : {&inputs, &outputs}) {
+    for (const at::Tensor& t : *list) {
+      memory.push_back({const_cast<void*>(t.const_data_ptr()), t.nbytes()});
+    }
+  }
+  return memory;
+}
+
+// One for each thread that asks, until it ends.
+const std::shared_ptr<void>& thisThread() {
+  thread_local const std::shared_ptr<void> token = std::make_shared<char>();
+  return token;
+}
+
+} // namespace
+
 CollectedCall::CollectedCall(Call&& c, bool async)
-    : inputs(c.inputs.vec()), outputs(c.outputs.vec()), call(std::move(c)), async(async) {
+    : inputs(c.inputs.vec()),
+      outputs(c.outputs.vec()),
+      memory(memoryOf(inputs, outputs)),
+      call(std::move(c)),
+      async(async) {
   call.inputs = inputs; // vectors keep their memory when they are moved
   call.outputs = outputs;
 }
 
+void CollectedCall::checkMemory() const {
+  const std::vector<sagecomm_segment> now = memoryOf(inputs, outputs);
+  bool same = true;
+  for (size_t i = 0; i < now.size(); i++) {
+    same = same && now[i].data == memory[i].data && now[i].bytes == memory[i].bytes;
+  }
+  for (const auto* list : {&inputs, &outputs}) {
+    same = same && std::all_of(list->begin(), list->end(), hasMemory);
+  }
+  if (!same) {
+    refuse(call.info.name, "the memory of a tensor was freed or replaced before its coalescing window closed");
+  }
+}
+
 Window* Windows::mine() {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = windows_.find(std::this_thread::get_id());
-  return it == windows_.end() ? nullptr : it->second.get();
+  const auto it = windows_.find(thisThread().get());
+  if (it == windows_.end()) {
+    return nullptr;
+  }
+  if (it->second.thread.expired()) { // of a thread that has ended, at whose place this one's token lies
+    windows_.erase(it);
+    n_.fetch_sub(1);
+    return nullptr;
+  }
+  return it->second.window.get();
 }
 
 Window Windows::take() {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = windows_.find(std::this_thread::get_id());
-  Window window = std::move(*it->second);
+  const auto it = windows_.find(thisThread().get());
+  Window window = std::move(*it->second.window);
   windows_.erase(it);
   n_.fetch_sub(1);
   return window;
@@ -148,8 +207,24 @@ void Windows::start(const std::string& group) {
   auto window = std::make_unique<Window>();
   window->managed = managed(group);
   std::lock_guard<std::mutex> lock(mutex_);
-  windows_[std::this_thread::get_id()] = std::move(window);
+  for (auto it = windows_.begin(); it != windows_.end();) {
+    const bool ended = it->second.thread.expired();
+    n_.fetch_sub(ended ? 1 : 0);
+    it = ended ? windows_.erase(it) : std::next(it);
+  }
+  windows_[thisThread().get()] = {thisThread(), std::move(window)};
   n_.fetch_add(1);
+}
+
+c10::intrusive_ptr<c10d::Work> Windows::postpone(const OpInfo& info) {
+  Window* window = open() ? mine() : nullptr;
+  if (window == nullptr) {
+    return nullptr;
+  }
+  if (!window->refusal) {
+    window->refusal = std::current_exception();
+  }
+  return c10::make_intrusive<CollectedWork>(-1, Call(info), window->outcome);
 }
 
 c10::intrusive_ptr<c10d::Work> Windows::collect(Call& call, const std::string& group, bool closing) {

@@ -3,10 +3,10 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -20,8 +20,10 @@ class WindowOutcome {
   enum class State { kOpen, kIssued, kDropped };
 
   void issued(c10::intrusive_ptr<c10d::Work> work);
-  void dropped();
+  // Nothing was issued, for this reason.
+  void dropped(std::exception_ptr reason);
   State state() const;
+  std::exception_ptr reason() const;
   // Of an issued window.
   c10::intrusive_ptr<c10d::Work> work() const;
 
@@ -29,14 +31,18 @@ class WindowOutcome {
   mutable std::mutex mutex_;
   State state_ = State::kOpen;
   c10::intrusive_ptr<c10d::Work> work_;
+  std::exception_ptr reason_;
 };
 
 // A call with the tensors that it refers to.
 struct CollectedCall {
   CollectedCall(Call&& c, bool async);
+  // Refuses it if a tensor does not lie where it lay.
+  void checkMemory() const;
 
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
+  std::vector<sagecomm_segment> memory; // of inputs and outputs, as it was when the call was made
   Call call;
   bool async; // whether the one Work must be: of calls that do not know it, yes
 };
@@ -45,6 +51,7 @@ struct Window {
   std::vector<CollectedCall> calls;
   std::shared_ptr<WindowOutcome> outcome = std::make_shared<WindowOutcome>();
   bool managed = false; // opened by torch's _coalescing_manager
+  std::exception_ptr refusal; // of a message: told when the window closes, where torch's manager can go on
 };
 
 // The open windows of one group, at most one a thread.
@@ -68,6 +75,8 @@ class Windows {
   // torch's manager makes for what it has captured, when it has forgotten the window already and is about to close it;
   // only such a call knows whether the manager's user will wait.
   c10::intrusive_ptr<c10d::Work> collect(Call& call, const std::string& group, bool closing = false);
+  // Keeps what is being raised for the end of this thread's window and returns a Work; nullptr if there is none.
+  c10::intrusive_ptr<c10d::Work> postpone(const OpInfo& info);
   Window end();
 
  private:
@@ -76,7 +85,12 @@ class Windows {
 
   std::atomic<int> n_{0};
   std::mutex mutex_;
-  std::unordered_map<std::thread::id, std::unique_ptr<Window>> windows_; // guarded; a window is its thread's alone
+  struct Entry {
+    std::weak_ptr<void> thread;
+    std::unique_ptr<Window> window;
+  };
+  // By thread, as long as it lives. Guarded; a window is its thread's alone.
+  std::unordered_map<const void*, Entry> windows_;
 };
 
 } // namespace sagecomm

@@ -257,7 +257,7 @@ typedef struct sagecomm_api {
    * into its slots, the others follow one another; one work stands for all of them and fails with the first failure.
    * All ranks make the same collectives in the same order, messages apart. Operations of one kind, reduction and root
    * that stand next to each other, in any mixture of types, must not touch memory that another of them writes: they may
-   * run in any order. The flags of the first operation count for all. None is issued if one of them is refused. With
+   * run in any order; and so must messages and collectives, between which there is no order. The flags of the first operation count for all. None is issued if one of them is refused. With
    * n = 0 there is nothing to do: OK. */
   int32_t (*issue_coalesced)(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
                              sagecomm_error *err);

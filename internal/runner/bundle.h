@@ -13,7 +13,7 @@ void scr_bundle_add(scr_run *all, sagecomm_work part);
 int32_t scr_bundle_close(scr_run *all, int32_t status, sagecomm_work *work, sagecomm_error *err);
 /* Called once by whoever completed a run that has SCR_HAS_BUNDLE. */
 void scr_bundle_part_done(scr_run *part);
-/* A part that is not complete, with a reference for the caller; NULL: there is none. */
+/* A part that is not complete, which the bundle keeps; NULL: there is none. */
 scr_run *scr_bundle_unfinished(const scr_run *all);
 void scr_bundle_free(scr_bundle *b);
 

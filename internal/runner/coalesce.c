@@ -110,8 +110,9 @@ static int32_t check_memory(const sagecomm_op *ops, uint32_t n, uint32_t first, 
   all = 0;
   for (uint32_t i = 0; i < n; i++) {
     const sagecomm_op *op = &ops[i];
-    bool same = op->n_in == op->n_out && op->n_in > 0 && op->in[0].data == op->out[0].data;
-    if (!same || op->n_in > 1) all += collect(r + all, op->in, op->n_in, i, false);
+    bool same =
+        op->n_in == 1 && op->n_out == 1 && op->in[0].data == op->out[0].data && op->in[0].bytes == op->out[0].bytes;
+    if (!same) all += collect(r + all, op->in, op->n_in, i, false);
     all += collect(r + all, op->out, op->n_out, i, true);
   }
   sort_ranges(r, all);
@@ -144,6 +145,33 @@ static int32_t check_stretches(const sagecomm_op *ops, uint32_t n, const uint32_
     if (highest - lowest + 1 == end - i) continue; /* each by itself */
     int32_t status = check_memory(ops + i, end - i, i, err);
     if (status != SAGECOMM_OK) return status;
+  }
+  return SAGECOMM_OK;
+}
+
+static bool overlap(const sagecomm_segment *a, uint32_t n_a, const sagecomm_segment *b, uint32_t n_b) {
+  for (uint32_t i = 0; i < n_a; i++) {
+    for (uint32_t k = 0; k < n_b; k++) {
+      const unsigned char *x = a[i].data, *y = b[k].data;
+      if (x < y + b[k].bytes && y < x + a[i].bytes) return true;
+    }
+  }
+  return false;
+}
+
+/* Messages are not ordered with collectives. */
+static int32_t check_messages(const sagecomm_op *ops, uint32_t n, sagecomm_error *err) {
+  for (uint32_t i = 0; i < n; i++) {
+    if (ops[i].kind < SAGECOMM_SEND) continue;
+    const sagecomm_op *m = &ops[i];
+    for (uint32_t k = 0; k < n; k++) {
+      const sagecomm_op *c = &ops[k];
+      if (c->kind >= SAGECOMM_SEND) continue;
+      if (overlap(m->in, m->n_in, c->out, c->n_out) || overlap(m->out, m->n_out, c->in, c->n_in) ||
+          overlap(m->out, m->n_out, c->out, c->n_out)) {
+        return refuse_shared(err, i, k);
+      }
+    }
   }
   return SAGECOMM_OK;
 }
@@ -305,6 +333,7 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
     }
   }
   if (status == SAGECOMM_OK) status = check_stretches(ops, n, batch, err);
+  if (status == SAGECOMM_OK) status = check_messages(ops, n, err);
   if (status == SAGECOMM_OK) status = issue_batches(g, group, ops, n, batch, part, work, err);
   free(memory);
   return status;

@@ -236,8 +236,12 @@ int scr_message_wait(scr_group *g, scr_run *r, int64_t slice_end) {
   /* An unfinished message keeps the group open, and so does this thread: not even the board it sleeps on goes. */
   atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
   atomic_fetch_add_explicit(&r->waiters, 1, memory_order_seq_cst);
-  learn_from(g, r);
-  int rc = wait_for(g, r, slice_end);
+  /* Complete by now, it keeps nothing open, and the group may have gone before this thread was counted. */
+  int rc = SCR_FINISHED;
+  if (!done(r)) {
+    learn_from(g, r);
+    rc = wait_for(g, r, slice_end);
+  }
   atomic_fetch_sub_explicit(&r->waiters, 1, memory_order_seq_cst);
   scr_group_exit(g);
   return rc;

@@ -155,7 +155,7 @@ def refusals_name_op_and_tensor() -> None:
         "sagecomm: all_reduce: tensor 0 is on meta, but this group was configured for cpu",
         lambda: direct.allreduce([four.to("meta")]),
     )
-    refused("sagecomm: all_reduce: tensor 0 is Sparse", lambda: direct.allreduce([four.to_sparse()]))
+    refused("sagecomm: broadcast: tensor 0 is Sparse", lambda: direct.broadcast([four.to_sparse()]))
     refused("takes a list of one tensor, got 2", lambda: direct.allreduce([four, four]))
     refused(
         "sagecomm: all_gather: output 1 is Double", lambda: direct.allgather([[four, four.double()]], [four.clone()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+import sagecomm
 from worlds import World
 
 CPU = torch.device("cpu")
@@ -280,6 +282,78 @@ def refused() -> None:
 
 def test_refusals_send_nothing(world: Callable[[int], World]) -> None:
     world(2).run(refused)
+
+
+def strided_or_beside_messages() -> None:
+    """What is copied when it is collected, and messages, have no order with the rest of a call."""
+    pg, rank, backend = group(), dist.get_rank(), group()._get_backend(CPU)
+    strided = torch.ones(4, 2)[:, 0]
+    with pytest.raises(RuntimeError, match="not contiguous"):
+        backend.allreduce_coalesced([strided, strided])
+    backend._start_coalescing()
+    backend.allreduce([strided])
+    backend.broadcast([strided])
+    with pytest.raises(RuntimeError, match=r"operations 0 and 1 .* not contiguous"):
+        backend._end_coalescing()
+    t = torch.ones(4)
+    pg._start_coalescing(CPU)
+    dist.all_reduce(t, async_op=True)
+    dist.isend(t, 1 - rank)
+    with pytest.raises(RuntimeError, match="operations 0 and 1 of one coalesced call"):
+        pg._end_coalescing(CPU)
+    pg._start_coalescing(CPU)
+    freed = torch.ones(1000)
+    work = dist.all_reduce(freed, async_op=True)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="freed or replaced before its coalescing window closed"):
+        pg._end_coalescing(CPU)
+    assert work is not None
+    assert work.is_completed()
+    assert not work.is_success()
+    with pytest.raises(RuntimeError, match="freed or replaced"):
+        work.wait()
+    pg._start_coalescing(CPU)
+    with pytest.raises(RuntimeError, match="cannot be coalesced"):
+        sagecomm.monitored_barrier()
+    pg._end_coalescing(CPU).wait()
+    sends = [dist.P2POp(dist.isend, strided, 1 - rank), dist.P2POp(dist.isend, strided, 1 - rank)]
+    receives = [dist.P2POp(dist.irecv, torch.empty(4), 1 - rank) for _ in range(2)]
+    for work in dist.batch_isend_irecv([*sends, *receives]):
+        work.wait()
+    assert receives[1].tensor.eq(1).all()
+
+
+def test_what_has_no_order_is_refused(world: Callable[[int], World]) -> None:
+    world(2).run(strided_or_beside_messages)
+
+
+def refused_batch() -> None:
+    """torch's state of the group is as if the batch had never been."""
+    t = torch.ones(3)
+    with pytest.raises(RuntimeError, match="invalid tag"):
+        dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.empty(3), 1 - dist.get_rank(), tag=-5)])
+    dist.all_reduce(t)
+    assert t.eq(2).all()
+    batches()
+
+
+def test_refused_batch(world: Callable[[int], World]) -> None:
+    world(2).run(refused_batch)
+
+
+def window_of_a_thread_that_ends() -> None:
+    thread = threading.Thread(target=lambda: group()._start_coalescing(CPU))
+    thread.start()
+    thread.join()
+    t = torch.ones(3)
+    thread = threading.Thread(target=lambda: dist.all_reduce(t))
+    thread.start()
+    thread.join()
+    assert t.eq(2).all()
+
+
+def test_window_ends_with_its_thread(world: Callable[[int], World]) -> None:
+    world(2).run(window_of_a_thread_that_ends)
 
 
 def disagree() -> None:

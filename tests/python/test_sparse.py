@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+import sagecomm
 from worlds import World
 
 
@@ -68,6 +70,37 @@ def refused() -> None:
 
 def test_refusals(world: Callable[[int], World]) -> None:
     world(2).run(refused)
+
+
+def index_outside() -> None:
+    """Made without checks, as torch does by default."""
+    t = torch.sparse_coo_tensor(torch.tensor([[0 if dist.get_rank() == 0 else 10]]), torch.ones(1), (5,))
+    dist.all_reduce(t)
+
+
+def test_indices_of_others_are_looked_at(world: Callable[[int], World]) -> None:
+    for outcome in world(2).outcomes(index_outside):
+        assert not outcome.ok
+        assert "cannot add" in outcome.trace or "size is inconsistent" in outcome.trace
+
+
+def late() -> str:
+    store = c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["given up"])
+        return ""
+    t = torch.eye(3).to_sparse()
+    with pytest.raises(sagecomm.CollectiveTimeout) as raised:
+        dist.all_reduce(t)
+    store.set("given up", "")
+    assert raised.value.op == "all_reduce"
+    return str(raised.value)
+
+
+def test_timeout(world: Callable[[int], World]) -> None:
+    text, _ = world(2).run(late, timeout=timedelta(seconds=1))
+    assert "all_reduce of a sparse tensor" in text
+    assert "rank 1" in text
 
 
 def different_shapes() -> None:

@@ -1,5 +1,6 @@
 """The barrier that torch.distributed keeps for gloo."""
 
+import warnings
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -24,5 +25,8 @@ def monitored_barrier(
     pg = group or dist.group.WORLD
     if pg is None:
         raise ValueError("sagecomm: monitored_barrier: call init_process_group first")
+    if not isinstance(pg, dist.ProcessGroup):  # GroupMember.NON_GROUP_MEMBER, of new_group()
+        warnings.warn("sagecomm: monitored_barrier: this rank is not in the group; nothing is done", stacklevel=2)
+        return
     wait_for = timedelta(0) if timeout is None else timeout
     pg.monitored_barrier(wait_for, wait_all_ranks)  # type: ignore[attr-defined]  # torch's stub leaves it out

@@ -10,7 +10,7 @@ def managed(group: str) -> bool:
 
     A window that the manager opened and torch has forgotten was left by an exception.
     """
-    return any(pg.group_name == group for pg in c10d._world.pg_coalesce_state)
+    return any(pg.group_name == group for pg in list(c10d._world.pg_coalesce_state))
 
 
 def warn_of_left_window(group: str, count: int, first: str) -> None:
