@@ -22,6 +22,23 @@ func coalesced(g *Group, calls []runner.Coalesced) error {
 	return asError(f)
 }
 
+// carryOut issues operations at once and looks at what they give.
+func carryOut(g *Group, all []expectation) error {
+	calls := make([]runner.Coalesced, len(all))
+	for i, e := range all {
+		calls[i] = e.Coalesced
+	}
+	if err := coalesced(g, calls); err != nil {
+		return err
+	}
+	for _, e := range all {
+		if err := e.check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // bytesOf is what one rank has for another one in operation i.
 func bytesOf(i, from, to, n int) []byte {
 	b := make([]byte, n)
@@ -124,7 +141,6 @@ func TestCoalescedOperationsOfOneKind(t *testing.T) {
 				w.each(func(g *Group) error {
 					random, own := rand.New(rand.NewPCG(uint64(kind), uint64(round))), rand.New(rand.NewPCG(0, uint64(g.rank)))
 					var all []expectation
-					var calls []runner.Coalesced
 					for i := range 9 {
 						dtype := []coll.DataType{coll.Uint8, coll.Int32}[random.IntN(2)]
 						e := operation(kind, dtype, i, coalescedLengths[random.IntN(len(coalescedLengths))], g.rank, size)
@@ -132,17 +148,9 @@ func TestCoalescedOperationsOfOneKind(t *testing.T) {
 						if kind != coll.Broadcast && e.In != nil && own.IntN(2) == 0 {
 							e.In = cut(e.In[0], dtype.Size(), own)
 						}
-						all, calls = append(all, e), append(calls, e.Coalesced)
+						all = append(all, e)
 					}
-					if err := coalesced(g, calls); err != nil {
-						return err
-					}
-					for _, e := range all {
-						if err := e.check(); err != nil {
-							return err
-						}
-					}
-					return nil
+					return carryOut(g, all)
 				})
 			}
 		}
@@ -158,11 +166,10 @@ func TestCoalescedOperationsOfAllKinds(t *testing.T) {
 			w.each(func(g *Group) error {
 				random := rand.New(rand.NewPCG(uint64(round), 7))
 				var all []expectation
-				var calls []runner.Coalesced
 				add := func(kind coll.Kind, count int) {
 					e := operation(kind, coll.Int32, len(all), count, g.rank, size)
 					e.Op.Async = round%2 == 1
-					all, calls = append(all, e), append(calls, e.Coalesced)
+					all = append(all, e)
 				}
 				for range 12 {
 					count := coalescedLengths[random.IntN(len(coalescedLengths))]
@@ -177,15 +184,7 @@ func TestCoalescedOperationsOfAllKinds(t *testing.T) {
 						}
 					}
 				}
-				if err := coalesced(g, calls); err != nil {
-					return err
-				}
-				for _, e := range all {
-					if err := e.check(); err != nil {
-						return err
-					}
-				}
-				return nil
+				return carryOut(g, all)
 			})
 		}
 	})
