@@ -113,9 +113,8 @@ void checkCopies(const std::vector<Call>& calls) {
         refuse(
             calls[i].info.name,
             "operations " + std::to_string(std::min(i, k)) + " and " + std::to_string(std::max(i, k)) +
-                " of one coalesced call, counted from 0, share memory that one of them writes, and a tensor of them is "
-                "not "
-                "contiguous: issue them apart");
+                " of one coalesced call, counted from 0, share memory that one of them writes, and a tensor of them "
+                "is not contiguous: issue them apart");
       }
     }
   }
