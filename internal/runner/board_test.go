@@ -55,3 +55,26 @@ func TestBoardOfAPeerIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// The engine may sleep on a bell that gives its place up, or be about to, and whoever rings from then on rings another one.
+func TestBellThatGoesIsRung(t *testing.T) {
+	words, err := syscall.Mmap(-1, 0, 4096, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Munmap(words) }()
+	bell := unsafe.Pointer(&words[0])
+	heard := func() uint32 { return binary.NativeEndian.Uint32(words) }
+	if !AddEngineBell(bell) {
+		t.Fatal("no room for a bell")
+	}
+	WakeEngine()
+	if heard() != 1 {
+		t.Errorf("a bell that was added was rung %d times, expected once", heard())
+	}
+	RemoveEngineBell(bell)
+	WakeEngine()
+	if heard() != 2 {
+		t.Errorf("a bell that went was rung %d times, expected once more and no further", heard())
+	}
+}

@@ -5,7 +5,8 @@
 #include "p2p.h"
 
 /* One in each arena of this process, almost always one. All are rung from inside; peers ring their arena's. Where an
- * arena has gone, nobody's bell stands in. */
+ * arena has gone, nobody's bell stands in. A bell that gives its place up is rung: the engine may sleep on it, or be
+ * about to, and whoever rings it from now on finds the new one. */
 static _Atomic uint32_t nobodys_bell;
 static _Atomic(_Atomic uint32_t *) bells[SCR_MAX_BELLS];
 static _Atomic uint32_t n_bells;
@@ -20,6 +21,7 @@ static bool replace_bell(_Atomic uint32_t *old, _Atomic uint32_t *new) {
   for (uint32_t i = 0; i < n; i++) {
     if (bells[i] != old) continue;
     atomic_store_explicit(&bells[i], new, memory_order_seq_cst);
+    scr_ring_bell(old);
     return true;
   }
   return false;
@@ -121,6 +123,10 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_trouble *t
     scr_extend(r, g->stop);
     if (at->health) rc = scr_health(g, r, at->now);
     if (r->deadline_ns == 0) r->deadline_ns = at->now + r->timeout_ns;
+    if (at->announce || rc > 0) { /* the others need not ring, and see whom this rank waits for */
+      uint32_t word = SCR_SLEEP_ENGINE | (1 + (uint32_t)r->peer);
+      atomic_store_explicit(&g->board->collective.waits_for, word, memory_order_relaxed);
+    }
   } else {
     l.blocked = false;
   }
@@ -185,9 +191,12 @@ static look look_at_messages(scr_group *g, const round_of *at, scr_trouble *trou
   return l;
 }
 
-static void withdraw(scr_group *g) {
-  uint32_t mine = SCR_SLEEP_ENGINE | SCR_SLEEP_ANY;
-  atomic_compare_exchange_strong(&g->board->collective.waits_for, &mine, 0);
+/* in_trouble: whom this rank waits for stays to be seen (scr_group_awaits). */
+static void withdraw(scr_group *g, bool in_trouble) {
+  uint32_t said = atomic_load_explicit(&g->board->collective.waits_for, memory_order_relaxed);
+  if (!in_trouble && (said & SCR_SLEEP_ENGINE)) {
+    atomic_compare_exchange_strong(&g->board->collective.waits_for, &said, 0);
+  }
   _Atomic uint32_t *word = &g->board->p2p.waits_for;
   if (atomic_load_explicit(word, memory_order_relaxed) & SCR_SLEEP_ENGINE) {
     atomic_fetch_and_explicit(word, ~SCR_SLEEP_ENGINE, memory_order_seq_cst);
@@ -212,7 +221,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
     if (atomic_load_explicit(&control, memory_order_seq_cst)) {
       atomic_store_explicit(&control, 0, memory_order_seq_cst);
       atomic_store_explicit(&asleep, 0, memory_order_relaxed);
-      for (int i = 0; announce && i < n; i++) withdraw(groups[i]);
+      for (int i = 0; announce && i < n; i++) withdraw(groups[i], false);
       return SCR_ENGINE_CONTROL;
     }
     int code = atomic_exchange_explicit(&want_completer, 0, memory_order_seq_cst) ? SCR_ENGINE_COMPLETER : 0;
@@ -248,7 +257,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
       asked = longest;
     }
     if (announce) {
-      for (int i = 0; i < n; i++) withdraw(groups[i]);
+      for (int i = 0; i < n; i++) withdraw(groups[i], code == SCR_ENGINE_TROUBLE && groups[i]->handle == *group);
       atomic_store_explicit(&asleep, 0, memory_order_relaxed);
     }
     if (code) return code;

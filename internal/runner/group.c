@@ -372,6 +372,7 @@ uint64_t scr_group_consumed(const scr_group *g, int32_t rank) {
 
 int32_t scr_group_awaits(const scr_group *g, int32_t rank) {
   uint32_t word = atomic_load_explicit(&g->peer[rank].board->collective.waits_for, memory_order_acquire);
+  word &= ~SCR_SLEEP_ENGINE;
   return word >= 1 && word <= (uint32_t)g->size ? (int32_t)word - 1 : -1;
 }
 

@@ -185,7 +185,8 @@ bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_cal
 uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left);
 /* Chunks that a rank is done with, of all collectives so far. */
 uint64_t scr_group_consumed(const scr_group *g, int32_t rank);
-/* The rank whose flag a rank sleeps for, -1 if it does not sleep or looks at several. */
+/* The rank whose flag a rank sleeps for, or has got into trouble over; -1 if it is awake. One that waits for long is
+ * awake from time to time. */
 int32_t scr_group_awaits(const scr_group *g, int32_t rank);
 
 /* Program cache. Insert returns false when it is full: the program then belongs to one run. */

@@ -106,6 +106,12 @@ int64_t scr_look_at_clock(scr_run *r, scr_patience *p, int64_t asked) {
   return now;
 }
 
+/* Whoever looks into the same trouble at the same time sees whom this rank waits for (scr_group_awaits). */
+static int in_trouble(scr_sleeper *s, const scr_run *r, int code) {
+  atomic_store_explicit(&s->waits_for, 1 + (uint32_t)r->peer, memory_order_relaxed);
+  return code;
+}
+
 int scr_relax(scr_group *g, scr_run *r, scr_patience *p, scr_sleeper *s, int64_t slice_end) {
   int64_t now = scr_look_at_clock(r, p, 0);
   if (p->began == 0) {
@@ -117,7 +123,7 @@ int scr_relax(scr_group *g, scr_run *r, scr_patience *p, scr_sleeper *s, int64_t
   if (now - p->looked > 1000000 || give_up || now >= r->deadline_ns) {
     p->looked = now;
     int code = scr_health(g, r, now);
-    if (code) return code;
+    if (code) return in_trouble(s, r, code);
   }
   if (give_up) return SCR_YIELDED;
   g->spin_now = g->spin < 50 ? g->spin : 50;
@@ -139,8 +145,9 @@ int scr_relax(scr_group *g, scr_run *r, scr_patience *p, scr_sleeper *s, int64_t
     scr_futex_wait(&s->bell, bell, ns);
     scr_look_at_clock(r, p, ns);
   }
+  if (code) return in_trouble(s, r, code);
   atomic_store_explicit(&s->waits_for, 0, memory_order_relaxed);
-  return code;
+  return 0;
 }
 
 void scr_describe_trouble(const scr_run *r, int code, scr_trouble *out) {

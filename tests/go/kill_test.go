@@ -164,16 +164,16 @@ func TestStoppedRankIsNamed(t *testing.T) {
 
 // Inside a long reduce the root waits for the rank that was stopped and the others wait for the root.
 func TestRankStoppedInsideACollectiveIsNamed(t *testing.T) {
-	for round := range 2 {
+	for round := range 4 {
 		list := start(t, 4, map[string]string{"tune": "reduce:one_shot@chunk=64K"})
 		create(t, list, "g", 4*time.Second) // the first one touches its memory
 		for _, p := range list {
-			p.order(command{Do: "reduce", Elements: 8 << 20})
+			p.order(command{Do: "reduce", Elements: 8 << 20, Async: round >= 2})
 		}
 		for _, p := range list {
 			p.answer("looping")
 		}
-		stopped := list[round+1]
+		stopped := list[round%2+1]
 		if err := stopped.cmd.Process.Signal(unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
@@ -187,7 +187,7 @@ func TestRankStoppedInsideACollectiveIsNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 		reports = append(reports, stopped.answer("reduce"))
-		blamed(t, reports, coll.Timeout, stopped, "after 4s", "in reduce #", fmt.Sprintf("rank %d (host ", round+1))
+		blamed(t, reports, coll.Timeout, stopped, "after 4s", "in reduce #", fmt.Sprintf("rank %d (host ", round%2+1))
 	}
 }
 

@@ -33,7 +33,8 @@ type command struct {
 	Rank, Size int // of create, in place of the orders'
 	Name       string
 	Ops        int           // of loop; 0: until it fails
-	Elements   int           // of loop; 0: different numbers
+	Elements   int           // of loop and reduce; of loop 0: different numbers
+	Async      bool          // of reduce: the engine drives
 	Timeout    time.Duration // of create
 	Die        string        // the process kills itself when create writes a key that has this in it
 }
@@ -233,7 +234,14 @@ func (r *rankState) reduce(c command, answer *report) error {
 				return err
 			}
 		}
-		_, answer.Failure = r.group.Issue(coll.Op{Kind: coll.Reduce, Type: coll.Float32}, [][]byte{in}, [][]byte{out})
+		var work runner.Work
+		work, answer.Failure = r.group.Issue(coll.Op{Kind: coll.Reduce, Type: coll.Float32, Async: c.Async}, [][]byte{in}, [][]byte{out})
+		if c.Async && answer.Failure == nil {
+			done := make(chan *coll.Failure, 1)
+			work.OnDone(func(f *coll.Failure) { done <- f })
+			answer.Failure = <-done
+			work.Release()
+		}
 	}
 	return nil
 }
