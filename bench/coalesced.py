@@ -5,13 +5,15 @@
 
 Each launch measures, in turn and several times: the calls one by one, all_reduce_coalesced, torch's coalescing manager
 (with and without its window of the backend), each synchronous and asynchronous and then waited for, one all_reduce as
-long as all of them, and the manager around nothing, which is its own cost. Figures are medians, and minima, over all
-blocks of all launches of the slowest rank's mean, in us.
+long as all of them, and the manager around nothing, which is its own cost. Figures are in us, of the slower rank, and
+medians over all blocks of all launches: of a block's median call, and of its mean, into which everything goes that else
+happens on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
@@ -81,19 +83,21 @@ def worker(rank: int, args: argparse.Namespace, store_file: str, out_file: str) 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.FileStore(store_file, 2), rank=rank, world_size=2)
     group = dist.new_group(backend="sagecomm")
-    rows: dict[str, list[float]] = defaultdict(list)
+    rows: dict[str, list[list[float]]] = defaultdict(list)
     calls = ways(group, args.bytes, args.tensors)
     for _ in range(args.blocks):
         for name, call in calls.items():
             for _ in range(20):
                 call()
             dist.barrier()  # gloo's, which sleeps
-            begin = time.perf_counter()
+            at = [time.perf_counter()]
             for _ in range(args.calls):
                 call()
-            mean = torch.tensor([(time.perf_counter() - begin) / args.calls], dtype=torch.float64)
-            dist.all_reduce(mean, op=dist.ReduceOp.MAX)
-            rows[name].append(mean.item() * 1e6)
+                at.append(time.perf_counter())
+            took = [end - begin for begin, end in itertools.pairwise(at)]
+            figures = torch.tensor([statistics.median(took), statistics.mean(took)], dtype=torch.float64)
+            dist.all_reduce(figures, op=dist.ReduceOp.MAX)
+            rows[name].append((figures * 1e6).tolist())
     if rank == 0:
         with open(out_file, "w") as f:
             json.dump(rows, f)
@@ -124,7 +128,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=300)
     args = parser.parse_args()
     at_the_c_abi(args)
-    samples: dict[str, list[float]] = defaultdict(list)
+    samples: dict[str, list[list[float]]] = defaultdict(list)
     for _ in range(args.launches):
         with tempfile.TemporaryDirectory() as scratch:
             out = os.path.join(scratch, "rows")
@@ -132,12 +136,14 @@ def main() -> int:
             with open(out) as f:
                 for name, values in json.load(f).items():
                     samples[name] += values
-    apart = ""
-    for name, values in samples.items():
+    apart: list[float] = []
+    print(f"{'us':40}{'median call':>14}{'mean':>10}{'  against one by one'}")
+    for name, blocks in samples.items():
+        figures = [statistics.median(column) for column in zip(*blocks, strict=True)]
         if name.startswith("one by one"):
-            apart = name
-        ratio = statistics.median(samples[apart]) / statistics.median(values)
-        print(f"{name:40}{statistics.median(values):10.1f}{min(values):10.1f}{ratio:8.2f}x of {apart}")
+            apart = figures
+        ratios = [theirs / mine for theirs, mine in zip(apart, figures, strict=True)]
+        print(f"{name:40}{figures[0]:14.1f}{figures[1]:10.1f}{ratios[0]:10.2f}x{ratios[1]:8.2f}x")
     return 0
 
 

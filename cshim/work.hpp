@@ -87,6 +87,7 @@ class Work final : public c10d::Work {
   void cannotWrite(const char* why);
   // Returns false if the deadline passed first.
   bool waitUntilDone(std::chrono::milliseconds timeout);
+  void finishSoon();
   void unregister();
   [[noreturn]] void raiseWaitTimeout(std::chrono::milliseconds timeout) const;
   void finishFuture(c10::ivalue::Future& future) const;

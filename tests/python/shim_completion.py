@@ -110,7 +110,7 @@ def many_threads_wait_for_one_work() -> None:
 @scenario
 def waiter_completes_a_work_whose_done_is_queued() -> None:
     """A done function that waits behind another one must not hold up a waiter that knows of the end."""
-    fake.fake_script(WAITS, 1)
+    fake.fake_script(WAITS, 2)  # the first is the Future's own
     fake.fake_hold_done(1)
     tensor = torch.ones(2, 2).t()
     work = dist.all_reduce(tensor, async_op=True)
@@ -150,6 +150,20 @@ def future_before_and_after_completion() -> None:
     assert chained.wait() == 8.0
     assert work.get_future().then(lambda f: f.value()[0].sum().item()).wait() == 8.0
     assert work.get_future_result().wait() == 0
+
+
+@scenario
+def future_of_a_short_operation_gives_it_time_to_finish() -> None:
+    fake.fake_script(WAITS, 1)
+    tensor, work = all_reduce()
+    future = work.get_future()
+    assert future.done()
+    assert future.value()[0] is tensor
+    tensor, work = all_reduce(n=20_000)
+    future = work.get_future()
+    assert not future.done()
+    work.wait(PATIENCE)
+    assert future.wait()[0] is tensor
 
 
 @scenario
