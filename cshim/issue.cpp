@@ -202,9 +202,14 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::endCoalescing() {
   }
 }
 
-// torch's trace analysers look for one "record_param_comms" range per operation, with these arguments.
-int32_t ProcessGroupSagecomm::issueProfiled(Call& call, sagecomm_work& handle, sagecomm_error& error) {
-  const bool p2p = !call.collective();
+// With these arguments.
+void ProcessGroupSagecomm::recordParams(
+    const char* name,
+    uint64_t sequence,
+    bool p2p,
+    c10::ArrayRef<at::Tensor> inputs,
+    c10::ArrayRef<at::Tensor> outputs,
+    const std::function<void()>& issue) const {
   const auto count = [](c10::ArrayRef<at::Tensor> tensors) {
     int64_t n = 0;
     for (const auto& t : tensors) {
@@ -212,23 +217,31 @@ int32_t ProcessGroupSagecomm::issueProfiled(Call& call, sagecomm_work& handle, s
     }
     return n;
   };
-  const auto sequence = static_cast<int64_t>(api_.group_sequence(group_)) + (p2p ? 0 : 1);
   RECORD_PARAM_COMMS_DATA(
-      std::make_tuple(sequence, p2p),
+      std::make_tuple(static_cast<int64_t>(sequence), p2p),
       std::make_tuple(pg_uid_, pg_desc_),
-      call.inputs.vec(),
-      call.outputs.vec(),
+      inputs.vec(),
+      outputs.vec(),
       rank_,
-      call.info.name,
-      count(call.inputs),
-      count(call.outputs),
-      call.inputs.empty() ? at::kByte : call.inputs[0].scalar_type(),
+      name,
+      count(inputs),
+      count(outputs),
+      inputs.empty() ? at::kByte : inputs[0].scalar_type(),
       std::vector<int64_t>(),
       std::vector<int64_t>(),
       -1,
       -1,
       size_);
-  return issue(call, handle, error);
+  issue();
+}
+
+int32_t ProcessGroupSagecomm::issueProfiled(const Call& call, sagecomm_work& handle, sagecomm_error& error) const {
+  const bool p2p = !call.collective();
+  const uint64_t sequence = api_.group_sequence(group_) + (p2p ? 0 : 1);
+  int32_t status = SAGECOMM_OK;
+  recordParams(
+      call.info.name, sequence, p2p, call.inputs, call.outputs, [&] { status = issue(call, handle, error); });
+  return status;
 }
 
 } // namespace sagecomm

@@ -60,7 +60,11 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
   if (windows_.collects()) {
     refuse("all_reduce", "sparse tensors cannot be coalesced");
   }
-  auto work = allReduceSparse({group_, rank_, size_, info_}, sparseCalls_.fetch_add(1), tensor, opts.timeout);
+  WorkPtr work;
+  const uint32_t number = sparseCalls_.fetch_add(1);
+  recordParams(kAllReduce.name, number + 1, false, tensors, tensors, [&] {
+    work = allReduceSparse({group_, rank_, size_, info_}, number, tensor, opts.timeout);
+  });
   if (!wantsAsync(opts)) {
     work->wait();
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -92,7 +93,15 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   WorkPtr run(Call& call);
   WorkPtr runAll(const OpInfo& info, std::vector<Call>& calls, bool async, std::chrono::milliseconds timeout);
   int32_t issue(const Call& call, sagecomm_work& handle, sagecomm_error& error) const;
-  int32_t issueProfiled(Call& call, sagecomm_work& handle, sagecomm_error& error);
+  int32_t issueProfiled(const Call& call, sagecomm_work& handle, sagecomm_error& error) const;
+  // Calls `issue` inside the "record_param_comms" range that torch's trace analysers look for, one per operation.
+  void recordParams(
+      const char* name,
+      uint64_t sequence,
+      bool p2p,
+      c10::ArrayRef<at::Tensor> inputs,
+      c10::ArrayRef<at::Tensor> outputs,
+      const std::function<void()>& issue) const;
   void destroy() noexcept;
   [[noreturn]] void refuseAfterShutdown(const char* op) const;
 

@@ -123,20 +123,16 @@ class SparseWork final : public c10d::Work {
   }
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    refuseInChild();
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (future_) {
-        return future_;
-      }
-      future_ = future;
-      if (!isCompleted()) {
-        return future;
-      }
-    }
-    finishFuture(*future);
-    return future;
+    return futureIn(future_, c10::ListType::create(c10::TensorType::get()), [this](auto& f) { finishFuture(f); });
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
+    return futureIn(futureResult_, c10::AnyEnumType::get(), [this](auto& f) { finishResult(f); });
+  }
+
+  // Of the sparse sums of the group, from 1: they are no collectives of the core's.
+  uint64_t getSequencenumber() const override {
+    return uint64_t{number_} + 1;
   }
 
  private:
@@ -248,13 +244,13 @@ class SparseWork final : public c10d::Work {
             "same");
   }
 
-  // The other ranks, and the messages that are still on their way, end with the group.
+  // The other ranks, and the messages that are still on their way, end with the group, for the same reason.
   void giveUp(int status, int peer, const std::string& why) {
     sagecomm_error error;
     fillError(error, status, kOp, group_.info->name, why);
     error.rank = peer;
     fail(error);
-    core().group_abort(group_.group, error.message, nullptr);
+    core().group_fail(group_.group, &error, nullptr);
   }
 
   void fail(const sagecomm_error& error) {
@@ -284,18 +280,23 @@ class SparseWork final : public c10d::Work {
       }
     }
     c10::intrusive_ptr<c10::ivalue::Future> future;
+    c10::intrusive_ptr<c10::ivalue::Future> futureResult;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       done_.store(true, std::memory_order_release);
       future = future_;
+      futureResult = futureResult_;
     }
     changed_.notify_all();
-    if (future) {
-      try {
+    try {
+      if (future) {
         finishFuture(*future);
-      } catch (const std::exception& e) {
-        LOG(ERROR) << "sagecomm: all_reduce: a callback of this operation's Future raised: " << e.what();
       }
+      if (futureResult) {
+        finishResult(*futureResult);
+      }
+    } catch (const std::exception& e) {
+      LOG(ERROR) << "sagecomm: all_reduce: a callback of this operation's Future raised: " << e.what();
     }
   }
 
@@ -330,6 +331,30 @@ class SparseWork final : public c10d::Work {
     }
   }
 
+  void finishResult(c10::ivalue::Future& future) const {
+    future.markCompleted(c10::IValue(static_cast<int64_t>(resultOf(error_.get()))));
+  }
+
+  // Completed by through(), or here if it is through; outside the lock, since callbacks run.
+  template <class Finish>
+  c10::intrusive_ptr<c10::ivalue::Future> futureIn(
+      c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, Finish&& finish) {
+    refuseInChild();
+    auto future = c10::make_intrusive<c10::ivalue::Future>(std::move(type));
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (place) {
+        return place;
+      }
+      place = future;
+      if (!isCompleted()) {
+        return future;
+      }
+    }
+    finish(*future);
+    return future;
+  }
+
   const SparseGroup group_;
   const uint32_t number_;
   const milliseconds timeout_;
@@ -345,7 +370,9 @@ class SparseWork final : public c10d::Work {
   std::atomic<bool> done_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_; // guarded by mutex_
+  // Guarded by mutex_.
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
 };
 
 } // namespace

@@ -17,13 +17,6 @@ using std::chrono::nanoseconds;
 
 namespace {
 
-c10d::WorkResult resultOf(const sagecomm_error* error) {
-  if (error == nullptr) {
-    return c10d::WorkResult::SUCCESS;
-  }
-  return error->status == SAGECOMM_TIMEOUT ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
-}
-
 std::optional<std::vector<at::Tensor>> optionalCopy(const std::vector<at::Tensor>* tensors) {
   return tensors == nullptr ? std::nullopt : std::make_optional(*tensors);
 }
@@ -35,6 +28,13 @@ Clock::time_point deadlineAfter(milliseconds timeout) {
 }
 
 } // namespace
+
+c10d::WorkResult resultOf(const sagecomm_error* error) {
+  if (error == nullptr) {
+    return c10d::WorkResult::SUCCESS;
+  }
+  return error->status == SAGECOMM_TIMEOUT ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
+}
 
 Work::Work(
     int rank,

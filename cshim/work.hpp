@@ -35,6 +35,9 @@ struct OpInfo {
   const char* profilingTitle; // "sagecomm:all_reduce"; static
 };
 
+// What getFutureResult() tells; null: success.
+c10d::WorkResult resultOf(const sagecomm_error* error);
+
 class Work final : public c10d::Work {
  public:
   // `profiledInputs` opens a profiler range; nullptr when nobody records.

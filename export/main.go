@@ -151,6 +151,20 @@ func sagecommGroupAbort(group C.sagecomm_group, reason *C.char, err *C.sagecomm_
 	return C.SAGECOMM_OK
 }
 
+//export sagecommGroupFail
+func sagecommGroupFail(group C.sagecomm_group, cause, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_fail")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	if e := g.Fail(runner.FailureOf(unsafe.Pointer(cause))); e != nil {
+		return answer(err, invalid("%v", e))
+	}
+	return C.SAGECOMM_OK
+}
+
 //export sagecommGroupSetTimeout
 func sagecommGroupSetTimeout(group C.sagecomm_group, ns C.int64_t, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)

@@ -111,7 +111,7 @@ typedef struct sagecomm_op {
   uint8_t reduce_op; /* sagecomm_reduce_op, for all_reduce, reduce and reduce_scatter */
   uint8_t flags;     /* SAGECOMM_ASYNC */
   int32_t root;      /* root of broadcast, reduce, gather and scatter, peer of send and recv (rank in the group) */
-  int32_t tag;       /* send and recv */
+  int32_t tag;       /* send and recv; negative ones are for what is built on this library, not for its users */
   uint32_t n_in;     /* segments of the input */
   uint32_t n_out;    /* segments of the output */
   uint32_t n_parts;  /* 0; issue_coalesced() counts here what it packs together */
@@ -256,11 +256,17 @@ typedef struct sagecomm_api {
   /* Issues several operations at once, as issue() does one: what may share a collective is packed into one, straight
    * into its slots, the others follow one another; one work stands for all of them and fails with the first failure.
    * All ranks make the same collectives in the same order, messages apart. Operations of one kind, reduction and root
-   * that stand next to each other, in any mixture of types, must not touch memory that another of them writes: they may
-   * run in any order; and so must messages and collectives, between which there is no order. The flags of the first operation count for all. None is issued if one of them is refused. With
-   * n = 0 there is nothing to do: OK. */
+   * that stand next to each other, in any mixture of types, must not touch memory that another of them writes, since they may
+   * run in any order; nor must messages and collectives, between which there is no order. The flags of the first
+   * operation count for all. None is issued if one of them is refused; if there is no memory for a later one, the group
+   * fails, because the ranks part there. With n = 0 there is nothing to do: OK. */
   int32_t (*issue_coalesced)(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
                              sagecomm_error *err);
+
+  /* Makes every operation of the group, here and on every rank, fail with *cause: its status, rank (who is to blame, -1:
+   * nobody), op and message; the rest is filled in. For what a caller finds out of operations that belong together. The
+   * first cause of a group stands. INVALID where the cause's status is no error. */
+  int32_t (*group_fail)(sagecomm_group group, const sagecomm_error *cause, sagecomm_error *err);
 } sagecomm_api;
 
 /* The table of that version, or NULL when the library does not speak it. Starts nothing. */

@@ -301,16 +301,33 @@ func (g *Group) Abort(reason string) {
 	if reason == "" {
 		reason = "abort() was called"
 	}
+	g.end(&coll.Failure{Status: coll.Aborted, Rank: g.rank,
+		Message: fmt.Sprintf("sagecomm: group %q was aborted by rank %d: %s", g.name, g.rank, reason)})
+}
+
+// Fail makes every operation of the group fail, here and on every rank, with the status, rank, operation and message of f.
+func (g *Group) Fail(f *coll.Failure) error {
+	if !f.Status.Failed() {
+		return fmt.Errorf("sagecomm: group_fail: status %d is no error", f.Status)
+	}
+	g.end(f)
+	return nil
+}
+
+// end declares a failure that a caller has found.
+func (g *Group) end(f *coll.Failure) {
 	if !g.hold() {
 		return
 	}
 	defer g.letGo()
-	if f := g.fallen(); f != nil {
+	if g.fallen() != nil {
 		return
 	}
-	m := g.members[g.rank]
-	g.declare(&coll.Failure{Status: coll.Aborted, Rank: g.rank, PID: m.PID, Host: m.Host, Group: g.name, Sequence: g.run.Sequence(),
-		Message: fmt.Sprintf("sagecomm: group %q was aborted by rank %d: %s", g.name, g.rank, reason)})
+	f.Group, f.Sequence = g.name, g.run.Sequence()
+	if f.Rank >= 0 && f.Rank < g.size {
+		f.PID, f.Host = g.members[f.Rank].PID, g.members[f.Rank].Host
+	}
+	g.declare(f)
 }
 
 // destroyPatience bounds how long Destroy waits for what was issued: peers may never make their calls. Tests change it.

@@ -123,6 +123,16 @@ func (p *Process) Trouble(handle uint64, t runner.Trouble) {
 	}
 }
 
+// Fail implements runner.Handler.
+func (p *Process) Fail(handle uint64, cause *coll.Failure) {
+	if g := p.Group(handle); g != nil && g.hold() {
+		var f *coll.Failure
+		defer g.letGo()
+		defer g.recoverInto(&f)
+		g.end(cause)
+	}
+}
+
 // Trace implements runner.Handler.
 func (p *Process) Trace(handle uint64, call runner.Call) {
 	if g := p.Group(handle); g != nil && g.hold() {

@@ -290,6 +290,10 @@ static int32_t issue_batches(scr_group *g, sagecomm_group group, const sagecomm_
       *work = one;
       return status;
     }
+    if (status < 0 && b > 0) { /* what it shared with the ones before it went out, so the ranks part here */
+      scr_entering_go();
+      scr_go.fail(group, err);
+    }
     if (status == SAGECOMM_PENDING) {
       scr_bundle_add(all, one);
       flags |= SAGECOMM_ASYNC;

@@ -83,6 +83,15 @@ func FillError(to unsafe.Pointer, f *coll.Failure) coll.Status {
 	return f.Status
 }
 
+// FailureOf is what a sagecomm_error says.
+func FailureOf(e unsafe.Pointer) *coll.Failure {
+	c := (*C.sagecomm_error)(e)
+	if f := failureOf(c.status, c); f != nil {
+		return f
+	}
+	return &coll.Failure{Status: coll.Status(c.status)}
+}
+
 // Declare writes f into this rank's failure record and tries to make it the group's first cause. The cause that holds
 // from now on, this one or an earlier one, is returned.
 func (g *Group) Declare(f *coll.Failure) *coll.Failure {

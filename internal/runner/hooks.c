@@ -5,6 +5,7 @@ int32_t scrGoIssue(uint64_t group, sagecomm_op *op, scr_run **out, sagecomm_erro
 int32_t scrGoFuse(uint64_t group, sagecomm_op *ops, uint32_t n, uint32_t *batch, sagecomm_error *err);
 void scrGoTrouble(uint64_t group, scr_trouble *trouble);
 int32_t scrGoRing(uint64_t group, int32_t peer);
+void scrGoFail(uint64_t group, sagecomm_error *cause);
 void scrGoTrace(uint64_t group, sagecomm_op *op);
 void scrGoDone(uintptr_t ctx, int32_t status, sagecomm_error *err);
 
@@ -18,6 +19,8 @@ static int32_t fuse(uint64_t group, const sagecomm_op *ops, uint32_t n, uint32_t
 
 static void trouble(uint64_t group, const scr_trouble *t) { scrGoTrouble(group, (scr_trouble *)(uintptr_t)t); }
 
+static void fail(uint64_t group, const sagecomm_error *cause) { scrGoFail(group, (sagecomm_error *)(uintptr_t)cause); }
+
 static void trace(uint64_t group, const sagecomm_op *op) { scrGoTrace(group, (sagecomm_op *)(uintptr_t)op); }
 
 static void done(void *ctx, int32_t status, const sagecomm_error *err) {
@@ -30,7 +33,7 @@ int32_t scr_on_done_go(sagecomm_work work, uintptr_t ctx, sagecomm_error *err) {
 }
 
 void scr_call_go(void) {
-  static const scr_hooks hooks = {issue, trouble, scrGoRing, fuse, trace};
+  static const scr_hooks hooks = {issue, trouble, scrGoRing, fuse, fail, trace};
   scr_set_hooks(&hooks);
   scr_watch_fork();
 }

@@ -23,6 +23,8 @@ type Handler interface {
 	Trouble(group uint64, t Trouble)
 	// Ring makes the ring from this rank to the peer, or takes the group down.
 	Ring(group uint64, peer int)
+	// Fail ends the group for a reason that the runner knows the words of.
+	Fail(group uint64, cause *coll.Failure)
 	// Trace hears of an operation that is about to be issued, in a group opened with Config.Trace.
 	Trace(group uint64, call Call)
 }
@@ -71,6 +73,11 @@ func scrGoFuse(group C.uint64_t, ops *C.sagecomm_op, n C.uint32_t, batch *C.uint
 //export scrGoTrouble
 func scrGoTrouble(group C.uint64_t, t *C.scr_trouble) {
 	handler.Trouble(uint64(group), goTrouble(t))
+}
+
+//export scrGoFail
+func scrGoFail(group C.uint64_t, cause *C.sagecomm_error) {
+	handler.Fail(uint64(group), failureOf(cause.status, cause))
 }
 
 //export scrGoTrace

@@ -56,6 +56,9 @@ typedef struct scr_hooks {
   /* Checks the operations of a coalesced call and says which of them share one: batch[i] is the number of the batch that
    * ops[i] is part of. Batches are issued in the order of their numbers, from 0. */
   int32_t (*fuse)(uint64_t group, const sagecomm_op *ops, uint32_t n, uint32_t *batch, sagecomm_error *err);
+  /* A part of a coalesced call could not be issued after others were, for the reason of *cause: the group is down when it
+   * returns. */
+  void (*fail)(uint64_t group, const sagecomm_error *cause);
   /* An operation of a group that traces is about to be issued. */
   void (*trace)(uint64_t group, const sagecomm_op *op);
 } scr_hooks;

@@ -103,16 +103,38 @@ def test_timeout(world: Callable[[int], World]) -> None:
     assert "rank 1" in text
 
 
-def different_shapes() -> None:
-    n = 50 + dist.get_rank()
+def different_shapes() -> str:
+    """Rank 2's; a rank that sees it, one that does not, and what comes afterwards: all fail for the same reason."""
+    n = 51 if dist.get_rank() == 2 else 50
     t = torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.long), torch.ones(1), (n,))
-    dist.all_reduce(t)
+    work = dist.all_reduce(t, async_op=True)
+    with pytest.raises(sagecomm.CollectiveMismatch, match="sparse tensors of different shape") as raised:
+        work.wait()
+    assert raised.value.op == "all_reduce"
+    assert not work.is_success()
+    with pytest.raises(sagecomm.CollectiveMismatch, match="sparse tensors of different shape"):
+        dist.all_reduce(torch.ones(1))
+    return type(raised.value).__name__
 
 
 def test_different_shapes(world: Callable[[int], World]) -> None:
-    for outcome in world(2).outcomes(different_shapes):
-        assert not outcome.ok
-        assert "sparse tensors of different shape" in outcome.trace
+    assert world(3).run(different_shapes) == ["CollectiveMismatch"] * 3
+
+
+def known_to_torch() -> None:
+    t = contribution(dist.get_rank(), 0, 4, torch.float32)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        works = [dist.all_reduce(t.clone(), async_op=True) for _ in range(2)]
+        for work in works:
+            assert work.get_future_result().wait() == 0
+    if hasattr(works[0], "_get_sequence_number"):
+        first, second = (work._get_sequence_number() for work in works)
+        assert second == first + 1
+    assert sum(event.name == "record_param_comms" for event in profile.events()) == 2
+
+
+def test_futures_numbers_and_profiles(world: Callable[[int], World]) -> None:
+    world(2).run(known_to_torch)
 
 
 def embedding() -> torch.Tensor:

@@ -153,6 +153,41 @@ static void fails(rank *r, void *arg) {
   }
 }
 
+/* What a rank cannot issue after what was before it in the same call ends the group: the ranks have parted. */
+static void parts_ways(rank *r, void *arg) {
+  (void)arg;
+  if (size == 1) return;
+  part parts[2];
+  sagecomm_op ops[2];
+  describe(r, &parts[0], &ops[0], 0, SAGECOMM_ALL_REDUCE, 20000);
+  describe(r, &parts[1], &ops[1], 1, SAGECOMM_BROADCAST, 20000);
+  ops[1].root = size - 1;
+  ops[0].flags = SAGECOMM_ASYNC;
+  if (r->rank == size - 1) {
+    ops[1].n_out = 0;
+  } else {
+    ops[1].n_in = 0;
+  }
+  atomic_store(&no_memory_on, size - 1);
+  meet();
+  sagecomm_work work;
+  sagecomm_error err;
+  int32_t status = scr_issue_coalesced(r->handle, ops, 2, &work, &err);
+  CHECK((status == SAGECOMM_PENDING ? complete(work, &err) : status) == SAGECOMM_SYSTEM);
+  meet();
+  atomic_store(&no_memory_on, -1);
+  CHECK(scr_issue(r->handle, &ops[0], &work, &err) == SAGECOMM_SYSTEM);
+  for (int i = 0; i < 2; i++) {
+    free(parts[i].in);
+    free(parts[i].out);
+  }
+}
+
+void test_coalesced_without_memory(int n, waiting w, uint64_t seed) {
+  size = n;
+  run_ranks(n, w.spin, w.yield_us, seed, parts_ways, NULL);
+}
+
 void test_coalesced_failure(int n, waiting w, uint64_t seed) {
   size = n;
   run_ranks(n, w.spin, w.yield_us, seed, fails, NULL);

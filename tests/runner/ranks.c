@@ -123,10 +123,12 @@ static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes,
 }
 
 static pthread_mutex_t go = PTHREAD_MUTEX_INITIALIZER;
+_Atomic int no_memory_on = -1;
 
 static int32_t issue(uint64_t handle, const sagecomm_op *op, scr_run **out, sagecomm_error *err) {
   int i = index_of(handle);
   scr_group *g = table[i].group;
+  if (op->kind == SAGECOMM_BROADCAST && table[i].rank == atomic_load(&no_memory_on)) return scr_no_memory(err);
   pthread_mutex_lock(&go);
   uint64_t bytes = scr_op_bytes(op, g->rank, n_ranks), key = scr_cache_key(g, op, bytes);
   scr_program *p = (scr_program *)(uintptr_t)scr_cache_find(g, key);
@@ -173,6 +175,11 @@ static void trouble(uint64_t handle, const scr_trouble *t) {
     e.rank = t->peer;
   }
   go_down(g, e.status ? &e : NULL);
+}
+
+static void fail(uint64_t handle, const sagecomm_error *cause) {
+  sagecomm_error e = *cause;
+  go_down(table[index_of(handle)].group, &e);
 }
 
 sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const char *message) {
@@ -259,7 +266,7 @@ void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *
   static uint64_t bell;
   if (!ready) {
     ready = true;
-    static const scr_hooks hooks = {.issue = issue, .trouble = trouble, .ring = ring, .fuse = fuse};
+    static const scr_hooks hooks = {.issue = issue, .trouble = trouble, .ring = ring, .fuse = fuse, .fail = fail};
     scr_set_hooks(&hooks);
     arena = aligned_alloc(4096, ARENA_BYTES);
   }

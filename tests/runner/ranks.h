@@ -31,6 +31,8 @@ int32_t call(const rank *r, const sagecomm_op *op, sagecomm_error *err);
 int32_t complete(sagecomm_work work, sagecomm_error *err);
 /* Takes the group down for all ranks, as Go does for abort(): returns the first cause. */
 sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const char *message);
+/* The rank that has no memory for broadcasts; -1: none. */
+extern _Atomic int no_memory_on;
 /* All ranks of this run_ranks() arrive before any goes on. */
 void meet(void);
 

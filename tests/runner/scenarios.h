@@ -17,6 +17,7 @@ void test_blocks(int size, waiting w, uint64_t seed);
 /* coalesced.c */
 void test_coalesced(int size, waiting w, uint64_t seed);
 void test_coalesced_failure(int size, waiting w, uint64_t seed);
+void test_coalesced_without_memory(int size, waiting w, uint64_t seed);
 /* messages.c */
 void test_long_messages(int size, waiting w, uint64_t seed);
 void test_reverse_tags(int size, waiting w, uint64_t seed);

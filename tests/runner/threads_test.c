@@ -170,6 +170,7 @@ int main(int argc, char **argv) {
       {"blocks", test_blocks},
       {"coalesced", test_coalesced},
       {"coalesced_failure", test_coalesced_failure},
+      {"coalesced_without_memory", test_coalesced_without_memory},
       {"long_messages", test_long_messages},
       {"reverse_tags", test_reverse_tags},
       {"bounded_passes", test_bounded_passes},
