@@ -202,7 +202,6 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::endCoalescing() {
   }
 }
 
-// With these arguments.
 void ProcessGroupSagecomm::recordParams(
     const char* name,
     uint64_t sequence,
@@ -239,8 +238,7 @@ int32_t ProcessGroupSagecomm::issueProfiled(const Call& call, sagecomm_work& han
   const bool p2p = !call.collective();
   const uint64_t sequence = api_.group_sequence(group_) + (p2p ? 0 : 1);
   int32_t status = SAGECOMM_OK;
-  recordParams(
-      call.info.name, sequence, p2p, call.inputs, call.outputs, [&] { status = issue(call, handle, error); });
+  recordParams(call.info.name, sequence, p2p, call.inputs, call.outputs, [&] { status = issue(call, handle, error); });
   return status;
 }
 

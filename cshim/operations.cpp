@@ -62,7 +62,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
   }
   WorkPtr work;
   const uint32_t number = sparseCalls_.fetch_add(1);
-  recordParams(kAllReduce.name, number + 1, false, tensors, tensors, [&] {
+  recordParams(kAllReduce.name, number + 1, true, tensors, tensors, [&] { // messages: not in the collectives' order
     work = allReduceSparse({group_, rank_, size_, info_}, number, tensor, opts.timeout);
   });
   if (!wantsAsync(opts)) {
@@ -290,7 +290,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::orPostponed(const OpInfo& in
   try {
     return call();
   } catch (...) {
-    if (WorkPtr work = windows_.postpone(info)) {
+    if (WorkPtr work = windows_.postpone(info, info_->name)) {
       return work;
     }
     throw;

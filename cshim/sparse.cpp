@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstdio>
 #include <condition_variable>
 #include <mutex>
 #include <vector>
@@ -58,6 +57,11 @@ class SparseWork final : public c10d::Work {
         indices_(group.size),
         values_(group.size) {
     at::AutoDispatchBelowADInplaceOrView noAutograd;
+    try { // torch does not look by itself
+      at::_validate_sparse_coo_tensor_args(tensor._indices(), tensor._values(), tensor.sizes());
+    } catch (const c10::Error& e) {
+      refuse(kOp, e.what_without_backtrace());
+    }
     const at::Tensor mine = tensor.is_coalesced() ? tensor : tensor.coalesce();
     indices_[group.rank] = mine._indices().contiguous();
     values_[group.rank] = mine._values().contiguous();
@@ -228,7 +232,7 @@ class SparseWork final : public c10d::Work {
       shape[0] = theirs.elements;
       values_[peer] = at::empty(shape, values_[group_.rank].options());
     } catch (const std::exception& e) {
-      giveUp(SAGECOMM_SYSTEM, peer, std::string("no memory for what came: ") + e.what());
+      giveUp(SAGECOMM_SYSTEM, group_.rank, me() + " has no memory for what came: " + reasonOf(e));
       return;
     }
     post(SAGECOMM_RECV, kIndices, peer, indices_[peer].data_ptr(), indices_[peer].nbytes());
@@ -244,24 +248,32 @@ class SparseWork final : public c10d::Work {
             "same");
   }
 
-  // The other ranks, and the messages that are still on their way, end with the group, for the same reason.
-  void giveUp(int status, int peer, const std::string& why) {
+  std::string me() const {
+    return "rank " + std::to_string(group_.rank);
+  }
+
+  static std::string reasonOf(const std::exception& e) {
+    const auto* ours = dynamic_cast<const c10::Error*>(&e);
+    return ours != nullptr ? ours->what_without_backtrace() : e.what();
+  }
+
+  // The other ranks, and the messages that are still on their way, end with the group, for the same reason: this one's,
+  // or that of a rank that was faster.
+  void giveUp(int status, int blamed, const std::string& why) {
     sagecomm_error error;
     fillError(error, status, kOp, group_.info->name, why);
-    error.rank = peer;
+    error.rank = blamed;
+    sagecomm_error first;
+    if (core().group_fail(group_.group, &error, nullptr) == SAGECOMM_OK &&
+        core().group_error(group_.group, &first) < 0) {
+      error = first;
+    }
     fail(error);
-    core().group_fail(group_.group, &error, nullptr);
   }
 
   void fail(const sagecomm_error& error) {
-    if (failed_.exchange(true)) {
-      return;
-    }
-    error_ = std::make_unique<sagecomm_error>(error);
-    if (std::string(error.op) == "send" || std::string(error.op) == "recv") { // what it is made of
-      snprintf(error_->op, sizeof error_->op, "%s", kOp);
-      snprintf(
-          error_->message, sizeof error_->message, "sagecomm: all_reduce of a sparse tensor: %.2000s", error.message);
+    if (!failed_.exchange(true)) {
+      error_ = std::make_unique<sagecomm_error>(error);
     }
   }
 
@@ -274,9 +286,7 @@ class SparseWork final : public c10d::Work {
       try {
         add();
       } catch (const std::exception& e) {
-        sagecomm_error error;
-        fillError(error, SAGECOMM_INTERNAL, kOp, group_.info->name, std::string("cannot add: ") + e.what());
-        fail(error);
+        giveUp(SAGECOMM_SYSTEM, group_.rank, me() + " cannot add what came: " + reasonOf(e));
       }
     }
     c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -306,8 +316,7 @@ class SparseWork final : public c10d::Work {
     std::vector<at::Tensor> values;
     for (int r = 0; r < group_.size; r++) {
       if (headers_[r].elements > 0) {
-        // They come from other processes, and torch does not look by itself.
-        at::_validate_sparse_coo_tensor_args(indices_[r], values_[r], output_.sizes());
+        at::_validate_sparse_coo_tensor_args(indices_[r], values_[r], output_.sizes()); // other processes wrote them
         indices.push_back(indices_[r]);
         values.push_back(values_[r]);
       }

@@ -1,7 +1,11 @@
 #include "tensors.hpp"
 
+#include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -210,19 +214,56 @@ void Buffers::setOutBlocks() {
   outBlocks_ = lengths(out_);
 }
 
+namespace {
+
+// The bytes of a tensor: runs of `run` bytes, whose distances are multiples of `step`; 0: there is one.
+struct Runs {
+  const char* from;
+  size_t range;
+  size_t run;
+  size_t step;
+
+  explicit Runs(const at::Tensor& t)
+      : from(static_cast<const char*>(t.const_data_ptr())),
+        range(at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size())),
+        run(t.element_size()),
+        step(0) {
+    std::vector<std::pair<size_t, size_t>> dims; // stride in bytes, size
+    for (int64_t d = 0; d < t.dim(); d++) {
+      if (t.size(d) > 1) {
+        dims.emplace_back(static_cast<size_t>(t.stride(d)) * t.element_size(), static_cast<size_t>(t.size(d)));
+      }
+    }
+    std::sort(dims.begin(), dims.end());
+    for (const auto& [stride, size] : dims) {
+      if (step == 0 && stride == run) {
+        run *= size;
+      } else {
+        step = std::gcd(step, stride);
+      }
+    }
+  }
+};
+
+} // namespace
+
+// False for columns, and the like, of one tensor. True where that cannot be told.
 bool overlap(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.has_storage() || !b.has_storage()) {
+  if (!a.has_storage() || !b.has_storage() || a.numel() == 0 || b.numel() == 0) {
     return false;
   }
-  const auto range = [](const at::Tensor& t) {
-    const auto* from = static_cast<const char*>(t.const_data_ptr());
-    const size_t bytes =
-        t.numel() == 0 ? 0 : at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size());
-    return std::make_pair(from, from + bytes);
-  };
-  const auto [a0, a1] = range(a);
-  const auto [b0, b1] = range(b);
-  return a0 < b1 && b0 < a1;
+  const Runs x(a);
+  const Runs y(b);
+  if (x.from >= y.from + y.range || y.from >= x.from + x.range) {
+    return false;
+  }
+  const size_t step = std::gcd(x.step, y.step);
+  if (step == 0) {
+    return true;
+  }
+  const size_t ahead = y.from >= x.from ? static_cast<size_t>(y.from - x.from) % step
+                                        : (step - static_cast<size_t>(x.from - y.from) % step) % step;
+  return ahead < x.run || ahead + y.run > step;
 }
 
 void Buffers::keep(Buffers& other) {

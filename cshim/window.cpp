@@ -179,15 +179,7 @@ void CollectedCall::checkMemory() const {
 Window* Windows::mine() {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = windows_.find(thisThread().get());
-  if (it == windows_.end()) {
-    return nullptr;
-  }
-  if (it->second.thread.expired()) { // of a thread that has ended, at whose place this one's token lies
-    windows_.erase(it);
-    n_.fetch_sub(1);
-    return nullptr;
-  }
-  return it->second.window.get();
+  return it == windows_.end() ? nullptr : it->second.window.get();
 }
 
 Window Windows::take() {
@@ -216,9 +208,9 @@ void Windows::start(const std::string& group) {
   n_.fetch_add(1);
 }
 
-c10::intrusive_ptr<c10d::Work> Windows::postpone(const OpInfo& info) {
+c10::intrusive_ptr<c10d::Work> Windows::postpone(const OpInfo& info, const std::string& group) {
   Window* window = open() ? mine() : nullptr;
-  if (window == nullptr) {
+  if (window == nullptr || (window->managed && !managed(group))) { // none, or one that was left
     return nullptr;
   }
   if (!window->refusal) {

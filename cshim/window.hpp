@@ -76,7 +76,7 @@ class Windows {
   // only such a call knows whether the manager's user will wait.
   c10::intrusive_ptr<c10d::Work> collect(Call& call, const std::string& group, bool closing = false);
   // Keeps what is being raised for the end of this thread's window and returns a Work; nullptr if there is none.
-  c10::intrusive_ptr<c10d::Work> postpone(const OpInfo& info);
+  c10::intrusive_ptr<c10d::Work> postpone(const OpInfo& info, const std::string& group);
   Window end();
 
  private:

@@ -159,6 +159,9 @@ func sagecommGroupFail(group C.sagecomm_group, cause, err *C.sagecomm_error) (st
 		return answer(err, f)
 	}
 	defer guardGroup(g, &status, err)
+	if cause == nil {
+		return answer(err, invalid("group_fail: no cause is given"))
+	}
 	if e := g.Fail(runner.FailureOf(unsafe.Pointer(cause))); e != nil {
 		return answer(err, invalid("%v", e))
 	}

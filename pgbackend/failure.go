@@ -52,7 +52,7 @@ func (g *Group) who(rank int) string {
 
 // blame begins a failure for which one rank answers.
 func (g *Group) blame(status coll.Status, rank int, t runner.Trouble) *coll.Failure {
-	f := &coll.Failure{Status: status, Rank: rank, Sequence: t.Sequence, Op: t.Op.Kind.String(), Group: g.name}
+	f := &coll.Failure{Status: status, Rank: rank, Sequence: t.Sequence, Op: nameOf(t.Op), Group: g.name}
 	if rank >= 0 && rank < len(g.members) {
 		f.PID, f.Host = g.members[rank].PID, g.members[rank].Host
 	}
@@ -146,7 +146,7 @@ func (g *Group) timeout(t runner.Trouble) *coll.Failure {
 			others = append(others, strconv.Itoa(rank))
 			continue
 		}
-		did := "has made no call yet"
+		did := "has called no collective yet"
 		if call, ok := g.run.Announced(rank, last); ok {
 			did = "last called " + describe(call.Op, last)
 		}
@@ -175,7 +175,8 @@ func (g *Group) timeout(t runner.Trouble) *coll.Failure {
 func (g *Group) behind(awaited int) int {
 	seen := make([]bool, g.size)
 	seen[g.rank] = true
-	for next := awaited; next >= 0 && !seen[next]; next = g.awaitedBy(next) {
+	until := time.Now().Add(awakeFor)
+	for next := awaited; next >= 0 && !seen[next]; next = g.awaitedBy(next, until) {
 		seen[next] = true
 		awaited = next
 	}
@@ -190,9 +191,9 @@ func (g *Group) behind(awaited int) int {
 
 // awaitedBy is the rank that a rank sleeps for, -1 if it does not. It is asked for a while: who waits for long is awake from
 // time to time.
-func (g *Group) awaitedBy(rank int) int {
-	for began := time.Now(); ; time.Sleep(200 * time.Microsecond) {
-		if next := g.run.Awaits(rank); next >= 0 || time.Since(began) > awakeFor {
+func (g *Group) awaitedBy(rank int, until time.Time) int {
+	for ; ; time.Sleep(200 * time.Microsecond) {
+		if next := g.run.Awaits(rank); next >= 0 || time.Now().After(until) {
 			return next
 		}
 	}
@@ -218,8 +219,24 @@ func announced(a runner.Announced) string {
 	return text
 }
 
+// partOfSparse says whether a message is one of those that a sparse all_reduce is made of: users' tags are not negative.
+func partOfSparse(op coll.Op) bool {
+	return (op.Kind == coll.Send || op.Kind == coll.Recv) && op.Tag < 0
+}
+
+// nameOf is what the user called.
+func nameOf(op coll.Op) string {
+	if partOfSparse(op) {
+		return coll.AllReduce.String()
+	}
+	return op.Kind.String()
+}
+
 // describe writes a call as a user would: "all_reduce #7 (float32, SUM, 1000 elements)".
 func describe(op coll.Op, sequence uint64) string {
+	if partOfSparse(op) {
+		return fmt.Sprintf("all_reduce of a sparse tensor (%v rank %d)", map[coll.Kind]string{coll.Send: "to", coll.Recv: "from"}[op.Kind], op.Root)
+	}
 	var parts []string
 	if op.Kind != coll.Barrier {
 		parts = append(parts, op.Type.String())
@@ -309,6 +326,9 @@ func (g *Group) Abort(reason string) {
 func (g *Group) Fail(f *coll.Failure) error {
 	if !f.Status.Failed() {
 		return fmt.Errorf("sagecomm: group_fail: status %d is no error", f.Status)
+	}
+	if f.Rank < -1 || f.Rank >= g.size {
+		return fmt.Errorf("sagecomm: group_fail: there is no rank %d in a group of %d", f.Rank, g.size)
 	}
 	g.end(f)
 	return nil

@@ -66,7 +66,7 @@ func TestTimeoutOfTheFirstCallAndOfMessages(t *testing.T) {
 	if err := w.groups[0].SetTimeout(short); err != nil {
 		t.Fatal(err)
 	}
-	if err := expect(sum(w.groups[0], 1), coll.Timeout, "rank 1 (host ", "has made no call yet"); err != nil {
+	if err := expect(sum(w.groups[0], 1), coll.Timeout, "rank 1 (host ", "has called no collective yet"); err != nil {
 		t.Error(err)
 	}
 	for _, c := range []struct {

@@ -153,7 +153,7 @@ static bool overlap(const sagecomm_segment *a, uint32_t n_a, const sagecomm_segm
   for (uint32_t i = 0; i < n_a; i++) {
     for (uint32_t k = 0; k < n_b; k++) {
       const unsigned char *x = a[i].data, *y = b[k].data;
-      if (x < y + b[k].bytes && y < x + a[i].bytes) return true;
+      if (a[i].bytes > 0 && b[k].bytes > 0 && x < y + b[k].bytes && y < x + a[i].bytes) return true;
     }
   }
   return false;

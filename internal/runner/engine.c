@@ -5,8 +5,8 @@
 #include "p2p.h"
 
 /* One in each arena of this process, almost always one. All are rung from inside; peers ring their arena's. Where an
- * arena has gone, nobody's bell stands in. A bell that gives its place up is rung: the engine may sleep on it, or be
- * about to, and whoever rings it from now on finds the new one. */
+ * arena has gone, nobody's bell stands in. A bell that gives its place up is rung, after the new one is there: the engine
+ * may sleep on it, or be about to, and whoever rings from now on finds the new one. */
 static _Atomic uint32_t nobodys_bell;
 static _Atomic(_Atomic uint32_t *) bells[SCR_MAX_BELLS];
 static _Atomic uint32_t n_bells;
@@ -213,8 +213,10 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
     _Atomic uint32_t *bell[SCR_MAX_BELLS];
     uint32_t heard[SCR_MAX_BELLS], n_heard = atomic_load_explicit(&n_bells, memory_order_acquire), on = 0;
     for (uint32_t i = 0; i < n_heard; i++) {
-      bell[i] = atomic_load_explicit(&bells[i], memory_order_seq_cst);
-      heard[i] = atomic_load_explicit(bell[i], memory_order_seq_cst);
+      do { /* had it gone before it was heard, its last ring would not be news */
+        bell[i] = atomic_load_explicit(&bells[i], memory_order_seq_cst);
+        heard[i] = atomic_load_explicit(bell[i], memory_order_seq_cst);
+      } while (atomic_load_explicit(&bells[i], memory_order_seq_cst) != bell[i]);
     }
     bool soundly = idle_looks >= IDLE_LOOKS;
     if (announce) atomic_store_explicit(&asleep, soundly ? SOUNDLY : BRIEFLY, memory_order_seq_cst);

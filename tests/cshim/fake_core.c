@@ -302,7 +302,7 @@ static const sagecomm_api api = {
     SAGECOMM_ABI_VERSION, sizeof(sagecomm_api), version,           group_create, group_destroy, group_abort,
     group_error,          group_sequence,       group_set_timeout, issue,        wait_for,      on_done,
     work_sequence,        work_source,          release_work,      group_stats,  go_entries,    describe_environment,
-    shutdown_all,         flight_records,       issue_coalesced, group_fail};
+    shutdown_all,         flight_records,       issue_coalesced,   group_fail};
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
   static int once;

@@ -241,6 +241,29 @@ def test_window_left_by_an_exception(world: Callable[[int], World], forgotten: b
     world(2).run(left_by_exception, forgotten)
 
 
+def slices_apart() -> None:
+    """Columns of one tensor lie within the same range of memory and share none of it; diagonal slices may."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        for cut in (slice(0, 1), slice(3, 4)), (slice(0, 2), slice(2, 4)), (slice(1, 3), slice(3, 4)):
+            t = torch.arange(20.0).reshape(5, 4) + rank
+            want = t.clone()
+            for columns in cut:
+                want[:, columns] = size * torch.arange(20.0).reshape(5, 4)[:, columns] + sum(range(size))
+            dist.all_reduce_coalesced([t[:, columns] for columns in cut])
+            assert torch.equal(t, want)
+        t = torch.zeros(5, 4)
+        for one, other in (t[:, :2], t[:, 1:3]), (t[:, 0], t[1]), (t[:, 1], t[:, 1]):
+            with pytest.raises(RuntimeError, match="share memory"):
+                dist.all_reduce_coalesced([one, other])
+        dist.all_reduce_coalesced([t[:, 1], t[2:2, 1]])
+
+
+def test_slices_of_one_tensor(world: Callable[[int], World]) -> None:
+    world(2).run(slices_apart)
+
+
 def batches() -> None:
     """Every rank with every rank, itself included, the receipt listed before what it needs."""
     size, rank = dist.get_world_size(), dist.get_rank()
