@@ -46,7 +46,11 @@ func TestReduceScatterOfEveryTypeAndReduction(t *testing.T) {
 					}
 					continue
 				}
-				for i, count := range []int{0, 1, 33, 4096 / dtype.Size(), 300_000 / n / dtype.Size()} {
+				counts := []int{0, 1, 33, 4096 / dtype.Size()}
+				if op == coll.Sum { // the reference takes its time
+					counts = append(counts, 300_000/n/dtype.Size())
+				}
+				for i, count := range counts {
 					all := reducedBytes(dtype, op, n, n*count)
 					w.each(func(g *Group) error {
 						in := contributionBytes(dtype, op, g.rank, n, n*count)

@@ -218,9 +218,11 @@ func TestAbortReachesAllRanks(t *testing.T) {
 		case 0:
 			f = sum(g, 10)
 		case 1:
-			work, _ := sumAsync(g, 10)
-			f = finish(work)
-			work.Release()
+			var work runner.Work
+			if work, f = sumAsync(g, 10); f == nil {
+				f = finish(work)
+				work.Release()
+			}
 		case 3:
 			_, f = g.Issue(coll.Op{Kind: coll.Recv, Root: 0, Type: coll.Uint8}, nil, one(make([]byte, 1)))
 		}
