@@ -269,7 +269,8 @@ def destroyed_under_works() -> tuple[float, str]:
 def test_destroy_ends_what_is_in_flight_and_refuses_what_comes(world):
     took, text = world(2).run(destroyed_under_works)[0]
     assert took < 10
-    assert "shut" in text or "destroyed" in text, text
+    # That the peer has left may have been found out before this rank destroyed its own.
+    assert "shut" in text or "destroyed" in text or "has left the group" in text, text
     assert "new group" in text, text
 
 
