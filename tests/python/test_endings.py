@@ -270,7 +270,7 @@ def test_destroy_ends_what_is_in_flight_and_refuses_what_comes(world):
     took, text = world(2).run(destroyed_under_works)[0]
     assert took < 10
     # That the peer has left may have been found out before this rank destroyed its own.
-    assert "has left the group" in text or ("destroyed" in text and "new group" in text), text
+    assert "has left the group" in text or ("has shut group" in text and "new group" in text), text
 
 
 def destroyed_from_another_thread() -> list[str]:
