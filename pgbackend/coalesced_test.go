@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"bytes"
+	"crypto/subtle"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -40,14 +41,7 @@ func carryOut(g *Group, all []expectation) error {
 }
 
 // bytesOf is what one rank has for another one in operation i.
-func bytesOf(i, from, to, n int) []byte {
-	b := make([]byte, n)
-	random := rand.New(rand.NewPCG(uint64(i), uint64(from*100+to)))
-	for k := range b {
-		b[k] = byte(random.Uint32())
-	}
-	return b
-}
+func bytesOf(i, from, to, n int) []byte { return pattern(from*100+to, i, n) }
 
 // expectation is an operation with what it must give.
 type expectation struct {
@@ -65,24 +59,20 @@ func operation(kind coll.Kind, dtype coll.DataType, i, count, rank, size int) ex
 		}
 		return all
 	}
-	op := coll.Op{Kind: kind, Type: dtype, Reduce: coll.BOr, Root: root}
+	op := coll.Op{Kind: kind, Type: dtype, Reduce: coll.BXor, Root: root}
 	var in, out, want []byte
 	switch kind {
 	case coll.AllReduce, coll.Reduce:
 		in, out, want = bytesOf(i, rank, 0, n), make([]byte, n), make([]byte, n)
 		if kind == coll.AllReduce || rank == root {
 			for r := range size {
-				for k, b := range bytesOf(i, r, 0, n) {
-					want[k] |= b
-				}
+				subtle.XORBytes(want, want, bytesOf(i, r, 0, n))
 			}
 		}
 	case coll.ReduceScatter:
 		in, out, want = blocks(func(r int) []byte { return bytesOf(i, rank, r, n) }), make([]byte, n), make([]byte, n)
 		for r := range size {
-			for k, b := range bytesOf(i, r, rank, n) {
-				want[k] |= b
-			}
+			subtle.XORBytes(want, want, bytesOf(i, r, rank, n))
 		}
 	case coll.Broadcast:
 		out, want = make([]byte, n), bytesOf(i, root, 0, n)
