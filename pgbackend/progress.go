@@ -1,6 +1,7 @@
 package pgbackend
 
 import (
+	"maps"
 	"runtime"
 	"sync"
 	"time"
@@ -18,12 +19,15 @@ type engine struct {
 	acked *sync.Cond
 	want  uint64 // version of the list of groups that is wanted
 	have  uint64 // version that the engine drives
+	// Groups that are being judged, by handle: not driven, so that they are not found in trouble again meanwhile.
+	judged map[uint64]bool
 }
 
 // changed tells the engine that the list of groups has changed and returns when it drives the new one.
 func (e *engine) changed(p *Process) {
 	e.once.Do(func() {
 		e.acked = sync.NewCond(&e.mu)
+		e.judged = map[uint64]bool{}
 		runner.SetEnginePatience(runner.Patience{Spin: 20, Yield: 50 * time.Microsecond})
 		go e.loop(p)
 	})
@@ -47,7 +51,8 @@ func (e *engine) loop(p *Process) {
 		case runner.Control:
 			e.follow(p, &drive)
 		case runner.FoundTrouble:
-			p.Trouble(turn.Group, turn.Trouble)
+			e.judge(p, turn)
+			e.follow(p, &drive)
 		case runner.WantRing:
 			p.Ring(turn.Group, turn.Trouble.Peer)
 		case runner.WantCompleter:
@@ -61,11 +66,26 @@ func (e *engine) loop(p *Process) {
 	}
 }
 
+// judge has a group judged on another goroutine: who looks whom its peers wait for may look for a while, and the other
+// groups go on.
+func (e *engine) judge(p *Process, turn runner.Turn) {
+	e.mu.Lock()
+	e.judged[turn.Group] = true
+	e.mu.Unlock()
+	go func() {
+		p.Trouble(turn.Group, turn.Trouble)
+		e.mu.Lock()
+		delete(e.judged, turn.Group)
+		e.mu.Unlock()
+		e.changed(p)
+	}()
+}
+
 // follow takes the list of groups as it is now. Whoever waits for that is answered whatever happens; a panic takes the
 // groups down, and the thread goes on for those that come.
 func (e *engine) follow(p *Process, drive *runner.Engine) {
 	e.mu.Lock()
-	version := e.want
+	version, judged := e.want, maps.Clone(e.judged)
 	e.mu.Unlock()
 	defer func() {
 		e.mu.Lock()
@@ -75,9 +95,11 @@ func (e *engine) follow(p *Process, drive *runner.Engine) {
 	}()
 	defer p.recoverAll()
 	groups := p.snapshot()
-	run := make([]*runner.Group, len(groups))
-	for i, g := range groups {
-		run[i] = g.run
+	var run []*runner.Group
+	for _, g := range groups {
+		if !judged[g.Handle()] {
+			run = append(run, g.run)
+		}
 	}
 	drive.SetGroups(run)
 	for _, g := range groups {
