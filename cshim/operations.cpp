@@ -5,7 +5,6 @@
 #include "gil.hpp"
 #include "process_group.hpp"
 #include "reduction.hpp"
-#include "sparse.hpp"
 
 namespace sagecomm {
 
@@ -61,9 +60,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
     refuse("all_reduce", "sparse tensors cannot be coalesced");
   }
   WorkPtr work;
-  const uint32_t number = sparseCalls_.fetch_add(1);
-  recordParams(kAllReduce.name, number + 1, true, tensors, tensors, [&] { // messages: not in the collectives' order
-    work = allReduceSparse({group_, rank_, size_, info_}, number, tensor, opts.timeout);
+  recordParams(kAllReduce.name, api_.group_sequence(group_) + 1, false, tensors, tensors, [&] {
+    work = allReduceSparse({group_, rank_, size_, info_, sparseCalls_}, tensor, opts.timeout);
   });
   if (!wantsAsync(opts)) {
     work->wait();
@@ -280,6 +278,10 @@ void ProcessGroupSagecomm::monitoredBarrier(const c10d::BarrierOptions& opts, bo
   }
   Call call(kMonitoredBarrier, SAGECOMM_BARRIER);
   call.take(opts);
+  if (opts.timeout == std::chrono::milliseconds(0)) {
+    call.timeout =
+        std::chrono::milliseconds(1); // who only asks whether all are there; elsewhere 0 is the group's own timeout
+  }
   call.async = false;
   run(call)->wait();
 }

@@ -38,6 +38,21 @@ def some_stay_away() -> str:
     return str(missing.value)
 
 
+def looks_once() -> None:
+    dist.barrier()
+    store = c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["given up"])
+        return
+    with pytest.raises(sagecomm.CollectiveTimeout, match="not arrived: rank 1"):
+        sagecomm.monitored_barrier(timeout=timedelta(0))
+    store.set("given up", "")
+
+
+def test_no_time_at_all(mortals: Pool) -> None:
+    mortals.world(2).run(looks_once)
+
+
 def test_all_missing_are_named(mortals: Pool) -> None:
     for text in mortals.world(4).run(some_stay_away):
         assert "not arrived: rank 1" in text

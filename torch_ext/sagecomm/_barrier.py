@@ -19,7 +19,7 @@ def monitored_barrier(
 
     Args:
         group: The process group; the default one if None.
-        timeout: How long to wait; the group's own if None.
+        timeout: How long to wait, 0 to look only; the group's own if None.
         wait_all_ranks: As in torch.distributed; accepted and not needed.
     """
     pg = group or dist.group.WORLD
@@ -28,5 +28,5 @@ def monitored_barrier(
     if not isinstance(pg, dist.ProcessGroup):  # GroupMember.NON_GROUP_MEMBER, of new_group()
         warnings.warn("sagecomm: monitored_barrier: this rank is not in the group; nothing is done", stacklevel=2)
         return
-    wait_for = timedelta(0) if timeout is None else timeout
-    pg.monitored_barrier(wait_for, wait_all_ranks)  # type: ignore[attr-defined]  # torch's stub leaves it out
+    given = {} if timeout is None else {"timeout": timeout}
+    pg.monitored_barrier(wait_all_ranks=wait_all_ranks, **given)  # type: ignore[attr-defined]  # not in torch's stub
