@@ -11,6 +11,7 @@
 
 #include "options.hpp"
 #include "sagecomm.h"
+#include "sparse.hpp"
 #include "tensors.hpp"
 #include "window.hpp"
 #include "work.hpp"
@@ -110,7 +111,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::shared_ptr<const GroupInfo> info_;
   Windows windows_;
-  std::atomic<uint32_t> sparseCalls_{0};
+  const std::shared_ptr<SparseCalls> sparseCalls_ = std::make_shared<SparseCalls>();
   std::atomic<int64_t> timeoutMs_;
   std::atomic<bool> shutDown_{false};
   std::atomic<uint64_t> lastSequence_{0}; // what was issued until the shutdown

@@ -25,8 +25,9 @@ namespace {
 
 constexpr const char* kOp = "all_reduce";
 
-// What a rank says about its tensor. All but the number of elements must be the same everywhere.
+// What a rank says about its tensor: whole elements of SAGECOMM_SPARSE. All but the first two are the same everywhere.
 struct Header {
+  int64_t number; // of this rank's sparse sums; the messages go by rank 0's
   int64_t elements;
   int64_t sparseDims;
   int64_t type;
@@ -37,20 +38,19 @@ struct Header {
   }
 };
 
-enum Part : uint32_t { kHeader, kIndices, kValues, kParts };
+enum Part : uint32_t { kIndices, kValues, kParts };
 
 // Negative: users' tags are not. Calls use different ones, because receipts of a later call may be posted first.
-int32_t tagOf(uint32_t number, Part part) {
+int32_t tagOf(int64_t number, Part part) {
   constexpr uint32_t kNumbers = (1U << 30) / kParts;
-  return -1 - static_cast<int32_t>(number % kNumbers * kParts + part);
+  return -1 - static_cast<int32_t>(static_cast<uint64_t>(number) % kNumbers * kParts + part);
 }
 
 class SparseWork final : public c10d::Work {
  public:
-  SparseWork(const SparseGroup& group, uint32_t number, const at::Tensor& tensor, milliseconds timeout)
+  SparseWork(const SparseGroup& group, const at::Tensor& tensor, milliseconds timeout)
       : c10d::Work(group.rank, c10d::OpType::ALLREDUCE),
         group_(group),
-        number_(number),
         timeout_(timeout),
         output_(tensor),
         headers_(group.size),
@@ -65,26 +65,29 @@ class SparseWork final : public c10d::Work {
     const at::Tensor mine = tensor.is_coalesced() ? tensor : tensor.coalesce();
     indices_[group.rank] = mine._indices().contiguous();
     values_[group.rank] = mine._values().contiguous();
-    headers_[group.rank] = {
+    mine_ = {
+        0, // start() knows
         mine._nnz(),
         mine.sparse_dim(),
         static_cast<int64_t>(mine.scalar_type()),
         static_cast<int64_t>(c10::get_hash(tensor.sizes().vec()))};
   }
 
-  // Posts what can be posted.
+  // Issues the collective that begins it.
   void start() {
-    const int rank = group_.rank;
-    for (int i = 1; i < group_.size; i++) {
-      const int peer = (rank + i) % group_.size;
-      post(SAGECOMM_RECV, kHeader, peer, &headers_[peer], sizeof(Header));
-      post(SAGECOMM_SEND, kHeader, peer, &headers_[rank], sizeof(Header));
-      if (headers_[rank].elements > 0) {
-        post(SAGECOMM_SEND, kIndices, peer, indices_[rank].data_ptr(), indices_[rank].nbytes());
-        post(SAGECOMM_SEND, kValues, peer, values_[rank].data_ptr(), values_[rank].nbytes());
-      }
-    }
+    mine_.number = group_.calls->begin();
+    sagecomm_segment in{&mine_, sizeof mine_};
+    sagecomm_segment out{headers_.data(), headers_.size() * sizeof(Header)};
+    sagecomm_op op{};
+    op.kind = SAGECOMM_ALL_GATHER;
+    op.dtype = SAGECOMM_SPARSE;
+    op.in = &in;
+    op.out = &out;
+    const bool issued = issue(op, true);
     through();
+    if (!issued) {
+      raise(*error_);
+    }
   }
 
   bool isCompleted() override {
@@ -134,9 +137,8 @@ class SparseWork final : public c10d::Work {
     return futureIn(futureResult_, c10::AnyEnumType::get(), [this](auto& f) { finishResult(f); });
   }
 
-  // Of the sparse sums of the group, from 1: they are no collectives of the core's.
   uint64_t getSequencenumber() const override {
-    return uint64_t{number_} + 1;
+    return sequence_;
   }
 
  private:
@@ -155,79 +157,100 @@ class SparseWork final : public c10d::Work {
     raise(error);
   }
 
-  // One message on its way. It keeps the work, and so the memory that it reads or writes.
-  struct Message {
+  // One operation of the core on its way. It keeps the work, and so the memory that it reads or writes.
+  struct Step {
     c10::intrusive_ptr<SparseWork> work;
-    sagecomm_kind kind;
-    Part part;
-    int peer;
+    bool first;
     sagecomm_work handle = 0;
   };
 
-  void post(sagecomm_kind kind, Part part, int peer, void* data, size_t bytes) {
-    if (failed_.load()) {
-      return;
-    }
-    sagecomm_segment segment{data, bytes};
-    sagecomm_op op{};
-    op.kind = static_cast<uint8_t>(kind);
-    op.dtype = SAGECOMM_UINT8;
+  // Whether it was accepted. What then comes of it, and a refusal as well, is the work's to tell.
+  bool issue(sagecomm_op& op, bool first) {
     op.flags = SAGECOMM_ASYNC;
-    op.root = peer;
-    op.tag = tagOf(number_, part);
     op.timeout_ns = timeout_ > kNoTimeout ? toNs(timeout_) : 0;
-    (kind == SAGECOMM_SEND ? op.in : op.out) = &segment;
-    (kind == SAGECOMM_SEND ? op.n_in : op.n_out) = 1;
-    auto message = std::make_unique<Message>(
-        Message{c10::intrusive_ptr<SparseWork>::unsafe_reclaim_from_nonowning(this), kind, part, peer});
+    op.n_in = op.in != nullptr ? 1 : 0;
+    op.n_out = op.out != nullptr ? 1 : 0;
+    auto step =
+        std::make_unique<Step>(Step{c10::intrusive_ptr<SparseWork>::unsafe_reclaim_from_nonowning(this), first});
     left_.fetch_add(1);
     sagecomm_error error;
-    int32_t status = core().issue(group_.group, &op, &message->handle, &error);
-    if (status == SAGECOMM_PENDING) {
-      Message* ctx = message.release();
-      status = core().on_done(ctx->handle, &SparseWork::messageDone, ctx, &error);
-      if (status == SAGECOMM_PENDING) {
-        return;
-      }
-      message.reset(ctx);
+    int32_t status = core().issue(group_.group, &op, &step->handle, &error);
+    const bool accepted = status >= 0;
+    if (first) {
+      sequence_ = step->handle != 0 ? core().work_sequence(step->handle) : core().group_sequence(group_.group);
     }
-    settle(std::move(message), status, error);
+    if (status == SAGECOMM_PENDING) {
+      Step* ctx = step.release();
+      status = core().on_done(ctx->handle, &SparseWork::stepDone, ctx, &error);
+      if (status == SAGECOMM_PENDING) {
+        return true;
+      }
+      step.reset(ctx);
+    }
+    settle(std::move(step), status, error);
+    return accepted;
   }
 
-  static void messageDone(void* ctx, int32_t status, const sagecomm_error* error) noexcept {
+  static void stepDone(void* ctx, int32_t status, const sagecomm_error* error) noexcept {
     CompletionGate gate;
     if (!gate.open()) {
       return; // the process is ending: the memory stays until it has
     }
-    std::unique_ptr<Message> message(static_cast<Message*>(ctx));
-    SparseWork& work = *message->work;
-    work.settle(std::move(message), status, *error);
+    std::unique_ptr<Step> step(static_cast<Step*>(ctx));
+    SparseWork& work = *step->work;
+    work.settle(std::move(step), status, *error);
   }
 
-  void settle(std::unique_ptr<Message> message, int32_t status, const sagecomm_error& error) {
+  void settle(std::unique_ptr<Step> step, int32_t status, const sagecomm_error& error) {
     if (status < 0) {
       fail(error);
-    } else if (message->kind == SAGECOMM_RECV && message->part == kHeader) {
-      headerHasCome(message->peer);
+    } else if (step->first) {
+      headersHaveCome();
     }
-    if (message->handle != 0) {
-      core().release(message->handle);
+    if (step->handle != 0) {
+      core().release(step->handle);
     }
     through();
   }
 
-  void headerHasCome(int peer) {
-    const Header& theirs = headers_[peer];
-    const Header& mine = headers_[group_.rank];
-    if (!theirs.agrees(mine) || theirs.elements < 0) {
-      disagree(peer);
+  void headersHaveCome() {
+    for (int r = 0; r < group_.size; r++) {
+      if (!headers_[r].agrees(headers_[0]) || headers_[r].elements < 0) {
+        disagree(r);
+        return;
+      }
+    }
+    for (int i = 1; i < group_.size; i++) {
+      const int peer = (group_.rank + i) % group_.size;
+      receive(peer);
+      if (mine_.elements > 0) {
+        post(SAGECOMM_SEND, kIndices, peer, indices_[group_.rank]);
+        post(SAGECOMM_SEND, kValues, peer, values_[group_.rank]);
+      }
+    }
+  }
+
+  void post(sagecomm_kind kind, Part part, int peer, const at::Tensor& tensor) {
+    if (failed_.load()) {
       return;
     }
+    sagecomm_segment segment{tensor.data_ptr(), tensor.nbytes()};
+    sagecomm_op op{};
+    op.kind = static_cast<uint8_t>(kind);
+    op.dtype = SAGECOMM_UINT8;
+    op.root = peer;
+    op.tag = tagOf(headers_[0].number, part);
+    (kind == SAGECOMM_SEND ? op.in : op.out) = &segment;
+    issue(op, false);
+  }
+
+  void receive(int peer) {
+    const Header& theirs = headers_[peer];
     if (theirs.elements == 0) {
       return;
     }
     try {
-      indices_[peer] = at::empty({mine.sparseDims, theirs.elements}, at::kLong);
+      indices_[peer] = at::empty({mine_.sparseDims, theirs.elements}, at::kLong);
       std::vector<int64_t> shape = values_[group_.rank].sizes().vec();
       shape[0] = theirs.elements;
       values_[peer] = at::empty(shape, values_[group_.rank].options());
@@ -235,15 +258,15 @@ class SparseWork final : public c10d::Work {
       giveUp(SAGECOMM_SYSTEM, group_.rank, me() + " has no memory for what came: " + reasonOf(e));
       return;
     }
-    post(SAGECOMM_RECV, kIndices, peer, indices_[peer].data_ptr(), indices_[peer].nbytes());
-    post(SAGECOMM_RECV, kValues, peer, values_[peer].data_ptr(), values_[peer].nbytes());
+    post(SAGECOMM_RECV, kIndices, peer, indices_[peer]);
+    post(SAGECOMM_RECV, kValues, peer, values_[peer]);
   }
 
-  void disagree(int peer) {
+  void disagree(int rank) {
     giveUp(
         SAGECOMM_MISMATCH,
-        peer,
-        "ranks " + std::to_string(group_.rank) + " and " + std::to_string(peer) +
+        rank,
+        "ranks 0 and " + std::to_string(rank) +
             " gave sparse tensors of different shape, type or number of sparse dimensions; every rank must give the "
             "same");
   }
@@ -257,8 +280,8 @@ class SparseWork final : public c10d::Work {
     return ours != nullptr ? ours->what_without_backtrace() : e.what();
   }
 
-  // The other ranks, and the messages that are still on their way, end with the group, for the same reason: this one's,
-  // or that of a rank that was faster.
+  // The other ranks, and what is still on its way, end with the group, for the same reason: this one's, or that of a rank
+  // that was faster.
   void giveUp(int status, int blamed, const std::string& why) {
     sagecomm_error error;
     fillError(error, status, kOp, group_.info->name, why);
@@ -277,7 +300,7 @@ class SparseWork final : public c10d::Work {
     }
   }
 
-  // A message, or start(), is through; the last one finishes.
+  // A step, or start(), is through; the last one finishes.
   void through() {
     if (left_.fetch_sub(1) != 1) {
       return;
@@ -297,6 +320,7 @@ class SparseWork final : public c10d::Work {
       future = future_;
       futureResult = futureResult_;
     }
+    group_.calls->end();
     changed_.notify_all();
     try {
       if (future) {
@@ -365,15 +389,16 @@ class SparseWork final : public c10d::Work {
   }
 
   const SparseGroup group_;
-  const uint32_t number_;
   const milliseconds timeout_;
   at::Tensor output_;
-  // By rank; one is written by the message that comes, before it is through.
+  Header mine_{};
+  uint64_t sequence_ = 0;
+  // By rank; what comes writes them, before it is through.
   std::vector<Header> headers_;
   std::vector<at::Tensor> indices_;
   std::vector<at::Tensor> values_;
 
-  std::atomic<int> left_{1}; // messages, and start()
+  std::atomic<int> left_{1}; // steps, and start()
   std::atomic<bool> failed_{false};
   std::unique_ptr<sagecomm_error> error_; // written by who set failed_, read once done_
   std::atomic<bool> done_{false};
@@ -386,9 +411,26 @@ class SparseWork final : public c10d::Work {
 
 } // namespace
 
+int64_t SparseCalls::begin() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  unfinished_++;
+  return begun_++;
+}
+
+void SparseCalls::end() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  unfinished_--;
+  changed_.notify_all();
+}
+
+void SparseCalls::waitForAll(milliseconds longest) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, longest, [this] { return unfinished_ == 0; });
+}
+
 c10::intrusive_ptr<c10d::Work> allReduceSparse(
-    const SparseGroup& group, uint32_t number, const at::Tensor& tensor, milliseconds timeout) {
-  auto work = c10::make_intrusive<SparseWork>(group, number, tensor, timeout);
+    const SparseGroup& group, const at::Tensor& tensor, milliseconds timeout) {
+  auto work = c10::make_intrusive<SparseWork>(group, tensor, timeout);
   work->start();
   return work;
 }

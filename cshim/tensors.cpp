@@ -52,12 +52,16 @@ int coreType(at::ScalarType type) {
       return SAGECOMM_COMPLEX64;
     case at::kComplexDouble:
       return SAGECOMM_COMPLEX128;
-    case at::ScalarType::Float8_e5m2:
     case at::ScalarType::Float8_e4m3fn:
-    case at::ScalarType::Float8_e5m2fnuz:
+      return SAGECOMM_FLOAT8_E4M3FN;
+    case at::ScalarType::Float8_e5m2:
+      return SAGECOMM_FLOAT8_E5M2;
     case at::ScalarType::Float8_e4m3fnuz:
+      return SAGECOMM_FLOAT8_E4M3FNUZ;
+    case at::ScalarType::Float8_e5m2fnuz:
+      return SAGECOMM_FLOAT8_E5M2FNUZ;
     case at::ScalarType::Float8_e8m0fnu:
-      return SAGECOMM_FLOAT8;
+      return SAGECOMM_FLOAT8_E8M0FNU;
     default:
       return kUnknownType;
   }

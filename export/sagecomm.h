@@ -75,7 +75,15 @@ typedef enum sagecomm_dtype {
   SAGECOMM_FLOAT64 = 12,
   SAGECOMM_COMPLEX64 = 13,
   SAGECOMM_COMPLEX128 = 14,
-  SAGECOMM_FLOAT8 = 15, /* any 8-bit float format: moved, never reduced */
+  /* Moved, never reduced. */
+  SAGECOMM_FLOAT8_E4M3FN = 15,
+  SAGECOMM_FLOAT8_E5M2 = 16,
+  SAGECOMM_FLOAT8_E4M3FNUZ = 17,
+  SAGECOMM_FLOAT8_E5M2FNUZ = 18,
+  SAGECOMM_FLOAT8_E8M0FNU = 19,
+  SAGECOMM_SPARSE =
+      20, /* 8 bytes of what a rank says about its sparse tensor: an all_gather of such begins an all_reduce
+                           of sparse tensors, and errors name it so */
   SAGECOMM_DTYPE_COUNT
 } sagecomm_dtype;
 

@@ -52,7 +52,7 @@ func (g *Group) who(rank int) string {
 
 // blame begins a failure for which one rank answers.
 func (g *Group) blame(status coll.Status, rank int, t runner.Trouble) *coll.Failure {
-	f := &coll.Failure{Status: status, Rank: rank, Sequence: t.Sequence, Op: nameOf(t.Op), Group: g.name}
+	f := &coll.Failure{Status: status, Rank: rank, Sequence: t.Sequence, Op: t.Op.Name(), Group: g.name}
 	if rank >= 0 && rank < len(g.members) {
 		f.PID, f.Host = g.members[rank].PID, g.members[rank].Host
 	}
@@ -116,7 +116,7 @@ func (g *Group) mismatch(t runner.Trouble) *coll.Failure {
 		mine, ok := g.run.Announced(g.rank, seq)
 		theirs, known := g.run.Announced(t.Peer, seq)
 		if ok && known && mine.Hash != theirs.Hash {
-			f.Sequence, f.Op = seq, mine.Op.Kind.String()
+			f.Sequence, f.Op = seq, mine.Op.Name()
 			f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: rank %d called %s, rank %d called %s; every rank must make the same calls in the same order",
 				g.name, seq, g.rank, announced(mine), t.Peer, announced(theirs))
 			return f
@@ -219,23 +219,10 @@ func announced(a runner.Announced) string {
 	return text
 }
 
-// partOfSparse says whether a message is one of those that a sparse all_reduce is made of: users' tags are not negative.
-func partOfSparse(op coll.Op) bool {
-	return (op.Kind == coll.Send || op.Kind == coll.Recv) && op.Tag < 0
-}
-
-// nameOf is what the user called.
-func nameOf(op coll.Op) string {
-	if partOfSparse(op) {
-		return coll.AllReduce.String()
-	}
-	return op.Kind.String()
-}
-
 // describe writes a call as a user would: "all_reduce #7 (float32, SUM, 1000 elements)".
 func describe(op coll.Op, sequence uint64) string {
-	if partOfSparse(op) {
-		return fmt.Sprintf("all_reduce of a sparse tensor (%v rank %d)", map[coll.Kind]string{coll.Send: "to", coll.Recv: "from"}[op.Kind], op.Root)
+	if op.OfSparse() {
+		return describeSparse(op, sequence)
 	}
 	var parts []string
 	if op.Kind != coll.Barrier {
@@ -264,14 +251,30 @@ func describe(op coll.Op, sequence uint64) string {
 	case op.Kind == coll.Recv:
 		parts = append(parts, fmt.Sprintf("from rank %d, tag %d", op.Root, op.Tag))
 	}
-	text := op.Kind.String()
-	if sequence != 0 {
-		text += fmt.Sprintf(" #%d", sequence)
-	}
+	text := numbered(op, sequence)
 	if len(parts) == 0 {
 		return text
 	}
 	return text + " (" + strings.Join(parts, ", ") + ")"
+}
+
+// describeSparse writes a part of an all_reduce of sparse tensors: "all_reduce #7 of a sparse tensor".
+func describeSparse(op coll.Op, sequence uint64) string {
+	text := numbered(op, sequence) + " of a sparse tensor"
+	switch op.Kind {
+	case coll.Send:
+		text += fmt.Sprintf(" (to rank %d)", op.Root)
+	case coll.Recv:
+		text += fmt.Sprintf(" (from rank %d)", op.Root)
+	}
+	return text
+}
+
+func numbered(op coll.Op, sequence uint64) string {
+	if sequence == 0 {
+		return op.Name()
+	}
+	return fmt.Sprintf("%s #%d", op.Name(), sequence)
 }
 
 // manyParts says how many operations were packed together, of which a peer's record counts so many at most.
@@ -306,7 +309,7 @@ func (g *Group) peerDied(rank int) {
 	f := &coll.Failure{Status: coll.PeerFailure, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name, Sequence: g.run.Sequence()}
 	doing := "before its first collective"
 	if call, ok := g.run.Announced(rank, last); ok {
-		f.Op = call.Op.Kind.String()
+		f.Op = call.Op.Name()
 		doing = "in or after " + describe(call.Op, last)
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s died %s; look at its log for the reason, then restart the job", g.name, g.who(rank), doing)

@@ -59,7 +59,7 @@ func (g *Group) check(call runner.Call) (coll.Op, *coll.Failure) {
 		return op, g.refuse(op, err)
 	}
 	if !call.Whole(op.Type.Size()) {
-		return op, g.refuse(op, fmt.Errorf("sagecomm: %v: rank %d: a segment of a buffer does not hold whole elements of %v", op.Kind, g.rank, op.Type))
+		return op, g.refuse(op, fmt.Errorf("sagecomm: %v: rank %d: a segment of a buffer does not hold whole elements of %v", op.Name(), g.rank, op.Type))
 	}
 	return op, nil
 }
@@ -139,10 +139,10 @@ func (g *Group) fallen() *coll.Failure {
 }
 
 func (g *Group) refuse(op coll.Op, err error) *coll.Failure {
-	return &coll.Failure{Status: coll.Invalid, Rank: g.rank, Op: op.Kind.String(), Group: g.name, Message: err.Error()}
+	return &coll.Failure{Status: coll.Invalid, Rank: g.rank, Op: op.Name(), Group: g.name, Message: err.Error()}
 }
 
 func (g *Group) system(op coll.Op, err error) *coll.Failure {
-	return &coll.Failure{Status: coll.System, Rank: g.rank, Op: op.Kind.String(), Group: g.name,
-		Message: fmt.Sprintf("sagecomm: %v on rank %d of group %q: %v", op.Kind, g.rank, g.name, err)}
+	return &coll.Failure{Status: coll.System, Rank: g.rank, Op: op.Name(), Group: g.name,
+		Message: fmt.Sprintf("sagecomm: %s on rank %d of group %q: %v", op.Name(), g.rank, g.name, err)}
 }

@@ -112,6 +112,9 @@ func describeFlight(f *runner.Flight) flightEntry {
 		Root: f.Op.Root, Tag: f.Op.Tag, Bytes: f.Op.Bytes(), State: f.Progress.String(), Created: unixNS(f.Created),
 		Started: unixNS(f.Started), Completed: unixNS(f.Completed), Thread: f.Thread, Async: f.Op.Async,
 		TimeoutMS: f.Op.Timeout.Milliseconds()}
+	if f.Op.Kind.Collective() {
+		e.Kind = f.Op.Name()
+	}
 	if f.Op.Kind.Reduces() {
 		e.Reduce = f.Op.Reduce.String()
 	}

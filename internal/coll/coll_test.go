@@ -91,10 +91,10 @@ func TestAnySourceEqualsTheHeader(t *testing.T) {
 
 func TestSizes(t *testing.T) {
 	want := map[int][]DataType{
-		1:  {Int8, Uint8, Bool, Float8},
+		1:  {Int8, Uint8, Bool, Float8E4M3FN, Float8E5M2, Float8E4M3FNUZ, Float8E5M2FNUZ, Float8E8M0FNU},
 		2:  {Int16, Uint16, Float16, BFloat16},
 		4:  {Int32, Uint32, Float32},
-		8:  {Int64, Uint64, Float64, Complex64},
+		8:  {Int64, Uint64, Float64, Complex64, Sparse},
 		16: {Complex128},
 	}
 	seen := 0
@@ -148,7 +148,7 @@ func TestDefined(t *testing.T) {
 func TestNamesOfUnknownValues(t *testing.T) {
 	for got, want := range map[string]string{
 		KindCount.String():     "kind 11",
-		DataTypeCount.String(): "dtype 16",
+		DataTypeCount.String(): "dtype 21",
 		ReduceOpCount.String(): "reduction 9",
 		Status(-99).String():   "status -99",
 		PeerFailure.String():   "peer failure",
@@ -192,7 +192,7 @@ func TestCheckAccepts(t *testing.T) {
 	}{
 		{Op{Kind: AllReduce, Type: Float32, In: 8, Out: 8}, 0, 2, 8},
 		{Op{Kind: AllReduce, Type: Float32, Reduce: PremulSum, Factor: 0.5}, 0, 1, 0},
-		{Op{Kind: Broadcast, Type: Float8, Root: 1, In: 3, Out: 3}, 1, 2, 3},
+		{Op{Kind: Broadcast, Type: Float8E5M2, Root: 1, In: 3, Out: 3}, 1, 2, 3},
 		{Op{Kind: Broadcast, Type: Int8, Root: 1, Out: 3}, 0, 2, 3},
 		{Op{Kind: Broadcast, Type: Int8, Root: 1, In: 3, Out: 3}, 0, 2, 3},
 		{Op{Kind: AllGather, Type: Int16, In: 4, Out: 12}, 2, 3, 4},
@@ -227,9 +227,9 @@ func TestCheckRefusesWithAText(t *testing.T) {
 		want string
 	}{
 		{Op{Kind: AllReduce, Type: Bool, Reduce: Product}, "sagecomm: all_reduce: PRODUCT is not defined for bool"},
-		{Op{Kind: Reduce, Type: Float8}, "sagecomm: reduce: SUM is not defined for float8"},
+		{Op{Kind: Reduce, Type: Float8E5M2}, "sagecomm: reduce: SUM is not defined for float8_e5m2"},
 		{Op{Kind: KindCount}, "sagecomm: kind 11 is not known to this version"},
-		{Op{Kind: Barrier, Type: DataTypeCount}, "sagecomm: barrier: rank 1: dtype 16 is not known to this version"},
+		{Op{Kind: Barrier, Type: DataTypeCount}, "sagecomm: barrier: rank 1: dtype 21 is not known to this version"},
 		{Op{Kind: Barrier, Timeout: -time.Second}, "sagecomm: barrier: rank 1: timeout -1s is negative"},
 		{Op{Kind: Broadcast, Root: 3}, "sagecomm: broadcast: rank 1: root 3 is outside the group, expected 0 to 2"},
 		{Op{Kind: Reduce, Root: -1}, "sagecomm: reduce: rank 1: root -1 is outside the group, expected 0 to 2"},

@@ -21,7 +21,15 @@ const (
 	Float64
 	Complex64
 	Complex128
-	Float8 // any 8-bit float format: moved, never reduced
+	// Moved, never reduced.
+	Float8E4M3FN
+	Float8E5M2
+	Float8E4M3FNUZ
+	Float8E5M2FNUZ
+	Float8E8M0FNU
+	// Sparse is 8 bytes of what a rank says about its sparse tensor. An [AllGather] of such begins an all_reduce of sparse
+	// tensors, whose elements travel as messages.
+	Sparse
 	// DataTypeCount is the number of element types.
 	DataTypeCount
 )
@@ -42,22 +50,27 @@ var dataTypes = [DataTypeCount]struct {
 	size  int
 	class class
 }{
-	Int8:       {"int8", 1, integer},
-	Int16:      {"int16", 2, integer},
-	Int32:      {"int32", 4, integer},
-	Int64:      {"int64", 8, integer},
-	Uint8:      {"uint8", 1, integer},
-	Uint16:     {"uint16", 2, integer},
-	Uint32:     {"uint32", 4, integer},
-	Uint64:     {"uint64", 8, integer},
-	Bool:       {"bool", 1, boolean},
-	Float16:    {"float16", 2, float},
-	BFloat16:   {"bfloat16", 2, float},
-	Float32:    {"float32", 4, float},
-	Float64:    {"float64", 8, float},
-	Complex64:  {"complex64", 8, complexNumber},
-	Complex128: {"complex128", 16, complexNumber},
-	Float8:     {"float8", 1, opaque},
+	Int8:           {"int8", 1, integer},
+	Int16:          {"int16", 2, integer},
+	Int32:          {"int32", 4, integer},
+	Int64:          {"int64", 8, integer},
+	Uint8:          {"uint8", 1, integer},
+	Uint16:         {"uint16", 2, integer},
+	Uint32:         {"uint32", 4, integer},
+	Uint64:         {"uint64", 8, integer},
+	Bool:           {"bool", 1, boolean},
+	Float16:        {"float16", 2, float},
+	BFloat16:       {"bfloat16", 2, float},
+	Float32:        {"float32", 4, float},
+	Float64:        {"float64", 8, float},
+	Complex64:      {"complex64", 8, complexNumber},
+	Complex128:     {"complex128", 16, complexNumber},
+	Float8E4M3FN:   {"float8_e4m3fn", 1, opaque},
+	Float8E5M2:     {"float8_e5m2", 1, opaque},
+	Float8E4M3FNUZ: {"float8_e4m3fnuz", 1, opaque},
+	Float8E5M2FNUZ: {"float8_e5m2fnuz", 1, opaque},
+	Float8E8M0FNU:  {"float8_e8m0fnu", 1, opaque},
+	Sparse:         {"sparse", 8, opaque},
 }
 
 // String is torch's name of the type without "torch.".

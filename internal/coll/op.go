@@ -29,6 +29,18 @@ type Op struct {
 	Parts               int // operations of a coalesced call that are packed into this one, 0 if it is one by itself
 }
 
+// OfSparse reports whether the call is part of an all_reduce of sparse tensors: the all_gather that begins it, or one of its
+// messages, whose tags users cannot have.
+func (op Op) OfSparse() bool { return op.Type == Sparse || !op.Kind.Collective() && op.Tag < 0 }
+
+// Name is what the user called.
+func (op Op) Name() string {
+	if op.OfSparse() {
+		return AllReduce.String()
+	}
+	return op.Kind.String()
+}
+
 // Uneven reports whether blocks differ in length.
 func (op Op) Uneven() bool {
 	for _, blocks := range [][]uint64{op.InBlocks, op.OutBlocks} {

@@ -89,7 +89,8 @@ static uint64_t block_bytes(const uint64_t *blocks, uint64_t all, uint64_t one, 
 }
 
 /* Bytes of an element, in sagecomm_dtype's order. */
-static const uint8_t elem_bytes[SAGECOMM_DTYPE_COUNT] = {1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 2, 4, 8, 8, 16, 1};
+static const uint8_t elem_bytes[SAGECOMM_DTYPE_COUNT] = {1, 2, 4, 8,  1, 2, 4, 8, 1, 2, 2,
+                                                         4, 8, 8, 16, 1, 1, 1, 1, 1, 8};
 
 /* Whether both buffers are blocks, and this rank's own one is as long in both. */
 static bool exchanges(const sagecomm_op *op, uint64_t in, uint64_t out, int32_t rank, int32_t size, uint64_t elem) {

@@ -35,8 +35,8 @@ typedef struct scr_kernels {
   /* Non-temporal stores where the processor has them, fenced before it returns: for destinations larger than the cache. */
   void (*copy_stream)(void *dst, const void *src, size_t n);
   /* NULL where the reduction is not defined for the type. Index: sagecomm_dtype, sagecomm_reduce_op. */
-  scr_fold_fn *fold[16][9];
-  scr_scale_fn *scale[16];
+  scr_fold_fn *fold[21][9];
+  scr_scale_fn *scale[21];
 } scr_kernels;
 
 /* The best table of this machine, or the one that scr_force_kernels() chose. */

@@ -139,8 +139,9 @@ def types_have_their_numbers() -> None:
     for number, name in enumerate(names.split()):
         backend().allreduce([torch.zeros(2, dtype=getattr(torch, name))])
         assert last().dtype == number, name
-    dist.broadcast(torch.zeros(2).to(torch.float8_e4m3fn), 0)
-    assert last().dtype == 15
+    for number, name in enumerate(["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu"], start=15):
+        dist.broadcast(torch.ones(2).to(getattr(torch, f"float8_{name}")), 0)
+        assert last().dtype == number, name
 
 
 @scenario

@@ -254,6 +254,16 @@ MISMATCHES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
         "all_reduce (float32, SUM, 100 elements)",
         "all_reduce (int32, SUM, 100 elements)",
     ),
+    "formats of 8-bit floats": (
+        lambda: dist.all_gather_into_tensor(
+            torch.ones(dist.get_world_size() * 30).to(torch.float8_e5m2), torch.ones(30).to(torch.float8_e5m2)
+        ),
+        lambda: dist.all_gather_into_tensor(
+            torch.ones(dist.get_world_size() * 30).to(torch.float8_e4m3fn), torch.ones(30).to(torch.float8_e4m3fn)
+        ),
+        "all_gather (float8_e5m2, 30 elements)",
+        "all_gather (float8_e4m3fn, 30 elements)",
+    ),
     "reductions": (
         lambda: dist.all_reduce(torch.ones(100)),
         lambda: dist.all_reduce(torch.ones(100), op=dist.ReduceOp.MAX),

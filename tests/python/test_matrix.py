@@ -142,8 +142,7 @@ def refusals() -> None:
     ):
         if ref.defined(reduction, dtype):
             continue
-        shown = "float8" if dtype in ref.FLOAT8 else ref.name(dtype)
-        text = f"sagecomm: {ops.KINDS[kind].name}: {reduction} is not defined for {shown}"
+        text = f"sagecomm: {ops.KINDS[kind].name}: {reduction} is not defined for {ref.name(dtype)}"
         error = refusal(Call(kind, dtype, 4, reduction, async_op=async_op), at)
         # The caller's mistake, not the group's failure.
         assert text in str(error), f"{text!r} is not in: {error}"

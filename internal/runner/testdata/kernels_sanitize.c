@@ -10,7 +10,7 @@
 #include "../kernels_internal.h"
 
 enum { MAX_SOURCES = 5 };
-static const size_t sizes[SAGECOMM_DTYPE_COUNT] = {1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 2, 4, 8, 8, 16, 1};
+static const size_t sizes[SAGECOMM_DTYPE_COUNT] = {1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 2, 4, 8, 8, 16, 1, 1, 1, 1, 1, 8};
 
 static uint64_t state = 0x9e3779b97f4a7c15u;
 static uint64_t random64(void) { /* splitmix64 */
