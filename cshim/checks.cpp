@@ -38,9 +38,13 @@ void checkNoList(const char* op, const char* role, const std::vector<std::vector
   }
 }
 
-void checkElements(const char* op, const std::string& what, int64_t got, const std::string& like, int64_t want) {
+void checkElements(const char* op, Named what, int64_t got, Named like, int64_t want) {
+  const auto name = [](Named t) {
+    return t.index == Named::kAlone ? std::string(t.role) : std::string(t.role) + " " + std::to_string(t.index);
+  };
   if (C10_UNLIKELY(got != want)) {
-    refuse(op, what + " has " + std::to_string(got) + " elements, " + like + " has " + std::to_string(want));
+    refuse(
+        op, name(what) + " has " + std::to_string(got) + " elements, " + name(like) + " has " + std::to_string(want));
   }
 }
 

@@ -2,6 +2,8 @@
 // begins with the operation.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -24,7 +26,14 @@ void checkNoList(const char* op, const char* role, const std::vector<std::vector
 // As many tensors as there are of another list.
 void checkCount(const char* op, const char* role, size_t got, const char* like, size_t want);
 
-void checkElements(const char* op, const std::string& what, int64_t got, const std::string& like, int64_t want);
+// A tensor as messages name it: "input 3", or "this rank's output".
+struct Named {
+  static constexpr size_t kAlone = SIZE_MAX;
+  const char* role;
+  size_t index = kAlone;
+};
+
+void checkElements(const char* op, Named what, int64_t got, Named like, int64_t want);
 
 // The single form of a tensor of `one` elements a rank.
 void checkSingle(const char* op, const char* role, int64_t all, const char* oneRole, int64_t one, int size);

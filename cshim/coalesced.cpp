@@ -34,10 +34,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_coalesced(
   calls.reserve(tensors.size());
   for (size_t i = 0; i < tensors.size(); i++) {
     Call& call = calls.emplace_back(kAllReduceCoalesced, SAGECOMM_ALL_REDUCE);
-    call.buffers.addInOut("all_reduce_coalesced", "tensor", i, tensors[i]);
-    setReduction(call.op, "all_reduce_coalesced", opts.reduceOp);
+    fillAllReduce(call, i, tensors[i], opts.reduceOp);
     call.take(opts);
-    call.inputs = call.outputs = c10::ArrayRef<at::Tensor>(tensors[i]);
   }
   return runAll(kAllReduceCoalesced, calls, wantsAsync(opts), opts.timeout);
 }
@@ -64,14 +62,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allgather_coalesced(
       lists[i].push_back(list[i]);
     }
     Call& call = calls.emplace_back(kAllGatherCoalesced, SAGECOMM_ALL_GATHER);
-    call.buffers.addInput(kOp, "input", i, inputs[i]);
-    call.buffers.addOutputs(kOp, "output", lists[i]);
-    checkElements(kOp, "input " + std::to_string(i), inputs[i].numel(), "this rank's output", lists[i][rank_].numel());
-    call.buffers.setOutBlocks();
-    call.buffers.separateInput(inputs[i], rank_);
+    fillAllGather(call, i, lists[i], inputs[i]);
     call.take(opts);
-    call.inputs = c10::ArrayRef<at::Tensor>(inputs[i]);
-    call.outputs = lists[i];
   }
   return runAll(kAllGatherCoalesced, calls, wantsAsync(opts), opts.timeout);
 }
@@ -85,13 +77,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allgather_into_tensor_coales
   calls.reserve(inputs.size());
   for (size_t i = 0; i < inputs.size(); i++) {
     Call& call = calls.emplace_back(kAllGatherSingleCoalesced, SAGECOMM_ALL_GATHER);
-    call.buffers.addInput(kOp, "input", i, inputs[i]);
-    call.buffers.addOutput(kOp, "output", i, outputs[i]);
-    checkSingle(kOp, "output", outputs[i].numel(), "input", inputs[i].numel(), size_);
-    call.buffers.separateInput(inputs[i], rank_);
+    fillAllGatherSingle(call, i, outputs[i], inputs[i]);
     call.take(opts);
-    call.inputs = c10::ArrayRef<at::Tensor>(inputs[i]);
-    call.outputs = c10::ArrayRef<at::Tensor>(outputs[i]);
   }
   return runAll(kAllGatherSingleCoalesced, calls, wantsAsync(opts), opts.timeout);
 }
@@ -105,13 +92,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reduce_scatter_tensor_coales
   calls.reserve(inputs.size());
   for (size_t i = 0; i < inputs.size(); i++) {
     Call& call = calls.emplace_back(kReduceScatterSingleCoalesced, SAGECOMM_REDUCE_SCATTER);
-    call.buffers.addInput(kOp, "input", i, inputs[i]);
-    call.buffers.addOutput(kOp, "output", i, outputs[i], overlapsOtherBlocks(outputs[i], inputs[i], rank_, size_));
-    checkSingle(kOp, "input", inputs[i].numel(), "output", outputs[i].numel(), size_);
-    setReduction(call.op, kOp, opts.reduceOp);
+    fillReduceScatterSingle(call, i, outputs[i], inputs[i], opts.reduceOp);
     call.take(opts);
-    call.inputs = c10::ArrayRef<at::Tensor>(inputs[i]);
-    call.outputs = c10::ArrayRef<at::Tensor>(outputs[i]);
   }
   return runAll(kReduceScatterSingleCoalesced, calls, wantsAsync(opts), opts.timeout);
 }

@@ -30,15 +30,51 @@ constexpr OpInfo kRecvAny{c10d::OpType::RECVANYSOURCE, "recv", "sagecomm:recv_an
 
 } // namespace
 
+void ProcessGroupSagecomm::fillAllReduce(
+    Call& call, size_t index, const at::Tensor& tensor, const c10d::ReduceOp& reduceOp) const {
+  call.buffers.addInOut(call.info.name, "tensor", index, tensor);
+  setReduction(call.op, call.info.name, reduceOp);
+  call.inputs = call.outputs = c10::ArrayRef<at::Tensor>(tensor);
+}
+
+void ProcessGroupSagecomm::fillAllGather(
+    Call& call, size_t index, c10::ArrayRef<at::Tensor> outputs, const at::Tensor& input) const {
+  call.buffers.addInput(call.info.name, "input", index, input);
+  call.buffers.addOutputs(call.info.name, "output", outputs);
+  checkElements(call.info.name, {"input", index}, input.numel(), {"this rank's output"}, outputs[rank_].numel());
+  call.buffers.setOutBlocks();
+  call.buffers.separateInput(input, rank_);
+  call.inputs = c10::ArrayRef<at::Tensor>(input);
+  call.outputs = outputs;
+}
+
+void ProcessGroupSagecomm::fillAllGatherSingle(
+    Call& call, size_t index, const at::Tensor& output, const at::Tensor& input) const {
+  call.buffers.addInput(call.info.name, "input", index, input);
+  call.buffers.addOutput(call.info.name, "output", index, output);
+  checkSingle(call.info.name, "output", output.numel(), "input", input.numel(), size_);
+  call.buffers.separateInput(input, rank_);
+  call.inputs = c10::ArrayRef<at::Tensor>(input);
+  call.outputs = c10::ArrayRef<at::Tensor>(output);
+}
+
+void ProcessGroupSagecomm::fillReduceScatterSingle(
+    Call& call, size_t index, const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& reduceOp) const {
+  call.buffers.addInput(call.info.name, "input", index, input);
+  call.buffers.addOutput(call.info.name, "output", index, output, overlapsOtherBlocks(output, input, rank_, size_));
+  checkSingle(call.info.name, "input", input.numel(), "output", output.numel(), size_);
+  setReduction(call.op, call.info.name, reduceOp);
+  call.inputs = c10::ArrayRef<at::Tensor>(input);
+  call.outputs = c10::ArrayRef<at::Tensor>(output);
+}
+
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (C10_UNLIKELY(onlyTensor("all_reduce", tensors).is_sparse())) {
     return allreduce_sparse(tensors, opts);
   }
   Call call(kAllReduce, SAGECOMM_ALL_REDUCE);
-  call.buffers.addInOut("all_reduce", "tensor", 0, onlyTensor("all_reduce", tensors));
-  setReduction(call.op, "all_reduce", opts.reduceOp);
+  fillAllReduce(call, 0, tensors[0], opts.reduceOp);
   call.take(opts);
-  call.inputs = call.outputs = tensors;
   return run(call);
 }
 
@@ -106,28 +142,16 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allgather(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   Call call(kAllGather, SAGECOMM_ALL_GATHER);
   const at::Tensor& input = onlyTensor("all_gather", inputs);
-  const Tensors& list = onlyList("all_gather", "output", outputs, size_);
-  call.buffers.addInput("all_gather", "input", 0, input);
-  call.buffers.addOutputs("all_gather", "output", list);
-  checkElements("all_gather", "the input", input.numel(), "this rank's output", list[rank_].numel());
-  call.buffers.setOutBlocks();
-  call.buffers.separateInput(input, rank_);
+  fillAllGather(call, 0, onlyList("all_gather", "output", outputs, size_), input);
   call.take(opts);
-  call.inputs = inputs;
-  call.outputs = list;
   return run(call);
 }
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   Call call(kAllGatherSingle, SAGECOMM_ALL_GATHER);
-  call.buffers.addInput("all_gather", "input", 0, input);
-  call.buffers.addOutput("all_gather", "output", 0, output);
-  checkSingle("all_gather", "output", output.numel(), "input", input.numel(), size_);
-  call.buffers.separateInput(input, rank_);
+  fillAllGatherSingle(call, 0, output, input);
   call.take(opts);
-  call.inputs = c10::ArrayRef<at::Tensor>(input);
-  call.outputs = c10::ArrayRef<at::Tensor>(output);
   return run(call);
 }
 
@@ -140,7 +164,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reduce_scatter(
     call.buffers.addInput("reduce_scatter", "input", i, list[i]);
   }
   call.buffers.addOutput("reduce_scatter", "output", 0, output, overlapsOthers(output, list, rank_));
-  checkElements("reduce_scatter", "the output", output.numel(), "this rank's input", list[rank_].numel());
+  checkElements("reduce_scatter", {"the output"}, output.numel(), {"this rank's input"}, list[rank_].numel());
   call.buffers.setInBlocks();
   setReduction(call.op, "reduce_scatter", opts.reduceOp);
   call.take(opts);
@@ -152,13 +176,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reduce_scatter(
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
   Call call(kReduceScatterSingle, SAGECOMM_REDUCE_SCATTER);
-  call.buffers.addInput("reduce_scatter", "input", 0, input);
-  call.buffers.addOutput("reduce_scatter", "output", 0, output, overlapsOtherBlocks(output, input, rank_, size_));
-  checkSingle("reduce_scatter", "input", input.numel(), "output", output.numel(), size_);
-  setReduction(call.op, "reduce_scatter", opts.reduceOp);
+  fillReduceScatterSingle(call, 0, output, input, opts.reduceOp);
   call.take(opts);
-  call.inputs = c10::ArrayRef<at::Tensor>(input);
-  call.outputs = c10::ArrayRef<at::Tensor>(output);
   return run(call);
 }
 
@@ -213,7 +232,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::gather(
     const Tensors& list = onlyList("gather", "output", outputs, size_);
     call.buffers.addOutputs("gather", "output", list);
     for (size_t i = 0; i < list.size(); i++) {
-      checkElements("gather", "output " + std::to_string(i), list[i].numel(), "the input", input.numel());
+      checkElements("gather", {"output", i}, list[i].numel(), {"the input"}, input.numel());
     }
     call.buffers.separateInput(input, rank_);
     call.outputs = list;
@@ -252,7 +271,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::scatter(
     const Tensors& list = onlyList("scatter", "input", inputs, size_);
     for (size_t i = 0; i < list.size(); i++) {
       call.buffers.addInput("scatter", "input", i, list[i]);
-      checkElements("scatter", "input " + std::to_string(i), list[i].numel(), "the output", output.numel());
+      checkElements("scatter", {"input", i}, list[i].numel(), {"the output"}, output.numel());
     }
     staged = overlapsOthers(output, list, rank_);
     call.inputs = list;

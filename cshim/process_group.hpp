@@ -91,6 +91,16 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   template <class F>
   WorkPtr orPostponed(const OpInfo& info, F&& call);
   WorkPtr receive(const OpInfo& info, Tensors& tensors, int srcRank, int tag);
+  // Describe one operation, the index-th of its call, alone or coalesced.
+  void fillAllReduce(Call& call, size_t index, const at::Tensor& tensor, const c10d::ReduceOp& reduceOp) const;
+  void fillAllGather(Call& call, size_t index, c10::ArrayRef<at::Tensor> outputs, const at::Tensor& input) const;
+  void fillAllGatherSingle(Call& call, size_t index, const at::Tensor& output, const at::Tensor& input) const;
+  void fillReduceScatterSingle(
+      Call& call,
+      size_t index,
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const c10d::ReduceOp& reduceOp) const;
   WorkPtr run(Call& call);
   WorkPtr runAll(const OpInfo& info, std::vector<Call>& calls, bool async, std::chrono::milliseconds timeout);
   int32_t issue(const Call& call, sagecomm_work& handle, sagecomm_error& error) const;

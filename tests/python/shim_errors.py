@@ -162,7 +162,7 @@ def refusals_name_op_and_tensor() -> None:
     )
     refused("takes one list of 2 output tensors, got one of 1", lambda: direct.allgather([[four]], [four]))
     refused(
-        "the input has 4 elements, this rank's output has 3", lambda: direct.allgather([[four[:3], four[:3]]], [four])
+        "input 0 has 4 elements, this rank's output has 3", lambda: direct.allgather([[four[:3], four[:3]]], [four])
     )
     refused("the output has 4 elements", lambda: dist.all_gather_into_tensor(torch.zeros(4), four))
     options = dist.BroadcastOptions()

@@ -95,7 +95,7 @@ def bad_tensors() -> None:
     refused(f"sagecomm: all_gather: output {size - 1} is Double", lambda: backend().allgather([mixed], [ones]))
     short = [torch.zeros(2) for _ in range(size)]
     refused(
-        "all_gather: the input has 3 elements, this rank's output has 2", lambda: backend().allgather([short], [ones])
+        "all_gather: input 0 has 3 elements, this rank's output has 2", lambda: backend().allgather([short], [ones])
     )
     refused(f"takes one list of {size} output tensors, got one of", lambda: dist.all_gather([*outputs, ones], ones))
     refused("all_gather: the output has 5 elements, .* need", lambda: dist.all_gather_into_tensor(torch.zeros(5), ones))
