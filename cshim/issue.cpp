@@ -92,27 +92,41 @@ int32_t ProcessGroupSagecomm::issue(const Call& call, sagecomm_work& handle, sag
 
 namespace {
 
-bool writesWhatIsUsed(const Call& a, const Call& b) {
-  const auto meet = [](c10::ArrayRef<at::Tensor> x, c10::ArrayRef<at::Tensor> y) {
-    return std::any_of(x.begin(), x.end(), [&](const at::Tensor& t) {
-      return std::any_of(y.begin(), y.end(), [&](const at::Tensor& u) { return overlap(t, u); });
-    });
-  };
-  const auto written = [](const Call& c) {
-    return c.op.kind == SAGECOMM_SEND ? c10::ArrayRef<at::Tensor>() : c.outputs;
-  };
-  return meet(written(a), b.inputs) || meet(written(a), written(b)) || meet(written(b), a.inputs);
-}
+// A tensor of one of several calls.
+struct Use {
+  Extent extent;
+  const at::Tensor* tensor;
+  size_t call;
+  bool written;
+  bool copied; // the call has copies
+};
 
 // The copies were made when the calls were, and are written back at the end: the core sees no order between them.
 void checkCopies(const std::vector<Call>& calls) {
+  if (std::none_of(calls.begin(), calls.end(), [](const Call& call) { return call.buffers.copied(); })) {
+    return;
+  }
+  std::vector<Use> uses;
   for (size_t i = 0; i < calls.size(); i++) {
-    for (size_t k = 0; calls[i].buffers.copied() && k < calls.size(); k++) {
-      const bool once = k < i && calls[k].buffers.copied();
-      if (k != i && !once && writesWhatIsUsed(calls[i], calls[k])) {
+    const auto add = [&](c10::ArrayRef<at::Tensor> tensors, bool written) {
+      for (const at::Tensor& t : tensors) {
+        uses.push_back({extentOf(t), &t, i, written, calls[i].buffers.copied()});
+      }
+    };
+    add(calls[i].inputs, false);
+    if (calls[i].op.kind != SAGECOMM_SEND) {
+      add(calls[i].outputs, true);
+    }
+  }
+  std::sort(uses.begin(), uses.end(), [](const Use& a, const Use& b) { return a.extent.from < b.extent.from; });
+  for (auto a = uses.begin(); a != uses.end(); ++a) {
+    for (auto b = a + 1; b != uses.end() && b->extent.from < a->extent.end; ++b) {
+      if (a->call != b->call && (a->copied || b->copied) && (a->written || b->written) &&
+          overlap(*a->tensor, *b->tensor)) {
         refuse(
-            calls[i].info.name,
-            "operations " + std::to_string(std::min(i, k)) + " and " + std::to_string(std::max(i, k)) +
+            calls[std::max(a->call, b->call)].info.name,
+            "operations " + std::to_string(std::min(a->call, b->call)) + " and " +
+                std::to_string(std::max(a->call, b->call)) +
                 " of one coalesced call, counted from 0, share memory that one of them writes, and a tensor of them "
                 "is not contiguous: issue them apart");
       }
@@ -184,7 +198,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::endCoalescing() {
   milliseconds timeout = c10d::kUnsetTimeout;
   bool async = false;
   for (CollectedCall& each : window.calls) {
-    timeout = std::max(timeout, each.call.timeout);
+    const bool own = each.call.timeout > kNoTimeout;
+    timeout = std::max(timeout, own ? each.call.timeout : milliseconds(timeoutMs_.load()));
     async |= each.async;
     calls.push_back(std::move(each.call));
   }

@@ -5,6 +5,7 @@
 #include "gil.hpp"
 #include "process_group.hpp"
 #include "reduction.hpp"
+#include "sparse.hpp"
 
 namespace sagecomm {
 
@@ -88,6 +89,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
   if (opts.reduceOp.op_ != c10d::ReduceOp::SUM) {
     refuse("all_reduce", "of sparse tensors only the sum is defined");
   }
+  if (!isSummed(tensor.scalar_type())) {
+    refuse(
+        "all_reduce", std::string("SUM is not defined for sparse tensors of ") + c10::toString(tensor.scalar_type()));
+  }
   WithoutGil unlocked;
   if (shutDown_.load()) {
     refuseAfterShutdown("all_reduce");
@@ -97,7 +102,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
   }
   WorkPtr work;
   recordParams(kAllReduce.name, api_.group_sequence(group_) + 1, false, tensors, tensors, [&] {
-    work = allReduceSparse({group_, rank_, size_, info_, sparseCalls_}, tensor, opts.timeout);
+    work = allReduceSparse({group_, rank_, size_, info_}, sparseCalls_.fetch_add(1), tensor, opts.timeout);
   });
   if (!wantsAsync(opts)) {
     work->wait();

@@ -10,12 +10,6 @@ namespace sagecomm {
 
 using std::chrono::milliseconds;
 
-namespace {
-
-constexpr milliseconds kDestroyPatience{2000};
-
-} // namespace
-
 c10::intrusive_ptr<ProcessGroupSagecomm> ProcessGroupSagecomm::create(
     const c10d::DistributedBackendOptions& opts, c10::intrusive_ptr<GroupOptions> options) {
   std::vector<sagecomm_option> settings;
@@ -74,7 +68,6 @@ void ProcessGroupSagecomm::destroy() noexcept {
     return;
   }
   WithoutGil unlocked;
-  sparseCalls_->waitForAll(kDestroyPatience); // the core waits for what it knows of, and as long
   lastSequence_.store(api_.group_sequence(group_));
   auto cause = std::make_unique<sagecomm_error>();
   if (api_.group_error(group_, cause.get()) < 0) {

@@ -11,7 +11,6 @@
 
 #include "options.hpp"
 #include "sagecomm.h"
-#include "sparse.hpp"
 #include "tensors.hpp"
 #include "window.hpp"
 #include "work.hpp"
@@ -121,7 +120,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::shared_ptr<const GroupInfo> info_;
   Windows windows_;
-  const std::shared_ptr<SparseCalls> sparseCalls_ = std::make_shared<SparseCalls>();
+  std::atomic<int64_t> sparseCalls_{0};
   std::atomic<int64_t> timeoutMs_;
   std::atomic<bool> shutDown_{false};
   std::atomic<uint64_t> lastSequence_{0}; // what was issued until the shutdown

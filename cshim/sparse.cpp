@@ -31,12 +31,89 @@ struct Header {
   int64_t elements;
   int64_t sparseDims;
   int64_t type;
-  int64_t sizes; // a hash
+  int64_t dims;
+  std::array<int64_t, 8> sizes; // the first ones
+  int64_t hash; // of all
 
   bool agrees(const Header& other) const {
-    return sparseDims == other.sparseDims && type == other.type && sizes == other.sizes;
+    return sparseDims == other.sparseDims && type == other.type && dims == other.dims && sizes == other.sizes &&
+           hash == other.hash;
+  }
+
+  // "Float (50, 7), 1 dimension sparse"
+  std::string text() const {
+    const bool known = type >= 0 && type < static_cast<int64_t>(at::ScalarType::NumOptions);
+    std::string text = known ? c10::toString(static_cast<at::ScalarType>(type)) : "type " + std::to_string(type);
+    const auto shown = std::min(static_cast<size_t>(std::max<int64_t>(dims, 0)), sizes.size());
+    for (size_t d = 0; d < shown; d++) {
+      text += (d == 0 ? " (" : ", ") + std::to_string(sizes[d]);
+    }
+    text += dims > static_cast<int64_t>(shown) ? ", ...)" : shown > 0 ? ")" : " ()";
+    return text + ", " + std::to_string(sparseDims) + (sparseDims == 1 ? " dimension" : " dimensions") + " sparse";
   }
 };
+
+// In which type a type is added; Undefined: it cannot be. Sums of halves are rounded once, bools are or-ed, unsigned ones wrap.
+at::ScalarType wide(at::ScalarType type) {
+  switch (type) {
+    case at::kHalf:
+    case at::kBFloat16:
+      return at::kFloat;
+    case at::kBool:
+      return at::kInt;
+    case at::ScalarType::UInt16:
+      return at::kShort;
+    case at::ScalarType::UInt32:
+      return at::kInt;
+    case at::ScalarType::UInt64:
+      return at::kLong;
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+    case at::kByte:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      return type;
+    default:
+      return at::ScalarType::Undefined;
+  }
+}
+
+// Whether a sum can be added to again without being another one.
+bool isExact(at::ScalarType type) {
+  return type != at::kHalf && type != at::kBFloat16;
+}
+
+struct Elements {
+  at::Tensor indices;
+  at::Tensor values;
+};
+
+// Each index once, in their order; what has the same one is added in the order in which it stands.
+Elements summed(const Elements& all, at::IntArrayRef sizes) {
+  const int64_t sparseDims = all.indices.size(0);
+  const at::ScalarType type = all.values.scalar_type();
+  at::Tensor flat = at::zeros({all.indices.size(1)}, at::kLong);
+  for (int64_t d = 0; d < sparseDims; d++) {
+    flat.mul_(sizes[d]).add_(all.indices[d]);
+  }
+  const auto [which, where, counts] = at::_unique2(flat, true, true);
+  std::vector<int64_t> shape = all.values.sizes().vec();
+  shape[0] = which.size(0);
+  at::Tensor sum = at::zeros(shape, all.values.options().dtype(wide(type)));
+  const bool reread = c10::isIntegralType(type, false) && wide(type) != type; // torch does not add unsigned ones
+  sum.index_add_(0, where, reread ? all.values.view(wide(type)) : all.values.to(wide(type)));
+  at::Tensor indices = at::empty({sparseDims, which.size(0)}, at::kLong);
+  at::Tensor rest = which;
+  for (int64_t d = sparseDims - 1; d >= 0; d--) {
+    indices[d].copy_(rest.remainder(sizes[d]));
+    rest = rest.div(sizes[d], "floor");
+  }
+  return {indices, reread ? sum.view(type) : sum.to(type)};
+}
 
 enum Part : uint32_t { kIndices, kValues, kParts };
 
@@ -48,7 +125,7 @@ int32_t tagOf(int64_t number, Part part) {
 
 class SparseWork final : public c10d::Work {
  public:
-  SparseWork(const SparseGroup& group, const at::Tensor& tensor, milliseconds timeout)
+  SparseWork(const SparseGroup& group, int64_t number, const at::Tensor& tensor, milliseconds timeout)
       : c10d::Work(group.rank, c10d::OpType::ALLREDUCE),
         group_(group),
         timeout_(timeout),
@@ -62,20 +139,24 @@ class SparseWork final : public c10d::Work {
     } catch (const c10::Error& e) {
       refuse(kOp, e.what_without_backtrace());
     }
-    const at::Tensor mine = tensor.is_coalesced() ? tensor : tensor.coalesce();
-    indices_[group.rank] = mine._indices().contiguous();
-    values_[group.rank] = mine._values().contiguous();
-    mine_ = {
-        0, // start() knows
-        mine._nnz(),
-        mine.sparse_dim(),
-        static_cast<int64_t>(mine.scalar_type()),
-        static_cast<int64_t>(c10::get_hash(tensor.sizes().vec()))};
+    Elements mine{tensor._indices().contiguous(), tensor._values().contiguous()};
+    if (!tensor.is_coalesced() && mine.indices.size(1) > 0 && isExact(tensor.scalar_type())) {
+      mine = summed(mine, tensor.sizes());
+    }
+    indices_[group.rank] = mine.indices;
+    values_[group.rank] = mine.values;
+    mine_.number = number;
+    mine_.elements = mine.indices.size(1);
+    mine_.sparseDims = tensor.sparse_dim();
+    mine_.type = static_cast<int64_t>(tensor.scalar_type());
+    mine_.dims = tensor.dim();
+    std::copy_n(tensor.sizes().begin(), std::min(mine_.sizes.size(), tensor.sizes().size()), mine_.sizes.begin());
+    mine_.hash = static_cast<int64_t>(c10::get_hash(tensor.sizes().vec()));
   }
 
   // Issues the collective that begins it.
   void start() {
-    mine_.number = group_.calls->begin();
+    core().group_hold(group_.group, 1, nullptr);
     sagecomm_segment in{&mine_, sizeof mine_};
     sagecomm_segment out{headers_.data(), headers_.size() * sizeof(Header)};
     sagecomm_op op{};
@@ -193,11 +274,12 @@ class SparseWork final : public c10d::Work {
 
   static void stepDone(void* ctx, int32_t status, const sagecomm_error* error) noexcept {
     CompletionGate gate;
-    if (!gate.open()) {
-      return; // the process is ending: the memory stays until it has
-    }
     std::unique_ptr<Step> step(static_cast<Step*>(ctx));
     SparseWork& work = *step->work;
+    if (!gate.open() && !work.leaving_.exchange(true)) {
+      // The process is ending. Peers need the messages, but the memory stays until it has.
+      c10::raw::intrusive_ptr::incref(&work);
+    }
     work.settle(std::move(step), status, *error);
   }
 
@@ -266,9 +348,9 @@ class SparseWork final : public c10d::Work {
     giveUp(
         SAGECOMM_MISMATCH,
         rank,
-        "ranks 0 and " + std::to_string(rank) +
-            " gave sparse tensors of different shape, type or number of sparse dimensions; every rank must give the "
-            "same");
+        "ranks disagree in #" + std::to_string(sequence_) + " of group " + group_.info->name +
+            ": rank 0 gave a sparse tensor of " + headers_[0].text() + ", rank " + std::to_string(rank) + " one of " +
+            headers_[rank].text() + "; every rank must give the same shape, type and sparse dimensions");
   }
 
   std::string me() const {
@@ -320,8 +402,11 @@ class SparseWork final : public c10d::Work {
       future = future_;
       futureResult = futureResult_;
     }
-    group_.calls->end();
+    core().group_hold(group_.group, -1, nullptr);
     changed_.notify_all();
+    if (leaving_.load()) {
+      return; // who would hear of it is gone
+    }
     try {
       if (future) {
         finishFuture(*future);
@@ -339,19 +424,25 @@ class SparseWork final : public c10d::Work {
     std::vector<at::Tensor> indices;
     std::vector<at::Tensor> values;
     for (int r = 0; r < group_.size; r++) {
-      if (headers_[r].elements > 0) {
-        at::_validate_sparse_coo_tensor_args(indices_[r], values_[r], output_.sizes()); // other processes wrote them
-        indices.push_back(indices_[r]);
-        values.push_back(values_[r]);
+      if (headers_[r].elements == 0) {
+        continue;
       }
+      try { // another process wrote them
+        at::_validate_sparse_coo_tensor_args(indices_[r], values_[r], output_.sizes());
+      } catch (const std::exception& e) {
+        giveUp(SAGECOMM_INTERNAL, r, "rank " + std::to_string(r) + " sent what cannot be meant: " + reasonOf(e));
+        return;
+      }
+      indices.push_back(indices_[r]);
+      values.push_back(values_[r]);
     }
-    if (indices.empty()) {
-      indices.push_back(indices_[group_.rank]);
-      values.push_back(values_[group_.rank]);
+    Elements sum{indices_[group_.rank], values_[group_.rank]};
+    if (!indices.empty()) {
+      sum = summed({at::cat(indices, 1), at::cat(values, 0)}, output_.sizes());
     }
-    const at::Tensor sum =
-        at::sparse_coo_tensor(at::cat(indices, 1), at::cat(values, 0), output_.sizes(), output_.options()).coalesce();
-    output_.copy_(sum);
+    const at::Tensor result =
+        at::_sparse_coo_tensor_unsafe(sum.indices, sum.values, output_.sizes(), output_.options())._coalesced_(true);
+    output_.copy_(result);
     indices_.clear();
     values_.clear();
   }
@@ -400,6 +491,7 @@ class SparseWork final : public c10d::Work {
 
   std::atomic<int> left_{1}; // steps, and start()
   std::atomic<bool> failed_{false};
+  std::atomic<bool> leaving_{false}; // the process ends
   std::unique_ptr<sagecomm_error> error_; // written by who set failed_, read once done_
   std::atomic<bool> done_{false};
   std::mutex mutex_;
@@ -411,26 +503,13 @@ class SparseWork final : public c10d::Work {
 
 } // namespace
 
-int64_t SparseCalls::begin() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  unfinished_++;
-  return begun_++;
-}
-
-void SparseCalls::end() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  unfinished_--;
-  changed_.notify_all();
-}
-
-void SparseCalls::waitForAll(milliseconds longest) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, longest, [this] { return unfinished_ == 0; });
+bool isSummed(at::ScalarType type) {
+  return wide(type) != at::ScalarType::Undefined;
 }
 
 c10::intrusive_ptr<c10d::Work> allReduceSparse(
-    const SparseGroup& group, const at::Tensor& tensor, milliseconds timeout) {
-  auto work = c10::make_intrusive<SparseWork>(group, tensor, timeout);
+    const SparseGroup& group, int64_t number, const at::Tensor& tensor, milliseconds timeout) {
+  auto work = c10::make_intrusive<SparseWork>(group, number, tensor, timeout);
   work->start();
   return work;
 }

@@ -6,10 +6,8 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -19,31 +17,19 @@
 
 namespace sagecomm {
 
-// The sparse sums of one group. The core knows of their parts only, and between two of them of none.
-class SparseCalls {
- public:
-  // Counts from 0.
-  int64_t begin();
-  void end();
-  void waitForAll(std::chrono::milliseconds longest);
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int64_t begun_ = 0;
-  int64_t unfinished_ = 0;
-};
-
 struct SparseGroup {
   sagecomm_group group;
   int rank;
   int size;
   std::shared_ptr<const GroupInfo> info;
-  std::shared_ptr<SparseCalls> calls;
 };
 
-// The tensor, of layout COO, gets the sum. Without the GIL.
+// Whether sparse tensors of that type can be added.
+bool isSummed(at::ScalarType type);
+
+// `number` counts the calls of the group. The tensor, of layout COO, gets the sum, with the rounding of dense sums: halves are
+// added as fp32 and rounded once. Without the GIL.
 c10::intrusive_ptr<c10d::Work> allReduceSparse(
-    const SparseGroup& group, const at::Tensor& tensor, std::chrono::milliseconds timeout);
+    const SparseGroup& group, int64_t number, const at::Tensor& tensor, std::chrono::milliseconds timeout);
 
 } // namespace sagecomm

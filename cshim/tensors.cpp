@@ -222,17 +222,11 @@ namespace {
 
 // The bytes of a tensor: runs of `run` bytes, whose distances are multiples of `step`; 0: there is one.
 struct Runs {
-  const char* from;
-  size_t range;
   size_t run;
   size_t step;
 
-  explicit Runs(const at::Tensor& t)
-      : from(static_cast<const char*>(t.const_data_ptr())),
-        range(at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size())),
-        run(t.element_size()),
-        step(0) {
-    std::vector<std::pair<size_t, size_t>> dims; // stride in bytes, size
+  explicit Runs(const at::Tensor& t) : run(t.element_size()), step(0) {
+    c10::SmallVector<std::pair<size_t, size_t>, 8> dims; // stride in bytes, size
     for (int64_t d = 0; d < t.dim(); d++) {
       if (t.size(d) > 1) {
         dims.emplace_back(static_cast<size_t>(t.stride(d)) * t.element_size(), static_cast<size_t>(t.size(d)));
@@ -251,22 +245,28 @@ struct Runs {
 
 } // namespace
 
-// False for columns, and the like, of one tensor. True where that cannot be told.
+Extent extentOf(const at::Tensor& t) {
+  if (!t.has_storage() || t.numel() == 0) {
+    return {nullptr, nullptr};
+  }
+  const auto* from = static_cast<const char*>(t.const_data_ptr());
+  return {from, from + at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size())};
+}
+
 bool overlap(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.has_storage() || !b.has_storage() || a.numel() == 0 || b.numel() == 0) {
+  const Extent first = extentOf(a);
+  const Extent second = extentOf(b);
+  if (!first.meets(second)) {
     return false;
   }
   const Runs x(a);
   const Runs y(b);
-  if (x.from >= y.from + y.range || y.from >= x.from + x.range) {
-    return false;
-  }
   const size_t step = std::gcd(x.step, y.step);
   if (step == 0) {
     return true;
   }
-  const size_t ahead = y.from >= x.from ? static_cast<size_t>(y.from - x.from) % step
-                                        : (step - static_cast<size_t>(x.from - y.from) % step) % step;
+  const size_t ahead = second.from >= first.from ? static_cast<size_t>(second.from - first.from) % step
+                                                 : (step - static_cast<size_t>(first.from - second.from) % step) % step;
   return ahead < x.run || ahead + y.run > step;
 }
 

@@ -91,7 +91,20 @@ class Buffers {
 // Whether all elements lie inside the tensor's storage.
 bool hasMemory(const at::Tensor& t);
 
-// Whether two tensors have memory in common, as far as their first and last bytes tell.
+// From the first byte of a tensor to behind its last one; nothing where it has none.
+struct Extent {
+  const char* from;
+  const char* end;
+
+  bool meets(const Extent& other) const {
+    return from < other.end && other.from < end;
+  }
+};
+
+Extent extentOf(const at::Tensor& t);
+
+// Whether two tensors have memory in common. False for columns, and the like, of one tensor; true where that cannot be
+// told.
 bool overlap(const at::Tensor& a, const at::Tensor& b);
 
 } // namespace sagecomm

@@ -7,6 +7,7 @@ int32_t sagecommGroupCreate(sagecomm_group_config *, sagecomm_group *, sagecomm_
 int32_t sagecommGroupDestroy(sagecomm_group, sagecomm_error *);
 int32_t sagecommGroupAbort(sagecomm_group, char *, sagecomm_error *);
 int32_t sagecommGroupFail(sagecomm_group, sagecomm_error *, sagecomm_error *);
+int32_t sagecommGroupHold(sagecomm_group, int32_t, sagecomm_error *);
 int32_t sagecommGroupSetTimeout(sagecomm_group, int64_t, sagecomm_error *);
 int64_t sagecommGroupStats(sagecomm_group, char *, size_t);
 int64_t sagecommDescribeEnvironment(char *, size_t);
@@ -49,6 +50,11 @@ static int32_t group_abort(sagecomm_group group, const char *reason, sagecomm_er
 static int32_t group_fail(sagecomm_group group, const sagecomm_error *cause, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   return sagecommGroupFail(group, (sagecomm_error *)(uintptr_t)cause, err);
+}
+
+static int32_t group_hold(sagecomm_group group, int32_t by, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupHold(group, by, err);
 }
 
 static uint64_t group_sequence(sagecomm_group group) {
@@ -102,6 +108,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .flight_records = flight_records,
       .issue_coalesced = scr_issue_coalesced,
       .group_fail = group_fail,
+      .group_hold = group_hold,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

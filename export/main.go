@@ -168,6 +168,18 @@ func sagecommGroupFail(group C.sagecomm_group, cause, err *C.sagecomm_error) (st
 	return C.SAGECOMM_OK
 }
 
+//export sagecommGroupHold
+func sagecommGroupHold(group C.sagecomm_group, by C.int32_t, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_hold")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	g.Compose(int(by))
+	return C.SAGECOMM_OK
+}
+
 //export sagecommGroupSetTimeout
 func sagecommGroupSetTimeout(group C.sagecomm_group, ns C.int64_t, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)

@@ -275,6 +275,10 @@ typedef struct sagecomm_api {
    * nobody), op and message; the rest is filled in. For what a caller finds out of operations that belong together. The
    * first cause of a group stands. INVALID where the cause's status is no error. */
   int32_t (*group_fail)(sagecomm_group group, const sagecomm_error *cause, sagecomm_error *err);
+
+  /* With 1 the caller says that it makes one operation out of several, with -1 that the last of them is through: between
+   * two of them as well, who destroys the group waits for it as for an operation that was issued. */
+  int32_t (*group_hold)(sagecomm_group group, int32_t by, sagecomm_error *err);
 } sagecomm_api;
 
 /* The table of that version, or NULL when the library does not speak it. Starts nothing. */

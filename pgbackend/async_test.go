@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
@@ -131,6 +132,47 @@ func TestDoneFunctionIssuesAndWaits(t *testing.T) {
 		next(8)
 		return asError(<-end)
 	})
+}
+
+// While one group is being judged, the engine drives the others.
+func TestJudgingHoldsUpNobody(t *testing.T) {
+	sick, well := newWorld(t, 2), newWorld(t, 2)
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	original := judge
+	judge = func(p *Process, handle uint64, trouble runner.Trouble) {
+		if handle == sick.groups[0].Handle() {
+			close(begun)
+			<-goOn
+		}
+		original(p, handle, trouble)
+	}
+	lonely, f := sick.groups[0].Issue(coll.Op{Kind: coll.Barrier, Async: true, Timeout: 10 * time.Millisecond}, nil, nil)
+	if f != nil {
+		t.Fatal(f.Message)
+	}
+	<-begun
+	well.each(func(g *Group) error {
+		end := make(chan *coll.Failure, 1)
+		for range 20 {
+			work, f := sumAsync(g, 100_000)
+			if f != nil {
+				return f
+			}
+			work.OnDone(func(f *coll.Failure) { end <- f }) // nobody waits, so the engine drives
+			if f := <-end; f != nil {
+				return f
+			}
+			work.Release()
+		}
+		return nil
+	})
+	close(goOn)
+	if f := finish(lonely); f == nil || f.Status != coll.Timeout {
+		t.Errorf("the operation that nobody joined: %v", f)
+	}
+	lonely.Release()
+	well.destroy() // also ends with the engine's turn
+	judge = original
 }
 
 // Two groups of the same ranks are driven at the same time, by two threads each, in an order that differs by rank.

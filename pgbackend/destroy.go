@@ -20,7 +20,7 @@ func (g *Group) Destroy() error {
 		return fmt.Errorf("sagecomm: group %q was destroyed already", g.name)
 	}
 	patience := g.process.patience()
-	for begin := time.Now(); g.cause.Load() == nil && g.run.Unfinished() > 0 && !g.bereft(); {
+	for begin := time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
 		if time.Since(begin) >= patience {
 			g.process.runOutOfPatience()
 			g.process.warn("group %q was destroyed on rank %d with operations that peers have not joined for %v; they fail now", g.name, g.rank, patience)
@@ -50,6 +50,11 @@ func (g *Group) Destroy() error {
 	p.sweep()
 	return nil
 }
+
+// Compose counts operations that the caller makes of several. Destroy waits for them as for what was issued.
+func (g *Group) Compose(by int) { g.composed.Add(int64(by)) }
+
+func (g *Group) unfinished() bool { return g.run.Unfinished() > 0 || g.composed.Load() > 0 }
 
 // patience is how long a group that is being destroyed waits. Where one has just waited in vain, the next ones wait a
 // tenth: what the peers of one have not joined, those of the next will not join either, as a rule.

@@ -45,6 +45,8 @@ type Group struct {
 	gone   []bool // by rank: its process has ended, or it has given up
 	users  int    // calls inside, see hold
 	closed bool   // no call gets in any more
+
+	composed atomic.Int64 // operations that are made of several and are not through
 }
 
 // member is what a rank tells the others about itself.

@@ -66,6 +66,9 @@ func (e *engine) loop(p *Process) {
 	}
 }
 
+// judge says what has become of a group. Tests hold it up.
+var judge = (*Process).Trouble
+
 // judge has a group judged on another goroutine: who looks whom its peers wait for may look for a while, and the other
 // groups go on.
 func (e *engine) judge(p *Process, turn runner.Turn) {
@@ -73,7 +76,7 @@ func (e *engine) judge(p *Process, turn runner.Turn) {
 	e.judged[turn.Group] = true
 	e.mu.Unlock()
 	go func() {
-		p.Trouble(turn.Group, turn.Trouble)
+		judge(p, turn.Group, turn.Trouble)
 		e.mu.Lock()
 		delete(e.judged, turn.Group)
 		e.mu.Unlock()

@@ -158,7 +158,8 @@ static void end_driving(scr_group *g) {
 #define AT_ONCE_NS (50 * 1000LL)
 
 static void leave_posted(scr_group *g, scr_run *r, bool more) {
-  bool brief = r->kind == SAGECOMM_RECV && r->bytes <= SCR_EAGER_BYTES && !more;
+  bool alone = r->tag < 0; /* part of an operation that is waited for in another way */
+  bool brief = r->kind == SAGECOMM_RECV && r->bytes <= SCR_EAGER_BYTES && !more && !alone;
   if (brief) atomic_store_explicit(&r->posted_ns, scr_now(), memory_order_relaxed);
   if (brief && atomic_load_explicit(&g->waits_at_once, memory_order_relaxed)) {
     scr_engine_watch();

@@ -71,9 +71,15 @@ void scr_recorder_created(scr_run *r) {
   r->caller = (uint64_t)pthread_self();
 }
 
-void scr_recorder_started(scr_recorder *rec, scr_run *r) { append(rec, r, scr_ticks(), SCR_FLIGHT_STARTED); }
+/* Those of which another operation is made: not what the user called, and to analysers no partners of what he did. */
+static bool is_inner(const scr_run *r) { return is_message(r) && r->tag < 0; }
+
+void scr_recorder_started(scr_recorder *rec, scr_run *r) {
+  if (!is_inner(r)) append(rec, r, scr_ticks(), SCR_FLIGHT_STARTED);
+}
 
 void scr_recorder_finished(scr_recorder *rec, scr_run *r, bool ok) {
+  if (is_inner(r)) return;
   uint32_t state = ok ? SCR_FLIGHT_COMPLETED : SCR_FLIGHT_FAILED;
   struct scr_flight_entry *e = r->entry;
   uint64_t now = scr_ticks();

@@ -161,6 +161,11 @@ static int32_t group_fail(sagecomm_group g, const sagecomm_error *cause, sagecom
   return group_abort(g, cause->message, err);
 }
 
+static int32_t group_hold(sagecomm_group g, int32_t by, sagecomm_error *err) {
+  (void)g, (void)by, (void)err;
+  return SAGECOMM_OK;
+}
+
 static int32_t group_error(sagecomm_group g, sagecomm_error *err) {
   (void)g;
   return fake.group_status < 0 ? fail(fake.group_status, err) : SAGECOMM_OK;
@@ -302,7 +307,7 @@ static const sagecomm_api api = {
     SAGECOMM_ABI_VERSION, sizeof(sagecomm_api), version,           group_create, group_destroy, group_abort,
     group_error,          group_sequence,       group_set_timeout, issue,        wait_for,      on_done,
     work_sequence,        work_source,          release_work,      group_stats,  go_entries,    describe_environment,
-    shutdown_all,         flight_records,       issue_coalesced,   group_fail};
+    shutdown_all,         flight_records,       issue_coalesced,   group_fail,   group_hold};
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
   static int once;

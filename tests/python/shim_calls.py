@@ -160,6 +160,19 @@ def timeouts_are_passed_on() -> None:
 
 
 @scenario
+def a_window_has_the_longest_of_its_timeouts() -> None:
+    options = dist.AllreduceOptions()
+    for first, second, longest in ((2, None, 50), (2, 77, 77), (None, 77, 77), (None, None, 50)):
+        backend()._set_default_timeout(timedelta(seconds=50))
+        backend()._start_coalescing()
+        for seconds in first, second:
+            options.timeout = timedelta(milliseconds=-1) if seconds is None else timedelta(seconds=seconds)
+            backend().allreduce([torch.ones(1)], options)
+        backend()._end_coalescing().wait()
+        assert last().timeout_ns == longest * 10**9
+
+
+@scenario
 def properties() -> None:
     direct = backend()
     assert type(direct) is _C.ProcessGroupSagecomm

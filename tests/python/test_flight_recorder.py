@@ -356,6 +356,7 @@ ANALYSABLE = analysable()
 
 def all_kinds_and_dump(prefix: str | None) -> bytes:
     every_collective()
+    dist.all_reduce(torch.eye(100).to_sparse())
     exchange_messages()
     if prefix is not None:
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = prefix
@@ -393,7 +394,7 @@ def test_the_analyser_finds_no_mismatch_where_there_is_none(fresh_world: FreshWo
     assert "error" not in printed.lower()
     assert "Not all ranks" not in printed
     assert "mismatch" not in printed.lower()
-    assert len(database.collectives) == len(COLLECTIVES) + 4
+    assert len(database.collectives) == len(COLLECTIVES) + 5
     assert all(each.pass_check and each.type_of_mismatch is None for each in database.collectives)
     assert len(database.ncclcalls) == 2 * len(database.collectives)
     assert [(group.desc, group.size) for group in database.groups] == [("default_pg", 2)]
@@ -430,7 +431,7 @@ def test_dumps_are_written_where_torch_writes_them(fresh_world: FreshWorldOf, tm
     directory.mkdir()
     fresh_world(2, ANALYSABLE).run(all_kinds_and_dump, str(directory / "rank_"))
     database, _ = analyse(directory)
-    assert len(database.collectives) == len(COLLECTIVES) + 4
+    assert len(database.collectives) == len(COLLECTIVES) + 5
 
 
 # ---- torch's own recorder ----

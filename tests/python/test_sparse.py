@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import sagecomm
+from programs import Programs
 from worlds import World
 
 
@@ -54,6 +55,59 @@ def sums(asynchronous: bool) -> None:
 def test_sums(world: Callable[[int], World], asynchronous: bool) -> None:
     for n in 1, 2, 3, 8:
         world(n).run(sums, asynchronous)
+
+
+def rounded_once(dtype: torch.dtype) -> torch.Tensor:
+    """As much on rank 0 that one more is lost in the tensor's own type; half of the ones twice at one place."""
+    rank = dist.get_rank()
+    large = 2.0 / torch.finfo(dtype).eps
+    at = torch.tensor([[3]]) if rank == 0 else torch.tensor([[3, 3, 5]])
+    t = torch.sparse_coo_tensor(at, torch.tensor([large] if rank == 0 else [1.0] * 3, dtype=dtype), (8,))
+    dist.all_reduce(t)
+    return t.to_dense().float() - torch.tensor([0, 0, 0, large, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_rounded_once(world: Callable[[int], World], dtype: torch.dtype) -> None:
+    for differences in world(4).run(rounded_once, dtype):
+        # 6 ones, which are multiples of what the type can tell apart at `large`
+        assert differences.tolist() == [0, 0, 0, 6, 0, 3, 0, 0]
+
+
+def in_rank_order() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    all_values = torch.randn(size, 500) * 10.0 ** torch.randint(-3, 4, (size, 500))
+    t = torch.sparse_coo_tensor(torch.arange(500)[None], all_values[rank], (500,))
+    dist.all_reduce(t)
+    want = torch.zeros(500)
+    for values in all_values:
+        want += values
+    assert torch.equal(t.to_dense(), want)
+    assert t.is_coalesced()
+
+
+def test_ranks_are_added_in_order(world: Callable[[int], World]) -> None:
+    world(4).run(in_rank_order)
+
+
+def every_type() -> None:
+    at = torch.tensor([[0, 2], [1, 0]])
+    for dtype in (torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.uint8, torch.int16, torch.int64, torch.bool):
+        t = torch.sparse_coo_tensor(at, torch.ones(2).to(dtype), (3, 2), is_coalesced=True)
+        dist.all_reduce(t)
+        want = 1 if dtype is torch.bool else dist.get_world_size()
+        assert t._values().tolist() == [want, want], dtype
+        assert t._values().dtype == dtype
+        assert t._indices().tolist() == at.tolist()
+    t = torch.sparse_coo_tensor(at, torch.ones(2).to(torch.float8_e5m2), (3, 2), is_coalesced=True)
+    with pytest.raises(RuntimeError, match="all_reduce: SUM is not defined for sparse tensors of Float8_e5m2"):
+        dist.all_reduce(t)
+    dist.barrier()
+
+
+def test_types(world: Callable[[int], World]) -> None:
+    world(3).run(every_type)
 
 
 def refused() -> None:
@@ -111,7 +165,7 @@ def different_shapes() -> list[tuple[object, ...]]:
     work = dist.all_reduce(t, async_op=True)
     told: list[tuple[object, ...]] = []
     for call in work.wait, lambda: dist.all_reduce(torch.ones(1)):
-        with pytest.raises(sagecomm.CollectiveMismatch, match="sparse tensors of different shape") as raised:
+        with pytest.raises(sagecomm.CollectiveMismatch, match="rank 0 gave a sparse tensor of Float") as raised:
             call()
         told.append((str(raised.value), raised.value.rank, raised.value.pid, raised.value.op))
     assert not work.is_success()
@@ -122,7 +176,8 @@ def test_different_shapes(world: Callable[[int], World]) -> None:
     told = [reason for of_rank in world(3).run(different_shapes) for reason in of_rank]
     assert told == [told[0]] * 6
     text, blamed, pid, op = told[0]
-    assert "ranks 0 and 1 gave" in text
+    assert "ranks disagree in #1 of group 0: rank 0 gave a sparse tensor of Float (50), 1 dimension sparse" in text
+    assert ", rank 1 one of Float (51), 1 dimension sparse;" in text
     assert blamed == 1
     assert pid
     assert op == "all_reduce"
@@ -152,6 +207,24 @@ def destroyed_early() -> list[list[float]]:
 def test_destroying_waits_for_sparse_sums(world: Callable[[int], World]) -> None:
     for results in world(3).run(destroyed_early):
         assert results == [[3.0] * 200] * 8
+
+
+ENDS_EARLY = """
+    dist.init_process_group("sagecomm")
+    works = [dist.all_reduce(torch.eye(300).to_sparse(), async_op=True) for _ in range(4)]
+    if dist.get_rank() == 0:
+        say("ends")
+    else:
+        for work in works:
+            work.wait()
+        say(work.result()[0].to_dense().sum().item())
+"""
+
+
+def test_a_script_that_ends_leaves_its_peers_what_it_owes() -> None:
+    with Programs(ENDS_EARLY, 3) as ranks:
+        assert ranks.lines() == ["ends", "900.0", "900.0"]
+        ranks.end_well()
 
 
 def known_to_torch() -> None:
