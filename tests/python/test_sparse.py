@@ -93,7 +93,8 @@ def test_ranks_are_added_in_order(world: Callable[[int], World]) -> None:
 
 def every_type() -> None:
     at = torch.tensor([[0, 2], [1, 0]])
-    for dtype in (torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.uint8, torch.int16, torch.int64, torch.bool):
+    unsigned = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+    for dtype in (*unsigned, torch.int8, torch.int16, torch.int64, torch.bool):
         t = torch.sparse_coo_tensor(at, torch.ones(2).to(dtype), (3, 2), is_coalesced=True)
         dist.all_reduce(t)
         want = 1 if dtype is torch.bool else dist.get_world_size()
