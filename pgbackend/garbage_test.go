@@ -96,8 +96,13 @@ func TestRandomWritesNeitherCrashNorHang(t *testing.T) {
 	ends := map[string]int{}
 	for round := range rounds {
 		random := rand.New(rand.NewPCG(seed, uint64(round)))
-		w := newWorldWith(t, 2, timeout, nil)
-		w.each(func(g *Group) error { return traffic(g, 1) }) // all memory is there
+		w := newWorld(t, 2)
+		w.each(func(g *Group) error {
+			if err := traffic(g, 1); err != nil { // all memory is there
+				return err
+			}
+			return g.SetTimeout(timeout)
+		})
 		var stop atomic.Bool
 		scribbled := make(chan struct{})
 		go func() {

@@ -12,7 +12,10 @@ import (
 
 // A work that outlives its group tells its own cause, also when another group has taken the group's place and failed.
 func TestWorkOutlivesItsGroup(t *testing.T) {
-	w := newWorldWith(t, 2, 300*time.Millisecond, nil)
+	w := newWorld(t, 2)
+	if err := w.groups[0].SetTimeout(300 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
 	work, f := sumAsync(w.groups[0], 10)
 	if f != nil {
 		t.Fatal(f)
