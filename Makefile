@@ -92,12 +92,13 @@ test: test-go test-python
 
 # One package at a time: ranks that wait for each other measure badly beside another package's. Coverage and the race
 # detector apart: counters that are safe under it made pgbackend eight times as slow. Without it what has no goroutine of
-# its own: the proofs of the plans and of the protocol, the kernels against their references, and the C sanitizers' tests.
+# its own: the proofs of the plans and of the protocol, the kernels against their references, and the C sanitizers' tests;
+# and -short, since it is there for who meets whom, not for what comes out.
 without_race = /algo /internal/protocol /tests/runner/sanitize
 test-go: build
 	@mkdir -p $(root)/build
 	cd $(root) && $(go) test -p 1 -coverpkg=./... -coverprofile=$(root)/build/go.coverage ./...
-	cd $(root) && $(go) test -p 1 -race -skip 'KernelsUnderSanitizers|MatchesReference' \
+	cd $(root) && $(go) test -p 1 -race -short -skip MatchesReference \
 	  $$($(go) list ./... | grep -v $(without_race:%=-e %))
 	@cd $(root) && $(go) tool cover -func=$(root)/build/go.coverage | \
 	  awk '/^total:/ { print "Go statement coverage: " $$NF }'

@@ -14,6 +14,9 @@ var worldSizes = []int{1, 2, 3, 4, 8}
 
 func inWorlds(t *testing.T, f func(t *testing.T, w *world)) {
 	for _, n := range worldSizes {
+		if n > 3 && testing.Short() {
+			continue
+		}
 		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) { f(t, newWorld(t, n)) })
 	}
 }
