@@ -358,7 +358,8 @@ func TestHalfMadeGroup(t *testing.T) {
 	}
 	w.destroy()
 	Get().sweep()
-	if now := inUse(t); now != before {
+	// The board of the rank that gave up stays, in place of an older one if there are some (tombs).
+	if now := inUse(t); now > before+runner.BoardBytes(2)+4096 {
 		t.Errorf("%d bytes in use, %d before", now, before)
 	}
 }
