@@ -81,9 +81,9 @@ typedef enum sagecomm_dtype {
   SAGECOMM_FLOAT8_E4M3FNUZ = 17,
   SAGECOMM_FLOAT8_E5M2FNUZ = 18,
   SAGECOMM_FLOAT8_E8M0FNU = 19,
-  SAGECOMM_SPARSE =
-      20, /* 8 bytes of what a rank says about its sparse tensor: an all_gather of such begins an all_reduce
-                           of sparse tensors, and errors name it so */
+  /* 8 bytes of what a rank says about its sparse tensor: an all_gather of such begins an all_reduce of sparse tensors, and
+   * errors name it so. */
+  SAGECOMM_SPARSE = 20,
   SAGECOMM_DTYPE_COUNT
 } sagecomm_dtype;
 

@@ -130,14 +130,12 @@ func (g *Group) mismatch(t runner.Trouble) *coll.Failure {
 // timeout names the ranks that have not arrived and what each did last.
 func (g *Group) timeout(t runner.Trouble) *coll.Failure {
 	f := g.blame(coll.Timeout, t.Peer, t)
-	if !t.Op.Kind.Collective() && t.Op.OfSparse() {
-		f.Message = fmt.Sprintf("sagecomm: group %q: timeout after %v on rank %d in %s: all ranks have arrived, but %s does not go on",
-			g.name, t.Timeout, g.rank, describe(t.Op, 0), g.who(t.Peer))
-		return f
-	}
 	if !t.Op.Kind.Collective() {
-		f.Message = fmt.Sprintf("sagecomm: group %q: timeout after %v on rank %d in %s: the other side has not called its part; its last collective is #%d",
-			g.name, t.Timeout, g.rank, describe(t.Op, 0), g.last(t.Peer))
+		why := fmt.Sprintf("the other side has not called its part; its last collective is #%d", g.last(t.Peer))
+		if t.Op.OfSparse() {
+			why = fmt.Sprintf("all ranks have arrived, but %s does not go on", g.who(t.Peer))
+		}
+		f.Message = fmt.Sprintf("sagecomm: group %q: timeout after %v on rank %d in %s: %s", g.name, t.Timeout, g.rank, describe(t.Op, 0), why)
 		return f
 	}
 	var missing []string

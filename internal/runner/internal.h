@@ -325,6 +325,11 @@ static inline bool scr_rooted(int kind) {
   return kind == SAGECOMM_BROADCAST || kind == SAGECOMM_REDUCE || kind == SAGECOMM_GATHER || kind == SAGECOMM_SCATTER;
 }
 
+static inline bool scr_is_message(const scr_run *r) { return r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV; }
+
+/* Whether it is a message of which another operation is made: users' tags are not negative. */
+static inline bool scr_is_inner(const scr_run *r) { return scr_is_message(r) && r->tag < 0; }
+
 scr_run *scr_run_new(void);
 scr_run *scr_run_of(uint64_t handle);
 void scr_run_ref(scr_run *r);

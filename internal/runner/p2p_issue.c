@@ -154,12 +154,12 @@ static void end_driving(scr_group *g) {
 
 /* dist.recv() waits a microsecond after it has posted, and what comes in between should not cost the peer a system call
  * and this rank a switch to the engine. A short recv gains nothing from being received early. So where the one before was
- * waited for at once it sets no bit: a waiter is expected, and the engine looks within 20 ms. */
+ * waited for at once it sets no bit: a waiter is expected, and the engine looks within 20 ms. Not of inner messages,
+ * which nobody waits for. */
 #define AT_ONCE_NS (50 * 1000LL)
 
 static void leave_posted(scr_group *g, scr_run *r, bool more) {
-  bool alone = r->tag < 0; /* part of an operation that is waited for in another way */
-  bool brief = r->kind == SAGECOMM_RECV && r->bytes <= SCR_EAGER_BYTES && !more && !alone;
+  bool brief = r->kind == SAGECOMM_RECV && r->bytes <= SCR_EAGER_BYTES && !more && !scr_is_inner(r);
   if (brief) atomic_store_explicit(&r->posted_ns, scr_now(), memory_order_relaxed);
   if (brief && atomic_load_explicit(&g->waits_at_once, memory_order_relaxed)) {
     scr_engine_watch();

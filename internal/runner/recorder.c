@@ -38,12 +38,10 @@ static inline void set(_Atomic uint64_t *word, uint64_t value) {
   atomic_store_explicit(word, value, memory_order_release);
 }
 
-static inline bool is_message(const scr_run *r) { return r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV; }
-
 static inline uint64_t number_word(uint64_t number, int32_t root) { return number << 24 | (uint32_t)(root + 1); }
 
 static void append(scr_recorder *rec, scr_run *r, uint64_t now, uint32_t state) {
-  bool message = is_message(r);
+  bool message = scr_is_message(r);
   scr_trail *t = message ? &rec->messages : &rec->collectives;
   struct scr_flight_entry *e = &t->entries[t->at];
   uint64_t position = atomic_load_explicit(&t->count, memory_order_relaxed) + 1;
@@ -71,15 +69,13 @@ void scr_recorder_created(scr_run *r) {
   r->caller = (uint64_t)pthread_self();
 }
 
-/* Those of which another operation is made: not what the user called, and to analysers no partners of what he did. */
-static bool is_inner(const scr_run *r) { return is_message(r) && r->tag < 0; }
-
+/* Without inner messages: the user has not called them, and analysers would pair them with what he has. */
 void scr_recorder_started(scr_recorder *rec, scr_run *r) {
-  if (!is_inner(r)) append(rec, r, scr_ticks(), SCR_FLIGHT_STARTED);
+  if (!scr_is_inner(r)) append(rec, r, scr_ticks(), SCR_FLIGHT_STARTED);
 }
 
 void scr_recorder_finished(scr_recorder *rec, scr_run *r, bool ok) {
-  if (is_inner(r)) return;
+  if (scr_is_inner(r)) return;
   uint32_t state = ok ? SCR_FLIGHT_COMPLETED : SCR_FLIGHT_FAILED;
   struct scr_flight_entry *e = r->entry;
   uint64_t now = scr_ticks();

@@ -58,20 +58,20 @@ def test_sums(world: Callable[[int], World], asynchronous: bool) -> None:
 
 
 def rounded_once(dtype: torch.dtype) -> torch.Tensor:
-    """As much on rank 0 that one more is lost in the tensor's own type; half of the ones twice at one place."""
+    """As much on rank 0 that one more is lost in the type itself; ones of the others, once and twice at a place."""
     rank = dist.get_rank()
     large = 2.0 / torch.finfo(dtype).eps
-    at = torch.tensor([[3]]) if rank == 0 else torch.tensor([[3, 3, 5]])
-    t = torch.sparse_coo_tensor(at, torch.tensor([large] if rank == 0 else [1.0] * 3, dtype=dtype), (8,))
+    at = torch.tensor([[1, 3]]) if rank == 0 else torch.tensor([[1, 1, 3, 5]])
+    t = torch.sparse_coo_tensor(at, torch.tensor([large] * 2 if rank == 0 else [1.0] * 4, dtype=dtype), (8,))
     dist.all_reduce(t)
-    return t.to_dense().float() - torch.tensor([0, 0, 0, large, 0, 0, 0, 0])
+    return t.to_dense().float() - torch.tensor([0, large, 0, large, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_are_rounded_once(world: Callable[[int], World], dtype: torch.dtype) -> None:
-    for differences in world(4).run(rounded_once, dtype):
-        # 6 ones, which are multiples of what the type can tell apart at `large`
-        assert differences.tolist() == [0, 0, 0, 6, 0, 3, 0, 0]
+    for differences in world(5).run(rounded_once, dtype):
+        # The type can tell even numbers apart at `large`.
+        assert differences.tolist() == [0, 8, 0, 4, 0, 4, 0, 0]
 
 
 def in_rank_order() -> None:

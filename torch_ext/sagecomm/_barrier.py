@@ -29,4 +29,4 @@ def monitored_barrier(
         warnings.warn("sagecomm: monitored_barrier: this rank is not in the group; nothing is done", stacklevel=2)
         return
     given = {} if timeout is None else {"timeout": timeout}
-    pg.monitored_barrier(wait_all_ranks=wait_all_ranks, **given)  # type: ignore[attr-defined]  # not in torch's stub
+    pg.monitored_barrier(wait_all_ranks=wait_all_ranks, **given)  # type: ignore[attr-defined]  # torch's types leave it out
