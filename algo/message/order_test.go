@@ -1,0 +1,82 @@
+// A check of the checker: its argument says that the order in which ranks go on does not matter.
+
+package message
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"sagecomm/internal/coll"
+)
+
+// shuffled runs steps of ranks picked at random until none can go on.
+func shuffled(c Call, capacity int, rng *rand.Rand) (*run, error) {
+	r := newRun(c, capacity)
+	for stuck := 0; stuck < 20*len(r.ranks); stuck++ {
+		a := r.ranks[rng.IntN(len(r.ranks))]
+		if a.done {
+			continue
+		}
+		moved, err := r.step(a)
+		if err != nil {
+			return r, err
+		}
+		if moved {
+			stuck = 0
+		}
+	}
+	return r, r.finish()
+}
+
+func TestTheOrderOfRanksDoesNotMatter(t *testing.T) {
+	const seed, size = 20260926, 13
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for _, f := range families {
+		plans := buildAll(t, f, Place{Size: size, Root: 4, Chunk: 3 * Unit})
+		for _, capacity := range []int{1, 2, 5} {
+			c := Call{Plans: plans, Lengths: Lengths{Bytes: 20 * Unit}, InPlace: rng.IntN(2) == 0}
+			straight := newRun(c, capacity)
+			if err := straight.finish(); err != nil {
+				t.Fatal(err)
+			}
+			other, err := shuffled(c, capacity, rng)
+			if err != nil {
+				t.Fatalf("%v %s, capacity %d: %v", f.kind, f.name, capacity, err)
+			}
+			for rank := range size {
+				for block := range size {
+					if flat(f.kind) && block > 0 || !flat(f.kind) && !outputBlocks(f.kind) && block != rank {
+						continue
+					}
+					region := Region{Space: Output, Block: block}
+					a, b := straight.memoryOf(straight.ranks[rank], region, 0), other.memoryOf(other.ranks[rank], region, 0)
+					for i := range a.cells {
+						if x, y := straight.trees.format(a.cells[i]), other.trees.format(b.cells[i]); x != y {
+							t.Fatalf("%v %s, rank %d, unit %d of block %d: %s in one order, %s in another", f.kind, f.name, rank, i, block, x, y)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// A deadlock is found at the same place in every order.
+func TestADeadlockIsOneInEveryOrder(t *testing.T) {
+	const seed = 20260927
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	plans := buildAll(t, family{coll.AllReduce, Rabenseifner, RabenseifnerAllReduce}, Place{Size: 8, Chunk: 8 * Unit})
+	i := slices.IndexFunc(plans[5].Steps, func(s Step) bool { return s.Op == Recv })
+	plans[5].Steps[i].Channel = 1
+	c := Call{Plans: plans, Lengths: Lengths{Bytes: 20 * Unit}}
+	err := newRun(c, 1).finish()
+	rejected(t, err, "deadlock: ", "rank 5, chunk 0", "(recv) waits for a message in channel 1 from rank 1")
+	for range 20 {
+		if _, other := shuffled(c, 1, rng); other == nil || other.Error() != err.Error() {
+			t.Errorf("%v\nin another order %v", err, other)
+		}
+	}
+}
