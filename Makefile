@@ -24,11 +24,12 @@ core_sources := $(call find_in,$(go_dirs),-name '*.go' ! -name '*_test.go' -o -n
   $(wildcard $(root)/go.mod $(root)/go.sum) $(root)/export/exports.map
 c_sources := $(call find_in,$(addprefix $(root)/,bench cshim export internal tests),\
   -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp')
-python_sources := torch_ext tests/python examples bench
+python_sources := torch_ext tests/python tests/suites examples bench
 
 .PHONY: help
 help:
 	@echo 'demo test build | core shim venv | lint fmt | wheel test-wheel | bench | test-torch VERSION=2.13.0 | clean'
+	@echo 'faults kills | soak MINUTES=60 | test-suites test-frameworks'
 
 # ---- set-up ----
 
@@ -95,9 +96,13 @@ test: test-go test-python
 # its own: the proofs of the plans and of the protocol, the kernels against their references, and the C sanitizers' tests;
 # and -short, since it is there for who meets whom, not for what comes out.
 without_race = /algo /internal/protocol /tests/runner/sanitize
+# Not counted: what has C beside it, which would be compiled once more, and the model of the protocol, which would take
+# three times as long.
+without_coverage = /export /internal/runner /internal/protocol /tests/
 test-go: build
 	@mkdir -p $(root)/build
-	cd $(root) && $(go) test -p 1 -coverpkg=./... -coverprofile=$(root)/build/go.coverage ./...
+	cd $(root) && $(go) test -p 1 -coverprofile=$(root)/build/go.coverage \
+	  -coverpkg=$$($(go) list ./... | grep -v $(without_coverage:%=-e %) | paste -sd,) ./...
 	cd $(root) && $(go) test -p 1 -race -short -skip MatchesReference \
 	  $$($(go) list ./... | grep -v $(without_race:%=-e %))
 	@cd $(root) && $(go) tool cover -func=$(root)/build/go.coverage | \
@@ -107,10 +112,38 @@ test-go: build
 test-python: build test-go
 	cd $(root) && $(py) -m pytest --cov
 
+# What `make test` runs a random part of (docs/reliability.md): the fault matrix, 500 deaths at random moments, and both
+# with random programs for so many minutes.
+.PHONY: faults kills soak
+faults: compilers
+	cd $(root) && $(go) run ./tests/faults
+
+kills: compilers
+	cd $(root) && $(go) run ./tests/faults -kills 500
+
+MINUTES ?= 60
+soak: build
+	cd $(root) && $(go) run ./tests/faults -soak $(MINUTES)m -python $(py)
+
+# torch's own tests of a backend (docs/torch-suites.md). `make test` runs a few of them.
+.PHONY: test-suites
+test-suites: build
+	cd $(root) && $(py) tests/suites/run.py
+
 .PHONY: test-torch
 test-torch: compilers
 	@test -n '$(VERSION)' || { echo 'which torch? for example: make test-torch VERSION=2.13.0' >&2; exit 2; }
 	$(root)/tools/test-torch $(VERSION)
+
+# Lightning, Accelerate, DeepSpeed and Ray Train, by the scripts of docs/frameworks.md; about 650 MB of packages.
+frameworks := $(root)/build/frameworks
+.PHONY: test-frameworks
+test-frameworks: build $(frameworks)/.ready
+	$(root)/tools/test-frameworks $(frameworks)
+
+$(frameworks)/.ready: $(root)/requirements-frameworks.txt $(root)/tools/test-frameworks $(venv)/.ready
+	$(root)/tools/test-frameworks --install $(frameworks)
+	@touch $@
 
 .PHONY: wheel test-wheel
 wheel: compilers $(venv)/.ready
@@ -125,7 +158,7 @@ test-wheel: wheel
 
 .PHONY: lint fmt
 lint: compilers $(venv)/.ready
-	@cd $(root) && unformatted=$$(tools/gofmt -l $(wildcard $(go_dirs) $(root)/tests/go)); \
+	@cd $(root) && unformatted=$$(tools/gofmt -l $(wildcard $(go_dirs) $(root)/tests/go $(root)/tests/faults)); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
 	cd $(root) && $(go) vet ./...
 	cd $(root) && $(go) run $(staticcheck) ./...
@@ -135,7 +168,7 @@ lint: compilers $(venv)/.ready
 	cd $(root) && $(venv)/bin/mypy
 
 fmt: $(venv)/.ready
-	cd $(root) && tools/gofmt -w $(wildcard $(go_dirs) $(root)/tests/go)
+	cd $(root) && tools/gofmt -w $(wildcard $(go_dirs) $(root)/tests/go $(root)/tests/faults)
 	$(if $(c_sources),$(venv)/bin/clang-format -i $(c_sources))
 	cd $(root) && $(venv)/bin/ruff check --fix $(wildcard $(python_sources))
 	cd $(root) && $(venv)/bin/ruff format $(wildcard $(python_sources))

@@ -238,8 +238,9 @@ func (p Plan) step(s Stage, k int64, l lengths, slots [2]int) Step {
 		if s.Part == Share {
 			lo, hi = share(out.Len, p.Size, p.Rank)
 		}
-		m := Move{Fold: true}
-		for _, r := range p.sources(s.From) {
+		sources := p.sources(s.From)
+		m := Move{Fold: true, From: make([]Region, 0, len(sources)), To: make([]Region, 0, 1+len(sources))}
+		for _, r := range sources {
 			from := slot(r, p.Rank)
 			if s.Part == Block && r == p.Rank {
 				from = input(p.Rank)
@@ -282,7 +283,10 @@ func (p Plan) step(s Stage, k int64, l lengths, slots [2]int) Step {
 
 // sources lists the ranks of a source in the order in which a fold takes them.
 func (p Plan) sources(from Source) []int {
-	var ranks []int
+	if from == Nobody {
+		return nil
+	}
+	ranks := make([]int, 0, p.Size)
 	for r := range p.Size {
 		if from == Everybody || from == Others && r != p.Rank || from == FromRoot && r == p.Root {
 			ranks = append(ranks, r)
@@ -293,8 +297,12 @@ func (p Plan) sources(from Source) []int {
 
 // wait is for the counters of the source's ranks but this one: what a rank does itself is a matter of order.
 func (p Plan) wait(from Source, c Counter, chunk int64) []Wait {
-	var waits []Wait
-	for _, r := range p.sources(from) {
+	sources := p.sources(from)
+	if len(sources) == 0 {
+		return nil
+	}
+	waits := make([]Wait, 0, len(sources))
+	for _, r := range sources {
 		if r != p.Rank {
 			waits = append(waits, Wait{r, c, chunk})
 		}

@@ -145,16 +145,38 @@ func Price(p Plan, bytes uint64, params Params) time.Duration {
 	return price(p, bytes, params).duration()
 }
 
-func price(p Plan, bytes uint64, params Params) femto {
-	link, cast := params.Board.femto(), rolesOf(p)
-	chunks := p.Chunks(bytes)
-	if chunks <= simulatedChunks {
-		return cast.play(bytes, link)
+func price(p Plan, bytes uint64, params Params) femto { return newPricer(p, params).price(bytes) }
+
+// pricer prices one plan for many lengths. It plays each length once: those beyond the simulated chunks have most of
+// what is played in common.
+type pricer struct {
+	plan   Plan
+	link   femtoLink
+	cast   roles
+	played map[uint64]femto // by length
+}
+
+func newPricer(p Plan, params Params) *pricer {
+	return &pricer{p, params.Board.femto(), rolesOf(p), map[uint64]femto{}}
+}
+
+func (r *pricer) play(bytes uint64) femto {
+	t, ok := r.played[bytes]
+	if !ok {
+		t = r.cast.play(bytes, r.link)
+		r.played[bytes] = t
 	}
-	chunk, head := uint64(p.Chunk), uint64(p.Head)
+	return t
+}
+
+func (r *pricer) price(bytes uint64) femto {
+	chunks, chunk, head := r.plan.Chunks(bytes), uint64(r.plan.Chunk), uint64(r.plan.Head)
+	if chunks <= simulatedChunks {
+		return r.play(bytes)
+	}
 	tail := bytes - (chunks-1)*chunk // with the head
-	begin := cast.play((simulatedChunks-1)*chunk+tail, link)
-	all, half := cast.play(head+simulatedChunks*chunk, link), cast.play(head+simulatedChunks/2*chunk, link)
+	begin := r.play((simulatedChunks-1)*chunk + tail)
+	all, half := r.play(head+simulatedChunks*chunk), r.play(head+simulatedChunks/2*chunk)
 	if begin == never || all == never {
 		return never
 	}

@@ -5,6 +5,9 @@
 // that every chunk passes through in order, each stage [Stage.Lag] chunks behind the head of the pipeline. The same
 // value is checked symbolically (check.go), priced (cost.go) and compiled to a program of the runner.
 //
+// These plans are for ranks that share memory, a board each. Collectives made of messages between pairs of ranks are plans
+// of another type, in the package message below this one; its comment says why.
+//
 // Start reading at [Plan], then one_shot.go and two_shot.go; [Concrete] spells a plan out, [Check] proves it, [Price]
 // predicts its time and [Selector] chooses.
 package algo

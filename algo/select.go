@@ -93,7 +93,7 @@ func NewSelector(size int, params Params, tune Tune) (*Selector, error) {
 		if !kind.Collective() {
 			continue
 		}
-		table := s.predict(kind)
+		table := newPrices(size, params).predict(kind)
 		if size > 1 {
 			table = tune.apply(kind, s.size, table)
 		}
@@ -135,9 +135,25 @@ func (s *Selector) Fingerprint() uint64 {
 	return h.Sum64()
 }
 
+// prices makes tables by prediction. It remembers the plans it has priced.
+type prices struct {
+	size   int
+	params Params
+	known  map[priced]*pricer
+}
+
+type priced struct {
+	kind      coll.Kind
+	algorithm string
+	lane      Lane
+	chunk     int
+}
+
+func newPrices(size int, params Params) prices { return prices{size, params, map[priced]*pricer{}} }
+
 // predict makes the table of a kind without the user's rules.
-func (s *Selector) predict(kind coll.Kind) []Class {
-	if s.size == 1 {
+func (p prices) predict(kind coll.Kind) []Class {
+	if p.size == 1 {
 		return []Class{{NoLimit, LocalName, LargeLane, LargeSlot}}
 	}
 	if kind == coll.Barrier {
@@ -145,12 +161,12 @@ func (s *Selector) predict(kind coll.Kind) []Class {
 	}
 	var table []Class
 	low := uint64(0) // first length of the class
-	for _, g := range gradesOf(kind, s.size) {
+	for _, g := range gradesOf(kind, p.size) {
 		for low <= g.upTo {
 			// Classes end at multiples of 64 bytes and are judged there.
 			from := min((low+Align-1)&^(Align-1), g.upTo)
-			name := s.best(kind, from, g.chunk, g.upTo)
-			end := s.lastWith(kind, name, from, g.chunk, g.upTo)
+			name := p.best(kind, from, g.chunk, g.upTo)
+			end := p.lastWith(kind, name, from, g.chunk, g.upTo)
 			table = append(table, Class{end, name, laneFor(kind, name, g.upTo), g.chunk})
 			if end == NoLimit {
 				return table
@@ -162,29 +178,35 @@ func (s *Selector) predict(kind coll.Kind) []Class {
 }
 
 // best is the cheapest algorithm for a length in a grade.
-func (s *Selector) best(kind coll.Kind, bytes uint64, chunk int, upTo uint64) string {
+func (p prices) best(kind coll.Kind, bytes uint64, chunk int, upTo uint64) string {
 	names := Algorithms(kind)
 	if len(names) == 1 {
 		return names[0]
 	}
 	best, least := "", never
 	for _, name := range names {
-		if t := s.predicted(kind, name, bytes, laneFor(kind, name, upTo), chunk); best == "" || t < least {
+		if t := p.predicted(kind, name, bytes, laneFor(kind, name, upTo), chunk); best == "" || t < least {
 			best, least = name, t
 		}
 	}
 	return best
 }
 
-func (s *Selector) predicted(kind coll.Kind, algorithm string, bytes uint64, lane Lane, chunk int) femto {
-	f, _ := find(kind, algorithm)
-	return price(f.build(Place{Size: s.size, Lane: lane, Chunk: chunk}), bytes, s.params)
+func (p prices) predicted(kind coll.Kind, algorithm string, bytes uint64, lane Lane, chunk int) femto {
+	what := priced{kind, algorithm, lane, chunk}
+	known := p.known[what]
+	if known == nil {
+		f, _ := find(kind, algorithm)
+		known = newPricer(f.build(Place{Size: p.size, Lane: lane, Chunk: chunk}), p.params)
+		p.known[what] = known
+	}
+	return known.price(bytes)
 }
 
 // lastWith looks for the end of the range, from low on (a multiple of 64) and within the grade, in which an algorithm
 // stays the best: it doubles the length until another one wins, then halves the interval down to 64 bytes. Lengths
 // beyond 1 GiB go with the last one looked at.
-func (s *Selector) lastWith(kind coll.Kind, name string, low uint64, chunk int, upTo uint64) uint64 {
+func (p prices) lastWith(kind coll.Kind, name string, low uint64, chunk int, upTo uint64) uint64 {
 	const horizon = 1 << 30
 	if len(Algorithms(kind)) == 1 {
 		return upTo
@@ -192,13 +214,13 @@ func (s *Selector) lastWith(kind coll.Kind, name string, low uint64, chunk int, 
 	good := low
 	for good < min(upTo, horizon) {
 		next := min(max(Align, 2*good)&^(Align-1), upTo)
-		if s.best(kind, next, chunk, upTo) == name {
+		if p.best(kind, next, chunk, upTo) == name {
 			good = next
 			continue
 		}
 		for next-good > Align {
 			middle := (good + (next-good)/2) &^ (Align - 1)
-			if s.best(kind, middle, chunk, upTo) == name {
+			if p.best(kind, middle, chunk, upTo) == name {
 				good = middle
 			} else {
 				next = middle
@@ -252,7 +274,7 @@ func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	forced = forced && s.size > 1
 	var list []Candidate
 	add := func(c Class) {
-		t := s.predicted(kind, c.Algorithm, bytes, c.Lane, c.Chunk)
+		t := newPrices(s.size, s.params).predicted(kind, c.Algorithm, bytes, c.Lane, c.Chunk)
 		list = append(list, Candidate{Algorithm: c.Algorithm, Lane: c.Lane, Chunk: c.Chunk, Predicted: t.duration()})
 	}
 	add(chosen)

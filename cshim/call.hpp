@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "compat.hpp"
+#include "ephemeral.hpp"
 #include "sagecomm.h"
 #include "tensors.hpp"
 #include "work.hpp"
@@ -33,9 +34,13 @@ struct Call {
   c10::ArrayRef<at::Tensor> outputs;
   bool async = true;
   std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
+  EphemeralTimeout::Share ephemeral; // of its timeout
   int source = -1; // of a receive
+  bool inside = false; // nobody is given its Work
+  uint64_t key = 0; // in a coalescing window while hooks listen: the completion key of the Work that stands for it
   // Of a coalesced call: its operations, instead of `op`. Their segments are where they were added.
   c10::ArrayRef<sagecomm_op> parts;
+  std::vector<uint64_t> partKeys; // the `key` of each that has one
 
   bool collective() const {
     const auto moves = [](const sagecomm_op& o) { return o.kind < SAGECOMM_SEND; };

@@ -126,6 +126,20 @@ bool overlapsOtherBlocks(const at::Tensor& output, const at::Tensor& input, int 
   return !input.is_contiguous() || output.const_data_ptr() != own;
 }
 
+void checkContiguous(const char* op, const char* role, const at::Tensor& t) {
+  TORCH_CHECK_VALUE(
+      !t.defined() || t.layout() != at::kStrided || t.is_contiguous(t.suggest_memory_format()),
+      "sagecomm: ",
+      op,
+      ": Tensors must be contiguous: the ",
+      role,
+      " of size ",
+      t.sizes(),
+      " has strides ",
+      t.strides(),
+      "; pass its contiguous()");
+}
+
 void checkRootTensor(const char* op, int64_t rootTensor) {
   if (C10_UNLIKELY(rootTensor != 0)) {
     refuse(op, "invalid root tensor: " + std::to_string(rootTensor) + ", the list has one tensor");

@@ -42,6 +42,10 @@ void checkSingle(const char* op, const char* role, int64_t all, const char* oneR
 Buffers::Blocks splitBytes(
     const char* op, const char* role, const at::Tensor& t, const std::vector<int64_t>& splits, int size);
 
+// torch's own backends refuse the single form of other tensors (channels last is contiguous for them), and its tests of
+// all backends look for these words.
+void checkContiguous(const char* op, const char* role, const at::Tensor& t);
+
 void checkRootTensor(const char* op, int64_t rootTensor);
 
 void checkTag(const char* op, int tag);

@@ -98,4 +98,27 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reduce_scatter_tensor_coales
   return runAll(kReduceScatterSingleCoalesced, calls, wantsAsync(opts), opts.timeout);
 }
 
+ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::batchIsendIrecv(
+    const std::vector<std::string>& kinds, const Tensors& tensors, const std::vector<int64_t>& peers) {
+  constexpr const char* kOp = "batch_isend_irecv";
+  checkNotEmpty(kOp, tensors);
+  checkCount(kOp, "name of an operation", kinds.size(), "tensor", tensors.size());
+  checkCount(kOp, "peer", peers.size(), "tensor", tensors.size());
+  for (const std::string& kind : kinds) {
+    if (kind != "isend" && kind != "irecv") {
+      refuse(kOp, "knows isend and irecv, got \"" + kind + "\"");
+    }
+  }
+  for (const int64_t peer : peers) {
+    checkRank(kOp, "peer", peer, size_);
+  }
+  startCoalescing();
+  for (size_t i = 0; i < tensors.size(); i++) {
+    Tensors one{tensors[i]};
+    const int peer = static_cast<int>(peers[i]);
+    kinds[i] == "isend" ? send(one, peer, 0) : recv(one, peer, 0); // a refusal is told by the end of the window
+  }
+  return endCoalescing();
+}
+
 } // namespace sagecomm

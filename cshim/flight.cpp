@@ -11,6 +11,7 @@
 #endif
 
 #include "core.hpp"
+#include "errors.hpp"
 
 namespace c10d {
 class DebugInfoWriter; // stays incomplete where torch's header does not define it
@@ -36,18 +37,35 @@ struct Destination<Writer, std::void_t<decltype(Writer::getWriter(0).write(std::
 
 } // namespace
 
-std::string flightRecords() {
-  const sagecomm_api& api = core();
-  TORCH_CHECK(api.flight_records != nullptr, "sagecomm: the core has no flight recorder");
-  std::string json(1 << 16, '\0');
+std::string told(int64_t (*tell)(char*, size_t), const char* what) {
+  std::string text(1 << 16, '\0');
   for (;;) {
-    const int64_t needed = api.flight_records(json.data(), json.size());
-    TORCH_CHECK(needed > 0, "sagecomm: the flight recorder cannot be read: status ", needed);
-    if (static_cast<size_t>(needed) <= json.size()) {
-      json.resize(static_cast<size_t>(needed) - 1); // without the closing NUL
-      return json;
+    const int64_t needed = tell(text.data(), text.size());
+    TORCH_CHECK(needed > 0, "sagecomm: ", what, " cannot be read: status ", needed);
+    if (static_cast<size_t>(needed) <= text.size()) {
+      text.resize(static_cast<size_t>(needed) - 1); // without the closing NUL
+      return text;
     }
-    json.resize(static_cast<size_t>(needed) * 2); // operations go on meanwhile
+    text.resize(static_cast<size_t>(needed) * 2); // operations go on meanwhile
+  }
+}
+
+std::string flightRecords() {
+  return told(core().flight_records, "the flight recorder");
+}
+
+std::string metrics() {
+  return told(core().metrics, "the metrics");
+}
+
+std::string topology() {
+  return told(core().topology, "the topology");
+}
+
+void dumpFlight(const std::optional<std::string>& prefix) {
+  sagecomm_error error;
+  if (core().flight_dump(prefix ? prefix->c_str() : nullptr, &error) < 0) {
+    raise(error);
   }
 }
 

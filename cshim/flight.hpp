@@ -1,12 +1,24 @@
-// flight.hpp: what the package needs to serve torch's dumps of the flight recorder.
+// flight.hpp: what the core tells about its groups: the flight recorder for torch's dumps, metrics; and about
+// the host.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 namespace sagecomm {
 
 // The records of all groups as the core's JSON. Without the GIL.
 std::string flightRecords();
+
+// The statistics of all groups in Prometheus's text format. Without the GIL.
+std::string metrics();
+
+// What this host is made of, as the core's JSON. Needs no group. Without the GIL.
+std::string topology();
+
+// Writes this rank's file for torch's analyser; nullopt: to where failures are dumped. Without the GIL.
+void dumpFlight(const std::optional<std::string>& prefix);
 
 // Hands a pickled dump to where torch's own dumps of that rank go: a registered writer, by default a file.
 void writeDump(int rank, const std::string& dump);

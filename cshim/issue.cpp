@@ -25,18 +25,30 @@ void Call::describe() {
 
 // The synchronous case that completes at once is the one that must be cheap: one Work, no lock, nothing else allocated.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
-  if (C10_UNLIKELY(shutDown_.load(std::memory_order_relaxed))) {
-    refuseAfterShutdown(call.info.name);
+  if (C10_UNLIKELY(group_.load(std::memory_order_relaxed) == 0)) {
+    refuseWithoutGroup(call.info.name);
   }
   WithoutGil unlocked;
+  if (C10_UNLIKELY(!introduced_.load(std::memory_order_relaxed))) {
+    introduce();
+  }
+  if (C10_UNLIKELY(stacks_ != nullptr) && call.parts.empty()) {
+    call.op.stack = stacks_->here();
+  }
   if (C10_UNLIKELY(windows_.open())) {
+    call.key = hooks_.listening() ? CompletionKey::next() : 0;
     if (WorkPtr promise = windows_.collect(call, info_->name)) {
       return promise;
     }
   }
+  const Stopwatch watch = hooks_.start();
   const bool timed = call.timeout > kNoTimeout;
-  const milliseconds timeout = timed ? call.timeout : milliseconds(timeoutMs_.load(std::memory_order_relaxed));
+  milliseconds timeout = timed ? call.timeout : milliseconds(timeoutMs_.load(std::memory_order_relaxed));
   if (C10_LIKELY(call.parts.empty())) {
+    if (auto share = ephemeral_.take(); C10_UNLIKELY(share.extra().count() != 0)) {
+      timeout = call.timeout = timeout + share.extra();
+      call.ephemeral = std::move(share);
+    }
     call.describe();
   }
 
@@ -46,33 +58,43 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   c10::intrusive_ptr<Work> work;
   if (call.async || profiled) {
     const std::vector<at::Tensor> inputs = profiled ? call.inputs.vec() : Tensors();
-    work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout, profiled ? &inputs : nullptr);
+    const char* title = profiled ? titles_.of(call.info.profilingTitle) : nullptr;
+    work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout, title, profiled ? &inputs : nullptr);
   }
   sagecomm_work handle = 0;
   sagecomm_error error;
   const int32_t status = profiled ? issueProfiled(call, handle, error) : issue(call, handle, error);
 
   if (C10_UNLIKELY(status < 0)) {
+    if (error.status != SAGECOMM_INVALID) { // which was never issued
+      call.ephemeral.end();
+    }
     if (work) {
       work->endProfiling();
     }
-    if (error.status == SAGECOMM_INVALID && shutDown_.load(std::memory_order_relaxed)) {
-      refuseAfterShutdown(call.info.name); // another thread was faster
+    if (error.status == SAGECOMM_INVALID && group_.load(std::memory_order_relaxed) == 0) {
+      refuseWithoutGroup(call.info.name); // another thread was faster
     }
     raise(error);
   }
   if (!work) {
     work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout);
   }
+  if (C10_UNLIKELY((watch.runs() || status != SAGECOMM_OK) && !call.inside)) {
+    work->tell(watch, std::move(call.partKeys));
+  }
   if (C10_LIKELY(status == SAGECOMM_OK)) {
     int source = call.source;
     if (C10_UNLIKELY(handle != 0 && call.info.type == c10d::OpType::RECVANYSOURCE)) {
       source = api_.work_source(handle);
     }
-    work->finishInline(handle, call.buffers, call.collective() ? api_.group_sequence(group_) : 0, source);
+    call.ephemeral.end();
+    const uint64_t sequence = call.collective() ? api_.group_sequence(group_.load(std::memory_order_relaxed)) : 0;
+    work->finishInline(handle, call.buffers, sequence, source, hooks_);
     return work;
   }
   work->attach(handle, std::move(call.buffers), call.inputs, info_, call.source);
+  work->own(std::move(call.ephemeral));
   if (call.async) {
     // The profiler may be gone when the operation ends, and the end of a range writes to its memory.
     work->endProfiling();
@@ -84,10 +106,11 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
 }
 
 int32_t ProcessGroupSagecomm::issue(const Call& call, sagecomm_work& handle, sagecomm_error& error) const {
+  const sagecomm_group group = group_.load(std::memory_order_relaxed);
   if (C10_LIKELY(call.parts.empty())) {
-    return api_.issue(group_, &call.op, &handle, &error);
+    return api_.issue(group, &call.op, &handle, &error);
   }
-  return api_.issue_coalesced(group_, call.parts.data(), static_cast<uint32_t>(call.parts.size()), &handle, &error);
+  return api_.issue_coalesced(group, call.parts.data(), static_cast<uint32_t>(call.parts.size()), &handle, &error);
 }
 
 namespace {
@@ -142,6 +165,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
   if (C10_UNLIKELY(windows_.open())) {
     WorkPtr promise;
     for (Call& call : calls) {
+      // The last one's Work is given out for all of them.
+      call.key = &call == &calls.back() && hooks_.listening() ? CompletionKey::next() : 0;
       promise = windows_.collect(call, info_->name, true);
     }
     if (promise) {
@@ -150,6 +175,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
   }
   checkCopies(calls);
   Call whole(info);
+  whole.ephemeral = ephemeral_.take();
+  if (const milliseconds extra = whole.ephemeral.extra(); C10_UNLIKELY(extra.count() != 0)) {
+    timeout = extra + (timeout > kNoTimeout ? timeout : milliseconds(timeoutMs_.load(std::memory_order_relaxed)));
+  }
   whole.source = calls.size() == 1 ? calls[0].source : -1;
   whole.async = async;
   whole.timeout = timeout;
@@ -157,19 +186,33 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
   Tensors outputs;
   std::vector<sagecomm_op> ops;
   ops.reserve(calls.size());
+  const uint64_t stack = stacks_ ? stacks_->here() : 0;
   for (Call& call : calls) {
     call.async = async;
     call.timeout = timeout;
+    if (call.op.stack == 0) { // it was not collected in a window
+      call.op.stack = stack;
+    }
     call.describe();
     ops.push_back(call.op);
     inputs.insert(inputs.end(), call.inputs.begin(), call.inputs.end());
     outputs.insert(outputs.end(), call.outputs.begin(), call.outputs.end());
     whole.buffers.keep(call.buffers);
+    if (C10_UNLIKELY(call.key != 0)) {
+      whole.partKeys.push_back(call.key);
+    }
   }
   whole.inputs = inputs;
   whole.outputs = outputs;
   whole.parts = ops;
   return run(whole);
+}
+
+ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::completed(const OpInfo& info) {
+  auto work = c10::make_intrusive<Work>(rank_, info, Tensors(), milliseconds(timeoutMs_.load()));
+  Buffers none;
+  work->finishInline(0, none, getSequenceNumberForGroup(), -1, hooks_);
+  return work;
 }
 
 // ---- coalescing windows ----
@@ -188,10 +231,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::endCoalescing() {
     std::rethrow_exception(window.refusal);
   }
   if (window.calls.empty()) {
-    auto work = c10::make_intrusive<Work>(rank_, kCoalesced, Tensors(), milliseconds(timeoutMs_.load()));
-    Buffers none;
-    work->finishInline(0, none, getSequenceNumberForGroup(), -1);
-    return work;
+    return completed(kCoalesced);
   }
   std::vector<Call> calls;
   calls.reserve(window.calls.size());
@@ -251,7 +291,7 @@ void ProcessGroupSagecomm::recordParams(
 
 int32_t ProcessGroupSagecomm::issueProfiled(const Call& call, sagecomm_work& handle, sagecomm_error& error) const {
   const bool p2p = !call.collective();
-  const uint64_t sequence = api_.group_sequence(group_) + (p2p ? 0 : 1);
+  const uint64_t sequence = api_.group_sequence(group_.load()) + (p2p ? 0 : 1);
   int32_t status = SAGECOMM_OK;
   recordParams(call.info.name, sequence, p2p, call.inputs, call.outputs, [&] { status = issue(call, handle, error); });
   return status;

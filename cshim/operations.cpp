@@ -1,11 +1,13 @@
 // operations.cpp: the operations of ProcessGroupSagecomm. Each fills a Call; run() brings it to the core.
 #include "call.hpp"
 #include "checks.hpp"
+#include "duration.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "process_group.hpp"
 #include "reduction.hpp"
 #include "sparse.hpp"
+#include "sparse_sum.hpp"
 
 namespace sagecomm {
 
@@ -27,7 +29,7 @@ constexpr OpInfo kBarrier{c10d::OpType::BARRIER, "barrier", "sagecomm:barrier"};
 constexpr OpInfo kMonitoredBarrier{c10d::OpType::BARRIER, "monitored_barrier", "sagecomm:monitored_barrier"};
 constexpr OpInfo kSend{c10d::OpType::SEND, "send", "sagecomm:send"};
 constexpr OpInfo kRecv{c10d::OpType::RECV, "recv", "sagecomm:recv"};
-constexpr OpInfo kRecvAny{c10d::OpType::RECVANYSOURCE, "recv", "sagecomm:recv_any_source"};
+constexpr OpInfo kRecvAny{c10d::OpType::RECVANYSOURCE, "recv", "sagecomm:recvAnySource"};
 
 } // namespace
 
@@ -94,15 +96,19 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
         "all_reduce", std::string("SUM is not defined for sparse tensors of ") + c10::toString(tensor.scalar_type()));
   }
   WithoutGil unlocked;
-  if (shutDown_.load()) {
-    refuseAfterShutdown("all_reduce");
+  const sagecomm_group group = group_.load();
+  if (group == 0) {
+    refuseWithoutGroup("all_reduce");
   }
   if (windows_.collects()) {
     refuse("all_reduce", "sparse tensors cannot be coalesced");
   }
+  auto share = ephemeral_.take();
+  const bool timed = opts.timeout > kNoTimeout;
+  const auto timeout = share.extra() + (timed ? opts.timeout : std::chrono::milliseconds(timeoutMs_.load()));
   WorkPtr work;
-  recordParams(kAllReduce.name, api_.group_sequence(group_) + 1, false, tensors, tensors, [&] {
-    work = allReduceSparse({group_, rank_, size_, info_}, sparseCalls_.fetch_add(1), tensor, opts.timeout);
+  recordParams(kAllReduce.name, api_.group_sequence(group) + 1, false, tensors, tensors, [&] {
+    work = allReduceSparse({group, rank_, size_, info_}, sparseCalls_.fetch_add(1), tensor, timeout, std::move(share));
   });
   if (!wantsAsync(opts)) {
     work->wait();
@@ -216,6 +222,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::alltoall_base(
     std::vector<int64_t>& inputSplits,
     const c10d::AllToAllOptions& opts) {
   Call call(kAllToAllSingle, SAGECOMM_ALL_TO_ALL);
+  checkContiguous("all_to_all", "input", input);
+  checkContiguous("all_to_all", "output", output);
   call.buffers.addInput("all_to_all", "input", 0, input);
   call.buffers.addOutput("all_to_all", "output", 0, output, anyOverlap(output, input));
   call.buffers.setInBlocks(splitBytes("all_to_all", "input", input, inputSplits, size_));
@@ -296,7 +304,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::barrier(const c10d::BarrierO
   return run(call);
 }
 
-void ProcessGroupSagecomm::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*waitAllRanks*/) {
+void ProcessGroupSagecomm::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
   if (windows_.collects()) {
     refuse("monitored_barrier", "cannot be coalesced");
   }
@@ -307,7 +315,28 @@ void ProcessGroupSagecomm::monitoredBarrier(const c10d::BarrierOptions& opts, bo
         std::chrono::milliseconds(1); // who only asks whether all are there; elsewhere 0 is the group's own timeout
   }
   call.async = false;
-  run(call)->wait();
+  call.inside = true;
+  try {
+    run(call)->wait();
+  } catch (...) {
+    if (!endsProgram(std::current_exception())) {
+      const bool timed = opts.timeout >= std::chrono::milliseconds(0);
+      raiseMonitored(timed ? opts.timeout : std::chrono::milliseconds(timeoutMs_.load()), waitAllRanks);
+    }
+    throw;
+  }
+}
+
+// Raises the timeout that a monitored barrier has just ended with, if it has, in the words of one.
+void ProcessGroupSagecomm::raiseMonitored(std::chrono::milliseconds timeout, bool waitAllRanks) const {
+  sagecomm_error error;
+  {
+    WithoutGil unlocked;
+    if (api_.monitored_error(group_, toNs(timeout), waitAllRanks ? 1 : 0, &error) != SAGECOMM_TIMEOUT) {
+      return;
+    }
+  }
+  raise(error);
 }
 
 // A message that is refused inside a window: torch's batch_isend_irecv would leave its window open for ever.

@@ -1,9 +1,12 @@
 // options.hpp: what a user may give to a group at creation.
 #pragma once
 
+#include <chrono>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -13,16 +16,41 @@ namespace sagecomm {
 using Settings = std::map<std::string, std::string>;
 
 struct GroupOptions : c10d::Backend::Options {
-  explicit GroupOptions(Settings given, std::chrono::milliseconds timeoutMs = kBackendDefaultTimeout)
-      : c10d::Backend::Options("sagecomm", timeoutMs), settings(std::move(given)) {
+  using Base = c10d::Backend::Options;
+
+  explicit GroupOptions(const Settings& given, std::chrono::milliseconds timeoutMs = kBackendDefaultTimeout)
+      : Base("sagecomm", timeoutMs), settings(given.begin(), given.end()) {
   }
 
   // Newer torch copies the options of a parent group; without this the copy would lose `settings`.
-  virtual c10::intrusive_ptr<c10d::Backend::Options> clone() const {
+  virtual c10::intrusive_ptr<Base> clone() const {
+    return copy();
+  }
+  c10::intrusive_ptr<GroupOptions> copy() const {
     return c10::make_intrusive<GroupOptions>(*this);
   }
 
-  Settings settings;
+  void set(const std::string& name, const std::string& value) {
+    for (auto& [known, old] : settings) {
+      if (known == name) {
+        old = value;
+        return;
+      }
+    }
+    settings.emplace_back(name, value);
+  }
+
+  std::vector<std::pair<std::string, std::string>> settings;
+
+  // Nobody here reads it. Where a group is registered under the name gloo as well, torch's DDP logger takes the backend for
+  // a ProcessGroupGloo without looking, and reads its options_->threads. So `threads` stands where that of gloo's options
+  // does, behind 24 bytes of another vector, as ProcessGroupSagecomm's options_ stands where gloo's does, behind 16 bytes.
+  // 2 is gloo's default. ProcessGroupSagecomm::checkLayout() looks at both places.
+  int threads = 2;
+
+  // Of a sagecomm.Options, whose timeout wins over the one that torch puts into `timeout` on the way, as it does where a
+  // group is made anew. Without one, and if torch puts none there, it is the parent's.
+  std::optional<std::chrono::milliseconds> ownTimeout;
 };
 
 } // namespace sagecomm

@@ -1,103 +1,169 @@
 #include "process_group.hpp"
 
+#include <cstddef>
+
 #include "core.hpp"
 #include "duration.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
-#include "store.hpp"
+#include "members.hpp"
 
 namespace sagecomm {
 
 using std::chrono::milliseconds;
 
-c10::intrusive_ptr<ProcessGroupSagecomm> ProcessGroupSagecomm::create(
-    const c10d::DistributedBackendOptions& opts, c10::intrusive_ptr<GroupOptions> options) {
-  std::vector<sagecomm_option> settings;
-  for (const auto& [name, value] : options->settings) {
-    settings.push_back({name.c_str(), value.c_str()});
-  }
-  options->group_name = opts.group_id;
-  options->global_ranks_in_group.assign(opts.global_ranks_in_group.begin(), opts.global_ranks_in_group.end());
-  StoreView store(opts.store);
-  sagecomm_group_config config{};
-  config.struct_size = sizeof config;
-  config.rank = opts.group_rank;
-  config.size = opts.group_size;
-  config.name = opts.group_id.c_str();
-  config.timeout_ns = toNs(options->timeout);
-  config.store = store.view();
-  config.options = settings.data();
-  config.n_options = static_cast<uint32_t>(settings.size());
-
-  sagecomm_group group = 0;
-  sagecomm_error error;
-  WithoutGil unlocked;
-  const int32_t status = core().group_create(&config, &group, &error);
-  if (status < 0) {
-    if (store.interrupted()) {
-      std::rethrow_exception(store.interrupted());
-    }
-    raise(error);
-  }
-  return c10::make_intrusive<ProcessGroupSagecomm>(group, opts.group_rank, opts.group_size, std::move(options));
+// See GroupOptions::threads. gloo's class keeps a shared_ptr in front of its options, and its options a vector in front of
+// their threads.
+void ProcessGroupSagecomm::checkLayout() {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof" // compilers that have it answer for classes like these
+  static_assert(offsetof(ProcessGroupSagecomm, options_) == sizeof(c10d::Backend) + sizeof(std::shared_ptr<void>));
+  static_assert(offsetof(GroupOptions, threads) == sizeof(GroupOptions::Base) + sizeof(std::vector<void*>));
+#pragma GCC diagnostic pop
 }
 
 ProcessGroupSagecomm::ProcessGroupSagecomm(
-    sagecomm_group group, int rank, int size, c10::intrusive_ptr<GroupOptions> options)
-    : Backend(rank, size),
+    sagecomm_group group, const Seat& seat, c10::intrusive_ptr<GroupOptions> options)
+    : Backend(seat.rank, seat.size),
       api_(core()),
       group_(group),
       options_(std::move(options)),
-      info_(std::make_shared<GroupInfo>(GroupInfo{options_->group_name, rank})),
+      store_(seat.store),
+      reconfigurable_(group == 0),
+      name_(options_->group_name),
+      handle_(newHandle(*options_, seat.rank)),
+      info_(
+          std::make_shared<GroupInfo>(
+              GroupInfo{name_, seat.rank, std::make_shared<Hooks>(), std::make_shared<EphemeralTimeout>()})),
+      hooks_(*info_->hooks),
+      ephemeral_(*info_->ephemeral),
+      stacks_(Stacks::of(api_, group)),
+      titles_(options_->group_name),
       timeoutMs_(options_->timeout.count()) {
   init();
+  // torch's own word comes later, and a rank may fail before its first operation.
+  if (group != 0 && !options_->group_desc.empty()) {
+    api_.group_describe(group, options_->group_desc.c_str(), nullptr);
+  }
 }
 
 ProcessGroupSagecomm::~ProcessGroupSagecomm() {
   destroy();
-  delete cause_.load();
+}
+
+void ProcessGroupSagecomm::introduce() {
+  introduced_.store(true, std::memory_order_relaxed);
+  api_.group_describe(group_, pg_desc_.c_str(), nullptr); // a group that has gone is told so by what comes next
 }
 
 void ProcessGroupSagecomm::shutdown() {
   destroy();
 }
 
-// Errors of the destruction have no reader here. A cause of failure is kept for who uses the object afterwards.
 void ProcessGroupSagecomm::destroy() noexcept {
-  if (forked() || exiting() || shutDown_.exchange(true)) {
+  if (forked() || exiting() || shutDown_.load()) {
     return;
   }
   WithoutGil unlocked;
-  lastSequence_.store(api_.group_sequence(group_));
-  auto cause = std::make_unique<sagecomm_error>();
-  if (api_.group_error(group_, cause.get()) < 0) {
-    cause_.store(cause.release());
+  sagecomm_group group = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (shutDown_.exchange(true)) {
+      return;
+    }
+    ended_.store(true);
+    group = group_.load();
   }
-  api_.group_destroy(group_, nullptr);
+  leave(group);
 }
 
+// Errors of the destruction have no reader here. A cause of failure is kept for who uses the object afterwards.
+void ProcessGroupSagecomm::leave(sagecomm_group group) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (group == 0 || group_.load() != group) {
+      return;
+    }
+    lastSequence_.store(api_.group_sequence(group));
+    auto cause = std::make_shared<sagecomm_error>();
+    if (api_.group_error(group, cause.get()) < 0) {
+      cause_ = std::move(cause);
+    }
+    group_.store(0);
+  }
+  api_.group_destroy(group, nullptr);
+  hooks_.awaitAbortHooks();
+}
+
+// A group that can be given other members waits for them afterwards, as before its first reconfigure().
 void ProcessGroupSagecomm::abort() {
   if (shutDown_.load() || exiting()) {
     return;
   }
+  refuseInChild();
+  WithoutGil unlocked;
+  sagecomm_group group = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended_.store(true);
+    group = group_.load();
+  }
+  failAll(group, "abort() was called");
+  if (reconfigurable_) {
+    leave(group);
+  }
+}
+
+// What another thread has left meanwhile has nothing that could fail.
+void ProcessGroupSagecomm::failAll(sagecomm_group group, const char* reason) const {
   WithoutGil unlocked;
   sagecomm_error error;
-  if (api_.group_abort(group_, "abort() was called", &error) < 0) {
+  if (group != 0 && api_.group_abort(group, reason, &error) < 0 &&
+      (error.status != SAGECOMM_INVALID || group_.load() == group)) {
     raise(error);
   }
 }
 
-void ProcessGroupSagecomm::refuseAfterShutdown(const char* op) const {
-  if (const sagecomm_error* cause = cause_.load()) {
-    raise(*cause);
+std::shared_ptr<const sagecomm_error> ProcessGroupSagecomm::cause() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return cause_;
+}
+
+// In the words of the core, which refuses anything there.
+void ProcessGroupSagecomm::refuseInChild() const {
+  if (C10_UNLIKELY(forked())) {
+    sagecomm_error error;
+    api_.group_error(group_.load(), &error);
+    raise(error);
+  }
+}
+
+void ProcessGroupSagecomm::refuseWithoutGroup(const char* op) const {
+  refuseInChild();
+  if (const auto first = cause()) {
+    raise(*first);
+  }
+  if (!shutDown_.load()) {
+    bool changing = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      changing = reconfiguring_;
+    }
+    if (changing) {
+      refuse(
+          op, "reconfigure() of group " + name_ + " has not returned, and there are no members meanwhile; wait for it");
+    }
+    refuse(
+        op,
+        "group " + name_ + " was created with enable_reconfigure and has no members yet; name them with reconfigure()");
   }
   sagecomm_error error;
   fillError(
       error,
       SAGECOMM_ABORTED,
       op,
-      info_->name,
-      "rank " + std::to_string(rank_) + " has shut group " + info_->name + " down; create a new group");
+      name_,
+      "rank " + std::to_string(rank_) + " has shut group " + name_ + " down; create a new group");
   raise(error);
 }
 
@@ -112,36 +178,50 @@ c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupSagecomm::getBackendOptio
 }
 
 void ProcessGroupSagecomm::setTimeout(milliseconds timeout) {
+  refuseInChild();
   WithoutGil unlocked;
+  int32_t status = SAGECOMM_OK;
   sagecomm_error error;
-  if (api_.group_set_timeout(group_, toNs(timeout), &error) < 0) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const sagecomm_group group = group_.load();
+    if (group != 0 || shutDown_.load()) { // else it is for the members to come
+      status = api_.group_set_timeout(group, toNs(timeout), &error);
+    }
+    if (status >= 0) {
+      timeoutMs_.store(timeout.count());
+      options_->timeout = timeout;
+    }
+  }
+  if (status < 0) {
     raise(error);
   }
-  timeoutMs_.store(timeout.count());
-  options_->timeout = timeout;
+}
+
+void ProcessGroupSagecomm::addEphemeralTimeout(const milliseconds& timeout) {
+  TORCH_CHECK(timeout.count() >= 0, "sagecomm: add_ephemeral_timeout: ", timeout.count(), " ms are less than none");
+  ephemeral_.add(timeout);
 }
 
 uint64_t ProcessGroupSagecomm::getSequenceNumberForGroup() {
-  if (shutDown_.load()) {
-    return lastSequence_.load();
-  }
   WithoutGil unlocked;
-  return api_.group_sequence(group_);
+  return ask([this](sagecomm_group group) { return group == 0 ? lastSequence_.load() : api_.group_sequence(group); });
 }
 
 // Numbers start at 0 on every rank by themselves.
 void ProcessGroupSagecomm::setSequenceNumberForGroup() {
 }
 
+// Of a group that waits for its next members nothing has failed.
 c10d::ErrorType ProcessGroupSagecomm::getError() {
-  int32_t status = SAGECOMM_OK;
-  if (shutDown_.load()) {
-    const sagecomm_error* cause = cause_.load();
-    status = cause == nullptr ? SAGECOMM_OK : cause->status;
-  } else {
-    WithoutGil unlocked;
-    status = api_.group_error(group_, nullptr);
-  }
+  WithoutGil unlocked;
+  const int32_t status = ask([this](sagecomm_group group) -> int32_t {
+    if (group != 0 || forked()) {
+      return api_.group_error(group, nullptr);
+    }
+    const auto first = cause();
+    return first != nullptr && (shutDown_.load() || !reconfigurable_) ? first->status : SAGECOMM_OK;
+  });
   switch (status) {
     case SAGECOMM_OK:
       return c10d::ErrorType::SUCCESS;
@@ -155,18 +235,99 @@ c10d::ErrorType ProcessGroupSagecomm::getError() {
   }
 }
 
+// ---- hooks ----
+
+bool ProcessGroupSagecomm::supportsAbortHooks() const {
+  return true;
+}
+
+// The first one has the core watch the group.
+void ProcessGroupSagecomm::registerAbortHook(int64_t id, AbortFn hook) {
+  hooks_.addAbort(id, std::move(hook));
+  if (!shutDown_.load() && !forked()) {
+    WithoutGil unlocked;
+    std::lock_guard<std::mutex> lock(mutex_); // the group that is watched is the one that reconfigure() takes over from
+    Hooks::watch(info_->hooks, api_, group_);
+  }
+}
+
+void ProcessGroupSagecomm::unregisterAbortHook(int64_t id) {
+  hooks_.removeAbort(id);
+}
+
+bool ProcessGroupSagecomm::supportsCompletionHooks() const {
+  return CompletionHooks<c10d::CompletionHookArgs>::kKnown;
+}
+
+void ProcessGroupSagecomm::registerCompletionHook(int64_t id, TorchCompletionHook hook) {
+  addCompletionHook(id, [hook = std::move(hook)](uint64_t key, std::optional<float> ms) {
+    CompletionHooks<c10d::CompletionHookArgs>::call(hook, key, ms);
+  });
+}
+
+void ProcessGroupSagecomm::addCompletionHook(int64_t id, CompletionFn hook) {
+  hooks_.addCompletion(id, std::move(hook));
+}
+
+void ProcessGroupSagecomm::unregisterCompletionHook(int64_t id) {
+  hooks_.removeCompletion(id);
+}
+
+void ProcessGroupSagecomm::registerOnCompletionHook(WorkInfoFn&& hook) {
+  hooks_.setWorkInfo(std::move(hook));
+  onCompletionHook_ = [](const std::shared_ptr<c10d::WorkInfo>&) {}; // for hasHooks(); it is called from hooks_
+}
+
+void ProcessGroupSagecomm::waitForPendingWorks() {
+  WithoutGil unlocked;
+  hooks_.waitForPending();
+}
+
+void ProcessGroupSagecomm::enableCollectivesTiming() {
+  hooks_.time();
+}
+
+// ---- memory for tensors ----
+
+namespace {
+
+[[noreturn]] void refuseAllocation(const char* call) {
+  refuse(call, "sagecomm allocates no tensors: allocate them with torch, it takes them from anywhere");
+}
+
+} // namespace
+
+std::shared_ptr<c10::Allocator> ProcessGroupSagecomm::getMemAllocator() {
+  refuseAllocation("mem_allocator");
+}
+
+at::Tensor ProcessGroupSagecomm::allocateTensor(long /*size*/, at::TensorOptions /*options*/) {
+  refuseAllocation("allocate_tensor");
+}
+
+bool ProcessGroupSagecomm::supportsTensorAlloc(c10::DeviceIndex /*device*/) {
+  return false;
+}
+
 std::string ProcessGroupSagecomm::statsJson() const {
+  refuseInChild();
   WithoutGil unlocked;
   std::string json(4096, '\0');
-  for (;;) {
-    const int64_t needed = api_.group_stats(group_, json.data(), json.size());
-    TORCH_CHECK(needed >= 0, "sagecomm: statistics of group ", info_->name, " are not available: status ", needed);
-    const bool fits = static_cast<size_t>(needed) <= json.size();
-    json.resize(fits ? static_cast<size_t>(std::max<int64_t>(needed - 1, 0)) : static_cast<size_t>(needed) * 2);
-    if (fits) {
-      return json;
+  const int64_t needed = ask([&](sagecomm_group group) -> int64_t {
+    if (group == 0) {
+      refuseWithoutGroup("get_stats");
     }
-  }
+    for (;;) {
+      const int64_t bytes = api_.group_stats(group, json.data(), json.size());
+      if (bytes <= static_cast<int64_t>(json.size())) {
+        return bytes;
+      }
+      json.resize(static_cast<size_t>(bytes) * 2);
+    }
+  });
+  TORCH_CHECK(needed >= 0, "sagecomm: statistics of group ", name_, " are not available: status ", needed);
+  json.resize(static_cast<size_t>(std::max<int64_t>(needed - 1, 0)));
+  return json;
 }
 
 } // namespace sagecomm

@@ -1,7 +1,6 @@
 #include "sparse.hpp"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -16,6 +15,7 @@
 #include "duration.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
+#include "sparse_sum.hpp"
 
 namespace sagecomm {
 
@@ -24,96 +24,6 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr const char* kOp = "all_reduce";
-
-// What a rank says about its tensor: whole elements of SAGECOMM_SPARSE. All but the first two are the same everywhere.
-struct Header {
-  int64_t number; // of this rank's sparse sums; the messages go by rank 0's
-  int64_t elements;
-  int64_t sparseDims;
-  int64_t type;
-  int64_t dims;
-  std::array<int64_t, 8> sizes; // the first ones
-  int64_t hash; // of all
-
-  bool agrees(const Header& other) const {
-    return sparseDims == other.sparseDims && type == other.type && dims == other.dims && sizes == other.sizes &&
-           hash == other.hash;
-  }
-
-  // "Float (50, 7), 1 dimension sparse"
-  std::string text() const {
-    const bool known = type >= 0 && type < static_cast<int64_t>(at::ScalarType::NumOptions);
-    std::string text = known ? c10::toString(static_cast<at::ScalarType>(type)) : "type " + std::to_string(type);
-    const auto shown = std::min(static_cast<size_t>(std::max<int64_t>(dims, 0)), sizes.size());
-    for (size_t d = 0; d < shown; d++) {
-      text += (d == 0 ? " (" : ", ") + std::to_string(sizes[d]);
-    }
-    text += dims > static_cast<int64_t>(shown) ? ", ...)" : shown > 0 ? ")" : " ()";
-    return text + ", " + std::to_string(sparseDims) + (sparseDims == 1 ? " dimension" : " dimensions") + " sparse";
-  }
-};
-
-// In which type a type is added; Undefined: it cannot be. Sums of halves are rounded once, bools are or-ed, unsigned ones wrap.
-at::ScalarType wide(at::ScalarType type) {
-  switch (type) {
-    case at::kHalf:
-    case at::kBFloat16:
-      return at::kFloat;
-    case at::kBool:
-      return at::kInt;
-    case at::ScalarType::UInt16:
-      return at::kShort;
-    case at::ScalarType::UInt32:
-      return at::kInt;
-    case at::ScalarType::UInt64:
-      return at::kLong;
-    case at::kChar:
-    case at::kShort:
-    case at::kInt:
-    case at::kLong:
-    case at::kByte:
-    case at::kFloat:
-    case at::kDouble:
-    case at::kComplexFloat:
-    case at::kComplexDouble:
-      return type;
-    default:
-      return at::ScalarType::Undefined;
-  }
-}
-
-// Whether a sum can be added to again without being another one.
-bool isExact(at::ScalarType type) {
-  return type != at::kHalf && type != at::kBFloat16;
-}
-
-struct Elements {
-  at::Tensor indices;
-  at::Tensor values;
-};
-
-// Each index once, in their order; what has the same one is added in the order in which it stands.
-Elements summed(const Elements& all, at::IntArrayRef sizes) {
-  const int64_t sparseDims = all.indices.size(0);
-  const at::ScalarType type = all.values.scalar_type();
-  at::Tensor flat = at::zeros({all.indices.size(1)}, at::kLong);
-  for (int64_t d = 0; d < sparseDims; d++) {
-    flat.mul_(sizes[d]).add_(all.indices[d]);
-  }
-  const auto [which, where, counts] = at::_unique2(flat, true, true);
-  std::vector<int64_t> shape = all.values.sizes().vec();
-  shape[0] = which.size(0);
-  at::Tensor sum = at::zeros(shape, all.values.options().dtype(wide(type)));
-  const bool reread = c10::isIntegralType(type, false) && wide(type) != type; // torch does not add unsigned ones
-  sum.index_add_(0, where, reread ? all.values.view(wide(type)) : all.values.to(wide(type)));
-  at::Tensor indices = at::empty({sparseDims, which.size(0)}, at::kLong);
-  at::Tensor rest = which;
-  for (int64_t d = sparseDims - 1; d >= 0; d--) {
-    indices[d].copy_(rest.remainder(sizes[d]));
-    rest = rest.div(sizes[d], "floor");
-  }
-  return {indices, reread ? sum.view(type) : sum.to(type)};
-}
 
 enum Part : uint32_t { kIndices, kValues, kParts };
 
@@ -125,10 +35,16 @@ int32_t tagOf(int64_t number, Part part) {
 
 class SparseWork final : public c10d::Work {
  public:
-  SparseWork(const SparseGroup& group, int64_t number, const at::Tensor& tensor, milliseconds timeout)
+  SparseWork(
+      const SparseGroup& group,
+      int64_t number,
+      const at::Tensor& tensor,
+      milliseconds timeout,
+      EphemeralTimeout::Share&& ephemeral)
       : c10d::Work(group.rank, c10d::OpType::ALLREDUCE),
         group_(group),
         timeout_(timeout),
+        ephemeral_(std::move(ephemeral)),
         output_(tensor),
         headers_(group.size),
         indices_(group.size),
@@ -139,7 +55,7 @@ class SparseWork final : public c10d::Work {
     } catch (const c10::Error& e) {
       refuse(kOp, e.what_without_backtrace());
     }
-    Elements mine{tensor._indices().contiguous(), tensor._values().contiguous()};
+    SparseElements mine{tensor._indices().contiguous(), tensor._values().contiguous()};
     if (!tensor.is_coalesced() && mine.indices.size(1) > 0 && isExact(tensor.scalar_type())) {
       mine = summed(mine, tensor.sizes());
     }
@@ -157,8 +73,10 @@ class SparseWork final : public c10d::Work {
   // Issues the collective that begins it.
   void start() {
     core().group_hold(group_.group, 1, nullptr);
+    group_.info->hooks->began();
+    watch_ = group_.info->hooks->start();
     sagecomm_segment in{&mine_, sizeof mine_};
-    sagecomm_segment out{headers_.data(), headers_.size() * sizeof(Header)};
+    sagecomm_segment out{headers_.data(), headers_.size() * sizeof(SparseHeader)};
     sagecomm_op op{};
     op.kind = SAGECOMM_ALL_GATHER;
     op.dtype = SAGECOMM_SPARSE;
@@ -184,6 +102,12 @@ class SparseWork final : public c10d::Work {
     return {output_};
   }
   void synchronize() override {
+  }
+
+  void abort() override {
+    TORCH_CHECK(
+        false,
+        "sagecomm: all_reduce: one operation cannot be aborted, its peers would wait for it; abort the process group");
   }
 
   bool wait(milliseconds timeout = kNoTimeout) override {
@@ -220,6 +144,17 @@ class SparseWork final : public c10d::Work {
 
   uint64_t getSequencenumber() const override {
     return sequence_;
+  }
+  float getDuration() const override {
+    TORCH_CHECK(
+        done_.load(std::memory_order_acquire), "sagecomm: all_reduce: its duration is not known before it is complete");
+    return watch_.duration(kOp);
+  }
+  milliseconds getTimeout() const { // virtual in newer torch
+    return timeout_;
+  }
+  uint64_t getCompletionKey() const { // virtual in newer torch
+    return key_.get();
   }
 
  private:
@@ -258,6 +193,7 @@ class SparseWork final : public c10d::Work {
     int32_t status = core().issue(group_.group, &op, &step->handle, &error);
     const bool accepted = status >= 0;
     if (first) {
+      begun_ = status != SAGECOMM_INVALID;
       sequence_ = step->handle != 0 ? core().work_sequence(step->handle) : core().group_sequence(group_.group);
     }
     if (status == SAGECOMM_PENDING) {
@@ -327,7 +263,7 @@ class SparseWork final : public c10d::Work {
   }
 
   void receive(int peer) {
-    const Header& theirs = headers_[peer];
+    const SparseHeader& theirs = headers_[peer];
     if (theirs.elements == 0) {
       return;
     }
@@ -394,6 +330,10 @@ class SparseWork final : public c10d::Work {
         giveUp(SAGECOMM_SYSTEM, group_.rank, me() + " cannot add what came: " + reasonOf(e));
       }
     }
+    watch_.stop();
+    if (begun_) {
+      ephemeral_.end();
+    }
     c10::intrusive_ptr<c10::ivalue::Future> future;
     c10::intrusive_ptr<c10::ivalue::Future> futureResult;
     {
@@ -407,6 +347,9 @@ class SparseWork final : public c10d::Work {
     if (leaving_.load()) {
       return; // who would hear of it is gone
     }
+    if (!failed_.load()) {
+      group_.info->hooks->succeeded({opType_, sequence_, key_, watch_, {}});
+    }
     try {
       if (future) {
         finishFuture(*future);
@@ -417,6 +360,7 @@ class SparseWork final : public c10d::Work {
     } catch (const std::exception& e) {
       LOG(ERROR) << "sagecomm: all_reduce: a callback of this operation's Future raised: " << e.what();
     }
+    group_.info->hooks->ended();
   }
 
   void add() {
@@ -436,7 +380,7 @@ class SparseWork final : public c10d::Work {
       indices.push_back(indices_[r]);
       values.push_back(values_[r]);
     }
-    Elements sum{indices_[group_.rank], values_[group_.rank]};
+    SparseElements sum{indices_[group_.rank], values_[group_.rank]};
     if (!indices.empty()) {
       sum = summed({at::cat(indices, 1), at::cat(values, 0)}, output_.sizes());
     }
@@ -480,12 +424,16 @@ class SparseWork final : public c10d::Work {
   }
 
   const SparseGroup group_;
-  const milliseconds timeout_;
+  const milliseconds timeout_; // of each step
+  EphemeralTimeout::Share ephemeral_; // of group_
+  bool begun_ = false; // written before the first step can be through
   at::Tensor output_;
-  Header mine_{};
+  SparseHeader mine_{};
   uint64_t sequence_ = 0;
+  const CompletionKey key_;
+  Stopwatch watch_;
   // By rank; what comes writes them, before it is through.
-  std::vector<Header> headers_;
+  std::vector<SparseHeader> headers_;
   std::vector<at::Tensor> indices_;
   std::vector<at::Tensor> values_;
 
@@ -503,13 +451,13 @@ class SparseWork final : public c10d::Work {
 
 } // namespace
 
-bool isSummed(at::ScalarType type) {
-  return wide(type) != at::ScalarType::Undefined;
-}
-
 c10::intrusive_ptr<c10d::Work> allReduceSparse(
-    const SparseGroup& group, int64_t number, const at::Tensor& tensor, milliseconds timeout) {
-  auto work = c10::make_intrusive<SparseWork>(group, number, tensor, timeout);
+    const SparseGroup& group,
+    int64_t number,
+    const at::Tensor& tensor,
+    milliseconds timeout,
+    EphemeralTimeout::Share&& ephemeral) {
+  auto work = c10::make_intrusive<SparseWork>(group, number, tensor, timeout, std::move(ephemeral));
   work->start();
   return work;
 }

@@ -24,12 +24,13 @@ struct SparseGroup {
   std::shared_ptr<const GroupInfo> info;
 };
 
-// Whether sparse tensors of that type can be added.
-bool isSummed(at::ScalarType type);
-
-// `number` counts the calls of the group. The tensor, of layout COO, gets the sum, with the rounding of dense sums: halves are
+// `number` counts the calls of the group, `ephemeral` is part of the timeout. The tensor, of layout COO, gets the sum, with the rounding of dense sums: halves are
 // added as fp32 and rounded once. Without the GIL.
 c10::intrusive_ptr<c10d::Work> allReduceSparse(
-    const SparseGroup& group, int64_t number, const at::Tensor& tensor, std::chrono::milliseconds timeout);
+    const SparseGroup& group,
+    int64_t number,
+    const at::Tensor& tensor,
+    std::chrono::milliseconds timeout,
+    EphemeralTimeout::Share&& ephemeral);
 
 } // namespace sagecomm

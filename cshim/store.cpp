@@ -36,8 +36,8 @@ int32_t explainCurrent(char* why, size_t n) noexcept {
 
 } // namespace
 
-StoreView::StoreView(c10::intrusive_ptr<c10d::Store> store)
-    : store_(std::move(store)), view_{this, &StoreView::set, &StoreView::get} {
+StoreView::StoreView(c10::intrusive_ptr<c10d::Store> store, const std::atomic<bool>* ended)
+    : store_(std::move(store)), ended_(ended), view_{this, &StoreView::set, &StoreView::get} {
 }
 
 int32_t StoreView::set(void* ctx, const char* key, const void* data, size_t n, char* why, size_t whyN) noexcept {
@@ -92,6 +92,10 @@ int32_t StoreView::waitFor(const std::string& key, int64_t timeoutNs, char* why,
     } catch (...) {
       interrupted_ = std::current_exception();
       explain(why, whyN, "interrupted by a signal");
+      return -1;
+    }
+    if (ended_ != nullptr && ended_->load()) {
+      explain(why, whyN, "another thread has ended the wait");
       return -1;
     }
     const auto left = nanoseconds(timeoutNs) - (Clock::now() - begin);

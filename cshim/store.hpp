@@ -1,6 +1,7 @@
 // store.hpp: torch's key-value store as the core sees it during group_create().
 #pragma once
 
+#include <atomic>
 #include <exception>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -13,7 +14,8 @@ namespace sagecomm {
 // written in Python takes the GIL by itself. Must outlive the group_create() call it is given to.
 class StoreView {
  public:
-  explicit StoreView(c10::intrusive_ptr<c10d::Store> store);
+  // `ended`, unless it is null, ends the waits for keys; what is written still is.
+  explicit StoreView(c10::intrusive_ptr<c10d::Store> store, const std::atomic<bool>* ended = nullptr);
   StoreView(const StoreView&) = delete;
   StoreView& operator=(const StoreView&) = delete;
 
@@ -38,6 +40,7 @@ class StoreView {
   int32_t waitFor(const std::string& key, int64_t timeoutNs, char* why, size_t whyN);
 
   c10::intrusive_ptr<c10d::Store> store_;
+  const std::atomic<bool>* const ended_;
   sagecomm_store view_;
   std::exception_ptr interrupted_; // written by the main thread only
 };

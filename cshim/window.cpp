@@ -28,6 +28,7 @@ class CollectedWork final : public c10d::Work {
         name_(call.info.name),
         async_(call.async),
         outputs_(call.outputs.vec()),
+        key_(call.key),
         outcome_(std::move(outcome)) {
   }
 
@@ -62,6 +63,12 @@ class CollectedWork final : public c10d::Work {
   uint64_t getSequencenumber() const override {
     return whole("sequence number")->getSequencenumber();
   }
+  float getDuration() const override {
+    return whole("duration")->getDuration();
+  }
+  uint64_t getCompletionKey() const { // virtual in newer torch
+    return key_.get();
+  }
 
  private:
   bool issued() const {
@@ -81,6 +88,7 @@ class CollectedWork final : public c10d::Work {
   const char* const name_;
   const bool async_;
   const std::vector<at::Tensor> outputs_;
+  const CompletionKey key_;
   const std::shared_ptr<WindowOutcome> outcome_;
 };
 

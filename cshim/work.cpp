@@ -41,8 +41,9 @@ Work::Work(
     const OpInfo& op,
     c10::ArrayRef<at::Tensor> outputs,
     milliseconds timeout,
+    const char* title,
     const std::vector<at::Tensor>* profiledInputs)
-    : c10d::Work(rank, op.type, profiledInputs == nullptr ? nullptr : op.profilingTitle, optionalCopy(profiledInputs)),
+    : c10d::Work(rank, op.type, title, optionalCopy(profiledInputs)),
       name_(op.name),
       timeout_(timeout),
       outputs_(outputs.begin(), outputs.end()) {
@@ -55,7 +56,13 @@ Work::~Work() {
   }
 }
 
-void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source) {
+void Work::tell(const Stopwatch& watch, std::vector<uint64_t>&& parts) {
+  told_ = true;
+  watch_ = watch;
+  parts_ = std::move(parts);
+}
+
+void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const Hooks& hooks) {
   handle_ = handle;
   sequence_ = sequence;
   source_ = source;
@@ -63,8 +70,20 @@ void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequenc
     buffers.copyBack();
   }
   endProfiling();
+  if (C10_UNLIKELY(watch_.runs())) {
+    watch_.stop();
+  }
   claimed_.store(true, std::memory_order_relaxed);
   done_.store(true, std::memory_order_release);
+  if (C10_UNLIKELY(watch_.runs())) {
+    succeeded(hooks);
+  }
+}
+
+void Work::succeeded(const Hooks& hooks) const {
+  if (told_) {
+    hooks.succeeded({opType_, sequence_, key_, watch_, parts_});
+  }
 }
 
 void Work::attach(
@@ -78,6 +97,7 @@ void Work::attach(
   source_ = source;
   pending_ = std::make_unique<Pending>(Pending{std::move(buffers), inputs.vec()});
   group_ = std::move(group);
+  group_->hooks->began();
 }
 
 void Work::endProfiling() {
@@ -127,6 +147,8 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
     source_ = core().work_source(handle_);
   }
   endProfiling();
+  watch_.stop();
+  ephemeral_.end();
   c10::intrusive_ptr<c10::ivalue::Future> future;
   c10::intrusive_ptr<c10::ivalue::Future> futureResult;
   {
@@ -137,6 +159,9 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   }
   cv_.notify_all();
   pending_.reset();
+  if (error_ == nullptr) {
+    succeeded(*group_->hooks);
+  }
   try {
     if (future) {
       finishFuture(*future);
@@ -148,6 +173,7 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
     // then() keeps a callback's exception in its own Future; this one came from a raw C++ callback and has no owner.
     LOG(ERROR) << "sagecomm: " << name_ << ": a callback of this operation's Future raised: " << e.what();
   }
+  group_->hooks->ended();
 }
 
 void Work::cannotWrite(const char* why) {
@@ -272,6 +298,15 @@ void Work::abort() {
       "sagecomm: ",
       name_,
       ": one operation cannot be aborted, its peers would wait for it; abort the process group");
+}
+
+float Work::getDuration() const {
+  TORCH_CHECK(done(), "sagecomm: ", name_, ": its duration is not known before it is complete");
+  return watch_.duration(name_);
+}
+
+uint64_t Work::getCompletionKey() const {
+  return key_.get();
 }
 
 uint64_t Work::getSequencenumber() const {

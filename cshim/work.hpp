@@ -6,7 +6,7 @@
 //
 // Completing happens once, by whoever is first: the core's done function, or a waiter that the core told about the end
 // (it need not wait for a callback that may be queued behind others). Order: staged outputs are written back, profiler
-// ranges end, waiters wake up, tensors are released, Futures run their callbacks.
+// ranges end, waiters wake up, tensors are released, hooks are called, Futures run their callbacks.
 #pragma once
 
 #include <atomic>
@@ -17,22 +17,26 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "ephemeral.hpp"
+#include "hooks.hpp"
 #include "sagecomm.h"
 #include "tensors.hpp"
 
 namespace sagecomm {
 
-// What messages say about a group.
+// What Works know about their group, which may be gone before them.
 struct GroupInfo {
   std::string name;
   int rank;
+  std::shared_ptr<Hooks> hooks;
+  std::shared_ptr<EphemeralTimeout> ephemeral;
 };
 
 // What is known about an operation when it is issued.
 struct OpInfo {
   c10d::OpType type;
   const char* name; // "all_reduce"; static
-  const char* profilingTitle; // "sagecomm:all_reduce"; static
+  const char* profilingTitle; // "sagecomm:all_reduce", see titles.hpp; static
 };
 
 // What getFutureResult() tells; null: success.
@@ -40,19 +44,22 @@ c10d::WorkResult resultOf(const sagecomm_error* error);
 
 class Work final : public c10d::Work {
  public:
-  // `profiledInputs` opens a profiler range; nullptr when nobody records.
+  // `title`, which stays valid, and `profiledInputs` open a profiler range; nullptr when nobody records.
   Work(
       int rank,
       const OpInfo& op,
       c10::ArrayRef<at::Tensor> outputs,
       std::chrono::milliseconds timeout,
+      const char* title = nullptr,
       const std::vector<at::Tensor>* profiledInputs = nullptr);
   ~Work() override;
 
   // --- for ProcessGroupSagecomm, before anybody else knows this Work ---
 
+  // What the hooks are told, when it has succeeded: without this call, nothing. `parts` as in Success.
+  void tell(const Stopwatch& watch, std::vector<uint64_t>&& parts);
   // The operation finished inside issue(). `handle` may be 0.
-  void finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source);
+  void finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const Hooks& hooks);
   // The operation goes on; takes over what it needs. Throws nothing: the core is using the buffers by now.
   void attach(
       sagecomm_work handle,
@@ -60,6 +67,10 @@ class Work final : public c10d::Work {
       c10::ArrayRef<at::Tensor> inputs,
       std::shared_ptr<const GroupInfo> group,
       int source) noexcept;
+  // After attach(): what ends with it.
+  void own(EphemeralTimeout::Share&& ephemeral) {
+    ephemeral_ = std::move(ephemeral);
+  }
   // Ends the profiler range: of an asynchronous operation when it has been issued, of a synchronous one at its end.
   void endProfiling();
   // Asynchronous: has the core complete this Work.
@@ -80,13 +91,16 @@ class Work final : public c10d::Work {
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  float getDuration() const override;
   uint64_t getSequencenumber() const override;
   std::chrono::milliseconds getTimeout() const; // virtual in newer torch
+  uint64_t getCompletionKey() const; // virtual in newer torch
 
  private:
   static void doneCallback(void* ctx, int32_t status, const sagecomm_error* error) noexcept;
 
   void complete(int32_t status, const sagecomm_error* error);
+  void succeeded(const Hooks& hooks) const;
   void cannotWrite(const char* why);
   // Returns false if the deadline passed first.
   bool waitUntilDone(std::chrono::milliseconds timeout);
@@ -125,7 +139,13 @@ class Work final : public c10d::Work {
     std::vector<at::Tensor> inputs;
   };
   std::unique_ptr<Pending> pending_;
+
+  CompletionKey key_;
+  Stopwatch watch_;
+  bool told_ = false; // somebody is given this Work: hooks hear of it
+  std::vector<uint64_t> parts_;
   std::shared_ptr<const GroupInfo> group_; // for messages; set by attach()
+  EphemeralTimeout::Share ephemeral_; // of group_
 };
 
 } // namespace sagecomm

@@ -8,15 +8,23 @@ int32_t sagecommGroupDestroy(sagecomm_group, sagecomm_error *);
 int32_t sagecommGroupAbort(sagecomm_group, char *, sagecomm_error *);
 int32_t sagecommGroupFail(sagecomm_group, sagecomm_error *, sagecomm_error *);
 int32_t sagecommGroupHold(sagecomm_group, int32_t, sagecomm_error *);
+int32_t sagecommGroupOnFailure(sagecomm_group, sagecomm_failed_fn, void *, sagecomm_error *);
+int32_t sagecommMonitoredError(sagecomm_group, int64_t, int32_t, sagecomm_error *);
 int32_t sagecommGroupSetTimeout(sagecomm_group, int64_t, sagecomm_error *);
 int64_t sagecommGroupStats(sagecomm_group, char *, size_t);
 int64_t sagecommDescribeEnvironment(char *, size_t);
 int64_t sagecommFlightRecords(char *, size_t);
+int32_t sagecommFlightDump(char *, sagecomm_error *);
+int32_t sagecommGroupDescribe(sagecomm_group, char *, sagecomm_error *);
+uint64_t sagecommGroupStack(sagecomm_group, char *);
+int64_t sagecommMetrics(char *, size_t);
+int64_t sagecommStatus(char *, size_t);
+int64_t sagecommTopology(char *, size_t);
 void sagecommShutdown(void);
 
 void sagecommSink(void *, void *, size_t);
 
-/* Go cannot call a C function pointer; these two do it for Go. Hidden, like everything but sagecomm_get_api(). */
+/* Go cannot call a C function pointer; these do it for Go. Hidden, like everything but sagecomm_get_api(). */
 __attribute__((visibility("hidden"))) int32_t sagecomm_store_set(const sagecomm_store *s, const char *key,
                                                                  const void *data, size_t n, char *why, size_t why_n) {
   return s->set(s->ctx, key, data, n, why, why_n);
@@ -28,6 +36,11 @@ __attribute__((visibility("hidden"))) int32_t sagecomm_store_get(const sagecomm_
                                                                  int64_t timeout_ns, uintptr_t sink, char *why,
                                                                  size_t why_n) {
   return s->get(s->ctx, key, timeout_ns, (void *)sink, sink_into_go, why, why_n);
+}
+
+__attribute__((visibility("hidden"))) void sagecomm_tell_failed(sagecomm_failed_fn failed, void *ctx,
+                                                                const sagecomm_error *cause) {
+  failed(ctx, cause);
 }
 
 static const char *version(void) { return SAGECOMM_VERSION; }
@@ -57,6 +70,11 @@ static int32_t group_hold(sagecomm_group group, int32_t by, sagecomm_error *err)
   return sagecommGroupHold(group, by, err);
 }
 
+static int32_t group_on_failure(sagecomm_group group, sagecomm_failed_fn failed, void *ctx, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupOnFailure(group, failed, ctx, err);
+}
+
 static uint64_t group_sequence(sagecomm_group group) {
   scr_group *g = scr_group_of(group);
   return g && !scr_in_child() ? scr_group_sequence(g) : 0;
@@ -77,6 +95,31 @@ static int64_t describe_environment(char *json, size_t n) {
 
 static int64_t flight_records(char *json, size_t n) {
   return scr_in_child() ? SAGECOMM_FORKED : sagecommFlightRecords(json, n);
+}
+
+static int32_t group_describe(sagecomm_group group, const char *text, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupDescribe(group, (char *)(uintptr_t)text, err);
+}
+
+static uint64_t group_stack(sagecomm_group group, const char *frames) {
+  return scr_in_child() ? 0 : sagecommGroupStack(group, (char *)(uintptr_t)frames);
+}
+
+static int32_t flight_dump(const char *prefix, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommFlightDump((char *)(uintptr_t)prefix, err);
+}
+
+static int64_t metrics(char *text, size_t n) { return scr_in_child() ? SAGECOMM_FORKED : sagecommMetrics(text, n); }
+
+static int64_t status(char *json, size_t n) { return scr_in_child() ? SAGECOMM_FORKED : sagecommStatus(json, n); }
+
+static int64_t topology(char *json, size_t n) { return scr_in_child() ? SAGECOMM_FORKED : sagecommTopology(json, n); }
+
+static int32_t monitored_error(sagecomm_group group, int64_t timeout_ns, int32_t all, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommMonitoredError(group, timeout_ns, all, err);
 }
 
 static void shutdown(void) {
@@ -109,6 +152,14 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .issue_coalesced = scr_issue_coalesced,
       .group_fail = group_fail,
       .group_hold = group_hold,
+      .group_describe = group_describe,
+      .group_stack = group_stack,
+      .flight_dump = flight_dump,
+      .metrics = metrics,
+      .status = status,
+      .group_on_failure = group_on_failure,
+      .topology = topology,
+      .monitored_error = monitored_error,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

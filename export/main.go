@@ -108,13 +108,24 @@ func sagecommGroupCreate(config *C.sagecomm_group_config, out *C.sagecomm_group,
 	}
 	g, e := pgbackend.Get().Create(pgbackend.Config{
 		Rank: int(config.rank), Size: int(config.size), Name: C.GoString(config.name),
-		Timeout: time.Duration(config.timeout_ns), Store: cStore{config.store}, Options: options,
+		Timeout: time.Duration(config.timeout_ns), Store: cStore{config.store}, Options: options, GlobalRanks: globalRanks(config),
 	})
 	if e != nil {
 		return answer(err, pgbackend.CreateFailure(C.GoString(config.name), e))
 	}
 	*out = C.sagecomm_group(g.Handle())
 	return C.SAGECOMM_OK
+}
+
+func globalRanks(config *C.sagecomm_group_config) []int {
+	if config.global_ranks == nil || config.size <= 0 {
+		return nil
+	}
+	list := make([]int, config.size)
+	for i, rank := range unsafe.Slice(config.global_ranks, int(config.size)) {
+		list[i] = int(rank)
+	}
+	return list
 }
 
 // find answers for a handle that is not valid.
@@ -192,6 +203,17 @@ func sagecommGroupSetTimeout(group C.sagecomm_group, ns C.int64_t, err *C.sageco
 		return answer(err, invalid("%v", e))
 	}
 	return C.SAGECOMM_OK
+}
+
+//export sagecommMonitoredError
+func sagecommMonitoredError(group C.sagecomm_group, ns C.int64_t, all C.int32_t, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "monitored_error")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	return answer(err, g.MonitoredCause(time.Duration(ns), all != 0))
 }
 
 // give copies text with a closing NUL into the caller's buffer and returns the bytes needed.

@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised when anything below changes incompatibly; fields and functions are appended without raising it. */
-#define SAGECOMM_ABI_VERSION 1
+#define SAGECOMM_ABI_VERSION 2
 /* Of this header and of the library that was built with it. */
 #define SAGECOMM_VERSION "0.1.0"
 
@@ -136,6 +136,7 @@ typedef struct sagecomm_op {
   double factor;      /* PREMUL_SUM */
   int64_t timeout_ns; /* 0: the group's */
   uint64_t parts;     /* 0; a hash of the lengths of what is packed together */
+  uint64_t stack;     /* who called, from group_stack(); 0: nobody knows */
 } sagecomm_op;
 
 /* Who failed, in what. Strings are NUL-terminated and cut to fit. */
@@ -174,11 +175,16 @@ typedef struct sagecomm_group_config {
   const sagecomm_store *store; /* used during group_create() only */
   const sagecomm_option *options;
   uint32_t n_options;
+  const int32_t
+      *global_ranks; /* `size` numbers of ranks in the whole job, for records; NULL: the same as in the group */
 } sagecomm_group_config;
 
 /* Called once when a PENDING operation is complete: status is SAGECOMM_OK or below zero, err is never NULL. Runs on a
  * thread of the library or inside wait(), with no lock held; it may call any function of the table. */
 typedef void (*sagecomm_done_fn)(void *ctx, int32_t status, const sagecomm_error *err);
+
+/* See group_on_failure(). */
+typedef void (*sagecomm_failed_fn)(void *ctx, const sagecomm_error *cause);
 
 typedef struct sagecomm_api {
   uint32_t abi_version; /* SAGECOMM_ABI_VERSION of the library */
@@ -249,14 +255,12 @@ typedef struct sagecomm_api {
 
   /* What the flight recorder knows, as JSON: the last operations of each group and how far they got. It takes no lock
    * that an operation holds while it waits, so it answers while operations hang. As group_stats().
-   *   {"groups": [{"id", "group", "rank", "size", "prefix", "sequence", "started", "completed", "capacity", "total",
-   *                "failure"?, "entries": [{"number", "kind", "dtype", "element_size", "reduce_op"?, "root", "tag",
-   *                "bytes", "state", "created_ns", "started_ns", "completed_ns", "thread", "async", "timeout_ms"}]}]}
-   * A group is in it from its creation to its destruction, also after it has failed. Entries are in the order of their
-   * creation, the newest `capacity` of `total`. "number" counts collectives and this rank's messages apart, from 1;
-   * "sequence", "started" and "completed" are the last collectives that were issued, began and succeeded. "state" is
-   * scheduled (it waits behind another), started, completed or failed. Times are ns of Unix time, 0 if not yet.
-   * "thread" is the caller's pthread_t. Which global ranks form a group is known to the caller alone.
+   *   {"groups": [{"id", "group", "rank", "size", "capacity", "total", "failure"?, "config", "status", "entries"}]}
+   * A group is in it from its creation to its destruction, also after it has failed; "id" counts the groups of this
+   * process from 1. "config", "status" and "entries" are values of "pg_config" and "pg_status" and the list "entries" of
+   * torch's format (FlightRecorder.hpp, version 2.10). Entries are in the order of their creation, the newest `capacity`
+   * of `total`; "record_id" is 0 and "thread_name" empty; "thread_id" is the caller's pthread_t; a tensor of n elements
+   * has the size [n]; messages are numbered from 10^12 on.
    * The capacity is TORCH_FR_BUFFER_SIZE, else TORCH_NCCL_TRACE_BUFFER_SIZE, else 2000, as of the group's creation; with
    * 0 the group does not record and is left out. */
   int64_t (*flight_records)(char *json, size_t n);
@@ -279,6 +283,52 @@ typedef struct sagecomm_api {
   /* With 1 the caller says that it makes one operation out of several, with -1 that the last of them is through: between
    * two of them as well, who destroys the group waits for it as for an operation that was issued. */
   int32_t (*group_hold)(sagecomm_group group, int32_t by, sagecomm_error *err);
+
+  /* What the group's user calls it, for records and metrics. */
+  int32_t (*group_describe)(sagecomm_group group, const char *text, sagecomm_error *err);
+
+  /* A number for sagecomm_op.stack that stands for frames, innermost first, each "file\tline\tfunction\n". The same
+   * frames get the same number. 0: the group records no stacks (SAGECOMM_FR_STACKS), or has no room for more. With NULL it
+   * only says whether the group records them: 1, else 0. */
+  uint64_t (*group_stack)(sagecomm_group group, const char *frames);
+
+  /* Writes what the flight recorder knows into the file of this rank that torch's analyser reads: `prefix` and the
+   * rank's number in the job. NULL: where failures are dumped (SAGECOMM_FR_DUMP). */
+  int32_t (*flight_dump)(const char *prefix, sagecomm_error *err);
+
+  /* The statistics of all groups in Prometheus's text format. As group_stats(). */
+  int64_t (*metrics)(char *text, size_t n);
+
+  /* How all groups are doing, of each rank of them as far as it is seen from here, as JSON. It takes no lock that an
+   * operation holds. As group_stats().
+   *   {"host", "pid", "time_ns", "groups": [{"group", "desc", "rank", "size", "failure"?, "ranks": [{"rank",
+   *     "global_rank", "host", "pid", "state", "issued", "op"?, "since_ns"?, "waits_for"?, "message"?}]}]}
+   * "state": in its last collective, done with it, failed, idle (it has begun none), left, dead. */
+  int64_t (*status)(char *json, size_t n);
+
+  /* Has `failed` called once, on a thread of the library with no lock held: with the first cause as soon as this rank
+   * knows that the group has failed, whether anybody waits or not; or with NULL when the group is destroyed before that.
+   * `ctx` is not used after that call. It may call any function of the table. Operations raise the failure when it has
+   * returned, or 20 ms after it began; destroying the group does not wait for it. Returns OK if it will be called;
+   * otherwise it never is, and the group has failed already, with the status that is returned. Several may ask. */
+  int32_t (*group_on_failure)(sagecomm_group group, sagecomm_failed_fn failed, void *ctx, sagecomm_error *err);
+
+  /* What this host is made of and what of it this process may use, as its kernel tells, as JSON. It needs no group. As
+   * group_stats().
+   *   {"host": {"name", "boot_id"}, "process": {"cpus", "memory_nodes", "cpu_quota"}, "cpu_model", "memory_bytes",
+   *    "online", "offline", "packages": [{"id", "cpus", "cores": [{"id", "cpus"}]}],
+   *    "caches": [{"level", "bytes", "cpus"}], "nodes": [{"id", "cpus", "memory_bytes", "distances"}],
+   *    "accelerators": [{"address", "kind", "vendor", "device", "vendor_name", "driver", "node", "cpus"}],
+   *    "rdma": [{"name", "address", "node", "interfaces", "ports": [{"number", "state", "link", "gbps"}]}],
+   *    "interfaces": [{"name", "up", "loopback", "mbps", "mtu", "address", "node"}]}
+   * Cpus and nodes of memory are lists as the kernel writes them, "0-3,8"; ids of PCI are as in sysfs, "0x10de". What
+   * is not known is left out, of any of them, as is what is false or empty, but for "up". */
+  int64_t (*topology)(char *json, size_t n);
+
+  /* As group_error(), for who has just made a monitored barrier out of a synchronous SAGECOMM_BARRIER: if that timed out,
+   * the message begins with the words that torch's gloo has for it. timeout_ns: what the barrier was given, 0 by who
+   * only looked. With `all` every missing rank is named in these words, else the least; the rest names all anyway. */
+  int32_t (*monitored_error)(sagecomm_group group, int64_t timeout_ns, int32_t all, sagecomm_error *err);
 } sagecomm_api;
 
 /* The table of that version, or NULL when the library does not speak it. Starts nothing. */

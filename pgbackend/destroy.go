@@ -28,7 +28,10 @@ func (g *Group) Destroy() error {
 		}
 		time.Sleep(200 * time.Microsecond)
 	}
+	g.process.timeline.take(g) // the last of several groups that end at once closes the file
+	g.process.unobserve()
 	g.run.Goodbye()
+	g.alarm.ring(nil) // an end that was asked for is no failure
 	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q was destroyed on rank %d", g.name, g.rank)})
 	p := g.process
@@ -42,6 +45,7 @@ func (g *Group) Destroy() error {
 		g.run.Down(g.cause.Load())
 		time.Sleep(50 * time.Microsecond)
 	}
+	g.process.timeline.take(g)
 	g.close()
 	g.run.Leave()
 	p.mu.Lock()

@@ -17,11 +17,15 @@ import (
 // Group is one rank's side of a process group.
 type Group struct {
 	process   *Process
+	number    uint64 // of this process's groups, from 1
+	born      time.Time
 	name      string
 	rank      int
 	size      int
+	global    []int // ranks of the job by rank; nil: the same
 	settings  *env.Settings
 	flights   int      // operations that its flight recorder keeps
+	timeline  bool     // it keeps events for the timeline
 	members   []member // by rank
 	peers     []runner.Peer
 	run       *runner.Group
@@ -37,6 +41,7 @@ type Group struct {
 	classes   [coll.KindCount][]algo.Class
 
 	cause atomic.Pointer[coll.Failure]
+	alarm alarm // rung when there is a cause, or will be none
 
 	// mu guards what follows; the runner's queue has its own lock.
 	mu     sync.Mutex
@@ -47,6 +52,9 @@ type Group struct {
 	closed bool   // no call gets in any more
 
 	composed atomic.Int64 // operations that are made of several and are not through
+
+	description atomic.Pointer[string] // what its user calls it
+	stacks      stacks
 }
 
 // member is what a rank tells the others about itself.
@@ -56,7 +64,10 @@ type member struct {
 	PID         int              `json:"pid"`
 	Arena       shmem.Descriptor `json:"arena"`
 	Board       int64            `json:"board"`
-	Agreed      string           `json:"agreed"` // what all ranks must have alike
+	Flights     int              `json:"flights,omitempty"`    // operations that its flight recorder keeps
+	FlightLog   int64            `json:"flight_log,omitempty"` // offset of that in its arena, 0: it is not in there
+	Stacks      bool             `json:"stacks,omitempty"`     // it records who called
+	Agreed      string           `json:"agreed"`               // what all ranks must have alike
 	ArenaAbsent string           `json:"arena_absent,omitempty"`
 }
 
@@ -95,6 +106,27 @@ func (g *Group) Rank() int { return g.rank }
 
 // Size is the number of ranks.
 func (g *Group) Size() int { return g.size }
+
+// globalRank is the number of a rank in the job.
+func (g *Group) globalRank(rank int) int {
+	if rank >= 0 && rank < len(g.global) {
+		return g.global[rank]
+	}
+	return rank
+}
+
+// Describe notes what the group's user calls it, in records of it.
+func (g *Group) Describe(text string) {
+	g.description.Store(&text)
+	g.list()
+}
+
+func (g *Group) describedAs() string {
+	if text := g.description.Load(); text != nil && *text != "" {
+		return *text
+	}
+	return "undefined" // as torch has it
+}
 
 // Handle is what the C ABI calls the group.
 func (g *Group) Handle() uint64 { return g.run.Handle() }

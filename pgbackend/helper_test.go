@@ -155,6 +155,16 @@ func finish(w runner.Work) *coll.Failure {
 	}
 }
 
+// measure tells what took longer than it does on a machine that is not overloaded. Three times as long is a failure.
+func measure(t *testing.T, what string, took, bound time.Duration) {
+	t.Helper()
+	if took > 3*bound {
+		t.Errorf("%s took %v, the bound is %v", what, took, bound)
+	} else if took > bound {
+		t.Logf("%s took %v, the bound is %v", what, took, bound)
+	}
+}
+
 // asError keeps a nil *Failure from becoming an error that is not nil.
 func asError(f *coll.Failure) error {
 	if f == nil {

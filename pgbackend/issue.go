@@ -27,16 +27,9 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	if !op.Kind.Collective() {
 		return g.refuse(op, fmt.Errorf("sagecomm: %v: not a collective", op.Kind))
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	key, class := g.run.Key(call, op.Bytes())
-	program, kept := g.run.Lookup(key)
-	if !kept {
-		var err error
-		if program, err = g.compile(op, g.classes[op.Kind][class]); err != nil {
-			return g.broken(op, err)
-		}
-		kept = g.run.Keep(key, program)
+	program, kept, err := g.program(call, op)
+	if err != nil {
+		return g.broken(op, err)
 	}
 	if err := g.run.Submit(call, op.Bytes(), program, !kept); err != nil {
 		if !kept {
@@ -50,6 +43,20 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 		return g.broken(op, err)
 	}
 	return nil
+}
+
+// program finds the program of a call, or makes it; kept says that the cache has it.
+func (g *Group) program(call runner.Call, op coll.Op) (p runner.Compiled, kept bool, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	key, class := g.run.Key(call, op.Bytes())
+	if p, kept = g.run.Lookup(key); kept {
+		return p, true, nil
+	}
+	if p, err = g.compile(op, g.classes[op.Kind][class]); err != nil {
+		return p, false, err
+	}
+	return p, g.run.Keep(key, p), nil
 }
 
 // check refuses a call that this rank may not make.
@@ -113,17 +120,21 @@ func (g *Group) IssueCoalesced(calls []runner.Coalesced) (runner.Work, *coll.Fai
 
 // makeRing makes the ring that this rank writes for a peer.
 func (g *Group) makeRing(peer int) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.fallen() != nil || g.run.HasRing(peer) {
+	if g.fallen() != nil {
 		return
 	}
-	off, err := g.board.more(runner.RingHeader + runner.RingBytes)
+	g.mu.Lock()
+	var err error
+	if !g.run.HasRing(peer) {
+		var off int64
+		if off, err = g.board.more(runner.RingHeader + runner.RingBytes); err == nil {
+			g.run.SetRing(peer, off)
+		}
+	}
+	g.mu.Unlock()
 	if err != nil {
 		g.declare(g.system(coll.Op{Kind: coll.Send, Root: peer}, err))
-		return
 	}
-	g.run.SetRing(peer, off)
 }
 
 // fallen is why nothing can be issued any more, nil if all is well.
@@ -143,6 +154,7 @@ func (g *Group) refuse(op coll.Op, err error) *coll.Failure {
 }
 
 func (g *Group) system(op coll.Op, err error) *coll.Failure {
-	return &coll.Failure{Status: coll.System, Rank: g.rank, Op: op.Name(), Group: g.name,
-		Message: fmt.Sprintf("sagecomm: %s on rank %d of group %q: %v", op.Name(), g.rank, g.name, err)}
+	f := g.blame(coll.System, g.rank, runner.Trouble{Op: op})
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s cannot go on with %s: %v", g.name, g.who(g.rank), op.Name(), err)
+	return f
 }

@@ -19,10 +19,10 @@ type memory struct {
 	bells  sync.Mutex // adding and removing engine bells
 }
 
-// store is one arena with the engine's bell in it.
+// store is one arena with a page in front for what is the process's: the engine's bell and the list of flight recorders.
 type store struct {
 	arena *shmem.Arena
-	bell  shmem.Range
+	front shmem.Range
 }
 
 func (p *Process) newStore(kind shmem.Kind, s *env.Settings) (*store, error) {
@@ -32,20 +32,20 @@ func (p *Process) newStore(kind shmem.Kind, s *env.Settings) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	bell, err := arena.Alloc(runner.BellBytes, 4096)
-	if err == nil && !runner.AddEngineBell(unsafe.Pointer(unsafe.SliceData(arena.Bytes(bell)))) {
+	front, err := arena.Alloc(frontBytes, 4096)
+	if err == nil && !runner.AddEngineBell(unsafe.Pointer(unsafe.SliceData(arena.Bytes(front)))) {
 		err = fmt.Errorf("sagecomm: this process has too many arenas, %d: each group that maps a file has one of its own; destroy groups that are not used any more", runner.MaxBells)
 	}
 	if err != nil {
 		return nil, errors.Join(err, arena.Close())
 	}
-	return &store{arena, bell}, nil
+	return &store{arena, front}, nil
 }
 
 // closeStore unmaps an arena. No group uses it any more.
 func (p *Process) closeStore(s *store) error {
 	p.memory.bells.Lock()
-	runner.RemoveEngineBell(s.at(s.bell))
+	runner.RemoveEngineBell(s.at(s.front))
 	p.memory.bells.Unlock()
 	p.engine.changed(p) // the engine reads the bell no more
 	return s.arena.Close()
@@ -71,8 +71,9 @@ func (p *Process) sharedStore(s *env.Settings) (*store, error) {
 
 // board is this rank's memory for one group.
 type board struct {
-	store  *store
-	ranges []shmem.Range
+	store   *store
+	ranges  []shmem.Range
+	listing listing
 }
 
 func newBoard(st *store, rank, size int) (*board, error) {
@@ -80,7 +81,7 @@ func newBoard(st *store, rank, size int) (*board, error) {
 	if err != nil {
 		return nil, err
 	}
-	runner.FormatBoard(st.at(r), rank, size, st.bell.Off)
+	runner.FormatBoard(st.at(r), rank, size, st.front.Off)
 	return &board{store: st, ranges: []shmem.Range{r}}, nil
 }
 
@@ -97,8 +98,26 @@ func (b *board) more(n int64) (int64, error) {
 	return r.Off, nil
 }
 
+// mostFlightLog keeps long recorders from taking the room of other groups' boards: of some 60,000 operations.
+const mostFlightLog = 8 << 20
+
+// flightLog takes room for a flight recorder that peers can read; 0: there is none, so only this process will.
+func (b *board) flightLog(capacity int, stacks bool) int64 {
+	if capacity == 0 || runner.FlightBytes(capacity, stacks) > mostFlightLog {
+		return 0
+	}
+	off, err := b.more(runner.FlightBytes(capacity, stacks))
+	if err != nil {
+		return 0
+	}
+	return off
+}
+
 // free gives everything back. No peer may touch it any more.
 func (b *board) free() error {
+	if err := b.unlist(); err != nil {
+		return err
+	}
 	for _, r := range b.ranges {
 		if err := b.store.arena.Free(r); err != nil {
 			return err

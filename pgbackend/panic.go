@@ -42,3 +42,10 @@ func (p *Process) recoverAll() {
 		}
 	}
 }
+
+// recoverFrom is deferred by what only shows what groups do, or tells of it: a panic there harms none of them.
+func recoverFrom(what string) {
+	if r := recover(); r != nil {
+		Get().warn("panic in %s: %v\n%s", what, r, strings.TrimSpace(string(debug.Stack())))
+	}
+}

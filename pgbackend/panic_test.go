@@ -45,3 +45,19 @@ func TestPanicOfTheWatch(t *testing.T) {
 	g.members = before
 	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "a fault of the library on rank 0")
 }
+
+// What only shows groups harms none of them.
+func TestPanicOfWhatOnlyShows(t *testing.T) {
+	w := newWorldWith(t, 2, opTimeout, options{"fr_dump": t.TempDir() + "/rank_"})
+	g := w.groups[0]
+	before := g.members
+	g.members = nil // what cannot be
+	if text := Get().Status(); text != nil {
+		t.Errorf("the status is %q", text)
+	}
+	g.members = before
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	if text := Get().Status(); len(text) == 0 {
+		t.Error("no status afterwards")
+	}
+}

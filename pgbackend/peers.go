@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
@@ -82,14 +83,20 @@ func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 	return dead
 }
 
-// watch begins to watch the process. Where pids mean other processes than here, the socket of its arena says which it is.
+// watch begins to watch the process. Where pids mean other processes than here, or the system does not let it be watched
+// by its pid (a seccomp filter, /proc with hidepid), the socket of its arena says which it is.
 func (m member) watch(me member) (*peerwatch.Watcher, error) {
+	why := errors.New("it is in another pid namespace")
 	if m.Arena.PIDNamespace == me.Arena.PIDNamespace && m.Arena.BootID == me.Arena.BootID {
-		return peerwatch.Watch(m.PID, m.Arena.StartTime)
+		w, err := peerwatch.Watch(m.PID, m.Arena.StartTime)
+		if err == nil {
+			return w, nil
+		}
+		why = err
 	}
 	pidfd, err := shmem.OwnerFD(context.Background(), m.Arena)
 	if err != nil {
-		return nil, fmt.Errorf("it is in another pid namespace: %w", err)
+		return nil, fmt.Errorf("%w; and by its socket: %w", why, err)
 	}
 	return peerwatch.WatchFD(pidfd)
 }
@@ -138,11 +145,16 @@ func (p *Process) await(id peerID, peer *peerProcess) {
 		groups[g] = ranks
 	}
 	p.mu.Unlock()
+	// Who is told of a failure may take its time: no group waits for another one's.
+	var all sync.WaitGroup
 	for g, ranks := range groups {
-		for _, rank := range ranks {
-			g.peerDied(rank)
-		}
+		all.Go(func() {
+			for _, rank := range ranks {
+				g.peerDied(rank)
+			}
+		})
 	}
+	all.Wait()
 	p.sweep()
 }
 

@@ -2,7 +2,6 @@ package pgbackend
 
 import (
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -23,9 +22,14 @@ type Process struct {
 	peers     map[peerID]*peerProcess
 	warned    map[string]bool
 	selectors map[choice]*algo.Selector
+	dumps     dumper
+	observers observers
+	timeline  timeline
+	created   uint64    // groups so far
 	inVain    time.Time // when a group that was destroyed last gave up waiting for peers
 
 	unwatched sync.Once // the warning about peers that cannot be watched
+	files     sync.Once // the warning that groups use files
 }
 
 var (
@@ -66,29 +70,15 @@ func (p *Process) Shutdown() {
 		all.Go(func() { _ = g.Destroy() }) // the second of two destroyers is told so; there is nobody to tell here
 	}
 	all.Wait()
+	p.finishDumps()
 }
 
-// warn prints a sentence once per process.
-func (p *Process) warn(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	p.mu.Lock()
-	seen := p.warned[text]
-	p.warned[text] = true
-	p.mu.Unlock()
-	if !seen {
-		say("WARN", text)
-	}
-}
-
-// say writes one line to standard error. A closed standard error is no reason to fail.
-func say(level, text string) {
-	_, _ = fmt.Fprintf(os.Stderr, "sagecomm %s [%d] %s\n", level, os.Getpid(), text)
-}
-
-func (g *Group) info(format string, args ...any) {
-	if env.Debug.Get(g.settings) >= env.Info {
-		say("INFO", fmt.Sprintf("group %q rank %d: ", g.name, g.rank)+fmt.Sprintf(format, args...))
-	}
+// fellBack tells, once, that groups use files. Each group has a reason of its own, which differs in names only.
+func (p *Process) fellBack(g *Group, reason error) {
+	p.files.Do(func() {
+		p.warn("group %q uses a file in %s, as others may, because its ranks cannot share memory that has no name: %v",
+			g.name, env.ShmDir.Get(g.settings), reason)
+	})
 }
 
 // Issue implements runner.Handler.

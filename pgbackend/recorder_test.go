@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -34,26 +35,62 @@ func TestFlightCapacity(t *testing.T) {
 	}
 }
 
+// seenGroup and seenEntry are what a reader of FlightRecords sees.
+type seenGroup struct {
+	Group, Failure       string
+	Rank, Size, Capacity int
+	Total                uint64
+	Config               struct{ Name, Desc, Ranks string }
+	Status               map[string]int64
+	Entries              []seenEntry
+}
+
+type seenEntry struct {
+	Name       string    `json:"profiling_name"`
+	Collective uint64    `json:"collective_seq_id"`
+	Message    uint64    `json:"p2p_seq_id"`
+	OpID       int64     `json:"op_id"`
+	In         [][]int64 `json:"input_sizes"`
+	Out        [][]int64 `json:"output_sizes"`
+	InTypes    []string  `json:"input_dtypes"`
+	State      string
+	Retired    bool
+	Created    int64  `json:"time_created_ns"`
+	Started    *int64 `json:"time_discovered_started_ns"`
+	Completed  *int64 `json:"time_discovered_completed_ns"`
+	Thread     string `json:"thread_id"`
+	TimeoutMS  int64  `json:"timeout_ms"`
+	IsMessage  bool   `json:"is_p2p"`
+}
+
 // flights are the records of the world's groups, by rank.
-func (w *world) flights() []flightGroup {
+func (w *world) flights() []seenGroup {
 	w.t.Helper()
 	text, err := Get().FlightRecords()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	var answer struct{ Groups []flightGroup }
+	var answer struct{ Groups []seenGroup }
 	if err := json.Unmarshal(text, &answer); err != nil {
 		w.t.Fatal(err)
 	}
-	mine := slices.DeleteFunc(answer.Groups, func(g flightGroup) bool { return g.Group != w.t.Name() })
-	slices.SortFunc(mine, func(a, b flightGroup) int { return a.Rank - b.Rank })
+	mine := slices.DeleteFunc(answer.Groups, func(g seenGroup) bool { return g.Group != w.t.Name() })
+	slices.SortFunc(mine, func(a, b seenGroup) int { return a.Rank - b.Rank })
 	return mine
 }
 
-func (g flightGroup) String() string {
+func (g seenGroup) String() string {
 	var list []string
 	for _, e := range g.Entries {
-		list = append(list, fmt.Sprintf("%s %d %s root %d, %d bytes, %s", e.Kind, e.Number, e.Type, e.Root, e.Bytes, e.State))
+		number := e.Collective
+		if e.IsMessage {
+			number = e.Message - messageNumbers
+		}
+		text := fmt.Sprintf("%s %d %v %v->%v %s", e.Name, number, e.InTypes, e.In, e.Out, e.State)
+		if e.Retired && e.State != "completed" {
+			text += " retired"
+		}
+		list = append(list, text)
 	}
 	return strings.Join(list, "; ")
 }
@@ -81,25 +118,26 @@ func TestFlightRecordsOfAKnownSequence(t *testing.T) {
 		}
 		return asError(f)
 	})
-	collectives := "all_reduce 1 float32 root 0, 12 bytes, completed; all_reduce 2 float32 root 0, 16 bytes, completed; " +
-		"barrier 3 int8 root 0, 0 bytes, completed; "
+	collectives := "sagecomm:all_reduce 1 [Float] [[3]]->[[3]] completed; sagecomm:all_reduce 2 [Float] [[4]]->[[4]] completed; " +
+		"sagecomm:barrier 3 [] []->[] completed; "
 	all := w.flights()
 	if len(all) != 2 {
 		t.Fatalf("%d groups", len(all))
 	}
-	for rank, message := range []string{"send 1 int16 root 1, 6 bytes, completed", "recv 1 int16 root 0, 6 bytes, completed"} {
+	for rank, message := range []string{"sagecomm:send 0->1 1 [Short] [[3]]->[] completed", "sagecomm:recv 1<-0 1 [] []->[[3]] completed"} {
 		g := all[rank]
 		if want := collectives + message; g.String() != want {
 			t.Errorf("rank %d:\n%s\nexpected\n%s", rank, g, want)
 		}
-		if g.Rank != rank || g.Size != 2 || g.Sequence != 3 || g.Started != 3 || g.Completed != 3 || g.Total != 4 ||
-			g.Capacity != 2000 || g.Prefix != "sagecomm" || g.Failure != "" {
+		status := map[string]int64{"last_enqueued_collective": 3, "last_started_collective": 3, "last_completed_collective": 3}
+		if g.Rank != rank || g.Size != 2 || g.Total != 4 || g.Capacity != 2000 || g.Failure != "" || !maps.Equal(g.Status, status) ||
+			g.Config.Name != t.Name() || g.Config.Desc != "undefined" || g.Config.Ranks != "[0, 1]" {
 			t.Errorf("rank %d: %+v", rank, g)
 		}
 		last := time.Now().Add(-time.Hour).UnixNano()
 		for i, e := range g.Entries {
-			if e.Created < last || e.Started < e.Created || e.Completed < e.Started || e.Thread == 0 || e.Async != (i == 1) ||
-				e.TimeoutMS != opTimeout.Milliseconds() || e.Tag != 5*(i/3) {
+			if e.Created < last || *e.Started < e.Created || *e.Completed < *e.Started || e.Thread == "0" ||
+				e.TimeoutMS != opTimeout.Milliseconds() || e.OpID != int64(i+1) || e.IsMessage != (i == 3) {
 				t.Errorf("rank %d, entry %d: %+v", rank, i, e)
 			}
 			last = e.Created
@@ -118,15 +156,16 @@ func TestFlightRecordsOfAHang(t *testing.T) {
 	if f != nil {
 		t.Fatal(f)
 	}
-	want := "all_reduce 1 float32 root 0, 1048576 bytes, started; all_reduce 2 float32 root 0, 1048576 bytes, scheduled"
+	want := "sagecomm:all_reduce 1 [Float] [[262144]]->[[262144]] started; sagecomm:all_reduce 2 [Float] [[262144]]->[[262144]] scheduled"
 	all := w.flights()
 	for deadline := time.Now().Add(20 * time.Second); all[0].String() != want && time.Now().Before(deadline); all = w.flights() {
 		_, _ = work.Wait(time.Millisecond) // drives it to where it needs the peer
 	}
-	if all[0].String() != want || all[0].Sequence != 2 || all[0].Started != 1 || all[0].Completed != 0 {
+	status := map[string]int64{"last_enqueued_collective": 2, "last_started_collective": 1, "last_completed_collective": -1}
+	if all[0].String() != want || !maps.Equal(all[0].Status, status) {
 		t.Errorf("%+v", all[0])
 	}
-	if len(all[1].Entries) != 0 || all[1].Sequence != 0 {
+	if len(all[1].Entries) != 0 || all[1].Status["last_enqueued_collective"] != -1 {
 		t.Errorf("the rank that stays away: %+v", all[1])
 	}
 
@@ -145,10 +184,10 @@ func TestFlightRecordsOfAHang(t *testing.T) {
 	}
 	// A failed group stays until it is destroyed. The second operation never began.
 	failed := w.flights()[0]
-	if want := strings.NewReplacer("started", "failed", "scheduled", "failed").Replace(want); failed.String() != want {
+	if want := strings.NewReplacer("started", "started retired", "scheduled", "scheduled retired").Replace(want); failed.String() != want {
 		t.Errorf("%s", failed)
 	}
-	if failed.Entries[0].Started == 0 || failed.Entries[1].Started != 0 || !strings.Contains(failed.Failure, "the test is over") {
+	if failed.Entries[0].Started == nil || failed.Entries[1].Started != nil || failed.Entries[0].Completed != nil || !strings.Contains(failed.Failure, "the test is over") {
 		t.Errorf("%+v", failed)
 	}
 	w.destroy()
@@ -160,7 +199,7 @@ func TestFlightRecordsOfAHang(t *testing.T) {
 func TestFlightRecordsHonourTheCapacity(t *testing.T) {
 	for capacity, want := range map[int]string{
 		0: "[]",
-		2: "[all_reduce 6 float32 root 0, 24 bytes, completed; all_reduce 7 float32 root 0, 28 bytes, completed]",
+		2: "[sagecomm:all_reduce 6 [Float] [[6]]->[[6]] completed; sagecomm:all_reduce 7 [Float] [[7]]->[[7]] completed]",
 	} {
 		t.Run(fmt.Sprint(capacity), func(t *testing.T) {
 			t.Setenv("TORCH_FR_BUFFER_SIZE", fmt.Sprint(capacity))

@@ -2,7 +2,8 @@
 
 Used by setup.py for wheels and by `make shim` for the tree (`python shim_build.py`). It calls the compiler itself
 instead of torch.utils.cpp_extension: no ninja, no CUDA search, no import of torch, warnings as errors for our sources
-only, and one object per source that is compiled again when it, a header of ours, the flags or torch change.
+only. Nearly all of a source's time goes into torch's headers, so the sources are compiled as a few joined translation
+units. A unit is compiled again when a source of it, a header of ours, the flags or torch change.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PACKAGE = HERE / "sagecomm"
+
+# Joined translation units. As many as a small machine has cores, and the same number everywhere: names that clash in a
+# unit, and headers that a source owes to another one, then show on every machine or on none.
+UNITS = 2
 
 sys.path.insert(0, str(HERE))
 from probes import ProbeError, Prober  # noqa: E402
@@ -104,13 +109,14 @@ def build(output: Path, info: Path, torch: Torch) -> bool:
     sources = sorted((ROOT / "cshim").glob("*.cpp"))
     if not sources:
         raise BuildError(f"no sources in {ROOT / 'cshim'}: build from a complete checkout")
-    stale = [source for source in sources if _is_stale(source, work, identity, compile_command)]
+    units = _join(sources, work)
+    stale = [unit for unit in units if _is_stale(unit, work, identity, compile_command)]
     with ThreadPoolExecutor(_jobs()) as pool:
-        for failure in pool.map(lambda source: _compile(source, work, identity, compile_command), stale):
+        for failure in pool.map(lambda unit: _compile(unit, units[unit], work, identity, compile_command), stale):
             if failure is not None:
                 raise BuildError(failure)
 
-    objects = [work / f"{source.stem}.o" for source in sources]
+    objects = [work / f"{unit.stem}.o" for unit in units]
     link_command = [
         *compiler,
         *("-shared", "-s", "-Wl,--exclude-libs,ALL"),
@@ -157,10 +163,26 @@ def _includes(torch: Torch) -> list[str]:
     return [flag for directory in directories for flag in ("-isystem", str(directory))]
 
 
-def _is_stale(source: Path, work: Path, identity: str, command: Sequence[str]) -> bool:
-    built = work / f"{source.stem}.o"
-    depends = work / f"{source.stem}.d"
-    if not built.exists() or _read(work / f"{source.stem}.cmd") != _digest([identity, *command]):
+def _join(sources: Sequence[Path], work: Path) -> dict[Path, list[Path]]:
+    """Writes the units that include the sources, those that changed only; returns which source is in which.
+
+    A source's unit follows from its name alone, so that one more source changes one unit.
+    """
+    units: dict[Path, list[Path]] = {}
+    for source in sources:
+        number = hashlib.sha1(source.name.encode()).digest()[0] % UNITS
+        units.setdefault(work / f"unit_{number}.cpp", []).append(source)
+    for unit, members in units.items():
+        text = "".join(f'#include "{source}"\n' for source in members)
+        if _read(unit) != text:
+            unit.write_text(text)
+    return units
+
+
+def _is_stale(unit: Path, work: Path, identity: str, command: Sequence[str]) -> bool:
+    built = work / f"{unit.stem}.o"
+    depends = work / f"{unit.stem}.d"
+    if not built.exists() or _read(work / f"{unit.stem}.cmd") != _digest([identity, *command]):
         return True
     _, _, names = depends.read_text().replace("\\\n", " ").partition(": ")
     newest = built.stat().st_mtime_ns
@@ -171,23 +193,24 @@ def _is_stale(source: Path, work: Path, identity: str, command: Sequence[str]) -
     return False
 
 
-def _compile(source: Path, work: Path, identity: str, command: Sequence[str]) -> str | None:
-    """Compiles one source; returns the compiler's words if it refuses."""
-    print(f"sagecomm: compiling {source.name}", flush=True)
-    built = work / f"{source.stem}.o"
-    full = [*command, "-MMD", "-MF", str(work / f"{source.stem}.d"), "-c", str(source), "-o", str(built)]
+def _compile(unit: Path, members: Sequence[Path], work: Path, identity: str, command: Sequence[str]) -> str | None:
+    """Compiles one unit; returns the compiler's words if it refuses."""
+    print(f"sagecomm: compiling {' '.join(source.name for source in members)}", flush=True)
+    built = work / f"{unit.stem}.o"
+    full = [*command, "-MMD", "-MF", str(work / f"{unit.stem}.d"), "-c", str(unit), "-o", str(built)]
     done = subprocess.run(full, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         built.unlink(missing_ok=True)
         return f"{shlex.join(full)}\n{done.stderr}"
-    (work / f"{source.stem}.cmd").write_text(_digest([identity, *command]))
+    (work / f"{unit.stem}.cmd").write_text(_digest([identity, *command]))
     return None
 
 
 def _jobs() -> int:
-    """One translation unit takes up to 1.5 GB."""
+    """One unit takes up to 1.5 GB. What the page cache holds counts as free."""
     cores = len(os.sched_getaffinity(0))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    available = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    memory = int(available[1]) << 10 if available else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     return max(1, min(cores, memory // (3 << 29)))
 
 

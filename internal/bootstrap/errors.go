@@ -16,8 +16,8 @@ type TimeoutError struct {
 }
 
 func (e *TimeoutError) Error() string {
-	return fmt.Sprintf("sagecomm: rendezvous %s: %d of %d ranks have not arrived after %v: %s; are they running, with the same store and the same world size?",
-		e.Prefix, len(e.Missing), e.Size, e.Waited.Round(time.Millisecond), ranks(e.Missing))
+	return fmt.Sprintf("sagecomm: rendezvous %s timed out after %v: %d of %d ranks have not arrived: %s; are they running, with the same store and the same world size?",
+		e.Prefix, e.Waited.Round(time.Millisecond), len(e.Missing), e.Size, ranks(e.Missing))
 }
 
 // Unwrap makes it an ErrTimeout.

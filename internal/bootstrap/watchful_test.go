@@ -14,11 +14,7 @@ import (
 func TestWatchfulStoreDoesNotWaitForTheDead(t *testing.T) {
 	onStores(t, func(t *testing.T, s Store) {
 		var dead atomic.Bool
-		for _, rank := range []int{1, 3} { // 2 and 4 have not come; 3 has ended since it came
-			if err := s.Set(key("p", rank), []byte{markValue}); err != nil {
-				t.Fatal(err)
-			}
-		}
+		come(t, s, "p", 1, 3) // 2 and 4 have not come; 3 has ended since it came
 		began := time.Now()
 		time.AfterFunc(50*time.Millisecond, func() { dead.Store(true) })
 		err := Agree(Watchful(s, 5, dead.Load, nobodyAhead), "p", 0, 5, ample, nil)
@@ -42,9 +38,7 @@ func TestWatchfulStoreDoesNotWaitForThoseAhead(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := s.Set(key("p", 1), []byte{markValue}); err != nil {
-			t.Fatal(err)
-		}
+		come(t, s, "p", 1)
 		began := time.Now()
 		ahead := func(rank int) error { return Epochs{s, "epoch", 0}.Overtaken(rank, 1) }
 		_, err := Exchange(Watchful(s, 3, func() bool { return false }, ahead), "p", 0, 3, ample, nil)

@@ -130,7 +130,7 @@ func TestDefined(t *testing.T) {
 	allow(ints, Sum, Product, Min, Max, Avg, BAnd, BOr, BXor)
 	allow(floats, Sum, Product, Min, Max, Avg, PremulSum)
 	allow(complexes, Sum, Product, Avg, PremulSum)
-	allow([]DataType{Bool}, Sum, Min, Max, BAnd, BOr, BXor)
+	allow([]DataType{Bool}, Sum, Product, Min, Max, BAnd, BOr, BXor)
 	for d := range DataTypeCount {
 		for op := range ReduceOpCount {
 			if got := Defined(op, d) == nil; got != want[d][op] {
@@ -226,7 +226,7 @@ func TestCheckRefusesWithAText(t *testing.T) {
 		op   Op
 		want string
 	}{
-		{Op{Kind: AllReduce, Type: Bool, Reduce: Product}, "sagecomm: all_reduce: PRODUCT is not defined for bool"},
+		{Op{Kind: AllReduce, Type: Bool, Reduce: Avg}, "sagecomm: all_reduce: AVG is not defined for bool"},
 		{Op{Kind: Reduce, Type: Float8E5M2}, "sagecomm: reduce: SUM is not defined for float8_e5m2"},
 		{Op{Kind: KindCount}, "sagecomm: kind 11 is not known to this version"},
 		{Op{Kind: Barrier, Type: DataTypeCount}, "sagecomm: barrier: rank 1: dtype 21 is not known to this version"},

@@ -26,7 +26,8 @@ type Op struct {
 	InBlocks, OutBlocks []uint64
 	Factor              float64 // PREMUL_SUM
 	Timeout             time.Duration
-	Parts               int // operations of a coalesced call that are packed into this one, 0 if it is one by itself
+	Stack               uint64 // who called, for records; 0: not known
+	Parts               int    // operations of a coalesced call that are packed into this one, 0 if it is one by itself
 }
 
 // OfSparse reports whether the call is part of an all_reduce of sparse tensors: the all_gather that begins it, or one of its

@@ -39,17 +39,18 @@ func set(ops ...ReduceOp) (bits uint16) {
 	return bits
 }
 
-// defined holds one bit for each reduction of a class. Booleans have the order false < true; SUM is then "any".
+// defined holds one bit for each reduction of a class. Booleans have the order false < true; SUM is then "any" and
+// PRODUCT "all", as torch's own backends have them.
 // Complex numbers have no order and no bits; an 8-bit float has no agreed rounding.
 var defined = [...]uint16{
 	integer:       set(Sum, Avg, Product, Min, Max, BAnd, BOr, BXor),
-	boolean:       set(Sum, Min, Max, BAnd, BOr, BXor),
+	boolean:       set(Sum, Product, Min, Max, BAnd, BOr, BXor),
 	float:         set(Sum, Avg, Product, Min, Max, PremulSum),
 	complexNumber: set(Sum, Avg, Product, PremulSum),
 	opaque:        0,
 }
 
-// Defined returns nil when elements of type t can be reduced with op, and an error "PRODUCT is not defined for bool"
+// Defined returns nil when elements of type t can be reduced with op, and an error "AVG is not defined for bool"
 // otherwise. [Op.Check] puts the operation's name before it.
 func Defined(op ReduceOp, t DataType) error {
 	switch {

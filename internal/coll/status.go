@@ -33,3 +33,6 @@ func (s Status) String() string {
 
 // Failed reports whether s is an error.
 func (s Status) Failed() bool { return s < 0 }
+
+// Known reports whether s is one of the failures above: what comes from a peer's memory may be none.
+func (s Status) Known() bool { return s.Failed() && s >= Forked }

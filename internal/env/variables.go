@@ -1,5 +1,7 @@
 package env
 
+import "syscall"
+
 //go:generate go run ./gendoc ../../docs/environment.md
 
 // Level is how much the library says.
@@ -12,11 +14,29 @@ const (
 	Trace
 )
 
+// NoDump as the value of [FlightDump] turns dumps off.
+const NoDump = "none"
+
 // The variables. To add one, add a declaration here, read it with Get where it takes effect, and run go generate.
 // A variable that no code reads has no place here.
 var (
 	Debug = declare("DEBUG", "WARN", oneOf(map[string]Level{"WARN": Warn, "INFO": Info, "TRACE": Trace}),
 		"How much is written to standard error: warnings only, once per group what was chosen and why, or every operation.")
+
+	DebugFile = declare("DEBUG_FILE", "", text("path"),
+		"File that warnings and the like are appended to instead of standard error; %h in it is the host, %p the process, %r the rank in the job.")
+
+	MetricsFile = declare("METRICS_FILE", "", text("path"),
+		"File for Prometheus's textfile collector, written anew all the time; %h, %p and %r as in SAGECOMM_DEBUG_FILE.")
+
+	MetricsEvery = declare("METRICS_EVERY", "15", seconds(),
+		"How often the file of SAGECOMM_METRICS_FILE is written.")
+
+	TraceFile = declare("TRACE", "", text("path"),
+		"File for a Chrome trace of what each thread did, stage by stage, and of each operation; %h, %p and %r as in SAGECOMM_DEBUG_FILE. Costs about a microsecond an operation.")
+
+	Status = declare("STATUS", "on", oneOf(map[string]bool{"on": true, "off": false}),
+		"Whether `python -m sagecomm status` of the same user may ask this process how its groups are doing, over an abstract Unix socket.")
 
 	Tune = declare("TUNE", "", text("rules `op:range:algorithm[@key=value]` separated by `;`"),
 		"Overrides the choice of algorithms, for example `all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K`; must be the same on all ranks.")
@@ -45,6 +65,16 @@ var (
 
 	HostID = declare("HOSTID", "", text("text"),
 		"Name of this host in messages and for grouping ranks by host; empty is the boot id and the host name.")
+
+	FlightDump = declare("FR_DUMP", "auto", orWord("auto", text("prefix of a path, or none")),
+		"Where a failure is dumped for torch's flight recorder analyser: the rank's number in the job is added to the prefix; `none` writes nothing, `auto` goes by TORCH_FR_DUMP_TEMP_FILE and TORCH_FR_DUMP_ON_TIMEOUT.")
+
+	FlightStacks = declare("FR_STACKS", "off", oneOf(map[string]bool{"on": true, "off": false}),
+		"Whether the flight recorder keeps which lines of Python called each operation, at about three microseconds each.")
+
+	FlightSignal = declare("FR_SIGNAL", "none", oneOf(map[string]syscall.Signal{
+		"none": 0, "HUP": syscall.SIGHUP, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2}),
+		"Signal at which a process dumps its flight recorder to where failures are dumped; handlers of the process's own for it are not called any more.")
 
 	FlightPrefix = declare("FR_PREFIX", "sagecomm", text("name"),
 		"Library part of operation names, as in `sagecomm:all_reduce`, in dumps of torch's flight recorder; the analyser of some older torch takes known names only, such as `xccl`.")

@@ -48,8 +48,10 @@ var layers = []layer{
 	{tree: "internal/invariants", height: helpers},
 	{tree: "internal/lazylink", height: helpers, cgo: true},
 	{tree: "internal/peerwatch", height: helpers},
+	{tree: "internal/pickle", height: helpers},
 	{tree: "internal/procinfo", height: helpers},
 	{tree: "internal/shmem", height: helpers},
+	{tree: "internal/status", height: helpers},
 	{tree: "internal/trace", height: helpers},
 
 	{tree: "algo", height: parts, only: "internal/coll", pure: true},

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"strconv"
 	"strings"
 
@@ -16,11 +15,32 @@ import (
 
 // BootID is the kernel's random number of this boot. Containers on one machine see the same.
 func BootID() (string, error) {
-	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	id, err := read("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", err
 	}
 	return strings.TrimSpace(string(id)), nil
+}
+
+// read reads a short file. The first one that os opens makes the poller of the Go runtime, which ends the process where
+// there are no descriptors for it: what is asked here has to be known before that can be looked at.
+func read(name string) ([]byte, error) {
+	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", name, err)
+	}
+	defer unix.Close(fd)
+	var text [4096]byte
+	for {
+		n, err := unix.Read(fd, text[:])
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", name, err)
+		}
+		return text[:n], nil
+	}
 }
 
 // PIDNamespace is the inode number of this process's pid namespace. A pid means the same process to two processes
@@ -37,12 +57,12 @@ func PIDNamespace() (uint64, error) {
 // there is no such process, or none that this one may see.
 func StartTime(pid int) (uint64, error) {
 	name := "/proc/" + strconv.Itoa(pid) + "/stat"
-	stat, err := os.ReadFile(name)
+	stat, err := read(name)
+	if errors.Is(err, unix.ESRCH) { // it went between open and read
+		err = fmt.Errorf("%s: %w", name, fs.ErrNotExist)
+	}
 	if err != nil {
-		if errors.Is(err, unix.ESRCH) { // it went between open and read
-			err = fs.ErrNotExist
-		}
-		return 0, fmt.Errorf("%s: %w", name, err)
+		return 0, err
 	}
 	ticks, ok := parseStartTime(stat)
 	if !ok {

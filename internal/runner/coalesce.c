@@ -250,6 +250,7 @@ static int32_t issue_batch(scr_group *g, sagecomm_group group, const sagecomm_op
   op.out = segments + op.n_in;
   op.in_blocks = op.out_blocks = NULL;
   op.n_parts = n;
+  op.stack = part[0]->stack;
   op.parts = n;
   for (uint32_t i = 0; i < n; i++) op.parts = scr_mix(op.parts + 1 + scr_op_bytes(part[i], rank, size));
   int32_t status = scr_issue(group, &op, work, err);

@@ -191,6 +191,15 @@ static look look_at_messages(scr_group *g, const round_of *at, scr_trouble *trou
   return l;
 }
 
+/* Whether a peer has declared a failure that is news here, while nothing of the group is on its way: somebody may have
+ * asked to be told. The peer has rung this engine. What is on its way may succeed yet, and whoever drives it looks by
+ * himself; when that is over, this is looked at again after SOUND_NS at the latest. */
+static bool struck(const scr_group *g) {
+  return atomic_load_explicit(g->failure, memory_order_acquire) != 0 &&
+         !(atomic_load_explicit(&g->word, memory_order_relaxed) & (SCR_DOWN | SCR_LOCKED | SCR_QUEUED)) &&
+         atomic_load_explicit(&g->messages, memory_order_relaxed) == 0;
+}
+
 /* in_trouble: whom this rank waits for stays to be seen (scr_group_awaits). */
 static void withdraw(scr_group *g, bool in_trouble) {
   uint32_t said = atomic_load_explicit(&g->board->collective.waits_for, memory_order_relaxed);
@@ -239,6 +248,10 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
       moved |= (a.active && !a.blocked) || (b.active && !b.blocked);
       busy |= b.busy;
       code = a.code ? a.code : b.code;
+      if (code == 0 && struck(groups[i])) {
+        *trouble = (scr_trouble){.code = SCR_TROUBLE_FAILURE, .peer = -1};
+        code = SCR_ENGINE_TROUBLE;
+      }
       *group = groups[i]->handle;
       if (a.active || b.active) {
         for (uint32_t j = 0; j < n_heard; j++) {

@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"time"
 	"unsafe"
@@ -115,7 +116,7 @@ func (g *Group) GaveUp(rank int) *coll.Failure {
 	if !bool(C.scr_group_gave_up(g.c, C.int32_t(rank), unsafe.Pointer(&record[0]), FailureBytes)) {
 		return nil
 	}
-	return decode(record, rank)
+	return decode(record, rank, fmt.Sprintf("rank %d gave up while the group was made", rank))
 }
 
 func encode(f *coll.Failure) []byte {
@@ -133,12 +134,13 @@ func encode(f *coll.Failure) []byte {
 	return record[:min(len(record), FailureBytes)]
 }
 
-func decode(record []byte, writer int) *coll.Failure {
+// decode reads what a rank wrote; claim is what was seen elsewhere and made this one look for it.
+func decode(record []byte, writer int, claim string) *coll.Failure {
 	text, _, _ := strings.Cut(string(record), "\x00")
 	f := new(coll.Failure)
-	if err := json.Unmarshal([]byte(text), f); err != nil || !f.Status.Failed() {
+	if err := json.Unmarshal([]byte(text), f); err != nil || !f.Status.Known() || f.Rank < -1 {
 		return &coll.Failure{Status: coll.Internal, Rank: writer,
-			Message: "sagecomm: the failure record in the memory of a peer cannot be read: the peer wrote garbage"}
+			Message: fmt.Sprintf("sagecomm: in shared memory stands that %s, but the record of rank %d cannot be read; a process has written where it should not: look for stray pointers there", claim, writer)}
 	}
 	return f
 }
@@ -153,7 +155,7 @@ func (g *Group) FirstCause() *coll.Failure {
 	if winner == 0 {
 		return nil
 	}
-	return decode(record, winner-1)
+	return decode(record, winner-1, fmt.Sprintf("rank %d has declared a failure (written in the memory of rank 0)", winner-1))
 }
 
 // Down makes every later operation of the group in this process fail with f, and completes what is queued. The first

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "recorder.h"
+#include "trace.h"
 
 /* Memory of groups is reused but never given back: a thread that looks a stale handle up finds a group whose word
  * carries another generation, and nothing else. */
@@ -83,8 +84,16 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   scr_peer *peer = g ? zeroed(n * sizeof *peer) : NULL;
   uint64_t *offsets = peer ? zeroed(2 * (n + 1) * sizeof *offsets) : NULL;
   scr_channel *channel = offsets ? zeroed(n * sizeof *channel) : NULL;
-  scr_recorder *recorder = channel && config->flight_entries ? scr_recorder_new(config->flight_entries) : NULL;
-  if (channel == NULL || (recorder == NULL && config->flight_entries)) {
+  const scr_peer_config *mine = &config->peers[config->rank];
+  void *area = mine->flight ? (unsigned char *)mine->arena + mine->flight : NULL;
+  scr_recorder *recorder =
+      channel && config->flight_entries ? scr_recorder_new(config->flight_entries, config->flight_stacks, area) : NULL;
+  scr_stats *stats = channel ? scr_stats_new() : NULL;
+  scr_tracer *tracer = channel && config->timeline ? scr_tracer_new() : NULL;
+  if (stats == NULL || (recorder == NULL && config->flight_entries) || (tracer == NULL && config->timeline)) {
+    scr_tracer_free(tracer);
+    scr_stats_free(stats);
+    scr_recorder_free(recorder);
     free(channel);
     free(offsets);
     free(peer);
@@ -98,6 +107,8 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   g->fast_offsets = offsets;
   g->channel = channel;
   g->recorder = recorder;
+  g->stats = stats;
+  g->tracer = tracer;
   g->spin = config->spin;
   g->yield_us = config->yield_us;
   g->stream_bytes = config->stream_bytes;
@@ -110,6 +121,11 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     peer[i].arena_bytes = c->arena_bytes;
     peer[i].board = (scr_board *)(void *)((unsigned char *)c->arena + c->board);
     peer[i].engine_bell = (_Atomic uint32_t *)(void *)((unsigned char *)c->arena + c->engine_bell);
+    if (c->flight && scr_inside(&peer[i], c->flight, scr_flight_bytes(c->flight_entries, c->flight_stacks))) {
+      peer[i].flight = (const scr_flight_area *)(void *)(peer[i].arena + c->flight);
+      peer[i].flight_entries = c->flight_entries;
+      peer[i].flight_stacks = c->flight_stacks;
+    }
   }
   g->board = peer[g->rank].board;
   g->failure = &peer[0].board->failure;
@@ -161,6 +177,10 @@ void scr_group_close(scr_group *g) {
   free(g->channel);
   scr_recorder_free(g->recorder);
   g->recorder = NULL;
+  scr_stats_free(g->stats);
+  g->stats = NULL;
+  scr_tracer_free(g->tracer);
+  g->tracer = NULL;
   g->peer = NULL;
   g->channel = NULL;
   uint32_t index = (uint32_t)g->handle - 1;
@@ -217,7 +237,9 @@ uint64_t scr_group_sequence(const scr_group *g) {
 }
 
 void scr_group_goodbye(scr_group *g) {
+  SCR_FAULT(SCR_FAULT_GOODBYE);
   scr_store_flag(&g->board->left, scr_group_sequence(g) + 1);
+  SCR_FAULT(SCR_FAULT_LEFT);
   scr_group_ring_all(g);
 }
 
@@ -417,11 +439,6 @@ bool scr_cache_insert(scr_group *g, uint64_t key, scr_program *p) {
 uint32_t scr_cache_entries(const scr_group *g) { return atomic_load_explicit(&g->cached, memory_order_relaxed); }
 
 void scr_group_counters(const scr_group *g, scr_counters *out) {
-  for (int k = 0; k < SAGECOMM_KIND_COUNT; k++) {
-    out->ops[k] = atomic_load_explicit(&g->ops[k], memory_order_relaxed);
-    out->bytes[k] = atomic_load_explicit(&g->bytes[k], memory_order_relaxed);
-  }
-  out->fast = atomic_load_explicit(&g->fast_ops, memory_order_relaxed);
   out->sleeps = atomic_load_explicit(&g->sleeps, memory_order_relaxed);
   out->blocked = atomic_load_explicit(&g->blocked, memory_order_relaxed);
 }

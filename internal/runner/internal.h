@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "board.h"
+#include "faults.h"
 #include "runner.h"
 
 #define SCR_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -93,7 +94,7 @@ struct scr_run {
   scr_cause *cause; /* owned: of a status below 0 */
   _Atomic uint32_t released;
 
-  uint8_t kind, dtype, reduce_op, started, async, uneven, parts;
+  uint8_t kind, dtype, reduce_op, started, async, uneven, parts, stamped;
   int32_t root, tag;
   uint64_t bytes; /* scr_op_bytes() */
   double factor;
@@ -135,9 +136,12 @@ struct scr_run {
   int32_t source;
   bool announced, matched;
 
-  /* Flight recorder. Of a queued collective: when, in ticks, and by which thread it was created. 0 on the fast path,
+  /* What is noted of it. Of a queued collective: when, in ticks, and by which thread it was created. 0 on the fast path,
    * which creates and starts at once. */
   uint64_t created, caller;
+  uint64_t began, waited;         /* ticks: when it started, and how many of its time it has waited for peers */
+  uint64_t blocked;               /* ticks since when it waits, 0: it does not */
+  uint32_t stack;                 /* who called, 0: not known */
   struct scr_flight_entry *entry; /* NULL: not recorded yet */
   uint64_t entry_position;
 };
@@ -149,13 +153,18 @@ typedef struct scr_stop {
   int64_t at, by;
 } scr_stop;
 
+typedef struct scr_flight_area scr_flight_area;
+
 typedef struct scr_peer {
   scr_board *board;
   unsigned char *arena;
   uint64_t arena_bytes;
   _Atomic uint32_t *engine_bell;
-  unsigned char *large;      /* its large lane, once seen; this rank's own from its making */
-  uint64_t consumed_seen[2]; /* lower bounds of what it has consumed, by lane */
+  unsigned char *large;          /* its large lane, once seen; this rank's own from its making */
+  uint64_t consumed_seen[2];     /* lower bounds of what it has consumed, by lane */
+  const scr_flight_area *flight; /* NULL: it has none, or none that is seen here */
+  uint32_t flight_entries;
+  bool flight_stacks;
 } scr_peer;
 
 /* Whether `bytes` at an offset that the peer wrote lie in its arena, aligned as the library aligns them. */
@@ -169,6 +178,8 @@ typedef struct scr_cache_entry {
 } scr_cache_entry;
 
 typedef struct scr_recorder scr_recorder;
+typedef struct scr_stats scr_stats;
+typedef struct scr_tracer scr_tracer;
 typedef struct scr_frame scr_frame;
 typedef struct scr_unexpected scr_unexpected;
 
@@ -191,6 +202,9 @@ typedef struct scr_channel {
 
 #define SCR_FUSED_SHAPES 64
 
+/* Collectives longer than this read the clock at both ends: see recorder.h. */
+#define SCR_STAMP_BYTES (64 * 1024)
+
 struct scr_group {
   alignas(SCR_LINE) _Atomic uint64_t word;
   /* Threads that use the group's memory without the drive lock. Like the word it outlives the group. */
@@ -207,6 +221,9 @@ struct scr_group {
   uint32_t spin, spin_now, yield_us;
   uint64_t stream_bytes;
   scr_recorder *recorder; /* NULL: off */
+  scr_stats *stats;
+  uint32_t unstamped; /* short collectives that did not read the clock when they began; see recorder.h */
+  scr_tracer *tracer; /* NULL: off */
   /* Stops of this process that the engine has seen and not yet told those that wait, of collectives and of messages. */
   scr_stop stop, message_stop;
   /* When a waiter, or the engine while there is work, last looked at the clock: what waits knows of no stop before that. */
@@ -241,8 +258,7 @@ struct scr_group {
   _Atomic uint32_t message_drivers;
   _Atomic bool waits_at_once; /* who posted a short recv lately waited for it right away */
 
-  _Atomic uint64_t ops[SAGECOMM_KIND_COUNT], bytes[SAGECOMM_KIND_COUNT];
-  _Atomic uint64_t fast_ops, sleeps, blocked;
+  _Atomic uint64_t sleeps, blocked;
 };
 
 /* ---- waiting (wait.c) ---- */

@@ -152,13 +152,6 @@ void scr_drive_unlock(scr_group *g) {
 
 /* ---- the queue ---- */
 
-static void count(scr_group *g, const scr_run *r) {
-  _Atomic uint64_t *ops = &g->ops[r->kind], *bytes = &g->bytes[r->kind];
-  uint64_t n = r->kind == SAGECOMM_ALL_TO_ALL ? scr_total(r->in.list, r->in.n) : r->bytes;
-  atomic_store_explicit(ops, atomic_load_explicit(ops, memory_order_relaxed) + 1, memory_order_relaxed);
-  atomic_store_explicit(bytes, atomic_load_explicit(bytes, memory_order_relaxed) + n, memory_order_relaxed);
-}
-
 /* Numbering and queueing are one step under the queue lock, so the order of the queue is the order of the numbers. */
 scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own, bool *down) {
   *down = false;
@@ -232,7 +225,6 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
       *blocked = r;
       return rc;
     }
-    count(g, r);
     queue_pop(g);
     bool stop = r == until;
     scr_run_finish(r, SAGECOMM_OK, stop);
@@ -288,7 +280,10 @@ static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run 
       patience = (scr_patience){0};
       g->spin_now = g->spin;
     }
+    uint64_t since = scr_trace_clock(g);
+    int32_t peer = at->peer;
     rc = scr_relax(g, at, &patience, &g->board->collective, slice_end);
+    if (SCR_UNLIKELY(g->tracer != NULL)) scr_trace_add(g->tracer, at, SCR_TRACE_SLEEP, since, peer, 0);
     if (rc) return rc;
   }
 }
@@ -353,9 +348,6 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
   }
   scr_note_finished(g, r, rc == SCR_FINISHED);
   if (SCR_LIKELY(rc == SCR_FINISHED)) {
-    count(g, r);
-    atomic_store_explicit(&g->fast_ops, atomic_load_explicit(&g->fast_ops, memory_order_relaxed) + 1,
-                          memory_order_relaxed);
     scr_drive_unlock(g);
     return SAGECOMM_OK;
   }

@@ -101,7 +101,7 @@ func refBools(out []byte, srcs [][]byte, op coll.ReduceOp) {
 		switch op {
 		case coll.Sum, coll.Max, coll.BOr:
 			r = trues > 0
-		case coll.Min, coll.BAnd:
+		case coll.Product, coll.Min, coll.BAnd:
 			r = trues == len(srcs)
 		case coll.BXor:
 			r = trues%2 == 1

@@ -28,6 +28,7 @@ const scr_kernels SCR_TABLE = {
             [SAGECOMM_UINT32] = SCR_INTEGER_ROW(u32, 32),
             [SAGECOMM_UINT64] = SCR_INTEGER_ROW(u64, 64),
             [SAGECOMM_BOOL] = {[SAGECOMM_SUM] = fold_or_bool,
+                               [SAGECOMM_PRODUCT] = fold_and_bool,
                                [SAGECOMM_MIN] = fold_and_bool,
                                [SAGECOMM_MAX] = fold_or_bool,
                                [SAGECOMM_BAND] = fold_and_bool,

@@ -223,7 +223,7 @@ func TestFoldRefuses(t *testing.T) {
 		divisor   float64
 		want      string
 	}{
-		{"undefined", b(4), nil, [][]byte{b(4)}, coll.Bool, coll.Product, 1, "PRODUCT is not defined for bool"},
+		{"undefined", b(4), nil, [][]byte{b(4)}, coll.Bool, coll.Avg, 1, "AVG is not defined for bool"},
 		{"no source", b(4), nil, nil, coll.Int8, coll.Sum, 1, "0 sources"},
 		{"half an element", b(6), nil, [][]byte{b(6)}, coll.Int32, coll.Sum, 1, "whole elements"},
 		{"second destination", b(4), b(8), [][]byte{b(4)}, coll.Int32, coll.Sum, 1, "equal length"},

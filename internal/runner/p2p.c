@@ -36,10 +36,6 @@ static scr_run *find_id(scr_run *list, uint64_t id) {
 }
 
 static void finish(scr_group *g, scr_run *r, int32_t status) {
-  if (status == SAGECOMM_OK) {
-    atomic_fetch_add_explicit(&g->ops[r->kind], 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&g->bytes[r->kind], r->bytes, memory_order_relaxed);
-  }
   scr_run_finish(r, status, false);
   scr_run_unref(r);
   g->message_activity++;
@@ -98,6 +94,7 @@ static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint6
                    const unsigned char *data) {
   scr_channel *ch = &g->channel[from];
   r->source = from;
+  scr_note_met(r);
   if (!announced) {
     move(&r->out, 0, (unsigned char *)(uintptr_t)data, total, false);
     ch->eager_released += total;
@@ -160,6 +157,7 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       r = find_id(ch->waiting, f->id);
       if (r == NULL) return SCR_TROUBLE_GARBAGE;
       unlink_run(&ch->waiting, NULL, r);
+      scr_note_met(r);
       push(&ch->granted_head, &ch->granted_tail, r);
       return 0;
     case SCR_FRAME_DATA:
@@ -337,6 +335,7 @@ int scr_message_post(scr_group *g, scr_run *r) {
   /* Before the poster looks who drives: who stops driving looks at it afterwards. */
   atomic_fetch_add_explicit(&g->messages, 1, memory_order_seq_cst);
   scr_note_started(g, r);
+  SCR_FAULT(SCR_FAULT_STARTED);
   if (r->kind == SAGECOMM_SEND) {
     push(&g->channel[r->root].send_head, &g->channel[r->root].send_tail, r);
     return 0;

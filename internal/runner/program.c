@@ -84,12 +84,27 @@ static inline void share_of(uint64_t n, int32_t size, int32_t i, uint64_t *from,
 
 /* ---- flags ---- */
 
+/* As a thread spins for a flag and has it, or has not. */
+static inline void spun(const scr_group *g, const scr_run *r, uint64_t since, int32_t peer) {
+  if (SCR_UNLIKELY(g->tracer != NULL)) scr_trace_add(g->tracer, r, SCR_TRACE_WAIT, since, peer, 0);
+}
+
 static inline int await(scr_group *g, scr_run *r, _Atomic uint64_t *flag, uint64_t need, int32_t peer) {
-  if (SCR_LIKELY(atomic_load_explicit(flag, memory_order_acquire) >= need)) return 0;
+  if (SCR_LIKELY(atomic_load_explicit(flag, memory_order_acquire) >= need)) {
+    scr_note_waited(r);
+    return 0;
+  }
+  scr_note_blocked(r);
+  uint64_t since = scr_trace_clock(g);
   for (uint32_t n = g->spin_now; n > 0; n--) {
     scr_pause();
-    if (atomic_load_explicit(flag, memory_order_acquire) >= need) return 0;
+    if (atomic_load_explicit(flag, memory_order_acquire) >= need) {
+      spun(g, r, since, peer);
+      scr_note_waited(r);
+      return 0;
+    }
   }
+  spun(g, r, since, peer);
   r->flag = flag;
   r->need = need;
   r->peer = peer;
@@ -170,6 +185,7 @@ static void mark_filled(scr_group *g, scr_run *r, int lane, scr_slot *s, uint64_
   s->hash = r->hash;
   s->consumed = atomic_load_explicit(consumed_word(&g->peer[g->rank], lane), memory_order_relaxed);
   scr_store_flag(&s->filled, ticket + 1);
+  SCR_FAULT(SCR_FAULT_PUBLISHED);
   scr_wake_readers(g);
 }
 
@@ -291,6 +307,7 @@ static int fold(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   }
   if (st->back != SCR_NOBODY) {
     scr_store_flag(slot_reduced(slot_of(&g->peer[g->rank], pg->lane, ticket)), ticket + 1);
+    SCR_FAULT(SCR_FAULT_PUBLISHED);
     scr_wake_readers(g);
   }
   return 0;
@@ -427,6 +444,7 @@ static int read_heads(scr_group *g, scr_run *r) {
   }
   copy_across(g, r, 0, min_u64(scr_block_bytes(&r->in_blocks, g->rank), pg->head));
   scr_store_flag(consumed_word(&g->peer[g->rank], 0), r->ticket + 1);
+  SCR_FAULT(SCR_FAULT_PUBLISHED);
   scr_wake_readers(g);
   /* All ranks come to the same number. */
   r->longest = all;
@@ -477,6 +495,7 @@ void scr_run_start(scr_group *g, scr_run *r) {
   atomic_store_explicit(&rec->bytes, r->bytes, memory_order_release);
   atomic_store_explicit(&rec->what, what, memory_order_release);
   atomic_store_explicit(&rec->seq, r->seq, memory_order_release);
+  SCR_FAULT(SCR_FAULT_STARTED);
 }
 
 static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
@@ -507,12 +526,15 @@ int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {
     for (; r->stage < pg->n_stages; r->stage++) {
       const scr_stage *st = &pg->stage[r->stage];
       if (r->head < st->lag || r->head - st->lag >= r->chunks) continue;
+      uint64_t began = scr_trace_clock(g);
       int rc = step(g, r, st, r->head - st->lag);
+      scr_trace_step(g, r, st->action, began, r->head - st->lag);
       if (SCR_UNLIKELY(rc)) return rc;
     }
     /* The chunk at the end of the pipeline is through: its slots may be used again, here and at the peers. */
     if (r->head >= pg->max_lag && g->size > 1) {
       scr_store_flag(consumed_word(&g->peer[g->rank], pg->lane), r->ticket + (r->head - pg->max_lag) + 1);
+      SCR_FAULT(SCR_FAULT_PUBLISHED);
       scr_wake_readers(g);
     }
     if (until_ns != 0 && r->chunks > 1 && scr_now() >= until_ns) {

@@ -47,6 +47,7 @@ const (
 // Program is what a compiler gives to NewProgram.
 type Program struct {
 	Kind         coll.Kind
+	Algorithm    string // for statistics
 	Type         coll.DataType
 	Reduce       coll.ReduceOp
 	Lane         int // 0 small, 1 large
@@ -74,6 +75,7 @@ func NewProgram(p Program) (Compiled, error) {
 	c.lane, c.n_stages, c.elem = C.uint8_t(p.Lane), C.uint8_t(len(p.Stages)), C.uint8_t(p.Type.Size())
 	c.input_blocks, c.output_blocks, c.own_from_input = bit(p.InputBlocks), bit(p.OutputBlocks), bit(p.OwnFromInput)
 	c.chunk, c.head, c.divisor = C.uint32_t(p.Chunk), C.uint32_t(p.Head), C.double(p.Divisor)
+	c.algorithm = algorithmNumber(p.Algorithm)
 	c.kernels = C.scr_get_kernels()
 	if p.Kind.Reduces() && C.scr_set_reduction(c, C.int(p.Type), C.int(p.Reduce), C._Bool(p.Reduce == coll.PremulSum)) == 0 {
 		C.scr_program_free(c)

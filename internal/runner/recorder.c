@@ -6,28 +6,69 @@
 
 #include "ticks.h"
 
-scr_recorder *scr_recorder_new(uint32_t capacity) {
+/* Of the entries, from the beginning of the area on. */
+static uint64_t entries_end(uint32_t capacity) {
+  return sizeof(scr_flight_area) + 2 * (uint64_t)capacity * sizeof(struct scr_flight_entry);
+}
+
+uint64_t scr_flight_bytes(uint32_t capacity, bool stacks) {
+  uint64_t n = entries_end(capacity) + (stacks ? 2 * (uint64_t)capacity * sizeof(uint32_t) + SCR_STACK_BYTES : 0);
+  return (n + 4095) & ~UINT64_C(4095);
+}
+
+static _Atomic uint32_t *stacks_of(const scr_flight_area *area, uint32_t capacity) {
+  return (_Atomic uint32_t *)(void *)((unsigned char *)(uintptr_t)area + entries_end(capacity));
+}
+
+static unsigned char *texts_of(const scr_flight_area *area, uint32_t capacity) {
+  return (unsigned char *)(uintptr_t)(stacks_of(area, capacity) + 2 * (uint64_t)capacity);
+}
+
+/* One trail of somebody's recorder. */
+typedef struct view {
+  const struct scr_flight_entry *entries;
+  const _Atomic uint32_t *stacks;
+  const _Atomic uint64_t *count;
+  uint32_t capacity;
+} view;
+
+static view view_of(const scr_flights *f, bool messages) {
+  const scr_flight_area *area = f->area;
+  uint32_t from = messages ? f->capacity : 0;
+  return (view){area->entries + from, f->stacks ? stacks_of(area, f->capacity) + from : NULL,
+                messages ? &area->messages : &area->collectives, f->capacity};
+}
+
+scr_recorder *scr_recorder_new(uint32_t capacity, bool stacks, void *area) {
   scr_ticks_begin();
   scr_recorder *rec = aligned_alloc(SCR_LINE, (sizeof *rec + SCR_LINE - 1) & ~(size_t)(SCR_LINE - 1));
-  /* One more than needed, to begin at a cache line. Not touched here: pages are taken as the trails are written. */
-  void *memory = calloc(2 * (size_t)capacity + 1, sizeof(struct scr_flight_entry));
-  if (rec == NULL || memory == NULL) {
+  /* Whole lines more than needed, to begin at one. Not touched here: pages are taken as the trails are written. */
+  void *owned = area ? NULL : calloc(1, scr_flight_bytes(capacity, stacks) + SCR_LINE);
+  if (rec == NULL || (area == NULL && owned == NULL)) {
     free(rec);
-    free(memory);
+    free(owned);
     return NULL;
   }
   memset(rec, 0, sizeof *rec);
   rec->capacity = capacity;
-  rec->memory = memory;
-  uintptr_t line = sizeof(struct scr_flight_entry);
-  rec->collectives.entries = (struct scr_flight_entry *)(((uintptr_t)memory + line - 1) & ~(line - 1));
-  rec->messages.entries = rec->collectives.entries + capacity;
+  rec->owned = owned;
+  rec->area = area ? area : (void *)(((uintptr_t)owned + SCR_LINE - 1) & ~(uintptr_t)(SCR_LINE - 1));
+  rec->area->clock = scr_ticks_clock();
+  rec->collectives.entries = rec->area->entries;
+  rec->collectives.count = &rec->area->collectives;
+  rec->messages.entries = rec->area->entries + capacity;
+  rec->messages.count = &rec->area->messages;
+  rec->stacks = stacks;
+  if (stacks) {
+    rec->collectives.stacks = stacks_of(rec->area, capacity);
+    rec->messages.stacks = rec->collectives.stacks + capacity;
+  }
   return rec;
 }
 
 void scr_recorder_free(scr_recorder *rec) {
   if (rec == NULL) return;
-  free(rec->memory);
+  free(rec->owned);
   free(rec);
 }
 
@@ -44,7 +85,7 @@ static void append(scr_recorder *rec, scr_run *r, uint64_t now, uint32_t state) 
   bool message = scr_is_message(r);
   scr_trail *t = message ? &rec->messages : &rec->collectives;
   struct scr_flight_entry *e = &t->entries[t->at];
-  uint64_t position = atomic_load_explicit(&t->count, memory_order_relaxed) + 1;
+  uint64_t position = atomic_load_explicit(t->count, memory_order_relaxed) + 1;
   uint64_t thread = r->created ? r->caller : (uint64_t)pthread_self();
   uint64_t what = r->kind | (uint64_t)r->dtype << 6 | (uint64_t)r->reduce_op << 11 | (uint64_t)r->async << 15;
   uint64_t timeout_ms = (uint64_t)r->timeout_ns / 1000000;
@@ -57,8 +98,9 @@ static void append(scr_recorder *rec, scr_run *r, uint64_t now, uint32_t state) 
   set(&e->caller, thread << 16 | what);
   set(&e->number, number_word(message ? position : r->seq, r->root));
   set(&e->limits, timeout_ms << 32 | (uint32_t)r->tag);
+  if (t->stacks) atomic_store_explicit(&t->stacks[t->at], r->stack, memory_order_release);
   set(&e->state, position << 3 | state);
-  set(&t->count, position);
+  set(t->count, position);
   t->at = t->at + 1 == rec->capacity ? 0 : t->at + 1;
   r->entry = e;
   r->entry_position = position;
@@ -69,21 +111,31 @@ void scr_recorder_created(scr_run *r) {
   r->caller = (uint64_t)pthread_self();
 }
 
-/* Without inner messages: the user has not called them, and analysers would pair them with what he has. */
-void scr_recorder_started(scr_recorder *rec, scr_run *r) {
-  if (!scr_is_inner(r)) append(rec, r, scr_ticks(), SCR_FLIGHT_STARTED);
+void scr_recorder_stamp(scr_run *r) {
+  struct scr_flight_entry *e = r->entry;
+  if (e == NULL || atomic_load_explicit(&e->state, memory_order_relaxed) >> 3 != r->entry_position) return;
+  set(&e->created, r->began);
+  set(&e->started, r->began);
 }
 
-void scr_recorder_finished(scr_recorder *rec, scr_run *r, bool ok) {
+/* Without inner messages: the user has not called them, and analysers would pair them with what he has. */
+void scr_recorder_started(scr_recorder *rec, scr_run *r) {
+  if (!scr_is_inner(r)) append(rec, r, r->began, SCR_FLIGHT_STARTED);
+}
+
+void scr_recorder_finished(scr_recorder *rec, scr_run *r, uint64_t now, bool ok) {
   if (scr_is_inner(r)) return;
   uint32_t state = ok ? SCR_FLIGHT_COMPLETED : SCR_FLIGHT_FAILED;
   struct scr_flight_entry *e = r->entry;
-  uint64_t now = scr_ticks();
   if (e == NULL) {
     append(rec, r, now, state);
   } else if (atomic_load_explicit(&e->state, memory_order_relaxed) >> 3 == r->entry_position) {
     /* Nobody has written over it, and nobody does now: that takes the lock that the caller holds. */
     if (r->source >= 0 && r->kind == SAGECOMM_RECV) set(&e->number, number_word(r->entry_position, r->source));
+    if (!r->stamped) {
+      set(&e->created, r->began ? r->began : now);
+      set(&e->started, r->began ? r->began : now);
+    }
     set(&e->completed, now);
     set(&e->state, r->entry_position << 3 | state);
   }
@@ -91,24 +143,25 @@ void scr_recorder_finished(scr_recorder *rec, scr_run *r, bool ok) {
 
 /* ---- reading ---- */
 
+/* Entries of peers may say anything; what names something is cut to what there is. */
 static void describe(scr_flight *out, uint64_t number, uint64_t limits, uint64_t caller) {
   out->number = number >> 24;
   out->root = (int32_t)(number & 0xffffff) - 1;
   out->tag = (int32_t)(uint32_t)limits;
   out->timeout_ms = (uint32_t)(limits >> 32);
-  out->kind = caller & 63;
-  out->dtype = caller >> 6 & 31;
-  out->reduce_op = caller >> 11 & 15;
+  out->kind = (caller & 63) % SAGECOMM_KIND_COUNT;
+  out->dtype = (caller >> 6 & 31) % SAGECOMM_DTYPE_COUNT;
+  out->reduce_op = (caller >> 11 & 15) % SAGECOMM_REDUCE_OP_COUNT;
   out->async = caller >> 15 & 1;
   out->thread = caller >> 16;
 }
 
-/* False: it was written over. */
-static bool read_entry(const struct scr_flight_entry *e, uint64_t position, const scr_ticks_scale *scale,
-                       scr_flight *out) {
-  for (;;) {
+/* False: it was written over, or changes without end, as only a peer's can that writes where it should not. */
+static bool read_entry(const struct scr_flight_entry *e, const _Atomic uint32_t *stack, uint64_t position,
+                       const scr_ticks_scale *scale, scr_flight *out) {
+  for (int tries = 0; tries < 1000; tries++) {
     uint64_t state = atomic_load_explicit(&e->state, memory_order_acquire);
-    if (state >> 3 != position || (state & 7) == SCR_FLIGHT_IN_WRITING) return false;
+    if (state >> 3 != position || (state & 7) == SCR_FLIGHT_IN_WRITING || (state & 7) > SCR_FLIGHT_FAILED) return false;
     uint64_t created = atomic_load_explicit(&e->created, memory_order_acquire);
     uint64_t started = atomic_load_explicit(&e->started, memory_order_acquire);
     uint64_t completed = atomic_load_explicit(&e->completed, memory_order_acquire);
@@ -116,8 +169,10 @@ static bool read_entry(const struct scr_flight_entry *e, uint64_t position, cons
     uint64_t caller = atomic_load_explicit(&e->caller, memory_order_acquire);
     uint64_t number = atomic_load_explicit(&e->number, memory_order_acquire);
     uint64_t limits = atomic_load_explicit(&e->limits, memory_order_acquire);
+    uint32_t called_by = stack ? atomic_load_explicit(stack, memory_order_acquire) : 0;
     if (atomic_load_explicit(&e->state, memory_order_relaxed) != state) continue; /* it went on, or was written over */
-    *out = (scr_flight){.ticks = created, .bytes = bytes, .state = (uint8_t)(state & 7)};
+    *out = (scr_flight){
+        .ticks = created ? created : scale->ticks, .bytes = bytes, .stack = called_by, .state = (uint8_t)(state & 7)};
     out->created_ns = scr_ticks_wall(scale, created);
     out->started_ns = scr_ticks_wall(scale, started);
     /* Stored before the state that makes it count. */
@@ -125,14 +180,27 @@ static bool read_entry(const struct scr_flight_entry *e, uint64_t position, cons
     describe(out, number, limits, caller);
     return true;
   }
+  return false;
 }
 
-static uint64_t read_trail(const scr_trail *t, uint32_t capacity, const scr_ticks_scale *scale, scr_flight *out,
-                           uint64_t *total) {
-  uint64_t count = atomic_load_explicit(&t->count, memory_order_acquire), n = 0;
+static bool read_position(const view *v, uint64_t position, const scr_ticks_scale *scale, scr_flight *out) {
+  uint64_t at = (position - 1) % v->capacity;
+  return read_entry(&v->entries[at], v->stacks ? &v->stacks[at] : NULL, position, scale, out);
+}
+
+static uint64_t read_trail(view v, const scr_ticks_scale *scale, scr_flight *out, uint64_t *total) {
+  uint64_t count = atomic_load_explicit(v.count, memory_order_acquire) & SCR_SEQ_MASK, n = 0;
   *total += count;
-  for (uint64_t p = count > capacity ? count - capacity + 1 : 1; p <= count; p++) {
-    if (read_entry(&t->entries[(p - 1) % capacity], p, scale, &out[n])) n++;
+  for (uint64_t p = count > v.capacity ? count - v.capacity + 1 : 1; p <= count; p++) {
+    if (!read_position(&v, p, scale, &out[n])) continue;
+    if (out[n].created_ns == 0 && n > 0) { /* it had just begun: after the one before */
+      const scr_flight *before = &out[n - 1];
+      out[n].ticks = before->ticks + 1;
+      out[n].created_ns = before->completed_ns ? before->completed_ns : before->started_ns;
+    }
+    if (out[n].created_ns == 0) out[n].created_ns = scale->wall_ns;
+    if (out[n].started_ns == 0 && out[n].state == SCR_FLIGHT_STARTED) out[n].started_ns = out[n].created_ns;
+    n++;
   }
   return n;
 }
@@ -143,7 +211,8 @@ static uint64_t read_queue(scr_group *g, const scr_ticks_scale *scale, scr_fligh
   scr_spin_lock(&g->queue_lock);
   for (const scr_run *r = g->queue_head; r && n < most; r = r->next) {
     if (r->created == 0) continue; /* begun by the fast path */
-    out[n] = (scr_flight){.ticks = r->created, .number = r->seq, .bytes = r->bytes, .state = SCR_FLIGHT_SCHEDULED};
+    out[n] = (scr_flight){
+        .ticks = r->created, .number = r->seq, .bytes = r->bytes, .stack = r->stack, .state = SCR_FLIGHT_SCHEDULED};
     out[n].created_ns = scr_ticks_wall(scale, r->created);
     out[n].thread = r->caller;
     out[n].kind = r->kind;
@@ -159,17 +228,36 @@ static uint64_t read_queue(scr_group *g, const scr_ticks_scale *scale, scr_fligh
   return n;
 }
 
-uint32_t scr_group_flight_capacity(const scr_group *g) { return g->recorder ? g->recorder->capacity : 0; }
+scr_flights scr_flights_at(const void *area, uint32_t capacity, bool stacks) {
+  const scr_flight_area *a = area;
+  if (capacity == 0 || a->clock != scr_ticks_clock()) return (scr_flights){0};
+  return (scr_flights){a, capacity, stacks};
+}
 
-uint64_t scr_group_read_flight(scr_group *g, scr_flight *out, uint64_t *total) {
-  const scr_recorder *rec = g->recorder;
+scr_flights scr_group_flights(const scr_group *g, int32_t rank) {
+  const scr_recorder *own = g->recorder;
+  if (rank == g->rank) return own ? (scr_flights){own->area, own->capacity, own->stacks} : (scr_flights){0};
+  const scr_peer *p = &g->peer[rank];
+  return scr_flights_at(p->flight, p->flight_entries, p->flight_stacks);
+}
+
+uint64_t scr_flights_read(const scr_flights *f, scr_flight *out, uint64_t *total) {
   *total = 0;
-  if (rec == NULL) return 0;
+  if (f->capacity == 0) return 0;
+  scr_ticks_scale scale = scr_ticks_now();
+  uint64_t n = read_trail(view_of(f, false), &scale, out, total);
+  return n + read_trail(view_of(f, true), &scale, out + n, total);
+}
+
+uint64_t scr_group_read_flights(scr_group *g, scr_flight *out, uint64_t *total) {
+  *total = 0;
+  if (g->recorder == NULL) return 0;
+  scr_flights own = scr_group_flights(g, g->rank);
   scr_ticks_scale scale = scr_ticks_now();
   /* The queue first: what starts meanwhile is then met twice, not missed. */
-  uint64_t queued = read_queue(g, &scale, out, rec->capacity);
+  uint64_t queued = read_queue(g, &scale, out, own.capacity);
   scr_flight *trail = out + queued;
-  uint64_t n = read_trail(&rec->collectives, rec->capacity, &scale, trail, total);
+  uint64_t n = read_trail(view_of(&own, false), &scale, trail, total);
   uint64_t last = n ? trail[n - 1].number : 0, waiting = 0;
   for (uint64_t i = 0; i < queued; i++) {
     if (out[i].number > last) out[waiting++] = out[i];
@@ -177,5 +265,39 @@ uint64_t scr_group_read_flight(scr_group *g, scr_flight *out, uint64_t *total) {
   memmove(out + waiting, trail, n * sizeof *out);
   n += waiting;
   *total += waiting;
-  return n + read_trail(&rec->messages, rec->capacity, &scale, out + n, total);
+  return n + read_trail(view_of(&own, true), &scale, out + n, total);
+}
+
+bool scr_flights_last(const scr_flights *f, bool message, scr_flight *out) {
+  if (f->capacity == 0) return false;
+  view v = view_of(f, message);
+  scr_ticks_scale scale = scr_ticks_now();
+  for (int tries = 0; tries < 100; tries++) { /* it may be written over by the next one */
+    uint64_t count = atomic_load_explicit(v.count, memory_order_acquire) & SCR_SEQ_MASK;
+    if (count == 0) return false;
+    if (read_position(&v, count, &scale, out)) return true;
+  }
+  return false;
+}
+
+/* ---- stacks ---- */
+
+/* A text is its length, 4 bytes, and then itself. */
+bool scr_group_put_stack(scr_group *g, uint32_t at, const void *text, uint32_t n) {
+  const scr_recorder *rec = g->recorder;
+  if (rec == NULL || !rec->stacks || at > SCR_STACK_BYTES || n + 4 > SCR_STACK_BYTES - at) return false;
+  unsigned char *to = texts_of(rec->area, rec->capacity) + at;
+  memcpy(to, &n, 4);
+  memcpy(to + 4, text, n);
+  return true;
+}
+
+uint32_t scr_flights_stack(const scr_flights *f, uint32_t number, void *text, uint32_t most) {
+  uint32_t n, at = number - 1;
+  if (f->capacity == 0 || !f->stacks || number == 0 || at > SCR_STACK_BYTES - 4) return 0;
+  const unsigned char *from = texts_of(f->area, f->capacity) + at;
+  memcpy(&n, from, 4);
+  if (n > most || n > SCR_STACK_BYTES - 4 - at) return 0;
+  memcpy(text, from + 4, n);
+  return n;
 }

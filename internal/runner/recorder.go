@@ -7,8 +7,10 @@ import "C"
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
+	"unsafe"
 
 	"sagecomm/internal/coll"
 )
@@ -34,6 +36,7 @@ type Flight struct {
 	Number   uint64  // of the collective in its group, or of the message among those of this rank
 	Progress Progress
 	Thread   uint64 // pthread_t of the caller
+	Stack    string // of the caller, as sagecomm.h's group_stack has it; empty: not known
 
 	Created, Started, Completed time.Time
 }
@@ -42,23 +45,58 @@ type Flight struct {
 type FlightLog struct {
 	Flights []Flight // the newest operations, in the order in which they were created
 	Total   uint64   // operations ever, the last of which are the Flights
-	// Numbers of the last collectives that began and that succeeded.
-	Started, Completed uint64
+	// Numbers of the last collectives that are known, that began and that succeeded.
+	Issued, Started, Completed uint64
 }
 
-// Flights reads the recorder. The group is not closed meanwhile; operations go on.
-func (g *Group) Flights() FlightLog {
-	capacity := int(C.scr_group_flight_capacity(g.c))
-	if capacity == 0 {
-		return FlightLog{}
+// FlightBytes is how much of an arena a recorder of that capacity takes.
+func FlightBytes(capacity int, stacks bool) int64 {
+	return int64(C.scr_flight_bytes(C.uint32_t(capacity), C.bool(stacks)))
+}
+
+// Recorder is where a flight recorder lies, this process's or another's. Another process may have written anything.
+type Recorder struct{ at C.scr_flights }
+
+// RecorderAt is what lies at an offset of a mapping. False: that is outside, or the mapping is of another clock.
+func RecorderAt(base unsafe.Pointer, bytes, offset int64, capacity int, stacks bool) (Recorder, bool) {
+	if capacity < 1 || capacity > math.MaxInt32 || offset < 0 || offset%pageBytes != 0 || offset > bytes-FlightBytes(capacity, stacks) {
+		return Recorder{}, false
 	}
-	var log FlightLog
+	r := Recorder{C.scr_flights_at(unsafe.Add(base, offset), C.uint32_t(capacity), C.bool(stacks))}
+	return r, r.at.capacity != 0
+}
+
+// pageBytes is where recorders begin, a multiple of it.
+const pageBytes = 4096
+
+// Recorder is that of a rank, empty where it does not record or is not seen from here. It is there until Close.
+func (g *Group) Recorder(rank int) Recorder {
+	return Recorder{C.scr_group_flights(g.c, C.int32_t(rank))}
+}
+
+// Flights is what has been written, whether its process lives or not.
+func (r Recorder) Flights() FlightLog {
+	raw := make([]C.scr_flight, 2*int(r.at.capacity)+1)
 	var total C.uint64_t
-	raw := make([]C.scr_flight, 3*capacity)
-	raw = raw[:int(C.scr_group_read_flight(g.c, &raw[0], &total))]
-	log.Total = uint64(total)
+	n := C.scr_flights_read(&r.at, &raw[0], &total)
+	return r.log(raw[:n], total)
+}
+
+// Flights is what this rank's recorder knows, of what is queued as well. The group is not closed meanwhile; operations go
+// on.
+func (g *Group) Flights() FlightLog {
+	r := g.Recorder(g.rank)
+	raw := make([]C.scr_flight, 3*int(r.at.capacity)+1)
+	var total C.uint64_t
+	n := C.scr_group_read_flights(g.c, &raw[0], &total)
+	return r.log(raw[:n], total)
+}
+
+func (r Recorder) log(raw []C.scr_flight, total C.uint64_t) FlightLog {
+	log := FlightLog{Total: uint64(total)}
 	for i := range raw {
 		if f := &raw[i]; coll.Kind(f.kind).Collective() {
+			log.Issued = max(log.Issued, uint64(f.number))
 			if f.started_ns != 0 {
 				log.Started = max(log.Started, uint64(f.number))
 			}
@@ -68,12 +106,50 @@ func (g *Group) Flights() FlightLog {
 		}
 	}
 	slices.SortStableFunc(raw, func(a, b C.scr_flight) int { return cmp.Compare(a.ticks, b.ticks) })
-	raw = raw[max(0, len(raw)-capacity):]
+	raw = raw[max(0, len(raw)-int(r.at.capacity)):]
 	log.Flights = make([]Flight, len(raw))
+	stacks := map[C.uint32_t]string{}
 	for i := range raw {
 		log.Flights[i] = goFlight(&raw[i])
+		if number := raw[i].stack; number != 0 {
+			if _, known := stacks[number]; !known {
+				stacks[number] = r.stack(number)
+			}
+			log.Flights[i].Stack = stacks[number]
+		}
 	}
 	return log
+}
+
+// Last is the newest collective, or message, that has begun.
+func (r Recorder) Last(message bool) (Flight, bool) {
+	var raw C.scr_flight
+	if !bool(C.scr_flights_last(&r.at, C.bool(message), &raw)) {
+		return Flight{}, false
+	}
+	f := goFlight(&raw)
+	if raw.stack != 0 {
+		f.Stack = r.stack(raw.stack)
+	}
+	return f, true
+}
+
+// longestStack is more than any text of frames that makes sense.
+const longestStack = 16 << 10
+
+func (r Recorder) stack(number C.uint32_t) string {
+	var text [longestStack]byte
+	n := C.scr_flights_stack(&r.at, number, unsafe.Pointer(&text[0]), longestStack)
+	return string(text[:n])
+}
+
+// stackBytes is how much room the texts of all stacks have, with 4 bytes for each.
+const stackBytes = C.SCR_STACK_BYTES
+
+// PutStack puts down a text at a place where there is none yet; the place + 1 is its number. False: no room.
+func (g *Group) PutStack(at int, text string) bool {
+	b := []byte(text)
+	return at >= 0 && at <= stackBytes && len(b) <= longestStack && bool(C.scr_group_put_stack(g.c, C.uint32_t(at), unsafe.Pointer(unsafe.SliceData(b)), C.uint32_t(len(b))))
 }
 
 func goFlight(f *C.scr_flight) Flight {

@@ -3,11 +3,19 @@
  * A group has two trails of entries, because two locks guard what they tell: collectives are recorded under the drive
  * lock, messages under the message lock. So each trail has one writer at a time and needs no lock of its own, no
  * read-modify-write, no allocation and no system call. Readers take no lock for it: the state word of an entry says
- * which operation lies there, and is taken back while the entry is written anew. */
+ * which operation lies there, and is taken back while the entry is written anew.
+ *
+ * The trails lie in the rank's arena, so that peers can read what a rank did that has died or was stopped. What a peer
+ * reads there it believes no more than other memory of a peer's: every field is cut to its range, and only `count` says
+ * how far to look, within the capacity, which the ranks told each other when they met, or which Go has checked
+ * (pgbackend/flight_list.go). */
 #ifndef SCR_RECORDER_H
 #define SCR_RECORDER_H
 
 #include "internal.h"
+#include "stats.h"
+#include "ticks.h"
+#include "trace.h"
 
 /* States of an entry are SCR_FLIGHT_... of runner.h, and this one. */
 enum { SCR_FLIGHT_IN_WRITING = 0 };
@@ -24,41 +32,109 @@ struct scr_flight_entry {
 };
 _Static_assert(sizeof(struct scr_flight_entry) == 64, "an entry is one cache line");
 
+/* What lies in the arena. */
+struct scr_flight_area {
+  alignas(SCR_LINE) uint64_t clock; /* of the ticks: SCR_CLOCK_... of ticks.h */
+  /* Operations written so far, by trail. */
+  alignas(SCR_LINE) _Atomic uint64_t collectives;
+  alignas(SCR_LINE) _Atomic uint64_t messages;
+  /* Those of collectives, then as many of messages. Behind them, where stacks are recorded, a uint32_t for each: the
+   * place of its stack among SCR_STACK_BYTES of texts that come next, + 1. */
+  alignas(SCR_LINE) struct scr_flight_entry entries[];
+};
+
 typedef struct scr_trail {
   alignas(SCR_LINE) struct scr_flight_entry *entries;
-  _Atomic uint64_t count; /* written so far */
-  uint32_t at;            /* count % capacity */
+  _Atomic uint32_t *stacks; /* NULL: not recorded */
+  _Atomic uint64_t *count;
+  uint32_t at; /* count % capacity */
 } scr_trail;
 
 struct scr_recorder {
   scr_trail collectives, messages;
   uint32_t capacity; /* of each */
-  void *memory;      /* of the entries */
+  bool stacks;
+  scr_flight_area *area;
+  void *owned; /* the area, where the arena had no room for it */
 };
 
-/* NULL: no memory. */
-scr_recorder *scr_recorder_new(uint32_t capacity);
+/* area: zeroed memory of scr_flight_bytes(), or NULL: then no peer sees it. NULL: no memory. */
+scr_recorder *scr_recorder_new(uint32_t capacity, bool stacks, void *area);
 void scr_recorder_free(scr_recorder *rec);
 
 void scr_recorder_created(scr_run *r);
 void scr_recorder_started(scr_recorder *rec, scr_run *r);
-void scr_recorder_finished(scr_recorder *rec, scr_run *r, bool ok);
+/* Its beginning, r->began, was not known when it started. */
+void scr_recorder_stamp(scr_run *r);
+void scr_recorder_finished(scr_recorder *rec, scr_run *r, uint64_t now, bool ok);
 
-/* What the runner calls. Nothing but one comparison when the group does not record. */
+/* What the runner calls. With SCR_NO_NOTES, a build for measuring what this costs, it notes nothing.
+ *
+ * Reading the clock is most of what noting costs, 10 to 30 ns, so a short collective that begins at once reads it once, when
+ * it ends. It reads it before that when it has to wait, which then costs nothing, and every eighth time; when another one
+ * began is estimated from how long the last of its like took that was measured, less its waiting. */
+
+#define SCR_STAMP_EVERY 8
 
 /* A queued collective has its number. */
 static inline void scr_note_created(const scr_group *g, scr_run *r) {
-  if (g->recorder) scr_recorder_created(r);
+#ifndef SCR_NO_NOTES
+  (void)g;
+  scr_recorder_created(r);
+#endif
 }
 
 /* Under the drive lock for a collective, under the message lock for a message. */
-static inline void scr_note_started(const scr_group *g, scr_run *r) {
+static inline void scr_note_started(scr_group *g, scr_run *r) {
+#ifndef SCR_NO_NOTES
+  bool stamped = r->created != 0 || scr_is_message(r) || r->bytes > SCR_STAMP_BYTES;
+  if (!stamped) stamped = ++g->unstamped % SCR_STAMP_EVERY == 0;
+  r->stamped = stamped;
+  r->began = stamped ? scr_ticks() : 0;
+  r->waited = r->blocked = 0;
   if (g->recorder) scr_recorder_started(g->recorder, r);
+#endif
 }
 
-/* As above. A run that never started is recorded here. */
-static inline void scr_note_finished(const scr_group *g, scr_run *r, bool ok) {
-  if (g->recorder) scr_recorder_finished(g->recorder, r, ok);
+/* A collective waits for a peer from now on. */
+static inline void scr_note_blocked(scr_run *r) {
+#ifndef SCR_NO_NOTES
+  if (r->blocked != 0) return;
+  r->blocked = scr_ticks();
+  if (r->began == 0) {
+    r->began = r->blocked;
+    scr_recorder_stamp(r);
+  }
+#endif
+}
+
+/* It has what it waited for. Where there is one chunk only, what is left to do is short, and its end will do. */
+static inline void scr_note_waited(scr_run *r) {
+#ifndef SCR_NO_NOTES
+  if (r->blocked == 0 || r->chunks <= 1) return;
+  r->waited += scr_ticks() - r->blocked;
+  r->blocked = 0;
+#endif
+}
+
+/* A message has met its other side: until now it has waited. */
+static inline void scr_note_met(scr_run *r) {
+#ifndef SCR_NO_NOTES
+  r->waited = scr_ticks() - r->began;
+#endif
+}
+
+/* As scr_note_started(). A run that never started is recorded here. */
+static inline void scr_note_finished(scr_group *g, scr_run *r, bool ok) {
+#ifndef SCR_NO_NOTES
+  uint64_t now = scr_ticks();
+  if (r->blocked != 0) r->waited += now - r->blocked;
+  scr_stats_row *row = ok && g->stats ? scr_stats_row_of(g->stats, r) : NULL;
+  if (r->began == 0 && row) r->began = scr_stats_estimate(g->stats, row, now);
+  if (g->recorder) scr_recorder_finished(g->recorder, r, now, ok);
+  if (row) scr_stats_add(g->stats, row, r, now);
+  if (SCR_UNLIKELY(g->tracer != NULL)) scr_trace_op(g->tracer, r);
+#endif
 }
 
 #endif

@@ -8,7 +8,7 @@ package runner
 static scr_group *scr_test_recording(uint32_t capacity) {
   scr_group *g = aligned_alloc(SCR_LINE, (sizeof *g + SCR_LINE - 1) / SCR_LINE * SCR_LINE);
   memset(g, 0, sizeof *g);
-  g->recorder = scr_recorder_new(capacity);
+  g->recorder = scr_recorder_new(capacity, false, NULL);
   return g;
 }
 static void scr_test_forget(scr_group *g) {

@@ -107,6 +107,7 @@ bool scr_ring_publish(scr_group *g, int32_t peer) {
     news = true;
   }
   if (news) {
+    SCR_FAULT(SCR_FAULT_PUBLISHED);
     const scr_sleeper *s = &g->peer[peer].board->p2p;
     uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
     if (word & SCR_SLEEP_ENGINE) scr_ring_bell(g->peer[peer].engine_bell);

@@ -98,6 +98,7 @@ bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t 
   r->factor = op->factor;
   r->parts = (uint8_t)(op->n_parts < SCR_MANY_PARTS ? op->n_parts : SCR_MANY_PARTS);
   r->parts_hash = op->parts;
+  r->stack = (uint32_t)op->stack;
   r->in = (scr_segments){.list = op->in, .n = op->n_in};
   r->out = (scr_segments){.list = op->out, .n = op->n_out};
   if (op->kind == SAGECOMM_ALL_GATHER || (op->kind >= SAGECOMM_REDUCE_SCATTER && op->kind <= SAGECOMM_SCATTER)) {

@@ -73,6 +73,10 @@ type Peer struct {
 	Bytes int64          // length of the mapping
 	Board int64          // offset of the board
 	Bell  int64          // offset of the rank's engine's bell, from Check
+	// Flights is the capacity of its flight recorder and FlightLog the offset of it; 0 where there is none in the arena.
+	Flights      int
+	FlightLog    int64
+	FlightStacks bool // it records stacks
 }
 
 // GaveUp says whether the rank has left its board by GiveUp.
@@ -93,7 +97,9 @@ type Config struct {
 	Patience    Patience
 	StreamBytes uint64 // outputs of at least this length are written past the cache
 	Peers       []Peer // by rank, this one included
-	Flights     int    // operations that the flight recorder keeps; 0: off
+	Flights     int    // operations that this rank's flight recorder keeps, in its arena if Peers says so; 0: off
+	Stacks      bool   // it records who called
+	Timeline    bool   // it keeps events for TakeTrace
 	Trace       bool   // tell the handler of every operation
 }
 
@@ -101,6 +107,7 @@ type Config struct {
 type Group struct {
 	c      *C.scr_group
 	handle uint64
+	rank   int
 	size   int
 }
 
@@ -112,14 +119,14 @@ func OpenGroup(c Config) (*Group, error) {
 	list := unsafe.Slice((*C.scr_peer_config)(peers), len(c.Peers))
 	for i, p := range c.Peers {
 		list[i] = C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), board: C.uint64_t(p.Board),
-			engine_bell: C.uint64_t(p.Bell)}
+			engine_bell: C.uint64_t(p.Bell), flight: C.uint64_t(p.FlightLog), flight_entries: C.uint32_t(p.Flights), flight_stacks: C.bool(p.FlightStacks)}
 	}
 	config := C.scr_group_config{
 		rank: C.int32_t(c.Rank), size: C.int32_t(len(c.Peers)), timeout_ns: C.int64_t(c.Timeout),
 		spin: C.uint32_t(c.Patience.Spin), yield_us: C.uint32_t(c.Patience.Yield / time.Microsecond),
-		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), trace: C.bool(c.Trace), peers: (*C.scr_peer_config)(peers),
+		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), flight_stacks: C.bool(c.Stacks), timeline: C.bool(c.Timeline), trace: C.bool(c.Trace), peers: (*C.scr_peer_config)(peers),
 	}
-	g := &Group{size: len(c.Peers)}
+	g := &Group{rank: c.Rank, size: len(c.Peers)}
 	g.handle = uint64(C.scr_group_open(&config, &g.c))
 	if g.handle == 0 {
 		return nil, errors.New("sagecomm: no memory for another group, or more than 4096 of them exist; destroy some")
@@ -179,23 +186,4 @@ func (g *Group) Leave() { C.scr_group_leave(g.c) }
 // Deserted reports whether that rank of a group of that size has said so of a board.
 func Deserted(board unsafe.Pointer, size, rank int) bool {
 	return bool(C.scr_board_deserted(board, C.int32_t(size), C.int32_t(rank)))
-}
-
-// Counters are what the group counted.
-type Counters struct {
-	Ops, Bytes            [coll.KindCount]uint64
-	Fast, Sleeps, Blocked uint64
-	Programs              int
-}
-
-// Counters reads the group's counters.
-func (g *Group) Counters() Counters {
-	var c C.scr_counters
-	C.scr_group_counters(g.c, &c)
-	out := Counters{Fast: uint64(c.fast), Sleeps: uint64(c.sleeps), Blocked: uint64(c.blocked),
-		Programs: int(C.scr_cache_entries(g.c))}
-	for k := range coll.KindCount {
-		out.Ops[k], out.Bytes[k] = uint64(c.ops[k]), uint64(c.bytes[k])
-	}
-	return out
 }

@@ -1,6 +1,6 @@
-/* ticks.h: the recorder's clock. Reading it is the larger part of what recording costs, so on x86-64 it is the time stamp
- * counter, where that runs at one rate in all states of the processor; elsewhere it is CLOCK_MONOTONIC in ns. Ticks
- * become times only when somebody reads the records. */
+/* ticks.h: the clock of what is noted of operations. Reading it is the larger part of what noting costs, so on x86-64 it
+ * is the time stamp counter, where that runs at one rate in all states of the processor; elsewhere it is CLOCK_MONOTONIC
+ * in ns. Ticks become times only when somebody reads what was noted. */
 #ifndef SCR_TICKS_H
 #define SCR_TICKS_H
 
@@ -11,6 +11,11 @@
 #endif
 
 extern bool scr_ticks_tsc; /* set once, by scr_ticks_begin() */
+
+enum { SCR_CLOCK_MONOTONIC = 1, SCR_CLOCK_TSC = 2 };
+
+/* What this process counts ticks by. Two processes of one machine that answer alike can read each other's. */
+static inline uint64_t scr_ticks_clock(void) { return scr_ticks_tsc ? SCR_CLOCK_TSC : SCR_CLOCK_MONOTONIC; }
 
 /* Before the first tick of the process is taken. Safe to call again. */
 void scr_ticks_begin(void);
@@ -32,9 +37,10 @@ typedef struct scr_ticks_scale {
 
 scr_ticks_scale scr_ticks_now(void);
 
-/* 0 stays 0: not yet. */
+/* 0 stays 0: not yet. What is decades away, as a peer may have written, is no time. */
 static inline int64_t scr_ticks_wall(const scr_ticks_scale *s, uint64_t ticks) {
-  return ticks == 0 ? 0 : s->wall_ns + (int64_t)((double)(int64_t)(ticks - s->ticks) * s->ns_per_tick);
+  int64_t since = (int64_t)(ticks - s->ticks), decades = INT64_C(1) << 60;
+  return ticks == 0 || since > decades || since < -decades ? 0 : s->wall_ns + (int64_t)((double)since * s->ns_per_tick);
 }
 
 #endif

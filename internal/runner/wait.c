@@ -52,12 +52,14 @@ void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word) {
   scr_ring_bell((word & SCR_SLEEP_ENGINE) ? p->engine_bell : (_Atomic uint32_t *)&s->bell);
 }
 
-/* Flags are looked at again after the reason to give up: what was published before a goodbye counts. */
+/* Flags are looked at again after the reason to give up: what was published before a failure or a goodbye counts. */
 static bool still_blocked(const scr_run *r) { return atomic_load_explicit(r->flag, memory_order_acquire) < r->need; }
 
 int scr_health(scr_group *g, scr_run *r, int64_t now) {
-  if (atomic_load_explicit(g->failure, memory_order_acquire) != 0) return SCR_TROUBLE_FAILURE;
-  if (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) return SCR_TROUBLE_FAILURE;
+  if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 ||
+      (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) != 0) {
+    return r->flag == NULL || still_blocked(r) ? SCR_TROUBLE_FAILURE : 0;
+  }
   if (r->seq != 0) {
     for (int32_t i = 0; i < g->size; i++) {
       scr_call call;

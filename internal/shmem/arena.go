@@ -31,6 +31,9 @@ func NewArena(kind Kind, size int64, dir string) (*Arena, error) {
 	if size < 2*page || size > 1<<46 {
 		return nil, fmt.Errorf("shmem: an arena cannot have %d bytes: set SAGECOMM_ARENA_SIZE to something like 1G", size)
 	}
+	if err := makePoller(); err != nil {
+		return nil, advise(fmt.Errorf("shmem: create an arena of %s (%s): %w", mib(size), kind, err))
+	}
 	a := &Arena{fd: -1, page: page, desc: Descriptor{Kind: kind, Size: roundUp(size, page)}}
 	rand.Read(a.desc.Nonce[:])
 	rand.Read(a.desc.Token[:])
@@ -39,7 +42,7 @@ func NewArena(kind Kind, size int64, dir string) (*Arena, error) {
 		if a.fd >= 0 {
 			unix.Close(a.fd)
 		}
-		return nil, fmt.Errorf("shmem: create an arena of %s (%s): %w", mib(a.desc.Size), kind, err)
+		return nil, advise(fmt.Errorf("shmem: create an arena of %s (%s): %w", mib(a.desc.Size), kind, err))
 	}
 	return a, nil
 }
@@ -118,7 +121,7 @@ func (a *Arena) Alloc(n, align int64) (Range, error) {
 		return Range{}, errClosed
 	}
 	r, ok := a.list.take(n, align)
-	used, largest := a.list.inUse(), a.list.largest()
+	used, largest := a.list.inUse()-r.Len, a.list.largest() // by others
 	a.mu.Unlock()
 	if !ok {
 		return Range{}, fmt.Errorf("shmem: %s wanted, but of the arena's %s are %s in use and the longest free range has %s: raise SAGECOMM_ARENA_SIZE, or destroy groups that are not needed",
@@ -183,7 +186,7 @@ func (a *Arena) Publish(methods []Method) (Descriptor, error) {
 	if slices.Contains(methods, SCM) && a.server == nil {
 		s, err := serve(a.fd, a.desc.Token)
 		if err != nil {
-			return Descriptor{}, fmt.Errorf("shmem: offer the arena over a socket: %w", err)
+			return Descriptor{}, advise(fmt.Errorf("shmem: offer the arena over a socket: %w", err))
 		}
 		a.server, a.desc.Socket = s, s.name
 	}

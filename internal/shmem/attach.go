@@ -63,7 +63,7 @@ func Attach(ctx context.Context, d Descriptor, methods []Method) (*Mapping, erro
 		}
 		fail.Reasons = append(fail.Reasons, Reason{method, err})
 	}
-	return nil, fail
+	return nil, advise(fail)
 }
 
 func attachBy(ctx context.Context, d *Descriptor, method Method) (*Mapping, error) {

@@ -2,7 +2,9 @@ package shmem
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	"sagecomm/internal/procinfo"
@@ -74,12 +76,17 @@ func (d *Descriptor) Check() error {
 // identity fills in which process this is.
 func (d *Descriptor) identity() (err error) {
 	d.PID = os.Getpid()
-	if d.BootID, err = procinfo.BootID(); err != nil {
-		return err
+	if d.BootID, err = procinfo.BootID(); err == nil {
+		d.PIDNamespace, err = procinfo.PIDNamespace()
 	}
-	if d.PIDNamespace, err = procinfo.PIDNamespace(); err != nil {
-		return err
+	if err == nil {
+		d.StartTime, err = procinfo.StartTime(d.PID)
 	}
-	d.StartTime, err = procinfo.StartTime(d.PID)
-	return err
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w (/proc has to be mounted, that of this pid namespace)", err)
+	}
+	if err != nil {
+		return fmt.Errorf("find out which process this is: %w", err)
+	}
+	return nil
 }

@@ -91,7 +91,7 @@ func (a *Arena) explain(err error) error {
 	if a.desc.Kind == Tmpfs {
 		where = "the file system of SAGECOMM_SHM_DIR is full: enlarge it (docker run --shm-size), name another directory, or let SAGECOMM_SHM_ATTACH begin with proc, which does not use it"
 		if errors.Is(err, unix.EOPNOTSUPP) {
-			where = "the file system of SAGECOMM_SHM_DIR cannot reserve space: name a directory on a memory file system"
+			where = "the file system of SAGECOMM_SHM_DIR cannot reserve space, or give it back: name a directory on a memory file system"
 		}
 	}
 	return fmt.Errorf("%w: %s", err, where)
@@ -105,7 +105,7 @@ func (a *Arena) punch(r Range) error {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("return pages to the system: %w", err)
+			return fmt.Errorf("return pages to the system: %w", a.explain(err))
 		}
 		return nil
 	}

@@ -222,7 +222,7 @@ func checkUser(conn *net.UnixConn) error {
 		return fmt.Errorf("ask for the peer's user: %w", credErr)
 	}
 	if int(cred.Uid) != unix.Geteuid() {
-		return fmt.Errorf("process %d runs as user %d, this one as %d", cred.Pid, cred.Uid, unix.Geteuid())
+		return fmt.Errorf("process %d runs as user %d, this one as %d: start all ranks as one user", cred.Pid, cred.Uid, unix.Geteuid())
 	}
 	return nil
 }

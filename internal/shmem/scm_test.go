@@ -3,6 +3,7 @@ package shmem
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -93,7 +94,7 @@ func TestAnotherUserGetsNothing(t *testing.T) {
 func impostor(t *testing.T, handle func(*net.UnixConn)) Descriptor {
 	t.Helper()
 	d := forge(t, wantedSeals, func([]byte) {})
-	d.Socket = "sagecomm-test-" + d.BootID + "-" + t.Name()
+	d.Socket = fmt.Sprintf("sagecomm-test-%s-%d-%s", d.BootID, os.Getpid(), t.Name())
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@" + d.Socket, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)

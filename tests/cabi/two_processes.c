@@ -131,10 +131,10 @@ static void run(const char *library, char *dir) {
   all_reduce(group, 1000, SYNCHRONOUS); /* the parent goes on */
 
   /* A refusal says what is wrong, by copy. */
-  sagecomm_op wrong = {.kind = SAGECOMM_ALL_REDUCE, .dtype = SAGECOMM_BOOL, .reduce_op = SAGECOMM_PRODUCT};
+  sagecomm_op wrong = {.kind = SAGECOMM_ALL_REDUCE, .dtype = SAGECOMM_BOOL, .reduce_op = SAGECOMM_AVG};
   sagecomm_work work;
   CHECK(api->issue(group, &wrong, &work, &err) == SAGECOMM_INVALID && err.status == SAGECOMM_INVALID);
-  CHECK(strcmp(err.message, "sagecomm: all_reduce: PRODUCT is not defined for bool") == 0);
+  CHECK(strcmp(err.message, "sagecomm: all_reduce: AVG is not defined for bool") == 0);
   char json[1 << 14];
   CHECK(api->group_stats(group, json, sizeof json) > 0 && strstr(json, "\"all_reduce\"") != NULL);
 

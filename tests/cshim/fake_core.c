@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MAX_WORKS = 256, MAX_SEGMENTS = 16 };
+enum { MAX_WORKS = 256, MAX_SEGMENTS = 16, MAX_GROUPS = 4096 };
 
 /* What issue() does. */
 enum {
@@ -43,6 +43,11 @@ static struct {
   uint64_t sequence;
   sagecomm_op last;
   int live_works, waiters, groups, shutdowns, forked, aborted, calls;
+  char alive[MAX_GROUPS]; /* by handle; beyond that all groups share the state of one */
+  int created;
+  int gate, held_there;      /* see fake_close() */
+  sagecomm_failed_fn failed; /* called once */
+  void *failed_ctx;
   int32_t group_status;
   char options[512];
   char wanted_key[64];
@@ -53,6 +58,19 @@ static struct {
 } fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 static void in_child(void) { fake.forked = 1; }
+
+/* Places where fake_close() holds who comes by next, until fake_open(). */
+enum { GATE_ERROR = 1, GATE_CREATED = 2, GATE_ABORT = 3, GATE_STATS = 4 };
+
+static void pass(int gate) {
+  pthread_mutex_lock(&fake.lock);
+  if (fake.gate == gate && !fake.held_there) {
+    fake.held_there = 1;
+    pthread_cond_broadcast(&fake.changed);
+    while (fake.gate == gate) pthread_cond_wait(&fake.changed, &fake.lock);
+  }
+  pthread_mutex_unlock(&fake.lock);
+}
 
 static int32_t fail(int32_t status, sagecomm_error *err) {
   if (err != NULL) {
@@ -83,6 +101,8 @@ static void carry_out(const fake_work *w) {
     }
   }
 }
+
+static int stale(sagecomm_group g) { return g == 0 || g >= MAX_GROUPS || !fake.alive[g]; }
 
 /* Completes a work and calls its done function, without the lock. Called with the lock, returns with it. */
 static void complete(fake_work *w, int32_t status) {
@@ -132,22 +152,58 @@ static int32_t group_create(const sagecomm_group_config *c, sagecomm_group *out,
   pthread_mutex_lock(&fake.lock);
   fake.groups++;
   fake.aborted = 0;
+  fake.group_status = SAGECOMM_OK;
   fake.sequence = 0;
+  if (++fake.created == MAX_GROUPS) abort();
+  *out = (sagecomm_group)fake.created;
+  fake.alive[fake.created] = 1;
   pthread_mutex_unlock(&fake.lock);
-  *out = 1;
+  pass(GATE_CREATED);
+  return SAGECOMM_OK;
+}
+
+/* Tells the group's end, or with SAGECOMM_OK that it will not fail, on the calling thread. */
+static void tell_failed(int32_t status) {
+  pthread_mutex_lock(&fake.lock);
+  sagecomm_failed_fn failed = fake.failed;
+  void *ctx = fake.failed_ctx;
+  fake.failed = NULL;
+  pthread_mutex_unlock(&fake.lock);
+  if (failed == NULL) return;
+  sagecomm_error cause;
+  fail(status, &cause);
+  failed(ctx, status == SAGECOMM_OK ? NULL : &cause);
+}
+
+static int32_t group_on_failure(sagecomm_group g, sagecomm_failed_fn failed, void *ctx, sagecomm_error *err) {
+  if (stale(g)) return fail(SAGECOMM_INVALID, err);
+  if (fake.group_status < 0) return fail(fake.group_status, err);
+  fake.failed = failed;
+  fake.failed_ctx = ctx;
   return SAGECOMM_OK;
 }
 
 static int32_t group_destroy(sagecomm_group g, sagecomm_error *err) {
-  (void)g, (void)err;
   fake.calls++;
   if (fake.forked) return SAGECOMM_FORKED;
-  fake.groups--;
+  pthread_mutex_lock(&fake.lock);
+  int gone = stale(g);
+  if (!gone) {
+    fake.alive[g] = 0;
+    fake.groups--;
+  }
+  pthread_mutex_unlock(&fake.lock);
+  if (gone) return fail(SAGECOMM_INVALID, err);
+  tell_failed(SAGECOMM_OK);
   return SAGECOMM_OK;
 }
 
 static int32_t group_abort(sagecomm_group g, const char *reason, sagecomm_error *err) {
-  (void)g, (void)reason, (void)err;
+  (void)reason;
+  if (fake.forked) return fail(SAGECOMM_FORKED, err);
+  pass(GATE_ABORT);
+  if (stale(g)) return fail(SAGECOMM_INVALID, err);
+  tell_failed(SAGECOMM_ABORTED);
   pthread_mutex_lock(&fake.lock);
   fake.aborted = 1;
   fake.group_status = SAGECOMM_ABORTED;
@@ -167,27 +223,26 @@ static int32_t group_hold(sagecomm_group g, int32_t by, sagecomm_error *err) {
 }
 
 static int32_t group_error(sagecomm_group g, sagecomm_error *err) {
-  (void)g;
+  if (fake.forked) return fail(SAGECOMM_FORKED, err);
+  pass(GATE_ERROR);
+  if (stale(g)) return fail(SAGECOMM_INVALID, err);
   return fake.group_status < 0 ? fail(fake.group_status, err) : SAGECOMM_OK;
 }
 
-static uint64_t group_sequence(sagecomm_group g) {
-  (void)g;
-  return fake.sequence;
-}
+static uint64_t group_sequence(sagecomm_group g) { return stale(g) ? 0 : fake.sequence; }
 
 static int64_t timeout_set;
 static int32_t group_set_timeout(sagecomm_group g, int64_t ns, sagecomm_error *err) {
-  (void)g, (void)err;
+  if (stale(g)) return fail(SAGECOMM_INVALID, err);
   timeout_set = ns;
   return SAGECOMM_OK;
 }
 
 static int32_t issue(sagecomm_group g, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err) {
-  (void)g;
   fake.calls++;
   *work = 0;
   if (fake.forked) return fail(SAGECOMM_FORKED, err);
+  if (stale(g)) return fail(SAGECOMM_INVALID, err);
   if (fake.aborted) return fail(SAGECOMM_ABORTED, err);
   pthread_mutex_lock(&fake.lock);
   fake.last = *op;
@@ -292,7 +347,8 @@ static int64_t describe(char *json, size_t n, const char *text) {
   return (int64_t)strlen(text) + 1;
 }
 static int64_t group_stats(sagecomm_group g, char *json, size_t n) {
-  (void)g;
+  pass(GATE_STATS);
+  if (stale(g)) return SAGECOMM_INVALID;
   static char big[8000];
   memset(big, ' ', sizeof big - 1);
   memcpy(big, "{}", 2);
@@ -301,13 +357,38 @@ static int64_t group_stats(sagecomm_group g, char *json, size_t n) {
 static uint64_t go_entries(void) { return 42; }
 static int64_t describe_environment(char *json, size_t n) { return describe(json, n, "[]"); }
 static int64_t flight_records(char *json, size_t n) { return describe(json, n, "{\"groups\": []}"); }
+static int32_t group_describe(sagecomm_group g, const char *text, sagecomm_error *err) {
+  (void)g;
+  (void)text;
+  (void)err;
+  return SAGECOMM_OK;
+}
+static uint64_t group_stack(sagecomm_group g, const char *frames) {
+  (void)g;
+  (void)frames;
+  return 0;
+}
+static int32_t flight_dump(const char *prefix, sagecomm_error *err) {
+  (void)prefix;
+  (void)err;
+  return SAGECOMM_OK;
+}
+static int64_t metrics(char *text, size_t n) { return describe(text, n, ""); }
+static int64_t status(char *json, size_t n) { return describe(json, n, "{\"groups\": []}"); }
+static int64_t topology(char *json, size_t n) { return describe(json, n, "{\"host\": {}, \"process\": {}}"); }
+static int32_t monitored_error(sagecomm_group group, int64_t timeout_ns, int32_t all, sagecomm_error *err) {
+  (void)timeout_ns, (void)all;
+  return group_error(group, err);
+}
 static void shutdown_all(void) { fake.shutdowns++; }
 
 static const sagecomm_api api = {
-    SAGECOMM_ABI_VERSION, sizeof(sagecomm_api), version,           group_create, group_destroy, group_abort,
-    group_error,          group_sequence,       group_set_timeout, issue,        wait_for,      on_done,
-    work_sequence,        work_source,          release_work,      group_stats,  go_entries,    describe_environment,
-    shutdown_all,         flight_records,       issue_coalesced,   group_fail,   group_hold};
+    SAGECOMM_ABI_VERSION, sizeof(sagecomm_api), version,           group_create, group_destroy,    group_abort,
+    group_error,          group_sequence,       group_set_timeout, issue,        wait_for,         on_done,
+    work_sequence,        work_source,          release_work,      group_stats,  go_entries,       describe_environment,
+    shutdown_all,         flight_records,       issue_coalesced,   group_fail,   group_hold,       group_describe,
+    group_stack,          flight_dump,          metrics,           status,       group_on_failure, topology,
+    monitored_error};
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
   static int once;
@@ -357,6 +438,17 @@ void fake_finish_elsewhere(int status, int join) {
   if (join) fake_join();
 }
 
+static void *fail_group_on_thread(void *status) {
+  tell_failed((int)(intptr_t)status);
+  return NULL;
+}
+
+/* Tells on a thread of its own that the group has failed. */
+void fake_fail_group_elsewhere(int status) {
+  if (pthread_create(&finisher, NULL, fail_group_on_thread, (void *)(intptr_t)status) != 0) abort();
+  fake_join();
+}
+
 /* Runs the done functions that were held back. */
 void fake_run_held(void) {
   sagecomm_error err;
@@ -378,6 +470,28 @@ void fake_await(int n, uint64_t sequence) {
 void fake_await_waiter(void) {
   pthread_mutex_lock(&fake.lock);
   while (fake.waiters == 0) pthread_cond_wait(&fake.changed, &fake.lock);
+  pthread_mutex_unlock(&fake.lock);
+}
+
+/* The next one who comes to that place is held there; others pass. */
+void fake_close(int gate) {
+  pthread_mutex_lock(&fake.lock);
+  fake.gate = gate;
+  fake.held_there = 0;
+  pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_open(void) {
+  pthread_mutex_lock(&fake.lock);
+  fake.gate = 0;
+  pthread_cond_broadcast(&fake.changed);
+  pthread_mutex_unlock(&fake.lock);
+}
+
+/* Blocks until somebody is held. */
+void fake_await_held(void) {
+  pthread_mutex_lock(&fake.lock);
+  while (!fake.held_there) pthread_cond_wait(&fake.changed, &fake.lock);
   pthread_mutex_unlock(&fake.lock);
 }
 

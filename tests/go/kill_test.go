@@ -27,7 +27,7 @@ func (p *process) expectReleased(descriptors, goroutines int) {
 		if now.FDs <= descriptors && now.Goroutines <= goroutines {
 			return
 		}
-		if time.Since(began) > bound {
+		if time.Since(began) > 3*bound {
 			p.t.Fatalf("rank %d has %d descriptors and %d goroutines, before %d and %d", p.rank, now.FDs, now.Goroutines, descriptors, goroutines)
 		}
 	}
@@ -68,9 +68,7 @@ func TestKillAtRandomMoments(t *testing.T) {
 				if r.Entered.After(since) {
 					since = r.Entered
 				}
-				if took := r.At.Sub(since); took > bound {
-					t.Errorf("rank %d knew after %v", p.rank, took)
-				}
+				measure(t, fmt.Sprintf("rank %d knows", p.rank), r.At.Sub(since), bound)
 				reports = append(reports, r)
 			}
 			blamed(t, reports, coll.PeerFailure, dead, "died", fmt.Sprintf("rank %d", victim))
@@ -133,7 +131,8 @@ func TestKillAll(t *testing.T) {
 // A rank that is stopped is named when the time is up; when it goes on it learns the same cause.
 func TestStoppedRankIsNamed(t *testing.T) {
 	list := start(t, 4, nil)
-	create(t, list, "g", time.Second)
+	create(t, list, "g", 0)
+	succeed(t, all(list, command{Do: "timeout", Timeout: time.Second}))
 	for _, p := range list {
 		p.order(command{Do: "loop", Elements: 8})
 	}
@@ -155,11 +154,12 @@ func TestStoppedRankIsNamed(t *testing.T) {
 		reports = append(reports, r)
 	}
 	signal(unix.SIGCONT)
-	if longest < time.Second || longest > 4*time.Second {
+	if longest < time.Second {
 		t.Errorf("the ranks waited %v, expected 1 s", longest)
 	}
+	measure(t, "the ranks give up", longest, 4*time.Second)
 	reports = append(reports, stopped.answer("loop"))
-	blamed(t, reports, coll.Timeout, stopped, "after 1s", "in all_reduce #", "rank 2 (host ")
+	blamed(t, reports, coll.Timeout, stopped, "timeout of 1s; ", "in all_reduce #", "rank 2 (host ")
 }
 
 // Inside a long reduce the root waits for the rank that was stopped and the others wait for the root.
@@ -187,15 +187,16 @@ func TestRankStoppedInsideACollectiveIsNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 		reports = append(reports, stopped.answer("reduce"))
-		blamed(t, reports, coll.Timeout, stopped, "after 4s", "in reduce #", fmt.Sprintf("rank %d (host ", round%2+1))
+		blamed(t, reports, coll.Timeout, stopped, "timeout of 4s; ", "in reduce #", fmt.Sprintf("rank %d (host ", round%2+1))
 	}
 }
 
 // A rank that was stopped for longer than its time does not take that for the fault of its peers, whoever drives.
 func TestRankThatWasStoppedBlamesNobody(t *testing.T) {
 	list := start(t, 2, nil)
-	create(t, list, "g", time.Second)
+	create(t, list, "g", 0)
 	succeed(t, all(list, command{Do: "once"}))
+	succeed(t, all(list, command{Do: "timeout", Timeout: time.Second}))
 	stopped := list[0]
 	stopped.order(command{Do: "async"})
 	stopped.answer("issued")

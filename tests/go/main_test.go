@@ -21,8 +21,9 @@ const (
 )
 
 var (
-	kills = flag.Int("kills", 12, "how often a rank is killed at a random moment")
-	seed  = flag.Uint64("seed", 0, "seed of random moments; 0: another one each time")
+	kills   = flag.Int("kills", 12, "how often a rank is killed at a random moment")
+	garbage = flag.Int("garbage", 16, "how often a rank writes random words all over its memory")
+	seed    = flag.Uint64("seed", 0, "seed of random moments; 0: another one each time")
 )
 
 func TestMain(m *testing.M) {

@@ -36,9 +36,17 @@ func start(t *testing.T, size int, options map[string]string) []*process {
 func startWith(t *testing.T, size int, options map[string]string, how func(rank int) *syscall.SysProcAttr) []*process {
 	t.Helper()
 	dir := t.TempDir()
+	return startAll(t, size, func(rank int) orders {
+		return orders{Rank: rank, Size: size, Dir: dir, Options: options}
+	}, func(p *process) { p.cmd.SysProcAttr = how(p.rank) })
+}
+
+// startAll starts processes with these orders; change has the last word on how.
+func startAll(t *testing.T, size int, with func(rank int) orders, change func(*process)) []*process {
+	t.Helper()
 	list := make([]*process, size)
 	for rank := range size {
-		text, err := json.Marshal(orders{Rank: rank, Size: size, Dir: dir, Options: options})
+		text, err := json.Marshal(with(rank))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +54,7 @@ func startWith(t *testing.T, size int, options map[string]string, how func(rank 
 		// The race detector lets a process linger at its end, for reports of other threads.
 		p.cmd.Env = append(os.Environ(), roleVariable+"="+string(text), "GORACE=atexit_sleep_ms=0")
 		p.cmd.Stderr = &p.stderr
-		p.cmd.SysProcAttr = how(rank)
+		change(p)
 		in, err := p.cmd.StdinPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -57,6 +65,9 @@ func startWith(t *testing.T, size int, options map[string]string, how func(rank 
 			t.Fatal(err)
 		}
 		if err := p.cmd.Start(); err != nil {
+			if a := p.cmd.SysProcAttr; a != nil && a.Cloneflags != 0 {
+				t.Skipf("no process with namespaces of its own here: %v", err)
+			}
 			t.Fatal(err)
 		}
 		t.Cleanup(p.kill)
@@ -140,6 +151,16 @@ func create(t *testing.T, list []*process, name string, timeout time.Duration) {
 		if r.Error != "" {
 			t.Fatalf("rank %d: %s", rank, r.Error)
 		}
+	}
+}
+
+// measure tells what took longer than it does on a machine that is not overloaded. Three times as long is a failure.
+func measure(t *testing.T, what string, took, bound time.Duration) {
+	t.Helper()
+	if took > 3*bound {
+		t.Errorf("%s after %v, the bound is %v", what, took, bound)
+	} else if took > bound {
+		t.Logf("%s after %v, the bound is %v", what, took, bound)
 	}
 }
 

@@ -25,6 +25,7 @@ type orders struct {
 	Rank, Size int
 	Dir        string // the store's
 	Options    map[string]string
+	Place      *place // nil: where the test is
 }
 
 // command is one line of a rank's input. It answers each with one report, but stops in the middle of Loop.
@@ -35,32 +36,41 @@ type command struct {
 	Ops        int           // of loop; 0: until it fails
 	Elements   int           // of loop and reduce; of loop 0: different numbers
 	Async      bool          // of reduce: the engine drives
-	Timeout    time.Duration // of create
+	Timeout    time.Duration // of create, timeout and scribble
+	Seed       uint64        // of scribble, by rank Rank
 	Die        string        // the process kills itself when create writes a key that has this in it
 }
 
 // report is one line of its output.
 type report struct {
 	Did        string
-	Error      string        // of create
+	Error      string        // of create; At is when it returned
 	Failure    *coll.Failure // of the operations
 	Entered    time.Time     // the operation that failed
-	At         time.Time     // when it returned
+	At         time.Time     // when that returned
 	Ops        int
+	Longest    time.Duration // that one of them took
 	FDs        int
 	Goroutines int
+	Held       int64 // bytes of memory that the process's memfd takes
 }
 
 type rankState struct {
 	orders
 	group *pgbackend.Group
 	out   *json.Encoder
+	spare []int // descriptors that are the store's, of a process that has no more
+	kept  []int // and what keeps it from having more
 }
 
 func rankMain(text string) error {
 	var r rankState
+	defer r.feed()
 	if err := json.Unmarshal([]byte(text), &r.orders); err != nil {
 		return err
+	}
+	if r.Place != nil && os.Getenv(placedVariable) == "" {
+		return r.Place.settle()
 	}
 	r.out = json.NewEncoder(os.Stdout)
 	in := json.NewDecoder(os.Stdin)
@@ -81,7 +91,17 @@ func rankMain(text string) error {
 	}
 }
 
-func (r *rankState) do(c command, answer *report) error {
+// store is where the ranks meet for a group.
+func (r *rankState) store(c command) (bootstrap.Store, error) {
+	if r.Place == nil {
+		return bootstrap.NewFileStore(filepath.Join(r.Dir, c.Name))
+	}
+	unix.Umask(0) // the directory is for other users at once
+	dir := filepath.Join(r.Dir, c.Name)
+	return openStore{dir}, os.MkdirAll(dir, 0o777)
+}
+
+func (r *rankState) do(c command, answer *report) (err error) {
 	switch c.Do {
 	case "create":
 		if c.Size == 0 {
@@ -90,16 +110,21 @@ func (r *rankState) do(c command, answer *report) error {
 				c.Timeout = opTimeout
 			}
 		}
-		store, err := bootstrap.NewFileStore(filepath.Join(r.Dir, c.Name))
+		store, err := r.store(c)
 		if err != nil {
 			return err
+		}
+		if r.spare != nil {
+			store = sparingStore{store, r}
 		}
 		g, err := pgbackend.Get().Create(pgbackend.Config{Rank: c.Rank, Size: c.Size, Name: c.Name, Timeout: c.Timeout,
 			Store: deadlyStore{store, c.Die}, Options: r.Options})
 		if err != nil {
-			answer.Error = err.Error()
+			answer.Error, answer.At = err.Error(), time.Now()
 		}
 		r.group = g
+	case "timeout": // of the operations from now on
+		return r.group.SetTimeout(c.Timeout)
 	case "loop":
 		return r.loop(c, answer)
 	case "async":
@@ -109,11 +134,35 @@ func (r *rankState) do(c command, answer *report) error {
 	case "ring":
 		return r.ring(c.Size, answer)
 	case "once":
-		answer.Failure = r.sum(1)
+		answer.Failure = r.sum(max(c.Elements, 1))
+	case "everything":
+		answer.Failure = r.everything()
+	case "refuse": // from now on the system has no memory for this process
+		return refused{Call: unix.SYS_FALLOCATE, Error: uint32(unix.ENOSPC), Plain: true}.install()
+	case "confine": // from now on so many more bytes of address space
+		return confine(int64(c.Elements) << 20)
+	case "conceal": // from now on other processes of this user cannot look into this one
+		return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+	case "send":
+		answer.Failure = r.send(c.Rank)
+	case "receive":
+		answer.Failure = r.receive(c.Rank)
 	case "destroy":
 		return r.group.Destroy()
-	case "starve": // from now on it can open so many files
-		return starve(c.Ops)
+	case "starve": // from now on it can open so many files, its store a few more
+		return r.starve(c.Ops)
+	case "solo": // a group of this rank alone, as the first thing that Go does here
+		g, err := pgbackend.Get().Create(pgbackend.Config{Size: 1, Name: "solo", Timeout: opTimeout, Store: forgetfulStore{}})
+		if err != nil {
+			answer.Error = err.Error()
+			return nil
+		}
+		return g.Destroy()
+	case "scribble":
+		return r.fuzz(c, answer)
+	case "held":
+		answer.Held, err = held()
+		return err
 	case "count": // what earlier groups left behind goes when the next one is made
 		solo, err := pgbackend.Get().Create(pgbackend.Config{Size: 1, Name: "solo", Timeout: opTimeout, Store: bootstrap.NewMemStore()})
 		if err != nil {
@@ -127,6 +176,8 @@ func (r *rankState) do(c command, answer *report) error {
 			return err
 		}
 		answer.FDs, answer.Goroutines = len(list), runtime.NumGoroutine()
+		answer.Held, err = held()
+		return err
 	default:
 		return errors.New("no such command")
 	}
@@ -144,28 +195,6 @@ func (s deadlyStore) Set(key string, value []byte) error {
 		return unix.Kill(os.Getpid(), unix.SIGKILL)
 	}
 	return s.Store.Set(key, value)
-}
-
-// starve lets this process open n more descriptors.
-func starve(n int) error {
-	limit := unix.Rlimit{Cur: 64, Max: 64}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return err
-	}
-	var taken []int
-	for {
-		fd, err := unix.Dup(2)
-		if err != nil {
-			break
-		}
-		taken = append(taken, fd)
-	}
-	for _, fd := range taken[len(taken)-n:] {
-		if err := unix.Close(fd); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // sum is an all_reduce whose result is checked.
@@ -244,6 +273,54 @@ func (r *rankState) reduce(c command, answer *report) error {
 		}
 	}
 	return nil
+}
+
+// everything uses all memory that a group can have: both lanes, and rings to the neighbours, with messages that are sent
+// at once and with such that wait for a buffer.
+func (r *rankState) everything() *coll.Failure {
+	me, size := r.group.Rank(), r.group.Size()
+	for range 3 {
+		for _, n := range []int{1, 1000, 30_000, 1_000_000} {
+			if f := r.sum(n); f != nil {
+				return f
+			}
+		}
+		for _, bytes := range []int{8, 5000, 300_000} {
+			out, in := make([]byte, bytes), make([]byte, bytes)
+			for i := range out {
+				out[i] = byte(i + me)
+			}
+			work, f := r.group.Issue(coll.Op{Kind: coll.Send, Root: (me + 1) % size, Type: coll.Uint8, Async: true}, [][]byte{out}, nil)
+			if f != nil {
+				return f
+			}
+			from := (me + size - 1) % size
+			_, f = r.group.Issue(coll.Op{Kind: coll.Recv, Root: from, Type: coll.Uint8}, nil, [][]byte{in})
+			for done := false; f == nil && !done; {
+				done, f = work.Wait(time.Second)
+			}
+			work.Release()
+			if f != nil {
+				return f
+			}
+			for i := range in {
+				if in[i] != byte(i+from) {
+					return &coll.Failure{Status: coll.Internal, Message: fmt.Sprintf("byte %d of %d from rank %d is %d", i, bytes, from, in[i])}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (r *rankState) send(to int) *coll.Failure {
+	_, f := r.group.Issue(coll.Op{Kind: coll.Send, Root: to, Type: coll.Uint8}, [][]byte{make([]byte, 100)}, nil)
+	return f
+}
+
+func (r *rankState) receive(from int) *coll.Failure {
+	_, f := r.group.Issue(coll.Op{Kind: coll.Recv, Root: from, Type: coll.Uint8}, nil, [][]byte{make([]byte, 100)})
+	return f
 }
 
 // ring sends to the next of the first n ranks and receives from the one before.

@@ -3,11 +3,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from programs import Signals
 from worlds import Pool, World
+
+if TYPE_CHECKING:
+    from transformer import History
 
 
 def pytest_configure() -> None:
@@ -20,6 +24,14 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     pool = Pool(tmp_path_factory.mktemp("ranks"))
     yield pool
     pool.stop()
+
+
+@pytest.fixture(scope="session")
+def reference(pool: Pool) -> History:
+    """What one process gives that trains the transformer."""
+    import transformer  # with torch
+
+    return pool.world(1).run(transformer.one_process, backend=None)[0]
 
 
 @pytest.fixture

@@ -295,7 +295,7 @@ def all_to_all_single(call: Call, at: Member) -> Issued:
 
 def all_to_all_splits(call: Call, at: Member) -> Issued:
     """Rows of one or three elements: splits count rows."""
-    row = 3 if call.salt % 2 and call.place != "strided" else 1
+    row = 3 if call.salt % 2 else 1
     to = [call.uneven(at.rank, r) // row for r in range(at.size)]
     come = [call.uneven(r, at.rank) // row for r in range(at.size)]
     data = torch.cat([call.data(r, at.rank, row * n) for r, n in enumerate(come)])
@@ -384,8 +384,8 @@ KINDS = {
     "all_gather_uneven": Kind(all_gather_uneven, same=True),
     "all_gather_single": Kind(all_gather_single, same=True),
     "all_to_all": Kind(all_to_all),
-    "all_to_all_single": Kind(all_to_all_single, places=(*FLAT, IN_PLACE)),
-    "all_to_all_splits": Kind(all_to_all_splits, places=FLAT),
+    "all_to_all_single": Kind(all_to_all_single, places=("contiguous", "offset", IN_PLACE)),
+    "all_to_all_splits": Kind(all_to_all_splits, places=("contiguous", "offset")),
     "gather": Kind(gather, rooted=True),
     "scatter": Kind(scatter, rooted=True),
     "send_recv": Kind(send_recv, places=ref.LAYOUTS),

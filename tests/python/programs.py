@@ -22,11 +22,13 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch.distributed as dist
 
+from sagecomm import _status
 from starter import Started
 from worker import Outcome
 from worlds import World
@@ -110,41 +112,80 @@ class Programs:
         stdin.write(text + "\n")
         stdin.flush()
 
-    def ends(self, rank: int) -> int:
+    def ends(self, rank: int, patience_s: float = PATIENCE_S) -> int:
         """The exit status; below zero after a signal."""
         try:
-            return self.processes[rank].wait(PATIENCE_S)
+            return self.processes[rank].wait(patience_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"rank {rank} does not end; its standard error:\n{self.errors(rank)}") from None
 
-    def end_well(self) -> None:
+    def end_well(self, patience_s: float = PATIENCE_S) -> None:
         for rank in range(len(self.processes)):
-            status = self.ends(rank)
+            status = self.ends(rank, patience_s)
             assert status == 0, f"rank {rank} ended with {status}:\n{self.errors(rank)}"
 
     def errors(self, rank: int) -> str:
         self._files[rank].seek(0)
         return self._files[rank].read()
 
+    def rest(self, rank: int) -> str:
+        """What a rank that has ended has said and nobody has heard yet."""
+        return "".join(iter(self._lines[rank].get, ""))
+
     def await_sleep(self, rank: int) -> None:
         """Returns when the main thread of a rank sleeps: in a wait of the core's, or between two looks."""
-        of = Path(f"/proc/{self.processes[rank].pid}")
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            try:
-                asleep = (of / "syscall").read_text().split()[0] in SLEEPS
-            except PermissionError:  # a hardened system tells only that it sleeps
-                asleep = (of / "stat").read_text().rpartition(")")[2].split()[0] == "S"
-            if asleep:
-                return
-            time.sleep(0.001)
-        raise AssertionError(f"rank {rank} does not sleep; its standard error:\n{self.errors(rank)}")
+        try:
+            await_sleep(self.processes[rank].pid)
+        except AssertionError as error:
+            raise AssertionError(f"rank {rank}: {error}; its standard error:\n{self.errors(rank)}") from None
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> float:
         """Sends a signal and says when, by the clock that all processes of a machine share."""
         at = time.monotonic()
         self.processes[rank].send_signal(number)
         return at
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    said: str
+    errors: str
+
+
+def run(script: str, environment: Mapping[str, str] | None = None) -> Ended:
+    """A script that is no rank, to its end."""
+    with Programs(script, 1, environment) as process:
+        return Ended(process.ends(0), process.rest(0), process.errors(0))
+
+
+def command(*arguments: str, **environment: str) -> Ended:
+    """`python -m sagecomm ARGUMENTS`."""
+    script = f"import runpy\nsys.argv = {['sagecomm', *arguments]!r}\nrunpy.run_module('sagecomm', run_name='__main__')"
+    return run(script, environment)
+
+
+def await_sleep(pid: int | None) -> None:
+    """Returns when the main thread of a process sleeps."""
+    of = Path(f"/proc/{pid}")
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            asleep = (of / "syscall").read_text().split()[0] in SLEEPS
+        except PermissionError:  # a hardened system tells only that it sleeps
+            asleep = (of / "stat").read_text().rpartition(")")[2].split()[0] == "S"
+        if asleep:
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"process {pid} does not sleep")
+
+
+def await_stop(pid: int) -> None:
+    """Returns when SIGSTOP has taken effect: SIGCONT before that would be lost."""
+    deadline = time.monotonic() + PATIENCE_S
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(0.01)
 
 
 def _exec(text: str, environment: Mapping[str, str], errors: IO[str]) -> subprocess.Popen[str]:
@@ -186,6 +227,19 @@ def report(path: str) -> None:
     os.close(fd)
 
 
+def await_calls(number: int, *ranks: int) -> None:
+    """Called in a rank: returns when this process sees that these ranks of the default group have made their collective
+    call of that number."""
+    (name,) = (each for each in _status.sockets() if each.split("-")[3] == str(os.getpid()))
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        for group in (_status.ask(name).status or {}).get("groups", []):
+            if group["desc"] == "default_pg" and all(group["ranks"][rank]["issued"] >= number for rank in ranks):
+                return
+        assert time.monotonic() < deadline, f"ranks {ranks} do not all come to collective #{number}"
+        time.sleep(0.01)
+
+
 def in_background(world: World, *args: Any, **how: Any) -> Future[list[Outcome]]:
     """world.outcomes() while the test does something to the ranks."""
     executor = ThreadPoolExecutor(1)
@@ -193,3 +247,25 @@ def in_background(world: World, *args: Any, **how: Any) -> Future[list[Outcome]]
         return executor.submit(world.outcomes, *args, **how)
     finally:
         executor.shutdown(wait=False)
+
+
+# ---- what processes may leave behind ----
+
+
+def abstract_sockets() -> set[str]:
+    return {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@sagecomm-" in line}
+
+
+def abstract_sockets_of_others() -> set[str]:
+    """Those of processes that this test has not started: their inodes are open somewhere."""
+    held = set()
+    for fd in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            held.add(os.readlink(fd))
+        except OSError:
+            continue
+    return {
+        line.split()[-1]
+        for line in Path("/proc/net/unix").read_text().splitlines()
+        if "@sagecomm-" in line and f"socket:[{line.split()[6]}]" in held
+    }

@@ -50,7 +50,7 @@ def defined(reduction: str, dtype: torch.dtype) -> bool:
         return reduction not in BITWISE
     if dtype in COMPLEX:
         return reduction in ("SUM", "AVG", "PRODUCT", "PREMUL_SUM")
-    return dtype is torch.bool and reduction in ("SUM", "MIN", "MAX", *BITWISE)
+    return dtype is torch.bool and reduction in ("SUM", "PRODUCT", "MIN", "MAX", *BITWISE)
 
 
 def reduce_op(reduction: str) -> Any:
@@ -145,7 +145,7 @@ def check_reduced(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor],
 
 def _fold_bool(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     stack = torch.stack(inputs)
-    if reduction in ("MIN", "BAND"):
+    if reduction in ("PRODUCT", "MIN", "BAND"):
         return stack.all(0)
     if reduction == "BXOR":
         return stack.sum(0) % 2 == 1

@@ -103,7 +103,7 @@ def many_threads_wait_for_one_work() -> None:
     fake.fake_finish_elsewhere(0, 0)
     fake.fake_join()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert seen == [2.0] * 4
 
 

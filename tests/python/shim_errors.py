@@ -48,7 +48,7 @@ def failure_of_an_asynchronous_op() -> None:
     elsewhere: list[BaseException] = []
     thread = threading.Thread(target=lambda: elsewhere.append(raises(sagecomm.PeerFailure, work.get_future().wait)))
     thread.start()
-    thread.join(30)
+    thread.join(60)
     check_peer_failure(elsewhere[0])
 
 
@@ -114,7 +114,7 @@ def failure_reaches_the_caller_of_backward() -> None:
     thread = threading.Thread(target=fail_later)
     thread.start()
     check_peer_failure(raises(sagecomm.PeerFailure, loss.backward))
-    thread.join(30)
+    thread.join(60)
 
 
 @scenario
@@ -173,5 +173,4 @@ def refusals_name_op_and_tensor() -> None:
     quantized = torch.quantize_per_tensor(four, 1.0, 0, torch.quint8)
     refused("sagecomm: all_reduce: tensor 0 has the unsupported type", lambda: direct.allreduce([quantized]))
     refused("takes 2 input tensors, got 1", lambda: direct.alltoall([four], [four]))
-    assert not direct.supports_splitting
     assert direct.supports_coalescing

@@ -24,10 +24,10 @@ import sagecomm
 from sagecomm import _C
 
 OK, WAITS, MANUAL, FAIL, OK_WORK = range(5)
-PEER_FAILURE, TIMEOUT, MISMATCH, ABORTED, SYSTEM = -2, -3, -4, -5, -6
+INVALID, PEER_FAILURE, TIMEOUT, MISMATCH, ABORTED, SYSTEM = -1, -2, -3, -4, -5, -6
 CPU = torch.device("cpu")
 NATIVE = torch._C._distributed_c10d
-PATIENCE = timedelta(seconds=30)
+PATIENCE = timedelta(seconds=60)
 
 
 class Op(ctypes.Structure):
@@ -80,6 +80,7 @@ def start(path: str) -> None:
     fake.fake_timeout_set.restype = ctypes.c_int64
     fake.fake_options.restype = fake.fake_got.restype = ctypes.c_char_p
     dist.Backend.register_backend("fake_core", create, extended_api=True, devices=["cpu"])
+    getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("fake_core")  # else torch's recorder has hooks of its own
     dist.init_process_group("fake_core", store=dist.HashStore(), rank=0, world_size=2)
 
 
@@ -166,5 +167,5 @@ def interrupt_when(condition: Callable[[], object]):
     try:
         yield
     finally:
-        thread.join(30)
+        thread.join(60)
         signal.signal(signal.SIGINT, before)

@@ -74,7 +74,7 @@ def store_is_lent_to_the_core() -> None:
     thread = threading.Thread(target=lambda: (store.wait(["fake/hello"]), store.set("wanted", "here")))
     thread.start()
     _C.create_backend(options, {})
-    thread.join(30)
+    thread.join(60)
     assert store.get("fake/hello") == b"world"
     assert fake.fake_got() == b"here"
     fake.fake_want_key(b"never")

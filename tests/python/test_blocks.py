@@ -53,6 +53,19 @@ def shared_memory() -> None:
         ref.check_same(y[1 % size], torch.arange(size * count, dtype=torch.float64).view(size, count)[rank], "scatter")
 
 
+def channels_last() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    inputs = [(torch.arange(size * 12.0) + 100 * r).view(size, 3, 2, 2) for r in range(size)]
+    mine = inputs[rank].to(memory_format=torch.channels_last)
+    for out in (torch.empty_like(mine), torch.empty(size, 3, 2, 2)):
+        dist.all_to_all_single(out, mine)
+        ref.check_same(out, torch.stack([inputs[r][rank] for r in range(size)]), "all_to_all of channels last")
+
+
+def test_channels_last_is_contiguous(world):
+    world(2).run(channels_last)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_buffers_that_share_memory(world, size):
     world(size).run(shared_memory)
@@ -104,6 +117,14 @@ def refused_calls() -> None:
         (
             "split sizes for the input, the group has",
             lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4), None, [4]),
+        ),
+        (
+            "Tensors must be contiguous: the input of",
+            lambda: dist.all_to_all_single(torch.ones(size, size), torch.ones(size, size).t()),
+        ),
+        (
+            "Tensors must be contiguous: the output of",
+            lambda: dist.all_to_all_single(torch.ones(size, size).t(), torch.ones(size, size)),
         ),
         ("takes one list of .* output tensors", lambda: dist.gather(four[0], four[1:], dst=rank)),
         ("output 0 has 4 elements, the input has 3", lambda: dist.gather(torch.ones(3), four, dst=rank)),

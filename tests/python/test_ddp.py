@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.distributed.algorithms.join import Join
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -56,15 +59,12 @@ def train(kind: str) -> tuple[list[float], list[torch.Tensor]]:
         "small buckets": {"bucket_cap_mb": 0.05},
         "no_sync": {},
         "hook that chains": {"bucket_cap_mb": 0.05},
-        "bf16 hook": {},
-    }[kind]
+    }.get(kind, {})
     model = DistributedDataParallel(Net(), **options)
     if kind == "hook that chains":
         model.register_comm_hook([dist.new_group() for _ in range(12)], chaining_hook)
-    if kind == "bf16 hook":
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-        model.register_comm_hook(None, bf16_compress_hook)
+    if kind in TORCH_HOOKS:
+        model.register_comm_hook(*TORCH_HOOKS[kind]())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     losses = []
     for step in range(STEPS):
@@ -79,6 +79,19 @@ def train(kind: str) -> tuple[list[float], list[torch.Tensor]]:
         optimizer.step()
         losses.append(loss.item())
     return losses, state(model.module)
+
+
+def low_rank() -> power_sgd.PowerSGDState:
+    """Gradients whole for two steps, then products of narrow matrices, from one all_reduce and from another that its
+    callback issues."""
+    return power_sgd.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+
+
+TORCH_HOOKS: dict[str, Callable[[], tuple[Any, Callable[..., Any]]]] = {
+    "bf16 hook": lambda: (None, default_hooks.bf16_compress_hook),
+    "fp16 hook": lambda: (None, default_hooks.fp16_compress_hook),
+    "PowerSGD hook": lambda: (low_rank(), power_sgd.powerSGD_hook),
+}
 
 
 def chaining_hook(groups, bucket):  # torch takes no annotations that are text
@@ -105,7 +118,7 @@ KINDS = (
     "small buckets",
     "no_sync",
     "hook that chains",
-    "bf16 hook",
+    *TORCH_HOOKS,
 )
 
 

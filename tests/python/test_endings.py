@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import sagecomm
 from programs import Programs
+from promises import kept
 
 BEGIN = """
     dist.init_process_group("sagecomm")
@@ -117,7 +118,7 @@ def test_ctrl_c_then_destroy_and_exit():
         assert ranks.lines() == ["ready", "ready"]
         ranks.await_sleep(0)  # in the pending collective; Ctrl-C before that is Python's alone
         pressed = ranks.kill(0, signal.SIGINT)
-        assert float(ranks.line(0)) - pressed < 1  # 0.2 s where the cores are not shared
+        kept(float(ranks.line(0)) - pressed, 1)  # 0.2 s where the cores are not shared
         assert float(ranks.line(0)) < 10, "destroy waits for what nobody joins"
         assert ranks.ends(0) == -signal.SIGINT, "as Python ends after Ctrl-C"
         ranks.tell(1)
@@ -138,7 +139,7 @@ def test_ctrl_c_while_waiting_for_the_other_ranks():
         assert ranks.line(0) == "ready"
         ranks.await_sleep(0)
         pressed = ranks.kill(0, signal.SIGINT)
-        assert float(ranks.line(0)) - pressed < 1
+        kept(float(ranks.line(0)) - pressed, 1)
         ranks.end_well()
 
 
@@ -162,7 +163,7 @@ def test_sigterm_runs_the_handler_or_ends_the_process():
         ranks.await_sleep(0)
         ranks.kill(1, signal.SIGSTOP)  # so that rank 0 does not end by the failure of rank 1
         sent = ranks.kill(0, signal.SIGTERM)
-        assert float(ranks.line(0)) - sent < 1
+        kept(float(ranks.line(0)) - sent, 1)
         assert ranks.ends(0) == 7, ranks.errors(0)
         ranks.kill(1, signal.SIGTERM)
         ranks.kill(1, signal.SIGCONT)
@@ -172,6 +173,7 @@ def test_sigterm_runs_the_handler_or_ends_the_process():
 # ---- fork ----
 
 FORKED = """
+    from promises import most
     dist.init_process_group("sagecomm")
     t = torch.ones(1000)
     dist.all_reduce(t)
@@ -189,7 +191,7 @@ FORKED = """
             except RuntimeError as error:
                 if "fork" not in str(error):
                     failures.append(f"{what}: {error}")
-            if time.monotonic() - began > 1:
+            if time.monotonic() - began > most(1):
                 failures.append(f"{what} took {time.monotonic() - began} s")
         refused("all_reduce", lambda: dist.all_reduce(t))
         refused("async", lambda: dist.all_reduce(t, async_op=True))
@@ -268,7 +270,7 @@ def destroyed_under_works() -> tuple[float, str]:
 
 def test_destroy_ends_what_is_in_flight_and_refuses_what_comes(world):
     took, text = world(2).run(destroyed_under_works)[0]
-    assert took < 10
+    assert took < 30
     # That the peer has left may have been found out before this rank destroyed its own.
     assert "has left the group" in text or ("has shut group" in text and "new group" in text), text
 
@@ -296,7 +298,7 @@ def destroyed_from_another_thread() -> list[str]:
     while c10d._get_default_group()._get_sequence_number_for_group() < 2:
         time.sleep(0.001)
     dist.destroy_process_group()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     return texts
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 from torch.distributed import distributed_c10d as c10d
@@ -52,7 +51,7 @@ def test_no_import_starts_a_go_runtime():
 
 BY_NAME = """
     assert "sagecomm" not in sys.argv
-    dist.init_process_group({name!r})
+    dist.init_process_group("cpu:sagecomm")
     t = torch.ones(5)
     dist.all_reduce(t)
     say(t[0].item(), type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__)
@@ -60,22 +59,29 @@ BY_NAME = """
 """
 
 
-@pytest.mark.parametrize("name", ["sagecomm", "cpu:sagecomm"])
+# That name alone is tested in test_registration.py, and below under torchrun.
 @pytest.mark.parametrize("autoload", ["0", "1"])
-def test_the_name_is_enough_under_a_launcher(name, autoload):
+def test_the_name_is_enough_under_a_launcher(autoload):
     if autoload == "0" and not hasattr(c10d.Backend, "_ensure_backend_registered"):
         pytest.skip("this torch does not look for backends by their names")
-    with Programs(BY_NAME.format(name=name), 1, {"TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}, fresh=True) as ranks:
+    with Programs(BY_NAME, 1, {"TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}, fresh=True) as ranks:
         assert ranks.line(0) == "1.0 ProcessGroupSagecomm"
         ranks.end_well()
 
 
-def torchrun(script: Path, text: str, *options: str) -> str:
-    """What two ranks of a job that ends well have said."""
-    script.write_text(text)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
+def test_torchrun(tmp_path):
+    """The command itself; restarts are tested in test_elastic.py."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('sagecomm')\n"
+        "t = torch.ones(3)\n"
+        "dist.all_reduce(t)\n"
+        "os.write(1, f'sum {t[0].item()}\\n'.encode())\n"  # in one piece: both ranks have the same pipe
+        "dist.destroy_process_group()\n"
+    )
     done = subprocess.run(
-        [*launch, str(script)],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -83,40 +89,4 @@ def torchrun(script: Path, text: str, *options: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_torchrun(tmp_path):
-    said = torchrun(
-        tmp_path / "script.py",
-        "import os, torch, torch.distributed as dist\n"
-        "dist.init_process_group('sagecomm')\n"
-        "t = torch.ones(3)\n"
-        "dist.all_reduce(t)\n"
-        "os.write(1, f'sum {t[0].item()}\\n'.encode())\n"  # in one piece: both ranks have the same pipe
-        "dist.destroy_process_group()\n",
-    )
-    assert said.count("sum 2.0") == 2, said
-
-
-# torchrun keeps one store for all runs of a job: what ranks of an earlier one wrote is of processes that have ended.
-# In the first run rank 1 ends at once, in the second when all have met, and its peers with it.
-RESTARTED = """
-import os, signal, torch, torch.distributed as dist
-run, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-if run == 0 and rank == 1:
-    os._exit(1)
-dist.init_process_group("sagecomm")
-t = torch.full((3,), 10.0 ** run)
-dist.all_reduce(t)
-if run == 1 and rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-dist.all_reduce(t)
-os.write(1, f"run {run}: sum {t[0].item()}\\n".encode())
-dist.destroy_process_group()
-"""
-
-
-def test_torchrun_restarts(tmp_path):
-    said = torchrun(tmp_path / "script.py", RESTARTED, "--max-restarts", "3")
-    assert said.count("run 2: sum 400.0") == 2, said
+    assert done.stdout.count("sum 2.0") == 2, done.stdout

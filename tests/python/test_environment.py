@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import programs
 import reference as ref
 import sagecomm
-from worlds import World
+from worlds import Pool, World
 
 
 def some_of_everything() -> str:
@@ -204,27 +203,15 @@ def test_an_unknown_name_warns_once_with_the_nearest():
         "    dist.init_process_group('sagecomm', store=dist.HashStore(), rank=0, world_size=1)\n"
         "    dist.destroy_process_group()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "SAGECOMM_DEBGU": "INFO"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert done.stderr.count("SAGECOMM_DEBGU") == 1, done.stderr
-    assert "did you mean SAGECOMM_DEBUG?" in done.stderr
+    done = programs.run(script, {"SAGECOMM_DEBGU": "INFO"})
+    assert done.status == 0, done.errors
+    assert done.errors.count("SAGECOMM_DEBGU") == 1, done.errors
+    assert "did you mean SAGECOMM_DEBUG?" in done.errors
 
 
 def test_the_command_prints_every_variable_that_the_documentation_has():
-    done = subprocess.run(
-        [sys.executable, "-m", "sagecomm", "env"],
-        env={**os.environ, "SAGECOMM_DEBUG": "INFO"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = programs.command("env", SAGECOMM_DEBUG="INFO")
+    assert done.status == 0, done.errors
     documented = [
         line.split("`")[1]
         for line in (Path(__file__).parents[2] / "docs" / "environment.md").read_text().splitlines()
@@ -232,20 +219,14 @@ def test_the_command_prints_every_variable_that_the_documentation_has():
     ]
     assert len(documented) > 5
     for name in documented:
-        assert f"{name}=" in done.stdout, done.stdout
-    assert "* SAGECOMM_DEBUG=INFO" in done.stdout
+        assert f"{name}=" in done.said, done.said
+    assert "* SAGECOMM_DEBUG=INFO" in done.said
 
 
 def test_the_command_tells_a_value_that_is_refused():
-    done = subprocess.run(
-        [sys.executable, "-m", "sagecomm", "env"],
-        env={**os.environ, "SAGECOMM_SPIN": "abc"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 1, done.stdout
-    assert "      refused: sagecomm: SAGECOMM_SPIN" in done.stdout, done.stdout
+    done = programs.command("env", SAGECOMM_SPIN="abc")
+    assert done.status == 1, done.said
+    assert "      refused: sagecomm: SAGECOMM_SPIN" in done.said, done.said
 
 
 @pytest.mark.parametrize(
@@ -273,20 +254,14 @@ def test_what_debug_prints(level, expected, absent):
         "dist.barrier()\n"
         "dist.destroy_process_group()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "SAGECOMM_DEBUG": level},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = programs.run(script, {"SAGECOMM_DEBUG": level})
+    assert done.status == 0, done.errors
     for text in expected:
-        assert text in done.stderr, done.stderr
+        assert text in done.errors, done.errors
     for text in absent:
-        assert text not in done.stderr, done.stderr
+        assert text not in done.errors, done.errors
     if level == "TRACE":
-        assert done.stderr.count("all_reduce (float32") == 2, done.stderr
+        assert done.errors.count("all_reduce (float32") == 2, done.errors
 
 
 def test_the_timeout_variable_wins(world, tmp_path):
@@ -310,6 +285,13 @@ def alone_of_two(path: str) -> str:
 # ---- algorithms and kernels ----
 
 
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def plain(request: pytest.FixtureRequest, pool: Pool) -> tuple[int, list[str]]:
+    """What ranks of a group of that size get where nothing is forced."""
+    size: int = request.param
+    return size, pool.world(size).run(some_of_everything)
+
+
 @pytest.mark.parametrize(
     "tune",
     [
@@ -319,10 +301,9 @@ def alone_of_two(path: str) -> str:
         "all_reduce:0-1K:two_shot;all_reduce:1K-inf:one_shot",
     ],
 )
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_forced_algorithms_give_the_same_bits(world, size, tune):
-    plain = world(size).run(some_of_everything)
-    assert world(size).run(some_of_everything, options=sagecomm.Options(settings={"tune": tune})) == plain
+def test_forced_algorithms_give_the_same_bits(world, plain, tune):
+    size, digests = plain
+    assert world(size).run(some_of_everything, options=sagecomm.Options(settings={"tune": tune})) == digests
 
 
 def test_different_tuning_is_an_error_on_all_ranks(world, tmp_path):

@@ -15,6 +15,7 @@ import reference as ref
 
 # Bytes: eager, around the edge to rendezvous, far beyond a ring's size.
 LENGTHS = (0, 1, 100, 4096, 8192, 8193, 65536, 65537, 262_147, 1 << 20, (5 << 20) + 13)
+PATIENCE_S = 60.0
 BIG = 400_000  # float32 elements: goes by rendezvous
 
 
@@ -179,6 +180,7 @@ def any_source_beside_named() -> None:
             dist.send(torch.tensor([11.0]), 0)
 
 
+@pytest.mark.smoke
 def test_any_source_competes_by_posted_order(world):
     world(3).run(any_source_beside_named)
 
@@ -242,13 +244,43 @@ def batches() -> None:
         assert all(torch.equal(t, torch.full((count,), r * 10.0)) for r, t in all_got.items())
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_batch_isend_irecv(world, size):
     world(size).run(batches)
 
 
+def batches_by_name() -> None:
+    """As torch_npu's own dist.batch_isend_irecv() calls the backend."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    to, source = (rank + 1) % size, (rank - 1) % size
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    for count in (1, BIG):
+        mine = [torch.full((count,), rank * 10.0 + i) for i in range(2)]
+        got = [torch.empty(count) for _ in range(2)]
+        kinds, peers = ["irecv", "isend", "irecv", "isend"], [source, to, source, to]
+        backend.batch_isend_irecv(kinds, [got[0], mine[0], got[1], mine[1]], peers).wait()
+        assert [t[-1].item() for t in got] == [source * 10.0, source * 10.0 + 1]
+    t = torch.ones(1)
+    for wrong, reason in (
+        ((["send"], [t], [to]), 'knows isend and irecv, got "send"'),
+        ((["isend"], [t, t], [to, to]), "batch_isend_irecv"),
+        ((["isend"], [t], [size]), "batch_isend_irecv"),
+        (([], [], []), "batch_isend_irecv"),
+    ):
+        with pytest.raises((RuntimeError, ValueError), match=reason):
+            backend.batch_isend_irecv(*wrong)
+    batches()  # nothing of them has stayed open
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("size", [2, 3])
+def test_batch_isend_irecv_by_name(world, size):
+    world(size).run(batches_by_name)
+
+
 def received_beside_computation() -> None:
-    """Nobody waits, on either side: small and large messages arrive all the same, and soon."""
+    """Nobody waits, on either side: small and large messages arrive all the same."""
     for count in (1, 5000, BIG):
         for number in range(5):
             if dist.get_rank() == 0:
@@ -256,7 +288,7 @@ def received_beside_computation() -> None:
             else:
                 t = torch.empty(count)
                 work = dist.irecv(t, 0)
-            give_up = time.monotonic() + 10
+            give_up = time.monotonic() + PATIENCE_S
             while not work.is_completed():
                 torch.ones(1000).sum()
                 assert time.monotonic() < give_up, f"{count} elements, message {number}"

@@ -6,7 +6,7 @@ import pytest
 
 import random_programs
 
-PROGRAMS, AT_A_TIME = 160, 20
+PROGRAMS, AT_A_TIME = 80, 20
 
 
 @pytest.mark.parametrize("first", range(0, PROGRAMS, AT_A_TIME))

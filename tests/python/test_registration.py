@@ -50,8 +50,8 @@ NOTHING_HEAVY = """
 
 
 def test_import_torch_is_enough_and_loads_nothing_heavy():
-    succeeds("import torch\nassert torch.distributed.Backend('sagecomm') in torch.distributed.Backend.backend_list")
-    succeeds("import torch" + textwrap.dedent(NOTHING_HEAVY))
+    found = "assert torch.distributed.Backend('sagecomm') in torch.distributed.Backend.backend_list"
+    succeeds("import torch" + textwrap.dedent(NOTHING_HEAVY) + found)
 
 
 def test_import_sagecomm_registers_and_loads_nothing_heavy():
@@ -91,6 +91,11 @@ def test_registering_again_changes_nothing():
     assert c10d.Backend.backend_list.count("sagecomm") == 1
     assert c10d.Backend.backend_capability["sagecomm"] == ["cpu"]
     assert c10d.Backend.default_device_backend_map["cpu"] == "gloo"
+
+
+def test_a_timeout_of_the_wrong_type_is_refused():
+    with pytest.raises(TypeError, match=r"Options\.timeout must be a datetime\.timedelta or None, got 5"):
+        sagecomm.Options(timeout=5)
 
 
 def test_one_rank_alone_in_this_process():

@@ -5,27 +5,29 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import programs
 import shim_calls
 import shim_completion
 import shim_errors
+import shim_hooks
 import shim_life
+import shim_members
 from shim_harness import SCENARIOS, run, start
 
 pytestmark = pytest.mark.smoke
 
 # Imported for what they register in SCENARIOS.
-__all__ = ["shim_calls", "shim_completion", "shim_errors", "shim_life"]
+__all__ = ["shim_calls", "shim_completion", "shim_errors", "shim_hooks", "shim_life", "shim_members"]
 
 HERE = Path(__file__).resolve().parent
 # Seconds until a scenario counts as hanging.
-PATIENCE = 60
+PATIENCE = 120
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +66,15 @@ ENDINGS = {
         "futures = [dist.all_reduce(torch.ones(1), async_op=True).get_future() for _ in range(50)]\n"
         "s.fake.fake_finish_elsewhere(s.PEER_FAILURE, 0)"
     ),
+    "hooks registered, operations in flight and failing": (
+        "def hook(*_): sum(range(100000))\n"
+        "s.backend().register_completion_hook(1, hook)\n"
+        "s.group()._register_on_completion_hook(hook)\n"
+        "s.backend().register_abort_hook(2, hook)\n"
+        "s.fake.fake_script(s.MANUAL, 0)\n"
+        "for _ in range(50): dist.all_reduce(torch.ones(1), async_op=True)\n"
+        "s.fake.fake_finish_elsewhere(0, 0)"
+    ),
     "daemon thread in wait": (
         "import threading\n"
         "s.fake.fake_script(s.MANUAL, 0); w = dist.all_reduce(torch.ones(1), async_op=True)\n"
@@ -74,16 +85,6 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_process_ends_quietly(fake_core: Path, ending: str) -> None:
-    program = (
-        f"import torch, torch.distributed as dist, shim_harness as s\ns.start({str(fake_core)!r})\n{ENDINGS[ending]}\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "terminate" not in done.stderr
+    done = programs.run(f"import shim_harness as s\ns.start({str(fake_core)!r})\n{ENDINGS[ending]}\n")
+    assert done.status == 0, done.errors
+    assert "terminate" not in done.errors

@@ -59,7 +59,7 @@ def new_timeout() -> None:
         try:
             dist.recv(t, 1)
         except sagecomm.CollectiveTimeout:
-            assert 0.9 < time.monotonic() - began < 2
+            assert 1 <= time.monotonic() - began < 60, "the timeout that the group was made with counted"
             return
         raise AssertionError("a receive of nothing succeeded")
     while "SUCCESS" in str(backend().get_error()):
@@ -78,12 +78,12 @@ def group_facts() -> None:
     assert (backend().rank(), backend().size()) == (dist.get_rank(), dist.get_world_size())
     assert "SUCCESS" in str(backend().get_error())
     assert backend().options._timeout == timedelta(seconds=60)
-    ends = dist.new_group([0, 2], timeout=timedelta(seconds=5), group_desc="ends")
+    ends = dist.new_group([0, 2], timeout=timedelta(seconds=70), group_desc="ends")
     if dist.get_rank() == 1:
         assert ends == dist.GroupMember.NON_GROUP_MEMBER
         dist.all_reduce(torch.ones(1), group=ends)  # torch warns and does nothing
     else:
-        assert backend(ends).options._timeout == timedelta(seconds=5)
+        assert backend(ends).options._timeout == timedelta(seconds=70)
         assert ends.rank() == dist.get_rank() // 2
         t = torch.ones(1)
         dist.all_reduce(t, group=ends)

@@ -189,6 +189,7 @@ def chains() -> None:
     assert dist.barrier(async_op=True).get_future().wait() == []
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_futures_chain(world, size):
     world(size).run(chains)
@@ -239,6 +240,7 @@ def callbacks_issue() -> None:
         assert end.wait()[0].item() == float(size**6)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("size", [2, 3])
 def test_callbacks_issue_collectives(world, size):
     world(size).run(callbacks_issue)

@@ -67,7 +67,7 @@ def test_a_death_is_an_outcome(fresh_world):
 def test_a_hang_shows_stacks_and_the_test(fresh_world):
     ranks = fresh_world(2)
     ranks.run(rank_sum, backend="gloo")  # the bound is for ranks that have started
-    with pytest.raises(Hang, match=r"(?s)test_a_hang_shows_stacks.*ranks \[1\] of 2.*hang_on"):
+    with pytest.raises(Hang, match=r"(?s)test_a_hang_shows_stacks.*ranks \[(0, )?1\] of 2.*-- rank 1, .*hang_on"):
         ranks.run(hang_on, 1, backend="gloo", hang_bound_s=5)
 
 
@@ -75,7 +75,9 @@ def test_dead_processes_are_replaced(world):
     ranks = world(2)
     ranks.kill(0)
     assert ranks.outcomes(environment_of, "HOME", backend=None)[0].exitcode == -signal.SIGKILL
-    assert world(2).run(rank_sum, backend="gloo") == [1.0, 1.0]
+    again = world(2)
+    assert again.run(rank_sum, backend="gloo") == [1.0, 1.0]
+    assert again.pids()[1] == ranks.pids()[1], "who lives keeps its rank"
 
 
 def test_fresh_worlds_have_their_own_environment(fresh_world):

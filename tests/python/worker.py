@@ -21,6 +21,10 @@ from typing import Any
 
 STACKS_SIGNAL = signal.SIGUSR1
 
+# Groups of gloo, for as long as the process lives: whose last reference a callback drops on a thread of the group ends
+# the process, because that thread then joins itself.
+_kept: list[Any] = []
+
 
 @dataclass(frozen=True)
 class Job:
@@ -34,6 +38,7 @@ class Job:
     backend: str | None  # None: no process group is made
     options: Any  # pg_options
     timeout: timedelta
+    operations_timeout: timedelta | None  # of what the default group does once it is made; None: the same
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ def main(connection: Connection, stacks: str, port: int, environment: dict[str, 
 
 
 def _run(job: Job, store: Any) -> Outcome:
+    import torch
     import torch.distributed as dist
 
     # torch names groups by a count that an init_process_group() which raised leaves raised, on that rank alone.
@@ -90,6 +96,11 @@ def _run(job: Job, store: Any) -> Outcome:
                     timeout=job.timeout,
                     pg_options=job.options,
                 )
+                if job.backend == "gloo":
+                    _kept.append(dist.distributed_c10d._get_default_group())
+                if job.operations_timeout is not None:
+                    group: Any = dist.distributed_c10d._get_default_group()
+                    group._get_backend(torch.device("cpu"))._set_default_timeout(job.operations_timeout)
             value = job.function(*job.args)
             pickle.dumps(value)
         finally:

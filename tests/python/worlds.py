@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -33,7 +34,16 @@ COLLECTIVE_TIMEOUT = timedelta(seconds=60)
 # Ranks are forked from a process that has imported torch and nothing more: the core is loaded in the rank itself, as in
 # a process that was started anew, and a start takes milliseconds instead of seconds.
 STARTER = multiprocessing.get_context("forkserver")
-STARTER.set_forkserver_preload(["torch.distributed", "sagecomm"])
+PRELOADED = ("torch.distributed", "sagecomm")
+# Parts of torch that take seconds to import: as well, if files of tests that were collected have imported them.
+PRELOADED_IF_USED = (
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+    "torch.distributed.checkpoint",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+)
 
 
 class RankError(AssertionError):
@@ -102,17 +112,20 @@ class World:
         backend: str | None = "sagecomm",
         options: Any = None,
         timeout: timedelta = COLLECTIVE_TIMEOUT,
+        operations_timeout: timedelta | None = None,
         hang_bound_s: float = HANG_BOUND_S,
     ) -> list[Outcome]:
         """Runs `function(*args)`, a function at module level, on all ranks and says what became of it on each.
 
-        With a backend's name the function finds torch.distributed initialised; with None it does that itself.
+        With a backend's name the function finds torch.distributed initialised; with None it does that itself. A timeout
+        that is to pass is an `operations_timeout`: however slow the machine is, the group comes to be.
         """
         name = self._names()
         outcomes: dict[int, Outcome] = {}
         for rank, each in enumerate(self._workers):
             try:
-                each.connection.send(Job(name, function, args, rank, self.size, backend, options, timeout))
+                job = Job(name, function, args, rank, self.size, backend, options, timeout, operations_timeout)
+                each.connection.send(job)
             except BrokenPipeError:
                 outcomes[rank] = self._ended(rank)
         deadline = time.monotonic() + hang_bound_s
@@ -174,9 +187,12 @@ def _stacks_of(each: Worker) -> str:
 
 
 class Pool:
-    """The session's processes. Worlds of all sizes share them; one that has ended is replaced."""
+    """The session's processes. Worlds of all sizes share them. One that has ended is replaced in its place: a process
+    has the same rank as long as it lives, since torch keeps results of DTensor that depend on it."""
 
     def __init__(self, directory: Path) -> None:
+        # Takes effect with the first process.
+        STARTER.set_forkserver_preload([*PRELOADED, *(name for name in PRELOADED_IF_USED if name in sys.modules)])
         self._directory = directory
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._numbers = itertools.count()
@@ -184,7 +200,7 @@ class Pool:
         self._private: list[Worker] = []
 
     def world(self, size: int) -> World:
-        self._workers = [each for each in self._workers if each.process.is_alive()]
+        self._workers = [each if each.process.is_alive() else self._start({}) for each in self._workers]
         while len(self._workers) < size:
             self._workers.append(self._start({}))
         return World(size, self._workers[:size], self._name)

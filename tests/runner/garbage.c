@@ -114,7 +114,7 @@ static void wrong_ring(rank *r, void *arg) {
 
 void test_wrong_offsets(int n, waiting w, uint64_t seed) {
   size = n;
-  const scr_peer like = {.arena_bytes = UINT64_C(24) << 20};
+  const scr_peer like = {.arena_bytes = ARENA_BYTES};
   if (n == 1) {
     run_ranks(n, w.spin, w.yield_us, seed, own_lane, NULL);
     return;
@@ -133,6 +133,7 @@ void test_wrong_offsets(int n, waiting w, uint64_t seed) {
 typedef struct bad {
   scr_frame frame;
   int times;       /* the last of so many alike is one too many */
+  bool announced;  /* the message that rank 0 expects was announced before, with the id of the frame */
   int64_t written; /* beyond what the frame takes */
 } bad;
 
@@ -169,6 +170,9 @@ static void bad_frame(rank *r, void *arg) {
   int32_t value;
   begin_messages(r);
   if (r->rank == size - 1) {
+    if (b->announced) {
+      forge(r, &(scr_frame){.type = SCR_FRAME_ANNOUNCE, .dtype = SAGECOMM_INT32, .total = 4, .id = b->frame.id}, 0);
+    }
     for (int i = 1; i <= b->times; i++) forge(r, &b->frame, i == b->times ? b->written : 0);
   }
   meet();
@@ -193,6 +197,7 @@ void test_bad_frames(int n, waiting w, uint64_t seed) {
       {.frame = {.type = SCR_FRAME_DATA, .bytes = SCR_PIECE_BYTES + 64}, .times = 1},
       {.frame = {.type = SCR_FRAME_DATA, .bytes = SCR_RING_BYTES - 64}, .times = 1},
       {.frame = {.type = SCR_FRAME_DATA, .bytes = -(uint64_t)64}, .times = 1, .written = 64},
+      {.frame = {.type = SCR_FRAME_DATA, .bytes = 8, .id = 7}, .times = 1, .announced = true}, /* one of 4 bytes */
       {.frame = {.type = SCR_FRAME_WRAP, .bytes = 64}, .times = 1},
       {.frame = {.type = SCR_FRAME_EAGER, .tag = 1, .bytes = 64, .total = 64}, .times = 1, .written = -64},
       {.frame = {.type = SCR_FRAME_EAGER, .tag = 1}, .times = 1, .written = -128},
@@ -242,26 +247,17 @@ static const bool races = false;
 static const bool races = true;
 #endif
 
-typedef struct scribbler {
+/* Puts two lengths where one is read, in turn. */
+typedef struct swapper {
   pthread_t thread;
-  uint64_t random;
-  unsigned char *from[3];
-  uint64_t bytes[3];
-  int parts;
-  uint64_t values[2]; /* other: random ones */
+  _Atomic uint64_t *word;
   _Atomic bool stop;
-} scribbler;
+} swapper;
 
-static void *scribble(void *p) {
-  scribbler *s = p;
-  int part = (int)(next_random(&s->random) % (uint64_t)s->parts);
-  uint64_t near = s->bytes[part], window = next_random(&s->random) % 3;
-  if (window < 2 && near > 4096) near = window ? 4096 : 512;
+static void *swap(void *p) {
+  swapper *s = p;
   for (uint64_t i = 0; !atomic_load(&s->stop); i++) {
-    uint64_t at = next_random(&s->random) % (near / 8), value = s->values[i % 2];
-    if (s->values[1] == 0) value = next_random(&s->random) >> next_random(&s->random) % 64;
-    atomic_store_explicit((_Atomic uint64_t *)(void *)s->from[part] + at, value, memory_order_relaxed);
-    if (s->values[1] == 0 && value % 4 == 0) sched_yield();
+    atomic_store_explicit(s->word, i % 2 ? SCR_EAGER_BYTES : 64, memory_order_relaxed);
   }
   return NULL;
 }
@@ -272,13 +268,13 @@ static void changing_length(rank *r, void *arg) {
   sagecomm_error err;
   int32_t value;
   begin_messages(r);
-  scribbler s = {.parts = 1, .bytes = {8}, .values = {64, SCR_EAGER_BYTES}};
+  swapper s = {0};
   if (r->rank == size - 1) {
     scr_channel *ch = &r->group->channel[0];
     scr_frame *f = (scr_frame *)(void *)(ch->out->data + ch->written);
-    s.from[0] = (unsigned char *)&f->bytes;
+    s.word = (_Atomic uint64_t *)(void *)&f->bytes;
     forge(r, &(scr_frame){.type = SCR_FRAME_EAGER, .tag = 1, .bytes = 64, .total = 64}, SCR_EAGER_BYTES);
-    CHECK(pthread_create(&s.thread, NULL, scribble, &s) == 0);
+    CHECK(pthread_create(&s.thread, NULL, swap, &s) == 0);
   }
   meet();
   if (r->rank == 0) expect_garbage(r, message(r, SAGECOMM_RECV, size - 1, &value, &err), &err);
@@ -292,60 +288,4 @@ static void changing_length(rank *r, void *arg) {
 void test_changing_frame(int n, waiting w, uint64_t seed) {
   size = n;
   for (int i = 0; races && n == 2 && i < 40; i++) run_ranks(n, w.spin, w.yield_us, seed, changing_length, NULL);
-}
-
-static void traffic(rank *r) {
-  int to = (r->rank + 1) % size, from = (r->rank + size - 1) % size;
-  int32_t *data = calloc(2, 60000 * sizeof(int32_t));
-  for (int status = SAGECOMM_OK, i = 0; status == SAGECOMM_OK && i < 60; i++) {
-    static const uint32_t lengths[] = {1, 900, 60000};
-    sagecomm_error err;
-    sagecomm_segment in = {data, lengths[i % 3] * 4}, out = {data + 60000, lengths[i % 3] * 4};
-    sagecomm_op op = {
-        .kind = SAGECOMM_ALL_REDUCE, .dtype = SAGECOMM_INT32, .n_in = 1, .n_out = 1, .in = &in, .out = &out};
-    op.timeout_ns = 100 * 1000000;
-    status = call(r, &op, &err);
-    sagecomm_work sent = 0;
-    op = (sagecomm_op){.kind = SAGECOMM_SEND, .flags = SAGECOMM_ASYNC, .root = to, .n_in = 1, .in = &in};
-    op.timeout_ns = 100 * 1000000;
-    int32_t begun = scr_issue(r->handle, &op, &sent, &err);
-    op = (sagecomm_op){.kind = SAGECOMM_RECV, .root = i % 2 ? from : SAGECOMM_ANY_SOURCE, .n_out = 1, .out = &out};
-    op.timeout_ns = 100 * 1000000;
-    int32_t received = call(r, &op, &err);
-    if (begun == SAGECOMM_PENDING) begun = complete(sent, &err);
-    if (begun != SAGECOMM_OK || received != SAGECOMM_OK) status = SAGECOMM_INTERNAL;
-  }
-  free(data);
-}
-
-static void random_words(rank *r, void *arg) {
-  scribbler *s = arg;
-  traffic(r); /* all memory is there */
-  meet();
-  if (r->rank == size - 1) {
-    scr_board *b = r->group->board;
-    /* Not into the record of a failure, which this program's stand-in for Go believes. */
-    s->from[0] = (unsigned char *)b;
-    s->bytes[0] = offsetof(scr_board, failure);
-    s->from[1] = r->group->peer[r->rank].large;
-    s->bytes[1] = SCR_LARGE_SLOTS * SCR_LARGE_STRIDE;
-    s->from[2] = (unsigned char *)r->group->channel[0].out;
-    s->bytes[2] = sizeof(scr_ring) + SCR_RING_BYTES;
-    s->parts = s->from[2] ? 3 : 2;
-    CHECK(pthread_create(&s->thread, NULL, scribble, s) == 0);
-  }
-  traffic(r);
-  meet();
-  if (r->rank == size - 1) {
-    atomic_store(&s->stop, true);
-    pthread_join(s->thread, NULL);
-  }
-}
-
-void test_random_garbage(int n, waiting w, uint64_t seed) {
-  size = n;
-  for (uint64_t i = 0; races && n > 1 && i < 12; i++) {
-    scribbler s = {.random = seed * 64 + i + 1};
-    run_ranks(n, w.spin, w.yield_us, seed, random_words, &s);
-  }
 }

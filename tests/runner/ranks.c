@@ -3,11 +3,16 @@
 
 #include <pthread.h>
 
-#define ARENA_BYTES (UINT64_C(24) << 20)
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
+/* Nobody may touch what lies behind each arena. More than any length that is in the protocol. */
+#define GAP_BYTES (UINT64_C(2) << 20)
 #define MAX_COMPLETERS 64
 
-static unsigned char *arena;
-static _Atomic uint64_t arena_used;
+static unsigned char *memory; /* the arenas of all ranks, then the engine's bell */
+static _Atomic uint64_t arena_used[MAX_RANKS];
 static struct {
   uint64_t handle;
   scr_group *group;
@@ -22,10 +27,23 @@ uint64_t next_random(uint64_t *state) { /* xorshift64*, Vigna 2016 */
   return *state * UINT64_C(2685821657736338717);
 }
 
-static uint64_t take(uint64_t n) {
-  uint64_t at = atomic_fetch_add(&arena_used, (n + 4095) & ~UINT64_C(4095));
+static unsigned char *arena_of(int rank) { return memory + (uint64_t)rank * (ARENA_BYTES + GAP_BYTES); }
+
+static uint64_t take(int rank, uint64_t n) {
+  uint64_t at = atomic_fetch_add(&arena_used[rank], (n + 4095) & ~UINT64_C(4095));
   CHECK(at + n <= ARENA_BYTES);
   return at;
+}
+
+static unsigned char *make_memory(void) {
+  unsigned char *m = aligned_alloc(4096, MAX_RANKS * (ARENA_BYTES + GAP_BYTES) + 4096);
+  CHECK(m != NULL);
+#ifdef __SANITIZE_ADDRESS__
+  for (int i = 1; i <= MAX_RANKS; i++) {
+    ASAN_POISON_MEMORY_REGION(m + (uint64_t)i * (ARENA_BYTES + GAP_BYTES) - GAP_BYTES, GAP_BYTES);
+  }
+#endif
+  return m;
 }
 
 static int index_of(uint64_t handle) {
@@ -118,12 +136,13 @@ static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes,
       s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
       s[p->n_stages++] = (scr_stage){.action = SCR_AWAIT, .from = SCR_EVERYBODY};
   }
-  if (large && !scr_group_has_large(g)) scr_group_set_large(g, take(SCR_LARGE_SLOTS * SCR_LARGE_STRIDE));
+  if (large && !scr_group_has_large(g)) scr_group_set_large(g, take(me, SCR_LARGE_SLOTS * SCR_LARGE_STRIDE));
   return p;
 }
 
 static pthread_mutex_t go = PTHREAD_MUTEX_INITIALIZER;
 _Atomic int no_memory_on = -1;
+_Atomic bool garbled;
 
 static int32_t issue(uint64_t handle, const sagecomm_op *op, scr_run **out, sagecomm_error *err) {
   int i = index_of(handle);
@@ -157,8 +176,13 @@ static sagecomm_error go_down(scr_group *g, const sagecomm_error *mine) {
   if (mine) scr_group_set_failure(g, mine, sizeof *mine);
   unsigned char record[SCR_FAILURE_BYTES];
   sagecomm_error first;
-  CHECK(scr_group_get_failure(g, record, sizeof record) != 0);
-  memcpy(&first, record, sizeof first);
+  int32_t winner = scr_group_get_failure(g, record, sizeof record);
+  CHECK(winner != 0 || atomic_load(&garbled));
+  if (winner != 0) memcpy(&first, record, sizeof first);
+  if (winner == 0 || first.status > SAGECOMM_INVALID || first.status < SAGECOMM_FORKED) {
+    CHECK(atomic_load(&garbled));
+    first = (sagecomm_error){.status = SAGECOMM_INTERNAL, .rank = winner - 1};
+  }
   scr_group_down(g, &first);
   return first;
 }
@@ -191,7 +215,7 @@ sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const cha
 static int32_t ring(uint64_t handle, int32_t peer) {
   scr_group *g = table[index_of(handle)].group;
   pthread_mutex_lock(&go);
-  if (!scr_group_has_ring(g, peer)) scr_group_set_ring(g, peer, take(sizeof(scr_ring) + SCR_RING_BYTES));
+  if (!scr_group_has_ring(g, peer)) scr_group_set_ring(g, peer, take(g->rank, sizeof(scr_ring) + SCR_RING_BYTES));
   pthread_mutex_unlock(&go);
   return SAGECOMM_OK;
 }
@@ -263,32 +287,28 @@ static void *begin(void *p) {
 
 void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *fn, void *arg) {
   static bool ready;
-  static uint64_t bell;
   if (!ready) {
     ready = true;
     static const scr_hooks hooks = {.issue = issue, .trouble = trouble, .ring = ring, .fuse = fuse, .fail = fail};
     scr_set_hooks(&hooks);
-    arena = aligned_alloc(4096, ARENA_BYTES);
-  }
-  /* The first page stays: the engine's bell is registered once. */
-  if (bell == 0) {
-    atomic_store(&arena_used, 4096);
-    memset(arena, 0, 4096);
-    bell = 128;
-    scr_engine_add_bell(arena + bell);
+    memory = make_memory();
+    memset(arena_of(MAX_RANKS), 0, 4096);
+    scr_engine_add_bell(arena_of(MAX_RANKS));
     scr_engine_patience(20, 50);
+    for (int i = 0; i < MAX_RANKS; i++) atomic_store(&arena_used[i], ARENA_BYTES);
   }
-  memset(arena + 4096, 0, atomic_load(&arena_used) - 4096);
-  atomic_store(&arena_used, 4096);
   n_ranks = n;
+  atomic_store(&garbled, false);
   uint64_t board[MAX_RANKS];
   scr_peer_config peers[MAX_RANKS];
   for (int i = 0; i < n; i++) {
-    board[i] = take(scr_board_bytes(n));
-    memset(arena + board[i], 0, scr_board_bytes(n));
-    scr_board_format(arena + board[i], i, n, bell);
-    peers[i] = (scr_peer_config){.arena = arena, .arena_bytes = ARENA_BYTES, .board = board[i]};
+    memset(arena_of(i), 0, atomic_load(&arena_used[i]));
+    atomic_store(&arena_used[i], 4096);
+    board[i] = take(i, scr_board_bytes(n));
+    scr_board_format(arena_of(i) + board[i], i, n, 0);
+    peers[i] = (scr_peer_config){.arena = arena_of(i), .arena_bytes = ARENA_BYTES, .board = board[i]};
     CHECK(scr_board_check(&peers[i], i, n) == 0);
+    peers[i].engine_bell = (uint64_t)(arena_of(MAX_RANKS) - arena_of(i)); /* one process, one engine */
   }
   start s[MAX_RANKS];
   pthread_t threads[MAX_RANKS];

@@ -9,6 +9,7 @@
 #include "../../internal/runner/internal.h"
 
 #define MAX_RANKS 8
+#define ARENA_BYTES (UINT64_C(8) << 20) /* of each rank */
 
 typedef struct rank {
   int rank;
@@ -33,6 +34,8 @@ int32_t complete(sagecomm_work work, sagecomm_error *err);
 sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const char *message);
 /* The rank that has no memory for broadcasts; -1: none. */
 extern _Atomic int no_memory_on;
+/* Set in a run in which somebody writes anything anywhere: records of failures are not taken at their word. */
+extern _Atomic bool garbled;
 /* All ranks of this run_ranks() arrive before any goes on. */
 void meet(void);
 

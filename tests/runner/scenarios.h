@@ -32,6 +32,7 @@ void test_wait_against_on_done(int size, waiting w, uint64_t seed);
 void test_mismatch(int size, waiting w, uint64_t seed);
 void test_timeout(int size, waiting w, uint64_t seed);
 void test_abort(int size, waiting w, uint64_t seed);
+void test_published_before_a_failure(int size, waiting w, uint64_t seed);
 void test_declare_from_many(int size, waiting w, uint64_t seed);
 void test_goodbye(int size, waiting w, uint64_t seed);
 /* garbage.c */
@@ -40,6 +41,7 @@ void test_wrong_offsets(int size, waiting w, uint64_t seed);
 void test_bad_frames(int size, waiting w, uint64_t seed);
 void test_wrong_counts(int size, waiting w, uint64_t seed);
 void test_changing_frame(int size, waiting w, uint64_t seed);
+/* scribble.c */
 void test_random_garbage(int size, waiting w, uint64_t seed);
 /* recorder.c */
 void test_recorder(int size, waiting w, uint64_t seed);

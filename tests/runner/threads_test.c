@@ -182,6 +182,7 @@ int main(int argc, char **argv) {
       {"mismatch", test_mismatch},
       {"timeout", test_timeout},
       {"abort", test_abort},
+      {"published_before_a_failure", test_published_before_a_failure},
       {"declare_from_many", test_declare_from_many},
       {"goodbye", test_goodbye},
       {"board_size_is_not_read_again", test_board_size_is_not_read_again},

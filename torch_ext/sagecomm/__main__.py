@@ -1,4 +1,4 @@
-"""Command line: python -m sagecomm env"""
+"""Command line: python -m sagecomm env | status | topo"""
 
 from __future__ import annotations
 
@@ -12,19 +12,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sagecomm", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     env = commands.add_parser("env", help="print every configuration variable with its default and value")
-    env.add_argument("--json", action="store_true", help="as JSON")
+    status = commands.add_parser("status", help="ask the processes of this host who is where in which group")
+    topo = commands.add_parser("topo", help="print what this host is made of and what of it a process may use")
+    for command in (env, status, topo):
+        command.add_argument("--json", action="store_true", help="as JSON")
     parsed = parser.parse_args(arguments)
-
-    from sagecomm import _native
-
     try:
-        described = _native.load().describe_environment()
+        run = {"env": print_environment, "status": print_status, "topo": print_topology}[parsed.command]
+        return run(parsed.json)
     except RuntimeError as err:
         print(err, file=sys.stderr)
         return 1
+
+
+def print_environment(as_json: bool) -> int:
+    from sagecomm import _native
+
+    described = _native.load().describe_environment()
     variables = json.loads(described)
-    print(described if parsed.json else environment_table(variables))
+    print(described if as_json else environment_table(variables))
     return 1 if any("error" in variable for variable in variables) else 0
+
+
+def print_status(as_json: bool) -> int:
+    """0 also where nothing runs; 1 if a process does not answer."""
+    from sagecomm import _status
+
+    answers = _status.collect()
+    print(json.dumps([answer.__dict__ for answer in answers]) if as_json else _status.text(answers))
+    return 1 if any(answer.status is None for answer in answers) else 0
+
+
+def print_topology(as_json: bool) -> int:
+    from sagecomm import _native, _topo
+
+    topology = _native.load().topology()
+    print(topology if as_json else _topo.text(json.loads(topology)))
+    return 0
 
 
 def environment_table(variables: Sequence[dict[str, object]]) -> str:

@@ -1,9 +1,9 @@
 """Puts our operations into the dumps of torch's flight recorder.
 
 The core records by itself (see sagecomm.h, flight_records), so torch attaches no recorder to our groups and its dumps
-would not know them. install() wraps torch's dump functions: what they return then holds our groups and operations in
-torch's format, beside those of other backends, and torch's analyser reads it. Shapes and stacks are not recorded: a
-tensor of n elements has the size [n].
+would not know them. install() wraps torch's dump functions: what they return then holds our groups and operations,
+which the core gives in torch's format, beside those of other backends, and torch's analyser reads it. Shapes are not
+recorded: a tensor of n elements has the size [n].
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pickle
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 Entry = dict[str, Any]
@@ -25,46 +25,8 @@ NAME = "sagecomm"
 # torch keeps one recorder for each backend; this is the one that is dumped if none is named.
 TORCH_DEFAULT = "gloo"
 
-# torch's analyser takes neighbours for one coalesced operation if the number of a message equals that of a collective,
-# so messages are counted from here.
-MESSAGE_NUMBERS = 10**12
-
-# The core's names of types to torch's.
-DTYPES = {
-    "int8": "Char",
-    "int16": "Short",
-    "int32": "Int",
-    "int64": "Long",
-    "uint8": "Byte",
-    "uint16": "UInt16",
-    "uint32": "UInt32",
-    "uint64": "UInt64",
-    "bool": "Bool",
-    "float16": "Half",
-    "bfloat16": "BFloat16",
-    "float32": "Float",
-    "float64": "Double",
-    "complex64": "ComplexFloat",
-    "complex128": "ComplexDouble",
-    "float8_e4m3fn": "Float8_e4m3fn",
-    "float8_e5m2": "Float8_e5m2",
-    "float8_e4m3fnuz": "Float8_e4m3fnuz",
-    "float8_e5m2fnuz": "Float8_e5m2fnuz",
-    "float8_e8m0fnu": "Float8_e8m0fnu",
-    "sparse": "Sparse",
-}
-
 _lock = threading.Lock()
-_ranks: dict[str, list[int]] = {}  # global ranks by name of the group, as of its creation; the newest
-REMEMBERED = 4096
 _forgotten_ns = 0  # what was created until then was reset away
-
-
-def remember(group: str, global_ranks: Iterable[int]) -> None:
-    """Notes the members of a group, which the core does not know."""
-    while len(_ranks) >= REMEMBERED:
-        del _ranks[next(iter(_ranks))]
-    _ranks[group] = list(global_ranks)
 
 
 def install(native: Any) -> None:
@@ -196,7 +158,7 @@ def _to_json(dump: Dump) -> bytes:
     return json.dumps(dump, sort_keys=True, separators=(",", ":")).encode()
 
 
-# ---- from the core's records to torch's ----
+# ---- our groups among torch's ----
 
 
 def merge(dump: Dump, groups: list[dict[str, Any]], given: dict[str, Any]) -> Dump:
@@ -208,26 +170,25 @@ def merge(dump: Dump, groups: list[dict[str, Any]], given: dict[str, Any]) -> Du
     pg_config, pg_status = dump.setdefault("pg_config", {}), dump.setdefault("pg_status", {})
     first_id = 1 + max((int(key) for key in pg_status), default=-1)
     described = _descriptions()
+    threads = {str(thread.ident): thread.name for thread in threading.enumerate()}
     ours: list[Entry] = []
     for group in groups:
-        name = group["group"]
-        ranks, desc = described.get(name) or (_ranks.get(name) or list(range(group["size"])), "undefined")
-        pg_id = first_id + group["id"] - 1
+        name, pg_id = group["group"], first_id + group["id"] - 1
+        ranks, desc = described.get(name) or (json.loads(group["config"]["ranks"]), "undefined")
         pg_config[name] = {"name": name, "desc": desc, "ranks": str(ranks)}
-        pg_status[str(pg_id)] = {
-            "last_enqueued_collective": group["sequence"] or -1,
-            "last_started_collective": group["started"] or -1,
-            "last_completed_collective": group["completed"] or -1,
-        }
-        ours += [entry for entry in _entries(group, pg_id, desc) if entry["time_created_ns"] > _forgotten_ns]
+        pg_status[str(pg_id)] = group["status"]
+        for entry in group["entries"]:
+            if entry["time_created_ns"] > _forgotten_ns:
+                entry.update(pg_id=pg_id, process_group=(name, desc), thread_name=threads.get(entry["thread_id"], ""))
+                ours.append(entry)
     if given.get("includeCollectives", True):
         lost = sum(group["total"] - len(group["entries"]) for group in groups)
         first = lost + (theirs[0]["record_id"] if theirs else 0)
         entries = sorted(theirs + ours, key=lambda entry: int(entry["time_created_ns"]))
         for record_id, entry in enumerate(entries, first):
             entry["record_id"] = record_id
-            if given.get("includeStackTraces", True):
-                entry.setdefault("frames", [])
+            if not given.get("includeStackTraces", True):
+                entry.pop("frames", None)
         only_active = given.get("onlyActive", False)
         dump["entries"] = [entry for entry in entries if not (only_active and entry["state"] == "completed")]
     return dump
@@ -243,75 +204,3 @@ def _descriptions() -> dict[str, tuple[list[int], str]]:
         ranks = sorted(group_ranks, key=group_ranks.__getitem__)
         found[world.pg_names.get(pg, "")] = (ranks, getattr(pg, "group_desc", "") or "undefined")
     return found
-
-
-def _entries(group: dict[str, Any], pg_id: int, desc: str) -> list[Entry]:
-    threads = {thread.ident: thread.name for thread in threading.enumerate()}
-    records = group["entries"]
-    made: list[Entry] = []
-    # Backwards: a message belongs to the last collective before it, of which the record may be gone already.
-    collective = max((r["number"] for r in records if not _is_message(r)), default=group["sequence"])
-    message = max((r["number"] for r in records if _is_message(r)), default=0)
-    for at in range(len(records) - 1, -1, -1):
-        r = records[at]
-        is_message = _is_message(r)
-        started, completed = r["started_ns"] or None, r["completed_ns"] or None
-        done = r["state"] == "completed"
-        inputs, outputs = _sizes(r, group["size"])
-        dtype = DTYPES.get(r["dtype"], r["dtype"])
-        entry: Entry = {
-            "record_id": 0,  # merge() knows
-            "pg_id": pg_id,
-            "process_group": (group["group"], desc),
-            "thread_name": threads.get(r["thread"], ""),
-            "thread_id": str(r["thread"]),
-            "collective_seq_id": collective if is_message else r["number"],
-            "p2p_seq_id": MESSAGE_NUMBERS + (r["number"] if is_message else message),
-            "op_id": group["total"] - len(records) + at + 1,
-            "profiling_name": f"{group['prefix']}:{_operation(r, group['rank'])}",
-            "time_created_ns": r["created_ns"],
-            "input_sizes": inputs,
-            "input_dtypes": [dtype] * len(inputs),
-            "output_sizes": outputs,
-            "output_dtypes": [dtype] * len(outputs),
-            # torch knows no failure: what has ended without being complete is retired.
-            "state": "completed" if done else "started" if started else "scheduled",
-            "time_discovered_started_ns": started,
-            "time_discovered_completed_ns": completed if done else None,
-            "retired": r["state"] in ("completed", "failed"),
-            "timeout_ms": r["timeout_ms"],
-            "is_p2p": is_message,
-        }
-        if done and started and completed:
-            entry["duration_ms"] = (completed - started) / 1e6
-        made.append(entry)
-        if is_message:
-            message = r["number"] - 1
-        else:
-            collective = r["number"] - 1
-    made.reverse()
-    return made
-
-
-def _is_message(record: dict[str, Any]) -> bool:
-    return record["kind"] in ("send", "recv")
-
-
-def _operation(record: dict[str, Any], rank: int) -> str:
-    """ "all_reduce", "send 0->1", "recv 1<-0", "recv 1<-?"."""
-    kind = str(record["kind"])
-    if kind == "send":
-        return f"send {rank}->{record['root']}"
-    if kind == "recv":
-        return f"recv {rank}<-{record['root'] if record['root'] >= 0 else '?'}"
-    return kind
-
-
-def _sizes(record: dict[str, Any], ranks: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Sizes of inputs and outputs."""
-    kind, n = record["kind"], record["bytes"] // max(record["element_size"], 1)
-    if kind == "barrier":
-        return [], []
-    inputs = [] if kind == "recv" else [[n * ranks if kind in ("reduce_scatter", "scatter") else n]]
-    outputs = [] if kind == "send" else [[n * ranks if kind in ("all_gather", "gather") else n]]
-    return inputs, outputs

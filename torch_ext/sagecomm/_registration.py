@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import atexit
 import sys
-from datetime import timedelta
+import warnings
+from types import FrameType
 from typing import Any
 
+import torch
 import torch.distributed
 
-from sagecomm.options import Options
+from sagecomm.options import LONGEST, Options
 
 NAME = "sagecomm"
 DEVICES = ["cpu"]
-LONGEST = timedelta(days=36500)
 
 
 def register() -> None:
@@ -49,14 +50,25 @@ def create(dist_options: Any, options: object | None) -> Any:
     from sagecomm import _flight, _native
 
     native = _native.load()
+    caller = sys._getframe(1)
+    group_desc = _description(caller)
     if options is None:
         options = Options()
     elif isinstance(options, native.Options):  # `options` of another group
+        if getattr(options, "enable_reconfigure", False):  # newer torch
+            dist_options.enable_reconfigure = True
+        group_desc = options.group_desc or group_desc
         options = Options(timeout=options._timeout, settings=options.settings)
+    elif isinstance(options, torch._C._distributed_c10d.Backend.Options):
+        # A group of several backends has one pg_options for all of them.
+        warnings.warn(f"sagecomm takes no notice of pg_options of the backend {options.backend}", stacklevel=2)
+        options = Options()
     if not isinstance(options, Options):
         raise TypeError(
             f"sagecomm: pg_options must be a sagecomm.Options, got {type(options).__module__}.{type(options).__name__}"
         )
+    for device in (native.device_of(dist_options), *_devices_named(caller)):
+        _refuse_other_devices(device)
     if options.timeout is not None:
         dist_options.timeout = options.timeout
     # timedelta.max is more microseconds than 64 bits count: torch has made something far below zero of it.
@@ -64,5 +76,43 @@ def create(dist_options: Any, options: object | None) -> Any:
         dist_options.timeout = LONGEST
 
     _flight.install(native)
-    _flight.remember(dist_options.group_id, dist_options.global_ranks_in_group)
-    return native.create_backend(dist_options, dict(options.settings))
+    return native.create_backend(dist_options, dict(options.settings), group_desc)
+
+
+# What follows looks at variables of torch's function that calls `create`, of which torch tells nobody. Where a torch
+# has no such variable, it does without.
+
+
+def _description(caller: FrameType) -> str:
+    """What the group will be called. Torch tells the backend only after it was made, which is too late for what is
+    dumped of a rank that fails before its first operation: torch's analyser takes it for a rank of another group."""
+    text = caller.f_locals.get("group_desc")
+    return text if isinstance(text, str) else ""
+
+
+def _devices_named(caller: FrameType) -> list[str]:
+    """The devices that a backend string names sagecomm for.
+
+    Where all devices of a string have the same backend, torch makes one, for the first of them, and tells nobody of the
+    others, which are else seen when their tensors come.
+    """
+    from torch.distributed import distributed_c10d as c10d
+
+    config = caller.f_locals.get("backend_config")
+    if not isinstance(config, c10d.BackendConfig):
+        return []
+    return [device for device, name in config.get_device_backend_map().items() if name == NAME]
+
+
+def _refuse_other_devices(device: str) -> None:
+    """Of a backend string such as "cuda:sagecomm". `device` is what the store's prefix says, which may be anything."""
+    try:
+        known = torch.device(device).type
+    except RuntimeError:
+        return
+    if known not in DEVICES:
+        served = ", ".join(DEVICES)
+        raise ValueError(
+            f"sagecomm: {device}:{NAME}: there is no sagecomm for {device}, only for {served}; name another backend "
+            f"for it, as in cpu:{NAME},cuda:nccl"
+        )

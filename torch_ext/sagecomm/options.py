@@ -1,10 +1,12 @@
-"""What init_process_group() and new_group() take as pg_options."""
+"""What torch takes as pg_options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+
+LONGEST = timedelta(days=36500)
 
 
 @dataclass
@@ -23,6 +25,18 @@ class Options:
     """Variable names in lower case without the SAGECOMM_ prefix, and their values as text."""
 
     def __post_init__(self) -> None:
+        if self.timeout is not None and not isinstance(self.timeout, timedelta):
+            raise TypeError(f"sagecomm: Options.timeout must be a datetime.timedelta or None, got {self.timeout!r}")
         for name, value in self.settings.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise TypeError(f"sagecomm: Options.settings maps text to text, got {name!r}: {value!r}")
+
+    @property
+    def _timeout(self) -> timedelta | None:
+        """What torch's device meshes ask of options for the groups of a dimension."""
+        return self.timeout
+
+
+def bounded(timeout: timedelta) -> timedelta:
+    """What torch can count: timedelta.max is more microseconds than 64 bits hold. The shim calls this."""
+    return min(timeout, LONGEST)

@@ -21,7 +21,7 @@ var sources = map[algo.Source]uint8{
 
 // Compile makes the program that carries out p for calls like op.
 func Compile(p algo.Plan, op coll.Op) (runner.Compiled, error) {
-	out := runner.Program{Kind: op.Kind, Type: op.Type, Reduce: op.Reduce, Lane: int(p.Lane), Chunk: p.Chunk,
+	out := runner.Program{Kind: op.Kind, Algorithm: p.Algorithm, Type: op.Type, Reduce: op.Reduce, Lane: int(p.Lane), Chunk: p.Chunk,
 		Head: p.Head, Divisor: 1, InputBlocks: p.Input == algo.Blocks, OutputBlocks: p.Output == algo.Blocks}
 	if op.Reduce == coll.Avg {
 		out.Divisor = float64(p.Size)

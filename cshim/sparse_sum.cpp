@@ -1,0 +1,84 @@
+#include "sparse_sum.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+namespace sagecomm {
+
+namespace {
+
+// In which type a type is added; Undefined: it cannot be.
+at::ScalarType wide(at::ScalarType type) {
+  switch (type) {
+    case at::kHalf:
+    case at::kBFloat16:
+      return at::kFloat;
+    case at::kBool:
+      return at::kInt;
+    case at::ScalarType::UInt16:
+      return at::kShort;
+    case at::ScalarType::UInt32:
+      return at::kInt;
+    case at::ScalarType::UInt64:
+      return at::kLong;
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+    case at::kByte:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      return type;
+    default:
+      return at::ScalarType::Undefined;
+  }
+}
+
+} // namespace
+
+std::string SparseHeader::text() const {
+  const bool known = type >= 0 && type < static_cast<int64_t>(at::ScalarType::NumOptions);
+  std::string text = known ? c10::toString(static_cast<at::ScalarType>(type)) : "type " + std::to_string(type);
+  const auto shown = std::min(static_cast<size_t>(std::max<int64_t>(dims, 0)), sizes.size());
+  for (size_t d = 0; d < shown; d++) {
+    text += (d == 0 ? " (" : ", ") + std::to_string(sizes[d]);
+  }
+  text += dims > static_cast<int64_t>(shown) ? ", ...)" : shown > 0 ? ")" : " ()";
+  return text + ", " + std::to_string(sparseDims) + (sparseDims == 1 ? " dimension" : " dimensions") + " sparse";
+}
+
+bool isSummed(at::ScalarType type) {
+  return wide(type) != at::ScalarType::Undefined;
+}
+
+bool isExact(at::ScalarType type) {
+  return type != at::kHalf && type != at::kBFloat16;
+}
+
+SparseElements summed(const SparseElements& all, at::IntArrayRef sizes) {
+  const int64_t sparseDims = all.indices.size(0);
+  const at::ScalarType type = all.values.scalar_type();
+  at::Tensor flat = at::zeros({all.indices.size(1)}, at::kLong);
+  for (int64_t d = 0; d < sparseDims; d++) {
+    flat.mul_(sizes[d]).add_(all.indices[d]);
+  }
+  const auto [which, where, counts] = at::_unique2(flat, true, true);
+  std::vector<int64_t> shape = all.values.sizes().vec();
+  shape[0] = which.size(0);
+  at::Tensor sum = at::zeros(shape, all.values.options().dtype(wide(type)));
+  const bool reread = c10::isIntegralType(type, false) && wide(type) != type; // torch does not add unsigned ones
+  sum.index_add_(0, where, reread ? all.values.view(wide(type)) : all.values.to(wide(type)));
+  at::Tensor indices = at::empty({sparseDims, which.size(0)}, at::kLong);
+  at::Tensor rest = which;
+  for (int64_t d = sparseDims - 1; d >= 0; d--) {
+    indices[d].copy_(rest.remainder(sizes[d]));
+    rest = rest.div(sizes[d], "floor");
+  }
+  return {indices, reread ? sum.view(type) : sum.to(type)};
+}
+
+} // namespace sagecomm

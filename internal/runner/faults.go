@@ -1,0 +1,6 @@
+//go:build faults
+
+package runner
+
+// #cgo CFLAGS: -DSCR_FAULTS
+import "C"

@@ -1,0 +1,92 @@
+/* trace.c: see trace.h. */
+#define _GNU_SOURCE
+#include "trace.h"
+
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static bool make_queue(scr_trace_queue *q) {
+  q->events = calloc(SCR_TRACE_EVENTS, sizeof *q->events);
+  return q->events != NULL;
+}
+
+scr_tracer *scr_tracer_new(void) {
+  scr_ticks_begin();
+  scr_tracer *t = aligned_alloc(SCR_LINE, (sizeof *t + SCR_LINE - 1) & ~(size_t)(SCR_LINE - 1));
+  if (t == NULL) return NULL;
+  memset(t, 0, sizeof *t);
+  if (make_queue(&t->collectives) && make_queue(&t->messages)) return t;
+  scr_tracer_free(t);
+  return NULL;
+}
+
+void scr_tracer_free(scr_tracer *t) {
+  if (t == NULL) return;
+  free(t->collectives.events);
+  free(t->messages.events);
+  free(t);
+}
+
+static uint32_t thread_id(void) {
+  static __thread uint32_t id;
+  if (id == 0) id = (uint32_t)syscall(SYS_gettid);
+  return id;
+}
+
+static void add(scr_tracer *t, const scr_run *r, int what, uint64_t begin, uint64_t end, int32_t peer, uint64_t chunk) {
+  scr_trace_queue *q = scr_is_message(r) ? &t->messages : &t->collectives;
+  uint64_t n = atomic_load_explicit(&q->written, memory_order_relaxed);
+  if (n - atomic_load_explicit(&q->read, memory_order_acquire) >= SCR_TRACE_EVENTS) {
+    atomic_fetch_add_explicit(&q->dropped, 1, memory_order_relaxed);
+    return;
+  }
+  q->events[n % SCR_TRACE_EVENTS] = (scr_trace_event){
+      .begin = begin,
+      .end = end,
+      .number = r->seq ? r->seq : r->entry_position,
+      .bytes = r->bytes,
+      .chunk = chunk,
+      .thread = thread_id(),
+      .peer = peer,
+      .what = (uint8_t)what,
+      .kind = r->kind,
+      .dtype = r->dtype,
+      .algorithm = r->program ? r->program->algorithm : 0,
+  };
+  atomic_store_explicit(&q->written, n + 1, memory_order_release);
+}
+
+void scr_trace_add(scr_tracer *t, const scr_run *r, int what, uint64_t begin, int32_t peer, uint64_t chunk) {
+  add(t, r, what, begin, scr_ticks(), peer, chunk);
+}
+
+void scr_trace_op(scr_tracer *t, const scr_run *r) {
+  int32_t peer = scr_is_message(r) ? (r->source >= 0 ? r->source : r->root) : -1;
+  if (r->began == 0) return; /* it failed in the queue */
+  if (r->created) add(t, r, SCR_TRACE_QUEUE, r->created, r->began, peer, 0);
+  add(t, r, SCR_TRACE_OP, r->began, scr_ticks(), peer, 0);
+}
+
+static uint32_t take(scr_trace_queue *q, const scr_ticks_scale *scale, scr_trace_event *out, uint32_t most,
+                     uint64_t *dropped) {
+  uint64_t from = atomic_load_explicit(&q->read, memory_order_relaxed);
+  uint64_t to = atomic_load_explicit(&q->written, memory_order_acquire);
+  uint32_t n = 0;
+  for (; from < to && n < most; from++, n++) {
+    out[n] = q->events[from % SCR_TRACE_EVENTS];
+    out[n].begin = (uint64_t)scr_ticks_wall(scale, out[n].begin);
+    out[n].end = (uint64_t)scr_ticks_wall(scale, out[n].end);
+  }
+  atomic_store_explicit(&q->read, from, memory_order_release);
+  *dropped += atomic_exchange_explicit(&q->dropped, 0, memory_order_relaxed);
+  return n;
+}
+
+uint32_t scr_group_take_trace(scr_group *g, scr_trace_event *out, uint32_t most, uint64_t *dropped) {
+  *dropped = 0;
+  if (g->tracer == NULL) return 0;
+  scr_ticks_scale scale = scr_ticks_now();
+  uint32_t n = take(&g->tracer->collectives, &scale, out, most, dropped);
+  return n + take(&g->tracer->messages, &scale, out + n, most - n, dropped);
+}

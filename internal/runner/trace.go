@@ -1,0 +1,69 @@
+package runner
+
+/*
+#include "runner.h"
+*/
+import "C"
+
+import (
+	"time"
+
+	"sagecomm/internal/coll"
+)
+
+// Phase is what an event of the timeline is about.
+type Phase uint8
+
+// Phases: stages of programs that a thread carried out, and the others of runner.h.
+const (
+	PhasePublish Phase = C.SCR_PUBLISH
+	PhaseFold    Phase = C.SCR_FOLD
+	PhaseCollect Phase = C.SCR_COLLECT
+	PhaseRead    Phase = C.SCR_READ
+	PhaseAwait   Phase = C.SCR_AWAIT
+	PhaseLocal   Phase = C.SCR_LOCAL
+	PhaseWait    Phase = C.SCR_TRACE_WAIT  // spinning for a peer, inside a stage
+	PhaseSleep   Phase = C.SCR_TRACE_SLEEP // yielding or sleeping between two stages
+	PhaseQueue   Phase = C.SCR_TRACE_QUEUE // an operation, from its issue until it began; on no thread
+	PhaseOp      Phase = C.SCR_TRACE_OP    // an operation, until its end; on no thread
+)
+
+var phaseNames = map[Phase]string{PhasePublish: "publish", PhaseFold: "fold", PhaseCollect: "collect", PhaseRead: "read",
+	PhaseAwait: "await", PhaseLocal: "local", PhaseWait: "wait", PhaseSleep: "sleep", PhaseQueue: "queue", PhaseOp: "op"}
+
+func (p Phase) String() string { return phaseNames[p] }
+
+// Event is one of the timeline.
+type Event struct {
+	Phase      Phase
+	Kind       coll.Kind
+	Type       coll.DataType
+	Algorithm  string
+	Begin, End time.Time
+	Number     uint64 // of the collective, or of the message
+	Bytes      uint64 // of the operation
+	Chunk      uint64
+	Thread     int // of the system
+	Peer       int // that is waited for, or the other side of a message; -1
+}
+
+// TakeTrace takes events out of the group's timeline and says how many were lost since the last call. One caller at a time;
+// the group is not closed meanwhile.
+func (g *Group) TakeTrace() (events []Event, dropped uint64) {
+	const most = 8192
+	raw := make([]C.scr_trace_event, most)
+	for {
+		var lost C.uint64_t
+		n := int(C.scr_group_take_trace(g.c, &raw[0], most, &lost))
+		dropped += uint64(lost)
+		for i := range raw[:n] {
+			e := &raw[i]
+			events = append(events, Event{Phase: Phase(e.what), Kind: coll.Kind(e.kind), Type: coll.DataType(e.dtype),
+				Algorithm: algorithmName(e.algorithm), Begin: time.Unix(0, int64(e.begin)), End: time.Unix(0, int64(e.end)),
+				Number: uint64(e.number), Bytes: uint64(e.bytes), Chunk: uint64(e.chunk), Thread: int(e.thread), Peer: int(e.peer)})
+		}
+		if n < most {
+			return events, dropped
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package topo
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// A recorded tree is one file, testdata/<name>.tree, of lines
+//
+//	# a comment
+//	path: content            a file; \n in the content is a new line
+//	path -> target           a symbolic link
+//	path/                    a directory that may be empty
+//
+// `go test ./internal/topo -run RecordOf -record <name>` writes one from the machine that it runs on, with what [Read]
+// looks at and no more: its host name, its boot id and other mounts than those of cgroups are not in it. Then
+// `go test ./internal/topo -update` writes the golden <name>.json, and tests/python/test_topo.py wants a text for it.
+
+// unpack makes the tree of a fixture and returns its root.
+func unpack(t *testing.T, text string) string {
+	t.Helper()
+	root := t.TempDir()
+	for number, line := range strings.Split(text, "\n") {
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if err := unpackLine(root, line); err != nil {
+			t.Fatalf("line %d, %q: %v", number+1, line, err)
+		}
+	}
+	return root
+}
+
+func unpackLine(root, line string) error {
+	if path, target, ok := strings.Cut(line, " -> "); ok {
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+			return err
+		}
+		return os.Symlink(target, path)
+	}
+	if path, ok := strings.CutSuffix(line, "/"); ok && !strings.Contains(line, ": ") {
+		return os.MkdirAll(filepath.Join(root, path), 0o777)
+	}
+	path, content, ok := strings.Cut(line, ": ")
+	if !ok {
+		return fmt.Errorf("neither a file nor a link nor a directory")
+	}
+	path = filepath.Join(root, path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(strings.ReplaceAll(content, `\n`, "\n")+"\n"), 0o666)
+}
+
+// recorder notes what is looked at below /, where it really lies.
+type recorder struct {
+	lines []string
+	seen  map[string]bool
+}
+
+func (r *recorder) add(path, line string) {
+	if !r.seen[path] {
+		r.seen[path] = true
+		r.lines = append(r.lines, line)
+	}
+}
+
+func (r *recorder) opened(path string) {
+	// What is found below a link is noted below its target.
+	at := ""
+	for rest := strings.Split(path, "/"); len(rest) > 0; {
+		at, rest = filepath.Join(at, rest[0]), rest[1:]
+		if target, err := os.Readlink("/" + at); err == nil && at != "proc/self" {
+			r.add(at, at+" -> "+target)
+			at = filepath.Join(filepath.Dir(at), target)
+		}
+	}
+	switch info, err := os.Lstat("/" + at); {
+	case err != nil:
+	case info.IsDir():
+		r.add(at, at+"/")
+		entries, _ := os.ReadDir("/" + at)
+		for _, e := range entries {
+			if entry := filepath.Join(at, e.Name()); e.Type()&fs.ModeSymlink != 0 && isDevice(at) {
+				r.opened(entry)
+			}
+		}
+	default:
+		if content, err := os.ReadFile("/" + at); err == nil {
+			if text := strings.TrimSpace(kept(at, string(content))); text != "" { // else it reads like a missing one
+				r.add(at, at+": "+strings.ReplaceAll(text, "\n", `\n`))
+			}
+		}
+	}
+}
+
+func isDevice(dir string) bool { return dir == pciDevices || dir == netClass || dir == rdmaClass }
+
+// kept is what of a file's content goes into a record.
+func kept(path, content string) string {
+	var lines *regexp.Regexp
+	switch path {
+	case "proc/sys/kernel/hostname":
+		return "recorded"
+	case "proc/sys/kernel/random/boot_id":
+		return "00000000-0000-4000-8000-000000000000"
+	case "proc/cpuinfo":
+		lines = regexp.MustCompile(`(?m)^model name.*$`)
+		return lines.FindString(content)
+	case "proc/meminfo":
+		lines = regexp.MustCompile(`(?m)^MemTotal:.*$`)
+	case "proc/self/status":
+		lines = regexp.MustCompile(`(?m)^(Cpus|Mems)_allowed_list:.*$`)
+	case "proc/self/cgroup":
+		lines = regexp.MustCompile(`(?m)^\d+:([^:]*\bcpu\b[^:]*)?:.*$`)
+	case "proc/self/mountinfo":
+		lines = regexp.MustCompile(`(?m)^.* - (cgroup2 .*|cgroup .*\bcpu\b.*)$`)
+	default:
+		if strings.HasSuffix(path, "/meminfo") {
+			lines = regexp.MustCompile(`(?m)^.*MemTotal:.*$`)
+			break
+		}
+		return content
+	}
+	return strings.Join(lines.FindAllString(content, -1), "\n")
+}

@@ -1,0 +1,170 @@
+package pgbackend
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"sagecomm/internal/coll"
+)
+
+// news is what a group has told, in order.
+type news struct {
+	mu   sync.Mutex
+	list []*coll.Failure
+	came chan struct{} // closed by the first
+}
+
+func newNews() *news { return &news{came: make(chan struct{})} }
+
+func (n *news) tell(f *coll.Failure) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.list = append(n.list, f); len(n.list) == 1 {
+		close(n.came)
+	}
+}
+
+// only waits for the one thing that was told.
+func (n *news) only(t *testing.T) *coll.Failure {
+	t.Helper()
+	select {
+	case <-n.came:
+	case <-time.After(hangAfter):
+		t.Fatal("nothing was told")
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.list) != 1 {
+		t.Fatalf("told %d times: %v", len(n.list), n.list)
+	}
+	return n.list[0]
+}
+
+func setHeadStart(t *testing.T, d time.Duration) {
+	before := headStart
+	headStart = d
+	t.Cleanup(func() { headStart = before })
+}
+
+// Nobody is in a call: the other ranks hear of it through the engine.
+func TestFailureIsToldToIdleRanks(t *testing.T) {
+	w := newWorld(t, 3)
+	all := make([]*news, 3)
+	for i, g := range w.groups {
+		all[i] = newNews()
+		if f := g.OnFailure(all[i].tell); f != nil {
+			t.Fatal(f)
+		}
+	}
+	w.groups[1].Abort("for the test")
+	for rank, n := range all {
+		if err := expect(n.only(t), coll.Aborted, "aborted by rank 1: for the test"); err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	// The end of the group is no second failure.
+	w.destroy()
+	for _, n := range all {
+		n.only(t)
+	}
+}
+
+func TestFailureIsToldBeforeOperationsRaiseIt(t *testing.T) {
+	setHeadStart(t, hangAfter)
+	w := newWorld(t, 2)
+	var mu sync.Mutex
+	var order []string
+	note := func(what string) {
+		mu.Lock()
+		defer mu.Unlock()
+		order = append(order, what)
+	}
+	g := w.groups[0]
+	if f := g.OnFailure(func(*coll.Failure) {
+		time.Sleep(50 * time.Millisecond) // without the head start the operation ends meanwhile
+		note("told")
+	}); f != nil {
+		t.Fatal(f)
+	}
+	work, f := sumAsync(g, 10)
+	if f != nil {
+		t.Fatal(f)
+	}
+	defer work.Release()
+	ended := make(chan struct{})
+	work.OnDone(func(*coll.Failure) {
+		note("raised")
+		close(ended)
+	})
+	w.groups[1].Abort("for the test")
+	<-ended
+	mu.Lock()
+	defer mu.Unlock()
+	if len(order) != 2 || order[0] != "told" {
+		t.Errorf("order: %v", order)
+	}
+}
+
+func TestWhoIsToldCannotHoldTheFailureBack(t *testing.T) {
+	w := newWorld(t, 2)
+	forGood := make(chan struct{})
+	defer close(forGood)
+	for _, g := range w.groups {
+		if f := g.OnFailure(func(*coll.Failure) { <-forGood }); f != nil {
+			t.Fatal(f)
+		}
+	}
+	work, f := sumAsync(w.groups[0], 10)
+	if f != nil {
+		t.Fatal(f)
+	}
+	defer work.Release()
+	w.groups[1].Abort("for the test")
+	if err := expect(finish(work), coll.Aborted); err != nil {
+		t.Error(err)
+	}
+	w.destroy() // nor the end of the group
+}
+
+func TestTheEndOfAGroupIsTold(t *testing.T) {
+	w := newWorld(t, 2)
+	n := newNews()
+	if f := w.groups[0].OnFailure(n.tell); f != nil {
+		t.Fatal(f)
+	}
+	w.destroy()
+	if f := n.only(t); f != nil {
+		t.Errorf("told %v", f)
+	}
+	if err := expect(w.groups[0].OnFailure(n.tell), coll.Invalid, "destroyed"); err != nil {
+		t.Error(err)
+	}
+	n.only(t)
+}
+
+func TestWhoAsksAfterTheFailureIsAnsweredAtOnce(t *testing.T) {
+	w := newWorld(t, 2)
+	w.groups[0].Abort("for the test")
+	for _, g := range w.groups {
+		never := func(f *coll.Failure) { t.Errorf("told %v", f) }
+		if err := expect(g.OnFailure(never), coll.Aborted, "for the test"); err != nil {
+			t.Error(err)
+		}
+	}
+	w.destroy()
+}
+
+func TestFailureIsToldToAllWhoAsked(t *testing.T) {
+	w := newWorld(t, 1)
+	a, b := newNews(), newNews()
+	for _, n := range []*news{a, b} {
+		if f := w.groups[0].OnFailure(n.tell); f != nil {
+			t.Fatal(f)
+		}
+	}
+	w.groups[0].Abort("for the test")
+	if a.only(t) != b.only(t) {
+		t.Error("told differently")
+	}
+}

@@ -1,0 +1,50 @@
+package pgbackend
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"sagecomm/internal/coll"
+)
+
+// MonitoredCause is the group's first cause as a monitored barrier of this rank raises it: if that is what timed out, it
+// begins with the words that gloo has for it, which programs look for, and which differ between rank 0 and the others.
+// timeout is what the barrier was given, 0 by who only looked. With all every missing rank is named there, else the least.
+func (g *Group) MonitoredCause(timeout time.Duration, all bool) *coll.Failure {
+	if !g.hold() {
+		return destroyed(g.name)
+	}
+	defer g.letGo()
+	f := g.fallen()
+	last, _ := g.run.LastCall(g.rank)
+	if f == nil || f.Status != coll.Timeout || f.Op != coll.Barrier.String() || f.Sequence != last {
+		return f
+	}
+	missing := g.absent(f.Sequence)
+	if f.Rank >= 0 && f.Rank != g.rank && !slices.Contains(missing, f.Rank) { // it has come since
+		missing = append(missing, f.Rank)
+	}
+	slices.Sort(missing)
+	worded := *f
+	worded.Message = inGloosWords(g.rank, missing, timeout, all) + "; " + f.Message
+	return &worded
+}
+
+func inGloosWords(rank int, missing []int, timeout time.Duration, all bool) string {
+	switch {
+	case rank != 0:
+		return fmt.Sprintf("Rank %d successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0", rank)
+	case timeout == 0 || len(missing) == 0:
+		return fmt.Sprintf("Rank 0 timed out in monitoredBarrier after %d ms", timeout.Milliseconds())
+	case !all || len(missing) == 1:
+		return fmt.Sprintf("Rank %d failed to pass monitoredBarrier in %d ms", missing[0], timeout.Milliseconds())
+	}
+	names := make([]string, len(missing))
+	for i, rank := range missing {
+		names[i] = strconv.Itoa(rank)
+	}
+	return fmt.Sprintf("Ranks %s failed to pass monitoredBarrier in %d ms", strings.Join(names, ", "), timeout.Milliseconds())
+}

@@ -1,0 +1,84 @@
+package pgbackend
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"sagecomm/internal/coll"
+)
+
+// Programs that were written for gloo look for its words, which differ between the rank that watches and the others.
+func TestMonitoredBarrierHasGloosWords(t *testing.T) {
+	for _, c := range []struct {
+		timeout time.Duration // as the caller gave it
+		all     bool
+		first   string // rank 0's message begins so
+	}{
+		{short, false, "Rank 1 failed to pass monitoredBarrier in 150 ms; sagecomm: group "},
+		{short, true, "Ranks 1, 3 failed to pass monitoredBarrier in 150 ms; sagecomm: group "},
+		{0, true, "Rank 0 timed out in monitoredBarrier after 0 ms; sagecomm: group "},
+	} {
+		w := newWorld(t, 4)
+		list := w.eachFailure(func(g *Group) *coll.Failure {
+			if g.rank%2 == 1 {
+				return nil
+			}
+			op := coll.Op{Kind: coll.Barrier}
+			if g.rank == 0 { // rank 2 waits for long, and has come before this one gives up
+				op.Timeout = short
+				awaitCall(g, 2, 1)
+			}
+			for range 2 { // the second call raises the first cause again
+				if _, f := g.Issue(op, nil, nil); f == nil {
+					return nil
+				}
+			}
+			return g.MonitoredCause(c.timeout, c.all)
+		})
+		for rank, begin := range map[int]string{
+			0: c.first,
+			2: "Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0; sagecomm: group ",
+		} {
+			if err := expect(list[rank], coll.Timeout, "not arrived: rank 1", "; rank 3"); err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			} else if !strings.HasPrefix(list[rank].Message, begin) {
+				t.Errorf("rank %d: %q does not begin with %q", rank, list[rank].Message, begin)
+			}
+		}
+		if plain := w.groups[0].Cause().Message; !strings.HasPrefix(plain, "sagecomm: ") {
+			t.Errorf("the group's cause begins with %q", plain)
+		}
+	}
+}
+
+// What is not the timeout of that barrier keeps its own words.
+func TestOtherCausesOfAMonitoredBarrier(t *testing.T) {
+	w := newWorld(t, 2)
+	if f := w.groups[0].MonitoredCause(time.Second, false); f != nil {
+		t.Errorf("nothing has failed: %v", f)
+	}
+	b := one(make([]byte, 8))
+	_, f := w.groups[0].Issue(coll.Op{Kind: coll.Broadcast, Type: coll.Uint8, Root: 1, Timeout: short}, nil, b)
+	if err := expect(f, coll.Timeout, "in broadcast #1"); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.groups[0].MonitoredCause(time.Second, false); got == nil || got.Message != f.Message {
+		t.Errorf("%v, expected %v", got, f)
+	}
+	if err := w.groups[0].Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	if err := expect(w.groups[0].MonitoredCause(time.Second, false), coll.Invalid, "destroyed"); err != nil {
+		t.Error(err)
+	}
+	for _, c := range []struct {
+		rank    int
+		missing []int
+		begin   string
+	}{{0, nil, "Rank 0 timed out in monitoredBarrier after 1000 ms"}, {0, []int{2}, "Rank 2 failed to pass"}, {1, []int{0}, "Rank 1 successfully reached"}} {
+		if got := inGloosWords(c.rank, c.missing, time.Second, true); !strings.HasPrefix(got, c.begin) {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}

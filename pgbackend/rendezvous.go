@@ -1,0 +1,195 @@
+package pgbackend
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+	"sagecomm/internal/shmem"
+)
+
+// Keys of the two tries, and of how each of them went.
+const (
+	firstTry  = "/first"
+	secondTry = "/second"
+	attached  = "/attached"
+)
+
+// meet exchanges descriptions through the store and maps the peers' memory, at the second try with a file in the place of
+// a memfd. Ranks that go on take the same branches, because what decides is known to all: the list of methods, which is
+// part of what they compare first, and the outcome of Agree.
+func (g *Group) meet(c Config) error {
+	var methods []shmem.Method
+	for _, m := range env.ShmAttach.Get(g.settings) {
+		methods = append(methods, shmem.Method(m))
+	}
+	deadline := g.deadline
+	if !slices.ContainsFunc(methods, func(m shmem.Method) bool { return m != shmem.File }) {
+		return g.exchangeFile(c, firstTry, deadline, methods)
+	}
+	st, err := g.process.sharedStore(g.settings)
+	failed := g.exchange(c, firstTry, deadline, methods, st, err)
+	var told *bootstrap.FailedError
+	switch {
+	case failed == nil:
+		return nil
+	case g.different || !slices.Contains(methods, shmem.File):
+		return failed
+	case !errors.As(failed, &told) || len(told.Missing) > 0: // peers may have joined, or have given up
+		_ = bootstrap.Abandon(c.Store, g.keys+secondTry, g.rank, failed) // for who comes; else their time runs out
+		return failed
+	}
+	g.info("falling back to a file: %v", failed)
+	g.discard()
+	if again := g.exchangeFile(c, secondTry, deadline, methods); again != nil {
+		return fmt.Errorf("%w; before that, without a file: %w", again, failed)
+	}
+	g.process.fellBack(g, failed)
+	return nil
+}
+
+func (g *Group) exchangeFile(c Config, try string, deadline time.Time, methods []shmem.Method) error {
+	st, err := g.process.newStore(shmem.Tmpfs, g.settings)
+	g.own = st
+	return g.exchange(c, try, deadline, methods, st, err)
+}
+
+// exchange is one attempt with one kind of arena. storeErr is why this rank has none: it tells the others.
+func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
+	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
+	me := member{Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(),
+		Agreed: fmt.Sprintf("protocol %d, %d ranks, algorithm tables %016x, shared memory by %v", protocolVersion, g.size, g.selector.Fingerprint(), methods)}
+	if storeErr == nil {
+		g.board, storeErr = newBoard(st, g.rank, g.size)
+	}
+	if storeErr == nil {
+		me.Board = g.board.ranges[0].Off
+		if me.FlightLog = g.board.flightLog(g.flights, g.RecordsStacks()); me.FlightLog != 0 {
+			me.Flights, me.Stacks = g.flights, g.RecordsStacks()
+		}
+		me.Arena, storeErr = st.arena.Publish(methods)
+	}
+	if storeErr != nil {
+		me.ArenaAbsent = storeErr.Error()
+	}
+	text, err := json.Marshal(me)
+	if err != nil {
+		return err
+	}
+	if g.own != nil {
+		// Whatever the outcome, the name goes once everybody has tried.
+		defer func() { _ = st.arena.Unlink() }()
+	}
+	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text)
+	if err != nil {
+		_ = bootstrap.Abandon(c.Store, g.keys+try+attached, g.rank, err) // for who comes; else their time runs out
+		return err
+	}
+	attachErr := g.introduce(all)
+	if attachErr == nil {
+		g.watchPeers()
+		attachErr = g.attach(methods)
+	}
+	g.promised = attachErr == nil
+	err = bootstrap.Agree(c.Store, g.keys+try+attached, g.rank, g.size, left(), attachErr)
+	if told := (*bootstrap.FailedError)(nil); errors.As(err, &told) {
+		g.promised = false // what a rank has said that failed stays in the store: nobody will join
+	}
+	return err
+}
+
+// introduce reads what the ranks say of themselves.
+func (g *Group) introduce(all [][]byte) error {
+	members := make([]member, g.size)
+	for rank, text := range all {
+		m := &members[rank]
+		if err := json.Unmarshal(text, m); err != nil {
+			return fmt.Errorf("what rank %d wrote into the store is not readable: %w", rank, err)
+		}
+		if m.ArenaAbsent != "" {
+			return fmt.Errorf("rank %d (host %s, pid %d) has no shared memory: %s", rank, m.Host, m.PID, m.ArenaAbsent)
+		}
+		if err := m.Arena.Check(); err != nil || m.PID != m.Arena.PID {
+			return fmt.Errorf("what rank %d (pid %d) wrote into the store cannot be: %w", rank, m.PID, cmp.Or(err, errors.New("its arena is another process's")))
+		}
+		if mine := members[0].Agreed; m.Agreed != mine {
+			g.different = true
+			return fmt.Errorf("ranks 0 and %d are set up differently: %q and %q; give all ranks the same sagecomm version, the same SAGECOMM_TUNE and the same SAGECOMM_SHM_ATTACH", rank, mine, m.Agreed)
+		}
+	}
+	g.members = members
+	return nil
+}
+
+// attach maps the memory of all ranks.
+func (g *Group) attach(methods []shmem.Method) error {
+	g.peers = make([]runner.Peer, g.size)
+	descriptors := make([]shmem.Descriptor, g.size)
+	for rank, m := range g.members {
+		descriptors[rank] = m.Arena
+	}
+	maps, err := attachAll(context.Background(), descriptors, methods)
+	if err != nil {
+		return err
+	}
+	for rank, m := range maps {
+		g.peers[rank] = runner.Peer{Arena: m.Base(), Bytes: m.Size(), Board: g.members[rank].Board}
+		if n := g.members[rank].Flights; n > 0 && n <= maxFlights {
+			g.peers[rank].Flights, g.peers[rank].FlightLog, g.peers[rank].FlightStacks = n, g.members[rank].FlightLog, g.members[rank].Stacks
+		}
+		if !g.peers[rank].Check(rank, g.size) {
+			releaseAll(maps)
+			return fmt.Errorf("there is no board of rank %d at offset %d of its shared memory", rank, g.members[rank].Board)
+		}
+	}
+	g.maps = maps
+	return nil
+}
+
+// giveUp ends what Create began, and says why it cannot go on. If this rank has told the others that it is ready, some
+// may have heard that of all ranks: they have a group and will look into this rank's board. They find the reason there,
+// and it stays until they have left, given up or died, and then a while for those that look late (see sweep). This rank
+// writes into none of theirs: those that gave up too may have freed them.
+func (g *Group) giveUp(err error) error {
+	err = g.bereaved(err)
+	if !g.promised {
+		g.discard()
+		g.unwatchPeers()
+		return err
+	}
+	m := g.members[g.rank]
+	runner.GiveUp(g.board.at(), &coll.Failure{Status: coll.PeerFailure, Rank: g.rank, PID: m.PID, Host: m.Host, Group: g.name,
+		Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made: %v", g.name, g.who(g.rank), err)})
+	g.mu.Lock()
+	g.ended = true
+	g.mu.Unlock()
+	p := g.process
+	p.mu.Lock()
+	p.leaving = append(p.leaving, g)
+	p.mu.Unlock()
+	p.sweep()
+	return err
+}
+
+// discard gives back what a group took that no rank has joined or will join.
+func (g *Group) discard() {
+	releaseAll(g.maps)
+	g.maps = nil
+	if g.board != nil {
+		_ = g.board.free()
+		g.board = nil
+	}
+	if g.own != nil {
+		_ = g.process.closeStore(g.own)
+		g.own = nil
+	}
+}

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"strings"
+
+	"sagecomm/internal/coll"
+)
+
+// A cell is one combination: a fault of one rank at one moment of one call on one path, in a group of so many ranks.
+type cell struct {
+	op, lane, fault, moment string
+	size                    int
+}
+
+func (c cell) String() string {
+	return fmt.Sprintf("%s/%s/%s/%s/%d", c.op, c.lane, c.fault, c.moment, c.size)
+}
+
+// random draws what a cell leaves open, the same for the same seed.
+func (c cell) random(seed uint64) *rand.Rand {
+	h := fnv.New64a()
+	fmt.Fprint(h, c)
+	return rand.New(rand.NewPCG(seed, h.Sum64()))
+}
+
+// Forms of a call, as rank.h numbers them.
+const (
+	single = iota
+	messages
+	fused
+	fusedMessages
+)
+
+// path is a call on one way through the library.
+type path struct {
+	op, lane string
+	form     int
+	kind     coll.Kind
+	count    func(size int) int // elements of 4 bytes of the tensor, or of a block
+	tune     string
+}
+
+const (
+	smallCount = 64    // fits into a slot of the small lane, of 8 ranks too
+	largeCount = 75000 // several chunks of 64 KiB
+)
+
+func count(n int) func(int) int { return func(int) int { return n } }
+
+// shared is the length of a block when all blocks together are several chunks.
+func shared(n int) func(int) int { return func(size int) int { return max(n/size, 20000) } }
+
+var paths = []path{
+	{"all_reduce", "small", single, coll.AllReduce, count(smallCount), ""},
+	{"all_reduce", "large", single, coll.AllReduce, count(largeCount), "all_reduce:one_shot@chunk=64K"},
+	{"all_reduce", "two_shot", single, coll.AllReduce, count(largeCount), "all_reduce:two_shot@chunk=64K"},
+	{"broadcast", "small", single, coll.Broadcast, count(smallCount), ""},
+	{"broadcast", "large", single, coll.Broadcast, count(largeCount), "broadcast:one_shot@chunk=64K"},
+	{"all_gather", "small", single, coll.AllGather, count(smallCount), ""},
+	{"all_gather", "large", single, coll.AllGather, count(largeCount), "all_gather:one_shot@chunk=64K"},
+	{"reduce", "small", single, coll.Reduce, count(smallCount), ""},
+	{"reduce", "large", single, coll.Reduce, count(largeCount), "reduce:one_shot@chunk=64K"},
+	{"reduce", "two_shot", single, coll.Reduce, count(largeCount), "reduce:two_shot@chunk=64K"},
+	{"barrier", "small", single, coll.Barrier, count(0), ""},
+	{"reduce_scatter", "small", single, coll.ReduceScatter, count(smallCount / 4), ""},
+	{"reduce_scatter", "large", single, coll.ReduceScatter, shared(2 * largeCount), "reduce_scatter:one_shot@chunk=64K"},
+	{"all_to_all", "heads", single, coll.AllToAll, count(smallCount / 4), ""},
+	{"all_to_all", "large", single, coll.AllToAll, shared(2 * largeCount), "all_to_all:one_shot@chunk=64K"},
+	{"gather", "small", single, coll.Gather, count(smallCount), ""},
+	{"gather", "large", single, coll.Gather, count(largeCount), "gather:one_shot@chunk=64K"},
+	{"scatter", "small", single, coll.Scatter, count(smallCount / 4), ""},
+	{"scatter", "large", single, coll.Scatter, shared(2 * largeCount), "scatter:one_shot@chunk=64K"},
+	{"send_recv", "eager", messages, coll.Send, count(smallCount), ""},
+	{"send_recv", "announced", messages, coll.Send, count(largeCount), ""},
+	{"coalesced", "small", fused, coll.AllReduce, count(smallCount / 4), ""},
+	{"coalesced", "large", fused, coll.AllReduce, count(largeCount), "all_reduce:two_shot@chunk=64K"},
+	{"coalesced", "messages", fusedMessages, coll.Send, count(smallCount), ""},
+	nothing,
+}
+
+// nothing is for faults that happen where no call is made.
+var nothing = path{"none", "none", single, coll.Barrier, count(0), ""}
+
+func (p path) collective() bool { return p.form == single || p.form == fused }
+
+// faults are what one rank does, or what happens to it.
+var faults = []string{"kill", "exit", "stop", "leave", "abort", "slow", "mismatch_kind", "mismatch_type", "mismatch_bytes",
+	"mismatch_reduce", "mismatch_root", "mismatch_settings", "store_fails", "store_vanishes"}
+
+// moments are when. The first four are moments of init: before each of a rank's three writes into the store, and after
+// the last one. Then: between calls, before the others call; between calls, while they wait; in the call before its first
+// publish, after it, and after a later one; in destroy before the goodbye, and after it.
+var moments = []string{"write0", "write1", "write2", "wrote2", "away", "awaited", "started", "published", "later", "goodbye", "left"}
+
+var sizes = []int{2, 4, 8}
+
+func atInit(moment string) bool { return strings.HasPrefix(moment, "wr") }
+
+func atDestroy(moment string) bool { return moment == "goodbye" || moment == "left" }
+
+// senseless says why a combination has no meaning, "" if it has one.
+func senseless(p path, fault, moment string) string {
+	mismatch, isMismatch := strings.CutPrefix(fault, "mismatch_")
+	settings := fault == "mismatch_settings"
+	store := strings.HasPrefix(fault, "store_")
+	switch {
+	case p.op == "none" && !atInit(moment) && !atDestroy(moment):
+		return "no call: the moment is one of a call"
+	case p.op != "none" && atInit(moment):
+		return "init: no call has been made, so its path does not matter"
+	case atInit(moment) && (fault == "leave" || fault == "abort"):
+		return "init: there is no group to leave or to abort yet"
+	case settings != (isMismatch && atInit(moment)):
+		return "settings differ at init, calls differ later"
+	case settings && moment != "write1":
+		return "settings are said by one write"
+	case isMismatch && !settings && moment != "started":
+		return "a call that differs is made in place of the call, at no other moment"
+	case store && !atInit(moment) && (moment != "away" || fault == "store_fails"):
+		return "after init the store is not used: one cell shows that it may vanish"
+	case store && moment == "wrote2":
+		return "after its last write a rank has still to read: the store vanishes before that write"
+	case atDestroy(moment) && fault == "leave":
+		return "to destroy is to leave"
+	case moment == "left" && fault == "abort":
+		return "who has said goodbye has no group to abort"
+	case fault == "slow" && (moment == "away" || moment == "wrote2" || moment == "left"):
+		return "nobody waits for a rank that is slow there, or as for one that is slow a moment later"
+	case fault == "slow" && moment == "goodbye" && p.op != "none":
+		return "a call that a leaving rank does not join fails, slow or not"
+	case moment == "later" && (fault == "leave" || fault == "slow"):
+		return "who leaves or is slow makes one call, which may have no later publish"
+	case p.kind == coll.Barrier && p.op != "none" && isMismatch && mismatch != "kind":
+		return "a barrier has no arguments"
+	case mismatch == "reduce" && !p.kind.Reduces():
+		return "the call reduces nothing"
+	case mismatch == "root" && !p.kind.Rooted():
+		return "the call has no root"
+	case mismatch == "kind" && !p.collective():
+		return "a message against a collective is no mismatch but a wait for ever: part of tests/python/test_failures.py"
+	case p.form == fusedMessages && isMismatch && mismatch != "bytes" && mismatch != "type":
+		return "the call reduces nothing"
+	}
+	return ""
+}
+
+// cells are all that have a meaning, and how many have none, by reason.
+func cells() (list []cell, skipped map[string]int) {
+	skipped = map[string]int{}
+	for _, p := range paths {
+		for _, fault := range faults {
+			for _, moment := range moments {
+				for _, size := range sizes {
+					if why := senseless(p, fault, moment); why != "" {
+						skipped[why]++
+						continue
+					}
+					list = append(list, cell{p.op, p.lane, fault, moment, size})
+				}
+			}
+		}
+	}
+	return list, skipped
+}
+
+func (c cell) path() (path, error) {
+	for _, p := range paths {
+		if p.op == c.op && p.lane == c.lane {
+			return p, nil
+		}
+	}
+	return path{}, fmt.Errorf("cell %v: there is no path %s/%s", c, c.op, c.lane)
+}

@@ -1,0 +1,39 @@
+"""torch's analyser of flight recorder dumps, as tests run it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.flight_recorder.components.types import Op
+
+from programs import Programs
+
+# Its command, in a process that has imported torch. Its logger keeps the standard output that it finds when it is made.
+SCRIPT = """
+    import contextlib
+    with open({printed!r}, "w") as to, contextlib.redirect_stdout(to), contextlib.redirect_stderr(to):
+        from torch.distributed.flight_recorder.fr_trace import main
+        main([{directory!r}, "-p", "rank_", "-o", {output!r}])
+"""
+
+
+def prefix() -> str:
+    """The library part of our operations' names, as this torch's analyser takes it: older ones refuse all but two."""
+    try:
+        Op({"profiling_name": "sagecomm:barrier"}, {}, "")
+    except AssertionError:
+        return "xccl"
+    except KeyError:  # it went on to what else an event has
+        pass
+    return "sagecomm"
+
+
+def analyse(directory: Path) -> tuple[Any, str]:
+    """What the analyser makes of the files rank_N in a directory: its database, and what it prints."""
+    output, printed = directory.parent / "database", directory.parent / "printed"
+    script = SCRIPT.format(directory=str(directory), output=str(output), printed=str(printed))
+    with Programs(script) as analyser:
+        analyser.end_well()
+    return pickle.loads(output.read_bytes())[1], printed.read_text()

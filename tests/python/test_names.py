@@ -1,0 +1,60 @@
+"""sagecomm under another name as well: what torch's profiles, and torch itself, make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from worlds import World
+
+OPS = ("all_reduce", "send", "recvAnySource")
+
+
+def titles(group: Any) -> list[str]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(3), group=group)
+        sent = dist.isend(torch.ones(1), (rank + 1) % size, group=group)
+        dist.recv(torch.ones(1), group=group)  # from any rank
+        assert sent is not None
+        sent.wait()
+    ours = {f"{dist.get_backend(group)}:{op}" for op in OPS}
+    others = {f"{name}:{op}" for name in ("sagecomm", "gloo") for op in OPS} - ours
+    names = [event.name for event in profile.events()]
+    assert not others & set(names), names
+    return [name for name in names if name in ours]
+
+
+def profiles() -> list[str]:
+    c10d.Backend._plugins["GLOO"] = c10d.Backend._plugins["SAGECOMM"]
+    alias = dist.new_group(backend="gloo")
+    assert dist.get_backend(alias) == "gloo"
+    return [*titles(None), *titles(alias)]
+
+
+def test_titles_have_the_name_that_torch_knows(fresh_world: Callable[[int], World]) -> None:
+    for names in fresh_world(2).run(profiles):
+        assert names == [f"{name}:{op}" for name in ("sagecomm", "gloo") for op in OPS]
+
+
+def logged() -> list[int]:
+    c10d.Backend._plugins["GLOO"] = c10d.Backend._plugins["SAGECOMM"]
+    alias = dist.new_group(backend="gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=alias)
+    model(torch.ones(1, 2)).sum().backward()
+    found = model._get_ddp_logging_data()
+    assert found["backend_name"] == "gloo"
+    backend: Any = alias._get_backend(torch.device("cpu"))
+    backend.options.settings = {"debug": "INFO", "spin": "1"}
+    assert backend.options.settings == {"debug": "INFO", "spin": "1"}
+    return [found["gloo_num_threads"], model._get_ddp_logging_data()["gloo_num_threads"]]
+
+
+def test_torchs_logger_takes_what_is_called_gloo_for_gloo(fresh_world: Callable[[int], World]) -> None:
+    """It reads two members of an object that is none of gloo's: they are where it looks (cshim/options.hpp)."""
+    assert fresh_world(2).run(logged) == [[2, 2]] * 2

@@ -1,0 +1,137 @@
+"""python -m sagecomm topo: the text, from the core's golden files of recorded trees; the command on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import programs
+from sagecomm import _topo
+
+GOLDEN = Path(__file__).parents[2] / "internal" / "topo" / "testdata"
+
+TWO_SOCKETS = """\
+host gpu-node-17 (boot id 5b0f6d1c-9d0e-4f7e-8a63-2c1f0e9b7a55)
+  Intel(R) Xeon(R) Platinum 8480C: 2 packages, 8 cores, 16 cpus, 16 more offline, memory 2.2 TiB
+  this process may use cpus 0-1,8-9 (4), as much time as 4 cpus have, memory of nodes 0-2
+  node 0
+    cpus 0-3,8-11: 4 cores of 2 threads, package 0
+    caches: L2 4 x 2 MiB, L3 105 MiB
+    memory 1007.5 GiB; distance 21 to node 1, 14 to node 2
+    0000:03:00.0: VGA controller, 1a03:2000, driver ast
+    0000:1b:00.0: 3D controller, NVIDIA 10de:2330, driver nvidia
+    0000:43:00.0: 3D controller, NVIDIA 10de:2330, driver nvidia
+    0000:52:00.0: 3D controller, NVIDIA 10de:2330, driver nvidia
+    0000:61:00.0: 3D controller, NVIDIA 10de:2330, driver nvidia
+    mlx5_0: RDMA, port 1 InfiniBand 400 Gb/s ACTIVE, as ibp24s0
+    mlx5_1: RDMA, port 1 InfiniBand 400 Gb/s ACTIVE, as ibp64s0
+    mlx5_4: RDMA, port 1 Ethernet 100 Gb/s ACTIVE, as enp41s0np0
+    enp41s0np0: up, 100 Gb/s, MTU 9000
+    ibp24s0: up, 400 Gb/s, MTU 4092
+    ibp64s0: up, 400 Gb/s, MTU 4092
+  node 1
+    cpus 4-7,12-15: 4 cores of 2 threads, package 1
+    caches: L2 4 x 2 MiB, L3 105 MiB
+    memory 1008 GiB; distance 21 to node 0, 24 to node 2
+    0000:9d:00.0: 3D controller, NVIDIA 10de:2330, driver nvidia
+    0000:c3:00.0: 3D controller, NVIDIA 10de:2330, driver nvidia
+    0000:d1:00.0: 3D controller, NVIDIA 10de:2330, driver nvidia
+    0000:df:00.0: 3D controller, NVIDIA 10de:2330, driver nvidia
+    mlx5_2: RDMA, port 1 InfiniBand 400 Gb/s ACTIVE, as ibp154s0
+    mlx5_3: RDMA, port 1 InfiniBand 10 Gb/s DOWN, as ibp192s0
+    ibp154s0: up, 400 Gb/s, MTU 4092
+    ibp192s0: down, MTU 4092
+  node 2
+    no cpus
+    memory 252.2 GiB; distance 14 to node 0, 24 to node 1
+  near to no node in particular
+    lo: up, loopback, MTU 65536"""
+
+VIRTUAL_MACHINE = """\
+host recorded (boot id 00000000-0000-4000-8000-000000000000)
+  Intel(R) Xeon(R) Processor: 1 package, 2 cores, 2 cpus, memory 23.5 GiB
+  this process may use cpus 0-1 (2), memory of nodes 0
+  node 0
+    cpus 0-1: 2 cores, package 0
+    caches: L2 2 x 2 MiB, L3 105 MiB
+    memory 23.5 GiB
+  near to no node in particular
+    eth0: up, MTU 1400
+    ifb0: down, MTU 1500
+    ifb1: down, MTU 1500
+    lo: up, loopback, MTU 65536"""
+
+CONTAINER = """\
+host trainer-6d9f7 (boot id 7e1cbb1e-60f4-4d51-9b0c-54d5f0c3a1de)
+  1 package, 4 cores, 4 cpus, memory 15.3 GiB
+  this process may use cpus 0-3 (4), as much time as 1.5 cpus have
+  package 0
+    cpus 0-3: 4 cores
+  devices
+    eth0: up, 10 Gb/s, MTU 1450
+    lo: up, loopback, MTU 65536"""
+
+BROKEN = """\
+host of unknown name
+  2 packages, 5 cores, 6 cpus
+  node 0
+    no cpus
+  node 1
+    no cpus
+  package of unknown number
+    cpus 3-5: 3 cores
+  package 0
+    cpus 0-2: 1 core, 1 core of 2 threads
+    caches: L3 of unknown size
+  near to no node in particular
+    0000:00:05.0: processing accelerator, Huawei 19e5:?, no driver
+    mlx5_0: RDMA, port 1, port 2
+    eth3: down"""
+
+TEXTS = {"two-sockets": TWO_SOCKETS, "virtual-machine": VIRTUAL_MACHINE, "container": CONTAINER, "broken": BROKEN}
+
+
+def test_every_recorded_tree_has_its_text():
+    assert sorted(TEXTS) == sorted(file.stem for file in GOLDEN.glob("*.json"))
+
+
+@pytest.mark.parametrize("name", sorted(TEXTS))
+def test_text_of_a_recorded_tree(name):
+    assert _topo.text(json.loads((GOLDEN / f"{name}.json").read_text())) == TEXTS[name]
+
+
+def test_text_of_nothing():
+    assert _topo.text({"host": {}, "process": {}}) == "host of unknown name"
+
+
+def test_a_device_near_to_a_node_that_is_not_known_otherwise():
+    host: dict[str, Any] = {"host": {"name": "a"}, "process": {}, "interfaces": [{"name": "e", "up": True, "node": 3}]}
+    assert _topo.text(host) == "host a\n  node 3\n    e: up"
+
+
+@pytest.mark.parametrize("listed", ["", "0", "0-3,8", "1-2,4,6-7"])
+def test_lists_of_cpus(listed):
+    assert _topo.kernel_list(_topo.cpus(listed)) == listed
+
+
+def test_the_command_knows_this_machine():
+    topology = json.loads(programs.command("topo", "--json").said)
+    assert topology["host"]["name"] == os.uname().nodename
+    assert _topo.cpus(topology["process"]["cpus"]) == os.sched_getaffinity(0)
+    assert programs.command("topo").said == _topo.text(topology) + "\n"
+
+
+def test_it_needs_no_group_and_starts_no_thread_of_ours():
+    script = (
+        "from pathlib import Path\n"
+        "from sagecomm import _native\n"
+        "assert _native.load().topology()\n"
+        "print(*(name.read_text().strip() for name in Path('/proc/self/task').glob('*/comm')))\n"
+    )
+    threads = programs.run(script).said
+    assert "python" in threads, threads
+    assert "sagecomm" not in threads, threads

@@ -1,0 +1,216 @@
+"""Runs torch's own tests of a backend against sagecomm, and compares what fails with expected.py.
+
+    python tests/suites/run.py                          all configurations, in turn
+    python tests/suites/run.py own -k monitored         of one, the tests whose names contain that
+    python tests/suites/run.py own masquerade --smoke   the few that `make test` runs
+    python tests/suites/run.py eight --backend gloo     the same tests on torch's own backend, to compare with
+
+Tests whose skip has no other reason than the backend's name are run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+import unittest
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from expected import DIFFERENCES, MOST
+
+HERE = Path(__file__).resolve().parent
+LOGS = HERE.parents[1] / "build" / "suites"  # what the ranks write, which is a lot
+TEST_TIMEOUT_S = 120  # of one test; after that torch shows the stacks of its ranks
+
+
+@dataclass(frozen=True)
+class Configuration:
+    told: str  # the backend's name as the tests see it
+    ranks: int
+    at_least: int  # tests that pass, with the pinned torch: a skip is no way out
+    smoke: tuple[str, ...] = ()
+
+
+CONFIGURATIONS = {
+    "own": Configuration(
+        told="sagecomm",
+        ranks=3,
+        at_least=94,
+        smoke=(
+            "test_DistributedDataParallelCPU",
+            "test_all_to_all_single_unequal_split",
+            "test_batch_isend_irecv_gloo",
+            "test_ddp_logging_data_cpu",
+            "test_monitored_barrier_gloo_subgroup",
+            "test_scatter_object_list",
+            "test_sparse_all_reduce_sum",
+        ),
+    ),
+    # Torch's tests are told "gloo", and sagecomm answers to that name.
+    "masquerade": Configuration(
+        told="gloo",
+        ranks=3,
+        at_least=90,
+        smoke=(
+            "test_accumulate_gradients_no_sync_allreduce_hook",
+            "test_all_gather_coalesced_simple",
+            "test_all_reduce_sum_async",
+            "test_ddp_logging_data_cpu",
+            "test_get_future",
+            "test_isend_torch_profiler",
+            "test_monitored_barrier_gloo_rank_0_timeout",
+            "test_send_recv_any_source_autograd_profiler",
+        ),
+    ),
+    "eight": Configuration(told="sagecomm", ranks=8, at_least=118),
+    "eight_masquerade": Configuration(told="gloo", ranks=8, at_least=111),
+}
+
+
+def expected_failures(name: str) -> dict[str, str]:
+    """The tests that are expected to fail in that configuration, and why."""
+    if len(DIFFERENCES) > MOST:
+        raise SystemExit(f"{len(DIFFERENCES)} expected differences, {MOST} are allowed: mend something")
+    return {test: each.reason for test, each in DIFFERENCES.items() if name in each.configurations}
+
+
+def judge(
+    passed: Collection[str], failed: Collection[str], expected: Collection[str], *, complete: bool, at_least: int = 0
+) -> list[str]:
+    """What is wrong with a run. `complete`: all tests were to run, so that what is missing counts."""
+    wrong = [f"{name} failed" for name in sorted(set(failed) - set(expected))]
+    for name in sorted(set(expected) - set(failed)):
+        if name in passed:
+            wrong.append(f"{name} passes: delete it from expected.py")
+        elif complete:
+            wrong.append(f"{name} was not run: delete it from expected.py")
+    if complete and len(passed) < at_least:
+        wrong.append(f"{len(passed)} tests passed, expected {at_least} or more")
+    return wrong
+
+
+class Outcomes(unittest.TestResult):
+    """Shows one sign for each test, and remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed: list[str] = []
+        self.failed: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
+
+    def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
+        super().addSuccess(test)
+        self.passed.append(_name(test))
+        _show(".")
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802
+        super().addSkip(test, reason)
+        self.left_out[_name(test)] = reason
+        _show("s")
+
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
+        super().addFailure(test, err)
+        self.failed[_name(test)] = self.failures[-1][1]
+        _show("F")
+
+    def addError(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
+        super().addError(test, err)
+        self.failed[_name(test)] = self.errors[-1][1]  # what raised in a rank arrives as a RuntimeError
+        _show("F")
+
+    def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802
+        super().stopTest(test)
+        if _name(test) in self.failed and _name(test) in self.passed:  # its end failed
+            self.passed.remove(_name(test))
+
+
+def _name(test: unittest.TestCase) -> str:
+    return test.id().rpartition(".")[2]
+
+
+def _show(sign: str) -> None:
+    print(sign, end="", flush=True)
+
+
+def run(name: str, backend: str, part: str | None, smoke: bool) -> int:
+    """Runs the tests of one configuration in this process, which has run none before."""
+    configuration = CONFIGURATIONS[name]
+    os.environ |= environment(configuration, backend)
+    log = LOGS / f"{name}.log"
+    LOGS.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as to:
+        os.dup2(to.fileno(), sys.stderr.fileno())
+    import torch_tests
+
+    chosen = unittest.TestLoader().loadTestsFromTestCase(torch_tests.TorchTests)
+    if smoke:
+        chosen = unittest.TestSuite(test for test in chosen if _name(test) in configuration.smoke)
+        missing = set(configuration.smoke) - {_name(test) for test in chosen}
+        if missing:
+            raise SystemExit(f"{name}: this torch has no tests called {sorted(missing)}")
+    if part is not None:
+        chosen = unittest.TestSuite(test for test in chosen if part in _name(test))
+
+    outcomes = Outcomes()
+    began = time.monotonic()
+    chosen.run(outcomes)
+    took = time.monotonic() - began
+
+    expected = expected_failures(name) if backend == "sagecomm" else {}
+    print()
+    for test, text in outcomes.failed.items():
+        print(f"expected: {test}: {expected[test]}" if test in expected else f"---- {test} ----\n{text}")
+    complete = not smoke and part is None
+    at_least = configuration.at_least if backend == "sagecomm" else 0
+    wrong = judge(outcomes.passed, outcomes.failed, expected, complete=complete, at_least=at_least)
+    for each in wrong:
+        print(f"{name}: {each}")
+    surprises = len(outcomes.failed.keys() - expected.keys())
+    print(
+        f"{name}: {backend}, told {configuration.told}, {configuration.ranks} ranks: {len(outcomes.passed)} passed, "
+        f"{surprises} failed, {len(outcomes.failed) - surprises} failed as expected, {len(outcomes.left_out)} skipped, "
+        f"{took:.0f} s; log: {log}"
+    )
+    return 1 if wrong else 0
+
+
+def environment(configuration: Configuration, backend: str) -> Mapping[str, str]:
+    """What torch's tests, and the processes of their ranks, are to find."""
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "BACKEND": configuration.told if backend == "sagecomm" else backend,
+        "SUITE_SERVED_BY": backend,
+        "WORLD_SIZE": str(configuration.ranks),
+        "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_TIMEOUT_S),
+        "CUDA_VISIBLE_DEVICES": "",  # torch skips all tests where there are fewer devices than ranks
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help=f"of {', '.join(CONFIGURATIONS)}")
+    parser.add_argument("-k", dest="part", help="only tests whose names contain this")
+    parser.add_argument("--smoke", action="store_true", help="only a few")
+    parser.add_argument("--backend", default="sagecomm", help="sagecomm, or the name of another backend")
+    given = parser.parse_args()
+    names = given.configurations or list(CONFIGURATIONS)
+    for name in names:
+        if name not in CONFIGURATIONS:
+            parser.error(f"there is no configuration {name!r}, only {', '.join(CONFIGURATIONS)}")
+    if len(names) == 1:
+        return run(names[0], given.backend, given.part, given.smoke)
+    # Each in an interpreter of its own: torch reads the variables once.
+    options = ["--backend", given.backend, *(["-k", given.part] if given.part else []), *["--smoke"] * given.smoke]
+    codes = [subprocess.run([sys.executable, __file__, name, *options], check=False).returncode for name in names]
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

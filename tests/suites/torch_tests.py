@@ -1,0 +1,115 @@
+"""torch's own tests of a backend, `DistributedTest._DistTestBase` of the installed torch, as a class that can be run.
+
+Torch's decorators look at names while its module is imported. So what is tested follows from variables that run.py sets
+before it imports this module:
+
+    BACKEND, WORLD_SIZE  torch's: the name that the tests are told, and how many ranks they have
+    SUITE_SERVED_BY      who answers to that name: sagecomm, or torch's own backend
+
+Ranks are forked from a server that has imported this module and made no group: no thread of the core is lost in a fork,
+and torch's tests are imported once instead of once for each rank of each test.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+from torch.testing._internal import common_distributed, common_utils
+
+TOLD = os.environ["BACKEND"]
+SERVED_BY = os.environ["SUITE_SERVED_BY"]
+RANKS = int(os.environ["WORLD_SIZE"])
+SMALLEST_LARGE_WORLD = 8  # where torch's tests for "small world size" begin
+
+Test = Callable[..., None]
+Decorator = Callable[[Test], Test]
+
+# Reasons that torch gives for a skip and that say no more than that a plugin's name is not on one of its lists.
+FOR_THE_NAME_ALONE = re.compile(
+    r"to be one of \{.*'gloo'"
+    r"|Only gloo backend supports timeouts"
+    r"|Only Gloo backend supports sparse"
+    r"|Only MPI supports (CPU all_to_all_single|all_to_all)$"
+    r"|GLOO Batch Send Recv CPU"
+    r"|get_future is only supported"
+)
+
+
+def _run_what_is_skipped_for_the_name() -> None:
+    skip_if = common_utils.skip_but_pass_in_sandcastle_if
+
+    def unless_for_the_name(reason: str) -> Decorator:
+        return skip_if(not FOR_THE_NAME_ALONE.search(reason), reason)
+
+    def if_not_for_the_name(condition: object, reason: str) -> Decorator:
+        return skip_if(bool(condition) and not FOR_THE_NAME_ALONE.search(reason), reason)
+
+    common_utils.skip_but_pass_in_sandcastle = unless_for_the_name
+    common_utils.skip_but_pass_in_sandcastle_if = if_not_for_the_name
+    for users in common_distributed.DistTestCases.backend_feature.values():
+        users.add(TOLD)
+
+
+def _skip_before_ranks_start() -> None:
+    """Torch finds out in the ranks that there are no accelerators or too few ranks, which is half of the time."""
+    if not torch.accelerator.is_available():
+        no_device = unittest.skip("needs accelerators")
+        common_distributed.skip_if_no_gpu = no_device
+        common_distributed.skip_if_lt_x_gpu = lambda _, *, allow_cpu=False: (lambda f: f) if allow_cpu else no_device
+    if RANKS < SMALLEST_LARGE_WORLD:
+        common_distributed.skip_if_small_worldsize = unittest.skip(f"needs {SMALLEST_LARGE_WORLD} ranks")
+
+
+if SERVED_BY == "sagecomm":
+    import sagecomm  # noqa: F401
+
+if SERVED_BY == TOLD:
+    _run_what_is_skipped_for_the_name()
+else:
+    dist.Backend._plugins[TOLD.upper()] = dist.Backend._plugins[SERVED_BY.upper()]
+_skip_before_ranks_start()
+
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend  # noqa: E402
+
+RANK_SERVER = multiprocessing.get_context("forkserver")
+RANK_SERVER.set_forkserver_preload([__name__])
+
+# What torch sets for each test, after the server has started.
+OF_ONE_TEST = ("INIT_METHOD", "MASTER_ADDR", "TEMP_DIR")
+SIGTERM_BOUND_S = 60.0
+
+
+def _rank_process(target: Test, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    environment = {each: os.environ[each] for each in OF_ONE_TEST if each in os.environ}
+    return RANK_SERVER.Process(target=_rank, name=name, args=(environment, target, args, kwargs))
+
+
+def _rank(environment: dict[str, str], target: Test, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    os.environ.update(environment)
+    target(*args, **kwargs)
+
+
+class TorchTests(TestDistBackend, DistributedTest._DistTestBase):
+    def setUp(self) -> None:
+        super().setUp()
+        self._start_processes(_rank_process)
+
+    def tearDown(self) -> None:
+        processes = list(self.processes)
+        super().tearDown()  # sends SIGTERM to those that are left
+        for each in processes:
+            each.join(SIGTERM_BOUND_S)
+            if each.exitcode is None:
+                each.kill()
+                each.join()
+                raise AssertionError(f"{each.name} did not end within {SIGTERM_BOUND_S:g} s of SIGTERM")
+
+
+del TestDistBackend  # a loader would take it for a class of tests

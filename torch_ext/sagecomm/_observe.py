@@ -1,0 +1,68 @@
+"""What a running group tells about itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sagecomm import _native
+
+
+def get_stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """What this rank's operations of a group came to since it was made, of those that succeeded.
+
+    Args:
+        group: The process group; the default one if None.
+
+    Returns:
+        `all_reduce_count`, `total_bytes` (what this rank put in) and `avg_latency_ms` of all operations; `ops`: count
+        and bytes by operation; `rows`: one for each `op`, `dtype`, size class (`up_to` bytes, more than half of that),
+        `algorithm` and `transport`, with `count`, `bytes`, how many did not enter Go (`fast`), how many operations
+        were packed into others (`fused`), times from issue to completion in us (`avg_us`, `p50_us`, `p99_us`,
+        `max_us`; of the average, `wait_us` waiting for peers and `transfer_us` the rest), and bandwidths in GB/s as
+        nccl-tests define them (`algbw_gbps`, `busbw_gbps`); counters (`fast`, `fused`, `blocked`, `sleeps`);
+        `classes`: which algorithm serves which length; `failure`, if the group has failed. Quantiles are within a
+        quarter of themselves.
+
+    Raises:
+        ValueError: The group is no group of sagecomm, or this rank is not in it.
+    """
+    stats: dict[str, Any] = json.loads(_backend(group, "get_stats").stats_json())
+    return stats
+
+
+def dump_flight_recorder(prefix: str | None = None) -> None:
+    """Writes the last operations of all groups into the file of this rank that torch's analyser reads.
+
+        python -m torch.distributed.flight_recorder.fr_trace DIRECTORY -p rank_
+
+    Args:
+        prefix: Of the file's path; the rank's number in the job is added. None: where failures are dumped, see
+            SAGECOMM_FR_DUMP.
+
+    Raises:
+        RuntimeError: There is no such place, no group, or the file cannot be written.
+    """
+    _native.load().flight_dump(prefix)
+
+
+def metrics() -> str:
+    """The statistics of all groups of this process in Prometheus's text format. See SAGECOMM_METRICS_FILE as well."""
+    return _native.load().metrics()
+
+
+def _backend(group: dist.ProcessGroup | None, call: str) -> Any:
+    pg: Any = group or dist.group.WORLD
+    if pg is None:
+        raise ValueError(f"sagecomm: {call}: call init_process_group first")
+    if not isinstance(pg, dist.ProcessGroup):  # GroupMember.NON_GROUP_MEMBER, of new_group()
+        raise ValueError(f"sagecomm: {call}: this rank is not in the group")
+    for device in pg._device_types:
+        backend = pg._get_backend(torch.device(device))
+        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        if hasattr(backend, "stats_json"):
+            return backend
+    raise ValueError(f"sagecomm: {call}: the group's backend is {dist.get_backend(pg)}")

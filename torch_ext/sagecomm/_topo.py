@@ -1,0 +1,191 @@
+"""python -m sagecomm topo: what the core says of this host (sagecomm.h, topology), as text for people.
+
+The cpus are shown by NUMA node, with the devices that are near to it; those of no node by package.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_Json = dict[str, Any]
+
+
+def text(host: _Json) -> str:
+    lines = [_title(host["host"]), *_indented([_summary(host), _process(host)])]
+    rest = cpus(host.get("online", ""))
+    nodes: list[_Json] = host.get("nodes", [])
+    devices = _devices(host)
+    for node in nodes:
+        mine = cpus(node.get("cpus", ""))
+        rest -= mine
+        where = [_package(package) for package in host.get("packages", []) if cpus(package["cpus"]) & mine]
+        facts = [*_processors(host, mine, where), _memory(node, nodes), *devices.pop(node["id"], [])]
+        lines += _block(f"node {node['id']}", facts)
+    for package in host.get("packages", []):
+        if mine := cpus(package["cpus"]) & rest:
+            lines += _block(_package(package), _processors(host, mine))
+    elsewhere = devices.pop(None, [])
+    for number, facts in sorted(devices.items()):  # nodes that are not known otherwise
+        lines += _block(f"node {number}", facts)
+    lines += _block("near to no node in particular" if nodes else "devices", elsewhere)
+    return "\n".join(lines)
+
+
+def cpus(kernel_list: str) -> set[int]:
+    """ "0-3,8" -> {0, 1, 2, 3, 8}"""
+    found: set[int] = set()
+    for part in filter(None, kernel_list.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def kernel_list(numbers: Iterable[int]) -> str:
+    """{0, 1, 2, 3, 8} -> "0-3,8" """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _block(title: str, facts: Sequence[str]) -> list[str]:
+    facts = _indented(_indented(facts))
+    return [f"  {title}", *facts] if facts else []
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return ["  " + line for line in lines if line]
+
+
+def _title(host: _Json) -> str:
+    boot = f" (boot id {host['boot_id']})" if "boot_id" in host else ""
+    return f"host {host.get('name', 'of unknown name')}{boot}"
+
+
+def _summary(host: _Json) -> str:
+    packages = host.get("packages", [])
+    counts = []
+    if packages:
+        cores = sum(len(package["cores"]) for package in packages)
+        online = len(cpus(host["online"]))
+        counts = [_many(len(packages), "package"), _many(cores, "core"), _many(online, "cpu")]
+    if "offline" in host:
+        counts.append(f"{len(cpus(host['offline']))} more offline")
+    if "memory_bytes" in host:
+        counts.append(f"memory {_size(host['memory_bytes'])}")
+    return ": ".join(filter(None, [host.get("cpu_model", ""), ", ".join(counts)]))
+
+
+def _process(host: _Json) -> str:
+    process = host["process"]
+    facts = []
+    if "cpus" in process:
+        facts.append(f"cpus {process['cpus']} ({len(cpus(process['cpus']))})")
+    if "cpu_quota" in process:
+        facts.append(f"as much time as {process['cpu_quota']:g} cpus have")
+    if "memory_nodes" in process:
+        facts.append(f"memory of nodes {process['memory_nodes']}")
+    return f"this process may use {', '.join(facts)}" if facts else ""
+
+
+def _processors(host: _Json, mine: set[int], where: Sequence[str] = ()) -> list[str]:
+    """The cpus of a node or package: which they are, how they share cores and caches."""
+    if not mine:
+        return ["no cpus"]
+    cores = [cpus(core["cpus"]) for package in host.get("packages", []) for core in package["cores"]]
+    threads = Counter(len(core) for core in cores if core & mine)
+    facts = [
+        _many(n, "core") + (f" of {_many(size, 'thread')}" if size > 1 else "") for size, n in sorted(threads.items())
+    ]
+    caches = Counter(
+        (cache["level"], cache.get("bytes", 0)) for cache in host.get("caches", []) if cpus(cache["cpus"]) & mine
+    )
+    kinds = [
+        f"L{level}" + (f" {n} x" if n > 1 else "") + (f" {_size(size)}" if size else " of unknown size")
+        for (level, size), n in sorted(caches.items())
+    ]
+    return [
+        ": ".join(filter(None, [f"cpus {kernel_list(mine)}", ", ".join([*facts, *where])])),
+        f"caches: {', '.join(kinds)}" if kinds else "",
+    ]
+
+
+def _memory(node: _Json, nodes: Sequence[_Json]) -> str:
+    facts = [f"memory {_size(node['memory_bytes'])}"] if "memory_bytes" in node else []
+    others = [
+        f"{distance} to node {other['id']}"
+        for other, distance in zip(nodes, node.get("distances", []), strict=False)
+        if other is not node
+    ]
+    if others:
+        facts.append(f"distance {', '.join(others)}")
+    return "; ".join(facts)
+
+
+def _devices(host: _Json) -> dict[int | None, list[str]]:
+    """The lines of a node's accelerators and adapters; of no node: None."""
+    found: dict[int | None, list[str]] = {}
+    for devices, line in (("accelerators", _accelerator), ("rdma", _adapter), ("interfaces", _interface)):
+        for device in host.get(devices, []):
+            found.setdefault(device.get("node"), []).append(line(device))
+    return found
+
+
+def _accelerator(device: _Json) -> str:
+    # As lspci -nn writes them, to look them up.
+    ids = f"{device['vendor']}:{device.get('device', '?')}".replace("0x", "")
+    maker = f"{device['vendor_name']} {ids}" if "vendor_name" in device else ids
+    driver = f"driver {device['driver']}" if "driver" in device else "no driver"
+    return f"{device['address']}: {device['kind']}, {maker}, {driver}"
+
+
+def _adapter(adapter: _Json) -> str:
+    facts = []
+    for port in adapter.get("ports", []):
+        rate = _rate(port["gbps"] * 1000) if "gbps" in port else None
+        known = [port.get("link"), rate, port.get("state")]
+        facts.append(" ".join(filter(None, [f"port {port['number']}", *known])))
+    if "interfaces" in adapter:
+        facts.append(f"as {', '.join(adapter['interfaces'])}")
+    return f"{adapter['name']}: RDMA{''.join(f', {fact}' for fact in facts)}"
+
+
+def _interface(interface: _Json) -> str:
+    facts = ["up" if interface["up"] else "down"]
+    if interface.get("loopback"):
+        facts.append("loopback")
+    if "mbps" in interface:
+        facts.append(_rate(interface["mbps"]))
+    if "mtu" in interface:
+        facts.append(f"MTU {interface['mtu']}")
+    return f"{interface['name']}: {', '.join(facts)}"
+
+
+def _package(package: _Json) -> str:
+    return f"package {package.get('id', 'of unknown number')}"
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _size(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{_short(size)} {unit}"
+        size /= 1024
+    return f"{_short(size)} TiB"
+
+
+def _rate(mbps: float) -> str:
+    return f"{_short(mbps / 1000)} Gb/s" if mbps >= 1000 else f"{_short(mbps)} Mb/s"
+
+
+def _short(number: float) -> str:
+    """One digit behind the point, if it is not 0."""
+    return f"{number:.1f}".removesuffix(".0")
