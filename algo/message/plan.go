@@ -95,6 +95,10 @@ func outputBlocks(k coll.Kind) bool {
 // flat says whether a kind has no blocks at all.
 func flat(k coll.Kind) bool { return !inputBlocks(k) && !outputBlocks(k) }
 
+// InputBlocks and OutputBlocks say whether a buffer is a block for each rank.
+func (p Plan) InputBlocks() bool  { return inputBlocks(p.Kind) }
+func (p Plan) OutputBlocks() bool { return outputBlocks(p.Kind) }
+
 // MaxLag is the largest lag of the plan.
 func (p Plan) MaxLag() int {
 	lag := 0

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define SCR_LINE 128
-#define SCR_BOARD_MAGIC UINT64_C(0x7361676562643031) /* "sagebd01" */
+#define SCR_BOARD_MAGIC UINT64_C(0x7361676562643032) /* "sagebd02" */
 
 /* The small lane: payload beside the sequence number. */
 #define SCR_SMALL_SLOTS 8
@@ -52,14 +52,17 @@ typedef struct scr_record {
 
 /* Where a driver says that it sleeps. */
 typedef struct scr_sleeper {
-  /* 0: awake. Collectives: 1 + the rank whose flag is waited for, or SCR_SLEEP_ANY; messages: how many threads sleep.
-   * Plus SCR_SLEEP_ENGINE. Owner writes. */
+  /* 0: awake. Collectives: 1 + the rank whose flag is waited for, or SCR_SLEEP_ANY, and which flag of a flow
+   * (SCR_SLEEP_FLOW); messages: how many threads sleep. Plus SCR_SLEEP_ENGINE. Owner writes. */
   alignas(SCR_LINE) _Atomic uint32_t waits_for;
   /* Futex word of the thread that drives; added to by whoever wakes it. */
   alignas(SCR_LINE) _Atomic uint32_t bell;
 } scr_sleeper;
 
-#define SCR_SLEEP_ANY UINT32_C(0x7fffffff)
+#define SCR_SLEEP_ANY UINT32_C(0xffff)
+/* Added to the rank: 0 for a flag of its board or slots, else its message in a channel of the flow to the sleeper, or
+ * room in that from it. */
+#define SCR_SLEEP_FLOW(channel, room) ((1 + 2 * (uint32_t)(channel) + (uint32_t)(room)) << 16)
 #define SCR_SLEEP_ENGINE UINT32_C(0x80000000) /* ring the process's engine bell: instead, of messages as well */
 
 #define SCR_FAILURE_BYTES 4096
@@ -77,6 +80,33 @@ typedef struct scr_ring {
 } scr_ring;
 
 #define SCR_RING_BYTES (512 * 1024) /* power of two */
+
+/* Flows: what collectives made of messages go through. A flow is one ordered pair's and one channel's: places that are
+ * used in turn, message n in place n mod SCR_FLOW_PLACES. It lies in the writer's arena and only the writer writes it. */
+#define SCR_FLOW_CHANNELS 4
+#define SCR_FLOW_PLACES 4
+#define SCR_FLOW_BYTES (64 * 1024) /* the longest message */
+
+typedef struct scr_flow_place {
+  alignas(SCR_LINE) _Atomic uint64_t filled; /* number of the message, from 1; stored last */
+  uint64_t hash;                             /* the writer's running hash of calls, including this one */
+  uint64_t bytes;                            /* of the message */
+  uint64_t block; /* bytes, of all chunks, of the longest of the blocks that it holds a part of */
+  /* SCR_FLOW_DATA: the message */
+} scr_flow_place;
+
+#define SCR_FLOW_DATA 64
+#define SCR_FLOW_STRIDE (SCR_LINE + SCR_FLOW_BYTES)
+
+typedef struct scr_flow {
+  alignas(SCR_LINE) _Atomic uint64_t sent; /* messages; nobody waits for this word */
+  alignas(SCR_LINE) unsigned char places[SCR_FLOW_PLACES * SCR_FLOW_STRIDE];
+} scr_flow;
+
+/* Reader's side of the flows from one rank; owner: the reader. */
+typedef struct scr_flow_reader {
+  alignas(SCR_LINE) _Atomic uint64_t taken[SCR_FLOW_CHANNELS]; /* messages */
+} scr_flow_reader;
 
 #define SCR_GAVE_UP UINT64_MAX /* before its first collective; the reason is in failure_record */
 
@@ -97,7 +127,9 @@ typedef struct scr_board {
   alignas(SCR_LINE) scr_record records[SCR_RECORDS];
   alignas(SCR_LINE) unsigned char small[SCR_SMALL_SLOTS * SCR_SMALL_STRIDE];
   /* scr_ring_reader reader[size]: of the rings that other ranks write for this one.
+   * scr_flow_reader flow_reader[size]: of the flows.
    * _Atomic uint64_t ring[size]: offsets in the owner's arena of the rings that it writes, 0 until one exists.
+   * _Atomic uint64_t flow[size][SCR_FLOW_CHANNELS]: of the flows.
    * _Atomic uint64_t closed[size]: 1 once that rank will not touch this board any more; that rank writes it. */
   alignas(SCR_LINE) unsigned char variable[];
 } scr_board;
@@ -107,12 +139,24 @@ static inline scr_ring_reader *scr_board_reader(scr_board *b, uint32_t from) {
 }
 
 /* size: of the group, not the board's word for it, which any rank can write. */
+static inline scr_flow_reader *scr_board_flow_reader(scr_board *b, uint32_t size, uint32_t from) {
+  return (scr_flow_reader *)(void *)(b->variable + size * sizeof(scr_ring_reader)) + from;
+}
+
 static inline _Atomic uint64_t *scr_board_ring(scr_board *b, uint32_t size, uint32_t to) {
-  return (_Atomic uint64_t *)(void *)(b->variable + size * sizeof(scr_ring_reader)) + to;
+  return (_Atomic uint64_t *)(void *)scr_board_flow_reader(b, size, size) + to;
+}
+
+static inline _Atomic uint64_t *scr_board_flow(scr_board *b, uint32_t size, uint32_t to, uint32_t channel) {
+  return scr_board_ring(b, size, size) + to * SCR_FLOW_CHANNELS + channel;
 }
 
 static inline _Atomic uint64_t *scr_board_closed(scr_board *b, uint32_t size, uint32_t by) {
-  return scr_board_ring(b, size, size) + by;
+  return scr_board_flow(b, size, size, 0) + by;
+}
+
+static inline uint64_t scr_board_variable_bytes(uint64_t size) {
+  return size * (sizeof(scr_ring_reader) + sizeof(scr_flow_reader) + (2 + SCR_FLOW_CHANNELS) * sizeof(uint64_t));
 }
 
 #endif

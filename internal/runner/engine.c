@@ -124,7 +124,7 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_trouble *t
     if (at->health) rc = scr_health(g, r, at->now);
     if (r->deadline_ns == 0) r->deadline_ns = at->now + r->timeout_ns;
     if (at->announce || rc > 0) { /* the others need not ring, and see whom this rank waits for */
-      uint32_t word = SCR_SLEEP_ENGINE | (1 + (uint32_t)r->peer);
+      uint32_t word = SCR_SLEEP_ENGINE | scr_sleeps_word(r);
       atomic_store_explicit(&g->board->collective.waits_for, word, memory_order_relaxed);
     }
   } else {

@@ -22,7 +22,7 @@ scr_group *scr_group_of(uint64_t handle) {
 }
 
 uint64_t scr_board_bytes(int32_t size) {
-  uint64_t n = sizeof(scr_board) + (uint64_t)size * (sizeof(scr_ring_reader) + 2 * sizeof(uint64_t));
+  uint64_t n = sizeof(scr_board) + scr_board_variable_bytes((uint64_t)size);
   return (n + 4095) & ~UINT64_C(4095);
 }
 
@@ -83,7 +83,8 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   size_t n = (size_t)config->size;
   scr_peer *peer = g ? zeroed(n * sizeof *peer) : NULL;
   uint64_t *offsets = peer ? zeroed(2 * (n + 1) * sizeof *offsets) : NULL;
-  scr_channel *channel = offsets ? zeroed(n * sizeof *channel) : NULL;
+  scr_flow_end *flow = offsets ? zeroed(n * sizeof *flow) : NULL;
+  scr_channel *channel = flow ? zeroed(n * sizeof *channel) : NULL;
   const scr_peer_config *mine = &config->peers[config->rank];
   void *area = mine->flight ? (unsigned char *)mine->arena + mine->flight : NULL;
   scr_recorder *recorder =
@@ -95,6 +96,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     scr_stats_free(stats);
     scr_recorder_free(recorder);
     free(channel);
+    free(flow);
     free(offsets);
     free(peer);
     if (g != NULL && groups[index] == NULL) free(g);
@@ -106,6 +108,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   g->peer = peer;
   g->fast_offsets = offsets;
   g->channel = channel;
+  g->flow = flow;
   g->recorder = recorder;
   g->stats = stats;
   g->tracer = tracer;
@@ -175,6 +178,8 @@ void scr_group_close(scr_group *g) {
   free(g->peer);
   free(g->fast_offsets);
   free(g->channel);
+  free(g->flow);
+  free(g->scratch);
   scr_recorder_free(g->recorder);
   g->recorder = NULL;
   scr_stats_free(g->stats);
@@ -183,6 +188,8 @@ void scr_group_close(scr_group *g) {
   g->tracer = NULL;
   g->peer = NULL;
   g->channel = NULL;
+  g->flow = NULL;
+  g->scratch = NULL;
   uint32_t index = (uint32_t)g->handle - 1;
   /* The next generation, locked and down, refuses whoever still holds the handle. */
   uint64_t next = ((g->handle >> 32) + 1) & 0xffff;
@@ -394,20 +401,26 @@ uint64_t scr_group_consumed(const scr_group *g, int32_t rank) {
 
 int32_t scr_group_awaits(const scr_group *g, int32_t rank) {
   uint32_t word = atomic_load_explicit(&g->peer[rank].board->collective.waits_for, memory_order_acquire);
-  word &= ~SCR_SLEEP_ENGINE;
-  return word >= 1 && word <= (uint32_t)g->size ? (int32_t)word - 1 : -1;
+  uint32_t who = scr_sleeps_for(word);
+  if (who < 1 || who > (uint32_t)g->size) return -1;
+  return scr_flow_is_there(g, rank, (int32_t)who - 1, word) ? -1 : (int32_t)who - 1;
 }
 
 /* ---- program cache ---- */
 
 scr_program *scr_program_new(void) { return calloc(1, sizeof(scr_program)); }
 
-void scr_program_free(scr_program *p) { free(p); }
+void scr_program_free(scr_program *p) {
+  free(p->messages);
+  free(p);
+}
 
 /* kind (4 bits) | dtype (5) | reduce op (4) | class (8) | root + 1 (32), never 0. What a collective does not depend on
- * stays 0, so that a broadcast has one program for all types. */
+ * stays 0, so that a broadcast has one program for all types. Blocks that are given one by one have programs of their own
+ * (bit 62): not every plan can have them. */
 uint64_t scr_cache_key(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
   uint64_t key = UINT64_C(1) << 63 | (uint64_t)op->kind << 53 | (uint64_t)scr_group_class(g, op->kind, bytes) << 41;
+  if (op->in_blocks || op->out_blocks) key |= UINT64_C(1) << 62;
   if (scr_reduces(op->kind)) key |= (uint64_t)op->dtype << 36 | (uint64_t)op->reduce_op << 32;
   if (scr_rooted(op->kind)) key |= (uint64_t)((uint32_t)op->root + 1);
   return key;

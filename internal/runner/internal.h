@@ -117,7 +117,10 @@ struct scr_run {
   _Atomic int64_t deadline_ns; /* 0: not waited yet. A waiter and the engine may both set it. */
   _Atomic int64_t extended_ns; /* until when what it was moved for had lasted */
 
+  uint64_t cell; /* bytes of a cell of scratch memory, of a collective made of messages */
+
   _Atomic uint64_t *flag; /* where it is blocked */
+  uint32_t flow;          /* SCR_SLEEP_FLOW of that, 0: it is no flow's */
   uint64_t need;
   uint64_t expected; /* SCR_TROUBLE_SPLIT: bytes, where `need` came */
   int32_t peer;
@@ -200,6 +203,15 @@ typedef struct scr_channel {
   struct scr_grant *grant_head, *grant_tail; /* clearances that found no room yet */
 } scr_channel;
 
+/* One direction pair of flows with one peer; under the drive lock. */
+typedef struct scr_flow_end {
+  scr_flow *out[SCR_FLOW_CHANNELS]; /* set by Go before the first program that sends there */
+  const scr_flow *in[SCR_FLOW_CHANNELS];
+  uint64_t sent[SCR_FLOW_CHANNELS];
+  uint64_t taken_seen[SCR_FLOW_CHANNELS]; /* lower bound of what the peer has taken of them */
+  uint64_t taken[SCR_FLOW_CHANNELS];
+} scr_flow_end;
+
 #define SCR_FUSED_SHAPES 64
 
 /* Collectives longer than this read the clock at both ends: see recorder.h. */
@@ -235,6 +247,10 @@ struct scr_group {
 
   alignas(SCR_LINE) _Atomic uint32_t queue_lock;
   scr_run *queue_head, *queue_tail;
+
+  scr_flow_end *flow;     /* by peer */
+  unsigned char *scratch; /* of collectives made of messages: one at a time needs it */
+  uint64_t scratch_bytes;
 
   scr_run fast; /* the run of the fast path, under the drive lock */
   uint64_t *fast_offsets;
@@ -305,13 +321,17 @@ static inline void scr_store_flag(_Atomic uint64_t *flag, uint64_t value) {
   atomic_store_explicit(flag, value, memory_order_seq_cst);
 }
 void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word);
+/* 1 + the rank whose flag a sleeper of collectives waits for, SCR_SLEEP_ANY, or 0. */
+static inline uint32_t scr_sleeps_for(uint32_t word) { return word & 0xffff; }
+/* What it says as it waits where the run is blocked. */
+static inline uint32_t scr_sleeps_word(const scr_run *r) { return r->flow | (1 + (uint32_t)r->peer); }
 static inline void scr_wake_readers(scr_group *g) {
   uint32_t me = 1 + (uint32_t)g->rank;
   for (int32_t i = 0; i < g->size; i++) {
     scr_sleeper *s = &g->peer[i].board->collective;
     uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
     if (SCR_UNLIKELY(word != 0)) {
-      uint32_t who = word & ~SCR_SLEEP_ENGINE;
+      uint32_t who = scr_sleeps_for(word);
       if (i != g->rank && (who == me || who == SCR_SLEEP_ANY)) scr_wake_peer(&g->peer[i], s, word);
     }
   }
@@ -329,6 +349,15 @@ void scr_describe_trouble(const scr_run *r, int code, scr_trouble *out);
 void scr_run_start(scr_group *g, scr_run *r);
 /* Goes on until the run is finished or blocked, or until_ns (0: never) has passed. Under the drive lock. */
 int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns);
+
+/* ---- collectives made of messages (flow.c) ---- */
+
+/* How many bytes are cut into chunks: the longest block that this rank knows of. */
+uint64_t scr_flow_longest(const scr_group *g, const scr_run *r);
+/* As scr_run_advance(), of a program of messages. */
+int scr_flow_advance(scr_group *g, scr_run *r, int64_t until_ns);
+/* Whether what a rank says that it sleeps for, in a flow from or to `awaited`, is there. */
+bool scr_flow_is_there(const scr_group *g, int32_t rank, int32_t awaited, uint32_t word);
 
 /* ---- runs and queue (run.c, issue.c) ---- */
 

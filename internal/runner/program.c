@@ -1,7 +1,7 @@
 /* program.c: the interpreter. A run is a cursor (position of the pipeline, stage) over its program; every stage first
  * waits for the flags it needs, without side effects, and then moves its chunk, so that a blocked stage can simply be
  * entered again. Called under the drive lock; never sleeps. */
-#include "recorder.h"
+#include "program.h"
 
 /* ---- addresses ---- */
 
@@ -38,22 +38,6 @@ static inline _Atomic uint64_t *consumed_word(const scr_peer *p, int lane) {
   return lane == 0 ? &p->board->consumed0 : &p->board->consumed1;
 }
 
-/* Bytes from `offset` on that lie together, at most `want`. */
-static inline unsigned char *span(scr_segments *s, uint64_t offset, uint64_t want, uint64_t *got) {
-  if (s->n == 0) {
-    *got = 0;
-    return NULL;
-  }
-  while (SCR_UNLIKELY(offset < s->base)) s->base -= s->list[--s->at].bytes;
-  while (s->at + 1 < s->n && offset - s->base >= s->list[s->at].bytes) s->base += s->list[s->at++].bytes;
-  const sagecomm_segment *segment = &s->list[s->at];
-  uint64_t left = segment->bytes - (offset - s->base);
-  *got = left < want ? left : want;
-  return (unsigned char *)segment->data + (offset - s->base);
-}
-
-static inline uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
 /* ---- the parts of a chunk ---- */
 
 /* Where chunk k begins in the buffer, or in each block; and what of it there is in one of `bytes`. */
@@ -61,7 +45,7 @@ static inline uint64_t chunk_at(const scr_run *r, uint64_t k) { return r->base +
 
 static inline uint64_t piece_of(const scr_run *r, uint64_t bytes, uint64_t k) {
   uint64_t at = chunk_at(r, k);
-  return at >= bytes ? 0 : min_u64(r->program->chunk, bytes - at);
+  return at >= bytes ? 0 : scr_min(r->program->chunk, bytes - at);
 }
 
 /* The chunk of the buffer, or of the longest block. */
@@ -78,45 +62,18 @@ static inline uint64_t piece_index(const scr_group *g, int32_t from, int32_t to)
 /* Share i of a chunk of n bytes: equal pieces, multiples of 64 bytes, the last ones shorter or empty. */
 static inline void share_of(uint64_t n, int32_t size, int32_t i, uint64_t *from, uint64_t *len) {
   uint64_t piece = ((n + (uint64_t)size - 1) / (uint64_t)size + 63) & ~UINT64_C(63);
-  *from = min_u64((uint64_t)i * piece, n);
-  *len = min_u64((uint64_t)(i + 1) * piece, n) - *from;
+  *from = scr_min((uint64_t)i * piece, n);
+  *len = scr_min((uint64_t)(i + 1) * piece, n) - *from;
 }
 
 /* ---- flags ---- */
-
-/* As a thread spins for a flag and has it, or has not. */
-static inline void spun(const scr_group *g, const scr_run *r, uint64_t since, int32_t peer) {
-  if (SCR_UNLIKELY(g->tracer != NULL)) scr_trace_add(g->tracer, r, SCR_TRACE_WAIT, since, peer, 0);
-}
-
-static inline int await(scr_group *g, scr_run *r, _Atomic uint64_t *flag, uint64_t need, int32_t peer) {
-  if (SCR_LIKELY(atomic_load_explicit(flag, memory_order_acquire) >= need)) {
-    scr_note_waited(r);
-    return 0;
-  }
-  scr_note_blocked(r);
-  uint64_t since = scr_trace_clock(g);
-  for (uint32_t n = g->spin_now; n > 0; n--) {
-    scr_pause();
-    if (atomic_load_explicit(flag, memory_order_acquire) >= need) {
-      spun(g, r, since, peer);
-      scr_note_waited(r);
-      return 0;
-    }
-  }
-  spun(g, r, since, peer);
-  r->flag = flag;
-  r->need = need;
-  r->peer = peer;
-  return SCR_BLOCKED;
-}
 
 /* Waits until rank p has filled its slot for the ticket and compares its calls with ours. */
 static int await_filled(scr_group *g, scr_run *r, int lane, int32_t p, uint64_t ticket) {
   scr_peer *peer = &g->peer[p];
   scr_slot *s = slot_of(peer, lane, ticket);
   if (SCR_UNLIKELY(s == NULL)) { /* its first use of the large lane */
-    int rc = await(g, r, &peer->board->large, 1, p);
+    int rc = scr_await(g, r, &peer->board->large, 1, p);
     if (rc) return rc;
     s = slot_of(peer, lane, ticket);
     if (s == NULL) {
@@ -124,7 +81,7 @@ static int await_filled(scr_group *g, scr_run *r, int lane, int32_t p, uint64_t 
       return SCR_TROUBLE_GARBAGE;
     }
   }
-  int rc = await(g, r, &s->filled, ticket + 1, p);
+  int rc = scr_await(g, r, &s->filled, ticket + 1, p);
   if (SCR_UNLIKELY(rc)) return rc;
   if (SCR_UNLIKELY(s->hash != r->hash)) {
     r->peer = p;
@@ -142,7 +99,7 @@ static int await_consumed(scr_group *g, scr_run *r, int lane, uint64_t ticket) {
   for (int32_t p = 0; p < g->size; p++) {
     scr_peer *peer = &g->peer[p];
     if (p == g->rank || peer->consumed_seen[lane] >= need) continue;
-    int rc = await(g, r, consumed_word(peer, lane), need, p);
+    int rc = scr_await(g, r, consumed_word(peer, lane), need, p);
     if (rc) return rc;
     /* It may have risen since: what relies on this value later waits for nothing more, so this look acquires as well. */
     peer->consumed_seen[lane] = atomic_load_explicit(consumed_word(peer, lane), memory_order_acquire);
@@ -157,7 +114,7 @@ static void copy_in(scr_run *r, uint64_t offset, uint64_t n, unsigned char *dst)
   const scr_program *pg = r->program;
   while (n > 0) {
     uint64_t len;
-    const unsigned char *src = span(&r->in, offset, n, &len);
+    const unsigned char *src = scr_span(&r->in, offset, n, &len);
     if (pg->scale) {
       pg->scale(dst, src, len / pg->elem, r->factor);
     } else {
@@ -173,7 +130,7 @@ static void copy_out(scr_run *r, uint64_t offset, uint64_t n, const unsigned cha
   const scr_program *pg = r->program;
   while (n > 0) {
     uint64_t len;
-    unsigned char *dst = span(&r->out, offset, n, &len);
+    unsigned char *dst = scr_span(&r->out, offset, n, &len);
     if (dst != src) (r->stream_out ? pg->kernels->copy_stream : pg->kernels->copy)(dst, src, len);
     offset += len;
     src += len;
@@ -247,8 +204,8 @@ static void fold_block(scr_group *g, scr_run *r, uint64_t k) {
     src[p] = data + piece_index(g, p, g->rank) * stride;
   }
   for (uint64_t len = piece_of(r, scr_block_bytes(&r->in_blocks, g->rank), k), part; len > 0; len -= part) {
-    const unsigned char *own = span(&r->in, own_at, len, &part);
-    unsigned char *out = span(&r->out, out_at, part, &part);
+    const unsigned char *own = scr_span(&r->in, own_at, len, &part);
+    unsigned char *out = scr_span(&r->out, out_at, part, &part);
     if (pg->scale) {
       pg->scale(out, own, part / pg->elem, r->factor);
       own = out;
@@ -290,11 +247,11 @@ static int fold(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   }
   int32_t n_back = back_slots(g, r, st, ticket, back);
   while (len > 0) {
-    uint64_t part = n_back + st->to_output > 2 ? min_u64(len, FOLD_BLOCK) : len;
+    uint64_t part = n_back + st->to_output > 2 ? scr_min(len, FOLD_BLOCK) : len;
     const unsigned char *own = base[g->rank] + from;
     unsigned char *out = NULL;
-    if (pg->own_from_input) own = span(&r->in, at + from, part, &part);
-    if (st->to_output) out = span(&r->out, at + from, part, &part);
+    if (pg->own_from_input) own = scr_span(&r->in, at + from, part, &part);
+    if (st->to_output) out = scr_span(&r->out, at + from, part, &part);
     for (int32_t p = 0; p < g->size; p++) src[p] = base[p] + from;
     src[g->rank] = own;
     int32_t done = 0;
@@ -318,7 +275,7 @@ static int collect(scr_group *g, scr_run *r, uint64_t k) {
   uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k);
   for (int32_t i = 1; i < g->size; i++) { /* all slots were seen by the fold */
     int32_t p = (g->rank + i) % g->size;
-    int rc = await(g, r, slot_reduced(slot_of(&g->peer[p], pg->lane, ticket)), ticket + 1, p);
+    int rc = scr_await(g, r, slot_reduced(slot_of(&g->peer[p], pg->lane, ticket)), ticket + 1, p);
     if (SCR_UNLIKELY(rc)) return rc;
   }
   const unsigned char *mine = slot_data(slot_of(&g->peer[g->rank], pg->lane, ticket), pg->lane, n);
@@ -354,8 +311,8 @@ static void copy_across(scr_group *g, scr_run *r, uint64_t from, uint64_t n) {
   uint64_t out = pg->output_blocks ? scr_block_at(&r->out_blocks, g->rank) + from : from;
   while (n > 0) {
     uint64_t len;
-    unsigned char *dst = span(&r->out, out, n, &len);
-    const unsigned char *src = span(&r->in, at, len, &len);
+    unsigned char *dst = scr_span(&r->out, out, n, &len);
+    const unsigned char *src = scr_span(&r->in, at, len, &len);
     if (pg->scale) {
       pg->scale(dst, src, len / pg->elem, r->factor);
     } else if (dst != src) {
@@ -409,11 +366,11 @@ static int publish_heads(scr_group *g, scr_run *r) {
     if (lengths[1 + i] > longest) longest = lengths[1 + i];
   }
   lengths[0] = r->longest = longest;
-  uint64_t stride = stride_of(min_u64(longest, pg->head));
+  uint64_t stride = stride_of(scr_min(longest, pg->head));
   data += heads_at(g);
   for (int32_t i = 1; i < g->size; i++, data += stride) {
     int32_t to = (g->rank + i) % g->size;
-    copy_in(r, scr_block_at(&r->in_blocks, to), min_u64(lengths[1 + to], pg->head), data);
+    copy_in(r, scr_block_at(&r->in_blocks, to), scr_min(lengths[1 + to], pg->head), data);
   }
   mark_filled(g, r, 0, s, r->ticket);
   return 0;
@@ -438,11 +395,11 @@ static int read_heads(scr_group *g, scr_run *r) {
     }
     if (SCR_UNLIKELY(longest < theirs || longest > INT64_MAX)) return SCR_TROUBLE_GARBAGE;
     if (longest > all) all = longest;
-    uint64_t stride = stride_of(min_u64(longest, pg->head));
-    copy_out(r, scr_block_at(&r->out_blocks, p), min_u64(mine, pg->head),
+    uint64_t stride = stride_of(scr_min(longest, pg->head));
+    copy_out(r, scr_block_at(&r->out_blocks, p), scr_min(mine, pg->head),
              data + heads_at(g) + piece_index(g, p, g->rank) * stride);
   }
-  copy_across(g, r, 0, min_u64(scr_block_bytes(&r->in_blocks, g->rank), pg->head));
+  copy_across(g, r, 0, scr_min(scr_block_bytes(&r->in_blocks, g->rank), pg->head));
   scr_store_flag(consumed_word(&g->peer[g->rank], 0), r->ticket + 1);
   SCR_FAULT(SCR_FAULT_PUBLISHED);
   scr_wake_readers(g);
@@ -472,10 +429,15 @@ void scr_run_start(scr_group *g, scr_run *r) {
   r->started = 1;
   r->longest = r->bytes;
   r->base = 0;
+  r->flow = 0;
   int lane = pg->n_heads ? 0 : pg->lane;
   uint64_t tickets = 1;
   if (pg->n_heads) {
     r->chunks = 0; /* until the heads are read */
+  } else if (pg->messages) {
+    r->longest = scr_flow_longest(g, r);
+    r->chunks = r->longest == 0 ? 1 : (r->longest + pg->chunk - 1) / pg->chunk;
+    tickets = 0;
   } else {
     if (pg->input_blocks && pg->output_blocks) r->longest = scr_block_bytes(&r->in_blocks, g->rank); /* alone */
     tickets = r->chunks = r->longest == 0 ? 1 : (r->longest + pg->chunk - 1) / pg->chunk;
@@ -518,6 +480,7 @@ static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
 
 int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {
   const scr_program *pg = r->program;
+  if (pg->messages) return scr_flow_advance(g, r, until_ns);
   for (; SCR_UNLIKELY(r->stage < pg->n_heads); r->stage++) {
     int rc = pg->stage[r->stage].action == SCR_PUBLISH ? publish_heads(g, r) : read_heads(g, r);
     if (rc) return rc;

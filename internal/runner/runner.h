@@ -85,7 +85,36 @@ typedef struct scr_stage {
 
 #define SCR_MAX_STAGES 6
 
+/* A program of messages: message.Plan as C. What its parts mean is said there. */
+enum { SCR_FLOW_SEND = 8, SCR_FLOW_RECV, SCR_FLOW_RECV_REDUCE, SCR_FLOW_REDUCE, SCR_FLOW_COPY };
+enum { SCR_INPUT, SCR_OUTPUT, SCR_SCRATCH };
+
+typedef struct scr_region {
+  uint32_t space; /* SCR_INPUT ... */
+  uint32_t cell;
+  int32_t block;
+  uint32_t first, count; /* pieces */
+} scr_region;
+
+typedef struct scr_flow_step {
+  uint8_t op; /* SCR_FLOW_SEND ... */
+  uint8_t channel;
+  uint8_t message_first;
+  uint32_t lag;
+  int32_t peer;
+  uint32_t from, n_from, to, n_to; /* of the list of regions */
+} scr_flow_step;
+
+typedef struct scr_messages {
+  uint32_t n_steps, max_lag, pieces, cells, sets;
+  bool even;               /* blocks must be of equal length */
+  scr_fold_fn *average;    /* divides what is summed up; NULL: nothing to divide */
+  const scr_region *region; /* both lists lie behind this struct */
+  const scr_flow_step *step;
+} scr_messages;
+
 typedef struct scr_program {
+  scr_messages *messages; /* owned; NULL: its stages on slots */
   uint8_t lane;
   uint8_t n_stages;
   uint8_t max_lag;
@@ -152,6 +181,8 @@ void scr_group_set_large(scr_group *g, uint64_t offset);
 bool scr_group_has_large(const scr_group *g);
 void scr_group_set_ring(scr_group *g, int32_t peer, uint64_t offset);
 bool scr_group_has_ring(const scr_group *g, int32_t peer);
+void scr_group_set_flow(scr_group *g, int32_t peer, int32_t channel, uint64_t offset);
+bool scr_group_has_flow(const scr_group *g, int32_t peer, int32_t channel);
 /* Size class of a byte count is the number of boundaries at or below it. */
 void scr_group_set_classes(scr_group *g, int kind, const uint64_t *boundaries, int n);
 int scr_group_class(const scr_group *g, int kind, uint64_t bytes);
@@ -201,6 +232,8 @@ int32_t scr_group_awaits(const scr_group *g, int32_t rank);
 
 /* Program cache. Insert returns false when it is full: the program then belongs to one run. */
 scr_program *scr_program_new(void);
+/* Gives a program room for so many steps and regions, in the order of the lists. False: no memory. */
+bool scr_program_messages(scr_program *p, uint32_t steps, uint32_t regions);
 void scr_program_free(scr_program *p);
 uint64_t scr_cache_key(const scr_group *g, const sagecomm_op *op, uint64_t bytes);
 const scr_program *scr_cache_find(const scr_group *g, uint64_t key);

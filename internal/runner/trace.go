@@ -14,7 +14,7 @@ import (
 // Phase is what an event of the timeline is about.
 type Phase uint8
 
-// Phases: stages of programs that a thread carried out, and the others of runner.h.
+// Phases: stages or steps of programs that a thread carried out, and the others of runner.h.
 const (
 	PhasePublish Phase = C.SCR_PUBLISH
 	PhaseFold    Phase = C.SCR_FOLD
@@ -22,6 +22,11 @@ const (
 	PhaseRead    Phase = C.SCR_READ
 	PhaseAwait   Phase = C.SCR_AWAIT
 	PhaseLocal   Phase = C.SCR_LOCAL
+	PhaseSend    Phase = C.SCR_FLOW_SEND
+	PhaseRecv    Phase = C.SCR_FLOW_RECV
+	PhaseCombine Phase = C.SCR_FLOW_RECV_REDUCE
+	PhaseReduce  Phase = C.SCR_FLOW_REDUCE
+	PhaseCopy    Phase = C.SCR_FLOW_COPY
 	PhaseWait    Phase = C.SCR_TRACE_WAIT  // spinning for a peer, inside a stage
 	PhaseSleep   Phase = C.SCR_TRACE_SLEEP // yielding or sleeping between two stages
 	PhaseQueue   Phase = C.SCR_TRACE_QUEUE // an operation, from its issue until it began; on no thread
@@ -29,7 +34,8 @@ const (
 )
 
 var phaseNames = map[Phase]string{PhasePublish: "publish", PhaseFold: "fold", PhaseCollect: "collect", PhaseRead: "read",
-	PhaseAwait: "await", PhaseLocal: "local", PhaseWait: "wait", PhaseSleep: "sleep", PhaseQueue: "queue", PhaseOp: "op"}
+	PhaseAwait: "await", PhaseLocal: "local", PhaseSend: "send", PhaseRecv: "recv", PhaseCombine: "recv_reduce",
+	PhaseReduce: "reduce", PhaseCopy: "copy", PhaseWait: "wait", PhaseSleep: "sleep", PhaseQueue: "queue", PhaseOp: "op"}
 
 func (p Phase) String() string { return phaseNames[p] }
 

@@ -110,7 +110,7 @@ int64_t scr_look_at_clock(scr_run *r, scr_patience *p, int64_t asked) {
 
 /* Whoever looks into the same trouble at the same time sees whom this rank waits for (scr_group_awaits). */
 static int in_trouble(scr_sleeper *s, const scr_run *r, int code) {
-  atomic_store_explicit(&s->waits_for, 1 + (uint32_t)r->peer, memory_order_relaxed);
+  atomic_store_explicit(&s->waits_for, scr_sleeps_word(r), memory_order_relaxed);
   return code;
 }
 
@@ -136,7 +136,7 @@ int scr_relax(scr_group *g, scr_run *r, scr_patience *p, scr_sleeper *s, int64_t
   /* Sleep. The word is stored before the flag, and then all that ends a wait, is looked at again: whatever is published
    * later finds the word and rings. */
   uint32_t bell = atomic_load_explicit(&s->bell, memory_order_seq_cst);
-  atomic_store_explicit(&s->waits_for, 1 + (uint32_t)r->peer, memory_order_seq_cst);
+  atomic_store_explicit(&s->waits_for, scr_sleeps_word(r), memory_order_seq_cst);
   int code = 0;
   if (atomic_load_explicit(r->flag, memory_order_seq_cst) < r->need && (code = scr_health(g, r, now)) == 0) {
     int64_t ns = slice_end - now, to_deadline = r->deadline_ns - now;

@@ -1,0 +1,440 @@
+/* flow.c: the interpreter of programs of messages (message.Plan), and the flows that the messages go through. A run is a
+ * cursor over the chunks and the steps of its program. A step first waits for room or for a message, without side effects,
+ * and then moves its bytes, so that a blocked step can simply be entered again. Messages are copied into flows: a send is
+ * taken at once, and its bytes may be overwritten. Called under the drive lock; never sleeps. */
+#include <stdlib.h>
+
+#include "program.h"
+
+/* ---- flows ---- */
+
+static inline scr_flow_place *place_of(const scr_flow *f, uint64_t number) {
+  return (scr_flow_place *)(uintptr_t)(f->places + (number % SCR_FLOW_PLACES) * SCR_FLOW_STRIDE);
+}
+
+static inline unsigned char *data_of(scr_flow_place *p) { return (unsigned char *)p + SCR_FLOW_DATA; }
+
+/* How much rank `to` has taken of what rank `from` sent it. */
+static inline _Atomic uint64_t *taken_word(const scr_group *g, int32_t to, int32_t from, uint32_t channel) {
+  return &scr_board_flow_reader(g->peer[to].board, (uint32_t)g->size, (uint32_t)from)->taken[channel];
+}
+
+static inline _Atomic uint64_t *offset_word(const scr_group *g, int32_t from, int32_t to, uint32_t channel) {
+  return scr_board_flow(g->peer[from].board, (uint32_t)g->size, (uint32_t)to, channel);
+}
+
+/* The flow from one rank to another; NULL: there is none yet, or none at that offset. */
+static const scr_flow *flow_between(const scr_group *g, int32_t from, int32_t to, uint32_t channel) {
+  uint64_t offset = atomic_load_explicit(offset_word(g, from, to, channel), memory_order_acquire);
+  const scr_peer *p = &g->peer[from];
+  return offset != 0 && scr_inside(p, offset, sizeof(scr_flow)) ? (const scr_flow *)(const void *)(p->arena + offset)
+                                                                 : NULL;
+}
+
+void scr_group_set_flow(scr_group *g, int32_t peer, int32_t channel, uint64_t offset) {
+  g->flow[peer].out[channel] = (scr_flow *)(void *)(g->peer[g->rank].arena + offset);
+  scr_store_flag(offset_word(g, g->rank, peer, (uint32_t)channel), offset);
+  scr_wake_readers(g);
+}
+
+bool scr_group_has_flow(const scr_group *g, int32_t peer, int32_t channel) {
+  return g->flow[peer].out[channel] != NULL;
+}
+
+bool scr_flow_is_there(const scr_group *g, int32_t rank, int32_t awaited, uint32_t word) {
+  uint32_t what = (word & ~SCR_SLEEP_ENGINE) >> 16;
+  if (what == 0 || what > 2 * SCR_FLOW_CHANNELS) return false;
+  uint32_t channel = (what - 1) / 2;
+  bool room = (what - 1) % 2;
+  int32_t from = room ? rank : awaited, to = room ? awaited : rank;
+  const scr_flow *f = flow_between(g, from, to, channel);
+  if (f == NULL) return false;
+  uint64_t taken = atomic_load_explicit(taken_word(g, to, from, channel), memory_order_acquire);
+  uint64_t there = atomic_load_explicit(&f->sent, memory_order_acquire) - taken;
+  return room ? there < SCR_FLOW_PLACES : there > 0;
+}
+
+static void wake(scr_group *g, int32_t peer) {
+  SCR_FAULT(SCR_FAULT_PUBLISHED);
+  scr_sleeper *s = &g->peer[peer].board->collective;
+  uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
+  uint32_t who = scr_sleeps_for(word);
+  if (SCR_UNLIKELY(who == 1 + (uint32_t)g->rank || who == SCR_SLEEP_ANY)) scr_wake_peer(&g->peer[peer], s, word);
+}
+
+/* Waits until there is room for another message. */
+static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) {
+  scr_flow_end *e = &g->flow[peer];
+  uint64_t sent = e->sent[channel];
+  if (sent - e->taken_seen[channel] < SCR_FLOW_PLACES) return 0;
+  _Atomic uint64_t *taken = taken_word(g, peer, g->rank, channel);
+  r->flow = SCR_SLEEP_FLOW(channel, 1);
+  int rc = scr_await(g, r, taken, sent - SCR_FLOW_PLACES + 1, peer);
+  if (rc) return rc;
+  uint64_t seen = atomic_load_explicit(taken, memory_order_acquire);
+  if (SCR_UNLIKELY(seen > sent)) {
+    r->peer = peer;
+    return SCR_TROUBLE_GARBAGE;
+  }
+  e->taken_seen[channel] = seen;
+  return 0;
+}
+
+/* Waits for the next message of a rank and compares its header with what must come: `bytes`, of blocks of which the
+ * longest has `block`. The peer may write there at any time, so what is compared is read once. */
+static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block,
+                         const unsigned char **data) {
+  scr_flow_end *e = &g->flow[peer];
+  if (SCR_UNLIKELY(e->in[channel] == NULL)) {
+    r->flow = 0;
+    int rc = scr_await(g, r, offset_word(g, peer, g->rank, channel), 1, peer);
+    if (rc) return rc;
+    e->in[channel] = flow_between(g, peer, g->rank, channel);
+    if (e->in[channel] == NULL) {
+      r->peer = peer;
+      return SCR_TROUBLE_GARBAGE;
+    }
+  }
+  uint64_t number = e->taken[channel] + 1;
+  scr_flow_place *p = place_of(e->in[channel], number);
+  r->flow = SCR_SLEEP_FLOW(channel, 0);
+  int rc = scr_await(g, r, &p->filled, number, peer);
+  if (SCR_UNLIKELY(rc)) return rc;
+  const volatile scr_flow_place *header = p;
+  uint64_t filled = atomic_load_explicit(&p->filled, memory_order_acquire), theirs = header->block;
+  r->peer = peer;
+  if (SCR_UNLIKELY(header->hash != r->hash)) return SCR_TROUBLE_MISMATCH;
+  if (SCR_UNLIKELY(theirs != block && r->kind == SAGECOMM_ALL_TO_ALL)) {
+    r->need = theirs;
+    r->expected = block;
+    return SCR_TROUBLE_SPLIT;
+  }
+  if (SCR_UNLIKELY(filled != number || theirs != block || header->bytes != bytes)) return SCR_TROUBLE_GARBAGE;
+  *data = data_of(p);
+  return 0;
+}
+
+static void put(scr_group *g, const scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block) {
+  scr_flow_end *e = &g->flow[peer];
+  uint64_t number = ++e->sent[channel];
+  scr_flow_place *p = place_of(e->out[channel], number);
+  p->hash = r->hash;
+  p->bytes = bytes;
+  p->block = block;
+  scr_store_flag(&p->filled, number);
+  atomic_store_explicit(&e->out[channel]->sent, number, memory_order_release);
+  wake(g, peer);
+}
+
+static void take(scr_group *g, int32_t peer, uint32_t channel) {
+  uint64_t number = ++g->flow[peer].taken[channel];
+  scr_store_flag(taken_word(g, g->rank, peer, channel), number);
+  wake(g, peer);
+}
+
+/* ---- where regions lie: message.Plan.Extent ---- */
+
+/* The length of the block that a region is a part of. */
+static uint64_t block_bytes(const scr_run *r, const scr_region *x) {
+  if (r->kind == SAGECOMM_ALL_TO_ALL) {
+    return scr_block_bytes(x->space == SCR_INPUT ? &r->in_blocks : &r->out_blocks, x->block);
+  }
+  if (SCR_LIKELY(!r->uneven)) return r->bytes;
+  return scr_block_bytes(r->in_blocks.at ? &r->in_blocks : &r->out_blocks, x->block);
+}
+
+uint64_t scr_flow_longest(const scr_group *g, const scr_run *r) {
+  if (r->kind != SAGECOMM_ALL_TO_ALL) return r->bytes;
+  uint64_t longest = 0;
+  for (int32_t i = 0; i < g->size; i++) {
+    uint64_t in = scr_block_bytes(&r->in_blocks, i), out = scr_block_bytes(&r->out_blocks, i);
+    if (in > longest) longest = in;
+    if (out > longest) longest = out;
+  }
+  return longest;
+}
+
+/* Of the chunk of n bytes: where a piece begins. */
+static inline uint64_t piece_at(uint32_t piece, uint64_t each, uint64_t more, uint64_t n) {
+  return scr_min((piece * each + scr_min(piece, more)) * 64, n);
+}
+
+/* A region in chunk k: where the chunk begins in its block, where in it the region begins, and how long that is. */
+typedef struct extent {
+  uint64_t chunk, at, bytes;
+} extent;
+
+static inline extent extent_of(const scr_run *r, const scr_region *x, uint64_t k) {
+  const scr_program *pg = r->program;
+  uint64_t length = block_bytes(r, x), chunk = scr_min(k * pg->chunk, length);
+  uint64_t n = scr_min(length - chunk, pg->chunk), units = (n + 63) / 64;
+  uint32_t pieces = pg->messages->pieces;
+  if (x->first == 0 && x->count == pieces) return (extent){chunk, 0, n};
+  uint64_t each = units / pieces, more = units % pieces, at = piece_at(x->first, each, more, n);
+  return (extent){chunk, at, piece_at(x->first + x->count, each, more, n) - at};
+}
+
+static uint64_t bytes_of(const scr_run *r, const scr_region *x, uint32_t n, uint64_t k) {
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < n; i++) sum += extent_of(r, &x[i], k).bytes;
+  return sum;
+}
+
+/* The longest block that regions are a part of. */
+static uint64_t block_of(const scr_run *r, const scr_region *x, uint32_t n) {
+  uint64_t longest = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    uint64_t bytes = block_bytes(r, &x[i]);
+    if (bytes > longest) longest = bytes;
+  }
+  return longest;
+}
+
+/* ---- memory ---- */
+
+/* Scratch memory: the cells of each set, then, where the input is scaled, chunks of what comes of it, as many as can be in
+ * the pipeline. */
+static inline uint64_t n_scaled(const scr_group *g, const scr_program *pg) {
+  return pg->input_blocks ? (uint64_t)g->size : 1;
+}
+
+static unsigned char *scaled_at(const scr_group *g, const scr_run *r, int32_t block, uint64_t k) {
+  const scr_messages *m = r->program->messages;
+  uint64_t cells = (uint64_t)m->cells * m->sets, n = n_scaled(g, r->program), set = k % (m->max_lag + UINT64_C(1));
+  uint64_t number = cells + set * n + (n > 1 ? (uint64_t)block : 0);
+  return g->scratch + number * r->cell;
+}
+
+static bool make_scratch(scr_group *g, scr_run *r) {
+  const scr_program *pg = r->program;
+  const scr_messages *m = pg->messages;
+  r->cell = (scr_min(r->longest, pg->chunk) + 63) & ~UINT64_C(63);
+  uint64_t need = (uint64_t)m->cells * m->sets * r->cell;
+  if (pg->scale) need += n_scaled(g, pg) * (m->max_lag + UINT64_C(1)) * r->cell;
+  if (need <= g->scratch_bytes) return true;
+  free(g->scratch);
+  g->scratch = aligned_alloc(SCR_LINE, (need + SCR_LINE - 1) & ~(uint64_t)(SCR_LINE - 1));
+  g->scratch_bytes = g->scratch ? need : 0;
+  return g->scratch != NULL;
+}
+
+/* Goes over the bytes of several regions, piece by piece that lies together. */
+typedef struct cursor {
+  const scr_region *region;
+  uint32_t left; /* regions, the present one excluded */
+  extent at;     /* what is left of the present one */
+} cursor;
+
+static inline cursor cursor_at(const scr_run *r, const scr_region *list, uint32_t n, uint64_t k) {
+  return (cursor){list, n - 1, extent_of(r, list, k)};
+}
+
+/* At most `want` bytes; they stay in front of the cursor until skip(). */
+static unsigned char *peek(scr_group *g, scr_run *r, cursor *c, uint64_t k, uint64_t want, uint64_t *got) {
+  while (c->at.bytes == 0 && c->left > 0) {
+    c->left--;
+    c->at = extent_of(r, ++c->region, k);
+  }
+  const scr_program *pg = r->program;
+  const scr_region *x = c->region;
+  uint64_t n = scr_min(want, c->at.bytes), offset = c->at.chunk + c->at.at;
+  *got = n;
+  if (x->space == SCR_SCRATCH) {
+    return g->scratch + ((k % pg->messages->sets) * pg->messages->cells + x->cell) * r->cell + c->at.at;
+  }
+  if (x->space == SCR_OUTPUT) {
+    return scr_span(&r->out, offset + (pg->output_blocks ? scr_block_at(&r->out_blocks, x->block) : 0), n, got);
+  }
+  if (pg->scale) return scaled_at(g, r, x->block, k) + c->at.at;
+  return scr_span(&r->in, offset + (pg->input_blocks ? scr_block_at(&r->in_blocks, x->block) : 0), n, got);
+}
+
+static inline void skip(cursor *c, uint64_t n) {
+  c->at.at += n;
+  c->at.bytes -= n;
+}
+
+/* ---- steps ---- */
+
+typedef struct where {
+  scr_group *g;
+  scr_run *r;
+  uint64_t k; /* chunk */
+} where;
+
+/* Copies regions into a place. */
+static void gather(const where *w, cursor from, unsigned char *to, uint64_t n) {
+  const scr_kernels *kernels = w->r->program->kernels;
+  for (uint64_t len; n > 0; n -= len) {
+    const unsigned char *src = peek(w->g, w->r, &from, w->k, n, &len);
+    kernels->copy(to, src, len);
+    skip(&from, len);
+    to += len;
+  }
+}
+
+/* Copies a message to regions. */
+static void spread(const where *w, const unsigned char *from, cursor to, uint64_t n) {
+  const scr_kernels *kernels = w->r->program->kernels;
+  for (uint64_t len; n > 0; n -= len) {
+    unsigned char *dst = peek(w->g, w->r, &to, w->k, n, &len);
+    kernels->copy(dst, from, len);
+    skip(&to, len);
+    from += len;
+  }
+}
+
+static void copy(const where *w, cursor from, cursor to, uint64_t n) {
+  const scr_kernels *kernels = w->r->program->kernels;
+  for (uint64_t len; n > 0; n -= len) {
+    const unsigned char *src = peek(w->g, w->r, &from, w->k, n, &len);
+    unsigned char *dst = peek(w->g, w->r, &to, w->k, len, &len);
+    if (dst != src) kernels->copy(dst, src, len);
+    skip(&from, len);
+    skip(&to, len);
+  }
+}
+
+/* Reduces a message, or what `from` holds where there is none, with regions. */
+static void reduce(const where *w, const unsigned char *message, bool message_first, cursor from, cursor to,
+                   uint64_t n) {
+  const scr_program *pg = w->r->program;
+  for (uint64_t len; n > 0; n -= len) {
+    const unsigned char *own = peek(w->g, w->r, &from, w->k, n, &len);
+    unsigned char *dst = peek(w->g, w->r, &to, w->k, len, &len);
+    const void *src[2] = {message ? own : dst, message ? message : own};
+    if (message_first) {
+      src[0] = message;
+      src[1] = own;
+    }
+    pg->fold(dst, NULL, src, 2, len / pg->elem, 1);
+    skip(&from, len);
+    skip(&to, len);
+    if (message) message += len;
+  }
+}
+
+static int send(const where *w, const scr_flow_step *s, const scr_region *from, uint64_t n) {
+  int rc = await_room(w->g, w->r, s->peer, s->channel);
+  if (SCR_UNLIKELY(rc)) return rc;
+  const scr_flow_end *e = &w->g->flow[s->peer];
+  unsigned char *to = data_of(place_of(e->out[s->channel], e->sent[s->channel] + 1));
+  if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);
+  put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from));
+  return 0;
+}
+
+static int receive(const where *w, const scr_flow_step *s, const scr_region *from, const scr_region *to, uint64_t n) {
+  const unsigned char *data;
+  int rc = await_message(w->g, w->r, s->peer, s->channel, n, block_of(w->r, to, s->n_to), &data);
+  if (SCR_UNLIKELY(rc)) return rc;
+  if (n > 0) {
+    cursor out = cursor_at(w->r, to, s->n_to, w->k);
+    if (s->op == SCR_FLOW_RECV) {
+      spread(w, data, out, n);
+    } else {
+      reduce(w, data, s->message_first, cursor_at(w->r, from, s->n_from, w->k), out, n);
+    }
+  }
+  take(w->g, s->peer, s->channel);
+  return 0;
+}
+
+/* A step counts as so many bytes between two looks at the clock. */
+#define STEP_COST 1024
+#define LOOK_BYTES (256 * 1024)
+
+/* Carries a step out for one chunk; *moved grows by its cost. After chunk 0, in which ranks meet in any case, steps that
+ * have nothing to move are left out, on both sides. */
+static int carry_out(const where *w, const scr_flow_step *s, uint64_t *moved) {
+  const scr_messages *m = w->r->program->messages;
+  const scr_region *from = m->region + s->from, *to = m->region + s->to;
+  uint64_t n = s->op == SCR_FLOW_SEND ? bytes_of(w->r, from, s->n_from, w->k) : bytes_of(w->r, to, s->n_to, w->k);
+  if (n == 0 && (w->k > 0 || s->op > SCR_FLOW_RECV_REDUCE)) return 0;
+  *moved += n + STEP_COST;
+  switch (s->op) {
+    case SCR_FLOW_SEND:
+      return send(w, s, from, n);
+    case SCR_FLOW_RECV:
+    case SCR_FLOW_RECV_REDUCE:
+      return receive(w, s, from, to, n);
+    case SCR_FLOW_REDUCE:
+      reduce(w, NULL, false, cursor_at(w->r, from, s->n_from, w->k), cursor_at(w->r, to, s->n_to, w->k), n);
+      return 0;
+    default:
+      copy(w, cursor_at(w->r, from, s->n_from, w->k), cursor_at(w->r, to, s->n_to, w->k), n);
+      return 0;
+  }
+}
+
+/* ---- a run ---- */
+
+/* PREMUL_SUM: a chunk of the input, before any step reads it. */
+static void scale(const where *w) {
+  const scr_program *pg = w->r->program;
+  for (uint64_t block = 0; block < n_scaled(w->g, pg); block++) {
+    scr_region x = {.space = SCR_INPUT, .block = (int32_t)block, .count = pg->messages->pieces};
+    extent e = extent_of(w->r, &x, w->k);
+    uint64_t at = e.chunk + (pg->input_blocks ? scr_block_at(&w->r->in_blocks, x.block) : 0);
+    unsigned char *to = scaled_at(w->g, w->r, x.block, w->k);
+    for (uint64_t len; e.bytes > 0; e.bytes -= len) {
+      const unsigned char *from = scr_span(&w->r->in, at, e.bytes, &len);
+      pg->scale(to, from, len / pg->elem, w->r->factor);
+      at += len;
+      to += len;
+    }
+  }
+}
+
+/* AVG: a chunk of the output, after the last step. */
+static void average(const where *w) {
+  const scr_program *pg = w->r->program;
+  if (w->r->kind == SAGECOMM_REDUCE && w->r->root != w->g->rank) return;
+  scr_region x = {.space = SCR_OUTPUT, .block = w->g->rank, .count = pg->messages->pieces};
+  extent e = extent_of(w->r, &x, w->k);
+  for (uint64_t len; e.bytes > 0; e.bytes -= len) {
+    unsigned char *out = scr_span(&w->r->out, e.chunk, e.bytes, &len);
+    pg->messages->average(out, NULL, (const void *const[]){out}, 1, len / pg->elem, pg->divisor);
+    e.chunk += len;
+  }
+}
+
+int scr_flow_advance(scr_group *g, scr_run *r, int64_t until_ns) {
+  const scr_messages *m = r->program->messages;
+  uint64_t moved = 0;
+  if (r->head == 0 && r->stage == 0 && !make_scratch(g, r)) {
+    r->peer = g->rank;
+    return SCR_TROUBLE_MEMORY;
+  }
+  for (; r->head < r->chunks + m->max_lag; r->head++, r->stage = 0) {
+    if (r->stage == 0) { /* before the steps, which are counted from 1 */
+      if (r->program->scale && r->head < r->chunks) scale(&(where){g, r, r->head});
+      r->stage = 1;
+    }
+    for (; r->stage <= m->n_steps; r->stage++) {
+      const scr_flow_step *s = &m->step[r->stage - 1];
+      if (r->head < s->lag || r->head - s->lag >= r->chunks) continue;
+      const where w = {g, r, r->head - s->lag};
+      if (until_ns != 0 && moved >= LOOK_BYTES) {
+        if (scr_now() >= until_ns) return SCR_YIELDED;
+        moved = 0;
+      }
+      uint64_t began = scr_trace_clock(g);
+      int rc = carry_out(&w, s, &moved);
+      scr_trace_step(g, r, s->op, began, w.k);
+      if (SCR_UNLIKELY(rc)) return rc;
+    }
+    if (m->average && r->head >= m->max_lag) average(&(where){g, r, r->head - m->max_lag});
+  }
+  return SCR_FINISHED;
+}
+
+bool scr_program_messages(scr_program *p, uint32_t steps, uint32_t regions) {
+  size_t lists = steps * sizeof(scr_flow_step) + regions * sizeof(scr_region);
+  scr_messages *m = p->messages = calloc(1, sizeof *m + lists);
+  if (m == NULL) return false;
+  m->n_steps = steps;
+  m->step = (const scr_flow_step *)(const void *)(m + 1);
+  m->region = (const scr_region *)(const void *)(m->step + steps);
+  return true;
+}
