@@ -1,3 +1,10 @@
+// Package algo chooses how a collective is carried out: by which algorithm, in chunks of which length, for which range
+// of lengths. It has no I/O, no clock and no cgo, and imports the vocabulary package and the packages below only.
+//
+// What is chosen from are plans, collectives as data: package board has those of ranks that share memory, package
+// message those of ranks that send one another messages. Both prove and price their plans.
+//
+// Start reading at [Selector].
 package algo
 
 import (
@@ -9,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"sagecomm/algo/board"
 	"sagecomm/internal/coll"
 )
 
@@ -22,7 +30,7 @@ const MaxClasses = 17
 type Class struct {
 	UpTo      uint64 // the longest message of the class
 	Algorithm string
-	Lane      Lane
+	Lane      board.Lane
 	Chunk     int
 }
 
@@ -31,7 +39,7 @@ type Class struct {
 // took 22 us and one took 15 us, since the flags of a chunk cost a microsecond (docs/measured.md). Larger ones differ by
 // less than 5 % either way, and their slots fill a second-level cache of 1 MiB.
 var grades = []grade{
-	{SmallSlot, SmallSlot},
+	{board.SmallSlot, board.SmallSlot},
 	{NoLimit, 128 << 10},
 }
 
@@ -46,18 +54,18 @@ type grade struct {
 func gradesOf(kind coll.Kind, size int) []grade {
 	var list []grade
 	for i, g := range grades {
-		lane := LargeLane
+		lane := board.LargeLane
 		if i == 0 {
-			lane = SmallLane
+			lane = board.SmallLane
 		}
 		most := lane.MaxChunk(kind, size)
 		if most < lane.SlotBytes() {
-			g.chunk = min(most, max(Align, g.chunk/max(1, size-1)&^(Align-1)))
+			g.chunk = min(most, max(board.Align, g.chunk/max(1, size-1)&^(board.Align-1)))
 		}
-		if lane == SmallLane {
+		if lane == board.SmallLane {
 			g.upTo = uint64(most)
 		}
-		if most == 0 || lane == SmallLane && kind == coll.AllToAll {
+		if most == 0 || lane == board.SmallLane && kind == coll.AllToAll {
 			continue
 		}
 		list = append(list, g)
@@ -66,12 +74,23 @@ func gradesOf(kind coll.Kind, size int) []grade {
 }
 
 // laneFor is the lane of an algorithm in a class that ends at upTo.
-func laneFor(kind coll.Kind, algorithm string, upTo uint64) Lane {
-	if kind == coll.Barrier || algorithm == OneShotName && upTo <= SmallSlot {
-		return SmallLane
+func laneFor(kind coll.Kind, algorithm string, upTo uint64) board.Lane {
+	if kind == coll.Barrier || algorithm == board.OneShotName && upTo <= board.SmallSlot {
+		return board.SmallLane
 	}
-	return LargeLane
+	return board.LargeLane
 }
+
+// MaxSize is the most ranks of a group.
+const MaxSize = board.MaxSize
+
+// Params holds the classes of links that a price is made of.
+type Params struct {
+	Board board.Link // shared memory of one host
+}
+
+// DefaultParams are those of [board.DefaultLink].
+func DefaultParams() Params { return Params{Board: board.DefaultLink()} }
 
 // Selector holds the choices of a group: for every collective a table of classes. It reads only what all ranks know
 // alike (size, parameters, tuning), so that all make the same table; they compare [Selector.Fingerprint] to be sure.
@@ -115,18 +134,18 @@ func (s *Selector) Choose(kind coll.Kind, bytes uint64) Class {
 }
 
 // Plan builds the plan of one rank for the class of a message.
-func (s *Selector) Plan(kind coll.Kind, rank, root int, bytes uint64) (Plan, error) {
+func (s *Selector) Plan(kind coll.Kind, rank, root int, bytes uint64) (board.Plan, error) {
 	if !kind.Collective() {
-		return Plan{}, fmt.Errorf("%v is no collective", kind)
+		return board.Plan{}, fmt.Errorf("%v is no collective", kind)
 	}
 	c := s.Choose(kind, bytes)
-	return Build(kind, c.Algorithm, Place{rank, s.size, root, c.Lane, c.Chunk})
+	return board.Build(kind, c.Algorithm, board.Place{Rank: rank, Size: s.size, Root: root, Lane: c.Lane, Chunk: c.Chunk})
 }
 
 // Fingerprint is a hash of all that must be the same on all ranks: tables and geometry of the slots.
 func (s *Selector) Fingerprint() uint64 {
 	h := fnv.New64a()
-	fmt.Fprintln(h, s.size, SmallSlot, SmallSlots, LargeSlot, LargeSlots, Align)
+	fmt.Fprintln(h, s.size, board.SmallSlot, board.SmallSlots, board.LargeSlot, board.LargeSlots, board.Align)
 	for kind, table := range s.table {
 		for _, c := range table {
 			fmt.Fprintln(h, coll.Kind(kind), c.UpTo, c.Algorithm, c.Lane, c.Chunk)
@@ -139,32 +158,34 @@ func (s *Selector) Fingerprint() uint64 {
 type prices struct {
 	size   int
 	params Params
-	known  map[priced]*pricer
+	known  map[priced]*board.Pricer
 }
 
 type priced struct {
 	kind      coll.Kind
 	algorithm string
-	lane      Lane
+	lane      board.Lane
 	chunk     int
 }
 
-func newPrices(size int, params Params) prices { return prices{size, params, map[priced]*pricer{}} }
+func newPrices(size int, params Params) prices {
+	return prices{size, params, map[priced]*board.Pricer{}}
+}
 
 // predict makes the table of a kind without the user's rules.
 func (p prices) predict(kind coll.Kind) []Class {
 	if p.size == 1 {
-		return []Class{{NoLimit, LocalName, LargeLane, LargeSlot}}
+		return []Class{{NoLimit, board.LocalName, board.LargeLane, board.LargeSlot}}
 	}
 	if kind == coll.Barrier {
-		return []Class{{NoLimit, OneShotName, SmallLane, SmallSlot}}
+		return []Class{{NoLimit, board.OneShotName, board.SmallLane, board.SmallSlot}}
 	}
 	var table []Class
 	low := uint64(0) // first length of the class
 	for _, g := range gradesOf(kind, p.size) {
 		for low <= g.upTo {
 			// Classes end at multiples of 64 bytes and are judged there.
-			from := min((low+Align-1)&^(Align-1), g.upTo)
+			from := min((low+board.Align-1)&^(board.Align-1), g.upTo)
 			name := p.best(kind, from, g.chunk, g.upTo)
 			end := p.lastWith(kind, name, from, g.chunk, g.upTo)
 			table = append(table, Class{end, name, laneFor(kind, name, g.upTo), g.chunk})
@@ -179,11 +200,11 @@ func (p prices) predict(kind coll.Kind) []Class {
 
 // best is the cheapest algorithm for a length in a grade.
 func (p prices) best(kind coll.Kind, bytes uint64, chunk int, upTo uint64) string {
-	names := Algorithms(kind)
+	names := board.Algorithms(kind)
 	if len(names) == 1 {
 		return names[0]
 	}
-	best, least := "", never
+	best, least := "", board.Never
 	for _, name := range names {
 		if t := p.predicted(kind, name, bytes, laneFor(kind, name, upTo), chunk); best == "" || t < least {
 			best, least = name, t
@@ -192,15 +213,18 @@ func (p prices) best(kind coll.Kind, bytes uint64, chunk int, upTo uint64) strin
 	return best
 }
 
-func (p prices) predicted(kind coll.Kind, algorithm string, bytes uint64, lane Lane, chunk int) femto {
+func (p prices) predicted(kind coll.Kind, algorithm string, bytes uint64, lane board.Lane, chunk int) board.Femto {
 	what := priced{kind, algorithm, lane, chunk}
 	known := p.known[what]
 	if known == nil {
-		f, _ := find(kind, algorithm)
-		known = newPricer(f.build(Place{Size: p.size, Lane: lane, Chunk: chunk}), p.params)
+		plan, err := board.Build(kind, algorithm, board.Place{Size: p.size, Lane: lane, Chunk: chunk})
+		if err != nil {
+			return board.Never
+		}
+		known = board.NewPricer(plan, p.params.Board)
 		p.known[what] = known
 	}
-	return known.price(bytes)
+	return known.Price(bytes)
 }
 
 // lastWith looks for the end of the range, from low on (a multiple of 64) and within the grade, in which an algorithm
@@ -208,18 +232,18 @@ func (p prices) predicted(kind coll.Kind, algorithm string, bytes uint64, lane L
 // beyond 1 GiB go with the last one looked at.
 func (p prices) lastWith(kind coll.Kind, name string, low uint64, chunk int, upTo uint64) uint64 {
 	const horizon = 1 << 30
-	if len(Algorithms(kind)) == 1 {
+	if len(board.Algorithms(kind)) == 1 {
 		return upTo
 	}
 	good := low
 	for good < min(upTo, horizon) {
-		next := min(max(Align, 2*good)&^(Align-1), upTo)
+		next := min(max(board.Align, 2*good)&^(board.Align-1), upTo)
 		if p.best(kind, next, chunk, upTo) == name {
 			good = next
 			continue
 		}
-		for next-good > Align {
-			middle := (good + (next-good)/2) &^ (Align - 1)
+		for next-good > board.Align {
+			middle := (good + (next-good)/2) &^ (board.Align - 1)
 			if p.best(kind, middle, chunk, upTo) == name {
 				good = middle
 			} else {
@@ -243,7 +267,7 @@ func (s *Selector) Describe(kind coll.Kind) string {
 		why := "predicted"
 		if _, forced := s.tune.rule(kind, c.UpTo); forced && s.size > 1 {
 			why = tuneName
-		} else if len(Algorithms(kind)) == 1 || s.size == 1 {
+		} else if len(board.Algorithms(kind)) == 1 || s.size == 1 {
 			why = "the only one"
 		}
 		parts = append(parts, fmt.Sprintf("%s-%s:%s@chunk=%d (%s)", from, to, c.Algorithm, c.Chunk, why))
@@ -255,7 +279,7 @@ func (s *Selector) Describe(kind coll.Kind) string {
 // Candidate is one way to carry a collective out.
 type Candidate struct {
 	Algorithm string
-	Lane      Lane
+	Lane      board.Lane
 	Chunk     int
 	Predicted time.Duration
 	Chosen    bool
@@ -266,16 +290,16 @@ type Candidate struct {
 // a class was made at a few lengths, so close to a boundary the chosen one may not be the first.
 func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	chosen := s.Choose(kind, bytes)
-	names := Algorithms(kind)
+	names := board.Algorithms(kind)
 	if s.size == 1 {
-		names = []string{LocalName}
+		names = []string{board.LocalName}
 	}
 	_, forced := s.tune.rule(kind, bytes)
 	forced = forced && s.size > 1
 	var list []Candidate
 	add := func(c Class) {
 		t := newPrices(s.size, s.params).predicted(kind, c.Algorithm, bytes, c.Lane, c.Chunk)
-		list = append(list, Candidate{Algorithm: c.Algorithm, Lane: c.Lane, Chunk: c.Chunk, Predicted: t.duration()})
+		list = append(list, Candidate{Algorithm: c.Algorithm, Lane: c.Lane, Chunk: c.Chunk, Predicted: t.Duration()})
 	}
 	add(chosen)
 	list[0].Chosen, list[0].Forced = true, forced

@@ -2,11 +2,12 @@ package algo
 
 import (
 	"os"
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"sagecomm/algo/board"
 	"sagecomm/internal/coll"
 )
 
@@ -39,7 +40,7 @@ func TestTablesAreWellFormed(t *testing.T) {
 				if i > 0 && (c.UpTo <= table[i-1].UpTo || c.Algorithm == table[i-1].Algorithm && c.Lane == table[i-1].Lane && c.Chunk == table[i-1].Chunk) {
 					t.Errorf("%v, %d ranks: class %d does not follow class %d: %v", kind, size, i, i-1, table)
 				}
-				if c.UpTo != NoLimit && c.UpTo%Align != 0 {
+				if c.UpTo != NoLimit && c.UpTo%board.Align != 0 {
 					t.Errorf("%v, %d ranks: a class ends at %d", kind, size, c.UpTo)
 				}
 				// The table's own words must make plans.
@@ -56,7 +57,7 @@ func TestChosenPlansAreRight(t *testing.T) {
 		s := selector(t, size, "")
 		for _, kind := range collectives() {
 			for _, bytes := range []uint64{0, 8, 1000, 8192, 8193, 70000, 1<<20 + 4} {
-				plans := make([]Plan, size)
+				plans := make([]board.Plan, size)
 				for rank := range plans {
 					p, err := s.Plan(kind, rank, size-1, bytes)
 					if err != nil {
@@ -64,7 +65,7 @@ func TestChosenPlansAreRight(t *testing.T) {
 					}
 					plans[rank] = p
 				}
-				if err := Check(plans, bytes); err != nil {
+				if err := board.Check(plans, bytes); err != nil {
 					t.Error(err)
 				}
 			}
@@ -82,7 +83,7 @@ func TestTheCheapestIsChosen(t *testing.T) {
 				if !list[0].Chosen || list[0].Forced {
 					t.Errorf("%v of %d bytes, %d ranks: %v", kind, bytes, size, list)
 				}
-				if len(list) != len(Algorithms(kind)) {
+				if len(list) != len(board.Algorithms(kind)) {
 					t.Errorf("%v of %d bytes, %d ranks: %d candidates", kind, bytes, size, len(list))
 				}
 			}
@@ -104,7 +105,7 @@ func TestMoreRanksLeaveOneShotEarlier(t *testing.T) {
 	for _, size := range []int{2, 3, 4, 8, 16, 64} {
 		end := uint64(0)
 		for _, c := range selector(t, size, "").Boundaries(coll.AllReduce) {
-			if c.Algorithm == OneShotName {
+			if c.Algorithm == board.OneShotName {
 				end = c.UpTo
 			}
 		}
@@ -118,12 +119,12 @@ func TestMoreRanksLeaveOneShotEarlier(t *testing.T) {
 func TestChunksOfTheGrades(t *testing.T) {
 	s := selector(t, 2, "")
 	for _, bytes := range []uint64{0, 1, 8 << 10} {
-		if c := s.Choose(coll.AllReduce, bytes); c.Chunk != SmallSlot || c.Lane != SmallLane {
+		if c := s.Choose(coll.AllReduce, bytes); c.Chunk != board.SmallSlot || c.Lane != board.SmallLane {
 			t.Errorf("%d bytes: %+v", bytes, c)
 		}
 	}
 	for bytes := uint64(8<<10 + 1); bytes < 1<<31; bytes = bytes*3/2 + 1 {
-		if c := s.Choose(coll.AllReduce, bytes); c.Chunk != 128<<10 || c.Lane != LargeLane {
+		if c := s.Choose(coll.AllReduce, bytes); c.Chunk != 128<<10 || c.Lane != board.LargeLane {
 			t.Errorf("%d bytes: %+v", bytes, c)
 		}
 	}
@@ -163,17 +164,17 @@ func TestRulesComeOnTopOfThePrediction(t *testing.T) {
 		bytes uint64
 		want  Class
 	}{
-		{coll.AllReduce, 0, Class{1 << 10, TwoShotName, LargeLane, 8 << 10}},
-		{coll.AllReduce, 1 << 10, Class{1 << 10, TwoShotName, LargeLane, 8 << 10}},
-		{coll.AllReduce, 1<<10 + 1, Class{8 << 10, OneShotName, SmallLane, 8 << 10}},
-		{coll.AllReduce, 100 << 10, Class{100 << 10, TwoShotName, LargeLane, 128 << 10}},
-		{coll.AllReduce, 100<<10 + 1, Class{300 << 10, OneShotName, LargeLane, 128 << 10}},
-		{coll.AllReduce, 300 << 10, Class{300 << 10, OneShotName, LargeLane, 128 << 10}},
-		{coll.AllReduce, 300<<10 + 1, Class{1 << 20, TwoShotName, LargeLane, 128 << 10}},
-		{coll.AllReduce, 1 << 20, Class{1 << 20, TwoShotName, LargeLane, 128 << 10}},
-		{coll.AllReduce, 1<<20 + 1, Class{NoLimit, TwoShotName, LargeLane, 256 << 10}},
-		{coll.Broadcast, 10, Class{8 << 10, OneShotName, SmallLane, 4 << 10}},
-		{coll.Broadcast, 1 << 30, Class{NoLimit, OneShotName, LargeLane, 4 << 10}},
+		{coll.AllReduce, 0, Class{1 << 10, board.TwoShotName, board.LargeLane, 8 << 10}},
+		{coll.AllReduce, 1 << 10, Class{1 << 10, board.TwoShotName, board.LargeLane, 8 << 10}},
+		{coll.AllReduce, 1<<10 + 1, Class{8 << 10, board.OneShotName, board.SmallLane, 8 << 10}},
+		{coll.AllReduce, 100 << 10, Class{100 << 10, board.TwoShotName, board.LargeLane, 128 << 10}},
+		{coll.AllReduce, 100<<10 + 1, Class{300 << 10, board.OneShotName, board.LargeLane, 128 << 10}},
+		{coll.AllReduce, 300 << 10, Class{300 << 10, board.OneShotName, board.LargeLane, 128 << 10}},
+		{coll.AllReduce, 300<<10 + 1, Class{1 << 20, board.TwoShotName, board.LargeLane, 128 << 10}},
+		{coll.AllReduce, 1 << 20, Class{1 << 20, board.TwoShotName, board.LargeLane, 128 << 10}},
+		{coll.AllReduce, 1<<20 + 1, Class{NoLimit, board.TwoShotName, board.LargeLane, 256 << 10}},
+		{coll.Broadcast, 10, Class{8 << 10, board.OneShotName, board.SmallLane, 4 << 10}},
+		{coll.Broadcast, 1 << 30, Class{NoLimit, board.OneShotName, board.LargeLane, 4 << 10}},
 	} {
 		if got := s.Choose(c.kind, c.bytes); got != c.want {
 			t.Errorf("%v of %d bytes: %+v, want %+v", c.kind, c.bytes, got, c.want)
@@ -183,7 +184,7 @@ func TestRulesComeOnTopOfThePrediction(t *testing.T) {
 		t.Errorf("a kind without rules changed: %v", got)
 	}
 	list := s.Explain(coll.AllReduce, 200<<10)
-	if len(list) != 2 || list[0].Algorithm != TwoShotName || list[0].Chosen || !list[1].Chosen || !list[1].Forced {
+	if len(list) != 2 || list[0].Algorithm != board.TwoShotName || list[0].Chosen || !list[1].Chosen || !list[1].Forced {
 		t.Errorf("explain of a forced choice: %+v", list)
 	}
 	list = s.Explain(coll.AllReduce, 2<<20)
@@ -194,7 +195,7 @@ func TestRulesComeOnTopOfThePrediction(t *testing.T) {
 		t.Errorf("explain of barrier: %+v", list)
 	}
 	alone := selector(t, 1, "all_reduce:two_shot")
-	if list := alone.Explain(coll.AllReduce, 100); len(list) != 1 || list[0].Algorithm != LocalName || list[0].Forced {
+	if list := alone.Explain(coll.AllReduce, 100); len(list) != 1 || list[0].Algorithm != board.LocalName || list[0].Forced {
 		t.Errorf("explain for one rank: %+v", list)
 	}
 }
@@ -276,9 +277,9 @@ func TestParseTuneAccepts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, want := range []Rule{
-		{Kind: coll.AllReduce, From: 0, To: 8 << 10, Algorithm: OneShotName},
-		{Kind: coll.AllReduce, From: 8 << 10, To: NoLimit, Algorithm: TwoShotName, Chunk: 128 << 10},
-		{Kind: coll.Reduce, From: 1 << 20, To: 2 << 30, Algorithm: TwoShotName},
+		{Kind: coll.AllReduce, From: 0, To: 8 << 10, Algorithm: board.OneShotName},
+		{Kind: coll.AllReduce, From: 8 << 10, To: NoLimit, Algorithm: board.TwoShotName, Chunk: 128 << 10},
+		{Kind: coll.Reduce, From: 1 << 20, To: 2 << 30, Algorithm: board.TwoShotName},
 	} {
 		got := tune[i]
 		got.text = ""
@@ -291,78 +292,24 @@ func TestParseTuneAccepts(t *testing.T) {
 	}
 }
 
-func TestBuildRefuses(t *testing.T) {
-	good := Place{0, 2, 0, LargeLane, 64}
-	for _, c := range []struct {
-		kind      coll.Kind
-		algorithm string
-		change    func(*Place)
-		want      string
-	}{
-		{coll.AllReduce, "ring", func(*Place) {}, `all_reduce: unknown algorithm "ring", there are: one_shot, two_shot`},
-		{coll.Send, LocalName, func(*Place) {}, "send: unknown algorithm"},
-		{coll.AllReduce, OneShotName, func(p *Place) { p.Size = 0 }, "size is not within 1 to 512"},
-		{coll.AllReduce, OneShotName, func(p *Place) { p.Rank = 2 }, "all_reduce one_shot, rank 2 of 2: rank is outside the group"},
-		{coll.Broadcast, OneShotName, func(p *Place) { p.Root = 2 }, "root 2 is outside the group"},
-		{coll.AllReduce, OneShotName, func(p *Place) { p.Chunk = 100 }, "chunk of 100 bytes, expected a multiple of 64 up to 262144 (large lane)"},
-		{coll.AllReduce, OneShotName, func(p *Place) { p.Lane = SmallLane; p.Chunk = 16384 }, "chunk of 16384 bytes, expected a multiple of 64 up to 8192 (small lane)"},
-		{coll.AllReduce, TwoShotName, func(p *Place) { p.Lane = SmallLane }, "stage 1 (fold): the small lane carries one round of flags only"},
-		{coll.AllReduce, LocalName, func(*Place) {}, "stage 0 (local): for a rank alone only"},
+func TestPriceMatchesWhatWasMeasured(t *testing.T) {
+	s, err := NewSelector(2, DefaultParams(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Two ranks, of the comment on board.DefaultLink. Short calls are mostly what surrounds the plan.
+	for bytes, want := range map[uint64][2]time.Duration{
+		64 << 10:  {11700, 8200},
+		256 << 10: {43000, 28000},
+		1 << 20:   {172000, 108000},
 	} {
-		at := good
-		c.change(&at)
-		if _, err := Build(c.kind, c.algorithm, at); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%v, want %q", err, c.want)
-		}
-	}
-	for want, stages := range map[string][]Stage{
-		"0 stages, expected 1 to 6":                                    {},
-		"7 stages, expected 1 to 6":                                    make([]Stage, 7),
-		"stage 1 (fold): lag 4, expected 0 to 3: the lane has 4 slots": {{}, {Action: Fold, Lag: 4, ToOutput: true}},
-		"stage 0 (fold): the result goes nowhere":                      {{Action: Fold}},
-		"stage 0 (read): chunks of several ranks need an output":       {{Action: Read, From: Others}},
-	} {
-		p := OneShotAllReduce(good)
-		p.Stages = stages
-		if err := p.Validate(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
-	}
-	if Action(99).String() != "unknown action" {
-		t.Error("an unknown action has a name")
-	}
-}
-
-// The slots that plans are proved for are the slots that the runner lays out.
-func TestGeometryIsTheRunners(t *testing.T) {
-	defined := func(file, name string) int {
-		t.Helper()
-		text, err := os.ReadFile("../internal/runner/" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		m := regexp.MustCompile(`(?m)^#define ` + name + ` \(?(\d+)(?: \* (\d+))?\)?$`).FindStringSubmatch(string(text))
-		if m == nil {
-			t.Fatalf("%s does not define %s as a number", file, name)
-		}
-		value, _ := strconv.Atoi(m[1])
-		if m[2] != "" {
-			factor, _ := strconv.Atoi(m[2])
-			value *= factor
-		}
-		return value
-	}
-	for _, c := range []struct {
-		file, name string
-		ours       int
-	}{
-		{"board.h", "SCR_SMALL_SLOTS", SmallSlots}, {"board.h", "SCR_SMALL_BYTES", SmallSlot},
-		{"board.h", "SCR_LARGE_SLOTS", LargeSlots}, {"board.h", "SCR_LARGE_BYTES", LargeSlot},
-		{"runner.h", "SCR_MAX_STAGES", MaxStages}, {"runner.h", "SCR_MAX_CLASSES", MaxClasses - 1},
-		{"program.c", "MAX_SOURCES", MaxSize},
-	} {
-		if got := defined(c.file, c.name); got != c.ours {
-			t.Errorf("%s is %d in %s, %d here", c.name, got, c.file, c.ours)
+		c := s.Choose(coll.AllReduce, bytes)
+		place := board.Place{Size: 2, Lane: c.Lane, Chunk: c.Chunk}
+		for i, p := range []board.Plan{board.OneShotAllReduce(place), board.TwoShotAllReduce(place)} {
+			got := board.Price(p, bytes, DefaultParams().Board)
+			if ratio := float64(got) / float64(want[i]); ratio < 0.85 || ratio > 1.15 {
+				t.Errorf("%s, %d bytes: predicted %v, measured %v", p.Algorithm, bytes, got, want[i])
+			}
 		}
 	}
 }

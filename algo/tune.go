@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"sagecomm/algo/board"
 	"sagecomm/internal/coll"
 )
 
@@ -83,8 +84,8 @@ func parseRule(item string) (Rule, error) {
 	}
 	name, options, given := strings.Cut(parts[len(parts)-1], "@")
 	rule.Algorithm = strings.TrimSpace(name)
-	if !slices.Contains(Algorithms(kind), rule.Algorithm) {
-		return rule, fmt.Errorf("unknown algorithm %q for %v, there are: %s", rule.Algorithm, kind, strings.Join(Algorithms(kind), ", "))
+	if !slices.Contains(board.Algorithms(kind), rule.Algorithm) {
+		return rule, fmt.Errorf("unknown algorithm %q for %v, there are: %s", rule.Algorithm, kind, strings.Join(board.Algorithms(kind), ", "))
 	}
 	if given {
 		return rule, rule.parseOption(options)
@@ -101,8 +102,8 @@ func (r *Rule) parseOption(option string) error {
 	if err != nil {
 		return err
 	}
-	if chunk == 0 || chunk%Align != 0 || chunk > LargeSlot {
-		return fmt.Errorf("chunk %s: expected a multiple of %d from %d to %dK", strings.TrimSpace(value), Align, Align, LargeSlot>>10)
+	if chunk == 0 || chunk%board.Align != 0 || chunk > board.LargeSlot {
+		return fmt.Errorf("chunk %s: expected a multiple of %d from %d to %dK", strings.TrimSpace(value), board.Align, board.Align, board.LargeSlot>>10)
 	}
 	r.Chunk = int(chunk)
 	return nil

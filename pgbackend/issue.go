@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"sagecomm/algo"
+	boardplan "sagecomm/algo/board"
 	"sagecomm/fusion"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine/host"
@@ -93,11 +94,11 @@ func (g *Group) broken(op coll.Op, err error) *coll.Failure {
 }
 
 func (g *Group) compile(op coll.Op, class algo.Class) (runner.Compiled, error) {
-	plan, err := algo.Build(op.Kind, class.Algorithm, algo.Place{Rank: g.rank, Size: g.size, Root: op.Root, Lane: class.Lane, Chunk: class.Chunk})
+	plan, err := boardplan.Build(op.Kind, class.Algorithm, boardplan.Place{Rank: g.rank, Size: g.size, Root: op.Root, Lane: class.Lane, Chunk: class.Chunk})
 	if err != nil {
 		return runner.Compiled{}, err
 	}
-	if plan.Lane == algo.LargeLane && g.size > 1 && !g.run.HasLarge() {
+	if plan.Lane == boardplan.LargeLane && g.size > 1 && !g.run.HasLarge() {
 		off, err := g.board.more(runner.LargeSlots * runner.LargeStride)
 		if err != nil {
 			return runner.Compiled{}, err

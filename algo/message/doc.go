@@ -1,6 +1,6 @@
 // Package message holds the second kind of plan: collectives made of messages between pairs of ranks. A board plan
-// (package algo) is for ranks that share memory, a message plan for ranks that are joined by channels: rings of shared
-// memory between two processes, connections between two hosts. Like algo it is data and arithmetic only.
+// (package board) is for ranks that share memory, a message plan for ranks that are joined by channels: rings of shared
+// memory between two processes, connections between two hosts. Like board it is data and arithmetic only.
 //
 // A [Plan] is what one rank does: [Step]s (send, recv, recv-and-reduce, reduce, copy) on pieces of the input, the
 // output and scratch memory. The same value is proved ([Check]), counted ([Count]), priced ([Price]), and written so

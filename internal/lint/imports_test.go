@@ -225,6 +225,9 @@ func TestImportRulesNotice(t *testing.T) {
 		bad      bool
 	}{
 		{"algo", "sagecomm/internal/coll", false, false},
+		{"algo", "sagecomm/algo/board", false, false},
+		{"algo/board", "sagecomm/internal/coll", false, false},
+		{"algo/message", "sagecomm/internal/env", false, true},
 		{"algo", "sagecomm/internal/env", false, true},
 		{"algo", "os", false, true},
 		{"algo", "golang.org/x/sys/unix", false, true},

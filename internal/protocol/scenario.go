@@ -5,7 +5,7 @@ import "fmt"
 // CallKind is what a thread does next.
 type CallKind uint8
 
-// The kinds of calls. Collectives are made of the stages of package algo's plans, with their lags.
+// The kinds of calls. Collectives are made of the stages of package board's plans, with their lags.
 const (
 	OneShot   CallKind = iota // all_reduce: publish, fold all
 	TwoShot                   // all_reduce: publish, fold the own share, collect

@@ -20,7 +20,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Stage is one stage of a program. The constants are board.h's; what they mean is said by algo.Stage.
+// Stage is one stage of a program. The constants are board.h's; what they mean is said by board.Stage.
 type Stage struct {
 	Action, Lag, From, Back    uint8
 	Share, ToOutput, SkipOwnIn bool

@@ -1,4 +1,4 @@
-package algo
+package board
 
 import (
 	"math"
@@ -17,12 +17,7 @@ type Link struct {
 	Store float64 // per byte stored to each target of a fold after the first
 }
 
-// Params holds the link classes that a price is made of.
-type Params struct {
-	Board Link // shared memory of one host
-}
-
-// DefaultParams are of a server processor (Sapphire Rapids class, two virtual cores, 2 MiB of second-level cache each),
+// DefaultLink is of a server processor (Sapphire Rapids class, two virtual cores, 2 MiB of second-level cache each),
 // fitted to what all_reduce took there on two pinned ranks, less what a group of one rank takes:
 //
 //	bytes                8     8 KiB   16 KiB   64 KiB   256 KiB   1 MiB
@@ -35,8 +30,8 @@ type Params struct {
 // A processor with a faster path between cores (Zen 5: 1 MiB in 25 us) scales all terms, so that the choices stay
 // close while the times do not: predicted times hold for the machine that the parameters come from.
 // Ranks that share a core, and memories beyond the caches, are not modelled: they slow all candidates alike.
-func DefaultParams() Params {
-	return Params{Board: Link{
+func DefaultLink() Link {
+	return Link{
 		Hop:   250e-9,
 		Flag:  25e-9,
 		Step:  300e-9,
@@ -45,7 +40,7 @@ func DefaultParams() Params {
 		Claim: 48e-12,
 		Fold:  20e-12,
 		Store: 14e-12,
-	}}
+	}
 }
 
 // Traffic counts what one rank does.
@@ -106,31 +101,32 @@ func Count(p Plan, bytes uint64) Traffic {
 	return t
 }
 
-// femto is time in femtoseconds. Prices are sums of whole numbers, so that ranks on different processors, whose
+// Femto is time in femtoseconds. Prices are sums of whole numbers, so that ranks on different processors, whose
 // compilers may fuse a multiplication and an addition of floats, come to the same choice.
-type femto int64
+type Femto int64
 
-const never = femto(math.MaxInt64)
+// Never is the price of what cannot finish, or takes longer than can be said.
+const Never = Femto(math.MaxInt64)
 
-// duration rounds up to nanoseconds.
-func (f femto) duration() time.Duration {
-	if f == never {
+// Duration rounds up to nanoseconds.
+func (f Femto) Duration() time.Duration {
+	if f == Never {
 		return math.MaxInt64
 	}
 	return time.Duration((f-1)/1_000_000 + 1)
 }
 
-func toFemto(seconds float64) femto { return femto(math.Round(seconds * 1e15)) }
+func toFemto(seconds float64) Femto { return Femto(math.Round(seconds * 1e15)) }
 
-type femtoLink struct{ hop, flag, step, copy, far, claim, fold, store femto }
+type femtoLink struct{ hop, flag, step, copy, far, claim, fold, store Femto }
 
 func (l Link) femto() femtoLink {
 	return femtoLink{toFemto(l.Hop), toFemto(l.Flag), toFemto(l.Step), toFemto(l.Copy), toFemto(l.Far), toFemto(l.Claim), toFemto(l.Fold), toFemto(l.Store)}
 }
 
-func (l femtoLink) price(t Traffic) femto {
-	return femto(t.Steps)*l.step + femto(t.Flags)*l.flag +
-		femto(t.Near)*l.copy + femto(t.Far)*l.far + femto(t.Claims)*l.claim + femto(t.Folded)*l.fold + femto(t.Stored)*l.store
+func (l femtoLink) price(t Traffic) Femto {
+	return Femto(t.Steps)*l.step + Femto(t.Flags)*l.flag +
+		Femto(t.Near)*l.copy + Femto(t.Far)*l.far + Femto(t.Claims)*l.claim + Femto(t.Folded)*l.fold + Femto(t.Stored)*l.store
 }
 
 // simulatedChunks is how much of a collective is played through. What waiting there is repeats itself well within it:
@@ -141,26 +137,25 @@ const simulatedChunks = 16
 // steps of the root and of one other rank are played against each other: a step begins when the rank is free and the
 // flags it waits for have had a hop's time to arrive, so waits hidden by the pipeline cost nothing. Beyond a number of
 // chunks the time per chunk is constant and is multiplied out. A plan that cannot finish gets the largest duration.
-func Price(p Plan, bytes uint64, params Params) time.Duration {
-	return price(p, bytes, params).duration()
+func Price(p Plan, bytes uint64, link Link) time.Duration {
+	return NewPricer(p, link).Price(bytes).Duration()
 }
 
-func price(p Plan, bytes uint64, params Params) femto { return newPricer(p, params).price(bytes) }
-
-// pricer prices one plan for many lengths. It plays each length once: those beyond the simulated chunks have most of
-// what is played in common.
-type pricer struct {
+// Pricer is [Price] of one plan for many lengths. It plays each length once: those beyond the simulated chunks have most
+// of what is played in common. One goroutine at a time may use it.
+type Pricer struct {
 	plan   Plan
 	link   femtoLink
 	cast   roles
-	played map[uint64]femto // by length
+	played map[uint64]Femto // by length
 }
 
-func newPricer(p Plan, params Params) *pricer {
-	return &pricer{p, params.Board.femto(), rolesOf(p), map[uint64]femto{}}
+// NewPricer prices the plans of all ranks of the group of p.
+func NewPricer(p Plan, link Link) *Pricer {
+	return &Pricer{p, link.femto(), rolesOf(p), map[uint64]Femto{}}
 }
 
-func (r *pricer) play(bytes uint64) femto {
+func (r *Pricer) play(bytes uint64) Femto {
 	t, ok := r.played[bytes]
 	if !ok {
 		t = r.cast.play(bytes, r.link)
@@ -169,7 +164,8 @@ func (r *pricer) play(bytes uint64) femto {
 	return t
 }
 
-func (r *pricer) price(bytes uint64) femto {
+// Price predicts what [Price] does, unrounded.
+func (r *Pricer) Price(bytes uint64) Femto {
 	chunks, chunk, head := r.plan.Chunks(bytes), uint64(r.plan.Chunk), uint64(r.plan.Head)
 	if chunks <= simulatedChunks {
 		return r.play(bytes)
@@ -177,15 +173,15 @@ func (r *pricer) price(bytes uint64) femto {
 	tail := bytes - (chunks-1)*chunk // with the head
 	begin := r.play((simulatedChunks-1)*chunk + tail)
 	all, half := r.play(head+simulatedChunks*chunk), r.play(head+simulatedChunks/2*chunk)
-	if begin == never || all == never {
-		return never
+	if begin == Never || all == Never {
+		return Never
 	}
 	each := max(1, (all-half)/(simulatedChunks/2))
 	rest := chunks - simulatedChunks
-	if rest >= uint64((never-begin)/each) {
-		return never
+	if rest >= uint64((Never-begin)/each) {
+		return Never
 	}
-	return begin + femto(rest)*each
+	return begin + Femto(rest)*each
 }
 
 // roles are the plans that stand for all ranks: the root's and another rank's where there is a root, else one. Of
@@ -219,12 +215,12 @@ func (r roles) roleOf(rank int) int {
 }
 
 // play returns the time at which the last role is done.
-func (r roles) play(bytes uint64, link femtoLink) femto {
+func (r roles) play(bytes uint64, link femtoLink) Femto {
 	type actor struct {
 		steps  []Step
 		next   int
-		now    femto
-		posted [2][counters][]femto // by lane and chunk, 0: not yet; a post is never at time 0
+		now    Femto
+		posted [2][counters][]Femto // by lane and chunk, 0: not yet; a post is never at time 0
 	}
 	actors := make([]actor, len(r.plans))
 	for i, p := range r.plans {
@@ -232,12 +228,12 @@ func (r roles) play(bytes uint64, link femtoLink) femto {
 			actors[i].steps = append(actors[i].steps, s)
 		}
 		for c := range counters {
-			actors[i].posted[SmallLane][c] = make([]femto, max(1, p.Chunks(bytes)))
-			actors[i].posted[LargeLane][c] = make([]femto, p.Chunks(bytes))
+			actors[i].posted[SmallLane][c] = make([]Femto, max(1, p.Chunks(bytes)))
+			actors[i].posted[LargeLane][c] = make([]Femto, p.Chunks(bytes))
 		}
 	}
 	// ready is when all that a step waits for has arrived, false when some of it has not been posted.
-	ready := func(s Step) (at femto, ok bool) {
+	ready := func(s Step) (at Femto, ok bool) {
 		for _, w := range s.Waits {
 			if w.Chunk < 0 {
 				continue
@@ -271,10 +267,10 @@ func (r roles) play(bytes uint64, link femtoLink) femto {
 			}
 		}
 	}
-	var end femto
+	var end Femto
 	for _, a := range actors {
 		if a.next < len(a.steps) {
-			return never
+			return Never
 		}
 		end = max(end, a.now)
 	}

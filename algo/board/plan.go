@@ -1,16 +1,16 @@
-// Package algo holds collective algorithms as data: plans, the proof that they are right, their price, and the choice
-// between them. It has no I/O, no clock and no cgo, and imports the vocabulary package only.
+// Package board holds plans for ranks that share memory: each has a board of slots that all others read. It is data and
+// arithmetic: plans, the proof that they are right, and their price.
 //
 // A [Plan] is what one rank does for one collective. Buffers are cut into chunks; a plan is a short list of [Stage]s
 // that every chunk passes through in order, each stage [Stage.Lag] chunks behind the head of the pipeline. The same
 // value is checked symbolically (check.go), priced (cost.go) and compiled to a program of the runner.
 //
-// These plans are for ranks that share memory, a board each. Collectives made of messages between pairs of ranks are plans
-// of another type, in the package message below this one; its comment says why.
+// Collectives made of messages between pairs of ranks are plans of another type, in the package message beside this one;
+// its comment says why. Which of both a group uses is chosen by the package above, algo.
 //
 // Start reading at [Plan], then one_shot.go and two_shot.go; [Concrete] spells a plan out, [Check] proves it, [Price]
-// predicts its time and [Selector] chooses.
-package algo
+// predicts its time.
+package board
 
 import "sagecomm/internal/coll"
 

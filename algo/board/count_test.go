@@ -1,4 +1,4 @@
-package algo
+package board
 
 import (
 	"fmt"
@@ -138,7 +138,7 @@ func TestStepsOfAPipeline(t *testing.T) {
 
 // With one chunk nothing overlaps, so the price is the sum of the formula's terms.
 func TestPriceOfOneChunkIsTheFormula(t *testing.T) {
-	l := DefaultParams().Board
+	l := DefaultLink()
 	seconds := func(s float64) time.Duration { return time.Duration(math.Round(s * 1e9)) }
 	for _, size := range []int{2, 4, 8} {
 		n, P := 4096.0, float64(size)
@@ -164,7 +164,7 @@ func TestPriceOfOneChunkIsTheFormula(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if got, want := Price(p, 4096, DefaultParams()), seconds(c.want); (got - want).Abs() > 1 {
+					if got, want := Price(p, 4096, DefaultLink()), seconds(c.want); (got - want).Abs() > 1 {
 						t.Errorf("%v %s, rank %d of %d, root %d: %v, want %v", c.kind, c.algorithm, rank, size, root, got, want)
 					}
 				}
@@ -173,57 +173,35 @@ func TestPriceOfOneChunkIsTheFormula(t *testing.T) {
 	}
 }
 
-func TestPriceMatchesWhatWasMeasured(t *testing.T) {
-	s, err := NewSelector(2, DefaultParams(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Two ranks, of the comment on DefaultParams. Short calls are mostly what surrounds the plan.
-	for bytes, want := range map[uint64][2]time.Duration{
-		64 << 10:  {11700, 8200},
-		256 << 10: {43000, 28000},
-		1 << 20:   {172000, 108000},
-	} {
-		c := s.Choose(coll.AllReduce, bytes)
-		place := Place{0, 2, 0, c.Lane, c.Chunk}
-		for i, p := range []Plan{OneShotAllReduce(place), TwoShotAllReduce(place)} {
-			got := Price(p, bytes, DefaultParams())
-			if ratio := float64(got) / float64(want[i]); ratio < 0.85 || ratio > 1.15 {
-				t.Errorf("%s, %d bytes: predicted %v, measured %v", p.Algorithm, bytes, got, want[i])
-			}
-		}
-	}
-}
-
 func TestPriceOverlapsChunks(t *testing.T) {
-	params := DefaultParams()
+	link := DefaultLink()
 	// Readers of a broadcast work while the root publishes: the slower side counts, not the sum.
 	n := uint64(1 << 20)
 	p := OneShotBroadcast(Place{0, 2, 0, LargeLane, 16 << 10})
-	root := float64(n)*(params.Board.Copy+params.Board.Claim) + 64*params.Board.Step
-	reader := float64(n)*params.Board.Far + 64*(params.Board.Step+params.Board.Flag)
+	root := float64(n)*(link.Copy+link.Claim) + 64*link.Step
+	reader := float64(n)*link.Far + 64*(link.Step+link.Flag)
 	slower := max(root, reader)
-	if got := Price(p, n, params).Seconds(); got < slower || got > 1.1*slower {
+	if got := Price(p, n, link).Seconds(); got < slower || got > 1.1*slower {
 		t.Errorf("broadcast: %v s, the root alone takes %v s, a reader %v s", got, root, reader)
 	}
 	// Hops of all chunks but the first ones are hidden behind work.
-	slow := params
-	slow.Board.Hop = 1e-6
+	slow := link
+	slow.Hop = 1e-6
 	ar := TwoShotAllReduce(Place{0, 2, 0, LargeLane, 128 << 10})
-	if got := Price(ar, n, slow) - Price(ar, n, params); got > 2*time.Microsecond {
+	if got := Price(ar, n, slow) - Price(ar, n, link); got > 2*time.Microsecond {
 		t.Errorf("a hop that is 0.85 us longer costs %v over 8 chunks", got)
 	}
 }
 
 // Multiplying the time of a chunk out gives what playing every chunk through gives.
 func TestPriceOfManyChunksIsExact(t *testing.T) {
-	params := DefaultParams()
+	link := DefaultLink()
 	for _, f := range families {
 		for _, size := range []int{2, 5} {
 			for _, root := range []int{0, 1} {
 				p := f.build(Place{0, size, root, LargeLane, 16 << 10})
 				for _, bytes := range []uint64{17 << 14, 40<<14 + 100, 50<<14 - 1} {
-					got, want := price(p, bytes, params), rolesOf(p).play(bytes, params.Board.femto())
+					got, want := NewPricer(p, link).Price(bytes), rolesOf(p).play(bytes, link.femto())
 					if diff := got - want; diff < -1000 || diff > 1000 { // a picosecond
 						t.Errorf("%v %s, %d ranks, %d bytes: %d fs, want %d fs", f.kind, f.name, size, bytes, got, want)
 					}
@@ -235,26 +213,26 @@ func TestPriceOfManyChunksIsExact(t *testing.T) {
 
 func TestPriceOfPlansBeyondTheTables(t *testing.T) {
 	own := OneShotAllReduce(Place{0, 2, 0, LargeLane, 64})
-	known := Price(own, 200, DefaultParams())
+	known := Price(own, 200, DefaultLink())
 	own.Algorithm = "mine"
-	if got := Price(own, 200, DefaultParams()); got != known {
+	if got := Price(own, 200, DefaultLink()); got != known {
 		t.Errorf("the same stages under another name cost %v instead of %v", got, known)
 	}
 	own.Stages = own.Stages[1:]
-	if got := Price(own, 64, DefaultParams()); got != math.MaxInt64 {
+	if got := Price(own, 64, DefaultLink()); got != math.MaxInt64 {
 		t.Errorf("a plan that cannot finish costs %v", got)
 	}
-	if got := Price(own, 64*100, DefaultParams()); got != math.MaxInt64 {
+	if got := Price(own, 64*100, DefaultLink()); got != math.MaxInt64 {
 		t.Errorf("a long plan that cannot finish costs %v", got)
 	}
-	if got := Price(OneShotAllReduce(Place{0, 2, 0, LargeLane, 64}), math.MaxUint64, DefaultParams()); got != math.MaxInt64 {
+	if got := Price(OneShotAllReduce(Place{0, 2, 0, LargeLane, 64}), math.MaxUint64, DefaultLink()); got != math.MaxInt64 {
 		t.Errorf("a length beyond all time costs %v", got)
 	}
-	alone := Price(OneShotReduce(Place{0, 1, 0, LargeLane, 64}), 64, DefaultParams())
+	alone := Price(OneShotReduce(Place{0, 1, 0, LargeLane, 64}), 64, DefaultLink())
 	if alone <= 0 || alone > time.Microsecond {
 		t.Errorf("a rank alone pays %v", alone)
 	}
-	if Price(OneShotBarrier(Place{0, 2, 0, SmallLane, 64}), 0, Params{}) != 1 {
+	if Price(OneShotBarrier(Place{0, 2, 0, SmallLane, 64}), 0, Link{}) != 1 {
 		t.Error("where nothing costs anything a barrier must still end")
 	}
 }
@@ -264,7 +242,7 @@ func BenchmarkPrice(b *testing.B) {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
 			p := TwoShotAllReduce(Place{0, size, 0, LargeLane, 128 << 10})
 			for b.Loop() {
-				Price(p, 64<<20, DefaultParams())
+				Price(p, 64<<20, DefaultLink())
 			}
 		})
 	}

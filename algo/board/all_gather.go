@@ -1,4 +1,4 @@
-package algo
+package board
 
 import "sagecomm/internal/coll"
 

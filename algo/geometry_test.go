@@ -1,0 +1,44 @@
+package algo
+
+import (
+	"os"
+	"regexp"
+	"strconv"
+	"testing"
+
+	"sagecomm/algo/board"
+)
+
+// The slots that plans are proved for are the slots that the runner lays out.
+func TestGeometryIsTheRunners(t *testing.T) {
+	defined := func(file, name string) int {
+		t.Helper()
+		text, err := os.ReadFile("../internal/runner/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := regexp.MustCompile(`(?m)^#define ` + name + ` \(?(\d+)(?: \* (\d+))?\)?$`).FindStringSubmatch(string(text))
+		if m == nil {
+			t.Fatalf("%s does not define %s as a number", file, name)
+		}
+		value, _ := strconv.Atoi(m[1])
+		if m[2] != "" {
+			factor, _ := strconv.Atoi(m[2])
+			value *= factor
+		}
+		return value
+	}
+	for _, c := range []struct {
+		file, name string
+		ours       int
+	}{
+		{"board.h", "SCR_SMALL_SLOTS", board.SmallSlots}, {"board.h", "SCR_SMALL_BYTES", board.SmallSlot},
+		{"board.h", "SCR_LARGE_SLOTS", board.LargeSlots}, {"board.h", "SCR_LARGE_BYTES", board.LargeSlot},
+		{"runner.h", "SCR_MAX_STAGES", board.MaxStages}, {"runner.h", "SCR_MAX_CLASSES", MaxClasses - 1},
+		{"program.c", "MAX_SOURCES", MaxSize},
+	} {
+		if got := defined(c.file, c.name); got != c.ours {
+			t.Errorf("%s is %d in %s, %d here", c.name, got, c.file, c.ours)
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package algo
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"sagecomm/internal/coll"
+)
+
+var update = flag.Bool("update", false, "write testdata anew")
+
+// What is chosen between plans of boards alone for small groups was compared with measurements (docs/measured.md). A
+// change of the cost model or of a plan must not move it unseen.
+func TestTablesOfSmallGroups(t *testing.T) {
+	var b strings.Builder
+	for size := 2; size <= 16; size++ {
+		s := selector(t, size, "")
+		fmt.Fprintf(&b, "%d ranks\n", size)
+		for kind := range coll.KindCount {
+			if kind.Collective() {
+				fmt.Fprintf(&b, "  %v:", kind)
+				for _, c := range s.Boundaries(kind) {
+					fmt.Fprintf(&b, " %s %v %d to %d;", c.Algorithm, c.Lane, c.Chunk, c.UpTo)
+				}
+				fmt.Fprintln(&b)
+			}
+		}
+	}
+	const file = "testdata/tables.txt"
+	if *update {
+		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted := strings.Split(string(want), "\n")
+	for i, line := range strings.Split(b.String(), "\n") {
+		if i >= len(wanted) || line != wanted[i] {
+			t.Fatalf("line %d of %s:\n got %s\nwant %s\n(go test ./algo -run TablesOfSmallGroups -update writes it anew)", i+1, file, line, wanted[min(i, len(wanted)-1)])
+		}
+	}
+}
