@@ -27,7 +27,7 @@ type Config struct {
 }
 
 // protocolVersion is the version of docs/protocol.md that this code speaks.
-const protocolVersion = 1
+const protocolVersion = 2
 
 // streamBytes is the length from which an output that is not the input is written past the cache: it would push out
 // the slots, and nobody reads it soon.

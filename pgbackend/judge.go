@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -67,7 +68,14 @@ func (g *Group) judge(t runner.Trouble) *coll.Failure {
 			return g.garbage(t, fmt.Sprintf("place of its slots, which rank %d needs in %s", g.rank, describe(t.Op, t.Sequence)))
 		}
 		return g.garbage(t, fmt.Sprintf("message, where rank %d looks for one", g.rank))
+	case runner.Uneven:
+		f := g.blame(coll.System, g.rank, t)
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s called all_to_all #%d with blocks of different lengths, and SAGECOMM_TUNE names an algorithm that takes equal ones only; name another one there, or none", g.name, g.who(g.rank), t.Sequence)
+		return f
 	case runner.NoMemory:
+		if t.Op.Kind.Collective() {
+			return g.system(t.Op, errors.New("there is no memory for what it keeps between its steps"))
+		}
 		f := g.blame(coll.System, g.rank, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d has no memory for a message from %s; free memory there, or post recvs before so many messages are sent", g.name, g.rank, g.who(t.Peer))
 		return f

@@ -28,6 +28,7 @@ const (
 	Garbage     Code = C.SCR_TROUBLE_GARBAGE  // what Peer wrote cannot be meant
 	WrongType   Code = C.SCR_TROUBLE_TYPE     // Peer sent elements of the DataType Got
 	NoMemory    Code = C.SCR_TROUBLE_MEMORY   // this process has none for what came from Peer
+	Uneven      Code = C.SCR_TROUBLE_UNEVEN   // this rank's blocks differ in length, and the program cannot have that
 	Split       Code = C.SCR_TROUBLE_SPLIT    // Peer has a block of Got bytes where Want were expected
 )
 

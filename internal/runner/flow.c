@@ -28,7 +28,7 @@ static const scr_flow *flow_between(const scr_group *g, int32_t from, int32_t to
   uint64_t offset = atomic_load_explicit(offset_word(g, from, to, channel), memory_order_acquire);
   const scr_peer *p = &g->peer[from];
   return offset != 0 && scr_inside(p, offset, sizeof(scr_flow)) ? (const scr_flow *)(const void *)(p->arena + offset)
-                                                                 : NULL;
+                                                                : NULL;
 }
 
 void scr_group_set_flow(scr_group *g, int32_t peer, int32_t channel, uint64_t offset) {
@@ -152,6 +152,15 @@ uint64_t scr_flow_longest(const scr_group *g, const scr_run *r) {
     if (out > longest) longest = out;
   }
   return longest;
+}
+
+/* Whether all blocks of an all_to_all are equally long, as far as this rank sees. */
+static bool blocks_are_equal(const scr_group *g, const scr_run *r) {
+  for (int32_t i = 0; i < g->size; i++) {
+    if (scr_block_bytes(&r->in_blocks, i) != r->longest || scr_block_bytes(&r->out_blocks, i) != r->longest)
+      return false;
+  }
+  return true;
 }
 
 /* Of the chunk of n bytes: where a piece begins. */
@@ -369,7 +378,7 @@ static int carry_out(const where *w, const scr_flow_step *s, uint64_t *moved) {
 
 /* ---- a run ---- */
 
-/* PREMUL_SUM: a chunk of the input, before any step reads it. */
+/* PREMUL_SUM: a chunk of the input. */
 static void scale(const where *w) {
   const scr_program *pg = w->r->program;
   for (uint64_t block = 0; block < n_scaled(w->g, pg); block++) {
@@ -384,6 +393,20 @@ static void scale(const where *w) {
       to += len;
     }
   }
+}
+
+/* A plan of a broadcast knows one buffer; the root may have put its bytes into another one. */
+static void fill(const where *w) {
+  const scr_region in = {.space = SCR_INPUT, .count = w->r->program->messages->pieces};
+  scr_region out = in;
+  out.space = SCR_OUTPUT;
+  copy(w, cursor_at(w->r, &in, 1, w->k), cursor_at(w->r, &out, 1, w->k), extent_of(w->r, &in, w->k).bytes);
+}
+
+/* What a chunk needs before any step. */
+static void prepare(const where *w) {
+  if (w->r->program->scale) scale(w);
+  if (w->r->kind == SAGECOMM_BROADCAST && w->r->root == w->g->rank) fill(w);
 }
 
 /* AVG: a chunk of the output, after the last step. */
@@ -402,13 +425,14 @@ static void average(const where *w) {
 int scr_flow_advance(scr_group *g, scr_run *r, int64_t until_ns) {
   const scr_messages *m = r->program->messages;
   uint64_t moved = 0;
-  if (r->head == 0 && r->stage == 0 && !make_scratch(g, r)) {
+  if (r->head == 0 && r->stage == 0) {
     r->peer = g->rank;
-    return SCR_TROUBLE_MEMORY;
+    if (m->even && r->kind == SAGECOMM_ALL_TO_ALL && !blocks_are_equal(g, r)) return SCR_TROUBLE_UNEVEN;
+    if (!make_scratch(g, r)) return SCR_TROUBLE_MEMORY;
   }
   for (; r->head < r->chunks + m->max_lag; r->head++, r->stage = 0) {
     if (r->stage == 0) { /* before the steps, which are counted from 1 */
-      if (r->program->scale && r->head < r->chunks) scale(&(where){g, r, r->head});
+      if (r->head < r->chunks) prepare(&(where){g, r, r->head});
       r->stage = 1;
     }
     for (; r->stage <= m->n_steps; r->stage++) {

@@ -416,11 +416,9 @@ void scr_program_free(scr_program *p) {
 }
 
 /* kind (4 bits) | dtype (5) | reduce op (4) | class (8) | root + 1 (32), never 0. What a collective does not depend on
- * stays 0, so that a broadcast has one program for all types. Blocks that are given one by one have programs of their own
- * (bit 62): not every plan can have them. */
+ * stays 0, so that a broadcast has one program for all types. */
 uint64_t scr_cache_key(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
   uint64_t key = UINT64_C(1) << 63 | (uint64_t)op->kind << 53 | (uint64_t)scr_group_class(g, op->kind, bytes) << 41;
-  if (op->in_blocks || op->out_blocks) key |= UINT64_C(1) << 62;
   if (scr_reduces(op->kind)) key |= (uint64_t)op->dtype << 36 | (uint64_t)op->reduce_op << 32;
   if (scr_rooted(op->kind)) key |= (uint64_t)((uint32_t)op->root + 1);
   return key;

@@ -28,6 +28,7 @@ enum {
   SCR_TROUBLE_GARBAGE,     /* what `peer` wrote cannot be meant */
   SCR_TROUBLE_TYPE,        /* point-to-point: `peer` sent elements of type `got` */
   SCR_TROUBLE_MEMORY,      /* this process has none for what came from `peer` */
+  SCR_TROUBLE_UNEVEN,      /* all_to_all: this rank's blocks differ in length, and the program cannot have that */
   SCR_TROUBLE_SPLIT,       /* all_to_all: `peer` has a block of `got` bytes where `bytes` are expected */
 };
 
@@ -107,8 +108,8 @@ typedef struct scr_flow_step {
 
 typedef struct scr_messages {
   uint32_t n_steps, max_lag, pieces, cells, sets;
-  bool even;               /* blocks must be of equal length */
-  scr_fold_fn *average;    /* divides what is summed up; NULL: nothing to divide */
+  bool even;                /* blocks must be of equal length */
+  scr_fold_fn *average;     /* divides what is summed up; NULL: nothing to divide */
   const scr_region *region; /* both lists lie behind this struct */
   const scr_flow_step *step;
 } scr_messages;
