@@ -347,6 +347,19 @@ bool scr_group_put_stack(scr_group *g, uint32_t at, const void *text, uint32_t n
 /* Copies a text; its length, 0 if there is none or it is longer than `most`. */
 uint32_t scr_flights_stack(const scr_flights *f, uint32_t number, void *text, uint32_t most);
 
+/* ---- probe ---- */
+
+/* What memory costs on this machine. Each is the least of many trials. */
+typedef struct scr_probe {
+  double copy_ns, fold_ns; /* per byte copied, and of each operand reduced, in memory that this core has at hand */
+  /* Between two cores; 0 where this process may use one only, or the second thread did not get to run. */
+  double hop_ns;            /* from storing a flag until another core has seen it */
+  double far_ns, claim_ns;  /* per byte that another core has just written; stored, more than copy_ns, where it has read */
+} scr_probe;
+
+/* Measures with a second thread, for a few milliseconds and budget_ns at most. False: no memory, no thread. */
+bool scr_probe_run(int64_t budget_ns, scr_probe *out);
+
 /* ---- the ABI's operations ---- */
 
 int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);

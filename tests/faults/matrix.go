@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"slices"
 	"strings"
 
+	"sagecomm/algo/message"
 	"sagecomm/internal/coll"
 )
 
@@ -53,7 +55,29 @@ func count(n int) func(int) int { return func(int) int { return n } }
 // shared is the length of a block when all blocks together are several chunks.
 func shared(n int) func(int) int { return func(size int) int { return max(n/size, 20000) } }
 
-var paths = []path{
+var paths = slices.Concat(boardPaths, messagePaths(), []path{nothing})
+
+// messagePaths are those of all algorithms of messages, in several chunks.
+func messagePaths() (list []path) {
+	for kind := range coll.KindCount {
+		if !kind.Collective() {
+			continue
+		}
+		elements := count(largeCount)
+		switch kind {
+		case coll.Barrier:
+			elements = count(0)
+		case coll.ReduceScatter, coll.AllToAll, coll.Scatter:
+			elements = shared(2 * largeCount)
+		}
+		for _, name := range message.Algorithms(kind) {
+			list = append(list, path{kind.String(), name, single, kind, elements, fmt.Sprintf("%v:%s@chunk=4K", kind, name)})
+		}
+	}
+	return list
+}
+
+var boardPaths = []path{
 	{"all_reduce", "small", single, coll.AllReduce, count(smallCount), ""},
 	{"all_reduce", "large", single, coll.AllReduce, count(largeCount), "all_reduce:one_shot@chunk=64K"},
 	{"all_reduce", "two_shot", single, coll.AllReduce, count(largeCount), "all_reduce:two_shot@chunk=64K"},
@@ -78,7 +102,6 @@ var paths = []path{
 	{"coalesced", "small", fused, coll.AllReduce, count(smallCount / 4), ""},
 	{"coalesced", "large", fused, coll.AllReduce, count(largeCount), "all_reduce:two_shot@chunk=64K"},
 	{"coalesced", "messages", fusedMessages, coll.Send, count(smallCount), ""},
-	nothing,
 }
 
 // nothing is for faults that happen where no call is made.

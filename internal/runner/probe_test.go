@@ -1,0 +1,37 @@
+package runner
+
+import (
+	"testing"
+	"time"
+)
+
+func TestProbe(t *testing.T) {
+	p, ok := RunProbe(10 * time.Second)
+	if !ok {
+		t.Fatal("no memory, or no thread")
+	}
+	t.Logf("%+v", p)
+	// Any machine is within: a byte takes a femtosecond to a microsecond, a hop a nanosecond to a second.
+	for name, seconds := range map[string]float64{"copy": p.Copy, "fold": p.Fold, "far": p.Far} {
+		if name == "far" && p.Far == 0 {
+			continue // one processor
+		}
+		if seconds < 1e-15 || seconds > 1e-6 {
+			t.Errorf("%s of %v seconds a byte", name, seconds)
+		}
+	}
+	if (p.Hop == 0) != (p.Far == 0) || p.Hop < 0 || p.Hop > 1 || p.Claim < 0 {
+		t.Errorf("%+v", p)
+	}
+}
+
+// A second thread that does not get to run in time costs what is between cores, nothing else.
+func TestProbeWithoutTime(t *testing.T) {
+	p, ok := RunProbe(-time.Second)
+	if !ok {
+		t.Fatal("no memory, or no thread")
+	}
+	if p.Copy <= 0 || p.Fold <= 0 {
+		t.Errorf("%+v", p)
+	}
+}
