@@ -4,6 +4,7 @@ package message
 
 import (
 	"math"
+	"math/bits"
 	"time"
 
 	"sagecomm/internal/coll"
@@ -16,9 +17,37 @@ const Unpriced = time.Duration(math.MaxInt64)
 // messages that channels hold, so a pipeline has its pace by then, and what follows is a matter of multiplication.
 const playedChunks = 8
 
-// playedMessages bounds what a price may cost: steps of a chunk, of all ranks. They take some tenths of a microsecond
-// each, to be made and to be played.
-const playedMessages = 1 << 17
+// playedRegions bounds what a price may cost: regions that the steps of all ranks name. They take some tenths of a
+// microsecond each, to be made and to be played.
+const playedRegions = 1 << 16
+
+// between is the factor between lengths that are played where all ranks have to be: the time of a chunk, as the maximum
+// of sums that grow with its length, lies close to the straight line between two of them.
+const between = 16
+
+// Priced says whether a [Pricer] has prices of an algorithm: whether ranks are alike, or have few enough messages to be
+// played all. The chunk and the rank of the place do not matter.
+func Priced(kind coll.Kind, algorithm string, at Place, c Costs) bool {
+	if len(c.Links) == 1 && alike(kind, algorithm, at) != nil {
+		return true
+	}
+	// What the first rank has to do, or the last one where ranks differ, is about what all have.
+	at.Chunk = Unit
+	for _, at.Rank = range []int{0, at.Size - 1} {
+		p, err := Build(kind, algorithm, at)
+		if err != nil {
+			return false
+		}
+		regions := 0
+		for _, s := range p.Steps {
+			regions += max(1, len(s.From)+len(s.To))
+		}
+		if regions*at.Size > playedRegions {
+			return false
+		}
+	}
+	return true
+}
 
 // Pricer is [Price] of one algorithm in one group, for many lengths. Where all ranks are alike it plays one of them;
 // long collectives it plays in part. One goroutine at a time may use it.
@@ -29,9 +58,10 @@ type Pricer struct {
 	costs     Costs
 	digits    []int // in which ranks are alike, or nil
 	first     Plan  // of rank 0
+	inner     Plan  // of a rank in the middle, which in trees is no leaf and not the root
 	plans     []Plan
 	played    map[uint64]time.Duration // by length
-	full      busy                     // with a chunk
+	full      time.Duration            // that a rank is busy with a chunk
 }
 
 // NewPricer prices the plans of all ranks of a place; its rank does not matter.
@@ -41,7 +71,13 @@ func NewPricer(kind coll.Kind, algorithm string, at Place, c Costs) (*Pricer, er
 	if err != nil {
 		return nil, err
 	}
-	r := &Pricer{at: at, kind: kind, algorithm: algorithm, costs: c, first: first, played: map[uint64]time.Duration{}}
+	at.Rank = at.Size / 2
+	inner, err := Build(kind, algorithm, at)
+	if err != nil {
+		return nil, err
+	}
+	at.Rank = 0
+	r := &Pricer{at: at, kind: kind, algorithm: algorithm, costs: c, first: first, inner: inner, played: map[uint64]time.Duration{}}
 	if len(c.Links) == 1 && at.Chunk%(first.Pieces*Unit) == 0 { // else the messages of some ranks are longer
 		r.digits = alike(kind, algorithm, at)
 	}
@@ -52,12 +88,35 @@ func NewPricer(kind coll.Kind, algorithm string, at Place, c Costs) (*Pricer, er
 // Plan is the plan of rank 0.
 func (r *Pricer) Plan() Plan { return r.first }
 
+// Largest is the most bytes of a message of any rank.
+func (r *Pricer) Largest() (largest int) {
+	for _, p := range r.told() {
+		largest = max(largest, p.Largest())
+	}
+	return largest
+}
+
+// told are the plans of ranks that tell what is most.
+func (r *Pricer) told() (plans []Plan) {
+	for _, rank := range telling(r.kind, r.algorithm, r.at) {
+		at := r.at
+		at.Rank = rank
+		if p, err := Build(r.kind, r.algorithm, at); err == nil { // as that of rank 0 could be built
+			plans = append(plans, p)
+		}
+	}
+	return plans
+}
+
 // Price predicts what [Price] does, to within a few percent for lengths of many chunks and for those whose pieces are
 // not of equal length. It is [Unpriced] where there are too many ranks with too many messages each.
 func (r *Pricer) Price(bytes uint64) time.Duration {
 	chunk := uint64(r.at.Chunk)
 	chunks := r.first.Chunks(Lengths{Bytes: bytes})
-	if r.kind == coll.Barrier || chunks <= playedChunks {
+	switch {
+	case chunks == 1 && r.digits == nil && bytes > Unit && r.kind != coll.Barrier:
+		return r.interpolate(bytes)
+	case r.kind == coll.Barrier || chunks <= playedChunks:
 		return r.play(bytes)
 	}
 	tail := bytes - (chunks-1)*chunk
@@ -71,6 +130,30 @@ func (r *Pricer) Price(bytes uint64) time.Duration {
 		return Unpriced
 	}
 	return begin + time.Duration(rest)*each
+}
+
+// interpolate prices a chunk from two that are played.
+func (r *Pricer) interpolate(bytes uint64) time.Duration {
+	even, low := uint64(r.first.Pieces*Unit), uint64(Unit)
+	high := low
+	for high < bytes {
+		low, high = high, high*between
+		if low < even && even < high { // from here on pieces grow
+			high = even
+		}
+	}
+	high = min(high, uint64(r.at.Chunk))
+	from := r.play(low)
+	if high <= low || from == Unpriced {
+		return from
+	}
+	to := r.play(high)
+	if to == Unpriced {
+		return to
+	}
+	above, below := bits.Mul64(uint64(max(0, to-from)), bytes-low)
+	part, _ := bits.Div64(above, below, high-low)
+	return from + time.Duration(part)
 }
 
 func (r *Pricer) play(bytes uint64) time.Duration {
@@ -99,18 +182,13 @@ func (r *Pricer) play(bytes uint64) time.Duration {
 
 func (r *Pricer) plan(rank int) Plan { return r.plans[rank] }
 
-// make builds the plans of all ranks, unless they have too many messages. What rank 0 has to do, and another one that
-// has more where ranks differ, is about what all have.
+// make builds the plans of all ranks, unless they have too many messages.
 func (r *Pricer) make() bool {
 	if r.plans != nil {
 		return true
 	}
-	for _, rank := range []int{0, r.at.Size - 1} {
-		at := r.at
-		at.Rank = rank
-		if p, err := Build(r.kind, r.algorithm, at); err != nil || len(p.Steps)*r.at.Size > playedMessages {
-			return false
-		}
+	if !Priced(r.kind, r.algorithm, r.at, r.costs) {
+		return false
 	}
 	for rank := range r.at.Size {
 		at := r.at
@@ -125,52 +203,86 @@ func (r *Pricer) make() bool {
 	return true
 }
 
-// busy is what one rank cannot do at the same time.
-type busy struct {
-	work time.Duration // of the rank itself
-	way  time.Duration // of its links, each way
-}
-
-func (r *Pricer) busy(bytes uint64) busy {
-	link := r.costs.Links[0]
-	for _, l := range r.costs.Links[1:] {
-		link.Latency, link.Byte, link.Step = min(link.Latency, l.Latency), min(link.Byte, l.Byte), min(link.Step, l.Step)
+// busy is the longest of what either of two ranks has to do one after the other in a collective of one chunk.
+func (r *Pricer) busy(bytes uint64) time.Duration {
+	busy := r.busyWith(r.first, bytes)
+	if r.digits == nil && r.at.Size > 1 {
+		busy = max(busy, r.busyWith(r.inner, bytes))
 	}
-	t := Count(r.first, Lengths{Bytes: bytes})
-	down := func(f femto) time.Duration { return time.Duration(f / 1_000_000) }
-	b := busy{work: down(femto(t.Sends+t.Recvs)*toFemto(link.Step) + femto(t.Reduced)*toFemto(r.costs.Reduce))}
-	b.way = down(femto(max(t.Sent, t.Received)) * toFemto(link.Byte))
-	return b
+	return busy
 }
 
-// AtLeast is a time that [Pricer.Price] is not below, found without any play: that of what rank 0 has to do, and of the
+// busyWith is the longest of a rank's own work and of what its links of each class carry each way.
+func (r *Pricer) busyWith(p Plan, bytes uint64) time.Duration {
+	l := Lengths{Bytes: bytes}
+	ways := make([][2]femto, len(r.costs.Links))
+	var work femto
+	for _, s := range p.Steps {
+		if p.idle(s, 0, l) {
+			continue
+		}
+		if s.Op == RecvReduce || s.Op == Reduce {
+			work += femto(p.bytes(s.To, 0, l)) * toFemto(r.costs.Reduce)
+		}
+		if s.Op > RecvReduce {
+			continue
+		}
+		way, moved, class := 0, s.From, 0
+		if s.Op != Send {
+			way, moved = 1, s.To
+		}
+		if r.costs.Class != nil {
+			class = r.costs.Class(p.Rank, s.Peer)
+		}
+		work += toFemto(r.costs.Links[class].Step)
+		ways[class][way] += femto(p.bytes(moved, 0, l)) * toFemto(r.costs.Links[class].Byte)
+	}
+	for _, way := range ways {
+		work = max(work, way[0], way[1])
+	}
+	return time.Duration(work / 1_000_000)
+}
+
+// AtLeast is a time that [Pricer.Price] is not below, found without any play: that of what one rank has to do, or of the
 // bytes that leave it or come to it. Whoever looks for the cheapest need not price what has to take longer.
 func (r *Pricer) AtLeast(bytes uint64) time.Duration {
-	b, times := r.full, bytes/uint64(r.at.Chunk)
+	least, times := r.full, bytes/uint64(r.at.Chunk)
 	if times == 0 || r.kind == coll.Barrier {
-		b, times = r.busy(bytes), 1
+		least, times = r.busy(bytes), 1
 	}
-	least := max(b.work, b.way)
 	if least > 0 && times >= uint64(Unpriced/least) {
 		return Unpriced
 	}
 	return least * time.Duration(times)
 }
 
-// Count is the most that a rank does, among those that have most to do; see [Traffic].
+// Count is the most that a rank does; see [Traffic]. Whole chunks are counted once and multiplied.
 func (r *Pricer) Count(bytes uint64) (most Traffic) {
-	for _, rank := range telling(r.kind, r.algorithm, r.at) {
-		at := r.at
-		at.Rank = rank
-		p, err := Build(r.kind, r.algorithm, at)
-		if err != nil {
-			continue // ranks of one place are alike in this
+	for _, p := range r.told() {
+		chunks, chunk := p.Chunks(Lengths{Bytes: bytes}), uint64(p.Chunk)
+		t := Traffic{}
+		if chunks <= 3 || r.kind == coll.Barrier { // what is left out for want of bytes is left out after the first
+			t.join(Count(p, Lengths{Bytes: bytes}), 1)
+		} else {
+			t.join(Count(p, Lengths{Bytes: bytes - (chunks-3)*chunk}), 1)
+			t.join(Count(p, Lengths{Bytes: 2 * chunk}), int(chunks-3))
+			t.join(Count(p, Lengths{Bytes: chunk}), -int(chunks-3))
 		}
-		t := Count(p, Lengths{Bytes: bytes})
 		most = Traffic{
 			Sends: max(most.Sends, t.Sends), Recvs: max(most.Recvs, t.Recvs), Sent: max(most.Sent, t.Sent),
 			Received: max(most.Received, t.Received), Reduced: max(most.Reduced, t.Reduced), Copied: max(most.Copied, t.Copied),
 		}
 	}
 	return most
+}
+
+// join adds a number of times what another one counts, or takes it away.
+func (t *Traffic) join(other Traffic, times int) {
+	n := uint64(times) // modulo 2^64, as the sums are
+	t.Sends += times * other.Sends
+	t.Recvs += times * other.Recvs
+	t.Sent += n * other.Sent
+	t.Received += n * other.Received
+	t.Reduced += n * other.Reduced
+	t.Copied += n * other.Copied
 }

@@ -97,6 +97,28 @@ func TestPricesOfLongCollectives(t *testing.T) {
 	}
 }
 
+// Multiplying what whole chunks take gives what counting every chunk of every rank gives.
+func TestCountsOfManyChunks(t *testing.T) {
+	for _, f := range families {
+		for _, size := range []int{1, 2, 5, 8} {
+			at := Place{Size: size, Chunk: 40 * Unit}
+			plans := buildAll(t, f, at)
+			for _, bytes := range []uint64{0, 64, 3*40*Unit - 100, 3 * 40 * Unit, 20*40*Unit + 700} {
+				var want Traffic
+				for _, p := range plans {
+					c := Count(p, Lengths{Bytes: bytes})
+					want.Sends, want.Recvs, want.Sent = max(want.Sends, c.Sends), max(want.Recvs, c.Recvs), max(want.Sent, c.Sent)
+				}
+				got := pricerOf(t, f, at, ringCosts()).Count(bytes)
+				// Of pieces that differ by a unit another rank than the one that is asked may have the longer ones.
+				if diff := int64(got.Sent) - int64(want.Sent); got.Sends > want.Sends || got.Recvs > want.Recvs || diff > 0 || -diff > int64(want.Sent/10)+int64(want.Sends*Unit) {
+					t.Errorf("%v %s, %d ranks, %d bytes: %+v, want %+v", f.kind, f.name, size, bytes, got, want)
+				}
+			}
+		}
+	}
+}
+
 // The ranks that are looked at tell the longest message and the most work of all, and the chunk that follows is the
 // longest one of equal pieces.
 func TestSomeRanksTellTheLongestMessage(t *testing.T) {
