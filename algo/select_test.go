@@ -17,15 +17,24 @@ func selector(t testing.TB, size int, rules string) *Selector {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewSelector(size, DefaultParams(), tune)
+	s, err := NewSelector(Shape{Size: size}, DefaultParams(), tune)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-func collectives() []coll.Kind {
-	return []coll.Kind{coll.AllReduce, coll.Broadcast, coll.AllGather, coll.Reduce, coll.Barrier}
+func collectives() (kinds []coll.Kind) {
+	for kind := range coll.KindCount {
+		if kind.Collective() {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
+}
+
+func boardClass(upTo uint64, algorithm string, lane board.Lane, chunk int) Class {
+	return Class{UpTo: upTo, Algorithm: algorithm, Transport: Boards, Lane: lane, Chunk: chunk}
 }
 
 func TestTablesAreWellFormed(t *testing.T) {
@@ -37,14 +46,14 @@ func TestTablesAreWellFormed(t *testing.T) {
 				t.Fatalf("%v, %d ranks: %v", kind, size, table)
 			}
 			for i, c := range table {
-				if i > 0 && (c.UpTo <= table[i-1].UpTo || c.Algorithm == table[i-1].Algorithm && c.Lane == table[i-1].Lane && c.Chunk == table[i-1].Chunk) {
+				if i > 0 && (c.UpTo <= table[i-1].UpTo || c.same(table[i-1])) {
 					t.Errorf("%v, %d ranks: class %d does not follow class %d: %v", kind, size, i, i-1, table)
 				}
 				if c.UpTo != NoLimit && c.UpTo%board.Align != 0 {
 					t.Errorf("%v, %d ranks: a class ends at %d", kind, size, c.UpTo)
 				}
 				// The table's own words must make plans.
-				if _, err := s.Plan(kind, size-1, size/2, c.UpTo); err != nil {
+				if _, err := s.BoardPlan(kind, c, size-1, size/2); err != nil {
 					t.Error(err)
 				}
 			}
@@ -59,7 +68,7 @@ func TestChosenPlansAreRight(t *testing.T) {
 			for _, bytes := range []uint64{0, 8, 1000, 8192, 8193, 70000, 1<<20 + 4} {
 				plans := make([]board.Plan, size)
 				for rank := range plans {
-					p, err := s.Plan(kind, rank, size-1, bytes)
+					p, err := s.BoardPlan(kind, s.Choose(kind, bytes), rank, size-1)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -132,15 +141,15 @@ func TestChunksOfTheGrades(t *testing.T) {
 
 func TestSelectorRefuses(t *testing.T) {
 	for _, size := range []int{0, -1, MaxSize + 1} {
-		if _, err := NewSelector(size, DefaultParams(), nil); err == nil {
+		if _, err := NewSelector(Shape{Size: size}, DefaultParams(), Tune{}); err == nil {
 			t.Errorf("%d ranks are accepted", size)
 		}
 	}
 	s := selector(t, 2, "")
-	if _, err := s.Plan(coll.Send, 0, 0, 8); err == nil {
+	if _, err := s.BoardPlan(coll.Send, s.Choose(coll.AllReduce, 8), 0, 0); err == nil {
 		t.Error("send has a plan")
 	}
-	if _, err := s.Plan(coll.Broadcast, 0, 2, 8); err == nil || !strings.Contains(err.Error(), "root 2 is outside the group") {
+	if _, err := s.BoardPlan(coll.Broadcast, s.Choose(coll.Broadcast, 8), 0, 2); err == nil || !strings.Contains(err.Error(), "root 2 is outside the group") {
 		t.Errorf("a root outside the group: %v", err)
 	}
 	var rules []string
@@ -151,7 +160,7 @@ func TestSelectorRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewSelector(2, DefaultParams(), tune); err == nil || !strings.Contains(err.Error(), "all_reduce: the rules make 23 size classes, at most 17") {
+	if _, err := NewSelector(Shape{Size: 2}, DefaultParams(), tune); err == nil || !strings.Contains(err.Error(), "all_reduce: the rules make 23 size classes, at most 17") {
 		t.Errorf("too many classes: %v", err)
 	}
 }
@@ -164,17 +173,17 @@ func TestRulesComeOnTopOfThePrediction(t *testing.T) {
 		bytes uint64
 		want  Class
 	}{
-		{coll.AllReduce, 0, Class{1 << 10, board.TwoShotName, board.LargeLane, 8 << 10}},
-		{coll.AllReduce, 1 << 10, Class{1 << 10, board.TwoShotName, board.LargeLane, 8 << 10}},
-		{coll.AllReduce, 1<<10 + 1, Class{8 << 10, board.OneShotName, board.SmallLane, 8 << 10}},
-		{coll.AllReduce, 100 << 10, Class{100 << 10, board.TwoShotName, board.LargeLane, 128 << 10}},
-		{coll.AllReduce, 100<<10 + 1, Class{300 << 10, board.OneShotName, board.LargeLane, 128 << 10}},
-		{coll.AllReduce, 300 << 10, Class{300 << 10, board.OneShotName, board.LargeLane, 128 << 10}},
-		{coll.AllReduce, 300<<10 + 1, Class{1 << 20, board.TwoShotName, board.LargeLane, 128 << 10}},
-		{coll.AllReduce, 1 << 20, Class{1 << 20, board.TwoShotName, board.LargeLane, 128 << 10}},
-		{coll.AllReduce, 1<<20 + 1, Class{NoLimit, board.TwoShotName, board.LargeLane, 256 << 10}},
-		{coll.Broadcast, 10, Class{8 << 10, board.OneShotName, board.SmallLane, 4 << 10}},
-		{coll.Broadcast, 1 << 30, Class{NoLimit, board.OneShotName, board.LargeLane, 4 << 10}},
+		{coll.AllReduce, 0, boardClass(1<<10, board.TwoShotName, board.LargeLane, 8<<10)},
+		{coll.AllReduce, 1 << 10, boardClass(1<<10, board.TwoShotName, board.LargeLane, 8<<10)},
+		{coll.AllReduce, 1<<10 + 1, boardClass(8<<10, board.OneShotName, board.SmallLane, 8<<10)},
+		{coll.AllReduce, 100 << 10, boardClass(100<<10, board.TwoShotName, board.LargeLane, 128<<10)},
+		{coll.AllReduce, 100<<10 + 1, boardClass(300<<10, board.OneShotName, board.LargeLane, 128<<10)},
+		{coll.AllReduce, 300 << 10, boardClass(300<<10, board.OneShotName, board.LargeLane, 128<<10)},
+		{coll.AllReduce, 300<<10 + 1, boardClass(1<<20, board.TwoShotName, board.LargeLane, 128<<10)},
+		{coll.AllReduce, 1 << 20, boardClass(1<<20, board.TwoShotName, board.LargeLane, 128<<10)},
+		{coll.AllReduce, 1<<20 + 1, boardClass(NoLimit, board.TwoShotName, board.LargeLane, 256<<10)},
+		{coll.Broadcast, 10, boardClass(8<<10, board.OneShotName, board.SmallLane, 4<<10)},
+		{coll.Broadcast, 1 << 30, boardClass(NoLimit, board.OneShotName, board.LargeLane, 4<<10)},
 	} {
 		if got := s.Choose(c.kind, c.bytes); got != c.want {
 			t.Errorf("%v of %d bytes: %+v, want %+v", c.kind, c.bytes, got, c.want)
@@ -230,8 +239,8 @@ func TestParseTuneRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		"allreduce:one_shot":                                  `rule "allreduce:one_shot": unknown collective "allreduce", there are: all_reduce, broadcast, all_gather, reduce, barrier`,
 		"send:one_shot":                                       `unknown collective "send"`,
-		"all_gather:ring":                                     `unknown algorithm "ring" for all_gather, there are: one_shot`,
-		"all_reduce:0-8K:":                                    `unknown algorithm "" for all_reduce, there are: one_shot, two_shot`,
+		"all_gather:tree":                                     `unknown algorithm "tree" for all_gather, there are: one_shot, ring, recursive_doubling, bruck, direct, hierarchical`,
+		"all_reduce:0-8K:":                                    `unknown algorithm "" for all_reduce, there are: one_shot, two_shot, ring,`,
 		"all_reduce":                                          "expected collective:algorithm or collective:from-to:algorithm",
 		"all_reduce:0-1:one_shot:x":                           "expected collective:algorithm or collective:from-to:algorithm",
 		"all_reduce:8K:one_shot":                              `range "8K": expected from-to`,
@@ -266,7 +275,7 @@ func TestDocumentedRulesAreAccepted(t *testing.T) {
 	}
 	_, after, _ := strings.Cut(string(text), "Overrides the choice of algorithms, for example `")
 	rules, _, found := strings.Cut(after, "`")
-	if tune, err := ParseTune(rules); !found || err != nil || len(tune) == 0 {
+	if tune, err := ParseTune(rules); !found || err != nil || len(tune.Rules) == 0 {
 		t.Errorf("%q: %v, %v", rules, tune, err)
 	}
 }
@@ -281,19 +290,19 @@ func TestParseTuneAccepts(t *testing.T) {
 		{Kind: coll.AllReduce, From: 8 << 10, To: NoLimit, Algorithm: board.TwoShotName, Chunk: 128 << 10},
 		{Kind: coll.Reduce, From: 1 << 20, To: 2 << 30, Algorithm: board.TwoShotName},
 	} {
-		got := tune[i]
-		got.text = ""
+		got := tune.Rules[i]
+		got.text, got.from = "", ""
 		if got != want {
 			t.Errorf("rule %d is %+v, want %+v", i, got, want)
 		}
 	}
-	if tune, err := ParseTune(""); err != nil || len(tune) != 0 {
+	if tune, err := ParseTune(""); err != nil || len(tune.Rules) != 0 {
 		t.Errorf("no rules: %v, %v", tune, err)
 	}
 }
 
 func TestPriceMatchesWhatWasMeasured(t *testing.T) {
-	s, err := NewSelector(2, DefaultParams(), nil)
+	s, err := NewSelector(Shape{Size: 2}, DefaultParams(), Tune{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +327,7 @@ func BenchmarkNewSelector(b *testing.B) {
 	for _, size := range []int{2, 8, 64} {
 		b.Run(strconv.Itoa(size), func(b *testing.B) {
 			for b.Loop() {
-				if _, err := NewSelector(size, DefaultParams(), nil); err != nil {
+				if _, err := NewSelector(Shape{Size: size}, DefaultParams(), Tune{}); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -1,3 +1,5 @@
+// What a user sets: the grammar of SAGECOMM_TUNE.
+
 package algo
 
 import (
@@ -22,18 +24,28 @@ type Rule struct {
 	Algorithm string
 	Chunk     int // 0: as predicted
 
-	text string
+	text string // as the user wrote it
+	from string // where it comes from
 }
 
-// Tune is the user's rules. No two of them meet.
-type Tune []Rule
+// Tune is what a user sets.
+type Tune struct {
+	Rules    []Rule    // no two of them meet
+	Policy   string    // where no rule is; "" is [Predicted]
+	Settings []Setting // parameters, each at most once
 
-// ParseTune reads rules separated by semicolons:
+	below []Rule // of a file, for lengths that Rules leave; see Over
+}
+
+// ParseTune reads clauses separated by semicolons:
 //
-//	collective[:from-to]:algorithm[@chunk=bytes]
+//	collective[:from-to]:algorithm[@chunk=bytes]    a rule
+//	policy=name                                     what chooses where no rule is
+//	class.parameter=time                            a parameter of the prediction
 //
 // Lengths are whole numbers with an optional K, M or G (powers of 1024); "inf" is no limit. Without a range a rule is
-// for all lengths. Example: all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K
+// for all lengths; an all_to_all, whose ranks need not know the same lengths, has rules of that form only. Times have a
+// unit, s, ms, us, ns or ps. Example: all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K;ring.latency=400ns
 func ParseTune(text string) (Tune, error) {
 	var tune Tune
 	for item := range strings.SplitSeq(text, ";") {
@@ -41,22 +53,58 @@ func ParseTune(text string) (Tune, error) {
 		if item == "" {
 			continue
 		}
-		rule, err := parseRule(item)
-		if err != nil {
-			return nil, fmt.Errorf("%s: rule %q: %w", tuneName, item, err)
+		if err := tune.parse(item); err != nil {
+			return Tune{}, fmt.Errorf("%s: %w", tuneName, err)
 		}
-		for _, other := range tune {
-			if rule.overlaps(other) {
-				return nil, fmt.Errorf("%s: rule %q overlaps rule %q: a length can have one rule only", tuneName, item, other.text)
-			}
-		}
-		tune = append(tune, rule)
 	}
 	return tune, nil
 }
 
+// parse reads one clause. A rule has a colon before any equals sign.
+func (t *Tune) parse(item string) error {
+	before, value, setting := strings.Cut(item, "=")
+	if !setting || strings.Contains(before, ":") {
+		rule, err := parseRule(item)
+		if err != nil {
+			return fmt.Errorf("rule %q: %w", item, err)
+		}
+		return t.add(rule)
+	}
+	if strings.TrimSpace(before) == "policy" {
+		value = strings.TrimSpace(value)
+		if t.Policy != "" {
+			return fmt.Errorf("%q: policy %s is set already", item, t.Policy)
+		}
+		if _, ok := findPolicy(value); !ok {
+			return fmt.Errorf("unknown policy %q, there are: %s", value, strings.Join(Policies(), ", "))
+		}
+		t.Policy = value
+		return nil
+	}
+	one, err := parseSetting(item)
+	if err != nil {
+		return fmt.Errorf("%q: %w", item, err)
+	}
+	if slices.ContainsFunc(t.Settings, func(s Setting) bool { return s.Name == one.Name }) {
+		return fmt.Errorf("%q: %s is set already", item, one.Name)
+	}
+	t.Settings = append(t.Settings, one)
+	return nil
+}
+
+// add appends a rule that meets no other one.
+func (t *Tune) add(rule Rule) error {
+	for _, other := range t.Rules {
+		if rule.overlaps(other) {
+			return fmt.Errorf("rule %q overlaps rule %q: a length can have one rule only", rule.text, other.text)
+		}
+	}
+	t.Rules = append(t.Rules, rule)
+	return nil
+}
+
 func parseRule(item string) (Rule, error) {
-	rule := Rule{To: NoLimit, text: item}
+	rule := Rule{To: NoLimit, text: item, from: tuneName}
 	parts := strings.Split(item, ":")
 	if len(parts) < 2 || len(parts) > 3 {
 		return rule, fmt.Errorf("expected collective:algorithm or collective:from-to:algorithm")
@@ -67,30 +115,30 @@ func parseRule(item string) (Rule, error) {
 	}
 	rule.Kind = kind
 	if len(parts) == 3 {
-		from, to, ok := strings.Cut(parts[1], "-")
-		if !ok {
-			return rule, fmt.Errorf("range %q: expected from-to, such as 0-8K or 8K-inf", parts[1])
-		}
-		var err error
-		if rule.From, err = parseSize(from); err != nil {
+		if err := rule.parseRange(parts[1]); err != nil {
 			return rule, err
-		}
-		if rule.To, err = parseSize(to); err != nil {
-			return rule, err
-		}
-		if rule.From >= rule.To {
-			return rule, fmt.Errorf("range %q is empty", parts[1])
 		}
 	}
 	name, options, given := strings.Cut(parts[len(parts)-1], "@")
 	rule.Algorithm = strings.TrimSpace(name)
-	if !slices.Contains(board.Algorithms(kind), rule.Algorithm) {
-		return rule, fmt.Errorf("unknown algorithm %q for %v, there are: %s", rule.Algorithm, kind, strings.Join(board.Algorithms(kind), ", "))
-	}
 	if given {
-		return rule, rule.parseOption(options)
+		if err := rule.parseOption(options); err != nil {
+			return rule, err
+		}
 	}
-	return rule, nil
+	return rule, rule.check()
+}
+
+func (r *Rule) parseRange(text string) (err error) {
+	from, to, ok := strings.Cut(text, "-")
+	if !ok {
+		return fmt.Errorf("range %q: expected from-to, such as 0-8K or 8K-inf", text)
+	}
+	if r.From, err = parseSize(from); err != nil {
+		return err
+	}
+	r.To, err = parseSize(to)
+	return err
 }
 
 func (r *Rule) parseOption(option string) error {
@@ -102,12 +150,50 @@ func (r *Rule) parseOption(option string) error {
 	if err != nil {
 		return err
 	}
-	if chunk == 0 || chunk%board.Align != 0 || chunk > board.LargeSlot {
-		return fmt.Errorf("chunk %s: expected a multiple of %d from %d to %dK", strings.TrimSpace(value), board.Align, board.Align, board.LargeSlot>>10)
+	if chunk == 0 || chunk > math.MaxInt32 {
+		return chunkError(strings.TrimSpace(value))
 	}
 	r.Chunk = int(chunk)
 	return nil
 }
+
+func chunkError(text string) error {
+	return fmt.Errorf("chunk %s: expected a multiple of %d from %d to %dK", text, board.Align, board.Align, board.LargeSlot>>10)
+}
+
+// check refuses what no group can do.
+func (r Rule) check() error {
+	switch {
+	case r.From >= r.To:
+		return fmt.Errorf("range \"%s-%s\" is empty", size(r.From), size(r.To))
+	case oneClass(r.Kind) && (r.From > 0 || r.To != NoLimit):
+		return fmt.Errorf("the ranks of an %v need not know the same lengths (splits may be uneven), so a rule for it is for all of them: write %v:%s", r.Kind, r.Kind, r.Algorithm)
+	case !slices.Contains(Algorithms(r.Kind), r.Algorithm):
+		return fmt.Errorf("unknown algorithm %q for %v, there are: %s", r.Algorithm, r.Kind, strings.Join(Algorithms(r.Kind), ", "))
+	case r.Chunk == 0:
+		return nil
+	case r.boards() && (r.Chunk < 0 || r.Chunk%board.Align != 0 || r.Chunk > board.LargeSlot):
+		return chunkError(size(uint64(r.Chunk)))
+	case r.Chunk < 0 || r.Chunk%board.Align != 0:
+		return fmt.Errorf("chunk %s: expected a multiple of %d", size(uint64(r.Chunk)), board.Align)
+	}
+	return nil
+}
+
+// String writes the rule in the grammar of [ParseTune].
+func (r Rule) String() string {
+	text := fmt.Sprintf("%v:%s-%s:%s", r.Kind, size(r.From), size(r.To), r.Algorithm)
+	if r.From == 0 && r.To == NoLimit {
+		text = fmt.Sprintf("%v:%s", r.Kind, r.Algorithm)
+	}
+	if r.Chunk > 0 {
+		text += "@chunk=" + size(uint64(r.Chunk))
+	}
+	return text
+}
+
+// boards says whether the algorithm is one of boards.
+func (r Rule) boards() bool { return slices.Contains(board.Algorithms(r.Kind), r.Algorithm) }
 
 func parseSize(text string) (uint64, error) {
 	text = strings.TrimSpace(text)
@@ -125,6 +211,19 @@ func parseSize(text string) (uint64, error) {
 		return 0, fmt.Errorf("size %q: expected a whole number of bytes, with K, M or G if you like, or inf", text)
 	}
 	return value << shift, nil
+}
+
+// size writes a length so that parseSize reads it.
+func size(bytes uint64) string {
+	if bytes == NoLimit {
+		return "inf"
+	}
+	for i, unit := range []string{"G", "M", "K"} {
+		if shift := 10 * (3 - i); bytes > 0 && bytes%(1<<shift) == 0 {
+			return strconv.FormatUint(bytes>>shift, 10) + unit
+		}
+	}
+	return strconv.FormatUint(bytes, 10)
 }
 
 func tunable() string {
@@ -146,9 +245,9 @@ func (r Rule) covers(bytes uint64) bool {
 	return bytes <= r.To && (bytes > r.From || r.From == 0)
 }
 
-// rule returns the rule for a message, if there is one.
-func (t Tune) rule(kind coll.Kind, bytes uint64) (Rule, bool) {
-	for _, r := range t {
+// ruleFor returns the rule for a message, if there is one.
+func ruleFor(rules []Rule, kind coll.Kind, bytes uint64) (Rule, bool) {
+	for _, r := range rules {
 		if r.Kind == kind && r.covers(bytes) {
 			return r, true
 		}
@@ -156,45 +255,50 @@ func (t Tune) rule(kind coll.Kind, bytes uint64) (Rule, bool) {
 	return Rule{}, false
 }
 
-// apply puts the rules of a kind on top of its predicted classes. A rule's chunk is cut to what a slot of the lane holds:
-// a message of the small lane is one chunk in any case.
-func (t Tune) apply(kind coll.Kind, size int, predicted []Class) []Class {
-	var table []Class
-	add := func(c Class) {
-		if n := len(table); n > 0 && table[n-1].Algorithm == c.Algorithm && table[n-1].Lane == c.Lane && table[n-1].Chunk == c.Chunk {
-			table[n-1].UpTo = c.UpTo
-			return
+// apply puts the rules of a kind on top of a table.
+func (p *predictor) apply(kind coll.Kind, rules []Rule, table []Class) ([]Class, error) {
+	var edges []uint64
+	for _, r := range rules {
+		if r.Kind != kind {
+			continue
 		}
-		table = append(table, c)
-	}
-	low := uint64(0)
-	for _, class := range predicted {
-		for low <= class.UpTo {
-			// The piece from low to the next edge of a rule lies in one rule or in none.
-			piece := class
-			for _, r := range t {
-				if r.Kind != kind {
-					continue
-				}
-				for _, edge := range []uint64{r.From, r.To} {
-					if edge >= low && edge < piece.UpTo && edge > 0 {
-						piece.UpTo = edge
-					}
-				}
-			}
-			if r, ok := t.rule(kind, piece.UpTo); ok {
-				piece.Algorithm = r.Algorithm
-				piece.Lane = laneFor(kind, r.Algorithm, class.UpTo)
-				if r.Chunk > 0 {
-					piece.Chunk = min(r.Chunk, piece.Lane.MaxChunk(kind, size))
-				}
-			}
-			add(piece)
-			if piece.UpTo == NoLimit {
-				return table
-			}
-			low = piece.UpTo + 1
+		if _, err := p.ruled(r, r.To); err != nil {
+			return nil, fmt.Errorf("%s: rule %q: %w", r.from, r.text, err)
 		}
+		edges = append(edges, r.From, r.To)
 	}
-	return table
+	if edges == nil {
+		return table, nil
+	}
+	for _, g := range gradesOf(kind, p.shape.Size) { // which set the chunks of boards
+		edges = append(edges, g.upTo)
+	}
+	return cut(table, edges, func(piece Class) Class {
+		if r, ok := ruleFor(rules, kind, piece.UpTo); ok {
+			if c, err := p.ruled(r, piece.UpTo); err == nil { // it was above
+				return c
+			}
+		}
+		return piece
+	}), nil
+}
+
+// ruled is the class that a rule makes for a length. A chunk of boards is cut to what a slot of the lane holds: a message
+// of the small lane is one chunk in any case. One of messages has to fit.
+func (p *predictor) ruled(r Rule, bytes uint64) (Class, error) {
+	if r.boards() {
+		if !p.shape.boards() {
+			return Class{}, fmt.Errorf("%s needs memory that all ranks share, and they are on %d hosts", r.Algorithm, len(p.shape.Hosts))
+		}
+		c := gradeOf(r.Kind, p.shape.Size, bytes).class(r.Kind, r.Algorithm)
+		if r.Chunk > 0 {
+			c.Chunk = min(r.Chunk, c.Lane.MaxChunk(r.Kind, p.shape.Size))
+		}
+		return c, nil
+	}
+	if !p.shape.Channels {
+		return Class{}, fmt.Errorf("%s sends messages from rank to rank, and the ranks of this group have no channels for them", r.Algorithm)
+	}
+	s, err := p.sender(r.Kind, r.Algorithm, r.Chunk)
+	return s.class, err
 }

@@ -199,7 +199,7 @@ func (p *Process) selector(size int, rules string) (*algo.Selector, error) {
 	if err != nil {
 		return nil, err
 	}
-	made, err := algo.NewSelector(size, algo.DefaultParams(), tune)
+	made, err := algo.NewSelector(algo.Shape{Size: size}, algo.DefaultParams(), tune)
 	if err != nil {
 		return nil, err
 	}

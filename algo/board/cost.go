@@ -184,6 +184,39 @@ func (r *Pricer) Price(bytes uint64) Femto {
 	return begin + Femto(rest)*each
 }
 
+// Count is the most that a rank does in a collective of that many bytes; see [Traffic]. Whole chunks are counted once and
+// multiplied.
+func (r *Pricer) Count(bytes uint64) (most Traffic) {
+	for _, p := range r.cast.plans {
+		chunks, chunk, head := p.Chunks(bytes), uint64(p.Chunk), uint64(p.Head)
+		t := Traffic{}
+		if chunks <= 2 {
+			t.join(Count(p, bytes), 1)
+		} else {
+			t.join(Count(p, bytes-(chunks-2)*chunk), 1)
+			t.join(Count(p, head+2*chunk), int(chunks-2))
+			t.join(Count(p, head+chunk), -int(chunks-2))
+		}
+		most = Traffic{
+			Steps: max(most.Steps, t.Steps), Flags: max(most.Flags, t.Flags), Near: max(most.Near, t.Near), Far: max(most.Far, t.Far),
+			Claims: max(most.Claims, t.Claims), Folded: max(most.Folded, t.Folded), Stored: max(most.Stored, t.Stored),
+		}
+	}
+	return most
+}
+
+// join adds a number of times what another one counts, or takes it away.
+func (t *Traffic) join(other Traffic, times int) {
+	n := uint64(times) // modulo 2^64, as the sums are
+	t.Steps += times * other.Steps
+	t.Flags += times * other.Flags
+	t.Near += n * other.Near
+	t.Far += n * other.Far
+	t.Claims += n * other.Claims
+	t.Folded += n * other.Folded
+	t.Stored += n * other.Stored
+}
+
 // roles are the plans that stand for all ranks: the root's and another rank's where there is a root, else one. Of
 // equals it is the lowest rank: its shares are the longest.
 type roles struct {

@@ -211,6 +211,28 @@ func TestPriceOfManyChunksIsExact(t *testing.T) {
 	}
 }
 
+// Multiplying what whole chunks take gives what counting every chunk gives.
+func TestCountsOfManyChunksAreExact(t *testing.T) {
+	for _, f := range families {
+		for _, size := range []int{1, 2, 5} {
+			for _, bytes := range []uint64{0, 64, 1000, 1024, 1025, 7 * 512, 20000} {
+				p := f.build(Place{0, size, 0, LargeLane, 512})
+				var want Traffic
+				for _, other := range rolesOf(p).plans {
+					c := Count(other, bytes)
+					want = Traffic{
+						max(want.Steps, c.Steps), max(want.Flags, c.Flags), max(want.Near, c.Near), max(want.Far, c.Far),
+						max(want.Claims, c.Claims), max(want.Folded, c.Folded), max(want.Stored, c.Stored),
+					}
+				}
+				if got := NewPricer(p, DefaultLink()).Count(bytes); got != want {
+					t.Errorf("%v %s, %d ranks, %d bytes: %+v, want %+v", f.kind, f.name, size, bytes, got, want)
+				}
+			}
+		}
+	}
+}
+
 func TestPriceOfPlansBeyondTheTables(t *testing.T) {
 	own := OneShotAllReduce(Place{0, 2, 0, LargeLane, 64})
 	known := Price(own, 200, DefaultLink())

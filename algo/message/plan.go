@@ -128,3 +128,14 @@ func (p Plan) Largest() int {
 	}
 	return int(largest)
 }
+
+// Channels is how many channels the plan's messages to one rank are numbered for.
+func (p Plan) Channels() int {
+	channels := 0
+	for _, s := range p.Steps {
+		if s.Op == Send {
+			channels = max(channels, int(s.Channel)+1)
+		}
+	}
+	return channels
+}

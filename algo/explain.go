@@ -1,0 +1,145 @@
+// Why a choice is what it is.
+
+package algo
+
+import (
+	"fmt"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"sagecomm/algo/board"
+	"sagecomm/algo/message"
+	"sagecomm/internal/coll"
+)
+
+// Describe tells the classes of a kind in the grammar of [ParseTune], and where each comes from.
+func (s *Selector) Describe(kind coll.Kind) string {
+	var parts []string
+	from := "0"
+	for _, c := range s.table[kind] {
+		to := "inf"
+		if c.UpTo != NoLimit {
+			to = strconv.FormatUint(c.UpTo, 10)
+		}
+		parts = append(parts, fmt.Sprintf("%s-%s:%s@chunk=%d (%s)", from, to, c.Algorithm, c.Chunk, s.origin(kind, c.UpTo)))
+		from = to
+	}
+	return fmt.Sprintf("%v: %s", kind, strings.Join(parts, ", "))
+}
+
+// origin says where the choice for a length comes from.
+func (s *Selector) origin(kind coll.Kind, bytes uint64) string {
+	if s.shape.Size == 1 {
+		return "the only one"
+	}
+	if r, ok := ruleFor(s.rules, kind, bytes); ok {
+		return r.from
+	}
+	if !s.shape.Channels && len(board.Algorithms(kind)) == 1 {
+		return "the only one"
+	}
+	return "predicted"
+}
+
+// Candidate is one way to carry a collective out.
+type Candidate struct {
+	Algorithm string
+	Transport Transport
+	Lane      board.Lane
+	Chunk     int
+	Predicted time.Duration // at least, where Why says so
+	// Steps are the most that one rank carries out: stages on chunks, or messages that it sends or that it takes,
+	// whichever are more.
+	Steps int
+	// Bytes are the most that one rank moves to or from others.
+	Bytes  uint64
+	Chosen bool
+	Forced bool   // chosen by a rule, not by its price
+	Why    string // it is chosen, or it is not
+}
+
+// Explain returns all candidates for a message, cheapest first, with the one that is used marked. The prediction for
+// a class was made at a few lengths, so close to a boundary the chosen one may not be the first.
+func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
+	p := newPredictor(s.shape, s.params)
+	chosen := s.Choose(kind, bytes)
+	list := []Candidate{p.candidate(kind, chosen, bytes)}
+	first := &list[0]
+	first.Chosen, first.Why = true, s.origin(kind, bytes)
+	_, forced := ruleFor(s.rules, kind, bytes)
+	if first.Forced = forced && s.shape.Size > 1; first.Forced {
+		r, _ := ruleFor(s.rules, kind, bytes)
+		first.Why = fmt.Sprintf("set by %s: %s", r.from, r.text)
+	}
+	if s.shape.Size > 1 {
+		for _, c := range p.alternatives(kind, bytes) {
+			if !c.same(chosen) {
+				one := p.candidate(kind, c, bytes)
+				one.Why = rejected(one, *first, c.Even) + one.Why
+				list = append(list, one)
+			}
+		}
+	}
+	sort.SliceStable(list, func(i, j int) bool { return list[i].Predicted < list[j].Predicted })
+	return list
+}
+
+// alternatives are the classes that a length could have had.
+func (p *predictor) alternatives(kind coll.Kind, bytes uint64) (list []Class) {
+	if p.shape.boards() {
+		g := gradeOf(kind, p.shape.Size, bytes)
+		for _, name := range board.Algorithms(kind) {
+			list = append(list, g.class(kind, name))
+		}
+	}
+	for _, s := range p.senders(kind, false) {
+		list = append(list, s.class)
+	}
+	return list
+}
+
+// candidate is a class with what it is predicted to take.
+func (p *predictor) candidate(kind coll.Kind, c Class, bytes uint64) Candidate {
+	one := Candidate{Algorithm: c.Algorithm, Transport: c.Transport, Lane: c.Lane, Chunk: c.Chunk}
+	if c.Transport == Boards {
+		one.Predicted = p.boards.price(kind, c, bytes).Duration()
+		if pricer, err := p.boards.pricer(kind, c); err == nil {
+			t := pricer.Count(bytes)
+			one.Steps, one.Bytes = t.Steps, t.Far
+		}
+		return one
+	}
+	s, err := p.sender(kind, c.Algorithm, c.Chunk)
+	if err != nil {
+		return one // the class was made of it
+	}
+	one.Predicted = s.pricer.Price(bytes)
+	if one.Predicted == message.Unpriced {
+		one.Predicted, one.Why = s.pricer.AtLeast(bytes), "; too many messages to be predicted, it takes at least this"
+	}
+	t := s.pricer.Count(bytes)
+	one.Steps, one.Bytes = max(t.Sends, t.Recvs), max(t.Sent, t.Received)
+	return one
+}
+
+// rejected says why a candidate is not the one that is chosen.
+func rejected(c, chosen Candidate, even bool) string {
+	switch {
+	case even:
+		return "needs blocks of equal length, so only a rule can set it"
+	case chosen.Forced:
+		return "not what is set"
+	case c.Predicted >= chosen.Predicted:
+		return fmt.Sprintf("%s as long as %s", times(c.Predicted, chosen.Predicted), chosen.Algorithm)
+	case c.Transport == Channels && chosen.Transport == Boards:
+		return fmt.Sprintf("messages must take %d %% less than boards to be chosen", margin)
+	}
+	return "cheaper here, but not at the lengths for which the class was judged"
+}
+
+// times writes a ratio.
+func times(a, b time.Duration) string {
+	return strconv.FormatFloat(float64(a)/float64(max(1, b)), 'f', 2, 64) + " times"
+}

@@ -1,0 +1,134 @@
+// Candidates among the plans of messages.
+
+package algo
+
+import (
+	"fmt"
+	"sort"
+	"sync"
+	"time"
+
+	"sagecomm/algo/message"
+	"sagecomm/internal/coll"
+)
+
+// sender is an algorithm of messages with the longest chunk that its messages allow, and its price.
+type sender struct {
+	class  Class
+	pricer *message.Pricer
+}
+
+type senderKey struct {
+	kind  coll.Kind
+	name  string
+	chunk int
+}
+
+// senders are the algorithms of messages that a group can use, in the order of the package's list: hierarchical ones
+// where there are several hosts of equally many ranks. priced leaves those out that have no price.
+func (p *predictor) senders(kind coll.Kind, priced bool) (list []sender) {
+	if !p.shape.Channels || p.shape.Size == 1 {
+		return nil
+	}
+	for _, name := range message.Algorithms(kind) {
+		if name == message.Hierarchical && !p.shape.rails() || priced && !message.Priced(kind, name, p.shape.place(name, 0, 0, 0), p.costs) {
+			continue
+		}
+		if s, err := p.sender(kind, name, 0); err == nil {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// sender is one algorithm in chunks of a length, or of the longest one if that is 0. It refuses what channels cannot
+// carry.
+func (p *predictor) sender(kind coll.Kind, name string, chunk int) (sender, error) {
+	key := senderKey{kind, name, chunk}
+	if known, ok := p.known[key]; ok {
+		return known, nil
+	}
+	longest, err := message.LongestChunk(kind, name, p.shape.place(name, 0, 0, 0), FlowMessage)
+	if err != nil {
+		return sender{}, err
+	}
+	if chunk == 0 {
+		chunk = longest
+	}
+	pricer, err := message.NewPricer(kind, name, p.shape.place(name, 0, 0, chunk), p.costs)
+	if err != nil {
+		return sender{}, err
+	}
+	got := 0 // what follows from the longest chunk fits
+	if chunk != longest {
+		got = pricer.Largest()
+	}
+	if got > FlowMessage {
+		return sender{}, fmt.Errorf("chunks of %d bytes would make messages of %d: a channel takes %d, so chunks are at most %d among %d ranks",
+			chunk, got, FlowMessage, longest, p.shape.Size)
+	}
+	plan := pricer.Plan()
+	if n := plan.Channels(); n > FlowChannels {
+		return sender{}, fmt.Errorf("%s uses %d channels between two ranks, there are %d", name, n, FlowChannels)
+	}
+	p.known[key] = sender{Class{UpTo: NoLimit, Algorithm: name, Transport: Channels, Chunk: chunk, Even: plan.Even}, pricer}
+	return p.known[key], nil
+}
+
+// faster returns the cheapest of some senders for a length, if it takes less than a limit. What cannot be below the
+// limit by what one rank alone has to do is not priced, and who has least to do comes first, so that few are. The one of
+// shorter lengths stays unless another one saves more than prices are exact.
+func faster(list []sender, bytes uint64, limit time.Duration, before string) (best sender, found bool) {
+	least := make([]time.Duration, len(list))
+	order := make([]int, len(list))
+	for i, s := range list {
+		order[i], least[i] = i, s.pricer.AtLeast(bytes)
+	}
+	sort.SliceStable(order, func(i, j int) bool {
+		a, b := order[i], order[j]
+		if first := list[a].class.Algorithm == before; first != (list[b].class.Algorithm == before) {
+			return first
+		}
+		return least[a] < least[b]
+	})
+	for _, i := range order {
+		s := list[i]
+		if s.class.Even || least[i] >= limit {
+			continue
+		}
+		if t := s.pricer.Price(bytes); t < limit {
+			best, limit, found = s, t, true
+			if s.class.Algorithm == before {
+				limit -= t / exact
+			}
+		}
+	}
+	return best, found
+}
+
+// exact is the part of a price that is not worth another plan.
+const exact = 50
+
+// anyBlocks names the algorithms of a kind that move blocks of any length.
+func anyBlocks(kind coll.Kind) []string {
+	var names []string
+	for _, name := range Algorithms(kind) {
+		if !evenOnly()[kind][name] {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// evenOnly are the algorithms that need blocks of equal length.
+var evenOnly = sync.OnceValue(func() map[coll.Kind]map[string]bool {
+	list := map[coll.Kind]map[string]bool{}
+	for kind := range coll.KindCount {
+		list[kind] = map[string]bool{}
+		for _, name := range message.Algorithms(kind) {
+			p, err := message.Build(kind, name, message.Place{Size: 2, Chunk: message.Unit})
+			list[kind][name] = err == nil && p.Even
+		}
+	}
+	return list
+})

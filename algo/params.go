@@ -1,0 +1,164 @@
+// What links cost, and how a user says so.
+
+package algo
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"sagecomm/algo/board"
+	"sagecomm/algo/message"
+)
+
+// Params holds the classes of links that prices are made of, in seconds.
+type Params struct {
+	Board   board.Link   // shared memory that all ranks of a host see
+	Ring    message.Link // a channel between two ranks of a host, a ring of messages in shared memory
+	Network message.Link // a channel between two hosts
+	Reduce  float64      // per byte of a result, by a rank that has just taken a message
+	Copy    float64      // per byte copied inside a rank
+}
+
+// DefaultParams are those of [board.DefaultLink], and what follows from them for rings: a message is copied into lines
+// that its receiver has read before and taken out by another core, so a byte on the way costs [board.Link.Copy], Claim
+// and Far; the sender's copy and the receiver's are counted one after the other, since in a collective a rank does as
+// much of either. A reduction has two operands. A message takes a step at each end and a hop between.
+//
+// Network is a connection of a 25 Gbit/s Ethernet through the kernel: the line's rate, half of a round trip of 50 us,
+// and a system call with its copy at each end. It is a default for planning and was not measured.
+func DefaultParams() Params {
+	b := board.DefaultLink()
+	return Params{
+		Board:   b,
+		Ring:    message.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far, Step: b.Step},
+		Network: message.Link{Latency: 25e-6, Byte: 320e-12, Step: 3e-6},
+		Reduce:  2 * b.Fold,
+		Copy:    b.Copy,
+	}
+}
+
+// Bounds of parameters. Far slower links than any are within, and sums of whole femtoseconds stay so as well.
+const (
+	mostSeconds  = 10e-3 // of a hop, a step, ...
+	mostPerByte  = 1e-6
+	femtoseconds = 1e15
+)
+
+// parameter is one number of [Params] under the name that users give it.
+type parameter struct {
+	name    string
+	perByte bool
+	in      func(*Params) *float64
+}
+
+var parameters = []parameter{
+	{"board.hop", false, func(p *Params) *float64 { return &p.Board.Hop }},
+	{"board.flag", false, func(p *Params) *float64 { return &p.Board.Flag }},
+	{"board.step", false, func(p *Params) *float64 { return &p.Board.Step }},
+	{"board.copy", true, func(p *Params) *float64 { return &p.Board.Copy }},
+	{"board.far", true, func(p *Params) *float64 { return &p.Board.Far }},
+	{"board.claim", true, func(p *Params) *float64 { return &p.Board.Claim }},
+	{"board.fold", true, func(p *Params) *float64 { return &p.Board.Fold }},
+	{"board.store", true, func(p *Params) *float64 { return &p.Board.Store }},
+	{"ring.latency", false, func(p *Params) *float64 { return &p.Ring.Latency }},
+	{"ring.step", false, func(p *Params) *float64 { return &p.Ring.Step }},
+	{"ring.byte", true, func(p *Params) *float64 { return &p.Ring.Byte }},
+	{"network.latency", false, func(p *Params) *float64 { return &p.Network.Latency }},
+	{"network.step", false, func(p *Params) *float64 { return &p.Network.Step }},
+	{"network.byte", true, func(p *Params) *float64 { return &p.Network.Byte }},
+	{"rank.reduce", true, func(p *Params) *float64 { return &p.Reduce }},
+	{"rank.copy", true, func(p *Params) *float64 { return &p.Copy }},
+}
+
+func findParameter(name string) (parameter, error) {
+	names := make([]string, len(parameters))
+	for i, p := range parameters {
+		if p.name == name {
+			return p, nil
+		}
+		names[i] = p.name
+	}
+	return parameter{}, fmt.Errorf("unknown parameter %q, there are: %s", name, strings.Join(names, ", "))
+}
+
+// check refuses a value that is out of bounds.
+func (p parameter) check(seconds float64) error {
+	most, what := mostSeconds, "10ms"
+	if p.perByte {
+		most, what = mostPerByte, "1us a byte"
+	}
+	if math.IsNaN(seconds) || seconds < 0 || seconds > most {
+		return fmt.Errorf("%s of %g seconds: expected 0 to %s", p.name, seconds, what)
+	}
+	return nil
+}
+
+// Validate refuses parameters that no link has.
+func (p Params) Validate() error {
+	for _, one := range parameters {
+		if err := one.check(*one.in(&p)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// whole are all parameters in femtoseconds, which is what prices are made of: ranks with the same ones predict the same.
+func (p Params) whole() []int64 {
+	list := make([]int64, len(parameters))
+	for i, one := range parameters {
+		list[i] = int64(math.Round(*one.in(&p) * femtoseconds))
+	}
+	return list
+}
+
+// Setting is a parameter that a user gives.
+type Setting struct {
+	Name    string
+	Seconds float64
+}
+
+// with are the parameters with a user's in their places.
+func (p Params) with(settings []Setting) (Params, error) {
+	for _, s := range settings {
+		one, err := findParameter(s.Name)
+		if err != nil {
+			return p, err
+		}
+		*one.in(&p) = s.Seconds
+	}
+	return p, nil
+}
+
+// parseSetting reads name=value, where the value is a time such as 250ns or 20ps.
+func parseSetting(item string) (Setting, error) {
+	name, value, _ := strings.Cut(item, "=")
+	one, err := findParameter(strings.TrimSpace(name))
+	if err != nil {
+		return Setting{}, err
+	}
+	seconds, err := parseTime(value)
+	if err != nil {
+		return Setting{}, err
+	}
+	return Setting{one.name, seconds}, one.check(seconds)
+}
+
+// parseTime reads a number with a unit of time.
+func parseTime(text string) (float64, error) {
+	text = strings.TrimSpace(text)
+	for _, unit := range []struct {
+		suffix  string
+		seconds float64
+	}{{"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}, {"ps", 1e-12}, {"s", 1}} {
+		if digits, ok := strings.CutSuffix(text, unit.suffix); ok {
+			if value, err := strconv.ParseFloat(strings.TrimSpace(digits), 64); err == nil && !math.IsInf(value, 0) {
+				return value * unit.seconds, nil
+			}
+			break
+		}
+	}
+	return 0, fmt.Errorf("time %q: expected a number with ps, ns, us, ms or s, such as 250ns", text)
+}

@@ -1,0 +1,61 @@
+// Choices by fixed rules instead of predictions.
+
+package algo
+
+import (
+	"sagecomm/algo/message"
+	"sagecomm/internal/coll"
+)
+
+// Predicted is the policy that takes what is predicted to be the fastest. It is the default.
+const Predicted = "predicted"
+
+// policy is a named set of rules for a group. A user's own rules come before them, predictions after them.
+type policy struct {
+	name  string
+	rules func(Shape) []Rule
+}
+
+var policies = []policy{
+	{Predicted, func(Shape) []Rule { return nil }},
+	{"thresholds", thresholds},
+}
+
+// thresholds chooses the algorithm of an all_reduce by fixed lengths, whatever links cost. Below 1 MB (10^6 bytes):
+// recursive doubling where the number of ranks is a power of two, else a ring. From there on: a ring where each rank
+// reaches each other one alike, which ranks of one host do, else a tree; the double one, since it is for long messages.
+// It is what libraries for devices are often set to, and something to compare predictions with.
+func thresholds(s Shape) []Rule {
+	const short = 1_000_000
+	rule := func(from, to uint64, algorithm string) Rule {
+		r := Rule{Kind: coll.AllReduce, From: from, To: to, Algorithm: algorithm, from: "policy thresholds"}
+		r.text = r.String()
+		return r
+	}
+	below, above := message.Ring, message.DoubleTree
+	if s.Size&(s.Size-1) == 0 {
+		below = message.RecursiveDoubling
+	}
+	if s.boards() {
+		above = message.Ring
+	}
+	return []Rule{rule(0, short-1, below), rule(short-1, NoLimit, above)}
+}
+
+func findPolicy(name string) (policy, bool) {
+	for _, p := range policies {
+		if p.name == name || name == "" && p.name == Predicted {
+			return p, true
+		}
+	}
+	return policy{}, false
+}
+
+// Policies names all policies.
+func Policies() []string {
+	names := make([]string, len(policies))
+	for i, p := range policies {
+		names[i] = p.name
+	}
+	return names
+}

@@ -1,0 +1,209 @@
+// The prediction: what is the cheapest, for each range of lengths.
+
+package algo
+
+import (
+	"time"
+
+	"sagecomm/algo/message"
+	"sagecomm/internal/coll"
+)
+
+// horizon is the longest collective that is priced; longer ones do as it does.
+const horizon = 1 << 30
+
+// nearest is the shortest one between two plans of messages.
+const nearest = 64
+
+// margin is what a plan of messages must save to be chosen where ranks share memory, in percent: the prices of boards
+// are within 15 % of what was measured for two ranks, those of messages follow from the same numbers, and boards need
+// no memory for each pair of ranks.
+const margin = 10
+
+// predictor makes the tables of a group.
+type predictor struct {
+	shape  Shape
+	params Params
+	boards boards
+	costs  message.Costs
+	known  map[senderKey]sender
+}
+
+func newPredictor(shape Shape, params Params) *predictor {
+	return &predictor{shape, params, newBoards(shape.Size, params.Board), shape.costs(params), map[senderKey]sender{}}
+}
+
+// table is the prediction for a kind, without anything that a user has said.
+//
+// Plans of messages are compared with those of boards at powers of two only, and each range between two of them does as
+// its longest collective: a price of theirs is a play of up to all ranks, and their cost curves, being nearly straight,
+// cross each other at small angles.
+func (p *predictor) table(kind coll.Kind) []Class {
+	var base []Class
+	if p.shape.boards() {
+		base = p.boards.predict(kind)
+	}
+	list := p.senders(kind, true)
+	if len(list) == 0 && base == nil {
+		return []Class{fallback(p.senders(kind, false))}
+	}
+	if len(list) == 0 {
+		return base
+	}
+	if oneClass(kind) || kind == coll.Barrier {
+		return p.onlyClass(kind, base, list)
+	}
+	// Where near-equal plans change places too often every other power of two has to do, and so on.
+	for coarse := uint64(2); ; coarse *= 2 {
+		if table := p.merged(kind, base, list, coarse); len(table) <= MaxClasses/2 || coarse >= horizon {
+			return table
+		}
+	}
+}
+
+// merged puts plans of messages into a table where they are cheaper, judged at lengths that grow by a factor.
+func (p *predictor) merged(kind coll.Kind, base []Class, list []sender, factor uint64) []Class {
+	chosen := map[uint64]Class{} // by the end of their range
+	edges, before := []uint64{}, ""
+	for upTo := uint64(nearest); ; upTo = min(upTo*factor, horizon) {
+		limit := message.Unpriced
+		if base != nil {
+			limit = p.limit(kind, at(base, upTo), upTo)
+		}
+		end := upTo
+		if upTo == horizon {
+			end = NoLimit
+		}
+		if best, found := faster(list, upTo, limit, before); found {
+			chosen[end], before = best.class, best.class.Algorithm
+		} else if base == nil {
+			chosen[end] = fallback(list)
+		}
+		edges = append(edges, end)
+		if upTo == horizon {
+			break
+		}
+	}
+	if base == nil {
+		base = []Class{{UpTo: NoLimit}}
+	}
+	return cut(base, edges, func(piece Class) Class {
+		for _, end := range edges {
+			if piece.UpTo <= end {
+				if c, ok := chosen[end]; ok {
+					return c
+				}
+				break
+			}
+		}
+		return piece
+	})
+}
+
+// limit is what a plan of messages may take to be chosen instead of one of boards.
+func (p *predictor) limit(kind coll.Kind, c Class, bytes uint64) time.Duration {
+	return p.boards.price(kind, c, bytes).Duration() / 100 * (100 - margin)
+}
+
+// fallback is the first algorithm that moves blocks of any length: for groups so large that some have no price.
+func fallback(list []sender) Class {
+	for _, s := range list {
+		if !s.class.Even {
+			return s.class
+		}
+	}
+	return list[0].class
+}
+
+// onlyClass chooses for a kind that has one class: the plan whose time is nowhere as many times that of the best one as
+// those of others are somewhere. Where ranks share memory it must in addition be faster than their plan at all lengths.
+func (p *predictor) onlyClass(kind coll.Kind, base []Class, list []sender) []Class {
+	lengths := []uint64{0}
+	if kind != coll.Barrier {
+		lengths = nil
+		for bytes := uint64(nearest); bytes <= horizon; bytes *= 4 {
+			lengths = append(lengths, bytes)
+		}
+	}
+	best, least := -1, 0.
+	for i, s := range list {
+		if s.class.Even {
+			continue
+		}
+		if base != nil && !p.alwaysFaster(kind, base[0], s, lengths) {
+			continue
+		}
+		if worst := worstRatio(s, list, lengths); best < 0 || worst < least {
+			best, least = i, worst
+		}
+	}
+	switch {
+	case best >= 0:
+		return []Class{list[best].class}
+	case base != nil:
+		return base
+	}
+	return []Class{fallback(list)}
+}
+
+func (p *predictor) alwaysFaster(kind coll.Kind, c Class, s sender, lengths []uint64) bool {
+	for _, bytes := range lengths {
+		limit := p.limit(kind, c, bytes)
+		if s.pricer.AtLeast(bytes) >= limit || s.pricer.Price(bytes) >= limit {
+			return false
+		}
+	}
+	return true
+}
+
+// worstRatio is the largest factor by which a plan is slower than the best one at some length.
+func worstRatio(s sender, list []sender, lengths []uint64) (worst float64) {
+	for _, bytes := range lengths {
+		mine := s.pricer.Price(bytes)
+		for _, other := range list {
+			if t := other.pricer.Price(bytes); !other.class.Even && t > 0 {
+				worst = max(worst, float64(mine)/float64(t))
+			}
+		}
+	}
+	return worst
+}
+
+// at is the class of a length in a table.
+func at(table []Class, bytes uint64) Class {
+	for _, c := range table {
+		if bytes <= c.UpTo {
+			return c
+		}
+	}
+	return table[len(table)-1]
+}
+
+// cut takes a table apart at edges as well, puts what change makes of each piece in its place, and joins neighbours that
+// do the same. A piece's [Class.UpTo] is its end.
+func cut(table []Class, edges []uint64, change func(piece Class) Class) []Class {
+	var out []Class
+	low := uint64(0)
+	for _, class := range table {
+		for low <= class.UpTo {
+			piece := class
+			for _, edge := range edges {
+				if edge >= low && edge < piece.UpTo && edge > 0 {
+					piece.UpTo = edge
+				}
+			}
+			c := change(piece)
+			c.UpTo = piece.UpTo
+			if n := len(out); n > 0 && out[n-1].same(c) {
+				out[n-1].UpTo = c.UpTo
+			} else {
+				out = append(out, c)
+			}
+			if piece.UpTo == NoLimit {
+				return out
+			}
+			low = piece.UpTo + 1
+		}
+	}
+	return out
+}

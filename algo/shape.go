@@ -1,0 +1,112 @@
+// What a group looks like, and what plans of either kind need to know of it.
+
+package algo
+
+import (
+	"fmt"
+
+	"sagecomm/algo/board"
+	"sagecomm/algo/message"
+	"sagecomm/internal/coll"
+)
+
+// MaxSize is the most ranks of a group.
+const MaxSize = board.MaxSize
+
+// Geometry of the channels between two ranks, the same in every process.
+const (
+	// FlowMessage is the most bytes of a message.
+	FlowMessage = 64 << 10
+	// FlowPlaces is how many messages a channel holds.
+	FlowPlaces = 4
+	// FlowChannels is how many channels lead from one rank to one other.
+	FlowChannels = 4
+)
+
+// Shape is what all ranks know alike about a group.
+type Shape struct {
+	Size int
+	// Hosts are the ranks of each host. Nil: all are on one.
+	Hosts [][]int
+	// Channels says that ranks have channels to each other. Without them plans of messages are not chosen, and not to
+	// be set by rules either.
+	Channels bool
+}
+
+// boards says whether all ranks share memory.
+func (s Shape) boards() bool { return len(s.Hosts) <= 1 }
+
+func (s Shape) validate() error {
+	if s.Size < 1 || s.Size > MaxSize {
+		return fmt.Errorf("a group of %d ranks: expected 1 to %d", s.Size, MaxSize)
+	}
+	if s.Hosts == nil {
+		return nil
+	}
+	seen, count := make([]bool, s.Size), 0
+	for host, ranks := range s.Hosts {
+		for _, rank := range ranks {
+			if rank < 0 || rank >= s.Size || seen[rank] {
+				return fmt.Errorf("rank %d on host %d: it is on another one, too, or outside the group of %d", rank, host, s.Size)
+			}
+			seen[rank] = true
+			count++
+		}
+	}
+	switch {
+	case count < s.Size:
+		return fmt.Errorf("%d of %d ranks are on no host", s.Size-count, s.Size)
+	case !s.boards() && !s.Channels:
+		return fmt.Errorf("%d ranks on %d hosts without channels: they share no memory, and cannot send each other messages", s.Size, len(s.Hosts))
+	}
+	return nil
+}
+
+// rails says whether there are several hosts with as many ranks on each: what hierarchical algorithms ask for.
+func (s Shape) rails() bool {
+	for _, ranks := range s.Hosts {
+		if len(ranks) != len(s.Hosts[0]) || len(ranks) == 0 {
+			return false
+		}
+	}
+	return !s.boards()
+}
+
+// place is where a message plan of the group runs.
+func (s Shape) place(algorithm string, rank, root, chunk int) message.Place {
+	at := message.Place{Rank: rank, Size: s.Size, Root: root, Chunk: chunk}
+	if algorithm == message.Hierarchical {
+		at.Hosts = s.Hosts
+	}
+	return at
+}
+
+// costs are those of the group's messages.
+func (s Shape) costs(p Params) message.Costs {
+	c := message.Costs{Links: []message.Link{p.Ring}, Reduce: p.Reduce, Copy: p.Copy, Capacity: FlowPlaces}
+	if s.boards() {
+		return c
+	}
+	host := make([]int, s.Size)
+	for h, ranks := range s.Hosts {
+		for _, rank := range ranks {
+			host[rank] = h
+		}
+	}
+	c.Links = append(c.Links, p.Network)
+	c.Class = func(from, to int) int {
+		if host[from] == host[to] {
+			return 0
+		}
+		return 1
+	}
+	return c
+}
+
+// oneClass says whether a kind does the same for all lengths: ranks need not know the same ones.
+func oneClass(kind coll.Kind) bool { return kind == coll.AllToAll }
+
+// Algorithms names all algorithms of a kind in a group of several ranks: those of boards, then those of messages.
+func Algorithms(kind coll.Kind) []string {
+	return append(board.Algorithms(kind), message.Algorithms(kind)...)
+}
