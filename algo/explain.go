@@ -18,7 +18,7 @@ import (
 func (s *Selector) Describe(kind coll.Kind) string {
 	var parts []string
 	from := "0"
-	for _, c := range s.table[kind] {
+	for _, c := range s.classes(kind) {
 		to := "inf"
 		if c.UpTo != NoLimit {
 			to = strconv.FormatUint(c.UpTo, 10)
@@ -34,7 +34,7 @@ func (s *Selector) origin(kind coll.Kind, bytes uint64) string {
 	if s.shape.Size == 1 {
 		return "the only one"
 	}
-	if r, ok := ruleFor(s.rules, kind, bytes); ok {
+	if r, ok := s.rule(kind, bytes); ok {
 		return r.from
 	}
 	if !s.shape.Channels && len(board.Algorithms(kind)) == 1 {
@@ -68,9 +68,8 @@ func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	list := []Candidate{p.candidate(kind, chosen, bytes)}
 	first := &list[0]
 	first.Chosen, first.Why = true, s.origin(kind, bytes)
-	_, forced := ruleFor(s.rules, kind, bytes)
+	r, forced := s.rule(kind, bytes)
 	if first.Forced = forced && s.shape.Size > 1; first.Forced {
-		r, _ := ruleFor(s.rules, kind, bytes)
 		first.Why = fmt.Sprintf("set by %s: %s", r.from, r.text)
 	}
 	if s.shape.Size > 1 {

@@ -39,6 +39,22 @@ func DefaultParams() Params {
 	}
 }
 
+// Scale says how many times as long as on the machine of [DefaultParams] something takes on another one.
+type Scale struct {
+	Hop, Copy, Far, Fold float64
+}
+
+// Scaled are the parameters of rings and boards for such a machine. What software takes is left as it is.
+func (p Params) Scaled(s Scale) Params {
+	b := &p.Board
+	b.Hop *= s.Hop
+	b.Copy, b.Store, p.Copy = b.Copy*s.Copy, b.Store*s.Copy, p.Copy*s.Copy
+	b.Far, b.Claim = b.Far*s.Far, b.Claim*s.Far
+	b.Fold, p.Reduce = b.Fold*s.Fold, p.Reduce*s.Fold
+	p.Ring.Latency, p.Ring.Byte = b.Hop, b.Copy+b.Claim+b.Far
+	return p
+}
+
 // Bounds of parameters. Far slower links than any are within, and sums of whole femtoseconds stay so as well.
 const (
 	mostSeconds  = 10e-3 // of a hop, a step, ...

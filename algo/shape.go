@@ -28,13 +28,15 @@ type Shape struct {
 	Size int
 	// Hosts are the ranks of each host. Nil: all are on one.
 	Hosts [][]int
+	// Apart says that hosts share no memory, so that messages between them go through a network.
+	Apart bool
 	// Channels says that ranks have channels to each other. Without them plans of messages are not chosen, and not to
 	// be set by rules either.
 	Channels bool
 }
 
 // boards says whether all ranks share memory.
-func (s Shape) boards() bool { return len(s.Hosts) <= 1 }
+func (s Shape) boards() bool { return len(s.Hosts) <= 1 || !s.Apart }
 
 func (s Shape) validate() error {
 	if s.Size < 1 || s.Size > MaxSize {
@@ -69,7 +71,7 @@ func (s Shape) rails() bool {
 			return false
 		}
 	}
-	return !s.boards()
+	return len(s.Hosts) > 1
 }
 
 // place is where a message plan of the group runs.

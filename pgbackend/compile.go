@@ -1,9 +1,6 @@
 package pgbackend
 
 import (
-	"fmt"
-	"slices"
-
 	"sagecomm/algo"
 	boardplan "sagecomm/algo/board"
 	messageplan "sagecomm/algo/message"
@@ -19,22 +16,38 @@ var lower, lowerMessages = host.Compile, host.CompileMessages
 func (g *Group) program(call runner.Call, op coll.Op) (p runner.Compiled, kept bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	classes := g.classesOf(op.Kind)
 	key, class := g.run.Key(call, op.Bytes())
 	if p, kept = g.run.Lookup(key); kept {
 		return p, true, nil
 	}
-	if p, err = g.compile(op, g.classes[op.Kind][class]); err != nil {
+	if p, err = g.compile(op, classes[class]); err != nil {
 		return p, false, err
 	}
 	return p, g.run.Keep(key, p), nil
 }
 
+// classesOf are the classes of a kind, under g.mu. They are predicted at its first use, before there is a program of it in
+// the runner's cache, so that their bounds may appear there at any moment.
+func (g *Group) classesOf(kind coll.Kind) []algo.Class {
+	if g.classes[kind] == nil {
+		list := g.selector.Boundaries(kind)
+		var bounds []uint64
+		for _, class := range list[:len(list)-1] {
+			bounds = append(bounds, class.UpTo+1)
+		}
+		g.run.SetClasses(kind, bounds)
+		g.classes[kind] = list
+	}
+	return g.classes[kind]
+}
+
 // compile makes the program of a class for calls like op, and the memory that it needs and this rank has not.
 func (g *Group) compile(op coll.Op, class algo.Class) (runner.Compiled, error) {
-	if g.size > 1 && slices.Contains(messageplan.Algorithms(op.Kind), class.Algorithm) {
+	if class.Transport == algo.Channels {
 		return g.compileMessages(op, class)
 	}
-	plan, err := boardplan.Build(op.Kind, class.Algorithm, boardplan.Place{Rank: g.rank, Size: g.size, Root: op.Root, Lane: class.Lane, Chunk: class.Chunk})
+	plan, err := g.selector.BoardPlan(op.Kind, class, g.rank, op.Root)
 	if err != nil {
 		return runner.Compiled{}, err
 	}
@@ -50,12 +63,9 @@ func (g *Group) compile(op coll.Op, class algo.Class) (runner.Compiled, error) {
 
 // compileMessages makes the program of a plan of messages, and the flows that this rank sends through in it.
 func (g *Group) compileMessages(op coll.Op, class algo.Class) (runner.Compiled, error) {
-	plan, err := messageplan.Build(op.Kind, class.Algorithm, messageplan.Place{Rank: g.rank, Size: g.size, Root: op.Root, Chunk: class.Chunk, Hosts: g.hosts()})
+	plan, err := g.selector.MessagePlan(op.Kind, class, g.rank, op.Root)
 	if err != nil {
 		return runner.Compiled{}, err
-	}
-	if longest := plan.Largest(); longest > runner.FlowMessage {
-		return runner.Compiled{}, fmt.Errorf("%v %s in chunks of %d bytes sends messages of %d, at most %d are possible", op.Kind, class.Algorithm, class.Chunk, longest, runner.FlowMessage)
 	}
 	for _, s := range plan.Steps {
 		if s.Op != messageplan.Send || g.run.HasFlow(s.Peer, s.Channel) {
@@ -68,24 +78,4 @@ func (g *Group) compileMessages(op coll.Op, class algo.Class) (runner.Compiled, 
 		g.run.SetFlow(s.Peer, s.Channel, off)
 	}
 	return lowerMessages(plan, op)
-}
-
-// hosts are the ranks of each host, in the order of their first ranks; nil where there is one host, or where hosts have
-// not equally many ranks and plans take the group as it is.
-func (g *Group) hosts() [][]int {
-	var list [][]int
-	number := map[string]int{}
-	for rank, m := range g.members {
-		at, known := number[m.HostID]
-		if !known {
-			at = len(list)
-			number[m.HostID] = at
-			list = append(list, nil)
-		}
-		list[at] = append(list[at], rank)
-	}
-	if len(list) < 2 || slices.ContainsFunc(list, func(ranks []int) bool { return len(ranks) != len(list[0]) }) {
-		return nil
-	}
-	return list
 }

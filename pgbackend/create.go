@@ -63,7 +63,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	if err != nil {
 		return nil, err
 	}
-	selector, err := p.selector(c.Size, env.Tune.Get(settings))
+	wishes, err := readWishes(settings)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		if err != nil {
 			return nil, err
 		}
-		g = &Group{process: p, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "", selector: selector,
+		g = &Group{process: p, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "", wishes: wishes,
 			gone: make([]bool, c.Size), keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
 		attempt := c
 		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.dead()) > 0 },
@@ -179,36 +179,6 @@ func (g *Group) join(c Config) (err error) {
 	return g.open(c)
 }
 
-// choice is what the tables of a group follow from.
-type choice struct {
-	size  int
-	rules string
-}
-
-// selector makes the tables once for all groups of a size with the same rules: pricing the plans of large groups takes
-// tenths of a second.
-func (p *Process) selector(size int, rules string) (*algo.Selector, error) {
-	key := choice{size, rules}
-	p.mu.Lock()
-	known := p.selectors[key]
-	p.mu.Unlock()
-	if known != nil {
-		return known, nil
-	}
-	tune, err := algo.ParseTune(rules)
-	if err != nil {
-		return nil, err
-	}
-	made, err := algo.NewSelector(algo.Shape{Size: size}, algo.DefaultParams(), tune)
-	if err != nil {
-		return nil, err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.selectors[key] = made
-	return made, nil
-}
-
 // openGroup makes a group of the runner's. Tests put a fault in its place.
 var openGroup = runner.OpenGroup
 
@@ -221,16 +191,5 @@ func (g *Group) open(c Config) error {
 		return err
 	}
 	g.run = run
-	for kind := range coll.KindCount {
-		if !kind.Collective() {
-			continue
-		}
-		g.classes[kind] = g.selector.Boundaries(kind)
-		var bounds []uint64
-		for _, class := range g.classes[kind][:len(g.classes[kind])-1] {
-			bounds = append(bounds, class.UpTo+1)
-		}
-		run.SetClasses(kind, bounds)
-	}
 	return nil
 }

@@ -12,31 +12,32 @@ import (
 	"sagecomm/algo"
 	messageplan "sagecomm/algo/message"
 	"sagecomm/internal/coll"
-	"sagecomm/internal/runner"
 )
 
-// force has every rank carry a kind out by an algorithm of messages, in chunks of at most so many bytes.
-func (w *world) force(kind coll.Kind, algorithm string, chunk int) {
-	w.t.Helper()
-	for _, g := range w.groups {
-		chunk = messageplan.Unit * (chunk / messageplan.Unit)
-		for longestMessage(w.t, g, kind, algorithm, chunk) > runner.FlowMessage {
-			chunk = messageplan.Unit * (chunk / 2 / messageplan.Unit)
+// worldBy is one of which a kind is carried out by an algorithm of messages, in chunks of so many bytes, or as long ones as
+// can be (0). hosts are what ranks say where they are; nil: all on this one.
+func worldBy(t *testing.T, size int, kind coll.Kind, algorithm string, chunk int, hosts func(rank int) string) *world {
+	t.Helper()
+	tune := fmt.Sprintf("%v:%s", kind, algorithm)
+	if chunk > 0 {
+		tune += fmt.Sprintf("@chunk=%d", chunk)
+	}
+	w, errs := tryWorld(t, size, opTimeout, func(rank int) options {
+		o := options{"tune": tune}
+		if hosts != nil {
+			o["hostid"] = hosts(rank)
+		}
+		return o
+	})
+	for rank, err := range errs {
+		if err != nil {
+			t.Fatalf("rank %d: %v", rank, err)
 		}
 	}
-	for _, g := range w.groups {
-		g.classes[kind] = []algo.Class{{UpTo: algo.NoLimit, Algorithm: algorithm, Chunk: chunk}}
-		g.run.SetClasses(kind, nil)
+	if c := w.groups[0].selector.Choose(kind, 1); c.Transport != algo.Channels || c.Algorithm != algorithm {
+		t.Fatalf("%v goes by %+v", kind, c)
 	}
-}
-
-func longestMessage(t *testing.T, g *Group, kind coll.Kind, algorithm string, chunk int) int {
-	t.Helper()
-	p, err := messageplan.Build(kind, algorithm, messageplan.Place{Rank: g.rank, Size: g.size, Chunk: chunk, Hosts: g.hosts()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p.Largest()
+	return w
 }
 
 // eachMessageAlgorithm runs f for all algorithms of messages of all kinds for which `of` holds.
@@ -151,8 +152,7 @@ func TestMessagesCarryOutEveryCollective(t *testing.T) {
 		t.Run(fmt.Sprintf("%d ranks", size), func(t *testing.T) {
 			eachMessageAlgorithm(t, anyKind, func(t *testing.T, kind coll.Kind, algorithm string) {
 				const chunk = 4096
-				w := newWorld(t, size)
-				w.force(kind, algorithm, chunk)
+				w := worldBy(t, size, kind, algorithm, chunk, nil)
 				roots := []int{0}
 				if kind.Rooted() {
 					roots = []int{0, size / 2, size - 1}
@@ -171,8 +171,7 @@ func TestMessagesCarryOutEveryCollective(t *testing.T) {
 // Messages as long as a flow can have them, and several rounds of its places.
 func TestMessagesOfFullLength(t *testing.T) {
 	eachMessageAlgorithm(t, func(k coll.Kind) bool { return k != coll.Barrier }, func(t *testing.T, kind coll.Kind, algorithm string) {
-		w := newWorld(t, 4)
-		w.force(kind, algorithm, 1<<20)
+		w := worldBy(t, 4, kind, algorithm, 0, nil)
 		x := transfer{kind, 1, 1, equalLength(1<<20 + 12)}
 		w.each(func(g *Group) error { return g.try(x, coll.Op{}) })
 	})
@@ -187,18 +186,10 @@ func TestMessagesBetweenHosts(t *testing.T) {
 				return slices.Contains(messageplan.Algorithms(k), messageplan.Hierarchical)
 			}
 			eachMessageAlgorithm(t, hierarchical, func(t *testing.T, kind coll.Kind, algorithm string) {
-				w, errs := tryWorld(t, hosts*each, opTimeout, func(rank int) options {
-					return options{"hostid": fmt.Sprint("host ", rank%hosts)}
-				})
-				for rank, err := range errs {
-					if err != nil {
-						t.Fatalf("rank %d: %v", rank, err)
-					}
-				}
+				w := worldBy(t, hosts*each, kind, algorithm, 2048, func(rank int) string { return fmt.Sprint("host ", rank%hosts) })
 				if got := w.groups[0].hosts(); len(got) != hosts || len(got[0]) != each {
 					t.Fatalf("hosts %v", got)
 				}
-				w.force(kind, algorithm, 2048)
 				for salt, length := range []int{0, 1, 1000, 7000} {
 					x := transfer{kind, (hosts*each - 1) % (salt + 1), salt, equalLength(length)}
 					w.each(func(g *Group) error { return g.try(x, coll.Op{}) })
@@ -227,8 +218,7 @@ func reducing(k coll.Kind) bool { return k.Reduces() }
 func TestMessagesOfEveryTypeAndReduction(t *testing.T) {
 	const size, count = 4, 700 // several chunks
 	eachMessageAlgorithm(t, reducing, func(t *testing.T, kind coll.Kind, algorithm string) {
-		w := newWorld(t, size)
-		w.force(kind, algorithm, 1024)
+		w := worldBy(t, size, kind, algorithm, 1024, nil)
 		for dtype := range coll.DataTypeCount {
 			for op := range coll.ReduceOpCount {
 				if coll.Defined(op, dtype) != nil || testing.Short() && dtype > coll.Int16 {
@@ -289,8 +279,7 @@ func TestSumsOverMessagesAreEqualOnAllRanks(t *testing.T) {
 			}
 		}
 		eachMessageAlgorithm(t, func(k coll.Kind) bool { return k == coll.AllReduce }, func(t *testing.T, kind coll.Kind, algorithm string) {
-			w := newWorld(t, size)
-			w.force(kind, algorithm, 4096)
+			w := worldBy(t, size, kind, algorithm, 4096, nil)
 			results := make([][]byte, size)
 			w.each(func(g *Group) error {
 				b := make([]byte, 4*count)
@@ -325,8 +314,7 @@ func TestMessagesOfUnevenBlocks(t *testing.T) {
 	const size = 5
 	for _, longest := range []int{0, 3, 3000, 20000} {
 		eachMessageAlgorithm(t, blocks, func(t *testing.T, kind coll.Kind, algorithm string) {
-			w := newWorld(t, size)
-			w.force(kind, algorithm, 2048)
+			w := worldBy(t, size, kind, algorithm, 2048, nil)
 			x := transfer{kind, 0, longest, func(from, to int) int {
 				switch kind {
 				case coll.AllGather:
@@ -382,8 +370,7 @@ func (g *Group) isEven(algorithm string) bool {
 
 // Splits that do not fit together are found where the first message between the two arrives.
 func TestSplitsThatDifferOverMessages(t *testing.T) {
-	w := newWorld(t, 3)
-	w.force(coll.AllToAll, messageplan.Pairwise, 1024)
+	w := worldBy(t, 3, coll.AllToAll, messageplan.Pairwise, 1024, nil)
 	for rank, f := range w.eachFailure(func(g *Group) *coll.Failure {
 		lengths := []uint64{8, 8, 8}
 		if g.rank == 2 {

@@ -37,8 +37,8 @@ type Group struct {
 	deadline  time.Time // of that
 	different bool      // ranks are set up differently: nothing to try again
 	promised  bool      // peers may have joined, whatever becomes of this rank
+	wishes    wishes
 	selector  *algo.Selector
-	classes   [coll.KindCount][]algo.Class
 
 	cause atomic.Pointer[coll.Failure]
 	alarm alarm // rung when there is a cause, or will be none
@@ -50,6 +50,8 @@ type Group struct {
 	gone   []bool // by rank: its process has ended, or it has given up
 	users  int    // calls inside, see hold
 	closed bool   // no call gets in any more
+
+	classes [coll.KindCount][]algo.Class // of the kinds that were used
 
 	composed atomic.Int64 // operations that are made of several and are not through
 
@@ -68,6 +70,8 @@ type member struct {
 	FlightLog   int64            `json:"flight_log,omitempty"` // offset of that in its arena, 0: it is not in there
 	Stacks      bool             `json:"stacks,omitempty"`     // it records who called
 	Agreed      string           `json:"agreed"`               // what all ranks must have alike
+	Machine     string           `json:"machine,omitempty"`    // as a tuning file calls it; that of rank 0 counts
+	Probe       findings         `json:"probe"`                // what they agree on
 	ArenaAbsent string           `json:"arena_absent,omitempty"`
 }
 

@@ -21,13 +21,16 @@ type Process struct {
 	engine    engine
 	peers     map[peerID]*peerProcess
 	warned    map[string]bool
-	selectors map[choice]*algo.Selector
 	dumps     dumper
 	observers observers
 	timeline  timeline
 	created   uint64    // groups so far
 	inVain    time.Time // when a group that was destroyed last gave up waiting for peers
 
+	choosing  sync.Mutex // of selectors
+	selectors map[choice]*algo.Selector
+	probing   sync.Once
+	found     findings  // by that
 	unwatched sync.Once // the warning about peers that cannot be watched
 	files     sync.Once // the warning that groups use files
 }

@@ -66,8 +66,11 @@ func (g *Group) exchangeFile(c Config, try string, deadline time.Time, methods [
 // exchange is one attempt with one kind of arena. storeErr is why this rank has none: it tells the others.
 func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
-	me := member{Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(),
-		Agreed: fmt.Sprintf("protocol %d, %d ranks, algorithm tables %016x, shared memory by %v", protocolVersion, g.size, g.selector.Fingerprint(), methods)}
+	me := member{Machine: g.wishes.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(),
+		Agreed: fmt.Sprintf("protocol %d, %d ranks, settings of algorithms %016x, shared memory by %v", protocolVersion, g.size, g.wishes.fingerprint(), methods)}
+	if g.wishes.probe && g.size > 1 {
+		me.Probe = g.process.probe()
+	}
 	if storeErr == nil {
 		g.board, storeErr = newBoard(st, g.rank, g.size)
 	}
@@ -96,6 +99,9 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 	}
 	attachErr := g.introduce(all)
 	if attachErr == nil {
+		attachErr = g.choose()
+	}
+	if attachErr == nil {
 		g.watchPeers()
 		attachErr = g.attach(methods)
 	}
@@ -123,7 +129,7 @@ func (g *Group) introduce(all [][]byte) error {
 		}
 		if mine := members[0].Agreed; m.Agreed != mine {
 			g.different = true
-			return fmt.Errorf("ranks 0 and %d are set up differently: %q and %q; give all ranks the same sagecomm version, the same SAGECOMM_TUNE and the same SAGECOMM_SHM_ATTACH", rank, mine, m.Agreed)
+			return fmt.Errorf("ranks 0 and %d are set up differently: %q and %q; give all ranks the same sagecomm version, the same SAGECOMM_TUNE, SAGECOMM_TUNE_FILE, SAGECOMM_PROBE and SAGECOMM_SHM_ATTACH", rank, mine, m.Agreed)
 		}
 	}
 	g.members = members

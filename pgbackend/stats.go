@@ -103,7 +103,10 @@ func (g *Group) stats() groupStats {
 		out.AverageMS = total.Seconds() * 1e3 / float64(count)
 	}
 	for kind := range coll.KindCount {
-		for _, class := range g.classes[kind] {
+		if !kind.Collective() {
+			continue
+		}
+		for _, class := range g.selector.Boundaries(kind) {
 			row := classStats{class.UpTo, class.Algorithm, class.Chunk}
 			if class.UpTo == algo.NoLimit {
 				row.UpTo = 0

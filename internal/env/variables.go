@@ -41,6 +41,12 @@ var (
 	Tune = declare("TUNE", "", text("rules `op:range:algorithm[@key=value]` separated by `;`"),
 		"Overrides the choice of algorithms, for example `all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K`; must be the same on all ranks.")
 
+	TuneFile = declare("TUNE_FILE", "", text("path of a file"),
+		"File of `python -m sagecomm tune`: parameters and rules that were measured, by machine and group; what SAGECOMM_TUNE says comes before it. Must say the same on all ranks.")
+
+	Probe = declare("PROBE", "on", oneOf(map[string]bool{"on": true, "off": false}),
+		"Whether the first group of a process measures, for some milliseconds, what memory costs on its machine; ranks agree on what they found.")
+
 	ShmAttach = declare("SHM_ATTACH", "proc,scm,tmpfs", listOf("proc", "scm", "tmpfs"),
 		"Ways to map a peer's shared memory, in the order in which they are tried: through /proc, by descriptor passing, by a file that is removed once it is mapped.")
 

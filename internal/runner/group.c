@@ -229,13 +229,13 @@ void scr_group_set_large(scr_group *g, uint64_t offset) {
 }
 
 void scr_group_set_classes(scr_group *g, int kind, const uint64_t *boundaries, int n) {
-  g->boundaries[kind] = (uint32_t)n;
   memcpy(g->boundary[kind], boundaries, (size_t)n * sizeof *boundaries);
+  atomic_store_explicit(&g->boundaries[kind], (uint32_t)n, memory_order_release);
 }
 
 int scr_group_class(const scr_group *g, int kind, uint64_t bytes) {
-  uint32_t c = 0;
-  while (c < g->boundaries[kind] && bytes >= g->boundary[kind][c]) c++;
+  uint32_t c = 0, n = atomic_load_explicit(&g->boundaries[kind], memory_order_acquire);
+  while (c < n && bytes >= g->boundary[kind][c]) c++;
   return (int)c;
 }
 

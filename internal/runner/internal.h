@@ -256,7 +256,7 @@ struct scr_group {
   uint64_t *fast_offsets;
 
   uint64_t boundary[SAGECOMM_KIND_COUNT][SCR_MAX_CLASSES];
-  uint32_t boundaries[SAGECOMM_KIND_COUNT];
+  _Atomic uint32_t boundaries[SAGECOMM_KIND_COUNT]; /* stored after them */
   scr_cache_entry cache[SCR_CACHE_ENTRIES];
   _Atomic uint32_t cached;
   /* Coalesced calls of which Go has said that they are one collective. */

@@ -1,0 +1,172 @@
+package pgbackend
+
+import (
+	"fmt"
+	"hash/fnv"
+	"math"
+	"os"
+	"slices"
+	"time"
+
+	"sagecomm/algo"
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+	"sagecomm/internal/topo"
+)
+
+// wishes are what the users of a group's ranks have set about the choice of algorithms. Ranks compare their fingerprint.
+type wishes struct {
+	tune     algo.Tune
+	text     string // SAGECOMM_TUNE
+	file     *algo.File
+	fileName string
+	fileHash uint64
+	machine  string // as a tuning file calls this one
+	probe    bool
+}
+
+func readWishes(s *env.Settings) (w wishes, err error) {
+	w.text, w.fileName, w.probe = env.Tune.Get(s), env.TuneFile.Get(s), env.Probe.Get(s)
+	if w.tune, err = algo.ParseTune(w.text); err != nil || w.fileName == "" {
+		return w, err
+	}
+	text, err := os.ReadFile(w.fileName)
+	if err != nil {
+		return w, fmt.Errorf("sagecomm: %s: %w", env.TuneFile.Name(), err)
+	}
+	if w.file, err = algo.ParseFile(w.fileName, text); err != nil {
+		return w, fmt.Errorf("sagecomm: %s: %w", env.TuneFile.Name(), err)
+	}
+	h := fnv.New64a()
+	_, _ = h.Write(text)
+	w.fileHash, w.machine = h.Sum64(), Machine()
+	return w, nil
+}
+
+// Machine is what a tuning file calls this machine: its processor and how many of them it has.
+func Machine() string {
+	host := topo.Read("/")
+	return fmt.Sprintf("%s, %d cpus", host.CPUModel, len(host.Online))
+}
+
+// fingerprint is the same for wishes that are the same.
+func (w wishes) fingerprint() uint64 {
+	h := fnv.New64a()
+	fmt.Fprintln(h, w.text, w.fileHash, w.probe, algo.Geometry())
+	return h.Sum64()
+}
+
+// choice is what the tables of a group follow from.
+type choice struct {
+	wishes         uint64
+	machine, shape string
+	found          findings
+}
+
+// selector is one for all groups that have their tables alike: to price the plans of large groups takes tenths of a
+// second.
+func (p *Process) selector(shape algo.Shape, machine string, w wishes, found findings) (*algo.Selector, error) {
+	key := choice{w.fingerprint(), machine, fmt.Sprint(shape), found}
+	p.choosing.Lock() // one at a time: others may want the same
+	defer p.choosing.Unlock()
+	if known := p.selectors[key]; known != nil {
+		return known, nil
+	}
+	tune := w.tune
+	if w.file != nil {
+		file, err := w.file.For(w.fileName, machine, shape)
+		if err != nil {
+			return nil, err
+		}
+		tune = tune.Over(file)
+	}
+	made, err := algo.NewSelector(shape, algo.DefaultParams().Scaled(found.scale()), tune)
+	if err != nil {
+		return nil, err
+	}
+	p.selectors[key] = made
+	return made, nil
+}
+
+// choose makes the tables of the group, whose members are known.
+func (g *Group) choose() (err error) {
+	shape := algo.Shape{Size: g.size, Hosts: g.hosts(), Channels: true}
+	list := make([]findings, g.size)
+	for rank, m := range g.members {
+		list[rank] = m.Probe
+	}
+	g.selector, err = g.process.selector(shape, g.members[0].Machine, g.wishes, agree(list))
+	return err
+}
+
+// hosts are the ranks of each host, in the order of their first ranks; nil where there is one host, or where hosts have
+// not equally many ranks and plans take the group as it is.
+func (g *Group) hosts() [][]int {
+	var list [][]int
+	number := map[string]int{}
+	for rank, m := range g.members {
+		at, known := number[m.HostID]
+		if !known {
+			at = len(list)
+			number[m.HostID] = at
+			list = append(list, nil)
+		}
+		list[at] = append(list[at], rank)
+	}
+	if len(list) < 2 || slices.ContainsFunc(list, func(ranks []int) bool { return len(ranks) != len(list[0]) }) {
+		return nil
+	}
+	return list
+}
+
+// findings are what a probe has found: how many times as long as on the machine of the defaults a hop, a byte copied, a
+// byte taken from another core and a byte reduced take, as powers of two. Coarse, so that the same machine gives the same
+// tables every time: prediction is not much better than that, and other tables mean sums in another order.
+type findings [4]int8
+
+func (f findings) scale() algo.Scale {
+	x := func(i int) float64 { return math.Exp2(float64(f[i])) }
+	return algo.Scale{Hop: x(0), Copy: x(1), Far: x(2), Fold: x(3)}
+}
+
+// What the probe gives on the machine of algo.DefaultParams, whose two processors are threads of one core; the least and
+// the most of 20 processes there differed by a factor of 2.2 for hops and of 1.4 for bytes (docs/measured.md).
+var usual = runner.Probe{Hop: 45e-9, Copy: 21e-12, Far: 25e-12, Fold: 16e-12}
+
+// probeBudget bounds what the first group of a process waits for it.
+const probeBudget = 50 * time.Millisecond
+
+// probe measures once in a process.
+func (p *Process) probe() findings {
+	p.probing.Do(func() {
+		if found, ok := runner.RunProbe(probeBudget); ok {
+			p.found = findings{octaves(found.Hop, usual.Hop), octaves(found.Copy, usual.Copy), octaves(found.Far, usual.Far), octaves(found.Fold, usual.Fold)}
+		}
+	})
+	return p.found
+}
+
+// octaves is a ratio as a power of two; less than twice as much, or more than half as much, is as much. So is what was
+// not measured.
+func octaves(got, usual float64) int8 {
+	if got <= 0 || got < 2*usual && got > usual/2 {
+		return 0
+	}
+	return int8(math.Round(math.Log2(got / usual)))
+}
+
+// mostOctaves is more than machines differ: what is further off is a mistake.
+const mostOctaves = 8
+
+// agree is what all ranks go by: of each the lower median.
+func agree(list []findings) (out findings) {
+	for i := range out {
+		values := make([]int8, len(list))
+		for rank, f := range list {
+			values[rank] = max(-mostOctaves, min(mostOctaves, f[i]))
+		}
+		slices.Sort(values)
+		out[i] = values[(len(values)-1)/2]
+	}
+	return out
+}
