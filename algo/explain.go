@@ -49,7 +49,8 @@ type Candidate struct {
 	Transport Transport
 	Lane      board.Lane
 	Chunk     int
-	Predicted time.Duration // at least, where Why says so
+	Predicted time.Duration
+	AtLeast   bool // Predicted is a bound only: there are too many ranks with too many messages each
 	// Steps are the most that one rank carries out: stages on chunks, or messages that it sends or that it takes,
 	// whichever are more.
 	Steps int
@@ -60,7 +61,8 @@ type Candidate struct {
 	Why    string // it is chosen, or it is not
 }
 
-// Explain returns all candidates for a message, cheapest first, with the one that is used marked. The prediction for
+// Explain returns all candidates for a message, cheapest first and those without a price
+// last, with the one that is used marked. The prediction for
 // a class was made at a few lengths, so close to a boundary the chosen one may not be the first.
 func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	p := newPredictor(s.shape, s.params)
@@ -76,12 +78,15 @@ func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 		for _, c := range p.alternatives(kind, bytes) {
 			if !c.same(chosen) {
 				one := p.candidate(kind, c, bytes)
-				one.Why = rejected(one, *first, c.Even) + one.Why
+				one.Why = rejected(one, *first, c.Even)
 				list = append(list, one)
 			}
 		}
 	}
-	sort.SliceStable(list, func(i, j int) bool { return list[i].Predicted < list[j].Predicted })
+	sort.SliceStable(list, func(i, j int) bool {
+		a, b := list[i], list[j]
+		return !a.AtLeast && b.AtLeast || a.AtLeast == b.AtLeast && a.Predicted < b.Predicted
+	})
 	return list
 }
 
@@ -116,7 +121,7 @@ func (p *predictor) candidate(kind coll.Kind, c Class, bytes uint64) Candidate {
 	}
 	one.Predicted = s.pricer.Price(bytes)
 	if one.Predicted == message.Unpriced {
-		one.Predicted, one.Why = s.pricer.AtLeast(bytes), "; too many messages to be predicted, it takes at least this"
+		one.Predicted, one.AtLeast = s.pricer.AtLeast(bytes), true
 	}
 	t := s.pricer.Count(bytes)
 	one.Steps, one.Bytes = max(t.Sends, t.Recvs), max(t.Sent, t.Received)
@@ -130,6 +135,8 @@ func rejected(c, chosen Candidate, even bool) string {
 		return "needs blocks of equal length, so only a rule can set it"
 	case chosen.Forced:
 		return "not what is set"
+	case c.AtLeast:
+		return "too many messages to be predicted: a rule can set it"
 	case c.Predicted >= chosen.Predicted:
 		return fmt.Sprintf("%s as long as %s", times(c.Predicted, chosen.Predicted), chosen.Algorithm)
 	case c.Transport == Channels && chosen.Transport == Boards:

@@ -4,30 +4,33 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 
 	"sagecomm/algo/board"
 )
 
+// defined is the number that a header or source of the runner gives a name.
+func defined(t *testing.T, file, name string) int {
+	t.Helper()
+	text, err := os.ReadFile("../internal/runner/" + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^#define ` + name + ` \(?(\d+)(?: \* (\d+))?\)?(?: /\*.*\*/)?$`).FindStringSubmatch(string(text))
+	if m == nil {
+		t.Fatalf("%s does not define %s as a number", file, name)
+	}
+	value, _ := strconv.Atoi(m[1])
+	if m[2] != "" {
+		factor, _ := strconv.Atoi(m[2])
+		value *= factor
+	}
+	return value
+}
+
 // The slots that plans are proved for are the slots that the runner lays out.
 func TestGeometryIsTheRunners(t *testing.T) {
-	defined := func(file, name string) int {
-		t.Helper()
-		text, err := os.ReadFile("../internal/runner/" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		m := regexp.MustCompile(`(?m)^#define ` + name + ` \(?(\d+)(?: \* (\d+))?\)?$`).FindStringSubmatch(string(text))
-		if m == nil {
-			t.Fatalf("%s does not define %s as a number", file, name)
-		}
-		value, _ := strconv.Atoi(m[1])
-		if m[2] != "" {
-			factor, _ := strconv.Atoi(m[2])
-			value *= factor
-		}
-		return value
-	}
 	for _, c := range []struct {
 		file, name string
 		ours       int
@@ -37,8 +40,24 @@ func TestGeometryIsTheRunners(t *testing.T) {
 		{"runner.h", "SCR_MAX_STAGES", board.MaxStages}, {"runner.h", "SCR_MAX_CLASSES", MaxClasses - 1},
 		{"program.c", "MAX_SOURCES", MaxSize},
 	} {
-		if got := defined(c.file, c.name); got != c.ours {
+		if got := defined(t, c.file, c.name); got != c.ours {
 			t.Errorf("%s is %d in %s, %d here", c.name, got, c.file, c.ours)
+		}
+	}
+}
+
+// So are the channels that chunks are cut for.
+func TestGeometryOfChannelsIsTheRunners(t *testing.T) {
+	text, err := os.ReadFile("../internal/runner/board.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(text), "SCR_FLOW_") {
+		t.Skip("the runner has no channels")
+	}
+	for name, ours := range map[string]int{"SCR_FLOW_BYTES": FlowMessage, "SCR_FLOW_PLACES": FlowPlaces, "SCR_FLOW_CHANNELS": FlowChannels} {
+		if got := defined(t, "board.h", name); got != ours {
+			t.Errorf("%s is %d in board.h, %d here", name, got, ours)
 		}
 	}
 }

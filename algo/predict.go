@@ -15,10 +15,10 @@ const horizon = 1 << 30
 // nearest is the shortest one between two plans of messages.
 const nearest = 64
 
-// margin is what a plan of messages must save to be chosen where ranks share memory, in percent: the prices of boards
-// are within 15 % of what was measured for two ranks, those of messages follow from the same numbers, and boards need
-// no memory for each pair of ranks.
-const margin = 10
+// margin is what a plan of messages must save to be chosen where ranks share memory, in percent: that is how
+// close the prices of boards are to what was measured; those of messages follow from the same numbers, and their channels
+// take memory for each pair of ranks.
+const margin = 15
 
 // predictor makes the tables of a group.
 type predictor struct {
@@ -100,9 +100,10 @@ func (p *predictor) merged(kind coll.Kind, base []Class, list []sender, factor u
 	})
 }
 
-// limit is what a plan of messages may take to be chosen instead of one of boards.
+// limit is what a plan of messages must be below to be chosen instead of one of boards.
 func (p *predictor) limit(kind coll.Kind, c Class, bytes uint64) time.Duration {
-	return p.boards.price(kind, c, bytes).Duration() / 100 * (100 - margin)
+	t := p.boards.price(kind, c, bytes).Duration()
+	return t/100*(100-margin) + t%100*(100-margin)/100 + 1
 }
 
 // fallback is the first algorithm that moves blocks of any length: for groups so large that some have no price.

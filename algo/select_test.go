@@ -1,6 +1,7 @@
 package algo
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -323,14 +324,17 @@ func TestPriceMatchesWhatWasMeasured(t *testing.T) {
 	}
 }
 
+// Tables are made once for each size of groups and rules in a process, while the first group of that size waits.
 func BenchmarkNewSelector(b *testing.B) {
-	for _, size := range []int{2, 8, 64} {
-		b.Run(strconv.Itoa(size), func(b *testing.B) {
-			for b.Loop() {
-				if _, err := NewSelector(Shape{Size: size}, DefaultParams(), Tune{}); err != nil {
-					b.Fatal(err)
+	for _, channels := range []bool{false, true} {
+		for _, size := range []int{2, 8, 64, MaxSize} {
+			b.Run(fmt.Sprintf("channels=%t/%d", channels, size), func(b *testing.B) {
+				for b.Loop() {
+					if _, err := NewSelector(Shape{Size: size, Channels: channels}, DefaultParams(), Tune{}); err != nil {
+						b.Fatal(err)
+					}
 				}
-			}
-		})
+			})
+		}
 	}
 }

@@ -25,11 +25,10 @@ func buildAll(t testing.TB, f family, at Place) []Plan {
 	plans := make([]Plan, at.Size)
 	for rank := range plans {
 		at.Rank = rank
-		p, err := Build(f.kind, f.name, at)
-		if err != nil {
+		plans[rank] = f.build(at)
+		if err := plans[rank].Validate(); err != nil {
 			t.Fatal(err)
 		}
-		plans[rank] = p
 	}
 	return plans
 }
@@ -69,46 +68,52 @@ func TestEveryAlgorithmIsRight(t *testing.T) {
 	for _, f := range families {
 		t.Run(fmt.Sprintf("%v/%s", f.kind, f.name), func(t *testing.T) {
 			t.Parallel()
-			for _, size := range sizes() {
-				chunk := Unit * (size/2 + 1)
-				if !flat(f.kind) {
-					chunk = 2 * Unit
+			prove(t, f)
+		})
+	}
+}
+
+// prove runs an algorithm in groups of all sizes, with all roots and lengths.
+func prove(t *testing.T, f family) {
+	t.Helper()
+	for _, size := range sizes() {
+		chunk := Unit * (size/2 + 1)
+		if !flat(f.kind) {
+			chunk = 2 * Unit
+		}
+		for i, hosts := range arrangements(f, size) {
+			for _, root := range roots(f.kind, size) {
+				list, chunk := lengths(f.kind, size, chunk), chunk
+				switch {
+				case size > 8 && root != 0 && root != size-1:
+					// Roots differ in which ranks stand where: one chunk shows it.
+					if i > 0 && root != size/3 {
+						continue
+					}
+					list, chunk = []Lengths{{Bytes: uint64(size*Unit - 3)}}, size*Unit
+					if !flat(f.kind) {
+						list[0].Bytes = 1
+					}
+				case size > 12 && i > 0:
+					list = list[len(list)-1:]
 				}
-				for i, hosts := range arrangements(f, size) {
-					for _, root := range roots(f.kind, size) {
-						list, chunk := lengths(f.kind, size, chunk), chunk
-						switch {
-						case size > 8 && root != 0 && root != size-1:
-							// Roots differ in which ranks stand where: one chunk shows it.
-							if i > 0 && root != size/3 {
-								continue
-							}
-							list, chunk = []Lengths{{Bytes: uint64(size*Unit - 3)}}, size*Unit
-							if !flat(f.kind) {
-								list[0].Bytes = 1
-							}
-						case size > 12 && i > 0:
-							list = list[len(list)-1:]
-						}
-						plans := buildAll(t, f, Place{Size: size, Root: root, Chunk: chunk, Hosts: hosts})
-						for _, l := range list {
-							err := error(nil)
-							if len(list) > 1 {
-								err = Check(plans, l)
-							} else {
-								_, err = CheckCall(Call{plans, l, true}, 1)
-							}
-							if err != nil {
-								t.Fatalf("hosts %v: %v", hosts, err)
-							}
-							if f.kind == coll.Barrier {
-								break
-							}
-						}
+				plans := buildAll(t, f, Place{Size: size, Root: root, Chunk: chunk, Hosts: hosts})
+				for _, l := range list {
+					err := error(nil)
+					if len(list) > 1 {
+						err = Check(plans, l)
+					} else {
+						_, err = CheckCall(Call{plans, l, true}, 1)
+					}
+					if err != nil {
+						t.Fatalf("hosts %v: %v", hosts, err)
+					}
+					if f.kind == coll.Barrier {
+						break
 					}
 				}
 			}
-		})
+		}
 	}
 }
 

@@ -234,41 +234,46 @@ func largestSubtree(P int) int {
 
 func TestStepsAndBytesAreThoseOfTheFormulas(t *testing.T) {
 	for _, f := range families {
-		name := fmt.Sprintf("%v/%s", f.kind, f.name)
-		want, ok := formulas[name]
+		want, ok := formulas[fmt.Sprintf("%v/%s", f.kind, f.name)]
 		if !ok {
-			t.Errorf("%s has no formula", name)
+			t.Errorf("%v/%s has no formula", f.kind, f.name)
 			continue
 		}
-		for _, size := range sizes() {
-			at := Place{Size: size, Chunk: size << lg(size) * Unit}
-			at.Hosts = rows(at).hosts
-			n := uint64(at.Chunk)
-			if f.kind == coll.Barrier {
-				n = 0
+		compare(t, f, want)
+	}
+}
+
+// compare counts what the plans of an algorithm do, and wants what its formula says.
+func compare(t *testing.T, f family, law func(P int, n uint64) formula) {
+	t.Helper()
+	for _, size := range sizes() {
+		at := Place{Size: size, Chunk: size << lg(size) * Unit}
+		at.Hosts = rows(at).hosts
+		n := uint64(at.Chunk)
+		if f.kind == coll.Barrier {
+			n = 0
+		}
+		for _, root := range []int{0, size - 1} {
+			at.Root = root
+			plans := buildAll(t, f, at)
+			got := formula{}
+			for _, p := range plans {
+				c := Count(p, Lengths{Bytes: n})
+				got.messages, got.sent, got.reduced = max(got.messages, c.Sends), max(got.sent, c.Sent), max(got.reduced, c.Reduced)
 			}
-			for _, root := range []int{0, size - 1} {
-				at.Root = root
-				plans := buildAll(t, f, at)
-				got := formula{}
-				for _, p := range plans {
-					c := Count(p, Lengths{Bytes: n})
-					got.messages, got.sent, got.reduced = max(got.messages, c.Sends), max(got.sent, c.Sent), max(got.reduced, c.Reduced)
-				}
-				var err error
-				if got.rounds, err = CheckCall(Call{Plans: plans, Lengths: Lengths{Bytes: min(n, 1)}}, 1); err != nil {
-					t.Fatal(err)
-				}
-				want := want(size, n)
-				if bound := -want.rounds; bound > 0 && got.rounds <= bound {
-					want.rounds = got.rounds
-				}
-				if got != want {
-					t.Errorf("%s, %d ranks, root %d: %+v, want %+v", name, size, root, got, want)
-				}
-				if !f.kind.Rooted() {
-					break
-				}
+			var err error
+			if got.rounds, err = CheckCall(Call{Plans: plans, Lengths: Lengths{Bytes: min(n, 1)}}, 1); err != nil {
+				t.Fatal(err)
+			}
+			want := law(size, n)
+			if bound := -want.rounds; bound > 0 && got.rounds <= bound {
+				want.rounds = got.rounds
+			}
+			if got != want {
+				t.Errorf("%v %s, %d ranks, root %d: %+v, want %+v", f.kind, f.name, size, root, got, want)
+			}
+			if !f.kind.Rooted() {
+				break
 			}
 		}
 	}

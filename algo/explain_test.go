@@ -1,0 +1,101 @@
+package algo
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"sagecomm/algo/board"
+	"sagecomm/algo/message"
+	"sagecomm/internal/coll"
+)
+
+// explained finds a candidate by its algorithm.
+func explained(t *testing.T, s *Selector, kind coll.Kind, bytes uint64, algorithm string) Candidate {
+	t.Helper()
+	for _, c := range s.Explain(kind, bytes) {
+		if c.Algorithm == algorithm {
+			return c
+		}
+	}
+	t.Fatalf("%v of %d bytes: %s is no candidate", kind, bytes, algorithm)
+	return Candidate{}
+}
+
+// Steps and bytes are those of the closed formulas (docs/algorithms.md).
+func TestExplainCountsStepsAndBytes(t *testing.T) {
+	const size, n = 4, 4 << 20
+	s := selectorOf(t, Shape{Size: size, Channels: true}, DefaultParams(), "")
+	for _, c := range []struct {
+		algorithm string
+		steps     int
+		bytes     uint64
+	}{
+		{message.Ring, n / (size * FlowMessage) * 2 * (size - 1), 2 * (size - 1) * n / size},
+		{message.RecursiveDoubling, n / FlowMessage * 2, 2 * n},
+		{message.Rabenseifner, n / (2 * FlowMessage) * 4, 2 * (size - 1) * n / size},
+		{board.TwoShotName, n / (128 << 10) * 3, 2 * (size - 1) * n / size},
+		{board.OneShotName, n / (128 << 10) * 2, (size - 1) * n},
+	} {
+		got := explained(t, s, coll.AllReduce, n, c.algorithm)
+		if got.Steps != c.steps || got.Bytes != c.bytes || got.Predicted <= 0 || got.AtLeast || got.Why == "" {
+			t.Errorf("%+v, want %d steps and %d bytes", got, c.steps, c.bytes)
+		}
+	}
+}
+
+func TestExplainSaysWhy(t *testing.T) {
+	shape := Shape{Size: 4, Channels: true}
+	predicted := selectorOf(t, shape, DefaultParams(), "")
+	forced := selectorOf(t, shape, DefaultParams(), "all_to_all:bruck;all_reduce:4K-inf:ring@chunk=128K")
+	for _, c := range []struct {
+		s         *Selector
+		kind      coll.Kind
+		bytes     uint64
+		algorithm string
+		why       string
+	}{
+		{predicted, coll.AllReduce, 100, board.OneShotName, "predicted"},
+		{predicted, coll.AllReduce, 1 << 20, board.OneShotName, " times as long as two_shot"},
+		{predicted, coll.AllReduce, 1 << 20, message.Ring, " times as long as two_shot"},
+		{predicted, coll.AllToAll, 1 << 20, message.Bruck, "needs blocks of equal length, so only a rule can set it"},
+		{forced, coll.AllToAll, 1 << 20, message.Bruck, "set by SAGECOMM_TUNE: all_to_all:bruck"},
+		{forced, coll.AllToAll, 1 << 20, board.OneShotName, "not what is set"},
+		{forced, coll.AllReduce, 1 << 20, message.Ring, ""},
+		{selectorOf(t, Shape{Size: 1, Channels: true}, DefaultParams(), "all_reduce:ring"), coll.AllReduce, 9, board.LocalName, "the only one"},
+		{selector(t, 4, ""), coll.Broadcast, 9, board.OneShotName, "the only one"},
+		{selectorOf(t, shape, DefaultParams(), "policy=thresholds"), coll.AllReduce, 9, message.RecursiveDoubling, "set by policy thresholds: all_reduce:0-999999:recursive_doubling"},
+	} {
+		got := explained(t, c.s, c.kind, c.bytes, c.algorithm)
+		if !strings.Contains(got.Why, c.why) {
+			t.Errorf("%v %s of %d bytes: %q, want %q", c.kind, c.algorithm, c.bytes, got.Why, c.why)
+		}
+	}
+	// A chunk that is set is a candidate beside the one that would be taken.
+	chunks := map[int]bool{}
+	for _, c := range forced.Explain(coll.AllReduce, 1<<20) {
+		if c.Algorithm == message.Ring {
+			chunks[c.Chunk] = c.Chosen && c.Forced
+		}
+	}
+	if len(chunks) != 2 || !chunks[128<<10] || chunks[4*FlowMessage] {
+		t.Errorf("%v", chunks)
+	}
+}
+
+// What is not chosen although it is cheaper says so.
+func TestExplainSaysWhyTheCheaperIsNotChosen(t *testing.T) {
+	chosen := Candidate{Algorithm: board.OneShotName, Transport: Boards, Predicted: 10 * time.Microsecond}
+	for want, c := range map[string]Candidate{
+		"messages must take 15 % less than boards": {Transport: Channels, Predicted: 9 * time.Microsecond},
+		"not at the lengths for which the class":   {Transport: Boards, Predicted: 9 * time.Microsecond},
+		"1.20 times as long as one_shot":           {Transport: Boards, Predicted: 12 * time.Microsecond},
+	} {
+		if got := rejected(c, chosen, false); !strings.Contains(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if Boards.String() != "boards" || Channels.String() != "channels" {
+		t.Error("transports have other names")
+	}
+}

@@ -1,0 +1,284 @@
+package algo
+
+import (
+	"math"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"sagecomm/algo/board"
+	"sagecomm/algo/message"
+	"sagecomm/internal/coll"
+)
+
+func TestSettingsAreParsed(t *testing.T) {
+	tune, err := ParseTune(" ring.latency = 400 ns; board.copy=20.5ps ;all_reduce:0-8K:ring@chunk=64K;policy=thresholds;network.step=1ms;rank.copy=0s;board.hop=1us")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Setting{{"ring.latency", 400e-9}, {"board.copy", 20.5e-12}, {"network.step", 1e-3}, {"rank.copy", 0}, {"board.hop", 1e-6}}
+	if len(tune.Settings) != len(want) || len(tune.Rules) != 1 || tune.Policy != "thresholds" {
+		t.Fatalf("%+v", tune)
+	}
+	for i, s := range tune.Settings {
+		if s.Name != want[i].Name || math.Abs(s.Seconds-want[i].Seconds) > 1e-18 {
+			t.Errorf("%+v, want %+v", s, want[i])
+		}
+	}
+	p, err := DefaultParams().with(tune.Settings)
+	if err != nil || p.Ring.Latency != tune.Settings[0].Seconds || p.Network.Step != 1e-3 || p.Ring.Step != DefaultParams().Ring.Step {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+func TestSettingsAreRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		"board.hops=1ns":                         `"board.hops=1ns": unknown parameter "board.hops", there are: board.hop, board.flag`,
+		"chunk=64K":                              `unknown parameter "chunk"`,
+		"board.hop=1":                            `time "1": expected a number with ps, ns, us, ms or s`,
+		"board.hop=":                             `time "": expected`,
+		"board.hop=xns":                          `time "xns": expected`,
+		"board.hop=infs":                         `time "infs": expected`,
+		"board.hop=-1ns":                         "board.hop of -1e-09 seconds: expected 0 to 10ms",
+		"board.hop=20ms":                         "expected 0 to 10ms",
+		"ring.byte=2us":                          "ring.byte of 2e-06 seconds: expected 0 to 1us a byte",
+		"board.hop=1ns;board.hop=2ns":            `"board.hop=2ns": board.hop is set already`,
+		"policy=best":                            `unknown policy "best", there are: predicted, thresholds`,
+		"policy=predicted;policy=thresholds":     "policy predicted is set already",
+		"all_reduce:ring@chunk=0":                "chunk 0: expected a multiple of 64",
+		"all_reduce:two_shot@chunk=99999999999G": `size "99999999999G"`,
+	} {
+		if _, err := ParseTune(text); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "SAGECOMM_TUNE: ") {
+			t.Errorf("%s:\n got %v\nwant %s", text, err, want)
+		}
+	}
+}
+
+// Every number of the parameters has a name, a place of its own and bounds.
+func TestEveryParameterHasAName(t *testing.T) {
+	numbers := 0
+	var count func(v reflect.Value)
+	count = func(v reflect.Value) {
+		for i := range v.NumField() {
+			if f := v.Field(i); f.Kind() == reflect.Struct {
+				count(f)
+			} else {
+				numbers++
+			}
+		}
+	}
+	count(reflect.ValueOf(Params{}))
+	if numbers != len(parameters) {
+		t.Errorf("%d numbers, %d names", numbers, len(parameters))
+	}
+	var p Params
+	for i, one := range parameters {
+		*one.in(&p) = float64(i+1) * 1e-9
+	}
+	for i, one := range parameters {
+		if got := *one.in(&p); got != float64(i+1)*1e-9 {
+			t.Errorf("%s shares its place with another one", one.name)
+		}
+		bad := DefaultParams()
+		*one.in(&bad) = math.NaN()
+		if err := bad.Validate(); err == nil || !strings.Contains(err.Error(), one.name) {
+			t.Errorf("%s is not a number: %v", one.name, err)
+		}
+	}
+	if err := DefaultParams().Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The default of a ring follows from what was measured for boards.
+func TestRingsAreMadeOfWhatBoardsCost(t *testing.T) {
+	b, p := board.DefaultLink(), DefaultParams()
+	if want := (message.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far + 2*b.Fold, Step: b.Step}); p.Ring != want {
+		t.Errorf("%+v, want %+v", p.Ring, want)
+	}
+}
+
+func TestSettingsMoveTheChoice(t *testing.T) {
+	shape := Shape{Size: 4, Channels: true}
+	slow := selectorOf(t, shape, DefaultParams(), "board.hop=1ms;board.step=1ms")
+	if c := slow.Choose(coll.AllReduce, 1000); c.Transport != Channels {
+		t.Errorf("%+v", c)
+	}
+	plain := selectorOf(t, shape, DefaultParams(), "")
+	if slow.Fingerprint() == plain.Fingerprint() {
+		t.Error("parameters are not part of the fingerprint")
+	}
+	// A parameter that moves no choice still has to be everybody's.
+	if other := selectorOf(t, shape, DefaultParams(), "network.byte=1ns"); other.Fingerprint() == plain.Fingerprint() {
+		t.Error("a parameter without effect is not part of the fingerprint")
+	}
+	if other := selectorOf(t, Shape{Size: 4}, DefaultParams(), ""); other.Fingerprint() == plain.Fingerprint() {
+		t.Error("channels are not part of the fingerprint")
+	}
+}
+
+func TestPolicyOfThresholds(t *testing.T) {
+	for _, c := range []struct {
+		shape       Shape
+		short, long string
+	}{
+		{Shape{Size: 8, Channels: true}, message.RecursiveDoubling, message.Ring},
+		{Shape{Size: 6, Channels: true}, message.Ring, message.Ring},
+		{Shape{Size: 8, Channels: true, Hosts: hosts(2, 4)}, message.RecursiveDoubling, message.DoubleTree},
+		{Shape{Size: 6, Channels: true, Hosts: hosts(2, 3)}, message.Ring, message.DoubleTree},
+	} {
+		s := selectorOf(t, c.shape, DefaultParams(), "policy=thresholds")
+		for bytes, want := range map[uint64]string{0: c.short, 999_999: c.short, 1_000_000: c.long, 1 << 33: c.long} {
+			if got := s.Choose(coll.AllReduce, bytes); got.Algorithm != want || got.Transport != Channels {
+				t.Errorf("%+v, %d bytes: %+v, want %s", c.shape, bytes, got, want)
+			}
+		}
+		if got, want := s.Boundaries(coll.Broadcast), selectorOf(t, c.shape, DefaultParams(), "").Boundaries(coll.Broadcast); !reflect.DeepEqual(got, want) {
+			t.Errorf("the policy moves broadcast: %v, predicted %v", got, want)
+		}
+	}
+	// A user's rule comes before the policy's.
+	s := selectorOf(t, Shape{Size: 8, Channels: true}, DefaultParams(), "all_reduce:0-4K:one_shot;policy=thresholds")
+	if c := s.Choose(coll.AllReduce, 4096); c.Algorithm != board.OneShotName {
+		t.Errorf("%+v", c)
+	}
+	if got, want := s.Describe(coll.AllReduce), "4096-999999:recursive_doubling@chunk=65536 (policy thresholds), 999999-inf:ring"; !strings.Contains(got, want) {
+		t.Errorf("%s, want %s", got, want)
+	}
+	refused(t, Shape{Size: 8}, DefaultParams(), "policy=thresholds", `policy thresholds: rule "all_reduce:0-999999:recursive_doubling"`, "no channels")
+	selectorOf(t, Shape{Size: 1}, DefaultParams(), "policy=thresholds")
+	if a, b := selectorOf(t, Shape{Size: 8}, DefaultParams(), "policy=predicted"), selector(t, 8, ""); a.Fingerprint() != b.Fingerprint() {
+		t.Error("the default policy has a name that means another one")
+	}
+}
+
+// Rules are written as they are read.
+func TestRulesAreWrittenAsTheyAreRead(t *testing.T) {
+	for _, text := range []string{"all_reduce:ring", "all_reduce:0-8K:one_shot", "reduce:1000-3M:two_shot@chunk=128K", "broadcast:2G-inf:chain@chunk=64"} {
+		rule, err := parseRule(text)
+		if err != nil || rule.String() != text {
+			t.Errorf("%s is written %s, %v", text, rule, err)
+		}
+	}
+}
+
+const tuned = `{"version": 1, "entries": [
+  {"machine": "A", "params": {"ring.latency": "1us"}, "rules": ["all_reduce:two_shot"]},
+  {"machine": "A", "hosts": 2, "rules": ["all_reduce:ring"]},
+  {"machine": "A", "size": 4, "params": {"board.hop": "99ns", "board.flag": "9ns"}, "rules": ["all_reduce:0-64:two_shot", "all_reduce:64-inf:one_shot@chunk=64K"]},
+  {"machine": "B", "rules": ["barrier:one_shot"]}
+]}`
+
+func TestFilesAreForMachinesAndShapes(t *testing.T) {
+	f, err := ParseFile("tuned.json", []byte(tuned))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		machine  string
+		shape    Shape
+		settings int
+		rules    []string
+	}{
+		{"A", Shape{Size: 4}, 2, []string{"all_reduce:0-64:two_shot", "all_reduce:64-inf:one_shot@chunk=64K"}},
+		{"A", Shape{Size: 4, Hosts: hosts(2, 2)}, 2, []string{"all_reduce:0-64:two_shot", "all_reduce:64-inf:one_shot@chunk=64K"}},
+		{"A", Shape{Size: 6, Hosts: hosts(2, 3)}, 0, []string{"all_reduce:ring"}},
+		{"A", Shape{Size: 6}, 1, []string{"all_reduce:two_shot"}},
+		{"B", Shape{Size: 4}, 0, []string{"barrier:one_shot"}},
+		{"C", Shape{Size: 4}, 0, nil},
+	} {
+		tune, err := f.For("tuned.json", c.machine, c.shape)
+		var rules []string
+		for _, r := range tune.Rules {
+			rules = append(rules, r.String())
+		}
+		if err != nil || len(tune.Settings) != c.settings || !reflect.DeepEqual(rules, c.rules) {
+			t.Errorf("%s, %+v: %+v, %v, want %v", c.machine, c.shape, tune, err, c.rules)
+		}
+	}
+	text, err := f.Write()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := ParseFile("again", text); err != nil || !reflect.DeepEqual(f, again) {
+		t.Errorf("%s\n%v", text, err)
+	}
+}
+
+// The variable comes before the file, rule by rule and parameter by parameter; a policy in place of the file's rules.
+func TestFilesComeBelowTheVariable(t *testing.T) {
+	f, err := ParseFile("tuned.json", []byte(tuned))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shape := Shape{Size: 4, Channels: true}
+	file, err := f.For("tuned.json", "A", shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := func(text string) *Selector {
+		own, err := ParseTune(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := NewSelector(shape, DefaultParams(), own.Over(file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s := with("all_reduce:1K-2K:ring;board.flag=7ns")
+	for bytes, want := range map[uint64]string{64: board.TwoShotName, 1024: board.OneShotName, 2048: message.Ring, 4096: board.OneShotName} {
+		if c := s.Choose(coll.AllReduce, bytes); c.Algorithm != want {
+			t.Errorf("%d bytes: %+v, want %s", bytes, c, want)
+		}
+	}
+	if b := s.params.Board; math.Abs(b.Hop-99e-9) > 1e-18 || math.Abs(b.Flag-7e-9) > 1e-18 {
+		t.Errorf("%+v", b)
+	}
+	if got := s.Describe(coll.AllReduce); !strings.Contains(got, "(tuned.json), 1024-2048:ring@chunk=262144 (SAGECOMM_TUNE)") {
+		t.Error(got)
+	}
+	if c := with("policy=thresholds").Choose(coll.AllReduce, 64); c.Algorithm != message.RecursiveDoubling {
+		t.Errorf("%+v", c)
+	}
+	if c := with("policy=predicted").Choose(coll.AllReduce, 64); c.Algorithm != board.OneShotName {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestFilesAreRefused(t *testing.T) {
+	entry := func(fields string) string { return `{"version": 1, "entries": [{` + fields + `}]}` }
+	for text, want := range map[string]string{
+		`{"version": 2}`:                          "f: version 2, expected 1: make it anew with `python -m sagecomm tune`",
+		`{"version": 1, "entry": []}`:             `f: json: unknown field "entry"`,
+		`[`:                                       "f: unexpected EOF",
+		`{"version": 1} {}`:                       "f: there is more behind the end",
+		entry(`"size": 4`):                        "f: entry 0 (): it names no machine",
+		entry(`"machine": "A", "size": 513`):      "f: entry 0 (A): groups of 513 ranks: expected 1 to 512",
+		entry(`"machine": "A", "hosts": -1`):      "groups on -1 hosts",
+		entry(`"machine": "A", "rules": ["x:y"]`): `rule "x:y": unknown collective "x"`,
+		entry(`"machine": "A", "rules": ["reduce:chain", "reduce:one_shot"]`): `rule "reduce:one_shot" overlaps rule "reduce:chain"`,
+		entry(`"machine": "A", "params": {"board.hop": "1h"}`):                `time "1h"`,
+		entry(`"machine": "A"}, {"machine": "A"`):                             "f: entries 0 and 1 are for the same groups of A",
+	} {
+		if _, err := ParseFile("f", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s:\n got %v\nwant %s", text, err, want)
+		}
+	}
+}
+
+// The format in the comment of [File] is one that is read.
+func TestDocumentedFileIsAccepted(t *testing.T) {
+	source, err := os.ReadFile("file.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(source), "It is JSON:\n//\n")
+	block, _, found := strings.Cut(after, "\n//\n// An entry")
+	f, err := ParseFile("comment", []byte(strings.ReplaceAll(block, "//\t", "")))
+	if !found || err != nil || len(f.Entries) != 1 || len(f.Entries[0].Rules) == 0 || len(f.Entries[0].Params) == 0 {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
