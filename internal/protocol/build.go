@@ -15,6 +15,8 @@ type builder struct {
 	later  []func() // blocks that are placed behind the rest
 	read   int      // tickets that the thread reads nothing for any more
 	armed  bool
+	sent   [maxRanks]int // messages, by peer
+	got    [maxRanks]int
 	call   uint8 // running hash
 	number int   // of the call, from 1
 	raise  uint8 // label: report the first cause

@@ -72,14 +72,16 @@ type program struct {
 }
 
 type machine struct {
-	ranks   int
-	slots   uint8
-	words   []string
-	isData  [maxWords]bool // payload of a slot
-	failure uint8
-	records [maxRanks]uint8 // first word of each rank's failure record
-	threads []program
-	want    []outcomes
+	ranks  int
+	slots  uint8
+	words  []string
+	isData [maxWords]bool // payload of a slot
+	// payload of a place of a flow
+	isMessage [maxWords]bool
+	failure   uint8
+	records   [maxRanks]uint8 // first word of each rank's failure record
+	threads   []program
+	want      []outcomes
 	// protections of the futex itself
 	noValueCheck, ringWithoutAdd, ringWithoutWake bool
 }
@@ -302,8 +304,11 @@ func (m *machine) who(ti int) string {
 }
 
 func (m *machine) show(word, value uint8) string {
-	if m.isData[word] {
+	switch {
+	case m.isData[word]:
 		return showData(value)
+	case m.isMessage[word] && value != 0:
+		return fmt.Sprintf("message %d, of call %d", ticketOf(value), callOf(value))
 	}
 	return fmt.Sprint(value)
 }

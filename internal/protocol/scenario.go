@@ -13,7 +13,13 @@ const (
 	Barrier                   // publish nothing, await all
 	Declare                   // the thread has found a failure of its own
 	Goodbye                   // the rank leaves the group
+
+	// Made of messages, see flows.go.
+	RingGather // P-1 times: send to the next rank, receive from the one before
+	Chain      // from the root on each rank receives from the one before, then sends to the next
 )
+
+func (k CallKind) ofMessages() bool { return k == RingGather || k == Chain }
 
 // Call is one step of a thread's program.
 type Call struct {
@@ -44,7 +50,8 @@ type Scenario struct {
 
 	// What is left out of the model where a scenario does not need it. hashes: the hash of calls has a word of its own
 	// instead of travelling in the payload's. headers: `consumed` in the slots.
-	hashes, headers, mayFail, goodbyes, records bool
+	// makesFlows: flows are not there from the beginning.
+	hashes, headers, mayFail, goodbyes, records, makesFlows bool
 	// parts are programs that are no collectives, by thread.
 	parts []func(*builder)
 }
@@ -177,6 +184,10 @@ func (b *builder) program(calls []Call) program {
 		b.number = i + 1
 		if b.sc.records {
 			b.store(b.sc.record(b.rank, b.number), b.call, release)
+		}
+		if c.Kind.ofMessages() {
+			b.byMessages(c)
+			continue
 		}
 		b.collective(c, ticket)
 		ticket += c.Chunks

@@ -28,6 +28,35 @@ var Scenarios = []Scenario{
 		func(b *builder) { b.fill(0, OneShot); b.fill(1, OneShot) },
 		func(b *builder) { b.awaitFilled(0, 0); b.readData(0, 0, 0, false); b.consume(0) }}},
 
+	{Name: "ring of messages, 1 place", Ranks: 2, Slots: 1, Calls: same(ring1, ring1, ring1), hashes: true, makesFlows: true},
+	{Name: "ring of messages, 4 chunks through 2 places", Ranks: 2, Slots: 2, Calls: same(chunks(RingGather, 4))},
+	{Name: "ring of messages, 3 ranks, 1 place", Ranks: 3, Slots: 1, Calls: same(ring1, ring1), Big: true},
+	{Name: "chain of messages, 3 ranks, 3 chunks through 2 places", Ranks: 3, Slots: 2, Calls: same(chunks(Chain, 3)), makesFlows: true},
+	{Name: "chains from two roots, 3 ranks, 1 place", Ranks: 3, Slots: 1, Calls: same(Call{Chain, 2, 0}, Call{Chain, 2, 1})},
+	{Name: "messages between boards", Ranks: 2, Slots: 1, Calls: same(oneShot, ring1, twoShot, ring1), hashes: true, makesFlows: true},
+	{Name: "messages between boards, 3 ranks", Ranks: 3, Slots: 1, Calls: same(oneShot, ring1, broadcast(1)), Big: true},
+	{Name: "a message and nothing after it", Ranks: 2, Slots: 1, parts: []func(*builder){
+		func(b *builder) { b.send(1) },
+		func(b *builder) { b.receive(0) }}},
+	{Name: "room and nothing after it", Ranks: 2, Slots: 1, parts: []func(*builder){
+		func(b *builder) { b.send(1); b.send(1) },
+		func(b *builder) { b.receive(0) }}},
+	{Name: "a flow and nothing after it", Ranks: 2, Slots: 1, mayFail: true, parts: []func(*builder){
+		func(b *builder) { b.makeFlow(1) },
+		func(b *builder) { b.awaitFlow(0) }}},
+	{Name: "failure between messages", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1, ring1}, {ring1, declare}},
+		Want: []outcomes{failed, failed}, mayFail: true, makesFlows: true},
+	{Name: "failure between messages, 3 ranks", Ranks: 3, Slots: 1, Calls: [][]Call{{Call{Chain, 2, 0}}, {Call{Chain, 2, 0}}, {declare}},
+		Want: []outcomes{either, failed, failed}, mayFail: true},
+	{Name: "a ring against a chain", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1, ring1}, {Call{Chain, 1, 1}, ring1}},
+		Want: []outcomes{failed, failed}, hashes: true, mayFail: true, records: true},
+	{Name: "messages against boards", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1}, {oneShot}},
+		Want: []outcomes{failed, failed}, hashes: true, mayFail: true, records: true, makesFlows: true},
+	{Name: "goodbye after a message", Ranks: 2, Slots: 1, Calls: [][]Call{{Call{Chain, 1, 0}, goodbye}, {Call{Chain, 1, 0}, goodbye}},
+		mayFail: true, goodbyes: true, makesFlows: true},
+	{Name: "goodbye of a rank whose message is needed", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1, goodbye}, {ring1, ring1}},
+		Want: []outcomes{finished, failed}, mayFail: true, goodbyes: true},
+
 	{Name: "failure while the other sleeps", Ranks: 2, Slots: 1, Calls: [][]Call{{oneShot}, {declare}}, Want: []outcomes{failed, failed}, mayFail: true},
 	{Name: "failure while others sleep, 3 ranks", Ranks: 3, Slots: 1, Calls: [][]Call{{oneShot, oneShot}, {oneShot, oneShot}, {oneShot, declare}},
 		Want: []outcomes{failed, failed, failed}, mayFail: true},
@@ -72,6 +101,7 @@ var (
 	oneShot = chunks(OneShot, 1)
 	twoShot = chunks(TwoShot, 1)
 	barrier = chunks(Barrier, 1)
+	ring1   = chunks(RingGather, 1)
 	declare = Call{Kind: Declare}
 	goodbye = Call{Kind: Goodbye}
 )

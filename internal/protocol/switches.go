@@ -31,6 +31,21 @@ const (
 	HashNotCompared    // slot's hash against the own one
 	RecordsNotCompared // scr_health: records of the peers
 
+	// Messages of collectives: flow.c.
+	MessageRelaxed         // a place's filled without release
+	MessageNoFence         // with release only
+	MessageNotAcquired     // filled loaded without acquire
+	MessageWakesNobody     // wake after filled
+	MessageHashNotCompared // a message's hash against the own one
+	NoWaitForRoom
+	NoWaitForMessage
+	TakenRelaxed      // taken without release
+	TakenNoFence      // with release only
+	TakenTooEarly     // taken stored before the message is read
+	TakenWakesNobody  // wake after taken
+	FlowWakeNotSeqCst // waits_for loaded with acquire by wake
+	FlowWakesNobody   // scr_wake_readers after a flow was made
+
 	// Sleeping: scr_relax.
 	WaitsForNoFence      // waits_for with release only: no order between it and the second look
 	NoSecondLook         // at the flag

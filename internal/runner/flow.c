@@ -85,8 +85,8 @@ static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) 
 static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block,
                          const unsigned char **data) {
   scr_flow_end *e = &g->flow[peer];
-  if (SCR_UNLIKELY(e->in[channel] == NULL)) {
-    r->flow = 0;
+  r->flow = SCR_SLEEP_FLOW(channel, 0);
+  if (SCR_UNLIKELY(e->in[channel] == NULL)) { /* with the first message comes the flow */
     int rc = scr_await(g, r, offset_word(g, peer, g->rank, channel), 1, peer);
     if (rc) return rc;
     e->in[channel] = flow_between(g, peer, g->rank, channel);
@@ -97,7 +97,6 @@ static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channe
   }
   uint64_t number = e->taken[channel] + 1;
   scr_flow_place *p = place_of(e->in[channel], number);
-  r->flow = SCR_SLEEP_FLOW(channel, 0);
   int rc = scr_await(g, r, &p->filled, number, peer);
   if (SCR_UNLIKELY(rc)) return rc;
   const volatile scr_flow_place *header = p;

@@ -411,7 +411,7 @@ int32_t scr_group_awaits(const scr_group *g, int32_t rank) {
 scr_program *scr_program_new(void) { return calloc(1, sizeof(scr_program)); }
 
 void scr_program_free(scr_program *p) {
-  free(p->messages);
+  if (p) free(p->messages);
   free(p);
 }
 

@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include "plans.h"
+
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #endif
@@ -17,8 +19,9 @@ static struct {
   uint64_t handle;
   scr_group *group;
   int rank;
-} table[MAX_RANKS];
-static int n_ranks;
+} table[2 * MAX_RANKS];
+static int n_ranks, n_entries;
+bool two_groups;
 
 uint64_t next_random(uint64_t *state) { /* xorshift64*, Vigna 2016 */
   *state ^= *state >> 12;
@@ -29,7 +32,7 @@ uint64_t next_random(uint64_t *state) { /* xorshift64*, Vigna 2016 */
 
 static unsigned char *arena_of(int rank) { return memory + (uint64_t)rank * (ARENA_BYTES + GAP_BYTES); }
 
-static uint64_t take(int rank, uint64_t n) {
+uint64_t take_memory(int rank, uint64_t n) {
   uint64_t at = atomic_fetch_add(&arena_used[rank], (n + 4095) & ~UINT64_C(4095));
   CHECK(at + n <= ARENA_BYTES);
   return at;
@@ -47,7 +50,7 @@ static unsigned char *make_memory(void) {
 }
 
 static int index_of(uint64_t handle) {
-  for (int i = 0; i < n_ranks; i++) {
+  for (int i = 0; i < n_entries; i++) {
     if (table[i].handle == handle) return i;
   }
   abort();
@@ -56,12 +59,14 @@ static int index_of(uint64_t handle) {
 /* ---- what Go does ---- */
 
 static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes, int me) {
+  const plan *by_messages = chosen_plan(op, scr_group_class(g, op->kind, bytes), n_ranks, me);
+  if (by_messages) return compile_messages(g, op, by_messages);
   scr_program *p = scr_program_new();
   bool premul = op->reduce_op == SAGECOMM_PREMUL_SUM, large = bytes > 4096;
   p->kernels = scr_get_kernels();
   p->lane = large;
   p->chunk = large ? 16384 : 8192;
-  p->elem = 4;
+  p->elem = op->dtype == SAGECOMM_UINT8 ? 1 : 4;
   p->divisor = n_ranks;
   p->fold = p->kernels->fold[op->dtype][op->reduce_op];
   p->scale = premul ? p->kernels->scale[op->dtype] : NULL;
@@ -136,7 +141,7 @@ static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes,
       s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
       s[p->n_stages++] = (scr_stage){.action = SCR_AWAIT, .from = SCR_EVERYBODY};
   }
-  if (large && !scr_group_has_large(g)) scr_group_set_large(g, take(me, SCR_LARGE_SLOTS * SCR_LARGE_STRIDE));
+  if (large && !scr_group_has_large(g)) scr_group_set_large(g, take_memory(me, SCR_LARGE_SLOTS * SCR_LARGE_STRIDE));
   return p;
 }
 
@@ -195,6 +200,7 @@ static void trouble(uint64_t handle, const scr_trouble *t) {
                    ? SAGECOMM_MISMATCH
                : t->code == SCR_TROUBLE_GARBAGE ? SAGECOMM_INTERNAL
                : t->code == SCR_TROUBLE_TIMEOUT ? SAGECOMM_TIMEOUT
+               : t->code == SCR_TROUBLE_UNEVEN  ? SAGECOMM_SYSTEM
                                                 : SAGECOMM_PEER_FAILURE;
     e.rank = t->peer;
   }
@@ -215,7 +221,8 @@ sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const cha
 static int32_t ring(uint64_t handle, int32_t peer) {
   scr_group *g = table[index_of(handle)].group;
   pthread_mutex_lock(&go);
-  if (!scr_group_has_ring(g, peer)) scr_group_set_ring(g, peer, take(g->rank, sizeof(scr_ring) + SCR_RING_BYTES));
+  if (!scr_group_has_ring(g, peer))
+    scr_group_set_ring(g, peer, take_memory(g->rank, sizeof(scr_ring) + SCR_RING_BYTES));
   pthread_mutex_unlock(&go);
   return SAGECOMM_OK;
 }
@@ -251,12 +258,12 @@ static void *completer(void *unused) {
 
 static void *engine(void *unused) {
   (void)unused;
-  scr_group *groups[MAX_RANKS];
-  for (int i = 0; i < n_ranks; i++) groups[i] = table[i].group;
+  scr_group *groups[2 * MAX_RANKS];
+  for (int i = 0; i < n_entries; i++) groups[i] = table[i].group;
   while (!atomic_load(&stop)) {
     uint64_t handle;
     scr_trouble t;
-    int reason = scr_engine_turn(groups, n_ranks, &handle, &t);
+    int reason = scr_engine_turn(groups, n_entries, &handle, &t);
     if (reason == SCR_ENGINE_TROUBLE) trouble(handle, &t);
     if (reason == SCR_ENGINE_RING) ring(handle, t.peer);
     if (reason == SCR_ENGINE_COMPLETER) {
@@ -285,33 +292,20 @@ static void *begin(void *p) {
   return NULL;
 }
 
-void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *fn, void *arg) {
-  static bool ready;
-  if (!ready) {
-    ready = true;
-    static const scr_hooks hooks = {.issue = issue, .trouble = trouble, .ring = ring, .fuse = fuse, .fail = fail};
-    scr_set_hooks(&hooks);
-    memory = make_memory();
-    memset(arena_of(MAX_RANKS), 0, 4096);
-    scr_engine_add_bell(arena_of(MAX_RANKS));
-    scr_engine_patience(20, 50);
-    for (int i = 0; i < MAX_RANKS; i++) atomic_store(&arena_used[i], ARENA_BYTES);
-  }
-  n_ranks = n;
-  atomic_store(&garbled, false);
-  uint64_t board[MAX_RANKS];
-  scr_peer_config peers[MAX_RANKS];
+/* Makes the boards of a group, which peers[] then describes. */
+static void make_boards(int n, scr_peer_config peers[]) {
   for (int i = 0; i < n; i++) {
-    memset(arena_of(i), 0, atomic_load(&arena_used[i]));
-    atomic_store(&arena_used[i], 4096);
-    board[i] = take(i, scr_board_bytes(n));
-    scr_board_format(arena_of(i) + board[i], i, n, 0);
-    peers[i] = (scr_peer_config){.arena = arena_of(i), .arena_bytes = ARENA_BYTES, .board = board[i]};
+    uint64_t board = take_memory(i, scr_board_bytes(n));
+    scr_board_format(arena_of(i) + board, i, n, 0);
+    peers[i] = (scr_peer_config){.arena = arena_of(i), .arena_bytes = ARENA_BYTES, .board = board};
     CHECK(scr_board_check(&peers[i], i, n) == 0);
     peers[i].engine_bell = (uint64_t)(arena_of(MAX_RANKS) - arena_of(i)); /* one process, one engine */
   }
-  start s[MAX_RANKS];
-  pthread_t threads[MAX_RANKS];
+}
+
+static void open_group(int n, uint32_t spin, uint32_t yield_us) {
+  scr_peer_config peers[MAX_RANKS];
+  make_boards(n, peers);
   for (int i = 0; i < n; i++) {
     scr_group_config c = {.rank = i,
                           .size = n,
@@ -321,11 +315,42 @@ void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *
                           .stream_bytes = UINT64_MAX,
                           .flight_entries = 16,
                           .peers = peers};
-    table[i].handle = scr_group_open(&c, &table[i].group);
-    table[i].rank = i;
-    CHECK(table[i].handle != 0);
-    for (int kind = 0; kind < SAGECOMM_SEND; kind++) scr_group_set_classes(table[i].group, kind, (uint64_t[]){4097}, 1);
-    s[i] = (start){{i, table[i].handle, table[i].group, seed}, fn, arg};
+    int e = n_entries++;
+    table[e].handle = scr_group_open(&c, &table[e].group);
+    table[e].rank = i;
+    CHECK(table[e].handle != 0);
+    for (int kind = 0; kind < SAGECOMM_SEND; kind++) scr_group_set_classes(table[e].group, kind, (uint64_t[]){4097}, 1);
+  }
+}
+
+static void prepare(void) {
+  static const scr_hooks hooks = {.issue = issue, .trouble = trouble, .ring = ring, .fuse = fuse, .fail = fail};
+  scr_set_hooks(&hooks);
+  memory = make_memory();
+  memset(arena_of(MAX_RANKS), 0, 4096);
+  scr_engine_add_bell(arena_of(MAX_RANKS));
+  scr_engine_patience(20, 50);
+  for (int i = 0; i < MAX_RANKS; i++) atomic_store(&arena_used[i], ARENA_BYTES);
+}
+
+void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *fn, void *arg) {
+  if (memory == NULL) prepare();
+  n_ranks = n;
+  n_entries = 0;
+  atomic_store(&garbled, false);
+  for (int i = 0; i < n; i++) {
+    memset(arena_of(i), 0, atomic_load(&arena_used[i]));
+    atomic_store(&arena_used[i], 4096);
+  }
+  for (int k = 0; k <= (int)two_groups; k++) open_group(n, spin, yield_us);
+  start s[MAX_RANKS];
+  rank beside[MAX_RANKS];
+  pthread_t threads[MAX_RANKS];
+  for (int i = 0; i < n; i++) {
+    s[i] = (start){{i, table[i].handle, table[i].group, seed, NULL}, fn, arg};
+    if (!two_groups) continue;
+    beside[i] = (rank){i, table[n + i].handle, table[n + i].group, seed, &s[i].r};
+    s[i].r.beside = &beside[i];
   }
   atomic_store(&stop, false);
   n_completers = 0;
@@ -339,7 +364,7 @@ void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *
   for (int i = 0; i < n_completers; i++) pthread_join(completers[i], NULL);
   pthread_barrier_destroy(&meeting);
   sagecomm_error over = {.status = SAGECOMM_ABORTED};
-  for (int i = 0; i < n; i++) {
+  for (int i = 0; i < n_entries; i++) {
     scr_group_down(table[i].group, &over);
     scr_group_close(table[i].group);
   }

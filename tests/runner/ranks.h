@@ -15,7 +15,8 @@ typedef struct rank {
   int rank;
   uint64_t handle;
   scr_group *group;
-  uint64_t random; /* the same on all ranks: they make the same choices */
+  uint64_t random;           /* the same on all ranks: they make the same choices */
+  const struct rank *beside; /* the same rank in another group of the same ranks; NULL: there is one group only */
 } rank;
 
 typedef void rank_fn(rank *r, void *arg);
@@ -36,6 +37,10 @@ sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const cha
 extern _Atomic int no_memory_on;
 /* Set in a run in which somebody writes anything anywhere: records of failures are not taken at their word. */
 extern _Atomic bool garbled;
+/* Whether run_ranks() makes two groups. */
+extern bool two_groups;
+/* Room in a rank's arena, zero, as long as it lives. */
+uint64_t take_memory(int rank, uint64_t n);
 /* All ranks of this run_ranks() arrive before any goes on. */
 void meet(void);
 

@@ -14,6 +14,10 @@ void test_reductions(int size, waiting w, uint64_t seed);
 void test_segments(int size, waiting w, uint64_t seed);
 void test_all_to_all(int size, waiting w, uint64_t seed);
 void test_blocks(int size, waiting w, uint64_t seed);
+/* flows.c */
+void test_flows(int size, waiting w, uint64_t seed);
+void test_uneven_is_refused(int size, waiting w, uint64_t seed);
+void test_flow_wakes(int size, waiting w, uint64_t seed);
 /* coalesced.c */
 void test_coalesced(int size, waiting w, uint64_t seed);
 void test_coalesced_failure(int size, waiting w, uint64_t seed);
@@ -41,6 +45,11 @@ void test_wrong_offsets(int size, waiting w, uint64_t seed);
 void test_bad_frames(int size, waiting w, uint64_t seed);
 void test_wrong_counts(int size, waiting w, uint64_t seed);
 void test_changing_frame(int size, waiting w, uint64_t seed);
+/* bad_flows.c */
+void test_wrong_flows(int size, waiting w, uint64_t seed);
+void test_bad_messages(int size, waiting w, uint64_t seed);
+void test_wrong_taken(int size, waiting w, uint64_t seed);
+void test_awaits(int size, waiting w, uint64_t seed);
 /* scribble.c */
 void test_random_garbage(int size, waiting w, uint64_t seed);
 /* recorder.c */

@@ -69,6 +69,7 @@ func newBuild(t *testing.T, sanitizer string, flags ...string) *build {
 			b.write(t, strings.TrimPrefix(filepath.ToSlash(from), "../../../"), text)
 		}
 	}
+	b.write(t, "tests/runner/plan_tables.c", writePlans(t))
 	return b
 }
 

@@ -1,0 +1,252 @@
+/* bad_flows.c: a rank that writes into its flows, or into what it says of others', what cannot be meant. Who reads it must
+ * say at once who wrote it; and what looks into it only to tell who waits for whom must take anything. */
+#include <sched.h>
+
+#include "plans.h"
+#include "scenarios.h"
+
+static int size;
+
+static int ill(void) { return size - 1; }
+
+/* The ill rank is the root: in a chain its bytes go to rank 0 first. Scattered are they by rank 0, to all. */
+static int32_t move(const rank *r, int kind, uint32_t n, sagecomm_error *err) {
+  uint32_t blocks = kind == SAGECOMM_BROADCAST ? 1 : (uint32_t)size;
+  unsigned char *in = calloc(blocks, n), *out = calloc(blocks, n);
+  sagecomm_segment from = {in, (uint64_t)blocks * n}, to = {out, (uint64_t)blocks * n};
+  sagecomm_op op = {.kind = (uint8_t)kind,
+                    .dtype = SAGECOMM_UINT8,
+                    .root = kind == SAGECOMM_BROADCAST ? ill() : 0,
+                    .n_in = kind == SAGECOMM_ALL_TO_ALL || r->rank == (kind == SAGECOMM_BROADCAST ? ill() : 0),
+                    .n_out = 1,
+                    .in = &from,
+                    .out = &to};
+  if (kind == SAGECOMM_SCATTER) to.bytes = n;
+  int32_t status = call(r, &op, err);
+  free(in);
+  free(out);
+  return status;
+}
+
+static void use(int kind, const char *algorithm) {
+  for (int c = 0; c < SIZE_CLASSES; c++) choose(kind, c, algorithm_named(kind, algorithm), 64);
+}
+
+/* ---- offsets ---- */
+
+static void wrong_flow(rank *r, void *arg) {
+  sagecomm_error err;
+  if (r->rank == ill()) {
+    for (uint32_t to = 0; to < (uint32_t)size; to++) {
+      scr_store_flag(scr_board_flow(r->group->board, (uint32_t)size, to, 0), *(uint64_t *)arg);
+    }
+  }
+  meet();
+  if (r->rank != ill()) CHECK(move(r, SAGECOMM_BROADCAST, 10, &err) == SAGECOMM_INTERNAL && err.rank == ill());
+  meet();
+}
+
+void test_wrong_flows(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 1) return;
+  use(SAGECOMM_BROADCAST, "chain");
+  uint64_t offsets[] = {1,
+                        SCR_LINE / 2,
+                        ARENA_BYTES,
+                        ARENA_BYTES - sizeof(scr_flow) + SCR_LINE, /* partly outside */
+                        ARENA_BYTES - SCR_LINE,
+                        UINT64_C(1) << 45,
+                        -(uint64_t)SCR_LINE};
+  for (unsigned i = 0; i < sizeof offsets / sizeof *offsets; i++) {
+    run_ranks(n, w.spin, w.yield_us, seed, wrong_flow, &offsets[i]);
+  }
+  choose_boards();
+}
+
+/* ---- messages ---- */
+
+/* What is wrong with a message: added to what its header should say. */
+typedef struct wrong {
+  int kind;
+  uint64_t filled, hash, bytes, block;
+  int32_t status; /* that it leads to */
+} wrong;
+
+/* Puts message n of the flow to rank 0 there, by hand, when rank 0 has begun its n-th call. */
+static void forge(const rank *r, uint64_t n, const wrong *x) {
+  scr_call begun;
+  while (!scr_group_call(r->group, 0, n, &begun)) sched_yield();
+  scr_flow *f = r->group->flow[0].out[0];
+  scr_flow_place *p = (scr_flow_place *)(void *)(f->places + n % SCR_FLOW_PLACES * SCR_FLOW_STRIDE);
+  p->hash = begun.hash + x->hash;
+  p->bytes = 1 + x->bytes;
+  p->block = 1 + x->block;
+  atomic_store(&f->sent, n);
+  scr_store_flag(&p->filled, n + x->filled);
+  scr_wake_readers(r->group);
+}
+
+static void bad_message(rank *r, void *arg) {
+  const wrong *x = arg;
+  sagecomm_error err;
+  CHECK(move(r, x->kind, 1, &err) == SAGECOMM_OK); /* there is a flow, and one message went through it */
+  meet();
+  if (r->rank == ill()) {
+    forge(r, 2, x);
+  } else {
+    int32_t status = move(r, x->kind, 1, &err);
+    if (r->rank == 0) CHECK(status == x->status && (status == SAGECOMM_OK || err.rank == ill()));
+    if (r->rank != 0 && x->status != SAGECOMM_OK) CHECK(status == x->status);
+  }
+  meet();
+}
+
+void test_bad_messages(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 1) return;
+  use(SAGECOMM_BROADCAST, "chain");
+  use(SAGECOMM_ALL_TO_ALL, "direct");
+  const int b = SAGECOMM_BROADCAST;
+  const wrong list[] = {
+      {.kind = b, .status = SAGECOMM_OK}, /* nothing: the forger knows how */
+      {.kind = b, .hash = 1, .status = SAGECOMM_MISMATCH},
+      {.kind = b, .filled = 1, .status = SAGECOMM_INTERNAL},
+      {.kind = b, .filled = SCR_FLOW_PLACES, .status = SAGECOMM_INTERNAL},
+      {.kind = b, .filled = UINT64_C(1) << 63, .status = SAGECOMM_INTERNAL},
+      {.kind = b, .bytes = 1, .status = SAGECOMM_INTERNAL},
+      {.kind = b, .bytes = -UINT64_C(1), .status = SAGECOMM_INTERNAL},
+      {.kind = b, .bytes = UINT64_C(1) << 40, .status = SAGECOMM_INTERNAL},
+      {.kind = b, .block = 1, .status = SAGECOMM_INTERNAL},
+      {.kind = SAGECOMM_ALL_TO_ALL, .block = 1, .status = SAGECOMM_MISMATCH}, /* other splits */
+      {.kind = SAGECOMM_ALL_TO_ALL, .bytes = 1, .status = SAGECOMM_INTERNAL},
+  };
+  for (unsigned i = 0; i < sizeof list / sizeof *list; i++) {
+    wrong x = list[i];
+    run_ranks(n, w.spin, w.yield_us, seed, bad_message, &x);
+  }
+  choose_boards();
+}
+
+/* ---- counts: nobody can have taken more than was sent ---- */
+
+static void wrong_taken(rank *r, void *arg) {
+  sagecomm_error err;
+  if (r->rank == ill()) {
+    scr_store_flag(&scr_board_flow_reader(r->group->board, (uint32_t)size, 0)->taken[0], *(uint64_t *)arg);
+  }
+  meet();
+  /* In each call a message for each rank, until there must be room in the flow to the ill one. */
+  int32_t status = SAGECOMM_OK;
+  for (int i = 0; i <= SCR_FLOW_PLACES && status == SAGECOMM_OK && r->rank != ill(); i++) {
+    status = move(r, SAGECOMM_SCATTER, 1, &err);
+  }
+  if (r->rank == 0) CHECK(status == SAGECOMM_INTERNAL && err.rank == ill());
+  meet();
+}
+
+void test_wrong_taken(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 1) return;
+  use(SAGECOMM_SCATTER, "direct");
+  uint64_t counts[] = {SCR_FLOW_PLACES + 1, UINT64_C(1) << 40, UINT64_MAX};
+  for (unsigned i = 0; i < sizeof counts / sizeof *counts; i++) {
+    run_ranks(n, w.spin, w.yield_us, seed, wrong_taken, &counts[i]);
+  }
+  choose_boards();
+}
+
+/* ---- who waits for whom ---- */
+
+/* What the rank says, as if it had been stopped then. */
+static int32_t awaits(const rank *r, int who, uint32_t word) {
+  atomic_store(&r->group->peer[who].board->collective.waits_for, word);
+  return scr_group_awaits(r->group, who);
+}
+
+/* A rank that was stopped when what it waited for was not there yet, and now is, waits for nobody: it holds up the others
+ * itself. */
+static void stopped(rank *r, void *arg) {
+  (void)arg;
+  sagecomm_error err;
+  uint32_t message = SCR_SLEEP_FLOW(0, 0) | (1 + (uint32_t)ill()), room = SCR_SLEEP_FLOW(0, 1) | 1;
+  if (r->rank == 0) {
+    CHECK(awaits(r, 0, message) == ill()); /* there is no flow yet */
+    CHECK(awaits(r, 0, message | SCR_SLEEP_ENGINE) == ill());
+  }
+  meet();
+  for (uint64_t i = 1; i <= SCR_FLOW_PLACES; i++) {
+    if (r->rank == ill()) CHECK(move(r, SAGECOMM_BROADCAST, 1, &err) == SAGECOMM_OK);
+    meet();
+    if (r->rank == 0) {
+      CHECK(awaits(r, 0, message) == -1);
+      CHECK(awaits(r, 0, message | SCR_SLEEP_ENGINE) == -1);
+      CHECK(awaits(r, 0, 1 + (uint32_t)ill()) == ill()); /* a flag of a board */
+      CHECK(awaits(r, ill(), room) == (i == SCR_FLOW_PLACES ? 0 : -1));
+      CHECK(awaits(r, ill(), SCR_SLEEP_FLOW(1, 1) | 1) == 0); /* another channel, which there is not */
+      atomic_store(&r->group->board->collective.waits_for, 0);
+      atomic_store(&r->group->peer[ill()].board->collective.waits_for, 0);
+    }
+    meet();
+  }
+  for (int i = 0; i < SCR_FLOW_PLACES && r->rank != ill(); i++) {
+    CHECK(move(r, SAGECOMM_BROADCAST, 1, &err) == SAGECOMM_OK);
+    if (r->rank == 0) CHECK(awaits(r, ill(), room) == -1);
+  }
+  meet();
+  if (r->rank == 0) CHECK(awaits(r, 0, message) == ill());
+  meet();
+}
+
+/* A rank that sleeps for room in a flow says so. */
+static void asleep(rank *r, void *arg) {
+  (void)arg;
+  sagecomm_error err;
+  uint32_t room = SCR_SLEEP_FLOW(0, 1) | 1;
+  if (r->rank == ill()) CHECK(move(r, SAGECOMM_BROADCAST, 64 * (SCR_FLOW_PLACES + 1), &err) == SAGECOMM_OK);
+  if (r->rank == 0) {
+    const scr_board *b = r->group->peer[ill()].board;
+    while ((atomic_load(&b->collective.waits_for) & ~SCR_SLEEP_ENGINE) != room) sched_yield();
+    while (scr_group_awaits(r->group, ill()) != 0) sched_yield(); /* it is awake from time to time */
+  }
+  if (r->rank != ill()) CHECK(move(r, SAGECOMM_BROADCAST, 64 * (SCR_FLOW_PLACES + 1), &err) == SAGECOMM_OK);
+}
+
+/* One that sleeps for the first message says for which, before there is a flow. */
+static void asleep_at_first(rank *r, void *arg) {
+  (void)arg;
+  sagecomm_error err;
+  uint32_t message = SCR_SLEEP_FLOW(0, 0) | (1 + (uint32_t)ill());
+  if (r->rank == ill()) {
+    const scr_board *b = r->group->peer[0].board;
+    while ((atomic_load(&b->collective.waits_for) & ~SCR_SLEEP_ENGINE) != message) sched_yield();
+  }
+  CHECK(move(r, SAGECOMM_BROADCAST, 1, &err) == SAGECOMM_OK);
+}
+
+/* Whatever stands there, it is a rank or none. */
+static void any_words(rank *r, void *arg) {
+  (void)arg;
+  sagecomm_error err;
+  CHECK(move(r, SAGECOMM_BROADCAST, 10, &err) == SAGECOMM_OK);
+  meet();
+  for (int i = 0; i < 2000 && r->rank == 0; i++) {
+    uint64_t x = next_random(&r->random), y = next_random(&r->random);
+    if (i % 4 == 0) atomic_store(scr_board_flow(r->group->peer[ill()].board, (uint32_t)size, 0, x >> 62), y >> x % 64);
+    if (i % 4 == 1) {
+      scr_flow_reader *reader = scr_board_flow_reader(r->group->board, (uint32_t)size, (uint32_t)ill());
+      atomic_store(&reader->taken[x >> 62], y >> x % 64);
+    }
+    int32_t who = awaits(r, i % size, (uint32_t)x & (i % 2 ? UINT32_C(0x800f000f) : UINT32_MAX));
+    CHECK(who >= -1 && who < size);
+  }
+  meet();
+}
+
+void test_awaits(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 1) return;
+  use(SAGECOMM_BROADCAST, "chain");
+  rank_fn *const all[] = {stopped, asleep, asleep_at_first, any_words};
+  for (unsigned i = 0; i < sizeof all / sizeof *all; i++) run_ranks(n, w.spin, w.yield_us, seed, all[i], NULL);
+  choose_boards();
+}

@@ -1,0 +1,48 @@
+/* plans.h: the plans of messages (algo/message) as tables, and collectives that go by them instead of boards.
+ * sanitize_test.go writes the tables: all algorithms, for the sizes of groups and the roots that scenarios use. */
+#ifndef PLANS_H
+#define PLANS_H
+
+#include "ranks.h"
+
+/* The plan of one rank. */
+typedef struct plan {
+  int kind, algorithm; /* its number among those of the kind */
+  int size, rank, root;
+  const char *name;
+  bool even;
+  uint32_t pieces, cells, sets, n_steps, n_regions;
+  const scr_flow_step *step;
+  const scr_region *region;
+} plan;
+
+extern const plan plans[];
+extern const unsigned n_plans;
+
+/* Messages of chunks up to this length fit into a flow, in all plans. */
+#define LONGEST_CHUNK 8192
+
+/* The algorithms of messages of a kind. */
+int algorithms_of(int kind);
+/* Its number; it is there. */
+int algorithm_named(int kind, const char *name);
+bool takes_even_blocks_only(int kind, int algorithm);
+
+#define BOARDS (-1)
+#define SIZE_CLASSES 2
+
+/* What groups made by later run_ranks() use for a kind and size class: an algorithm of messages and its chunk, or boards,
+ * as at first. The root is the first or the last rank, where messages are used. */
+void choose(int kind, int size_class, int algorithm, uint32_t chunk);
+void choose_boards(void);
+/* Messages, for all kinds. After as many rounds as choose_rounds() each algorithm had its turn; in each round, one kind goes
+ * over boards. */
+void choose_messages(int round, uint64_t *random);
+int choose_rounds(void);
+
+/* NULL: boards. */
+const plan *chosen_plan(const sagecomm_op *op, int size_class, int size, int rank);
+/* A program, and the flows that it sends through. */
+scr_program *compile_messages(scr_group *g, const sagecomm_op *op, const plan *p);
+
+#endif
