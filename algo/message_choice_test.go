@@ -125,8 +125,8 @@ func TestChosenMessagesAreRight(t *testing.T) {
 	lame.Ring.Latency, lame.Network.Step = 5e-3, 5e-3
 	for _, shape := range []Shape{
 		{Size: 5, Channels: true}, {Size: 8, Channels: true},
-		{Size: 8, Channels: true, Hosts: hosts(2, 4)}, {Size: 6, Channels: true, Hosts: hosts(6, 1)},
-		{Size: 7, Channels: true, Hosts: [][]int{{0, 1, 2, 6}, {3, 4, 5}}}, {Size: 4, Channels: true, Hosts: hosts(1, 4)},
+		{Size: 8, Channels: true, Apart: true, Hosts: hosts(2, 4)}, {Size: 6, Channels: true, Hosts: hosts(6, 1)},
+		{Size: 7, Channels: true, Apart: true, Hosts: [][]int{{0, 1, 2, 6}, {3, 4, 5}}}, {Size: 4, Channels: true, Hosts: hosts(1, 4)},
 	} {
 		for _, params := range []Params{DefaultParams(), quick(), lame} {
 			s := selectorOf(t, shape, params, "")
@@ -189,9 +189,9 @@ func TestHierarchicalNeedsHosts(t *testing.T) {
 		want  bool
 	}{
 		{Shape{Size: 4, Channels: true}, false},
-		{Shape{Size: 4, Channels: true, Hosts: hosts(1, 4)}, false},
-		{Shape{Size: 4, Channels: true, Hosts: hosts(2, 2)}, true},
-		{Shape{Size: 4, Channels: true, Hosts: [][]int{{0, 1, 2}, {3}}}, false},
+		{Shape{Size: 4, Channels: true, Apart: true, Hosts: hosts(1, 4)}, false},
+		{Shape{Size: 4, Channels: true, Apart: true, Hosts: hosts(2, 2)}, true},
+		{Shape{Size: 4, Channels: true, Apart: true, Hosts: [][]int{{0, 1, 2}, {3}}}, false},
 	} {
 		list := selectorOf(t, c.shape, DefaultParams(), "").Explain(coll.AllReduce, 1<<20)
 		got := slices.ContainsFunc(list, func(c Candidate) bool { return c.Algorithm == message.Hierarchical })
@@ -199,9 +199,9 @@ func TestHierarchicalNeedsHosts(t *testing.T) {
 			t.Errorf("%+v: hierarchical is a candidate: %t", c.shape, got)
 		}
 	}
-	refused(t, Shape{Size: 4, Channels: true, Hosts: [][]int{{0, 1, 2}, {3}}}, DefaultParams(), "all_reduce:hierarchical", `rule "all_reduce:hierarchical"`, "rails need as many on each")
+	refused(t, Shape{Size: 4, Channels: true, Apart: true, Hosts: [][]int{{0, 1, 2}, {3}}}, DefaultParams(), "all_reduce:hierarchical", `rule "all_reduce:hierarchical"`, "rails need as many on each")
 	// Where links between hosts are slow, they are what long collectives use.
-	s := selectorOf(t, Shape{Size: 64, Channels: true, Hosts: hosts(4, 16)}, DefaultParams(), "network.byte=2ns")
+	s := selectorOf(t, Shape{Size: 64, Channels: true, Apart: true, Hosts: hosts(4, 16)}, DefaultParams(), "network.byte=2ns")
 	if c := s.Choose(coll.AllReduce, 64<<20); c.Algorithm != message.Hierarchical {
 		t.Errorf("%+v", c)
 	}
@@ -209,7 +209,7 @@ func TestHierarchicalNeedsHosts(t *testing.T) {
 
 // Groups so large that nothing has a price take what moves blocks of any length.
 func TestWithoutAnyPriceThereIsAPlan(t *testing.T) {
-	s := selectorOf(t, Shape{Size: 512, Channels: true, Hosts: hosts(256, 2)}, DefaultParams(), "")
+	s := selectorOf(t, Shape{Size: 512, Channels: true, Apart: true, Hosts: hosts(256, 2)}, DefaultParams(), "")
 	if c := s.Choose(coll.AllToAll, 0); c.Algorithm != message.Pairwise || c.Even {
 		t.Errorf("%+v", c)
 	}
@@ -264,7 +264,7 @@ func TestRulesOfMessagesAreRefused(t *testing.T) {
 	refused(t, channels, DefaultParams(), "all_reduce:ring@chunk=100", "chunk 100: expected a multiple of 64")
 	refused(t, channels, DefaultParams(), "all_to_all:0-8K:bruck", "the ranks of an all_to_all need not know the same lengths", "write all_to_all:bruck")
 	refused(t, channels, DefaultParams(), "all_to_all:8K-inf:one_shot", "write all_to_all:one_shot")
-	refused(t, Shape{Size: 4, Channels: true, Hosts: hosts(2, 2)}, DefaultParams(), "all_reduce:one_shot", "one_shot needs memory that all ranks share, and they are on 2 hosts")
+	refused(t, Shape{Size: 4, Channels: true, Apart: true, Hosts: hosts(2, 2)}, DefaultParams(), "all_reduce:one_shot", "one_shot needs memory that all ranks share, and they are on 2 hosts")
 	if s := selectorOf(t, channels, DefaultParams(), "all_to_all:0-inf:bruck"); !s.Choose(coll.AllToAll, 7).Even {
 		t.Error("a range of all lengths is not accepted")
 	}
@@ -295,10 +295,10 @@ func TestUnevenBlocks(t *testing.T) {
 func TestShapesAreRefused(t *testing.T) {
 	for want, shape := range map[string]Shape{
 		"expected 1 to 512":                               {Size: 513},
-		"rank 4 on host 1":                                {Size: 4, Channels: true, Hosts: [][]int{{0, 1}, {2, 4}}},
-		"rank 1 on host 1: it is on another one":          {Size: 4, Channels: true, Hosts: [][]int{{0, 1}, {1, 2}}},
-		"1 of 4 ranks are on no host":                     {Size: 4, Channels: true, Hosts: [][]int{{0, 1}, {2}}},
-		"4 ranks on 2 hosts without channels":             {Size: 4, Hosts: hosts(2, 2)},
+		"rank 4 on host 1":                                {Size: 4, Channels: true, Apart: true, Hosts: [][]int{{0, 1}, {2, 4}}},
+		"rank 1 on host 1: it is on another one":          {Size: 4, Channels: true, Apart: true, Hosts: [][]int{{0, 1}, {1, 2}}},
+		"1 of 4 ranks are on no host":                     {Size: 4, Channels: true, Apart: true, Hosts: [][]int{{0, 1}, {2}}},
+		"4 ranks on 2 hosts without channels":             {Size: 4, Apart: true, Hosts: hosts(2, 2)},
 		"unknown policy \"best\"":                         {Size: 2},
 		"board.hop of -1 seconds: expected 0 to 10ms":     {Size: 2},
 		"SAGECOMM_TUNE: unknown parameter \"board.size\"": {Size: 2},

@@ -125,8 +125,8 @@ func TestPolicyOfThresholds(t *testing.T) {
 	}{
 		{Shape{Size: 8, Channels: true}, message.RecursiveDoubling, message.Ring},
 		{Shape{Size: 6, Channels: true}, message.Ring, message.Ring},
-		{Shape{Size: 8, Channels: true, Hosts: hosts(2, 4)}, message.RecursiveDoubling, message.DoubleTree},
-		{Shape{Size: 6, Channels: true, Hosts: hosts(2, 3)}, message.Ring, message.DoubleTree},
+		{Shape{Size: 8, Channels: true, Apart: true, Hosts: hosts(2, 4)}, message.RecursiveDoubling, message.DoubleTree},
+		{Shape{Size: 6, Channels: true, Apart: true, Hosts: hosts(2, 3)}, message.Ring, message.DoubleTree},
 	} {
 		s := selectorOf(t, c.shape, DefaultParams(), "policy=thresholds")
 		for bytes, want := range map[uint64]string{0: c.short, 999_999: c.short, 1_000_000: c.long, 1 << 33: c.long} {

@@ -1,0 +1,102 @@
+package pgbackend
+
+import (
+	"errors"
+	"fmt"
+
+	"sagecomm/algo"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+)
+
+// Question asks how a collective is carried out: in a group of this process, or in one that is only described.
+type Question struct {
+	Op    string `json:"op"`
+	Bytes uint64 `json:"bytes"` // of the buffer, or of each rank's block
+	Group uint64 `json:"group"` // its handle; 0: one of Ranks ranks on Hosts hosts
+	Ranks int    `json:"ranks"`
+	Hosts int    `json:"hosts"` // 0 is 1; ranks are numbered host by host
+	Tune  string `json:"tune"`  // SAGECOMM_TUNE of it, where the environment has none
+}
+
+// Explanation is what is chosen, among what, and why.
+type Explanation struct {
+	Op         string      `json:"op"`
+	Bytes      uint64      `json:"bytes"`
+	Ranks      int         `json:"ranks"`
+	Hosts      int         `json:"hosts"`
+	Table      string      `json:"table"` // all classes of the collective, in the grammar of SAGECOMM_TUNE
+	Candidates []candidate `json:"candidates"`
+}
+
+type candidate struct {
+	Algorithm string  `json:"algorithm"`
+	Transport string  `json:"transport"`
+	Chunk     int     `json:"chunk"`
+	Seconds   float64 `json:"seconds"` // predicted
+	Steps     int     `json:"steps"`   // the most of a rank
+	Bytes     uint64  `json:"bytes"`   // the most that a rank moves to or from others
+	Chosen    bool    `json:"chosen"`
+	Forced    bool    `json:"forced"`
+	Why       string  `json:"why"`
+}
+
+// Explain answers a question. Candidates are in the order of what they are predicted to take.
+func (p *Process) Explain(q Question) (*Explanation, error) {
+	kind, ok := coll.ParseKind(q.Op)
+	if !ok || !kind.Collective() {
+		return nil, fmt.Errorf("explain: %q is no collective", q.Op)
+	}
+	selector, shape, err := p.selectorFor(q)
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	out := &Explanation{Op: q.Op, Bytes: q.Bytes, Ranks: shape.Size, Hosts: max(1, len(shape.Hosts)), Table: selector.Describe(kind)}
+	for _, c := range selector.Explain(kind, q.Bytes) {
+		out.Candidates = append(out.Candidates, candidate{c.Algorithm, c.Transport.String(), c.Chunk, c.Predicted.Seconds(), c.Steps, c.Bytes, c.Chosen, c.Forced, c.Why})
+	}
+	return out, nil
+}
+
+func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
+	if q.Group != 0 {
+		g := p.Group(q.Group)
+		if g == nil {
+			return nil, algo.Shape{}, errors.New("the group was destroyed")
+		}
+		return g.selector, algo.Shape{Size: g.size, Hosts: g.hosts()}, nil
+	}
+	shape := algo.Shape{Size: q.Ranks, Channels: true}
+	if q.Hosts > 1 {
+		if q.Ranks%q.Hosts != 0 {
+			return nil, shape, fmt.Errorf("%d ranks on %d hosts: there must be as many on each", q.Ranks, q.Hosts)
+		}
+		shape.Apart = true
+		for rank := range q.Ranks {
+			if rank%(q.Ranks/q.Hosts) == 0 {
+				shape.Hosts = append(shape.Hosts, nil)
+			}
+			last := &shape.Hosts[len(shape.Hosts)-1]
+			*last = append(*last, rank)
+		}
+	}
+	options := map[string]string{}
+	if q.Tune != "" {
+		options["tune"] = q.Tune
+	}
+	settings, err := env.Resolve(runner.Environ(), options)
+	if err != nil {
+		return nil, shape, err
+	}
+	w, err := readWishes(settings)
+	if err != nil {
+		return nil, shape, err
+	}
+	var found findings
+	if w.probe {
+		found = p.probe()
+	}
+	made, err := p.selector(shape, w.machine, w, found)
+	return made, shape, err
+}
