@@ -38,8 +38,8 @@ var (
 	Status = declare("STATUS", "on", oneOf(map[string]bool{"on": true, "off": false}),
 		"Whether `python -m sagecomm status` of the same user may ask this process how its groups are doing, over an abstract Unix socket.")
 
-	Tune = declare("TUNE", "", text("rules `op:range:algorithm[@key=value]` separated by `;`"),
-		"Overrides the choice of algorithms, for example `all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K`; must be the same on all ranks.")
+	Tune = declare("TUNE", "", text("clauses separated by `;`: rules `op:range:algorithm[@key=value]`, `policy=name`, `class.parameter=time`"),
+		"Overrides the choice of algorithms, for example `all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K`; must be the same on all ranks. See docs/tuning.md.")
 
 	ShmAttach = declare("SHM_ATTACH", "proc,scm,tmpfs", listOf("proc", "scm", "tmpfs"),
 		"Ways to map a peer's shared memory, in the order in which they are tried: through /proc, by descriptor passing, by a file that is removed once it is mapped.")
