@@ -179,9 +179,6 @@ func (g *Group) join(c Config) (err error) {
 	return g.open(c)
 }
 
-// channels says whether ranks have channels to each other, which plans of messages need.
-const channels = false
-
 // choice is what the tables of a group follow from.
 type choice struct {
 	size  int
@@ -202,7 +199,7 @@ func (p *Process) selector(size int, rules string) (*algo.Selector, error) {
 	if err != nil {
 		return nil, err
 	}
-	made, err := algo.NewSelector(algo.Shape{Size: size, Channels: channels}, algo.DefaultParams(), tune)
+	made, err := algo.NewSelector(algo.Shape{Size: size}, algo.DefaultParams(), tune)
 	if err != nil {
 		return nil, err
 	}
