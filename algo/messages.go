@@ -93,7 +93,7 @@ func faster(list []sender, bytes uint64, limit time.Duration, before string) (be
 	})
 	for _, i := range order {
 		s := list[i]
-		if s.class.Even || least[i] >= limit {
+		if least[i] >= limit {
 			continue
 		}
 		if t := s.pricer.Price(bytes); t < limit {

@@ -21,12 +21,17 @@ type Params struct {
 	Copy    float64      // per byte copied inside a rank
 }
 
-// DefaultParams are those of [board.DefaultLink], and what follows from them for rings: a message is copied into lines
-// that its receiver has read before, taken out by another core, and in most collectives reduced there with another
-// operand, so a byte on the way costs [board.Link.Copy], Claim, Far and two times Fold. Cores are the links here: a rank
-// that sends or reduces takes nothing meanwhile, while prices of messages have links work beside ranks. So all this work
-// is the link's. A byte that is only passed on is a quarter too dear by that; what was measured, boards, then stays the
-// choice. A message takes a step at each end and a hop between.
+// ringOf is what a ring costs where shared memory costs that: a message is copied into lines that its receiver has read
+// before, taken out by another core, and in most collectives reduced there with another operand, so a byte on the way
+// costs [board.Link.Copy], Claim, Far and two times Fold. Cores are the links here: a rank that sends or reduces takes
+// nothing meanwhile, while prices of messages have links work beside ranks. So all this work is the link's. A byte that is
+// only passed on is a third too dear by that; what was measured, boards, then stays the choice. A message takes a step at
+// each end and a hop between.
+func ringOf(b board.Link) message.Link {
+	return message.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far + 2*b.Fold, Step: b.Step}
+}
+
+// DefaultParams are those of [board.DefaultLink], and what follows from them for rings.
 //
 // Network is a connection of a 25 Gbit/s Ethernet through the kernel: the line's rate, half of a round trip of 50 us,
 // and a system call with its copy at each end. It is a default for planning and was not measured.
@@ -34,7 +39,7 @@ func DefaultParams() Params {
 	b := board.DefaultLink()
 	return Params{
 		Board:   b,
-		Ring:    message.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far + 2*b.Fold, Step: b.Step},
+		Ring:    ringOf(b),
 		Network: message.Link{Latency: 25e-6, Byte: 320e-12, Step: 3e-6},
 		Copy:    b.Copy,
 	}

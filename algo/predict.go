@@ -3,6 +3,7 @@
 package algo
 
 import (
+	"slices"
 	"time"
 
 	"sagecomm/algo/message"
@@ -43,17 +44,18 @@ func (p *predictor) table(kind coll.Kind) []Class {
 	if p.shape.boards() {
 		base = p.boards.predict(kind)
 	}
-	list := p.senders(kind, true)
-	if len(list) == 0 && base == nil {
-		return []Class{fallback(p.senders(kind, false))}
-	}
-	if len(list) == 0 {
+	list := slices.DeleteFunc(p.senders(kind, true), func(s sender) bool { return s.class.Even })
+	switch {
+	case len(list) == 0 && base == nil:
+		return []Class{p.fallback(kind)}
+	case len(list) == 0:
 		return base
 	}
 	if oneClass(kind) || kind == coll.Barrier {
 		return p.onlyClass(kind, base, list)
 	}
-	// Where near-equal plans change places too often every other power of two has to do, and so on.
+	// Where near-equal plans change places too often every other power of two has to do, and so on: half of the classes
+	// that there can be are left to rules.
 	for coarse := uint64(2); ; coarse *= 2 {
 		if table := p.merged(kind, base, list, coarse); len(table) <= MaxClasses/2 || coarse >= horizon {
 			return table
@@ -77,7 +79,7 @@ func (p *predictor) merged(kind coll.Kind, base []Class, list []sender, factor u
 		if best, found := faster(list, upTo, limit, before); found {
 			chosen[end], before = best.class, best.class.Algorithm
 		} else if base == nil {
-			chosen[end] = fallback(list)
+			chosen[end] = p.fallback(kind)
 		}
 		edges = append(edges, end)
 		if upTo == horizon {
@@ -106,14 +108,11 @@ func (p *predictor) limit(kind coll.Kind, c Class, bytes uint64) time.Duration {
 	return t/100*(100-margin) + t%100*(100-margin)/100 + 1
 }
 
-// fallback is the first algorithm that moves blocks of any length: for groups so large that some have no price.
-func fallback(list []sender) Class {
-	for _, s := range list {
-		if !s.class.Even {
-			return s.class
-		}
-	}
-	return list[0].class
+// fallback is the first algorithm of messages that moves blocks of any length: for groups so large that none has a price,
+// or for links so slow that all take longer than can be said.
+func (p *predictor) fallback(kind coll.Kind) Class {
+	list := p.senders(kind, false)
+	return list[max(0, slices.IndexFunc(list, func(s sender) bool { return !s.class.Even }))].class
 }
 
 // onlyClass chooses for a kind that has one class: the plan whose time is nowhere as many times that of the best one as
@@ -128,9 +127,6 @@ func (p *predictor) onlyClass(kind coll.Kind, base []Class, list []sender) []Cla
 	}
 	best, least := -1, 0.
 	for i, s := range list {
-		if s.class.Even {
-			continue
-		}
 		if base != nil && !p.alwaysFaster(kind, base[0], s, lengths) {
 			continue
 		}
@@ -138,15 +134,13 @@ func (p *predictor) onlyClass(kind coll.Kind, base []Class, list []sender) []Cla
 			best, least = i, worst
 		}
 	}
-	switch {
-	case best >= 0:
+	if best >= 0 {
 		return []Class{list[best].class}
-	case base != nil:
-		return base
 	}
-	return []Class{fallback(list)}
+	return base
 }
 
+// alwaysFaster says whether a plan of messages is chosen instead of one of boards at all lengths.
 func (p *predictor) alwaysFaster(kind coll.Kind, c Class, s sender, lengths []uint64) bool {
 	for _, bytes := range lengths {
 		limit := p.limit(kind, c, bytes)
@@ -162,7 +156,7 @@ func worstRatio(s sender, list []sender, lengths []uint64) (worst float64) {
 	for _, bytes := range lengths {
 		mine := s.pricer.Price(bytes)
 		for _, other := range list {
-			if t := other.pricer.Price(bytes); !other.class.Even && t > 0 {
+			if t := other.pricer.Price(bytes); t > 0 {
 				worst = max(worst, float64(mine)/float64(t))
 			}
 		}

@@ -282,3 +282,44 @@ func TestDocumentedFileIsAccepted(t *testing.T) {
 		t.Errorf("%+v, %v", f, err)
 	}
 }
+
+// docs/tuning.md has every parameter with its default, every policy, and a file that is read.
+func TestTheDocumentIsRight(t *testing.T) {
+	source, err := os.ReadFile("../docs/tuning.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defaults := map[string]string{}
+	for line := range strings.Lines(string(source)) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 5 || !strings.Contains(cells[1], "`") || !strings.Contains(cells[1], ".") {
+			continue
+		}
+		values := strings.Split(cells[3], ",")
+		for i, name := range strings.Split(cells[1], ",") {
+			if i < len(values) {
+				defaults[strings.Trim(name, " `")] = values[i]
+			}
+		}
+	}
+	if len(defaults) != len(parameters) {
+		t.Errorf("%d parameters with a default, there are %d", len(defaults), len(parameters))
+	}
+	p := DefaultParams()
+	for _, one := range parameters {
+		got, err := parseTime(defaults[one.name])
+		if want := *one.in(&p); err != nil || math.Abs(got-want) > 1e-15 {
+			t.Errorf("the default of %s is %q, %v, expected %g s", one.name, defaults[one.name], err, want)
+		}
+	}
+	for _, name := range Policies() {
+		if !strings.Contains(string(source), "| `"+name+"` |") {
+			t.Errorf("policy %s is missing", name)
+		}
+	}
+	_, after, _ := strings.Cut(string(source), "```json\n")
+	block, _, found := strings.Cut(after, "```")
+	if f, err := ParseFile("tuning.md", []byte(block)); !found || err != nil || len(f.Entries) != 1 {
+		t.Errorf("%+v, %v", f, err)
+	}
+}

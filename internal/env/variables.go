@@ -38,8 +38,8 @@ var (
 	Status = declare("STATUS", "on", oneOf(map[string]bool{"on": true, "off": false}),
 		"Whether `python -m sagecomm status` of the same user may ask this process how its groups are doing, over an abstract Unix socket.")
 
-	Tune = declare("TUNE", "", text("rules `op:range:algorithm[@key=value]` separated by `;`"),
-		"Overrides the choice of algorithms, for example `all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K`; must be the same on all ranks.")
+	Tune = declare("TUNE", "", text("clauses separated by `;`: rules `op:range:algorithm[@key=value]`, `policy=name`, `class.parameter=time`"),
+		"Overrides the choice of algorithms, for example `all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K`; must be the same on all ranks. See docs/tuning.md.")
 
 	TuneFile = declare("TUNE_FILE", "", text("path of a file"),
 		"File of `python -m sagecomm tune`: parameters and rules that were measured, by machine and group; what SAGECOMM_TUNE says comes before it. Must say the same on all ranks.")
