@@ -42,7 +42,7 @@ type Class struct {
 	Lane      board.Lane // of boards; else 0
 	Chunk     int
 	// Even says that the plan needs blocks of equal length. Only an all_to_all can be set to such a one, and only by a
-	// rule; see [Class.CheckBlocks].
+	// rule: ranks know the lengths of their own blocks only. A call with others takes the group down.
 	Even bool
 }
 
@@ -66,26 +66,4 @@ func (s *Selector) MessagePlan(kind coll.Kind, c Class, rank, root int) (message
 		return message.Plan{}, fmt.Errorf("%v %s is a plan of boards", kind, c.Algorithm)
 	}
 	return message.Build(kind, c.Algorithm, s.shape.place(c.Algorithm, rank, root, c.Chunk))
-}
-
-// CheckBlocks refuses a call whose blocks the class cannot carry: blocks are the lengths of those that this rank sends
-// and of those that it receives, or nil where they are equal. Ranks know the lengths of their own blocks only, so some
-// may see nothing wrong where others do: whoever refuses takes the group down, and all ranks get this error.
-func (c Class) CheckBlocks(kind coll.Kind, blocks ...[]uint64) error {
-	if !c.Even {
-		return nil
-	}
-	length, first := uint64(0), true
-	for _, list := range blocks {
-		for rank, n := range list {
-			if first {
-				length, first = n, false
-			}
-			if n != length {
-				return fmt.Errorf("%v: a block of %d bytes (rank %d) and one of %d: %s, which a rule of %s sets, moves blocks of equal length only; "+
-					"take the rule away, or set %v to one of those that move any: %s", kind, n, rank, length, c.Algorithm, tuneName, kind, anyBlocks(kind))
-			}
-		}
-	}
-	return nil
 }

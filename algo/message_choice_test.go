@@ -270,28 +270,6 @@ func TestRulesOfMessagesAreRefused(t *testing.T) {
 	}
 }
 
-// Blocks of different lengths are refused where the plan needs equal ones, with what to do about it.
-func TestUnevenBlocks(t *testing.T) {
-	s := selectorOf(t, Shape{Size: 3, Channels: true}, DefaultParams(), "all_to_all:bruck")
-	c := s.Choose(coll.AllToAll, 0)
-	for _, equal := range [][][]uint64{{nil, nil}, {{4, 4, 4}, nil}, {{4, 4, 4}, {4, 4, 4}}, {{0, 0, 0}, {0, 0, 0}}, {}} {
-		if err := c.CheckBlocks(coll.AllToAll, equal...); err != nil {
-			t.Errorf("%v: %v", equal, err)
-		}
-	}
-	for _, uneven := range [][][]uint64{{{4, 8, 4}, nil}, {{4, 4, 4}, {4, 4, 0}}, {nil, {8, 0, 0}}} {
-		err := c.CheckBlocks(coll.AllToAll, uneven...)
-		for _, want := range []string{"all_to_all: a block of", "bruck, which a rule of SAGECOMM_TUNE sets", "[one_shot pairwise direct]"} {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%v: %v, want %q", uneven, err, want)
-			}
-		}
-		if err := (Class{Algorithm: message.Pairwise, Transport: Channels}).CheckBlocks(coll.AllToAll, uneven...); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 func TestShapesAreRefused(t *testing.T) {
 	for want, shape := range map[string]Shape{
 		"expected 1 to 512":                               {Size: 513},

@@ -109,17 +109,6 @@ func faster(list []sender, bytes uint64, limit time.Duration, before string) (be
 // exact is the part of a price that is not worth another plan.
 const exact = 50
 
-// anyBlocks names the algorithms of a kind that move blocks of any length.
-func anyBlocks(kind coll.Kind) []string {
-	var names []string
-	for _, name := range Algorithms(kind) {
-		if !evenOnly()[kind][name] {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
 // evenOnly are the algorithms that need blocks of equal length.
 var evenOnly = sync.OnceValue(func() map[coll.Kind]map[string]bool {
 	list := map[coll.Kind]map[string]bool{}

@@ -57,7 +57,7 @@ func (p Params) Scaled(s Scale) Params {
 	b.Copy, b.Store, p.Copy = b.Copy*s.Copy, b.Store*s.Copy, p.Copy*s.Copy
 	b.Far, b.Claim = b.Far*s.Far, b.Claim*s.Far
 	b.Fold, p.Reduce = b.Fold*s.Fold, p.Reduce*s.Fold
-	p.Ring.Latency, p.Ring.Byte = b.Hop, b.Copy+b.Claim+b.Far
+	p.Ring = ringOf(*b)
 	return p
 }
 

@@ -1,0 +1,191 @@
+package pgbackend
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"sagecomm/algo"
+	"sagecomm/internal/coll"
+)
+
+func TestRanksAgreeOnWhatTheyFound(t *testing.T) {
+	for _, c := range []struct {
+		list []findings
+		want findings
+	}{
+		{[]findings{{1, -2, 0, 3}}, findings{1, -2, 0, 3}},
+		{[]findings{{1}, {2}}, findings{1}},
+		{[]findings{{4}, {0}, {1}}, findings{1}},
+		{[]findings{{127}, {127}, {-128}}, findings{mostOctaves}}, // a rank may say anything
+		{[]findings{{-128}, {-128}}, findings{-mostOctaves}},
+	} {
+		if got := agree(c.list); got != c.want {
+			t.Errorf("%v: %v, expected %v", c.list, got, c.want)
+		}
+	}
+}
+
+func TestFindingsAreCoarse(t *testing.T) {
+	for ratio, want := range map[float64]int8{0: 0, 1: 0, 1.9: 0, 0.55: 0, 2: 1, 2.9: 2, 4: 2, 100: 7, 0.5: -1, 0.2: -2} {
+		if got := octaves(ratio*usual.Far, usual.Far); got != want {
+			t.Errorf("%v times as long: %d octaves, expected %d", ratio, got, want)
+		}
+	}
+	if got := (findings{1, 0, -1, 3}).scale(); got != (algo.Scale{Hop: 2, Copy: 1, Far: 0.5, Fold: 8}) {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A probe that finds memory much slower makes other tables, on all ranks and in later groups, too.
+func TestProbeMakesTheTables(t *testing.T) {
+	p := Get()
+	p.probing.Do(func() {}) // whatever it was
+	before := p.found
+	t.Cleanup(func() { p.found = before })
+	chosen := func(found findings, probe string) string {
+		p.found = found
+		w := newWorldWith(t, 2, opTimeout, options{"probe": probe})
+		w.each(func(g *Group) error { return asError(sum(g, 100)) })
+		return w.groups[0].selector.Describe(coll.AllReduce)
+	}
+	usual, slow := chosen(findings{}, "on"), chosen(findings{6, 0, 0, 0}, "on")
+	if usual == slow {
+		t.Errorf("64 times as slow hops change nothing: %s", slow)
+	}
+	if off := chosen(findings{6, 0, 0, 0}, "off"); off != usual {
+		t.Errorf("without the probe: %s, expected %s", off, usual)
+	}
+}
+
+func tuningFile(t *testing.T, e algo.Entry) string {
+	t.Helper()
+	text, err := json.Marshal(algo.File{Version: algo.FileVersion, Entries: []algo.Entry{e}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(t.TempDir(), "tune.json")
+	if err := os.WriteFile(name, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestTuningFile(t *testing.T) {
+	name := tuningFile(t, algo.Entry{Machine: Machine(), Size: 3, Rules: []string{"all_reduce:ring"}})
+	for size, want := range map[int]string{2: "one_shot", 3: "ring"} {
+		w := newWorldWith(t, size, opTimeout, options{"tune_file": name})
+		w.each(func(g *Group) error { return asError(sum(g, 2)) })
+		if got := w.groups[0].selector.Choose(coll.AllReduce, 8).Algorithm; got != want {
+			t.Errorf("%d ranks: %s, expected %s", size, got, want)
+		}
+	}
+	w := newWorldWith(t, 3, opTimeout, options{"tune_file": name, "tune": "all_reduce:0-1K:two_shot"})
+	if got := w.groups[0].selector.Choose(coll.AllReduce, 8).Algorithm; got != "two_shot" {
+		t.Errorf("%s, expected what the variable says", got)
+	}
+}
+
+func TestTuningFileThatCannotBeRead(t *testing.T) {
+	for name, want := range map[string]string{
+		filepath.Join(t.TempDir(), "none.json"):                                                  "no such file",
+		tuningFile(t, algo.Entry{Machine: "m", Rules: []string{"all_reduce:fastest"}}):           "fastest",
+		tuningFile(t, algo.Entry{Machine: "m", Params: map[string]string{"board.hop": "1hour"}}): "1hour",
+	} {
+		_, errs := tryWorld(t, 2, opTimeout, func(int) options { return options{"tune_file": name} })
+		for rank, err := range errs {
+			if err := expectText(err, "SAGECOMM_TUNE_FILE", want); err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		}
+	}
+}
+
+// What differs is said on all ranks when the group is made, before it could lead to a hang.
+func TestWishesThatDiffer(t *testing.T) {
+	one := tuningFile(t, algo.Entry{Machine: "m"})
+	other := tuningFile(t, algo.Entry{Machine: "n"})
+	for _, o := range [][2]options{
+		{{"tune": "all_reduce:ring"}, {}},
+		{{"tune": "ring.byte=1ns"}, {"tune": "ring.byte=2ns"}},
+		{{"tune_file": one}, {}},
+		{{"tune_file": one}, {"tune_file": other}},
+		{{"probe": "on"}, {"probe": "off"}},
+	} {
+		_, errs := tryWorld(t, 2, opTimeout, func(rank int) options { return o[rank] })
+		for rank, err := range errs {
+			if err := expectText(err, "are set up differently", "SAGECOMM_TUNE_FILE"); err != nil {
+				t.Errorf("%v, rank %d: %v", o, rank, err)
+			}
+		}
+	}
+}
+
+// What only the shape of the group makes impossible is said on all ranks, too.
+func TestRuleThatTheGroupCannotFollow(t *testing.T) {
+	_, errs := tryWorld(t, 2, opTimeout, func(int) options { return options{"tune": "all_reduce:binomial@chunk=128K"} })
+	for rank, err := range errs {
+		if err := expectText(err, "all_reduce:binomial@chunk=128K"); err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}
+
+func expectText(err error, parts ...string) error {
+	if err == nil {
+		return fmt.Errorf("no error, expected %q", parts)
+	}
+	return expect(&coll.Failure{Status: coll.Invalid, Message: err.Error()}, coll.Invalid, parts...)
+}
+
+func TestExplain(t *testing.T) {
+	w := newWorldWith(t, 3, opTimeout, options{"tune": "all_reduce:1M-inf:ring"})
+	handle := w.groups[1].Handle()
+	for _, c := range []struct {
+		q         Question
+		algorithm string
+		forced    bool
+	}{
+		{Question{Op: "all_reduce", Bytes: 8, Group: handle}, "one_shot", false},
+		{Question{Op: "all_reduce", Bytes: 2 << 20, Group: handle}, "ring", true},
+		{Question{Op: "all_reduce", Bytes: 8, Ranks: 4}, "one_shot", false},
+		{Question{Op: "all_reduce", Bytes: 8, Ranks: 4, Tune: "all_reduce:binomial"}, "binomial", true},
+		{Question{Op: "broadcast", Bytes: 8, Ranks: 8, Hosts: 2, Tune: "broadcast:hierarchical"}, "hierarchical", true},
+	} {
+		e, err := Get().Explain(c.q)
+		if err != nil {
+			t.Errorf("%+v: %v", c.q, err)
+			continue
+		}
+		chosen := 0
+		for i, one := range e.Candidates {
+			if one.Chosen {
+				chosen++
+				if one.Algorithm != c.algorithm || one.Forced != c.forced {
+					t.Errorf("%+v: %+v", c.q, one)
+				}
+			}
+			if one.Why == "" || i > 0 && one.Seconds < e.Candidates[i-1].Seconds {
+				t.Errorf("%+v: %+v", c.q, e.Candidates)
+			}
+		}
+		if chosen != 1 || len(e.Candidates) < 2 {
+			t.Errorf("%+v: %d of %d are chosen", c.q, chosen, len(e.Candidates))
+		}
+	}
+	for want, q := range map[string]Question{
+		`"send" is no collective`: {Op: "send", Ranks: 2},
+		"the group was destroyed": {Op: "barrier", Group: handle + 1<<40},
+		"7 ranks on 2 hosts":      {Op: "barrier", Ranks: 7, Hosts: 2},
+		"a group of 0 ranks":      {Op: "barrier"},
+		"unknown collective":      {Op: "barrier", Ranks: 2, Tune: "x:y"},
+	} {
+		if _, err := Get().Explain(q); err == nil {
+			t.Errorf("%+v: no error", q)
+		} else if err := expectText(err, want); err != nil {
+			t.Errorf("%+v: %v", q, err)
+		}
+	}
+}
