@@ -89,6 +89,13 @@ func NewMessageProgram(p MessageProgram) (Compiled, error) {
 		if s.Channel >= FlowChannels {
 			return Compiled{}, fmt.Errorf("sagecomm: %v %s: channel %d: the runner has %d between two ranks", p.Kind, p.Algorithm, s.Channel, FlowChannels)
 		}
+		list := s.From
+		if s.Op == Recv || s.Op == RecvReduce {
+			list = s.To
+		}
+		if n := p.longest(list); n > FlowMessage && s.Op <= RecvReduce {
+			return Compiled{}, fmt.Errorf("sagecomm: %v %s: messages of %d bytes, at most %d are possible", p.Kind, p.Algorithm, n, FlowMessage)
+		}
 		regions += len(s.From) + len(s.To)
 	}
 	c := C.scr_program_new()
@@ -125,6 +132,20 @@ func NewMessageProgram(p MessageProgram) (Compiled, error) {
 		m.max_lag = max(m.max_lag, step.lag)
 	}
 	return Compiled{c}, nil
+}
+
+// longest is the most bytes that regions hold in a chunk. As message.Plan.Largest it goes by full chunks, but receivers ask
+// as well: a place of a flow is read as far as they believe a message to reach.
+func (p MessageProgram) longest(list []Region) int {
+	const unit = 64
+	units, sum := (p.Chunk+unit-1)/unit, 0
+	start := func(piece int) int {
+		return min((piece*(units/p.Pieces)+min(piece, units%p.Pieces))*unit, p.Chunk)
+	}
+	for _, r := range list {
+		sum += start(r.First+r.Count) - start(r.First)
+	}
+	return sum
 }
 
 // HasFlow reports whether the flow to that rank exists.

@@ -5,8 +5,8 @@
 // It decides nothing. Which program serves an operation, whether a call is allowed, what a failure means and how it is
 // worded is decided in Go, which the C reaches through [Handler]. It knows no torch, no Python and no network.
 //
-// Start reading at docs/protocol.md, then board.h (what lies in shared memory), program.c (the interpreter), issue.c
-// (who drives), engine.c (the progress engine) and p2p.c (messages).
+// Start reading at docs/protocol.md, then board.h (what lies in shared memory), program.c and flow.c (the interpreters, of
+// stages on boards and of messages), issue.c (who drives), engine.c (the progress engine) and p2p.c (messages of users).
 package runner
 
 /*

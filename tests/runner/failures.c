@@ -2,9 +2,19 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "plans.h"
 #include "scenarios.h"
 
 static int size;
+
+/* On boards, and by messages, by an algorithm each. */
+static void run_both(int n, waiting w, uint64_t seed, rank_fn *fn, void *arg) {
+  run_ranks(n, w.spin, w.yield_us, seed, fn, arg);
+  if (n == 1) return;
+  choose_messages(1 + (int)(next_random(&seed) % (uint64_t)(algorithms_of(SAGECOMM_ALL_REDUCE) - 1)), &seed);
+  run_ranks(n, w.spin, w.yield_us, seed, fn, arg);
+  choose_boards();
+}
 
 static int32_t sum(rank *r, uint32_t n, uint8_t flags, int64_t timeout_ns, sagecomm_error *err) {
   int32_t *data = calloc(n + 1, 4);
@@ -32,6 +42,7 @@ static void disagree(rank *r, void *arg) {
   bool odd = r->rank == size / 2;
   sagecomm_error err;
   for (int i = 0; i < 3; i++) CHECK(sum(r, 100, 0, 0, &err) == SAGECOMM_OK);
+  meet(); /* made of messages, the last may still need ranks that are ahead */
   int32_t data[2][1001] = {0};
   sagecomm_segment in = {data[0], 4000}, out = {data[1], 4000};
   sagecomm_op op = {
@@ -54,7 +65,7 @@ static void disagree(rank *r, void *arg) {
 void test_mismatch(int n, waiting w, uint64_t seed) {
   size = n;
   if (n == 1) return;
-  for (int how = 0; how < N_OTHERS; how++) run_ranks(n, w.spin, w.yield_us, seed, disagree, &how);
+  for (int how = 0; how < N_OTHERS; how++) run_both(n, w, seed + (uint64_t)how, disagree, &how);
 }
 
 /* ---- a rank that does not come ---- */
@@ -114,7 +125,7 @@ static void wait_for_abort(rank *r, void *arg) {
 
 void test_abort(int n, waiting w, uint64_t seed) {
   size = n;
-  run_ranks(n, w.spin, w.yield_us, seed, wait_for_abort, NULL);
+  run_both(n, w, seed, wait_for_abort, NULL);
 }
 
 /* ---- several threads of every rank find a failure at once: one record, whole, for all ---- */
@@ -218,5 +229,75 @@ static void leave(rank *r, void *arg) {
 
 void test_goodbye(int n, waiting w, uint64_t seed) {
   size = n;
-  if (n > 1) run_ranks(n, w.spin, w.yield_us, seed, leave, NULL);
+  if (n > 1) run_both(n, w, seed, leave, NULL);
+}
+
+/* ---- a failure somewhere in a collective made of many messages ---- */
+
+static void *abort_soon(void *p) {
+  rank *r = p;
+  for (uint64_t n = next_random(&r->random) % 2000; n > 0; n--) sched_yield();
+  return abort_group(r);
+}
+
+#define MANY 40000
+
+static void fail_in_the_middle(rank *r, void *arg) {
+  (void)arg;
+  int32_t *data = malloc(MANY * 4), status = SAGECOMM_OK;
+  sagecomm_segment s = {data, MANY * 4};
+  sagecomm_op op = {.kind = SAGECOMM_ALL_REDUCE, .dtype = SAGECOMM_INT32, .n_in = 1, .n_out = 1, .in = &s, .out = &s};
+  sagecomm_error err;
+  pthread_t other;
+  meet();
+  if (r->rank == size - 1) CHECK(pthread_create(&other, NULL, abort_soon, r) == 0);
+  for (int32_t round = 0; status == SAGECOMM_OK; round++) {
+    for (int32_t i = 0; i < MANY; i++) data[i] = r->rank + i + round;
+    op.flags = round % 2 ? SAGECOMM_ASYNC : 0;
+    status = call(r, &op, &err);
+    for (int32_t i = 0; status == SAGECOMM_OK && i < MANY; i++) {
+      CHECK(data[i] == size * (size - 1) / 2 + size * (i + round)); /* what succeeds is right */
+    }
+  }
+  CHECK(status == SAGECOMM_ABORTED && err.rank == size - 1 && strcmp(err.message, "enough") == 0);
+  if (r->rank == size - 1) pthread_join(other, NULL);
+  free(data);
+}
+
+void test_failure_between_messages(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 1) return;
+  for (int a = 0; a < algorithms_of(SAGECOMM_ALL_REDUCE); a++) {
+    choose(SAGECOMM_ALL_REDUCE, 1, a, 1024);
+    run_ranks(n, w.spin, w.yield_us, seed + (uint64_t)a, fail_in_the_middle, NULL);
+  }
+  choose_boards();
+}
+
+/* ---- what was sent before a goodbye arrives ---- */
+
+static void send_and_leave(rank *r, void *arg) {
+  (void)arg;
+  int32_t mine = 100 + r->rank, all[MAX_RANKS];
+  sagecomm_segment in = {&mine, 4}, out = {all, 4 * (uint64_t)size};
+  sagecomm_op op = {
+      .kind = SAGECOMM_GATHER, .dtype = SAGECOMM_INT32, .n_in = 1, .n_out = r->rank == 0, .in = &in, .out = &out};
+  sagecomm_error err;
+  if (r->rank != 0) {
+    CHECK(call(r, &op, &err) == SAGECOMM_OK); /* it waits for nobody */
+    scr_group_goodbye(r->group);
+  }
+  meet();
+  if (r->rank != 0) return;
+  CHECK(call(r, &op, &err) == SAGECOMM_OK);
+  for (int q = 0; q < size; q++) CHECK(all[q] == 100 + q);
+  CHECK(call(r, &op, &err) == SAGECOMM_PEER_FAILURE);
+}
+
+void test_goodbye_after_a_message(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 1) return;
+  choose(SAGECOMM_GATHER, 0, algorithm_named(SAGECOMM_GATHER, "direct"), 64);
+  run_ranks(n, w.spin, w.yield_us, seed, send_and_leave, NULL);
+  choose_boards();
 }

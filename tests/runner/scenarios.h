@@ -17,6 +17,7 @@ void test_blocks(int size, waiting w, uint64_t seed);
 /* flows.c */
 void test_flows(int size, waiting w, uint64_t seed);
 void test_uneven_is_refused(int size, waiting w, uint64_t seed);
+void test_blocked_for_long(int size, waiting w, uint64_t seed);
 void test_flow_wakes(int size, waiting w, uint64_t seed);
 /* coalesced.c */
 void test_coalesced(int size, waiting w, uint64_t seed);
@@ -39,6 +40,8 @@ void test_abort(int size, waiting w, uint64_t seed);
 void test_published_before_a_failure(int size, waiting w, uint64_t seed);
 void test_declare_from_many(int size, waiting w, uint64_t seed);
 void test_goodbye(int size, waiting w, uint64_t seed);
+void test_failure_between_messages(int size, waiting w, uint64_t seed);
+void test_goodbye_after_a_message(int size, waiting w, uint64_t seed);
 /* garbage.c */
 void test_board_size_is_not_read_again(int size, waiting w, uint64_t seed);
 void test_wrong_offsets(int size, waiting w, uint64_t seed);

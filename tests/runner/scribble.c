@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include "../../internal/runner/p2p.h"
+#include "plans.h"
 #include "scenarios.h"
 
 #ifdef __SANITIZE_THREAD__
@@ -25,7 +26,7 @@ typedef struct region {
   uint64_t stride, count, words;
 } region;
 
-#define MAX_REGIONS (24 + 2 * MAX_RANKS)
+#define MAX_REGIONS (26 + (2 + 3 * SCR_FLOW_CHANNELS) * MAX_RANKS)
 
 typedef struct scribbler {
   pthread_t thread;
@@ -58,6 +59,8 @@ static void add_all(scribbler *s, const scr_group *g) {
   add(s, b->small + SCR_SMALL_DATA, SCR_SMALL_STRIDE, SCR_SMALL_SLOTS, 16); /* heads of blocks */
   add(s, scr_board_reader(b, 0), sizeof(scr_ring_reader), n, 2);            /* counts of readers */
   add(s, scr_board_ring(b, n, 0), 8, n, 1);                                 /* offsets */
+  add(s, scr_board_flow(b, n, 0, 0), 8, n * SCR_FLOW_CHANNELS, 1);
+  add(s, scr_board_flow_reader(b, n, 0), sizeof(scr_flow_reader), n, SCR_FLOW_CHANNELS); /* counts of messages */
   add(s, scr_board_closed(b, n, 0), 8, n, 1);
   add(s, b, 0, 1, scr_board_bytes(g->size) / 8);
   unsigned char *large = g->peer[g->rank].large;
@@ -70,6 +73,13 @@ static void add_all(scribbler *s, const scr_group *g) {
     if (out == NULL) continue;
     add(s, &out->written, 0, 1, 1);
     add(s, out->data, 64, SCR_RING_BYTES / 64, SCR_FRAME_WORDS);
+  }
+  for (int32_t i = 0; i < g->size * SCR_FLOW_CHANNELS; i++) {
+    scr_flow *out = g->flow[i / SCR_FLOW_CHANNELS].out[i % SCR_FLOW_CHANNELS];
+    if (out == NULL) continue;
+    add(s, &out->sent, 0, 1, 1);
+    add(s, out->places, SCR_FLOW_STRIDE, SCR_FLOW_PLACES, 4); /* headers */
+    add(s, out->places + SCR_FLOW_DATA, SCR_FLOW_STRIDE, SCR_FLOW_PLACES, 64);
   }
 }
 
@@ -171,7 +181,7 @@ static int32_t traffic(rank *r, int rounds) {
   int32_t status = SAGECOMM_OK;
   for (int i = 0; status == SAGECOMM_OK && i < rounds; i++) {
     for (int kind = 0; status == SAGECOMM_OK && kind < SAGECOMM_SEND; kind++) {
-      status = collective(r, kind, elements[(i + kind) % 3], i % size);
+      status = collective(r, kind, elements[(i + kind) % 3], i % 2 ? size - 1 : 0);
     }
     if (status == SAGECOMM_OK) status = messages(r, bytes[i % 3], i % 2);
   }
@@ -210,6 +220,10 @@ void test_random_garbage(int n, waiting w, uint64_t seed) {
   for (uint64_t i = 0; races && n > 1 && i < repeats(); i++) {
     scribbler s = {.random = seed * 1000003 + i + 1, .early = i % 2};
     atomic_store(&timeout_ns, HANG_NS);
+    /* Over boards, or most kinds by messages: another algorithm each time. */
+    uint64_t random = s.random;
+    if (i % 4 < 2) choose_messages((int)(next_random(&random) % (uint64_t)choose_rounds()), &random);
     run_ranks(n, w.spin, w.yield_us, seed, random_words, &s);
+    choose_boards();
   }
 }
