@@ -2,7 +2,10 @@
 
 package message
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // play is a collective in time.
 type play struct {
@@ -23,6 +26,7 @@ type play struct {
 	free     []femto // when each shared link is
 	waiting  events
 	route    []int
+	tooLong  bool
 	capacity int
 }
 
@@ -39,7 +43,7 @@ type line struct {
 
 // slot is a message in a channel.
 type slot struct {
-	at    femto // when its first byte is at the receiver's link, and once it was taken, when
+	at    femto // when its first byte is at the receiver, its last one if it came over shared links; then, when it was taken
 	bytes uint64
 }
 
@@ -188,6 +192,9 @@ func (p *play) finish() (end femto, err error) {
 			break
 		}
 		p.pass(p.waiting.pop())
+	}
+	if p.tooLong {
+		return 0, fmt.Errorf("it takes more than %v, which femtoseconds do not count", time.Duration(mostTime/1_000_000))
 	}
 	for rank := range p.players {
 		who := &p.players[rank]

@@ -2,6 +2,8 @@
 
 package message
 
+import "math/bits"
+
 // run carries out the steps of a rank as long as what they wait for has happened.
 func (p *play) run(rank int32) {
 	who := &p.players[rank]
@@ -75,9 +77,9 @@ func (p *play) beat(rank int32, b *bone, chunk int, bytes uint64) bool {
 	}
 	who.now = max(who.now, free)
 	if b.op == Reduce {
-		who.now += femto(bytes) * p.reduce
+		who.now = p.plus(who.now, bytes, p.reduce)
 	} else {
-		who.now += femto(bytes) * p.copy
+		who.now = p.plus(who.now, bytes, p.copy)
 	}
 	return true
 }
@@ -134,9 +136,9 @@ func (p *play) send(rank int32, b *bone, chunk int, bytes uint64, free femto) bo
 		free = max(free, s.at)
 	}
 	link := &p.links[l.class]
-	who.now = max(who.now, free) + link.step
+	who.now = p.plus(max(who.now, free)+link.step, 0, 0)
 	leaves := max(who.now, who.out[l.class])
-	who.out[l.class] = leaves + femto(bytes)*link.byte
+	who.out[l.class] = p.plus(leaves, bytes, link.byte)
 	who.messages++
 	who.sent += bytes
 	s.bytes = bytes
@@ -170,13 +172,31 @@ func (p *play) recv(rank int32, b *bone, bytes uint64, free femto) bool {
 		return false
 	}
 	link, s := &p.links[l.class], p.slot(i, l.taken)
-	who.in[l.class] = max(s.at, who.in[l.class]) + femto(s.bytes)*link.byte
-	who.now = max(who.now, free, who.in[l.class]) + link.step
-	if b.op == RecvReduce {
-		who.now += femto(bytes) * p.reduce
+	arrived := s.at
+	if !l.shared {
+		arrived = p.plus(max(s.at, who.in[l.class]), s.bytes, link.byte)
+		who.in[l.class] = arrived
 	}
+	reduced := uint64(0)
+	if b.op == RecvReduce {
+		reduced = bytes
+	}
+	who.now = p.plus(max(who.now, free, arrived)+link.step, reduced, p.reduce)
 	s.at = who.now
 	l.taken++
 	p.wake(l.from, i)
 	return true
+}
+
+// mostTime is what is counted. No sum of three such times overflows.
+const mostTime = femto(1) << 61
+
+// plus is a time and what some bytes take. Beyond mostTime it stands still: the play is then worth nothing.
+func (p *play) plus(at femto, bytes uint64, perByte femto) femto {
+	over, takes := bits.Mul64(bytes, uint64(perByte))
+	if over != 0 || takes > uint64(mostTime) || at > mostTime {
+		p.tooLong = true
+		return mostTime
+	}
+	return at + femto(takes)
 }

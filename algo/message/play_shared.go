@@ -29,21 +29,22 @@ func (p *play) pass(e event) {
 	p.route = p.costs.Route(int(l.from), int(l.to), p.route[:0])
 	via := p.route[e.stage]
 	begins := max(e.at, p.free[via])
-	p.free[via] = begins + femto(s.bytes)*p.shared[via]
+	p.free[via] = p.plus(begins, s.bytes, p.shared[via])
 	ahead := femto(0) // of the latency
 	if e.stage+1 == uint32(len(p.route)+1)/2 {
 		begins += link.latency
 	} else if e.stage+1 < uint32(len(p.route)+1)/2 {
 		ahead = link.latency
 	}
-	// A link that is slower than the receiver's has the last byte there later than that one would.
-	s.at = max(s.at, begins+ahead+femto(s.bytes)*(p.shared[via]-link.byte))
+	s.at = max(s.at, p.plus(begins+ahead, s.bytes, p.shared[via])) // its last byte, and of the slowest link so far
 	if e.stage++; e.stage < uint32(len(p.route)) {
 		e.at = begins
 		p.waiting.push(e)
 		return
 	}
-	s.at = max(s.at, begins)
+	in := &p.players[l.to].in[l.class]
+	*in = max(s.at, p.plus(max(begins, *in), s.bytes, link.byte))
+	s.at = *in
 	l.there++
 	p.wake(l.to, e.line)
 }

@@ -206,3 +206,17 @@ func TestMessagesThatNobodySendsOrTakesAreADeadlock(t *testing.T) {
 	_, err = Play(g, Lengths{Bytes: 1}, flatCosts())
 	rejected(t, err, "a message to rank 1 is not taken")
 }
+
+func TestWhatTakesTooLongIsNotCounted(t *testing.T) {
+	c := flatCosts()
+	for _, slow := range []Costs{
+		{Links: []Link{{Latency: 1e3}}, Capacity: 1},
+		{Links: []Link{{Byte: 1}}, Capacity: 1},
+		{Links: c.Links, Reduce: 1, Capacity: 1},
+		{Links: c.Links, Shared: []float64{1}, Route: func(_, _ int, via []int) []int { return append(via, 0) }, Capacity: 1},
+	} {
+		plans := ringOf(t, 4)
+		_, err := Play(Group{Size: 4, Build: func(rank int) Plan { return plans[rank] }}, Lengths{Bytes: 1 << 20}, slow)
+		rejected(t, err, "more than 38m", "femtoseconds")
+	}
+}

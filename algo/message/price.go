@@ -27,8 +27,9 @@ type Costs struct {
 	// byte of each. Who is there first is served first, and of two at the same time the one of the lower sender.
 	Shared []float64
 	// Route appends the numbers of the shared links between two ranks, in the order in which a message passes them; a
-	// message is on all of them at the same time, as far as they are free. Its latency lies in the middle of the way.
-	// nil: there are none on any way.
+	// message is on all of them at the same time, as far as they are free. Its latency lies in the middle of the way, and
+	// it comes through the receiver's link in the order of arrival, not in that in which messages are taken. nil: there
+	// are none on any way.
 	Route func(from, to int, via []int) []int
 }
 
@@ -61,7 +62,7 @@ func Price(size int, build func(rank int) Plan, l Lengths, c Costs) (time.Durati
 // Without shared links ranks may be played in any order, since each time is the maximum of others plus a constant. What
 // asks for a shared link waits, in play, until no rank can go on without it, and is then served in the order of time: all
 // that can still happen happens later. So the result does not depend on the order in either case. Times are whole
-// femtoseconds, so that all ranks predict the same; the most is 2^63 of them, two hours and a half.
+// femtoseconds, so that all ranks predict the same; what takes more than 2^61 of them, 38 minutes, is an error.
 //
 // Of a plan only its skeleton is kept, of a channel what lies in it, and steps are gone through as ranks come to them,
 // so that thousands of ranks fit into memory.
@@ -81,4 +82,4 @@ func Play(g Group, l Lengths, c Costs) (Outcome, error) {
 // femto is time in femtoseconds.
 type femto int64
 
-func toFemto(seconds float64) femto { return femto(math.Round(seconds * 1e15)) }
+func toFemto(seconds float64) femto { return femto(min(math.Round(seconds*1e15), float64(mostTime))) }
