@@ -1,0 +1,166 @@
+// What playing a plan needs of it.
+
+package message
+
+import "sagecomm/internal/coll"
+
+// skeleton is a plan without what time does not depend on. Peers and, where it is turned, pieces are counted from the
+// rank that it is played for.
+type skeleton struct {
+	bones   []bone
+	spans   []span
+	after   []ordered // what bones wait for
+	scratch []ordered // sends out of scratch memory
+	ordered int       // sends that something waits for
+	outlets []outlet
+	lag     int
+	pieces  uint64
+	turned  bool  // pieces as well: piece i of rank 0 is piece i + r of rank r
+	uneven  *Plan // the plan itself, where blocks differ in length
+}
+
+// bone is a step. Its spans, and the sends that it waits for, are ranges of the skeleton's lists.
+type bone struct {
+	op               Op
+	channel          uint8
+	lag              int32
+	peer             int32
+	line             int32 // of the sender's lines
+	number           int32 // of an ordered send, else -1
+	spans, spansEnd  int32
+	after, afterEnds int32
+}
+
+// span is a range of pieces, so many times.
+type span struct{ first, count, times uint64 }
+
+// ordered is a send that something waits for: by its number among those, and its line among the rank's.
+type ordered struct{ number, line int32 }
+
+// outlet is a channel that a rank sends into, and how many messages in a chunk.
+type outlet struct {
+	peer    int32
+	channel uint8
+	sends   int
+}
+
+// noLine stands for a channel into which nobody sends.
+const noLine = -1
+
+// strip makes the skeleton of a plan. Lines that it receives from are left open, see [play.join].
+func strip(plan Plan, l Lengths, turned bool) *skeleton {
+	k := &skeleton{
+		bones: make([]bone, 0, len(plan.Steps)), lag: plan.MaxLag(), pieces: uint64(plan.Pieces),
+		turned: turned && flat(plan.Kind) && plan.Pieces == plan.Size,
+	}
+	if l.Blocks != nil && plan.Kind != coll.Barrier {
+		k.uneven = &plan
+	}
+	awaited := make([]bool, len(plan.Steps))
+	for _, s := range plan.Steps {
+		for _, j := range s.After {
+			awaited[j] = true
+		}
+	}
+	lines, single := map[outlet]int32{}, map[span]int32{}
+	for i, s := range plan.Steps {
+		b := bone{op: s.Op, channel: s.Channel, lag: int32(s.Lag), peer: int32(s.Peer), line: noLine, number: -1}
+		regions := s.To
+		if s.Op == Send {
+			regions = s.From
+			b.line = k.lineTo(outlet{peer: b.peer, channel: s.Channel}, lines)
+			if scratch := fromScratch(s); scratch || awaited[i] {
+				b.number = int32(k.ordered)
+				k.ordered++
+				if scratch {
+					k.scratch = append(k.scratch, ordered{b.number, b.line})
+				}
+			}
+		}
+		b.spans, b.spansEnd = k.spansOf(regions, single)
+		k.bones = append(k.bones, b)
+	}
+	for i, s := range plan.Steps {
+		b := &k.bones[i]
+		b.after = int32(len(k.after))
+		for _, j := range s.After {
+			k.after = append(k.after, ordered{k.bones[j].number, k.bones[j].line})
+		}
+		b.afterEnds = int32(len(k.after))
+	}
+	return k
+}
+
+func fromScratch(s Step) bool {
+	for _, r := range s.From {
+		if r.Space == Scratch {
+			return true
+		}
+	}
+	return false
+}
+
+// lineTo numbers the lines that a rank sends into.
+func (k *skeleton) lineTo(to outlet, lines map[outlet]int32) int32 {
+	i, ok := lines[to]
+	if !ok {
+		i = int32(len(k.outlets))
+		lines[to] = i
+		k.outlets = append(k.outlets, to)
+	}
+	k.outlets[i].sends++
+	return i
+}
+
+// spansOf adds up regions that are the same pieces, of whichever blocks. Steps of one span, which nearly all are, share
+// it with those that have the same.
+func (k *skeleton) spansOf(regions []Region, single map[span]int32) (from, to int32) {
+	from = int32(len(k.spans))
+	for _, r := range regions {
+		s := span{uint64(r.First), uint64(r.Count), 1}
+		if last := len(k.spans) - 1; last >= int(from) && k.spans[last].first == s.first && k.spans[last].count == s.count {
+			k.spans[last].times++
+			continue
+		}
+		k.spans = append(k.spans, s)
+	}
+	if to = int32(len(k.spans)); to != from+1 {
+		return from, to
+	}
+	if known, ok := single[k.spans[from]]; ok {
+		k.spans = k.spans[:from]
+		return known, known + 1
+	}
+	single[k.spans[from]] = from
+	return from, to
+}
+
+// cut is a chunk in pieces, see the package comment.
+type cut struct{ bytes, each, more uint64 }
+
+func cutOf(bytes, pieces uint64) cut {
+	units := (bytes + Unit - 1) / Unit
+	return cut{bytes, units / pieces, units % pieces}
+}
+
+// start is where a piece begins.
+func (c cut) start(piece uint64) uint64 { return min((piece*c.each+min(piece, c.more))*Unit, c.bytes) }
+
+// bytes is what a step moves in a chunk that is cut like this.
+func (k *skeleton) bytes(b *bone, c cut, turn uint64) (sum uint64) {
+	for i := b.spans; i < b.spansEnd; i++ {
+		s := &k.spans[i]
+		first := s.first
+		if k.turned {
+			// Of a plan that can be turned so, a region is one piece, or all of them.
+			if first += turn; first >= k.pieces {
+				first -= k.pieces
+			}
+			if s.count == k.pieces {
+				first = 0
+			}
+		}
+		sum += (c.start(first+s.count) - c.start(first)) * s.times
+	}
+	return sum
+}

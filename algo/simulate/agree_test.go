@@ -1,0 +1,135 @@
+// Playing plans and closed forms, which know nothing of each other, against each other.
+
+package simulate
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"sagecomm/algo/message"
+	"sagecomm/internal/coll"
+)
+
+// described is a cluster of so many hosts and ranks, NICs, hosts behind a switch and oversubscription; 0 is the default.
+func described(t testing.TB, inside, between string, numbers ...float64) *Cluster {
+	t.Helper()
+	n := append(numbers, 0, 0, 0)
+	c := Cluster{
+		Hosts: int(n[0]), RanksPerHost: int(n[1]), Inside: inside, Between: between,
+		NICs: int(n[2]), HostsPerSwitch: int(n[3]), Oversubscription: n[4],
+	}
+	c.fill()
+	if err := c.check(); err != nil {
+		t.Fatal(err)
+	}
+	return &c
+}
+
+// clusters are of one host, of hosts of one rank, and of several ranks with NICs of their own or shared ones, behind one
+// switch or several.
+func clusters(t testing.TB) (list []*Cluster) {
+	for _, ranks := range []float64{1, 2, 3, 5, 8, 13, 33, 64} {
+		list = append(list, described(t, "ring", "", 1, ranks), described(t, "nvlink", "", 1, ranks), described(t, "ring", "tcp_25g", ranks, 1))
+	}
+	for _, hosts := range []float64{2, 3, 4, 8, 16} {
+		list = append(list, described(t, "nvlink", "rdma_400g", hosts, 8), described(t, "ring", "tcp_25g", hosts, 4),
+			described(t, "nvlink", "rdma_400g", hosts, 8, 2), described(t, "ring", "tcp_100g", hosts, 8, 1))
+	}
+	return append(list, described(t, "nvlink", "rdma_400g", 8, 8, 4, 4, 2), described(t, "nvlink", "rdma_400g", 16, 8, 4, 4, 2),
+		described(t, "nvlink", "rdma_400g", 32, 4), described(t, "pcie", "tcp_100g", 32, 4, 2), described(t, "pcie", "rdma_200g", 32, 4, 2, 8, 4))
+}
+
+// kinds are all collectives, and whether they are of a block for each rank.
+var kinds = map[coll.Kind]bool{
+	coll.AllReduce: false, coll.Broadcast: false, coll.Reduce: false, coll.Barrier: false,
+	coll.AllGather: true, coll.ReduceScatter: true, coll.AllToAll: true, coll.Gather: true, coll.Scatter: true,
+}
+
+const tolerance = 0.05
+
+// apart is how far the closed form is from the play, of time and of bytes, or a reason why they cannot be compared.
+func apart(c *Cluster, kind coll.Kind, algorithm string, bytes uint64, chunk int) (got, want Prediction, far string) {
+	got = c.one(kind, algorithm, bytes, chunk, Closed)
+	want = c.one(kind, algorithm, bytes, chunk, Played)
+	off := func(a, b float64) bool { return math.Abs(a-b) > tolerance*b }
+	const rounding = 2e-9 // plays are rounded up to nanoseconds
+	// Formulas of bytes are for pieces of one length, so for buffers of many units for each rank.
+	exact := kinds[kind] || bytes > uint64(100*c.Ranks()*message.Unit)
+	switch {
+	case got.Why != "" || want.Why != "":
+	case math.Abs(got.Seconds-want.Seconds) > rounding && off(got.Seconds, want.Seconds):
+		far = fmt.Sprintf("%.4g s, played %.4g s", got.Seconds, want.Seconds)
+	case got.Messages != want.Messages:
+		far = fmt.Sprintf("%d messages, played %d", got.Messages, want.Messages)
+	case exact && off(float64(got.Bytes), float64(want.Bytes)):
+		far = fmt.Sprintf("%d bytes, played %d", got.Bytes, want.Bytes)
+	}
+	return got, want, far
+}
+
+func TestClosedFormsAgreeWithPlays(t *testing.T) {
+	compared := map[string]int{}
+	for kind, blocks := range kinds {
+		lengths := []uint64{8, 65536, 100_000_000}
+		if blocks {
+			lengths[2] = 1_000_000
+		}
+		if kind == coll.Barrier {
+			lengths = lengths[:1]
+		}
+		for _, name := range message.Algorithms(kind) {
+			for _, c := range clusters(t) {
+				for _, bytes := range lengths {
+					chunks := []int{wholeChunk(bytes)}
+					for chunk := firstChunk(bytes); pipelined[name] && chunk >= leastChunk && uint64(chunk)*500 > bytes; chunk /= 4 {
+						chunks = append(chunks, chunk)
+					}
+					for _, chunk := range chunks {
+						got, want, far := apart(c, kind, name, bytes, chunk)
+						if got.Why == "" && want.Why == "" {
+							compared[fmt.Sprint(kind, " ", name)]++
+						}
+						if far != "" {
+							t.Errorf("%v %s, %d bytes in chunks of %d, %+v: %s", kind, name, bytes, chunk, *c, far)
+						}
+					}
+				}
+			}
+			if n := compared[fmt.Sprint(kind, " ", name)]; n < len(lengths) && name != message.DoubleTree {
+				t.Errorf("%v %s was compared %d times", kind, name, n)
+			}
+		}
+	}
+}
+
+// The large ones, for what a cluster of 512 hosts of 8 is asked first.
+func TestClosedFormsAgreeWithPlaysOfThousands(t *testing.T) {
+	if testing.Short() {
+		t.Skip("half a minute under the race detector")
+	}
+	for _, c := range []*Cluster{described(t, "nvlink", "rdma_400g", 512, 8, 4), described(t, "nvlink", "rdma_400g", 512, 8, 8, 32, 2)} {
+		for _, name := range []string{message.Ring, message.RecursiveDoubling, message.Rabenseifner, message.Binomial, message.Hierarchical} {
+			for _, bytes := range []uint64{8, 100_000_000} {
+				if name == message.Ring && (bytes == 8 || c.Oversubscription > 1) {
+					continue // as long again
+				}
+				got, want, far := apart(c, coll.AllReduce, name, bytes, wholeChunk(bytes))
+				if got.Why != "" || want.Why != "" || far != "" {
+					t.Errorf("all_reduce %s, %d bytes: %s%s%s", name, bytes, far, got.Why, want.Why)
+				}
+			}
+		}
+	}
+}
+
+// What a closed form would say of a link that is half as slow is not within the tolerance.
+func TestAgreementIsNoticed(t *testing.T) {
+	c, half := described(t, "nvlink", "rdma_400g", 8, 8), described(t, "nvlink", "rdma_200g", 8, 8)
+	for _, name := range []string{message.Ring, message.Hierarchical} {
+		a, b := c.one(coll.AllReduce, name, 100_000_000, wholeChunk(100_000_000), Closed), half.one(coll.AllReduce, name, 100_000_000, wholeChunk(100_000_000), Played)
+		if math.Abs(a.Seconds-b.Seconds) <= tolerance*b.Seconds {
+			t.Errorf("%s: %g s and %g s", name, a.Seconds, b.Seconds)
+		}
+	}
+}

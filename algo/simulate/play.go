@@ -1,0 +1,123 @@
+// Predictions by playing plans.
+
+package simulate
+
+import (
+	"fmt"
+
+	"sagecomm/algo/message"
+	"sagecomm/internal/coll"
+)
+
+// MostPlayed is up to how many ranks plans are played rather than looked up in closed forms.
+const MostPlayed = 4096
+
+// mostSteps bounds the steps of plans that are built for one play: those of all ranks where each has its own, which is
+// a matter of some seconds and of 1 GB.
+const mostSteps = 8 << 20
+
+// mostBeats bounds the steps that are played, of all ranks and chunks: some ten seconds.
+const mostBeats = 96 << 20
+
+// links are the classes of links: those inside hosts and those between them.
+func (c *Cluster) links() [2]Link {
+	// Checked when it was parsed; of one host the second is not used.
+	inside, _ := c.link("inside", c.Inside)
+	between, _ := c.link("between", c.Between)
+	return [2]Link{inside, between}
+}
+
+// costs describes the cluster to message.Play.
+func (c *Cluster) costs() message.Costs {
+	links := c.links()
+	width := c.RanksPerHost
+	costs := message.Costs{
+		Links: []message.Link{links[0].message()}, Reduce: perByte(c.Reduce), Copy: perByte(c.Copy), Capacity: c.Capacity,
+	}
+	if c.Hosts == 1 {
+		return costs
+	}
+	costs.Links = append(costs.Links, links[1].message())
+	costs.Class = func(from, to int) int {
+		if from/width == to/width {
+			return 0
+		}
+		return 1
+	}
+	if !c.sharesNICs() && c.Oversubscription == 1 {
+		return costs
+	}
+	// Uplinks of NICs, their downlinks, and the same of switches.
+	nics, switches := c.Hosts*c.NICs, c.Hosts/c.HostsPerSwitch
+	costs.Shared = make([]float64, 2*nics+2*switches)
+	for i := range costs.Shared {
+		costs.Shared[i] = perByte(links[1].nic())
+		if i >= 2*nics {
+			costs.Shared[i] = c.switchByte()
+		}
+	}
+	perNIC, perSwitch := width/c.NICs, c.HostsPerSwitch*width
+	costs.Route = func(from, to int, via []int) []int {
+		if from/width == to/width {
+			return via
+		}
+		up, down := from/perSwitch, to/perSwitch
+		via = append(via, from/perNIC)
+		if up != down && c.Oversubscription > 1 {
+			via = append(via, 2*nics+up, 2*nics+switches+down)
+		}
+		return append(via, nics+to/perNIC)
+	}
+	return costs
+}
+
+// sharesNICs says whether a NIC can be what ranks wait for: it is not where each has one to itself that is as fast as
+// what it sends.
+func (c *Cluster) sharesNICs() bool {
+	between := c.links()[1]
+	return c.NICs < c.RanksPerHost || between.nic() < between.Rate
+}
+
+// switchByte is seconds per byte of what a switch passes on to others: what its hosts can send, less oversubscription.
+func (c *Cluster) switchByte() float64 {
+	return perByte(c.links()[1].nic()) * c.Oversubscription / float64(c.HostsPerSwitch*c.NICs)
+}
+
+// play predicts one algorithm by playing its plans with chunks of so many bytes.
+func (c *Cluster) play(kind coll.Kind, algorithm string, bytes uint64, chunk int) (message.Outcome, error) {
+	at := message.Place{Size: c.Ranks(), Chunk: chunk}
+	if algorithm == message.Hierarchical {
+		at.Hosts = c.hosts() // looking at them takes as long as there are ranks, for each
+	}
+	var failed error
+	build := func(rank int) message.Plan {
+		at := at
+		at.Rank = rank
+		p, err := message.Build(kind, algorithm, at)
+		if err != nil && failed == nil {
+			failed = err
+		}
+		return p
+	}
+	first, turned := build(0), message.Turns(kind, algorithm)
+	if failed != nil {
+		return message.Outcome{}, failed
+	}
+	steps := len(first.Steps)
+	if !turned {
+		steps *= at.Size
+	}
+	l := message.Lengths{Bytes: bytes}
+	beats := float64(len(first.Steps)) * float64(at.Size) * float64(first.Chunks(l))
+	switch {
+	case steps > mostSteps:
+		return message.Outcome{}, fmt.Errorf("plans of %d steps, of which at most %d are built", steps, mostSteps)
+	case beats > mostBeats:
+		return message.Outcome{}, fmt.Errorf("%.0f steps in all chunks, of which at most %d are played", beats, mostBeats)
+	}
+	o, err := message.Play(message.Group{Size: at.Size, Build: build, Turned: turned}, l, c.costs())
+	if failed != nil {
+		err = failed
+	}
+	return o, err
+}
