@@ -60,13 +60,16 @@ int choose_rounds(void) {
   return most + 2; /* a kind goes over boards in two rounds of up to 2 * KINDS */
 }
 
-void choose_messages(int round, uint64_t *random) {
+void choose_messages(int round, uint32_t least, uint64_t *random) {
   static const uint32_t chunks[] = {64, 192, 1024, LONGEST_CHUNK};
   for (int kind = 0; kind < KINDS; kind++) {
     int before = 0; /* rounds in which it went over messages */
     for (int i = 0; i < round; i++) before += i % KINDS != kind;
     int algorithm = round % KINDS == kind ? BOARDS : before % algorithms_of(kind);
-    for (int c = 0; c < SIZE_CLASSES; c++) choose(kind, c, algorithm, chunks[next_random(random) >> 62]);
+    for (int c = 0; c < SIZE_CLASSES; c++) {
+      uint32_t chunk = chunks[next_random(random) >> 62];
+      choose(kind, c, algorithm, chunk > least ? chunk : least);
+    }
   }
 }
 

@@ -35,9 +35,9 @@ bool takes_even_blocks_only(int kind, int algorithm);
  * as at first. The root is the first or the last rank, where messages are used. */
 void choose(int kind, int size_class, int algorithm, uint32_t chunk);
 void choose_boards(void);
-/* Messages, for all kinds. After as many rounds as choose_rounds() each algorithm had its turn; in each round, one kind goes
- * over boards. */
-void choose_messages(int round, uint64_t *random);
+/* Messages, for all kinds, in chunks of `least` bytes or more. After as many rounds as choose_rounds() each algorithm had
+ * its turn; in each round, one kind goes over boards. */
+void choose_messages(int round, uint32_t least, uint64_t *random);
 int choose_rounds(void);
 
 /* NULL: boards. */

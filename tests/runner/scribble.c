@@ -222,7 +222,7 @@ void test_random_garbage(int n, waiting w, uint64_t seed) {
     atomic_store(&timeout_ns, HANG_NS);
     /* Over boards, or most kinds by messages: another algorithm each time. */
     uint64_t random = s.random;
-    if (i % 4 < 2) choose_messages((int)(next_random(&random) % (uint64_t)choose_rounds()), &random);
+    if (i % 4 < 2) choose_messages((int)(next_random(&random) % (uint64_t)choose_rounds()), 1024, &random);
     run_ranks(n, w.spin, w.yield_us, seed, random_words, &s);
     choose_boards();
   }
