@@ -35,9 +35,8 @@ struct Destination<Writer, std::void_t<decltype(Writer::getWriter(0).write(std::
   }
 };
 
-} // namespace
-
-std::string told(int64_t (*tell)(char*, size_t), const char* what) {
+template <class Tell>
+std::string toldBy(Tell tell, const char* what) {
   std::string text(1 << 16, '\0');
   for (;;) {
     const int64_t needed = tell(text.data(), text.size());
@@ -50,6 +49,12 @@ std::string told(int64_t (*tell)(char*, size_t), const char* what) {
   }
 }
 
+} // namespace
+
+std::string told(int64_t (*tell)(char*, size_t), const char* what) {
+  return toldBy(tell, what);
+}
+
 std::string flightRecords() {
   return told(core().flight_records, "the flight recorder");
 }
@@ -60,6 +65,11 @@ std::string metrics() {
 
 std::string topology() {
   return told(core().topology, "the topology");
+}
+
+std::string simulate(const std::string& question) {
+  return toldBy(
+      [&](char* text, size_t bytes) { return core().simulate(question.c_str(), text, bytes); }, "the simulation");
 }
 
 void dumpFlight(const std::optional<std::string>& prefix) {

@@ -1,5 +1,5 @@
 // flight.hpp: what the core tells about its groups: the flight recorder for torch's dumps, metrics; and about
-// the host.
+// hosts, this one and described ones.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,9 @@ std::string metrics();
 
 // What this host is made of, as the core's JSON. Needs no group. Without the GIL.
 std::string topology();
+
+// What collectives would take on a described cluster: the core's answer to a question, both JSON. Without the GIL.
+std::string simulate(const std::string& question);
 
 // Writes this rank's file for torch's analyser; nullopt: to where failures are dumped. Without the GIL.
 void dumpFlight(const std::optional<std::string>& prefix);

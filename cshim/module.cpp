@@ -162,6 +162,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("flight_records", &flightRecords, PyNoGil());
   module.def("metrics", &metrics, PyNoGil());
   module.def("topology", &topology, PyNoGil());
+  module.def("simulate", &simulate, py::arg("question"), PyNoGil());
   module.def("write_dump", &writeDump, py::arg("rank"), py::arg("dump"), PyNoGil());
   module.def("go_entries", [] { return core().go_entries(); }, PyNoGil());
   module.def("built_for", &builtFor);

@@ -20,6 +20,7 @@ uint64_t sagecommGroupStack(sagecomm_group, char *);
 int64_t sagecommMetrics(char *, size_t);
 int64_t sagecommStatus(char *, size_t);
 int64_t sagecommTopology(char *, size_t);
+int64_t sagecommSimulate(char *, char *, size_t);
 void sagecommShutdown(void);
 
 void sagecommSink(void *, void *, size_t);
@@ -117,6 +118,10 @@ static int64_t status(char *json, size_t n) { return scr_in_child() ? SAGECOMM_F
 
 static int64_t topology(char *json, size_t n) { return scr_in_child() ? SAGECOMM_FORKED : sagecommTopology(json, n); }
 
+static int64_t simulate(const char *question, char *json, size_t n) {
+  return scr_in_child() ? SAGECOMM_FORKED : sagecommSimulate((char *)(uintptr_t)question, json, n);
+}
+
 static int32_t monitored_error(sagecomm_group group, int64_t timeout_ns, int32_t all, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   return sagecommMonitoredError(group, timeout_ns, all, err);
@@ -160,6 +165,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .group_on_failure = group_on_failure,
       .topology = topology,
       .monitored_error = monitored_error,
+      .simulate = simulate,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

@@ -329,6 +329,17 @@ typedef struct sagecomm_api {
    * the message begins with the words that torch's gloo has for it. timeout_ns: what the barrier was given, 0 by who
    * only looked. With `all` every missing rank is named in these words, else the least; the rest names all anyway. */
   int32_t (*monitored_error)(sagecomm_group group, int64_t timeout_ns, int32_t all, sagecomm_error *err);
+
+  /* What each algorithm of a collective would take on a cluster that is only described, as JSON. It needs no group, and
+   * may work for many seconds, again in each call. As group_stats(); INVALID without a question.
+   * The question, JSON as well:
+   *   {"cluster": "text of a description", "op": "all_reduce", "bytes", "hosts"?, "method"?}
+   * "hosts" takes the place of the description's, "method" is "simulated" or "closed form"; docs/scaling.md has the
+   * description. "bytes" are those of the buffer, or of each rank's block. The answer:
+   *   {"cluster": {...}, "op", "bytes", "ranks", "predictions": [{"algorithm", "method", "seconds", "messages", "bytes",
+   *     "bus_gb_per_s", "chunk"?, "why"?}]} or {"error": "..."}
+   * "messages" and "bytes" of a prediction are sent by the rank that sends most; with "why" there is no prediction. */
+  int64_t (*simulate)(const char *question, char *json, size_t n);
 } sagecomm_api;
 
 /* The table of that version, or NULL when the library does not speak it. Starts nothing. */

@@ -1,6 +1,6 @@
 // Package simulate predicts collectives on clusters that are only described: how long each algorithm of package message
 // takes on so many hosts and links. Like message it is data and arithmetic only. Start reading at [Cluster], then
-// [Cluster.Predict].
+// [Cluster.Predict]; [Answer] does both for text.
 //
 // There are two ways to a prediction, which tests hold against each other. Up to [MostPlayed] ranks the plans themselves
 // are played (play.go): it knows no formula. Above, closed forms (formula*.go) say what the literature says of each

@@ -12,9 +12,12 @@ import (
 // MostPlayed is up to how many ranks plans are played rather than looked up in closed forms.
 const MostPlayed = 4096
 
-// mostSteps bounds the steps of plans that are built for one play: those of all ranks where each has its own, which is
-// a matter of some seconds and of 1 GB.
-const mostSteps = 8 << 20
+// mostBuilt bounds the steps of plans that are built for one play, and the regions that these name: those of all ranks
+// where each has its own. It is a matter of some ten seconds, and of 1 GB where all are steps.
+const mostBuilt = 40 << 20
+
+// stepCost is what a step costs to build, in regions.
+const stepCost = 4
 
 // mostBeats bounds the steps that are played, of all ranks and chunks: some ten seconds.
 const mostBeats = 96 << 20
@@ -103,15 +106,18 @@ func (c *Cluster) play(kind coll.Kind, algorithm string, bytes uint64, chunk int
 	if failed != nil {
 		return message.Outcome{}, failed
 	}
-	steps := len(first.Steps)
+	built := stepCost * len(first.Steps)
+	for _, step := range first.Steps {
+		built += len(step.From) + len(step.To)
+	}
 	if !turned {
-		steps *= at.Size
+		built *= at.Size
 	}
 	l := message.Lengths{Bytes: bytes}
 	beats := float64(len(first.Steps)) * float64(at.Size) * float64(first.Chunks(l))
 	switch {
-	case steps > mostSteps:
-		return message.Outcome{}, fmt.Errorf("plans of %d steps, of which at most %d are built", steps, mostSteps)
+	case built > mostBuilt:
+		return message.Outcome{}, fmt.Errorf("plans of %d steps for each of %d ranks are too long to be built", len(first.Steps), at.Size)
 	case beats > mostBeats:
 		return message.Outcome{}, fmt.Errorf("%.0f steps in all chunks, of which at most %d are played", beats, mostBeats)
 	}

@@ -151,7 +151,7 @@ func TestWhatEachMethodIsFor(t *testing.T) {
 	if p.Why == "" || !strings.Contains(p.Why, "steps in all chunks") || p.Seconds != 0 || p.Method != Either {
 		t.Errorf("%+v", p)
 	}
-	if p := described(t, "ring", "tcp_25g", 1500, 2).One(coll.Broadcast, message.ScatterAllGather, 8, Played); !strings.Contains(p.Why, "are built") {
+	if p := described(t, "ring", "tcp_25g", 1500, 2).One(coll.Broadcast, message.ScatterAllGather, 8, Played); !strings.Contains(p.Why, "too long to be built") {
 		t.Errorf("%+v", p)
 	}
 	both := described(t, "ring", "tcp_100g", 8192, 8, 1).One(coll.AllToAll, message.Pairwise, 8, Either)
@@ -219,5 +219,23 @@ func TestClosedFormsSayWhereTheyDoNotHold(t *testing.T) {
 	}
 	if why := chain(4, 1000, 64); !strings.Contains(why, "a chain through 4 hosts") {
 		t.Error(why)
+	}
+}
+
+func TestQuestionsAreAnswered(t *testing.T) {
+	description := `"{\"hosts\": 8, \"ranks_per_host\": 2, \"inside\": \"ring\", \"between\": \"tcp_25g\", \"hosts_per_switch\": 4, \"oversubscription\": 2}"`
+	for _, c := range []struct{ text, what string }{
+		{`{"cluster": ` + description + `, "op": "all_reduce", "bytes": 8}`, `"ranks":16,"predictions":[{"algorithm":"`},
+		{`{"cluster": ` + description + `, "op": "all_reduce", "bytes": 8, "hosts": 2}`, `"ranks":4,"predictions":[{"algorithm":"`},
+		{`{"cluster": ` + description + `, "op": "barrier", "method": "closed form"}`, `"method":"closed form"`},
+		{`{"cluster": ` + description + `, "op": "send"}`, `{"bytes":0,"error":"op: send: expected one of all_reduce, broadcast,`},
+		{`{"cluster": ` + description + `, "op": "barrier", "method": "guess"}`, `"error":"method: guess: expected`},
+		{`{"cluster": ` + description + `, "op": "barrier", "hosts": -1}`, `"error":"cluster: hosts: -1, expected`},
+		{`{"cluster": "{", "op": "barrier"}`, `"error":"cluster: byte`},
+		{`{"cluster": 5}`, `"error":"json: cannot unmarshal`},
+	} {
+		if got, err := Answer([]byte(c.text)); err != nil || !strings.Contains(string(got), c.what) {
+			t.Errorf("%s: %s (%v), expected %s", c.text, got, err, c.what)
+		}
 	}
 }

@@ -376,19 +376,48 @@ static int32_t flight_dump(const char *prefix, sagecomm_error *err) {
 static int64_t metrics(char *text, size_t n) { return describe(text, n, ""); }
 static int64_t status(char *json, size_t n) { return describe(json, n, "{\"groups\": []}"); }
 static int64_t topology(char *json, size_t n) { return describe(json, n, "{\"host\": {}, \"process\": {}}"); }
+static int64_t simulate(const char *question, char *json, size_t n) {
+  (void)question;
+  return describe(json, n, "{\"error\": \"\"}");
+}
 static int32_t monitored_error(sagecomm_group group, int64_t timeout_ns, int32_t all, sagecomm_error *err) {
   (void)timeout_ns, (void)all;
   return group_error(group, err);
 }
 static void shutdown_all(void) { fake.shutdowns++; }
 
-static const sagecomm_api api = {
-    SAGECOMM_ABI_VERSION, sizeof(sagecomm_api), version,           group_create, group_destroy,    group_abort,
-    group_error,          group_sequence,       group_set_timeout, issue,        wait_for,         on_done,
-    work_sequence,        work_source,          release_work,      group_stats,  go_entries,       describe_environment,
-    shutdown_all,         flight_records,       issue_coalesced,   group_fail,   group_hold,       group_describe,
-    group_stack,          flight_dump,          metrics,           status,       group_on_failure, topology,
-    monitored_error};
+static const sagecomm_api api = {SAGECOMM_ABI_VERSION,
+                                 sizeof(sagecomm_api),
+                                 version,
+                                 group_create,
+                                 group_destroy,
+                                 group_abort,
+                                 group_error,
+                                 group_sequence,
+                                 group_set_timeout,
+                                 issue,
+                                 wait_for,
+                                 on_done,
+                                 work_sequence,
+                                 work_source,
+                                 release_work,
+                                 group_stats,
+                                 go_entries,
+                                 describe_environment,
+                                 shutdown_all,
+                                 flight_records,
+                                 issue_coalesced,
+                                 group_fail,
+                                 group_hold,
+                                 group_describe,
+                                 group_stack,
+                                 flight_dump,
+                                 metrics,
+                                 status,
+                                 group_on_failure,
+                                 topology,
+                                 monitored_error,
+                                 simulate};
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
   static int once;

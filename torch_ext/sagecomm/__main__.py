@@ -1,4 +1,4 @@
-"""Command line: python -m sagecomm env | status | topo"""
+"""Command line: python -m sagecomm env | status | topo | simulate"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -14,10 +15,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     env = commands.add_parser("env", help="print every configuration variable with its default and value")
     status = commands.add_parser("status", help="ask the processes of this host who is where in which group")
     topo = commands.add_parser("topo", help="print what this host is made of and what of it a process may use")
-    for command in (env, status, topo):
+    simulate = commands.add_parser("simulate", help="predict what collectives take on a cluster that is described")
+    add_simulation(simulate)
+    for command in (env, status, topo, simulate):
         command.add_argument("--json", action="store_true", help="as JSON")
     parsed = parser.parse_args(arguments)
     try:
+        if parsed.command == "simulate":
+            return print_simulation(parsed)
         run = {"env": print_environment, "status": print_status, "topo": print_topology}[parsed.command]
         return run(parsed.json)
     except RuntimeError as err:
@@ -48,6 +53,35 @@ def print_topology(as_json: bool) -> int:
 
     topology = _native.load().topology()
     print(topology if as_json else _topo.text(json.loads(topology)))
+    return 0
+
+
+def add_simulation(command: argparse.ArgumentParser) -> None:
+    from sagecomm import _simulate
+
+    command.add_argument("--cluster", type=Path, required=True, metavar="FILE", help="its description, docs/scaling.md")
+    command.add_argument("--op", default="all_reduce", help="the collective, all_reduce by default")
+    command.add_argument(
+        "--bytes",
+        type=_simulate.sizes,
+        default=[100_000_000],
+        help="of the buffer, or of each rank's block: 100MB by default; 8,64KiB is a list, 8-100MB a range",
+    )
+    command.add_argument(
+        "--hosts", type=_simulate.counts, default=[0], help="in the place of those described: 512, 64,512 or 1-8192"
+    )
+    command.add_argument("--method", choices=["simulated", "closed form"], default="", help="by default what fits")
+    command.add_argument("--png", type=Path, metavar="FILE", help="draws time against ranks or bytes; needs matplotlib")
+
+
+def print_simulation(parsed: argparse.Namespace) -> int:
+    from sagecomm import _native, _simulate
+
+    ask = _native.load().simulate
+    answers = _simulate.ask(ask, parsed.cluster, parsed.op, parsed.bytes, parsed.hosts, parsed.method)
+    print(json.dumps(answers) if parsed.json else _simulate.text(answers))
+    if parsed.png is not None:
+        _simulate.draw(answers, parsed.png)
     return 0
 
 
