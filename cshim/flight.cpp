@@ -72,6 +72,11 @@ std::string simulate(const std::string& question) {
       [&](char* text, size_t bytes) { return core().simulate(question.c_str(), text, bytes); }, "the simulation");
 }
 
+std::string explain(const std::string& question) {
+  return toldBy(
+      [&](char* text, size_t bytes) { return core().explain(question.c_str(), text, bytes); }, "the explanation");
+}
+
 void dumpFlight(const std::optional<std::string>& prefix) {
   sagecomm_error error;
   if (core().flight_dump(prefix ? prefix->c_str() : nullptr, &error) < 0) {

@@ -117,6 +117,7 @@ void bindProcessGroup(py::module_& module) {
           py::arg("remote_rank_list"),
           PyNoGil())
       .def("stats_json", &ProcessGroupSagecomm::statsJson, PyNoGil())
+      .def("group_number", &ProcessGroupSagecomm::groupNumber, PyNoGil())
       // Torch has no binding for them.
       .def(
           "register_completion_hook",
@@ -163,6 +164,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("metrics", &metrics, PyNoGil());
   module.def("topology", &topology, PyNoGil());
   module.def("simulate", &simulate, py::arg("question"), PyNoGil());
+  module.def("explain", &explain, py::arg("question"), PyNoGil());
   module.def("write_dump", &writeDump, py::arg("rank"), py::arg("dump"), PyNoGil());
   module.def("go_entries", [] { return core().go_entries(); }, PyNoGil());
   module.def("built_for", &builtFor);

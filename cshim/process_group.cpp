@@ -309,6 +309,17 @@ bool ProcessGroupSagecomm::supportsTensorAlloc(c10::DeviceIndex /*device*/) {
   return false;
 }
 
+int64_t ProcessGroupSagecomm::groupNumber() const {
+  refuseInChild();
+  WithoutGil unlocked;
+  return ask([&](sagecomm_group group) -> int64_t {
+    if (group == 0) {
+      refuseWithoutGroup("explain");
+    }
+    return static_cast<int64_t>(group);
+  });
+}
+
 std::string ProcessGroupSagecomm::statsJson() const {
   refuseInChild();
   WithoutGil unlocked;

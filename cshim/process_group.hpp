@@ -152,6 +152,8 @@ class ProcessGroupSagecomm final : public c10d::Backend {
 
   // The core's statistics of this group, as JSON.
   std::string statsJson() const;
+  // What the core calls the group.
+  int64_t groupNumber() const;
 
  private:
   template <class F>

@@ -15,6 +15,9 @@ import (
 
 //export sagecommExplain
 func sagecommExplain(question *C.char, to *C.char, n C.size_t) C.int64_t {
+	if question == nil {
+		return C.SAGECOMM_INVALID
+	}
 	return told(to, n, func() ([]byte, error) {
 		var q pgbackend.Question
 		answer := struct {

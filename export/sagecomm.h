@@ -340,6 +340,16 @@ typedef struct sagecomm_api {
    *     "bus_gb_per_s", "chunk"?, "why"?}]} or {"error": "..."}
    * "messages" and "bytes" of a prediction are sent by the rank that sends most; with "why" there is no prediction. */
   int64_t (*simulate)(const char *question, char *json, size_t n);
+
+  /* How a collective is carried out, in a group or in one that is only described, and why, as JSON. As group_stats();
+   * INVALID without a question. The question, JSON as well:
+   *   {"op": "all_reduce", "bytes", "group"?, "ranks"?, "hosts"?, "tune"?}
+   * "group" is a handle; without it the settings are those of the environment, "tune" where that has none. "bytes" as
+   * for simulate(). The answer, candidates in the order of what they are predicted to take:
+   *   {"op", "bytes", "ranks", "hosts", "table", "candidates": [{"algorithm", "transport", "chunk", "seconds", "steps",
+   *     "bytes", "chosen", "forced", "why"}]} or {"error": "..."}
+   * "steps" and "bytes" of a candidate are the most of a rank; "table" are all ranges in the grammar of SAGECOMM_TUNE. */
+  int64_t (*explain)(const char *question, char *json, size_t n);
 } sagecomm_api;
 
 /* The table of that version, or NULL when the library does not speak it. Starts nothing. */

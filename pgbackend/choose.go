@@ -5,6 +5,7 @@ import (
 	"hash/fnv"
 	"math"
 	"os"
+	"runtime"
 	"slices"
 	"time"
 
@@ -136,9 +137,13 @@ var usual = runner.Probe{Hop: 45e-9, Copy: 21e-12, Far: 25e-12, Fold: 16e-12}
 // probeBudget bounds what the first group of a process waits for it.
 const probeBudget = 50 * time.Millisecond
 
-// probe measures once in a process.
-func (p *Process) probe() findings {
+// probe measures once in a process, if then each of that many ranks can have two processors for it: what two threads
+// find that share one says nothing about memory.
+func (p *Process) probe(ranks int) findings {
 	p.probing.Do(func() {
+		if runtime.NumCPU() < 2*ranks {
+			return
+		}
 		if found, ok := runner.RunProbe(probeBudget); ok {
 			p.found = findings{octaves(found.Hop, usual.Hop), octaves(found.Copy, usual.Copy), octaves(found.Far, usual.Far), octaves(found.Fold, usual.Fold)}
 		}

@@ -47,7 +47,8 @@ func TestProbeMakesTheTables(t *testing.T) {
 	t.Cleanup(func() { p.found = before })
 	chosen := func(found findings, probe string) string {
 		p.found = found
-		w := newWorldWith(t, 2, opTimeout, options{"probe": probe})
+		t.Setenv("SAGECOMM_PROBE", probe)
+		w := newWorld(t, 2)
 		w.each(func(g *Group) error { return asError(sum(g, 100)) })
 		return w.groups[0].selector.Describe(coll.AllReduce)
 	}
@@ -112,7 +113,6 @@ func TestWishesThatDiffer(t *testing.T) {
 		{{"tune": "ring.byte=1ns"}, {"tune": "ring.byte=2ns"}},
 		{{"tune_file": one}, {}},
 		{{"tune_file": one}, {"tune_file": other}},
-		{{"probe": "on"}, {"probe": "off"}},
 	} {
 		_, errs := tryWorld(t, 2, opTimeout, func(rank int) options { return o[rank] })
 		for rank, err := range errs {

@@ -95,7 +95,7 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 	}
 	var found findings
 	if w.probe {
-		found = p.probe()
+		found = p.probe(q.Ranks)
 	}
 	made, err := p.selector(shape, w.machine, w, found)
 	return made, shape, err

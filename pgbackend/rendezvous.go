@@ -69,7 +69,7 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 	me := member{Machine: g.wishes.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(),
 		Agreed: fmt.Sprintf("protocol %d, %d ranks, settings of algorithms %016x, shared memory by %v", protocolVersion, g.size, g.wishes.fingerprint(), methods)}
 	if g.wishes.probe && g.size > 1 {
-		me.Probe = g.process.probe()
+		me.Probe = g.process.probe(g.size)
 	}
 	if storeErr == nil {
 		g.board, storeErr = newBoard(st, g.rank, g.size)

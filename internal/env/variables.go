@@ -45,7 +45,7 @@ var (
 		"File of `python -m sagecomm tune`: parameters and rules that were measured, by machine and group; what SAGECOMM_TUNE says comes before it. Must say the same on all ranks.")
 
 	Probe = declare("PROBE", "on", oneOf(map[string]bool{"on": true, "off": false}),
-		"Whether the first group of a process measures, for some milliseconds, what memory costs on its machine; ranks agree on what they found.")
+		"Whether the first group of a process measures, for some milliseconds, what memory costs on its machine, if there are two processors for each rank; ranks agree on what they found.")
 
 	ShmAttach = declare("SHM_ATTACH", "proc,scm,tmpfs", listOf("proc", "scm", "tmpfs"),
 		"Ways to map a peer's shared memory, in the order in which they are tried: through /proc, by descriptor passing, by a file that is removed once it is mapped.")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """A shell's background job begins with SIGINT ignored, and so would every process that it starts."""
+    # A shell's background job begins with SIGINT ignored, and so would every process that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["SAGECOMM_PROBE"] = "off"  # choices that are the same on all machines
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ are loaded when the first group is created.
 """
 
 from sagecomm._barrier import monitored_barrier
+from sagecomm._explain import explain
 from sagecomm._observe import dump_flight_recorder, get_stats, metrics
 from sagecomm._registration import register as _register
 from sagecomm._version import __version__
@@ -21,6 +22,7 @@ __all__ = [
     "PeerFailure",
     "__version__",
     "dump_flight_recorder",
+    "explain",
     "get_stats",
     "metrics",
     "monitored_barrier",

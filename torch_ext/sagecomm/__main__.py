@@ -1,4 +1,4 @@
-"""Command line: python -m sagecomm env | status | topo | simulate"""
+"""Command line: python -m sagecomm env | status | topo | explain | simulate"""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     env = commands.add_parser("env", help="print every configuration variable with its default and value")
     status = commands.add_parser("status", help="ask the processes of this host who is where in which group")
     topo = commands.add_parser("topo", help="print what this host is made of and what of it a process may use")
+    explain = commands.add_parser("explain", help="say which algorithm carries a collective out, and why")
+    add_explanation(explain)
     simulate = commands.add_parser("simulate", help="predict what collectives take on a cluster that is described")
     add_simulation(simulate)
-    for command in (env, status, topo, simulate):
+    for command in (env, status, topo, explain, simulate):
         command.add_argument("--json", action="store_true", help="as JSON")
     parsed = parser.parse_args(arguments)
     try:
         if parsed.command == "simulate":
             return print_simulation(parsed)
+        if parsed.command == "explain":
+            return print_explanation(parsed)
         run = {"env": print_environment, "status": print_status, "topo": print_topology}[parsed.command]
         return run(parsed.json)
     except RuntimeError as err:
@@ -53,6 +57,25 @@ def print_topology(as_json: bool) -> int:
 
     topology = _native.load().topology()
     print(topology if as_json else _topo.text(json.loads(topology)))
+    return 0
+
+
+def add_explanation(command: argparse.ArgumentParser) -> None:
+    from sagecomm import _simulate
+
+    command.add_argument("--op", default="all_reduce", help="the collective, all_reduce by default")
+    command.add_argument("--bytes", type=_simulate.size, default=1 << 20, help="of the buffer, or of each rank's block")
+    command.add_argument("--ranks", type=int, default=2, help="of the group, 2 by default")
+    command.add_argument("--hosts", type=int, default=1, help="that the ranks are on, as many on each")
+    command.add_argument("--tune", default="", metavar="RULES", help="as SAGECOMM_TUNE, where that is not set")
+
+
+def print_explanation(parsed: argparse.Namespace) -> int:
+    from sagecomm import _explain, _native
+
+    question = {name: getattr(parsed, name) for name in ("op", "bytes", "ranks", "hosts", "tune")}
+    answer = _explain.ask(_native.load().explain, **question)
+    print(json.dumps(answer) if parsed.json else _explain.text(answer))
     return 0
 
 

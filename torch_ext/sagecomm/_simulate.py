@@ -73,7 +73,7 @@ def ask(
 def table(answer: dict[str, Any]) -> str:
     """For people."""
     cluster = answer["cluster"]
-    title = answer["op"] + (f" of {_bytes(answer['bytes'])}" if answer["op"] != "barrier" else "")
+    title = answer["op"] + (f" of {in_bytes(answer['bytes'])}" if answer["op"] != "barrier" else "")
     title += f", {answer['ranks']} ranks: "
     title += f"{cluster['hosts']} x {cluster['ranks_per_host']}, {cluster['inside']}"
     if cluster["hosts"] > 1:
@@ -84,10 +84,10 @@ def table(answer: dict[str, Any]) -> str:
         if "why" in p:
             notes.append(f"  {p['algorithm']}: {p['why']}")
             continue
-        chunk = _bytes(p["chunk"]) if "chunk" in p else "whole"
+        chunk = in_bytes(p["chunk"]) if "chunk" in p else "whole"
         taken, bus = duration(p["seconds"]), f"{p['bus_gb_per_s']:.2f}"
-        rows.append((p["algorithm"], taken, str(p["messages"]), _bytes(p["bytes"]), bus, chunk, p["method"]))
-    return "\n".join([title, *_columns(rows, range(1, 6)), *notes])
+        rows.append((p["algorithm"], taken, str(p["messages"]), in_bytes(p["bytes"]), bus, chunk, p["method"]))
+    return "\n".join([title, *columns(rows, range(1, 6)), *notes])
 
 
 def text(answers: Sequence[dict[str, Any]]) -> str:
@@ -98,8 +98,8 @@ def text(answers: Sequence[dict[str, Any]]) -> str:
     rows = [("ranks", "bytes", *names)]
     for answer in answers:
         found = {p["algorithm"]: p for p in answer["predictions"]}
-        rows.append((str(answer["ranks"]), _bytes(answer["bytes"]), *(_brief(found[name]) for name in names)))
-    return "\n".join([f"{answers[0]['op']}: times (* by closed form)", *_columns(rows, range(len(rows[0])))])
+        rows.append((str(answer["ranks"]), in_bytes(answer["bytes"]), *(_brief(found[name]) for name in names)))
+    return "\n".join([f"{answers[0]['op']}: times (* by closed form)", *columns(rows, range(len(rows[0])))])
 
 
 def _brief(prediction: dict[str, Any]) -> str:
@@ -108,7 +108,7 @@ def _brief(prediction: dict[str, Any]) -> str:
     return duration(prediction["seconds"]) + ("*" if prediction["method"] == "closed form" else " ")
 
 
-def _columns(rows: Sequence[tuple[str, ...]], numbers: range) -> list[str]:
+def columns(rows: Sequence[tuple[str, ...]], numbers: range) -> list[str]:
     """Lines of cells below each other; numbers stand on the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
@@ -128,7 +128,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.4g} s"
 
 
-def _bytes(number: int) -> str:
+def in_bytes(number: int) -> str:
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if number >= scale:
             return f"{number / scale:.4g} {unit}"
@@ -147,13 +147,13 @@ def draw(answers: Sequence[dict[str, Any]], path: Path) -> None:
     axes = figure.add_subplot()
     for (name, other), points in sorted(curves(answers, key).items()):
         several = len({answer[_other(key)] for answer in answers}) > 1
-        label = f"{name}, {_bytes(other)}" if several else name
+        label = f"{name}, {in_bytes(other)}" if several else name
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=label)
     axes.set_xscale("symlog" if key == "bytes" else "log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel(key)
     axes.set_ylabel("seconds")
-    what = f"{answers[0]['ranks']} ranks" if key == "bytes" else _bytes(answers[0]["bytes"])
+    what = f"{answers[0]['ranks']} ranks" if key == "bytes" else in_bytes(answers[0]["bytes"])
     axes.set_title(f"{answers[0]['op']}, {answers[0]['cluster'].get('name', 'cluster')}, {what}", fontsize="medium")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize="small")

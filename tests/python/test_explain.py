@@ -1,0 +1,85 @@
+"""sagecomm.explain and python -m sagecomm explain: which algorithm carries a collective out, and why."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import programs
+import sagecomm
+from sagecomm import _explain
+
+ANSWER = {
+    "op": "all_reduce",
+    "bytes": 1048576,
+    "ranks": 4,
+    "hosts": 2,
+    "table": "all_reduce: 0-inf:ring@chunk=131072 (predicted)",
+    "candidates": [
+        {
+            "algorithm": "ring",
+            "transport": "channels",
+            "chunk": 131072,
+            "seconds": 147.9e-6,
+            "steps": 24,
+            "bytes": 1572864,
+            "chosen": True,
+            "forced": False,
+            "why": "predicted",
+        },
+        {
+            "algorithm": "one_shot",
+            "transport": "boards",
+            "chunk": 131072,
+            "seconds": 333.6e-6,
+            "steps": 16,
+            "bytes": 3145728,
+            "chosen": False,
+            "forced": False,
+            "why": "2.26 times as long as ring",
+        },
+    ],
+}
+TABLE = """\
+all_reduce of 1.049 MB, 4 ranks on 2 hosts
+     algorithm      time  steps     bytes     chunk  over      why
+  *  ring       147.9 us     24  1.573 MB  131.1 KB  channels  predicted
+     one_shot   333.6 us     16  3.146 MB  131.1 KB  boards    2.26 times as long as ring
+all_reduce: 0-inf:ring@chunk=131072 (predicted)"""
+
+
+def test_the_table_for_people():
+    assert _explain.text(ANSWER) == TABLE
+
+
+def explanations() -> tuple[dict, dict, str]:
+    ring = dist.new_group(pg_options=sagecomm.Options(settings={"tune": "all_reduce:ring"}))
+    dist.all_reduce(torch.ones(4), group=ring)
+    with pytest.raises(RuntimeError, match='"send" is no collective'):
+        sagecomm.explain("send", 8)
+    with pytest.raises(ValueError, match="gloo"):
+        sagecomm.explain("all_reduce", 8, dist.new_group(backend="gloo"))
+    used = sagecomm.get_stats(ring)["rows"][0]["algorithm"]
+    return sagecomm.explain("all_reduce", 8), sagecomm.explain("all_reduce", 8, ring), used
+
+
+def test_explanations_of_groups(world):
+    for default, forced, used in world(2).run(explanations):
+        (chosen,) = (c for c in default["candidates"] if c["chosen"])
+        assert not chosen["forced"] and len(default["candidates"]) > 4
+        (chosen,) = (c for c in forced["candidates"] if c["chosen"])
+        assert chosen["forced"] and chosen["algorithm"] == used == "ring" and chosen["transport"] == "channels"
+        assert "all_reduce:ring" in chosen["why"] and forced["ranks"] == 2
+
+
+def test_the_command_explains():
+    asked = ("explain", "--op", "broadcast", "--bytes", "64KiB", "--ranks", "8", "--hosts", "2", "--tune")
+    answer = json.loads(programs.command(*asked, "broadcast:hierarchical", "--json").said)
+    (chosen,) = (c for c in answer["candidates"] if c["chosen"])
+    assert chosen["algorithm"] == "hierarchical" and answer["bytes"] == 65536
+    assert programs.command(*asked, "broadcast:hierarchical").said == _explain.text(answer) + "\n"
+    wrong = programs.command(*asked, "broadcast:fastest")
+    assert wrong.status == 1 and "fastest" in wrong.errors

@@ -1,0 +1,54 @@
+"""How a collective is carried out, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from sagecomm import _native, _observe
+from sagecomm._simulate import in_bytes, columns, duration
+
+
+def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """Which algorithm carries a collective of this length out in a group, what else there is, and why not that.
+
+    Args:
+        op: all_reduce, broadcast, all_gather, reduce, reduce_scatter, all_to_all, gather, scatter or barrier.
+        nbytes: Of the tensor, or of each rank's block (the longest one) where there are blocks.
+        group: The process group; the default one if None.
+
+    Returns:
+        `candidates`: one for each algorithm, in the order of what they are predicted to take, with `algorithm`,
+        `transport` (boards or channels), `chunk` in bytes, `seconds` as predicted, `steps` and `bytes` of the rank
+        that has most, `chosen`, `forced` (by a rule), and `why` in words; `table`: what is chosen for which lengths, in
+        the grammar of SAGECOMM_TUNE; `op`, `bytes`, `ranks`, `hosts`. All ranks of a group get the same answer.
+
+    Raises:
+        ValueError: The group is no group of sagecomm, or this rank is not in it.
+        RuntimeError: There is no such collective, or the group was destroyed.
+    """
+    number = _observe._backend(group, "explain").group_number()
+    return ask(_native.load().explain, op=op, bytes=nbytes, group=number)
+
+
+def ask(explain: Callable[[str], str], **question: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(explain(json.dumps(question)))
+    if "error" in answer:
+        raise RuntimeError(f"sagecomm: {answer['error']}")
+    return answer
+
+
+def text(answer: dict[str, Any]) -> str:
+    """A table for people; * marks what is chosen."""
+    of = f" of {in_bytes(answer['bytes'])}" if answer["op"] != "barrier" else ""
+    hosts = f" on {answer['hosts']} hosts" if answer["hosts"] > 1 else ""
+    rows = [("", "algorithm", "time", "steps", "bytes", "chunk", "over", "why")]
+    for c in answer["candidates"]:
+        mark = "*" if c["chosen"] else ""
+        chunk, taken = in_bytes(c["chunk"]), duration(c["seconds"])
+        rows.append((mark, c["algorithm"], taken, str(c["steps"]), in_bytes(c["bytes"]), chunk, c["transport"], c["why"]))
+    title = f"{answer['op']}{of}, {answer['ranks']} ranks{hosts}"
+    return "\n".join([title, *columns(rows, range(2, 6)), answer["table"]])
