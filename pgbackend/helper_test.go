@@ -22,7 +22,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	runtime.GOMAXPROCS(16) // a processor for every rank that waits in C, whatever the machine has
+	runtime.GOMAXPROCS(16)                                     // a processor for every rank that waits in C, whatever the machine has
 	if err := os.Setenv("SAGECOMM_PROBE", "off"); err != nil { // tables that are the same on all machines
 		panic(err)
 	}

@@ -49,7 +49,7 @@ func (c *Cluster) closed(bytes uint64, chunk int) *closed {
 	return f
 }
 
-// formulas has what is known of each algorithm: the time, and the messages and bytes of the rank that sends most.
+// formula is what is known of an algorithm: the time, and the messages and bytes of the rank that sends most.
 type formula struct {
 	// seconds returns the time, or the reason why there is none.
 	seconds func(*closed) (float64, error)

@@ -19,7 +19,8 @@ const mostBuilt = 40 << 20
 // stepCost is what a step costs to build, in regions.
 const stepCost = 4
 
-// mostBeats bounds the steps that are played, of all ranks and chunks: some ten seconds.
+// mostBeats bounds the steps that are played, of all ranks and chunks: some ten seconds. Of more than MostPlayed ranks it
+// is a quarter.
 const mostBeats = 96 << 20
 
 // links are the classes of links: those inside hosts and those between them.
@@ -115,11 +116,15 @@ func (c *Cluster) play(kind coll.Kind, algorithm string, bytes uint64, chunk int
 	}
 	l := message.Lengths{Bytes: bytes}
 	beats := float64(len(first.Steps)) * float64(at.Size) * float64(first.Chunks(l))
+	most := float64(mostBeats)
+	if at.Size > MostPlayed {
+		most /= 4
+	}
 	switch {
 	case built > mostBuilt:
 		return message.Outcome{}, fmt.Errorf("plans of %d steps for each of %d ranks are too long to be built", len(first.Steps), at.Size)
-	case beats > mostBeats:
-		return message.Outcome{}, fmt.Errorf("%.0f steps in all chunks, of which at most %d are played", beats, mostBeats)
+	case beats > most:
+		return message.Outcome{}, fmt.Errorf("%.0f steps in all chunks, of which at most %.0f are played", beats, most)
 	}
 	o, err := message.Play(message.Group{Size: at.Size, Build: build, Turned: turned}, l, c.costs())
 	if failed != nil {

@@ -353,8 +353,9 @@ uint32_t scr_flights_stack(const scr_flights *f, uint32_t number, void *text, ui
 typedef struct scr_probe {
   double copy_ns, fold_ns; /* per byte copied, and of each operand reduced, in memory that this core has at hand */
   /* Between two cores; 0 where this process may use one only, or the second thread did not get to run. */
-  double hop_ns;            /* from storing a flag until another core has seen it */
-  double far_ns, claim_ns;  /* per byte that another core has just written; stored, more than copy_ns, where it has read */
+  double hop_ns; /* from storing a flag until another core has seen it */
+  double far_ns,
+      claim_ns; /* per byte that another core has just written; stored, more than copy_ns, where it has read */
 } scr_probe;
 
 /* Measures with a second thread, for a few milliseconds and budget_ns at most. False: no memory, no thread. */

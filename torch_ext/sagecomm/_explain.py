@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from sagecomm import _native, _observe
-from sagecomm._simulate import in_bytes, columns, duration
+from sagecomm._simulate import columns, duration, in_bytes
 
 
 def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
