@@ -197,29 +197,34 @@ static void stopped(rank *r, void *arg) {
   meet();
 }
 
+/* What a rank says as it sleeps for that one. */
+static uint32_t word_asleep(const rank *r, int who, int awaited) {
+  uint32_t word;
+  do {
+    sched_yield();
+    word = atomic_load(&r->group->peer[who].board->collective.waits_for);
+  } while (scr_sleeps_for(word) != 1 + (uint32_t)awaited);
+  return word & ~SCR_SLEEP_ENGINE;
+}
+
 /* A rank that sleeps for room in a flow says so. */
 static void asleep(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;
-  uint32_t room = SCR_SLEEP_FLOW(0, 1) | 1;
-  if (r->rank == ill()) CHECK(move(r, SAGECOMM_BROADCAST, 64 * (SCR_FLOW_PLACES + 1), &err) == SAGECOMM_OK);
+  const uint32_t several = 64 * (SCR_FLOW_PLACES + 1);
+  if (r->rank == ill()) CHECK(move(r, SAGECOMM_BROADCAST, several, &err) == SAGECOMM_OK);
   if (r->rank == 0) {
-    const scr_board *b = r->group->peer[ill()].board;
-    while ((atomic_load(&b->collective.waits_for) & ~SCR_SLEEP_ENGINE) != room) sched_yield();
+    CHECK(word_asleep(r, ill(), 0) == (SCR_SLEEP_FLOW(0, 1) | 1));
     while (scr_group_awaits(r->group, ill()) != 0) sched_yield(); /* it is awake from time to time */
   }
-  if (r->rank != ill()) CHECK(move(r, SAGECOMM_BROADCAST, 64 * (SCR_FLOW_PLACES + 1), &err) == SAGECOMM_OK);
+  if (r->rank != ill()) CHECK(move(r, SAGECOMM_BROADCAST, several, &err) == SAGECOMM_OK);
 }
 
 /* One that sleeps for the first message says for which, before there is a flow. */
 static void asleep_at_first(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;
-  uint32_t message = SCR_SLEEP_FLOW(0, 0) | (1 + (uint32_t)ill());
-  if (r->rank == ill()) {
-    const scr_board *b = r->group->peer[0].board;
-    while ((atomic_load(&b->collective.waits_for) & ~SCR_SLEEP_ENGINE) != message) sched_yield();
-  }
+  if (r->rank == ill()) CHECK(word_asleep(r, 0, ill()) == (SCR_SLEEP_FLOW(0, 0) | (1 + (uint32_t)ill())));
   CHECK(move(r, SAGECOMM_BROADCAST, 1, &err) == SAGECOMM_OK);
 }
 

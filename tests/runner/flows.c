@@ -435,9 +435,9 @@ static void long_chain(rank *r, void *arg) {
 
 void test_flow_wakes(int n, waiting w, uint64_t seed) {
   size = n;
-  if (n == 1) return;
-  for (int c = 0; c < SIZE_CLASSES; c++)
-    choose(SAGECOMM_BROADCAST, c, algorithm_named(SAGECOMM_BROADCAST, "chain"), 64);
+  if (n != 2) return;
+  int chain = algorithm_named(SAGECOMM_BROADCAST, "chain");
+  for (int c = 0; c < SIZE_CLASSES; c++) choose(SAGECOMM_BROADCAST, c, chain, 64);
   run_ranks(n, w.spin, w.yield_us, seed, long_chain, NULL);
   choose_boards();
 }
