@@ -5,7 +5,6 @@ package algo
 import (
 	"fmt"
 	"sort"
-	"sync"
 	"time"
 
 	"sagecomm/algo/message"
@@ -108,16 +107,3 @@ func faster(list []sender, bytes uint64, limit time.Duration, before string) (be
 
 // exact is the part of a price that is not worth another plan.
 const exact = 50
-
-// evenOnly are the algorithms that need blocks of equal length.
-var evenOnly = sync.OnceValue(func() map[coll.Kind]map[string]bool {
-	list := map[coll.Kind]map[string]bool{}
-	for kind := range coll.KindCount {
-		list[kind] = map[string]bool{}
-		for _, name := range message.Algorithms(kind) {
-			p, err := message.Build(kind, name, message.Place{Size: 2, Chunk: message.Unit})
-			list[kind][name] = err == nil && p.Even
-		}
-	}
-	return list
-})

@@ -48,7 +48,7 @@ def text(answer: dict[str, Any]) -> str:
     rows = [("", "algorithm", "time", "steps", "bytes", "chunk", "over", "why")]
     for c in answer["candidates"]:
         mark = "*" if c["chosen"] else ""
-        chunk, taken = in_bytes(c["chunk"]), duration(c["seconds"])
-        rows.append((mark, c["algorithm"], taken, str(c["steps"]), in_bytes(c["bytes"]), chunk, c["transport"], c["why"]))
+        costs = (duration(c["seconds"]), str(c["steps"]), in_bytes(c["bytes"]), in_bytes(c["chunk"]))
+        rows.append((mark, c["algorithm"], *costs, c["transport"], c["why"]))
     title = f"{answer['op']}{of}, {answer['ranks']} ranks{hosts}"
     return "\n".join([title, *columns(rows, range(2, 6)), answer["table"]])
