@@ -226,8 +226,6 @@ var mutations = []mutation{
 		"if (SCR_UNLIKELY(header->hash != r->hash)) return SCR_TROUBLE_MISMATCH;", "", "mismatch"},
 	{"who waits for room says that it waits for a message", "flow.c",
 		"r->flow = SCR_SLEEP_FLOW(channel, 1);", "r->flow = SCR_SLEEP_FLOW(channel, 0);", "awaits"},
-	{"who waits for a first message does not say so", "flow.c",
-		"r->flow = SCR_SLEEP_FLOW(channel, 0);", "r->flow = 0;", "awaits"},
 	{"a rank whose message is there counts as one that waits", "group.c",
 		"scr_flow_is_there(g, rank, (int32_t)who - 1, word) ? -1", "scr_flow_is_there(g, rank, (int32_t)who - 1, 0) ? -1", "awaits"},
 	{"a flag does not publish what was written before it", "internal.h",
