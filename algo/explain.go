@@ -78,7 +78,7 @@ func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 		for _, c := range p.alternatives(kind, bytes) {
 			if !c.same(chosen) {
 				one := p.candidate(kind, c, bytes)
-				one.Why = rejected(one, *first, c.Even)
+				one.Why = rejected(kind, one, *first, c.Even)
 				list = append(list, one)
 			}
 		}
@@ -129,7 +129,7 @@ func (p *predictor) candidate(kind coll.Kind, c Class, bytes uint64) Candidate {
 }
 
 // rejected says why a candidate is not the one that is chosen.
-func rejected(c, chosen Candidate, even bool) string {
+func rejected(kind coll.Kind, c, chosen Candidate, even bool) string {
 	switch {
 	case even:
 		return "needs blocks of equal length, so only a rule can set it"
@@ -139,6 +139,8 @@ func rejected(c, chosen Candidate, even bool) string {
 		return "too many messages to be predicted: a rule can set it"
 	case c.Predicted >= chosen.Predicted:
 		return fmt.Sprintf("%s as long as %s", times(c.Predicted, chosen.Predicted), chosen.Algorithm)
+	case c.Transport == Channels && chosen.Transport == Boards && kind.Reduces():
+		return "adds in another order than that of the ranks, so only a rule can set it where they share memory"
 	case c.Transport == Channels && chosen.Transport == Boards:
 		return fmt.Sprintf("messages must take %d %% less than boards to be chosen", margin)
 	}

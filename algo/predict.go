@@ -34,6 +34,10 @@ func newPredictor(shape Shape, params Params) *predictor {
 	return &predictor{shape, params, newBoards(shape.Size, params.Board), shape.costs(params), map[senderKey]sender{}}
 }
 
+// onlyByRule says whether a plan of messages is never predicted: boards add in the order of ranks and round halves once,
+// which messages do not, and what costs precision is for users to say.
+func (p *predictor) onlyByRule(kind coll.Kind) bool { return kind.Reduces() && p.shape.boards() }
+
 // table is the prediction for a kind, without anything that a user has said.
 //
 // Plans of messages are compared with those of boards at powers of two only, and each range between two of them does as
@@ -43,6 +47,9 @@ func (p *predictor) table(kind coll.Kind) []Class {
 	var base []Class
 	if p.shape.boards() {
 		base = p.boards.predict(kind)
+	}
+	if p.onlyByRule(kind) {
+		return base
 	}
 	list := slices.DeleteFunc(p.senders(kind, true), func(s sender) bool { return s.class.Even })
 	switch {

@@ -102,7 +102,7 @@ func TestRingsAreMadeOfWhatBoardsCost(t *testing.T) {
 func TestSettingsMoveTheChoice(t *testing.T) {
 	shape := Shape{Size: 4, Channels: true}
 	slow := selectorOf(t, shape, DefaultParams(), "board.hop=1ms;board.step=1ms")
-	if c := slow.Choose(coll.AllReduce, 1000); c.Transport != Channels {
+	if c := slow.Choose(coll.AllGather, 1000); c.Transport != Channels {
 		t.Errorf("%+v", c)
 	}
 	plain := selectorOf(t, shape, DefaultParams(), "")

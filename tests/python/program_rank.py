@@ -32,6 +32,7 @@ class Flight:
 class Rank:
     seed: int
     rank: int  # in the world
+    options: Any = None  # of its groups
     groups: list[ops.Member | None] = field(default_factory=list)  # None: this rank is not in it
     flying: list[Flight] = field(default_factory=list)
     left: list[Flight] = field(default_factory=list)  # to be checked at the end

@@ -10,12 +10,14 @@ checked bit for bit against what the operations are documented to give, so that 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ import torch.distributed as dist
 import operations as ops
 import program_messages
 import program_windows
+import programs
+import sagecomm
 from operations import Call, Member
 from program_rank import Rank
 from worlds import Hang, Pool, RankError
@@ -32,6 +36,17 @@ from worlds import Hang, Pool, RankError
 SIZES = (2, 3, 4, 5, 6, 7, 8)
 MOST_BYTES = 4 << 20
 MOST_GROUPS = 4
+COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "reduce",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "barrier",
+)
 EDGES = (1600, 4032, 8 << 10, 64 << 10, 128 << 10)  # around which lengths go other ways, in groups of some size
 
 
@@ -86,11 +101,13 @@ class StepKind:
 class Program:
     seed: int
     size: int
+    tune: str = ""  # SAGECOMM_TUNE of all its groups
     steps: list[Step] = field(default_factory=list)
 
     def __str__(self) -> str:
         steps = (f"  {number}: {step}" for number, step in enumerate(self.steps))
-        return "\n".join([f"program {self.seed}, {self.size} ranks", *steps])
+        by = f", {self.tune}" if self.tune else ""
+        return "\n".join([f"program {self.seed}, {self.size} ranks{by}", *steps])
 
 
 # ---- the kinds of steps ----
@@ -173,7 +190,7 @@ def draw_new_group(draw: Draw) -> tuple[int, ...] | None:
 
 def play_new_group(ranks: tuple[int, ...] | None, rank: Rank, at: Member, what: str) -> None:
     if ranks is not None:
-        group = dist.new_group(list(ranks))
+        group = dist.new_group(list(ranks), pg_options=rank.options)
         rank.groups.append(ops.member(group) if at.rank in ranks else None)
 
 
@@ -190,6 +207,28 @@ STEPS = {
 # ---- programs ----
 
 
+@cache
+def algorithms() -> dict[str, list[str]]:
+    """Those of each collective that carry out all its calls; of reductions those that add in the order of the ranks,
+    which is what programs check bit for bit: pgbackend/flows_test.go has the others."""
+    answers = {}
+    for op in COLLECTIVES:
+        candidates = json.loads(programs.command("explain", "--op", op, "--json").said)["candidates"]
+        if "reduce" in op:
+            candidates = [c for c in candidates if c["transport"] == "boards"]
+        answers[op] = sorted({c["algorithm"] for c in candidates if "equal length" not in c["why"]})
+    return answers
+
+
+def draw_tune(seed: int) -> str:
+    """Nothing for half of the programs, which go as is predicted; else an algorithm for each collective."""
+    rng = random.Random(f"tune {seed}")
+    if rng.random() < 0.5:
+        return ""
+    chunk = rng.choice(("", "@chunk=4K"))
+    return ";".join(f"{op}:{rng.choice(names)}{chunk}" for op, names in algorithms().items())
+
+
 def program(seed: int) -> Program:
     rng = random.Random(seed)
     drawn = Program(seed, rng.choice(SIZES))
@@ -203,11 +242,11 @@ def program(seed: int) -> Program:
     return drawn
 
 
-def play(seed: int) -> list[str]:
+def play(seed: int, options: Any) -> list[str]:
     """Runs the program on this rank and returns what was wrong."""
     drawn = program(seed)
     world = ops.member()
-    rank = Rank(seed, world.rank, [world])
+    rank = Rank(seed, world.rank, options, [world])
     for number, step in enumerate(drawn.steps):
         at = rank.groups[step.group]
         if at is None:
@@ -227,8 +266,12 @@ def failures(pool: Pool, seeds: Iterable[int]) -> Iterator[tuple[int, str]]:
     """Seeds of the programs that fail, and how."""
     for seed in seeds:
         drawn = program(seed)
+        drawn.tune = draw_tune(seed)
+        options = sagecomm.Options(settings={"tune": drawn.tune}) if drawn.tune else None
         try:
-            wrong = [text for of_rank in pool.world(drawn.size).run(play, seed) for text in of_rank]
+            wrong = [
+                text for of_rank in pool.world(drawn.size).run(play, seed, options, options=options) for text in of_rank
+            ]
         except (RankError, Hang) as error:
             wrong = [str(error)]
         if wrong:
