@@ -17,16 +17,17 @@ func OneShotGather(at Place) Plan {
 	return at.plan(OneShotName, coll.Gather, Stage{Action: Publish})
 }
 
-// OneShotScatter has the root publish the chunks for all others, which read theirs; its own goes straight to its output.
+// OneShotScatter has the root publish the chunks for all others, which read theirs; its own goes straight to its output,
+// while they do.
 //
-//	root:   own chunk k -> output | publish k of the blocks of others
+//	root:   publish k of the blocks of others | own chunk k -> output
 //	others: read k from the root -> output
 //
 // Steps: 1 a chunk, 2 on the root; one round of flags. n bytes a block: (P-1) n into the root's slots, n out of them on
 // each other rank: the lower bound.
 func OneShotScatter(at Place) Plan {
 	if at.Rank == at.Root {
-		return at.plan(OneShotName, coll.Scatter, Stage{Action: Local}, Stage{Action: Publish})
+		return at.plan(OneShotName, coll.Scatter, Stage{Action: Publish}, Stage{Action: Local})
 	}
 	return at.plan(OneShotName, coll.Scatter, Stage{Action: Read, From: FromRoot})
 }
