@@ -409,35 +409,3 @@ void test_blocked_for_long(int n, waiting w, uint64_t seed) {
   }
   choose_boards();
 }
-
-/* ---- waking: who waits for the next of many messages is rung, and need not look by itself ---- */
-
-/* Messages. With 4 in a flow, and 10 ms for each sleep that nobody ends (see complete()), they take longer than the time
- * that operations of a mutant have. */
-#define WAKES 2400
-
-static void long_chain(rank *r, void *arg) {
-  (void)arg;
-  uint64_t bytes = WAKES * 64;
-  unsigned char *data = malloc(bytes);
-  memset(data, r->rank == 0 ? 7 : 0, bytes);
-  sagecomm_segment s = {data, bytes};
-  sagecomm_op op = {
-      .kind = SAGECOMM_BROADCAST, .dtype = SAGECOMM_UINT8, .n_in = r->rank == 0, .n_out = 1, .in = &s, .out = &s};
-  for (int i = 0; i < 2; i++) {
-    if (i == 1) op.flags = SAGECOMM_ASYNC;
-    sagecomm_error err;
-    CHECK(call(r, &op, &err) == SAGECOMM_OK);
-    CHECK(data[0] == 7 && data[bytes - 1] == 7);
-  }
-  free(data);
-}
-
-void test_flow_wakes(int n, waiting w, uint64_t seed) {
-  size = n;
-  if (n != 2) return;
-  int chain = algorithm_named(SAGECOMM_BROADCAST, "chain");
-  for (int c = 0; c < SIZE_CLASSES; c++) choose(SAGECOMM_BROADCAST, c, chain, 64);
-  run_ranks(n, w.spin, w.yield_us, seed, long_chain, NULL);
-  choose_boards();
-}

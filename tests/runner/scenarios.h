@@ -18,7 +18,6 @@ void test_blocks(int size, waiting w, uint64_t seed);
 void test_flows(int size, waiting w, uint64_t seed);
 void test_uneven_is_refused(int size, waiting w, uint64_t seed);
 void test_blocked_for_long(int size, waiting w, uint64_t seed);
-void test_flow_wakes(int size, waiting w, uint64_t seed);
 /* coalesced.c */
 void test_coalesced(int size, waiting w, uint64_t seed);
 void test_coalesced_failure(int size, waiting w, uint64_t seed);

@@ -171,7 +171,6 @@ int main(int argc, char **argv) {
       {"flows", test_flows},
       {"uneven_is_refused", test_uneven_is_refused},
       {"blocked_for_long", test_blocked_for_long},
-      {"flow_wakes", test_flow_wakes},
       {"coalesced", test_coalesced},
       {"coalesced_failure", test_coalesced_failure},
       {"coalesced_without_memory", test_coalesced_without_memory},

@@ -220,8 +220,6 @@ var mutations = []mutation{
 	{"a message is taken before its bytes are", "flow.c",
 		"  if (n > 0) {\n    cursor out",
 		"  take(w->g, s->peer, s->channel);\n  w->g->flow[s->peer].taken[s->channel]--;\n  if (n > 0) {\n    cursor out", "flows"},
-	{"nobody is woken for a message", "flow.c",
-		"memory_order_release);\n  wake(g, peer);", "memory_order_release);", "flow_wakes"},
 	{"the calls that messages belong to are not compared", "flow.c",
 		"if (SCR_UNLIKELY(header->hash != r->hash)) return SCR_TROUBLE_MISMATCH;", "", "mismatch"},
 	{"who waits for room says that it waits for a message", "flow.c",
