@@ -130,9 +130,9 @@ func (f findings) scale() algo.Scale {
 	return algo.Scale{Hop: x(0), Copy: x(1), Far: x(2), Fold: x(3)}
 }
 
-// What the probe gives on the machine of algo.DefaultParams, whose two processors are threads of one core; the least and
-// the most of 20 processes there differed by a factor of 2.2 for hops and of 1.4 for bytes (docs/measured.md).
-var usual = runner.Probe{Hop: 45e-9, Copy: 21e-12, Far: 25e-12, Fold: 16e-12}
+// What the probe gives on the machine of algo.DefaultParams, whose two processors are threads of one core: the medians of
+// 20 processes (docs/measured.md).
+var usual = runner.Probe{Hop: 52e-9, Copy: 22e-12, Far: 26e-12, Fold: 17e-12}
 
 // probeBudget bounds what the first group of a process waits for it.
 const probeBudget = 50 * time.Millisecond
@@ -151,10 +151,13 @@ func (p *Process) probe(ranks int) findings {
 	return p.found
 }
 
-// octaves is a ratio as a power of two; less than twice as much, or more than half as much, is as much. So is what was
-// not measured.
+// same is how many times as long, or as short, still counts as the same: the least and the most of 20 processes on one
+// machine were 0.28 and 3.8 times the median of a hop, 0.8 and 3.2 times that of a byte taken from another core.
+const same = 4
+
+// octaves is a ratio as a power of two, 0 for what is the same or was not measured.
 func octaves(got, usual float64) int8 {
-	if got <= 0 || got < 2*usual && got > usual/2 {
+	if got <= 0 || got < same*usual && got > usual/same {
 		return 0
 	}
 	return int8(math.Round(math.Log2(got / usual)))

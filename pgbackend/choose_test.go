@@ -29,7 +29,7 @@ func TestRanksAgreeOnWhatTheyFound(t *testing.T) {
 }
 
 func TestFindingsAreCoarse(t *testing.T) {
-	for ratio, want := range map[float64]int8{0: 0, 1: 0, 1.9: 0, 0.55: 0, 2: 1, 2.9: 2, 4: 2, 100: 7, 0.5: -1, 0.2: -2} {
+	for ratio, want := range map[float64]int8{0: 0, 1: 0, 3.9: 0, 0.26: 0, 4: 2, 5.7: 3, 100: 7, 0.2: -2, 0.1: -3} {
 		if got := octaves(ratio*usual.Far, usual.Far); got != want {
 			t.Errorf("%v times as long: %d octaves, expected %d", ratio, got, want)
 		}
