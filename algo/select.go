@@ -22,7 +22,7 @@ import (
 )
 
 // Selector holds the choices of a group: for every collective a table of classes. It reads only what all ranks know
-// alike (shape, parameters, tuning), so that all make the same table; they compare [Selector.Fingerprint] to be sure.
+// alike (shape, parameters, tuning), so that all make the same table: [Selector.Fingerprint] tells.
 // What it answers never changes and may be asked for by any number of goroutines.
 type Selector struct {
 	shape  Shape

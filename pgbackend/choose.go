@@ -50,10 +50,10 @@ func Machine() string {
 	return fmt.Sprintf("%s, %d cpus", host.CPUModel, len(host.Online))
 }
 
-// fingerprint is the same for wishes that are the same.
+// fingerprint is the same for wishes that are the same, in libraries that predict from the same parameters.
 func (w wishes) fingerprint() uint64 {
 	h := fnv.New64a()
-	fmt.Fprintln(h, w.text, w.fileHash, w.probe, algo.Geometry())
+	fmt.Fprintln(h, w.text, w.fileHash, w.probe, algo.Geometry(), algo.DefaultParams())
 	return h.Sum64()
 }
 

@@ -9,8 +9,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// lower makes a program of a plan. Tests put a fault in its place.
-var lower, lowerMessages = host.Compile, host.CompileMessages
+// lower makes a program of a plan of boards. Tests put a fault in its place.
+var lower = host.Compile
 
 // program finds the program of a call, or makes it; kept says that the cache has it.
 func (g *Group) program(call runner.Call, op coll.Op) (p runner.Compiled, kept bool, err error) {
@@ -77,5 +77,5 @@ func (g *Group) compileMessages(op coll.Op, class algo.Class) (runner.Compiled, 
 		}
 		g.run.SetFlow(s.Peer, s.Channel, off)
 	}
-	return lowerMessages(plan, op)
+	return host.CompileMessages(plan, op)
 }
