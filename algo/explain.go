@@ -56,6 +56,7 @@ type Candidate struct {
 	Steps int
 	// Bytes are the most that one rank moves to or from others.
 	Bytes  uint64
+	Even   bool // it needs blocks of equal length
 	Chosen bool
 	Forced bool   // chosen by a rule, not by its price
 	Why    string // it is chosen, or it is not
@@ -78,7 +79,7 @@ func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 		for _, c := range p.alternatives(kind, bytes) {
 			if !c.same(chosen) {
 				one := p.candidate(kind, c, bytes)
-				one.Why = rejected(kind, one, *first, c.Even)
+				one.Why = rejected(kind, one, *first)
 				list = append(list, one)
 			}
 		}
@@ -106,7 +107,7 @@ func (p *predictor) alternatives(kind coll.Kind, bytes uint64) (list []Class) {
 
 // candidate is a class with what it is predicted to take.
 func (p *predictor) candidate(kind coll.Kind, c Class, bytes uint64) Candidate {
-	one := Candidate{Algorithm: c.Algorithm, Transport: c.Transport, Lane: c.Lane, Chunk: c.Chunk}
+	one := Candidate{Algorithm: c.Algorithm, Transport: c.Transport, Lane: c.Lane, Chunk: c.Chunk, Even: c.Even}
 	if c.Transport == Boards {
 		one.Predicted = p.boards.price(kind, c, bytes).Duration()
 		if pricer, err := p.boards.pricer(kind, c); err == nil {
@@ -129,9 +130,9 @@ func (p *predictor) candidate(kind coll.Kind, c Class, bytes uint64) Candidate {
 }
 
 // rejected says why a candidate is not the one that is chosen.
-func rejected(kind coll.Kind, c, chosen Candidate, even bool) string {
+func rejected(kind coll.Kind, c, chosen Candidate) string {
 	switch {
-	case even:
+	case c.Even:
 		return "needs blocks of equal length, so only a rule can set it"
 	case chosen.Forced:
 		return "not what is set"

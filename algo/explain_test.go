@@ -91,11 +91,11 @@ func TestExplainSaysWhyTheCheaperIsNotChosen(t *testing.T) {
 		"not at the lengths for which the class":   {Transport: Boards, Predicted: 9 * time.Microsecond},
 		"1.20 times as long as one_shot":           {Transport: Boards, Predicted: 12 * time.Microsecond},
 	} {
-		if got := rejected(coll.Broadcast, c, chosen, false); !strings.Contains(got, want) {
+		if got := rejected(coll.Broadcast, c, chosen); !strings.Contains(got, want) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	if got := rejected(coll.Reduce, Candidate{Transport: Channels}, chosen, false); !strings.Contains(got, "adds in another order") {
+	if got := rejected(coll.Reduce, Candidate{Transport: Channels}, chosen); !strings.Contains(got, "adds in another order") {
 		t.Error(got)
 	}
 	if Boards.String() != "boards" || Channels.String() != "channels" {

@@ -80,6 +80,26 @@ func (f File) Write() ([]byte, error) {
 	return append(text, '\n'), err
 }
 
+// Put puts an entry in the place of that for the same groups, or behind the others. Rules of collectives that the entry says
+// nothing of stay. It returns what the file says then.
+func (f *File) Put(e Entry) (Entry, error) {
+	same := slices.IndexFunc(f.Entries, func(other Entry) bool {
+		return e.Machine == other.Machine && e.Size == other.Size && e.Hosts == other.Hosts
+	})
+	if same < 0 {
+		same = len(f.Entries)
+		f.Entries = append(f.Entries, Entry{})
+	}
+	of := func(rule string) string { return strings.TrimSpace(rule[:strings.IndexByte(rule+":", ':')]) }
+	old := slices.DeleteFunc(f.Entries[same].Rules, func(rule string) bool {
+		return slices.ContainsFunc(e.Rules, func(by string) bool { return of(by) == of(rule) })
+	})
+	e.Rules = append(old, e.Rules...)
+	f.Entries[same] = e
+	_, err := e.tune("the entry")
+	return e, err
+}
+
 // For is what the file says of a group on a machine: nothing, where no entry is for it. name is the file's, for
 // messages.
 func (f File) For(name, machine string, shape Shape) (Tune, error) {

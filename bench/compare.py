@@ -32,6 +32,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from sagecomm import Options
+from sagecomm._tune import make_buffers, make_call
+
 DEFAULT_SIZES = "8,1K,64K,1M,16M,64M"
 
 
@@ -51,47 +54,26 @@ def make_group(backend: str) -> dist.ProcessGroup:
     name, _, settings = backend.partition("?")
     if not settings:
         return dist.new_group(backend=name)
-    import sagecomm
-
-    options = sagecomm.Options(settings=dict(s.split("=", 1) for s in settings.split("&")))
+    options = Options(settings=dict(s.split("=", 1) for s in settings.split("&")))
     return dist.new_group(backend=name, pg_options=options)
 
 
-def make_call(op: str, nbytes: int, group: dist.ProcessGroup, rank: int, size: int) -> Callable[[], object]:
-    """A function that makes one call. Buffers are touched before, and are the same in every call."""
-    x = torch.ones(max(nbytes // 4, 1))
-    if op == "all_reduce":
-        x.zero_()
-        return lambda: dist.all_reduce(x, group=group)
-    if op == "broadcast":
-        return lambda: dist.broadcast(x, 0, group=group)
-    if op == "reduce":
-        x.zero_()
-        return lambda: dist.reduce(x, 0, group=group)
-    if op == "all_gather":
-        out = torch.zeros(size * x.numel())
-        return lambda: dist.all_gather_into_tensor(out, x, group=group)
-    if op == "reduce_scatter":
-        full = torch.zeros(size * x.numel())
-        return lambda: dist.reduce_scatter_tensor(x, full, group=group)
-    if op == "all_to_all":
-        full = torch.zeros(size * x.numel())
-        mine = torch.zeros_like(full)
-        return lambda: dist.all_to_all_single(mine, full, group=group)
-    if op == "barrier":
-        return lambda: dist.barrier(group=group)
-    if op == "send_recv":  # there and back: two half trips
+def prepare(op: str, nbytes: int, size: int) -> Callable[[dist.ProcessGroup], Callable[[], object]]:
+    """Makes a function of a group that makes one call. All groups use the same buffers."""
+    buffers = make_buffers(op, nbytes, size)
+    if op != "send_recv":
+        return lambda group: make_call(op, buffers, group)
+    (x,) = buffers
 
-        def there_and_back() -> None:
-            if rank == 0:
-                dist.send(x, 1, group=group)
-                dist.recv(x, 1, group=group)
-            elif rank == 1:
-                dist.recv(x, 0, group=group)
-                dist.send(x, 0, group=group)
+    def there_and_back(group: dist.ProcessGroup) -> None:  # two half trips
+        if dist.get_rank() == 0:
+            dist.send(x, 1, group=group)
+            dist.recv(x, 1, group=group)
+        elif dist.get_rank() == 1:
+            dist.recv(x, 0, group=group)
+            dist.send(x, 0, group=group)
 
-        return there_and_back
-    raise ValueError(f"unknown op {op}")
+    return lambda group: lambda: there_and_back(group)
 
 
 def worker(rank: int, args: argparse.Namespace, pinned: bool, store_file: str, out_file: str) -> None:
@@ -105,7 +87,8 @@ def worker(rank: int, args: argparse.Namespace, pinned: bool, store_file: str, o
     rows: dict[str, list[float]] = defaultdict(list)
     for op in args.ops:
         for nbytes in [0] if op == "barrier" else args.sizes:
-            calls = {name: make_call(op, nbytes, group, rank, args.ranks) for name, group in groups.items()}
+            prepared = prepare(op, nbytes, args.ranks)
+            calls = {name: prepared(group) for name, group in groups.items()}
             counts = {}
             for name, call in calls.items():
                 for _ in range(5):

@@ -77,6 +77,11 @@ std::string explain(const std::string& question) {
       [&](char* text, size_t bytes) { return core().explain(question.c_str(), text, bytes); }, "the explanation");
 }
 
+std::string tune(const std::string& measurements) {
+  return toldBy(
+      [&](char* text, size_t bytes) { return core().tune(measurements.c_str(), text, bytes); }, "the tuning file");
+}
+
 void dumpFlight(const std::optional<std::string>& prefix) {
   sagecomm_error error;
   if (core().flight_dump(prefix ? prefix->c_str() : nullptr, &error) < 0) {

@@ -20,6 +20,7 @@ std::string topology();
 // What collectives would take on a described cluster: the core's answer to a question, both JSON. Without the GIL.
 std::string simulate(const std::string& question);
 std::string explain(const std::string& question);
+std::string tune(const std::string& measurements);
 
 // Writes this rank's file for torch's analyser; nullopt: to where failures are dumped. Without the GIL.
 void dumpFlight(const std::optional<std::string>& prefix);

@@ -165,6 +165,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("topology", &topology, PyNoGil());
   module.def("simulate", &simulate, py::arg("question"), PyNoGil());
   module.def("explain", &explain, py::arg("question"), PyNoGil());
+  module.def("tune", &tune, py::arg("measurements"), PyNoGil());
   module.def("write_dump", &writeDump, py::arg("rank"), py::arg("dump"), PyNoGil());
   module.def("go_entries", [] { return core().go_entries(); }, PyNoGil());
   module.def("built_for", &builtFor);

@@ -22,6 +22,7 @@ int64_t sagecommStatus(char *, size_t);
 int64_t sagecommTopology(char *, size_t);
 int64_t sagecommSimulate(char *, char *, size_t);
 int64_t sagecommExplain(char *, char *, size_t);
+int64_t sagecommTune(char *, char *, size_t);
 void sagecommShutdown(void);
 
 void sagecommSink(void *, void *, size_t);
@@ -127,6 +128,10 @@ static int64_t explain(const char *question, char *json, size_t n) {
   return scr_in_child() ? SAGECOMM_FORKED : sagecommExplain((char *)(uintptr_t)question, json, n);
 }
 
+static int64_t tune(const char *measurements, char *json, size_t n) {
+  return scr_in_child() ? SAGECOMM_FORKED : sagecommTune((char *)(uintptr_t)measurements, json, n);
+}
+
 static int32_t monitored_error(sagecomm_group group, int64_t timeout_ns, int32_t all, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   return sagecommMonitoredError(group, timeout_ns, all, err);
@@ -172,6 +177,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .monitored_error = monitored_error,
       .simulate = simulate,
       .explain = explain,
+      .tune = tune,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

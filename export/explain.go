@@ -1,4 +1,4 @@
-// explain.go: which algorithm carries a collective out, and why.
+// explain.go: which algorithm carries a collective out, and why, and what follows from having measured all of them.
 package main
 
 /*
@@ -15,24 +15,32 @@ import (
 
 //export sagecommExplain
 func sagecommExplain(question *C.char, to *C.char, n C.size_t) C.int64_t {
+	return answered("explain", question, to, n, pgbackend.Get().Explain)
+}
+
+//export sagecommTune
+func sagecommTune(measurements *C.char, to *C.char, n C.size_t) C.int64_t {
+	return answered("tune", measurements, to, n, pgbackend.Get().Tune)
+}
+
+// answered reads a question and writes the answer, both JSON. An error is an answer.
+func answered[Q, A any](name string, question *C.char, to *C.char, n C.size_t, answer func(Q) (*A, error)) C.int64_t {
 	if question == nil {
 		return C.SAGECOMM_INVALID
 	}
 	return told(to, n, func() ([]byte, error) {
-		var q pgbackend.Question
-		answer := struct {
-			*pgbackend.Explanation
-			Error string `json:"error,omitempty"`
-		}{}
+		var q Q
 		err := json.Unmarshal([]byte(C.GoString(question)), &q)
 		if err != nil {
-			err = fmt.Errorf("explain: the question: %w", err)
-		} else {
-			answer.Explanation, err = pgbackend.Get().Explain(q)
+			err = fmt.Errorf("%s: the question: %w", name, err)
+		}
+		var a *A
+		if err == nil {
+			a, err = answer(q)
 		}
 		if err != nil {
-			answer.Error = err.Error()
+			return json.Marshal(map[string]string{"error": err.Error()})
 		}
-		return json.Marshal(answer)
+		return json.Marshal(a)
 	})
 }

@@ -347,9 +347,18 @@ typedef struct sagecomm_api {
    * "group" is a handle; without it the settings are those of the environment, "tune" where that has none. "bytes" as
    * for simulate(). The answer, candidates in the order of what they are predicted to take:
    *   {"op", "bytes", "ranks", "hosts", "table", "candidates": [{"algorithm", "transport", "chunk", "seconds", "steps",
-   *     "bytes", "chosen", "forced", "why"}]} or {"error": "..."}
-   * "steps" and "bytes" of a candidate are the most of a rank; "table" are all ranges in the grammar of SAGECOMM_TUNE. */
+   *     "bytes", "even", "chosen", "forced", "why"}]} or {"error": "..."}
+   * "steps" and "bytes" of a candidate are the most of a rank; "even" ones need blocks of equal length; "table" are all
+   * ranges in the grammar of SAGECOMM_TUNE. */
   int64_t (*explain)(const char *question, char *json, size_t n);
+
+  /* Makes of what was measured in a group what a tuning file (SAGECOMM_TUNE_FILE) says of groups of its shape on this
+   * machine. As group_stats(); INVALID without measurements, which are JSON:
+   *   {"group", "name", "file", "rows": [{"op", "bytes", "algorithm", "chunk", "seconds", "ratio"}]}
+   * "group" is a handle, "file" the text of the file so far (empty: there is none) and "name" what messages call it.
+   * "chunk" 0 is the one that the group would take; "ratio" is to what the group itself took in the same rounds. The
+   * answer: {"entry": {...}, "file": "text of the file with the entry"} or {"error": "..."} */
+  int64_t (*tune)(const char *measurements, char *json, size_t n);
 } sagecomm_api;
 
 /* The table of that version, or NULL when the library does not speak it. Starts nothing. */

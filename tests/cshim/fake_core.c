@@ -384,6 +384,10 @@ static int64_t explain(const char *question, char *json, size_t n) {
   (void)question;
   return describe(json, n, "{\"error\": \"\"}");
 }
+static int64_t tune(const char *measurements, char *json, size_t n) {
+  (void)measurements;
+  return describe(json, n, "{\"error\": \"\"}");
+}
 static int32_t monitored_error(sagecomm_group group, int64_t timeout_ns, int32_t all, sagecomm_error *err) {
   (void)timeout_ns, (void)all;
   return group_error(group, err);
@@ -422,7 +426,8 @@ static const sagecomm_api api = {SAGECOMM_ABI_VERSION,
                                  topology,
                                  monitored_error,
                                  simulate,
-                                 explain};
+                                 explain,
+                                 tune};
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
   static int once;

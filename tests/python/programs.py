@@ -161,8 +161,12 @@ def run(script: str, environment: Mapping[str, str] | None = None) -> Ended:
 
 def command(*arguments: str, **environment: str) -> Ended:
     """`python -m sagecomm ARGUMENTS`."""
-    script = f"import runpy\nsys.argv = {['sagecomm', *arguments]!r}\nrunpy.run_module('sagecomm', run_name='__main__')"
-    return run(script, environment)
+    return run(command_line(*arguments), environment)
+
+
+def command_line(*arguments: str) -> str:
+    """The script that runs it."""
+    return f"import runpy\nsys.argv = {['sagecomm', *arguments]!r}\nrunpy.run_module('sagecomm', run_name='__main__')"
 
 
 def await_sleep(pid: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Command line: python -m sagecomm env | status | topo | explain | simulate"""
+"""Command line: python -m sagecomm env | status | topo | explain | simulate | tune"""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_explanation(explain)
     simulate = commands.add_parser("simulate", help="predict what collectives take on a cluster that is described")
     add_simulation(simulate)
-    for command in (env, status, topo, explain, simulate):
+    tune = commands.add_parser("tune", help="measure every algorithm here, and write the best ones into a tuning file")
+    add_tuning(tune)
+    for command in (env, status, topo, explain, simulate, tune):
         command.add_argument("--json", action="store_true", help="as JSON")
     parsed = parser.parse_args(arguments)
     try:
-        if parsed.command == "simulate":
-            return print_simulation(parsed)
-        if parsed.command == "explain":
-            return print_explanation(parsed)
+        with_arguments = {"simulate": print_simulation, "explain": print_explanation, "tune": print_tuning}
+        if parsed.command in with_arguments:
+            return with_arguments[parsed.command](parsed)
         run = {"env": print_environment, "status": print_status, "topo": print_topology}[parsed.command]
         return run(parsed.json)
     except RuntimeError as err:
@@ -105,6 +106,47 @@ def print_simulation(parsed: argparse.Namespace) -> int:
     print(json.dumps(answers) if parsed.json else _simulate.text(answers))
     if parsed.png is not None:
         _simulate.draw(answers, parsed.png)
+    return 0
+
+
+def add_tuning(command: argparse.ArgumentParser) -> None:
+    from sagecomm import _simulate, _tune
+
+    def collectives(text: str) -> list[str]:
+        if unknown := set(text.split(",")) - set(_tune.COLLECTIVES):
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: there are {', '.join(_tune.COLLECTIVES)}")
+        return text.split(",")
+
+    command.add_argument(
+        "--ranks",
+        type=_simulate.counts,
+        default=_tune.powers(),
+        help="of the groups; 2,4,8 by default, as far as each has a processor; under torchrun its ranks are the group",
+    )
+    command.add_argument("--ops", type=collectives, default=_tune.COLLECTIVES, help="all collectives by default")
+    command.add_argument(
+        "--bytes",
+        type=_simulate.sizes,
+        default=_tune.LENGTHS,
+        help="of a buffer, or of each rank's block: 20 lengths from 8 to 64MiB by default; a list or a range",
+    )
+    command.add_argument(
+        "--launches", type=_tune.positive, default=3, help="of new processes for a group, 3 by default"
+    )
+    command.add_argument("--blocks", type=_tune.positive, default=5, help="rounds of each launch, 5 by default")
+    command.add_argument("--pin", action="store_true", help="each rank to a processor, if those that you run are, too")
+    command.add_argument("--out", type=Path, default=Path("sagecomm-tune.json"), metavar="FILE", help="that is written")
+
+
+def print_tuning(parsed: argparse.Namespace) -> int:
+    from sagecomm import _tune
+
+    job = _tune.Job(parsed.ops, parsed.bytes, parsed.launches, parsed.blocks, seconds=0.01, pin=parsed.pin)
+    summaries = _tune.tune(job, parsed.ranks, parsed.out)
+    if parsed.json:
+        print(json.dumps(summaries))
+    elif summaries:
+        print("\n".join([*map(_tune.text, summaries), f"written to {parsed.out}"]))
     return 0
 
 

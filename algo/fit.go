@@ -1,0 +1,208 @@
+// From measurements to parameters.
+
+package algo
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	"sagecomm/internal/coll"
+)
+
+const (
+	// fitLongest bounds what parameters are fitted to: longer collectives leave the caches, which the model does not know.
+	fitLongest = 1 << 20
+	// fitLengths is how many lengths of a kind are looked at.
+	fitLengths = 8
+	// pull draws parameters to where they were, so that one that changes nothing stays there: the part of the error that
+	// a factor of e away from it must save.
+	pull = 0.004
+)
+
+// fit finds the parameters with which predictions are closest to measurements: the least mean of |ln(predicted/measured)|,
+// which forgives outliers. What a call takes that is no plan (Python, torch, the way to the core) is the same for all
+// algorithms of a kind and no parameter. One parameter after the other is made larger and smaller by a factor that shrinks
+// (coordinate search), since prices have no derivatives: a plan's time is the longest of many paths.
+//
+// It returns those that have changed.
+func (s *Selector) fit(list []Measured) (out []Setting) {
+	f := newFit(s.shape, s.params, list)
+	if len(f.rows) == 0 {
+		return nil
+	}
+	params := s.params
+	least := f.loss(params)
+	var open []parameter
+	for _, one := range parameters {
+		if f.matters(one, params) {
+			open = append(open, one)
+		}
+	}
+	for _, factor := range []float64{2, math.Sqrt2, 1.125} {
+		for better := true; better; {
+			better = false
+			for _, one := range open {
+				for _, by := range []float64{factor, 1 / factor} {
+					next := params
+					*one.in(&next) *= by
+					if one.check(*one.in(&next)) != nil {
+						continue
+					}
+					if loss := f.loss(next); loss < least {
+						params, least, better = next, loss, true
+						break
+					}
+				}
+			}
+		}
+	}
+	for _, one := range open {
+		if value := *one.in(&params); value != *one.in(&s.params) {
+			out = append(out, Setting{one.name, value})
+		}
+	}
+	return out
+}
+
+// fit is what parameters are fitted to.
+type fit struct {
+	shape   Shape
+	from    Params
+	rows    []Measured // by kind
+	classes []Class
+	last    [2]pricedRows // of boards and of messages, since each parameter concerns one of them
+}
+
+// pricedRows are the prices of the rows of a transport, in seconds.
+type pricedRows struct {
+	with   Params
+	prices map[int]float64 // by row
+}
+
+func newFit(shape Shape, from Params, list []Measured) *fit {
+	f := &fit{shape: shape, from: from}
+	p := newPredictor(shape, from)
+	for kind := range coll.KindCount {
+		var lengths []uint64
+		for _, m := range list {
+			if m.Kind == kind && m.Bytes <= fitLongest {
+				lengths = append(lengths, m.Bytes)
+			}
+		}
+		slices.Sort(lengths)
+		lengths = slices.Compact(lengths)
+		every := (len(lengths) + fitLengths - 1) / fitLengths
+		for _, m := range list {
+			at, found := slices.BinarySearch(lengths, m.Bytes)
+			if m.Kind != kind || m.Chunk != 0 || !found || at%every != 0 {
+				continue
+			}
+			c, err := p.ruled(Rule{Kind: kind, To: NoLimit, Algorithm: m.Algorithm}, m.Bytes)
+			if err == nil {
+				f.rows, f.classes = append(f.rows, m), append(f.classes, c)
+			}
+		}
+	}
+	return f
+}
+
+// matters says whether a parameter has a part in what was measured.
+func (f *fit) matters(one parameter, params Params) bool {
+	next := params
+	if *one.in(&next) *= 2; one.check(*one.in(&next)) != nil || *one.in(&next) == 0 {
+		return false
+	}
+	before := f.predict(params)
+	return !slices.Equal(before, f.predict(next))
+}
+
+// loss is how far predictions are from measurements.
+func (f *fit) loss(params Params) (sum float64) {
+	predicted := f.predict(params)
+	for first := 0; first < len(f.rows); {
+		end := first
+		for end < len(f.rows) && f.rows[end].Kind == f.rows[first].Kind {
+			end++
+		}
+		beside := f.beside(predicted, first, end)
+		for i := first; i < end; i++ {
+			sum += math.Abs(math.Log((beside + predicted[i]) / f.rows[i].Seconds))
+		}
+		first = end
+	}
+	sum /= float64(len(f.rows))
+	for _, one := range parameters {
+		if was := *one.in(&f.from); was > 0 {
+			sum += pull * math.Abs(math.Log(*one.in(&params)/was))
+		}
+	}
+	return sum
+}
+
+// beside is what a call of a kind takes beside its plan: the median, over the algorithms, of what the shortest length took
+// longer than predicted.
+func (f *fit) beside(predicted []float64, first, end int) float64 {
+	shortest := slices.MinFunc(f.rows[first:end], func(a, b Measured) int { return cmp.Compare(a.Bytes, b.Bytes) })
+	var more []float64
+	for i := first; i < end; i++ {
+		if f.rows[i].Bytes == shortest.Bytes {
+			more = append(more, f.rows[i].Seconds-predicted[i])
+		}
+	}
+	slices.Sort(more)
+	return max(0, more[len(more)/2])
+}
+
+// predict prices all rows, in seconds.
+func (f *fit) predict(params Params) []float64 {
+	out := make([]float64, len(f.rows))
+	p := newPredictor(f.shape, params)
+	for _, transport := range []Transport{Boards, Channels} {
+		known := &f.last[transport]
+		concerned := params
+		if transport == Boards {
+			concerned = Params{Board: params.Board}
+		} else {
+			concerned.Board = f.from.Board
+		}
+		if known.prices == nil || known.with != concerned {
+			*known = pricedRows{concerned, map[int]float64{}}
+			for i, m := range f.rows {
+				if f.classes[i].Transport == transport {
+					known.prices[i] = p.seconds(m.Kind, f.classes[i], m.Bytes)
+				}
+			}
+		}
+		for i, price := range known.prices {
+			out[i] = price
+		}
+	}
+	return out
+}
+
+// seconds is what a class is predicted to take; what has no price takes longer than anything that was measured.
+func (p *predictor) seconds(kind coll.Kind, c Class, bytes uint64) float64 {
+	if c.Transport == Boards {
+		return p.boards.price(kind, c, bytes).Duration().Seconds()
+	}
+	s, err := p.sender(kind, c.Algorithm, c.Chunk)
+	if err != nil {
+		return math.MaxInt64 / float64(1e9)
+	}
+	return s.pricer.Price(bytes).Seconds()
+}
+
+// text writes the value with a unit and three digits, as [ParseTune] reads it.
+func (s Setting) text() string {
+	for _, unit := range []struct {
+		name    string
+		seconds float64
+	}{{"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}} {
+		if s.Seconds >= unit.seconds {
+			return fmt.Sprintf("%.3g%s", s.Seconds/unit.seconds, unit.name)
+		}
+	}
+	return fmt.Sprintf("%.3gps", s.Seconds/1e-12)
+}

@@ -1,0 +1,70 @@
+package pgbackend
+
+import (
+	"errors"
+	"fmt"
+
+	"sagecomm/algo"
+	"sagecomm/internal/coll"
+)
+
+// Measurements are what was measured in a group of this process, with what a tuning file says so far.
+type Measurements struct {
+	Group uint64     `json:"group"` // its handle
+	Name  string     `json:"name"`  // of the file, for messages
+	File  string     `json:"file"`  // its text; empty: there is none
+	Rows  []measured `json:"rows"`
+}
+
+// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 is the predicted one; Ratio is to what the
+// group itself took in the same rounds.
+type measured struct {
+	Op        string  `json:"op"`
+	Bytes     uint64  `json:"bytes"`
+	Algorithm string  `json:"algorithm"`
+	Chunk     int     `json:"chunk"`
+	Seconds   float64 `json:"seconds"`
+	Ratio     float64 `json:"ratio"`
+}
+
+// Tuned is what follows from measurements: the entry for groups of this shape on this machine, and the text of the file
+// with it.
+type Tuned struct {
+	Entry algo.Entry `json:"entry"`
+	File  string     `json:"file"`
+}
+
+// Tune makes of measurements what a tuning file says.
+func (p *Process) Tune(m Measurements) (*Tuned, error) {
+	g := p.Group(m.Group)
+	if g == nil {
+		return nil, errors.New("tune: the group was destroyed")
+	}
+	file := &algo.File{Version: algo.FileVersion}
+	if m.File != "" {
+		known, err := algo.ParseFile(m.Name, []byte(m.File))
+		if err != nil {
+			return nil, fmt.Errorf("tune: %w", err)
+		}
+		file = known
+	}
+	var list []algo.Measured
+	for _, row := range m.Rows {
+		kind, ok := coll.ParseKind(row.Op)
+		if !ok {
+			return nil, fmt.Errorf("tune: %q is no collective", row.Op)
+		}
+		list = append(list, algo.Measured{Kind: kind, Bytes: row.Bytes, Algorithm: row.Algorithm, Chunk: row.Chunk, Seconds: row.Seconds, Ratio: row.Ratio})
+	}
+	entry, err := g.selector.Tuned(Machine(), list)
+	if err != nil {
+		return nil, fmt.Errorf("tune: %w", err)
+	}
+	out := &Tuned{}
+	if out.Entry, err = file.Put(entry); err != nil {
+		return nil, fmt.Errorf("tune: %w", err)
+	}
+	text, err := file.Write()
+	out.File = string(text)
+	return out, err
+}

@@ -1,0 +1,158 @@
+"""python -m sagecomm tune: measures every algorithm, and writes what is best into a tuning file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import programs
+import sagecomm
+from sagecomm import _tune
+from sagecomm.__main__ import main
+
+
+def row(algorithm: str, blocks: list[float], chosen: bool = False, chunk: int = 0, even: bool = False) -> dict:
+    at = {"op": "all_reduce", "bytes": 8, "algorithm": algorithm, "chunk": chunk}
+    return at | {"chosen": chosen, "even": even, "blocks": blocks}
+
+
+def test_candidates_count_by_their_ratio_in_the_same_rounds():
+    # The machine is twice as slow in the second launch, and in one round of the first.
+    first = [row("one_shot", [1e-6, 1e-6, 2e-6, 1e-6], chosen=True), row("ring", [2e-6, 0.8e-6, 1.6e-6, 0.8e-6])]
+    second = [row("one_shot", [2e-6, 2e-6, 2e-6], chosen=True), row("ring", [9e-6])]
+    third = [row("one_shot", [1e-6, 1e-6], chosen=True), row("ring", [0.9e-6, 0.9e-6])]
+    one_shot, ring = _tune.combine([first, second, third])
+    assert (one_shot["algorithm"], one_shot["chosen"], one_shot["ratio"]) == ("one_shot", True, 1)
+    assert one_shot["seconds"] == pytest.approx(1e-6)
+    assert ring["ratio"] == pytest.approx(0.9)
+    assert not ring["chosen"]
+    assert one_shot["spread"] < ring["spread"]
+
+
+def test_chunks_are_tried_where_there_is_something_to_cut():
+    boards = {"algorithm": "two_shot", "chunk": 131072, "chosen": True, "transport": "boards"}
+    channels = {"algorithm": "ring", "chunk": 65536, "chosen": False, "transport": "channels"}
+    assert list(_tune.ways([boards, channels], 1 << 10)) == [(("two_shot", 0), True), (("ring", 0), False)]
+    assert list(_tune.ways([boards, channels], 1 << 20)) == [
+        (("two_shot", 0), True),
+        (("two_shot", 65536), False),
+        (("two_shot", 262144), False),
+        (("ring", 0), False),
+        (("ring", 32768), False),
+    ]
+
+
+@pytest.mark.parametrize("op", _tune.COLLECTIVES)
+def test_room_is_what_buffers_take(op):
+    buffers = _tune.make_buffers(op, 4096, 4)
+    assert sum(b.numel() * b.element_size() for b in buffers) == _tune.room_of(op, 4096, 4)
+
+
+def test_the_table_for_people():
+    rows = _tune.combine(
+        [
+            [
+                row("one_shot", [2e-6, 2e-6], chosen=True),
+                row("ring", [1e-6, 1e-6], chunk=32768),
+                row("bruck", [0.5e-6, 0.5e-6], even=True),
+            ]
+        ]
+    )
+    entry = {"rules": ["all_reduce:ring@chunk=32K"], "params": {"ring.byte": "9ps"}}
+    assert (
+        _tune.text({"ranks": 2, "entry": entry, "rows": rows})
+        == """\
+2 ranks
+  collective  bytes  chosen    time  spread  best      time  chosen/best
+  all_reduce      8  one_shot  2 us  0 %     ring@32K  1 us  2.00
+rules:
+  all_reduce:ring@chunk=32K
+parameters:
+  ring.byte=9ps"""
+    )
+
+
+def tables() -> dict[str, str]:
+    return {op: sagecomm.explain(op, 8)["table"] for op in ("all_reduce", "barrier", "broadcast")}
+
+
+def test_what_is_measured_is_written_and_used(tmp_path, fresh_world):
+    out = tmp_path / "tuned.json"
+    few = ("--ranks", "2", "--launches", "2", "--blocks", "1", "--out", str(out))
+    said = programs.command("tune", *few, "--ops", "all_reduce,barrier", "--bytes", "8,64KiB", "--json")
+    assert said.status == 0, said.errors
+    (summary,) = json.loads(said.said)
+    measured = {(row["op"], row["bytes"]) for row in summary["rows"]}
+    assert measured == {("all_reduce", 8), ("all_reduce", 65536), ("barrier", 0)}
+    assert all(row["seconds"] > 0 and row["ratio"] > 0 for row in summary["rows"])
+    (entry,) = json.loads(out.read_text())["entries"]
+    assert entry == summary["entry"]
+    assert {rule.split(":")[0] for rule in entry["rules"]} == {"all_reduce", "barrier"}
+
+    # Another collective of the same groups is added, others are kept.
+    again = programs.command("tune", *few, "--ops", "all_to_all", "--bytes", "8")
+    assert again.status == 0, again.errors
+    (both,) = json.loads(out.read_text())["entries"]
+    assert both["rules"][:-1] == entry["rules"]
+    assert both["rules"][-1].startswith("all_to_all:")
+    assert again.said.endswith(f"written to {out}\n")
+
+    for table in fresh_world(2, {"SAGECOMM_TUNE_FILE": str(out)}).run(tables):
+        assert str(out) in table["all_reduce"]
+        assert str(out) in table["barrier"]
+        assert "predicted" in table["broadcast"]
+
+
+def test_torchrun_starts_the_ranks_of_a_group_that_is_measured(tmp_path):
+    out = tmp_path / "tuned.json"
+    asked = ("tune", "--ops", "barrier", "--blocks", "1", "--out", str(out))
+    with programs.Programs(programs.command_line(*asked), 3) as ranks:
+        ranks.end_well()
+        assert "barrier" in ranks.rest(0)
+        assert not ranks.rest(1)
+    (entry,) = json.loads(out.read_text())["entries"]
+    assert entry["size"] == 3
+
+
+@pytest.mark.parametrize(("content", "says"), [("{}", "version 0, expected 1"), ("no json", "invalid character")])
+def test_a_file_that_is_none_is_refused_and_left(tmp_path, content, says):
+    out = tmp_path / "tuned.json"
+    out.write_text(content)
+    refused = programs.command("tune", "--ranks", "2", "--out", str(out))
+    assert refused.status == 1
+    assert says in refused.errors
+    assert str(out) in refused.errors
+    assert out.read_text() == content
+    assert [p.name for p in Path(tmp_path).iterdir()] == ["tuned.json"]
+
+
+def test_a_file_that_cannot_be_used_is_refused_first(tmp_path, capsys):
+    unreadable = tmp_path / "tuned.json"
+    unreadable.write_bytes(b"\xff")
+    for path, says in ((unreadable, "cannot be read"), (tmp_path / "nowhere" / "tuned.json", "cannot be written")):
+        assert main(["tune", "--ranks", "2", "--out", str(path)]) == 1
+        errors = capsys.readouterr().err
+        assert says in errors
+        assert "launch" not in errors
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--ops", "all_reduce,fastest"), ("--bytes", "much"), ("--ranks", "x"), ("--launches", "0")]
+)
+def test_wrong_arguments_are_refused(wrong):
+    with pytest.raises(SystemExit):
+        main(["tune", *wrong])
+
+
+def calls() -> None:
+    for op in _tune.COLLECTIVES:
+        _tune.make_call(op, _tune.make_buffers(op, 64, dist.get_world_size()), None)()
+    dist.all_reduce(torch.zeros(1))
+
+
+def test_every_collective_can_be_called(world):
+    world(3).run(calls)

@@ -1,0 +1,355 @@
+"""python -m sagecomm tune: measures every algorithm, and writes what is best into a file for SAGECOMM_TUNE_FILE.
+
+Of each collective and length all candidates take turns: a group for each, made with a rule that sets it, in the same
+processes. Those that are far behind in the first round are left out of the others. A candidate counts by its ratio to
+what sagecomm chooses by itself in the same rounds, so that what else the machine does hits both; launches are new
+processes, whose memory lies elsewhere. What follows from the ratios is for the core to say (sagecomm.h, tune).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
+
+from sagecomm import _explain, _native, _observe
+from sagecomm._simulate import columns, duration, in_bytes
+from sagecomm.options import Options
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+)
+LENGTHS = [8, 64, 256, *(1 << n for n in range(10, 27))]  # 8 B to 64 MiB
+
+_BEHIND = 1.5  # times the best one in the first round: such a candidate is measured no further
+_SMALLEST_CHUNK = 4096  # of those that are tried beside the predicted one
+_LARGEST_SLOT = 256 << 10  # sagecomm/algo/board: the longest chunk of a board
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is measured, and how thoroughly."""
+
+    ops: Sequence[str]
+    lengths: Sequence[int]
+    launches: int
+    blocks: int  # rounds of those that are not left out
+    seconds: float  # of a block, at least
+    pin: bool
+
+
+class Way(NamedTuple):
+    """A candidate: an algorithm in chunks of a length, 0 for the predicted one."""
+
+    algorithm: str
+    chunk: int
+
+
+def tune(job: Job, ranks: Sequence[int], path: Path) -> list[dict[str, Any]]:
+    """Measures groups of these sizes on this host and writes the file, after each size. In a process that torchrun
+    has started the group is that of all its processes instead. Returns a summary of each group, on rank 0 only.
+
+    Raises:
+        RuntimeError: The file is none, or cannot be written, or a rank failed.
+    """
+    for name in ("SAGECOMM_TUNE", "SAGECOMM_TUNE_FILE"):  # here all candidates are tried, against what is predicted
+        os.environ.pop(name, None)
+    _read(path)
+    _write(path, "")  # fails before an hour is spent
+    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return _as_a_rank(job, path)
+    summaries = []
+    for size in ranks:
+        with tempfile.TemporaryDirectory(prefix="sagecomm-tune-") as folder:
+            for launch in range(job.launches):
+                _say(f"{size} ranks, launch {launch + 1} of {job.launches}")
+                try:
+                    # Forks: this process has loaded no core yet, and importing torch takes seconds.
+                    arguments = (size, launch, job, Path(folder), path)
+                    start: Any = start_processes  # it has no types
+                    start(_launched, arguments, nprocs=size, start_method="fork")
+                except (ProcessRaisedException, ProcessExitedException) as err:
+                    raise RuntimeError(f"sagecomm: tune: {err}") from err
+            summaries.append(json.loads((Path(folder) / "summary").read_text()))
+    return summaries
+
+
+def _as_a_rank(job: Job, path: Path) -> list[dict[str, Any]]:
+    dist.init_process_group("sagecomm")
+    measured = _measure(job, path)
+    summary = [_conclude([measured], path)] if dist.get_rank() == 0 else []
+    dist.barrier()
+    dist.destroy_process_group()
+    return summary
+
+
+def _launched(rank: int, size: int, launch: int, job: Job, folder: Path, path: Path) -> None:
+    """One rank of one launch. Rank 0 keeps what was measured, and draws the conclusion after the last launch."""
+    if job.pin:
+        processors = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {processors[rank % len(processors)]})
+    store = torch._C._distributed_c10d.FileStore(str(folder / f"store-{launch}"), size)
+    dist.init_process_group("sagecomm", store=store, rank=rank, world_size=size)
+    measured = _measure(job, path)
+    if rank == 0:
+        (folder / f"launch-{launch}").write_text(json.dumps(measured))
+        if launch == job.launches - 1:
+            launches = [json.loads((folder / f"launch-{i}").read_text()) for i in range(job.launches)]
+            (folder / "summary").write_text(json.dumps(_conclude(launches, path)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _measure(job: Job, path: Path) -> list[dict[str, Any]]:
+    if dist.get_rank() == 0:
+        _tuned(path, [])  # refuses a file that is none before an hour is spent
+    return Measuring(job).all()
+
+
+class Measuring:
+    """What the ranks of a launch do, all alike."""
+
+    def __init__(self, job: Job) -> None:
+        torch.set_num_threads(1)
+        self.job = job
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.groups: dict[Way, dist.ProcessGroup] = {}
+        # Ranks that share a host share what is free there; the least of all hosts counts.
+        free = torch.tensor([os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")], dtype=torch.int64)
+        dist.all_reduce(free, op=dist.ReduceOp.MIN)
+        self.room = int(free.item()) // 2 // self.size
+
+    def all(self) -> list[dict[str, Any]]:
+        rows = []
+        for op in self.job.ops:
+            for nbytes in [0] if op == "barrier" else self.job.lengths:
+                if room_of(op, nbytes, self.size) > self.room:
+                    self.say(f"{op} of {in_bytes(nbytes)} is left out: memory for it is not free")
+                    continue
+                rows += self.compete(op, nbytes)
+            self.say(f"{op} done")
+            for group in self.groups.values():
+                dist.destroy_process_group(group)
+            self.groups.clear()
+        return rows
+
+    def compete(self, op: str, nbytes: int) -> list[dict[str, Any]]:
+        """Rows of all candidates of a length: seconds of each block; the first block is there for all of them."""
+        candidates = _explain.explain(op, nbytes)["candidates"]
+        buffers = make_buffers(op, nbytes, self.size)
+        turns = {way: self.turn(op, way, chosen, buffers) for way, chosen in ways(candidates, nbytes)}
+        counts, blocks = {}, {}
+        for way, call in turns.items():
+            self.block(call, 2)
+            counts[way] = max(2, min(20000, int(self.job.seconds / self.block(call, 3))))
+        for way, call in turns.items():
+            blocks[way] = [self.block(call, counts[way])]
+        (chosen,) = (c["algorithm"] for c in candidates if c["chosen"])
+        best = min(first for (first,) in blocks.values())
+        stay = [way for way in turns if blocks[way][0] <= _BEHIND * best or way == Way(chosen, 0)]
+        for _ in range(self.job.blocks):
+            for way in stay:
+                blocks[way].append(self.block(turns[way], counts[way]))
+        even = {c["algorithm"]: c["even"] for c in candidates}
+        return [
+            {
+                "op": op,
+                "bytes": nbytes,
+                "algorithm": way.algorithm,
+                "chunk": way.chunk,
+                "chosen": way == Way(chosen, 0),
+                "even": even[way.algorithm],
+                "blocks": seconds,
+            }
+            for way, seconds in blocks.items()
+        ]
+
+    def turn(self, op: str, way: Way, chosen: bool, buffers: list[torch.Tensor]) -> Callable[[], object]:
+        """A function that makes one call: what is chosen goes through the group that has no rule."""
+        if chosen:
+            return make_call(op, buffers, None)
+        if way not in self.groups:
+            rule = f"{op}:{way.algorithm}" + (f"@chunk={way.chunk}" if way.chunk else "")
+            group = dist.new_group(backend="sagecomm", pg_options=Options(settings={"tune": rule}))
+            assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
+            self.groups[way] = group
+        return make_call(op, buffers, self.groups[way])
+
+    def block(self, call: Callable[[], object], count: int) -> float:
+        """Seconds of a call, of the slowest rank, so that all ranks decide alike."""
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        taken = torch.tensor([(time.perf_counter() - begin) / count], dtype=torch.float64)
+        dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+        return taken.item()
+
+    def say(self, what: str) -> None:
+        if self.rank == 0:
+            _say(what)
+
+
+def ways(candidates: Iterable[dict[str, Any]], nbytes: int) -> Iterator[tuple[Way, bool]]:
+    """All algorithms in their predicted chunks, half of them and, on boards, twice as long ones, where that makes a
+    difference; and whether it is what is chosen."""
+    for c in candidates:
+        yield Way(c["algorithm"], 0), c["chosen"]
+        others = [c["chunk"] // 2] + ([2 * c["chunk"]] if c["transport"] == "boards" else [])
+        for chunk in others:
+            if _SMALLEST_CHUNK <= chunk <= _LARGEST_SLOT and chunk % 64 == 0 and nbytes > min(chunk, c["chunk"]):
+                yield Way(c["algorithm"], chunk), False
+
+
+def make_buffers(op: str, nbytes: int, size: int) -> list[torch.Tensor]:
+    """Of one call: nbytes are those of one rank's tensor, or of one block. Zeros, which sums leave as they are; memory
+    is touched before."""
+    counts = {
+        "all_gather": [1, size],
+        "reduce_scatter": [1, size],
+        "all_to_all": [size, size],
+        "gather": [1] * (1 + size),
+        "scatter": [1] * (1 + size),
+    }.get(op, [1])
+    return [torch.zeros(count * max(nbytes // 4, 1)).fill_(0) for count in counts]
+
+
+def room_of(op: str, nbytes: int, size: int) -> int:
+    """Bytes of a rank's buffers."""
+    blocks = {"all_gather": 1 + size, "reduce_scatter": 1 + size, "all_to_all": 2 * size}
+    return nbytes * blocks.get(op, 1 + size if op in ("gather", "scatter") else 1)
+
+
+def make_call(op: str, buffers: list[torch.Tensor], group: dist.ProcessGroup | None) -> Callable[[], object]:
+    """A function that makes one call with buffers of [make_buffers]. Roots are rank 0."""
+    x, *others = buffers
+    blocks = others if dist.get_rank() == 0 else None
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(x, group=group),
+        "broadcast": lambda: dist.broadcast(x, 0, group=group),
+        "reduce": lambda: dist.reduce(x, 0, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(others[0], x, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(x, others[0], group=group),
+        "all_to_all": lambda: dist.all_to_all_single(others[0], x, group=group),
+        "gather": lambda: dist.gather(x, blocks, 0, group=group),
+        "scatter": lambda: dist.scatter(x, blocks, 0, group=group),
+        "barrier": lambda: dist.barrier(group=group),
+    }
+    return calls[op]
+
+
+def _conclude(launches: Sequence[Sequence[dict[str, Any]]], path: Path) -> dict[str, Any]:
+    """Writes the file. In a process that has the group still."""
+    rows = combine(launches)
+    answer = _tuned(path, rows)
+    _write(path, answer["file"])
+    return {"ranks": dist.get_world_size(), "entry": answer["entry"], "rows": rows}
+
+
+def _tuned(path: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the file says with these rows, which the core makes of them."""
+    number = _observe._backend(None, "tune").group_number()
+    return _explain.ask(_native.load().tune, group=number, name=str(path), file=_read(path), rows=rows)
+
+
+def combine(launches: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row for each candidate: medians over the launches of `seconds`, and of `ratio` to what was chosen, block by
+    block; `spread` is how far the quartiles of all blocks are apart, as a part of the median."""
+    found: dict[tuple[str, int, str, int], list[tuple[float, float, list[float]]]] = {}
+    kept = {}
+    for rows in launches:
+        chosen = {(row["op"], row["bytes"]): row["blocks"] for row in rows if row["chosen"]}
+        for row in rows:
+            against = chosen[row["op"], row["bytes"]]
+            ratio = statistics.median(a / b for a, b in zip(row["blocks"], against, strict=False))
+            key = (row["op"], row["bytes"], row["algorithm"], row["chunk"])
+            found.setdefault(key, []).append((statistics.median(row["blocks"]), ratio, row["blocks"]))
+            kept[key] = {name: row[name] for name in ("op", "bytes", "algorithm", "chunk", "chosen", "even")}
+    out = []
+    for key, of in found.items():
+        low, middle, high = statistics.quantiles([b / median for median, _, blocks in of for b in [median, *blocks]])
+        medians = {
+            "seconds": statistics.median(seconds for seconds, _, _ in of),
+            "ratio": statistics.median(ratio for _, ratio, _ in of),
+            "spread": (high - low) / middle,
+        }
+        out.append(kept[key] | medians)
+    return out
+
+
+def text(summary: dict[str, Any]) -> str:
+    """A table for people: what is chosen against the best candidate that takes blocks of any length."""
+    rows = [("collective", "bytes", "chosen", "time", "spread", "best", "time", "chosen/best")]
+    best: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in summary["rows"]:
+        at = (row["op"], row["bytes"])
+        if not row["even"] and (at not in best or row["ratio"] < best[at]["ratio"]):
+            best[at] = row
+    for row in summary["rows"]:
+        if row["chosen"]:
+            other = best[row["op"], row["bytes"]]
+            name = other["algorithm"] + (f"@{other['chunk'] // 1024}K" if other["chunk"] else "")
+            times = duration(row["seconds"]), f"{100 * row['spread']:.0f} %", name, duration(other["seconds"])
+            rows.append((row["op"], str(row["bytes"]), row["algorithm"], *times, f"{1 / other['ratio']:.2f}"))
+    entry = summary["entry"]
+    told = ["rules:", *(f"  {rule}" for rule in entry["rules"]), "parameters:"]
+    told += [f"  {name}={value}" for name, value in entry.get("params", {}).items()]
+    return "\n".join([f"{summary['ranks']} ranks", *columns(rows, range(1, 2)), *told])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as err:
+        raise RuntimeError(f"sagecomm: the tuning file cannot be read: {err}") from err
+
+
+def _write(path: Path, content: str) -> None:
+    """All of it or nothing: groups may be reading the file. An empty one is not written, only tried."""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+            file.write(content)
+        if content:
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path)
+        else:
+            os.unlink(file.name)
+    except OSError as err:
+        raise RuntimeError(f"sagecomm: the tuning file cannot be written: {err}") from err
+
+
+def _say(what: str) -> None:
+    print(f"sagecomm: tune: {what}", file=sys.stderr, flush=True)
+
+
+def positive(text: str) -> int:
+    """For argparse."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+def powers() -> list[int]:
+    """2, 4, 8, as far as each rank has a processor."""
+    return [n for n in (2, 4, 8) if n <= max(2, len(os.sched_getaffinity(0)))]
