@@ -141,7 +141,8 @@ def test_a_file_that_cannot_be_used_is_refused_first(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "wrong", [("--ops", "all_reduce,fastest"), ("--bytes", "much"), ("--ranks", "x"), ("--launches", "0")]
+    "wrong",
+    [("--ops", "all_reduce,fastest"), ("--bytes", "much"), ("--ranks", "x"), ("--ranks", "2,1"), ("--launches", "0")],
 )
 def test_wrong_arguments_are_refused(wrong):
     with pytest.raises(SystemExit):

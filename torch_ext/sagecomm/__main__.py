@@ -119,9 +119,9 @@ def add_tuning(command: argparse.ArgumentParser) -> None:
 
     command.add_argument(
         "--ranks",
-        type=_simulate.counts,
+        type=_tune.sizes_of_groups,
         default=_tune.powers(),
-        help="of the groups; 2,4,8 by default, as far as each has a processor; under torchrun its ranks are the group",
+        help="of the groups; 2,4,8 by default, as far as each has a processor; under torchrun: its ranks",
     )
     command.add_argument("--ops", type=collectives, default=_tune.COLLECTIVES, help="all collectives by default")
     command.add_argument(

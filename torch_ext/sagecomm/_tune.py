@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from sagecomm import _explain, _native, _observe
-from sagecomm._simulate import columns, duration, in_bytes
+from sagecomm._simulate import columns, counts, duration, in_bytes
 from sagecomm.options import Options
 
 COLLECTIVES = (
@@ -348,6 +348,13 @@ def positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise ValueError(text)
     return number
+
+
+def sizes_of_groups(text: str) -> list[int]:
+    """For argparse. A rank alone has nothing to choose."""
+    if min(sizes := counts(text)) < 2:
+        raise ValueError(text)
+    return sizes
 
 
 def powers() -> list[int]:
