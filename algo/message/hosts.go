@@ -53,11 +53,11 @@ func (g grid) height() int { return len(g.hosts) }
 
 // inHost and inRail are the places of this rank in the group of its host and of its rail.
 func (g grid) inHost(at Place, root int) Place {
-	return Place{Rank: g.local, Size: g.width(), Root: root, Chunk: at.Chunk}
+	return Place{Rank: g.local, Size: g.width(), Root: root, Chunk: at.Chunk, inner: true}
 }
 
 func (g grid) inRail(at Place, root int) Place {
-	return Place{Rank: g.host, Size: g.height(), Root: root, Chunk: at.Chunk}
+	return Place{Rank: g.host, Size: g.height(), Root: root, Chunk: at.Chunk, inner: true}
 }
 
 // checkHosts wants every rank on one host and as many on each.

@@ -217,25 +217,27 @@ func (r *Pricer) busyWith(p Plan, bytes uint64) time.Duration {
 	l := Lengths{Bytes: bytes}
 	ways := make([][2]femto, len(r.costs.Links))
 	var work femto
-	for _, s := range p.Steps {
-		if p.idle(s, 0, l) {
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		moved := p.moves(s, 0, l)
+		if s.idle(0, moved) {
 			continue
 		}
 		if s.Op == RecvReduce || s.Op == Reduce {
-			work += femto(p.bytes(s.To, 0, l)) * toFemto(r.costs.Reduce)
+			work += femto(moved) * toFemto(r.costs.Reduce)
 		}
 		if s.Op > RecvReduce {
 			continue
 		}
-		way, moved, class := 0, s.From, 0
+		way, class := 0, 0
 		if s.Op != Send {
-			way, moved = 1, s.To
+			way = 1
 		}
 		if r.costs.Class != nil {
 			class = r.costs.Class(p.Rank, s.Peer)
 		}
 		work += toFemto(r.costs.Links[class].Step)
-		ways[class][way] += femto(p.bytes(moved, 0, l)) * toFemto(r.costs.Links[class].Byte)
+		ways[class][way] += femto(moved) * toFemto(r.costs.Links[class].Byte)
 	}
 	for _, way := range ways {
 		work = max(work, way[0], way[1])

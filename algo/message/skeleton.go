@@ -69,7 +69,7 @@ func strip(plan Plan, l Lengths, turned bool) *skeleton {
 		if s.Op == Send {
 			regions = s.From
 			b.line = k.lineTo(outlet{peer: b.peer, channel: s.Channel}, lines)
-			if scratch := fromScratch(s); scratch || awaited[i] {
+			if scratch := fromScratch(&s); scratch || awaited[i] {
 				b.number = int32(k.ordered)
 				k.ordered++
 				if scratch {
@@ -91,7 +91,7 @@ func strip(plan Plan, l Lengths, turned bool) *skeleton {
 	return k
 }
 
-func fromScratch(s Step) bool {
+func fromScratch(s *Step) bool {
 	for _, r := range s.From {
 		if r.Space == Scratch {
 			return true
