@@ -65,7 +65,12 @@ func (p Plan) Chunks(l Lengths) uint64 {
 			longest = max(longest, p.block(l, Region{Space: Input, Block: b}), p.block(l, Region{Space: Output, Block: b}))
 		}
 	}
-	return max(1, (longest+uint64(p.Chunk)-1)/uint64(p.Chunk))
+	return chunksOf(longest, p.Chunk)
+}
+
+// chunksOf is how many chunks so many bytes have.
+func chunksOf(bytes uint64, chunk int) uint64 {
+	return max(1, (bytes+uint64(chunk)-1)/uint64(chunk))
 }
 
 // moves is what a step moves in chunk k.

@@ -180,7 +180,7 @@ func TestTheOrderOfPlayMakesNoDifference(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 5 {
-			p := newPlay(g, Lengths{Bytes: 30 * Unit}, hostCosts(4, 6))
+			p := newPlay(Prepare(g), at.Chunk, Lengths{Bytes: 30 * Unit}, hostCosts(4, 6))
 			rng.Shuffle(len(p.ready), func(i, j int) { p.ready[i], p.ready[j] = p.ready[j], p.ready[i] })
 			if end, err := p.finish(); err != nil || time.Duration((end+999_999)/1_000_000) != want.Time {
 				t.Errorf("%v %s, seed %d: %v fs (%v), want %v", f.kind, f.name, seed, end, err, want.Time)

@@ -67,10 +67,15 @@ func Price(size int, build func(rank int) Plan, l Lengths, c Costs) (time.Durati
 // Of a plan only its skeleton is kept, of a channel what lies in it, and steps are gone through as ranks come to them,
 // so that thousands of ranks fit into memory.
 func Play(g Group, l Lengths, c Costs) (Outcome, error) {
+	p := prepare(g, l.Blocks != nil)
+	return p.play(p.chunk, l, c)
+}
+
+func (g *Prepared) play(chunk int, l Lengths, c Costs) (Outcome, error) {
 	if c.Capacity < 1 || len(c.Links) == 0 {
 		return Outcome{}, fmt.Errorf("a price needs a class of links, and channels that hold a message: %d classes, %d messages", len(c.Links), c.Capacity)
 	}
-	p := newPlay(g, l, c)
+	p := newPlay(g, chunk, l, c)
 	end, err := p.finish()
 	o := Outcome{Time: time.Duration((end + 999_999) / 1_000_000)}
 	for rank := range p.players {

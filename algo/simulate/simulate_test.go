@@ -206,13 +206,14 @@ func TestClosedFormsSayWhereTheyDoNotHold(t *testing.T) {
 		{described(t, "ring", "tcp_25g", 16, 4, 4, 4, 2), coll.Gather, message.Direct, "in another order"},
 		{described(t, "ring", "tcp_25g", 16, 4), coll.AllReduce, message.DoubleTree, "two trees"},
 	} {
-		p := c.of.one(c.kind, c.algorithm, 1000, wholeChunk(1000), Closed)
+		p := c.of.one(c.of.plans(c.kind, c.algorithm), 1000, wholeChunk(1000), Closed)
 		if c.what == "" && p.Why != "" || !strings.Contains(p.Why, c.what) {
 			t.Errorf("%v %s of %+v: %+v, expected %s", c.kind, c.algorithm, *c.of, p, c.what)
 		}
 	}
 	chain := func(hosts float64, bytes uint64, chunk int) string {
-		return described(t, "ring", "tcp_25g", hosts, 4).one(coll.Broadcast, message.Chain, bytes, chunk, Closed).Why
+		c := described(t, "ring", "tcp_25g", hosts, 4)
+		return c.one(c.plans(coll.Broadcast, message.Chain), bytes, chunk, Closed).Why
 	}
 	if why := chain(16, 300, 128); !strings.Contains(why, "3 chunks are no pipeline") {
 		t.Error(why)
