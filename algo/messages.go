@@ -26,7 +26,7 @@ type senderKey struct {
 // senders are the algorithms of messages that a group can use, in the order of the package's list: hierarchical ones
 // where there are several hosts of equally many ranks. priced leaves those out that have no price.
 func (p *predictor) senders(kind coll.Kind, priced bool) (list []sender) {
-	if !p.shape.Channels || p.shape.Size == 1 {
+	if p.shape.Size == 1 {
 		return nil
 	}
 	for _, name := range message.Algorithms(kind) {

@@ -129,7 +129,7 @@ func (s *Selector) Choose(kind coll.Kind, bytes uint64) Class {
 func (s *Selector) Fingerprint() uint64 {
 	h := fnv.New64a()
 	fmt.Fprintln(h, Geometry())
-	fmt.Fprintln(h, s.shape.Size, s.shape.Channels, s.shape.Hosts, s.shape.Apart, s.params.whole())
+	fmt.Fprintln(h, s.shape.Size, s.shape.Hosts, s.shape.Apart, s.params.whole())
 	for kind := range coll.KindCount {
 		for _, c := range s.classes(kind) {
 			fmt.Fprintln(h, kind, c.UpTo, c.Algorithm, c.Transport, c.Lane, c.Chunk, c.Even)

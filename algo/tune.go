@@ -296,9 +296,6 @@ func (p *predictor) ruled(r Rule, bytes uint64) (Class, error) {
 		}
 		return c, nil
 	}
-	if !p.shape.Channels {
-		return Class{}, fmt.Errorf("%s sends messages from rank to rank, and the ranks of this group have no channels for them", r.Algorithm)
-	}
 	s, err := p.sender(r.Kind, r.Algorithm, r.Chunk)
 	return s.class, err
 }
