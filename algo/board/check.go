@@ -123,8 +123,10 @@ func newMachine(slots [2]int, calls ...Call) (*machine, error) {
 		starts := make([]int, m.size)
 		for rank, p := range c.Plans {
 			if p.Kind != first.Kind || p.Algorithm != first.Algorithm || p.Size != m.size || p.Root != first.Root ||
-				p.Lane != first.Lane || p.Chunk != first.Chunk || p.Head != first.Head || p.Input != first.Input || p.Output != first.Output {
-				return nil, fmt.Errorf("call %d: the plan of rank %d (%v %s, size %d, root %d, %v lane, chunk %d) does not go with that of rank 0 (%v %s, size %d, root %d, %v lane, chunk %d)",
+				p.Lane != first.Lane || p.Chunk != first.Chunk || p.Head != first.Head ||
+				p.Input != first.Input || p.Output != first.Output {
+				return nil, fmt.Errorf("call %d: the plan of rank %d (%v %s, size %d, root %d, %v lane, chunk %d) "+
+					"does not go with that of rank 0 (%v %s, size %d, root %d, %v lane, chunk %d)",
 					i, rank, p.Kind, p.Algorithm, p.Size, p.Root, p.Lane, p.Chunk,
 					first.Kind, first.Algorithm, first.Size, first.Root, first.Lane, first.Chunk)
 			}
@@ -148,7 +150,8 @@ func (m *machine) check(schedules []schedule) error {
 		r.begin()
 		if err := r.finish(s); err != nil {
 			c := m.calls[0]
-			what := fmt.Sprintf("%v %s, %d ranks, %d bytes, chunk %d", c.Plans[0].Kind, c.Plans[0].Algorithm, m.size, c.Bytes, c.Plans[0].Chunk)
+			what := fmt.Sprintf("%v %s, %d ranks, %d bytes, chunk %d",
+				c.Plans[0].Kind, c.Plans[0].Algorithm, m.size, c.Bytes, c.Plans[0].Chunk)
 			if len(m.calls) > 1 {
 				what = fmt.Sprintf("%d calls, %d ranks", len(m.calls), m.size)
 			} else {

@@ -146,7 +146,8 @@ func (m *memory) expect(lo, hi uint64, ranks []int, base uint64) error {
 			ok = c.rank == ranks[i] && c.off+s.val.skip == base+s.lo-lo
 		}
 		if !ok {
-			return fmt.Errorf("bytes [%d, %d) of the output hold %v, expected %v", s.lo, s.hi, s.val, expected(ranks, base+s.lo-lo))
+			return fmt.Errorf("bytes [%d, %d) of the output hold %v, expected %v",
+				s.lo, s.hi, s.val, expected(ranks, base+s.lo-lo))
 		}
 	}
 	return nil

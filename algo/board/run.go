@@ -320,7 +320,8 @@ func (r *run) stuck() error {
 		}
 		in := r.steps[rank][next]
 		w := in.Waits[r.waited[rank]]
-		lines = append(lines, fmt.Sprintf("%s waits for rank %d's %v of chunk %d", r.name(access{rank, next}), w.Rank, w.Counter, w.Chunk))
+		lines = append(lines, fmt.Sprintf("%s waits for rank %d's %v of chunk %d",
+			r.name(access{rank, next}), w.Rank, w.Counter, w.Chunk))
 	}
 	if len(lines) == 0 {
 		return nil

@@ -126,7 +126,8 @@ func (c Call) fit() error {
 			return fmt.Errorf("the plan in place %d is that of rank %d", rank, p.Rank)
 		case p.Kind != first.Kind || p.Algorithm != first.Algorithm || p.Size != len(c.Plans) || p.Root != first.Root ||
 			p.Chunk != first.Chunk || p.Pieces != first.Pieces || p.Even != first.Even:
-			return fmt.Errorf("the plan of rank %d (%v %s, size %d, root %d, chunk %d, %d pieces) does not go with that of rank 0 (%v %s, size %d, root %d, chunk %d, %d pieces)",
+			return fmt.Errorf("the plan of rank %d (%v %s, size %d, root %d, chunk %d, %d pieces) "+
+				"does not go with that of rank 0 (%v %s, size %d, root %d, chunk %d, %d pieces)",
 				rank, p.Kind, p.Algorithm, p.Size, p.Root, p.Chunk, p.Pieces,
 				first.Kind, first.Algorithm, first.Size, first.Root, first.Chunk, first.Pieces)
 		case p.Even && c.Blocks != nil:
@@ -187,7 +188,8 @@ func (r *run) outcome(rank int) error {
 			case r.trees.missing(got.tree) >= 0:
 				return fmt.Errorf("it holds %s, which lacks rank %d", r.trees.format(got), r.trees.missing(got.tree))
 			case p.Kind == coll.AllReduce && got != first[at.unit]:
-				return fmt.Errorf("it holds %s, rank 0 has %s: the bits may differ", r.trees.format(got), r.trees.format(first[at.unit]))
+				return fmt.Errorf("it holds %s, rank 0 has %s: the bits may differ",
+					r.trees.format(got), r.trees.format(first[at.unit]))
 			}
 			return nil
 		})

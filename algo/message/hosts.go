@@ -65,7 +65,8 @@ func checkHosts(at Place) error {
 	seen := newRanks(at.Size)
 	for h, ranks := range at.Hosts {
 		if len(ranks) != len(at.Hosts[0]) || len(ranks) == 0 {
-			return fmt.Errorf("%d ranks on host %d and %d on host 0: rails need as many on each", len(ranks), h, len(at.Hosts[0]))
+			return fmt.Errorf("%d ranks on host %d and %d on host 0: rails need as many on each",
+				len(ranks), h, len(at.Hosts[0]))
 		}
 		for _, rank := range ranks {
 			if rank < 0 || rank >= at.Size || seen[rank/64]>>(rank%64)&1 != 0 {

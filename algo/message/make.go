@@ -22,7 +22,8 @@ type maker struct {
 }
 
 func newMaker(at Place, kind coll.Kind, algorithm string, pieces int) *maker {
-	m := &maker{inner: at.inner, Plan: Plan{Algorithm: algorithm, Kind: kind, Rank: at.Rank, Size: at.Size, Chunk: at.Chunk, Pieces: pieces}}
+	m := &maker{inner: at.inner, Plan: Plan{Algorithm: algorithm, Kind: kind, Rank: at.Rank, Size: at.Size,
+		Chunk: at.Chunk, Pieces: pieces}}
 	if kind.Rooted() {
 		m.Root = at.Root
 	}

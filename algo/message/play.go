@@ -42,7 +42,8 @@ type line struct {
 
 // slot is a message in a channel.
 type slot struct {
-	at    femto // when its first byte is at the receiver, its last one if it came over shared links; then, when it was taken
+	// When its first byte is at the receiver, its last one if it came over shared links; then, when it was taken.
+	at    femto
 	bytes uint64
 }
 
@@ -161,7 +162,8 @@ func (p *play) finish() (end femto, err error) {
 		for i := p.first[rank]; i < p.first[rank+1]; i++ {
 			l := &p.lines[i]
 			if l.taken < l.sent {
-				return 0, fmt.Errorf("rank %d never gets beyond its last step: a message to rank %d is not taken: deadlock", rank, l.to)
+				return 0, fmt.Errorf("rank %d never gets beyond its last step: a message to rank %d is not taken: deadlock",
+					rank, l.to)
 			}
 			if l.sent > 0 {
 				end = max(end, p.slot(i, l.sent-1).at)

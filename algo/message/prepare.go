@@ -24,7 +24,8 @@ func (g *Prepared) Play(chunk int, bytes uint64, c Costs) (Outcome, error) {
 
 // prepare builds plans, which are kept as they are for blocks that differ: such blocks do not turn, either.
 func prepare(g Group, uneven bool) *Prepared {
-	p := &Prepared{size: g.Size, turned: g.Turned && !uneven, skeletons: make([]*skeleton, g.Size), first: make([]int32, g.Size+1)}
+	p := &Prepared{size: g.Size, turned: g.Turned && !uneven, skeletons: make([]*skeleton, g.Size),
+		first: make([]int32, g.Size+1)}
 	for rank := range g.Size {
 		if p.turned && rank > 0 {
 			p.skeletons[rank] = p.skeletons[0]

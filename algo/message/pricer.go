@@ -77,7 +77,8 @@ func NewPricer(kind coll.Kind, algorithm string, at Place, c Costs) (*Pricer, er
 		return nil, err
 	}
 	at.Rank = 0
-	r := &Pricer{at: at, kind: kind, algorithm: algorithm, costs: c, first: first, inner: inner, played: map[uint64]time.Duration{}}
+	r := &Pricer{at: at, kind: kind, algorithm: algorithm, costs: c, first: first, inner: inner,
+		played: map[uint64]time.Duration{}}
 	if len(c.Links) == 1 && at.Chunk%(first.Pieces*Unit) == 0 { // else the messages of some ranks are longer
 		r.digits = alike(kind, algorithm, at)
 	}
@@ -245,8 +246,8 @@ func (r *Pricer) busyWith(p Plan, bytes uint64) time.Duration {
 	return time.Duration(work / 1_000_000)
 }
 
-// AtLeast is a time that [Pricer.Price] is not below, found without any play: that of what one rank has to do, or of the
-// bytes that leave it or come to it. Whoever looks for the cheapest need not price what has to take longer.
+// AtLeast is a time that [Pricer.Price] is not below, found without any play: that of what one rank has to do, or of
+// the bytes that leave it or come to it. Whoever looks for the cheapest need not price what has to take longer.
 func (r *Pricer) AtLeast(bytes uint64) time.Duration {
 	least, times := r.full, bytes/uint64(r.at.Chunk)
 	if times == 0 || r.kind == coll.Barrier {

@@ -29,7 +29,8 @@ type packet struct {
 }
 
 func (m packet) String() string {
-	return fmt.Sprintf("the message of rank %d, chunk %d, step %d to rank %d", m.sender.plan.Rank, m.chunk, m.step, m.sender.plan.Steps[m.step].Peer)
+	return fmt.Sprintf("the message of rank %d, chunk %d, step %d to rank %d",
+		m.sender.plan.Rank, m.chunk, m.step, m.sender.plan.Steps[m.step].Peer)
 }
 
 // posted is a send of units of a memory.
@@ -257,7 +258,8 @@ func (r *run) waiting(a *actor) string {
 		if n := a.number(step, chunk); n == 0 || a.channels[step].taken >= n {
 			return true
 		}
-		text = fmt.Sprintf("%s waits until rank %d has taken the message of chunk %d, step %d", a.name(), a.plan.Steps[step].Peer, chunk, step)
+		text = fmt.Sprintf("%s waits until rank %d has taken the message of chunk %d, step %d",
+			a.name(), a.plan.Steps[step].Peer, chunk, step)
 		return false
 	})
 	if !taken {
@@ -407,7 +409,8 @@ func (r *run) write(a *actor, to []Region, k int64, values []value) error {
 	r.places = r.extents(r.places[:0], a, to, k)
 	for _, e := range r.places {
 		if p := e.busy(e.lo, e.hi); p != nil {
-			return fmt.Errorf("overwrites what the message of chunk %d, step %d to rank %d may still be read from", p.chunk, p.step, a.plan.Steps[p.step].Peer)
+			return fmt.Errorf("overwrites what the message of chunk %d, step %d to rank %d may still be read from",
+				p.chunk, p.step, a.plan.Steps[p.step].Peer)
 		}
 		if n := e.hi - e.lo; n > uint64(len(values)) {
 			return fmt.Errorf("writes %d units more than there are", n-uint64(len(values)))

@@ -59,7 +59,8 @@ func (p *Plan) canonical(r Region) Region {
 // ontoItself says whether a step copies between memory that is the same in place: there it does nothing, and out of
 // place nobody reads what it writes.
 func (p *Plan) ontoItself(s *Step) bool {
-	return s.Op == Copy && slices.EqualFunc(s.From, s.To, func(a, b Region) bool { return p.canonical(a) == p.canonical(b) })
+	same := func(a, b Region) bool { return p.canonical(a) == p.canonical(b) }
+	return s.Op == Copy && slices.EqualFunc(s.From, s.To, same)
 }
 
 // post is a send of some pieces of a place.
@@ -72,8 +73,8 @@ type post struct {
 // list is posts in order, by number from 1.
 type list struct{ first, last int32 }
 
-// sends are those of a plan up to a step. The ones of a single piece, of which a ring has as many as there are ranks, are
-// found by it.
+// sends are those of a plan up to a step. The ones of a single piece, of which a ring has as many as there are ranks,
+// are found by it.
 type sends struct {
 	*Plan
 	posts []post
@@ -131,7 +132,9 @@ func (s *sends) later(steps []int, l list, link, first, end int) []int {
 			continue
 		}
 		step := &s.Steps[sent.step]
-		known := slices.IndexFunc(steps, func(j int) bool { return s.Steps[j].Peer == step.Peer && s.Steps[j].Channel == step.Channel })
+		known := slices.IndexFunc(steps, func(j int) bool {
+			return s.Steps[j].Peer == step.Peer && s.Steps[j].Channel == step.Channel
+		})
 		if known < 0 {
 			steps = append(steps, sent.step)
 		} else {

@@ -66,7 +66,8 @@ func (p *Plan) fault(s *Step) string {
 
 // misplaced says why there is no such region.
 func (p *Plan) misplaced(r Region) string {
-	blocks := r.Space == Input && inputBlocks(p.Kind) || r.Space == Output && outputBlocks(p.Kind) || r.Space == Scratch && !flat(p.Kind)
+	blocks := r.Space == Input && inputBlocks(p.Kind) || r.Space == Output && outputBlocks(p.Kind) ||
+		r.Space == Scratch && !flat(p.Kind)
 	own := 0
 	if !flat(p.Kind) {
 		own = p.Rank

@@ -11,7 +11,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// described is a cluster of so many hosts and ranks, NICs, hosts behind a switch and oversubscription; 0 is the default.
+// described is a cluster of so many hosts and ranks, NICs, hosts behind a switch and oversubscription; 0 is the
+// default.
 func described(t testing.TB, inside, between string, numbers ...float64) *Cluster {
 	t.Helper()
 	n := append(numbers, 0, 0, 0)
@@ -26,18 +27,21 @@ func described(t testing.TB, inside, between string, numbers ...float64) *Cluste
 	return &c
 }
 
-// clusters are of one host, of hosts of one rank, and of several ranks with NICs of their own or shared ones, behind one
-// switch or several.
+// clusters are of one host, of hosts of one rank, and of several ranks with NICs of their own or shared ones, behind
+// one switch or several.
 func clusters(t testing.TB) (list []*Cluster) {
 	for _, ranks := range []float64{1, 2, 3, 5, 8, 13, 33, 64} {
-		list = append(list, described(t, "ring", "", 1, ranks), described(t, "nvlink", "", 1, ranks), described(t, "ring", "tcp_25g", ranks, 1))
+		list = append(list, described(t, "ring", "", 1, ranks), described(t, "nvlink", "", 1, ranks),
+			described(t, "ring", "tcp_25g", ranks, 1))
 	}
 	for _, hosts := range []float64{2, 3, 4, 8, 16} {
 		list = append(list, described(t, "nvlink", "rdma_400g", hosts, 8), described(t, "ring", "tcp_25g", hosts, 4),
 			described(t, "nvlink", "rdma_400g", hosts, 8, 2), described(t, "ring", "tcp_100g", hosts, 8, 1))
 	}
-	return append(list, described(t, "nvlink", "rdma_400g", 8, 8, 4, 4, 2), described(t, "nvlink", "rdma_400g", 16, 8, 4, 4, 2),
-		described(t, "nvlink", "rdma_400g", 32, 4), described(t, "pcie", "tcp_100g", 32, 4, 2), described(t, "pcie", "rdma_200g", 32, 4, 2, 8, 4))
+	return append(list, described(t, "nvlink", "rdma_400g", 8, 8, 4, 4, 2),
+		described(t, "nvlink", "rdma_400g", 16, 8, 4, 4, 2),
+		described(t, "nvlink", "rdma_400g", 32, 4), described(t, "pcie", "tcp_100g", 32, 4, 2),
+		described(t, "pcie", "rdma_200g", 32, 4, 2, 8, 4))
 }
 
 // kinds are all collectives, and whether they are of a block for each rank.
@@ -127,8 +131,10 @@ func TestClosedFormsAgreeWithPlaysOfThousands(t *testing.T) {
 	if testing.Short() {
 		t.Skip("half a minute under the race detector")
 	}
-	list := []*Cluster{described(t, "nvlink", "rdma_400g", 512, 8, 4), described(t, "nvlink", "rdma_400g", 512, 8, 8, 32, 2)}
-	for _, name := range []string{message.Ring, message.RecursiveDoubling, message.Rabenseifner, message.Binomial, message.Hierarchical} {
+	list := []*Cluster{described(t, "nvlink", "rdma_400g", 512, 8, 4),
+		described(t, "nvlink", "rdma_400g", 512, 8, 8, 32, 2)}
+	for _, name := range []string{message.Ring, message.RecursiveDoubling, message.Rabenseifner, message.Binomial,
+		message.Hierarchical} {
 		of := list[0].plans(coll.AllReduce, name) // both are of one shape
 		for _, c := range list {
 			for _, bytes := range []uint64{8, 100_000_000} {

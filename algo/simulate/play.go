@@ -19,8 +19,8 @@ const mostBuilt = 40 << 20
 // stepCost is what a step costs to build, in regions.
 const stepCost = 4
 
-// mostBeats bounds the steps that are played, of all ranks and chunks: some ten seconds. Of more than MostPlayed ranks it
-// is a quarter.
+// mostBeats bounds the steps that are played, of all ranks and chunks: some ten seconds. Of more than MostPlayed ranks
+// it is a quarter.
 const mostBeats = 96 << 20
 
 // links are the classes of links: those inside hosts and those between them.

@@ -73,8 +73,8 @@ func (c *Cluster) One(kind coll.Kind, algorithm string, bytes uint64, method Met
 	return best
 }
 
-// pipelined are the algorithms whose ranks pass one chunk on while the next one comes. Of others all ranks are busy with
-// a chunk until it is through, so they go in one.
+// pipelined are the algorithms whose ranks pass one chunk on while the next one comes. Of others all ranks are busy
+// with a chunk until it is through, so they go in one.
 var pipelined = map[string]bool{message.Chain: true, message.DoubleTree: true}
 
 // leastChunk is the smallest that is tried: below, steps are all that counts.
