@@ -135,18 +135,21 @@ func TestClosedFormsAgreeWithPlaysOfThousands(t *testing.T) {
 		described(t, "nvlink", "rdma_400g", 512, 8, 8, 32, 2)}
 	for _, name := range []string{message.Ring, message.RecursiveDoubling, message.Rabenseifner, message.Binomial,
 		message.Hierarchical} {
-		of := list[0].plans(coll.AllReduce, name) // both are of one shape
-		for _, c := range list {
-			for _, bytes := range []uint64{8, 100_000_000} {
-				if name == message.Ring && (bytes == 8 || c.Oversubscription > 1) {
-					continue // as long again
-				}
-				got, want, far := apart(c, of, bytes, wholeChunk(bytes))
-				if got.Why != "" || want.Why != "" || far != "" {
-					t.Errorf("all_reduce %s, %d bytes: %s%s%s", name, bytes, far, got.Why, want.Why)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			of := list[0].plans(coll.AllReduce, name) // both are of one shape
+			for _, c := range list {
+				for _, bytes := range []uint64{8, 100_000_000} {
+					if name == message.Ring && (bytes == 8 || c.Oversubscription > 1) {
+						continue // as long again
+					}
+					got, want, far := apart(c, of, bytes, wholeChunk(bytes))
+					if got.Why != "" || want.Why != "" || far != "" {
+						t.Errorf("%d bytes: %s%s%s", bytes, far, got.Why, want.Why)
+					}
 				}
 			}
-		}
+		})
 	}
 }
 
