@@ -10,9 +10,9 @@ import (
 )
 
 // grades set the chunk by length, before the algorithm is chosen: one chunk up to a slot of the small lane, and 128 KiB
-// beyond. Smaller chunks let copies and waits overlap more, and were slower all the same: at 64 KiB four chunks of 16 KiB
-// took 22 us and one took 15 us, since the flags of a chunk cost a microsecond (docs/measured.md). Larger ones differ by
-// less than 5 % either way, and their slots fill a second-level cache of 1 MiB.
+// beyond. Smaller chunks let copies and waits overlap more, and were slower all the same: at 64 KiB four chunks of 16
+// KiB took 22 us and one took 15 us, since the flags of a chunk cost a microsecond (docs/measured.md). Larger ones
+// differ by less than 5 % either way, and their slots fill a second-level cache of 1 MiB.
 var grades = []grade{
 	{board.SmallSlot, board.SmallSlot},
 	{NoLimit, 128 << 10},

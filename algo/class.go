@@ -57,7 +57,8 @@ func (s *Selector) BoardPlan(kind coll.Kind, c Class, rank, root int) (board.Pla
 	if c.Transport != Boards {
 		return board.Plan{}, fmt.Errorf("%v %s is a plan of messages", kind, c.Algorithm)
 	}
-	return board.Build(kind, c.Algorithm, board.Place{Rank: rank, Size: s.shape.Size, Root: root, Lane: c.Lane, Chunk: c.Chunk})
+	return board.Build(kind, c.Algorithm, board.Place{Rank: rank, Size: s.shape.Size, Root: root, Lane: c.Lane,
+		Chunk: c.Chunk})
 }
 
 // MessagePlan builds one rank's plan of a class of [Channels].

@@ -37,9 +37,6 @@ func (s *Selector) origin(kind coll.Kind, bytes uint64) string {
 	if r, ok := s.rule(kind, bytes); ok {
 		return r.from
 	}
-	if !s.shape.Channels && len(board.Algorithms(kind)) == 1 {
-		return "the only one"
-	}
 	return "predicted"
 }
 

@@ -25,7 +25,7 @@ func explained(t *testing.T, s *Selector, kind coll.Kind, bytes uint64, algorith
 // Steps and bytes are those of the closed formulas (docs/algorithms.md).
 func TestExplainCountsStepsAndBytes(t *testing.T) {
 	const size, n = 4, 4 << 20
-	s := selectorOf(t, Shape{Size: size, Channels: true}, DefaultParams(), "")
+	s := selectorOf(t, Shape{Size: size}, DefaultParams(), "")
 	for _, c := range []struct {
 		algorithm string
 		steps     int
@@ -45,7 +45,7 @@ func TestExplainCountsStepsAndBytes(t *testing.T) {
 }
 
 func TestExplainSaysWhy(t *testing.T) {
-	shape := Shape{Size: 4, Channels: true}
+	shape := Shape{Size: 4}
 	predicted := selectorOf(t, shape, DefaultParams(), "")
 	forced := selectorOf(t, shape, DefaultParams(), "all_to_all:bruck;all_reduce:4K-inf:ring@chunk=128K")
 	for _, c := range []struct {
@@ -62,8 +62,8 @@ func TestExplainSaysWhy(t *testing.T) {
 		{forced, coll.AllToAll, 1 << 20, message.Bruck, "set by SAGECOMM_TUNE: all_to_all:bruck"},
 		{forced, coll.AllToAll, 1 << 20, board.OneShotName, "not what is set"},
 		{forced, coll.AllReduce, 1 << 20, message.Ring, ""},
-		{selectorOf(t, Shape{Size: 1, Channels: true}, DefaultParams(), "all_reduce:ring"), coll.AllReduce, 9, board.LocalName, "the only one"},
-		{selector(t, 4, ""), coll.Broadcast, 9, board.OneShotName, "the only one"},
+		{selectorOf(t, Shape{Size: 1}, DefaultParams(), "all_reduce:ring"), coll.AllReduce, 9, board.LocalName, "the only one"},
+		{predicted, coll.Broadcast, 9, board.OneShotName, "predicted"},
 		{selectorOf(t, shape, DefaultParams(), "policy=thresholds"), coll.AllReduce, 9, message.RecursiveDoubling, "set by policy thresholds: all_reduce:0-999999:recursive_doubling"},
 	} {
 		got := explained(t, c.s, c.kind, c.bytes, c.algorithm)

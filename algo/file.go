@@ -59,7 +59,8 @@ func ParseFile(name string, text []byte) (*File, error) {
 		return nil, fmt.Errorf("%s: there is more behind the end of the JSON object", name)
 	}
 	if f.Version != FileVersion {
-		return nil, fmt.Errorf("%s: version %d, expected %d: make it anew with `python -m sagecomm tune`", name, f.Version, FileVersion)
+		return nil, fmt.Errorf("%s: version %d, expected %d: make it anew with `python -m sagecomm tune`",
+			name, f.Version, FileVersion)
 	}
 	for i, e := range f.Entries {
 		if _, err := e.tune(name); err != nil {

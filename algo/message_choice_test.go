@@ -57,14 +57,13 @@ func quick() Params {
 	return p
 }
 
-// On one host small groups do with channels what they do without, which was measured.
-func TestChannelsDoNotMoveWhatIsMeasured(t *testing.T) {
-	for size := 1; size <= 16; size++ {
-		with, without := selectorOf(t, Shape{Size: size, Channels: true}, DefaultParams(), ""), selector(t, size, "")
+// On one host small groups do what boards alone would have them do, which was measured.
+func TestMessagesDoNotMoveWhatIsMeasured(t *testing.T) {
+	for size := 2; size <= 16; size++ {
+		s, boards := selector(t, size, ""), newBoards(size, DefaultParams().Board)
 		for _, kind := range collectives() {
-			got, want := with.Boundaries(kind), without.Boundaries(kind)
-			if !reflect.DeepEqual(got, want) {
-				t.Errorf("%v, %d ranks: %v with channels, %v without", kind, size, got, want)
+			if got, want := s.Boundaries(kind), boards.predict(kind); !reflect.DeepEqual(got, want) {
+				t.Errorf("%v, %d ranks: %v, by boards alone %v", kind, size, got, want)
 			}
 		}
 	}
@@ -75,7 +74,7 @@ func TestMessagesMustSaveTheMargin(t *testing.T) {
 	chosen := 0
 	for _, params := range []Params{DefaultParams(), quick()} {
 		for _, size := range []int{2, 5, 16} {
-			s := selectorOf(t, Shape{Size: size, Channels: true}, params, "")
+			s := selectorOf(t, Shape{Size: size}, params, "")
 			for _, kind := range collectives() {
 				for bytes := uint64(64); bytes <= horizon; bytes *= 64 {
 					list := s.Explain(kind, bytes)
@@ -113,9 +112,9 @@ func TestChosenMessagesAreRight(t *testing.T) {
 	lame := DefaultParams()
 	lame.Ring.Latency, lame.Network.Step = 5e-3, 5e-3
 	for _, shape := range []Shape{
-		{Size: 5, Channels: true}, {Size: 8, Channels: true},
-		{Size: 8, Channels: true, Apart: true, Hosts: hosts(2, 4)}, {Size: 6, Channels: true, Hosts: hosts(6, 1)},
-		{Size: 7, Channels: true, Apart: true, Hosts: [][]int{{0, 1, 2, 6}, {3, 4, 5}}}, {Size: 4, Channels: true, Hosts: hosts(1, 4)},
+		{Size: 5}, {Size: 8},
+		{Size: 8, Apart: true, Hosts: hosts(2, 4)}, {Size: 6, Hosts: hosts(6, 1)},
+		{Size: 7, Apart: true, Hosts: [][]int{{0, 1, 2, 6}, {3, 4, 5}}}, {Size: 4, Hosts: hosts(1, 4)},
 	} {
 		for _, params := range []Params{DefaultParams(), quick(), lame} {
 			s := selectorOf(t, shape, params, "")
@@ -177,10 +176,10 @@ func TestHierarchicalNeedsHosts(t *testing.T) {
 		shape Shape
 		want  bool
 	}{
-		{Shape{Size: 4, Channels: true}, false},
-		{Shape{Size: 4, Channels: true, Apart: true, Hosts: hosts(1, 4)}, false},
-		{Shape{Size: 4, Channels: true, Apart: true, Hosts: hosts(2, 2)}, true},
-		{Shape{Size: 4, Channels: true, Apart: true, Hosts: [][]int{{0, 1, 2}, {3}}}, false},
+		{Shape{Size: 4}, false},
+		{Shape{Size: 4, Apart: true, Hosts: hosts(1, 4)}, false},
+		{Shape{Size: 4, Apart: true, Hosts: hosts(2, 2)}, true},
+		{Shape{Size: 4, Apart: true, Hosts: [][]int{{0, 1, 2}, {3}}}, false},
 	} {
 		list := selectorOf(t, c.shape, DefaultParams(), "").Explain(coll.AllReduce, 1<<20)
 		got := slices.ContainsFunc(list, func(c Candidate) bool { return c.Algorithm == message.Hierarchical })
@@ -188,9 +187,9 @@ func TestHierarchicalNeedsHosts(t *testing.T) {
 			t.Errorf("%+v: hierarchical is a candidate: %t", c.shape, got)
 		}
 	}
-	refused(t, Shape{Size: 4, Channels: true, Apart: true, Hosts: [][]int{{0, 1, 2}, {3}}}, DefaultParams(), "all_reduce:hierarchical", `rule "all_reduce:hierarchical"`, "rails need as many on each")
+	refused(t, Shape{Size: 4, Apart: true, Hosts: [][]int{{0, 1, 2}, {3}}}, DefaultParams(), "all_reduce:hierarchical", `rule "all_reduce:hierarchical"`, "rails need as many on each")
 	// Where links between hosts are slow, they are what long collectives use.
-	s := selectorOf(t, Shape{Size: 64, Channels: true, Apart: true, Hosts: hosts(4, 16)}, DefaultParams(), "network.byte=2ns")
+	s := selectorOf(t, Shape{Size: 64, Apart: true, Hosts: hosts(4, 16)}, DefaultParams(), "network.byte=2ns")
 	if c := s.Choose(coll.AllReduce, 64<<20); c.Algorithm != message.Hierarchical {
 		t.Errorf("%+v", c)
 	}
@@ -198,7 +197,7 @@ func TestHierarchicalNeedsHosts(t *testing.T) {
 
 // Groups so large that nothing has a price take what moves blocks of any length.
 func TestWithoutAnyPriceThereIsAPlan(t *testing.T) {
-	s := selectorOf(t, Shape{Size: 512, Channels: true, Apart: true, Hosts: hosts(256, 2)}, DefaultParams(), "")
+	s := selectorOf(t, Shape{Size: 512, Apart: true, Hosts: hosts(256, 2)}, DefaultParams(), "")
 	if c := s.Choose(coll.AllToAll, 0); c.Algorithm != message.Pairwise || c.Even {
 		t.Errorf("%+v", c)
 	}
@@ -214,7 +213,7 @@ func TestWithoutAnyPriceThereIsAPlan(t *testing.T) {
 }
 
 func TestRulesSetMessages(t *testing.T) {
-	shape := Shape{Size: 4, Channels: true}
+	shape := Shape{Size: 4}
 	s := selectorOf(t, shape, DefaultParams(), "all_reduce:0-4K:recursive_doubling;all_reduce:100K-1M:ring@chunk=64K;all_to_all:bruck;broadcast:chain;reduce:4K-inf:one_shot")
 	predicted := selectorOf(t, shape, DefaultParams(), "")
 	for _, c := range []struct {
@@ -247,14 +246,13 @@ func TestRulesSetMessages(t *testing.T) {
 }
 
 func TestRulesOfMessagesAreRefused(t *testing.T) {
-	channels := Shape{Size: 4, Channels: true}
-	refused(t, Shape{Size: 4}, DefaultParams(), "all_reduce:ring", `SAGECOMM_TUNE: rule "all_reduce:ring": ring sends messages`, "no channels")
-	refused(t, channels, DefaultParams(), "all_reduce:0-8K:ring@chunk=512K", "chunks of 524288 bytes would make messages of 131072: a channel takes 65536, so chunks are at most 262144 among 4 ranks")
-	refused(t, channels, DefaultParams(), "all_reduce:ring@chunk=100", "chunk 100: expected a multiple of 64")
-	refused(t, channels, DefaultParams(), "all_to_all:0-8K:bruck", "the ranks of an all_to_all need not know the same lengths", "write all_to_all:bruck")
-	refused(t, channels, DefaultParams(), "all_to_all:8K-inf:one_shot", "write all_to_all:one_shot")
-	refused(t, Shape{Size: 4, Channels: true, Apart: true, Hosts: hosts(2, 2)}, DefaultParams(), "all_reduce:one_shot", "one_shot needs memory that all ranks share, and they are on 2 hosts")
-	if s := selectorOf(t, channels, DefaultParams(), "all_to_all:0-inf:bruck"); !s.Choose(coll.AllToAll, 7).Even {
+	four := Shape{Size: 4}
+	refused(t, four, DefaultParams(), "all_reduce:0-8K:ring@chunk=512K", "chunks of 524288 bytes would make messages of 131072: a channel takes 65536, so chunks are at most 262144 among 4 ranks")
+	refused(t, four, DefaultParams(), "all_reduce:ring@chunk=100", "chunk 100: expected a multiple of 64")
+	refused(t, four, DefaultParams(), "all_to_all:0-8K:bruck", "the ranks of an all_to_all need not know the same lengths", "write all_to_all:bruck")
+	refused(t, four, DefaultParams(), "all_to_all:8K-inf:one_shot", "write all_to_all:one_shot")
+	refused(t, Shape{Size: 4, Apart: true, Hosts: hosts(2, 2)}, DefaultParams(), "all_reduce:one_shot", "one_shot needs memory that all ranks share, and they are on 2 hosts")
+	if s := selectorOf(t, four, DefaultParams(), "all_to_all:0-inf:bruck"); !s.Choose(coll.AllToAll, 7).Even {
 		t.Error("a range of all lengths is not accepted")
 	}
 }
@@ -262,10 +260,9 @@ func TestRulesOfMessagesAreRefused(t *testing.T) {
 func TestShapesAreRefused(t *testing.T) {
 	for want, shape := range map[string]Shape{
 		"expected 1 to 512":                               {Size: 513},
-		"rank 4 on host 1":                                {Size: 4, Channels: true, Apart: true, Hosts: [][]int{{0, 1}, {2, 4}}},
-		"rank 1 on host 1: it is on another one":          {Size: 4, Channels: true, Apart: true, Hosts: [][]int{{0, 1}, {1, 2}}},
-		"1 of 4 ranks are on no host":                     {Size: 4, Channels: true, Apart: true, Hosts: [][]int{{0, 1}, {2}}},
-		"4 ranks on 2 hosts without channels":             {Size: 4, Apart: true, Hosts: hosts(2, 2)},
+		"rank 4 on host 1":                                {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {2, 4}}},
+		"rank 1 on host 1: it is on another one":          {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {1, 2}}},
+		"1 of 4 ranks are on no host":                     {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {2}}},
 		"unknown policy \"best\"":                         {Size: 2},
 		"board.hop of -1 seconds: expected 0 to 10ms":     {Size: 2},
 		"SAGECOMM_TUNE: unknown parameter \"board.size\"": {Size: 2},

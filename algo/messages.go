@@ -26,11 +26,12 @@ type senderKey struct {
 // senders are the algorithms of messages that a group can use, in the order of the package's list: hierarchical ones
 // where there are several hosts of equally many ranks. priced leaves those out that have no price.
 func (p *predictor) senders(kind coll.Kind, priced bool) (list []sender) {
-	if !p.shape.Channels || p.shape.Size == 1 {
+	if p.shape.Size == 1 {
 		return nil
 	}
 	for _, name := range message.Algorithms(kind) {
-		if name == message.Hierarchical && !p.shape.rails() || priced && !message.Priced(kind, name, p.shape.place(name, 0, 0, 0), p.costs) {
+		if name == message.Hierarchical && !p.shape.rails() ||
+			priced && !message.Priced(kind, name, p.shape.place(name, 0, 0, 0), p.costs) {
 			continue
 		}
 		if s, err := p.sender(kind, name, 0); err == nil {
@@ -63,20 +64,22 @@ func (p *predictor) sender(kind coll.Kind, name string, chunk int) (sender, erro
 		got = pricer.Largest()
 	}
 	if got > FlowMessage {
-		return sender{}, fmt.Errorf("chunks of %d bytes would make messages of %d: a channel takes %d, so chunks are at most %d among %d ranks",
+		return sender{}, fmt.Errorf(
+			"chunks of %d bytes would make messages of %d: a channel takes %d, so chunks are at most %d among %d ranks",
 			chunk, got, FlowMessage, longest, p.shape.Size)
 	}
 	plan := pricer.Plan()
 	if n := plan.Channels(); n > FlowChannels {
 		return sender{}, fmt.Errorf("%s uses %d channels between two ranks, there are %d", name, n, FlowChannels)
 	}
-	p.known[key] = sender{Class{UpTo: NoLimit, Algorithm: name, Transport: Channels, Chunk: chunk, Even: plan.Even}, pricer}
+	class := Class{UpTo: NoLimit, Algorithm: name, Transport: Channels, Chunk: chunk, Even: plan.Even}
+	p.known[key] = sender{class, pricer}
 	return p.known[key], nil
 }
 
 // faster returns the cheapest of some senders for a length, if it takes less than a limit. What cannot be below the
-// limit by what one rank alone has to do is not priced, and who has least to do comes first, so that few are. The one of
-// shorter lengths stays unless another one saves more than prices are exact.
+// limit by what one rank alone has to do is not priced, and who has least to do comes first, so that few are. The one
+// of shorter lengths stays unless another one saves more than prices are exact.
 func faster(list []sender, bytes uint64, limit time.Duration, before string) (best sender, found bool) {
 	least := make([]time.Duration, len(list))
 	order := make([]int, len(list))

@@ -24,9 +24,9 @@ type Params struct {
 // ringOf is what a ring costs where shared memory costs that: a message is copied into lines that its receiver has read
 // before, taken out by another core, and in most collectives reduced there with another operand, so a byte on the way
 // costs [board.Link.Copy], Claim, Far and two times Fold. Cores are the links here: a rank that sends or reduces takes
-// nothing meanwhile, while prices of messages have links work beside ranks. So all this work is the link's. A byte that is
-// only passed on is a third too dear by that; what was measured, boards, then stays the choice. A message takes a step at
-// each end and a hop between.
+// nothing meanwhile, while prices of messages have links work beside ranks. So all this work is the link's. A byte that
+// is only passed on is a third too dear by that; what was measured, boards, then stays the choice. A message takes a
+// step at each end and a hop between.
 func ringOf(b board.Link) message.Link {
 	return message.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far + 2*b.Fold, Step: b.Step}
 }
@@ -127,7 +127,8 @@ func (p Params) Validate() error {
 	return nil
 }
 
-// whole are all parameters in femtoseconds, which is what prices are made of: ranks with the same ones predict the same.
+// whole are all parameters in femtoseconds, which is what prices are made of: ranks with the same ones predict the
+// same.
 func (p Params) whole() []int64 {
 	list := make([]int64, len(parameters))
 	for i, one := range parameters {

@@ -16,9 +16,9 @@ const horizon = 1 << 30
 // nearest is the shortest one between two plans of messages.
 const nearest = 64
 
-// margin is what a plan of messages must save to be chosen where ranks share memory, in percent: that is how
-// close the prices of boards are to what was measured; those of messages follow from the same numbers, and their channels
-// take memory for each pair of ranks.
+// margin is what a plan of messages must save to be chosen where ranks share memory, in percent: that is how close the
+// prices of boards are to what was measured; those of messages follow from the same numbers, and their channels take
+// memory for each pair of ranks.
 const margin = 15
 
 // predictor makes the tables of a group.
@@ -34,8 +34,8 @@ func newPredictor(shape Shape, params Params) *predictor {
 	return &predictor{shape, params, newBoards(shape.Size, params.Board), shape.costs(params), map[senderKey]sender{}}
 }
 
-// onlyByRule says whether a plan of messages is never predicted: boards add in the order of ranks and round halves once,
-// which messages do not, and what costs precision is for users to say.
+// onlyByRule says whether a plan of messages is never predicted: boards add in the order of ranks and round halves
+// once, which messages do not, and what costs precision is for users to say.
 func (p *predictor) onlyByRule(kind coll.Kind) bool { return kind.Reduces() && p.shape.boards() }
 
 // table is the prediction for a kind, without anything that a user has said.
@@ -115,8 +115,8 @@ func (p *predictor) limit(kind coll.Kind, c Class, bytes uint64) time.Duration {
 	return t/100*(100-margin) + t%100*(100-margin)/100 + 1
 }
 
-// fallback is the first algorithm of messages that moves blocks of any length: for groups so large that none has a price,
-// or for links so slow that all take longer than can be said.
+// fallback is the first algorithm of messages that moves blocks of any length: for groups so large that none has a
+// price, or for links so slow that all take longer than can be said.
 func (p *predictor) fallback(kind coll.Kind) Class {
 	list := p.senders(kind, false)
 	return list[max(0, slices.IndexFunc(list, func(s sender) bool { return !s.class.Even }))].class
@@ -181,8 +181,8 @@ func at(table []Class, bytes uint64) Class {
 	return table[len(table)-1]
 }
 
-// cut takes a table apart at edges as well, puts what change makes of each piece in its place, and joins neighbours that
-// do the same. A piece's [Class.UpTo] is its end.
+// cut takes a table apart at edges as well, puts what change makes of each piece in its place, and joins neighbours
+// that do the same. A piece's [Class.UpTo] is its end.
 func cut(table []Class, edges []uint64, change func(piece Class) Class) []Class {
 	var out []Class
 	low := uint64(0)

@@ -5,7 +5,8 @@
 // message those of ranks that send one another messages. Both prove and price their plans.
 //
 // A table of classes for each kind is predicted (predict.go), from what links cost (params.go) and what the group looks
-// like (shape.go); a policy may replace it by fixed rules (policy.go), and a user's rules come on top (tune.go, file.go).
+// like (shape.go); a policy may replace it by fixed rules (policy.go), and a user's rules come on top (tune.go,
+// file.go).
 //
 // Start reading at [Selector].
 package algo
@@ -84,7 +85,8 @@ func (s *Selector) make(kind coll.Kind) (table []Class, err error) {
 		}
 	}
 	if len(table) > MaxClasses {
-		return nil, fmt.Errorf("%s: %v: the rules make %d size classes, at most %d are possible: use fewer ranges", tuneName, kind, len(table), MaxClasses)
+		return nil, fmt.Errorf("%s: %v: the rules make %d size classes, at most %d are possible: use fewer ranges",
+			tuneName, kind, len(table), MaxClasses)
 	}
 	return table, nil
 }
@@ -112,7 +114,8 @@ func (s *Selector) rule(kind coll.Kind, bytes uint64) (Rule, bool) {
 
 // alone is the table of a rank alone, whatever is set.
 func alone() []Class {
-	return []Class{{UpTo: NoLimit, Algorithm: board.LocalName, Transport: Boards, Lane: board.LargeLane, Chunk: board.LargeSlot}}
+	return []Class{{UpTo: NoLimit, Algorithm: board.LocalName, Transport: Boards, Lane: board.LargeLane,
+		Chunk: board.LargeSlot}}
 }
 
 // Boundaries returns the classes of a kind in order of length. The last one has no limit.
@@ -129,7 +132,7 @@ func (s *Selector) Choose(kind coll.Kind, bytes uint64) Class {
 func (s *Selector) Fingerprint() uint64 {
 	h := fnv.New64a()
 	fmt.Fprintln(h, Geometry())
-	fmt.Fprintln(h, s.shape.Size, s.shape.Channels, s.shape.Hosts, s.shape.Apart, s.params.whole())
+	fmt.Fprintln(h, s.shape.Size, s.shape.Hosts, s.shape.Apart, s.params.whole())
 	for kind := range coll.KindCount {
 		for _, c := range s.classes(kind) {
 			fmt.Fprintln(h, kind, c.UpTo, c.Algorithm, c.Transport, c.Lane, c.Chunk, c.Even)
@@ -140,5 +143,6 @@ func (s *Selector) Fingerprint() uint64 {
 
 // Geometry tells the dimensions of slots and channels, which plans rely on.
 func Geometry() string {
-	return fmt.Sprint(board.SmallSlot, board.SmallSlots, board.LargeSlot, board.LargeSlots, board.Align, FlowMessage, FlowPlaces, FlowChannels)
+	return fmt.Sprint(board.SmallSlot, board.SmallSlots, board.LargeSlot, board.LargeSlots, board.Align, FlowMessage,
+		FlowPlaces, FlowChannels)
 }

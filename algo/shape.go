@@ -30,9 +30,6 @@ type Shape struct {
 	Hosts [][]int
 	// Apart says that hosts share no memory, so that messages between them go through a network.
 	Apart bool
-	// Channels says that ranks have channels to each other. Without them plans of messages are not chosen, and not to
-	// be set by rules either.
-	Channels bool
 }
 
 // boards says whether all ranks share memory.
@@ -55,11 +52,8 @@ func (s Shape) validate() error {
 			count++
 		}
 	}
-	switch {
-	case count < s.Size:
+	if count < s.Size {
 		return fmt.Errorf("%d of %d ranks are on no host", s.Size-count, s.Size)
-	case !s.boards() && !s.Channels:
-		return fmt.Errorf("%d ranks on %d hosts without channels: they share no memory, and cannot send each other messages", s.Size, len(s.Hosts))
 	}
 	return nil
 }

@@ -158,7 +158,8 @@ func (r *Rule) parseOption(option string) error {
 }
 
 func chunkError(text string) error {
-	return fmt.Errorf("chunk %s: expected a multiple of %d from %d to %dK", text, board.Align, board.Align, board.LargeSlot>>10)
+	return fmt.Errorf("chunk %s: expected a multiple of %d from %d to %dK",
+		text, board.Align, board.Align, board.LargeSlot>>10)
 }
 
 // check refuses what no group can do.
@@ -167,9 +168,11 @@ func (r Rule) check() error {
 	case r.From >= r.To:
 		return fmt.Errorf("range \"%s-%s\" is empty", size(r.From), size(r.To))
 	case oneClass(r.Kind) && (r.From > 0 || r.To != NoLimit):
-		return fmt.Errorf("the ranks of an %v need not know the same lengths (splits may be uneven), so a rule for it is for all of them: write %v:%s", r.Kind, r.Kind, r.Algorithm)
+		return fmt.Errorf("the ranks of an %v need not know the same lengths (splits may be uneven), "+
+			"so a rule for it is for all of them: write %v:%s", r.Kind, r.Kind, r.Algorithm)
 	case !slices.Contains(Algorithms(r.Kind), r.Algorithm):
-		return fmt.Errorf("unknown algorithm %q for %v, there are: %s", r.Algorithm, r.Kind, strings.Join(Algorithms(r.Kind), ", "))
+		return fmt.Errorf("unknown algorithm %q for %v, there are: %s",
+			r.Algorithm, r.Kind, strings.Join(Algorithms(r.Kind), ", "))
 	case r.Chunk == 0:
 		return nil
 	case r.boards() && (r.Chunk < 0 || r.Chunk%board.Align != 0 || r.Chunk > board.LargeSlot):
@@ -283,21 +286,19 @@ func (p *predictor) apply(kind coll.Kind, rules []Rule, table []Class) ([]Class,
 	}), nil
 }
 
-// ruled is the class that a rule makes for a length. A chunk of boards is cut to what a slot of the lane holds: a message
-// of the small lane is one chunk in any case. One of messages has to fit.
+// ruled is the class that a rule makes for a length. A chunk of boards is cut to what a slot of the lane holds: a
+// message of the small lane is one chunk in any case. One of messages has to fit.
 func (p *predictor) ruled(r Rule, bytes uint64) (Class, error) {
 	if r.boards() {
 		if !p.shape.boards() {
-			return Class{}, fmt.Errorf("%s needs memory that all ranks share, and they are on %d hosts", r.Algorithm, len(p.shape.Hosts))
+			return Class{}, fmt.Errorf("%s needs memory that all ranks share, and they are on %d hosts",
+				r.Algorithm, len(p.shape.Hosts))
 		}
 		c := gradeOf(r.Kind, p.shape.Size, bytes).class(r.Kind, r.Algorithm)
 		if r.Chunk > 0 {
 			c.Chunk = min(r.Chunk, c.Lane.MaxChunk(r.Kind, p.shape.Size))
 		}
 		return c, nil
-	}
-	if !p.shape.Channels {
-		return Class{}, fmt.Errorf("%s sends messages from rank to rank, and the ranks of this group have no channels for them", r.Algorithm)
 	}
 	s, err := p.sender(r.Kind, r.Algorithm, r.Chunk)
 	return s.class, err

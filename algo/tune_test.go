@@ -100,7 +100,7 @@ func TestRingsAreMadeOfWhatBoardsCost(t *testing.T) {
 }
 
 func TestSettingsMoveTheChoice(t *testing.T) {
-	shape := Shape{Size: 4, Channels: true}
+	shape := Shape{Size: 4}
 	slow := selectorOf(t, shape, DefaultParams(), "board.hop=1ms;board.step=1ms")
 	if c := slow.Choose(coll.AllGather, 1000); c.Transport != Channels {
 		t.Errorf("%+v", c)
@@ -113,9 +113,6 @@ func TestSettingsMoveTheChoice(t *testing.T) {
 	if other := selectorOf(t, shape, DefaultParams(), "network.byte=1ns"); other.Fingerprint() == plain.Fingerprint() {
 		t.Error("a parameter without effect is not part of the fingerprint")
 	}
-	if other := selectorOf(t, Shape{Size: 4}, DefaultParams(), ""); other.Fingerprint() == plain.Fingerprint() {
-		t.Error("channels are not part of the fingerprint")
-	}
 }
 
 func TestPolicyOfThresholds(t *testing.T) {
@@ -123,10 +120,10 @@ func TestPolicyOfThresholds(t *testing.T) {
 		shape       Shape
 		short, long string
 	}{
-		{Shape{Size: 8, Channels: true}, message.RecursiveDoubling, message.Ring},
-		{Shape{Size: 6, Channels: true}, message.Ring, message.Ring},
-		{Shape{Size: 8, Channels: true, Apart: true, Hosts: hosts(2, 4)}, message.RecursiveDoubling, message.DoubleTree},
-		{Shape{Size: 6, Channels: true, Apart: true, Hosts: hosts(2, 3)}, message.Ring, message.DoubleTree},
+		{Shape{Size: 8}, message.RecursiveDoubling, message.Ring},
+		{Shape{Size: 6}, message.Ring, message.Ring},
+		{Shape{Size: 8, Apart: true, Hosts: hosts(2, 4)}, message.RecursiveDoubling, message.DoubleTree},
+		{Shape{Size: 6, Apart: true, Hosts: hosts(2, 3)}, message.Ring, message.DoubleTree},
 	} {
 		s := selectorOf(t, c.shape, DefaultParams(), "policy=thresholds")
 		for bytes, want := range map[uint64]string{0: c.short, 999_999: c.short, 1_000_000: c.long, 1 << 33: c.long} {
@@ -139,14 +136,13 @@ func TestPolicyOfThresholds(t *testing.T) {
 		}
 	}
 	// A user's rule comes before the policy's.
-	s := selectorOf(t, Shape{Size: 8, Channels: true}, DefaultParams(), "all_reduce:0-4K:one_shot;policy=thresholds")
+	s := selectorOf(t, Shape{Size: 8}, DefaultParams(), "all_reduce:0-4K:one_shot;policy=thresholds")
 	if c := s.Choose(coll.AllReduce, 4096); c.Algorithm != board.OneShotName {
 		t.Errorf("%+v", c)
 	}
 	if got, want := s.Describe(coll.AllReduce), "4096-999999:recursive_doubling@chunk=65536 (policy thresholds), 999999-inf:ring"; !strings.Contains(got, want) {
 		t.Errorf("%s, want %s", got, want)
 	}
-	refused(t, Shape{Size: 8}, DefaultParams(), "policy=thresholds", `policy thresholds: rule "all_reduce:0-999999:recursive_doubling"`, "no channels")
 	selectorOf(t, Shape{Size: 1}, DefaultParams(), "policy=thresholds")
 	if a, b := selectorOf(t, Shape{Size: 8}, DefaultParams(), "policy=predicted"), selector(t, 8, ""); a.Fingerprint() != b.Fingerprint() {
 		t.Error("the default policy has a name that means another one")
@@ -212,7 +208,7 @@ func TestFilesComeBelowTheVariable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shape := Shape{Size: 4, Channels: true}
+	shape := Shape{Size: 4}
 	file, err := f.For("tuned.json", "A", shape)
 	if err != nil {
 		t.Fatal(err)

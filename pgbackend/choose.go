@@ -91,7 +91,7 @@ func (p *Process) selector(shape algo.Shape, machine string, w wishes, found fin
 
 // choose makes the tables of the group, whose members are known.
 func (g *Group) choose() (err error) {
-	shape := algo.Shape{Size: g.size, Hosts: g.hosts(), Channels: true}
+	shape := algo.Shape{Size: g.size, Hosts: g.hosts()}
 	list := make([]findings, g.size)
 	for rank, m := range g.members {
 		list[rank] = m.Probe

@@ -68,7 +68,7 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 		}
 		return g.selector, algo.Shape{Size: g.size, Hosts: g.hosts()}, nil
 	}
-	shape := algo.Shape{Size: q.Ranks, Channels: true}
+	shape := algo.Shape{Size: q.Ranks}
 	if q.Hosts > 1 {
 		if q.Ranks%q.Hosts != 0 {
 			return nil, shape, fmt.Errorf("%d ranks on %d hosts: there must be as many on each", q.Ranks, q.Hosts)

@@ -15,7 +15,8 @@ type Place struct {
 }
 
 func (at Place) plan(algorithm string, kind coll.Kind, stages ...Stage) Plan {
-	p := Plan{Algorithm: algorithm, Kind: kind, Rank: at.Rank, Size: at.Size, Lane: at.Lane, Chunk: at.Chunk, Stages: stages}
+	p := Plan{Algorithm: algorithm, Kind: kind, Rank: at.Rank, Size: at.Size, Lane: at.Lane, Chunk: at.Chunk,
+		Stages: stages}
 	if kind.Rooted() {
 		p.Root = at.Root
 	}
@@ -86,7 +87,8 @@ func find(kind coll.Kind, algorithm string) (family, bool) {
 func Build(kind coll.Kind, algorithm string, at Place) (Plan, error) {
 	f, ok := find(kind, algorithm)
 	if !ok {
-		return Plan{}, fmt.Errorf("%v: unknown algorithm %q, there are: %s", kind, algorithm, strings.Join(Algorithms(kind), ", "))
+		return Plan{}, fmt.Errorf("%v: unknown algorithm %q, there are: %s",
+			kind, algorithm, strings.Join(Algorithms(kind), ", "))
 	}
 	p := f.build(at)
 	if err := p.Validate(); err != nil {
@@ -109,7 +111,8 @@ func (p Plan) Validate() error {
 	case p.Root < 0 || p.Root >= p.Size:
 		return refuse("root %d is outside the group", p.Root)
 	case p.Chunk <= 0 || p.Chunk%Align != 0 || p.Chunk > p.Lane.MaxChunk(p.Kind, p.Size):
-		return refuse("chunk of %d bytes, expected a multiple of %d up to %d (%v lane)", p.Chunk, Align, p.Lane.MaxChunk(p.Kind, p.Size), p.Lane)
+		return refuse("chunk of %d bytes, expected a multiple of %d up to %d (%v lane)",
+			p.Chunk, Align, p.Lane.MaxChunk(p.Kind, p.Size), p.Lane)
 	case p.Head < 0 || p.Head%Align != 0 || p.Head > max(0, HeadBytes(p.Size)):
 		return refuse("heads of %d bytes, expected a multiple of %d up to %d", p.Head, Align, HeadBytes(p.Size))
 	case p.heads() && p.Lane == SmallLane:

@@ -29,8 +29,12 @@ func Check(plans []Plan, bytes uint64) error {
 
 // CheckBlocks is [Check] for blocks of different lengths, see [Call.Blocks].
 func CheckBlocks(plans []Plan, bytes uint64, blocks []uint64) error {
-	for _, inPlace := range []bool{false, true} {
-		if err := CheckSequence(Call{plans, bytes, blocks, inPlace}); err != nil {
+	m, err := prepare(Call{Plans: plans, Bytes: bytes, Blocks: blocks})
+	if err != nil {
+		return err
+	}
+	for _, m.calls[0].InPlace = range []bool{false, true} { // the steps are the same
+		if err := m.check(schedules(m.size)); err != nil {
 			return err
 		}
 	}
@@ -59,16 +63,21 @@ func CheckBlocks(plans []Plan, bytes uint64, blocks []uint64) error {
 // interleaving reads the same values, and one run decides about values too. The clocks do not depend on the schedule;
 // several schedules are run all the same, as a check of the checker.
 func CheckSequence(calls ...Call) error {
-	for _, c := range calls {
-		if err := c.validate(); err != nil {
-			return err
-		}
-	}
-	m, err := newMachine([2]int{SmallSlots, LargeSlots}, calls...)
+	m, err := prepare(calls...)
 	if err != nil {
 		return err
 	}
 	return m.check(schedules(m.size))
+}
+
+// prepare makes the machine of plans each of which is valid by itself.
+func prepare(calls ...Call) (*machine, error) {
+	for _, c := range calls {
+		if err := c.validate(); err != nil {
+			return nil, err
+		}
+	}
+	return newMachine([2]int{SmallSlots, LargeSlots}, calls...)
 }
 
 func (c Call) validate() error {
@@ -114,8 +123,10 @@ func newMachine(slots [2]int, calls ...Call) (*machine, error) {
 		starts := make([]int, m.size)
 		for rank, p := range c.Plans {
 			if p.Kind != first.Kind || p.Algorithm != first.Algorithm || p.Size != m.size || p.Root != first.Root ||
-				p.Lane != first.Lane || p.Chunk != first.Chunk || p.Head != first.Head || p.Input != first.Input || p.Output != first.Output {
-				return nil, fmt.Errorf("call %d: the plan of rank %d (%v %s, size %d, root %d, %v lane, chunk %d) does not go with that of rank 0 (%v %s, size %d, root %d, %v lane, chunk %d)",
+				p.Lane != first.Lane || p.Chunk != first.Chunk || p.Head != first.Head ||
+				p.Input != first.Input || p.Output != first.Output {
+				return nil, fmt.Errorf("call %d: the plan of rank %d (%v %s, size %d, root %d, %v lane, chunk %d) "+
+					"does not go with that of rank 0 (%v %s, size %d, root %d, %v lane, chunk %d)",
 					i, rank, p.Kind, p.Algorithm, p.Size, p.Root, p.Lane, p.Chunk,
 					first.Kind, first.Algorithm, first.Size, first.Root, first.Lane, first.Chunk)
 			}
@@ -134,10 +145,13 @@ func newMachine(slots [2]int, calls ...Call) (*machine, error) {
 }
 
 func (m *machine) check(schedules []schedule) error {
+	r := newRun(m)
 	for _, s := range schedules {
-		if err := newRun(m).finish(s); err != nil {
+		r.begin()
+		if err := r.finish(s); err != nil {
 			c := m.calls[0]
-			what := fmt.Sprintf("%v %s, %d ranks, %d bytes, chunk %d", c.Plans[0].Kind, c.Plans[0].Algorithm, m.size, c.Bytes, c.Plans[0].Chunk)
+			what := fmt.Sprintf("%v %s, %d ranks, %d bytes, chunk %d",
+				c.Plans[0].Kind, c.Plans[0].Algorithm, m.size, c.Bytes, c.Plans[0].Chunk)
 			if len(m.calls) > 1 {
 				what = fmt.Sprintf("%d calls, %d ranks", len(m.calls), m.size)
 			} else {
@@ -173,7 +187,7 @@ func (r *run) outcome(call int) error {
 	}
 	for rank, p := range c.Plans {
 		var err error
-		out := r.output[call][rank]
+		out := r.output[call*r.size+rank].memory
 		switch p.Kind {
 		case coll.AllReduce:
 			err = out.expect(0, c.Bytes, everyone, 0)
@@ -237,7 +251,7 @@ func (r *run) met(call, rank int) error {
 		end = r.starts[call+1][rank]
 	}
 	for peer := range r.size {
-		if peer != rank && r.history[rank][end-1][peer] <= int32(r.starts[call][peer]) {
+		if peer != rank && r.after(rank, end-1)[peer] <= int32(r.starts[call][peer]) {
 			return fmt.Errorf("it may leave before rank %d has entered", peer)
 		}
 	}

@@ -3,11 +3,19 @@ package board
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime/debug"
 	"strings"
 	"testing"
 
 	"sagecomm/internal/coll"
 )
+
+// The proofs throw away nearly all that they allocate, and the little that is left would have it collected all the
+// time.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(1000)
+	m.Run()
+}
 
 // build makes the plans of all ranks.
 func build(t testing.TB, kind coll.Kind, algorithm string, size, root int, lane Lane, chunk int) []Plan {

@@ -100,14 +100,26 @@ func (l lengths) longest() uint64 {
 // inputAt is where the block for a rank begins in this rank's input, outputAt where the block of a rank begins in its
 // output.
 func (p Plan) inputAt(l lengths, to int) (at uint64) {
-	for r := 0; p.Input == Blocks && r < to; r++ {
+	switch {
+	case p.Input != Blocks:
+		return 0
+	case l.blocks == nil:
+		return uint64(to) * l.bytes
+	}
+	for r := range to {
 		at += p.block(l, p.Rank, r)
 	}
 	return at
 }
 
 func (p Plan) outputAt(l lengths, from int) (at uint64) {
-	for r := 0; p.Output == Blocks && r < from; r++ {
+	switch {
+	case p.Output != Blocks:
+		return 0
+	case l.blocks == nil:
+		return uint64(from) * l.bytes
+	}
+	for r := range from {
 		at += p.block(l, r, p.Rank)
 	}
 	return at

@@ -121,7 +121,8 @@ func toFemto(seconds float64) Femto { return Femto(math.Round(seconds * 1e15)) }
 type femtoLink struct{ hop, flag, step, copy, far, claim, fold, store Femto }
 
 func (l Link) femto() femtoLink {
-	return femtoLink{toFemto(l.Hop), toFemto(l.Flag), toFemto(l.Step), toFemto(l.Copy), toFemto(l.Far), toFemto(l.Claim), toFemto(l.Fold), toFemto(l.Store)}
+	return femtoLink{toFemto(l.Hop), toFemto(l.Flag), toFemto(l.Step), toFemto(l.Copy), toFemto(l.Far), toFemto(l.Claim),
+		toFemto(l.Fold), toFemto(l.Store)}
 }
 
 func (l femtoLink) price(t Traffic) Femto {
@@ -141,8 +142,8 @@ func Price(p Plan, bytes uint64, link Link) time.Duration {
 	return NewPricer(p, link).Price(bytes).Duration()
 }
 
-// Pricer is [Price] of one plan for many lengths. It plays each length once: those beyond the simulated chunks have most
-// of what is played in common. One goroutine at a time may use it.
+// Pricer is [Price] of one plan for many lengths. It plays each length once: those beyond the simulated chunks have
+// most of what is played in common. One goroutine at a time may use it.
 type Pricer struct {
 	plan   Plan
 	link   femtoLink
@@ -184,8 +185,8 @@ func (r *Pricer) Price(bytes uint64) Femto {
 	return begin + Femto(rest)*each
 }
 
-// Count is the most that a rank does in a collective of that many bytes; see [Traffic]. Whole chunks are counted once and
-// multiplied.
+// Count is the most that a rank does in a collective of that many bytes; see [Traffic]. Whole chunks are counted once
+// and multiplied.
 func (r *Pricer) Count(bytes uint64) (most Traffic) {
 	for _, p := range r.cast.plans {
 		chunks, chunk, head := p.Chunks(bytes), uint64(p.Chunk), uint64(p.Head)
@@ -198,7 +199,8 @@ func (r *Pricer) Count(bytes uint64) (most Traffic) {
 			t.join(Count(p, head+chunk), -int(chunks-2))
 		}
 		most = Traffic{
-			Steps: max(most.Steps, t.Steps), Flags: max(most.Flags, t.Flags), Near: max(most.Near, t.Near), Far: max(most.Far, t.Far),
+			Steps: max(most.Steps, t.Steps), Flags: max(most.Flags, t.Flags), Near: max(most.Near, t.Near),
+			Far:    max(most.Far, t.Far),
 			Claims: max(most.Claims, t.Claims), Folded: max(most.Folded, t.Folded), Stored: max(most.Stored, t.Stored),
 		}
 	}

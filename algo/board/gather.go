@@ -17,8 +17,8 @@ func OneShotGather(at Place) Plan {
 	return at.plan(OneShotName, coll.Gather, Stage{Action: Publish})
 }
 
-// OneShotScatter has the root publish the chunks for all others, which read theirs; its own goes straight to its output,
-// while they do.
+// OneShotScatter has the root publish the chunks for all others, which read theirs; its own goes straight to its
+// output, while they do.
 //
 //	root:   publish k of the blocks of others | own chunk k -> output
 //	others: read k from the root -> output

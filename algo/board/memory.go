@@ -3,7 +3,6 @@ package board
 import (
 	"fmt"
 	"slices"
-	"sort"
 )
 
 // A contribution is one rank's input from an offset on.
@@ -42,21 +41,30 @@ type memory struct{ spans []span }
 
 // cut makes lo and hi boundaries and returns the spans between them.
 func (m *memory) cut(lo, hi uint64) (i, j int) {
-	split := func(at uint64) int {
-		i := sort.Search(len(m.spans), func(i int) bool { return m.spans[i].hi > at })
-		if i < len(m.spans) && m.spans[i].lo < at {
-			right := m.spans[i]
-			right.val = right.val.from(at - right.lo)
-			right.lo = at
-			right.readers = slices.Clone(right.readers)
-			m.spans[i].hi = at
-			i++
-			m.spans = slices.Insert(m.spans, i, right)
+	i = m.split(lo)
+	return i, m.split(hi)
+}
+
+// split makes a boundary and returns the first span behind it.
+func (m *memory) split(at uint64) int {
+	i, beyond := 0, len(m.spans)
+	for i < beyond {
+		if middle := (i + beyond) / 2; m.spans[middle].hi > at {
+			beyond = middle
+		} else {
+			i = middle + 1
 		}
-		return i
 	}
-	i = split(lo)
-	return i, split(hi)
+	if i < len(m.spans) && m.spans[i].lo < at {
+		right := m.spans[i]
+		right.val = right.val.from(at - right.lo)
+		right.lo = at
+		right.readers = slices.Clone(right.readers)
+		m.spans[i].hi = at
+		i++
+		m.spans = slices.Insert(m.spans, i, right)
+	}
+	return i
 }
 
 // over returns the spans within [lo, hi) after making these boundaries; the caller may change them in place.
@@ -84,12 +92,12 @@ func gap(spans []span, lo, hi uint64) (from, to uint64, found bool) {
 
 // fold combines ranges of equal length, moved to base 0, into one list of spans that hold the contributions of all in
 // order.
-func fold(sources [][]span, length uint64) []span {
+func (r *run) fold(sources [][]span, length uint64) []span {
 	if len(sources) == 1 {
 		return sources[0]
 	}
-	var out []span
-	at := make([]int, len(sources))
+	out := r.folded[:0]
+	at := append(r.places[:0], make([]int, len(sources))...)
 	for pos := uint64(0); pos < length; {
 		end := length
 		n := 0
@@ -100,7 +108,7 @@ func fold(sources [][]span, length uint64) []span {
 			end = min(end, spans[at[i]].hi)
 			n += len(spans[at[i]].val.of)
 		}
-		of := make([]contribution, 0, n)
+		of := r.list(n)
 		for i, spans := range sources {
 			s := spans[at[i]]
 			v := s.val.from(pos - s.lo)
@@ -111,16 +119,18 @@ func fold(sources [][]span, length uint64) []span {
 		out = append(out, span{lo: pos, hi: end, val: value{of: of}})
 		pos = end
 	}
+	r.folded, r.places = out, at
 	return out
 }
 
-// rebase moves spans cut to [lo, hi) so that they begin at base.
-func rebase(spans []span, lo, base uint64) []span {
-	out := make([]span, len(spans))
-	for i, s := range spans {
-		out[i] = span{lo: s.lo - lo + base, hi: s.hi - lo + base, val: s.val}
+// list is an empty list with room for n contributions.
+func (r *run) list(n int) []contribution {
+	if cap(r.lists)-len(r.lists) < n {
+		r.lists = make([]contribution, 0, max(n, 2*cap(r.lists)))
 	}
-	return out
+	first := len(r.lists)
+	r.lists = r.lists[:first+n]
+	return r.lists[first : first : first+n]
 }
 
 // expect checks that [lo, hi) holds, byte for byte, the fold of the ranks' inputs from offset base on.
@@ -136,7 +146,8 @@ func (m *memory) expect(lo, hi uint64, ranks []int, base uint64) error {
 			ok = c.rank == ranks[i] && c.off+s.val.skip == base+s.lo-lo
 		}
 		if !ok {
-			return fmt.Errorf("bytes [%d, %d) of the output hold %v, expected %v", s.lo, s.hi, s.val, expected(ranks, base+s.lo-lo))
+			return fmt.Errorf("bytes [%d, %d) of the output hold %v, expected %v",
+				s.lo, s.hi, s.val, expected(ranks, base+s.lo-lo))
 		}
 	}
 	return nil

@@ -5,8 +5,8 @@
 // that every chunk passes through in order, each stage [Stage.Lag] chunks behind the head of the pipeline. The same
 // value is checked symbolically (check.go), priced (cost.go) and compiled to a program of the runner.
 //
-// Collectives made of messages between pairs of ranks are plans of another type, in the package message beside this one;
-// its comment says why. Which of both a group uses is chosen by the package above, algo.
+// Collectives made of messages between pairs of ranks are plans of another type, in the package message beside this
+// one; its comment says why. Which of both a group uses is chosen by the package above, algo.
 //
 // Start reading at [Plan], then one_shot.go and two_shot.go; [Concrete] spells a plan out, [Check] proves it, [Price]
 // predicts its time.

@@ -26,9 +26,9 @@ func OneShotReduce(at Place) Plan {
 //	others: publish k | fold share of k-1 -> root's slot
 //
 // Steps: 3 a chunk on the root, 2 elsewhere; two rounds of flags. Per rank, n bytes (P | n): n into the slot, (P-1)/P n
-// out of others' slots by the fold, n folded, n/P written; the root collects (P-1)/P n from its own slot. Time as the first half
-// of two-shot all-reduce and a gather: 2 L + 2 (P-1)/P n b + (P-1)/P n g (Thakur, Rabenseifner, Gropp, IJHPCA 2005).
-// Nobody collects the root's share, so its fold leaves the slots alone.
+// out of others' slots by the fold, n folded, n/P written; the root collects (P-1)/P n from its own slot. Time as the
+// first half of two-shot all-reduce and a gather: 2 L + 2 (P-1)/P n b + (P-1)/P n g (Thakur, Rabenseifner, Gropp,
+// IJHPCA 2005). Nobody collects the root's share, so its fold leaves the slots alone.
 func TwoShotReduce(at Place) Plan {
 	if at.Rank == at.Root {
 		return at.plan(TwoShotName, coll.Reduce,

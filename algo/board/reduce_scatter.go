@@ -2,8 +2,8 @@ package board
 
 import "sagecomm/internal/coll"
 
-// OneShotReduceScatter has every rank publish its chunks for the others and fold what all have for it: the first half of
-// a two-shot all-reduce, with blocks in the place of shares.
+// OneShotReduceScatter has every rank publish its chunks for the others and fold what all have for it: the first half
+// of a two-shot all-reduce, with blocks in the place of shares.
 //
 //	publish k of the blocks of others | fold k-1 of the own block from 0..P-1 -> output
 //

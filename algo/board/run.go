@@ -3,57 +3,96 @@ package board
 import (
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 
 	"sagecomm/internal/coll"
 )
 
-// run is one execution of a machine's steps. It is symbolic: memory holds contributions, time is vector clocks.
+// run is one execution of a machine's steps. It is symbolic: memory holds contributions, time is vector clocks. What it
+// has allocated serves for the next execution, see [run.begin].
 type run struct {
 	*machine
-	input, output [][]*memory    // by call and rank; the same memory in place
-	slot          [2][][]*memory // by lane, rank and slot
-	next          []int          // by rank: its next step
-	waited        []int          // by rank: waits of that step already found fulfilled
-	clock         [][]int32      // by rank: how many steps of each rank come before this point
-	history       [][][]int32    // by rank and step: its clock after it; posted counters refer to it
-	posted        [2][counters][][][]int32
+	input, output []place              // by call and rank; the same memory in place
+	slot          [2][]memory          // by lane, rank and slot
+	buffers       []memory             // of inputs and outputs
+	next          []int                // by rank: its next step
+	waited        []int                // by rank: waits of that step already found fulfilled
+	clock         []int32              // by rank: how many steps of each rank come before this point
+	history       [][]int32            // by rank, step and rank: its clock after the step
+	posted        [2][counters][]int32 // by rank and ticket: the step that has posted it, from 1; 0: none has
+
+	own     []contribution // of each rank
+	lists   []contribution // memory of lists that values hold
+	spare   [][]access     // memory of lists of readers
+	sources [][]span       // of the present move
+	taken   []span         // memory of these
+	folded  []span         // what they are folded to
+	places  []int          // in each of them
+	moved   []span         // that where it is written
+}
+
+// place is where a buffer lies.
+type place struct {
+	*memory
+	base uint64
 }
 
 func newRun(m *machine) *run {
-	r := &run{machine: m, next: make([]int, m.size), waited: make([]int, m.size)}
-	for range m.size {
-		r.clock = append(r.clock, make([]int32, m.size))
+	r := &run{
+		machine: m, next: make([]int, m.size), waited: make([]int, m.size), clock: make([]int32, m.size*m.size),
+		buffers: make([]memory, 2*m.size*len(m.calls)), own: make([]contribution, m.size),
 	}
-	r.history = make([][][]int32, m.size)
+	r.input, r.output = make([]place, m.size*len(m.calls)), make([]place, m.size*len(m.calls))
+	for rank, steps := range m.steps {
+		r.history = append(r.history, make([]int32, len(steps)*m.size))
+		r.own[rank].rank = rank
+	}
 	for lane := range r.slot {
-		for range m.size {
-			slots := make([]*memory, m.slots[lane])
-			for i := range slots {
-				slots[i] = &memory{}
-			}
-			r.slot[lane] = append(r.slot[lane], slots)
-			for c := range counters {
-				r.posted[lane][c] = append(r.posted[lane][c], make([][]int32, m.tickets[lane]))
-			}
+		r.slot[lane] = make([]memory, m.size*m.slots[lane])
+		for c := range r.posted[lane] {
+			r.posted[lane][c] = make([]int32, int64(m.size)*m.tickets[lane])
 		}
 	}
-	for _, c := range m.calls {
-		var input, output []*memory
+	return r
+}
+
+// begin goes back to where all ranks have their inputs and nothing has been done.
+func (r *run) begin() {
+	clear(r.next)
+	clear(r.waited)
+	clear(r.clock)
+	r.lists = r.lists[:0]
+	for lane := range r.slot {
+		for i := range r.slot[lane] {
+			r.slot[lane][i].spans = r.slot[lane][i].spans[:0]
+		}
+		for c := range r.posted[lane] {
+			clear(r.posted[lane][c])
+		}
+	}
+	for i := range r.buffers {
+		r.buffers[i].spans = r.buffers[i].spans[:0]
+	}
+	for i, c := range r.calls {
 		for rank, p := range c.Plans {
-			in, out := &memory{}, &memory{}
+			at := i*r.size + rank
+			in, out := &r.buffers[2*at], &r.buffers[2*at+1]
 			if c.shared(rank) {
 				in = out
 			}
-			if base, n := c.base(p, Input), p.inputBytes(c.lengths()); n > 0 {
-				in.spans = []span{{lo: base, hi: base + n, val: value{of: []contribution{{rank: rank}}}}}
+			r.input[at], r.output[at] = place{in, c.base(p, Input)}, place{out, c.base(p, Output)}
+			if base, n := r.input[at].base, p.inputBytes(c.lengths()); n > 0 {
+				in.spans = append(in.spans, span{lo: base, hi: base + n, val: value{of: r.own[rank : rank+1]}})
 			}
-			input, output = append(input, in), append(output, out)
 		}
-		r.input, r.output = append(r.input, input), append(r.output, output)
 	}
-	return r
+}
+
+// clockOf is the present clock of a rank, after the one that it had after a step.
+func (r *run) clockOf(rank int) []int32 { return r.clock[rank*r.size : (rank+1)*r.size] }
+
+func (r *run) after(rank, step int) []int32 {
+	return r.history[rank][step*r.size : (step+1)*r.size]
 }
 
 // shared says whether a rank's input and output are the same memory.
@@ -98,7 +137,7 @@ func (p Plan) inputBytes(l lengths) uint64 {
 func (r *run) finish(s schedule) error {
 	for {
 		progress := false
-		for i, rank := range s.order(r.size) {
+		for i, rank := range s.order() {
 			n, err := r.advance(rank, s.burst(i))
 			if err != nil {
 				return err
@@ -126,20 +165,18 @@ func (r *run) finish(s schedule) error {
 // advance carries out at most limit steps of a rank and returns how many there were.
 func (r *run) advance(rank, limit int) (n int, err error) {
 	for ; n < limit && r.next[rank] < len(r.steps[rank]); n++ {
-		in := r.steps[rank][r.next[rank]]
+		in := &r.steps[rank][r.next[rank]]
 		for ; r.waited[rank] < len(in.Waits); r.waited[rank]++ {
 			w := in.Waits[r.waited[rank]]
 			ticket := in.ticket - in.Chunk + w.Chunk
 			if ticket < 0 {
 				continue // before the lane's first ticket
 			}
-			post := r.posted[in.Lane][w.Counter][w.Rank][ticket]
-			if post == nil {
+			post := r.posted[in.Lane][w.Counter][int64(w.Rank)*r.tickets[in.Lane]+ticket]
+			if post == 0 {
 				return n, nil
 			}
-			for i, t := range post {
-				r.clock[rank][i] = max(r.clock[rank][i], t)
-			}
+			r.learn(rank, w.Rank, post)
 		}
 		if err := r.execute(access{rank, r.next[rank]}, in); err != nil {
 			return n, fmt.Errorf("%s: %w", r.name(access{rank, r.next[rank]}), err)
@@ -150,49 +187,61 @@ func (r *run) advance(rank, limit int) (n int, err error) {
 	return n, nil
 }
 
-func (r *run) execute(me access, in instruction) error {
+// learn joins a rank's clock with the one that another rank had after so many steps.
+func (r *run) learn(rank, from int, steps int32) {
+	mine := r.clockOf(rank)
+	if mine[from] >= steps {
+		return // it has come with a later one, all of it: clocks only grow
+	}
+	for i, t := range r.after(from, int(steps-1)) {
+		mine[i] = max(mine[i], t)
+	}
+}
+
+func (r *run) execute(me access, in *instruction) error {
 	for _, m := range in.Moves {
-		var sources [][]span
+		r.sources, r.taken = r.sources[:0], r.taken[:0]
 		for _, from := range m.From {
 			spans, err := r.read(me, in, from)
 			if err != nil {
 				return err
 			}
-			sources = append(sources, spans)
+			r.sources = append(r.sources, spans)
 		}
-		result := fold(sources, m.From[0].Len)
+		result := r.fold(r.sources, m.From[0].Len)
 		for _, to := range m.To {
 			if err := r.write(me, in, to, result); err != nil {
 				return err
 			}
 		}
 	}
-	r.clock[me.rank][me.rank] = int32(me.step + 1)
-	now := slices.Clone(r.clock[me.rank])
-	r.history[me.rank] = append(r.history[me.rank], now)
+	now := r.clockOf(me.rank)
+	now[me.rank] = int32(me.step + 1)
+	copy(r.after(me.rank, me.step), now)
 	for _, c := range in.Posts {
-		r.posted[in.Lane][c][me.rank][in.ticket] = now
+		r.posted[in.Lane][c][int64(me.rank)*r.tickets[in.Lane]+in.ticket] = int32(me.step + 1)
 	}
 	return nil
 }
 
 // happened reports whether a comes before rank's present under every interleaving.
-func (r *run) happened(a access, rank int) bool { return r.clock[rank][a.rank] > int32(a.step) }
+func (r *run) happened(a access, rank int) bool { return r.clock[rank*r.size+a.rank] > int32(a.step) }
 
 // memoryOf returns the memory of a region and the region's place in it.
-func (r *run) memoryOf(in instruction, g Region) (m *memory, lo uint64) {
-	switch c := r.calls[in.call]; g.Space {
+func (r *run) memoryOf(in *instruction, g Region) (m *memory, lo uint64) {
+	switch at := in.call*r.size + g.Rank; g.Space {
 	case Input:
-		return r.input[in.call][g.Rank], g.Off + c.base(c.Plans[g.Rank], Input)
+		return r.input[at].memory, r.input[at].base + g.Off
 	case Output:
-		return r.output[in.call][g.Rank], g.Off + c.base(c.Plans[g.Rank], Output)
+		return r.output[at].memory, r.output[at].base + g.Off
 	default:
-		return r.slot[in.Lane][g.Rank][in.ticket%int64(r.slots[in.Lane])], g.Off
+		slots := r.slots[in.Lane]
+		return &r.slot[in.Lane][g.Rank*slots+int(in.ticket%int64(slots))], g.Off
 	}
 }
 
-// read returns what a region holds, based at 0.
-func (r *run) read(me access, in instruction, g Region) ([]span, error) {
+// read returns what a region holds, based at 0, until the next move.
+func (r *run) read(me access, in *instruction, g Region) ([]span, error) {
 	m, lo := r.memoryOf(in, g)
 	hi := lo + g.Len
 	spans := m.over(lo, hi)
@@ -210,17 +259,27 @@ func (r *run) read(me access, in instruction, g Region) ([]span, error) {
 				return nil, fmt.Errorf("reads bytes [%d, %d) of %s, which hold ticket %d instead of %d",
 					s.lo, s.hi, r.describe(in, g), s.ticket, in.ticket)
 			}
+			if last := len(r.spare) - 1; s.readers == nil && last >= 0 {
+				s.readers, r.spare = r.spare[last], r.spare[:last]
+			}
 			s.readers = append(s.readers, me)
 		}
 	}
-	return rebase(spans, lo, 0), nil
+	first := len(r.taken)
+	for _, s := range spans {
+		r.taken = append(r.taken, span{lo: s.lo - lo, hi: s.hi - lo, val: s.val})
+	}
+	return r.taken[first:], nil
 }
 
-// write replaces what a region holds.
-func (r *run) write(me access, in instruction, g Region, with []span) error {
+// write replaces what a region holds by spans that are based at 0.
+func (r *run) write(me access, in *instruction, g Region, with []span) error {
 	m, lo := r.memoryOf(in, g)
 	hi := lo + g.Len
-	with = rebase(with, 0, lo)
+	r.moved = r.moved[:0]
+	for _, s := range with {
+		r.moved = append(r.moved, span{lo: s.lo + lo, hi: s.hi + lo, val: s.val})
+	}
 	if g.Space == Slot {
 		for _, s := range m.over(lo, hi) {
 			for _, reader := range s.readers {
@@ -229,16 +288,19 @@ func (r *run) write(me access, in instruction, g Region, with []span) error {
 						s.lo, s.hi, r.describe(in, g), r.name(reader))
 				}
 			}
+			if s.readers != nil {
+				r.spare = append(r.spare, s.readers[:0])
+			}
 		}
-		for i := range with {
-			with[i].ticket, with[i].writer = in.ticket, me
+		for i := range r.moved {
+			r.moved[i].ticket, r.moved[i].writer = in.ticket, me
 		}
 	}
-	m.write(lo, hi, with)
+	m.write(lo, hi, r.moved)
 	return nil
 }
 
-func (r *run) describe(in instruction, g Region) string {
+func (r *run) describe(in *instruction, g Region) string {
 	switch g.Space {
 	case Input:
 		return "the input"
@@ -258,7 +320,8 @@ func (r *run) stuck() error {
 		}
 		in := r.steps[rank][next]
 		w := in.Waits[r.waited[rank]]
-		lines = append(lines, fmt.Sprintf("%s waits for rank %d's %v of chunk %d", r.name(access{rank, next}), w.Rank, w.Counter, w.Chunk))
+		lines = append(lines, fmt.Sprintf("%s waits for rank %d's %v of chunk %d",
+			r.name(access{rank, next}), w.Rank, w.Counter, w.Chunk))
 	}
 	if len(lines) == 0 {
 		return nil
@@ -272,7 +335,7 @@ func (r *run) stuck() error {
 // schedule is an order in which ranks take steps.
 type schedule struct {
 	name    string
-	order   func(size int) []int
+	order   func() []int
 	burst   func(place int) int // steps that the rank at that place of the order may take
 	restart bool                // begin the order again after a step of any but the first
 }
@@ -283,14 +346,12 @@ const asFarAsItGoes = 1 << 30
 // the first, the middle and the last rank; and random ones. Of large groups, fewer: see [CheckSequence] for why one
 // would do.
 func schedules(size int) []schedule {
-	inTurn := func(first int) func(int) []int {
-		return func(size int) []int {
-			order := make([]int, size)
-			for i := range order {
-				order[i] = (first + i) % size
-			}
-			return order
+	inTurn := func(first int) func() []int {
+		order := make([]int, size)
+		for i := range order {
+			order[i] = (first + i) % size
 		}
+		return func() []int { return order }
 	}
 	list := []schedule{{name: "round-robin", order: inTurn(0), burst: func(int) int { return 1 }}}
 	ahead, seeds := []int{0, size / 2, size - 1}, uint64(2)
@@ -314,7 +375,8 @@ func schedules(size int) []schedule {
 	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, uint64(size)))
 		list = append(list, schedule{
-			name: fmt.Sprintf("random order with seed %d", seed), order: rng.Perm, burst: func(int) int { return 1 + rng.IntN(4) },
+			name: fmt.Sprintf("random order with seed %d", seed), burst: func(int) int { return 1 + rng.IntN(4) },
+			order: func() []int { return rng.Perm(size) },
 		})
 	}
 	return list

@@ -64,7 +64,8 @@ func (l Lane) String() string {
 	return "large"
 }
 
-var actionNames = [...]string{Publish: "publish", Fold: "fold", Collect: "collect", Read: "read", Await: "await", Local: "local"}
+var actionNames = [...]string{Publish: "publish", Fold: "fold", Collect: "collect", Read: "read", Await: "await",
+	Local: "local"}
 
 func (a Action) String() string {
 	if int(a) < len(actionNames) {
@@ -74,8 +75,8 @@ func (a Action) String() string {
 }
 
 // Chunks is how many chunks, and so tickets, a collective of that many bytes takes; the longest block counts. No bytes
-// are one empty chunk: ranks then still meet, and a rank that calls something else is found out. Ranks that have met over
-// the heads of blocks need none.
+// are one empty chunk: ranks then still meet, and a rank that calls something else is found out. Ranks that have met
+// over the heads of blocks need none.
 func (p Plan) Chunks(bytes uint64) uint64 {
 	switch {
 	case p.heads():

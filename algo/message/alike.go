@@ -55,9 +55,9 @@ func opposite(rank int, digits []int) int {
 }
 
 // forAll turns rank 0's plan into one for a group of one that takes as long: what rank 0 receives is sent at the same
-// time and in the same order as what it sends to the rank opposite, so it takes its own messages in their stead. Each way
-// is a channel from the rank to itself. There are more ways than channels in groups of more than 256 ranks of which each
-// sends to all others: those then share channels, in the same order at both ends.
+// time and in the same order as what it sends to the rank opposite, so it takes its own messages in their stead. Each
+// way is a channel from the rank to itself. There are more ways than channels in groups of more than 256 ranks of which
+// each sends to all others: those then share channels, in the same order at both ends.
 func (p Plan) forAll(digits []int) Plan {
 	type way struct {
 		peer    int

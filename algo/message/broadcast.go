@@ -47,7 +47,7 @@ func ScatterAllGatherBroadcast(at Place) Plan {
 		w := mod(t.children[i]-at.Root, at.Size)
 		m.send(t.children[i], pieces(Output, w, subtree(w, at.Size))...)
 	}
-	ring := Place{Rank: v, Size: at.Size, Chunk: at.Chunk}
+	ring := Place{Rank: v, Size: at.Size, Chunk: at.Chunk, inner: true}
 	m.embed(RingAllGather(ring), partView(circle(at.Root, at.Size, at.Size), Output, Output, 1))
 	return m.done()
 }

@@ -103,7 +103,7 @@ func TestScratchCellsAreUsedAgain(t *testing.T) {
 	if got := plans[2].Sets(); got != 2 {
 		t.Errorf("%d sets", got)
 	}
-	r := newRun(Call{Plans: plans, Lengths: Lengths{Bytes: 9 * Unit}}, 3)
+	r := newRun(Call{Plans: plans, Lengths: Lengths{Bytes: 9 * Unit}}, 3, newTrees(len(plans)))
 	for _, a := range r.ranks {
 		a.fromScratch = nil
 	}

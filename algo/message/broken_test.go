@@ -76,7 +76,7 @@ func TestBrokenPlansAreRejected(t *testing.T) {
 		{"ranks reduce in different orders", func() []Plan {
 			plans := buildAll(t, family{coll.AllReduce, Ring, RingAllReduce}, Place{Size: 2, Chunk: 4 * Unit})
 			for r := range plans {
-				m := newMaker(Place{r, 2, 0, 4 * Unit, nil}, coll.AllReduce, Ring, 2)
+				m := newMaker(Place{Rank: r, Size: 2, Chunk: 4 * Unit}, coll.AllReduce, Ring, 2)
 				m.cell(0, 0)
 				m.send(1-r, m.whole(Input)...)
 				m.recvReduce(1-r, m.whole(Input), []Region{m.cell(0, 0)})

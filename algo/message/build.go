@@ -104,5 +104,6 @@ func Build(kind coll.Kind, algorithm string, at Place) (Plan, error) {
 			return p, p.Validate()
 		}
 	}
-	return Plan{}, fmt.Errorf("%v: unknown algorithm %q, there are: %s", kind, algorithm, strings.Join(Algorithms(kind), ", "))
+	return Plan{}, fmt.Errorf("%v: unknown algorithm %q, there are: %s",
+		kind, algorithm, strings.Join(Algorithms(kind), ", "))
 }

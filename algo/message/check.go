@@ -20,8 +20,13 @@ type Call struct {
 // Check proves that the plans of all ranks, in rank order, carry out their collective for these lengths, in place and
 // out of place, over channels that hold one message.
 func Check(plans []Plan, l Lengths) error {
-	for _, inPlace := range []bool{false, true} {
-		if _, err := CheckCall(Call{plans, l, inPlace}, 1); err != nil {
+	c := Call{Plans: plans, Lengths: l}
+	if err := c.validate(); err != nil {
+		return err
+	}
+	known := newTrees(len(plans))
+	for _, c.InPlace = range []bool{false, true} {
+		if _, err := newRun(c, 1, known).prove(); err != nil {
 			return err
 		}
 	}
@@ -65,48 +70,64 @@ func Check(plans []Plan, l Lengths) error {
 // Collectives that follow one another on the same channels need no proof of their own: each takes all of its messages,
 // and the run that completes the first one everywhere before the second begins is a maximal run.
 func CheckCall(c Call, capacity int) (rounds int, err error) {
-	what := func(err error) error {
-		p := c.Plans[0]
-		text := fmt.Sprintf("%v %s, %d ranks, %d bytes", p.Kind, p.Algorithm, len(c.Plans), c.Bytes)
-		if c.Blocks != nil {
-			text = fmt.Sprintf("%v %s, %d ranks, blocks %v", p.Kind, p.Algorithm, len(c.Plans), c.Blocks)
-		}
-		if p.Kind.Rooted() {
-			text += fmt.Sprintf(", root %d", p.Root)
-		}
-		if c.InPlace {
-			text += ", in place"
-		}
-		return fmt.Errorf("%s, chunk %d: %w", text, p.Chunk, err)
-	}
-	if len(c.Plans) == 0 {
-		return 0, fmt.Errorf("nothing to check")
-	}
 	if err := c.validate(); err != nil {
-		return 0, what(err)
+		return 0, err
 	}
-	r := newRun(c, capacity)
+	return newRun(c, capacity, newTrees(len(c.Plans))).prove()
+}
+
+// prove carries out all steps, looks at what has come out, and returns the rounds that it took.
+func (r *run) prove() (rounds int, err error) {
 	if err := r.finish(); err != nil {
-		return 0, what(err)
+		return 0, r.call.failed(err)
 	}
-	for rank := range r.ranks {
+	for rank, a := range r.ranks {
 		if err := r.outcome(rank); err != nil {
-			return 0, what(fmt.Errorf("rank %d, at the end: %w", rank, err))
+			return 0, r.call.failed(fmt.Errorf("rank %d, at the end: %w", rank, err))
 		}
-		rounds = max(rounds, r.ranks[rank].sending, r.ranks[rank].taking)
+		rounds = max(rounds, a.sending, a.taking)
 	}
 	return rounds, nil
 }
 
+// failed says of which call an error is.
+func (c Call) failed(err error) error {
+	p := c.Plans[0]
+	text := fmt.Sprintf("%v %s, %d ranks, %d bytes", p.Kind, p.Algorithm, len(c.Plans), c.Bytes)
+	if c.Blocks != nil {
+		text = fmt.Sprintf("%v %s, %d ranks, blocks %v", p.Kind, p.Algorithm, len(c.Plans), c.Blocks)
+	}
+	if p.Kind.Rooted() {
+		text += fmt.Sprintf(", root %d", p.Root)
+	}
+	if c.InPlace {
+		text += ", in place"
+	}
+	return fmt.Errorf("%s, chunk %d: %w", text, p.Chunk, err)
+}
+
 func (c Call) validate() error {
-	first := c.Plans[0]
-	for rank, p := range c.Plans {
+	if len(c.Plans) == 0 {
+		return fmt.Errorf("nothing to check")
+	}
+	if err := c.fit(); err != nil {
+		return c.failed(err)
+	}
+	return nil
+}
+
+// fit says whether plans are valid and go together.
+func (c Call) fit() error {
+	first := &c.Plans[0]
+	for rank := range c.Plans {
+		p := &c.Plans[rank]
 		switch {
 		case p.Rank != rank:
 			return fmt.Errorf("the plan in place %d is that of rank %d", rank, p.Rank)
 		case p.Kind != first.Kind || p.Algorithm != first.Algorithm || p.Size != len(c.Plans) || p.Root != first.Root ||
 			p.Chunk != first.Chunk || p.Pieces != first.Pieces || p.Even != first.Even:
-			return fmt.Errorf("the plan of rank %d (%v %s, size %d, root %d, chunk %d, %d pieces) does not go with that of rank 0 (%v %s, size %d, root %d, chunk %d, %d pieces)",
+			return fmt.Errorf("the plan of rank %d (%v %s, size %d, root %d, chunk %d, %d pieces) "+
+				"does not go with that of rank 0 (%v %s, size %d, root %d, chunk %d, %d pieces)",
 				rank, p.Kind, p.Algorithm, p.Size, p.Root, p.Chunk, p.Pieces,
 				first.Kind, first.Algorithm, first.Size, first.Root, first.Chunk, first.Pieces)
 		case p.Even && c.Blocks != nil:
@@ -167,7 +188,8 @@ func (r *run) outcome(rank int) error {
 			case r.trees.missing(got.tree) >= 0:
 				return fmt.Errorf("it holds %s, which lacks rank %d", r.trees.format(got), r.trees.missing(got.tree))
 			case p.Kind == coll.AllReduce && got != first[at.unit]:
-				return fmt.Errorf("it holds %s, rank 0 has %s: the bits may differ", r.trees.format(got), r.trees.format(first[at.unit]))
+				return fmt.Errorf("it holds %s, rank 0 has %s: the bits may differ",
+					r.trees.format(got), r.trees.format(first[at.unit]))
 			}
 			return nil
 		})

@@ -45,6 +45,7 @@ func (m *maker) embed(inner Plan, v view) {
 	}
 	channel := m.channel
 	lag := m.lag
+	m.Steps = slices.Grow(m.Steps, len(inner.Steps))
 	for _, s := range inner.Steps {
 		s.From, s.To, s.After = places(s.From), places(s.To), nil
 		if s.Op == Copy && slices.Equal(s.From, s.To) {

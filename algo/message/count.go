@@ -13,23 +13,24 @@ type Traffic struct {
 // Count adds up what a plan does for a collective of these lengths, out of place.
 func Count(p Plan, l Lengths) (t Traffic) {
 	for k := range p.Chunks(l) {
-		for _, s := range p.Steps {
-			if p.idle(s, k, l) {
+		for i := range p.Steps {
+			s := &p.Steps[i]
+			bytes := p.moves(s, k, l)
+			if s.idle(k, bytes) {
 				continue
 			}
-			to := p.bytes(s.To, k, l)
 			switch s.Op {
 			case Send:
 				t.Sends++
-				t.Sent += p.bytes(s.From, k, l)
+				t.Sent += bytes
 			case Recv, RecvReduce:
 				t.Recvs++
-				t.Received += to
+				t.Received += bytes
 			case Copy:
-				t.Copied += to
+				t.Copied += bytes
 			}
 			if s.Op == RecvReduce || s.Op == Reduce {
-				t.Reduced += to
+				t.Reduced += bytes
 			}
 		}
 	}

@@ -53,11 +53,11 @@ func (g grid) height() int { return len(g.hosts) }
 
 // inHost and inRail are the places of this rank in the group of its host and of its rail.
 func (g grid) inHost(at Place, root int) Place {
-	return Place{Rank: g.local, Size: g.width(), Root: root, Chunk: at.Chunk}
+	return Place{Rank: g.local, Size: g.width(), Root: root, Chunk: at.Chunk, inner: true}
 }
 
 func (g grid) inRail(at Place, root int) Place {
-	return Place{Rank: g.host, Size: g.height(), Root: root, Chunk: at.Chunk}
+	return Place{Rank: g.host, Size: g.height(), Root: root, Chunk: at.Chunk, inner: true}
 }
 
 // checkHosts wants every rank on one host and as many on each.
@@ -65,7 +65,8 @@ func checkHosts(at Place) error {
 	seen := newRanks(at.Size)
 	for h, ranks := range at.Hosts {
 		if len(ranks) != len(at.Hosts[0]) || len(ranks) == 0 {
-			return fmt.Errorf("%d ranks on host %d and %d on host 0: rails need as many on each", len(ranks), h, len(at.Hosts[0]))
+			return fmt.Errorf("%d ranks on host %d and %d on host 0: rails need as many on each",
+				len(ranks), h, len(at.Hosts[0]))
 		}
 		for _, rank := range ranks {
 			if rank < 0 || rank >= at.Size || seen[rank/64]>>(rank%64)&1 != 0 {

@@ -26,7 +26,8 @@ func LongestChunk(kind coll.Kind, algorithm string, at Place, bytes int) (int, e
 		units /= most
 	}
 	if units == 0 {
-		return 0, fmt.Errorf("%v %s among %d ranks sends messages of %d pieces, each of at least %d bytes: they do not fit into %d bytes",
+		return 0, fmt.Errorf(
+			"%v %s among %d ranks sends messages of %d pieces, each of at least %d bytes: they do not fit into %d bytes",
 			kind, algorithm, at.Size, most, Unit, bytes)
 	}
 	return units * Unit * pieces, nil

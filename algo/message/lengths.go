@@ -13,7 +13,7 @@ type Lengths struct {
 }
 
 // block is the length of the block that a region is a part of.
-func (p Plan) block(l Lengths, r Region) uint64 {
+func (p *Plan) block(l Lengths, r Region) uint64 {
 	switch {
 	case l.Blocks == nil || p.Kind == coll.Barrier:
 		return l.Bytes
@@ -28,7 +28,7 @@ func (p Plan) block(l Lengths, r Region) uint64 {
 
 // Extent returns where a region begins in chunk k, counted from the beginning of its block (of its cell, in Scratch),
 // and how long it is.
-func (p Plan) Extent(r Region, k uint64, l Lengths) (at, bytes uint64) {
+func (p *Plan) Extent(r Region, k uint64, l Lengths) (at, bytes uint64) {
 	length, chunk := p.block(l, r), uint64(p.Chunk)
 	begin := min(k*chunk, length)
 	at, bytes = p.piece(r, min(length-begin, chunk))
@@ -39,7 +39,7 @@ func (p Plan) Extent(r Region, k uint64, l Lengths) (at, bytes uint64) {
 }
 
 // piece is where a region lies in a chunk of n bytes.
-func (p Plan) piece(r Region, n uint64) (at, bytes uint64) {
+func (p *Plan) piece(r Region, n uint64) (at, bytes uint64) {
 	units := (n + Unit - 1) / Unit
 	each, more := units/uint64(p.Pieces), units%uint64(p.Pieces)
 	start := func(piece int) uint64 { return min((uint64(piece)*each+min(uint64(piece), more))*Unit, n) }
@@ -48,7 +48,7 @@ func (p Plan) piece(r Region, n uint64) (at, bytes uint64) {
 }
 
 // bytes is the length of several regions in chunk k.
-func (p Plan) bytes(regions []Region, k uint64, l Lengths) (sum uint64) {
+func (p *Plan) bytes(regions []Region, k uint64, l Lengths) (sum uint64) {
 	for _, r := range regions {
 		_, n := p.Extent(r, k, l)
 		sum += n
@@ -65,17 +65,22 @@ func (p Plan) Chunks(l Lengths) uint64 {
 			longest = max(longest, p.block(l, Region{Space: Input, Block: b}), p.block(l, Region{Space: Output, Block: b}))
 		}
 	}
-	return max(1, (longest+uint64(p.Chunk)-1)/uint64(p.Chunk))
+	return chunksOf(longest, p.Chunk)
 }
 
-// idle says whether a step is left out in chunk k: it has nothing to move, and the ranks have met in chunk 0.
-func (p Plan) idle(s Step, k uint64, l Lengths) bool {
-	if k == 0 && s.Op <= RecvReduce {
-		return false
-	}
-	regions := s.To
-	if s.Op == Send {
-		regions = s.From
-	}
-	return p.bytes(regions, k, l) == 0
+// chunksOf is how many chunks so many bytes have.
+func chunksOf(bytes uint64, chunk int) uint64 {
+	return max(1, (bytes+uint64(chunk)-1)/uint64(chunk))
 }
+
+// moves is what a step moves in chunk k.
+func (p *Plan) moves(s *Step, k uint64, l Lengths) uint64 {
+	if s.Op == Send {
+		return p.bytes(s.From, k, l)
+	}
+	return p.bytes(s.To, k, l)
+}
+
+// idle says whether a step is left out in chunk k, in which it would move so many bytes: it has nothing to move, and
+// the ranks have met in chunk 0.
+func (s *Step) idle(k, bytes uint64) bool { return bytes == 0 && (k > 0 || s.Op > RecvReduce) }

@@ -9,17 +9,21 @@ type Place struct {
 	Rank, Size, Root int
 	Chunk            int     // bytes, of the flat buffer or of each block
 	Hosts            [][]int // the ranks of each host, as many on each
+
+	inner bool // the plan becomes a part of another one, which finds out what its steps wait for
 }
 
 // maker collects the steps of one rank.
 type maker struct {
 	Plan
+	inner   bool  // see Place
 	lag     int   // of the steps that follow
 	channel uint8 // of the messages that follow
 }
 
 func newMaker(at Place, kind coll.Kind, algorithm string, pieces int) *maker {
-	m := &maker{Plan: Plan{Algorithm: algorithm, Kind: kind, Rank: at.Rank, Size: at.Size, Chunk: at.Chunk, Pieces: pieces}}
+	m := &maker{inner: at.inner, Plan: Plan{Algorithm: algorithm, Kind: kind, Rank: at.Rank, Size: at.Size,
+		Chunk: at.Chunk, Pieces: pieces}}
 	if kind.Rooted() {
 		m.Root = at.Root
 	}
@@ -71,6 +75,8 @@ func (m *maker) copy(from, to []Region) { m.add(Step{Op: Copy, From: from, To: t
 
 // done finds out which sends each step must wait for and returns the plan.
 func (m *maker) done() Plan {
-	settle(&m.Plan)
+	if !m.inner {
+		settle(&m.Plan)
+	}
 	return m.Plan
 }

@@ -9,7 +9,26 @@ import (
 )
 
 // memory is the units of one block of a buffer, or of one scratch cell. Buffers in the same memory share it.
-type memory struct{ cells []value }
+type memory struct {
+	cells  []value
+	posted []posted // sends that may still read them, as far as the rank knows
+}
+
+// slab hands out slices of larger pieces of memory, each of which is twice as large as the one before.
+type slab[T any] struct {
+	free []T
+	size int
+}
+
+func (s *slab[T]) take(n int) []T {
+	if n > len(s.free) {
+		s.size = max(n, min(2*s.size, 4096), 16)
+		s.free = make([]T, s.size)
+	}
+	taken := s.free[:n:n]
+	s.free = s.free[n:]
+	return taken
+}
 
 // extent is a range of units of a memory.
 type extent struct {
@@ -46,16 +65,16 @@ func (r *run) memoryOf(a *actor, region Region, k int64) *memory {
 		// One memory for all blocks that a cell may hold.
 		at := int(k%a.sets)*a.plan.Cells + region.Cell
 		if a.buffers[Scratch][at] == nil {
-			a.buffers[Scratch][at] = &memory{make([]value, a.plan.Chunk/Unit)}
+			a.buffers[Scratch][at] = r.newMemory(a.plan.Chunk / Unit)
 		}
 		return a.buffers[Scratch][at]
 	}
 	if m := a.buffers[region.Space][region.Block]; m != nil {
 		return m
 	}
-	m := &memory{make([]value, units(a.plan.block(r.call.Lengths, region)))}
+	m := r.newMemory(int(units(a.plan.block(r.call.Lengths, region))))
 	a.buffers[region.Space][region.Block] = m
-	p := a.plan
+	p := &a.plan
 	together := r.call.InPlace && p.Kind != coll.AllToAll || p.Kind == coll.Broadcast && p.Rank == p.Root
 	own := flat(p.Kind) || region.Block == p.Rank
 	rootOnly := (p.Kind == coll.Gather || p.Kind == coll.Scatter) && p.Rank != p.Root
@@ -65,9 +84,14 @@ func (r *run) memoryOf(a *actor, region Region, k int64) *memory {
 	return m
 }
 
-// extents are where regions lie in chunk k, those of no bytes left out.
-func (r *run) extents(a *actor, regions []Region, k int64) []extent {
-	out := make([]extent, 0, len(regions))
+func (r *run) newMemory(units int) *memory {
+	m := &r.memories.take(1)[0]
+	m.cells = r.values.take(units)
+	return m
+}
+
+// extents appends where regions lie in chunk k, those of no bytes left out.
+func (r *run) extents(out []extent, a *actor, regions []Region, k int64) []extent {
 	for _, region := range regions {
 		if at, n := a.plan.Extent(region, uint64(k), r.call.Lengths); n > 0 {
 			out = append(out, extent{r.memoryOf(a, region, k), at / Unit, units(at + n)})
@@ -76,13 +100,10 @@ func (r *run) extents(a *actor, regions []Region, k int64) []extent {
 	return out
 }
 
-func read(extents []extent) ([]value, error) {
-	n := uint64(0)
-	for _, e := range extents {
-		n += e.hi - e.lo
-	}
-	out := make([]value, 0, n)
-	for _, e := range extents {
+// read appends what regions hold in chunk k.
+func (r *run) read(out []value, a *actor, regions []Region, k int64) ([]value, error) {
+	r.places = r.extents(r.places[:0], a, regions, k)
+	for _, e := range r.places {
 		out = append(out, e.cells[e.lo:e.hi]...)
 	}
 	for i, v := range out {

@@ -12,7 +12,7 @@ import (
 
 // shuffled runs steps of ranks picked at random until none can go on.
 func shuffled(c Call, capacity int, rng *rand.Rand) (*run, error) {
-	r := newRun(c, capacity)
+	r := newRun(c, capacity, newTrees(len(c.Plans)))
 	for stuck := 0; stuck < 20*len(r.ranks); stuck++ {
 		a := r.ranks[rng.IntN(len(r.ranks))]
 		if a.done {
@@ -37,7 +37,7 @@ func TestTheOrderOfRanksDoesNotMatter(t *testing.T) {
 		plans := buildAll(t, f, Place{Size: size, Root: 4, Chunk: 3 * Unit})
 		for _, capacity := range []int{1, 2, 5} {
 			c := Call{Plans: plans, Lengths: Lengths{Bytes: 20 * Unit}, InPlace: rng.IntN(2) == 0}
-			straight := newRun(c, capacity)
+			straight := newRun(c, capacity, newTrees(len(c.Plans)))
 			if err := straight.finish(); err != nil {
 				t.Fatal(err)
 			}
@@ -72,7 +72,7 @@ func TestADeadlockIsOneInEveryOrder(t *testing.T) {
 	i := slices.IndexFunc(plans[5].Steps, func(s Step) bool { return s.Op == Recv })
 	plans[5].Steps[i].Channel = 1
 	c := Call{Plans: plans, Lengths: Lengths{Bytes: 20 * Unit}}
-	err := newRun(c, 1).finish()
+	err := newRun(c, 1, newTrees(len(c.Plans))).finish()
 	rejected(t, err, "deadlock: ", "rank 5, chunk 0", "(recv) waits for a message in channel 1 from rank 1")
 	for range 20 {
 		if _, other := shuffled(c, 1, rng); other == nil || other.Error() != err.Error() {

@@ -9,7 +9,7 @@ import (
 
 // play is a collective in time.
 type play struct {
-	size     int
+	*Prepared
 	costs    Costs
 	lengths  Lengths
 	links    []femtoLink
@@ -20,7 +20,6 @@ type play struct {
 	players  []player
 	lines    []line
 	slots    []slot
-	first    []int32 // of the lines of each rank
 	ready    []int32
 	shared   []femto // per byte of each shared link
 	free     []femto // when each shared link is
@@ -43,7 +42,8 @@ type line struct {
 
 // slot is a message in a channel.
 type slot struct {
-	at    femto // when its first byte is at the receiver, its last one if it came over shared links; then, when it was taken
+	// When its first byte is at the receiver, its last one if it came over shared links; then, when it was taken.
+	at    femto
 	bytes uint64
 }
 
@@ -65,12 +65,11 @@ type player struct {
 	sent     uint64
 }
 
-func newPlay(g Group, l Lengths, c Costs) *play {
-	g.Turned = g.Turned && l.Blocks == nil // blocks that differ do not turn
+// newPlay has all ranks before their first step. Lengths have blocks only if the plans were prepared for that.
+func newPlay(g *Prepared, chunk int, l Lengths, c Costs) *play {
 	p := &play{
-		size: g.Size, costs: c, lengths: l, reduce: toFemto(c.Reduce), copy: toFemto(c.Copy), capacity: c.Capacity,
-		players: make([]player, g.Size), first: make([]int32, g.Size+1), ready: make([]int32, 0, g.Size),
-		free: make([]femto, len(c.Shared)),
+		Prepared: g, costs: c, lengths: l, reduce: toFemto(c.Reduce), copy: toFemto(c.Copy), capacity: c.Capacity,
+		players: make([]player, g.size), ready: make([]int32, 0, g.size), free: make([]femto, len(c.Shared)),
 	}
 	for _, l := range c.Links {
 		p.links = append(p.links, femtoLink{toFemto(l.Latency), toFemto(l.Byte), toFemto(l.Step)})
@@ -78,38 +77,31 @@ func newPlay(g Group, l Lengths, c Costs) *play {
 	for _, perByte := range c.Shared {
 		p.shared = append(p.shared, toFemto(perByte))
 	}
-	var common *skeleton
-	chunks := 0
-	for rank := range g.Size {
+	chunks := chunksOf(l.Bytes, chunk)
+	p.cut(uint64(chunk), chunks)
+	var times slab[femto]
+	var numbers slab[uint32]
+	for rank := range p.players {
 		who := &p.players[rank]
-		if who.skeleton = common; common == nil {
-			plan := g.Build(rank)
-			chunks = int(plan.Chunks(l))
-			who.skeleton = strip(plan, l, g.Turned)
-			p.cut(plan, chunks)
-			if g.Turned {
-				common = who.skeleton
-			}
+		who.skeleton, who.chunks, who.queued, who.fresh = g.skeletons[rank], int(chunks), true, true
+		if who.uneven != nil {
+			who.chunks = int(who.uneven.Chunks(l))
 		}
-		if g.Turned {
+		if g.turned {
 			who.turn = int32(rank)
 		}
-		who.chunks, who.queued = chunks, true
 		p.ready = append(p.ready, int32(rank))
-		who.numbers, who.fresh = make([]uint32, who.ordered*who.window()), true
-		times := make([]femto, 2*len(p.links))
-		who.out, who.in = times[:len(p.links)], times[len(p.links):]
-		p.first[rank+1] = p.first[rank] + int32(len(who.outlets))
+		who.numbers = numbers.take(who.ordered * who.window())
+		who.out, who.in = times.take(len(p.links)), times.take(len(p.links))
 	}
 	p.lay()
-	p.join(g)
 	return p
 }
 
 // cut finds the lengths of chunks, which all ranks cut alike where blocks are of one length.
-func (p *play) cut(plan Plan, chunks int) {
-	pieces, chunk := uint64(plan.Pieces), uint64(plan.Chunk)
-	p.full, p.last = cutOf(min(chunk, p.lengths.Bytes), pieces), cutOf(p.lengths.Bytes-min(uint64(chunks-1)*chunk, p.lengths.Bytes), pieces)
+func (p *play) cut(chunk, chunks uint64) {
+	pieces, bytes := uint64(p.pieces), p.lengths.Bytes
+	p.full, p.last = cutOf(min(chunk, bytes), pieces), cutOf(bytes-min((chunks-1)*chunk, bytes), pieces)
 }
 
 // lay makes the lines.
@@ -144,41 +136,6 @@ func (p *play) peer(who *player, peer int32) int32 {
 	return peer
 }
 
-// join finds the lines that messages are received from, by the numbers that their senders have for them.
-func (p *play) join(g Group) {
-	type ends struct {
-		from, to int32
-		channel  uint8
-	}
-	known := map[ends]int32{}
-	ranks := g.Size
-	if g.Turned {
-		ranks = min(ranks, 1)
-	}
-	for rank := range ranks {
-		for i, end := range p.players[rank].outlets {
-			known[ends{int32(rank), end.peer, end.channel}] = int32(i)
-		}
-	}
-	for rank := range ranks {
-		who := &p.players[rank]
-		for i := range who.bones {
-			b := &who.bones[i]
-			if b.op != Recv && b.op != RecvReduce {
-				continue
-			}
-			key := ends{b.peer, int32(rank), b.channel}
-			if g.Turned {
-				// Rank 0 receives from b.peer what, turned, rank 0 sends to the one as far on the other side.
-				key = ends{0, (int32(p.size) - b.peer) % int32(p.size), b.channel}
-			}
-			if line, ok := known[key]; ok {
-				b.line = line
-			}
-		}
-	}
-}
-
 // finish plays until all ranks are done and returns when the last one is.
 func (p *play) finish() (end femto, err error) {
 	for {
@@ -205,7 +162,8 @@ func (p *play) finish() (end femto, err error) {
 		for i := p.first[rank]; i < p.first[rank+1]; i++ {
 			l := &p.lines[i]
 			if l.taken < l.sent {
-				return 0, fmt.Errorf("rank %d never gets beyond its last step: a message to rank %d is not taken: deadlock", rank, l.to)
+				return 0, fmt.Errorf("rank %d never gets beyond its last step: a message to rank %d is not taken: deadlock",
+					rank, l.to)
 			}
 			if l.sent > 0 {
 				end = max(end, p.slot(i, l.sent-1).at)

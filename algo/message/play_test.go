@@ -119,6 +119,35 @@ func TestTurnedGroupsTakeTheSameTime(t *testing.T) {
 	}
 }
 
+// Plans that are prepared once are played for any chunk and length as those that are built for them.
+func TestPreparedPlansServeAllLengths(t *testing.T) {
+	const width, hosts = 4, 3
+	for _, f := range families {
+		at := Place{Size: width * hosts, Root: 5, Chunk: Unit}
+		for h := range hosts {
+			at.Hosts = append(at.Hosts, circle(h*width, width, at.Size))
+		}
+		group := func(chunk int) Group {
+			at := at
+			at.Chunk = chunk
+			plans := buildAll(t, f, at)
+			return Group{Size: at.Size, Build: func(rank int) Plan { return plans[rank] }, Turned: Turns(f.kind, f.name)}
+		}
+		prepared := Prepare(group(Unit))
+		for _, chunk := range []int{Unit, 5 * Unit, 100 * Unit} {
+			for _, bytes := range []uint64{0, 1, 40*Unit + 3} {
+				want, err := Play(group(chunk), Lengths{Bytes: bytes}, hostCosts(width, hosts+1))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got, err := prepared.Play(chunk, bytes, hostCosts(width, hosts+1)); err != nil || got != want {
+					t.Errorf("%v %s, %d bytes in chunks of %d: %+v (%v), want %+v", f.kind, f.name, bytes, chunk, got, err, want)
+				}
+			}
+		}
+	}
+}
+
 // across has each rank of the first half send to the one as far into the second half.
 func across(size int) Group {
 	return Group{Size: size, Build: func(rank int) Plan {
@@ -180,7 +209,7 @@ func TestTheOrderOfPlayMakesNoDifference(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 5 {
-			p := newPlay(g, Lengths{Bytes: 30 * Unit}, hostCosts(4, 6))
+			p := newPlay(Prepare(g), at.Chunk, Lengths{Bytes: 30 * Unit}, hostCosts(4, 6))
 			rng.Shuffle(len(p.ready), func(i, j int) { p.ready[i], p.ready[j] = p.ready[j], p.ready[i] })
 			if end, err := p.finish(); err != nil || time.Duration((end+999_999)/1_000_000) != want.Time {
 				t.Errorf("%v %s, seed %d: %v fs (%v), want %v", f.kind, f.name, seed, end, err, want.Time)

@@ -60,17 +60,24 @@ func Price(size int, build func(rank int) Plan, l Lengths, c Costs) (time.Durati
 // bytes later; what waits for a message to be taken waits for the receiver. So what a pipeline hides costs nothing.
 //
 // Without shared links ranks may be played in any order, since each time is the maximum of others plus a constant. What
-// asks for a shared link waits, in play, until no rank can go on without it, and is then served in the order of time: all
-// that can still happen happens later. So the result does not depend on the order in either case. Times are whole
+// asks for a shared link waits, in play, until no rank can go on without it, and is then served in the order of time:
+// all that can still happen happens later. So the result does not depend on the order in either case. Times are whole
 // femtoseconds, so that all ranks predict the same; what takes more than 2^61 of them, 38 minutes, is an error.
 //
 // Of a plan only its skeleton is kept, of a channel what lies in it, and steps are gone through as ranks come to them,
 // so that thousands of ranks fit into memory.
 func Play(g Group, l Lengths, c Costs) (Outcome, error) {
+	p := prepare(g, l.Blocks != nil)
+	return p.play(p.chunk, l, c)
+}
+
+func (g *Prepared) play(chunk int, l Lengths, c Costs) (Outcome, error) {
 	if c.Capacity < 1 || len(c.Links) == 0 {
-		return Outcome{}, fmt.Errorf("a price needs a class of links, and channels that hold a message: %d classes, %d messages", len(c.Links), c.Capacity)
+		return Outcome{}, fmt.Errorf(
+			"a price needs a class of links, and channels that hold a message: %d classes, %d messages",
+			len(c.Links), c.Capacity)
 	}
-	p := newPlay(g, l, c)
+	p := newPlay(g, chunk, l, c)
 	end, err := p.finish()
 	o := Outcome{Time: time.Duration((end + 999_999) / 1_000_000)}
 	for rank := range p.players {

@@ -77,7 +77,8 @@ func NewPricer(kind coll.Kind, algorithm string, at Place, c Costs) (*Pricer, er
 		return nil, err
 	}
 	at.Rank = 0
-	r := &Pricer{at: at, kind: kind, algorithm: algorithm, costs: c, first: first, inner: inner, played: map[uint64]time.Duration{}}
+	r := &Pricer{at: at, kind: kind, algorithm: algorithm, costs: c, first: first, inner: inner,
+		played: map[uint64]time.Duration{}}
 	if len(c.Links) == 1 && at.Chunk%(first.Pieces*Unit) == 0 { // else the messages of some ranks are longer
 		r.digits = alike(kind, algorithm, at)
 	}
@@ -217,25 +218,27 @@ func (r *Pricer) busyWith(p Plan, bytes uint64) time.Duration {
 	l := Lengths{Bytes: bytes}
 	ways := make([][2]femto, len(r.costs.Links))
 	var work femto
-	for _, s := range p.Steps {
-		if p.idle(s, 0, l) {
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		moved := p.moves(s, 0, l)
+		if s.idle(0, moved) {
 			continue
 		}
 		if s.Op == RecvReduce || s.Op == Reduce {
-			work += femto(p.bytes(s.To, 0, l)) * toFemto(r.costs.Reduce)
+			work += femto(moved) * toFemto(r.costs.Reduce)
 		}
 		if s.Op > RecvReduce {
 			continue
 		}
-		way, moved, class := 0, s.From, 0
+		way, class := 0, 0
 		if s.Op != Send {
-			way, moved = 1, s.To
+			way = 1
 		}
 		if r.costs.Class != nil {
 			class = r.costs.Class(p.Rank, s.Peer)
 		}
 		work += toFemto(r.costs.Links[class].Step)
-		ways[class][way] += femto(p.bytes(moved, 0, l)) * toFemto(r.costs.Links[class].Byte)
+		ways[class][way] += femto(moved) * toFemto(r.costs.Links[class].Byte)
 	}
 	for _, way := range ways {
 		work = max(work, way[0], way[1])
@@ -243,8 +246,8 @@ func (r *Pricer) busyWith(p Plan, bytes uint64) time.Duration {
 	return time.Duration(work / 1_000_000)
 }
 
-// AtLeast is a time that [Pricer.Price] is not below, found without any play: that of what one rank has to do, or of the
-// bytes that leave it or come to it. Whoever looks for the cheapest need not price what has to take longer.
+// AtLeast is a time that [Pricer.Price] is not below, found without any play: that of what one rank has to do, or of
+// the bytes that leave it or come to it. Whoever looks for the cheapest need not price what has to take longer.
 func (r *Pricer) AtLeast(bytes uint64) time.Duration {
 	least, times := r.full, bytes/uint64(r.at.Chunk)
 	if times == 0 || r.kind == coll.Barrier {

@@ -63,7 +63,7 @@ func ScatterGatherReduce(at Place) Plan {
 	v := mod(at.Rank-at.Root, at.Size) // pieces are numbered from the root on
 	view := partView(circle(at.Root, at.Size, at.Size), Input, Output, 1)
 	view.output = func(piece, _, _ int) []Region { return part(acc, piece, 1) }
-	m.embed(RingReduceScatter(Place{Rank: v, Size: at.Size, Chunk: at.Chunk}), view)
+	m.embed(RingReduceScatter(Place{Rank: v, Size: at.Size, Chunk: at.Chunk, inner: true}), view)
 	t := binomial(at.Rank, at.Size, at.Root)
 	for _, child := range t.children {
 		w := mod(child-at.Root, at.Size)

@@ -29,16 +29,17 @@ type packet struct {
 }
 
 func (m packet) String() string {
-	return fmt.Sprintf("the message of rank %d, chunk %d, step %d to rank %d", m.sender.plan.Rank, m.chunk, m.step, m.sender.plan.Steps[m.step].Peer)
+	return fmt.Sprintf("the message of rank %d, chunk %d, step %d to rank %d",
+		m.sender.plan.Rank, m.chunk, m.step, m.sender.plan.Steps[m.step].Peer)
 }
 
-// posted is a send that may still read, as far as its rank knows.
+// posted is a send of units of a memory.
 type posted struct {
+	lo, hi  uint64
 	step    int
 	chunk   int64
 	channel *channel
 	number  int // of the message in its channel, from 1
-	extents []extent
 }
 
 // actor is one rank in the run.
@@ -51,8 +52,8 @@ type actor struct {
 	lag, sets     int64
 	done          bool
 	buffers       [Scratch + 1][]*memory // by block; by set and cell
-	posted        []posted               // in order; some are known to have been taken
-	sent          [][]int                // by step and chunk: the number of the message in its channel, from 1
+	sent          []int32                // by chunk and step: the number of the message in its channel, from 1
+	left          int                    // of sent: those before are known to have been taken in the end
 	fromScratch   []int                  // steps that send out of scratch memory
 	met           ranks
 	sending       int // the last round in which it has sent
@@ -65,39 +66,71 @@ type run struct {
 	capacity int
 	trees    *trees
 	ranks    []*actor
-	channels map[[3]int]*channel // by sender, receiver and number
+
+	values   slab[value]
+	memories slab[memory]
+	packets  slab[packet]
+	places   []extent // of the present step
+	message  []value  // and what it reads
+	other    []value
 }
 
-func newRun(c Call, capacity int) *run {
+// newRun prepares a call. The trees may be those of other runs of as many ranks.
+func newRun(c Call, capacity int, known *trees) *run {
 	size := len(c.Plans)
-	r := &run{call: c, capacity: capacity, trees: newTrees(size), channels: map[[3]int]*channel{}}
+	r := &run{call: c, capacity: capacity, trees: known}
+	actors, met, buffers, blocks := make([]actor, size), slab[uint64]{}, slab[*memory]{}, size
+	if flat(c.Plans[0].Kind) {
+		blocks = 1
+	}
 	for rank, p := range c.Plans {
-		a := &actor{plan: p, lag: int64(p.MaxLag()), sets: int64(p.Sets()), met: newRanks(size)}
-		a.last = int64(p.Chunks(c.Lengths)) + a.lag
+		a := &actors[rank]
+		*a = actor{plan: p, lag: int64(p.MaxLag()), sets: int64(p.Sets()), met: met.take((size + 63) / 64)}
+		chunks := p.Chunks(c.Lengths)
+		a.last = int64(chunks) + a.lag
 		a.met.add(rank)
-		a.buffers = [...][]*memory{make([]*memory, size), make([]*memory, size), make([]*memory, p.Sets()*p.Cells)}
-		a.channels = make([]*channel, 0, len(p.Steps))
-		a.sent = make([][]int, p.Chunks(c.Lengths))
-		for k := range a.sent {
-			a.sent[k] = make([]int, len(p.Steps))
-		}
-		for i, s := range p.Steps {
-			if s.Op == Send && slices.ContainsFunc(s.From, func(r Region) bool { return r.Space == Scratch }) {
+		a.buffers = [...][]*memory{buffers.take(blocks), buffers.take(blocks), buffers.take(p.Sets() * p.Cells)}
+		a.sent = make([]int32, int(chunks)*len(p.Steps))
+		for i := range p.Steps {
+			s := &p.Steps[i]
+			if s.Op == Send && fromScratch(s) {
 				a.fromScratch = append(a.fromScratch, i)
 			}
-			key := [3]int{rank, s.Peer, int(s.Channel)}
-			if s.Op != Send {
-				key[0], key[1] = key[1], key[0]
-			}
-			if s.Op <= RecvReduce && r.channels[key] == nil {
-				r.channels[key] = &channel{}
-			}
-			a.channels = append(a.channels, r.channels[key])
 		}
 		r.ranks = append(r.ranks, a)
 		r.fill(a)
 	}
+	r.join()
 	return r
+}
+
+// join gives the message steps of all ranks their channels.
+func (r *run) join() {
+	size, numbers := len(r.ranks), 1
+	for _, a := range r.ranks {
+		for i := range a.plan.Steps {
+			numbers = max(numbers, int(a.plan.Steps[i].Channel)+1)
+		}
+	}
+	known, channels := make([]*channel, size*size*numbers), slab[channel]{} // by sender, receiver and number
+	for _, a := range r.ranks {
+		a.channels = make([]*channel, len(a.plan.Steps))
+		for i := range a.plan.Steps {
+			s := &a.plan.Steps[i]
+			if s.Op > RecvReduce {
+				continue
+			}
+			from, to := a.plan.Rank, s.Peer
+			if s.Op != Send {
+				from, to = to, from
+			}
+			at := &known[(from*size+to)*numbers+int(s.Channel)]
+			if *at == nil {
+				*at = &channels.take(1)[0]
+			}
+			a.channels[i] = *at
+		}
+	}
 }
 
 // finish runs until nothing more can run and looks at what is left.
@@ -144,11 +177,11 @@ func (r *run) finish() error {
 	return nil
 }
 
-// left names the first message, by sender and receiver, that is still in a channel.
+// left names the first message, by sender and step, that is still in a channel.
 func (r *run) left() string {
-	for from := range r.ranks {
-		for _, c := range r.ranks[from].channels {
-			if c != nil && len(c.queue) > 0 && c.put > c.taken {
+	for _, a := range r.ranks {
+		for _, c := range a.channels {
+			if c != nil && c.put > c.taken {
 				return fmt.Sprintf("; nobody has taken %v", c.queue[0])
 			}
 		}
@@ -167,60 +200,69 @@ func (a *actor) name() string {
 	return fmt.Sprintf("rank %d, chunk %d, step %d (%v)", a.plan.Rank, a.chunk(), a.next, a.plan.Steps[a.next].Op)
 }
 
-// awaits visits the sends that a rank has to wait for here: those that the step is after, at the beginning of a
-// position those out of scratch cells that are about to be used again, at the end all of them.
-func (a *actor) awaits(visit func(step int, chunk int64)) {
+// awaits visits the sends that a rank has to wait for here, as long as visit says so: those that the step is after, at
+// the beginning of a position those out of scratch cells that are about to be used again, at the end all of them.
+func (a *actor) awaits(visit func(step int, chunk int64) bool) bool {
+	steps := len(a.plan.Steps)
 	switch {
 	case a.position >= a.last:
-		for k, sent := range a.sent {
-			for i := range sent {
-				visit(i, int64(k))
+		for ; a.left < len(a.sent); a.left++ { // counters only grow: what was over once remains so
+			if !visit(a.left%steps, int64(a.left/steps)) {
+				return false
 			}
 		}
-		return
-	case a.next < len(a.plan.Steps):
+		return true
+	case a.next < steps:
 		for _, j := range a.plan.Steps[a.next].After {
-			visit(j, a.chunk())
+			if !visit(j, a.chunk()) {
+				return false
+			}
 		}
 	}
 	if again := a.position - a.sets; a.next == 0 && again >= 0 {
 		for _, j := range a.fromScratch {
-			visit(j, again)
+			if !visit(j, again) {
+				return false
+			}
 		}
 	}
+	return true
 }
 
 // number is which message of its channel a send has made, from 1; 0 if it has made none.
 func (a *actor) number(step int, chunk int64) int {
-	if chunk < 0 || chunk >= int64(len(a.sent)) {
-		return 0
+	if at := chunk*int64(len(a.plan.Steps)) + int64(step); chunk >= 0 && at < int64(len(a.sent)) {
+		return int(a.sent[at])
 	}
-	return a.sent[chunk][step]
+	return 0
 }
 
 // free says whether all that the rank has to wait for here has been taken. If so, the rank knows it.
 func (a *actor) free() bool {
-	ok := true
-	a.awaits(func(step int, chunk int64) {
+	return a.awaits(func(step int, chunk int64) bool {
 		if n := a.number(step, chunk); n > 0 {
 			c := a.channels[step]
-			if ok = ok && c.taken >= n; ok {
-				c.known = max(c.known, n)
+			if c.taken < n {
+				return false
 			}
+			c.known = max(c.known, n)
 		}
+		return true
 	})
-	return ok
 }
 
 // waiting says what a rank that cannot go on waits for.
 func (r *run) waiting(a *actor) string {
 	text := ""
-	a.awaits(func(step int, chunk int64) {
-		if n := a.number(step, chunk); text == "" && n > 0 && a.channels[step].taken < n {
-			text = fmt.Sprintf("%s waits until rank %d has taken the message of chunk %d, step %d", a.name(), a.plan.Steps[step].Peer, chunk, step)
+	taken := a.awaits(func(step int, chunk int64) bool {
+		if n := a.number(step, chunk); n == 0 || a.channels[step].taken >= n {
+			return true
 		}
+		text = fmt.Sprintf("%s waits until rank %d has taken the message of chunk %d, step %d",
+			a.name(), a.plan.Steps[step].Peer, chunk, step)
+		return false
 	})
-	if text != "" {
+	if !taken {
 		return text
 	}
 	s := a.plan.Steps[a.next]
@@ -246,8 +288,10 @@ func (r *run) step(a *actor) (moved bool, err error) {
 	}
 	s, k := &a.plan.Steps[a.next], a.chunk()
 	moved = true
-	if k >= 0 && k < a.last-a.lag && !a.plan.idle(*s, uint64(k), r.call.Lengths) {
-		moved, err = r.do(a, *s, k)
+	if k >= 0 && k < a.last-a.lag {
+		if bytes := a.plan.moves(s, uint64(k), r.call.Lengths); !s.idle(uint64(k), bytes) {
+			moved, err = r.do(a, s, k, bytes)
+		}
 	}
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", a.name(), err)
@@ -258,107 +302,115 @@ func (r *run) step(a *actor) (moved bool, err error) {
 	return moved, nil
 }
 
-// do carries out a step whose sends have been taken, or says that its channel is not ready.
-func (r *run) do(a *actor, s Step, k int64) (moved bool, err error) {
-	c := a.channels[a.next]
+// do carries out a step of so many bytes whose sends have been taken, or says that its channel is not ready.
+func (r *run) do(a *actor, s *Step, k int64, bytes uint64) (moved bool, err error) {
 	switch s.Op {
 	case Send:
-		if c.put-c.taken >= r.capacity {
-			return false, nil
-		}
-		m := packet{bytes: a.plan.bytes(s.From, uint64(k), r.call.Lengths), round: max(a.sending, a.taking) + 1, sender: a, step: a.next, chunk: k}
-		if a.plan.Kind == coll.Barrier {
-			m.met = slices.Clone(a.met)
-		}
-		extents := r.extents(a, s.From, k)
-		if m.content, err = read(extents); err != nil {
-			return false, err
-		}
-		c.queue = append(c.queue, m)
-		c.put++
-		a.sending = m.round
-		a.posted = append(a.posted, posted{a.next, k, c, c.put, extents})
-		a.sent[k][a.next] = c.put
-		return true, nil
+		return r.send(a, s, k, bytes)
 	case Recv, RecvReduce:
-		if c.put == c.taken {
-			return false, nil
-		}
-		m := c.queue[0]
-		if bytes := a.plan.bytes(s.To, uint64(k), r.call.Lengths); bytes != m.bytes {
-			return false, fmt.Errorf("expects %d bytes, %v has %d", bytes, m, m.bytes)
-		}
-		c.queue = slices.Delete(c.queue, 0, 1)
-		c.taken++
-		a.met.join(m.met)
-		a.taking = max(a.taking+1, m.round)
-		values := m.content
-		if s.Op == RecvReduce {
-			own, err := read(r.extents(a, s.From, k))
-			if err != nil {
-				return false, err
-			}
-			if s.MessageFirst {
-				values, err = r.combine(values, own)
-			} else {
-				values, err = r.combine(own, values)
-			}
-			if err != nil {
-				return false, err
-			}
-		}
-		return true, r.write(a, s.To, k, values)
-	default:
-		if s.Op == Copy && slices.Equal(r.extents(a, s.From, k), r.extents(a, s.To, k)) {
-			return true, nil // in place
-		}
-		values, err := read(r.extents(a, s.From, k))
-		if err != nil {
+		return r.recv(a, s, k, bytes)
+	}
+	if s.Op == Copy && r.ontoItself(a, s, k) {
+		return true, nil
+	}
+	if r.message, err = r.read(r.message[:0], a, s.From, k); err != nil {
+		return false, err
+	}
+	if s.Op == Reduce {
+		if r.other, err = r.read(r.other[:0], a, s.To, k); err != nil {
 			return false, err
 		}
-		if s.Op == Reduce {
-			into, err := read(r.extents(a, s.To, k))
-			if err != nil {
-				return false, err
-			}
-			if values, err = r.combine(into, values); err != nil {
-				return false, err
-			}
+		if err = r.combine(r.message, r.other, r.message); err != nil {
+			return false, err
 		}
-		return true, r.write(a, s.To, k, values)
 	}
+	return true, r.write(a, s.To, k, r.message)
 }
 
-func (r *run) combine(left, right []value) ([]value, error) {
-	if len(left) != len(right) {
-		return nil, fmt.Errorf("reduces %d units with %d", len(left), len(right))
+// ontoItself says whether a copy is in place.
+func (r *run) ontoItself(a *actor, s *Step, k int64) bool {
+	r.places = r.extents(r.places[:0], a, s.From, k)
+	from := len(r.places)
+	r.places = r.extents(r.places, a, s.To, k)
+	return slices.Equal(r.places[:from], r.places[from:])
+}
+
+// send puts a message into its channel, if that has room.
+func (r *run) send(a *actor, s *Step, k int64, bytes uint64) (moved bool, err error) {
+	c := a.channels[a.next]
+	if c.put-c.taken >= r.capacity {
+		return false, nil
 	}
-	out := make([]value, len(left))
-	for i := range left {
-		v, err := r.trees.combine(left[i], right[i])
-		if err != nil {
-			return nil, err
+	m := packet{bytes: bytes, round: max(a.sending, a.taking) + 1, sender: a, step: a.next, chunk: k}
+	if a.plan.Kind == coll.Barrier {
+		m.met = slices.Clone(a.met)
+	}
+	if m.content, err = r.read(r.values.take(int(units(bytes)) + len(s.From))[:0], a, s.From, k); err != nil {
+		return false, err
+	}
+	if c.queue == nil {
+		c.queue = r.packets.take(1)[:0]
+	}
+	c.queue = append(c.queue, m)
+	c.put++
+	a.sending = m.round
+	a.sent[k*int64(len(a.plan.Steps))+int64(a.next)] = int32(c.put)
+	for _, e := range r.places {
+		e.posted = append(e.posted, posted{e.lo, e.hi, a.next, k, c, c.put})
+	}
+	return true, nil
+}
+
+// recv takes the next message out of its channel, if there is one.
+func (r *run) recv(a *actor, s *Step, k int64, bytes uint64) (moved bool, err error) {
+	c := a.channels[a.next]
+	if c.put == c.taken {
+		return false, nil
+	}
+	m := c.queue[0]
+	if bytes != m.bytes {
+		return false, fmt.Errorf("expects %d bytes, %v has %d", bytes, m, m.bytes)
+	}
+	c.queue = slices.Delete(c.queue, 0, 1)
+	c.taken++
+	a.met.join(m.met)
+	a.taking = max(a.taking+1, m.round)
+	if s.Op == RecvReduce {
+		if r.other, err = r.read(r.other[:0], a, s.From, k); err != nil {
+			return false, err
 		}
-		out[i] = v
+		if s.MessageFirst {
+			err = r.combine(m.content, m.content, r.other)
+		} else {
+			err = r.combine(m.content, r.other, m.content)
+		}
+		if err != nil {
+			return false, err
+		}
 	}
-	return out, nil
+	return true, r.write(a, s.To, k, m.content)
+}
+
+// combine puts the reductions of two lists of values into a third, which may be one of them.
+func (r *run) combine(out, left, right []value) (err error) {
+	if len(left) != len(right) {
+		return fmt.Errorf("reduces %d units with %d", len(left), len(right))
+	}
+	for i := range left {
+		if out[i], err = r.trees.combine(left[i], right[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // write puts values where they belong, unless a send may still read there.
 func (r *run) write(a *actor, to []Region, k int64, values []value) error {
-	for len(a.posted) > 0 && a.posted[0].number <= a.posted[0].channel.known {
-		a.posted = a.posted[1:]
-	}
-	for _, e := range r.extents(a, to, k) {
-		for _, p := range a.posted {
-			if p.number <= p.channel.known {
-				continue
-			}
-			for _, busy := range p.extents {
-				if busy.memory == e.memory && busy.lo < e.hi && e.lo < busy.hi {
-					return fmt.Errorf("overwrites what the message of chunk %d, step %d to rank %d may still be read from", p.chunk, p.step, a.plan.Steps[p.step].Peer)
-				}
-			}
+	r.places = r.extents(r.places[:0], a, to, k)
+	for _, e := range r.places {
+		if p := e.busy(e.lo, e.hi); p != nil {
+			return fmt.Errorf("overwrites what the message of chunk %d, step %d to rank %d may still be read from",
+				p.chunk, p.step, a.plan.Steps[p.step].Peer)
 		}
 		if n := e.hi - e.lo; n > uint64(len(values)) {
 			return fmt.Errorf("writes %d units more than there are", n-uint64(len(values)))
@@ -371,6 +423,17 @@ func (r *run) write(a *actor, to []Region, k int64, values []value) error {
 	}
 	for _, region := range to {
 		a.outputWritten = a.outputWritten || region.Space == Output
+	}
+	return nil
+}
+
+// busy is the first send of some units that the rank has not waited for.
+func (m *memory) busy(lo, hi uint64) *posted {
+	m.posted = slices.DeleteFunc(m.posted, func(p posted) bool { return p.number <= p.channel.known })
+	for i := range m.posted {
+		if p := &m.posted[i]; p.lo < hi && lo < p.hi {
+			return p
+		}
 	}
 	return nil
 }

@@ -11,55 +11,45 @@ import (
 // settle fills in [Step.After]: of the earlier sends of bytes that a step writes, the last one on each channel, since
 // messages of a channel are taken in order.
 func settle(p *Plan) {
-	sent := map[place]*sends{}
+	sent := sends{Plan: p, posts: make([]post, 0, len(p.Steps)), lists: make(map[uint64]list, len(p.Steps))}
+	var last []int
 	for lag := range p.MaxLag() + 1 {
 		for i := range p.Steps {
 			s := &p.Steps[i]
-			if s.Lag != lag || p.ontoItself(*s) {
+			if s.Lag != lag || p.ontoItself(s) {
 				continue
 			}
-			var last []post
+			last = last[:0]
 			for _, r := range s.To {
-				at, first, end := p.place(r)
-				if known := sent[at]; known != nil {
-					last = known.last(last, first, end, p)
+				last = sent.last(last, r)
+			}
+			if len(last) > 0 {
+				s.After = slices.Clone(last)
+			}
+			if s.Op == Send {
+				for _, r := range s.From {
+					sent.add(i, r)
 				}
-			}
-			for _, l := range last {
-				s.After = append(s.After, l.step)
-			}
-			if s.Op != Send {
-				continue
-			}
-			for _, r := range s.From {
-				at, first, end := p.place(r)
-				if sent[at] == nil {
-					sent[at] = &sends{byPiece: map[int][]post{}}
-				}
-				sent[at].add(post{s.Peer, s.Channel, i, first, end})
 			}
 		}
 	}
 }
 
-// place is a block of a buffer or a cell of scratch memory.
-type place struct {
-	space       Space
-	cell, block int
-}
-
-// place says where a region lies, under one name for memory that may be shared in place, and with which pieces.
-func (p Plan) place(r Region) (at place, first, end int) {
-	r = p.canonical(r)
-	if r.Space == Scratch && !flat(p.Kind) {
-		// Blocks of different lengths have their pieces at different places of a cell.
-		return place{space: Scratch, cell: r.Cell}, 0, p.Pieces
+// place numbers the blocks of a buffer and the cells of scratch memory, under one number for memory that may be shared
+// in place, and says which pieces of it a region is.
+func (p *Plan) place(r Region) (at uint64, first, end int) {
+	switch r = p.canonical(r); {
+	case r.Space != Scratch:
+		return uint64(r.Space)<<31 + uint64(r.Block), r.First, r.First + r.Count
+	case flat(p.Kind):
+		return uint64(r.Space)<<31 + uint64(r.Cell), r.First, r.First + r.Count
 	}
-	return place{r.Space, r.Cell, r.Block}, r.First, r.First + r.Count
+	// Blocks of different lengths have their pieces at different places of a cell.
+	return uint64(r.Space)<<31 + uint64(r.Cell), 0, p.Pieces
 }
 
 // canonical gives memory that may be shared in place the same name: the output's.
-func (p Plan) canonical(r Region) Region {
+func (p *Plan) canonical(r Region) Region {
 	if r.Space == Input && p.Kind != coll.AllToAll {
 		r.Space = Output
 	}
@@ -68,54 +58,90 @@ func (p Plan) canonical(r Region) Region {
 
 // ontoItself says whether a step copies between memory that is the same in place: there it does nothing, and out of
 // place nobody reads what it writes.
-func (p Plan) ontoItself(s Step) bool {
-	return s.Op == Copy && slices.EqualFunc(s.From, s.To, func(a, b Region) bool { return p.canonical(a) == p.canonical(b) })
+func (p *Plan) ontoItself(s *Step) bool {
+	same := func(a, b Region) bool { return p.canonical(a) == p.canonical(b) }
+	return s.Op == Copy && slices.EqualFunc(s.From, s.To, same)
 }
 
 // post is a send of some pieces of a place.
 type post struct {
-	peer       int
-	channel    uint8
 	step       int
 	first, end int
+	next       [2]int32 // posts of the lists that it is in
 }
 
-// sends are those of a place. The ones of a single piece, of which a ring has as many as there are ranks, are found by
-// it.
+// list is posts in order, by number from 1.
+type list struct{ first, last int32 }
+
+// sends are those of a plan up to a step. The ones of a single piece, of which a ring has as many as there are ranks,
+// are found by it.
 type sends struct {
-	wide, single []post
-	byPiece      map[int][]post
+	*Plan
+	posts []post
+	lists map[uint64]list
 }
 
-func (s *sends) add(p post) {
-	if p.end > p.first+1 {
-		s.wide = append(s.wide, p)
+// Lists of a place: of its posts of several pieces, of all others, and of those of each piece.
+const (
+	wide = iota
+	single
+	ofPiece
+)
+
+func listOf(place uint64, which int) uint64 { return place<<31 + uint64(which) }
+
+func (s *sends) add(step int, r Region) {
+	at, first, end := s.place(r)
+	s.posts = append(s.posts, post{step: step, first: first, end: end})
+	if end > first+1 {
+		s.append(listOf(at, wide), 0)
 		return
 	}
-	s.single = append(s.single, p)
-	s.byPiece[p.first] = append(s.byPiece[p.first], p)
+	s.append(listOf(at, single), 0)
+	s.append(listOf(at, ofPiece+first), 1)
 }
 
-// last adds to a list with the last send of each channel those of pieces first to end.
-func (s *sends) last(list []post, first, end int, p *Plan) []post {
-	single := s.single
-	if end == first+1 {
-		single = s.byPiece[first]
+// append puts the latest post into a list.
+func (s *sends) append(key uint64, link int) {
+	latest := int32(len(s.posts))
+	l := s.lists[key]
+	if l.last > 0 {
+		s.posts[l.last-1].next[link] = latest
+	} else {
+		l.first = latest
 	}
-	for _, posts := range [][]post{s.wide, single} {
-		for _, sent := range posts {
-			if sent.end <= first || end <= sent.first {
-				continue
-			}
-			i := slices.IndexFunc(list, func(l post) bool { return l.peer == sent.peer && l.channel == sent.channel })
-			if i < 0 {
-				list = append(list, sent)
-			} else {
-				list[i].step = later(p, list[i].step, sent.step)
-			}
+	l.last = latest
+	s.lists[key] = l
+}
+
+// last adds to a list with the last send of each channel those of a region.
+func (s *sends) last(steps []int, r Region) []int {
+	at, first, end := s.place(r)
+	steps = s.later(steps, s.lists[listOf(at, wide)], 0, first, end)
+	if end == first+1 {
+		return s.later(steps, s.lists[listOf(at, ofPiece+first)], 1, first, end)
+	}
+	return s.later(steps, s.lists[listOf(at, single)], 0, first, end)
+}
+
+// later does so for the posts of one list.
+func (s *sends) later(steps []int, l list, link, first, end int) []int {
+	for i := l.first; i > 0; i = s.posts[i-1].next[link] {
+		sent := &s.posts[i-1]
+		if sent.end <= first || end <= sent.first {
+			continue
+		}
+		step := &s.Steps[sent.step]
+		known := slices.IndexFunc(steps, func(j int) bool {
+			return s.Steps[j].Peer == step.Peer && s.Steps[j].Channel == step.Channel
+		})
+		if known < 0 {
+			steps = append(steps, sent.step)
+		} else {
+			steps[known] = later(s.Plan, steps[known], sent.step)
 		}
 	}
-	return list
+	return steps
 }
 
 // later is which of two steps comes later in the course of a chunk.

@@ -2,7 +2,11 @@
 
 package message
 
-import "sagecomm/internal/coll"
+import (
+	"slices"
+
+	"sagecomm/internal/coll"
+)
 
 // skeleton is a plan without what time does not depend on. Peers and, where it is turned, pieces are counted from the
 // rank that it is played for.
@@ -13,6 +17,7 @@ type skeleton struct {
 	scratch []ordered // sends out of scratch memory
 	ordered int       // sends that something waits for
 	outlets []outlet
+	lines   index[outlet] // numbers of outlets, whose sends are 0 here
 	lag     int
 	pieces  uint64
 	turned  bool  // pieces as well: piece i of rank 0 is piece i + r of rank r
@@ -47,13 +52,48 @@ type outlet struct {
 // noLine stands for a channel into which nobody sends.
 const noLine = -1
 
-// strip makes the skeleton of a plan. Lines that it receives from are left open, see [play.join].
-func strip(plan Plan, l Lengths, turned bool) *skeleton {
+// index finds numbers by keys: few ones by looking at each, which takes less than a map.
+type index[K comparable] struct {
+	keys    []K
+	numbers []int32
+	many    map[K]int32
+}
+
+// fewKeys is how many are looked at.
+const fewKeys = 16
+
+func (x *index[K]) find(key K) (number int32, ok bool) {
+	if x.many != nil {
+		number, ok = x.many[key]
+		return number, ok
+	}
+	if i := slices.Index(x.keys, key); i >= 0 {
+		return x.numbers[i], true
+	}
+	return 0, false
+}
+
+func (x *index[K]) add(key K, number int32) {
+	if len(x.keys) < fewKeys {
+		x.keys, x.numbers = append(x.keys, key), append(x.numbers, number)
+		return
+	}
+	if x.many == nil {
+		x.many = map[K]int32{}
+		for i, k := range x.keys {
+			x.many[k] = x.numbers[i]
+		}
+	}
+	x.many[key] = number
+}
+
+// strip makes the skeleton of a plan. Lines that it receives from are left open, see [Prepared.join].
+func strip(plan Plan, uneven, turned bool) *skeleton {
 	k := &skeleton{
 		bones: make([]bone, 0, len(plan.Steps)), lag: plan.MaxLag(), pieces: uint64(plan.Pieces),
 		turned: turned && flat(plan.Kind) && plan.Pieces == plan.Size,
 	}
-	if l.Blocks != nil && plan.Kind != coll.Barrier {
+	if uneven && plan.Kind != coll.Barrier {
 		k.uneven = &plan
 	}
 	awaited := make([]bool, len(plan.Steps))
@@ -62,13 +102,14 @@ func strip(plan Plan, l Lengths, turned bool) *skeleton {
 			awaited[j] = true
 		}
 	}
-	lines, single := map[outlet]int32{}, map[span]int32{}
-	for i, s := range plan.Steps {
+	var single index[span]
+	for i := range plan.Steps {
+		s := &plan.Steps[i]
 		b := bone{op: s.Op, channel: s.Channel, lag: int32(s.Lag), peer: int32(s.Peer), line: noLine, number: -1}
 		regions := s.To
 		if s.Op == Send {
 			regions = s.From
-			b.line = k.lineTo(outlet{peer: b.peer, channel: s.Channel}, lines)
+			b.line = k.lineTo(outlet{peer: b.peer, channel: s.Channel})
 			if scratch := fromScratch(s); scratch || awaited[i] {
 				b.number = int32(k.ordered)
 				k.ordered++
@@ -77,7 +118,7 @@ func strip(plan Plan, l Lengths, turned bool) *skeleton {
 				}
 			}
 		}
-		b.spans, b.spansEnd = k.spansOf(regions, single)
+		b.spans, b.spansEnd = k.spansOf(regions, &single)
 		k.bones = append(k.bones, b)
 	}
 	for i, s := range plan.Steps {
@@ -91,7 +132,7 @@ func strip(plan Plan, l Lengths, turned bool) *skeleton {
 	return k
 }
 
-func fromScratch(s Step) bool {
+func fromScratch(s *Step) bool {
 	for _, r := range s.From {
 		if r.Space == Scratch {
 			return true
@@ -101,11 +142,11 @@ func fromScratch(s Step) bool {
 }
 
 // lineTo numbers the lines that a rank sends into.
-func (k *skeleton) lineTo(to outlet, lines map[outlet]int32) int32 {
-	i, ok := lines[to]
+func (k *skeleton) lineTo(to outlet) int32 {
+	i, ok := k.lines.find(to)
 	if !ok {
 		i = int32(len(k.outlets))
-		lines[to] = i
+		k.lines.add(to, i)
 		k.outlets = append(k.outlets, to)
 	}
 	k.outlets[i].sends++
@@ -114,7 +155,7 @@ func (k *skeleton) lineTo(to outlet, lines map[outlet]int32) int32 {
 
 // spansOf adds up regions that are the same pieces, of whichever blocks. Steps of one span, which nearly all are, share
 // it with those that have the same.
-func (k *skeleton) spansOf(regions []Region, single map[span]int32) (from, to int32) {
+func (k *skeleton) spansOf(regions []Region, single *index[span]) (from, to int32) {
 	from = int32(len(k.spans))
 	for _, r := range regions {
 		s := span{uint64(r.First), uint64(r.Count), 1}
@@ -127,11 +168,11 @@ func (k *skeleton) spansOf(regions []Region, single map[span]int32) (from, to in
 	if to = int32(len(k.spans)); to != from+1 {
 		return from, to
 	}
-	if known, ok := single[k.spans[from]]; ok {
+	if known, ok := single.find(k.spans[from]); ok {
 		k.spans = k.spans[:from]
 		return known, known + 1
 	}
-	single[k.spans[from]] = from
+	single.add(k.spans[from], from)
 	return from, to
 }
 

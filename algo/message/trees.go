@@ -55,6 +55,9 @@ type trees struct {
 	size  int
 	nodes []node // by number; 0 is none, 1 + rank that rank's own contribution
 	known map[[2]int32]int32
+	// last is what was combined last, and what came out: neighbouring units are as a rule combined alike.
+	last struct{ left, right, result int32 }
+	sets slab[uint64]
 }
 
 type node struct {
@@ -66,12 +69,14 @@ type node struct {
 func newTrees(size int) *trees {
 	t := &trees{size: size, nodes: make([]node, 1+size), known: map[[2]int32]int32{}}
 	for rank := range size {
-		of := newRanks(size)
+		of := t.newRanks()
 		of.add(rank)
 		t.nodes[1+rank] = node{of: of, lacks: of.missing(size)}
 	}
 	return t
 }
+
+func (t *trees) newRanks() ranks { return t.sets.take((t.size + 63) / 64) }
 
 func (t *trees) leaf(rank int) int32 { return int32(1 + rank) }
 
@@ -82,21 +87,33 @@ func (t *trees) combine(left, right value) (value, error) {
 	if left.source != right.source {
 		return value{}, fmt.Errorf("reduces %s with %s", t.format(left), t.format(right))
 	}
-	key := [2]int32{left.tree, right.tree}
-	if n, ok := t.known[key]; ok {
-		return value{n, left.source}, nil
+	if t.last.left == left.tree && t.last.right == right.tree {
+		return value{t.last.result, left.source}, nil
 	}
+	key := [2]int32{left.tree, right.tree}
+	n, ok := t.known[key]
+	if !ok {
+		var err error
+		if n, err = t.grow(left, right); err != nil {
+			return value{}, err
+		}
+		t.known[key] = n
+	}
+	t.last.left, t.last.right, t.last.result = left.tree, right.tree, n
+	return value{n, left.source}, nil
+}
+
+// grow makes the tree of two.
+func (t *trees) grow(left, right value) (int32, error) {
 	a, b := t.nodes[left.tree].of, t.nodes[right.tree].of
 	if twice := a.common(b); twice >= 0 {
-		return value{}, fmt.Errorf("reduces %s with %s: rank %d's contribution is in both", t.format(left), t.format(right), twice)
+		return 0, fmt.Errorf("reduces %s with %s: rank %d's contribution is in both", t.format(left), t.format(right), twice)
 	}
-	of := newRanks(t.size)
+	of := t.newRanks()
 	of.join(a)
 	of.join(b)
-	n := int32(len(t.nodes))
 	t.nodes = append(t.nodes, node{left.tree, right.tree, of, of.missing(t.size)})
-	t.known[key] = n
-	return value{n, left.source}, nil
+	return int32(len(t.nodes) - 1), nil
 }
 
 // format writes a value as the sum of ranks' contributions with its source: "(0 + 1) + 2 of unit 3 of block 0".

@@ -24,7 +24,8 @@ func (p Plan) Validate() error {
 	case p.Pieces < 1:
 		return refuse("chunks of %d pieces, expected at least one", p.Pieces)
 	}
-	for i, s := range p.Steps {
+	for i := range p.Steps {
+		s := &p.Steps[i]
 		if why := p.fault(s); why != "" {
 			return refuse("step %d (%v): %s", i, s.Op, why)
 		}
@@ -38,7 +39,7 @@ func (p Plan) Validate() error {
 }
 
 // fault says what is wrong with a step.
-func (p Plan) fault(s Step) string {
+func (p *Plan) fault(s *Step) string {
 	switch {
 	case s.Op > Copy:
 		return "there is no such op"
@@ -64,8 +65,9 @@ func (p Plan) fault(s Step) string {
 }
 
 // misplaced says why there is no such region.
-func (p Plan) misplaced(r Region) string {
-	blocks := r.Space == Input && inputBlocks(p.Kind) || r.Space == Output && outputBlocks(p.Kind) || r.Space == Scratch && !flat(p.Kind)
+func (p *Plan) misplaced(r Region) string {
+	blocks := r.Space == Input && inputBlocks(p.Kind) || r.Space == Output && outputBlocks(p.Kind) ||
+		r.Space == Scratch && !flat(p.Kind)
 	own := 0
 	if !flat(p.Kind) {
 		own = p.Rank

@@ -53,7 +53,8 @@ func (q question) answer() (answer, error) {
 		return answer{}, errors.New("op: " + q.Op + ": expected one of " + strings.Join(ops(), ", "))
 	}
 	if q.Method != Either && q.Method != Played && q.Method != Closed {
-		return answer{}, errors.New("method: " + string(q.Method) + ": expected \"" + string(Played) + "\" or \"" + string(Closed) + "\"")
+		return answer{}, errors.New("method: " + string(q.Method) + ": expected \"" + string(Played) + "\" or \"" +
+			string(Closed) + "\"")
 	}
 	c, err := Parse([]byte(q.Cluster))
 	if err == nil && q.Hosts != 0 {
@@ -69,7 +70,8 @@ func (q question) answer() (answer, error) {
 	if kind == coll.Barrier {
 		q.Bytes = 0
 	}
-	return answer{Cluster: &c, Op: q.Op, Bytes: q.Bytes, Ranks: c.Ranks(), Predictions: c.Predict(kind, q.Bytes, q.Method)}, nil
+	return answer{Cluster: &c, Op: q.Op, Bytes: q.Bytes, Ranks: c.Ranks(),
+		Predictions: c.Predict(kind, q.Bytes, q.Method)}, nil
 }
 
 // ops names the collectives.

@@ -38,8 +38,8 @@ type Cluster struct {
 	Capacity         int     `json:"channel_messages,omitempty"`
 }
 
-// Defaults of a cluster. A rank reduces and copies as fast as algo.DefaultParams have it for a core of a server: 20 ps a
-// byte for each of two operands, and 20 ps. Channels are those of the runner: four places.
+// Defaults of a cluster. A rank reduces and copies as fast as algo.DefaultParams have it for a core of a server: 20 ps
+// a byte for each of two operands, and 20 ps. Channels are those of the runner: four places.
 const (
 	DefaultReduce   = 25. // GB/s
 	DefaultCopy     = 50. // GB/s
@@ -104,7 +104,8 @@ func (c *Cluster) check() error {
 	case c.Hosts < 1 || c.Hosts > MostRanks:
 		return wrong("hosts", "%d, expected 1 to %d", c.Hosts, MostRanks)
 	case c.RanksPerHost < 1 || c.RanksPerHost > MostRanks/c.Hosts:
-		return wrong("ranks_per_host", "%d, expected 1 to %d, since there are at most %d ranks", c.RanksPerHost, MostRanks/c.Hosts, MostRanks)
+		return wrong("ranks_per_host", "%d, expected 1 to %d, since there are at most %d ranks",
+			c.RanksPerHost, MostRanks/c.Hosts, MostRanks)
 	case c.NICs < 1 || c.RanksPerHost%c.NICs != 0:
 		return wrong("nics_per_host", "%d, expected a divisor of ranks_per_host, which is %d", c.NICs, c.RanksPerHost)
 	case c.HostsPerSwitch < 1 || c.Hosts%c.HostsPerSwitch != 0:

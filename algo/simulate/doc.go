@@ -2,10 +2,10 @@
 // takes on so many hosts and links. Like message it is data and arithmetic only. Start reading at [Cluster], then
 // [Cluster.Predict]; [Answer] does both for text.
 //
-// There are two ways to a prediction, which tests hold against each other. Up to [MostPlayed] ranks the plans themselves
-// are played (play.go): it knows no formula. Above, closed forms (formula*.go) say what the literature says of each
-// algorithm, extended to two classes of links and to links that many ranks share; they know no plan. Where the literature
-// has none that fits, there is no prediction, and the reason instead.
+// There are two ways to a prediction, which tests hold against each other. Up to [MostPlayed] ranks the plans
+// themselves are played (play.go): it knows no formula. Above, closed forms (formula*.go) say what the literature says
+// of each algorithm, extended to two classes of links and to links that many ranks share; they know no plan. Where the
+// literature has none that fits, there is no prediction, and the reason instead.
 //
 // # What is modelled
 //
@@ -18,6 +18,6 @@
 //
 // Links inside a host that ranks share (the memory of the host, its PCIe switches), several paths between two switches
 // and what hashing makes of them, lost and repeated packets, congestion control, links that fail, computation that goes
-// on meanwhile, noise: a prediction is what the machine could do, not what one run takes. Messages may be of any length:
-// how a transport takes long ones apart is its matter.
+// on meanwhile, noise: a prediction is what the machine could do, not what one run takes. Messages may be of any
+// length: how a transport takes long ones apart is its matter.
 package simulate

@@ -12,10 +12,10 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// closed is a collective in closed forms. They extend those of Hockney's model, a + n b for a message of n bytes (Hockney
-// 1994; Chan et al., "Collective communication: theory, practice, and experience", CCPE 2007; Thakur, Rabenseifner,
-// Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005), to two classes of links and to
-// NICs and switches that ranks share.
+// closed is a collective in closed forms. They extend those of Hockney's model, a + n b for a message of n bytes
+// (Hockney 1994; Chan et al., "Collective communication: theory, practice, and experience", CCPE 2007; Thakur,
+// Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005), to two classes of
+// links and to NICs and switches that ranks share.
 type closed struct {
 	c     *Cluster
 	P     int     // ranks
@@ -76,15 +76,17 @@ func piece(n float64, pieces int) float64 {
 // sharing is how many of a host's ranks share a NIC.
 func (f *closed) sharing() int { return f.q / f.c.NICs }
 
-// levels says whether pairs of ranks at a distance that is a power of two are on the same host or not, all of them alike.
+// levels says whether pairs of ranks at a distance that is a power of two are on the same host or not, all of them
+// alike.
 func (f *closed) levels() bool { return f.H == 1 || isPower(f.q) }
 
-// plain says whether nobody waits for a link that ranks share, uniform whether there is one class of links only as well.
+// plain says whether nobody waits for a link that ranks share, uniform whether there is one class of links only as
+// well.
 func (f *closed) plain() bool   { return f.H == 1 || f.c.Oversubscription == 1 && !f.c.sharesNICs() }
 func (f *closed) uniform() bool { return f.H == 1 || f.q == 1 && f.plain() }
 
-// few says whether there are several ranks on each of some hosts, but less than so many: then it is the first and the last
-// messages of each host that decide, which no formula here follows.
+// few says whether there are several ranks on each of some hosts, but less than so many: then it is the first and the
+// last messages of each host that decide, which no formula here follows.
 func (f *closed) few(hosts int) bool { return f.H > 1 && f.q > 1 && f.H < hosts }
 
 // one is the class of links where there is one only.
@@ -103,9 +105,9 @@ func (f *closed) at(distance int) hop {
 	return f.out
 }
 
-// rails is the time of the ranks that share a NIC or a switch, from one exchange to the next, all ranks of all hosts doing
-// the same: who comes first goes first, so that they keep their order, and a link works on for one while others wait for
-// latencies.
+// rails is the time of the ranks that share a NIC or a switch, from one exchange to the next, all ranks of all hosts
+// doing the same: who comes first goes first, so that they keep their order, and a link works on for one while others
+// wait for latencies.
 type rails struct {
 	*closed
 	at    []float64 // of each rank
@@ -147,9 +149,10 @@ func (r *rails) exchange(n, gamma float64, hosts int) {
 // end is when the last one is done.
 func (r *rails) end() float64 { return r.at[len(r.at)-1] }
 
-// ring is what so many steps around a ring of consecutive ranks take, of which so many reduce what comes; one rank of each
-// host sends to the next host. Either a piece travels on, over all links in turn, or it waits at a link between hosts,
-// which takes pieces one after the other, as many on the way as channels hold, or as cells do for what is sent on.
+// ring is what so many steps around a ring of consecutive ranks take, of which so many reduce what comes; one rank of
+// each host sends to the next host. Either a piece travels on, over all links in turn, or it waits at a link between
+// hosts, which takes pieces one after the other, as many on the way as channels hold, or as cells do for what is sent
+// on.
 func (f *closed) ring(steps, reducing, ranks int, n float64, cells bool) float64 {
 	if steps == 0 {
 		return 0
@@ -179,7 +182,8 @@ func (f *closed) ring(steps, reducing, ranks int, n float64, cells bool) float64
 // ringCells is how many cells a ring reduce-scatter of blocks has for what it sends on.
 const ringCells = 2
 
-// other is what a rank at the end of a link between hosts has to do besides: its other link is inside, where there is one.
+// other is what a rank at the end of a link between hosts has to do besides: its other link is inside, where there is
+// one.
 func (f *closed) other() float64 {
 	if f.q == 1 {
 		return f.out.o
@@ -187,8 +191,8 @@ func (f *closed) other() float64 {
 	return f.in.o
 }
 
-// queue is when the last of some messages is there that follow one another on one link, small apart: each takes a while,
-// and the one that is capacity messages behind it comes a little after that.
+// queue is when the last of some messages is there that follow one another on one link, small apart: each takes a
+// while, and the one that is capacity messages behind it comes a little after that.
 func (f *closed) queue(messages int, small, whole, after float64, capacity int) float64 {
 	if messages < 1 {
 		return 0

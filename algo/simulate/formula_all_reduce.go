@@ -155,9 +155,9 @@ var allReduceFormulas = map[string]formula{
 // Sanders et al. 2009 only bound it. Its plans are short, so that they can be played for any group.
 func twoTrees(*closed) (float64, error) { return refuse("two trees keep each other's ranks waiting") }
 
-// foldedDoubling is recursive doubling of other sizes than powers of two. Ranks with an extra come to the rounds a message
-// late. Who has none is late in the end as well, and who has one then hands the result back; what made it late in the
-// rounds came from others with an extra, which are at those distances only that are below their number.
+// foldedDoubling is recursive doubling of other sizes than powers of two. Ranks with an extra come to the rounds a
+// message late. Who has none is late in the end as well, and who has one then hands the result back; what made it late
+// in the rounds came from others with an extra, which are at those distances only that are below their number.
 func (f *closed) foldedDoubling() (float64, error) {
 	p, k, err := f.folds()
 	h, late := f.one(), lg(f.P-p)

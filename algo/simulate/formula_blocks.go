@@ -123,8 +123,8 @@ func (f *closed) railRing(begin, gamma float64) (float64, error) {
 	return r.end(), nil
 }
 
-// direct is what P-1 messages of n take that all ranks send, and then take, at once: the rank is busy with each, or waits
-// for its link inside the host, or for the NIC, or for the switch.
+// direct is what P-1 messages of n take that all ranks send, and then take, at once: the rank is busy with each, or
+// waits for its link inside the host, or for the NIC, or for the switch.
 func (f *closed) direct(gamma, copied float64) (float64, error) {
 	if f.few(fewestDirect) {
 		return refuse("all ranks of %d hosts send to one after the other", f.H)

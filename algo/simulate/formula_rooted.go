@@ -136,8 +136,8 @@ var scatterFormulas = map[string]formula{
 	},
 }
 
-// gathered is P-1 messages to one rank, of which those from its host come over other links than the others and are taken
-// first. Where ranks share NICs, the last of a host comes late, and those of other hosts are taken after it.
+// gathered is P-1 messages to one rank, of which those from its host come over other links than the others and are
+// taken first. Where ranks share NICs, the last of a host comes late, and those of other hosts are taken after it.
 func (f *closed) gathered() (float64, error) {
 	if f.c.Oversubscription > 1 {
 		return refuse("what comes through a switch at once is taken in another order")

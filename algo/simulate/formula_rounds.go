@@ -52,9 +52,9 @@ func (f *closed) switchesOfPowers() bool {
 	return f.c.Oversubscription == 1 || isPower(f.c.HostsPerSwitch)
 }
 
-// circle are rounds to the rank a distance further on, modulo P. Over less than a host some ranks cross to the next one.
-// What has crossed is inside for the rounds that are left, so that on the longest way one of these rounds does, the one
-// that takes longest; but the last rank of a host sends to the next host in all of them, through one link.
+// circle are rounds to the rank a distance further on, modulo P. Over less than a host some ranks cross to the next
+// one. What has crossed is inside for the rounds that are left, so that on the longest way one of these rounds does,
+// the one that takes longest; but the last rank of a host sends to the next host in all of them, through one link.
 func (f *closed) circle(list []round) (float64, error) {
 	if f.c.Oversubscription > 1 {
 		return refuse("ranks of one switch go to several at once")
@@ -105,8 +105,8 @@ const (
 	fewestDirect = 32
 )
 
-// folds says whether groups of this size can hand what P - p ranks have to neighbours (Thakur et al. 2005) at a cost that
-// is known: p = 2^k is the largest power of two up to P.
+// folds says whether groups of this size can hand what P - p ranks have to neighbours (Thakur et al. 2005) at a cost
+// that is known: p = 2^k is the largest power of two up to P.
 func (f *closed) folds() (p, k int, err error) {
 	if !f.uniform() {
 		_, err = refuse("ranks that fold into neighbours are on other hosts than their numbers among the others say")
@@ -115,9 +115,9 @@ func (f *closed) folds() (p, k int, err error) {
 	return 1 << k, k, err
 }
 
-// multiplying is one round of recursive multiplying (Ruefenacht et al. 2017): k-1 messages out, and as many taken, in the
-// order of ranks: the last to arrive may be the first to be taken, and then the others wait in the channels. The first
-// rank reduces each as it is taken, the last one its own vector with the sum of the others in the end.
+// multiplying is one round of recursive multiplying (Ruefenacht et al. 2017): k-1 messages out, and as many taken, in
+// the order of ranks: the last to arrive may be the first to be taken, and then the others wait in the channels. The
+// first rank reduces each as it is taken, the last one its own vector with the sum of the others in the end.
 func (h hop) multiplying(k int, n, gamma float64) float64 {
 	others := float64(k - 1)
 	take, more := n*gamma+h.o, float64(k-2)

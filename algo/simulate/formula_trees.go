@@ -3,8 +3,8 @@
 package simulate
 
 // tree is a binomial tree of size ranks from its root on, counted by distance: children of v are v+1, v+2, v+4, ...
-// below v's lowest bit (Chan et al. 2007). Its times follow from those of its subtrees, which have the sizes 2^k, but for
-// one of each kind that is cut off by the end: so there are 2 lg P of them.
+// below v's lowest bit (Chan et al. 2007). Its times follow from those of its subtrees, which have the sizes 2^k, but
+// for one of each kind that is cut off by the end: so there are 2 lg P of them.
 type tree struct {
 	*closed
 	n     func(subtree int) float64 // bytes of a message to or from a subtree of so many ranks

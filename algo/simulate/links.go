@@ -10,7 +10,7 @@ import (
 // Link is a class of links as one rank sees it.
 type Link struct {
 	Latency float64 `json:"latency_us"`             // microseconds from a message's leaving until its first byte is there
-	Step    float64 `json:"step_us,omitempty"`      // microseconds that a rank is busy with sending, and with taking, a message
+	Step    float64 `json:"step_us,omitempty"`      // microseconds that sending a message keeps a rank busy, and taking it
 	Rate    float64 `json:"gb_per_s"`               // GB per second that one rank sends, and takes at the same time
 	NIC     float64 `json:"nic_gb_per_s,omitempty"` // GB per second of a NIC, in each direction; default: as one rank
 }
@@ -41,14 +41,16 @@ func (l Link) check(where string) error {
 //
 //   - ring: two processes through shared memory; algo.DefaultParams, fitted to measurements: a flag is seen after 250
 //     ns, 300 ns a step, 55 ps for a byte that another core has written.
-//   - tcp_25g, tcp_100g: kernel TCP. Of the line 94 % are payload (1448 of 1538 bytes, frames of 1500 bytes, RFC 894 and
-//     7323). 15 us one way and 3 us for a system call with its copies are what kernel stacks take without tuning, a loopback
-//     connection on a virtual machine 12 to 22 us. One connection copies about 5 GB/s, so that it takes several ranks
-//     to fill 100 Gb/s.
+//   - tcp_25g, tcp_100g: kernel TCP. Of the line 94 % are payload (1448 of 1538 bytes, frames of 1500 bytes, RFC 894
+//     and 7323). 15 us one way and 3 us for a system call with its copies are what kernel stacks take without tuning,
+//     a loopback connection on a virtual machine 12 to 22 us. One connection copies about 5 GB/s, so that it takes
+//     several ranks to fill 100 Gb/s.
 //   - rdma_200g, rdma_400g: InfiniBand HDR and NDR, RoCE: 97 % of the line are payload (messages of 4096 bytes with
-//     headers of up to 58, and 64b/66b). 4 us is what NCCL expects of a hop over the network, 1.9 us of one over NVLink,
-//     2.5 us of one over PCIe (src/graph/tuning.cc, hwLat: ring, LL128); steps are posting a work request and polling.
-//   - nvlink: fourth generation, 18 links of the 20.6 GB/s that NCCL expects of each (src/graph/topo.h, SM90_NVLINK_BW).
+//     headers of up to 58, and 64b/66b). 4 us is what NCCL expects of a hop over the network, 1.9 us of one over
+//     NVLink, 2.5 us of one over PCIe (src/graph/tuning.cc, hwLat: ring, LL128); steps are posting a work request and
+//     polling.
+//   - nvlink: fourth generation, 18 links of the 20.6 GB/s that NCCL expects of each (src/graph/topo.h,
+//     SM90_NVLINK_BW).
 //   - pcie: fifth generation, 16 lanes of 32 GT/s with 128b/130b, of which 256 of 280 bytes of a packet are payload.
 var known = map[string]Link{
 	"ring":      {Latency: 0.25, Step: 0.3, Rate: 1 / 0.055},

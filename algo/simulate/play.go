@@ -19,8 +19,8 @@ const mostBuilt = 40 << 20
 // stepCost is what a step costs to build, in regions.
 const stepCost = 4
 
-// mostBeats bounds the steps that are played, of all ranks and chunks: some ten seconds. Of more than MostPlayed ranks it
-// is a quarter.
+// mostBeats bounds the steps that are played, of all ranks and chunks: some ten seconds. Of more than MostPlayed ranks
+// it is a quarter.
 const mostBeats = 96 << 20
 
 // links are the classes of links: those inside hosts and those between them.
@@ -87,48 +87,69 @@ func (c *Cluster) switchByte() float64 {
 	return perByte(c.links()[1].nic()) * c.Oversubscription / float64(c.HostsPerSwitch*c.NICs)
 }
 
-// play predicts one algorithm by playing its plans with chunks of so many bytes.
-func (c *Cluster) play(kind coll.Kind, algorithm string, bytes uint64, chunk int) (message.Outcome, error) {
-	at := message.Place{Size: c.Ranks(), Chunk: chunk}
+// plans are those of one algorithm on clusters of one shape. They are built when they are first played.
+type plans struct {
+	kind      coll.Kind
+	algorithm string
+	at        message.Place
+	prepared  *message.Prepared
+	steps     int // of rank 0
+	err       error
+}
+
+func (c *Cluster) plans(kind coll.Kind, algorithm string) *plans {
+	p := &plans{kind: kind, algorithm: algorithm, at: message.Place{Size: c.Ranks(), Chunk: message.Unit}}
 	if algorithm == message.Hierarchical {
-		at.Hosts = c.hosts() // looking at them takes as long as there are ranks, for each
+		p.at.Hosts = c.hosts() // looking at them takes as long as there are ranks, for each
 	}
-	var failed error
+	return p
+}
+
+// build builds the plans of all ranks, unless they are too long.
+func (p *plans) build() {
 	build := func(rank int) message.Plan {
-		at := at
+		at := p.at
 		at.Rank = rank
-		p, err := message.Build(kind, algorithm, at)
-		if err != nil && failed == nil {
-			failed = err
+		plan, err := message.Build(p.kind, p.algorithm, at)
+		if err != nil && p.err == nil {
+			p.err = err
 		}
-		return p
+		return plan
 	}
-	first, turned := build(0), message.Turns(kind, algorithm)
-	if failed != nil {
-		return message.Outcome{}, failed
+	first, turned := build(0), message.Turns(p.kind, p.algorithm)
+	if p.err != nil {
+		return
 	}
-	built := stepCost * len(first.Steps)
+	p.steps = len(first.Steps)
+	built := stepCost * p.steps
 	for _, step := range first.Steps {
 		built += len(step.From) + len(step.To)
 	}
 	if !turned {
-		built *= at.Size
+		built *= p.at.Size
 	}
-	l := message.Lengths{Bytes: bytes}
-	beats := float64(len(first.Steps)) * float64(at.Size) * float64(first.Chunks(l))
-	most := float64(mostBeats)
-	if at.Size > MostPlayed {
+	if built > mostBuilt {
+		p.err = fmt.Errorf("plans of %d steps for each of %d ranks are too long to be built", p.steps, p.at.Size)
+		return
+	}
+	p.prepared = message.Prepare(message.Group{Size: p.at.Size, Build: build, Turned: turned})
+}
+
+// play predicts what the plans take on a cluster, with chunks of so many bytes.
+func (p *plans) play(c *Cluster, bytes uint64, chunk int) (message.Outcome, error) {
+	if p.prepared == nil && p.err == nil {
+		p.build()
+	}
+	if p.err != nil {
+		return message.Outcome{}, p.err
+	}
+	chunks := max(1, (bytes+uint64(chunk)-1)/uint64(chunk))
+	beats, most := float64(p.steps)*float64(p.at.Size)*float64(chunks), float64(mostBeats)
+	if p.at.Size > MostPlayed {
 		most /= 4
 	}
-	switch {
-	case built > mostBuilt:
-		return message.Outcome{}, fmt.Errorf("plans of %d steps for each of %d ranks are too long to be built", len(first.Steps), at.Size)
-	case beats > most:
+	if beats > most {
 		return message.Outcome{}, fmt.Errorf("%.0f steps in all chunks, of which at most %.0f are played", beats, most)
 	}
-	o, err := message.Play(message.Group{Size: at.Size, Build: build, Turned: turned}, l, c.costs())
-	if failed != nil {
-		err = failed
-	}
-	return o, err
+	return p.prepared.Play(chunk, bytes, c.costs())
 }

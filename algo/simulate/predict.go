@@ -57,12 +57,13 @@ func (c *Cluster) Predict(kind coll.Kind, bytes uint64, method Method) []Predict
 
 // One prices one algorithm, with the best of the chunks that are tried.
 func (c *Cluster) One(kind coll.Kind, algorithm string, bytes uint64, method Method) Prediction {
-	best := c.one(kind, algorithm, bytes, wholeChunk(bytes), method)
+	plans := c.plans(kind, algorithm)
+	best := c.one(plans, bytes, wholeChunk(bytes), method)
 	if !pipelined[algorithm] {
 		return best
 	}
 	for chunk := firstChunk(bytes); chunk >= leastChunk; chunk /= 4 {
-		next := c.one(kind, algorithm, bytes, chunk, method)
+		next := c.one(plans, bytes, chunk, method)
 		if next.Why != "" || best.Why == "" && next.Seconds >= best.Seconds {
 			break // smaller ones have more steps and no more to overlap
 		}
@@ -72,8 +73,8 @@ func (c *Cluster) One(kind coll.Kind, algorithm string, bytes uint64, method Met
 	return best
 }
 
-// pipelined are the algorithms whose ranks pass one chunk on while the next one comes. Of others all ranks are busy with
-// a chunk until it is through, so they go in one.
+// pipelined are the algorithms whose ranks pass one chunk on while the next one comes. Of others all ranks are busy
+// with a chunk until it is through, so they go in one.
 var pipelined = map[string]bool{message.Chain: true, message.DoubleTree: true}
 
 // leastChunk is the smallest that is tried: below, steps are all that counts.
@@ -100,9 +101,9 @@ func firstChunk(bytes uint64) int {
 }
 
 // one prices an algorithm with one chunk.
-func (c *Cluster) one(kind coll.Kind, algorithm string, bytes uint64, chunk int, method Method) Prediction {
-	p := Prediction{Algorithm: algorithm}
-	if kind == coll.Barrier {
+func (c *Cluster) one(of *plans, bytes uint64, chunk int, method Method) Prediction {
+	p := Prediction{Algorithm: of.algorithm}
+	if of.kind == coll.Barrier {
 		bytes = 0
 	}
 	if bytes > math.MaxInt64/MostRanks {
@@ -117,7 +118,7 @@ func (c *Cluster) one(kind coll.Kind, algorithm string, bytes uint64, chunk int,
 		}
 	}
 	for _, p.Method = range methods {
-		err := c.by(&p, kind, bytes, chunk)
+		err := c.by(&p, of, bytes, chunk)
 		if err == nil {
 			p.Why = ""
 			break
@@ -130,19 +131,19 @@ func (c *Cluster) one(kind coll.Kind, algorithm string, bytes uint64, chunk int,
 	if p.Why != "" {
 		p.Method = Either
 	} else if p.Seconds > 0 {
-		p.Bus = busShare(kind, c.Ranks()) * float64(bytes) / p.Seconds / 1e9
+		p.Bus = busShare(of.kind, c.Ranks()) * float64(bytes) / p.Seconds / 1e9
 	}
 	return p
 }
 
 // by fills in a prediction by its method.
-func (c *Cluster) by(p *Prediction, kind coll.Kind, bytes uint64, chunk int) error {
+func (c *Cluster) by(p *Prediction, of *plans, bytes uint64, chunk int) error {
 	if p.Method == Played {
-		o, err := c.play(kind, p.Algorithm, bytes, chunk)
+		o, err := of.play(c, bytes, chunk)
 		p.Seconds, p.Messages, p.Bytes = o.Time.Seconds(), o.Messages, o.Sent
 		return err
 	}
-	seconds, messages, share, err := c.closed(bytes, chunk).predict(kind, p.Algorithm)
+	seconds, messages, share, err := c.closed(bytes, chunk).predict(of.kind, of.algorithm)
 	p.Seconds, p.Messages, p.Bytes = seconds, messages, uint64(math.Round(share*float64(bytes)))
 	return err
 }

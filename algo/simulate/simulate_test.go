@@ -51,19 +51,24 @@ func TestErrorsSayWhatAndWhere(t *testing.T) {
 		{`{"hosts": 2, ` + rest + `} {}`, "byte", "something follows"},
 		{`{"hosts": 0, ` + rest + `}`, "hosts", "0, expected 1 to 65536"},
 		{`{"hosts": 65536, ` + rest + `}`, "ranks_per_host", "4, expected 1 to 1"},
-		{`{"hosts": 2, "nics_per_host": 3, ` + rest + `}`, "nics_per_host", "3, expected a divisor of ranks_per_host, which is 4"},
-		{`{"hosts": 4, "hosts_per_switch": 3, ` + rest + `}`, "hosts_per_switch", "3, expected a divisor of hosts, which is 4"},
-		{`{"hosts": 4, "hosts_per_switch": 2, "oversubscription": 0.5, ` + rest + `}`, "oversubscription", "0.5, expected at least 1"},
+		{`{"hosts": 2, "nics_per_host": 3, ` + rest + `}`, "nics_per_host",
+			"3, expected a divisor of ranks_per_host, which is 4"},
+		{`{"hosts": 4, "hosts_per_switch": 3, ` + rest + `}`, "hosts_per_switch",
+			"3, expected a divisor of hosts, which is 4"},
+		{`{"hosts": 4, "hosts_per_switch": 2, "oversubscription": 0.5, ` + rest + `}`, "oversubscription",
+			"0.5, expected at least 1"},
 		{`{"hosts": 4, "oversubscription": 2, ` + rest + `}`, "oversubscription", "give hosts_per_switch"},
 		{`{"hosts": 4, "channel_messages": -1, ` + rest + `}`, "channel_messages", "-1, expected 1 to"},
 		{`{"hosts": 4, "reduce_gb_per_s": -1, ` + rest + `}`, "reduce_gb_per_s", "-1 GB/s"},
 		{`{"hosts": 4, "copy_gb_per_s": 1e9, ` + rest + `}`, "copy_gb_per_s", "1e+09 GB/s"},
-		{`{"hosts": 1, "ranks_per_host": 4, "inside": "rong"}`, "inside", `"rong"; there are nvlink, pcie, rdma_200g, rdma_400g, ring`},
+		{`{"hosts": 1, "ranks_per_host": 4, "inside": "rong"}`, "inside",
+			`"rong"; there are nvlink, pcie, rdma_200g, rdma_400g, ring`},
 		{`{"hosts": 2, "ranks_per_host": 4, "inside": "ring"}`, "between", `no link is called ""`},
 		{`{"hosts": 2, "links": {"a": {"latency_us": -1, "gb_per_s": 1}}, ` + rest + `}`, "links.a.latency_us", "-1"},
 		{`{"hosts": 2, "links": {"a": {"step_us": -1, "gb_per_s": 1}}, ` + rest + `}`, "links.a.step_us", "-1"},
 		{`{"hosts": 2, "links": {"a": {}}, ` + rest + `}`, "links.a.gb_per_s", "0 GB/s"},
-		{`{"hosts": 2, "links": {"a": {"gb_per_s": 1, "nic_gb_per_s": -1}}, ` + rest + `}`, "links.a.nic_gb_per_s", "-1 GB/s"},
+		{`{"hosts": 2, "links": {"a": {"gb_per_s": 1, "nic_gb_per_s": -1}}, ` + rest + `}`, "links.a.nic_gb_per_s",
+			"-1 GB/s"},
 	} {
 		_, err := Parse([]byte(c.text))
 		var e *Error
@@ -97,7 +102,8 @@ func TestTheFastestComesFirst(t *testing.T) {
 		}
 	}
 	// Of 8 bytes steps count, of many bytes what goes between hosts.
-	if first := c.Predict(coll.AllReduce, 8, Either)[0].Algorithm; first != message.RecursiveDoubling && first != message.RecursiveMultiplying {
+	if first := c.Predict(coll.AllReduce, 8, Either)[0].Algorithm; first != message.RecursiveDoubling &&
+		first != message.RecursiveMultiplying {
 		t.Errorf("8 bytes: %s", first)
 	}
 	// Halving begins with the nearest ranks, so on such hosts it does the same as a hierarchical all-reduce.
@@ -134,13 +140,15 @@ func TestRanksWaitForWhatTheyShare(t *testing.T) {
 	}
 	own, shared, switched := seconds(16, 8), seconds(16, 8, 1), seconds(16, 8, 8, 4, 8)
 	if shared < 3*own || switched < 3*own/2 {
-		t.Errorf("%g s with a NIC for each rank, %g s with one for each host, %g s with a switch that passes an eighth", own, shared, switched)
+		t.Errorf("%g s with a NIC for each rank, %g s with one for each host, %g s with a switch that passes an eighth",
+			own, shared, switched)
 	}
 }
 
 func TestWhatEachMethodIsFor(t *testing.T) {
 	large := described(t, "nvlink", "rdma_400g", 8192, 8)
-	if p := large.One(coll.AllReduce, message.Ring, 100_000_000, Either); p.Method != Closed || p.Messages != 2*65535 || p.Seconds <= 0 {
+	if p := large.One(coll.AllReduce, message.Ring, 100_000_000, Either); p.Method != Closed || p.Messages != 2*65535 ||
+		p.Seconds <= 0 {
 		t.Errorf("%+v", p)
 	}
 	// Without a closed form, plans that are short are played all the same.
@@ -151,7 +159,9 @@ func TestWhatEachMethodIsFor(t *testing.T) {
 	if p.Why == "" || !strings.Contains(p.Why, "steps in all chunks") || p.Seconds != 0 || p.Method != Either {
 		t.Errorf("%+v", p)
 	}
-	if p := described(t, "ring", "tcp_25g", 1500, 2).One(coll.Broadcast, message.ScatterAllGather, 8, Played); !strings.Contains(p.Why, "too long to be built") {
+	long := described(t, "ring", "tcp_25g", 1500, 2)
+	p = long.One(coll.Broadcast, message.ScatterAllGather, 8, Played)
+	if !strings.Contains(p.Why, "too long to be built") {
 		t.Errorf("%+v", p)
 	}
 	both := described(t, "ring", "tcp_100g", 8192, 8, 1).One(coll.AllToAll, message.Pairwise, 8, Either)
@@ -161,7 +171,8 @@ func TestWhatEachMethodIsFor(t *testing.T) {
 	if p := large.One(coll.AllReduce, message.Ring, 1<<62, Either); !strings.Contains(p.Why, "bytes, expected at most") {
 		t.Errorf("%+v", p)
 	}
-	if p := large.One(coll.AllReduce, "no such", 8, Either); !strings.Contains(p.Why, "unknown algorithm") || !strings.Contains(p.Why, "nobody has written one") {
+	if p := large.One(coll.AllReduce, "no such", 8, Either); !strings.Contains(p.Why, "unknown algorithm") ||
+		!strings.Contains(p.Why, "nobody has written one") {
 		t.Errorf("%+v", p)
 	}
 	list := large.Predict(coll.AllReduce, 100_000_000, Closed)
@@ -194,7 +205,8 @@ func TestClosedFormsSayWhereTheyDoNotHold(t *testing.T) {
 		{described(t, "ring", "tcp_25g", 16, 4, 4, 4, 2), coll.AllGather, message.Bruck, "go to several at once"},
 		{described(t, "ring", "tcp_25g", 4, 4), coll.AllGather, message.Bruck, "a circle through"},
 		{described(t, "ring", "tcp_25g", 16, 4, 2), coll.AllGather, message.Bruck, "by the same NIC"},
-		{described(t, "ring", "tcp_25g", 16, 4, 4, 4, 2), coll.AllGather, message.RecursiveDoubling, "grow from round to round"},
+		{described(t, "ring", "tcp_25g", 16, 4, 4, 4, 2), coll.AllGather, message.RecursiveDoubling,
+			"grow from round to round"},
 		{described(t, "ring", "tcp_25g", 16, 4, 4, 4, 5), coll.AllGather, message.Hierarchical, "one host alone"},
 		{described(t, "ring", "tcp_25g", 4, 4), coll.AllGather, message.Ring, "a ring through"},
 		{described(t, "ring", "tcp_25g", 4, 4), coll.ReduceScatter, message.Ring, "a ring through"},
@@ -206,13 +218,14 @@ func TestClosedFormsSayWhereTheyDoNotHold(t *testing.T) {
 		{described(t, "ring", "tcp_25g", 16, 4, 4, 4, 2), coll.Gather, message.Direct, "in another order"},
 		{described(t, "ring", "tcp_25g", 16, 4), coll.AllReduce, message.DoubleTree, "two trees"},
 	} {
-		p := c.of.one(c.kind, c.algorithm, 1000, wholeChunk(1000), Closed)
+		p := c.of.one(c.of.plans(c.kind, c.algorithm), 1000, wholeChunk(1000), Closed)
 		if c.what == "" && p.Why != "" || !strings.Contains(p.Why, c.what) {
 			t.Errorf("%v %s of %+v: %+v, expected %s", c.kind, c.algorithm, *c.of, p, c.what)
 		}
 	}
 	chain := func(hosts float64, bytes uint64, chunk int) string {
-		return described(t, "ring", "tcp_25g", hosts, 4).one(coll.Broadcast, message.Chain, bytes, chunk, Closed).Why
+		c := described(t, "ring", "tcp_25g", hosts, 4)
+		return c.one(c.plans(coll.Broadcast, message.Chain), bytes, chunk, Closed).Why
 	}
 	if why := chain(16, 300, 128); !strings.Contains(why, "3 chunks are no pipeline") {
 		t.Error(why)
@@ -223,12 +236,15 @@ func TestClosedFormsSayWhereTheyDoNotHold(t *testing.T) {
 }
 
 func TestQuestionsAreAnswered(t *testing.T) {
-	description := `"{\"hosts\": 8, \"ranks_per_host\": 2, \"inside\": \"ring\", \"between\": \"tcp_25g\", \"hosts_per_switch\": 4, \"oversubscription\": 2}"`
+	description := `"{\"hosts\": 8, \"ranks_per_host\": 2, \"inside\": \"ring\", \"between\": \"tcp_25g\", ` +
+		`\"hosts_per_switch\": 4, \"oversubscription\": 2}"`
 	for _, c := range []struct{ text, what string }{
 		{`{"cluster": ` + description + `, "op": "all_reduce", "bytes": 8}`, `"ranks":16,"predictions":[{"algorithm":"`},
-		{`{"cluster": ` + description + `, "op": "all_reduce", "bytes": 8, "hosts": 2}`, `"ranks":4,"predictions":[{"algorithm":"`},
+		{`{"cluster": ` + description + `, "op": "all_reduce", "bytes": 8, "hosts": 2}`,
+			`"ranks":4,"predictions":[{"algorithm":"`},
 		{`{"cluster": ` + description + `, "op": "barrier", "method": "closed form"}`, `"method":"closed form"`},
-		{`{"cluster": ` + description + `, "op": "send"}`, `{"bytes":0,"error":"op: send: expected one of all_reduce, broadcast,`},
+		{`{"cluster": ` + description + `, "op": "send"}`,
+			`{"bytes":0,"error":"op: send: expected one of all_reduce, broadcast,`},
 		{`{"cluster": ` + description + `, "op": "barrier", "method": "guess"}`, `"error":"method: guess: expected`},
 		{`{"cluster": ` + description + `, "op": "barrier", "hosts": -1}`, `"error":"cluster: hosts: -1, expected`},
 		{`{"cluster": "{", "op": "barrier"}`, `"error":"cluster: byte`},
