@@ -62,7 +62,7 @@ func tunedBy(t *testing.T, s *Selector, e Entry) *Selector {
 func TestTunedGroupsDoTheBest(t *testing.T) {
 	kinds := []coll.Kind{coll.AllReduce, coll.AllGather, coll.Broadcast, coll.AllToAll}
 	for _, size := range []int{2, 3, 4, 8} {
-		s := selectorOf(t, Shape{Size: size, Channels: true}, DefaultParams(), "")
+		s := selectorOf(t, Shape{Size: size}, DefaultParams(), "")
 		slow := DefaultParams()
 		slow.Board.Hop, slow.Board.Claim, slow.Ring.Byte = 2e-6, 300e-12, 40e-12
 		list := machineOf(s, slow, 3e-6, kinds, lengthsTo(16<<20))
@@ -98,7 +98,7 @@ func TestNoiseChangesNoChoice(t *testing.T) {
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
-	s := selectorOf(t, Shape{Size: 4, Channels: true}, DefaultParams(), "")
+	s := selectorOf(t, Shape{Size: 4}, DefaultParams(), "")
 	kinds := collectives()
 	list := machineOf(s, DefaultParams(), 0, kinds, lengthsTo(16<<20))
 	for i := range list {
@@ -121,7 +121,7 @@ func TestNoiseChangesNoChoice(t *testing.T) {
 
 // Parameters come from measurements: those with a part in them, and within what prices can tell apart.
 func TestParametersAreFitted(t *testing.T) {
-	s := selectorOf(t, Shape{Size: 4, Channels: true}, DefaultParams(), "")
+	s := selectorOf(t, Shape{Size: 4}, DefaultParams(), "")
 	real := DefaultParams()
 	real.Board.Hop *= 6
 	real.Ring.Byte *= 0.4
@@ -149,7 +149,7 @@ func TestParametersAreFitted(t *testing.T) {
 
 // A chunk that is better is set from the length on at which it is measured to be so, and nowhere else.
 func TestChunksAreTuned(t *testing.T) {
-	s := selectorOf(t, Shape{Size: 2, Channels: true}, DefaultParams(), "")
+	s := selectorOf(t, Shape{Size: 2}, DefaultParams(), "")
 	var list []Measured
 	for _, bytes := range []uint64{8, 64 << 10, 1 << 20, 4 << 20} {
 		name := s.Choose(coll.AllReduce, bytes).Algorithm
@@ -172,7 +172,7 @@ func TestChunksAreTuned(t *testing.T) {
 
 // However often algorithms change places, there are not more classes than a kind can have.
 func TestRangesAreBounded(t *testing.T) {
-	s := selectorOf(t, Shape{Size: 4, Channels: true}, DefaultParams(), "")
+	s := selectorOf(t, Shape{Size: 4}, DefaultParams(), "")
 	var list []Measured
 	for i := range 40 {
 		for j, name := range []string{board.OneShotName, board.TwoShotName} {
@@ -194,7 +194,7 @@ func TestRangesAreBounded(t *testing.T) {
 
 func TestImpossibleMeasurementsAreRefused(t *testing.T) {
 	good := Measured{Kind: coll.AllReduce, Bytes: 8, Algorithm: board.OneShotName, Seconds: 1e-6, Ratio: 1}
-	s := selectorOf(t, Shape{Size: 2, Channels: true}, DefaultParams(), "")
+	s := selectorOf(t, Shape{Size: 2}, DefaultParams(), "")
 	for want, change := range map[string]func(*Measured){
 		"no algorithm":                    func(m *Measured) { m.Algorithm = "fastest" },
 		"no algorithm \"one_shot\"":       func(m *Measured) { m.Kind = coll.Send },

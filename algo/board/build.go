@@ -115,6 +115,8 @@ func (p Plan) Validate() error {
 			p.Chunk, Align, p.Lane.MaxChunk(p.Kind, p.Size), p.Lane)
 	case p.Head < 0 || p.Head%Align != 0 || p.Head > max(0, HeadBytes(p.Size)):
 		return refuse("heads of %d bytes, expected a multiple of %d up to %d", p.Head, Align, HeadBytes(p.Size))
+	case p.heads() && !p.publishesNext():
+		return refuse("behind the heads comes the stage that publishes chunks")
 	case p.heads() && p.Lane == SmallLane:
 		return refuse("chunks behind heads go through the large lane")
 	case len(p.Stages) == 0 || len(p.Stages) > MaxStages:
@@ -150,4 +152,14 @@ func (p Plan) MaxLag() int {
 		lag = max(lag, s.Lag)
 	}
 	return lag
+}
+
+// publishesNext says whether the stage behind the heads publishes.
+func (p Plan) publishesNext() bool {
+	for _, s := range p.Stages {
+		if !s.Head {
+			return s.Action == Publish && s.Lag == 0
+		}
+	}
+	return false
 }

@@ -152,13 +152,20 @@ func concrete(p Plan, l lengths, slots [2]int) iter.Seq[Step] {
 			if !yield(step) {
 				return
 			}
+			if i == 0 && p.ahead(l) {
+				first := p.step(p.Stages[heads], 0, l, slots)
+				first.Stage = heads
+				if !yield(first) {
+					return
+				}
+			}
 		}
 		chunks, lag := int64(p.Chunks(l.longest())), p.MaxLag()
 		last := p.last()
 		for position := int64(0); chunks > 0 && position < chunks+int64(lag); position++ {
 			for i, s := range p.Stages[heads:] {
 				k := position - int64(s.Lag)
-				if k < 0 || k >= chunks {
+				if k < 0 || k >= chunks || i == 0 && k == 0 && heads > 0 && p.ahead(l) {
 					continue
 				}
 				step := p.step(s, k, l, slots)
@@ -172,6 +179,17 @@ func concrete(p Plan, l lengths, slots [2]int) iter.Seq[Step] {
 			}
 		}
 	}
+}
+
+// ahead says whether this rank publishes its first chunk together with the heads: it does not have to read those of the
+// others to know that there is one.
+func (p Plan) ahead(l lengths) bool {
+	for to := range p.Size {
+		if p.heads() && p.block(l, p.Rank, to) > uint64(p.Head) {
+			return true
+		}
+	}
+	return false
 }
 
 // last is the stage after which a chunk is through: the largest lag, and among equals the last in order.

@@ -125,7 +125,8 @@ type Plan struct {
 	Output    Layout
 	// Head is how many bytes of each block go ahead in one ticket of the small lane, behind the lengths of all blocks:
 	// where ranks know only the lengths of their own blocks, this is how they come to the same number of chunks. Chunks
-	// count from the end of the heads. A multiple of 64; 0 as well where no stage is [Stage.Head].
+	// count from the end of the heads. A rank with a block that is longer publishes its first chunk together with the
+	// heads, so that both take one round. A multiple of 64; 0 as well where no stage is [Stage.Head].
 	Head   int
 	Stages []Stage
 }

@@ -113,6 +113,7 @@ struct scr_run {
   uint64_t head; /* position of the pipeline */
   uint32_t stage;
   bool stream_out;
+  bool ahead; /* its first chunk went with the heads */
   int64_t timeout_ns;
   _Atomic int64_t deadline_ns; /* 0: not waited yet. A waiter and the engine may both set it. */
   _Atomic int64_t extended_ns; /* until when what it was moved for had lasted */

@@ -54,6 +54,12 @@ static inline uint64_t chunk_bytes(const scr_run *r, uint64_t k) { return piece_
 /* How far pieces of blocks are apart in a slot: a line or more, where they are that long. */
 static inline uint64_t stride_of(uint64_t piece) { return piece < 64 ? piece : (piece + 63) & ~UINT64_C(63); }
 
+/* The same of chunk k. Behind heads it is always that of a full chunk: the first one is published before the longest block
+ * of all ranks is known. */
+static inline uint64_t pieces_apart(const scr_run *r, uint64_t k) {
+  return r->program->n_heads ? r->program->chunk : stride_of(chunk_bytes(r, k));
+}
+
 /* Which of the pieces in the slot of `from` is that for `to`. It has none for itself. */
 static inline uint64_t piece_index(const scr_group *g, int32_t from, int32_t to) {
   return (uint64_t)(to > from ? to - from - 1 : to - from - 1 + g->size);
@@ -146,22 +152,30 @@ static void mark_filled(scr_group *g, scr_run *r, int lane, scr_slot *s, uint64_
   scr_wake_readers(g);
 }
 
+/* Chunk k of this rank's blocks into the slot of a ticket, where all others have consumed what lay there. */
+static void publish_blocks(scr_group *g, scr_run *r, uint64_t k, uint64_t ticket) {
+  const scr_program *pg = r->program;
+  scr_slot *s = slot_of(&g->peer[g->rank], pg->lane, ticket);
+  uint64_t stride = pieces_apart(r, k), at = chunk_at(r, k);
+  unsigned char *data = slot_data(s, pg->lane, (uint64_t)(g->size - 1) * stride);
+  for (int32_t i = 1; i < g->size; i++, data += stride) {
+    int32_t to = (g->rank + i) % g->size;
+    copy_in(r, scr_block_at(&r->in_blocks, to) + at, piece_of(r, scr_block_bytes(&r->in_blocks, to), k), data);
+  }
+  mark_filled(g, r, pg->lane, s, ticket);
+}
+
 static int publish(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   const scr_program *pg = r->program;
+  if (r->ahead && k == 0) return 0;
   uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k);
   int rc = await_consumed(g, r, pg->lane, ticket);
   if (SCR_UNLIKELY(rc)) return rc;
-  scr_slot *s = slot_of(&g->peer[g->rank], pg->lane, ticket);
   if (pg->input_blocks) {
-    uint64_t stride = stride_of(n);
-    unsigned char *data = slot_data(s, pg->lane, (uint64_t)(g->size - 1) * stride);
-    for (int32_t i = 1; i < g->size; i++, data += stride) {
-      int32_t to = (g->rank + i) % g->size;
-      copy_in(r, scr_block_at(&r->in_blocks, to) + at, piece_of(r, scr_block_bytes(&r->in_blocks, to), k), data);
-    }
-    mark_filled(g, r, pg->lane, s, ticket);
+    publish_blocks(g, r, k, ticket);
     return 0;
   }
+  scr_slot *s = slot_of(&g->peer[g->rank], pg->lane, ticket);
   if (r->uneven) n = piece_of(r, scr_block_bytes(&r->out_blocks, g->rank), k);
   unsigned char *data = slot_data(s, pg->lane, n);
   if (st->skip_own) {
@@ -195,7 +209,7 @@ static int32_t back_slots(scr_group *g, const scr_run *r, const scr_stage *st, u
 /* Folds the chunk of this rank's block, its own part of which is not in its slot. */
 static void fold_block(scr_group *g, scr_run *r, uint64_t k) {
   const scr_program *pg = r->program;
-  uint64_t stride = stride_of(chunk_bytes(r, k)), slot_bytes = (uint64_t)(g->size - 1) * stride;
+  uint64_t stride = pieces_apart(r, k), slot_bytes = (uint64_t)(g->size - 1) * stride;
   uint64_t own_at = scr_block_at(&r->in_blocks, g->rank) + chunk_at(r, k), out_at = chunk_at(r, k);
   const void *src[MAX_SOURCES];
   for (int32_t p = 0; p < g->size; p++) {
@@ -288,7 +302,7 @@ static int collect(scr_group *g, scr_run *r, uint64_t k) {
 
 static void read_one(scr_group *g, scr_run *r, int32_t p, uint64_t k) {
   const scr_program *pg = r->program;
-  uint64_t longest = chunk_bytes(r, k), n = longest, out = chunk_at(r, k);
+  uint64_t n = chunk_bytes(r, k), out = chunk_at(r, k);
   if (pg->output_blocks) {
     n = piece_of(r, scr_block_bytes(&r->out_blocks, p), k);
     out += scr_block_at(&r->out_blocks, p);
@@ -296,7 +310,7 @@ static void read_one(scr_group *g, scr_run *r, int32_t p, uint64_t k) {
   scr_slot *s = slot_of(&g->peer[p], pg->lane, r->ticket + k);
   const unsigned char *data;
   if (pg->input_blocks) {
-    uint64_t stride = stride_of(longest);
+    uint64_t stride = pieces_apart(r, k);
     data = slot_data(s, pg->lane, (uint64_t)(g->size - 1) * stride) + piece_index(g, p, g->rank) * stride;
   } else {
     data = slot_data(s, pg->lane, n);
@@ -348,7 +362,8 @@ static int read_chunks(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k
 /* ---- the heads of blocks ----
  *
  * In one slot of the small lane: the length of this rank's longest block, the lengths of all its blocks, then the heads of
- * the blocks for others. The lengths that the others tell make the number of chunks. */
+ * the blocks for others. The lengths that the others tell make the number of chunks. A rank with a block that is longer
+ * than a head knows that there are some, and publishes its first one with the heads, so that both take one round. */
 
 static inline uint64_t heads_at(const scr_group *g) { return (8 * ((uint64_t)g->size + 1) + 63) & ~UINT64_C(63); }
 
@@ -356,16 +371,22 @@ static unsigned char *head_data(scr_slot *s) { return (unsigned char *)s + SCR_S
 
 static int publish_heads(scr_group *g, scr_run *r) {
   const scr_program *pg = r->program;
+  uint64_t longest = 0;
+  for (int32_t i = 0; i < g->size; i++) {
+    uint64_t n = scr_block_bytes(&r->in_blocks, i);
+    if (n > longest) longest = n;
+  }
+  bool ahead = longest > pg->head;
   int rc = await_consumed(g, r, 0, r->ticket);
+  if (rc == 0 && ahead) rc = await_consumed(g, r, pg->lane, g->ticket[pg->lane]);
   if (SCR_UNLIKELY(rc)) return rc;
   scr_slot *s = slot_of(&g->peer[g->rank], 0, r->ticket);
   unsigned char *data = head_data(s);
-  uint64_t *lengths = (uint64_t *)(void *)data, longest = 0;
-  for (int32_t i = 0; i < g->size; i++) {
-    lengths[1 + i] = scr_block_bytes(&r->in_blocks, i);
-    if (lengths[1 + i] > longest) longest = lengths[1 + i];
-  }
+  uint64_t *lengths = (uint64_t *)(void *)data;
+  for (int32_t i = 0; i < g->size; i++) lengths[1 + i] = scr_block_bytes(&r->in_blocks, i);
   lengths[0] = r->longest = longest;
+  r->base = pg->head;
+  r->ahead = ahead;
   uint64_t stride = stride_of(scr_min(longest, pg->head));
   data += heads_at(g);
   for (int32_t i = 1; i < g->size; i++, data += stride) {
@@ -373,6 +394,7 @@ static int publish_heads(scr_group *g, scr_run *r) {
     copy_in(r, scr_block_at(&r->in_blocks, to), scr_min(lengths[1 + to], pg->head), data);
   }
   mark_filled(g, r, 0, s, r->ticket);
+  if (ahead) publish_blocks(g, r, 0, g->ticket[pg->lane]);
   return 0;
 }
 
@@ -406,7 +428,6 @@ static int read_heads(scr_group *g, scr_run *r) {
   /* All ranks come to the same number. */
   r->longest = all;
   r->stream_out = all >= g->stream_bytes;
-  r->base = pg->head;
   r->chunks = all <= pg->head ? 0 : (all - pg->head + pg->chunk - 1) / pg->chunk;
   r->ticket = g->ticket[pg->lane];
   g->ticket[pg->lane] += r->chunks;
@@ -445,6 +466,7 @@ void scr_run_start(scr_group *g, scr_run *r) {
   r->ticket = g->ticket[lane];
   r->head = 0;
   r->stage = 0;
+  r->ahead = false;
   r->deadline_ns = 0;
   r->stream_out =
       r->bytes >= g->stream_bytes && r->out.n > 0 && (r->in.n == 0 || r->in.list[0].data != r->out.list[0].data);
