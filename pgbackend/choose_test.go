@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -153,6 +154,8 @@ func TestExplain(t *testing.T) {
 		{Question{Op: "all_reduce", Bytes: 8, Ranks: 4}, "one_shot", false},
 		{Question{Op: "all_reduce", Bytes: 8, Ranks: 4, Tune: "all_reduce:binomial"}, "binomial", true},
 		{Question{Op: "broadcast", Bytes: 8, Ranks: 8, Hosts: 2, Tune: "broadcast:hierarchical"}, "hierarchical", true},
+		{Question{Op: "all_reduce", Bytes: mostBytes, Ranks: 3}, "two_shot", false},
+		{Question{Op: "barrier", Bytes: mostBytes, Ranks: 8}, "one_shot", false},
 	} {
 		e, err := Get().Explain(c.q)
 		if err != nil {
@@ -176,11 +179,14 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	for want, q := range map[string]Question{
-		`"send" is no collective`: {Op: "send", Ranks: 2},
-		"the group was destroyed": {Op: "barrier", Group: handle + 1<<40},
-		"7 ranks on 2 hosts":      {Op: "barrier", Ranks: 7, Hosts: 2},
-		"a group of 0 ranks":      {Op: "barrier"},
-		"unknown collective":      {Op: "barrier", Ranks: 2, Tune: "x:y"},
+		`"send" is no collective`:                  {Op: "send", Ranks: 2},
+		"the group was destroyed":                  {Op: "barrier", Group: handle + 1<<40},
+		"7 ranks on 2 hosts":                       {Op: "barrier", Ranks: 7, Hosts: 2},
+		"a group of 0 ranks":                       {Op: "barrier"},
+		"-1 hosts: expected":                       {Op: "barrier", Ranks: 2, Hosts: -1},
+		"9223372036854775806 ranks: expected 1 to": {Op: "barrier", Ranks: math.MaxInt - 1, Hosts: 2},
+		"expected at most 281474976710656":         {Op: "all_reduce", Bytes: math.MaxUint64, Ranks: 3},
+		"unknown collective":                       {Op: "barrier", Ranks: 2, Tune: "x:y"},
 	} {
 		if _, err := Get().Explain(q); err == nil {
 			t.Errorf("%+v: no error", q)

@@ -56,8 +56,12 @@ func (p Plan) bytes(regions []Region, k uint64, l Lengths) (sum uint64) {
 	return sum
 }
 
-// Chunks is how many chunks the plan's rank goes through: as many as its longest block has, and at least one.
+// Chunks is how many chunks the plan's rank goes through: as many as its longest block has, and at least one. A barrier
+// has no length.
 func (p Plan) Chunks(l Lengths) uint64 {
+	if p.Kind == coll.Barrier {
+		return 1
+	}
 	longest := l.Bytes
 	if l.Blocks != nil {
 		longest = 0
@@ -65,7 +69,10 @@ func (p Plan) Chunks(l Lengths) uint64 {
 			longest = max(longest, p.block(l, Region{Space: Input, Block: b}), p.block(l, Region{Space: Output, Block: b}))
 		}
 	}
-	return max(1, (longest+uint64(p.Chunk)-1)/uint64(p.Chunk))
+	if longest == 0 {
+		return 1
+	}
+	return 1 + (longest-1)/uint64(p.Chunk)
 }
 
 // idle says whether a step is left out in chunk k: it has nothing to move, and the ranks have met in chunk 0.
