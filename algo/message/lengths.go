@@ -56,6 +56,38 @@ func (p Plan) bytes(regions []Region, k uint64, l Lengths) (sum uint64) {
 	return sum
 }
 
+// sameUnits says whether two lists of regions are cut alike in chunk k: as many bytes, and the same ones in the same unit. Units
+// are whole but for the last one of a block.
+func sameUnits(p *Plan, a []Region, q *Plan, b []Region, k uint64, l Lengths) bool {
+	next := func(p *Plan, regions *[]Region, at *uint64) (end bool) {
+		for len(*regions) > 0 {
+			_, n := p.Extent((*regions)[0], k, l)
+			*regions, *at = (*regions)[1:], *at+n
+			if n%Unit != 0 {
+				return false
+			}
+		}
+		return true
+	}
+	for m, n := uint64(0), uint64(0); ; {
+		over, also := next(p, &a, &m), next(q, &b, &n)
+		if m != n || over != also {
+			return false
+		}
+		if over {
+			return true
+		}
+	}
+}
+
+// longest is the length of the longest block that regions are a part of, which messages tell beside their own.
+func (p Plan) longest(regions []Region, l Lengths) (longest uint64) {
+	for _, r := range regions {
+		longest = max(longest, p.block(l, r))
+	}
+	return longest
+}
+
 // Chunks is how many chunks the plan's rank goes through: as many as its longest block has, and at least one. A barrier
 // has no length.
 func (p Plan) Chunks(l Lengths) uint64 {

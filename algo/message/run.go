@@ -288,6 +288,10 @@ func (r *run) do(a *actor, s Step, k int64) (moved bool, err error) {
 		if bytes := a.plan.bytes(s.To, uint64(k), r.call.Lengths); bytes != m.bytes {
 			return false, fmt.Errorf("expects %d bytes, %v has %d", bytes, m, m.bytes)
 		}
+		sender, from := &m.sender.plan, m.sender.plan.Steps[m.step].From
+		if !sameUnits(&a.plan, s.To, sender, from, uint64(k), r.call.Lengths) || a.plan.longest(s.To, r.call.Lengths) != sender.longest(from, r.call.Lengths) {
+			return false, fmt.Errorf("takes the blocks of %v for others, of other lengths", m)
+		}
 		c.queue = slices.Delete(c.queue, 0, 1)
 		c.taken++
 		a.met.join(m.met)
@@ -307,7 +311,10 @@ func (r *run) do(a *actor, s Step, k int64) (moved bool, err error) {
 				return false, err
 			}
 		}
-		return true, r.write(a, s.To, k, values)
+		if err := r.write(a, s.To, k, values); err != nil || s.Op == Recv {
+			return true, err
+		}
+		return true, r.streams(a, s, k)
 	default:
 		if s.Op == Copy && slices.Equal(r.extents(a, s.From, k), r.extents(a, s.To, k)) {
 			return true, nil // in place
@@ -325,8 +332,32 @@ func (r *run) do(a *actor, s Step, k int64) (moved bool, err error) {
 				return false, err
 			}
 		}
-		return true, r.write(a, s.To, k, values)
+		if err := r.write(a, s.To, k, values); err != nil {
+			return false, err
+		}
+		return true, r.streams(a, s, k)
 	}
+}
+
+// streams says what is wrong with a step for whoever carries it out byte by byte, where this checker reads all and then
+// writes all: From and To must be of the same length, and where they are the same memory at the same place of it.
+func (r *run) streams(a *actor, s Step, k int64) error {
+	if !sameUnits(&a.plan, s.From, &a.plan, s.To, uint64(k), r.call.Lengths) {
+		return fmt.Errorf("reads %d bytes and writes %d, or blocks of other lengths",
+			a.plan.bytes(s.From, uint64(k), r.call.Lengths), a.plan.bytes(s.To, uint64(k), r.call.Lengths))
+	}
+	read := uint64(0)
+	for _, f := range r.extents(a, s.From, k) {
+		written := uint64(0)
+		for _, t := range r.extents(a, s.To, k) {
+			if f.memory == t.memory && f.lo < t.hi && t.lo < f.hi && read+t.lo != written+f.lo {
+				return fmt.Errorf("reads what it writes elsewhere")
+			}
+			written += t.hi - t.lo
+		}
+		read += f.hi - f.lo
+	}
+	return nil
 }
 
 func (r *run) combine(left, right []value) ([]value, error) {
