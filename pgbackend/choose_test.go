@@ -2,10 +2,12 @@ package pgbackend
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"sagecomm/algo"
@@ -91,8 +93,16 @@ func TestTuningFile(t *testing.T) {
 }
 
 func TestTuningFileThatCannotBeRead(t *testing.T) {
+	pipe, long := filepath.Join(t.TempDir(), "pipe"), filepath.Join(t.TempDir(), "long")
+	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.WriteFile(long, nil, 0o600), os.Truncate(long, longestTuning+1)); err != nil {
+		t.Fatal(err)
+	}
 	for name, want := range map[string]string{
-		filepath.Join(t.TempDir(), "none.json"):                                                  "no such file",
+		filepath.Join(t.TempDir(), "none.json"): "no such file",
+		pipe:                                    "is no regular file",
+		"/dev/zero":                             "is no regular file",
+		t.TempDir():                             "is no regular file",
+		long:                                    "has 16777217 bytes, expected at most 16777216",
 		tuningFile(t, algo.Entry{Machine: "m", Rules: []string{"all_reduce:fastest"}}):           "fastest",
 		tuningFile(t, algo.Entry{Machine: "m", Params: map[string]string{"board.hop": "1hour"}}): "1hour",
 	} {
