@@ -21,7 +21,7 @@ const FileVersion = 1
 //	  "version": 1,
 //	  "entries": [
 //	    {
-//	      "machine": "AMD EPYC 9755, 128 cores",
+//	      "machine": "AMD EPYC 9755, 128 cpus",
 //	      "size": 8,
 //	      "hosts": 1,
 //	      "params": {"board.hop": "180ns", "ring.byte": "95ps"},
@@ -144,6 +144,9 @@ func (e Entry) tune(name string) (t Tune, err error) {
 		one, err := parseSetting(parameter + "=" + value)
 		if err != nil {
 			return t, err
+		}
+		if slices.ContainsFunc(t.Settings, func(s Setting) bool { return s.Name == one.Name }) { // but for spaces
+			return t, fmt.Errorf("%s is set twice", one.Name)
 		}
 		t.Settings = append(t.Settings, one)
 	}

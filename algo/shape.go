@@ -35,9 +35,17 @@ type Shape struct {
 // boards says whether all ranks share memory.
 func (s Shape) boards() bool { return len(s.Hosts) <= 1 || !s.Apart }
 
+// ValidSize refuses a number of ranks that no group has.
+func ValidSize(ranks int) error {
+	if ranks < 1 || ranks > MaxSize {
+		return fmt.Errorf("a group of %d ranks: expected 1 to %d", ranks, MaxSize)
+	}
+	return nil
+}
+
 func (s Shape) validate() error {
-	if s.Size < 1 || s.Size > MaxSize {
-		return fmt.Errorf("a group of %d ranks: expected 1 to %d", s.Size, MaxSize)
+	if err := ValidSize(s.Size); err != nil {
+		return err
 	}
 	if s.Hosts == nil {
 		return nil

@@ -151,13 +151,16 @@ func (r *Rule) parseOption(option string) error {
 		return err
 	}
 	if chunk == 0 || chunk > math.MaxInt32 {
-		return chunkError(strings.TrimSpace(value))
+		return r.chunkError(strings.TrimSpace(value))
 	}
 	r.Chunk = int(chunk)
 	return nil
 }
 
-func chunkError(text string) error {
+func (r Rule) chunkError(text string) error {
+	if !r.boards() {
+		return fmt.Errorf("chunk %s: expected a multiple of %d below 2G", text, board.Align)
+	}
 	return fmt.Errorf("chunk %s: expected a multiple of %d from %d to %dK",
 		text, board.Align, board.Align, board.LargeSlot>>10)
 }
@@ -175,10 +178,8 @@ func (r Rule) check() error {
 			r.Algorithm, r.Kind, strings.Join(Algorithms(r.Kind), ", "))
 	case r.Chunk == 0:
 		return nil
-	case r.boards() && (r.Chunk < 0 || r.Chunk%board.Align != 0 || r.Chunk > board.LargeSlot):
-		return chunkError(size(uint64(r.Chunk)))
-	case r.Chunk < 0 || r.Chunk%board.Align != 0:
-		return fmt.Errorf("chunk %s: expected a multiple of %d", size(uint64(r.Chunk)), board.Align)
+	case r.Chunk < 0 || r.Chunk%board.Align != 0 || r.boards() && r.Chunk > board.LargeSlot:
+		return r.chunkError(size(uint64(r.Chunk)))
 	}
 	return nil
 }

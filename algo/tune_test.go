@@ -46,7 +46,10 @@ func TestSettingsAreRefused(t *testing.T) {
 		"board.hop=1ns;board.hop=2ns":            `"board.hop=2ns": board.hop is set already`,
 		"policy=best":                            `unknown policy "best", there are: predicted, thresholds`,
 		"policy=predicted;policy=thresholds":     "policy predicted is set already",
-		"all_reduce:ring@chunk=0":                "chunk 0: expected a multiple of 64",
+		"all_reduce:ring@chunk=0":                "chunk 0: expected a multiple of 64 below 2G",
+		"all_reduce:ring@chunk=inf":              "chunk inf: expected a multiple of 64 below 2G",
+		"all_reduce:ring@chunk=63":               "chunk 63: expected a multiple of 64 below 2G",
+		"all_reduce:two_shot@chunk=0":            "chunk 0: expected a multiple of 64 from 64 to 256K",
 		"all_reduce:two_shot@chunk=99999999999G": `size "99999999999G"`,
 	} {
 		if _, err := ParseTune(text); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "SAGECOMM_TUNE: ") {
@@ -255,9 +258,10 @@ func TestFilesAreRefused(t *testing.T) {
 		entry(`"machine": "A", "size": 513`):      "f: entry 0 (A): groups of 513 ranks: expected 1 to 512",
 		entry(`"machine": "A", "hosts": -1`):      "groups on -1 hosts",
 		entry(`"machine": "A", "rules": ["x:y"]`): `rule "x:y": unknown collective "x"`,
-		entry(`"machine": "A", "rules": ["reduce:chain", "reduce:one_shot"]`): `rule "reduce:one_shot" overlaps rule "reduce:chain"`,
-		entry(`"machine": "A", "params": {"board.hop": "1h"}`):                `time "1h"`,
-		entry(`"machine": "A"}, {"machine": "A"`):                             "f: entries 0 and 1 are for the same groups of A",
+		entry(`"machine": "A", "rules": ["reduce:chain", "reduce:one_shot"]`):        `rule "reduce:one_shot" overlaps rule "reduce:chain"`,
+		entry(`"machine": "A", "params": {"board.hop": "1h"}`):                       `time "1h"`,
+		entry(`"machine": "A", "params": {"board.hop": "1ns", " board.hop": "2ns"}`): "board.hop is set twice",
+		entry(`"machine": "A"}, {"machine": "A"`):                                    "f: entries 0 and 1 are for the same groups of A",
 	} {
 		if _, err := ParseFile("f", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s:\n got %v\nwant %s", text, err, want)

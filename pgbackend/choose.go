@@ -3,10 +3,12 @@ package pgbackend
 import (
 	"fmt"
 	"hash/fnv"
+	"io"
 	"math"
 	"os"
 	"runtime"
 	"slices"
+	"syscall"
 	"time"
 
 	"sagecomm/algo"
@@ -31,7 +33,7 @@ func readWishes(s *env.Settings) (w wishes, err error) {
 	if w.tune, err = algo.ParseTune(w.text); err != nil || w.fileName == "" {
 		return w, err
 	}
-	text, err := os.ReadFile(w.fileName)
+	text, err := readTuning(w.fileName)
 	if err != nil {
 		return w, fmt.Errorf("sagecomm: %s: %w", env.TuneFile.Name(), err)
 	}
@@ -42,6 +44,28 @@ func readWishes(s *env.Settings) (w wishes, err error) {
 	_, _ = h.Write(text)
 	w.fileHash, w.machine = h.Sum64(), Machine()
 	return w, nil
+}
+
+// longestTuning is more bytes than entries for all machines of a data centre take.
+const longestTuning = 16 << 20
+
+// readTuning reads a file that is one: a pipe or a device would keep the rank, and all that wait for it.
+func readTuning(name string) ([]byte, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // as without it, but for pipes
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // nothing was written
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is no regular file", name)
+	case info.Size() > longestTuning:
+		return nil, fmt.Errorf("%s has %d bytes, expected at most %d", name, info.Size(), longestTuning)
+	}
+	return io.ReadAll(io.LimitReader(f, longestTuning))
 }
 
 // Machine is what a tuning file calls this machine: its processor and how many of them it has.

@@ -2,9 +2,12 @@ package pgbackend
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"sagecomm/algo"
@@ -90,8 +93,16 @@ func TestTuningFile(t *testing.T) {
 }
 
 func TestTuningFileThatCannotBeRead(t *testing.T) {
+	pipe, long := filepath.Join(t.TempDir(), "pipe"), filepath.Join(t.TempDir(), "long")
+	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.WriteFile(long, nil, 0o600), os.Truncate(long, longestTuning+1)); err != nil {
+		t.Fatal(err)
+	}
 	for name, want := range map[string]string{
-		filepath.Join(t.TempDir(), "none.json"):                                                  "no such file",
+		filepath.Join(t.TempDir(), "none.json"): "no such file",
+		pipe:                                    "is no regular file",
+		"/dev/zero":                             "is no regular file",
+		t.TempDir():                             "is no regular file",
+		long:                                    "has 16777217 bytes, expected at most 16777216",
 		tuningFile(t, algo.Entry{Machine: "m", Rules: []string{"all_reduce:fastest"}}):           "fastest",
 		tuningFile(t, algo.Entry{Machine: "m", Params: map[string]string{"board.hop": "1hour"}}): "1hour",
 	} {
@@ -153,6 +164,8 @@ func TestExplain(t *testing.T) {
 		{Question{Op: "all_reduce", Bytes: 8, Ranks: 4}, "one_shot", false},
 		{Question{Op: "all_reduce", Bytes: 8, Ranks: 4, Tune: "all_reduce:binomial"}, "binomial", true},
 		{Question{Op: "broadcast", Bytes: 8, Ranks: 8, Hosts: 2, Tune: "broadcast:hierarchical"}, "hierarchical", true},
+		{Question{Op: "all_reduce", Bytes: mostBytes, Ranks: 3}, "two_shot", false},
+		{Question{Op: "barrier", Bytes: mostBytes, Ranks: 8}, "one_shot", false},
 	} {
 		e, err := Get().Explain(c.q)
 		if err != nil {
@@ -176,11 +189,14 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	for want, q := range map[string]Question{
-		`"send" is no collective`: {Op: "send", Ranks: 2},
-		"the group was destroyed": {Op: "barrier", Group: handle + 1<<40},
-		"7 ranks on 2 hosts":      {Op: "barrier", Ranks: 7, Hosts: 2},
-		"a group of 0 ranks":      {Op: "barrier"},
-		"unknown collective":      {Op: "barrier", Ranks: 2, Tune: "x:y"},
+		`"send" is no collective`:                  {Op: "send", Ranks: 2},
+		"the group was destroyed":                  {Op: "barrier", Group: handle + 1<<40},
+		"7 ranks on 2 hosts":                       {Op: "barrier", Ranks: 7, Hosts: 2},
+		"a group of 0 ranks":                       {Op: "barrier"},
+		"-1 hosts: expected":                       {Op: "barrier", Ranks: 2, Hosts: -1},
+		"9223372036854775806 ranks: expected 1 to": {Op: "barrier", Ranks: math.MaxInt - 1, Hosts: 2},
+		"expected at most 281474976710656":         {Op: "all_reduce", Bytes: math.MaxUint64, Ranks: 3},
+		"unknown collective":                       {Op: "barrier", Ranks: 2, Tune: "x:y"},
 	} {
 		if _, err := Get().Explain(q); err == nil {
 			t.Errorf("%+v: no error", q)

@@ -43,11 +43,17 @@ type candidate struct {
 	Why       string  `json:"why"`
 }
 
+// mostBytes is more than any process can address, and little enough for what is counted in 64 bits.
+const mostBytes = 1 << 48
+
 // Explain answers a question. Candidates are in the order of what they are predicted to take.
 func (p *Process) Explain(q Question) (*Explanation, error) {
 	kind, ok := coll.ParseKind(q.Op)
 	if !ok || !kind.Collective() {
 		return nil, fmt.Errorf("explain: %q is no collective", q.Op)
+	}
+	if q.Bytes > mostBytes {
+		return nil, fmt.Errorf("explain: %d bytes: expected at most %d", q.Bytes, uint64(mostBytes))
 	}
 	selector, shape, err := p.selectorFor(q)
 	if err != nil {
@@ -69,6 +75,12 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 		return g.selector, algo.Shape{Size: g.size, Hosts: g.hosts()}, nil
 	}
 	shape := algo.Shape{Size: q.Ranks}
+	if err := algo.ValidSize(q.Ranks); err != nil { // before there is a list of them
+		return nil, shape, err
+	}
+	if q.Hosts < 0 {
+		return nil, shape, fmt.Errorf("%d hosts: expected 1 or more", q.Hosts)
+	}
 	if q.Hosts > 1 {
 		if q.Ranks%q.Hosts != 0 {
 			return nil, shape, fmt.Errorf("%d ranks on %d hosts: there must be as many on each", q.Ranks, q.Hosts)

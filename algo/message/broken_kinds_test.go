@@ -155,3 +155,45 @@ func TestLargestBoundsEveryMessage(t *testing.T) {
 		}
 	}
 }
+
+// Checked by units, which blocks of different lengths do not share; and read before anything is written, which programs
+// do not.
+func TestWhatProgramsCannotDoIsRejected(t *testing.T) {
+	gather := func(name string, size int) []Plan {
+		for _, f := range families {
+			if f.kind == coll.AllGather && f.name == name {
+				return buildAll(t, f, Place{Size: size, Chunk: 4 * Unit})
+			}
+		}
+		t.Fatal(name)
+		return nil
+	}
+	cell := gather(Ring, 3)
+	cell[1].Cells = 1
+	cell[1].Steps = append(cell[1].Steps, Step{Op: Copy, From: []Region{{Space: Input, Block: 1, Count: cell[1].Pieces}},
+		To: []Region{{Space: Scratch, Block: 2, Count: cell[1].Pieces}}})
+	rejected(t, Check(cell, Lengths{Blocks: []uint64{65, 70, 100}}),
+		"all_gather ring, 3 ranks, blocks [65 70 100], chunk 256: rank 1, chunk 0, step 5 (copy): reads 70 bytes and writes 100")
+
+	swapped := gather(Bruck, 4)
+	for i, s := range swapped[2].Steps {
+		if n := len(s.To); s.Op == Recv && n == 2 {
+			swapped[2].Steps[i].To[0], swapped[2].Steps[i].To[1] = s.To[1], s.To[0]
+		}
+	}
+	rejected(t, Check(swapped, Lengths{Blocks: []uint64{65, 100, 100, 66}}),
+		"rank 2, chunk 0, step", "takes the blocks of the message of rank")
+
+	for name, to := range map[string][]Region{
+		"there and back": {{Space: Output, First: 1, Count: 1}, {Space: Output, First: 0, Count: 1}},
+		"one further":    {{Space: Output, First: 1, Count: 2}},
+	} {
+		turned := ringOf(t, 4)
+		from := []Region{{Space: Output, First: 0, Count: 2}}
+		turned[0].Steps = append(turned[0].Steps, Step{Op: Copy, From: from, To: to})
+		resettle(turned)
+		t.Run(name, func(t *testing.T) {
+			rejected(t, Check(turned, Lengths{Bytes: 4 * Unit}), "rank 0, chunk 0, step 12 (copy): reads what it writes elsewhere")
+		})
+	}
+}

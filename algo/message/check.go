@@ -39,7 +39,8 @@ func Check(plans []Plan, l Lengths) error {
 //   - an output that lacks a rank's contribution, has one twice or a wrong one; ranks whose results were reduced in
 //     different orders, so that their bits may differ;
 //   - bytes that are read before they are written, or written while a send may still read them;
-//   - a message whose length is not what its receiver expects, and one that nobody takes;
+//   - a message whose length, or that of whose blocks, is not what its receiver expects, and one that nobody takes;
+//   - a step that reads what it writes elsewhere, or reads other lengths than it writes: programs go through both at once;
 //   - a barrier that a rank may leave before all have entered;
 //   - a deadlock.
 //

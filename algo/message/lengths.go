@@ -56,8 +56,44 @@ func (p *Plan) bytes(regions []Region, k uint64, l Lengths) (sum uint64) {
 	return sum
 }
 
-// Chunks is how many chunks the plan's rank goes through: as many as its longest block has, and at least one.
+// sameUnits says whether two lists of regions are cut alike in chunk k: as many bytes, and the same ones in the same
+// unit. Units are whole but for the last one of a block.
+func sameUnits(p *Plan, a []Region, q *Plan, b []Region, k uint64, l Lengths) bool {
+	next := func(p *Plan, regions *[]Region, at *uint64) (end bool) {
+		for len(*regions) > 0 {
+			_, n := p.Extent((*regions)[0], k, l)
+			*regions, *at = (*regions)[1:], *at+n
+			if n%Unit != 0 {
+				return false
+			}
+		}
+		return true
+	}
+	for m, n := uint64(0), uint64(0); ; {
+		over, also := next(p, &a, &m), next(q, &b, &n)
+		if m != n || over != also {
+			return false
+		}
+		if over {
+			return true
+		}
+	}
+}
+
+// longest is the length of the longest block that regions are a part of, which messages tell beside their own.
+func (p *Plan) longest(regions []Region, l Lengths) (longest uint64) {
+	for _, r := range regions {
+		longest = max(longest, p.block(l, r))
+	}
+	return longest
+}
+
+// Chunks is how many chunks the plan's rank goes through: as many as its longest block has, and at least one. A barrier
+// has no length.
 func (p Plan) Chunks(l Lengths) uint64 {
+	if p.Kind == coll.Barrier {
+		return 1
+	}
 	longest := l.Bytes
 	if l.Blocks != nil {
 		longest = 0
@@ -70,7 +106,10 @@ func (p Plan) Chunks(l Lengths) uint64 {
 
 // chunksOf is how many chunks so many bytes have.
 func chunksOf(bytes uint64, chunk int) uint64 {
-	return max(1, (bytes+uint64(chunk)-1)/uint64(chunk))
+	if bytes == 0 {
+		return 1
+	}
+	return 1 + (bytes-1)/uint64(chunk)
 }
 
 // moves is what a step moves in chunk k.

@@ -17,7 +17,8 @@ const (
 	RecvReduce
 	// Reduce writes the reduction of To, as the left operand, and From to To, without any channel.
 	Reduce
-	// Copy copies From to To, without any channel. Where both are the same memory there is nothing to do.
+	// Copy copies From to To, without any channel. They are the same memory, where there is nothing to do, or have nothing
+	// in common.
 	Copy
 )
 

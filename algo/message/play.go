@@ -67,6 +67,9 @@ type player struct {
 
 // newPlay has all ranks before their first step. Lengths have blocks only if the plans were prepared for that.
 func newPlay(g *Prepared, chunk int, l Lengths, c Costs) *play {
+	if g.met {
+		l = Lengths{}
+	}
 	p := &play{
 		Prepared: g, costs: c, lengths: l, reduce: toFemto(c.Reduce), copy: toFemto(c.Copy), capacity: c.Capacity,
 		players: make([]player, g.size), ready: make([]int32, 0, g.size), free: make([]femto, len(c.Shared)),

@@ -2,12 +2,15 @@
 
 package message
 
+import "sagecomm/internal/coll"
+
 // Prepared is the plans of a group as far as playing needs them. That depends neither on lengths nor on how long chunks
 // are, so that the same ones can be played for many of both.
 type Prepared struct {
 	size      int
 	chunk     int // of the plans
 	pieces    int
+	met       bool // they are of a barrier, which has no length
 	turned    bool
 	skeletons []*skeleton // of each rank: the same one, where plans are turned
 	first     []int32     // of the lines of each rank
@@ -31,7 +34,7 @@ func prepare(g Group, uneven bool) *Prepared {
 			p.skeletons[rank] = p.skeletons[0]
 		} else {
 			plan := g.Build(rank)
-			p.chunk, p.pieces = plan.Chunk, plan.Pieces
+			p.chunk, p.pieces, p.met = plan.Chunk, plan.Pieces, plan.Kind == coll.Barrier
 			p.skeletons[rank] = strip(plan, uneven, p.turned)
 		}
 		p.first[rank+1] = p.first[rank] + int32(len(p.skeletons[rank].outlets))

@@ -4,6 +4,7 @@ package message
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	"sagecomm/internal/coll"
@@ -165,6 +166,24 @@ func TestSomeRanksTellTheLongestMessage(t *testing.T) {
 	}
 	if _, err := LongestChunk(coll.AllToAll, "none", Place{Size: 64}, Unit); err == nil {
 		t.Error("an unknown algorithm has chunks")
+	}
+}
+
+// Lengths up to the last one have a number of chunks, and a price that takes no longer to say than others.
+func TestNoLengthIsTooLong(t *testing.T) {
+	r := pricerOf(t, family{coll.AllReduce, Ring, nil}, Place{Size: 3, Chunk: 3 * Unit}, ringCosts())
+	plan := r.Plan()
+	for bytes, want := range map[uint64]uint64{0: 1, 1: 1, 3 * Unit: 1, 3*Unit + 1: 2, math.MaxUint64: math.MaxUint64/(3*Unit) + 1} {
+		if got := plan.Chunks(Lengths{Bytes: bytes}); got != want {
+			t.Errorf("%d bytes are %d chunks, expected %d", bytes, got, want)
+		}
+	}
+	if got := r.Price(math.MaxUint64); got != Unpriced {
+		t.Errorf("more bytes than there are take %v", got)
+	}
+	barrier := pricerOf(t, family{coll.Barrier, Dissemination, nil}, Place{Size: 8, Chunk: Unit}, ringCosts())
+	if got := barrier.first.Chunks(Lengths{Bytes: 1 << 62}); got != 1 {
+		t.Errorf("a barrier has %d chunks where it is asked for bytes, expected 1", got)
 	}
 }
 

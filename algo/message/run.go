@@ -324,7 +324,10 @@ func (r *run) do(a *actor, s *Step, k int64, bytes uint64) (moved bool, err erro
 			return false, err
 		}
 	}
-	return true, r.write(a, s.To, k, r.message)
+	if err = r.write(a, s.To, k, r.message); err != nil {
+		return false, err
+	}
+	return true, r.streams(a, s, k)
 }
 
 // ontoItself says whether a copy is in place.
@@ -371,6 +374,11 @@ func (r *run) recv(a *actor, s *Step, k int64, bytes uint64) (moved bool, err er
 	if bytes != m.bytes {
 		return false, fmt.Errorf("expects %d bytes, %v has %d", bytes, m, m.bytes)
 	}
+	sender, from := &m.sender.plan, m.sender.plan.Steps[m.step].From
+	if !sameUnits(&a.plan, s.To, sender, from, uint64(k), r.call.Lengths) ||
+		a.plan.longest(s.To, r.call.Lengths) != sender.longest(from, r.call.Lengths) {
+		return false, fmt.Errorf("takes the blocks of %v for others, of other lengths", m)
+	}
 	c.queue = slices.Delete(c.queue, 0, 1)
 	c.taken++
 	a.met.join(m.met)
@@ -388,7 +396,34 @@ func (r *run) recv(a *actor, s *Step, k int64, bytes uint64) (moved bool, err er
 			return false, err
 		}
 	}
-	return true, r.write(a, s.To, k, m.content)
+	if err = r.write(a, s.To, k, m.content); err != nil || s.Op == Recv {
+		return true, err
+	}
+	return true, r.streams(a, s, k)
+}
+
+// streams says what is wrong with a step for whoever carries it out byte by byte, where this checker reads all and then
+// writes all: From and To must be of the same length, and where they are the same memory at the same place of it.
+func (r *run) streams(a *actor, s *Step, k int64) error {
+	if !sameUnits(&a.plan, s.From, &a.plan, s.To, uint64(k), r.call.Lengths) {
+		return fmt.Errorf("reads %d bytes and writes %d, or blocks of other lengths",
+			a.plan.bytes(s.From, uint64(k), r.call.Lengths), a.plan.bytes(s.To, uint64(k), r.call.Lengths))
+	}
+	r.places = r.extents(r.places[:0], a, s.From, k)
+	from := len(r.places)
+	r.places = r.extents(r.places, a, s.To, k)
+	read := uint64(0)
+	for _, f := range r.places[:from] {
+		written := uint64(0)
+		for _, t := range r.places[from:] {
+			if f.memory == t.memory && f.lo < t.hi && t.lo < f.hi && read+t.lo != written+f.lo {
+				return fmt.Errorf("reads what it writes elsewhere")
+			}
+			written += t.hi - t.lo
+		}
+		read += f.hi - f.lo
+	}
+	return nil
 }
 
 // combine puts the reductions of two lists of values into a third, which may be one of them.

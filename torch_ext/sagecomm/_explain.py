@@ -29,7 +29,7 @@ def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None) -> dic
 
     Raises:
         ValueError: The group is no group of sagecomm, or this rank is not in it.
-        RuntimeError: There is no such collective, or the group was destroyed.
+        RuntimeError: There is no such collective, no process has that many bytes, or the group was destroyed.
     """
     number = _observe._backend(group, "explain").group_number()
     return ask(_native.load().explain, op=op, bytes=nbytes, group=number)
