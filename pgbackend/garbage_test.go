@@ -8,18 +8,33 @@ import (
 	"time"
 	"unsafe"
 
+	boardplan "sagecomm/algo/board"
+	messageplan "sagecomm/algo/message"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
 )
 
 // Places in shared memory, as internal/runner/board.h has them.
 const (
-	atLarge     = 256  // of a board: offset of the large lane
-	atFailure   = 1152 // of a board: the failure word
-	atHash      = 7432 // of a board: hash of the first slot of the small lane
-	atWritten   = 0    // of a ring: bytes put into it
-	atFrames    = 128  // of a ring
+	atLarge     = 256                       // of a board: offset of the large lane
+	atFailure   = 1152                      // of a board: the failure word
+	atHash      = 7432                      // of a board: hash of the first slot of the small lane
+	atLongest   = 7488                      // of a board: longest block of an all_to_all whose head lies in that slot
+	atVariable  = atHash - 8 + 8*(128+8192) // of a board: behind the small lane, what there is of each rank
+	atWritten   = 0                         // of a ring: bytes put into it
+	atFrames    = 128                       // of a ring
 	frameHeader = 64
+	atMessage   = 128 + (128 + runner.FlowMessage) // of a flow: its first message, in the second place
+	atBytes     = atMessage + 16                   // of a flow: how long that is
 )
+
+// atFlow is where in a board the offset stands of its rank's first flow to another one, atTaken what it has taken of that
+// rank's first flow.
+func atFlow(size, to int) int64 {
+	return atVariable + int64((128+128+8)*size+8*runner.FlowChannels*to)
+}
+
+func atTaken(size, from int) int64 { return atVariable + int64(128*size+128*from) }
 
 // poke writes a word into a piece of a rank's memory: 0 is the board, 1 its flight recorder, what follows came later.
 func (g *Group) poke(piece int, at int64, value uint64) {
@@ -112,6 +127,52 @@ func TestHashThatIsNobodysIsSaidAtOnce(t *testing.T) {
 	f = sum(w.groups[0], 2) // rank 1 has all that it needs
 	expectAll(t, append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 2) }), f), coll.Internal,
 		"rank 1 (host", "wrote something that is no mark of its calls, which rank 0 compares in all_reduce #1")
+}
+
+// What is wrong with a collective made of messages, and with the lengths of an all_to_all, is said by its name. Rank 1
+// calls first, so that rank 0 finds what it has written.
+func TestWhatCollectivesCannotMeanIsSaidAtOnce(t *testing.T) {
+	const nowhere = 1 << 45
+	for _, c := range []struct {
+		kind      coll.Kind
+		algorithm string
+		piece     int
+		awaited   int64 // where rank 1 has written when it has done its part; -1: it does not call
+		at        int64
+		value     uint64
+		text      string
+	}{
+		{coll.AllReduce, messageplan.Ring, 2, atMessage, atBytes, 77, "message of its channel 0 to rank 0, which rank 0 needs in all_reduce #1"},
+		{coll.AllReduce, messageplan.Ring, 0, atFlow(2, 0), atFlow(2, 0), nowhere, "place of its channel 0 to rank 0, which rank 0 needs in all_reduce #1"},
+		{coll.Reduce, messageplan.Binomial, 0, -1, atTaken(2, 0), 1000, "count of messages that it has taken from channel 0 of rank 0, which rank 0 needs in reduce #1"},
+		{coll.AllToAll, boardplan.OneShotName, 0, atHash, atLongest, 1 << 63, "length of its longest block, which rank 0 needs in all_to_all #1"},
+	} {
+		t.Run(c.text, func(t *testing.T) {
+			w, _ := tryWorld(t, 2, opTimeout, func(int) options { return options{"tune": fmt.Sprintf("%v:%s@chunk=64", c.kind, c.algorithm)} })
+			call := func(g *Group, async bool) (runner.Work, *coll.Failure) {
+				b := make([]byte, 64*(runner.FlowPlaces+1)*2)
+				return g.Issue(coll.Op{Kind: c.kind, Type: coll.Uint8, Root: 1, Async: async}, one(b), one(b))
+			}
+			if c.awaited >= 0 {
+				work, f := call(w.groups[1], true)
+				if f != nil {
+					t.Fatal(f)
+				}
+				defer work.Release()
+				began := time.Now()
+				for w.groups[1].peek(c.piece, c.awaited) == 0 { // where the engine was about, it is the one that goes on
+					if time.Since(began) > opTimeout {
+						t.Fatal("rank 1 has written nothing there")
+					}
+					time.Sleep(time.Millisecond)
+				}
+			}
+			w.groups[1].poke(c.piece, c.at, c.value)
+			_, f := call(w.groups[0], false)
+			expectAll(t, append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 2) }), f), coll.Internal,
+				"rank 1 (host", "wrote something that is no "+c.text)
+		})
+	}
 }
 
 // The failure word names no rank, or one that has declared nothing.

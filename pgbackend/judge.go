@@ -65,9 +65,17 @@ func (g *Group) judge(t runner.Trouble) *coll.Failure {
 		return f
 	case runner.Garbage:
 		if t.Op.Kind.Collective() {
-			return g.garbage(t, fmt.Sprintf("place of its slots, which rank %d needs in %s", g.rank, describe(t.Op, t.Sequence)))
+			return g.garbageIn(t, "place of its slots")
 		}
 		return g.garbage(t, fmt.Sprintf("message, where rank %d looks for one", g.rank))
+	case runner.BadLongest:
+		return g.garbageIn(t, "length of its longest block")
+	case runner.BadFlow:
+		return g.garbageIn(t, fmt.Sprintf("place of its channel %d to rank %d", t.Got, g.rank))
+	case runner.BadMessage:
+		return g.garbageIn(t, fmt.Sprintf("message of its channel %d to rank %d", t.Got, g.rank))
+	case runner.BadTaken:
+		return g.garbageIn(t, fmt.Sprintf("count of messages that it has taken from channel %d of rank %d", t.Got, g.rank))
 	case runner.Uneven:
 		f := g.blame(coll.System, g.rank, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: %s called all_to_all #%d with blocks of different lengths, and SAGECOMM_TUNE names an algorithm that takes equal ones only; name another one there, or none", g.name, g.who(g.rank), t.Sequence)
@@ -98,6 +106,11 @@ func (g *Group) garbage(t runner.Trouble, what string) *coll.Failure {
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s wrote something that is no %s; its process, or that of another rank, has written where it should not: look for stray pointers there",
 		g.name, g.who(t.Peer), what)
 	return f
+}
+
+// garbageIn is one in a collective.
+func (g *Group) garbageIn(t runner.Trouble, what string) *coll.Failure {
+	return g.garbage(t, fmt.Sprintf("%s, which rank %d needs in %s", what, g.rank, describe(t.Op, t.Sequence)))
 }
 
 // mismatch finds the first call in which this rank and the peer parted, going back as far as both remember.

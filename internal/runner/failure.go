@@ -25,11 +25,18 @@ const (
 	Timeout     Code = C.SCR_TROUBLE_TIMEOUT  // the deadline passed while waiting for Peer
 	Left        Code = C.SCR_TROUBLE_LEFT     // Peer said goodbye and is needed
 	Length      Code = C.SCR_TROUBLE_LENGTH   // Peer sent Got bytes where Op.Bytes() were expected
-	Garbage     Code = C.SCR_TROUBLE_GARBAGE  // what Peer wrote cannot be meant
+	Garbage     Code = C.SCR_TROUBLE_GARBAGE  // what Peer wrote cannot be meant: a message, or where its slots lie
 	WrongType   Code = C.SCR_TROUBLE_TYPE     // Peer sent elements of the DataType Got
 	NoMemory    Code = C.SCR_TROUBLE_MEMORY   // this process has none for what came from Peer
 	Uneven      Code = C.SCR_TROUBLE_UNEVEN   // this rank's blocks differ in length, and the program cannot have that
 	Split       Code = C.SCR_TROUBLE_SPLIT    // Peer has a block of Got bytes where Want were expected
+
+	// What Peer wrote cannot be meant, in a collective:
+
+	BadLongest Code = C.SCR_TROUBLE_BAD_LONGEST // how long the longest block of its all_to_all is
+	BadFlow    Code = C.SCR_TROUBLE_BAD_FLOW    // where its flow of channel Got to this rank lies
+	BadMessage Code = C.SCR_TROUBLE_BAD_MESSAGE // a message in that flow
+	BadTaken   Code = C.SCR_TROUBLE_BAD_TAKEN   // how many messages of this rank's flow of channel Got it has taken
 )
 
 // Trouble is what a driver found, in which operation.

@@ -62,6 +62,13 @@ static void wake(scr_group *g, int32_t peer) {
   if (SCR_UNLIKELY(who == 1 + (uint32_t)g->rank || who == SCR_SLEEP_ANY)) scr_wake_peer(&g->peer[peer], s, word);
 }
 
+/* What the peer wrote of that channel cannot be meant. */
+static int bad(scr_run *r, int code, int32_t peer, uint32_t channel) {
+  r->peer = peer;
+  r->need = channel;
+  return code;
+}
+
 /* Waits until there is room for another message. */
 static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) {
   scr_flow_end *e = &g->flow[peer];
@@ -72,10 +79,7 @@ static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) 
   int rc = scr_await(g, r, taken, sent - SCR_FLOW_PLACES + 1, peer);
   if (rc) return rc;
   uint64_t seen = atomic_load_explicit(taken, memory_order_acquire);
-  if (SCR_UNLIKELY(seen > sent)) {
-    r->peer = peer;
-    return SCR_TROUBLE_GARBAGE;
-  }
+  if (SCR_UNLIKELY(seen > sent)) return bad(r, SCR_TROUBLE_BAD_TAKEN, peer, channel);
   e->taken_seen[channel] = seen;
   return 0;
 }
@@ -90,10 +94,7 @@ static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channe
     int rc = scr_await(g, r, offset_word(g, peer, g->rank, channel), 1, peer);
     if (rc) return rc;
     e->in[channel] = flow_between(g, peer, g->rank, channel);
-    if (e->in[channel] == NULL) {
-      r->peer = peer;
-      return SCR_TROUBLE_GARBAGE;
-    }
+    if (e->in[channel] == NULL) return bad(r, SCR_TROUBLE_BAD_FLOW, peer, channel);
   }
   uint64_t number = e->taken[channel] + 1;
   scr_flow_place *p = place_of(e->in[channel], number);
@@ -108,7 +109,9 @@ static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channe
     r->expected = block;
     return SCR_TROUBLE_SPLIT;
   }
-  if (SCR_UNLIKELY(filled != number || theirs != block || header->bytes != bytes)) return SCR_TROUBLE_GARBAGE;
+  if (SCR_UNLIKELY(filled != number || theirs != block || header->bytes != bytes)) {
+    return bad(r, SCR_TROUBLE_BAD_MESSAGE, peer, channel);
+  }
   *data = data_of(p);
   return 0;
 }

@@ -415,7 +415,7 @@ static int read_heads(scr_group *g, scr_run *r) {
       r->expected = mine;
       return SCR_TROUBLE_SPLIT;
     }
-    if (SCR_UNLIKELY(longest < theirs || longest > INT64_MAX)) return SCR_TROUBLE_GARBAGE;
+    if (SCR_UNLIKELY(longest < theirs || longest > INT64_MAX)) return SCR_TROUBLE_BAD_LONGEST;
     if (longest > all) all = longest;
     uint64_t stride = stride_of(scr_min(longest, pg->head));
     copy_out(r, scr_block_at(&r->out_blocks, p), scr_min(mine, pg->head),

@@ -25,11 +25,16 @@ enum {
   SCR_TROUBLE_TIMEOUT,     /* the operation's deadline has passed while waiting for `peer` */
   SCR_TROUBLE_LEFT,        /* rank `peer` said goodbye and is needed */
   SCR_TROUBLE_LENGTH,      /* point-to-point: `peer` sent `got` bytes where `want` were expected */
-  SCR_TROUBLE_GARBAGE,     /* what `peer` wrote cannot be meant */
+  SCR_TROUBLE_GARBAGE,     /* what `peer` wrote cannot be meant: a message, or where the slots of a collective lie */
   SCR_TROUBLE_TYPE,        /* point-to-point: `peer` sent elements of type `got` */
   SCR_TROUBLE_MEMORY,      /* this process has none for what came from `peer` */
   SCR_TROUBLE_UNEVEN,      /* all_to_all: this rank's blocks differ in length, and the program cannot have that */
   SCR_TROUBLE_SPLIT,       /* all_to_all: `peer` has a block of `got` bytes where `bytes` are expected */
+  /* What `peer` wrote cannot be meant, in a collective: */
+  SCR_TROUBLE_BAD_LONGEST, /* how long the longest block of its all_to_all is */
+  SCR_TROUBLE_BAD_FLOW,    /* where its flow to this rank of channel `got` lies */
+  SCR_TROUBLE_BAD_MESSAGE, /* a message in that flow */
+  SCR_TROUBLE_BAD_TAKEN,   /* how many messages of this rank's flow of channel `got` it has taken */
 };
 
 typedef struct scr_trouble {

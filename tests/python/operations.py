@@ -1,8 +1,9 @@
 """Every dense collective and message: how it is asked for, on which tensors, and what must come of it.
 
 A Call is what all ranks of a group know. `KINDS[call.kind].issue(call, at)` makes the tensors of one rank, calls torch
-and returns an Issued, whose check() tells whether the tensors hold what they must, bit for bit. Data follow from
-`call.salt`, so that each rank works out every other's.
+and returns an Issued, whose check() tells whether the tensors hold what they must, bit for bit (or as
+own_order.py has it, for reductions that do not go by the order of ranks). Data follow from `call.salt`, so that each
+rank works out every other's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+import own_order
 import reference as ref
 
 IN_PLACE = "in place"
@@ -36,6 +38,7 @@ class Call:
     root: int = 0
     salt: int = 0
     special: bool = False  # NaN, infinities and zeros of both signs among floats
+    own_order: bool = False  # it is a reduction by an algorithm that does not go by the order of ranks
 
     def __str__(self) -> str:
         words = [f"{self.kind} of {self.count} {ref.name(self.dtype)}", self.place]
@@ -46,8 +49,10 @@ class Call:
 
     def data(self, rank: int, to: int = 0, count: int | None = None) -> torch.Tensor:
         """What a rank contributes, or what it has for another one."""
-        length = self.count if count is None else count
-        return ref.drawn(length, self.dtype, (self.salt, rank, to), self.special)
+        length, key = self.count if count is None else count, (self.salt, rank, to)
+        if self.own_order:
+            return own_order.drawn(length, self.dtype, key, self.reduction, self.exact, self.special)
+        return ref.drawn(length, self.dtype, key, self.special)
 
     def empty(self, count: int, layout: str) -> ref.Placed:
         return ref.place(self.data(-1, 0, count), layout)
@@ -64,6 +69,11 @@ class Call:
         if self.place in ("contiguous", IN_PLACE):
             return "contiguous"
         return ref.LAYOUTS[(ref.LAYOUTS.index(self.place) + number) % len(ref.LAYOUTS)]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every order of its operands gives the same bits."""
+        return own_order.exact(self.dtype, self.reduction, self.salt)
 
     @property
     def in_place(self) -> bool:
@@ -101,6 +111,8 @@ class Expected:
         got = self.placed.tensor
         if isinstance(self.want, torch.Tensor):
             ref.check_same(got, self.want, what)
+        elif self.call.own_order:
+            own_order.check(got, self.call.reduction, self.want, self.call.exact, what)
         else:
             folded = ref.in_rank_order(self.call.reduction, self.want)
             if self.near:  # true in more precision as well

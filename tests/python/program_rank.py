@@ -37,6 +37,7 @@ class Rank:
     flying: list[Flight] = field(default_factory=list)
     left: list[Flight] = field(default_factory=list)  # to be checked at the end
     wrong: list[str] = field(default_factory=list)
+    alike: dict[str, str] = field(default_factory=dict)  # what all ranks that have it must have alike
 
     def __post_init__(self) -> None:
         self.draw = random.Random(1000 * self.seed + self.rank)  # other than that of other ranks
@@ -81,6 +82,11 @@ class Rank:
             check()
         except AssertionError as error:
             self.wrong.append(f"rank {self.rank}: {what}: {error}")
+
+    def hold(self, what: str, call: ops.Call, issued: ops.Issued) -> None:
+        """Keeps which bits came of a reduction that all ranks must have alike and that none can work out alone."""
+        if call.own_order and ops.KINDS[call.kind].same:
+            self.alike[what] = issued.digest()
 
     def finish(self) -> None:
         """Waits for everything, and destroys the groups that the program has made."""

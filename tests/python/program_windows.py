@@ -30,7 +30,9 @@ class Window:
         return f"{how} window{' of the device' if self.device else ''}: {'; '.join(map(str, self.calls))}"
 
 
-def draw(rng: random.Random, size: int, count_of: Callable[[torch.dtype, int], int]) -> Window:
+def draw(
+    rng: random.Random, size: int, count_of: Callable[[torch.dtype, int], int], own_order: frozenset[str]
+) -> Window:
     captured = rng.random() < 0.5
     kind = rng.choice(CAPTURED)
     reduction = rng.choice(("SUM", "AVG", "MAX", "PRODUCT", "PREMUL_SUM"))
@@ -46,7 +48,8 @@ def draw(rng: random.Random, size: int, count_of: Callable[[torch.dtype, int], i
         name = reduction if ops.KINDS[kind].reduces else "SUM"
         count = count_of(dtype, size) // rng.choice((1, 4, 16))
         place, root = rng.choice(ops.KINDS[kind].places), rng.randrange(size) if rng.random() < 0.3 else 0
-        calls.append(Call(kind, dtype, count, name, place, False, root, rng.randrange(1 << 30), rng.random() < 0.1))
+        salt, special, own = rng.randrange(1 << 30), rng.random() < 0.1, ops.KINDS[kind].name in own_order
+        calls.append(Call(kind, dtype, count, name, place, False, root, salt, special, own))
     return Window(tuple(calls), not captured or rng.random() < 0.5, rng.random() < 0.5)
 
 
@@ -57,6 +60,7 @@ def play(window: Window, rank: Rank, at: Member, what: str) -> None:
 
     def check() -> None:
         for number, (call, each) in enumerate(zip(window.calls, issued, strict=True)):
+            rank.hold(f"{what}: operation {number}", call, each)
             each.check(f"operation {number} of the window, {ref.name(call.dtype)}")
 
     if window.async_ops and manager.works:

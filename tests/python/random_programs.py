@@ -2,7 +2,8 @@
 
 A program is a list of steps that all ranks of a group take in the same order; STEPS has one entry for each kind. When
 an operation that does not block is waited for, if ever, each rank draws for itself (program_rank.py). Results are
-checked bit for bit against what the operations are documented to give, so that ranks agree as well.
+checked bit for bit against what the operations are documented to give, so that ranks agree as well; where an algorithm
+reduces in an order of its own, within a bound, and that ranks agree is checked afterwards (own_order.py).
 
     python tests/python/random_programs.py --programs 2000 --seed 1
 """
@@ -56,6 +57,7 @@ class Draw:
 
     rng: random.Random
     groups: list[tuple[int, ...]]  # ranks in the world
+    own_order: frozenset[str] = frozenset()  # collectives whose algorithm reduces in an order of its own
     number: int = 0  # of the step
     group: int = 0  # of the step
 
@@ -120,16 +122,22 @@ def draw_collective(draw: Draw) -> Call:
     one = kind in ("all_reduce", "reduce", "broadcast")
     count = draw.count(dtype, 1 if one else draw.size)
     place, async_op, root = rng.choice(ops.KINDS[kind].places), rng.random() < 0.6, rng.randrange(draw.size)
-    return Call(kind, dtype, count, reduction, place, async_op, root, rng.randrange(1 << 30), rng.random() < 0.2)
+    salt, special, own_order = rng.randrange(1 << 30), rng.random() < 0.2, ops.KINDS[kind].name in draw.own_order
+    return Call(kind, dtype, count, reduction, place, async_op, root, salt, special, own_order)
 
 
 def play_collective(call: Call, rank: Rank, at: Member, what: str) -> None:
     issued = ops.KINDS[call.kind].issue(call, at)
+
+    def check() -> None:
+        rank.hold(what, call, issued)
+        issued.check("checked")
+
     if call.async_op:
-        rank.fly(what, issued.work, lambda: issued.check("checked"), leave=issued.direct)
+        rank.fly(what, issued.work, check, leave=issued.direct)
     else:
         assert issued.work is None
-        rank.check(what, lambda: issued.check("checked"))
+        rank.check(what, check)
 
 
 def draw_barrier(draw: Draw) -> bool:
@@ -147,7 +155,7 @@ def draw_messages(draw: Draw) -> program_messages.Messages:
 
 
 def draw_window(draw: Draw) -> program_windows.Window:
-    return program_windows.draw(draw.rng, draw.size, draw.count)
+    return program_windows.draw(draw.rng, draw.size, draw.count, draw.own_order)
 
 
 def draw_objects(draw: Draw) -> tuple[str, int, int]:
@@ -208,31 +216,43 @@ STEPS = {
 
 
 @cache
-def algorithms() -> dict[str, list[str]]:
-    """Those of each collective that carry out all its calls; of reductions those that add in the order of the ranks,
-    which is what programs check bit for bit: pgbackend/flows_test.go has the others."""
+def algorithms() -> dict[str, list[tuple[str, bool]]]:
+    """Those of each collective that carry out all its calls, and whether they reduce in an order of their own."""
+    ended = programs.run(EXPLAIN_ALL)  # in a process of its own: ranks are started out of this one
+    assert ended.status == 0, ended.errors
     answers = {}
-    for op in COLLECTIVES:
-        candidates = json.loads(programs.command("explain", "--op", op, "--json").said)["candidates"]
-        if "reduce" in op:
-            candidates = [c for c in candidates if c["transport"] == "boards"]
-        answers[op] = sorted({c["algorithm"] for c in candidates if "equal length" not in c["why"]})
+    for op, candidates in json.loads(ended.said).items():
+        usable = [c for c in candidates if "equal length" not in c["why"]]
+        answers[op] = sorted({(c["algorithm"], "reduce" in op and c["transport"] != "boards") for c in usable})
     return answers
 
 
-def draw_tune(seed: int) -> str:
-    """Nothing for half of the programs, which go as is predicted; else an algorithm for each collective."""
+EXPLAIN_ALL = f"""
+import json
+from sagecomm import _explain, _native
+explain = _native.load().explain
+answers = {{op: _explain.ask(explain, op=op, bytes=1 << 20, ranks=2, hosts=1) for op in {COLLECTIVES!r}}}
+say(json.dumps({{op: answer["candidates"] for op, answer in answers.items()}}))
+"""
+
+
+def draw_tune(seed: int) -> tuple[str, frozenset[str]]:
+    """SAGECOMM_TUNE and the collectives that then reduce in an order of their own. Nothing for half of the programs,
+    which go as is predicted, reductions over boards; else an algorithm for each collective."""
     rng = random.Random(f"tune {seed}")
     if rng.random() < 0.5:
-        return ""
+        return "", frozenset()
     chunk = rng.choice(("", "@chunk=4K"))
-    return ";".join(f"{op}:{rng.choice(names)}{chunk}" for op, names in algorithms().items())
+    chosen = {op: rng.choice(candidates) for op, candidates in algorithms().items()}
+    tune = ";".join(f"{op}:{name}{chunk}" for op, (name, _) in chosen.items())
+    return tune, frozenset(op for op, (_, own_order) in chosen.items() if own_order)
 
 
 def program(seed: int) -> Program:
     rng = random.Random(seed)
     drawn = Program(seed, rng.choice(SIZES))
-    draw = Draw(rng, [tuple(range(drawn.size))])
+    drawn.tune, own_order = draw_tune(seed)
+    draw = Draw(rng, [tuple(range(drawn.size))], own_order)
     weights = [of.weight for of in STEPS.values()]
     for number in range(200 if rng.random() < 0.05 else rng.randint(10, 40)):
         draw.number, draw.group = number, rng.randrange(len(draw.groups))
@@ -242,11 +262,10 @@ def program(seed: int) -> Program:
     return drawn
 
 
-def play(seed: int, options: Any) -> list[str]:
-    """Runs the program on this rank and returns what was wrong."""
-    drawn = program(seed)
+def play(drawn: Program, options: Any) -> tuple[list[str], dict[str, str]]:
+    """Runs the program on this rank and returns what was wrong, and what other ranks must have alike."""
     world = ops.member()
-    rank = Rank(seed, world.rank, options, [world])
+    rank = Rank(drawn.seed, world.rank, options, [world])
     for number, step in enumerate(drawn.steps):
         at = rank.groups[step.group]
         if at is None:
@@ -259,19 +278,29 @@ def play(seed: int, options: Any) -> list[str]:
             raise
         rank.settle()
     rank.finish()
-    return rank.wrong
+    return rank.wrong, rank.alike
+
+
+def different(of_ranks: list[dict[str, str]]) -> Iterator[str]:
+    """What some rank has otherwise than another one, by what each has of which all must be alike."""
+    for what in {what: None for alike in of_ranks for what in alike}:
+        ranks: dict[str, list[int]] = {}
+        for rank, alike in enumerate(of_ranks):
+            if what in alike:
+                ranks.setdefault(alike[what], []).append(rank)
+        if len(ranks) > 1:
+            yield f"{what}: ranks have different bits, each of {', '.join(map(str, ranks.values()))} its own"
 
 
 def failures(pool: Pool, seeds: Iterable[int]) -> Iterator[tuple[int, str]]:
     """Seeds of the programs that fail, and how."""
     for seed in seeds:
         drawn = program(seed)
-        drawn.tune = draw_tune(seed)
         options = sagecomm.Options(settings={"tune": drawn.tune}) if drawn.tune else None
         try:
-            wrong = [
-                text for of_rank in pool.world(drawn.size).run(play, seed, options, options=options) for text in of_rank
-            ]
+            results = pool.world(drawn.size).run(play, drawn, options, options=options)
+            wrong = [text for of_rank, _ in results for text in of_rank]
+            wrong += different([alike for _, alike in results])
         except (RankError, Hang) as error:
             wrong = [str(error)]
         if wrong:

@@ -94,11 +94,15 @@ def _row(dtype: torch.dtype, special: bool) -> torch.Tensor:
 def drawn(count: int, dtype: torch.dtype, key: tuple[int, ...], special: bool = False) -> torch.Tensor:
     """As values(), but quick: a piece of one row that begins where the key says. A third of special floats are NaN,
     infinities, the largest number, denormals, and zeros of either sign."""
-    row, start = _row(dtype, special), hash(key) % ROW
+    return piece(_row(dtype, special), count, key)
+
+
+def piece(row: torch.Tensor, count: int, key: tuple[int, ...]) -> torch.Tensor:
+    """Of ROW elements, over and over, so many from where the key says."""
+    start, size = hash(key) % ROW, row.dtype.itemsize
     raw = row.view(torch.uint8)  # fp8 has no repeat()
-    size = dtype.itemsize
     longer = raw.repeat(math.ceil((start + count) / ROW)) if start + count > ROW else raw
-    return longer[start * size : (start + count) * size].clone().view(dtype)
+    return longer[start * size : (start + count) * size].clone().view(row.dtype)
 
 
 def name(dtype: torch.dtype) -> str:
@@ -173,7 +177,7 @@ def _fold_integer(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     return torch.from_numpy(total)
 
 
-def _wide(t: torch.Tensor) -> Any:
+def wide(t: torch.Tensor) -> Any:
     """Exact, in a type with at least 11 more bits of precision."""
     kinds = {torch.complex64: np.complex128, torch.complex128: np.clongdouble, torch.float64: np.longdouble}
     kind = kinds.get(t.dtype, np.float64)
@@ -181,29 +185,29 @@ def _wide(t: torch.Tensor) -> Any:
 
 
 def _check_near(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor], what: str) -> None:
-    wide = [_wide(t) for t in inputs]
+    operands = [wide(t) for t in inputs]
     if reduction in ("MIN", "MAX"):
-        want = np.minimum.reduce(wide) if reduction == "MIN" else np.maximum.reduce(wide)
-        assert np.array_equal(_wide(got), want), f"{what}: wrong value"
+        want = np.minimum.reduce(operands) if reduction == "MIN" else np.maximum.reduce(operands)
+        assert np.array_equal(wide(got), want), f"{what}: wrong value"
         return
     if reduction == "PREMUL_SUM":
-        wide = [x * FACTOR for x in wide]
+        operands = [x * FACTOR for x in operands]
     if reduction == "PRODUCT":
-        want = np.multiply.reduce(wide)
+        want = np.multiply.reduce(operands)
         magnitude = np.abs(want) * 4
     else:
-        want = np.add.reduce(wide)
-        magnitude = np.add.reduce([np.abs(x) for x in wide])
+        want = np.add.reduce(operands)
+        magnitude = np.add.reduce([np.abs(x) for x in operands])
         if reduction == "AVG":
-            want, magnitude = want / len(wide), magnitude / len(wide)
+            want, magnitude = want / len(operands), magnitude / len(operands)
     limits = torch.finfo(got.dtype)
     accumulated = torch.finfo(torch.float32) if got.dtype in (torch.float16, torch.bfloat16) else limits
     # The result is rounded once; sums and products on the way, and a factor's products, in their own precision.
     bound = limits.eps * np.abs(want) + 2 * limits.smallest_normal * limits.eps
-    bound = bound + (len(wide) + 1) * accumulated.eps * magnitude
+    bound = bound + (len(operands) + 1) * accumulated.eps * magnitude
     if reduction == "PREMUL_SUM":
         bound = bound + limits.eps * magnitude
-    wrong = np.abs(_wide(got) - want) > bound
+    wrong = ~(np.abs(wide(got) - want) <= bound)  # nor is a NaN near
     if wrong.any():
         where = int(np.argmax(wrong))
         raise AssertionError(
@@ -220,11 +224,11 @@ def in_rank_order(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
         return _fold_bool(reduction, inputs)
     if dtype in INTEGERS:
         return _fold_integer(reduction, inputs)
-    parts = [_as_real(t) for t in inputs]
+    parts = [as_real(t) for t in inputs]
     if dtype in (torch.float16, torch.bfloat16):
         parts = [t.float() for t in parts]
     if reduction == "PREMUL_SUM":
-        own = _as_real(inputs[0]).dtype
+        own = as_real(inputs[0]).dtype
         parts = [(t * FACTOR).to(own).to(t.dtype) for t in parts]
     total = parts[0]
     for each in parts[1:]:
@@ -234,7 +238,7 @@ def in_rank_order(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     return torch.view_as_complex(total.contiguous()) if dtype.is_complex else total.to(dtype)
 
 
-def _as_real(t: torch.Tensor) -> torch.Tensor:
+def as_real(t: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(t) if t.is_complex() else t
 
 
@@ -257,7 +261,7 @@ def check_folded(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
 
 def one_nan(t: torch.Tensor) -> torch.Tensor:
     """The numbers as they are, and one NaN for all."""
-    t = _as_real(t)
+    t = as_real(t)
     return torch.where(t.isnan(), math.nan, t) if t.is_floating_point() else t
 
 

@@ -197,12 +197,16 @@ static void trouble(uint64_t handle, const scr_trouble *t) {
   scr_group *g = table[index_of(handle)].group;
   sagecomm_error e = {0};
   if (t->code != SCR_TROUBLE_FAILURE) {
-    e.status = t->code == SCR_TROUBLE_MISMATCH || t->code == SCR_TROUBLE_LENGTH || t->code == SCR_TROUBLE_SPLIT
-                   ? SAGECOMM_MISMATCH
-               : t->code == SCR_TROUBLE_GARBAGE ? SAGECOMM_INTERNAL
-               : t->code == SCR_TROUBLE_TIMEOUT ? SAGECOMM_TIMEOUT
-               : t->code == SCR_TROUBLE_UNEVEN  ? SAGECOMM_SYSTEM
-                                                : SAGECOMM_PEER_FAILURE;
+    static const int32_t status[] = {
+        [SCR_TROUBLE_MISMATCH] = SAGECOMM_MISMATCH,    [SCR_TROUBLE_LENGTH] = SAGECOMM_MISMATCH,
+        [SCR_TROUBLE_SPLIT] = SAGECOMM_MISMATCH,       [SCR_TROUBLE_GARBAGE] = SAGECOMM_INTERNAL,
+        [SCR_TROUBLE_BAD_LONGEST] = SAGECOMM_INTERNAL, [SCR_TROUBLE_BAD_FLOW] = SAGECOMM_INTERNAL,
+        [SCR_TROUBLE_BAD_MESSAGE] = SAGECOMM_INTERNAL, [SCR_TROUBLE_BAD_TAKEN] = SAGECOMM_INTERNAL,
+        [SCR_TROUBLE_TIMEOUT] = SAGECOMM_TIMEOUT,      [SCR_TROUBLE_UNEVEN] = SAGECOMM_SYSTEM,
+        [SCR_TROUBLE_LEFT] = SAGECOMM_PEER_FAILURE,    [SCR_TROUBLE_TYPE] = SAGECOMM_MISMATCH,
+        [SCR_TROUBLE_MEMORY] = SAGECOMM_SYSTEM};
+    CHECK((size_t)t->code < sizeof status / sizeof *status && status[t->code] != SAGECOMM_OK);
+    e.status = status[t->code];
     e.rank = t->peer;
   }
   go_down(g, e.status ? &e : NULL);

@@ -1,0 +1,121 @@
+"""What a reduction must give whose algorithm is one of messages: each contribution once, in an order of the algorithm's
+own, the same on all ranks, with halves rounded at each step. Nothing here communicates.
+
+Operands are drawn, mostly, of which every order gives the same bits; results of others must be within a bound.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+import reference as ref
+
+RANKS = 8  # of the largest group: results of so many operands are exact
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def exact(dtype: torch.dtype, reduction: str, salt: int) -> bool:
+    """Whether drawn() gives operands that every order reduces to the same bits: where it can, three times of four."""
+    if dtype not in (*ref.FLOATS, *ref.COMPLEX) or reduction in ("MIN", "MAX"):
+        return True
+    return reduction != "PREMUL_SUM" and salt % 4 > 0
+
+
+def drawn(
+    count: int, dtype: torch.dtype, key: tuple[int, ...], reduction: str, exactly: bool, special: bool
+) -> torch.Tensor:
+    """As ref.drawn(). Of special values there are those that come out alike in every order: no number that overflows in
+    one order only, none among factors that are not exact, none among complex factors."""
+    if dtype not in (*ref.FLOATS, *ref.COMPLEX) or reduction in ("MIN", "MAX"):
+        return ref.drawn(count, dtype, key, special)
+    product = reduction == "PRODUCT"
+    if product and (dtype.is_complex or not exactly):
+        special = False
+    return ref.piece(_row(dtype, product, exactly, special), count, key)
+
+
+@functools.cache
+def _row(dtype: torch.dtype, product: bool, exactly: bool, special: bool) -> torch.Tensor:
+    rng = np.random.default_rng(ref.ROW + 1)
+    shape = (ref.ROW, 2) if dtype.is_complex else (ref.ROW,)
+    real = dtype.to_real()
+    limits = torch.finfo(real)
+    if not exactly:
+        numbers = rng.standard_normal(shape)
+    elif product:
+        numbers = rng.choice((-1.0, 1.0), shape) * 2.0 ** rng.integers(-1, 1, shape, endpoint=True)
+    else:  # integers up to 2 / eps have no rounding
+        most = int(2 / limits.eps) // RANKS
+        numbers = rng.integers(-most, most, shape, endpoint=True).astype(np.float64)
+    parts = torch.from_numpy(numbers).to(real)
+    if special:
+        tiny = limits.smallest_normal
+        given = [math.nan, math.inf, -math.inf, *[0.0, -0.0] * 4, *([] if exactly else [tiny / 4, -tiny / 2, tiny])]
+        which = torch.from_numpy(rng.integers(0, 3 * len(given), shape))
+        for number, value in enumerate(given):
+            parts[which == number] = value
+    return torch.view_as_complex(parts) if dtype.is_complex else parts
+
+
+def check(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor], exactly: bool, what: str) -> None:
+    if not exactly:
+        _check_within(got, reduction, inputs, what)
+        return
+    want = ref.in_rank_order(reduction, inputs)
+    if reduction in ("MIN", "MAX") or (reduction == "PRODUCT" and got.dtype.is_complex):
+        got, want = _one_zero(got), _one_zero(want)  # its sign is that of some order
+    ref.check_folded(got, want, what)
+
+
+def _one_zero(t: torch.Tensor) -> torch.Tensor:
+    t = ref.as_real(t)
+    return torch.where(t == 0, torch.zeros_like(t), t)
+
+
+def _check_within(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor], what: str) -> None:
+    if reduction != "PRODUCT":  # real and imaginary parts have nothing to do with each other
+        got, inputs = ref.as_real(got), [ref.as_real(t) for t in inputs]
+    with np.errstate(invalid="ignore"):  # of infinities and NaN
+        want, bound = _bound(reduction, got.dtype, [ref.wide(t) for t in inputs])
+        result = ref.wide(got).reshape(want.shape)
+        same = (result == want) | (np.isnan(result) & np.isnan(want))
+        wrong = ~np.where(np.isfinite(want), np.abs(result - want) <= bound, same)
+    if wrong.any():
+        where = tuple(np.argwhere(wrong)[0])
+        raise AssertionError(
+            f"{what}: {int(wrong.sum())} of {got.numel()} elements are off, first at {where}: "
+            f"{result[where]} instead of {want[where]} (allowed: {bound[where]})"
+        )
+
+
+def _bound(reduction: str, dtype: torch.dtype, operands: list[Any]) -> tuple[Any, Any]:
+    """The true result, and how far a result may be from it, whatever the order: n roundings on the way of each operand
+    change it by a factor within 1 +- n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
+    lemma 3.1; a complex product counts as three roundings, lemma 3.5), each rounding of a product or a quotient among
+    denormals by up to half of what lies between two of them. Sums of denormals are exact."""
+    steps = len(operands) - 1
+    limits = torch.finfo(dtype)
+    unit, between = limits.eps / 2, limits.smallest_normal * limits.eps
+    if dtype in HALVES:  # at each step in fp32 first
+        unit += torch.finfo(torch.float32).eps / 2
+
+    def change(n: int) -> float:
+        return n * unit / (1 - n * unit)
+
+    if reduction == "PRODUCT":
+        want = np.multiply.reduce(operands)
+        others = np.multiply.reduce([np.maximum(np.abs(x), 1) for x in operands])
+        return want, change((3 if dtype.is_complex else 1) * steps) * np.abs(want) + 2 * steps * between * others
+    if reduction == "PREMUL_SUM":  # the factor is rounded to the type, then each product
+        operands = [x * ref.FACTOR for x in operands]
+    want, magnitude = np.add.reduce(operands), np.add.reduce([np.abs(x) for x in operands])
+    if reduction == "SUM":
+        return want, change(steps) * magnitude
+    if reduction == "PREMUL_SUM":
+        return want, change(steps + 2) * magnitude + len(operands) * between
+    return want / len(operands), change(steps + 1) * magnitude / len(operands) + between
