@@ -104,20 +104,27 @@ func (f *File) Put(e Entry) (Entry, error) {
 // For is what the file says of a group on a machine: nothing, where no entry is for it. name is the file's, for
 // messages.
 func (f File) For(name, machine string, shape Shape) (Tune, error) {
+	if best := f.entry(machine, shape); best >= 0 {
+		return f.Entries[best].tune(name)
+	}
+	return Tune{}, nil
+}
+
+// Has says whether an entry is for a group on a machine.
+func (f File) Has(machine string, shape Shape) bool { return f.entry(machine, shape) >= 0 }
+
+func (f File) entry(machine string, shape Shape) int {
 	best := -1
 	for i, e := range f.Entries {
 		if e.Machine == machine && e.fits(shape) && (best < 0 || e.weight() > f.Entries[best].weight()) {
 			best = i
 		}
 	}
-	if best < 0 {
-		return Tune{}, nil
-	}
-	return f.Entries[best].tune(name)
+	return best
 }
 
 func (e Entry) fits(shape Shape) bool {
-	return (e.Size == 0 || e.Size == shape.Size) && (e.Hosts == 0 || e.Hosts == max(1, len(shape.Hosts)))
+	return (e.Size == 0 || e.Size == shape.Size) && (e.Hosts == 0 || e.Hosts == shape.HostCount())
 }
 
 // weight says how much of a group the entry names.

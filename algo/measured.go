@@ -30,7 +30,7 @@ const worth = 1.03
 // of the kinds that were measured, and the parameters that predict best what was measured, for the other kinds. Plans
 // that need blocks of equal length get no rule: only a user knows that they are.
 func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
-	e := Entry{Machine: machine, Size: s.shape.Size, Hosts: max(1, len(s.shape.Hosts)), Params: map[string]string{}}
+	e := Entry{Machine: machine, Size: s.shape.Size, Hosts: s.shape.HostCount(), Params: map[string]string{}}
 	for _, m := range list {
 		if err := s.check(m); err != nil {
 			return e, err

@@ -28,12 +28,17 @@ type Shape struct {
 	Size int
 	// Hosts are the ranks of each host. Nil: all are on one.
 	Hosts [][]int
+	// Spread is how many hosts they are on where Hosts does not say so, since those have not equally many: 0 is one.
+	Spread int
 	// Apart says that hosts share no memory, so that messages between them go through a network.
 	Apart bool
 }
 
 // boards says whether all ranks share memory.
 func (s Shape) boards() bool { return len(s.Hosts) <= 1 || !s.Apart }
+
+// HostCount is how many hosts the ranks are on.
+func (s Shape) HostCount() int { return max(1, s.Spread, len(s.Hosts)) }
 
 // ValidSize refuses a number of ranks that no group has.
 func ValidSize(ranks int) error {

@@ -10,6 +10,9 @@ import (
 	"slices"
 	"syscall"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"sagecomm/algo"
 	"sagecomm/internal/env"
@@ -115,18 +118,69 @@ func (p *Process) selector(shape algo.Shape, machine string, w wishes, found fin
 
 // choose makes the tables of the group, whose members are known.
 func (g *Group) choose() (err error) {
-	shape := algo.Shape{Size: g.size, Hosts: g.hosts()}
+	shape := g.shape()
 	list := make([]findings, g.size)
 	for rank, m := range g.members {
 		list[rank] = m.Probe
 	}
-	g.selector, err = g.process.selector(shape, g.members[0].Machine, g.wishes, agree(list))
+	found := agree(list)
+	if g.wishes.probe && slices.ContainsFunc(g.members, func(m member) bool { return g.crowded(m.Host) }) {
+		found[0] = max(found[0], switching)
+	}
+	g.selector, err = g.process.selector(shape, g.members[0].Machine, g.wishes, found)
 	return err
 }
 
-// hosts are the ranks of each host, in the order of their first ranks; nil where there is one host, or where hosts have
-// not equally many ranks and plans take the group as it is.
-func (g *Group) hosts() [][]int {
+// untuned says what a tuning file has nothing for, if so.
+func (g *Group) untuned() string {
+	w, shape := g.wishes, g.shape()
+	if w.file == nil || w.file.Has(g.members[0].Machine, shape) {
+		return ""
+	}
+	return fmt.Sprintf("%s has no entry for %d ranks on %d hosts of %q: python -m sagecomm tune measures them",
+		w.fileName, shape.Size, shape.HostCount(), g.members[0].Machine)
+}
+
+// crowded says whether the group has more ranks on a host than processors that they may run on.
+func (g *Group) crowded(host string) bool {
+	ranks, free := 0, map[int]bool{}
+	for _, m := range g.members {
+		if m.Host != host {
+			continue
+		}
+		if ranks++; len(m.Processors) == 0 {
+			return false // it could not say
+		}
+		for _, cpu := range m.Processors {
+			free[cpu] = true
+		}
+	}
+	return ranks > len(free)
+}
+
+// switching is how long a hop is where ranks take turns on processors, in octaves: 8 us, until the kernel has switched.
+// With it one-shot all_reduce ends where it was measured to end among 4 ranks on 2 processors, between 32 and 64 KiB
+// (docs/measured.md).
+const switching = 5
+
+// processors are those that this process may run on, nil if the system does not tell.
+func processors() (list topo.CPUSet) {
+	var set unix.CPUSet
+	if unix.SchedGetaffinity(os.Getpid(), &set) != nil {
+		return nil
+	}
+	for cpu := range 8 * int(unsafe.Sizeof(set)) {
+		if set.IsSet(cpu) {
+			list = append(list, cpu)
+		}
+	}
+	return list
+}
+
+// shape has the ranks of each host in the order of their first ranks, if there are several with equally many: else plans
+// take the group as it is.
+func (g *Group) shape() algo.Shape {
+	shape := algo.Shape{Size: g.size}
 	var list [][]int
 	number := map[string]int{}
 	for rank, m := range g.members {
@@ -138,10 +192,11 @@ func (g *Group) hosts() [][]int {
 		}
 		list[at] = append(list[at], rank)
 	}
-	if len(list) < 2 || slices.ContainsFunc(list, func(ranks []int) bool { return len(ranks) != len(list[0]) }) {
-		return nil
+	shape.Spread = len(list)
+	if len(list) > 1 && !slices.ContainsFunc(list, func(ranks []int) bool { return len(ranks) != len(list[0]) }) {
+		shape.Hosts = list
 	}
-	return list
+	return shape
 }
 
 // findings are what a probe has found: how many times as long as on the machine of the defaults a hop, a byte copied, a

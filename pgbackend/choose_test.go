@@ -7,11 +7,14 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/topo"
 )
 
 func TestRanksAgreeOnWhatTheyFound(t *testing.T) {
@@ -55,12 +58,54 @@ func TestProbeMakesTheTables(t *testing.T) {
 		w.each(func(g *Group) error { return asError(sum(g, 100)) })
 		return w.groups[0].selector.Describe(coll.AllReduce)
 	}
-	usual, slow := chosen(findings{}, "on"), chosen(findings{6, 0, 0, 0}, "on")
+	usual, slow := chosen(findings{}, "off"), chosen(findings{6, 0, 0, 0}, "on")
 	if usual == slow {
 		t.Errorf("64 times as slow hops change nothing: %s", slow)
 	}
 	if off := chosen(findings{6, 0, 0, 0}, "off"); off != usual {
 		t.Errorf("without the probe: %s, expected %s", off, usual)
+	}
+}
+
+// Ranks that take turns on processors go by what the kernel takes for that, unless the probe is off; the processors of
+// all ranks of a host count, however they are pinned.
+func TestCrowdedRanks(t *testing.T) {
+	pinned := func(sets ...topo.CPUSet) *Group {
+		g := &Group{size: len(sets), process: Get(), wishes: wishes{probe: true}}
+		for _, set := range sets {
+			g.members = append(g.members, member{Host: "here", Processors: set})
+		}
+		return g
+	}
+	table := func(g *Group) string {
+		if err := g.choose(); err != nil {
+			t.Fatal(err)
+		}
+		return g.selector.Describe(coll.AllReduce)
+	}
+	for _, c := range []struct {
+		g       *Group
+		crowded bool
+	}{
+		{pinned(topo.CPUSet{0}, topo.CPUSet{1}, topo.CPUSet{2}, topo.CPUSet{7}), false},
+		{pinned(topo.CPUSet{0, 1}, topo.CPUSet{0, 1}, topo.CPUSet{2}, topo.CPUSet{3}), false},
+		{pinned(topo.CPUSet{0, 1}, topo.CPUSet{0, 1}, topo.CPUSet{0, 1}, topo.CPUSet{2}), true},
+		{pinned(topo.CPUSet{0, 1}, nil, topo.CPUSet{0, 1}, topo.CPUSet{0, 1}), false},
+	} {
+		if got := c.g.crowded("here"); got != c.crowded {
+			t.Errorf("%v: crowded %v", c.g.members, got)
+		}
+		if c.g.crowded("elsewhere") {
+			t.Error("a host without ranks is crowded")
+		}
+		with := table(c.g)
+		c.g.wishes.probe = false
+		if without := table(c.g); (with != without) != c.crowded {
+			t.Errorf("%v: %s, without the probe %s", c.g.members, with, without)
+		}
+	}
+	if len(processors()) == 0 {
+		t.Error("this process runs nowhere")
 	}
 }
 
@@ -84,6 +129,9 @@ func TestTuningFile(t *testing.T) {
 		w.each(func(g *Group) error { return asError(sum(g, 2)) })
 		if got := w.groups[0].selector.Choose(coll.AllReduce, 8).Algorithm; got != want {
 			t.Errorf("%d ranks: %s, expected %s", size, got, want)
+		}
+		if text := w.groups[0].untuned(); strings.Contains(text, "no entry for 2 ranks on 1 hosts") != (size == 2) {
+			t.Errorf("%d ranks: %q", size, text)
 		}
 	}
 	w := newWorldWith(t, 3, opTimeout, options{"tune_file": name, "tune": "all_reduce:0-1K:two_shot"})
@@ -110,6 +158,31 @@ func TestTuningFileThatCannotBeRead(t *testing.T) {
 		for rank, err := range errs {
 			if err := expectText(err, "SAGECOMM_TUNE_FILE", want); err != nil {
 				t.Errorf("rank %d: %v", rank, err)
+			}
+		}
+	}
+}
+
+// A rank that cannot read what it is told to go by says so to the others, which would wait for it until their time is up.
+func TestWishesOfOneRankThatCannotBeRead(t *testing.T) {
+	for _, bad := range []options{{"tune": "all_reduce:fastest"}, {"tune_file": "/nowhere"}} {
+		began := time.Now()
+		_, errs := tryWorld(t, 3, time.Minute, func(rank int) options {
+			if rank == 1 {
+				return bad
+			}
+			return options{}
+		})
+		if took := time.Since(began); took > 30*time.Second {
+			t.Errorf("%v: after %v", bad, took)
+		}
+		for rank, err := range errs {
+			want := []string{"SAGECOMM_TUNE"}
+			if rank != 1 {
+				want = append(want, "rank 1")
+			}
+			if err := expectText(err, want...); err != nil {
+				t.Errorf("%v, rank %d: %v", bad, rank, err)
 			}
 		}
 	}

@@ -63,10 +63,6 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	if err != nil {
 		return nil, err
 	}
-	wishes, err := readWishes(settings)
-	if err != nil {
-		return nil, err
-	}
 	p.sweep()
 	deadline := time.Now().Add(c.Timeout)
 	epochs := bootstrap.Epochs{Store: c.Store, Prefix: keys + "/epoch", Rank: c.Rank}
@@ -75,7 +71,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		if err != nil {
 			return nil, err
 		}
-		g = &Group{process: p, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "", wishes: wishes,
+		g = &Group{process: p, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
 			gone: make([]bool, c.Size), keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
 		attempt := c
 		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.dead()) > 0 },
@@ -123,6 +119,9 @@ func (g *Group) introduceItself() {
 	for _, way := range slices.Sorted(maps.Keys(ways)) {
 		g.info("shared memory (%s): ranks %v", way, ways[way])
 	}
+	if text := g.untuned(); text != "" && g.rank == 0 {
+		g.info("%s", text)
+	}
 	for kind := range coll.KindCount {
 		if kind.Collective() && g.rank == 0 { // the tables are everybody's
 			g.info("%s", g.selector.Describe(kind))
@@ -166,17 +165,25 @@ func (g *Group) join(c Config) (err error) {
 			return
 		}
 		err = g.fault(r)
-		if g.promised {
-			return // see giveUp
-		}
-		for _, k := range []string{firstTry, firstTry + attached, secondTry, secondTry + attached} {
-			_ = bootstrap.Abandon(c.Store, g.keys+k, g.rank, err) // else their time runs out
+		if !g.promised { // else see giveUp
+			g.abandon(c.Store, err)
 		}
 	}()
+	if g.wishes, err = readWishes(g.settings); err != nil {
+		g.abandon(c.Store, err)
+		return err
+	}
 	if err := g.meet(c); err != nil {
 		return err
 	}
 	return g.open(c)
+}
+
+// abandon tells the others why this rank does not meet them: else their time runs out.
+func (g *Group) abandon(store bootstrap.Store, why error) {
+	for _, k := range []string{firstTry, firstTry + attached, secondTry, secondTry + attached} {
+		_ = bootstrap.Abandon(store, g.keys+k, g.rank, why)
+	}
 }
 
 // openGroup makes a group of the runner's. Tests put a fault in its place.
@@ -184,8 +191,7 @@ var openGroup = runner.OpenGroup
 
 // open makes the runner's group of what is mapped.
 func (g *Group) open(c Config) error {
-	here := len(g.maps)
-	run, err := openGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Patience: patience(g.settings, here),
+	run, err := openGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Patience: patience(g.settings, g.crowded(g.members[g.rank].Host)),
 		StreamBytes: streamBytes, Flights: g.flights, Stacks: g.RecordsStacks(), Timeline: g.timeline, Trace: env.Debug.Get(g.settings) >= env.Trace, Peers: g.peers})
 	if err != nil {
 		return err

@@ -59,7 +59,7 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)
 	}
-	out := &Explanation{Op: q.Op, Bytes: q.Bytes, Ranks: shape.Size, Hosts: max(1, len(shape.Hosts)), Table: selector.Describe(kind)}
+	out := &Explanation{Op: q.Op, Bytes: q.Bytes, Ranks: shape.Size, Hosts: shape.HostCount(), Table: selector.Describe(kind)}
 	for _, c := range selector.Explain(kind, q.Bytes) {
 		out.Candidates = append(out.Candidates, candidate{c.Algorithm, c.Transport.String(), c.Chunk, c.Predicted.Seconds(), c.Steps, c.Bytes, c.Even, c.Chosen, c.Forced, c.Why})
 	}
@@ -72,7 +72,7 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 		if g == nil {
 			return nil, algo.Shape{}, errors.New("the group was destroyed")
 		}
-		return g.selector, algo.Shape{Size: g.size, Hosts: g.hosts()}, nil
+		return g.selector, g.shape(), nil
 	}
 	shape := algo.Shape{Size: q.Ranks}
 	if err := algo.ValidSize(q.Ranks); err != nil { // before there is a list of them
@@ -109,6 +109,9 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 	var found findings
 	if w.probe {
 		found = p.probe(q.Ranks)
+		if q.Ranks/max(1, q.Hosts) > len(processors()) { // if such hosts are like this one
+			found[0] = max(found[0], switching)
+		}
 	}
 	made, err := p.selector(shape, w.machine, w, found)
 	return made, shape, err

@@ -187,7 +187,7 @@ func TestMessagesBetweenHosts(t *testing.T) {
 			}
 			eachMessageAlgorithm(t, hierarchical, func(t *testing.T, kind coll.Kind, algorithm string) {
 				w := worldBy(t, hosts*each, kind, algorithm, 2048, func(rank int) string { return fmt.Sprint("host ", rank%hosts) })
-				if got := w.groups[0].hosts(); len(got) != hosts || len(got[0]) != each {
+				if got := w.groups[0].shape().Hosts; len(got) != hosts || len(got[0]) != each {
 					t.Fatalf("hosts %v", got)
 				}
 				for salt, length := range []int{0, 1, 1000, 7000} {
@@ -207,7 +207,7 @@ func TestHostsOfDifferentSizesAreNone(t *testing.T) {
 			t.Fatalf("rank %d: %v", rank, err)
 		}
 	}
-	if got := w.groups[1].hosts(); got != nil {
+	if got := w.groups[1].shape(); got.Hosts != nil || got.HostCount() != 2 {
 		t.Errorf("hosts %v", got)
 	}
 }

@@ -2,7 +2,6 @@ package pgbackend
 
 import (
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/shmem"
+	"sagecomm/internal/topo"
 )
 
 // Group is one rank's side of a process group.
@@ -70,6 +70,7 @@ type member struct {
 	FlightLog   int64            `json:"flight_log,omitempty"` // offset of that in its arena, 0: it is not in there
 	Stacks      bool             `json:"stacks,omitempty"`     // it records who called
 	Agreed      string           `json:"agreed"`               // what all ranks must have alike
+	Processors  topo.CPUSet      `json:"processors,omitempty"` // that it may run on
 	Machine     string           `json:"machine,omitempty"`    // as a tuning file calls it; that of rank 0 counts
 	Probe       findings         `json:"probe"`                // what they agree on
 	ArenaAbsent string           `json:"arena_absent,omitempty"`
@@ -157,10 +158,10 @@ func (g *Group) Cause() *coll.Failure { return g.cause.Load() }
 // patience is how callers wait. Spinning pays while every rank has a core; one wake-up by the system costs as much as
 // about 20 us of spinning. With fewer cores than ranks whoever spins keeps a peer from running: giving the core away at
 // once takes 0.8 to 0.9 of the time of 50 rounds before it (docs/measured.md).
-func patience(s *env.Settings, ranksHere int) runner.Patience {
-	spin := 0
-	if runtime.NumCPU() >= ranksHere {
-		spin = 2000
+func patience(s *env.Settings, crowded bool) runner.Patience {
+	spin := 2000
+	if crowded {
+		spin = 0
 	}
 	if chosen := env.Spin.Get(s); chosen.Given {
 		spin = int(chosen.Value / pauseCost)

@@ -66,7 +66,7 @@ func (g *Group) exchangeFile(c Config, try string, deadline time.Time, methods [
 // exchange is one attempt with one kind of arena. storeErr is why this rank has none: it tells the others.
 func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
-	me := member{Machine: g.wishes.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(),
+	me := member{Machine: g.wishes.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(), Processors: processors(),
 		Agreed: fmt.Sprintf("protocol %d, %d ranks, settings of algorithms %016x, shared memory by %v", protocolVersion, g.size, g.wishes.fingerprint(), methods)}
 	if g.wishes.probe && g.size > 1 {
 		me.Probe = g.process.probe(g.size)

@@ -79,6 +79,12 @@ func (s CPUSet) String() string {
 // MarshalText is String, for JSON.
 func (s CPUSet) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
+// UnmarshalText is [ParseCPUSet], for JSON.
+func (s *CPUSet) UnmarshalText(text []byte) (err error) {
+	*s, err = ParseCPUSet(string(text))
+	return err
+}
+
 func (s CPUSet) contains(n int) bool {
 	_, found := slices.BinarySearch(s, n)
 	return found

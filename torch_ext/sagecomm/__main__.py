@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,8 @@ def add_explanation(command: argparse.ArgumentParser) -> None:
 def print_explanation(parsed: argparse.Namespace) -> int:
     from sagecomm import _explain, _native
 
+    if parsed.tune and os.environ.get("SAGECOMM_TUNE"):
+        print("sagecomm: SAGECOMM_TUNE is set: --tune is not looked at", file=sys.stderr)
     question = {name: getattr(parsed, name) for name in ("op", "bytes", "ranks", "hosts", "tune")}
     answer = _explain.ask(_native.load().explain, **question)
     print(json.dumps(answer) if parsed.json else _explain.text(answer))
