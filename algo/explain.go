@@ -52,11 +52,12 @@ type Candidate struct {
 	// whichever are more.
 	Steps int
 	// Bytes are the most that one rank moves to or from others.
-	Bytes  uint64
-	Even   bool // it needs blocks of equal length
-	Chosen bool
-	Forced bool   // chosen by a rule, not by its price
-	Why    string // it is chosen, or it is not
+	Bytes   uint64
+	Longest int  // chunk that there can be
+	Even    bool // it needs blocks of equal length
+	Chosen  bool
+	Forced  bool   // chosen by a rule, not by its price
+	Why     string // it is chosen, or it is not
 }
 
 // Explain returns all candidates for a message, cheapest first and those without a price
@@ -106,6 +107,7 @@ func (p *predictor) alternatives(kind coll.Kind, bytes uint64) (list []Class) {
 func (p *predictor) candidate(kind coll.Kind, c Class, bytes uint64) Candidate {
 	one := Candidate{Algorithm: c.Algorithm, Transport: c.Transport, Lane: c.Lane, Chunk: c.Chunk, Even: c.Even}
 	if c.Transport == Boards {
+		one.Longest = c.Lane.MaxChunk(kind, p.shape.Size)
 		one.Predicted = p.boards.price(kind, c, bytes).Duration()
 		if pricer, err := p.boards.pricer(kind, c); err == nil {
 			t := pricer.Count(bytes)
@@ -116,6 +118,9 @@ func (p *predictor) candidate(kind coll.Kind, c Class, bytes uint64) Candidate {
 	s, err := p.sender(kind, c.Algorithm, c.Chunk)
 	if err != nil {
 		return one // the class was made of it
+	}
+	if longest, err := p.sender(kind, c.Algorithm, 0); err == nil {
+		one.Longest = longest.class.Chunk
 	}
 	one.Predicted = s.pricer.Price(bytes)
 	if one.Predicted == message.Unpriced {

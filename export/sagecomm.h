@@ -347,9 +347,9 @@ typedef struct sagecomm_api {
    * "group" is a handle; without it the settings are those of the environment, "tune" where that has none. "bytes" as
    * for simulate(). The answer, candidates in the order of what they are predicted to take:
    *   {"op", "bytes", "ranks", "hosts", "table", "candidates": [{"algorithm", "transport", "chunk", "seconds", "steps",
-   *     "bytes", "even", "chosen", "forced", "why"}]} or {"error": "..."}
-   * "steps" and "bytes" of a candidate are the most of a rank; "even" ones need blocks of equal length; "table" are all
-   * ranges in the grammar of SAGECOMM_TUNE. */
+   *     "bytes", "longest", "even", "chosen", "forced", "why"}]} or {"error": "..."}
+   * "steps" and "bytes" of a candidate are the most of a rank; "longest" is the longest possible chunk; "even" ones
+   * need blocks of equal length; "table" are all ranges in the grammar of SAGECOMM_TUNE. */
   int64_t (*explain)(const char *question, char *json, size_t n);
 
   /* Makes of what was measured in a group what a tuning file (SAGECOMM_TUNE_FILE) says of groups of its shape on this

@@ -37,6 +37,7 @@ type candidate struct {
 	Seconds   float64 `json:"seconds"` // predicted
 	Steps     int     `json:"steps"`   // the most of a rank
 	Bytes     uint64  `json:"bytes"`   // the most that a rank moves to or from others
+	Longest   int     `json:"longest"` // chunk that there can be
 	Even      bool    `json:"even"`    // needs blocks of equal length
 	Chosen    bool    `json:"chosen"`
 	Forced    bool    `json:"forced"`
@@ -61,7 +62,7 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	}
 	out := &Explanation{Op: q.Op, Bytes: q.Bytes, Ranks: shape.Size, Hosts: shape.HostCount(), Table: selector.Describe(kind)}
 	for _, c := range selector.Explain(kind, q.Bytes) {
-		out.Candidates = append(out.Candidates, candidate{c.Algorithm, c.Transport.String(), c.Chunk, c.Predicted.Seconds(), c.Steps, c.Bytes, c.Even, c.Chosen, c.Forced, c.Why})
+		out.Candidates = append(out.Candidates, candidate{c.Algorithm, c.Transport.String(), c.Chunk, c.Predicted.Seconds(), c.Steps, c.Bytes, c.Longest, c.Even, c.Chosen, c.Forced, c.Why})
 	}
 	return out, nil
 }

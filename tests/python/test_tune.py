@@ -34,8 +34,8 @@ def test_candidates_count_by_their_ratio_in_the_same_rounds():
 
 
 def test_chunks_are_tried_where_there_is_something_to_cut():
-    boards = {"algorithm": "two_shot", "chunk": 131072, "chosen": True, "transport": "boards"}
-    channels = {"algorithm": "ring", "chunk": 65536, "chosen": False, "transport": "channels"}
+    boards = {"algorithm": "two_shot", "chunk": 131072, "longest": 262144, "chosen": True}
+    channels = {"algorithm": "ring", "chunk": 65536, "longest": 65536, "chosen": False}
     assert list(_tune.ways([boards, channels], 1 << 10)) == [(("two_shot", 0), True), (("ring", 0), False)]
     assert list(_tune.ways([boards, channels], 1 << 20)) == [
         (("two_shot", 0), True),

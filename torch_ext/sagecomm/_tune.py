@@ -42,7 +42,6 @@ LENGTHS = [8, 64, 256, *(1 << n for n in range(10, 27))]  # 8 B to 64 MiB
 
 _BEHIND = 1.5  # times the best one in the first round: such a candidate is measured no further
 _SMALLEST_CHUNK = 4096  # of those that are tried beside the predicted one
-_LARGEST_SLOT = 256 << 10  # sagecomm/algo/board: the longest chunk of a board
 
 
 @dataclass(frozen=True)
@@ -210,13 +209,12 @@ class Measuring:
 
 
 def ways(candidates: Iterable[dict[str, Any]], nbytes: int) -> Iterator[tuple[Way, bool]]:
-    """All algorithms in their predicted chunks, half of them and, on boards, twice as long ones, where that makes a
+    """All algorithms in their predicted chunks, half and twice as long ones, where there are such and they make a
     difference; and whether it is what is chosen."""
     for c in candidates:
         yield Way(c["algorithm"], 0), c["chosen"]
-        others = [c["chunk"] // 2] + ([2 * c["chunk"]] if c["transport"] == "boards" else [])
-        for chunk in others:
-            if _SMALLEST_CHUNK <= chunk <= _LARGEST_SLOT and chunk % 64 == 0 and nbytes > min(chunk, c["chunk"]):
+        for chunk in (c["chunk"] // 128 * 64, 2 * c["chunk"]):
+            if _SMALLEST_CHUNK <= chunk <= c["longest"] and nbytes > min(chunk, c["chunk"]):
                 yield Way(c["algorithm"], chunk), False
 
 
