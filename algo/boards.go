@@ -26,7 +26,8 @@ type grade struct {
 
 // gradesOf are the grades of a kind. Where a slot holds a chunk of each block, blocks have as much of it as there is:
 // with half of that, reduce_scatter and all_to_all among 4 ranks took 5 and 3 % longer on the average of 64 KiB to 64
-// MiB (docs/measured.md), for their flags. The small one goes where blocks would have none. An all_to_all begins in the small lane in any case, and a barrier has no length.
+// MiB (docs/measured.md), for their flags. The small one goes where blocks would have none. An all_to_all begins in
+// the small lane in any case, and a barrier has no length.
 func gradesOf(kind coll.Kind, size int) []grade {
 	if kind == coll.Barrier {
 		return []grade{{NoLimit, board.SmallSlot}}

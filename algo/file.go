@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -81,8 +82,8 @@ func (f File) Write() ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// Put puts an entry in the place of that for the same groups, or behind the others. Rules of collectives that the entry says
-// nothing of stay. It returns what the file says then.
+// Put puts an entry in the place of that for the same groups, or behind the others. Rules of collectives, and
+// parameters, that the entry says nothing of stay. It returns what the file says then.
 func (f *File) Put(e Entry) (Entry, error) {
 	same := slices.IndexFunc(f.Entries, func(other Entry) bool {
 		return e.Machine == other.Machine && e.Size == other.Size && e.Hosts == other.Hosts
@@ -96,6 +97,12 @@ func (f *File) Put(e Entry) (Entry, error) {
 		return slices.ContainsFunc(e.Rules, func(by string) bool { return of(by) == of(rule) })
 	})
 	e.Rules = append(old, e.Rules...)
+	params := maps.Clone(f.Entries[same].Params)
+	if params == nil {
+		params = map[string]string{}
+	}
+	maps.Copy(params, e.Params)
+	e.Params = params
 	f.Entries[same] = e
 	_, err := e.tune("the entry")
 	return e, err

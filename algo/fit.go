@@ -14,6 +14,8 @@ import (
 const (
 	// fitLongest bounds what parameters are fitted to: longer collectives leave the caches, which the model does not know.
 	fitLongest = 1 << 20
+	// fitRanks is the largest group that is looked at: prices of larger ones take too long for hundreds of parameters.
+	fitRanks = 32
 	// fitLengths is how many lengths of a kind are looked at.
 	fitLengths = 8
 	// pull draws parameters to where they were, so that one that changes nothing stays there: the part of the error that
@@ -21,13 +23,17 @@ const (
 	pull = 0.004
 )
 
-// fit finds the parameters with which predictions are closest to measurements: the least mean of |ln(predicted/measured)|,
-// which forgives outliers. What a call takes that is no plan (Python, torch, the way to the core) is the same for all
-// algorithms of a kind and no parameter. One parameter after the other is made larger and smaller by a factor that shrinks
-// (coordinate search), since prices have no derivatives: a plan's time is the longest of many paths.
+// fit finds the parameters with which predictions are closest to measurements: the least mean of
+// |ln(predicted/measured)|, which forgives outliers. What a call takes that is no plan (Python, torch, the way to the
+// core) is the same for all algorithms of a kind and no parameter. One parameter after the other is made larger and
+// smaller by a factor that shrinks (coordinate search), since prices have no derivatives: a plan's time is the longest
+// of many paths.
 //
 // It returns those that have changed.
 func (s *Selector) fit(list []Measured) (out []Setting) {
+	if s.shape.Size > fitRanks {
+		return nil
+	}
 	f := newFit(s.shape, s.params, list)
 	if len(f.rows) == 0 {
 		return nil
@@ -141,8 +147,8 @@ func (f *fit) loss(params Params) (sum float64) {
 	return sum
 }
 
-// beside is what a call of a kind takes beside its plan: the median, over the algorithms, of what the shortest length took
-// longer than predicted.
+// beside is what a call of a kind takes beside its plan: the median, over the algorithms, of what the shortest length
+// took longer than predicted.
 func (f *fit) beside(predicted []float64, first, end int) float64 {
 	shortest := slices.MinFunc(f.rows[first:end], func(a, b Measured) int { return cmp.Compare(a.Bytes, b.Bytes) })
 	var more []float64
@@ -199,10 +205,10 @@ func (s Setting) text() string {
 	for _, unit := range []struct {
 		name    string
 		seconds float64
-	}{{"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}} {
-		if s.Seconds >= unit.seconds {
-			return fmt.Sprintf("%.3g%s", s.Seconds/unit.seconds, unit.name)
+	}{{"ps", 1e-12}, {"ns", 1e-9}, {"us", 1e-6}} {
+		if in := s.Seconds / unit.seconds; in < 999.5 {
+			return fmt.Sprintf("%.3g%s", in, unit.name)
 		}
 	}
-	return fmt.Sprintf("%.3gps", s.Seconds/1e-12)
+	return fmt.Sprintf("%.3gms", s.Seconds/1e-3)
 }

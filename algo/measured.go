@@ -26,13 +26,17 @@ type Measured struct {
 // of time at one length: below that the same two algorithms change places from one measurement to the next.
 const worth = 1.03
 
-// Tuned is the entry of a tuning file that follows from measurements in a group on a machine. It has rules for all lengths
-// of the kinds that were measured, and the parameters that predict best what was measured, for the other kinds. Plans
-// that need blocks of equal length get no rule: only a user knows that they are.
+// free is up to which price of a change those that the prediction makes, too, cost nothing.
+const free = 1
+
+// Tuned is the entry of a tuning file that follows from measurements in a group on a machine. It has rules for all
+// lengths of the kinds that were measured, and the parameters that predict best what was measured, for the other
+// kinds. Plans that need blocks of equal length get no rule: only a user knows that they are.
 func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	e := Entry{Machine: machine, Size: s.shape.Size, Hosts: s.shape.HostCount(), Params: map[string]string{}}
+	p := newPredictor(s.shape, s.params)
 	for _, m := range list {
-		if err := s.check(m); err != nil {
+		if err := p.check(m); err != nil {
 			return e, err
 		}
 	}
@@ -56,14 +60,15 @@ func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 }
 
 // check refuses what cannot have been measured.
-func (s *Selector) check(m Measured) error {
+func (p *predictor) check(m Measured) error {
 	if !m.Kind.Collective() || !slices.Contains(Algorithms(m.Kind), m.Algorithm) {
 		return fmt.Errorf("measured: %v has no algorithm %q", m.Kind, m.Algorithm)
 	}
 	if !(m.Seconds > 0 && m.Seconds < math.MaxFloat64 && m.Ratio > 0 && m.Ratio < math.MaxFloat64) {
-		return fmt.Errorf("measured: %v %s of %d bytes took %g s, %g times what was chosen: expected more than 0", m.Kind, m.Algorithm, m.Bytes, m.Seconds, m.Ratio)
+		return fmt.Errorf("measured: %v %s of %d bytes took %g s, %g times what was chosen: expected more than 0",
+			m.Kind, m.Algorithm, m.Bytes, m.Seconds, m.Ratio)
 	}
-	_, err := newPredictor(s.shape, s.params).ruled(Rule{Kind: m.Kind, To: NoLimit, Algorithm: m.Algorithm, Chunk: m.Chunk}, m.Bytes)
+	_, err := p.ruled(Rule{Kind: m.Kind, To: NoLimit, Algorithm: m.Algorithm, Chunk: m.Chunk}, m.Bytes)
 	return err
 }
 
@@ -73,8 +78,8 @@ type way struct {
 	chunk     int
 }
 
-// measured are the rules of one kind: the sequence of ways, one for each length, that costs least. What a length costs is
-// the logarithm of its ratio, so that all lengths weigh alike, and a change from one length to the next costs a
+// measured are the rules of one kind: the sequence of ways, one for each length, that costs least. What a length costs
+// is the logarithm of its ratio, so that all lengths weigh alike, and a change from one length to the next costs a
 // little, and so does what is not predicted. The sequence is found by dynamic programming (Viterbi, "Error bounds for
 // convolutional codes", 1967).
 func (s *Selector) measured(kind coll.Kind, list []Measured) ([]Rule, error) {
@@ -89,7 +94,8 @@ func (s *Selector) measured(kind coll.Kind, list []Measured) ([]Rule, error) {
 			costs[i][j] = math.Log(ratio(list, bytes, w) * s.surcharge(kind, bytes, w))
 		}
 		if !slices.ContainsFunc(costs[i], func(c float64) bool { return !math.IsInf(c, 1) }) {
-			return nil, fmt.Errorf("measured: %v of %d bytes was not measured with any algorithm that takes blocks of any length", kind, bytes)
+			return nil, fmt.Errorf("measured: %v of %d bytes was not measured with any algorithm that takes blocks of any length",
+				kind, bytes)
 		}
 	}
 	if oneClass(kind) {
@@ -104,7 +110,8 @@ func (s *Selector) measured(kind coll.Kind, list []Measured) ([]Rule, error) {
 	}
 	for change := math.Log(worth); ; change *= 2 { // until there are not too many ranges
 		path := cheapest(costs, func(i, from, to int) float64 {
-			if from == to || s.predicts(kind, lengths[i-1], ways[from]) && s.predicts(kind, lengths[i], ways[to]) {
+			predicted := s.predicts(kind, lengths[i-1], ways[from]) && s.predicts(kind, lengths[i], ways[to])
+			if from == to || predicted && change < free {
 				return 0
 			}
 			return change
@@ -151,8 +158,8 @@ func ratio(list []Measured, bytes uint64, w way) float64 {
 }
 
 // surcharge is the factor by which a way must be faster to be worth a rule. Where ranks share memory, reductions by
-// messages must save as much as other collectives have to for being predicted: they add in another order than that of the
-// ranks.
+// messages must save as much as other collectives have to for being predicted: they add in another order than that of
+// the ranks.
 func (s *Selector) surcharge(kind coll.Kind, bytes uint64, w way) float64 {
 	switch {
 	case s.predicts(kind, bytes, w):
@@ -168,8 +175,8 @@ func (s *Selector) predicts(kind coll.Kind, bytes uint64, w way) bool {
 	return w.chunk == 0 && s.Choose(kind, bytes).Algorithm == w.algorithm
 }
 
-// cheapest is the path through a table of costs, one column in each row, that costs least together with what each change
-// to row i costs.
+// cheapest is the path through a table of costs, one column in each row, that costs least together with what each
+// change to row i costs.
 func cheapest(costs [][]float64, change func(i, from, to int) float64) []int {
 	total := slices.Clone(costs[0])
 	from := make([][]int, len(costs))

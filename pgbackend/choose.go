@@ -124,7 +124,7 @@ func (g *Group) choose() (err error) {
 		list[rank] = m.Probe
 	}
 	found := agree(list)
-	if g.wishes.probe && slices.ContainsFunc(g.members, func(m member) bool { return g.crowded(m.Host) }) {
+	if g.wishes.probe && g.crowded() {
 		found[0] = max(found[0], switching)
 	}
 	g.selector, err = g.process.selector(shape, g.members[0].Machine, g.wishes, found)
@@ -141,21 +141,16 @@ func (g *Group) untuned() string {
 		w.fileName, shape.Size, shape.HostCount(), g.members[0].Machine)
 }
 
-// crowded says whether the group has more ranks on a host than processors that they may run on.
-func (g *Group) crowded(host string) bool {
-	ranks, free := 0, map[int]bool{}
+// crowded says whether the group has more ranks than processors that they may run on, all together. They share memory, so
+// they are on one machine, whatever their hosts are called.
+func (g *Group) crowded() bool {
+	free := map[int]bool{}
 	for _, m := range g.members {
-		if m.Host != host {
-			continue
-		}
-		if ranks++; len(m.Processors) == 0 {
-			return false // it could not say
-		}
 		for _, cpu := range m.Processors {
 			free[cpu] = true
 		}
 	}
-	return ranks > len(free)
+	return g.size > len(free)
 }
 
 // switching is how long a hop is where ranks take turns on processors, in octaves: 8 us, until the kernel has switched.
@@ -163,11 +158,14 @@ func (g *Group) crowded(host string) bool {
 // (docs/measured.md).
 const switching = 5
 
-// processors are those that this process may run on, nil if the system does not tell.
+// processors are those that this process may run on: as many as Go counts, if the system does not tell which.
 func processors() (list topo.CPUSet) {
 	var set unix.CPUSet
 	if unix.SchedGetaffinity(os.Getpid(), &set) != nil {
-		return nil
+		for cpu := range runtime.NumCPU() {
+			list = append(list, cpu)
+		}
+		return list
 	}
 	for cpu := range 8 * int(unsafe.Sizeof(set)) {
 		if set.IsSet(cpu) {

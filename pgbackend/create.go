@@ -27,7 +27,7 @@ type Config struct {
 }
 
 // protocolVersion is the version of docs/protocol.md that this code speaks.
-const protocolVersion = 2
+const protocolVersion = 3
 
 // streamBytes is the length from which an output that is not the input is written past the cache: it would push out
 // the slots, and nobody reads it soon.
@@ -191,7 +191,7 @@ var openGroup = runner.OpenGroup
 
 // open makes the runner's group of what is mapped.
 func (g *Group) open(c Config) error {
-	run, err := openGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Patience: patience(g.settings, g.crowded(g.members[g.rank].Host)),
+	run, err := openGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Patience: patience(g.settings, g.crowded()),
 		StreamBytes: streamBytes, Flights: g.flights, Stacks: g.RecordsStacks(), Timeline: g.timeline, Trace: env.Debug.Get(g.settings) >= env.Trace, Peers: g.peers})
 	if err != nil {
 		return err

@@ -29,7 +29,8 @@ type Link struct {
 // From 4 MiB on, memory beyond the caches takes as long again as a quarter of this.
 // A processor with a faster path between cores (Zen 5: 1 MiB in 25 us) scales all terms, so that the choices stay
 // close while the times do not: predicted times hold for the machine that the parameters come from.
-// Ranks that share a core, and memories beyond the caches, are not modelled: they slow all candidates alike.
+// Memories beyond the caches are not modelled: they slow all candidates alike. Where ranks share a core, a hop takes until
+// the kernel has switched, which is for who makes the link to say.
 func DefaultLink() Link {
 	return Link{
 		Hop:   250e-9,

@@ -15,7 +15,7 @@ const (
 	LargeSlot = 256 << 10
 	// LargeSlots is what the deepest pipeline needs (lag 2: three chunks in flight) and one more, so that a rank which
 	// is late by less than a chunk stops nobody. With the default chunk they touch 512 KiB, half of the second-level
-	// cache of a present server core.
+	// cache of a present server core, and all of it where blocks fill them.
 	LargeSlots = 4
 	// MaxStages and MaxSize bound a plan: the runner's tables have these lengths.
 	MaxStages = 6

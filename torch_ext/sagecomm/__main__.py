@@ -113,7 +113,7 @@ def print_simulation(parsed: argparse.Namespace) -> int:
 
 
 def add_tuning(command: argparse.ArgumentParser) -> None:
-    from sagecomm import _simulate, _tune
+    from sagecomm import _tune
 
     def collectives(text: str) -> list[str]:
         if unknown := set(text.split(",")) - set(_tune.COLLECTIVES):
@@ -129,9 +129,9 @@ def add_tuning(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ops", type=collectives, default=_tune.COLLECTIVES, help="all collectives by default")
     command.add_argument(
         "--bytes",
-        type=_simulate.sizes,
+        type=_tune.lengths,
         default=_tune.LENGTHS,
-        help="of a buffer, or of each rank's block: 20 lengths from 8 to 64MiB by default; a list or a range",
+        help="of a buffer, or of each rank's block, in fours: 20 lengths from 8 to 64MiB by default; a list or a range",
     )
     command.add_argument(
         "--launches", type=_tune.positive, default=3, help="of new processes for a group, 3 by default"
@@ -145,7 +145,11 @@ def print_tuning(parsed: argparse.Namespace) -> int:
     from sagecomm import _tune
 
     job = _tune.Job(parsed.ops, parsed.bytes, parsed.launches, parsed.blocks, seconds=0.01, pin=parsed.pin)
-    summaries = _tune.tune(job, parsed.ranks, parsed.out)
+    try:
+        summaries = _tune.tune(job, parsed.ranks, parsed.out)
+    except KeyboardInterrupt:
+        print(f"sagecomm: tune: interrupted; {parsed.out} has the launches that ended, if any", file=sys.stderr)
+        return 130
     if parsed.json:
         print(json.dumps(summaries))
     elif summaries:

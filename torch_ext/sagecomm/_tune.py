@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import statistics
 import sys
 import tempfile
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from sagecomm import _explain, _native, _observe
-from sagecomm._simulate import columns, counts, duration, in_bytes
+from sagecomm._simulate import columns, counts, duration, in_bytes, sizes
 from sagecomm.options import Options
 
 COLLECTIVES = (
@@ -63,59 +64,83 @@ class Way(NamedTuple):
     chunk: int
 
 
+@dataclass
+class Turn:
+    """What a candidate is measured with."""
+
+    call: Callable[[], object]
+    group: dist.ProcessGroup
+    count: int = 0  # of calls in a block
+
+
 def tune(job: Job, ranks: Sequence[int], path: Path) -> list[dict[str, Any]]:
-    """Measures groups of these sizes on this host and writes the file, after each size. In a process that torchrun
+    """Measures groups of these sizes on this host and writes the file, after each launch. In a process that torchrun
     has started the group is that of all its processes instead. Returns a summary of each group, on rank 0 only.
 
     Raises:
         RuntimeError: The file is none, or cannot be written, or a rank failed.
     """
     for name in ("SAGECOMM_TUNE", "SAGECOMM_TUNE_FILE"):  # here all candidates are tried, against what is predicted
-        os.environ.pop(name, None)
+        if os.environ.pop(name, ""):
+            _say(f"{name} is not looked at")
     _read(path)
     _write(path, "")  # fails before an hour is spent
     if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return _as_a_rank(job, path)
+        dist.init_process_group("sagecomm")
+        return _as_a_rank(job, path, lambda measured: [measured])
     summaries = []
     for size in ranks:
         with tempfile.TemporaryDirectory(prefix="sagecomm-tune-") as folder:
             for launch in range(job.launches):
                 _say(f"{size} ranks, launch {launch + 1} of {job.launches}")
-                try:
-                    # Forks: this process has loaded no core yet, and importing torch takes seconds.
-                    arguments = (size, launch, job, Path(folder), path)
-                    start: Any = start_processes  # it has no types
-                    start(_launched, arguments, nprocs=size, start_method="fork")
-                except (ProcessRaisedException, ProcessExitedException) as err:
-                    raise RuntimeError(f"sagecomm: tune: {err}") from err
+                _launch(size, launch, job, Path(folder), path)
             summaries.append(json.loads((Path(folder) / "summary").read_text()))
     return summaries
 
 
-def _as_a_rank(job: Job, path: Path) -> list[dict[str, Any]]:
-    dist.init_process_group("sagecomm")
-    measured = _measure(job, path)
-    summary = [_conclude([measured], path)] if dist.get_rank() == 0 else []
-    dist.barrier()
-    dist.destroy_process_group()
-    return summary
+def _launch(size: int, launch: int, job: Job, folder: Path, path: Path) -> None:
+    """Runs the ranks of one launch to their ends. They are forks: this process has loaded no core yet, and importing
+    torch takes seconds."""
+    start: Any = start_processes  # it has no types
+    context = start(_launched, (size, launch, job, folder, path), nprocs=size, join=False, start_method="fork")
+    try:
+        while not context.join():
+            pass
+    except (ProcessRaisedException, ProcessExitedException) as err:
+        last = str(err).strip().rpartition("\n")[2]
+        of_ours = last.startswith("RuntimeError: sagecomm")
+        raise RuntimeError(last.removeprefix("RuntimeError: ") if of_ours else f"sagecomm: tune: {err}") from err
+    finally:
+        for process in context.processes:
+            process.kill()  # those that are left when this one is interrupted
+            process.join()
 
 
 def _launched(rank: int, size: int, launch: int, job: Job, folder: Path, path: Path) -> None:
-    """One rank of one launch. Rank 0 keeps what was measured, and draws the conclusion after the last launch."""
+    """One rank of one launch. Rank 0 keeps what was measured."""
     if job.pin:
         processors = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {processors[rank % len(processors)]})
+
+    def with_those_before(measured: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+        (folder / f"launch-{launch}").write_text(json.dumps(measured))
+        return [json.loads((folder / f"launch-{i}").read_text()) for i in range(launch + 1)]
+
     store = torch._C._distributed_c10d.FileStore(str(folder / f"store-{launch}"), size)
     dist.init_process_group("sagecomm", store=store, rank=rank, world_size=size)
+    for summary in _as_a_rank(job, path, with_those_before):
+        (folder / "summary").write_text(json.dumps(summary))
+
+
+def _as_a_rank(
+    job: Job, path: Path, launches: Callable[[list[dict[str, Any]]], list[list[dict[str, Any]]]]
+) -> list[dict[str, Any]]:
+    """Measures the default group. Rank 0 draws the conclusion when the others have left: it may take a while."""
     measured = _measure(job, path)
-    if rank == 0:
-        (folder / f"launch-{launch}").write_text(json.dumps(measured))
-        if launch == job.launches - 1:
-            launches = [json.loads((folder / f"launch-{i}").read_text()) for i in range(job.launches)]
-            (folder / "summary").write_text(json.dumps(_conclude(launches, path)))
     dist.barrier()
+    summary = [_conclude(launches(measured), path)] if dist.get_rank() == 0 else []
     dist.destroy_process_group()
+    return summary
 
 
 def _measure(job: Job, path: Path) -> list[dict[str, Any]]:
@@ -131,9 +156,8 @@ class Measuring:
         torch.set_num_threads(1)
         self.job = job
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.groups: dict[Way, dist.ProcessGroup] = {}
         # Ranks that share a host share what is free there; the least of all hosts counts.
-        free = torch.tensor([os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")], dtype=torch.int64)
+        free = torch.tensor([free_memory()], dtype=torch.int64)
         dist.all_reduce(free, op=dist.ReduceOp.MIN)
         self.room = int(free.item()) // 2 // self.size
 
@@ -146,28 +170,28 @@ class Measuring:
                     continue
                 rows += self.compete(op, nbytes)
             self.say(f"{op} done")
-            for group in self.groups.values():
-                dist.destroy_process_group(group)
-            self.groups.clear()
         return rows
 
     def compete(self, op: str, nbytes: int) -> list[dict[str, Any]]:
         """Rows of all candidates of a length: seconds of each block; the first block is there for all of them."""
         candidates = _explain.explain(op, nbytes)["candidates"]
         buffers = make_buffers(op, nbytes, self.size)
-        turns = {way: self.turn(op, way, chosen, buffers) for way, chosen in ways(candidates, nbytes)}
-        counts, blocks = {}, {}
-        for way, call in turns.items():
-            self.block(call, 2)
-            counts[way] = max(2, min(20000, int(self.job.seconds / self.block(call, 3))))
-        for way, call in turns.items():
-            blocks[way] = [self.block(call, counts[way])]
         (chosen,) = (c["algorithm"] for c in candidates if c["chosen"])
-        best = min(first for (first,) in blocks.values())
-        stay = [way for way in turns if blocks[way][0] <= _BEHIND * best or way == Way(chosen, 0)]
+        turns: dict[Way, Turn] = {}
+        blocks: dict[Way, list[float]] = {}
+        for way in ways(candidates, nbytes):
+            turn = self.turn(op, way, way == Way(chosen, 0), buffers)
+            self.block(turn.call, 2)
+            turn.count = max(2, min(20000, int(self.job.seconds / self.block(turn.call, 3))))
+            turns[way], blocks[way] = turn, [self.block(turn.call, turn.count)]
+            best = min(first for (first,) in blocks.values())
+            for other in [w for w in turns if w != Way(chosen, 0) and blocks[w][0] > _BEHIND * best]:
+                dist.destroy_process_group(turns.pop(other).group)
         for _ in range(self.job.blocks):
-            for way in stay:
-                blocks[way].append(self.block(turns[way], counts[way]))
+            for way, turn in turns.items():
+                blocks[way].append(self.block(turn.call, turn.count))
+        for turn in turns.values():
+            dist.destroy_process_group(turn.group)
         even = {c["algorithm"]: c["even"] for c in candidates}
         return [
             {
@@ -182,17 +206,13 @@ class Measuring:
             for way, seconds in blocks.items()
         ]
 
-    def turn(self, op: str, way: Way, chosen: bool, buffers: list[torch.Tensor]) -> Callable[[], object]:
-        """A function that makes one call: what is chosen goes through a group without a rule, but one of its own: torch
-        takes about a microsecond to find the default group."""
+    def turn(self, op: str, way: Way, chosen: bool, buffers: list[torch.Tensor]) -> Turn:
+        """What is chosen goes through a group without a rule, but one of its own: torch takes about a microsecond to
+        find the default group."""
         rule = f"{op}:{way.algorithm}" + (f"@chunk={way.chunk}" if way.chunk else "")
-        if chosen:
-            way, rule = Way("", 0), ""
-        if way not in self.groups:
-            group = dist.new_group(backend="sagecomm", pg_options=Options(settings={"tune": rule} if rule else {}))
-            assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
-            self.groups[way] = group
-        return make_call(op, buffers, self.groups[way])
+        group = dist.new_group(backend="sagecomm", pg_options=Options(settings={} if chosen else {"tune": rule}))
+        assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
+        return Turn(make_call(op, buffers, group), group)
 
     def block(self, call: Callable[[], object], count: int) -> float:
         """Seconds of a call, of the slowest rank, so that all ranks decide alike."""
@@ -209,14 +229,22 @@ class Measuring:
             _say(what)
 
 
-def ways(candidates: Iterable[dict[str, Any]], nbytes: int) -> Iterator[tuple[Way, bool]]:
+def ways(candidates: Iterable[dict[str, Any]], nbytes: int) -> Iterator[Way]:
     """All algorithms in their predicted chunks, half and twice as long ones, where there are such and they make a
-    difference; and whether it is what is chosen."""
+    difference."""
     for c in candidates:
-        yield Way(c["algorithm"], 0), c["chosen"]
+        yield Way(c["algorithm"], 0)
         for chunk in (c["chunk"] // 128 * 64, 2 * c["chunk"]):
             if _SMALLEST_CHUNK <= chunk <= c["longest"] and nbytes > min(chunk, c["chunk"]):
-                yield Way(c["algorithm"], chunk), False
+                yield Way(c["algorithm"], chunk)
+
+
+def free_memory() -> int:
+    """Bytes that processes of this host can still have, by the kernel's estimate."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")
 
 
 def make_buffers(op: str, nbytes: int, size: int) -> list[torch.Tensor]:
@@ -259,6 +287,8 @@ def make_call(op: str, buffers: list[torch.Tensor], group: dist.ProcessGroup | N
 def _conclude(launches: Sequence[Sequence[dict[str, Any]]], path: Path) -> dict[str, Any]:
     """Writes the file. In a process that has the group still."""
     rows = combine(launches)
+    if not rows:
+        raise RuntimeError("sagecomm: tune: nothing was measured: there is no memory for any of these lengths")
     answer = _tuned(path, rows)
     _write(path, answer["file"])
     return {"ranks": dist.get_world_size(), "entry": answer["entry"], "rows": rows}
@@ -326,16 +356,21 @@ def _read(path: Path) -> str:
 
 def _write(path: Path, content: str) -> None:
     """All of it or nothing: groups may be reading the file. An empty one is not written, only tried."""
+    path = path.resolve()  # the file that a link means
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-            file.write(content)
-        if content:
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        else:
-            os.unlink(file.name)
+        number, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     except OSError as err:
         raise RuntimeError(f"sagecomm: the tuning file cannot be written: {err}") from err
+    try:
+        with open(number, "w") as file:
+            file.write(content)
+        if content:
+            os.chmod(name, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644)
+            os.replace(name, path)
+    except OSError as err:
+        raise RuntimeError(f"sagecomm: the tuning file cannot be written: {err}") from err
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def _say(what: str) -> None:
@@ -349,11 +384,19 @@ def positive(text: str) -> int:
     return number
 
 
+def lengths(text: str) -> list[int]:
+    """For argparse. Tensors are of float32."""
+    found = sizes(text)
+    if any(n < 4 or n % 4 for n in found):
+        raise ValueError(text)
+    return found
+
+
 def sizes_of_groups(text: str) -> list[int]:
     """For argparse. A rank alone has nothing to choose."""
-    if min(sizes := counts(text)) < 2:
+    if min(found := counts(text)) < 2:
         raise ValueError(text)
-    return sizes
+    return found
 
 
 def powers() -> list[int]:
