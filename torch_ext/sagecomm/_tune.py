@@ -187,10 +187,15 @@ class Measuring:
             best = min(first for (first,) in blocks.values())
             for other in [w for w in turns if w != Way(chosen, 0) and blocks[w][0] > _BEHIND * best]:
                 dist.destroy_process_group(turns.pop(other).group)
+        # A second group like the chosen one: what differs between them is what the machine does.
+        again = self.turn(op, Way(chosen, 0), True, buffers)
+        again.count = turns[Way(chosen, 0)].count
+        repeated = [self.block(again.call, again.count)]
         for _ in range(self.job.blocks):
             for way, turn in turns.items():
                 blocks[way].append(self.block(turn.call, turn.count))
-        for turn in turns.values():
+            repeated.append(self.block(again.call, again.count))
+        for turn in (*turns.values(), again):
             dist.destroy_process_group(turn.group)
         even = {c["algorithm"]: c["even"] for c in candidates}
         return [
@@ -202,6 +207,7 @@ class Measuring:
                 "chosen": way == Way(chosen, 0),
                 "even": even[way.algorithm],
                 "blocks": seconds,
+                "again": repeated if way == Way(chosen, 0) else [],
             }
             for way, seconds in blocks.items()
         ]
@@ -302,8 +308,9 @@ def _tuned(path: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def combine(launches: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """One row for each candidate: medians over the launches of `seconds`, and of `ratio` to what was chosen, block by
-    block; `spread` is how far the quartiles of all blocks are apart, as a part of the median."""
-    found: dict[tuple[str, int, str, int], list[tuple[float, float, list[float]]]] = {}
+    block. `spread`, of what was chosen, is by how much two groups that do the same differ in a launch, as a part of the
+    shorter time: the most of all launches, since it decides for whole launches where memory lies."""
+    found: dict[tuple[str, int, str, int], list[tuple[float, float, float]]] = {}
     kept = {}
     for rows in launches:
         chosen = {(row["op"], row["bytes"]): row["blocks"] for row in rows if row["chosen"]}
@@ -311,16 +318,13 @@ def combine(launches: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]
             against = chosen[row["op"], row["bytes"]]
             ratio = statistics.median(a / b for a, b in zip(row["blocks"], against, strict=False))
             key = (row["op"], row["bytes"], row["algorithm"], row["chunk"])
-            found.setdefault(key, []).append((statistics.median(row["blocks"]), ratio, row["blocks"]))
+            same = statistics.median(a / b for a, b in zip(row["again"], against, strict=False)) if row["again"] else 1
+            found.setdefault(key, []).append((statistics.median(row["blocks"]), ratio, max(same, 1 / same) - 1))
             kept[key] = {name: row[name] for name in ("op", "bytes", "algorithm", "chunk", "chosen", "even")}
     out = []
     for key, of in found.items():
-        low, middle, high = statistics.quantiles([b / median for median, _, blocks in of for b in [median, *blocks]])
-        medians = {
-            "seconds": statistics.median(seconds for seconds, _, _ in of),
-            "ratio": statistics.median(ratio for _, ratio, _ in of),
-            "spread": (high - low) / middle,
-        }
+        seconds, ratios, spreads = zip(*of, strict=True)
+        medians = {"seconds": statistics.median(seconds), "ratio": statistics.median(ratios), "spread": max(spreads)}
         out.append(kept[key] | medians)
     return out
 
