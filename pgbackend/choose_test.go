@@ -68,7 +68,7 @@ func TestProbeMakesTheTables(t *testing.T) {
 }
 
 // Ranks that take turns on processors go by what the kernel takes for that, unless the probe is off; the processors of
-// all ranks of a host count, however they are pinned.
+// all ranks count, however they are pinned.
 func TestCrowdedRanks(t *testing.T) {
 	pinned := func(sets ...topo.CPUSet) *Group {
 		g := &Group{size: len(sets), process: Get(), wishes: wishes{probe: true}}
