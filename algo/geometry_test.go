@@ -34,8 +34,8 @@ func TestGeometryIsTheRunners(t *testing.T) {
 		file, name string
 		ours       int
 	}{
-		{"board.h", "SCR_SMALL_SLOTS", board.SmallSlots}, {"board.h", "SCR_SMALL_BYTES", board.SmallSlot},
-		{"board.h", "SCR_LARGE_SLOTS", board.LargeSlots}, {"board.h", "SCR_LARGE_BYTES", board.LargeSlot},
+		{"shared_block.h", "SCR_SMALL_SLOTS", board.SmallSlots}, {"shared_block.h", "SCR_SMALL_BYTES", board.SmallSlot},
+		{"shared_block.h", "SCR_LARGE_SLOTS", board.LargeSlots}, {"shared_block.h", "SCR_LARGE_BYTES", board.LargeSlot},
 		{"runner.h", "SCR_MAX_STAGES", board.MaxStages}, {"runner.h", "SCR_MAX_CLASSES", MaxClasses - 1},
 		{"program.c", "MAX_SOURCES", MaxSize},
 	} {
@@ -47,9 +47,9 @@ func TestGeometryIsTheRunners(t *testing.T) {
 
 // So are the channels that chunks are cut for.
 func TestGeometryOfChannelsIsTheRunners(t *testing.T) {
-	for name, ours := range map[string]int{"SCR_FLOW_BYTES": FlowMessage, "SCR_FLOW_PLACES": FlowPlaces, "SCR_FLOW_CHANNELS": FlowChannels} {
-		if got := defined(t, "board.h", name); got != ours {
-			t.Errorf("%s is %d in board.h, %d here", name, got, ours)
+	for name, ours := range map[string]int{"SCR_CHANNEL_BYTES": FlowMessage, "SCR_CHANNEL_PLACES": FlowPlaces, "SCR_CHANNELS": FlowChannels} {
+		if got := defined(t, "shared_block.h", name); got != ours {
+			t.Errorf("%s is %d in shared_block.h, %d here", name, got, ours)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 )
 
 var actions = map[board.Action]uint8{
-	board.Publish: runner.Publish, board.Fold: runner.Fold, board.Collect: runner.Collect,
+	board.Publish: runner.Publish, board.Fold: runner.Reduce, board.Collect: runner.Collect,
 	board.Read: runner.Read, board.Await: runner.Await, board.Local: runner.Local,
 }
 
@@ -21,7 +21,7 @@ var sources = map[board.Source]uint8{
 
 // Compile makes the program that carries out p for calls like op.
 func Compile(p board.Plan, op coll.Op) (runner.Compiled, error) {
-	out := runner.Program{Kind: op.Kind, Algorithm: p.Algorithm, Type: op.Type, Reduce: op.Reduce, Lane: int(p.Lane), Chunk: p.Chunk,
+	out := runner.Program{Kind: op.Kind, Algorithm: p.Algorithm, Type: op.Type, Reduce: op.Reduce, Large: int(p.Lane), Chunk: p.Chunk,
 		Head: p.Head, Divisor: 1, InputBlocks: p.Input == board.Blocks, OutputBlocks: p.Output == board.Blocks}
 	if op.Reduce == coll.Avg {
 		out.Divisor = float64(p.Size)

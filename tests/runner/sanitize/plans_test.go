@@ -10,7 +10,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// What threads_test.c and plans.h count on: sizes of groups, the longest chunk, and the longest message that a flow takes.
+// What threads_test.c and plans.h count on: sizes of groups, the longest chunk, and the longest message that a channel takes.
 var planSizes = []int{2, 3, 4, 8}
 
 const (
@@ -18,8 +18,8 @@ const (
 	longestMessage = 64 << 10
 )
 
-var stepNames = map[message.Op]string{message.Send: "SCR_FLOW_SEND", message.Recv: "SCR_FLOW_RECV",
-	message.RecvReduce: "SCR_FLOW_RECV_REDUCE", message.Reduce: "SCR_FLOW_REDUCE", message.Copy: "SCR_FLOW_COPY"}
+var stepNames = map[message.Op]string{message.Send: "SCR_STEP_SEND", message.Recv: "SCR_STEP_RECV",
+	message.RecvReduce: "SCR_STEP_RECV_REDUCE", message.Reduce: "SCR_STEP_REDUCE", message.Copy: "SCR_STEP_COPY"}
 
 var spaceNames = map[message.Space]string{message.Input: "SCR_INPUT", message.Output: "SCR_OUTPUT", message.Scratch: "SCR_SCRATCH"}
 
@@ -59,7 +59,7 @@ func writePlans(t *testing.T) []byte {
 			}
 		}
 	}
-	return fmt.Appendf(nil, "#include \"plans.h\"\n\nstatic const scr_region regions[] = {\n%s};\n\nstatic const scr_flow_step steps[] = {\n%s};\n\n"+
+	return fmt.Appendf(nil, "#include \"plans.h\"\n\nstatic const scr_region regions[] = {\n%s};\n\nstatic const scr_step steps[] = {\n%s};\n\n"+
 		"const plan plans[] = {\n%s};\n\nconst unsigned n_plans = %d;\n", &c.regions, &c.steps, &c.plans, c.nPlans)
 }
 

@@ -6,24 +6,24 @@ import (
 	"sagecomm/internal/runner"
 )
 
-var messageOps = map[message.Op]uint8{
-	message.Send: runner.Send, message.Recv: runner.Recv, message.RecvReduce: runner.RecvReduce,
-	message.Reduce: runner.Reduce, message.Copy: runner.Copy,
+var stepOps = map[message.Op]uint8{
+	message.Send: runner.StepSend, message.Recv: runner.StepRecv, message.RecvReduce: runner.StepRecvReduce,
+	message.Reduce: runner.StepReduce, message.Copy: runner.StepCopy,
 }
 
 var spaces = map[message.Space]int{message.Input: runner.Input, message.Output: runner.Output, message.Scratch: runner.Scratch}
 
-// CompileMessages makes the program that carries out a plan of messages for calls like op. Flows copy, so that what a step
+// CompileSendRecv makes the program that carries out a plan of messages for calls like op. Flows copy, so that what a step
 // overwrites was taken long before: [message.Step.After] has nothing to say here.
-func CompileMessages(p message.Plan, op coll.Op) (runner.Compiled, error) {
-	out := runner.MessageProgram{Kind: op.Kind, Algorithm: p.Algorithm, Type: op.Type, Reduce: op.Reduce, Size: p.Size, Chunk: p.Chunk,
+func CompileSendRecv(p message.Plan, op coll.Op) (runner.Compiled, error) {
+	out := runner.SendRecvProgram{Kind: op.Kind, Algorithm: p.Algorithm, Type: op.Type, Reduce: op.Reduce, Size: p.Size, Chunk: p.Chunk,
 		Pieces: p.Pieces, Cells: p.Cells, Sets: p.Sets(), Even: p.Even,
 		InputBlocks: p.InputBlocks(), OutputBlocks: p.OutputBlocks()}
 	for _, s := range p.Steps {
-		out.Steps = append(out.Steps, runner.MessageStep{Op: messageOps[s.Op], Lag: s.Lag, Peer: s.Peer, Channel: s.Channel,
+		out.Steps = append(out.Steps, runner.SendRecvStep{Op: stepOps[s.Op], Lag: s.Lag, Peer: s.Peer, Channel: s.Channel,
 			MessageFirst: s.MessageFirst, From: regions(s.From), To: regions(s.To)})
 	}
-	return runner.NewMessageProgram(out)
+	return runner.NewSendRecvProgram(out)
 }
 
 func regions(list []message.Region) []runner.Region {
