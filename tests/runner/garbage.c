@@ -139,7 +139,7 @@ typedef struct bad {
 
 /* Puts a frame with any header into the ring to rank 0. */
 static void forge(const rank *r, const scr_frame *f, int64_t written) {
-  scr_p2p_pair *ch = &r->group->channel[0];
+  scr_p2p_pair *ch = &r->group->pair[0];
   memcpy(ch->out->data + (ch->written & (SCR_FIFO_BYTES - 1)), f, sizeof *f);
   ch->written += (SCR_FRAME_HEADER + f->bytes + 63) / 64 * 64;
   scr_store_flag(&ch->out->written, ch->written + (uint64_t)written);
@@ -270,7 +270,7 @@ static void changing_length(rank *r, void *arg) {
   begin_messages(r);
   swapper s = {0};
   if (r->rank == size - 1) {
-    scr_p2p_pair *ch = &r->group->channel[0];
+    scr_p2p_pair *ch = &r->group->pair[0];
     scr_frame *f = (scr_frame *)(void *)(ch->out->data + ch->written);
     s.word = (_Atomic uint64_t *)(void *)&f->bytes;
     forge(r, &(scr_frame){.type = SCR_FRAME_EAGER, .tag = 1, .bytes = 64, .total = 64}, SCR_EAGER_BYTES);

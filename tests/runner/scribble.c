@@ -69,7 +69,7 @@ static void add_all(scribbler *s, const scr_group *g) {
   add(s, large + SCR_LARGE_REDUCED, SCR_LARGE_STRIDE, SCR_LARGE_SLOTS, 1);
   add(s, large, 0, 1, SCR_LARGE_SLOTS * SCR_LARGE_STRIDE / 8);
   for (int32_t p = 0; p < g->size; p++) {
-    scr_fifo *out = g->channel[p].out;
+    scr_fifo *out = g->pair[p].out;
     if (out == NULL) continue;
     add(s, &out->written, 0, 1, 1);
     add(s, out->data, 64, SCR_FIFO_BYTES / 64, SCR_FRAME_WORDS);

@@ -280,7 +280,7 @@ var unchecked = []mutation{
 	{"an offset of a fifo is believed", "fifo.c",
 		"ch->broken = !scr_inside(p, offset, sizeof(scr_fifo) + SCR_FIFO_BYTES);", "ch->broken = false;", "random_garbage"},
 	{"an offset of a channel is believed", "sendrecv.c",
-		"return offset != 0 && scr_inside(p, offset, sizeof(scr_channel)) ?", "return offset != 0 ?", "wrong_channels"},
+		"return offset != 0 && scr_inside(p, offset, sizeof(scr_channel))", "return offset != 0", "wrong_channels"},
 	{"a header of a message is believed", "sendrecv.c",
 		"filled != number || theirs != block || header->bytes != bytes", "filled != number", "bad_messages"},
 	{"another number than the next message's is good enough", "sendrecv.c",
