@@ -51,7 +51,7 @@ func (g *Group) compile(op coll.Op, class algo.Class) (runner.Compiled, error) {
 	if err != nil {
 		return runner.Compiled{}, err
 	}
-	if plan.Lane == shmplan.LargeSlots && g.size > 1 && !g.run.HasLarge() {
+	if plan.Lane == shmplan.LargeLane && g.size > 1 && !g.run.HasLarge() {
 		off, err := g.memory.more(runner.LargeSlots * runner.LargeStride)
 		if err != nil {
 			return runner.Compiled{}, err
