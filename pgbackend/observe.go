@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"sagecomm/internal/env"
-	"sagecomm/internal/status"
+	"sagecomm/internal/statussock"
 )
 
 // observers show what the process's groups are doing to whoever wants to see it: the answer to `python -m sagecomm status`,
@@ -18,7 +18,7 @@ type observers struct {
 	groups int
 	stop   chan struct{}
 	ended  *sync.WaitGroup // those that are at work
-	server *status.Server
+	server *statussock.Server
 }
 
 // observe begins, unless it has for another group.
@@ -34,7 +34,7 @@ func (p *Process) observe(g *Group) {
 	}
 	o.stop, o.ended = make(chan struct{}), new(sync.WaitGroup)
 	if env.Status.Get(g.settings) {
-		server, err := status.Serve(p.Status)
+		server, err := statussock.Serve(p.Status)
 		if err != nil {
 			g.info("`python -m sagecomm status` will not find this process: %v", err)
 		} else {

@@ -8,7 +8,7 @@ import (
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
-	"sagecomm/internal/peerwatch"
+	"sagecomm/internal/procwatch"
 	"sagecomm/internal/shmem"
 )
 
@@ -23,7 +23,7 @@ func (m member) id() peerID { return peerID{m.Arena.PIDNamespace, m.PID, m.Arena
 
 // peerProcess is one process that is a peer in some groups. It is watched once.
 type peerProcess struct {
-	watcher *peerwatch.Watcher
+	watcher *procwatch.Watcher
 	groups  map[*Group][]int // ranks that it has there
 	nobody  chan struct{}    // closed when no group has it as a peer any more
 	dead    bool
@@ -85,10 +85,10 @@ func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 
 // watch begins to watch the process. Where pids mean other processes than here, or the system does not let it be watched
 // by its pid (a seccomp filter, /proc with hidepid), the socket of its arena says which it is.
-func (m member) watch(me member) (*peerwatch.Watcher, error) {
+func (m member) watch(me member) (*procwatch.Watcher, error) {
 	why := errors.New("it is in another pid namespace")
 	if m.Arena.PIDNamespace == me.Arena.PIDNamespace && m.Arena.BootID == me.Arena.BootID {
-		w, err := peerwatch.Watch(m.PID, m.Arena.StartTime)
+		w, err := procwatch.Watch(m.PID, m.Arena.StartTime)
 		if err == nil {
 			return w, nil
 		}
@@ -98,7 +98,7 @@ func (m member) watch(me member) (*peerwatch.Watcher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w; and by its socket: %w", why, err)
 	}
-	return peerwatch.WatchFD(pidfd)
+	return procwatch.WatchFD(pidfd)
 }
 
 // dead are the ranks whose processes have ended.

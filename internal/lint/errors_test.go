@@ -224,7 +224,7 @@ func TestErrorsOfMemoryAreDocumented(t *testing.T) {
 		docs.add(examples.ReplaceAllString(q.text, " "+boundary+" "))
 	}
 	var files []string
-	for _, pattern := range []string{"internal/shmem/*.go", "internal/bootstrap/*.go", "internal/peerwatch/*.go",
+	for _, pattern := range []string{"internal/shmem/*.go", "internal/bootstrap/*.go", "internal/procwatch/*.go",
 		"pgbackend/create.go", "pgbackend/memory.go", "pgbackend/peers.go", "pgbackend/process.go", "pgbackend/rendezvous.go"} {
 		list, err := filepath.Glob(filepath.Join("../..", pattern))
 		if err != nil || list == nil {

@@ -35,6 +35,7 @@ const (
 	helpers
 	parts
 	carriers
+	observers
 	backend
 	abi
 	outside // imports what it likes and is imported by nobody
@@ -47,11 +48,10 @@ var layers = []layer{
 	{tree: "internal/handle", height: helpers},
 	{tree: "internal/invariants", height: helpers},
 	{tree: "internal/lazylink", height: helpers, cgo: true},
-	{tree: "internal/peerwatch", height: helpers},
 	{tree: "internal/pickle", height: helpers},
-	{tree: "internal/procinfo", height: helpers},
+	{tree: "internal/procwatch", height: helpers},
 	{tree: "internal/shmem", height: helpers},
-	{tree: "internal/status", height: helpers},
+	{tree: "internal/statussock", height: helpers},
 	{tree: "internal/trace", height: helpers},
 
 	{tree: "algo", height: parts, only: "internal/coll", pure: true},
@@ -66,6 +66,8 @@ var layers = []layer{
 	{tree: "internal/engine/nccl", height: carriers, cgo: true},
 	{tree: "internal/engine/hccl", height: carriers, cgo: true},
 	{tree: "internal/engine/cncl", height: carriers, cgo: true},
+
+	{tree: "internal/observe", height: observers},
 
 	{tree: "pgbackend", height: backend},
 	{tree: "export", height: abi, cgo: true},
@@ -234,7 +236,7 @@ func TestImportRulesNotice(t *testing.T) {
 		{"algo", "C", true, true},
 		{"fusion", "sagecomm/algo", false, true},
 		{"internal/coll", "sagecomm/internal/env", false, true},
-		{"internal/shmem", "sagecomm/internal/procinfo", false, false},
+		{"internal/shmem", "sagecomm/internal/procwatch", false, false},
 		{"internal/shmem", "sagecomm/internal/runner", false, true},
 		{"internal/runner", "sagecomm/internal/coll", true, false},
 		{"internal/runner", "sagecomm/algo", false, true},
@@ -246,6 +248,8 @@ func TestImportRulesNotice(t *testing.T) {
 		{"internal/engine/nccl", "C", true, false},
 		{"internal/device/cuda", "C", true, false},
 		{"pgbackend", "sagecomm/internal/engine/host", false, false},
+		{"pgbackend", "sagecomm/internal/observe", false, false},
+		{"internal/observe", "sagecomm/pgbackend", false, true},
 		{"pgbackend", "sagecomm/export", false, true},
 		{"pgbackend", "sagecomm/internal/protocol", false, true},
 		{"pgbackend", "C", true, true},

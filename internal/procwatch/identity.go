@@ -1,6 +1,4 @@
-// Package procinfo answers which process on which running system a number means: boot id, pid namespace and the start
-// time that tells a process from a later one with the same pid. Linux only; everything comes from /proc.
-package procinfo
+package procwatch
 
 import (
 	"bytes"
