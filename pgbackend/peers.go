@@ -8,18 +8,14 @@ import (
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/observe"
 	"sagecomm/internal/procwatch"
 	"sagecomm/internal/shmem"
 )
 
-// peerID names a process for ever: a pid alone may come again, and means another process in another namespace.
-type peerID struct {
-	namespace uint64
-	pid       int
-	startTime uint64
+func (m member) id() procwatch.ID {
+	return procwatch.ID{Namespace: m.Arena.PIDNamespace, PID: m.PID, StartTime: m.Arena.StartTime}
 }
-
-func (m member) id() peerID { return peerID{m.Arena.PIDNamespace, m.PID, m.Arena.StartTime} }
 
 // peerProcess is one process that is a peer in some groups. It is watched once.
 type peerProcess struct {
@@ -66,7 +62,7 @@ func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 	w, err := m.watch(me)
 	if err != nil {
 		p.unwatched.Do(func() {
-			p.warn("the death of %s will be noticed by timeout only, and perhaps that of others: %v", g.who(rank), err)
+			observe.Warn("the death of %s will be noticed by timeout only, and perhaps that of others: %v", g.who(rank), err)
 		})
 		return false
 	}
@@ -128,7 +124,7 @@ func (g *Group) bereaved(err error) error {
 }
 
 // await ends with the process that it watches, or with the watch.
-func (p *Process) await(id peerID, peer *peerProcess) {
+func (p *Process) await(id procwatch.ID, peer *peerProcess) {
 	select {
 	case <-peer.watcher.Done():
 	case <-peer.nobody:

@@ -93,3 +93,10 @@ func Gone(pid int, startTime uint64) bool {
 	now, err := StartTime(pid)
 	return err == nil && now != startTime
 }
+
+// ID names a process of this host for ever.
+type ID struct {
+	Namespace uint64 // of its pid
+	PID       int
+	StartTime uint64
+}
