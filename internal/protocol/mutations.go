@@ -58,6 +58,11 @@ var Mutations = []Mutation{
 	{LeftBeforeBell, "left is looked at before the bell is read, not after", "scr_relax", "goodbye of a rank that is needed", Deadlock},
 	{RecordsBeforeWaits, "records are compared before waits_for is stored, not after", "scr_relax", "broadcasts from each other", Deadlock},
 
+	{EngineWaitsForNoFence, "the engine stores waits_for with release only", "look_at_collectives", "filled, the engine drives", Deadlock},
+	{EngineNoSecondLook, "the engine does not look at the flag again", "look_at_collectives", "filled, the engine drives", Deadlock},
+	{EngineSecondLookNotSeqCst, "the engine looks at the flag again with acquire only", "look_at_collectives", "filled, the engine drives", Deadlock},
+	{EngineBellAfterLook, "the engine reads its bell after it has looked at the flag again", "scr_engine_turn", "filled, the engine drives", Deadlock},
+
 	{RecordAfterClaim, "the record is written after the compare-and-swap", "scr_group_set_failure", "failure while the other sleeps", BadRecord},
 	{ClaimRelaxed, "the compare-and-swap is relaxed", "scr_group_set_failure", "failure while the other sleeps", BadRecord},
 	{FailureOverwrites, "failure is stored, not compared and swapped", "scr_group_set_failure", "two failures at once, 3 ranks", BadRecord},

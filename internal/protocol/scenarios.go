@@ -28,6 +28,15 @@ var Scenarios = []Scenario{
 		func(b *builder) { b.fill(0, OneShot); b.fill(1, OneShot) },
 		func(b *builder) { b.awaitFilled(0, 0); b.readData(0, 0, 0, false); b.consume(0) }}},
 
+	// The progress engine drives rank 1.
+	{Name: "filled, the engine drives", Ranks: 2, Slots: 1, parts: []func(*builder){
+		func(b *builder) { b.fill(0, OneShot) },
+		func(b *builder) { b.awaitAsEngine(b.sc.filled(0, 0), 1, 0); b.readData(0, 0, 0, false) }}},
+	{Name: "filled, the engine drives, and the rank fails", Ranks: 2, Slots: 1, mayFail: true, Want: []outcomes{failed, either},
+		parts: []func(*builder){
+			func(b *builder) { b.fill(0, OneShot); b.declare(b.raise); b.report() },
+			func(b *builder) { b.awaitAsEngine(b.sc.filled(0, 0), 1, 0); b.readData(0, 0, 0, false) }}},
+
 	{Name: "ring of messages, 1 place", Ranks: 2, Slots: 1, Calls: same(ring1, ring1, ring1), hashes: true, makesFlows: true},
 	{Name: "ring of messages, 4 chunks through 2 places", Ranks: 2, Slots: 2, Calls: same(chunks(RingGather, 4))},
 	{Name: "ring of messages, 3 ranks, 1 place", Ranks: 3, Slots: 1, Calls: same(ring1, ring1)},

@@ -89,7 +89,7 @@ func (b *builder) sleep(flag, need uint8, peer int, top uint8) {
 
 func (b *builder) lookAtFailure() {
 	if b.sc.mayFail {
-		b.load(b.m.failure, seqCst, equals, 0, b.raise)
+		b.load(b.m.failure, acquire, equals, 0, b.raise)
 	}
 }
 

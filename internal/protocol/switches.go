@@ -61,6 +61,12 @@ const (
 	FailureAfterBellOnly // harmless: failure looked at after the bell is read, before waits_for is stored
 	LeftAfterBellOnly    // harmless: the same for left
 
+	// The engine's look at collectives: look_at_collectives.
+	EngineWaitsForNoFence     // waits_for with release only
+	EngineNoSecondLook        // at the flag
+	EngineSecondLookNotSeqCst // with acquire only
+	EngineBellAfterLook       // the bell is read after the second look
+
 	// Failing: scr_group_set_failure.
 	RecordAfterClaim  // record written after the compare-and-swap
 	ClaimRelaxed      // compare-and-swap without release

@@ -59,8 +59,7 @@ static void wake(scr_group *g, int32_t peer) {
   SCR_FAULT(SCR_FAULT_PUBLISHED);
   scr_sleeper *s = &g->peer[peer].shared->collective;
   uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
-  uint32_t who = scr_sleeps_for(word);
-  if (SCR_UNLIKELY(who == 1 + (uint32_t)g->rank || who == SCR_SLEEP_ANY)) scr_wake_peer(&g->peer[peer], s, word);
+  if (SCR_UNLIKELY(scr_sleeps_for(word) == 1 + (uint32_t)g->rank)) scr_wake_peer(&g->peer[peer], s, word);
 }
 
 /* What the peer wrote of that channel cannot be meant. */
