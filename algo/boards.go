@@ -126,11 +126,11 @@ func (b boards) pricer(kind coll.Kind, c Class) (*board.Pricer, error) {
 	if known := b.known[key]; known != nil {
 		return known, nil
 	}
-	plan, err := board.Build(kind, c.Algorithm, board.Place{Size: b.size, Lane: c.Lane, Chunk: c.Chunk})
+	plans, err := board.Roles(kind, c.Algorithm, board.Place{Size: b.size, Lane: c.Lane, Chunk: c.Chunk})
 	if err != nil {
 		return nil, err
 	}
-	b.known[key] = board.NewPricer(plan, b.link)
+	b.known[key] = board.NewPricer(plans, b.link)
 	return b.known[key], nil
 }
 

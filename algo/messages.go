@@ -31,7 +31,7 @@ func (p *predictor) senders(kind coll.Kind, priced bool) (list []sender) {
 	}
 	for _, name := range message.Algorithms(kind) {
 		if name == message.Hierarchical && !p.shape.rails() ||
-			priced && !message.Priced(kind, name, p.shape.place(name, 0, 0, 0), p.costs) {
+			priced && !p.priced(kind, name) {
 			continue
 		}
 		if s, err := p.sender(kind, name, 0); err == nil {
@@ -39,6 +39,12 @@ func (p *predictor) senders(kind coll.Kind, priced bool) (list []sender) {
 		}
 	}
 	return list
+}
+
+// priced reports whether an algorithm has prices at all.
+func (p *predictor) priced(kind coll.Kind, name string) bool {
+	group, err := message.Plans(kind, name, p.shape.place(name, 0, 0, 0))
+	return err == nil && message.Priced(group, p.costs)
 }
 
 // sender is one algorithm in chunks of a length, or of the longest one if that is 0. It refuses what channels cannot
@@ -55,10 +61,11 @@ func (p *predictor) sender(kind coll.Kind, name string, chunk int) (sender, erro
 	if chunk == 0 {
 		chunk = longest
 	}
-	pricer, err := message.NewPricer(kind, name, p.shape.place(name, 0, 0, chunk), p.costs)
+	group, err := message.Plans(kind, name, p.shape.place(name, 0, 0, chunk))
 	if err != nil {
 		return sender{}, err
 	}
+	pricer := message.NewPricer(group, p.costs)
 	got := 0 // what follows from the longest chunk fits
 	if chunk != longest {
 		got = pricer.Largest()

@@ -327,7 +327,7 @@ func TestPriceMatchesWhatWasMeasured(t *testing.T) {
 		c := s.Choose(coll.AllReduce, bytes)
 		place := board.Place{Size: 2, Lane: c.Lane, Chunk: c.Chunk}
 		for i, p := range []board.Plan{board.OneShotAllReduce(place), board.TwoShotAllReduce(place)} {
-			got := board.Price(p, bytes, DefaultParams().Board)
+			got := board.Price([]board.Plan{p}, bytes, DefaultParams().Board)
 			if ratio := float64(got) / float64(want[i]); ratio < 0.85 || ratio > 1.15 {
 				t.Errorf("%s, %d bytes: predicted %v, measured %v", p.Algorithm, bytes, got, want[i])
 			}

@@ -97,6 +97,30 @@ func Build(kind coll.Kind, algorithm string, at Place) (Plan, error) {
 	return p, nil
 }
 
+// Roles returns the plans that stand for those of all ranks: the root's and another rank's of a rooted kind, one plan of
+// any other. Among ranks that do the same it takes the lowest, whose shares are the longest. The rank of the place does
+// not matter.
+func Roles(kind coll.Kind, algorithm string, at Place) ([]Plan, error) {
+	ranks := []int{0}
+	switch {
+	case !kind.Rooted() || at.Size == 1:
+	case at.Root == 0:
+		ranks = []int{0, 1}
+	default:
+		ranks = []int{at.Root, 0}
+	}
+	plans := make([]Plan, len(ranks))
+	for i, rank := range ranks {
+		at.Rank = rank
+		p, err := Build(kind, algorithm, at)
+		if err != nil {
+			return nil, err
+		}
+		plans[i] = p
+	}
+	return plans, nil
+}
+
 // Validate checks what can be seen in one rank's plan alone. That the plans of all ranks together are right is
 // [Check]'s matter.
 func (p Plan) Validate() error {

@@ -74,7 +74,7 @@ func (t *Traffic) add(s Step, p Plan) {
 				t.Folded += from.Len
 			}
 		}
-		if s.Action == Publish && !p.returns() {
+		if s.Action == Publish && !returns(p) {
 			t.Claims += m.To[0].Len
 		}
 		for _, to := range m.To[1:] {
@@ -84,7 +84,7 @@ func (t *Traffic) add(s Step, p Plan) {
 }
 
 // returns says whether slots come back to this rank's core: the last that was done to them is its own collect.
-func (p Plan) returns() bool {
+func returns(p Plan) bool {
 	for _, s := range p.Stages {
 		if s.Action == Collect {
 			return true
@@ -139,8 +139,8 @@ const simulatedChunks = 16
 // steps of the root and of one other rank are played against each other: a step begins when the rank is free and the
 // flags it waits for have had a hop's time to arrive, so waits hidden by the pipeline cost nothing. Beyond a number of
 // chunks the time per chunk is constant and is multiplied out. A plan that cannot finish gets the largest duration.
-func Price(p Plan, bytes uint64, link Link) time.Duration {
-	return NewPricer(p, link).Price(bytes).Duration()
+func Price(plans []Plan, bytes uint64, link Link) time.Duration {
+	return NewPricer(plans, link).Price(bytes).Duration()
 }
 
 // Pricer is [Price] of one plan for many lengths. It plays each length once: those beyond the simulated chunks have
@@ -153,8 +153,8 @@ type Pricer struct {
 }
 
 // NewPricer prices the plans of all ranks of the group of p.
-func NewPricer(p Plan, link Link) *Pricer {
-	return &Pricer{p, link.femto(), rolesOf(p), map[uint64]Femto{}}
+func NewPricer(plans []Plan, link Link) *Pricer {
+	return &Pricer{plans[0], link.femto(), rolesOf(plans), map[uint64]Femto{}}
 }
 
 func (r *Pricer) play(bytes uint64) Femto {
@@ -220,27 +220,17 @@ func (t *Traffic) join(other Traffic, times int) {
 	t.Stored += n * other.Stored
 }
 
-// roles are the plans that stand for all ranks: the root's and another rank's where there is a root, else one. Of
-// equals it is the lowest rank: its shares are the longest.
+// roles are the plans that stand for all ranks, see [Pricer].
 type roles struct {
 	plans []Plan
-	root  int // role 0 is this rank; -1 when all are alike
+	root  int // the rank of plans[0]; -1 where one plan stands for all ranks
 }
 
-func rolesOf(p Plan) roles {
-	f, ok := find(p.Kind, p.Algorithm)
-	if !ok {
-		return roles{[]Plan{p}, -1}
+func rolesOf(plans []Plan) roles {
+	if len(plans) == 1 {
+		return roles{plans, -1}
 	}
-	of := func(rank int) Plan { return f.build(Place{rank, p.Size, p.Root, p.Lane, p.Chunk}) }
-	switch {
-	case !p.Kind.Rooted() || p.Size == 1:
-		return roles{[]Plan{of(0)}, -1}
-	case p.Root == 0:
-		return roles{[]Plan{of(0), of(1)}, 0}
-	default:
-		return roles{[]Plan{of(p.Root), of(0)}, p.Root}
-	}
+	return roles{plans, plans[0].Rank}
 }
 
 func (r roles) roleOf(rank int) int {

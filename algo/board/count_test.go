@@ -136,6 +136,16 @@ func TestStepsOfAPipeline(t *testing.T) {
 	}
 }
 
+// rolesIn returns the plans that stand for all ranks of a group.
+func rolesIn(t testing.TB, kind coll.Kind, algorithm string, at Place) []Plan {
+	t.Helper()
+	plans, err := Roles(kind, algorithm, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plans
+}
+
 // With one chunk nothing overlaps, so the price is the sum of the formula's terms.
 func TestPriceOfOneChunkIsTheFormula(t *testing.T) {
 	l := DefaultLink()
@@ -159,14 +169,9 @@ func TestPriceOfOneChunkIsTheFormula(t *testing.T) {
 			{coll.Barrier, OneShotName, l.Step + l.Hop + l.Step + flags},
 		} {
 			for _, root := range []int{0, size - 1} {
-				for _, rank := range []int{0, size - 1} {
-					p, err := Build(c.kind, c.algorithm, Place{rank, size, root, LargeLane, 8192})
-					if err != nil {
-						t.Fatal(err)
-					}
-					if got, want := Price(p, 4096, DefaultLink()), seconds(c.want); (got - want).Abs() > 1 {
-						t.Errorf("%v %s, rank %d of %d, root %d: %v, want %v", c.kind, c.algorithm, rank, size, root, got, want)
-					}
+				p := rolesIn(t, c.kind, c.algorithm, Place{0, size, root, LargeLane, 8192})
+				if got, want := Price(p, 4096, DefaultLink()), seconds(c.want); (got - want).Abs() > 1 {
+					t.Errorf("%v %s, %d ranks, root %d: %v, want %v", c.kind, c.algorithm, size, root, got, want)
 				}
 			}
 		}
@@ -177,7 +182,7 @@ func TestPriceOverlapsChunks(t *testing.T) {
 	link := DefaultLink()
 	// Readers of a broadcast work while the root publishes: the slower side counts, not the sum.
 	n := uint64(1 << 20)
-	p := OneShotBroadcast(Place{0, 2, 0, LargeLane, 16 << 10})
+	p := rolesIn(t, coll.Broadcast, OneShotName, Place{0, 2, 0, LargeLane, 16 << 10})
 	root := float64(n)*(link.Copy+link.Claim) + 64*link.Step
 	reader := float64(n)*link.Far + 64*(link.Step+link.Flag)
 	slower := max(root, reader)
@@ -187,7 +192,7 @@ func TestPriceOverlapsChunks(t *testing.T) {
 	// Hops of all chunks but the first ones are hidden behind work.
 	slow := link
 	slow.Hop = 1e-6
-	ar := TwoShotAllReduce(Place{0, 2, 0, LargeLane, 128 << 10})
+	ar := rolesIn(t, coll.AllReduce, TwoShotName, Place{0, 2, 0, LargeLane, 128 << 10})
 	if got := Price(ar, n, slow) - Price(ar, n, link); got > 2*time.Microsecond {
 		t.Errorf("a hop that is 0.85 us longer costs %v over 8 chunks", got)
 	}
@@ -199,7 +204,7 @@ func TestPriceOfManyChunksIsExact(t *testing.T) {
 	for _, f := range families {
 		for _, size := range []int{2, 5} {
 			for _, root := range []int{0, 1} {
-				p := f.build(Place{0, size, root, LargeLane, 16 << 10})
+				p := rolesIn(t, f.kind, f.name, Place{0, size, root, LargeLane, 16 << 10})
 				for _, bytes := range []uint64{17 << 14, 40<<14 + 100, 50<<14 - 1} {
 					got, want := NewPricer(p, link).Price(bytes), rolesOf(p).play(bytes, link.femto())
 					if diff := got - want; diff < -1000 || diff > 1000 { // a picosecond
@@ -216,9 +221,9 @@ func TestCountsOfManyChunksAreExact(t *testing.T) {
 	for _, f := range families {
 		for _, size := range []int{1, 2, 5} {
 			for _, bytes := range []uint64{0, 64, 1000, 1024, 1025, 7 * 512, 20000} {
-				p := f.build(Place{0, size, 0, LargeLane, 512})
+				p := rolesIn(t, f.kind, f.name, Place{0, size, 0, LargeLane, 512})
 				var want Traffic
-				for _, other := range rolesOf(p).plans {
+				for _, other := range p {
 					c := Count(other, bytes)
 					want = Traffic{
 						max(want.Steps, c.Steps), max(want.Flags, c.Flags), max(want.Near, c.Near), max(want.Far, c.Far),
@@ -234,27 +239,27 @@ func TestCountsOfManyChunksAreExact(t *testing.T) {
 }
 
 func TestPriceOfPlansBeyondTheTables(t *testing.T) {
-	own := OneShotAllReduce(Place{0, 2, 0, LargeLane, 64})
+	own := rolesIn(t, coll.AllReduce, OneShotName, Place{0, 2, 0, LargeLane, 64})
 	known := Price(own, 200, DefaultLink())
-	own.Algorithm = "mine"
+	own[0].Algorithm = "mine"
 	if got := Price(own, 200, DefaultLink()); got != known {
 		t.Errorf("the same stages under another name cost %v instead of %v", got, known)
 	}
-	own.Stages = own.Stages[1:]
+	own[0].Stages = own[0].Stages[1:]
 	if got := Price(own, 64, DefaultLink()); got != math.MaxInt64 {
 		t.Errorf("a plan that cannot finish costs %v", got)
 	}
 	if got := Price(own, 64*100, DefaultLink()); got != math.MaxInt64 {
 		t.Errorf("a long plan that cannot finish costs %v", got)
 	}
-	if got := Price(OneShotAllReduce(Place{0, 2, 0, LargeLane, 64}), math.MaxUint64, DefaultLink()); got != math.MaxInt64 {
+	if got := Price(rolesIn(t, coll.AllReduce, OneShotName, Place{0, 2, 0, LargeLane, 64}), math.MaxUint64, DefaultLink()); got != math.MaxInt64 {
 		t.Errorf("a length beyond all time costs %v", got)
 	}
-	alone := Price(OneShotReduce(Place{0, 1, 0, LargeLane, 64}), 64, DefaultLink())
+	alone := Price(rolesIn(t, coll.Reduce, OneShotName, Place{0, 1, 0, LargeLane, 64}), 64, DefaultLink())
 	if alone <= 0 || alone > time.Microsecond {
 		t.Errorf("a rank alone pays %v", alone)
 	}
-	if Price(OneShotBarrier(Place{0, 2, 0, SmallLane, 64}), 0, Link{}) != 1 {
+	if Price(rolesIn(t, coll.Barrier, OneShotName, Place{0, 2, 0, SmallLane, 64}), 0, Link{}) != 1 {
 		t.Error("where nothing costs anything a barrier must still end")
 	}
 }
@@ -262,7 +267,7 @@ func TestPriceOfPlansBeyondTheTables(t *testing.T) {
 func BenchmarkPrice(b *testing.B) {
 	for _, size := range []int{2, 8, 64} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			p := TwoShotAllReduce(Place{0, size, 0, LargeLane, 128 << 10})
+			p := rolesIn(b, coll.AllReduce, TwoShotName, Place{0, size, 0, LargeLane, 128 << 10})
 			for b.Loop() {
 				Price(p, 64<<20, DefaultLink())
 			}

@@ -81,7 +81,7 @@ func (r *run) begin() {
 				in = out
 			}
 			r.input[at], r.output[at] = place{in, c.base(p, Input)}, place{out, c.base(p, Output)}
-			if base, n := r.input[at].base, p.inputBytes(c.lengths()); n > 0 {
+			if base, n := r.input[at].base, inputBytes(p, c.lengths()); n > 0 {
 				in.spans = append(in.spans, span{lo: base, hi: base + n, val: value{of: r.own[rank : rank+1]}})
 			}
 		}
@@ -122,7 +122,7 @@ func (c Call) base(p Plan, s Space) uint64 {
 }
 
 // inputBytes is the length of a rank's input.
-func (p Plan) inputBytes(l lengths) uint64 {
+func inputBytes(p Plan, l lengths) uint64 {
 	switch {
 	case p.Kind == coll.Scatter && p.Rank != p.Root:
 		return 0

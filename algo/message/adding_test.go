@@ -29,7 +29,7 @@ func TestTheWorkedExampleIsRight(t *testing.T) {
 	compare(t, f, exampleFormulas["broadcast/flat"])
 	// P-1 messages leave one after the other; the last one is there a latency after its bytes.
 	const size, n = 5, 1000
-	got, err := Price(size, func(rank int) Plan { return f.build(Place{Rank: rank, Size: size, Chunk: 1024}) }, Lengths{Bytes: n}, flatCosts())
+	got, err := Price(Group{Size: size, Build: func(rank int) Plan { return f.build(Place{Rank: rank, Size: size, Chunk: 1024}) }}, Lengths{Bytes: n}, flatCosts())
 	if err != nil {
 		t.Fatal(err)
 	}

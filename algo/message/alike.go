@@ -58,7 +58,7 @@ func opposite(rank int, digits []int) int {
 // time and in the same order as what it sends to the rank opposite, so it takes its own messages in their stead. Each
 // way is a channel from the rank to itself. There are more ways than channels in groups of more than 256 ranks of which
 // each sends to all others: those then share channels, in the same order at both ends.
-func (p Plan) forAll(digits []int) Plan {
+func forAll(p Plan, digits []int) Plan {
 	type way struct {
 		peer    int
 		channel uint8

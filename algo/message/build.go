@@ -90,20 +90,29 @@ func Algorithms(kind coll.Kind) []string {
 	return names
 }
 
-// Build makes the plan of one rank.
-func Build(kind coll.Kind, algorithm string, at Place) (Plan, error) {
+// find returns an algorithm that can be built for a place.
+func find(kind coll.Kind, algorithm string, at Place) (family, error) {
 	if at.Size < 1 || at.Rank < 0 || at.Rank >= at.Size || at.Root < 0 || at.Root >= at.Size {
-		return Plan{}, fmt.Errorf("%v %s: rank %d, root %d in a group of %d", kind, algorithm, at.Rank, at.Root, at.Size)
+		return family{}, fmt.Errorf("%v %s: rank %d, root %d in a group of %d", kind, algorithm, at.Rank, at.Root, at.Size)
 	}
 	if err := checkHosts(at); err != nil {
-		return Plan{}, fmt.Errorf("%v %s: %w", kind, algorithm, err)
+		return family{}, fmt.Errorf("%v %s: %w", kind, algorithm, err)
 	}
 	for _, f := range families {
 		if f.kind == kind && f.name == algorithm {
-			p := f.build(at)
-			return p, p.Validate()
+			return f, nil
 		}
 	}
-	return Plan{}, fmt.Errorf("%v: unknown algorithm %q, there are: %s",
+	return family{}, fmt.Errorf("%v: unknown algorithm %q, there are: %s",
 		kind, algorithm, strings.Join(Algorithms(kind), ", "))
+}
+
+// Build makes the plan of one rank.
+func Build(kind coll.Kind, algorithm string, at Place) (Plan, error) {
+	f, err := find(kind, algorithm, at)
+	if err != nil {
+		return Plan{}, err
+	}
+	p := f.build(at)
+	return p, p.Validate()
 }

@@ -2,7 +2,10 @@
 
 package message
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // grid is a group as hosts of equally many ranks. Ranks with the same number on their hosts form a rail: what goes
 // between hosts goes along all rails at the same time, each with its part.
@@ -62,21 +65,22 @@ func (g grid) inRail(at Place, root int) Place {
 
 // checkHosts wants every rank on one host and as many on each.
 func checkHosts(at Place) error {
-	seen := newRanks(at.Size)
+	seen, count := make([]bool, at.Size), 0
 	for h, ranks := range at.Hosts {
 		if len(ranks) != len(at.Hosts[0]) || len(ranks) == 0 {
 			return fmt.Errorf("%d ranks on host %d and %d on host 0: rails need as many on each",
 				len(ranks), h, len(at.Hosts[0]))
 		}
 		for _, rank := range ranks {
-			if rank < 0 || rank >= at.Size || seen[rank/64]>>(rank%64)&1 != 0 {
+			if rank < 0 || rank >= at.Size || seen[rank] {
 				return fmt.Errorf("rank %d on host %d is on another one, too, or outside the group of %d", rank, h, at.Size)
 			}
-			seen.add(rank)
+			seen[rank] = true
+			count++
 		}
 	}
-	if missing := seen.missing(at.Size); len(at.Hosts) > 0 && missing >= 0 {
-		return fmt.Errorf("rank %d is on no host", missing)
+	if len(at.Hosts) > 0 && count < at.Size {
+		return fmt.Errorf("rank %d is on no host", slices.Index(seen, false))
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ package message
 
 import (
 	"fmt"
+	"slices"
 
 	"sagecomm/internal/coll"
 )
@@ -19,7 +20,7 @@ func LongestChunk(kind coll.Kind, algorithm string, at Place, bytes int) (int, e
 		if err != nil {
 			return 0, err
 		}
-		pieces, most = p.Pieces, max(most, p.most())
+		pieces, most = p.Pieces, max(most, mostPieces(p))
 	}
 	units := bytes / Unit
 	if most > 0 {
@@ -34,7 +35,7 @@ func LongestChunk(kind coll.Kind, algorithm string, at Place, bytes int) (int, e
 }
 
 // most is the most pieces of a message.
-func (p Plan) most() (most int) {
+func mostPieces(p Plan) (most int) {
 	for _, s := range p.Steps {
 		if s.Op == Send {
 			sum := 0
@@ -55,11 +56,8 @@ func telling(kind coll.Kind, algorithm string, at Place) []int {
 	if digits := alike(kind, algorithm, at); digits != nil {
 		return list
 	}
-	seen := newRanks(at.Size)
-	seen.add(0)
 	see := func(rank int) {
-		if rank = mod(rank, at.Size); seen[rank/64]>>(rank%64)&1 == 0 {
-			seen.add(rank)
+		if rank = mod(rank, at.Size); !slices.Contains(list, rank) {
 			list = append(list, rank)
 		}
 	}

@@ -81,7 +81,7 @@ func sameUnits(p *Plan, a []Region, q *Plan, b []Region, k uint64, l Lengths) bo
 }
 
 // longest is the length of the longest block that regions are a part of, which messages tell beside their own.
-func (p *Plan) longest(regions []Region, l Lengths) (longest uint64) {
+func longest(p *Plan, regions []Region, l Lengths) (longest uint64) {
 	for _, r := range regions {
 		longest = max(longest, p.block(l, r))
 	}

@@ -27,7 +27,7 @@ goes. Written by: go test ./algo/message -run Pictures -update
 `
 
 // picture writes regions of a plan.
-func (p Plan) picture(regions []Region) string {
+func picture(p Plan, regions []Region) string {
 	var parts []string
 	for i := 0; i < len(regions); i++ {
 		r := regions[i]
@@ -56,10 +56,10 @@ func (p Plan) picture(regions []Region) string {
 	return strings.Join(parts, ",")
 }
 
-func (p Plan) pictures() string {
+func pictures(p Plan) string {
 	var parts []string
 	for _, s := range p.Steps {
-		from, to := p.picture(s.From), p.picture(s.To)
+		from, to := picture(p, s.From), picture(p, s.To)
 		text := map[Op]string{
 			Send:       fmt.Sprintf(">%d %s", s.Peer, from),
 			Recv:       fmt.Sprintf("<%d %s", s.Peer, to),
@@ -92,7 +92,7 @@ func TestPicturesShowThePlans(t *testing.T) {
 				at.Hosts = [][]int{{0, 1}, {2, 3}}
 			}
 			for rank, p := range buildAll(t, f, at) {
-				text += fmt.Sprintf("%4d/%d: %s\n", rank, size, p.pictures())
+				text += fmt.Sprintf("%4d/%d: %s\n", rank, size, pictures(p))
 			}
 		}
 	}

@@ -82,8 +82,8 @@ func newPlay(g *Prepared, chunk int, l Lengths, c Costs) *play {
 	}
 	chunks := chunksOf(l.Bytes, chunk)
 	p.cut(uint64(chunk), chunks)
-	var times slab[femto]
-	var numbers slab[uint32]
+	classes, numbers := len(p.links), 0
+	times := make([]femto, 2*classes*g.size)
 	for rank := range p.players {
 		who := &p.players[rank]
 		who.skeleton, who.chunks, who.queued, who.fresh = g.skeletons[rank], int(chunks), true, true
@@ -94,8 +94,14 @@ func newPlay(g *Prepared, chunk int, l Lengths, c Costs) *play {
 			who.turn = int32(rank)
 		}
 		p.ready = append(p.ready, int32(rank))
-		who.numbers = numbers.take(who.ordered * who.window())
-		who.out, who.in = times.take(len(p.links)), times.take(len(p.links))
+		numbers += who.ordered * who.window()
+		who.out, who.in, times = times[:classes], times[classes:2*classes], times[2*classes:]
+	}
+	all := make([]uint32, numbers)
+	for rank := range p.players {
+		who := &p.players[rank]
+		n := who.ordered * who.window()
+		who.numbers, all = all[:n:n], all[n:]
 	}
 	p.lay()
 	return p

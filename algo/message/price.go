@@ -33,13 +33,6 @@ type Costs struct {
 	Route func(from, to int, via []int) []int
 }
 
-// Group is who takes part in a collective.
-type Group struct {
-	Size  int
-	Build func(rank int) Plan
-	// Turned says that each rank's plan is the one of rank 0 turned, see [Turns]: only that one is built.
-	Turned bool
-}
 
 // Outcome is what playing a collective shows.
 type Outcome struct {
@@ -50,8 +43,8 @@ type Outcome struct {
 
 // Price predicts the time from the moment at which all ranks enter a collective until the last one is done: the time of
 // [Play].
-func Price(size int, build func(rank int) Plan, l Lengths, c Costs) (time.Duration, error) {
-	o, err := Play(Group{Size: size, Build: build}, l, c)
+func Price(g Group, l Lengths, c Costs) (time.Duration, error) {
+	o, err := Play(g, l, c)
 	return o.Time, err
 }
 

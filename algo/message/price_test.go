@@ -22,15 +22,12 @@ func flatCosts() Costs {
 
 func priceOf(t *testing.T, kind coll.Kind, name string, at Place, bytes uint64, c Costs) time.Duration {
 	t.Helper()
-	got, err := Price(at.Size, func(rank int) Plan {
-		at := at
-		at.Rank = rank
-		p, err := Build(kind, name, at)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return p
-	}, Lengths{Bytes: bytes}, c)
+	g, err := Plans(kind, name, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Turned = false
+	got, err := Price(g, Lengths{Bytes: bytes}, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,9 +132,9 @@ func TestEveryPlanHasAPrice(t *testing.T) {
 func TestPricesOfWhatCannotBe(t *testing.T) {
 	plans := ringOf(t, 3)
 	plans[1].Steps = plans[1].Steps[:3]
-	_, err := Price(3, func(rank int) Plan { return plans[rank] }, Lengths{Bytes: 100}, flatCosts())
+	_, err := Price(Group{Size: 3, Build: func(rank int) Plan { return plans[rank] }}, Lengths{Bytes: 100}, flatCosts())
 	rejected(t, err, "rank 0 never gets beyond step", "deadlock")
-	_, err = Price(3, func(rank int) Plan { return plans[rank] }, Lengths{}, Costs{})
+	_, err = Price(Group{Size: 3, Build: func(rank int) Plan { return plans[rank] }}, Lengths{}, Costs{})
 	rejected(t, err, "a price needs a class of links")
 }
 

@@ -25,24 +25,19 @@ const playedRegions = 1 << 16
 // of sums that grow with its length, lies close to the straight line between two of them.
 const between = 16
 
-// Priced says whether a [Pricer] has prices of an algorithm: whether ranks are alike, or have few enough messages to be
-// played all. The chunk and the rank of the place do not matter.
-func Priced(kind coll.Kind, algorithm string, at Place, c Costs) bool {
-	if len(c.Links) == 1 && alike(kind, algorithm, at) != nil {
+// Priced reports whether a [Pricer] has prices of a group: whether its ranks are alike, or have few enough messages to
+// be played all.
+func Priced(g Group, c Costs) bool {
+	if len(c.Links) == 1 && g.Digits != nil {
 		return true
 	}
 	// What the first rank has to do, or the last one where ranks differ, is about what all have.
-	at.Chunk = Unit
-	for _, at.Rank = range []int{0, at.Size - 1} {
-		p, err := Build(kind, algorithm, at)
-		if err != nil {
-			return false
-		}
+	for _, rank := range []int{0, g.Size - 1} {
 		regions := 0
-		for _, s := range p.Steps {
+		for _, s := range g.Build(rank).Steps {
 			regions += max(1, len(s.From)+len(s.To))
 		}
-		if regions*at.Size > playedRegions {
+		if regions*g.Size > playedRegions {
 			return false
 		}
 	}
@@ -52,38 +47,24 @@ func Priced(kind coll.Kind, algorithm string, at Place, c Costs) bool {
 // Pricer is [Price] of one algorithm in one group, for many lengths. Where all ranks are alike it plays one of them;
 // long collectives it plays in part. One goroutine at a time may use it.
 type Pricer struct {
-	at        Place
-	kind      coll.Kind
-	algorithm string
-	costs     Costs
-	digits    []int // in which ranks are alike, or nil
-	first     Plan  // of rank 0
-	inner     Plan  // of a rank in the middle, which in trees is no leaf and not the root
-	plans     []Plan
-	played    map[uint64]time.Duration // by length
-	full      time.Duration            // that a rank is busy with a chunk
+	group  Group
+	costs  Costs
+	digits []int // in which ranks are alike, or nil
+	first  Plan  // of rank 0
+	inner  Plan  // of a rank in the middle, which in trees is no leaf and not the root
+	plans  []Plan
+	played map[uint64]time.Duration // by length
+	full   time.Duration            // that a rank is busy with a chunk
 }
 
-// NewPricer prices the plans of all ranks of a place; its rank does not matter.
-func NewPricer(kind coll.Kind, algorithm string, at Place, c Costs) (*Pricer, error) {
-	at.Rank = 0
-	first, err := Build(kind, algorithm, at)
-	if err != nil {
-		return nil, err
+// NewPricer prices the plans of all ranks of a group.
+func NewPricer(g Group, c Costs) *Pricer {
+	r := &Pricer{group: g, costs: c, first: g.Build(0), inner: g.Build(g.Size / 2), played: map[uint64]time.Duration{}}
+	if len(c.Links) == 1 && r.first.Chunk%(r.first.Pieces*Unit) == 0 { // else the messages of some ranks are longer
+		r.digits = g.Digits
 	}
-	at.Rank = at.Size / 2
-	inner, err := Build(kind, algorithm, at)
-	if err != nil {
-		return nil, err
-	}
-	at.Rank = 0
-	r := &Pricer{at: at, kind: kind, algorithm: algorithm, costs: c, first: first, inner: inner,
-		played: map[uint64]time.Duration{}}
-	if len(c.Links) == 1 && at.Chunk%(first.Pieces*Unit) == 0 { // else the messages of some ranks are longer
-		r.digits = alike(kind, algorithm, at)
-	}
-	r.full = r.busy(uint64(at.Chunk))
-	return r, nil
+	r.full = r.busy(uint64(r.first.Chunk))
+	return r
 }
 
 // Plan is the plan of rank 0.
@@ -99,12 +80,13 @@ func (r *Pricer) Largest() (largest int) {
 
 // told are the plans of ranks that tell what is most.
 func (r *Pricer) told() (plans []Plan) {
-	for _, rank := range telling(r.kind, r.algorithm, r.at) {
-		at := r.at
-		at.Rank = rank
-		if p, err := Build(r.kind, r.algorithm, at); err == nil { // as that of rank 0 could be built
-			plans = append(plans, p)
+	if r.group.Telling == nil {
+		for rank := range r.group.Size {
+			plans = append(plans, r.group.Build(rank))
 		}
+	}
+	for _, rank := range r.group.Telling {
+		plans = append(plans, r.group.Build(rank))
 	}
 	return plans
 }
@@ -112,12 +94,12 @@ func (r *Pricer) told() (plans []Plan) {
 // Price predicts what [Price] does, to within a few percent for lengths of many chunks and for those whose pieces are
 // not of equal length. It is [Unpriced] where there are too many ranks with too many messages each.
 func (r *Pricer) Price(bytes uint64) time.Duration {
-	chunk := uint64(r.at.Chunk)
+	chunk := uint64(r.first.Chunk)
 	chunks := r.first.Chunks(Lengths{Bytes: bytes})
 	switch {
-	case chunks == 1 && r.digits == nil && bytes > Unit && r.kind != coll.Barrier:
+	case chunks == 1 && r.digits == nil && bytes > Unit && r.first.Kind != coll.Barrier:
 		return r.interpolate(bytes)
-	case r.kind == coll.Barrier || chunks <= playedChunks:
+	case r.first.Kind == coll.Barrier || chunks <= playedChunks:
 		return r.play(bytes)
 	}
 	tail := bytes - (chunks-1)*chunk
@@ -143,7 +125,7 @@ func (r *Pricer) interpolate(bytes uint64) time.Duration {
 			high = even
 		}
 	}
-	high = min(high, uint64(r.at.Chunk))
+	high = min(high, uint64(r.first.Chunk))
 	from := r.play(low)
 	if high <= low || from == Unpriced {
 		return from
@@ -158,7 +140,7 @@ func (r *Pricer) interpolate(bytes uint64) time.Duration {
 }
 
 func (r *Pricer) play(bytes uint64) time.Duration {
-	if even := uint64(r.first.Pieces * Unit); r.digits != nil && bytes > uint64(r.at.Chunk) {
+	if even := uint64(r.first.Pieces * Unit); r.digits != nil && bytes > uint64(r.first.Chunk) {
 		// Of a last chunk with fewer units than pieces some ranks have nothing to send: then they are not alike.
 		bytes = (bytes + even - 1) / even * even
 	}
@@ -166,14 +148,14 @@ func (r *Pricer) play(bytes uint64) time.Duration {
 	if known {
 		return t
 	}
-	size, build := r.at.Size, r.plan
+	g := Group{Size: r.group.Size, Build: r.plan}
 	if r.digits != nil {
-		quotient := r.first.forAll(r.digits)
-		size, build = 1, func(int) Plan { return quotient }
+		quotient := forAll(r.first, r.digits)
+		g = Group{Size: 1, Build: func(int) Plan { return quotient }}
 	} else if !r.make() {
 		return Unpriced
 	}
-	t, err := Price(size, build, Lengths{Bytes: bytes}, r.costs)
+	t, err := Price(g, Lengths{Bytes: bytes}, r.costs)
 	if err != nil {
 		t = Unpriced
 	}
@@ -188,18 +170,11 @@ func (r *Pricer) make() bool {
 	if r.plans != nil {
 		return true
 	}
-	if !Priced(r.kind, r.algorithm, r.at, r.costs) {
+	if !Priced(r.group, r.costs) {
 		return false
 	}
-	for rank := range r.at.Size {
-		at := r.at
-		at.Rank = rank
-		p, err := Build(r.kind, r.algorithm, at)
-		if err != nil {
-			r.plans = nil
-			return false
-		}
-		r.plans = append(r.plans, p)
+	for rank := range r.group.Size {
+		r.plans = append(r.plans, r.group.Build(rank))
 	}
 	return true
 }
@@ -207,7 +182,7 @@ func (r *Pricer) make() bool {
 // busy is the longest of what either of two ranks has to do one after the other in a collective of one chunk.
 func (r *Pricer) busy(bytes uint64) time.Duration {
 	busy := r.busyWith(r.first, bytes)
-	if r.digits == nil && r.at.Size > 1 {
+	if r.digits == nil && r.group.Size > 1 {
 		busy = max(busy, r.busyWith(r.inner, bytes))
 	}
 	return busy
@@ -249,8 +224,8 @@ func (r *Pricer) busyWith(p Plan, bytes uint64) time.Duration {
 // AtLeast is a time that [Pricer.Price] is not below, found without any play: that of what one rank has to do, or of
 // the bytes that leave it or come to it. Whoever looks for the cheapest need not price what has to take longer.
 func (r *Pricer) AtLeast(bytes uint64) time.Duration {
-	least, times := r.full, bytes/uint64(r.at.Chunk)
-	if times == 0 || r.kind == coll.Barrier {
+	least, times := r.full, bytes/uint64(r.first.Chunk)
+	if times == 0 || r.first.Kind == coll.Barrier {
 		least, times = r.busy(bytes), 1
 	}
 	if least > 0 && times >= uint64(Unpriced/least) {
@@ -264,7 +239,7 @@ func (r *Pricer) Count(bytes uint64) (most Traffic) {
 	for _, p := range r.told() {
 		chunks, chunk := p.Chunks(Lengths{Bytes: bytes}), uint64(p.Chunk)
 		t := Traffic{}
-		if chunks <= 3 || r.kind == coll.Barrier { // what is left out for want of bytes is left out after the first
+		if chunks <= 3 || r.first.Kind == coll.Barrier { // what is left out for want of bytes is left out after the first
 			t.join(Count(p, Lengths{Bytes: bytes}), 1)
 		} else {
 			t.join(Count(p, Lengths{Bytes: bytes - (chunks-3)*chunk}), 1)

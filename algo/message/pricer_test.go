@@ -17,11 +17,11 @@ func ringCosts() Costs {
 
 func pricerOf(t testing.TB, f family, at Place, c Costs) *Pricer {
 	t.Helper()
-	r, err := NewPricer(f.kind, f.name, at, c)
+	g, err := Plans(f.kind, f.name, at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r
+	return NewPricer(g, c)
 }
 
 // One rank's play is that of all, exactly, in every group in which ranks are said to be alike. An algorithm that is
@@ -182,15 +182,12 @@ func TestNoLengthIsTooLong(t *testing.T) {
 		t.Errorf("more bytes than there are take %v", got)
 	}
 	barrier := pricerOf(t, family{coll.Barrier, Dissemination, nil}, Place{Size: 8, Chunk: Unit}, ringCosts())
-	if got := barrier.first.Chunks(Lengths{Bytes: 1 << 62}); got != 1 {
+	if got := barrier.Plan().Chunks(Lengths{Bytes: 1 << 62}); got != 1 {
 		t.Errorf("a barrier has %d chunks where it is asked for bytes, expected 1", got)
 	}
 }
 
 func TestWhatHasNoPrice(t *testing.T) {
-	if _, err := NewPricer(coll.AllReduce, "none", Place{Size: 2, Chunk: Unit}, ringCosts()); err == nil {
-		t.Error("an unknown algorithm has a price")
-	}
 	big := pricerOf(t, family{coll.Broadcast, ScatterAllGather, nil}, Place{Size: 512, Chunk: 512 * Unit}, ringCosts())
 	if got := big.Price(100); got != Unpriced {
 		t.Errorf("half a million messages have a price, %v", got)

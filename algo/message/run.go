@@ -376,7 +376,7 @@ func (r *run) recv(a *actor, s *Step, k int64, bytes uint64) (moved bool, err er
 	}
 	sender, from := &m.sender.plan, m.sender.plan.Steps[m.step].From
 	if !sameUnits(&a.plan, s.To, sender, from, uint64(k), r.call.Lengths) ||
-		a.plan.longest(s.To, r.call.Lengths) != sender.longest(from, r.call.Lengths) {
+		longest(&a.plan, s.To, r.call.Lengths) != longest(sender, from, r.call.Lengths) {
 		return false, fmt.Errorf("takes the blocks of %v for others, of other lengths", m)
 	}
 	c.queue = slices.Delete(c.queue, 0, 1)

@@ -4,6 +4,26 @@ package message
 
 import "sagecomm/internal/coll"
 
+// Plans returns the plans of a whole group. The rank of the place does not matter, and a chunk of 0 stands for the
+// shortest one.
+func Plans(kind coll.Kind, algorithm string, at Place) (Group, error) {
+	at.Rank, at.Chunk = 0, max(at.Chunk, Unit)
+	f, err := find(kind, algorithm, at)
+	if err != nil {
+		return Group{}, err
+	}
+	if err := f.build(at).Validate(); err != nil {
+		return Group{}, err
+	}
+	build := func(rank int) Plan {
+		at := at
+		at.Rank = rank
+		return f.build(at)
+	}
+	return Group{Size: at.Size, Build: build, Turned: Turns(kind, algorithm), Digits: alike(kind, algorithm, at),
+		Telling: telling(kind, algorithm, at)}, nil
+}
+
 // turned lists the algorithms in which the plan of rank r is that of rank 0 turned by r.
 var turned = map[coll.Kind][]string{
 	coll.AllReduce:     {Ring},

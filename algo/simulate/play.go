@@ -107,32 +107,24 @@ func (c *Cluster) plans(kind coll.Kind, algorithm string) *plans {
 
 // build builds the plans of all ranks, unless they are too long.
 func (p *plans) build() {
-	build := func(rank int) message.Plan {
-		at := p.at
-		at.Rank = rank
-		plan, err := message.Build(p.kind, p.algorithm, at)
-		if err != nil && p.err == nil {
-			p.err = err
-		}
-		return plan
-	}
-	first, turned := build(0), message.Turns(p.kind, p.algorithm)
-	if p.err != nil {
+	var group message.Group
+	if group, p.err = message.Plans(p.kind, p.algorithm, p.at); p.err != nil {
 		return
 	}
+	first := group.Build(0)
 	p.steps = len(first.Steps)
 	built := stepCost * p.steps
 	for _, step := range first.Steps {
 		built += len(step.From) + len(step.To)
 	}
-	if !turned {
+	if !group.Turned {
 		built *= p.at.Size
 	}
 	if built > mostBuilt {
 		p.err = fmt.Errorf("plans of %d steps for each of %d ranks are too long to be built", p.steps, p.at.Size)
 		return
 	}
-	p.prepared = message.Prepare(message.Group{Size: p.at.Size, Build: build, Turned: turned})
+	p.prepared = message.Prepare(group)
 }
 
 // play predicts what the plans take on a cluster, with chunks of so many bytes.
