@@ -34,8 +34,8 @@ func TestGeometryIsTheRunners(t *testing.T) {
 		file, name string
 		ours       int
 	}{
-		{"board.h", "SCR_SMALL_SLOTS", plan.SmallSlotCount}, {"board.h", "SCR_SMALL_BYTES", plan.SmallSlotBytes},
-		{"board.h", "SCR_LARGE_SLOTS", plan.LargeSlotCount}, {"board.h", "SCR_LARGE_BYTES", plan.LargeSlotBytes},
+		{"shared_block.h", "SCR_SMALL_SLOTS", plan.SmallSlotCount}, {"shared_block.h", "SCR_SMALL_BYTES", plan.SmallSlotBytes},
+		{"shared_block.h", "SCR_LARGE_SLOTS", plan.LargeSlotCount}, {"shared_block.h", "SCR_LARGE_BYTES", plan.LargeSlotBytes},
 		{"runner.h", "SCR_MAX_STAGES", plan.MaxStages}, {"runner.h", "SCR_MAX_CLASSES", MaxClasses - 1},
 		{"program.c", "MAX_SOURCES", MaxSize},
 	} {
@@ -47,9 +47,9 @@ func TestGeometryIsTheRunners(t *testing.T) {
 
 // So are the channels that chunks are cut for.
 func TestGeometryOfChannelsIsTheRunners(t *testing.T) {
-	for name, ours := range map[string]int{"SCR_FLOW_BYTES": plan.MessageBytes, "SCR_FLOW_PLACES": plan.ChannelPlaces, "SCR_FLOW_CHANNELS": plan.ChannelsPerPair} {
-		if got := defined(t, "board.h", name); got != ours {
-			t.Errorf("%s is %d in board.h, %d here", name, got, ours)
+	for name, ours := range map[string]int{"SCR_CHANNEL_BYTES": plan.MessageBytes, "SCR_CHANNEL_PLACES": plan.ChannelPlaces, "SCR_CHANNELS": plan.ChannelsPerPair} {
+		if got := defined(t, "shared_block.h", name); got != ours {
+			t.Errorf("%s is %d in shared_block.h, %d here", name, got, ours)
 		}
 	}
 }

@@ -187,7 +187,7 @@ func sagecommGroupHold(group C.sagecomm_group, by C.int32_t, err *C.sagecomm_err
 		return answer(err, f)
 	}
 	defer guardGroup(g, &status, err)
-	g.Compose(int(by))
+	g.Hold(int(by))
 	return C.SAGECOMM_OK
 }
 

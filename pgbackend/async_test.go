@@ -134,17 +134,17 @@ func TestDoneFunctionIssuesAndWaits(t *testing.T) {
 	})
 }
 
-// While one group is being judged, the engine drives the others.
-func TestJudgingHoldsUpNobody(t *testing.T) {
+// While one group is being diagnosed, the engine drives the others.
+func TestDiagnosingHoldsUpNobody(t *testing.T) {
 	sick, well := newWorld(t, 2), newWorld(t, 2)
 	begun, goOn := make(chan struct{}), make(chan struct{})
-	original := judge
-	judge = func(p *Process, handle uint64, trouble runner.Trouble) {
+	original := diagnose
+	diagnose = func(p *Process, handle uint64, incident runner.Incident) {
 		if handle == sick.groups[0].Handle() {
 			close(begun)
 			<-goOn
 		}
-		original(p, handle, trouble)
+		original(p, handle, incident)
 	}
 	lonely, f := sick.groups[0].Issue(coll.Op{Kind: coll.Barrier, Async: true, Timeout: 10 * time.Millisecond}, nil, nil)
 	if f != nil {
@@ -172,7 +172,7 @@ func TestJudgingHoldsUpNobody(t *testing.T) {
 	}
 	lonely.Release()
 	well.destroy() // also ends with the engine's turn
-	judge = original
+	diagnose = original
 }
 
 // Two groups of the same ranks are driven at the same time, by two threads each, in an order that differs by rank.

@@ -20,8 +20,8 @@ import (
 	"sagecomm/internal/topo"
 )
 
-// wishes are what the users of a group's ranks have set about the choice of algorithms. Ranks compare their fingerprint.
-type wishes struct {
+// tuningSettings are what the users of a group's ranks have set about the choice of algorithms. Ranks compare their fingerprint.
+type tuningSettings struct {
 	tune     algo.Tune
 	text     string // SAGECOMM_TUNE
 	file     *algo.File
@@ -31,7 +31,7 @@ type wishes struct {
 	probe    bool
 }
 
-func readWishes(s *env.Settings) (w wishes, err error) {
+func readTuningSettings(s *env.Settings) (w tuningSettings, err error) {
 	w.text, w.fileName, w.probe = env.Tune.Get(s), env.TuneFile.Get(s), env.Probe.Get(s)
 	if w.tune, err = algo.ParseTune(w.text); err != nil || w.fileName == "" {
 		return w, err
@@ -77,8 +77,8 @@ func Machine() string {
 	return fmt.Sprintf("%s, %d cpus", host.CPUModel, len(host.Online))
 }
 
-// fingerprint is the same for wishes that are the same, in libraries that predict from the same parameters.
-func (w wishes) fingerprint() uint64 {
+// fingerprint is the same for tuningSettings that are the same, in libraries that predict from the same parameters.
+func (w tuningSettings) fingerprint() uint64 {
 	h := fnv.New64a()
 	fmt.Fprintln(h, w.text, w.fileHash, w.probe, algo.Geometry(), algo.DefaultParams())
 	return h.Sum64()
@@ -86,14 +86,14 @@ func (w wishes) fingerprint() uint64 {
 
 // choice is what the tables of a group follow from.
 type choice struct {
-	wishes         uint64
+	tuningSettings uint64
 	machine, shape string
-	found          findings
+	found          probeResult
 }
 
 // selector is one for all groups that have their tables alike: to price the plans of large groups takes tenths of a
 // second.
-func (p *Process) selector(shape algo.Shape, machine string, w wishes, found findings) (*algo.Selector, error) {
+func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, found probeResult) (*algo.Selector, error) {
 	key := choice{w.fingerprint(), machine, fmt.Sprint(shape), found}
 	p.choosing.Lock() // one at a time: others may want the same
 	defer p.choosing.Unlock()
@@ -119,21 +119,21 @@ func (p *Process) selector(shape algo.Shape, machine string, w wishes, found fin
 // choose makes the tables of the group, whose members are known.
 func (g *Group) choose() (err error) {
 	shape := g.shape()
-	list := make([]findings, g.size)
+	list := make([]probeResult, g.size)
 	for rank, m := range g.members {
 		list[rank] = m.Probe
 	}
 	found := agree(list)
-	if g.wishes.probe && g.crowded() {
+	if g.tuningSettings.probe && g.crowded() {
 		found[0] = max(found[0], switching)
 	}
-	g.selector, err = g.process.selector(shape, g.members[0].Machine, g.wishes, found)
+	g.selector, err = g.process.selector(shape, g.members[0].Machine, g.tuningSettings, found)
 	return err
 }
 
 // untuned says what a tuning file has nothing for, if so.
 func (g *Group) untuned() string {
-	w, shape := g.wishes, g.shape()
+	w, shape := g.tuningSettings, g.shape()
 	if w.file == nil || w.file.Has(g.members[0].Machine, shape) {
 		return ""
 	}
@@ -197,32 +197,32 @@ func (g *Group) shape() algo.Shape {
 	return shape
 }
 
-// findings are what a probe has found: how many times as long as on the machine of the defaults a hop, a byte copied, a
+// probeResult are what a probe has found: how many times as long as on the machine of the defaults a hop, a byte copied, a
 // byte taken from another core and a byte reduced take, as powers of two. Coarse, so that the same machine gives the same
 // tables every time: prediction is not much better than that, and other tables mean sums in another order.
-type findings [4]int8
+type probeResult [4]int8
 
-func (f findings) scale() algo.Scale {
+func (f probeResult) scale() algo.Scale {
 	x := func(i int) float64 { return math.Exp2(float64(f[i])) }
-	return algo.Scale{Hop: x(0), Copy: x(1), Far: x(2), Fold: x(3)}
+	return algo.Scale{Hop: x(0), Copy: x(1), Far: x(2), Reduce: x(3)}
 }
 
 // What the probe gives on the machine of algo.DefaultParams, whose two processors are threads of one core: the medians of
 // 20 processes (docs/measured.md).
-var usual = runner.Probe{Hop: 52e-9, Copy: 22e-12, Far: 26e-12, Fold: 17e-12}
+var usual = runner.Probe{Hop: 52e-9, Copy: 22e-12, Far: 26e-12, Reduce: 17e-12}
 
 // probeBudget bounds what the first group of a process waits for it.
 const probeBudget = 50 * time.Millisecond
 
 // probe measures once in a process, if then each of that many ranks can have two processors for it: what two threads
 // find that share one says nothing about memory.
-func (p *Process) probe(ranks int) findings {
+func (p *Process) probe(ranks int) probeResult {
 	p.probing.Do(func() {
 		if runtime.NumCPU() < 2*ranks {
 			return
 		}
 		if found, ok := runner.RunProbe(probeBudget); ok {
-			p.found = findings{octaves(found.Hop, usual.Hop), octaves(found.Copy, usual.Copy), octaves(found.Far, usual.Far), octaves(found.Fold, usual.Fold)}
+			p.found = probeResult{octaves(found.Hop, usual.Hop), octaves(found.Copy, usual.Copy), octaves(found.Far, usual.Far), octaves(found.Reduce, usual.Reduce)}
 		}
 	})
 	return p.found
@@ -244,7 +244,7 @@ func octaves(got, usual float64) int8 {
 const mostOctaves = 8
 
 // agree is what all ranks go by: of each the lower median.
-func agree(list []findings) (out findings) {
+func agree(list []probeResult) (out probeResult) {
 	for i := range out {
 		values := make([]int8, len(list))
 		for rank, f := range list {

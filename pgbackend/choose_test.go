@@ -19,14 +19,14 @@ import (
 
 func TestRanksAgreeOnWhatTheyFound(t *testing.T) {
 	for _, c := range []struct {
-		list []findings
-		want findings
+		list []probeResult
+		want probeResult
 	}{
-		{[]findings{{1, -2, 0, 3}}, findings{1, -2, 0, 3}},
-		{[]findings{{1}, {2}}, findings{1}},
-		{[]findings{{4}, {0}, {1}}, findings{1}},
-		{[]findings{{127}, {127}, {-128}}, findings{mostOctaves}}, // a rank may say anything
-		{[]findings{{-128}, {-128}}, findings{-mostOctaves}},
+		{[]probeResult{{1, -2, 0, 3}}, probeResult{1, -2, 0, 3}},
+		{[]probeResult{{1}, {2}}, probeResult{1}},
+		{[]probeResult{{4}, {0}, {1}}, probeResult{1}},
+		{[]probeResult{{127}, {127}, {-128}}, probeResult{mostOctaves}}, // a rank may say anything
+		{[]probeResult{{-128}, {-128}}, probeResult{-mostOctaves}},
 	} {
 		if got := agree(c.list); got != c.want {
 			t.Errorf("%v: %v, expected %v", c.list, got, c.want)
@@ -34,13 +34,13 @@ func TestRanksAgreeOnWhatTheyFound(t *testing.T) {
 	}
 }
 
-func TestFindingsAreCoarse(t *testing.T) {
+func TestProbeResultsAreCoarse(t *testing.T) {
 	for ratio, want := range map[float64]int8{0: 0, 1: 0, 3.9: 0, 0.26: 0, 4: 2, 5.7: 3, 100: 7, 0.2: -2, 0.1: -3} {
 		if got := octaves(ratio*usual.Far, usual.Far); got != want {
 			t.Errorf("%v times as long: %d octaves, expected %d", ratio, got, want)
 		}
 	}
-	if got := (findings{1, 0, -1, 3}).scale(); got != (algo.Scale{Hop: 2, Copy: 1, Far: 0.5, Fold: 8}) {
+	if got := (probeResult{1, 0, -1, 3}).scale(); got != (algo.Scale{Hop: 2, Copy: 1, Far: 0.5, Reduce: 8}) {
 		t.Errorf("%+v", got)
 	}
 }
@@ -51,18 +51,18 @@ func TestProbeMakesTheTables(t *testing.T) {
 	p.probing.Do(func() {}) // whatever it was
 	before := p.found
 	t.Cleanup(func() { p.found = before })
-	chosen := func(found findings, probe string) string {
+	chosen := func(found probeResult, probe string) string {
 		p.found = found
 		t.Setenv("SAGECOMM_PROBE", probe)
 		w := newWorld(t, 2)
 		w.each(func(g *Group) error { return asError(sum(g, 100)) })
 		return w.groups[0].selector.Describe(coll.AllReduce)
 	}
-	usual, slow := chosen(findings{}, "off"), chosen(findings{6, 0, 0, 0}, "on")
+	usual, slow := chosen(probeResult{}, "off"), chosen(probeResult{6, 0, 0, 0}, "on")
 	if usual == slow {
 		t.Errorf("64 times as slow hops change nothing: %s", slow)
 	}
-	if off := chosen(findings{6, 0, 0, 0}, "off"); off != usual {
+	if off := chosen(probeResult{6, 0, 0, 0}, "off"); off != usual {
 		t.Errorf("without the probe: %s, expected %s", off, usual)
 	}
 }
@@ -71,7 +71,7 @@ func TestProbeMakesTheTables(t *testing.T) {
 // all ranks count, however they are pinned.
 func TestCrowdedRanks(t *testing.T) {
 	pinned := func(sets ...topo.CPUSet) *Group {
-		g := &Group{size: len(sets), process: Get(), wishes: wishes{probe: true}}
+		g := &Group{size: len(sets), process: Get(), tuningSettings: tuningSettings{probe: true}}
 		for _, set := range sets {
 			g.members = append(g.members, member{Processors: set})
 		}
@@ -95,7 +95,7 @@ func TestCrowdedRanks(t *testing.T) {
 			t.Errorf("%v: crowded %v", c.g.members, got)
 		}
 		with := table(c.g)
-		c.g.wishes.probe = false
+		c.g.tuningSettings.probe = false
 		if without := table(c.g); (with != without) != c.crowded {
 			t.Errorf("%v: %s, without the probe %s", c.g.members, with, without)
 		}
@@ -160,7 +160,7 @@ func TestTuningFileThatCannotBeRead(t *testing.T) {
 }
 
 // A rank that cannot read what it is told to go by says so to the others, which would wait for it until their time is up.
-func TestWishesOfOneRankThatCannotBeRead(t *testing.T) {
+func TestTuningSettingsOfOneRankThatCannotBeRead(t *testing.T) {
 	for _, bad := range []options{{"tune": "all_reduce:fastest"}, {"tune_file": "/nowhere"}} {
 		began := time.Now()
 		_, errs := tryWorld(t, 3, time.Minute, func(rank int) options {
@@ -185,7 +185,7 @@ func TestWishesOfOneRankThatCannotBeRead(t *testing.T) {
 }
 
 // What differs is said on all ranks when the group is made, before it could lead to a hang.
-func TestWishesThatDiffer(t *testing.T) {
+func TestTuningSettingsThatDiffer(t *testing.T) {
 	one := tuningFile(t, algo.Entry{Machine: "m"})
 	other := tuningFile(t, algo.Entry{Machine: "n"})
 	for _, o := range [][2]options{

@@ -313,7 +313,7 @@ func TestCoalescedWorkFailsAsAWhole(t *testing.T) {
 	for rank, f := range w.eachFailure(func(g *Group) *coll.Failure {
 		if g.rank == 1 {
 			g.Abort("for a test")
-			return g.fallen()
+			return g.failed()
 		}
 		calls := []runner.Coalesced{
 			{Op: coll.Op{Kind: coll.Recv, Type: coll.Int32, Root: 1, Async: true}, Out: one(make([]byte, 16))},

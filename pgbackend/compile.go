@@ -2,14 +2,13 @@ package pgbackend
 
 import (
 	"sagecomm/algo"
-	boardplan "sagecomm/algo/board"
-	messageplan "sagecomm/algo/message"
+	"sagecomm/algo/plan"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine/host"
 	"sagecomm/internal/runner"
 )
 
-// lower makes a program of a plan of boards. Tests put a fault in its place.
+// lower makes a program of a plan of shared blocks. Tests put a fault in its place.
 var lower = host.Compile
 
 // program finds the program of a call, or makes it; kept says that the cache has it.
@@ -45,37 +44,37 @@ func (g *Group) classesOf(kind coll.Kind) []algo.Class {
 // compile makes the program of a class for calls like op, and the memory that it needs and this rank has not.
 func (g *Group) compile(op coll.Op, class algo.Class) (runner.Compiled, error) {
 	if class.Transport == algo.Channels {
-		return g.compileMessages(op, class)
+		return g.compileSendRecv(op, class)
 	}
-	plan, err := g.selector.BoardPlan(op.Kind, class, g.rank, op.Root)
+	p, err := g.selector.SlotPlan(op.Kind, class, g.rank, op.Root)
 	if err != nil {
 		return runner.Compiled{}, err
 	}
-	if plan.Lane == boardplan.LargeLane && g.size > 1 && !g.run.HasLarge() {
-		off, err := g.board.more(runner.LargeSlots * runner.LargeStride)
+	if p.Slots == plan.LargeSlots && g.size > 1 && !g.run.HasLarge() {
+		off, err := g.memory.more(runner.LargeSlots * runner.LargeStride)
 		if err != nil {
 			return runner.Compiled{}, err
 		}
 		g.run.SetLarge(off)
 	}
-	return lower(plan, op)
+	return lower(p, op)
 }
 
-// compileMessages makes the program of a plan of messages, and the flows that this rank sends through in it.
-func (g *Group) compileMessages(op coll.Op, class algo.Class) (runner.Compiled, error) {
-	plan, err := g.selector.MessagePlan(op.Kind, class, g.rank, op.Root)
+// compileSendRecv makes the program of a plan of messages, and the channels that this rank sends through in it.
+func (g *Group) compileSendRecv(op coll.Op, class algo.Class) (runner.Compiled, error) {
+	p, err := g.selector.SendRecvPlan(op.Kind, class, g.rank, op.Root)
 	if err != nil {
 		return runner.Compiled{}, err
 	}
-	for _, s := range plan.Steps {
-		if s.Op != messageplan.Send || g.run.HasFlow(s.Peer, s.Channel) {
+	for _, s := range p.Steps {
+		if s.Op != plan.Send || g.run.HasChannel(s.Peer, s.Channel) {
 			continue
 		}
-		off, err := g.board.more(runner.FlowBytes)
+		off, err := g.memory.more(runner.ChannelBytes)
 		if err != nil {
 			return runner.Compiled{}, err
 		}
-		g.run.SetFlow(s.Peer, s.Channel, off)
+		g.run.SetChannel(s.Peer, s.Channel, off)
 	}
-	return host.CompileMessages(plan, op)
+	return host.CompileSendRecv(p, op)
 }

@@ -169,7 +169,7 @@ func (g *Group) join(c Config) (err error) {
 			g.abandon(c.Store, err)
 		}
 	}()
-	if g.wishes, err = readWishes(g.settings); err != nil {
+	if g.tuningSettings, err = readTuningSettings(g.settings); err != nil {
 		g.abandon(c.Store, err)
 		return err
 	}
@@ -191,7 +191,7 @@ var openGroup = runner.OpenGroup
 
 // open makes the runner's group of what is mapped.
 func (g *Group) open(c Config) error {
-	run, err := openGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Patience: patience(g.settings, g.crowded()),
+	run, err := openGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Backoff: backoff(g.settings, g.crowded()),
 		StreamBytes: streamBytes, Flights: g.flights, Stacks: g.RecordsStacks(), Timeline: g.timeline, Trace: env.Debug.Get(g.settings) >= env.Trace, Peers: g.peers})
 	if err != nil {
 		return err

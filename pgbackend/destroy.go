@@ -13,17 +13,17 @@ import (
 // peer to do the same: what peers may still touch is freed later, when they have left or died.
 func (g *Group) Destroy() error {
 	g.mu.Lock()
-	ended := g.ended
-	g.ended = true
+	destroyed := g.destroyed
+	g.destroyed = true
 	g.mu.Unlock()
-	if ended {
+	if destroyed {
 		return fmt.Errorf("sagecomm: group %q was destroyed already", g.name)
 	}
-	patience := g.process.patience()
+	limit := g.process.destroyLimit()
 	for begin := time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
-		if time.Since(begin) >= patience {
-			g.process.runOutOfPatience()
-			g.process.warn("group %q was destroyed on rank %d with operations that peers have not joined for %v; they fail now", g.name, g.rank, patience)
+		if time.Since(begin) >= limit {
+			g.process.destroyTimedOut()
+			g.process.warn("group %q was destroyed on rank %d with operations that peers have not joined for %v; they fail now", g.name, g.rank, limit)
 			break
 		}
 		time.Sleep(200 * time.Microsecond)
@@ -31,7 +31,7 @@ func (g *Group) Destroy() error {
 	g.process.timeline.take(g) // the last of several groups that end at once closes the file
 	g.process.unobserve()
 	g.run.Goodbye()
-	g.alarm.ring(nil) // an end that was asked for is no failure
+	g.failureCallback.ring(nil) // an end that was asked for is no failure
 	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q was destroyed on rank %d", g.name, g.rank)})
 	p := g.process
@@ -55,23 +55,23 @@ func (g *Group) Destroy() error {
 	return nil
 }
 
-// Compose counts operations that the caller makes of several. Destroy waits for them as for what was issued.
-func (g *Group) Compose(by int) { g.composed.Add(int64(by)) }
+// Hold counts operations that the caller makes of several. Destroy waits for them as for what was issued.
+func (g *Group) Hold(by int) { g.holds.Add(int64(by)) }
 
-func (g *Group) unfinished() bool { return g.run.Unfinished() > 0 || g.composed.Load() > 0 }
+func (g *Group) unfinished() bool { return g.run.Unfinished() > 0 || g.holds.Load() > 0 }
 
-// patience is how long a group that is being destroyed waits. Where one has just waited in vain, the next ones wait a
+// destroyLimit is how long a group that is being destroyed waits. Where one has just waited in vain, the next ones wait a
 // tenth: what the peers of one have not joined, those of the next will not join either, as a rule.
-func (p *Process) patience() time.Duration {
+func (p *Process) destroyLimit() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if time.Since(p.inVain) < destroyPatience {
-		return destroyPatience / 10
+	if time.Since(p.inVain) < destroyTimeout {
+		return destroyTimeout / 10
 	}
-	return destroyPatience
+	return destroyTimeout
 }
 
-func (p *Process) runOutOfPatience() {
+func (p *Process) destroyTimedOut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.inVain = time.Now()
@@ -88,11 +88,11 @@ func (g *Group) bereft() bool {
 	return false
 }
 
-// tombs is how many boards stay of groups that this rank gave up and that no peer will touch any more: peers that gave up
+// tombs is how many shared blocks stay of groups that this rank gave up and that no peer will touch any more: peers that gave up
 // as well write nothing into them, but look whether this rank has.
 const tombs = 8
 
-// sweep frees the groups whose boards no peer will touch any more.
+// sweep frees the groups whose shared blocks no peer will touch any more.
 func (p *Process) sweep() {
 	p.mu.Lock()
 	var stay, free, given []*Group
@@ -116,7 +116,7 @@ func (p *Process) sweep() {
 			g.run.Close()
 		}
 		releaseAll(g.maps)
-		err := g.board.free()
+		err := g.memory.free()
 		if g.own != nil {
 			err = errors.Join(err, p.closeStore(g.own))
 		}
@@ -127,14 +127,14 @@ func (p *Process) sweep() {
 }
 
 // deserted says whether no peer will touch this rank's board any more: it has left, died, or given up. Of one that gave up
-// the board tells it. What a peer has freed since may say anything, and does no harm: it frees nothing that others may
+// the shared block tells it. What a peer has freed since may say anything, and does no harm: it frees nothing that others may
 // touch before it has left itself.
 func (g *Group) deserted() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	all := true
 	for rank := range g.size {
-		if rank == g.rank || g.gone[rank] || runner.Deserted(g.board.at(), g.size, rank) {
+		if rank == g.rank || g.gone[rank] || runner.Deserted(g.memory.at(), g.size, rank) {
 			continue
 		}
 		g.gone[rank] = g.peers[rank].GaveUp()

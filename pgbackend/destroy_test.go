@@ -13,9 +13,9 @@ import (
 
 func impatient(t *testing.T, d time.Duration) {
 	t.Helper()
-	before := destroyPatience
-	destroyPatience = d
-	t.Cleanup(func() { destroyPatience = before })
+	before := destroyTimeout
+	destroyTimeout = d
+	t.Cleanup(func() { destroyTimeout = before })
 }
 
 // Destroy waits for what all ranks have issued, in whatever order ranks and groups are destroyed.
@@ -143,13 +143,13 @@ func TestDestroyTwiceAndUseAfterIt(t *testing.T) {
 	})
 }
 
-// All memory of groups goes back when the last rank has left: boards, large lanes and rings.
+// All memory of groups goes back when the last rank has left: shared blocks, large lanes and rings.
 func TestDestroyFreesMemory(t *testing.T) {
 	before := inUse(t)
 	for range 3 {
 		w := newWorld(t, 4)
 		w.each(func(g *Group) error {
-			if f := sum(g, 100_000); f != nil { // large lane
+			if f := sum(g, 100_000); f != nil { // large slots
 				return f
 			}
 			op := coll.Op{Kind: coll.Send, Root: (g.rank + 1) % 4, Async: true, Type: coll.Uint8} // rings
@@ -224,7 +224,7 @@ func TestDestroyAgainstEverything(t *testing.T) {
 // The memory of a group stays while a call is inside: what the call touches would be another group's.
 func TestDestroyWaitsForCallsInside(t *testing.T) {
 	g := newWorld(t, 1).groups[0]
-	if !g.hold() {
+	if !g.acquire() {
 		t.Fatal("a group that is new lets no call in")
 	}
 	destroyed := make(chan error, 1)
@@ -234,13 +234,13 @@ func TestDestroyWaitsForCallsInside(t *testing.T) {
 		t.Fatalf("destroyed under a call: %v", err)
 	case <-time.After(30 * time.Millisecond): // a Destroy that does not wait takes about one
 	}
-	if f := g.run.FirstCause(); f != nil { // reads the board
+	if f := g.run.FirstCause(); f != nil { // reads the shared block
 		t.Error(f)
 	}
-	if g.hold() {
+	if g.acquire() {
 		t.Error("another call got in")
 	}
-	g.letGo()
+	g.release()
 	if err := <-destroyed; err != nil {
 		t.Error(err)
 	}
@@ -259,7 +259,7 @@ func TestShutdown(t *testing.T) {
 }
 
 // Groups that are destroyed one after the other wait for peers once, not once each.
-func TestDestroysShareTheirPatience(t *testing.T) {
+func TestDestroysShareTheirTimeout(t *testing.T) {
 	impatient(t, time.Second)
 	var worlds []*world
 	for range 6 {

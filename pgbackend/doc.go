@@ -7,5 +7,5 @@
 // Lock order: Process.mu, then Group.mu; neither is held while the runner or a store is called in a way that blocks.
 //
 // Start reading at process.go, then create.go and rendezvous.go (how ranks meet), issue.go (how an operation gets its
-// program), failure.go (what a failure does) and judge.go (who failed, and how it is worded).
+// program), failure.go (what a failure does) and diagnose.go (who failed, and how it is worded).
 package pgbackend

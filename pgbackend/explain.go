@@ -103,11 +103,11 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 	if err != nil {
 		return nil, shape, err
 	}
-	w, err := readWishes(settings)
+	w, err := readTuningSettings(settings)
 	if err != nil {
 		return nil, shape, err
 	}
-	var found findings
+	var found probeResult
 	if w.probe {
 		found = p.probe(q.Ranks)
 		if q.Ranks/max(1, q.Hosts) > len(processors()) { // if such hosts are like this one

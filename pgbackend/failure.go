@@ -15,16 +15,16 @@ import (
 func (g *Group) adopt(f *coll.Failure) {
 	if g.cause.CompareAndSwap(nil, f) {
 		g.info("down: %s", f.Message)
-		g.alarm.ring(f)
+		g.failureCallback.ring(f)
 		g.dumpFailure(f)
 	}
-	g.alarm.wait()
+	g.failureCallback.wait()
 	g.run.Down(g.cause.Load())
 }
 
-// trouble judges what a driver found in an operation, declares it as the group's failure unless there is one, and takes
+// incident diagnoses what a driver found in an operation, declares it as the group's failure unless there is one, and takes
 // the group down.
-func (g *Group) trouble(t runner.Trouble) {
+func (g *Group) incident(t runner.Incident) {
 	if f := g.run.FirstCause(); f != nil {
 		g.adopt(f)
 		return
@@ -36,7 +36,7 @@ func (g *Group) trouble(t runner.Trouble) {
 			return
 		}
 	}
-	g.declare(g.judge(t))
+	g.declare(g.diagnose(t))
 }
 
 // declare makes f the group's first cause, unless there is one already, and takes the group down with that. Several
@@ -47,13 +47,13 @@ func (g *Group) declare(f *coll.Failure) { g.adopt(g.run.Declare(f)) }
 func (g *Group) peerDied(rank int) {
 	g.mu.Lock()
 	g.gone[rank] = true
-	idle := !g.joined || g.ended
+	idle := !g.joined || g.destroyed
 	g.mu.Unlock()
-	if idle || !g.hold() {
+	if idle || !g.acquire() {
 		return
 	}
 	var fault *coll.Failure
-	defer g.letGo()
+	defer g.release()
 	defer g.recoverInto(&fault)
 	last, left := g.run.LastCall(rank)
 	if left {
@@ -98,11 +98,11 @@ func (g *Group) Fail(f *coll.Failure) error {
 
 // end declares a failure that a caller has found.
 func (g *Group) end(f *coll.Failure) {
-	if !g.hold() {
+	if !g.acquire() {
 		return
 	}
-	defer g.letGo()
-	if g.fallen() != nil {
+	defer g.release()
+	if g.failed() != nil {
 		return
 	}
 	f.Group, f.Sequence = g.name, g.run.Sequence()
@@ -112,8 +112,8 @@ func (g *Group) end(f *coll.Failure) {
 	g.declare(f)
 }
 
-// destroyPatience bounds how long Destroy waits for what was issued: peers may never make their calls. Tests change it.
-var destroyPatience = 2 * time.Second
+// destroyTimeout bounds how long Destroy waits for what was issued: peers may never make their calls. Tests change it.
+var destroyTimeout = 2 * time.Second
 
 // CreateFailure is the failure of a group that never came to be.
 func CreateFailure(name string, err error) *coll.Failure {

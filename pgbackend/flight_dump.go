@@ -55,15 +55,15 @@ type failedGroup struct {
 }
 
 const (
-	// dumpPatience is how long a failure is held back for its dump: the first process that ends because of it may end the
+	// dumpTimeout is how long a failure is held back for its dump: the first process that ends because of it may end the
 	// others, by a launcher's hand. It is far less than the time within which failures are told.
-	dumpPatience = 500 * time.Millisecond
+	dumpTimeout = 500 * time.Millisecond
 	// sameFailure is longer than one failure takes to reach all groups of a process.
 	sameFailure = 10 * time.Second
 )
 
-// lastPatience is how long the end of the process, or of its groups, waits for files. Tests make it shorter.
-var lastPatience = 5 * time.Second
+// exitTimeout is how long the end of the process, or of its groups, waits for files. Tests make it shorter.
+var exitTimeout = 5 * time.Second
 
 // torch's variables for the same thing: where dumps go, and whether failures are dumped.
 var (
@@ -101,20 +101,20 @@ func dumpPrefix(s *env.Settings, environ []string) string {
 // dumpFailure is called when a group has failed and before its operations learn it.
 func (g *Group) dumpFailure(f *coll.Failure) {
 	prefix := dumpPrefix(g.settings, runner.Environ())
-	if prefix == "" || f.Status == coll.Aborted || !g.hold() {
+	if prefix == "" || f.Status == coll.Aborted || !g.acquire() {
 		return
 	}
 	written := g.process.dumpSoon(failedGroup{g, prefix, g.silent(f), time.Now(), true})
 	select {
 	case <-written:
-	case <-time.After(dumpPatience):
+	case <-time.After(dumpTimeout):
 	}
 }
 
 // dumpLate has the file of a rank written that died after the group had failed.
 func (g *Group) dumpLate(rank int) {
 	prefix := dumpPrefix(g.settings, runner.Environ())
-	if f := g.cause.Load(); prefix == "" || f == nil || f.Status == coll.Aborted || !g.hold() {
+	if f := g.cause.Load(); prefix == "" || f == nil || f.Status == coll.Aborted || !g.acquire() {
 		return
 	}
 	g.process.dumpSoon(failedGroup{g, prefix, append(g.dead(), rank), time.Now(), false})
@@ -175,10 +175,10 @@ func (p *Process) writeRound(list []failedGroup) {
 // filesOf is what is to be written for some groups that have failed. They are let go.
 func (p *Process) filesOf(list []failedGroup) (files []dumpFile) {
 	groups := p.held()
-	defer func() { letGo(groups) }()
+	defer func() { release(groups) }()
 	for _, one := range list {
 		if slices.Contains(groups, one.group) {
-			one.group.letGo()
+			one.group.release()
 		} else { // it is being destroyed, or failed twice
 			groups = append(groups, one.group)
 		}
@@ -216,7 +216,7 @@ func (p *Process) finishDumps() {
 	}
 	select {
 	case <-idle:
-	case <-time.After(lastPatience):
+	case <-time.After(exitTimeout):
 		p.warn("the process ends while the flight recorder is dumped: the file system is slow")
 	}
 }
@@ -232,7 +232,7 @@ func (p *Process) Dump(prefix string) error {
 			prefix = dumpPrefix(groups[0].settings, runner.Environ())
 		}
 	}
-	letGo(groups)
+	release(groups)
 	if prefix == "" {
 		return fmt.Errorf("sagecomm: where is the flight recorder's dump to go? Give a prefix, or set %s or %s", env.FlightDump.Name(), dumpPlaces[0])
 	}
@@ -252,14 +252,14 @@ func ownFlights(groups []*Group) (list []flightGroup) {
 	return list
 }
 
-// held is the groups in the order of their creation, none of which goes away until letGo.
+// held is the groups in the order of their creation, none of which goes away until release.
 func (p *Process) held() []*Group {
-	return slices.DeleteFunc(p.inOrder(), func(g *Group) bool { return !g.hold() })
+	return slices.DeleteFunc(p.inOrder(), func(g *Group) bool { return !g.acquire() })
 }
 
-func letGo(groups []*Group) {
+func release(groups []*Group) {
 	for _, g := range groups {
-		g.letGo()
+		g.release()
 	}
 }
 

@@ -52,7 +52,7 @@ const mostTexts = 16
 
 // list puts a description into the arena's list, in the place of the group's last one. Where there is no room, peers do
 // without.
-func (b *board) list(describe func() *listedRecorder) {
+func (b *groupMemory) list(describe func() *listedRecorder) {
 	l := &b.listing
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,7 +85,7 @@ func (b *board) list(describe func() *listedRecorder) {
 }
 
 // unlist takes the group out of the list, for good, and gives its descriptions back.
-func (b *board) unlist() error {
+func (b *groupMemory) unlist() error {
 	l := &b.listing
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +107,7 @@ func (b *board) unlist() error {
 // that has destroyed the group is missed by those that go on.
 func (g *Group) list() {
 	if me := g.members[g.rank]; me.FlightLog != 0 {
-		g.board.list(func() *listedRecorder { return &listedRecorder{*g.flightHeader(), me.FlightLog, me.Stacks} })
+		g.memory.list(func() *listedRecorder { return &listedRecorder{*g.flightHeader(), me.FlightLog, me.Stacks} })
 	}
 }
 

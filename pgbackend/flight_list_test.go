@@ -52,7 +52,7 @@ func TestAProcessListsItsRecorders(t *testing.T) {
 	}
 	before := inUse(t)
 	other.groups[0].Describe("too late")
-	if l := &other.groups[0].board.listing; l.word != nil || l.texts != nil || inUse(t) != before {
+	if l := &other.groups[0].memory.listing; l.word != nil || l.texts != nil || inUse(t) != before {
 		t.Error("what has ended takes a place in the list")
 	}
 }
@@ -102,7 +102,7 @@ func TestListsThatSayAnything(t *testing.T) {
 	w := newWorld(t, 2)
 	g := w.groups[0]
 	w.each(func(g *Group) error { return asError(sum(g, 2)) })
-	b, id := g.board, g.members[0].id()
+	b, id := g.memory, g.members[0].id()
 	text := b.store.arena.Bytes(b.listing.texts[0])
 	whole := bytes.Clone(text)
 	said := string(whole[4 : 4+binary.NativeEndian.Uint32(whole)])

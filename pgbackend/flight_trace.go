@@ -14,14 +14,14 @@ import (
 
 // This file says in the terms of torch's flight recorder what ours knows: torch/csrc/distributed/c10d/FlightRecorder.hpp
 // has the keys, and torch/distributed/flight_recorder/components reads them. Two things differ from torch's own entries: a
-// tensor of n elements has the size [n], and messages are numbered from messageNumbers on.
+// tensor of n elements has the size [n], and messages are numbered from p2pNumbers on.
 
 // traceVersion is the format's, FlightRecorder.hpp's version_val.
 const traceVersion = "2.10"
 
-// messageNumbers are far from those of collectives: the analyser takes neighbours for one coalesced operation if the number
+// p2pNumbers are far from those of collectives: the analyser takes neighbours for one coalesced operation if the number
 // of a message equals that of a collective.
-const messageNumbers = 1_000_000_000_000
+const p2pNumbers = 1_000_000_000_000
 
 // torchTypes are torch's names of types, where another name is not enough of a hint.
 var torchTypes = map[coll.DataType]string{
@@ -130,7 +130,7 @@ func (h *flightHeader) entry(f *runner.Flight, collective, message uint64) pickl
 		{Key: "thread_name", Value: ""},
 		{Key: "thread_id", Value: fmt.Sprint(f.Thread)},
 		{Key: "collective_seq_id", Value: int64(collective)},
-		{Key: "p2p_seq_id", Value: int64(messageNumbers + message)},
+		{Key: "p2p_seq_id", Value: int64(p2pNumbers + message)},
 		{Key: "profiling_name", Value: h.Prefix + ":" + traceName(f.Op, h.Rank)},
 		{Key: "time_created_ns", Value: unixNS(f.Created)},
 		{Key: "input_sizes", Value: inputs},

@@ -8,35 +8,35 @@ import (
 	"time"
 	"unsafe"
 
-	boardplan "sagecomm/algo/board"
-	messageplan "sagecomm/algo/message"
+	"sagecomm/algo/sendrecv"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
 
-// Places in shared memory, as internal/runner/board.h has them.
+// Places in shared memory, as internal/runner/shared_block.h has them.
 const (
-	atLarge     = 256                       // of a board: offset of the large lane
-	atFailure   = 1152                      // of a board: the failure word
-	atHash      = 7432                      // of a board: hash of the first slot of the small lane
-	atLongest   = 7488                      // of a board: longest block of an all_to_all whose head lies in that slot
-	atVariable  = atHash - 8 + 8*(128+8192) // of a board: behind the small lane, what there is of each rank
+	atLarge     = 256                       // of a shared block: offset of the large slots
+	atFailure   = 1152                      // of a shared block: the failure word
+	atHash      = 7432                      // of a shared block: hash of the first slot of the small slots
+	atLongest   = 7488                      // of a shared block: longest block of an all_to_all whose head lies in that slot
+	atVariable  = atHash - 8 + 8*(128+8192) // of a shared block: behind the small slots, what there is of each rank
 	atWritten   = 0                         // of a ring: bytes put into it
 	atFrames    = 128                       // of a ring
 	frameHeader = 64
-	atMessage   = 128 + (128 + runner.FlowMessage) // of a flow: its first message, in the second place
-	atBytes     = atMessage + 16                   // of a flow: how long that is
+	atMessage   = 128 + (128 + runner.ChannelMessage) // of a channel: its first message, in the second place
+	atBytes     = atMessage + 16                      // of a channel: how long that is
 )
 
-// atFlow is where in a board the offset stands of its rank's first flow to another one, atTaken what it has taken of that
-// rank's first flow.
-func atFlow(size, to int) int64 {
-	return atVariable + int64((128+128+8)*size+8*runner.FlowChannels*to)
+// atChannel is where in a shared block the offset stands of its rank's first channel to another one, atTaken what it has taken of that
+// rank's first channel.
+func atChannel(size, to int) int64 {
+	return atVariable + int64((128+128+8)*size+8*runner.Channels*to)
 }
 
 func atTaken(size, from int) int64 { return atVariable + int64(128*size+128*from) }
 
-// poke writes a word into a piece of a rank's memory: 0 is the board, 1 its flight recorder, what follows came later.
+// poke writes a word into a piece of a rank's memory: 0 is the shared block, 1 its flight recorder, what follows came later.
 func (g *Group) poke(piece int, at int64, value uint64) {
 	atomic.StoreUint64(g.word(piece, at), value)
 }
@@ -46,9 +46,9 @@ func (g *Group) peek(piece int, at int64) uint64 { return atomic.LoadUint64(g.wo
 
 func (g *Group) word(piece int, at int64) *uint64 {
 	g.mu.Lock()
-	r := g.board.ranges[piece]
+	r := g.memory.ranges[piece]
 	g.mu.Unlock()
-	return (*uint64)(unsafe.Add(g.board.store.at(r), at))
+	return (*uint64)(unsafe.Add(g.memory.store.at(r), at))
 }
 
 // engineIdle returns after the end of a turn of the engine that was still at the operations before.
@@ -100,7 +100,7 @@ func TestSlotsThatAreNowhereAreSaidAtOnce(t *testing.T) {
 	w.groups[1].poke(0, atLarge, 1<<45)
 	began := time.Now()
 	w.each(func(g *Group) error {
-		if g.rank == 1 { // makes its large lane only when it is too late
+		if g.rank == 1 { // makes its large slots only when it is too late
 			for g.run.FirstCause() == nil && time.Since(began) < opTimeout {
 				time.Sleep(time.Millisecond)
 			}
@@ -142,15 +142,15 @@ func TestWhatCollectivesCannotMeanIsSaidAtOnce(t *testing.T) {
 		value     uint64
 		text      string
 	}{
-		{coll.AllReduce, messageplan.Ring, 2, atMessage, atBytes, 77, "message of its channel 0 to rank 0, which rank 0 needs in all_reduce #1"},
-		{coll.AllReduce, messageplan.Ring, 0, atFlow(2, 0), atFlow(2, 0), nowhere, "place of its channel 0 to rank 0, which rank 0 needs in all_reduce #1"},
-		{coll.Reduce, messageplan.Binomial, 0, -1, atTaken(2, 0), 1000, "count of messages that it has taken from channel 0 of rank 0, which rank 0 needs in reduce #1"},
-		{coll.AllToAll, boardplan.OneShotName, 0, atHash, atLongest, 1 << 63, "length of its longest block, which rank 0 needs in all_to_all #1"},
+		{coll.AllReduce, sendrecv.Ring, 2, atMessage, atBytes, 77, "message of its channel 0 to rank 0, which rank 0 needs in all_reduce #1"},
+		{coll.AllReduce, sendrecv.Ring, 0, atChannel(2, 0), atChannel(2, 0), nowhere, "place of its channel 0 to rank 0, which rank 0 needs in all_reduce #1"},
+		{coll.Reduce, sendrecv.Binomial, 0, -1, atTaken(2, 0), 1000, "count of messages that it has taken from channel 0 of rank 0, which rank 0 needs in reduce #1"},
+		{coll.AllToAll, shmplan.OneShot, 0, atHash, atLongest, 1 << 63, "length of its longest block, which rank 0 needs in all_to_all #1"},
 	} {
 		t.Run(c.text, func(t *testing.T) {
 			w, _ := tryWorld(t, 2, opTimeout, func(int) options { return options{"tune": fmt.Sprintf("%v:%s@chunk=64", c.kind, c.algorithm)} })
 			call := func(g *Group, async bool) (runner.Work, *coll.Failure) {
-				b := make([]byte, 64*(runner.FlowPlaces+1)*2)
+				b := make([]byte, 64*(runner.ChannelPlaces+1)*2)
 				return g.Issue(coll.Op{Kind: c.kind, Type: coll.Uint8, Root: 1, Async: async}, one(b), one(b))
 			}
 			if c.awaited >= 0 {
@@ -264,7 +264,7 @@ func traffic(g *Group, n int) error {
 // part, so that not all ends with the first word that means failure.
 func scribble(g *Group, random *rand.Rand, stop *atomic.Bool) {
 	g.mu.Lock()
-	pieces := append(g.board.ranges[:0:0], g.board.ranges...)
+	pieces := append(g.memory.ranges[:0:0], g.memory.ranges...)
 	g.mu.Unlock()
 	piece := random.IntN(len(pieces))
 	n := pieces[piece].Len

@@ -16,44 +16,44 @@ import (
 
 // Group is one rank's side of a process group.
 type Group struct {
-	process   *Process
-	number    uint64 // of this process's groups, from 1
-	born      time.Time
-	name      string
-	rank      int
-	size      int
-	global    []int // ranks of the job by rank; nil: the same
-	settings  *env.Settings
-	flights   int      // operations that its flight recorder keeps
-	timeline  bool     // it keeps events for the timeline
-	members   []member // by rank
-	peers     []runner.Peer
-	run       *runner.Group
-	board     *board
-	own       *store // the board's, if it was made for this group alone
-	maps      []*shmem.Mapping
-	watching  bool      // its peers
-	keys      string    // where its ranks meet in the store
-	deadline  time.Time // of that
-	different bool      // ranks are set up differently: nothing to try again
-	promised  bool      // peers may have joined, whatever becomes of this rank
-	wishes    wishes
-	selector  *algo.Selector
+	process        *Process
+	number         uint64 // of this process's groups, from 1
+	born           time.Time
+	name           string
+	rank           int
+	size           int
+	global         []int // ranks of the job by rank; nil: the same
+	settings       *env.Settings
+	flights        int      // operations that its flight recorder keeps
+	timeline       bool     // it keeps events for the timeline
+	members        []member // by rank
+	peers          []runner.Peer
+	run            *runner.Group
+	memory         *groupMemory
+	own            *store // the shared block's, if it was made for this group alone
+	maps           []*shmem.Mapping
+	watching       bool      // its peers
+	keys           string    // where its ranks meet in the store
+	deadline       time.Time // of that
+	different      bool      // ranks are set up differently: nothing to try again
+	promised       bool      // peers may have joined, whatever becomes of this rank
+	tuningSettings tuningSettings
+	selector       *algo.Selector
 
-	cause atomic.Pointer[coll.Failure]
-	alarm alarm // rung when there is a cause, or will be none
+	cause           atomic.Pointer[coll.Failure]
+	failureCallback failureCallback // rung when there is a cause, or will be none
 
 	// mu guards what follows; the runner's queue has its own lock.
-	mu     sync.Mutex
-	joined bool   // Create has succeeded
-	ended  bool   // Destroy was called
-	gone   []bool // by rank: its process has ended, or it has given up
-	users  int    // calls inside, see hold
-	closed bool   // no call gets in any more
+	mu        sync.Mutex
+	joined    bool   // Create has succeeded
+	destroyed bool   // Destroy was called
+	gone      []bool // by rank: its process has ended, or it has given up
+	users     int    // calls inside, see acquire
+	closed    bool   // no call gets in any more
 
 	classes [coll.KindCount][]algo.Class // of the kinds that were used
 
-	composed atomic.Int64 // operations that are made of several and are not through
+	holds atomic.Int64 // operations that are made of several and are not through
 
 	description atomic.Pointer[string] // what its user calls it
 	stacks      stacks
@@ -65,20 +65,20 @@ type member struct {
 	HostID      string           `json:"host_id"`
 	PID         int              `json:"pid"`
 	Arena       shmem.Descriptor `json:"arena"`
-	Board       int64            `json:"board"`
+	Shared      int64            `json:"shared"`
 	Flights     int              `json:"flights,omitempty"`    // operations that its flight recorder keeps
 	FlightLog   int64            `json:"flight_log,omitempty"` // offset of that in its arena, 0: it is not in there
 	Stacks      bool             `json:"stacks,omitempty"`     // it records who called
 	Agreed      string           `json:"agreed"`               // what all ranks must have alike
 	Processors  topo.CPUSet      `json:"processors,omitempty"` // that it may run on
 	Machine     string           `json:"machine,omitempty"`    // as a tuning file calls it; that of rank 0 counts
-	Probe       findings         `json:"probe"`                // what they agree on
+	Probe       probeResult      `json:"probe"`                // what they agree on
 	ArenaAbsent string           `json:"arena_absent,omitempty"`
 }
 
-// hold keeps the group's memory and its peers' in place until letGo: a call may be on its way on one thread while another
+// acquire keeps the group's memory and its peers' in place until release: a call may be on its way on one thread while another
 // destroys the group. False: nothing of the runner's may be touched any more.
-func (g *Group) hold() bool {
+func (g *Group) acquire() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
@@ -88,7 +88,7 @@ func (g *Group) hold() bool {
 	return true
 }
 
-func (g *Group) letGo() {
+func (g *Group) release() {
 	g.mu.Lock()
 	g.users--
 	g.mu.Unlock()
@@ -144,10 +144,10 @@ func (g *Group) SetTimeout(d time.Duration) error {
 	if d <= 0 {
 		return fmt.Errorf("sagecomm: set_timeout: %v is not a positive duration", d)
 	}
-	if !g.hold() {
+	if !g.acquire() {
 		return destroyed(g.name)
 	}
-	defer g.letGo()
+	defer g.release()
 	g.run.SetTimeout(d)
 	return nil
 }
@@ -155,10 +155,10 @@ func (g *Group) SetTimeout(d time.Duration) error {
 // Cause is the first cause of failure, nil while there is none.
 func (g *Group) Cause() *coll.Failure { return g.cause.Load() }
 
-// patience is how callers wait. Spinning pays while every rank has a core; one wake-up by the system costs as much as
+// backoff is how callers wait. Spinning pays while every rank has a core; one wake-up by the system costs as much as
 // about 20 us of spinning. With fewer cores than ranks whoever spins keeps a peer from running: giving the core away at
 // once takes 0.8 to 0.9 of the time of 50 rounds before it (docs/measured.md).
-func patience(s *env.Settings, crowded bool) runner.Patience {
+func backoff(s *env.Settings, crowded bool) runner.Backoff {
 	spin := 2000
 	if crowded {
 		spin = 0
@@ -166,7 +166,7 @@ func patience(s *env.Settings, crowded bool) runner.Patience {
 	if chosen := env.Spin.Get(s); chosen.Given {
 		spin = int(chosen.Value / pauseCost)
 	}
-	return runner.Patience{Spin: spin, Yield: time.Millisecond}
+	return runner.Backoff{Spin: spin, Yield: time.Millisecond}
 }
 
 // pauseCost is about what one round of waiting takes: a PAUSE and a look, 20 to 45 ns on current processors.

@@ -12,7 +12,7 @@ import (
 // issue takes an operation that the fast path cannot: the first of its kind and length, an asynchronous one, one behind
 // others, or one that is to be refused.
 func (g *Group) issue(call runner.Call) *coll.Failure {
-	if f := g.fallen(); f != nil {
+	if f := g.failed(); f != nil {
 		return f
 	}
 	op, f := g.check(call)
@@ -31,7 +31,7 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 			program.Free()
 		}
 		if errors.Is(err, runner.ErrDown) {
-			if f := g.fallen(); f != nil {
+			if f := g.failed(); f != nil {
 				return f
 			}
 		}
@@ -54,7 +54,7 @@ func (g *Group) check(call runner.Call) (coll.Op, *coll.Failure) {
 
 // fuse answers for a coalesced call whose like was not seen before.
 func (g *Group) fuse(calls []runner.Call) ([]uint32, *coll.Failure) {
-	if f := g.fallen(); f != nil {
+	if f := g.failed(); f != nil {
 		return nil, f
 	}
 	ops := make([]coll.Op, len(calls))
@@ -70,7 +70,7 @@ func (g *Group) fuse(calls []runner.Call) ([]uint32, *coll.Failure) {
 // broken takes the group down: peers make a call that this rank cannot join.
 func (g *Group) broken(op coll.Op, err error) *coll.Failure {
 	g.declare(g.system(op, err))
-	return g.fallen()
+	return g.failed()
 }
 
 // Issue issues an operation from Go: tests and benchmarks. Buffers are the concatenation of in and of out; see
@@ -84,17 +84,17 @@ func (g *Group) IssueCoalesced(calls []runner.Coalesced) (runner.Work, *coll.Fai
 	return g.run.IssueCoalesced(calls)
 }
 
-// makeRing makes the ring that this rank writes for a peer.
-func (g *Group) makeRing(peer int) {
-	if g.fallen() != nil {
+// makeFifo makes the ring that this rank writes for a peer.
+func (g *Group) makeFifo(peer int) {
+	if g.failed() != nil {
 		return
 	}
 	g.mu.Lock()
 	var err error
-	if !g.run.HasRing(peer) {
+	if !g.run.HasFifo(peer) {
 		var off int64
-		if off, err = g.board.more(runner.RingHeader + runner.RingBytes); err == nil {
-			g.run.SetRing(peer, off)
+		if off, err = g.memory.more(runner.FifoHeader + runner.FifoBytes); err == nil {
+			g.run.SetFifo(peer, off)
 		}
 	}
 	g.mu.Unlock()
@@ -103,8 +103,8 @@ func (g *Group) makeRing(peer int) {
 	}
 }
 
-// fallen is why nothing can be issued any more, nil if all is well.
-func (g *Group) fallen() *coll.Failure {
+// failed is why nothing can be issued any more, nil if all is well.
+func (g *Group) failed() *coll.Failure {
 	if f := g.cause.Load(); f != nil {
 		return f
 	}
@@ -120,7 +120,7 @@ func (g *Group) refuse(op coll.Op, err error) *coll.Failure {
 }
 
 func (g *Group) system(op coll.Op, err error) *coll.Failure {
-	f := g.blame(coll.System, g.rank, runner.Trouble{Op: op})
+	f := g.failureOf(coll.System, g.rank, runner.Incident{Op: op})
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s cannot go on with %s: %v", g.name, g.who(g.rank), op.Name(), err)
 	return f
 }

@@ -70,26 +70,26 @@ func (p *Process) sharedStore(s *env.Settings) (*store, error) {
 }
 
 // board is this rank's memory for one group.
-type board struct {
+type groupMemory struct {
 	store   *store
 	ranges  []shmem.Range
 	listing listing
 }
 
-func newBoard(st *store, rank, size int) (*board, error) {
-	r, err := st.arena.Alloc(runner.BoardBytes(size), 4096)
+func newGroupMemory(st *store, rank, size int) (*groupMemory, error) {
+	r, err := st.arena.Alloc(runner.SharedBlockBytes(size), 4096)
 	if err != nil {
 		return nil, err
 	}
-	runner.FormatBoard(st.at(r), rank, size, st.front.Off)
-	return &board{store: st, ranges: []shmem.Range{r}}, nil
+	runner.FormatSharedBlock(st.at(r), rank, size, st.front.Off)
+	return &groupMemory{store: st, ranges: []shmem.Range{r}}, nil
 }
 
-// at is where the board itself lies.
-func (b *board) at() unsafe.Pointer { return b.store.at(b.ranges[0]) }
+// at is where the shared block itself lies.
+func (b *groupMemory) at() unsafe.Pointer { return b.store.at(b.ranges[0]) }
 
 // more takes another piece of the arena for the group and returns its offset.
-func (b *board) more(n int64) (int64, error) {
+func (b *groupMemory) more(n int64) (int64, error) {
 	r, err := b.store.arena.Alloc(n, 4096)
 	if err != nil {
 		return 0, err
@@ -98,11 +98,11 @@ func (b *board) more(n int64) (int64, error) {
 	return r.Off, nil
 }
 
-// mostFlightLog keeps long recorders from taking the room of other groups' boards: of some 60,000 operations.
+// mostFlightLog keeps long recorders from taking the room of other groups' shared blocks: of some 60,000 operations.
 const mostFlightLog = 8 << 20
 
 // flightLog takes room for a flight recorder that peers can read; 0: there is none, so only this process will.
-func (b *board) flightLog(capacity int, stacks bool) int64 {
+func (b *groupMemory) flightLog(capacity int, stacks bool) int64 {
 	if capacity == 0 || runner.FlightBytes(capacity, stacks) > mostFlightLog {
 		return 0
 	}
@@ -114,7 +114,7 @@ func (b *board) flightLog(capacity int, stacks bool) int64 {
 }
 
 // free gives everything back. No peer may touch it any more.
-func (b *board) free() error {
+func (b *groupMemory) free() error {
 	if err := b.unlist(); err != nil {
 		return err
 	}

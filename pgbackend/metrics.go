@@ -18,7 +18,7 @@ import (
 func (p *Process) Metrics() []byte {
 	m := metrics{series: map[string][]string{}}
 	groups := p.held()
-	defer letGo(groups)
+	defer release(groups)
 	for _, g := range groups {
 		m.add(g)
 	}

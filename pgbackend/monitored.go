@@ -14,11 +14,11 @@ import (
 // begins with the words that gloo has for it, which programs look for, and which differ between rank 0 and the others.
 // timeout is what the barrier was given, 0 by who only looked. With all every missing rank is named there, else the least.
 func (g *Group) MonitoredCause(timeout time.Duration, all bool) *coll.Failure {
-	if !g.hold() {
+	if !g.acquire() {
 		return destroyed(g.name)
 	}
-	defer g.letGo()
-	f := g.fallen()
+	defer g.release()
+	f := g.failed()
 	last, _ := g.run.LastCall(g.rank)
 	if f == nil || f.Status != coll.Timeout || f.Op != coll.Barrier.String() || f.Sequence != last {
 		return f

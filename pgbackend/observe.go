@@ -70,7 +70,7 @@ func (p *Process) unobserve() {
 	}(o.ended)
 	select {
 	case <-ended:
-	case <-time.After(lastPatience):
+	case <-time.After(exitTimeout):
 		p.warn("the last metrics, or the end of the timeline, are not written yet: the file system is slow")
 	}
 	if o.server != nil {

@@ -257,16 +257,16 @@ func TestTimeline(t *testing.T) {
 	}
 	// Both ranks are in it, being of one process here.
 	if count["b all_reduce"] != 2*(ops+1) || count["e all_reduce"] != 2*(ops+1) || count["b queue"] < 2 || count["X publish"] < 2*ops*4 ||
-		count["X fold"] < 2*ops*4 || count["X collect"] < 2*ops*4 || count["M thread_name"] < 2 || count["M process_name"] != 1 {
+		count["X reduce"] < 2*ops*4 || count["X collect"] < 2*ops*4 || count["M thread_name"] < 2 || count["M process_name"] != 1 {
 		t.Errorf("%v", count)
 	}
 }
 
 // Where files go may hang: here a pipe that nobody reads.
 func TestTheEndDoesNotWaitForFiles(t *testing.T) {
-	old := lastPatience
-	lastPatience = 10 * time.Millisecond
-	defer func() { lastPatience = old }()
+	old := exitTimeout
+	exitTimeout = 10 * time.Millisecond
+	defer func() { exitTimeout = old }()
 	path := filepath.Join(t.TempDir(), "pipe")
 	pipe := path
 	if begun := Get().timeline.files; begun > 0 {

@@ -20,8 +20,8 @@ func (g *Group) recoverInto(f **coll.Failure) {
 // Panicked takes the group down because of what recover gave, unless its memory is gone already, and says so.
 func (g *Group) Panicked(r any) *coll.Failure {
 	f := g.fault(r)
-	if g.hold() {
-		defer g.letGo()
+	if g.acquire() {
+		defer g.release()
 		g.declare(f)
 	}
 	return f

@@ -30,9 +30,9 @@ type Process struct {
 	choosing  sync.Mutex // of selectors
 	selectors map[choice]*algo.Selector
 	probing   sync.Once
-	found     findings  // by that
-	unwatched sync.Once // the warning about peers that cannot be watched
-	files     sync.Once // the warning that groups use files
+	found     probeResult // by that
+	unwatched sync.Once   // the warning about peers that cannot be watched
+	files     sync.Once   // the warning that groups use files
 }
 
 var (
@@ -87,10 +87,10 @@ func (p *Process) fellBack(g *Group, reason error) {
 // Issue implements runner.Handler.
 func (p *Process) Issue(handle uint64, call runner.Call) (f *coll.Failure) {
 	g := p.Group(handle)
-	if g == nil || !g.hold() {
+	if g == nil || !g.acquire() {
 		return destroyed("")
 	}
-	defer g.letGo()
+	defer g.release()
 	defer g.recoverInto(&f)
 	return g.issue(call)
 }
@@ -98,29 +98,29 @@ func (p *Process) Issue(handle uint64, call runner.Call) (f *coll.Failure) {
 // Fuse implements runner.Handler.
 func (p *Process) Fuse(handle uint64, calls []runner.Call) (batches []uint32, f *coll.Failure) {
 	g := p.Group(handle)
-	if g == nil || !g.hold() {
+	if g == nil || !g.acquire() {
 		return nil, destroyed("")
 	}
-	defer g.letGo()
+	defer g.release()
 	defer g.recoverInto(&f)
 	return g.fuse(calls)
 }
 
-// Trouble implements runner.Handler.
-func (p *Process) Trouble(handle uint64, t runner.Trouble) {
-	if g := p.Group(handle); g != nil && g.hold() {
+// Incident implements runner.Handler.
+func (p *Process) Incident(handle uint64, t runner.Incident) {
+	if g := p.Group(handle); g != nil && g.acquire() {
 		var f *coll.Failure
-		defer g.letGo()
+		defer g.release()
 		defer g.recoverInto(&f)
-		g.trouble(t)
+		g.incident(t)
 	}
 }
 
 // Fail implements runner.Handler.
 func (p *Process) Fail(handle uint64, cause *coll.Failure) {
-	if g := p.Group(handle); g != nil && g.hold() {
+	if g := p.Group(handle); g != nil && g.acquire() {
 		var f *coll.Failure
-		defer g.letGo()
+		defer g.release()
 		defer g.recoverInto(&f)
 		g.end(cause)
 	}
@@ -128,9 +128,9 @@ func (p *Process) Fail(handle uint64, cause *coll.Failure) {
 
 // Trace implements runner.Handler.
 func (p *Process) Trace(handle uint64, call runner.Call) {
-	if g := p.Group(handle); g != nil && g.hold() {
+	if g := p.Group(handle); g != nil && g.acquire() {
 		var f *coll.Failure
-		defer g.letGo()
+		defer g.release()
 		defer g.recoverInto(&f)
 		say("TRACE", fmt.Sprintf("group %q rank %d: %s", g.name, g.rank, describe(call.Op(g.size), 0)))
 	}
@@ -138,11 +138,11 @@ func (p *Process) Trace(handle uint64, call runner.Call) {
 
 // Ring implements runner.Handler.
 func (p *Process) Ring(handle uint64, peer int) {
-	if g := p.Group(handle); g != nil && g.hold() {
+	if g := p.Group(handle); g != nil && g.acquire() {
 		var f *coll.Failure
-		defer g.letGo()
+		defer g.release()
 		defer g.recoverInto(&f)
-		g.makeRing(peer)
+		g.makeFifo(peer)
 	}
 }
 

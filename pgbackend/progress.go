@@ -19,16 +19,16 @@ type engine struct {
 	acked *sync.Cond
 	want  uint64 // version of the list of groups that is wanted
 	have  uint64 // version that the engine drives
-	// Groups that are being judged, by handle: not driven, so that they are not found in trouble again meanwhile.
-	judged map[uint64]bool
+	// Groups that are being diagnosed, by handle: not driven, so that they are not found in incident again meanwhile.
+	diagnosed map[uint64]bool
 }
 
 // changed tells the engine that the list of groups has changed and returns when it drives the new one.
 func (e *engine) changed(p *Process) {
 	e.once.Do(func() {
 		e.acked = sync.NewCond(&e.mu)
-		e.judged = map[uint64]bool{}
-		runner.SetEnginePatience(runner.Patience{Spin: 20, Yield: 50 * time.Microsecond})
+		e.diagnosed = map[uint64]bool{}
+		runner.SetEngineBackoff(runner.Backoff{Spin: 20, Yield: 50 * time.Microsecond})
 		go e.loop(p)
 	})
 	e.mu.Lock()
@@ -50,11 +50,11 @@ func (e *engine) loop(p *Process) {
 		switch turn.Reason {
 		case runner.Control:
 			e.follow(p, &drive)
-		case runner.FoundTrouble:
-			e.judge(p, turn)
+		case runner.FoundIncident:
+			e.diagnose(p, turn)
 			e.follow(p, &drive)
-		case runner.WantRing:
-			p.Ring(turn.Group, turn.Trouble.Peer)
+		case runner.WantFifo:
+			p.Ring(turn.Group, turn.Incident.Peer)
 		case runner.WantCompleter:
 			go func() {
 				runtime.LockOSThread()
@@ -66,19 +66,19 @@ func (e *engine) loop(p *Process) {
 	}
 }
 
-// judge says what has become of a group. Tests hold it up.
-var judge = (*Process).Trouble
+// diagnose says what has become of a group. Tests hold it up.
+var diagnose = (*Process).Incident
 
-// judge has a group judged on another goroutine: who looks whom its peers wait for may look for a while, and the other
+// diagnose has a group diagnosed on another goroutine: who looks whom its peers wait for may look for a while, and the other
 // groups go on.
-func (e *engine) judge(p *Process, turn runner.Turn) {
+func (e *engine) diagnose(p *Process, turn runner.Turn) {
 	e.mu.Lock()
-	e.judged[turn.Group] = true
+	e.diagnosed[turn.Group] = true
 	e.mu.Unlock()
 	go func() {
-		judge(p, turn.Group, turn.Trouble)
+		diagnose(p, turn.Group, turn.Incident)
 		e.mu.Lock()
-		delete(e.judged, turn.Group)
+		delete(e.diagnosed, turn.Group)
 		e.mu.Unlock()
 		e.changed(p)
 	}()
@@ -88,7 +88,7 @@ func (e *engine) judge(p *Process, turn runner.Turn) {
 // groups down, and the thread goes on for those that come.
 func (e *engine) follow(p *Process, drive *runner.Engine) {
 	e.mu.Lock()
-	version, judged := e.want, maps.Clone(e.judged)
+	version, diagnosed := e.want, maps.Clone(e.diagnosed)
 	e.mu.Unlock()
 	defer func() {
 		e.mu.Lock()
@@ -100,7 +100,7 @@ func (e *engine) follow(p *Process, drive *runner.Engine) {
 	groups := p.snapshot()
 	var run []*runner.Group
 	for _, g := range groups {
-		if !judged[g.Handle()] {
+		if !diagnosed[g.Handle()] {
 			run = append(run, g.run)
 		}
 	}

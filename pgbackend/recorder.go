@@ -55,7 +55,7 @@ func (p *Process) FlightRecords() ([]byte, error) {
 		Groups []flightGroup `json:"groups"`
 	}{[]flightGroup{}}
 	groups := p.held()
-	defer letGo(groups)
+	defer release(groups)
 	for _, g := range groups {
 		if g.flights > 0 {
 			answer.Groups = append(answer.Groups, g.flightGroup())

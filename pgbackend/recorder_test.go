@@ -60,7 +60,7 @@ type seenEntry struct {
 	Completed  *int64 `json:"time_discovered_completed_ns"`
 	Thread     string `json:"thread_id"`
 	TimeoutMS  int64  `json:"timeout_ms"`
-	IsMessage  bool   `json:"is_p2p"`
+	IsP2P      bool   `json:"is_p2p"`
 }
 
 // flights are the records of the world's groups, by rank.
@@ -83,8 +83,8 @@ func (g seenGroup) String() string {
 	var list []string
 	for _, e := range g.Entries {
 		number := e.Collective
-		if e.IsMessage {
-			number = e.Message - messageNumbers
+		if e.IsP2P {
+			number = e.Message - p2pNumbers
 		}
 		text := fmt.Sprintf("%s %d %v %v->%v %s", e.Name, number, e.InTypes, e.In, e.Out, e.State)
 		if e.Retired && e.State != "completed" {
@@ -137,7 +137,7 @@ func TestFlightRecordsOfAKnownSequence(t *testing.T) {
 		last := time.Now().Add(-time.Hour).UnixNano()
 		for i, e := range g.Entries {
 			if e.Created < last || *e.Started < e.Created || *e.Completed < *e.Started || e.Thread == "0" ||
-				e.TimeoutMS != opTimeout.Milliseconds() || e.OpID != int64(i+1) || e.IsMessage != (i == 3) {
+				e.TimeoutMS != opTimeout.Milliseconds() || e.OpID != int64(i+1) || e.IsP2P != (i == 3) {
 				t.Errorf("rank %d, entry %d: %+v", rank, i, e)
 			}
 			last = e.Created

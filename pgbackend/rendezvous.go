@@ -66,17 +66,17 @@ func (g *Group) exchangeFile(c Config, try string, deadline time.Time, methods [
 // exchange is one attempt with one kind of arena. storeErr is why this rank has none: it tells the others.
 func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
-	me := member{Machine: g.wishes.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(), Processors: processors(),
-		Agreed: fmt.Sprintf("protocol %d, %d ranks, settings of algorithms %016x, shared memory by %v", protocolVersion, g.size, g.wishes.fingerprint(), methods)}
-	if g.wishes.probe && g.size > 1 {
+	me := member{Machine: g.tuningSettings.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(), Processors: processors(),
+		Agreed: fmt.Sprintf("protocol %d, %d ranks, settings of algorithms %016x, shared memory by %v", protocolVersion, g.size, g.tuningSettings.fingerprint(), methods)}
+	if g.tuningSettings.probe && g.size > 1 {
 		me.Probe = g.process.probe(g.size)
 	}
 	if storeErr == nil {
-		g.board, storeErr = newBoard(st, g.rank, g.size)
+		g.memory, storeErr = newGroupMemory(st, g.rank, g.size)
 	}
 	if storeErr == nil {
-		me.Board = g.board.ranges[0].Off
-		if me.FlightLog = g.board.flightLog(g.flights, g.RecordsStacks()); me.FlightLog != 0 {
+		me.Shared = g.memory.ranges[0].Off
+		if me.FlightLog = g.memory.flightLog(g.flights, g.RecordsStacks()); me.FlightLog != 0 {
 			me.Flights, me.Stacks = g.flights, g.RecordsStacks()
 		}
 		me.Arena, storeErr = st.arena.Publish(methods)
@@ -148,13 +148,13 @@ func (g *Group) attach(methods []shmem.Method) error {
 		return err
 	}
 	for rank, m := range maps {
-		g.peers[rank] = runner.Peer{Arena: m.Base(), Bytes: m.Size(), Board: g.members[rank].Board}
+		g.peers[rank] = runner.Peer{Arena: m.Base(), Bytes: m.Size(), Shared: g.members[rank].Shared}
 		if n := g.members[rank].Flights; n > 0 && n <= maxFlights {
 			g.peers[rank].Flights, g.peers[rank].FlightLog, g.peers[rank].FlightStacks = n, g.members[rank].FlightLog, g.members[rank].Stacks
 		}
 		if !g.peers[rank].Check(rank, g.size) {
 			releaseAll(maps)
-			return fmt.Errorf("there is no board of rank %d at offset %d of its shared memory", rank, g.members[rank].Board)
+			return fmt.Errorf("there is no shared block of rank %d at offset %d of its shared memory", rank, g.members[rank].Shared)
 		}
 	}
 	g.maps = maps
@@ -173,10 +173,10 @@ func (g *Group) giveUp(err error) error {
 		return err
 	}
 	m := g.members[g.rank]
-	runner.GiveUp(g.board.at(), &coll.Failure{Status: coll.PeerFailure, Rank: g.rank, PID: m.PID, Host: m.Host, Group: g.name,
+	runner.GiveUp(g.memory.at(), &coll.Failure{Status: coll.PeerFailure, Rank: g.rank, PID: m.PID, Host: m.Host, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made: %v", g.name, g.who(g.rank), err)})
 	g.mu.Lock()
-	g.ended = true
+	g.destroyed = true
 	g.mu.Unlock()
 	p := g.process
 	p.mu.Lock()
@@ -190,9 +190,9 @@ func (g *Group) giveUp(err error) error {
 func (g *Group) discard() {
 	releaseAll(g.maps)
 	g.maps = nil
-	if g.board != nil {
-		_ = g.board.free()
-		g.board = nil
+	if g.memory != nil {
+		_ = g.memory.free()
+		g.memory = nil
 	}
 	if g.own != nil {
 		_ = g.process.closeStore(g.own)

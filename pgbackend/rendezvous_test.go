@@ -132,7 +132,7 @@ func (s meetingStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.lateStore.Get(key, timeout)
 }
 
-// Ranks of which each gives up do not hear of each other, and still free what they had, but for a few boards.
+// Ranks of which each gives up do not hear of each other, and still free what they had, but for a few shared blocks.
 func TestAllGiveUp(t *testing.T) {
 	dir := t.TempDir()
 	attempt := func(o options) {
@@ -149,7 +149,7 @@ func TestAllGiveUp(t *testing.T) {
 	}
 	newWorldWith(t, 2, opTimeout, options{"shm_attach": "tmpfs", "shm_dir": dir, "arena_size": "16M"})
 	var each int64 // bytes that a rank has for a group, and may keep for each of so many that it gave up
-	for _, r := range newWorld(t, 2).groups[0].board.ranges {
+	for _, r := range newWorld(t, 2).groups[0].memory.ranges {
 		each += r.Len + 4096
 	}
 	before := inUse(t)
@@ -192,7 +192,7 @@ func TestGivingUpAfterAnotherHasLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.Contains(Get().leaving, joined) {
-		t.Error("the board of the rank that left has gone before the other one could look at it")
+		t.Error("the shared block of the rank that left has gone before the other one could look at it")
 	}
 	close(release)
 	if err := <-gaveUp; err == nil {
@@ -200,7 +200,7 @@ func TestGivingUpAfterAnotherHasLeft(t *testing.T) {
 	}
 	Get().sweep()
 	if slices.Contains(Get().leaving, joined) {
-		t.Error("the board of the rank that left stays")
+		t.Error("the shared block of the rank that left stays")
 	}
 }
 
@@ -370,7 +370,7 @@ func TestHalfMadeGroup(t *testing.T) {
 	w.destroy()
 	Get().sweep()
 	// The board of the rank that gave up stays, in place of an older one if there are some (tombs).
-	if now := inUse(t); now > before+runner.BoardBytes(2)+4096 {
+	if now := inUse(t); now > before+runner.SharedBlockBytes(2)+4096 {
 		t.Errorf("%d bytes in use, %d before", now, before)
 	}
 }

@@ -26,10 +26,10 @@ func (g *Group) RecordsStacks() bool { return g.flights > 0 && env.FlightStacks.
 
 // Stack is the number of a text, 0 if there is no room for it.
 func (g *Group) Stack(text string) int {
-	if !g.hold() {
+	if !g.acquire() {
 		return 0
 	}
-	defer g.letGo()
+	defer g.release()
 	s := &g.stacks
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -68,10 +68,10 @@ const transport = "shm"
 
 // Stats describes the group and what it counted, as JSON.
 func (g *Group) Stats() ([]byte, error) {
-	if !g.hold() {
+	if !g.acquire() {
 		return nil, destroyed(g.name)
 	}
-	defer g.letGo()
+	defer g.release()
 	return json.Marshal(g.stats())
 }
 

@@ -46,7 +46,7 @@ func (p *Process) Status() (text []byte) {
 	defer recoverFrom("the answer to who asks for the status")
 	out := processStatus{Host: bootstrap.HostName(), PID: os.Getpid(), Time: time.Now().UnixNano(), Groups: []groupStatus{}}
 	groups := p.held()
-	defer letGo(groups)
+	defer release(groups)
 	for _, g := range groups {
 		out.Groups = append(out.Groups, g.status())
 	}

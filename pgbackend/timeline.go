@@ -187,7 +187,7 @@ func (p *Process) keepTimeline(path string, rank int, all *sync.WaitGroup, stop 
 			for _, g := range groups {
 				t.take(g)
 			}
-			letGo(groups)
+			release(groups)
 			_, err = file.Write(t.written(events, stopped))
 		}
 		if file != nil {

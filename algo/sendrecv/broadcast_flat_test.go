@@ -1,5 +1,3 @@
-// Broadcast by the root alone.
-
 package sendrecv
 
 import (

@@ -105,7 +105,7 @@ func prove(t *testing.T, f family) {
 					if len(list) > 1 {
 						err = verify.CheckSendRecv(plans, l)
 					} else {
-						_, err = verify.CheckSendRecvCall(verify.SendRecvCall{plans, l, true}, 1)
+						_, err = verify.CheckSendRecvCall(verify.SendRecvCall{Plans: plans, Lengths: l, InPlace: true}, 1)
 					}
 					if err != nil {
 						t.Fatalf("hosts %v: %v", hosts, err)

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "bundle.h"
+#include "composite.h"
 
 /* ---- what one call looks like ---- */
 
@@ -277,7 +277,7 @@ static int32_t issue_batches(scr_group *g, sagecomm_group group, const sagecomm_
   for (uint32_t i = 0; i < n; i++) {
     if (ops[i].kind >= SAGECOMM_SEND) flags |= SAGECOMM_ASYNC; /* the peer's part may stand behind it in this call */
   }
-  scr_run *all = batches > 1 ? scr_bundle_new(g, group, batches) : NULL;
+  scr_run *all = batches > 1 ? scr_composite_new(g, group, batches) : NULL;
   if (batches > 1 && all == NULL) return scr_no_memory(err);
   int32_t status = SAGECOMM_OK;
   for (uint32_t b = 0; b < batches && status >= 0; b++) {
@@ -296,13 +296,13 @@ static int32_t issue_batches(scr_group *g, sagecomm_group group, const sagecomm_
       scr_go.fail(group, err);
     }
     if (status == SAGECOMM_PENDING) {
-      scr_bundle_add(all, one);
+      scr_composite_add(all, one);
       flags |= SAGECOMM_ASYNC;
     } else if (one != 0) {
       scr_release(one); /* of a recv from any source */
     }
   }
-  return scr_bundle_close(all, status, work, err);
+  return scr_composite_close(all, status, work, err);
 }
 
 int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
@@ -326,7 +326,7 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
     batch = (uint32_t *)(void *)(part + n);
   }
   uint64_t shape = shape_of(g, ops, n, size);
-  _Atomic uint64_t *known = &g->fused[shape % SCR_FUSED_SHAPES];
+  _Atomic uint64_t *known = &g->fused[shape % SCR_BATCH_SHAPES];
   int32_t status = SAGECOMM_OK;
   if (SCR_LIKELY(shape != 0 && atomic_load_explicit(known, memory_order_relaxed) == shape)) {
     memset(batch, 0, n * sizeof *batch);

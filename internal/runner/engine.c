@@ -21,7 +21,7 @@ static bool replace_bell(_Atomic uint32_t *old, _Atomic uint32_t *new) {
   for (uint32_t i = 0; i < n; i++) {
     if (bells[i] != old) continue;
     atomic_store_explicit(&bells[i], new, memory_order_seq_cst);
-    scr_ring_bell(old);
+    scr_bell_wake(old);
     return true;
   }
   return false;
@@ -41,13 +41,13 @@ void scr_engine_remove_bell(void *bell) {
   while (atomic_load_explicit(&ringing, memory_order_seq_cst) != 0) sched_yield();
 }
 
-void scr_engine_patience(uint32_t spin, uint32_t yield_us) {
+void scr_engine_backoff(uint32_t spin, uint32_t yield_us) {
   engine_spin = spin;
   engine_yield_us = yield_us;
 }
 
 /* Cheap while the engine is awake. asleep is stored before the engine looks for work a last time. */
-void scr_engine_ring(void) {
+void scr_engine_wake(void) {
   atomic_fetch_add_explicit(&ringing, 1, memory_order_seq_cst);
   uint32_t n = atomic_load_explicit(&n_bells, memory_order_acquire);
   for (uint32_t i = 0; i < n; i++) {
@@ -69,12 +69,12 @@ enum { BRIEFLY = 1, SOUNDLY = 2 };
 /* With several bells it may sleep on another one than peers ring. */
 void scr_engine_watch(void) {
   uint32_t how = atomic_load_explicit(&asleep, memory_order_seq_cst);
-  if (how == SOUNDLY || (how != 0 && atomic_load_explicit(&n_bells, memory_order_relaxed) > 1)) scr_engine_ring();
+  if (how == SOUNDLY || (how != 0 && atomic_load_explicit(&n_bells, memory_order_relaxed) > 1)) scr_engine_wake();
 }
 
 void scr_engine_control(void) {
   atomic_store_explicit(&control, 1, memory_order_seq_cst);
-  scr_engine_ring();
+  scr_engine_wake();
 }
 
 /* ---- one look at one group ---- */
@@ -85,7 +85,7 @@ typedef struct look {
   bool active;  /* it has work */
   bool blocked; /* and that waits for a peer */
   bool busy;    /* another thread is at it, and may not see what comes now */
-  int code;     /* SCR_ENGINE_TROUBLE, SCR_ENGINE_RING or 0 */
+  int code;     /* SCR_ENGINE_INCIDENT, SCR_ENGINE_FIFO or 0 */
 } look;
 
 typedef struct round_of {
@@ -100,7 +100,7 @@ static void note_stop(scr_stop *stop, const round_of *at) {
   if (at->lost != 0) *stop = (scr_stop){at->now, stop->by + at->lost};
 }
 
-static look look_at_collectives(scr_group *g, const round_of *at, scr_trouble *trouble) {
+static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *incident) {
   look l = {0};
   if (!(atomic_load_explicit(&g->word, memory_order_acquire) & SCR_QUEUED)) {
     g->stop.by = 0;
@@ -110,7 +110,7 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_trouble *t
   l.active = l.blocked = true;
   if (!scr_drive_lock(g)) return l; /* a waiter drives; it rings when it leaves */
   if (at->announce) {
-    atomic_store_explicit(&g->board->collective.waits_for, SCR_SLEEP_ENGINE | SCR_SLEEP_ANY, memory_order_seq_cst);
+    atomic_store_explicit(&g->shared->collective.waits_for, SCR_SLEEP_ENGINE | SCR_SLEEP_ANY, memory_order_seq_cst);
   }
   scr_run *r = NULL;
   g->spin_now = 0;
@@ -125,14 +125,14 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_trouble *t
     if (r->deadline_ns == 0) r->deadline_ns = at->now + r->timeout_ns;
     if (at->announce || rc > 0) { /* the others need not ring, and see whom this rank waits for */
       uint32_t word = SCR_SLEEP_ENGINE | scr_sleeps_word(r);
-      atomic_store_explicit(&g->board->collective.waits_for, word, memory_order_relaxed);
+      atomic_store_explicit(&g->shared->collective.waits_for, word, memory_order_relaxed);
     }
   } else {
     l.blocked = false;
   }
   if (rc > 0) {
-    scr_describe_trouble(r, rc, trouble);
-    l.code = SCR_ENGINE_TROUBLE;
+    scr_describe_incident(r, rc, incident);
+    l.code = SCR_ENGINE_INCIDENT;
   }
   g->stop.by = 0;
   atomic_store_explicit(&g->looked_ns, at->now, memory_order_relaxed);
@@ -141,53 +141,53 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_trouble *t
   return l;
 }
 
-static look look_at_messages(scr_group *g, const round_of *at, scr_trouble *trouble) {
+static look look_at_p2p(scr_group *g, const round_of *at, scr_incident *incident) {
   look l = {0};
   if (atomic_load_explicit(&g->messages, memory_order_seq_cst) == 0) {
-    g->message_stop.by = 0;
+    g->p2p_stop.by = 0;
     return l;
   }
-  note_stop(&g->message_stop, at);
+  note_stop(&g->p2p_stop, at);
   l.active = l.blocked = true;
-  bool driven = atomic_load_explicit(&g->message_drivers, memory_order_seq_cst) != 0;
+  bool driven = atomic_load_explicit(&g->p2p_drivers, memory_order_seq_cst) != 0;
   if (driven && !at->health) return l; /* who leaves last sets the bit and looks again */
   if (!driven && at->announce) {
-    atomic_fetch_or_explicit(&g->board->p2p.waits_for, SCR_SLEEP_ENGINE, memory_order_seq_cst);
+    atomic_fetch_or_explicit(&g->shared->p2p.waits_for, SCR_SLEEP_ENGINE, memory_order_seq_cst);
     atomic_store_explicit(&g->waits_at_once, false, memory_order_relaxed);
   }
   if (at->health) {
-    scr_spin_lock(&g->message_lock); /* who drives may hold it most of the time */
-  } else if (!scr_try_lock(&g->message_lock)) {
+    scr_spin_lock(&g->p2p_lock); /* who drives may hold it most of the time */
+  } else if (!scr_try_lock(&g->p2p_lock)) {
     l.busy = true; /* the holder may have looked at a ring before something came: look again before sleeping */
     return l;
   }
   if (atomic_load_explicit(&g->messages, memory_order_relaxed) == 0) { /* the last one ended while this waited */
-    scr_spin_unlock(&g->message_lock);
+    scr_spin_unlock(&g->p2p_lock);
     return (look){0};
   }
   int32_t peer = -1;
   scr_run *culprit = NULL;
-  uint64_t before = g->message_activity;
+  uint64_t before = g->p2p_activity;
   int rc = SCR_IDLE;
   if (atomic_load_explicit(&g->word, memory_order_acquire) & SCR_DOWN) {
-    scr_message_drain(g);
+    scr_p2p_drain(g);
   } else {
-    rc = scr_message_progress(g, SCR_PASS_BYTES, &peer, &culprit);
-    if (g->message_stop.by != 0) scr_message_extend(g, g->message_stop);
-    g->message_stop.by = 0;
-    atomic_store_explicit(&g->message_looked_ns, at->now, memory_order_relaxed);
-    if (rc == SCR_BLOCKED && at->health) rc = scr_message_scan(g, at->now, &peer, &culprit);
+    rc = scr_p2p_progress(g, SCR_PASS_BYTES, &peer, &culprit);
+    if (g->p2p_stop.by != 0) scr_p2p_extend(g, g->p2p_stop);
+    g->p2p_stop.by = 0;
+    atomic_store_explicit(&g->p2p_looked_ns, at->now, memory_order_relaxed);
+    if (rc == SCR_BLOCKED && at->health) rc = scr_p2p_scan(g, at->now, &peer, &culprit);
   }
-  l.blocked = rc == SCR_BLOCKED && g->message_activity == before;
-  if (driven && rc == SCR_YIELDED) scr_ring_bell(&g->board->p2p.bell); /* he who drives may sleep */
+  l.blocked = rc == SCR_BLOCKED && g->p2p_activity == before;
+  if (driven && rc == SCR_YIELDED) scr_bell_wake(&g->shared->p2p.bell); /* he who drives may sleep */
   if (rc > 0) {
-    *trouble = (scr_trouble){.code = rc, .kind = SAGECOMM_RECV};
-    if (culprit) scr_describe_trouble(culprit, rc, trouble);
-    l.code = SCR_ENGINE_TROUBLE;
+    *incident = (scr_incident){.code = rc, .kind = SAGECOMM_RECV};
+    if (culprit) scr_describe_incident(culprit, rc, incident);
+    l.code = SCR_ENGINE_INCIDENT;
   }
-  if (rc == SCR_NEEDS_RING) l.code = SCR_ENGINE_RING;
-  trouble->peer = rc > 0 || rc == SCR_NEEDS_RING ? peer : trouble->peer;
-  scr_spin_unlock(&g->message_lock);
+  if (rc == SCR_NEEDS_FIFO) l.code = SCR_ENGINE_FIFO;
+  incident->peer = rc > 0 || rc == SCR_NEEDS_FIFO ? peer : incident->peer;
+  scr_spin_unlock(&g->p2p_lock);
   return l;
 }
 
@@ -200,13 +200,13 @@ static bool struck(const scr_group *g) {
          atomic_load_explicit(&g->messages, memory_order_relaxed) == 0;
 }
 
-/* in_trouble: whom this rank waits for stays to be seen (scr_group_awaits). */
-static void withdraw(scr_group *g, bool in_trouble) {
-  uint32_t said = atomic_load_explicit(&g->board->collective.waits_for, memory_order_relaxed);
-  if (!in_trouble && (said & SCR_SLEEP_ENGINE)) {
-    atomic_compare_exchange_strong(&g->board->collective.waits_for, &said, 0);
+/* in_incident: whom this rank waits for stays to be seen (scr_group_awaits). */
+static void withdraw(scr_group *g, bool in_incident) {
+  uint32_t said = atomic_load_explicit(&g->shared->collective.waits_for, memory_order_relaxed);
+  if (!in_incident && (said & SCR_SLEEP_ENGINE)) {
+    atomic_compare_exchange_strong(&g->shared->collective.waits_for, &said, 0);
   }
-  _Atomic uint32_t *word = &g->board->p2p.waits_for;
+  _Atomic uint32_t *word = &g->shared->p2p.waits_for;
   if (atomic_load_explicit(word, memory_order_relaxed) & SCR_SLEEP_ENGINE) {
     atomic_fetch_and_explicit(word, ~SCR_SLEEP_ENGINE, memory_order_seq_cst);
   }
@@ -214,7 +214,7 @@ static void withdraw(scr_group *g, bool in_trouble) {
 
 /* ---- a turn ---- */
 
-int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_trouble *trouble) {
+int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incident *incident) {
   uint32_t rounds = 0, idle_looks = IDLE_LOOKS;
   int64_t blocked_since = 0, looked = scr_now(), last = 0, asked = 0;
   bool announce = false;
@@ -242,15 +242,15 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
     asked = 0;
     if (at.health) looked = now;
     for (int i = 0; i < n && code == 0; i++) {
-      look a = look_at_collectives(groups[i], &at, trouble);
-      look b = a.code ? (look){0} : look_at_messages(groups[i], &at, trouble);
+      look a = look_at_collectives(groups[i], &at, incident);
+      look b = a.code ? (look){0} : look_at_p2p(groups[i], &at, incident);
       active |= a.active || b.active;
       moved |= (a.active && !a.blocked) || (b.active && !b.blocked);
       busy |= b.busy;
       code = a.code ? a.code : b.code;
       if (code == 0 && struck(groups[i])) {
-        *trouble = (scr_trouble){.code = SCR_TROUBLE_FAILURE, .peer = -1};
-        code = SCR_ENGINE_TROUBLE;
+        *incident = (scr_incident){.code = SCR_INCIDENT_FAILURE, .peer = -1};
+        code = SCR_ENGINE_INCIDENT;
       }
       *group = groups[i]->handle;
       if (a.active || b.active) {
@@ -272,7 +272,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_troubl
       asked = longest;
     }
     if (announce) {
-      for (int i = 0; i < n; i++) withdraw(groups[i], code == SCR_ENGINE_TROUBLE && groups[i]->handle == *group);
+      for (int i = 0; i < n; i++) withdraw(groups[i], code == SCR_ENGINE_INCIDENT && groups[i]->handle == *group);
       atomic_store_explicit(&asleep, 0, memory_order_relaxed);
     }
     if (code) return code;
@@ -302,7 +302,7 @@ static _Atomic uint32_t list_lock, list_bell;
 
 static void call_completer(void) {
   atomic_store_explicit(&want_completer, 1, memory_order_seq_cst);
-  scr_engine_ring();
+  scr_engine_wake();
 }
 
 void scr_push_completed(scr_run *r) {

@@ -17,16 +17,16 @@ type Reason int
 // The reasons.
 const (
 	Control       Reason = C.SCR_ENGINE_CONTROL   // WakeEngine was called
-	FoundTrouble  Reason = C.SCR_ENGINE_TROUBLE   // a group is in trouble
+	FoundIncident Reason = C.SCR_ENGINE_INCIDENT  // a group is in incident
 	WantCompleter Reason = C.SCR_ENGINE_COMPLETER // completed operations wait for a thread
-	WantRing      Reason = C.SCR_ENGINE_RING      // a group needs a ring to a peer
+	WantFifo      Reason = C.SCR_ENGINE_FIFO      // a group needs a ring to a peer
 )
 
 // Turn is the outcome of one turn.
 type Turn struct {
-	Reason  Reason
-	Group   uint64
-	Trouble Trouble // its Peer also says whom a ring is wanted to
+	Reason   Reason
+	Group    uint64
+	Incident Incident // its Peer also says whom a ring is wanted to
 }
 
 // BellBytes is how much memory an engine bell takes in an arena.
@@ -42,9 +42,9 @@ func AddEngineBell(word unsafe.Pointer) bool { return bool(C.scr_engine_add_bell
 // those of AddEngineBell.
 func RemoveEngineBell(word unsafe.Pointer) { C.scr_engine_remove_bell(word) }
 
-// SetEnginePatience says how the engine waits for peers.
-func SetEnginePatience(p Patience) {
-	C.scr_engine_patience(C.uint32_t(p.Spin), C.uint32_t(p.Yield/time.Microsecond))
+// SetEngineBackoff says how the engine waits for peers.
+func SetEngineBackoff(p Backoff) {
+	C.scr_engine_backoff(C.uint32_t(p.Spin), C.uint32_t(p.Yield/time.Microsecond))
 }
 
 // Engine is the list of groups that one progress engine drives. Its methods are for one goroutine that is locked to
@@ -71,9 +71,9 @@ func (e *Engine) SetGroups(groups []*Group) {
 // Turn drives the groups until there is something for Go to do. It blocks in C.
 func (e *Engine) Turn() Turn {
 	var group C.uint64_t
-	var t C.scr_trouble
+	var t C.scr_incident
 	reason := C.scr_engine_turn((**C.scr_group)(e.list), C.int(e.n), &group, &t)
-	return Turn{Reason(reason), uint64(group), goTrouble(&t)}
+	return Turn{Reason(reason), uint64(group), goIncident(&t)}
 }
 
 // WakeEngine ends the engine's turn.

@@ -15,32 +15,32 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Code is what a driver found that has to be judged.
+// Code is what a driver found that has to be diagnosed.
 type Code int
 
 // The codes.
 const (
-	FailureWord Code = C.SCR_TROUBLE_FAILURE  // some rank has declared the group failed
-	Mismatch    Code = C.SCR_TROUBLE_MISMATCH // Peer made another call
-	Timeout     Code = C.SCR_TROUBLE_TIMEOUT  // the deadline passed while waiting for Peer
-	Left        Code = C.SCR_TROUBLE_LEFT     // Peer said goodbye and is needed
-	Length      Code = C.SCR_TROUBLE_LENGTH   // Peer sent Got bytes where Op.Bytes() were expected
-	Garbage     Code = C.SCR_TROUBLE_GARBAGE  // what Peer wrote cannot be meant: a message, or where its slots lie
-	WrongType   Code = C.SCR_TROUBLE_TYPE     // Peer sent elements of the DataType Got
-	NoMemory    Code = C.SCR_TROUBLE_MEMORY   // this process has none for what came from Peer
-	Uneven      Code = C.SCR_TROUBLE_UNEVEN   // this rank's blocks differ in length, and the program cannot have that
-	Split       Code = C.SCR_TROUBLE_SPLIT    // Peer has a block of Got bytes where Want were expected
+	FailureWord Code = C.SCR_INCIDENT_FAILURE  // some rank has declared the group failed
+	Mismatch    Code = C.SCR_INCIDENT_MISMATCH // Peer made another call
+	Timeout     Code = C.SCR_INCIDENT_TIMEOUT  // the deadline passed while waiting for Peer
+	Left        Code = C.SCR_INCIDENT_LEFT     // Peer said goodbye and is needed
+	Length      Code = C.SCR_INCIDENT_LENGTH   // Peer sent Got bytes where Op.Bytes() were expected
+	Garbage     Code = C.SCR_INCIDENT_GARBAGE  // what Peer wrote cannot be meant: a message, or where its slots lie
+	WrongType   Code = C.SCR_INCIDENT_TYPE     // Peer sent elements of the DataType Got
+	NoMemory    Code = C.SCR_INCIDENT_MEMORY   // this process has none for what came from Peer
+	Uneven      Code = C.SCR_INCIDENT_UNEVEN   // this rank's blocks differ in length, and the program cannot have that
+	Split       Code = C.SCR_INCIDENT_SPLIT    // Peer has a block of Got bytes where Want were expected
 
 	// What Peer wrote cannot be meant, in a collective:
 
-	BadLongest Code = C.SCR_TROUBLE_BAD_LONGEST // how long the longest block of its all_to_all is
-	BadFlow    Code = C.SCR_TROUBLE_BAD_FLOW    // where its flow of channel Got to this rank lies
-	BadMessage Code = C.SCR_TROUBLE_BAD_MESSAGE // a message in that flow
-	BadTaken   Code = C.SCR_TROUBLE_BAD_TAKEN   // how many messages of this rank's flow of channel Got it has taken
+	BadLongest Code = C.SCR_INCIDENT_BAD_LONGEST // how long the longest block of its all_to_all is
+	BadChannel Code = C.SCR_INCIDENT_BAD_CHANNEL // where its channel of channel Got to this rank lies
+	BadMessage Code = C.SCR_INCIDENT_BAD_MESSAGE // a message in that channel
+	BadTaken   Code = C.SCR_INCIDENT_BAD_TAKEN   // how many messages of this rank's channel of channel Got it has taken
 )
 
-// Trouble is what a driver found, in which operation.
-type Trouble struct {
+// Incident is what a driver found, in which operation.
+type Incident struct {
 	Code     Code
 	Peer     int
 	Sequence uint64
@@ -51,10 +51,10 @@ type Trouble struct {
 	Timeout  time.Duration
 }
 
-func goTrouble(t *C.scr_trouble) Trouble {
+func goIncident(t *C.scr_incident) Incident {
 	op := known(coll.Op{Kind: coll.Kind(t.kind), Type: coll.DataType(t.dtype), Reduce: coll.ReduceOp(t.reduce_op),
 		Root: int(t.root), Tag: int(t.tag), Parts: int(t.parts)}, uint64(t.bytes))
-	return Trouble{Code: Code(t.code), Peer: int(t.peer), Sequence: uint64(t.sequence), Op: op, Got: uint64(t.got), Want: uint64(t.bytes),
+	return Incident{Code: Code(t.code), Peer: int(t.peer), Sequence: uint64(t.sequence), Op: op, Got: uint64(t.got), Want: uint64(t.bytes),
 		Waited: time.Duration(t.waited_ns), Timeout: time.Duration(t.timeout_ns)}
 }
 
@@ -112,10 +112,10 @@ func (g *Group) Declare(f *coll.Failure) *coll.Failure {
 	return f
 }
 
-// GiveUp leaves f and a goodbye in this rank's board, for peers that have made a group of it which this rank has not.
-func GiveUp(board unsafe.Pointer, f *coll.Failure) {
+// GiveUp leaves f and a goodbye in this rank's shared block, for peers that have made a group of it which this rank has not.
+func GiveUp(shared unsafe.Pointer, f *coll.Failure) {
 	record := encode(f)
-	C.scr_board_give_up(board, unsafe.Pointer(&record[0]), C.size_t(len(record)))
+	C.scr_shared_give_up(shared, unsafe.Pointer(&record[0]), C.size_t(len(record)))
 }
 
 // GaveUp is what a rank left with GiveUp, nil if it has not.
@@ -207,6 +207,6 @@ func (g *Group) LastCall(rank int) (sequence uint64, left bool) {
 // compared by it.
 func (g *Group) Consumed(rank int) uint64 { return uint64(C.scr_group_consumed(g.c, C.int32_t(rank))) }
 
-// Awaits is the rank that a rank sleeps for in a collective, or has got into trouble over; -1 if it is awake, which one that
+// Awaits is the rank that a rank sleeps for in a collective, or has got into incident over; -1 if it is awake, which one that
 // waits for long is from time to time.
 func (g *Group) Awaits(rank int) int { return int(C.scr_group_awaits(g.c, C.int32_t(rank))) }

@@ -1,4 +1,4 @@
-/* group.c: groups and what they hold: handles, boards, the program cache, calls of the peers, failure. */
+/* group.c: groups and what they hold: handles, shared blocks, the program cache, calls of the peers, failure. */
 #include <sched.h>
 #include <stdlib.h>
 
@@ -21,27 +21,28 @@ scr_group *scr_group_of(uint64_t handle) {
   return generation == handle >> 32 ? g : NULL;
 }
 
-uint64_t scr_board_bytes(int32_t size) {
-  uint64_t n = sizeof(scr_board) + scr_board_variable_bytes((uint64_t)size);
+uint64_t scr_shared_bytes(int32_t size) {
+  uint64_t n = sizeof(scr_shared_block) + scr_shared_variable_bytes((uint64_t)size);
   return (n + 4095) & ~UINT64_C(4095);
 }
 
-void scr_board_format(void *board, int32_t rank, int32_t size, uint64_t engine_bell) {
-  scr_board *b = board;
+void scr_shared_format(void *shared, int32_t rank, int32_t size, uint64_t engine_bell) {
+  scr_shared_block *b = shared;
   b->rank = (uint32_t)rank;
   b->size = (uint32_t)size;
   b->engine_bell = engine_bell;
-  b->bytes = scr_board_bytes(size);
-  b->magic = SCR_BOARD_MAGIC;
+  b->bytes = scr_shared_bytes(size);
+  b->magic = SCR_SHARED_BLOCK_MAGIC;
 }
 
-int scr_board_check(scr_peer_config *p, int32_t rank, int32_t size) {
-  uint64_t n = scr_board_bytes(size);
-  if (n > p->arena_bytes || p->board > p->arena_bytes - n || p->board % SCR_LINE != 0) return -1;
-  const scr_board *b = (const scr_board *)(const void *)((const unsigned char *)p->arena + p->board);
+int scr_shared_check(scr_peer_config *p, int32_t rank, int32_t size) {
+  uint64_t n = scr_shared_bytes(size);
+  if (n > p->arena_bytes || p->shared > p->arena_bytes - n || p->shared % SCR_LINE != 0) return -1;
+  const scr_shared_block *b = (const scr_shared_block *)(const void *)((const unsigned char *)p->arena + p->shared);
   p->engine_bell = __atomic_load_n(&b->engine_bell, __ATOMIC_RELAXED);
-  bool ok = b->magic == SCR_BOARD_MAGIC && b->rank == (uint32_t)rank && b->size == (uint32_t)size && b->bytes == n &&
-            p->engine_bell % sizeof(uint32_t) == 0 && p->engine_bell <= p->arena_bytes - sizeof(uint32_t);
+  bool ok = b->magic == SCR_SHARED_BLOCK_MAGIC && b->rank == (uint32_t)rank && b->size == (uint32_t)size &&
+            b->bytes == n && p->engine_bell % sizeof(uint32_t) == 0 &&
+            p->engine_bell <= p->arena_bytes - sizeof(uint32_t);
   return ok ? 0 : -1;
 }
 
@@ -83,20 +84,20 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   size_t n = (size_t)config->size;
   scr_peer *peer = g ? zeroed(n * sizeof *peer) : NULL;
   uint64_t *offsets = peer ? zeroed(2 * (n + 1) * sizeof *offsets) : NULL;
-  scr_flow_end *flow = offsets ? zeroed(n * sizeof *flow) : NULL;
-  scr_channel *channel = flow ? zeroed(n * sizeof *channel) : NULL;
+  scr_channels *channels = offsets ? zeroed(n * sizeof *channels) : NULL;
+  scr_p2p_pair *pair = channels ? zeroed(n * sizeof *pair) : NULL;
   const scr_peer_config *mine = &config->peers[config->rank];
   void *area = mine->flight ? (unsigned char *)mine->arena + mine->flight : NULL;
   scr_recorder *recorder =
-      channel && config->flight_entries ? scr_recorder_new(config->flight_entries, config->flight_stacks, area) : NULL;
-  scr_stats *stats = channel ? scr_stats_new() : NULL;
-  scr_tracer *tracer = channel && config->timeline ? scr_tracer_new() : NULL;
+      pair && config->flight_entries ? scr_recorder_new(config->flight_entries, config->flight_stacks, area) : NULL;
+  scr_stats *stats = pair ? scr_stats_new() : NULL;
+  scr_tracer *tracer = pair && config->timeline ? scr_tracer_new() : NULL;
   if (stats == NULL || (recorder == NULL && config->flight_entries) || (tracer == NULL && config->timeline)) {
     scr_tracer_free(tracer);
     scr_stats_free(stats);
     scr_recorder_free(recorder);
-    free(channel);
-    free(flow);
+    free(pair);
+    free(channels);
     free(offsets);
     free(peer);
     if (g != NULL && groups[index] == NULL) free(g);
@@ -107,8 +108,8 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   g->size = config->size;
   g->peer = peer;
   g->fast_offsets = offsets;
-  g->channel = channel;
-  g->flow = flow;
+  g->pair = pair;
+  g->channels = channels;
   g->recorder = recorder;
   g->stats = stats;
   g->tracer = tracer;
@@ -122,7 +123,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     const scr_peer_config *c = &config->peers[i];
     peer[i].arena = c->arena;
     peer[i].arena_bytes = c->arena_bytes;
-    peer[i].board = (scr_board *)(void *)((unsigned char *)c->arena + c->board);
+    peer[i].shared = (scr_shared_block *)(void *)((unsigned char *)c->arena + c->shared);
     peer[i].engine_bell = (_Atomic uint32_t *)(void *)((unsigned char *)c->arena + c->engine_bell);
     if (c->flight && scr_inside(&peer[i], c->flight, scr_flight_bytes(c->flight_entries, c->flight_stacks))) {
       peer[i].flight = (const scr_flight_area *)(void *)(peer[i].arena + c->flight);
@@ -130,8 +131,8 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
       peer[i].flight_stacks = c->flight_stacks;
     }
   }
-  g->board = peer[g->rank].board;
-  g->failure = &peer[0].board->failure;
+  g->shared = peer[g->rank].shared;
+  g->failure = &peer[0].shared->failure;
   atomic_store_explicit(&g->word, generation << SCR_GEN_SHIFT, memory_order_release);
   __atomic_store_n(&groups[index], g, __ATOMIC_RELEASE);
   *out = g;
@@ -170,15 +171,15 @@ int32_t scr_copy_error(const scr_group *g, sagecomm_error *err) {
 
 void scr_group_close(scr_group *g) {
   while (!scr_drive_lock(g)) sched_yield();
-  scr_spin_lock(&g->message_lock);
-  scr_message_free(g);
+  scr_spin_lock(&g->p2p_lock);
+  scr_p2p_free(g);
   for (uint32_t i = 0; i < SCR_CACHE_ENTRIES; i++) {
     if (g->cache[i].program) scr_program_free(g->cache[i].program);
   }
   free(g->peer);
   free(g->fast_offsets);
-  free(g->channel);
-  free(g->flow);
+  free(g->pair);
+  free(g->channels);
   free(g->scratch);
   scr_recorder_free(g->recorder);
   g->recorder = NULL;
@@ -187,8 +188,8 @@ void scr_group_close(scr_group *g) {
   scr_tracer_free(g->tracer);
   g->tracer = NULL;
   g->peer = NULL;
-  g->channel = NULL;
-  g->flow = NULL;
+  g->pair = NULL;
+  g->channels = NULL;
   g->scratch = NULL;
   uint32_t index = (uint32_t)g->handle - 1;
   /* The next generation, locked and down, refuses whoever still holds the handle. */
@@ -224,7 +225,7 @@ bool scr_group_has_large(const scr_group *g) { return g->peer[g->rank].large != 
 
 void scr_group_set_large(scr_group *g, uint64_t offset) {
   g->peer[g->rank].large = g->peer[g->rank].arena + offset;
-  scr_store_flag(&g->board->large, offset);
+  scr_store_flag(&g->shared->large, offset);
   scr_wake_readers(g);
 }
 
@@ -245,37 +246,37 @@ uint64_t scr_group_sequence(const scr_group *g) {
 
 void scr_group_goodbye(scr_group *g) {
   SCR_FAULT(SCR_FAULT_GOODBYE);
-  scr_store_flag(&g->board->left, scr_group_sequence(g) + 1);
+  scr_store_flag(&g->shared->left, scr_group_sequence(g) + 1);
   SCR_FAULT(SCR_FAULT_LEFT);
-  scr_group_ring_all(g);
+  scr_group_wake_all(g);
 }
 
 void scr_group_leave(scr_group *g) {
   for (int32_t i = 0; i < g->size; i++) {
-    atomic_store_explicit(scr_board_closed(g->peer[i].board, (uint32_t)g->size, (uint32_t)g->rank), 1,
+    atomic_store_explicit(scr_shared_closed(g->peer[i].shared, (uint32_t)g->size, (uint32_t)g->rank), 1,
                           memory_order_release);
   }
 }
 
-bool scr_board_deserted(const void *board, int32_t size, int32_t rank) {
-  scr_board *b = (scr_board *)(uintptr_t)board;
-  return atomic_load_explicit(scr_board_closed(b, (uint32_t)size, (uint32_t)rank), memory_order_acquire) != 0;
+bool scr_shared_deserted(const void *shared, int32_t size, int32_t rank) {
+  scr_shared_block *b = (scr_shared_block *)(uintptr_t)shared;
+  return atomic_load_explicit(scr_shared_closed(b, (uint32_t)size, (uint32_t)rank), memory_order_acquire) != 0;
 }
 
-void scr_board_give_up(void *board, const void *record, size_t n) {
-  scr_board *b = board;
+void scr_shared_give_up(void *shared, const void *record, size_t n) {
+  scr_shared_block *b = shared;
   memcpy(b->failure_record, record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
   atomic_store_explicit(&b->left, SCR_GAVE_UP, memory_order_release);
 }
 
-bool scr_board_gave_up(const void *board) {
-  scr_board *b = (scr_board *)(uintptr_t)board;
+bool scr_shared_gave_up(const void *shared) {
+  scr_shared_block *b = (scr_shared_block *)(uintptr_t)shared;
   return atomic_load_explicit(&b->left, memory_order_acquire) == SCR_GAVE_UP;
 }
 
 bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n) {
-  const scr_board *b = g->peer[rank].board;
-  if (!scr_board_gave_up(b)) return false;
+  const scr_shared_block *b = g->peer[rank].shared;
+  if (!scr_shared_gave_up(b)) return false;
   memcpy(record, b->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
   return true;
 }
@@ -297,28 +298,28 @@ int32_t scr_group_set_failure(scr_group *g, const void *record, size_t n) {
   scr_spin_lock(&g->queue_lock);
   uint64_t who = atomic_load_explicit(g->failure, memory_order_acquire);
   if (who == 0) {
-    memcpy(g->board->failure_record, record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
+    memcpy(g->shared->failure_record, record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
     bool won =
         atomic_compare_exchange_strong_explicit(g->failure, &who, me, memory_order_seq_cst, memory_order_seq_cst);
     if (won) who = me;
   }
   scr_spin_unlock(&g->queue_lock);
-  scr_group_ring_all(g);
+  scr_group_wake_all(g);
   return (int32_t)(who - 1);
 }
 
 int32_t scr_group_get_failure(const scr_group *g, void *record, size_t n) {
   uint64_t who = atomic_load_explicit(g->failure, memory_order_acquire);
   if (who == 0 || who > (uint64_t)g->size) return 0;
-  if (n > 0) memcpy(record, g->peer[who - 1].board->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
+  if (n > 0) memcpy(record, g->peer[who - 1].shared->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
   return (int32_t)who;
 }
 
-void scr_group_ring_all(scr_group *g) {
+void scr_group_wake_all(scr_group *g) {
   for (int32_t i = 0; i < g->size; i++) {
-    scr_ring_bell(&g->peer[i].board->collective.bell);
-    scr_ring_bell(&g->peer[i].board->p2p.bell);
-    scr_ring_bell(g->peer[i].engine_bell);
+    scr_bell_wake(&g->peer[i].shared->collective.bell);
+    scr_bell_wake(&g->peer[i].shared->p2p.bell);
+    scr_bell_wake(g->peer[i].engine_bell);
   }
 }
 
@@ -326,17 +327,17 @@ void scr_group_down(scr_group *g, const sagecomm_error *error) {
   scr_cause *none = NULL, *cause = scr_cause_new(error); /* without memory it is down for no cause, as if destroyed */
   if (!atomic_compare_exchange_strong(&g->cause, &none, cause)) scr_cause_unref(cause);
   atomic_fetch_or_explicit(&g->word, SCR_DOWN, memory_order_seq_cst);
-  scr_ring_bell(&g->board->collective.bell);
-  scr_ring_bell(&g->board->p2p.bell);
+  scr_bell_wake(&g->shared->collective.bell);
+  scr_bell_wake(&g->shared->p2p.bell);
   if (scr_drive_lock(g)) {
     scr_drain(g);
     scr_drive_unlock(g);
   }
-  if (scr_try_lock(&g->message_lock)) {
-    scr_message_drain(g);
-    scr_spin_unlock(&g->message_lock);
+  if (scr_try_lock(&g->p2p_lock)) {
+    scr_p2p_drain(g);
+    scr_spin_unlock(&g->p2p_lock);
   }
-  scr_engine_ring();
+  scr_engine_wake();
 }
 
 int32_t scr_group_error(sagecomm_group group, sagecomm_error *err) {
@@ -347,8 +348,8 @@ int32_t scr_group_error(sagecomm_group group, sagecomm_error *err) {
     bool failed = atomic_load_explicit(g->failure, memory_order_acquire) != 0;
     scr_group_exit(g);
     if (!failed) return SAGECOMM_OK;
-    scr_trouble t = {.code = SCR_TROUBLE_FAILURE, .peer = -1};
-    scr_go.trouble(group, &t);
+    scr_incident t = {.code = SCR_INCIDENT_FAILURE, .peer = -1};
+    scr_go.incident(group, &t);
   }
   /* Down. What scr_group_close() frees it frees when nobody is inside. */
   atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
@@ -363,7 +364,7 @@ int32_t scr_group_error(sagecomm_group group, sagecomm_error *err) {
 /* A reader that gets a field of a later call, which is stored with release after seq was made 0, does not find seq
  * unchanged afterwards. */
 static bool read_record(const scr_group *g, int32_t rank, uint64_t sequence, scr_call *out) {
-  const scr_record *rec = &g->peer[rank].board->records[sequence % SCR_RECORDS];
+  const scr_record *rec = &g->peer[rank].shared->records[sequence % SCR_RECORDS];
   if (atomic_load_explicit(&rec->seq, memory_order_acquire) != sequence) return false;
   uint64_t what = atomic_load_explicit(&rec->what, memory_order_acquire);
   out->sequence = sequence;
@@ -383,7 +384,7 @@ bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_cal
 }
 
 uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left) {
-  const scr_board *b = g->peer[rank].board;
+  const scr_shared_block *b = g->peer[rank].shared;
   uint64_t last = 0;
   for (int i = 0; i < SCR_RECORDS; i++) {
     uint64_t seq = atomic_load_explicit(&b->records[i].seq, memory_order_acquire);
@@ -394,16 +395,16 @@ uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left) {
 }
 
 uint64_t scr_group_consumed(const scr_group *g, int32_t rank) {
-  const scr_board *b = g->peer[rank].board;
+  const scr_shared_block *b = g->peer[rank].shared;
   return atomic_load_explicit(&b->consumed0, memory_order_acquire) +
          atomic_load_explicit(&b->consumed1, memory_order_acquire);
 }
 
 int32_t scr_group_awaits(const scr_group *g, int32_t rank) {
-  uint32_t word = atomic_load_explicit(&g->peer[rank].board->collective.waits_for, memory_order_acquire);
+  uint32_t word = atomic_load_explicit(&g->peer[rank].shared->collective.waits_for, memory_order_acquire);
   uint32_t who = scr_sleeps_for(word);
   if (who < 1 || who > (uint32_t)g->size) return -1;
-  return scr_flow_is_there(g, rank, (int32_t)who - 1, word) ? -1 : (int32_t)who - 1;
+  return scr_channel_is_there(g, rank, (int32_t)who - 1, word) ? -1 : (int32_t)who - 1;
 }
 
 /* ---- program cache ---- */

@@ -3,8 +3,8 @@
 
 int32_t scrGoIssue(uint64_t group, sagecomm_op *op, scr_run **out, sagecomm_error *err);
 int32_t scrGoFuse(uint64_t group, sagecomm_op *ops, uint32_t n, uint32_t *batch, sagecomm_error *err);
-void scrGoTrouble(uint64_t group, scr_trouble *trouble);
-int32_t scrGoRing(uint64_t group, int32_t peer);
+void scrGoIncident(uint64_t group, scr_incident *incident);
+int32_t scrGoFifo(uint64_t group, int32_t peer);
 void scrGoFail(uint64_t group, sagecomm_error *cause);
 void scrGoTrace(uint64_t group, sagecomm_op *op);
 void scrGoDone(uintptr_t ctx, int32_t status, sagecomm_error *err);
@@ -17,7 +17,7 @@ static int32_t fuse(uint64_t group, const sagecomm_op *ops, uint32_t n, uint32_t
   return scrGoFuse(group, (sagecomm_op *)(uintptr_t)ops, n, batch, err);
 }
 
-static void trouble(uint64_t group, const scr_trouble *t) { scrGoTrouble(group, (scr_trouble *)(uintptr_t)t); }
+static void incident(uint64_t group, const scr_incident *t) { scrGoIncident(group, (scr_incident *)(uintptr_t)t); }
 
 static void fail(uint64_t group, const sagecomm_error *cause) { scrGoFail(group, (sagecomm_error *)(uintptr_t)cause); }
 
@@ -33,7 +33,7 @@ int32_t scr_on_done_go(sagecomm_work work, uintptr_t ctx, sagecomm_error *err) {
 }
 
 void scr_call_go(void) {
-  static const scr_hooks hooks = {issue, trouble, scrGoRing, fuse, fail, trace};
+  static const scr_hooks hooks = {issue, incident, scrGoFifo, fuse, fail, trace};
   scr_set_hooks(&hooks);
   scr_watch_fork();
 }

@@ -19,8 +19,8 @@ type Handler interface {
 	Issue(group uint64, call Call) *coll.Failure
 	// Fuse checks the operations of a coalesced call and returns the number of each one's batch: fusion.Plan.
 	Fuse(group uint64, calls []Call) ([]uint32, *coll.Failure)
-	// Trouble judges what a driver found. The group is down when it returns.
-	Trouble(group uint64, t Trouble)
+	// Incident diagnoses what a driver found. The group is down when it returns.
+	Incident(group uint64, t Incident)
 	// Ring makes the ring from this rank to the peer, or takes the group down.
 	Ring(group uint64, peer int)
 	// Fail ends the group for a reason that the runner knows the words of.
@@ -70,9 +70,9 @@ func scrGoFuse(group C.uint64_t, ops *C.sagecomm_op, n C.uint32_t, batch *C.uint
 	return C.SAGECOMM_OK
 }
 
-//export scrGoTrouble
-func scrGoTrouble(group C.uint64_t, t *C.scr_trouble) {
-	handler.Trouble(uint64(group), goTrouble(t))
+//export scrGoIncident
+func scrGoIncident(group C.uint64_t, t *C.scr_incident) {
+	handler.Incident(uint64(group), goIncident(t))
 }
 
 //export scrGoFail
@@ -85,8 +85,8 @@ func scrGoTrace(group C.uint64_t, op *C.sagecomm_op) {
 	handler.Trace(uint64(group), Call{raw: op})
 }
 
-//export scrGoRing
-func scrGoRing(group C.uint64_t, peer C.int32_t) C.int32_t {
+//export scrGoFifo
+func scrGoFifo(group C.uint64_t, peer C.int32_t) C.int32_t {
 	handler.Ring(uint64(group), int(peer))
 	return C.SAGECOMM_OK
 }

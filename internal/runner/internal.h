@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "board.h"
+#include "shared_block.h"
 #include "faults.h"
 #include "runner.h"
 
@@ -37,10 +37,10 @@ static inline uint64_t scr_word_seq(uint64_t w) { return (w >> 8) & SCR_SEQ_MASK
 
 /* ---- runs ---- */
 
-enum { SCR_PENDING_STATE = 0, SCR_HAS_DONE = 1, SCR_DONE = 2, SCR_HAS_BUNDLE = 4 };
+enum { SCR_PENDING_STATE = 0, SCR_HAS_DONE = 1, SCR_DONE = 2, SCR_HAS_COMPOSITE = 4 };
 
-/* What advancing returns. Trouble codes of runner.h are positive and never mixed with these. */
-enum { SCR_FINISHED = 0, SCR_BLOCKED = -1, SCR_YIELDED = -2, SCR_IDLE = -3, SCR_NEEDS_RING = -4 };
+/* What advancing returns. Incident codes of runner.h are positive and never mixed with these. */
+enum { SCR_FINISHED = 0, SCR_BLOCKED = -1, SCR_YIELDED = -2, SCR_IDLE = -3, SCR_NEEDS_FIFO = -4 };
 
 #define SCR_INLINE_SEGMENTS 4
 
@@ -79,11 +79,11 @@ void scr_cause_unref(scr_cause *c);
 int32_t scr_cause_copy(const scr_cause *c, sagecomm_error *err);
 
 /* Several runs that one work stands for. */
-typedef struct scr_bundle scr_bundle;
+typedef struct scr_composite scr_composite;
 
 /* One operation on its way. Collectives: written under the drive lock once queued. Messages: under the message lock. */
 struct scr_run {
-  _Atomic uint32_t state; /* SCR_PENDING_STATE, SCR_HAS_DONE or SCR_HAS_BUNDLE; SCR_DONE. Futex word of waiters. */
+  _Atomic uint32_t state; /* SCR_PENDING_STATE, SCR_HAS_DONE or SCR_HAS_COMPOSITE; SCR_DONE. Futex word of waiters. */
   _Atomic uint32_t sleepers;
   _Atomic uint32_t refs;
   _Atomic uint32_t claimed; /* somebody calls the done function */
@@ -121,17 +121,18 @@ struct scr_run {
   uint64_t cell; /* bytes of a cell of scratch memory, of a collective made of messages */
 
   _Atomic uint64_t *flag; /* where it is blocked */
-  uint32_t flow;          /* SCR_SLEEP_FLOW of that, 0: it is no flow's */
+  uint32_t channel;       /* SCR_SLEEP_CHANNEL of that, 0: it is no channel's */
   uint64_t need;
-  uint64_t expected; /* SCR_TROUBLE_SPLIT: bytes, where `need` came */
+  uint64_t expected; /* SCR_INCIDENT_SPLIT: bytes, where `need` came */
   int32_t peer;
 
   _Atomic(sagecomm_done_fn) done; /* stored after done_ctx: a thread in wait() may look at any time */
   void *done_ctx;
-  scr_run *next;           /* queue, or a list of messages */
-  scr_bundle *bundle;      /* what this run is a part of; holds a reference to its run. Stored before SCR_HAS_BUNDLE. */
-  scr_bundle *parts_of;    /* owned: this run stands for several others and is none itself */
-  scr_run *next_completed; /* list of completions */
+  scr_run *next; /* queue, or a list of messages */
+  scr_composite
+      *composite; /* what this run is a part of; holds a reference to its run. Stored before SCR_HAS_COMPOSITE. */
+  scr_composite *composite_of; /* owned: this run stands for several others and is none itself */
+  scr_run *next_completed;     /* list of completions */
 
   /* messages */
   _Atomic uint32_t waiters;  /* threads that wait for it and call the done function when it is complete */
@@ -160,12 +161,12 @@ typedef struct scr_stop {
 typedef struct scr_flight_area scr_flight_area;
 
 typedef struct scr_peer {
-  scr_board *board;
+  scr_shared_block *shared;
   unsigned char *arena;
   uint64_t arena_bytes;
   _Atomic uint32_t *engine_bell;
-  unsigned char *large;          /* its large lane, once seen; this rank's own from its making */
-  uint64_t consumed_seen[2];     /* lower bounds of what it has consumed, by lane */
+  unsigned char *large;          /* its large slots, once seen; this rank's own from its making */
+  uint64_t consumed_seen[2];     /* lower bounds of what it has consumed, by size of slot */
   const scr_flight_area *flight; /* NULL: it has none, or none that is seen here */
   uint32_t flight_entries;
   bool flight_stacks;
@@ -188,8 +189,8 @@ typedef struct scr_frame scr_frame;
 typedef struct scr_unexpected scr_unexpected;
 
 /* One direction pair with one peer. */
-typedef struct scr_channel {
-  scr_ring *out, *in;
+typedef struct scr_p2p_pair {
+  scr_fifo *out, *in;
   bool broken;          /* the peer wrote what cannot be meant */
   uint64_t written;     /* mine in `out` */
   uint64_t reader_seen; /* lower bound of the peer's progress in `out` */
@@ -202,18 +203,18 @@ typedef struct scr_channel {
   scr_run *receiving;                   /* recvs that matched a rendezvous */
   scr_unexpected *unexpected_head, *unexpected_tail;
   struct scr_grant *grant_head, *grant_tail; /* clearances that found no room yet */
-} scr_channel;
+} scr_p2p_pair;
 
-/* One direction pair of flows with one peer; under the drive lock. */
-typedef struct scr_flow_end {
-  scr_flow *out[SCR_FLOW_CHANNELS]; /* set by Go before the first program that sends there */
-  const scr_flow *in[SCR_FLOW_CHANNELS];
-  uint64_t sent[SCR_FLOW_CHANNELS];
-  uint64_t taken_seen[SCR_FLOW_CHANNELS]; /* lower bound of what the peer has taken of them */
-  uint64_t taken[SCR_FLOW_CHANNELS];
-} scr_flow_end;
+/* One direction pair of channels with one peer; under the drive lock. */
+typedef struct scr_channels {
+  scr_channel *out[SCR_CHANNELS]; /* set by Go before the first program that sends there */
+  const scr_channel *in[SCR_CHANNELS];
+  uint64_t sent[SCR_CHANNELS];
+  uint64_t taken_seen[SCR_CHANNELS]; /* lower bound of what the peer has taken of them */
+  uint64_t taken[SCR_CHANNELS];
+} scr_channels;
 
-#define SCR_FUSED_SHAPES 64
+#define SCR_BATCH_SHAPES 64
 
 /* Collectives longer than this read the clock at both ends: see recorder.h. */
 #define SCR_STAMP_BYTES (64 * 1024)
@@ -225,7 +226,7 @@ struct scr_group {
   uint64_t handle;
   int32_t rank, size;
   bool trace;
-  scr_board *board;
+  scr_shared_block *shared;
   scr_peer *peer;
   _Atomic uint64_t *failure;
   uint64_t ticket[2];
@@ -238,9 +239,9 @@ struct scr_group {
   uint32_t unstamped; /* short collectives that did not read the clock when they began; see recorder.h */
   scr_tracer *tracer; /* NULL: off */
   /* Stops of this process that the engine has seen and not yet told those that wait, of collectives and of messages. */
-  scr_stop stop, message_stop;
+  scr_stop stop, p2p_stop;
   /* When a waiter, or the engine while there is work, last looked at the clock: what waits knows of no stop before that. */
-  _Atomic int64_t looked_ns, message_looked_ns;
+  _Atomic int64_t looked_ns, p2p_looked_ns;
   /* Where the engine last saw the queue blocked. */
   scr_run *engine_run;
   _Atomic uint64_t *engine_flag;
@@ -249,7 +250,7 @@ struct scr_group {
   alignas(SCR_LINE) _Atomic uint32_t queue_lock;
   scr_run *queue_head, *queue_tail;
 
-  scr_flow_end *flow;     /* by peer */
+  scr_channels *channels; /* by peer */
   unsigned char *scratch; /* of collectives made of messages: one at a time needs it */
   uint64_t scratch_bytes;
 
@@ -261,18 +262,18 @@ struct scr_group {
   scr_cache_entry cache[SCR_CACHE_ENTRIES];
   _Atomic uint32_t cached;
   /* Coalesced calls of which Go has said that they are one collective. */
-  _Atomic uint64_t fused[SCR_FUSED_SHAPES];
+  _Atomic uint64_t fused[SCR_BATCH_SHAPES];
 
   _Atomic(scr_cause *) cause; /* stored once */
 
-  alignas(SCR_LINE) _Atomic uint32_t message_lock;
+  alignas(SCR_LINE) _Atomic uint32_t p2p_lock;
   _Atomic uint32_t messages; /* unfinished */
-  scr_channel *channel;
+  scr_p2p_pair *pair;
   scr_run *recv_head, *recv_tail; /* posted, unmatched, in order */
-  uint64_t message_activity;
-  int32_t message_turn; /* whose rings the next pass looks at first */
+  uint64_t p2p_activity;
+  int32_t p2p_turn; /* whose rings the next pass looks at first */
   /* Threads that wait for messages, and so drive them all, awake or asleep. While there is one the engine does not. */
-  _Atomic uint32_t message_drivers;
+  _Atomic uint32_t p2p_drivers;
   _Atomic bool waits_at_once; /* who posted a short recv lately waited for it right away */
 
   _Atomic uint64_t sleeps, blocked;
@@ -297,12 +298,12 @@ void scr_spin_unlock(_Atomic uint32_t *lock);
 bool scr_try_lock(_Atomic uint32_t *lock);
 
 /* Adds to the bell and wakes its sleepers. */
-void scr_ring_bell(_Atomic uint32_t *bell);
+void scr_bell_wake(_Atomic uint32_t *bell);
 
 /* State of one spell of waiting. Zero it; zero it again after progress. */
-typedef struct scr_patience {
+typedef struct scr_backoff {
   int64_t began, looked, last;
-} scr_patience;
+} scr_backoff;
 
 /* By how much more than `asked` ns the time since *last is too long to be a wait of this process alone, else 0. */
 int64_t scr_overrun(int64_t *last, int64_t now, int64_t asked);
@@ -310,7 +311,7 @@ int64_t scr_overrun(int64_t *last, int64_t now, int64_t asked);
 void scr_extend(scr_run *r, scr_stop stop);
 /* The time; a gap far longer than `asked` ns since the last look moves the run's deadline. The first look of a spell goes by
  * the group's: the engine looks 50 times a second as long as a run that has begun to wait goes on. */
-int64_t scr_look_at_clock(scr_run *r, scr_patience *p, int64_t asked);
+int64_t scr_look_at_clock(scr_run *r, scr_backoff *p, int64_t asked);
 
 #define SCR_SLICE_NS (50 * 1000000LL)
 /* For ever, and still far from where sums of times overflow. */
@@ -325,11 +326,11 @@ void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word);
 /* 1 + the rank whose flag a sleeper of collectives waits for, SCR_SLEEP_ANY, or 0. */
 static inline uint32_t scr_sleeps_for(uint32_t word) { return word & 0xffff; }
 /* What it says as it waits where the run is blocked. */
-static inline uint32_t scr_sleeps_word(const scr_run *r) { return r->flow | (1 + (uint32_t)r->peer); }
+static inline uint32_t scr_sleeps_word(const scr_run *r) { return r->channel | (1 + (uint32_t)r->peer); }
 static inline void scr_wake_readers(scr_group *g) {
   uint32_t me = 1 + (uint32_t)g->rank;
   for (int32_t i = 0; i < g->size; i++) {
-    scr_sleeper *s = &g->peer[i].board->collective;
+    scr_sleeper *s = &g->peer[i].shared->collective;
     uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
     if (SCR_UNLIKELY(word != 0)) {
       uint32_t who = scr_sleeps_for(word);
@@ -339,11 +340,11 @@ static inline void scr_wake_readers(scr_group *g) {
 }
 
 /* Waits a little for the blocked run: yields, then sleeps in slices. 0 to look again, SCR_YIELDED when slice_end has
- * passed, or a trouble code with run->peer set. */
-int scr_relax(scr_group *g, scr_run *r, scr_patience *p, scr_sleeper *s, int64_t slice_end);
-/* Looks whether waiting still makes sense. 0 or a trouble code. */
+ * passed, or a incident code with run->peer set. */
+int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t slice_end);
+/* Looks whether waiting still makes sense. 0 or a incident code. */
 int scr_health(scr_group *g, scr_run *r, int64_t now);
-void scr_describe_trouble(const scr_run *r, int code, scr_trouble *out);
+void scr_describe_incident(const scr_run *r, int code, scr_incident *out);
 
 /* ---- programs (program.c) ---- */
 
@@ -351,14 +352,14 @@ void scr_run_start(scr_group *g, scr_run *r);
 /* Goes on until the run is finished or blocked, or until_ns (0: never) has passed. Under the drive lock. */
 int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns);
 
-/* ---- collectives made of messages (flow.c) ---- */
+/* ---- collectives made of messages (sendrecv.c) ---- */
 
 /* How many bytes are cut into chunks: the longest block that this rank knows of. */
-uint64_t scr_flow_longest(const scr_group *g, const scr_run *r);
+uint64_t scr_sendrecv_longest(const scr_group *g, const scr_run *r);
 /* As scr_run_advance(), of a program of messages. */
-int scr_flow_advance(scr_group *g, scr_run *r, int64_t until_ns);
-/* Whether what a rank says that it sleeps for, in a flow from or to `awaited`, is there. */
-bool scr_flow_is_there(const scr_group *g, int32_t rank, int32_t awaited, uint32_t word);
+int scr_sendrecv_advance(scr_group *g, scr_run *r, int64_t until_ns);
+/* Whether what a rank says that it sleeps for, in a channel from or to `awaited`, is there. */
+bool scr_channel_is_there(const scr_group *g, int32_t rank, int32_t awaited, uint32_t word);
 
 /* ---- runs and queue (run.c, issue.c) ---- */
 
@@ -371,10 +372,10 @@ static inline bool scr_rooted(int kind) {
   return kind == SAGECOMM_BROADCAST || kind == SAGECOMM_REDUCE || kind == SAGECOMM_GATHER || kind == SAGECOMM_SCATTER;
 }
 
-static inline bool scr_is_message(const scr_run *r) { return r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV; }
+static inline bool scr_is_p2p(const scr_run *r) { return r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV; }
 
 /* Whether it is a message of which another operation is made: users' tags are not negative. */
-static inline bool scr_is_inner(const scr_run *r) { return scr_is_message(r) && r->tag < 0; }
+static inline bool scr_is_inner(const scr_run *r) { return scr_is_p2p(r) && r->tag < 0; }
 
 scr_run *scr_run_new(void);
 scr_run *scr_run_of(uint64_t handle);
@@ -411,22 +412,21 @@ bool scr_op_allowed(const scr_group *g, const sagecomm_op *op, uint64_t bytes);
 
 /* ---- messages (p2p.c, p2p_issue.c) ---- */
 
-int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work,
-                          sagecomm_error *err);
+int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);
 /* What one pass over the messages may cost, in bytes copied: about 0.1 ms. */
 #define SCR_PASS_BYTES (1024 * 1024)
 /* Under the message lock: moves what can be moved, about `budget` bytes: SCR_YIELDED when there may be more. SCR_IDLE
- * when nothing is unfinished, SCR_BLOCKED, SCR_NEEDS_RING (*peer), or a trouble code (*culprit). */
-int scr_message_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culprit);
-void scr_message_drain(scr_group *g);
+ * when nothing is unfinished, SCR_BLOCKED, SCR_NEEDS_FIFO (*peer), or a incident code (*culprit). */
+int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culprit);
+void scr_p2p_drain(scr_group *g);
 /* Under the message lock: gives all unfinished messages more time. */
-void scr_message_extend(scr_group *g, scr_stop stop);
-int scr_message_wait(scr_group *g, scr_run *r, int64_t slice_end);
-void scr_message_free(scr_group *g);
+void scr_p2p_extend(scr_group *g, scr_stop stop);
+int scr_p2p_wait(scr_group *g, scr_run *r, int64_t slice_end);
+void scr_p2p_free(scr_group *g);
 
 /* ---- engine (engine.c) ---- */
 
-void scr_engine_ring(void);
+void scr_engine_wake(void);
 /* Has it look again within 20 ms: at what is unfinished, whose bell peers ring, but whose deadlines are its task. */
 void scr_engine_watch(void);
 void scr_push_completed(scr_run *r);

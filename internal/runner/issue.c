@@ -3,7 +3,7 @@
 #include <sched.h>
 #include <stdio.h>
 
-#include "bundle.h"
+#include "composite.h"
 #include "recorder.h"
 
 scr_hooks scr_go;
@@ -147,7 +147,7 @@ bool scr_drive_lock(scr_group *g) {
 
 void scr_drive_unlock(scr_group *g) {
   uint64_t w = atomic_fetch_and_explicit(&g->word, ~SCR_LOCKED, memory_order_acq_rel);
-  if (w & SCR_QUEUED) scr_engine_ring();
+  if (w & SCR_QUEUED) scr_engine_wake();
 }
 
 /* ---- the queue ---- */
@@ -242,23 +242,23 @@ void scr_drain(scr_group *g) {
   }
 }
 
-/* ---- driving with patience ---- */
+/* ---- driving with backoff ---- */
 
 static void report(uint64_t handle, const scr_run *r, int code) {
-  scr_trouble t;
-  scr_describe_trouble(r, code, &t);
+  scr_incident t;
+  scr_describe_incident(r, code, &t);
   scr_entering_go();
-  scr_go.trouble(handle, &t);
+  scr_go.incident(handle, &t);
 }
 
 static bool same_place(const scr_run *r, _Atomic uint64_t *flag, uint64_t need) {
   return r->flag == flag && r->need == need;
 }
 
-/* Under the drive lock. SCR_FINISHED when `r` is done, SCR_YIELDED when slice_end has passed, or a trouble code of
+/* Under the drive lock. SCR_FINISHED when `r` is done, SCR_YIELDED when slice_end has passed, or a incident code of
  * *culprit. `r` is the group's fast run or stands in the queue. */
 static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run **culprit) {
-  scr_patience patience = {0};
+  scr_backoff backoff = {0};
   _Atomic uint64_t *flag = NULL;
   uint64_t need = 0;
   for (;;) {
@@ -277,12 +277,12 @@ static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run 
     if (!same_place(at, flag, need)) {
       flag = at->flag;
       need = at->need;
-      patience = (scr_patience){0};
+      backoff = (scr_backoff){0};
       g->spin_now = g->spin;
     }
     uint64_t since = scr_trace_clock(g);
     int32_t peer = at->peer;
-    rc = scr_relax(g, at, &patience, &g->board->collective, slice_end);
+    rc = scr_relax(g, at, &backoff, &g->shared->collective, slice_end);
     if (SCR_UNLIKELY(g->tracer != NULL)) scr_trace_add(g->tracer, at, SCR_TRACE_SLEEP, since, peer, 0);
     if (rc) return rc;
   }
@@ -337,7 +337,7 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
   g->spin_now = g->spin;
   scr_run_start(g, r);
   int rc = SCR_LIKELY(atomic_load_explicit(g->failure, memory_order_relaxed) == 0) ? scr_run_advance(g, r, 0)
-                                                                                   : SCR_TROUBLE_FAILURE;
+                                                                                   : SCR_INCIDENT_FAILURE;
   scr_run *culprit = r;
   while (SCR_UNLIKELY(rc == SCR_BLOCKED || rc == SCR_YIELDED)) {
     rc = drive_patiently(g, r, scr_now() + SYNC_SLICE_NS, &culprit);
@@ -376,7 +376,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
     scr_entering_go();
     scr_go.trace(group, op);
   }
-  if (op->kind == SAGECOMM_SEND || op->kind == SAGECOMM_RECV) return scr_message_issue(g, group, op, work, err);
+  if (op->kind == SAGECOMM_SEND || op->kind == SAGECOMM_RECV) return scr_p2p_issue(g, group, op, work, err);
   int32_t size =
       *(volatile int32_t *)&g->size; /* 0: the handle is stale and its place is being given to another group */
   if (SCR_LIKELY(!(op->flags & SAGECOMM_ASYNC) && op->kind < SAGECOMM_SEND && size > 0)) {
@@ -400,10 +400,10 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
       scr_run *blocked;
       g->spin_now = 0;
       int rc = scr_drive(g, NULL, scr_now() + BEGIN_NS, &blocked);
-      (void)rc; /* trouble is met again, and reported, by whoever drives next */
+      (void)rc; /* incident is met again, and reported, by whoever drives next */
       scr_drive_unlock(g);
     } else {
-      scr_engine_ring();
+      scr_engine_wake();
     }
     status = scr_wait(handle, 0, err);
   } else {
@@ -458,11 +458,11 @@ static int32_t wait_until(scr_run *r, int64_t timeout_ns, sagecomm_error *err) {
     int64_t now = scr_now();
     if (slice_end == 0) slice_end = now + timeout_ns;
     if (now >= slice_end) return SAGECOMM_PENDING;
-    scr_run *at = r->parts_of ? scr_bundle_unfinished(r) : r;
+    scr_run *at = r->composite_of ? scr_composite_unfinished(r) : r;
     if (at == NULL) {
       sched_yield(); /* the last part is complete, and its driver is about to say so */
     } else if (at->kind == SAGECOMM_SEND || at->kind == SAGECOMM_RECV) {
-      scr_message_wait(at->group, at, slice_end);
+      scr_p2p_wait(at->group, at, slice_end);
     } else {
       wait_collective(at->group, at, slice_end);
     }

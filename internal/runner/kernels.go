@@ -6,22 +6,22 @@ package runner
 
 // One and two sources are handed over as arguments: Go pins those for the length of a call at no cost, whereas memory
 // that an array of pointers leads to has to be pinned piece by piece.
-static void scr_go_fold2(void *dst, void *dst2, const void *a, const void *b, int n, size_t count, int dtype, int op,
+static void scr_go_reduce2(void *dst, void *dst2, const void *a, const void *b, int n, size_t count, int dtype, int op,
                          double divisor) {
   const void *src[2] = {a, b};
-  scr_get_kernels()->fold[dtype][op](dst, dst2, src, n, count, divisor);
+  scr_get_kernels()->reduce[dtype][op](dst, dst2, src, n, count, divisor);
 }
-static void scr_go_fold(void *dst, void *dst2, const void *const *src, int n, size_t count, int dtype, int op,
+static void scr_go_reduce(void *dst, void *dst2, const void *const *src, int n, size_t count, int dtype, int op,
                         double divisor) {
-  scr_get_kernels()->fold[dtype][op](dst, dst2, src, n, count, divisor);
+  scr_get_kernels()->reduce[dtype][op](dst, dst2, src, n, count, divisor);
 }
 static void scr_go_scale(void *dst, const void *src, size_t count, int dtype, double factor) {
   scr_get_kernels()->scale[dtype](dst, src, count, factor);
 }
 
-#cgo noescape scr_go_fold2
-#cgo nocallback scr_go_fold2
-#cgo nocallback scr_go_fold
+#cgo noescape scr_go_reduce2
+#cgo nocallback scr_go_reduce2
+#cgo nocallback scr_go_reduce
 #cgo noescape scr_go_scale
 #cgo nocallback scr_go_scale
 */
@@ -61,29 +61,29 @@ func ForceKernels(name string) error {
 	return nil
 }
 
-// FoldInto reduces srcs into dst, and into dst2 unless that is nil, element by element in the order of srcs, as
-// scr_fold_fn in kernels.h says. All slices have the same length. dst and dst2 may each be identical to one of srcs;
+// ReduceInto reduces srcs into dst, and into dst2 unless that is nil, element by element in the order of srcs, as
+// scr_reduce_fn in kernels.h says. All slices have the same length. dst and dst2 may each be identical to one of srcs;
 // any other overlap gives wrong results. divisor is the number of contributions and matters to AVG only.
-func FoldInto(dst, dst2 []byte, srcs [][]byte, t coll.DataType, op coll.ReduceOp, divisor float64) error {
+func ReduceInto(dst, dst2 []byte, srcs [][]byte, t coll.DataType, op coll.ReduceOp, divisor float64) error {
 	if err := coll.Defined(op, t); err != nil {
 		return err
 	}
 	if len(srcs) == 0 || len(dst)%t.Size() != 0 || (dst2 != nil && len(dst2) != len(dst)) {
-		return fmt.Errorf("fold of %d sources into %d and %d bytes of %v: at least one source, whole elements and "+
+		return fmt.Errorf("reduce of %d sources into %d and %d bytes of %v: at least one source, whole elements and "+
 			"destinations of equal length are needed", len(srcs), len(dst), len(dst2), t)
 	}
 	for i, s := range srcs {
 		if len(s) != len(dst) {
-			return fmt.Errorf("fold of %v: source %d has %d bytes, the destination %d", t, i, len(s), len(dst))
+			return fmt.Errorf("reduce of %v: source %d has %d bytes, the destination %d", t, i, len(s), len(dst))
 		}
 	}
 	if op == coll.Avg && !(divisor >= 1 && divisor <= math.MaxInt32 && divisor == math.Trunc(divisor)) {
-		return fmt.Errorf("fold of %v: AVG needs a whole divisor from 1 to %d, not %v", t, math.MaxInt32, divisor)
+		return fmt.Errorf("reduce of %v: AVG needs a whole divisor from 1 to %d, not %v", t, math.MaxInt32, divisor)
 	}
 	count := C.size_t(len(dst) / t.Size())
 	to, to2 := address(dst), address(dst2)
 	if len(srcs) <= 2 {
-		C.scr_go_fold2(to, to2, address(srcs[0]), address(srcs[len(srcs)-1]), C.int(len(srcs)), count, C.int(t), C.int(op),
+		C.scr_go_reduce2(to, to2, address(srcs[0]), address(srcs[len(srcs)-1]), C.int(len(srcs)), count, C.int(t), C.int(op),
 			C.double(divisor))
 		return nil
 	}
@@ -96,7 +96,7 @@ func FoldInto(dst, dst2 []byte, srcs [][]byte, t coll.DataType, op coll.ReduceOp
 			pins.Pin(from[i])
 		}
 	}
-	C.scr_go_fold(to, to2, &from[0], C.int(len(from)), count, C.int(t), C.int(op), C.double(divisor))
+	C.scr_go_reduce(to, to2, &from[0], C.int(len(from)), count, C.int(t), C.int(op), C.double(divisor))
 	return nil
 }
 

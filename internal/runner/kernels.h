@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Left fold of `nsrc` >= 1 arrays of `count` elements, element by element in the order of `src`, then `post` (AVG
+/* Left reduce of `nsrc` >= 1 arrays of `count` elements, element by element in the order of `src`, then `post` (AVG
  * divides by `divisor`; other reductions ignore it):
  *     dst[i] = post(src[0][i] op src[1][i] op ...)
  * and the same to dst2 unless that is NULL. dst may be identical to at most one of src[]; other overlap is not allowed,
@@ -21,7 +21,7 @@
  * Floats: MIN and MAX give NaN if any source has one; of equal values (-0 and +0) the earliest source's stays. AVG
  * divides. fp16 and bf16 accumulate in fp32 and round once, to nearest even; denormals stay. A complex product is
  * (ac - bd, ad + bc) with every product and sum rounded. bool: any byte but 0 is true, results are 0 and 1. */
-typedef void scr_fold_fn(void *dst, void *dst2, const void *const *src, int nsrc, size_t count, double divisor);
+typedef void scr_reduce_fn(void *dst, void *dst2, const void *const *src, int nsrc, size_t count, double divisor);
 
 /* dst[i] = src[i] * factor, for PREMUL_SUM's own contribution. The factor is rounded to the precision that the type
  * accumulates in (fp32 for fp16, bf16, fp32 and complex64); fp16 and bf16 round the product once. dst may be identical
@@ -35,7 +35,7 @@ typedef struct scr_kernels {
   /* Non-temporal stores where the processor has them, fenced before it returns: for destinations larger than the cache. */
   void (*copy_stream)(void *dst, const void *src, size_t n);
   /* NULL where the reduction is not defined for the type. Index: sagecomm_dtype, sagecomm_reduce_op. */
-  scr_fold_fn *fold[21][9];
+  scr_reduce_fn *reduce[21][9];
   scr_scale_fn *scale[21];
 } scr_kernels;
 

@@ -19,6 +19,6 @@
 #include "kernels_ops.inc.h"
 
 #include "kernels_copy.inc.h"
-#include "kernels_fold.inc.h"
+#include "kernels_reduce.inc.h"
 #include "kernels_table.inc.h"
 #endif

@@ -30,9 +30,9 @@ func touched(n int) []byte {
 	return b
 }
 
-// Bytes are those of the result: a fold of 8 sources reads eight times as many. In place, as in a collective: dst is
+// Bytes are those of the result: a reduce of 8 sources reads eight times as many. In place, as in a collective: dst is
 // the first source.
-func BenchmarkFold(b *testing.B) {
+func BenchmarkReduce(b *testing.B) {
 	for _, name := range KernelNames() {
 		for _, dtype := range []coll.DataType{coll.Float32, coll.BFloat16, coll.Float16} {
 			for _, n := range []int{2, 8} {
@@ -49,7 +49,7 @@ func BenchmarkFold(b *testing.B) {
 						}
 						b.SetBytes(int64(size))
 						b.ResetTimer()
-						testRepeatFold(srcs[0], &srcs[0], n, size/dtype.Size(), int(dtype), int(coll.Sum), b.N)
+						testRepeatReduce(srcs[0], &srcs[0], n, size/dtype.Size(), int(dtype), int(coll.Sum), b.N)
 					})
 				}
 			}
@@ -74,7 +74,7 @@ func BenchmarkCopy(b *testing.B) {
 }
 
 // What Go callers pay on top: checks, the way into C and pinning.
-func BenchmarkFoldInto(b *testing.B) {
+func BenchmarkReduceInto(b *testing.B) {
 	for _, n := range []int{2, 3} {
 		b.Run(fmt.Sprintf("sources=%d/64B", n), func(b *testing.B) {
 			srcs := make([][]byte, n)
@@ -82,7 +82,7 @@ func BenchmarkFoldInto(b *testing.B) {
 				srcs[k] = aligned(64)
 			}
 			for range b.N {
-				if err := FoldInto(srcs[0], nil, srcs, coll.Float32, coll.Sum, 1); err != nil {
+				if err := ReduceInto(srcs[0], nil, srcs, coll.Float32, coll.Sum, 1); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -30,7 +30,7 @@ func TestHalvesSurviveTheWayThroughFloat(t *testing.T) {
 		} {
 			src := everyHalf()
 			dst := aligned(len(src))
-			if err := FoldInto(dst, nil, [][]byte{src}, dtype, coll.Sum, 1); err != nil {
+			if err := ReduceInto(dst, nil, [][]byte{src}, dtype, coll.Sum, 1); err != nil {
 				t.Fatal(err)
 			}
 			for i, x := range view[uint16](src) {
@@ -95,7 +95,7 @@ func TestHalvesAreRoundedOnce(t *testing.T) {
 		}{{coll.Float16, fp16, 2048}, {coll.BFloat16, bf16, 256}} {
 			bits := func(f float32) []byte { return binary.LittleEndian.AppendUint16(nil, c.h.encode(f)) }
 			dst := make([]byte, 2)
-			if err := FoldInto(dst, nil, [][]byte{bits(c.large), bits(1), bits(1)}, c.dtype, coll.Sum, 1); err != nil {
+			if err := ReduceInto(dst, nil, [][]byte{bits(c.large), bits(1), bits(1)}, c.dtype, coll.Sum, 1); err != nil {
 				t.Fatal(err)
 			}
 			if got := c.h.decode(binary.LittleEndian.Uint16(dst)); got != c.large+2 {
@@ -127,7 +127,7 @@ func TestMinMaxOfNaNAndZeros(t *testing.T) {
 						}
 					}
 					dst := make([]byte, 8*count)
-					if err := FoldInto(dst, nil, srcs, coll.Float64, op, 1); err != nil {
+					if err := ReduceInto(dst, nil, srcs, coll.Float64, op, 1); err != nil {
 						t.Fatal(err)
 					}
 					for i := range count {
@@ -160,15 +160,15 @@ func TestFloatModeOfTheCallerChangesNothing(t *testing.T) {
 	eachVariant(t, func(t *testing.T) {
 		runtime.LockOSThread() // subtests have their own goroutine
 		defer runtime.UnlockOSThread()
-		eachFold(func(dtype coll.DataType, op coll.ReduceOp) {
+		eachReduce(func(dtype coll.DataType, op coll.ReduceOp) {
 			for _, count := range []int{1, 7, 300} {
 				srcs := contributions(r, dtype, count, 3)
 				for i := 0; i < len(srcs[0]); i += 32 { // infinity minus infinity is invalid
 					copy(srcs[0][i:], srcs[1][i:min(i+16, len(srcs[1]))])
 				}
 				want, got := aligned(len(srcs[0])), aligned(len(srcs[0]))
-				fold := func(dst []byte) {
-					if err := FoldInto(dst, nil, srcs, dtype, op, 3); err != nil {
+				reduce := func(dst []byte) {
+					if err := ReduceInto(dst, nil, srcs, dtype, op, 3); err != nil {
 						t.Error(err)
 					}
 					if coll.Defined(coll.PremulSum, dtype) == nil {
@@ -177,10 +177,10 @@ func TestFloatModeOfTheCallerChangesNothing(t *testing.T) {
 						}
 					}
 				}
-				fold(want)
+				reduce(want)
 				for name, mode := range floatModes[runtime.GOARCH] {
 					testSetFloatMode(mode)
-					fold(got)
+					reduce(got)
 					after := testFloatMode()
 					testSetFloatMode(normal)
 					if (after^mode)&^sticky != 0 {

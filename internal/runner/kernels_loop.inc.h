@@ -1,6 +1,6 @@
 /* kernels_loop.inc.h: the loop of every reduction. Included with SCR_ACC, the type of an accumulator, and SCR_LOOP_NAME.
  *
- * One position at a time is folded over all sources in registers and stored to both destinations. That is one pass over
+ * One position at a time is reduced over all sources in registers and stored to both destinations. That is one pass over
  * memory for any number of sources, and it is right when dst or dst2 is one of the sources, because a position is read
  * from all of them before it is written. (Going through an accumulator of 1 to 16 KB in the L1 cache, source by source,
  * took twice as long for 4 and 8 sources, whether they lay in L2, L3 or main memory.)
@@ -24,7 +24,7 @@ SCR_INLINE void SCR_LOOP_NAME(uint8_t *dst, uint8_t *dst2, const void *const *sr
     return;
   }
 
-  /* The last register overlaps the one before it instead of being a short one. It is folded before anything is
+  /* The last register overlaps the one before it instead of being a short one. It is reduced before anything is
    * written, since the overlap may be in dst and a source at once. */
   const size_t end = n - step;
   SCR_ACC last = load(s0 + end);

@@ -64,7 +64,7 @@ SCR_FLOAT_OPS(f32, v_f32, float)
 SCR_FLOAT_OPS(f64, v_f64, double)
 
 /* Complex products: (ac - bd, ad + bc), each product and each sum rounded. a - b is a + (-b), so that one addition with
- * a sign flipped in the real lanes serves both parts. A fused multiply-add would give other bits: the variants' files
+ * a sign flipped in the real sets of slots serves both parts. A fused multiply-add would give other bits: the variants' files
  * switch contraction off. */
 SCR_INLINE vreg op_product_c64(vreg a, vreg b) {
   const v_u64 low = (v_u64){0} + UINT64_C(0xffffffff);
@@ -76,16 +76,16 @@ SCR_INLINE vreg op_product_c64(vreg a, vreg b) {
 }
 
 #if SCR_VB == 16
-#define SCR_LANES(x, y) {x, y}
+#define SCR_SLOT_SETS(x, y) {x, y}
 #elif SCR_VB == 32
-#define SCR_LANES(x, y) {x, y, (x) + 2, (y) + 2}
+#define SCR_SLOT_SETS(x, y) {x, y, (x) + 2, (y) + 2}
 #else
-#define SCR_LANES(x, y) {x, y, (x) + 2, (y) + 2, (x) + 4, (y) + 4, (x) + 6, (y) + 6}
+#define SCR_SLOT_SETS(x, y) {x, y, (x) + 2, (y) + 2, (x) + 4, (y) + 4, (x) + 6, (y) + 6}
 #endif
 #if defined(__clang__)
 #define SCR_SHUFFLE(v, x, y) __builtin_shufflevector(v, v, x, y)
 #else
-#define SCR_SHUFFLE(v, x, y) __builtin_shuffle(v, (v_i64)SCR_LANES(x, y))
+#define SCR_SHUFFLE(v, x, y) __builtin_shuffle(v, (v_i64)SCR_SLOT_SETS(x, y))
 #endif
 SCR_INLINE vreg op_product_c128(vreg a, vreg b) {
   const v_f64 real = (v_f64)SCR_SHUFFLE(a, 0, 0), imag = (v_f64)SCR_SHUFFLE(a, 1, 1);

@@ -21,7 +21,7 @@ func view[T number](b []byte) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(zero)))
 }
 
-// reference folds srcs, whose memory is aligned, and returns aligned memory.
+// reference reductions srcs, whose memory is aligned, and returns aligned memory.
 func reference(srcs [][]byte, t coll.DataType, op coll.ReduceOp, divisor int) []byte {
 	out := aligned(len(srcs[0]))
 	switch t {
@@ -112,7 +112,7 @@ func refBools(out []byte, srcs [][]byte, op coll.ReduceOp) {
 	}
 }
 
-// combine is one step of a fold of floats. The conversions forbid Go to fuse or widen.
+// combine is one step of a reduce of floats. The conversions forbid Go to fuse or widen.
 func combine[T float32 | float64](op coll.ReduceOp, a, b T) T {
 	switch op {
 	case coll.Product:
@@ -287,7 +287,7 @@ func aligned(n int) []byte {
 }
 
 // contributions makes the inputs of n ranks. Most positions of a float hold moderate numbers at all ranks, so that a
-// fold of many sources still says something; the others are any bits, or zeros, denormals, infinities and NaN.
+// reduce of many sources still says something; the others are any bits, or zeros, denormals, infinities and NaN.
 func contributions(r *rand.Rand, t coll.DataType, count, n int) [][]byte {
 	srcs := make([][]byte, n)
 	for k := range srcs {

@@ -41,8 +41,8 @@ func force(t testing.TB, name string) {
 	})
 }
 
-// eachFold calls f for every type and reduction that is defined.
-func eachFold(f func(t coll.DataType, op coll.ReduceOp)) {
+// eachReduce calls f for every type and reduction that is defined.
+func eachReduce(f func(t coll.DataType, op coll.ReduceOp)) {
 	for t := range coll.DataTypeCount {
 		for op := range coll.ReduceOpCount {
 			if coll.Defined(op, t) == nil {
@@ -78,7 +78,7 @@ func (g *guarded) intact(n int) bool {
 	return true
 }
 
-// placement says where the destinations of a fold lie: the number of a source, or one of these.
+// placement says where the destinations of a reduce lie: the number of a source, or one of these.
 type placement struct{ dst, dst2 int }
 
 const (
@@ -106,18 +106,18 @@ func placements(n int) []placement {
 }
 
 var (
-	foldCounts  = []int{0, 1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 1000, 4096 + 3}
-	foldSources = []int{1, 2, 3, 4, 8}
+	reduceCounts  = []int{0, 1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 1000, 4096 + 3}
+	reduceSources = []int{1, 2, 3, 4, 8}
 )
 
 // Every type, reduction, length, number of sources, alignment and placement of the destinations, against the reference;
 // since all variants are compared with the same bytes, they agree with each other.
-func TestFoldMatchesReference(t *testing.T) {
+func TestReduceMatchesReference(t *testing.T) {
 	r := seeded(t)
 	force(t, ActiveKernels()) // put back at the end
-	eachFold(func(dtype coll.DataType, op coll.ReduceOp) {
-		for _, n := range foldSources {
-			for _, count := range foldCounts {
+	eachReduce(func(dtype coll.DataType, op coll.ReduceOp) {
+		for _, n := range reduceSources {
+			for _, count := range reduceCounts {
 				if testing.Short() && count > 65 {
 					continue
 				}
@@ -129,7 +129,7 @@ func TestFoldMatchesReference(t *testing.T) {
 						t.Fatal(err)
 					}
 					for _, p := range placements(n) {
-						if err := checkFold(r, srcs, dtype, op, divisor, p, want); err != nil {
+						if err := checkReduce(r, srcs, dtype, op, divisor, p, want); err != nil {
 							t.Fatalf("%s: %v of %v, %d elements, %d sources, divisor %d, %v: %v",
 								name, op, dtype, count, n, divisor, p, err)
 						}
@@ -140,7 +140,7 @@ func TestFoldMatchesReference(t *testing.T) {
 	})
 }
 
-func checkFold(r *rand.Rand, srcs [][]byte, dtype coll.DataType, op coll.ReduceOp, divisor int, p placement,
+func checkReduce(r *rand.Rand, srcs [][]byte, dtype coll.DataType, op coll.ReduceOp, divisor int, p placement,
 	want []byte) error {
 	size := len(want)
 	sources := make([]*guarded, len(srcs))
@@ -163,7 +163,7 @@ func checkFold(r *rand.Rand, srcs [][]byte, dtype coll.DataType, op coll.ReduceO
 	if dst2 != nil {
 		second = dst2.b
 	}
-	if err := FoldInto(dst.b, second, in, dtype, op, float64(divisor)); err != nil {
+	if err := ReduceInto(dst.b, second, in, dtype, op, float64(divisor)); err != nil {
 		return err
 	}
 	for which, d := range []*guarded{dst, dst2} {
@@ -200,9 +200,9 @@ func TestTablesHoldWhatIsDefined(t *testing.T) {
 	eachVariant(t, func(t *testing.T) {
 		for dtype := range coll.DataTypeCount {
 			for op := range coll.ReduceOpCount {
-				fold, scale := testDefined(int(dtype), int(op))
-				if want := coll.Defined(op, dtype) == nil; fold != want {
-					t.Errorf("%v of %v: in the table %v, defined %v", op, dtype, fold, want)
+				reduce, scale := testDefined(int(dtype), int(op))
+				if want := coll.Defined(op, dtype) == nil; reduce != want {
+					t.Errorf("%v of %v: in the table %v, defined %v", op, dtype, reduce, want)
 				}
 				if want := coll.Defined(coll.PremulSum, dtype) == nil; scale != want {
 					t.Errorf("scaling of %v: in the table %v, defined %v", dtype, scale, want)
@@ -212,7 +212,7 @@ func TestTablesHoldWhatIsDefined(t *testing.T) {
 	})
 }
 
-func TestFoldRefuses(t *testing.T) {
+func TestReduceRefuses(t *testing.T) {
 	b := func(n int) []byte { return make([]byte, n) }
 	for _, c := range []struct {
 		name      string
@@ -230,7 +230,7 @@ func TestFoldRefuses(t *testing.T) {
 		{"short source", b(8), nil, [][]byte{b(8), b(4)}, coll.Int32, coll.Sum, 1, "source 1 has 4 bytes"},
 		{"divisor", b(4), nil, [][]byte{b(4)}, coll.Int32, coll.Avg, 1.5, "whole divisor"},
 	} {
-		err := FoldInto(c.dst, c.dst2, c.srcs, c.t, c.op, c.divisor)
+		err := ReduceInto(c.dst, c.dst2, c.srcs, c.t, c.op, c.divisor)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q in it", c.name, err, c.want)
 		}

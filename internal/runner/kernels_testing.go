@@ -9,12 +9,12 @@ static void scr_test_copy(void *dst, const void *src, size_t n, int stream) {
 }
 static int scr_test_defined(int dtype, int op) {
   const scr_kernels *k = scr_get_kernels();
-  return (k->fold[dtype][op] != NULL) | (k->scale[dtype] != NULL) << 1;
+  return (k->reduce[dtype][op] != NULL) | (k->scale[dtype] != NULL) << 1;
 }
-static void scr_test_repeat_fold(void *dst, void *dst2, const void *const *src, int n, size_t count, int dtype, int op,
+static void scr_test_repeat_reduce(void *dst, void *dst2, const void *const *src, int n, size_t count, int dtype, int op,
                                  double divisor, long rounds) {
-  scr_fold_fn *fold = scr_get_kernels()->fold[dtype][op];
-  for (long i = 0; i < rounds; i++) fold(dst, dst2, src, n, count, divisor);
+  scr_reduce_fn *reduce = scr_get_kernels()->reduce[dtype][op];
+  for (long i = 0; i < rounds; i++) reduce(dst, dst2, src, n, count, divisor);
 }
 static void scr_test_repeat_copy(void *dst, const void *src, size_t n, int stream, long rounds) {
   const scr_kernels *k = scr_get_kernels();
@@ -32,15 +32,15 @@ func testCopy(dst, src []byte, stream bool) {
 	C.scr_test_copy(address(dst), address(src), C.size_t(len(src)), flag(stream))
 }
 
-// testDefined says whether the table in use has a fold and a scale function.
-func testDefined(dtype, op int) (fold, scale bool) {
+// testDefined says whether the table in use has a reduce and a scale function.
+func testDefined(dtype, op int) (reduce, scale bool) {
 	bits := C.scr_test_defined(C.int(dtype), C.int(op))
 	return bits&1 != 0, bits&2 != 0
 }
 
-// testRepeatFold folds many times in one call. The memory that src lists is pinned or not Go's.
-func testRepeatFold(dst unsafe.Pointer, src *unsafe.Pointer, n, count, dtype, op, rounds int) {
-	C.scr_test_repeat_fold(dst, nil, src, C.int(n), C.size_t(count), C.int(dtype), C.int(op), 1, C.long(rounds))
+// testRepeatReduce reductions many times in one call. The memory that src lists is pinned or not Go's.
+func testRepeatReduce(dst unsafe.Pointer, src *unsafe.Pointer, n, count, dtype, op, rounds int) {
+	C.scr_test_repeat_reduce(dst, nil, src, C.int(n), C.size_t(count), C.int(dtype), C.int(op), 1, C.long(rounds))
 }
 
 func testRepeatCopy(dst, src []byte, stream bool, rounds int) {

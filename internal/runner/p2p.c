@@ -38,10 +38,10 @@ static scr_run *find_id(scr_run *list, uint64_t id) {
 static void finish(scr_group *g, scr_run *r, int32_t status) {
   scr_run_finish(r, status, false);
   scr_run_unref(r);
-  g->message_activity++;
-  /* Another thread of this process may sleep for it on the board's bell. */
-  if (atomic_load_explicit(&g->board->p2p.waits_for, memory_order_seq_cst) & ~SCR_SLEEP_ENGINE) {
-    scr_ring_bell(&g->board->p2p.bell);
+  g->p2p_activity++;
+  /* Another thread of this process may sleep for it on the shared block's bell. */
+  if (atomic_load_explicit(&g->shared->p2p.waits_for, memory_order_seq_cst) & ~SCR_SLEEP_ENGINE) {
+    scr_bell_wake(&g->shared->p2p.bell);
   }
   /* Last: who finds none left, and no thread inside, may close the group. */
   atomic_fetch_sub_explicit(&g->messages, 1, memory_order_release);
@@ -49,7 +49,7 @@ static void finish(scr_group *g, scr_run *r, int32_t status) {
 
 /* Copies between a run's buffer, from `at` on, and a ring. Not past the cache: a message that was received is often read
  * or sent on next, and up to 64 MiB ordinary stores were the faster ones (docs/measured.md). */
-static void move(const scr_segments *s, uint64_t at, unsigned char *ring, uint64_t n, bool to_ring) {
+static void move(const scr_segments *s, uint64_t at, unsigned char *fifo, uint64_t n, bool to_fifo) {
   for (uint32_t i = 0; i < s->n && n > 0; i++) {
     if (at >= s->list[i].bytes) {
       at -= s->list[i].bytes;
@@ -58,8 +58,8 @@ static void move(const scr_segments *s, uint64_t at, unsigned char *ring, uint64
     uint64_t len = s->list[i].bytes - at;
     if (len > n) len = n;
     unsigned char *mine = (unsigned char *)s->list[i].data + at;
-    scr_get_kernels()->copy(to_ring ? ring : mine, to_ring ? mine : ring, len);
-    ring += len;
+    scr_get_kernels()->copy(to_fifo ? fifo : mine, to_fifo ? mine : fifo, len);
+    fifo += len;
     n -= len;
     at = 0;
   }
@@ -71,12 +71,12 @@ static void move(const scr_segments *s, uint64_t at, unsigned char *ring, uint64
 static int compare(scr_run *r, int32_t from, uint64_t total, uint32_t dtype) {
   r->peer = from;
   r->need = total;
-  if (r->bytes != total) return SCR_TROUBLE_LENGTH;
+  if (r->bytes != total) return SCR_INCIDENT_LENGTH;
   r->need = dtype;
-  return r->dtype == dtype ? 0 : SCR_TROUBLE_TYPE;
+  return r->dtype == dtype ? 0 : SCR_INCIDENT_TYPE;
 }
 
-static bool queue_grant(scr_channel *ch, uint64_t id) {
+static bool queue_grant(scr_p2p_pair *ch, uint64_t id) {
   struct scr_grant *gr = malloc(sizeof *gr);
   if (gr == NULL) return false;
   *gr = (struct scr_grant){.id = id};
@@ -89,10 +89,10 @@ static bool queue_grant(scr_channel *ch, uint64_t id) {
   return true;
 }
 
-/* A posted recv meets a message. 0 or a trouble code. */
+/* A posted recv meets a message. 0 or a incident code. */
 static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint64_t total, uint64_t id,
                    const unsigned char *data) {
-  scr_channel *ch = &g->channel[from];
+  scr_p2p_pair *ch = &g->pair[from];
   r->source = from;
   scr_note_met(r);
   if (!announced) {
@@ -105,7 +105,7 @@ static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint6
   r->matched = true;
   r->next = ch->receiving;
   ch->receiving = r;
-  return queue_grant(ch, id) ? 0 : SCR_TROUBLE_MEMORY;
+  return queue_grant(ch, id) ? 0 : SCR_INCIDENT_MEMORY;
 }
 
 static scr_run *posted_for(scr_group *g, int32_t from, int32_t tag) {
@@ -115,11 +115,11 @@ static scr_run *posted_for(scr_group *g, int32_t from, int32_t tag) {
 }
 
 static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f, const unsigned char *data) {
-  scr_channel *ch = &g->channel[from];
+  scr_p2p_pair *ch = &g->pair[from];
   bool announced = f->type == SCR_FRAME_ANNOUNCE;
   scr_unexpected *u = malloc(sizeof *u + (announced ? 0 : f->bytes));
-  if (u == NULL) return SCR_TROUBLE_MEMORY;
-  *u = (scr_unexpected){.arrival = ++g->message_activity,
+  if (u == NULL) return SCR_INCIDENT_MEMORY;
+  *u = (scr_unexpected){.arrival = ++g->p2p_activity,
                         .tag = f->tag,
                         .dtype = f->dtype,
                         .announced = announced,
@@ -137,13 +137,13 @@ static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f, const
 
 /* Of a frame that is well formed in itself. */
 static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsigned char *data, scr_run **culprit) {
-  scr_channel *ch = &g->channel[from];
+  scr_p2p_pair *ch = &g->pair[from];
   scr_run *r;
   int rc;
   switch (f->type) {
     case SCR_FRAME_EAGER:
       ch->eager_received += f->bytes;
-      if (ch->eager_received - ch->eager_released > SCR_EAGER_CREDIT) return SCR_TROUBLE_GARBAGE;
+      if (ch->eager_received - ch->eager_released > SCR_EAGER_CREDIT) return SCR_INCIDENT_GARBAGE;
       /* fall through */
     case SCR_FRAME_ANNOUNCE:
       r = posted_for(g, from, f->tag);
@@ -155,14 +155,14 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       return deliver(g, r, from, f->type == SCR_FRAME_ANNOUNCE, f->total, f->id, data);
     case SCR_FRAME_GRANT:
       r = find_id(ch->waiting, f->id);
-      if (r == NULL) return SCR_TROUBLE_GARBAGE;
+      if (r == NULL) return SCR_INCIDENT_GARBAGE;
       unlink_run(&ch->waiting, NULL, r);
       scr_note_met(r);
       push(&ch->granted_head, &ch->granted_tail, r);
       return 0;
     case SCR_FRAME_DATA:
       r = find_id(ch->receiving, f->id);
-      if (r == NULL || f->bytes > r->bytes - r->moved) return SCR_TROUBLE_GARBAGE;
+      if (r == NULL || f->bytes > r->bytes - r->moved) return SCR_INCIDENT_GARBAGE;
       move(&r->out, r->moved, (unsigned char *)(uintptr_t)data, f->bytes, false);
       r->moved += f->bytes;
       if (r->moved == r->bytes) {
@@ -171,7 +171,7 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       }
       return 0;
     default:
-      return SCR_TROUBLE_GARBAGE;
+      return SCR_INCIDENT_GARBAGE;
   }
 }
 
@@ -181,7 +181,7 @@ static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
   scr_unexpected *best = NULL;
   for (int32_t p = 0; p < g->size; p++) {
     if (r->root != SAGECOMM_ANY_SOURCE && r->root != p) continue;
-    scr_unexpected *u = g->channel[p].unexpected_head;
+    scr_unexpected *u = g->pair[p].unexpected_head;
     while (u && u->tag != r->tag) u = u->next;
     if (u && (best == NULL || u->arrival < best->arrival)) {
       best = u;
@@ -192,7 +192,7 @@ static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
   if (best == NULL) return 0;
   int rc = compare(r, from, best->total, best->dtype);
   if (rc) return rc;
-  scr_channel *ch = &g->channel[from];
+  scr_p2p_pair *ch = &g->pair[from];
   scr_unexpected *before = NULL;
   for (scr_unexpected *u = ch->unexpected_head; u != best; u = u->next) before = u;
   if (before) {
@@ -209,19 +209,19 @@ static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
 /* ---- sending ---- */
 
 static bool put(scr_group *g, int32_t to, uint32_t type, scr_run *r, uint64_t at, uint64_t n) {
-  scr_frame *f = scr_ring_room(g, to, n);
+  scr_frame *f = scr_fifo_room(g, to, n);
   if (f == NULL) return false;
   *f = (scr_frame){.type = type, .dtype = r->dtype, .tag = r->tag, .bytes = n, .total = r->bytes, .id = r->id};
   move(&r->in, at, (unsigned char *)f + SCR_FRAME_HEADER, n, true);
-  scr_ring_put(&g->channel[to], n);
+  scr_fifo_put(&g->pair[to], n);
   return true;
 }
 
 static bool has_credit(scr_group *g, int32_t to, uint64_t n) {
-  scr_channel *ch = &g->channel[to];
+  scr_p2p_pair *ch = &g->pair[to];
   if (n > SCR_EAGER_BYTES) return false;
   if (ch->eager_sent + n - ch->eager_seen <= SCR_EAGER_CREDIT) return true;
-  const scr_ring_reader *r = scr_board_reader(g->peer[to].board, (uint32_t)g->rank);
+  const scr_fifo_reader *r = scr_shared_fifo_reader(g->peer[to].shared, (uint32_t)g->rank);
   uint64_t released = atomic_load_explicit(&r->eager_released, memory_order_acquire);
   if (ch->eager_sent - released > SCR_EAGER_CREDIT) {
     ch->broken = true;
@@ -237,14 +237,14 @@ static bool has_credit(scr_group *g, int32_t to, uint64_t n) {
 
 /* What this rank has for one peer: clearances, pieces of cleared messages, new messages. True if something went. */
 static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
-  scr_channel *ch = &g->channel[to];
+  scr_p2p_pair *ch = &g->pair[to];
   bool moved = false;
   while (ch->grant_head && *budget > 0) {
     struct scr_grant *gr = ch->grant_head;
-    scr_frame *f = scr_ring_room(g, to, 0);
+    scr_frame *f = scr_fifo_room(g, to, 0);
     if (f == NULL) return moved;
     *f = (scr_frame){.type = SCR_FRAME_GRANT, .id = gr->id};
-    scr_ring_put(ch, 0);
+    scr_fifo_put(ch, 0);
     ch->grant_head = gr->next;
     if (ch->grant_head == NULL) ch->grant_tail = NULL;
     free(gr);
@@ -262,7 +262,7 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
       unlink_run(&ch->granted_head, &ch->granted_tail, r);
       finish(g, r, SAGECOMM_OK);
     } else {
-      scr_ring_publish(g, to); /* the peer copies this piece while we copy the next */
+      scr_fifo_publish(g, to); /* the peer copies this piece while we copy the next */
     }
   }
   while (ch->send_head && *budget > 0) {
@@ -289,40 +289,40 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
 /* Frames taken per peer and round, so that one peer does not starve the others. */
 #define FRAMES_PER_ROUND 16
 
-/* What one peer has for this rank. 0 or a trouble code. */
+/* What one peer has for this rank. 0 or a incident code. */
 static int take_in(scr_group *g, int32_t p, int64_t *budget, bool *moved, scr_run **culprit) {
-  scr_channel *ch = &g->channel[p];
-  for (int n = 0; n < FRAMES_PER_ROUND && *budget > 0 && scr_ring_open(g, p); n++) {
+  scr_p2p_pair *ch = &g->pair[p];
+  for (int n = 0; n < FRAMES_PER_ROUND && *budget > 0 && scr_fifo_open(g, p); n++) {
     scr_frame f;
-    const unsigned char *data = scr_ring_next(g, p, &f);
+    const unsigned char *data = scr_fifo_next(g, p, &f);
     if (data == NULL) break;
     int rc = take_frame(g, p, &f, data, culprit);
     if (rc) return rc;
-    scr_ring_take(ch, f.bytes);
-    if (f.type == SCR_FRAME_DATA) scr_ring_publish(g, p); /* the peer fills this room while we empty the next */
+    scr_fifo_take(ch, f.bytes);
+    if (f.type == SCR_FRAME_DATA) scr_fifo_publish(g, p); /* the peer fills this room while we empty the next */
     *budget -= (int64_t)f.bytes + FRAME_COST;
     *moved = true;
   }
-  return ch->broken ? SCR_TROUBLE_GARBAGE : 0;
+  return ch->broken ? SCR_INCIDENT_GARBAGE : 0;
 }
 
-int scr_message_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culprit) {
+int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culprit) {
   bool moved = true;
   while (moved) {
     moved = false;
     for (int32_t i = 0; i < g->size; i++) {
-      int32_t p = *peer = g->message_turn;
-      scr_channel *ch = &g->channel[p];
+      int32_t p = *peer = g->p2p_turn;
+      scr_p2p_pair *ch = &g->pair[p];
       *culprit = NULL;
       int rc = take_in(g, p, &budget, &moved, culprit);
       if (rc) return rc;
       if (ch->grant_head || ch->granted_head || ch->send_head) {
-        if (ch->out == NULL) return SCR_NEEDS_RING;
+        if (ch->out == NULL) return SCR_NEEDS_FIFO;
         moved |= push_out(g, p, &budget);
-        if (ch->broken) return SCR_TROUBLE_GARBAGE;
+        if (ch->broken) return SCR_INCIDENT_GARBAGE;
       }
-      moved |= scr_ring_publish(g, p);
-      g->message_turn = p + 1 < g->size ? p + 1 : 0; /* who comes too late in this pass is the first of the next */
+      moved |= scr_fifo_publish(g, p);
+      g->p2p_turn = p + 1 < g->size ? p + 1 : 0; /* who comes too late in this pass is the first of the next */
       if (budget <= 0) return SCR_YIELDED;
     }
   }
@@ -331,29 +331,29 @@ int scr_message_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **
 
 /* ---- posting ---- */
 
-int scr_message_post(scr_group *g, scr_run *r) {
+int scr_p2p_post(scr_group *g, scr_run *r) {
   /* Before the poster looks who drives: who stops driving looks at it afterwards. */
   atomic_fetch_add_explicit(&g->messages, 1, memory_order_seq_cst);
   scr_note_started(g, r);
   SCR_FAULT(SCR_FAULT_STARTED);
   if (r->kind == SAGECOMM_SEND) {
-    push(&g->channel[r->root].send_head, &g->channel[r->root].send_tail, r);
+    push(&g->pair[r->root].send_head, &g->pair[r->root].send_tail, r);
     return 0;
   }
   bool matched;
   int rc = match_unexpected(g, r, &matched);
-  if (!matched || rc == SCR_TROUBLE_LENGTH || rc == SCR_TROUBLE_TYPE) push(&g->recv_head, &g->recv_tail, r);
+  if (!matched || rc == SCR_INCIDENT_LENGTH || rc == SCR_INCIDENT_TYPE) push(&g->recv_head, &g->recv_tail, r);
   return rc;
 }
 
-void scr_group_set_ring(scr_group *g, int32_t peer, uint64_t offset) {
-  scr_spin_lock(&g->message_lock);
-  g->channel[peer].out = (scr_ring *)(void *)(g->peer[g->rank].arena + offset);
-  scr_store_flag(scr_board_ring(g->board, (uint32_t)g->size, (uint32_t)peer), offset);
-  scr_spin_unlock(&g->message_lock);
+void scr_group_set_fifo(scr_group *g, int32_t peer, uint64_t offset) {
+  scr_spin_lock(&g->p2p_lock);
+  g->pair[peer].out = (scr_fifo *)(void *)(g->peer[g->rank].arena + offset);
+  scr_store_flag(scr_shared_fifo(g->shared, (uint32_t)g->size, (uint32_t)peer), offset);
+  scr_spin_unlock(&g->p2p_lock);
 }
 
-bool scr_group_has_ring(const scr_group *g, int32_t peer) { return g->channel[peer].out != NULL; }
+bool scr_group_has_fifo(const scr_group *g, int32_t peer) { return g->pair[peer].out != NULL; }
 
 /* ---- ending ---- */
 
@@ -366,10 +366,10 @@ static void drop_all(scr_group *g, scr_run **head, scr_run **tail) {
 }
 
 /* The group is down: peers touch rings only, never the buffers, so all that is unfinished can end at once. */
-void scr_message_drain(scr_group *g) {
+void scr_p2p_drain(scr_group *g) {
   drop_all(g, &g->recv_head, &g->recv_tail);
   for (int32_t p = 0; p < g->size; p++) {
-    scr_channel *ch = &g->channel[p];
+    scr_p2p_pair *ch = &g->pair[p];
     drop_all(g, &ch->send_head, &ch->send_tail);
     drop_all(g, &ch->granted_head, &ch->granted_tail);
     drop_all(g, &ch->waiting, NULL);
@@ -377,9 +377,9 @@ void scr_message_drain(scr_group *g) {
   }
 }
 
-void scr_message_free(scr_group *g) {
+void scr_p2p_free(scr_group *g) {
   for (int32_t p = 0; p < g->size; p++) {
-    scr_channel *ch = &g->channel[p];
+    scr_p2p_pair *ch = &g->pair[p];
     for (scr_unexpected *u; (u = ch->unexpected_head) != NULL;) {
       ch->unexpected_head = u->next;
       free(u);

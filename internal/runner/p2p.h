@@ -48,19 +48,19 @@ struct scr_grant {
   uint64_t id;
 };
 
-/* p2p.c, p2p_issue.c; under the message lock. 0 or a trouble code; SCR_BLOCKED from scan where all is well. */
-int scr_message_post(scr_group *g, scr_run *r);
-int scr_message_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit);
+/* p2p.c, p2p_issue.c; under the message lock. 0 or a incident code; SCR_BLOCKED from scan where all is well. */
+int scr_p2p_post(scr_group *g, scr_run *r);
+int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit);
 
-/* ring.c. What a peer wrote and cannot mean sets the channel's `broken`. */
-bool scr_ring_open(scr_group *g, int32_t peer);
-/* Room for a frame with that payload, or NULL. The frame counts once scr_ring_put() is called. */
-scr_frame *scr_ring_room(scr_group *g, int32_t peer, uint64_t payload);
-void scr_ring_put(scr_channel *ch, uint64_t payload);
+/* fifo.c. What a peer wrote and cannot mean sets the channel's `broken`. */
+bool scr_fifo_open(scr_group *g, int32_t peer);
+/* Room for a frame with that payload, or NULL. The frame counts once scr_fifo_put() is called. */
+scr_frame *scr_fifo_room(scr_group *g, int32_t peer, uint64_t payload);
+void scr_fifo_put(scr_p2p_pair *ch, uint64_t payload);
 /* The payload of the next frame that has arrived from the peer, and a copy of its header; or NULL. */
-const unsigned char *scr_ring_next(scr_group *g, int32_t peer, scr_frame *f);
-void scr_ring_take(scr_channel *ch, uint64_t payload);
+const unsigned char *scr_fifo_next(scr_group *g, int32_t peer, scr_frame *f);
+void scr_fifo_take(scr_p2p_pair *ch, uint64_t payload);
 /* Shows the peer what was put and taken since the last time, and wakes it. True if there was something. */
-bool scr_ring_publish(scr_group *g, int32_t peer);
+bool scr_fifo_publish(scr_group *g, int32_t peer);
 
 #endif

@@ -9,20 +9,20 @@ static bool down(const scr_group *g) { return atomic_load_explicit(&g->word, mem
 static bool done(const scr_run *r) { return atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE; }
 
 static void report(scr_group *g, const scr_run *r, int code, int32_t peer) {
-  scr_trouble t = {.code = code, .kind = SAGECOMM_RECV, .root = peer};
-  if (r) scr_describe_trouble(r, code, &t);
+  scr_incident t = {.code = code, .kind = SAGECOMM_RECV, .root = peer};
+  if (r) scr_describe_incident(r, code, &t);
   t.peer = peer;
   atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
-  scr_go.trouble(g->handle, &t);
+  scr_go.incident(g->handle, &t);
 }
 
 /* One pass over about `budget` bytes. True if all is to be looked at again: there may be more to move, or it did
- * something else (made a ring, met trouble). Called without the message lock. If somebody else holds that, he makes the
+ * something else (made a ring, met incident). Called without the message lock. If somebody else holds that, he makes the
  * pass; `surely`: wait for him and make one more. */
 static bool pass(scr_group *g, int64_t budget, bool surely) {
   if (surely) {
-    scr_spin_lock(&g->message_lock);
-  } else if (!scr_try_lock(&g->message_lock)) {
+    scr_spin_lock(&g->p2p_lock);
+  } else if (!scr_try_lock(&g->p2p_lock)) {
     sched_yield();
     return false;
   }
@@ -30,17 +30,17 @@ static bool pass(scr_group *g, int64_t budget, bool surely) {
   scr_run *culprit = NULL;
   int rc;
   if (down(g)) {
-    scr_message_drain(g);
+    scr_p2p_drain(g);
     rc = SCR_IDLE;
   } else {
-    rc = scr_message_progress(g, budget, &peer, &culprit);
+    rc = scr_p2p_progress(g, budget, &peer, &culprit);
   }
   scr_run copy;
   if (rc > 0 && culprit) copy = *culprit;
-  scr_spin_unlock(&g->message_lock);
-  if (rc == SCR_NEEDS_RING) {
+  scr_spin_unlock(&g->p2p_lock);
+  if (rc == SCR_NEEDS_FIFO) {
     atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
-    scr_go.ring(g->handle, peer);
+    scr_go.fifo(g->handle, peer);
     return true;
   }
   if (rc > 0) report(g, culprit ? &copy : NULL, rc, peer);
@@ -51,25 +51,25 @@ static bool pass(scr_group *g, int64_t budget, bool surely) {
 static int32_t deserted(const scr_group *g, const scr_run *r) {
   for (int32_t p = 0; p < g->size; p++) {
     if (p == g->rank || (r->root != SAGECOMM_ANY_SOURCE && r->root != p)) continue;
-    if (atomic_load_explicit(&g->peer[p].board->left, memory_order_acquire) == 0) return -1;
+    if (atomic_load_explicit(&g->peer[p].shared->left, memory_order_acquire) == 0) return -1;
   }
   if (r->root == g->rank) return -1;
   return r->root == SAGECOMM_ANY_SOURCE ? (g->rank == 0 ? g->size - 1 : 0) : r->root;
 }
 
-/* 0, a trouble code, or SCR_YIELDED where a pass was made and all is to be looked at again. */
-static int message_health(scr_group *g, scr_run *r, int64_t now, int32_t *peer) {
+/* 0, a incident code, or SCR_YIELDED where a pass was made and all is to be looked at again. */
+static int p2p_health(scr_group *g, scr_run *r, int64_t now, int32_t *peer) {
   *peer = r->root;
-  if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 || down(g)) return SCR_TROUBLE_FAILURE;
+  if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 || down(g)) return SCR_INCIDENT_FAILURE;
   int32_t gone = g->size > 1 ? deserted(g, r) : -1;
   if (gone >= 0) {
     /* What it sent before it left counts. */
     bool again = pass(g, SCR_PASS_BYTES, true);
     *peer = gone;
-    if (!again && !done(r)) return SCR_TROUBLE_LEFT;
+    if (!again && !done(r)) return SCR_INCIDENT_LEFT;
   }
   if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
-  if (now >= r->deadline_ns && !done(r)) return SCR_TROUBLE_TIMEOUT;
+  if (now >= r->deadline_ns && !done(r)) return SCR_INCIDENT_TIMEOUT;
   return gone >= 0 ? SCR_YIELDED : 0;
 }
 
@@ -78,20 +78,20 @@ static int scan(scr_group *g, scr_run *list, int64_t now, int32_t *peer, scr_run
     *culprit = r;
     *peer = r->root;
     if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
-    if (now >= r->deadline_ns) return SCR_TROUBLE_TIMEOUT;
+    if (now >= r->deadline_ns) return SCR_INCIDENT_TIMEOUT;
     int32_t gone = g->size > 1 ? deserted(g, r) : -1;
     if (gone >= 0) {
       *peer = gone;
-      return SCR_TROUBLE_LEFT;
+      return SCR_INCIDENT_LEFT;
     }
   }
   return 0;
 }
 
-void scr_message_extend(scr_group *g, scr_stop stop) {
+void scr_p2p_extend(scr_group *g, scr_stop stop) {
   for (scr_run *r = g->recv_head; r; r = r->next) scr_extend(r, stop);
   for (int32_t p = 0; p < g->size; p++) {
-    scr_channel *ch = &g->channel[p];
+    scr_p2p_pair *ch = &g->pair[p];
     scr_run *const lists[] = {ch->send_head, ch->granted_head, ch->waiting, ch->receiving};
     for (int i = 0; i < 4; i++) {
       for (scr_run *r = lists[i]; r; r = r->next) scr_extend(r, stop);
@@ -100,20 +100,20 @@ void scr_message_extend(scr_group *g, scr_stop stop) {
 }
 
 /* For the engine, under the message lock and right after a pass that moved nothing: whether the unfinished messages
- * still have a chance. SCR_BLOCKED or a trouble code. */
-int scr_message_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
-  if (atomic_load_explicit(g->failure, memory_order_acquire) != 0) return SCR_TROUBLE_FAILURE;
+ * still have a chance. SCR_BLOCKED or a incident code. */
+int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
+  if (atomic_load_explicit(g->failure, memory_order_acquire) != 0) return SCR_INCIDENT_FAILURE;
   for (int again = 0;; again = 1) {
     int code = scan(g, g->recv_head, now, peer, culprit);
     for (int32_t p = 0; p < g->size && code == 0; p++) {
-      scr_channel *ch = &g->channel[p];
+      scr_p2p_pair *ch = &g->pair[p];
       scr_run *const lists[] = {ch->send_head, ch->granted_head, ch->waiting, ch->receiving};
       for (int i = 0; i < 4 && code == 0; i++) code = scan(g, lists[i], now, peer, culprit);
     }
     if (code == 0) return SCR_BLOCKED;
-    if (code != SCR_TROUBLE_LEFT || again) return code;
+    if (code != SCR_INCIDENT_LEFT || again) return code;
     /* What it sent before it left counts, and may have come since the last pass. */
-    int rc = scr_message_progress(g, SCR_PASS_BYTES, peer, culprit);
+    int rc = scr_p2p_progress(g, SCR_PASS_BYTES, peer, culprit);
     if (rc != SCR_BLOCKED) return rc;
   }
 }
@@ -125,11 +125,11 @@ int scr_message_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit
  * he leaves or because he has posted and nobody waits, looks at the rings once more: what came before the bit woke
  * nobody (docs/protocol.md, section 8). */
 
-static bool driven(const scr_group *g) { return atomic_load_explicit(&g->message_drivers, memory_order_seq_cst) != 0; }
+static bool driven(const scr_group *g) { return atomic_load_explicit(&g->p2p_drivers, memory_order_seq_cst) != 0; }
 
 static void begin_driving(scr_group *g) {
-  atomic_fetch_add_explicit(&g->message_drivers, 1, memory_order_seq_cst);
-  _Atomic uint32_t *word = &g->board->p2p.waits_for;
+  atomic_fetch_add_explicit(&g->p2p_drivers, 1, memory_order_seq_cst);
+  _Atomic uint32_t *word = &g->shared->p2p.waits_for;
   if (atomic_load_explicit(word, memory_order_relaxed) & SCR_SLEEP_ENGINE) {
     atomic_fetch_and_explicit(word, ~SCR_SLEEP_ENGINE, memory_order_seq_cst);
   }
@@ -139,16 +139,16 @@ static void begin_driving(scr_group *g) {
 #define BEGIN_BYTES (64 * 1024)
 
 static void leave_to_engine(scr_group *g) {
-  atomic_fetch_or_explicit(&g->board->p2p.waits_for, SCR_SLEEP_ENGINE, memory_order_seq_cst);
+  atomic_fetch_or_explicit(&g->shared->p2p.waits_for, SCR_SLEEP_ENGINE, memory_order_seq_cst);
   if (pass(g, BEGIN_BYTES, true)) {
-    scr_engine_ring();
+    scr_engine_wake();
   } else {
     scr_engine_watch();
   }
 }
 
 static void end_driving(scr_group *g) {
-  bool last = atomic_fetch_sub_explicit(&g->message_drivers, 1, memory_order_seq_cst) == 1;
+  bool last = atomic_fetch_sub_explicit(&g->p2p_drivers, 1, memory_order_seq_cst) == 1;
   if (last && atomic_load_explicit(&g->messages, memory_order_seq_cst) != 0) leave_to_engine(g);
 }
 
@@ -176,7 +176,7 @@ static void learn_from(scr_group *g, scr_run *r) {
 }
 
 static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
-  scr_patience patience = {0};
+  scr_backoff backoff = {0};
   uint32_t spins = 0;
   while (!done(r)) {
     bool again = pass(g, SCR_PASS_BYTES, false);
@@ -185,16 +185,16 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
       scr_pause();
       continue;
     }
-    int64_t now = scr_look_at_clock(r, &patience, 0);
-    if (patience.began == 0) {
-      patience.began = patience.looked = now;
+    int64_t now = scr_look_at_clock(r, &backoff, 0);
+    if (backoff.began == 0) {
+      backoff.began = backoff.looked = now;
       if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
       atomic_fetch_add_explicit(&g->blocked, 1, memory_order_relaxed);
     }
-    if (now - patience.looked > 1000000 || now >= slice_end || now >= r->deadline_ns) {
-      patience.looked = now;
+    if (now - backoff.looked > 1000000 || now >= slice_end || now >= r->deadline_ns) {
+      backoff.looked = now;
       int32_t peer;
-      int code = message_health(g, r, now, &peer);
+      int code = p2p_health(g, r, now, &peer);
       if (code > 0) {
         report(g, r, code, peer);
         continue;
@@ -203,25 +203,25 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
     }
     if (now >= slice_end && !done(r)) return SCR_YIELDED;
     if (again) continue;
-    if (now - patience.began < (int64_t)g->yield_us * 1000) {
+    if (now - backoff.began < (int64_t)g->yield_us * 1000) {
       sched_yield();
       continue;
     }
-    uint32_t bell = atomic_load_explicit(&g->board->p2p.bell, memory_order_seq_cst);
+    uint32_t bell = atomic_load_explicit(&g->shared->p2p.bell, memory_order_seq_cst);
     /* Several threads may sleep: peers look whether any does. */
-    atomic_fetch_add_explicit(&g->board->p2p.waits_for, 1, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&g->shared->p2p.waits_for, 1, memory_order_seq_cst);
     int32_t peer;
     again = pass(g, SCR_PASS_BYTES, true); /* whoever holds the lock may have looked at the rings before a frame came */
-    int code = again || done(r) ? 0 : message_health(g, r, now, &peer);
+    int code = again || done(r) ? 0 : p2p_health(g, r, now, &peer);
     if (code > 0) report(g, r, code, peer);
-    if (!again && code == 0 && !done(r) && atomic_load_explicit(&g->board->p2p.bell, memory_order_seq_cst) == bell) {
+    if (!again && code == 0 && !done(r) && atomic_load_explicit(&g->shared->p2p.bell, memory_order_seq_cst) == bell) {
       int64_t ns = slice_end - now < SCR_SLICE_NS ? slice_end - now : SCR_SLICE_NS;
       if (ns > r->deadline_ns - now) ns = r->deadline_ns - now;
       atomic_fetch_add_explicit(&g->sleeps, 1, memory_order_relaxed);
-      scr_futex_wait(&g->board->p2p.bell, bell, ns < 1000 ? 1000 : ns);
-      scr_look_at_clock(r, &patience, ns);
+      scr_futex_wait(&g->shared->p2p.bell, bell, ns < 1000 ? 1000 : ns);
+      scr_look_at_clock(r, &backoff, ns);
     }
-    atomic_fetch_sub_explicit(&g->board->p2p.waits_for, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&g->shared->p2p.waits_for, 1, memory_order_relaxed);
   }
   return SCR_FINISHED;
 }
@@ -233,8 +233,8 @@ static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
   return rc;
 }
 
-int scr_message_wait(scr_group *g, scr_run *r, int64_t slice_end) {
-  /* An unfinished message keeps the group open, and so does this thread: not even the board it sleeps on goes. */
+int scr_p2p_wait(scr_group *g, scr_run *r, int64_t slice_end) {
+  /* An unfinished message keeps the group open, and so does this thread: not even the shared block it sleeps on goes. */
   atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
   atomic_fetch_add_explicit(&r->waiters, 1, memory_order_seq_cst);
   /* Complete by now, it keeps nothing open, and the group may have gone before this thread was counted. */
@@ -250,8 +250,7 @@ int scr_message_wait(scr_group *g, scr_run *r, int64_t slice_end) {
 
 #define SYNC_SLICE_NS (50 * 1000000LL)
 
-int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work,
-                          sagecomm_error *err) {
+int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err) {
   uint64_t bytes = scr_op_bytes(op, 0, 1);
   bool valid = bytes != UINT64_MAX && op->timeout_ns >= 0 && op->root < g->size &&
                (op->root >= 0 || (op->root == SAGECOMM_ANY_SOURCE && op->kind == SAGECOMM_RECV));
@@ -271,9 +270,9 @@ int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, 
   r->bytes = bytes;
   r->timeout_ns = scr_op_timeout(g, op);
   scr_run_ref(r); /* the list's */
-  scr_spin_lock(&g->message_lock);
-  int rc = scr_message_post(g, r);
-  scr_spin_unlock(&g->message_lock);
+  scr_spin_lock(&g->p2p_lock);
+  int rc = scr_p2p_post(g, r);
+  scr_spin_unlock(&g->p2p_lock);
   if (rc > 0) report(g, r, rc, r->peer);
   bool more = pass(g, BEGIN_BYTES, false);
   if (!done(r)) {
@@ -282,7 +281,7 @@ int32_t scr_message_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, 
     } else if (!driven(g)) {
       leave_posted(g, r, more);
     } else if (more) {
-      scr_ring_bell(&g->board->p2p.bell); /* he who drives may sleep */
+      scr_bell_wake(&g->shared->p2p.bell); /* he who drives may sleep */
     }
   }
   scr_group_exit(g);

@@ -76,16 +76,16 @@ static int64_t timed_copy(const probe *p, unsigned char *to, const unsigned char
 }
 
 static void measure_alone(const probe *p, scr_probe *out) {
-  int64_t copy = 0, fold = 0;
+  int64_t copy = 0, reduce = 0;
   const void *operands[] = {p->own[1], p->own[2]};
   for (int i = 0; i < TRIALS; i++) {
     least(&copy, timed_copy(p, p->own[0], p->own[1]));
     int64_t began = scr_now();
-    p->kernels->fold[SAGECOMM_FLOAT32][SAGECOMM_SUM](p->own[0], NULL, operands, 2, BYTES / 4, 1);
-    least(&fold, scr_now() - began);
+    p->kernels->reduce[SAGECOMM_FLOAT32][SAGECOMM_SUM](p->own[0], NULL, operands, 2, BYTES / 4, 1);
+    least(&reduce, scr_now() - began);
   }
   out->copy_ns = (double)copy / BYTES;
-  out->fold_ns = (double)fold / BYTES / 2;
+  out->reduce_ns = (double)reduce / BYTES / 2;
 }
 
 static void measure_together(probe *p, scr_probe *out) {

@@ -12,7 +12,7 @@ func TestProbe(t *testing.T) {
 	}
 	t.Logf("%+v", p)
 	// Any machine is within: a byte takes a femtosecond to a microsecond, a hop a nanosecond to a second.
-	for name, seconds := range map[string]float64{"copy": p.Copy, "fold": p.Fold, "far": p.Far} {
+	for name, seconds := range map[string]float64{"copy": p.Copy, "reduce": p.Reduce, "far": p.Far} {
 		if name == "far" && p.Far == 0 {
 			continue // one processor
 		}
@@ -31,7 +31,7 @@ func TestProbeWithoutTime(t *testing.T) {
 	if !ok {
 		t.Fatal("no memory, or no thread")
 	}
-	if p.Copy <= 0 || p.Fold <= 0 {
+	if p.Copy <= 0 || p.Reduce <= 0 {
 		t.Errorf("%+v", p)
 	}
 }

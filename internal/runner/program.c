@@ -5,28 +5,28 @@
 
 /* ---- addresses ---- */
 
-static inline scr_slot *small_slot(const scr_board *b, uint64_t ticket) {
+static inline scr_slot *small_slot(const scr_shared_block *b, uint64_t ticket) {
   return (scr_slot *)(void *)((unsigned char *)(uintptr_t)b->small + (ticket % SCR_SMALL_SLOTS) * SCR_SMALL_STRIDE);
 }
 
-/* The peer has stored the lane's offset before it filled the first slot of it; until then there is nothing to see. */
-static unsigned char *large_lane(scr_peer *p) {
+/* The peer has stored the large slots' offset before it filled the first slot of it; until then there is nothing to see. */
+static unsigned char *large_slots(scr_peer *p) {
   if (SCR_UNLIKELY(p->large == NULL)) {
-    uint64_t offset = atomic_load_explicit(&p->board->large, memory_order_acquire);
+    uint64_t offset = atomic_load_explicit(&p->shared->large, memory_order_acquire);
     if (offset == 0 || !scr_inside(p, offset, SCR_LARGE_SLOTS * (uint64_t)SCR_LARGE_STRIDE)) return NULL;
     p->large = p->arena + offset;
   }
   return p->large;
 }
 
-static inline scr_slot *slot_of(scr_peer *p, int lane, uint64_t ticket) {
-  if (lane == 0) return small_slot(p->board, ticket);
-  unsigned char *base = large_lane(p);
+static inline scr_slot *slot_of(scr_peer *p, int large, uint64_t ticket) {
+  if (large == 0) return small_slot(p->shared, ticket);
+  unsigned char *base = large_slots(p);
   return base ? (scr_slot *)(void *)(base + (ticket % SCR_LARGE_SLOTS) * SCR_LARGE_STRIDE) : NULL;
 }
 
-static inline unsigned char *slot_data(scr_slot *s, int lane, uint64_t bytes) {
-  if (lane == 1) return (unsigned char *)s + SCR_LARGE_DATA;
+static inline unsigned char *slot_data(scr_slot *s, int large, uint64_t bytes) {
+  if (large == 1) return (unsigned char *)s + SCR_LARGE_DATA;
   return bytes <= SCR_INLINE_BYTES ? s->inline_data : (unsigned char *)s + SCR_SMALL_DATA;
 }
 
@@ -34,8 +34,8 @@ static inline _Atomic uint64_t *slot_reduced(scr_slot *s) {
   return (_Atomic uint64_t *)(void *)((unsigned char *)s + SCR_LARGE_REDUCED);
 }
 
-static inline _Atomic uint64_t *consumed_word(const scr_peer *p, int lane) {
-  return lane == 0 ? &p->board->consumed0 : &p->board->consumed1;
+static inline _Atomic uint64_t *consumed_word(const scr_peer *p, int large) {
+  return large == 0 ? &p->shared->consumed0 : &p->shared->consumed1;
 }
 
 /* ---- the parts of a chunk ---- */
@@ -75,40 +75,40 @@ static inline void share_of(uint64_t n, int32_t size, int32_t i, uint64_t *from,
 /* ---- flags ---- */
 
 /* Waits until rank p has filled its slot for the ticket and compares its calls with ours. */
-static int await_filled(scr_group *g, scr_run *r, int lane, int32_t p, uint64_t ticket) {
+static int await_filled(scr_group *g, scr_run *r, int large, int32_t p, uint64_t ticket) {
   scr_peer *peer = &g->peer[p];
-  scr_slot *s = slot_of(peer, lane, ticket);
-  if (SCR_UNLIKELY(s == NULL)) { /* its first use of the large lane */
-    int rc = scr_await(g, r, &peer->board->large, 1, p);
+  scr_slot *s = slot_of(peer, large, ticket);
+  if (SCR_UNLIKELY(s == NULL)) { /* its first use of the large slots */
+    int rc = scr_await(g, r, &peer->shared->large, 1, p);
     if (rc) return rc;
-    s = slot_of(peer, lane, ticket);
+    s = slot_of(peer, large, ticket);
     if (s == NULL) {
       r->peer = p;
-      return SCR_TROUBLE_GARBAGE;
+      return SCR_INCIDENT_GARBAGE;
     }
   }
   int rc = scr_await(g, r, &s->filled, ticket + 1, p);
   if (SCR_UNLIKELY(rc)) return rc;
   if (SCR_UNLIKELY(s->hash != r->hash)) {
     r->peer = p;
-    return SCR_TROUBLE_MISMATCH;
+    return SCR_INCIDENT_MISMATCH;
   }
-  if (s->consumed > peer->consumed_seen[lane]) peer->consumed_seen[lane] = s->consumed;
+  if (s->consumed > peer->consumed_seen[large]) peer->consumed_seen[large] = s->consumed;
   return 0;
 }
 
 /* Before a slot is written again, every rank must have consumed what lay in it. */
-static int await_consumed(scr_group *g, scr_run *r, int lane, uint64_t ticket) {
-  uint64_t slots = lane == 0 ? SCR_SMALL_SLOTS : SCR_LARGE_SLOTS;
+static int await_consumed(scr_group *g, scr_run *r, int large, uint64_t ticket) {
+  uint64_t slots = large == 0 ? SCR_SMALL_SLOTS : SCR_LARGE_SLOTS;
   if (ticket < slots) return 0;
   uint64_t need = ticket - slots + 1;
   for (int32_t p = 0; p < g->size; p++) {
     scr_peer *peer = &g->peer[p];
-    if (p == g->rank || peer->consumed_seen[lane] >= need) continue;
-    int rc = scr_await(g, r, consumed_word(peer, lane), need, p);
+    if (p == g->rank || peer->consumed_seen[large] >= need) continue;
+    int rc = scr_await(g, r, consumed_word(peer, large), need, p);
     if (rc) return rc;
     /* It may have risen since: what relies on this value later waits for nothing more, so this look acquires as well. */
-    peer->consumed_seen[lane] = atomic_load_explicit(consumed_word(peer, lane), memory_order_acquire);
+    peer->consumed_seen[large] = atomic_load_explicit(consumed_word(peer, large), memory_order_acquire);
   }
   return 0;
 }
@@ -144,9 +144,9 @@ static void copy_out(scr_run *r, uint64_t offset, uint64_t n, const unsigned cha
   }
 }
 
-static void mark_filled(scr_group *g, scr_run *r, int lane, scr_slot *s, uint64_t ticket) {
+static void mark_filled(scr_group *g, scr_run *r, int large, scr_slot *s, uint64_t ticket) {
   s->hash = r->hash;
-  s->consumed = atomic_load_explicit(consumed_word(&g->peer[g->rank], lane), memory_order_relaxed);
+  s->consumed = atomic_load_explicit(consumed_word(&g->peer[g->rank], large), memory_order_relaxed);
   scr_store_flag(&s->filled, ticket + 1);
   SCR_FAULT(SCR_FAULT_PUBLISHED);
   scr_wake_readers(g);
@@ -155,29 +155,29 @@ static void mark_filled(scr_group *g, scr_run *r, int lane, scr_slot *s, uint64_
 /* Chunk k of this rank's blocks into the slot of a ticket, where all others have consumed what lay there. */
 static void publish_blocks(scr_group *g, scr_run *r, uint64_t k, uint64_t ticket) {
   const scr_program *pg = r->program;
-  scr_slot *s = slot_of(&g->peer[g->rank], pg->lane, ticket);
+  scr_slot *s = slot_of(&g->peer[g->rank], pg->large, ticket);
   uint64_t stride = pieces_apart(r, k), at = chunk_at(r, k);
-  unsigned char *data = slot_data(s, pg->lane, (uint64_t)(g->size - 1) * stride);
+  unsigned char *data = slot_data(s, pg->large, (uint64_t)(g->size - 1) * stride);
   for (int32_t i = 1; i < g->size; i++, data += stride) {
     int32_t to = (g->rank + i) % g->size;
     copy_in(r, scr_block_at(&r->in_blocks, to) + at, piece_of(r, scr_block_bytes(&r->in_blocks, to), k), data);
   }
-  mark_filled(g, r, pg->lane, s, ticket);
+  mark_filled(g, r, pg->large, s, ticket);
 }
 
 static int publish(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   const scr_program *pg = r->program;
   if (r->ahead && k == 0) return 0;
   uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k);
-  int rc = await_consumed(g, r, pg->lane, ticket);
+  int rc = await_consumed(g, r, pg->large, ticket);
   if (SCR_UNLIKELY(rc)) return rc;
   if (pg->input_blocks) {
     publish_blocks(g, r, k, ticket);
     return 0;
   }
-  scr_slot *s = slot_of(&g->peer[g->rank], pg->lane, ticket);
+  scr_slot *s = slot_of(&g->peer[g->rank], pg->large, ticket);
   if (r->uneven) n = piece_of(r, scr_block_bytes(&r->out_blocks, g->rank), k);
-  unsigned char *data = slot_data(s, pg->lane, n);
+  unsigned char *data = slot_data(s, pg->large, n);
   if (st->skip_own) {
     uint64_t from, len;
     share_of(n, g->size, g->rank, &from, &len);
@@ -186,35 +186,35 @@ static int publish(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   } else if (n > 0) {
     copy_in(r, at, n, data);
   }
-  mark_filled(g, r, pg->lane, s, ticket);
+  mark_filled(g, r, pg->large, s, ticket);
   return 0;
 }
 
 #define MAX_SOURCES 512
 
-/* The slots that a fold puts its result back into. */
+/* The slots that a reduce puts its result back into. */
 static int32_t back_slots(scr_group *g, const scr_run *r, const scr_stage *st, uint64_t ticket, unsigned char *to[]) {
   int32_t n = 0;
   for (int32_t i = 1; i < g->size && st->back != SCR_NOBODY; i++) {
     int32_t p = (g->rank + i) % g->size;
     if (st->back == SCR_FROM_ROOT && p != r->root) continue;
-    to[n++] = slot_data(slot_of(&g->peer[p], r->program->lane, ticket), r->program->lane, SCR_LARGE_BYTES);
+    to[n++] = slot_data(slot_of(&g->peer[p], r->program->large, ticket), r->program->large, SCR_LARGE_BYTES);
   }
   return n;
 }
 
-/* A fold with more than two targets copies to the others while the result is in the first-level cache. */
-#define FOLD_BLOCK 8192
+/* A reduce with more than two targets copies to the others while the result is in the first-level cache. */
+#define REDUCE_BLOCK 8192
 
-/* Folds the chunk of this rank's block, its own part of which is not in its slot. */
-static void fold_block(scr_group *g, scr_run *r, uint64_t k) {
+/* Reductions the chunk of this rank's block, its own part of which is not in its slot. */
+static void reduce_block(scr_group *g, scr_run *r, uint64_t k) {
   const scr_program *pg = r->program;
   uint64_t stride = pieces_apart(r, k), slot_bytes = (uint64_t)(g->size - 1) * stride;
   uint64_t own_at = scr_block_at(&r->in_blocks, g->rank) + chunk_at(r, k), out_at = chunk_at(r, k);
   const void *src[MAX_SOURCES];
   for (int32_t p = 0; p < g->size; p++) {
     if (p == g->rank) continue;
-    unsigned char *data = slot_data(slot_of(&g->peer[p], pg->lane, r->ticket + k), pg->lane, slot_bytes);
+    unsigned char *data = slot_data(slot_of(&g->peer[p], pg->large, r->ticket + k), pg->large, slot_bytes);
     src[p] = data + piece_index(g, p, g->rank) * stride;
   }
   for (uint64_t len = piece_of(r, scr_block_bytes(&r->in_blocks, g->rank), k), part; len > 0; len -= part) {
@@ -225,7 +225,7 @@ static void fold_block(scr_group *g, scr_run *r, uint64_t k) {
       own = out;
     }
     src[g->rank] = own;
-    pg->fold(out, NULL, src, g->size, part / pg->elem, pg->divisor);
+    pg->reduce(out, NULL, src, g->size, part / pg->elem, pg->divisor);
     for (int32_t p = 0; p < g->size; p++) {
       if (p != g->rank) src[p] = (const unsigned char *)src[p] + part;
     }
@@ -235,21 +235,21 @@ static void fold_block(scr_group *g, scr_run *r, uint64_t k) {
 }
 
 /* Waits until all others have filled their slots. */
-static int await_others(scr_group *g, scr_run *r, int lane, uint64_t ticket) {
+static int await_others(scr_group *g, scr_run *r, int large, uint64_t ticket) {
   for (int32_t i = 1; i < g->size; i++) {
-    int rc = await_filled(g, r, lane, (g->rank + i) % g->size, ticket);
+    int rc = await_filled(g, r, large, (g->rank + i) % g->size, ticket);
     if (SCR_UNLIKELY(rc)) return rc;
   }
   return 0;
 }
 
-static int fold(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
+static int reduce(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   const scr_program *pg = r->program;
   uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k), from = 0, len = n;
-  int rc = await_others(g, r, pg->lane, ticket);
+  int rc = await_others(g, r, pg->large, ticket);
   if (SCR_UNLIKELY(rc)) return rc;
   if (pg->input_blocks) {
-    fold_block(g, r, k);
+    reduce_block(g, r, k);
     return 0;
   }
   if (st->share) share_of(n, g->size, g->rank, &from, &len);
@@ -257,11 +257,11 @@ static int fold(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   const unsigned char *base[MAX_SOURCES];
   unsigned char *back[MAX_SOURCES];
   for (int32_t p = 0; p < g->size; p++) {
-    base[p] = slot_data(slot_of(&g->peer[p], pg->lane, ticket), pg->lane, n);
+    base[p] = slot_data(slot_of(&g->peer[p], pg->large, ticket), pg->large, n);
   }
   int32_t n_back = back_slots(g, r, st, ticket, back);
   while (len > 0) {
-    uint64_t part = n_back + st->to_output > 2 ? scr_min(len, FOLD_BLOCK) : len;
+    uint64_t part = n_back + st->to_output > 2 ? scr_min(len, REDUCE_BLOCK) : len;
     const unsigned char *own = base[g->rank] + from;
     unsigned char *out = NULL;
     if (pg->own_from_input) own = scr_span(&r->in, at + from, part, &part);
@@ -271,13 +271,13 @@ static int fold(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
     int32_t done = 0;
     unsigned char *first = out ? out : back[done++] + from;
     unsigned char *second = done < n_back ? back[done++] + from : NULL;
-    pg->fold(first, second, src, g->size, part / pg->elem, pg->divisor);
+    pg->reduce(first, second, src, g->size, part / pg->elem, pg->divisor);
     while (done < n_back) pg->kernels->copy(back[done++] + from, first, part);
     from += part;
     len -= part;
   }
   if (st->back != SCR_NOBODY) {
-    scr_store_flag(slot_reduced(slot_of(&g->peer[g->rank], pg->lane, ticket)), ticket + 1);
+    scr_store_flag(slot_reduced(slot_of(&g->peer[g->rank], pg->large, ticket)), ticket + 1);
     SCR_FAULT(SCR_FAULT_PUBLISHED);
     scr_wake_readers(g);
   }
@@ -287,12 +287,12 @@ static int fold(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
 static int collect(scr_group *g, scr_run *r, uint64_t k) {
   const scr_program *pg = r->program;
   uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k);
-  for (int32_t i = 1; i < g->size; i++) { /* all slots were seen by the fold */
+  for (int32_t i = 1; i < g->size; i++) { /* all slots were seen by the reduction */
     int32_t p = (g->rank + i) % g->size;
-    int rc = scr_await(g, r, slot_reduced(slot_of(&g->peer[p], pg->lane, ticket)), ticket + 1, p);
+    int rc = scr_await(g, r, slot_reduced(slot_of(&g->peer[p], pg->large, ticket)), ticket + 1, p);
     if (SCR_UNLIKELY(rc)) return rc;
   }
-  const unsigned char *mine = slot_data(slot_of(&g->peer[g->rank], pg->lane, ticket), pg->lane, n);
+  const unsigned char *mine = slot_data(slot_of(&g->peer[g->rank], pg->large, ticket), pg->large, n);
   uint64_t from, len;
   share_of(n, g->size, g->rank, &from, &len);
   copy_out(r, at, from, mine);
@@ -307,13 +307,13 @@ static void read_one(scr_group *g, scr_run *r, int32_t p, uint64_t k) {
     n = piece_of(r, scr_block_bytes(&r->out_blocks, p), k);
     out += scr_block_at(&r->out_blocks, p);
   }
-  scr_slot *s = slot_of(&g->peer[p], pg->lane, r->ticket + k);
+  scr_slot *s = slot_of(&g->peer[p], pg->large, r->ticket + k);
   const unsigned char *data;
   if (pg->input_blocks) {
     uint64_t stride = pieces_apart(r, k);
-    data = slot_data(s, pg->lane, (uint64_t)(g->size - 1) * stride) + piece_index(g, p, g->rank) * stride;
+    data = slot_data(s, pg->large, (uint64_t)(g->size - 1) * stride) + piece_index(g, p, g->rank) * stride;
   } else {
-    data = slot_data(s, pg->lane, n);
+    data = slot_data(s, pg->large, n);
   }
   copy_out(r, out, n, data);
 }
@@ -347,12 +347,12 @@ static void copy_own(scr_group *g, scr_run *r, uint64_t k) {
 static int read_chunks(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   uint64_t ticket = r->ticket + k;
   if (st->from == SCR_FROM_ROOT) {
-    int rc = await_filled(g, r, r->program->lane, r->root, ticket);
+    int rc = await_filled(g, r, r->program->large, r->root, ticket);
     if (SCR_UNLIKELY(rc)) return rc;
     read_one(g, r, r->root, k);
     return 0;
   }
-  int rc = await_others(g, r, r->program->lane, ticket);
+  int rc = await_others(g, r, r->program->large, ticket);
   if (SCR_UNLIKELY(rc)) return rc;
   for (int32_t i = 1; i < g->size; i++) read_one(g, r, (g->rank + i) % g->size, k);
   copy_own(g, r, k);
@@ -361,7 +361,7 @@ static int read_chunks(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k
 
 /* ---- the heads of blocks ----
  *
- * In one slot of the small lane: the length of this rank's longest block, the lengths of all its blocks, then the heads of
+ * In one slot of the small slots: the length of this rank's longest block, the lengths of all its blocks, then the heads of
  * the blocks for others. The lengths that the others tell make the number of chunks. A rank with a block that is longer
  * than a head knows that there are some, and publishes its first one with the heads, so that both take one round. */
 
@@ -378,7 +378,7 @@ static int publish_heads(scr_group *g, scr_run *r) {
   }
   bool ahead = longest > pg->head;
   int rc = await_consumed(g, r, 0, r->ticket);
-  if (rc == 0 && ahead) rc = await_consumed(g, r, pg->lane, g->ticket[pg->lane]);
+  if (rc == 0 && ahead) rc = await_consumed(g, r, pg->large, g->ticket[pg->large]);
   if (SCR_UNLIKELY(rc)) return rc;
   scr_slot *s = slot_of(&g->peer[g->rank], 0, r->ticket);
   unsigned char *data = head_data(s);
@@ -394,7 +394,7 @@ static int publish_heads(scr_group *g, scr_run *r) {
     copy_in(r, scr_block_at(&r->in_blocks, to), scr_min(lengths[1 + to], pg->head), data);
   }
   mark_filled(g, r, 0, s, r->ticket);
-  if (ahead) publish_blocks(g, r, 0, g->ticket[pg->lane]);
+  if (ahead) publish_blocks(g, r, 0, g->ticket[pg->large]);
   return 0;
 }
 
@@ -413,9 +413,9 @@ static int read_heads(scr_group *g, scr_run *r) {
     if (SCR_UNLIKELY(theirs != mine)) {
       r->need = theirs;
       r->expected = mine;
-      return SCR_TROUBLE_SPLIT;
+      return SCR_INCIDENT_SPLIT;
     }
-    if (SCR_UNLIKELY(longest < theirs || longest > INT64_MAX)) return SCR_TROUBLE_BAD_LONGEST;
+    if (SCR_UNLIKELY(longest < theirs || longest > INT64_MAX)) return SCR_INCIDENT_BAD_LONGEST;
     if (longest > all) all = longest;
     uint64_t stride = stride_of(scr_min(longest, pg->head));
     copy_out(r, scr_block_at(&r->out_blocks, p), scr_min(mine, pg->head),
@@ -429,8 +429,8 @@ static int read_heads(scr_group *g, scr_run *r) {
   r->longest = all;
   r->stream_out = all >= g->stream_bytes;
   r->chunks = all <= pg->head ? 0 : (all - pg->head + pg->chunk - 1) / pg->chunk;
-  r->ticket = g->ticket[pg->lane];
-  g->ticket[pg->lane] += r->chunks;
+  r->ticket = g->ticket[pg->large];
+  g->ticket[pg->large] += r->chunks;
   return 0;
 }
 
@@ -450,30 +450,30 @@ void scr_run_start(scr_group *g, scr_run *r) {
   r->started = 1;
   r->longest = r->bytes;
   r->base = 0;
-  r->flow = 0;
-  int lane = pg->n_heads ? 0 : pg->lane;
+  r->channel = 0;
+  int large = pg->n_heads ? 0 : pg->large;
   uint64_t tickets = 1;
   if (pg->n_heads) {
     r->chunks = 0; /* until the heads are read */
   } else if (pg->messages) {
-    r->longest = scr_flow_longest(g, r);
+    r->longest = scr_sendrecv_longest(g, r);
     r->chunks = r->longest == 0 ? 1 : (r->longest + pg->chunk - 1) / pg->chunk;
     tickets = 0;
   } else {
     if (pg->input_blocks && pg->output_blocks) r->longest = scr_block_bytes(&r->in_blocks, g->rank); /* alone */
     tickets = r->chunks = r->longest == 0 ? 1 : (r->longest + pg->chunk - 1) / pg->chunk;
   }
-  r->ticket = g->ticket[lane];
+  r->ticket = g->ticket[large];
   r->head = 0;
   r->stage = 0;
   r->ahead = false;
   r->deadline_ns = 0;
   r->stream_out =
       r->bytes >= g->stream_bytes && r->out.n > 0 && (r->in.n == 0 || r->in.list[0].data != r->out.list[0].data);
-  if (g->size > 1) g->ticket[lane] += tickets;
+  if (g->size > 1) g->ticket[large] += tickets;
   scr_note_started(g, r);
 
-  scr_record *rec = &g->board->records[r->seq % SCR_RECORDS];
+  scr_record *rec = &g->shared->records[r->seq % SCR_RECORDS];
   atomic_store_explicit(&rec->seq, 0, memory_order_relaxed);
   atomic_store_explicit(&rec->hash, r->hash, memory_order_release); /* not before seq is 0; see read_record() */
   atomic_store_explicit(&rec->bytes, r->bytes, memory_order_release);
@@ -486,14 +486,14 @@ static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   switch (st->action) {
     case SCR_PUBLISH:
       return publish(g, r, st, k);
-    case SCR_FOLD:
-      return fold(g, r, st, k);
+    case SCR_REDUCE:
+      return reduce(g, r, st, k);
     case SCR_COLLECT:
       return collect(g, r, k);
     case SCR_READ:
       return read_chunks(g, r, st, k);
     case SCR_AWAIT:
-      return await_others(g, r, r->program->lane, r->ticket + k);
+      return await_others(g, r, r->program->large, r->ticket + k);
     default:
       copy_own(g, r, k);
       return 0;
@@ -502,7 +502,7 @@ static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
 
 int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {
   const scr_program *pg = r->program;
-  if (pg->messages) return scr_flow_advance(g, r, until_ns);
+  if (pg->messages) return scr_sendrecv_advance(g, r, until_ns);
   for (; SCR_UNLIKELY(r->stage < pg->n_heads); r->stage++) {
     int rc = pg->stage[r->stage].action == SCR_PUBLISH ? publish_heads(g, r) : read_heads(g, r);
     if (rc) return rc;
@@ -518,7 +518,7 @@ int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {
     }
     /* The chunk at the end of the pipeline is through: its slots may be used again, here and at the peers. */
     if (r->head >= pg->max_lag && g->size > 1) {
-      scr_store_flag(consumed_word(&g->peer[g->rank], pg->lane), r->ticket + (r->head - pg->max_lag) + 1);
+      scr_store_flag(consumed_word(&g->peer[g->rank], pg->large), r->ticket + (r->head - pg->max_lag) + 1);
       SCR_FAULT(SCR_FAULT_PUBLISHED);
       scr_wake_readers(g);
     }

@@ -4,9 +4,9 @@ package runner
 #include "runner.h"
 
 static int scr_set_reduction(scr_program *p, int dtype, int op, _Bool premul) {
-  p->fold = p->kernels->fold[dtype][op];
+  p->reduce = p->kernels->reduce[dtype][op];
   p->scale = premul ? p->kernels->scale[dtype] : NULL;
-  return p->fold != NULL && (!premul || p->scale != NULL);
+  return p->reduce != NULL && (!premul || p->scale != NULL);
 }
 */
 import "C"
@@ -20,7 +20,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Stage is one stage of a program. The constants are board.h's; what they mean is said by board.Stage.
+// Stage is one stage of a program. The constants are shared_block.h's; what they mean is said by shared block.Stage.
 type Stage struct {
 	Action, Lag, From, Back    uint8
 	Share, ToOutput, SkipOwnIn bool
@@ -30,7 +30,7 @@ type Stage struct {
 // Actions and sources of stages.
 const (
 	Publish = C.SCR_PUBLISH
-	Fold    = C.SCR_FOLD
+	Reduce  = C.SCR_REDUCE
 	Collect = C.SCR_COLLECT
 	Read    = C.SCR_READ
 	Await   = C.SCR_AWAIT
@@ -50,13 +50,13 @@ type Program struct {
 	Algorithm    string // for statistics
 	Type         coll.DataType
 	Reduce       coll.ReduceOp
-	Lane         int // 0 small, 1 large
+	Large        int // 0 small, 1 large
 	Chunk        int // bytes
 	Head         int // bytes
 	Divisor      float64
 	InputBlocks  bool
 	OutputBlocks bool
-	OwnFromInput bool // folds read this rank's contribution from its input instead of its slot
+	OwnFromInput bool // reductions read this rank's contribution from its input instead of its slot
 	Stages       []Stage
 }
 
@@ -72,7 +72,7 @@ func NewProgram(p Program) (Compiled, error) {
 	if c == nil {
 		return Compiled{}, errors.New("sagecomm: no memory for a program")
 	}
-	c.lane, c.n_stages, c.elem = C.uint8_t(p.Lane), C.uint8_t(len(p.Stages)), C.uint8_t(p.Type.Size())
+	c.large, c.n_stages, c.elem = C.uint8_t(p.Large), C.uint8_t(len(p.Stages)), C.uint8_t(p.Type.Size())
 	c.input_blocks, c.output_blocks, c.own_from_input = bit(p.InputBlocks), bit(p.OutputBlocks), bit(p.OwnFromInput)
 	c.chunk, c.head, c.divisor = C.uint32_t(p.Chunk), C.uint32_t(p.Head), C.double(p.Divisor)
 	c.algorithm = algorithmNumber(p.Algorithm)

@@ -25,7 +25,7 @@ static inline void scr_spun(const scr_group *g, const scr_run *r, uint64_t since
   if (SCR_UNLIKELY(g->tracer != NULL)) scr_trace_add(g->tracer, r, SCR_TRACE_WAIT, since, peer, 0);
 }
 
-/* 0 once the flag has risen to `need`, or SCR_BLOCKED: the run then tells where, with its `flow`, which the caller sets. */
+/* 0 once the flag has risen to `need`, or SCR_BLOCKED: the run then tells where, with its `channel`, which the caller sets. */
 static inline int scr_await(scr_group *g, scr_run *r, _Atomic uint64_t *flag, uint64_t need, int32_t peer) {
   if (SCR_LIKELY(atomic_load_explicit(flag, memory_order_acquire) >= need)) {
     scr_note_waited(r);

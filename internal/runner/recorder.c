@@ -82,7 +82,7 @@ static inline void set(_Atomic uint64_t *word, uint64_t value) {
 static inline uint64_t number_word(uint64_t number, int32_t root) { return number << 24 | (uint32_t)(root + 1); }
 
 static void append(scr_recorder *rec, scr_run *r, uint64_t now, uint32_t state) {
-  bool message = scr_is_message(r);
+  bool message = scr_is_p2p(r);
   scr_trail *t = message ? &rec->messages : &rec->collectives;
   struct scr_flight_entry *e = &t->entries[t->at];
   uint64_t position = atomic_load_explicit(t->count, memory_order_relaxed) + 1;

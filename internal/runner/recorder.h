@@ -87,7 +87,7 @@ static inline void scr_note_created(const scr_group *g, scr_run *r) {
 /* Under the drive lock for a collective, under the message lock for a message. */
 static inline void scr_note_started(scr_group *g, scr_run *r) {
 #ifndef SCR_NO_NOTES
-  bool stamped = r->created != 0 || scr_is_message(r) || r->bytes > SCR_STAMP_BYTES;
+  bool stamped = r->created != 0 || scr_is_p2p(r) || r->bytes > SCR_STAMP_BYTES;
   if (!stamped) stamped = ++g->unstamped % SCR_STAMP_EVERY == 0;
   r->stamped = stamped;
   r->began = stamped ? scr_ticks() : 0;

@@ -1,7 +1,7 @@
 /* run.c: the pool of runs, their handles, and completing them. */
 #include <stdlib.h>
 
-#include "bundle.h"
+#include "composite.h"
 #include "recorder.h"
 
 #define RUNS_PER_BLOCK 256
@@ -65,8 +65,8 @@ void scr_run_unref(scr_run *r) {
   r->own_program = NULL;
   scr_cause_unref(r->cause);
   r->cause = NULL;
-  scr_bundle_free(r->parts_of);
-  r->parts_of = NULL;
+  scr_composite_free(r->composite_of);
+  r->composite_of = NULL;
   scr_spin_lock(&pool_lock);
   r->next = free_runs;
   free_runs = r;
@@ -141,7 +141,7 @@ void scr_run_settle(scr_run *r, bool waiter) {
     /* Who waits for a message looks at its state once more after it has counted itself out. */
     if (atomic_load_explicit(&r->waiters, memory_order_seq_cst) == 0) scr_push_completed(r);
   }
-  if (before & SCR_HAS_BUNDLE) scr_bundle_part_done(r);
+  if (before & SCR_HAS_COMPOSITE) scr_composite_part_done(r);
 }
 
 void scr_run_complete(scr_run *r) {

@@ -5,8 +5,8 @@
 // It decides nothing. Which program serves an operation, whether a call is allowed, what a failure means and how it is
 // worded is decided in Go, which the C reaches through [Handler]. It knows no torch, no Python and no network.
 //
-// Start reading at docs/protocol.md, then board.h (what lies in shared memory), program.c and flow.c (the interpreters, of
-// stages on boards and of messages), issue.c (who drives), engine.c (the progress engine) and p2p.c (messages of users).
+// Start reading at docs/protocol.md, then shared_block.h (what lies in shared memory), program.c and sendrecv.c (the interpreters, of
+// stages on shared blocks and of messages), issue.c (who drives), engine.c (the progress engine) and p2p.c (messages of users).
 package runner
 
 /*
@@ -39,53 +39,53 @@ func Environ() []string {
 	}
 }
 
-// BoardBytes is the length of a board of a group of that size.
-func BoardBytes(size int) int64 { return int64(C.scr_board_bytes(C.int32_t(size))) }
+// SharedBlockBytes is the length of a shared block of a group of that size.
+func SharedBlockBytes(size int) int64 { return int64(C.scr_shared_bytes(C.int32_t(size))) }
 
-// Geometry of boards, as board.h has it.
+// Geometry of shared blocks, as shared_block.h has it.
 const (
 	LargeSlots     = 4
 	LargeSlotBytes = 256 << 10
 	LargeStride    = 256 + LargeSlotBytes
-	RingBytes      = 512 << 10
-	RingHeader     = 256
+	FifoBytes      = 512 << 10
+	FifoHeader     = 256
 	FailureBytes   = 4096
 	bellBytes      = 128
 )
 
-// FormatBoard lays a board out in zeroed memory. engineBell is the offset of the process's bell in the same arena.
-func FormatBoard(board unsafe.Pointer, rank, size int, engineBell int64) {
-	C.scr_board_format(board, C.int32_t(rank), C.int32_t(size), C.uint64_t(engineBell))
+// FormatSharedBlock lays a shared block out in zeroed memory. engineBell is the offset of the process's bell in the same arena.
+func FormatSharedBlock(shared unsafe.Pointer, rank, size int, engineBell int64) {
+	C.scr_shared_format(shared, C.int32_t(rank), C.int32_t(size), C.uint64_t(engineBell))
 }
 
-// Check reports whether there is a board of that rank and size, and fills in the bell. Nothing of a board's header is
+// Check reports whether there is a shared block of that rank and size, and fills in the bell. Nothing of a shared block's header is
 // believed later.
 func (p *Peer) Check(rank, size int) bool {
-	c := C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), board: C.uint64_t(p.Board)}
-	ok := C.scr_board_check(&c, C.int32_t(rank), C.int32_t(size)) == 0
+	c := C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), shared: C.uint64_t(p.Shared)}
+	ok := C.scr_shared_check(&c, C.int32_t(rank), C.int32_t(size)) == 0
 	p.Bell = int64(c.engine_bell)
 	return ok
 }
 
-// Peer is where the board of one rank lies.
+// Peer is where the shared block of one rank lies.
 type Peer struct {
-	Arena unsafe.Pointer // base of this process's mapping of the rank's arena
-	Bytes int64          // length of the mapping
-	Board int64          // offset of the board
-	Bell  int64          // offset of the rank's engine's bell, from Check
+	Arena  unsafe.Pointer // base of this process's mapping of the rank's arena
+	Bytes  int64          // length of the mapping
+	Shared int64          // offset of the shared block
+	Bell   int64          // offset of the rank's engine's bell, from Check
 	// Flights is the capacity of its flight recorder and FlightLog the offset of it; 0 where there is none in the arena.
 	Flights      int
 	FlightLog    int64
 	FlightStacks bool // it records stacks
 }
 
-// GaveUp says whether the rank has left its board by GiveUp.
+// GaveUp says whether the rank has left its shared block by GiveUp.
 func (p *Peer) GaveUp() bool {
-	return bool(C.scr_board_gave_up(unsafe.Add(p.Arena, p.Board)))
+	return bool(C.scr_shared_gave_up(unsafe.Add(p.Arena, p.Shared)))
 }
 
-// Patience is how a waiting thread behaves.
-type Patience struct {
+// Backoff is how a waiting thread behaves.
+type Backoff struct {
 	Spin  int           // rounds before the processor is given away
 	Yield time.Duration // then it is given away for so long, then the thread sleeps
 }
@@ -94,7 +94,7 @@ type Patience struct {
 type Config struct {
 	Rank        int
 	Timeout     time.Duration
-	Patience    Patience
+	Backoff     Backoff
 	StreamBytes uint64 // outputs of at least this length are written past the cache
 	Peers       []Peer // by rank, this one included
 	Flights     int    // operations that this rank's flight recorder keeps, in its arena if Peers says so; 0: off
@@ -111,19 +111,19 @@ type Group struct {
 	size   int
 }
 
-// OpenGroup makes a group of boards that are mapped.
+// OpenGroup makes a group of shared blocks that are mapped.
 func OpenGroup(c Config) (*Group, error) {
 	// Zeroed, because storing a pointer makes the collector look at the one that was there before.
 	peers := C.calloc(C.size_t(len(c.Peers)), C.sizeof_scr_peer_config)
 	defer C.free(peers)
 	list := unsafe.Slice((*C.scr_peer_config)(peers), len(c.Peers))
 	for i, p := range c.Peers {
-		list[i] = C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), board: C.uint64_t(p.Board),
+		list[i] = C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), shared: C.uint64_t(p.Shared),
 			engine_bell: C.uint64_t(p.Bell), flight: C.uint64_t(p.FlightLog), flight_entries: C.uint32_t(p.Flights), flight_stacks: C.bool(p.FlightStacks)}
 	}
 	config := C.scr_group_config{
 		rank: C.int32_t(c.Rank), size: C.int32_t(len(c.Peers)), timeout_ns: C.int64_t(c.Timeout),
-		spin: C.uint32_t(c.Patience.Spin), yield_us: C.uint32_t(c.Patience.Yield / time.Microsecond),
+		spin: C.uint32_t(c.Backoff.Spin), yield_us: C.uint32_t(c.Backoff.Yield / time.Microsecond),
 		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), flight_stacks: C.bool(c.Stacks), timeline: C.bool(c.Timeline), trace: C.bool(c.Trace), peers: (*C.scr_peer_config)(peers),
 	}
 	g := &Group{rank: c.Rank, size: len(c.Peers)}
@@ -144,18 +144,18 @@ func (g *Group) Close() { C.scr_group_close(g.c) }
 // SetTimeout changes the timeout of later operations.
 func (g *Group) SetTimeout(d time.Duration) { C.scr_group_set_timeout(g.c, C.int64_t(d)) }
 
-// HasLarge reports whether this rank's large lane exists.
+// HasLarge reports whether this rank's large slots exists.
 func (g *Group) HasLarge() bool { return bool(C.scr_group_has_large(g.c)) }
 
-// SetLarge shows the peers this rank's large lane, at that offset of its arena.
+// SetLarge shows the peers this rank's large slots, at that offset of its arena.
 func (g *Group) SetLarge(offset int64) { C.scr_group_set_large(g.c, C.uint64_t(offset)) }
 
-// HasRing reports whether the ring to that rank exists.
-func (g *Group) HasRing(to int) bool { return bool(C.scr_group_has_ring(g.c, C.int32_t(to))) }
+// HasFifo reports whether the ring to that rank exists.
+func (g *Group) HasFifo(to int) bool { return bool(C.scr_group_has_fifo(g.c, C.int32_t(to))) }
 
-// SetRing shows the peer the ring that this rank writes for it.
-func (g *Group) SetRing(to int, offset int64) {
-	C.scr_group_set_ring(g.c, C.int32_t(to), C.uint64_t(offset))
+// SetFifo shows the peer the ring that this rank writes for it.
+func (g *Group) SetFifo(to int, offset int64) {
+	C.scr_group_set_fifo(g.c, C.int32_t(to), C.uint64_t(offset))
 }
 
 // MaxClasses is how many size classes a kind can have.
@@ -180,10 +180,10 @@ func (g *Group) Unfinished() int { return int(C.scr_group_unfinished(g.c)) }
 // Goodbye tells the peers that this rank issues nothing more.
 func (g *Group) Goodbye() { C.scr_group_goodbye(g.c) }
 
-// Leave tells the peers that this rank will not touch their boards any more.
+// Leave tells the peers that this rank will not touch their shared blocks any more.
 func (g *Group) Leave() { C.scr_group_leave(g.c) }
 
-// Deserted reports whether that rank of a group of that size has said so of a board.
-func Deserted(board unsafe.Pointer, size, rank int) bool {
-	return bool(C.scr_board_deserted(board, C.int32_t(size), C.int32_t(rank)))
+// Deserted reports whether that rank of a group of that size has said so of a shared block.
+func Deserted(shared unsafe.Pointer, size, rank int) bool {
+	return bool(C.scr_shared_deserted(shared, C.int32_t(size), C.int32_t(rank)))
 }

@@ -1,6 +1,6 @@
-/* runner.h: what Go sees of the runner. The types inside are in internal.h and board.h.
+/* runner.h: what Go sees of the runner. The types inside are in internal.h and shared_block.h.
  *
- * The runner carries out programs on shared memory: flags, copies, folds, waiting. It decides nothing: which program,
+ * The runner carries out programs on shared memory: flags, copies, reductions, waiting. It decides nothing: which program,
  * whether a call is allowed, what a failure means and how it is worded is Go's, reached through scr_hooks.
  */
 #ifndef SCR_RUNNER_H
@@ -18,26 +18,26 @@ typedef struct scr_run scr_run;
 
 #define SCR_MANY_PARTS 127
 
-/* What a driver found that Go must judge. */
+/* What a driver found that Go must diagnose. */
 enum {
-  SCR_TROUBLE_FAILURE = 1, /* the failure word is set */
-  SCR_TROUBLE_MISMATCH,    /* rank `peer` made another call */
-  SCR_TROUBLE_TIMEOUT,     /* the operation's deadline has passed while waiting for `peer` */
-  SCR_TROUBLE_LEFT,        /* rank `peer` said goodbye and is needed */
-  SCR_TROUBLE_LENGTH,      /* point-to-point: `peer` sent `got` bytes where `want` were expected */
-  SCR_TROUBLE_GARBAGE,     /* what `peer` wrote cannot be meant: a message, or where the slots of a collective lie */
-  SCR_TROUBLE_TYPE,        /* point-to-point: `peer` sent elements of type `got` */
-  SCR_TROUBLE_MEMORY,      /* this process has none for what came from `peer` */
-  SCR_TROUBLE_UNEVEN,      /* all_to_all: this rank's blocks differ in length, and the program cannot have that */
-  SCR_TROUBLE_SPLIT,       /* all_to_all: `peer` has a block of `got` bytes where `bytes` are expected */
+  SCR_INCIDENT_FAILURE = 1, /* the failure word is set */
+  SCR_INCIDENT_MISMATCH,    /* rank `peer` made another call */
+  SCR_INCIDENT_TIMEOUT,     /* the operation's deadline has passed while waiting for `peer` */
+  SCR_INCIDENT_LEFT,        /* rank `peer` said goodbye and is needed */
+  SCR_INCIDENT_LENGTH,      /* point-to-point: `peer` sent `got` bytes where `want` were expected */
+  SCR_INCIDENT_GARBAGE,     /* what `peer` wrote cannot be meant: a message, or where the slots of a collective lie */
+  SCR_INCIDENT_TYPE,        /* point-to-point: `peer` sent elements of type `got` */
+  SCR_INCIDENT_MEMORY,      /* this process has none for what came from `peer` */
+  SCR_INCIDENT_UNEVEN,      /* all_to_all: this rank's blocks differ in length, and the program cannot have that */
+  SCR_INCIDENT_SPLIT,       /* all_to_all: `peer` has a block of `got` bytes where `bytes` are expected */
   /* What `peer` wrote cannot be meant, in a collective: */
-  SCR_TROUBLE_BAD_LONGEST, /* how long the longest block of its all_to_all is */
-  SCR_TROUBLE_BAD_FLOW,    /* where its flow to this rank of channel `got` lies */
-  SCR_TROUBLE_BAD_MESSAGE, /* a message in that flow */
-  SCR_TROUBLE_BAD_TAKEN,   /* how many messages of this rank's flow of channel `got` it has taken */
+  SCR_INCIDENT_BAD_LONGEST, /* how long the longest block of its all_to_all is */
+  SCR_INCIDENT_BAD_CHANNEL, /* where its channel to this rank of channel `got` lies */
+  SCR_INCIDENT_BAD_MESSAGE, /* a message in that channel */
+  SCR_INCIDENT_BAD_TAKEN,   /* how many messages of this rank's channel of channel `got` it has taken */
 };
 
-typedef struct scr_trouble {
+typedef struct scr_incident {
   int32_t code;
   int32_t peer;
   uint64_t sequence;
@@ -48,17 +48,17 @@ typedef struct scr_trouble {
   uint64_t got;
   int64_t waited_ns;
   int64_t timeout_ns;
-} scr_trouble;
+} scr_incident;
 
 /* Calls from the runner into Go. Set once, before the first group. All are called with no lock held. */
 typedef struct scr_hooks {
   /* A collective that the fast path cannot take: check, choose, compile, number and queue it. On SAGECOMM_OK *out is
    * the queued run, with a reference for the caller. */
   int32_t (*issue)(uint64_t group, const sagecomm_op *op, scr_run **out, sagecomm_error *err);
-  /* Judges trouble; the group is down when it returns. */
-  void (*trouble)(uint64_t group, const scr_trouble *trouble);
+  /* Diagnoses incident; the group is down when it returns. */
+  void (*incident)(uint64_t group, const scr_incident *incident);
   /* Makes the ring to `peer`. SAGECOMM_OK, or the group is down. */
-  int32_t (*ring)(uint64_t group, int32_t peer);
+  int32_t (*fifo)(uint64_t group, int32_t peer);
   /* Checks the operations of a coalesced call and says which of them share one: batch[i] is the number of the batch that
    * ops[i] is part of. Batches are issued in the order of their numbers, from 0. */
   int32_t (*fuse)(uint64_t group, const sagecomm_op *ops, uint32_t n, uint32_t *batch, sagecomm_error *err);
@@ -75,24 +75,24 @@ void scr_call_go(void);
 
 /* ---- programs ---- */
 
-enum { SCR_PUBLISH, SCR_FOLD, SCR_COLLECT, SCR_READ, SCR_AWAIT, SCR_LOCAL };
+enum { SCR_PUBLISH, SCR_REDUCE, SCR_COLLECT, SCR_READ, SCR_AWAIT, SCR_LOCAL };
 enum { SCR_NOBODY, SCR_EVERYBODY, SCR_OTHERS, SCR_FROM_ROOT };
 
 typedef struct scr_stage {
   uint8_t action; /* SCR_PUBLISH ... */
   uint8_t lag;
-  uint8_t share; /* fold: this rank's share instead of the whole chunk */
+  uint8_t share; /* reduce: this rank's share instead of the whole chunk */
   uint8_t from;
   uint8_t to_output;
-  uint8_t back;     /* fold: SCR_OTHERS or SCR_FROM_ROOT, whose slots the result goes back into, or SCR_NOBODY */
-  uint8_t skip_own; /* publish: leave this rank's share out, its fold reads it from the input */
+  uint8_t back;     /* reduce: SCR_OTHERS or SCR_FROM_ROOT, whose slots the result goes back into, or SCR_NOBODY */
+  uint8_t skip_own; /* publish: leave this rank's share out, its reduce reads it from the input */
   uint8_t head;     /* done once, before the pipeline, on the heads of blocks */
 } scr_stage;
 
 #define SCR_MAX_STAGES 6
 
 /* A program of messages: message.Plan as C. What its parts mean is said there. */
-enum { SCR_FLOW_SEND = 8, SCR_FLOW_RECV, SCR_FLOW_RECV_REDUCE, SCR_FLOW_REDUCE, SCR_FLOW_COPY };
+enum { SCR_STEP_SEND = 8, SCR_STEP_RECV, SCR_STEP_RECV_REDUCE, SCR_STEP_REDUCE, SCR_STEP_COPY };
 enum { SCR_INPUT, SCR_OUTPUT, SCR_SCRATCH };
 
 typedef struct scr_region {
@@ -102,26 +102,26 @@ typedef struct scr_region {
   uint32_t first, count; /* pieces */
 } scr_region;
 
-typedef struct scr_flow_step {
-  uint8_t op; /* SCR_FLOW_SEND ... */
+typedef struct scr_step {
+  uint8_t op; /* SCR_STEP_SEND ... */
   uint8_t channel;
   uint8_t message_first;
   uint32_t lag;
   int32_t peer;
   uint32_t from, n_from, to, n_to; /* of the list of regions */
-} scr_flow_step;
+} scr_step;
 
-typedef struct scr_messages {
+typedef struct scr_sendrecv {
   uint32_t n_steps, max_lag, pieces, cells, sets;
   bool even;                /* blocks must be of equal length */
-  scr_fold_fn *average;     /* divides what is summed up; NULL: nothing to divide */
+  scr_reduce_fn *average;   /* divides what is summed up; NULL: nothing to divide */
   const scr_region *region; /* both lists lie behind this struct */
-  const scr_flow_step *step;
-} scr_messages;
+  const scr_step *step;
+} scr_sendrecv;
 
 typedef struct scr_program {
-  scr_messages *messages; /* owned; NULL: its stages on slots */
-  uint8_t lane;
+  scr_sendrecv *messages; /* owned; NULL: its stages on slots */
+  uint8_t large;
   uint8_t n_stages;
   uint8_t max_lag;
   uint8_t input_blocks;  /* the input is a block for each rank */
@@ -131,9 +131,9 @@ typedef struct scr_program {
   uint8_t n_heads;   /* stages before the pipeline */
   uint8_t algorithm; /* Go's number of it, for statistics */
   uint32_t chunk;    /* bytes; of one block, where the input is blocks */
-  uint32_t head;     /* bytes of each block that go ahead through the small lane */
+  uint32_t head;     /* bytes of each block that go ahead through the small slots */
   double divisor;
-  scr_fold_fn *fold;
+  scr_reduce_fn *reduce;
   scr_scale_fn *scale; /* PREMUL_SUM */
   const scr_kernels *kernels;
   scr_stage stage[SCR_MAX_STAGES];
@@ -147,8 +147,8 @@ typedef struct scr_program {
 typedef struct scr_peer_config {
   void *arena; /* base of the mapping of the peer's arena */
   uint64_t arena_bytes;
-  uint64_t board;       /* offset of its board */
-  uint64_t engine_bell; /* offset of its engine's bell, from scr_board_check() */
+  uint64_t shared;      /* offset of its shared block */
+  uint64_t engine_bell; /* offset of its engine's bell, from scr_shared_check() */
   uint64_t flight;      /* offset of its flight recorder, 0: it has none that others can see */
   uint32_t flight_entries;
   bool flight_stacks; /* it records stacks */
@@ -168,13 +168,13 @@ typedef struct scr_group_config {
   const scr_peer_config *peers;
 } scr_group_config;
 
-/* Bytes of a board for a group of `size`. */
-uint64_t scr_board_bytes(int32_t size);
-/* Lays a board out in zeroed memory; engine_bell is an offset in the same arena. */
-void scr_board_format(void *board, int32_t rank, int32_t size, uint64_t engine_bell);
-/* 0, or -1 if at p->board in p->arena there is no board of this rank and size. Sets p->engine_bell: the peer may change
- * the board's header at any time, so it is read here and never again. */
-int scr_board_check(scr_peer_config *p, int32_t rank, int32_t size);
+/* Bytes of a shared block for a group of `size`. */
+uint64_t scr_shared_bytes(int32_t size);
+/* Lays a shared block out in zeroed memory; engine_bell is an offset in the same arena. */
+void scr_shared_format(void *shared, int32_t rank, int32_t size, uint64_t engine_bell);
+/* 0, or -1 if at p->shared block in p->arena there is no shared block of this rank and size. Sets p->engine_bell: the peer may change
+ * the shared block's header at any time, so it is read here and never again. */
+int scr_shared_check(scr_peer_config *p, int32_t rank, int32_t size);
 
 /* Returns the handle and the group, or 0 when there is no memory or no free handle. */
 uint64_t scr_group_open(const scr_group_config *config, scr_group **out);
@@ -185,24 +185,24 @@ void scr_group_close(scr_group *g);
 void scr_group_set_timeout(scr_group *g, int64_t timeout_ns);
 void scr_group_set_large(scr_group *g, uint64_t offset);
 bool scr_group_has_large(const scr_group *g);
-void scr_group_set_ring(scr_group *g, int32_t peer, uint64_t offset);
-bool scr_group_has_ring(const scr_group *g, int32_t peer);
-void scr_group_set_flow(scr_group *g, int32_t peer, int32_t channel, uint64_t offset);
-bool scr_group_has_flow(const scr_group *g, int32_t peer, int32_t channel);
+void scr_group_set_fifo(scr_group *g, int32_t peer, uint64_t offset);
+bool scr_group_has_fifo(const scr_group *g, int32_t peer);
+void scr_group_set_channel(scr_group *g, int32_t peer, int32_t channel, uint64_t offset);
+bool scr_group_has_channel(const scr_group *g, int32_t peer, int32_t channel);
 /* Size class of a byte count is the number of boundaries at or below it. */
 void scr_group_set_classes(scr_group *g, int kind, const uint64_t *boundaries, int n);
 int scr_group_class(const scr_group *g, int kind, uint64_t bytes);
 uint64_t scr_group_sequence(const scr_group *g);
-/* Sets the board's goodbye word and wakes who waits for this rank. */
+/* Sets the shared block's goodbye word and wakes who waits for this rank. */
 void scr_group_goodbye(scr_group *g);
-/* The last thing done with the peers' boards: tells them that this rank will not touch them any more. */
+/* The last thing done with the peers' shared blocks: tells them that this rank will not touch them any more. */
 void scr_group_leave(scr_group *g);
-/* Whether `rank` has said so of a board of a group of `size`. */
-bool scr_board_deserted(const void *board, int32_t size, int32_t rank);
-/* Whether the rank whose board it is has given up (scr_board_give_up). */
-bool scr_board_gave_up(const void *board);
-/* Says goodbye in a board of this rank for which it has no group, after the reason: peers may have one. */
-void scr_board_give_up(void *board, const void *record, size_t n);
+/* Whether `rank` has said so of a shared block of a group of `size`. */
+bool scr_shared_deserted(const void *shared, int32_t size, int32_t rank);
+/* Whether the rank whose shared block it is has given up (scr_shared_give_up). */
+bool scr_shared_gave_up(const void *shared);
+/* Says goodbye in a shared block of this rank for which it has no group, after the reason: peers may have one. */
+void scr_shared_give_up(void *shared, const void *record, size_t n);
 /* Collectives and messages that are not complete. */
 uint64_t scr_group_unfinished(const scr_group *g);
 
@@ -217,7 +217,7 @@ bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n)
  * first error stays. */
 void scr_group_down(scr_group *g, const sagecomm_error *error);
 /* Wakes every sleeping rank so that it looks at the failure word. */
-void scr_group_ring_all(scr_group *g);
+void scr_group_wake_all(scr_group *g);
 
 /* What `rank` announced as its `sequence`th collective: true and filled if it is still in the ring. */
 typedef struct scr_call {
@@ -232,14 +232,14 @@ bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_cal
 uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left);
 /* Chunks that a rank is done with, of all collectives so far. */
 uint64_t scr_group_consumed(const scr_group *g, int32_t rank);
-/* The rank whose flag a rank sleeps for, or has got into trouble over; -1 if it is awake. One that waits for long is
+/* The rank whose flag a rank sleeps for, or has got into incident over; -1 if it is awake. One that waits for long is
  * awake from time to time. */
 int32_t scr_group_awaits(const scr_group *g, int32_t rank);
 
 /* Program cache. Insert returns false when it is full: the program then belongs to one run. */
 scr_program *scr_program_new(void);
 /* Gives a program room for so many steps and regions, in the order of the lists. False: no memory. */
-bool scr_program_messages(scr_program *p, uint32_t steps, uint32_t regions);
+bool scr_program_sendrecv(scr_program *p, uint32_t steps, uint32_t regions);
 void scr_program_free(scr_program *p);
 uint64_t scr_cache_key(const scr_group *g, const sagecomm_op *op, uint64_t bytes);
 const scr_program *scr_cache_find(const scr_group *g, uint64_t key);
@@ -356,7 +356,7 @@ uint32_t scr_flights_stack(const scr_flights *f, uint32_t number, void *text, ui
 
 /* What memory costs on this machine. Each is the least of many trials. */
 typedef struct scr_probe {
-  double copy_ns, fold_ns; /* per byte copied, and of each operand reduced, in memory that this core has at hand */
+  double copy_ns, reduce_ns; /* per byte copied, and of each operand reduced, in memory that this core has at hand */
   /* Between two cores; 0 where this process may use one only, or the second thread did not get to run. */
   double hop_ns; /* from storing a flag until another core has seen it */
   double far_ns,
@@ -389,9 +389,9 @@ void scr_watch_fork(void);
 
 enum {
   SCR_ENGINE_CONTROL = 1, /* scr_engine_control() was called */
-  SCR_ENGINE_TROUBLE,     /* *group and *trouble say what */
+  SCR_ENGINE_INCIDENT,    /* *group and *incident say what */
   SCR_ENGINE_COMPLETER,   /* completions wait and no completer is idle */
-  SCR_ENGINE_RING,        /* *group needs a ring to trouble->peer */
+  SCR_ENGINE_FIFO,        /* *group needs a ring to incident->peer */
 };
 
 #define SCR_MAX_BELLS 64
@@ -400,9 +400,9 @@ bool scr_engine_add_bell(void *bell);
 /* Afterwards nobody rings it but the engine's next turns may still read it: let the engine take control first. Calls of
  * these two take turns. */
 void scr_engine_remove_bell(void *bell);
-void scr_engine_patience(uint32_t spin, uint32_t yield_us);
+void scr_engine_backoff(uint32_t spin, uint32_t yield_us);
 /* Drives the groups for which nobody waits. Returns when there is something for Go. */
-int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_trouble *trouble);
+int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incident *incident);
 void scr_engine_control(void);
 /* Waits for completed operations that have a done function and calls them, one at a time. Returns after idle_ns with
  * nothing to do. */

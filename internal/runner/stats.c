@@ -90,7 +90,7 @@ static inline uint64_t bytes_of(const scr_run *r) {
 }
 
 scr_stats_row *scr_stats_row_of(scr_stats *s, const scr_run *r) {
-  scr_stats_table *t = scr_is_message(r) ? &s->messages : &s->collectives;
+  scr_stats_table *t = scr_is_p2p(r) ? &s->messages : &s->collectives;
   uint64_t dtype = scr_is_inner(r) ? SAGECOMM_SPARSE : r->dtype; /* what a sparse operation is made of */
   uint64_t key = key_of(r->kind, dtype, class_of(bytes_of(r)), r->program ? r->program->algorithm : 0);
   scr_stats_row *row = t->last;
@@ -114,9 +114,9 @@ void scr_stats_add(scr_stats *s, scr_stats_row *row, const scr_run *r, uint64_t 
   if (r->stamped) {
     uint64_t busy = now - r->began - r->waited;
     row->typical = busy > 0 && busy <= now - r->began ? busy : 1;
-    if (!scr_is_message(r) && r->bytes <= SCR_STAMP_BYTES) s->typical = row->typical;
+    if (!scr_is_p2p(r) && r->bytes <= SCR_STAMP_BYTES) s->typical = row->typical;
   }
-  if (!scr_is_message(r)) s->ended = now;
+  if (!scr_is_p2p(r)) s->ended = now;
 }
 
 /* ---- reading ---- */

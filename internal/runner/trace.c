@@ -35,7 +35,7 @@ static uint32_t thread_id(void) {
 }
 
 static void add(scr_tracer *t, const scr_run *r, int what, uint64_t begin, uint64_t end, int32_t peer, uint64_t chunk) {
-  scr_trace_queue *q = scr_is_message(r) ? &t->messages : &t->collectives;
+  scr_trace_queue *q = scr_is_p2p(r) ? &t->messages : &t->collectives;
   uint64_t n = atomic_load_explicit(&q->written, memory_order_relaxed);
   if (n - atomic_load_explicit(&q->read, memory_order_acquire) >= SCR_TRACE_EVENTS) {
     atomic_fetch_add_explicit(&q->dropped, 1, memory_order_relaxed);
@@ -62,7 +62,7 @@ void scr_trace_add(scr_tracer *t, const scr_run *r, int what, uint64_t begin, in
 }
 
 void scr_trace_op(scr_tracer *t, const scr_run *r) {
-  int32_t peer = scr_is_message(r) ? (r->source >= 0 ? r->source : r->root) : -1;
+  int32_t peer = scr_is_p2p(r) ? (r->source >= 0 ? r->source : r->root) : -1;
   if (r->began == 0) return; /* it failed in the queue */
   if (r->created) add(t, r, SCR_TRACE_QUEUE, r->created, r->began, peer, 0);
   add(t, r, SCR_TRACE_OP, r->began, scr_ticks(), peer, 0);

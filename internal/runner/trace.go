@@ -17,23 +17,23 @@ type Phase uint8
 // Phases: stages or steps of programs that a thread carried out, and the others of runner.h.
 const (
 	PhasePublish Phase = C.SCR_PUBLISH
-	PhaseFold    Phase = C.SCR_FOLD
+	PhaseFold    Phase = C.SCR_REDUCE
 	PhaseCollect Phase = C.SCR_COLLECT
 	PhaseRead    Phase = C.SCR_READ
 	PhaseAwait   Phase = C.SCR_AWAIT
 	PhaseLocal   Phase = C.SCR_LOCAL
-	PhaseSend    Phase = C.SCR_FLOW_SEND
-	PhaseRecv    Phase = C.SCR_FLOW_RECV
-	PhaseCombine Phase = C.SCR_FLOW_RECV_REDUCE
-	PhaseReduce  Phase = C.SCR_FLOW_REDUCE
-	PhaseCopy    Phase = C.SCR_FLOW_COPY
+	PhaseSend    Phase = C.SCR_STEP_SEND
+	PhaseRecv    Phase = C.SCR_STEP_RECV
+	PhaseCombine Phase = C.SCR_STEP_RECV_REDUCE
+	PhaseReduce  Phase = C.SCR_STEP_REDUCE
+	PhaseCopy    Phase = C.SCR_STEP_COPY
 	PhaseWait    Phase = C.SCR_TRACE_WAIT  // spinning for a peer, inside a stage
 	PhaseSleep   Phase = C.SCR_TRACE_SLEEP // yielding or sleeping between two stages
 	PhaseQueue   Phase = C.SCR_TRACE_QUEUE // an operation, from its issue until it began; on no thread
 	PhaseOp      Phase = C.SCR_TRACE_OP    // an operation, until its end; on no thread
 )
 
-var phaseNames = map[Phase]string{PhasePublish: "publish", PhaseFold: "fold", PhaseCollect: "collect", PhaseRead: "read",
+var phaseNames = map[Phase]string{PhasePublish: "publish", PhaseFold: "reduce", PhaseCollect: "collect", PhaseRead: "read",
 	PhaseAwait: "await", PhaseLocal: "local", PhaseSend: "send", PhaseRecv: "recv", PhaseCombine: "recv_reduce",
 	PhaseReduce: "reduce", PhaseCopy: "copy", PhaseWait: "wait", PhaseSleep: "sleep", PhaseQueue: "queue", PhaseOp: "op"}
 

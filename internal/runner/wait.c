@@ -43,13 +43,13 @@ void scr_spin_lock(_Atomic uint32_t *lock) {
 
 void scr_spin_unlock(_Atomic uint32_t *lock) { atomic_store_explicit(lock, 0, memory_order_release); }
 
-void scr_ring_bell(_Atomic uint32_t *bell) {
+void scr_bell_wake(_Atomic uint32_t *bell) {
   atomic_fetch_add_explicit(bell, 1, memory_order_seq_cst);
   scr_futex_wake(bell);
 }
 
 void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word) {
-  scr_ring_bell((word & SCR_SLEEP_ENGINE) ? p->engine_bell : (_Atomic uint32_t *)&s->bell);
+  scr_bell_wake((word & SCR_SLEEP_ENGINE) ? p->engine_bell : (_Atomic uint32_t *)&s->bell);
 }
 
 /* Flags are looked at again after the reason to give up: what was published before a failure or a goodbye counts. */
@@ -58,24 +58,24 @@ static bool still_blocked(const scr_run *r) { return atomic_load_explicit(r->fla
 int scr_health(scr_group *g, scr_run *r, int64_t now) {
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 ||
       (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) != 0) {
-    return r->flag == NULL || still_blocked(r) ? SCR_TROUBLE_FAILURE : 0;
+    return r->flag == NULL || still_blocked(r) ? SCR_INCIDENT_FAILURE : 0;
   }
   if (r->seq != 0) {
     for (int32_t i = 0; i < g->size; i++) {
       scr_call call;
       if (i != g->rank && scr_group_call(g, i, r->seq, &call) && call.hash != r->hash) {
         r->peer = i;
-        return SCR_TROUBLE_MISMATCH;
+        return SCR_INCIDENT_MISMATCH;
       }
     }
   }
   if (r->flag != NULL && r->peer != g->rank) {
-    if (atomic_load_explicit(&g->peer[r->peer].board->left, memory_order_acquire) != 0 && still_blocked(r)) {
-      return SCR_TROUBLE_LEFT;
+    if (atomic_load_explicit(&g->peer[r->peer].shared->left, memory_order_acquire) != 0 && still_blocked(r)) {
+      return SCR_INCIDENT_LEFT;
     }
   }
   if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
-  if (now >= r->deadline_ns) return SCR_TROUBLE_TIMEOUT;
+  if (now >= r->deadline_ns) return SCR_INCIDENT_TIMEOUT;
   return 0;
 }
 
@@ -98,23 +98,23 @@ void scr_extend(scr_run *r, scr_stop stop) {
   r->deadline_ns += stop.by;
 }
 
-int64_t scr_look_at_clock(scr_run *r, scr_patience *p, int64_t asked) {
+int64_t scr_look_at_clock(scr_run *r, scr_backoff *p, int64_t asked) {
   int64_t now = scr_now();
   bool message = r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV;
-  _Atomic int64_t *looked = message ? &r->group->message_looked_ns : &r->group->looked_ns;
+  _Atomic int64_t *looked = message ? &r->group->p2p_looked_ns : &r->group->looked_ns;
   if (p->last == 0) p->last = atomic_load_explicit(looked, memory_order_relaxed);
   scr_extend(r, (scr_stop){now, scr_overrun(&p->last, now, asked)});
   atomic_store_explicit(looked, now, memory_order_relaxed);
   return now;
 }
 
-/* Whoever looks into the same trouble at the same time sees whom this rank waits for (scr_group_awaits). */
-static int in_trouble(scr_sleeper *s, const scr_run *r, int code) {
+/* Whoever looks into the same incident at the same time sees whom this rank waits for (scr_group_awaits). */
+static int in_incident(scr_sleeper *s, const scr_run *r, int code) {
   atomic_store_explicit(&s->waits_for, scr_sleeps_word(r), memory_order_relaxed);
   return code;
 }
 
-int scr_relax(scr_group *g, scr_run *r, scr_patience *p, scr_sleeper *s, int64_t slice_end) {
+int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t slice_end) {
   int64_t now = scr_look_at_clock(r, p, 0);
   if (p->began == 0) {
     p->began = p->looked = now;
@@ -125,7 +125,7 @@ int scr_relax(scr_group *g, scr_run *r, scr_patience *p, scr_sleeper *s, int64_t
   if (now - p->looked > 1000000 || give_up || now >= r->deadline_ns) {
     p->looked = now;
     int code = scr_health(g, r, now);
-    if (code) return in_trouble(s, r, code);
+    if (code) return in_incident(s, r, code);
   }
   if (give_up) return SCR_YIELDED;
   g->spin_now = g->spin < 50 ? g->spin : 50;
@@ -147,24 +147,24 @@ int scr_relax(scr_group *g, scr_run *r, scr_patience *p, scr_sleeper *s, int64_t
     scr_futex_wait(&s->bell, bell, ns);
     scr_look_at_clock(r, p, ns);
   }
-  if (code) return in_trouble(s, r, code);
+  if (code) return in_incident(s, r, code);
   atomic_store_explicit(&s->waits_for, 0, memory_order_relaxed);
   return 0;
 }
 
-void scr_describe_trouble(const scr_run *r, int code, scr_trouble *out) {
+void scr_describe_incident(const scr_run *r, int code, scr_incident *out) {
   int64_t now = scr_now();
-  *out = (scr_trouble){.code = code,
-                       .peer = r->peer,
-                       .sequence = r->seq,
-                       .kind = r->kind,
-                       .dtype = r->dtype,
-                       .reduce_op = r->reduce_op,
-                       .root = r->root,
-                       .tag = r->tag,
-                       .bytes = code == SCR_TROUBLE_SPLIT ? r->expected : r->bytes,
-                       .parts = r->parts,
-                       .got = r->need,
-                       .waited_ns = r->deadline_ns ? now - (r->deadline_ns - r->timeout_ns) : 0,
-                       .timeout_ns = r->timeout_ns};
+  *out = (scr_incident){.code = code,
+                        .peer = r->peer,
+                        .sequence = r->seq,
+                        .kind = r->kind,
+                        .dtype = r->dtype,
+                        .reduce_op = r->reduce_op,
+                        .root = r->root,
+                        .tag = r->tag,
+                        .bytes = code == SCR_INCIDENT_SPLIT ? r->expected : r->bytes,
+                        .parts = r->parts,
+                        .got = r->need,
+                        .waited_ns = r->deadline_ns ? now - (r->deadline_ns - r->timeout_ns) : 0,
+                        .timeout_ns = r->timeout_ns};
 }

@@ -153,7 +153,7 @@ func (t *trial) playCall() {
 		t.wrong("%v", err)
 		return
 	}
-	t.judge(at, timeout, answers)
+	t.diagnose(at, timeout, answers)
 }
 
 var errNotArmed = errors.New("the fault could not be armed")

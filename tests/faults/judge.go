@@ -38,8 +38,8 @@ func (t *trial) expected(timeout int64) verdict {
 	}
 }
 
-// judge holds what the ranks say against the contract: the same first cause on all, in time, and again later.
-func (t *trial) judge(at, timeout int64, answers []<-chan result) {
+// diagnose holds what the ranks say against the contract: the same first cause on all, in time, and again later.
+func (t *trial) diagnose(at, timeout int64, answers []<-chan result) {
 	want := t.expected(timeout)
 	first, told := "", make([]result, t.size)
 	for _, rank := range t.survivors() {
@@ -50,13 +50,13 @@ func (t *trial) judge(at, timeout int64, answers []<-chan result) {
 		if first == "" {
 			first = got.Message
 		}
-		t.judgeOne(rank, got, want)
+		t.diagnoseOne(rank, got, want)
 		told[rank] = got
 		if got.Status.Failed() {
 			t.measure(fmt.Sprintf("%s: %v", t.fault, want.status), got.At-max(at, got.Entered), want.bound)
 		}
 	}
-	t.judgeCulprit(at, answers[t.culprit], first)
+	t.diagnoseCulprit(at, answers[t.culprit], first)
 	told[t.culprit].Message = first // as was seen just now
 	late := t.survivors()[t.random.IntN(t.size-1)]
 	if got, ok := t.await(t.ranks[late], t.ranks[late].order("abort")); ok && got.Status.Failed() { // changes nothing any more
@@ -65,7 +65,7 @@ func (t *trial) judge(at, timeout int64, answers []<-chan result) {
 	gone := !t.ranks[t.culprit].alive() || t.fault == "leave" || atDestroy(t.moment)
 	for rank := range t.ranks {
 		if rank != t.culprit || !gone {
-			t.judgeAgain(rank, told[rank], first)
+			t.diagnoseAgain(rank, told[rank], first)
 		}
 	}
 	but := -1
@@ -75,7 +75,7 @@ func (t *trial) judge(at, timeout int64, answers []<-chan result) {
 	t.destroyAll(but)
 }
 
-func (t *trial) judgeOne(rank int, got result, want verdict) {
+func (t *trial) diagnoseOne(rank int, got result, want verdict) {
 	if got.Status != want.status || !strings.Contains(got.Message, want.text) {
 		t.wrong("rank %d: %v; expected %v, %q", rank, got, want.status, want.text)
 		return
@@ -85,8 +85,8 @@ func (t *trial) judgeOne(rank int, got result, want verdict) {
 	}
 }
 
-// judgeAgain: the first cause is the same on all ranks and stays what it is.
-func (t *trial) judgeAgain(rank int, told result, first string) {
+// diagnoseAgain: the first cause is the same on all ranks and stays what it is.
+func (t *trial) diagnoseAgain(rank int, told result, first string) {
 	r := t.ranks[rank]
 	again, ok := t.await(r, r.order("call", single, int(coll.Barrier), int(coll.Int32), 0, 0, 0, 0, 0, 0))
 	cause, heard := t.await(r, r.order("error"))
@@ -95,8 +95,8 @@ func (t *trial) judgeAgain(rank int, told result, first string) {
 	}
 }
 
-// judgeCulprit: it has ended, or learns what the others say of it.
-func (t *trial) judgeCulprit(at int64, answer <-chan result, first string) {
+// diagnoseCulprit: it has ended, or learns what the others say of it.
+func (t *trial) diagnoseCulprit(at int64, answer <-chan result, first string) {
 	culprit := t.ranks[t.culprit]
 	switch t.fault {
 	case "kill", "exit":

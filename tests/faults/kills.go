@@ -107,7 +107,7 @@ func (d *death) playDeath() bool {
 			if first == "" {
 				first = told[rank].Message
 			}
-			d.judgeAgain(rank, *told[rank], first)
+			d.diagnoseAgain(rank, *told[rank], first)
 			if done, ok := d.await(r, r.order("destroy")); ok && done.Status.Failed() {
 				d.wrong("rank %d: destroy: %v", rank, done)
 			}
@@ -157,7 +157,7 @@ func (d *death) listen(answers []<-chan result) []*result {
 		switch {
 		case !ok:
 		case got.Status.Failed() && got.OK < 0:
-			d.judgeMaking(d.ranks[rank], got)
+			d.diagnoseMaking(d.ranks[rank], got)
 		default:
 			told[rank] = &got
 		}
@@ -177,15 +177,15 @@ func (d *death) listen(answers []<-chan result) []*result {
 			}
 		}
 		if told[rank] != nil {
-			d.judgeOne(rank, *told[rank], verdict{status: coll.PeerFailure, blames: true})
+			d.diagnoseOne(rank, *told[rank], verdict{status: coll.PeerFailure, blames: true})
 			d.measure("in or before an operation", told[rank].At-max(d.killed, told[rank].Entered), 2*second)
 		}
 	}
 	return told
 }
 
-// judgeMaking is about a group that did not come to be: the others have met the victim, or wait for it in vain.
-func (d *death) judgeMaking(r *process, got result) {
+// diagnoseMaking is about a group that did not come to be: the others have met the victim, or wait for it in vain.
+func (d *death) diagnoseMaking(r *process, got result) {
 	r.gaveUp(killRanks)
 	named := strings.Contains(got.Message, fmt.Sprintf("rank %d", d.victim))
 	switch {

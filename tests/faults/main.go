@@ -9,7 +9,7 @@
 //	go run ./tests/faults -soak 60m          cells, deaths and random programs through torch, in turn
 //
 // Start reading at matrix.go, which says what the cells are; cell.go and init.go play one, entry.go is how the survivors call
-// in it, judge.go is the contract, rank/ is the program that a rank runs.
+// in it, diagnose.go is the contract, rank/ is the program that a rank runs.
 package main
 
 import (

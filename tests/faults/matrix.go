@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"sagecomm/algo/message"
+	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
 )
 
@@ -55,10 +55,10 @@ func count(n int) func(int) int { return func(int) int { return n } }
 // shared is the length of a block when all blocks together are several chunks.
 func shared(n int) func(int) int { return func(size int) int { return max(n/size, 20000) } }
 
-var paths = slices.Concat(boardPaths, messagePaths(), []path{nothing})
+var paths = slices.Concat(slotPaths, sendrecvPaths(), []path{nothing})
 
-// messagePaths are those of all algorithms of messages, in several chunks.
-func messagePaths() (list []path) {
+// sendrecvPaths are those of all algorithms of messages, in several chunks.
+func sendrecvPaths() (list []path) {
 	for kind := range coll.KindCount {
 		if !kind.Collective() {
 			continue
@@ -70,14 +70,14 @@ func messagePaths() (list []path) {
 		case coll.ReduceScatter, coll.AllToAll, coll.Scatter:
 			elements = shared(2 * largeCount)
 		}
-		for _, name := range message.Algorithms(kind) {
+		for _, name := range sendrecv.Algorithms(kind) {
 			list = append(list, path{kind.String(), name, single, kind, elements, fmt.Sprintf("%v:%s@chunk=4K", kind, name)})
 		}
 	}
 	return list
 }
 
-var boardPaths = []path{
+var slotPaths = []path{
 	{"all_reduce", "small", single, coll.AllReduce, count(smallCount), ""},
 	{"all_reduce", "large", single, coll.AllReduce, count(largeCount), "all_reduce:one_shot@chunk=64K"},
 	{"all_reduce", "two_shot", single, coll.AllReduce, count(largeCount), "all_reduce:two_shot@chunk=64K"},

@@ -7,13 +7,13 @@
 
 static int size;
 
-/* On boards, and by messages, by an algorithm each. */
+/* On shared blocks, and by messages, by an algorithm each. */
 static void run_both(int n, waiting w, uint64_t seed, rank_fn *fn, void *arg) {
   run_ranks(n, w.spin, w.yield_us, seed, fn, arg);
   if (n == 1) return;
   choose_messages(1 + (int)(next_random(&seed) % (uint64_t)(algorithms_of(SAGECOMM_ALL_REDUCE) - 1)), 64, &seed);
   run_ranks(n, w.spin, w.yield_us, seed, fn, arg);
-  choose_boards();
+  choose_slots();
 }
 
 static int32_t sum(rank *r, uint32_t n, uint8_t flags, int64_t timeout_ns, sagecomm_error *err) {
@@ -34,7 +34,7 @@ static int32_t sum(rank *r, uint32_t n, uint8_t flags, int64_t timeout_ns, sagec
 
 /* ---- another call ---- */
 
-enum { OTHER_LENGTH, OTHER_LANE, OTHER_KIND, OTHER_ROOT, OTHER_REDUCTION, N_OTHERS };
+enum { OTHER_LENGTH, OTHER_SLOTS, OTHER_KIND, OTHER_ROOT, OTHER_REDUCTION, N_OTHERS };
 
 static void disagree(rank *r, void *arg) {
   int how = *(int *)arg;
@@ -51,7 +51,7 @@ static void disagree(rank *r, void *arg) {
   if (odd && how == OTHER_ROOT) op.root = size - 1;
   if (odd && how == OTHER_REDUCTION) op.reduce_op = SAGECOMM_MAX;
   int32_t status;
-  if (how == OTHER_LENGTH || how == OTHER_LANE) {
+  if (how == OTHER_LENGTH || how == OTHER_SLOTS) {
     status = sum(r, !odd ? 1000 : how == OTHER_LENGTH ? 1001 : 30000, flags, 0, &err);
   } else {
     status = call(r, &op, &err);
@@ -179,7 +179,7 @@ static void look_late(rank *r, void *arg) {
   meet();
   _Atomic uint64_t flag = 4;
   scr_run waiting = {.flag = &flag, .need = 5, .peer = (r->rank + 1) % size, .timeout_ns = INT64_MAX / 2};
-  CHECK(scr_health(r->group, &waiting, scr_now()) == SCR_TROUBLE_FAILURE);
+  CHECK(scr_health(r->group, &waiting, scr_now()) == SCR_INCIDENT_FAILURE);
   atomic_store(&flag, 5);
   CHECK(scr_health(r->group, &waiting, scr_now()) == 0);
 }
@@ -272,7 +272,7 @@ void test_failure_between_messages(int n, waiting w, uint64_t seed) {
     choose(SAGECOMM_ALL_REDUCE, 1, algorithm, 1024);
     run_ranks(n, w.spin, w.yield_us, seed, fail_in_the_middle, NULL);
   }
-  choose_boards();
+  choose_slots();
 }
 
 /* ---- what was sent before a goodbye arrives ---- */
@@ -300,5 +300,5 @@ void test_goodbye_after_a_message(int n, waiting w, uint64_t seed) {
   if (n == 1) return;
   choose(SAGECOMM_GATHER, 0, algorithm_named(SAGECOMM_GATHER, "direct"), 64);
   run_ranks(n, w.spin, w.yield_us, seed, send_and_leave, NULL);
-  choose_boards();
+  choose_slots();
 }

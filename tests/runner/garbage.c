@@ -32,14 +32,14 @@ static int32_t message(const rank *r, uint8_t kind, int peer, int32_t *value, sa
   return call(r, &op, err);
 }
 
-/* ---- the header of a board, after it was checked ---- */
+/* ---- the header of a shared block, after it was checked ---- */
 
 static void other_size(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;
   int to = (r->rank + 1) % size, from = (r->rank + size - 1) % size;
   if (r->rank == size - 1) {
-    for (int i = 0; i < size; i++) r->group->peer[i].board->size = UINT32_C(0x40000000);
+    for (int i = 0; i < size; i++) r->group->peer[i].shared->size = UINT32_C(0x40000000);
   }
   meet();
   int32_t sent = r->rank, got = -1;
@@ -48,10 +48,10 @@ static void other_size(rank *r, void *arg) {
   meet();
   scr_group_leave(r->group);
   meet();
-  for (int i = 0; i < size; i++) CHECK(scr_board_deserted(r->group->board, size, i));
+  for (int i = 0; i < size; i++) CHECK(scr_shared_deserted(r->group->shared, size, i));
 }
 
-void test_board_size_is_not_read_again(int n, waiting w, uint64_t seed) {
+void test_shared_block_size_is_not_read_again(int n, waiting w, uint64_t seed) {
   size = n;
   run_ranks(n, w.spin, w.yield_us, seed, other_size, NULL);
 }
@@ -79,32 +79,32 @@ static void expect_garbage(const rank *r, int32_t status, const sagecomm_error *
 
 #define LARGE 3000 /* elements */
 
-static void wrong_lane(rank *r, void *arg) {
+static void wrong_large(rank *r, void *arg) {
   sagecomm_error err;
   int ill = size - 1;
-  if (r->rank == ill) scr_store_flag(&r->group->board->large, *(uint64_t *)arg);
+  if (r->rank == ill) scr_store_flag(&r->group->shared->large, *(uint64_t *)arg);
   meet();
   if (r->rank != ill) expect_garbage(r, collective(r, LARGE, &err), &err);
   meet();
   CHECK(collective(r, LARGE, &err) == SAGECOMM_INTERNAL);
 }
 
-/* Another rank writes into this one's board before this one has used its own lane. */
-static void own_lane(rank *r, void *arg) {
+/* Another rank writes into this one's shared block before this one has used its own large slots. */
+static void own_large(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;
-  if (r->rank == size - 1) scr_store_flag(&r->group->peer[0].board->large, 7);
+  if (r->rank == size - 1) scr_store_flag(&r->group->peer[0].shared->large, 7);
   meet();
   if (r->rank == 0) CHECK(collective(r, LARGE, &err) == SAGECOMM_OK);
   if (r->rank == 0) CHECK(scr_group_has_large(r->group));
 }
 
-static void wrong_ring(rank *r, void *arg) {
+static void wrong_fifo(rank *r, void *arg) {
   sagecomm_error err;
   int32_t got;
   if (r->rank == size - 1) {
     for (int i = 0; i < size; i++) {
-      scr_store_flag(scr_board_ring(r->group->board, (uint32_t)size, (uint32_t)i), *(uint64_t *)arg);
+      scr_store_flag(scr_shared_fifo(r->group->shared, (uint32_t)size, (uint32_t)i), *(uint64_t *)arg);
     }
   }
   meet();
@@ -116,15 +116,15 @@ void test_wrong_offsets(int n, waiting w, uint64_t seed) {
   size = n;
   const scr_peer like = {.arena_bytes = ARENA_BYTES};
   if (n == 1) {
-    run_ranks(n, w.spin, w.yield_us, seed, own_lane, NULL);
+    run_ranks(n, w.spin, w.yield_us, seed, own_large, NULL);
     return;
   }
   for (int i = 0;; i++) {
-    uint64_t lane = wrong_offset(i, SCR_LARGE_SLOTS * (uint64_t)SCR_LARGE_STRIDE, &like);
-    uint64_t ring = wrong_offset(i, sizeof(scr_ring) + SCR_RING_BYTES, &like);
-    if (lane == 0) return;
-    run_ranks(n, w.spin, w.yield_us, seed, wrong_lane, &lane);
-    run_ranks(n, w.spin, w.yield_us, seed, wrong_ring, &ring);
+    uint64_t large = wrong_offset(i, SCR_LARGE_SLOTS * (uint64_t)SCR_LARGE_STRIDE, &like);
+    uint64_t fifo = wrong_offset(i, sizeof(scr_fifo) + SCR_FIFO_BYTES, &like);
+    if (large == 0) return;
+    run_ranks(n, w.spin, w.yield_us, seed, wrong_large, &large);
+    run_ranks(n, w.spin, w.yield_us, seed, wrong_fifo, &fifo);
   }
 }
 
@@ -139,8 +139,8 @@ typedef struct bad {
 
 /* Puts a frame with any header into the ring to rank 0. */
 static void forge(const rank *r, const scr_frame *f, int64_t written) {
-  scr_channel *ch = &r->group->channel[0];
-  memcpy(ch->out->data + (ch->written & (SCR_RING_BYTES - 1)), f, sizeof *f);
+  scr_p2p_pair *ch = &r->group->pair[0];
+  memcpy(ch->out->data + (ch->written & (SCR_FIFO_BYTES - 1)), f, sizeof *f);
   ch->written += (SCR_FRAME_HEADER + f->bytes + 63) / 64 * 64;
   scr_store_flag(&ch->out->written, ch->written + (uint64_t)written);
 }
@@ -159,8 +159,8 @@ static void begin_messages(rank *r) {
   }
   /* A message is complete before whoever carried it, maybe the engine, is out of the rings. */
   while (atomic_load(&r->group->messages) != 0) sched_yield();
-  scr_spin_lock(&r->group->message_lock);
-  scr_spin_unlock(&r->group->message_lock);
+  scr_spin_lock(&r->group->p2p_lock);
+  scr_spin_unlock(&r->group->p2p_lock);
   meet();
 }
 
@@ -195,13 +195,13 @@ void test_bad_frames(int n, waiting w, uint64_t seed) {
       {.frame = {.type = SCR_FRAME_GRANT, .id = 99}, .times = 1},
       {.frame = {.type = SCR_FRAME_DATA, .bytes = 8, .id = 99}, .times = 1},
       {.frame = {.type = SCR_FRAME_DATA, .bytes = SCR_PIECE_BYTES + 64}, .times = 1},
-      {.frame = {.type = SCR_FRAME_DATA, .bytes = SCR_RING_BYTES - 64}, .times = 1},
+      {.frame = {.type = SCR_FRAME_DATA, .bytes = SCR_FIFO_BYTES - 64}, .times = 1},
       {.frame = {.type = SCR_FRAME_DATA, .bytes = -(uint64_t)64}, .times = 1, .written = 64},
       {.frame = {.type = SCR_FRAME_DATA, .bytes = 8, .id = 7}, .times = 1, .announced = true}, /* one of 4 bytes */
       {.frame = {.type = SCR_FRAME_WRAP, .bytes = 64}, .times = 1},
       {.frame = {.type = SCR_FRAME_EAGER, .tag = 1, .bytes = 64, .total = 64}, .times = 1, .written = -64},
       {.frame = {.type = SCR_FRAME_EAGER, .tag = 1}, .times = 1, .written = -128},
-      {.frame = {.type = SCR_FRAME_EAGER, .tag = 1}, .times = 1, .written = SCR_RING_BYTES},
+      {.frame = {.type = SCR_FRAME_EAGER, .tag = 1}, .times = 1, .written = SCR_FIFO_BYTES},
   };
   for (unsigned i = 0; i < sizeof list / sizeof *list; i++) {
     bad b = list[i];
@@ -214,7 +214,7 @@ static void wrong_counts(rank *r, void *arg) {
   uint32_t n = *(uint32_t *)arg; /* bytes of each message */
   begin_messages(r);
   if (r->rank == size - 1) {
-    scr_ring_reader *reader = scr_board_reader(r->group->board, 0);
+    scr_fifo_reader *reader = scr_shared_fifo_reader(r->group->shared, 0);
     if (n == 0) scr_store_flag(&reader->read, UINT64_C(1) << 40);
     if (n > 0) scr_store_flag(&reader->eager_released, UINT64_C(1) << 40);
   }
@@ -225,7 +225,7 @@ static void wrong_counts(rank *r, void *arg) {
     sagecomm_op op = {.kind = SAGECOMM_SEND, .dtype = SAGECOMM_UINT8, .root = size - 1, .tag = 1, .n_in = 1, .in = &s};
     sagecomm_error err;
     int32_t status = SAGECOMM_OK;
-    for (int i = 0; i <= SCR_RING_BYTES / SCR_FRAME_HEADER && status == SAGECOMM_OK; i++) status = call(r, &op, &err);
+    for (int i = 0; i <= SCR_FIFO_BYTES / SCR_FRAME_HEADER && status == SAGECOMM_OK; i++) status = call(r, &op, &err);
     expect_garbage(r, status, &err);
     free(data);
   }
@@ -270,7 +270,7 @@ static void changing_length(rank *r, void *arg) {
   begin_messages(r);
   swapper s = {0};
   if (r->rank == size - 1) {
-    scr_channel *ch = &r->group->channel[0];
+    scr_p2p_pair *ch = &r->group->pair[0];
     scr_frame *f = (scr_frame *)(void *)(ch->out->data + ch->written);
     s.word = (_Atomic uint64_t *)(void *)&f->bytes;
     forge(r, &(scr_frame){.type = SCR_FRAME_EAGER, .tag = 1, .bytes = 64, .total = 64}, SCR_EAGER_BYTES);

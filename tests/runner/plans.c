@@ -7,7 +7,7 @@ static struct choice {
   int algorithm;
   uint32_t chunk;
 } choices[KINDS][SIZE_CLASSES];
-static bool chosen; /* else all is boards */
+static bool chosen; /* else all is shared blocks */
 
 int algorithms_of(int kind) {
   int n = 0;
@@ -35,16 +35,16 @@ int algorithm_named(int kind, const char *name) {
 }
 
 bool takes_even_blocks_only(int kind, int algorithm) {
-  return algorithm != BOARDS && find(kind, algorithm, MAX_RANKS, 0, 0)->even;
+  return algorithm != SLOTS && find(kind, algorithm, MAX_RANKS, 0, 0)->even;
 }
 
-void choose_boards(void) { chosen = false; }
+void choose_slots(void) { chosen = false; }
 
 void choose(int kind, int size_class, int algorithm, uint32_t chunk) {
   CHECK(chunk <= LONGEST_CHUNK && chunk % 64 == 0);
   if (!chosen) {
     for (int k = 0; k < KINDS; k++) {
-      for (int c = 0; c < SIZE_CLASSES; c++) choices[k][c].algorithm = BOARDS;
+      for (int c = 0; c < SIZE_CLASSES; c++) choices[k][c].algorithm = SLOTS;
     }
   }
   chosen = true;
@@ -57,7 +57,7 @@ int choose_rounds(void) {
     int n = algorithms_of(kind);
     if (n > most) most = n;
   }
-  return most + 2; /* a kind goes over boards in two rounds of up to 2 * KINDS */
+  return most + 2; /* a kind goes over shared blocks in two rounds of up to 2 * KINDS */
 }
 
 void choose_messages(int round, uint32_t least, uint64_t *random) {
@@ -65,7 +65,7 @@ void choose_messages(int round, uint32_t least, uint64_t *random) {
   for (int kind = 0; kind < KINDS; kind++) {
     int before = 0; /* rounds in which it went over messages */
     for (int i = 0; i < round; i++) before += i % KINDS != kind;
-    int algorithm = round % KINDS == kind ? BOARDS : before % algorithms_of(kind);
+    int algorithm = round % KINDS == kind ? SLOTS : before % algorithms_of(kind);
     for (int c = 0; c < SIZE_CLASSES; c++) {
       uint32_t chunk = chunks[next_random(random) >> 62];
       choose(kind, c, algorithm, chunk > least ? chunk : least);
@@ -74,7 +74,7 @@ void choose_messages(int round, uint32_t least, uint64_t *random) {
 }
 
 const plan *chosen_plan(const sagecomm_op *op, int size_class, int size, int rank) {
-  if (!chosen || size == 1 || choices[op->kind][size_class].algorithm == BOARDS) return NULL;
+  if (!chosen || size == 1 || choices[op->kind][size_class].algorithm == SLOTS) return NULL;
   return find(op->kind, choices[op->kind][size_class].algorithm, size, rank, scr_rooted(op->kind) ? op->root : 0);
 }
 
@@ -84,7 +84,7 @@ scr_program *compile_messages(scr_group *g, const sagecomm_op *op, const plan *f
   int size_class = scr_group_class(g, op->kind, scr_op_bytes(op, g->rank, g->size));
   bool premul = op->reduce_op == SAGECOMM_PREMUL_SUM, average = op->reduce_op == SAGECOMM_AVG;
   scr_program *p = scr_program_new();
-  CHECK(p != NULL && scr_program_messages(p, from->n_steps, from->n_regions));
+  CHECK(p != NULL && scr_program_sendrecv(p, from->n_steps, from->n_regions));
   p->kernels = scr_get_kernels();
   p->elem = elem[op->dtype];
   p->chunk = choices[op->kind][size_class].chunk;
@@ -92,10 +92,10 @@ scr_program *compile_messages(scr_group *g, const sagecomm_op *op, const plan *f
   p->input_blocks =
       op->kind == SAGECOMM_REDUCE_SCATTER || op->kind == SAGECOMM_ALL_TO_ALL || op->kind == SAGECOMM_SCATTER;
   p->output_blocks = op->kind == SAGECOMM_ALL_GATHER || op->kind == SAGECOMM_ALL_TO_ALL || op->kind == SAGECOMM_GATHER;
-  p->fold = p->kernels->fold[op->dtype][premul || average ? SAGECOMM_SUM : op->reduce_op];
+  p->reduce = p->kernels->reduce[op->dtype][premul || average ? SAGECOMM_SUM : op->reduce_op];
   if (premul) p->scale = p->kernels->scale[op->dtype];
-  scr_messages *m = p->messages;
-  if (average) m->average = p->kernels->fold[op->dtype][SAGECOMM_AVG];
+  scr_sendrecv *m = p->messages;
+  if (average) m->average = p->kernels->reduce[op->dtype][SAGECOMM_AVG];
   m->pieces = from->pieces;
   m->cells = from->cells;
   m->sets = from->sets;
@@ -103,10 +103,10 @@ scr_program *compile_messages(scr_group *g, const sagecomm_op *op, const plan *f
   memcpy((void *)(uintptr_t)m->step, from->step, from->n_steps * sizeof *from->step);
   memcpy((void *)(uintptr_t)m->region, from->region, from->n_regions * sizeof *from->region);
   for (uint32_t i = 0; i < from->n_steps; i++) {
-    const scr_flow_step *s = &from->step[i];
+    const scr_step *s = &from->step[i];
     if (s->lag > m->max_lag) m->max_lag = s->lag;
-    if (s->op != SCR_FLOW_SEND || scr_group_has_flow(g, s->peer, s->channel)) continue;
-    scr_group_set_flow(g, s->peer, s->channel, take_memory(g->rank, sizeof(scr_flow)));
+    if (s->op != SCR_STEP_SEND || scr_group_has_channel(g, s->peer, s->channel)) continue;
+    scr_group_set_channel(g, s->peer, s->channel, take_memory(g->rank, sizeof(scr_channel)));
   }
   return p;
 }

@@ -1,4 +1,4 @@
-/* plans.h: the plans of messages (algo/message) as tables, and collectives that go by them instead of boards.
+/* plans.h: the plans of messages (algo/message) as tables, and collectives that go by them instead of shared blocks.
  * sanitize_test.go writes the tables: all algorithms, for the sizes of groups and the roots that scenarios use. */
 #ifndef PLANS_H
 #define PLANS_H
@@ -12,14 +12,14 @@ typedef struct plan {
   const char *name;
   bool even;
   uint32_t pieces, cells, sets, n_steps, n_regions;
-  const scr_flow_step *step;
+  const scr_step *step;
   const scr_region *region;
 } plan;
 
 extern const plan plans[];
 extern const unsigned n_plans;
 
-/* Messages of chunks up to this length fit into a flow, in all plans. */
+/* Messages of chunks up to this length fit into a channel, in all plans. */
 #define LONGEST_CHUNK 8192
 
 /* The algorithms of messages of a kind. */
@@ -28,21 +28,21 @@ int algorithms_of(int kind);
 int algorithm_named(int kind, const char *name);
 bool takes_even_blocks_only(int kind, int algorithm);
 
-#define BOARDS (-1)
+#define SLOTS (-1)
 #define SIZE_CLASSES 2
 
-/* What groups made by later run_ranks() use for a kind and size class: an algorithm of messages and its chunk, or boards,
+/* What groups made by later run_ranks() use for a kind and size class: an algorithm of messages and its chunk, or shared blocks,
  * as at first. The root is the first or the last rank, where messages are used. */
 void choose(int kind, int size_class, int algorithm, uint32_t chunk);
-void choose_boards(void);
+void choose_slots(void);
 /* Messages, for all kinds, in chunks of `least` bytes or more. After as many rounds as choose_rounds() each algorithm had
- * its turn; in each round, one kind goes over boards. */
+ * its turn; in each round, one kind goes over shared blocks. */
 void choose_messages(int round, uint32_t least, uint64_t *random);
 int choose_rounds(void);
 
-/* NULL: boards. */
+/* NULL: shared blocks. */
 const plan *chosen_plan(const sagecomm_op *op, int size_class, int size, int rank);
-/* A program, and the flows that it sends through. */
+/* A program, and the channels that it sends through. */
 scr_program *compile_messages(scr_group *g, const sagecomm_op *op, const plan *p);
 
 #endif

@@ -64,11 +64,11 @@ static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes,
   scr_program *p = scr_program_new();
   bool premul = op->reduce_op == SAGECOMM_PREMUL_SUM, large = bytes > 4096;
   p->kernels = scr_get_kernels();
-  p->lane = large;
+  p->large = large;
   p->chunk = large ? 16384 : 8192;
   p->elem = op->dtype == SAGECOMM_UINT8 ? 1 : 4;
   p->divisor = n_ranks;
-  p->fold = p->kernels->fold[op->dtype][op->reduce_op];
+  p->reduce = p->kernels->reduce[op->dtype][op->reduce_op];
   p->scale = premul ? p->kernels->scale[op->dtype] : NULL;
   p->own_from_input = !premul;
   /* A slot holds a chunk of each block; short blocks of many ranks do not all fit into a small one. */
@@ -80,10 +80,10 @@ static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes,
     case SAGECOMM_ALL_REDUCE:
       if (!large) {
         s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
-        s[p->n_stages++] = (scr_stage){.action = SCR_FOLD, .to_output = 1, .from = SCR_EVERYBODY};
+        s[p->n_stages++] = (scr_stage){.action = SCR_REDUCE, .to_output = 1, .from = SCR_EVERYBODY};
       } else {
         s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH, .skip_own = !premul};
-        s[p->n_stages++] = (scr_stage){.action = SCR_FOLD, .lag = 1, .share = 1, .to_output = 1, .back = SCR_OTHERS};
+        s[p->n_stages++] = (scr_stage){.action = SCR_REDUCE, .lag = 1, .share = 1, .to_output = 1, .back = SCR_OTHERS};
         s[p->n_stages++] = (scr_stage){.action = SCR_COLLECT, .lag = 2, .from = SCR_OTHERS};
         p->max_lag = 2;
       }
@@ -102,16 +102,16 @@ static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes,
       break;
     case SAGECOMM_REDUCE:
       s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
-      if (me == op->root) s[p->n_stages++] = (scr_stage){.action = SCR_FOLD, .to_output = 1};
+      if (me == op->root) s[p->n_stages++] = (scr_stage){.action = SCR_REDUCE, .to_output = 1};
       break;
     case SAGECOMM_REDUCE_SCATTER:
       p->input_blocks = 1;
       s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
-      s[p->n_stages++] = (scr_stage){.action = SCR_FOLD, .lag = 1, .to_output = 1, .from = SCR_EVERYBODY};
+      s[p->n_stages++] = (scr_stage){.action = SCR_REDUCE, .lag = 1, .to_output = 1, .from = SCR_EVERYBODY};
       p->max_lag = 1;
       break;
     case SAGECOMM_ALL_TO_ALL:
-      p->input_blocks = p->output_blocks = p->lane = large = true;
+      p->input_blocks = p->output_blocks = p->large = large = true;
       p->chunk = 16384;
       if (n_ranks > 1) {
         p->head = 512;
@@ -193,18 +193,18 @@ static sagecomm_error go_down(scr_group *g, const sagecomm_error *mine) {
   return first;
 }
 
-static void trouble(uint64_t handle, const scr_trouble *t) {
+static void incident(uint64_t handle, const scr_incident *t) {
   scr_group *g = table[index_of(handle)].group;
   sagecomm_error e = {0};
-  if (t->code != SCR_TROUBLE_FAILURE) {
+  if (t->code != SCR_INCIDENT_FAILURE) {
     static const int32_t status[] = {
-        [SCR_TROUBLE_MISMATCH] = SAGECOMM_MISMATCH,    [SCR_TROUBLE_LENGTH] = SAGECOMM_MISMATCH,
-        [SCR_TROUBLE_SPLIT] = SAGECOMM_MISMATCH,       [SCR_TROUBLE_GARBAGE] = SAGECOMM_INTERNAL,
-        [SCR_TROUBLE_BAD_LONGEST] = SAGECOMM_INTERNAL, [SCR_TROUBLE_BAD_FLOW] = SAGECOMM_INTERNAL,
-        [SCR_TROUBLE_BAD_MESSAGE] = SAGECOMM_INTERNAL, [SCR_TROUBLE_BAD_TAKEN] = SAGECOMM_INTERNAL,
-        [SCR_TROUBLE_TIMEOUT] = SAGECOMM_TIMEOUT,      [SCR_TROUBLE_UNEVEN] = SAGECOMM_SYSTEM,
-        [SCR_TROUBLE_LEFT] = SAGECOMM_PEER_FAILURE,    [SCR_TROUBLE_TYPE] = SAGECOMM_MISMATCH,
-        [SCR_TROUBLE_MEMORY] = SAGECOMM_SYSTEM};
+        [SCR_INCIDENT_MISMATCH] = SAGECOMM_MISMATCH,    [SCR_INCIDENT_LENGTH] = SAGECOMM_MISMATCH,
+        [SCR_INCIDENT_SPLIT] = SAGECOMM_MISMATCH,       [SCR_INCIDENT_GARBAGE] = SAGECOMM_INTERNAL,
+        [SCR_INCIDENT_BAD_LONGEST] = SAGECOMM_INTERNAL, [SCR_INCIDENT_BAD_CHANNEL] = SAGECOMM_INTERNAL,
+        [SCR_INCIDENT_BAD_MESSAGE] = SAGECOMM_INTERNAL, [SCR_INCIDENT_BAD_TAKEN] = SAGECOMM_INTERNAL,
+        [SCR_INCIDENT_TIMEOUT] = SAGECOMM_TIMEOUT,      [SCR_INCIDENT_UNEVEN] = SAGECOMM_SYSTEM,
+        [SCR_INCIDENT_LEFT] = SAGECOMM_PEER_FAILURE,    [SCR_INCIDENT_TYPE] = SAGECOMM_MISMATCH,
+        [SCR_INCIDENT_MEMORY] = SAGECOMM_SYSTEM};
     CHECK((size_t)t->code < sizeof status / sizeof *status && status[t->code] != SAGECOMM_OK);
     e.status = status[t->code];
     e.rank = t->peer;
@@ -223,11 +223,11 @@ sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const cha
   return go_down(r->group, &e);
 }
 
-static int32_t ring(uint64_t handle, int32_t peer) {
+static int32_t fifo(uint64_t handle, int32_t peer) {
   scr_group *g = table[index_of(handle)].group;
   pthread_mutex_lock(&go);
-  if (!scr_group_has_ring(g, peer))
-    scr_group_set_ring(g, peer, take_memory(g->rank, sizeof(scr_ring) + SCR_RING_BYTES));
+  if (!scr_group_has_fifo(g, peer))
+    scr_group_set_fifo(g, peer, take_memory(g->rank, sizeof(scr_fifo) + SCR_FIFO_BYTES));
   pthread_mutex_unlock(&go);
   return SAGECOMM_OK;
 }
@@ -267,10 +267,10 @@ static void *engine(void *unused) {
   for (int i = 0; i < n_entries; i++) groups[i] = table[i].group;
   while (!atomic_load(&stop)) {
     uint64_t handle;
-    scr_trouble t;
+    scr_incident t;
     int reason = scr_engine_turn(groups, n_entries, &handle, &t);
-    if (reason == SCR_ENGINE_TROUBLE) trouble(handle, &t);
-    if (reason == SCR_ENGINE_RING) ring(handle, t.peer);
+    if (reason == SCR_ENGINE_INCIDENT) incident(handle, &t);
+    if (reason == SCR_ENGINE_FIFO) fifo(handle, t.peer);
     if (reason == SCR_ENGINE_COMPLETER) {
       CHECK(n_completers < MAX_COMPLETERS);
       CHECK(pthread_create(&completers[n_completers++], NULL, completer, NULL) == 0);
@@ -297,20 +297,20 @@ static void *begin(void *p) {
   return NULL;
 }
 
-/* Makes the boards of a group, which peers[] then describes. */
-static void make_boards(int n, scr_peer_config peers[]) {
+/* Makes the shared blocks of a group, which peers[] then describes. */
+static void make_shared_blocks(int n, scr_peer_config peers[]) {
   for (int i = 0; i < n; i++) {
-    uint64_t board = take_memory(i, scr_board_bytes(n));
-    scr_board_format(arena_of(i) + board, i, n, 0);
-    peers[i] = (scr_peer_config){.arena = arena_of(i), .arena_bytes = ARENA_BYTES, .board = board};
-    CHECK(scr_board_check(&peers[i], i, n) == 0);
+    uint64_t shared = take_memory(i, scr_shared_bytes(n));
+    scr_shared_format(arena_of(i) + shared, i, n, 0);
+    peers[i] = (scr_peer_config){.arena = arena_of(i), .arena_bytes = ARENA_BYTES, .shared = shared};
+    CHECK(scr_shared_check(&peers[i], i, n) == 0);
     peers[i].engine_bell = (uint64_t)(arena_of(MAX_RANKS) - arena_of(i)); /* one process, one engine */
   }
 }
 
 static void open_group(int n, uint32_t spin, uint32_t yield_us) {
   scr_peer_config peers[MAX_RANKS];
-  make_boards(n, peers);
+  make_shared_blocks(n, peers);
   for (int i = 0; i < n; i++) {
     scr_group_config c = {.rank = i,
                           .size = n,
@@ -329,12 +329,12 @@ static void open_group(int n, uint32_t spin, uint32_t yield_us) {
 }
 
 static void prepare(void) {
-  static const scr_hooks hooks = {.issue = issue, .trouble = trouble, .ring = ring, .fuse = fuse, .fail = fail};
+  static const scr_hooks hooks = {.issue = issue, .incident = incident, .fifo = fifo, .fuse = fuse, .fail = fail};
   scr_set_hooks(&hooks);
   memory = make_memory();
   memset(arena_of(MAX_RANKS), 0, 4096);
   scr_engine_add_bell(arena_of(MAX_RANKS));
-  scr_engine_patience(20, 50);
+  scr_engine_backoff(20, 50);
   for (int i = 0; i < MAX_RANKS; i++) atomic_store(&arena_used[i], ARENA_BYTES);
 }
 

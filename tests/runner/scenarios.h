@@ -14,8 +14,8 @@ void test_reductions(int size, waiting w, uint64_t seed);
 void test_segments(int size, waiting w, uint64_t seed);
 void test_all_to_all(int size, waiting w, uint64_t seed);
 void test_blocks(int size, waiting w, uint64_t seed);
-/* flows.c */
-void test_flows(int size, waiting w, uint64_t seed);
+/* channels.c */
+void test_channels(int size, waiting w, uint64_t seed);
 void test_uneven_is_refused(int size, waiting w, uint64_t seed);
 void test_blocked_for_long(int size, waiting w, uint64_t seed);
 /* coalesced.c */
@@ -42,13 +42,13 @@ void test_goodbye(int size, waiting w, uint64_t seed);
 void test_failure_between_messages(int size, waiting w, uint64_t seed);
 void test_goodbye_after_a_message(int size, waiting w, uint64_t seed);
 /* garbage.c */
-void test_board_size_is_not_read_again(int size, waiting w, uint64_t seed);
+void test_shared_block_size_is_not_read_again(int size, waiting w, uint64_t seed);
 void test_wrong_offsets(int size, waiting w, uint64_t seed);
 void test_bad_frames(int size, waiting w, uint64_t seed);
 void test_wrong_counts(int size, waiting w, uint64_t seed);
 void test_changing_frame(int size, waiting w, uint64_t seed);
-/* bad_flows.c */
-void test_wrong_flows(int size, waiting w, uint64_t seed);
+/* bad_channels.c */
+void test_wrong_channels(int size, waiting w, uint64_t seed);
 void test_bad_messages(int size, waiting w, uint64_t seed);
 void test_wrong_taken(int size, waiting w, uint64_t seed);
 void test_awaits(int size, waiting w, uint64_t seed);

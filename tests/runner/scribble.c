@@ -26,12 +26,12 @@ typedef struct region {
   uint64_t stride, count, words;
 } region;
 
-#define MAX_REGIONS (26 + (2 + 3 * SCR_FLOW_CHANNELS) * MAX_RANKS)
+#define MAX_REGIONS (26 + (2 + 3 * SCR_CHANNELS) * MAX_RANKS)
 
 typedef struct scribbler {
   pthread_t thread;
   uint64_t random;
-  bool early; /* it begins before there are a large lane and rings: offsets are still to be read */
+  bool early; /* it begins before there are a large slots and rings: offsets are still to be read */
   region list[MAX_REGIONS];
   int regions;
   _Atomic bool stop;
@@ -42,9 +42,9 @@ static void add(scribbler *s, void *at, uint64_t stride, uint64_t count, uint64_
   s->list[s->regions++] = (region){at, stride, count, words};
 }
 
-/* All that board.h has, each kind of word as a region of its own, so that the rare ones are hit as often as the others. */
+/* All that shared_block.h has, each kind of word as a region of its own, so that the rare ones are hit as often as the others. */
 static void add_all(scribbler *s, const scr_group *g) {
-  scr_board *b = g->board;
+  scr_shared_block *b = g->shared;
   uint32_t n = (uint32_t)g->size;
   add(s, b, 0, 1, 4);         /* magic, rank and size, bell, length: read once, before */
   add(s, &b->left, 0, 1, 1);  /* goodbye */
@@ -57,29 +57,29 @@ static void add_all(scribbler *s, const scr_group *g) {
   add(s, b->records, sizeof(scr_record), SCR_RECORDS, sizeof(scr_record) / 8);
   add(s, b->small, SCR_SMALL_STRIDE, SCR_SMALL_SLOTS, 8);                   /* headers of slots */
   add(s, b->small + SCR_SMALL_DATA, SCR_SMALL_STRIDE, SCR_SMALL_SLOTS, 16); /* heads of blocks */
-  add(s, scr_board_reader(b, 0), sizeof(scr_ring_reader), n, 2);            /* counts of readers */
-  add(s, scr_board_ring(b, n, 0), 8, n, 1);                                 /* offsets */
-  add(s, scr_board_flow(b, n, 0, 0), 8, n * SCR_FLOW_CHANNELS, 1);
-  add(s, scr_board_flow_reader(b, n, 0), sizeof(scr_flow_reader), n, SCR_FLOW_CHANNELS); /* counts of messages */
-  add(s, scr_board_closed(b, n, 0), 8, n, 1);
-  add(s, b, 0, 1, scr_board_bytes(g->size) / 8);
+  add(s, scr_shared_fifo_reader(b, 0), sizeof(scr_fifo_reader), n, 2);      /* counts of readers */
+  add(s, scr_shared_fifo(b, n, 0), 8, n, 1);                                /* offsets */
+  add(s, scr_shared_channel(b, n, 0, 0), 8, n * SCR_CHANNELS, 1);
+  add(s, scr_shared_channel_reader(b, n, 0), sizeof(scr_channel_reader), n, SCR_CHANNELS); /* counts of messages */
+  add(s, scr_shared_closed(b, n, 0), 8, n, 1);
+  add(s, b, 0, 1, scr_shared_bytes(g->size) / 8);
   unsigned char *large = g->peer[g->rank].large;
   if (large == NULL) return; /* nor are there rings */
   add(s, large, SCR_LARGE_STRIDE, SCR_LARGE_SLOTS, 8);
   add(s, large + SCR_LARGE_REDUCED, SCR_LARGE_STRIDE, SCR_LARGE_SLOTS, 1);
   add(s, large, 0, 1, SCR_LARGE_SLOTS * SCR_LARGE_STRIDE / 8);
   for (int32_t p = 0; p < g->size; p++) {
-    scr_ring *out = g->channel[p].out;
+    scr_fifo *out = g->pair[p].out;
     if (out == NULL) continue;
     add(s, &out->written, 0, 1, 1);
-    add(s, out->data, 64, SCR_RING_BYTES / 64, SCR_FRAME_WORDS);
+    add(s, out->data, 64, SCR_FIFO_BYTES / 64, SCR_FRAME_WORDS);
   }
-  for (int32_t i = 0; i < g->size * SCR_FLOW_CHANNELS; i++) {
-    scr_flow *out = g->flow[i / SCR_FLOW_CHANNELS].out[i % SCR_FLOW_CHANNELS];
+  for (int32_t i = 0; i < g->size * SCR_CHANNELS; i++) {
+    scr_channel *out = g->channels[i / SCR_CHANNELS].out[i % SCR_CHANNELS];
     if (out == NULL) continue;
     add(s, &out->sent, 0, 1, 1);
-    add(s, out->places, SCR_FLOW_STRIDE, SCR_FLOW_PLACES, 4); /* headers */
-    add(s, out->places + SCR_FLOW_DATA, SCR_FLOW_STRIDE, SCR_FLOW_PLACES, 64);
+    add(s, out->places, SCR_CHANNEL_STRIDE, SCR_CHANNEL_PLACES, 4); /* headers */
+    add(s, out->places + SCR_CHANNEL_DATA, SCR_CHANNEL_STRIDE, SCR_CHANNEL_PLACES, 64);
   }
 }
 
@@ -220,10 +220,10 @@ void test_random_garbage(int n, waiting w, uint64_t seed) {
   for (uint64_t i = 0; races && n > 1 && i < repeats(); i++) {
     scribbler s = {.random = seed * 1000003 + i + 1, .early = i % 2};
     atomic_store(&timeout_ns, HANG_NS);
-    /* Over boards, or most kinds by messages: another algorithm each time. */
+    /* Over shared blocks, or most kinds by messages: another algorithm each time. */
     uint64_t random = s.random;
     if (i % 4 < 2) choose_messages((int)(next_random(&random) % (uint64_t)choose_rounds()), 1024, &random);
     run_ranks(n, w.spin, w.yield_us, seed, random_words, &s);
-    choose_boards();
+    choose_slots();
   }
 }

@@ -55,8 +55,8 @@ static block new_block(const uint8_t *content, size_t n, size_t shift) {
 static uint64_t checksum;
 
 /* Runs one kernel of one variant; returns the result, to be freed. dst is apart or source `alias`. */
-static uint8_t *run_fold(const scr_kernels *k, int dtype, int op, size_t count, int nsrc, uint8_t **content, int alias,
-                         int twice, size_t shift) {
+static uint8_t *run_reduce(const scr_kernels *k, int dtype, int op, size_t count, int nsrc, uint8_t **content,
+                           int alias, int twice, size_t shift) {
   const size_t n = count * sizes[dtype];
   block src[MAX_SOURCES], apart = new_block(NULL, n, shift), second = new_block(NULL, n, 0);
   const void *list[MAX_SOURCES];
@@ -65,7 +65,7 @@ static uint8_t *run_fold(const scr_kernels *k, int dtype, int op, size_t count, 
     list[i] = src[i].p;
   }
   uint8_t *dst = alias >= 0 ? src[alias].p : apart.p;
-  k->fold[dtype][op](dst, twice ? second.p : NULL, list, nsrc, count, nsrc);
+  k->reduce[dtype][op](dst, twice ? second.p : NULL, list, nsrc, count, nsrc);
   if (twice && n && memcmp(dst, second.p, n) != 0) {
     fprintf(stderr, "%s: type %d, reduction %d: the destinations differ\n", k->name, dtype, op);
     exit(1);
@@ -80,7 +80,7 @@ static uint8_t *run_fold(const scr_kernels *k, int dtype, int op, size_t count, 
   return result;
 }
 
-static void check_folds(const scr_kernels **variants, int n_variants, int dtype, int op, size_t count, int nsrc) {
+static void check_reduces(const scr_kernels **variants, int n_variants, int dtype, int op, size_t count, int nsrc) {
   const size_t n = count * sizes[dtype];
   uint8_t *content[MAX_SOURCES];
   for (int i = 0; i < nsrc; i++) {
@@ -91,11 +91,12 @@ static void check_folds(const scr_kernels **variants, int n_variants, int dtype,
       memcpy(content[i] + j, &v, 8);
     }
   }
-  uint8_t *want = run_fold(variants[n_variants - 1], dtype, op, count, nsrc, content, -1, 0, 0);
+  uint8_t *want = run_reduce(variants[n_variants - 1], dtype, op, count, nsrc, content, -1, 0, 0);
   for (size_t j = 0; j < n; j++) checksum = (checksum ^ want[j]) * UINT64_C(0x100000001b3);
   for (int v = 0; v < n_variants; v++) {
     for (int alias = -1; alias < nsrc; alias++) {
-      uint8_t *got = run_fold(variants[v], dtype, op, count, nsrc, content, alias, alias & 1, (size_t)(alias + 1) * 3);
+      uint8_t *got =
+          run_reduce(variants[v], dtype, op, count, nsrc, content, alias, alias & 1, (size_t)(alias + 1) * 3);
       if (n && memcmp(got, want, n) != 0) {
         fprintf(stderr, "%s: type %d, reduction %d, %zu elements of %d sources, dst %d: other bits than portable\n",
                 variants[v]->name, dtype, op, count, nsrc, alias);
@@ -155,9 +156,9 @@ int main(void) {
   for (int dtype = 0; dtype < SAGECOMM_DTYPE_COUNT; dtype++) {
     for (size_t c = 0; c < n_counts; c++) {
       for (int op = 0; op < SAGECOMM_REDUCE_OP_COUNT; op++) {
-        if (variants[0]->fold[dtype][op] == NULL) continue;
+        if (variants[0]->reduce[dtype][op] == NULL) continue;
         for (int nsrc = 1; nsrc <= MAX_SOURCES; nsrc += nsrc == 3 ? 2 : 1) {
-          check_folds(variants, n_variants, dtype, op, counts[c], nsrc);
+          check_reduces(variants, n_variants, dtype, op, counts[c], nsrc);
         }
       }
       for (int v = 0; v < n_variants; v++) {

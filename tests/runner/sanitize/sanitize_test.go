@@ -32,7 +32,7 @@ var unused = []string{"kernels_avx2.c", "kernels_avx512.c"}
 // rest: internal/runner/kernels_sanitize_test.go runs all of them under both.
 const kernels = "kernels_portable.c"
 
-const patience = 3 * time.Minute // of one run of threads_test; a run that hangs says in its last line where
+const backoff = 3 * time.Minute // of one run of threads_test; a run that hangs says in its last line where
 
 // build is a copy of the sources with what was made of it.
 type build struct {
@@ -184,12 +184,12 @@ func object(source string) string {
 
 func mutant(source string) string { return "mutant_" + object(source) }
 
-var errHangs = fmt.Errorf("it hangs: no end after %v", patience)
+var errHangs = fmt.Errorf("it hangs: no end after %v", backoff)
 
 // run gives what threads_test prints; an error when it, or a sanitizer, found something.
 func (b *build) run(t *testing.T, prefix []string, args ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), backoff)
 	defer cancel()
 	line := append(append(append([]string{}, prefix...), filepath.Join(b.dir, "threads_test")), args...)
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
@@ -236,20 +236,20 @@ var mutations = []mutation{
 		"if (how == SOUNDLY || ", "if (", "timeout_of_what_nobody_waits_for"},
 	{"a pass over the messages lasts while there are any", "p2p.c",
 		"if (budget <= 0) return SCR_YIELDED;", "budget = SCR_PASS_BYTES;", "bounded_passes"},
-	{"a place of a flow is written again before its message was taken", "flow.c",
-		"if (sent - e->taken_seen[channel] < SCR_FLOW_PLACES) return 0;", "if (e) return 0;", "flows"},
-	{"a message is there before its bytes are", "flow.c",
+	{"a place of a channel is written again before its message was taken", "sendrecv.c",
+		"if (sent - e->taken_seen[channel] < SCR_CHANNEL_PLACES) return 0;", "if (e) return 0;", "channels"},
+	{"a message is there before its bytes are", "sendrecv.c",
 		"if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);\n  put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from));",
-		"put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from));\n  if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);", "flows"},
-	{"a message is taken before its bytes are", "flow.c",
+		"put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from));\n  if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);", "channels"},
+	{"a message is taken before its bytes are", "sendrecv.c",
 		"  if (n > 0) {\n    cursor out",
-		"  take(w->g, s->peer, s->channel);\n  w->g->flow[s->peer].taken[s->channel]--;\n  if (n > 0) {\n    cursor out", "flows"},
-	{"the calls that messages belong to are not compared", "flow.c",
-		"if (SCR_UNLIKELY(header->hash != r->hash)) return SCR_TROUBLE_MISMATCH;", "", "mismatch"},
-	{"who waits for room says that it waits for a message", "flow.c",
-		"r->flow = SCR_SLEEP_FLOW(channel, 1);", "r->flow = SCR_SLEEP_FLOW(channel, 0);", "awaits"},
+		"  take(w->g, s->peer, s->channel);\n  w->g->channels[s->peer].taken[s->channel]--;\n  if (n > 0) {\n    cursor out", "channels"},
+	{"the calls that messages belong to are not compared", "sendrecv.c",
+		"if (SCR_UNLIKELY(header->hash != r->hash)) return SCR_INCIDENT_MISMATCH;", "", "mismatch"},
+	{"who waits for room says that it waits for a message", "sendrecv.c",
+		"r->channel = SCR_SLEEP_CHANNEL(channel, 1);", "r->channel = SCR_SLEEP_CHANNEL(channel, 0);", "awaits"},
 	{"a rank whose message is there counts as one that waits", "group.c",
-		"scr_flow_is_there(g, rank, (int32_t)who - 1, word) ? -1", "scr_flow_is_there(g, rank, (int32_t)who - 1, 0) ? -1", "awaits"},
+		"scr_channel_is_there(g, rank, (int32_t)who - 1, word) ? -1", "scr_channel_is_there(g, rank, (int32_t)who - 1, 0) ? -1", "awaits"},
 	{"a flag does not publish what was written before it", "internal.h",
 		"atomic_store_explicit(flag, value, memory_order_seq_cst);",
 		"atomic_store_explicit(flag, value, memory_order_relaxed);", "random"},
@@ -277,19 +277,19 @@ var unchecked = []mutation{
 	{"an offset of slots is believed", "program.c",
 		"if (offset == 0 || !scr_inside(p, offset, SCR_LARGE_SLOTS * (uint64_t)SCR_LARGE_STRIDE)) return NULL;",
 		"if (offset == 0) return NULL;", "random_garbage"},
-	{"an offset of a ring is believed", "ring.c",
-		"ch->broken = !scr_inside(p, offset, sizeof(scr_ring) + SCR_RING_BYTES);", "ch->broken = false;", "random_garbage"},
-	{"an offset of a flow is believed", "flow.c",
-		"return offset != 0 && scr_inside(p, offset, sizeof(scr_flow)) ?", "return offset != 0 ?", "wrong_flows"},
-	{"a header of a message is believed", "flow.c",
+	{"an offset of a fifo is believed", "fifo.c",
+		"ch->broken = !scr_inside(p, offset, sizeof(scr_fifo) + SCR_FIFO_BYTES);", "ch->broken = false;", "random_garbage"},
+	{"an offset of a channel is believed", "sendrecv.c",
+		"return offset != 0 && scr_inside(p, offset, sizeof(scr_channel))", "return offset != 0", "wrong_channels"},
+	{"a header of a message is believed", "sendrecv.c",
 		"filled != number || theirs != block || header->bytes != bytes", "filled != number", "bad_messages"},
-	{"another number than the next message's is good enough", "flow.c",
+	{"another number than the next message's is good enough", "sendrecv.c",
 		"filled != number || theirs", "filled < number || theirs", "bad_messages"},
-	{"more may be taken than was sent", "flow.c", "if (SCR_UNLIKELY(seen > sent)) return",
+	{"more may be taken than was sent", "sendrecv.c", "if (SCR_UNLIKELY(seen > sent)) return",
 		"if (SCR_UNLIKELY(seen > sent) && seen < sent) return", "wrong_taken"},
 	{"a message may be longer than it was announced", "p2p.c",
-		"if (r == NULL || f->bytes > r->bytes - r->moved) return SCR_TROUBLE_GARBAGE;",
-		"if (r == NULL) return SCR_TROUBLE_GARBAGE;", "bad_frames"},
+		"if (r == NULL || f->bytes > r->bytes - r->moved) return SCR_INCIDENT_GARBAGE;",
+		"if (r == NULL) return SCR_INCIDENT_GARBAGE;", "bad_frames"},
 }
 
 func TestUnderAddressSanitizer(t *testing.T) {

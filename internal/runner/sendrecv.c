@@ -1,62 +1,63 @@
-/* flow.c: the interpreter of programs of messages (message.Plan), and the flows that the messages go through. A run is a
+/* sendrecv.c: the interpreter of programs of messages (message.Plan), and the channels that the messages go through. A run is a
  * cursor over the chunks and the steps of its program. A step first waits for room or for a message, without side effects,
- * and then moves its bytes, so that a blocked step can simply be entered again. Messages are copied into flows: a send is
+ * and then moves its bytes, so that a blocked step can simply be entered again. Messages are copied into channels: a send is
  * taken at once, and its bytes may be overwritten. Called under the drive lock; never sleeps. */
 #include <stdlib.h>
 
 #include "program.h"
 
-/* ---- flows ---- */
+/* ---- channels ---- */
 
-static inline scr_flow_place *place_of(const scr_flow *f, uint64_t number) {
-  return (scr_flow_place *)(uintptr_t)(f->places + (number % SCR_FLOW_PLACES) * SCR_FLOW_STRIDE);
+static inline scr_place *place_of(const scr_channel *f, uint64_t number) {
+  return (scr_place *)(uintptr_t)(f->places + (number % SCR_CHANNEL_PLACES) * SCR_CHANNEL_STRIDE);
 }
 
-static inline unsigned char *data_of(scr_flow_place *p) { return (unsigned char *)p + SCR_FLOW_DATA; }
+static inline unsigned char *data_of(scr_place *p) { return (unsigned char *)p + SCR_CHANNEL_DATA; }
 
 /* How much rank `to` has taken of what rank `from` sent it. */
 static inline _Atomic uint64_t *taken_word(const scr_group *g, int32_t to, int32_t from, uint32_t channel) {
-  return &scr_board_flow_reader(g->peer[to].board, (uint32_t)g->size, (uint32_t)from)->taken[channel];
+  return &scr_shared_channel_reader(g->peer[to].shared, (uint32_t)g->size, (uint32_t)from)->taken[channel];
 }
 
 static inline _Atomic uint64_t *offset_word(const scr_group *g, int32_t from, int32_t to, uint32_t channel) {
-  return scr_board_flow(g->peer[from].board, (uint32_t)g->size, (uint32_t)to, channel);
+  return scr_shared_channel(g->peer[from].shared, (uint32_t)g->size, (uint32_t)to, channel);
 }
 
-/* The flow from one rank to another; NULL: there is none yet, or none at that offset. */
-static const scr_flow *flow_between(const scr_group *g, int32_t from, int32_t to, uint32_t channel) {
+/* The channel from one rank to another; NULL: there is none yet, or none at that offset. */
+static const scr_channel *channel_between(const scr_group *g, int32_t from, int32_t to, uint32_t channel) {
   uint64_t offset = atomic_load_explicit(offset_word(g, from, to, channel), memory_order_acquire);
   const scr_peer *p = &g->peer[from];
-  return offset != 0 && scr_inside(p, offset, sizeof(scr_flow)) ? (const scr_flow *)(const void *)(p->arena + offset)
-                                                                : NULL;
+  return offset != 0 && scr_inside(p, offset, sizeof(scr_channel))
+             ? (const scr_channel *)(const void *)(p->arena + offset)
+             : NULL;
 }
 
-void scr_group_set_flow(scr_group *g, int32_t peer, int32_t channel, uint64_t offset) {
-  g->flow[peer].out[channel] = (scr_flow *)(void *)(g->peer[g->rank].arena + offset);
+void scr_group_set_channel(scr_group *g, int32_t peer, int32_t channel, uint64_t offset) {
+  g->channels[peer].out[channel] = (scr_channel *)(void *)(g->peer[g->rank].arena + offset);
   scr_store_flag(offset_word(g, g->rank, peer, (uint32_t)channel), offset);
   scr_wake_readers(g);
 }
 
-bool scr_group_has_flow(const scr_group *g, int32_t peer, int32_t channel) {
-  return g->flow[peer].out[channel] != NULL;
+bool scr_group_has_channel(const scr_group *g, int32_t peer, int32_t channel) {
+  return g->channels[peer].out[channel] != NULL;
 }
 
-bool scr_flow_is_there(const scr_group *g, int32_t rank, int32_t awaited, uint32_t word) {
+bool scr_channel_is_there(const scr_group *g, int32_t rank, int32_t awaited, uint32_t word) {
   uint32_t what = (word & ~SCR_SLEEP_ENGINE) >> 16;
-  if (what == 0 || what > 2 * SCR_FLOW_CHANNELS) return false;
+  if (what == 0 || what > 2 * SCR_CHANNELS) return false;
   uint32_t channel = (what - 1) / 2;
   bool room = (what - 1) % 2;
   int32_t from = room ? rank : awaited, to = room ? awaited : rank;
-  const scr_flow *f = flow_between(g, from, to, channel);
+  const scr_channel *f = channel_between(g, from, to, channel);
   if (f == NULL) return false;
   uint64_t taken = atomic_load_explicit(taken_word(g, to, from, channel), memory_order_acquire);
   uint64_t there = atomic_load_explicit(&f->sent, memory_order_acquire) - taken;
-  return room ? there < SCR_FLOW_PLACES : there > 0;
+  return room ? there < SCR_CHANNEL_PLACES : there > 0;
 }
 
 static void wake(scr_group *g, int32_t peer) {
   SCR_FAULT(SCR_FAULT_PUBLISHED);
-  scr_sleeper *s = &g->peer[peer].board->collective;
+  scr_sleeper *s = &g->peer[peer].shared->collective;
   uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
   uint32_t who = scr_sleeps_for(word);
   if (SCR_UNLIKELY(who == 1 + (uint32_t)g->rank || who == SCR_SLEEP_ANY)) scr_wake_peer(&g->peer[peer], s, word);
@@ -71,55 +72,55 @@ static int bad(scr_run *r, int code, int32_t peer, uint32_t channel) {
 
 /* Waits until there is room for another message. */
 static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) {
-  scr_flow_end *e = &g->flow[peer];
+  scr_channels *e = &g->channels[peer];
   uint64_t sent = e->sent[channel];
-  if (sent - e->taken_seen[channel] < SCR_FLOW_PLACES) return 0;
+  if (sent - e->taken_seen[channel] < SCR_CHANNEL_PLACES) return 0;
   _Atomic uint64_t *taken = taken_word(g, peer, g->rank, channel);
-  r->flow = SCR_SLEEP_FLOW(channel, 1);
-  int rc = scr_await(g, r, taken, sent - SCR_FLOW_PLACES + 1, peer);
+  r->channel = SCR_SLEEP_CHANNEL(channel, 1);
+  int rc = scr_await(g, r, taken, sent - SCR_CHANNEL_PLACES + 1, peer);
   if (rc) return rc;
   uint64_t seen = atomic_load_explicit(taken, memory_order_acquire);
-  if (SCR_UNLIKELY(seen > sent)) return bad(r, SCR_TROUBLE_BAD_TAKEN, peer, channel);
+  if (SCR_UNLIKELY(seen > sent)) return bad(r, SCR_INCIDENT_BAD_TAKEN, peer, channel);
   e->taken_seen[channel] = seen;
   return 0;
 }
 
 /* Waits for the next message of a rank and compares its header with what must come: `bytes`, of blocks of which the
  * longest has `block`. The peer may write there at any time, so what is compared is read once. */
-static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block,
-                         const unsigned char **data) {
-  scr_flow_end *e = &g->flow[peer];
-  r->flow = SCR_SLEEP_FLOW(channel, 0);
-  if (SCR_UNLIKELY(e->in[channel] == NULL)) { /* with the first message comes the flow */
+static int await_p2p(scr_group *g, scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block,
+                     const unsigned char **data) {
+  scr_channels *e = &g->channels[peer];
+  r->channel = SCR_SLEEP_CHANNEL(channel, 0);
+  if (SCR_UNLIKELY(e->in[channel] == NULL)) { /* with the first message comes the channel */
     int rc = scr_await(g, r, offset_word(g, peer, g->rank, channel), 1, peer);
     if (rc) return rc;
-    e->in[channel] = flow_between(g, peer, g->rank, channel);
-    if (e->in[channel] == NULL) return bad(r, SCR_TROUBLE_BAD_FLOW, peer, channel);
+    e->in[channel] = channel_between(g, peer, g->rank, channel);
+    if (e->in[channel] == NULL) return bad(r, SCR_INCIDENT_BAD_CHANNEL, peer, channel);
   }
   uint64_t number = e->taken[channel] + 1;
-  scr_flow_place *p = place_of(e->in[channel], number);
+  scr_place *p = place_of(e->in[channel], number);
   int rc = scr_await(g, r, &p->filled, number, peer);
   if (SCR_UNLIKELY(rc)) return rc;
-  const volatile scr_flow_place *header = p;
+  const volatile scr_place *header = p;
   uint64_t filled = atomic_load_explicit(&p->filled, memory_order_acquire), theirs = header->block;
   r->peer = peer;
-  if (SCR_UNLIKELY(header->hash != r->hash)) return SCR_TROUBLE_MISMATCH;
+  if (SCR_UNLIKELY(header->hash != r->hash)) return SCR_INCIDENT_MISMATCH;
   if (SCR_UNLIKELY(theirs != block && r->kind == SAGECOMM_ALL_TO_ALL)) {
     r->need = theirs;
     r->expected = block;
-    return SCR_TROUBLE_SPLIT;
+    return SCR_INCIDENT_SPLIT;
   }
   if (SCR_UNLIKELY(filled != number || theirs != block || header->bytes != bytes)) {
-    return bad(r, SCR_TROUBLE_BAD_MESSAGE, peer, channel);
+    return bad(r, SCR_INCIDENT_BAD_MESSAGE, peer, channel);
   }
   *data = data_of(p);
   return 0;
 }
 
 static void put(scr_group *g, const scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block) {
-  scr_flow_end *e = &g->flow[peer];
+  scr_channels *e = &g->channels[peer];
   uint64_t number = ++e->sent[channel];
-  scr_flow_place *p = place_of(e->out[channel], number);
+  scr_place *p = place_of(e->out[channel], number);
   p->hash = r->hash;
   p->bytes = bytes;
   p->block = block;
@@ -129,7 +130,7 @@ static void put(scr_group *g, const scr_run *r, int32_t peer, uint32_t channel, 
 }
 
 static void take(scr_group *g, int32_t peer, uint32_t channel) {
-  uint64_t number = ++g->flow[peer].taken[channel];
+  uint64_t number = ++g->channels[peer].taken[channel];
   scr_store_flag(taken_word(g, g->rank, peer, channel), number);
   wake(g, peer);
 }
@@ -145,7 +146,7 @@ static uint64_t block_bytes(const scr_run *r, const scr_region *x) {
   return scr_block_bytes(r->in_blocks.at ? &r->in_blocks : &r->out_blocks, x->block);
 }
 
-uint64_t scr_flow_longest(const scr_group *g, const scr_run *r) {
+uint64_t scr_sendrecv_longest(const scr_group *g, const scr_run *r) {
   if (r->kind != SAGECOMM_ALL_TO_ALL) return r->bytes;
   uint64_t longest = 0;
   for (int32_t i = 0; i < g->size; i++) {
@@ -210,7 +211,7 @@ static inline uint64_t n_scaled(const scr_group *g, const scr_program *pg) {
 }
 
 static unsigned char *scaled_at(const scr_group *g, const scr_run *r, int32_t block, uint64_t k) {
-  const scr_messages *m = r->program->messages;
+  const scr_sendrecv *m = r->program->messages;
   uint64_t cells = (uint64_t)m->cells * m->sets, n = n_scaled(g, r->program), set = k % (m->max_lag + UINT64_C(1));
   uint64_t number = cells + set * n + (n > 1 ? (uint64_t)block : 0);
   return g->scratch + number * r->cell;
@@ -218,7 +219,7 @@ static unsigned char *scaled_at(const scr_group *g, const scr_run *r, int32_t bl
 
 static bool make_scratch(scr_group *g, scr_run *r) {
   const scr_program *pg = r->program;
-  const scr_messages *m = pg->messages;
+  const scr_sendrecv *m = pg->messages;
   r->cell = (scr_min(r->longest, pg->chunk) + 63) & ~UINT64_C(63);
   uint64_t need = (uint64_t)m->cells * m->sets * r->cell;
   if (pg->scale) need += n_scaled(g, pg) * (m->max_lag + UINT64_C(1)) * r->cell;
@@ -318,30 +319,30 @@ static void reduce(const where *w, const unsigned char *message, bool message_fi
       src[0] = message;
       src[1] = own;
     }
-    pg->fold(dst, NULL, src, 2, len / pg->elem, 1);
+    pg->reduce(dst, NULL, src, 2, len / pg->elem, 1);
     skip(&from, len);
     skip(&to, len);
     if (message) message += len;
   }
 }
 
-static int send(const where *w, const scr_flow_step *s, const scr_region *from, uint64_t n) {
+static int send(const where *w, const scr_step *s, const scr_region *from, uint64_t n) {
   int rc = await_room(w->g, w->r, s->peer, s->channel);
   if (SCR_UNLIKELY(rc)) return rc;
-  const scr_flow_end *e = &w->g->flow[s->peer];
+  const scr_channels *e = &w->g->channels[s->peer];
   unsigned char *to = data_of(place_of(e->out[s->channel], e->sent[s->channel] + 1));
   if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);
   put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from));
   return 0;
 }
 
-static int receive(const where *w, const scr_flow_step *s, const scr_region *from, const scr_region *to, uint64_t n) {
+static int receive(const where *w, const scr_step *s, const scr_region *from, const scr_region *to, uint64_t n) {
   const unsigned char *data;
-  int rc = await_message(w->g, w->r, s->peer, s->channel, n, block_of(w->r, to, s->n_to), &data);
+  int rc = await_p2p(w->g, w->r, s->peer, s->channel, n, block_of(w->r, to, s->n_to), &data);
   if (SCR_UNLIKELY(rc)) return rc;
   if (n > 0) {
     cursor out = cursor_at(w->r, to, s->n_to, w->k);
-    if (s->op == SCR_FLOW_RECV) {
+    if (s->op == SCR_STEP_RECV) {
       spread(w, data, out, n);
     } else {
       reduce(w, data, s->message_first, cursor_at(w->r, from, s->n_from, w->k), out, n);
@@ -357,19 +358,19 @@ static int receive(const where *w, const scr_flow_step *s, const scr_region *fro
 
 /* Carries a step out for one chunk; *moved grows by its cost. After chunk 0, in which ranks meet in any case, steps that
  * have nothing to move are left out, on both sides. */
-static int carry_out(const where *w, const scr_flow_step *s, uint64_t *moved) {
-  const scr_messages *m = w->r->program->messages;
+static int carry_out(const where *w, const scr_step *s, uint64_t *moved) {
+  const scr_sendrecv *m = w->r->program->messages;
   const scr_region *from = m->region + s->from, *to = m->region + s->to;
-  uint64_t n = s->op == SCR_FLOW_SEND ? bytes_of(w->r, from, s->n_from, w->k) : bytes_of(w->r, to, s->n_to, w->k);
-  if (n == 0 && (w->k > 0 || s->op > SCR_FLOW_RECV_REDUCE)) return 0;
+  uint64_t n = s->op == SCR_STEP_SEND ? bytes_of(w->r, from, s->n_from, w->k) : bytes_of(w->r, to, s->n_to, w->k);
+  if (n == 0 && (w->k > 0 || s->op > SCR_STEP_RECV_REDUCE)) return 0;
   *moved += n + STEP_COST;
   switch (s->op) {
-    case SCR_FLOW_SEND:
+    case SCR_STEP_SEND:
       return send(w, s, from, n);
-    case SCR_FLOW_RECV:
-    case SCR_FLOW_RECV_REDUCE:
+    case SCR_STEP_RECV:
+    case SCR_STEP_RECV_REDUCE:
       return receive(w, s, from, to, n);
-    case SCR_FLOW_REDUCE:
+    case SCR_STEP_REDUCE:
       reduce(w, NULL, false, cursor_at(w->r, from, s->n_from, w->k), cursor_at(w->r, to, s->n_to, w->k), n);
       return 0;
     default:
@@ -424,13 +425,13 @@ static void average(const where *w) {
   }
 }
 
-int scr_flow_advance(scr_group *g, scr_run *r, int64_t until_ns) {
-  const scr_messages *m = r->program->messages;
+int scr_sendrecv_advance(scr_group *g, scr_run *r, int64_t until_ns) {
+  const scr_sendrecv *m = r->program->messages;
   uint64_t moved = 0;
   if (r->head == 0 && r->stage == 0) {
     r->peer = g->rank;
-    if (m->even && r->kind == SAGECOMM_ALL_TO_ALL && !blocks_are_equal(g, r)) return SCR_TROUBLE_UNEVEN;
-    if (!make_scratch(g, r)) return SCR_TROUBLE_MEMORY;
+    if (m->even && r->kind == SAGECOMM_ALL_TO_ALL && !blocks_are_equal(g, r)) return SCR_INCIDENT_UNEVEN;
+    if (!make_scratch(g, r)) return SCR_INCIDENT_MEMORY;
   }
   for (; r->head < r->chunks + m->max_lag; r->head++, r->stage = 0) {
     if (r->stage == 0) { /* before the steps, which are counted from 1 */
@@ -438,7 +439,7 @@ int scr_flow_advance(scr_group *g, scr_run *r, int64_t until_ns) {
       r->stage = 1;
     }
     for (; r->stage <= m->n_steps; r->stage++) {
-      const scr_flow_step *s = &m->step[r->stage - 1];
+      const scr_step *s = &m->step[r->stage - 1];
       if (r->head < s->lag || r->head - s->lag >= r->chunks) continue;
       const where w = {g, r, r->head - s->lag};
       if (until_ns != 0 && moved >= LOOK_BYTES) {
@@ -455,12 +456,12 @@ int scr_flow_advance(scr_group *g, scr_run *r, int64_t until_ns) {
   return SCR_FINISHED;
 }
 
-bool scr_program_messages(scr_program *p, uint32_t steps, uint32_t regions) {
-  size_t lists = steps * sizeof(scr_flow_step) + regions * sizeof(scr_region);
-  scr_messages *m = p->messages = calloc(1, sizeof *m + lists);
+bool scr_program_sendrecv(scr_program *p, uint32_t steps, uint32_t regions) {
+  size_t lists = steps * sizeof(scr_step) + regions * sizeof(scr_region);
+  scr_sendrecv *m = p->messages = calloc(1, sizeof *m + lists);
   if (m == NULL) return false;
   m->n_steps = steps;
-  m->step = (const scr_flow_step *)(const void *)(m + 1);
+  m->step = (const scr_step *)(const void *)(m + 1);
   m->region = (const scr_region *)(const void *)(m->step + steps);
   return true;
 }

@@ -1,11 +1,11 @@
-/* bundle.c: see bundle.h. A part keeps the bundle's run alive until it is complete, the bundle keeps its parts until it
+/* composite.c: see composite.h. A part keeps the composite's run alive until it is complete, the composite keeps its parts until it
  * is freed itself: they fall with the last part's completion. */
-#include "bundle.h"
+#include "composite.h"
 
 #include <sched.h>
 #include <stdlib.h>
 
-struct scr_bundle {
+struct scr_composite {
   scr_run *run;
   _Atomic uint32_t left;        /* parts that are not complete, and one until it is closed */
   _Atomic(scr_cause *) failure; /* the first part's that failed, owned */
@@ -14,8 +14,8 @@ struct scr_bundle {
   scr_run *part[]; /* owned */
 };
 
-scr_run *scr_bundle_new(scr_group *g, uint64_t group, uint32_t parts) {
-  scr_bundle *b = calloc(1, sizeof *b + parts * sizeof b->part[0]);
+scr_run *scr_composite_new(scr_group *g, uint64_t group, uint32_t parts) {
+  scr_composite *b = calloc(1, sizeof *b + parts * sizeof b->part[0]);
   scr_run *all = b ? scr_run_new() : NULL;
   if (all == NULL) {
     free(b);
@@ -25,11 +25,11 @@ scr_run *scr_bundle_new(scr_group *g, uint64_t group, uint32_t parts) {
   b->left = 1;
   all->group = g;
   all->group_handle = group;
-  all->parts_of = b;
+  all->composite_of = b;
   return all;
 }
 
-void scr_bundle_free(scr_bundle *b) {
+void scr_composite_free(scr_composite *b) {
   if (b == NULL) return;
   for (uint32_t i = 0; i < b->n; i++) scr_run_unref(b->part[i]);
   scr_cause_unref(b->failure);
@@ -37,7 +37,7 @@ void scr_bundle_free(scr_bundle *b) {
 }
 
 /* One of those that count in `left` is through. */
-static void through(scr_bundle *b) {
+static void through(scr_composite *b) {
   if (atomic_fetch_sub_explicit(&b->left, 1, memory_order_acq_rel) != 1) return;
   scr_run *all = b->run;
   all->status = atomic_load_explicit(&b->status, memory_order_relaxed);
@@ -45,7 +45,7 @@ static void through(scr_bundle *b) {
   scr_run_settle(all, false);
 }
 
-static void note_part(scr_bundle *b, const scr_run *part) {
+static void note_part(scr_composite *b, const scr_run *part) {
   if (part->status < 0) {
     scr_cause *none = NULL, *cause = scr_cause_ref(part->cause);
     if (!atomic_compare_exchange_strong(&b->failure, &none, cause)) scr_cause_unref(cause);
@@ -55,31 +55,31 @@ static void note_part(scr_bundle *b, const scr_run *part) {
   through(b);
 }
 
-void scr_bundle_add(scr_run *all, sagecomm_work work) {
-  scr_bundle *b = all->parts_of;
+void scr_composite_add(scr_run *all, sagecomm_work work) {
+  scr_composite *b = all->composite_of;
   scr_run *part = scr_run_of(work);
   b->part[b->n++] = part;
   if (part->seq != 0) all->seq = part->seq;
-  part->bundle = b;
+  part->composite = b;
   scr_run_ref(all);
   atomic_fetch_add_explicit(&b->left, 1, memory_order_relaxed);
   uint32_t pending = SCR_PENDING_STATE;
-  if (atomic_compare_exchange_strong_explicit(&part->state, &pending, SCR_HAS_BUNDLE, memory_order_acq_rel,
+  if (atomic_compare_exchange_strong_explicit(&part->state, &pending, SCR_HAS_COMPOSITE, memory_order_acq_rel,
                                               memory_order_acquire)) {
     return;
   }
-  scr_bundle_part_done(part); /* complete already, before it could know */
+  scr_composite_part_done(part); /* complete already, before it could know */
 }
 
-void scr_bundle_part_done(scr_run *part) {
-  scr_bundle *b = part->bundle;
+void scr_composite_part_done(scr_run *part) {
+  scr_composite *b = part->composite;
   scr_run *all = b->run;
   note_part(b, part);
   scr_run_unref(all);
 }
 
-int32_t scr_bundle_close(scr_run *all, int32_t status, sagecomm_work *work, sagecomm_error *err) {
-  scr_bundle *b = all->parts_of;
+int32_t scr_composite_close(scr_run *all, int32_t status, sagecomm_work *work, sagecomm_error *err) {
+  scr_composite *b = all->composite_of;
   if (b->n == 0) { /* all is complete, or nothing was begun */
     scr_run_unref(all);
     return status < 0 ? status : SAGECOMM_OK;
@@ -102,8 +102,8 @@ int32_t scr_bundle_close(scr_run *all, int32_t status, sagecomm_work *work, sage
   return SAGECOMM_PENDING;
 }
 
-scr_run *scr_bundle_unfinished(const scr_run *all) {
-  const scr_bundle *b = all->parts_of;
+scr_run *scr_composite_unfinished(const scr_run *all) {
+  const scr_composite *b = all->composite_of;
   for (uint32_t i = 0; i < b->n; i++) {
     if (!(atomic_load_explicit(&b->part[i]->state, memory_order_acquire) & SCR_DONE)) return b->part[i];
   }

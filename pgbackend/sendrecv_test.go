@@ -10,7 +10,8 @@ import (
 	"testing"
 
 	"sagecomm/algo"
-	messageplan "sagecomm/algo/message"
+	"sagecomm/algo/plan"
+	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
 )
 
@@ -40,13 +41,13 @@ func worldBy(t *testing.T, size int, kind coll.Kind, algorithm string, chunk int
 	return w
 }
 
-// eachMessageAlgorithm runs f for all algorithms of messages of all kinds for which `of` holds.
-func eachMessageAlgorithm(t *testing.T, of func(coll.Kind) bool, f func(t *testing.T, kind coll.Kind, algorithm string)) {
+// eachSendRecvAlgorithm runs f for all algorithms of messages of all kinds for which `of` holds.
+func eachSendRecvAlgorithm(t *testing.T, of func(coll.Kind) bool, f func(t *testing.T, kind coll.Kind, algorithm string)) {
 	for kind := range coll.KindCount {
 		if !kind.Collective() || !of(kind) {
 			continue
 		}
-		for _, name := range messageplan.Algorithms(kind) {
+		for _, name := range sendrecv.Algorithms(kind) {
 			t.Run(fmt.Sprintf("%v %s", kind, name), func(t *testing.T) { f(t, kind, name) })
 		}
 	}
@@ -150,7 +151,7 @@ func TestMessagesCarryOutEveryCollective(t *testing.T) {
 	}
 	for _, size := range sizes {
 		t.Run(fmt.Sprintf("%d ranks", size), func(t *testing.T) {
-			eachMessageAlgorithm(t, anyKind, func(t *testing.T, kind coll.Kind, algorithm string) {
+			eachSendRecvAlgorithm(t, anyKind, func(t *testing.T, kind coll.Kind, algorithm string) {
 				const chunk = 4096
 				w := worldBy(t, size, kind, algorithm, chunk, nil)
 				roots := []int{0}
@@ -168,9 +169,9 @@ func TestMessagesCarryOutEveryCollective(t *testing.T) {
 	}
 }
 
-// Messages as long as a flow can have them, and several rounds of its places.
+// Messages as long as a channel can have them, and several rounds of its places.
 func TestMessagesOfFullLength(t *testing.T) {
-	eachMessageAlgorithm(t, func(k coll.Kind) bool { return k != coll.Barrier }, func(t *testing.T, kind coll.Kind, algorithm string) {
+	eachSendRecvAlgorithm(t, func(k coll.Kind) bool { return k != coll.Barrier }, func(t *testing.T, kind coll.Kind, algorithm string) {
 		w := worldBy(t, 4, kind, algorithm, 0, nil)
 		x := transfer{kind, 1, 1, equalLength(1<<20 + 12)}
 		w.each(func(g *Group) error { return g.try(x, coll.Op{}) })
@@ -183,9 +184,9 @@ func TestMessagesBetweenHosts(t *testing.T) {
 		hosts, each := shape[0], shape[1]
 		t.Run(fmt.Sprintf("%d hosts of %d", hosts, each), func(t *testing.T) {
 			hierarchical := func(k coll.Kind) bool {
-				return slices.Contains(messageplan.Algorithms(k), messageplan.Hierarchical)
+				return slices.Contains(sendrecv.Algorithms(k), sendrecv.Hierarchical)
 			}
-			eachMessageAlgorithm(t, hierarchical, func(t *testing.T, kind coll.Kind, algorithm string) {
+			eachSendRecvAlgorithm(t, hierarchical, func(t *testing.T, kind coll.Kind, algorithm string) {
 				w := worldBy(t, hosts*each, kind, algorithm, 2048, func(rank int) string { return fmt.Sprint("host ", rank%hosts) })
 				if got := w.groups[0].shape().Hosts; len(got) != hosts || len(got[0]) != each {
 					t.Fatalf("hosts %v", got)
@@ -217,7 +218,7 @@ func reducing(k coll.Kind) bool { return k.Reduces() }
 // Scaled before and divided after, of every type, in place and not.
 func TestMessagesOfEveryTypeAndReduction(t *testing.T) {
 	const size, count = 4, 700 // several chunks
-	eachMessageAlgorithm(t, reducing, func(t *testing.T, kind coll.Kind, algorithm string) {
+	eachSendRecvAlgorithm(t, reducing, func(t *testing.T, kind coll.Kind, algorithm string) {
 		w := worldBy(t, size, kind, algorithm, 1024, nil)
 		for dtype := range coll.DataTypeCount {
 			for op := range coll.ReduceOpCount {
@@ -278,7 +279,7 @@ func TestSumsOverMessagesAreEqualOnAllRanks(t *testing.T) {
 				magnitude[i] += math.Abs(float64(v))
 			}
 		}
-		eachMessageAlgorithm(t, func(k coll.Kind) bool { return k == coll.AllReduce }, func(t *testing.T, kind coll.Kind, algorithm string) {
+		eachSendRecvAlgorithm(t, func(k coll.Kind) bool { return k == coll.AllReduce }, func(t *testing.T, kind coll.Kind, algorithm string) {
 			w := worldBy(t, size, kind, algorithm, 4096, nil)
 			results := make([][]byte, size)
 			w.each(func(g *Group) error {
@@ -313,7 +314,7 @@ func TestMessagesOfUnevenBlocks(t *testing.T) {
 	}
 	const size = 5
 	for _, longest := range []int{0, 3, 3000, 20000} {
-		eachMessageAlgorithm(t, blocks, func(t *testing.T, kind coll.Kind, algorithm string) {
+		eachSendRecvAlgorithm(t, blocks, func(t *testing.T, kind coll.Kind, algorithm string) {
 			w := worldBy(t, size, kind, algorithm, 2048, nil)
 			x := transfer{kind, 0, longest, func(from, to int) int {
 				switch kind {
@@ -364,13 +365,13 @@ func TestMessagesOfUnevenBlocks(t *testing.T) {
 }
 
 func (g *Group) isEven(algorithm string) bool {
-	p, err := messageplan.Build(coll.AllToAll, algorithm, messageplan.Place{Size: g.size, Chunk: messageplan.Unit})
+	p, err := sendrecv.Build(coll.AllToAll, algorithm, sendrecv.Place{Size: g.size, Chunk: plan.Unit})
 	return err == nil && p.Even
 }
 
 // Splits that do not fit together are found where the first message between the two arrives.
 func TestSplitsThatDifferOverMessages(t *testing.T) {
-	w := worldBy(t, 3, coll.AllToAll, messageplan.Pairwise, 1024, nil)
+	w := worldBy(t, 3, coll.AllToAll, sendrecv.Pairwise, 1024, nil)
 	for rank, f := range w.eachFailure(func(g *Group) *coll.Failure {
 		lengths := []uint64{8, 8, 8}
 		if g.rank == 2 {

@@ -8,9 +8,9 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// alarm tells those who asked that the group has failed. It goes off once, in a goroutine of its own, so that who is told
+// failureCallback tells those who asked that the group has failed. It goes off once, in a goroutine of its own, so that who is told
 // may call whatever it likes and take as long as it likes.
-type alarm struct {
+type failureCallback struct {
 	mu    sync.Mutex
 	told  []func(*coll.Failure)
 	off   bool          // it has gone off
@@ -21,8 +21,8 @@ type alarm struct {
 // process as it was. It is short beside the least bound in which a wait must raise, 100 ms after an abort. Tests change it.
 var headStart = 20 * time.Millisecond
 
-// ask has tell called when the alarm goes off; false if it has gone off before.
-func (a *alarm) ask(tell func(*coll.Failure)) bool {
+// ask has tell called when the failureCallback goes off; false if it has gone off before.
+func (a *failureCallback) ask(tell func(*coll.Failure)) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.off {
@@ -33,7 +33,7 @@ func (a *alarm) ask(tell func(*coll.Failure)) bool {
 }
 
 // ring sets it off. A nil cause says that it will not go off any more.
-func (a *alarm) ring(cause *coll.Failure) {
+func (a *failureCallback) ring(cause *coll.Failure) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.off {
@@ -60,7 +60,7 @@ func (a *alarm) ring(cause *coll.Failure) {
 }
 
 // wait returns when those who are being told have had their head start.
-func (a *alarm) wait() {
+func (a *failureCallback) wait() {
 	a.mu.Lock()
 	heard := a.heard
 	a.mu.Unlock()
@@ -73,17 +73,17 @@ func (a *alarm) wait() {
 // it is destroyed before that. Operations raise the failure when tell has returned, or a moment later. If the group has
 // failed already its cause is returned, and tell is never called.
 func (g *Group) OnFailure(tell func(*coll.Failure)) *coll.Failure {
-	if !g.hold() {
+	if !g.acquire() {
 		return destroyed(g.name)
 	}
-	defer g.letGo()
-	if f := g.fallen(); f != nil {
+	defer g.release()
+	if f := g.failed(); f != nil {
 		return f
 	}
-	if g.alarm.ask(tell) {
+	if g.failureCallback.ask(tell) {
 		return nil
 	}
-	if f := g.fallen(); f != nil {
+	if f := g.failed(); f != nil {
 		return f
 	}
 	return destroyed(g.name)

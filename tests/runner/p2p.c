@@ -32,7 +32,7 @@ static void end(sagecomm_work work) {
   if (work) CHECK(complete(work, &err) == SAGECOMM_OK);
 }
 
-#define LONG (3 * SCR_RING_BYTES / 4 + 5) /* integers: three rings */
+#define LONG (3 * SCR_FIFO_BYTES / 4 + 5) /* integers: three rings */
 
 static void long_ones(rank *r, void *arg) {
   (void)arg;
@@ -98,11 +98,11 @@ static void one_at_a_time(rank *r, void *arg) {
     for (; rc == SCR_YIELDED; passes++) {
       int32_t peer;
       scr_run *culprit;
-      scr_spin_lock(&g->message_lock);
-      rc = scr_message_progress(g, SCR_PASS_BYTES, &peer, &culprit);
-      CHECK(g->message_activity - before <= FRAMES / 4);
-      before = g->message_activity;
-      scr_spin_unlock(&g->message_lock);
+      scr_spin_lock(&g->p2p_lock);
+      rc = scr_p2p_progress(g, SCR_PASS_BYTES, &peer, &culprit);
+      CHECK(g->p2p_activity - before <= FRAMES / 4);
+      before = g->p2p_activity;
+      scr_spin_unlock(&g->p2p_lock);
     }
     CHECK(rc == SCR_IDLE && passes > 4);
     for (int i = 0; i < FRAMES; i++) end(post(r, SAGECOMM_RECV, 1, 0, NULL, 0));
@@ -133,9 +133,9 @@ static void *hold(void *p) {
   (void)p;
   scr_group *g = held.g;
   for (;;) {
-    scr_spin_lock(&g->message_lock);
+    scr_spin_lock(&g->p2p_lock);
     if (atomic_load(&g->messages) > 0) break;
-    scr_spin_unlock(&g->message_lock);
+    scr_spin_unlock(&g->p2p_lock);
     sched_yield();
   }
   uint64_t sleeps = atomic_load(&g->sleeps);
@@ -144,7 +144,7 @@ static void *hold(void *p) {
   for (int64_t began = scr_now(); scr_now() - began < 20 * 1000000 && atomic_load(&g->sleeps) < sleeps + 2;)
     sched_yield();
   atomic_store(&held.released, scr_now());
-  scr_spin_unlock(&g->message_lock);
+  scr_spin_unlock(&g->p2p_lock);
   return NULL;
 }
 

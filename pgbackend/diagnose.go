@@ -13,7 +13,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// This file says what a trouble means that the runner has met: who is to blame, and how that is worded.
+// This file says what a incident means that the runner has met: who is to blame, and how that is worded.
 
 // who names a rank, its host and its process.
 func (g *Group) who(rank int) string {
@@ -24,8 +24,8 @@ func (g *Group) who(rank int) string {
 	return fmt.Sprintf("rank %d (host %s, pid %d)", rank, m.Host, m.PID)
 }
 
-// blame begins a failure for which one rank answers.
-func (g *Group) blame(status coll.Status, rank int, t runner.Trouble) *coll.Failure {
+// failureOf begins a failure for which one rank answers.
+func (g *Group) failureOf(status coll.Status, rank int, t runner.Incident) *coll.Failure {
 	f := &coll.Failure{Status: status, Rank: rank, Sequence: t.Sequence, Op: t.Op.Name(), Group: g.name}
 	if rank >= 0 && rank < len(g.members) {
 		f.PID, f.Host = g.members[rank].PID, g.members[rank].Host
@@ -33,7 +33,7 @@ func (g *Group) blame(status coll.Status, rank int, t runner.Trouble) *coll.Fail
 	return f
 }
 
-func (g *Group) judge(t runner.Trouble) *coll.Failure {
+func (g *Group) diagnose(t runner.Incident) *coll.Failure {
 	switch t.Code {
 	case runner.Mismatch:
 		return g.mismatch(t)
@@ -43,23 +43,23 @@ func (g *Group) judge(t runner.Trouble) *coll.Failure {
 		if f := g.run.GaveUp(t.Peer); f != nil {
 			return f
 		}
-		f := g.blame(coll.PeerFailure, t.Peer, t)
+		f := g.failureOf(coll.PeerFailure, t.Peer, t)
 		last, _ := g.run.LastCall(t.Peer)
 		f.Message = fmt.Sprintf("sagecomm: group %q: %s has left the group after collective #%d, and rank %d needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
 			g.name, g.who(t.Peer), last, g.rank, describe(t.Op, t.Sequence))
 		return f
 	case runner.Length:
-		f := g.blame(coll.Mismatch, t.Peer, t)
+		f := g.failureOf(coll.Mismatch, t.Peer, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d called %s, but %s sent a message of %d bytes; make both sides agree",
 			g.name, g.rank, describe(t.Op, 0), g.who(t.Peer), t.Got)
 		return f
 	case runner.WrongType:
-		f := g.blame(coll.Mismatch, t.Peer, t)
+		f := g.failureOf(coll.Mismatch, t.Peer, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d called %s, but %s sent elements of %v; make both sides agree",
 			g.name, g.rank, describe(t.Op, 0), g.who(t.Peer), coll.DataType(t.Got))
 		return f
 	case runner.Split:
-		f := g.blame(coll.Mismatch, t.Peer, t)
+		f := g.failureOf(coll.Mismatch, t.Peer, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d expects %d bytes from %s in all_to_all #%d, which sends it %d; the input splits of one rank must be the output splits of the others",
 			g.name, g.rank, t.Want, g.who(t.Peer), t.Sequence, t.Got)
 		return f
@@ -70,52 +70,52 @@ func (g *Group) judge(t runner.Trouble) *coll.Failure {
 		return g.garbage(t, fmt.Sprintf("message, where rank %d looks for one", g.rank))
 	case runner.BadLongest:
 		return g.garbageIn(t, "length of its longest block")
-	case runner.BadFlow:
+	case runner.BadChannel:
 		return g.garbageIn(t, fmt.Sprintf("place of its channel %d to rank %d", t.Got, g.rank))
 	case runner.BadMessage:
 		return g.garbageIn(t, fmt.Sprintf("message of its channel %d to rank %d", t.Got, g.rank))
 	case runner.BadTaken:
 		return g.garbageIn(t, fmt.Sprintf("count of messages that it has taken from channel %d of rank %d", t.Got, g.rank))
 	case runner.Uneven:
-		f := g.blame(coll.System, g.rank, t)
+		f := g.failureOf(coll.System, g.rank, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: %s called all_to_all #%d with blocks of different lengths, and SAGECOMM_TUNE names an algorithm that takes equal ones only; name another one there, or none", g.name, g.who(g.rank), t.Sequence)
 		return f
 	case runner.NoMemory:
 		if t.Op.Kind.Collective() {
 			return g.system(t.Op, errors.New("there is no memory for what it keeps between its steps"))
 		}
-		f := g.blame(coll.System, g.rank, t)
+		f := g.failureOf(coll.System, g.rank, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d has no memory for a message from %s; free memory there, or post recvs before so many messages are sent", g.name, g.rank, g.who(t.Peer))
 		return f
 	case runner.FailureWord:
 		// Something is declared, but not by a rank: the word names none. It lies in the memory of rank 0.
-		f := g.blame(coll.Internal, 0, t)
+		f := g.failureOf(coll.Internal, 0, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: the word for a failure in the memory of %s names no rank; its process, or that of another rank, has written where it should not: look for stray pointers there",
 			g.name, g.who(0))
 		return f
 	default:
-		f := g.blame(coll.Internal, g.rank, t)
+		f := g.failureOf(coll.Internal, g.rank, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d met a state that cannot be (code %d) in %s", g.name, g.rank, t.Code, describe(t.Op, t.Sequence))
 		return f
 	}
 }
 
 // garbage is a failure because of what a peer's memory holds and no rank writes.
-func (g *Group) garbage(t runner.Trouble, what string) *coll.Failure {
-	f := g.blame(coll.Internal, t.Peer, t)
+func (g *Group) garbage(t runner.Incident, what string) *coll.Failure {
+	f := g.failureOf(coll.Internal, t.Peer, t)
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s wrote something that is no %s; its process, or that of another rank, has written where it should not: look for stray pointers there",
 		g.name, g.who(t.Peer), what)
 	return f
 }
 
 // garbageIn is one in a collective.
-func (g *Group) garbageIn(t runner.Trouble, what string) *coll.Failure {
+func (g *Group) garbageIn(t runner.Incident, what string) *coll.Failure {
 	return g.garbage(t, fmt.Sprintf("%s, which rank %d needs in %s", what, g.rank, describe(t.Op, t.Sequence)))
 }
 
 // mismatch finds the first call in which this rank and the peer parted, going back as far as both remember.
-func (g *Group) mismatch(t runner.Trouble) *coll.Failure {
-	f := g.blame(coll.Mismatch, t.Peer, t)
+func (g *Group) mismatch(t runner.Incident) *coll.Failure {
+	f := g.failureOf(coll.Mismatch, t.Peer, t)
 	for seq := max(t.Sequence, 63) - 62; seq <= t.Sequence; seq++ {
 		mine, ok := g.run.Announced(g.rank, seq)
 		theirs, known := g.run.Announced(t.Peer, seq)
@@ -138,8 +138,8 @@ func (g *Group) mismatch(t runner.Trouble) *coll.Failure {
 
 // timeout names the ranks that have not arrived and what each did last. Tests of torch look for "timed out" in the text of
 // one backend and for " timeout " in that of another, so that users' programs do, too.
-func (g *Group) timeout(t runner.Trouble) *coll.Failure {
-	f := g.blame(coll.Timeout, t.Peer, t)
+func (g *Group) timeout(t runner.Incident) *coll.Failure {
+	f := g.failureOf(coll.Timeout, t.Peer, t)
 	if !t.Op.Kind.Collective() {
 		why := fmt.Sprintf("the other side has not called its part; its last collective is #%d", g.last(t.Peer))
 		if t.Op.OfSparse() {
@@ -151,10 +151,10 @@ func (g *Group) timeout(t runner.Trouble) *coll.Failure {
 	var what string
 	if absent := g.absent(t.Sequence); len(absent) == 0 {
 		behind := g.behind(t.Peer)
-		*f = *g.blame(coll.Timeout, behind, t)
+		*f = *g.failureOf(coll.Timeout, behind, t)
 		what = "all ranks have arrived, but " + g.who(behind) + " does not go on"
 	} else {
-		*f = *g.blame(coll.Timeout, absent[0], t)
+		*f = *g.failureOf(coll.Timeout, absent[0], t)
 		what = "not arrived: " + g.whatTheyDid(absent)
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: rank %d timed out in %s after its timeout of %v; %s", g.name, g.rank, describe(t.Op, t.Sequence), t.Timeout, what)

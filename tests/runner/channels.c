@@ -1,6 +1,6 @@
-/* flows.c: collectives made of messages, by every algorithm, checked against what they must give. What a call may vary in
+/* channels.c: collectives made of messages, by every algorithm, checked against what they must give. What a call may vary in
  * is drawn at random: lengths, types, reductions, buffers in several pieces or in place, who waits and who finishes it. In
- * each group some go over boards, and there is a second group of the same ranks beside. */
+ * each group some go over shared blocks, and there is a second group of the same ranks beside. */
 #include <sched.h>
 
 #include "plans.h"
@@ -292,7 +292,7 @@ static trial draw(uint64_t *random, int kind, int me) {
   return t;
 }
 
-/* Blocks that differ are not for all algorithms of all_to_all. On boards, the root of a broadcast has one buffer. */
+/* Blocks that differ are not for all algorithms of all_to_all. On shared blocks, the root of a broadcast has one buffer. */
 static void fit(trial *t) {
   const sagecomm_op op = {.kind = t->kind};
   const plan *p = chosen_plan(&op, 0, size, t->rank);
@@ -327,7 +327,7 @@ static void many(rank *r, void *arg) {
   while (n_open > 0) finish(open[--n_open], true);
 }
 
-void test_flows(int n, waiting w, uint64_t seed) {
+void test_channels(int n, waiting w, uint64_t seed) {
   size = n;
   two_groups = true;
   for (int round = 0; round < choose_rounds() && n > 1; round++) {
@@ -336,7 +336,7 @@ void test_flows(int n, waiting w, uint64_t seed) {
     run_ranks(n, w.spin, w.yield_us, seed, many, NULL);
   }
   two_groups = false;
-  choose_boards();
+  choose_slots();
 }
 
 /* ---- blocks that differ, and an algorithm that cannot have that: it is refused, not wrong ---- */
@@ -372,7 +372,7 @@ void test_uneven_is_refused(int n, waiting w, uint64_t seed) {
     refused++;
   }
   CHECK(refused > 0);
-  choose_boards();
+  choose_slots();
 }
 
 /* ---- a synchronous call that is blocked between two messages for long is queued as it is ---- */
@@ -407,5 +407,5 @@ void test_blocked_for_long(int n, waiting w, uint64_t seed) {
     choose(SAGECOMM_ALL_REDUCE, 1, a, 1024);
     run_ranks(n, w.spin, w.yield_us, seed, blocked_for_long, NULL);
   }
-  choose_boards();
+  choose_slots();
 }

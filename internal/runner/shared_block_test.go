@@ -7,19 +7,19 @@ import (
 	"unsafe"
 )
 
-// A peer may be ill or another program altogether: what its board says about itself is checked before it is used.
-func TestBoardOfAPeerIsChecked(t *testing.T) {
+// A peer may be ill or another program altogether: what its shared block says about itself is checked before it is used.
+func TestSharedBlockOfAPeerIsChecked(t *testing.T) {
 	const rank, size, line, at = 1, 3, 128, 4096
-	arena, err := syscall.Mmap(-1, 0, int(at+BoardBytes(size)), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	arena, err := syscall.Mmap(-1, 0, int(at+SharedBlockBytes(size)), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = syscall.Munmap(arena) }()
 	bytes := int64(len(arena))
-	board := func(offset int) []byte { return arena[at+offset:] }
+	shared := func(offset int) []byte { return arena[at+offset:] }
 	const rankWord, sizeWord, bellWord, bytesWord = 8, 12, 16, 24
 	set := func(offset int, value uint64) func(*Peer) {
-		return func(*Peer) { binary.NativeEndian.PutUint64(board(offset), value) }
+		return func(*Peer) { binary.NativeEndian.PutUint64(shared(offset), value) }
 	}
 	for name, c := range map[string]struct {
 		change func(*Peer)
@@ -28,29 +28,29 @@ func TestBoardOfAPeerIsChecked(t *testing.T) {
 		"as it was made":                {func(*Peer) {}, true},
 		"the last bell that fits":       {set(bellWord, uint64(bytes-4)), true},
 		"no magic":                      {set(0, 0), false},
-		"other rank":                    {func(*Peer) { board(rankWord)[0] = 2 }, false},
-		"other size":                    {func(*Peer) { board(sizeWord)[0] = 4 }, false},
+		"other rank":                    {func(*Peer) { shared(rankWord)[0] = 2 }, false},
+		"other size":                    {func(*Peer) { shared(sizeWord)[0] = 4 }, false},
 		"other length":                  {set(bytesWord, 4096), false},
 		"bell behind the arena":         {set(bellWord, uint64(bytes)), false},
 		"bell partly behind the arena":  {set(bellWord, uint64(bytes-2)), false},
 		"bell far away":                 {set(bellWord, 1<<45), false},
 		"bell before the arena":         {set(bellWord, ^uint64(0)-3), false},
 		"bell not aligned":              {set(bellWord, 130), false},
-		"board before the arena":        {func(p *Peer) { p.Board = -at }, false},
+		"board before the arena":        {func(p *Peer) { p.Shared = -at }, false},
 		"board partly behind the arena": {func(p *Peer) { p.Bytes -= line }, false},
-		"arena shorter than a board":    {func(p *Peer) { p.Bytes, p.Board = BoardBytes(size)-1, 0 }, false},
+		"arena shorter than a board":    {func(p *Peer) { p.Bytes, p.Shared = SharedBlockBytes(size)-1, 0 }, false},
 		"board not aligned": {func(p *Peer) {
 			copy(arena[at-64:], arena[at:at+256])
-			p.Board = at - 64
+			p.Shared = at - 64
 		}, false},
 	} {
 		clear(arena)
-		FormatBoard(unsafe.Pointer(&arena[at]), rank, size, 128)
-		p := Peer{Arena: unsafe.Pointer(&arena[0]), Bytes: bytes, Board: at}
+		FormatSharedBlock(unsafe.Pointer(&arena[at]), rank, size, 128)
+		p := Peer{Arena: unsafe.Pointer(&arena[0]), Bytes: bytes, Shared: at}
 		c.change(&p)
 		if ok := p.Check(rank, size); ok != c.ok {
 			t.Errorf("%s: accepted: %v", name, ok)
-		} else if want := int64(binary.NativeEndian.Uint64(board(bellWord))); ok && p.Bell != want {
+		} else if want := int64(binary.NativeEndian.Uint64(shared(bellWord))); ok && p.Bell != want {
 			t.Errorf("%s: bell at %d, expected %d", name, p.Bell, want)
 		}
 	}

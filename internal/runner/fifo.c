@@ -1,40 +1,40 @@
-/* ring.c: the ring of an ordered pair, as memory. The writer's count lies at the ring, in the writer's arena; the
- * reader's lies in the reader's board. Called under the message lock. */
+/* fifo.c: the ring of an ordered pair, as memory. The writer's count lies at the ring, in the writer's arena; the
+ * reader's lies in the reader's shared block. Called under the message lock. */
 #include "p2p.h"
 
 static inline uint64_t frame_bytes(uint64_t payload) { return SCR_FRAME_HEADER + ((payload + 63) & ~UINT64_C(63)); }
 
 /* The peer's ring for us, once it exists. */
-bool scr_ring_open(scr_group *g, int32_t peer) {
-  scr_channel *ch = &g->channel[peer];
+bool scr_fifo_open(scr_group *g, int32_t peer) {
+  scr_p2p_pair *ch = &g->pair[peer];
   if (ch->in != NULL) return true;
   const scr_peer *p = &g->peer[peer];
   uint64_t offset =
-      atomic_load_explicit(scr_board_ring(p->board, (uint32_t)g->size, (uint32_t)g->rank), memory_order_acquire);
+      atomic_load_explicit(scr_shared_fifo(p->shared, (uint32_t)g->size, (uint32_t)g->rank), memory_order_acquire);
   if (offset == 0) return false;
-  ch->broken = !scr_inside(p, offset, sizeof(scr_ring) + SCR_RING_BYTES);
+  ch->broken = !scr_inside(p, offset, sizeof(scr_fifo) + SCR_FIFO_BYTES);
   if (ch->broken) return false;
-  ch->in = (scr_ring *)(void *)(p->arena + offset);
+  ch->in = (scr_fifo *)(void *)(p->arena + offset);
   return true;
 }
 
 static uint64_t free_bytes(scr_group *g, int32_t peer, uint64_t want) {
-  scr_channel *ch = &g->channel[peer];
-  if (SCR_RING_BYTES - (ch->written - ch->reader_seen) < want) {
-    const scr_ring_reader *r = scr_board_reader(g->peer[peer].board, (uint32_t)g->rank);
+  scr_p2p_pair *ch = &g->pair[peer];
+  if (SCR_FIFO_BYTES - (ch->written - ch->reader_seen) < want) {
+    const scr_fifo_reader *r = scr_shared_fifo_reader(g->peer[peer].shared, (uint32_t)g->rank);
     uint64_t read = atomic_load_explicit(&r->read, memory_order_acquire);
-    if (ch->written - read > SCR_RING_BYTES) {
+    if (ch->written - read > SCR_FIFO_BYTES) {
       ch->broken = true;
       return 0;
     }
     ch->reader_seen = read;
   }
-  return SCR_RING_BYTES - (ch->written - ch->reader_seen);
+  return SCR_FIFO_BYTES - (ch->written - ch->reader_seen);
 }
 
-scr_frame *scr_ring_room(scr_group *g, int32_t peer, uint64_t payload) {
-  scr_channel *ch = &g->channel[peer];
-  uint64_t need = frame_bytes(payload), at = ch->written & (SCR_RING_BYTES - 1), rest = SCR_RING_BYTES - at;
+scr_frame *scr_fifo_room(scr_group *g, int32_t peer, uint64_t payload) {
+  scr_p2p_pair *ch = &g->pair[peer];
+  uint64_t need = frame_bytes(payload), at = ch->written & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;
   uint64_t want = rest < need ? rest + need : need;
   if (free_bytes(g, peer, want) < want) return NULL;
   if (rest < need) {
@@ -46,7 +46,7 @@ scr_frame *scr_ring_room(scr_group *g, int32_t peer, uint64_t payload) {
   return (scr_frame *)(void *)(ch->out->data + at);
 }
 
-void scr_ring_put(scr_channel *ch, uint64_t payload) { ch->written += frame_bytes(payload); }
+void scr_fifo_put(scr_p2p_pair *ch, uint64_t payload) { ch->written += frame_bytes(payload); }
 
 /* What is checked is what is used, whatever the peer writes there meanwhile. */
 static void copy_header(scr_frame *to, unsigned char *from) {
@@ -68,21 +68,21 @@ static bool well_formed(const scr_frame *f, uint64_t rest) {
     case SCR_FRAME_DATA:
       return f->bytes > 0 && f->bytes <= SCR_PIECE_BYTES;
     case SCR_FRAME_WRAP: /* not all of it, which would never end */
-      return f->bytes == rest - SCR_FRAME_HEADER && rest < SCR_RING_BYTES;
+      return f->bytes == rest - SCR_FRAME_HEADER && rest < SCR_FIFO_BYTES;
     default:
       return false;
   }
 }
 
-const unsigned char *scr_ring_next(scr_group *g, int32_t peer, scr_frame *f) {
-  scr_channel *ch = &g->channel[peer];
+const unsigned char *scr_fifo_next(scr_group *g, int32_t peer, scr_frame *f) {
+  scr_p2p_pair *ch = &g->pair[peer];
   for (;;) {
     /* Sequentially consistent: the look behind the store of a sleeper's word. */
     uint64_t written = atomic_load_explicit(&ch->in->written, memory_order_seq_cst), there = written - ch->read;
     if (there == 0) return NULL;
-    uint64_t at = ch->read & (SCR_RING_BYTES - 1), rest = SCR_RING_BYTES - at;
+    uint64_t at = ch->read & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;
     copy_header(f, ch->in->data + at);
-    ch->broken = there > SCR_RING_BYTES || !well_formed(f, rest) || frame_bytes(f->bytes) > there ||
+    ch->broken = there > SCR_FIFO_BYTES || !well_formed(f, rest) || frame_bytes(f->bytes) > there ||
                  frame_bytes(f->bytes) > rest;
     if (ch->broken) return NULL;
     if (f->type != SCR_FRAME_WRAP) return ch->in->data + at + SCR_FRAME_HEADER;
@@ -90,16 +90,16 @@ const unsigned char *scr_ring_next(scr_group *g, int32_t peer, scr_frame *f) {
   }
 }
 
-void scr_ring_take(scr_channel *ch, uint64_t payload) { ch->read += frame_bytes(payload); }
+void scr_fifo_take(scr_p2p_pair *ch, uint64_t payload) { ch->read += frame_bytes(payload); }
 
-bool scr_ring_publish(scr_group *g, int32_t peer) {
-  scr_channel *ch = &g->channel[peer];
+bool scr_fifo_publish(scr_group *g, int32_t peer) {
+  scr_p2p_pair *ch = &g->pair[peer];
   bool news = false;
   if (ch->out != NULL && atomic_load_explicit(&ch->out->written, memory_order_relaxed) != ch->written) {
     scr_store_flag(&ch->out->written, ch->written);
     news = true;
   }
-  scr_ring_reader *r = scr_board_reader(g->board, (uint32_t)peer);
+  scr_fifo_reader *r = scr_shared_fifo_reader(g->shared, (uint32_t)peer);
   if (atomic_load_explicit(&r->read, memory_order_relaxed) != ch->read ||
       atomic_load_explicit(&r->eager_released, memory_order_relaxed) != ch->eager_released) {
     atomic_store_explicit(&r->eager_released, ch->eager_released, memory_order_release);
@@ -108,10 +108,10 @@ bool scr_ring_publish(scr_group *g, int32_t peer) {
   }
   if (news) {
     SCR_FAULT(SCR_FAULT_PUBLISHED);
-    const scr_sleeper *s = &g->peer[peer].board->p2p;
+    const scr_sleeper *s = &g->peer[peer].shared->p2p;
     uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
-    if (word & SCR_SLEEP_ENGINE) scr_ring_bell(g->peer[peer].engine_bell);
-    if (word & ~SCR_SLEEP_ENGINE) scr_ring_bell((_Atomic uint32_t *)(uintptr_t)&s->bell);
+    if (word & SCR_SLEEP_ENGINE) scr_bell_wake(g->peer[peer].engine_bell);
+    if (word & ~SCR_SLEEP_ENGINE) scr_bell_wake((_Atomic uint32_t *)(uintptr_t)&s->bell);
   }
   return news;
 }

@@ -1,4 +1,4 @@
-/* bad_flows.c: a rank that writes into its flows, or into what it says of others', what cannot be meant. Who reads it must
+/* bad_channels.c: a rank that writes into its channels, or into what it says of others', what cannot be meant. Who reads it must
  * say at once who wrote it; and what looks into it only to tell who waits for whom must take anything. */
 #include <sched.h>
 
@@ -34,11 +34,11 @@ static void use(int kind, const char *algorithm) {
 
 /* ---- offsets ---- */
 
-static void wrong_flow(rank *r, void *arg) {
+static void wrong_channel(rank *r, void *arg) {
   sagecomm_error err;
   if (r->rank == ill()) {
     for (uint32_t to = 0; to < (uint32_t)size; to++) {
-      scr_store_flag(scr_board_flow(r->group->board, (uint32_t)size, to, 0), *(uint64_t *)arg);
+      scr_store_flag(scr_shared_channel(r->group->shared, (uint32_t)size, to, 0), *(uint64_t *)arg);
     }
   }
   meet();
@@ -46,21 +46,21 @@ static void wrong_flow(rank *r, void *arg) {
   meet();
 }
 
-void test_wrong_flows(int n, waiting w, uint64_t seed) {
+void test_wrong_channels(int n, waiting w, uint64_t seed) {
   size = n;
   if (n == 1) return;
   use(SAGECOMM_BROADCAST, "chain");
   uint64_t offsets[] = {1,
                         SCR_LINE / 2,
                         ARENA_BYTES,
-                        ARENA_BYTES - sizeof(scr_flow) + SCR_LINE, /* partly outside */
+                        ARENA_BYTES - sizeof(scr_channel) + SCR_LINE, /* partly outside */
                         ARENA_BYTES - SCR_LINE,
                         UINT64_C(1) << 45,
                         -(uint64_t)SCR_LINE};
   for (unsigned i = 0; i < sizeof offsets / sizeof *offsets; i++) {
-    run_ranks(n, w.spin, w.yield_us, seed, wrong_flow, &offsets[i]);
+    run_ranks(n, w.spin, w.yield_us, seed, wrong_channel, &offsets[i]);
   }
-  choose_boards();
+  choose_slots();
 }
 
 /* ---- messages ---- */
@@ -72,12 +72,12 @@ typedef struct wrong {
   int32_t status; /* that it leads to */
 } wrong;
 
-/* Puts message n of the flow to rank 0 there, by hand, when rank 0 has begun its n-th call. */
+/* Puts message n of the channel to rank 0 there, by hand, when rank 0 has begun its n-th call. */
 static void forge(const rank *r, uint64_t n, const wrong *x) {
   scr_call begun;
   while (!scr_group_call(r->group, 0, n, &begun)) sched_yield();
-  scr_flow *f = r->group->flow[0].out[0];
-  scr_flow_place *p = (scr_flow_place *)(void *)(f->places + n % SCR_FLOW_PLACES * SCR_FLOW_STRIDE);
+  scr_channel *f = r->group->channels[0].out[0];
+  scr_place *p = (scr_place *)(void *)(f->places + n % SCR_CHANNEL_PLACES * SCR_CHANNEL_STRIDE);
   p->hash = begun.hash + x->hash;
   p->bytes = 1 + x->bytes;
   p->block = 1 + x->block;
@@ -89,7 +89,7 @@ static void forge(const rank *r, uint64_t n, const wrong *x) {
 static void bad_message(rank *r, void *arg) {
   const wrong *x = arg;
   sagecomm_error err;
-  CHECK(move(r, x->kind, 1, &err) == SAGECOMM_OK); /* there is a flow, and one message went through it */
+  CHECK(move(r, x->kind, 1, &err) == SAGECOMM_OK); /* there is a channel, and one message went through it */
   meet();
   if (r->rank == ill()) {
     forge(r, 2, x);
@@ -111,7 +111,7 @@ void test_bad_messages(int n, waiting w, uint64_t seed) {
       {.kind = b, .status = SAGECOMM_OK}, /* nothing: the forger knows how */
       {.kind = b, .hash = 1, .status = SAGECOMM_MISMATCH},
       {.kind = b, .filled = 1, .status = SAGECOMM_INTERNAL},
-      {.kind = b, .filled = SCR_FLOW_PLACES, .status = SAGECOMM_INTERNAL},
+      {.kind = b, .filled = SCR_CHANNEL_PLACES, .status = SAGECOMM_INTERNAL},
       {.kind = b, .filled = UINT64_C(1) << 63, .status = SAGECOMM_INTERNAL},
       {.kind = b, .bytes = 1, .status = SAGECOMM_INTERNAL},
       {.kind = b, .bytes = -UINT64_C(1), .status = SAGECOMM_INTERNAL},
@@ -124,7 +124,7 @@ void test_bad_messages(int n, waiting w, uint64_t seed) {
     wrong x = list[i];
     run_ranks(n, w.spin, w.yield_us, seed, bad_message, &x);
   }
-  choose_boards();
+  choose_slots();
 }
 
 /* ---- counts: nobody can have taken more than was sent ---- */
@@ -132,12 +132,12 @@ void test_bad_messages(int n, waiting w, uint64_t seed) {
 static void wrong_taken(rank *r, void *arg) {
   sagecomm_error err;
   if (r->rank == ill()) {
-    scr_store_flag(&scr_board_flow_reader(r->group->board, (uint32_t)size, 0)->taken[0], *(uint64_t *)arg);
+    scr_store_flag(&scr_shared_channel_reader(r->group->shared, (uint32_t)size, 0)->taken[0], *(uint64_t *)arg);
   }
   meet();
-  /* In each call a message for each rank, until there must be room in the flow to the ill one. */
+  /* In each call a message for each rank, until there must be room in the channel to the ill one. */
   int32_t status = SAGECOMM_OK;
-  for (int i = 0; i <= SCR_FLOW_PLACES && status == SAGECOMM_OK && r->rank != ill(); i++) {
+  for (int i = 0; i <= SCR_CHANNEL_PLACES && status == SAGECOMM_OK && r->rank != ill(); i++) {
     status = move(r, SAGECOMM_SCATTER, 1, &err);
   }
   if (r->rank == 0) CHECK(status == SAGECOMM_INTERNAL && err.rank == ill());
@@ -148,18 +148,18 @@ void test_wrong_taken(int n, waiting w, uint64_t seed) {
   size = n;
   if (n == 1) return;
   use(SAGECOMM_SCATTER, "direct");
-  uint64_t counts[] = {SCR_FLOW_PLACES + 1, UINT64_C(1) << 40, UINT64_MAX};
+  uint64_t counts[] = {SCR_CHANNEL_PLACES + 1, UINT64_C(1) << 40, UINT64_MAX};
   for (unsigned i = 0; i < sizeof counts / sizeof *counts; i++) {
     run_ranks(n, w.spin, w.yield_us, seed, wrong_taken, &counts[i]);
   }
-  choose_boards();
+  choose_slots();
 }
 
 /* ---- who waits for whom ---- */
 
 /* What the rank says, as if it had been stopped then. */
 static int32_t awaits(const rank *r, int who, uint32_t word) {
-  atomic_store(&r->group->peer[who].board->collective.waits_for, word);
+  atomic_store(&r->group->peer[who].shared->collective.waits_for, word);
   return scr_group_awaits(r->group, who);
 }
 
@@ -168,27 +168,27 @@ static int32_t awaits(const rank *r, int who, uint32_t word) {
 static void stopped(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;
-  uint32_t message = SCR_SLEEP_FLOW(0, 0) | (1 + (uint32_t)ill()), room = SCR_SLEEP_FLOW(0, 1) | 1;
+  uint32_t message = SCR_SLEEP_CHANNEL(0, 0) | (1 + (uint32_t)ill()), room = SCR_SLEEP_CHANNEL(0, 1) | 1;
   if (r->rank == 0) {
-    CHECK(awaits(r, 0, message) == ill()); /* there is no flow yet */
+    CHECK(awaits(r, 0, message) == ill()); /* there is no channel yet */
     CHECK(awaits(r, 0, message | SCR_SLEEP_ENGINE) == ill());
   }
   meet();
-  for (uint64_t i = 1; i <= SCR_FLOW_PLACES; i++) {
+  for (uint64_t i = 1; i <= SCR_CHANNEL_PLACES; i++) {
     if (r->rank == ill()) CHECK(move(r, SAGECOMM_BROADCAST, 1, &err) == SAGECOMM_OK);
     meet();
     if (r->rank == 0) {
       CHECK(awaits(r, 0, message) == -1);
       CHECK(awaits(r, 0, message | SCR_SLEEP_ENGINE) == -1);
-      CHECK(awaits(r, 0, 1 + (uint32_t)ill()) == ill()); /* a flag of a board */
-      CHECK(awaits(r, ill(), room) == (i == SCR_FLOW_PLACES ? 0 : -1));
-      CHECK(awaits(r, ill(), SCR_SLEEP_FLOW(1, 1) | 1) == 0); /* another channel, which there is not */
-      atomic_store(&r->group->board->collective.waits_for, 0);
-      atomic_store(&r->group->peer[ill()].board->collective.waits_for, 0);
+      CHECK(awaits(r, 0, 1 + (uint32_t)ill()) == ill()); /* a flag of a shared block */
+      CHECK(awaits(r, ill(), room) == (i == SCR_CHANNEL_PLACES ? 0 : -1));
+      CHECK(awaits(r, ill(), SCR_SLEEP_CHANNEL(1, 1) | 1) == 0); /* another channel, which there is not */
+      atomic_store(&r->group->shared->collective.waits_for, 0);
+      atomic_store(&r->group->peer[ill()].shared->collective.waits_for, 0);
     }
     meet();
   }
-  for (int i = 0; i < SCR_FLOW_PLACES && r->rank != ill(); i++) {
+  for (int i = 0; i < SCR_CHANNEL_PLACES && r->rank != ill(); i++) {
     CHECK(move(r, SAGECOMM_BROADCAST, 1, &err) == SAGECOMM_OK);
     if (r->rank == 0) CHECK(awaits(r, ill(), room) == -1);
   }
@@ -202,29 +202,29 @@ static uint32_t word_asleep(const rank *r, int who, int awaited) {
   uint32_t word;
   do {
     sched_yield();
-    word = atomic_load(&r->group->peer[who].board->collective.waits_for);
+    word = atomic_load(&r->group->peer[who].shared->collective.waits_for);
   } while (scr_sleeps_for(word) != 1 + (uint32_t)awaited);
   return word & ~SCR_SLEEP_ENGINE;
 }
 
-/* A rank that sleeps for room in a flow says so. */
+/* A rank that sleeps for room in a channel says so. */
 static void asleep(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;
-  const uint32_t several = 64 * (SCR_FLOW_PLACES + 1);
+  const uint32_t several = 64 * (SCR_CHANNEL_PLACES + 1);
   if (r->rank == ill()) CHECK(move(r, SAGECOMM_BROADCAST, several, &err) == SAGECOMM_OK);
   if (r->rank == 0) {
-    CHECK(word_asleep(r, ill(), 0) == (SCR_SLEEP_FLOW(0, 1) | 1));
+    CHECK(word_asleep(r, ill(), 0) == (SCR_SLEEP_CHANNEL(0, 1) | 1));
     while (scr_group_awaits(r->group, ill()) != 0) sched_yield(); /* it is awake from time to time */
   }
   if (r->rank != ill()) CHECK(move(r, SAGECOMM_BROADCAST, several, &err) == SAGECOMM_OK);
 }
 
-/* One that sleeps for the first message says for which, before there is a flow. */
+/* One that sleeps for the first message says for which, before there is a channel. */
 static void asleep_at_first(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;
-  if (r->rank == ill()) CHECK(word_asleep(r, 0, ill()) == (SCR_SLEEP_FLOW(0, 0) | (1 + (uint32_t)ill())));
+  if (r->rank == ill()) CHECK(word_asleep(r, 0, ill()) == (SCR_SLEEP_CHANNEL(0, 0) | (1 + (uint32_t)ill())));
   CHECK(move(r, SAGECOMM_BROADCAST, 1, &err) == SAGECOMM_OK);
 }
 
@@ -236,9 +236,10 @@ static void any_words(rank *r, void *arg) {
   meet();
   for (int i = 0; i < 2000 && r->rank == 0; i++) {
     uint64_t x = next_random(&r->random), y = next_random(&r->random);
-    if (i % 4 == 0) atomic_store(scr_board_flow(r->group->peer[ill()].board, (uint32_t)size, 0, x >> 62), y >> x % 64);
+    if (i % 4 == 0)
+      atomic_store(scr_shared_channel(r->group->peer[ill()].shared, (uint32_t)size, 0, x >> 62), y >> x % 64);
     if (i % 4 == 1) {
-      scr_flow_reader *reader = scr_board_flow_reader(r->group->board, (uint32_t)size, (uint32_t)ill());
+      scr_channel_reader *reader = scr_shared_channel_reader(r->group->shared, (uint32_t)size, (uint32_t)ill());
       atomic_store(&reader->taken[x >> 62], y >> x % 64);
     }
     int32_t who = awaits(r, i % size, (uint32_t)x & (i % 2 ? UINT32_C(0x800f000f) : UINT32_MAX));
@@ -253,5 +254,5 @@ void test_awaits(int n, waiting w, uint64_t seed) {
   use(SAGECOMM_BROADCAST, "chain");
   rank_fn *const all[] = {stopped, asleep, asleep_at_first, any_words};
   for (unsigned i = 0; i < sizeof all / sizeof *all; i++) run_ranks(n, w.spin, w.yield_us, seed, all[i], NULL);
-  choose_boards();
+  choose_slots();
 }

@@ -1,0 +1,163 @@
+/* shared_block.h: what lies in shared memory. docs/protocol.md is the prose of this file.
+ *
+ * Every rank owns one shared block per group, in its own arena, and maps the shared blocks of all peers. A cache line has one writer,
+ * its owner, but for the failure word (compare-and-swap, once), bells (added to by whoever wakes the owner), `closed`, and
+ * the data of large slots, which goes to the rank that reduces a share of it and comes back (docs/protocol.md, 1 and 3). Lines are 128 bytes apart because processors fetch them in pairs.
+ */
+#ifndef SCR_SHARED_BLOCK_H
+#define SCR_SHARED_BLOCK_H
+
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define SCR_LINE 128
+#define SCR_SHARED_BLOCK_MAGIC UINT64_C(0x7361676562643032) /* "sagebd02" */
+
+/* The small slots: payload beside the sequence number. */
+#define SCR_SMALL_SLOTS 8
+#define SCR_SMALL_BYTES 8192
+#define SCR_INLINE_BYTES 40
+/* The large slots: two slots' worth of pipeline on each side of the reduction, together within a 1 MiB second-level cache. */
+#define SCR_LARGE_SLOTS 4
+#define SCR_LARGE_BYTES (256 * 1024)
+
+/* How many calls back two ranks can tell where they parted. */
+#define SCR_RECORDS 64
+
+/* Header of a slot. `filled` is ticket + 1 of the chunk that lies in it and is stored last, with everything before it
+ * visible; hash and consumed travel beside it. */
+typedef struct scr_slot {
+  alignas(SCR_LINE) _Atomic uint64_t filled;
+  uint64_t hash;     /* the owner's running hash of calls, including this one */
+  uint64_t consumed; /* tickets of these slots that the owner has consumed */
+  unsigned char inline_data[SCR_INLINE_BYTES];
+  /* 64: payload of a small slot. A large slot uses this half line for nothing and continues below. */
+} scr_slot;
+
+#define SCR_SMALL_DATA 64
+#define SCR_SMALL_STRIDE (SCR_LINE + SCR_SMALL_BYTES)
+#define SCR_LARGE_REDUCED 128 /* _Atomic uint64_t: ticket + 1 once the owner has reduced its share of all slots */
+#define SCR_LARGE_DATA 256
+#define SCR_LARGE_STRIDE (SCR_LARGE_DATA + SCR_LARGE_BYTES)
+
+/* One call, for naming what a rank did. Written by its owner in the order hash, bytes, what, seq; a reader takes seq
+ * before and after. Fields are atomics because a slow reader may race with the ring coming round. */
+typedef struct scr_record {
+  _Atomic uint64_t seq;   /* number of the collective */
+  _Atomic uint64_t hash;  /* running hash including it */
+  _Atomic uint64_t bytes; /* scr_op_bytes() */
+  _Atomic uint64_t what;  /* kind | dtype << 8 | reduce_op << 16 | blocks differ in length << 24 | root << 32 */
+} scr_record;
+
+/* Where a driver says that it sleeps. */
+typedef struct scr_sleeper {
+  /* 0: awake. Collectives: 1 + the rank whose flag is waited for, or SCR_SLEEP_ANY, and which flag of a channel
+   * (SCR_SLEEP_CHANNEL); messages: how many threads sleep. Plus SCR_SLEEP_ENGINE. Owner writes. */
+  alignas(SCR_LINE) _Atomic uint32_t waits_for;
+  /* Futex word of the thread that drives; added to by whoever wakes it. */
+  alignas(SCR_LINE) _Atomic uint32_t bell;
+} scr_sleeper;
+
+#define SCR_SLEEP_ANY UINT32_C(0xffff)
+/* Added to the rank: 0 for a flag of its shared block or slots, else its message in a channel to the sleeper, or
+ * room in that from it. */
+#define SCR_SLEEP_CHANNEL(channel, room) ((1 + 2 * (uint32_t)(channel) + (uint32_t)(room)) << 16)
+#define SCR_SLEEP_ENGINE UINT32_C(0x80000000) /* ring the process's engine bell: instead, of messages as well */
+
+#define SCR_FAILURE_BYTES 4096
+
+/* Reader's side of the ring of one ordered pair; owner: the reader. */
+typedef struct scr_fifo_reader {
+  alignas(SCR_LINE) _Atomic uint64_t read; /* bytes taken out of the ring */
+  _Atomic uint64_t eager_released;         /* eager payload bytes that were matched: the writer's credit */
+} scr_fifo_reader;
+
+/* Writer's side: lies at the head of the ring, in the writer's arena. */
+typedef struct scr_fifo {
+  alignas(SCR_LINE) _Atomic uint64_t written; /* bytes put into the ring */
+  alignas(SCR_LINE) unsigned char data[];
+} scr_fifo;
+
+#define SCR_FIFO_BYTES (512 * 1024) /* power of two */
+
+/* Channels: what collectives made of messages go through. A channel is one ordered pair's and one channel's: places that are
+ * used in turn, message n in place n mod SCR_CHANNEL_PLACES. It lies in the writer's arena and only the writer writes it. */
+#define SCR_CHANNELS 4
+#define SCR_CHANNEL_PLACES 4
+#define SCR_CHANNEL_BYTES (64 * 1024) /* the longest message */
+
+typedef struct scr_place {
+  alignas(SCR_LINE) _Atomic uint64_t filled; /* number of the message, from 1; stored last */
+  uint64_t hash;                             /* the writer's running hash of calls, including this one */
+  uint64_t bytes;                            /* of the message */
+  uint64_t block; /* bytes, of all chunks, of the longest of the blocks that it holds a part of */
+  /* SCR_CHANNEL_DATA: the message */
+} scr_place;
+
+#define SCR_CHANNEL_DATA 64
+#define SCR_CHANNEL_STRIDE (SCR_LINE + SCR_CHANNEL_BYTES)
+
+typedef struct scr_channel {
+  alignas(SCR_LINE) _Atomic uint64_t sent; /* messages; nobody waits for this word */
+  alignas(SCR_LINE) unsigned char places[SCR_CHANNEL_PLACES * SCR_CHANNEL_STRIDE];
+} scr_channel;
+
+/* Reader's side of the channels from one rank; owner: the reader. */
+typedef struct scr_channel_reader {
+  alignas(SCR_LINE) _Atomic uint64_t taken[SCR_CHANNELS]; /* messages */
+} scr_channel_reader;
+
+#define SCR_GAVE_UP UINT64_MAX /* before its first collective; the reason is in failure_record */
+
+typedef struct scr_shared_block {
+  alignas(SCR_LINE) uint64_t magic;
+  uint32_t rank, size;
+  uint64_t engine_bell; /* offset in the owner's arena */
+  uint64_t bytes;       /* of the shared block with its variable part */
+
+  alignas(SCR_LINE) _Atomic uint64_t left;      /* goodbye: 1 + last collective issued, or SCR_GAVE_UP; 0 while there */
+  alignas(SCR_LINE) _Atomic uint64_t large;     /* offset of the large slots in the owner's arena, 0 until it exists */
+  alignas(SCR_LINE) _Atomic uint64_t consumed0; /* tickets of the small slots consumed */
+  alignas(SCR_LINE) _Atomic uint64_t consumed1; /* tickets of the large slots consumed */
+  scr_sleeper collective;
+  scr_sleeper p2p;
+  alignas(
+      SCR_LINE) _Atomic uint64_t failure; /* rank 0's shared block only: 1 + the rank whose record is the first cause */
+  alignas(SCR_LINE) unsigned char failure_record[SCR_FAILURE_BYTES];
+  alignas(SCR_LINE) scr_record records[SCR_RECORDS];
+  alignas(SCR_LINE) unsigned char small[SCR_SMALL_SLOTS * SCR_SMALL_STRIDE];
+  /* scr_fifo_reader reader[size]: of the rings that other ranks write for this one.
+   * scr_channel_reader channel_reader[size]: of the channels.
+   * _Atomic uint64_t ring[size]: offsets in the owner's arena of the rings that it writes, 0 until one exists.
+   * _Atomic uint64_t channel[size][SCR_CHANNELS]: of the channels.
+   * _Atomic uint64_t closed[size]: 1 once that rank will not touch this shared block any more; that rank writes it. */
+  alignas(SCR_LINE) unsigned char variable[];
+} scr_shared_block;
+
+static inline scr_fifo_reader *scr_shared_fifo_reader(scr_shared_block *b, uint32_t from) {
+  return (scr_fifo_reader *)(void *)b->variable + from;
+}
+
+/* size: of the group, not the shared block's word for it, which any rank can write. */
+static inline scr_channel_reader *scr_shared_channel_reader(scr_shared_block *b, uint32_t size, uint32_t from) {
+  return (scr_channel_reader *)(void *)(b->variable + size * sizeof(scr_fifo_reader)) + from;
+}
+
+static inline _Atomic uint64_t *scr_shared_fifo(scr_shared_block *b, uint32_t size, uint32_t to) {
+  return (_Atomic uint64_t *)(void *)scr_shared_channel_reader(b, size, size) + to;
+}
+
+static inline _Atomic uint64_t *scr_shared_channel(scr_shared_block *b, uint32_t size, uint32_t to, uint32_t channel) {
+  return scr_shared_fifo(b, size, size) + to * SCR_CHANNELS + channel;
+}
+
+static inline _Atomic uint64_t *scr_shared_closed(scr_shared_block *b, uint32_t size, uint32_t by) {
+  return scr_shared_channel(b, size, size, 0) + by;
+}
+
+static inline uint64_t scr_shared_variable_bytes(uint64_t size) {
+  return size * (sizeof(scr_fifo_reader) + sizeof(scr_channel_reader) + (2 + SCR_CHANNELS) * sizeof(uint64_t));
+}
+
+#endif
