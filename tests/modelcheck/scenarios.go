@@ -1,4 +1,4 @@
-package protocol
+package modelcheck
 
 // Scenarios are what is explored.
 var Scenarios = []Scenario{

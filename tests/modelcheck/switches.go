@@ -1,4 +1,4 @@
-package protocol
+package modelcheck
 
 // Switch takes one protection out of the protocol, or changes one detail of it.
 type Switch uint8

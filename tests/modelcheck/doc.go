@@ -1,4 +1,4 @@
-// Package protocol checks the protocol in shared memory (docs/protocol.md) by exploring every interleaving of 2 and 3
+// Package modelcheck checks the protocol in shared memory (docs/protocol.md) by exploring every interleaving of 2 and 3
 // ranks over a few collectives, sleeping, waking, failing and leaving included, and which thread of a rank drives its
 // messages.
 //
@@ -18,4 +18,4 @@
 // from, and that with all of them in place nothing is found.
 //
 // Start reading at [Scenario] and sleep.go; the machine is in machine.go and memory.go, the search in explore.go.
-package protocol
+package modelcheck

@@ -1,4 +1,4 @@
-package protocol
+package modelcheck
 
 // Who drives messages inside a process: rank 0 publishes a frame for rank 1, whose engine is thread 1. Other threads of
 // rank 1 post the message and wait for it, or do not. As long as one waits it drives; otherwise the engine's bit is set,

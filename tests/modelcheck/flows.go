@@ -1,4 +1,4 @@
-package protocol
+package modelcheck
 
 // Collectives made of messages: flow.c. A flow has the scenario's number of slots as its places, and one channel.
 

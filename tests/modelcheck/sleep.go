@@ -1,4 +1,4 @@
-package protocol
+package modelcheck
 
 // await waits until the flag is at least need. Spinning and yielding are a thread that is not scheduled; what is left is
 // one look, and then to sleep:

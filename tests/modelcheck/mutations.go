@@ -1,4 +1,4 @@
-package protocol
+package modelcheck
 
 // Mutation is a protection taken out, where the checker looks for the consequence, and what that is.
 type Mutation struct {
