@@ -1,4 +1,4 @@
-package protocol
+package modelcheck
 
 // awaitAsEngine is what the progress engine does until a flag is at least need: scr_engine_turn with look_at_collectives.
 //
