@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"sagecomm/algo/message"
+	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
 )
 
@@ -46,7 +46,7 @@ type path struct {
 }
 
 const (
-	smallCount = 64    // fits into a slot of the small lane, of 8 ranks too
+	smallCount = 64    // fits into a small slot, of 8 ranks too
 	largeCount = 75000 // several chunks of 64 KiB
 )
 
@@ -70,7 +70,7 @@ func sendrecvPaths() (list []path) {
 		case coll.ReduceScatter, coll.AllToAll, coll.Scatter:
 			elements = shared(2 * largeCount)
 		}
-		for _, name := range message.Algorithms(kind) {
+		for _, name := range sendrecv.Algorithms(kind) {
 			list = append(list, path{kind.String(), name, single, kind, elements, fmt.Sprintf("%v:%s@chunk=4K", kind, name)})
 		}
 	}
