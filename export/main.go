@@ -47,7 +47,7 @@ func invalid(format string, args ...any) *coll.Failure {
 func guard(out *C.int32_t, err *C.sagecomm_error) {
 	if r := recover(); r != nil {
 		fmt.Fprintf(os.Stderr, "sagecomm WARN [%d] panic: %v\n%s", os.Getpid(), r, debug.Stack())
-		*out = answer(err, &coll.Failure{Status: coll.Internal, Rank: -1, Message: fmt.Sprintf("sagecomm: a fault of the library: %v; its stack is on standard error", r)})
+		*out = answer(err, &coll.Failure{Status: coll.Internal, Rank: -1, Message: fmt.Sprintf("sagecomm: internal error: %v; please report this with the stack, which is on standard error", r)})
 	}
 }
 

@@ -83,7 +83,7 @@ func TestWhatIsNoMessageIsSaidAtOnce(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		return message(g, coll.Recv, 1-g.rank, 0, make([]byte, 8))
-	}), coll.Internal, "rank 1 (host", "wrote something that is no message, where rank 0 looks for one")
+	}), coll.Internal, "rank 1 (host", "shared memory corrupted", "wrote an invalid p2p frame, needed by rank 0")
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("it took %v", took)
 	}
@@ -105,7 +105,7 @@ func TestSlotsThatAreNowhereAreSaidAtOnce(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 		}
-		return expect(sum(g, 1_000_000), coll.Internal, "rank 1 (host", "wrote something that is no place of its slots, which rank 0 needs in all_reduce #1")
+		return expect(sum(g, 1_000_000), coll.Internal, "rank 1 (host", "wrote an invalid slot offset, needed by rank 0 in all_reduce #1")
 	})
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("it took %v", took)
@@ -126,7 +126,7 @@ func TestHashThatIsNobodysIsSaidAtOnce(t *testing.T) {
 	w.groups[1].poke(0, atHash, 77)
 	f = sum(w.groups[0], 2) // rank 1 has all that it needs
 	expectAll(t, append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 2) }), f), coll.Internal,
-		"rank 1 (host", "wrote something that is no mark of its calls, which rank 0 compares in all_reduce #1")
+		"rank 1 (host", "wrote an invalid hash of its calls, needed by rank 0 in all_reduce #1")
 }
 
 // What is wrong with a collective made of messages, and with the lengths of an all_to_all, is said by its name. Rank 1
@@ -142,10 +142,10 @@ func TestWhatCollectivesCannotMeanIsSaidAtOnce(t *testing.T) {
 		value     uint64
 		text      string
 	}{
-		{coll.AllReduce, sendrecv.Ring, 2, atMessage, atBytes, 77, "message of its channel 0 to rank 0, which rank 0 needs in all_reduce #1"},
-		{coll.AllReduce, sendrecv.Ring, 0, atChannel(2, 0), atChannel(2, 0), nowhere, "place of its channel 0 to rank 0, which rank 0 needs in all_reduce #1"},
-		{coll.Reduce, sendrecv.Binomial, 0, -1, atTaken(2, 0), 1000, "count of messages that it has taken from channel 0 of rank 0, which rank 0 needs in reduce #1"},
-		{coll.AllToAll, shmplan.OneShot, 0, atHash, atLongest, 1 << 63, "length of its longest block, which rank 0 needs in all_to_all #1"},
+		{coll.AllReduce, sendrecv.Ring, 2, atMessage, atBytes, 77, "message in its channel 0 to rank 0, needed by rank 0 in all_reduce #1"},
+		{coll.AllReduce, sendrecv.Ring, 0, atChannel(2, 0), atChannel(2, 0), nowhere, "offset of its channel 0 to rank 0, needed by rank 0 in all_reduce #1"},
+		{coll.Reduce, sendrecv.Binomial, 0, -1, atTaken(2, 0), 1000, "count of messages taken from channel 0 of rank 0, needed by rank 0 in reduce #1"},
+		{coll.AllToAll, shmplan.OneShot, 0, atHash, atLongest, 1 << 63, "length of its longest block, needed by rank 0 in all_to_all #1"},
 	} {
 		t.Run(c.text, func(t *testing.T) {
 			w, _ := tryWorld(t, 2, opTimeout, func(int) options { return options{"tune": fmt.Sprintf("%v:%s@chunk=64", c.kind, c.algorithm)} })
@@ -170,7 +170,7 @@ func TestWhatCollectivesCannotMeanIsSaidAtOnce(t *testing.T) {
 			w.groups[1].poke(c.piece, c.at, c.value)
 			_, f := call(w.groups[0], false)
 			expectAll(t, append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 2) }), f), coll.Internal,
-				"rank 1 (host", "wrote something that is no "+c.text)
+				"rank 1 (host", "wrote an invalid "+c.text)
 		})
 	}
 }

@@ -68,7 +68,7 @@ func (g *Group) exchangeFile(c Config, try string, deadline time.Time, methods [
 func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
 	me := member{Machine: g.tuningSettings.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(), Processors: processors(),
-		Agreed: fmt.Sprintf("protocol %d, %d ranks, settings of algorithms %016x, shared memory by %v", protocolVersion, g.size, g.tuningSettings.fingerprint(), methods)}
+		Setup: g.setup(methods)}
 	if g.tuningSettings.probe && g.size > 1 {
 		me.Probe = g.process.probe(g.size)
 	}
@@ -93,7 +93,20 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 		// Whatever the outcome, the name goes once everybody has tried.
 		defer func() { _ = st.arena.Unlink() }()
 	}
-	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text)
+	// Ranks that were told different sizes wait for different ranks, so the first one that is found ends the wait.
+	check := func(rank int, value []byte) error {
+		var m member
+		if json.Unmarshal(value, &m) != nil || m.Setup.Size == g.size || m.Setup.Protocol != protocolVersion {
+			return nil // see introduce
+		}
+		g.different = true
+		a, b, of, other := g.rank, rank, me.Setup, m.Setup
+		if b < a {
+			a, b, of, other = b, a, other, of
+		}
+		return difference(a, b, of, other)
+	}
+	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text, check)
 	if err != nil {
 		_ = bootstrap.Abandon(c.Store, g.keys+try+attached, g.rank, err) // for who comes; else their time runs out
 		return err
@@ -130,9 +143,9 @@ func (g *Group) introduce(all [][]byte) error {
 		if err := m.Arena.Check(); err != nil || m.PID != m.Arena.PID {
 			return fmt.Errorf("what rank %d (pid %d) wrote into the store cannot be: %w", rank, m.PID, cmp.Or(err, errors.New("its arena is another process's")))
 		}
-		if mine := members[0].Agreed; m.Agreed != mine {
+		if err := difference(0, rank, members[0].Setup, m.Setup); err != nil {
 			g.different = true
-			return fmt.Errorf("ranks 0 and %d are set up differently: %q and %q; give all ranks the same sagecomm version, the same SAGECOMM_TUNE, SAGECOMM_TUNE_FILE, SAGECOMM_PROBE and SAGECOMM_SHM_ATTACH", rank, mine, m.Agreed)
+			return err
 		}
 	}
 	g.members = members
