@@ -20,7 +20,7 @@ import (
 func (g *Group) title() string {
 	switch text := g.describedAs(); text {
 	case observe.NoDescription, "default_pg": // torch's words for none
-		return g.title()
+		return g.name
 	default:
 		return text
 	}

@@ -178,7 +178,7 @@ func TestWhatCollectivesCannotMeanIsSaidAtOnce(t *testing.T) {
 // The failure word names no rank, or one that has declared nothing.
 func TestFailureOfNobody(t *testing.T) {
 	for word, text := range map[uint64]string{
-		77: "the word for a failure in the memory of rank 0 (host",
+		77: "the failure word in the memory of rank 0 (host",
 		2:  "in shared memory stands that rank 1 has declared a failure (written in the memory of rank 0), but the record of rank 1 cannot be read",
 	} {
 		w := newWorld(t, 2)
