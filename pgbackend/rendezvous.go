@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"sagecomm/internal/bootstrap"
@@ -52,7 +53,11 @@ func (g *Group) meet(c Config) error {
 	g.info("falling back to a file: %v", failed)
 	g.discard()
 	if again := g.exchangeFile(c, secondTry, deadline, methods); again != nil {
-		return fmt.Errorf("%w; before that, without a file: %w", again, failed)
+		err := fmt.Errorf("%w; before that, without a file: %w", again, failed)
+		if strings.Contains(err.Error(), "namespace") { // the reasons come from other ranks, as text
+			err = fmt.Errorf("sagecomm: the ranks cannot share memory: give their containers a common pid or network namespace, or a common directory as %s; details: %w", env.ShmDir.Name(), err)
+		}
+		return err
 	}
 	g.process.fellBack(g, failed)
 	return nil
