@@ -83,7 +83,7 @@ func TestChosenPlansAreRight(t *testing.T) {
 					}
 					plans[rank] = p
 				}
-				if err := verify.CheckSlots(plans, bytes); err != nil {
+				if err := verify.CheckSlots(plans, plan.Lengths{Bytes: bytes}); err != nil {
 					t.Error(err)
 				}
 			}

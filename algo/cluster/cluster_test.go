@@ -190,7 +190,7 @@ func TestClosedFormsSayWhereTheyDoNotHold(t *testing.T) {
 		what      string
 	}{
 		{described(t, "ring", "tcp_25g", 4, 3), coll.AllReduce, sendrecv.Binomial, "hosts of a power of two"},
-		{described(t, "ring", "tcp_25g", 3, 4), coll.AllReduce, sendrecv.RecursiveDoubling, "fold into neighbours"},
+		{described(t, "ring", "tcp_25g", 3, 4), coll.AllReduce, sendrecv.RecursiveDoubling, "reduce into neighbours"},
 		{described(t, "ring", "", 1, 5), coll.AllReduce, sendrecv.RecursiveMultiplying, "come late"},
 		{described(t, "ring", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.RecursiveMultiplying, "inside hosts and between"},
 		{described(t, "ring", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.Ring, "a ring through 4 hosts"},

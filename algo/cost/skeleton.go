@@ -111,7 +111,7 @@ func strip(p plan.SendRecvPlan, uneven, turned bool) *skeleton {
 		if s.Op == plan.Send {
 			regions = s.From
 			b.line = k.lineTo(outlet{peer: b.peer, channel: s.Channel})
-			if scratch := plan.FromScratch(s); scratch || awaited[i] {
+			if scratch := s.FromScratch(); scratch || awaited[i] {
 				b.number = int32(k.ordered)
 				k.ordered++
 				if scratch {
