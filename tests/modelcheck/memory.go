@@ -1,4 +1,4 @@
-package protocol
+package modelcheck
 
 const (
 	maxRanks    = 3

@@ -1,9 +1,10 @@
-package protocol
+package modelcheck
 
-// Collectives made of messages: flow.c. A flow has the scenario's number of slots as its places, and one channel.
+// This file has the collectives made of messages: sendrecv.c. A channel has as many places as the scenario has slots, and
+// each pair of ranks has one channel.
 
 func (p *plan) place(name string, from, to, number int) uint8 {
-	return p.word("%s[flow %d to %d, place %d]", name, from, to, number%p.Slots)
+	return p.word("%s[channel %d to %d, place %d]", name, from, to, number%p.Slots)
 }
 func (p *plan) messageFilled(from, to, number int) uint8 {
 	return p.place("filled", from, to, number)
@@ -17,9 +18,9 @@ func (p *plan) message(from, to, number int) uint8 {
 func (p *plan) messagesTaken(from, to int) uint8 {
 	return p.word("taken[rank %d, from %d]", to, from)
 }
-func (p *plan) flow(from, to int) uint8 { return p.word("flow[rank %d, to %d]", from, to) }
+func (p *plan) channel(from, to int) uint8 { return p.word("channel[rank %d, to %d]", from, to) }
 
-// byMessages writes what scr_flow_advance does of a plan, for each chunk in turn.
+// byMessages writes the steps that scr_sendrecv_advance makes of a plan, for each chunk in turn.
 func (b *builder) byMessages(c Call) {
 	n := b.m.ranks
 	next, before := (b.rank+1)%n, (b.rank+n-1)%n
@@ -41,18 +42,18 @@ func (b *builder) byMessages(c Call) {
 	}
 }
 
-// makeFlow is scr_group_set_flow.
-func (b *builder) makeFlow(to int) {
-	b.publish(b.sc.flow(b.rank, to), 1, seqCst, b.off != FlowWakesNobody)
+// makeChannel is scr_group_set_channel.
+func (b *builder) makeChannel(to int) {
+	b.publish(b.sc.channel(b.rank, to), 1, seqCst, b.off != ChannelWakesNobody)
 }
 
-func (b *builder) awaitFlow(from int) { b.await(b.sc.flow(from, b.rank), 1, from, acquire) }
+func (b *builder) awaitChannel(from int) { b.await(b.sc.channel(from, b.rank), 1, from, acquire) }
 
 // send is await_room, then put.
 func (b *builder) send(to int) {
 	s := b.sc
-	if b.sent[to] == 0 && s.makesFlows {
-		b.makeFlow(to)
+	if b.sent[to] == 0 && s.makesChannels {
+		b.makeChannel(to)
 	}
 	b.sent[to]++
 	number := b.sent[to]
@@ -75,8 +76,8 @@ func (b *builder) send(to int) {
 // receive is await_message, then take.
 func (b *builder) receive(from int) {
 	s := b.sc
-	if b.got[from] == 0 && s.makesFlows {
-		b.awaitFlow(from)
+	if b.got[from] == 0 && s.makesChannels {
+		b.awaitChannel(from)
 	}
 	b.got[from]++
 	number := b.got[from]
@@ -108,17 +109,17 @@ func (b *builder) takeMessage(from, number int) {
 	b.wake(from, b.off != TakenWakesNobody)
 }
 
-// wake rings the one rank that can wait for a message or for room, if it says that it does.
+// wake wakes the one rank that can wait for a message or for room, if its word says that it waits.
 func (b *builder) wake(peer int, really bool) {
 	if !really {
 		return
 	}
 	o := seqCst
-	if b.off == FlowWakeNotSeqCst {
+	if b.off == ChannelWakeNotSeqCst {
 		o = acquire
 	}
 	over := b.label()
 	b.load(b.sc.waitsFor(peer), o, equals, uint8(1+b.rank), over)
-	b.emit(instr{op: ring, value: uint8(peer)}, "ring the bell of rank %d", peer)
+	b.emit(instr{op: wakeBell, value: uint8(peer)}, "wake the bell of rank %d", peer)
 	b.place(over)
 }

@@ -1,20 +1,20 @@
-package protocol
+package modelcheck
 
-// Who drives messages inside a process: rank 0 publishes a frame for rank 1, whose engine is thread 1. Other threads of
-// rank 1 post the message and wait for it, or do not. As long as one waits it drives; otherwise the engine's bit is set,
-// so that rank 0 rings the engine. The message must be taken in the end. Whoever takes it rings the engine, so that the
-// program ends.
+// This file has the programs that decide which thread of a process drives p2p operations. Rank 0 publishes a frame for rank
+// 1, whose engine is thread 1. Other threads of rank 1 post the recv and wait for it, or do not. As long as one of them
+// waits it drives; otherwise the engine's bit is set, so that rank 0 wakes the engine. The frame must be taken in the end.
+// The thread that takes it wakes the engine, so that the program ends.
 //
-// Not in the model: that the engine looks again after 20 ms whatever happens.
+// The model leaves out that the engine looks again after 20 ms whatever happens.
 
 func (p *plan) messages() uint8 { return p.word("messages[rank 1]") }
 func (p *plan) drivers() uint8  { return p.word("drivers[rank 1]") }
-func (p *plan) written() uint8  { return p.word("written[ring to rank 1]") }
+func (p *plan) written() uint8  { return p.word("written[fifo to rank 1]") }
 func (p *plan) taken() uint8    { return p.word("taken[rank 1]") }
 
 func sendFrame(b *builder) { b.publish(b.sc.written(), 1, seqCst, true) }
 
-// take ends the thread with the message, once; under the message lock in C.
+// take takes the frame, once, and ends the thread. In C it holds the p2p lock.
 func (b *builder) take() (label uint8) {
 	label = b.label()
 	b.later = append(b.later, func() {
@@ -22,7 +22,7 @@ func (b *builder) take() (label uint8) {
 		b.place(label)
 		b.emit(instr{op: claim, word: b.sc.taken(), value: 1, order: seqCst, to: lost}, "take the frame")
 		if b.thread != 1 {
-			b.emit(instr{op: ring, value: 1}, "ring the engine, which ends")
+			b.emit(instr{op: wakeBell, value: 1}, "wake the engine, which ends")
 		}
 		b.place(lost)
 		b.emit(instr{op: end, value: uint8(finished)}, "end")
@@ -30,8 +30,8 @@ func (b *builder) take() (label uint8) {
 	return label
 }
 
-// engineOfMessages is scr_engine_turn with look_at_messages.
-func engineOfMessages(b *builder) {
+// engineOfP2P is scr_engine_turn with look_at_p2p.
+func engineOfP2P(b *builder) {
 	s, take := b.sc, b.take()
 	top, idle, over := b.label(), b.label(), b.label()
 	b.place(top)
@@ -71,8 +71,8 @@ func (b *builder) leaveToEngine(take uint8) {
 	}
 }
 
-// postMessage is scr_message_issue of an asynchronous operation.
-func postMessage(b *builder) { b.post(b.take()) }
+// postP2P is scr_p2p_issue of an asynchronous operation.
+func postP2P(b *builder) { b.post(b.take()) }
 
 func (b *builder) post(take uint8) {
 	s, driven := b.sc, b.label()
@@ -91,7 +91,7 @@ func (b *builder) post(take uint8) {
 	}
 }
 
-// waitAWhile is scr_message_wait of another message, or for one slice.
+// waitAWhile is scr_p2p_wait of another operation, or for one slice.
 func waitAWhile(b *builder) { b.waitAWhile(b.take()) }
 
 func (b *builder) waitAWhile(take uint8) {

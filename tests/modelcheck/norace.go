@@ -1,6 +1,6 @@
-//go:build race
+//go:build !race
 
-package protocol
+package modelcheck
 
 // Slow says that the race detector is on; [Scenario.Big] scenarios are then left out.
-const Slow = true
+const Slow = false
