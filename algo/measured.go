@@ -1,5 +1,3 @@
-// From measurements to rules: what `python -m sagecomm tune` writes into a file.
-
 package algo
 
 import (
@@ -12,26 +10,26 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Measured is what one way to carry a collective out took in a group.
+// Measured is the measured time of one algorithm for one length in a group.
 type Measured struct {
 	Kind      coll.Kind
 	Bytes     uint64 // as [Selector.Choose] counts them
 	Algorithm string
 	Chunk     int     // 0: as predicted
 	Seconds   float64 // a call, as users see it
-	Ratio     float64 // to what the selector's own choice took in the same rounds
+	Ratio     float64 // to the time of the selector's own choice in the same rounds
 }
 
-// worth is what a choice must gain over the predicted one, and a change between two lengths over no change, as a factor
-// of time at one length: below that the same two algorithms change places from one measurement to the next.
+// worth is the factor in time that a choice must gain over the predicted one, and a change of algorithm between two lengths
+// over no change. Below it the same two algorithms change places from one measurement to the next.
 const worth = 1.03
 
-// free is up to which price of a change those that the prediction makes, too, cost nothing.
+// free is the price of a change below which changes that the prediction makes as well cost nothing.
 const free = 1
 
-// Tuned is the entry of a tuning file that follows from measurements in a group on a machine. It has rules for all
-// lengths of the kinds that were measured, and the parameters that predict best what was measured, for the other
-// kinds. Plans that need blocks of equal length get no rule: only a user knows that they are.
+// Tuned returns the entry of a tuning file that follows from measurements in a group on a machine. It has rules for all
+// lengths of the kinds that were measured. For the other kinds it has the parameters that predict the measurements best.
+// Plans that need blocks of equal length get no rule, since only a user knows whether blocks are equal.
 func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	e := Entry{Machine: machine, Size: s.shape.Size, Hosts: s.shape.HostCount(), Params: map[string]string{}}
 	p := newPredictor(s.shape, s.params)
@@ -59,7 +57,7 @@ func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	return e, nil
 }
 
-// check refuses what cannot have been measured.
+// check refuses a row that cannot have been measured.
 func (p *predictor) check(m Measured) error {
 	if !m.Kind.Collective() || !slices.Contains(Algorithms(m.Kind), m.Algorithm) {
 		return fmt.Errorf("measured: %v has no algorithm %q", m.Kind, m.Algorithm)
@@ -72,25 +70,25 @@ func (p *predictor) check(m Measured) error {
 	return err
 }
 
-// way is a candidate of a rule.
+// ruleCandidate is an algorithm with a chunk that a rule may set.
 type ruleCandidate struct {
 	algorithm string
 	chunk     int
 }
 
-// measured are the rules of one kind: the sequence of ways, one for each length, that costs least. What a length costs
-// is the logarithm of its ratio, so that all lengths weigh alike, and a change from one length to the next costs a
-// little, and so does what is not predicted. The sequence is found by dynamic programming (Viterbi, "Error bounds for
-// convolutional codes", 1967).
+// measured returns the rules of one kind: the sequence of candidates, one for each length, that costs least. The cost of a
+// candidate at a length is the logarithm of its ratio, so that all lengths have equal weight. A change from one length to
+// the next costs a little, and so does a candidate that is not predicted. The sequence is found by dynamic programming
+// (Viterbi, "Error bounds for convolutional codes", 1967).
 func (s *Selector) measured(kind coll.Kind, list []Measured) ([]Rule, error) {
-	lengths, ways := s.axes(kind, list)
-	if len(ways) == 0 {
+	lengths, candidates := s.axes(kind, list)
+	if len(candidates) == 0 {
 		return nil, fmt.Errorf("measured: no %v that takes blocks of any length", kind)
 	}
 	costs := make([][]float64, len(lengths))
 	for i, bytes := range lengths {
-		costs[i] = make([]float64, len(ways))
-		for j, w := range ways {
+		costs[i] = make([]float64, len(candidates))
+		for j, w := range candidates {
 			costs[i][j] = math.Log(ratio(list, bytes, w) * s.surcharge(kind, bytes, w))
 		}
 		if !slices.ContainsFunc(costs[i], func(c float64) bool { return !math.IsInf(c, 1) }) {
@@ -99,48 +97,48 @@ func (s *Selector) measured(kind coll.Kind, list []Measured) ([]Rule, error) {
 		}
 	}
 	if oneClass(kind) {
-		total := make([]float64, len(ways))
+		total := make([]float64, len(candidates))
 		for _, row := range costs {
 			for j, c := range row {
 				total[j] += c
 			}
 		}
-		best := ways[slices.Index(total, slices.Min(total))]
+		best := candidates[slices.Index(total, slices.Min(total))]
 		return []Rule{{Kind: kind, To: NoLimit, Algorithm: best.algorithm, Chunk: best.chunk}}, nil
 	}
 	for change := math.Log(worth); ; change *= 2 { // until there are not too many ranges
 		path := cheapest(costs, func(i, from, to int) float64 {
-			predicted := s.predicts(kind, lengths[i-1], ways[from]) && s.predicts(kind, lengths[i], ways[to])
+			predicted := s.predicts(kind, lengths[i-1], candidates[from]) && s.predicts(kind, lengths[i], candidates[to])
 			if from == to || predicted && change < free {
 				return 0
 			}
 			return change
 		})
-		if rules := s.ranges(kind, lengths, ways, path); len(rules) <= MaxClasses/2 {
+		if rules := s.ranges(kind, lengths, candidates, path); len(rules) <= MaxClasses/2 {
 			return rules, nil
 		}
 	}
 }
 
-// axes are the lengths and the ways that were measured, each once and in order.
-func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, ways []ruleCandidate) {
+// axes returns the lengths and the candidates that were measured, each once and in order.
+func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, candidates []ruleCandidate) {
 	p := newPredictor(s.shape, s.params)
 	for _, m := range list {
 		lengths = append(lengths, m.Bytes)
 		c, err := p.ruled(Rule{Kind: kind, To: NoLimit, Algorithm: m.Algorithm, Chunk: m.Chunk}, m.Bytes)
 		if err == nil && !c.Even {
-			ways = append(ways, ruleCandidate{m.Algorithm, m.Chunk})
+			candidates = append(candidates, ruleCandidate{m.Algorithm, m.Chunk})
 		}
 	}
 	slices.Sort(lengths)
-	slices.SortFunc(ways, func(a, b ruleCandidate) int {
+	slices.SortFunc(candidates, func(a, b ruleCandidate) int {
 		return cmp.Or(cmp.Compare(a.algorithm, b.algorithm), cmp.Compare(a.chunk, b.chunk))
 	})
-	return slices.Compact(lengths), slices.Compact(ways)
+	return slices.Compact(lengths), slices.Compact(candidates)
 }
 
-// ratio is that of a way at a length. Where a chunk was not measured it is as the predicted one: both are longer than
-// what there is to cut. It is infinite where the algorithm was not measured.
+// ratio returns the ratio of a candidate at a length. A chunk that was not measured has the ratio of the predicted chunk,
+// since both are longer than the buffer. The ratio is infinite where the algorithm was not measured.
 func ratio(list []Measured, bytes uint64, w ruleCandidate) float64 {
 	usual := math.Inf(1)
 	for _, m := range list {
@@ -157,9 +155,9 @@ func ratio(list []Measured, bytes uint64, w ruleCandidate) float64 {
 	return usual
 }
 
-// surcharge is the factor by which a way must be faster to be worth a rule. Where ranks share memory, reductions by
-// messages must save as much as other collectives have to for being predicted: they add in another order than that of
-// the ranks.
+// surcharge returns the factor by which a candidate must be faster to be worth a rule. Where ranks share memory, reductions
+// over channels need the same margin that other collectives need to be predicted, because they add in another order than
+// that of the ranks.
 func (s *Selector) surcharge(kind coll.Kind, bytes uint64, w ruleCandidate) float64 {
 	switch {
 	case s.predicts(kind, bytes, w):
@@ -170,13 +168,13 @@ func (s *Selector) surcharge(kind coll.Kind, bytes uint64, w ruleCandidate) floa
 	return worth
 }
 
-// predicts says whether a length goes that way without any rule.
+// predicts reports whether a candidate is chosen for a length without any rule.
 func (s *Selector) predicts(kind coll.Kind, bytes uint64, w ruleCandidate) bool {
 	return w.chunk == 0 && s.Choose(kind, bytes).Algorithm == w.algorithm
 }
 
-// cheapest is the path through a table of costs, one column in each row, that costs least together with what each
-// change to row i costs.
+// cheapest returns the path through a table of costs, one column in each row, for which the sum of its costs and of its
+// changes is least.
 func cheapest(costs [][]float64, change func(i, from, to int) float64) []int {
 	total := slices.Clone(costs[0])
 	from := make([][]int, len(costs))
@@ -201,13 +199,13 @@ func cheapest(costs [][]float64, change func(i, from, to int) float64) []int {
 	return path
 }
 
-// ranges joins lengths that go the same way.
-func (s *Selector) ranges(kind coll.Kind, lengths []uint64, ways []ruleCandidate, path []int) (rules []Rule) {
+// ranges joins neighbouring lengths with the same candidate into rules.
+func (s *Selector) ranges(kind coll.Kind, lengths []uint64, candidates []ruleCandidate, path []int) (rules []Rule) {
 	for i, at := range path {
 		if i > 0 && path[i-1] == at {
 			continue
 		}
-		r := Rule{Kind: kind, To: NoLimit, Algorithm: ways[at].algorithm, Chunk: ways[at].chunk}
+		r := Rule{Kind: kind, To: NoLimit, Algorithm: candidates[at].algorithm, Chunk: candidates[at].chunk}
 		if n := len(rules); n > 0 {
 			r.From = s.between(kind, lengths[i-1], lengths[i], rules[n-1].Algorithm, r.Algorithm)
 			rules[n-1].To = r.From
@@ -217,8 +215,8 @@ func (s *Selector) ranges(kind coll.Kind, lengths []uint64, ways []ruleCandidate
 	return rules
 }
 
-// between is the last length of what was best at the lower one of two lengths: where the prediction changes as the
-// measurement does it is the prediction's, else their geometric mean.
+// between returns where one candidate ends and the next begins between two lengths: where the prediction changes in the same
+// way, else at their geometric mean.
 func (s *Selector) between(kind coll.Kind, low, high uint64, from, to string) uint64 {
 	table := s.classes(kind)
 	for i, c := range table[:len(table)-1] {
