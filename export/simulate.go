@@ -6,12 +6,12 @@ package main
 */
 import "C"
 
-import "sagecomm/algo/simulate"
+import "sagecomm/algo/cluster"
 
 //export sagecommSimulate
 func sagecommSimulate(question *C.char, to *C.char, n C.size_t) C.int64_t {
 	if question == nil {
 		return C.SAGECOMM_INVALID
 	}
-	return told(to, n, func() ([]byte, error) { return simulate.Answer([]byte(C.GoString(question))) })
+	return told(to, n, func() ([]byte, error) { return cluster.Answer([]byte(C.GoString(question))) })
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 	"unsafe"
 
-	shmplan "sagecomm/algo/board"
-	sendrecv "sagecomm/algo/message"
+	"sagecomm/algo/sendrecv"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
@@ -144,7 +144,7 @@ func TestWhatCollectivesCannotMeanIsSaidAtOnce(t *testing.T) {
 		{coll.AllReduce, sendrecv.Ring, 2, atMessage, atBytes, 77, "a message of a channel with another length"},
 		{coll.AllReduce, sendrecv.Ring, 0, atChannel(2, 0), atChannel(2, 0), nowhere, "a channel outside the memory"},
 		{coll.Reduce, sendrecv.Binomial, 0, -1, atTaken(2, 0), 1000, "a channel of which more was taken than was sent"},
-		{coll.AllToAll, shmplan.OneShotName, 0, atHash, atLongest, 1 << 63, "blocks of an all_to_all longer than memory"},
+		{coll.AllToAll, shmplan.OneShot, 0, atHash, atLongest, 1 << 63, "blocks of an all_to_all longer than memory"},
 	} {
 		t.Run(c.scenario, func(t *testing.T) {
 			w, _ := tryWorld(t, 2, opTimeout, func(int) options { return options{"tune": fmt.Sprintf("%v:%s@chunk=64", c.kind, c.algorithm)} })

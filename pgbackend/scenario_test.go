@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	shmplan "sagecomm/algo/board"
+	"sagecomm/algo/plan"
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
@@ -272,11 +272,11 @@ func (p *play) atCompiling(rank int, f func() error) error {
 	var once atomic.Bool
 	before := lower
 	p.t.Cleanup(func() { lower = before })
-	lower = func(plan shmplan.Plan, op coll.Op) (runner.Compiled, error) {
-		if plan.Rank == rank && once.CompareAndSwap(false, true) {
+	lower = func(of plan.SlotPlan, op coll.Op) (runner.Compiled, error) {
+		if of.Rank == rank && once.CompareAndSwap(false, true) {
 			return runner.Compiled{}, f()
 		}
-		return before(plan, op)
+		return before(of, op)
 	}
 	return nil
 }

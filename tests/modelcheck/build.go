@@ -138,7 +138,7 @@ func (b *builder) publish(flag, value uint8, o order, wake bool) {
 		}
 		over := b.label()
 		b.load(b.sc.waitsFor(q), o, equals, uint8(1+b.rank), over)
-		b.emit(instr{op: ring, value: uint8(q)}, "ring the bell of rank %d", q)
+		b.emit(instr{op: wakeBell, value: uint8(q)}, "wake the bell of rank %d", q)
 		b.place(over)
 	}
 }
@@ -243,7 +243,7 @@ func (b *builder) readData(p, ticket, share int, reduced bool) {
 	b.load(b.sc.data(p, ticket, share), relaxed, t, data(b.call, reduced, ticket), b.accuse)
 }
 
-func (b *builder) fold(ticket int, twoShot bool) {
+func (b *builder) reduce(ticket int, twoShot bool) {
 	for _, p := range b.peers() {
 		b.awaitFilled(p, ticket)
 	}

@@ -1,6 +1,6 @@
 // Package modelcheck checks the protocol in shared memory (docs/protocol.md) by exploring every interleaving of 2 and 3
 // ranks over a few collectives, sleeping, waking, failing and leaving included, and which thread of a rank drives its
-// messages.
+// p2p operations.
 //
 // It holds no code that ranks run. What the runner does in C is written here once more, as small programs whose
 // instructions are the accesses to shared memory, and [Explore] runs them on a machine whose memory is as weak as the
@@ -14,8 +14,9 @@
 //   - Futexes have no time-outs: a wake-up that is lost is a deadlock here, not a delay of 50 ms. They may return for
 //     no reason at any time, but a state that only that can leave counts as a deadlock.
 //
-// Every protection has a [Switch] that takes it out; the tests require that the checker then finds what it protects
-// from, and that with all of them in place nothing is found.
+// Every protection has a [Switch] that takes it out; the tests require that the checker then finds the error that it
+// prevents, and that with all of them in place nothing is found.
 //
-// Start reading at [Scenario] and sleep.go; the machine is in machine.go and memory.go, the search in explore.go.
+// Start reading at [Scenario] and sleep.go. channels.go, engine.go and p2p.go write the other programs, machine.go,
+// execute.go and memory.go are the machine, and explore.go is the search. Tests are the only callers.
 package modelcheck

@@ -3,7 +3,7 @@ package modelcheck
 import "fmt"
 
 // instruction carries out the instruction at which the thread stands.
-func (m *machine) instruction(s *state, ti int, log func(string)) *finding {
+func (m *machine) instruction(s *state, ti int, log func(string)) *violation {
 	t := &s.thread[ti]
 	in := &m.threads[ti].code[t.pc]
 	next := t.pc + 1
@@ -19,7 +19,7 @@ func (m *machine) instruction(s *state, ti int, log func(string)) *finding {
 			v = s.read(ti, in.word)
 		}
 		say(": reads %s", m.show(in.word, v))
-		on, f := m.judge(t, ti, in, v)
+		on, f := m.test(t, ti, in, v)
 		if f != nil {
 			return f
 		}
@@ -36,9 +36,9 @@ func (m *machine) instruction(s *state, ti int, log func(string)) *finding {
 		default:
 			t.push(in.word, in.value)
 		}
-	case ring:
+	case wakeBell:
 		say("")
-		m.ring(s, int(in.value))
+		m.wakeBell(s, int(in.value))
 	case readBell:
 		say("")
 		t.rung = 0
@@ -74,7 +74,7 @@ func (m *machine) instruction(s *state, ti int, log func(string)) *finding {
 		}
 	case checkNoted:
 		if t.noted != 0 {
-			return &finding{BadRecord, fmt.Sprintf("%s takes a record for whole that is made of two", m.who(ti))}
+			return &violation{BadRecord, fmt.Sprintf("%s takes a record for whole that is made of two", m.who(ti))}
 		}
 	case forget:
 		t.noted = 0
@@ -88,8 +88,8 @@ func (m *machine) instruction(s *state, ti int, log func(string)) *finding {
 	return nil
 }
 
-// judge applies a load's test. on: go on with the next instruction.
-func (m *machine) judge(t *thread, ti int, in *instr, v uint8) (on bool, f *finding) {
+// test applies a load's test. on: go on with the next instruction.
+func (m *machine) test(t *thread, ti int, in *instr, v uint8) (on bool, f *violation) {
 	switch in.test {
 	case atLeast:
 		return v >= in.value, nil
@@ -127,14 +127,14 @@ func (m *machine) judge(t *thread, ti int, in *instr, v uint8) (on bool, f *find
 	return true, nil
 }
 
-// ring adds to the bell and wakes in one step. In between a sleeper would just go on sleeping; and a wake-up that comes
+// wakeBell adds to the bell and wakes in one step. In between a sleeper would just go on sleeping; and a wake-up that comes
 // late, to another sleep, is one for no reason.
-func (m *machine) ring(s *state, rank int) {
+func (m *machine) wakeBell(s *state, rank int) {
 	t := &s.thread[rank]
-	if m.threads[rank].code[t.pc].armed && t.asleep == 0 && !m.ringWithoutAdd {
+	if m.threads[rank].code[t.pc].armed && t.asleep == 0 && !m.wakeWithoutAdd {
 		t.rung = 1
 	}
-	if t.asleep != 0 && !m.ringWithoutWake {
+	if t.asleep != 0 && !m.wakeWithoutFutex {
 		t.asleep = 0
 		t.rung = 0
 		t.pc++
@@ -142,27 +142,27 @@ func (m *machine) ring(s *state, rank int) {
 	}
 }
 
-func (m *machine) checkRecord(s *state, t *thread, ti int, in *instr, v uint8) *finding {
+func (m *machine) checkRecord(s *state, t *thread, ti int, in *instr, v uint8) *violation {
 	if v == 0 || in.value > 0 && v != t.noted {
-		return &finding{BadRecord, fmt.Sprintf("%s reads rank %d's failure record while it is incomplete", m.who(ti), t.winner-1)}
+		return &violation{BadRecord, fmt.Sprintf("%s reads rank %d's failure record while it is incomplete", m.who(ti), t.winner-1)}
 	}
 	t.noted = v
 	if in.value == 0 {
 		return nil
 	}
 	if s.cause != 0 && s.cause != v {
-		return &finding{BadRecord, fmt.Sprintf("%s reports cause %d, another rank has reported cause %d", m.who(ti), v, s.cause)}
+		return &violation{BadRecord, fmt.Sprintf("%s reports cause %d, another rank has reported cause %d", m.who(ti), v, s.cause)}
 	}
 	s.cause = v
 	return nil
 }
 
 // atRest judges a state that nothing can leave: all must have ended, as they should.
-func (m *machine) atRest(s *state) *finding {
+func (m *machine) atRest(s *state) *violation {
 	for ti := range m.threads {
 		in := &m.threads[ti].code[s.thread[ti].pc]
 		if in.op != end {
-			return &finding{Deadlock, fmt.Sprintf("%s is never woken, or never goes on, at: %s", m.who(ti), in.text)}
+			return &violation{Deadlock, fmt.Sprintf("%s is never woken, or never goes on, at: %s", m.who(ti), in.text)}
 		}
 	}
 	for ti := range m.threads {
@@ -172,7 +172,7 @@ func (m *machine) atRest(s *state) *finding {
 			if got == finished {
 				what = "finishes although the ranks have made different calls or one has failed"
 			}
-			return &finding{BadOutcome, m.who(ti) + " " + what}
+			return &violation{BadOutcome, m.who(ti) + " " + what}
 		}
 	}
 	return nil

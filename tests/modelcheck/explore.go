@@ -79,7 +79,7 @@ func Explore(sc Scenario, off Switch) Result {
 }
 
 // violation replays the way to what was found, with lines for humans. moved: the step `last` showed it, not a state of rest.
-func (m *machine) violation(f *finding, origins []origin, at uint32, last step, moved bool) *Violation {
+func (m *machine) violation(f *violation, origins []origin, at uint32, last step, moved bool) *Violation {
 	v := &Violation{Kind: f.kind, Text: f.text}
 	var way []step
 	for ; at != 0; at = origins[at].from {

@@ -18,7 +18,7 @@ type opcode uint8
 const (
 	load       opcode = iota // value of word, then test
 	store                    // value to word
-	ring                     // add to the bell of rank value and wake who sleeps on it
+	wakeBell                 // add to the bell of rank value and wake who sleeps on it
 	readBell                 // from here on the own bell's change counts
 	futexWait                // unless the bell has changed
 	claim                    // compare-and-swap of word from 0 to value; to when it was taken
@@ -76,14 +76,14 @@ type machine struct {
 	slots  uint8
 	words  []string
 	isData [maxWords]bool // payload of a slot
-	// payload of a place of a flow
+	// payload of a place of a channel
 	isMessage [maxWords]bool
 	failure   uint8
 	records   [maxRanks]uint8 // first word of each rank's failure record
 	threads   []program
 	want      []outcomes
 	// protections of the futex itself
-	noValueCheck, ringWithoutAdd, ringWithoutWake bool
+	noValueCheck, wakeWithoutAdd, wakeWithoutFutex bool
 }
 
 type outcomes uint8
@@ -105,7 +105,7 @@ const (
 	BadOutcome  Kind = "wrong outcome"
 )
 
-type finding struct {
+type violation struct {
 	kind Kind
 	text string
 }
@@ -172,7 +172,7 @@ func (m *machine) ready(s *state, ti int, in *instr) bool {
 	switch in.op {
 	case store:
 		return int(t.n) < maxBuffered && (t.late == 0 || in.order == relaxed && !in.depends)
-	case ring:
+	case wakeBell:
 		return t.n == 0 && t.late == 0
 	case claim:
 		return in.order == relaxed || t.n == 0 && t.late == 0
@@ -197,7 +197,7 @@ func (in *instr) local() bool {
 	return false
 }
 
-func (m *machine) start(log func(string)) (state, *finding) {
+func (m *machine) start(log func(string)) (state, *violation) {
 	var s state
 	for ti := range m.threads {
 		if f := m.settle(&s, ti, log); f != nil {
@@ -208,7 +208,7 @@ func (m *machine) start(log func(string)) (state, *finding) {
 }
 
 // settle carries out local instructions up to the next access.
-func (m *machine) settle(s *state, ti int, log func(string)) *finding {
+func (m *machine) settle(s *state, ti int, log func(string)) *violation {
 	t := &s.thread[ti]
 	for {
 		in := &m.threads[ti].code[t.pc]
@@ -225,7 +225,7 @@ func (m *machine) settle(s *state, ti int, log func(string)) *finding {
 }
 
 // take carries a step out. log, if not nil, gets lines for humans.
-func (m *machine) take(s *state, st step, log func(string)) *finding {
+func (m *machine) take(s *state, st step, log func(string)) *violation {
 	ti := int(st.thread)
 	t := &s.thread[ti]
 	p := &m.threads[ti]
@@ -274,13 +274,13 @@ func (m *machine) take(s *state, st step, log func(string)) *finding {
 	return m.settle(s, ti, log)
 }
 
-func (m *machine) wrongData(ti int, in *instr, v uint8) *finding {
-	return &finding{WrongData, fmt.Sprintf("%s reads %s and finds %s where %s must be",
+func (m *machine) wrongData(ti int, in *instr, v uint8) *violation {
+	return &violation{WrongData, fmt.Sprintf("%s reads %s and finds %s where %s must be",
 		m.who(ti), m.words[in.word], m.show(in.word, v), m.show(in.word, in.value))}
 }
 
 // commit is the moment from which all see a store.
-func (m *machine) commit(s *state, rank int, word, value uint8) *finding {
+func (m *machine) commit(s *state, rank int, word, value uint8) *violation {
 	s.mem[word] = value
 	if !m.isData[word] {
 		return nil
@@ -289,7 +289,7 @@ func (m *machine) commit(s *state, rank int, word, value uint8) *finding {
 	for q := range m.ranks {
 		reader := &m.threads[q].code[s.thread[q].pc]
 		if q != rank && int(reader.read) < ticket-int(m.slots)+1 {
-			return &finding{Overwritten, fmt.Sprintf("%s is written for ticket %d while rank %d may still read it for ticket %d",
+			return &violation{Overwritten, fmt.Sprintf("%s is written for ticket %d while rank %d may still read it for ticket %d",
 				m.words[word], ticket, q, ticket-int(m.slots))}
 		}
 	}

@@ -5,16 +5,16 @@ import "fmt"
 // CallKind is what a thread does next.
 type CallKind uint8
 
-// The kinds of calls. Collectives are made of the stages of package board's plans, with their lags.
+// The kinds of calls. Collectives are made of the stages of slot plans, with their lags.
 const (
-	OneShot   CallKind = iota // all_reduce: publish, fold all
-	TwoShot                   // all_reduce: publish, fold the own share, collect
+	OneShot   CallKind = iota // all_reduce: publish, reduce all
+	TwoShot                   // all_reduce: publish, reduce the own share, collect
 	Broadcast                 // the root publishes, the others read
 	Barrier                   // publish nothing, await all
 	Declare                   // the thread has found a failure of its own
 	Goodbye                   // the rank leaves the group
 
-	// Made of messages, see flows.go.
+	// Made of messages, see channels.go.
 	RingGather // P-1 times: send to the next rank, receive from the one before
 	Chain      // from the root on each rank receives from the one before, then sends to the next
 )
@@ -50,8 +50,8 @@ type Scenario struct {
 
 	// What is left out of the model where a scenario does not need it. hashes: the hash of calls has a word of its own
 	// instead of travelling in the payload's. headers: `consumed` in the slots.
-	// makesFlows: flows are not there from the beginning.
-	hashes, headers, mayFail, goodbyes, records, makesFlows bool
+	// makesChannels: channels are not there from the beginning.
+	hashes, headers, mayFail, goodbyes, records, makesChannels bool
 	// parts are programs that are no collectives, by thread.
 	parts []func(*builder)
 }
@@ -121,7 +121,7 @@ func (p *plan) runningHash(history string) uint8 {
 // machine builds the programs of all threads.
 func (sc Scenario) machine(off Switch) *machine {
 	m := &machine{ranks: sc.Ranks, slots: uint8(sc.Slots), want: sc.Want,
-		noValueCheck: off == NoBellCheck, ringWithoutAdd: off == RingWithoutAdd, ringWithoutWake: off == RingWithoutWake}
+		noValueCheck: off == NoBellCheck, wakeWithoutAdd: off == WakeWithoutAdd, wakeWithoutFutex: off == WakeWithoutFutex}
 	if off == SlotsLikeLag {
 		m.slots--
 	}
@@ -172,7 +172,7 @@ func (b *builder) program(calls []Call) program {
 			if b.off != LeftBeforeLast {
 				b.goodbye()
 			} else {
-				b.ringAll()
+				b.wakeAll()
 			}
 			break
 		}
@@ -207,9 +207,9 @@ func (b *builder) collective(c Call, first int) {
 	var stages []stage
 	switch c.Kind {
 	case OneShot:
-		stages = []stage{publish, {1, func(t int) { b.fold(t, false) }}}
+		stages = []stage{publish, {1, func(t int) { b.reduce(t, false) }}}
 	case TwoShot:
-		stages = []stage{publish, {1, func(t int) { b.fold(t, true) }}, {2, b.collect}}
+		stages = []stage{publish, {1, func(t int) { b.reduce(t, true) }}, {2, b.collect}}
 	case Broadcast:
 		stages = []stage{publish}
 		if b.rank != c.Root {

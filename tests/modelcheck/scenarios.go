@@ -22,38 +22,47 @@ var Scenarios = []Scenario{
 		func(b *builder) { b.fill(0, OneShot) },
 		func(b *builder) { b.awaitFilled(0, 0); b.readData(0, 0, 0, false) }}},
 	{Name: "reduced and nothing after it", Ranks: 2, Slots: 1, parts: []func(*builder){
-		func(b *builder) { b.fill(0, TwoShot); b.fold(0, true) },
+		func(b *builder) { b.fill(0, TwoShot); b.reduce(0, true) },
 		func(b *builder) { b.fill(0, TwoShot); b.collect(0) }}},
 	{Name: "consumed and nothing after it", Ranks: 2, Slots: 1, parts: []func(*builder){
 		func(b *builder) { b.fill(0, OneShot); b.fill(1, OneShot) },
 		func(b *builder) { b.awaitFilled(0, 0); b.readData(0, 0, 0, false); b.consume(0) }}},
 
-	{Name: "ring of messages, 1 place", Ranks: 2, Slots: 1, Calls: same(ring1, ring1, ring1), hashes: true, makesFlows: true},
+	// The progress engine drives rank 1.
+	{Name: "filled, the engine drives", Ranks: 2, Slots: 1, parts: []func(*builder){
+		func(b *builder) { b.fill(0, OneShot) },
+		func(b *builder) { b.awaitAsEngine(b.sc.filled(0, 0), 1, 0); b.readData(0, 0, 0, false) }}},
+	{Name: "filled, the engine drives, and the rank fails", Ranks: 2, Slots: 1, mayFail: true, Want: []outcomes{failed, either},
+		parts: []func(*builder){
+			func(b *builder) { b.fill(0, OneShot); b.declare(b.raise); b.report() },
+			func(b *builder) { b.awaitAsEngine(b.sc.filled(0, 0), 1, 0); b.readData(0, 0, 0, false) }}},
+
+	{Name: "ring of messages, 1 place", Ranks: 2, Slots: 1, Calls: same(ring1, ring1, ring1), hashes: true, makesChannels: true},
 	{Name: "ring of messages, 4 chunks through 2 places", Ranks: 2, Slots: 2, Calls: same(chunks(RingGather, 4))},
 	{Name: "ring of messages, 3 ranks, 1 place", Ranks: 3, Slots: 1, Calls: same(ring1, ring1)},
-	{Name: "chain of messages, 3 ranks, 3 chunks through 2 places", Ranks: 3, Slots: 2, Calls: same(chunks(Chain, 3)), makesFlows: true},
+	{Name: "chain of messages, 3 ranks, 3 chunks through 2 places", Ranks: 3, Slots: 2, Calls: same(chunks(Chain, 3)), makesChannels: true},
 	{Name: "chains from two roots, 3 ranks, 1 place", Ranks: 3, Slots: 1, Calls: same(Call{Chain, 2, 0}, Call{Chain, 2, 1})},
-	{Name: "messages between boards", Ranks: 2, Slots: 1, Calls: same(oneShot, ring1, twoShot, ring1), hashes: true, makesFlows: true},
-	{Name: "messages between boards, 3 ranks", Ranks: 3, Slots: 1, Calls: same(oneShot, ring1, broadcast(1)), Big: true},
+	{Name: "messages between slots", Ranks: 2, Slots: 1, Calls: same(oneShot, ring1, twoShot, ring1), hashes: true, makesChannels: true},
+	{Name: "messages between slots, 3 ranks", Ranks: 3, Slots: 1, Calls: same(oneShot, ring1, broadcast(1)), Big: true},
 	{Name: "a message and nothing after it", Ranks: 2, Slots: 1, parts: []func(*builder){
 		func(b *builder) { b.send(1) },
 		func(b *builder) { b.receive(0) }}},
 	{Name: "room and nothing after it", Ranks: 2, Slots: 1, parts: []func(*builder){
 		func(b *builder) { b.send(1); b.send(1) },
 		func(b *builder) { b.receive(0) }}},
-	{Name: "a flow and nothing after it", Ranks: 2, Slots: 1, mayFail: true, parts: []func(*builder){
-		func(b *builder) { b.makeFlow(1) },
-		func(b *builder) { b.awaitFlow(0) }}},
+	{Name: "a channel and nothing after it", Ranks: 2, Slots: 1, mayFail: true, parts: []func(*builder){
+		func(b *builder) { b.makeChannel(1) },
+		func(b *builder) { b.awaitChannel(0) }}},
 	{Name: "failure between messages", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1, ring1}, {ring1, declare}},
-		Want: []outcomes{failed, failed}, mayFail: true, makesFlows: true},
+		Want: []outcomes{failed, failed}, mayFail: true, makesChannels: true},
 	{Name: "failure between messages, 3 ranks", Ranks: 3, Slots: 1, Calls: [][]Call{{Call{Chain, 2, 0}}, {Call{Chain, 2, 0}}, {declare}},
 		Want: []outcomes{either, failed, failed}, mayFail: true},
 	{Name: "a ring against a chain", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1, ring1}, {Call{Chain, 1, 1}, ring1}},
 		Want: []outcomes{failed, failed}, hashes: true, mayFail: true, records: true},
-	{Name: "messages against boards", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1}, {oneShot}},
-		Want: []outcomes{failed, failed}, hashes: true, mayFail: true, records: true, makesFlows: true},
+	{Name: "messages against slots", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1}, {oneShot}},
+		Want: []outcomes{failed, failed}, hashes: true, mayFail: true, records: true, makesChannels: true},
 	{Name: "goodbye after a message", Ranks: 2, Slots: 1, Calls: [][]Call{{Call{Chain, 1, 0}, goodbye}, {Call{Chain, 1, 0}, goodbye}},
-		mayFail: true, goodbyes: true, makesFlows: true},
+		mayFail: true, goodbyes: true, makesChannels: true},
 	{Name: "goodbye of a rank whose message is needed", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1, goodbye}, {ring1, ring1}},
 		Want: []outcomes{finished, failed}, mayFail: true, goodbyes: true},
 
@@ -87,12 +96,12 @@ var Scenarios = []Scenario{
 	{Name: "goodbye of a rank that is needed, 3 ranks", Ranks: 3, Slots: 1, Calls: [][]Call{{barrier, goodbye}, {barrier, barrier}, {barrier, barrier}},
 		Want: []outcomes{finished, failed, failed}, mayFail: true, goodbyes: true},
 
-	{Name: "a message that nobody waits for", Ranks: 2, Slots: 1, Others: []Other{{Rank: 1}},
-		parts: []func(*builder){sendFrame, engineOfMessages, postMessage}},
-	{Name: "a message that is waited for a while", Ranks: 2, Slots: 1, Others: []Other{{Rank: 1}},
-		parts: []func(*builder){sendFrame, engineOfMessages, postAndWaitAWhile}},
-	{Name: "a message posted while another thread stops waiting", Ranks: 2, Slots: 1, Others: []Other{{Rank: 1}, {Rank: 1}},
-		parts: []func(*builder){sendFrame, engineOfMessages, waitAWhile, postMessage}},
+	{Name: "a recv that nobody waits for", Ranks: 2, Slots: 1, Others: []Other{{Rank: 1}},
+		parts: []func(*builder){sendFrame, engineOfP2P, postP2P}},
+	{Name: "a recv that is waited for a while", Ranks: 2, Slots: 1, Others: []Other{{Rank: 1}},
+		parts: []func(*builder){sendFrame, engineOfP2P, postAndWaitAWhile}},
+	{Name: "a recv posted while another thread stops waiting", Ranks: 2, Slots: 1, Others: []Other{{Rank: 1}, {Rank: 1}},
+		parts: []func(*builder){sendFrame, engineOfP2P, waitAWhile, postP2P}},
 
 	{Name: "records of calls come round", Ranks: 2, Slots: 1, parts: []func(*builder){writeRecords, readRecord}},
 }
@@ -118,7 +127,7 @@ func broadcast(root int) Call { return Call{Kind: Broadcast, Chunks: 1, Root: ro
 
 func (p *plan) recordWord(field string) uint8 { return p.word("call record, %s", field) }
 
-// writeRecords writes three calls into one place of the ring, as if two others lay 64 and 128 calls back.
+// writeRecords writes three calls into one place of the records, as if two others lay 64 and 128 calls back.
 func writeRecords(b *builder) {
 	seq, hash, what := b.sc.recordWord("seq"), b.sc.recordWord("hash"), b.sc.recordWord("what")
 	o := release

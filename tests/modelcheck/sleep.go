@@ -89,7 +89,7 @@ func (b *builder) sleep(flag, need uint8, peer int, top uint8) {
 
 func (b *builder) lookAtFailure() {
 	if b.sc.mayFail {
-		b.load(b.m.failure, seqCst, equals, 0, b.raise)
+		b.load(b.m.failure, acquire, equals, 0, b.raise)
 	}
 }
 
@@ -140,7 +140,7 @@ func (b *builder) failing() {
 	})
 }
 
-// declare makes this thread's finding the group's first cause unless there is one. Threads of a rank take turns: only
+// declare makes this thread's violation the group's first cause unless there is one. Threads of a rank take turns: only
 // one may write the rank's record, once.
 func (b *builder) declare(other uint8) {
 	m, cause := b.m, uint8(1+b.thread)
@@ -167,15 +167,15 @@ func (b *builder) declare(other uint8) {
 	if b.off == RecordAfterClaim {
 		write()
 	}
-	if b.off != FailureRingsNobody {
-		b.ringAll()
+	if b.off != FailureWakesNobody {
+		b.wakeAll()
 	}
 }
 
-func (b *builder) ringAll() {
+func (b *builder) wakeAll() {
 	for q := range b.m.ranks {
 		if q != b.thread {
-			b.emit(instr{op: ring, value: uint8(q)}, "ring the bell of rank %d", q)
+			b.emit(instr{op: wakeBell, value: uint8(q)}, "wake the bell of rank %d", q)
 		}
 	}
 }
@@ -192,8 +192,8 @@ func (b *builder) report() {
 func (b *builder) goodbye() {
 	b.read = noReads
 	b.storeLeft()
-	if b.off != GoodbyeRingsNobody {
-		b.ringAll()
+	if b.off != GoodbyeWakesNobody {
+		b.wakeAll()
 	}
 }
 

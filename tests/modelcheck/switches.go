@@ -27,11 +27,11 @@ const (
 	ReducedNotAcquired
 	ConsumedTooEarly   // consumed stored before the last reads
 	HeaderTooNew       // the slot's `consumed` counts the ticket that is being filled
-	SlotsLikeLag       // a lane with no more slots than the largest lag
+	SlotsLikeLag       // no more slots than the largest lag
 	HashNotCompared    // slot's hash against the own one
 	RecordsNotCompared // scr_health: records of the peers
 
-	// Messages of collectives: flow.c.
+	// Messages of collectives: sendrecv.c.
 	MessageRelaxed         // a place's filled without release
 	MessageNoFence         // with release only
 	MessageNotAcquired     // filled loaded without acquire
@@ -39,12 +39,12 @@ const (
 	MessageHashNotCompared // a message's hash against the own one
 	NoWaitForRoom
 	NoWaitForMessage
-	TakenRelaxed      // taken without release
-	TakenNoFence      // with release only
-	TakenTooEarly     // taken stored before the message is read
-	TakenWakesNobody  // wake after taken
-	FlowWakeNotSeqCst // waits_for loaded with acquire by wake
-	FlowWakesNobody   // scr_wake_readers after a flow was made
+	TakenRelaxed         // taken without release
+	TakenNoFence         // with release only
+	TakenTooEarly        // taken stored before the message is read
+	TakenWakesNobody     // wake after taken
+	ChannelWakeNotSeqCst // waits_for loaded with acquire by wake
+	ChannelWakesNobody   // scr_wake_readers after a channel was made
 
 	// Sleeping: scr_relax.
 	WaitsForNoFence      // waits_for with release only: no order between it and the second look
@@ -52,8 +52,8 @@ const (
 	SecondLookNotSeqCst  // with acquire only
 	BellAfterLook        // the bell is read after the second look
 	NoBellCheck          // the futex sleeps whatever the bell's value is
-	RingWithoutAdd       // the waker wakes but does not change the bell
-	RingWithoutWake      // the waker changes the bell but does not wake
+	WakeWithoutAdd       // the waker wakes but does not change the bell
+	WakeWithoutFutex     // the waker changes the bell but does not wake
 	FailureBeforeBell    // failure looked at before the bell is read only
 	LeftBeforeBell       // left looked at before the bell is read only
 	RecordsBeforeWaits   // records looked at before waits_for is stored only
@@ -61,18 +61,24 @@ const (
 	FailureAfterBellOnly // harmless: failure looked at after the bell is read, before waits_for is stored
 	LeftAfterBellOnly    // harmless: the same for left
 
+	// The engine's look at collectives: look_at_collectives.
+	EngineWaitsForNoFence     // waits_for with release only
+	EngineNoSecondLook        // at the flag
+	EngineSecondLookNotSeqCst // with acquire only
+	EngineBellAfterLook       // the bell is read after the second look
+
 	// Failing: scr_group_set_failure.
 	RecordAfterClaim  // record written after the compare-and-swap
 	ClaimRelaxed      // compare-and-swap without release
 	FailureOverwrites // store instead of compare-and-swap
-	FailureRingsNobody
+	FailureWakesNobody
 	DeclareTwice // two threads of one process write one record
 
 	// Leaving: scr_group_goodbye, scr_health.
 	LeftBeforeLast // left stored before the last flag
 	LeftRelaxed    // harmless: left stored without release
 	NoLookAfterLeft
-	GoodbyeRingsNobody
+	GoodbyeWakesNobody
 
 	// Records of calls: scr_run_start, read_record.
 	RecordNotInvalidated
@@ -82,11 +88,11 @@ const (
 	RecordNoReaderFence
 	RecordNoSecondLook
 
-	// Who drives messages: p2p_issue.c, look_at_messages.
+	// Who drives p2p operations: p2p_issue.c, look_at_p2p.
 	EngineBitNotSeqCst   // the bit with release only: no order between it and the look behind it
-	NoLookAfterEngineBit // by who leaves messages to the engine
+	NoLookAfterEngineBit // by a thread that leaves operations to the engine
 	EngineNoLook         // after the bit, by the engine
-	PostedAfterLook      // a message counted after the look at who drives
+	PostedAfterLook      // an operation counted after the look at who drives
 	LeavesNothing        // who stops waiting does not look what is unfinished
 	LeavesBeforeCount    // he looks before he counts himself out
 	EngineBesideDriver   // harmless: the engine sets its bit although a thread drives
