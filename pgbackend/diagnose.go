@@ -121,8 +121,12 @@ func (g *Group) mismatch(t runner.Incident) *coll.Failure {
 		theirs, known := g.run.Announced(t.Peer, seq)
 		if ok && known && mine.Hash != theirs.Hash {
 			f.Sequence, f.Op = seq, mine.Op.Name()
-			f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: rank %d called %s, rank %d called %s; every rank must make the same calls in the same order",
-				g.name, seq, g.rank, announced(mine), t.Peer, announced(theirs))
+			low, high := fmt.Sprintf("rank %d called %s", g.rank, announced(mine)), fmt.Sprintf("rank %d called %s", t.Peer, announced(theirs))
+			if t.Peer < g.rank {
+				low, high = high, low
+			}
+			f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: %s, %s; every rank must make the same calls in the same order",
+				g.name, seq, low, high)
 			return f
 		}
 	}
