@@ -28,23 +28,23 @@ func told(to *C.char, n C.size_t, text func() ([]byte, error)) (bytes C.int64_t)
 
 //export sagecommFlightRecords
 func sagecommFlightRecords(to *C.char, n C.size_t) C.int64_t {
-	return told(to, n, pgbackend.Get().FlightRecords)
+	return told(to, n, pgbackend.Get().Observers().FlightRecords)
 }
 
 //export sagecommMetrics
 func sagecommMetrics(to *C.char, n C.size_t) C.int64_t {
-	return told(to, n, func() ([]byte, error) { return pgbackend.Get().Metrics(), nil })
+	return told(to, n, func() ([]byte, error) { return pgbackend.Get().Observers().Metrics(), nil })
 }
 
 //export sagecommStatus
 func sagecommStatus(to *C.char, n C.size_t) C.int64_t {
-	return told(to, n, func() ([]byte, error) { return pgbackend.Get().Status(), nil })
+	return told(to, n, func() ([]byte, error) { return pgbackend.Get().Observers().Status(), nil })
 }
 
 //export sagecommFlightDump
 func sagecommFlightDump(prefix *C.char, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)
-	if e := pgbackend.Get().Dump(C.GoString(prefix)); e != nil {
+	if e := pgbackend.Get().Observers().Dump(C.GoString(prefix)); e != nil {
 		return answer(err, &coll.Failure{Status: coll.System, Rank: -1, Message: e.Error()})
 	}
 	return C.SAGECOMM_OK

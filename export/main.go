@@ -14,6 +14,7 @@ int32_t sagecomm_store_get(const sagecomm_store *s, const char *key, int64_t tim
 import "C"
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"runtime/cgo"
@@ -240,7 +241,11 @@ func sagecommGroupStats(group C.sagecomm_group, to *C.char, n C.size_t) (bytes C
 		return C.SAGECOMM_INVALID
 	}
 	defer guardGroup(g, &status, nil)
-	text, e := g.Stats()
+	stats, e := g.Stats()
+	if e != nil {
+		return C.SAGECOMM_INTERNAL
+	}
+	text, e := json.Marshal(stats)
 	if e != nil {
 		return C.SAGECOMM_INTERNAL
 	}

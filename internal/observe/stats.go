@@ -1,7 +1,6 @@
-package pgbackend
+package observe
 
 import (
-	"encoding/json"
 	"time"
 
 	"sagecomm/algo"
@@ -9,8 +8,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// groupStats is the answer of Stats.
-type groupStats struct {
+// GroupStats is what a group has counted: the answer of get_stats().
+type GroupStats struct {
 	Group    string `json:"group"`
 	Rank     int    `json:"rank"`
 	Size     int    `json:"size"`
@@ -20,24 +19,25 @@ type groupStats struct {
 	TotalBytes     uint64  `json:"total_bytes"`
 	AverageMS      float64 `json:"avg_latency_ms"`
 
-	Ops      map[string]opStats      `json:"ops"`
-	Rows     []statRow               `json:"rows"`
+	Ops      map[string]OpStats      `json:"ops"`
+	Rows     []StatRow               `json:"rows"`
 	Fast     uint64                  `json:"fast"`     // operations that did not enter Go
 	Fused    uint64                  `json:"fused"`    // operations of users that were packed into others
 	Blocked  uint64                  `json:"blocked"`  // waits that outlasted spinning
 	Sleeps   uint64                  `json:"sleeps"`   // of those, turns of sleep
 	Programs int                     `json:"programs"` // in the cache
-	Classes  map[string][]classStats `json:"classes"`
+	Classes  map[string][]ClassStats `json:"classes"`
 	Failure  *coll.Failure           `json:"failure,omitempty"`
 }
 
-type opStats struct {
+// OpStats is what operations of one kind came to.
+type OpStats struct {
 	Count uint64 `json:"count"`
 	Bytes uint64 `json:"bytes"`
 }
 
-// statRow is what operations of one kind, type, size class and algorithm came to. Times are from issue to completion.
-type statRow struct {
+// StatRow is what operations of one kind, type, size class and algorithm came to. Times are from issue to completion.
+type StatRow struct {
 	Op        string  `json:"op"`
 	Type      string  `json:"dtype"`
 	UpTo      *uint64 `json:"up_to"` // bytes, more than half of that; null: of all sizes, where there were too many rows
@@ -57,7 +57,8 @@ type statRow struct {
 	BusBW     float64 `json:"busbw_gbps"`
 }
 
-type classStats struct {
+// ClassStats is one size class of a collective.
+type ClassStats struct {
 	UpTo      uint64 `json:"up_to,omitempty"` // bytes, absent for the last class
 	Algorithm string `json:"algorithm"`
 	Chunk     int    `json:"chunk"`
@@ -66,23 +67,16 @@ type classStats struct {
 // transport is the way that data takes in groups of one host.
 const transport = "shm"
 
-// Stats describes the group and what it counted, as JSON.
-func (g *Group) Stats() ([]byte, error) {
-	if !g.acquire() {
-		return nil, destroyed(g.name)
-	}
-	defer g.release()
-	return json.Marshal(g.stats())
-}
-
-func (g *Group) stats() groupStats {
-	c := g.run.Counters()
-	out := groupStats{Group: g.name, Rank: g.rank, Size: g.size, Sequence: g.run.Sequence(), Ops: map[string]opStats{},
-		Rows: []statRow{}, Blocked: c.Blocked, Sleeps: c.Sleeps, Programs: c.Programs, Classes: map[string][]classStats{},
-		Failure: g.cause.Load()}
+// Stats describes the group and what it has counted. Requires: the group is acquired.
+func Stats(g Group) GroupStats {
+	h, run := g.Header(), g.Run()
+	c := run.Counters()
+	out := GroupStats{Group: h.Group, Rank: h.Rank, Size: h.Size, Sequence: run.Sequence(), Ops: map[string]OpStats{},
+		Rows: []StatRow{}, Blocked: c.Blocked, Sleeps: c.Sleeps, Programs: c.Programs, Classes: map[string][]ClassStats{},
+		Failure: g.Cause()}
 	var count uint64
 	var total time.Duration
-	for _, s := range g.run.Stats() {
+	for _, s := range run.Stats() {
 		if s.Count == 0 { // its first operation is just being added
 			continue
 		}
@@ -96,7 +90,7 @@ func (g *Group) stats() groupStats {
 		out.Fused += s.Fused
 		count += s.Count
 		total += s.Total
-		out.Rows = append(out.Rows, g.statRow(s))
+		out.Rows = append(out.Rows, statRow(s, h.Size))
 	}
 	out.AllReduceCount = out.Ops[coll.AllReduce.String()].Count
 	if count > 0 {
@@ -106,8 +100,8 @@ func (g *Group) stats() groupStats {
 		if !kind.Collective() {
 			continue
 		}
-		for _, class := range g.selector.Boundaries(kind) {
-			row := classStats{class.UpTo, class.Algorithm, class.Chunk}
+		for _, class := range g.Classes(kind) {
+			row := ClassStats{class.UpTo, class.Algorithm, class.Chunk}
 			if class.UpTo == algo.NoLimit {
 				row.UpTo = 0
 			}
@@ -126,10 +120,10 @@ func statName(s runner.Stat) string {
 	return s.Kind.String()
 }
 
-func (g *Group) statRow(s runner.Stat) statRow {
+func statRow(s runner.Stat, ranks int) StatRow {
 	n := float64(s.Count)
 	average, waited := us(s.Total)/n, min(us(s.Waited), us(s.Total))/n
-	row := statRow{Op: statName(s), Type: s.Type.String(), Algorithm: s.Algorithm, Transport: transport, Count: s.Count,
+	row := StatRow{Op: statName(s), Type: s.Type.String(), Algorithm: s.Algorithm, Transport: transport, Count: s.Count,
 		Bytes: s.Bytes, Fast: s.Fast, Fused: s.Fused, AverageUS: average, P50US: us(min(s.Duration.Quantile(0.5), s.Longest)),
 		P99US: us(min(s.Duration.Quantile(0.99), s.Longest)), LongestUS: us(s.Longest), WaitedUS: waited, RestUS: average - waited}
 	switch {
@@ -140,7 +134,7 @@ func (g *Group) statRow(s runner.Stat) statRow {
 		row.Type = "any"
 	}
 	if s.Total > 0 {
-		all, bus := busFactors(s.Kind, g.size)
+		all, bus := busFactors(s.Kind, ranks)
 		row.AlgBW = float64(s.Bytes) * all / s.Total.Seconds() / 1e9
 		row.BusBW = row.AlgBW * bus
 	}

@@ -1,4 +1,4 @@
-package pgbackend
+package observe_test
 
 import (
 	"encoding/json"
@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"sagecomm/internal/coll"
+	"sagecomm/internal/observe"
+	"sagecomm/pgbackend"
 )
 
 func TestFlightCapacity(t *testing.T) {
@@ -23,13 +25,13 @@ func TestFlightCapacity(t *testing.T) {
 		{[]string{"TORCH_NCCL_TRACE_BUFFER_SIZE=9", "TORCH_FR_BUFFER_SIZE="}, 9},
 		{[]string{"TORCH_FR_BUFFER_SIZE=0", "TORCH_NCCL_TRACE_BUFFER_SIZE=9"}, 0},
 		{[]string{"TORCH_FR_BUFFER_SIZE=-3"}, 0},
-		{[]string{"TORCH_FR_BUFFER_SIZE=99999999999"}, maxFlights},
+		{[]string{"TORCH_FR_BUFFER_SIZE=99999999999"}, observe.MaxFlights},
 	} {
-		if got, err := flightCapacity(c.environ); err != nil || got != c.want {
+		if got, err := observe.FlightCapacity(c.environ); err != nil || got != c.want {
 			t.Errorf("%v: %d, %v; expected %d", c.environ, got, err, c.want)
 		}
 	}
-	_, err := flightCapacity([]string{"TORCH_FR_BUFFER_SIZE=many"})
+	_, err := observe.FlightCapacity([]string{"TORCH_FR_BUFFER_SIZE=many"})
 	if err == nil || !strings.Contains(err.Error(), `TORCH_FR_BUFFER_SIZE="many"`) {
 		t.Errorf("a bad value gives %v", err)
 	}
@@ -66,7 +68,7 @@ type seenEntry struct {
 // flights are the records of the world's groups, by rank.
 func (w *world) flights() []seenGroup {
 	w.t.Helper()
-	text, err := Get().FlightRecords()
+	text, err := observers().FlightRecords()
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -84,7 +86,7 @@ func (g seenGroup) String() string {
 	for _, e := range g.Entries {
 		number := e.Collective
 		if e.IsP2P {
-			number = e.Message - p2pNumbers
+			number = e.Message - observe.P2PNumbers
 		}
 		text := fmt.Sprintf("%s %d %v %v->%v %s", e.Name, number, e.InTypes, e.In, e.Out, e.State)
 		if e.Retired && e.State != "completed" {
@@ -96,8 +98,8 @@ func (g seenGroup) String() string {
 }
 
 func TestFlightRecordsOfAKnownSequence(t *testing.T) {
-	w := newWorld(t, 2)
-	w.each(func(g *Group) error {
+	w := newWorld(t, 2, nil)
+	w.each(func(g *pgbackend.Group) error {
 		b := one(make([]byte, 6))
 		if f := sum(g, 3); f != nil {
 			return f
@@ -110,10 +112,10 @@ func TestFlightRecordsOfAKnownSequence(t *testing.T) {
 		if f == nil {
 			_, f = g.Issue(coll.Op{Kind: coll.Barrier}, nil, nil)
 		}
-		if f == nil && g.rank == 0 {
+		if f == nil && g.Rank() == 0 {
 			_, f = g.Issue(coll.Op{Kind: coll.Send, Type: coll.Int16, Root: 1, Tag: 5}, b, nil)
 		}
-		if f == nil && g.rank == 1 {
+		if f == nil && g.Rank() == 1 {
 			_, f = g.Issue(coll.Op{Kind: coll.Recv, Type: coll.Int16, Root: coll.AnySource, Tag: 5}, nil, b)
 		}
 		return asError(f)
@@ -146,7 +148,7 @@ func TestFlightRecordsOfAKnownSequence(t *testing.T) {
 }
 
 func TestFlightRecordsOfAHang(t *testing.T) {
-	w := newWorld(t, 2)
+	w := newWorld(t, 2, nil)
 	// Long enough that its caller does not begin it: the second waits behind the first.
 	work, f := sumAsync(w.groups[0], 1<<18)
 	if f != nil {
@@ -178,8 +180,8 @@ func TestFlightRecordsOfAHang(t *testing.T) {
 			done, f = each.Wait(time.Second)
 		}
 		each.Release()
-		if err := expect(f, coll.Aborted, "the test is over"); err != nil {
-			t.Error(err)
+		if f == nil || f.Status != coll.Aborted || !strings.Contains(f.Message, "the test is over") {
+			t.Error(f)
 		}
 	}
 	// A failed group stays until it is destroyed. The second operation never began.
@@ -203,7 +205,7 @@ func TestFlightRecordsHonourTheCapacity(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(capacity), func(t *testing.T) {
 			t.Setenv("TORCH_FR_BUFFER_SIZE", fmt.Sprint(capacity))
-			w := newWorld(t, 1)
+			w := newWorld(t, 1, nil)
 			for n := 1; n <= 7; n++ {
 				if f := sum(w.groups[0], n); f != nil {
 					t.Fatal(f)

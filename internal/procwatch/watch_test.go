@@ -1,4 +1,4 @@
-package peerwatch
+package procwatch
 
 import (
 	"bufio"
@@ -7,8 +7,6 @@ import (
 	"runtime/pprof"
 	"testing"
 	"time"
-
-	"sagecomm/internal/procinfo"
 )
 
 // bound is far above what the kernel needs and far below what a user would call a hang.
@@ -33,7 +31,7 @@ func child(t *testing.T) (cmd *exec.Cmd, startTime uint64, end func()) {
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
-	startTime, err = procinfo.StartTime(cmd.Process.Pid)
+	startTime, err = StartTime(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package pgbackend
+package observe
 
 import (
 	"strconv"
@@ -10,9 +10,9 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// stacks are the texts that a group's flight recorder refers to by number. They are few, since a script calls from few
-// places, and are never given back.
-type stacks struct {
+// Stacks numbers the texts of call stacks that a group's flight recorder refers to. There are few, since a script calls from
+// few places, and none is ever given back. The zero Stacks is empty.
+type Stacks struct {
 	mu      sync.Mutex
 	numbers map[string]int
 	used    int // bytes
@@ -21,16 +21,9 @@ type stacks struct {
 // mostFrames is more than the shim takes of a stack.
 const mostFrames = 64
 
-// RecordsStacks says whether the flight recorder keeps who called.
-func (g *Group) RecordsStacks() bool { return g.flights > 0 && env.FlightStacks.Get(g.settings) }
-
-// Stack is the number of a text, 0 if there is no room for it.
-func (g *Group) Stack(text string) int {
-	if !g.acquire() {
-		return 0
-	}
-	defer g.release()
-	s := &g.stacks
+// Number returns the number of a text, 0 if there is no room for it. put stores a text that is new at a place where there
+// is none yet, and reports whether there is room for it.
+func (s *Stacks) Number(text string, put func(at int, text string) bool) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if number, known := s.numbers[text]; known {
@@ -39,8 +32,8 @@ func (g *Group) Stack(text string) int {
 	if text == "" {
 		return 0
 	}
-	if !g.run.PutStack(s.used, text) {
-		g.process.warn("%s: there is no room for more stacks: those of new call sites are not recorded", env.FlightStacks.Name())
+	if !put(s.used, text) {
+		Warn("%s: there is no room for more stacks: those of new call sites are not recorded", env.FlightStacks.Name())
 		return 0
 	}
 	if s.numbers == nil {
@@ -52,8 +45,8 @@ func (g *Group) Stack(text string) int {
 	return number
 }
 
-// traceFrames are the lines of a text as torch has frames. What is no such line is left out, and there are as many as the
-// shim gives at most, since another rank may have written anything.
+// traceFrames returns the lines of a stack as torch has frames. Another rank may have written anything: lines that are no
+// frames are left out, and there are at most mostFrames.
 func traceFrames(f *runner.Flight) []pickle.Dict {
 	frames := []pickle.Dict{}
 	for line := range strings.Lines(strings.ToValidUTF8(f.Stack, "?")) {

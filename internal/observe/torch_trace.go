@@ -1,4 +1,4 @@
-package pgbackend
+package observe
 
 import (
 	"fmt"
@@ -7,20 +7,19 @@ import (
 	"time"
 
 	"sagecomm/internal/coll"
-	"sagecomm/internal/env"
 	"sagecomm/internal/pickle"
 	"sagecomm/internal/runner"
 )
 
-// This file says in the terms of torch's flight recorder what ours knows: torch/csrc/distributed/c10d/FlightRecorder.hpp
+// This file writes what our flight recorder knows in the terms of torch's: torch/csrc/distributed/c10d/FlightRecorder.hpp
 // has the keys, and torch/distributed/flight_recorder/components reads them. Two things differ from torch's own entries: a
-// tensor of n elements has the size [n], and messages are numbered from p2pNumbers on.
+// tensor of n elements has the size [n], and p2p operations are numbered from p2pNumbers on.
 
 // traceVersion is the format's, FlightRecorder.hpp's version_val.
 const traceVersion = "2.10"
 
 // p2pNumbers are far from those of collectives: the analyser takes neighbours for one coalesced operation if the number
-// of a message equals that of a collective.
+// of a p2p operation equals that of a collective.
 const p2pNumbers = 1_000_000_000_000
 
 // torchTypes are torch's names of types, where another name is not enough of a hint.
@@ -33,32 +32,11 @@ var torchTypes = map[coll.DataType]string{
 	coll.Float8E5M2FNUZ: "Float8_e5m2fnuz", coll.Float8E8M0FNU: "Float8_e8m0fnu", coll.Sparse: "Sparse",
 }
 
-// flightHeader is what a dump says of a group besides its operations.
-type flightHeader struct {
-	ID          uint64 `json:"id"` // of the group in the rank's process, while it lives
-	Group       string `json:"group"`
-	Description string `json:"description"`
-	Rank        int    `json:"rank"`
-	Size        int    `json:"size"`
-	Global      []int  `json:"global,omitempty"` // numbers in the job by rank; nil: the same
-	Capacity    int    `json:"capacity"`         // of the recorder
-	Prefix      string `json:"prefix"`           // of the names of operations
-}
-
-func (g *Group) flightHeader() *flightHeader {
-	return &flightHeader{ID: g.number, Group: g.name, Description: g.describedAs(), Rank: g.rank, Size: g.size, Global: g.global,
-		Capacity: g.flights, Prefix: env.FlightPrefix.Get(g.settings)}
-}
-
 // config is the group's entry of "pg_config".
-func (h *flightHeader) config() pickle.Dict {
+func (h *Header) config() pickle.Dict {
 	ranks := make([]string, h.Size)
 	for i := range ranks {
-		global := i
-		if h.Global != nil {
-			global = h.Global[i]
-		}
-		ranks[i] = strconv.Itoa(global)
+		ranks[i] = strconv.Itoa(h.GlobalRank(i))
 	}
 	return pickle.Dict{{Key: "name", Value: h.Group}, {Key: "desc", Value: h.Description},
 		{Key: "ranks", Value: "[" + strings.Join(ranks, ", ") + "]"}}
@@ -79,15 +57,15 @@ func traceStatus(last uint64, log runner.FlightLog) pickle.Dict {
 
 // entries are the operations of a rank that has issued `last` collectives. "record_id" and "thread_name" are for whoever
 // puts groups together.
-func (h *flightHeader) entries(last uint64, log runner.FlightLog) []pickle.Dict {
+func (h *Header) entries(last uint64, log runner.FlightLog) []pickle.Dict {
 	entries := make([]pickle.Dict, len(log.Flights))
-	// Backwards: a message belongs to the last collective before it, of which the record may be gone already.
-	collective, message := last, uint64(0)
+	// Backwards: a p2p operation belongs to the last collective before it, of which the record may be gone already.
+	collective, p2p := last, uint64(0)
 	for i := len(log.Flights) - 1; i >= 0; i-- {
 		if f := &log.Flights[i]; f.Op.Kind.Collective() {
 			collective = max(collective, f.Number)
 		} else {
-			message = max(message, f.Number)
+			p2p = max(p2p, f.Number)
 		}
 	}
 	for i := len(log.Flights) - 1; i >= 0; i-- {
@@ -95,20 +73,20 @@ func (h *flightHeader) entries(last uint64, log runner.FlightLog) []pickle.Dict 
 		if f.Op.Kind.Collective() {
 			collective = f.Number
 		} else {
-			message = f.Number
+			p2p = f.Number
 		}
-		entries[i] = h.entry(f, collective, message)
+		entries[i] = h.entry(f, collective, p2p)
 		entries[i] = append(entries[i], pickle.Item{Key: "op_id", Value: int64(log.Total) - int64(len(entries)) + int64(i) + 1})
 		if f.Op.Kind.Collective() {
 			collective--
 		} else {
-			message--
+			p2p--
 		}
 	}
 	return entries
 }
 
-func (h *flightHeader) entry(f *runner.Flight, collective, message uint64) pickle.Dict {
+func (h *Header) entry(f *runner.Flight, collective, p2p uint64) pickle.Dict {
 	dtype := f.Op.Type.String()
 	if known, ok := torchTypes[f.Op.Type]; ok {
 		dtype = known
@@ -130,7 +108,7 @@ func (h *flightHeader) entry(f *runner.Flight, collective, message uint64) pickl
 		{Key: "thread_name", Value: ""},
 		{Key: "thread_id", Value: fmt.Sprint(f.Thread)},
 		{Key: "collective_seq_id", Value: int64(collective)},
-		{Key: "p2p_seq_id", Value: int64(p2pNumbers + message)},
+		{Key: "p2p_seq_id", Value: int64(p2pNumbers + p2p)},
 		{Key: "profiling_name", Value: h.Prefix + ":" + traceName(f.Op, h.Rank)},
 		{Key: "time_created_ns", Value: unixNS(f.Created)},
 		{Key: "input_sizes", Value: inputs},

@@ -1,8 +1,8 @@
-// Package status answers who asks a running process how it is doing: a listener on an abstract Unix socket, which has no
+// Package statussock answers who asks a running process how it is doing: a listener on an abstract Unix socket, which has no
 // file, ends with the process and is found by its name in /proc/net/unix. Who connects, as the same user or as root, gets
 // one JSON document and the end of the stream, so any program that can connect can ask. What the document says is the
 // caller's business.
-package status
+package statussock
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package procinfo
+package procwatch
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package pgbackend
+package observe
 
 import (
 	"bytes"
@@ -11,71 +11,75 @@ import (
 	"unsafe"
 
 	"sagecomm/algo"
+	"sagecomm/internal/procwatch"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/shmem"
 )
 
-// A process lists the flight recorders of its groups in its arena, so that every process that has the arena mapped can
-// write its dump, with the groups in it that only others share. The list follows the engine's bell in its page: words, each
-// the offset of a description in the same arena, 0: none. A description is its length, 4 bytes, and then JSON, and never
-// changes: a new one is put down elsewhere before its word is written.
+// A process lists the flight recorders of its groups in its arena, so that every process that has the arena mapped can write
+// its dump, including the groups that only others share. The list follows the engine's bell in the front page of the arena:
+// words, each the offset of a description in the same arena, or 0. A description is its length, 4 bytes, followed by JSON. It
+// never changes: a new description is stored elsewhere before its word is written.
 
 // listedRecorder is a description.
 type listedRecorder struct {
-	flightHeader
+	Header
 	Log    int64 `json:"log"`    // offset of the recorder
 	Stacks bool  `json:"stacks"` // it records who called
 }
 
+// FrontBytes is the length of the front page of an arena: the engine's bell and the list.
+const FrontBytes = 4096
+
 const (
-	frontBytes = 4096 // the bell and the list
-	mostListed = (frontBytes - runner.BellBytes) / 8
+	mostListed = (FrontBytes - runner.BellBytes) / 8
 	// longestListed is more than any description of algo.MaxSize ranks.
 	longestListed = 1 << 20
+	// mostTexts is how often a group may be described anew.
+	mostTexts = 16
+	// MaxFlightLog bounds a recorder that lies in an arena, of some 60,000 operations, so that it does not take the room of
+	// other groups' shared blocks.
+	MaxFlightLog = 8 << 20
 )
 
 func listAt(front unsafe.Pointer) []atomic.Uint64 {
 	return unsafe.Slice((*atomic.Uint64)(unsafe.Add(front, runner.BellBytes)), mostListed)
 }
 
-// listing is a group's place in the list of its arena.
-type listing struct {
+// Listing is the place of one group in the list of its arena. The zero Listing has none yet.
+type Listing struct {
 	mu    sync.Mutex
-	word  *atomic.Uint64 // nil: none yet
+	word  *atomic.Uint64
 	last  []byte
-	texts []shmem.Range // the last one counts; somebody may be reading the others
-	over  bool          // it will have none
+	texts []shmem.Range // the last one counts; peers may be reading the others
+	over  bool          // the group was taken out of the list for good
 }
 
-// mostTexts is how often a group may be described anew.
-const mostTexts = 16
-
-// list puts a description into the arena's list, in the place of the group's last one. Where there is no room, peers do
-// without.
-func (b *groupMemory) list(describe func() *listedRecorder) {
-	l := &b.listing
+// Put stores a description of a group's recorder in the list of the arena, in the place of the group's last one. Where there
+// is no room the peers do without it.
+func (l *Listing) Put(arena *shmem.Arena, front shmem.Range, h *Header, log int64, stacks bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.over || len(l.texts) == mostTexts {
 		return
 	}
-	text, err := json.Marshal(describe())
+	text, err := json.Marshal(listedRecorder{*h, log, stacks})
 	if err != nil || len(text) > longestListed || bytes.Equal(text, l.last) {
 		return
 	}
-	r, err := b.store.arena.Alloc(int64(4+len(text)), 4096)
+	r, err := arena.Alloc(int64(4+len(text)), 4096)
 	if err != nil {
 		return
 	}
 	l.last, l.texts = text, append(l.texts, r)
-	mem := b.store.arena.Bytes(r)
+	mem := arena.Bytes(r)
 	binary.NativeEndian.PutUint32(mem, uint32(len(text)))
 	copy(mem[4:], text)
 	if l.word != nil {
 		l.word.Store(uint64(r.Off))
 		return
 	}
-	words := listAt(b.store.at(b.store.front))
+	words := listAt(unsafe.Pointer(unsafe.SliceData(arena.Bytes(front))))
 	for i := range words {
 		if words[i].CompareAndSwap(0, uint64(r.Off)) {
 			l.word = &words[i]
@@ -84,9 +88,8 @@ func (b *groupMemory) list(describe func() *listedRecorder) {
 	}
 }
 
-// unlist takes the group out of the list, for good, and gives its descriptions back.
-func (b *groupMemory) unlist() error {
-	l := &b.listing
+// Remove takes the group out of the list, for good, and frees its descriptions. Requires: no peer reads them any more.
+func (l *Listing) Remove(arena *shmem.Arena) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.over = true
@@ -95,7 +98,7 @@ func (b *groupMemory) unlist() error {
 		l.word = nil
 	}
 	for _, r := range l.texts {
-		if err := b.store.arena.Free(r); err != nil {
+		if err := arena.Free(r); err != nil {
 			return err
 		}
 	}
@@ -103,38 +106,31 @@ func (b *groupMemory) unlist() error {
 	return nil
 }
 
-// list shows the group's recorder to whoever has the arena mapped, for as long as peers may use the group's memory: one
-// that has destroyed the group is missed by those that go on.
-func (g *Group) list() {
-	if me := g.members[g.rank]; me.FlightLog != 0 {
-		g.memory.list(func() *listedRecorder { return &listedRecorder{*g.flightHeader(), me.FlightLog, me.Stacks} })
-	}
-}
-
-// listedBy is what the recorders of another process say, of all its groups whose arena is mapped in some of these.
-func listedBy(id peerID, groups []*Group) []flightGroup {
-	var list []flightGroup
+// listedBy returns what the recorders of another process know, of all its groups whose arena is mapped in some of these.
+// Requires: the groups are acquired.
+func listedBy(process procwatch.ID, groups []Group) []snapshot {
+	var list []snapshot
 	read := map[shmem.Nonce]bool{}
 	for _, g := range groups {
-		for rank, m := range g.members {
-			if mapped := g.maps[rank]; m.id() == id && !read[mapped.Nonce()] {
-				read[mapped.Nonce()] = true
-				list = append(list, listIn(mapped.Bytes(shmem.Range{Len: mapped.Size()}), g.peers[rank].Bell)...)
+		for _, m := range g.Members() {
+			if m.Process == process && !read[m.Nonce] {
+				read[m.Nonce] = true
+				list = append(list, listIn(m.Arena, m.Front)...)
 			}
 		}
 	}
 	return newest(list)
 }
 
-// newest leaves out what has a successor: a process that has destroyed a group may have made another one of its name.
-func newest(list []flightGroup) []flightGroup {
+// newest leaves out groups that have a successor: a process that has destroyed a group may have made another one of its name.
+func newest(list []snapshot) []snapshot {
 	type member struct {
 		group string
 		rank  int
 	}
 	seen := map[member]bool{}
-	slices.SortFunc(list, func(a, b flightGroup) int { return cmp.Compare(b.ID, a.ID) })
-	list = slices.DeleteFunc(list, func(g flightGroup) bool {
+	slices.SortFunc(list, func(a, b snapshot) int { return cmp.Compare(b.ID, a.ID) })
+	list = slices.DeleteFunc(list, func(g snapshot) bool {
 		key := member{g.Group, g.Rank}
 		again := seen[key]
 		seen[key] = true
@@ -145,8 +141,8 @@ func newest(list []flightGroup) []flightGroup {
 }
 
 // listIn reads the list of an arena. Its owner may go on meanwhile, or may have written anything.
-func listIn(arena []byte, front int64) (list []flightGroup) {
-	if front < 0 || front%8 != 0 || front > int64(len(arena))-frontBytes {
+func listIn(arena []byte, front int64) (list []snapshot) {
+	if front < 0 || front%8 != 0 || front > int64(len(arena))-FrontBytes {
 		return nil
 	}
 	words := listAt(unsafe.Pointer(&arena[front]))
@@ -171,7 +167,7 @@ func listIn(arena []byte, front int64) (list []flightGroup) {
 			}
 			if ok {
 				known[d.ID] = true
-				list = append(list, d.with(log.Issued, log))
+				list = append(list, snapshot{Header: &d.Header, issued: log.Issued, log: log})
 			}
 			break
 		}
@@ -179,7 +175,7 @@ func listIn(arena []byte, front int64) (list []flightGroup) {
 	return list
 }
 
-// textAt is a copy of a description, since what is read twice may differ. nil: there is none.
+// textAt returns a copy of a description, because memory that is read twice may differ, or nil if there is none.
 func textAt(arena []byte, at uint64) []byte {
 	if at%8 != 0 || at > uint64(len(arena))-4 {
 		return nil
@@ -199,7 +195,7 @@ func parseListed(arena, text []byte) (d listedRecorder, r runner.Recorder, ok bo
 	if d.ID == 0 || d.Size < 1 || d.Size > algo.MaxSize || d.Rank < 0 || d.Rank >= d.Size || (d.Global != nil && len(d.Global) != d.Size) {
 		return d, r, false
 	}
-	if d.Capacity < 1 || d.Capacity > maxFlights || runner.FlightBytes(d.Capacity, d.Stacks) > mostFlightLog {
+	if d.Capacity < 1 || d.Capacity > MaxFlights || runner.FlightBytes(d.Capacity, d.Stacks) > MaxFlightLog {
 		return d, r, false
 	}
 	r, ok = runner.RecorderAt(unsafe.Pointer(&arena[0]), int64(len(arena)), d.Log, d.Capacity, d.Stacks)

@@ -1,4 +1,4 @@
-package pgbackend
+package observe
 
 import (
 	"bytes"
@@ -13,12 +13,12 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Metrics is what the groups of this process count, in Prometheus's text format, version 0.0.4 (prometheus.io, exposition
+// Metrics returns what the groups of this process have counted, in Prometheus's text format, version 0.0.4 (prometheus.io, exposition
 // formats). Rows of statistics that differ in type and size only are one series, so that there are few.
-func (p *Process) Metrics() []byte {
+func (o *Observers) Metrics() []byte {
 	m := metrics{series: map[string][]string{}}
-	groups := p.held()
-	defer release(groups)
+	groups := o.groups()
+	defer releaseAll(groups)
 	for _, g := range groups {
 		m.add(g)
 	}
@@ -54,11 +54,12 @@ type oneSeries struct {
 	buckets             []uint64 // by latencyBounds, not cumulated; the last is for what is longer
 }
 
-func (m *metrics) add(g *Group) {
-	group := label("group", g.name)
-	m.sample("sagecomm_group_info", "", strings.Join([]string{group, label("desc", g.describedAs()), label("rank", strconv.Itoa(g.rank)),
-		label("global_rank", strconv.Itoa(g.globalRank(g.rank))), label("host", bootstrap.HostName()), label("pid", strconv.Itoa(os.Getpid()))}, ","), g.size)
-	for _, s := range sumUp(g.run.Stats()) {
+func (m *metrics) add(g Group) {
+	h := g.Header()
+	group := label("group", h.Group)
+	m.sample("sagecomm_group_info", "", strings.Join([]string{group, label("desc", h.Description), label("rank", strconv.Itoa(h.Rank)),
+		label("global_rank", strconv.Itoa(h.GlobalRank(h.Rank))), label("host", bootstrap.HostName()), label("pid", strconv.Itoa(os.Getpid()))}, ","), h.Size)
+	for _, s := range sumUp(g.Run().Stats()) {
 		labels := strings.Join([]string{group, label("op", s.op), label("algo", s.algorithm), label("transport", transport)}, ",")
 		m.sample("sagecomm_collectives_total", "", labels, s.count)
 		m.sample("sagecomm_bytes_total", "", labels, s.bytes)
@@ -76,8 +77,8 @@ func (m *metrics) add(g *Group) {
 		m.sample("sagecomm_latency_seconds", "_count", labels, below)
 		m.sample("sagecomm_peer_wait_seconds_total", "", labels, s.waited.Seconds())
 	}
-	m.sample("sagecomm_sleeps_total", "", group, g.run.Counters().Sleeps)
-	if f := g.cause.Load(); f != nil {
+	m.sample("sagecomm_sleeps_total", "", group, g.Run().Counters().Sleeps)
+	if f := g.Cause(); f != nil {
 		m.sample("sagecomm_errors_total", "", group+","+label("kind", f.Status.String()), 1)
 	}
 }

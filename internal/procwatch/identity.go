@@ -1,6 +1,4 @@
-// Package procinfo answers which process on which running system a number means: boot id, pid namespace and the start
-// time that tells a process from a later one with the same pid. Linux only; everything comes from /proc.
-package procinfo
+package procwatch
 
 import (
 	"bytes"
@@ -94,4 +92,11 @@ func Gone(pid int, startTime uint64) bool {
 	}
 	now, err := StartTime(pid)
 	return err == nil && now != startTime
+}
+
+// ID names a process of this host for ever.
+type ID struct {
+	Namespace uint64 // of its pid
+	PID       int
+	StartTime uint64
 }

@@ -1,8 +1,4 @@
-// Package peerwatch tells when another process of this host has ended.
-//
-// Each watched process costs one descriptor (a pidfd) and one parked goroutine: the runtime's poller waits for it, so
-// there is no thread per peer and no polling. Watching needs no permission on the process. Linux 5.3 or later.
-package peerwatch
+package procwatch
 
 import (
 	"errors"
@@ -13,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"sagecomm/internal/procinfo"
 )
 
 // Watcher watches one process.
@@ -25,7 +19,7 @@ type Watcher struct {
 	close   sync.Once
 }
 
-// Watch begins to watch the process that has that pid and start time (as [procinfo.StartTime] gives it). A process
+// Watch begins to watch the process that has that pid and start time (as [StartTime] gives it). A process
 // that is gone already, or whose pid another one has by now, is a success: Done is closed at once. An error, such as too
 // many open files, says nothing about the process.
 func Watch(pid int, startTime uint64) (*Watcher, error) {
@@ -39,7 +33,7 @@ func Watch(pid int, startTime uint64) (*Watcher, error) {
 
 	// Only now does the pid stay what it is: the descriptor holds on to one process, and the start time says which.
 	// If that process ended in between, either the time differs, or there is no entry and the descriptor is readable.
-	now, err := procinfo.StartTime(pid)
+	now, err := StartTime(pid)
 	switch {
 	case err == nil && now == startTime:
 	case err == nil, errors.Is(err, fs.ErrNotExist) && ended(fd):
