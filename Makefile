@@ -1,6 +1,5 @@
-# make demo    set up, build, train the example on two ranks
-# make test    set up, build, run every test
-# The other targets: see `make help`.
+# `make demo` sets up, builds and trains the example on two ranks; `make test` sets up, builds and tests. `make help`
+# lists all targets; docs/testing.md says what each target of tests runs.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -24,12 +23,12 @@ core_sources := $(call find_in,$(go_dirs),-name '*.go' ! -name '*_test.go' -o -n
   $(wildcard $(root)/go.mod $(root)/go.sum) $(root)/export/exports.map
 c_sources := $(call find_in,$(addprefix $(root)/,bench cshim export internal tests),\
   -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp')
-python_sources := torch_ext tests/python tests/suites examples bench
+python_sources := torch_ext tests/python tests/suites examples bench tools/rerun-failed
 
+# Prints what stands behind ## at the rule of each target.
 .PHONY: help
-help:
-	@echo 'demo test build | core shim venv | lint fmt | wheel test-wheel | bench | test-torch VERSION=2.13.0 | clean'
-	@echo 'faults kills | soak MINUTES=60 | test-suites test-frameworks'
+help: ## list the targets
+	@awk -F ':[^#]*## ' '/^[a-z-]+:[^#]*## / { printf "  %-16s %s\n", $$1, $$2 }' $(root)/Makefile
 
 # ---- set-up ----
 
@@ -44,7 +43,7 @@ compilers:
 	fi
 
 .PHONY: venv
-venv: $(venv)/.ready
+venv: $(venv)/.ready ## make the Python environment in .venv
 
 $(venv)/.ready: $(root)/requirements.txt $(root)/requirements-dev.txt $(root)/tools/venv | compilers
 	@$(root)/tools/venv $(venv)
@@ -59,9 +58,9 @@ $(venv)/.installed: $(venv)/.ready $(root)/torch_ext/setup.py $(root)/torch_ext/
 # ---- build ----
 
 .PHONY: build core shim
-build: compilers $(venv)/.installed $(core) shim
+build: compilers $(venv)/.installed $(core) shim ## set up and build everything that a program needs
 
-core: $(core)
+core: $(core) ## build libsagecomm.so, the Go core
 
 # Built beside its final name and moved: a process that has the old one mapped keeps it.
 $(core): $(core_sources) | compilers
@@ -73,72 +72,91 @@ $(core): $(core_sources) | compilers
 	@mv $@.new $@
 
 # Knows itself what is out of date, torch's version included.
-shim: $(venv)/.ready | compilers
+shim: $(venv)/.ready | compilers ## build the C++ extension for the installed torch
 	@$(py) $(root)/torch_ext/shim_build.py
 
 # ---- use ----
 
 .PHONY: demo bench
-demo: build
+demo: build ## train the example on two ranks
 	$(py) $(root)/examples/train_digits.py
 
-bench: build
+bench: build ## run all benchmarks
 	cd $(root) && $(go) test -run '^$$' -bench . -benchtime 200ms ./...
 	@for script in $(wildcard $(root)/bench/*.py); do echo "== $$script"; $(py) $$script; done
 
 # ---- tests ----
 
-.PHONY: test test-go test-python
-test: test-go test-python
+# What each of them runs, and for how long: docs/testing.md. Python's tests come last, so that pytest's summary is the last
+# line.
+.PHONY: test test-long
+test: build ## run every promise's test: Go's, then Python's
+	@$(MAKE) --no-print-directory test-go
+	@$(MAKE) --no-print-directory test-python
 
-# One package at a time: ranks that wait for each other measure badly beside another package's. Coverage and the race
-# detector apart: counters that are safe under it made pgbackend eight times as slow. Without it what has no goroutine of
-# its own: the proofs of the plans and of the protocol, the kernels against their references, and the C sanitizers' tests;
-# and -short, since it is there for who meets whom, not for what comes out.
-without_race = /algo /internal/protocol /tests/runner/sanitize
+test-long: build ## run what `make test` leaves out: long matrices, mutants, race detector, coverage
+	@$(MAKE) --no-print-directory test-long-go
+	@$(MAKE) --no-print-directory test-long-python
+
+# With RERUN_FAILED=1, as CI has it, a test that fails runs once more, alone; `flaky: NAME` is printed when it passes.
+go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $(go) test -p 1
+pytest = cd $(root) && $(py) -m pytest $(if $(RERUN_FAILED),--rerun-failed)
+
+# One package at a time: ranks that wait for each other measure badly beside another package's.
+raced := ./pgbackend ./internal/bootstrap ./internal/shmem
+.PHONY: test-go test-python
+test-go: build ## run Go's quick tests, and the race detector where goroutines meet most
+	$(go_test) -short ./...
+	$(go_test) -race -short -skip MatchesReference $(raced)
+
+test-python: build ## run Python's quick tests
+	$(pytest) -m 'not long'
+
+# Coverage and the race detector apart: counters that are safe under it made pgbackend eight times as slow. Without it what
+# has no goroutine of its own: the proofs of the plans and of the protocol, the kernels against their references, and the C
+# sanitizers' tests; and -short, since it is there for who meets whom, not for what comes out.
+without_race = /algo /tests/modelcheck /tests/runner/sanitize $(raced:.%=sagecomm%$$)
 # Not counted: what has C beside it, which would be compiled once more, and the model of the protocol, which would take
 # three times as long.
-without_coverage = /export /internal/runner /internal/protocol /tests/
-test-go: build
+without_coverage = /export /internal/runner /tests/
+.PHONY: test-long-go test-long-python
+test-long-go: build ## run all of Go's tests with coverage, and the race detector on the other packages
 	@mkdir -p $(root)/build
-	cd $(root) && $(go) test -p 1 -coverprofile=$(root)/build/go.coverage \
+	$(go_test) -coverprofile=$(root)/build/go.coverage \
 	  -coverpkg=$$($(go) list ./... | grep -v $(without_coverage:%=-e %) | paste -sd,) ./...
-	cd $(root) && $(go) test -p 1 -race -short -skip MatchesReference \
-	  $$($(go) list ./... | grep -v $(without_race:%=-e %))
+	$(go_test) -race -short $$($(go) list ./... | grep -v $(without_race:%=-e '%'))
 	@cd $(root) && $(go) tool cover -func=$(root)/build/go.coverage | \
 	  awk '/^total:/ { print "Go statement coverage: " $$NF }'
 
-# After the Go tests, so that pytest's summary is the last line.
-test-python: build test-go
-	cd $(root) && $(py) -m pytest --cov
+test-long-python: build ## run Python's long tests
+	$(pytest) -m long
 
-# What `make test` runs a random part of (docs/reliability.md): the fault matrix, 500 deaths at random moments, and both
-# with random programs for so many minutes.
+# What the tests run a random part of (docs/reliability.md).
 .PHONY: faults kills soak
-faults: compilers
+faults: compilers ## run every cell of the fault matrix once
 	cd $(root) && $(go) run ./tests/faults
 
-kills: compilers
+kills: compilers ## kill ranks at 500 random moments
 	cd $(root) && $(go) run ./tests/faults -kills 500
 
 MINUTES ?= 60
-soak: build
+soak: build ## run faults, deaths and random programs for MINUTES=60
 	cd $(root) && $(go) run ./tests/faults -soak $(MINUTES)m -python $(py)
 
-# torch's own tests of a backend (docs/torch-suites.md). `make test` runs a few of them.
+# docs/torch-suites.md. `make test` runs a few of them.
 .PHONY: test-suites
-test-suites: build
+test-suites: build ## run torch's own tests of a backend
 	cd $(root) && $(py) tests/suites/run.py
 
 .PHONY: test-torch
-test-torch: compilers
+test-torch: compilers ## build and test with another torch: VERSION=2.13.0
 	@test -n '$(VERSION)' || { echo 'which torch? for example: make test-torch VERSION=2.13.0' >&2; exit 2; }
 	$(root)/tools/test-torch $(VERSION)
 
 # Lightning, Accelerate, DeepSpeed and Ray Train, by the scripts of docs/frameworks.md; about 650 MB of packages.
 frameworks := $(root)/build/frameworks
 .PHONY: test-frameworks
-test-frameworks: build $(frameworks)/.ready
+test-frameworks: build $(frameworks)/.ready ## run the scripts of docs/frameworks.md
 	$(root)/tools/test-frameworks $(frameworks)
 
 $(frameworks)/.ready: $(root)/requirements-frameworks.txt $(root)/tools/test-frameworks $(venv)/.ready
@@ -146,19 +164,19 @@ $(frameworks)/.ready: $(root)/requirements-frameworks.txt $(root)/tools/test-fra
 	@touch $@
 
 .PHONY: wheel test-wheel
-wheel: compilers $(venv)/.ready
+wheel: compilers $(venv)/.ready ## build the wheel into dist
 	@rm -rf $(root)/dist $(root)/torch_ext/build/lib* $(root)/torch_ext/build/bdist*
 	$(py) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w $(root)/dist $(root)/torch_ext
 	@ls -l $(root)/dist
 
-test-wheel: wheel
+test-wheel: wheel ## try the wheel in an environment of its own
 	$(root)/tools/test-wheel $(root)/dist/*.whl
 
 # ---- style ----
 
 .PHONY: lint fmt
-lint: compilers $(venv)/.ready
-	@cd $(root) && unformatted=$$(tools/gofmt -l $(wildcard $(go_dirs) $(root)/tests/go $(root)/tests/faults)); \
+lint: compilers $(venv)/.ready ## check format and style of all languages
+	@cd $(root) && unformatted=$$(tools/gofmt -l $(wildcard $(go_dirs) $(root)/tests)); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
 	cd $(root) && $(go) vet ./...
 	cd $(root) && $(go) run $(staticcheck) ./...
@@ -167,14 +185,14 @@ lint: compilers $(venv)/.ready
 	cd $(root) && $(venv)/bin/ruff format --check $(wildcard $(python_sources))
 	cd $(root) && $(venv)/bin/mypy
 
-fmt: $(venv)/.ready
-	cd $(root) && tools/gofmt -w $(wildcard $(go_dirs) $(root)/tests/go $(root)/tests/faults)
+fmt: $(venv)/.ready ## format all sources
+	cd $(root) && tools/gofmt -w $(wildcard $(go_dirs) $(root)/tests)
 	$(if $(c_sources),$(venv)/bin/clang-format -i $(c_sources))
 	cd $(root) && $(venv)/bin/ruff check --fix $(wildcard $(python_sources))
 	cd $(root) && $(venv)/bin/ruff format $(wildcard $(python_sources))
 
 .PHONY: clean
-clean:
+clean: ## remove everything that was built or installed here
 	rm -rf $(venv) $(root)/.toolchain $(root)/build $(root)/dist $(root)/torch_ext/build $(root)/torch_ext/*.egg-info \
 	  $(root)/torch_ext/sagecomm/lib $(root)/torch_ext/sagecomm/_C.*.so $(root)/torch_ext/sagecomm/_build_info.py \
 	  $(root)/.mypy_cache $(root)/.pytest_cache $(root)/.ruff_cache $(root)/.coverage*

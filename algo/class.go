@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"math"
 
-	"sagecomm/algo/board"
-	"sagecomm/algo/message"
+	"sagecomm/algo/plan"
+	"sagecomm/algo/sendrecv"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 )
 
@@ -22,13 +23,13 @@ type Transport uint8
 
 const (
 	// Boards are shared memory that all ranks see: the class is one of board plans.
-	Boards Transport = iota
+	Slots Transport = iota
 	// Channels lead from rank to rank: the class is one of message plans.
 	Channels
 )
 
 func (t Transport) String() string {
-	if t == Boards {
+	if t == Slots {
 		return "boards"
 	}
 	return "channels"
@@ -39,7 +40,7 @@ type Class struct {
 	UpTo      uint64 // the longest message of the class
 	Algorithm string
 	Transport Transport
-	Lane      board.Lane // of boards; else 0
+	Slots     plan.Slots // of boards; else 0
 	Chunk     int
 	// Even says that the plan needs blocks of equal length. Only an all_to_all can be set to such a one, and only by a
 	// rule: ranks know the lengths of their own blocks only. A call with others takes the group down.
@@ -53,18 +54,18 @@ func (c Class) same(other Class) bool {
 }
 
 // BoardPlan builds one rank's plan of a class of [Boards].
-func (s *Selector) BoardPlan(kind coll.Kind, c Class, rank, root int) (board.Plan, error) {
-	if c.Transport != Boards {
-		return board.Plan{}, fmt.Errorf("%v %s is a plan of messages", kind, c.Algorithm)
+func (s *Selector) SlotPlan(kind coll.Kind, c Class, rank, root int) (plan.SlotPlan, error) {
+	if c.Transport != Slots {
+		return plan.SlotPlan{}, fmt.Errorf("%v %s is a plan of messages", kind, c.Algorithm)
 	}
-	return board.Build(kind, c.Algorithm, board.Place{Rank: rank, Size: s.shape.Size, Root: root, Lane: c.Lane,
+	return shmplan.Build(kind, c.Algorithm, shmplan.Place{Rank: rank, Size: s.shape.Size, Root: root, Slots: c.Slots,
 		Chunk: c.Chunk})
 }
 
 // MessagePlan builds one rank's plan of a class of [Channels].
-func (s *Selector) MessagePlan(kind coll.Kind, c Class, rank, root int) (message.Plan, error) {
+func (s *Selector) SendRecvPlan(kind coll.Kind, c Class, rank, root int) (plan.SendRecvPlan, error) {
 	if c.Transport != Channels {
-		return message.Plan{}, fmt.Errorf("%v %s is a plan of boards", kind, c.Algorithm)
+		return plan.SendRecvPlan{}, fmt.Errorf("%v %s is a plan of boards", kind, c.Algorithm)
 	}
-	return message.Build(kind, c.Algorithm, s.shape.place(c.Algorithm, rank, root, c.Chunk))
+	return sendrecv.Build(kind, c.Algorithm, s.shape.place(c.Algorithm, rank, root, c.Chunk))
 }

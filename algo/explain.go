@@ -9,8 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"sagecomm/algo/board"
-	"sagecomm/algo/message"
+	"sagecomm/algo/cost"
+	"sagecomm/algo/plan"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 )
 
@@ -44,7 +45,7 @@ func (s *Selector) origin(kind coll.Kind, bytes uint64) string {
 type Candidate struct {
 	Algorithm string
 	Transport Transport
-	Lane      board.Lane
+	Slots     plan.Slots
 	Chunk     int
 	Predicted time.Duration
 	AtLeast   bool // Predicted is a bound only: there are too many ranks with too many messages each
@@ -66,7 +67,7 @@ type Candidate struct {
 func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	p := newPredictor(s.shape, s.params)
 	chosen := s.Choose(kind, bytes)
-	list := []Candidate{p.candidate(kind, chosen, bytes)}
+	list := []Candidate{p.explained(kind, chosen, bytes)}
 	first := &list[0]
 	first.Chosen, first.Why = true, s.origin(kind, bytes)
 	r, forced := s.rule(kind, bytes)
@@ -76,7 +77,7 @@ func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	if s.shape.Size > 1 {
 		for _, c := range p.alternatives(kind, bytes) {
 			if !c.same(chosen) {
-				one := p.candidate(kind, c, bytes)
+				one := p.explained(kind, c, bytes)
 				one.Why = rejected(kind, one, *first)
 				list = append(list, one)
 			}
@@ -91,39 +92,39 @@ func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 
 // alternatives are the classes that a length could have had.
 func (p *predictor) alternatives(kind coll.Kind, bytes uint64) (list []Class) {
-	if p.shape.boards() {
+	if p.shape.sharesMemory() {
 		g := gradeOf(kind, p.shape.Size, bytes)
-		for _, name := range board.Algorithms(kind) {
+		for _, name := range shmplan.Algorithms(kind) {
 			list = append(list, g.class(kind, name))
 		}
 	}
-	for _, s := range p.senders(kind, false) {
+	for _, s := range p.sendRecvCandidates(kind, false) {
 		list = append(list, s.class)
 	}
 	return list
 }
 
 // candidate is a class with what it is predicted to take.
-func (p *predictor) candidate(kind coll.Kind, c Class, bytes uint64) Candidate {
-	one := Candidate{Algorithm: c.Algorithm, Transport: c.Transport, Lane: c.Lane, Chunk: c.Chunk, Even: c.Even}
-	if c.Transport == Boards {
-		one.Longest = c.Lane.MaxChunk(kind, p.shape.Size)
-		one.Predicted = p.boards.price(kind, c, bytes).Duration()
-		if pricer, err := p.boards.pricer(kind, c); err == nil {
+func (p *predictor) explained(kind coll.Kind, c Class, bytes uint64) Candidate {
+	one := Candidate{Algorithm: c.Algorithm, Transport: c.Transport, Slots: c.Slots, Chunk: c.Chunk, Even: c.Even}
+	if c.Transport == Slots {
+		one.Longest = c.Slots.MaxChunk(kind, p.shape.Size)
+		one.Predicted = p.slots.price(kind, c, bytes).Duration()
+		if pricer, err := p.slots.pricer(kind, c); err == nil {
 			t := pricer.Count(bytes)
 			one.Steps, one.Bytes = t.Steps, t.Far
 		}
 		return one
 	}
-	s, err := p.sender(kind, c.Algorithm, c.Chunk)
+	s, err := p.sendRecvCandidate(kind, c.Algorithm, c.Chunk)
 	if err != nil {
 		return one // the class was made of it
 	}
-	if longest, err := p.sender(kind, c.Algorithm, 0); err == nil {
+	if longest, err := p.sendRecvCandidate(kind, c.Algorithm, 0); err == nil {
 		one.Longest = longest.class.Chunk
 	}
 	one.Predicted = s.pricer.Price(bytes)
-	if one.Predicted == message.Unpriced {
+	if one.Predicted == cost.Unpriced {
 		one.Predicted, one.AtLeast = s.pricer.AtLeast(bytes), true
 	}
 	t := s.pricer.Count(bytes)
@@ -142,9 +143,9 @@ func rejected(kind coll.Kind, c, chosen Candidate) string {
 		return "too many messages to be predicted: a rule can set it"
 	case c.Predicted >= chosen.Predicted:
 		return fmt.Sprintf("%s as long as %s", times(c.Predicted, chosen.Predicted), chosen.Algorithm)
-	case c.Transport == Channels && chosen.Transport == Boards && kind.Reduces():
+	case c.Transport == Channels && chosen.Transport == Slots && kind.Reduces():
 		return "adds in another order than that of the ranks, so only a rule can set it where they share memory"
-	case c.Transport == Channels && chosen.Transport == Boards:
+	case c.Transport == Channels && chosen.Transport == Slots:
 		return fmt.Sprintf("messages must take %d %% less than boards to be chosen", margin)
 	}
 	return "cheaper here, but not at the lengths for which the class was judged"

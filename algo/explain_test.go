@@ -5,8 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"sagecomm/algo/board"
-	"sagecomm/algo/message"
+	"sagecomm/algo/plan"
+	"sagecomm/algo/sendrecv"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 )
 
@@ -31,11 +32,11 @@ func TestExplainCountsStepsAndBytes(t *testing.T) {
 		steps     int
 		bytes     uint64
 	}{
-		{message.Ring, n / (size * FlowMessage) * 2 * (size - 1), 2 * (size - 1) * n / size},
-		{message.RecursiveDoubling, n / FlowMessage * 2, 2 * n},
-		{message.Rabenseifner, n / (2 * FlowMessage) * 4, 2 * (size - 1) * n / size},
-		{board.TwoShotName, n / (128 << 10) * 3, 2 * (size - 1) * n / size},
-		{board.OneShotName, n / (128 << 10) * 2, (size - 1) * n},
+		{sendrecv.Ring, n / (size * plan.MessageBytes) * 2 * (size - 1), 2 * (size - 1) * n / size},
+		{sendrecv.RecursiveDoubling, n / plan.MessageBytes * 2, 2 * n},
+		{sendrecv.Rabenseifner, n / (2 * plan.MessageBytes) * 4, 2 * (size - 1) * n / size},
+		{shmplan.TwoShot, n / (128 << 10) * 3, 2 * (size - 1) * n / size},
+		{shmplan.OneShot, n / (128 << 10) * 2, (size - 1) * n},
 	} {
 		got := explained(t, s, coll.AllReduce, n, c.algorithm)
 		if got.Steps != c.steps || got.Bytes != c.bytes || got.Predicted <= 0 || got.AtLeast || got.Why == "" {
@@ -55,16 +56,16 @@ func TestExplainSaysWhy(t *testing.T) {
 		algorithm string
 		why       string
 	}{
-		{predicted, coll.AllReduce, 100, board.OneShotName, "predicted"},
-		{predicted, coll.AllReduce, 1 << 20, board.OneShotName, " times as long as two_shot"},
-		{predicted, coll.AllReduce, 1 << 20, message.Ring, " times as long as two_shot"},
-		{predicted, coll.AllToAll, 1 << 20, message.Bruck, "needs blocks of equal length, so only a rule can set it"},
-		{forced, coll.AllToAll, 1 << 20, message.Bruck, "set by SAGECOMM_TUNE: all_to_all:bruck"},
-		{forced, coll.AllToAll, 1 << 20, board.OneShotName, "not what is set"},
-		{forced, coll.AllReduce, 1 << 20, message.Ring, ""},
-		{selectorOf(t, Shape{Size: 1}, DefaultParams(), "all_reduce:ring"), coll.AllReduce, 9, board.LocalName, "the only one"},
-		{predicted, coll.Broadcast, 9, board.OneShotName, "predicted"},
-		{selectorOf(t, shape, DefaultParams(), "policy=thresholds"), coll.AllReduce, 9, message.RecursiveDoubling, "set by policy thresholds: all_reduce:0-999999:recursive_doubling"},
+		{predicted, coll.AllReduce, 100, shmplan.OneShot, "predicted"},
+		{predicted, coll.AllReduce, 1 << 20, shmplan.OneShot, " times as long as two_shot"},
+		{predicted, coll.AllReduce, 1 << 20, sendrecv.Ring, " times as long as two_shot"},
+		{predicted, coll.AllToAll, 1 << 20, sendrecv.Bruck, "needs blocks of equal length, so only a rule can set it"},
+		{forced, coll.AllToAll, 1 << 20, sendrecv.Bruck, "set by SAGECOMM_TUNE: all_to_all:bruck"},
+		{forced, coll.AllToAll, 1 << 20, shmplan.OneShot, "not what is set"},
+		{forced, coll.AllReduce, 1 << 20, sendrecv.Ring, ""},
+		{selectorOf(t, Shape{Size: 1}, DefaultParams(), "all_reduce:ring"), coll.AllReduce, 9, shmplan.Local, "the only one"},
+		{predicted, coll.Broadcast, 9, shmplan.OneShot, "predicted"},
+		{selectorOf(t, shape, DefaultParams(), "policy=thresholds"), coll.AllReduce, 9, sendrecv.RecursiveDoubling, "set by policy thresholds: all_reduce:0-999999:recursive_doubling"},
 	} {
 		got := explained(t, c.s, c.kind, c.bytes, c.algorithm)
 		if !strings.Contains(got.Why, c.why) {
@@ -74,22 +75,22 @@ func TestExplainSaysWhy(t *testing.T) {
 	// A chunk that is set is a candidate beside the one that would be taken.
 	chunks := map[int]bool{}
 	for _, c := range forced.Explain(coll.AllReduce, 1<<20) {
-		if c.Algorithm == message.Ring {
+		if c.Algorithm == sendrecv.Ring {
 			chunks[c.Chunk] = c.Chosen && c.Forced
 		}
 	}
-	if len(chunks) != 2 || !chunks[128<<10] || chunks[4*FlowMessage] {
+	if len(chunks) != 2 || !chunks[128<<10] || chunks[4*plan.MessageBytes] {
 		t.Errorf("%v", chunks)
 	}
 }
 
 // What is not chosen although it is cheaper says so.
 func TestExplainSaysWhyTheCheaperIsNotChosen(t *testing.T) {
-	chosen := Candidate{Algorithm: board.OneShotName, Transport: Boards, Predicted: 10 * time.Microsecond}
+	chosen := Candidate{Algorithm: shmplan.OneShot, Transport: Slots, Predicted: 10 * time.Microsecond}
 	for want, c := range map[string]Candidate{
 		"messages must take 15 % less than boards": {Transport: Channels, Predicted: 9 * time.Microsecond},
-		"not at the lengths for which the class":   {Transport: Boards, Predicted: 9 * time.Microsecond},
-		"1.20 times as long as one_shot":           {Transport: Boards, Predicted: 12 * time.Microsecond},
+		"not at the lengths for which the class":   {Transport: Slots, Predicted: 9 * time.Microsecond},
+		"1.20 times as long as one_shot":           {Transport: Slots, Predicted: 12 * time.Microsecond},
 	} {
 		if got := rejected(coll.Broadcast, c, chosen); !strings.Contains(got, want) {
 			t.Errorf("%q, want %q", got, want)
@@ -98,7 +99,7 @@ func TestExplainSaysWhyTheCheaperIsNotChosen(t *testing.T) {
 	if got := rejected(coll.Reduce, Candidate{Transport: Channels}, chosen); !strings.Contains(got, "adds in another order") {
 		t.Error(got)
 	}
-	if Boards.String() != "boards" || Channels.String() != "channels" {
+	if Slots.String() != "boards" || Channels.String() != "channels" {
 		t.Error("transports have other names")
 	}
 }

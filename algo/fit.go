@@ -165,13 +165,13 @@ func (f *fit) beside(predicted []float64, first, end int) float64 {
 func (f *fit) predict(params Params) []float64 {
 	out := make([]float64, len(f.rows))
 	p := newPredictor(f.shape, params)
-	for _, transport := range []Transport{Boards, Channels} {
+	for _, transport := range []Transport{Slots, Channels} {
 		known := &f.last[transport]
 		concerned := params
-		if transport == Boards {
-			concerned = Params{Board: params.Board}
+		if transport == Slots {
+			concerned = Params{Slots: params.Slots}
 		} else {
-			concerned.Board = f.from.Board
+			concerned.Slots = f.from.Slots
 		}
 		if known.prices == nil || known.with != concerned {
 			*known = pricedRows{concerned, map[int]float64{}}
@@ -190,10 +190,10 @@ func (f *fit) predict(params Params) []float64 {
 
 // seconds is what a class is predicted to take; what has no price takes longer than anything that was measured.
 func (p *predictor) seconds(kind coll.Kind, c Class, bytes uint64) float64 {
-	if c.Transport == Boards {
-		return p.boards.price(kind, c, bytes).Duration().Seconds()
+	if c.Transport == Slots {
+		return p.slots.price(kind, c, bytes).Duration().Seconds()
 	}
-	s, err := p.sender(kind, c.Algorithm, c.Chunk)
+	s, err := p.sendRecvCandidate(kind, c.Algorithm, c.Chunk)
 	if err != nil {
 		return math.MaxInt64 / float64(1e9)
 	}

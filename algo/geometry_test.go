@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"testing"
 
-	"sagecomm/algo/board"
+	"sagecomm/algo/plan"
 )
 
 // defined is the number that a header or source of the runner gives a name.
@@ -34,9 +34,9 @@ func TestGeometryIsTheRunners(t *testing.T) {
 		file, name string
 		ours       int
 	}{
-		{"shared_block.h", "SCR_SMALL_SLOTS", board.SmallSlots}, {"shared_block.h", "SCR_SMALL_BYTES", board.SmallSlot},
-		{"shared_block.h", "SCR_LARGE_SLOTS", board.LargeSlots}, {"shared_block.h", "SCR_LARGE_BYTES", board.LargeSlot},
-		{"runner.h", "SCR_MAX_STAGES", board.MaxStages}, {"runner.h", "SCR_MAX_CLASSES", MaxClasses - 1},
+		{"shared_block.h", "SCR_SMALL_SLOTS", plan.SmallSlotCount}, {"shared_block.h", "SCR_SMALL_BYTES", plan.SmallSlotBytes},
+		{"shared_block.h", "SCR_LARGE_SLOTS", plan.LargeSlotCount}, {"shared_block.h", "SCR_LARGE_BYTES", plan.LargeSlotBytes},
+		{"runner.h", "SCR_MAX_STAGES", plan.MaxStages}, {"runner.h", "SCR_MAX_CLASSES", MaxClasses - 1},
 		{"program.c", "MAX_SOURCES", MaxSize},
 	} {
 		if got := defined(t, c.file, c.name); got != c.ours {
@@ -47,7 +47,7 @@ func TestGeometryIsTheRunners(t *testing.T) {
 
 // So are the channels that chunks are cut for.
 func TestGeometryOfChannelsIsTheRunners(t *testing.T) {
-	for name, ours := range map[string]int{"SCR_CHANNEL_BYTES": FlowMessage, "SCR_CHANNEL_PLACES": FlowPlaces, "SCR_CHANNELS": FlowChannels} {
+	for name, ours := range map[string]int{"SCR_CHANNEL_BYTES": plan.MessageBytes, "SCR_CHANNEL_PLACES": plan.ChannelPlaces, "SCR_CHANNELS": plan.ChannelsPerPair} {
 		if got := defined(t, "shared_block.h", name); got != ours {
 			t.Errorf("%s is %d in shared_block.h, %d here", name, got, ours)
 		}

@@ -8,7 +8,7 @@ import (
 	"math"
 	"slices"
 
-	"sagecomm/algo/board"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 )
 
@@ -73,7 +73,7 @@ func (p *predictor) check(m Measured) error {
 }
 
 // way is a candidate of a rule.
-type way struct {
+type ruleCandidate struct {
 	algorithm string
 	chunk     int
 }
@@ -123,17 +123,17 @@ func (s *Selector) measured(kind coll.Kind, list []Measured) ([]Rule, error) {
 }
 
 // axes are the lengths and the ways that were measured, each once and in order.
-func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, ways []way) {
+func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, ways []ruleCandidate) {
 	p := newPredictor(s.shape, s.params)
 	for _, m := range list {
 		lengths = append(lengths, m.Bytes)
 		c, err := p.ruled(Rule{Kind: kind, To: NoLimit, Algorithm: m.Algorithm, Chunk: m.Chunk}, m.Bytes)
 		if err == nil && !c.Even {
-			ways = append(ways, way{m.Algorithm, m.Chunk})
+			ways = append(ways, ruleCandidate{m.Algorithm, m.Chunk})
 		}
 	}
 	slices.Sort(lengths)
-	slices.SortFunc(ways, func(a, b way) int {
+	slices.SortFunc(ways, func(a, b ruleCandidate) int {
 		return cmp.Or(cmp.Compare(a.algorithm, b.algorithm), cmp.Compare(a.chunk, b.chunk))
 	})
 	return slices.Compact(lengths), slices.Compact(ways)
@@ -141,7 +141,7 @@ func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, ways
 
 // ratio is that of a way at a length. Where a chunk was not measured it is as the predicted one: both are longer than
 // what there is to cut. It is infinite where the algorithm was not measured.
-func ratio(list []Measured, bytes uint64, w way) float64 {
+func ratio(list []Measured, bytes uint64, w ruleCandidate) float64 {
 	usual := math.Inf(1)
 	for _, m := range list {
 		if m.Bytes != bytes || m.Algorithm != w.algorithm {
@@ -160,18 +160,18 @@ func ratio(list []Measured, bytes uint64, w way) float64 {
 // surcharge is the factor by which a way must be faster to be worth a rule. Where ranks share memory, reductions by
 // messages must save as much as other collectives have to for being predicted: they add in another order than that of
 // the ranks.
-func (s *Selector) surcharge(kind coll.Kind, bytes uint64, w way) float64 {
+func (s *Selector) surcharge(kind coll.Kind, bytes uint64, w ruleCandidate) float64 {
 	switch {
 	case s.predicts(kind, bytes, w):
 		return 1
-	case kind.Reduces() && s.shape.boards() && !slices.Contains(board.Algorithms(kind), w.algorithm):
+	case kind.Reduces() && s.shape.sharesMemory() && !slices.Contains(shmplan.Algorithms(kind), w.algorithm):
 		return 100. / (100 - margin)
 	}
 	return worth
 }
 
 // predicts says whether a length goes that way without any rule.
-func (s *Selector) predicts(kind coll.Kind, bytes uint64, w way) bool {
+func (s *Selector) predicts(kind coll.Kind, bytes uint64, w ruleCandidate) bool {
 	return w.chunk == 0 && s.Choose(kind, bytes).Algorithm == w.algorithm
 }
 
@@ -202,7 +202,7 @@ func cheapest(costs [][]float64, change func(i, from, to int) float64) []int {
 }
 
 // ranges joins lengths that go the same way.
-func (s *Selector) ranges(kind coll.Kind, lengths []uint64, ways []way, path []int) (rules []Rule) {
+func (s *Selector) ranges(kind coll.Kind, lengths []uint64, ways []ruleCandidate, path []int) (rules []Rule) {
 	for i, at := range path {
 		if i > 0 && path[i-1] == at {
 			continue

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"sagecomm/algo/board"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 )
 
@@ -18,7 +18,7 @@ func machineOf(s *Selector, params Params, beside float64, kinds []coll.Kind, le
 		for _, bytes := range lengths {
 			own := beside + p.seconds(kind, s.Choose(kind, bytes), bytes)
 			for _, c := range s.Explain(kind, bytes) {
-				class := Class{Algorithm: c.Algorithm, Transport: c.Transport, Lane: c.Lane, Chunk: c.Chunk}
+				class := Class{Algorithm: c.Algorithm, Transport: c.Transport, Slots: c.Slots, Chunk: c.Chunk}
 				seconds := beside + p.seconds(kind, class, bytes)
 				list = append(list, Measured{Kind: kind, Bytes: bytes, Algorithm: c.Algorithm, Seconds: seconds, Ratio: seconds / own})
 			}
@@ -64,7 +64,7 @@ func TestTunedGroupsDoTheBest(t *testing.T) {
 	for _, size := range []int{2, 3, 4, 8} {
 		s := selectorOf(t, Shape{Size: size}, DefaultParams(), "")
 		slow := DefaultParams()
-		slow.Board.Hop, slow.Board.Claim, slow.Ring.Byte = 2e-6, 300e-12, 40e-12
+		slow.Slots.Hop, slow.Slots.Claim, slow.Channel.Byte = 2e-6, 300e-12, 40e-12
 		list := machineOf(s, slow, 3e-6, kinds, lengthsTo(16<<20))
 		e, err := s.Tuned("here", list)
 		if err != nil {
@@ -80,7 +80,7 @@ func TestTunedGroupsDoTheBest(t *testing.T) {
 				}
 			}
 			allowed := worth * worth
-			if m.Kind.Reduces() && c.Transport == Boards {
+			if m.Kind.Reduces() && c.Transport == Slots {
 				allowed *= 100. / (100 - margin)
 			}
 			if m.Kind != coll.AllToAll && !c.Even && mine > m.Seconds*allowed {
@@ -123,9 +123,9 @@ func TestNoiseChangesNoChoice(t *testing.T) {
 func TestParametersAreFitted(t *testing.T) {
 	s := selectorOf(t, Shape{Size: 4}, DefaultParams(), "")
 	real := DefaultParams()
-	real.Board.Hop *= 6
-	real.Ring.Byte *= 0.4
-	real.Ring.Step *= 3
+	real.Slots.Hop *= 6
+	real.Channel.Byte *= 0.4
+	real.Channel.Step *= 3
 	kinds := []coll.Kind{coll.AllReduce, coll.AllGather, coll.ReduceScatter}
 	list := machineOf(s, real, 4e-6, kinds, lengthsTo(1<<20))
 	e, err := s.Tuned("here", list)
@@ -164,7 +164,7 @@ func TestChunksAreTuned(t *testing.T) {
 	}
 	tuned := tunedBy(t, s, e)
 	for bytes, chunk := range map[uint64]int{64 << 10: 128 << 10, 255 << 10: 128 << 10, 257 << 10: 256 << 10, 64 << 20: 256 << 10} {
-		if c := tuned.Choose(coll.AllReduce, bytes); c.Chunk != chunk || c.Algorithm != board.TwoShotName {
+		if c := tuned.Choose(coll.AllReduce, bytes); c.Chunk != chunk || c.Algorithm != shmplan.TwoShot {
 			t.Errorf("%d bytes: %s in %d, want %d\n%v", bytes, c.Algorithm, c.Chunk, chunk, e.Rules)
 		}
 	}
@@ -175,7 +175,7 @@ func TestRangesAreBounded(t *testing.T) {
 	s := selectorOf(t, Shape{Size: 4}, DefaultParams(), "")
 	var list []Measured
 	for i := range 40 {
-		for j, name := range []string{board.OneShotName, board.TwoShotName} {
+		for j, name := range []string{shmplan.OneShot, shmplan.TwoShot} {
 			ratio := 1.
 			if i%2 == j {
 				ratio = 4
@@ -193,7 +193,7 @@ func TestRangesAreBounded(t *testing.T) {
 }
 
 func TestImpossibleMeasurementsAreRefused(t *testing.T) {
-	good := Measured{Kind: coll.AllReduce, Bytes: 8, Algorithm: board.OneShotName, Seconds: 1e-6, Ratio: 1}
+	good := Measured{Kind: coll.AllReduce, Bytes: 8, Algorithm: shmplan.OneShot, Seconds: 1e-6, Ratio: 1}
 	s := selectorOf(t, Shape{Size: 2}, DefaultParams(), "")
 	for want, change := range map[string]func(*Measured){
 		"no algorithm":                    func(m *Measured) { m.Algorithm = "fastest" },

@@ -8,17 +8,16 @@ import (
 	"strconv"
 	"strings"
 
-	"sagecomm/algo/board"
-	"sagecomm/algo/message"
+	"sagecomm/algo/cost"
 )
 
 // Params holds the classes of links that prices are made of, in seconds.
 type Params struct {
-	Board   board.Link   // shared memory that all ranks of a host see
-	Ring    message.Link // a channel between two ranks of a host, a ring of messages in shared memory
-	Network message.Link // a channel between two hosts
-	Reduce  float64      // per byte of a result, by a rank that has taken a message, beside what the link does
-	Copy    float64      // per byte copied inside a rank
+	Slots   cost.Memory // shared memory that all ranks of a host see
+	Channel cost.Link   // a channel between two ranks of a host, a ring of messages in shared memory
+	Network cost.Link   // a channel between two hosts
+	Reduce  float64     // per byte of a result, by a rank that has taken a message, beside what the link does
+	Copy    float64     // per byte copied inside a rank
 }
 
 // ringOf is what a ring costs where shared memory costs that: a message is copied into lines that its receiver has read
@@ -27,8 +26,8 @@ type Params struct {
 // nothing meanwhile, while prices of messages have links work beside ranks. So all this work is the link's. A byte that
 // is only passed on is a third too dear by that; what was measured, boards, then stays the choice. A message takes a
 // step at each end and a hop between.
-func ringOf(b board.Link) message.Link {
-	return message.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far + 2*b.Fold, Step: b.Step}
+func channelOf(b cost.Memory) cost.Link {
+	return cost.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far + 2*b.Reduce, Step: b.Step}
 }
 
 // DefaultParams are those of [board.DefaultLink], and what follows from them for rings.
@@ -36,28 +35,28 @@ func ringOf(b board.Link) message.Link {
 // Network is a connection of a 25 Gbit/s Ethernet through the kernel: the line's rate, half of a round trip of 50 us,
 // and a system call with its copy at each end. It is a default for planning and was not measured.
 func DefaultParams() Params {
-	b := board.DefaultLink()
+	b := cost.DefaultMemory()
 	return Params{
-		Board:   b,
-		Ring:    ringOf(b),
-		Network: message.Link{Latency: 25e-6, Byte: 320e-12, Step: 3e-6},
+		Slots:   b,
+		Channel: channelOf(b),
+		Network: cost.Link{Latency: 25e-6, Byte: 320e-12, Step: 3e-6},
 		Copy:    b.Copy,
 	}
 }
 
 // Scale says how many times as long as on the machine of [DefaultParams] something takes on another one.
 type Scale struct {
-	Hop, Copy, Far, Fold float64
+	Hop, Copy, Far, Reduce float64
 }
 
 // Scaled are the parameters of rings and boards for such a machine. What software takes is left as it is.
 func (p Params) Scaled(s Scale) Params {
-	b := &p.Board
+	b := &p.Slots
 	b.Hop *= s.Hop
 	b.Copy, b.Store, p.Copy = b.Copy*s.Copy, b.Store*s.Copy, p.Copy*s.Copy
 	b.Far, b.Claim = b.Far*s.Far, b.Claim*s.Far
-	b.Fold, p.Reduce = b.Fold*s.Fold, p.Reduce*s.Fold
-	p.Ring = ringOf(*b)
+	b.Reduce, p.Reduce = b.Reduce*s.Reduce, p.Reduce*s.Reduce
+	p.Channel = channelOf(*b)
 	return p
 }
 
@@ -76,17 +75,17 @@ type parameter struct {
 }
 
 var parameters = []parameter{
-	{"board.hop", false, func(p *Params) *float64 { return &p.Board.Hop }},
-	{"board.flag", false, func(p *Params) *float64 { return &p.Board.Flag }},
-	{"board.step", false, func(p *Params) *float64 { return &p.Board.Step }},
-	{"board.copy", true, func(p *Params) *float64 { return &p.Board.Copy }},
-	{"board.far", true, func(p *Params) *float64 { return &p.Board.Far }},
-	{"board.claim", true, func(p *Params) *float64 { return &p.Board.Claim }},
-	{"board.fold", true, func(p *Params) *float64 { return &p.Board.Fold }},
-	{"board.store", true, func(p *Params) *float64 { return &p.Board.Store }},
-	{"ring.latency", false, func(p *Params) *float64 { return &p.Ring.Latency }},
-	{"ring.step", false, func(p *Params) *float64 { return &p.Ring.Step }},
-	{"ring.byte", true, func(p *Params) *float64 { return &p.Ring.Byte }},
+	{"board.hop", false, func(p *Params) *float64 { return &p.Slots.Hop }},
+	{"board.flag", false, func(p *Params) *float64 { return &p.Slots.Flag }},
+	{"board.step", false, func(p *Params) *float64 { return &p.Slots.Step }},
+	{"board.copy", true, func(p *Params) *float64 { return &p.Slots.Copy }},
+	{"board.far", true, func(p *Params) *float64 { return &p.Slots.Far }},
+	{"board.claim", true, func(p *Params) *float64 { return &p.Slots.Claim }},
+	{"board.fold", true, func(p *Params) *float64 { return &p.Slots.Reduce }},
+	{"board.store", true, func(p *Params) *float64 { return &p.Slots.Store }},
+	{"ring.latency", false, func(p *Params) *float64 { return &p.Channel.Latency }},
+	{"ring.step", false, func(p *Params) *float64 { return &p.Channel.Step }},
+	{"ring.byte", true, func(p *Params) *float64 { return &p.Channel.Byte }},
 	{"network.latency", false, func(p *Params) *float64 { return &p.Network.Latency }},
 	{"network.step", false, func(p *Params) *float64 { return &p.Network.Step }},
 	{"network.byte", true, func(p *Params) *float64 { return &p.Network.Byte }},

@@ -6,14 +6,14 @@ func TestScaledParameters(t *testing.T) {
 	if got := DefaultParams().Scaled(Scale{1, 1, 1, 1}); got != DefaultParams() {
 		t.Errorf("as on the machine of the defaults: %+v", got)
 	}
-	b := DefaultParams().Board
-	got := DefaultParams().Scaled(Scale{Hop: 2, Copy: 4, Far: 8, Fold: 16})
+	b := DefaultParams().Slots
+	got := DefaultParams().Scaled(Scale{Hop: 2, Copy: 4, Far: 8, Reduce: 16})
 	want := b
-	want.Hop, want.Copy, want.Store, want.Far, want.Claim, want.Fold = 2*b.Hop, 4*b.Copy, 4*b.Store, 8*b.Far, 8*b.Claim, 16*b.Fold
-	if got.Board != want {
-		t.Errorf("boards %+v, expected %+v", got.Board, want)
+	want.Hop, want.Copy, want.Store, want.Far, want.Claim, want.Reduce = 2*b.Hop, 4*b.Copy, 4*b.Store, 8*b.Far, 8*b.Claim, 16*b.Reduce
+	if got.Slots != want {
+		t.Errorf("boards %+v, expected %+v", got.Slots, want)
 	}
-	if got.Ring != ringOf(want) || got.Copy != want.Copy || got.Network != DefaultParams().Network {
+	if got.Channel != channelOf(want) || got.Copy != want.Copy || got.Network != DefaultParams().Network {
 		t.Errorf("%+v", got)
 	}
 }

@@ -3,7 +3,7 @@
 package algo
 
 import (
-	"sagecomm/algo/message"
+	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
 )
 
@@ -32,12 +32,12 @@ func thresholds(s Shape) []Rule {
 		r.text = r.String()
 		return r
 	}
-	below, above := message.Ring, message.DoubleTree
+	below, above := sendrecv.Ring, sendrecv.DoubleTree
 	if s.Size&(s.Size-1) == 0 {
-		below = message.RecursiveDoubling
+		below = sendrecv.RecursiveDoubling
 	}
-	if s.boards() {
-		above = message.Ring
+	if s.sharesMemory() {
+		above = sendrecv.Ring
 	}
 	return []Rule{rule(0, short-1, below), rule(short-1, NoLimit, above)}
 }

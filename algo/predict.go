@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"sagecomm/algo/message"
+	"sagecomm/algo/cost"
 	"sagecomm/internal/coll"
 )
 
@@ -25,18 +25,18 @@ const margin = 15
 type predictor struct {
 	shape  Shape
 	params Params
-	boards boards
-	costs  message.Costs
-	known  map[senderKey]sender
+	slots  slotPredictor
+	costs  cost.Costs
+	known  map[sendRecvKey]sendRecvCandidate
 }
 
 func newPredictor(shape Shape, params Params) *predictor {
-	return &predictor{shape, params, newBoards(shape.Size, params.Board), shape.costs(params), map[senderKey]sender{}}
+	return &predictor{shape, params, newSlotPredictor(shape.Size, params.Slots), shape.costs(params), map[sendRecvKey]sendRecvCandidate{}}
 }
 
 // onlyByRule says whether a plan of messages is never predicted: boards add in the order of ranks and round halves
 // once, which messages do not, and what costs precision is for users to say.
-func (p *predictor) onlyByRule(kind coll.Kind) bool { return kind.Reduces() && p.shape.boards() }
+func (p *predictor) onlyByRule(kind coll.Kind) bool { return kind.Reduces() && p.shape.sharesMemory() }
 
 // table is the prediction for a kind, without anything that a user has said.
 //
@@ -45,13 +45,13 @@ func (p *predictor) onlyByRule(kind coll.Kind) bool { return kind.Reduces() && p
 // cross each other at small angles.
 func (p *predictor) table(kind coll.Kind) []Class {
 	var base []Class
-	if p.shape.boards() {
-		base = p.boards.predict(kind)
+	if p.shape.sharesMemory() {
+		base = p.slots.predict(kind)
 	}
 	if p.onlyByRule(kind) {
 		return base
 	}
-	list := slices.DeleteFunc(p.senders(kind, true), func(s sender) bool { return s.class.Even })
+	list := slices.DeleteFunc(p.sendRecvCandidates(kind, true), func(s sendRecvCandidate) bool { return s.class.Even })
 	switch {
 	case len(list) == 0 && base == nil:
 		return []Class{p.fallback(kind)}
@@ -71,11 +71,11 @@ func (p *predictor) table(kind coll.Kind) []Class {
 }
 
 // merged puts plans of messages into a table where they are cheaper, judged at lengths that grow by a factor.
-func (p *predictor) merged(kind coll.Kind, base []Class, list []sender, factor uint64) []Class {
+func (p *predictor) merged(kind coll.Kind, base []Class, list []sendRecvCandidate, factor uint64) []Class {
 	chosen := map[uint64]Class{} // by the end of their range
 	edges, before := []uint64{}, ""
 	for upTo := uint64(nearest); ; upTo = min(upTo*factor, horizon) {
-		limit := message.Unpriced
+		limit := cost.Unpriced
 		if base != nil {
 			limit = p.limit(kind, at(base, upTo), upTo)
 		}
@@ -111,20 +111,20 @@ func (p *predictor) merged(kind coll.Kind, base []Class, list []sender, factor u
 
 // limit is what a plan of messages must be below to be chosen instead of one of boards.
 func (p *predictor) limit(kind coll.Kind, c Class, bytes uint64) time.Duration {
-	t := p.boards.price(kind, c, bytes).Duration()
+	t := p.slots.price(kind, c, bytes).Duration()
 	return t/100*(100-margin) + t%100*(100-margin)/100 + 1
 }
 
 // fallback is the first algorithm of messages that moves blocks of any length: for groups so large that none has a
 // price, or for links so slow that all take longer than can be said.
 func (p *predictor) fallback(kind coll.Kind) Class {
-	list := p.senders(kind, false)
-	return list[max(0, slices.IndexFunc(list, func(s sender) bool { return !s.class.Even }))].class
+	list := p.sendRecvCandidates(kind, false)
+	return list[max(0, slices.IndexFunc(list, func(s sendRecvCandidate) bool { return !s.class.Even }))].class
 }
 
 // onlyClass chooses for a kind that has one class: the plan whose time is nowhere as many times that of the best one as
 // those of others are somewhere. Where ranks share memory it must in addition be faster than their plan at all lengths.
-func (p *predictor) onlyClass(kind coll.Kind, base []Class, list []sender) []Class {
+func (p *predictor) onlyClass(kind coll.Kind, base []Class, list []sendRecvCandidate) []Class {
 	lengths := []uint64{0}
 	if kind != coll.Barrier {
 		lengths = nil
@@ -148,7 +148,7 @@ func (p *predictor) onlyClass(kind coll.Kind, base []Class, list []sender) []Cla
 }
 
 // alwaysFaster says whether a plan of messages is chosen instead of one of boards at all lengths.
-func (p *predictor) alwaysFaster(kind coll.Kind, c Class, s sender, lengths []uint64) bool {
+func (p *predictor) alwaysFaster(kind coll.Kind, c Class, s sendRecvCandidate, lengths []uint64) bool {
 	for _, bytes := range lengths {
 		limit := p.limit(kind, c, bytes)
 		if s.pricer.AtLeast(bytes) >= limit || s.pricer.Price(bytes) >= limit {
@@ -159,7 +159,7 @@ func (p *predictor) alwaysFaster(kind coll.Kind, c Class, s sender, lengths []ui
 }
 
 // worstRatio is the largest factor by which a plan is slower than the best one at some length.
-func worstRatio(s sender, list []sender, lengths []uint64) (worst float64) {
+func worstRatio(s sendRecvCandidate, list []sendRecvCandidate, lengths []uint64) (worst float64) {
 	for _, bytes := range lengths {
 		mine := s.pricer.Price(bytes)
 		for _, other := range list {

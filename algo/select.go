@@ -18,7 +18,8 @@ import (
 	"sort"
 	"sync"
 
-	"sagecomm/algo/board"
+	"sagecomm/algo/plan"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 )
 
@@ -114,8 +115,8 @@ func (s *Selector) rule(kind coll.Kind, bytes uint64) (Rule, bool) {
 
 // alone is the table of a rank alone, whatever is set.
 func alone() []Class {
-	return []Class{{UpTo: NoLimit, Algorithm: board.LocalName, Transport: Boards, Lane: board.LargeLane,
-		Chunk: board.LargeSlot}}
+	return []Class{{UpTo: NoLimit, Algorithm: shmplan.Local, Transport: Slots, Slots: plan.LargeSlots,
+		Chunk: plan.LargeSlotBytes}}
 }
 
 // Boundaries returns the classes of a kind in order of length. The last one has no limit.
@@ -135,7 +136,7 @@ func (s *Selector) Fingerprint() uint64 {
 	fmt.Fprintln(h, s.shape.Size, s.shape.Hosts, s.shape.Apart, s.params.whole())
 	for kind := range coll.KindCount {
 		for _, c := range s.classes(kind) {
-			fmt.Fprintln(h, kind, c.UpTo, c.Algorithm, c.Transport, c.Lane, c.Chunk, c.Even)
+			fmt.Fprintln(h, kind, c.UpTo, c.Algorithm, c.Transport, c.Slots, c.Chunk, c.Even)
 		}
 	}
 	return h.Sum64()
@@ -143,6 +144,6 @@ func (s *Selector) Fingerprint() uint64 {
 
 // Geometry tells the dimensions of slots and channels, which plans rely on.
 func Geometry() string {
-	return fmt.Sprint(board.SmallSlot, board.SmallSlots, board.LargeSlot, board.LargeSlots, board.Align, FlowMessage,
-		FlowPlaces, FlowChannels)
+	return fmt.Sprint(plan.SmallSlotBytes, plan.SmallSlotCount, plan.LargeSlotBytes, plan.LargeSlotCount, plan.Align, plan.MessageBytes,
+		plan.ChannelPlaces, plan.ChannelsPerPair)
 }

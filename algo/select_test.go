@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"sagecomm/algo/board"
+	"sagecomm/algo/cost"
+	"sagecomm/algo/plan"
+	"sagecomm/algo/shmplan"
+	"sagecomm/algo/verify"
 	"sagecomm/internal/coll"
 )
 
@@ -35,8 +38,8 @@ func collectives() (kinds []coll.Kind) {
 	return kinds
 }
 
-func boardClass(upTo uint64, algorithm string, lane board.Lane, chunk int) Class {
-	return Class{UpTo: upTo, Algorithm: algorithm, Transport: Boards, Lane: lane, Chunk: chunk}
+func boardClass(upTo uint64, algorithm string, lane plan.Slots, chunk int) Class {
+	return Class{UpTo: upTo, Algorithm: algorithm, Transport: Slots, Slots: lane, Chunk: chunk}
 }
 
 func TestTablesAreWellFormed(t *testing.T) {
@@ -51,13 +54,13 @@ func TestTablesAreWellFormed(t *testing.T) {
 				if i > 0 && (c.UpTo <= table[i-1].UpTo || c.same(table[i-1])) {
 					t.Errorf("%v, %d ranks: class %d does not follow class %d: %v", kind, size, i, i-1, table)
 				}
-				if c.UpTo != NoLimit && c.UpTo%board.Align != 0 {
+				if c.UpTo != NoLimit && c.UpTo%plan.Align != 0 {
 					t.Errorf("%v, %d ranks: a class ends at %d", kind, size, c.UpTo)
 				}
 				// The table's own words must make plans.
-				_, err := s.BoardPlan(kind, c, size-1, size/2)
+				_, err := s.SlotPlan(kind, c, size-1, size/2)
 				if c.Transport == Channels {
-					_, err = s.MessagePlan(kind, c, size-1, size/2)
+					_, err = s.SendRecvPlan(kind, c, size-1, size/2)
 				}
 				if err != nil {
 					t.Error(err)
@@ -72,15 +75,15 @@ func TestChosenPlansAreRight(t *testing.T) {
 		s := selector(t, size, "")
 		for _, kind := range collectives() {
 			for _, bytes := range []uint64{0, 8, 1000, 8192, 8193, 70000, 1<<20 + 4} {
-				plans := make([]board.Plan, size)
+				plans := make([]plan.SlotPlan, size)
 				for rank := range plans {
-					p, err := s.BoardPlan(kind, s.Choose(kind, bytes), rank, size-1)
+					p, err := s.SlotPlan(kind, s.Choose(kind, bytes), rank, size-1)
 					if err != nil {
 						t.Fatal(err)
 					}
 					plans[rank] = p
 				}
-				if err := board.Check(plans, bytes); err != nil {
+				if err := verify.CheckSlots(plans, bytes); err != nil {
 					t.Error(err)
 				}
 			}
@@ -90,7 +93,7 @@ func TestChosenPlansAreRight(t *testing.T) {
 
 // onBoards are the candidates of boards.
 func onBoards(list []Candidate) []Candidate {
-	return slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return c.Transport != Boards })
+	return slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return c.Transport != Slots })
 }
 
 // Where boards are chosen it is the cheapest plan of theirs at every power of two, and the choice is constant within a
@@ -101,10 +104,10 @@ func TestTheCheapestIsChosen(t *testing.T) {
 		for _, kind := range collectives() {
 			for bytes := uint64(64); bytes <= 1<<28; bytes *= 2 {
 				list := onBoards(s.Explain(kind, bytes))
-				if s.Choose(kind, bytes).Transport == Boards && (!list[0].Chosen || list[0].Forced) {
+				if s.Choose(kind, bytes).Transport == Slots && (!list[0].Chosen || list[0].Forced) {
 					t.Errorf("%v of %d bytes, %d ranks: %v", kind, bytes, size, list)
 				}
-				if len(list) != len(board.Algorithms(kind)) {
+				if len(list) != len(shmplan.Algorithms(kind)) {
 					t.Errorf("%v of %d bytes, %d ranks: %d candidates", kind, bytes, size, len(list))
 				}
 			}
@@ -126,7 +129,7 @@ func TestMoreRanksLeaveOneShotEarlier(t *testing.T) {
 	for _, size := range []int{2, 3, 4, 8, 16, 64} {
 		end := uint64(0)
 		for _, c := range selector(t, size, "").Boundaries(coll.AllReduce) {
-			if c.Algorithm == board.OneShotName {
+			if c.Algorithm == shmplan.OneShot {
 				end = c.UpTo
 			}
 		}
@@ -140,12 +143,12 @@ func TestMoreRanksLeaveOneShotEarlier(t *testing.T) {
 func TestChunksOfTheGrades(t *testing.T) {
 	s := selector(t, 2, "")
 	for _, bytes := range []uint64{0, 1, 8 << 10} {
-		if c := s.Choose(coll.AllReduce, bytes); c.Chunk != board.SmallSlot || c.Lane != board.SmallLane {
+		if c := s.Choose(coll.AllReduce, bytes); c.Chunk != plan.SmallSlotBytes || c.Slots != plan.SmallSlots {
 			t.Errorf("%d bytes: %+v", bytes, c)
 		}
 	}
 	for bytes := uint64(8<<10 + 1); bytes < 1<<31; bytes = bytes*3/2 + 1 {
-		if c := s.Choose(coll.AllReduce, bytes); c.Chunk != 128<<10 || c.Lane != board.LargeLane {
+		if c := s.Choose(coll.AllReduce, bytes); c.Chunk != 128<<10 || c.Slots != plan.LargeSlots {
 			t.Errorf("%d bytes: %+v", bytes, c)
 		}
 	}
@@ -158,10 +161,10 @@ func TestSelectorRefuses(t *testing.T) {
 		}
 	}
 	s := selector(t, 2, "")
-	if _, err := s.BoardPlan(coll.Send, s.Choose(coll.AllReduce, 8), 0, 0); err == nil {
+	if _, err := s.SlotPlan(coll.Send, s.Choose(coll.AllReduce, 8), 0, 0); err == nil {
 		t.Error("send has a plan")
 	}
-	if _, err := s.BoardPlan(coll.Broadcast, s.Choose(coll.Broadcast, 8), 0, 2); err == nil || !strings.Contains(err.Error(), "root 2 is outside the group") {
+	if _, err := s.SlotPlan(coll.Broadcast, s.Choose(coll.Broadcast, 8), 0, 2); err == nil || !strings.Contains(err.Error(), "root 2 is outside the group") {
 		t.Errorf("a root outside the group: %v", err)
 	}
 	var rules []string
@@ -185,17 +188,17 @@ func TestRulesComeOnTopOfThePrediction(t *testing.T) {
 		bytes uint64
 		want  Class
 	}{
-		{coll.AllReduce, 0, boardClass(1<<10, board.TwoShotName, board.LargeLane, 8<<10)},
-		{coll.AllReduce, 1 << 10, boardClass(1<<10, board.TwoShotName, board.LargeLane, 8<<10)},
-		{coll.AllReduce, 1<<10 + 1, boardClass(8<<10, board.OneShotName, board.SmallLane, 8<<10)},
-		{coll.AllReduce, 100 << 10, boardClass(100<<10, board.TwoShotName, board.LargeLane, 128<<10)},
-		{coll.AllReduce, 100<<10 + 1, boardClass(300<<10, board.OneShotName, board.LargeLane, 128<<10)},
-		{coll.AllReduce, 300 << 10, boardClass(300<<10, board.OneShotName, board.LargeLane, 128<<10)},
-		{coll.AllReduce, 300<<10 + 1, boardClass(1<<20, board.TwoShotName, board.LargeLane, 128<<10)},
-		{coll.AllReduce, 1 << 20, boardClass(1<<20, board.TwoShotName, board.LargeLane, 128<<10)},
-		{coll.AllReduce, 1<<20 + 1, boardClass(NoLimit, board.TwoShotName, board.LargeLane, 256<<10)},
-		{coll.Broadcast, 10, boardClass(8<<10, board.OneShotName, board.SmallLane, 4<<10)},
-		{coll.Broadcast, 1 << 30, boardClass(NoLimit, board.OneShotName, board.LargeLane, 4<<10)},
+		{coll.AllReduce, 0, boardClass(1<<10, shmplan.TwoShot, plan.LargeSlots, 8<<10)},
+		{coll.AllReduce, 1 << 10, boardClass(1<<10, shmplan.TwoShot, plan.LargeSlots, 8<<10)},
+		{coll.AllReduce, 1<<10 + 1, boardClass(8<<10, shmplan.OneShot, plan.SmallSlots, 8<<10)},
+		{coll.AllReduce, 100 << 10, boardClass(100<<10, shmplan.TwoShot, plan.LargeSlots, 128<<10)},
+		{coll.AllReduce, 100<<10 + 1, boardClass(300<<10, shmplan.OneShot, plan.LargeSlots, 128<<10)},
+		{coll.AllReduce, 300 << 10, boardClass(300<<10, shmplan.OneShot, plan.LargeSlots, 128<<10)},
+		{coll.AllReduce, 300<<10 + 1, boardClass(1<<20, shmplan.TwoShot, plan.LargeSlots, 128<<10)},
+		{coll.AllReduce, 1 << 20, boardClass(1<<20, shmplan.TwoShot, plan.LargeSlots, 128<<10)},
+		{coll.AllReduce, 1<<20 + 1, boardClass(NoLimit, shmplan.TwoShot, plan.LargeSlots, 256<<10)},
+		{coll.Broadcast, 10, boardClass(8<<10, shmplan.OneShot, plan.SmallSlots, 4<<10)},
+		{coll.Broadcast, 1 << 30, boardClass(NoLimit, shmplan.OneShot, plan.LargeSlots, 4<<10)},
 	} {
 		if got := s.Choose(c.kind, c.bytes); got != c.want {
 			t.Errorf("%v of %d bytes: %+v, want %+v", c.kind, c.bytes, got, c.want)
@@ -205,7 +208,7 @@ func TestRulesComeOnTopOfThePrediction(t *testing.T) {
 		t.Errorf("a kind without rules changed: %v", got)
 	}
 	list := onBoards(s.Explain(coll.AllReduce, 200<<10))
-	if len(list) != 2 || list[0].Algorithm != board.TwoShotName || list[0].Chosen || !list[1].Chosen || !list[1].Forced {
+	if len(list) != 2 || list[0].Algorithm != shmplan.TwoShot || list[0].Chosen || !list[1].Chosen || !list[1].Forced {
 		t.Errorf("explain of a forced choice: %+v", list)
 	}
 	list = onBoards(s.Explain(coll.AllReduce, 2<<20))
@@ -216,7 +219,7 @@ func TestRulesComeOnTopOfThePrediction(t *testing.T) {
 		t.Errorf("explain of barrier: %+v", list)
 	}
 	alone := selector(t, 1, "all_reduce:two_shot")
-	if list := alone.Explain(coll.AllReduce, 100); len(list) != 1 || list[0].Algorithm != board.LocalName || list[0].Forced {
+	if list := alone.Explain(coll.AllReduce, 100); len(list) != 1 || list[0].Algorithm != shmplan.Local || list[0].Forced {
 		t.Errorf("explain for one rank: %+v", list)
 	}
 }
@@ -298,9 +301,9 @@ func TestParseTuneAccepts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, want := range []Rule{
-		{Kind: coll.AllReduce, From: 0, To: 8 << 10, Algorithm: board.OneShotName},
-		{Kind: coll.AllReduce, From: 8 << 10, To: NoLimit, Algorithm: board.TwoShotName, Chunk: 128 << 10},
-		{Kind: coll.Reduce, From: 1 << 20, To: 2 << 30, Algorithm: board.TwoShotName},
+		{Kind: coll.AllReduce, From: 0, To: 8 << 10, Algorithm: shmplan.OneShot},
+		{Kind: coll.AllReduce, From: 8 << 10, To: NoLimit, Algorithm: shmplan.TwoShot, Chunk: 128 << 10},
+		{Kind: coll.Reduce, From: 1 << 20, To: 2 << 30, Algorithm: shmplan.TwoShot},
 	} {
 		got := tune.Rules[i]
 		got.text, got.from = "", ""
@@ -325,9 +328,9 @@ func TestPriceMatchesWhatWasMeasured(t *testing.T) {
 		1 << 20:   {172000, 108000},
 	} {
 		c := s.Choose(coll.AllReduce, bytes)
-		place := board.Place{Size: 2, Lane: c.Lane, Chunk: c.Chunk}
-		for i, p := range []board.Plan{board.OneShotAllReduce(place), board.TwoShotAllReduce(place)} {
-			got := board.Price(p, bytes, DefaultParams().Board)
+		place := shmplan.Place{Size: 2, Slots: c.Slots, Chunk: c.Chunk}
+		for i, p := range []plan.SlotPlan{shmplan.OneShotAllReduce(place), shmplan.TwoShotAllReduce(place)} {
+			got := cost.PriceSlots([]plan.SlotPlan{p}, bytes, DefaultParams().Slots)
 			if ratio := float64(got) / float64(want[i]); ratio < 0.85 || ratio > 1.15 {
 				t.Errorf("%s, %d bytes: predicted %v, measured %v", p.Algorithm, bytes, got, want[i])
 			}

@@ -5,23 +5,15 @@ package algo
 import (
 	"fmt"
 
-	"sagecomm/algo/board"
-	"sagecomm/algo/message"
+	"sagecomm/algo/cost"
+	"sagecomm/algo/plan"
+	"sagecomm/algo/sendrecv"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 )
 
 // MaxSize is the most ranks of a group.
-const MaxSize = board.MaxSize
-
-// Geometry of the channels between two ranks, the same in every process.
-const (
-	// FlowMessage is the most bytes of a message.
-	FlowMessage = 64 << 10
-	// FlowPlaces is how many messages a channel holds.
-	FlowPlaces = 4
-	// FlowChannels is how many channels lead from one rank to one other.
-	FlowChannels = 4
-)
+const MaxSize = plan.MaxSize
 
 // Shape is what all ranks know alike about a group.
 type Shape struct {
@@ -35,7 +27,7 @@ type Shape struct {
 }
 
 // boards says whether all ranks share memory.
-func (s Shape) boards() bool { return len(s.Hosts) <= 1 || !s.Apart }
+func (s Shape) sharesMemory() bool { return len(s.Hosts) <= 1 || !s.Apart }
 
 // HostCount is how many hosts the ranks are on.
 func (s Shape) HostCount() int { return max(1, s.Spread, len(s.Hosts)) }
@@ -82,18 +74,18 @@ func (s Shape) rails() bool {
 }
 
 // place is where a message plan of the group runs.
-func (s Shape) place(algorithm string, rank, root, chunk int) message.Place {
-	at := message.Place{Rank: rank, Size: s.Size, Root: root, Chunk: chunk}
-	if algorithm == message.Hierarchical {
+func (s Shape) place(algorithm string, rank, root, chunk int) sendrecv.Place {
+	at := sendrecv.Place{Rank: rank, Size: s.Size, Root: root, Chunk: chunk}
+	if algorithm == sendrecv.Hierarchical {
 		at.Hosts = s.Hosts
 	}
 	return at
 }
 
 // costs are those of the group's messages.
-func (s Shape) costs(p Params) message.Costs {
-	c := message.Costs{Links: []message.Link{p.Ring}, Reduce: p.Reduce, Copy: p.Copy, Capacity: FlowPlaces}
-	if s.boards() {
+func (s Shape) costs(p Params) cost.Costs {
+	c := cost.Costs{Links: []cost.Link{p.Channel}, Reduce: p.Reduce, Copy: p.Copy, Capacity: plan.ChannelPlaces}
+	if s.sharesMemory() {
 		return c
 	}
 	host := make([]int, s.Size)
@@ -117,5 +109,5 @@ func oneClass(kind coll.Kind) bool { return kind == coll.AllToAll }
 
 // Algorithms names all algorithms of a kind in a group of several ranks: those of boards, then those of messages.
 func Algorithms(kind coll.Kind) []string {
-	return append(board.Algorithms(kind), message.Algorithms(kind)...)
+	return append(shmplan.Algorithms(kind), sendrecv.Algorithms(kind)...)
 }

@@ -23,7 +23,7 @@ func TestTablesOfSmallGroups(t *testing.T) {
 			if kind.Collective() {
 				fmt.Fprintf(&b, "  %v:", kind)
 				for _, c := range s.Boundaries(kind) {
-					fmt.Fprintf(&b, " %s %v %d to %d;", c.Algorithm, c.Lane, c.Chunk, c.UpTo)
+					fmt.Fprintf(&b, " %s %v %d to %d;", c.Algorithm, c.Slots, c.Chunk, c.UpTo)
 				}
 				fmt.Fprintln(&b)
 			}

@@ -9,7 +9,8 @@ import (
 	"strconv"
 	"strings"
 
-	"sagecomm/algo/board"
+	"sagecomm/algo/plan"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 )
 
@@ -158,11 +159,11 @@ func (r *Rule) parseOption(option string) error {
 }
 
 func (r Rule) chunkError(text string) error {
-	if !r.boards() {
-		return fmt.Errorf("chunk %s: expected a multiple of %d below 2G", text, board.Align)
+	if !r.usesSlots() {
+		return fmt.Errorf("chunk %s: expected a multiple of %d below 2G", text, plan.Align)
 	}
 	return fmt.Errorf("chunk %s: expected a multiple of %d from %d to %dK",
-		text, board.Align, board.Align, board.LargeSlot>>10)
+		text, plan.Align, plan.Align, plan.LargeSlotBytes>>10)
 }
 
 // check refuses what no group can do.
@@ -178,7 +179,7 @@ func (r Rule) check() error {
 			r.Algorithm, r.Kind, strings.Join(Algorithms(r.Kind), ", "))
 	case r.Chunk == 0:
 		return nil
-	case r.Chunk < 0 || r.Chunk%board.Align != 0 || r.boards() && r.Chunk > board.LargeSlot:
+	case r.Chunk < 0 || r.Chunk%plan.Align != 0 || r.usesSlots() && r.Chunk > plan.LargeSlotBytes:
 		return r.chunkError(size(uint64(r.Chunk)))
 	}
 	return nil
@@ -197,7 +198,7 @@ func (r Rule) String() string {
 }
 
 // boards says whether the algorithm is one of boards.
-func (r Rule) boards() bool { return slices.Contains(board.Algorithms(r.Kind), r.Algorithm) }
+func (r Rule) usesSlots() bool { return slices.Contains(shmplan.Algorithms(r.Kind), r.Algorithm) }
 
 func parseSize(text string) (uint64, error) {
 	text = strings.TrimSpace(text)
@@ -290,17 +291,17 @@ func (p *predictor) apply(kind coll.Kind, rules []Rule, table []Class) ([]Class,
 // ruled is the class that a rule makes for a length. A chunk of boards is cut to what a slot of the lane holds: a
 // message of the small lane is one chunk in any case. One of messages has to fit.
 func (p *predictor) ruled(r Rule, bytes uint64) (Class, error) {
-	if r.boards() {
-		if !p.shape.boards() {
+	if r.usesSlots() {
+		if !p.shape.sharesMemory() {
 			return Class{}, fmt.Errorf("%s needs memory that all ranks share, and they are on %d hosts",
 				r.Algorithm, len(p.shape.Hosts))
 		}
 		c := gradeOf(r.Kind, p.shape.Size, bytes).class(r.Kind, r.Algorithm)
 		if r.Chunk > 0 {
-			c.Chunk = min(r.Chunk, c.Lane.MaxChunk(r.Kind, p.shape.Size))
+			c.Chunk = min(r.Chunk, c.Slots.MaxChunk(r.Kind, p.shape.Size))
 		}
 		return c, nil
 	}
-	s, err := p.sender(r.Kind, r.Algorithm, r.Chunk)
+	s, err := p.sendRecvCandidate(r.Kind, r.Algorithm, r.Chunk)
 	return s.class, err
 }

@@ -7,8 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"sagecomm/algo/board"
-	"sagecomm/algo/message"
+	"sagecomm/algo/cost"
+	"sagecomm/algo/sendrecv"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 )
 
@@ -27,7 +28,7 @@ func TestSettingsAreParsed(t *testing.T) {
 		}
 	}
 	p, err := DefaultParams().with(tune.Settings)
-	if err != nil || p.Ring.Latency != tune.Settings[0].Seconds || p.Network.Step != 1e-3 || p.Ring.Step != DefaultParams().Ring.Step {
+	if err != nil || p.Channel.Latency != tune.Settings[0].Seconds || p.Network.Step != 1e-3 || p.Channel.Step != DefaultParams().Channel.Step {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
@@ -96,9 +97,9 @@ func TestEveryParameterHasAName(t *testing.T) {
 
 // The default of a ring follows from what was measured for boards.
 func TestRingsAreMadeOfWhatBoardsCost(t *testing.T) {
-	b, p := board.DefaultLink(), DefaultParams()
-	if want := (message.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far + 2*b.Fold, Step: b.Step}); p.Ring != want {
-		t.Errorf("%+v, want %+v", p.Ring, want)
+	b, p := cost.DefaultMemory(), DefaultParams()
+	if want := (cost.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far + 2*b.Reduce, Step: b.Step}); p.Channel != want {
+		t.Errorf("%+v, want %+v", p.Channel, want)
 	}
 }
 
@@ -123,10 +124,10 @@ func TestPolicyOfThresholds(t *testing.T) {
 		shape       Shape
 		short, long string
 	}{
-		{Shape{Size: 8}, message.RecursiveDoubling, message.Ring},
-		{Shape{Size: 6}, message.Ring, message.Ring},
-		{Shape{Size: 8, Apart: true, Hosts: hosts(2, 4)}, message.RecursiveDoubling, message.DoubleTree},
-		{Shape{Size: 6, Apart: true, Hosts: hosts(2, 3)}, message.Ring, message.DoubleTree},
+		{Shape{Size: 8}, sendrecv.RecursiveDoubling, sendrecv.Ring},
+		{Shape{Size: 6}, sendrecv.Ring, sendrecv.Ring},
+		{Shape{Size: 8, Apart: true, Hosts: hosts(2, 4)}, sendrecv.RecursiveDoubling, sendrecv.DoubleTree},
+		{Shape{Size: 6, Apart: true, Hosts: hosts(2, 3)}, sendrecv.Ring, sendrecv.DoubleTree},
 	} {
 		s := selectorOf(t, c.shape, DefaultParams(), "policy=thresholds")
 		for bytes, want := range map[uint64]string{0: c.short, 999_999: c.short, 1_000_000: c.long, 1 << 33: c.long} {
@@ -140,7 +141,7 @@ func TestPolicyOfThresholds(t *testing.T) {
 	}
 	// A user's rule comes before the policy's.
 	s := selectorOf(t, Shape{Size: 8}, DefaultParams(), "all_reduce:0-4K:one_shot;policy=thresholds")
-	if c := s.Choose(coll.AllReduce, 4096); c.Algorithm != board.OneShotName {
+	if c := s.Choose(coll.AllReduce, 4096); c.Algorithm != shmplan.OneShot {
 		t.Errorf("%+v", c)
 	}
 	if got, want := s.Describe(coll.AllReduce), "4096-999999:recursive_doubling@chunk=65536 (policy thresholds), 999999-inf:ring"; !strings.Contains(got, want) {
@@ -228,21 +229,21 @@ func TestFilesComeBelowTheVariable(t *testing.T) {
 		return s
 	}
 	s := with("all_reduce:1K-2K:ring;board.flag=7ns")
-	for bytes, want := range map[uint64]string{64: board.TwoShotName, 1024: board.OneShotName, 2048: message.Ring, 4096: board.OneShotName} {
+	for bytes, want := range map[uint64]string{64: shmplan.TwoShot, 1024: shmplan.OneShot, 2048: sendrecv.Ring, 4096: shmplan.OneShot} {
 		if c := s.Choose(coll.AllReduce, bytes); c.Algorithm != want {
 			t.Errorf("%d bytes: %+v, want %s", bytes, c, want)
 		}
 	}
-	if b := s.params.Board; math.Abs(b.Hop-99e-9) > 1e-18 || math.Abs(b.Flag-7e-9) > 1e-18 {
+	if b := s.params.Slots; math.Abs(b.Hop-99e-9) > 1e-18 || math.Abs(b.Flag-7e-9) > 1e-18 {
 		t.Errorf("%+v", b)
 	}
 	if got := s.Describe(coll.AllReduce); !strings.Contains(got, "(tuned.json), 1024-2048:ring@chunk=262144 (SAGECOMM_TUNE)") {
 		t.Error(got)
 	}
-	if c := with("policy=thresholds").Choose(coll.AllReduce, 64); c.Algorithm != message.RecursiveDoubling {
+	if c := with("policy=thresholds").Choose(coll.AllReduce, 64); c.Algorithm != sendrecv.RecursiveDoubling {
 		t.Errorf("%+v", c)
 	}
-	if c := with("policy=predicted").Choose(coll.AllReduce, 64); c.Algorithm != board.OneShotName {
+	if c := with("policy=predicted").Choose(coll.AllReduce, 64); c.Algorithm != shmplan.OneShot {
 		t.Errorf("%+v", c)
 	}
 }

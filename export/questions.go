@@ -11,7 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"sagecomm/algo/simulate"
+	"sagecomm/algo/cluster"
 	"sagecomm/pgbackend"
 )
 
@@ -32,7 +32,7 @@ func sagecommSimulate(question *C.char, to *C.char, n C.size_t) C.int64_t {
 	if question == nil {
 		return C.SAGECOMM_INVALID
 	}
-	return writeText(to, n, func() ([]byte, error) { return simulate.Answer([]byte(C.GoString(question))) })
+	return writeText(to, n, func() ([]byte, error) { return cluster.Answer([]byte(C.GoString(question))) })
 }
 
 // answerQuestion reads a question and writes the answer.

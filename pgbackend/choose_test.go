@@ -40,7 +40,7 @@ func TestProbeResultsAreCoarse(t *testing.T) {
 			t.Errorf("%v times as long: %d octaves, expected %d", ratio, got, want)
 		}
 	}
-	if got := (probeResult{1, 0, -1, 3}).scale(); got != (algo.Scale{Hop: 2, Copy: 1, Far: 0.5, Fold: 8}) {
+	if got := (probeResult{1, 0, -1, 3}).scale(); got != (algo.Scale{Hop: 2, Copy: 1, Far: 0.5, Reduce: 8}) {
 		t.Errorf("%+v", got)
 	}
 }

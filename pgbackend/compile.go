@@ -2,8 +2,7 @@ package pgbackend
 
 import (
 	"sagecomm/algo"
-	shmplan "sagecomm/algo/board"
-	sendrecv "sagecomm/algo/message"
+	"sagecomm/algo/plan"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine/host"
 	"sagecomm/internal/runner"
@@ -47,28 +46,28 @@ func (g *Group) compile(op coll.Op, class algo.Class) (runner.Compiled, error) {
 	if class.Transport == algo.Channels {
 		return g.compileSendRecv(op, class)
 	}
-	plan, err := g.selector.BoardPlan(op.Kind, class, g.rank, op.Root)
+	p, err := g.selector.SlotPlan(op.Kind, class, g.rank, op.Root)
 	if err != nil {
 		return runner.Compiled{}, err
 	}
-	if plan.Lane == shmplan.LargeLane && g.size > 1 && !g.run.HasLarge() {
+	if p.Slots == plan.LargeSlots && g.size > 1 && !g.run.HasLarge() {
 		off, err := g.memory.more(runner.LargeSlots * runner.LargeStride)
 		if err != nil {
 			return runner.Compiled{}, err
 		}
 		g.run.SetLarge(off)
 	}
-	return lower(plan, op)
+	return lower(p, op)
 }
 
 // compileSendRecv makes the program of a plan of messages, and the channels that this rank sends through in it.
 func (g *Group) compileSendRecv(op coll.Op, class algo.Class) (runner.Compiled, error) {
-	plan, err := g.selector.MessagePlan(op.Kind, class, g.rank, op.Root)
+	p, err := g.selector.SendRecvPlan(op.Kind, class, g.rank, op.Root)
 	if err != nil {
 		return runner.Compiled{}, err
 	}
-	for _, s := range plan.Steps {
-		if s.Op != sendrecv.Send || g.run.HasChannel(s.Peer, s.Channel) {
+	for _, s := range p.Steps {
+		if s.Op != plan.Send || g.run.HasChannel(s.Peer, s.Channel) {
 			continue
 		}
 		off, err := g.memory.more(runner.ChannelBytes)
@@ -77,5 +76,5 @@ func (g *Group) compileSendRecv(op coll.Op, class algo.Class) (runner.Compiled, 
 		}
 		g.run.SetChannel(s.Peer, s.Channel, off)
 	}
-	return host.CompileSendRecv(plan, op)
+	return host.CompileSendRecv(p, op)
 }

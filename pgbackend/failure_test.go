@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	shmplan "sagecomm/algo/board"
+	"sagecomm/algo/plan"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
@@ -304,7 +304,7 @@ func TestPanicBecomesInternal(t *testing.T) {
 	var once atomic.Bool
 	before := lower
 	defer func() { lower = before }()
-	lower = func(p shmplan.Plan, op coll.Op) (runner.Compiled, error) {
+	lower = func(p plan.SlotPlan, op coll.Op) (runner.Compiled, error) {
 		if once.CompareAndSwap(false, true) {
 			panic("a fault for the test")
 		}
@@ -327,7 +327,7 @@ func TestRankThatCannotJoinIsNamed(t *testing.T) {
 	var once atomic.Bool
 	before := lower
 	defer func() { lower = before }()
-	lower = func(p shmplan.Plan, op coll.Op) (runner.Compiled, error) {
+	lower = func(p plan.SlotPlan, op coll.Op) (runner.Compiled, error) {
 		if p.Rank == 1 && once.CompareAndSwap(false, true) {
 			return runner.Compiled{}, errors.New("no memory, for the test")
 		}

@@ -8,8 +8,8 @@ import (
 	"time"
 	"unsafe"
 
-	shmplan "sagecomm/algo/board"
-	sendrecv "sagecomm/algo/message"
+	"sagecomm/algo/sendrecv"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
@@ -145,7 +145,7 @@ func TestWhatCollectivesCannotMeanIsSaidAtOnce(t *testing.T) {
 		{coll.AllReduce, sendrecv.Ring, 2, atMessage, atBytes, 77, "message of its channel 0 to rank 0, which rank 0 needs in all_reduce #1"},
 		{coll.AllReduce, sendrecv.Ring, 0, atChannel(2, 0), atChannel(2, 0), nowhere, "place of its channel 0 to rank 0, which rank 0 needs in all_reduce #1"},
 		{coll.Reduce, sendrecv.Binomial, 0, -1, atTaken(2, 0), 1000, "count of messages that it has taken from channel 0 of rank 0, which rank 0 needs in reduce #1"},
-		{coll.AllToAll, shmplan.OneShotName, 0, atHash, atLongest, 1 << 63, "length of its longest block, which rank 0 needs in all_to_all #1"},
+		{coll.AllToAll, shmplan.OneShot, 0, atHash, atLongest, 1 << 63, "length of its longest block, which rank 0 needs in all_to_all #1"},
 	} {
 		t.Run(c.text, func(t *testing.T) {
 			w, _ := tryWorld(t, 2, opTimeout, func(int) options { return options{"tune": fmt.Sprintf("%v:%s@chunk=64", c.kind, c.algorithm)} })

@@ -10,7 +10,8 @@ import (
 	"testing"
 
 	"sagecomm/algo"
-	sendrecv "sagecomm/algo/message"
+	"sagecomm/algo/plan"
+	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
 )
 
@@ -364,7 +365,7 @@ func TestMessagesOfUnevenBlocks(t *testing.T) {
 }
 
 func (g *Group) isEven(algorithm string) bool {
-	p, err := sendrecv.Build(coll.AllToAll, algorithm, sendrecv.Place{Size: g.size, Chunk: sendrecv.Unit})
+	p, err := sendrecv.Build(coll.AllToAll, algorithm, sendrecv.Place{Size: g.size, Chunk: plan.Unit})
 	return err == nil && p.Even
 }
 

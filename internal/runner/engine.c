@@ -109,9 +109,6 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *
   note_stop(&g->stop, at);
   l.active = l.blocked = true;
   if (!scr_drive_lock(g)) return l; /* a waiter drives; it rings when it leaves */
-  if (at->announce) {
-    atomic_store_explicit(&g->shared->collective.waits_for, SCR_SLEEP_ENGINE | SCR_SLEEP_ANY, memory_order_seq_cst);
-  }
   scr_run *r = NULL;
   g->spin_now = 0;
   int rc = scr_drive(g, NULL, at->now + SLICE_NS, &r);
@@ -123,9 +120,12 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *
     scr_extend(r, g->stop);
     if (at->health) rc = scr_health(g, r, at->now);
     if (r->deadline_ns == 0) r->deadline_ns = at->now + r->timeout_ns;
-    if (at->announce || rc > 0) { /* the others need not ring, and see whom this rank waits for */
+    if (at->announce || rc > 0) {
+      /* As in scr_relax(): the word is stored, then the flag is looked at again. A peer that publishes the flag later
+       * finds the word and wakes the engine. */
       uint32_t word = SCR_SLEEP_ENGINE | scr_sleeps_word(r);
-      atomic_store_explicit(&g->shared->collective.waits_for, word, memory_order_relaxed);
+      atomic_store_explicit(&g->shared->collective.waits_for, word, memory_order_seq_cst);
+      if (atomic_load_explicit(r->flag, memory_order_seq_cst) >= r->need) l.blocked = false;
     }
   } else {
     l.blocked = false;

@@ -323,7 +323,7 @@ static inline void scr_store_flag(_Atomic uint64_t *flag, uint64_t value) {
   atomic_store_explicit(flag, value, memory_order_seq_cst);
 }
 void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word);
-/* 1 + the rank whose flag a sleeper of collectives waits for, SCR_SLEEP_ANY, or 0. */
+/* 1 + the rank whose flag a sleeper of collectives waits for, or 0. */
 static inline uint32_t scr_sleeps_for(uint32_t word) { return word & 0xffff; }
 /* What it says as it waits where the run is blocked. */
 static inline uint32_t scr_sleeps_word(const scr_run *r) { return r->channel | (1 + (uint32_t)r->peer); }
@@ -333,8 +333,7 @@ static inline void scr_wake_readers(scr_group *g) {
     scr_sleeper *s = &g->peer[i].shared->collective;
     uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
     if (SCR_UNLIKELY(word != 0)) {
-      uint32_t who = scr_sleeps_for(word);
-      if (i != g->rank && (who == me || who == SCR_SLEEP_ANY)) scr_wake_peer(&g->peer[i], s, word);
+      if (i != g->rank && scr_sleeps_for(word) == me) scr_wake_peer(&g->peer[i], s, word);
     }
   }
 }

@@ -59,8 +59,7 @@ static void wake(scr_group *g, int32_t peer) {
   SCR_FAULT(SCR_FAULT_PUBLISHED);
   scr_sleeper *s = &g->peer[peer].shared->collective;
   uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
-  uint32_t who = scr_sleeps_for(word);
-  if (SCR_UNLIKELY(who == 1 + (uint32_t)g->rank || who == SCR_SLEEP_ANY)) scr_wake_peer(&g->peer[peer], s, word);
+  if (SCR_UNLIKELY(scr_sleeps_for(word) == 1 + (uint32_t)g->rank)) scr_wake_peer(&g->peer[peer], s, word);
 }
 
 /* What the peer wrote of that channel cannot be meant. */
@@ -87,7 +86,7 @@ static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) 
 
 /* Waits for the next message of a rank and compares its header with what must come: `bytes`, of blocks of which the
  * longest has `block`. The peer may write there at any time, so what is compared is read once. */
-static int await_p2p(scr_group *g, scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block,
+static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block,
                      const unsigned char **data) {
   scr_channels *e = &g->channels[peer];
   r->channel = SCR_SLEEP_CHANNEL(channel, 0);
@@ -338,7 +337,7 @@ static int send(const where *w, const scr_step *s, const scr_region *from, uint6
 
 static int receive(const where *w, const scr_step *s, const scr_region *from, const scr_region *to, uint64_t n) {
   const unsigned char *data;
-  int rc = await_p2p(w->g, w->r, s->peer, s->channel, n, block_of(w->r, to, s->n_to), &data);
+  int rc = await_message(w->g, w->r, s->peer, s->channel, n, block_of(w->r, to, s->n_to), &data);
   if (SCR_UNLIKELY(rc)) return rc;
   if (n > 0) {
     cursor out = cursor_at(w->r, to, s->n_to, w->k);

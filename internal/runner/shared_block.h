@@ -52,14 +52,13 @@ typedef struct scr_record {
 
 /* Where a driver says that it sleeps. */
 typedef struct scr_sleeper {
-  /* 0: awake. Collectives: 1 + the rank whose flag is waited for, or SCR_SLEEP_ANY, and which flag of a channel
+  /* 0: awake. Collectives: 1 + the rank whose flag is waited for, and which flag of a channel
    * (SCR_SLEEP_CHANNEL); messages: how many threads sleep. Plus SCR_SLEEP_ENGINE. Owner writes. */
   alignas(SCR_LINE) _Atomic uint32_t waits_for;
   /* Futex word of the thread that drives; added to by whoever wakes it. */
   alignas(SCR_LINE) _Atomic uint32_t bell;
 } scr_sleeper;
 
-#define SCR_SLEEP_ANY UINT32_C(0xffff)
 /* Added to the rank: 0 for a flag of its shared block or slots, else its message in a channel to the sleeper, or
  * room in that from it. */
 #define SCR_SLEEP_CHANNEL(channel, room) ((1 + 2 * (uint32_t)(channel) + (uint32_t)(room)) << 16)

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"sagecomm/algo/message"
+	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
 )
 
@@ -70,7 +70,7 @@ func sendrecvPaths() (list []path) {
 		case coll.ReduceScatter, coll.AllToAll, coll.Scatter:
 			elements = shared(2 * largeCount)
 		}
-		for _, name := range message.Algorithms(kind) {
+		for _, name := range sendrecv.Algorithms(kind) {
 			list = append(list, path{kind.String(), name, single, kind, elements, fmt.Sprintf("%v:%s@chunk=4K", kind, name)})
 		}
 	}

@@ -14,6 +14,8 @@ from worlds import Pool, World
 if TYPE_CHECKING:
     from transformer import History
 
+pytest_plugins = ["reruns"]
+
 
 def pytest_configure() -> None:
     # A shell's background job begins with SIGINT ignored, and so would every process that it starts.

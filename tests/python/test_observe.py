@@ -271,5 +271,5 @@ def test_timelines_of_ranks_can_be_put_together(fresh_world, tmp_path: Path) -> 
     for rank in range(2):
         mine = [event for event in events if event["pid"] == rank]
         assert len([event for event in mine if event["ph"] == "b" and event["name"] == "all_reduce"]) == 4
-        assert {"publish", "fold", "collect"} <= {event["name"] for event in mine if event["ph"] == "X"}
+        assert {"publish", "reduce", "collect"} <= {event["name"] for event in mine if event["ph"] == "X"}
         assert [e["args"]["dropped"] for e in mine if e["name"] == "end"] == [0]

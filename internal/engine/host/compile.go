@@ -5,24 +5,24 @@ package host
 import (
 	"fmt"
 
-	"sagecomm/algo/board"
+	"sagecomm/algo/plan"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
 
-var actions = map[board.Action]uint8{
-	board.Publish: runner.Publish, board.Fold: runner.Reduce, board.Collect: runner.Collect,
-	board.Read: runner.Read, board.Await: runner.Await, board.Local: runner.Local,
+var actions = map[plan.Action]uint8{
+	plan.Publish: runner.Publish, plan.ReduceSlots: runner.Reduce, plan.Collect: runner.Collect,
+	plan.Read: runner.Read, plan.Await: runner.Await, plan.Local: runner.Local,
 }
 
-var sources = map[board.Source]uint8{
-	board.Nobody: runner.Nobody, board.Everybody: runner.Everybody, board.Others: runner.Others, board.FromRoot: runner.FromRoot,
+var sources = map[plan.Source]uint8{
+	plan.Nobody: runner.Nobody, plan.Everybody: runner.Everybody, plan.Others: runner.Others, plan.FromRoot: runner.FromRoot,
 }
 
 // Compile makes the program that carries out p for calls like op.
-func Compile(p board.Plan, op coll.Op) (runner.Compiled, error) {
-	out := runner.Program{Kind: op.Kind, Algorithm: p.Algorithm, Type: op.Type, Reduce: op.Reduce, Large: int(p.Lane), Chunk: p.Chunk,
-		Head: p.Head, Divisor: 1, InputBlocks: p.Input == board.Blocks, OutputBlocks: p.Output == board.Blocks}
+func Compile(p plan.SlotPlan, op coll.Op) (runner.Compiled, error) {
+	out := runner.Program{Kind: op.Kind, Algorithm: p.Algorithm, Type: op.Type, Reduce: op.Reduce, Large: int(p.Slots), Chunk: p.Chunk,
+		Head: p.Head, Divisor: 1, InputBlocks: p.Input == plan.Blocks, OutputBlocks: p.Output == plan.Blocks}
 	if op.Reduce == coll.Avg {
 		out.Divisor = float64(p.Size)
 	}
@@ -31,7 +31,7 @@ func Compile(p board.Plan, op coll.Op) (runner.Compiled, error) {
 	out.OwnFromInput = op.Kind.Reduces() && op.Reduce != coll.PremulSum
 	shares := false
 	for _, s := range p.Stages {
-		shares = shares || s.Action == board.Fold && s.Part == board.Share
+		shares = shares || s.Action == plan.ReduceSlots && s.Part == plan.Share
 	}
 	for _, s := range p.Stages {
 		action, known := actions[s.Action]
@@ -41,8 +41,8 @@ func Compile(p board.Plan, op coll.Op) (runner.Compiled, error) {
 		out.Stages = append(out.Stages, runner.Stage{
 			Action: action, Lag: uint8(s.Lag), From: sources[s.From],
 			Back:  sources[s.Back],
-			Share: s.Part == board.Share, ToOutput: s.ToOutput, Head: s.Head,
-			SkipOwnIn: s.Action == board.Publish && shares && out.OwnFromInput,
+			Share: s.Part == plan.Share, ToOutput: s.ToOutput, Head: s.Head,
+			SkipOwnIn: s.Action == plan.Publish && shares && out.OwnFromInput,
 		})
 	}
 	return runner.NewProgram(out)

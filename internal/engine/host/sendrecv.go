@@ -1,21 +1,21 @@
 package host
 
 import (
-	"sagecomm/algo/message"
+	"sagecomm/algo/plan"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
 
-var stepOps = map[message.Op]uint8{
-	message.Send: runner.StepSend, message.Recv: runner.StepRecv, message.RecvReduce: runner.StepRecvReduce,
-	message.Reduce: runner.StepReduce, message.Copy: runner.StepCopy,
+var stepOps = map[plan.Op]uint8{
+	plan.Send: runner.StepSend, plan.Recv: runner.StepRecv, plan.RecvReduce: runner.StepRecvReduce,
+	plan.Reduce: runner.StepReduce, plan.Copy: runner.StepCopy,
 }
 
-var spaces = map[message.Space]int{message.Input: runner.Input, message.Output: runner.Output, message.Scratch: runner.Scratch}
+var spaces = map[plan.Space]int{plan.Input: runner.Input, plan.Output: runner.Output, plan.Scratch: runner.Scratch}
 
 // CompileSendRecv makes the program that carries out a plan of messages for calls like op. Flows copy, so that what a step
-// overwrites was taken long before: [message.Step.After] has nothing to say here.
-func CompileSendRecv(p message.Plan, op coll.Op) (runner.Compiled, error) {
+// overwrites was taken long before: [plan.Step.After] has nothing to say here.
+func CompileSendRecv(p plan.SendRecvPlan, op coll.Op) (runner.Compiled, error) {
 	out := runner.SendRecvProgram{Kind: op.Kind, Algorithm: p.Algorithm, Type: op.Type, Reduce: op.Reduce, Size: p.Size, Chunk: p.Chunk,
 		Pieces: p.Pieces, Cells: p.Cells, Sets: p.Sets(), Even: p.Even,
 		InputBlocks: p.InputBlocks(), OutputBlocks: p.OutputBlocks()}
@@ -26,7 +26,7 @@ func CompileSendRecv(p message.Plan, op coll.Op) (runner.Compiled, error) {
 	return runner.NewSendRecvProgram(out)
 }
 
-func regions(list []message.Region) []runner.Region {
+func regions(list []plan.Region) []runner.Region {
 	out := make([]runner.Region, len(list))
 	for i, r := range list {
 		out[i] = runner.Region{Space: spaces[r.Space], Cell: r.Cell, Block: r.Block, First: r.First, Count: r.Count}

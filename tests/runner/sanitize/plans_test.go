@@ -6,7 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"sagecomm/algo/message"
+	"sagecomm/algo/plan"
+	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
 )
 
@@ -18,10 +19,10 @@ const (
 	longestMessage = 64 << 10
 )
 
-var stepNames = map[message.Op]string{message.Send: "SCR_STEP_SEND", message.Recv: "SCR_STEP_RECV",
-	message.RecvReduce: "SCR_STEP_RECV_REDUCE", message.Reduce: "SCR_STEP_REDUCE", message.Copy: "SCR_STEP_COPY"}
+var stepNames = map[plan.Op]string{plan.Send: "SCR_STEP_SEND", plan.Recv: "SCR_STEP_RECV",
+	plan.RecvReduce: "SCR_STEP_RECV_REDUCE", plan.Reduce: "SCR_STEP_REDUCE", plan.Copy: "SCR_STEP_COPY"}
 
-var spaceNames = map[message.Space]string{message.Input: "SCR_INPUT", message.Output: "SCR_OUTPUT", message.Scratch: "SCR_SCRATCH"}
+var spaceNames = map[plan.Space]string{plan.Input: "SCR_INPUT", plan.Output: "SCR_OUTPUT", plan.Scratch: "SCR_SCRATCH"}
 
 // tables are the plans of all algorithms as C: see tests/runner/plans.h.
 type tables struct {
@@ -37,7 +38,7 @@ func writePlans(t *testing.T) []byte {
 		if !kind.Collective() {
 			continue
 		}
-		for number, name := range message.Algorithms(kind) {
+		for number, name := range sendrecv.Algorithms(kind) {
 			for _, size := range planSizes {
 				roots := []int{0}
 				if kind.Rooted() {
@@ -45,8 +46,8 @@ func writePlans(t *testing.T) []byte {
 				}
 				for _, root := range roots {
 					for rank := range size {
-						at := message.Place{Rank: rank, Size: size, Root: root, Chunk: longestChunk, Hosts: hosts(size)}
-						p, err := message.Build(kind, name, at)
+						at := sendrecv.Place{Rank: rank, Size: size, Root: root, Chunk: longestChunk, Hosts: hosts(size)}
+						p, err := sendrecv.Build(kind, name, at)
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -75,7 +76,7 @@ func hosts(size int) [][]int {
 	return list
 }
 
-func (c *tables) plan(p message.Plan, number int) {
+func (c *tables) plan(p plan.SendRecvPlan, number int) {
 	fmt.Fprintf(&c.plans, "{%d, %d, %d, %d, %d, %q, %t, %d, %d, %d, %d, ", p.Kind, number, p.Size, p.Rank, p.Root, p.Algorithm,
 		p.Even, p.Pieces, p.Cells, p.Sets(), len(p.Steps))
 	firstStep, firstRegion, at := c.nSteps, c.nRegions, 0

@@ -3,7 +3,7 @@
 // a time, and expects that the same tests notice.
 //
 // What the sanitizers cannot see: races through two mappings of one memory, streaming stores, the order of a store and a
-// later load. For the last there is the model in internal/protocol.
+// later load. For the last there is the model in tests/modelcheck.
 package sanitize
 
 import (

@@ -1,0 +1,199 @@
+// Ranks and channels in time.
+
+package cost
+
+import (
+	"fmt"
+	"time"
+
+	"sagecomm/algo/plan"
+)
+
+// play is a collective in time.
+type play struct {
+	*Prepared
+	costs    Costs
+	lengths  plan.Lengths
+	links    []femtoLink
+	reduce   Femto
+	copy     Femto
+	full     cut // of every chunk but the last, where all blocks are of one length
+	last     cut
+	players  []player
+	lines    []line
+	places   []place
+	ready    []int32
+	shared   []Femto // per byte of each shared link
+	free     []Femto // when each shared link is
+	waiting  events
+	route    []int
+	tooLong  bool
+	capacity int
+}
+
+type femtoLink struct{ latency, byte, step Femto }
+
+// line is a channel in time. It has at most the number of slots that it has messages.
+type line struct {
+	from, to           int32
+	sent, there, taken uint32 // messages
+	places             uint32 // the first of its slots; they end where those of the next line begin
+	class              uint8
+	shared             bool
+}
+
+// slot is a message in a channel.
+type place struct {
+	// When its first byte is at the receiver, its last one if it came over shared links; then, when it was taken.
+	at    Femto
+	bytes uint64
+}
+
+// player is a rank in time.
+type player struct {
+	*skeleton
+	turn     int32 // what is to be added to the skeleton's peers and pieces
+	chunks   int
+	position int
+	step     int
+	fresh    bool // it has done nothing at this position
+	queued   bool
+	done     bool
+	awaits   int32 // the line that has to move before it can go on
+	now      Femto
+	out, in  []Femto  // when its links are free, by class
+	numbers  []uint32 // of ordered messages in their channels, from 1, for the latest chunks in turn; 0: not sent
+	messages int
+	sent     uint64
+}
+
+// newPlay has all ranks before their first step. Lengths have blocks only if the plans were prepared for that.
+func newPlay(g *Prepared, chunk int, l plan.Lengths, c Costs) *play {
+	if g.met {
+		l = plan.Lengths{}
+	}
+	p := &play{
+		Prepared: g, costs: c, lengths: l, reduce: toFemto(c.Reduce), copy: toFemto(c.Copy), capacity: c.Capacity,
+		players: make([]player, g.size), ready: make([]int32, 0, g.size), free: make([]Femto, len(c.Shared)),
+	}
+	for _, l := range c.Links {
+		p.links = append(p.links, femtoLink{toFemto(l.Latency), toFemto(l.Byte), toFemto(l.Step)})
+	}
+	for _, perByte := range c.Shared {
+		p.shared = append(p.shared, toFemto(perByte))
+	}
+	chunks := plan.ChunksOf(l.Bytes, chunk)
+	p.cut(uint64(chunk), chunks)
+	classes, numbers := len(p.links), 0
+	times := make([]Femto, 2*classes*g.size)
+	for rank := range p.players {
+		who := &p.players[rank]
+		who.skeleton, who.chunks, who.queued, who.fresh = g.skeletons[rank], int(chunks), true, true
+		if who.uneven != nil {
+			who.chunks = int(who.uneven.Chunks(l))
+		}
+		if g.turned {
+			who.turn = int32(rank)
+		}
+		p.ready = append(p.ready, int32(rank))
+		numbers += who.ordered * who.window()
+		who.out, who.in, times = times[:classes], times[classes:2*classes], times[2*classes:]
+	}
+	all := make([]uint32, numbers)
+	for rank := range p.players {
+		who := &p.players[rank]
+		n := who.ordered * who.window()
+		who.numbers, all = all[:n:n], all[n:]
+	}
+	p.lay()
+	return p
+}
+
+// cut finds the lengths of chunks, which all ranks cut alike where blocks are of one length.
+func (p *play) cut(chunk, chunks uint64) {
+	pieces, bytes := uint64(p.pieces), p.lengths.Bytes
+	p.full, p.last = cutOf(min(chunk, bytes), pieces), cutOf(bytes-min((chunks-1)*chunk, bytes), pieces)
+}
+
+// lay makes the lines.
+func (p *play) lay() {
+	p.lines = make([]line, 0, p.first[p.size]+1)
+	slots := uint32(0)
+	for rank := range p.players {
+		who := &p.players[rank]
+		for _, end := range who.outlets {
+			to := p.peer(who, end.peer)
+			l := line{from: int32(rank), to: to, places: slots}
+			if p.costs.Class != nil {
+				l.class = uint8(p.costs.Class(rank, int(to)))
+			}
+			if p.costs.Route != nil {
+				p.route = p.costs.Route(rank, int(to), p.route[:0])
+				l.shared = len(p.route) > 0
+			}
+			slots += uint32(min(p.capacity, end.sends*who.chunks))
+			p.lines = append(p.lines, l)
+		}
+	}
+	p.lines = append(p.lines, line{places: slots})
+	p.places = make([]place, slots)
+}
+
+// peer is the rank that a skeleton means.
+func (p *play) peer(who *player, peer int32) int32 {
+	if peer += who.turn; peer >= int32(p.size) {
+		peer -= int32(p.size)
+	}
+	return peer
+}
+
+// finish plays until all ranks are done and returns when the last one is.
+func (p *play) finish() (end Femto, err error) {
+	for {
+		for len(p.ready) > 0 {
+			rank := p.ready[len(p.ready)-1]
+			p.ready = p.ready[:len(p.ready)-1]
+			p.players[rank].queued = false
+			p.run(rank)
+		}
+		if len(p.waiting) == 0 {
+			break
+		}
+		p.pass(p.waiting.pop())
+	}
+	if p.tooLong {
+		return 0, fmt.Errorf("it takes more than %v, which femtoseconds do not count", time.Duration(mostTime/1_000_000))
+	}
+	for rank := range p.players {
+		who := &p.players[rank]
+		if !who.done {
+			return 0, fmt.Errorf("rank %d never gets beyond step %d of chunk %d: deadlock", rank, who.step, who.position)
+		}
+		end = max(end, who.now)
+		for i := p.first[rank]; i < p.first[rank+1]; i++ {
+			l := &p.lines[i]
+			if l.taken < l.sent {
+				return 0, fmt.Errorf("rank %d never gets beyond its last step: a message to rank %d is not taken: deadlock",
+					rank, l.to)
+			}
+			if l.sent > 0 {
+				end = max(end, p.place(i, l.sent-1).at)
+			}
+		}
+	}
+	return end, nil
+}
+
+// slot is where the nth message of a line is.
+func (p *play) place(line int32, n uint32) *place {
+	first := p.lines[line].places
+	return &p.places[first+n%(p.lines[line+1].places-first)]
+}
+
+// wake has a rank looked at again if it waits for this line.
+func (p *play) wake(rank, line int32) {
+	if who := &p.players[rank]; who.awaits == line && !who.queued && !who.done {
+		who.queued = true
+		p.ready = append(p.ready, rank)
+	}
+}

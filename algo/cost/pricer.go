@@ -1,0 +1,256 @@
+// Prices of one algorithm for many lengths: what a choice between algorithms asks for.
+
+package cost
+
+import (
+	"math"
+	"math/bits"
+	"time"
+
+	"sagecomm/algo/plan"
+	"sagecomm/internal/coll"
+)
+
+// Unpriced is the time of what cannot be predicted or takes longer than can be said.
+const Unpriced = time.Duration(math.MaxInt64)
+
+// playedChunks is how much of a collective is played through. A rank cannot be ahead of its neighbours by more than the
+// messages that channels hold, so a pipeline has its pace by then, and what follows is a matter of multiplication.
+const playedChunks = 8
+
+// playedRegions bounds what a price may cost: regions that the steps of all ranks name. They take some tenths of a
+// microsecond each, to be made and to be played.
+const playedRegions = 1 << 16
+
+// between is the factor between lengths that are played where all ranks have to be: the time of a chunk, as the maximum
+// of sums that grow with its length, lies close to the straight line between two of them.
+const between = 16
+
+// Priced reports whether a [Pricer] has prices of a group: whether its ranks are alike, or have few enough messages to
+// be played all.
+func Priced(g plan.Group, c Costs) bool {
+	if len(c.Links) == 1 && g.Digits != nil {
+		return true
+	}
+	// What the first rank has to do, or the last one where ranks differ, is about what all have.
+	for _, rank := range []int{0, g.Size - 1} {
+		regions := 0
+		for _, s := range g.Build(rank).Steps {
+			regions += max(1, len(s.From)+len(s.To))
+		}
+		if regions*g.Size > playedRegions {
+			return false
+		}
+	}
+	return true
+}
+
+// Pricer is [Price] of one algorithm in one group, for many lengths. Where all ranks are alike it plays one of them;
+// long collectives it plays in part. One goroutine at a time may use it.
+type Pricer struct {
+	group  plan.Group
+	costs  Costs
+	digits []int             // in which ranks are alike, or nil
+	first  plan.SendRecvPlan // of rank 0
+	inner  plan.SendRecvPlan // of a rank in the middle, which in trees is no leaf and not the root
+	plans  []plan.SendRecvPlan
+	played map[uint64]time.Duration // by length
+	full   time.Duration            // that a rank is busy with a chunk
+}
+
+// NewPricer prices the plans of all ranks of a group.
+func NewPricer(g plan.Group, c Costs) *Pricer {
+	r := &Pricer{group: g, costs: c, first: g.Build(0), inner: g.Build(g.Size / 2), played: map[uint64]time.Duration{}}
+	if len(c.Links) == 1 && r.first.Chunk%(r.first.Pieces*plan.Unit) == 0 { // else the messages of some ranks are longer
+		r.digits = g.Digits
+	}
+	r.full = r.busy(uint64(r.first.Chunk))
+	return r
+}
+
+// Plan is the plan of rank 0.
+func (r *Pricer) Plan() plan.SendRecvPlan { return r.first }
+
+// Largest is the most bytes of a message of any rank.
+func (r *Pricer) Largest() (largest int) {
+	for _, p := range r.told() {
+		largest = max(largest, p.Largest())
+	}
+	return largest
+}
+
+// told are the plans of ranks that tell what is most.
+func (r *Pricer) told() (plans []plan.SendRecvPlan) {
+	if r.group.Telling == nil {
+		for rank := range r.group.Size {
+			plans = append(plans, r.group.Build(rank))
+		}
+	}
+	for _, rank := range r.group.Telling {
+		plans = append(plans, r.group.Build(rank))
+	}
+	return plans
+}
+
+// Price predicts what [Price] does, to within a few percent for lengths of many chunks and for those whose pieces are
+// not of equal length. It is [Unpriced] where there are too many ranks with too many messages each.
+func (r *Pricer) Price(bytes uint64) time.Duration {
+	chunk := uint64(r.first.Chunk)
+	chunks := r.first.Chunks(plan.Lengths{Bytes: bytes})
+	switch {
+	case chunks == 1 && r.digits == nil && bytes > plan.Unit && r.first.Kind != coll.Barrier:
+		return r.interpolate(bytes)
+	case r.first.Kind == coll.Barrier || chunks <= playedChunks:
+		return r.play(bytes)
+	}
+	tail := bytes - (chunks-1)*chunk
+	begin := r.play((playedChunks-1)*chunk + tail)
+	all, half := r.play(playedChunks*chunk), r.play(playedChunks/2*chunk)
+	if begin == Unpriced || all == Unpriced || half == Unpriced {
+		return Unpriced
+	}
+	each, rest := max(1, (all-half)/(playedChunks/2)), chunks-playedChunks
+	if rest >= uint64((Unpriced-begin)/each) {
+		return Unpriced
+	}
+	return begin + time.Duration(rest)*each
+}
+
+// interpolate prices a chunk from two that are played.
+func (r *Pricer) interpolate(bytes uint64) time.Duration {
+	even, low := uint64(r.first.Pieces*plan.Unit), uint64(plan.Unit)
+	high := low
+	for high < bytes {
+		low, high = high, high*between
+		if low < even && even < high { // from here on pieces grow
+			high = even
+		}
+	}
+	high = min(high, uint64(r.first.Chunk))
+	from := r.play(low)
+	if high <= low || from == Unpriced {
+		return from
+	}
+	to := r.play(high)
+	if to == Unpriced {
+		return to
+	}
+	above, below := bits.Mul64(uint64(max(0, to-from)), bytes-low)
+	part, _ := bits.Div64(above, below, high-low)
+	return from + time.Duration(part)
+}
+
+func (r *Pricer) play(bytes uint64) time.Duration {
+	if even := uint64(r.first.Pieces * plan.Unit); r.digits != nil && bytes > uint64(r.first.Chunk) {
+		// Of a last chunk with fewer units than pieces some ranks have nothing to send: then they are not alike.
+		bytes = (bytes + even - 1) / even * even
+	}
+	t, known := r.played[bytes]
+	if known {
+		return t
+	}
+	g := plan.Group{Size: r.group.Size, Build: r.plan}
+	if r.digits != nil {
+		q := quotient(r.first, r.digits)
+		g = plan.Group{Size: 1, Build: func(int) plan.SendRecvPlan { return q }}
+	} else if !r.make() {
+		return Unpriced
+	}
+	t, err := Price(g, plan.Lengths{Bytes: bytes}, r.costs)
+	if err != nil {
+		t = Unpriced
+	}
+	r.played[bytes] = t
+	return t
+}
+
+func (r *Pricer) plan(rank int) plan.SendRecvPlan { return r.plans[rank] }
+
+// make builds the plans of all ranks, unless they have too many messages.
+func (r *Pricer) make() bool {
+	if r.plans != nil {
+		return true
+	}
+	if !Priced(r.group, r.costs) {
+		return false
+	}
+	for rank := range r.group.Size {
+		r.plans = append(r.plans, r.group.Build(rank))
+	}
+	return true
+}
+
+// busy is the longest of what either of two ranks has to do one after the other in a collective of one chunk.
+func (r *Pricer) busy(bytes uint64) time.Duration {
+	busy := r.busyWith(r.first, bytes)
+	if r.digits == nil && r.group.Size > 1 {
+		busy = max(busy, r.busyWith(r.inner, bytes))
+	}
+	return busy
+}
+
+// busyWith is the longest of a rank's own work and of what its links of each class carry each way.
+func (r *Pricer) busyWith(p plan.SendRecvPlan, bytes uint64) time.Duration {
+	l := plan.Lengths{Bytes: bytes}
+	ways := make([][2]Femto, len(r.costs.Links))
+	var work Femto
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		moved := p.Moved(s, 0, l)
+		if s.Idle(0, moved) {
+			continue
+		}
+		if s.Op == plan.RecvReduce || s.Op == plan.Reduce {
+			work += Femto(moved) * toFemto(r.costs.Reduce)
+		}
+		if s.Op > plan.RecvReduce {
+			continue
+		}
+		way, class := 0, 0
+		if s.Op != plan.Send {
+			way = 1
+		}
+		if r.costs.Class != nil {
+			class = r.costs.Class(p.Rank, s.Peer)
+		}
+		work += toFemto(r.costs.Links[class].Step)
+		ways[class][way] += Femto(moved) * toFemto(r.costs.Links[class].Byte)
+	}
+	for _, way := range ways {
+		work = max(work, way[0], way[1])
+	}
+	return time.Duration(work / 1_000_000)
+}
+
+// AtLeast is a time that [Pricer.Price] is not below, found without any play: that of what one rank has to do, or of
+// the bytes that leave it or come to it. Whoever looks for the cheapest need not price what has to take longer.
+func (r *Pricer) AtLeast(bytes uint64) time.Duration {
+	least, times := r.full, bytes/uint64(r.first.Chunk)
+	if times == 0 || r.first.Kind == coll.Barrier {
+		least, times = r.busy(bytes), 1
+	}
+	if least > 0 && times >= uint64(Unpriced/least) {
+		return Unpriced
+	}
+	return least * time.Duration(times)
+}
+
+// Count is the most that a rank does; see [Traffic]. Whole chunks are counted once and multiplied.
+func (r *Pricer) Count(bytes uint64) (most Traffic) {
+	for _, p := range r.told() {
+		chunks, chunk := p.Chunks(plan.Lengths{Bytes: bytes}), uint64(p.Chunk)
+		t := Traffic{}
+		if chunks <= 3 || r.first.Kind == coll.Barrier { // what is left out for want of bytes is left out after the first
+			t.join(Count(p, plan.Lengths{Bytes: bytes}), 1)
+		} else {
+			t.join(Count(p, plan.Lengths{Bytes: bytes - (chunks-3)*chunk}), 1)
+			t.join(Count(p, plan.Lengths{Bytes: 2 * chunk}), int(chunks-3))
+			t.join(Count(p, plan.Lengths{Bytes: chunk}), -int(chunks-3))
+		}
+		most = Traffic{
+			Sends: max(most.Sends, t.Sends), Recvs: max(most.Recvs, t.Recvs), Sent: max(most.Sent, t.Sent),
+			Received: max(most.Received, t.Received), Reduced: max(most.Reduced, t.Reduced), Copied: max(most.Copied, t.Copied),
+		}
+	}
+	return most
+}

@@ -1,0 +1,167 @@
+package cost
+
+import (
+	"time"
+
+	"sagecomm/algo/plan"
+)
+
+// simulatedChunks is how much of a collective is played through. What waiting there is repeats itself well within it:
+// a rank cannot be ahead by more than the slots.
+const playedSlotChunks = 16
+
+// Price predicts the time from the moment at which all ranks enter the collective until the last one is done. The
+// steps of the root and of one other rank are played against each other: a step begins when the rank is free and the
+// flags it waits for have had a hop's time to arrive, so waits hidden by the pipeline cost nothing. Beyond a number of
+// chunks the time per chunk is constant and is multiplied out. A plan that cannot finish gets the largest duration.
+func PriceSlots(plans []plan.SlotPlan, bytes uint64, link Memory) time.Duration {
+	return NewSlotPricer(plans, link).Price(bytes).Duration()
+}
+
+// Pricer is [Price] of one plan for many lengths. It plays each length once: those beyond the simulated chunks have
+// most of what is played in common. One goroutine at a time may use it.
+type SlotPricer struct {
+	plan   plan.SlotPlan
+	link   femtoMemory
+	cast   roles
+	played map[uint64]Femto // by length
+}
+
+// NewPricer prices the plans of all ranks of the group of p.
+func NewSlotPricer(plans []plan.SlotPlan, link Memory) *SlotPricer {
+	return &SlotPricer{plans[0], link.femto(), rolesOf(plans), map[uint64]Femto{}}
+}
+
+func (r *SlotPricer) play(bytes uint64) Femto {
+	t, ok := r.played[bytes]
+	if !ok {
+		t = r.cast.play(bytes, r.link)
+		r.played[bytes] = t
+	}
+	return t
+}
+
+// Price predicts what [Price] does, unrounded.
+func (r *SlotPricer) Price(bytes uint64) Femto {
+	chunks, chunk, head := r.plan.Chunks(bytes), uint64(r.plan.Chunk), uint64(r.plan.Head)
+	if chunks <= playedSlotChunks {
+		return r.play(bytes)
+	}
+	tail := bytes - (chunks-1)*chunk // with the head
+	begin := r.play((playedSlotChunks-1)*chunk + tail)
+	all, half := r.play(head+playedSlotChunks*chunk), r.play(head+playedSlotChunks/2*chunk)
+	if begin == Never || all == Never {
+		return Never
+	}
+	each := max(1, (all-half)/(playedSlotChunks/2))
+	rest := chunks - playedSlotChunks
+	if rest >= uint64((Never-begin)/each) {
+		return Never
+	}
+	return begin + Femto(rest)*each
+}
+
+// Count is the most that a rank does in a collective of that many bytes; see [Traffic]. Whole chunks are counted once
+// and multiplied.
+func (r *SlotPricer) Count(bytes uint64) (most SlotTraffic) {
+	for _, p := range r.cast.plans {
+		chunks, chunk, head := p.Chunks(bytes), uint64(p.Chunk), uint64(p.Head)
+		t := SlotTraffic{}
+		if chunks <= 2 {
+			t.join(CountSlots(p, bytes), 1)
+		} else {
+			t.join(CountSlots(p, bytes-(chunks-2)*chunk), 1)
+			t.join(CountSlots(p, head+2*chunk), int(chunks-2))
+			t.join(CountSlots(p, head+chunk), -int(chunks-2))
+		}
+		most = SlotTraffic{
+			Steps: max(most.Steps, t.Steps), Flags: max(most.Flags, t.Flags), Near: max(most.Near, t.Near),
+			Far:    max(most.Far, t.Far),
+			Claims: max(most.Claims, t.Claims), Reduced: max(most.Reduced, t.Reduced), Stored: max(most.Stored, t.Stored),
+		}
+	}
+	return most
+}
+
+// roles are the plans that stand for all ranks, see [Pricer].
+type roles struct {
+	plans []plan.SlotPlan
+	root  int // the rank of plans[0]; -1 where one plan stands for all ranks
+}
+
+func rolesOf(plans []plan.SlotPlan) roles {
+	if len(plans) == 1 {
+		return roles{plans, -1}
+	}
+	return roles{plans, plans[0].Rank}
+}
+
+func (r roles) roleOf(rank int) int {
+	if rank == r.root || r.root < 0 {
+		return 0
+	}
+	return 1
+}
+
+// play returns the time at which the last role is done.
+func (r roles) play(bytes uint64, link femtoMemory) Femto {
+	type actor struct {
+		steps  []plan.SlotStep
+		next   int
+		now    Femto
+		posted [2][plan.Counters][]Femto // by lane and chunk, 0: not yet; a post is never at time 0
+	}
+	actors := make([]actor, len(r.plans))
+	for i, p := range r.plans {
+		for s := range plan.Concrete(p, bytes) {
+			actors[i].steps = append(actors[i].steps, s)
+		}
+		for c := range plan.Counters {
+			actors[i].posted[plan.SmallSlots][c] = make([]Femto, max(1, p.Chunks(bytes)))
+			actors[i].posted[plan.LargeSlots][c] = make([]Femto, p.Chunks(bytes))
+		}
+	}
+	// ready is when all that a step waits for has arrived, false when some of it has not been posted.
+	ready := func(s plan.SlotStep) (at Femto, ok bool) {
+		for _, w := range s.Waits {
+			if w.Chunk < 0 {
+				continue
+			}
+			posted := actors[r.roleOf(w.Rank)].posted[s.Slots][w.Counter][w.Chunk]
+			if posted == 0 {
+				return 0, false
+			}
+			at = max(at, posted+link.hop)
+		}
+		return at, true
+	}
+	for progress := true; progress; {
+		progress = false
+		for i := range actors {
+			a := &actors[i]
+			for a.next < len(a.steps) {
+				s := a.steps[a.next]
+				at, ok := ready(s)
+				if !ok {
+					break
+				}
+				var t SlotTraffic
+				t.add(s, r.plans[i])
+				a.now = max(1, max(a.now, at)+link.price(t))
+				for _, c := range s.Posts {
+					a.posted[s.Slots][c][s.Chunk] = a.now
+				}
+				a.next++
+				progress = true
+			}
+		}
+	}
+	var end Femto
+	for _, a := range actors {
+		if a.next < len(a.steps) {
+			return Never
+		}
+		end = max(end, a.now)
+	}
+	return end
+}

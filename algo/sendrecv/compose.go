@@ -1,0 +1,91 @@
+// Plans made of other plans.
+
+package sendrecv
+
+import (
+	"slices"
+
+	"sagecomm/algo/plan"
+)
+
+// view says where the memory of an inner plan lies in the one that it becomes a part of.
+type view struct {
+	// ranks are those of the inner plan's group, by their number in it.
+	ranks []int
+	// input and output are the places of a range of pieces of an inner block. Ranges that follow one another inside
+	// follow one another outside.
+	input, output func(block, first, count int) []plan.Region
+}
+
+// embed carries out a plan of a smaller group as a part of this one. A message stays one message, however many regions
+// it is made of. Cells of scratch memory are added to those in use; each holds what it holds inside, so that an inner
+// block which is several outer ones takes a cell for each of them.
+func (m *maker) embed(inner plan.SendRecvPlan, v view) {
+	base := m.Cells
+	shape := v.output
+	if plan.InputBlocks(inner.Kind) {
+		shape = v.input
+	}
+	place := func(r plan.Region) (list []plan.Region) {
+		switch r.Space {
+		case plan.Input:
+			return v.input(r.Block, r.First, r.Count)
+		case plan.Output:
+			return v.output(r.Block, r.First, r.Count)
+		}
+		whole := len(shape(r.Block, 0, inner.Pieces))
+		for i, part := range shape(r.Block, r.First, r.Count) {
+			part.Space, part.Cell = plan.Scratch, base+r.Cell*whole+i
+			m.Cells = max(m.Cells, part.Cell+1)
+			list = append(list, part)
+		}
+		return list
+	}
+	places := func(regions []plan.Region) (list []plan.Region) {
+		for _, r := range regions {
+			list = append(list, place(r)...)
+		}
+		return list
+	}
+	channel := m.channel
+	lag := m.lag
+	m.Steps = slices.Grow(m.Steps, len(inner.Steps))
+	for _, s := range inner.Steps {
+		s.From, s.To, s.After = places(s.From), places(s.To), nil
+		if s.Op == plan.Copy && slices.Equal(s.From, s.To) {
+			continue
+		}
+		if s.Op <= plan.RecvReduce {
+			s.Peer = v.ranks[s.Peer]
+		}
+		m.lag, m.channel = lag+s.Lag, channel+s.Channel
+		m.add(s)
+	}
+	m.lag, m.channel = lag, channel
+}
+
+// flatView is for inner plans of a flat buffer that is some pieces of this one's: width pieces, from first on, for each
+// piece inside.
+func flatView(ranks []int, input, output plan.Space, first, width int) view {
+	at := func(space plan.Space) func(int, int, int) []plan.Region {
+		return func(_, from, count int) []plan.Region { return pieces(space, first+from*width, count*width) }
+	}
+	return view{ranks, at(input), at(output)}
+}
+
+// partView is for inner plans whose buffers are blocks, each of which is width pieces of this one's flat buffer.
+func partView(ranks []int, input, output plan.Space, width int) view {
+	at := func(space plan.Space) func(int, int, int) []plan.Region {
+		return func(block, _, _ int) []plan.Region { return pieces(space, block*width, width) }
+	}
+	return view{ranks, at(input), at(output)}
+}
+
+// blockView is for inner plans whose buffers are blocks, each of which is some blocks of this one's.
+func blockView(ranks []int, input, output func(block int) []plan.Region) view {
+	return view{
+		ranks,
+		func(block, _, _ int) []plan.Region { return input(block) },
+		func(block, _, _ int) []plan.Region { return output(block) },
+	}
+}

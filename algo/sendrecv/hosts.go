@@ -1,0 +1,87 @@
+// Groups of several hosts.
+
+package sendrecv
+
+import (
+	"fmt"
+	"slices"
+)
+
+// grid is a group as hosts of equally many ranks. Ranks with the same number on their hosts form a rail: what goes
+// between hosts goes along all rails at the same time, each with its part.
+type grid struct {
+	hosts [][]int
+	host  int // of this rank
+	local int // its number on its host
+}
+
+// gridOf finds a rank in the hosts of a place; without hosts, all ranks are on one.
+func gridOf(at Place) grid {
+	g := grid{hosts: at.Hosts}
+	if len(g.hosts) == 0 {
+		g.hosts = [][]int{make([]int, at.Size)}
+		for rank := range g.hosts[0] {
+			g.hosts[0][rank] = rank
+		}
+	}
+	g.host, g.local = g.find(at.Rank)
+	return g
+}
+
+func (g grid) find(rank int) (host, local int) {
+	for h, ranks := range g.hosts {
+		for l, r := range ranks {
+			if r == rank {
+				return h, l
+			}
+		}
+	}
+	return -1, -1
+}
+
+// locals are the ranks of this rank's host, rail those with its number on theirs.
+func (g grid) locals() []int { return g.hosts[g.host] }
+
+func (g grid) rail() []int {
+	ranks := make([]int, len(g.hosts))
+	for h := range g.hosts {
+		ranks[h] = g.hosts[h][g.local]
+	}
+	return ranks
+}
+
+// width and height are the numbers of ranks of a host and of hosts.
+func (g grid) width() int { return len(g.hosts[0]) }
+
+func (g grid) height() int { return len(g.hosts) }
+
+// inHost and inRail are the places of this rank in the group of its host and of its rail.
+func (g grid) inHost(at Place, root int) Place {
+	return Place{Rank: g.local, Size: g.width(), Root: root, Chunk: at.Chunk, inner: true}
+}
+
+func (g grid) inRail(at Place, root int) Place {
+	return Place{Rank: g.host, Size: g.height(), Root: root, Chunk: at.Chunk, inner: true}
+}
+
+// checkHosts wants every rank on one host and as many on each.
+func checkHosts(at Place) error {
+	seen, count := make([]bool, at.Size), 0
+	for h, ranks := range at.Hosts {
+		if len(ranks) != len(at.Hosts[0]) || len(ranks) == 0 {
+			return fmt.Errorf("%d ranks on host %d and %d on host 0: rails need as many on each",
+				len(ranks), h, len(at.Hosts[0]))
+		}
+		for _, rank := range ranks {
+			if rank < 0 || rank >= at.Size || seen[rank] {
+				return fmt.Errorf("rank %d on host %d is on another one, too, or outside the group of %d", rank, h, at.Size)
+			}
+			seen[rank] = true
+			count++
+		}
+	}
+	if len(at.Hosts) > 0 && count < at.Size {
+		return fmt.Errorf("rank %d is on no host", slices.Index(seen, false))
+	}
+	return nil
+}

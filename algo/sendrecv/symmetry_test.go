@@ -1,0 +1,74 @@
+package sendrecv
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"sagecomm/algo/plan"
+	"sagecomm/internal/coll"
+)
+
+// turnedBy is the plan of rank 0 as [Turns] says that it is for another one. Which cells of scratch memory it uses is left out.
+func turnedBy(p plan.SendRecvPlan, rank int) plan.SendRecvPlan {
+	shift := func(regions []plan.Region) []plan.Region {
+		list := slices.Clone(regions)
+		for i, r := range list {
+			switch {
+			case !plan.IsFlat(p.Kind):
+				list[i].Block = mod(r.Block+rank, p.Size)
+			case p.Pieces == p.Size && r.Count < p.Pieces:
+				list[i].First = mod(r.First+rank, p.Pieces)
+			}
+			if r.Space == plan.Scratch {
+				list[i].Cell, list[i].Block = 0, 0
+			}
+		}
+		return list
+	}
+	steps := slices.Clone(p.Steps)
+	for i, s := range steps {
+		steps[i].From, steps[i].To = shift(s.From), shift(s.To)
+		if s.Op <= plan.RecvReduce {
+			steps[i].Peer = mod(s.Peer+rank, p.Size)
+		}
+	}
+	p.Rank, p.Steps = rank, steps
+	return p
+}
+
+// turns says whether the plans of all ranks are rank 0's turned.
+func turns(plans []plan.SendRecvPlan) bool {
+	for rank, p := range plans {
+		if fmt.Sprint(turnedBy(plans[0], rank).Steps) != fmt.Sprint(turnedBy(p, 0).Steps) {
+			return false
+		}
+	}
+	return true
+}
+
+func TestPlansThatTurnDo(t *testing.T) {
+	for _, f := range families {
+		for _, size := range []int{1, 2, 3, 5, 8, 12, 13, 33} {
+			at := Place{Size: size, Chunk: 4 * plan.Unit}
+			if got := turns(buildAll(t, f, at)); Turns(f.kind, f.name) && !got {
+				t.Errorf("%v %s, %d ranks: the plans are not those of rank 0 turned", f.kind, f.name, size)
+			}
+		}
+	}
+	// The test would notice: neighbours in a tree are at other distances.
+	if turns(buildAll(t, family{coll.Barrier, Binomial, TreeBarrier}, Place{Size: 8, Chunk: plan.Unit})) {
+		t.Error("a tree turns")
+	}
+}
+
+// Every symmetry is that of an algorithm that exists.
+func TestSymmetriesAreOfAlgorithms(t *testing.T) {
+	for kind, names := range symmetric {
+		for name := range names {
+			if _, err := Build(kind, name, Place{Size: 4, Chunk: plan.Unit}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

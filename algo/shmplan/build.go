@@ -1,0 +1,123 @@
+package shmplan
+
+import (
+	"fmt"
+	"strings"
+
+	"sagecomm/algo/plan"
+	"sagecomm/internal/coll"
+)
+
+// Place is where a plan runs: the rank it is for and the memory it uses. Root matters to rooted kinds.
+type Place struct {
+	Rank, Size, Root int
+	Slots            plan.Slots
+	Chunk            int
+}
+
+func (at Place) plan(algorithm string, kind coll.Kind, stages ...plan.Stage) plan.SlotPlan {
+	p := plan.SlotPlan{Algorithm: algorithm, Kind: kind, Rank: at.Rank, Size: at.Size, Slots: at.Slots, Chunk: at.Chunk,
+		Stages: stages}
+	if kind.Rooted() {
+		p.Root = at.Root
+	}
+	switch kind {
+	case coll.AllGather, coll.Gather:
+		p.Output = plan.Blocks
+	case coll.ReduceScatter, coll.Scatter:
+		p.Input = plan.Blocks
+	case coll.AllToAll:
+		p.Input, p.Output = plan.Blocks, plan.Blocks
+	}
+	return p
+}
+
+// Names of the algorithms. One-shot: every reader takes all it needs straight from the contributors' slots, one round
+// of flags. Two-shot: each rank first combines a share and the shares are then collected, two rounds of flags.
+const (
+	OneShot = "one_shot"
+	TwoShot = "two_shot"
+	Local   = "local"
+)
+
+type family struct {
+	kind  coll.Kind
+	name  string
+	build func(Place) plan.SlotPlan
+}
+
+// families lists what the selector may choose from, the simpler one first: it wins a tie.
+var families = []family{
+	{coll.AllReduce, OneShot, OneShotAllReduce},
+	{coll.AllReduce, TwoShot, TwoShotAllReduce},
+	{coll.Broadcast, OneShot, OneShotBroadcast},
+	{coll.AllGather, OneShot, OneShotAllGather},
+	{coll.Reduce, OneShot, OneShotReduce},
+	{coll.Reduce, TwoShot, TwoShotReduce},
+	{coll.Barrier, OneShot, OneShotBarrier},
+	{coll.ReduceScatter, OneShot, OneShotReduceScatter},
+	{coll.AllToAll, OneShot, OneShotAllToAll},
+	{coll.Gather, OneShot, OneShotGather},
+	{coll.Scatter, OneShot, OneShotScatter},
+}
+
+// Algorithms names the algorithms that a kind can be set to in a group of several ranks.
+func Algorithms(kind coll.Kind) []string {
+	var names []string
+	for _, f := range families {
+		if f.kind == kind {
+			names = append(names, f.name)
+		}
+	}
+	return names
+}
+
+func find(kind coll.Kind, algorithm string) (family, bool) {
+	if algorithm == Local && kind.Collective() {
+		return family{kind, Local, func(at Place) plan.SlotPlan { return LocalCopy(kind, at) }}, true
+	}
+	for _, f := range families {
+		if f.kind == kind && f.name == algorithm {
+			return f, true
+		}
+	}
+	return family{}, false
+}
+
+// Build makes the plan of one rank and refuses what no runner could carry out.
+func Build(kind coll.Kind, algorithm string, at Place) (plan.SlotPlan, error) {
+	f, ok := find(kind, algorithm)
+	if !ok {
+		return plan.SlotPlan{}, fmt.Errorf("%v: unknown algorithm %q, there are: %s",
+			kind, algorithm, strings.Join(Algorithms(kind), ", "))
+	}
+	p := f.build(at)
+	if err := p.Validate(); err != nil {
+		return plan.SlotPlan{}, err
+	}
+	return p, nil
+}
+
+// Roles returns the plans that stand for those of all ranks: the root's and another rank's of a rooted kind, one plan of
+// any other. Among ranks that do the same it takes the lowest, whose shares are the longest. The rank of the place does
+// not matter.
+func Roles(kind coll.Kind, algorithm string, at Place) ([]plan.SlotPlan, error) {
+	ranks := []int{0}
+	switch {
+	case !kind.Rooted() || at.Size == 1:
+	case at.Root == 0:
+		ranks = []int{0, 1}
+	default:
+		ranks = []int{at.Root, 0}
+	}
+	plans := make([]plan.SlotPlan, len(ranks))
+	for i, rank := range ranks {
+		at.Rank = rank
+		p, err := Build(kind, algorithm, at)
+		if err != nil {
+			return nil, err
+		}
+		plans[i] = p
+	}
+	return plans, nil
+}

@@ -1,0 +1,169 @@
+package shmplan
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"testing"
+
+	"sagecomm/algo/plan"
+	"sagecomm/algo/verify"
+	"sagecomm/internal/coll"
+)
+
+// The proofs throw away nearly all that they allocate, and the little that is left would have it collected all the
+// time.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(1000)
+	m.Run()
+}
+
+// build makes the plans of all ranks.
+func build(t testing.TB, kind coll.Kind, algorithm string, size, root int, lane plan.Slots, chunk int) []plan.SlotPlan {
+	t.Helper()
+	plans := make([]plan.SlotPlan, size)
+	for rank := range plans {
+		p, err := Build(kind, algorithm, Place{rank, size, root, lane, chunk})
+		if err != nil {
+			t.Fatal(err)
+		}
+		plans[rank] = p
+	}
+	return plans
+}
+
+func lanes(f family) []plan.Slots {
+	if f.name == TwoShot || f.kind == coll.AllToAll {
+		return []plan.Slots{plan.LargeSlots}
+	}
+	return []plan.Slots{plan.SmallSlots, plan.LargeSlots}
+}
+
+// edges are the byte counts around every edge of a plan's arithmetic, up to more chunks than the lane has slots.
+func edges(chunk int, lane plan.Slots) []uint64 {
+	c := uint64(chunk)
+	return []uint64{0, 1, 63, 64, 65, c - 1, c, c + 1, 2*c + 64, uint64(lane.Count()+2)*c + 17}
+}
+
+func TestEveryAlgorithmIsRight(t *testing.T) {
+	sizes := []int{48, 64}
+	for size := 1; size <= 33; size++ {
+		sizes = append(sizes, size)
+	}
+	for _, f := range families {
+		for _, lane := range lanes(f) {
+			t.Run(fmt.Sprintf("%v/%s/%v", f.kind, f.name, lane), func(t *testing.T) {
+				t.Parallel()
+				for _, size := range sizes {
+					if lane == plan.SmallSlots && size > 12 && size != 33 {
+						continue // the large lane has the same stages and fewer slots
+					}
+					roots := []int{0}
+					if f.kind.Rooted() {
+						roots = []int{0, size / 3, size - 1}
+						if size <= 6 {
+							roots = roots[:0]
+							for root := range size {
+								roots = append(roots, root)
+							}
+						}
+					}
+					for i, root := range roots {
+						if i > 0 && root == roots[i-1] {
+							continue
+						}
+						for _, chunk := range []int{64, 192} {
+							if chunk == 64 && size > 9 {
+								continue // at most one rank has a share
+							}
+							plans := build(t, f.kind, f.name, size, root, lane, chunk)
+							for _, bytes := range edges(chunk, lane) {
+								if err := verify.CheckSlots(plans, bytes); err != nil {
+									t.Fatal(err)
+								}
+								if f.kind == coll.Barrier {
+									break
+								}
+							}
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestSharesOfManyRanksAreRight(t *testing.T) {
+	for _, size := range []int{2, 3, 5, 8, 17, 33, 64} {
+		for _, kind := range []coll.Kind{coll.AllReduce, coll.Reduce} {
+			chunk := 64*size + 128
+			if err := verify.CheckSlots(build(t, kind, TwoShot, size, size-1, plan.LargeSlots, chunk), uint64(3*chunk-63)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func TestBlocksMayDifferInLength(t *testing.T) {
+	const seed = 20260901
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	const chunk = 64
+	for _, kind := range []coll.Kind{coll.AllGather, coll.ReduceScatter, coll.AllToAll} {
+		for size := 1; size <= 9; size++ {
+			plans := build(t, kind, OneShot, size, 0, plan.LargeSlots, chunk)
+			for round := range 30 {
+				blocks := make([]uint64, size)
+				if kind == coll.AllToAll {
+					blocks = make([]uint64, size*size)
+				}
+				for i := range blocks {
+					longest := []int{0, 10, plans[0].Head + 1, plans[0].Head + chunk*7}[rng.IntN(4)]
+					blocks[i] = uint64(rng.IntN(longest + 1))
+				}
+				if round == 0 {
+					clear(blocks)
+				}
+				if err := verify.CheckSlotBlocks(plans, 0, blocks); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+func TestARankAloneCopies(t *testing.T) {
+	for kind := range coll.KindCount {
+		if !kind.Collective() {
+			continue
+		}
+		for _, bytes := range []uint64{0, 1, 1000} {
+			if err := verify.CheckSlots(build(t, kind, Local, 1, 0, plan.LargeSlots, 128), bytes); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// Slots pass from one collective to the next without a barrier in between, whatever the two are.
+func TestCollectivesFollowOneAnother(t *testing.T) {
+	for _, size := range []int{1, 2, 3, 5, 9} {
+		for _, first := range families {
+			for _, second := range families {
+				var calls []verify.SlotCall
+				for i, f := range []family{first, second, first, second, second, first} {
+					lane := plan.LargeSlots
+					if f.name == OneShot && f.kind != coll.AllToAll && i%3 == 0 {
+						lane = plan.SmallSlots
+					}
+					calls = append(calls, verify.SlotCall{
+						Plans: build(t, f.kind, f.name, size, i%size, lane, 64), Bytes: uint64(i*150) % 400, InPlace: i%2 == 0,
+					})
+				}
+				if err := verify.CheckSlotCalls(calls...); err != nil {
+					t.Fatalf("%v %s, %v %s: %v", first.kind, first.name, second.kind, second.name, err)
+				}
+			}
+		}
+	}
+}

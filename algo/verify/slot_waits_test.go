@@ -1,0 +1,142 @@
+package verify
+
+import (
+	"strings"
+	"testing"
+
+	"sagecomm/algo/plan"
+	"sagecomm/algo/shmplan"
+	"sagecomm/internal/coll"
+)
+
+// The waits themselves: without any one kind of them some access is not ordered, and that is found under every
+// schedule, also under those in which it happens to come out right.
+func TestEveryWaitIsNeeded(t *testing.T) {
+	without := func(a plan.Action) func(*slotMachine) {
+		return func(m *slotMachine) {
+			for _, steps := range m.steps {
+				for i := range steps {
+					if steps[i].Action == a {
+						steps[i].Waits = nil
+					}
+				}
+			}
+		}
+	}
+	const bytes = 256*6 + 9
+	for _, c := range []struct {
+		kind      coll.Kind
+		algorithm string
+		action    plan.Action
+		want      string
+	}{
+		// A two-shot alone orders its publishes by its other waits: what it collects lies in its own slots. Its waits
+		// for consumed are for what other collectives have left in the lane; see below.
+		{coll.AllReduce, shmplan.OneShot, plan.ReduceSlots, "(fold): reads bytes"},
+		{coll.AllReduce, shmplan.TwoShot, plan.ReduceSlots, "(fold): reads bytes"},
+		{coll.AllReduce, shmplan.TwoShot, plan.Collect, "(collect): reads bytes"},
+		{coll.Broadcast, shmplan.OneShot, plan.Read, "(read): reads bytes"},
+		{coll.Broadcast, shmplan.OneShot, plan.Publish, "(publish): writes bytes"},
+		{coll.Reduce, shmplan.OneShot, plan.Publish, "(publish): writes bytes"},
+		{coll.Reduce, shmplan.TwoShot, plan.Collect, "(collect): reads bytes"},
+		{coll.Barrier, shmplan.OneShot, plan.Await, "may leave before"},
+		{coll.ReduceScatter, shmplan.OneShot, plan.ReduceSlots, "(fold): reads bytes"},
+		{coll.AllToAll, shmplan.OneShot, plan.Read, "(read): reads bytes"},
+		{coll.Gather, shmplan.OneShot, plan.Read, "(read): reads bytes"},
+		{coll.Gather, shmplan.OneShot, plan.Publish, "(publish): writes bytes"},
+		{coll.Scatter, shmplan.OneShot, plan.Read, "(read): reads bytes"},
+		{coll.Scatter, shmplan.OneShot, plan.Publish, "(publish): writes bytes"},
+	} {
+		plans := build(t, c.kind, c.algorithm, 4, 0, plan.LargeSlots, 256)
+		for _, s := range schedules(4) {
+			m, err := newSlotMachine([2]int{4, 4}, SlotCall{Plans: plans, Bytes: bytes})
+			if err != nil {
+				t.Fatal(err)
+			}
+			without(c.action)(m)
+			err = m.check([]schedule{s})
+			// A race may also show as its consequence, another ticket's data or none at all, or, where the reader
+			// came first, from the writer's side.
+			if err == nil {
+				t.Errorf("%v %s without the waits of %v, %s: accepted", c.kind, c.algorithm, c.action, s.name)
+			} else if s.name == "round-robin" && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v %s without the waits of %v: %v\nlacks %q", c.kind, c.algorithm, c.action, err, c.want)
+			}
+		}
+	}
+}
+
+// A slot that a broadcast has filled is still being read when the next collective, a two-shot, wants it.
+func TestTwoShotWaitsForTheCollectiveBefore(t *testing.T) {
+	calls := []SlotCall{
+		{Plans: build(t, coll.Broadcast, shmplan.OneShot, 3, 1, plan.LargeSlots, 256), Bytes: 256 * 4},
+		{Plans: build(t, coll.AllReduce, shmplan.TwoShot, 3, 0, plan.LargeSlots, 256), Bytes: 256},
+	}
+	for _, s := range schedules(3) {
+		m, err := newSlotMachine([2]int{4, 4}, calls...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.check([]schedule{s}); err != nil {
+			t.Fatal(err)
+		}
+		for _, steps := range m.steps {
+			for i := range steps {
+				if steps[i].call == 1 && steps[i].Action == plan.Publish {
+					steps[i].Waits = nil
+				}
+			}
+		}
+		if err := m.check([]schedule{s}); err == nil {
+			t.Errorf("without the waits for consumed, %s: accepted", s.name)
+		}
+	}
+}
+
+// In place, an input that is read after its place has been overwritten by the result is seen in the values.
+func TestInPlaceOrderMatters(t *testing.T) {
+	plans := build(t, coll.AllReduce, shmplan.OneShot, 2, 0, plan.LargeSlots, 64)
+	reject(t, plans, 192, 4, true, func(m *slotMachine) {
+		for i, in := range m.steps[0] {
+			if in.Action == plan.Publish && in.Chunk == 2 {
+				m.steps[0][i].Moves[0].From[0].Off = 0 // chunk 0, folded one position ago
+			}
+		}
+	}, "in place", "bytes [128, 192) of the output hold {0@0 + 1@0 + 1@128}, expected {0@128 + 1@128}")
+}
+
+func TestWrongBytesAreSeen(t *testing.T) {
+	plans := build(t, coll.AllReduce, shmplan.OneShot, 2, 0, plan.LargeSlots, 64)
+	publish := func(chunk int64, change func(*plan.SlotStep)) func(*slotMachine) {
+		return func(m *slotMachine) {
+			for i := range m.steps[0] {
+				if s := &m.steps[0][i].SlotStep; s.Action == plan.Publish && s.Chunk == chunk {
+					change(s)
+				}
+			}
+		}
+	}
+	reject(t, plans, 192, 4, false, publish(2, func(s *plan.SlotStep) { s.Moves[0].From[0].Off = 0 }),
+		"bytes [128, 192) of the output hold {0@0 + 1@128}, expected {0@128 + 1@128}")
+	reject(t, plans, 64*6, 4, false, publish(4, func(s *plan.SlotStep) { s.Moves = nil }),
+		"chunk 4, stage 1 (fold): reads bytes [0, 64) of rank 0's slot 0, which hold ticket 0 instead of 4")
+}
+
+// Where every rank reads from every other, the fold of later chunks implies what publish waits for: the checker knows
+// orders that follow from others. In a broadcast nothing does.
+func TestAWaitThatFollowsFromOthersIsNotMissed(t *testing.T) {
+	m, err := newSlotMachine([2]int{4, 4}, SlotCall{Plans: build(t, coll.AllReduce, shmplan.OneShot, 3, 0, plan.LargeSlots, 64), Bytes: 640})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, steps := range m.steps {
+		for i := range steps {
+			if steps[i].Action == plan.Publish {
+				steps[i].Waits = nil
+			}
+		}
+	}
+	if err := m.check(schedules(3)); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,22 @@
+// Package modelcheck checks the protocol in shared memory (docs/protocol.md) by exploring every interleaving of 2 and 3
+// ranks over a few collectives, sleeping, waking, failing and leaving included, and which thread of a rank drives its
+// p2p operations.
+//
+// It holds no code that ranks run. What the runner does in C is written here once more, as small programs whose
+// instructions are the accesses to shared memory, and [Explore] runs them on a machine whose memory is as weak as the
+// language allows where it matters:
+//
+//   - Every thread has a store buffer. Stores to different words reach memory in any order, a release store not before
+//     the stores in front of it. Loads go ahead of buffered stores (and see the own ones); a sequentially consistent
+//     load does not go ahead of a sequentially consistent store, any other may. Read-modify-writes empty the buffer.
+//   - A load that is neither acquire nor sequentially consistent lets later loads be satisfied before it, and may
+//     itself be satisfied after later stores that are not release.
+//   - Futexes have no time-outs: a wake-up that is lost is a deadlock here, not a delay of 50 ms. They may return for
+//     no reason at any time, but a state that only that can leave counts as a deadlock.
+//
+// Every protection has a [Switch] that takes it out; the tests require that the checker then finds the error that it
+// prevents, and that with all of them in place nothing is found.
+//
+// Start reading at [Scenario] and sleep.go. channels.go, engine.go and p2p.go write the other programs, machine.go,
+// execute.go and memory.go are the machine, and explore.go is the search. Tests are the only callers.
+package modelcheck

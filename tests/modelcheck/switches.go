@@ -1,0 +1,101 @@
+package modelcheck
+
+// Switch takes one protection out of the protocol, or changes one detail of it.
+type Switch uint8
+
+// The switches. The comment says what the protection is in the C code.
+const (
+	Intact Switch = iota
+
+	// Publishing: scr_store_flag.
+	FilledRelaxed      // filled without release
+	FilledNoFence      // filled with release only: no order between it and the load of waits_for
+	ReducedRelaxed     // reduced without release
+	ReducedNoFence     // reduced with release only
+	ConsumedRelaxed    // consumed without release: the reads before it may still be under way
+	ConsumedNoFence    // consumed with release only
+	WaitsForNotSeqCst  // waits_for loaded with acquire by who publishes
+	FilledWakesNobody  // scr_wake_readers after filled
+	ReducedWakesNobody // after reduced
+	ConsumedWakesNobody
+
+	// Waiting: await and the waits of the stages.
+	NoWaitForConsumed
+	NoWaitForFilled
+	NoWaitForReduced
+	FilledNotAcquired
+	ReducedNotAcquired
+	ConsumedTooEarly   // consumed stored before the last reads
+	HeaderTooNew       // the slot's `consumed` counts the ticket that is being filled
+	SlotsLikeLag       // no more slots than the largest lag
+	HashNotCompared    // slot's hash against the own one
+	RecordsNotCompared // scr_health: records of the peers
+
+	// Messages of collectives: sendrecv.c.
+	MessageRelaxed         // a place's filled without release
+	MessageNoFence         // with release only
+	MessageNotAcquired     // filled loaded without acquire
+	MessageWakesNobody     // wake after filled
+	MessageHashNotCompared // a message's hash against the own one
+	NoWaitForRoom
+	NoWaitForMessage
+	TakenRelaxed         // taken without release
+	TakenNoFence         // with release only
+	TakenTooEarly        // taken stored before the message is read
+	TakenWakesNobody     // wake after taken
+	ChannelWakeNotSeqCst // waits_for loaded with acquire by wake
+	ChannelWakesNobody   // scr_wake_readers after a channel was made
+
+	// Sleeping: scr_relax.
+	WaitsForNoFence      // waits_for with release only: no order between it and the second look
+	NoSecondLook         // at the flag
+	SecondLookNotSeqCst  // with acquire only
+	BellAfterLook        // the bell is read after the second look
+	NoBellCheck          // the futex sleeps whatever the bell's value is
+	WakeWithoutAdd       // the waker wakes but does not change the bell
+	WakeWithoutFutex     // the waker changes the bell but does not wake
+	FailureBeforeBell    // failure looked at before the bell is read only
+	LeftBeforeBell       // left looked at before the bell is read only
+	RecordsBeforeWaits   // records looked at before waits_for is stored only
+	BellBetween          // harmless: the bell is read between the store of waits_for and the second look
+	FailureAfterBellOnly // harmless: failure looked at after the bell is read, before waits_for is stored
+	LeftAfterBellOnly    // harmless: the same for left
+
+	// The engine's look at collectives: look_at_collectives.
+	EngineWaitsForNoFence     // waits_for with release only
+	EngineNoSecondLook        // at the flag
+	EngineSecondLookNotSeqCst // with acquire only
+	EngineBellAfterLook       // the bell is read after the second look
+
+	// Failing: scr_group_set_failure.
+	RecordAfterClaim  // record written after the compare-and-swap
+	ClaimRelaxed      // compare-and-swap without release
+	FailureOverwrites // store instead of compare-and-swap
+	FailureWakesNobody
+	DeclareTwice // two threads of one process write one record
+
+	// Leaving: scr_group_goodbye, scr_health.
+	LeftBeforeLast // left stored before the last flag
+	LeftRelaxed    // harmless: left stored without release
+	NoLookAfterLeft
+	GoodbyeWakesNobody
+
+	// Records of calls: scr_run_start, read_record.
+	RecordNotInvalidated
+	RecordNoWriterFence
+	RecordSeqRelaxed
+	RecordSeqNotAcquired
+	RecordNoReaderFence
+	RecordNoSecondLook
+
+	// Who drives p2p operations: p2p_issue.c, look_at_p2p.
+	EngineBitNotSeqCst   // the bit with release only: no order between it and the look behind it
+	NoLookAfterEngineBit // by a thread that leaves operations to the engine
+	EngineNoLook         // after the bit, by the engine
+	PostedAfterLook      // an operation counted after the look at who drives
+	LeavesNothing        // who stops waiting does not look what is unfinished
+	LeavesBeforeCount    // he looks before he counts himself out
+	EngineBesideDriver   // harmless: the engine sets its bit although a thread drives
+
+	switches // how many
+)
