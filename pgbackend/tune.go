@@ -17,7 +17,7 @@ type Measurements struct {
 }
 
 // measured is a row of [Measurements]: one algorithm at one length. Chunk 0 is the predicted one; Ratio is to what the
-// group itself took in the same rounds.
+// group itself took in the same rounds; the others are those of [algo.Measured].
 type measured struct {
 	Op        string  `json:"op"`
 	Bytes     uint64  `json:"bytes"`
@@ -25,13 +25,24 @@ type measured struct {
 	Chunk     int     `json:"chunk"`
 	Seconds   float64 `json:"seconds"`
 	Ratio     float64 `json:"ratio"`
+	Dropped   bool    `json:"dropped"`
+	Confirmed float64 `json:"confirmed"` // 0: not yet
+}
+
+// openRule is what an unconfirmed rule would set for a length.
+type openRule struct {
+	Op        string `json:"op"`
+	Bytes     uint64 `json:"bytes"`
+	Algorithm string `json:"algorithm"`
+	Chunk     int    `json:"chunk"`
 }
 
 // Tuned is what follows from measurements: the entry for groups of this shape on this machine, and the text of the file
 // with it.
 type Tuned struct {
-	Entry algo.Entry `json:"entry"`
-	File  string     `json:"file"`
+	Entry       algo.Entry `json:"entry"`
+	File        string     `json:"file"`
+	Unconfirmed []openRule `json:"unconfirmed"` // what would change the entry if a run of its own confirmed it
 }
 
 // Tune makes of measurements what a tuning file says.
@@ -54,13 +65,17 @@ func (p *Process) Tune(m Measurements) (*Tuned, error) {
 		if !ok {
 			return nil, fmt.Errorf("tune: %q is no collective", row.Op)
 		}
-		list = append(list, algo.Measured{Kind: kind, Bytes: row.Bytes, Algorithm: row.Algorithm, Chunk: row.Chunk, Seconds: row.Seconds, Ratio: row.Ratio})
+		list = append(list, algo.Measured{Kind: kind, Bytes: row.Bytes, Algorithm: row.Algorithm, Chunk: row.Chunk,
+			Seconds: row.Seconds, Ratio: row.Ratio, Dropped: row.Dropped, Confirmed: row.Confirmed})
 	}
-	entry, err := g.selector.Tuned(Machine(), list)
+	entry, open, err := g.selector.Tuned(Machine(), list)
 	if err != nil {
 		return nil, fmt.Errorf("tune: %w", err)
 	}
-	out := &Tuned{}
+	out := &Tuned{Unconfirmed: []openRule{}}
+	for _, m := range open {
+		out.Unconfirmed = append(out.Unconfirmed, openRule{m.Kind.String(), m.Bytes, m.Algorithm, m.Chunk})
+	}
 	if out.Entry, err = file.Put(entry); err != nil {
 		return nil, fmt.Errorf("tune: %w", err)
 	}
