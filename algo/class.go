@@ -30,7 +30,7 @@ const (
 
 func (t Transport) String() string {
 	if t == Slots {
-		return "boards"
+		return "slots"
 	}
 	return "channels"
 }
@@ -40,7 +40,7 @@ type Class struct {
 	UpTo      uint64 // the longest message of the class
 	Algorithm string
 	Transport Transport
-	Slots     plan.Slots // of boards; else 0
+	Slots     plan.Slots // of a slot plan; else 0
 	Chunk     int
 	// Even says that the plan needs blocks of equal length. Only an all_to_all can be set to such a one, and only by a
 	// rule: ranks know the lengths of their own blocks only. A call with others takes the group down.
@@ -65,7 +65,7 @@ func (s *Selector) SlotPlan(kind coll.Kind, c Class, rank, root int) (plan.SlotP
 // MessagePlan builds one rank's plan of a class of [Channels].
 func (s *Selector) SendRecvPlan(kind coll.Kind, c Class, rank, root int) (plan.SendRecvPlan, error) {
 	if c.Transport != Channels {
-		return plan.SendRecvPlan{}, fmt.Errorf("%v %s is a plan of boards", kind, c.Algorithm)
+		return plan.SendRecvPlan{}, fmt.Errorf("%v %s is a slot plan", kind, c.Algorithm)
 	}
 	return sendrecv.Build(kind, c.Algorithm, s.shape.place(c.Algorithm, rank, root, c.Chunk))
 }

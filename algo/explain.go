@@ -146,7 +146,7 @@ func rejected(kind coll.Kind, c, chosen Candidate) string {
 	case c.Transport == Channels && chosen.Transport == Slots && kind.Reduces():
 		return "adds in another order than that of the ranks, so only a rule can set it where they share memory"
 	case c.Transport == Channels && chosen.Transport == Slots:
-		return fmt.Sprintf("messages must take %d %% less than boards to be chosen", margin)
+		return fmt.Sprintf("channels must take %d %% less than slots to be chosen", margin)
 	}
 	return "cheaper here, but not at the lengths for which the class was judged"
 }

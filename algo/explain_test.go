@@ -88,7 +88,7 @@ func TestExplainSaysWhy(t *testing.T) {
 func TestExplainSaysWhyTheCheaperIsNotChosen(t *testing.T) {
 	chosen := Candidate{Algorithm: shmplan.OneShot, Transport: Slots, Predicted: 10 * time.Microsecond}
 	for want, c := range map[string]Candidate{
-		"messages must take 15 % less than boards": {Transport: Channels, Predicted: 9 * time.Microsecond},
+		"channels must take 15 % less than slots": {Transport: Channels, Predicted: 9 * time.Microsecond},
 		"not at the lengths for which the class":   {Transport: Slots, Predicted: 9 * time.Microsecond},
 		"1.20 times as long as one_shot":           {Transport: Slots, Predicted: 12 * time.Microsecond},
 	} {

@@ -32,20 +32,49 @@ const worth = 1.03
 // free is up to which price of a change those that the prediction makes, too, cost nothing.
 const free = 1
 
-// Tuned returns the entry of a tuning file that follows from measurements in a group on a machine, and the measurements
-// that would change it if they were confirmed.
-//
-// The entry has rules for the kinds that were measured, up to the longest length that was, and the parameters that predict
-// best what was measured, for the other kinds. A rule departs from the prediction only where a run of its own has
-// confirmed that it saves time: the best of many candidates is in part the one that was lucky. Plans that need blocks of
-// equal length get no rule: only a user knows that they are.
-func (s *Selector) Tuned(machine string, list []Measured) (Entry, []Measured, error) {
-	var open []Measured
+// Tuned is the entry of a tuning file that follows from measurements in a group on a machine. It has rules for the kinds
+// that were measured, up to the longest length that was, and the parameters that predict best what was measured, for the
+// other kinds. A rule departs from the prediction only where a run of its own has confirmed that it saves time: the best
+// of many candidates is in part the one that was lucky. Plans that need blocks of equal length get no rule: only a user
+// knows that they are.
+func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	e := Entry{Machine: machine, Size: s.shape.Size, Hosts: s.shape.HostCount(), Params: map[string]string{}}
+	err := s.eachKind(list, func(kind coll.Kind, of []Measured) error {
+		_, rules, err := s.cheapestRules(kind, of, (*Measured).sure)
+		for _, r := range rules {
+			e.Rules = append(e.Rules, r.String())
+		}
+		return err
+	})
+	if err != nil {
+		return e, err
+	}
+	for _, one := range s.fit(list) {
+		e.Params[one.Name] = one.text()
+	}
+	return e, nil
+}
+
+// Unconfirmed are the measurements that would change what [Selector.Tuned] returns if a run of their own confirmed them.
+func (s *Selector) Unconfirmed(list []Measured) (open []Measured, err error) {
+	err = s.eachKind(list, func(kind coll.Kind, of []Measured) error {
+		used, _, err := s.cheapestRules(kind, of, (*Measured).hoped)
+		for _, m := range used {
+			if m.Confirmed == 0 && !s.predicts(kind, m.Bytes, ruleCandidate{m.Algorithm, m.Chunk}) {
+				open = append(open, *m)
+			}
+		}
+		return err
+	})
+	return open, err
+}
+
+// eachKind calls a function with the measurements of each kind that there are some of.
+func (s *Selector) eachKind(list []Measured, do func(coll.Kind, []Measured) error) error {
 	p := newPredictor(s.shape, s.params)
 	for _, m := range list {
 		if err := p.check(m); err != nil {
-			return e, nil, err
+			return err
 		}
 	}
 	for kind := range coll.KindCount {
@@ -53,19 +82,11 @@ func (s *Selector) Tuned(machine string, list []Measured) (Entry, []Measured, er
 		if len(of) == 0 {
 			continue
 		}
-		rules, unconfirmed, err := s.measured(kind, of)
-		if err != nil {
-			return e, nil, err
-		}
-		open = append(open, unconfirmed...)
-		for _, r := range rules {
-			e.Rules = append(e.Rules, r.String())
+		if err := do(kind, of); err != nil {
+			return err
 		}
 	}
-	for _, one := range s.fit(list) {
-		e.Params[one.Name] = one.text()
-	}
-	return e, open, nil
+	return nil
 }
 
 // check refuses what cannot have been measured.
@@ -91,27 +112,6 @@ type ruleCandidate struct {
 	chunk     int
 }
 
-// measured returns the rules of one kind, and the measurements on which other rules would rest if they were confirmed.
-func (s *Selector) measured(kind coll.Kind, list []Measured) ([]Rule, []Measured, error) {
-	lengths, candidates := s.axes(kind, list)
-	if len(candidates) == 0 {
-		return nil, nil, fmt.Errorf("measured: no %v that takes blocks of any length", kind)
-	}
-	hopeful, _, err := s.cheapestRules(kind, list, lengths, candidates, (*Measured).hoped)
-	if err != nil {
-		return nil, nil, err
-	}
-	var open []Measured
-	for i, c := range hopeful {
-		m := measurement(list, lengths[i], c)
-		if m.Confirmed == 0 && !s.predicts(kind, m.Bytes, ruleCandidate{m.Algorithm, m.Chunk}) {
-			open = append(open, *m)
-		}
-	}
-	_, rules, err := s.cheapestRules(kind, list, lengths, candidates, (*Measured).sure)
-	return rules, open, err
-}
-
 // hoped is the ratio of a candidate, taken on trust where no run has confirmed it.
 func (m *Measured) hoped() float64 {
 	switch {
@@ -131,12 +131,15 @@ func (m *Measured) sure() float64 {
 	return math.Inf(1)
 }
 
-// cheapestRules returns the sequence of candidates, one for each length, that costs least, and the rules that say so.
-// The cost of a length is the logarithm of its ratio, so that all lengths weigh alike, and a change from one length to the
-// next costs a little, and so does what is not predicted. The sequence is found by dynamic programming (Viterbi, "Error
-// bounds for convolutional codes", 1967).
-func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, lengths []uint64, candidates []ruleCandidate,
-	ratio func(*Measured) float64) ([]ruleCandidate, []Rule, error) {
+// cheapestRules returns the measurements of the candidates that cost least, one for each length in order, and the rules
+// that say so. The cost of a length is the logarithm of its ratio, so that all lengths weigh alike, and a change from one
+// length to the next costs a little, and so does what is not predicted. The sequence is found by dynamic programming
+// (Viterbi, "Error bounds for convolutional codes", 1967).
+func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, ratio func(*Measured) float64) (used []*Measured, rules []Rule, err error) {
+	lengths, candidates := s.axes(kind, list)
+	if len(candidates) == 0 {
+		return nil, nil, fmt.Errorf("measured: no %v that takes blocks of any length", kind)
+	}
 	single := oneClass(kind) || kind == coll.Barrier
 	costs := make([][]float64, len(lengths))
 	for i, bytes := range lengths {
@@ -164,8 +167,10 @@ func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, lengths []uint
 			return nil, nil, fmt.Errorf("measured: %v was not measured with the algorithm that is chosen at all lengths", kind)
 		}
 		best := candidates[slices.Index(total, least)]
-		return slices.Repeat([]ruleCandidate{best}, len(lengths)),
-			[]Rule{{Kind: kind, To: NoLimit, Algorithm: best.algorithm, Chunk: best.chunk}}, nil
+		for _, bytes := range lengths {
+			used = append(used, measurement(list, bytes, best))
+		}
+		return used, []Rule{{Kind: kind, To: NoLimit, Algorithm: best.algorithm, Chunk: best.chunk}}, nil
 	}
 	for change := math.Log(worth); ; change *= 2 { // until there are not too many ranges
 		path := cheapest(costs, func(i, from, to int) float64 {
@@ -176,11 +181,10 @@ func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, lengths []uint
 			return change
 		})
 		if rules := s.ranges(kind, lengths, candidates, path); len(rules) <= MaxClasses/2 {
-			sequence := make([]ruleCandidate, len(path))
 			for i, at := range path {
-				sequence[i] = candidates[at]
+				used = append(used, measurement(list, lengths[i], candidates[at]))
 			}
-			return sequence, rules, nil
+			return used, rules, nil
 		}
 	}
 }

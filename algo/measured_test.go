@@ -66,7 +66,7 @@ func TestTunedGroupsDoTheBest(t *testing.T) {
 		slow := DefaultParams()
 		slow.Slots.Hop, slow.Slots.Claim, slow.Channel.Byte = 2e-6, 300e-12, 40e-12
 		list := machineOf(s, slow, 3e-6, kinds, lengthsTo(16<<20))
-		e, _, err := s.Tuned("here", list)
+		e, err := s.Tuned("here", list)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +107,7 @@ func TestNoiseChangesNoChoice(t *testing.T) {
 			list[i].Confirmed = list[i].Ratio
 		}
 	}
-	e, _, err := s.Tuned("here", list)
+	e, err := s.Tuned("here", list)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,13 +134,13 @@ func TestOutliersMakeNoRule(t *testing.T) {
 	}
 	rules := func() []string {
 		t.Helper()
-		e, _, err := s.Tuned("here", recorded)
+		e, err := s.Tuned("here", recorded)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return e.Rules
 	}
-	_, open, err := s.Tuned("here", recorded)
+	open, err := s.Unconfirmed(recorded)
 	if err != nil || len(open) != 1 || open[0].Algorithm != "ring" {
 		t.Fatalf("to be confirmed: %v, %v", open, err)
 	}
@@ -151,7 +151,7 @@ func TestOutliersMakeNoRule(t *testing.T) {
 			t.Errorf("a run that says %g times as long: %v, want %s up to what was measured", confirmed, got, want)
 		}
 	}
-	if _, open, err := s.Tuned("here", recorded); err != nil || len(open) != 0 {
+	if open, err := s.Unconfirmed(recorded); err != nil || len(open) != 0 {
 		t.Errorf("still to be confirmed: %v, %v", open, err)
 	}
 }
@@ -165,7 +165,7 @@ func TestParametersAreFitted(t *testing.T) {
 	real.Channel.Step *= 3
 	kinds := []coll.Kind{coll.AllReduce, coll.AllGather, coll.ReduceScatter}
 	list := machineOf(s, real, 4e-6, kinds, lengthsTo(1<<20))
-	e, _, err := s.Tuned("here", list)
+	e, err := s.Tuned("here", list)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +195,7 @@ func TestChunksAreTuned(t *testing.T) {
 			list = append(list, Measured{Kind: coll.AllReduce, Bytes: bytes, Algorithm: name, Chunk: 256 << 10, Seconds: 0.8e-6, Ratio: 0.8, Confirmed: 0.8})
 		}
 	}
-	e, _, err := s.Tuned("here", list)
+	e, err := s.Tuned("here", list)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +221,7 @@ func TestRangesAreBounded(t *testing.T) {
 			list = append(list, Measured{Kind: coll.AllReduce, Bytes: bytes, Algorithm: name, Seconds: 1e-6, Ratio: ratio, Confirmed: ratio})
 		}
 	}
-	e, _, err := s.Tuned("here", list)
+	e, err := s.Tuned("here", list)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestImpossibleMeasurementsAreRefused(t *testing.T) {
 				{Kind: coll.AllToAll, Bytes: 64, Algorithm: "pairwise", Seconds: 1e-6, Ratio: 1},
 			}
 		}
-		if _, _, err := s.Tuned("here", list); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := s.Tuned("here", list); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}

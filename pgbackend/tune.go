@@ -14,6 +14,8 @@ type Measurements struct {
 	Name  string     `json:"name"`  // of the file, for messages
 	File  string     `json:"file"`  // its text; empty: there is none
 	Rows  []measured `json:"rows"`
+
+	Propose bool `json:"propose"` // asks for what is to be confirmed instead of what to write
 }
 
 // measured is a row of [Measurements]: one algorithm at one length. Chunk 0 is the predicted one; Ratio is to what the
@@ -38,7 +40,7 @@ type openRule struct {
 }
 
 // Tuned is what follows from measurements: the entry for groups of this shape on this machine, and the text of the file
-// with it.
+// with it; or what is to be confirmed before.
 type Tuned struct {
 	Entry       algo.Entry `json:"entry"`
 	File        string     `json:"file"`
@@ -63,18 +65,25 @@ func (p *Process) Tune(m Measurements) (*Tuned, error) {
 	for _, row := range m.Rows {
 		kind, ok := coll.ParseKind(row.Op)
 		if !ok {
-			return nil, fmt.Errorf("tune: %q is no collective", row.Op)
+			return nil, fmt.Errorf("tune: %q is no collective: there are %s", row.Op, collectives())
 		}
 		list = append(list, algo.Measured{Kind: kind, Bytes: row.Bytes, Algorithm: row.Algorithm, Chunk: row.Chunk,
 			Seconds: row.Seconds, Ratio: row.Ratio, Dropped: row.Dropped, Confirmed: row.Confirmed})
 	}
-	entry, open, err := g.selector.Tuned(Machine(), list)
+	out := &Tuned{Unconfirmed: []openRule{}}
+	if m.Propose {
+		open, err := g.selector.Unconfirmed(list)
+		if err != nil {
+			return nil, fmt.Errorf("tune: %w", err)
+		}
+		for _, one := range open {
+			out.Unconfirmed = append(out.Unconfirmed, openRule{one.Kind.String(), one.Bytes, one.Algorithm, one.Chunk})
+		}
+		return out, nil
+	}
+	entry, err := g.selector.Tuned(Machine(), list)
 	if err != nil {
 		return nil, fmt.Errorf("tune: %w", err)
-	}
-	out := &Tuned{Unconfirmed: []openRule{}}
-	for _, m := range open {
-		out.Unconfirmed = append(out.Unconfirmed, openRule{m.Kind.String(), m.Bytes, m.Algorithm, m.Chunk})
 	}
 	if out.Entry, err = file.Put(entry); err != nil {
 		return nil, fmt.Errorf("tune: %w", err)
