@@ -159,8 +159,12 @@ func (g *Group) mismatch(t runner.Incident) *coll.Failure {
 		theirs, known := g.run.Announced(t.Peer, seq)
 		if ok && known && mine.Hash != theirs.Hash {
 			f.Sequence, f.Op = seq, mine.Op.Name()
+			low, high, one, other := g.rank, t.Peer, mine, theirs
+			if high < low {
+				low, high, one, other = high, low, other, one
+			}
 			f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: %s called %s, %s called %s; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
-				g.title(), seq, g.number(g.rank), announced(mine), g.number(t.Peer), announced(theirs), g.rank, g.where(g.rank), t.Peer, g.where(t.Peer))
+				g.title(), seq, g.number(low), announced(one), g.number(high), announced(other), low, g.where(low), high, g.where(high))
 			return f
 		}
 	}

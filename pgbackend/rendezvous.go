@@ -55,7 +55,7 @@ func (g *Group) meet(c Config) error {
 	if again := g.exchangeFile(c, secondTry, deadline, methods); again != nil {
 		err := fmt.Errorf("%w; before that, without a file: %w", again, failed)
 		if strings.Contains(err.Error(), "namespace") { // the reasons come from other ranks, as text
-			err = fmt.Errorf("sagecomm: the ranks cannot share memory: give their containers a common pid or network namespace, or a common directory as %s; details: %w", env.ShmDir.Name(), err)
+			err = fmt.Errorf("sagecomm: the ranks cannot share memory: give their containers a common pid or network namespace, or a common directory as SAGECOMM_SHM_DIR; details: %w", err)
 		}
 		return err
 	}

@@ -1,11 +1,10 @@
-// hooks.go: those who are told that a group has failed.
-
+// failure_callback.go: registers failure callbacks of C callers.
 package main
 
 /*
 #include "sagecomm.h"
 
-void sagecomm_tell_failed(sagecomm_failed_fn failed, void *ctx, const sagecomm_error *cause);
+void sagecomm_call_failed(sagecomm_failed_fn failed, void *ctx, const sagecomm_error *cause);
 */
 import "C"
 
@@ -29,11 +28,11 @@ func sagecommGroupOnFailure(group C.sagecomm_group, failed C.sagecomm_failed_fn,
 	}
 	return answer(err, g.OnFailure(func(cause *coll.Failure) {
 		if cause == nil {
-			C.sagecomm_tell_failed(failed, ctx, nil)
+			C.sagecomm_call_failed(failed, ctx, nil)
 			return
 		}
 		var e C.sagecomm_error
 		runner.FillError(unsafe.Pointer(&e), cause)
-		C.sagecomm_tell_failed(failed, ctx, &e)
+		C.sagecomm_call_failed(failed, ctx, &e)
 	}))
 }

@@ -1,5 +1,6 @@
-// ephemeral.hpp: time that a group's operations are given on top of their timeout for a while. torch: it counts for all
-// that is issued after the call, until the first of it has completed; several calls add up, and each expires by itself.
+// ephemeral_timeout.hpp keeps the time that torch's addEphemeralTimeout() adds to the timeouts of a group for a while.
+// The extra time counts for every operation that is issued after the call, until the first of them has completed.
+// Several calls add up, and each expires by itself. Any thread may add, take or end.
 #pragma once
 
 #include <atomic>
@@ -10,11 +11,12 @@
 
 namespace sagecomm {
 
-// One group's. Shared with its Works, which may outlive it.
+// The ephemeral timeout of one group. Works share it, because they may outlive the group.
 class EphemeralTimeout {
  public:
-  // What an operation is given, and what of it ends with that operation: what was added since the one before it. If there
-  // is no operation after all, the next one gets it.
+  // The extra time of one operation. The operation owns the part of it that was added since the operation before: that
+  // part expires when the operation ends. A Share that is destroyed without end() belongs to an operation that was never
+  // issued; the next operation then owns its part.
   class Share {
    public:
     Share() = default;
@@ -35,7 +37,7 @@ class EphemeralTimeout {
     std::chrono::milliseconds extra() const {
       return std::chrono::milliseconds(extra_);
     }
-    // The operation has ended.
+    // Expires the part that the operation owns. Called once the operation has ended.
     void end() {
       if (owned_ != 0) {
         from_->end(std::exchange(owned_, 0));
@@ -51,37 +53,37 @@ class EphemeralTimeout {
 
     EphemeralTimeout* from_ = nullptr;
     int64_t extra_ = 0; // milliseconds
-    int64_t owned_ = 0;
+    int64_t owned_ = 0; // milliseconds
   };
 
   void add(std::chrono::milliseconds extra) {
     std::lock_guard<std::mutex> lock(mutex_);
     active_.store(active_.load() + extra.count());
   }
-  // For an operation that is issued now. It must not outlive this object.
+  // Returns the Share of an operation that is issued now. The Share must not outlive this object.
   Share take() {
     if (active_.load(std::memory_order_relaxed) == 0) {
       return {};
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    const int64_t before = std::exchange(inFlight_, active_.load());
-    return {*this, inFlight_, inFlight_ - before};
+    const int64_t before = std::exchange(owned_, active_.load());
+    return {*this, owned_, owned_ - before};
   }
 
  private:
   void end(int64_t owned) {
     std::lock_guard<std::mutex> lock(mutex_);
     active_.store(active_.load() - owned);
-    inFlight_ -= owned;
+    owned_ -= owned;
   }
   void putBack(int64_t owned) {
     std::lock_guard<std::mutex> lock(mutex_);
-    inFlight_ -= owned;
+    owned_ -= owned;
   }
 
   std::mutex mutex_;
-  std::atomic<int64_t> active_{0}; // milliseconds; changed under mutex_
-  int64_t inFlight_ = 0; // what of it some operation owns
+  std::atomic<int64_t> active_{0}; // milliseconds that count now; changed under mutex_
+  int64_t owned_ = 0; // the part of active_ that some operation owns; guarded by mutex_
 };
 
 } // namespace sagecomm

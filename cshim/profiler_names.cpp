@@ -1,4 +1,6 @@
-#include "titles.hpp"
+// profiler_names.cpp asks Python once per group under which backend name torch knows it, and keeps each composed name for
+// the life of the process.
+#include "profiler_names.hpp"
 
 #include <mutex>
 #include <string_view>
@@ -12,7 +14,7 @@ namespace {
 
 constexpr std::string_view kOwn = "sagecomm";
 
-// As many as there are names of backends times names of operations.
+// There are at most as many kept texts as backend names times operation names.
 const char* keep(const std::string& text) {
   static std::mutex mutex;
   static auto& kept = *new std::unordered_set<std::string>;
@@ -20,7 +22,7 @@ const char* keep(const std::string& text) {
   return kept.insert(text).first->c_str();
 }
 
-const char* nameOf(const std::string& group) {
+const char* backendName(const std::string& group) {
   pybind11::gil_scoped_acquire gil;
   try {
     return keep(pybind11::module_::import("sagecomm._names").attr("backend_name")(group).cast<std::string>());
@@ -32,13 +34,13 @@ const char* nameOf(const std::string& group) {
 
 } // namespace
 
-const char* Titles::of(const char* title) {
-  const char* name = name_.load(std::memory_order_acquire);
-  if (name == nullptr) {
-    name = nameOf(group_);
-    name_.store(name, std::memory_order_release);
+const char* ProfilerNames::nameFor(const char* own) {
+  const char* backend = backend_.load(std::memory_order_acquire);
+  if (backend == nullptr) {
+    backend = backendName(group_);
+    backend_.store(backend, std::memory_order_release);
   }
-  return name == kOwn ? title : keep(name + std::string(title).substr(kOwn.size()));
+  return backend == kOwn ? own : keep(backend + std::string(own).substr(kOwn.size()));
 }
 
 } // namespace sagecomm

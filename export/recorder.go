@@ -1,3 +1,4 @@
+// recorder.go: the flight recorder for C callers: its records, its dumps, and the descriptions and stacks that callers add.
 package main
 
 /*
@@ -10,35 +11,9 @@ import (
 	"sagecomm/pgbackend"
 )
 
-// told is what an export answers that gives text away; a panic becomes a status.
-func told(to *C.char, n C.size_t, text func() ([]byte, error)) (bytes C.int64_t) {
-	var status C.int32_t
-	defer func() {
-		if status != 0 {
-			bytes = C.int64_t(status)
-		}
-	}()
-	defer guard(&status, nil)
-	b, err := text()
-	if err != nil {
-		return C.SAGECOMM_INTERNAL
-	}
-	return give(b, to, n)
-}
-
 //export sagecommFlightRecords
 func sagecommFlightRecords(to *C.char, n C.size_t) C.int64_t {
-	return told(to, n, pgbackend.Get().Observers().FlightRecords)
-}
-
-//export sagecommMetrics
-func sagecommMetrics(to *C.char, n C.size_t) C.int64_t {
-	return told(to, n, func() ([]byte, error) { return pgbackend.Get().Observers().Metrics(), nil })
-}
-
-//export sagecommStatus
-func sagecommStatus(to *C.char, n C.size_t) C.int64_t {
-	return told(to, n, func() ([]byte, error) { return pgbackend.Get().Observers().Status(), nil })
+	return writeText(to, n, pgbackend.Get().Observers().FlightRecords)
 }
 
 //export sagecommFlightDump
