@@ -11,8 +11,9 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Destroy waits for what was issued, a bounded time and while no peer is missing, says goodbye and frees. It waits for no
-// peer to do the same: what peers may still touch is freed later, when they have left or died.
+// Destroy waits until the issued operations are complete, for a bounded time and while no peer is missing, says goodbye and
+// frees the group. It waits for no peer to do the same: memory that peers may still touch is freed later, when they have left
+// or died.
 func (g *Group) Destroy() error {
 	if !g.life.move(destroying) {
 		return fmt.Errorf("sagecomm: group %q was destroyed already", g.title())
@@ -28,7 +29,7 @@ func (g *Group) Destroy() error {
 	}
 	g.process.observers.Remove(view{g})
 	g.run.Goodbye()
-	g.failureCallback.ring(nil) // an end that was asked for is no failure
+	g.failureCallback.call(nil) // an end that was asked for is no failure
 	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q was destroyed on %s", g.title(), g.number(g.rank))})
 	p := g.process
@@ -52,7 +53,8 @@ func (g *Group) Destroy() error {
 	return nil
 }
 
-// Hold counts operations that the caller makes of several. Destroy waits for them as for what was issued.
+// Hold begins (+1) or ends (-1) a composite operation, which the caller makes of several. Destroy waits for it as for issued
+// operations.
 func (g *Group) Hold(by int) { g.holds.Add(int64(by)) }
 
 func (g *Group) unfinished() bool { return g.run.Unfinished() > 0 || g.holds.Load() > 0 }
@@ -74,7 +76,7 @@ func (p *Process) destroyTimedOut() {
 	p.inVain = time.Now()
 }
 
-// bereft says whether a peer has died without a goodbye: then no collective finishes. One that has left cleanly is missed
+// bereft reports whether a peer has died without a goodbye: then no collective finishes. One that has left cleanly is missed
 // only by operations that need it, and these find that out.
 func (g *Group) bereft() bool {
 	for _, rank := range g.life.dead() {

@@ -10,20 +10,20 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// adopt makes f, the group's first cause, this process's answer to every unfinished and later operation. The first
-// call decides. Who is told of failures is told before operations raise this one.
+// adopt makes f, the group's first cause, the answer of this process to every unfinished and later operation. The first call
+// decides. Failure callbacks run, and the flight recorder is dumped, before operations raise the failure.
 func (g *Group) adopt(f *coll.Failure) {
 	if g.cause.CompareAndSwap(nil, f) {
 		g.info("down: %s", f.Message)
-		g.failureCallback.ring(f)
+		g.failureCallback.call(f)
 		g.process.observers.DumpFailure(view{g})
 	}
 	g.failureCallback.wait()
 	g.run.Down(g.cause.Load())
 }
 
-// incident diagnoses what a driver found in an operation, declares it as the group's failure unless there is one, and takes
-// the group down.
+// incident diagnoses why a driver cannot go on with an operation, declares that as the group's failure unless there is one,
+// and takes the group down.
 func (g *Group) incident(t runner.Incident) {
 	if f := g.run.FirstCause(); f != nil {
 		g.adopt(f)
@@ -36,12 +36,12 @@ func (g *Group) incident(t runner.Incident) {
 			return
 		}
 	}
-	g.declare(g.diagnose(t))
+	g.declareFailure(g.diagnose(t))
 }
 
-// declare makes f the group's first cause, unless there is one already, and takes the group down with that. Several
-// goroutines, and ranks, may find something at once.
-func (g *Group) declare(f *coll.Failure) { g.adopt(g.run.Declare(f)) }
+// declareFailure makes f the group's first cause, unless there is one already, and takes the group down with that. Several
+// goroutines, and ranks, may declare failures at once.
+func (g *Group) declareFailure(f *coll.Failure) { g.adopt(g.run.Declare(f)) }
 
 // peerDied is called when the process of a rank has ended.
 func (g *Group) peerDied(rank int) {
@@ -68,7 +68,7 @@ func (g *Group) peerDied(rank int) {
 		doing = "in or after " + call.Op.Describe(last)
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s died %s; look at its log for the reason, then restart the job", g.title(), g.who(rank), doing)
-	g.declare(f)
+	g.declareFailure(f)
 }
 
 // Abort makes every operation of the group fail, here and on every rank.
@@ -76,7 +76,7 @@ func (g *Group) Abort(reason string) {
 	if reason == "" {
 		reason = "abort() was called"
 	}
-	g.end(&coll.Failure{Status: coll.Aborted, Rank: g.rank,
+	g.fail(&coll.Failure{Status: coll.Aborted, Rank: g.rank,
 		Message: fmt.Sprintf("sagecomm: group %q was aborted by %s: %s", g.title(), g.number(g.rank), reason)})
 }
 
@@ -88,12 +88,12 @@ func (g *Group) Fail(f *coll.Failure) error {
 	if f.Rank < -1 || f.Rank >= g.size {
 		return fmt.Errorf("sagecomm: group_fail: there is no rank %d in a group of %d", f.Rank, g.size)
 	}
-	g.end(f)
+	g.fail(f)
 	return nil
 }
 
-// end declares a failure that a caller has found.
-func (g *Group) end(f *coll.Failure) {
+// fail declares a failure that a caller has found.
+func (g *Group) fail(f *coll.Failure) {
 	if !g.life.acquire() {
 		return
 	}
@@ -105,7 +105,7 @@ func (g *Group) end(f *coll.Failure) {
 	if f.Rank >= 0 && f.Rank < g.size {
 		f.PID, f.Host = g.members[f.Rank].PID, g.members[f.Rank].Host
 	}
-	g.declare(f)
+	g.declareFailure(f)
 }
 
 // destroyTimeout bounds how long Destroy waits for what was issued: peers may never make their calls. Tests change it.

@@ -8,20 +8,20 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// failureCallback tells those who asked that the group has failed. It goes off once, in a goroutine of its own, so that who is told
-// may call whatever it likes and take as long as it likes.
+// failureCallback calls functions of the user when the group has failed. It does so once, on a goroutine of its own, so that
+// the functions may call anything and take any time.
 type failureCallback struct {
 	mu    sync.Mutex
 	told  []func(*coll.Failure)
-	off   bool          // it has gone off
-	heard chan struct{} // closed when all were told, or had their head start; nil: nobody asked
+	off   bool          // the functions were called, or never will be
+	heard chan struct{} // closed when all functions have returned, or had their head start; nil: there are none
 }
 
-// headStart is how long a failure waits for those who are told of it before operations raise it: they may want to see the
-// process as it was. It is short beside the least bound in which a wait must raise, 100 ms after an abort. Tests change it.
+// headStart is how long a failure waits for the functions before operations raise it: they may want to see the process as
+// it was. It is short beside the least bound in which a wait must raise, 100 ms after an abort. Tests change it.
 var headStart = 20 * time.Millisecond
 
-// ask has tell called when the failureCallback goes off; false if it has gone off before.
+// ask has tell called when the group fails. It returns false if that has happened before.
 func (a *failureCallback) ask(tell func(*coll.Failure)) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -32,8 +32,8 @@ func (a *failureCallback) ask(tell func(*coll.Failure)) bool {
 	return true
 }
 
-// ring sets it off. A nil cause says that it will not go off any more.
-func (a *failureCallback) ring(cause *coll.Failure) {
+// call calls the functions. A nil cause means that the group was destroyed without a failure.
+func (a *failureCallback) call(cause *coll.Failure) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.off {
@@ -49,17 +49,17 @@ func (a *failureCallback) ring(cause *coll.Failure) {
 	enough := sync.OnceFunc(func() { close(a.heard) })
 	time.AfterFunc(headStart, enough)
 	go func() {
-		runtime.LockOSThread() // who is told may leave something on the thread, which ends with the goroutine
+		runtime.LockOSThread() // a function may leave something on the thread, which ends with the goroutine
 		name("sagecomm-fail")
 		defer enough()
-		defer recoverFrom("what is told of a failure")
+		defer recoverFrom("a failure callback")
 		for _, tell := range told {
 			tell(cause)
 		}
 	}()
 }
 
-// wait returns when those who are being told have had their head start.
+// wait returns when the functions have had their head start.
 func (a *failureCallback) wait() {
 	a.mu.Lock()
 	heard := a.heard

@@ -40,7 +40,7 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	return nil
 }
 
-// check refuses a call that this rank may not make.
+// check returns a failure for a call that this rank may not make.
 func (g *Group) check(call runner.Call) (coll.Op, *coll.Failure) {
 	op := call.Op(g.size)
 	if err := op.Check(g.rank, g.size); err != nil {
@@ -67,9 +67,9 @@ func (g *Group) fuse(calls []runner.Call) ([]uint32, *coll.Failure) {
 	return fusion.Plan(ops), nil
 }
 
-// broken takes the group down: peers make a call that this rank cannot join.
+// broken takes the group down because peers make a call that this rank cannot join.
 func (g *Group) broken(op coll.Op, err error) *coll.Failure {
-	g.declare(g.system(op, err))
+	g.declareFailure(g.system(op, err))
 	return g.failed()
 }
 
@@ -99,11 +99,11 @@ func (g *Group) makeFifo(peer int) {
 	}
 	g.compiling.Unlock()
 	if err != nil {
-		g.declare(g.system(coll.Op{Kind: coll.Send, Root: peer}, err))
+		g.declareFailure(g.system(coll.Op{Kind: coll.Send, Root: peer}, err))
 	}
 }
 
-// failed is why nothing can be issued any more, nil if all is well.
+// failed returns the first cause of failure, nil if operations can be issued.
 func (g *Group) failed() *coll.Failure {
 	if f := g.cause.Load(); f != nil {
 		return f

@@ -13,8 +13,8 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// memory is the arenas of this process. Almost always there is one, a memfd. Where peers cannot map that, groups get
-// an arena of their own each, made of a file that loses its name once all peers have it.
+// memory is the arenas of this process. Almost always there is one, a memfd. Where peers cannot map a memfd, each group gets
+// an arena of its own, made of a file that loses its name once all peers have mapped it.
 type memory struct {
 	shared *store
 	bells  sync.Mutex // adding and removing engine bells
@@ -70,7 +70,7 @@ func (p *Process) sharedStore(s *env.Settings) (*store, error) {
 	return p.memory.shared, nil
 }
 
-// board is this rank's memory for one group.
+// groupMemory is this rank's memory for one group.
 type groupMemory struct {
 	store   *store
 	ranges  []shmem.Range
@@ -86,7 +86,7 @@ func newGroupMemory(st *store, rank, size int) (*groupMemory, error) {
 	return &groupMemory{store: st, ranges: []shmem.Range{r}}, nil
 }
 
-// at is where the shared block itself lies.
+// at returns the address of the shared block.
 func (b *groupMemory) at() unsafe.Pointer { return b.store.at(b.ranges[0]) }
 
 // more takes another piece of the arena for the group and returns its offset.

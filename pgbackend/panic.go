@@ -14,7 +14,7 @@ import (
 func (g *Group) recoverInto(f **coll.Failure) {
 	if r := recover(); r != nil {
 		*f = g.fault(r)
-		g.declare(*f)
+		g.declareFailure(*f)
 	}
 }
 
@@ -23,7 +23,7 @@ func (g *Group) Panicked(r any) *coll.Failure {
 	f := g.fault(r)
 	if g.life.acquire() {
 		defer g.life.release()
-		g.declare(f)
+		g.declareFailure(f)
 	}
 	return f
 }

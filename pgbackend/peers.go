@@ -97,8 +97,8 @@ func (m member) watch(me member) (*procwatch.Watcher, error) {
 	return procwatch.WatchFD(pidfd)
 }
 
-// bereaved is why the group cannot be made, knowing who has died: ranks that have not come in time may be late because
-// of that, and no time was given to them.
+// bereaved returns why the group cannot be made, given which peers have died: ranks that have not come in time may be late
+// because of a death, and the wait was cut short.
 func (g *Group) bereaved(err error) error {
 	dead := g.life.dead()
 	var late *bootstrap.TimeoutError

@@ -13,23 +13,23 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Process is what all groups of one process share: its memory, its progress engine, the watch over its peers. There is
-// one per process.
+// Process is what all groups of one process share: memory, progress engine, observers, the watch over peers. There is one
+// per process.
 type Process struct {
 	mu        sync.Mutex
 	groups    map[uint64]*Group // by handle, until they are destroyed
-	leaving   []*Group          // destroyed, but peers may still touch their boards
+	leaving   []*Group          // destroyed, but peers may still touch their memory
 	memory    memory
 	engine    progressEngine
 	peers     map[procwatch.ID]*peerProcess
 	observers *observe.Observers
 	created   uint64    // groups so far
-	inVain    time.Time // when a group that was destroyed last gave up waiting for peers
+	inVain    time.Time // when Destroy last waited for peers in vain
 
 	choosing  sync.Mutex // of selectors
 	selectors map[choice]*algo.Selector
 	probing   sync.Once
-	found     probeResult // by that
+	found     probeResult // of probing
 	unwatched sync.Once   // the warning about peers that cannot be watched
 	files     sync.Once   // the warning that groups use files
 }
@@ -39,7 +39,7 @@ var (
 	makeOnce   sync.Once
 )
 
-// Get returns the process's one Process.
+// Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
 		theProcess = &Process{groups: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, selectors: map[choice]*algo.Selector{}}
@@ -79,7 +79,7 @@ func (p *Process) Shutdown() {
 	p.observers.Finish()
 }
 
-// fellBack tells, once, that groups use files. Each group has a reason of its own, which differs in names only.
+// fellBack warns, once, that groups use files. The reasons of different groups differ in names only.
 func (p *Process) fellBack(g *Group, reason error) {
 	p.files.Do(func() {
 		observe.Warn("group %q uses a file in %s, as others may, because its ranks cannot share memory that has no name: %v",
@@ -125,7 +125,7 @@ func (p *Process) Fail(handle uint64, cause *coll.Failure) {
 		var f *coll.Failure
 		defer g.life.release()
 		defer g.recoverInto(&f)
-		g.end(cause)
+		g.fail(cause)
 	}
 }
 

@@ -69,7 +69,7 @@ func (g *Group) exchangeFile(c Config, try string, deadline time.Time, methods [
 	return g.exchange(c, try, deadline, methods, st, err)
 }
 
-// exchange is one attempt with one kind of arena. storeErr is why this rank has none: it tells the others.
+// exchange is one attempt with one kind of arena. storeErr is why this rank has no arena: the others are told.
 func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
 	me := member{Machine: g.tuningSettings.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(), Processors: processors(),
@@ -134,7 +134,7 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 	return err
 }
 
-// introduce reads what the ranks say of themselves.
+// introduce reads the descriptions of all ranks.
 func (g *Group) introduce(all [][]byte) error {
 	members := make([]member, g.size)
 	for rank, text := range all {
@@ -182,10 +182,10 @@ func (g *Group) attach(methods []shmem.Method) error {
 	return nil
 }
 
-// giveUp ends what Create began, and says why it cannot go on. If this rank has told the others that it is ready, some
-// may have heard that of all ranks: they have a group and will look into this rank's board. They find the reason there,
-// and it stays until they have left, given up or died, and then a while for those that look late (see sweep). This rank
-// writes into none of theirs: those that gave up too may have freed them.
+// giveUp ends an attempt of Create and returns why the group was not made. If this rank has told the others that it is ready,
+// some of them may have heard that of all ranks: they have a group and will look into this rank's shared block. They find the
+// reason there. It stays until they have left, given up or died, and then a while for peers that look late (see sweep). This
+// rank writes into no shared block of a peer: peers that gave up too may have freed theirs.
 func (g *Group) giveUp(err error) error {
 	err = g.bereaved(err)
 	if g.life.now() == meeting {
@@ -206,7 +206,7 @@ func (g *Group) giveUp(err error) error {
 	return err
 }
 
-// discard gives back what a group took that no rank has joined or will join.
+// discard frees the memory of a group that no rank has joined or will join.
 func (g *Group) discard() {
 	releaseAll(g.maps)
 	g.maps = nil

@@ -1,10 +1,11 @@
-// Package bootstrap is how ranks that know only a common [Store] learn from each other: an all-gather of small values
-// ([Exchange]) and a common verdict on whether everybody succeeded ([Agree]).
+// Package bootstrap lets ranks that know only a common [Store] learn from each other: an all-gather of small values
+// ([Exchange]), a common verdict on whether all ranks succeeded ([Agree]), and numbers that tell groups on the same keys apart
+// ([Epochs]). It owns nothing: keys and values belong to the caller's store.
 //
 // It is used while a group is made and never afterwards. Keys are "<prefix>/<rank>"; a prefix is used for one call, so
 // the caller puts group name, epoch and phase into it. Values stay in the store.
 //
-// Start reading at exchange.go.
+// Any goroutine may call it. Start reading at exchange.go, then epoch.go.
 package bootstrap
 
 import (

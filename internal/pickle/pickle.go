@@ -1,8 +1,8 @@
-// Package pickle writes plain data the way Python's pickle module reads it, protocol 2: dictionaries, lists, tuples,
-// strings, integers, floats, booleans and None. torch's flight recorder analyser wants such files. It reads nothing, and
-// nothing that it writes makes a reader import or call anything.
+// Package pickle writes plain data in the format of Python's pickle module, protocol 2: dictionaries, lists, tuples, strings,
+// integers, floats, booleans and None. The analyser of torch's flight recorder reads such files. The package reads no pickles,
+// and its output never makes a reader import or call anything.
 //
-// Opcodes: Lib/pickletools.py of CPython.
+// Any goroutine may call it. Opcodes: Lib/pickletools.py of CPython. Start reading at [Marshal].
 package pickle
 
 import (

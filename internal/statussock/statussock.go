@@ -1,7 +1,9 @@
-// Package statussock answers who asks a running process how it is doing: a listener on an abstract Unix socket, which has no
-// file, ends with the process and is found by its name in /proc/net/unix. Who connects, as the same user or as root, gets
-// one JSON document and the end of the stream, so any program that can connect can ask. What the document says is the
-// caller's business.
+// Package statussock answers programs that ask a running process how it is doing. It listens on an abstract Unix socket, which
+// has no file, ends with the process, and is found by its name in /proc/net/unix. A client that connects as the same user, or
+// as root, gets one JSON document and the end of the stream, so any program that can connect can ask. The package does not
+// know what the document says.
+//
+// Any goroutine may call it. It owns one goroutine that accepts and one for each client. Start reading at [Serve].
 package statussock
 
 import (
@@ -23,14 +25,14 @@ const (
 	clientsAtOnce = 8
 )
 
-// Server answers until it is closed.
+// Server answers clients until it is closed.
 type Server struct {
 	listener *net.UnixListener
 	answer   func() []byte
 	ended    sync.WaitGroup // the loop that accepts
 }
 
-// Serve begins to answer with what the function returns at that moment, which it does on a goroutine of its own.
+// Serve begins to answer. answer returns the document; each call of it is on a goroutine of its own.
 func Serve(answer func() []byte) (*Server, error) {
 	name := fmt.Sprintf("@%s%d-%d", Prefix, os.Geteuid(), os.Getpid())
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
@@ -46,7 +48,7 @@ func Serve(answer func() []byte) (*Server, error) {
 	return s, nil
 }
 
-// Close ends it. Who is being answered at the moment is answered to the end. A process that was forked from this one has
+// Close ends the server. Clients that are being answered get their answer. A process that was forked from this one has
 // the socket as well; it does not answer on it, so it is shut down and not only closed.
 func (s *Server) Close() {
 	if raw, err := s.listener.SyscallConn(); err == nil {
@@ -84,7 +86,7 @@ func (s *Server) accept() {
 	}
 }
 
-// allowed: the same user, or root.
+// allowed reports whether the client is the same user, or root.
 func allowed(conn *net.UnixConn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {
