@@ -13,8 +13,8 @@ var lower = host.Compile
 
 // program finds the program of a call, or makes it; kept says that the cache has it.
 func (g *Group) program(call runner.Call, op coll.Op) (p runner.Compiled, kept bool, err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.compiling.Lock()
+	defer g.compiling.Unlock()
 	classes := g.classesOf(op.Kind)
 	key, class := g.run.Key(call, op.Bytes())
 	if p, kept = g.run.Lookup(key); kept {
@@ -26,7 +26,7 @@ func (g *Group) program(call runner.Call, op coll.Op) (p runner.Compiled, kept b
 	return p, g.run.Keep(key, p), nil
 }
 
-// classesOf are the classes of a kind, under g.mu. They are predicted at its first use, before there is a program of it in
+// classesOf are the classes of a kind, under g.compiling. They are predicted at its first use, before there is a program of it in
 // the runner's cache, so that their bounds may appear there at any moment.
 func (g *Group) classesOf(kind coll.Kind) []algo.Class {
 	if g.classes[kind] == nil {
