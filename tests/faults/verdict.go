@@ -14,7 +14,7 @@ type verdict struct {
 	status coll.Status
 	text   string // part of the message
 	bound  int64  // from the fault, or from when the rank entered its call
-	blames bool   // names the culprit by rank and pid
+	named  bool   // names the culprit by rank and pid
 }
 
 // expected is the line of the contract that a cell is about.
@@ -80,7 +80,7 @@ func (t *trial) diagnoseOne(rank int, got result, want verdict) {
 		t.wrong("rank %d: %v; expected %v, %q", rank, got, want.status, want.text)
 		return
 	}
-	if want.blames && (got.Rank != t.culprit || got.PID != t.ranks[t.culprit].pid) {
+	if want.named && (got.Rank != t.culprit || got.PID != t.ranks[t.culprit].pid) {
 		t.wrong("rank %d: %v; expected rank %d, pid %d", rank, got, t.culprit, t.ranks[t.culprit].pid)
 	}
 }
@@ -117,7 +117,7 @@ func (t *trial) diagnoseCulprit(at int64, answer <-chan result, first string) {
 			t.wrong("rank %d: its own call: %v", t.culprit, got)
 		}
 	case got.Message != first:
-		t.wrong("rank %d, which is to blame, says %v, the others %q", t.culprit, got, first)
+		t.wrong("rank %d, the culprit, says %v, the others %q", t.culprit, got, first)
 	default:
 		t.measure(t.fault+": the rank itself learns it", got.At-max(at, got.Entered), 2*second)
 	}
