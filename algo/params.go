@@ -73,6 +73,7 @@ type parameter struct {
 	in      func(*Params) *float64
 }
 
+// parameters lists all parameters.
 var parameters = []parameter{
 	{"slots.hop", "board.hop", false, func(p *Params) *float64 { return &p.Slots.Hop }},
 	{"slots.flag", "board.flag", false, func(p *Params) *float64 { return &p.Slots.Flag }},

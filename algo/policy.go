@@ -14,6 +14,7 @@ type policy struct {
 	rules func(Shape) []Rule
 }
 
+// policies lists all policies.
 var policies = []policy{
 	{Predicted, func(Shape) []Rule { return nil }},
 	{"thresholds", thresholds},
@@ -40,6 +41,7 @@ func thresholds(s Shape) []Rule {
 	return []Rule{rule(0, short-1, below), rule(short-1, NoLimit, above)}
 }
 
+// findPolicy returns the policy of a name; "" is the default.
 func findPolicy(name string) (policy, bool) {
 	for _, p := range policies {
 		if p.name == name || name == "" && p.name == Predicted {

@@ -28,6 +28,7 @@ type predictor struct {
 	known  map[sendRecvKey]sendRecvCandidate
 }
 
+// newPredictor returns a predictor that has priced nothing yet.
 func newPredictor(shape Shape, params Params) *predictor {
 	return &predictor{shape, params, newSlotPredictor(shape.Size, params.Slots), shape.costs(params), map[sendRecvKey]sendRecvCandidate{}}
 }

@@ -75,6 +75,7 @@ type slotPredictor struct {
 	known  map[slotKey]*cost.SlotPricer
 }
 
+// slotKey identifies a pricer.
 type slotKey struct {
 	kind      coll.Kind
 	algorithm string

@@ -8,7 +8,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Measurements are what was measured in a group of this process, with what a tuning file says so far.
+// Measurements holds what was measured in a group of this process, and the tuning file so far.
 type Measurements struct {
 	Group uint64     `json:"group"` // its handle
 	Name  string     `json:"name"`  // of the file, for messages
@@ -16,8 +16,8 @@ type Measurements struct {
 	Rows  []measured `json:"rows"`
 }
 
-// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 is the predicted one; Ratio is to what the
-// group itself took in the same rounds.
+// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 means the predicted one. Ratio is the ratio to the
+// time of the group's own choice in the same rounds.
 type measured struct {
 	Op        string  `json:"op"`
 	Bytes     uint64  `json:"bytes"`
@@ -27,14 +27,14 @@ type measured struct {
 	Ratio     float64 `json:"ratio"`
 }
 
-// Tuned is what follows from measurements: the entry for groups of this shape on this machine, and the text of the file
-// with it.
+// Tuned is the result of [Process.Tune]: the entry for groups of this shape on this machine, and the text of the file with
+// that entry.
 type Tuned struct {
 	Entry algo.Entry `json:"entry"`
 	File  string     `json:"file"`
 }
 
-// Tune makes of measurements what a tuning file says.
+// Tune turns measurements into an entry of a tuning file.
 func (p *Process) Tune(m Measurements) (*Tuned, error) {
 	g := p.Group(m.Group)
 	if g == nil {

@@ -52,6 +52,7 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("cluster: %s: %s", e.Where, e.What) }
 
+// wrong returns an *[Error].
 func wrong(where, format string, args ...any) error {
 	return &Error{where, fmt.Sprintf(format, args...)}
 }
@@ -137,6 +138,7 @@ func (c *Cluster) check() error {
 	return nil
 }
 
+// finite reports whether a number is one.
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
 // positive refuses a rate outside the range for which all times fit into femtoseconds.

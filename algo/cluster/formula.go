@@ -63,6 +63,7 @@ func refuse(format string, args ...any) (float64, error) {
 // lg returns the logarithm to base 2, rounded up.
 func lg(n int) int { return bits.Len(uint(n - 1)) }
 
+// isPower reports whether n is a power of two.
 func isPower(n int) bool { return n&(n-1) == 0 }
 
 // piece returns the length of the longest piece of n bytes that are cut into pieces: a multiple of the unit, or n if that is
@@ -200,6 +201,7 @@ func (f *closed) queue(messages int, small, whole, after float64, capacity int) 
 	return whole + max(float64(messages-1)*small, float64(turns)*(whole+after)+float64(rest)*small)
 }
 
+// formulas holds the closed forms of all algorithms that have one.
 var formulas = map[coll.Kind]map[string]formula{
 	coll.AllReduce:     allReduceFormulas,
 	coll.AllGather:     allGatherFormulas,

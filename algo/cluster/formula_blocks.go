@@ -18,6 +18,8 @@ func (f *closed) growing(list []round) (float64, error) {
 // all returns the number of blocks of all other ranks.
 func all(f *closed) float64 { return float64(f.P - 1) }
 
+// each, logarithmic and levels return the messages and bytes of algorithms that send one message to each other rank, lg P
+// messages, and messages inside hosts and then between them.
 func each(f *closed) (int, float64) { return f.P - 1, all(f) }
 
 func logarithmic(f *closed) (int, float64) { return lg(f.P), all(f) }

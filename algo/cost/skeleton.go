@@ -169,6 +169,7 @@ func (k *skeleton) spansOf(regions []plan.Region, single *index[span]) (from, to
 // cut is the division of a chunk into pieces, see [plan.SendRecvPlan].
 type cut struct{ bytes, each, more uint64 }
 
+// cutOf returns the division of a chunk of that many bytes.
 func cutOf(bytes, pieces uint64) cut {
 	units := (bytes + plan.Unit - 1) / plan.Unit
 	return cut{bytes, units / pieces, units % pieces}

@@ -86,6 +86,7 @@ const (
 	ofPiece
 )
 
+// listOf returns the key of one of the lists of a place.
 func listOf(place uint64, which int) uint64 { return place<<31 + uint64(which) }
 
 func (s *sends) add(step int, r Region) {

@@ -119,11 +119,12 @@ type SendRecvPlan struct {
 // Unit divides the start of every piece, see [SendRecvPlan].
 const Unit = 64
 
-// InputBlocks and OutputBlocks report whether a kind's buffer has a block for each rank.
+// InputBlocks reports whether the input of a kind has a block for each rank.
 func InputBlocks(k coll.Kind) bool {
 	return k == coll.ReduceScatter || k == coll.AllToAll || k == coll.Scatter
 }
 
+// OutputBlocks reports whether the output of a kind has a block for each rank.
 func OutputBlocks(k coll.Kind) bool {
 	return k == coll.AllGather || k == coll.AllToAll || k == coll.Gather
 }
@@ -131,8 +132,10 @@ func OutputBlocks(k coll.Kind) bool {
 // IsFlat reports whether a kind has no blocks at all.
 func IsFlat(k coll.Kind) bool { return !InputBlocks(k) && !OutputBlocks(k) }
 
-// InputBlocks and OutputBlocks report whether the plan's buffer has a block for each rank.
-func (p SendRecvPlan) InputBlocks() bool  { return InputBlocks(p.Kind) }
+// InputBlocks reports whether the plan's input has a block for each rank.
+func (p SendRecvPlan) InputBlocks() bool { return InputBlocks(p.Kind) }
+
+// OutputBlocks reports whether the plan's output has a block for each rank.
 func (p SendRecvPlan) OutputBlocks() bool { return OutputBlocks(p.Kind) }
 
 // MaxLag returns the largest lag of the plan.

@@ -16,6 +16,7 @@ const (
 	Reduced
 	// Consumed: the rank reads no slot of the ticket any more.
 	Consumed
+	// Counters is the number of counters.
 	Counters
 )
 
@@ -71,8 +72,7 @@ func (p SlotPlan) BlockBytes(l Lengths, from, to int) uint64 {
 	}
 }
 
-// InputAt returns where the block for a rank begins in this rank's input, OutputAt where the block of a rank begins in
-// this rank's output.
+// InputAt returns where the block for a rank begins in this rank's input.
 func (p SlotPlan) InputAt(l Lengths, to int) (at uint64) {
 	switch {
 	case p.Input != Blocks:
@@ -86,6 +86,7 @@ func (p SlotPlan) InputAt(l Lengths, to int) (at uint64) {
 	return at
 }
 
+// OutputAt returns where the block of a rank begins in this rank's output.
 func (p SlotPlan) OutputAt(l Lengths, from int) (at uint64) {
 	switch {
 	case p.Output != Blocks:

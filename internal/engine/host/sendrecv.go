@@ -6,11 +6,13 @@ import (
 	"sagecomm/internal/runner"
 )
 
+// stepOps translates ops to those of the runner.
 var stepOps = map[plan.Op]uint8{
 	plan.Send: runner.StepSend, plan.Recv: runner.StepRecv, plan.RecvReduce: runner.StepRecvReduce,
 	plan.Reduce: runner.StepReduce, plan.Copy: runner.StepCopy,
 }
 
+// spaces translates spaces to those of the runner.
 var spaces = map[plan.Space]int{plan.Input: runner.Input, plan.Output: runner.Output, plan.Scratch: runner.Scratch}
 
 // CompileSendRecv makes the program that carries out a plan of messages for calls like op. Flows copy, so that what a step
@@ -26,6 +28,7 @@ func CompileSendRecv(p plan.SendRecvPlan, op coll.Op) (runner.Compiled, error) {
 	return runner.NewSendRecvProgram(out)
 }
 
+// regions translates regions to those of the runner.
 func regions(list []plan.Region) []runner.Region {
 	out := make([]runner.Region, len(list))
 	for i, r := range list {
