@@ -26,7 +26,7 @@ goes. Written by: go test ./algo/message -run Pictures -update
   ~2      two chunks behind the head of the pipeline; #1: on channel 1
 `
 
-// picture writes regions of a plan.
+// picture returns the picture of some regions.
 func picture(p plan.SendRecvPlan, regions []plan.Region) string {
 	var parts []string
 	for i := 0; i < len(regions); i++ {

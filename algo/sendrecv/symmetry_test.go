@@ -57,13 +57,13 @@ func TestPlansThatTurnDo(t *testing.T) {
 			}
 		}
 	}
-	// The test would notice: neighbours in a tree are at other distances.
+	// The test notices plans that do not turn: neighbours in a tree are at other distances.
 	if turns(buildAll(t, family{coll.Barrier, Binomial, TreeBarrier}, Place{Size: 8, Chunk: plan.Unit})) {
 		t.Error("a tree turns")
 	}
 }
 
-// Every symmetry is that of an algorithm that exists.
+// Every listed symmetry is that of an algorithm that exists.
 func TestSymmetriesAreOfAlgorithms(t *testing.T) {
 	for kind, names := range symmetric {
 		for name := range names {
