@@ -20,8 +20,8 @@ type Measured struct {
 	Ratio     float64 // to the time of the selector's own choice in the same rounds
 }
 
-// worth is the factor in time that a choice must gain over the predicted one, and a change of algorithm between two lengths
-// over no change. Below it the same two algorithms change places from one measurement to the next.
+// worth is the factor in time that a choice must gain over the predicted one, and a change of algorithm between two
+// lengths over no change. Below it the same two algorithms change places from one measurement to the next.
 const worth = 1.03
 
 // free is the price of a change below which changes that the prediction makes as well cost nothing.
@@ -76,10 +76,10 @@ type ruleCandidate struct {
 	chunk     int
 }
 
-// measured returns the rules of one kind: the sequence of candidates, one for each length, that costs least. The cost of a
-// candidate at a length is the logarithm of its ratio, so that all lengths have equal weight. A change from one length to
-// the next costs a little, and so does a candidate that is not predicted. The sequence is found by dynamic programming
-// (Viterbi, "Error bounds for convolutional codes", 1967).
+// measured returns the rules of one kind: the sequence of candidates, one for each length, that costs least. The cost
+// of a candidate at a length is the logarithm of its ratio, so that all lengths have equal weight. A change from one
+// length to the next costs a little, and so does a candidate that is not predicted. The sequence is found by dynamic
+// programming (Viterbi, "Error bounds for convolutional codes", 1967).
 func (s *Selector) measured(kind coll.Kind, list []Measured) ([]Rule, error) {
 	lengths, candidates := s.axes(kind, list)
 	if len(candidates) == 0 {
@@ -137,8 +137,8 @@ func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, cand
 	return slices.Compact(lengths), slices.Compact(candidates)
 }
 
-// ratio returns the ratio of a candidate at a length. A chunk that was not measured has the ratio of the predicted chunk,
-// since both are longer than the buffer. The ratio is infinite where the algorithm was not measured.
+// ratio returns the ratio of a candidate at a length. A chunk that was not measured has the ratio of the predicted
+// chunk, since both are longer than the buffer. The ratio is infinite where the algorithm was not measured.
 func ratio(list []Measured, bytes uint64, w ruleCandidate) float64 {
 	usual := math.Inf(1)
 	for _, m := range list {
@@ -155,9 +155,9 @@ func ratio(list []Measured, bytes uint64, w ruleCandidate) float64 {
 	return usual
 }
 
-// surcharge returns the factor by which a candidate must be faster to be worth a rule. Where ranks share memory, reductions
-// over channels need the same margin that other collectives need to be predicted, because they add in another order than
-// that of the ranks.
+// surcharge returns the factor by which a candidate must be faster to be worth a rule. Where ranks share memory,
+// reductions over channels need the same margin that other collectives need to be predicted, because they add in
+// another order than that of the ranks.
 func (s *Selector) surcharge(kind coll.Kind, bytes uint64, w ruleCandidate) float64 {
 	switch {
 	case s.predicts(kind, bytes, w):
@@ -215,8 +215,8 @@ func (s *Selector) ranges(kind coll.Kind, lengths []uint64, candidates []ruleCan
 	return rules
 }
 
-// between returns where one candidate ends and the next begins between two lengths: where the prediction changes in the same
-// way, else at their geometric mean.
+// between returns where one candidate ends and the next begins between two lengths: where the prediction changes in the
+// same way, else at their geometric mean.
 func (s *Selector) between(kind coll.Kind, low, high uint64, from, to string) uint64 {
 	table := s.classes(kind)
 	for i, c := range table[:len(table)-1] {

@@ -57,8 +57,8 @@ func tunedBy(t *testing.T, s *Selector, e Entry) *Selector {
 	return made
 }
 
-// On a machine whose costs differ from the defaults, a tuned group is within a few percent of the best candidate at every
-// length that was measured. Reductions over channels are an exception, since they have to save more.
+// On a machine whose costs differ from the defaults, a tuned group is within a few percent of the best candidate at
+// every length that was measured. Reductions over channels are an exception, since they have to save more.
 func TestTunedGroupsDoTheBest(t *testing.T) {
 	kinds := []coll.Kind{coll.AllReduce, coll.AllGather, coll.Broadcast, coll.AllToAll}
 	for _, size := range []int{2, 3, 4, 8} {

@@ -20,10 +20,10 @@ var policies = []policy{
 	{"thresholds", thresholds},
 }
 
-// thresholds chooses the algorithm of an all_reduce by fixed lengths, whatever links cost. Below 1 MB (10^6 bytes) it takes
-// recursive doubling where the number of ranks is a power of two, else a ring. From there on it takes a ring where all
-// ranks are on one host, else a double tree. Libraries for devices are often set up like this, so predictions can be
-// compared with it.
+// thresholds chooses the algorithm of an all_reduce by fixed lengths, whatever links cost. Below 1 MB (10^6 bytes) it
+// takes recursive doubling where the number of ranks is a power of two, else a ring. From there on it takes a ring
+// where all ranks are on one host, else a double tree. Libraries for devices are often set up like this, so predictions
+// can be compared with it.
 func thresholds(s Shape) []Rule {
 	const short = 1_000_000
 	rule := func(from, to uint64, algorithm string) Rule {

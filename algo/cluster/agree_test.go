@@ -10,8 +10,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// described returns a cluster. The numbers are hosts, ranks of a host, NICs, hosts behind a switch and oversubscription; 0
-// means the default.
+// described returns a cluster. The numbers are hosts, ranks of a host, NICs, hosts behind a switch and
+// oversubscription; 0 means the default.
 func described(t testing.TB, inside, between string, numbers ...float64) *Cluster {
 	t.Helper()
 	n := append(numbers, 0, 0, 0)

@@ -137,9 +137,9 @@ var scatterFormulas = map[string]formula{
 	},
 }
 
-// gathered returns the time of P-1 messages to one rank. Messages from its host come over other links than the others and
-// are taken first. Where ranks share NICs, the last message of a host comes late, and those of other hosts are taken after
-// it.
+// gathered returns the time of P-1 messages to one rank. Messages from its host come over other links than the others
+// and are taken first. Where ranks share NICs, the last message of a host comes late, and those of other hosts are
+// taken after it.
 func (f *closed) gathered() (float64, error) {
 	if f.c.Oversubscription > 1 {
 		return refuse("what comes through a switch at once is taken in another order")

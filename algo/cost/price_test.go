@@ -34,8 +34,8 @@ func priceOf(t *testing.T, kind coll.Kind, name string, at sendrecv.Place, bytes
 	return got
 }
 
-// For one chunk, and P a power of two, prices are those of Hockney 1994, Thakur, Rabenseifner, Gropp 2005 and Chan et al.
-// 2007.
+// For one chunk, and P a power of two, prices are those of Hockney 1994, Thakur, Rabenseifner, Gropp 2005 and Chan et
+// al. 2007.
 func TestPricesAreThoseOfTheFormulas(t *testing.T) {
 	for _, size := range []int{2, 4, 8, 16, 64} {
 		n, P, log := float64(size*1024), float64(size), float64(lg(size))

@@ -23,8 +23,8 @@ func pricerOf(t testing.TB, f family, at sendrecv.Place, c Costs) *Pricer {
 	return NewPricer(g, c)
 }
 
-// In every group whose symmetry is listed, the play of one rank takes exactly as long as that of all. This test fails if an
-// algorithm is listed whose ranks are not alike.
+// In every group whose symmetry is listed, the play of one rank takes exactly as long as that of all. This test fails
+// if an algorithm is listed whose ranks are not alike.
 func TestOneRankStandsForAll(t *testing.T) {
 	seen := 0
 	for _, f := range families {

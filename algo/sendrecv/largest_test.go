@@ -34,8 +34,8 @@ func TestLargestBoundsEveryMessage(t *testing.T) {
 	}
 }
 
-// The telling ranks include one with the longest message and one with the most work, and LongestChunk returns the longest
-// chunk with equal pieces.
+// The telling ranks include one with the longest message and one with the most work, and LongestChunk returns the
+// longest chunk with equal pieces.
 func TestSomeRanksTellTheLongestMessage(t *testing.T) {
 	const place = 64 << 10
 	for _, f := range families {

@@ -9,8 +9,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// turnedBy returns the plan of rank 0 turned for another rank, see [plan.Group.Turned]. It leaves out which cells of scratch
-// memory are used.
+// turnedBy returns the plan of rank 0 turned for another rank, see [plan.Group.Turned]. It leaves out which cells of
+// scratch memory are used.
 func turnedBy(p plan.SendRecvPlan, rank int) plan.SendRecvPlan {
 	shift := func(regions []plan.Region) []plan.Region {
 		list := slices.Clone(regions)

@@ -76,8 +76,9 @@ func TestABrokenPlanOfEachKindIsRejected(t *testing.T) {
 	}
 }
 
-// Later chunks use scratch cells again, and a rank waits for messages that it sent out of them. Without that wait, or with
-// fewer sets of cells than chunks in flight, bytes would be overwritten. A plan's lags determine the number of sets.
+// Later chunks use scratch cells again, and a rank waits for messages that it sent out of them. Without that wait, or
+// with fewer sets of cells than chunks in flight, bytes would be overwritten. A plan's lags determine the number of
+// sets.
 func TestScratchCellsAreUsedAgain(t *testing.T) {
 	plans := buildAll(t, family{coll.Reduce, sendrecv.Chain}, sendrecv.Place{Size: 4, Chunk: plan.Unit})
 	if got := plans[2].Sets(); got != 2 {
@@ -95,8 +96,8 @@ func TestUnevenBlocksNeedAnAlgorithmForThem(t *testing.T) {
 	rejected(t, CheckSendRecv(plans, plan.Lengths{Blocks: []uint64{1, 2, 3, 4}}), "all_to_all bruck, 2 ranks, blocks [1 2 3 4], chunk 64: the algorithm needs blocks of equal length")
 }
 
-// The checker works with units and reads all bytes before it writes. Programs do neither, so it rejects blocks whose units
-// differ and moves that overlap.
+// The checker works with units and reads all bytes before it writes. Programs do neither, so it rejects blocks whose
+// units differ and moves that overlap.
 func TestWhatProgramsCannotDoIsRejected(t *testing.T) {
 	gather := func(name string, size int) []plan.SendRecvPlan {
 		for _, f := range families {

@@ -9,8 +9,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// reject runs plans, or a machine that spoil has changed, and fails the test unless every single schedule gives an error that
-// holds every text: the verdict must not depend on the order in which ranks run.
+// reject runs plans, or a machine that spoil has changed, and fails the test unless every single schedule gives an
+// error that holds every text: the verdict must not depend on the order in which ranks run.
 func reject(t *testing.T, plans []plan.SlotPlan, bytes uint64, slots int, inPlace bool, spoil func(*slotMachine), want ...string) {
 	t.Helper()
 	for _, s := range schedules(len(plans)) {

@@ -9,8 +9,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Without any one kind of wait some access is not ordered. Every schedule finds that, even one in which the values happen to
-// come out right.
+// Without any one kind of wait some access is not ordered. Every schedule finds that, even one in which the values
+// happen to come out right.
 func TestEveryWaitIsNeeded(t *testing.T) {
 	without := func(a plan.Action) func(*slotMachine) {
 		return func(m *slotMachine) {
@@ -99,7 +99,7 @@ func TestInPlaceOrderMatters(t *testing.T) {
 	reject(t, plans, 192, 4, true, func(m *slotMachine) {
 		for i, in := range m.steps[0] {
 			if in.Action == plan.Publish && in.Chunk == 2 {
-				m.steps[0][i].Moves[0].From[0].Off = 0 // chunk 0, folded one position ago
+				m.steps[0][i].Moves[0].From[0].Off = 0 // chunk 0, reduced one position ago
 			}
 		}
 	}, "in place", "bytes [128, 192) of the output hold {0@0 + 1@0 + 1@128}, expected {0@128 + 1@128}")
@@ -122,8 +122,8 @@ func TestWrongBytesAreSeen(t *testing.T) {
 		"chunk 4, stage 1 (reduce): reads bytes [0, 64) of rank 0's slot 0, which hold ticket 0 instead of 4")
 }
 
-// Where every rank reads from every other, the reductions of later chunks imply what publish waits for: the checker knows
-// orders that follow from others. In a broadcast nothing implies it.
+// Where every rank reads from every other, the reductions of later chunks imply what publish waits for: the checker
+// knows orders that follow from others. In a broadcast nothing implies it.
 func TestAWaitThatFollowsFromOthersIsNotMissed(t *testing.T) {
 	m, err := newSlotMachine([2]int{4, 4}, SlotCall{Plans: build(t, coll.AllReduce, shmplan.OneShot, 3, 0, plan.LargeSlots, 64), Lengths: plan.Lengths{Bytes: 640}})
 	if err != nil {
