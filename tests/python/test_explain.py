@@ -32,7 +32,7 @@ ANSWER = {
         },
         {
             "algorithm": "one_shot",
-            "transport": "boards",
+            "transport": "slots",
             "chunk": 131072,
             "seconds": 333.6e-6,
             "steps": 16,
@@ -47,7 +47,7 @@ TABLE = """\
 all_reduce of 1.049 MB, 4 ranks on 2 hosts
      algorithm      time  steps     bytes     chunk  over      why
   *  ring       147.9 us     24  1.573 MB  131.1 KB  channels  predicted
-     one_shot   333.6 us     16  3.146 MB  131.1 KB  boards    2.26 times as long as ring
+     one_shot   333.6 us     16  3.146 MB  131.1 KB  slots     2.26 times as long as ring
 all_reduce: 0-inf:ring@chunk=131072 (predicted)"""
 
 

@@ -38,10 +38,10 @@ def test_candidates_count_by_their_ratio_in_the_same_rounds():
 
 
 def test_chunks_are_tried_where_there_is_something_to_cut():
-    boards = {"algorithm": "two_shot", "chunk": 131072, "longest": 262144, "chosen": True}
+    slots = {"algorithm": "two_shot", "chunk": 131072, "longest": 262144, "chosen": True}
     channels = {"algorithm": "ring", "chunk": 65536, "longest": 65536, "chosen": False}
-    assert list(_tune.ways([boards, channels], 1 << 10)) == [("two_shot", 0), ("ring", 0)]
-    assert list(_tune.ways([boards, channels], 1 << 20)) == [
+    assert list(_tune.ways([slots, channels], 1 << 10)) == [("two_shot", 0), ("ring", 0)]
+    assert list(_tune.ways([slots, channels], 1 << 20)) == [
         ("two_shot", 0),
         ("two_shot", 65536),
         ("two_shot", 262144),
@@ -66,7 +66,7 @@ def test_the_table_for_people():
             ]
         ]
     )
-    entry = {"rules": ["all_reduce:ring@chunk=32K"], "params": {"ring.byte": "9ps"}}
+    entry = {"rules": ["all_reduce:ring@chunk=32K"], "params": {"channel.byte": "9ps"}}
     assert (
         _tune.text({"ranks": 2, "entry": entry, "rows": rows})
         == """\
@@ -76,7 +76,7 @@ def test_the_table_for_people():
 rules:
   all_reduce:ring@chunk=32K
 parameters:
-  ring.byte=9ps"""
+  channel.byte=9ps"""
     )
 
 

@@ -22,7 +22,7 @@ def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None) -> dic
 
     Returns:
         `candidates`: one for each algorithm, in the order of what they are predicted to take, with `algorithm`,
-        `transport` (boards or channels), `chunk` in bytes and the `longest` possible one, `seconds` as predicted,
+        `transport` (slots or channels), `chunk` in bytes and the `longest` possible one, `seconds` as predicted,
         `steps` and `bytes` of the rank that has most, `even` (it needs blocks of equal length), `chosen`, `forced` (by
         a rule), and `why` in words; `table`: what is chosen for which lengths, in the grammar of SAGECOMM_TUNE; `op`,
         `bytes`, `ranks`, `hosts`. All ranks of a group get the same answer.
