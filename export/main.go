@@ -48,3 +48,10 @@ func guardGroup(g *pgbackend.Group, out *C.int32_t, err *C.sagecomm_error) {
 		*out = answer(err, g.Panicked(r))
 	}
 }
+
+//export sagecommShutdown
+func sagecommShutdown() {
+	var status C.int32_t
+	defer guard(&status, nil)
+	pgbackend.Get().Shutdown()
+}
