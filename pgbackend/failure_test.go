@@ -55,7 +55,7 @@ func TestTimeoutNamesWhoHasNotArrived(t *testing.T) {
 		}
 		return f
 	})
-	expectAll(t, list, coll.Timeout, "rank 0 timed out in", "after its timeout of 150ms; ", "in all_reduce #2 (float32, SUM, 12 elements)",
+	expectAll(t, list, coll.Timeout, "rank 0 timed out after its timeout of 150ms in all_reduce #2 (float32, SUM, 12 elements); ",
 		fmt.Sprintf("not arrived: rank 3 (host %s, pid %d) last called all_reduce #1 (float32, SUM, 10 elements)", w.groups[0].members[3].Host, os.Getpid()))
 	for _, f := range list {
 		if f.Rank != 3 || f.PID != os.Getpid() || f.Op != "all_reduce" || f.Sequence != 2 {
@@ -83,7 +83,7 @@ func TestTimeoutOfTheFirstCallAndOfMessages(t *testing.T) {
 		op    coll.Op
 		parts []string
 	}{
-		{coll.Op{Kind: coll.Recv, Root: 1, Tag: 7}, []string{"rank 0 timed out in recv", "after its timeout of " + short.String() + ": ", "from rank 1, tag 7", "the other side has not called its part"}},
+		{coll.Op{Kind: coll.Recv, Root: 1, Tag: 7}, []string{"rank 0 timed out after its timeout of " + short.String() + " in recv", "from rank 1, tag 7", "the other side has not called its part"}},
 		{coll.Op{Kind: coll.Recv, Root: coll.AnySource, Tag: 7}, []string{"recv", "from any rank, tag 7"}},
 		{coll.Op{Kind: coll.Send, Root: 1, Tag: 8}, []string{"send", "to rank 1, tag 8"}},
 	} {
