@@ -1,18 +1,20 @@
 """python -m sagecomm tune: measures every algorithm, and writes what is best into a file for SAGECOMM_TUNE_FILE.
 
-Of each collective and length all candidates take turns: a group for each, made with a rule that sets it, in the same
-processes. Those that are far behind in the first round are left out of the others. A candidate counts by its ratio to
-what sagecomm chooses by itself in the same rounds, so that what else the machine does hits both; launches are new
-processes, whose memory lies elsewhere. What follows from the ratios is for the core to say (sagecomm.h, tune).
+For each collective and length, candidates alternate in the same processes: a group for each, made with a rule that
+sets it. Candidates that are far behind in the first round are left out of the others. A candidate counts by its ratio to
+what sagecomm chooses by itself in the same rounds, which cancels what else the machine does; launches are new processes,
+whose memory lies elsewhere. The core says what follows from the ratios (sagecomm.h, tune): first which candidates would
+change a choice. Each of those meets the choice once more, alone, in groups of its own, and gets a rule only if that run
+confirms it: the best of many measurements is in part the luckiest one.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,24 +27,15 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from sagecomm import _explain, _native, _observe
-from sagecomm._simulate import columns, counts, duration, in_bytes, sizes
+from sagecomm._format import columns, duration, in_bytes
+from sagecomm._progress import Progress, say
+from sagecomm._registration import register
 from sagecomm.options import Options
-
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "barrier",
-)
-LENGTHS = [8, 64, 256, *(1 << n for n in range(10, 27))]  # 8 B to 64 MiB
 
 _BEHIND = 1.5  # times the best one in the first round: such a candidate is measured no further
 _SMALLEST_CHUNK = 4096  # of those that are tried beside the predicted one
+_LEAST_CONFIRMING = 9  # rounds of a run that confirms
+_PROPOSALS = 3  # how often the core may name candidates to be confirmed: after a refusal it may name the next best one
 
 
 @dataclass(frozen=True)
@@ -56,9 +49,13 @@ class Job:
     seconds: float  # of a block, at least
     pin: bool
 
+    def contests(self) -> int:
+        """Of a launch: pairs of a collective and a length."""
+        return sum(1 if op == "barrier" else len(self.lengths) for op in self.ops)
 
-class Way(NamedTuple):
-    """A candidate: an algorithm in chunks of a length, 0 for the predicted one."""
+
+class Candidate(NamedTuple):
+    """An algorithm in chunks of a length, 0 for the predicted one."""
 
     algorithm: str
     chunk: int
@@ -82,79 +79,96 @@ def tune(job: Job, ranks: Sequence[int], path: Path) -> list[dict[str, Any]]:
     """
     for name in ("SAGECOMM_TUNE", "SAGECOMM_TUNE_FILE"):  # here all candidates are tried, against what is predicted
         if os.environ.pop(name, ""):
-            _say(f"{name} is not looked at")
+            say(f"{name} is not looked at")
+    register()
     _read(path)
     _write(path, "")  # fails before an hour is spent
     if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("sagecomm")
-        return _as_a_rank(job, path, lambda measured: [measured])
+        return _as_a_rank(job, path, Progress(job.contests()), [], lambda measured: None)
+    progress = Progress(job.contests() * job.launches * len(ranks))
     summaries = []
     for size in ranks:
         with tempfile.TemporaryDirectory(prefix="sagecomm-tune-") as folder:
             for launch in range(job.launches):
-                _say(f"{size} ranks, launch {launch + 1} of {job.launches}")
-                _launch(size, launch, job, Path(folder), path)
+                say(f"{size} ranks, launch {launch + 1} of {job.launches}")
+                _launch(size, launch, job, progress, Path(folder), path)
+                progress.done += job.contests()
             summaries.append(json.loads((Path(folder) / "summary").read_text()))
     return summaries
 
 
-def _launch(size: int, launch: int, job: Job, folder: Path, path: Path) -> None:
+def _launch(size: int, launch: int, job: Job, progress: Progress, folder: Path, path: Path) -> None:
     """Runs the ranks of one launch to their ends. They are forks: this process has loaded no core yet, and importing
     torch takes seconds."""
     start: Any = start_processes  # it has no types
-    context = start(_launched, (size, launch, job, folder, path), nprocs=size, join=False, start_method="fork")
+    context = start(
+        _launched, (size, launch, job, progress, folder, path), nprocs=size, join=False, start_method="fork"
+    )
     try:
         while not context.join():
             pass
     except (ProcessRaisedException, ProcessExitedException) as err:
-        last = str(err).strip().rpartition("\n")[2]
-        of_ours = last.startswith("RuntimeError: sagecomm")
-        raise RuntimeError(last.removeprefix("RuntimeError: ") if of_ours else f"sagecomm: tune: {err}") from err
+        raise RuntimeError(first_line_of_ours(str(err)) or f"sagecomm: tune: {err}") from err
     finally:
         for process in context.processes:
             process.kill()  # those that are left when this one is interrupted
             process.join()
 
 
-def _launched(rank: int, size: int, launch: int, job: Job, folder: Path, path: Path) -> None:
+def first_line_of_ours(trace: str) -> str | None:
+    """What an exception of ours says at the end of a traceback, without the exception's name before it."""
+    found = re.search(r"^(?:[\w.]+: )?(sagecomm: .*)\Z", trace.strip(), re.MULTILINE)
+    return found[1] if found else None
+
+
+def _launched(rank: int, size: int, launch: int, job: Job, progress: Progress, folder: Path, path: Path) -> None:
     """One rank of one launch. Rank 0 keeps what was measured."""
     if job.pin:
         processors = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {processors[rank % len(processors)]})
 
-    def with_those_before(measured: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-        (folder / f"launch-{launch}").write_text(json.dumps(measured))
-        return [json.loads((folder / f"launch-{i}").read_text()) for i in range(launch + 1)]
-
+    before = [json.loads((folder / f"launch-{i}").read_text()) for i in range(launch)]
     store = torch._C._distributed_c10d.FileStore(str(folder / f"store-{launch}"), size)
     dist.init_process_group("sagecomm", store=store, rank=rank, world_size=size)
-    for summary in _as_a_rank(job, path, with_those_before):
+
+    def keep(measured: list[dict[str, Any]]) -> None:
+        (folder / f"launch-{launch}").write_text(json.dumps(measured))
+
+    for summary in _as_a_rank(job, path, progress, before, keep):
         (folder / "summary").write_text(json.dumps(summary))
 
 
 def _as_a_rank(
-    job: Job, path: Path, launches: Callable[[list[dict[str, Any]]], list[list[dict[str, Any]]]]
+    job: Job,
+    path: Path,
+    progress: Progress,
+    before: list[list[dict[str, Any]]],
+    keep: Callable[[list[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:
-    """Measures the default group. Rank 0 draws the conclusion when the others have left: it may take a while."""
-    measured = _measure(job, path)
-    dist.barrier()
-    summary = [_conclude(launches(measured), path)] if dist.get_rank() == 0 else []
-    dist.destroy_process_group()
-    return summary
-
-
-def _measure(job: Job, path: Path) -> list[dict[str, Any]]:
+    """Measures the default group; `before` are the rows of other launches. Rank 0 draws the conclusion when the others
+    have left: it may take a while."""
     if dist.get_rank() == 0:
         _tuned(path, [])  # refuses a file that is none before an hour is spent
-    return Measuring(job).all()
+    measuring = Measuring(job, progress)
+    measured = measuring.all()
+    measuring.confirm_rules(measured, before, path)
+    dist.barrier()
+    summary = []
+    if dist.get_rank() == 0:
+        keep(measured)
+        summary = [_conclude([*before, measured], path)]
+    dist.destroy_process_group()
+    return summary
 
 
 class Measuring:
     """What the ranks of a launch do, all alike."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, progress: Progress) -> None:
         torch.set_num_threads(1)
         self.job = job
+        self.progress = progress
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # Ranks that share a host share what is free there; the least of all hosts counts.
         free = torch.tensor([free_memory()], dtype=torch.int64)
@@ -167,33 +181,70 @@ class Measuring:
             for nbytes in [0] if op == "barrier" else self.job.lengths:
                 if room_of(op, nbytes, self.size) > self.room:
                     self.say(f"{op} of {in_bytes(nbytes)} is left out: memory for it is not free")
-                    continue
-                rows += self.compete(op, nbytes)
-            self.say(f"{op} done")
+                else:
+                    rows += self.compete(op, nbytes)
+                if self.rank == 0:
+                    self.progress.step(op if op == "barrier" else f"{op} of {in_bytes(nbytes)}")
         return rows
+
+    def confirm_rules(self, rows: list[dict[str, Any]], before: list[list[dict[str, Any]]], path: Path) -> None:
+        """Measures once more, alone against the choice, what would make a rule; `confirmed` of its row has the ratios."""
+        for _ in range(_PROPOSALS):
+            open_rules: list[Any] = [[]]
+            if self.rank == 0:
+                # What an earlier launch has confirmed meets the choice in this one too.
+                earlier = [[row | {"confirmed": []} for row in launch] for launch in before]
+                open_rules = [_tuned(path, combine([*earlier, rows]), propose=True)["unconfirmed"] if rows else []]
+            dist.broadcast_object_list(open_rules, 0)
+            if not open_rules[0]:
+                return
+            self.say(f"{len(open_rules[0])} candidates for a rule meet the choice once more")
+            for rule in open_rules[0]:
+                key = (rule["op"], rule["bytes"], rule["algorithm"], rule["chunk"])
+                for row in rows:
+                    if (row["op"], row["bytes"], row["algorithm"], row["chunk"]) == key:
+                        row["confirmed"] = self.confirm(key[0], key[1], Candidate(*key[2:]))
+
+    def confirm(self, op: str, nbytes: int, candidate: Candidate) -> list[float]:
+        """Ratios of a candidate to the choice, round by round, in groups of their own."""
+        buffers = make_buffers(op, nbytes, self.size)
+        turns = [self.turn(op, candidate, False, buffers), self.turn(op, candidate, True, buffers)]
+        for turn in turns:
+            self.block(turn.call, 2)
+            turn.count = self.calls(turn)
+        ratios = []
+        for number in range(max(_LEAST_CONFIRMING, 2 * self.job.blocks)):
+            # Each goes first in half of the rounds: what the one leaves in the caches meets the other.
+            order = turns if number % 2 == 0 else turns[::-1]
+            taken = {id(turn): self.block(turn.call, turn.count) for turn in order}
+            ratios.append(taken[id(turns[0])] / taken[id(turns[1])])
+        for turn in turns:
+            dist.destroy_process_group(turn.group)
+        return ratios
 
     def compete(self, op: str, nbytes: int) -> list[dict[str, Any]]:
         """Rows of all candidates of a length: seconds of each block; the first block is there for all of them."""
         candidates = _explain.explain(op, nbytes)["candidates"]
         buffers = make_buffers(op, nbytes, self.size)
         (chosen,) = (c["algorithm"] for c in candidates if c["chosen"])
-        turns: dict[Way, Turn] = {}
-        blocks: dict[Way, list[float]] = {}
-        for way in ways(candidates, nbytes):
-            turn = self.turn(op, way, way == Way(chosen, 0), buffers)
+        turns: dict[Candidate, Turn] = {}
+        blocks: dict[Candidate, list[float]] = {}
+        own = Candidate(chosen, 0)
+        for one in variants(candidates, nbytes):
+            turn = self.turn(op, one, one == own, buffers)
             self.block(turn.call, 2)
-            turn.count = max(2, min(20000, int(self.job.seconds / self.block(turn.call, 3))))
-            turns[way], blocks[way] = turn, [self.block(turn.call, turn.count)]
+            turn.count = self.calls(turn)
+            turns[one], blocks[one] = turn, [self.block(turn.call, turn.count)]
             best = min(first for (first,) in blocks.values())
-            for other in [w for w in turns if w != Way(chosen, 0) and blocks[w][0] > _BEHIND * best]:
+            for other in [w for w in turns if w != own and blocks[w][0] > _BEHIND * best]:
                 dist.destroy_process_group(turns.pop(other).group)
         # A second group like the chosen one: what differs between them is what the machine does.
-        again = self.turn(op, Way(chosen, 0), True, buffers)
-        again.count = turns[Way(chosen, 0)].count
+        again = self.turn(op, own, True, buffers)
+        again.count = turns[own].count
         repeated = [self.block(again.call, again.count)]
         for _ in range(self.job.blocks):
-            for way, turn in turns.items():
-                blocks[way].append(self.block(turn.call, turn.count))
+            for one, turn in turns.items():
+                blocks[one].append(self.block(turn.call, turn.count))
             repeated.append(self.block(again.call, again.count))
         for turn in (*turns.values(), again):
             dist.destroy_process_group(turn.group)
@@ -202,20 +253,26 @@ class Measuring:
             {
                 "op": op,
                 "bytes": nbytes,
-                "algorithm": way.algorithm,
-                "chunk": way.chunk,
-                "chosen": way == Way(chosen, 0),
-                "even": even[way.algorithm],
+                "algorithm": one.algorithm,
+                "chunk": one.chunk,
+                "chosen": one == own,
+                "even": even[one.algorithm],
                 "blocks": seconds,
-                "again": repeated if way == Way(chosen, 0) else [],
+                "again": repeated if one == own else [],
+                "dropped": one not in turns,
+                "confirmed": [],
             }
-            for way, seconds in blocks.items()
+            for one, seconds in blocks.items()
         ]
 
-    def turn(self, op: str, way: Way, chosen: bool, buffers: list[torch.Tensor]) -> Turn:
+    def calls(self, turn: Turn) -> int:
+        """How many of them fill a block."""
+        return max(2, min(20000, int(self.job.seconds / self.block(turn.call, 3))))
+
+    def turn(self, op: str, candidate: Candidate, chosen: bool, buffers: list[torch.Tensor]) -> Turn:
         """What is chosen goes through a group without a rule, but one of its own: torch takes about a microsecond to
         find the default group."""
-        rule = f"{op}:{way.algorithm}" + (f"@chunk={way.chunk}" if way.chunk else "")
+        rule = f"{op}:{candidate.algorithm}" + (f"@chunk={candidate.chunk}" if candidate.chunk else "")
         group = dist.new_group(backend="sagecomm", pg_options=Options(settings={} if chosen else {"tune": rule}))
         assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
         return Turn(make_call(op, buffers, group), group)
@@ -232,17 +289,17 @@ class Measuring:
 
     def say(self, what: str) -> None:
         if self.rank == 0:
-            _say(what)
+            say(what)
 
 
-def ways(candidates: Iterable[dict[str, Any]], nbytes: int) -> Iterator[Way]:
+def variants(candidates: Iterable[dict[str, Any]], nbytes: int) -> Iterator[Candidate]:
     """All algorithms in their predicted chunks, half and twice as long ones, where there are such and they make a
     difference."""
     for c in candidates:
-        yield Way(c["algorithm"], 0)
+        yield Candidate(c["algorithm"], 0)
         for chunk in (c["chunk"] // 128 * 64, 2 * c["chunk"]):
             if _SMALLEST_CHUNK <= chunk <= c["longest"] and nbytes > min(chunk, c["chunk"]):
-                yield Way(c["algorithm"], chunk)
+                yield Candidate(c["algorithm"], chunk)
 
 
 def free_memory() -> int:
@@ -300,32 +357,39 @@ def _conclude(launches: Sequence[Sequence[dict[str, Any]]], path: Path) -> dict[
     return {"ranks": dist.get_world_size(), "entry": answer["entry"], "rows": rows}
 
 
-def _tuned(path: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the file says with these rows, which the core makes of them."""
+def _tuned(path: Path, rows: Sequence[dict[str, Any]], propose: bool = False) -> dict[str, Any]:
+    """What the file says with these rows, which the core makes of them, or which of them it wants to be confirmed."""
     number = _observe._backend(None, "tune").group_number()
-    return _explain.ask(_native.load().tune, group=number, name=str(path), file=_read(path), rows=rows)
+    question = {"group": number, "name": str(path), "file": _read(path), "rows": rows, "propose": propose}
+    return _explain.ask(_native.load().tune, **question)
 
 
 def combine(launches: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """One row for each candidate: medians over the launches of `seconds`, and of `ratio` to what was chosen, block by
-    block. `spread`, of what was chosen, is by how much two groups that do the same differ in a launch, as a part of the
-    shorter time: the most of all launches, since it decides for whole launches where memory lies."""
-    found: dict[tuple[str, int, str, int], list[tuple[float, float, float]]] = {}
+    block. `dropped`: it had one block in some launch; its ratio there is to the median of the choice, of whose own first
+    block an outlier may have been part. `confirmed`: the most of all launches that ran it once more, of the ratio that
+    three quarters of the rounds stay below; 0 without one. `spread`, of what was chosen, is by how much two groups that
+    do the same differ in a launch, as a part of the shorter time: the most of all launches, since it decides for whole
+    launches where memory lies."""
+    found: dict[tuple[str, int, str, int], list[tuple[float, float, float, float, bool]]] = {}
     kept = {}
     for rows in launches:
         chosen = {(row["op"], row["bytes"]): row["blocks"] for row in rows if row["chosen"]}
         for row in rows:
             against = chosen[row["op"], row["bytes"]]
-            ratio = statistics.median(a / b for a, b in zip(row["blocks"], against, strict=False))
+            usual = [statistics.median(against)] if row["dropped"] else against
+            ratio = statistics.median(a / b for a, b in zip(row["blocks"], usual, strict=False))
             key = (row["op"], row["bytes"], row["algorithm"], row["chunk"])
             same = statistics.median(a / b for a, b in zip(row["again"], against, strict=False)) if row["again"] else 1
-            found.setdefault(key, []).append((statistics.median(row["blocks"]), ratio, max(same, 1 / same) - 1))
+            sure = statistics.quantiles(row["confirmed"], n=4)[2] if row["confirmed"] else 0
+            seconds = statistics.median(row["blocks"])
+            found.setdefault(key, []).append((seconds, ratio, max(same, 1 / same) - 1, sure, row["dropped"]))
             kept[key] = {name: row[name] for name in ("op", "bytes", "algorithm", "chunk", "chosen", "even")}
     out = []
     for key, of in found.items():
-        seconds, ratios, spreads = zip(*of, strict=True)
-        medians = {"seconds": statistics.median(seconds), "ratio": statistics.median(ratios), "spread": max(spreads)}
-        out.append(kept[key] | medians)
+        seconds_of, ratios, spreads, confirmed, dropped = zip(*of, strict=True)
+        medians = {"seconds": statistics.median(seconds_of), "ratio": statistics.median(ratios), "spread": max(spreads)}
+        out.append(kept[key] | medians | {"confirmed": max(confirmed), "dropped": any(dropped)})
     return out
 
 
@@ -375,34 +439,3 @@ def _write(path: Path, content: str) -> None:
         raise RuntimeError(f"sagecomm: the tuning file cannot be written: {err}") from err
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-def _say(what: str) -> None:
-    print(f"sagecomm: tune: {what}", file=sys.stderr, flush=True)
-
-
-def positive(text: str) -> int:
-    """For argparse."""
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
-
-
-def lengths(text: str) -> list[int]:
-    """For argparse. Tensors are of float32."""
-    found = sizes(text)
-    if any(n < 4 or n % 4 for n in found):
-        raise ValueError(text)
-    return found
-
-
-def sizes_of_groups(text: str) -> list[int]:
-    """For argparse. A rank alone has nothing to choose."""
-    if min(found := counts(text)) < 2:
-        raise ValueError(text)
-    return found
-
-
-def powers() -> list[int]:
-    """2, 4, 8, as far as each rank has a processor."""
-    return [n for n in (2, 4, 8) if n <= max(2, len(os.sched_getaffinity(0)))]
