@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 def autoload() -> None:
-    """What `import torch` calls at its end. Registers the backend's name; loads neither extension nor core; never raises."""
+    """What `import torch` calls at its end. Registers the backend's name, loads no library, never raises."""
     try:
         # Already under way, and about to register, where it was `import sagecomm` that imported torch.
         import sagecomm  # noqa: F401

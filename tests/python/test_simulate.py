@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import struct
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import programs
-from sagecomm import _simulate
+from sagecomm import _arguments, _format, _simulate
 
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 
@@ -51,9 +52,9 @@ ANSWER: dict[str, Any] = {
 
 TABLE = """\
 broadcast of 1 MB, 8 ranks: 2 x 4, ring and tcp_25g
-  algorithm      time  steps  bytes per rank  bus GB/s     chunk  method
-  chain      812.3 us     16            1 MB      1.23  65.54 KB  simulated
-  binomial      1.5 s      3            3 MB      0.00     whole  closed form
+  algorithm      time  steps  bytes per rank  bus GB/s   chunk  method
+  chain      812.3 us     16            1 MB      1.23  64 KiB  simulated
+  binomial      1.5 s      3            3 MB      0.00   whole  closed form
   double_tree: no closed form: x"""
 
 
@@ -74,23 +75,40 @@ def test_several_answers_are_a_row_each():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("8", [8]), ("100MB", [100_000_000]), ("8,64KiB", [8, 65536]), ("1.5K", [1500]), ("8-200", [8, 32, 128, 200])],
+    [
+        ("8", [8]),
+        ("100MB", [100_000_000]),
+        ("8,64KiB", [8, 65536]),
+        ("1.5K", [1536]),
+        ("1M,1MiB,1MB", [1 << 20, 1 << 20, 1_000_000]),
+        ("2g", [2 << 30]),
+        ("8-200", [8, 32, 128, 200]),
+    ],
 )
 def test_lists_of_bytes(text, expected):
-    assert _simulate.sizes(text) == expected
+    assert _arguments.sizes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "8TB", "-8", "0-8", "8-", "8 MBs"])
+@pytest.mark.parametrize("text", ["", "8TB", "-8", "0-8", "8-", "8 MBs", "1-2-3", "9-8"])
 def test_what_is_no_list_of_bytes(text):
-    with pytest.raises(ValueError):  # noqa: PT011 argparse makes the message
-        _simulate.sizes(text)
+    with pytest.raises(argparse.ArgumentTypeError, match="expected"):
+        _arguments.sizes(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (8, "8 B"), (1 << 16, "64 KiB"), (3 << 19, "1.5 MiB"), (100_000_000, "100 MB"), (1000, "1 KB")]
+    + [(1 << 40, "1024 GiB"), (1023, "1023 B"), (131071, "128 KiB"), (262144000, "250 MiB")],
+)
+def test_sizes_are_written_in_powers_of_two_unless_they_are_round_in_thousands(number, text):
+    assert _format.in_bytes(number) == text
 
 
 def test_lists_of_hosts():
-    assert _simulate.counts("64,512") == [64, 512]
-    assert _simulate.counts("1-12") == [1, 2, 4, 8, 12]
-    with pytest.raises(ValueError, match="0-8"):
-        _simulate.counts("0-8")
+    assert _arguments.counts("64,512") == [64, 512]
+    assert _arguments.counts("1-12") == [1, 2, 4, 8, 12]
+    with pytest.raises(argparse.ArgumentTypeError, match="0-8"):
+        _arguments.counts("0-8")
 
 
 def test_questions_are_asked_for_all_bytes_and_hosts(tmp_path):

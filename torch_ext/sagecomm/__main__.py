@@ -203,9 +203,9 @@ def add_tuning(command: argparse.ArgumentParser) -> None:
 
 
 def print_tuning(parsed: argparse.Namespace) -> int:
-    from sagecomm import _tune
+    from sagecomm import _measuring, _tune
 
-    job = _tune.Job(parsed.ops, parsed.bytes, parsed.launches, parsed.blocks, seconds=0.01, pin=parsed.pin)
+    job = _measuring.Job(parsed.ops, parsed.bytes, parsed.launches, parsed.blocks, seconds=0.01, pin=parsed.pin)
     try:
         summaries = _tune.tune(job, parsed.ranks, parsed.out)
     except KeyboardInterrupt:

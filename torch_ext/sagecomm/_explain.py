@@ -43,8 +43,8 @@ def ask(explain: Callable[[str], str], **question: Any) -> dict[str, Any]:
 
 
 _OVER = {
-    "slots": "slots: each rank publishes chunks in shared memory, where the others read them",
-    "channels": "channels: messages between pairs of ranks",
+    "slots": "each rank publishes chunks in shared memory, where the others read them",
+    "channels": "messages between pairs of ranks",
 }
 
 
@@ -58,6 +58,7 @@ def text(answer: dict[str, Any]) -> str:
         costs = (duration(c["seconds"]), str(c["steps"]), in_bytes(c["bytes"]), in_bytes(c["chunk"]))
         rows.append((mark, c["algorithm"], *costs, c["transport"], c["why"]))
     title = f"{answer['op']}{of}, {answer['ranks']} ranks{hosts}"
-    over = [_OVER[name] for name in sorted({c["transport"] for c in answer["candidates"]}, reverse=True)]
-    legend = ["", "* is chosen. Over " + "; ".join(over) + ".", "By length in bytes (chunk: of one step):"]
+    used = {c["transport"] for c in answer["candidates"]}
+    legend = columns([(name, means) for name, means in _OVER.items() if name in used])
+    legend = ["", "* is chosen, over", *legend, "What is chosen for which lengths, in bytes:"]
     return "\n".join([title, *columns(rows, range(2, 6)), *legend, answer["table"]])

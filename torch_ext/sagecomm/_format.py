@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 def in_bytes(number: int) -> str:
     """Powers of 1024 (KiB) unless the number is a whole one of thousands and not of 1024: "64 KiB", "100 MB"."""
-    if number < 1000:
+    if number < 1024 and number != 1000:
         return f"{number} B"
     decimal = number % 1000 == 0 and number % 1024 != 0
     base, names = (1000, ("B", "KB", "MB", "GB")) if decimal else (1024, ("B", "KiB", "MiB", "GiB"))
