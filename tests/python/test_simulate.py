@@ -13,6 +13,7 @@ import pytest
 
 import programs
 from sagecomm import _arguments, _format, _simulate
+from sagecomm.__main__ import main
 
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 
@@ -97,8 +98,18 @@ def test_what_is_no_list_of_bytes(text):
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0 B"), (8, "8 B"), (1 << 16, "64 KiB"), (3 << 19, "1.5 MiB"), (100_000_000, "100 MB"), (1000, "1 KB")]
-    + [(1 << 40, "1024 GiB"), (1023, "1023 B"), (131071, "128 KiB"), (262144000, "250 MiB")],
+    [
+        (0, "0 B"),
+        (8, "8 B"),
+        (1000, "1 KB"),
+        (1023, "1023 B"),
+        (1 << 16, "64 KiB"),
+        (131071, "128 KiB"),
+        (3 << 19, "1.5 MiB"),
+        (100_000_000, "100 MB"),
+        (262_144_000, "250 MiB"),
+        (1 << 40, "1024 GiB"),
+    ],
 )
 def test_sizes_are_written_in_powers_of_two_unless_they_are_round_in_thousands(number, text):
     assert _format.in_bytes(number) == text
@@ -143,6 +154,29 @@ def test_the_picture(tmp_path, key):
     assert struct.unpack(">II", head[16:]) == (1080, 720)  # 9 x 6 inches of 120 dots
     with pytest.raises(RuntimeError, match="cannot be written"):
         _simulate.draw(answers, tmp_path / "none" / "picture.png")
+
+
+def test_the_picture_says_what_it_shows(tmp_path, monkeypatch):
+    figure_module = pytest.importorskip("matplotlib.figure")
+    figures = []
+    savefig = figure_module.Figure.savefig
+    monkeypatch.setattr(
+        figure_module.Figure, "savefig", lambda self, *a, **k: (figures.append(self), savefig(self, *a, **k))[1]
+    )
+    _simulate.draw([{**ANSWER, "bytes": 8}, {**ANSWER, "bytes": 1 << 20}], tmp_path / "picture.svg")
+    (axes,) = figures[0].axes
+    assert axes.get_title() == "broadcast, 8 ranks on two: predicted, not measured"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["8 B", "1 MiB"]
+    times = [label.get_text() for label in axes.get_yticklabels()]
+    assert "1 ms" in times
+    assert "1 s" in times
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["binomial", "chain"]
+
+
+def test_a_picture_has_a_suffix_that_is_known(capsys):
+    with pytest.raises(SystemExit):
+        main(["simulate", "--cluster", "x.json", "--png", "c.xyz"])
+    assert "c.xyz: expected a file name that ends in .png, .svg, .pdf" in capsys.readouterr().err
 
 
 def test_a_picture_without_matplotlib(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ the command's arguments, one for each number of bytes and hosts, and answers bec
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -83,9 +84,12 @@ def draw(answers: Sequence[dict[str, Any]], path: Path) -> None:
     figure = figure_module.Figure(figsize=(9, 6), layout="constrained")
     axes = figure.add_subplot()
     several = len({answer[_other(key)] for answer in answers}) > 1
-    for (name, other), points in sorted(curves(answers, key).items()):
+    lines = sorted(curves(answers, key).items())
+    for ((name, other), points), style in zip(lines, itertools.cycle(("-", "--", "-.")), strict=False):
         label = f"{name}, {in_bytes(other) if key == 'ranks' else f'{other} ranks'}" if several else name
-        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=label)
+        axes.plot(
+            [x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=label, linestyle=style
+        )
     axes.set_xscale("symlog" if key == "bytes" else "log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("ranks" if key == "ranks" else "bytes of the buffer, or of each rank's block")

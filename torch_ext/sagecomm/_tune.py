@@ -70,14 +70,14 @@ def _launch(size: int, launch: int, job: Job, progress: Progress, folder: Path, 
         while not context.join():
             pass
     except (ProcessRaisedException, ProcessExitedException) as err:
-        raise RuntimeError(first_line_of_ours(str(err)) or f"sagecomm: tune: {err}") from err
+        raise RuntimeError(last_of_ours(str(err)) or f"sagecomm: tune: {err}") from err
     finally:
         for process in context.processes:
             process.kill()  # those that are left when this one is interrupted
             process.join()
 
 
-def first_line_of_ours(trace: str) -> str | None:
+def last_of_ours(trace: str) -> str | None:
     """What an exception of ours says at the end of a traceback, without the exception's name before it."""
     found = re.search(r"^(?:[\w.]+: )?(sagecomm: .*)\Z", trace.strip(), re.MULTILINE)
     return found[1] if found else None
