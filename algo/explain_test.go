@@ -89,7 +89,7 @@ func TestExplainSaysWhyTheCheaperIsNotChosen(t *testing.T) {
 	chosen := Candidate{Algorithm: shmplan.OneShot, Transport: Slots, Predicted: 10 * time.Microsecond}
 	for want, c := range map[string]Candidate{
 		"channels must take 15 % less than slots": {Transport: Channels, Predicted: 9 * time.Microsecond},
-		"not at the lengths for which the class":  {Transport: Slots, Predicted: 9 * time.Microsecond},
+		"not at the lengths at which classes":     {Transport: Slots, Predicted: 9 * time.Microsecond},
 		"1.20 times as long as one_shot":          {Transport: Slots, Predicted: 12 * time.Microsecond},
 	} {
 		if got := rejected(coll.Broadcast, c, chosen); !strings.Contains(got, want) {

@@ -179,7 +179,7 @@ func TestParametersAreFitted(t *testing.T) {
 			t.Errorf("%s was not measured", name)
 		}
 	}
-	if e.Params["ring.byte"] == "" {
+	if e.Params["channel.byte"] == "" {
 		t.Errorf("%v", e.Params)
 	}
 }
@@ -273,12 +273,12 @@ func TestEntriesArePut(t *testing.T) {
 	}
 	put(Entry{Machine: "a", Size: 2, Rules: []string{"all_reduce:0-8K:one_shot", "all_reduce:8K-inf:two_shot", "broadcast:chain"}})
 	put(Entry{Machine: "a", Size: 4, Rules: []string{"all_reduce:ring"}})
-	put(Entry{Machine: "a", Size: 2, Params: map[string]string{"ring.byte": "8ps", "rank.copy": "7ps"}})
-	is := put(Entry{Machine: "a", Size: 2, Params: map[string]string{"ring.byte": "9ps"}, Rules: []string{"all_reduce:ring"}})
+	put(Entry{Machine: "a", Size: 2, Params: map[string]string{"channel.byte": "8ps", "rank.copy": "7ps"}})
+	is := put(Entry{Machine: "a", Size: 2, Params: map[string]string{"channel.byte": "9ps"}, Rules: []string{"all_reduce:ring"}})
 	if want := []string{"broadcast:chain", "all_reduce:ring"}; !slices.Equal(is.Rules, want) || !slices.Equal(f.Entries[0].Rules, want) {
 		t.Errorf("%v, want %v", is.Rules, want)
 	}
-	if len(f.Entries) != 2 || is.Params["ring.byte"] != "9ps" || is.Params["rank.copy"] != "7ps" {
+	if len(f.Entries) != 2 || is.Params["channel.byte"] != "9ps" || is.Params["rank.copy"] != "7ps" {
 		t.Errorf("%v", f)
 	}
 	if _, err := f.Put(Entry{Machine: "a", Size: 2, Rules: []string{"all_reduce:fastest"}}); err == nil {
@@ -289,7 +289,7 @@ func TestEntriesArePut(t *testing.T) {
 // Parameters are written so that they are read as what they were, within three digits, and within their bounds.
 func TestFittedParametersAreWritten(t *testing.T) {
 	for _, seconds := range []float64{0, 1e-15, 20e-12, 999.4e-12, 999.6e-12, 250e-9, 999.7e-9, 1e-6, 25e-6, 10e-3} {
-		text := Setting{"board.hop", seconds}.text()
+		text := Setting{"slots.hop", seconds}.text()
 		got, err := parseTime(text)
 		if err != nil || math.Abs(got-seconds) > seconds*0.005 || got > 10e-3 || strings.Contains(text, "e") {
 			t.Errorf("%g is written as %s, which is %g, %v", seconds, text, got, err)
