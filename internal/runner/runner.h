@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "../../export/sagecomm.h"
-#include "kernels.h"
+#include "../kernels/kernels.h"
 
 typedef struct scr_group scr_group;
 typedef struct scr_run scr_run;

@@ -87,7 +87,7 @@ static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) 
 /* Waits for the next message of a rank and compares its header with what must come: `bytes`, of blocks of which the
  * longest has `block`. The peer may write there at any time, so what is compared is read once. */
 static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block,
-                     const unsigned char **data) {
+                         const unsigned char **data) {
   scr_channels *e = &g->channels[peer];
   r->channel = SCR_SLEEP_CHANNEL(channel, 0);
   if (SCR_UNLIKELY(e->in[channel] == NULL)) { /* with the first message comes the channel */
