@@ -248,9 +248,9 @@ var mutations = []mutation{
 		"if (SCR_UNLIKELY(header->hash != r->hash)) return SCR_INCIDENT_MISMATCH;", "", "mismatch"},
 	{"who waits for room says that it waits for a message", "sendrecv.c",
 		"r->channel = SCR_SLEEP_CHANNEL(channel, 1);", "r->channel = SCR_SLEEP_CHANNEL(channel, 0);", "awaits"},
-	{"a rank whose message is there counts as one that waits", "group.c",
+	{"a rank whose message is there counts as one that waits", "calls.c",
 		"scr_channel_is_there(g, rank, (int32_t)who - 1, word) ? -1", "scr_channel_is_there(g, rank, (int32_t)who - 1, 0) ? -1", "awaits"},
-	{"a flag does not publish what was written before it", "internal.h",
+	{"a flag does not publish what was written before it", "wait.h",
 		"atomic_store_explicit(flag, value, memory_order_seq_cst);",
 		"atomic_store_explicit(flag, value, memory_order_relaxed);", "random"},
 }
@@ -274,7 +274,7 @@ func tail(output string) string { return output[max(0, len(output)-6000):] }
 
 // unchecked take away what stands between a peer's garbage and memory that is not its own.
 var unchecked = []mutation{
-	{"an offset of slots is believed", "program.c",
+	{"an offset of slots is believed", "slots.h",
 		"if (offset == 0 || !scr_inside(p, offset, SCR_LARGE_SLOTS * (uint64_t)SCR_LARGE_STRIDE)) return NULL;",
 		"if (offset == 0) return NULL;", "random_garbage"},
 	{"an offset of a fifo is believed", "fifo.c",
