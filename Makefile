@@ -118,7 +118,7 @@ test-python: build ## run Python's quick tests
 without_race = /algo /tests/modelcheck /tests/runner/sanitize $(raced:.%=sagecomm%$$)
 # Not counted: what has C beside it, which would be compiled once more, and the model of the protocol, which would take
 # three times as long.
-without_coverage = /export /internal/runner /tests/
+without_coverage = /export /internal/runner /internal/kernels /tests/
 .PHONY: test-long-go test-long-python
 test-long-go: build ## run all of Go's tests with coverage, and the race detector on the other packages
 	@mkdir -p $(root)/build

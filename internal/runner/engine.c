@@ -2,7 +2,9 @@
  * functions are still to be called. One thread calls scr_engine_turn(). */
 #include <sched.h>
 
+#include "engine.h"
 #include "p2p.h"
+#include "queue.h"
 
 /* One in each arena of this process, almost always one. All are rung from inside; peers ring their arena's. Where an
  * arena has gone, nobody's bell stands in. A bell that gives its place up is rung, after the new one is there: the engine

@@ -2,6 +2,7 @@
  * order of collectives and never wait behind one. */
 #include <sched.h>
 
+#include "engine.h"
 #include "p2p.h"
 
 static bool down(const scr_group *g) { return atomic_load_explicit(&g->word, memory_order_acquire) & SCR_DOWN; }

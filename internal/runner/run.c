@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "composite.h"
+#include "engine.h"
 #include "recorder.h"
 
 #define RUNS_PER_BLOCK 256

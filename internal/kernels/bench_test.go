@@ -1,4 +1,4 @@
-package runner
+package kernels
 
 import (
 	"fmt"
@@ -33,7 +33,7 @@ func touched(n int) []byte {
 // Bytes are those of the result: a reduce of 8 sources reads eight times as many. In place, as in a collective: dst is
 // the first source.
 func BenchmarkReduce(b *testing.B) {
-	for _, name := range KernelNames() {
+	for _, name := range Names() {
 		for _, dtype := range []coll.DataType{coll.Float32, coll.BFloat16, coll.Float16} {
 			for _, n := range []int{2, 8} {
 				for _, size := range benchSizes {
@@ -58,7 +58,7 @@ func BenchmarkReduce(b *testing.B) {
 }
 
 func BenchmarkCopy(b *testing.B) {
-	for _, name := range KernelNames() {
+	for _, name := range Names() {
 		for _, stream := range []bool{false, true} {
 			for _, size := range benchSizes {
 				b.Run(fmt.Sprintf("%s/stream=%v/%s", name, stream, sizeName(size)), func(b *testing.B) {

@@ -1,5 +1,5 @@
-/* kernels_avx512.c: registers of 64 bytes. Nothing here may run before scr_get_kernels() has looked at the processor. */
-#include "kernels_internal.h"
+/* avx512.c: registers of 64 bytes. Nothing here may run before scr_get_kernels() has looked at the processor. */
+#include "variants.h"
 
 #ifdef SCR_KERNELS_X86
 #include <immintrin.h>
@@ -13,12 +13,12 @@
 #define SCR_STREAM(p, v) _mm512_stream_si512((void *)(p), (__m512i)(v))
 #define SCR_STREAM_FENCE() _mm_sfence()
 
-#include "kernels_vector.inc.h"
+#include "vector.inc.h"
 
-#include "kernels_half.inc.h"
-#include "kernels_ops.inc.h"
+#include "half.inc.h"
+#include "ops.inc.h"
 
-#include "kernels_copy.inc.h"
-#include "kernels_reduce.inc.h"
-#include "kernels_table.inc.h"
+#include "copy.inc.h"
+#include "reduce.inc.h"
+#include "table.inc.h"
 #endif

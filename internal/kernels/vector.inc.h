@@ -1,4 +1,4 @@
-/* kernels_vector.inc.h: registers of SCR_VB bytes and moving 0..SCR_VB bytes into and out of them.
+/* vector.inc.h: registers of SCR_VB bytes and moving 0..SCR_VB bytes into and out of them.
  *
  * Included by each variant with SCR_VB defined as 16, 32 or 64. Arithmetic on the vector types is the compiler's: the
  * same C gives the widest instructions that the variant's target allows.

@@ -1,5 +1,5 @@
 /* kernels.c: which variant of the kernels this process uses. */
-#include "kernels_internal.h"
+#include "variants.h"
 
 #include <stdatomic.h>
 #include <string.h>

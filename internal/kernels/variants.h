@@ -1,6 +1,6 @@
-/* kernels_internal.h: what the kernel variants share: their tables and the floating-point mode. */
-#ifndef SCR_KERNELS_INTERNAL_H
-#define SCR_KERNELS_INTERNAL_H
+/* variants.h: what the kernel variants share: their tables and the floating-point mode. */
+#ifndef SCR_KERNELS_VARIANTS_H
+#define SCR_KERNELS_VARIANTS_H
 
 #include "../../export/sagecomm.h"
 #include "kernels.h"

@@ -1,12 +1,12 @@
-/* kernels_reduce.inc.h: the functions of every type and reduction, made of the loop and the operations. */
+/* reduce.inc.h: the functions of every type and reduction, made of the loop and the operations. */
 
 #define SCR_ACC vreg
 #define SCR_LOOP_NAME reduce_loop
-#include "kernels_loop.inc.h"
+#include "loop.inc.h"
 
 #define SCR_ACC vpair
 #define SCR_LOOP_NAME reduce_loop_pair
-#include "kernels_loop.inc.h"
+#include "loop.inc.h"
 
 #define SCR_CALL_LOOP(loop, format, dst, dst2, src, nsrc, n, divisor, op, post)                                      \
   loop(dst, dst2, src, nsrc, n, divisor, step_##format, load_##format, load_part_##format, op, post, store_##format, \

@@ -1,4 +1,4 @@
-/* kernels_sanitize.c: every kernel on blocks of the heap that begin and end with the data, for AddressSanitizer and
+/* sanitize.c: every kernel on blocks of the heap that begin and end with the data, for AddressSanitizer and
  * UndefinedBehaviorSanitizer; and whether all variants that the machine runs give the same bits.
  *
  * Prints one number that depends on every result of the portable kernels, NaNs made alike: compare it between
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../kernels_internal.h"
+#include "../variants.h"
 
 enum { MAX_SOURCES = 5 };
 static const size_t sizes[SAGECOMM_DTYPE_COUNT] = {1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 2, 4, 8, 8, 16, 1, 1, 1, 1, 1, 8};

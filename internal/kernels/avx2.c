@@ -1,5 +1,5 @@
-/* kernels_avx2.c: registers of 32 bytes. Nothing here may run before scr_get_kernels() has looked at the processor. */
-#include "kernels_internal.h"
+/* avx2.c: registers of 32 bytes. Nothing here may run before scr_get_kernels() has looked at the processor. */
+#include "variants.h"
 
 #ifdef SCR_KERNELS_X86
 #include <immintrin.h>
@@ -13,12 +13,12 @@
 #define SCR_STREAM(p, v) _mm256_stream_si256((__m256i *)(void *)(p), (__m256i)(v))
 #define SCR_STREAM_FENCE() _mm_sfence()
 
-#include "kernels_vector.inc.h"
+#include "vector.inc.h"
 
-#include "kernels_half.inc.h"
-#include "kernels_ops.inc.h"
+#include "half.inc.h"
+#include "ops.inc.h"
 
-#include "kernels_copy.inc.h"
-#include "kernels_reduce.inc.h"
-#include "kernels_table.inc.h"
+#include "copy.inc.h"
+#include "reduce.inc.h"
+#include "table.inc.h"
 #endif

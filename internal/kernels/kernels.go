@@ -1,8 +1,16 @@
-package runner
+// Package kernels copies, reduces and scales memory. The functions are C, in one variant for each instruction set
+// (portable, AVX2, AVX-512) that all give the same bits; kernels.h says what each promises.
+//
+// It owns no memory and no state but the choice of the variant, which falls at the first use or by [Force]. Its
+// functions may be called from any thread. The runner calls the C table, scr_get_kernels(), without going through Go;
+// ReduceInto and ScaleInto are for callers in Go. Start reading at kernels.h, then loop.inc.h and vector.inc.h, from
+// which portable.c, avx2.c and avx512.c each make a table.
+package kernels
 
 /*
+#cgo CFLAGS: -std=c11 -O3 -Wall -Wextra -Wno-unused-parameter -fno-strict-aliasing
 #include <stdlib.h>
-#include "kernels_internal.h"
+#include "variants.h"
 
 // One and two sources are handed over as arguments: Go pins those for the length of a call at no cost, whereas memory
 // that an array of pointers leads to has to be pinned piece by piece.
@@ -37,8 +45,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// KernelNames lists the variants of the kernels that this machine can run, best first.
-func KernelNames() []string {
+// Names returns the variants of the kernels that this machine can run, best first.
+func Names() []string {
 	var list [C.SCR_MAX_KERNELS]*C.scr_kernels
 	names := make([]string, C.scr_runnable_kernels(&list[0]))
 	for i := range names {
@@ -47,16 +55,16 @@ func KernelNames() []string {
 	return names
 }
 
-// ActiveKernels is the name of the variant in use.
-func ActiveKernels() string { return C.GoString(C.scr_get_kernels().name) }
+// Active returns the name of the variant in use.
+func Active() string { return C.GoString(C.scr_get_kernels().name) }
 
-// ForceKernels chooses a variant by name. Programs keep the variant that they were made with, so call it first.
-func ForceKernels(name string) error {
+// Force chooses a variant by name. Programs keep the variant that they were made with, so call it first.
+func Force(name string) error {
 	s := C.CString(name)
 	defer C.free(unsafe.Pointer(s))
 	if C.scr_force_kernels(s) != 0 {
 		return fmt.Errorf("kernels %q cannot run on this machine: choose one of %s",
-			name, strings.Join(KernelNames(), ", "))
+			name, strings.Join(Names(), ", "))
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-/* kernels_half.inc.h: fp16 and bf16 as fp32 and back: fp16 from half a register to a whole one, bf16 from a whole one to
+/* half.inc.h: fp16 and bf16 as fp32 and back: fp16 from half a register to a whole one, bf16 from a whole one to
  * two, the elements with even and those with odd numbers, so that no set of slots has to move.
  *
  * Narrowing rounds to nearest even and keeps denormals; a NaN stays one and becomes quiet, with its upper bits. The

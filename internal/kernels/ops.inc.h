@@ -1,4 +1,4 @@
-/* kernels_ops.inc.h: what is done to whole registers: the reductions, what follows them, and how each type lies in
+/* ops.inc.h: what is done to whole registers: the reductions, what follows them, and how each type lies in
  * memory. All of it names the same values in every variant. */
 
 SCR_INLINE vreg op_and(vreg a, vreg b) { return a & b; }

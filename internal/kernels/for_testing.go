@@ -1,7 +1,7 @@
-package runner
+package kernels
 
 /*
-#include "kernels_internal.h"
+#include "variants.h"
 
 static void scr_test_copy(void *dst, const void *src, size_t n, int stream) {
   const scr_kernels *k = scr_get_kernels();

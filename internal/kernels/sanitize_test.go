@@ -1,4 +1,4 @@
-package runner
+package kernels
 
 import (
 	"os"
@@ -36,8 +36,8 @@ func TestKernelsUnderSanitizers(t *testing.T) {
 		t.Skipf("%s has no libasan and libubsan (Debian: they come with gcc): %v\n%s", cc[0], err, output)
 	}
 
-	sources := []string{"kernels.c", "kernels_portable.c", "kernels_avx2.c", "kernels_avx512.c",
-		"testdata/kernels_sanitize.c"}
+	sources := []string{"kernels.c", "portable.c", "avx2.c", "avx512.c",
+		"testdata/sanitize.c"}
 	objects := make([]string, len(sources))
 	var group sync.WaitGroup
 	for i, source := range sources {

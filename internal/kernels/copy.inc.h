@@ -1,4 +1,4 @@
-/* kernels_copy.inc.h: copying. memcpy() is not used: it is a call through the PLT where the length varies, and inside a
+/* copy.inc.h: copying. memcpy() is not used: it is a call through the PLT where the length varies, and inside a
  * virtual machine it takes the host's cache for the guest's and starts streaming far too late. `rep movsb` is a third faster
  * than this loop above 1 MiB on Zen 5, where copy_stream() is faster still, and slower below 64 KiB. */
 

@@ -1,4 +1,4 @@
-package runner
+package kernels
 
 import (
 	"bytes"
@@ -20,7 +20,7 @@ func seeded(t testing.TB) *rand.Rand {
 
 // eachVariant runs f once with each variant of the kernels that this machine has.
 func eachVariant(t *testing.T, f func(t *testing.T)) {
-	for _, name := range KernelNames() {
+	for _, name := range Names() {
 		t.Run(name, func(t *testing.T) {
 			force(t, name)
 			f(t)
@@ -30,12 +30,12 @@ func eachVariant(t *testing.T, f func(t *testing.T)) {
 
 func force(t testing.TB, name string) {
 	t.Helper()
-	before := ActiveKernels()
-	if err := ForceKernels(name); err != nil {
+	before := Active()
+	if err := Force(name); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := ForceKernels(before); err != nil {
+		if err := Force(before); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -114,7 +114,7 @@ var (
 // since all variants are compared with the same bytes, they agree with each other.
 func TestReduceMatchesReference(t *testing.T) {
 	r := seeded(t)
-	force(t, ActiveKernels()) // put back at the end
+	force(t, Active()) // put back at the end
 	eachReduce(func(dtype coll.DataType, op coll.ReduceOp) {
 		for _, n := range reduceSources {
 			for _, count := range reduceCounts {
@@ -124,8 +124,8 @@ func TestReduceMatchesReference(t *testing.T) {
 				srcs := contributions(r, dtype, count, n)
 				divisor := []int{n, 3, 200}[r.Intn(3)]
 				want := canonical(reference(srcs, dtype, op, divisor), dtype)
-				for _, name := range KernelNames() {
-					if err := ForceKernels(name); err != nil {
+				for _, name := range Names() {
+					if err := Force(name); err != nil {
 						t.Fatal(err)
 					}
 					for _, p := range placements(n) {
@@ -244,17 +244,17 @@ func TestReduceRefuses(t *testing.T) {
 }
 
 func TestForceKernels(t *testing.T) {
-	names := KernelNames()
+	names := Names()
 	if names[len(names)-1] != "portable" {
 		t.Errorf("%v does not end with the variant that runs everywhere", names)
 	}
-	err := ForceKernels("mmx")
+	err := Force("mmx")
 	if err == nil || !strings.Contains(err.Error(), "portable") {
 		t.Errorf("an unknown variant: %v, want the names that can be chosen", err)
 	}
 	eachVariant(t, func(t *testing.T) {
-		if !strings.HasSuffix(t.Name(), "/"+ActiveKernels()) {
-			t.Errorf("%s is active", ActiveKernels())
+		if !strings.HasSuffix(t.Name(), "/"+Active()) {
+			t.Errorf("%s is active", Active())
 		}
 	})
 }

@@ -1,11 +1,11 @@
-/* kernels_portable.c: registers of 16 bytes, which every processor of 64 bits has (SSE2, NEON). */
+/* portable.c: registers of 16 bytes, which every processor of 64 bits has (SSE2, NEON). */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("fp-contract=off")
 #else
 #pragma STDC FP_CONTRACT OFF
 #endif
 
-#include "kernels_internal.h"
+#include "variants.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -23,11 +23,11 @@
 #define SCR_NAME "portable"
 #define SCR_TABLE scr_kernels_portable
 
-#include "kernels_vector.inc.h"
+#include "vector.inc.h"
 
-#include "kernels_half.inc.h"
-#include "kernels_ops.inc.h"
+#include "half.inc.h"
+#include "ops.inc.h"
 
-#include "kernels_copy.inc.h"
-#include "kernels_reduce.inc.h"
-#include "kernels_table.inc.h"
+#include "copy.inc.h"
+#include "reduce.inc.h"
+#include "table.inc.h"

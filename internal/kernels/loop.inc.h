@@ -1,4 +1,4 @@
-/* kernels_loop.inc.h: the loop of every reduction. Included with SCR_ACC, the type of an accumulator, and SCR_LOOP_NAME.
+/* loop.inc.h: the loop of every reduction. Included with SCR_ACC, the type of an accumulator, and SCR_LOOP_NAME.
  *
  * One position at a time is reduced over all sources in registers and stored to both destinations. That is one pass over
  * memory for any number of sources, and it is right when dst or dst2 is one of the sources, because a position is read
