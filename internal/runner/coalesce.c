@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "composite.h"
+#include "engine.h"
 
 /* ---- what one call looks like ---- */
 
@@ -19,7 +20,7 @@ static uint64_t shape_of(const scr_group *g, const sagecomm_op *ops, uint32_t n,
   uint64_t h = n;
   for (uint32_t i = 0; i < n; i++) {
     const sagecomm_op *op = &ops[i];
-    if (op->kind >= SAGECOMM_SEND || !scr_op_allowed(g, op, scr_op_bytes(op, g->rank, size))) return 0;
+    if (op->kind >= SAGECOMM_SEND || !scr_op_allowed(g->rank, op, scr_op_bytes(op, g->rank, size))) return 0;
     bool uneven = !even(op->in_blocks, size) || !even(op->out_blocks, size);
     uint64_t root = scr_rooted(op->kind) ? (uint32_t)op->root : 0;
     uint64_t reduce = scr_reduces(op->kind) ? op->reduce_op : 0;

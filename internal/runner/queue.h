@@ -1,0 +1,14 @@
+/* queue.h: the drive lock and the queue of collectives. */
+#ifndef SCR_QUEUE_H
+#define SCR_QUEUE_H
+
+#include "group.h"
+
+bool scr_drive_lock(scr_group *g);
+void scr_drive_unlock(scr_group *g);
+/* Under the drive lock: carries the queue on until it is empty, blocked, or until_ns has passed, or `until` is done. */
+int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked);
+/* Under the drive lock, the group being down: completes all that is queued with its error. */
+void scr_drain(scr_group *g);
+
+#endif
