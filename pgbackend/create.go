@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,9 +68,10 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	}
 	p.sweep()
 	deadline := time.Now().Add(c.Timeout)
-	epochs := bootstrap.Epochs{Store: c.Store, Prefix: keys + "/epoch", Rank: c.Rank}
+	epochs := bootstrap.Epochs{Store: c.Store, Prefix: keys + "/epoch", Rank: c.Rank,
+		Owner: fmt.Sprintf("host %s, pid %d", bootstrap.HostName(), os.Getpid())}
 	for least := firstEpoch(runner.Environ()); ; {
-		epoch, err := epochs.Next(least)
+		epoch, other, err := epochs.Next(least)
 		if err != nil {
 			return nil, err
 		}
@@ -77,12 +79,18 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 			life: lifetime{gone: make([]bool, c.Size)}, keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
 		attempt := c
 		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.life.dead()) > 0 },
-			func(rank int) error { return epochs.Overtaken(rank, epoch) })
+			func(rank int) error { return errors.Join(epochs.Twice(epoch), epochs.Overtaken(rank, epoch)) })
 		err = g.join(attempt)
 		if err == nil {
 			break
 		}
+		if twice := (*bootstrap.TwiceError)(nil); errors.As(err, &twice) {
+			return nil, g.giveUp(twice)
+		}
 		ahead := overtaken(epochs, epoch, c.Size, err)
+		if late := (*bootstrap.TimeoutError)(nil); other != "" && errors.As(err, &late) {
+			err = fmt.Errorf("%w; another process, %s, has met the others as rank %d before: if it still runs, rank %d was started twice", err, other, c.Rank, c.Rank)
+		}
 		err = g.giveUp(err)
 		if ahead == nil || !time.Now().Before(deadline) {
 			return nil, err
@@ -105,7 +113,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 func (p *Process) publish(g *Group) {
 	p.mu.Lock()
 	p.created++
-	g.number = p.created
+	g.id = p.created
 	p.mu.Unlock()
 	p.observers.Add(view{g})
 	p.mu.Lock()

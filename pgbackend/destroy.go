@@ -15,13 +15,13 @@ import (
 // peer to do the same: what peers may still touch is freed later, when they have left or died.
 func (g *Group) Destroy() error {
 	if !g.life.move(destroying) {
-		return fmt.Errorf("sagecomm: group %q was destroyed already", g.name)
+		return fmt.Errorf("sagecomm: group %q was destroyed already", g.title())
 	}
 	limit := g.process.destroyLimit()
 	for begin := time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
 		if time.Since(begin) >= limit {
 			g.process.destroyTimedOut()
-			observe.Warn("group %q was destroyed on rank %d with operations that peers have not joined for %v; they fail now", g.name, g.rank, limit)
+			observe.Warn("group %q was destroyed on %s with operations that peers have not joined for %v; they fail now", g.title(), g.number(g.rank), limit)
 			break
 		}
 		time.Sleep(200 * time.Microsecond)
@@ -30,7 +30,7 @@ func (g *Group) Destroy() error {
 	g.run.Goodbye()
 	g.failureCallback.ring(nil) // an end that was asked for is no failure
 	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
-		Message: fmt.Sprintf("sagecomm: group %q was destroyed on rank %d", g.name, g.rank)})
+		Message: fmt.Sprintf("sagecomm: group %q was destroyed on %s", g.title(), g.number(g.rank))})
 	p := g.process
 	p.mu.Lock()
 	delete(p.groups, g.Handle())

@@ -67,7 +67,7 @@ func (g *Group) peerDied(rank int) {
 		f.Op = call.Op.Name()
 		doing = "in or after " + call.Op.Describe(last)
 	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s died %s; look at its log for the reason, then restart the job", g.name, g.who(rank), doing)
+	f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s died %s; look at its log for the reason, then restart the job", g.title(), g.who(rank), doing)
 	g.declare(f)
 }
 
@@ -77,7 +77,7 @@ func (g *Group) Abort(reason string) {
 		reason = "abort() was called"
 	}
 	g.end(&coll.Failure{Status: coll.Aborted, Rank: g.rank,
-		Message: fmt.Sprintf("sagecomm: group %q was aborted by rank %d: %s", g.name, g.rank, reason)})
+		Message: fmt.Sprintf("sagecomm: group %q was aborted by %s: %s", g.title(), g.number(g.rank), reason)})
 }
 
 // Fail makes every operation of the group fail, here and on every rank, with the status, rank, operation and message of f.

@@ -18,7 +18,7 @@ import (
 // Group is one rank's side of a process group.
 type Group struct {
 	process        *Process
-	number         uint64 // of this process's groups, from 1
+	id             uint64 // of this process's groups, from 1
 	born           time.Time
 	name           string
 	rank           int
@@ -66,7 +66,7 @@ type member struct {
 	Flights     int              `json:"flights,omitempty"`    // operations that its flight recorder keeps
 	FlightLog   int64            `json:"flight_log,omitempty"` // offset of that in its arena, 0: it is not in there
 	Stacks      bool             `json:"stacks,omitempty"`     // it records who called
-	Agreed      string           `json:"agreed"`               // what all ranks must have alike
+	Setup       setup            `json:"setup"`
 	Processors  topo.CPUSet      `json:"processors,omitempty"` // that it may run on
 	Machine     string           `json:"machine,omitempty"`    // as a tuning file calls it; that of rank 0 counts
 	Probe       probeResult      `json:"probe"`                // what they agree on

@@ -121,6 +121,6 @@ func (g *Group) refuse(op coll.Op, err error) *coll.Failure {
 
 func (g *Group) system(op coll.Op, err error) *coll.Failure {
 	f := g.failureOf(coll.System, g.rank, runner.Incident{Op: op})
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s cannot go on with %s: %v", g.name, g.who(g.rank), op.Name(), err)
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s cannot go on with %s: %v", g.title(), g.who(g.rank), op.Name(), err)
 	return f
 }

@@ -27,7 +27,7 @@ func (v view) Classes(kind coll.Kind) []algo.Class { return v.g.selector.Boundar
 
 func (v view) Header() *observe.Header {
 	g := v.g
-	return &observe.Header{ID: g.number, Group: g.name, Description: g.describedAs(), Rank: g.rank, Size: g.size, Global: g.global,
+	return &observe.Header{ID: g.id, Group: g.name, Description: g.describedAs(), Rank: g.rank, Size: g.size, Global: g.global,
 		Capacity: g.flights, Prefix: env.FlightPrefix.Get(g.settings)}
 }
 
@@ -44,7 +44,7 @@ func (v view) Members() []observe.Member {
 // acquired returns views of the groups in the order of their creation, each of them acquired.
 func (p *Process) acquired() (list []observe.Group) {
 	groups := p.snapshot()
-	slices.SortFunc(groups, func(a, b *Group) int { return cmp.Compare(a.number, b.number) })
+	slices.SortFunc(groups, func(a, b *Group) int { return cmp.Compare(a.id, b.id) })
 	for _, g := range groups {
 		if g.life.acquire() {
 			list = append(list, view{g})
