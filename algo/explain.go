@@ -1,5 +1,3 @@
-// Why a choice is what it is.
-
 package algo
 
 import (
@@ -15,7 +13,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Describe tells the classes of a kind in the grammar of [ParseTune], and where each comes from.
+// Describe returns the classes of a kind in the grammar of [ParseTune], each with its origin.
 func (s *Selector) Describe(kind coll.Kind) string {
 	var parts []string
 	from := "0"
@@ -30,7 +28,7 @@ func (s *Selector) Describe(kind coll.Kind) string {
 	return fmt.Sprintf("%v: %s", kind, strings.Join(parts, ", "))
 }
 
-// origin says where the choice for a length comes from.
+// origin returns where the choice for a length comes from.
 func (s *Selector) origin(kind coll.Kind, bytes uint64) string {
 	if s.shape.Size == 1 {
 		return "the only one"
@@ -41,29 +39,27 @@ func (s *Selector) origin(kind coll.Kind, bytes uint64) string {
 	return "predicted"
 }
 
-// Candidate is one way to carry a collective out.
+// Candidate is an algorithm that a collective could use, with its predicted cost.
 type Candidate struct {
 	Algorithm string
 	Transport Transport
 	Slots     plan.Slots
 	Chunk     int
 	Predicted time.Duration
-	AtLeast   bool // Predicted is a bound only: there are too many ranks with too many messages each
-	// Steps are the most that one rank carries out: stages on chunks, or messages that it sends or that it takes,
-	// whichever are more.
+	AtLeast   bool // Predicted is a lower bound, since too many ranks have too many messages each
+	// Steps is the most steps of one rank: stages on chunks, or the larger of messages sent and messages taken.
 	Steps int
-	// Bytes are the most that one rank moves to or from others.
+	// Bytes is the most bytes that one rank moves to or from others.
 	Bytes   uint64
-	Longest int  // chunk that there can be
-	Even    bool // it needs blocks of equal length
+	Longest int  // possible chunk
+	Even    bool // the plan needs blocks of equal length
 	Chosen  bool
 	Forced  bool   // chosen by a rule, not by its price
-	Why     string // it is chosen, or it is not
+	Why     string // why it is chosen, or not
 }
 
-// Explain returns all candidates for a message, cheapest first and those without a price
-// last, with the one that is used marked. The prediction for
-// a class was made at a few lengths, so close to a boundary the chosen one may not be the first.
+// Explain returns all candidates for a length, cheapest first and those without a price last, with the chosen one marked.
+// The prediction for a class was made at a few lengths, so close to a boundary the chosen candidate may not be the first.
 func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	p := newPredictor(s.shape, s.params)
 	chosen := s.Choose(kind, bytes)
@@ -90,7 +86,7 @@ func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	return list
 }
 
-// alternatives are the classes that a length could have had.
+// alternatives returns all classes that a length could have.
 func (p *predictor) alternatives(kind coll.Kind, bytes uint64) (list []Class) {
 	if p.shape.sharesMemory() {
 		g := gradeOf(kind, p.shape.Size, bytes)
@@ -104,7 +100,7 @@ func (p *predictor) alternatives(kind coll.Kind, bytes uint64) (list []Class) {
 	return list
 }
 
-// candidate is a class with what it is predicted to take.
+// explained returns a class with its predicted cost.
 func (p *predictor) explained(kind coll.Kind, c Class, bytes uint64) Candidate {
 	one := Candidate{Algorithm: c.Algorithm, Transport: c.Transport, Slots: c.Slots, Chunk: c.Chunk, Even: c.Even}
 	if c.Transport == Slots {
@@ -118,7 +114,7 @@ func (p *predictor) explained(kind coll.Kind, c Class, bytes uint64) Candidate {
 	}
 	s, err := p.sendRecvCandidate(kind, c.Algorithm, c.Chunk)
 	if err != nil {
-		return one // the class was made of it
+		return one // this cannot be: the class was made of it
 	}
 	if longest, err := p.sendRecvCandidate(kind, c.Algorithm, 0); err == nil {
 		one.Longest = longest.class.Chunk
@@ -132,7 +128,7 @@ func (p *predictor) explained(kind coll.Kind, c Class, bytes uint64) Candidate {
 	return one
 }
 
-// rejected says why a candidate is not the one that is chosen.
+// rejected returns why a candidate is not the chosen one.
 func rejected(kind coll.Kind, c, chosen Candidate) string {
 	switch {
 	case c.Even:
@@ -140,18 +136,18 @@ func rejected(kind coll.Kind, c, chosen Candidate) string {
 	case chosen.Forced:
 		return "not what is set"
 	case c.AtLeast:
-		return "too many messages to be predicted: a rule can set it"
+		return "it has too many messages for a prediction; a rule can set it"
 	case c.Predicted >= chosen.Predicted:
 		return fmt.Sprintf("%s as long as %s", times(c.Predicted, chosen.Predicted), chosen.Algorithm)
 	case c.Transport == Channels && chosen.Transport == Slots && kind.Reduces():
-		return "adds in another order than that of the ranks, so only a rule can set it where they share memory"
+		return "adds in another order than that of the ranks, so only a rule can set it where ranks share memory"
 	case c.Transport == Channels && chosen.Transport == Slots:
-		return fmt.Sprintf("messages must take %d %% less than boards to be chosen", margin)
+		return fmt.Sprintf("channels must take %d %% less than slots to be chosen", margin)
 	}
-	return "cheaper here, but not at the lengths for which the class was judged"
+	return "cheaper here, but not at the lengths at which classes are compared"
 }
 
-// times writes a ratio.
+// times returns a ratio as text.
 func times(a, b time.Duration) string {
 	return strconv.FormatFloat(float64(a)/float64(max(1, b)), 'f', 2, 64) + " times"
 }

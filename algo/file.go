@@ -1,5 +1,3 @@
-// Tuning files: what was measured, for machines and groups of some shapes.
-
 package algo
 
 import (
@@ -16,7 +14,7 @@ import (
 // FileVersion is the version of the format of [File].
 const FileVersion = 1
 
-// File is what `python -m sagecomm tune` has measured. It is JSON:
+// File is a tuning file: what `python -m sagecomm tune` has measured, for machines and groups of some shapes. It is JSON:
 //
 //	{
 //	  "version": 1,
@@ -25,21 +23,21 @@ const FileVersion = 1
 //	      "machine": "AMD EPYC 9755, 128 cpus",
 //	      "size": 8,
 //	      "hosts": 1,
-//	      "params": {"board.hop": "180ns", "ring.byte": "95ps"},
+//	      "params": {"slots.hop": "180ns", "channel.byte": "95ps"},
 //	      "rules": ["all_reduce:0-16K:one_shot", "all_reduce:16K-inf:two_shot@chunk=128K"]
 //	    }
 //	  ]
 //	}
 //
-// An entry is for groups of one shape on one kind of machine; without size or hosts (0) for groups of all sizes or on
-// any number of hosts. Of the entries for a group the one that names more of it counts, the size before the hosts. Both
-// parameters and rules are written as in [ParseTune].
+// An entry is for groups of one shape on one kind of machine; without size or hosts (0) it is for groups of all sizes or on
+// any number of hosts. Of several entries for a group the most specific one counts, where the size outweighs the hosts.
+// Parameters and rules are written as in [ParseTune].
 type File struct {
 	Version int     `json:"version"`
 	Entries []Entry `json:"entries"`
 }
 
-// Entry is what holds for groups of one shape on one kind of machine.
+// Entry holds the parameters and rules for groups of one shape on one kind of machine.
 type Entry struct {
 	Machine string            `json:"machine"`
 	Size    int               `json:"size,omitempty"`
@@ -48,7 +46,7 @@ type Entry struct {
 	Rules   []string          `json:"rules,omitempty"`
 }
 
-// ParseFile reads a tuning file and refuses one that says what no group can do, with the name that is given for it.
+// ParseFile reads a tuning file and refuses one with rules or parameters that no group can have. Errors begin with name.
 func ParseFile(name string, text []byte) (*File, error) {
 	var f File
 	d := json.NewDecoder(bytes.NewReader(text))
@@ -57,10 +55,10 @@ func ParseFile(name string, text []byte) (*File, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: there is more behind the end of the JSON object", name)
+		return nil, fmt.Errorf("%s: there is more text after the JSON object", name)
 	}
 	if f.Version != FileVersion {
-		return nil, fmt.Errorf("%s: version %d, expected %d: make it anew with `python -m sagecomm tune`",
+		return nil, fmt.Errorf("%s: version %d, expected %d: write it again with `python -m sagecomm tune`",
 			name, f.Version, FileVersion)
 	}
 	for i, e := range f.Entries {
@@ -82,8 +80,8 @@ func (f File) Write() ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// Put puts an entry in the place of that for the same groups, or behind the others. Rules of collectives, and
-// parameters, that the entry says nothing of stay. It returns what the file says then.
+// Put replaces the entry for the same groups, or appends one. Rules of collectives, and parameters, that the new entry does
+// not have stay. It returns the entry as it then stands in the file.
 func (f *File) Put(e Entry) (Entry, error) {
 	same := slices.IndexFunc(f.Entries, func(other Entry) bool {
 		return e.Machine == other.Machine && e.Size == other.Size && e.Hosts == other.Hosts
@@ -97,9 +95,12 @@ func (f *File) Put(e Entry) (Entry, error) {
 		return slices.ContainsFunc(e.Rules, func(by string) bool { return of(by) == of(rule) })
 	})
 	e.Rules = append(old, e.Rules...)
-	params := maps.Clone(f.Entries[same].Params)
-	if params == nil {
-		params = map[string]string{}
+	params := map[string]string{}
+	for name, value := range f.Entries[same].Params {
+		if known, err := findParameter(strings.TrimSpace(name)); err == nil {
+			name = known.name // the file may have names of earlier versions
+		}
+		params[name] = value
 	}
 	maps.Copy(params, e.Params)
 	e.Params = params
@@ -108,8 +109,7 @@ func (f *File) Put(e Entry) (Entry, error) {
 	return e, err
 }
 
-// For is what the file says of a group on a machine: nothing, where no entry is for it. name is the file's, for
-// messages.
+// For returns the tuning that the file has for a group on a machine: none, where no entry is for it. Errors begin with name.
 func (f File) For(name, machine string, shape Shape) (Tune, error) {
 	if best := f.entry(machine, shape); best >= 0 {
 		return f.Entries[best].tune(name)
@@ -117,9 +117,10 @@ func (f File) For(name, machine string, shape Shape) (Tune, error) {
 	return Tune{}, nil
 }
 
-// Has says whether an entry is for a group on a machine.
+// Has reports whether an entry is for a group on a machine.
 func (f File) Has(machine string, shape Shape) bool { return f.entry(machine, shape) >= 0 }
 
+// entry returns the index of the most specific entry for a group, or -1.
 func (f File) entry(machine string, shape Shape) int {
 	best := -1
 	for i, e := range f.Entries {
@@ -130,11 +131,12 @@ func (f File) entry(machine string, shape Shape) int {
 	return best
 }
 
+// fits reports whether the entry is for groups of a shape.
 func (e Entry) fits(shape Shape) bool {
 	return (e.Size == 0 || e.Size == shape.Size) && (e.Hosts == 0 || e.Hosts == shape.HostCount())
 }
 
-// weight says how much of a group the entry names.
+// weight returns how specific the entry is.
 func (e Entry) weight() (w int) {
 	if e.Size > 0 {
 		w += 2
@@ -145,6 +147,7 @@ func (e Entry) weight() (w int) {
 	return w
 }
 
+// tune parses the entry.
 func (e Entry) tune(name string) (t Tune, err error) {
 	switch {
 	case e.Machine == "":
@@ -159,7 +162,7 @@ func (e Entry) tune(name string) (t Tune, err error) {
 		if err != nil {
 			return t, err
 		}
-		if slices.ContainsFunc(t.Settings, func(s Setting) bool { return s.Name == one.Name }) { // but for spaces
+		if slices.ContainsFunc(t.Settings, func(s Setting) bool { return s.Name == one.Name }) { // names may differ in spaces, or be of an earlier version
 			return t, fmt.Errorf("%s is set twice", one.Name)
 		}
 		t.Settings = append(t.Settings, one)
@@ -178,8 +181,8 @@ func (e Entry) tune(name string) (t Tune, err error) {
 	return t, nil
 }
 
-// Over puts what a user sets on top of what a file says: parameters take the places of those of the same name, a policy
-// that of the file's rules as a whole, and rules those of the file's for their lengths.
+// Over returns a user's tuning on top of a file's. The user's parameters replace the file's of the same name, the user's
+// rules replace the file's for their lengths, and a user's policy replaces all rules of the file.
 func (t Tune) Over(file Tune) Tune {
 	out := Tune{Rules: slices.Clone(t.Rules), Policy: t.Policy}
 	for _, s := range file.Settings {

@@ -1,5 +1,3 @@
-// From measurements to parameters.
-
 package algo
 
 import (
@@ -12,24 +10,22 @@ import (
 )
 
 const (
-	// fitLongest bounds what parameters are fitted to: longer collectives leave the caches, which the model does not know.
+	// fitLongest bounds the lengths to which parameters are fitted: longer ones leave the caches, which the model ignores.
 	fitLongest = 1 << 20
-	// fitRanks is the largest group that is looked at: prices of larger ones take too long for hundreds of parameters.
+	// fitRanks is the largest group for which parameters are fitted: prices of larger ones take too long.
 	fitRanks = 32
-	// fitLengths is how many lengths of a kind are looked at.
+	// fitLengths is how many lengths of a kind are used.
 	fitLengths = 8
-	// pull draws parameters to where they were, so that one that changes nothing stays there: the part of the error that
-	// a factor of e away from it must save.
+	// pull draws parameters to their old values, so that a parameter without effect stays there. A change by a factor of e
+	// must reduce the error by this much.
 	pull = 0.004
 )
 
-// fit finds the parameters with which predictions are closest to measurements: the least mean of
-// |ln(predicted/measured)|, which forgives outliers. What a call takes that is no plan (Python, torch, the way to the
-// core) is the same for all algorithms of a kind and no parameter. One parameter after the other is made larger and
-// smaller by a factor that shrinks (coordinate search), since prices have no derivatives: a plan's time is the longest
-// of many paths.
-//
-// It returns those that have changed.
+// fit finds the parameters with which predictions are closest to measurements, and returns those that have changed. It
+// minimises the mean of |ln(predicted/measured)|, which forgives outliers. The part of a call beside the plan (Python,
+// torch, the way into the core) is equal for all algorithms of a kind and is no parameter. Prices have no derivatives,
+// since a plan's time is the longest of many paths; so each parameter in turn is made larger and smaller by a factor that
+// shrinks (coordinate search).
 func (s *Selector) fit(list []Measured) (out []Setting) {
 	if s.shape.Size > fitRanks {
 		return nil
@@ -72,21 +68,22 @@ func (s *Selector) fit(list []Measured) (out []Setting) {
 	return out
 }
 
-// fit is what parameters are fitted to.
+// fit holds the measurements that parameters are fitted to.
 type fit struct {
 	shape   Shape
 	from    Params
 	rows    []Measured // by kind
 	classes []Class
-	last    [2]pricedRows // of boards and of messages, since each parameter concerns one of them
+	last    [2]pricedRows // of slots and of channels, since each parameter concerns one of them
 }
 
-// pricedRows are the prices of the rows of a transport, in seconds.
+// pricedRows holds the prices of the rows of a transport, in seconds.
 type pricedRows struct {
 	with   Params
 	prices map[int]float64 // by row
 }
 
+// newFit selects the rows that parameters are fitted to.
 func newFit(shape Shape, from Params, list []Measured) *fit {
 	f := &fit{shape: shape, from: from}
 	p := newPredictor(shape, from)
@@ -114,7 +111,7 @@ func newFit(shape Shape, from Params, list []Measured) *fit {
 	return f
 }
 
-// matters says whether a parameter has a part in what was measured.
+// matters reports whether a parameter has an effect on the predictions of the rows.
 func (f *fit) matters(one parameter, params Params) bool {
 	next := params
 	if *one.in(&next) *= 2; one.check(*one.in(&next)) != nil || *one.in(&next) == 0 {
@@ -124,7 +121,7 @@ func (f *fit) matters(one parameter, params Params) bool {
 	return !slices.Equal(before, f.predict(next))
 }
 
-// loss is how far predictions are from measurements.
+// loss returns how far predictions are from measurements.
 func (f *fit) loss(params Params) (sum float64) {
 	predicted := f.predict(params)
 	for first := 0; first < len(f.rows); {
@@ -147,8 +144,8 @@ func (f *fit) loss(params Params) (sum float64) {
 	return sum
 }
 
-// beside is what a call of a kind takes beside its plan: the median, over the algorithms, of what the shortest length
-// took longer than predicted.
+// beside returns the time of a call beside its plan: the median, over the algorithms of a kind, of the measured minus the
+// predicted time of the shortest length.
 func (f *fit) beside(predicted []float64, first, end int) float64 {
 	shortest := slices.MinFunc(f.rows[first:end], func(a, b Measured) int { return cmp.Compare(a.Bytes, b.Bytes) })
 	var more []float64
@@ -188,7 +185,7 @@ func (f *fit) predict(params Params) []float64 {
 	return out
 }
 
-// seconds is what a class is predicted to take; what has no price takes longer than anything that was measured.
+// seconds returns the predicted time of a class. A class without a price takes longer than anything that was measured.
 func (p *predictor) seconds(kind coll.Kind, c Class, bytes uint64) float64 {
 	if c.Transport == Slots {
 		return p.slots.price(kind, c, bytes).Duration().Seconds()
@@ -200,7 +197,7 @@ func (p *predictor) seconds(kind coll.Kind, c Class, bytes uint64) float64 {
 	return s.pricer.Price(bytes).Seconds()
 }
 
-// text writes the value with a unit and three digits, as [ParseTune] reads it.
+// text returns the value with a unit and three digits, as [ParseTune] reads it.
 func (s Setting) text() string {
 	for _, unit := range []struct {
 		name    string

@@ -20,6 +20,9 @@ type Measured struct {
 	Chunk     int     // 0: as predicted
 	Seconds   float64 // a call, as users see it
 	Ratio     float64 // to what the selector's own choice took in the same rounds
+	Dropped   bool    // it was far behind in its first turn and had no other: too little for a rule
+	// Confirmed is the ratio in a later run of this candidate and the selector's own choice alone; 0 without such a run.
+	Confirmed float64
 }
 
 // worth is what a choice must gain over the predicted one, and a change between two lengths over no change, as a factor
@@ -29,15 +32,49 @@ const worth = 1.03
 // free is up to which price of a change those that the prediction makes, too, cost nothing.
 const free = 1
 
-// Tuned is the entry of a tuning file that follows from measurements in a group on a machine. It has rules for all
-// lengths of the kinds that were measured, and the parameters that predict best what was measured, for the other
-// kinds. Plans that need blocks of equal length get no rule: only a user knows that they are.
+// Tuned is the entry of a tuning file that follows from measurements in a group on a machine. It has rules for the kinds
+// that were measured, up to the longest length that was, and the parameters that predict best what was measured, for the
+// other kinds. A rule departs from the prediction only where a run of its own has confirmed that it saves time: the best
+// of many candidates is in part the one that was lucky. Plans that need blocks of equal length get no rule: only a user
+// knows that they are.
 func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	e := Entry{Machine: machine, Size: s.shape.Size, Hosts: s.shape.HostCount(), Params: map[string]string{}}
+	err := s.eachKind(list, func(kind coll.Kind, of []Measured) error {
+		_, rules, err := s.cheapestRules(kind, of, (*Measured).sure)
+		for _, r := range rules {
+			e.Rules = append(e.Rules, r.String())
+		}
+		return err
+	})
+	if err != nil {
+		return e, err
+	}
+	for _, one := range s.fit(list) {
+		e.Params[one.Name] = one.text()
+	}
+	return e, nil
+}
+
+// Unconfirmed are the measurements that would change what [Selector.Tuned] returns if a run of their own confirmed them.
+func (s *Selector) Unconfirmed(list []Measured) (open []Measured, err error) {
+	err = s.eachKind(list, func(kind coll.Kind, of []Measured) error {
+		used, _, err := s.cheapestRules(kind, of, (*Measured).hoped)
+		for _, m := range used {
+			if m.Confirmed == 0 && !s.predicts(kind, m.Bytes, ruleCandidate{m.Algorithm, m.Chunk}) {
+				open = append(open, *m)
+			}
+		}
+		return err
+	})
+	return open, err
+}
+
+// eachKind calls a function with the measurements of each kind that there are some of.
+func (s *Selector) eachKind(list []Measured, do func(coll.Kind, []Measured) error) error {
 	p := newPredictor(s.shape, s.params)
 	for _, m := range list {
 		if err := p.check(m); err != nil {
-			return e, err
+			return err
 		}
 	}
 	for kind := range coll.KindCount {
@@ -45,18 +82,11 @@ func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 		if len(of) == 0 {
 			continue
 		}
-		rules, err := s.measured(kind, of)
-		if err != nil {
-			return e, err
-		}
-		for _, r := range rules {
-			e.Rules = append(e.Rules, r.String())
+		if err := do(kind, of); err != nil {
+			return err
 		}
 	}
-	for _, one := range s.fit(list) {
-		e.Params[one.Name] = one.text()
-	}
-	return e, nil
+	return nil
 }
 
 // check refuses what cannot have been measured.
@@ -68,111 +98,161 @@ func (p *predictor) check(m Measured) error {
 		return fmt.Errorf("measured: %v %s of %d bytes took %g s, %g times what was chosen: expected more than 0",
 			m.Kind, m.Algorithm, m.Bytes, m.Seconds, m.Ratio)
 	}
+	if !(m.Confirmed >= 0 && m.Confirmed < math.MaxFloat64) {
+		return fmt.Errorf("measured: %v %s of %d bytes is confirmed as %g times what was chosen: expected more than 0",
+			m.Kind, m.Algorithm, m.Bytes, m.Confirmed)
+	}
 	_, err := p.ruled(Rule{Kind: m.Kind, To: NoLimit, Algorithm: m.Algorithm, Chunk: m.Chunk}, m.Bytes)
 	return err
 }
 
-// way is a candidate of a rule.
+// ruleCandidate is what a rule may say for a length.
 type ruleCandidate struct {
 	algorithm string
 	chunk     int
 }
 
-// measured are the rules of one kind: the sequence of ways, one for each length, that costs least. What a length costs
-// is the logarithm of its ratio, so that all lengths weigh alike, and a change from one length to the next costs a
-// little, and so does what is not predicted. The sequence is found by dynamic programming (Viterbi, "Error bounds for
-// convolutional codes", 1967).
-func (s *Selector) measured(kind coll.Kind, list []Measured) ([]Rule, error) {
-	lengths, ways := s.axes(kind, list)
-	if len(ways) == 0 {
-		return nil, fmt.Errorf("measured: no %v that takes blocks of any length", kind)
+// hoped is the ratio of a candidate, taken on trust where no run has confirmed it.
+func (m *Measured) hoped() float64 {
+	switch {
+	case m.Dropped:
+		return math.Inf(1)
+	case m.Confirmed > 0:
+		return m.Confirmed
 	}
+	return m.Ratio
+}
+
+// sure is the ratio of a candidate that a run of its own has confirmed, and infinite without one.
+func (m *Measured) sure() float64 {
+	if m.Confirmed > 0 {
+		return m.hoped()
+	}
+	return math.Inf(1)
+}
+
+// cheapestRules returns the measurements of the candidates that cost least, one for each length in order, and the rules
+// that say so. The cost of a length is the logarithm of its ratio, so that all lengths weigh alike, and a change from one
+// length to the next costs a little, and so does what is not predicted. The sequence is found by dynamic programming
+// (Viterbi, "Error bounds for convolutional codes", 1967).
+func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, ratio func(*Measured) float64) (used []*Measured, rules []Rule, err error) {
+	lengths, candidates := s.axes(kind, list)
+	if len(candidates) == 0 {
+		return nil, nil, fmt.Errorf("measured: no %v that takes blocks of any length", kind)
+	}
+	single := oneClass(kind) || kind == coll.Barrier
 	costs := make([][]float64, len(lengths))
 	for i, bytes := range lengths {
-		costs[i] = make([]float64, len(ways))
-		for j, w := range ways {
-			costs[i][j] = math.Log(ratio(list, bytes, w) * s.surcharge(kind, bytes, w))
+		costs[i] = make([]float64, len(candidates))
+		for j, c := range candidates {
+			costs[i][j] = s.cost(kind, measurement(list, bytes, c), bytes, c, ratio)
+			// A rule for all lengths may lose at some of them what it saves at others.
+			if !single && costs[i][j] >= 0 && !s.predicts(kind, bytes, c) {
+				costs[i][j] = math.Inf(1)
+			}
 		}
-		if !slices.ContainsFunc(costs[i], func(c float64) bool { return !math.IsInf(c, 1) }) {
-			return nil, fmt.Errorf("measured: %v of %d bytes was not measured with any algorithm that takes blocks of any length",
-				kind, bytes)
+		if !single && math.IsInf(slices.Min(costs[i]), 1) {
+			return nil, nil, fmt.Errorf("measured: %v of %d bytes was not measured with the algorithm that is chosen there", kind, bytes)
 		}
 	}
-	if oneClass(kind) {
-		total := make([]float64, len(ways))
+	if single {
+		total := make([]float64, len(candidates))
 		for _, row := range costs {
 			for j, c := range row {
 				total[j] += c
 			}
 		}
-		best := ways[slices.Index(total, slices.Min(total))]
-		return []Rule{{Kind: kind, To: NoLimit, Algorithm: best.algorithm, Chunk: best.chunk}}, nil
+		least := slices.Min(total)
+		if math.IsInf(least, 1) {
+			return nil, nil, fmt.Errorf("measured: %v was not measured with the algorithm that is chosen at all lengths", kind)
+		}
+		best := candidates[slices.Index(total, least)]
+		for _, bytes := range lengths {
+			used = append(used, measurement(list, bytes, best))
+		}
+		return used, []Rule{{Kind: kind, To: NoLimit, Algorithm: best.algorithm, Chunk: best.chunk}}, nil
 	}
 	for change := math.Log(worth); ; change *= 2 { // until there are not too many ranges
 		path := cheapest(costs, func(i, from, to int) float64 {
-			predicted := s.predicts(kind, lengths[i-1], ways[from]) && s.predicts(kind, lengths[i], ways[to])
+			predicted := s.predicts(kind, lengths[i-1], candidates[from]) && s.predicts(kind, lengths[i], candidates[to])
 			if from == to || predicted && change < free {
 				return 0
 			}
 			return change
 		})
-		if rules := s.ranges(kind, lengths, ways, path); len(rules) <= MaxClasses/2 {
-			return rules, nil
+		if rules := s.ranges(kind, lengths, candidates, path); len(rules) <= MaxClasses/2 {
+			for i, at := range path {
+				used = append(used, measurement(list, lengths[i], candidates[at]))
+			}
+			return used, rules, nil
 		}
 	}
 }
 
-// axes are the lengths and the ways that were measured, each once and in order.
-func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, ways []ruleCandidate) {
+// cost is the logarithm of a candidate's ratio at a length, with what a rule must gain on top. What is chosen without a
+// rule needs no confirmation.
+func (s *Selector) cost(kind coll.Kind, m *Measured, bytes uint64, c ruleCandidate, ratio func(*Measured) float64) float64 {
+	switch {
+	case m == nil:
+		return math.Inf(1)
+	case s.predicts(kind, bytes, ruleCandidate{m.Algorithm, m.Chunk}):
+		ratio = func(m *Measured) float64 { return m.Ratio }
+	}
+	return math.Log(ratio(m) * s.surcharge(kind, bytes, c))
+}
+
+// axes are the lengths and the candidates that were measured, each once and in order.
+func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, candidates []ruleCandidate) {
 	p := newPredictor(s.shape, s.params)
 	for _, m := range list {
 		lengths = append(lengths, m.Bytes)
 		c, err := p.ruled(Rule{Kind: kind, To: NoLimit, Algorithm: m.Algorithm, Chunk: m.Chunk}, m.Bytes)
 		if err == nil && !c.Even {
-			ways = append(ways, ruleCandidate{m.Algorithm, m.Chunk})
+			candidates = append(candidates, ruleCandidate{m.Algorithm, m.Chunk})
 		}
 	}
 	slices.Sort(lengths)
-	slices.SortFunc(ways, func(a, b ruleCandidate) int {
+	slices.SortFunc(candidates, func(a, b ruleCandidate) int {
 		return cmp.Or(cmp.Compare(a.algorithm, b.algorithm), cmp.Compare(a.chunk, b.chunk))
 	})
-	return slices.Compact(lengths), slices.Compact(ways)
+	return slices.Compact(lengths), slices.Compact(candidates)
 }
 
-// ratio is that of a way at a length. Where a chunk was not measured it is as the predicted one: both are longer than
-// what there is to cut. It is infinite where the algorithm was not measured.
-func ratio(list []Measured, bytes uint64, w ruleCandidate) float64 {
-	usual := math.Inf(1)
-	for _, m := range list {
-		if m.Bytes != bytes || m.Algorithm != w.algorithm {
+// measurement is the one by which a candidate counts at a length, or nil. Where a chunk was not measured it is that of
+// the predicted chunk: both are longer than what there is to cut.
+func measurement(list []Measured, bytes uint64, c ruleCandidate) *Measured {
+	var usual *Measured
+	for i := range list {
+		m := &list[i]
+		if m.Bytes != bytes || m.Algorithm != c.algorithm {
 			continue
 		}
-		if m.Chunk == w.chunk {
-			return m.Ratio
+		if m.Chunk == c.chunk {
+			return m
 		}
 		if m.Chunk == 0 {
-			usual = m.Ratio
+			usual = m
 		}
 	}
 	return usual
 }
 
-// surcharge is the factor by which a way must be faster to be worth a rule. Where ranks share memory, reductions by
+// surcharge is the factor by which a candidate must be faster to be worth a rule. Where ranks share memory, reductions by
 // messages must save as much as other collectives have to for being predicted: they add in another order than that of
 // the ranks.
-func (s *Selector) surcharge(kind coll.Kind, bytes uint64, w ruleCandidate) float64 {
+func (s *Selector) surcharge(kind coll.Kind, bytes uint64, c ruleCandidate) float64 {
 	switch {
-	case s.predicts(kind, bytes, w):
+	case s.predicts(kind, bytes, c):
 		return 1
-	case kind.Reduces() && s.shape.sharesMemory() && !slices.Contains(shmplan.Algorithms(kind), w.algorithm):
+	case kind.Reduces() && s.shape.sharesMemory() && !slices.Contains(shmplan.Algorithms(kind), c.algorithm):
 		return 100. / (100 - margin)
 	}
 	return worth
 }
 
-// predicts says whether a length goes that way without any rule.
-func (s *Selector) predicts(kind coll.Kind, bytes uint64, w ruleCandidate) bool {
-	return w.chunk == 0 && s.Choose(kind, bytes).Algorithm == w.algorithm
+// predicts reports whether a candidate is chosen at a length without any rule.
+func (s *Selector) predicts(kind coll.Kind, bytes uint64, c ruleCandidate) bool {
+	return c.chunk == 0 && s.Choose(kind, bytes).Algorithm == c.algorithm
 }
 
 // cheapest is the path through a table of costs, one column in each row, that costs least together with what each
@@ -201,13 +281,14 @@ func cheapest(costs [][]float64, change func(i, from, to int) float64) []int {
 	return path
 }
 
-// ranges joins lengths that go the same way.
-func (s *Selector) ranges(kind coll.Kind, lengths []uint64, ways []ruleCandidate, path []int) (rules []Rule) {
+// ranges joins neighbouring lengths of the same candidate into rules. The last one ends at the longest length: nothing was
+// measured beyond, so the prediction goes on from there.
+func (s *Selector) ranges(kind coll.Kind, lengths []uint64, candidates []ruleCandidate, path []int) (rules []Rule) {
 	for i, at := range path {
 		if i > 0 && path[i-1] == at {
 			continue
 		}
-		r := Rule{Kind: kind, To: NoLimit, Algorithm: ways[at].algorithm, Chunk: ways[at].chunk}
+		r := Rule{Kind: kind, To: lengths[len(lengths)-1], Algorithm: candidates[at].algorithm, Chunk: candidates[at].chunk}
 		if n := len(rules); n > 0 {
 			r.From = s.between(kind, lengths[i-1], lengths[i], rules[n-1].Algorithm, r.Algorithm)
 			rules[n-1].To = r.From

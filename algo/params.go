@@ -1,5 +1,3 @@
-// What links cost, and how a user says so.
-
 package algo
 
 import (
@@ -11,26 +9,26 @@ import (
 	"sagecomm/algo/cost"
 )
 
-// Params holds the classes of links that prices are made of, in seconds.
+// Params holds the costs that prices depend on, in seconds.
 type Params struct {
 	Slots   cost.Memory // shared memory that all ranks of a host see
-	Channel cost.Link   // a channel between two ranks of a host, a ring of messages in shared memory
+	Channel cost.Link   // a channel between two ranks of a host, in shared memory
 	Network cost.Link   // a channel between two hosts
-	Reduce  float64     // per byte of a result, by a rank that has taken a message, beside what the link does
+	Reduce  float64     // per byte of a result, by a rank that has taken a message, on top of the link's work
 	Copy    float64     // per byte copied inside a rank
 }
 
-// ringOf is what a ring costs where shared memory costs that: a message is copied into lines that its receiver has read
-// before, taken out by another core, and in most collectives reduced there with another operand, so a byte on the way
-// costs [board.Link.Copy], Claim, Far and two times Fold. Cores are the links here: a rank that sends or reduces takes
-// nothing meanwhile, while prices of messages have links work beside ranks. So all this work is the link's. A byte that
-// is only passed on is a third too dear by that; what was measured, boards, then stays the choice. A message takes a
-// step at each end and a hop between.
+// channelOf returns the costs of a channel in shared memory of given costs. A message is copied into lines that its
+// receiver has read before, taken out by another core, and in most collectives reduced there with another operand, so a
+// byte on the way costs Copy, Claim, Far and two times Reduce of [cost.Memory]. Cores are the links here: a rank that sends
+// or reduces does nothing else, while in a play links work beside ranks. So all this work is counted as the link's. That
+// makes a byte which is only passed on a third too dear; the measured choice, slots, then stays. A message takes a step at
+// each end and a hop between.
 func channelOf(b cost.Memory) cost.Link {
 	return cost.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far + 2*b.Reduce, Step: b.Step}
 }
 
-// DefaultParams are those of [board.DefaultLink], and what follows from them for rings.
+// DefaultParams returns the costs of [cost.DefaultMemory], and those of channels that follow from them.
 //
 // Network is a connection of a 25 Gbit/s Ethernet through the kernel: the line's rate, half of a round trip of 50 us,
 // and a system call with its copy at each end. It is a default for planning and was not measured.
@@ -44,12 +42,12 @@ func DefaultParams() Params {
 	}
 }
 
-// Scale says how many times as long as on the machine of [DefaultParams] something takes on another one.
+// Scale gives the costs of another machine as multiples of those of the machine of [DefaultParams].
 type Scale struct {
 	Hop, Copy, Far, Reduce float64
 }
 
-// Scaled are the parameters of rings and boards for such a machine. What software takes is left as it is.
+// Scaled returns the parameters of slots and channels for such a machine. Steps, which software takes, stay as they are.
 func (p Params) Scaled(s Scale) Params {
 	b := &p.Slots
 	b.Hop *= s.Hop
@@ -60,7 +58,7 @@ func (p Params) Scaled(s Scale) Params {
 	return p
 }
 
-// Bounds of parameters. Far slower links than any are within, and sums of whole femtoseconds stay so as well.
+// Bounds of parameters. They admit links far slower than any that exist, and keep sums of femtoseconds in 64 bits.
 const (
 	mostSeconds  = 10e-3 // of a hop, a step, ...
 	mostPerByte  = 1e-6
@@ -70,33 +68,35 @@ const (
 // parameter is one number of [Params] under the name that users give it.
 type parameter struct {
 	name    string
+	earlier string // the name in earlier versions, which users' settings and files may have
 	perByte bool
 	in      func(*Params) *float64
 }
 
 var parameters = []parameter{
-	{"board.hop", false, func(p *Params) *float64 { return &p.Slots.Hop }},
-	{"board.flag", false, func(p *Params) *float64 { return &p.Slots.Flag }},
-	{"board.step", false, func(p *Params) *float64 { return &p.Slots.Step }},
-	{"board.copy", true, func(p *Params) *float64 { return &p.Slots.Copy }},
-	{"board.far", true, func(p *Params) *float64 { return &p.Slots.Far }},
-	{"board.claim", true, func(p *Params) *float64 { return &p.Slots.Claim }},
-	{"board.fold", true, func(p *Params) *float64 { return &p.Slots.Reduce }},
-	{"board.store", true, func(p *Params) *float64 { return &p.Slots.Store }},
-	{"ring.latency", false, func(p *Params) *float64 { return &p.Channel.Latency }},
-	{"ring.step", false, func(p *Params) *float64 { return &p.Channel.Step }},
-	{"ring.byte", true, func(p *Params) *float64 { return &p.Channel.Byte }},
-	{"network.latency", false, func(p *Params) *float64 { return &p.Network.Latency }},
-	{"network.step", false, func(p *Params) *float64 { return &p.Network.Step }},
-	{"network.byte", true, func(p *Params) *float64 { return &p.Network.Byte }},
-	{"rank.reduce", true, func(p *Params) *float64 { return &p.Reduce }},
-	{"rank.copy", true, func(p *Params) *float64 { return &p.Copy }},
+	{"slots.hop", "board.hop", false, func(p *Params) *float64 { return &p.Slots.Hop }},
+	{"slots.flag", "board.flag", false, func(p *Params) *float64 { return &p.Slots.Flag }},
+	{"slots.step", "board.step", false, func(p *Params) *float64 { return &p.Slots.Step }},
+	{"slots.copy", "board.copy", true, func(p *Params) *float64 { return &p.Slots.Copy }},
+	{"slots.far", "board.far", true, func(p *Params) *float64 { return &p.Slots.Far }},
+	{"slots.claim", "board.claim", true, func(p *Params) *float64 { return &p.Slots.Claim }},
+	{"slots.reduce", "board.fold", true, func(p *Params) *float64 { return &p.Slots.Reduce }},
+	{"slots.store", "board.store", true, func(p *Params) *float64 { return &p.Slots.Store }},
+	{"channel.latency", "ring.latency", false, func(p *Params) *float64 { return &p.Channel.Latency }},
+	{"channel.step", "ring.step", false, func(p *Params) *float64 { return &p.Channel.Step }},
+	{"channel.byte", "ring.byte", true, func(p *Params) *float64 { return &p.Channel.Byte }},
+	{"network.latency", "", false, func(p *Params) *float64 { return &p.Network.Latency }},
+	{"network.step", "", false, func(p *Params) *float64 { return &p.Network.Step }},
+	{"network.byte", "", true, func(p *Params) *float64 { return &p.Network.Byte }},
+	{"rank.reduce", "", true, func(p *Params) *float64 { return &p.Reduce }},
+	{"rank.copy", "", true, func(p *Params) *float64 { return &p.Copy }},
 }
 
+// findParameter returns the parameter of a name, which may be that of an earlier version.
 func findParameter(name string) (parameter, error) {
 	names := make([]string, len(parameters))
 	for i, p := range parameters {
-		if p.name == name {
+		if name == p.name || name == p.earlier && name != "" {
 			return p, nil
 		}
 		names[i] = p.name
@@ -116,7 +116,7 @@ func (p parameter) check(seconds float64) error {
 	return nil
 }
 
-// Validate refuses parameters that no link has.
+// Validate refuses parameters out of bounds.
 func (p Params) Validate() error {
 	for _, one := range parameters {
 		if err := one.check(*one.in(&p)); err != nil {
@@ -126,8 +126,7 @@ func (p Params) Validate() error {
 	return nil
 }
 
-// whole are all parameters in femtoseconds, which is what prices are made of: ranks with the same ones predict the
-// same.
+// whole returns all parameters in femtoseconds, of which prices are sums: ranks with equal ones predict the same.
 func (p Params) whole() []int64 {
 	list := make([]int64, len(parameters))
 	for i, one := range parameters {
@@ -136,13 +135,13 @@ func (p Params) whole() []int64 {
 	return list
 }
 
-// Setting is a parameter that a user gives.
+// Setting is a parameter set by a user or a file.
 type Setting struct {
 	Name    string
 	Seconds float64
 }
 
-// with are the parameters with a user's in their places.
+// with returns the parameters with some of them replaced.
 func (p Params) with(settings []Setting) (Params, error) {
 	for _, s := range settings {
 		one, err := findParameter(s.Name)

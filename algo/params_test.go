@@ -11,7 +11,7 @@ func TestScaledParameters(t *testing.T) {
 	want := b
 	want.Hop, want.Copy, want.Store, want.Far, want.Claim, want.Reduce = 2*b.Hop, 4*b.Copy, 4*b.Store, 8*b.Far, 8*b.Claim, 16*b.Reduce
 	if got.Slots != want {
-		t.Errorf("boards %+v, expected %+v", got.Slots, want)
+		t.Errorf("slots %+v, expected %+v", got.Slots, want)
 	}
 	if got.Channel != channelOf(want) || got.Copy != want.Copy || got.Network != DefaultParams().Network {
 		t.Errorf("%+v", got)

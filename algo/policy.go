@@ -1,5 +1,3 @@
-// Choices by fixed rules instead of predictions.
-
 package algo
 
 import (
@@ -7,10 +5,10 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Predicted is the policy that takes what is predicted to be the fastest. It is the default.
+// Predicted is the policy that takes the algorithm with the least predicted time. It is the default.
 const Predicted = "predicted"
 
-// policy is a named set of rules for a group. A user's own rules come before them, predictions after them.
+// policy is a named set of rules for a group. A user's own rules override them, and they override predictions.
 type policy struct {
 	name  string
 	rules func(Shape) []Rule
@@ -21,10 +19,10 @@ var policies = []policy{
 	{"thresholds", thresholds},
 }
 
-// thresholds chooses the algorithm of an all_reduce by fixed lengths, whatever links cost. Below 1 MB (10^6 bytes):
-// recursive doubling where the number of ranks is a power of two, else a ring. From there on: a ring where each rank
-// reaches each other one alike, which ranks of one host do, else a tree; the double one, since it is for long messages.
-// It is what libraries for devices are often set to, and something to compare predictions with.
+// thresholds chooses the algorithm of an all_reduce by fixed lengths, whatever links cost. Below 1 MB (10^6 bytes) it takes
+// recursive doubling where the number of ranks is a power of two, else a ring. From there on it takes a ring where all
+// ranks are on one host, else a double tree. Libraries for devices are often set up like this, so predictions can be
+// compared with it.
 func thresholds(s Shape) []Rule {
 	const short = 1_000_000
 	rule := func(from, to uint64, algorithm string) Rule {
@@ -51,7 +49,7 @@ func findPolicy(name string) (policy, bool) {
 	return policy{}, false
 }
 
-// Policies names all policies.
+// Policies returns the names of all policies.
 func Policies() []string {
 	names := make([]string, len(policies))
 	for i, p := range policies {

@@ -1,5 +1,3 @@
-// The prediction: what is the cheapest, for each range of lengths.
-
 package algo
 
 import (
@@ -10,15 +8,15 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// horizon is the longest collective that is priced; longer ones do as it does.
+// horizon is the longest length that is priced. Longer ones have the class of this one.
 const horizon = 1 << 30
 
-// nearest is the shortest one between two plans of messages.
+// nearest is the shortest length at which sendrecv plans are compared.
 const nearest = 64
 
-// margin is what a plan of messages must save to be chosen where ranks share memory, in percent: that is how close the
-// prices of boards are to what was measured; those of messages follow from the same numbers, and their channels take
-// memory for each pair of ranks.
+// margin is the saving in percent for which a sendrecv plan is chosen where ranks share memory. It is the error of prices of
+// slot plans against measurements; prices of sendrecv plans follow from the same numbers, and their channels take memory
+// for each pair of ranks.
 const margin = 15
 
 // predictor makes the tables of a group.
@@ -34,15 +32,15 @@ func newPredictor(shape Shape, params Params) *predictor {
 	return &predictor{shape, params, newSlotPredictor(shape.Size, params.Slots), shape.costs(params), map[sendRecvKey]sendRecvCandidate{}}
 }
 
-// onlyByRule says whether a plan of messages is never predicted: boards add in the order of ranks and round halves
-// once, which messages do not, and what costs precision is for users to say.
+// onlyByRule reports whether sendrecv plans of a kind are chosen by rules only. Slot plans add in the order of ranks and
+// round halves once. Sendrecv plans do not, and only a user may give up precision.
 func (p *predictor) onlyByRule(kind coll.Kind) bool { return kind.Reduces() && p.shape.sharesMemory() }
 
-// table is the prediction for a kind, without anything that a user has said.
+// table returns the predicted table of a kind, without any rule.
 //
-// Plans of messages are compared with those of boards at powers of two only, and each range between two of them does as
-// its longest collective: a price of theirs is a play of up to all ranks, and their cost curves, being nearly straight,
-// cross each other at small angles.
+// Sendrecv plans are compared with slot plans at powers of two only, and each range between two powers has the class of its
+// longest length. The reason is that a price of a sendrecv plan is a play of up to all ranks, and that the cost curves,
+// being nearly straight, cross each other at small angles.
 func (p *predictor) table(kind coll.Kind) []Class {
 	var base []Class
 	if p.shape.sharesMemory() {
@@ -61,8 +59,8 @@ func (p *predictor) table(kind coll.Kind) []Class {
 	if oneClass(kind) || kind == coll.Barrier {
 		return p.onlyClass(kind, base, list)
 	}
-	// Where near-equal plans change places too often every other power of two has to do, and so on: half of the classes
-	// that there can be are left to rules.
+	// Where plans of about equal cost change places too often, they are compared at every other power of two, and so on.
+	// Half of the possible classes are left to rules.
 	for coarse := uint64(2); ; coarse *= 2 {
 		if table := p.merged(kind, base, list, coarse); len(table) <= MaxClasses/2 || coarse >= horizon {
 			return table
@@ -70,7 +68,7 @@ func (p *predictor) table(kind coll.Kind) []Class {
 	}
 }
 
-// merged puts plans of messages into a table where they are cheaper, judged at lengths that grow by a factor.
+// merged puts sendrecv plans into a table where they are cheaper. It compares them at lengths that grow by a factor.
 func (p *predictor) merged(kind coll.Kind, base []Class, list []sendRecvCandidate, factor uint64) []Class {
 	chosen := map[uint64]Class{} // by the end of their range
 	edges, before := []uint64{}, ""
@@ -109,21 +107,21 @@ func (p *predictor) merged(kind coll.Kind, base []Class, list []sendRecvCandidat
 	})
 }
 
-// limit is what a plan of messages must be below to be chosen instead of one of boards.
+// limit returns the time below which a sendrecv plan is chosen instead of a slot plan.
 func (p *predictor) limit(kind coll.Kind, c Class, bytes uint64) time.Duration {
 	t := p.slots.price(kind, c, bytes).Duration()
 	return t/100*(100-margin) + t%100*(100-margin)/100 + 1
 }
 
-// fallback is the first algorithm of messages that moves blocks of any length: for groups so large that none has a
-// price, or for links so slow that all take longer than can be said.
+// fallback returns the first sendrecv algorithm that moves blocks of any length. It is for groups so large that none has a
+// price, or for links so slow that every time overflows.
 func (p *predictor) fallback(kind coll.Kind) Class {
 	list := p.sendRecvCandidates(kind, false)
 	return list[max(0, slices.IndexFunc(list, func(s sendRecvCandidate) bool { return !s.class.Even }))].class
 }
 
-// onlyClass chooses for a kind that has one class: the plan whose time is nowhere as many times that of the best one as
-// those of others are somewhere. Where ranks share memory it must in addition be faster than their plan at all lengths.
+// onlyClass returns the table of a kind with one class: the plan with the smallest worst ratio to the best plan of each
+// length. Where ranks share memory the plan must in addition be faster than the slot plan at all lengths.
 func (p *predictor) onlyClass(kind coll.Kind, base []Class, list []sendRecvCandidate) []Class {
 	lengths := []uint64{0}
 	if kind != coll.Barrier {
@@ -147,7 +145,7 @@ func (p *predictor) onlyClass(kind coll.Kind, base []Class, list []sendRecvCandi
 	return base
 }
 
-// alwaysFaster says whether a plan of messages is chosen instead of one of boards at all lengths.
+// alwaysFaster reports whether a sendrecv plan is faster than a slot plan, by the margin, at all lengths.
 func (p *predictor) alwaysFaster(kind coll.Kind, c Class, s sendRecvCandidate, lengths []uint64) bool {
 	for _, bytes := range lengths {
 		limit := p.limit(kind, c, bytes)
@@ -158,7 +156,7 @@ func (p *predictor) alwaysFaster(kind coll.Kind, c Class, s sendRecvCandidate, l
 	return true
 }
 
-// worstRatio is the largest factor by which a plan is slower than the best one at some length.
+// worstRatio returns the largest factor by which a plan is slower than the best one at some length.
 func worstRatio(s sendRecvCandidate, list []sendRecvCandidate, lengths []uint64) (worst float64) {
 	for _, bytes := range lengths {
 		mine := s.pricer.Price(bytes)
@@ -171,7 +169,7 @@ func worstRatio(s sendRecvCandidate, list []sendRecvCandidate, lengths []uint64)
 	return worst
 }
 
-// at is the class of a length in a table.
+// at returns the class of a length in a table.
 func at(table []Class, bytes uint64) Class {
 	for _, c := range table {
 		if bytes <= c.UpTo {
@@ -181,8 +179,8 @@ func at(table []Class, bytes uint64) Class {
 	return table[len(table)-1]
 }
 
-// cut takes a table apart at edges as well, puts what change makes of each piece in its place, and joins neighbours
-// that do the same. A piece's [Class.UpTo] is its end.
+// cut divides a table at some edges, replaces each piece by the result of change, and joins neighbours that are the same. A
+// piece's [Class.UpTo] is its end.
 func cut(table []Class, edges []uint64, change func(piece Class) Class) []Class {
 	var out []Class
 	low := uint64(0)

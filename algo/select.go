@@ -1,14 +1,3 @@
-// Package algo chooses how a collective is carried out: by which algorithm, in chunks of which length, for which range
-// of lengths. It has no I/O, no clock and no cgo, and imports the vocabulary package and the packages below only.
-//
-// What is chosen from are plans, collectives as data: package board has those of ranks that share memory, package
-// message those of ranks that send one another messages. Both prove and price their plans.
-//
-// A table of classes for each kind is predicted (predict.go), from what links cost (params.go) and what the group looks
-// like (shape.go); a policy may replace it by fixed rules (policy.go), and a user's rules come on top (tune.go,
-// file.go).
-//
-// Start reading at [Selector].
 package algo
 
 import (
@@ -23,20 +12,20 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Selector holds the choices of a group: for every collective a table of classes. It reads only what all ranks know
-// alike (shape, parameters, tuning), so that all make the same table: [Selector.Fingerprint] tells.
-// What it answers never changes and may be asked for by any number of goroutines.
+// Selector holds the choices of a group: a table of classes for every collective. The choices depend only on what all ranks
+// know alike (shape, parameters, tuning), so all ranks make the same tables; [Selector.Fingerprint] lets them compare. The
+// answers never change, and any number of goroutines may ask.
 type Selector struct {
 	shape  Shape
 	params Params
-	sets   [][]Rule // each on top of those before
+	sets   [][]Rule // each set overrides those before it
 	table  [coll.KindCount]struct {
 		sync.Once // predicting takes a while, and most groups use few kinds
 		classes   []Class
 	}
 }
 
-// NewSelector predicts the tables of a group and puts the policy's and the user's rules on top.
+// NewSelector returns the selector of a group. It refuses rules that the group cannot follow.
 func NewSelector(shape Shape, params Params, tune Tune) (*Selector, error) {
 	if err := shape.validate(); err != nil {
 		return nil, err
@@ -55,7 +44,7 @@ func NewSelector(shape Shape, params Params, tune Tune) (*Selector, error) {
 	s := &Selector{shape: shape, params: params, sets: [][]Rule{policy.rules(shape), tune.below, tune.Rules}}
 	for kind := range coll.KindCount {
 		if !kind.Collective() || !s.ruled(kind) {
-			continue // what is predicted is right
+			continue // predicted at its first use
 		}
 		classes, err := s.make(kind)
 		if err != nil {
@@ -66,14 +55,14 @@ func NewSelector(shape Shape, params Params, tune Tune) (*Selector, error) {
 	return s, nil
 }
 
-// ruled says whether a user, a file or a policy has rules for a kind.
+// ruled reports whether a user, a file or a policy has rules for a kind.
 func (s *Selector) ruled(kind coll.Kind) bool {
 	return slices.ContainsFunc(s.sets, func(rules []Rule) bool {
 		return slices.ContainsFunc(rules, func(r Rule) bool { return r.Kind == kind })
 	})
 }
 
-// make makes the table of a kind.
+// make predicts the table of a kind and applies the rules.
 func (s *Selector) make(kind coll.Kind) (table []Class, err error) {
 	if s.shape.Size == 1 {
 		return alone(), nil
@@ -92,18 +81,18 @@ func (s *Selector) make(kind coll.Kind) (table []Class, err error) {
 	return table, nil
 }
 
-// classes are the table of a kind, made at its first use.
+// classes returns the table of a kind, which is made at its first use.
 func (s *Selector) classes(kind coll.Kind) []Class {
 	one := &s.table[kind]
 	one.Do(func() {
 		if kind.Collective() {
-			one.classes, _ = s.make(kind) // of a kind without rules nothing is refused
+			one.classes, _ = s.make(kind) // without rules there is no error
 		}
 	})
 	return one.classes
 }
 
-// rule is the rule for a length, if there is one.
+// rule returns the rule for a length, if there is one.
 func (s *Selector) rule(kind coll.Kind, bytes uint64) (Rule, bool) {
 	for _, rules := range slices.Backward(s.sets) {
 		if r, ok := ruleFor(rules, kind, bytes); ok {
@@ -113,7 +102,7 @@ func (s *Selector) rule(kind coll.Kind, bytes uint64) (Rule, bool) {
 	return Rule{}, false
 }
 
-// alone is the table of a rank alone, whatever is set.
+// alone returns the table of a group of one rank. No rule changes it.
 func alone() []Class {
 	return []Class{{UpTo: NoLimit, Algorithm: shmplan.Local, Transport: Slots, Slots: plan.LargeSlots,
 		Chunk: plan.LargeSlotBytes}}
@@ -122,14 +111,14 @@ func alone() []Class {
 // Boundaries returns the classes of a kind in order of length. The last one has no limit.
 func (s *Selector) Boundaries(kind coll.Kind) []Class { return slices.Clone(s.classes(kind)) }
 
-// Choose returns the class of a message. The root does not matter: all ranks of a host are equally far.
+// Choose returns the class of a length. The root does not matter, since all ranks of a host are equally far apart.
 func (s *Selector) Choose(kind coll.Kind, bytes uint64) Class {
 	table := s.classes(kind)
 	return table[sort.Search(len(table)-1, func(i int) bool { return bytes <= table[i].UpTo })]
 }
 
-// Fingerprint is a hash of all that must be the same on all ranks: shape, parameters, tables, and the geometry of slots
-// and channels.
+// Fingerprint returns a hash of everything that must be the same on all ranks: shape, parameters, tables, and the geometry
+// of slots and channels.
 func (s *Selector) Fingerprint() uint64 {
 	h := fnv.New64a()
 	fmt.Fprintln(h, Geometry())
@@ -142,7 +131,7 @@ func (s *Selector) Fingerprint() uint64 {
 	return h.Sum64()
 }
 
-// Geometry tells the dimensions of slots and channels, which plans rely on.
+// Geometry returns the dimensions of slots and channels, which plans depend on, as text.
 func Geometry() string {
 	return fmt.Sprint(plan.SmallSlotBytes, plan.SmallSlotCount, plan.LargeSlotBytes, plan.LargeSlotCount, plan.Align, plan.MessageBytes,
 		plan.ChannelPlaces, plan.ChannelsPerPair)

@@ -38,8 +38,8 @@ func collectives() (kinds []coll.Kind) {
 	return kinds
 }
 
-func boardClass(upTo uint64, algorithm string, lane plan.Slots, chunk int) Class {
-	return Class{UpTo: upTo, Algorithm: algorithm, Transport: Slots, Slots: lane, Chunk: chunk}
+func slotClass(upTo uint64, algorithm string, slots plan.Slots, chunk int) Class {
+	return Class{UpTo: upTo, Algorithm: algorithm, Transport: Slots, Slots: slots, Chunk: chunk}
 }
 
 func TestTablesAreWellFormed(t *testing.T) {
@@ -83,7 +83,7 @@ func TestChosenPlansAreRight(t *testing.T) {
 					}
 					plans[rank] = p
 				}
-				if err := verify.CheckSlots(plans, bytes); err != nil {
+				if err := verify.CheckSlots(plans, plan.Lengths{Bytes: bytes}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -91,19 +91,19 @@ func TestChosenPlansAreRight(t *testing.T) {
 	}
 }
 
-// onBoards are the candidates of boards.
-func onBoards(list []Candidate) []Candidate {
+// onSlots returns the candidates with slot plans.
+func onSlots(list []Candidate) []Candidate {
 	return slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return c.Transport != Slots })
 }
 
-// Where boards are chosen it is the cheapest plan of theirs at every power of two, and the choice is constant within a
-// class. When messages are is the matter of TestMessagesMustSaveTheMargin.
+// Where a slot plan is chosen it is the cheapest one at every power of two, and the choice is constant within a class.
+// TestSendRecvPlansMustSaveTheMargin is about the choice of sendrecv plans.
 func TestTheCheapestIsChosen(t *testing.T) {
 	for _, size := range []int{2, 4, 8, 64} {
 		s := selector(t, size, "")
 		for _, kind := range collectives() {
 			for bytes := uint64(64); bytes <= 1<<28; bytes *= 2 {
-				list := onBoards(s.Explain(kind, bytes))
+				list := onSlots(s.Explain(kind, bytes))
 				if s.Choose(kind, bytes).Transport == Slots && (!list[0].Chosen || list[0].Forced) {
 					t.Errorf("%v of %d bytes, %d ranks: %v", kind, bytes, size, list)
 				}
@@ -188,17 +188,17 @@ func TestRulesComeOnTopOfThePrediction(t *testing.T) {
 		bytes uint64
 		want  Class
 	}{
-		{coll.AllReduce, 0, boardClass(1<<10, shmplan.TwoShot, plan.LargeSlots, 8<<10)},
-		{coll.AllReduce, 1 << 10, boardClass(1<<10, shmplan.TwoShot, plan.LargeSlots, 8<<10)},
-		{coll.AllReduce, 1<<10 + 1, boardClass(8<<10, shmplan.OneShot, plan.SmallSlots, 8<<10)},
-		{coll.AllReduce, 100 << 10, boardClass(100<<10, shmplan.TwoShot, plan.LargeSlots, 128<<10)},
-		{coll.AllReduce, 100<<10 + 1, boardClass(300<<10, shmplan.OneShot, plan.LargeSlots, 128<<10)},
-		{coll.AllReduce, 300 << 10, boardClass(300<<10, shmplan.OneShot, plan.LargeSlots, 128<<10)},
-		{coll.AllReduce, 300<<10 + 1, boardClass(1<<20, shmplan.TwoShot, plan.LargeSlots, 128<<10)},
-		{coll.AllReduce, 1 << 20, boardClass(1<<20, shmplan.TwoShot, plan.LargeSlots, 128<<10)},
-		{coll.AllReduce, 1<<20 + 1, boardClass(NoLimit, shmplan.TwoShot, plan.LargeSlots, 256<<10)},
-		{coll.Broadcast, 10, boardClass(8<<10, shmplan.OneShot, plan.SmallSlots, 4<<10)},
-		{coll.Broadcast, 1 << 30, boardClass(NoLimit, shmplan.OneShot, plan.LargeSlots, 4<<10)},
+		{coll.AllReduce, 0, slotClass(1<<10, shmplan.TwoShot, plan.LargeSlots, 8<<10)},
+		{coll.AllReduce, 1 << 10, slotClass(1<<10, shmplan.TwoShot, plan.LargeSlots, 8<<10)},
+		{coll.AllReduce, 1<<10 + 1, slotClass(8<<10, shmplan.OneShot, plan.SmallSlots, 8<<10)},
+		{coll.AllReduce, 100 << 10, slotClass(100<<10, shmplan.TwoShot, plan.LargeSlots, 128<<10)},
+		{coll.AllReduce, 100<<10 + 1, slotClass(300<<10, shmplan.OneShot, plan.LargeSlots, 128<<10)},
+		{coll.AllReduce, 300 << 10, slotClass(300<<10, shmplan.OneShot, plan.LargeSlots, 128<<10)},
+		{coll.AllReduce, 300<<10 + 1, slotClass(1<<20, shmplan.TwoShot, plan.LargeSlots, 128<<10)},
+		{coll.AllReduce, 1 << 20, slotClass(1<<20, shmplan.TwoShot, plan.LargeSlots, 128<<10)},
+		{coll.AllReduce, 1<<20 + 1, slotClass(NoLimit, shmplan.TwoShot, plan.LargeSlots, 256<<10)},
+		{coll.Broadcast, 10, slotClass(8<<10, shmplan.OneShot, plan.SmallSlots, 4<<10)},
+		{coll.Broadcast, 1 << 30, slotClass(NoLimit, shmplan.OneShot, plan.LargeSlots, 4<<10)},
 	} {
 		if got := s.Choose(c.kind, c.bytes); got != c.want {
 			t.Errorf("%v of %d bytes: %+v, want %+v", c.kind, c.bytes, got, c.want)
@@ -207,15 +207,15 @@ func TestRulesComeOnTopOfThePrediction(t *testing.T) {
 	if got, want := s.Boundaries(coll.Reduce), predicted.Boundaries(coll.Reduce); len(got) != len(want) {
 		t.Errorf("a kind without rules changed: %v", got)
 	}
-	list := onBoards(s.Explain(coll.AllReduce, 200<<10))
+	list := onSlots(s.Explain(coll.AllReduce, 200<<10))
 	if len(list) != 2 || list[0].Algorithm != shmplan.TwoShot || list[0].Chosen || !list[1].Chosen || !list[1].Forced {
 		t.Errorf("explain of a forced choice: %+v", list)
 	}
-	list = onBoards(s.Explain(coll.AllReduce, 2<<20))
+	list = onSlots(s.Explain(coll.AllReduce, 2<<20))
 	if len(list) != 3 {
 		t.Errorf("explain of a forced chunk lacks the predicted one: %+v", list)
 	}
-	if list := onBoards(s.Explain(coll.Barrier, 0)); len(list) != 1 || !list[0].Chosen || list[0].Forced {
+	if list := onSlots(s.Explain(coll.Barrier, 0)); len(list) != 1 || !list[0].Chosen || list[0].Forced {
 		t.Errorf("explain of barrier: %+v", list)
 	}
 	alone := selector(t, 1, "all_reduce:two_shot")
@@ -321,7 +321,7 @@ func TestPriceMatchesWhatWasMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Two ranks, of the comment on board.DefaultLink. Short calls are mostly what surrounds the plan.
+	// Two ranks, of the comment on cost.DefaultMemory. Short calls are mostly what surrounds the plan.
 	for bytes, want := range map[uint64][2]time.Duration{
 		64 << 10:  {11700, 8200},
 		256 << 10: {43000, 28000},

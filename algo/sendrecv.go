@@ -1,5 +1,3 @@
-// Candidates among the plans of messages.
-
 package algo
 
 import (
@@ -13,20 +11,21 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// sender is an algorithm of messages with the longest chunk that its messages allow, and its price.
+// sendRecvCandidate is a sendrecv algorithm with a chunk, and its price.
 type sendRecvCandidate struct {
 	class  Class
 	pricer *cost.Pricer
 }
 
+// sendRecvKey identifies a candidate.
 type sendRecvKey struct {
 	kind  coll.Kind
 	name  string
 	chunk int
 }
 
-// senders are the algorithms of messages that a group can use, in the order of the package's list: hierarchical ones
-// where there are several hosts of equally many ranks. priced leaves those out that have no price.
+// sendRecvCandidates returns the sendrecv algorithms that a group can use, in the order of the list of the package sendrecv.
+// Hierarchical ones need several hosts of equally many ranks. With priced it leaves out algorithms that have no price.
 func (p *predictor) sendRecvCandidates(kind coll.Kind, priced bool) (list []sendRecvCandidate) {
 	if p.shape.Size == 1 {
 		return nil
@@ -49,8 +48,8 @@ func (p *predictor) priced(kind coll.Kind, name string) bool {
 	return err == nil && cost.Priced(group, p.costs)
 }
 
-// sender is one algorithm in chunks of a length, or of the longest one if that is 0. It refuses what channels cannot
-// carry.
+// sendRecvCandidate returns an algorithm with a chunk, or with the longest chunk that its messages allow if that is 0. It
+// refuses messages that channels cannot carry.
 func (p *predictor) sendRecvCandidate(kind coll.Kind, name string, chunk int) (sendRecvCandidate, error) {
 	key := sendRecvKey{kind, name, chunk}
 	if known, ok := p.known[key]; ok {
@@ -68,7 +67,7 @@ func (p *predictor) sendRecvCandidate(kind coll.Kind, name string, chunk int) (s
 		return sendRecvCandidate{}, err
 	}
 	pricer := cost.NewPricer(group, p.costs)
-	got := 0 // what follows from the longest chunk fits
+	got := 0 // messages of the longest chunk fit
 	if chunk != longest {
 		got = pricer.Largest()
 	}
@@ -86,9 +85,9 @@ func (p *predictor) sendRecvCandidate(kind coll.Kind, name string, chunk int) (s
 	return p.known[key], nil
 }
 
-// faster returns the cheapest of some senders for a length, if it takes less than a limit. What cannot be below the
-// limit by what one rank alone has to do is not priced, and who has least to do comes first, so that few are. The one
-// of shorter lengths stays unless another one saves more than prices are exact.
+// faster returns the cheapest of some candidates for a length, if it takes less than a limit. It does not price candidates
+// whose lower bound exceeds the limit, and it tries those with the lowest bounds first, so that few are priced. The
+// algorithm of shorter lengths, before, stays unless another one saves more than the error of prices.
 func faster(list []sendRecvCandidate, bytes uint64, limit time.Duration, before string) (best sendRecvCandidate, found bool) {
 	least := make([]time.Duration, len(list))
 	order := make([]int, len(list))
@@ -117,5 +116,5 @@ func faster(list []sendRecvCandidate, bytes uint64, limit time.Duration, before 
 	return best, found
 }
 
-// exact is the part of a price that is not worth another plan.
+// exact is the reciprocal of the part of a price that is not worth another plan.
 const exact = 50

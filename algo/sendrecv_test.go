@@ -60,20 +60,20 @@ func quick() Params {
 	return p
 }
 
-// On one host small groups do what boards alone would have them do, which was measured.
-func TestMessagesDoNotMoveWhatIsMeasured(t *testing.T) {
+// On one host small groups have the tables of slot plans alone, which were compared with measurements.
+func TestSendRecvPlansDoNotChangeTablesOfSmallGroups(t *testing.T) {
 	for size := 2; size <= 16; size++ {
-		s, boards := selector(t, size, ""), newSlotPredictor(size, DefaultParams().Slots)
+		s, slots := selector(t, size, ""), newSlotPredictor(size, DefaultParams().Slots)
 		for _, kind := range collectives() {
-			if got, want := s.Boundaries(kind), boards.predict(kind); !reflect.DeepEqual(got, want) {
-				t.Errorf("%v, %d ranks: %v, by boards alone %v", kind, size, got, want)
+			if got, want := s.Boundaries(kind), slots.predict(kind); !reflect.DeepEqual(got, want) {
+				t.Errorf("%v, %d ranks: %v, by slots alone %v", kind, size, got, want)
 			}
 		}
 	}
 }
 
-// A plan of messages that moves bytes, and reduces none, is chosen where it saves the margin, and only there.
-func TestMessagesMustSaveTheMargin(t *testing.T) {
+// A sendrecv plan that reduces nothing is chosen where it saves the margin, and only there.
+func TestSendRecvPlansMustSaveTheMargin(t *testing.T) {
 	chosen := 0
 	for _, params := range []Params{DefaultParams(), quick()} {
 		for _, size := range []int{2, 5, 16} {
@@ -91,15 +91,15 @@ func TestMessagesMustSaveTheMargin(t *testing.T) {
 						}
 						return best
 					}
-					boards, messages := of(Slots), of(Channels)
-					switch saves := messages.Predicted*100 <= boards.Predicted*(100-margin); {
+					slots, channels := of(Slots), of(Channels)
+					switch saves := channels.Predicted*100 <= slots.Predicted*(100-margin); {
 					case list[i].Transport == Channels:
 						chosen++
-						if kind.Reduces() || !saves || list[i].Predicted > messages.Predicted*102/100+1 && !oneClass(kind) {
-							t.Errorf("%v of %d bytes, %d ranks: %+v is chosen, boards have %+v, messages %+v", kind, bytes, size, list[i], boards, messages)
+						if kind.Reduces() || !saves || list[i].Predicted > channels.Predicted*102/100+1 && !oneClass(kind) {
+							t.Errorf("%v of %d bytes, %d ranks: %+v is chosen, slots have %+v, channels %+v", kind, bytes, size, list[i], slots, channels)
 						}
 					case saves && !oneClass(kind) && !kind.Reduces():
-						t.Errorf("%v of %d bytes, %d ranks: %+v is not chosen instead of %+v", kind, bytes, size, messages, boards)
+						t.Errorf("%v of %d bytes, %d ranks: %+v is not chosen instead of %+v", kind, bytes, size, channels, slots)
 					}
 				}
 			}
@@ -142,7 +142,7 @@ func proveClass(t *testing.T, s *Selector, kind coll.Kind, c Class) {
 	t.Helper()
 	if c.Transport == Slots {
 		if !s.shape.sharesMemory() {
-			t.Errorf("%v of %+v: %+v goes over boards", kind, s.shape, c)
+			t.Errorf("%v of %+v: %+v goes over slots", kind, s.shape, c)
 		}
 		if _, err := s.SendRecvPlan(kind, c, 0, 0); err == nil {
 			t.Errorf("%v: %+v has a plan of messages", kind, c)
@@ -150,7 +150,7 @@ func proveClass(t *testing.T, s *Selector, kind coll.Kind, c Class) {
 		return
 	}
 	if _, err := s.SlotPlan(kind, c, 0, 0); err == nil {
-		t.Errorf("%v: %+v has a plan of boards", kind, c)
+		t.Errorf("%v: %+v has a slot plan", kind, c)
 	}
 	plans := make([]plan.SendRecvPlan, s.shape.Size)
 	for rank := range plans {
@@ -209,7 +209,7 @@ func TestWithoutAnyPriceThereIsAPlan(t *testing.T) {
 		if !c.AtLeast || c.Predicted <= 0 || c.Chosen != (c.Algorithm == sendrecv.Pairwise) {
 			t.Errorf("%+v", c)
 		}
-		if c.Algorithm == sendrecv.Direct && c.Why != "too many messages to be predicted: a rule can set it" {
+		if c.Algorithm == sendrecv.Direct && c.Why != "it has too many messages for a prediction; a rule can set it" {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -238,7 +238,7 @@ func TestRulesSetMessages(t *testing.T) {
 		}
 		proveClass(t, s, c.kind, s.Choose(c.kind, c.bytes))
 	}
-	// A rule for boards in a range for which messages are predicted has the chunks of boards.
+	// A rule for a slot algorithm in a range for which a sendrecv plan is predicted has the chunks of slot plans.
 	over := selectorOf(t, shape, quick(), "all_reduce:one_shot")
 	if got, want := over.Boundaries(coll.AllReduce), selector(t, 4, "all_reduce:one_shot").Boundaries(coll.AllReduce); !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
@@ -267,8 +267,8 @@ func TestShapesAreRefused(t *testing.T) {
 		"rank 1 on host 1: it is on another one":          {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {1, 2}}},
 		"1 of 4 ranks are on no host":                     {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {2}}},
 		"unknown policy \"best\"":                         {Size: 2},
-		"board.hop of -1 seconds: expected 0 to 10ms":     {Size: 2},
-		"SAGECOMM_TUNE: unknown parameter \"board.size\"": {Size: 2},
+		"slots.hop of -1 seconds: expected 0 to 10ms":     {Size: 2},
+		"SAGECOMM_TUNE: unknown parameter \"slots.size\"": {Size: 2},
 	} {
 		params, tune := DefaultParams(), Tune{}
 		switch {
@@ -277,7 +277,7 @@ func TestShapesAreRefused(t *testing.T) {
 		case strings.Contains(want, "hop"):
 			params.Slots.Hop = -1
 		case strings.Contains(want, "parameter"):
-			tune.Settings = []Setting{{"board.size", 1}}
+			tune.Settings = []Setting{{"slots.size", 1}}
 		}
 		if _, err := NewSelector(shape, params, tune); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", shape, err, want)

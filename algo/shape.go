@@ -1,5 +1,3 @@
-// What a group looks like, and what plans of either kind need to know of it.
-
 package algo
 
 import (
@@ -12,27 +10,27 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// MaxSize is the most ranks of a group.
+// MaxSize is the largest number of ranks of a group.
 const MaxSize = plan.MaxSize
 
-// Shape is what all ranks know alike about a group.
+// Shape is what a group looks like. All ranks know it alike.
 type Shape struct {
 	Size int
-	// Hosts are the ranks of each host. Nil: all are on one.
+	// Hosts lists the ranks of each host. Nil means that all are on one.
 	Hosts [][]int
-	// Spread is how many hosts they are on where Hosts does not say so, since those have not equally many: 0 is one.
+	// Spread is the number of hosts where Hosts is nil because hosts have different numbers of ranks; 0 means one.
 	Spread int
-	// Apart says that hosts share no memory, so that messages between them go through a network.
+	// Apart reports that hosts share no memory, so that messages between them go through a network.
 	Apart bool
 }
 
-// boards says whether all ranks share memory.
+// sharesMemory reports whether all ranks share memory.
 func (s Shape) sharesMemory() bool { return len(s.Hosts) <= 1 || !s.Apart }
 
-// HostCount is how many hosts the ranks are on.
+// HostCount returns the number of hosts.
 func (s Shape) HostCount() int { return max(1, s.Spread, len(s.Hosts)) }
 
-// ValidSize refuses a number of ranks that no group has.
+// ValidSize refuses a number of ranks that no group can have.
 func ValidSize(ranks int) error {
 	if ranks < 1 || ranks > MaxSize {
 		return fmt.Errorf("a group of %d ranks: expected 1 to %d", ranks, MaxSize)
@@ -40,6 +38,7 @@ func ValidSize(ranks int) error {
 	return nil
 }
 
+// validate refuses a shape whose hosts do not have every rank exactly once.
 func (s Shape) validate() error {
 	if err := ValidSize(s.Size); err != nil {
 		return err
@@ -63,7 +62,7 @@ func (s Shape) validate() error {
 	return nil
 }
 
-// rails says whether there are several hosts with as many ranks on each: what hierarchical algorithms ask for.
+// rails reports whether there are several hosts with equally many ranks, as hierarchical algorithms need.
 func (s Shape) rails() bool {
 	for _, ranks := range s.Hosts {
 		if len(ranks) != len(s.Hosts[0]) || len(ranks) == 0 {
@@ -73,7 +72,7 @@ func (s Shape) rails() bool {
 	return len(s.Hosts) > 1
 }
 
-// place is where a message plan of the group runs.
+// place returns where a sendrecv plan of the group runs.
 func (s Shape) place(algorithm string, rank, root, chunk int) sendrecv.Place {
 	at := sendrecv.Place{Rank: rank, Size: s.Size, Root: root, Chunk: chunk}
 	if algorithm == sendrecv.Hierarchical {
@@ -82,7 +81,7 @@ func (s Shape) place(algorithm string, rank, root, chunk int) sendrecv.Place {
 	return at
 }
 
-// costs are those of the group's messages.
+// costs returns the costs of the group's messages.
 func (s Shape) costs(p Params) cost.Costs {
 	c := cost.Costs{Links: []cost.Link{p.Channel}, Reduce: p.Reduce, Copy: p.Copy, Capacity: plan.ChannelPlaces}
 	if s.sharesMemory() {
@@ -104,10 +103,10 @@ func (s Shape) costs(p Params) cost.Costs {
 	return c
 }
 
-// oneClass says whether a kind does the same for all lengths: ranks need not know the same ones.
+// oneClass reports whether a kind has one class for all lengths, because its ranks need not know the same lengths.
 func oneClass(kind coll.Kind) bool { return kind == coll.AllToAll }
 
-// Algorithms names all algorithms of a kind in a group of several ranks: those of boards, then those of messages.
+// Algorithms returns the names of all algorithms of a kind in a group of several ranks: slot plans, then sendrecv plans.
 func Algorithms(kind coll.Kind) []string {
 	return append(shmplan.Algorithms(kind), sendrecv.Algorithms(kind)...)
 }

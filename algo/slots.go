@@ -1,5 +1,3 @@
-// Tables of the plans of boards.
-
 package algo
 
 import (
@@ -11,10 +9,10 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// grades set the chunk by length, before the algorithm is chosen: one chunk up to a slot of the small lane, and 128 KiB
-// beyond. Smaller chunks let copies and waits overlap more, and were slower all the same: at 64 KiB four chunks of 16
-// KiB took 22 us and one took 15 us, since the flags of a chunk cost a microsecond (docs/measured.md). Larger ones
-// differ by less than 5 % either way, and their slots fill a second-level cache of 1 MiB.
+// grades set the chunk by length, before the algorithm is chosen: one chunk up to the size of a small slot, and 128 KiB
+// beyond. Smaller chunks let copies and waits overlap more but are slower: at 64 KiB four chunks of 16 KiB took 22 us and
+// one chunk took 15 us, since the flags of a chunk cost a microsecond (docs/measured.md). Larger chunks differ by less than
+// 5 % either way, and their slots fill a second-level cache of 1 MiB.
 var grades = []grade{
 	{plan.SmallSlotBytes, plan.SmallSlotBytes},
 	{NoLimit, 128 << 10},
@@ -26,28 +24,28 @@ type grade struct {
 	chunk int
 }
 
-// gradesOf are the grades of a kind. Where a slot holds a chunk of each block, blocks have as much of it as there is:
-// with half of that, reduce_scatter and all_to_all among 4 ranks took 5 and 3 % longer on the average of 64 KiB to 64
-// MiB (docs/measured.md), for their flags. The small one goes where blocks would have none. An all_to_all begins in
-// the small lane in any case, and a barrier has no length.
+// gradesOf returns the grades of a kind. Where a slot holds a chunk of each block, the chunks fill the slot: with half of
+// that, reduce_scatter and all_to_all among 4 ranks took 5 and 3 % longer on the average of 64 KiB to 64 MiB
+// (docs/measured.md), because of their flags. A grade is left out where a slot has no room for a chunk of each block. An
+// all_to_all begins in the small slots in any case, and a barrier has no length.
 func gradesOf(kind coll.Kind, size int) []grade {
 	if kind == coll.Barrier {
 		return []grade{{NoLimit, plan.SmallSlotBytes}}
 	}
 	var list []grade
 	for i, g := range grades {
-		lane := plan.LargeSlots
+		slots := plan.LargeSlots
 		if i == 0 {
-			lane = plan.SmallSlots
+			slots = plan.SmallSlots
 		}
-		most := lane.MaxChunk(kind, size)
-		if most < lane.Bytes() {
+		most := slots.MaxChunk(kind, size)
+		if most < slots.Bytes() {
 			g.chunk = most
 		}
-		if lane == plan.SmallSlots {
+		if slots == plan.SmallSlots {
 			g.upTo = uint64(most)
 		}
-		if most == 0 || lane == plan.SmallSlots && kind == coll.AllToAll {
+		if most == 0 || slots == plan.SmallSlots && kind == coll.AllToAll {
 			continue
 		}
 		list = append(list, g)
@@ -55,13 +53,13 @@ func gradesOf(kind coll.Kind, size int) []grade {
 	return list
 }
 
-// gradeOf is the grade of a length.
+// gradeOf returns the grade of a length.
 func gradeOf(kind coll.Kind, size int, bytes uint64) grade {
 	list := gradesOf(kind, size)
 	return list[sort.Search(len(list)-1, func(i int) bool { return bytes <= list[i].upTo })]
 }
 
-// class is that of an algorithm of boards in the grade.
+// class returns the class of a slot algorithm in the grade.
 func (g grade) class(kind coll.Kind, algorithm string) Class {
 	c := Class{UpTo: g.upTo, Algorithm: algorithm, Transport: Slots, Slots: plan.LargeSlots, Chunk: g.chunk}
 	if kind == coll.Barrier || algorithm == shmplan.OneShot && g.upTo <= plan.SmallSlotBytes {
@@ -70,31 +68,31 @@ func (g grade) class(kind coll.Kind, algorithm string) Class {
 	return c
 }
 
-// boards predicts which plan of boards is the cheapest.
+// slotPredictor predicts which slot plan is the cheapest.
 type slotPredictor struct {
-	size  int
-	link  cost.Memory
-	known map[slotKey]*cost.SlotPricer
+	size   int
+	memory cost.Memory
+	known  map[slotKey]*cost.SlotPricer
 }
 
 type slotKey struct {
 	kind      coll.Kind
 	algorithm string
-	lane      plan.Slots
+	slots     plan.Slots
 	chunk     int
 }
 
-func newSlotPredictor(size int, link cost.Memory) slotPredictor {
-	return slotPredictor{size, link, map[slotKey]*cost.SlotPricer{}}
+func newSlotPredictor(size int, memory cost.Memory) slotPredictor {
+	return slotPredictor{size, memory, map[slotKey]*cost.SlotPricer{}}
 }
 
-// predict makes the table of a kind.
+// predict returns the table of a kind.
 func (b slotPredictor) predict(kind coll.Kind) []Class {
 	var table []Class
 	low := uint64(0) // first length of the class
 	for _, g := range gradesOf(kind, b.size) {
 		for low <= g.upTo {
-			// Classes end at multiples of 64 bytes and are judged there.
+			// Classes end at multiples of 64 bytes, so prices are compared there.
 			from := min((low+plan.Align-1)&^(plan.Align-1), g.upTo)
 			c := g.class(kind, b.best(kind, from, g))
 			c.UpTo = b.lastWith(kind, c.Algorithm, from, g)
@@ -108,7 +106,7 @@ func (b slotPredictor) predict(kind coll.Kind) []Class {
 	return table
 }
 
-// best is the cheapest algorithm for a length in a grade.
+// best returns the cheapest algorithm for a length in a grade.
 func (b slotPredictor) best(kind coll.Kind, bytes uint64, g grade) string {
 	names := shmplan.Algorithms(kind)
 	if len(names) == 1 {
@@ -123,6 +121,7 @@ func (b slotPredictor) best(kind coll.Kind, bytes uint64, g grade) string {
 	return best
 }
 
+// pricer returns the pricer of a class, which it keeps.
 func (b slotPredictor) pricer(kind coll.Kind, c Class) (*cost.SlotPricer, error) {
 	key := slotKey{kind, c.Algorithm, c.Slots, c.Chunk}
 	if known := b.known[key]; known != nil {
@@ -132,10 +131,11 @@ func (b slotPredictor) pricer(kind coll.Kind, c Class) (*cost.SlotPricer, error)
 	if err != nil {
 		return nil, err
 	}
-	b.known[key] = cost.NewSlotPricer(plans, b.link)
+	b.known[key] = cost.NewSlotPricer(plans, b.memory)
 	return b.known[key], nil
 }
 
+// price returns the predicted time of a class.
 func (b slotPredictor) price(kind coll.Kind, c Class, bytes uint64) cost.Femto {
 	p, err := b.pricer(kind, c)
 	if err != nil {
@@ -144,9 +144,9 @@ func (b slotPredictor) price(kind coll.Kind, c Class, bytes uint64) cost.Femto {
 	return p.Price(bytes)
 }
 
-// lastWith looks for the end of the range, from low on (a multiple of 64) and within the grade, in which an algorithm
-// stays the best: it doubles the length until another one wins, then halves the interval down to 64 bytes. Lengths
-// beyond the horizon go with the last one looked at.
+// lastWith returns the end of the range, from low on (a multiple of 64) and within the grade, in which an algorithm stays
+// the best. It doubles the length until another algorithm wins, then halves the interval down to 64 bytes. Lengths beyond
+// the horizon belong to the last length that was priced.
 func (b slotPredictor) lastWith(kind coll.Kind, name string, low uint64, g grade) uint64 {
 	if len(shmplan.Algorithms(kind)) == 1 {
 		return g.upTo

@@ -12,7 +12,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata anew")
 
-// What is chosen between plans of boards alone for small groups was compared with measurements (docs/measured.md). A
+// The choice between slot plans for small groups was compared with measurements (docs/measured.md). A
 // change of the cost model or of a plan must not move it unseen.
 func TestTablesOfSmallGroups(t *testing.T) {
 	var b strings.Builder

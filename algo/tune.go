@@ -1,5 +1,3 @@
-// What a user sets: the grammar of SAGECOMM_TUNE.
-
 package algo
 
 import (
@@ -17,8 +15,8 @@ import (
 // tuneName is the variable that rules come from, for error messages.
 const tuneName = "SAGECOMM_TUNE"
 
-// Rule sets the algorithm of one collective for a range of lengths: those above From (or from 0 on, if From is 0) up
-// to and including To. So "0-8K" and "8K-inf" meet without a gap and 8 KiB belongs to the first.
+// Rule sets the algorithm of one collective for a range of lengths: those above From (or from 0 on, if From is 0), up to
+// and including To. So "0-8K" and "8K-inf" meet without a gap, and 8 KiB belongs to the first.
 type Rule struct {
 	Kind      coll.Kind
 	From, To  uint64
@@ -29,24 +27,24 @@ type Rule struct {
 	from string // where it comes from
 }
 
-// Tune is what a user sets.
+// Tune is what a user has set.
 type Tune struct {
-	Rules    []Rule    // no two of them meet
-	Policy   string    // where no rule is; "" is [Predicted]
+	Rules    []Rule    // they do not overlap
+	Policy   string    // for lengths without a rule; "" is [Predicted]
 	Settings []Setting // parameters, each at most once
 
-	below []Rule // of a file, for lengths that Rules leave; see Over
+	below []Rule // of a file, for lengths without a rule in Rules; see Over
 }
 
 // ParseTune reads clauses separated by semicolons:
 //
 //	collective[:from-to]:algorithm[@chunk=bytes]    a rule
-//	policy=name                                     what chooses where no rule is
+//	policy=name                                     how lengths without a rule are chosen
 //	class.parameter=time                            a parameter of the prediction
 //
-// Lengths are whole numbers with an optional K, M or G (powers of 1024); "inf" is no limit. Without a range a rule is
-// for all lengths; an all_to_all, whose ranks need not know the same lengths, has rules of that form only. Times have a
-// unit, s, ms, us, ns or ps. Example: all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K;ring.latency=400ns
+// Lengths are whole numbers with an optional K, M or G (powers of 1024); "inf" is no limit. Without a range a rule is for
+// all lengths; an all_to_all, whose ranks need not know the same lengths, has rules of that form only. Times have a unit:
+// s, ms, us, ns or ps. Example: all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K;channel.latency=400ns
 func ParseTune(text string) (Tune, error) {
 	var tune Tune
 	for item := range strings.SplitSeq(text, ";") {
@@ -93,7 +91,7 @@ func (t *Tune) parse(item string) error {
 	return nil
 }
 
-// add appends a rule that meets no other one.
+// add appends a rule. It refuses one that overlaps another one.
 func (t *Tune) add(rule Rule) error {
 	for _, other := range t.Rules {
 		if rule.overlaps(other) {
@@ -104,6 +102,7 @@ func (t *Tune) add(rule Rule) error {
 	return nil
 }
 
+// parseRule reads a rule.
 func parseRule(item string) (Rule, error) {
 	rule := Rule{To: NoLimit, text: item, from: tuneName}
 	parts := strings.Split(item, ":")
@@ -166,7 +165,7 @@ func (r Rule) chunkError(text string) error {
 		text, plan.Align, plan.Align, plan.LargeSlotBytes>>10)
 }
 
-// check refuses what no group can do.
+// check refuses a rule that no group can follow.
 func (r Rule) check() error {
 	switch {
 	case r.From >= r.To:
@@ -185,7 +184,7 @@ func (r Rule) check() error {
 	return nil
 }
 
-// String writes the rule in the grammar of [ParseTune].
+// String returns the rule in the grammar of [ParseTune].
 func (r Rule) String() string {
 	text := fmt.Sprintf("%v:%s-%s:%s", r.Kind, size(r.From), size(r.To), r.Algorithm)
 	if r.From == 0 && r.To == NoLimit {
@@ -197,9 +196,10 @@ func (r Rule) String() string {
 	return text
 }
 
-// boards says whether the algorithm is one of boards.
+// usesSlots reports whether the algorithm is one of slot plans.
 func (r Rule) usesSlots() bool { return slices.Contains(shmplan.Algorithms(r.Kind), r.Algorithm) }
 
+// parseSize reads a length.
 func parseSize(text string) (uint64, error) {
 	text = strings.TrimSpace(text)
 	if text == "inf" {
@@ -218,7 +218,7 @@ func parseSize(text string) (uint64, error) {
 	return value << shift, nil
 }
 
-// size writes a length so that parseSize reads it.
+// size returns a length as text that parseSize reads.
 func size(bytes uint64) string {
 	if bytes == NoLimit {
 		return "inf"
@@ -231,6 +231,7 @@ func size(bytes uint64) string {
 	return strconv.FormatUint(bytes, 10)
 }
 
+// tunable returns the names of all collectives.
 func tunable() string {
 	var names []string
 	for kind := range coll.KindCount {
@@ -241,16 +242,17 @@ func tunable() string {
 	return strings.Join(names, ", ")
 }
 
+// overlaps reports whether two rules are for a common length of one kind.
 func (r Rule) overlaps(other Rule) bool {
 	return r.Kind == other.Kind && r.From < other.To && other.From < r.To
 }
 
-// covers says whether the rule is for messages of that length.
+// covers reports whether the rule is for a length.
 func (r Rule) covers(bytes uint64) bool {
 	return bytes <= r.To && (bytes > r.From || r.From == 0)
 }
 
-// ruleFor returns the rule for a message, if there is one.
+// ruleFor returns the rule for a length, if there is one.
 func ruleFor(rules []Rule, kind coll.Kind, bytes uint64) (Rule, bool) {
 	for _, r := range rules {
 		if r.Kind == kind && r.covers(bytes) {
@@ -260,7 +262,7 @@ func ruleFor(rules []Rule, kind coll.Kind, bytes uint64) (Rule, bool) {
 	return Rule{}, false
 }
 
-// apply puts the rules of a kind on top of a table.
+// apply returns a table with the rules of a kind on top.
 func (p *predictor) apply(kind coll.Kind, rules []Rule, table []Class) ([]Class, error) {
 	var edges []uint64
 	for _, r := range rules {
@@ -275,12 +277,12 @@ func (p *predictor) apply(kind coll.Kind, rules []Rule, table []Class) ([]Class,
 	if edges == nil {
 		return table, nil
 	}
-	for _, g := range gradesOf(kind, p.shape.Size) { // which set the chunks of boards
+	for _, g := range gradesOf(kind, p.shape.Size) { // they set the chunks of slot plans
 		edges = append(edges, g.upTo)
 	}
 	return cut(table, edges, func(piece Class) Class {
 		if r, ok := ruleFor(rules, kind, piece.UpTo); ok {
-			if c, err := p.ruled(r, piece.UpTo); err == nil { // it was above
+			if c, err := p.ruled(r, piece.UpTo); err == nil { // it was refused above
 				return c
 			}
 		}
@@ -288,8 +290,8 @@ func (p *predictor) apply(kind coll.Kind, rules []Rule, table []Class) ([]Class,
 	}), nil
 }
 
-// ruled is the class that a rule makes for a length. A chunk of boards is cut to what a slot of the lane holds: a
-// message of the small lane is one chunk in any case. One of messages has to fit.
+// ruled returns the class that a rule makes for a length. The chunk of a slot plan is reduced to the size of a slot: a length
+// of the small slots is one chunk in any case. The chunk of a sendrecv plan has to fit.
 func (p *predictor) ruled(r Rule, bytes uint64) (Class, error) {
 	if r.usesSlots() {
 		if !p.shape.sharesMemory() {

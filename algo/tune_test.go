@@ -14,11 +14,11 @@ import (
 )
 
 func TestSettingsAreParsed(t *testing.T) {
-	tune, err := ParseTune(" ring.latency = 400 ns; board.copy=20.5ps ;all_reduce:0-8K:ring@chunk=64K;policy=thresholds;network.step=1ms;rank.copy=0s;board.hop=1us")
+	tune, err := ParseTune(" channel.latency = 400 ns; slots.copy=20.5ps ;all_reduce:0-8K:ring@chunk=64K;policy=thresholds;network.step=1ms;rank.copy=0s;slots.hop=1us")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Setting{{"ring.latency", 400e-9}, {"board.copy", 20.5e-12}, {"network.step", 1e-3}, {"rank.copy", 0}, {"board.hop", 1e-6}}
+	want := []Setting{{"channel.latency", 400e-9}, {"slots.copy", 20.5e-12}, {"network.step", 1e-3}, {"rank.copy", 0}, {"slots.hop", 1e-6}}
 	if len(tune.Settings) != len(want) || len(tune.Rules) != 1 || tune.Policy != "thresholds" {
 		t.Fatalf("%+v", tune)
 	}
@@ -33,18 +33,40 @@ func TestSettingsAreParsed(t *testing.T) {
 	}
 }
 
+// Names of earlier versions are read and stand for the same parameters.
+func TestEarlierNamesOfParameters(t *testing.T) {
+	tune, err := ParseTune("board.hop=1us;board.fold=1ps;ring.byte=2ps")
+	want := []Setting{{"slots.hop", 1e-6}, {"slots.reduce", 1e-12}, {"channel.byte", 2e-12}}
+	if err != nil || len(tune.Settings) != len(want) {
+		t.Fatalf("%+v, %v", tune.Settings, err)
+	}
+	for i, got := range tune.Settings {
+		if got.Name != want[i].Name || math.Abs(got.Seconds-want[i].Seconds) > 1e-18 {
+			t.Errorf("%+v, expected %+v", got, want[i])
+		}
+	}
+	if _, err := ParseTune("board.hop=1us;slots.hop=2us"); err == nil {
+		t.Error("a parameter is set twice, under two names")
+	}
+	file := File{Version: FileVersion, Entries: []Entry{{Machine: "A", Params: map[string]string{"board.hop": "1us"}}}}
+	e, err := file.Put(Entry{Machine: "A", Params: map[string]string{"slots.hop": "2us"}})
+	if err != nil || len(e.Params) != 1 || e.Params["slots.hop"] != "2us" {
+		t.Errorf("%+v, %v", e, err)
+	}
+}
+
 func TestSettingsAreRefused(t *testing.T) {
 	for text, want := range map[string]string{
-		"board.hops=1ns":                         `"board.hops=1ns": unknown parameter "board.hops", there are: board.hop, board.flag`,
+		"slots.hops=1ns":                         `"slots.hops=1ns": unknown parameter "slots.hops", there are: slots.hop, slots.flag`,
 		"chunk=64K":                              `unknown parameter "chunk"`,
-		"board.hop=1":                            `time "1": expected a number with ps, ns, us, ms or s`,
-		"board.hop=":                             `time "": expected`,
-		"board.hop=xns":                          `time "xns": expected`,
-		"board.hop=infs":                         `time "infs": expected`,
-		"board.hop=-1ns":                         "board.hop of -1e-09 seconds: expected 0 to 10ms",
-		"board.hop=20ms":                         "expected 0 to 10ms",
-		"ring.byte=2us":                          "ring.byte of 2e-06 seconds: expected 0 to 1us a byte",
-		"board.hop=1ns;board.hop=2ns":            `"board.hop=2ns": board.hop is set already`,
+		"slots.hop=1":                            `time "1": expected a number with ps, ns, us, ms or s`,
+		"slots.hop=":                             `time "": expected`,
+		"slots.hop=xns":                          `time "xns": expected`,
+		"slots.hop=infs":                         `time "infs": expected`,
+		"slots.hop=-1ns":                         "slots.hop of -1e-09 seconds: expected 0 to 10ms",
+		"slots.hop=20ms":                         "expected 0 to 10ms",
+		"channel.byte=2us":                       "channel.byte of 2e-06 seconds: expected 0 to 1us a byte",
+		"slots.hop=1ns;slots.hop=2ns":            `"slots.hop=2ns": slots.hop is set already`,
 		"policy=best":                            `unknown policy "best", there are: predicted, thresholds`,
 		"policy=predicted;policy=thresholds":     "policy predicted is set already",
 		"all_reduce:ring@chunk=0":                "chunk 0: expected a multiple of 64 below 2G",
@@ -95,8 +117,8 @@ func TestEveryParameterHasAName(t *testing.T) {
 	}
 }
 
-// The default of a ring follows from what was measured for boards.
-func TestRingsAreMadeOfWhatBoardsCost(t *testing.T) {
+// The default of a channel follows from the measured costs of slots.
+func TestCostsOfChannelsFollowFromThoseOfSlots(t *testing.T) {
 	b, p := cost.DefaultMemory(), DefaultParams()
 	if want := (cost.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far + 2*b.Reduce, Step: b.Step}); p.Channel != want {
 		t.Errorf("%+v, want %+v", p.Channel, want)
@@ -105,7 +127,7 @@ func TestRingsAreMadeOfWhatBoardsCost(t *testing.T) {
 
 func TestSettingsMoveTheChoice(t *testing.T) {
 	shape := Shape{Size: 4}
-	slow := selectorOf(t, shape, DefaultParams(), "board.hop=1ms;board.step=1ms")
+	slow := selectorOf(t, shape, DefaultParams(), "slots.hop=1ms;slots.step=1ms")
 	if c := slow.Choose(coll.AllGather, 1000); c.Transport != Channels {
 		t.Errorf("%+v", c)
 	}
@@ -164,9 +186,9 @@ func TestRulesAreWrittenAsTheyAreRead(t *testing.T) {
 }
 
 const tuned = `{"version": 1, "entries": [
-  {"machine": "A", "params": {"ring.latency": "1us"}, "rules": ["all_reduce:two_shot"]},
+  {"machine": "A", "params": {"channel.latency": "1us"}, "rules": ["all_reduce:two_shot"]},
   {"machine": "A", "hosts": 2, "rules": ["all_reduce:ring"]},
-  {"machine": "A", "size": 4, "params": {"board.hop": "99ns", "board.flag": "9ns"}, "rules": ["all_reduce:0-64:two_shot", "all_reduce:64-inf:one_shot@chunk=64K"]},
+  {"machine": "A", "size": 4, "params": {"slots.hop": "99ns", "slots.flag": "9ns"}, "rules": ["all_reduce:0-64:two_shot", "all_reduce:64-inf:one_shot@chunk=64K"]},
   {"machine": "B", "rules": ["barrier:one_shot"]}
 ]}`
 
@@ -228,7 +250,7 @@ func TestFilesComeBelowTheVariable(t *testing.T) {
 		}
 		return s
 	}
-	s := with("all_reduce:1K-2K:ring;board.flag=7ns")
+	s := with("all_reduce:1K-2K:ring;slots.flag=7ns")
 	for bytes, want := range map[uint64]string{64: shmplan.TwoShot, 1024: shmplan.OneShot, 2048: sendrecv.Ring, 4096: shmplan.OneShot} {
 		if c := s.Choose(coll.AllReduce, bytes); c.Algorithm != want {
 			t.Errorf("%d bytes: %+v, want %s", bytes, c, want)
@@ -251,17 +273,17 @@ func TestFilesComeBelowTheVariable(t *testing.T) {
 func TestFilesAreRefused(t *testing.T) {
 	entry := func(fields string) string { return `{"version": 1, "entries": [{` + fields + `}]}` }
 	for text, want := range map[string]string{
-		`{"version": 2}`:                          "f: version 2, expected 1: make it anew with `python -m sagecomm tune`",
+		`{"version": 2}`:                          "f: version 2, expected 1: write it again with `python -m sagecomm tune`",
 		`{"version": 1, "entry": []}`:             `f: json: unknown field "entry"`,
 		`[`:                                       "f: unexpected EOF",
-		`{"version": 1} {}`:                       "f: there is more behind the end",
+		`{"version": 1} {}`:                       "f: there is more text after",
 		entry(`"size": 4`):                        "f: entry 0 (): it names no machine",
 		entry(`"machine": "A", "size": 513`):      "f: entry 0 (A): groups of 513 ranks: expected 1 to 512",
 		entry(`"machine": "A", "hosts": -1`):      "groups on -1 hosts",
 		entry(`"machine": "A", "rules": ["x:y"]`): `rule "x:y": unknown collective "x"`,
 		entry(`"machine": "A", "rules": ["reduce:chain", "reduce:one_shot"]`):        `rule "reduce:one_shot" overlaps rule "reduce:chain"`,
-		entry(`"machine": "A", "params": {"board.hop": "1h"}`):                       `time "1h"`,
-		entry(`"machine": "A", "params": {"board.hop": "1ns", " board.hop": "2ns"}`): "board.hop is set twice",
+		entry(`"machine": "A", "params": {"slots.hop": "1h"}`):                       `time "1h"`,
+		entry(`"machine": "A", "params": {"slots.hop": "1ns", " slots.hop": "2ns"}`): "slots.hop is set twice",
 		entry(`"machine": "A"}, {"machine": "A"`):                                    "f: entries 0 and 1 are for the same groups of A",
 	} {
 		if _, err := ParseFile("f", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {

@@ -13,13 +13,13 @@ import (
 
 //export sagecommFlightRecords
 func sagecommFlightRecords(to *C.char, n C.size_t) C.int64_t {
-	return writeText(to, n, pgbackend.Get().FlightRecords)
+	return writeText(to, n, pgbackend.Get().Observers().FlightRecords)
 }
 
 //export sagecommFlightDump
 func sagecommFlightDump(prefix *C.char, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)
-	if e := pgbackend.Get().Dump(C.GoString(prefix)); e != nil {
+	if e := pgbackend.Get().Observers().Dump(C.GoString(prefix)); e != nil {
 		return answer(err, &coll.Failure{Status: coll.System, Rank: -1, Message: e.Error()})
 	}
 	return C.SAGECOMM_OK

@@ -29,7 +29,11 @@ func sagecommGroupStats(group C.sagecomm_group, to *C.char, n C.size_t) (bytes C
 		return C.SAGECOMM_INVALID
 	}
 	defer guardGroup(g, &status, nil)
-	text, e := g.Stats()
+	stats, e := g.Stats()
+	if e != nil {
+		return C.SAGECOMM_INTERNAL
+	}
+	text, e := json.Marshal(stats)
 	if e != nil {
 		return C.SAGECOMM_INTERNAL
 	}
@@ -38,12 +42,12 @@ func sagecommGroupStats(group C.sagecomm_group, to *C.char, n C.size_t) (bytes C
 
 //export sagecommMetrics
 func sagecommMetrics(to *C.char, n C.size_t) C.int64_t {
-	return writeText(to, n, func() ([]byte, error) { return pgbackend.Get().Metrics(), nil })
+	return writeText(to, n, func() ([]byte, error) { return pgbackend.Get().Observers().Metrics(), nil })
 }
 
 //export sagecommStatus
 func sagecommStatus(to *C.char, n C.size_t) C.int64_t {
-	return writeText(to, n, func() ([]byte, error) { return pgbackend.Get().Status(), nil })
+	return writeText(to, n, func() ([]byte, error) { return pgbackend.Get().Observers().Status(), nil })
 }
 
 // sagecommTopology asks the kernel only: it needs no group and starts nothing.

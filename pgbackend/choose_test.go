@@ -148,7 +148,7 @@ func TestTuningFileThatCannotBeRead(t *testing.T) {
 		t.TempDir():                             "is no regular file",
 		long:                                    "has 16777217 bytes, expected at most 16777216",
 		tuningFile(t, algo.Entry{Machine: "m", Rules: []string{"all_reduce:fastest"}}):           "fastest",
-		tuningFile(t, algo.Entry{Machine: "m", Params: map[string]string{"board.hop": "1hour"}}): "1hour",
+		tuningFile(t, algo.Entry{Machine: "m", Params: map[string]string{"slots.hop": "1hour"}}): "1hour",
 	} {
 		_, errs := tryWorld(t, 2, opTimeout, func(int) options { return options{"tune_file": name} })
 		for rank, err := range errs {
@@ -190,7 +190,7 @@ func TestTuningSettingsThatDiffer(t *testing.T) {
 	other := tuningFile(t, algo.Entry{Machine: "n"})
 	for _, o := range [][2]options{
 		{{"tune": "all_reduce:ring"}, {}},
-		{{"tune": "ring.byte=1ns"}, {"tune": "ring.byte=2ns"}},
+		{{"tune": "channel.byte=1ns"}, {"tune": "channel.byte=2ns"}},
 		{{"tune_file": one}, {}},
 		{{"tune_file": one}, {"tune_file": other}},
 	} {

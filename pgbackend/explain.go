@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
@@ -51,7 +52,7 @@ const mostBytes = 1 << 48
 func (p *Process) Explain(q Question) (*Explanation, error) {
 	kind, ok := coll.ParseKind(q.Op)
 	if !ok || !kind.Collective() {
-		return nil, fmt.Errorf("explain: %q is no collective", q.Op)
+		return nil, fmt.Errorf("explain: %q is no collective: there are %s", q.Op, collectives())
 	}
 	if q.Bytes > mostBytes {
 		return nil, fmt.Errorf("explain: %d bytes: expected at most %d", q.Bytes, uint64(mostBytes))
@@ -116,4 +117,15 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 	}
 	made, err := p.selector(shape, w.machine, w, found)
 	return made, shape, err
+}
+
+// collectives names all of them, for messages.
+func collectives() string {
+	var names []string
+	for kind := range coll.KindCount {
+		if kind.Collective() {
+			names = append(names, kind.String())
+		}
+	}
+	return strings.Join(names, ", ")
 }

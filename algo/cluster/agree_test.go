@@ -1,5 +1,3 @@
-// Playing plans and closed forms, which know nothing of each other, against each other.
-
 package cluster
 
 import (
@@ -32,12 +30,12 @@ func described(t testing.TB, inside, between string, numbers ...float64) *Cluste
 // one switch or several.
 func clusters(t testing.TB) (list []*Cluster) {
 	for _, ranks := range []float64{1, 2, 3, 5, 8, 13, 33, 64} {
-		list = append(list, described(t, "ring", "", 1, ranks), described(t, "nvlink", "", 1, ranks),
-			described(t, "ring", "tcp_25g", ranks, 1))
+		list = append(list, described(t, "shared_memory", "", 1, ranks), described(t, "nvlink", "", 1, ranks),
+			described(t, "shared_memory", "tcp_25g", ranks, 1))
 	}
 	for _, hosts := range []float64{2, 3, 4, 8, 16} {
-		list = append(list, described(t, "nvlink", "rdma_400g", hosts, 8), described(t, "ring", "tcp_25g", hosts, 4),
-			described(t, "nvlink", "rdma_400g", hosts, 8, 2), described(t, "ring", "tcp_100g", hosts, 8, 1))
+		list = append(list, described(t, "nvlink", "rdma_400g", hosts, 8), described(t, "shared_memory", "tcp_25g", hosts, 4),
+			described(t, "nvlink", "rdma_400g", hosts, 8, 2), described(t, "shared_memory", "tcp_100g", hosts, 8, 1))
 	}
 	return append(list, described(t, "nvlink", "rdma_400g", 8, 8, 4, 4, 2),
 		described(t, "nvlink", "rdma_400g", 16, 8, 4, 4, 2),

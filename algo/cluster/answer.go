@@ -1,5 +1,3 @@
-// Questions and answers as text.
-
 package cluster
 
 import (
@@ -10,16 +8,16 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// question is what is asked in JSON.
+// question is a question in JSON, see [Answer].
 type question struct {
 	Cluster string `json:"cluster"` // the text of the description
 	Op      string `json:"op"`
 	Bytes   uint64 `json:"bytes"`
-	Hosts   int    `json:"hosts"` // in the place of the description's; 0: as described
+	Hosts   int    `json:"hosts"` // replaces the number of the description; 0: as described
 	Method  Method `json:"method"`
 }
 
-// answer is what is said to it.
+// answer is the answer to a question.
 type answer struct {
 	Cluster     *Cluster     `json:"cluster,omitempty"` // with its defaults
 	Op          string       `json:"op,omitempty"`
@@ -29,12 +27,12 @@ type answer struct {
 	Error       string       `json:"error,omitempty"`
 }
 
-// Answer predicts what is asked for in JSON, and answers in JSON:
+// Answer reads a question in JSON and returns the predictions in JSON:
 //
 //	{"cluster": "text of a description", "op": "all_reduce", "bytes": 8, "hosts": 0, "method": ""}
 //	{"cluster": {...}, "op": "all_reduce", "bytes": 8, "ranks": 4096, "predictions": [...]} or {"error": "..."}
 //
-// A number of hosts takes the place of the description's: hosts behind a switch are then at most as many.
+// A number of hosts replaces that of the description; a switch then has at most that many hosts.
 func Answer(text []byte) ([]byte, error) {
 	var q question
 	a, err := answer{}, json.Unmarshal(text, &q)
@@ -47,6 +45,7 @@ func Answer(text []byte) ([]byte, error) {
 	return json.Marshal(a)
 }
 
+// answer checks the question and predicts.
 func (q question) answer() (answer, error) {
 	kind, ok := coll.ParseKind(q.Op)
 	if !ok || !kind.Collective() {
@@ -74,7 +73,7 @@ func (q question) answer() (answer, error) {
 		Predictions: c.Predict(kind, q.Bytes, q.Method)}, nil
 }
 
-// ops names the collectives.
+// ops returns the names of the collectives.
 func ops() (names []string) {
 	for kind := coll.Kind(0); kind.Collective(); kind++ {
 		names = append(names, kind.String())

@@ -1,5 +1,3 @@
-// What a cluster consists of.
-
 package cluster
 
 import (
@@ -16,8 +14,8 @@ import (
 // MostRanks bounds the ranks of a cluster.
 const MostRanks = 65_536
 
-// Cluster is hosts that are all alike, and what joins them. Ranks are numbered host by host. What is left out of the
-// JSON, or 0, has a default.
+// Cluster describes hosts that are all alike and the links between them. Ranks are numbered host by host. A key that is
+// left out of the JSON, or 0, has a default.
 type Cluster struct {
 	Name         string `json:"name,omitempty"`
 	Hosts        int    `json:"hosts"`
@@ -26,11 +24,11 @@ type Cluster struct {
 	Inside  string          `json:"inside"`
 	Between string          `json:"between,omitempty"` // may be left out where there is one host
 	Links   map[string]Link `json:"links,omitempty"`
-	// NICs is how many links to the fabric a host has, which its ranks share, consecutive ones the same; by default
-	// each rank has one to itself.
+	// NICs is how many links to the fabric a host has. Consecutive ranks share a link; by default each rank has one to
+	// itself.
 	NICs int `json:"nics_per_host,omitempty"`
-	// HostsPerSwitch is how many consecutive hosts are behind one switch, by default all of them. Oversubscription is
-	// how many times as much its hosts can send as it can pass on to other switches, 1 by default.
+	// HostsPerSwitch is how many consecutive hosts are behind one switch, by default all of them. Oversubscription is the
+	// ratio of what these hosts can send to what the switch can pass on to other switches, 1 by default.
 	HostsPerSwitch   int     `json:"hosts_per_switch,omitempty"`
 	Oversubscription float64 `json:"oversubscription,omitempty"`
 	Reduce           float64 `json:"reduce_gb_per_s,omitempty"` // GB of results per second that a rank reduces
@@ -38,17 +36,17 @@ type Cluster struct {
 	Capacity         int     `json:"channel_messages,omitempty"`
 }
 
-// Defaults of a cluster. A rank reduces and copies as fast as algo.DefaultParams have it for a core of a server: 20 ps
-// a byte for each of two operands, and 20 ps. Channels are those of the runner: four places.
+// Defaults of a cluster. A rank reduces and copies at the speed that algo.DefaultParams gives for a core of a server: 20 ps
+// a byte for each of two operands, and 20 ps a byte copied. Channels have four places, as in the runner.
 const (
 	DefaultReduce   = 25. // GB/s
 	DefaultCopy     = 50. // GB/s
 	DefaultCapacity = 4
 )
 
-// Error says what is wrong with a description and where.
+// Error is a mistake in a description.
 type Error struct {
-	Where string // the key, or the byte of the text
+	Where string // the key, or the position in the text
 	What  string
 }
 
@@ -81,7 +79,7 @@ func Parse(text []byte) (Cluster, error) {
 	return c, c.check()
 }
 
-// fill puts defaults in the place of what is 0.
+// fill replaces zeros by defaults.
 func (c *Cluster) fill() {
 	if c.NICs == 0 {
 		c.NICs = c.RanksPerHost
@@ -99,6 +97,7 @@ func (c *Cluster) fill() {
 	}
 }
 
+// check refuses a description of something that cannot be.
 func (c *Cluster) check() error {
 	switch {
 	case c.Hosts < 1 || c.Hosts > MostRanks:
@@ -140,7 +139,7 @@ func (c *Cluster) check() error {
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// positive wants a rate with which nothing takes longer than there are femtoseconds for.
+// positive refuses a rate outside the range for which all times fit into femtoseconds.
 func positive(where string, gb float64) error {
 	if !(gb >= 1e-3 && gb <= 1e6) {
 		return wrong(where, "%g GB/s, expected 0.001 to 1000000", gb)
@@ -148,10 +147,10 @@ func positive(where string, gb float64) error {
 	return nil
 }
 
-// Ranks is how many there are.
+// Ranks returns the number of ranks.
 func (c Cluster) Ranks() int { return c.Hosts * c.RanksPerHost }
 
-// hosts are the ranks of each, for algorithms that know of them.
+// hosts returns the ranks of each host, for hierarchical algorithms.
 func (c Cluster) hosts() [][]int {
 	ranks := make([]int, c.Ranks())
 	list := make([][]int, c.Hosts)
@@ -164,10 +163,10 @@ func (c Cluster) hosts() [][]int {
 	return list
 }
 
-// perByte is seconds per byte of so many GB/s.
+// perByte returns the seconds per byte of a rate in GB/s.
 func perByte(gb float64) float64 { return 1 / (gb * 1e9) }
 
-// message makes the link what plans are priced with.
+// price converts the link to what plans are priced with.
 func (l Link) price() cost.Link {
 	return cost.Link{Latency: l.Latency * 1e-6, Byte: perByte(l.Rate), Step: l.Step * 1e-6}
 }

@@ -1,5 +1,3 @@
-// Descriptions, and what is predicted for them.
-
 package cluster
 
 import (
@@ -14,7 +12,7 @@ import (
 )
 
 func TestDescriptionsAreReadWithDefaults(t *testing.T) {
-	got, err := Parse([]byte(`{"hosts": 2, "ranks_per_host": 4, "inside": "ring", "between": "tcp_25g"}`))
+	got, err := Parse([]byte(`{"hosts": 2, "ranks_per_host": 4, "inside": "shared_memory", "between": "tcp_25g"}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,6 +24,17 @@ func TestDescriptionsAreReadWithDefaults(t *testing.T) {
 		if err := known[name].check(name); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A description written for an earlier version calls channels in shared memory "ring".
+func TestEarlierNamesOfLinksAreRead(t *testing.T) {
+	got, err := Parse([]byte(`{"hosts": 1, "ranks_per_host": 4, "inside": "ring"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if link, _ := got.link("inside", got.Inside); link != known["shared_memory"] {
+		t.Errorf("%+v, expected the link shared_memory", link)
 	}
 }
 
@@ -42,7 +51,7 @@ func TestExamplesAreRead(t *testing.T) {
 }
 
 func TestErrorsSayWhatAndWhere(t *testing.T) {
-	rest := `"ranks_per_host": 4, "inside": "ring", "between": "tcp_25g"`
+	rest := `"ranks_per_host": 4, "inside": "shared_memory", "between": "tcp_25g"`
 	for _, c := range []struct{ text, where, what string }{
 		{`{"hosts": 2`, "byte", "unexpected EOF"},
 		{`{"hosts": 2,]`, "byte 13", "invalid character"},
@@ -62,8 +71,8 @@ func TestErrorsSayWhatAndWhere(t *testing.T) {
 		{`{"hosts": 4, "reduce_gb_per_s": -1, ` + rest + `}`, "reduce_gb_per_s", "-1 GB/s"},
 		{`{"hosts": 4, "copy_gb_per_s": 1e9, ` + rest + `}`, "copy_gb_per_s", "1e+09 GB/s"},
 		{`{"hosts": 1, "ranks_per_host": 4, "inside": "rong"}`, "inside",
-			`"rong"; there are nvlink, pcie, rdma_200g, rdma_400g, ring`},
-		{`{"hosts": 2, "ranks_per_host": 4, "inside": "ring"}`, "between", `no link is called ""`},
+			`"rong"; there are nvlink, pcie, rdma_200g, rdma_400g, shared_memory, tcp_100g`},
+		{`{"hosts": 2, "ranks_per_host": 4, "inside": "shared_memory"}`, "between", `no link is called ""`},
 		{`{"hosts": 2, "links": {"a": {"latency_us": -1, "gb_per_s": 1}}, ` + rest + `}`, "links.a.latency_us", "-1"},
 		{`{"hosts": 2, "links": {"a": {"step_us": -1, "gb_per_s": 1}}, ` + rest + `}`, "links.a.step_us", "-1"},
 		{`{"hosts": 2, "links": {"a": {}}, ` + rest + `}`, "links.a.gb_per_s", "0 GB/s"},
@@ -116,7 +125,7 @@ func TestTheFastestComesFirst(t *testing.T) {
 
 // 2 (P-1)/P n bytes through a link of so many GB/s is that many GB/s of bus bandwidth, if nothing else counted.
 func TestBusBandwidthIsThatOfTheLink(t *testing.T) {
-	c := described(t, "ring", "", 1, 8)
+	c := described(t, "shared_memory", "", 1, 8)
 	c.Links = map[string]Link{"fast": {Rate: 10}}
 	c.Inside, c.Reduce, c.Copy = "fast", 1e6, 1e6
 	for _, kind := range []coll.Kind{coll.AllReduce, coll.AllGather, coll.ReduceScatter} {
@@ -159,12 +168,12 @@ func TestWhatEachMethodIsFor(t *testing.T) {
 	if p.Why == "" || !strings.Contains(p.Why, "steps in all chunks") || p.Seconds != 0 || p.Method != Either {
 		t.Errorf("%+v", p)
 	}
-	long := described(t, "ring", "tcp_25g", 1500, 2)
+	long := described(t, "shared_memory", "tcp_25g", 1500, 2)
 	p = long.One(coll.Broadcast, sendrecv.ScatterAllGather, 8, Played)
 	if !strings.Contains(p.Why, "too long to be built") {
 		t.Errorf("%+v", p)
 	}
-	both := described(t, "ring", "tcp_100g", 8192, 8, 1).One(coll.AllToAll, sendrecv.Pairwise, 8, Either)
+	both := described(t, "shared_memory", "tcp_100g", 8192, 8, 1).One(coll.AllToAll, sendrecv.Pairwise, 8, Either)
 	if !strings.Contains(both.Why, "no closed form") || !strings.Contains(both.Why, "; ") {
 		t.Errorf("%+v", both)
 	}
@@ -172,7 +181,7 @@ func TestWhatEachMethodIsFor(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	if p := large.One(coll.AllReduce, "no such", 8, Either); !strings.Contains(p.Why, "unknown algorithm") ||
-		!strings.Contains(p.Why, "nobody has written one") {
+		!strings.Contains(p.Why, "none is implemented") {
 		t.Errorf("%+v", p)
 	}
 	list := large.Predict(coll.AllReduce, 100_000_000, Closed)
@@ -189,34 +198,34 @@ func TestClosedFormsSayWhereTheyDoNotHold(t *testing.T) {
 		algorithm string
 		what      string
 	}{
-		{described(t, "ring", "tcp_25g", 4, 3), coll.AllReduce, sendrecv.Binomial, "hosts of a power of two"},
-		{described(t, "ring", "tcp_25g", 3, 4), coll.AllReduce, sendrecv.RecursiveDoubling, "fold into neighbours"},
-		{described(t, "ring", "", 1, 5), coll.AllReduce, sendrecv.RecursiveMultiplying, "come late"},
-		{described(t, "ring", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.RecursiveMultiplying, "inside hosts and between"},
-		{described(t, "ring", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.Ring, "a ring through 4 hosts"},
-		{described(t, "ring", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.Torus, "rings through 1 hosts"},
-		{described(t, "ring", "tcp_25g", 9, 16), coll.AllReduce, sendrecv.Torus, "rings through"},
-		{described(t, "ring", "tcp_25g", 64, 2, 2, 4, 2), coll.AllReduce, sendrecv.Torus, ""},
-		{described(t, "ring", "tcp_25g", 90, 1), coll.AllReduce, sendrecv.Torus, ""},
-		{described(t, "ring", "tcp_25g", 12, 1, 1, 3, 2), coll.AllReduce, sendrecv.Torus, "behind switches"},
-		{described(t, "ring", "tcp_25g", 576, 7), coll.AllReduce, sendrecv.Torus, "inside hosts"},
-		{described(t, "ring", "tcp_25g", 12, 4, 4, 4, 2), coll.AllReduce, sendrecv.Hierarchical, "behind other switches"},
-		{described(t, "ring", "tcp_25g", 12, 4, 4, 6, 2), coll.AllReduce, sendrecv.Hierarchical, "switches of powers of two"},
-		{described(t, "ring", "tcp_25g", 16, 4, 4, 4, 2), coll.AllGather, sendrecv.Bruck, "go to several at once"},
-		{described(t, "ring", "tcp_25g", 4, 4), coll.AllGather, sendrecv.Bruck, "a circle through"},
-		{described(t, "ring", "tcp_25g", 16, 4, 2), coll.AllGather, sendrecv.Bruck, "by the same NIC"},
-		{described(t, "ring", "tcp_25g", 16, 4, 4, 4, 2), coll.AllGather, sendrecv.RecursiveDoubling,
+		{described(t, "shared_memory", "tcp_25g", 4, 3), coll.AllReduce, sendrecv.Binomial, "hosts of a power of two"},
+		{described(t, "shared_memory", "tcp_25g", 3, 4), coll.AllReduce, sendrecv.RecursiveDoubling, "paired with neighbours"},
+		{described(t, "shared_memory", "", 1, 5), coll.AllReduce, sendrecv.RecursiveMultiplying, "come late"},
+		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.RecursiveMultiplying, "inside hosts and between"},
+		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.Ring, "a ring through 4 hosts"},
+		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.Torus, "rings through 1 hosts"},
+		{described(t, "shared_memory", "tcp_25g", 9, 16), coll.AllReduce, sendrecv.Torus, "rings through"},
+		{described(t, "shared_memory", "tcp_25g", 64, 2, 2, 4, 2), coll.AllReduce, sendrecv.Torus, ""},
+		{described(t, "shared_memory", "tcp_25g", 90, 1), coll.AllReduce, sendrecv.Torus, ""},
+		{described(t, "shared_memory", "tcp_25g", 12, 1, 1, 3, 2), coll.AllReduce, sendrecv.Torus, "behind switches"},
+		{described(t, "shared_memory", "tcp_25g", 576, 7), coll.AllReduce, sendrecv.Torus, "inside hosts"},
+		{described(t, "shared_memory", "tcp_25g", 12, 4, 4, 4, 2), coll.AllReduce, sendrecv.Hierarchical, "behind other switches"},
+		{described(t, "shared_memory", "tcp_25g", 12, 4, 4, 6, 2), coll.AllReduce, sendrecv.Hierarchical, "switches of powers of two"},
+		{described(t, "shared_memory", "tcp_25g", 16, 4, 4, 4, 2), coll.AllGather, sendrecv.Bruck, "go to several at once"},
+		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.AllGather, sendrecv.Bruck, "a circle through"},
+		{described(t, "shared_memory", "tcp_25g", 16, 4, 2), coll.AllGather, sendrecv.Bruck, "by the same NIC"},
+		{described(t, "shared_memory", "tcp_25g", 16, 4, 4, 4, 2), coll.AllGather, sendrecv.RecursiveDoubling,
 			"grow from round to round"},
-		{described(t, "ring", "tcp_25g", 16, 4, 4, 4, 5), coll.AllGather, sendrecv.Hierarchical, "one host alone"},
-		{described(t, "ring", "tcp_25g", 4, 4), coll.AllGather, sendrecv.Ring, "a ring through"},
-		{described(t, "ring", "tcp_25g", 4, 4), coll.ReduceScatter, sendrecv.Ring, "a ring through"},
-		{described(t, "ring", "tcp_25g", 4, 4), coll.AllToAll, sendrecv.Pairwise, "some of them inside"},
-		{described(t, "ring", "tcp_25g", 64, 4, 2), coll.AllToAll, sendrecv.Pairwise, "wait for different numbers"},
-		{described(t, "ring", "tcp_25g", 4, 4), coll.AllToAll, sendrecv.Direct, "one after the other"},
-		{described(t, "ring", "tcp_25g", 16, 4, 4, 4, 2), coll.AllToAll, sendrecv.Hierarchical, "go to several at once"},
-		{described(t, "ring", "tcp_25g", 4, 4), coll.Reduce, sendrecv.ScatterGather, "a ring through"},
-		{described(t, "ring", "tcp_25g", 16, 4, 4, 4, 2), coll.Gather, sendrecv.Direct, "in another order"},
-		{described(t, "ring", "tcp_25g", 16, 4), coll.AllReduce, sendrecv.DoubleTree, "two trees"},
+		{described(t, "shared_memory", "tcp_25g", 16, 4, 4, 4, 5), coll.AllGather, sendrecv.Hierarchical, "one host alone"},
+		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.AllGather, sendrecv.Ring, "a ring through"},
+		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.ReduceScatter, sendrecv.Ring, "a ring through"},
+		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.AllToAll, sendrecv.Pairwise, "some of them inside"},
+		{described(t, "shared_memory", "tcp_25g", 64, 4, 2), coll.AllToAll, sendrecv.Pairwise, "wait for different numbers"},
+		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.AllToAll, sendrecv.Direct, "one after the other"},
+		{described(t, "shared_memory", "tcp_25g", 16, 4, 4, 4, 2), coll.AllToAll, sendrecv.Hierarchical, "go to several at once"},
+		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.Reduce, sendrecv.ScatterGather, "a ring through"},
+		{described(t, "shared_memory", "tcp_25g", 16, 4, 4, 4, 2), coll.Gather, sendrecv.Direct, "in another order"},
+		{described(t, "shared_memory", "tcp_25g", 16, 4), coll.AllReduce, sendrecv.DoubleTree, "two trees"},
 	} {
 		p := c.of.one(c.of.plans(c.kind, c.algorithm), 1000, wholeChunk(1000), Closed)
 		if c.what == "" && p.Why != "" || !strings.Contains(p.Why, c.what) {
@@ -224,7 +233,7 @@ func TestClosedFormsSayWhereTheyDoNotHold(t *testing.T) {
 		}
 	}
 	chain := func(hosts float64, bytes uint64, chunk int) string {
-		c := described(t, "ring", "tcp_25g", hosts, 4)
+		c := described(t, "shared_memory", "tcp_25g", hosts, 4)
 		return c.one(c.plans(coll.Broadcast, sendrecv.Chain), bytes, chunk, Closed).Why
 	}
 	if why := chain(16, 300, 128); !strings.Contains(why, "3 chunks are no pipeline") {

@@ -1,5 +1,3 @@
-// Closed forms: what they are made of.
-
 package cluster
 
 import (
@@ -12,7 +10,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// closed is a collective in closed forms. They extend those of Hockney's model, a + n b for a message of n bytes
+// closed evaluates closed forms for one collective. They extend those of Hockney's model, a + n b for a message of n bytes
 // (Hockney 1994; Chan et al., "Collective communication: theory, practice, and experience", CCPE 2007; Thakur,
 // Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005), to two classes of
 // links and to NICs and switches that ranks share.
@@ -31,7 +29,7 @@ type closed struct {
 // hop is a class of links.
 type hop struct{ alpha, beta, o float64 }
 
-// message is what n bytes take from the moment at which a rank sends them until another one has taken them.
+// message returns the time of n bytes from the moment at which a rank sends them until another one has taken them.
 func (h hop) message(n float64) float64 { return h.o + h.alpha + n*h.beta + h.o }
 
 func (c *Cluster) closed(bytes uint64, chunk int) *closed {
@@ -49,48 +47,49 @@ func (c *Cluster) closed(bytes uint64, chunk int) *closed {
 	return f
 }
 
-// formula is what is known of an algorithm: the time, and the messages and bytes of the rank that sends most.
+// formula holds what is known about an algorithm: the time, and the messages and bytes of the rank that sends most.
 type formula struct {
 	// seconds returns the time, or the reason why there is none.
 	seconds func(*closed) (float64, error)
-	// sends is how many messages, and how many bytes for each byte of the buffer or block.
+	// sends returns the number of messages, and of bytes for each byte of the buffer or block.
 	sends func(*closed) (messages int, share float64)
 }
 
-// refuse says why a closed form does not hold.
+// refuse returns an error that says why a closed form does not hold.
 func refuse(format string, args ...any) (float64, error) {
 	return 0, fmt.Errorf("no closed form: "+format, args...)
 }
 
-// lg is the logarithm to base 2, rounded up.
+// lg returns the logarithm to base 2, rounded up.
 func lg(n int) int { return bits.Len(uint(n - 1)) }
 
 func isPower(n int) bool { return n&(n-1) == 0 }
 
-// piece is the longest of so many pieces of n bytes: a multiple of the unit, as far as there is as much.
+// piece returns the length of the longest piece of n bytes that are cut into pieces: a multiple of the unit, or n if that is
+// less.
 func piece(n float64, pieces int) float64 {
 	units := math.Ceil(n / plan.Unit)
 	return min(n, math.Ceil(units/float64(pieces))*plan.Unit)
 }
 
-// sharing is how many of a host's ranks share a NIC.
+// sharing returns how many of a host's ranks share a NIC.
 func (f *closed) sharing() int { return f.q / f.c.NICs }
 
-// levels says whether pairs of ranks at a distance that is a power of two are on the same host or not, all of them
-// alike.
+// levels reports whether, for each distance that is a power of two, either all pairs of ranks at that distance are on one
+// host or none is.
 func (f *closed) levels() bool { return f.H == 1 || isPower(f.q) }
 
-// plain says whether nobody waits for a link that ranks share, uniform whether there is one class of links only as
-// well.
+// plain reports whether nobody waits for a link that ranks share, uniform whether in addition there is one class of links
+// only.
 func (f *closed) plain() bool { return f.H == 1 || f.c.Oversubscription == 1 && !f.c.sharesNICs() }
 
 func (f *closed) uniform() bool { return f.H == 1 || f.q == 1 && f.plain() }
 
-// few says whether there are several ranks on each of some hosts, but less than so many: then it is the first and the
-// last messages of each host that decide, which no formula here follows.
+// few reports whether there are several hosts of several ranks, but fewer hosts than that many. Then the first and the last
+// messages of each host decide, which no formula here follows.
 func (f *closed) few(hosts int) bool { return f.H > 1 && f.q > 1 && f.H < hosts }
 
-// one is the class of links where there is one only.
+// one returns the class of links where there is one only.
 func (f *closed) one() hop {
 	if f.H == 1 {
 		return f.in
@@ -98,7 +97,7 @@ func (f *closed) one() hop {
 	return f.out
 }
 
-// at is the class of links over a distance that is a power of two.
+// at returns the class of links over a distance that is a power of two.
 func (f *closed) at(distance int) hop {
 	if distance < f.q || f.H == 1 {
 		return f.in
@@ -106,14 +105,14 @@ func (f *closed) at(distance int) hop {
 	return f.out
 }
 
-// rails is the time of the ranks that share a NIC or a switch, from one exchange to the next, all ranks of all hosts
-// doing the same: who comes first goes first, so that they keep their order, and a link works on for one while others
+// rails tracks the time of the ranks that share a NIC or a switch, from one exchange to the next, where all ranks of all
+// hosts do the same. The first to come goes first, so ranks keep their order, and a link works for one rank while others
 // wait for latencies.
 type rails struct {
 	*closed
 	at    []float64 // of each rank
-	nics  []float64 // when they are free; ranks that are as far have different ones
-	spine float64   // when the link to other switches is
+	nics  []float64 // when each is free; ranks that are equally far have different ones
+	spine float64   // when the link to other switches is free
 }
 
 func (f *closed) rails(begin float64) *rails {
@@ -128,8 +127,8 @@ func (f *closed) rails(begin float64) *rails {
 	return r
 }
 
-// exchange has each rank send n bytes to a host that is so many away, take as many and reduce them. Hosts of one switch
-// all go beyond it, or none does.
+// exchange has each rank send n bytes to the host at that distance, take equally many and reduce them. Either all hosts of a
+// switch go beyond it, or none does.
 func (r *rails) exchange(n, gamma float64, hosts int) {
 	nic, passes := perByte(r.c.links()[1].nic()), r.c.Oversubscription > 1 && hosts >= r.c.HostsPerSwitch
 	for i, t := range r.at {
@@ -147,13 +146,12 @@ func (r *rails) exchange(n, gamma float64, hosts int) {
 	sort.Float64s(r.at)
 }
 
-// end is when the last one is done.
+// end returns when the last rank is done.
 func (r *rails) end() float64 { return r.at[len(r.at)-1] }
 
-// ring is what so many steps around a ring of consecutive ranks take, of which so many reduce what comes; one rank of
-// each host sends to the next host. Either a piece travels on, over all links in turn, or it waits at a link between
-// hosts, which takes pieces one after the other, as many on the way as channels hold, or as cells do for what is sent
-// on.
+// ring returns the time of some steps around a ring of consecutive ranks, the first of which reduce what comes. One rank of
+// each host sends to the next host. Either a piece travels on, over all links in turn, or it waits at a link between hosts.
+// That link takes pieces one after the other; channels, and cells for what is sent on, bound how many are on the way.
 func (f *closed) ring(steps, reducing, ranks int, n float64, cells bool) float64 {
 	if steps == 0 {
 		return 0
@@ -166,7 +164,7 @@ func (f *closed) ring(steps, reducing, ranks int, n float64, cells bool) float64
 	if f.c.Oversubscription > 1 && ranks > f.c.HostsPerSwitch*f.q {
 		busy = max(busy, n*f.c.switchByte())
 	}
-	crossing := float64((steps+f.q-1)/f.q) / float64(steps) // so many of the steps, on the way of a piece
+	crossing := float64((steps+f.q-1)/f.q) / float64(steps) // the part of the steps of a piece that cross to another host
 	t, small := 0., max(busy, f.out.o+f.other())
 	for _, phase := range []struct{ steps, gamma float64 }{{float64(reducing), gamma}, {float64(steps - reducing), 0}} {
 		travels := crossing*between + (1-crossing)*inside + phase.gamma
@@ -180,11 +178,11 @@ func (f *closed) ring(steps, reducing, ranks int, n float64, cells bool) float64
 	return t
 }
 
-// ringCells is how many cells a ring reduce-scatter of blocks has for what it sends on.
+// ringCells is the number of cells of a ring reduce-scatter of blocks, for what it sends on.
 const ringCells = 2
 
-// other is what a rank at the end of a link between hosts has to do besides: its other link is inside, where there is
-// one.
+// other returns the time that a rank at the end of a link between hosts spends on its other link, which is inside the host if
+// the host has several ranks.
 func (f *closed) other() float64 {
 	if f.q == 1 {
 		return f.out.o
@@ -192,8 +190,8 @@ func (f *closed) other() float64 {
 	return f.in.o
 }
 
-// queue is when the last of some messages is there that follow one another on one link, small apart: each takes a
-// while, and the one that is capacity messages behind it comes a little after that.
+// queue returns when the last of some messages arrives that follow one another on one link, small apart. Each takes whole,
+// and the message capacity places behind it can start only after that.
 func (f *closed) queue(messages int, small, whole, after float64, capacity int) float64 {
 	if messages < 1 {
 		return 0

@@ -1,5 +1,3 @@
-// Closed forms: all-reduce and barrier.
-
 package cluster
 
 import "sagecomm/algo/sendrecv"
@@ -15,7 +13,7 @@ var allReduceFormulas = map[string]formula{
 		},
 		func(f *closed) (int, float64) { return 2 * (f.P - 1), 2 * float64(f.P-1) / float64(f.P) },
 	},
-	// Thakur et al. 2005: lg P steps of n; a fold takes two more.
+	// Thakur et al. 2005: lg P steps of n; extra ranks take two more.
 	sendrecv.RecursiveDoubling: {
 		func(f *closed) (float64, error) {
 			if !isPower(f.P) {
@@ -23,7 +21,7 @@ var allReduceFormulas = map[string]formula{
 			}
 			t, err := f.partners(f.doubling(f.whole, f.gamma))
 			if f.P == 2 {
-				t += f.n * f.copy // of one round the result goes through a cell
+				t += f.n * f.copy // the result of a single round goes through a cell
 			}
 			return t, err
 		},
@@ -47,7 +45,7 @@ var allReduceFormulas = map[string]formula{
 				t += f.n * f.copy
 			}
 			if p < f.P {
-				return refuse("ranks that fold into neighbours come late to rounds of several messages")
+				return refuse("ranks that are paired with neighbours come late to rounds of several messages")
 			}
 			return t, nil
 		},
@@ -91,7 +89,7 @@ var allReduceFormulas = map[string]formula{
 	},
 	sendrecv.DoubleTree: {
 		twoTrees,
-		// Sanders et al. 2009: four halves, of chunks that are two each.
+		// Sanders et al. 2009: four halves, two of them for each chunk.
 		func(f *closed) (int, float64) {
 			switch chunks := int(max(1, (f.n+f.chunk-1)/f.chunk)); f.P {
 			case 2:
@@ -151,13 +149,13 @@ var allReduceFormulas = map[string]formula{
 	},
 }
 
-// twoTrees says that nothing is known that holds: the two trees of a double tree keep each other's ranks waiting, and
-// Sanders et al. 2009 only bound it. Its plans are short, so that they can be played for any group.
+// twoTrees refuses: the two trees of a double tree keep each other's ranks waiting, and Sanders et al. 2009 only give a
+// bound. The plans are short, so they can be played for any group.
 func twoTrees(*closed) (float64, error) { return refuse("two trees keep each other's ranks waiting") }
 
-// foldedDoubling is recursive doubling of other sizes than powers of two. Ranks with an extra come to the rounds a
-// message late. Who has none is late in the end as well, and who has one then hands the result back; what made it late
-// in the rounds came from others with an extra, which are at those distances only that are below their number.
+// pairedDoubling returns the time of recursive doubling for sizes that are no powers of two. Ranks with an extra come to the
+// rounds a message late. In the end ranks without an extra are late as well, and ranks with one hand the result back. A rank
+// is made late in the rounds by others with an extra, which it meets only at distances below their number.
 func (f *closed) pairedDoubling() (float64, error) {
 	p, k, err := f.paired()
 	h, late := f.one(), lg(f.P-p)
@@ -169,7 +167,7 @@ func (f *closed) pairedDoubling() (float64, error) {
 	return t, err
 }
 
-// halves are the rounds of halving the buffer over distances 1, 2, 4, ... and of doubling it back.
+// halves returns the rounds of halving the buffer over distances 1, 2, 4, ... and of doubling it back.
 func (f *closed) halves() []round {
 	half := func(d int) float64 { return f.n / float64(2*d) }
 	return append(f.doubling(half, f.gamma), backwards(f.doubling(half, 0))...)
@@ -187,7 +185,7 @@ func (f *closed) hierarchicalAllReduce() (float64, error) {
 	}
 	p := 1 << (lg(f.H+1) - 1)
 	if p < f.H && f.c.Oversubscription > 1 {
-		return refuse("hosts that fold into neighbours are behind other switches than their numbers among the others say")
+		return refuse("hosts that are paired with neighbours are behind other switches than their numbers among the others say")
 	}
 	r := f.rails(reduced)
 	if p < f.H {

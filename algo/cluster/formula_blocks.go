@@ -1,15 +1,13 @@
-// Closed forms: collectives of a block for each rank that have no root.
-
 package cluster
 
 import "sagecomm/algo/sendrecv"
 
-// blocks are rounds of as many blocks as ranks were passed, at most what is left (Bruck et al., IEEE TPDS 1997).
+// blocks returns rounds of as many blocks as the distance, at most the blocks that are left (Bruck et al., IEEE TPDS 1997).
 func (f *closed) blocks(gamma float64) []round {
 	return f.doubling(func(d int) float64 { return f.n * float64(min(d, f.P-d)) }, gamma)
 }
 
-// growing are rounds in pairs whose messages differ in length.
+// growing returns the time of rounds in pairs whose messages differ in length.
 func (f *closed) growing(list []round) (float64, error) {
 	if f.c.Oversubscription > 1 {
 		return refuse("messages that grow from round to round pass links of switches")
@@ -17,7 +15,7 @@ func (f *closed) growing(list []round) (float64, error) {
 	return f.partners(list)
 }
 
-// all is the blocks of all others.
+// all returns the number of blocks of all other ranks.
 func all(f *closed) float64 { return float64(f.P - 1) }
 
 func each(f *closed) (int, float64) { return f.P - 1, all(f) }
@@ -26,7 +24,7 @@ func logarithmic(f *closed) (int, float64) { return lg(f.P), all(f) }
 
 func levels(f *closed) (int, float64) { return f.q + f.H - 2, all(f) }
 
-// plus adds to what has been found.
+// plus adds to a time, if there is one.
 func plus(t float64, err error, more float64) (float64, error) { return t + more, err }
 
 var allGatherFormulas = map[string]formula{
@@ -108,7 +106,7 @@ var reduceScatterFormulas = map[string]formula{
 	},
 }
 
-// railRing goes around the hosts on all rails, from a time on.
+// railRing returns when a ring around the hosts on all rails ends that begins at a given time.
 func (f *closed) railRing(begin, gamma float64) (float64, error) {
 	if f.H == 1 {
 		return begin, nil
@@ -123,8 +121,8 @@ func (f *closed) railRing(begin, gamma float64) (float64, error) {
 	return r.end(), nil
 }
 
-// direct is what P-1 messages of n take that all ranks send, and then take, at once: the rank is busy with each, or
-// waits for its link inside the host, or for the NIC, or for the switch.
+// direct returns the time of P-1 messages of n that all ranks send, and then take, at once. A rank is busy with each
+// message, or waits for its link inside the host, for the NIC or for the switch.
 func (f *closed) direct(gamma, copied float64) (float64, error) {
 	if f.few(fewestDirect) {
 		return refuse("all ranks of %d hosts send to one after the other", f.H)
@@ -201,5 +199,5 @@ var allToAllFormulas = map[string]formula{
 	},
 }
 
-// withBit is how many numbers below P have a bit.
+// withBit returns how many numbers below P have a bit.
 func withBit(P, bit int) int { return P/(2*bit)*bit + max(0, P%(2*bit)-bit) }

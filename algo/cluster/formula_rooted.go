@@ -1,13 +1,11 @@
-// Closed forms: collectives with a root, which is rank 0.
-
 package cluster
 
 import "sagecomm/algo/sendrecv"
 
-// subtree is a block for each rank of one.
+// subtree returns the bytes of the blocks of a subtree.
 func (f *closed) subtree(ranks int) float64 { return float64(ranks) * f.n }
 
-// pieces are those of a subtree.
+// pieces returns the bytes of the pieces of a subtree.
 func (f *closed) pieces(ranks int) float64 { return min(f.n, float64(ranks)*piece(f.n, f.P)) }
 
 func binomialDown(f *closed) (int, float64) { return lg(f.P), float64(lg(f.P)) }
@@ -16,7 +14,7 @@ func once(f *closed) (int, float64) { return 1, 1 }
 
 func chunks(f *closed) int { return int(max(1, (f.n+f.chunk-1)/f.chunk)) }
 
-// below is how many ranks hang on one child of the root of a binomial tree at most.
+// below returns the number of ranks in the largest subtree of a child of the root of a binomial tree.
 func below(P int) int {
 	h := 1 << lg(P) / 2
 	return max(min(h, P-h), h/2)
@@ -91,7 +89,7 @@ var reduceFormulas = map[string]formula{
 	},
 }
 
-// inside and between are the ranks of a host alone, and one rank of each host.
+// inside returns the collective among the ranks of one host, between that among one rank of each host.
 func (f *closed) inside() *closed {
 	one := *f
 	one.P, one.H = f.q, 1
@@ -136,8 +134,9 @@ var scatterFormulas = map[string]formula{
 	},
 }
 
-// gathered is P-1 messages to one rank, of which those from its host come over other links than the others and are
-// taken first. Where ranks share NICs, the last of a host comes late, and those of other hosts are taken after it.
+// gathered returns the time of P-1 messages to one rank. Messages from its host come over other links than the others and
+// are taken first. Where ranks share NICs, the last message of a host comes late, and those of other hosts are taken after
+// it.
 func (f *closed) gathered() (float64, error) {
 	if f.c.Oversubscription > 1 {
 		return refuse("what comes through a switch at once is taken in another order")
@@ -154,7 +153,7 @@ func (f *closed) gathered() (float64, error) {
 	return max(inside, first+link+f.out.o, taken, late) + f.n*f.copy, nil
 }
 
-// scattered is P-1 messages from one rank, those to its host first.
+// scattered returns the time of P-1 messages from one rank, those to its host first.
 func (f *closed) scattered() float64 {
 	near, far := float64(f.q-1), float64(f.P-f.q)
 	inside := f.in.alpha + f.in.o + max(near*f.in.o+f.n*f.in.beta, f.in.o+near*f.n*f.in.beta)

@@ -1,17 +1,15 @@
-// Closed forms of algorithms that go in rounds, in which all ranks do the same.
-
 package cluster
 
 import "slices"
 
-// round is one exchange of all ranks, with the one that is so far away.
+// round is one exchange of each rank with the rank at a distance.
 type round struct {
 	distance int
 	n        float64
 	gamma    float64 // per byte reduced
 }
 
-// doubling are the rounds over distances 1, 2, 4, ... below P, of so many bytes each.
+// doubling returns the rounds over distances 1, 2, 4, ... below P.
 func (f *closed) doubling(bytes func(distance int) float64, gamma float64) (list []round) {
 	for d := 1; d < f.P; d *= 2 {
 		list = append(list, round{d, bytes(d), gamma})
@@ -19,18 +17,18 @@ func (f *closed) doubling(bytes func(distance int) float64, gamma float64) (list
 	return list
 }
 
-// backwards is the rounds in the other order.
+// backwards returns the rounds in the other order.
 func backwards(list []round) []round {
 	list = slices.Clone(list)
 	slices.Reverse(list)
 	return list
 }
 
-// whole is all of the buffer in each round.
+// whole is the length of a round that moves the whole buffer.
 func (f *closed) whole(int) float64 { return f.n }
 
-// partners are rounds in pairs (distances of which bits differ), which is for powers of two: inside hosts or between
-// them, all ranks alike. Whoever is between hosts late keeps those of its host waiting afterwards.
+// partners returns the time of rounds in pairs, for groups of powers of two. In each round either all pairs are inside hosts
+// or all are between hosts. A rank that is late between hosts keeps the ranks of its host waiting afterwards.
 func (f *closed) partners(lists ...[]round) (float64, error) {
 	if !isPower(f.P) || !f.levels() || !f.switchesOfPowers() {
 		return refuse("pairs of ranks are alike in groups, hosts and switches of powers of two only")
@@ -52,9 +50,9 @@ func (f *closed) switchesOfPowers() bool {
 	return f.c.Oversubscription == 1 || isPower(f.c.HostsPerSwitch)
 }
 
-// circle are rounds to the rank a distance further on, modulo P. Over less than a host some ranks cross to the next
-// one. What has crossed is inside for the rounds that are left, so that on the longest way one of these rounds does,
-// the one that takes longest; but the last rank of a host sends to the next host in all of them, through one link.
+// circle returns the time of rounds to the rank a distance further on, modulo P. In a round over less than a host some ranks
+// cross to the next host. A message that has crossed stays inside for the rounds that are left, so on the longest path one
+// of these rounds crosses, the longest one. But the last rank of a host crosses in all of them, through one link.
 func (f *closed) circle(list []round) (float64, error) {
 	if f.c.Oversubscription > 1 {
 		return refuse("ranks of one switch go to several at once")
@@ -99,25 +97,27 @@ func (f *closed) circle(list []round) (float64, error) {
 	return r.end(), nil
 }
 
-// fewestAround and fewestDirect are the hosts from which on formulas hold that leave out how it begins and ends.
+// fewestAround and fewestDirect are the numbers of hosts from which on formulas hold that leave out the beginning and the
+// end.
 const (
 	fewestAround = 8
 	fewestDirect = 32
 )
 
-// folds says whether groups of this size can hand what P - p ranks have to neighbours (Thakur et al. 2005) at a cost
-// that is known: p = 2^k is the largest power of two up to P.
+// paired returns the largest power of two p = 2^k up to P. It refuses groups in which P - p ranks cannot hand their part to
+// neighbours (Thakur et al. 2005) at a known cost.
 func (f *closed) paired() (p, k int, err error) {
 	if !f.uniform() {
-		_, err = refuse("ranks that fold into neighbours are on other hosts than their numbers among the others say")
+		_, err = refuse("ranks that are paired with neighbours are on other hosts than their numbers among the others say")
 	}
 	k = lg(f.P+1) - 1
 	return 1 << k, k, err
 }
 
-// multiplying is one round of recursive multiplying (Ruefenacht et al. 2017): k-1 messages out, and as many taken, in
-// the order of ranks: the last to arrive may be the first to be taken, and then the others wait in the channels. The
-// first rank reduces each as it is taken, the last one its own vector with the sum of the others in the end.
+// multiplying returns the time of one round of recursive multiplying (Ruefenacht et al. 2017): k-1 messages are sent and as
+// many taken, in the order of ranks. The last to arrive may be the first to be taken, and then the others wait in the
+// channels. The first rank reduces each message as it takes it, the last rank reduces its own vector with the sum of the
+// others in the end.
 func (h hop) multiplying(k int, n, gamma float64) float64 {
 	others := float64(k - 1)
 	take, more := n*gamma+h.o, float64(k-2)
@@ -128,7 +128,7 @@ func (h hop) multiplying(k int, n, gamma float64) float64 {
 	return t + max(take+more*max(n*h.beta, take), max(more*n*h.beta+take, h.o+more*take)+n*gamma)
 }
 
-// radices takes P apart as recursive multiplying does: into the radices 4, 3 and 2 of the largest such product up to P.
+// radices factors P as recursive multiplying does: p is the largest product of 4, 3 and 2 up to P, list its factors.
 func radices(P int) (p int, list []int) {
 	for p = P; ; p-- {
 		rest := p
@@ -145,7 +145,7 @@ func radices(P int) (p int, list []int) {
 	}
 }
 
-// factors are A >= B with A B = P that are closest to each other.
+// factors returns A >= B with A B = P that are closest to each other.
 func factors(P int) (A, B int) {
 	B = 1
 	for b := 1; b*b <= P; b++ {

@@ -1,10 +1,8 @@
-// Closed forms of trees and chains.
-
 package cluster
 
-// tree is a binomial tree of size ranks from its root on, counted by distance: children of v are v+1, v+2, v+4, ...
-// below v's lowest bit (Chan et al. 2007). Its times follow from those of its subtrees, which have the sizes 2^k, but
-// for one of each kind that is cut off by the end: so there are 2 lg P of them.
+// tree is a binomial tree of ranks counted from its root on: the children of v are v+1, v+2, v+4, ... below v's lowest bit
+// (Chan et al. 2007). Its times follow from those of its subtrees. These have the sizes 2^k, except one of each kind that
+// is cut off by the end, so there are at most 2 lg P sizes.
 type tree struct {
 	*closed
 	n     func(subtree int) float64 // bytes of a message to or from a subtree of so many ranks
@@ -18,8 +16,8 @@ func (f *closed) tree(n func(subtree int) float64, gamma float64) tree {
 
 func (f *closed) full(int) float64 { return f.n }
 
-// down is the time from the moment at which the root of a tree of size ranks has everything until all have. The child
-// with most descendants is served first.
+// down returns the time from the moment at which the root of a tree has everything until all its ranks have. The child with
+// most descendants is served first.
 func (t tree) down(size int) float64 {
 	if end, ok := t.known[size]; ok || size == 1 {
 		return end
@@ -37,7 +35,7 @@ func (t tree) down(size int) float64 {
 	return end
 }
 
-// up is the time until the root of a tree has what its ranks have. The child with fewest descendants is taken first.
+// up returns the time until the root of a tree has what its ranks have. The child with fewest descendants is taken first.
 func (t tree) up(size int) float64 {
 	if end, ok := t.known[size]; ok || size == 1 {
 		return end
@@ -54,7 +52,7 @@ func (t tree) up(size int) float64 {
 	return now
 }
 
-// binomial refuses what the trees do not hold for, or returns what there is.
+// binomial returns the time of a tree. It refuses groups for which tree does not hold.
 func (f *closed) binomial(seconds func() float64) (float64, error) {
 	if !f.levels() {
 		return refuse("a binomial tree's distances are inside hosts or between them for hosts of a power of two only")
@@ -62,8 +60,8 @@ func (f *closed) binomial(seconds func() float64) (float64, error) {
 	return seconds(), nil
 }
 
-// chain is what chunks take along all ranks: the way of the first one, and then one after the other at the rate of the
-// slowest place (Chan et al. 2007, pipelined: Barnett et al. 1994).
+// chain returns the time of chunks along all ranks: the path of the first chunk, and then one chunk after the other at the
+// rate of the slowest place (Chan et al. 2007; pipelined: Barnett et al. 1994).
 func (f *closed) chain(gamma float64) (float64, error) {
 	s := min(f.chunk, f.n)
 	slowest := f.in
@@ -81,7 +79,7 @@ func (f *closed) chain(gamma float64) (float64, error) {
 	case f.few(fewestAround):
 		return refuse("a chain through %d hosts", f.H)
 	}
-	pass := 0. // that a rank is busy with sending on what it has taken
+	pass := 0. // for which a rank is busy with sending on what it has taken
 	if f.P > 2 {
 		pass = f.other()
 	}
@@ -89,7 +87,7 @@ func (f *closed) chain(gamma float64) (float64, error) {
 	whole := slowest.message(s) + s*gamma
 	t := max(way+float64(messages-1)*small, way-whole+f.queue(messages, small, whole, 0, f.c.Capacity))
 	if gamma > 0 && f.P > 2 {
-		// What a rank has reduced lies in one of two cells until it is taken.
+		// The result of a rank lies in one of two cells until it is taken.
 		t = max(t, way-whole+f.queue(messages, small, whole, pass+s*gamma, ringCells))
 	}
 	return t - (float64(messages)*s-f.n)*(slowest.beta+gamma), nil // the last chunk may be shorter

@@ -1,5 +1,3 @@
-// What links cost.
-
 package cluster
 
 import (
@@ -15,7 +13,7 @@ type Link struct {
 	NIC     float64 `json:"nic_gb_per_s,omitempty"` // GB per second of a NIC, in each direction; default: as one rank
 }
 
-// nic is the rate of the link that ranks share.
+// nic returns the rate of a NIC, which ranks may share.
 func (l Link) nic() float64 {
 	if l.NIC == 0 {
 		return l.Rate
@@ -23,6 +21,7 @@ func (l Link) nic() float64 {
 	return l.NIC
 }
 
+// check refuses figures that no link has.
 func (l Link) check(where string) error {
 	switch {
 	case !(l.Latency >= 0 && l.Latency <= 1e6):
@@ -36,11 +35,11 @@ func (l Link) check(where string) error {
 	return positive(where+".gb_per_s", l.Rate)
 }
 
-// known are links that this library does not drive yet, and the ring in shared memory, as they may be expected to be: a
-// description that matters gives its own.
+// known lists links that need no description: channels in shared memory, and links that this library does not drive yet. The
+// figures are expectations; a description that matters gives its own.
 //
-//   - ring: two processes through shared memory; algo.DefaultParams, fitted to measurements: a flag is seen after 250
-//     ns, 300 ns a step, 55 ps for a byte that another core has written.
+//   - shared_memory: two processes of a host; algo.DefaultParams, fitted to measurements: a flag is seen after 250 ns, a
+//     step takes 300 ns, and a byte that another core has written takes 55 ps.
 //   - tcp_25g, tcp_100g: kernel TCP. Of the line 94 % are payload (1448 of 1538 bytes, frames of 1500 bytes, RFC 894
 //     and 7323). 15 us one way and 3 us for a system call with its copies are what kernel stacks take without tuning,
 //     a loopback connection on a virtual machine 12 to 22 us. One connection copies about 5 GB/s, so that it takes
@@ -53,16 +52,16 @@ func (l Link) check(where string) error {
 //     SM90_NVLINK_BW).
 //   - pcie: fifth generation, 16 lanes of 32 GT/s with 128b/130b, of which 256 of 280 bytes of a packet are payload.
 var known = map[string]Link{
-	"ring":      {Latency: 0.25, Step: 0.3, Rate: 1 / 0.055},
-	"tcp_25g":   {Latency: 15, Step: 3, Rate: 25. / 8 * 0.94},
-	"tcp_100g":  {Latency: 15, Step: 3, Rate: 5, NIC: 100. / 8 * 0.94},
-	"rdma_200g": {Latency: 4, Step: 0.3, Rate: 200. / 8 * 0.97},
-	"rdma_400g": {Latency: 4, Step: 0.3, Rate: 400. / 8 * 0.97},
-	"nvlink":    {Latency: 1.9, Step: 0.3, Rate: 18 * 20.6},
-	"pcie":      {Latency: 2.5, Step: 0.3, Rate: 16 * 32. / 8 * 128 / 130 * 256 / 280},
+	"shared_memory": {Latency: 0.25, Step: 0.3, Rate: 1 / 0.055},
+	"tcp_25g":       {Latency: 15, Step: 3, Rate: 25. / 8 * 0.94},
+	"tcp_100g":      {Latency: 15, Step: 3, Rate: 5, NIC: 100. / 8 * 0.94},
+	"rdma_200g":     {Latency: 4, Step: 0.3, Rate: 200. / 8 * 0.97},
+	"rdma_400g":     {Latency: 4, Step: 0.3, Rate: 400. / 8 * 0.97},
+	"nvlink":        {Latency: 1.9, Step: 0.3, Rate: 18 * 20.6},
+	"pcie":          {Latency: 2.5, Step: 0.3, Rate: 16 * 32. / 8 * 128 / 130 * 256 / 280},
 }
 
-// KnownLinks names the links that need no description.
+// KnownLinks returns the names of the links that need no description.
 func KnownLinks() []string {
 	var names []string
 	for name := range known {
@@ -72,10 +71,13 @@ func KnownLinks() []string {
 	return names
 }
 
-// link finds a link by its name.
+// link finds a link by its name. Descriptions written for earlier versions call shared_memory "ring".
 func (c *Cluster) link(where, name string) (Link, error) {
 	if l, ok := c.Links[name]; ok {
 		return l, nil
+	}
+	if name == "ring" {
+		name = "shared_memory"
 	}
 	if l, ok := known[name]; ok {
 		return l, nil

@@ -1,5 +1,3 @@
-// Predictions by playing plans.
-
 package cluster
 
 import (
@@ -11,29 +9,29 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// MostPlayed is up to how many ranks plans are played rather than looked up in closed forms.
+// MostPlayed is the number of ranks up to which plans are played. Above, closed forms come first.
 const MostPlayed = 4096
 
-// mostBuilt bounds the steps of plans that are built for one play, and the regions that these name: those of all ranks
-// where each has its own. It is a matter of some ten seconds, and of 1 GB where all are steps.
+// mostBuilt bounds the steps of the plans that are built for one play, and the regions that these steps name, of all ranks
+// where each rank has a plan of its own. Building that many takes some ten seconds, and 1 GB where all are steps.
 const mostBuilt = 40 << 20
 
-// stepCost is what a step costs to build, in regions.
+// stepCost is the effort to build a step, in regions.
 const stepCost = 4
 
-// mostBeats bounds the steps that are played, of all ranks and chunks: some ten seconds. Of more than MostPlayed ranks
-// it is a quarter.
+// mostBeats bounds the steps that are played, of all ranks and chunks, which take some ten seconds. For more than MostPlayed
+// ranks the bound is a quarter of it.
 const mostBeats = 96 << 20
 
-// links are the classes of links: those inside hosts and those between them.
+// links returns the two classes of links: inside hosts and between them.
 func (c *Cluster) links() [2]Link {
-	// Checked when it was parsed; of one host the second is not used.
+	// Both were checked when the description was parsed. With one host the second is not used.
 	inside, _ := c.link("inside", c.Inside)
 	between, _ := c.link("between", c.Between)
 	return [2]Link{inside, between}
 }
 
-// costs describes the cluster to message.Play.
+// costs returns the costs of the cluster as [cost.Play] takes them.
 func (c *Cluster) costs() cost.Costs {
 	links := c.links()
 	width := c.RanksPerHost
@@ -53,7 +51,7 @@ func (c *Cluster) costs() cost.Costs {
 	if !c.sharesNICs() && c.Oversubscription == 1 {
 		return costs
 	}
-	// Uplinks of NICs, their downlinks, and the same of switches.
+	// The shared links are the uplinks of NICs, their downlinks, and then those of switches.
 	nics, switches := c.Hosts*c.NICs, c.Hosts/c.HostsPerSwitch
 	costs.Shared = make([]float64, 2*nics+2*switches)
 	for i := range costs.Shared {
@@ -77,19 +75,19 @@ func (c *Cluster) costs() cost.Costs {
 	return costs
 }
 
-// sharesNICs says whether a NIC can be what ranks wait for: it is not where each has one to itself that is as fast as
-// what it sends.
+// sharesNICs reports whether ranks may wait for a NIC. They do not where each rank has one to itself that is as fast as the
+// rank.
 func (c *Cluster) sharesNICs() bool {
 	between := c.links()[1]
 	return c.NICs < c.RanksPerHost || between.nic() < between.Rate
 }
 
-// switchByte is seconds per byte of what a switch passes on to others: what its hosts can send, less oversubscription.
+// switchByte returns the seconds per byte of the link from a switch to other switches.
 func (c *Cluster) switchByte() float64 {
 	return perByte(c.links()[1].nic()) * c.Oversubscription / float64(c.HostsPerSwitch*c.NICs)
 }
 
-// plans are those of one algorithm on clusters of one shape. They are built when they are first played.
+// plans holds the plans of one algorithm on clusters of one shape. They are built when they are first played.
 type plans struct {
 	kind      coll.Kind
 	algorithm string
@@ -99,10 +97,11 @@ type plans struct {
 	err       error
 }
 
+// plans returns the plans of an algorithm, not built yet.
 func (c *Cluster) plans(kind coll.Kind, algorithm string) *plans {
 	p := &plans{kind: kind, algorithm: algorithm, at: sendrecv.Place{Size: c.Ranks(), Chunk: plan.Unit}}
 	if algorithm == sendrecv.Hierarchical {
-		p.at.Hosts = c.hosts() // looking at them takes as long as there are ranks, for each
+		p.at.Hosts = c.hosts() // only there, since checking hosts takes time
 	}
 	return p
 }

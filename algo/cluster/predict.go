@@ -1,5 +1,3 @@
-// Predictions of all algorithms.
-
 package cluster
 
 import (
@@ -12,18 +10,18 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Method is how a prediction is made.
+// Method is a way to make a prediction.
 type Method string
 
-// The methods. Either plays plans up to [MostPlayed] ranks and has closed forms above; where plans are too long to be
-// played, or there is no closed form, it is the other way round.
+// The methods. Either plays plans up to [MostPlayed] ranks and uses closed forms above; where plans are too long to be
+// played, or there is no closed form, it uses the other method.
 const (
 	Either Method = ""
 	Played Method = "simulated"
 	Closed Method = "closed form"
 )
 
-// Prediction is what one algorithm is expected to do.
+// Prediction is the predicted performance of one algorithm.
 type Prediction struct {
 	Algorithm string  `json:"algorithm"`
 	Method    Method  `json:"method,omitempty"`
@@ -31,11 +29,11 @@ type Prediction struct {
 	Messages  int     `json:"messages"` // sent by the rank that sends most
 	Bytes     uint64  `json:"bytes"`    // sent by the rank that sends most
 	Bus       float64 `json:"bus_gb_per_s"`
-	Chunk     int     `json:"chunk,omitempty"` // bytes, where the buffer goes in several
-	Why       string  `json:"why,omitempty"`   // there is no prediction: then all else is 0
+	Chunk     int     `json:"chunk,omitempty"` // bytes, where the buffer goes in several chunks
+	Why       string  `json:"why,omitempty"`   // why there is no prediction; then all else is 0
 }
 
-// Predict prices all algorithms of a kind for so many bytes, of the buffer or of each block (message.Lengths), the
+// Predict prices all algorithms of a kind for so many bytes, of the buffer or of each block (see plan.Lengths), the
 // fastest one first and those without a prediction last. The root is rank 0.
 func (c *Cluster) Predict(kind coll.Kind, bytes uint64, method Method) []Prediction {
 	var list []Prediction
@@ -66,7 +64,7 @@ func (c *Cluster) One(kind coll.Kind, algorithm string, bytes uint64, method Met
 	for chunk := firstChunk(bytes); chunk >= leastChunk; chunk /= 4 {
 		next := c.one(plans, bytes, chunk, method)
 		if next.Why != "" || best.Why == "" && next.Seconds >= best.Seconds {
-			break // smaller ones have more steps and no more to overlap
+			break // smaller chunks have more steps and nothing more to overlap
 		}
 		next.Chunk = chunk
 		best = next
@@ -74,22 +72,22 @@ func (c *Cluster) One(kind coll.Kind, algorithm string, bytes uint64, method Met
 	return best
 }
 
-// pipelined are the algorithms whose ranks pass one chunk on while the next one comes. Of others all ranks are busy
-// with a chunk until it is through, so they go in one.
+// pipelined lists the algorithms whose ranks pass one chunk on while the next one comes. In other algorithms all ranks are
+// busy with a chunk until it is finished, so they use one chunk.
 var pipelined = map[string]bool{sendrecv.Chain: true, sendrecv.DoubleTree: true}
 
-// leastChunk is the smallest that is tried: below, steps are all that counts.
+// leastChunk is the smallest chunk that is tried: below, the number of steps decides.
 const leastChunk = 4 << 10
 
-// wholeChunk has all bytes in one chunk.
+// wholeChunk returns the length of a chunk that holds all bytes.
 func wholeChunk(bytes uint64) int {
 	return int((max(bytes, 1) + plan.Unit - 1) / plan.Unit * plan.Unit)
 }
 
-// fewestChunks is how many are tried at least where there are several: less are hardly a pipeline.
+// fewestChunks is the least number of chunks that is tried where there are several: fewer make no pipeline.
 const fewestChunks = 4
 
-// firstChunk is the largest power of four times leastChunk of which there are so many.
+// firstChunk returns the largest chunk, a power of four times leastChunk, of which there are fewestChunks; 0 if there is none.
 func firstChunk(bytes uint64) int {
 	chunk := leastChunk
 	for uint64(chunk)*fewestChunks*4 <= bytes {
@@ -149,11 +147,11 @@ func (c *Cluster) by(p *Prediction, of *plans, bytes uint64, chunk int) error {
 	return err
 }
 
-// predict is what the closed form says.
+// predict evaluates the closed form of an algorithm.
 func (f *closed) predict(kind coll.Kind, algorithm string) (seconds float64, messages int, share float64, err error) {
 	known, ok := formulas[kind][algorithm]
 	if !ok {
-		_, err = refuse("nobody has written one")
+		_, err = refuse("none is implemented")
 		return 0, 0, 0, err
 	}
 	if f.P == 1 && (kind != coll.AllToAll || algorithm != sendrecv.Hierarchical) {
@@ -169,8 +167,8 @@ func (f *closed) predict(kind coll.Kind, algorithm string) (seconds float64, mes
 	return seconds, messages, share, nil
 }
 
-// busShare is what nccl-tests multiply bytes of a buffer or block by, to compare with the rate of links (its
-// doc/PERFORMANCE.md).
+// busShare returns the factor by which nccl-tests multiply the bytes of a buffer or block, to compare with the rate of links
+// (their doc/PERFORMANCE.md).
 func busShare(kind coll.Kind, ranks int) float64 {
 	others := float64(ranks - 1)
 	switch kind {

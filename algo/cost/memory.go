@@ -1,6 +1,6 @@
 package cost
 
-// Link holds what a class of links costs, in seconds.
+// Memory holds what slots in shared memory cost, in seconds.
 type Memory struct {
 	Hop    float64 // from storing a flag until a rank that waits for it has seen it
 	Flag   float64 // looking at one peer's flag that is already there
@@ -8,12 +8,12 @@ type Memory struct {
 	Copy   float64 // per byte copied between memories that this core has at hand
 	Far    float64 // per byte taken out of a slot that another core has just written
 	Claim  float64 // per byte stored into a slot whose lines other cores have read since, on top of Copy
-	Reduce float64 // per byte of each operand of a fold, on top of Far for operands in others' slots
-	Store  float64 // per byte stored to each target of a fold after the first
+	Reduce float64 // per byte of each operand of a reduction, on top of Far for operands in others' slots
+	Store  float64 // per byte stored to each target of a reduction after the first
 }
 
-// DefaultLink is of a server processor (Sapphire Rapids class, two virtual cores, 2 MiB of second-level cache each),
-// fitted to what all_reduce took there on two pinned ranks, less what a group of one rank takes:
+// DefaultMemory returns the costs of a server processor (Sapphire Rapids class, two virtual cores, 2 MiB of second-level
+// cache each). They were fitted to the time of all_reduce on two pinned ranks, less the time in a group of one rank:
 //
 //	bytes                8     8 KiB   16 KiB   64 KiB   256 KiB   1 MiB
 //	one-shot  measured   1.6   3.4     6.3      11.7     43        172    us
@@ -21,11 +21,10 @@ type Memory struct {
 //	two-shot  measured   1.8   4.5     5.1      8.2      28        108    us
 //	          predicted  1.5   2.3     3.1      8.1      29        115
 //
-// From 4 MiB on, memory beyond the caches takes as long again as a quarter of this.
-// A processor with a faster path between cores (Zen 5: 1 MiB in 25 us) scales all terms, so that the choices stay
-// close while the times do not: predicted times hold for the machine that the parameters come from.
-// Memories beyond the caches are not modelled: they slow all candidates alike. Where ranks share a core, a hop takes until
-// the kernel has switched, which is for who makes the link to say.
+// Predicted times hold for the machine that the parameters come from. On a processor with a faster path between cores (Zen
+// 5: 1 MiB in 25 us) all terms shrink, so the choices stay close while the times do not. Memory beyond the caches is not
+// modelled: from 4 MiB on it adds about a quarter, to all candidates alike. Where ranks share a core, a hop takes until the
+// kernel has switched; whoever makes the Memory must say so.
 func DefaultMemory() Memory {
 	return Memory{
 		Hop:    250e-9,
@@ -39,6 +38,7 @@ func DefaultMemory() Memory {
 	}
 }
 
+// femtoMemory is Memory in femtoseconds.
 type femtoMemory struct{ hop, flag, step, copy, far, claim, reduce, store Femto }
 
 func (l Memory) femto() femtoMemory {
@@ -46,6 +46,7 @@ func (l Memory) femto() femtoMemory {
 		toFemto(l.Reduce), toFemto(l.Store)}
 }
 
+// price returns the time of some traffic.
 func (l femtoMemory) price(t SlotTraffic) Femto {
 	return Femto(t.Steps)*l.step + Femto(t.Flags)*l.flag +
 		Femto(t.Near)*l.copy + Femto(t.Far)*l.far + Femto(t.Claims)*l.claim + Femto(t.Reduced)*l.reduce + Femto(t.Stored)*l.store

@@ -1,5 +1,3 @@
-// Ranks and channels in time.
-
 package cost
 
 import (
@@ -31,20 +29,22 @@ type play struct {
 	capacity int
 }
 
+// femtoLink is Link in femtoseconds.
 type femtoLink struct{ latency, byte, step Femto }
 
-// line is a channel in time. It has at most the number of slots that it has messages.
+// line is a channel in time. It has no more places than it has messages.
 type line struct {
 	from, to           int32
 	sent, there, taken uint32 // messages
-	places             uint32 // the first of its slots; they end where those of the next line begin
+	places             uint32 // the first of its places; they end where those of the next line begin
 	class              uint8
 	shared             bool
 }
 
-// slot is a message in a channel.
+// place is a message in a channel.
 type place struct {
-	// When its first byte is at the receiver, its last one if it came over shared links; then, when it was taken.
+	// at is when the first byte is at the receiver, or the last byte if the message came over shared links; later, when the
+	// message was taken.
 	at    Femto
 	bytes uint64
 }
@@ -52,22 +52,23 @@ type place struct {
 // player is a rank in time.
 type player struct {
 	*skeleton
-	turn     int32 // what is to be added to the skeleton's peers and pieces
+	turn     int32 // to be added to the skeleton's peers and pieces
 	chunks   int
 	position int
 	step     int
-	fresh    bool // it has done nothing at this position
+	fresh    bool // the rank has done nothing at this position
 	queued   bool
 	done     bool
-	awaits   int32 // the line that has to move before it can go on
+	awaits   int32 // the line that has to move before the rank can go on
 	now      Femto
-	out, in  []Femto  // when its links are free, by class
+	out, in  []Femto  // when the rank's links are free, by class
 	numbers  []uint32 // of ordered messages in their channels, from 1, for the latest chunks in turn; 0: not sent
 	messages int
 	sent     uint64
 }
 
-// newPlay has all ranks before their first step. Lengths have blocks only if the plans were prepared for that.
+// newPlay returns a play in which no rank has begun.
+// Requires: plans prepared for blocks that differ, if the lengths have such blocks.
 func newPlay(g *Prepared, chunk int, l plan.Lengths, c Costs) *play {
 	if g.met {
 		l = plan.Lengths{}
@@ -109,7 +110,7 @@ func newPlay(g *Prepared, chunk int, l plan.Lengths, c Costs) *play {
 	return p
 }
 
-// cut finds the lengths of chunks, which all ranks cut alike where blocks are of one length.
+// cut sets the cuts of chunks, which are the same on all ranks where blocks are of one length.
 func (p *play) cut(chunk, chunks uint64) {
 	pieces, bytes := uint64(p.pieces), p.lengths.Bytes
 	p.full, p.last = cutOf(min(chunk, bytes), pieces), cutOf(bytes-min((chunks-1)*chunk, bytes), pieces)
@@ -118,12 +119,12 @@ func (p *play) cut(chunk, chunks uint64) {
 // lay makes the lines.
 func (p *play) lay() {
 	p.lines = make([]line, 0, p.first[p.size]+1)
-	slots := uint32(0)
+	places := uint32(0)
 	for rank := range p.players {
 		who := &p.players[rank]
 		for _, end := range who.outlets {
 			to := p.peer(who, end.peer)
-			l := line{from: int32(rank), to: to, places: slots}
+			l := line{from: int32(rank), to: to, places: places}
 			if p.costs.Class != nil {
 				l.class = uint8(p.costs.Class(rank, int(to)))
 			}
@@ -131,15 +132,15 @@ func (p *play) lay() {
 				p.route = p.costs.Route(rank, int(to), p.route[:0])
 				l.shared = len(p.route) > 0
 			}
-			slots += uint32(min(p.capacity, end.sends*who.chunks))
+			places += uint32(min(p.capacity, end.sends*who.chunks))
 			p.lines = append(p.lines, l)
 		}
 	}
-	p.lines = append(p.lines, line{places: slots})
-	p.places = make([]place, slots)
+	p.lines = append(p.lines, line{places: places})
+	p.places = make([]place, places)
 }
 
-// peer is the rank that a skeleton means.
+// peer returns the rank that a skeleton's peer stands for.
 func (p *play) peer(who *player, peer int32) int32 {
 	if peer += who.turn; peer >= int32(p.size) {
 		peer -= int32(p.size)
@@ -184,13 +185,13 @@ func (p *play) finish() (end Femto, err error) {
 	return end, nil
 }
 
-// slot is where the nth message of a line is.
+// place returns the place of the nth message of a line.
 func (p *play) place(line int32, n uint32) *place {
 	first := p.lines[line].places
 	return &p.places[first+n%(p.lines[line+1].places-first)]
 }
 
-// wake has a rank looked at again if it waits for this line.
+// wake queues a rank if it waits for this line.
 func (p *play) wake(rank, line int32) {
 	if who := &p.players[rank]; who.awaits == line && !who.queued && !who.done {
 		who.queued = true

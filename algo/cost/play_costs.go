@@ -1,5 +1,3 @@
-// What a collective takes, predicted from its plans.
-
 package cost
 
 import (
@@ -9,14 +7,14 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// Link is what a class of links costs, in seconds.
+// Link holds what a class of links costs, in seconds.
 type Link struct {
 	Latency float64 // from the moment a message leaves until its first byte arrives
-	Byte    float64 // per byte on the way: messages of a rank leave, and arrive, one after the other in each class
-	Step    float64 // that a rank is busy with sending a message, and again with taking it, bytes aside
+	Byte    float64 // per byte on the way; the messages of a rank leave, and arrive, one after the other in each class
+	Step    float64 // that a rank is busy with sending a message, and again with taking one, bytes aside
 }
 
-// Costs are what a price is made of.
+// Costs holds all costs that a price depends on.
 type Costs struct {
 	Links    []Link
 	Class    func(from, to int) int // of Links; nil: all are of class 0
@@ -24,46 +22,48 @@ type Costs struct {
 	Copy     float64                // per byte copied inside a rank
 	Capacity int                    // messages that a channel holds
 
-	// Shared are links that messages of many ranks pass one after the other, such as the uplink of a host: seconds per
-	// byte of each. Who is there first is served first, and of two at the same time the one of the lower sender.
+	// Shared lists links that messages of many ranks pass one after the other, such as the uplink of a host: seconds per
+	// byte of each. The first message to come is served first; of two that come at the same time, the one of the lower
+	// sender.
 	Shared []float64
-	// Route appends the numbers of the shared links between two ranks, in the order in which a message passes them; a
-	// message is on all of them at the same time, as far as they are free. Its latency lies in the middle of the way, and
-	// it comes through the receiver's link in the order of arrival, not in that in which messages are taken. nil: there
-	// are none on any way.
+	// Route appends the numbers of the shared links between two ranks, in the order in which a message passes them. A
+	// message is on all of them at the same time, as far as they are free. Its latency lies in the middle of the route, and
+	// it comes through the receiver's link in the order of arrival, not in the order in which messages are taken. Nil means
+	// that no route has shared links.
 	Route func(from, to int, via []int) []int
 }
 
-// Outcome is what playing a collective shows.
+// Outcome is the result of playing a collective.
 type Outcome struct {
 	Time     time.Duration // from the moment at which all ranks enter until the last one is done, rounded up
 	Messages int           // sent by the rank that sends most of them
 	Sent     uint64        // bytes sent by the rank that sends most of them
 }
 
-// Price predicts the time from the moment at which all ranks enter a collective until the last one is done: the time of
-// [Play].
+// Price returns the time of [Play].
 func Price(g plan.Group, l plan.Lengths, c Costs) (time.Duration, error) {
 	o, err := Play(g, l, c)
 	return o.Time, err
 }
 
-// Play carries out the steps of all ranks in time: a rank is busy with one step after the other; a send leaves when the
-// channel has room and the rank's link is free, and the rank goes on meanwhile; a message is there a latency and its
-// bytes later; what waits for a message to be taken waits for the receiver. So what a pipeline hides costs nothing.
+// Play carries out the steps of all ranks in time. A rank is busy with one step after the other. A send leaves when the
+// channel has room and the rank's link is free, and the rank goes on meanwhile. A message arrives a latency and its bytes
+// later. A step that waits for a message to be taken waits for the receiver. So a wait that a pipeline hides costs nothing.
 //
-// Without shared links ranks may be played in any order, since each time is the maximum of others plus a constant. What
-// asks for a shared link waits, in play, until no rank can go on without it, and is then served in the order of time:
-// all that can still happen happens later. So the result does not depend on the order in either case. Times are whole
-// femtoseconds, so that all ranks predict the same; what takes more than 2^61 of them, 38 minutes, is an error.
+// Without shared links ranks may be played in any order, since each time is the maximum of others plus a constant. With
+// them, a message that comes to a shared link waits in the play until no rank can go on without it, and messages are then
+// served in the order of time, since everything that can still happen happens later. So the result does not depend on the
+// order in either case. Times are whole femtoseconds, so that all ranks predict the same; a time above 2^61 of them, 38
+// minutes, is an error.
 //
-// Of a plan only its skeleton is kept, of a channel what lies in it, and steps are gone through as ranks come to them,
+// The play keeps the skeleton of each plan and the messages in each channel, and carries out steps as ranks come to them,
 // so that thousands of ranks fit into memory.
 func Play(g plan.Group, l plan.Lengths, c Costs) (Outcome, error) {
 	p := prepare(g, l.Blocks != nil)
 	return p.play(p.chunk, l, c)
 }
 
+// play plays prepared plans.
 func (g *Prepared) play(chunk int, l plan.Lengths, c Costs) (Outcome, error) {
 	if c.Capacity < 1 || len(c.Links) == 0 {
 		return Outcome{}, fmt.Errorf(

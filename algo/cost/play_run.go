@@ -1,5 +1,3 @@
-// What a rank does in time.
-
 package cost
 
 import (
@@ -31,7 +29,7 @@ func (p *play) run(rank int32) {
 	who.done = true
 }
 
-// enter goes on to the next position: that of a chunk, whose messages take the place of those of an old one.
+// enter begins the next position. The messages of its chunk take the place of those of an old chunk.
 func (w *player) enter() {
 	w.position, w.step, w.fresh = w.position+1, 0, true
 	if w.position < w.chunks {
@@ -39,19 +37,19 @@ func (w *player) enter() {
 	}
 }
 
-// window is of how many chunks a rank must know the messages: those in flight, and those whose scratch memory is used
-// again.
+// window returns for how many chunks a rank must know the messages: those in flight, and those whose scratch memory is
+// used again.
 func (w *player) window() int { return min(w.chunks, w.sets()+1) }
 
 func (w *player) sets() int { return w.lag + 2 }
 
-// numbersOf are the messages of a chunk.
+// numbersOf returns the numbers of the messages of a chunk.
 func (w *player) numbersOf(chunk int) []uint32 {
 	row := chunk % w.window() * w.ordered
 	return w.numbers[row : row+w.ordered]
 }
 
-// bytes is what a step moves in a chunk.
+// bytes returns what a step moves in a chunk.
 func (p *play) bytes(who *player, b *bone, chunk int) uint64 {
 	switch {
 	case who.uneven != nil:
@@ -67,7 +65,7 @@ func (p *play) bytes(who *player, b *bone, chunk int) uint64 {
 	}
 }
 
-// beat carries out a step in a chunk, or says that something must happen before: the rank waits for it.
+// beat carries out a step in a chunk. It reports false if the rank has to wait.
 func (p *play) beat(rank int32, b *bone, chunk int, bytes uint64) bool {
 	who := &p.players[rank]
 	free, ok := p.settled(rank, b, chunk)
@@ -88,7 +86,7 @@ func (p *play) beat(rank int32, b *bone, chunk int, bytes uint64) bool {
 	return true
 }
 
-// settled is when all messages were taken that a step must wait for, or false if one has not been.
+// settled returns when all messages that a step must wait for were taken. It reports false if one has not been taken.
 func (p *play) settled(rank int32, b *bone, chunk int) (at Femto, ok bool) {
 	who := &p.players[rank]
 	if b.after < b.afterEnds {
@@ -110,7 +108,7 @@ func (p *play) settled(rank int32, b *bone, chunk int) (at Femto, ok bool) {
 	return at, true
 }
 
-// taken is when a message was taken, at least since.
+// taken returns when a message was taken, or since if that is later. It reports false if it has not been taken.
 func (p *play) taken(rank int32, o ordered, numbers []uint32, since Femto) (Femto, bool) {
 	i, n := p.first[rank]+o.line, numbers[o.number]
 	l := &p.lines[i]
@@ -126,8 +124,8 @@ func (p *play) taken(rank int32, o ordered, numbers []uint32, since Femto) (Femt
 	return max(since, p.place(i, n-1).at), true
 }
 
-// send puts a message into its channel: it leaves when the channel has room and the rank's link is free, and the rank
-// goes on meanwhile.
+// send puts a message into its channel. The message leaves when the channel has room and the rank's link is free, and the
+// rank goes on meanwhile.
 func (p *play) send(rank int32, b *bone, chunk int, bytes uint64, free Femto) bool {
 	who, i := &p.players[rank], p.first[rank]+b.line
 	l := &p.lines[i]
@@ -161,8 +159,8 @@ func (p *play) send(rank int32, b *bone, chunk int, bytes uint64, free Femto) bo
 	return true
 }
 
-// recv takes the next message out of its channel, when its bytes have come through the rank's link. What it overwrites
-// must have been taken before: its bytes wait in the channel until then.
+// recv takes the next message out of its channel when its bytes have come through the rank's link. The bytes wait in the
+// channel until the bytes that the message overwrites have been taken.
 func (p *play) recv(rank int32, b *bone, bytes uint64, free Femto) bool {
 	who := &p.players[rank]
 	if b.line == noLine {
@@ -192,7 +190,7 @@ func (p *play) recv(rank int32, b *bone, bytes uint64, free Femto) bool {
 	return true
 }
 
-// plus is a time and what some bytes take. Beyond mostTime it stands still: the play is then worth nothing.
+// plus returns a time plus the time of some bytes. It stops at mostTime and marks the play as too long.
 func (p *play) plus(at Femto, bytes uint64, perByte Femto) Femto {
 	over, takes := bits.Mul64(bytes, uint64(perByte))
 	if over != 0 || takes > uint64(mostTime) || at > mostTime {

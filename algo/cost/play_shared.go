@@ -1,8 +1,6 @@
-// Links that many ranks share, in time.
-
 package cost
 
-// event is that a message comes to the shared link that is the stage-th of its way.
+// event is the arrival of a message at a shared link, the one of that stage of its route.
 type event struct {
 	at      Femto
 	line    int32
@@ -10,6 +8,7 @@ type event struct {
 	stage   uint32
 }
 
+// before orders events by time; other fields decide between events at the same time.
 func (e event) before(o event) bool {
 	switch {
 	case e.at != o.at:
@@ -22,7 +21,7 @@ func (e event) before(o event) bool {
 	return e.stage < o.stage
 }
 
-// pass has a message pass a shared link, when that is free, and come to the next one.
+// pass moves a message over a shared link, as soon as that is free, and on to the next one.
 func (p *play) pass(e event) {
 	l := &p.lines[e.line]
 	link, s := &p.links[l.class], p.place(e.line, e.message)
@@ -36,7 +35,7 @@ func (p *play) pass(e event) {
 	} else if e.stage+1 < uint32(len(p.route)+1)/2 {
 		ahead = link.latency
 	}
-	s.at = max(s.at, p.plus(begins+ahead, s.bytes, p.shared[via])) // its last byte, and of the slowest link so far
+	s.at = max(s.at, p.plus(begins+ahead, s.bytes, p.shared[via])) // arrival of the last byte, over the slowest link so far
 	if e.stage++; e.stage < uint32(len(p.route)) {
 		e.at = begins
 		p.waiting.push(e)
@@ -49,7 +48,7 @@ func (p *play) pass(e event) {
 	p.wake(l.to, e.line)
 }
 
-// events is a heap: the first one is at its head.
+// events is a heap with the first event at its head.
 type events []event
 
 func (h *events) push(e event) {

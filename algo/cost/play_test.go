@@ -1,5 +1,3 @@
-// Playing: shared links, turned plans, and that the order of play makes no difference.
-
 package cost
 
 import (

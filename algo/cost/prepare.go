@@ -1,5 +1,3 @@
-// Plans made ready for being played.
-
 package cost
 
 import (
@@ -7,28 +5,28 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Prepared is the plans of a group as far as playing needs them. That depends neither on lengths nor on how long chunks
-// are, so that the same ones can be played for many of both.
+// Prepared holds the plans of a group as far as playing needs them. It depends neither on the length of buffers nor on that
+// of chunks, so it can be played for many of both.
 type Prepared struct {
 	size      int
 	chunk     int // of the plans
 	pieces    int
-	met       bool // they are of a barrier, which has no length
+	met       bool // the plans are of a barrier, which has no length
 	turned    bool
-	skeletons []*skeleton // of each rank: the same one, where plans are turned
-	first     []int32     // of the lines of each rank
+	skeletons []*skeleton // by rank; all the same one where plans are turned
+	first     []int32     // number of the first line of each rank
 }
 
 // Prepare builds the plans of a group.
 func Prepare(g plan.Group) *Prepared { return prepare(g, false) }
 
-// Play is [Play] of chunks of so many bytes, a multiple of [Unit], and of that many bytes of a flat buffer or of each
-// block.
+// Play is [Play] with chunks of some length, a multiple of [plan.Unit], and with that many bytes in the flat buffer or in
+// each block.
 func (g *Prepared) Play(chunk int, bytes uint64, c Costs) (Outcome, error) {
 	return g.play(chunk, plan.Lengths{Bytes: bytes}, c)
 }
 
-// prepare builds plans, which are kept as they are for blocks that differ: such blocks do not turn, either.
+// prepare builds the plans. For blocks that differ in length it keeps them whole and does not turn them.
 func prepare(g plan.Group, uneven bool) *Prepared {
 	p := &Prepared{size: g.Size, turned: g.Turned && !uneven, skeletons: make([]*skeleton, g.Size),
 		first: make([]int32, g.Size+1)}
@@ -46,7 +44,7 @@ func prepare(g plan.Group, uneven bool) *Prepared {
 	return p
 }
 
-// join finds the lines that messages are received from, by the numbers that their senders have for them.
+// join finds the lines from which messages are received. Lines have the numbers that their senders give them.
 func (p *Prepared) join() {
 	ranks := p.size
 	if p.turned {
@@ -60,7 +58,7 @@ func (p *Prepared) join() {
 			}
 			from, to := b.peer, int32(rank)
 			if p.turned {
-				// Rank 0 receives from b.peer what, turned, rank 0 sends to the one as far on the other side.
+				// Turned, the message from b.peer to rank 0 is the one from rank 0 to the rank as far on the other side.
 				from, to = 0, (int32(p.size)-b.peer)%int32(p.size)
 			}
 			if line, ok := p.skeletons[from].lines.find(outlet{peer: to, channel: b.channel}); ok {

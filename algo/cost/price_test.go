@@ -1,5 +1,3 @@
-// Prices against the closed formulas of the cost models.
-
 package cost
 
 import (

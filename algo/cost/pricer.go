@@ -1,5 +1,3 @@
-// Prices of one algorithm for many lengths: what a choice between algorithms asks for.
-
 package cost
 
 import (
@@ -11,19 +9,19 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Unpriced is the time of what cannot be predicted or takes longer than can be said.
+// Unpriced is the time of what cannot be predicted or takes longer than a duration can hold.
 const Unpriced = time.Duration(math.MaxInt64)
 
-// playedChunks is how much of a collective is played through. A rank cannot be ahead of its neighbours by more than the
-// messages that channels hold, so a pipeline has its pace by then, and what follows is a matter of multiplication.
+// playedChunks is how many chunks of a collective are played. A rank cannot be ahead of its neighbours by more than the
+// messages that channels hold, so a pipeline has reached its pace by then, and the rest is multiplied.
 const playedChunks = 8
 
-// playedRegions bounds what a price may cost: regions that the steps of all ranks name. They take some tenths of a
-// microsecond each, to be made and to be played.
+// playedRegions bounds the effort of a price: the number of regions that the steps of all ranks name. Each takes some tenths
+// of a microsecond to be made and played.
 const playedRegions = 1 << 16
 
-// between is the factor between lengths that are played where all ranks have to be: the time of a chunk, as the maximum
-// of sums that grow with its length, lies close to the straight line between two of them.
+// between is the factor between played lengths where all ranks have to be played. The time of a chunk is the maximum of sums
+// that grow with its length, so it lies close to the straight line between two played lengths.
 const between = 16
 
 // Priced reports whether a [Pricer] has prices of a group: whether its ranks are alike, or have few enough messages to
@@ -32,7 +30,7 @@ func Priced(g plan.Group, c Costs) bool {
 	if len(c.Links) == 1 && g.Digits != nil {
 		return true
 	}
-	// What the first rank has to do, or the last one where ranks differ, is about what all have.
+	// Where ranks differ, the first and the last one have about as many regions as the others.
 	for _, rank := range []int{0, g.Size - 1} {
 		regions := 0
 		for _, s := range g.Build(rank).Steps {
@@ -52,10 +50,10 @@ type Pricer struct {
 	costs  Costs
 	digits []int             // in which ranks are alike, or nil
 	first  plan.SendRecvPlan // of rank 0
-	inner  plan.SendRecvPlan // of a rank in the middle, which in trees is no leaf and not the root
+	inner  plan.SendRecvPlan // of a rank in the middle, which in trees is neither a leaf nor the root
 	plans  []plan.SendRecvPlan
 	played map[uint64]time.Duration // by length
-	full   time.Duration            // that a rank is busy with a chunk
+	full   time.Duration            // for which a rank is busy with a chunk
 }
 
 // NewPricer prices the plans of all ranks of a group.
@@ -68,10 +66,10 @@ func NewPricer(g plan.Group, c Costs) *Pricer {
 	return r
 }
 
-// Plan is the plan of rank 0.
+// Plan returns the plan of rank 0.
 func (r *Pricer) Plan() plan.SendRecvPlan { return r.first }
 
-// Largest is the most bytes of a message of any rank.
+// Largest returns the most bytes of a message of any rank.
 func (r *Pricer) Largest() (largest int) {
 	for _, p := range r.told() {
 		largest = max(largest, p.Largest())
@@ -79,7 +77,7 @@ func (r *Pricer) Largest() (largest int) {
 	return largest
 }
 
-// told are the plans of ranks that tell what is most.
+// told returns plans of which one has the longest message and one does most.
 func (r *Pricer) told() (plans []plan.SendRecvPlan) {
 	if r.group.Telling == nil {
 		for rank := range r.group.Size {
@@ -92,8 +90,8 @@ func (r *Pricer) told() (plans []plan.SendRecvPlan) {
 	return plans
 }
 
-// Price predicts what [Price] does, to within a few percent for lengths of many chunks and for those whose pieces are
-// not of equal length. It is [Unpriced] where there are too many ranks with too many messages each.
+// Price predicts the time of [Price]. It is within a few percent for lengths of many chunks and for lengths whose pieces
+// differ, and exact otherwise. It returns [Unpriced] where too many ranks have too many messages each.
 func (r *Pricer) Price(bytes uint64) time.Duration {
 	chunk := uint64(r.first.Chunk)
 	chunks := r.first.Chunks(plan.Lengths{Bytes: bytes})
@@ -140,9 +138,10 @@ func (r *Pricer) interpolate(bytes uint64) time.Duration {
 	return from + time.Duration(part)
 }
 
+// play plays a length, or returns what it took when it was played before.
 func (r *Pricer) play(bytes uint64) time.Duration {
 	if even := uint64(r.first.Pieces * plan.Unit); r.digits != nil && bytes > uint64(r.first.Chunk) {
-		// Of a last chunk with fewer units than pieces some ranks have nothing to send: then they are not alike.
+		// In a last chunk with fewer units than pieces some ranks have nothing to send, so ranks are not alike there.
 		bytes = (bytes + even - 1) / even * even
 	}
 	t, known := r.played[bytes]
@@ -166,7 +165,7 @@ func (r *Pricer) play(bytes uint64) time.Duration {
 
 func (r *Pricer) plan(rank int) plan.SendRecvPlan { return r.plans[rank] }
 
-// make builds the plans of all ranks, unless they have too many messages.
+// make builds the plans of all ranks. It reports false if they have too many messages.
 func (r *Pricer) make() bool {
 	if r.plans != nil {
 		return true
@@ -180,7 +179,7 @@ func (r *Pricer) make() bool {
 	return true
 }
 
-// busy is the longest of what either of two ranks has to do one after the other in a collective of one chunk.
+// busy returns how long the busier of two ranks works in a collective of one chunk.
 func (r *Pricer) busy(bytes uint64) time.Duration {
 	busy := r.busyWith(r.first, bytes)
 	if r.digits == nil && r.group.Size > 1 {
@@ -189,10 +188,10 @@ func (r *Pricer) busy(bytes uint64) time.Duration {
 	return busy
 }
 
-// busyWith is the longest of a rank's own work and of what its links of each class carry each way.
+// busyWith returns the longest of a rank's own work and of the time that its links of each class need in each direction.
 func (r *Pricer) busyWith(p plan.SendRecvPlan, bytes uint64) time.Duration {
 	l := plan.Lengths{Bytes: bytes}
-	ways := make([][2]Femto, len(r.costs.Links))
+	directions := make([][2]Femto, len(r.costs.Links))
 	var work Femto
 	for i := range p.Steps {
 		s := &p.Steps[i]
@@ -206,24 +205,24 @@ func (r *Pricer) busyWith(p plan.SendRecvPlan, bytes uint64) time.Duration {
 		if s.Op > plan.RecvReduce {
 			continue
 		}
-		way, class := 0, 0
+		direction, class := 0, 0
 		if s.Op != plan.Send {
-			way = 1
+			direction = 1
 		}
 		if r.costs.Class != nil {
 			class = r.costs.Class(p.Rank, s.Peer)
 		}
 		work += toFemto(r.costs.Links[class].Step)
-		ways[class][way] += Femto(moved) * toFemto(r.costs.Links[class].Byte)
+		directions[class][direction] += Femto(moved) * toFemto(r.costs.Links[class].Byte)
 	}
-	for _, way := range ways {
-		work = max(work, way[0], way[1])
+	for _, d := range directions {
+		work = max(work, d[0], d[1])
 	}
 	return time.Duration(work / 1_000_000)
 }
 
-// AtLeast is a time that [Pricer.Price] is not below, found without any play: that of what one rank has to do, or of
-// the bytes that leave it or come to it. Whoever looks for the cheapest need not price what has to take longer.
+// AtLeast returns a lower bound of [Pricer.Price] without any play: the time of one rank's work, or of the bytes that leave
+// it or come to it. Whoever looks for the cheapest algorithm need not price one whose bound is higher than a known price.
 func (r *Pricer) AtLeast(bytes uint64) time.Duration {
 	least, times := r.full, bytes/uint64(r.first.Chunk)
 	if times == 0 || r.first.Kind == coll.Barrier {
@@ -235,12 +234,12 @@ func (r *Pricer) AtLeast(bytes uint64) time.Duration {
 	return least * time.Duration(times)
 }
 
-// Count is the most that a rank does; see [Traffic]. Whole chunks are counted once and multiplied.
+// Count returns the most that any rank does. Whole chunks are counted once and multiplied.
 func (r *Pricer) Count(bytes uint64) (most Traffic) {
 	for _, p := range r.told() {
 		chunks, chunk := p.Chunks(plan.Lengths{Bytes: bytes}), uint64(p.Chunk)
 		t := Traffic{}
-		if chunks <= 3 || r.first.Kind == coll.Barrier { // what is left out for want of bytes is left out after the first
+		if chunks <= 3 || r.first.Kind == coll.Barrier { // messages of no bytes are left out in all chunks but the first
 			t.join(Count(p, plan.Lengths{Bytes: bytes}), 1)
 		} else {
 			t.join(Count(p, plan.Lengths{Bytes: bytes - (chunks-3)*chunk}), 1)

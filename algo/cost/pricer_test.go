@@ -1,5 +1,3 @@
-// What a choice asks for against what is played in full.
-
 package cost
 
 import (

@@ -1,5 +1,3 @@
-// What playing a plan needs of it.
-
 package cost
 
 import (
@@ -9,19 +7,19 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// skeleton is a plan without what time does not depend on. Peers and, where it is turned, pieces are counted from the
-// rank that it is played for.
+// skeleton is the part of a plan that its time depends on. Peers and, where it is turned, pieces are counted from the rank
+// that it is played for.
 type skeleton struct {
 	bones   []bone
 	spans   []span
-	after   []ordered // what bones wait for
+	after   []ordered // sends that bones wait for
 	scratch []ordered // sends out of scratch memory
 	ordered int       // sends that something waits for
 	outlets []outlet
 	lines   index[outlet] // numbers of outlets, whose sends are 0 here
 	lag     int
 	pieces  uint64
-	turned  bool               // pieces as well: piece i of rank 0 is piece i + r of rank r
+	turned  bool               // pieces are turned as well: piece i of rank 0 is piece i + r of rank r
 	uneven  *plan.SendRecvPlan // the plan itself, where blocks differ in length
 }
 
@@ -37,30 +35,30 @@ type bone struct {
 	after, afterEnds int32
 }
 
-// span is a range of pieces, so many times.
+// span is a range of pieces, repeated a number of times.
 type span struct{ first, count, times uint64 }
 
-// ordered is a send that something waits for: by its number among those, and its line among the rank's.
+// ordered is a send that some step waits for: its number among such sends, and its line among those of the rank.
 type ordered struct{ number, line int32 }
 
-// outlet is a channel that a rank sends into, and how many messages in a chunk.
+// outlet is a channel that a rank sends into, with the number of messages in a chunk.
 type outlet struct {
 	peer    int32
 	channel uint8
 	sends   int
 }
 
-// noLine stands for a channel into which nobody sends.
+// noLine is the line of a channel into which nobody sends.
 const noLine = -1
 
-// index finds numbers by keys: few ones by looking at each, which takes less than a map.
+// index finds numbers by keys. It looks at each of a few keys, which takes less time than a map, and uses a map for many.
 type index[K comparable] struct {
 	keys    []K
 	numbers []int32
 	many    map[K]int32
 }
 
-// fewKeys is how many are looked at.
+// fewKeys is the number of keys up to which index looks at each.
 const fewKeys = 16
 
 func (x *index[K]) find(key K) (number int32, ok bool) {
@@ -88,7 +86,7 @@ func (x *index[K]) add(key K, number int32) {
 	x.many[key] = number
 }
 
-// strip makes the skeleton of a plan. Lines that it receives from are left open, see [Prepared.join].
+// strip makes the skeleton of a plan. It leaves open from which lines the plan receives, see [Prepared.join].
 func strip(p plan.SendRecvPlan, uneven, turned bool) *skeleton {
 	k := &skeleton{
 		bones: make([]bone, 0, len(p.Steps)), lag: p.MaxLag(), pieces: uint64(p.Pieces),
@@ -111,7 +109,7 @@ func strip(p plan.SendRecvPlan, uneven, turned bool) *skeleton {
 		if s.Op == plan.Send {
 			regions = s.From
 			b.line = k.lineTo(outlet{peer: b.peer, channel: s.Channel})
-			if scratch := plan.FromScratch(s); scratch || awaited[i] {
+			if scratch := s.FromScratch(); scratch || awaited[i] {
 				b.number = int32(k.ordered)
 				k.ordered++
 				if scratch {
@@ -133,7 +131,7 @@ func strip(p plan.SendRecvPlan, uneven, turned bool) *skeleton {
 	return k
 }
 
-// lineTo numbers the lines that a rank sends into.
+// lineTo returns the number of the line to an outlet, a new one if there is none yet.
 func (k *skeleton) lineTo(to outlet) int32 {
 	i, ok := k.lines.find(to)
 	if !ok {
@@ -145,8 +143,8 @@ func (k *skeleton) lineTo(to outlet) int32 {
 	return i
 }
 
-// spansOf adds up regions that are the same pieces, of whichever blocks. Steps of one span, which nearly all are, share
-// it with those that have the same.
+// spansOf returns the spans of some regions. Regions of the same pieces, of whichever blocks, make one span. A step of one
+// span, which nearly every step is, shares it with steps that have the same span.
 func (k *skeleton) spansOf(regions []plan.Region, single *index[span]) (from, to int32) {
 	from = int32(len(k.spans))
 	for _, r := range regions {
@@ -168,7 +166,7 @@ func (k *skeleton) spansOf(regions []plan.Region, single *index[span]) (from, to
 	return from, to
 }
 
-// cut is a chunk in pieces, see the package comment.
+// cut is the division of a chunk into pieces, see [plan.SendRecvPlan].
 type cut struct{ bytes, each, more uint64 }
 
 func cutOf(bytes, pieces uint64) cut {
@@ -176,18 +174,18 @@ func cutOf(bytes, pieces uint64) cut {
 	return cut{bytes, units / pieces, units % pieces}
 }
 
-// start is where a piece begins.
+// start returns where a piece begins.
 func (c cut) start(piece uint64) uint64 {
 	return min((piece*c.each+min(piece, c.more))*plan.Unit, c.bytes)
 }
 
-// bytes is what a step moves in a chunk that is cut like this.
+// bytes returns what a step moves in a chunk with this cut.
 func (k *skeleton) bytes(b *bone, c cut, turn uint64) (sum uint64) {
 	for i := b.spans; i < b.spansEnd; i++ {
 		s := &k.spans[i]
 		first := s.first
 		if k.turned {
-			// Of a plan that can be turned so, a region is one piece, or all of them.
+			// In a plan that can be turned so, a region is one piece or all pieces.
 			if first += turn; first >= k.pieces {
 				first -= k.pieces
 			}

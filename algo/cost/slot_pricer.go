@@ -6,20 +6,21 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// simulatedChunks is how much of a collective is played through. What waiting there is repeats itself well within it:
-// a rank cannot be ahead by more than the slots.
+// playedSlotChunks is how many chunks of a collective are played. Waiting repeats itself well within that many, since a rank
+// cannot be ahead by more than the slots.
 const playedSlotChunks = 16
 
-// Price predicts the time from the moment at which all ranks enter the collective until the last one is done. The
-// steps of the root and of one other rank are played against each other: a step begins when the rank is free and the
-// flags it waits for have had a hop's time to arrive, so waits hidden by the pipeline cost nothing. Beyond a number of
-// chunks the time per chunk is constant and is multiplied out. A plan that cannot finish gets the largest duration.
+// PriceSlots predicts the time from the moment at which all ranks enter the collective until the last one is done. The
+// plans stand for all ranks: the root's and one other rank's, or one plan where there is no root. Their steps are played
+// against each other: a step begins when the rank is free and the flags that it waits for have had a hop's time to arrive,
+// so waits that the pipeline hides cost nothing. Beyond some number of chunks the time per chunk is constant and is
+// multiplied. A plan that cannot finish gets the largest duration.
 func PriceSlots(plans []plan.SlotPlan, bytes uint64, link Memory) time.Duration {
 	return NewSlotPricer(plans, link).Price(bytes).Duration()
 }
 
-// Pricer is [Price] of one plan for many lengths. It plays each length once: those beyond the simulated chunks have
-// most of what is played in common. One goroutine at a time may use it.
+// SlotPricer is [PriceSlots] of one algorithm for many lengths. It plays each length once; lengths beyond the played chunks
+// share most plays. One goroutine at a time may use it.
 type SlotPricer struct {
 	plan   plan.SlotPlan
 	link   femtoMemory
@@ -27,11 +28,12 @@ type SlotPricer struct {
 	played map[uint64]Femto // by length
 }
 
-// NewPricer prices the plans of all ranks of the group of p.
+// NewSlotPricer prices a group by the plans that stand for all its ranks, see [PriceSlots].
 func NewSlotPricer(plans []plan.SlotPlan, link Memory) *SlotPricer {
 	return &SlotPricer{plans[0], link.femto(), rolesOf(plans), map[uint64]Femto{}}
 }
 
+// play plays a length, or returns what it took when it was played before.
 func (r *SlotPricer) play(bytes uint64) Femto {
 	t, ok := r.played[bytes]
 	if !ok {
@@ -41,7 +43,7 @@ func (r *SlotPricer) play(bytes uint64) Femto {
 	return t
 }
 
-// Price predicts what [Price] does, unrounded.
+// Price predicts the time of [PriceSlots], unrounded.
 func (r *SlotPricer) Price(bytes uint64) Femto {
 	chunks, chunk, head := r.plan.Chunks(bytes), uint64(r.plan.Chunk), uint64(r.plan.Head)
 	if chunks <= playedSlotChunks {
@@ -61,8 +63,8 @@ func (r *SlotPricer) Price(bytes uint64) Femto {
 	return begin + Femto(rest)*each
 }
 
-// Count is the most that a rank does in a collective of that many bytes; see [Traffic]. Whole chunks are counted once
-// and multiplied.
+// Count returns the most that any rank does in a collective of that many bytes. Whole chunks are counted once and
+// multiplied.
 func (r *SlotPricer) Count(bytes uint64) (most SlotTraffic) {
 	for _, p := range r.cast.plans {
 		chunks, chunk, head := p.Chunks(bytes), uint64(p.Chunk), uint64(p.Head)
@@ -83,12 +85,13 @@ func (r *SlotPricer) Count(bytes uint64) (most SlotTraffic) {
 	return most
 }
 
-// roles are the plans that stand for all ranks, see [Pricer].
+// roles are the plans that stand for all ranks.
 type roles struct {
 	plans []plan.SlotPlan
 	root  int // the rank of plans[0]; -1 where one plan stands for all ranks
 }
 
+// rolesOf returns the roles of one plan, or of two of which the first is the root's.
 func rolesOf(plans []plan.SlotPlan) roles {
 	if len(plans) == 1 {
 		return roles{plans, -1}
@@ -96,6 +99,7 @@ func rolesOf(plans []plan.SlotPlan) roles {
 	return roles{plans, plans[0].Rank}
 }
 
+// roleOf returns the index of the plan that stands for a rank.
 func (r roles) roleOf(rank int) int {
 	if rank == r.root || r.root < 0 {
 		return 0
@@ -109,7 +113,7 @@ func (r roles) play(bytes uint64, link femtoMemory) Femto {
 		steps  []plan.SlotStep
 		next   int
 		now    Femto
-		posted [2][plan.Counters][]Femto // by lane and chunk, 0: not yet; a post is never at time 0
+		posted [2][plan.Counters][]Femto // by set of slots and chunk; 0: not yet, since no post is at time 0
 	}
 	actors := make([]actor, len(r.plans))
 	for i, p := range r.plans {
@@ -121,7 +125,7 @@ func (r roles) play(bytes uint64, link femtoMemory) Femto {
 			actors[i].posted[plan.LargeSlots][c] = make([]Femto, p.Chunks(bytes))
 		}
 	}
-	// ready is when all that a step waits for has arrived, false when some of it has not been posted.
+	// ready returns when all that a step waits for has arrived. It reports false if some of it has not been posted.
 	ready := func(s plan.SlotStep) (at Femto, ok bool) {
 		for _, w := range s.Waits {
 			if w.Chunk < 0 {

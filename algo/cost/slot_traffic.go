@@ -2,21 +2,22 @@ package cost
 
 import "sagecomm/algo/plan"
 
-// Traffic counts what one rank does.
+// SlotTraffic counts what one rank does in a slot plan.
 type SlotTraffic struct {
 	Steps   int    // stages carried out
-	Flags   int    // peers' flags that say filled or reduced, looked at
+	Flags   int    // peers' filled or reduced flags looked at
 	Near    uint64 // bytes copied without leaving this rank's memory
-	Far     uint64 // bytes taken out of slots where other ranks have put them, to be copied or folded
+	Far     uint64 // bytes taken out of slots into which other ranks have written them, to be copied or reduced
 	Claims  uint64 // bytes published into slots that other ranks have read and not written since
-	Reduced uint64 // bytes of operands folded, this rank's own included
-	Stored  uint64 // bytes that folds stored to targets after the first
+	Reduced uint64 // bytes of operands reduced, this rank's own included
+	Stored  uint64 // bytes that reductions stored to targets after the first
 }
 
+// add counts one step of a plan.
 func (t *SlotTraffic) add(s plan.SlotStep, p plan.SlotPlan) {
 	t.Steps++
 	for _, w := range s.Waits {
-		if w.Counter != plan.Consumed { // known from the last look, as a rule
+		if w.Counter != plan.Consumed { // usually known from the last look
 			t.Flags++
 		}
 	}
@@ -41,7 +42,7 @@ func (t *SlotTraffic) add(s plan.SlotStep, p plan.SlotPlan) {
 	}
 }
 
-// returns says whether slots come back to this rank's core: the last that was done to them is its own collect.
+// returns reports whether slots come back to this rank's core: their last access is the rank's own collect.
 func returns(p plan.SlotPlan) bool {
 	for _, s := range p.Stages {
 		if s.Action == plan.Collect {
@@ -51,7 +52,7 @@ func returns(p plan.SlotPlan) bool {
 	return false
 }
 
-// Count adds up what a plan does for a collective of that many bytes. Its time is proportional to the chunks.
+// CountSlots adds up what a plan does for a collective of that many bytes. It takes time proportional to the chunks.
 func CountSlots(p plan.SlotPlan, bytes uint64) SlotTraffic {
 	var t SlotTraffic
 	for s := range plan.Concrete(p, bytes) {
@@ -60,7 +61,7 @@ func CountSlots(p plan.SlotPlan, bytes uint64) SlotTraffic {
 	return t
 }
 
-// join adds a number of times what another one counts, or takes it away.
+// join adds other times times, or subtracts it if times is negative.
 func (t *SlotTraffic) join(other SlotTraffic, times int) {
 	n := uint64(times) // modulo 2^64, as the sums are
 	t.Steps += times * other.Steps

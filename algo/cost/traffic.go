@@ -1,10 +1,8 @@
-// What a plan moves.
-
 package cost
 
 import "sagecomm/algo/plan"
 
-// Traffic is what one rank does in one collective.
+// Traffic counts what one rank does in a sendrecv plan.
 type Traffic struct {
 	Sends, Recvs   int    // messages
 	Sent, Received uint64 // bytes of messages
@@ -39,7 +37,7 @@ func Count(p plan.SendRecvPlan, l plan.Lengths) (t Traffic) {
 	return t
 }
 
-// join adds a number of times what another one counts, or takes it away.
+// join adds other times times, or subtracts it if times is negative.
 func (t *Traffic) join(other Traffic, times int) {
 	n := uint64(times) // modulo 2^64, as the sums are
 	t.Sends += times * other.Sends

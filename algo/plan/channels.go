@@ -1,11 +1,12 @@
 package plan
 
-// Geometry of the channels between two ranks, the same in every process.
+// Geometry of the channels between two ranks. It is the same in every process, because the memory of a group is laid out
+// by it.
 const (
-	// FlowMessage is the most bytes of a message.
+	// MessageBytes is the most bytes of a message.
 	MessageBytes = 64 << 10
-	// FlowPlaces is how many messages a channel holds.
+	// ChannelPlaces is how many messages a channel holds.
 	ChannelPlaces = 4
-	// FlowChannels is how many channels lead from one rank to one other.
+	// ChannelsPerPair is how many channels lead from one rank to one other rank.
 	ChannelsPerPair = 4
 )

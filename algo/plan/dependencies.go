@@ -1,5 +1,3 @@
-// Which sends a step must wait for before it writes.
-
 package plan
 
 import (
@@ -8,8 +6,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// settle fills in [Step.After]: of the earlier sends of bytes that a step writes, the last one on each channel, since
-// messages of a channel are taken in order.
+// AddDependencies fills in [Step.After] of every step. Among the earlier sends of bytes that a step writes it names the
+// last one on each channel, since messages of a channel are taken in order.
 func AddDependencies(p *SendRecvPlan) {
 	sent := sends{SendRecvPlan: p, posts: make([]post, 0, len(p.Steps)), lists: make(map[uint64]list, len(p.Steps))}
 	var last []int
@@ -35,8 +33,8 @@ func AddDependencies(p *SendRecvPlan) {
 	}
 }
 
-// place numbers the blocks of a buffer and the cells of scratch memory, under one number for memory that may be shared
-// in place, and says which pieces of it a region is.
+// place returns a number for the block of a buffer or the cell of scratch memory that a region lies in, and the range of
+// its pieces. Memory that may be shared in place has one number.
 func (p *SendRecvPlan) place(r Region) (at uint64, first, end int) {
 	switch r = p.canonical(r); {
 	case r.Space != Scratch:
@@ -48,7 +46,7 @@ func (p *SendRecvPlan) place(r Region) (at uint64, first, end int) {
 	return uint64(r.Space)<<31 + uint64(r.Cell), 0, p.Pieces
 }
 
-// canonical gives memory that may be shared in place the same name: the output's.
+// canonical gives memory that may be shared in place one name, that of the output.
 func (p *SendRecvPlan) canonical(r Region) Region {
 	if r.Space == Input && p.Kind != coll.AllToAll {
 		r.Space = Output
@@ -56,7 +54,7 @@ func (p *SendRecvPlan) canonical(r Region) Region {
 	return r
 }
 
-// ontoItself says whether a step copies between memory that is the same in place: there it does nothing, and out of
+// ontoItself reports whether a step copies between memory that is the same in place: in place it does nothing, and out of
 // place nobody reads what it writes.
 func (p *SendRecvPlan) ontoItself(s *Step) bool {
 	same := func(a, b Region) bool { return p.canonical(a) == p.canonical(b) }
@@ -70,18 +68,18 @@ type post struct {
 	next       [2]int32 // posts of the lists that it is in
 }
 
-// list is posts in order, by number from 1.
+// list is a linked list of posts in order. Posts are numbered from 1.
 type list struct{ first, last int32 }
 
-// sends are those of a plan up to a step. The ones of a single piece, of which a ring has as many as there are ranks,
-// are found by it.
+// sends holds the sends of a plan up to some step. Sends of a single piece, of which a ring has as many as there are
+// ranks, are found by their piece.
 type sends struct {
 	*SendRecvPlan
 	posts []post
 	lists map[uint64]list
 }
 
-// Lists of a place: of its posts of several pieces, of all others, and of those of each piece.
+// Each place has a list of its posts of several pieces, one of all other posts, and one for each piece.
 const (
 	wide = iota
 	single
@@ -101,7 +99,7 @@ func (s *sends) add(step int, r Region) {
 	s.append(listOf(at, ofPiece+first), 1)
 }
 
-// append puts the latest post into a list.
+// append adds the latest post to a list.
 func (s *sends) append(key uint64, link int) {
 	latest := int32(len(s.posts))
 	l := s.lists[key]
@@ -114,7 +112,7 @@ func (s *sends) append(key uint64, link int) {
 	s.lists[key] = l
 }
 
-// last adds to a list with the last send of each channel those of a region.
+// last updates steps, the last send on each channel, by the sends that overlap a region.
 func (s *sends) last(steps []int, r Region) []int {
 	at, first, end := s.place(r)
 	steps = s.later(steps, s.lists[listOf(at, wide)], 0, first, end)
@@ -124,7 +122,7 @@ func (s *sends) last(steps []int, r Region) []int {
 	return s.later(steps, s.lists[listOf(at, single)], 0, first, end)
 }
 
-// later does so for the posts of one list.
+// later updates steps by the posts of one list.
 func (s *sends) later(steps []int, l list, link, first, end int) []int {
 	for i := l.first; i > 0; i = s.posts[i-1].next[link] {
 		sent := &s.posts[i-1]
@@ -144,7 +142,7 @@ func (s *sends) later(steps []int, l list, link, first, end int) []int {
 	return steps
 }
 
-// later is which of two steps comes later in the course of a chunk.
+// later returns which of two steps comes later in the course of a chunk.
 func later(p *SendRecvPlan, a, b int) int {
 	if p.Steps[a].Lag > p.Steps[b].Lag || p.Steps[a].Lag == p.Steps[b].Lag && a > b {
 		return a

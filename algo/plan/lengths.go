@@ -1,5 +1,3 @@
-// Where the bytes of a region lie: the arithmetic that makes plans parametric in length.
-
 package plan
 
 import (
@@ -8,10 +6,10 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Lengths are the bytes that a collective moves.
+// Lengths gives the bytes that a collective moves.
 type Lengths struct {
 	Bytes uint64 // of the flat buffer, or of each block, where Blocks is nil
-	// Blocks are the bytes of blocks that differ: of each rank's block; for all_to_all of what rank 0 has for each
+	// Blocks gives the bytes of blocks that differ: of each rank's block; for all_to_all first of what rank 0 has for each
 	// rank, then of what rank 1 has, and so on.
 	Blocks []uint64
 }
@@ -24,7 +22,7 @@ func (l Lengths) Longest() uint64 {
 	return slices.Max(l.Blocks)
 }
 
-// block is the length of the block that a region is a part of.
+// BlockBytes returns the length of the block that a region is a part of.
 func (p *SendRecvPlan) BlockBytes(l Lengths, r Region) uint64 {
 	switch {
 	case l.Blocks == nil || p.Kind == coll.Barrier:
@@ -50,7 +48,7 @@ func (p *SendRecvPlan) Extent(r Region, k uint64, l Lengths) (at, bytes uint64) 
 	return at, bytes
 }
 
-// piece is where a region lies in a chunk of n bytes.
+// piece returns where a region lies in a chunk of n bytes.
 func (p *SendRecvPlan) piece(r Region, n uint64) (at, bytes uint64) {
 	units := (n + Unit - 1) / Unit
 	each, more := units/uint64(p.Pieces), units%uint64(p.Pieces)
@@ -59,7 +57,7 @@ func (p *SendRecvPlan) piece(r Region, n uint64) (at, bytes uint64) {
 	return at, start(r.First+r.Count) - at
 }
 
-// bytes is the length of several regions in chunk k.
+// Bytes returns the length of several regions in chunk k.
 func (p *SendRecvPlan) Bytes(regions []Region, k uint64, l Lengths) (sum uint64) {
 	for _, r := range regions {
 		_, n := p.Extent(r, k, l)
@@ -68,8 +66,8 @@ func (p *SendRecvPlan) Bytes(regions []Region, k uint64, l Lengths) (sum uint64)
 	return sum
 }
 
-// Chunks is how many chunks the plan's rank goes through: as many as its longest block has, and at least one. A barrier
-// has no length.
+// Chunks returns how many chunks the plan's rank goes through: as many as its longest block has, and at least one. A
+// barrier has no length and one chunk.
 func (p SendRecvPlan) Chunks(l Lengths) uint64 {
 	if p.Kind == coll.Barrier {
 		return 1
@@ -84,7 +82,7 @@ func (p SendRecvPlan) Chunks(l Lengths) uint64 {
 	return ChunksOf(longest, p.Chunk)
 }
 
-// chunksOf is how many chunks so many bytes have.
+// ChunksOf returns the number of chunks of that many bytes; no bytes are one chunk.
 func ChunksOf(bytes uint64, chunk int) uint64 {
 	if bytes == 0 {
 		return 1
@@ -92,7 +90,7 @@ func ChunksOf(bytes uint64, chunk int) uint64 {
 	return 1 + (bytes-1)/uint64(chunk)
 }
 
-// moves is what a step moves in chunk k.
+// Moved returns the bytes that a step moves in chunk k.
 func (p *SendRecvPlan) Moved(s *Step, k uint64, l Lengths) uint64 {
 	if s.Op == Send {
 		return p.Bytes(s.From, k, l)
@@ -100,6 +98,6 @@ func (p *SendRecvPlan) Moved(s *Step, k uint64, l Lengths) uint64 {
 	return p.Bytes(s.To, k, l)
 }
 
-// idle says whether a step is left out in chunk k, in which it would move so many bytes: it has nothing to move, and
+// Idle reports whether a step is left out in chunk k, in which it would move that many bytes: it has nothing to move, and
 // the ranks have met in chunk 0.
 func (s *Step) Idle(k, bytes uint64) bool { return bytes == 0 && (k > 0 || s.Op > RecvReduce) }

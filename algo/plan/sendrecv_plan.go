@@ -1,5 +1,3 @@
-// The data type: what a message plan consists of.
-
 package plan
 
 import "sagecomm/internal/coll"
@@ -12,13 +10,13 @@ const (
 	Send Op = iota
 	// Recv takes the next message of the channel from [Step.Peer] into [Step.To].
 	Recv
-	// RecvReduce takes the next message and writes its reduction with [Step.From] to [Step.To]: From is the left
-	// operand, or the message with [Step.MessageFirst]. From and To are the same memory or have nothing in common.
+	// RecvReduce takes the next message and writes its reduction with [Step.From] to [Step.To]. From is the left operand;
+	// with [Step.MessageFirst] the message is. From and To are the same memory or have no byte in common.
 	RecvReduce
 	// Reduce writes the reduction of To, as the left operand, and From to To, without any channel.
 	Reduce
-	// Copy copies From to To, without any channel. They are the same memory, where there is nothing to do, or have nothing
-	// in common.
+	// Copy copies From to To, without any channel. They are the same memory, and then there is nothing to do, or have no
+	// byte in common.
 	Copy
 )
 
@@ -35,7 +33,7 @@ func (o Op) String() string {
 type Space uint8
 
 const (
-	// Input and Output are the rank's buffers. They may be the same memory: see [Call.InPlace].
+	// Input and Output are the rank's buffers. In place they are the same memory.
 	Input Space = iota
 	Output
 	// Scratch is for sendrecv plans: [SendRecvPlan.Cells] cells of a chunk's length, in [SendRecvPlan.Sets] sets. Chunk k
@@ -49,30 +47,62 @@ func (s Space) String() string {
 	return [...]string{"input", "output", "scratch", "slot"}[min(s, Slot)]
 }
 
-// Region is consecutive pieces of the chunk of one block.
+// Region is a run of consecutive pieces of the chunk of one block.
 type Region struct {
 	Space Space
 	Cell  int // of Scratch
 	// Block is the rank whose block it is, 0 where buffers are flat. In Scratch it gives the length: a cell holds the
-	// chunk of some block at the places where that has it.
+	// chunk of this block, piece by piece at the same places.
 	Block        int
 	First, Count int // pieces
 }
 
-// Step is one step of a plan, carried out for every chunk.
+// Step is one step of a plan. It is carried out for every chunk.
 type Step struct {
 	Op           Op
 	Lag          int   // chunks behind the head of the pipeline
-	Peer         int   // Send, Recv, RecvReduce
+	Peer         int   // of Send, Recv, RecvReduce
 	Channel      uint8 // of those between the two ranks
 	From, To     []Region
-	MessageFirst bool // RecvReduce
-	// After holds steps whose messages, of the same chunk, must have been taken before this step writes: earlier sends
-	// of bytes that it overwrites.
+	MessageFirst bool // of RecvReduce
+	// After lists earlier sends, by index in [SendRecvPlan.Steps], of bytes that this step overwrites. Their messages, of
+	// the same chunk, must have been taken before this step writes. [AddDependencies] fills it in.
 	After []int
 }
 
-// Plan is what one rank does for one collective. All ranks of a group use plans of the same algorithm and geometry.
+// SendRecvPlan is what one rank does for one collective by messages between pairs of ranks. All ranks of a group use plans
+// of the same algorithm, chunk and number of pieces.
+//
+// # Lengths
+//
+// Plans are parametric in length. A buffer is flat, or has a block for each rank, in rank order. Each block, or the flat
+// buffer, is cut into chunks of Chunk bytes, the last one shorter. Every chunk is cut into Pieces pieces: of u =
+// ceil(bytes / 64) units the first u mod Pieces pieces get one more than the others, and the last unit may be short. A
+// unit of 64 bytes is a cache line and a multiple of every element (1 to 16 bytes), so no piece divides an element, no two
+// pieces share a line of an aligned buffer, and a plan need not know the element type. With fewer units than pieces the
+// last pieces are empty.
+//
+// A message of no bytes is sent in chunk 0 and left out in later chunks; both ends see this from the lengths of the blocks
+// concerned. So ranks meet, and notice that they call different things, even where there is nothing to move: a collective
+// of 0 bytes has one chunk. Ranks may know the lengths of different blocks (all_to_all with uneven splits) and so go
+// through different numbers of chunks.
+//
+// # Channels
+//
+// A channel takes messages from one rank to one other, first in, first out; between the same two ranks there may be
+// several, which are numbered. It holds at least one message ([SendRecvPlan.Largest] bounds its bytes). A send completes
+// as soon as the channel has room. The channel may copy the bytes or keep reading them from where they lie, so a step that
+// overwrites them names the send in [Step.After] and waits until the message has been taken, that is, until the channel
+// reads the sender's memory no more: at once where it copies, and at the latest when the receiver has the message. A recv
+// waits for the next message.
+//
+// # Order
+//
+// At position i of the pipeline a rank carries out each step in turn, on chunk i - Lag. Before position i, sends out of
+// scratch memory of chunk i - [SendRecvPlan.Sets] must have been taken, since its cells are used again. Before the
+// collective is over, all sends must have been taken.
+//
+// Whoever runs the plan applies factors: PREMUL_SUM scales the input before the plan, AVG the output after it.
 type SendRecvPlan struct {
 	Algorithm string
 	Kind      coll.Kind
@@ -86,10 +116,10 @@ type SendRecvPlan struct {
 	Steps     []Step
 }
 
-// Unit is what pieces are multiples of, see the package comment.
+// Unit divides the start of every piece, see [SendRecvPlan].
 const Unit = 64
 
-// inputBlocks and outputBlocks say whether a buffer is a block for each rank.
+// InputBlocks and OutputBlocks report whether a kind's buffer has a block for each rank.
 func InputBlocks(k coll.Kind) bool {
 	return k == coll.ReduceScatter || k == coll.AllToAll || k == coll.Scatter
 }
@@ -98,15 +128,14 @@ func OutputBlocks(k coll.Kind) bool {
 	return k == coll.AllGather || k == coll.AllToAll || k == coll.Gather
 }
 
-// flat says whether a kind has no blocks at all.
+// IsFlat reports whether a kind has no blocks at all.
 func IsFlat(k coll.Kind) bool { return !InputBlocks(k) && !OutputBlocks(k) }
 
-// InputBlocks and OutputBlocks say whether a buffer is a block for each rank.
-func (p SendRecvPlan) InputBlocks() bool { return InputBlocks(p.Kind) }
-
+// InputBlocks and OutputBlocks report whether the plan's buffer has a block for each rank.
+func (p SendRecvPlan) InputBlocks() bool  { return InputBlocks(p.Kind) }
 func (p SendRecvPlan) OutputBlocks() bool { return OutputBlocks(p.Kind) }
 
-// MaxLag is the largest lag of the plan.
+// MaxLag returns the largest lag of the plan.
 func (p SendRecvPlan) MaxLag() int {
 	lag := 0
 	for _, s := range p.Steps {
@@ -115,11 +144,11 @@ func (p SendRecvPlan) MaxLag() int {
 	return lag
 }
 
-// Sets is how many chunks have their own scratch cells: those in flight, and one more, so that a rank does not wait at
-// once for the message that it has just sent.
+// Sets returns how many chunks have scratch cells of their own: those in flight and one more, so that a rank does not wait
+// at once for the message that it has just sent.
 func (p SendRecvPlan) Sets() int { return p.MaxLag() + 2 }
 
-// Largest is the most bytes of a message: what one place of a channel must hold. Pieces of a shorter chunk are no
+// Largest returns the most bytes of a message, which one place of a channel must hold. Pieces of a shorter chunk are no
 // longer than those of a full one.
 func (p SendRecvPlan) Largest() int {
 	largest := uint64(0)
@@ -136,7 +165,7 @@ func (p SendRecvPlan) Largest() int {
 	return int(largest)
 }
 
-// Channels is how many channels the plan's messages to one rank are numbered for.
+// Channels returns how many channels to one rank the plan uses.
 func (p SendRecvPlan) Channels() int {
 	channels := 0
 	for _, s := range p.Steps {
@@ -147,7 +176,8 @@ func (p SendRecvPlan) Channels() int {
 	return channels
 }
 
-func FromScratch(s *Step) bool {
+// FromScratch reports whether a step reads scratch memory.
+func (s *Step) FromScratch() bool {
 	for _, r := range s.From {
 		if r.Space == Scratch {
 			return true

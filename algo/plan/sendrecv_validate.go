@@ -1,11 +1,9 @@
-// What can be seen in one rank's plan alone.
-
 package plan
 
 import "fmt"
 
-// Validate checks a plan by itself: that its steps name ranks, channels and memory that there are. That the plans of
-// all ranks together are right is [Check]'s matter.
+// Validate checks one rank's plan by itself: its steps name ranks, channels and memory that exist. The package verify
+// proves that the plans of all ranks together are right.
 func (p SendRecvPlan) Validate() error {
 	refuse := func(format string, args ...any) error {
 		return fmt.Errorf("%v %s, rank %d of %d: %s", p.Kind, p.Algorithm, p.Rank, p.Size, fmt.Sprintf(format, args...))
@@ -38,7 +36,7 @@ func (p SendRecvPlan) Validate() error {
 	return nil
 }
 
-// fault says what is wrong with a step.
+// fault returns what is wrong with a step, or "".
 func (p *SendRecvPlan) fault(s *Step) string {
 	switch {
 	case s.Op > Copy:
@@ -64,7 +62,7 @@ func (p *SendRecvPlan) fault(s *Step) string {
 	return ""
 }
 
-// misplaced says why there is no such region.
+// misplaced returns why there is no such region, or "".
 func (p *SendRecvPlan) misplaced(r Region) string {
 	blocks := r.Space == Input && InputBlocks(p.Kind) || r.Space == Output && OutputBlocks(p.Kind) ||
 		r.Space == Scratch && !IsFlat(p.Kind)

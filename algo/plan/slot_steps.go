@@ -6,7 +6,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Counter is one of the words that ranks wait for. All only grow.
+// Counter is one of the words that ranks wait for. Counters only grow.
 type Counter uint8
 
 const (
@@ -23,15 +23,15 @@ var counterNames = [Counters]string{"filled", "reduced", "consumed"}
 
 func (c Counter) String() string { return counterNames[c] }
 
-// Wait blocks until Rank's counter has reached a chunk. A negative chunk is a ticket of an earlier collective on the
-// lane, counted back from this one's first; before the lane's first ticket there is nothing to wait for.
+// Wait blocks until Rank's counter has reached a chunk. A negative chunk is a ticket of an earlier collective on the same
+// slots, counted back from the first ticket of this one; before the very first ticket there is nothing to wait for.
 type Wait struct {
 	Rank    int
 	Counter Counter
 	Chunk   int64
 }
 
-// Region is a range of bytes in one memory.
+// Range is a range of bytes in one memory.
 type Range struct {
 	Space Space
 	Rank  int // owner of the slot; this rank for buffers
@@ -39,26 +39,25 @@ type Range struct {
 	Len   uint64
 }
 
-// Move writes all of To from From: a copy of one region, or with Fold the reduction of equally long regions in that
-// order.
+// Move writes all of To from From: a copy of one range, or with Reduce the reduction of equally long ranges in that order.
 type Move struct {
 	Reduce bool
 	To     []Range
 	From   []Range
 }
 
-// Step is one stage applied to one chunk: wait for everything, move, then post.
+// SlotStep is one stage applied to one chunk: wait for everything, move, then post.
 type SlotStep struct {
 	Stage  int
 	Action Action
 	Slots  Slots
-	Chunk  int64 // of the lane; heads are chunk 0 of the small one
+	Chunk  int64 // of the slots; heads are chunk 0 of the small slots
 	Waits  []Wait
 	Moves  []Move
 	Posts  []Counter
 }
 
-// block is how much one rank has for another one.
+// BlockBytes returns how many bytes one rank has for another one.
 func (p SlotPlan) BlockBytes(l Lengths, from, to int) uint64 {
 	switch {
 	case l.Blocks == nil:
@@ -72,8 +71,8 @@ func (p SlotPlan) BlockBytes(l Lengths, from, to int) uint64 {
 	}
 }
 
-// inputAt is where the block for a rank begins in this rank's input, outputAt where the block of a rank begins in its
-// output.
+// InputAt returns where the block for a rank begins in this rank's input, OutputAt where the block of a rank begins in
+// this rank's output.
 func (p SlotPlan) InputAt(l Lengths, to int) (at uint64) {
 	switch {
 	case p.Input != Blocks:
@@ -101,14 +100,16 @@ func (p SlotPlan) OutputAt(l Lengths, from int) (at uint64) {
 }
 
 // Concrete spells out what a plan does for a collective of that many bytes, in the order in which its rank does it.
-// Where buffers are blocks, bytes is the length of one. Steps share nothing and may be kept.
+// Where buffers are blocks, bytes is the length of one block. Steps share nothing and may be kept.
 //
-// Waits do not depend on how much there is to move, so that ranks meet, and differences between their calls are found,
-// also where shares are empty. Moves of no bytes are left out.
+// Waits do not depend on how much there is to move, so that ranks meet, and notice that they call different things, even
+// where shares are empty. Moves of no bytes are left out.
 func Concrete(p SlotPlan, bytes uint64) iter.Seq[SlotStep] {
 	return ConcreteLengths(p, Lengths{Bytes: bytes}, [2]int{SmallSlotCount, LargeSlotCount})
 }
 
+// ConcreteLengths is [Concrete] for blocks that may differ in length, and for other numbers of small and large slots than
+// those of this library, with which checkers show what a number is needed for.
 func ConcreteLengths(p SlotPlan, l Lengths, slots [2]int) iter.Seq[SlotStep] {
 	if p.Kind == coll.Barrier {
 		l.Bytes = 0
@@ -156,8 +157,8 @@ func ConcreteLengths(p SlotPlan, l Lengths, slots [2]int) iter.Seq[SlotStep] {
 	}
 }
 
-// ahead says whether this rank publishes its first chunk together with the heads: it does not have to read those of the
-// others to know that there is one.
+// ahead reports whether this rank publishes its first chunk together with the heads: its own blocks tell it that there is
+// one, so it need not read the heads of the others first.
 func (p SlotPlan) ahead(l Lengths) bool {
 	for to := range p.Size {
 		if p.HasHeads() && p.BlockBytes(l, p.Rank, to) > uint64(p.Head) {
@@ -167,7 +168,7 @@ func (p SlotPlan) ahead(l Lengths) bool {
 	return false
 }
 
-// last is the stage after which a chunk is through: the largest lag, and among equals the last in order.
+// last returns the stage after which a chunk is finished: the one with the largest lag, and among equals the last.
 func (p SlotPlan) last() int {
 	last := 0
 	for i, s := range p.Stages {
@@ -178,7 +179,7 @@ func (p SlotPlan) last() int {
 	return last
 }
 
-// piece is the range of chunk k within a block of n bytes, or the head of it.
+// piece returns the range of chunk k within a block of n bytes, or of its head.
 func (p SlotPlan) piece(s Stage, k int64, n uint64) (from, to uint64) {
 	if s.Head {
 		return 0, min(n, uint64(p.Head))
@@ -187,7 +188,7 @@ func (p SlotPlan) piece(s Stage, k int64, n uint64) (from, to uint64) {
 	return from, min(n, from+uint64(p.Chunk))
 }
 
-// slotAt is where the piece for a rank lies in the slot of another one, which has none for itself.
+// slotAt returns where the piece for a rank lies in the slot of another rank. A slot has no piece for its own rank.
 func (p SlotPlan) slotAt(s Stage, from, to int) uint64 {
 	if p.Input != Blocks {
 		return 0
@@ -210,7 +211,7 @@ func (p SlotPlan) step(s Stage, k int64, l Lengths, slots [2]int) SlotStep {
 		}
 	}
 	copyTo := func(to, from Range) { move(Move{To: []Range{to}, From: []Range{from}}) }
-	// The chunk of what one rank has for another, as it lies in this rank's input, in a slot, and in this rank's output.
+	// input, slot and output are the chunk of what one rank has for another, in the three places where it can lie.
 	input := func(to int) Range {
 		lo, hi := p.piece(s, k, p.BlockBytes(l, p.Rank, to))
 		return Range{Input, p.Rank, p.InputAt(l, to) + lo, hi - lo}
@@ -286,7 +287,7 @@ func (p SlotPlan) step(s Stage, k int64, l Lengths, slots [2]int) SlotStep {
 	return step
 }
 
-// sources lists the ranks of a source in the order in which a fold takes them.
+// sources lists the ranks of a source in the order in which a reduction takes them.
 func (p SlotPlan) sources(from Source) []int {
 	if from == Nobody {
 		return nil
@@ -300,7 +301,7 @@ func (p SlotPlan) sources(from Source) []int {
 	return ranks
 }
 
-// wait is for the counters of the source's ranks but this one: what a rank does itself is a matter of order.
+// wait returns waits for the counters of the source's ranks, this rank left out: the order of its own steps suffices.
 func (p SlotPlan) wait(from Source, c Counter, chunk int64) []Wait {
 	sources := p.sources(from)
 	if len(sources) == 0 {
@@ -315,7 +316,7 @@ func (p SlotPlan) wait(from Source, c Counter, chunk int64) []Wait {
 	return waits
 }
 
-// share is the part of a chunk of n bytes that belongs to rank.
+// share returns the part of a chunk of n bytes that belongs to a rank.
 func share(n uint64, size, rank int) (from, to uint64) {
 	piece := (n + uint64(size) - 1) / uint64(size)
 	piece = (piece + Align - 1) &^ uint64(Align-1)

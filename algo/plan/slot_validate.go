@@ -6,8 +6,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Validate checks what can be seen in one rank's plan alone. That the plans of all ranks together are right is
-// [Check]'s matter.
+// Validate checks what can be seen in one rank's plan alone. The package verify proves that the plans of all ranks
+// together are right.
 func (p SlotPlan) Validate() error {
 	refuse := func(format string, args ...any) error {
 		return fmt.Errorf("%v %s, rank %d of %d: %s", p.Kind, p.Algorithm, p.Rank, p.Size, fmt.Sprintf(format, args...))
@@ -20,14 +20,14 @@ func (p SlotPlan) Validate() error {
 	case p.Root < 0 || p.Root >= p.Size:
 		return refuse("root %d is outside the group", p.Root)
 	case p.Chunk <= 0 || p.Chunk%Align != 0 || p.Chunk > p.Slots.MaxChunk(p.Kind, p.Size):
-		return refuse("chunk of %d bytes, expected a multiple of %d up to %d (%v lane)",
+		return refuse("chunk of %d bytes, expected a multiple of %d up to %d (%v slots)",
 			p.Chunk, Align, p.Slots.MaxChunk(p.Kind, p.Size), p.Slots)
 	case p.Head < 0 || p.Head%Align != 0 || p.Head > max(0, HeadBytes(p.Size)):
 		return refuse("heads of %d bytes, expected a multiple of %d up to %d", p.Head, Align, HeadBytes(p.Size))
 	case p.HasHeads() && !p.publishesNext():
 		return refuse("behind the heads comes the stage that publishes chunks")
 	case p.HasHeads() && p.Slots == SmallSlots:
-		return refuse("chunks behind heads go through the large lane")
+		return refuse("chunks behind heads go through the large slots")
 	case len(p.Stages) == 0 || len(p.Stages) > MaxStages:
 		return refuse("%d stages, expected 1 to %d", len(p.Stages), MaxStages)
 	}
@@ -35,18 +35,18 @@ func (p SlotPlan) Validate() error {
 		at := fmt.Sprintf("stage %d (%v): ", i, s.Action)
 		switch {
 		case s.Lag < 0 || s.Lag >= p.Slots.Count():
-			return refuse("%slag %d, expected 0 to %d: the lane has %d slots", at, s.Lag, p.Slots.Count()-1, p.Slots.Count())
+			return refuse("%slag %d, expected 0 to %d: there are %d slots", at, s.Lag, p.Slots.Count()-1, p.Slots.Count())
 		case s.Action == Local && p.Size != 1 && p.Kind != coll.Scatter:
 			return refuse("%sfor a rank alone only", at)
 		case s.Head && (s.Action != Publish && s.Action != Read || s.Lag != 0 || p.Input != Blocks):
 			return refuse("%sit has no heads", at)
 		case s.Action == ReduceSlots && (s.Part == Block) != (p.Input == Blocks):
-			return refuse("%sblocks are folded one by one, and nothing else is", at)
+			return refuse("%sblocks are reduced one by one, and nothing else is", at)
 		case s.Action == ReduceSlots && !s.ToOutput && s.Back == Nobody:
 			return refuse("%sthe result goes nowhere", at)
 		case (s.Action == Collect || s.Back != Nobody) && p.Slots != LargeSlots:
-			// Its slots have no room for the word that says "reduced" beside the one that says "filled".
-			return refuse("%sthe small lane carries one round of flags only", at)
+			// Small slots have no room for a "reduced" word beside the "filled" word.
+			return refuse("%ssmall slots carry one round of flags only", at)
 		case s.Action == Read && s.From == Others && p.Output != Blocks:
 			return refuse("%schunks of several ranks need an output of blocks", at)
 		}
@@ -54,7 +54,7 @@ func (p SlotPlan) Validate() error {
 	return nil
 }
 
-// publishesNext says whether the stage behind the heads publishes.
+// publishesNext reports whether the stage behind the heads publishes.
 func (p SlotPlan) publishesNext() bool {
 	for _, s := range p.Stages {
 		if !s.Head {

@@ -2,64 +2,75 @@ package plan
 
 import "sagecomm/internal/coll"
 
-// Geometry of the two lanes, the same in every process: a board is laid out by these numbers and the memory of a group
-// is their product. Ticket t of a lane uses slot t mod slots.
+// Slots is one of the two sets of slots that a rank has in a group. A chunk takes the next ticket of its set, and ticket t
+// uses slot t mod [Slots.Count].
+type Slots uint8
+
 const (
-	// SmallSlot is the most that one chunk of the small lane holds: up to here one copy in and one read out cost about
-	// as much as the flags, so splitting them gains nothing.
+	// SmallSlots are many short slots whose payload lies beside the sequence number.
+	SmallSlots Slots = iota
+	// LargeSlots are few slots of a size that the second-level cache holds.
+	LargeSlots
+)
+
+// Geometry of the slots. It is the same in every process, because shared blocks are laid out by these numbers and the
+// memory of a group is their product.
+const (
+	// SmallSlotBytes is the largest chunk of the small slots. Up to here one copy in and one read out cost about as much
+	// as the flags, so shorter chunks gain nothing.
 	SmallSlotBytes = 8 << 10
-	// SmallSlots lets a rank be seven small collectives ahead before it waits for the slowest reader (instead of a
+	// SmallSlotCount lets a rank be seven small collectives ahead before it waits for the slowest reader (instead of a
 	// barrier after each), in 64 KiB.
 	SmallSlotCount = 8
-	// LargeSlot is the most that a chunk of the large lane may be set to.
+	// LargeSlotBytes is the largest chunk of the large slots.
 	LargeSlotBytes = 256 << 10
-	// LargeSlots is what the deepest pipeline needs (lag 2: three chunks in flight) and one more, so that a rank which
-	// is late by less than a chunk stops nobody. With the default chunk they touch 512 KiB, half of the second-level
+	// LargeSlotCount is what the deepest pipeline needs (lag 2: three chunks in flight) and one more, so that a rank which
+	// is late by less than a chunk stops nobody. With the default chunk the slots touch 512 KiB, half of the second-level
 	// cache of a present server core, and all of it where blocks fill them.
 	LargeSlotCount = 4
 	// MaxStages and MaxSize bound a plan: the runner's tables have these lengths.
 	MaxStages = 6
 	MaxSize   = 512
-	// Align is what chunks and shares are multiples of: a cache line, and a multiple of every element's size.
+	// Align divides every chunk and share: a cache line, and a multiple of every element's size.
 	Align = 64
 )
 
-// Slots is the number of slots of a rank in the lane.
-func (l Slots) Count() int {
-	if l == SmallSlots {
+func (s Slots) String() string {
+	if s == SmallSlots {
+		return "small"
+	}
+	return "large"
+}
+
+// Count returns the number of slots of a rank in the set.
+func (s Slots) Count() int {
+	if s == SmallSlots {
 		return SmallSlotCount
 	}
 	return LargeSlotCount
 }
 
-// SlotBytes is the largest chunk of the lane.
-func (l Slots) Bytes() int {
-	if l == SmallSlots {
+// Bytes returns the largest chunk of the set.
+func (s Slots) Bytes() int {
+	if s == SmallSlots {
 		return SmallSlotBytes
 	}
 	return LargeSlotBytes
 }
 
-// MaxChunk is the largest chunk of a kind in a group of size ranks. Where each rank has a block for every other one, a
-// slot holds a chunk of all of them.
-func (l Slots) MaxChunk(kind coll.Kind, size int) int {
+// MaxChunk returns the largest chunk of a kind in a group of size ranks. Where each rank has a block for every other
+// rank, a slot holds a chunk of all these blocks.
+func (s Slots) MaxChunk(kind coll.Kind, size int) int {
 	switch kind {
 	case coll.ReduceScatter, coll.AllToAll, coll.Scatter:
-		return l.Bytes() / max(1, size-1) &^ (Align - 1)
+		return s.Bytes() / max(1, size-1) &^ (Align - 1)
 	}
-	return l.Bytes()
+	return s.Bytes()
 }
 
-// HeadBytes is how much of each block fits into a slot of the small lane behind the table of lengths: 8 bytes for each
-// rank and for the longest.
+// HeadBytes returns how many bytes of each block fit into a small slot behind the table of lengths, which has 8 bytes for
+// each rank and for the longest block.
 func HeadBytes(size int) int {
 	table := (8*(size+1) + Align - 1) &^ (Align - 1)
 	return max(0, SmallSlotBytes-table) / max(1, size-1) &^ (Align - 1)
-}
-
-func (l Slots) String() string {
-	if l == SmallSlots {
-		return "small"
-	}
-	return "large"
 }

@@ -1,6 +1,3 @@
-// The worked example of docs/adding-an-algorithm.md: an algorithm that is not in the list, so that nothing changes by
-// it, and goes through what those in the list go through.
-
 package sendrecv
 
 import (

@@ -1,5 +1,3 @@
-// All-gather.
-
 package sendrecv
 
 import (
@@ -11,7 +9,7 @@ import (
 //
 //	step s: send block r-s to r+1 | receive block r-s-1 from r-1
 //
-// Steps: P-1 messages of n, for blocks of n; (P-1) n sent and received: the least that there can be. (P-1) (a + n b)
+// Steps: P-1 messages of n, for blocks of n; (P-1) n sent and received: the least possible. (P-1) (a + n b)
 // (Chan et al., CCPE 2007).
 // For: long blocks.
 func RingAllGather(at Place) plan.SendRecvPlan {
@@ -32,7 +30,8 @@ func (m *maker) keepOwn() {
 	m.copy([]plan.Region{m.blockOf(plan.Input, m.Rank)}, []plan.Region{m.blockOf(plan.Output, m.Rank)})
 }
 
-// gathered is blocks of an all-gather: the own one from the input, since it need not be in the output yet.
+// gathered returns blocks of an all-gather: the rank's own block in the input, since it need not be in the output yet, the
+// others in the output.
 func (m *maker) gathered(blocks []int) []plan.Region {
 	list := make([]plan.Region, len(blocks))
 	for i, b := range blocks {
@@ -43,6 +42,7 @@ func (m *maker) gathered(blocks []int) []plan.Region {
 	return list
 }
 
+// blocksOf returns whole blocks of some ranks.
 func (m *maker) blocksOf(space plan.Space, blocks []int) []plan.Region {
 	list := make([]plan.Region, len(blocks))
 	for i, b := range blocks {
@@ -70,14 +70,14 @@ func DirectAllGather(at Place) plan.SendRecvPlan {
 	return m.done()
 }
 
-// RecursiveDoublingAllGather exchanges all that it has with partners at distance 1, 2, 4, ...
+// RecursiveDoublingAllGather has each rank exchange all blocks that it has with partners at distance 1, 2, 4, ...
 //
 //	extras: send the block to the next rank | ... | receive all blocks
 //	others: with r^1, r^2, r^4, ...: send what I have, receive as much
 //
 // Steps: log2 p messages for p = 2^k ranks, which double in length; (P-1) n sent: log2 P a + (P-1) n b (Thakur,
-// Rabenseifner, Gropp, IJHPCA 2005). Other sizes fold P-p ranks into their neighbours: 2 steps more, and P-1 blocks for
-// each of these.
+// Rabenseifner, Gropp, IJHPCA 2005). Other sizes pair P-p ranks with their neighbours: 2 steps more, and P-1 blocks
+// for each of these ranks.
 // For: short blocks in groups of a power of two; Bruck is as fast in others.
 func RecursiveDoublingAllGather(at Place) plan.SendRecvPlan {
 	f := pairing{at.Size, powerOfTwo(at.Size)}
@@ -105,7 +105,7 @@ func RecursiveDoublingAllGather(at Place) plan.SendRecvPlan {
 	return m.done()
 }
 
-// without is all ranks but one.
+// without returns all ranks but one.
 func without(size, rank int) []int {
 	list := make([]int, 0, size)
 	for r := range size {
@@ -116,7 +116,7 @@ func without(size, rank int) []int {
 	return list
 }
 
-// all are the members of count cores from first on.
+// all returns the members of count cores from first on.
 func (f pairing) all(first, count int) (ranks []int) {
 	for core := first; core < first+count; core++ {
 		ranks = append(ranks, f.members(core)...)
@@ -124,13 +124,13 @@ func (f pairing) all(first, count int) (ranks []int) {
 	return ranks
 }
 
-// BruckAllGather sends all that it has to ranks at distance 1, 2, 4, ... below, in any group.
+// BruckAllGather has each rank send all blocks that it has to ranks at distance 1, 2, 4, ... below, in any group.
 //
 //	round k: send blocks r .. r+2^k-1 to r-2^k | receive as many from r+2^k, the last time only those that lack
 //
 // Steps: ceil(log2 P) messages, (P-1) n sent and received: ceil(log2 P) a + (P-1) n b (Bruck et al., IEEE TPDS 1997).
-// The paper gathers in rotated order and turns the result in the end; here a message is made of the blocks where they
-// lie.
+// The paper gathers in rotated order and rotates the result in the end; here a message consists of the blocks where they
+// lie in the output.
 // For: short blocks.
 func BruckAllGather(at Place) plan.SendRecvPlan {
 	m := newMaker(at, coll.AllGather, Bruck, 1)
@@ -144,7 +144,7 @@ func BruckAllGather(at Place) plan.SendRecvPlan {
 	return m.done()
 }
 
-// circle is count ranks from first on, which go on at 0.
+// circle returns count ranks from first on; after the last rank comes rank 0.
 func circle(first, count, size int) []int {
 	ranks := make([]int, count)
 	for i := range ranks {
@@ -153,7 +153,7 @@ func circle(first, count, size int) []int {
 	return ranks
 }
 
-// HierarchicalAllGather gathers between hosts first, on parallel rails, and then what each rail has inside hosts.
+// HierarchicalAllGather gathers between hosts first, on parallel rails, and then the blocks of all rails inside hosts.
 //
 //	all-gather of my block among the H ranks of my rail | all-gather of H blocks among the q ranks of my host
 //

@@ -1,5 +1,3 @@
-// All-reduce in two levels.
-
 package sendrecv
 
 import (
@@ -24,14 +22,15 @@ func HierarchicalAllReduce(at Place) plan.SendRecvPlan {
 	return ComposeAllReduce(at, RingReduceScatter, RabenseifnerAllReduce, RingAllGather)
 }
 
-// ComposeAllReduce is [HierarchicalAllReduce] of any three algorithms: a reduce-scatter and an all-gather for inside
-// hosts and an all-reduce for between them. Hosts must be such as [Build] accepts.
+// ComposeAllReduce is [HierarchicalAllReduce] with any three algorithms: a reduce-scatter and an all-gather inside hosts,
+// and an all-reduce between them.
+// Requires: hosts that [Build] accepts.
 func ComposeAllReduce(at Place, scatter, between, gather func(Place) plan.SendRecvPlan) plan.SendRecvPlan {
 	return composeAllReduce(at, Hierarchical, gridOf(at), scatter, between, gather, 1)
 }
 
-// TorusAllReduce goes along the rows of a torus, then along its columns, and back along the rows (Mikami et al. 2018;
-// Ying et al. 2018).
+// TorusAllReduce reduces and scatters along the rows of a torus, all-reduces along its columns, and gathers along the rows
+// (Mikami et al. 2018; Ying et al. 2018).
 //
 //	ring reduce-scatter along the row of A ranks | ring all-reduce of the parts along the column of B | ring all-gather
 //
@@ -43,7 +42,7 @@ func TorusAllReduce(at Place) plan.SendRecvPlan {
 	return composeAllReduce(at, Torus, rows(at), RingReduceScatter, RingAllReduce, RingAllGather, 0)
 }
 
-// rows arranges consecutive ranks as a matrix that is as square as it can be.
+// rows arranges consecutive ranks as a matrix that is as square as possible.
 func rows(at Place) grid {
 	height := 1
 	for f := 1; f <= int(math.Sqrt(float64(at.Size))); f++ {
@@ -59,12 +58,12 @@ func rows(at Place) grid {
 	return grid{hosts: hosts, host: at.Rank / width, local: at.Rank % width}
 }
 
-// composeAllReduce makes an all-reduce of a reduce-scatter and an all-gather inside hosts and an all-reduce between
-// them. Each level is lag chunks behind the one before.
+// composeAllReduce composes an all-reduce of a reduce-scatter and an all-gather inside hosts and an all-reduce between
+// hosts. Each level is lag chunks behind the one before.
 func composeAllReduce(at Place, name string, g grid, scatter, reduce, gather func(Place) plan.SendRecvPlan, lag int) plan.SendRecvPlan {
 	between := reduce(g.inRail(at, 0))
 	m := newMaker(at, coll.AllReduce, name, g.width()*between.Pieces)
-	// A host of one rank has nothing to do inside: what goes between hosts comes from the input.
+	// A host of one rank has nothing to do inside, so the input itself goes between hosts.
 	from := plan.Space(plan.Input)
 	if g.width() > 1 {
 		m.embed(scatter(g.inHost(at, 0)), partView(g.locals(), plan.Input, plan.Output, between.Pieces))

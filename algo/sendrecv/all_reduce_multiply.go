@@ -1,5 +1,3 @@
-// All-reduce by exchanging whole vectors: recursive doubling and its generalisation.
-
 package sendrecv
 
 import (
@@ -12,7 +10,7 @@ import (
 //	extras: send the input to the next rank                              | ... | receive the result
 //	others: (receive and reduce) | with r^1, r^2, r^4, ...: send, receive and reduce | (send the result)
 //
-// Steps: log2 P messages of n, with P rounded down to p = 2^k; other sizes fold P-p ranks into their neighbours and
+// Steps: log2 P messages of n, with P rounded down to p = 2^k; other sizes pair P-p ranks with their neighbours and
 // take 2 more. Per rank log2 p n sent and reduced, one n each more with an extra. log2 P (a + n b + n g) (Thakur,
 // Rabenseifner, Gropp, IJHPCA 2005).
 // For: short messages, where steps count and bytes do not.
@@ -25,9 +23,9 @@ func RecursiveDoublingAllReduce(at Place) plan.SendRecvPlan {
 //
 //	round of radix f: send to f-1 partners | receive and reduce f-1 vectors in the order of the partners
 //
-// Steps: the number p of ranks is taken apart into factors of at most Radix, one round for each, which sends f-1
-// messages of n. p is the largest such product up to P; the others fold as in recursive doubling. log_k P (a + (k-1) n
-// b + (k-1) n g) where the messages of a round leave at the same time.
+// Steps: the number p of ranks is factored into factors f of at most Radix; each is one round, which sends f-1 messages of
+// n. p is the largest such product up to P; the other ranks are paired as in recursive doubling. log_k P (a + (k-1) n b +
+// (k-1) n g) where the messages of a round leave at the same time.
 // For: short messages between ranks that can send several at once, or whose number is 3, 6, 9, 12, ...
 func RecursiveMultiplyingAllReduce(at Place) plan.SendRecvPlan {
 	return multiplyAllReduce(at, RecursiveMultiplying, Radix)
@@ -36,7 +34,7 @@ func RecursiveMultiplyingAllReduce(at Place) plan.SendRecvPlan {
 // Radix bounds the partners of one round of recursive multiplying.
 const Radix = 4
 
-// factors takes n apart into factors of at most radix, large ones first, or says that it cannot.
+// factors factors n into factors of at most radix, large ones first. It reports whether there are such factors.
 func factors(n, radix int) (list []int, ok bool) {
 	for f := radix; f > 1; f-- {
 		for n%f == 0 {
@@ -47,6 +45,7 @@ func factors(n, radix int) (list []int, ok bool) {
 	return list, n == 1
 }
 
+// multiplyAllReduce is recursive multiplying with some radix; with radix 2 it is recursive doubling.
 func multiplyAllReduce(at Place, name string, radix int) plan.SendRecvPlan {
 	m := newMaker(at, coll.AllReduce, name, 1)
 	if at.Size == 1 {
@@ -65,9 +64,9 @@ func multiplyAllReduce(at Place, name string, radix int) plan.SendRecvPlan {
 		m.recv(at.Rank+1, m.whole(plan.Output)...)
 		return m.done()
 	}
-	// What a round makes may not lie where the vector lies that it sends, which partners may still be reading. So
-	// vectors go through two cells in turn, and the last one into the output: it may be the input, which the first
-	// round has sent. Where there is one round only it goes through a cell, too.
+	// The result of a round must not overwrite the vector that the round sends, which partners may still be reading. So
+	// results go to two cells in turn, and the last one to the output, which may be the input that the first round has
+	// sent. Where there is one round only, its result goes through a cell too.
 	from := m.whole(plan.Input)
 	cells := [2][]plan.Region{{m.cell(0, 0)}, {m.cell(1, 0)}}
 	if extra := f.partner(at.Rank); extra >= 0 {
@@ -93,7 +92,7 @@ func multiplyAllReduce(at Place, name string, radix int) plan.SendRecvPlan {
 	return m.done()
 }
 
-// exchange is one round: cores that differ in one digit only reduce their vectors, all in the order of that digit.
+// exchange is one round: cores that differ in one digit only reduce their vectors, all of them in the order of that digit.
 func (m *maker) exchange(f pairing, radix, distance int, from, to []plan.Region) {
 	core := f.core(m.Rank)
 	mine := core / distance % radix
@@ -104,7 +103,7 @@ func (m *maker) exchange(f pairing, radix, distance int, from, to []plan.Region)
 	for digit := range radix {
 		switch {
 		case digit == mine && digit > 1:
-			m.reduce(from, to) // onto what the ranks before have made
+			m.reduce(from, to) // after the vectors of the lower digits
 		case digit == mine, mine > 1 && digit == 0:
 			if digit != mine {
 				m.recv(rank(digit), to...)

@@ -1,5 +1,3 @@
-// All-reduce by recursive halving and doubling.
-
 package sendrecv
 
 import (
@@ -11,9 +9,9 @@ import (
 // back (Rabenseifner 2004; Thakur, Rabenseifner, Gropp, IJHPCA 2005).
 //
 //	with r^1, r^2, r^4, ...: send one half of what I have, receive and reduce the other
-//	with ..., r^4, r^2, r^1: send what I have, receive as much again
+//	with ..., r^4, r^2, r^1: send what I have, receive as much
 //
-// Steps: 2 log2 p messages for p = 2^k ranks; other sizes fold P-p ranks into their neighbours. Per rank 2 (p-1)/p n
+// Steps: 2 log2 p messages for p = 2^k ranks; other sizes pair P-p ranks with their neighbours. Per rank 2 (p-1)/p n
 // sent, (p-1)/p n reduced, n each more with an extra: 2 log2 P a + 2 (P-1)/P n b + (P-1)/P n g. The largest exchanges
 // are those with the nearest ranks.
 // For: the middle, where both steps and bytes count; powers of two.

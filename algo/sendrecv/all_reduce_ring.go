@@ -1,5 +1,3 @@
-// All-reduce and its halves on a ring.
-
 package sendrecv
 
 import (
@@ -23,7 +21,7 @@ func RingAllReduce(at Place) plan.SendRecvPlan {
 	}
 	next, before := ringNeighbours(at)
 	piece := func(space plan.Space, i int) []plan.Region { return pieces(space, mod(i, at.Size), 1) }
-	from := plan.Space(plan.Input) // what the first message holds is this rank's alone
+	from := plan.Space(plan.Input) // the first message holds this rank's contribution alone
 	for s := range at.Size - 1 {
 		m.send(next, piece(from, at.Rank-s)...)
 		m.recvReduceFirst(before, piece(plan.Input, at.Rank-s-1), piece(plan.Output, at.Rank-s-1))
@@ -36,9 +34,10 @@ func RingAllReduce(at Place) plan.SendRecvPlan {
 	return m.done()
 }
 
+// ringNeighbours returns the next rank on the ring and the one before.
 func ringNeighbours(at Place) (next, before int) {
 	return mod(at.Rank+1, at.Size), mod(at.Rank-1, at.Size)
 }
 
-// mod is the remainder that is never negative.
+// mod returns the remainder of i by n that is not negative.
 func mod(i, n int) int { return ((i % n) + n) % n }

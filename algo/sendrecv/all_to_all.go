@@ -1,5 +1,3 @@
-// All-to-all.
-
 package sendrecv
 
 import (
@@ -11,7 +9,7 @@ import (
 //
 //	step s: send block r+s to r+s | receive block r-s from r-s
 //
-// Steps: P-1 messages of n, for blocks of n; (P-1) n sent: the least that there can be. (P-1) (a + n b) (Thakur,
+// Steps: P-1 messages of n, for blocks of n; (P-1) n sent: the least possible. (P-1) (a + n b) (Thakur,
 // Rabenseifner, Gropp, IJHPCA 2005). At any time each rank sends to one and receives from one. Blocks may differ in
 // length: of each message only its sender and its receiver must know it.
 // For: long blocks.
@@ -48,13 +46,13 @@ func DirectAllToAll(at Place) plan.SendRecvPlan {
 	return m.done()
 }
 
-// BruckAllToAll sends each block as many places on in each round as its distance has a bit for.
+// BruckAllToAll moves each block by 2^k ranks in round k if its distance has bit k.
 //
 //	round k: send the blocks whose distance has bit k to r+2^k | receive as many from r-2^k
 //
-// Steps: ceil(log2 P) messages of P/2 blocks: log2 P (a + P n/2 b) (Bruck et al., IEEE TPDS 1997). The paper turns
-// blocks before and after; here a message is made of the blocks where they lie. On its way a block of distance d lies
-// in cell d, so blocks must be of equal length.
+// Steps: ceil(log2 P) messages of P/2 blocks: log2 P (a + P n/2 b) (Bruck et al., IEEE TPDS 1997). The paper
+// rotates blocks before and after; here a message consists of the blocks where they lie. On its way a block of distance d
+// lies in one of two cells for d, so blocks must be of equal length.
 // For: short blocks.
 func BruckAllToAll(at Place) plan.SendRecvPlan {
 	m := newMaker(at, coll.AllToAll, Bruck, 1)
@@ -65,8 +63,9 @@ func BruckAllToAll(at Place) plan.SendRecvPlan {
 			if d&bit == 0 {
 				continue
 			}
-			// The block that is to go d places: this rank's own until it has moved, and then what has come in its
-			// stead. The blocks of a round's message arrive in the cells that they leave, so each has two, in turn.
+			// out is the block of distance d that this rank now has: its own until that has moved, then the one that
+			// came in its place. The blocks of a round's message arrive while those that leave may still be read, so
+			// each distance has two cells, in turn.
 			moved := d & (bit - 1)
 			out := m.blockOf(plan.Input, mod(at.Rank+d, at.Size))
 			if moved != 0 {
@@ -85,7 +84,7 @@ func BruckAllToAll(at Place) plan.SendRecvPlan {
 	return m.done()
 }
 
-// turn is which of two cells a block lies in after the rounds of these bits.
+// turn returns in which of two cells a block lies after the rounds of these bits.
 func turn(bits int) int {
 	t := 0
 	for ; bits > 0; bits &= bits - 1 {
@@ -100,13 +99,13 @@ func turn(bits int) int {
 //
 // Steps: pairwise among the q ranks of the host, H blocks a message, then among the H ranks of the rail, q blocks a
 // message: q-1 + H-1 messages instead of P-1, of which H-1 instead of P-q go between hosts; (q-1) H n + (H-1) q n
-// bytes. Blocks must be of equal length: the rank in between would not know them.
+// bytes. Blocks must be of equal length: the rank in between would not know their lengths.
 // For: short blocks in groups of several hosts.
 func HierarchicalAllToAll(at Place) plan.SendRecvPlan {
 	g := gridOf(at)
 	m := newMaker(at, coll.AllToAll, Hierarchical, 1)
 	m.Even = true
-	// Cell l*H + h holds the block of my host's rank l for the rank of my rail on host h.
+	// cellOf returns cell l*H + h, which holds the block of my host's rank l for the rank of my rail on host h.
 	cellOf := func(local, host int) plan.Region { return m.cell(local*g.height()+host, 0) }
 	for local := range g.width() {
 		for host := range g.height() {

@@ -1,5 +1,3 @@
-// Barrier.
-
 package sendrecv
 
 import (
@@ -7,11 +5,11 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// DisseminationBarrier tells ranks at distance 1, 2, 4, ... what it has heard of.
+// DisseminationBarrier has each rank signal ranks at distance 1, 2, 4, ..., each time after it has heard from as many.
 //
 //	round k: send nothing to r+2^k | receive from r-2^k
 //
-// Steps: ceil(log2 P) messages of no bytes, the least that there can be: log2 P a (Hensgen, Finkel, Manber, IJPP 1988).
+// Steps: ceil(log2 P) messages of no bytes, the least possible: log2 P a (Hensgen, Finkel, Manber, IJPP 1988).
 func DisseminationBarrier(at Place) plan.SendRecvPlan {
 	m := newMaker(at, coll.Barrier, Dissemination, 1)
 	for distance := 1; distance < at.Size; distance *= 2 {
@@ -25,7 +23,7 @@ func DisseminationBarrier(at Place) plan.SendRecvPlan {
 //
 //	receive from the children | send to the parent | receive from the parent | send to the children
 //
-// Steps: 2 ceil(log2 P) messages on the longest way, 2 (P-1) in all, against P log2 P of dissemination: 2 log2 P a.
+// Steps: 2 ceil(log2 P) messages on the longest path, 2 (P-1) in all, against the P log2 P of dissemination: 2 log2 P a.
 // For: groups so large that the messages of all ranks are in each other's way.
 func TreeBarrier(at Place) plan.SendRecvPlan {
 	m := newMaker(at, coll.Barrier, Binomial, 1)

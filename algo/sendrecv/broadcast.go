@@ -1,5 +1,3 @@
-// Broadcast.
-
 package sendrecv
 
 import (
@@ -11,7 +9,7 @@ import (
 //
 //	receive from the parent | send to the children, the one with most descendants first
 //
-// Steps: ceil(log2 P) messages of n on the longest way: log2 P (a + n b) (Chan et al., CCPE 2007).
+// Steps: ceil(log2 P) messages of n on the longest path: log2 P (a + n b) (Chan et al., CCPE 2007).
 // For: short messages.
 func BinomialBroadcast(at Place) plan.SendRecvPlan {
 	m := newMaker(at, coll.Broadcast, Binomial, 1)
@@ -24,7 +22,7 @@ func BinomialBroadcast(at Place) plan.SendRecvPlan {
 //	receive chunk k from r-1 | send it to r+1
 //
 // Steps: P-1 messages for the first chunk, one more for each that follows: (P-2 + n/s) (a + s b) for chunks of s bytes,
-// best with s = sqrt(n a / ((P-2) b)). Each rank sends n at most: for long messages n b, the least that there can be.
+// best with s = sqrt(n a / ((P-2) b)). Each rank sends n at most: for long messages n b, the least possible.
 // For: long messages in small groups.
 func ChainBroadcast(at Place) plan.SendRecvPlan {
 	m := newMaker(at, coll.Broadcast, Chain, 1)
@@ -61,8 +59,8 @@ func ScatterAllGatherBroadcast(at Place) plan.SendRecvPlan {
 //	root:   half 0 of chunk k to the top of tree 0 | half 1 to the top of tree 1
 //	others: receive half 0 from the parent in tree 0, send it to children | half 1: the same in tree 1
 //
-// Steps: log2 P + 1 messages on the longest way, and 4 halves more for each chunk. Per rank n sent at most, all ranks
-// at the same time: n b and what it takes to fill the pipeline.
+// Steps: log2 P + 1 messages on the longest path, and 4 halves more for each chunk. Per rank n sent at most, all ranks
+// at the same time: n b and the time to fill the pipeline.
 // For: long messages in large groups.
 func DoubleTreeBroadcast(at Place) plan.SendRecvPlan {
 	m := newMaker(at, coll.Broadcast, DoubleTree, 2)
@@ -73,7 +71,7 @@ func DoubleTreeBroadcast(at Place) plan.SendRecvPlan {
 	return m.done()
 }
 
-// doubleUnder is a rank's place in a double tree of all ranks but the root, which stands above both.
+// doubleUnder returns a rank's place in a double tree of all ranks but the root, which is the parent of both tops.
 func doubleUnder(at Place) (trees [2]tree) {
 	others := at.Size - 1
 	rank := func(v int) int { return mod(at.Root+1+v, at.Size) } // the vth of the others
@@ -104,7 +102,7 @@ func doubleUnder(at Place) (trees [2]tree) {
 	return trees
 }
 
-// HierarchicalBroadcast sends to one rank of each host, the root's neighbour by number, and from there inside hosts.
+// HierarchicalBroadcast sends to one rank of each host, the one in the root's rail, and from there inside hosts.
 //
 //	broadcast among the ranks of the root's rail | chunk k-1: broadcast from the rail's rank among those of my host
 //
@@ -117,7 +115,7 @@ func HierarchicalBroadcast(at Place) plan.SendRecvPlan {
 	if g.local == local {
 		m.embed(BinomialBroadcast(g.inRail(at, host)), flatView(g.rail(), plan.Output, plan.Output, 0, 1))
 	}
-	// A rank of the rail has nothing to wait for inside its host: it passes on what it has.
+	// A rank of the rail waits for nothing inside its host: it passes on the chunk that it has.
 	m.embed(BinomialBroadcast(g.inHost(at, local)), flatView(g.locals(), plan.Output, plan.Output, 0, 1))
 	return m.done()
 }

@@ -1,5 +1,3 @@
-// The list of algorithms.
-
 package sendrecv
 
 import (
@@ -37,8 +35,8 @@ type family struct {
 	build func(Place) plan.SendRecvPlan
 }
 
-// families lists all algorithms. A new one is a file with its builder, and a line here; the tests of this package prove
-// every line.
+// families lists all algorithms. A new algorithm is a file with its builder and a line here; the tests of this package
+// prove every line. Of two that cost the same the first one is taken.
 var families = []family{
 	{coll.AllReduce, Ring, RingAllReduce},
 	{coll.AllReduce, RecursiveDoubling, RecursiveDoublingAllReduce},
@@ -80,7 +78,7 @@ var families = []family{
 	{coll.Barrier, Binomial, TreeBarrier},
 }
 
-// Algorithms names the algorithms of a kind.
+// Algorithms returns the names of the algorithms of a kind.
 func Algorithms(kind coll.Kind) []string {
 	var names []string
 	for _, f := range families {
@@ -118,8 +116,7 @@ func Build(kind coll.Kind, algorithm string, at Place) (plan.SendRecvPlan, error
 	return p, p.Validate()
 }
 
-// Plans returns the plans of a whole group. The rank of the place does not matter, and a chunk of 0 stands for the
-// shortest one.
+// Plans returns the plans of a whole group. The rank of the place does not matter, and a chunk of 0 means the shortest one.
 func Plans(kind coll.Kind, algorithm string, at Place) (plan.Group, error) {
 	at.Rank, at.Chunk = 0, max(at.Chunk, plan.Unit)
 	f, err := find(kind, algorithm, at)

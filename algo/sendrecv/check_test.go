@@ -1,5 +1,3 @@
-// The proof: every algorithm, for every size, root and awkward length.
-
 package sendrecv
 
 import (

@@ -1,5 +1,3 @@
-// Plans made of other plans.
-
 package sendrecv
 
 import (
@@ -8,18 +6,18 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// view says where the memory of an inner plan lies in the one that it becomes a part of.
+// view says where the memory of an inner plan lies in the plan that it becomes a part of.
 type view struct {
-	// ranks are those of the inner plan's group, by their number in it.
+	// ranks are the ranks of the inner plan's group, by their number in it.
 	ranks []int
-	// input and output are the places of a range of pieces of an inner block. Ranges that follow one another inside
-	// follow one another outside.
+	// input and output return where a range of pieces of an inner block lies. Ranges that follow one another inside follow
+	// one another outside.
 	input, output func(block, first, count int) []plan.Region
 }
 
-// embed carries out a plan of a smaller group as a part of this one. A message stays one message, however many regions
-// it is made of. Cells of scratch memory are added to those in use; each holds what it holds inside, so that an inner
-// block which is several outer ones takes a cell for each of them.
+// embed appends the steps of a smaller group's plan. A message stays one message, however many regions it consists of. The
+// inner plan's cells of scratch memory are added to those in use; an inner block that is several outer blocks takes a cell
+// for each of them.
 func (m *maker) embed(inner plan.SendRecvPlan, v view) {
 	base := m.Cells
 	shape := v.output
@@ -64,8 +62,8 @@ func (m *maker) embed(inner plan.SendRecvPlan, v view) {
 	m.lag, m.channel = lag, channel
 }
 
-// flatView is for inner plans of a flat buffer that is some pieces of this one's: width pieces, from first on, for each
-// piece inside.
+// flatView is for inner plans of a flat buffer that is some pieces of the outer one: width pieces, from first on, for each
+// inner piece.
 func flatView(ranks []int, input, output plan.Space, first, width int) view {
 	at := func(space plan.Space) func(int, int, int) []plan.Region {
 		return func(_, from, count int) []plan.Region { return pieces(space, first+from*width, count*width) }
@@ -73,7 +71,7 @@ func flatView(ranks []int, input, output plan.Space, first, width int) view {
 	return view{ranks, at(input), at(output)}
 }
 
-// partView is for inner plans whose buffers are blocks, each of which is width pieces of this one's flat buffer.
+// partView is for inner plans whose buffers are blocks, each of which is width pieces of the outer flat buffer.
 func partView(ranks []int, input, output plan.Space, width int) view {
 	at := func(space plan.Space) func(int, int, int) []plan.Region {
 		return func(block, _, _ int) []plan.Region { return pieces(space, block*width, width) }
@@ -81,7 +79,7 @@ func partView(ranks []int, input, output plan.Space, width int) view {
 	return view{ranks, at(input), at(output)}
 }
 
-// blockView is for inner plans whose buffers are blocks, each of which is some blocks of this one's.
+// blockView is for inner plans whose buffers are blocks, each of which is some blocks of the outer buffer.
 func blockView(ranks []int, input, output func(block int) []plan.Region) view {
 	return view{
 		ranks,

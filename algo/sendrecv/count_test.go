@@ -1,5 +1,3 @@
-// Steps and bytes against the closed formulas of the literature.
-
 package sendrecv
 
 import (
@@ -26,9 +24,9 @@ type formula struct {
 // lg is the logarithm to base 2, rounded up.
 func lg(n int) int { return bits.Len(uint(n - 1)) }
 
-// folded takes P apart into the largest power of two p = 2^k and the e ranks that fold into neighbours; one is 1 if
+// paired factors P into the largest power of two p = 2^k and the e extra ranks that are paired with neighbours; one is 1 if
 // there are any.
-func folded(P int) (p, k, e, one int) {
+func paired(P int) (p, k, e, one int) {
 	k = bits.Len(uint(P)) - 1
 	p = 1 << k
 	return p, k, P - p, min(1, P-p)
@@ -56,9 +54,9 @@ var formulas = map[string]func(P int, n uint64) formula{
 		part := n / uint64(P) * uint64(P-1)
 		return formula{2 * (P - 1), 2 * (P - 1), 2 * part, part}
 	},
-	// Thakur, Rabenseifner, Gropp 2005: log2 P steps of n; a fold adds 2 steps and n.
+	// Thakur, Rabenseifner, Gropp 2005: log2 P steps of n; extras add 2 steps and n.
 	"all_reduce/recursive_doubling": func(P int, n uint64) formula {
-		_, k, _, one := folded(P)
+		_, k, _, one := paired(P)
 		return formula{k + 2*one, k + one, uint64(k+one) * n, uint64(k+one) * n}
 	},
 	// Ruefenacht, Bull, Booth 2017: log_k P steps of k-1 messages, here of radix 4, 3 and 2: p = 2^a 3^b.
@@ -75,10 +73,10 @@ var formulas = map[string]func(P int, n uint64) formula{
 		// Messages are taken in the order of ranks, not in that of their arrival: up to 2 k - 3 rounds of one port.
 		return formula{-(2*partners - (a/2 + a%2 + b) + 2*one), partners + one, uint64(partners+one) * n, uint64(partners+one) * n}
 	},
-	// Rabenseifner 2004: 2 log2 P steps, 2 (P-1)/P n sent, (P-1)/P n reduced (the law 2 log2 N); a fold adds 2 steps
+	// Rabenseifner 2004: 2 log2 P steps, 2 (P-1)/P n sent, (P-1)/P n reduced (the law 2 log2 N); extras add 2 steps
 	// and n.
 	"all_reduce/rabenseifner": func(P int, n uint64) formula {
-		p, k, _, one := folded(P)
+		p, k, _, one := paired(P)
 		part := n / uint64(p) * uint64(p-1)
 		return formula{2*k + 2*one, 2*k + one, 2*part + uint64(one)*n, part + uint64(one)*n}
 	},
@@ -109,7 +107,7 @@ var formulas = map[string]func(P int, n uint64) formula{
 	// Cho et al. 2019: RS(A, n) + AR(B, n/A) + AG(A, n).
 	"all_reduce/hierarchical": func(P int, n uint64) formula {
 		A, B := square(P)
-		p, k, _, one := folded(B)
+		p, k, _, one := paired(B)
 		inside, rail := n/uint64(A)*uint64(A-1), n/uint64(A)
 		between := rail / uint64(p) * uint64(p-1)
 		return formula{2*(A-1) + 2*k + 2*one, 2*(A-1) + 2*k + one, 2*inside + 2*between + uint64(one)*rail, inside + between + uint64(one)*rail}
@@ -120,7 +118,7 @@ var formulas = map[string]func(P int, n uint64) formula{
 	// Thakur, Rabenseifner, Gropp 2005: log2 P steps, (P-1) n. The core of an extra also sends that one's block along,
 	// and all but one in the end.
 	"all_gather/recursive_doubling": func(P int, n uint64) formula {
-		p, k, e, one := folded(P)
+		p, k, e, one := paired(P)
 		return formula{k + 2*one, k + one, (uint64(p-1) + doubled(k, e) + uint64(one*(P-1))) * n, 0}
 	},
 	// Bruck et al. 1997: ceil(log2 P) steps, (P-1) n.
@@ -139,7 +137,7 @@ var formulas = map[string]func(P int, n uint64) formula{
 	// Thakur, Rabenseifner, Gropp 2005: log2 P steps, (P-1) n. An extra sends P blocks, which its core reduces, and
 	// with them those of other extras.
 	"reduce_scatter/recursive_halving": func(P int, n uint64) formula {
-		p, k, e, one := folded(P)
+		p, k, e, one := paired(P)
 		return formula{k + 2*one, k + one, uint64(P-1+one) * n, (uint64(p-1+one*P) + doubled(k, e)) * n}
 	},
 	// Träff 2024: ceil(log2 P) steps, (P-1) n.

@@ -1,5 +1,3 @@
-// Gather and scatter.
-
 package sendrecv
 
 import (
@@ -11,7 +9,7 @@ import (
 //
 //	root: receive from r+1, r+2, ... | others: send
 //
-// Steps: P-1 messages of n into the root: a + (P-1) n b, which the root's link sets.
+// Steps: P-1 messages of n into the root: a + (P-1) n b, set by the root's link.
 // For: long blocks; few ranks.
 func DirectGather(at Place) plan.SendRecvPlan {
 	m := newMaker(at, coll.Gather, Direct, 1)
@@ -22,26 +20,6 @@ func DirectGather(at Place) plan.SendRecvPlan {
 	for d := 1; d < at.Size; d++ {
 		from := mod(at.Rank+d, at.Size)
 		m.recv(from, m.blockOf(plan.Output, from))
-	}
-	m.keepOwn()
-	return m.done()
-}
-
-// DirectScatter has the root send every rank its block.
-//
-//	root: send block r+1 to r+1, block r+2 to r+2, ... | others: receive
-//
-// Steps: P-1 messages of n out of the root: a + (P-1) n b, which the root's link sets.
-// For: long blocks; few ranks.
-func DirectScatter(at Place) plan.SendRecvPlan {
-	m := newMaker(at, coll.Scatter, Direct, 1)
-	if at.Rank != at.Root {
-		m.recv(at.Root, m.blockOf(plan.Output, at.Rank))
-		return m.done()
-	}
-	for d := 1; d < at.Size; d++ {
-		to := mod(at.Rank+d, at.Size)
-		m.send(to, m.blockOf(plan.Input, to))
 	}
 	m.keepOwn()
 	return m.done()
@@ -67,28 +45,8 @@ func BinomialGather(at Place) plan.SendRecvPlan {
 	return m.done()
 }
 
-// BinomialScatter spreads down a binomial tree.
-//
-//	receive my subtree's blocks from the parent | send each child its subtree's, the one with most descendants first
-//
-// Steps: ceil(log2 P) messages out of the root, of ..., 4, 2, 1 blocks: log2 P a + (P-1) n b (Chan et al., CCPE 2007).
-// For: short blocks.
-func BinomialScatter(at Place) plan.SendRecvPlan {
-	m := newMaker(at, coll.Scatter, Binomial, 1)
-	t := binomial(at.Rank, at.Size, at.Root)
-	if t.parent >= 0 {
-		m.recv(t.parent, m.collected(at.Rank, plan.Output)...)
-	} else {
-		m.keepOwn()
-	}
-	for i := len(t.children) - 1; i >= 0; i-- {
-		m.send(t.children[i], m.collected(t.children[i], plan.Input)...)
-	}
-	return m.done()
-}
-
-// collected are the blocks of the subtree of a rank, counted from the root on, where this rank has them: the root in
-// its buffer, another one in a cell for each, but its own block in its own buffer.
+// collected returns the blocks of a rank's subtree, counted from the root on, where this rank has them. The root has them
+// in its buffer; another rank has its own block in its own buffer and each other block in a cell.
 func (m *maker) collected(rank int, buffer plan.Space) (list []plan.Region) {
 	v := mod(rank-m.Root, m.Size)
 	for w := v; w < v+subtree(v, m.Size); w++ {

@@ -1,5 +1,3 @@
-// Groups of several hosts.
-
 package sendrecv
 
 import (
@@ -7,15 +5,15 @@ import (
 	"slices"
 )
 
-// grid is a group as hosts of equally many ranks. Ranks with the same number on their hosts form a rail: what goes
-// between hosts goes along all rails at the same time, each with its part.
+// grid is a group as hosts of equally many ranks. Ranks with the same number on their hosts form a rail; messages between
+// hosts go along all rails at the same time, each with its part.
 type grid struct {
 	hosts [][]int
 	host  int // of this rank
 	local int // its number on its host
 }
 
-// gridOf finds a rank in the hosts of a place; without hosts, all ranks are on one.
+// gridOf returns the grid of a place. Without hosts all ranks are on one host.
 func gridOf(at Place) grid {
 	g := grid{hosts: at.Hosts}
 	if len(g.hosts) == 0 {
@@ -28,6 +26,7 @@ func gridOf(at Place) grid {
 	return g
 }
 
+// find returns the host of a rank and its number there.
 func (g grid) find(rank int) (host, local int) {
 	for h, ranks := range g.hosts {
 		for l, r := range ranks {
@@ -39,7 +38,7 @@ func (g grid) find(rank int) (host, local int) {
 	return -1, -1
 }
 
-// locals are the ranks of this rank's host, rail those with its number on theirs.
+// locals returns the ranks of this rank's host, rail those with the same number on their hosts.
 func (g grid) locals() []int { return g.hosts[g.host] }
 
 func (g grid) rail() []int {
@@ -50,12 +49,12 @@ func (g grid) rail() []int {
 	return ranks
 }
 
-// width and height are the numbers of ranks of a host and of hosts.
+// width returns the number of ranks of a host, height the number of hosts.
 func (g grid) width() int { return len(g.hosts[0]) }
 
 func (g grid) height() int { return len(g.hosts) }
 
-// inHost and inRail are the places of this rank in the group of its host and of its rail.
+// inHost and inRail return the places of this rank in the group of its host and in that of its rail.
 func (g grid) inHost(at Place, root int) Place {
 	return Place{Rank: g.local, Size: g.width(), Root: root, Chunk: at.Chunk, inner: true}
 }
@@ -64,7 +63,7 @@ func (g grid) inRail(at Place, root int) Place {
 	return Place{Rank: g.host, Size: g.height(), Root: root, Chunk: at.Chunk, inner: true}
 }
 
-// checkHosts wants every rank on one host and as many on each.
+// checkHosts refuses hosts unless every rank is on exactly one and all have equally many.
 func checkHosts(at Place) error {
 	seen, count := make([]bool, at.Size), 0
 	for h, ranks := range at.Hosts {

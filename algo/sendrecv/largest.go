@@ -1,5 +1,3 @@
-// How long chunks may be where messages may not be longer than the places of a channel.
-
 package sendrecv
 
 import (
@@ -10,8 +8,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// LongestChunk is the longest chunk of an algorithm, of those with pieces of equal length, for which no rank sends a
-// message of more than so many bytes. The chunk and the rank of the place do not matter, nor does the root: ranks are
+// LongestChunk returns the longest chunk of an algorithm, among chunks with pieces of equal length, for which no rank sends
+// a message of more than that many bytes. The chunk and the rank of the place do not matter, nor does the root: ranks are
 // counted from it on.
 func LongestChunk(kind coll.Kind, algorithm string, at Place, bytes int) (int, error) {
 	at.Chunk, at.Root = plan.Unit, 0
@@ -35,7 +33,7 @@ func LongestChunk(kind coll.Kind, algorithm string, at Place, bytes int) (int, e
 	return units * plan.Unit * pieces, nil
 }
 
-// most is the most pieces of a message.
+// mostPieces returns the most pieces of a message.
 func mostPieces(p plan.SendRecvPlan) (most int) {
 	for _, s := range p.Steps {
 		if s.Op == plan.Send {
@@ -49,9 +47,9 @@ func mostPieces(p plan.SendRecvPlan) (most int) {
 	return most
 }
 
-// telling are ranks among which there is one that sends the longest message and one that sends or takes the most: in a
-// group in which all ranks are alike the first one. Others are made of trees and hypercubes, counted from the root on,
-// in which those next to powers of two are the largest. A test compares with all ranks.
+// telling returns ranks of which one sends the longest message and one sends or takes the most. In a group in which all
+// ranks are alike this is rank 0. Other algorithms consist of trees and hypercubes, counted from the root on, in which the
+// ranks next to powers of two do most. A test compares with all ranks.
 func telling(kind coll.Kind, algorithm string, at Place) []int {
 	list := []int{0}
 	if digits := alike(kind, algorithm, at); digits != nil {

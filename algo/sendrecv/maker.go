@@ -1,5 +1,3 @@
-// How builders write plans.
-
 package sendrecv
 
 import (
@@ -7,13 +5,13 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Place is where a plan runs. Root matters to rooted kinds, Hosts to hierarchical algorithms.
+// Place says where a plan runs. Root matters to rooted kinds, Hosts to hierarchical algorithms.
 type Place struct {
 	Rank, Size, Root int
 	Chunk            int     // bytes, of the flat buffer or of each block
-	Hosts            [][]int // the ranks of each host, as many on each
+	Hosts            [][]int // the ranks of each host, equally many on each
 
-	inner bool // the plan becomes a part of another one, which finds out what its steps wait for
+	inner bool // the plan becomes a part of another one, which adds the dependencies
 }
 
 // maker collects the steps of one rank.
@@ -24,6 +22,7 @@ type maker struct {
 	channel uint8 // of the messages that follow
 }
 
+// newMaker starts the plan of a place.
 func newMaker(at Place, kind coll.Kind, algorithm string, pieces int) *maker {
 	m := &maker{inner: at.inner, SendRecvPlan: plan.SendRecvPlan{Algorithm: algorithm, Kind: kind, Rank: at.Rank, Size: at.Size,
 		Chunk: at.Chunk, Pieces: pieces}}
@@ -33,25 +32,26 @@ func newMaker(at Place, kind coll.Kind, algorithm string, pieces int) *maker {
 	return m
 }
 
-// pieces is a range of pieces of a flat buffer or of one block of it; of a cell of scratch memory where that is flat.
+// pieces returns a range of pieces of a flat buffer, or of cell 0 of scratch memory of a flat kind.
 func pieces(space plan.Space, first, count int) []plan.Region {
 	return []plan.Region{{Space: space, First: first, Count: count}}
 }
 
-// blockOf is a rank's whole block; of buffers that are blocks or one of them.
+// blockOf returns a rank's whole block of a buffer that has blocks.
 func (m *maker) blockOf(space plan.Space, block int) plan.Region {
 	return plan.Region{Space: space, Block: block, Count: m.Pieces}
 }
 
-// whole is a flat buffer.
+// whole returns a whole flat buffer.
 func (m *maker) whole(space plan.Space) []plan.Region { return pieces(space, 0, m.Pieces) }
 
-// cell is a cell of scratch memory that holds all pieces of a block.
+// cell returns a cell of scratch memory that holds all pieces of a block.
 func (m *maker) cell(cell, block int) plan.Region {
 	m.Cells = max(m.Cells, cell+1)
 	return plan.Region{Space: plan.Scratch, Cell: cell, Block: block, Count: m.Pieces}
 }
 
+// add appends a step with the maker's lag and channel.
 func (m *maker) add(s plan.Step) {
 	s.Lag, s.Channel = m.lag, m.channel
 	m.Steps = append(m.Steps, s)
@@ -65,22 +65,22 @@ func (m *maker) recv(from int, to ...plan.Region) {
 	m.add(plan.Step{Op: plan.Recv, Peer: from, To: to})
 }
 
-// recvReduce combines own bytes and a message, own ones on the left.
+// recvReduce reduces own bytes and a message. The own bytes are the left operand.
 func (m *maker) recvReduce(peer int, own, to []plan.Region) {
 	m.add(plan.Step{Op: plan.RecvReduce, Peer: peer, From: own, To: to})
 }
 
-// recvReduceFirst has the message on the left.
+// recvReduceFirst is recvReduce with the message as the left operand.
 func (m *maker) recvReduceFirst(peer int, own, to []plan.Region) {
 	m.add(plan.Step{Op: plan.RecvReduce, Peer: peer, From: own, To: to, MessageFirst: true})
 }
 
 func (m *maker) reduce(from, to []plan.Region) { m.add(plan.Step{Op: plan.Reduce, From: from, To: to}) }
 
-// copy moves bytes inside the rank. A group of one is nothing else.
+// copy moves bytes inside the rank. The plan of a group of one rank consists of one copy.
 func (m *maker) copy(from, to []plan.Region) { m.add(plan.Step{Op: plan.Copy, From: from, To: to}) }
 
-// done finds out which sends each step must wait for and returns the plan.
+// done adds the dependencies and returns the plan.
 func (m *maker) done() plan.SendRecvPlan {
 	if !m.inner {
 		plan.AddDependencies(&m.SendRecvPlan)

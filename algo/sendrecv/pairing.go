@@ -1,19 +1,17 @@
-// Groups whose size does not suit an algorithm.
-
 package sendrecv
 
-// fold is how an algorithm for p ranks runs on at.Size: pairs of neighbouring ranks first become one, the odd rank of
-// each, and take their result back in the end (Thakur, Rabenseifner, Gropp, IJHPCA 2005). At most half of the ranks may
-// be extras: p >= size/2.
+// pairing lets an algorithm for p ranks run on size ranks. Pairs of neighbouring ranks first become one: the even rank, the
+// extra, hands its part to the odd rank and takes its result back in the end (Thakur, Rabenseifner, Gropp, IJHPCA 2005).
+// At most half of the ranks may be extras: p >= size/2. The p ranks that are no extras are the cores, numbered in order.
 type pairing struct{ size, p int }
 
-// extras is how many ranks hand their part to a neighbour.
+// extras returns how many ranks hand their part to a neighbour.
 func (f pairing) extras() int { return f.size - f.p }
 
-// extra says whether a rank hands its part to its partner, the next rank.
+// extra reports whether a rank hands its part to its partner, the next rank.
 func (f pairing) extra(rank int) bool { return rank < 2*f.extras() && rank%2 == 0 }
 
-// partner is the extra of a rank, or -1.
+// partner returns the extra of a rank, or -1.
 func (f pairing) partner(rank int) int {
 	if rank < 2*f.extras() && rank%2 == 1 {
 		return rank - 1
@@ -21,7 +19,7 @@ func (f pairing) partner(rank int) int {
 	return -1
 }
 
-// core is the number of a rank that is no extra among those that are none.
+// core returns the number of a rank, which is no extra, among the cores.
 func (f pairing) core(rank int) int {
 	if rank < 2*f.extras() {
 		return rank / 2
@@ -29,7 +27,7 @@ func (f pairing) core(rank int) int {
 	return rank - f.extras()
 }
 
-// rank is the inverse of core.
+// rank returns the rank of a core.
 func (f pairing) rank(core int) int {
 	if core < f.extras() {
 		return 2*core + 1
@@ -37,7 +35,7 @@ func (f pairing) rank(core int) int {
 	return core + f.extras()
 }
 
-// members are the ranks whose parts a core holds, in order.
+// members returns the ranks whose parts a core holds, in order.
 func (f pairing) members(core int) []int {
 	if core < f.extras() {
 		return []int{2 * core, 2*core + 1}
@@ -45,7 +43,7 @@ func (f pairing) members(core int) []int {
 	return []int{core + f.extras()}
 }
 
-// powerOfTwo is the largest one that is no more than n.
+// powerOfTwo returns the largest power of two up to n.
 func powerOfTwo(n int) int {
 	p := 1
 	for 2*p <= n {

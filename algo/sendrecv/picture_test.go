@@ -1,5 +1,3 @@
-// testdata/plans.txt shows every plan for 4 and 5 ranks.
-
 package sendrecv
 
 import (

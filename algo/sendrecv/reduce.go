@@ -1,5 +1,3 @@
-// Reduce.
-
 package sendrecv
 
 import (
@@ -7,7 +5,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// newReduce also tells where a rank may keep what it has reduced: the root in its output, others in scratch memory.
+// newReduce also returns where a rank may keep its partial result: the root in its output, others in scratch memory.
 func newReduce(at Place, name string, pieces int) (m *maker, acc plan.Region) {
 	m = newMaker(at, coll.Reduce, name, pieces)
 	if at.Rank == at.Root {
@@ -16,7 +14,7 @@ func newReduce(at Place, name string, pieces int) (m *maker, acc plan.Region) {
 	return m, m.cell(0, 0)
 }
 
-// part is some pieces of a region.
+// part returns some pieces of a region.
 func part(r plan.Region, first, count int) []plan.Region {
 	r.First, r.Count = first, count
 	return []plan.Region{r}
@@ -26,7 +24,7 @@ func part(r plan.Region, first, count int) []plan.Region {
 //
 //	receive from the children and reduce, the one with fewest descendants first | send to the parent
 //
-// Steps: ceil(log2 P) messages of n on the longest way: log2 P (a + n b + n g) (Chan et al., CCPE 2007).
+// Steps: ceil(log2 P) messages of n on the longest path: log2 P (a + n b + n g) (Chan et al., CCPE 2007).
 // For: short messages.
 func BinomialReduce(at Place) plan.SendRecvPlan { return treeReduce(at, Binomial, binomial) }
 
@@ -35,10 +33,11 @@ func BinomialReduce(at Place) plan.SendRecvPlan { return treeReduce(at, Binomial
 //	receive chunk k from r+1, reduce | send it to r-1
 //
 // Steps: P-1 messages for the first chunk, one more for each that follows: (P-2 + n/s) (a + s b + s g) for chunks of s
-// bytes. Each rank sends and reduces n: for long messages n (b + g), the least that there can be.
+// bytes. Each rank sends and reduces n: for long messages n (b + g), the least possible.
 // For: long messages in small groups.
 func ChainReduce(at Place) plan.SendRecvPlan { return treeReduce(at, Chain, chain) }
 
+// treeReduce reduces up a tree of some shape.
 func treeReduce(at Place, name string, shape func(rank, size, root int) tree) plan.SendRecvPlan {
 	m, acc := newReduce(at, name, 1)
 	if at.Size == 1 {
@@ -84,8 +83,8 @@ func ScatterGatherReduce(at Place) plan.SendRecvPlan {
 //	others: receive half 0 from children in tree 0 and reduce, send to the parent | half 1: the same in tree 1
 //	root:   receive half 0 from the top of tree 0, half 1 from that of tree 1, reduce
 //
-// Steps: log2 P + 1 messages on the longest way, and 4 halves more for each chunk. Per rank n sent and reduced at most,
-// all ranks at the same time: n (b + g) and what it takes to fill the pipeline.
+// Steps: log2 P + 1 messages on the longest path, and 4 halves more for each chunk. Per rank n sent and reduced at most,
+// all ranks at the same time: n (b + g) and the time to fill the pipeline.
 // For: long messages in large groups.
 func DoubleTreeReduce(at Place) plan.SendRecvPlan {
 	m, acc := newReduce(at, DoubleTree, 2)

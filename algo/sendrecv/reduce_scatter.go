@@ -1,5 +1,3 @@
-// Reduce-scatter.
-
 package sendrecv
 
 import (
@@ -7,7 +5,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// alone is the reduce-scatter of one rank.
+// alone returns the reduce-scatter of a group of one rank.
 func (m *maker) alone() plan.SendRecvPlan {
 	m.keepOwn()
 	return m.done()
@@ -17,7 +15,7 @@ func (m *maker) alone() plan.SendRecvPlan {
 //
 //	step s: send block r-s-1 to r+1 | receive block r-s-2 from r-1, reduce into it
 //
-// Steps: P-1 messages of n, for blocks of n; (P-1) n sent and reduced: the least that there can be. (P-1) (a + n b + n
+// Steps: P-1 messages of n, for blocks of n; (P-1) n sent and reduced: the least possible. (P-1) (a + n b + n
 // g) (Patarasuk and Yuan, JPDC 2009).
 // For: long blocks.
 func RingReduceScatter(at Place) plan.SendRecvPlan {
@@ -31,7 +29,7 @@ func RingReduceScatter(at Place) plan.SendRecvPlan {
 		m.send(next, block)
 		b := mod(at.Rank-s-2, at.Size)
 		own := m.blockOf(plan.Input, b)
-		// What is passed on may be read from where it lies while the next block arrives: two cells in turn.
+		// The channel may still read the block that is passed on while the next one arrives, so two cells take turns.
 		block = m.cell(s%2, b)
 		if s == at.Size-2 {
 			block = m.blockOf(plan.Output, b)
@@ -65,13 +63,14 @@ func DirectReduceScatter(at Place) plan.SendRecvPlan {
 	return m.done()
 }
 
-// partial are the blocks of a reduce-scatter, some of which this rank has reduced with others: those lie in the cell of
-// their block.
+// partial tracks which blocks of a reduce-scatter this rank has reduced with others. Those lie in the cell of their block,
+// the other blocks in the input.
 type partial struct {
 	*maker
 	begun map[int]bool
 }
 
+// at returns where some blocks lie now.
 func (p partial) at(blocks []int) []plan.Region {
 	list := make([]plan.Region, len(blocks))
 	for i, b := range blocks {
@@ -82,7 +81,8 @@ func (p partial) at(blocks []int) []plan.Region {
 	return list
 }
 
-// take adds a message to blocks; with all, the own block is then complete.
+// take reduces a message into some blocks. With first the message is the left operand; with all it completes the rank's own
+// block, which then goes to the output.
 func (p partial) take(peer int, blocks []int, first, all bool) {
 	from := p.at(blocks)
 	for _, b := range blocks {
@@ -108,8 +108,8 @@ func (p partial) take(peer int, blocks []int, first, all bool) {
 //	others: with ..., r^4, r^2, r^1: send the blocks of the partner's half, receive and reduce my half's
 //
 // Steps: log2 p messages for p = 2^k ranks, which halve in length; (P-1) n sent and reduced: log2 P a + (P-1) n (b + g)
-// (Thakur, Rabenseifner, Gropp, IJHPCA 2005). Other sizes fold P-p ranks into their neighbours: 2 steps and P blocks
-// more.
+// (Thakur, Rabenseifner, Gropp, IJHPCA 2005). Other sizes pair P-p ranks with their neighbours: 2 steps and P
+// blocks more.
 // For: short blocks in groups of a power of two; Bruck is better in others.
 func RecursiveHalvingReduceScatter(at Place) plan.SendRecvPlan {
 	f := pairing{at.Size, powerOfTwo(at.Size)}
@@ -141,7 +141,7 @@ func RecursiveHalvingReduceScatter(at Place) plan.SendRecvPlan {
 	return m.done()
 }
 
-// BruckReduceScatter is Bruck's all-gather backwards: blocks are reduced along the ways that they would be spread on.
+// BruckReduceScatter is Bruck's all-gather backwards: blocks are reduced along the paths on which they would be spread.
 //
 //	round k = ..., 2, 1, 0: send blocks r+2^k .. to r+2^k | receive blocks r .. from r-2^k, reduce
 //

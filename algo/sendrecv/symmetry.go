@@ -1,5 +1,3 @@
-// Groups in which one rank's steps tell those of all.
-
 package sendrecv
 
 import (
@@ -8,9 +6,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// symmetric lists algorithms whose ranks all do the same at the same time in groups of some sizes: writing ranks as
-// numbers with these digits, the lowest one first, rank r's plan is rank 0's with r added to every peer, digit by digit
-// and without carry. An algorithm that is not listed is priced as well, only not as fast.
+// symmetric lists algorithms whose ranks all do the same at the same time in groups of some sizes, with the radices that
+// [plan.Group.Digits] describes. An algorithm that is not listed is priced as well, but more slowly.
 var symmetric = map[coll.Kind]map[string]func(size int) []int{
 	coll.AllReduce: {Ring: rotation, RecursiveDoubling: cube, Rabenseifner: cube, Torus: grid2},
 	coll.AllGather: {Ring: rotation, Direct: rotation, Bruck: rotation, RecursiveDoubling: cube},
@@ -21,7 +18,7 @@ var symmetric = map[coll.Kind]map[string]func(size int) []int{
 	coll.Barrier:  {Dissemination: rotation},
 }
 
-// alike returns the digits in which the ranks of a group are alike, or nil where they are not.
+// alike returns the radices of the digits in which the ranks of a group are alike, or nil where they are not alike.
 func alike(kind coll.Kind, algorithm string, at Place) []int {
 	if digits := symmetric[kind][algorithm]; digits != nil && at.Size > 1 {
 		return digits(at.Size)
@@ -29,10 +26,10 @@ func alike(kind coll.Kind, algorithm string, at Place) []int {
 	return nil
 }
 
-// rotation has one digit: ranks on a circle.
+// rotation returns one digit: the ranks of a circle are alike.
 func rotation(size int) []int { return []int{size} }
 
-// cube has a digit for each bit, of a power of two.
+// cube returns a digit for each bit of a power of two.
 func cube(size int) []int {
 	if size&(size-1) != 0 {
 		return nil
@@ -44,13 +41,14 @@ func cube(size int) []int {
 	return digits
 }
 
-// grid2 has the digits of rows and columns of a torus.
+// grid2 returns the digits of the rows and columns of a torus.
 func grid2(size int) []int {
 	g := rows(Place{Size: size})
 	return []int{g.width(), g.height()}
 }
 
-// turned lists the algorithms in which the plan of rank r is that of rank 0 turned by r.
+// turned lists the algorithms in which the plan of rank r is that of rank 0 turned by r, see [plan.Group.Turned]. An
+// algorithm that turns and is not listed only takes longer to play.
 var turned = map[coll.Kind][]string{
 	coll.AllReduce:     {Ring},
 	coll.AllGather:     {Ring, Bruck, Direct},
@@ -59,9 +57,7 @@ var turned = map[coll.Kind][]string{
 	coll.Barrier:       {Dissemination},
 }
 
-// Turns says whether the plan of rank r is, for every size, that of rank 0 with r added to each peer, and to each block
-// or, where buffers are flat, each piece, all of them modulo the size. Thousands of ranks can then be played with the
-// plan of one, see [Group]. An algorithm that turns and is not listed here only takes longer to play.
+// Turns reports whether the plans of an algorithm turn, for every size.
 func Turns(kind coll.Kind, algorithm string) bool {
 	for _, name := range turned[kind] {
 		if name == algorithm {

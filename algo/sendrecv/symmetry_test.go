@@ -9,7 +9,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// turnedBy is the plan of rank 0 as [Turns] says that it is for another one. Which cells of scratch memory it uses is left out.
+// turnedBy returns the plan of rank 0 turned for another rank, see [plan.Group.Turned]. It leaves out which cells of scratch
+// memory are used.
 func turnedBy(p plan.SendRecvPlan, rank int) plan.SendRecvPlan {
 	shift := func(regions []plan.Region) []plan.Region {
 		list := slices.Clone(regions)
@@ -37,7 +38,7 @@ func turnedBy(p plan.SendRecvPlan, rank int) plan.SendRecvPlan {
 	return p
 }
 
-// turns says whether the plans of all ranks are rank 0's turned.
+// turns reports whether the plans of all ranks are rank 0's turned.
 func turns(plans []plan.SendRecvPlan) bool {
 	for rank, p := range plans {
 		if fmt.Sprint(turnedBy(plans[0], rank).Steps) != fmt.Sprint(turnedBy(p, 0).Steps) {

@@ -1,5 +1,3 @@
-// Trees over ranks, and what passes up and down them.
-
 package sendrecv
 
 import (
@@ -15,9 +13,9 @@ type tree struct {
 	depth    int   // messages from the root
 }
 
-// binomial is the tree of recursive halving of the ranks counted from root on: the children of rank v (so counted) are
-// v+1, v+2, v+4, ... as long as these distances are below v's lowest bit (Chan et al., CCPE 2007). The child with the
-// most descendants is the last one.
+// binomial returns a rank's place in the tree of recursive halving of the ranks counted from root on. The children of rank
+// v, so counted, are v+1, v+2, v+4, ... as long as these distances are below v's lowest bit (Chan et al., CCPE 2007). The
+// child with the most descendants is the last one.
 func binomial(rank, size, root int) tree {
 	v := mod(rank-root, size)
 	t := tree{parent: -1}
@@ -36,11 +34,11 @@ func binomial(rank, size, root int) tree {
 	return t
 }
 
-// subtree is how many ranks a binomial tree has from rank v > 0 down, v and those that follow it, counted from the root
-// on.
+// subtree returns how many ranks a binomial tree has from rank v > 0 down: v and those that follow it, counted from the
+// root on.
 func subtree(v, size int) int { return min(v&-v, size-v) }
 
-// balanced is a rank's place in the in-order binary tree: odd ranks are leaves, and a rank whose lowest bit is 2^h has
+// balanced returns a rank's place in the in-order binary tree: odd ranks are leaves, and a rank whose lowest bit is 2^h has
 // its children 2^(h-1) to either side, or nearer ones where the tree is not full (Sanders, Speck, Träff, Parallel
 // Computing 2009; in the form that NCCL uses). Rank 0 is the root, with one child.
 func balanced(rank, size int) tree {
@@ -48,8 +46,7 @@ func balanced(rank, size int) tree {
 	for v := t.parent; v >= 0; v = parentInBalanced(v, size) {
 		t.depth++
 	}
-	// A child is at a power of two from its parent, or, where ranks are missing above, at the next lower one that
-	// exists.
+	// The distance between child and parent is a power of two.
 	for distance := 1; distance < 2*size; distance *= 2 {
 		for _, child := range []int{rank - distance, rank + distance} {
 			if child > 0 && child < size && parentInBalanced(child, size) == rank {
@@ -60,9 +57,11 @@ func balanced(rank, size int) tree {
 	return t
 }
 
-// height bounds the depths of balanced and binomial trees.
+// height returns a bound of the depths of balanced and binomial trees.
 func height(size int) int { return bits.Len(uint(size - 1)) }
 
+// parentInBalanced returns the parent of a rank in the in-order binary tree, or -1. Where ranks are missing above, it is the
+// next lower one that exists.
 func parentInBalanced(rank, size int) int {
 	if rank == 0 {
 		return -1
@@ -74,9 +73,9 @@ func parentInBalanced(rank, size int) int {
 	return rank &^ bit
 }
 
-// double is a rank's place in the two trees of a double tree: an inner rank of one is a leaf of the other, so that each
-// rank sends and receives the same number of bytes. The second tree is the first mirrored, or, where the size is odd,
-// shifted by one.
+// double returns a rank's places in the two trees of a double tree. An inner rank of one tree is a leaf of the other, so
+// that each rank sends and receives the same number of bytes. The second tree is the first one mirrored or, where the size
+// is odd, shifted by one.
 func double(rank, size int) [2]tree {
 	there := func(r int) int { return mod(r-1, size) }
 	back := func(r int) int { return mod(r+1, size) }
@@ -94,8 +93,8 @@ func double(rank, size int) [2]tree {
 	return [2]tree{balanced(rank, size), second}
 }
 
-// up reduces regions towards the root of a tree: own bytes, with what children send, end up in acc, or are sent on from
-// there. Lower ranks stand on the left where the tree is in order.
+// up reduces regions towards the root of a tree. It reduces own bytes and the children's messages into acc, and sends acc,
+// or the own bytes of a leaf, to the parent. Lower ranks are the left operand where the tree is in order.
 func (m *maker) up(t tree, own, acc []plan.Region) {
 	from := own
 	for _, child := range t.children {
@@ -121,7 +120,7 @@ func (m *maker) down(t tree, regions []plan.Region) {
 	}
 }
 
-// chain is the tree in which each rank, counted from the root on, has the next one as its child.
+// chain returns a rank's place in the tree in which each rank, counted from the root on, has the next one as its child.
 func chain(rank, size, root int) tree {
 	v := mod(rank-root, size)
 	t := tree{parent: -1, depth: v}

@@ -5,8 +5,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// OneShotAllGather has every rank publish its chunk and read the chunks of all others into their blocks of the output;
-// its own chunk goes straight from the input to its block.
+// OneShotAllGather has every rank publish its chunk and read the chunks of all others into their blocks of the output.
+// Its own chunk goes straight from the input to its block.
 //
 //	publish k | read k-1 of the others -> blocks; own chunk k-1 of the input -> own block
 //

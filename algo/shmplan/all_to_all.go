@@ -6,8 +6,8 @@ import (
 )
 
 // OneShotAllToAll has every rank publish the chunks for all others, which read theirs: the direct exchange. Ranks know
-// only the lengths of their own blocks, so the lengths go first, in a slot of the small lane, and the heads of all
-// blocks with them: short exchanges end there. Who has a longer block publishes its first chunk right behind the heads.
+// only the lengths of their own blocks, so the lengths go first, in a small slot, and the heads of all blocks with them:
+// short exchanges end there. A rank with a longer block publishes its first chunk right behind the heads.
 //
 //	publish lengths and heads, and chunk 0 | read heads of the others -> blocks; own head -> own block
 //	publish k of the blocks of others | read k-1 of the others -> blocks; own chunk k-1 -> own block

@@ -5,13 +5,13 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// OneShotBarrier has every rank fill a slot with nothing and look at the slots of all others.
+// OneShotBarrier has every rank mark a slot as filled, without data, and wait until the slots of all others are filled.
 //
 //	publish nothing | await 0..P-1
 //
 // Steps: 2, one round of flags, P-1 flags read: L + (P-1) f, against L ceil(log2 P) of dissemination (Hensgen, Finkel,
-// Manber 1988), which sends fewer flags but waits for them one after the other. There is one chunk, so the lag is only
-// a matter of order.
+// Manber 1988), which sends fewer flags but waits for them one after the other. There is one chunk, so no
+// lag is needed.
 func OneShotBarrier(at Place) plan.SlotPlan {
 	return at.plan(OneShot, coll.Barrier,
 		plan.Stage{Action: plan.Publish},

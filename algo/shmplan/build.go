@@ -8,13 +8,14 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Place is where a plan runs: the rank it is for and the memory it uses. Root matters to rooted kinds.
+// Place says where a plan runs: the rank that it is for and the slots that it uses. Root matters to rooted kinds.
 type Place struct {
 	Rank, Size, Root int
 	Slots            plan.Slots
 	Chunk            int
 }
 
+// plan returns a plan of some stages with the layouts of its kind.
 func (at Place) plan(algorithm string, kind coll.Kind, stages ...plan.Stage) plan.SlotPlan {
 	p := plan.SlotPlan{Algorithm: algorithm, Kind: kind, Rank: at.Rank, Size: at.Size, Slots: at.Slots, Chunk: at.Chunk,
 		Stages: stages}
@@ -32,21 +33,24 @@ func (at Place) plan(algorithm string, kind coll.Kind, stages ...plan.Stage) pla
 	return p
 }
 
-// Names of the algorithms. One-shot: every reader takes all it needs straight from the contributors' slots, one round
-// of flags. Two-shot: each rank first combines a share and the shares are then collected, two rounds of flags.
+// Names of the algorithms. In a one-shot algorithm every reader takes all that it needs straight from the slots of those
+// who contribute, in one round of flags. In a two-shot algorithm each rank first reduces a share and the shares are then
+// collected, in two rounds of flags.
 const (
 	OneShot = "one_shot"
 	TwoShot = "two_shot"
 	Local   = "local"
 )
 
+// family is one algorithm of one kind.
 type family struct {
 	kind  coll.Kind
 	name  string
 	build func(Place) plan.SlotPlan
 }
 
-// families lists what the selector may choose from, the simpler one first: it wins a tie.
+// families lists all algorithms that the selector may choose from. Of two that cost the same the first one is taken, so
+// the simpler one comes first.
 var families = []family{
 	{coll.AllReduce, OneShot, OneShotAllReduce},
 	{coll.AllReduce, TwoShot, TwoShotAllReduce},
@@ -61,7 +65,7 @@ var families = []family{
 	{coll.Scatter, OneShot, OneShotScatter},
 }
 
-// Algorithms names the algorithms that a kind can be set to in a group of several ranks.
+// Algorithms returns the names of the algorithms of a kind in a group of several ranks.
 func Algorithms(kind coll.Kind) []string {
 	var names []string
 	for _, f := range families {
@@ -72,6 +76,7 @@ func Algorithms(kind coll.Kind) []string {
 	return names
 }
 
+// find returns an algorithm by its name.
 func find(kind coll.Kind, algorithm string) (family, bool) {
 	if algorithm == Local && kind.Collective() {
 		return family{kind, Local, func(at Place) plan.SlotPlan { return LocalCopy(kind, at) }}, true
@@ -84,7 +89,7 @@ func find(kind coll.Kind, algorithm string) (family, bool) {
 	return family{}, false
 }
 
-// Build makes the plan of one rank and refuses what no runner could carry out.
+// Build makes the plan of one rank. It refuses a plan that no runner could carry out.
 func Build(kind coll.Kind, algorithm string, at Place) (plan.SlotPlan, error) {
 	f, ok := find(kind, algorithm)
 	if !ok {

@@ -21,9 +21,9 @@ func TestBuildRefuses(t *testing.T) {
 		{coll.AllReduce, OneShot, func(p *Place) { p.Size = 0 }, "size is not within 1 to 512"},
 		{coll.AllReduce, OneShot, func(p *Place) { p.Rank = 2 }, "all_reduce one_shot, rank 2 of 2: rank is outside the group"},
 		{coll.Broadcast, OneShot, func(p *Place) { p.Root = 2 }, "root 2 is outside the group"},
-		{coll.AllReduce, OneShot, func(p *Place) { p.Chunk = 100 }, "chunk of 100 bytes, expected a multiple of 64 up to 262144 (large lane)"},
-		{coll.AllReduce, OneShot, func(p *Place) { p.Slots = plan.SmallSlots; p.Chunk = 16384 }, "chunk of 16384 bytes, expected a multiple of 64 up to 8192 (small lane)"},
-		{coll.AllReduce, TwoShot, func(p *Place) { p.Slots = plan.SmallSlots }, "stage 1 (fold): the small lane carries one round of flags only"},
+		{coll.AllReduce, OneShot, func(p *Place) { p.Chunk = 100 }, "chunk of 100 bytes, expected a multiple of 64 up to 262144 (large slots)"},
+		{coll.AllReduce, OneShot, func(p *Place) { p.Slots = plan.SmallSlots; p.Chunk = 16384 }, "chunk of 16384 bytes, expected a multiple of 64 up to 8192 (small slots)"},
+		{coll.AllReduce, TwoShot, func(p *Place) { p.Slots = plan.SmallSlots }, "stage 1 (reduce): small slots carry one round of flags only"},
 		{coll.AllReduce, Local, func(*Place) {}, "stage 0 (local): for a rank alone only"},
 	} {
 		at := good
@@ -33,11 +33,11 @@ func TestBuildRefuses(t *testing.T) {
 		}
 	}
 	for want, stages := range map[string][]plan.Stage{
-		"0 stages, expected 1 to 6":                                    {},
-		"7 stages, expected 1 to 6":                                    make([]plan.Stage, 7),
-		"stage 1 (fold): lag 4, expected 0 to 3: the lane has 4 slots": {{}, {Action: plan.ReduceSlots, Lag: 4, ToOutput: true}},
-		"stage 0 (fold): the result goes nowhere":                      {{Action: plan.ReduceSlots}},
-		"stage 0 (read): chunks of several ranks need an output":       {{Action: plan.Read, From: plan.Others}},
+		"0 stages, expected 1 to 6":                                   {},
+		"7 stages, expected 1 to 6":                                   make([]plan.Stage, 7),
+		"stage 1 (reduce): lag 4, expected 0 to 3: there are 4 slots": {{}, {Action: plan.ReduceSlots, Lag: 4, ToOutput: true}},
+		"stage 0 (reduce): the result goes nowhere":                   {{Action: plan.ReduceSlots}},
+		"stage 0 (read): chunks of several ranks need an output":      {{Action: plan.Read, From: plan.Others}},
 	} {
 		p := OneShotAllReduce(good)
 		p.Stages = stages

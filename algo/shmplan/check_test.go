@@ -19,11 +19,11 @@ func TestMain(m *testing.M) {
 }
 
 // build makes the plans of all ranks.
-func build(t testing.TB, kind coll.Kind, algorithm string, size, root int, lane plan.Slots, chunk int) []plan.SlotPlan {
+func build(t testing.TB, kind coll.Kind, algorithm string, size, root int, slots plan.Slots, chunk int) []plan.SlotPlan {
 	t.Helper()
 	plans := make([]plan.SlotPlan, size)
 	for rank := range plans {
-		p, err := Build(kind, algorithm, Place{rank, size, root, lane, chunk})
+		p, err := Build(kind, algorithm, Place{rank, size, root, slots, chunk})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -32,17 +32,18 @@ func build(t testing.TB, kind coll.Kind, algorithm string, size, root int, lane 
 	return plans
 }
 
-func lanes(f family) []plan.Slots {
+// slotsFor returns the slots that an algorithm can use.
+func slotsFor(f family) []plan.Slots {
 	if f.name == TwoShot || f.kind == coll.AllToAll {
 		return []plan.Slots{plan.LargeSlots}
 	}
 	return []plan.Slots{plan.SmallSlots, plan.LargeSlots}
 }
 
-// edges are the byte counts around every edge of a plan's arithmetic, up to more chunks than the lane has slots.
-func edges(chunk int, lane plan.Slots) []uint64 {
+// edges are the byte counts around every edge of a plan's arithmetic, up to more chunks than there are slots.
+func edges(chunk int, slots plan.Slots) []uint64 {
 	c := uint64(chunk)
-	return []uint64{0, 1, 63, 64, 65, c - 1, c, c + 1, 2*c + 64, uint64(lane.Count()+2)*c + 17}
+	return []uint64{0, 1, 63, 64, 65, c - 1, c, c + 1, 2*c + 64, uint64(slots.Count()+2)*c + 17}
 }
 
 func TestEveryAlgorithmIsRight(t *testing.T) {
@@ -51,12 +52,12 @@ func TestEveryAlgorithmIsRight(t *testing.T) {
 		sizes = append(sizes, size)
 	}
 	for _, f := range families {
-		for _, lane := range lanes(f) {
-			t.Run(fmt.Sprintf("%v/%s/%v", f.kind, f.name, lane), func(t *testing.T) {
+		for _, slots := range slotsFor(f) {
+			t.Run(fmt.Sprintf("%v/%s/%v", f.kind, f.name, slots), func(t *testing.T) {
 				t.Parallel()
 				for _, size := range sizes {
-					if lane == plan.SmallSlots && size > 12 && size != 33 {
-						continue // the large lane has the same stages and fewer slots
+					if slots == plan.SmallSlots && size > 12 && size != 33 {
+						continue // there are fewer large slots, and the stages are the same
 					}
 					roots := []int{0}
 					if f.kind.Rooted() {
@@ -76,9 +77,9 @@ func TestEveryAlgorithmIsRight(t *testing.T) {
 							if chunk == 64 && size > 9 {
 								continue // at most one rank has a share
 							}
-							plans := build(t, f.kind, f.name, size, root, lane, chunk)
-							for _, bytes := range edges(chunk, lane) {
-								if err := verify.CheckSlots(plans, bytes); err != nil {
+							plans := build(t, f.kind, f.name, size, root, slots, chunk)
+							for _, bytes := range edges(chunk, slots) {
+								if err := verify.CheckSlots(plans, plan.Lengths{Bytes: bytes}); err != nil {
 									t.Fatal(err)
 								}
 								if f.kind == coll.Barrier {
@@ -97,7 +98,7 @@ func TestSharesOfManyRanksAreRight(t *testing.T) {
 	for _, size := range []int{2, 3, 5, 8, 17, 33, 64} {
 		for _, kind := range []coll.Kind{coll.AllReduce, coll.Reduce} {
 			chunk := 64*size + 128
-			if err := verify.CheckSlots(build(t, kind, TwoShot, size, size-1, plan.LargeSlots, chunk), uint64(3*chunk-63)); err != nil {
+			if err := verify.CheckSlots(build(t, kind, TwoShot, size, size-1, plan.LargeSlots, chunk), plan.Lengths{Bytes: uint64(3*chunk - 63)}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -124,7 +125,7 @@ func TestBlocksMayDifferInLength(t *testing.T) {
 				if round == 0 {
 					clear(blocks)
 				}
-				if err := verify.CheckSlotBlocks(plans, 0, blocks); err != nil {
+				if err := verify.CheckSlots(plans, plan.Lengths{Blocks: blocks}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -138,7 +139,7 @@ func TestARankAloneCopies(t *testing.T) {
 			continue
 		}
 		for _, bytes := range []uint64{0, 1, 1000} {
-			if err := verify.CheckSlots(build(t, kind, Local, 1, 0, plan.LargeSlots, 128), bytes); err != nil {
+			if err := verify.CheckSlots(build(t, kind, Local, 1, 0, plan.LargeSlots, 128), plan.Lengths{Bytes: bytes}); err != nil {
 				t.Error(err)
 			}
 		}
@@ -152,12 +153,12 @@ func TestCollectivesFollowOneAnother(t *testing.T) {
 			for _, second := range families {
 				var calls []verify.SlotCall
 				for i, f := range []family{first, second, first, second, second, first} {
-					lane := plan.LargeSlots
+					slots := plan.LargeSlots
 					if f.name == OneShot && f.kind != coll.AllToAll && i%3 == 0 {
-						lane = plan.SmallSlots
+						slots = plan.SmallSlots
 					}
 					calls = append(calls, verify.SlotCall{
-						Plans: build(t, f.kind, f.name, size, i%size, lane, 64), Bytes: uint64(i*150) % 400, InPlace: i%2 == 0,
+						Plans: build(t, f.kind, f.name, size, i%size, slots, 64), Lengths: plan.Lengths{Bytes: uint64(i*150) % 400}, InPlace: i%2 == 0,
 					})
 				}
 				if err := verify.CheckSlotCalls(calls...); err != nil {

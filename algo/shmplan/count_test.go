@@ -10,14 +10,14 @@ import (
 
 // The closed formulas of the literature for n bytes, P ranks, c chunks, with P dividing each chunk into whole shares:
 //
-//	one-shot         out of others' slots (P-1) n, folded P n                     (vLLM, DeepSpeed: the direct exchange)
-//	two-shot         2 (P-1)/P n between cores, (P-1)/P n of operands added = n folded with the own ones, results
+//	one-shot         out of others' slots (P-1) n, reduced P n                     (vLLM, DeepSpeed: the direct exchange)
+//	two-shot         2 (P-1)/P n between cores, (P-1)/P n of operands added = n reduced with the own ones, results
 //	                 stored to all P ranks, the own output first
 //	                 (Thakur, Rabenseifner, Gropp 2005; the bound of Patarasuk and Yuan 2009)
 //	broadcast        n into the root's slots, n out of them on each other rank    (Chan et al. 2007, flat tree)
 //	all_gather       (P-1) n out of others' slots                                 (lower bound; Bruck et al. 1997)
 //	barrier          P-1 flags, no bytes
-//	reduce_scatter   (P-1) n out of others' slots, folded P n, for blocks of n    (lower bound; Chan et al. 2007)
+//	reduce_scatter   (P-1) n out of others' slots, reduced P n, for blocks of n    (lower bound; Chan et al. 2007)
 //	all_to_all       (P-1) n out of others' slots; all in the heads here          (lower bound)
 //	gather, scatter  (P-1) n out of others' slots on the root, n on the others    (lower bound)
 func TestStepsAndBytesAreThoseOfTheFormulas(t *testing.T) {

@@ -28,9 +28,9 @@ func TestStepsOfAPipeline(t *testing.T) {
 	}
 	want := []string{
 		"publish 0 [{0 consumed -4}] 1 [filled]",
-		"publish 1 [{0 consumed -3}] 1 [filled]", "fold 0 [{0 filled 0}] 1 [reduced]",
-		"publish 2 [{0 consumed -2}] 1 [filled]", "fold 1 [{0 filled 1}] 1 [reduced]", "collect 0 [{0 reduced 0}] 1 [consumed]",
-		"fold 2 [{0 filled 2}] 0 [reduced]", "collect 1 [{0 reduced 1}] 1 [consumed]",
+		"publish 1 [{0 consumed -3}] 1 [filled]", "reduce 0 [{0 filled 0}] 1 [reduced]",
+		"publish 2 [{0 consumed -2}] 1 [filled]", "reduce 1 [{0 filled 1}] 1 [reduced]", "collect 0 [{0 reduced 0}] 1 [consumed]",
+		"reduce 2 [{0 filled 2}] 0 [reduced]", "collect 1 [{0 reduced 1}] 1 [consumed]",
 		"collect 2 [{0 reduced 2}] 1 [consumed]",
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {

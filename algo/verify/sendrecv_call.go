@@ -6,16 +6,16 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// Call is one collective of a group: the plans of all ranks in rank order.
+// SendRecvCall is one collective of a group: the sendrecv plans of all ranks in rank order.
 type SendRecvCall struct {
 	Plans []plan.SendRecvPlan
 	plan.Lengths
-	// InPlace has input and output in the same memory: equal buffers, or, where one is blocks, the rank's own one. A
-	// broadcast's root is always in place, an all_to_all never.
+	// InPlace has input and output in the same memory: equal buffers, or, where one buffer is blocks, the rank's own block.
+	// A broadcast's root is always in place, an all_to_all never.
 	InPlace bool
 }
 
-// failed says of which call an error is.
+// failed adds to an error which call it is about.
 func (c SendRecvCall) failed(err error) error {
 	p := c.Plans[0]
 	text := fmt.Sprintf("%v %s, %d ranks, %d bytes", p.Kind, p.Algorithm, len(c.Plans), c.Bytes)
@@ -31,6 +31,7 @@ func (c SendRecvCall) failed(err error) error {
 	return fmt.Errorf("%s, chunk %d: %w", text, p.Chunk, err)
 }
 
+// validate checks what needs no run.
 func (c SendRecvCall) validate() error {
 	if len(c.Plans) == 0 {
 		return fmt.Errorf("nothing to check")
@@ -41,7 +42,7 @@ func (c SendRecvCall) validate() error {
 	return nil
 }
 
-// fit says whether plans are valid and go together.
+// fit checks that the plans are valid and go together.
 func (c SendRecvCall) fit() error {
 	first := &c.Plans[0]
 	for rank := range c.Plans {

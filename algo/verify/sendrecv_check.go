@@ -1,5 +1,3 @@
-// The proof that the plans of all ranks together carry out their collective.
-
 package verify
 
 import (
@@ -8,8 +6,8 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// Check proves that the plans of all ranks, in rank order, carry out their collective for these lengths, in place and
-// out of place, over channels that hold one message.
+// CheckSendRecv proves that the plans of all ranks, in rank order, carry out their collective for these lengths, in place
+// and out of place, over channels that hold one message. See [CheckSendRecvCall].
 func CheckSendRecv(plans []plan.SendRecvPlan, l plan.Lengths) error {
 	c := SendRecvCall{Plans: plans, Lengths: l}
 	if err := c.validate(); err != nil {
@@ -24,8 +22,8 @@ func CheckSendRecv(plans []plan.SendRecvPlan, l plan.Lengths) error {
 	return nil
 }
 
-// CheckCall proves that a collective gives every rank what it must, over channels that hold capacity messages. It runs
-// the steps of all ranks on memory that holds, for each unit, the tree of reductions that it is the result of, and
+// CheckSendRecvCall proves that a collective gives every rank what it must, over channels that hold capacity messages. It
+// runs the steps of all ranks on memory that holds, for each unit, the tree of reductions that it is the result of. It
 // finds
 //   - an output that lacks a rank's contribution, has one twice or a wrong one; ranks whose results were reduced in
 //     different orders, so that their bits may differ;
@@ -35,32 +33,32 @@ func CheckSendRecv(plans []plan.SendRecvPlan, l plan.Lengths) error {
 //   - a barrier that a rank may leave before all have entered;
 //   - a deadlock.
 //
-// It returns the rounds of the collective: in each a rank sends at most one message and takes at most one, which it can
-// send on in the next (the model of one port in which the literature counts steps; Chan et al., CCPE 2007).
+// It returns the rounds of the collective. In each round a rank sends at most one message and takes at most one, which it
+// can send on in the next round (the one-port model, in which the literature counts steps; Chan et al., CCPE 2007).
 //
 // # Why one run decides about all interleavings
 //
 // Each channel has one sender and one receiver, and each rank carries out its steps in one order, whatever arrives.
-// That is a network of Kahn (IFIP 1974) with bounded buffers. A step waits for one of three things: that a message has
-// been put into a channel, that the channel has room, or that a message sent earlier has been taken. Each is a
-// statement that one of the channel's two counters, put and taken, has reached a number, and counters only grow. A step
-// that may run can therefore not be kept from running by what other ranks do first: steps of different ranks commute,
-// and every run that goes on until nothing more can run carries out the same set of steps. If one such maximal run gets
-// through all steps, there is no deadlock under any interleaving; if it gets stuck, every run does, at the same place.
+// This is a Kahn network (IFIP 1974) with bounded buffers. A step waits for one of three things: that a message has been
+// put into a channel, that the channel has room, or that a message sent earlier has been taken. Each is a statement that
+// one of the channel's two counters, put and taken, has reached a number, and counters only grow. So nothing that other
+// ranks do first can keep a step from running that may run: steps of different ranks commute, and every run that goes on
+// until nothing more can run carries out the same set of steps. If one such maximal run gets through all steps, there is
+// no deadlock under any interleaving; if it gets stuck, every run gets stuck at the same place.
 //
-// The nth message taken from a channel is the nth put into it. So what a step reads is the same in all runs, as long as
-// nobody writes to bytes that a channel has still to read. Only the sender's later steps could, and the checker counts
-// a send as read when the rank has itself waited for that ([Step.After], the wait before scratch cells are used again,
-// the one at the end), not when it happened in this run: the verdict does not depend on the schedule. One run decides
-// about values, too.
+// The nth message taken from a channel is the nth message put into it. So a step reads the same values in all runs, as
+// long as nobody writes to bytes that a channel has still to read. Only later steps of the sender could do so. The checker
+// counts the bytes of a send as read when the rank has itself waited for that ([plan.Step.After], the wait before scratch
+// cells are used again, the wait at the end), not when the message was taken in this run. So the verdict does not depend
+// on the schedule, and one run decides about values too.
 //
-// The waits here are the hardest that an implementation may have: a message counts as taken when its receiver's step
-// has taken it, as if the channel read from the sender's memory until then. A channel that copies lets go earlier, one
-// that holds more messages has room earlier; waits that are over earlier cannot cause a deadlock, by the same argument.
-// So what is proved for capacity 1 holds for every capacity and every time of copying.
+// The waits here are the longest that an implementation may have: a message counts as taken when its receiver's step has
+// taken it, as if the channel read from the sender's memory until then. A channel that copies frees the sender's memory
+// earlier, and one that holds more messages has room earlier. Waits that end earlier cannot cause a deadlock, by the same
+// argument. So a proof for capacity 1 holds for every capacity and every time of copying.
 //
-// Collectives that follow one another on the same channels need no proof of their own: each takes all of its messages,
-// and the run that completes the first one everywhere before the second begins is a maximal run.
+// Collectives that follow one another on the same channels need no proof of their own: each takes all of its messages, and
+// the run that completes the first one everywhere before the second begins is a maximal run.
 func CheckSendRecvCall(c SendRecvCall, capacity int) (rounds int, err error) {
 	if err := c.validate(); err != nil {
 		return 0, err
@@ -68,7 +66,7 @@ func CheckSendRecvCall(c SendRecvCall, capacity int) (rounds int, err error) {
 	return newSendRecvRun(c, capacity, newTrees(len(c.Plans))).prove()
 }
 
-// prove carries out all steps, looks at what has come out, and returns the rounds that it took.
+// prove carries out all steps, checks the outcome, and returns the number of rounds.
 func (r *sendRecvRun) prove() (rounds int, err error) {
 	if err := r.finish(); err != nil {
 		return 0, r.call.failed(err)

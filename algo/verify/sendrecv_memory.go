@@ -1,5 +1,3 @@
-// The checker's memory.
-
 package verify
 
 import (
@@ -10,19 +8,19 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// memory is the units of one block of a buffer, or of one scratch cell. Buffers in the same memory share it.
+// unitMemory holds the units of one block of a buffer, or of one scratch cell. Buffers in the same memory share it.
 type unitMemory struct {
 	cells  []unitValue
 	posted []posted // sends that may still read them, as far as the rank knows
 }
 
-// extent is a range of units of a memory.
+// extent is a range of units of one memory.
 type extent struct {
 	*unitMemory
 	lo, hi uint64
 }
 
-// fill writes a rank's contribution into its input. Of a rooted kind that gives to others only the root has one.
+// fill writes a rank's contribution into its input. In a broadcast or scatter only the root contributes.
 func (r *sendRecvRun) fill(a *actor) {
 	p := a.plan
 	if (p.Kind == coll.Broadcast || p.Kind == coll.Scatter) && p.Rank != p.Root || p.Kind == coll.Barrier {
@@ -45,7 +43,7 @@ func (r *sendRecvRun) fill(a *actor) {
 	}
 }
 
-// memoryOf is where a region lies in chunk k.
+// memoryOf returns the memory in which a region lies in chunk k.
 func (r *sendRecvRun) memoryOf(a *actor, region plan.Region, k int64) *unitMemory {
 	if region.Space == plan.Scratch {
 		// One memory for all blocks that a cell may hold.
@@ -76,7 +74,7 @@ func (r *sendRecvRun) newMemory(units int) *unitMemory {
 	return m
 }
 
-// extents appends where regions lie in chunk k, those of no bytes left out.
+// extents appends the extents of regions in chunk k. It leaves out regions of no bytes.
 func (r *sendRecvRun) extents(out []extent, a *actor, regions []plan.Region, k int64) []extent {
 	for _, region := range regions {
 		if at, n := a.plan.Extent(region, uint64(k), r.call.Lengths); n > 0 {
@@ -86,7 +84,7 @@ func (r *sendRecvRun) extents(out []extent, a *actor, regions []plan.Region, k i
 	return out
 }
 
-// read appends what regions hold in chunk k.
+// read appends the values that regions hold in chunk k.
 func (r *sendRecvRun) read(out []unitValue, a *actor, regions []plan.Region, k int64) ([]unitValue, error) {
 	r.places = r.extents(r.places[:0], a, regions, k)
 	for _, e := range r.places {
@@ -100,7 +98,7 @@ func (r *sendRecvRun) read(out []unitValue, a *actor, regions []plan.Region, k i
 	return out, nil
 }
 
-// write puts values where they belong, unless a send may still read there.
+// write stores values into regions. It fails if a send may still read there.
 func (r *sendRecvRun) write(a *actor, to []plan.Region, k int64, values []unitValue) error {
 	r.places = r.extents(r.places[:0], a, to, k)
 	for _, e := range r.places {
@@ -123,7 +121,7 @@ func (r *sendRecvRun) write(a *actor, to []plan.Region, k int64, values []unitVa
 	return nil
 }
 
-// busy is the first send of some units that the rank has not waited for.
+// busy returns the first send of some units that the rank has not waited for, or nil.
 func (m *unitMemory) busy(lo, hi uint64) *posted {
 	m.posted = slices.DeleteFunc(m.posted, func(p posted) bool { return p.number <= p.channel.known })
 	for i := range m.posted {

@@ -7,14 +7,14 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// outcome checks what the collective must have left on a rank.
+// outcome checks what the collective has left on a rank.
 func (r *sendRecvRun) outcome(rank int) error {
 	p := r.call.Plans[rank]
 	var wrong error
 	output := func(rank, block int) []unitValue {
 		return r.memoryOf(r.ranks[rank], plan.Region{Space: plan.Output, Block: block}, 0).cells
 	}
-	// holds wants every unit of a block of the output to be what expect says of it.
+	// holds checks every unit of a block of the output by expect.
 	holds := func(block int, expect func(at source) error) {
 		region := plan.Region{Space: plan.Output, Block: block}
 		cells := output(rank, block)
@@ -29,7 +29,7 @@ func (r *sendRecvRun) outcome(rank int) error {
 			}
 		}
 	}
-	// from wants the output's block to be a rank's own block of its input, unreduced.
+	// from checks that the output's block is a block of one rank's input, unreduced.
 	from := func(block, owner, inputBlock int) {
 		cells := output(rank, block)
 		holds(block, func(at source) error {
@@ -40,7 +40,7 @@ func (r *sendRecvRun) outcome(rank int) error {
 			return nil
 		})
 	}
-	// reduced wants each rank's contribution to an input's block once, and the same tree as the first rank has.
+	// reduced checks that a block has each rank's contribution once, and that all ranks reduced it in the same order.
 	reduced := func(block, inputBlock int) {
 		cells := output(rank, block)
 		first := output(0, block)
@@ -93,7 +93,7 @@ func (r *sendRecvRun) outcome(rank int) error {
 	return wrong
 }
 
-// inputBlockOf is which block of the owner's input goes to a rank.
+// inputBlockOf returns which block of the owner's input goes to a rank.
 func inputBlockOf(k coll.Kind, owner, rank int) int {
 	if k == coll.AllToAll {
 		return rank

@@ -6,7 +6,7 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// actor is one rank in the run.
+// actor is one rank in a run.
 type actor struct {
 	plan          plan.SendRecvPlan
 	channels      []*channel // by step
@@ -25,10 +25,10 @@ type actor struct {
 	outputWritten bool
 }
 
-// chunk is the chunk that a step works on at the present position.
+// chunk returns the chunk that the next step works on at the present position.
 func (a *actor) chunk() int64 { return a.position - int64(a.plan.Steps[a.next].Lag) }
 
-// name says where a rank is: what every error begins with.
+// name returns where a rank is. Every error begins with it.
 func (a *actor) name() string {
 	if a.next >= len(a.plan.Steps) || a.position >= a.last {
 		return fmt.Sprintf("rank %d, at the end", a.plan.Rank)
@@ -36,13 +36,14 @@ func (a *actor) name() string {
 	return fmt.Sprintf("rank %d, chunk %d, step %d (%v)", a.plan.Rank, a.chunk(), a.next, a.plan.Steps[a.next].Op)
 }
 
-// awaits visits the sends that a rank has to wait for here, as long as visit says so: those that the step is after, at
-// the beginning of a position those out of scratch cells that are about to be used again, at the end all of them.
+// awaits calls visit for the sends that a rank has to wait for here, as long as visit returns true: those in the step's
+// After; at the beginning of a position those out of scratch cells that are about to be used again; at the end all sends.
+// It reports whether visit always returned true.
 func (a *actor) awaits(visit func(step int, chunk int64) bool) bool {
 	steps := len(a.plan.Steps)
 	switch {
 	case a.position >= a.last:
-		for ; a.left < len(a.sent); a.left++ { // counters only grow: what was over once remains so
+		for ; a.left < len(a.sent); a.left++ { // counters only grow, so a wait that is over stays over
 			if !visit(a.left%steps, int64(a.left/steps)) {
 				return false
 			}
@@ -65,7 +66,7 @@ func (a *actor) awaits(visit func(step int, chunk int64) bool) bool {
 	return true
 }
 
-// number is which message of its channel a send has made, from 1; 0 if it has made none.
+// number returns the number, from 1, of the message that a send has put into its channel; 0 if it has put none.
 func (a *actor) number(step int, chunk int64) int {
 	if at := chunk*int64(len(a.plan.Steps)) + int64(step); chunk >= 0 && at < int64(len(a.sent)) {
 		return int(a.sent[at])
@@ -73,7 +74,7 @@ func (a *actor) number(step int, chunk int64) int {
 	return 0
 }
 
-// free says whether all that the rank has to wait for here has been taken. If so, the rank knows it.
+// free reports whether all messages that the rank has to wait for here have been taken. If so, the rank knows it.
 func (a *actor) free() bool {
 	return a.awaits(func(step int, chunk int64) bool {
 		if n := a.number(step, chunk); n > 0 {
@@ -87,7 +88,7 @@ func (a *actor) free() bool {
 	})
 }
 
-// waiting says what a rank that cannot go on waits for.
+// waiting describes what a rank that cannot go on waits for.
 func (r *sendRecvRun) waiting(a *actor) string {
 	text := ""
 	taken := a.awaits(func(step int, chunk int64) bool {

@@ -1,5 +1,3 @@
-// The checker's machine: the steps of all ranks on symbolic memory and bounded channels.
-
 package verify
 
 import (
@@ -10,18 +8,18 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// channel is what lies between two ranks.
+// channel is one of the bounded queues between two ranks.
 type channel struct {
 	queue      []packet
 	put, taken int
 	known      int // how many of those taken the sender has waited for
 }
 
-// packet is a message under way.
+// packet is a message in a channel.
 type packet struct {
 	content []unitValue
 	bytes   uint64
-	met     ranks // whom the sender has heard of
+	met     ranks // ranks from which the sender has heard, directly or not
 	round   int   // in which it is sent
 	sender  *actor
 	step    int
@@ -33,7 +31,7 @@ func (m packet) String() string {
 		m.sender.plan.Rank, m.chunk, m.step, m.sender.plan.Steps[m.step].Peer)
 }
 
-// posted is a send of units of a memory.
+// posted is a send that may still read some units of a memory.
 type posted struct {
 	lo, hi  uint64
 	step    int
@@ -42,6 +40,7 @@ type posted struct {
 	number  int // of the message in its channel, from 1
 }
 
+// sendRecvRun carries out the steps of all ranks on symbolic memory and bounded channels.
 type sendRecvRun struct {
 	call     SendRecvCall
 	capacity int
@@ -56,7 +55,7 @@ type sendRecvRun struct {
 	other    []unitValue
 }
 
-// newRun prepares a call. The trees may be those of other runs of as many ranks.
+// newSendRecvRun prepares a call. The trees may be those of other runs of equally many ranks.
 func newSendRecvRun(c SendRecvCall, capacity int, known *trees) *sendRecvRun {
 	size := len(c.Plans)
 	r := &sendRecvRun{call: c, capacity: capacity, trees: known}
@@ -74,7 +73,7 @@ func newSendRecvRun(c SendRecvCall, capacity int, known *trees) *sendRecvRun {
 		a.sent = make([]int32, int(chunks)*len(p.Steps))
 		for i := range p.Steps {
 			s := &p.Steps[i]
-			if s.Op == plan.Send && plan.FromScratch(s) {
+			if s.Op == plan.Send && s.FromScratch() {
 				a.fromScratch = append(a.fromScratch, i)
 			}
 		}
@@ -114,7 +113,7 @@ func (r *sendRecvRun) join() {
 	}
 }
 
-// finish runs until nothing more can run and looks at what is left.
+// finish runs until nothing more can run. It returns an error if ranks are stuck or messages are left.
 func (r *sendRecvRun) finish() error {
 	for progress := true; progress; {
 		progress = false
@@ -131,7 +130,7 @@ func (r *sendRecvRun) finish() error {
 			}
 		}
 	}
-	// The rank that has come least far is named first: as a rule the others wait for it.
+	// The rank that has come least far is named first, since the others usually wait for it.
 	var stuck []*actor
 	for _, a := range r.ranks {
 		if !a.done {
@@ -158,7 +157,7 @@ func (r *sendRecvRun) finish() error {
 	return nil
 }
 
-// left names the first message, by sender and step, that is still in a channel.
+// left describes the first message, by sender and step, that is still in a channel, or returns "".
 func (r *sendRecvRun) left() string {
 	for _, a := range r.ranks {
 		for _, c := range a.channels {

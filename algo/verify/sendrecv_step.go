@@ -38,7 +38,7 @@ func (r *sendRecvRun) step(a *actor) (moved bool, err error) {
 	return moved, nil
 }
 
-// do carries out a step of so many bytes whose sends have been taken, or says that its channel is not ready.
+// do carries out a step of that many bytes whose sends have been taken. It reports whether the step's channel was ready.
 func (r *sendRecvRun) do(a *actor, s *plan.Step, k int64, bytes uint64) (moved bool, err error) {
 	switch s.Op {
 	case plan.Send:
@@ -66,7 +66,7 @@ func (r *sendRecvRun) do(a *actor, s *plan.Step, k int64, bytes uint64) (moved b
 	return true, r.streams(a, s, k)
 }
 
-// ontoItself says whether a copy is in place.
+// ontoItself reports whether a copy is in place.
 func (r *sendRecvRun) ontoItself(a *actor, s *plan.Step, k int64) bool {
 	r.places = r.extents(r.places[:0], a, s.From, k)
 	from := len(r.places)
@@ -138,8 +138,8 @@ func (r *sendRecvRun) recv(a *actor, s *plan.Step, k int64, bytes uint64) (moved
 	return true, r.streams(a, s, k)
 }
 
-// streams says what is wrong with a step for whoever carries it out byte by byte, where this checker reads all and then
-// writes all: From and To must be of the same length, and where they are the same memory at the same place of it.
+// streams returns an error if a step cannot be carried out byte by byte, as programs do; this checker reads all bytes and
+// then writes all. From and To must have the same length, and where they share memory they must be the same bytes.
 func (r *sendRecvRun) streams(a *actor, s *plan.Step, k int64) error {
 	if !sameUnits(&a.plan, s.From, &a.plan, s.To, uint64(k), r.call.Lengths) {
 		return fmt.Errorf("reads %d bytes and writes %d, or blocks of other lengths",
@@ -162,7 +162,7 @@ func (r *sendRecvRun) streams(a *actor, s *plan.Step, k int64) error {
 	return nil
 }
 
-// combine puts the reductions of two lists of values into a third, which may be one of them.
+// combine puts the reductions of two lists of values into a third list, which may be one of the two.
 func (r *sendRecvRun) combine(out, left, right []unitValue) (err error) {
 	if len(left) != len(right) {
 		return fmt.Errorf("reduces %d units with %d", len(left), len(right))

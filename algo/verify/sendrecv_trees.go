@@ -1,5 +1,3 @@
-// Symbolic values: which contributions a unit of memory is the reduction of, and in which order.
-
 package verify
 
 import (
@@ -10,8 +8,8 @@ import (
 // source is where a contribution comes from: a unit of a block of a rank's input.
 type source struct{ block, unit int32 }
 
-// value is what a unit of memory holds: a tree of reductions, each leaf of which is that unit of some rank's input.
-// Tree 0 is memory that was never written.
+// unitValue is what a unit of memory holds: a tree of reductions, which says which contributions were reduced and in which
+// order. Each leaf is this unit of some rank's input. Tree 0 is memory that was never written.
 type unitValue struct {
 	tree int32
 	source
@@ -30,7 +28,7 @@ func (r ranks) join(other ranks) {
 	}
 }
 
-// common is the lowest rank in both, or -1.
+// common returns the lowest rank in both sets, or -1.
 func (r ranks) common(other ranks) int {
 	for i := range r {
 		if both := r[i] & other[i]; both != 0 {
@@ -40,7 +38,7 @@ func (r ranks) common(other ranks) int {
 	return -1
 }
 
-// missing is the lowest of size ranks that is not in the set, or -1.
+// missing returns the lowest of size ranks that is not in the set, or -1.
 func (r ranks) missing(size int) int {
 	for rank := range size {
 		if r[rank/64]>>(rank%64)&1 == 0 {
@@ -50,12 +48,12 @@ func (r ranks) missing(size int) int {
 	return -1
 }
 
-// trees holds every tree once, so that equal numbers are equal trees and no others are.
+// trees holds every tree once, so two trees are equal exactly if their numbers are.
 type trees struct {
 	size  int
 	nodes []node // by number; 0 is none, 1 + rank that rank's own contribution
 	known map[[2]int32]int32
-	// last is what was combined last, and what came out: neighbouring units are as a rule combined alike.
+	// last holds the latest combination and its result: neighbouring units are usually combined alike.
 	last struct{ left, right, result int32 }
 	sets slab[uint64]
 }
@@ -82,7 +80,7 @@ func (t *trees) leaf(rank int) int32 { return int32(1 + rank) }
 
 func (t *trees) missing(tree int32) int { return t.nodes[tree].lacks }
 
-// combine is the reduction of two values, in this order.
+// combine returns the reduction of two values, in this order.
 func (t *trees) combine(left, right unitValue) (unitValue, error) {
 	if left.source != right.source {
 		return unitValue{}, fmt.Errorf("reduces %s with %s", t.format(left), t.format(right))
@@ -103,7 +101,7 @@ func (t *trees) combine(left, right unitValue) (unitValue, error) {
 	return unitValue{n, left.source}, nil
 }
 
-// grow makes the tree of two.
+// grow makes the tree of two trees.
 func (t *trees) grow(left, right unitValue) (int32, error) {
 	a, b := t.nodes[left.tree].of, t.nodes[right.tree].of
 	if twice := a.common(b); twice >= 0 {

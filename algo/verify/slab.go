@@ -1,6 +1,6 @@
 package verify
 
-// slab hands out slices of larger pieces of memory, each of which is twice as large as the one before.
+// slab hands out slices of larger allocations, each of which is twice as large as the one before.
 type slab[T any] struct {
 	free []T
 	size int

@@ -14,7 +14,7 @@ import (
 func reject(t *testing.T, plans []plan.SlotPlan, bytes uint64, slots int, inPlace bool, spoil func(*slotMachine), want ...string) {
 	t.Helper()
 	for _, s := range schedules(len(plans)) {
-		m, err := newSlotMachine([2]int{slots, slots}, SlotCall{Plans: plans, Bytes: bytes, InPlace: inPlace})
+		m, err := newSlotMachine([2]int{slots, slots}, SlotCall{Plans: plans, Lengths: plan.Lengths{Bytes: bytes}, InPlace: inPlace})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,19 +65,19 @@ func TestBrokenSlotPlansAreRejected(t *testing.T) {
 	}{
 		{"a stage is missing: collect", with(twoShot(), all, drop(2)), 4, bytes,
 			[]string{"rank 0, at the end of the call", "bytes [64, 256) of the output were never written"}},
-		{"a stage is missing: fold", with(twoShot(), all, drop(1)), 4, bytes,
+		{"a stage is missing: reduce", with(twoShot(), all, drop(1)), 4, bytes,
 			[]string{"deadlock: rank 0, chunk 0, stage 1 (collect) waits for rank 1's reduced of chunk 0"}},
 		{"a stage is missing: publish on one rank", with(oneShot(), 2, drop(0)), 4, bytes,
-			[]string{"rank 2, chunk 0, stage 0 (fold): reads bytes [0, 256) of rank 2's slot 0, which nobody has written"}},
+			[]string{"rank 2, chunk 0, stage 0 (reduce): reads bytes [0, 256) of rank 2's slot 0, which nobody has written"}},
 		{"a stage is missing: publish on the rank that does not read", with(build(t, coll.Reduce, shmplan.OneShot, 4, 0, plan.LargeSlots, 256), 2,
 			func([]plan.Stage) []plan.Stage { return []plan.Stage{{Action: plan.Await}} }), 4, bytes,
-			[]string{"deadlock: rank 0, chunk 0, stage 1 (fold) waits for rank 2's filled of chunk 0"}},
-		{"a stage is missing: fold on one rank", with(oneShot(), 3, drop(1)), 4, bytes,
+			[]string{"deadlock: rank 0, chunk 0, stage 1 (reduce) waits for rank 2's filled of chunk 0"}},
+		{"a stage is missing: reduce on one rank", with(oneShot(), 3, drop(1)), 4, bytes,
 			[]string{"rank 3, at the end of the call", "bytes [0, 700) of the output were never written"}},
 		{"wrong part: a share is taken for the whole", with(oneShot(), all, edit(1, func(s *plan.Stage) { s.Part = plan.Share })), 4, bytes,
 			[]string{"rank 0, at the end of the call: bytes [64, 256) of the output were never written"}},
 		{"wrong part: the whole goes to the slots", with(twoShot(), 1, edit(1, func(s *plan.Stage) { s.Part = plan.Whole })), 4, bytes,
-			[]string{"rank 1, chunk 0, stage 1 (fold): reads bytes [", "without waiting for rank ", "chunk 0, stage 1 (fold), which writes them"}},
+			[]string{"rank 1, chunk 0, stage 1 (reduce): reads bytes [", "without waiting for rank ", "chunk 0, stage 1 (reduce), which writes them"}},
 		{"wrong source: own contribution left out", with(oneShot(), 2, edit(1, func(s *plan.Stage) { s.From = plan.Others })), 4, bytes,
 			[]string{"rank 2, at the end", "hold {0@0 + 1@0 + 3@0}, expected {0@0 + 1@0 + 2@0 + 3@0}"}},
 		{"wrong source: own share read before it is reduced", with(twoShot(), all, edit(2, func(s *plan.Stage) { s.From = plan.Nobody })), 4, bytes,
@@ -88,20 +88,20 @@ func TestBrokenSlotPlansAreRejected(t *testing.T) {
 			[]string{"rank 1, at the end of the call", "hold {1@192}, expected {0@192 + 1@192 + 2@192 + 3@192}"}},
 		{"wrong target: the result stays out of the output", with(twoShot(), 1, edit(1, func(s *plan.Stage) { s.ToOutput = false })), 4, bytes,
 			[]string{"rank 1, at the end of the call: bytes [64, 128) of the output were never written"}},
-		{"wrong lag: collect before fold", with(twoShot(), all, edit(2, func(s *plan.Stage) { s.Lag = 0 })), 4, bytes,
+		{"wrong lag: collect before reduce", with(twoShot(), all, edit(2, func(s *plan.Stage) { s.Lag = 0 })), 4, bytes,
 			[]string{"deadlock: rank 0, chunk 0, stage 2 (collect) waits for rank 1's reduced of chunk 0"}},
-		{"wrong lag: fold before publish", with(oneShot(), all, edit(0, func(s *plan.Stage) { s.Lag = 2 })), 4, bytes,
-			[]string{"deadlock: rank 0, chunk 0, stage 1 (fold) waits for rank 1's filled of chunk 0"}},
+		{"wrong lag: reduce before publish", with(oneShot(), all, edit(0, func(s *plan.Stage) { s.Lag = 2 })), 4, bytes,
+			[]string{"deadlock: rank 0, chunk 0, stage 1 (reduce) waits for rank 1's filled of chunk 0"}},
 		{"wrong lag: as large as the slots are many", with(oneShot(), all, edit(1, func(s *plan.Stage) { s.Lag = 4 })), 4, 256 * 6,
 			[]string{"deadlock: rank 0, chunk 4, stage 0 (publish) waits for rank 1's consumed of chunk 0"}},
 		{"too few slots", twoShot(), 2, bytes,
 			[]string{"deadlock: rank 0, chunk 2, stage 0 (publish) waits for rank 1's consumed of chunk 0"}},
-		{"wrong order: fold before publish of the same chunk", with(oneShot(), all, func(s []plan.Stage) []plan.Stage {
+		{"wrong order: reduce before publish of the same chunk", with(oneShot(), all, func(s []plan.Stage) []plan.Stage {
 			return []plan.Stage{{Action: plan.ReduceSlots, From: plan.Everybody, ToOutput: true}, s[0]}
-		}), 4, bytes, []string{"deadlock: rank 0, chunk 0, stage 0 (fold)"}},
-		{"alone: fold before publish", with(build(t, coll.AllReduce, shmplan.OneShot, 1, 0, plan.LargeSlots, 256), all, func(s []plan.Stage) []plan.Stage {
+		}), 4, bytes, []string{"deadlock: rank 0, chunk 0, stage 0 (reduce)"}},
+		{"alone: reduce before publish", with(build(t, coll.AllReduce, shmplan.OneShot, 1, 0, plan.LargeSlots, 256), all, func(s []plan.Stage) []plan.Stage {
 			return []plan.Stage{{Action: plan.ReduceSlots, From: plan.Everybody, ToOutput: true}, s[0]}
-		}), 4, bytes, []string{"rank 0, chunk 0, stage 0 (fold): reads bytes [0, 256) of rank 0's slot 0, which nobody has written"}},
+		}), 4, bytes, []string{"rank 0, chunk 0, stage 0 (reduce): reads bytes [0, 256) of rank 0's slot 0, which nobody has written"}},
 		{"broadcast: the root reads, too", with(build(t, coll.Broadcast, shmplan.OneShot, 3, 1, plan.LargeSlots, 256), 2, edit(0, func(s *plan.Stage) { s.From = plan.Everybody })), 4, bytes,
 			[]string{"deadlock: rank 2, chunk 0, stage 0 (read) waits for rank 0's filled of chunk 0"}},
 		{"all_gather: own block left out", with(build(t, coll.AllGather, shmplan.OneShot, 3, 0, plan.LargeSlots, 256), 1, edit(1, func(s *plan.Stage) { s.From = plan.FromRoot })), 4, bytes,

@@ -2,15 +2,10 @@ package verify
 
 import "sagecomm/algo/plan"
 
-// Check proves that the plans of all ranks, in rank order, carry out their collective for that many bytes, in place and
-// out of place. See [CheckSequence].
-func CheckSlots(plans []plan.SlotPlan, bytes uint64) error {
-	return CheckSlotBlocks(plans, bytes, nil)
-}
-
-// CheckBlocks is [Check] for blocks of different lengths, see [Call.Blocks].
-func CheckSlotBlocks(plans []plan.SlotPlan, bytes uint64, blocks []uint64) error {
-	m, err := prepare(SlotCall{Plans: plans, Bytes: bytes, Blocks: blocks})
+// CheckSlots proves that the plans of all ranks, in rank order, carry out their collective for these lengths, in place and
+// out of place. See [CheckSlotCalls].
+func CheckSlots(plans []plan.SlotPlan, l plan.Lengths) error {
+	m, err := prepare(SlotCall{Plans: plans, Lengths: l})
 	if err != nil {
 		return err
 	}
@@ -22,9 +17,9 @@ func CheckSlotBlocks(plans []plan.SlotPlan, bytes uint64, blocks []uint64) error
 	return nil
 }
 
-// CheckSequence proves that collectives of one group, one after the other on the same slots, give every rank what they
-// must. It runs the concrete steps of all ranks on memory that holds, for each range of bytes, the ordered list of
-// (rank, offset) whose fold it is, and finds
+// CheckSlotCalls proves that collectives of one group, one after the other on the same slots, give every rank what they
+// must. It runs the concrete steps of all ranks on memory that holds, for each range of bytes, the ordered list of (rank,
+// offset) that were reduced into it. It finds
 //   - an output that lacks contributions, has wrong ones, or has them out of rank order;
 //   - a read of something not written, or of another ticket's chunk;
 //   - a slot that is written while another rank may still read it, or read while it may still be written;
@@ -33,14 +28,14 @@ func CheckSlotBlocks(plans []plan.SlotPlan, bytes uint64, blocks []uint64) error
 //
 // # Why a few runs decide about all interleavings
 //
-// Steps wait for counters only, and counters only grow. A step that may run can therefore not be kept from running by
-// what others do first: steps commute, and every run that goes on until nothing more can run carries out the same set
-// of steps. If one such maximal run gets through all steps there is no deadlock under any interleaving; if it gets
-// stuck, every run does, at the same place.
+// Steps wait for counters only, and counters only grow. So nothing that other ranks do first can keep a step from running
+// that may run: steps commute, and every run that goes on until nothing more can run carries out the same set of steps. If
+// one such maximal run gets through all steps, there is no deadlock under any interleaving; if it gets stuck, every run
+// gets stuck at the same place.
 //
-// What the steps read could still depend on the order. So each rank carries a vector clock, which a wait joins with
-// the clock of the step that posted the counter: the order that the protocol enforces, as opposed to the one that
-// happened. Two accesses to a slot of which one writes must be ordered by these clocks. Where all are, every
+// What the steps read could still depend on the order. So each rank carries a vector clock, and a wait joins it with the
+// clock of the step that posted the counter. The clocks give the order that the protocol enforces, as opposed to the one
+// that happened. Two accesses to a slot of which one writes must be ordered by these clocks. Where all are, every
 // interleaving reads the same values, and one run decides about values too. The clocks do not depend on the schedule;
 // several schedules are run all the same, as a check of the checker.
 func CheckSlotCalls(calls ...SlotCall) error {
@@ -51,7 +46,7 @@ func CheckSlotCalls(calls ...SlotCall) error {
 	return m.check(schedules(m.size))
 }
 
-// prepare makes the machine of plans each of which is valid by itself.
+// prepare returns the machine of some calls, each plan of which is valid by itself.
 func prepare(calls ...SlotCall) (*slotMachine, error) {
 	for _, c := range calls {
 		if err := c.validate(); err != nil {

@@ -11,17 +11,17 @@ import (
 type instruction struct {
 	plan.SlotStep
 	call   int
-	ticket int64 // of the step's chunk, counted from the lane's first
+	ticket int64 // of the step's chunk, counted from the first one of its slots
 }
 
-// machine is what all runs of a sequence have in common.
+// slotMachine holds what all runs of a sequence of calls have in common.
 type slotMachine struct {
 	size    int
 	slots   [2]int
 	calls   []SlotCall
 	steps   [][]instruction // by rank
 	starts  [][]int         // by call and rank: index of its first step
-	tickets [2]int64        // of the whole sequence, by lane
+	tickets [2]int64        // of the whole sequence, of small and large slots
 }
 
 func newSlotMachine(slots [2]int, calls ...SlotCall) (*slotMachine, error) {
@@ -40,13 +40,13 @@ func newSlotMachine(slots [2]int, calls ...SlotCall) (*slotMachine, error) {
 			if p.Kind != first.Kind || p.Algorithm != first.Algorithm || p.Size != m.size || p.Root != first.Root ||
 				p.Slots != first.Slots || p.Chunk != first.Chunk || p.Head != first.Head ||
 				p.Input != first.Input || p.Output != first.Output {
-				return nil, fmt.Errorf("call %d: the plan of rank %d (%v %s, size %d, root %d, %v lane, chunk %d) "+
-					"does not go with that of rank 0 (%v %s, size %d, root %d, %v lane, chunk %d)",
+				return nil, fmt.Errorf("call %d: the plan of rank %d (%v %s, size %d, root %d, %v slots, chunk %d) "+
+					"does not go with that of rank 0 (%v %s, size %d, root %d, %v slots, chunk %d)",
 					i, rank, p.Kind, p.Algorithm, p.Size, p.Root, p.Slots, p.Chunk,
 					first.Kind, first.Algorithm, first.Size, first.Root, first.Slots, first.Chunk)
 			}
 			starts[rank] = len(m.steps[rank])
-			for s := range plan.ConcreteLengths(p, c.lengths(), slots) {
+			for s := range plan.ConcreteLengths(p, c.Lengths, slots) {
 				m.steps[rank] = append(m.steps[rank], instruction{s, i, m.tickets[s.Slots] + s.Chunk})
 			}
 		}
@@ -54,11 +54,12 @@ func newSlotMachine(slots [2]int, calls ...SlotCall) (*slotMachine, error) {
 		if first.HasHeads() {
 			m.tickets[plan.SmallSlots]++
 		}
-		m.tickets[first.Slots] += int64(first.Chunks(c.lengths().Longest()))
+		m.tickets[first.Slots] += int64(first.Chunks(c.Lengths.Longest()))
 	}
 	return m, nil
 }
 
+// check runs the steps under each schedule.
 func (m *slotMachine) check(schedules []schedule) error {
 	r := newSlotRun(m)
 	for _, s := range schedules {
@@ -83,7 +84,7 @@ func (m *slotMachine) check(schedules []schedule) error {
 	return nil
 }
 
-// name says where a rank is: what every error begins with.
+// name returns where a rank is. Every error begins with it.
 func (m *slotMachine) name(a access) string {
 	in := m.steps[a.rank][a.step]
 	call := ""

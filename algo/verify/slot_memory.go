@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// A contribution is one rank's input from an offset on.
+// contribution is one rank's input from an offset on.
 type contribution struct {
 	rank int
 	off  uint64
 }
 
-// A value is what a range of bytes holds: byte i of the range is the fold, in that order, of byte skip + i after each
-// contribution's offset. Lists are shared between ranges and never changed.
+// spanValue is what a range of bytes holds: byte i of the range is the reduction, in that order, of byte skip + i after
+// each contribution's offset. Lists are shared between ranges and never changed.
 type spanValue struct {
 	of   []contribution
 	skip uint64
@@ -26,8 +26,7 @@ type access struct {
 	step int // index in the rank's steps
 }
 
-// span is a written range of a memory, with what the checker must know of slots: who wrote it, for which ticket, and
-// who has read it since.
+// span is a written range of a memory. For slots it holds who wrote it, for which ticket, and who has read it since.
 type span struct {
 	lo, hi  uint64
 	val     spanValue
@@ -36,7 +35,7 @@ type span struct {
 	readers []access
 }
 
-// memory is a list of spans in order of address; what no span covers was never written.
+// spanMemory is a list of spans in order of address. Bytes that no span covers were never written.
 type spanMemory struct{ spans []span }
 
 // cut makes lo and hi boundaries and returns the spans between them.
@@ -90,7 +89,7 @@ func gap(spans []span, lo, hi uint64) (from, to uint64, found bool) {
 	return lo, hi, lo < hi
 }
 
-// fold combines ranges of equal length, moved to base 0, into one list of spans that hold the contributions of all in
+// reduce combines ranges of equal length, moved to base 0, into one list of spans that hold the contributions of all in
 // order.
 func (r *slotRun) reduce(sources [][]span, length uint64) []span {
 	if len(sources) == 1 {
@@ -123,7 +122,7 @@ func (r *slotRun) reduce(sources [][]span, length uint64) []span {
 	return out
 }
 
-// list is an empty list with room for n contributions.
+// list returns an empty list with room for n contributions.
 func (r *slotRun) list(n int) []contribution {
 	if cap(r.lists)-len(r.lists) < n {
 		r.lists = make([]contribution, 0, max(n, 2*cap(r.lists)))
@@ -133,7 +132,7 @@ func (r *slotRun) list(n int) []contribution {
 	return r.lists[first : first : first+n]
 }
 
-// expect checks that [lo, hi) holds, byte for byte, the fold of the ranks' inputs from offset base on.
+// expect checks that [lo, hi) holds, byte for byte, the reduction of the ranks' inputs from offset base on.
 func (m *spanMemory) expect(lo, hi uint64, ranks []int, base uint64) error {
 	spans := m.over(lo, hi)
 	if from, to, found := gap(spans, lo, hi); found {

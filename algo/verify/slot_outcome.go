@@ -28,9 +28,9 @@ func (r *slotRun) outcome(call int) error {
 		case coll.ReduceScatter:
 			base := uint64(0)
 			if c.shared(rank) {
-				base = p.InputAt(c.lengths(), rank)
+				base = p.InputAt(c.Lengths, rank)
 			}
-			err = out.expect(base, base+p.BlockBytes(c.lengths(), rank, rank), everyone, p.InputAt(c.lengths(), rank))
+			err = out.expect(base, base+p.BlockBytes(c.Lengths, rank, rank), everyone, p.InputAt(c.Lengths, rank))
 		case coll.Gather:
 			if rank == p.Root {
 				err = c.gathered(p, out)
@@ -40,9 +40,9 @@ func (r *slotRun) outcome(call int) error {
 		case coll.Scatter:
 			base := uint64(0)
 			if c.shared(rank) {
-				base = p.InputAt(c.lengths(), rank)
+				base = p.InputAt(c.Lengths, rank)
 			}
-			err = out.expect(base, base+c.Bytes, []int{p.Root}, p.InputAt(c.lengths(), rank))
+			err = out.expect(base, base+c.Bytes, []int{p.Root}, p.InputAt(c.Lengths, rank))
 		case coll.Reduce:
 			switch {
 			case rank == p.Root:
@@ -64,9 +64,9 @@ func (r *slotRun) outcome(call int) error {
 	return nil
 }
 
-// gathered checks an output of blocks.
+// gathered checks an output that has a block of each rank.
 func (c SlotCall) gathered(p plan.SlotPlan, out *spanMemory) (err error) {
-	l := c.lengths()
+	l := c.Lengths
 	for owner := range p.Size {
 		lo := p.OutputAt(l, owner)
 		err = errors.Join(err, out.expect(lo, lo+p.BlockBytes(l, owner, p.Rank), []int{owner}, c.Plans[owner].InputAt(l, p.Rank)))

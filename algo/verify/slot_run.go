@@ -7,12 +7,12 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// run is one execution of a machine's steps. It is symbolic: memory holds contributions, time is vector clocks. What it
-// has allocated serves for the next execution, see [run.begin].
+// slotRun is one execution of a machine's steps. It is symbolic: memory holds contributions, time is vector clocks. The
+// next execution uses the same memory, see [slotRun.begin].
 type slotRun struct {
 	*slotMachine
 	input, output []place                   // by call and rank; the same memory in place
-	slot          [2][]spanMemory           // by lane, rank and slot
+	slot          [2][]spanMemory           // by set, rank and slot
 	buffers       []spanMemory              // of inputs and outputs
 	next          []int                     // by rank: its next step
 	waited        []int                     // by rank: waits of that step already found fulfilled
@@ -25,7 +25,7 @@ type slotRun struct {
 	spare   [][]access     // memory of lists of readers
 	sources [][]span       // of the present move
 	taken   []span         // memory of these
-	reduced []span         // what they are folded to
+	reduced []span         // what they are reduced to
 	places  []int          // in each of them
 	moved   []span         // that where it is written
 }
@@ -46,27 +46,27 @@ func newSlotRun(m *slotMachine) *slotRun {
 		r.history = append(r.history, make([]int32, len(steps)*m.size))
 		r.own[rank].rank = rank
 	}
-	for lane := range r.slot {
-		r.slot[lane] = make([]spanMemory, m.size*m.slots[lane])
-		for c := range r.posted[lane] {
-			r.posted[lane][c] = make([]int32, int64(m.size)*m.tickets[lane])
+	for set := range r.slot {
+		r.slot[set] = make([]spanMemory, m.size*m.slots[set])
+		for c := range r.posted[set] {
+			r.posted[set][c] = make([]int32, int64(m.size)*m.tickets[set])
 		}
 	}
 	return r
 }
 
-// begin goes back to where all ranks have their inputs and nothing has been done.
+// begin resets the run: all ranks have their inputs and nothing has been done.
 func (r *slotRun) begin() {
 	clear(r.next)
 	clear(r.waited)
 	clear(r.clock)
 	r.lists = r.lists[:0]
-	for lane := range r.slot {
-		for i := range r.slot[lane] {
-			r.slot[lane][i].spans = r.slot[lane][i].spans[:0]
+	for set := range r.slot {
+		for i := range r.slot[set] {
+			r.slot[set][i].spans = r.slot[set][i].spans[:0]
 		}
-		for c := range r.posted[lane] {
-			clear(r.posted[lane][c])
+		for c := range r.posted[set] {
+			clear(r.posted[set][c])
 		}
 	}
 	for i := range r.buffers {
@@ -80,21 +80,21 @@ func (r *slotRun) begin() {
 				in = out
 			}
 			r.input[at], r.output[at] = place{in, c.base(p, plan.Input)}, place{out, c.base(p, plan.Output)}
-			if base, n := r.input[at].base, inputBytes(p, c.lengths()); n > 0 {
+			if base, n := r.input[at].base, inputBytes(p, c.Lengths); n > 0 {
 				in.spans = append(in.spans, span{lo: base, hi: base + n, val: spanValue{of: r.own[rank : rank+1]}})
 			}
 		}
 	}
 }
 
-// clockOf is the present clock of a rank, after the one that it had after a step.
+// clockOf returns the present clock of a rank, after the clock that it had after a step.
 func (r *slotRun) clockOf(rank int) []int32 { return r.clock[rank*r.size : (rank+1)*r.size] }
 
 func (r *slotRun) after(rank, step int) []int32 {
 	return r.history[rank][step*r.size : (step+1)*r.size]
 }
 
-// finish runs until nothing can run any more and then looks at what came out.
+// finish runs until nothing can run any more and then checks the outcome.
 func (r *slotRun) finish(s schedule) error {
 	for {
 		progress := false
@@ -131,7 +131,7 @@ func (r *slotRun) advance(rank, limit int) (n int, err error) {
 			w := in.Waits[r.waited[rank]]
 			ticket := in.ticket - in.Chunk + w.Chunk
 			if ticket < 0 {
-				continue // before the lane's first ticket
+				continue // before the first ticket
 			}
 			post := r.posted[in.Slots][w.Counter][int64(w.Rank)*r.tickets[in.Slots]+ticket]
 			if post == 0 {
@@ -152,13 +152,14 @@ func (r *slotRun) advance(rank, limit int) (n int, err error) {
 func (r *slotRun) learn(rank, from int, steps int32) {
 	mine := r.clockOf(rank)
 	if mine[from] >= steps {
-		return // it has come with a later one, all of it: clocks only grow
+		return // clocks only grow, so a later clock of that rank included this one
 	}
 	for i, t := range r.after(from, int(steps-1)) {
 		mine[i] = max(mine[i], t)
 	}
 }
 
+// execute carries out a step whose waits are over.
 func (r *slotRun) execute(me access, in *instruction) error {
 	for _, m := range in.Moves {
 		r.sources, r.taken = r.sources[:0], r.taken[:0]
@@ -185,7 +186,7 @@ func (r *slotRun) execute(me access, in *instruction) error {
 	return nil
 }
 
-// happened reports whether a comes before rank's present under every interleaving.
+// happened reports whether access a comes before the rank's present under every interleaving.
 func (r *slotRun) happened(a access, rank int) bool {
 	return r.clock[rank*r.size+a.rank] > int32(a.step)
 }
@@ -263,6 +264,7 @@ func (r *slotRun) write(me access, in *instruction, g plan.Range, with []span) e
 	return nil
 }
 
+// describe names the memory of a range in an error.
 func (r *slotRun) describe(in *instruction, g plan.Range) string {
 	switch g.Space {
 	case plan.Input:
@@ -274,7 +276,7 @@ func (r *slotRun) describe(in *instruction, g plan.Range) string {
 	}
 }
 
-// stuck returns an error that names ranks which wait for ever.
+// stuck returns an error that names the ranks which wait forever.
 func (r *slotRun) stuck() error {
 	var lines []string
 	for rank, next := range r.next {

@@ -9,15 +9,14 @@ import (
 type schedule struct {
 	name    string
 	order   func() []int
-	burst   func(place int) int // steps that the rank at that place of the order may take
-	restart bool                // begin the order again after a step of any but the first
+	burst   func(place int) int // steps that the rank at that place of the order takes at most
+	restart bool                // begin the order again after a step of any rank but the first
 }
 
 const asFarAsItGoes = 1 << 30
 
-// schedules are one step each in turn; one rank as far ahead as it gets, the others as far behind as that allows, for
-// the first, the middle and the last rank; and random ones. Of large groups, fewer: see [CheckSequence] for why one
-// would do.
+// schedules returns some schedules: one step each in turn; one rank as far ahead as it gets, which is the first, the middle
+// or the last rank; and random ones. Large groups get fewer: [CheckSlotCalls] says why one would do.
 func schedules(size int) []schedule {
 	inTurn := func(first int) func() []int {
 		order := make([]int, size)

@@ -31,16 +31,16 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 		want      string
 	}{
 		// A two-shot alone orders its publishes by its other waits: what it collects lies in its own slots. Its waits
-		// for consumed are for what other collectives have left in the lane; see below.
-		{coll.AllReduce, shmplan.OneShot, plan.ReduceSlots, "(fold): reads bytes"},
-		{coll.AllReduce, shmplan.TwoShot, plan.ReduceSlots, "(fold): reads bytes"},
+		// for consumed are for what other collectives have left in the slots; see below.
+		{coll.AllReduce, shmplan.OneShot, plan.ReduceSlots, "(reduce): reads bytes"},
+		{coll.AllReduce, shmplan.TwoShot, plan.ReduceSlots, "(reduce): reads bytes"},
 		{coll.AllReduce, shmplan.TwoShot, plan.Collect, "(collect): reads bytes"},
 		{coll.Broadcast, shmplan.OneShot, plan.Read, "(read): reads bytes"},
 		{coll.Broadcast, shmplan.OneShot, plan.Publish, "(publish): writes bytes"},
 		{coll.Reduce, shmplan.OneShot, plan.Publish, "(publish): writes bytes"},
 		{coll.Reduce, shmplan.TwoShot, plan.Collect, "(collect): reads bytes"},
 		{coll.Barrier, shmplan.OneShot, plan.Await, "may leave before"},
-		{coll.ReduceScatter, shmplan.OneShot, plan.ReduceSlots, "(fold): reads bytes"},
+		{coll.ReduceScatter, shmplan.OneShot, plan.ReduceSlots, "(reduce): reads bytes"},
 		{coll.AllToAll, shmplan.OneShot, plan.Read, "(read): reads bytes"},
 		{coll.Gather, shmplan.OneShot, plan.Read, "(read): reads bytes"},
 		{coll.Gather, shmplan.OneShot, plan.Publish, "(publish): writes bytes"},
@@ -49,7 +49,7 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 	} {
 		plans := build(t, c.kind, c.algorithm, 4, 0, plan.LargeSlots, 256)
 		for _, s := range schedules(4) {
-			m, err := newSlotMachine([2]int{4, 4}, SlotCall{Plans: plans, Bytes: bytes})
+			m, err := newSlotMachine([2]int{4, 4}, SlotCall{Plans: plans, Lengths: plan.Lengths{Bytes: bytes}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -69,8 +69,8 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 // A slot that a broadcast has filled is still being read when the next collective, a two-shot, wants it.
 func TestTwoShotWaitsForTheCollectiveBefore(t *testing.T) {
 	calls := []SlotCall{
-		{Plans: build(t, coll.Broadcast, shmplan.OneShot, 3, 1, plan.LargeSlots, 256), Bytes: 256 * 4},
-		{Plans: build(t, coll.AllReduce, shmplan.TwoShot, 3, 0, plan.LargeSlots, 256), Bytes: 256},
+		{Plans: build(t, coll.Broadcast, shmplan.OneShot, 3, 1, plan.LargeSlots, 256), Lengths: plan.Lengths{Bytes: 256 * 4}},
+		{Plans: build(t, coll.AllReduce, shmplan.TwoShot, 3, 0, plan.LargeSlots, 256), Lengths: plan.Lengths{Bytes: 256}},
 	}
 	for _, s := range schedules(3) {
 		m, err := newSlotMachine([2]int{4, 4}, calls...)
@@ -119,13 +119,13 @@ func TestWrongBytesAreSeen(t *testing.T) {
 	reject(t, plans, 192, 4, false, publish(2, func(s *plan.SlotStep) { s.Moves[0].From[0].Off = 0 }),
 		"bytes [128, 192) of the output hold {0@0 + 1@128}, expected {0@128 + 1@128}")
 	reject(t, plans, 64*6, 4, false, publish(4, func(s *plan.SlotStep) { s.Moves = nil }),
-		"chunk 4, stage 1 (fold): reads bytes [0, 64) of rank 0's slot 0, which hold ticket 0 instead of 4")
+		"chunk 4, stage 1 (reduce): reads bytes [0, 64) of rank 0's slot 0, which hold ticket 0 instead of 4")
 }
 
 // Where every rank reads from every other, the fold of later chunks implies what publish waits for: the checker knows
 // orders that follow from others. In a broadcast nothing does.
 func TestAWaitThatFollowsFromOthersIsNotMissed(t *testing.T) {
-	m, err := newSlotMachine([2]int{4, 4}, SlotCall{Plans: build(t, coll.AllReduce, shmplan.OneShot, 3, 0, plan.LargeSlots, 64), Bytes: 640})
+	m, err := newSlotMachine([2]int{4, 4}, SlotCall{Plans: build(t, coll.AllReduce, shmplan.OneShot, 3, 0, plan.LargeSlots, 64), Lengths: plan.Lengths{Bytes: 640}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -119,7 +119,7 @@ func (t *trial) diedInside(at int64, answers []<-chan result) {
 			continue
 		}
 		t.ranks[rank].gaveUp(t.size)
-		t.diagnoseOne(rank, got, verdict{status: coll.PeerFailure, text: "died while the group was made", blames: true})
+		t.diagnoseOne(rank, got, verdict{status: coll.PeerFailure, text: "died while the group was made", named: true})
 		t.measure("init: "+t.fault, got.At-max(at, got.Entered), 2*second)
 	}
 }
@@ -167,7 +167,7 @@ func (t *trial) joined(at int64, answers []<-chan result) {
 		}
 		t.ranks[rank].gaveUp(t.size)
 		t.measure("init: "+t.fault, got.At-max(at, got.Entered), 2*second)
-		t.diagnoseOne(rank, got, verdict{status: coll.PeerFailure, text: "died while the group was made", blames: true})
+		t.diagnoseOne(rank, got, verdict{status: coll.PeerFailure, text: "died while the group was made", named: true})
 	}
 	if len(inside) > 0 && len(inside) < t.size-1 {
 		t.wrong("ranks %v have a group, the others have none", inside)

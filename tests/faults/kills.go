@@ -177,7 +177,7 @@ func (d *death) listen(answers []<-chan result) []*result {
 			}
 		}
 		if told[rank] != nil {
-			d.diagnoseOne(rank, *told[rank], verdict{status: coll.PeerFailure, blames: true})
+			d.diagnoseOne(rank, *told[rank], verdict{status: coll.PeerFailure, named: true})
 			d.measure("in or before an operation", told[rank].At-max(d.killed, told[rank].Entered), 2*second)
 		}
 	}

@@ -46,7 +46,7 @@ type path struct {
 }
 
 const (
-	smallCount = 64    // fits into a slot of the small lane, of 8 ranks too
+	smallCount = 64    // fits into a small slot, of 8 ranks too
 	largeCount = 75000 // several chunks of 64 KiB
 )
 

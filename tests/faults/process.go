@@ -33,14 +33,14 @@ type result struct {
 	Status      coll.Status
 	OK          int   // calls that succeeded
 	Entered, At int64 // of the last call: when it began and when it returned
-	Rank        int   // who is to blame
+	Rank        int   // the culprit
 	PID         int
 	Message     string
 	held        level // of snapshot
 }
 
 func (r result) String() string {
-	return fmt.Sprintf("%v after %d calls, blames rank %d pid %d: %s", r.Status, r.OK, r.Rank, r.PID, r.Message)
+	return fmt.Sprintf("%v after %d calls, names rank %d pid %d: %s", r.Status, r.OK, r.Rank, r.PID, r.Message)
 }
 
 // level is what a process holds.

@@ -174,13 +174,13 @@ func succeed(t *testing.T, reports []report) {
 	}
 }
 
-// blamed expects one and the same failure that blames a process.
-func blamed(t *testing.T, reports []report, status coll.Status, culprit *process, parts ...string) {
+// expectCulprit expects one and the same failure that names a process as the culprit.
+func expectCulprit(t *testing.T, reports []report, status coll.Status, culprit *process, parts ...string) {
 	t.Helper()
 	for i, r := range reports {
 		f := r.Failure
 		if f == nil || f.Status != status || f.Rank != culprit.rank || f.PID != culprit.cmd.Process.Pid {
-			t.Fatalf("process %d: %+v, expected %v that blames rank %d, pid %d", i, f, status, culprit.rank, culprit.cmd.Process.Pid)
+			t.Fatalf("process %d: %+v, expected %v that names rank %d, pid %d", i, f, status, culprit.rank, culprit.cmd.Process.Pid)
 		}
 		for _, part := range parts {
 			if !strings.Contains(f.Message, part) {

@@ -53,7 +53,7 @@ func shortOfMemory(t *testing.T, list []*process, f *coll.Failure, rank int, par
 	t.Log(f.Message)
 }
 
-// Memory that is taken at first use, the large lane and the rings, is missing on one rank only. All learn who, why and
+// Memory that is taken at first use, the large slots and the fifos, is missing on one rank only. All learn who, why and
 // what to do; nothing stays.
 func TestMemoryThatIsMissingLaterOnOneRank(t *testing.T) {
 	const short = 1
@@ -61,7 +61,7 @@ func TestMemoryThatIsMissingLaterOnOneRank(t *testing.T) {
 		name, op string
 		use      func(list []*process) []report
 	}{
-		{"large lane", "cannot go on with all_reduce: ", func(list []*process) []report { return all(list, command{Do: "once", Elements: 1_000_000}) }},
+		{"large slots", "cannot go on with all_reduce: ", func(list []*process) []report { return all(list, command{Do: "once", Elements: 1_000_000}) }},
 		{"ring", "cannot go on with send: ", func(list []*process) []report {
 			list[short].order(command{Do: "send", Rank: 0})
 			list[0].order(command{Do: "receive", Rank: short})
@@ -82,7 +82,7 @@ func TestMemoryThatIsMissingLaterOnOneRank(t *testing.T) {
 			measure(t, "the shortage is known", time.Since(began), bound)
 			ended(t, all(list, command{Do: "once"}))
 			succeed(t, all(list, command{Do: "destroy"}))
-			// The next group frees what the last one left, and there is none: not even a board can be had.
+			// The next group frees what the last one left, and there is none: not even a shared block can be had.
 			if err := disagreement(all(list, command{Do: "create", Name: "h"}), "rank 1 (host ", "has no shared memory: shmem: "); err != nil {
 				t.Error(err)
 			}
@@ -102,7 +102,7 @@ func TestMemoryThatIsMissingLaterOnOneRank(t *testing.T) {
 	}
 }
 
-// A directory that has room for the boards and for one large lane: whoever comes second has none.
+// A directory that has room for the shared blocks and for the large slots of one rank: whoever comes second has none.
 func TestFileSystemThatIsFullLater(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting a small tmpfs needs root")
@@ -213,7 +213,7 @@ func TestLimitOnAddressSpace(t *testing.T) {
 	}
 }
 
-// A memory control group that leaves room for a board, and not for a large lane: a refusal in time, where the kernel would
+// A memory control group that leaves room for a shared block, and not for large slots: a refusal in time, where the kernel would
 // have killed the process.
 func TestLimitOfAMemoryControlGroup(t *testing.T) {
 	if raceDetector {

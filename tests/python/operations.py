@@ -100,7 +100,7 @@ def member(group: Any = None) -> Member:
 
 @dataclass
 class Expected:
-    """A tensor and the values that it must hold at the end, or all inputs of which they are folded."""
+    """A tensor and the values that it must hold at the end, or all inputs of which they are reduced."""
 
     placed: ref.Placed
     want: torch.Tensor | list[torch.Tensor]
@@ -114,10 +114,10 @@ class Expected:
         elif self.call.own_order:
             own_order.check(got, self.call.reduction, self.want, self.call.exact, what)
         else:
-            folded = ref.in_rank_order(self.call.reduction, self.want)
+            reduced = ref.in_rank_order(self.call.reduction, self.want)
             if self.near:  # true in more precision as well
-                ref.check_reduced(folded, self.call.reduction, self.want, f"{what}: the reference")
-            ref.check_folded(got, folded, what)
+                ref.check_reduced(reduced, self.call.reduction, self.want, f"{what}: the reference")
+            ref.check_reduced_bits(got, reduced, what)
         self.placed.check_surroundings(what)
 
 
@@ -140,9 +140,9 @@ class Issued:
             assert torch.equal(ref.bits(each.base), ref.bits(each.before)), f"{what}: input {number} was written"
 
     def digest(self) -> str:
-        """Of the outputs' bits, with one NaN for all where they are folded."""
+        """Of the outputs' bits, with one NaN for all where they are reduced."""
         tensors = [(output.placed.tensor, isinstance(output.want, list)) for output in self.outputs]
-        return ref.digest(ref.one_nan(t) if folded else t for t, folded in tensors)
+        return ref.digest(ref.one_nan(t) if reduced else t for t, reduced in tensors)
 
 
 def single(name: str) -> Callable[..., Any]:
@@ -170,7 +170,7 @@ def asked(call: Call, options: Any, function: Callable[[Any], Any]) -> Any:
     return None
 
 
-def folded(call: Call, at: Member, placed: ref.Placed, inputs: list[torch.Tensor]) -> Expected:
+def reduced(call: Call, at: Member, placed: ref.Placed, inputs: list[torch.Tensor]) -> Expected:
     exact = call.special or call.dtype in (*ref.INTEGERS, torch.bool)
     return Expected(placed, inputs, call, near=not exact and call.salt % at.size == at.rank)
 
@@ -182,7 +182,7 @@ def all_reduce(call: Call, at: Member) -> Issued:
         work = asked(call, dist.AllreduceOptions(), lambda o: at.backend.allreduce([mine.tensor], o))
     else:
         work = dist.all_reduce(mine.tensor, ref.reduce_op(call.reduction), at.group, call.async_op)
-    return Issued(work, [folded(call, at, mine, inputs)])
+    return Issued(work, [reduced(call, at, mine, inputs)])
 
 
 def reduce(call: Call, at: Member) -> Issued:
@@ -196,7 +196,7 @@ def reduce(call: Call, at: Member) -> Issued:
         op = ref.reduce_op(call.reduction)
         work = dist.reduce(mine.tensor, None, op, at.group, call.async_op, group_dst=call.root)
     if at.rank == call.root:
-        return Issued(work, [folded(call, at, mine, inputs)])
+        return Issued(work, [reduced(call, at, mine, inputs)])
     return Issued(work, [], [mine])
 
 
@@ -218,7 +218,7 @@ def reduce_blocks(call: Call, at: Member, counts: list[int]) -> Issued:
     else:
         work = dist.reduce_scatter(out.tensor, tensors, ref.reduce_op(call.reduction), at.group, call.async_op)
     inputs = [call.data(r, at.rank, counts[at.rank]) for r in range(at.size)]
-    return Issued(work, [folded(call, at, out, inputs)], [block for block in blocks if block is not out])
+    return Issued(work, [reduced(call, at, out, inputs)], [block for block in blocks if block is not out])
 
 
 def reduce_scatter_single(call: Call, at: Member) -> Issued:
@@ -232,7 +232,7 @@ def reduce_scatter_single(call: Call, at: Member) -> Issued:
         function = single("reduce_scatter_single")
         work = function(out.tensor, whole.tensor, ref.reduce_op(call.reduction), at.group, call.async_op)
     inputs = [call.data(r, at.rank) for r in range(at.size)]
-    return Issued(work, [folded(call, at, out, inputs)], [] if call.in_place else [whole])
+    return Issued(work, [reduced(call, at, out, inputs)], [] if call.in_place else [whole])
 
 
 def part_of(whole: ref.Placed, start: int, count: int) -> ref.Placed:

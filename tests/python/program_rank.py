@@ -15,7 +15,7 @@ import torch.distributed as dist
 import operations as ops
 
 MOST_IN_FLIGHT = 20
-PATIENCE_S = 60.0
+DEADLINE_S = 60.0
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Rank:
 
 
 def poll(work: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     while not work.is_completed():
         assert time.monotonic() < deadline, "not complete, and nobody waits"
         os.sched_yield()  # nothing is waited for: the ranks may be more than the cores

@@ -34,7 +34,7 @@ from worker import Outcome
 from worlds import World
 
 # Seconds until a line or an end counts as missing.
-PATIENCE_S = 90.0
+DEADLINE_S = 90.0
 
 # Numbers of futex, nanosleep and clock_nanosleep, on x86-64 and on arm64.
 SLEEPS = {"x86_64": {"202", "35", "230"}, "aarch64": {"98", "101", "115"}}[platform.machine()]
@@ -96,7 +96,7 @@ class Programs:
     def line(self, rank: int) -> str:
         """The next line that the rank says."""
         try:
-            said = self._lines[rank].get(timeout=PATIENCE_S)
+            said = self._lines[rank].get(timeout=DEADLINE_S)
         except queue.Empty:
             raise AssertionError(f"rank {rank} says nothing; its standard error:\n{self.errors(rank)}") from None
         assert said != "", f"rank {rank} has ended with {self.processes[rank].wait()}:\n{self.errors(rank)}"
@@ -112,16 +112,16 @@ class Programs:
         stdin.write(text + "\n")
         stdin.flush()
 
-    def ends(self, rank: int, patience_s: float = PATIENCE_S) -> int:
+    def ends(self, rank: int, deadline_s: float = DEADLINE_S) -> int:
         """The exit status; below zero after a signal."""
         try:
-            return self.processes[rank].wait(patience_s)
+            return self.processes[rank].wait(deadline_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"rank {rank} does not end; its standard error:\n{self.errors(rank)}") from None
 
-    def end_well(self, patience_s: float = PATIENCE_S) -> None:
+    def end_well(self, deadline_s: float = DEADLINE_S) -> None:
         for rank in range(len(self.processes)):
-            status = self.ends(rank, patience_s)
+            status = self.ends(rank, deadline_s)
             assert status == 0, f"rank {rank} ended with {status}:\n{self.errors(rank)}"
 
     def errors(self, rank: int) -> str:
@@ -172,7 +172,7 @@ def command_line(*arguments: str) -> str:
 def await_sleep(pid: int | None) -> None:
     """Returns when the main thread of a process sleeps."""
     of = Path(f"/proc/{pid}")
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         try:
             asleep = (of / "syscall").read_text().split()[0] in SLEEPS
@@ -186,7 +186,7 @@ def await_sleep(pid: int | None) -> None:
 
 def await_stop(pid: int) -> None:
     """Returns when SIGSTOP has taken effect: SIGCONT before that would be lost."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         assert time.monotonic() < deadline, f"process {pid} does not stop"
         time.sleep(0.01)
@@ -217,7 +217,7 @@ class Signals:
         os.close(self._fd)
 
     def await_many(self, count: int) -> None:
-        seen, deadline = 0, time.monotonic() + PATIENCE_S
+        seen, deadline = 0, time.monotonic() + DEADLINE_S
         while seen < count:
             ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, f"{seen} of {count} ranks have reported"
@@ -235,7 +235,7 @@ def await_calls(number: int, *ranks: int) -> None:
     """Called in a rank: returns when this process sees that these ranks of the default group have made their collective
     call of that number."""
     (name,) = (each for each in _status.sockets() if each.split("-")[3] == str(os.getpid()))
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     while True:
         for group in (_status.ask(name).status or {}).get("groups", []):
             if group["desc"] == "default_pg" and all(group["ranks"][rank]["issued"] >= number for rank in ranks):

@@ -238,7 +238,7 @@ say(json.dumps({{op: answer["candidates"] for op, answer in answers.items()}}))
 
 def draw_tune(seed: int) -> tuple[str, frozenset[str]]:
     """SAGECOMM_TUNE and the collectives that then reduce in an order of their own. Nothing for half of the programs,
-    which go as is predicted, reductions over boards; else an algorithm for each collective."""
+    which go as is predicted, reductions over slots; else an algorithm for each collective."""
     rng = random.Random(f"tune {seed}")
     if rng.random() < 0.5:
         return "", frozenset()

@@ -157,7 +157,7 @@ def _fold_bool(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _fold_integer(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
-    fold: dict[str, Callable[..., Any]] = {
+    combine: dict[str, Callable[..., Any]] = {
         "SUM": np.add,
         "AVG": np.add,
         "PRODUCT": np.multiply,
@@ -169,7 +169,7 @@ def _fold_integer(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     }
     total = inputs[0].numpy().copy()
     for each in inputs[1:]:
-        total = fold[reduction](total, each.numpy())  # wraps, as the library does
+        total = combine[reduction](total, each.numpy())  # wraps, as the library does
     if reduction == "AVG":
         count = total.dtype.type(len(inputs))
         quotient = total // count  # towards minus infinity: back to truncation
@@ -217,7 +217,7 @@ def _check_near(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor], w
 
 
 def in_rank_order(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
-    """Bit for bit what shared memory promises: a left fold in the order of ranks, fp16 and bf16 in fp32 and rounded
+    """Bit for bit what shared memory promises: reduced from the left in rank order, fp16 and bf16 in fp32 and rounded
     once at the end. PREMUL_SUM multiplies in the type first. Of zeros of either sign MIN and MAX keep the first."""
     dtype = inputs[0].dtype
     if dtype is torch.bool:
@@ -254,7 +254,7 @@ def _fold_floats(reduction: str, pairs: bool, total: torch.Tensor, other: torch.
     return total + other
 
 
-def check_folded(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+def check_reduced_bits(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     """Bits of in_rank_order(), but any NaN for a NaN."""
     check_same(one_nan(got), one_nan(want), what)
 

@@ -14,13 +14,13 @@ from shim_harness import (
     ALL_GATHER,
     BARRIER,
     BROADCAST,
+    DEADLINE,
     FAIL,
     INVALID,
     MANUAL,
     NATIVE,
     OK,
     OK_WORK,
-    PATIENCE,
     PEER_FAILURE,
     RECV,
     REDUCE,
@@ -45,14 +45,14 @@ def outputs_that_are_not_contiguous_are_written_back() -> None:
             view.copy_(torch.arange(6.0).reshape(2, 3))
             work = dist.all_reduce(view, async_op=async_op)
             if async_op:
-                work.wait(PATIENCE)
+                work.wait(DEADLINE)
             assert torch.equal(view, 2 * torch.arange(6.0).reshape(2, 3))
             assert base[:, 0].sum() == 0
             assert base[:, 3].sum() == 0
             outputs = [torch.zeros(2, 2).t(), torch.zeros(2, 2)]
             work = dist.all_gather(outputs, torch.arange(4.0).reshape(2, 2).t(), async_op=async_op)
             if async_op:
-                assert work.wait(PATIENCE)
+                assert work.wait(DEADLINE)
                 assert [t.tolist() for t in work.get_future().wait()] == [[[0, 2], [1, 3]]] * 2
             assert [t.tolist() for t in outputs] == [[[0, 2], [1, 3]]] * 2
             del work

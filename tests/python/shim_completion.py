@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 import sagecomm
 from shim_harness import (
+    DEADLINE,
     MANUAL,
     OK,
     OK_WORK,
-    PATIENCE,
     PEER_FAILURE,
     WAITS,
     all_reduce,
@@ -107,7 +107,7 @@ def asynchronous_op_may_complete_inside_issue() -> None:
 def waiter_helps_until_the_end() -> None:
     fake.fake_script(WAITS, 4)
     tensor, work = all_reduce()
-    assert work.wait(PATIENCE)
+    assert work.wait(DEADLINE)
     assert tensor.tolist() == [2.0] * 4
 
 
@@ -116,7 +116,7 @@ def many_threads_wait_for_one_work() -> None:
     fake.fake_script(MANUAL, 0)
     tensor, work = all_reduce()
     seen: list[float] = []
-    threads = [threading.Thread(target=lambda: (work.wait(PATIENCE), seen.append(tensor[0].item()))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: (work.wait(DEADLINE), seen.append(tensor[0].item()))) for _ in range(4)]
     for thread in threads:
         thread.start()
     fake.fake_finish_elsewhere(0, 0)
@@ -134,7 +134,7 @@ def waiter_completes_a_work_whose_done_is_queued() -> None:
     tensor = torch.ones(2, 2).t()
     work = dist.all_reduce(tensor, async_op=True)
     future = work.get_future()
-    assert work.wait(PATIENCE)
+    assert work.wait(DEADLINE)
     assert tensor.sum() == 8
     assert future.done()
     fake.fake_run_held()  # must change nothing, and gives the core's reference back
@@ -181,7 +181,7 @@ def future_of_a_short_operation_gives_it_time_to_finish() -> None:
     tensor, work = all_reduce(n=20_000)
     future = work.get_future()
     assert not future.done()
-    work.wait(PATIENCE)
+    work.wait(DEADLINE)
     assert future.wait()[0] is tensor
 
 
@@ -192,10 +192,10 @@ def future_callback_may_issue_and_wait() -> None:
 
     def again(future: torch.futures.Future) -> float:
         assert work.is_completed()
-        assert work.wait(PATIENCE)
+        assert work.wait(DEADLINE)
         fake.fake_script(WAITS, 2)
         inner = future.value()[0].clone()
-        dist.all_reduce(inner, async_op=True).wait(PATIENCE)
+        dist.all_reduce(inner, async_op=True).wait(DEADLINE)
         return inner[0].item()
 
     chained = work.get_future().then(again)
@@ -213,7 +213,7 @@ def exception_in_a_callback_stays_in_its_future() -> None:
 
     chained = work.get_future().then(broken)
     fake.fake_finish_elsewhere(0, 1)
-    assert work.wait(PATIENCE)
+    assert work.wait(DEADLINE)
     raises(RuntimeError, chained.wait, "mine")
 
 
@@ -229,7 +229,7 @@ def futures_race_with_completion() -> None:
         fake.fake_join()
         if status:
             check_peer_failure(raises(sagecomm.PeerFailure, future.wait))
-            raises(sagecomm.PeerFailure, lambda w=work: w.wait(PATIENCE))
+            raises(sagecomm.PeerFailure, lambda w=work: w.wait(DEADLINE))
             raises(RuntimeError, chained.wait)
         else:
             assert chained.wait() == 2.0

@@ -27,7 +27,7 @@ OK, WAITS, MANUAL, FAIL, OK_WORK = range(5)
 INVALID, PEER_FAILURE, TIMEOUT, MISMATCH, ABORTED, SYSTEM = -1, -2, -3, -4, -5, -6
 CPU = torch.device("cpu")
 NATIVE = torch._C._distributed_c10d
-PATIENCE = timedelta(seconds=60)
+DEADLINE = timedelta(seconds=60)
 
 
 class Op(ctypes.Structure):
@@ -150,7 +150,7 @@ def check_peer_failure(error: BaseException) -> None:
 def backend_options(store: dist.Store) -> object:
     options = NATIVE._DistributedBackendOptions()
     options.store, options.group_rank, options.group_size = store, 0, 2
-    options.timeout, options.group_id, options.global_ranks_in_group = PATIENCE, "mine", [0, 1]
+    options.timeout, options.group_id, options.global_ranks_in_group = DEADLINE, "mine", [0, 1]
     return options
 
 

@@ -388,7 +388,7 @@ def test_different_batches_are_named(world: Callable[[int], World]) -> None:
     for outcome in world(2).outcomes(disagree):
         assert not outcome.ok
         assert "CollectiveMismatch" in outcome.trace
-        assert "2 fused" in outcome.trace
+        assert "batch of 2" in outcome.trace
 
 
 def functional() -> None:

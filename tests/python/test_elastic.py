@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from elastic_rank import DEADLY_RANK, DEADLY_STEP, SAVED_EVERY, STEPS, WIDTH, gradient
-from programs import PATIENCE_S, Programs, abstract_sockets, abstract_sockets_of_others
+from programs import DEADLINE_S, Programs, abstract_sockets, abstract_sockets_of_others
 
 RANKS = 4
 MARK = "MARK_OF_A_TEST"
@@ -57,7 +57,7 @@ def test_all_ranks_start_again_and_finish(tmp_path):
     script = LAUNCHER.format(directory=str(tmp_path), result=str(result))
     # To log the exception that a failed rank is to the agent, torch would import its compiler: for seconds.
     with Programs(script, 1, {MARK: mark, "LOGLEVEL": "CRITICAL"}) as launcher:
-        launcher.end_well(2 * PATIENCE_S)  # starts a dozen processes, one after the other
+        launcher.end_well(2 * DEADLINE_S)  # starts a dozen processes, one after the other
         errors = launcher.errors(0)
     results = torch.load(result)
     assert sorted(results) == list(range(RANKS))
@@ -73,13 +73,13 @@ def test_all_ranks_start_again_and_finish(tmp_path):
         assert text.read_text().startswith("PeerFailure: "), text.read_text()
         assert f"rank {DEADLY_RANK}" in text.read_text()
 
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     while left := marked(mark):
         assert time.monotonic() < deadline, f"processes {left} of the job have not ended"
         os.sched_yield()
     pids = {path.name for path in (tmp_path / "pids").iterdir()}
     assert len(pids) > 2 * RANKS, "and those of the first run that came so far"
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("sagecomm-") and pids & set(name.split("-"))]
-    deadline = time.monotonic() + PATIENCE_S  # others' sockets come and go between the two looks
+    deadline = time.monotonic() + DEADLINE_S  # others' sockets come and go between the two looks
     while left_over := abstract_sockets() - sockets - abstract_sockets_of_others():
         assert time.monotonic() < deadline, left_over

@@ -317,5 +317,5 @@ def test_different_tuning_is_an_error_on_all_ranks(world, tmp_path):
 def test_ranks_with_other_kernels_agree_to_the_bit(fresh_world, tmp_path, kernels):
     if kernels == "avx2" and " avx2 " not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no AVX2")
-    # Checked against the fold in rank order on each rank: the mixed world must give that too.
+    # Checked against the reduction in rank order on each rank: the mixed world must give that too.
     assert joined(fresh_world(2), tmp_path, {"SAGECOMM_KERNELS": kernels}, {}) == ["", ""]

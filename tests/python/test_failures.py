@@ -112,7 +112,7 @@ def reduce_through_a_pause(path: str, bound_s: float) -> float:
             return paused
 
 
-def test_a_machine_that_pauses_blames_nobody(mortals, signals):
+def test_a_machine_that_pauses_names_no_culprit(mortals, signals):
     ranks = mortals.world(2)
     outcomes = in_background(ranks, reduce_through_a_pause, signals.path, 2.0, operations_timeout=timedelta(seconds=2))
     signals.await_many(2)
@@ -325,8 +325,8 @@ def disagree(what: str, odd: int, before: int) -> tuple[Any, float, float, Any]:
         work = call()
         if work is not None:
             work.wait()
-        # No data came to this rank: a root's broadcast, or a reduce to another rank. The next call with a flow of data
-        # between the ranks carries the difference.
+        # No data came to this rank: a root's broadcast, or a reduce to another rank. The next call in which data
+        # moves between the ranks carries the difference.
         assert what in ("kinds", "roots"), "the call succeeded"
         error, _, ended = caught(lambda: dist.all_reduce(torch.ones(3)))
     except dist.DistBackendError as raised:

@@ -21,7 +21,7 @@ import analyser
 import sagecomm
 from programs import await_calls, await_stop, in_background, report
 
-PATIENCE_S = 60.0
+DEADLINE_S = 60.0
 
 
 def options(directory: Path, **settings: str) -> sagecomm.Options:
@@ -34,7 +34,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def wait_for(path: Path) -> dict[str, Any]:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} was not written"
         time.sleep(0.01)
@@ -198,7 +198,7 @@ def test_many_groups_that_fail_at_once_are_in_one_file(fresh_world, signals, tmp
     outcomes = ranks.outcomes(fail_in_many_groups, signals.path)
     assert "died" in outcomes[0].value
     mine, theirs = wait_for(directory / "rank_0"), read(stale)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     while not theirs["entries"]:
         assert time.monotonic() < deadline, "the stale file of the dead rank was left"
         time.sleep(0.01)

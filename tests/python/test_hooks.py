@@ -26,7 +26,7 @@ WorldOf = Callable[[int], World]
 bindings: Any = torch._C._distributed_c10d
 
 HOOK = 11  # an id
-PATIENCE_S = 60.0
+DEADLINE_S = 60.0
 
 
 def backend(group: Any = None) -> Any:
@@ -97,7 +97,7 @@ def count_completions() -> tuple[int, int, list[float | None]]:
 def test_every_work_is_told_once(world: WorldOf) -> None:
     for expected, told, durations in world(2).run(count_completions):
         assert told == expected
-        assert all(ms is not None and 0 <= ms < 1000 * PATIENCE_S for ms in durations), durations
+        assert all(ms is not None and 0 <= ms < 1000 * DEADLINE_S for ms in durations), durations
 
 
 def measure_a_wait() -> float | None:
@@ -121,7 +121,7 @@ def measure_a_wait() -> float | None:
 def test_the_duration_holds_the_wait_for_peers(world: WorldOf) -> None:
     waited = world(2).run(measure_a_wait)[0]
     assert waited is not None
-    assert 200 <= waited < 1000 * PATIENCE_S
+    assert 200 <= waited < 1000 * DEADLINE_S
 
 
 def reduce_different_lengths(async_op: bool) -> None:
@@ -225,7 +225,7 @@ def keep_infos() -> list[tuple[str, int]]:
     dist.destroy_process_group(group)  # torch waits for the hooks
     for info in infos:
         assert info.time_started <= info.time_finished
-        assert timedelta(0) <= info.active_duration < timedelta(seconds=PATIENCE_S)
+        assert timedelta(0) <= info.active_duration < timedelta(seconds=DEADLINE_S)
     return [(info.op_type.name, info.seq) for info in infos]
 
 
@@ -237,7 +237,7 @@ def test_work_infos_have_come_when_the_group_is_destroyed(world: WorldOf) -> Non
 # ---- abort hooks ----
 
 
-class Alarm:
+class Callback:
     """An abort hook of the default group."""
 
     def __init__(self) -> None:
@@ -251,29 +251,29 @@ class Alarm:
 
     def once(self) -> bool:
         """Waits for it to ring; whether it rang once so far."""
-        assert self.rung.wait(PATIENCE_S)
+        assert self.rung.wait(DEADLINE_S)
         return self.count == 1
 
 
 def abort_from_rank_0() -> None:
-    alarm = Alarm()
+    callback = Callback()
     dist.all_reduce(torch.ones(4))
-    assert alarm.count == 0
+    assert callback.count == 0
     store = c10d._get_default_store()
     if dist.get_rank() == 0:
         store.wait([f"ready {rank}" for rank in range(1, dist.get_world_size())])
         backend().abort()
     else:
         store.set(f"ready {dist.get_rank()}", "")
-    assert alarm.once()  # in no call
+    assert callback.once()  # in no call
     with pytest.raises(sagecomm.Aborted):
         dist.all_reduce(torch.ones(4))
     backend().abort()
-    assert alarm.once()
+    assert callback.once()
     late = []
     backend().register_abort_hook(HOOK + 1, lambda: late.append(1))
     dist.destroy_process_group()
-    assert alarm.once()
+    assert callback.once()
     assert late == []
 
 
@@ -281,40 +281,40 @@ def test_abort_reaches_the_hooks_of_idle_ranks(world: WorldOf) -> None:
     world(3).run(abort_from_rank_0)
 
 
-def mismatch_with_an_alarm() -> None:
-    alarm = Alarm()
+def mismatch_with_a_callback() -> None:
+    callback = Callback()
     with pytest.raises(sagecomm.CollectiveMismatch):
         dist.all_reduce(torch.ones(4 + dist.get_rank()))
-    assert alarm.once()
+    assert callback.once()
 
 
-def timeout_with_an_alarm() -> None:
-    alarm = Alarm()
+def timeout_with_a_callback() -> None:
+    callback = Callback()
     store = c10d._get_default_store()
     if dist.get_rank() == 0:
         store.wait(["armed"])
         with pytest.raises(sagecomm.CollectiveTimeout):
             dist.all_reduce(torch.ones(4))
-        assert alarm.once()
+        assert callback.once()
         store.set("over", "")
     else:
         store.set("armed", "")
-        assert alarm.once()  # in no call
+        assert callback.once()  # in no call
         store.wait(["over"])
 
 
 def test_mismatch_and_timeout_reach_the_hooks(world: WorldOf) -> None:
-    world(2).run(mismatch_with_an_alarm)
-    world(2).run(timeout_with_an_alarm, operations_timeout=timedelta(seconds=2))
+    world(2).run(mismatch_with_a_callback)
+    world(2).run(timeout_with_a_callback, operations_timeout=timedelta(seconds=2))
 
 
 def wait_for_a_death(path: str) -> bool:
-    alarm = Alarm()
+    callback = Callback()
     dist.all_reduce(torch.ones(4))
     report(path)
     if dist.get_rank() == 2:
         threading.Event().wait()  # for the signal
-    return alarm.once()
+    return callback.once()
 
 
 def test_a_death_reaches_the_hooks_of_idle_ranks(mortals, signals) -> None:
@@ -322,7 +322,7 @@ def test_a_death_reaches_the_hooks_of_idle_ranks(mortals, signals) -> None:
     outcomes = in_background(ranks, wait_for_a_death, signals.path)
     signals.await_many(3)
     os.kill(ranks.pids()[2], signal.SIGKILL)
-    assert [outcome.value for outcome in outcomes.result(PATIENCE_S)[:2]] == [True, True]
+    assert [outcome.value for outcome in outcomes.result(DEADLINE_S)[:2]] == [True, True]
 
 
 def abort_with_hooks_that_raise_and_call() -> list[str]:
@@ -353,7 +353,7 @@ def abort_with_hooks_that_raise_and_call() -> list[str]:
         assert work is not None
         with pytest.raises(sagecomm.Aborted):
             work.wait()
-        assert done.wait(PATIENCE_S)
+        assert done.wait(DEADLINE_S)
     finally:
         sys.unraisablehook = before
     return seen

@@ -23,7 +23,7 @@ from operations import Call
 
 FULL = os.environ.get("TEST_MATRIX") == "full"
 SIZES = (1, pytest.param(2, marks=pytest.mark.smoke), 3, 4, 8)
-# The lengths at which an operation goes another way, in bytes: what the small lane takes, and a chunk of the large one.
+# The lengths at which an operation goes another way, in bytes: what a small slot takes, and a chunk of the large one.
 SMALL, CHUNK = 8 << 10, 128 << 10
 # Of operations with a block for each other rank, whose chunks share a slot.
 IN_PIECES = ("reduce_scatter", "all_to_all", "scatter")
@@ -36,7 +36,7 @@ def elements(length: str, kind: str, dtype: torch.dtype, size: int) -> int:
     small, chunk = SMALL, CHUNK
     if kind.startswith(IN_PIECES) and size > 1:
         small, chunk = (n // (size - 1) // 64 * 64 for n in (SMALL, CHUNK))
-    if kind.startswith("all_to_all") and size > 1:  # begins in the small lane, behind a table of lengths
+    if kind.startswith("all_to_all") and size > 1:  # begins in a small slot, behind a table of lengths
         small = (SMALL - (8 * (size + 1) + 63) // 64 * 64) // (size - 1) // 64 * 64
         chunk += small
     named, _, more = length.partition("-" if "-" in length else "+")

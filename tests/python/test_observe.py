@@ -23,7 +23,7 @@ import sagecomm
 from programs import Programs, await_stop
 from sagecomm import _status
 
-PATIENCE_S = 60.0
+DEADLINE_S = 60.0
 
 
 def some_operations() -> dict[str, Any]:
@@ -131,7 +131,7 @@ HANGING = """
 
 def status_in_words(asked: list[int]) -> programs.Ended:
     """What the command prints once these processes answer: on a busy machine one may be too slow."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     while True:
         done = programs.command("status")
         if not any(f"pid {pid} does not answer" in done.said for pid in asked):
@@ -141,7 +141,7 @@ def status_in_words(asked: list[int]) -> programs.Ended:
 
 def until(ranks: Programs, pids: list[int], *wanted: str) -> _status.Group:
     """The group of those processes, once rank by rank it is in these states."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     while True:
         for group in _status.groups(_status.collect()):
             if [rank["pid"] for rank in group.ranks] == pids and [r["state"] for r in group.ranks] == list(wanted):
@@ -182,7 +182,7 @@ def test_status_of_a_job_that_hangs() -> None:
         assert "done (stopped)" in line
         assert "all_reduce #1 (float32, SUM, 10 elements)" in line
 
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + DEADLINE_S
         told: dict[int, Any] = {}
         while not all(told.get(pid) for pid in pids):  # on a busy machine one may be too slow
             assert time.monotonic() < deadline, told

@@ -107,7 +107,7 @@ def test_programs_draw_reductions_in_an_order_of_their_own():
     assert {call.exact for call in own} == {True, False}
 
 
-# What every type has alike is tested in Go (pgbackend/flows_test.go); these take their time through torch.
+# What every type has alike is tested in Go (pgbackend/sendrecv_test.go); these take their time through torch.
 FLOATING = [call for call in CALLS if call[0] in (*ref.FLOATS, *ref.COMPLEX)]
 KINDS = {"all_reduce": "all_reduce", "reduce": "reduce", "reduce_scatter": "reduce_scatter_uneven"}
 

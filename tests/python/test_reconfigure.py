@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CPU = torch.device("cpu")
-PATIENCE = timedelta(seconds=60)
+DEADLINE = timedelta(seconds=60)
 
 
 class Member:
@@ -52,7 +52,7 @@ def member(**how: Any) -> Member:
         store=dist.PrefixStore("group", store),
         rank=rank,
         world_size=size,
-        timeout=PATIENCE,
+        timeout=DEADLINE,
         enable_reconfigure=True,
         **how,
     )
@@ -171,7 +171,7 @@ def after_a_death() -> tuple[int, float]:
     else:
         while "SUCCESS" in str(backend().get_error()):
             time.sleep(0.01)
-    deadline = time.monotonic() + PATIENCE.total_seconds()
+    deadline = time.monotonic() + DEADLINE.total_seconds()
     while len(told) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -225,7 +225,7 @@ def ended_while_waiting() -> float:
         while thread.is_alive():  # it may not have begun
             backend().abort()
             thread.join(0.01)
-        assert time.monotonic() - began < PATIENCE.total_seconds() / 2
+        assert time.monotonic() - began < DEADLINE.total_seconds() / 2
         assert isinstance(raised[0], sagecomm.Aborted), raised
         me.store.set("ended", "")
     me.store.wait(["ended"])

@@ -27,7 +27,7 @@ __all__ = ["shim_calls", "shim_completion", "shim_errors", "shim_hooks", "shim_l
 
 HERE = Path(__file__).resolve().parent
 # Seconds until a scenario counts as hanging.
-PATIENCE = 120
+DEADLINE = 120
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +48,7 @@ def shim(fake_core: Path) -> Iterator[ProcessPoolExecutor]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_shim(shim: ProcessPoolExecutor, scenario: Callable[[], None]) -> None:
-    shim.submit(run, scenario).result(timeout=PATIENCE)
+    shim.submit(run, scenario).result(timeout=DEADLINE)
 
 
 # What a process leaves behind when it ends without cleaning up.

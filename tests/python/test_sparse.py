@@ -176,10 +176,10 @@ def different_shapes() -> list[tuple[object, ...]]:
 def test_different_shapes(world: Callable[[int], World]) -> None:
     told = [reason for of_rank in world(3).run(different_shapes) for reason in of_rank]
     assert told == [told[0]] * 6
-    text, blamed, pid, op = told[0]
+    text, culprit, pid, op = told[0]
     assert "ranks disagree in #1 of group 0: rank 0 gave a sparse tensor of Float (50), 1 dimension sparse" in text
     assert ", rank 1 one of Float (51), 1 dimension sparse;" in text
-    assert blamed == 1
+    assert culprit == 1
     assert pid
     assert op == "all_reduce"
 

@@ -48,7 +48,7 @@ def test_a_few_of_torchs_tests(configuration: str) -> None:
     ],
 )
 def test_expected_failures_may_only_become_fewer(runner: ModuleType, outcome: dict[str, Any], wrong: list[str]) -> None:
-    assert runner.judge(**{"expected": ["b"], "complete": True, **outcome}) == wrong
+    assert runner.verdict(**{"expected": ["b"], "complete": True, **outcome}) == wrong
 
 
 def test_the_list_of_differences_is_short(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

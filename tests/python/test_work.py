@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from older_torch import WORK_HAS_NUMBER, exception_of
 
-PATIENCE = timedelta(seconds=60)
+DEADLINE = timedelta(seconds=60)
 
 
 def backend(group: Any = None) -> Any:
@@ -55,7 +55,7 @@ def not_complete_before_the_peer(count: int) -> None:
             assert bound_ms / 1000 <= time.monotonic() - began < 20
             assert not work.is_completed()
         go(1)
-        assert work.wait(PATIENCE)
+        assert work.wait(DEADLINE)
         assert work.is_completed()
         assert work.is_success()
     else:

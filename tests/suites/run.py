@@ -79,7 +79,7 @@ def expected_failures(name: str) -> dict[str, str]:
     return {test: each.reason for test, each in DIFFERENCES.items() if name in each.configurations}
 
 
-def judge(
+def verdict(
     passed: Collection[str], failed: Collection[str], expected: Collection[str], *, complete: bool, at_least: int = 0
 ) -> list[str]:
     """What is wrong with a run. `complete`: all tests were to run, so that what is missing counts."""
@@ -167,7 +167,7 @@ def run(name: str, backend: str, part: str | None, smoke: bool) -> int:
         print(f"expected: {test}: {expected[test]}" if test in expected else f"---- {test} ----\n{text}")
     complete = not smoke and part is None
     at_least = configuration.at_least if backend == "sagecomm" else 0
-    wrong = judge(outcomes.passed, outcomes.failed, expected, complete=complete, at_least=at_least)
+    wrong = verdict(outcomes.passed, outcomes.failed, expected, complete=complete, at_least=at_least)
     for each in wrong:
         print(f"{name}: {each}")
     surprises = len(outcomes.failed.keys() - expected.keys())

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"sagecomm/internal/coll"
+)
+
+// verdict is what a survivor must be told.
+type verdict struct {
+	status coll.Status
+	text   string // part of the message
+	bound  int64  // from the fault, or from when the rank entered its call
+	named  bool   // names the culprit by rank and pid
+}
+
+// expected is the line of the contract that a cell is about.
+func (t *trial) expected(timeout int64) verdict {
+	left := verdict{coll.PeerFailure, "has left the group", 2 * second, true}
+	switch {
+	case t.moment == "left" || t.fault == "leave":
+		return left // whatever becomes of it afterwards
+	case t.fault == "kill" || t.fault == "exit":
+		return verdict{coll.PeerFailure, "died", 2 * second, true}
+	case t.fault == "stop":
+		return verdict{coll.Timeout, "after its timeout of", timeout + second, t.way.collective()}
+	case t.fault == "abort":
+		return verdict{coll.Aborted, fmt.Sprintf("was aborted by rank %d", t.culprit), 100 * millisecond, true}
+	case t.way.collective() && t.way.kind != coll.AllToAll || t.fault == "mismatch_type" && t.way.collective():
+		return verdict{coll.Mismatch, fmt.Sprintf("rank %d called", t.culprit), second, false}
+	case t.way.collective() && t.fault != "mismatch_bytes":
+		return verdict{coll.Mismatch, "ranks disagree", second, false}
+	default: // splits of an all_to_all, messages: who finds it names the other side
+		return verdict{coll.Mismatch, "", second, false}
+	}
+}
+
+// diagnose holds what the ranks say against the contract: the same first cause on all, in time, and again later.
+func (t *trial) diagnose(at, timeout int64, answers []<-chan result) {
+	want := t.expected(timeout)
+	first, told := "", make([]result, t.size)
+	for _, rank := range t.survivors() {
+		got, ok := t.await(t.ranks[rank], answers[rank])
+		if !ok {
+			continue
+		}
+		if first == "" {
+			first = got.Message
+		}
+		t.diagnoseOne(rank, got, want)
+		told[rank] = got
+		if got.Status.Failed() {
+			t.measure(fmt.Sprintf("%s: %v", t.fault, want.status), got.At-max(at, got.Entered), want.bound)
+		}
+	}
+	t.diagnoseCulprit(at, answers[t.culprit], first)
+	told[t.culprit].Message = first // as was seen just now
+	late := t.survivors()[t.random.IntN(t.size-1)]
+	if got, ok := t.await(t.ranks[late], t.ranks[late].order("abort")); ok && got.Status.Failed() { // changes nothing any more
+		t.wrong("rank %d: abort of a group that has failed: %v", late, got)
+	}
+	gone := !t.ranks[t.culprit].alive() || t.fault == "leave" || atDestroy(t.moment)
+	for rank := range t.ranks {
+		if rank != t.culprit || !gone {
+			t.diagnoseAgain(rank, told[rank], first)
+		}
+	}
+	but := -1
+	if gone {
+		but = t.culprit
+	}
+	t.destroyAll(but)
+}
+
+func (t *trial) diagnoseOne(rank int, got result, want verdict) {
+	if got.Status != want.status || !strings.Contains(got.Message, want.text) {
+		t.wrong("rank %d: %v; expected %v, %q", rank, got, want.status, want.text)
+		return
+	}
+	if want.named && (got.Rank != t.culprit || got.PID != t.ranks[t.culprit].pid) {
+		t.wrong("rank %d: %v; expected rank %d, pid %d", rank, got, t.culprit, t.ranks[t.culprit].pid)
+	}
+}
+
+// diagnoseAgain: the first cause is the same on all ranks and stays what it is.
+func (t *trial) diagnoseAgain(rank int, told result, first string) {
+	r := t.ranks[rank]
+	again, ok := t.await(r, r.order("call", single, int(coll.Barrier), int(coll.Int32), 0, 0, 0, 0, 0, 0))
+	cause, heard := t.await(r, r.order("error"))
+	if told.Message != first || ok && again.Message != first || heard && cause.Message != first {
+		t.wrong("rank %d was told %q, by a later call %v, by group_error %v; another rank was told %q", rank, told.Message, again, cause, first)
+	}
+}
+
+// diagnoseCulprit: it has ended, or learns what the others say of it.
+func (t *trial) diagnoseCulprit(at int64, answer <-chan result, first string) {
+	culprit := t.ranks[t.culprit]
+	switch t.fault {
+	case "kill", "exit":
+		t.bury()
+		return
+	case "stop":
+		at = now()
+		culprit.signal(syscall.SIGCONT)
+	}
+	if answer == nil {
+		return // it is asked with the others
+	}
+	got, ok := t.await(culprit, answer)
+	switch {
+	case !ok:
+	case atDestroy(t.moment) || t.fault == "leave":
+		if got.Status.Failed() {
+			t.wrong("rank %d: its own call: %v", t.culprit, got)
+		}
+	case got.Message != first:
+		t.wrong("rank %d, the culprit, says %v, the others %q", t.culprit, got, first)
+	default:
+		t.measure(t.fault+": the rank itself learns it", got.At-max(at, got.Entered), 2*second)
+	}
+}
+
+// ---- after the cell ----
+
+// goOn lets those that live make a new group, and looks at what the old one has left behind.
+func (t *trial) goOn() {
+	if len(t.notes) > 0 {
+		return
+	}
+	var living []*process
+	for _, r := range t.ranks {
+		if r.alive() {
+			living = append(living, r)
+		}
+	}
+	t.ranks = living
+	for rank := range living {
+		if !t.arm(rank, "none", 0, "tell") {
+			return
+		}
+	}
+	next := &trial{cell: cell{"all_reduce", "small", "none", "none", len(living)}, way: paths[0], pool: t.pool, random: t.random,
+		ranks: living, async: t.async, attach: t.attach}
+	var err error
+	if next.dir, err = t.pool.store(); err != nil {
+		t.wrong("%v", err)
+		return
+	}
+	if next.begin() {
+		next.destroyAll(-1)
+	}
+	for _, note := range next.notes {
+		t.wrong("in the next group: %s", note)
+	}
+	if len(t.notes) == 0 {
+		t.leaks(next.dir)
+	}
+}
+
+// leaks expects what the ranks hold to be what they held before their first group, soon: news of a death can come
+// through a peer before it comes from the system, which is what ends a watch.
+func (t *trial) leaks(dir string) {
+	for _, r := range t.ranks {
+		for began := time.Now(); ; time.Sleep(time.Millisecond) {
+			got, ok := t.await(r, r.order("snapshot", dir))
+			if !ok {
+				return
+			}
+			why := r.leaked(got.held)
+			if why == "" {
+				break
+			}
+			if time.Since(began) > 4*time.Second {
+				t.wrong("process %d: %s", r.pid, why)
+				break
+			}
+		}
+	}
+	for _, name := range append(filesOf(t.ranks), filesIn(t.pool.files)...) {
+		t.wrong("left: %s", name)
+	}
+}
