@@ -143,7 +143,7 @@ func rejected(kind coll.Kind, c, chosen Candidate) string {
 	case c.Transport == Channels && chosen.Transport == Slots && kind.Reduces():
 		return "adds in another order than that of the ranks, so only a rule can set it where ranks share memory"
 	case c.Transport == Channels && chosen.Transport == Slots:
-		return fmt.Sprintf("a sendrecv plan must take %d %% less time than slots to be chosen", margin)
+		return fmt.Sprintf("channels must take %d %% less than slots to be chosen", margin)
 	}
 	return "cheaper here, but not at the lengths at which classes are compared"
 }

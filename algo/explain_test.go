@@ -88,9 +88,9 @@ func TestExplainSaysWhy(t *testing.T) {
 func TestExplainSaysWhyTheCheaperIsNotChosen(t *testing.T) {
 	chosen := Candidate{Algorithm: shmplan.OneShot, Transport: Slots, Predicted: 10 * time.Microsecond}
 	for want, c := range map[string]Candidate{
-		"a sendrecv plan must take 15 % less time than slots": {Transport: Channels, Predicted: 9 * time.Microsecond},
-		"not at the lengths at which classes":                 {Transport: Slots, Predicted: 9 * time.Microsecond},
-		"1.20 times as long as one_shot":                      {Transport: Slots, Predicted: 12 * time.Microsecond},
+		"channels must take 15 % less than slots": {Transport: Channels, Predicted: 9 * time.Microsecond},
+		"not at the lengths at which classes":     {Transport: Slots, Predicted: 9 * time.Microsecond},
+		"1.20 times as long as one_shot":          {Transport: Slots, Predicted: 12 * time.Microsecond},
 	} {
 		if got := rejected(coll.Broadcast, c, chosen); !strings.Contains(got, want) {
 			t.Errorf("%q, want %q", got, want)

@@ -18,6 +18,9 @@ type Measured struct {
 	Chunk     int     // 0: as predicted
 	Seconds   float64 // a call, as users see it
 	Ratio     float64 // to the time of the selector's own choice in the same rounds
+	Dropped   bool    // it was far behind in its first turn and had no further one, which is too little for a rule
+	// Confirmed is the ratio in a later run of this candidate and the selector's own choice alone; 0 without such a run.
+	Confirmed float64
 }
 
 // worth is the factor in time that a choice must gain over the predicted one, and a change of algorithm between two
@@ -27,15 +30,50 @@ const worth = 1.03
 // free is the price of a change below which changes that the prediction makes as well cost nothing.
 const free = 1
 
-// Tuned returns the entry of a tuning file that follows from measurements in a group on a machine. It has rules for all
-// lengths of the kinds that were measured. For the other kinds it has the parameters that predict the measurements best.
-// Plans that need blocks of equal length get no rule, since only a user knows whether blocks are equal.
+// Tuned returns the entry of a tuning file that follows from measurements in a group on a machine. It has rules for the
+// kinds that were measured, up to the longest measured length. For the other kinds it has the parameters that predict the
+// measurements best. A rule departs from the prediction only where a run of its own has confirmed that it saves time,
+// because the best of many candidates is partly the luckiest one. Plans that need blocks of equal length get no rule,
+// since only a user knows whether blocks are equal.
 func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	e := Entry{Machine: machine, Size: s.shape.Size, Hosts: s.shape.HostCount(), Params: map[string]string{}}
+	err := s.eachKind(list, func(kind coll.Kind, of []Measured) error {
+		_, rules, err := s.cheapestRules(kind, of, (*Measured).sure)
+		for _, r := range rules {
+			e.Rules = append(e.Rules, r.String())
+		}
+		return err
+	})
+	if err != nil {
+		return e, err
+	}
+	for _, one := range s.fit(list) {
+		e.Params[one.Name] = one.text()
+	}
+	return e, nil
+}
+
+// Unconfirmed returns the measurements that would change the result of [Selector.Tuned] if a run of their own confirmed
+// them.
+func (s *Selector) Unconfirmed(list []Measured) (open []Measured, err error) {
+	err = s.eachKind(list, func(kind coll.Kind, of []Measured) error {
+		used, _, err := s.cheapestRules(kind, of, (*Measured).hoped)
+		for _, m := range used {
+			if m.Confirmed == 0 && !s.predicts(kind, m.Bytes, ruleCandidate{m.Algorithm, m.Chunk}) {
+				open = append(open, *m)
+			}
+		}
+		return err
+	})
+	return open, err
+}
+
+// eachKind calls a function for each kind that was measured, with its measurements.
+func (s *Selector) eachKind(list []Measured, do func(coll.Kind, []Measured) error) error {
 	p := newPredictor(s.shape, s.params)
 	for _, m := range list {
 		if err := p.check(m); err != nil {
-			return e, err
+			return err
 		}
 	}
 	for kind := range coll.KindCount {
@@ -43,18 +81,11 @@ func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 		if len(of) == 0 {
 			continue
 		}
-		rules, err := s.measured(kind, of)
-		if err != nil {
-			return e, err
-		}
-		for _, r := range rules {
-			e.Rules = append(e.Rules, r.String())
+		if err := do(kind, of); err != nil {
+			return err
 		}
 	}
-	for _, one := range s.fit(list) {
-		e.Params[one.Name] = one.text()
-	}
-	return e, nil
+	return nil
 }
 
 // check refuses a row that cannot have been measured.
@@ -66,6 +97,10 @@ func (p *predictor) check(m Measured) error {
 		return fmt.Errorf("measured: %v %s of %d bytes took %g s, %g times what was chosen: expected more than 0",
 			m.Kind, m.Algorithm, m.Bytes, m.Seconds, m.Ratio)
 	}
+	if !(m.Confirmed >= 0 && m.Confirmed < math.MaxFloat64) {
+		return fmt.Errorf("measured: %v %s of %d bytes is confirmed as %g times what was chosen: expected more than 0",
+			m.Kind, m.Algorithm, m.Bytes, m.Confirmed)
+	}
 	_, err := p.ruled(Rule{Kind: m.Kind, To: NoLimit, Algorithm: m.Algorithm, Chunk: m.Chunk}, m.Bytes)
 	return err
 }
@@ -76,35 +111,65 @@ type ruleCandidate struct {
 	chunk     int
 }
 
-// measured returns the rules of one kind: the sequence of candidates, one for each length, that costs least. The cost
-// of a candidate at a length is the logarithm of its ratio, so that all lengths have equal weight. A change from one
-// length to the next costs a little, and so does a candidate that is not predicted. The sequence is found by dynamic
-// programming (Viterbi, "Error bounds for convolutional codes", 1967).
-func (s *Selector) measured(kind coll.Kind, list []Measured) ([]Rule, error) {
+// hoped returns the ratio of a candidate: the confirmed one, or the first one where no run has confirmed it.
+func (m *Measured) hoped() float64 {
+	switch {
+	case m.Dropped:
+		return math.Inf(1)
+	case m.Confirmed > 0:
+		return m.Confirmed
+	}
+	return m.Ratio
+}
+
+// sure returns the ratio of a candidate that a run of its own has confirmed. It is infinite without such a run.
+func (m *Measured) sure() float64 {
+	if m.Confirmed > 0 {
+		return m.hoped()
+	}
+	return math.Inf(1)
+}
+
+// cheapestRules returns the sequence of candidates, one for each length, that costs least: their measurements, in order of
+// length, and the rules that set them. The cost of a candidate at a length is the logarithm of its ratio, so that all
+// lengths have equal weight. A change from one length to the next costs a little, and so does a candidate that is not
+// predicted. The sequence is found by dynamic programming (Viterbi, "Error bounds for convolutional codes", 1967).
+func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, ratio func(*Measured) float64) (used []*Measured, rules []Rule, err error) {
 	lengths, candidates := s.axes(kind, list)
 	if len(candidates) == 0 {
-		return nil, fmt.Errorf("measured: no %v that takes blocks of any length", kind)
+		return nil, nil, fmt.Errorf("measured: no %v that takes blocks of any length", kind)
 	}
+	single := oneClass(kind) || kind == coll.Barrier
 	costs := make([][]float64, len(lengths))
 	for i, bytes := range lengths {
 		costs[i] = make([]float64, len(candidates))
-		for j, w := range candidates {
-			costs[i][j] = math.Log(ratio(list, bytes, w) * s.surcharge(kind, bytes, w))
+		for j, c := range candidates {
+			costs[i][j] = s.cost(kind, measurement(list, bytes, c), bytes, c, ratio)
+			// Only a rule for all lengths may lose at some lengths and save at others.
+			if !single && costs[i][j] >= 0 && !s.predicts(kind, bytes, c) {
+				costs[i][j] = math.Inf(1)
+			}
 		}
-		if !slices.ContainsFunc(costs[i], func(c float64) bool { return !math.IsInf(c, 1) }) {
-			return nil, fmt.Errorf("measured: %v of %d bytes was not measured with any algorithm that takes blocks of any length",
-				kind, bytes)
+		if !single && math.IsInf(slices.Min(costs[i]), 1) {
+			return nil, nil, fmt.Errorf("measured: %v of %d bytes was not measured with the algorithm that is chosen there", kind, bytes)
 		}
 	}
-	if oneClass(kind) {
+	if single {
 		total := make([]float64, len(candidates))
 		for _, row := range costs {
 			for j, c := range row {
 				total[j] += c
 			}
 		}
-		best := candidates[slices.Index(total, slices.Min(total))]
-		return []Rule{{Kind: kind, To: NoLimit, Algorithm: best.algorithm, Chunk: best.chunk}}, nil
+		least := slices.Min(total)
+		if math.IsInf(least, 1) {
+			return nil, nil, fmt.Errorf("measured: %v was not measured with the algorithm that is chosen at all lengths", kind)
+		}
+		best := candidates[slices.Index(total, least)]
+		for _, bytes := range lengths {
+			used = append(used, measurement(list, bytes, best))
+		}
+		return used, []Rule{{Kind: kind, To: NoLimit, Algorithm: best.algorithm, Chunk: best.chunk}}, nil
 	}
 	for change := math.Log(worth); ; change *= 2 { // until there are not too many ranges
 		path := cheapest(costs, func(i, from, to int) float64 {
@@ -115,9 +180,24 @@ func (s *Selector) measured(kind coll.Kind, list []Measured) ([]Rule, error) {
 			return change
 		})
 		if rules := s.ranges(kind, lengths, candidates, path); len(rules) <= MaxClasses/2 {
-			return rules, nil
+			for i, at := range path {
+				used = append(used, measurement(list, lengths[i], candidates[at]))
+			}
+			return used, rules, nil
 		}
 	}
+}
+
+// cost returns the logarithm of a candidate's ratio at a length, times its surcharge. A candidate that is chosen without a
+// rule needs no confirmation.
+func (s *Selector) cost(kind coll.Kind, m *Measured, bytes uint64, c ruleCandidate, ratio func(*Measured) float64) float64 {
+	switch {
+	case m == nil:
+		return math.Inf(1)
+	case s.predicts(kind, bytes, ruleCandidate{m.Algorithm, m.Chunk}):
+		ratio = func(m *Measured) float64 { return m.Ratio }
+	}
+	return math.Log(ratio(m) * s.surcharge(kind, bytes, c))
 }
 
 // axes returns the lengths and the candidates that were measured, each once and in order.
@@ -137,40 +217,41 @@ func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, cand
 	return slices.Compact(lengths), slices.Compact(candidates)
 }
 
-// ratio returns the ratio of a candidate at a length. A chunk that was not measured has the ratio of the predicted
-// chunk, since both are longer than the buffer. The ratio is infinite where the algorithm was not measured.
-func ratio(list []Measured, bytes uint64, w ruleCandidate) float64 {
-	usual := math.Inf(1)
-	for _, m := range list {
-		if m.Bytes != bytes || m.Algorithm != w.algorithm {
+// measurement returns the measurement of a candidate at a length, or nil. A chunk that was not measured has that of the
+// predicted chunk, since both are longer than the buffer.
+func measurement(list []Measured, bytes uint64, c ruleCandidate) *Measured {
+	var usual *Measured
+	for i := range list {
+		m := &list[i]
+		if m.Bytes != bytes || m.Algorithm != c.algorithm {
 			continue
 		}
-		if m.Chunk == w.chunk {
-			return m.Ratio
+		if m.Chunk == c.chunk {
+			return m
 		}
 		if m.Chunk == 0 {
-			usual = m.Ratio
+			usual = m
 		}
 	}
 	return usual
 }
 
-// surcharge returns the factor by which a candidate must be faster to be worth a rule. Where ranks share memory,
-// reductions over channels need the same margin that other collectives need to be predicted, because they add in
-// another order than that of the ranks.
-func (s *Selector) surcharge(kind coll.Kind, bytes uint64, w ruleCandidate) float64 {
+// surcharge returns the factor by which a candidate must be faster to be worth a rule. Where ranks share memory, reductions
+// over channels need the same margin that other collectives need to be predicted, because they add in another order than
+// that of the ranks.
+func (s *Selector) surcharge(kind coll.Kind, bytes uint64, c ruleCandidate) float64 {
 	switch {
-	case s.predicts(kind, bytes, w):
+	case s.predicts(kind, bytes, c):
 		return 1
-	case kind.Reduces() && s.shape.sharesMemory() && !slices.Contains(shmplan.Algorithms(kind), w.algorithm):
+	case kind.Reduces() && s.shape.sharesMemory() && !slices.Contains(shmplan.Algorithms(kind), c.algorithm):
 		return 100. / (100 - margin)
 	}
 	return worth
 }
 
-// predicts reports whether a candidate is chosen for a length without any rule.
-func (s *Selector) predicts(kind coll.Kind, bytes uint64, w ruleCandidate) bool {
-	return w.chunk == 0 && s.Choose(kind, bytes).Algorithm == w.algorithm
+// predicts reports whether a candidate is chosen at a length without any rule.
+func (s *Selector) predicts(kind coll.Kind, bytes uint64, c ruleCandidate) bool {
+	return c.chunk == 0 && s.Choose(kind, bytes).Algorithm == c.algorithm
 }
 
 // cheapest returns the path through a table of costs, one column in each row, for which the sum of its costs and of its
@@ -199,13 +280,14 @@ func cheapest(costs [][]float64, change func(i, from, to int) float64) []int {
 	return path
 }
 
-// ranges joins neighbouring lengths with the same candidate into rules.
+// ranges joins neighbouring lengths of the same candidate into rules. The last rule ends at the longest length: nothing
+// was measured beyond, so the prediction holds there.
 func (s *Selector) ranges(kind coll.Kind, lengths []uint64, candidates []ruleCandidate, path []int) (rules []Rule) {
 	for i, at := range path {
 		if i > 0 && path[i-1] == at {
 			continue
 		}
-		r := Rule{Kind: kind, To: NoLimit, Algorithm: candidates[at].algorithm, Chunk: candidates[at].chunk}
+		r := Rule{Kind: kind, To: lengths[len(lengths)-1], Algorithm: candidates[at].algorithm, Chunk: candidates[at].chunk}
 		if n := len(rules); n > 0 {
 			r.From = s.between(kind, lengths[i-1], lengths[i], rules[n-1].Algorithm, r.Algorithm)
 			rules[n-1].To = r.From
@@ -215,8 +297,8 @@ func (s *Selector) ranges(kind coll.Kind, lengths []uint64, candidates []ruleCan
 	return rules
 }
 
-// between returns where one candidate ends and the next begins between two lengths: where the prediction changes in the
-// same way, else at their geometric mean.
+// between returns where one candidate ends and the next begins between two lengths: where the prediction makes the same
+// change, else at their geometric mean.
 func (s *Selector) between(kind coll.Kind, low, high uint64, from, to string) uint64 {
 	table := s.classes(kind)
 	for i, c := range table[:len(table)-1] {

@@ -20,7 +20,7 @@ func machineOf(s *Selector, params Params, beside float64, kinds []coll.Kind, le
 			for _, c := range s.Explain(kind, bytes) {
 				class := Class{Algorithm: c.Algorithm, Transport: c.Transport, Slots: c.Slots, Chunk: c.Chunk}
 				seconds := beside + p.seconds(kind, class, bytes)
-				list = append(list, Measured{Kind: kind, Bytes: bytes, Algorithm: c.Algorithm, Seconds: seconds, Ratio: seconds / own})
+				list = append(list, Measured{Kind: kind, Bytes: bytes, Algorithm: c.Algorithm, Seconds: seconds, Ratio: seconds / own, Confirmed: seconds / own})
 			}
 		}
 	}
@@ -57,8 +57,8 @@ func tunedBy(t *testing.T, s *Selector, e Entry) *Selector {
 	return made
 }
 
-// On a machine whose costs differ from the defaults, a tuned group is within a few percent of the best candidate at
-// every length that was measured. Reductions over channels are an exception, since they have to save more.
+// On a machine whose costs differ from the defaults, a tuned group is within a few percent of the best candidate at every
+// length that was measured. Reductions over channels are an exception, since they have to save more.
 func TestTunedGroupsDoTheBest(t *testing.T) {
 	kinds := []coll.Kind{coll.AllReduce, coll.AllGather, coll.Broadcast, coll.AllToAll}
 	for _, size := range []int{2, 3, 4, 8} {
@@ -104,6 +104,7 @@ func TestNoiseChangesNoChoice(t *testing.T) {
 	for i := range list {
 		if list[i].Ratio != 1 {
 			list[i].Ratio *= 1 + 0.02*rng.Float64() // in favour of what is chosen, and less than it is worth
+			list[i].Confirmed = list[i].Ratio
 		}
 	}
 	e, err := s.Tuned("here", list)
@@ -116,6 +117,42 @@ func TestNoiseChangesNoChoice(t *testing.T) {
 		if was.Algorithm != is.Algorithm || was.Chunk != is.Chunk {
 			t.Errorf("%v of %d bytes: %s in %d, before %s in %d\n%v", m.Kind, m.Bytes, is.Algorithm, is.Chunk, was.Algorithm, was.Chunk, e.Rules)
 		}
+	}
+}
+
+// These rows were measured with two ranks on a machine that did other work as well. The first block of the choice took
+// eight times as long as its others, so candidates that were dropped after their first turn, and one that was not, seem
+// faster. None of them gets a rule without a run of its own that confirms it.
+func TestOutliersMakeNoRule(t *testing.T) {
+	const bytes = 1 << 20
+	s := selectorOf(t, Shape{Size: 2}, DefaultParams(), "")
+	recorded := []Measured{
+		{Kind: coll.AllReduce, Bytes: 8, Algorithm: shmplan.OneShot, Seconds: 1.2e-6, Ratio: 1},
+		{Kind: coll.AllReduce, Bytes: bytes, Algorithm: shmplan.TwoShot, Seconds: 45.3e-6, Ratio: 1},
+		{Kind: coll.AllReduce, Bytes: bytes, Algorithm: "torus", Chunk: 64 << 10, Seconds: 86.85e-6, Ratio: 1 / 4.14, Dropped: true},
+		{Kind: coll.AllReduce, Bytes: bytes, Algorithm: "ring", Seconds: 43e-6, Ratio: 0.5},
+	}
+	rules := func() []string {
+		t.Helper()
+		e, err := s.Tuned("here", recorded)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e.Rules
+	}
+	open, err := s.Unconfirmed(recorded)
+	if err != nil || len(open) != 1 || open[0].Algorithm != "ring" {
+		t.Fatalf("to be confirmed: %v, %v", open, err)
+	}
+	for confirmed, want := range map[float64]string{0: shmplan.TwoShot, 1.4: shmplan.TwoShot, 0.95: shmplan.TwoShot, 0.5: "ring"} {
+		recorded[3].Confirmed = confirmed
+		got := rules()
+		if last := got[len(got)-1]; !strings.HasPrefix(last, "all_reduce:") || !strings.HasSuffix(last, "-1M:"+want) {
+			t.Errorf("a run that says %g times as long: %v, want %s up to what was measured", confirmed, got, want)
+		}
+	}
+	if open, err := s.Unconfirmed(recorded); err != nil || len(open) != 0 {
+		t.Errorf("still to be confirmed: %v, %v", open, err)
 	}
 }
 
@@ -155,7 +192,7 @@ func TestChunksAreTuned(t *testing.T) {
 		name := s.Choose(coll.AllReduce, bytes).Algorithm
 		list = append(list, Measured{Kind: coll.AllReduce, Bytes: bytes, Algorithm: name, Seconds: 1e-6, Ratio: 1})
 		if bytes >= 1<<20 {
-			list = append(list, Measured{Kind: coll.AllReduce, Bytes: bytes, Algorithm: name, Chunk: 256 << 10, Seconds: 0.8e-6, Ratio: 0.8})
+			list = append(list, Measured{Kind: coll.AllReduce, Bytes: bytes, Algorithm: name, Chunk: 256 << 10, Seconds: 0.8e-6, Ratio: 0.8, Confirmed: 0.8})
 		}
 	}
 	e, err := s.Tuned("here", list)
@@ -163,7 +200,7 @@ func TestChunksAreTuned(t *testing.T) {
 		t.Fatal(err)
 	}
 	tuned := tunedBy(t, s, e)
-	for bytes, chunk := range map[uint64]int{64 << 10: 128 << 10, 255 << 10: 128 << 10, 257 << 10: 256 << 10, 64 << 20: 256 << 10} {
+	for bytes, chunk := range map[uint64]int{64 << 10: 128 << 10, 255 << 10: 128 << 10, 257 << 10: 256 << 10, 4 << 20: 256 << 10, 64 << 20: 128 << 10} {
 		if c := tuned.Choose(coll.AllReduce, bytes); c.Chunk != chunk || c.Algorithm != shmplan.TwoShot {
 			t.Errorf("%d bytes: %s in %d, want %d\n%v", bytes, c.Algorithm, c.Chunk, chunk, e.Rules)
 		}
@@ -175,12 +212,13 @@ func TestRangesAreBounded(t *testing.T) {
 	s := selectorOf(t, Shape{Size: 4}, DefaultParams(), "")
 	var list []Measured
 	for i := range 40 {
-		for j, name := range []string{shmplan.OneShot, shmplan.TwoShot} {
+		bytes := uint64(64 + 64*i)
+		for _, name := range []string{shmplan.OneShot, shmplan.TwoShot} {
 			ratio := 1.
-			if i%2 == j {
-				ratio = 4
+			if name != s.Choose(coll.AllReduce, bytes).Algorithm {
+				ratio = 0.25 + 4*float64(i%2)
 			}
-			list = append(list, Measured{Kind: coll.AllReduce, Bytes: uint64(64 + 64*i), Algorithm: name, Seconds: 1e-6, Ratio: ratio})
+			list = append(list, Measured{Kind: coll.AllReduce, Bytes: bytes, Algorithm: name, Seconds: 1e-6, Ratio: ratio, Confirmed: ratio})
 		}
 	}
 	e, err := s.Tuned("here", list)
@@ -196,15 +234,16 @@ func TestImpossibleMeasurementsAreRefused(t *testing.T) {
 	good := Measured{Kind: coll.AllReduce, Bytes: 8, Algorithm: shmplan.OneShot, Seconds: 1e-6, Ratio: 1}
 	s := selectorOf(t, Shape{Size: 2}, DefaultParams(), "")
 	for want, change := range map[string]func(*Measured){
-		"no algorithm":                    func(m *Measured) { m.Algorithm = "fastest" },
-		"no algorithm \"one_shot\"":       func(m *Measured) { m.Kind = coll.Send },
-		"took 0 s":                        func(m *Measured) { m.Seconds = 0 },
-		"took NaN s":                      func(m *Measured) { m.Seconds = math.NaN() },
-		"-1 times what was chosen":        func(m *Measured) { m.Ratio = -1 },
-		"+Inf times":                      func(m *Measured) { m.Ratio = math.Inf(1) },
-		"a channel takes":                 func(m *Measured) { m.Algorithm, m.Chunk = "ring", 64<<20 },
-		"no all_to_all that takes blocks": func(m *Measured) { m.Kind, m.Algorithm = coll.AllToAll, "bruck" },
-		"was not measured with any":       func(m *Measured) { m.Kind, m.Algorithm = coll.AllToAll, "even and other" },
+		"no algorithm":                        func(m *Measured) { m.Algorithm = "fastest" },
+		"no algorithm \"one_shot\"":           func(m *Measured) { m.Kind = coll.Send },
+		"took 0 s":                            func(m *Measured) { m.Seconds = 0 },
+		"took NaN s":                          func(m *Measured) { m.Seconds = math.NaN() },
+		"-1 times what was chosen":            func(m *Measured) { m.Ratio = -1 },
+		"+Inf times":                          func(m *Measured) { m.Ratio = math.Inf(1) },
+		"confirmed as NaN times":              func(m *Measured) { m.Confirmed = math.NaN() },
+		"a channel takes":                     func(m *Measured) { m.Algorithm, m.Chunk = "ring", 64<<20 },
+		"no all_to_all that takes blocks":     func(m *Measured) { m.Kind, m.Algorithm = coll.AllToAll, "bruck" },
+		"was not measured with the algorithm": func(m *Measured) { m.Kind, m.Algorithm = coll.AllToAll, "even and other" },
 	} {
 		bad := good
 		change(&bad)
@@ -240,7 +279,7 @@ func TestEntriesArePut(t *testing.T) {
 		t.Errorf("%v, want %v", is.Rules, want)
 	}
 	if len(f.Entries) != 2 || is.Params["channel.byte"] != "9ps" || is.Params["rank.copy"] != "7ps" {
-		t.Errorf("%v: expected two entries, with the new channel.byte and the old rank.copy", f)
+		t.Errorf("%v", f)
 	}
 	if _, err := f.Put(Entry{Machine: "a", Size: 2, Rules: []string{"all_reduce:fastest"}}); err == nil {
 		t.Error("Put accepts an entry with an unknown algorithm")

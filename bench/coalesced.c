@@ -50,11 +50,11 @@ static void rank(int me, const char *dir, uint64_t bytes, uint32_t n) {
       for (int call = 0; call < CALLS; call++) {
         sagecomm_work work = 0;
         if (way == 0) {
-          complete(api->issue_coalesced(group, ops, n, &work, &err), &work, &err);
+          complete(api->issue_coalesced(group, ops, n, &work, NULL, &err), &work, &err);
         } else if (way == 1) {
-          complete(api->issue(group, &ops[n], &work, &err), &work, &err);
+          complete(api->issue(group, &ops[n], &work, NULL, &err), &work, &err);
         } else {
-          for (uint32_t i = 0; i < n; i++) complete(api->issue(group, &ops[i], &work, &err), &work, &err);
+          for (uint32_t i = 0; i < n; i++) complete(api->issue(group, &ops[i], &work, NULL, &err), &work, &err);
         }
       }
       if (block >= 0) took[way][block] = (double)(now() - began) / CALLS / 1000;

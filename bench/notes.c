@@ -36,7 +36,7 @@ static void rank(int me, int size, const char *dir, uint64_t bytes) {
     int64_t began = now();
     for (int call = 0; call < CALLS; call++) {
       sagecomm_work work = 0;
-      int32_t status = api->issue(group, &op, &work, &err);
+      int32_t status = api->issue(group, &op, &work, NULL, &err);
       while (status == SAGECOMM_PENDING) {
         status = api->wait(work, SECOND / 10, &err);
         if (status != SAGECOMM_PENDING) api->release(work);

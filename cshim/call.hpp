@@ -1,4 +1,5 @@
-// call.hpp: one call on its way to the core.
+// call.hpp describes one call of torch on its way to the core. The operations of ProcessGroupSagecomm fill a Call on the
+// stack of the calling thread; run() and runAll() in issue.cpp hand it to the core.
 #pragma once
 
 #include <algorithm>
@@ -6,14 +7,14 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "compat.hpp"
-#include "ephemeral.hpp"
+#include "ephemeral_timeout.hpp"
 #include "sagecomm.h"
 #include "tensors.hpp"
 #include "work.hpp"
 
 namespace sagecomm {
 
-// Tensors are the caller's; they outlive the call, not the operation.
+// A Call refers to the caller's tensors. They outlive the call, but not an operation that goes on after it.
 struct Call {
   explicit Call(const OpInfo& opInfo) : info(opInfo) {
   }
@@ -21,6 +22,7 @@ struct Call {
     op.kind = static_cast<uint8_t>(kind);
   }
 
+  // Reads what torch's options of all operations have in common.
   template <class O>
   void take(const O& opts) {
     async = wantsAsync(opts);
@@ -34,19 +36,23 @@ struct Call {
   c10::ArrayRef<at::Tensor> outputs;
   bool async = true;
   std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
-  EphemeralTimeout::Share ephemeral; // of its timeout
-  int source = -1; // of a receive
-  bool inside = false; // nobody is given its Work
-  uint64_t key = 0; // in a coalescing window while hooks listen: the completion key of the Work that stands for it
-  // Of a coalesced call: its operations, instead of `op`. Their segments are where they were added.
-  c10::ArrayRef<sagecomm_op> parts;
-  std::vector<uint64_t> partKeys; // the `key` of each that has one
+  EphemeralTimeout::Share ephemeralShare; // what the ephemeral timeout adds to `timeout`
+  int source = -1; // the peer of a receive
+  bool internal = false; // no user gets the Work of this call, so hooks do not hear of it
+  bool repeatsTensor = false; // an earlier operation of the same coalesced call has the same tensor, see coalesced.cpp
+  // The completion key of the Work that stands for this call in a coalescing window; 0 unless hooks listen.
+  uint64_t key = 0;
 
+  // A coalesced call issues these operations instead of `op`. Their segments lie in the Calls that described them.
+  c10::ArrayRef<sagecomm_op> coalesced;
+  std::vector<uint64_t> memberKeys; // the `key` of each of these Calls that has one
+
+  // Whether the call takes a place among the collectives of the group, which p2p operations do not.
   bool collective() const {
-    const auto moves = [](const sagecomm_op& o) { return o.kind < SAGECOMM_SEND; };
-    return parts.empty() ? moves(op) : std::any_of(parts.begin(), parts.end(), moves);
+    const auto numbered = [](const sagecomm_op& o) { return o.kind < SAGECOMM_SEND; };
+    return coalesced.empty() ? numbered(op) : std::any_of(coalesced.begin(), coalesced.end(), numbered);
   }
-  // Completes `op`.
+  // Completes `op` from the other members.
   void describe();
 };
 

@@ -1,3 +1,4 @@
+// checks.cpp compares counts, sizes, splits and memory of tensors. See checks.hpp.
 #include "checks.hpp"
 
 #include "errors.hpp"
@@ -66,7 +67,7 @@ Buffers::Blocks splitBytes(
       refuse(
           op,
           std::string("the first dimension of the ") + role + ", " + std::to_string(rows) +
-              ", cannot be split into equal parts for " + std::to_string(size) + " ranks");
+              ", cannot be split into equal blocks for " + std::to_string(size) + " ranks");
     }
     return bytes;
   }

@@ -1,6 +1,6 @@
-// compat.hpp: what differs between the torch versions that the shim is built for, found by looking at the headers
-// rather than at a version number. Virtual functions that only some versions have are declared without `override` in
-// the classes that implement them: they override where there is something to override.
+// compat.hpp adapts the shim to the torch version that it is built for, by looking at the headers rather than at a version
+// number. Virtual functions that only some versions have are declared without `override` in the classes that implement
+// them: they override where there is something to override.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ namespace sagecomm {
 
 using TorchCompletionHook = std::function<void(const c10d::CompletionHookArgs&)>;
 
-// Whether this torch has completion hooks, and how they are called.
+// CompletionHooks says whether this torch has completion hooks, and calls one.
 template <class Args, class = void>
 struct CompletionHooks {
   static constexpr bool kKnown = false;
@@ -41,7 +41,7 @@ struct HasEnableReconfigure : std::false_type {};
 template <class T>
 struct HasEnableReconfigure<T, std::void_t<decltype(std::declval<T&>().enable_reconfigure)>> : std::true_type {};
 
-// Whether a group is to be made without members, for reconfigure().
+// Reports whether a group is to be made without members, for reconfigure().
 template <class T>
 bool wantsReconfigure(const T& opts) {
   if constexpr (HasEnableReconfigure<T>::value) {
@@ -56,7 +56,7 @@ struct HasAsyncOp : std::false_type {};
 template <class T>
 struct HasAsyncOp<T, std::void_t<decltype(std::declval<const T&>().asyncOp)>> : std::true_type {};
 
-// Whether the caller wants a Work that completes later. Options without the field always did.
+// Reports whether the caller wants a Work that completes later. Options of a torch without the field always mean that.
 template <class T>
 bool wantsAsync(const T& opts) {
   if constexpr (HasAsyncOp<T>::value) {

@@ -1,3 +1,4 @@
+// core.cpp loads the library once per process and keeps the gate that completions pass. See core.hpp.
 #include "core.hpp"
 
 #include <dlfcn.h>
@@ -21,8 +22,8 @@ std::atomic<bool> inForkedChild{false};
 std::atomic<bool> gateClosed{false};
 std::atomic<int> insideGate{0};
 
-// A callback of the user's that runs at exit may take this long before the process ends without it.
-constexpr std::chrono::seconds kExitPatience{2};
+// The process waits this long at exit for a user's callback that is running, then it ends without it.
+constexpr std::chrono::seconds kLongestWait{2};
 
 const sagecomm_api* openLibrary(const std::string& path) {
   // Never closed: Go's runtime cannot be unloaded.
@@ -40,7 +41,7 @@ const sagecomm_api* openLibrary(const std::string& path) {
       path,
       " does not speak version ",
       SAGECOMM_ABI_VERSION,
-      " of the C ABI; install core and extension from one wheel, or rebuild both");
+      " of the C ABI, which this extension needs; install core and extension from one wheel, or rebuild both");
   TORCH_CHECK(
       api->struct_size >= sizeof(sagecomm_api),
       "sagecomm: ",
@@ -91,7 +92,7 @@ void shutdownCore() {
     return;
   }
   core().shutdown();
-  const auto deadline = std::chrono::steady_clock::now() + kExitPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kLongestWait;
   while (insideGate.load() != 0 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -1,4 +1,5 @@
-// core.hpp: the one libsagecomm.so of this process, and the end of the process as far as the shim is concerned.
+// core.hpp opens the one libsagecomm.so of this process, and orders what the shim does when the process ends. Any thread
+// may call its functions.
 #pragma once
 
 #include <cstdint>
@@ -8,31 +9,31 @@
 
 namespace sagecomm {
 
-// Opens the library and checks that it speaks our ABI; returns its version. The first call decides: the same path again
-// changes nothing, another one is an error, because Go's runtime can be neither unloaded nor started twice.
+// Opens the library, checks that it speaks our ABI, and returns its version. The same path again changes nothing. Another
+// path is an error, because Go's runtime can be neither unloaded nor started twice.
 std::string loadCore(const std::string& path);
 
-// The function table; throws if loadCore() has not been called.
+// Returns the function table. Throws if loadCore() has not been called.
 const sagecomm_api& core();
 
-// Whether loadCore() has succeeded.
+// Reports whether loadCore() has succeeded.
 bool coreLoaded() noexcept;
 
-// Whether this process is a fork of the one that opened the library. Nothing of the core may be touched then; the core
-// refuses by itself, this is for destructors, which have nobody to tell.
+// Reports whether this process is a fork of the one that opened the library. Go's threads do not exist here. The core
+// refuses calls by itself; destructors, which cannot raise, ask first.
 bool forked() noexcept;
 
-// Says goodbye for all groups and closes the gate below. Called by Python's atexit, while every thread may still take
-// the GIL; idempotent; without the GIL.
+// Says goodbye to the peers of all groups and closes the gate below. Python's atexit calls it, while every thread may
+// still take the GIL. Called without the GIL; idempotent.
 void shutdownCore();
 
-// Whether shutdownCore() has begun: from then on no thread of the core may wait for the GIL, because the interpreter
-// may be gone, and CPython ends a foreign thread that asks for it, through our frames and Go's.
+// Reports whether shutdownCore() has begun. From then on no thread of the core may wait for the GIL: the interpreter may
+// be gone, and CPython ends a foreign thread that asks for the GIL, unwinding through our frames and Go's.
 bool exiting() noexcept;
 
-// Held by a thread of the core while it runs code of ours that may take the GIL. shutdownCore() closes the gate and then
-// waits for those inside, a bounded time; whoever finds it closed leaves what it came to release to the end of the
-// process.
+// CompletionGate encloses code of ours that a thread of the core runs and that may take the GIL. shutdownCore() closes the
+// gate and waits a bounded time for the threads inside. A thread that finds the gate closed releases nothing: the end of
+// the process does.
 class CompletionGate {
  public:
   CompletionGate() noexcept;

@@ -1,4 +1,4 @@
-// duration.hpp: torch counts milliseconds, the core nanoseconds.
+// duration.hpp converts durations: torch counts milliseconds, the core nanoseconds.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace sagecomm {
 
-// Times beyond the core's range become its longest.
+// A duration beyond the core's range becomes the longest that the core can express.
 inline int64_t toNs(std::chrono::milliseconds ms) {
   constexpr int64_t kNsPerMs = 1'000'000;
   return std::min<int64_t>(ms.count(), INT64_MAX / kNsPerMs) * kNsPerMs;

@@ -1,3 +1,4 @@
+// errors.cpp maps status codes to exception classes. See errors.hpp.
 #include "errors.hpp"
 
 #include <array>
@@ -16,7 +17,7 @@ namespace sagecomm {
 
 namespace {
 
-// By -status. Strong references that are never given back; read and written with the GIL.
+// Exception classes by -status: strong references that are never given back. Guarded by the GIL.
 std::array<PyObject*, 9> exceptionTypes{};
 PyObject* distBackendError = nullptr;
 
@@ -43,13 +44,14 @@ py::object text(const char* s, size_t room) {
   return py::reinterpret_steal<py::object>(decoded);
 }
 
-// Attributes that say nothing are None, so that a test for them is a test for truth.
+// An unknown attribute is None, so that users can test it for truth.
 py::object textOrNone(const char* s, size_t room) {
   return s[0] == '\0' ? py::none() : text(s, room);
 }
 
-// Arguments, not an instance: Python makes a new instance each time the error is raised. One instance would collect
-// tracebacks, and through their frames keep alive the Work or Future that holds it.
+// Carries the arguments of an exception and not an instance, so that Python makes a new instance each time the error is
+// raised. A shared instance would collect tracebacks, and their frames would keep alive the Work or Future that holds it.
+// Requires: the GIL.
 python_error makeError(const sagecomm_error& error) {
   PyObject* type = typeFor(error.status);
   const py::object message = text(error.message, sizeof error.message);

@@ -1,3 +1,4 @@
+// gil.cpp runs Python's signal handlers for waits that do not hold the GIL. See gil.hpp.
 #include "gil.hpp"
 
 #include <torch/csrc/Exceptions.h>

@@ -1,4 +1,4 @@
-// gil.hpp: leaving Python's lock, and looking for signals while waiting without it.
+// gil.hpp releases Python's global interpreter lock around calls that may block, and runs signal handlers during waits.
 #pragma once
 
 #include <Python.h>
@@ -8,7 +8,8 @@
 
 namespace sagecomm {
 
-// PyGILState_Check() says yes on every thread once a subinterpreter has been made.
+// Reports whether this thread holds the GIL. PyGILState_Check() cannot be used: it returns 1 on every thread once a
+// subinterpreter has been made.
 inline bool holdsGil() {
 #if PY_VERSION_HEX >= 0x030D0000
   PyThreadState* const current = PyThreadState_GetUnchecked();
@@ -18,8 +19,8 @@ inline bool holdsGil() {
   return current != nullptr && current == PyGILState_GetThisThreadState();
 }
 
-// Releases the GIL if this thread holds it. torch's bindings have released it on most ways into the shim, but not on
-// all (destructors, C++ callers).
+// WithoutGil releases the GIL for its lifetime if this thread holds it. Torch's bindings have released it on most ways
+// into the shim, but not on all (destructors, C++ callers).
 class WithoutGil {
  public:
   WithoutGil() : state_(holdsGil() ? PyEval_SaveThread() : nullptr) {
@@ -36,19 +37,19 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// Remembers which thread runs Python's signal handlers. Called once, with the GIL, when the module is imported.
+// Remembers which thread runs Python's signal handlers. Called once, when the module is imported. Requires: the GIL.
 void rememberMainThread();
 
-// Runs pending signal handlers if that is this thread's task; throws python_error if one of them raised. Called without
-// the GIL. Other threads return at once: they would take the GIL for nothing, and a daemon thread that asks for it while
-// the interpreter ends is killed by it.
+// Runs pending signal handlers on Python's main thread; throws python_error if one of them raised. Called without the
+// GIL. Other threads return at once: they would take the GIL for nothing, and CPython ends a daemon thread that asks for
+// it while the interpreter shuts down.
 void checkSignals();
 
-// Whether what was raised ends the program rather than telling of a failure: KeyboardInterrupt, SystemExit and their like,
-// which are no Exception. Called without the GIL.
+// Reports whether `raised` is meant to end the program: KeyboardInterrupt, SystemExit and the like, which are not derived
+// from Exception. Called without the GIL.
 bool endsProgram(const std::exception_ptr& raised);
 
-// What to do between two waits: a signal's handler must run within 200 ms.
+// The longest wait between two calls of checkSignals(), in nanoseconds: a signal's handler must run within 200 ms.
 constexpr long long kSliceNs = 100'000'000;
 
 } // namespace sagecomm

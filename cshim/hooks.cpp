@@ -1,3 +1,4 @@
+// hooks.cpp runs the hooks of a group and waits for them. See hooks.hpp for the threads.
 #include "hooks.hpp"
 
 #include <pybind11/pybind11.h>
@@ -9,7 +10,7 @@ namespace sagecomm {
 
 namespace {
 
-// What a hook raises has no owner: it is told where Python tells such things, or in torch's log.
+// Runs a hook. What it raises has no caller to go to: Python's exceptions go to sys.unraisablehook, others to torch's log.
 template <class F>
 void callHook(const char* what, F&& hook) noexcept {
   try {
@@ -24,8 +25,8 @@ void callHook(const char* what, F&& hook) noexcept {
   }
 }
 
-void refuseTaken(bool added, const char* what, int64_t id) {
-  TORCH_CHECK(added, "sagecomm: ", what, " ", id, " is registered already; unregister it first, or take another id");
+void checkAdded(bool added, const char* what, int64_t id) {
+  TORCH_CHECK(added, "sagecomm: ", what, " ", id, " is registered already; unregister it first, or use another id");
 }
 
 } // namespace
@@ -68,8 +69,8 @@ void Hooks::succeeded(const Success& work) const {
   const std::optional<float> ms = work.watch.milliseconds();
   for (const auto& [_, hook] : *hooks) {
     callHook("a completion hook", [&, &hook = hook] { (*hook)(work.key.get(), ms); });
-    for (const uint64_t part : work.parts) {
-      callHook("a completion hook", [&, &hook = hook] { (*hook)(part, ms); });
+    for (const uint64_t key : work.memberKeys) {
+      callHook("a completion hook", [&, &hook = hook] { (*hook)(key, ms); });
     }
   }
   const auto infos = workInfo_.all();
@@ -102,11 +103,11 @@ void Hooks::waitForPending() {
 }
 
 void Hooks::listen() {
-  timed_.store(everTimed_.load() || !completion_.all()->empty() || !workInfo_.all()->empty());
+  timed_.store(alwaysTimed_.load() || !completion_.all()->empty() || !workInfo_.all()->empty());
 }
 
 void Hooks::addCompletion(int64_t id, CompletionFn hook) {
-  refuseTaken(completion_.add(id, std::move(hook)), "completion hook", id);
+  checkAdded(completion_.add(id, std::move(hook)), "completion hook", id);
   listen();
 }
 
@@ -116,14 +117,15 @@ void Hooks::removeCompletion(int64_t id) {
 }
 
 void Hooks::setWorkInfo(WorkInfoFn hook) {
-  TORCH_CHECK(workInfo_.add(0, std::move(hook)), "sagecomm: the group has a completion hook already");
+  TORCH_CHECK(
+      workInfo_.add(0, std::move(hook)), "sagecomm: the group has a completion hook already, and torch allows one");
   listen();
 }
 
 // ---- failure ----
 
 void Hooks::addAbort(int64_t id, AbortFn hook) {
-  refuseTaken(abort_.add(id, std::move(hook)), "abort hook", id);
+  checkAdded(abort_.add(id, std::move(hook)), "abort hook", id);
 }
 
 void Hooks::removeAbort(int64_t id) {
@@ -158,11 +160,11 @@ void Hooks::watchNext(const std::shared_ptr<Hooks>& hooks, const sagecomm_api& a
   }
 }
 
-// `ctx` is what watch() gave; the call is the only one of its group.
+// The core calls it once per watched group, on a thread of its own. `ctx` is the pointer that watch() made.
 void Hooks::groupFailed(void* ctx, const sagecomm_error* cause) noexcept {
-  CompletionGate gate; // the end of the process waits for the hooks
+  CompletionGate gate; // shutdownCore() waits for the hooks
   if (!gate.open()) {
-    return; // what they hold stays until it has ended
+    return; // the hooks and what they hold stay until the process has ended
   }
   const std::unique_ptr<std::shared_ptr<Hooks>> owned(static_cast<std::shared_ptr<Hooks>*>(ctx));
   Hooks& hooks = **owned;
@@ -188,9 +190,9 @@ void Hooks::runAbortHooks() {
 }
 
 void Hooks::awaitAbortHooks() {
-  constexpr std::chrono::seconds kPatience{2};
+  constexpr std::chrono::seconds kLongestWait{2}; // users' code runs in hooks, so the wait is bounded
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, kPatience, [this] { return expected_ == 0 || aborting_ == std::this_thread::get_id(); });
+  changed_.wait_for(lock, kLongestWait, [this] { return expected_ == 0 || aborting_ == std::this_thread::get_id(); });
 }
 
 } // namespace sagecomm

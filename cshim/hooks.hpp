@@ -1,9 +1,11 @@
-// hooks.hpp: those who want to be told of a group's operations that have succeeded, and of its failure.
+// hooks.hpp keeps the hooks of a group: functions that users or torch register, and that run when an operation has
+// succeeded or when the group fails.
 //
-// torch has two kinds of completion hooks. The newer ones, by id, hear of every Work that torch or a user was given, and
-// know it by its completion key; the older one, one a group, gets a WorkInfo of every Work that was issued. Neither hears
-// of a Work that failed. Hooks run without the GIL and with no lock of ours held, on the thread that completes the
-// operation: of the core, or of a caller, before its call returns. What they raise is reported and goes no further.
+// Torch has two kinds of completion hooks. The newer kind is registered under an id and runs for every Work that torch or
+// a user was given; it identifies the Work by its completion key. The older kind, at most one per group, gets a WorkInfo
+// of every Work that was issued. Neither runs for a Work that failed. Hooks run without the GIL and with no lock of ours
+// held, on the thread that completes the operation: a thread of the core, or a caller before its call returns. What a
+// hook raises is reported and goes no further.
 #pragma once
 
 #include <atomic>
@@ -28,7 +30,7 @@ using CompletionFn = std::function<void(uint64_t key, std::optional<float> milli
 using AbortFn = std::function<void()>;
 using WorkInfoFn = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
 
-// A number that no other Work of this process has had. Most Works are never asked for it, and then it is not made.
+// CompletionKey is a number that no other Work of this process has had. It is made when somebody asks, because few do.
 class CompletionKey {
  public:
   explicit CompletionKey(uint64_t key = 0) : key_(key) {
@@ -44,13 +46,12 @@ class CompletionKey {
   mutable std::atomic<uint64_t> key_;
 };
 
-// From the call of an operation to its completion here.
+// Stopwatch measures from the call of an operation to its completion in this process.
 class Stopwatch {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Nobody measures.
-  Stopwatch() = default;
+  Stopwatch() = default; // does not run
   static Stopwatch running() {
     Stopwatch made;
     made.began_ = Clock::now();
@@ -65,9 +66,9 @@ class Stopwatch {
   Clock::time_point began() const {
     return began_;
   }
-  // Of one that was stopped.
+  // Requires: stop() was called. Returns nullopt for a Stopwatch that did not run.
   std::optional<float> milliseconds() const;
-  // The same for Work::getDuration(): throws where there is none.
+  // The same for Work::getDuration(), which throws where nothing was measured.
   float duration(const char* op) const;
 
  private:
@@ -75,14 +76,14 @@ class Stopwatch {
   Clock::time_point ended_;
 };
 
-// Hooks by id, read by who calls them without a lock: a call sees the hooks as they were when it began. Hooks are dropped
-// outside the lock too, since that may take the GIL, and who holds the GIL may be waiting for the lock.
+// HookTable holds hooks by id. A caller of the hooks takes a snapshot and then holds no lock. Hooks are destroyed outside
+// the lock as well, because destroying one may take the GIL, and a thread with the GIL may be waiting for the lock.
 template <class Hook>
 class HookTable {
  public:
   using List = std::vector<std::pair<int64_t, std::shared_ptr<const Hook>>>;
 
-  // False if the id is taken.
+  // Returns false if the id is taken.
   bool add(int64_t id, Hook hook) {
     auto entry = std::make_shared<const Hook>(std::move(hook));
     return change([&](List& list) {
@@ -95,7 +96,7 @@ class HookTable {
       return true;
     });
   }
-  // Unknown ids are none.
+  // Does nothing for an unknown id.
   void remove(int64_t id) {
     change([id](List& list) {
       for (auto it = list.begin(); it != list.end(); ++it) {
@@ -127,61 +128,64 @@ class HookTable {
   }
 
   mutable std::mutex mutex_;
-  std::mutex editing_; // outermost
+  std::mutex editing_; // serializes edits; taken before mutex_
   std::shared_ptr<const List> list_ = std::make_shared<const List>();
 };
 
-// What hooks are told of a Work that has succeeded.
+// Success describes a Work that has succeeded to the hooks.
 struct Success {
   c10d::OpType type;
   uint64_t sequence;
   const CompletionKey& key;
   const Stopwatch& watch;
-  // Keys of the Works that were given out for its parts, in a coalescing window.
-  const std::vector<uint64_t>& parts;
+  // Of a coalesced Work: the keys of the Works that its coalescing window gave out for single operations.
+  const std::vector<uint64_t>& memberKeys;
 };
 
-// One group's. Shared with its Works, which may outlive it.
+// Hooks of one group. Works share it, because they may outlive the group.
 class Hooks {
  public:
   // ---- operations ----
 
-  // Started if anybody wants to know; without a hook this is all that an operation pays.
+  // Returns a running Stopwatch if somebody listens. Without hooks an operation pays for this one load only.
   Stopwatch start() const {
     return timed_.load(std::memory_order_relaxed) ? Stopwatch::running() : Stopwatch();
   }
   bool listening() const {
     return timed_.load(std::memory_order_relaxed);
   }
-  // Once for each Work, after it reads as completed: who registers it meanwhile sees one of the two.
+  // Runs the completion hooks. Called once per Work, after isCompleted() has become true: whoever registers a hook in
+  // between sees either the completed Work or the call of the hook.
   void succeeded(const Success& work) const;
-  // Around what goes on after its call; wait() is for those.
+  // began() and ended() enclose an operation that outlives its call; waitForPending() waits for these.
   void began() {
     pending_.fetch_add(1, std::memory_order_relaxed);
   }
   void ended();
-  // Until all of them have ended, hooks included. Without the GIL; looks for signals.
+  // Waits until all of them have ended and their hooks have run. Called without the GIL; runs signal handlers.
   void waitForPending();
 
-  void time() {
-    everTimed_.store(true);
+  // Has every later operation measured, with or without hooks.
+  void measureAlways() {
+    alwaysTimed_.store(true);
     listen();
   }
   void addCompletion(int64_t id, CompletionFn hook);
   void removeCompletion(int64_t id);
-  // Throws if there is one.
+  // Throws if there is one already.
   void setWorkInfo(WorkInfoFn hook);
 
   // ---- failure ----
 
   void addAbort(int64_t id, AbortFn hook);
   void removeAbort(int64_t id);
-  // Has the core call the abort hooks when the group fails. Once a group; what has failed already is not told.
+  // Has the core call the abort hooks when the group fails. Only the first call per group counts. A group that has failed
+  // already calls no hooks.
   static void watch(const std::shared_ptr<Hooks>& hooks, const sagecomm_api& api, sagecomm_group group);
-  // After the group's destruction: returns when its abort hooks have run or never will, or after a while; at once in an
-  // abort hook.
+  // Requires: the core's group was destroyed. Returns when its abort hooks have run or never will, or after two seconds;
+  // at once when an abort hook calls it.
   void awaitAbortHooks();
-  // Watches the core's group that has taken the place of the one before, if that was watched.
+  // Called when reconfigure() has replaced the core's group: watches the new one if the old one was watched.
   static void watchNext(const std::shared_ptr<Hooks>& hooks, const sagecomm_api& api, sagecomm_group group);
 
  private:
@@ -191,16 +195,16 @@ class Hooks {
 
   HookTable<CompletionFn> completion_;
   HookTable<AbortFn> abort_;
-  HookTable<WorkInfoFn> workInfo_; // one at most
-  std::atomic<bool> everTimed_{false};
-  std::atomic<bool> timed_{false}; // somebody listens, or asked for durations
+  HookTable<WorkInfoFn> workInfo_; // at most one
+  std::atomic<bool> alwaysTimed_{false};
+  std::atomic<bool> timed_{false}; // hooks exist, or durations were asked for
   std::atomic<int64_t> pending_{0};
 
-  std::mutex mutex_; // of what follows, and of the waits
+  std::mutex mutex_; // guards the members below, and the waits
   std::condition_variable changed_;
   bool watched_ = false; // watch() was called
-  int expected_ = 0; // calls of groupFailed() that will come, or run
-  std::thread::id aborting_; // who runs the abort hooks
+  int expected_ = 0; // calls of groupFailed() that will come or are running
+  std::thread::id aborting_; // the thread that runs the abort hooks
 };
 
 } // namespace sagecomm

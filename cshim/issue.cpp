@@ -1,4 +1,5 @@
-// issue.cpp: how a Call of ProcessGroupSagecomm is brought to the core, alone or with others.
+// issue.cpp hands the Calls of ProcessGroupSagecomm to the core, one alone or several at once, on the thread that called
+// torch.
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include "call.hpp"
@@ -23,16 +24,17 @@ void Call::describe() {
   op.out_blocks = buffers.outBlocks();
 }
 
-// The synchronous case that completes at once is the one that must be cheap: one Work, no lock, nothing else allocated.
+// The synchronous operation that completes inside issue() is the case that must be cheap: it takes no lock and allocates
+// one Work.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (C10_UNLIKELY(group_.load(std::memory_order_relaxed) == 0)) {
     refuseWithoutGroup(call.info.name);
   }
   WithoutGil unlocked;
-  if (C10_UNLIKELY(!introduced_.load(std::memory_order_relaxed))) {
-    introduce();
+  if (C10_UNLIKELY(!described_.load(std::memory_order_relaxed))) {
+    describeGroup();
   }
-  if (C10_UNLIKELY(stacks_ != nullptr) && call.parts.empty()) {
+  if (C10_UNLIKELY(stacks_ != nullptr) && call.coalesced.empty()) {
     call.op.stack = stacks_->here();
   }
   if (C10_UNLIKELY(windows_.open())) {
@@ -44,59 +46,59 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   const Stopwatch watch = hooks_.start();
   const bool timed = call.timeout > kNoTimeout;
   milliseconds timeout = timed ? call.timeout : milliseconds(timeoutMs_.load(std::memory_order_relaxed));
-  if (C10_LIKELY(call.parts.empty())) {
-    if (auto share = ephemeral_.take(); C10_UNLIKELY(share.extra().count() != 0)) {
+  if (C10_LIKELY(call.coalesced.empty())) {
+    if (auto share = ephemeralTimeout_.take(); C10_UNLIKELY(share.extra().count() != 0)) {
       timeout = call.timeout = timeout + share.extra();
-      call.ephemeral = std::move(share);
+      call.ephemeralShare = std::move(share);
     }
     call.describe();
   }
 
-  // A Work is made before the operation begins where it must not fail afterwards (asynchronous: the tensors need an
-  // owner) or has something to measure.
+  // A Work is made before the operation begins where making it later could fail too late (an asynchronous operation's
+  // tensors need an owner) or where the profiler range must enclose the operation.
   const bool profiled = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
   c10::intrusive_ptr<Work> work;
   if (call.async || profiled) {
     const std::vector<at::Tensor> inputs = profiled ? call.inputs.vec() : Tensors();
-    const char* title = profiled ? titles_.of(call.info.profilingTitle) : nullptr;
-    work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout, title, profiled ? &inputs : nullptr);
+    const char* profilerName = profiled ? profilerNames_.nameFor(call.info.profilerName) : nullptr;
+    work =
+        c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout, profilerName, profiled ? &inputs : nullptr);
   }
-  sagecomm_work handle = 0;
+  Issued issued;
   sagecomm_error error;
-  const int32_t status = profiled ? issueProfiled(call, handle, error) : issue(call, handle, error);
+  const int32_t status = profiled ? issueProfiled(call, issued, error) : issue(call, issued, error);
 
   if (C10_UNLIKELY(status < 0)) {
-    if (error.status != SAGECOMM_INVALID) { // which was never issued
-      call.ephemeral.end();
+    if (error.status != SAGECOMM_INVALID) { // what is invalid was never issued
+      call.ephemeralShare.end();
     }
     if (work) {
       work->endProfiling();
     }
     if (error.status == SAGECOMM_INVALID && group_.load(std::memory_order_relaxed) == 0) {
-      refuseWithoutGroup(call.info.name); // another thread was faster
+      refuseWithoutGroup(call.info.name); // another thread has destroyed the group meanwhile
     }
     raise(error);
   }
   if (!work) {
     work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout);
   }
-  if (C10_UNLIKELY((watch.runs() || status != SAGECOMM_OK) && !call.inside)) {
-    work->tell(watch, std::move(call.partKeys));
+  if (C10_UNLIKELY((watch.runs() || status != SAGECOMM_OK) && !call.internal)) {
+    work->notifyHooks(watch, std::move(call.memberKeys));
   }
   if (C10_LIKELY(status == SAGECOMM_OK)) {
     int source = call.source;
-    if (C10_UNLIKELY(handle != 0 && call.info.type == c10d::OpType::RECVANYSOURCE)) {
-      source = api_.work_source(handle);
+    if (C10_UNLIKELY(issued.work != 0 && call.info.type == c10d::OpType::RECVANYSOURCE)) {
+      source = api_.work_source(issued.work);
     }
-    call.ephemeral.end();
-    const uint64_t sequence = call.collective() ? api_.group_sequence(group_.load(std::memory_order_relaxed)) : 0;
-    work->finishInline(handle, call.buffers, sequence, source, hooks_);
+    call.ephemeralShare.end();
+    work->finishInline(issued.work, call.buffers, issued.sequence, source, hooks_);
     return work;
   }
-  work->attach(handle, std::move(call.buffers), call.inputs, info_, call.source);
-  work->own(std::move(call.ephemeral));
+  work->attach(issued.work, issued.sequence, std::move(call.buffers), call.inputs, info_, call.source);
+  work->own(std::move(call.ephemeralShare));
   if (call.async) {
-    // The profiler may be gone when the operation ends, and the end of a range writes to its memory.
+    // The profiler may be gone when the operation ends, and ending a range writes to its memory.
     work->endProfiling();
     work->completeLater();
   } else {
@@ -105,26 +107,30 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   return work;
 }
 
-int32_t ProcessGroupSagecomm::issue(const Call& call, sagecomm_work& handle, sagecomm_error& error) const {
+int32_t ProcessGroupSagecomm::issue(const Call& call, Issued& issued, sagecomm_error& error) const {
   const sagecomm_group group = group_.load(std::memory_order_relaxed);
-  if (C10_LIKELY(call.parts.empty())) {
-    return api_.issue(group, &call.op, &handle, &error);
+  if (C10_LIKELY(call.coalesced.empty())) {
+    return api_.issue(group, &call.op, &issued.work, &issued.sequence, &error);
   }
-  return api_.issue_coalesced(group, call.parts.data(), static_cast<uint32_t>(call.parts.size()), &handle, &error);
+  const auto n = static_cast<uint32_t>(call.coalesced.size());
+  return api_.issue_coalesced(group, call.coalesced.data(), n, &issued.work, &issued.sequence, &error);
 }
 
 namespace {
 
-// A tensor of one of several calls.
+// Use is one tensor of one of several calls.
 struct Use {
   Extent extent;
   const at::Tensor* tensor;
   size_t call;
   bool written;
-  bool copied; // the call has copies
+  bool copied; // copies stand for tensors of the call
+  bool repeats; // see Call::repeatsTensor
 };
 
-// The copies were made when the calls were, and are written back at the end: the core sees no order between them.
+// Refuses calls whose result would depend on when copies are made. Inputs were copied when the calls were described, and
+// outputs are written back at the end, so the core sees none of the overlaps of such calls. A repeated tensor is exempt:
+// its copies are written back in the order of the calls.
 void checkCopies(const std::vector<Call>& calls) {
   if (std::none_of(calls.begin(), calls.end(), [](const Call& call) { return call.buffers.copied(); })) {
     return;
@@ -133,7 +139,7 @@ void checkCopies(const std::vector<Call>& calls) {
   for (size_t i = 0; i < calls.size(); i++) {
     const auto add = [&](c10::ArrayRef<at::Tensor> tensors, bool written) {
       for (const at::Tensor& t : tensors) {
-        uses.push_back({extentOf(t), &t, i, written, calls[i].buffers.copied()});
+        uses.push_back({extentOf(t), &t, i, written, calls[i].buffers.copied(), calls[i].repeatsTensor});
       }
     };
     add(calls[i].inputs, false);
@@ -145,13 +151,13 @@ void checkCopies(const std::vector<Call>& calls) {
   for (auto a = uses.begin(); a != uses.end(); ++a) {
     for (auto b = a + 1; b != uses.end() && b->extent.from < a->extent.end; ++b) {
       if (a->call != b->call && (a->copied || b->copied) && (a->written || b->written) &&
-          overlap(*a->tensor, *b->tensor)) {
+          !((a->repeats || b->repeats) && sameMemory(*a->tensor, *b->tensor)) && overlap(*a->tensor, *b->tensor)) {
         refuse(
             calls[std::max(a->call, b->call)].info.name,
             "operations " + std::to_string(std::min(a->call, b->call)) + " and " +
                 std::to_string(std::max(a->call, b->call)) +
                 " of one coalesced call, counted from 0, share memory that one of them writes, and a tensor of them "
-                "is not contiguous: issue them apart");
+                "is not contiguous; issue them in separate calls");
       }
     }
   }
@@ -159,13 +165,14 @@ void checkCopies(const std::vector<Call>& calls) {
 
 } // namespace
 
-// What the parts keep alive, and write back, is the whole's from here on; their segments stay where they are.
+// Issues several Calls as one. The one Call keeps alive and writes back what each of them would; their segments stay in the
+// Calls.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
     const OpInfo& info, std::vector<Call>& calls, bool async, milliseconds timeout) {
   if (C10_UNLIKELY(windows_.open())) {
     WorkPtr promise;
     for (Call& call : calls) {
-      // The last one's Work is given out for all of them.
+      // The Work of the last one is returned for all of them.
       call.key = &call == &calls.back() && hooks_.listening() ? CompletionKey::next() : 0;
       promise = windows_.collect(call, info_->name, true);
     }
@@ -174,14 +181,14 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
     }
   }
   checkCopies(calls);
-  Call whole(info);
-  whole.ephemeral = ephemeral_.take();
-  if (const milliseconds extra = whole.ephemeral.extra(); C10_UNLIKELY(extra.count() != 0)) {
+  Call composite(info);
+  composite.ephemeralShare = ephemeralTimeout_.take();
+  if (const milliseconds extra = composite.ephemeralShare.extra(); C10_UNLIKELY(extra.count() != 0)) {
     timeout = extra + (timeout > kNoTimeout ? timeout : milliseconds(timeoutMs_.load(std::memory_order_relaxed)));
   }
-  whole.source = calls.size() == 1 ? calls[0].source : -1;
-  whole.async = async;
-  whole.timeout = timeout;
+  composite.source = calls.size() == 1 ? calls[0].source : -1;
+  composite.async = async;
+  composite.timeout = timeout;
   Tensors inputs;
   Tensors outputs;
   std::vector<sagecomm_op> ops;
@@ -190,22 +197,22 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
   for (Call& call : calls) {
     call.async = async;
     call.timeout = timeout;
-    if (call.op.stack == 0) { // it was not collected in a window
+    if (call.op.stack == 0) { // no window has recorded it
       call.op.stack = stack;
     }
     call.describe();
     ops.push_back(call.op);
     inputs.insert(inputs.end(), call.inputs.begin(), call.inputs.end());
     outputs.insert(outputs.end(), call.outputs.begin(), call.outputs.end());
-    whole.buffers.keep(call.buffers);
+    composite.buffers.keep(call.buffers);
     if (C10_UNLIKELY(call.key != 0)) {
-      whole.partKeys.push_back(call.key);
+      composite.memberKeys.push_back(call.key);
     }
   }
-  whole.inputs = inputs;
-  whole.outputs = outputs;
-  whole.parts = ops;
-  return run(whole);
+  composite.inputs = inputs;
+  composite.outputs = outputs;
+  composite.coalesced = ops;
+  return run(composite);
 }
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::completed(const OpInfo& info) {
@@ -289,11 +296,13 @@ void ProcessGroupSagecomm::recordParams(
   issue();
 }
 
-int32_t ProcessGroupSagecomm::issueProfiled(const Call& call, sagecomm_work& handle, sagecomm_error& error) const {
+// Torch records the number when the range begins, before the operation has one. The number is right unless another thread
+// issues a collective of the group at the same moment.
+int32_t ProcessGroupSagecomm::issueProfiled(const Call& call, Issued& issued, sagecomm_error& error) const {
   const bool p2p = !call.collective();
   const uint64_t sequence = api_.group_sequence(group_.load()) + (p2p ? 0 : 1);
   int32_t status = SAGECOMM_OK;
-  recordParams(call.info.name, sequence, p2p, call.inputs, call.outputs, [&] { status = issue(call, handle, error); });
+  recordParams(call.info.name, sequence, p2p, call.inputs, call.outputs, [&] { status = issue(call, issued, error); });
   return status;
 }
 

@@ -1,4 +1,4 @@
-// members.cpp: how a ProcessGroupSagecomm comes to its members: made by torch, or out of another group.
+// members.cpp makes ProcessGroupSagecomms: for torch, and out of other groups (split, merge, shrink).
 #include "members.hpp"
 
 #include <algorithm>
@@ -21,12 +21,12 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 sagecomm_group ProcessGroupSagecomm::join(
-    const Seat& seat, const GroupOptions& options, const std::atomic<bool>* ended) {
+    const Seat& seat, const GroupOptions& options, const std::atomic<bool>* interrupted) {
   std::vector<sagecomm_option> settings;
   for (const auto& [name, value] : options.settings) {
     settings.push_back({name.c_str(), value.c_str()});
   }
-  StoreView store(seat.store, ended);
+  StoreView store(seat.store, interrupted);
   sagecomm_group_config config{};
   config.struct_size = sizeof config;
   config.rank = seat.rank;
@@ -45,10 +45,10 @@ sagecomm_group ProcessGroupSagecomm::join(
   sagecomm_error error;
   WithoutGil unlocked;
   if (core().group_create(&config, &group, &error) < 0) {
-    if (store.interrupted()) {
-      std::rethrow_exception(store.interrupted());
+    if (store.raised()) {
+      std::rethrow_exception(store.raised());
     }
-    if (ended != nullptr && ended->load()) {
+    if (interrupted != nullptr && interrupted->load()) {
       return 0;
     }
     raise(error);
@@ -96,7 +96,7 @@ c10::intrusive_ptr<GroupOptions> ProcessGroupSagecomm::optionsFrom(
 
 std::vector<uint64_t> ProcessGroupSagecomm::globalRanks(const std::vector<int>& ranks) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const std::vector<uint64_t>& mine = options_->global_ranks_in_group; // none: the same as in the group
+  const std::vector<uint64_t>& mine = options_->global_ranks_in_group; // empty: the same as in the group
   std::vector<uint64_t> global;
   for (const int rank : ranks) {
     global.push_back(mine.empty() ? static_cast<uint64_t>(rank) : mine[rank]);
@@ -127,7 +127,7 @@ BackendPtr ProcessGroupSagecomm::split(
   return make({store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size())}, options);
 }
 
-// Ranks of several jobs have no common numbers.
+// Ranks of several jobs have no common numbers, so the merged group has no global ranks.
 BackendPtr ProcessGroupSagecomm::merge(
     const StorePtr& store, const c10::intrusive_ptr<Options>& opts, const int& rank, const int& size) {
   refuseInChild();
@@ -165,8 +165,9 @@ BackendPtr ProcessGroupSagecomm::shrink(
     failAll(group_.load(), "it is shrunk, with what was on its way aborted");
   }
   const auto options = optionsFrom("shrink", opts);
-  // Groups of other ranks have other names. Those of the same ranks are made by all of them in the same order; where one
-  // of them failed on some only, their numbers differ, and so they are in the name and not in the store's keys.
+  // Groups of other ranks have other names. All ranks shrink to the same ranks in the same order, so a count tells repeated
+  // ones apart. The count is in the name and not in the store's keys: where an earlier shrink failed on some ranks only,
+  // their counts differ, and ranks with different names meet and report the difference.
   constexpr size_t kDigits = 12; // of SHA-1, as torch names its groups
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -1,4 +1,5 @@
-// members.hpp: what a process calls itself towards those that name the members of a group.
+// members.hpp makes and reads handles: the names under which processes become members of a group in reconfigure(). Any
+// thread may call it.
 #pragma once
 
 #include <string>
@@ -8,10 +9,10 @@
 
 namespace sagecomm {
 
-// A handle for get_reconfigure_handle(): no other group of any process has it. Handles sort as the ranks in the job do.
+// Returns a handle that no other group of any process has. Handles sort as the ranks in the job do.
 std::string newHandle(const GroupOptions& options, int rank);
 
-// The rank in the job of the process that made a handle. Refuses what is no handle.
+// Returns the rank in the job of the process that made a handle. Refuses any other text.
 uint64_t globalRankOf(const std::string& handle);
 
 } // namespace sagecomm

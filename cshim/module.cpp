@@ -1,4 +1,4 @@
-// module.cpp: what Python sees of the shim, as sagecomm._C.
+// module.cpp binds the shim to Python as sagecomm._C. Functions that may block release the GIL.
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
@@ -9,9 +9,10 @@
 
 #include "core.hpp"
 #include "errors.hpp"
-#include "flight.hpp"
+#include "flight_dump.hpp"
 #include "gil.hpp"
 #include "process_group.hpp"
+#include "reports.hpp"
 
 namespace py = pybind11;
 
@@ -21,18 +22,6 @@ namespace {
 
 using PyNoGil = py::call_guard<py::gil_scoped_release>;
 
-std::string describeEnvironment() {
-  const sagecomm_api& api = core();
-  const int64_t needed = api.describe_environment(nullptr, 0);
-  TORCH_CHECK(needed > 0, "sagecomm: the core cannot describe its environment: status ", needed);
-  std::string json(static_cast<size_t>(needed), '\0');
-  TORCH_CHECK(
-      api.describe_environment(json.data(), json.size()) == needed,
-      "sagecomm: the description of the environment changed while it was read");
-  json.pop_back(); // the closing NUL
-  return json;
-}
-
 c10::intrusive_ptr<c10d::Backend> createBackend(
     const c10d::DistributedBackendOptions& opts, const Settings& settings, const std::string& desc) {
   const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(opts.timeout);
@@ -41,7 +30,8 @@ c10::intrusive_ptr<c10d::Backend> createBackend(
   return ProcessGroupSagecomm::create(opts, options);
 }
 
-// A sagecomm.Options, which is no class of ours, where torch takes a backend's options. Null: it is something else.
+// Lets a sagecomm.Options, which is a Python class, pass where torch takes a backend's options. Returns null for anything
+// else.
 PyObject* fromPythonOptions(PyObject* given, PyTypeObject* /*wanted*/) {
   const py::module_ module = py::module_::import("sagecomm.options");
   if (!py::isinstance(given, module.attr("Options"))) {
@@ -56,7 +46,8 @@ PyObject* fromPythonOptions(PyObject* given, PyTypeObject* /*wanted*/) {
   return py::cast(options).release().ptr();
 }
 
-// The device that torch makes a backend for, which it tells in the prefix of the store only: "cpu". Empty if it does not.
+// Returns the device that torch makes a backend for: "cpu". Torch names it in the prefix of the store only; without such
+// a prefix the result is empty.
 std::string deviceOf(const c10d::DistributedBackendOptions& opts) {
   struct Prefix : c10d::PrefixStore {
     static const std::string& of(const c10d::PrefixStore& store) {
@@ -71,7 +62,7 @@ std::string deviceOf(const c10d::DistributedBackendOptions& opts) {
   return device;
 }
 
-// The torch minor whose headers this module was compiled against: "2.15".
+// Returns the torch minor whose headers this module was compiled against: "2.15".
 std::string builtFor() {
   return std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
 }
@@ -102,12 +93,12 @@ void bindProcessGroup(py::module_& module) {
           [](ProcessGroupSagecomm& self) {
             return c10::static_intrusive_pointer_cast<GroupOptions>(self.getBackendOptions());
           })
-      // torch calls it on ranks that are no member of a group which the others split off: they take no part in that.
+      // Torch calls it on ranks outside a group that others split off. They have nothing to do.
       .def(
           "perform_nocolor_split", [](ProcessGroupSagecomm&, const py::object& /*device*/) {}, py::arg("device"))
-      // What torch calls on older versions; newer ones reach setTimeout() by themselves.
+      // Older torch calls it. Newer torch calls the virtual setTimeout().
       .def("_set_default_timeout", &ProcessGroupSagecomm::setTimeout, py::arg("timeout"), PyNoGil())
-      // Older versions bind it for their own backends only.
+      // Older torch binds it for its own backends only.
       .def("get_error", &ProcessGroupSagecomm::getError, PyNoGil())
       .def(
           "batch_isend_irecv",
@@ -118,7 +109,7 @@ void bindProcessGroup(py::module_& module) {
           PyNoGil())
       .def("stats_json", &ProcessGroupSagecomm::statsJson, PyNoGil())
       .def("group_number", &ProcessGroupSagecomm::groupNumber, PyNoGil())
-      // Torch has no binding for them.
+      // Torch has no bindings for the next two.
       .def(
           "register_completion_hook",
           &ProcessGroupSagecomm::addCompletionHook,
@@ -127,10 +118,10 @@ void bindProcessGroup(py::module_& module) {
           PyNoGil())
       .def(
           "unregister_completion_hook", &ProcessGroupSagecomm::unregisterCompletionHook, py::arg("hook_id"), PyNoGil());
-  if (!py::hasattr(backend, "_add_ephemeral_timeout")) { // older versions
+  if (!py::hasattr(backend, "_add_ephemeral_timeout")) { // older torch
     group.def("_add_ephemeral_timeout", &ProcessGroupSagecomm::addEphemeralTimeout, py::arg("timeout"), PyNoGil());
   }
-  if (!py::hasattr(backend, "register_abort_hook")) { // older versions
+  if (!py::hasattr(backend, "register_abort_hook")) { // older torch
     group
         .def(
             "register_abort_hook",
@@ -169,7 +160,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("write_dump", &writeDump, py::arg("rank"), py::arg("dump"), PyNoGil());
   module.def("go_entries", [] { return core().go_entries(); }, PyNoGil());
   module.def("built_for", &builtFor);
-  module.attr("cplusplus") = static_cast<long>(__cplusplus); // the C++ standard that the probes chose
+  module.attr("cplusplus") = static_cast<long>(__cplusplus); // the C++ standard that probes.py chose
   module.def(
       "set_exception_types",
       &setExceptionTypes,

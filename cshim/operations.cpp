@@ -1,4 +1,5 @@
-// operations.cpp: the operations of ProcessGroupSagecomm. Each fills a Call; run() brings it to the core.
+// operations.cpp holds the single operations of ProcessGroupSagecomm. Each checks its arguments, fills a Call, and passes it
+// to run(), which issues it. All run on the thread that calls torch.
 #include "call.hpp"
 #include "checks.hpp"
 #include "duration.hpp"
@@ -35,7 +36,7 @@ constexpr OpInfo kRecvAny{c10d::OpType::RECVANYSOURCE, "recv", "sagecomm:recvAny
 
 void ProcessGroupSagecomm::fillAllReduce(
     Call& call, size_t index, const at::Tensor& tensor, const c10d::ReduceOp& reduceOp) const {
-  call.buffers.addInOut(call.info.name, "tensor", index, tensor);
+  call.buffers.addInOut(call.info.name, "tensor", index, tensor, call.repeatsTensor);
   setReduction(call.op, call.info.name, reduceOp);
   call.inputs = call.outputs = c10::ArrayRef<at::Tensor>(tensor);
 }
@@ -54,7 +55,7 @@ void ProcessGroupSagecomm::fillAllGather(
 void ProcessGroupSagecomm::fillAllGatherSingle(
     Call& call, size_t index, const at::Tensor& output, const at::Tensor& input) const {
   call.buffers.addInput(call.info.name, "input", index, input);
-  call.buffers.addOutput(call.info.name, "output", index, output);
+  call.buffers.addOutput(call.info.name, "output", index, output, call.repeatsTensor);
   checkSingle(call.info.name, "output", output.numel(), "input", input.numel(), size_);
   call.buffers.separateInput(input, rank_);
   call.inputs = c10::ArrayRef<at::Tensor>(input);
@@ -64,7 +65,8 @@ void ProcessGroupSagecomm::fillAllGatherSingle(
 void ProcessGroupSagecomm::fillReduceScatterSingle(
     Call& call, size_t index, const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& reduceOp) const {
   call.buffers.addInput(call.info.name, "input", index, input);
-  call.buffers.addOutput(call.info.name, "output", index, output, overlapsOtherBlocks(output, input, rank_, size_));
+  const bool staged = call.repeatsTensor || overlapsOtherBlocks(output, input, rank_, size_);
+  call.buffers.addOutput(call.info.name, "output", index, output, staged);
   checkSingle(call.info.name, "input", input.numel(), "output", output.numel(), size_);
   setReduction(call.op, call.info.name, reduceOp);
   call.inputs = c10::ArrayRef<at::Tensor>(input);
@@ -81,12 +83,12 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce(Tensors& tensors, 
   return run(call);
 }
 
-// Of layout COO; sums only, as gloo's.
+// Takes tensors of layout COO, and sums only, as gloo does.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
     Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const at::Tensor& tensor = onlyTensor("all_reduce", tensors);
   if (!tensor.defined() || !tensor.is_sparse() || !tensor.device().is_cpu()) {
-    refuse("all_reduce", "a sparse all_reduce takes a COO tensor on cpu");
+    refuse("all_reduce", "a sparse all_reduce takes a COO tensor on cpu; convert the tensor with to_sparse_coo()");
   }
   if (opts.reduceOp.op_ != c10d::ReduceOp::SUM) {
     refuse("all_reduce", "of sparse tensors only the sum is defined");
@@ -101,9 +103,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
     refuseWithoutGroup("all_reduce");
   }
   if (windows_.collects()) {
-    refuse("all_reduce", "sparse tensors cannot be coalesced");
+    refuse("all_reduce", "sparse tensors cannot be coalesced; reduce them outside the coalescing window");
   }
-  auto share = ephemeral_.take();
+  auto share = ephemeralTimeout_.take();
   const bool timed = opts.timeout > kNoTimeout;
   const auto timeout = share.extra() + (timed ? opts.timeout : std::chrono::milliseconds(timeoutMs_.load()));
   WorkPtr work;
@@ -306,16 +308,16 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::barrier(const c10d::BarrierO
 
 void ProcessGroupSagecomm::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
   if (windows_.collects()) {
-    refuse("monitored_barrier", "cannot be coalesced");
+    refuse("monitored_barrier", "cannot be coalesced; call it outside the coalescing window");
   }
   Call call(kMonitoredBarrier, SAGECOMM_BARRIER);
   call.take(opts);
   if (opts.timeout == std::chrono::milliseconds(0)) {
-    call.timeout =
-        std::chrono::milliseconds(1); // who only asks whether all are there; elsewhere 0 is the group's own timeout
+    call.timeout = std::chrono::milliseconds(
+        1); // 0 asks whether all ranks are there now; the core takes 0 for the group's timeout
   }
   call.async = false;
-  call.inside = true;
+  call.internal = true;
   try {
     run(call)->wait();
   } catch (...) {
@@ -327,7 +329,7 @@ void ProcessGroupSagecomm::monitoredBarrier(const c10d::BarrierOptions& opts, bo
   }
 }
 
-// Raises the timeout that a monitored barrier has just ended with, if it has, in the words of one.
+// If a monitored barrier has just timed out, raises that timeout in the words that torch has for it.
 void ProcessGroupSagecomm::raiseMonitored(std::chrono::milliseconds timeout, bool waitAllRanks) const {
   sagecomm_error error;
   {
@@ -339,7 +341,8 @@ void ProcessGroupSagecomm::raiseMonitored(std::chrono::milliseconds timeout, boo
   raise(error);
 }
 
-// A message that is refused inside a window: torch's batch_isend_irecv would leave its window open for ever.
+// Postpones the refusal of a p2p operation to the end of the window: torch's batch_isend_irecv would never close its window
+// otherwise.
 template <class F>
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::orPostponed(const OpInfo& info, F&& call) {
   try {

@@ -1,4 +1,4 @@
-// options.hpp: what a user may give to a group at creation.
+// options.hpp holds the options that a user may give to a group at creation. They are written before the group is made.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,8 @@
 
 namespace sagecomm {
 
-// A SAGECOMM_* variable's name, in lower case and without the prefix, to its value. The core knows the names.
+// Settings maps the name of a SAGECOMM_* variable, in lower case and without the prefix, to its value. The core knows the
+// names.
 using Settings = std::map<std::string, std::string>;
 
 struct GroupOptions : c10d::Backend::Options {
@@ -22,7 +23,7 @@ struct GroupOptions : c10d::Backend::Options {
       : Base("sagecomm", timeoutMs), settings(given.begin(), given.end()) {
   }
 
-  // Newer torch copies the options of a parent group; without this the copy would lose `settings`.
+  // Newer torch copies the options of a parent group. Without this override the copy would lose `settings`.
   virtual c10::intrusive_ptr<Base> clone() const {
     return copy();
   }
@@ -48,8 +49,8 @@ struct GroupOptions : c10d::Backend::Options {
   // 2 is gloo's default. ProcessGroupSagecomm::checkLayout() looks at both places.
   int threads = 2;
 
-  // Of a sagecomm.Options, whose timeout wins over the one that torch puts into `timeout` on the way, as it does where a
-  // group is made anew. Without one, and if torch puts none there, it is the parent's.
+  // The timeout of a sagecomm.Options, if it has one. It wins over the one that torch puts into `timeout`. Without both, a
+  // group that is made out of another one has the timeout of that group.
   std::optional<std::chrono::milliseconds> ownTimeout;
 };
 

@@ -1,3 +1,4 @@
+// process_group.cpp holds life and properties of ProcessGroupSagecomm: construction, destruction, abort, timeouts, hooks.
 #include "process_group.hpp"
 
 #include <cstddef>
@@ -36,12 +37,12 @@ ProcessGroupSagecomm::ProcessGroupSagecomm(
           std::make_shared<GroupInfo>(
               GroupInfo{name_, seat.rank, std::make_shared<Hooks>(), std::make_shared<EphemeralTimeout>()})),
       hooks_(*info_->hooks),
-      ephemeral_(*info_->ephemeral),
+      ephemeralTimeout_(*info_->ephemeralTimeout),
       stacks_(Stacks::of(api_, group)),
-      titles_(options_->group_name),
+      profilerNames_(options_->group_name),
       timeoutMs_(options_->timeout.count()) {
   init();
-  // torch's own word comes later, and a rank may fail before its first operation.
+  // Torch's description comes later, and a rank may fail before its first operation.
   if (group != 0 && !options_->group_desc.empty()) {
     api_.group_describe(group, options_->group_desc.c_str(), nullptr);
   }
@@ -51,9 +52,9 @@ ProcessGroupSagecomm::~ProcessGroupSagecomm() {
   destroy();
 }
 
-void ProcessGroupSagecomm::introduce() {
-  introduced_.store(true, std::memory_order_relaxed);
-  api_.group_describe(group_, pg_desc_.c_str(), nullptr); // a group that has gone is told so by what comes next
+void ProcessGroupSagecomm::describeGroup() {
+  described_.store(true, std::memory_order_relaxed);
+  api_.group_describe(group_, pg_desc_.c_str(), nullptr); // the next call refuses a group that is gone
 }
 
 void ProcessGroupSagecomm::shutdown() {
@@ -71,14 +72,14 @@ void ProcessGroupSagecomm::destroy() noexcept {
     if (shutDown_.exchange(true)) {
       return;
     }
-    ended_.store(true);
+    interrupted_.store(true);
     group = group_.load();
   }
-  leave(group);
+  destroyGroup(group);
 }
 
-// Errors of the destruction have no reader here. A cause of failure is kept for who uses the object afterwards.
-void ProcessGroupSagecomm::leave(sagecomm_group group) {
+// Nobody reads errors of group_destroy(). The cause of a failure is kept for later calls of this object.
+void ProcessGroupSagecomm::destroyGroup(sagecomm_group group) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (group == 0 || group_.load() != group) {
@@ -95,7 +96,7 @@ void ProcessGroupSagecomm::leave(sagecomm_group group) {
   hooks_.awaitAbortHooks();
 }
 
-// A group that can be given other members waits for them afterwards, as before its first reconfigure().
+// A group that reconfigure() can give other members has none afterwards, as before its first reconfigure().
 void ProcessGroupSagecomm::abort() {
   if (shutDown_.load() || exiting()) {
     return;
@@ -105,16 +106,16 @@ void ProcessGroupSagecomm::abort() {
   sagecomm_group group = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    ended_.store(true);
+    interrupted_.store(true);
     group = group_.load();
   }
   failAll(group, "abort() was called");
   if (reconfigurable_) {
-    leave(group);
+    destroyGroup(group);
   }
 }
 
-// What another thread has left meanwhile has nothing that could fail.
+// A group that another thread has destroyed meanwhile has nothing left to fail.
 void ProcessGroupSagecomm::failAll(sagecomm_group group, const char* reason) const {
   WithoutGil unlocked;
   sagecomm_error error;
@@ -129,7 +130,7 @@ std::shared_ptr<const sagecomm_error> ProcessGroupSagecomm::cause() const {
   return cause_;
 }
 
-// In the words of the core, which refuses anything there.
+// The error comes from the core, which refuses every call of a forked child.
 void ProcessGroupSagecomm::refuseInChild() const {
   if (C10_UNLIKELY(forked())) {
     sagecomm_error error;
@@ -185,7 +186,7 @@ void ProcessGroupSagecomm::setTimeout(milliseconds timeout) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const sagecomm_group group = group_.load();
-    if (group != 0 || shutDown_.load()) { // else it is for the members to come
+    if (group != 0 || shutDown_.load()) { // otherwise the next members get it
       status = api_.group_set_timeout(group, toNs(timeout), &error);
     }
     if (status >= 0) {
@@ -199,8 +200,12 @@ void ProcessGroupSagecomm::setTimeout(milliseconds timeout) {
 }
 
 void ProcessGroupSagecomm::addEphemeralTimeout(const milliseconds& timeout) {
-  TORCH_CHECK(timeout.count() >= 0, "sagecomm: add_ephemeral_timeout: ", timeout.count(), " ms are less than none");
-  ephemeral_.add(timeout);
+  TORCH_CHECK(
+      timeout.count() >= 0,
+      "sagecomm: add_ephemeralTimeout_timeout: ",
+      timeout.count(),
+      " ms is negative; give 0 or more");
+  ephemeralTimeout_.add(timeout);
 }
 
 uint64_t ProcessGroupSagecomm::getSequenceNumberForGroup() {
@@ -208,11 +213,11 @@ uint64_t ProcessGroupSagecomm::getSequenceNumberForGroup() {
   return ask([this](sagecomm_group group) { return group == 0 ? lastSequence_.load() : api_.group_sequence(group); });
 }
 
-// Numbers start at 0 on every rank by themselves.
+// Every rank of a group counts from 0 by itself.
 void ProcessGroupSagecomm::setSequenceNumberForGroup() {
 }
 
-// Of a group that waits for its next members nothing has failed.
+// A group that waits for its next members has not failed.
 c10d::ErrorType ProcessGroupSagecomm::getError() {
   WithoutGil unlocked;
   const int32_t status = ask([this](sagecomm_group group) -> int32_t {
@@ -241,12 +246,12 @@ bool ProcessGroupSagecomm::supportsAbortHooks() const {
   return true;
 }
 
-// The first one has the core watch the group.
+// The first abort hook has the core watch the group.
 void ProcessGroupSagecomm::registerAbortHook(int64_t id, AbortFn hook) {
   hooks_.addAbort(id, std::move(hook));
   if (!shutDown_.load() && !forked()) {
     WithoutGil unlocked;
-    std::lock_guard<std::mutex> lock(mutex_); // the group that is watched is the one that reconfigure() takes over from
+    std::lock_guard<std::mutex> lock(mutex_); // reconfigure() must see the group watched, or not replace it yet
     Hooks::watch(info_->hooks, api_, group_);
   }
 }
@@ -275,7 +280,7 @@ void ProcessGroupSagecomm::unregisterCompletionHook(int64_t id) {
 
 void ProcessGroupSagecomm::registerOnCompletionHook(WorkInfoFn&& hook) {
   hooks_.setWorkInfo(std::move(hook));
-  onCompletionHook_ = [](const std::shared_ptr<c10d::WorkInfo>&) {}; // for hasHooks(); it is called from hooks_
+  onCompletionHook_ = [](const std::shared_ptr<c10d::WorkInfo>&) {}; // hasHooks() looks for it; hooks_ runs the hook
 }
 
 void ProcessGroupSagecomm::waitForPendingWorks() {
@@ -284,7 +289,7 @@ void ProcessGroupSagecomm::waitForPendingWorks() {
 }
 
 void ProcessGroupSagecomm::enableCollectivesTiming() {
-  hooks_.time();
+  hooks_.measureAlways();
 }
 
 // ---- memory for tensors ----
@@ -292,7 +297,7 @@ void ProcessGroupSagecomm::enableCollectivesTiming() {
 namespace {
 
 [[noreturn]] void refuseAllocation(const char* call) {
-  refuse(call, "sagecomm allocates no tensors: allocate them with torch, it takes them from anywhere");
+  refuse(call, "sagecomm allocates no tensors; allocate them with torch, any memory will do");
 }
 
 } // namespace

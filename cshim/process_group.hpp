@@ -1,6 +1,10 @@
-// process_group.hpp: the c10d backend "sagecomm". It translates calls of torch into calls of the core (sagecomm.h) and
-// decides nothing: what an operation does, how long it may take and what is an error is the core's business.
-// Operations that are not overridden here keep the base class's refusal, which names backend and operation.
+// process_group.hpp is the c10d backend "sagecomm". It translates calls of torch into calls of the core (sagecomm.h) and
+// decides nothing: what an operation does, how long it may take and what is an error is decided by the core. Torch calls
+// it on any thread, mostly without the GIL. Operations that are not overridden here keep the base class's refusal, which
+// names backend and operation.
+//
+// Files: operations.cpp and coalesced.cpp describe operations, issue.cpp issues them, members.cpp makes groups,
+// reconfigure.cpp replaces the members of a group, process_group.cpp has the rest. Start reading in operations.cpp.
 #pragma once
 
 #include <atomic>
@@ -15,13 +19,13 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "compat.hpp"
-#include "ephemeral.hpp"
+#include "ephemeral_timeout.hpp"
 #include "hooks.hpp"
 #include "options.hpp"
 #include "sagecomm.h"
 #include "stacks.hpp"
 #include "tensors.hpp"
-#include "titles.hpp"
+#include "profiler_names.hpp"
 #include "window.hpp"
 #include "work.hpp"
 
@@ -32,27 +36,27 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
-  // Where a process stands in a group that it makes with others.
+  // The place of a process in a group that it makes with others.
   struct Seat {
-    c10::intrusive_ptr<c10d::Store> store; // the members pass stores onto the same keys
+    c10::intrusive_ptr<c10d::Store> store; // the stores of all members show the same keys
     int rank;
     int size;
   };
 
-  // Collective: returns when all ranks have joined through the store; at once for a group whose members reconfigure()
-  // will name. Without the GIL.
+  // Collective: returns when all ranks have joined through the store, or at once for a group whose members reconfigure()
+  // will name. Called without the GIL.
   static c10::intrusive_ptr<ProcessGroupSagecomm> create(
       const c10d::DistributedBackendOptions& opts, const c10::intrusive_ptr<GroupOptions>& options);
 
-  // `group` is a group of the core that this object owns from now on; 0: none yet, reconfigure() will make it.
+  // Takes over a group of the core; 0: reconfigure() will make it.
   ProcessGroupSagecomm(sagecomm_group group, const Seat& seat, c10::intrusive_ptr<GroupOptions> options);
   ~ProcessGroupSagecomm() override;
 
-  // ---- other groups, see members.cpp. Collective over the members of the new one; nobody else is involved. ----
+  // ---- other groups, see members.cpp. Collective over the members of the new group only. ----
 
   bool supportsSplitting() const; // virtual, as are all of these, in newer torch
   bool isInitialized();
-  // Null on a rank that is not among `ranks`, whose order is that of the new group.
+  // Returns null on a rank that is not among `ranks`. Their order is that of the new group.
   c10::intrusive_ptr<Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store,
       const std::vector<int>& ranks,
@@ -63,12 +67,12 @@ class ProcessGroupSagecomm final : public c10d::Backend {
       const int& rank,
       const int& size);
   bool supportsShrinking() const;
-  // Called by those that stay. It needs nothing of this group but its store, so the group may have failed.
+  // Called by the ranks that stay. It uses only the store of this group, so the group may have failed.
   c10::intrusive_ptr<Backend> shrink(
       const std::vector<int64_t>& excluded, int flags, const c10::intrusive_ptr<Options>& opts);
 
-  // ---- other members for this group, see reconfigure.cpp. No operation may be issued meanwhile; anything else may be
-  // called, and abort() and shutdown() end it. ----
+  // ---- other members for this group, see reconfigure.cpp. No operation may be issued while reconfigure() runs. Anything
+  // else may be called, and abort() and shutdown() interrupt it. ----
 
   bool supportsReconfigure() const;
   std::string get_reconfigure_handle() const;
@@ -108,7 +112,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
       at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts);
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
-  // Names all ranks that are missing in any case; `waitAllRanks` says whether gloo's words do.
+  // Its error names all missing ranks in any case; with `waitAllRanks` the part in gloo's words does so, too.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
   WorkPtr send(Tensors& tensors, int dstRank, int tag) override;
   WorkPtr recv(Tensors& tensors, int srcRank, int tag) override;
@@ -126,14 +130,15 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   bool supportsCoalescing() const override {
     return true;
   }
-  // Between the two the operations of this thread are collected; the second one issues them as one.
+  // Open and close a coalescing window, see window.hpp.
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
-  // Several messages at once, in the form that torch_npu's dist.batch_isend_irecv() calls. Torch has no such virtual.
+  // Issues several p2p operations at once, in the form that torch_npu's dist.batch_isend_irecv() calls. Torch has no such
+  // virtual.
   WorkPtr batchIsendIrecv(
       const std::vector<std::string>& kinds, const Tensors& tensors, const std::vector<int64_t>& peers);
 
-  // Hooks, see hooks.hpp. What an older torch does not declare here is called by sagecomm's own bindings only.
+  // Hooks, see hooks.hpp. Functions that an older torch does not declare are called by sagecomm's own bindings only.
   bool supportsAbortHooks() const; // virtual in newer torch
   void registerAbortHook(int64_t id, AbortFn hook); // virtual in newer torch
   void unregisterAbortHook(int64_t id); // virtual in newer torch
@@ -145,14 +150,14 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   void waitForPendingWorks() override;
   void enableCollectivesTiming() override;
 
-  // Memory for tensors, which there is none of: virtual in newer torch.
+  // Sagecomm allocates no tensors: these refuse. Virtual in newer torch.
   std::shared_ptr<c10::Allocator> getMemAllocator();
   at::Tensor allocateTensor(long size, at::TensorOptions options);
   bool supportsTensorAlloc(c10::DeviceIndex device);
 
   // The core's statistics of this group, as JSON.
   std::string statsJson() const;
-  // What the core calls the group.
+  // The handle of the core's group, for questions about it.
   int64_t groupNumber() const;
 
  private:
@@ -172,11 +177,16 @@ class ProcessGroupSagecomm final : public c10d::Backend {
       const c10d::ReduceOp& reduceOp) const;
   WorkPtr run(Call& call);
   WorkPtr runAll(const OpInfo& info, std::vector<Call>& calls, bool async, std::chrono::milliseconds timeout);
-  // A Work that there was nothing to do for.
+  // Returns the Work of an operation that had nothing to do.
   WorkPtr completed(const OpInfo& info);
-  int32_t issue(const Call& call, sagecomm_work& handle, sagecomm_error& error) const;
-  int32_t issueProfiled(const Call& call, sagecomm_work& handle, sagecomm_error& error) const;
-  // Calls `issue` inside the "record_param_comms" range that torch's trace analysers look for, one per operation.
+  // What the core returns of an operation that it has issued, see sagecomm_api::issue.
+  struct Issued {
+    sagecomm_work work = 0;
+    uint64_t sequence = 0;
+  };
+  int32_t issue(const Call& call, Issued& issued, sagecomm_error& error) const;
+  int32_t issueProfiled(const Call& call, Issued& issued, sagecomm_error& error) const;
+  // Calls `issue` inside a "record_param_comms" range. Torch's trace analysers expect one per operation.
   void recordParams(
       const char* name,
       uint64_t sequence,
@@ -184,22 +194,23 @@ class ProcessGroupSagecomm final : public c10d::Backend {
       c10::ArrayRef<at::Tensor> inputs,
       c10::ArrayRef<at::Tensor> outputs,
       const std::function<void()>& issue) const;
-  // Tells the core what torch calls the group, which torch knows only after the backend was made.
-  void introduce();
-  // Joins a group of the core, whose name, timeout and global ranks `options` has. 0: it gave up waiting for the others
-  // since `ended`, which is looked at all the time, says so.
-  static sagecomm_group join(const Seat& seat, const GroupOptions& options, const std::atomic<bool>* ended = nullptr);
+  // Gives the core torch's description of the group, which torch sets only after it has made the backend.
+  void describeGroup();
+  // Joins a group of the core. `options` has its name, timeout and global ranks. Returns 0 if `interrupted` became true
+  // while it waited for the other ranks.
+  static sagecomm_group join(
+      const Seat& seat, const GroupOptions& options, const std::atomic<bool>* interrupted = nullptr);
   static c10::intrusive_ptr<ProcessGroupSagecomm> make(
       const Seat& seat, const c10::intrusive_ptr<GroupOptions>& options);
-  // Options for a group that follows from this one. Null `given`: this one's.
+  // Returns options for a group that is made out of this one: `given`, or this group's if that is null.
   c10::intrusive_ptr<GroupOptions> optionsFrom(const char* call, const c10::intrusive_ptr<Options>& given) const;
   std::vector<uint64_t> globalRanks(const std::vector<int>& ranks) const;
   void failAll(sagecomm_group group, const char* reason) const;
-  // Ends that group of the core, unless another thread has, and keeps what is asked of it later.
-  void leave(sagecomm_group group);
+  // Destroys that group of the core, unless another thread has, and keeps the cause of its failure and its last number.
+  void destroyGroup(sagecomm_group group);
   void destroy() noexcept;
-  // What `question` gets to know of the core's group that there is, 0 if there is none. Asks again where the group has
-  // changed meanwhile, because a stale handle is refused.
+  // Returns question(group) for the core's present group, 0 if there is none. Asks again if the group has changed
+  // meanwhile, because the core refuses a stale handle.
   template <class F>
   auto ask(F&& question) const {
     for (;;) {
@@ -210,51 +221,49 @@ class ProcessGroupSagecomm final : public c10d::Backend {
       }
     }
   }
-  // Of a call that found no group of the core: says why there is none.
+  // Raises the reason why there is no group of the core.
   [[noreturn]] void refuseWithoutGroup(const char* op) const;
-  // Of a call that would use the store, or a lock that a thread of the parent may have held at the fork.
+  // Refuses a call in a forked child that would use the store, or a lock that a thread of the parent may hold.
   void refuseInChild() const;
-  // Puts the group that reconfigure() has joined into the place of the one before; not if that was ended meanwhile.
+  // Makes the group that reconfigure() has joined the present one. Returns false if abort() or shutdown() was called.
   bool install(sagecomm_group group, const Seat& seat, const GroupOptions& options, int64_t uuid);
-  // Of a reconfigure() that was ended.
-  [[noreturn]] void refuseEnded();
+  // Raises the error of a reconfigure() that abort() or shutdown() has interrupted.
+  [[noreturn]] void refuseInterrupted();
   std::shared_ptr<const sagecomm_error> cause() const;
 
   static void checkLayout();
 
-  // Torch whose groups cannot change has them constant.
+  // Rank and size are constants in torch whose groups cannot change members.
   static constexpr bool kMembersMayChange = !std::is_const_v<decltype(rank_)>;
 
   const sagecomm_api& api_;
-  std::atomic<sagecomm_group> group_; // 0: there is none
+  std::atomic<sagecomm_group> group_; // the core's; 0: there is none
   const c10::intrusive_ptr<GroupOptions> options_; // its place matters, see options.hpp
   const c10::intrusive_ptr<c10d::Store> store_;
   const bool reconfigurable_;
   const std::string name_;
   const std::string handle_; // see get_reconfigure_handle()
-  std::set<int64_t> uuids_; // that reconfigure() was called with; of the one that goes on
-  // Of the present members: which reconfigure() named them, "" for none, and how often they were shrunk to these ranks.
-  // Guarded by mutex_.
-  std::string membership_;
-  std::map<std::vector<int>, int> shrunk_;
-  std::shared_ptr<const GroupInfo> info_; // replaced under mutex_; operations read it without
+  std::set<int64_t> uuids_; // all that reconfigure() was called with; used by the one thread inside it
+  std::string membership_; // names the reconfigure() that set the members, "" for none; guarded by mutex_
+  std::map<std::vector<int>, int> shrunk_; // how often the members were shrunk to these ranks; guarded by mutex_
+  std::shared_ptr<const GroupInfo> info_; // replaced under mutex_; operations read it without the lock
   Hooks& hooks_; // info_'s
-  EphemeralTimeout& ephemeral_; // info_'s
-  std::unique_ptr<Stacks> stacks_; // null: who called is not recorded
-  std::atomic<bool> introduced_{false};
+  EphemeralTimeout& ephemeralTimeout_; // info_'s
+  std::unique_ptr<Stacks> stacks_; // null: the group records no stacks
+  std::atomic<bool> described_{false}; // describeGroup() was called
   Windows windows_;
-  Titles titles_;
+  ProfilerNames profilerNames_;
   std::atomic<int64_t> sparseCalls_{0};
   std::atomic<int64_t> timeoutMs_;
-  // Of those that change the group, and of what they change. Who holds it waits for nobody and does not ask for the GIL:
-  // reconfigure() waits for its peers without it.
+  // Guards what changes the group. A thread that holds it waits for nothing and does not ask for the GIL; reconfigure()
+  // waits for its peers without it.
   mutable std::mutex mutex_;
   std::atomic<bool> shutDown_{false};
   bool reconfiguring_ = false; // a thread is in reconfigure()
-  std::atomic<bool> ended_{false}; // abort() or shutdown() was called since that began
-  // These two are there before group_ becomes 0.
-  std::atomic<uint64_t> lastSequence_{0}; // what was issued until the group was left
-  std::shared_ptr<const sagecomm_error> cause_; // why the group had failed by then
+  std::atomic<bool> interrupted_{false}; // abort() or shutdown() was called since reconfigure() began
+  // The next two are set before group_ becomes 0.
+  std::atomic<uint64_t> lastSequence_{0}; // the number of the last collective of the destroyed group
+  std::shared_ptr<const sagecomm_error> cause_; // why the destroyed group had failed; null: it had not
 };
 
 } // namespace sagecomm

@@ -1,6 +1,6 @@
-// reconfigure.cpp: other members for a ProcessGroupSagecomm that goes on to exist. Members are named by handles, which
-// their processes have passed to each other; they meet in the store of the group. The group that was there stays until
-// the new one has been made, so what fails leaves it as it was.
+// reconfigure.cpp gives a ProcessGroupSagecomm other members. Users name the members by handles, which their processes have
+// passed to each other; the members meet in the store of the group. The core's old group stays until the new one has been
+// made, so a reconfigure() that fails leaves the group as it was. One thread at a time may be inside.
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,7 +44,8 @@ uint64_t globalRankOf(const std::string& handle) {
   const std::string digits = handle.size() > begins ? handle.substr(begins, kRankDigits) : "";
   if (handle.rfind(kHandleBegins, 0) != 0 || digits.size() != kRankDigits ||
       digits.find_first_not_of("0123456789") != std::string::npos) {
-    refuse("reconfigure", "\"" + handle + "\" is no handle of a sagecomm group; get_reconfigure_handle() gives one");
+    refuse(
+        "reconfigure", "\"" + handle + "\" is not a handle of a sagecomm group; get_reconfigure_handle() returns one");
   }
   const uint64_t rank = std::stoull(digits);
   if (rank > std::numeric_limits<int32_t>::max()) {
@@ -67,7 +68,7 @@ namespace {
 
 constexpr OpInfo kReconfigure{c10d::OpType::UNKNOWN, "reconfigure", "sagecomm:reconfigure"};
 
-// By rank: as given, or in their own order.
+// Returns the handles by rank: a list keeps its order, a set is sorted.
 std::vector<std::string> inOrder(const c10d::ReconfigureOptions& opts) {
   std::vector<std::string> handles;
   std::visit([&](const auto& given) { handles.assign(given.begin(), given.end()); }, opts.handles);
@@ -79,7 +80,7 @@ std::vector<std::string> inOrder(const c10d::ReconfigureOptions& opts) {
   return std::holds_alternative<std::vector<std::string>>(opts.handles) ? handles : sorted;
 }
 
-// Keeps those apart that use one uuid for different members.
+// Refuses a uuid that ranks use for different members.
 void claim(c10d::Store& store, int64_t uuid, const std::vector<std::string>& handles) {
   std::string members;
   for (const std::string& handle : handles) {
@@ -112,13 +113,13 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reconfigure(const c10d::Reco
     std::lock_guard<std::mutex> lock(mutex_);
     another = std::exchange(reconfiguring_, true);
     if (!another) {
-      ended_.store(false);
+      interrupted_.store(false);
     }
   }
   if (another) {
-    refuse(kReconfigure.name, "another thread reconfigures group " + name_ + "; wait until that has returned");
+    refuse(kReconfigure.name, "another thread is in reconfigure() of group " + name_ + "; wait until it has returned");
   }
-  const auto through = c10::make_scope_exit([this] {
+  const auto atExit = c10::make_scope_exit([this] {
     std::lock_guard<std::mutex> lock(mutex_);
     reconfiguring_ = false;
   });
@@ -151,24 +152,24 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reconfigure(const c10d::Reco
       static_cast<int>(mine - handles.begin()),
       static_cast<int>(handles.size())};
   claim(*seat.store, opts.uuid, handles);
-  const sagecomm_group group = join(seat, *options, &ended_);
+  const sagecomm_group group = join(seat, *options, &interrupted_);
   if (group == 0) {
-    refuseEnded();
+    refuseInterrupted();
   }
-  leave(group_.load());
+  destroyGroup(group_.load());
   if (!install(group, seat, *options, opts.uuid)) {
     if (!shutDown_.load()) {
       api_.group_abort(group, "abort() was called", nullptr);
     }
     api_.group_destroy(group, nullptr);
-    refuseEnded();
+    refuseInterrupted();
   }
   return completed(kReconfigure);
 }
 
 bool ProcessGroupSagecomm::install(sagecomm_group group, const Seat& seat, const GroupOptions& options, int64_t uuid) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (ended_.load()) {
+  if (interrupted_.load()) {
     return false;
   }
   api_.group_set_timeout(group, toNs(std::chrono::milliseconds(timeoutMs_.load())), nullptr);
@@ -178,10 +179,10 @@ bool ProcessGroupSagecomm::install(sagecomm_group group, const Seat& seat, const
   become(rank_, seat.rank);
   become(size_, seat.size);
   options_->global_ranks_in_group = options.global_ranks_in_group;
-  options_->settings = options.settings; // hints stay
-  info_ = std::make_shared<GroupInfo>(GroupInfo{name_, seat.rank, info_->hooks, info_->ephemeral});
+  options_->settings = options.settings; // including the hints
+  info_ = std::make_shared<GroupInfo>(GroupInfo{name_, seat.rank, info_->hooks, info_->ephemeralTimeout});
   stacks_ = Stacks::of(api_, group);
-  introduced_.store(false);
+  described_.store(false);
   sparseCalls_.store(0);
   lastSequence_.store(0);
   group_.store(group);
@@ -189,8 +190,8 @@ bool ProcessGroupSagecomm::install(sagecomm_group group, const Seat& seat, const
   return true;
 }
 
-// Keeps the reason for a group that cannot say that it waits for its first members.
-void ProcessGroupSagecomm::refuseEnded() {
+// A group that is not reconfigurable() keeps the error, because it has no other reason to give for having no members.
+void ProcessGroupSagecomm::refuseInterrupted() {
   if (shutDown_.load()) {
     refuseWithoutGroup(kReconfigure.name);
   }

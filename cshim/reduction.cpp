@@ -1,3 +1,4 @@
+// reduction.cpp maps each ReduceOp of torch, and reads the factor of PREMUL_SUM. See reduction.hpp.
 #include "reduction.hpp"
 
 #include <ATen/ATen.h>
@@ -8,11 +9,11 @@ namespace sagecomm {
 
 namespace {
 
-// The factor is read here, once: it may be a tensor of one element on any device.
+// Reads the factor of PREMUL_SUM, which may be a tensor of one element on any device.
 double premulFactor(const char* name, const c10d::ReduceOp& reduction) {
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(reduction.supplement_.get());
   if (supplement == nullptr) {
-    refuse(name, "PREMUL_SUM comes without its factor");
+    refuse(name, "PREMUL_SUM has no factor; make it with torch.distributed._make_nccl_premul_sum(factor)");
   }
   const at::Tensor& factor = supplement->tensor_factor;
   if (!factor.defined()) {

@@ -1,4 +1,4 @@
-// reduction.hpp: torch's reductions in the core's numbering.
+// reduction.hpp translates torch's reductions into the core's. It is used on the thread that calls torch.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -7,7 +7,7 @@
 
 namespace sagecomm {
 
-// Fills op.reduce_op, and op.factor for PREMUL_SUM. `name` is the operation, for messages.
+// Fills op.reduce_op, and op.factor for PREMUL_SUM. `name` is the operation, for error texts.
 void setReduction(sagecomm_op& op, const char* name, const c10d::ReduceOp& reduction);
 
 } // namespace sagecomm

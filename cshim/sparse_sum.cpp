@@ -1,3 +1,4 @@
+// sparse_sum.cpp adds elements of sparse tensors with torch's dense operators. See sparse_sum.hpp.
 #include "sparse_sum.hpp"
 
 #include <algorithm>
@@ -9,7 +10,7 @@ namespace sagecomm {
 
 namespace {
 
-// In which type a type is added; Undefined: it cannot be.
+// Returns the type in which elements of `type` are added; Undefined if they cannot be.
 at::ScalarType wide(at::ScalarType type) {
   switch (type) {
     case at::kHalf:
@@ -70,7 +71,7 @@ SparseElements summed(const SparseElements& all, at::IntArrayRef sizes) {
   std::vector<int64_t> shape = all.values.sizes().vec();
   shape[0] = which.size(0);
   at::Tensor sum = at::zeros(shape, all.values.options().dtype(wide(type)));
-  const bool reread = c10::isIntegralType(type, false) && wide(type) != type; // torch does not add unsigned ones
+  const bool reread = c10::isIntegralType(type, false) && wide(type) != type; // torch does not add unsigned integers
   sum.index_add_(0, where, reread ? all.values.view(wide(type)) : all.values.to(wide(type)));
   at::Tensor indices = at::empty({sparseDims, which.size(0)}, at::kLong);
   at::Tensor rest = which;

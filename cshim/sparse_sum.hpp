@@ -1,4 +1,4 @@
-// sparse_sum.hpp: what ranks tell each other about sparse tensors, and how these are added.
+// sparse_sum.hpp describes sparse tensors to other ranks and adds them. The functions need neither GIL nor group.
 #pragma once
 
 #include <array>
@@ -9,15 +9,16 @@
 
 namespace sagecomm {
 
-// What a rank says about its tensor: whole elements of SAGECOMM_SPARSE. All but the first two are the same everywhere.
+// SparseHeader describes the tensor of one rank to all ranks, as whole elements of SAGECOMM_SPARSE. All members but the
+// first two must be the same on all ranks.
 struct SparseHeader {
-  int64_t number; // of this rank's sparse sums; the messages go by rank 0's
+  int64_t number; // counts the sparse sums of this rank; rank 0's number is in the tags of the p2p operations
   int64_t elements;
   int64_t sparseDims;
   int64_t type;
   int64_t dims;
-  std::array<int64_t, 8> sizes; // the first ones
-  int64_t hash; // of all
+  std::array<int64_t, 8> sizes; // the first sizes
+  int64_t hash; // of all sizes
 
   bool agrees(const SparseHeader& other) const {
     return sparseDims == other.sparseDims && type == other.type && dims == other.dims && sizes == other.sizes &&
@@ -28,20 +29,20 @@ struct SparseHeader {
   std::string text() const;
 };
 
-// A tensor of layout COO.
+// SparseElements are the elements of a tensor of layout COO.
 struct SparseElements {
   at::Tensor indices;
   at::Tensor values;
 };
 
-// Each index once, in their order; what has the same one is added in the order in which it stands. Sums of halves are
-// rounded once, bools are or-ed, unsigned ones wrap.
+// Returns each index once, in ascending order. Elements of one index are added in the order in which they stand. Sums of
+// fp16 and bf16 are rounded once, bools are or-ed, unsigned integers wrap.
 SparseElements summed(const SparseElements& all, at::IntArrayRef sizes);
 
-// Whether sparse tensors of that type can be added.
+// Reports whether sparse tensors of that type can be added.
 bool isSummed(at::ScalarType type);
 
-// Whether a sum can be added to again without being another one.
+// Reports whether adding in two steps gives the same bits as adding at once.
 bool isExact(at::ScalarType type);
 
 } // namespace sagecomm

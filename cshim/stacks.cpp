@@ -1,3 +1,4 @@
+// stacks.cpp walks the frames of the calling thread and asks the core for a number of a new stack. See stacks.hpp.
 #include "stacks.hpp"
 
 #include <functional>
@@ -11,8 +12,8 @@ namespace sagecomm {
 
 namespace {
 
-constexpr size_t kDeepest = 24; // frames, the innermost ones
-constexpr size_t kMostStacks = 4096; // more than the core has room for; those that come later have no number
+constexpr size_t kDeepest = 24; // the innermost frames that are recorded
+constexpr size_t kMostStacks = 4096; // more than the core has room for; later stacks have no number
 
 std::string textOf(PyObject* object, const char* attribute) {
   PyObject* value = PyObject_GetAttrString(object, attribute);
@@ -74,7 +75,7 @@ uint64_t Stacks::here() {
   }
   const uint64_t number = api_.group_stack(group_, text.c_str());
   const std::lock_guard<std::mutex> lock(mutex_);
-  known_.insert({hash, {std::move(frames), number}}); // twice, if two threads were here: both are right
+  known_.insert({hash, {std::move(frames), number}}); // two threads may insert the same stack; both entries are right
   return number;
 }
 

@@ -1,3 +1,4 @@
+// store.cpp calls a c10d::Store for the core. See store.hpp for the threads.
 #include "store.hpp"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ void explain(char* why, size_t n, const char* what) {
   }
 }
 
-// The text of the exception being handled; torch's own come without their C++ stack.
+// Copies the text of the exception that is being handled, without the C++ stack of torch's own.
 int32_t explainCurrent(char* why, size_t n) noexcept {
   try {
     throw;
@@ -36,8 +37,8 @@ int32_t explainCurrent(char* why, size_t n) noexcept {
 
 } // namespace
 
-StoreView::StoreView(c10::intrusive_ptr<c10d::Store> store, const std::atomic<bool>* ended)
-    : store_(std::move(store)), ended_(ended), view_{this, &StoreView::set, &StoreView::get} {
+StoreView::StoreView(c10::intrusive_ptr<c10d::Store> store, const std::atomic<bool>* interrupted)
+    : store_(std::move(store)), interrupted_(interrupted), view_{this, &StoreView::set, &StoreView::get} {
 }
 
 int32_t StoreView::set(void* ctx, const char* key, const void* data, size_t n, char* why, size_t whyN) noexcept {
@@ -48,7 +49,7 @@ int32_t StoreView::set(void* ctx, const char* key, const void* data, size_t n, c
     self->store_->set(std::string(key), std::vector<uint8_t>(bytes, bytes + n));
     return 0;
   } catch (...) {
-    self->keepInterrupt();
+    self->keepRaised();
     return explainCurrent(why, whyN);
   }
 }
@@ -66,20 +67,21 @@ int32_t StoreView::get(
     sink(sinkCtx, value.data(), value.size());
     return 0;
   } catch (...) {
-    self->keepInterrupt();
+    self->keepRaised();
     return explainCurrent(why, whyN);
   }
 }
 
-// A store that is written in Python raises what its signal handlers raise, KeyboardInterrupt and SystemExit among it.
-void StoreView::keepInterrupt() noexcept {
+// Keeps KeyboardInterrupt, SystemExit and the like, which a store that is written in Python lets through from signal
+// handlers.
+void StoreView::keepRaised() noexcept {
   if (endsProgram(std::current_exception())) {
-    interrupted_ = std::current_exception();
+    raised_ = std::current_exception();
   }
 }
 
-// Asks again and again instead of waiting in the store: signals are looked at in between, a TCPStore, which holds its
-// connection during a wait, lets other threads of the core in, and it does not log a warning for each slice.
+// Polls instead of waiting in the store, so that signal handlers run in between. Also, a TCPStore keeps its connection
+// locked during a wait, which would keep other threads of the core out, and logs a warning at the end of each slice.
 int32_t StoreView::waitFor(const std::string& key, int64_t timeoutNs, char* why, size_t whyN) {
   const auto begin = Clock::now();
   auto pause = std::chrono::microseconds(100);
@@ -90,12 +92,12 @@ int32_t StoreView::waitFor(const std::string& key, int64_t timeoutNs, char* why,
     try {
       checkSignals();
     } catch (...) {
-      interrupted_ = std::current_exception();
+      raised_ = std::current_exception();
       explain(why, whyN, "interrupted by a signal");
       return -1;
     }
-    if (ended_ != nullptr && ended_->load()) {
-      explain(why, whyN, "another thread has ended the wait");
+    if (interrupted_ != nullptr && interrupted_->load()) {
+      explain(why, whyN, "abort() or shutdown() was called");
       return -1;
     }
     const auto left = nanoseconds(timeoutNs) - (Clock::now() - begin);

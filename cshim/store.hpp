@@ -1,4 +1,4 @@
-// store.hpp: torch's key-value store as the core sees it during group_create().
+// store.hpp shows torch's key-value store to the core during group_create().
 #pragma once
 
 #include <atomic>
@@ -10,12 +10,12 @@
 
 namespace sagecomm {
 
-// Lends a c10d::Store to the core. Its callbacks run without the GIL, on any thread of the core; a store that is
-// written in Python takes the GIL by itself. Must outlive the group_create() call it is given to.
+// StoreView lends a c10d::Store to the core. The core calls it without the GIL, on any of its threads; a store that is
+// written in Python takes the GIL by itself. It must outlive the group_create() call that it is given to.
 class StoreView {
  public:
-  // `ended`, unless it is null, ends the waits for keys; what is written still is.
-  explicit StoreView(c10::intrusive_ptr<c10d::Store> store, const std::atomic<bool>* ended = nullptr);
+  // `interrupted`, unless it is null, ends waits for keys once it is true. Writing goes on.
+  explicit StoreView(c10::intrusive_ptr<c10d::Store> store, const std::atomic<bool>* interrupted = nullptr);
   StoreView(const StoreView&) = delete;
   StoreView& operator=(const StoreView&) = delete;
 
@@ -23,10 +23,10 @@ class StoreView {
     return &view_;
   }
 
-  // The exception that a signal handler raised while the core waited for a key, null if none did. It outranks the
-  // core's own report that the store failed.
-  std::exception_ptr interrupted() const {
-    return interrupted_;
+  // Returns the exception that a signal handler raised while the core waited for a key, null if none did. Callers raise it
+  // instead of the core's report that the store failed.
+  std::exception_ptr raised() const {
+    return raised_;
   }
 
  private:
@@ -36,13 +36,13 @@ class StoreView {
   static int32_t get(
       void* ctx, const char* key, int64_t timeoutNs, void* sinkCtx, Sink sink, char* why, size_t whyN) noexcept;
 
-  void keepInterrupt() noexcept;
+  void keepRaised() noexcept;
   int32_t waitFor(const std::string& key, int64_t timeoutNs, char* why, size_t whyN);
 
   c10::intrusive_ptr<c10d::Store> store_;
-  const std::atomic<bool>* const ended_;
+  const std::atomic<bool>* const interrupted_; // null: nothing interrupts it
   sagecomm_store view_;
-  std::exception_ptr interrupted_; // written by the main thread only
+  std::exception_ptr raised_; // written by the main thread only
 };
 
 } // namespace sagecomm

@@ -1,3 +1,4 @@
+// tensors.cpp checks tensors, describes their memory to the core, and finds overlaps. See tensors.hpp.
 #include "tensors.hpp"
 
 #include <algorithm>
@@ -80,12 +81,18 @@ at::Tensor toBlock(const at::Tensor& t) {
   return t.resolve_conj().resolve_neg().contiguous();
 }
 
+// Unlike toBlock(), copies a tensor that is a block as well.
+at::Tensor cloned(const at::Tensor& t) {
+  at::AutoDispatchBelowADInplaceOrView noAutograd;
+  return t.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous);
+}
+
 sagecomm_segment writable(const at::Tensor& t) {
   return {t.mutable_data_ptr(), t.nbytes()};
 }
 
 sagecomm_segment readable(const at::Tensor& t) {
-  // The core takes one type for both; it writes to outputs only.
+  // The core has one type for inputs and outputs; it writes to outputs only.
   return {const_cast<void*>(t.const_data_ptr()), t.nbytes()};
 }
 
@@ -113,7 +120,11 @@ void Buffers::check(const char* op, const char* role, size_t index, const at::Te
     refuse(op, label(role, index) + " is " + c10::str(t.layout()) + "; only dense tensors are supported");
   }
   if (C10_UNLIKELY(!hasMemory(t))) {
-    refuse(op, label(role, index) + " lies outside its storage, which was freed or made smaller (as FSDP does)");
+    refuse(
+        op,
+        label(role, index) +
+            " lies outside its storage, which was freed or made smaller (as FSDP does); pass a tensor whose memory "
+            "exists");
   }
   const int type = coreType(t.scalar_type());
   if (type == kUnknownType) {
@@ -166,13 +177,13 @@ void Buffers::addOutputs(const char* op, const char* role, c10::ArrayRef<at::Ten
   }
 }
 
-void Buffers::addInOut(const char* op, const char* role, size_t index, const at::Tensor& t) {
+void Buffers::addInOut(const char* op, const char* role, size_t index, const at::Tensor& t, bool staged) {
   check(op, role, index, t);
-  if (C10_LIKELY(isBlock(t))) {
+  if (C10_LIKELY(isBlock(t) && !staged)) {
     in_.push_back(writable(t));
   } else {
     checkWritable(op, role, index, t);
-    at::Tensor copy = toBlock(t);
+    at::Tensor copy = staged ? cloned(t) : toBlock(t);
     in_.push_back(writable(copy));
     copyBack_.emplace_back(t, std::move(copy));
   }
@@ -182,10 +193,7 @@ void Buffers::addInOut(const char* op, const char* role, size_t index, const at:
 void Buffers::separateInput(const at::Tensor& input, int rank) {
   const auto* from = static_cast<const char*>(in_[0].data);
   const uint64_t bytes = in_[0].bytes;
-  const auto separate = [&] {
-    at::AutoDispatchBelowADInplaceOrView noAutograd;
-    in_[0] = readable(copies_.emplace_back(input.clone(at::MemoryFormat::Contiguous)));
-  };
+  const auto separate = [&] { in_[0] = readable(copies_.emplace_back(cloned(input))); };
   const bool single = out_.size() == 1;
   for (size_t i = 0; i < out_.size(); i++) {
     const auto* to = static_cast<const char*>(out_[i].data);
@@ -220,7 +228,8 @@ void Buffers::setOutBlocks() {
 
 namespace {
 
-// The bytes of a tensor: runs of `run` bytes, whose distances are multiples of `step`; 0: there is one.
+// Runs describes the bytes of a tensor: stretches of `run` bytes whose distances are multiples of `step`. A step of 0 means
+// that there is one stretch.
 struct Runs {
   size_t run;
   size_t step;
@@ -268,6 +277,13 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   const size_t ahead = second.from >= first.from ? static_cast<size_t>(second.from - first.from) % step
                                                  : (step - static_cast<size_t>(first.from - second.from) % step) % step;
   return ahead < x.run || ahead + y.run > step;
+}
+
+bool sameMemory(const at::Tensor& a, const at::Tensor& b) {
+  const bool sameOrder = (a.is_contiguous() && b.is_contiguous() && a.numel() == b.numel()) ||
+                         (a.sizes() == b.sizes() && a.strides() == b.strides());
+  return sameOrder && a.const_data_ptr() == b.const_data_ptr() && a.scalar_type() == b.scalar_type() &&
+         a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
 }
 
 void Buffers::keep(Buffers& other) {

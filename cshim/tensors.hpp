@@ -1,4 +1,5 @@
-// tensors.hpp: from torch's tensors to the core's segments.
+// tensors.hpp turns torch's tensors into the core's segments, and compares the memory of tensors. It is used on the thread
+// that calls torch; copyBack() may run on any thread. The GIL is not needed.
 #pragma once
 
 #include <utility>
@@ -11,28 +12,29 @@
 
 namespace sagecomm {
 
-// The memory of one operation. A tensor that is not a plain block of memory (not contiguous, or a lazy conjugate or
-// negative) is represented by a contiguous copy; outputs are written back by copyBack(). The user's own tensors are not
-// kept alive here: the call does that for a synchronous operation, the Work for one that outlives the call.
+// Buffers is the memory of one operation. A contiguous copy stands for a tensor that is not a plain block of memory (not
+// contiguous, or a lazy conjugate or negative); copyBack() writes outputs back. Buffers do not keep the user's own tensors
+// alive: the call does so for a synchronous operation, the Work for one that outlives the call.
 class Buffers {
  public:
   using Segments = c10::SmallVector<sagecomm_segment, 8>;
   using Blocks = c10::SmallVector<uint64_t, 8>;
 
-  // Each of them checks the tensor and refuses it by name: "sagecomm: <op>: <role> <index> is on cuda:0, but ...".
+  // Each function checks the tensor and refuses it by name: "sagecomm: <op>: <role> <index> is on cuda:0, but ...".
   void addInput(const char* op, const char* role, size_t index, const at::Tensor& t);
-  // Staged: into a copy, which copyBack() writes to the tensor, because the operation must not write to it meanwhile.
+  // With `staged` the operation writes to a copy, and copyBack() writes the copy to the tensor. That is for a tensor which
+  // something else reads or writes while the operation goes on.
   void addOutput(const char* op, const char* role, size_t index, const at::Tensor& t, bool staged = false);
-  // A list of them; where two share memory, the later one has the last word.
+  // Adds a list of outputs. Where two share memory, the later one wins.
   void addOutputs(const char* op, const char* role, c10::ArrayRef<at::Tensor> tensors, bool staged = false);
-  // In place: the same memory is input and output.
-  void addInOut(const char* op, const char* role, size_t index, const at::Tensor& t);
+  // Adds a tensor that is input and output. With `staged` a copy stands for it.
+  void addInOut(const char* op, const char* role, size_t index, const at::Tensor& t, bool staged = false);
 
-  // Of an all_gather or gather, after its input and outputs were added: the input may be the rank's own block of the
-  // output. Where it overlaps anything else, a copy takes its place.
+  // Copies the input of an all_gather or gather that overlaps an output other than as the rank's own block of it. Requires:
+  // input and outputs were added.
   void separateInput(const at::Tensor& input, int rank);
 
-  // Block i is segment i, after all of them were added; or the blocks' bytes.
+  // Makes each segment a block, or sets the bytes of the blocks. Requires: all segments were added.
   void setInBlocks();
   void setOutBlocks();
   void setInBlocks(c10::ArrayRef<uint64_t> bytes) {
@@ -41,7 +43,7 @@ class Buffers {
   void setOutBlocks(c10::ArrayRef<uint64_t> bytes) {
     outBlocks_.assign(bytes.begin(), bytes.end());
   }
-  // nullptr: blocks are equal.
+  // The bytes of each block; null where blocks are equal.
   const uint64_t* inBlocks() const {
     return inBlocks_.empty() ? nullptr : inBlocks_.data();
   }
@@ -55,26 +57,26 @@ class Buffers {
   const Segments& out() const {
     return out_;
   }
-  // sagecomm_dtype of all tensors: one type per operation.
+  // The sagecomm_dtype of all tensors: an operation has one type.
   uint8_t dtype() const {
     return dtype_ == kNoType ? 0 : dtype_; // a barrier moves nothing, of any type
   }
-  // Whether copies stand for some tensors.
+  // Reports whether copies stand for some tensors.
   bool copied() const {
     return !copies_.empty() || !copyBack_.empty();
   }
-  // Whether outputs wait to be written back.
+  // Reports whether outputs wait to be written back.
   bool staged() const {
     return !copyBack_.empty();
   }
-  // Takes over what another operation's tensors need: copies to keep alive and outputs to write back. Its segments stay.
+  // Takes over the copies of another operation, to keep them alive and write them back. Its segments stay with it.
   void keep(Buffers& other);
-  // Writes staged outputs to the user's tensors. On any thread, without autograd.
+  // Writes staged outputs to the user's tensors, in the order in which they were added, without autograd.
   void copyBack();
 
  private:
   void check(const char* op, const char* role, size_t index, const at::Tensor& t);
-  // Refuses an output, not a plain block, that cannot be written back.
+  // Refuses an output that is not a plain block and cannot be written back.
   static void checkWritable(const char* op, const char* role, size_t index, const at::Tensor& t);
 
   static constexpr uint8_t kNoType = 255;
@@ -88,10 +90,10 @@ class Buffers {
   std::vector<std::pair<at::Tensor, at::Tensor>> copyBack_; // {the user's output, its copy}
 };
 
-// Whether all elements lie inside the tensor's storage.
+// Reports whether all elements lie inside the tensor's storage.
 bool hasMemory(const at::Tensor& t);
 
-// From the first byte of a tensor to behind its last one; nothing where it has none.
+// Extent reaches from the first byte of a tensor to behind its last one. It is empty for a tensor without elements.
 struct Extent {
   const char* from;
   const char* end;
@@ -103,8 +105,10 @@ struct Extent {
 
 Extent extentOf(const at::Tensor& t);
 
-// Whether two tensors have memory in common. False for columns, and the like, of one tensor; true where that cannot be
-// told.
+// Reports whether two tensors may have memory in common. It is exact for columns, and the like, of one tensor.
 bool overlap(const at::Tensor& a, const at::Tensor& b);
+
+// Reports whether two tensors are the same elements of the same memory, in the same order.
+bool sameMemory(const at::Tensor& a, const at::Tensor& b);
 
 } // namespace sagecomm

@@ -1,3 +1,4 @@
+// window.cpp keeps the open windows and the Works that stand for their operations. See window.hpp.
 #include "window.hpp"
 
 #include <algorithm>
@@ -14,13 +15,13 @@ using std::chrono::milliseconds;
 
 namespace {
 
-// Whether torch's manager has a window of that group open. Without the GIL.
+// Reports whether torch's manager has a window of that group open. Called without the GIL.
 bool managed(const std::string& group) {
   pybind11::gil_scoped_acquire gil;
   return pybind11::module_::import("sagecomm._windows").attr("managed")(group).cast<bool>();
 }
 
-// One operation of a window.
+// CollectedWork stands for one operation of a window.
 class CollectedWork final : public c10d::Work {
  public:
   CollectedWork(int rank, const Call& call, std::shared_ptr<WindowOutcome> outcome)
@@ -45,26 +46,26 @@ class CollectedWork final : public c10d::Work {
     return outputs_;
   }
   void synchronize() override {
-    whole("synchronize")->synchronize();
+    issuedWork("synchronize")->synchronize();
   }
-  // Of a synchronous call, torch waits before the window is closed: that is not the time.
+  // Torch waits for a synchronous call before it closes the window. Nothing has been issued then, so there is no wait.
   bool wait(milliseconds timeout = kNoTimeout) override {
     if (!async_ && outcome_->state() == WindowOutcome::State::kOpen) {
       return true;
     }
-    return whole("wait")->wait(timeout);
+    return issuedWork("wait")->wait(timeout);
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    return whole("get_future")->getFuture();
+    return issuedWork("get_future")->getFuture();
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
-    return whole("get_future_result")->getFutureResult();
+    return issuedWork("get_future_result")->getFutureResult();
   }
   uint64_t getSequencenumber() const override {
-    return whole("sequence number")->getSequencenumber();
+    return issuedWork("sequence number")->getSequencenumber();
   }
   float getDuration() const override {
-    return whole("duration")->getDuration();
+    return issuedWork("duration")->getDuration();
   }
   uint64_t getCompletionKey() const { // virtual in newer torch
     return key_.get();
@@ -74,10 +75,14 @@ class CollectedWork final : public c10d::Work {
   bool issued() const {
     return outcome_->state() == WindowOutcome::State::kIssued;
   }
-  c10::intrusive_ptr<c10d::Work> whole(const char* what) const {
+  c10::intrusive_ptr<c10d::Work> issuedWork(const char* what) const {
     switch (outcome_->state()) {
       case WindowOutcome::State::kOpen:
-        refuse(name_, std::string(what) + " inside a coalescing window, which is issued when it closes");
+        refuse(
+            name_,
+            std::string(what) +
+                " was called inside a coalescing window, which issues its operations when it closes; call "
+                "it afterwards");
       case WindowOutcome::State::kDropped:
         std::rethrow_exception(outcome_->reason());
       default:
@@ -92,10 +97,11 @@ class CollectedWork final : public c10d::Work {
   const std::shared_ptr<WindowOutcome> outcome_;
 };
 
-// Without the GIL. A warning that Python makes an error has nobody here to take it.
+// Drops a window that was never closed, with a warning. Where Python's filters turn the warning into an error, it goes to
+// sys.unraisablehook. Called without the GIL.
 void drop(Window& window, const std::string& group) {
   try {
-    refuse("coalesced", "never issued: the coalescing window was left by an exception");
+    refuse("coalesced", "never issued: an exception left the coalescing window before it closed");
   } catch (...) {
     window.outcome->dropped(std::current_exception());
   }
@@ -152,7 +158,7 @@ std::vector<sagecomm_segment> memoryOf(const std::vector<at::Tensor>& inputs, co
   return memory;
 }
 
-// One for each thread that asks, until it ends.
+// Returns a token of the calling thread, which expires when the thread ends.
 const std::shared_ptr<void>& thisThread() {
   thread_local const std::shared_ptr<void> token = std::make_shared<char>();
   return token;
@@ -166,7 +172,7 @@ CollectedCall::CollectedCall(Call&& c, bool async)
       memory(memoryOf(inputs, outputs)),
       call(std::move(c)),
       async(async) {
-  call.inputs = inputs; // vectors keep their memory when they are moved
+  call.inputs = inputs; // a vector keeps its memory when it is moved
   call.outputs = outputs;
 }
 
@@ -180,7 +186,10 @@ void CollectedCall::checkMemory() const {
     same = same && std::all_of(list->begin(), list->end(), hasMemory);
   }
   if (!same) {
-    refuse(call.info.name, "the memory of a tensor was freed or replaced before its coalescing window closed");
+    refuse(
+        call.info.name,
+        "the memory of a tensor was freed or replaced before its coalescing window closed; keep tensors as they are "
+        "inside");
   }
 }
 
@@ -218,7 +227,7 @@ void Windows::start(const std::string& group) {
 
 c10::intrusive_ptr<c10d::Work> Windows::postpone(const OpInfo& info, const std::string& group) {
   Window* window = open() ? mine() : nullptr;
-  if (window == nullptr || (window->managed && !managed(group))) { // none, or one that was left
+  if (window == nullptr || (window->managed && !managed(group))) { // no window, or one that an exception has left
     return nullptr;
   }
   if (!window->refusal) {

@@ -1,5 +1,6 @@
-// window.hpp: coalescing windows. Between startCoalescing() and endCoalescing() the operations of a thread are collected,
-// and each returns a Work that stands for its part of the one that endCoalescing() returns.
+// window.hpp collects the operations of coalescing windows. Between startCoalescing() and endCoalescing() the operations of
+// a thread are not issued. Each returns a CollectedWork, which stands for that operation once endCoalescing() has issued
+// all of them as one Work.
 #pragma once
 
 #include <atomic>
@@ -14,17 +15,17 @@
 
 namespace sagecomm {
 
-// What has become of a window, for the Works of its operations.
+// WindowOutcome says what became of a window. The Works of its operations share it; any thread may use it.
 class WindowOutcome {
  public:
   enum class State { kOpen, kIssued, kDropped };
 
   void issued(c10::intrusive_ptr<c10d::Work> work);
-  // Nothing was issued, for this reason.
+  // The window was closed without issuing anything, for this reason.
   void dropped(std::exception_ptr reason);
   State state() const;
   std::exception_ptr reason() const;
-  // Of an issued window.
+  // The Work of an issued window.
   c10::intrusive_ptr<c10d::Work> work() const;
 
  private:
@@ -34,49 +35,51 @@ class WindowOutcome {
   std::exception_ptr reason_;
 };
 
-// A call with the tensors that it refers to.
+// CollectedCall is a Call with the tensors that it refers to.
 struct CollectedCall {
   CollectedCall(Call&& c, bool async);
-  // Refuses it if a tensor does not lie where it lay.
+  // Refuses the call if the memory of a tensor has changed since it was collected.
   void checkMemory() const;
 
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
-  std::vector<sagecomm_segment> memory; // of inputs and outputs, as it was when the call was made
+  std::vector<sagecomm_segment> memory; // of inputs and outputs when the call was collected
   Call call;
-  bool async; // whether the one Work must be: of calls that do not know it, yes
+  bool async; // this call needs an asynchronous Work; a call that does not say counts as one that does
 };
 
 struct Window {
   std::vector<CollectedCall> calls;
   std::shared_ptr<WindowOutcome> outcome = std::make_shared<WindowOutcome>();
   bool managed = false; // opened by torch's _coalescing_manager
-  std::exception_ptr refusal; // of a message: told when the window closes, where torch's manager can go on
+  std::exception_ptr refusal; // of a p2p operation; raised when the window closes
 };
 
-// The open windows of one group, at most one a thread.
+// Windows holds the open windows of one group, at most one per thread.
 //
-// torch's manager does not close its window when an exception leaves it. Such a window is dropped, with a warning, when
-// the next one is opened, or, if torch has forgotten it, when the next operation comes; peers that have issued theirs
-// wait until their timeout, as for any call that one rank does not make.
+// Torch's manager does not close its window when an exception leaves it. Such a window is dropped with a warning when the
+// thread opens its next window, or, once torch has forgotten the window, with the thread's next operation. Peers that have
+// issued theirs wait until their timeout, as for any call that one rank does not make.
 class Windows {
  public:
-  // Whether any thread has one. Cheap.
+  // Reports whether any thread has a window open. Cheap.
   bool open() const {
     return n_.load(std::memory_order_relaxed) != 0;
   }
-  // Whether this thread has one.
+  // Reports whether this thread has a window open.
   bool collects() {
     return open() && mine() != nullptr;
   }
-  // Without the GIL.
+  // Opens a window of this thread. Called without the GIL.
   void start(const std::string& group);
-  // Takes the call into this thread's window and returns its Work, or nullptr if there is none. closing: it is one that
-  // torch's manager makes for what it has captured, when it has forgotten the window already and is about to close it;
-  // only such a call knows whether the manager's user will wait.
+  // Moves the call into this thread's window and returns its Work; null if there is no window. `closing` marks a call that
+  // torch's manager makes of the operations that it has captured itself, just before it closes the window. At that time
+  // torch has forgotten the window already. Only such a call knows whether the manager's user will wait.
   c10::intrusive_ptr<c10d::Work> collect(Call& call, const std::string& group, bool closing = false);
-  // Keeps what is being raised for the end of this thread's window and returns a Work; nullptr if there is none.
+  // Keeps the exception that is being handled for the end of this thread's window and returns a Work; null if there is no
+  // window.
   c10::intrusive_ptr<c10d::Work> postpone(const OpInfo& info, const std::string& group);
+  // Closes this thread's window and returns it.
   Window end();
 
  private:
@@ -89,7 +92,7 @@ class Windows {
     std::weak_ptr<void> thread;
     std::unique_ptr<Window> window;
   };
-  // By thread, as long as it lives. Guarded; a window is its thread's alone.
+  // By thread, while the thread lives. The map is guarded by mutex_; a window is used by its thread only.
   std::unordered_map<const void*, Entry> windows_;
 };
 

@@ -1,3 +1,4 @@
+// work.cpp completes Works and waits for them. See work.hpp for who does so on which thread.
 #include "work.hpp"
 
 #include <algorithm>
@@ -21,7 +22,7 @@ std::optional<std::vector<at::Tensor>> optionalCopy(const std::vector<at::Tensor
   return tensors == nullptr ? std::nullopt : std::make_optional(*tensors);
 }
 
-// The end of a wait that was asked to last `timeout`, without overflow.
+// Returns the end of a wait of `timeout`, without overflow.
 Clock::time_point deadlineAfter(milliseconds timeout) {
   constexpr milliseconds kForever = std::chrono::hours(24 * 365);
   return Clock::now() + std::min(timeout, kForever);
@@ -41,9 +42,9 @@ Work::Work(
     const OpInfo& op,
     c10::ArrayRef<at::Tensor> outputs,
     milliseconds timeout,
-    const char* title,
+    const char* profilerName,
     const std::vector<at::Tensor>* profiledInputs)
-    : c10d::Work(rank, op.type, title, optionalCopy(profiledInputs)),
+    : c10d::Work(rank, op.type, profilerName, optionalCopy(profiledInputs)),
       name_(op.name),
       timeout_(timeout),
       outputs_(outputs.begin(), outputs.end()) {
@@ -51,15 +52,14 @@ Work::Work(
 
 Work::~Work() {
   if (handle_ != 0 && !forked() && !exiting()) {
-    WithoutGil unlocked;
-    core().release(handle_);
+    core().release(handle_); // never blocks, so the GIL stays where it is
   }
 }
 
-void Work::tell(const Stopwatch& watch, std::vector<uint64_t>&& parts) {
-  told_ = true;
+void Work::notifyHooks(const Stopwatch& watch, std::vector<uint64_t>&& memberKeys) {
+  notifiesHooks_ = true;
   watch_ = watch;
-  parts_ = std::move(parts);
+  memberKeys_ = std::move(memberKeys);
 }
 
 void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const Hooks& hooks) {
@@ -76,24 +76,25 @@ void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequenc
   claimed_.store(true, std::memory_order_relaxed);
   done_.store(true, std::memory_order_release);
   if (C10_UNLIKELY(watch_.runs())) {
-    succeeded(hooks);
+    runHooks(hooks);
   }
 }
 
-void Work::succeeded(const Hooks& hooks) const {
-  if (told_) {
-    hooks.succeeded({opType_, sequence_, key_, watch_, parts_});
+void Work::runHooks(const Hooks& hooks) const {
+  if (notifiesHooks_) {
+    hooks.succeeded({opType_, sequence_, key_, watch_, memberKeys_});
   }
 }
 
 void Work::attach(
     sagecomm_work handle,
+    uint64_t sequence,
     Buffers&& buffers,
     c10::ArrayRef<at::Tensor> inputs,
     std::shared_ptr<const GroupInfo> group,
     int source) noexcept {
   handle_ = handle;
-  sequence_ = core().work_sequence(handle);
+  sequence_ = sequence;
   source_ = source;
   pending_ = std::make_unique<Pending>(Pending{std::move(buffers), inputs.vec()});
   group_ = std::move(group);
@@ -108,7 +109,7 @@ void Work::endProfiling() {
 }
 
 void Work::completeLater() {
-  // The core's reference. doneCallback() takes it back.
+  // This reference is the core's. doneCallback() takes it back.
   auto self = c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this);
   Work* ctx = self.release();
   sagecomm_error error;
@@ -122,7 +123,7 @@ void Work::completeLater() {
 void Work::doneCallback(void* ctx, int32_t status, const sagecomm_error* error) noexcept {
   CompletionGate gate;
   if (!gate.open()) {
-    return; // the process is ending: the reference, and with it the tensors, stay until it has
+    return; // the reference, and with it the tensors, stay until the process has ended
   }
   auto self = c10::intrusive_ptr<Work>::reclaim(static_cast<Work*>(ctx));
   self->complete(status, error);
@@ -148,7 +149,7 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   }
   endProfiling();
   watch_.stop();
-  ephemeral_.end();
+  ephemeralShare_.end();
   c10::intrusive_ptr<c10::ivalue::Future> future;
   c10::intrusive_ptr<c10::ivalue::Future> futureResult;
   {
@@ -160,7 +161,7 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   cv_.notify_all();
   pending_.reset();
   if (error_ == nullptr) {
-    succeeded(*group_->hooks);
+    runHooks(*group_->hooks);
   }
   try {
     if (future) {
@@ -170,7 +171,7 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
       finishResult(*futureResult);
     }
   } catch (const std::exception& e) {
-    // then() keeps a callback's exception in its own Future; this one came from a raw C++ callback and has no owner.
+    // then() keeps a callback's exception in the Future that it returns. Only a raw C++ callback raises here.
     LOG(ERROR) << "sagecomm: " << name_ << ": a callback of this operation's Future raised: " << e.what();
   }
   group_->hooks->ended();
@@ -184,7 +185,7 @@ void Work::cannotWrite(const char* why) {
 bool Work::waitUntilDone(milliseconds timeout) {
   const bool bounded = timeout > kNoTimeout;
   const auto deadline = bounded ? deadlineAfter(timeout) : Clock::time_point::max();
-  bool finished = false; // the core is through with the operation; somebody else is completing it
+  bool finished = false; // the core has finished the operation, and another thread is completing this Work
   while (!done()) {
     nanoseconds slice(kSliceNs);
     if (bounded) {
@@ -255,7 +256,7 @@ void Work::raiseWaitTimeout(milliseconds timeout) const {
       " ms after wait(timeout=...) began; the operation goes on, wait() can be called again");
 }
 
-// Work that the compiler may see as a graph input is kept in a registry of torch's until somebody has waited for it.
+// Torch keeps a Work that its compiler may see as a graph input in a registry until somebody has waited for it.
 void Work::unregister() {
   if (C10_UNLIKELY(c10d::allow_inflight_collective_as_graph_input())) {
     c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::unsafe_reclaim_from_nonowning(this));
@@ -284,7 +285,7 @@ int Work::sourceRank() const {
       "sagecomm: ",
       name_,
       ": only a receive has a source rank");
-  TORCH_CHECK(done(), "sagecomm: ", name_, ": the source rank is not known before the message has arrived");
+  TORCH_CHECK(done(), "sagecomm: ", name_, ": the source rank is not known before the receive is complete");
   return source_;
 }
 
@@ -317,8 +318,9 @@ milliseconds Work::getTimeout() const {
   return timeout_;
 }
 
-// A Future that is asked for before the end is completed by complete(); one that is asked for later is completed here,
-// outside the lock: an error takes the GIL, and a caller that holds the GIL may be waiting for the lock.
+// Returns the Future in `place`, or makes it. complete() completes a Future that was made before the operation's end. One
+// that is made later is completed here, outside the lock: an error takes the GIL, and a thread that holds the GIL may be
+// waiting for the lock.
 template <class Finish>
 c10::intrusive_ptr<c10::ivalue::Future> Work::futureIn(
     c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, Finish&& finish) {
@@ -341,28 +343,22 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::futureIn(
   return place;
 }
 
-// A Future cannot be driven by who waits for it: the progress engine finishes the operation, then a helper thread the
-// Future, and each has to be woken. A short operation is given that much time first to finish here.
-void Work::finishSoon() {
-  constexpr size_t kShortBytes = 64 * 1024;
-  constexpr nanoseconds kTwoWakeUps(20'000);
-  size_t bytes = 0;
-  for (const at::Tensor& t : outputs_) {
-    bytes += t.nbytes();
-  }
-  if (done() || bytes > kShortBytes || handle_ == 0) {
+// Whoever waits for a Future cannot drive the operation as Work::wait() does. So an operation that is about to complete is
+// completed here, for as long as the core finds that worth while, before the Future is handed out.
+void Work::waitBriefly() {
+  if (done() || handle_ == 0) {
     return;
   }
   WithoutGil unlocked;
   sagecomm_error error;
-  const int32_t status = core().wait(handle_, kTwoWakeUps.count(), &error);
+  const int32_t status = core().wait_briefly(handle_, &error);
   if (status != SAGECOMM_PENDING) {
     complete(status, &error);
   }
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
-  finishSoon();
+  waitBriefly();
   return futureIn(future_, c10::ListType::create(c10::TensorType::get()), [this](auto& f) { finishFuture(f); });
 }
 

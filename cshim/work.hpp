@@ -1,12 +1,14 @@
-// work.hpp: one operation as torch sees it.
+// work.hpp is one operation as torch sees it: sagecomm's c10d::Work. ProcessGroupSagecomm makes it on the calling thread;
+// afterwards any thread may use it, with or without the GIL.
 //
-// A Work is born complete (the common, synchronous case: no lock, no Future, no handle) or attached to an operation of
-// the core. In the second case the core holds a reference until the operation has finished, and with it the tensors, so
-// that the user may drop the Work at any time.
+// A Work is either complete when it is made (the common, synchronous case: no lock, no Future, no handle) or attached to
+// an operation of the core. In the second case the core holds a reference to the Work, and so to the tensors, until the
+// operation has finished: the user may drop the Work at any time.
 //
-// Completing happens once, by whoever is first: the core's done function, or a waiter that the core told about the end
-// (it need not wait for a callback that may be queued behind others). Order: staged outputs are written back, profiler
-// ranges end, waiters wake up, tensors are released, hooks are called, Futures run their callbacks.
+// A Work is completed once, by whoever comes first: the core's done function, or a waiter to whom the core has returned the
+// final status (it need not wait for a done function that may be queued behind others). Then staged outputs are written
+// back, the profiler range ends, waiters wake up, tensors are released, hooks run, and Futures run their callbacks, in this
+// order.
 #pragma once
 
 #include <atomic>
@@ -17,65 +19,67 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "ephemeral.hpp"
+#include "ephemeral_timeout.hpp"
 #include "hooks.hpp"
 #include "sagecomm.h"
 #include "tensors.hpp"
 
 namespace sagecomm {
 
-// What Works know about their group, which may be gone before them.
+// GroupInfo is what a Work needs of its group. Works share it, because they may outlive the group.
 struct GroupInfo {
   std::string name;
   int rank;
   std::shared_ptr<Hooks> hooks;
-  std::shared_ptr<EphemeralTimeout> ephemeral;
+  std::shared_ptr<EphemeralTimeout> ephemeralTimeout;
 };
 
-// What is known about an operation when it is issued.
+// OpInfo names an operation. All instances are constants.
 struct OpInfo {
   c10d::OpType type;
-  const char* name; // "all_reduce"; static
-  const char* profilingTitle; // "sagecomm:all_reduce", see titles.hpp; static
+  const char* name; // "all_reduce"
+  const char* profilerName; // "sagecomm:all_reduce", see profiler_names.hpp
 };
 
-// What getFutureResult() tells; null: success.
+// Returns the value of getFutureResult(). A null `error` is success.
 c10d::WorkResult resultOf(const sagecomm_error* error);
 
 class Work final : public c10d::Work {
  public:
-  // `title`, which stays valid, and `profiledInputs` open a profiler range; nullptr when nobody records.
+  // `profilerName`, which is never freed, and `profiledInputs` open a profiler range; both are null when nobody records.
   Work(
       int rank,
       const OpInfo& op,
       c10::ArrayRef<at::Tensor> outputs,
       std::chrono::milliseconds timeout,
-      const char* title = nullptr,
+      const char* profilerName = nullptr,
       const std::vector<at::Tensor>* profiledInputs = nullptr);
   ~Work() override;
 
   // --- for ProcessGroupSagecomm, before anybody else knows this Work ---
 
-  // What the hooks are told, when it has succeeded: without this call, nothing. `parts` as in Success.
-  void tell(const Stopwatch& watch, std::vector<uint64_t>&& parts);
-  // The operation finished inside issue(). `handle` may be 0.
+  // Has completion hooks run when the operation has succeeded; without this call none run. `memberKeys` as in Success.
+  void notifyHooks(const Stopwatch& watch, std::vector<uint64_t>&& memberKeys);
+  // Completes a Work whose operation finished inside issue(). `handle` may be 0.
   void finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const Hooks& hooks);
-  // The operation goes on; takes over what it needs. Throws nothing: the core is using the buffers by now.
+  // Attaches a Work whose operation goes on, and takes over the memory that the operation uses. Throws nothing, because the
+  // core is using the buffers by now.
   void attach(
       sagecomm_work handle,
+      uint64_t sequence,
       Buffers&& buffers,
       c10::ArrayRef<at::Tensor> inputs,
       std::shared_ptr<const GroupInfo> group,
       int source) noexcept;
-  // After attach(): what ends with it.
-  void own(EphemeralTimeout::Share&& ephemeral) {
-    ephemeral_ = std::move(ephemeral);
+  // Hands over the part of the ephemeral timeout that ends with the operation. Requires: attach() was called.
+  void own(EphemeralTimeout::Share&& share) {
+    ephemeralShare_ = std::move(share);
   }
-  // Ends the profiler range: of an asynchronous operation when it has been issued, of a synchronous one at its end.
+  // Ends the profiler range: once an asynchronous operation was issued, or when a synchronous one has ended.
   void endProfiling();
-  // Asynchronous: has the core complete this Work.
+  // Has the core complete this Work. For asynchronous operations.
   void completeLater();
-  // Synchronous: drives the operation to its end. A signal handler that raises leaves it to completeLater().
+  // Drives the operation to its end. For synchronous operations. If a signal handler raises, completeLater() takes over.
   void drive();
 
   // --- c10d::Work ---
@@ -86,7 +90,8 @@ class Work final : public c10d::Work {
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override;
-  // kNoTimeout: the operation's own timeout decides. A timeout that expires raises and leaves the operation running.
+  // Waits for the operation's end; kNoTimeout leaves the limit to the operation's own timeout. A timeout that expires raises
+  // and leaves the operation running.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -100,11 +105,11 @@ class Work final : public c10d::Work {
   static void doneCallback(void* ctx, int32_t status, const sagecomm_error* error) noexcept;
 
   void complete(int32_t status, const sagecomm_error* error);
-  void succeeded(const Hooks& hooks) const;
+  void runHooks(const Hooks& hooks) const;
   void cannotWrite(const char* why);
-  // Returns false if the deadline passed first.
+  // Returns false if the timeout expired first. Requires: not the GIL.
   bool waitUntilDone(std::chrono::milliseconds timeout);
-  void finishSoon();
+  void waitBriefly();
   void unregister();
   [[noreturn]] void raiseWaitTimeout(std::chrono::milliseconds timeout) const;
   void finishFuture(c10::ivalue::Future& future) const;
@@ -120,20 +125,20 @@ class Work final : public c10d::Work {
 
   const char* const name_;
   const std::chrono::milliseconds timeout_; // the operation's, for getTimeout()
-  sagecomm_work handle_ = 0; // given back by the destructor: no waiter can be using it then
+  sagecomm_work handle_ = 0; // given back by the destructor, when no waiter can be using it
   uint64_t sequence_ = 0;
   int source_ = -1;
 
-  std::atomic<bool> claimed_{false}; // somebody is completing or has completed
+  std::atomic<bool> claimed_{false}; // a thread completes or has completed this Work
   std::atomic<bool> done_{false}; // outputs are final; set under mutex_ unless nobody can wait yet
   std::unique_ptr<sagecomm_error> error_; // null: success; written before done_
   c10::SmallVector<at::Tensor, 1> outputs_;
 
-  // Guarded by mutex_, and created when asked for.
+  // Guarded by mutex_; made when somebody asks for them.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
 
-  // Only while the operation goes on; after attach() it belongs to the one who completes.
+  // What the core uses while the operation goes on. After attach() it belongs to the thread that completes the Work.
   struct Pending {
     Buffers buffers;
     std::vector<at::Tensor> inputs;
@@ -142,10 +147,10 @@ class Work final : public c10d::Work {
 
   CompletionKey key_;
   Stopwatch watch_;
-  bool told_ = false; // somebody is given this Work: hooks hear of it
-  std::vector<uint64_t> parts_;
-  std::shared_ptr<const GroupInfo> group_; // for messages; set by attach()
-  EphemeralTimeout::Share ephemeral_; // of group_
+  bool notifiesHooks_ = false;
+  std::vector<uint64_t> memberKeys_; // see Success
+  std::shared_ptr<const GroupInfo> group_; // set by attach()
+  EphemeralTimeout::Share ephemeralShare_; // of group_
 };
 
 } // namespace sagecomm

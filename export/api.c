@@ -1,5 +1,5 @@
-/* api.c: the table of sagecomm.h. Operations go straight to the runner; the rest enters Go, unless this is a forked
- * child, where Go's threads do not exist. */
+/* api.c holds the function table of sagecomm.h. Operations go straight to the runner. All other functions enter Go, except
+ * in a forked child, where Go's threads do not exist: there they return SAGECOMM_FORKED. */
 #include "../internal/runner/runner.h"
 #include "sagecomm.h"
 
@@ -27,7 +27,8 @@ void sagecommShutdown(void);
 
 void sagecommSink(void *, void *, size_t);
 
-/* Go cannot call a C function pointer; these do it for Go. Hidden, like everything but sagecomm_get_api(). */
+/* Go cannot call a C function pointer; these functions do it for Go. They are hidden, as is everything but
+ * sagecomm_get_api(). */
 __attribute__((visibility("hidden"))) int32_t sagecomm_store_set(const sagecomm_store *s, const char *key,
                                                                  const void *data, size_t n, char *why, size_t why_n) {
   return s->set(s->ctx, key, data, n, why, why_n);
@@ -41,7 +42,7 @@ __attribute__((visibility("hidden"))) int32_t sagecomm_store_get(const sagecomm_
   return s->get(s->ctx, key, timeout_ns, (void *)sink, sink_into_go, why, why_n);
 }
 
-__attribute__((visibility("hidden"))) void sagecomm_tell_failed(sagecomm_failed_fn failed, void *ctx,
+__attribute__((visibility("hidden"))) void sagecomm_call_failed(sagecomm_failed_fn failed, void *ctx,
                                                                 const sagecomm_error *cause) {
   failed(ctx, cause);
 }
@@ -142,7 +143,7 @@ static void shutdown(void) {
 }
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
-  scr_watch_fork(); /* from here on there are threads that a child does not have */
+  scr_watch_fork(); /* the caller will start threads that a forked child does not have */
   static const sagecomm_api api = {
       .abi_version = SAGECOMM_ABI_VERSION,
       .struct_size = sizeof(sagecomm_api),
@@ -155,8 +156,8 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .group_set_timeout = group_set_timeout,
       .issue = scr_issue,
       .wait = scr_wait,
+      .wait_briefly = scr_wait_briefly,
       .on_done = scr_on_done,
-      .work_sequence = scr_work_sequence,
       .work_source = scr_work_source,
       .release = scr_release,
       .group_stats = group_stats,

@@ -4,7 +4,8 @@
  * The header is hand written, valid C11 and C++17, and knows neither torch nor Python.
  *
  * Rules that hold for every function of the table
- *   - Safe to call from any thread. None of them may be called with Python's GIL held: they can block.
+ *   - Any thread may call it. Callers release Python's GIL first, because it may block; release(), version() and the
+ *     work_ functions never block.
  *   - Returns a sagecomm_status. Anything below zero is an error; if `err` is not NULL it is filled in, by copy.
  *   - The library keeps no pointer of the caller's after a call has returned, except the buffers of an operation
  *     that is PENDING, which it uses until that operation is complete.
@@ -24,7 +25,7 @@ extern "C" {
 #endif
 
 /* Raised when anything below changes incompatibly; fields and functions are appended without raising it. */
-#define SAGECOMM_ABI_VERSION 2
+#define SAGECOMM_ABI_VERSION 3
 /* Of this header and of the library that was built with it. */
 #define SAGECOMM_VERSION "0.1.0"
 
@@ -112,17 +113,17 @@ enum {
 
 #define SAGECOMM_ANY_SOURCE (-1)
 
-/* One call of one collective or point-to-point operation. Fill with zeros first. */
+/* One call of one collective or p2p operation. Fill with zeros first. */
 typedef struct sagecomm_op {
-  uint8_t kind;      /* sagecomm_kind */
-  uint8_t dtype;     /* sagecomm_dtype */
-  uint8_t reduce_op; /* sagecomm_reduce_op, for all_reduce, reduce and reduce_scatter */
-  uint8_t flags;     /* SAGECOMM_ASYNC */
-  int32_t root;      /* root of broadcast, reduce, gather and scatter, peer of send and recv (rank in the group) */
-  int32_t tag;       /* send and recv; negative ones are for what is built on this library, not for its users */
-  uint32_t n_in;     /* segments of the input */
-  uint32_t n_out;    /* segments of the output */
-  uint32_t n_parts;  /* 0; issue_coalesced() counts here what it packs together */
+  uint8_t kind;        /* sagecomm_kind */
+  uint8_t dtype;       /* sagecomm_dtype */
+  uint8_t reduce_op;   /* sagecomm_reduce_op, for all_reduce, reduce and reduce_scatter */
+  uint8_t flags;       /* SAGECOMM_ASYNC */
+  int32_t root;        /* root of broadcast, reduce, gather and scatter, peer of send and recv (rank in the group) */
+  int32_t tag;         /* send and recv; negative ones are for what is built on this library, not for its users */
+  uint32_t n_in;       /* segments of the input */
+  uint32_t n_out;      /* segments of the output */
+  uint32_t batch_size; /* 0; issue_coalesced() counts here the operations of a batch */
   /* In place: the same memory as out, for all_gather, reduce_scatter, gather and scatter as this rank's block; for
    * all_to_all there is no in place. The arrays are read during issue() only. */
   const sagecomm_segment *in; /* broadcast: on the root, the same memory as out; elsewhere none. scatter: on the root */
@@ -133,16 +134,16 @@ typedef struct sagecomm_op {
    * all_gather. What a rank of an all_to_all has for another one must be what that one expects. */
   const uint64_t *in_blocks;
   const uint64_t *out_blocks;
-  double factor;      /* PREMUL_SUM */
-  int64_t timeout_ns; /* 0: the group's */
-  uint64_t parts;     /* 0; a hash of the lengths of what is packed together */
-  uint64_t stack;     /* who called, from group_stack(); 0: nobody knows */
+  double factor;       /* PREMUL_SUM */
+  int64_t timeout_ns;  /* 0: the group's */
+  uint64_t batch_hash; /* 0; issue_coalesced() hashes here the lengths of the operations of a batch */
+  uint64_t stack;      /* the caller's stack, from group_stack(); 0: not recorded */
 } sagecomm_op;
 
-/* Who failed, in what. Strings are NUL-terminated and cut to fit. */
+/* What failed, and which rank caused it. Strings are NUL-terminated and cut to fit. */
 typedef struct sagecomm_error {
   int32_t status;    /* sagecomm_status */
-  int32_t rank;      /* the rank that is to blame, -1 if none is */
+  int32_t rank;      /* the culprit, -1 if there is none */
   int64_t pid;       /* its process, 0 if unknown */
   uint64_t sequence; /* number of the collective in the group, from 1; 0 if none was in flight */
   char op[32];       /* "all_reduce" ... */
@@ -183,7 +184,7 @@ typedef struct sagecomm_group_config {
  * thread of the library or inside wait(), with no lock held; it may call any function of the table. */
 typedef void (*sagecomm_done_fn)(void *ctx, int32_t status, const sagecomm_error *err);
 
-/* See group_on_failure(). */
+/* A failure callback, see group_on_failure(). */
 typedef void (*sagecomm_failed_fn)(void *ctx, const sagecomm_error *cause);
 
 typedef struct sagecomm_api {
@@ -197,8 +198,8 @@ typedef struct sagecomm_api {
    * INVALID, SYSTEM, TIMEOUT. */
   int32_t (*group_create)(const sagecomm_group_config *config, sagecomm_group *out, sagecomm_error *err);
 
-  /* Waits for what was issued (a bounded time), tells the peers goodbye and frees. Local: it waits for no peer to do
-   * the same. A second call returns INVALID. */
+  /* Waits a bounded time for issued operations, tells the peers that this rank leaves, and frees the group. It does not
+   * wait for peers to do the same. A second call returns INVALID. */
   int32_t (*group_destroy)(sagecomm_group group, sagecomm_error *err);
 
   /* Makes every operation of the group, here and on every rank, fail with ABORTED and `reason`. Idempotent. */
@@ -218,103 +219,109 @@ typedef struct sagecomm_api {
    *            must be given to release().
    *   PENDING  it goes on; *work must be given to release() in the end. Buffers stay in use until wait() returns
    *            something else than PENDING or the done function has run.
-   *   < 0      it was not issued, or it failed; nothing of ours touches the buffers any more.
+   *   < 0      it was not issued, or it failed; the library does not touch the buffers any more.
+   * *sequence becomes the number of the collective in its group, counted from 1; it is 0 for p2p and for what was not
+   * issued. `sequence` may be NULL.
    * A synchronous operation returns PENDING when it is not complete after some tens of milliseconds, so that the
    * caller can look for signals; it then calls wait() until that returns something else. */
-  int32_t (*issue)(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);
+  int32_t (*issue)(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
+                   sagecomm_error *err);
 
   /* Waits at most timeout_ns (0: only looks) and helps to carry the operation out meanwhile. PENDING when it goes on.
    * Returns the operation's status otherwise, as often as it is asked. */
   int32_t (*wait)(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err);
 
+  /* Waits for as long as it takes to hand the completion over to other threads, because an operation that is about to
+   * complete is then faster to wait for. Returns PENDING at once where that is not worth while. Otherwise as wait(). */
+  int32_t (*wait_briefly)(sagecomm_work work, sagecomm_error *err);
+
   /* Has `done` called when the operation completes. Returns PENDING if it will be called; otherwise the operation is
    * complete already, the return value is its status and `done` is never called. Once per work. */
   int32_t (*on_done)(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err);
 
-  /* Number of the operation in its group, from 1; 0 for point-to-point and for a bad handle. */
-  uint64_t (*work_sequence)(sagecomm_work work);
-
-  /* The rank that a completed recv got its message from, -1 before that. */
+  /* The rank that a completed recv received from, -1 before that. */
   int32_t (*work_source)(sagecomm_work work);
 
-  /* Gives the handle back. The operation goes on if it is not complete. */
+  /* Gives the handle back. The operation goes on if it is not complete. Never blocks. */
   void (*release)(sagecomm_work work);
 
   /* Statistics and state of a group as JSON. Returns the bytes needed with the closing NUL (write again with a larger
    * buffer if that exceeds n), or a status below zero. */
   int64_t (*group_stats)(sagecomm_group group, char *json, size_t n);
 
-  /* Number of times that the library entered Go for operations of this process (issue, wait); for tests. */
+  /* How often operations of this process (issue, wait) have entered Go; for tests. */
   uint64_t (*go_entries)(void);
 
   /* Every configuration variable as JSON: name, type, default, value, sentence. As group_stats(). */
   int64_t (*describe_environment)(char *json, size_t n);
 
-  /* Says goodbye for all groups: to be called once, before the process exits. */
+  /* Tells the peers of all groups that this process leaves. To be called once, before the process exits. */
   void (*shutdown)(void);
 
-  /* What the flight recorder knows, as JSON: the last operations of each group and how far they got. It takes no lock
+  /* The flight recorder's content as JSON: the last operations of each group and how far they got. It takes no lock
    * that an operation holds while it waits, so it answers while operations hang. As group_stats().
    *   {"groups": [{"id", "group", "rank", "size", "capacity", "total", "failure"?, "config", "status", "entries"}]}
    * A group is in it from its creation to its destruction, also after it has failed; "id" counts the groups of this
    * process from 1. "config", "status" and "entries" are values of "pg_config" and "pg_status" and the list "entries" of
    * torch's format (FlightRecorder.hpp, version 2.10). Entries are in the order of their creation, the newest `capacity`
    * of `total`; "record_id" is 0 and "thread_name" empty; "thread_id" is the caller's pthread_t; a tensor of n elements
-   * has the size [n]; messages are numbered from 10^12 on.
+   * has the size [n]; p2p operations are numbered from 10^12 on.
    * The capacity is TORCH_FR_BUFFER_SIZE, else TORCH_NCCL_TRACE_BUFFER_SIZE, else 2000, as of the group's creation; with
    * 0 the group does not record and is left out. */
   int64_t (*flight_records)(char *json, size_t n);
 
-  /* Issues several operations at once, as issue() does one: what may share a collective is packed into one, straight
-   * into its slots, the others follow one another; one work stands for all of them and fails with the first failure.
-   * All ranks make the same collectives in the same order, messages apart. Operations of one kind, reduction and root
-   * that stand next to each other, in any mixture of types, must not touch memory that another of them writes, since they may
-   * run in any order; nor must messages and collectives, between which there is no order. The flags of the first
-   * operation count for all. None is issued if one of them is refused; if there is no memory for a later one, the group
-   * fails, because the ranks part there. With n = 0 there is nothing to do: OK. */
+  /* Issues several operations at once, as issue() does one. Operations that can share a collective form a batch, which is
+   * packed straight into the slots; batches and other operations follow one another. One work stands for all and fails
+   * with the first failure. *sequence becomes the number of the last collective.
+   * All ranks make the same collectives in the same order; p2p operations may differ. Operations of one kind, reduction
+   * and root that stand next to each other, in any mixture of types, may run in any order, and there is no order between
+   * p2p operations and collectives: none of these may touch memory that another one writes. The flags of the first
+   * operation count for all. If one operation is refused, none is issued. If there is no memory for a later one, the
+   * group fails, because other ranks have issued it. With n = 0 the result is OK. */
   int32_t (*issue_coalesced)(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
-                             sagecomm_error *err);
+                             uint64_t *sequence, sagecomm_error *err);
 
-  /* Makes every operation of the group, here and on every rank, fail with *cause: its status, rank (who is to blame, -1:
-   * nobody), op and message; the rest is filled in. For what a caller finds out of operations that belong together. The
-   * first cause of a group stands. INVALID where the cause's status is no error. */
+  /* Makes every operation of the group, here and on every rank, fail with *cause: its status, rank (the culprit, -1: there
+   * is none), op and message; the rest is filled in. It is for failures that the caller of a composite operation finds.
+   * The first cause of a group stands. INVALID where the cause's status is no error. */
   int32_t (*group_fail)(sagecomm_group group, const sagecomm_error *cause, sagecomm_error *err);
 
-  /* With 1 the caller says that it makes one operation out of several, with -1 that the last of them is through: between
-   * two of them as well, who destroys the group waits for it as for an operation that was issued. */
+  /* Begins (+1) or ends (-1) a hold: the claim of a composite operation, which the caller makes out of several operations.
+   * group_destroy() waits for holds as it waits for operations, so that the group stays between two of them. */
   int32_t (*group_hold)(sagecomm_group group, int32_t by, sagecomm_error *err);
 
-  /* What the group's user calls it, for records and metrics. */
+  /* Gives the group a description of its user's, for records and metrics. */
   int32_t (*group_describe)(sagecomm_group group, const char *text, sagecomm_error *err);
 
-  /* A number for sagecomm_op.stack that stands for frames, innermost first, each "file\tline\tfunction\n". The same
-   * frames get the same number. 0: the group records no stacks (SAGECOMM_FR_STACKS), or has no room for more. With NULL it
-   * only says whether the group records them: 1, else 0. */
+  /* Returns a number for sagecomm_op.stack that stands for these frames, innermost first, each "file\tline\tfunction\n".
+   * The same frames get the same number. 0: the group records no stacks (SAGECOMM_FR_STACKS), or has no room for more.
+   * With NULL it reports whether the group records stacks: 1, else 0. */
   uint64_t (*group_stack)(sagecomm_group group, const char *frames);
 
-  /* Writes what the flight recorder knows into the file of this rank that torch's analyser reads: `prefix` and the
+  /* Writes the flight recorder's content into the file of this rank that torch's analyser reads: `prefix` followed by the
    * rank's number in the job. NULL: where failures are dumped (SAGECOMM_FR_DUMP). */
   int32_t (*flight_dump)(const char *prefix, sagecomm_error *err);
 
   /* The statistics of all groups in Prometheus's text format. As group_stats(). */
   int64_t (*metrics)(char *text, size_t n);
 
-  /* How all groups are doing, of each rank of them as far as it is seen from here, as JSON. It takes no lock that an
-   * operation holds. As group_stats().
+  /* The state of every rank of all groups, as far as this process sees it, as JSON. It takes no lock that an operation
+   * holds. As group_stats().
    *   {"host", "pid", "time_ns", "groups": [{"group", "desc", "rank", "size", "failure"?, "ranks": [{"rank",
    *     "global_rank", "host", "pid", "state", "issued", "op"?, "since_ns"?, "waits_for"?, "message"?}]}]}
    * "state": in its last collective, done with it, failed, idle (it has begun none), left, dead. */
   int64_t (*status)(char *json, size_t n);
 
-  /* Has `failed` called once, on a thread of the library with no lock held: with the first cause as soon as this rank
-   * knows that the group has failed, whether anybody waits or not; or with NULL when the group is destroyed before that.
-   * `ctx` is not used after that call. It may call any function of the table. Operations raise the failure when it has
-   * returned, or 20 ms after it began; destroying the group does not wait for it. Returns OK if it will be called;
-   * otherwise it never is, and the group has failed already, with the status that is returned. Several may ask. */
+  /* Has the failure callback `failed` called once, on a thread of the library with no lock held: with the first cause as
+   * soon as this rank knows that the group has failed, whether anybody waits or not; or with NULL when the group is
+   * destroyed before that. `ctx` is not used after that call. The callback may call any function of the table. Operations
+   * raise the failure when it has returned, or 20 ms after it began; group_destroy() does not wait for it. Returns OK if
+   * it will be called. Otherwise it never is, and the group has failed already, with the status that is returned. A group
+   * may have several callbacks. */
   int32_t (*group_on_failure)(sagecomm_group group, sagecomm_failed_fn failed, void *ctx, sagecomm_error *err);
 
-  /* What this host is made of and what of it this process may use, as its kernel tells, as JSON. It needs no group. As
-   * group_stats().
+  /* The processors, memory, devices and links of this host, and which of them this process may use, as its kernel reports
+   * them, as JSON. It needs no group. As group_stats().
    *   {"host": {"name", "boot_id"}, "process": {"cpus", "memory_nodes", "cpu_quota"}, "cpu_model", "memory_bytes",
    *    "online", "offline", "packages": [{"id", "cpus", "cores": [{"id", "cpus"}]}],
    *    "caches": [{"level", "bytes", "cpus"}], "nodes": [{"id", "cpus", "memory_bytes", "distances"}],
@@ -325,9 +332,10 @@ typedef struct sagecomm_api {
    * is not known is left out, of any of them, as is what is false or empty, but for "up". */
   int64_t (*topology)(char *json, size_t n);
 
-  /* As group_error(), for who has just made a monitored barrier out of a synchronous SAGECOMM_BARRIER: if that timed out,
-   * the message begins with the words that torch's gloo has for it. timeout_ns: what the barrier was given, 0 by who
-   * only looked. With `all` every missing rank is named in these words, else the least; the rest names all anyway. */
+  /* As group_error(), for a caller that has made a monitored barrier out of a synchronous SAGECOMM_BARRIER. If the barrier
+   * timed out, the message begins with the words that torch's gloo has for it. timeout_ns is the timeout that the barrier
+   * was given; 0: it only looked whether all ranks were there. With `all` these words name every missing rank, otherwise
+   * the lowest; the sentences after them name all ranks anyway. */
   int32_t (*monitored_error)(sagecomm_group group, int64_t timeout_ns, int32_t all, sagecomm_error *err);
 
   /* What each algorithm of a collective would take on a cluster that is only described, as JSON. It needs no group, and

@@ -280,7 +280,7 @@ func TestCoalescedCallsThatDiffer(t *testing.T) {
 		other []int
 		text  string
 	}{
-		{"number", []int{64, 64, 64, 64}, "4 fused"},
+		{"number", []int{64, 64, 64, 64}, "batch of 4"},
 		{"lengths", []int{128, 64, 64}, "3 fused"},
 		{"one by itself", []int{256}, "64 elements"},
 	} {

@@ -13,6 +13,7 @@ import (
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
+	"sagecomm/internal/observe"
 	"sagecomm/internal/runner"
 )
 
@@ -46,7 +47,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		return nil, err
 	}
 	for _, w := range settings.Warnings() {
-		p.warn("%s", w)
+		observe.Warn("%s", w)
 	}
 	if t := env.Timeout.Get(settings); t.Given {
 		c.Timeout = t.Value
@@ -59,7 +60,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 			return nil, err
 		}
 	}
-	flights, err := flightCapacity(runner.Environ())
+	flights, err := observe.FlightCapacity(runner.Environ())
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +102,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	for _, rank := range g.dead() {
 		g.peerDied(rank)
 	}
-	p.observe(g)
+	p.observers.Add(view{g})
 	g.introduceItself()
 	return g, nil
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sagecomm/internal/coll"
+	"sagecomm/internal/observe"
 	"sagecomm/internal/runner"
 )
 
@@ -23,13 +24,12 @@ func (g *Group) Destroy() error {
 	for begin := time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
 		if time.Since(begin) >= limit {
 			g.process.destroyTimedOut()
-			g.process.warn("group %q was destroyed on rank %d with operations that peers have not joined for %v; they fail now", g.name, g.rank, limit)
+			observe.Warn("group %q was destroyed on rank %d with operations that peers have not joined for %v; they fail now", g.name, g.rank, limit)
 			break
 		}
 		time.Sleep(200 * time.Microsecond)
 	}
-	g.process.timeline.take(g) // the last of several groups that end at once closes the file
-	g.process.unobserve()
+	g.process.observers.Remove(view{g})
 	g.run.Goodbye()
 	g.failureCallback.ring(nil) // an end that was asked for is no failure
 	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
@@ -45,7 +45,7 @@ func (g *Group) Destroy() error {
 		g.run.Down(g.cause.Load())
 		time.Sleep(50 * time.Microsecond)
 	}
-	g.process.timeline.take(g)
+	g.process.observers.TakeTimeline(view{g})
 	g.close()
 	g.run.Leave()
 	p.mu.Lock()
@@ -121,7 +121,7 @@ func (p *Process) sweep() {
 			err = errors.Join(err, p.closeStore(g.own))
 		}
 		if err != nil {
-			p.warn("%v", err)
+			observe.Warn("%v", err)
 		}
 	}
 }

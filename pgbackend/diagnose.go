@@ -46,17 +46,17 @@ func (g *Group) diagnose(t runner.Incident) *coll.Failure {
 		f := g.failureOf(coll.PeerFailure, t.Peer, t)
 		last, _ := g.run.LastCall(t.Peer)
 		f.Message = fmt.Sprintf("sagecomm: group %q: %s has left the group after collective #%d, and rank %d needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
-			g.name, g.who(t.Peer), last, g.rank, describe(t.Op, t.Sequence))
+			g.name, g.who(t.Peer), last, g.rank, t.Op.Describe(t.Sequence))
 		return f
 	case runner.Length:
 		f := g.failureOf(coll.Mismatch, t.Peer, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d called %s, but %s sent a message of %d bytes; make both sides agree",
-			g.name, g.rank, describe(t.Op, 0), g.who(t.Peer), t.Got)
+			g.name, g.rank, t.Op.Describe(0), g.who(t.Peer), t.Got)
 		return f
 	case runner.WrongType:
 		f := g.failureOf(coll.Mismatch, t.Peer, t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d called %s, but %s sent elements of %v; make both sides agree",
-			g.name, g.rank, describe(t.Op, 0), g.who(t.Peer), coll.DataType(t.Got))
+			g.name, g.rank, t.Op.Describe(0), g.who(t.Peer), coll.DataType(t.Got))
 		return f
 	case runner.Split:
 		f := g.failureOf(coll.Mismatch, t.Peer, t)
@@ -95,7 +95,7 @@ func (g *Group) diagnose(t runner.Incident) *coll.Failure {
 		return f
 	default:
 		f := g.failureOf(coll.Internal, g.rank, t)
-		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d met a state that cannot be (code %d) in %s", g.name, g.rank, t.Code, describe(t.Op, t.Sequence))
+		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d met a state that cannot be (code %d) in %s", g.name, g.rank, t.Code, t.Op.Describe(t.Sequence))
 		return f
 	}
 }
@@ -110,7 +110,16 @@ func (g *Group) garbage(t runner.Incident, what string) *coll.Failure {
 
 // garbageIn is one in a collective.
 func (g *Group) garbageIn(t runner.Incident, what string) *coll.Failure {
-	return g.garbage(t, fmt.Sprintf("%s, which rank %d needs in %s", what, g.rank, describe(t.Op, t.Sequence)))
+	return g.garbage(t, fmt.Sprintf("%s, which rank %d needs in %s", what, g.rank, t.Op.Describe(t.Sequence)))
+}
+
+// announced describes a call as a rank announced it.
+func announced(a runner.Announced) string {
+	text := a.Op.Describe(0)
+	if a.Uneven {
+		text += " with blocks of different lengths"
+	}
+	return text
 }
 
 // mismatch finds the first call in which this rank and the peer parted, going back as far as both remember.
@@ -121,15 +130,19 @@ func (g *Group) mismatch(t runner.Incident) *coll.Failure {
 		theirs, known := g.run.Announced(t.Peer, seq)
 		if ok && known && mine.Hash != theirs.Hash {
 			f.Sequence, f.Op = seq, mine.Op.Name()
-			f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: rank %d called %s, rank %d called %s; every rank must make the same calls in the same order",
-				g.name, seq, g.rank, announced(mine), t.Peer, announced(theirs))
+			low, high := fmt.Sprintf("rank %d called %s", g.rank, announced(mine)), fmt.Sprintf("rank %d called %s", t.Peer, announced(theirs))
+			if t.Peer < g.rank {
+				low, high = high, low
+			}
+			f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: %s, %s; every rank must make the same calls in the same order",
+				g.name, seq, low, high)
 			return f
 		}
 	}
 	mine, ok := g.run.Announced(g.rank, t.Sequence)
 	if theirs, known := g.run.Announced(t.Peer, t.Sequence); ok && known && mine.Hash == theirs.Hash {
 		// Calls that are alike up to this one have the same hash everywhere: what lies in a slot of the peer is none.
-		return g.garbage(t, fmt.Sprintf("mark of its calls, which rank %d compares in %s", g.rank, describe(t.Op, t.Sequence)))
+		return g.garbage(t, fmt.Sprintf("mark of its calls, which rank %d compares in %s", g.rank, t.Op.Describe(t.Sequence)))
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: the calls of ranks %d and %d differ before collective #%d, further back than both remember; every rank must make the same calls in the same order",
 		g.name, g.rank, t.Peer, t.Sequence)
@@ -145,7 +158,7 @@ func (g *Group) timeout(t runner.Incident) *coll.Failure {
 		if t.Op.OfSparse() {
 			why = fmt.Sprintf("all ranks have arrived, but %s does not go on", g.who(t.Peer))
 		}
-		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d timed out in %s after its timeout of %v: %s", g.name, g.rank, describe(t.Op, 0), t.Timeout, why)
+		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d timed out in %s after its timeout of %v: %s", g.name, g.rank, t.Op.Describe(0), t.Timeout, why)
 		return f
 	}
 	var what string
@@ -157,7 +170,7 @@ func (g *Group) timeout(t runner.Incident) *coll.Failure {
 		*f = *g.failureOf(coll.Timeout, absent[0], t)
 		what = "not arrived: " + g.whatTheyDid(absent)
 	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: rank %d timed out in %s after its timeout of %v; %s", g.name, g.rank, describe(t.Op, t.Sequence), t.Timeout, what)
+	f.Message = fmt.Sprintf("sagecomm: group %q: rank %d timed out in %s after its timeout of %v; %s", g.name, g.rank, t.Op.Describe(t.Sequence), t.Timeout, what)
 	return f
 }
 
@@ -190,7 +203,7 @@ func (g *Group) whatTheyDid(ranks []int) string {
 		}
 		last, did := g.last(rank), "has called no collective yet"
 		if call, ok := g.run.Announced(rank, last); ok {
-			did = "last called " + describe(call.Op, last)
+			did = "last called " + call.Op.Describe(last)
 		}
 		known = append(known, g.who(rank)+" "+did)
 	}

@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
@@ -14,13 +15,13 @@ import (
 type Question struct {
 	Op    string `json:"op"`
 	Bytes uint64 `json:"bytes"` // of the buffer, or of each rank's block
-	Group uint64 `json:"group"` // its handle; 0: one of Ranks ranks on Hosts hosts
+	Group uint64 `json:"group"` // its handle; 0: a group of Ranks ranks on Hosts hosts
 	Ranks int    `json:"ranks"`
-	Hosts int    `json:"hosts"` // 0 is 1; ranks are numbered host by host
-	Tune  string `json:"tune"`  // SAGECOMM_TUNE of it, where the environment has none
+	Hosts int    `json:"hosts"` // 0 means 1; ranks are numbered host by host
+	Tune  string `json:"tune"`  // SAGECOMM_TUNE of the described group, where the environment has none
 }
 
-// Explanation is what is chosen, among what, and why.
+// Explanation answers a [Question]: the choice, the candidates, and the reasons.
 type Explanation struct {
 	Op         string      `json:"op"`
 	Bytes      uint64      `json:"bytes"`
@@ -52,7 +53,7 @@ const mostBytes = 1 << 48
 func (p *Process) Explain(q Question) (*Explanation, error) {
 	kind, ok := coll.ParseKind(q.Op)
 	if !ok || !kind.Collective() {
-		return nil, fmt.Errorf("explain: %q is no collective", q.Op)
+		return nil, fmt.Errorf("explain: %q is no collective: there are %s", q.Op, collectives())
 	}
 	if q.Bytes > mostBytes {
 		return nil, fmt.Errorf("explain: %d bytes: expected at most %d", q.Bytes, uint64(mostBytes))
@@ -118,4 +119,15 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 	}
 	made, err := p.selector(shape, w.machine, w, found)
 	return made, shape, err
+}
+
+// collectives names all of them, for messages.
+func collectives() string {
+	var names []string
+	for kind := range coll.KindCount {
+		if kind.Collective() {
+			names = append(names, kind.String())
+		}
+	}
+	return strings.Join(names, ", ")
 }

@@ -16,7 +16,7 @@ func (g *Group) adopt(f *coll.Failure) {
 	if g.cause.CompareAndSwap(nil, f) {
 		g.info("down: %s", f.Message)
 		g.failureCallback.ring(f)
-		g.dumpFailure(f)
+		g.process.observers.DumpFailure(view{g})
 	}
 	g.failureCallback.wait()
 	g.run.Down(g.cause.Load())
@@ -61,7 +61,7 @@ func (g *Group) peerDied(rank int) {
 	}
 	if f := g.run.FirstCause(); f != nil {
 		g.adopt(f)
-		g.dumpLate(rank)
+		g.process.observers.DumpLate(view{g}, rank)
 		return
 	}
 	m := g.members[rank]
@@ -69,7 +69,7 @@ func (g *Group) peerDied(rank int) {
 	doing := "before its first collective"
 	if call, ok := g.run.Announced(rank, last); ok {
 		f.Op = call.Op.Name()
-		doing = "in or after " + describe(call.Op, last)
+		doing = "in or after " + call.Op.Describe(last)
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s died %s; look at its log for the reason, then restart the job", g.name, g.who(rank), doing)
 	g.declare(f)

@@ -9,6 +9,7 @@ import (
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
+	"sagecomm/internal/observe"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/shmem"
 	"sagecomm/internal/topo"
@@ -56,7 +57,7 @@ type Group struct {
 	holds atomic.Int64 // operations that are made of several and are not through
 
 	description atomic.Pointer[string] // what its user calls it
-	stacks      stacks
+	stacks      observe.Stacks
 }
 
 // member is what a rank tells the others about itself.
@@ -106,6 +107,12 @@ func (g *Group) close() {
 	}
 }
 
+func (g *Group) info(format string, args ...any) {
+	if env.Debug.Get(g.settings) >= env.Info {
+		observe.Log("INFO", fmt.Sprintf("group %q rank %d: ", g.name, g.rank)+fmt.Sprintf(format, args...))
+	}
+}
+
 // Rank is this rank's number in the group.
 func (g *Group) Rank() int { return g.rank }
 
@@ -118,19 +125,6 @@ func (g *Group) globalRank(rank int) int {
 		return g.global[rank]
 	}
 	return rank
-}
-
-// Describe notes what the group's user calls it, in records of it.
-func (g *Group) Describe(text string) {
-	g.description.Store(&text)
-	g.list()
-}
-
-func (g *Group) describedAs() string {
-	if text := g.description.Load(); text != nil && *text != "" {
-		return *text
-	}
-	return "undefined" // as torch has it
 }
 
 // Handle is what the C ABI calls the group.

@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"sagecomm/internal/env"
+	"sagecomm/internal/observe"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/shmem"
 )
@@ -32,7 +33,7 @@ func (p *Process) newStore(kind shmem.Kind, s *env.Settings) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	front, err := arena.Alloc(frontBytes, 4096)
+	front, err := arena.Alloc(observe.FrontBytes, 4096)
 	if err == nil && !runner.AddEngineBell(unsafe.Pointer(unsafe.SliceData(arena.Bytes(front)))) {
 		err = fmt.Errorf("sagecomm: this process has too many arenas, %d: each group that maps a file has one of its own; destroy groups that are not used any more", runner.MaxBells)
 	}
@@ -73,7 +74,7 @@ func (p *Process) sharedStore(s *env.Settings) (*store, error) {
 type groupMemory struct {
 	store   *store
 	ranges  []shmem.Range
-	listing listing
+	listing observe.Listing
 }
 
 func newGroupMemory(st *store, rank, size int) (*groupMemory, error) {
@@ -98,12 +99,9 @@ func (b *groupMemory) more(n int64) (int64, error) {
 	return r.Off, nil
 }
 
-// mostFlightLog keeps long recorders from taking the room of other groups' shared blocks: of some 60,000 operations.
-const mostFlightLog = 8 << 20
-
 // flightLog takes room for a flight recorder that peers can read; 0: there is none, so only this process will.
 func (b *groupMemory) flightLog(capacity int, stacks bool) int64 {
-	if capacity == 0 || runner.FlightBytes(capacity, stacks) > mostFlightLog {
+	if capacity == 0 || runner.FlightBytes(capacity, stacks) > observe.MaxFlightLog {
 		return 0
 	}
 	off, err := b.more(runner.FlightBytes(capacity, stacks))
@@ -115,7 +113,7 @@ func (b *groupMemory) flightLog(capacity int, stacks bool) int64 {
 
 // free gives everything back. No peer may touch it any more.
 func (b *groupMemory) free() error {
-	if err := b.unlist(); err != nil {
+	if err := b.listing.Remove(b.store.arena); err != nil {
 		return err
 	}
 	for _, r := range b.ranges {

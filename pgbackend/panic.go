@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sagecomm/internal/coll"
+	"sagecomm/internal/observe"
 )
 
 // recoverInto is deferred where C or nobody called: a panic takes the group down. The group is held.
@@ -29,7 +30,7 @@ func (g *Group) Panicked(r any) *coll.Failure {
 
 // fault prints the stack.
 func (g *Group) fault(r any) *coll.Failure {
-	say("WARN", fmt.Sprintf("panic in group %q: %v\n%s", g.name, r, strings.TrimSpace(string(debug.Stack()))))
+	observe.Log("WARN", fmt.Sprintf("panic in group %q: %v\n%s", g.name, r, strings.TrimSpace(string(debug.Stack()))))
 	return &coll.Failure{Status: coll.Internal, Rank: g.rank, PID: os.Getpid(), Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q: a fault of the library on rank %d: %v; the stack is on its standard error", g.name, g.rank, r)}
 }
@@ -46,6 +47,6 @@ func (p *Process) recoverAll() {
 // recoverFrom is deferred by what only shows what groups do, or tells of it: a panic there harms none of them.
 func recoverFrom(what string) {
 	if r := recover(); r != nil {
-		Get().warn("panic in %s: %v\n%s", what, r, strings.TrimSpace(string(debug.Stack())))
+		observe.Warn("panic in %s: %v\n%s", what, r, strings.TrimSpace(string(debug.Stack())))
 	}
 }

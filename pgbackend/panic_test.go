@@ -52,12 +52,12 @@ func TestPanicOfWhatOnlyShows(t *testing.T) {
 	g := w.groups[0]
 	before := g.members
 	g.members = nil // what cannot be
-	if text := Get().Status(); text != nil {
+	if text := Get().observers.Status(); text != nil {
 		t.Errorf("the status is %q", text)
 	}
 	g.members = before
 	w.each(func(g *Group) error { return asError(sum(g, 10)) })
-	if text := Get().Status(); len(text) == 0 {
+	if text := Get().observers.Status(); len(text) == 0 {
 		t.Error("no status afterwards")
 	}
 }

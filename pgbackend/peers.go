@@ -8,22 +8,18 @@ import (
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
-	"sagecomm/internal/peerwatch"
+	"sagecomm/internal/observe"
+	"sagecomm/internal/procwatch"
 	"sagecomm/internal/shmem"
 )
 
-// peerID names a process for ever: a pid alone may come again, and means another process in another namespace.
-type peerID struct {
-	namespace uint64
-	pid       int
-	startTime uint64
+func (m member) id() procwatch.ID {
+	return procwatch.ID{Namespace: m.Arena.PIDNamespace, PID: m.PID, StartTime: m.Arena.StartTime}
 }
-
-func (m member) id() peerID { return peerID{m.Arena.PIDNamespace, m.PID, m.Arena.StartTime} }
 
 // peerProcess is one process that is a peer in some groups. It is watched once.
 type peerProcess struct {
-	watcher *peerwatch.Watcher
+	watcher *procwatch.Watcher
 	groups  map[*Group][]int // ranks that it has there
 	nobody  chan struct{}    // closed when no group has it as a peer any more
 	dead    bool
@@ -66,7 +62,7 @@ func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 	w, err := m.watch(me)
 	if err != nil {
 		p.unwatched.Do(func() {
-			p.warn("the death of %s will be noticed by timeout only, and perhaps that of others: %v", g.who(rank), err)
+			observe.Warn("the death of %s will be noticed by timeout only, and perhaps that of others: %v", g.who(rank), err)
 		})
 		return false
 	}
@@ -85,10 +81,10 @@ func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 
 // watch begins to watch the process. Where pids mean other processes than here, or the system does not let it be watched
 // by its pid (a seccomp filter, /proc with hidepid), the socket of its arena says which it is.
-func (m member) watch(me member) (*peerwatch.Watcher, error) {
+func (m member) watch(me member) (*procwatch.Watcher, error) {
 	why := errors.New("it is in another pid namespace")
 	if m.Arena.PIDNamespace == me.Arena.PIDNamespace && m.Arena.BootID == me.Arena.BootID {
-		w, err := peerwatch.Watch(m.PID, m.Arena.StartTime)
+		w, err := procwatch.Watch(m.PID, m.Arena.StartTime)
 		if err == nil {
 			return w, nil
 		}
@@ -98,7 +94,7 @@ func (m member) watch(me member) (*peerwatch.Watcher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w; and by its socket: %w", why, err)
 	}
-	return peerwatch.WatchFD(pidfd)
+	return procwatch.WatchFD(pidfd)
 }
 
 // dead are the ranks whose processes have ended.
@@ -128,7 +124,7 @@ func (g *Group) bereaved(err error) error {
 }
 
 // await ends with the process that it watches, or with the watch.
-func (p *Process) await(id peerID, peer *peerProcess) {
+func (p *Process) await(id procwatch.ID, peer *peerProcess) {
 	select {
 	case <-peer.watcher.Done():
 	case <-peer.nobody:

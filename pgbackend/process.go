@@ -8,6 +8,8 @@ import (
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
+	"sagecomm/internal/observe"
+	"sagecomm/internal/procwatch"
 	"sagecomm/internal/runner"
 )
 
@@ -19,11 +21,8 @@ type Process struct {
 	leaving   []*Group          // destroyed, but peers may still touch their boards
 	memory    memory
 	engine    engine
-	peers     map[peerID]*peerProcess
-	warned    map[string]bool
-	dumps     dumper
-	observers observers
-	timeline  timeline
+	peers     map[procwatch.ID]*peerProcess
+	observers *observe.Observers
 	created   uint64    // groups so far
 	inVain    time.Time // when a group that was destroyed last gave up waiting for peers
 
@@ -43,7 +42,8 @@ var (
 // Get returns the process's one Process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, peers: map[peerID]*peerProcess{}, warned: map[string]bool{}, selectors: map[choice]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, selectors: map[choice]*algo.Selector{}}
+		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})
 	return theProcess
@@ -73,13 +73,13 @@ func (p *Process) Shutdown() {
 		all.Go(func() { _ = g.Destroy() }) // the second of two destroyers is told so; there is nobody to tell here
 	}
 	all.Wait()
-	p.finishDumps()
+	p.observers.Finish()
 }
 
 // fellBack tells, once, that groups use files. Each group has a reason of its own, which differs in names only.
 func (p *Process) fellBack(g *Group, reason error) {
 	p.files.Do(func() {
-		p.warn("group %q uses a file in %s, as others may, because its ranks cannot share memory that has no name: %v",
+		observe.Warn("group %q uses a file in %s, as others may, because its ranks cannot share memory that has no name: %v",
 			g.name, env.ShmDir.Get(g.settings), reason)
 	})
 }
@@ -132,7 +132,7 @@ func (p *Process) Trace(handle uint64, call runner.Call) {
 		var f *coll.Failure
 		defer g.release()
 		defer g.recoverInto(&f)
-		say("TRACE", fmt.Sprintf("group %q rank %d: %s", g.name, g.rank, describe(call.Op(g.size), 0)))
+		observe.Log("TRACE", fmt.Sprintf("group %q rank %d: %s", g.name, g.rank, call.Op(g.size).Describe(0)))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/env"
+	"sagecomm/internal/observe"
 	"sagecomm/internal/runner"
 )
 
@@ -127,6 +128,6 @@ var pin = func(s *env.Settings) {
 		set.Set(c)
 	}
 	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		Get().warn("SAGECOMM_PROGRESS_CPU: the progress thread cannot run on cores %v: %v", cores.Value, err)
+		observe.Warn("SAGECOMM_PROGRESS_CPU: the progress thread cannot run on cores %v: %v", cores.Value, err)
 	}
 }

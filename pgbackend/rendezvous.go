@@ -13,6 +13,7 @@ import (
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
+	"sagecomm/internal/observe"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/shmem"
 )
@@ -149,7 +150,7 @@ func (g *Group) attach(methods []shmem.Method) error {
 	}
 	for rank, m := range maps {
 		g.peers[rank] = runner.Peer{Arena: m.Base(), Bytes: m.Size(), Shared: g.members[rank].Shared}
-		if n := g.members[rank].Flights; n > 0 && n <= maxFlights {
+		if n := g.members[rank].Flights; n > 0 && n <= observe.MaxFlights {
 			g.peers[rank].Flights, g.peers[rank].FlightLog, g.peers[rank].FlightStacks = n, g.members[rank].FlightLog, g.members[rank].Stacks
 		}
 		if !g.peers[rank].Check(rank, g.size) {

@@ -14,10 +14,12 @@ type Measurements struct {
 	Name  string     `json:"name"`  // of the file, for messages
 	File  string     `json:"file"`  // its text; empty: there is none
 	Rows  []measured `json:"rows"`
+
+	Propose bool `json:"propose"` // asks for the rows to confirm instead of the entry to write
 }
 
-// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 means the predicted one. Ratio is the ratio to the
-// time of the group's own choice in the same rounds.
+// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 means the predicted one. Ratio is the ratio to
+// the time of the group's own choice in the same rounds. [algo.Measured] explains the other fields.
 type measured struct {
 	Op        string  `json:"op"`
 	Bytes     uint64  `json:"bytes"`
@@ -25,13 +27,24 @@ type measured struct {
 	Chunk     int     `json:"chunk"`
 	Seconds   float64 `json:"seconds"`
 	Ratio     float64 `json:"ratio"`
+	Dropped   bool    `json:"dropped"`
+	Confirmed float64 `json:"confirmed"` // 0: not yet
+}
+
+// openRule is a rule for a length that a run of its own has not confirmed yet.
+type openRule struct {
+	Op        string `json:"op"`
+	Bytes     uint64 `json:"bytes"`
+	Algorithm string `json:"algorithm"`
+	Chunk     int    `json:"chunk"`
 }
 
 // Tuned is the result of [Process.Tune]: the entry for groups of this shape on this machine, and the text of the file with
-// that entry.
+// that entry; or the rules to confirm first.
 type Tuned struct {
-	Entry algo.Entry `json:"entry"`
-	File  string     `json:"file"`
+	Entry       algo.Entry `json:"entry"`
+	File        string     `json:"file"`
+	Unconfirmed []openRule `json:"unconfirmed"` // rules that would change the entry if confirmed
 }
 
 // Tune turns measurements into an entry of a tuning file.
@@ -52,15 +65,26 @@ func (p *Process) Tune(m Measurements) (*Tuned, error) {
 	for _, row := range m.Rows {
 		kind, ok := coll.ParseKind(row.Op)
 		if !ok {
-			return nil, fmt.Errorf("tune: %q is no collective", row.Op)
+			return nil, fmt.Errorf("tune: %q is no collective: there are %s", row.Op, collectives())
 		}
-		list = append(list, algo.Measured{Kind: kind, Bytes: row.Bytes, Algorithm: row.Algorithm, Chunk: row.Chunk, Seconds: row.Seconds, Ratio: row.Ratio})
+		list = append(list, algo.Measured{Kind: kind, Bytes: row.Bytes, Algorithm: row.Algorithm, Chunk: row.Chunk,
+			Seconds: row.Seconds, Ratio: row.Ratio, Dropped: row.Dropped, Confirmed: row.Confirmed})
+	}
+	out := &Tuned{Unconfirmed: []openRule{}}
+	if m.Propose {
+		open, err := g.selector.Unconfirmed(list)
+		if err != nil {
+			return nil, fmt.Errorf("tune: %w", err)
+		}
+		for _, one := range open {
+			out.Unconfirmed = append(out.Unconfirmed, openRule{one.Kind.String(), one.Bytes, one.Algorithm, one.Chunk})
+		}
+		return out, nil
 	}
 	entry, err := g.selector.Tuned(Machine(), list)
 	if err != nil {
 		return nil, fmt.Errorf("tune: %w", err)
 	}
-	out := &Tuned{}
 	if out.Entry, err = file.Put(entry); err != nil {
 		return nil, fmt.Errorf("tune: %w", err)
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"sagecomm/internal/procinfo"
+	"sagecomm/internal/procwatch"
 )
 
 const ample = 30 * time.Second
@@ -284,7 +284,7 @@ func TestHostID(t *testing.T) {
 	if got := HostID("rack 7"); got != "rack 7" {
 		t.Error(got)
 	}
-	boot, err := procinfo.BootID()
+	boot, err := procwatch.BootID()
 	if err != nil {
 		t.Fatal(err)
 	}

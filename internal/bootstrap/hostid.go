@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sagecomm/internal/procinfo"
+	"sagecomm/internal/procwatch"
 )
 
 // HostID names the host of this process in messages and groups ranks by host: the setting (SAGECOMM_HOSTID) if there is
@@ -16,7 +16,7 @@ func HostID(setting string) string {
 		return setting
 	}
 	name := HostName()
-	boot, err := procinfo.BootID()
+	boot, err := procwatch.BootID()
 	if err != nil { // no /proc: the name has to do
 		return name
 	}

@@ -14,11 +14,13 @@ type description struct {
 	Value    string `json:"value"`
 	Origin   Origin `json:"origin"`
 	Sentence string `json:"sentence"`
-	Error    string `json:"error,omitempty"` // why Value, which the environment gives, is refused
+	Error    string `json:"error,omitempty"`   // why Value, which the environment gives, is refused
+	Warning  string `json:"warning,omitempty"` // that there is no such variable
 }
 
 // DescribeJSON gives every variable with its value in that environment as a JSON array, in the order of declaration.
-// A bad value is shown with the reason instead of failing the whole, so that a user can look at what is wrong.
+// A bad value is shown with the reason instead of failing the whole, so that a user can look at what is wrong. Names with
+// the prefix that are no variables follow, each with a warning.
 func DescribeJSON(environ []string) []byte {
 	set := make(map[string]string)
 	for _, e := range ours(environ) {
@@ -26,7 +28,7 @@ func DescribeJSON(environ []string) []byte {
 	}
 	list := make([]description, 0, len(catalogue))
 	for _, v := range catalogue {
-		d := description{v.name, v.typ, v.fallback, v.fallback, FromDefault, v.sentence, ""}
+		d := description{v.name, v.typ, v.fallback, v.fallback, FromDefault, v.sentence, "", ""}
 		if value := set[v.name]; value != "" {
 			d.Value, d.Origin = value, FromEnvironment
 			if err := v.accept(fmt.Sprintf("%s=%q", v.name, value), value); err != nil {
@@ -34,6 +36,11 @@ func DescribeJSON(environ []string) []byte {
 			}
 		}
 		list = append(list, d)
+	}
+	for _, e := range ours(environ) {
+		if lookup(e.name) == nil {
+			list = append(list, description{Name: e.name, Value: e.value, Origin: FromEnvironment, Warning: unknown(e.name)})
+		}
 	}
 	out, err := json.MarshalIndent(list, "", "  ")
 	if err != nil {

@@ -150,6 +150,17 @@ func TestDescribeShowsValuesAndRefusals(t *testing.T) {
 	}
 }
 
+func TestDescribeWarnsOfUnknownNames(t *testing.T) {
+	var list []map[string]string
+	if err := json.Unmarshal(DescribeJSON([]string{"SAGECOMM_DEBIG=INFO", "PATH=/bin"}), &list); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, len(list), len(catalogue)+1)
+	last := list[len(list)-1]
+	equal(t, last["name"], "SAGECOMM_DEBIG")
+	equal(t, last["warning"], "sagecomm: SAGECOMM_DEBIG is set but there is no such variable; did you mean SAGECOMM_DEBUG?")
+}
+
 func TestDocumentationIsCurrent(t *testing.T) {
 	got, err := os.ReadFile("../../docs/environment.md")
 	if err != nil {

@@ -64,8 +64,7 @@ func Resolve(environ []string, options map[string]string) (*Settings, error) {
 		v := lookup(e.name)
 		switch {
 		case v == nil:
-			s.warnings = append(s.warnings, fmt.Sprintf("sagecomm: %s is set but there is no such variable%s",
-				e.name, suggestion(e.name, func(v *spec) string { return v.name })))
+			s.warnings = append(s.warnings, unknown(e.name))
 		case e.value == "":
 		default:
 			if err := v.accept(fmt.Sprintf("%s=%q", e.name, e.value), e.value); err != nil {
@@ -79,6 +78,11 @@ func Resolve(environ []string, options map[string]string) (*Settings, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// unknown is the warning of a name in the environment that is no variable.
+func unknown(name string) string {
+	return fmt.Sprintf("sagecomm: %s is set but there is no such variable%s", name, suggestion(name, func(v *spec) string { return v.name }))
 }
 
 // accept checks a value; what names it for the message.

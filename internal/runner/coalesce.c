@@ -223,10 +223,10 @@ static bool in_is_blocks(int kind) { return kind == SAGECOMM_REDUCE_SCATTER || k
 
 /* Issues what shares a collective. */
 static int32_t issue_batch(scr_group *g, sagecomm_group group, const sagecomm_op *const *part, uint32_t n,
-                           uint8_t flags, sagecomm_work *work, sagecomm_error *err) {
+                           uint8_t flags, sagecomm_work *work, uint64_t *sequence, sagecomm_error *err) {
   sagecomm_op op = *part[0];
   op.flags = flags;
-  if (n == 1) return scr_issue(group, &op, work, err);
+  if (n == 1) return scr_issue(group, &op, work, sequence, err);
   int32_t rank = g->rank, size = g->size;
   size_t most = 0;
   for (uint32_t i = 0; i < n; i++) most += (size_t)part[i]->n_in + part[i]->n_out;
@@ -249,11 +249,11 @@ static int32_t issue_batch(scr_group *g, sagecomm_group group, const sagecomm_op
   op.in = segments;
   op.out = segments + op.n_in;
   op.in_blocks = op.out_blocks = NULL;
-  op.n_parts = n;
+  op.batch_size = n;
   op.stack = part[0]->stack;
-  op.parts = n;
-  for (uint32_t i = 0; i < n; i++) op.parts = scr_mix(op.parts + 1 + scr_op_bytes(part[i], rank, size));
-  int32_t status = scr_issue(group, &op, work, err);
+  op.batch_hash = n;
+  for (uint32_t i = 0; i < n; i++) op.batch_hash = scr_mix(op.batch_hash + 1 + scr_op_bytes(part[i], rank, size));
+  int32_t status = scr_issue(group, &op, work, sequence, err);
   free(memory);
   return status;
 }
@@ -271,7 +271,7 @@ static uint32_t count_batches(const uint32_t *batch, uint32_t n) {
 /* Synchronous ones are carried out one after the other, until one takes longer than a caller is kept. */
 static int32_t issue_batches(scr_group *g, sagecomm_group group, const sagecomm_op *ops, uint32_t n,
                              const uint32_t *batch, const sagecomm_op **part, sagecomm_work *work,
-                             sagecomm_error *err) {
+                             uint64_t *sequence,                             sagecomm_error *err) {
   uint32_t batches = count_batches(batch, n);
   uint8_t flags = ops[0].flags;
   for (uint32_t i = 0; i < n; i++) {
@@ -286,7 +286,9 @@ static int32_t issue_batches(scr_group *g, sagecomm_group group, const sagecomm_
       if (batch[i] == b) part[k++] = &ops[i];
     }
     sagecomm_work one = 0;
-    status = issue_batch(g, group, part, k, flags, &one, err);
+    uint64_t number = 0;
+    status = issue_batch(g, group, part, k, flags, &one, &number, err);
+    if (sequence && number != 0) *sequence = number;
     if (all == NULL) {
       *work = one;
       return status;
@@ -306,13 +308,14 @@ static int32_t issue_batches(scr_group *g, sagecomm_group group, const sagecomm_
 }
 
 int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
-                            sagecomm_error *err) {
+                            uint64_t *sequence,                            sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   sagecomm_error unseen;
   if (err == NULL) err = &unseen;
   *work = 0;
+  if (sequence) *sequence = 0;
   if (n == 0) return SAGECOMM_OK;
-  if (n == 1) return scr_issue(group, ops, work, err);
+  if (n == 1) return scr_issue(group, ops, work, sequence, err);
   scr_group *g = scr_group_of(group);
   int32_t size = g ? *(volatile int32_t *)&g->size : 0;
   if (SCR_UNLIKELY(size == 0)) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: the group was destroyed");
@@ -339,7 +342,7 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
   }
   if (status == SAGECOMM_OK) status = check_stretches(ops, n, batch, err);
   if (status == SAGECOMM_OK) status = check_messages(ops, n, err);
-  if (status == SAGECOMM_OK) status = issue_batches(g, group, ops, n, batch, part, work, err);
+  if (status == SAGECOMM_OK) status = issue_batches(g, group, ops, n, batch, part, work, sequence, err);
   free(memory);
   return status;
 }

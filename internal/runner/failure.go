@@ -174,8 +174,8 @@ func (g *Group) Down(f *coll.Failure) {
 	C.scr_group_down(g.c, &e)
 }
 
-// ManyParts is how many parts an announced operation counts at most.
-const ManyParts = C.SCR_MANY_PARTS
+// coll.ManyParts is what the C counts to. This does not compile where they differ.
+var _ = [1]struct{}{}[coll.ManyParts-C.SCR_MANY_PARTS]
 
 // Announced is one collective as a rank announced it.
 type Announced struct {

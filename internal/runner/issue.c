@@ -296,6 +296,9 @@ static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run 
  * this long. */
 #define BEGIN_BYTES (64 * 1024)
 #define BEGIN_NS (200 * 1000LL)
+/* Whoever cannot drive an operation learns of its end through two wake-ups: of the progress engine, and of the thread that
+ * calls the done function. Waiting for as long as these take is worth while for operations up to BEGIN_BYTES. */
+#define TWO_WAKE_UPS_NS (20 * 1000LL)
 
 /* The fast run did not finish in its slice: it moves to the head of the queue, as it is, and gets a handle. False when
  * there is no memory for that. */
@@ -367,9 +370,11 @@ bool scr_op_allowed(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
          (!rooted || op->root != g->rank || (op->n_in != 0 && op->n_out != 0));
 }
 
-int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err) {
+int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
+                  sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   *work = 0;
+  if (sequence) *sequence = 0;
   scr_group *g = scr_group_of(group);
   if (SCR_UNLIKELY(g == NULL)) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: the group was destroyed");
   if (SCR_UNLIKELY(g->trace)) {
@@ -387,6 +392,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
                    w >> SCR_GEN_SHIFT == group >> 32) &&
         atomic_compare_exchange_strong_explicit(&g->word, &w, (w + SCR_SEQ_ONE) | SCR_LOCKED, memory_order_acq_rel,
                                                 memory_order_relaxed)) {
+      if (sequence) *sequence = scr_word_seq(w) + 1;
       return run_here(g, group, op, bytes, scr_word_seq(w) + 1, pg, work, err);
     }
   }
@@ -394,6 +400,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
   scr_entering_go();
   int32_t status = scr_go.issue(group, op, &r, err);
   if (status != SAGECOMM_OK) return status;
+  if (sequence) *sequence = r->seq;
   sagecomm_work handle = scr_run_handle(r);
   if (op->flags & SAGECOMM_ASYNC) {
     if (r->bytes <= BEGIN_BYTES && scr_drive_lock(g)) {
@@ -480,4 +487,10 @@ int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
   int32_t status = wait_until(r, timeout_ns > SCR_LONGEST_NS ? SCR_LONGEST_NS : timeout_ns, err);
   scr_run_unref(r);
   return status;
+}
+
+int32_t scr_wait_briefly(sagecomm_work work, sagecomm_error *err) {
+  scr_run *r = scr_run_of(work);
+  if (r && r->composite_of) r = scr_composite_unfinished(r);
+  return scr_wait(work, r && r->bytes <= BEGIN_BYTES ? TWO_WAKE_UPS_NS : 0, err);
 }

@@ -29,10 +29,11 @@ import (
 type Work struct{ p *pendingWork }
 
 type pendingWork struct {
-	handle C.sagecomm_work
-	pins   runtime.Pinner
-	unpin  sync.Once
-	done   func(*coll.Failure) // of OnDone; nil if only the pins wait for the end
+	handle   C.sagecomm_work
+	sequence uint64
+	pins     runtime.Pinner
+	unpin    sync.Once
+	done     func(*coll.Failure) // of OnDone; nil if only the pins wait for the end
 }
 
 func (p *pendingWork) settle() { p.unpin.Do(p.pins.Unpin) }
@@ -42,10 +43,11 @@ const inlineSegments = 8
 
 // frame is what one call hands to C. It is pinned while C may look at it.
 type frame struct {
-	op   C.sagecomm_op
-	work C.sagecomm_work
-	err  C.sagecomm_error
-	list [inlineSegments]C.sagecomm_segment
+	op       C.sagecomm_op
+	work     C.sagecomm_work
+	sequence C.uint64_t
+	err      C.sagecomm_error
+	list     [inlineSegments]C.sagecomm_segment
 }
 
 var frames = sync.Pool{New: func() any { return new(frame) }}
@@ -81,7 +83,7 @@ func (g *Group) IssueCoalesced(calls []Coalesced) (Work, *coll.Failure) {
 		p.pins.Pin(&list[0])
 		fill(&ops[i], list, c.Op, c.In, c.Out, &p.pins)
 	}
-	status := C.scr_issue_coalesced(C.sagecomm_group(g.handle), &ops[0], C.uint32_t(len(calls)), &f.work, &f.err)
+	status := C.scr_issue_coalesced(C.sagecomm_group(g.handle), &ops[0], C.uint32_t(len(calls)), &f.work, &f.sequence, &f.err)
 	if status != C.SAGECOMM_PENDING {
 		p.pins.Unpin()
 		return Work{}, failureOf(status, &f.err)
@@ -91,7 +93,7 @@ func (g *Group) IssueCoalesced(calls []Coalesced) (Work, *coll.Failure) {
 
 // pending makes the Work of an operation that goes on; a synchronous one is waited for.
 func (f *frame) pending(p *pendingWork, async bool) (Work, *coll.Failure) {
-	w := Work{&pendingWork{handle: f.work, pins: p.pins}}
+	w := Work{&pendingWork{handle: f.work, sequence: uint64(f.sequence), pins: p.pins}}
 	if async {
 		return w, nil
 	}
@@ -112,7 +114,7 @@ func (f *frame) issue(group uint64, op coll.Op, in, out [][]byte, pins *runtime.
 		pins.Pin(f)
 	}
 	fill(&f.op, list, op, in, out, pins)
-	status := C.scr_issue(C.sagecomm_group(group), &f.op, &f.work, &f.err)
+	status := C.scr_issue(C.sagecomm_group(group), &f.op, &f.work, &f.sequence, &f.err)
 	clear(list) // C has its own copy of what it still needs; the frame keeps nobody's memory alive
 	return status
 }
@@ -215,12 +217,12 @@ func (w Work) Release() {
 	C.scr_release(w.p.handle)
 }
 
-// Sequence is the number of the operation in its group, 0 for messages and for a complete synchronous operation.
+// Sequence is the number of the operation in its group, 0 for p2p and for a complete synchronous operation.
 func (w Work) Sequence() uint64 {
 	if w.p == nil {
 		return 0
 	}
-	return uint64(C.scr_work_sequence(w.p.handle))
+	return w.p.sequence
 }
 
 // Source is the rank that a complete recv got its message from, -1 before that.

@@ -114,7 +114,7 @@ func (c Call) Op(size int) coll.Op {
 	return coll.Op{Kind: coll.Kind(o.kind), Type: coll.DataType(o.dtype), Reduce: coll.ReduceOp(o.reduce_op),
 		Root: int(o.root), Tag: int(o.tag), Factor: float64(o.factor),
 		Timeout: time.Duration(o.timeout_ns), In: uint64(C.scr_total(o.in, o.n_in)), Out: uint64(C.scr_total(o.out, o.n_out)),
-		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size), Parts: int(o.n_parts)}
+		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size), Parts: int(o.batch_size)}
 }
 
 // blocks copies lengths of blocks.

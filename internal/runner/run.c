@@ -96,8 +96,8 @@ bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t 
   r->root = scr_rooted(op->kind) || op->kind == SAGECOMM_SEND || op->kind == SAGECOMM_RECV ? op->root : 0;
   r->tag = op->tag;
   r->factor = op->factor;
-  r->parts = (uint8_t)(op->n_parts < SCR_MANY_PARTS ? op->n_parts : SCR_MANY_PARTS);
-  r->parts_hash = op->parts;
+  r->parts = (uint8_t)(op->batch_size < SCR_MANY_PARTS ? op->batch_size : SCR_MANY_PARTS);
+  r->parts_hash = op->batch_hash;
   r->stack = (uint32_t)op->stack;
   r->in = (scr_segments){.list = op->in, .n = op->n_in};
   r->out = (scr_segments){.list = op->out, .n = op->n_out};
@@ -172,11 +172,6 @@ int32_t scr_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sageco
   }
   if (r->status < 0) scr_cause_copy(r->cause, err);
   return r->status;
-}
-
-uint64_t scr_work_sequence(sagecomm_work work) {
-  scr_run *r = scr_run_of(work);
-  return r ? r->seq : 0;
 }
 
 int32_t scr_work_source(sagecomm_work work) {

@@ -368,12 +368,13 @@ bool scr_probe_run(int64_t budget_ns, scr_probe *out);
 
 /* ---- the ABI's operations ---- */
 
-int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);
+int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
+                  sagecomm_error *err);
 int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
-                            sagecomm_error *err);
+                            uint64_t *sequence,                            sagecomm_error *err);
 int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err);
+int32_t scr_wait_briefly(sagecomm_work work, sagecomm_error *err);
 int32_t scr_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err);
-uint64_t scr_work_sequence(sagecomm_work work);
 int32_t scr_work_source(sagecomm_work work);
 void scr_release(sagecomm_work work);
 uint64_t scr_run_handle(const scr_run *run);

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sagecomm/internal/procinfo"
+	"sagecomm/internal/procwatch"
 )
 
 // AttachError lists why each method failed.
@@ -97,21 +97,21 @@ const openFlags = unix.O_RDWR | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY
 
 // openProc opens the owner's descriptor through /proc.
 func openProc(d *Descriptor) (int, error) {
-	boot, err := procinfo.BootID()
+	boot, err := procwatch.BootID()
 	if err != nil {
 		return -1, err
 	}
 	if boot != d.BootID {
 		return -1, fmt.Errorf("it runs on another system: boot id %s, here %s", d.BootID, boot)
 	}
-	namespace, err := procinfo.PIDNamespace()
+	namespace, err := procwatch.PIDNamespace()
 	if err != nil {
 		return -1, err
 	}
 	if namespace != d.PIDNamespace {
 		return -1, fmt.Errorf("it is in another pid namespace: %d, here %d (start the containers with a common one)", d.PIDNamespace, namespace)
 	}
-	if procinfo.Gone(d.PID, d.StartTime) {
+	if procwatch.Gone(d.PID, d.StartTime) {
 		return -1, fmt.Errorf("process %d has ended", d.PID)
 	}
 	name := fmt.Sprintf("/proc/%d/fd/%d", d.PID, d.FD)

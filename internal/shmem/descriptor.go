@@ -7,7 +7,7 @@ import (
 	"io/fs"
 	"os"
 
-	"sagecomm/internal/procinfo"
+	"sagecomm/internal/procwatch"
 )
 
 // Kind is what an arena is made of.
@@ -76,11 +76,11 @@ func (d *Descriptor) Check() error {
 // identity fills in which process this is.
 func (d *Descriptor) identity() (err error) {
 	d.PID = os.Getpid()
-	if d.BootID, err = procinfo.BootID(); err == nil {
-		d.PIDNamespace, err = procinfo.PIDNamespace()
+	if d.BootID, err = procwatch.BootID(); err == nil {
+		d.PIDNamespace, err = procwatch.PIDNamespace()
 	}
 	if err == nil {
-		d.StartTime, err = procinfo.StartTime(d.PID)
+		d.StartTime, err = procwatch.StartTime(d.PID)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w (/proc has to be mounted, that of this pid namespace)", err)

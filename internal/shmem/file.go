@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sagecomm/internal/procinfo"
+	"sagecomm/internal/procwatch"
 )
 
 // wantedSeals keep a peer from making the file shorter under a mapping, which would be a SIGBUS.
@@ -58,7 +58,7 @@ func sweep(dir string, namespace uint64) {
 		var ns, start uint64
 		var pid int
 		if n, _ := fmt.Sscanf(e.Name(), filePattern, &ns, &pid, &start); n == 3 && ns == namespace && pid > 0 &&
-			strings.Count(e.Name(), "-") == strings.Count(filePattern, "-") && procinfo.Gone(pid, start) {
+			strings.Count(e.Name(), "-") == strings.Count(filePattern, "-") && procwatch.Gone(pid, start) {
 			unix.Unlink(filepath.Join(dir, e.Name()))
 		}
 	}

@@ -56,10 +56,12 @@ static void all_reduce(sagecomm_group group, int n, int how) {
   sagecomm_work work = 0;
   sagecomm_error err;
   uint64_t before = api->group_sequence(group);
-  int32_t status = api->issue(group, &op, &work, &err);
+  uint64_t sequence;
+  int32_t status = api->issue(group, &op, &work, &sequence, &err);
+  CHECK(sequence == before + 1 && api->group_sequence(group) == sequence);
   CHECK(api->group_sequence(group) == before + 1);
   if (status == SAGECOMM_PENDING) {
-    CHECK(work != 0 && api->work_sequence(work) == before + 1);
+    CHECK(work != 0);
     atomic_store(&done, 0);
     if (how == CALLED && api->on_done(work, on_done, &done, &err) == SAGECOMM_PENDING) {
       while (atomic_load(&done) == 0) sched_yield();
@@ -85,7 +87,7 @@ static void fork_with_group(sagecomm_group group) {
     sagecomm_op op = {.kind = SAGECOMM_BARRIER};
     sagecomm_work work;
     sagecomm_error err;
-    CHECK(api->issue(group, &op, &work, &err) == SAGECOMM_FORKED && strstr(err.message, "forked") != NULL);
+    CHECK(api->issue(group, &op, &work, NULL, &err) == SAGECOMM_FORKED && strstr(err.message, "forked") != NULL);
     CHECK(api->group_error(group, &err) == SAGECOMM_FORKED);
     CHECK(api->group_abort(group, "no", &err) == SAGECOMM_FORKED);
     CHECK(api->group_destroy(group, &err) == SAGECOMM_FORKED);
@@ -133,14 +135,14 @@ static void run(const char *library, char *dir) {
   /* A refusal says what is wrong, by copy. */
   sagecomm_op wrong = {.kind = SAGECOMM_ALL_REDUCE, .dtype = SAGECOMM_BOOL, .reduce_op = SAGECOMM_AVG};
   sagecomm_work work;
-  CHECK(api->issue(group, &wrong, &work, &err) == SAGECOMM_INVALID && err.status == SAGECOMM_INVALID);
+  CHECK(api->issue(group, &wrong, &work, NULL, &err) == SAGECOMM_INVALID && err.status == SAGECOMM_INVALID);
   CHECK(strcmp(err.message, "sagecomm: all_reduce: AVG is not defined for bool") == 0);
   char json[1 << 14];
   CHECK(api->group_stats(group, json, sizeof json) > 0 && strstr(json, "\"all_reduce\"") != NULL);
 
   CHECK(api->group_destroy(group, &err) == SAGECOMM_OK);
   CHECK(api->group_destroy(group, &err) == SAGECOMM_INVALID);
-  CHECK(api->issue(group, &wrong, &work, NULL) == SAGECOMM_INVALID); /* err may be NULL */
+  CHECK(api->issue(group, &wrong, &work, NULL, NULL) == SAGECOMM_INVALID); /* err may be NULL */
   CHECK(api->wait(work, 0, &err) == SAGECOMM_INVALID);
   api->shutdown();
 }

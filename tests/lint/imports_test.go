@@ -35,6 +35,7 @@ const (
 	helpers
 	parts
 	carriers
+	observers
 	backend
 	abi
 	outside // imports what it likes and is imported by nobody
@@ -44,11 +45,10 @@ var layers = []layer{
 	{tree: "internal/coll", height: vocabulary, pure: true},
 
 	{tree: "internal/env", height: helpers},
-	{tree: "internal/peerwatch", height: helpers},
 	{tree: "internal/pickle", height: helpers},
-	{tree: "internal/procinfo", height: helpers},
+	{tree: "internal/procwatch", height: helpers},
 	{tree: "internal/shmem", height: helpers},
-	{tree: "internal/status", height: helpers},
+	{tree: "internal/statussock", height: helpers},
 
 	{tree: "algo", height: parts, only: []string{"internal/coll"}, pure: true},
 	{tree: "algo/plan", height: parts, only: []string{"internal/coll"}, pure: true},
@@ -63,6 +63,8 @@ var layers = []layer{
 	{tree: "fusion", height: carriers, only: []string{"internal/coll"}, pure: true},
 	{tree: "internal/bootstrap", height: carriers},
 	{tree: "internal/engine", height: carriers},
+
+	{tree: "internal/observe", height: observers},
 
 	{tree: "pgbackend", height: backend},
 	{tree: "export", height: abi, cgo: true},
@@ -235,7 +237,7 @@ func TestImportRulesNotice(t *testing.T) {
 		{"algo", "C", true, true},
 		{"fusion", "sagecomm/algo", false, true},
 		{"internal/coll", "sagecomm/internal/env", false, true},
-		{"internal/shmem", "sagecomm/internal/procinfo", false, false},
+		{"internal/shmem", "sagecomm/internal/procwatch", false, false},
 		{"internal/shmem", "sagecomm/internal/runner", false, true},
 		{"internal/runner", "sagecomm/internal/coll", true, false},
 		{"internal/runner", "sagecomm/algo", false, true},
@@ -244,6 +246,8 @@ func TestImportRulesNotice(t *testing.T) {
 		{"internal/engine/host", "sagecomm/internal/bootstrap", false, true},
 		{"internal/engine/host", "C", true, true},
 		{"pgbackend", "sagecomm/internal/engine/host", false, false},
+		{"pgbackend", "sagecomm/internal/observe", false, false},
+		{"internal/observe", "sagecomm/pgbackend", false, true},
 		{"pgbackend", "sagecomm/export", false, true},
 		{"pgbackend", "sagecomm/tests/modelcheck", false, true},
 		{"pgbackend", "C", true, true},

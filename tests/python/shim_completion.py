@@ -51,6 +51,25 @@ def synchronous_op_is_complete_when_it_returns() -> None:
 
 
 @scenario
+def work_has_its_own_number_when_other_threads_issue_at_once() -> None:
+    fake.fake_number_others(5)
+    before = backend()._get_sequence_number_for_group()
+    opts = dist.AllreduceOptions()
+    opts.asyncOp = False
+    inline = backend().allreduce([torch.ones(4)], opts)
+    assert sequence_number(inline) in (before + 1, None)
+    assert sequence_number(backend().allreduce_coalesced([torch.ones(4)], dist.AllreduceCoalescedOptions())) in (
+        before + 7,
+        None,
+    )
+    fake.fake_script(MANUAL, 0)
+    _, later = all_reduce()
+    assert sequence_number(later) in (before + 13, None)
+    fake.fake_finish(0)
+    assert sequence_number(later) in (before + 13, None)
+
+
+@scenario
 def synchronous_op_that_takes_long_is_waited_for() -> None:
     fake.fake_script(WAITS, 3)
     tensor = torch.ones(4)

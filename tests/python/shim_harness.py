@@ -1,4 +1,4 @@
-"""The shim on top of tests/cshim/fake_core.c: what the modules shim_*.py share.
+"""The shim on top of the fake core in tests/cshim: what the modules shim_*.py share.
 
 One process holds one core, so their scenarios run in a process of their own (test_shim_work.py). A scenario is a
 function that raises where the shim is wrong. The group has two ranks, of which this process plays rank 0; the fake
@@ -42,14 +42,14 @@ class Op(ctypes.Structure):
         ("tag", ctypes.c_int32),
         ("n_in", ctypes.c_uint32),
         ("n_out", ctypes.c_uint32),
-        ("n_parts", ctypes.c_uint32),
+        ("batch_size", ctypes.c_uint32),
         ("in_", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("in_blocks", ctypes.c_void_p),
         ("out_blocks", ctypes.c_void_p),
         ("factor", ctypes.c_double),
         ("timeout_ns", ctypes.c_int64),
-        ("parts", ctypes.c_uint64),
+        ("batch_hash", ctypes.c_uint64),
     )
 
 
@@ -57,7 +57,7 @@ ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE, BARRIER, REDUCE_SCATTER, ALL_TO_ALL, 
 
 
 class Fake:
-    """The functions of fake_core.c that script it; usable after start()."""
+    """The functions of fake_script.c that script it; usable after start()."""
 
     library: ctypes.CDLL
 
@@ -77,6 +77,7 @@ def start(path: str) -> None:
     fake.library = ctypes.CDLL(path)
     fake.fake_last_op.restype = ctypes.POINTER(Op)
     fake.fake_await.argtypes = (ctypes.c_int, ctypes.c_uint64)
+    fake.fake_number_others.argtypes = (ctypes.c_uint64,)
     fake.fake_timeout_set.restype = ctypes.c_int64
     fake.fake_options.restype = fake.fake_got.restype = ctypes.c_char_p
     dist.Backend.register_backend("fake_core", create, extended_api=True, devices=["cpu"])

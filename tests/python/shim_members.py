@@ -165,7 +165,7 @@ def members_that_meet_in_a_group_that_was_ended_meanwhile_lose_it() -> None:
 def reconfigures_do_not_overtake_each_other() -> None:
     group = Changing()
     with held(CREATED, lambda: group.reconfigure(1)) as first:
-        raises(RuntimeError, lambda: group.reconfigure(2), "another thread reconfigures group mine")
+        raises(RuntimeError, lambda: group.reconfigure(2), "another thread is in reconfigure() of group mine")
         raises(RuntimeError, group.all_reduce, "reconfigure() of group mine has not returned")
     first.result()
     group.all_reduce()

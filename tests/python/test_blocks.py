@@ -103,7 +103,7 @@ def refused_calls() -> None:
         ("output tensors, got", lambda: backend().alltoall(four[1:], four, dist.AllToAllOptions())),
         ("bytes for itself and expects", lambda: dist.all_to_all([torch.ones(5 - size) for _ in four], four)),
         (
-            "cannot be split into equal parts",
+            "cannot be split into equal blocks",
             lambda: dist.all_to_all_single(torch.ones(2 * size + 1), torch.ones(2 * size + 1)),
         ),
         (

@@ -290,7 +290,7 @@ def refusals() -> None:
     for text, given in (
         ("is not among those of the members", [other]),
         ("a handle is given twice", [mine, mine]),
-        ('"gloo:0" is no handle', [mine, "gloo:0"]),
+        ('"gloo:0" is not a handle', [mine, "gloo:0"]),
         ("names rank 2147483648 of the job", [mine, "sagecomm:2147483648:1:0"]),
     ):
         with pytest.raises(RuntimeError, match=text):

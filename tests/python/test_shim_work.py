@@ -33,9 +33,9 @@ DEADLINE = 120
 @pytest.fixture(scope="session")
 def fake_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("fake_core") / "libfake_core.so"
-    source = HERE.parent / "cshim" / "fake_core.c"
+    sources = sorted((HERE.parent / "cshim").glob("*.c"))
     flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-fPIC", "-shared", "-pthread"]
-    subprocess.run([os.environ.get("CC", "cc"), *flags, str(source), "-o", str(library)], check=True)
+    subprocess.run([os.environ.get("CC", "cc"), *flags, *map(str, sources), "-o", str(library)], check=True)
     return library
 
 

@@ -232,7 +232,7 @@ static int32_t begin(const rank *r, pending *p, uint8_t flags, sagecomm_error *e
                     .out = p->out.list,
                     .in_blocks = blocks_differ && n_blocks(&p->t, false) > 1 ? p->in_bytes : NULL,
                     .out_blocks = blocks_differ && n_blocks(&p->t, true) > 1 ? p->out_bytes : NULL};
-  return scr_issue(r->handle, &op, &p->work, err);
+  return scr_issue(r->handle, &op, &p->work, NULL, err);
 }
 
 static void verify(pending *p) {

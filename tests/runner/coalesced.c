@@ -109,7 +109,7 @@ static void calls(rank *r, void *arg) {
     for (int i = 0; i < n; i++) ops[i].flags = async ? SAGECOMM_ASYNC : 0;
     sagecomm_work work;
     sagecomm_error err;
-    int32_t status = scr_issue_coalesced(r->handle, ops, (uint32_t)n, &work, &err);
+    int32_t status = scr_issue_coalesced(r->handle, ops, (uint32_t)n, &work, NULL, &err);
     CHECK(status >= 0);
     if (status == SAGECOMM_PENDING) finish(work, engine);
     for (int i = 0; i < n; i++) {
@@ -143,7 +143,7 @@ static void fails(rank *r, void *arg) {
   ops[0].flags = SAGECOMM_ASYNC;
   sagecomm_work work;
   sagecomm_error err;
-  int32_t status = scr_issue_coalesced(r->handle, ops, 3, &work, &err);
+  int32_t status = scr_issue_coalesced(r->handle, ops, 3, &work, NULL, &err);
   meet();
   CHECK((status == SAGECOMM_PENDING ? complete(work, &err) : status) == SAGECOMM_ABORTED);
   CHECK(err.status == SAGECOMM_ABORTED);
@@ -172,11 +172,11 @@ static void parts_ways(rank *r, void *arg) {
   meet();
   sagecomm_work work;
   sagecomm_error err;
-  int32_t status = scr_issue_coalesced(r->handle, ops, 2, &work, &err);
+  int32_t status = scr_issue_coalesced(r->handle, ops, 2, &work, NULL, &err);
   CHECK((status == SAGECOMM_PENDING ? complete(work, &err) : status) == SAGECOMM_SYSTEM);
   meet();
   atomic_store(&no_memory_on, -1);
-  CHECK(scr_issue(r->handle, &ops[0], &work, &err) == SAGECOMM_SYSTEM);
+  CHECK(scr_issue(r->handle, &ops[0], &work, NULL, &err) == SAGECOMM_SYSTEM);
   for (int i = 0; i < 2; i++) {
     free(parts[i].in);
     free(parts[i].out);

@@ -46,7 +46,7 @@ static void begin(link *l) {
                     .out = &s};
   sagecomm_work work;
   sagecomm_error err = {0};
-  int32_t status = scr_issue(l->r->handle, &op, &work, &err);
+  int32_t status = scr_issue(l->r->handle, &op, &work, NULL, &err);
   if (status == SAGECOMM_PENDING) {
     status = scr_on_done(work, ended, l, &err);
     scr_release(work);
@@ -104,7 +104,7 @@ static void both(rank *r, void *arg) {
                       .out = &s};
     race c = {0};
     sagecomm_error err;
-    int32_t status = scr_issue(r->handle, &op, &c.work, &err);
+    int32_t status = scr_issue(r->handle, &op, &c.work, NULL, &err);
     CHECK(status >= 0);
     if (status == SAGECOMM_OK) continue;
     pthread_t other;

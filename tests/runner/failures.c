@@ -108,7 +108,7 @@ static void wait_for_abort(rank *r, void *arg) {
   sagecomm_segment s = {&data, 4};
   sagecomm_work message = 0;
   sagecomm_op recv = {.kind = SAGECOMM_RECV, .root = r->rank, .flags = SAGECOMM_ASYNC, .n_out = 1, .out = &s};
-  CHECK(scr_issue(r->handle, &recv, &message, &err) == SAGECOMM_PENDING); /* never sent */
+  CHECK(scr_issue(r->handle, &recv, &message, NULL, &err) == SAGECOMM_PENDING); /* never sent */
   meet();
   if (lonely) { /* a thread of this rank waits, too, while another aborts */
     pthread_t other;
@@ -211,7 +211,7 @@ static void leave(rank *r, void *arg) {
   sagecomm_segment s = {&data, 4};
   sagecomm_op self = {.kind = SAGECOMM_SEND, .root = r->rank, .tag = 1, .flags = SAGECOMM_ASYNC, .n_in = 1, .in = &s};
   sagecomm_work work = 0;
-  CHECK(scr_issue(r->handle, &self, &work, &err) >= 0);
+  CHECK(scr_issue(r->handle, &self, &work, NULL, &err) >= 0);
   int32_t got = -1;
   sagecomm_segment d = {&got, 4};
   sagecomm_op recv = {.kind = SAGECOMM_RECV, .root = r->rank, .tag = 1, .n_out = 1, .out = &d};

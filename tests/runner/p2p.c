@@ -23,7 +23,7 @@ static sagecomm_work post(rank *r, uint8_t kind, int peer, int tag, int32_t *dat
   }
   sagecomm_work work = 0;
   sagecomm_error err;
-  CHECK(scr_issue(r->handle, &op, &work, &err) >= 0);
+  CHECK(scr_issue(r->handle, &op, &work, NULL, &err) >= 0);
   return work;
 }
 
@@ -275,7 +275,7 @@ static void nobody_sends(rank *r, void *arg) {
     sagecomm_error err;
     ended e = {0};
     int64_t began = scr_now();
-    CHECK(scr_issue(r->handle, &op, &work, &err) == SAGECOMM_PENDING);
+    CHECK(scr_issue(r->handle, &op, &work, NULL, &err) == SAGECOMM_PENDING);
     CHECK(scr_on_done(work, note_end, &e, &err) == SAGECOMM_PENDING);
     *took = sleep_until(&e.at) - began;
     CHECK(atomic_load(&e.status) == SAGECOMM_TIMEOUT);

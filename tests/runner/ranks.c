@@ -243,7 +243,7 @@ int32_t complete(sagecomm_work work, sagecomm_error *err) {
 
 int32_t call(const rank *r, const sagecomm_op *op, sagecomm_error *err) {
   sagecomm_work work;
-  int32_t status = scr_issue(r->handle, op, &work, err);
+  int32_t status = scr_issue(r->handle, op, &work, NULL, err);
   return status == SAGECOMM_PENDING ? complete(work, err) : status;
 }
 

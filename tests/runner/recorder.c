@@ -52,7 +52,7 @@ static void work(rank *r, void *arg) {
           .kind = SAGECOMM_ALL_REDUCE, .dtype = SAGECOMM_INT32, .n_in = 1, .n_out = 1, .in = &s, .out = &s};
       op.flags = (round + i) % 2 ? SAGECOMM_ASYNC : 0;
       pending[i] = 0;
-      int32_t status = scr_issue(r->handle, &op, &pending[i], &err);
+      int32_t status = scr_issue(r->handle, &op, &pending[i], NULL, &err);
       CHECK(status >= 0);
       if (status == SAGECOMM_PENDING && !(op.flags & SAGECOMM_ASYNC)) {
         CHECK(complete(pending[i], &err) == SAGECOMM_OK);
@@ -67,7 +67,7 @@ static void work(rank *r, void *arg) {
           .kind = SAGECOMM_RECV, .root = (r->rank + size - 1) % size, .tag = tag, .n_out = 1, .out = &to};
       send.flags = SAGECOMM_ASYNC;
       sagecomm_work sent = 0;
-      CHECK(scr_issue(r->handle, &send, &sent, &err) >= 0);
+      CHECK(scr_issue(r->handle, &send, &sent, NULL, &err) >= 0);
       CHECK(call(r, &recv, &err) == SAGECOMM_OK);
       if (sent) CHECK(complete(sent, &err) == SAGECOMM_OK);
     }

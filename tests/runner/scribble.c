@@ -162,8 +162,8 @@ static int32_t messages(const rank *r, uint32_t bytes, bool any) {
   sagecomm_work sent = 0, got = 0;
   sagecomm_error err;
   int64_t began = scr_now();
-  int32_t begun = scr_issue(r->handle, &send, &sent, &err);
-  int32_t received = scr_issue(r->handle, &recv, &got, &err);
+  int32_t begun = scr_issue(r->handle, &send, &sent, NULL, &err);
+  int32_t received = scr_issue(r->handle, &recv, &got, NULL, &err);
   if (received == SAGECOMM_PENDING) {
     received = complete(got, &err);
   } else if (received == SAGECOMM_OK && any) {

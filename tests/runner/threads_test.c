@@ -83,12 +83,12 @@ static void exchange(const rank *r, uint64_t op, uint32_t n) {
     for (uint32_t k = 0; k < n; k++) out[i][k] = value(r->rank, op + (uint64_t)i, k);
     sagecomm_segment s = {out[i], n * 4};
     sagecomm_op send = {.kind = SAGECOMM_SEND, .root = to, .tag = i, .n_in = 1, .in = &s, .flags = SAGECOMM_ASYNC};
-    CHECK(scr_issue(r->handle, &send, &w[i], &err) >= 0);
+    CHECK(scr_issue(r->handle, &send, &w[i], NULL, &err) >= 0);
   }
   for (int i = 1; i >= 0; i--) {
     sagecomm_segment s = {in[i], n * 4};
     sagecomm_op recv = {.kind = SAGECOMM_RECV, .root = i ? from : SAGECOMM_ANY_SOURCE, .tag = i, .n_out = 1, .out = &s};
-    int32_t status = scr_issue(r->handle, &recv, &w[2 + i], &err);
+    int32_t status = scr_issue(r->handle, &recv, &w[2 + i], NULL, &err);
     while (status == SAGECOMM_PENDING) status = scr_wait(w[2 + i], 10 * 1000000, &err);
     CHECK(status == SAGECOMM_OK);
   }
@@ -136,7 +136,7 @@ static void rank_main(rank *r, void *arg) {
                       .out = &out};
     sagecomm_error err;
     if (kind == SAGECOMM_BROADCAST && r->rank == root) memcpy(p.out, p.in, p.n * 4);
-    int32_t status = scr_issue(r->handle, &op, &p.work, &err);
+    int32_t status = scr_issue(r->handle, &op, &p.work, NULL, &err);
     CHECK(status >= 0);
     if (!sync && n_open < 4) {
       open[n_open++] = p;

@@ -129,7 +129,7 @@ static int32_t single(place *at, const call *c, sagecomm_error *err) {
   sagecomm_segment piece[2];
   prepare(at, c, 0, &op, piece);
   sagecomm_work work = 0;
-  int32_t status = finish(api->issue(at->group, &op, &work, err), &work, err);
+  int32_t status = finish(api->issue(at->group, &op, &work, NULL, err), &work, err);
   return status == SAGECOMM_OK ? check(at, c, &op, err) : status;
 }
 
@@ -142,7 +142,7 @@ static int32_t fused(place *at, const call *c, sagecomm_error *err) {
   part[2].count = 3;
   for (int i = 0; i < TENSORS; i++) prepare(at, &part[i], i, &op[i], piece[i]);
   sagecomm_work work = 0;
-  int32_t status = finish(api->issue_coalesced(at->group, op, TENSORS, &work, err), &work, err);
+  int32_t status = finish(api->issue_coalesced(at->group, op, TENSORS, &work, NULL, err), &work, err);
   for (int i = 0; i < TENSORS && status == SAGECOMM_OK; i++) status = check(at, &part[i], &op[i], err);
   return status;
 }
@@ -171,12 +171,12 @@ static int32_t messages(place *at, const call *c, bool together, sagecomm_error 
   sagecomm_work work[2] = {0, 0};
   int32_t status;
   if (together) {
-    status = finish(api->issue_coalesced(at->group, op, 2, &work[0], err), &work[0], err);
+    status = finish(api->issue_coalesced(at->group, op, 2, &work[0], NULL, err), &work[0], err);
   } else {
-    status = api->issue(at->group, &op[0], &work[0], err);
+    status = api->issue(at->group, &op[0], &work[0], NULL, err);
     if (status < 0) return status;
     sagecomm_error other;
-    int32_t received = finish(api->issue(at->group, &op[1], &work[1], err), &work[1], err);
+    int32_t received = finish(api->issue(at->group, &op[1], &work[1], NULL, err), &work[1], err);
     int32_t sent = finish(status, &work[0], received == SAGECOMM_OK ? err : &other);
     status = received == SAGECOMM_OK ? sent : received;
   }

@@ -1,0 +1,136 @@
+// group.go: creates, configures, fails and destroys groups for C callers.
+package main
+
+/*
+#include "sagecomm.h"
+*/
+import "C"
+
+import (
+	"time"
+	"unsafe"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
+	"sagecomm/pgbackend"
+)
+
+//export sagecommGroupCreate
+func sagecommGroupCreate(config *C.sagecomm_group_config, out *C.sagecomm_group, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	if config == nil || out == nil || config.struct_size < C.sizeof_sagecomm_group_config || config.store == nil {
+		return answer(err, invalid("group_create: incomplete configuration"))
+	}
+	options := map[string]string{}
+	for _, o := range unsafe.Slice(config.options, int(config.n_options)) {
+		options[C.GoString(o.name)] = C.GoString(o.value)
+	}
+	g, e := pgbackend.Get().Create(pgbackend.Config{
+		Rank: int(config.rank), Size: int(config.size), Name: C.GoString(config.name),
+		Timeout: time.Duration(config.timeout_ns), Store: cStore{config.store}, Options: options, GlobalRanks: globalRanks(config),
+	})
+	if e != nil {
+		return answer(err, pgbackend.CreateFailure(C.GoString(config.name), e))
+	}
+	*out = C.sagecomm_group(g.Handle())
+	return C.SAGECOMM_OK
+}
+
+func globalRanks(config *C.sagecomm_group_config) []int {
+	if config.global_ranks == nil || config.size <= 0 {
+		return nil
+	}
+	list := make([]int, config.size)
+	for i, rank := range unsafe.Slice(config.global_ranks, int(config.size)) {
+		list[i] = int(rank)
+	}
+	return list
+}
+
+// find returns the group of a handle, or the refusal of a handle that is not valid.
+func find(group C.sagecomm_group, call string) (*pgbackend.Group, *coll.Failure) {
+	if g := pgbackend.Get().Group(uint64(group)); g != nil {
+		return g, nil
+	}
+	return nil, invalid("%s: the group was destroyed", call)
+}
+
+//export sagecommGroupDestroy
+func sagecommGroupDestroy(group C.sagecomm_group, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_destroy")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	if e := g.Destroy(); e != nil {
+		return answer(err, invalid("%v", e))
+	}
+	return C.SAGECOMM_OK
+}
+
+//export sagecommGroupAbort
+func sagecommGroupAbort(group C.sagecomm_group, reason *C.char, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_abort")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	g.Abort(C.GoString(reason))
+	return C.SAGECOMM_OK
+}
+
+//export sagecommGroupFail
+func sagecommGroupFail(group C.sagecomm_group, cause, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_fail")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	if cause == nil {
+		return answer(err, invalid("group_fail: no cause is given"))
+	}
+	if e := g.Fail(runner.FailureOf(unsafe.Pointer(cause))); e != nil {
+		return answer(err, invalid("%v", e))
+	}
+	return C.SAGECOMM_OK
+}
+
+//export sagecommGroupHold
+func sagecommGroupHold(group C.sagecomm_group, by C.int32_t, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_hold")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	g.Hold(int(by))
+	return C.SAGECOMM_OK
+}
+
+//export sagecommGroupSetTimeout
+func sagecommGroupSetTimeout(group C.sagecomm_group, ns C.int64_t, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_set_timeout")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	if e := g.SetTimeout(time.Duration(ns)); e != nil {
+		return answer(err, invalid("%v", e))
+	}
+	return C.SAGECOMM_OK
+}
+
+//export sagecommMonitoredError
+func sagecommMonitoredError(group C.sagecomm_group, ns C.int64_t, all C.int32_t, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "monitored_error")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	return answer(err, g.MonitoredCause(time.Duration(ns), all != 0))
+}

@@ -1,0 +1,71 @@
+package coll
+
+import (
+	"fmt"
+	"strings"
+)
+
+// ManyParts is how many parts an operation that a rank announces counts at most: more are announced as so many.
+const ManyParts = 127
+
+// Describe writes the operation as a user would: "all_reduce #7 (float32, SUM, 1000 elements)". Without a sequence number,
+// 0, there is no "#7".
+func (op Op) Describe(sequence uint64) string {
+	if op.OfSparse() {
+		return op.describeSparse(sequence)
+	}
+	var details []string
+	if op.Kind != Barrier {
+		details = append(details, op.Type.String())
+	}
+	if op.Kind.Reduces() {
+		details = append(details, op.Reduce.String())
+	}
+	switch {
+	case op.Parts >= ManyParts:
+		details = append(details, fmt.Sprintf("batch of %d or more", ManyParts))
+	case op.Parts > 1:
+		details = append(details, fmt.Sprintf("batch of %d", op.Parts))
+	}
+	switch {
+	case op.Kind == Barrier, op.Kind == AllToAll:
+	case op.Type.Size() > 0:
+		details = append(details, fmt.Sprintf("%d elements", op.Bytes()/uint64(op.Type.Size())))
+	default:
+		details = append(details, fmt.Sprintf("%d bytes", op.Bytes()))
+	}
+	switch {
+	case op.Kind.Rooted():
+		details = append(details, fmt.Sprintf("root %d", op.Root))
+	case op.Kind == Send:
+		details = append(details, fmt.Sprintf("to rank %d, tag %d", op.Root, op.Tag))
+	case op.Kind == Recv && op.Root == AnySource:
+		details = append(details, fmt.Sprintf("from any rank, tag %d", op.Tag))
+	case op.Kind == Recv:
+		details = append(details, fmt.Sprintf("from rank %d, tag %d", op.Root, op.Tag))
+	}
+	text := op.numbered(sequence)
+	if len(details) == 0 {
+		return text
+	}
+	return text + " (" + strings.Join(details, ", ") + ")"
+}
+
+// describeSparse writes a part of an all_reduce of sparse tensors: "all_reduce #7 of a sparse tensor".
+func (op Op) describeSparse(sequence uint64) string {
+	text := op.numbered(sequence) + " of a sparse tensor"
+	switch op.Kind {
+	case Send:
+		text += fmt.Sprintf(" (to rank %d)", op.Root)
+	case Recv:
+		text += fmt.Sprintf(" (from rank %d)", op.Root)
+	}
+	return text
+}
+
+func (op Op) numbered(sequence uint64) string {
+	if sequence == 0 {
+		return op.Name()
+	}
+	return fmt.Sprintf("%s #%d", op.Name(), sequence)
+}

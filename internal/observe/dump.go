@@ -1,0 +1,127 @@
+package observe
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+)
+
+// Dumps are files that torch's analyser reads, one per rank of the job, named by a prefix and the rank's number. Every rank
+// writes its own file when one of its groups fails. A rank that has died or was stopped cannot: its records, and the list of
+// them, lie in memory that the others have mapped (list.go). So the first rank of each group that is neither dead nor missing
+// writes the file of such a rank, unless another process has written it since the failure.
+
+// dumpTimeout is how long a failure is held back for its dump: the first process that ends because of it may end the others,
+// by a launcher's hand. It is far less than the time within which failures are told.
+const dumpTimeout = 500 * time.Millisecond
+
+// torch's variables for the same thing: where dumps go, and whether failures are dumped.
+var (
+	dumpPlaces   = []string{"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
+	dumpSwitches = []string{"TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"}
+)
+
+// firstOf is the value of the first of some variables that is set and not empty.
+func firstOf(environ []string, names []string) string {
+	for _, name := range names {
+		for _, entry := range environ {
+			if value, ok := strings.CutPrefix(entry, name+"="); ok && value != "" {
+				return value
+			}
+		}
+	}
+	return ""
+}
+
+// dumpPrefix is where dumps of failures go, empty if none are to be written.
+func dumpPrefix(s *env.Settings, environ []string) string {
+	switch chosen := env.FlightDump.Get(s); {
+	case !chosen.Given:
+		if off, err := strconv.ParseBool(firstOf(environ, dumpSwitches)); err == nil && !off {
+			return ""
+		}
+		return firstOf(environ, dumpPlaces)
+	case chosen.Value == env.NoDump:
+		return ""
+	default:
+		return chosen.Value
+	}
+}
+
+// DumpFailure dumps the flight recorder because a group has failed. It is called before the group's operations learn of the
+// failure, and returns when the files are written or after dumpTimeout.
+func (o *Observers) DumpFailure(g Group) {
+	f := g.Cause()
+	prefix := dumpPrefix(g.Settings(), runner.Environ())
+	if prefix == "" || f.Status == coll.Aborted || !g.Acquire() {
+		return
+	}
+	within(dumpTimeout, o.dumps.add(o.groups, failedGroup{g, prefix, silent(g, f), time.Now(), true}))
+}
+
+// DumpLate has the file of a rank written that died after the group had failed. It does not wait.
+func (o *Observers) DumpLate(g Group, rank int) {
+	prefix := dumpPrefix(g.Settings(), runner.Environ())
+	if f := g.Cause(); prefix == "" || f == nil || f.Status == coll.Aborted || !g.Acquire() {
+		return
+	}
+	o.dumps.add(o.groups, failedGroup{g, prefix, append(g.Dead(), rank), time.Now(), false})
+}
+
+// Dump writes the file of this process's rank now. An empty prefix means the one of failures.
+func (o *Observers) Dump(prefix string) error {
+	groups := o.groups()
+	list := ownFlights(groups)
+	rank := 0
+	if len(groups) > 0 {
+		h := groups[0].Header()
+		rank = h.GlobalRank(h.Rank)
+		if prefix == "" {
+			prefix = dumpPrefix(groups[0].Settings(), runner.Environ())
+		}
+	}
+	releaseAll(groups)
+	if prefix == "" {
+		return fmt.Errorf("sagecomm: where is the flight recorder's dump to go? Give a prefix, or set %s or %s", env.FlightDump.Name(), dumpPlaces[0])
+	}
+	if len(list) == 0 {
+		return errors.New("sagecomm: there is no group whose flight recorder is on")
+	}
+	return o.dumps.files.write(dumpFile{prefix: prefix, rank: rank, groups: list})
+}
+
+// silent returns the ranks that cannot write a dump themselves: they have died, or have not come to the operation in which
+// that was noticed. Requires: the group is acquired.
+func silent(g Group, f *coll.Failure) []int {
+	h, silent := g.Header(), g.Dead()
+	if f.Status == coll.PeerFailure || f.Status == coll.Timeout {
+		silent = append(silent, f.Rank)
+	}
+	if f.Status == coll.Timeout && f.Sequence > 0 {
+		for rank := range h.Size {
+			if last, _ := g.Run().LastCall(rank); last < f.Sequence {
+				silent = append(silent, rank)
+			}
+		}
+	}
+	silent = slices.DeleteFunc(silent, func(rank int) bool { return rank < 0 || rank >= h.Size || rank == h.Rank })
+	slices.Sort(silent)
+	return slices.Compact(silent)
+}
+
+// writtenBy returns the absent ranks whose files this rank writes: all of them, or none if a rank before it does.
+func writtenBy(writer int, absent []int) []int {
+	for rank := range writer {
+		if !slices.Contains(absent, rank) {
+			return nil
+		}
+	}
+	return absent
+}

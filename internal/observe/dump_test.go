@@ -1,0 +1,75 @@
+package observe_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sagecomm/internal/env"
+	"sagecomm/internal/observe"
+)
+
+func TestWhereDumpsGo(t *testing.T) {
+	for _, c := range []struct {
+		option, want string
+		environ      []string
+	}{
+		{"", "", nil},
+		{"", "/a/rank_", []string{"TORCH_FR_DUMP_TEMP_FILE=/a/rank_"}},
+		{"", "/b", []string{"TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/b", "TORCH_FR_DUMP_ON_TIMEOUT=1"}},
+		{"", "", []string{"TORCH_FR_DUMP_TEMP_FILE=/a/rank_", "TORCH_NCCL_DUMP_ON_TIMEOUT=0"}},
+		{"none", "", []string{"TORCH_FR_DUMP_TEMP_FILE=/a/rank_"}},
+		{"/c/", "/c/", []string{"TORCH_FR_DUMP_TEMP_FILE=/a/rank_", "TORCH_FR_DUMP_ON_TIMEOUT=0"}},
+	} {
+		s, err := env.Resolve(nil, map[string]string{"fr_dump": c.option})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := observe.DumpPrefix(s, c.environ); got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}
+
+func TestDumpAtASignal(t *testing.T) {
+	dir := t.TempDir()
+	w := newWorld(t, 1, options{"fr_dump": dir + "/rank_", "fr_signal": "usr2"})
+	if f := sum(w.groups[0], 2); f != nil {
+		t.Fatal(f)
+	}
+	if err := unix.Kill(os.Getpid(), unix.SIGUSR2); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if text, err := os.ReadFile(dir + "/rank_0"); err == nil {
+			if !strings.Contains(string(text), "sagecomm:all_reduce") {
+				t.Errorf("%q", text)
+			}
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("no dump")
+		}
+	}
+	if left, _ := filepath.Glob(dir + "/.*"); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestDumpWithoutAPlace(t *testing.T) {
+	w := newWorld(t, 1, nil)
+	if err := observers().Dump(""); err == nil || !strings.Contains(err.Error(), "SAGECOMM_FR_DUMP") {
+		t.Errorf("%v", err)
+	}
+	if err := observers().Dump(filepath.Join(t.TempDir(), "missing", "rank_")); err == nil {
+		t.Error("a directory that is not there is no error")
+	}
+	w.destroy()
+	if err := observers().Dump(filepath.Join(t.TempDir(), "rank_")); err == nil || !strings.Contains(err.Error(), "no group") {
+		t.Errorf("%v", err)
+	}
+}

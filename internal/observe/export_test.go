@@ -1,0 +1,71 @@
+package observe
+
+import (
+	"io"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"sagecomm/internal/procwatch"
+	"sagecomm/internal/runner"
+)
+
+// What tests of this package with groups of pgbackend need, which are in a package of their own.
+
+const (
+	P2PNumbers = p2pNumbers
+	MostTexts  = mostTexts
+)
+
+var (
+	Expand     = expand
+	Label      = label
+	DumpPrefix = dumpPrefix
+	Newest     = newest
+)
+
+// Snapshot is a recorder at one moment.
+type Snapshot = snapshot
+
+func (s snapshot) Total() uint64   { return s.log.Total }
+func (s snapshot) Operations() int { return len(s.log.Flights) }
+
+// FramesOf are those of the first operation, in torch's terms.
+func FramesOf(g Group, log runner.FlightLog) any {
+	return snapshot{Header: g.Header(), log: log}.inTorchTerms().Entries[0].Get("frames")
+}
+
+// ListedBy is what another process lists.
+func ListedBy(process procwatch.ID, groups []Group) []Snapshot { return listedBy(process, groups) }
+
+// Words are those of a list.
+func Words(arena []byte, front int64) []atomic.Uint64 {
+	return listAt(unsafe.Pointer(&arena[front]))
+}
+
+// Groups are acquired.
+func (o *Observers) Groups() []Group { return o.groups() }
+
+// TimelineFiles is how many files were begun so far.
+func (o *Observers) TimelineFiles() int { return o.timeline.files }
+
+// SetExitTimeout changes it and returns what sets it back.
+func SetExitTimeout(d time.Duration) func() {
+	old := exitTimeout
+	exitTimeout = d
+	return func() { exitTimeout = old }
+}
+
+// SetReplaceFile puts another function in the place of what writes dumps and metrics.
+func SetReplaceFile(f func(path string, data []byte) error) func() {
+	old := replaceFile
+	replaceFile = f
+	return func() { replaceFile = old }
+}
+
+// SetOutput sends lines elsewhere; nil: to standard error.
+func SetOutput(to io.Writer) {
+	lines.mu.Lock()
+	defer lines.mu.Unlock()
+	lines.to = to
+}

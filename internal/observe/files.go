@@ -1,0 +1,43 @@
+package observe
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// replaceFile writes a file of which nobody ever sees a part. The error names that file, not the temporary one that becomes
+// it. Tests put another function in its place.
+var replaceFile = func(path string, data []byte) error {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return fmt.Errorf("%s is a directory", path)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return cannotWrite(path, err)
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name()) // there is nothing more to do about it
+		return cannotWrite(path, err)
+	}
+	return nil
+}
+
+func cannotWrite(path string, err error) error {
+	var of *fs.PathError
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &of):
+		err = of.Err
+	case errors.As(err, &link):
+		err = link.Err
+	}
+	return fmt.Errorf("%s cannot be written: %w", path, err)
+}

@@ -1,0 +1,203 @@
+package observe
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"sagecomm/algo"
+	"sagecomm/internal/procwatch"
+	"sagecomm/internal/runner"
+	"sagecomm/internal/shmem"
+)
+
+// A process lists the flight recorders of its groups in its arena, so that every process that has the arena mapped can write
+// its dump, including the groups that only others share. The list follows the engine's bell in the front page of the arena:
+// words, each the offset of a description in the same arena, or 0. A description is its length, 4 bytes, followed by JSON. It
+// never changes: a new description is stored elsewhere before its word is written.
+
+// listedRecorder is a description.
+type listedRecorder struct {
+	Header
+	Log    int64 `json:"log"`    // offset of the recorder
+	Stacks bool  `json:"stacks"` // it records who called
+}
+
+// FrontBytes is the length of the front page of an arena: the engine's bell and the list.
+const FrontBytes = 4096
+
+const (
+	mostListed = (FrontBytes - runner.BellBytes) / 8
+	// longestListed is more than any description of algo.MaxSize ranks.
+	longestListed = 1 << 20
+	// mostTexts is how often a group may be described anew.
+	mostTexts = 16
+	// MaxFlightLog bounds a recorder that lies in an arena, of some 60,000 operations, so that it does not take the room of
+	// other groups' shared blocks.
+	MaxFlightLog = 8 << 20
+)
+
+func listAt(front unsafe.Pointer) []atomic.Uint64 {
+	return unsafe.Slice((*atomic.Uint64)(unsafe.Add(front, runner.BellBytes)), mostListed)
+}
+
+// Listing is the place of one group in the list of its arena. The zero Listing has none yet.
+type Listing struct {
+	mu    sync.Mutex
+	word  *atomic.Uint64
+	last  []byte
+	texts []shmem.Range // the last one counts; peers may be reading the others
+	over  bool          // the group was taken out of the list for good
+}
+
+// Put stores a description of a group's recorder in the list of the arena, in the place of the group's last one. Where there
+// is no room the peers do without it.
+func (l *Listing) Put(arena *shmem.Arena, front shmem.Range, h *Header, log int64, stacks bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over || len(l.texts) == mostTexts {
+		return
+	}
+	text, err := json.Marshal(listedRecorder{*h, log, stacks})
+	if err != nil || len(text) > longestListed || bytes.Equal(text, l.last) {
+		return
+	}
+	r, err := arena.Alloc(int64(4+len(text)), 4096)
+	if err != nil {
+		return
+	}
+	l.last, l.texts = text, append(l.texts, r)
+	mem := arena.Bytes(r)
+	binary.NativeEndian.PutUint32(mem, uint32(len(text)))
+	copy(mem[4:], text)
+	if l.word != nil {
+		l.word.Store(uint64(r.Off))
+		return
+	}
+	words := listAt(unsafe.Pointer(unsafe.SliceData(arena.Bytes(front))))
+	for i := range words {
+		if words[i].CompareAndSwap(0, uint64(r.Off)) {
+			l.word = &words[i]
+			return
+		}
+	}
+}
+
+// Remove takes the group out of the list, for good, and frees its descriptions. Requires: no peer reads them any more.
+func (l *Listing) Remove(arena *shmem.Arena) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.over = true
+	if l.word != nil {
+		l.word.Store(0)
+		l.word = nil
+	}
+	for _, r := range l.texts {
+		if err := arena.Free(r); err != nil {
+			return err
+		}
+	}
+	l.texts = nil
+	return nil
+}
+
+// listedBy returns what the recorders of another process know, of all its groups whose arena is mapped in some of these.
+// Requires: the groups are acquired.
+func listedBy(process procwatch.ID, groups []Group) []snapshot {
+	var list []snapshot
+	read := map[shmem.Nonce]bool{}
+	for _, g := range groups {
+		for _, m := range g.Members() {
+			if m.Process == process && !read[m.Nonce] {
+				read[m.Nonce] = true
+				list = append(list, listIn(m.Arena, m.Front)...)
+			}
+		}
+	}
+	return newest(list)
+}
+
+// newest leaves out groups that have a successor: a process that has destroyed a group may have made another one of its name.
+func newest(list []snapshot) []snapshot {
+	type member struct {
+		group string
+		rank  int
+	}
+	seen := map[member]bool{}
+	slices.SortFunc(list, func(a, b snapshot) int { return cmp.Compare(b.ID, a.ID) })
+	list = slices.DeleteFunc(list, func(g snapshot) bool {
+		key := member{g.Group, g.Rank}
+		again := seen[key]
+		seen[key] = true
+		return again
+	})
+	slices.Reverse(list)
+	return list
+}
+
+// listIn reads the list of an arena. Its owner may go on meanwhile, or may have written anything.
+func listIn(arena []byte, front int64) (list []snapshot) {
+	if front < 0 || front%8 != 0 || front > int64(len(arena))-FrontBytes {
+		return nil
+	}
+	words := listAt(unsafe.Pointer(&arena[front]))
+	known := map[uint64]bool{} // IDs
+	for i := range words {
+		for range 3 { // its owner may put down another description meanwhile
+			at := words[i].Load()
+			if at == 0 {
+				break
+			}
+			text := textAt(arena, at)
+			d, recorder, ok := parseListed(arena, text)
+			if ok && known[d.ID] {
+				break
+			}
+			var log runner.FlightLog
+			if ok {
+				log = recorder.Flights()
+			}
+			if words[i].Load() != at || !bytes.Equal(text, textAt(arena, at)) {
+				continue
+			}
+			if ok {
+				known[d.ID] = true
+				list = append(list, snapshot{Header: &d.Header, issued: log.Issued, log: log})
+			}
+			break
+		}
+	}
+	return list
+}
+
+// textAt returns a copy of a description, because memory that is read twice may differ, or nil if there is none.
+func textAt(arena []byte, at uint64) []byte {
+	if at%8 != 0 || at > uint64(len(arena))-4 {
+		return nil
+	}
+	text := arena[at+4:]
+	n := binary.NativeEndian.Uint32(arena[at:])
+	if n > longestListed || int64(n) > int64(len(text)) {
+		return nil
+	}
+	return bytes.Clone(text[:n])
+}
+
+func parseListed(arena, text []byte) (d listedRecorder, r runner.Recorder, ok bool) {
+	if err := json.Unmarshal(text, &d); err != nil {
+		return d, r, false
+	}
+	if d.ID == 0 || d.Size < 1 || d.Size > algo.MaxSize || d.Rank < 0 || d.Rank >= d.Size || (d.Global != nil && len(d.Global) != d.Size) {
+		return d, r, false
+	}
+	if d.Capacity < 1 || d.Capacity > MaxFlights || runner.FlightBytes(d.Capacity, d.Stacks) > MaxFlightLog {
+		return d, r, false
+	}
+	r, ok = runner.RecorderAt(unsafe.Pointer(&arena[0]), int64(len(arena)), d.Log, d.Capacity, d.Stacks)
+	return d, r, ok
+}

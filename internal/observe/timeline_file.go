@@ -1,0 +1,184 @@
+package observe
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/runner"
+)
+
+const (
+	// mostPending is how many bytes wait for the file system before events are dropped.
+	mostPending = 32 << 20
+	// mostTimeline bounds a file: viewers do not open larger ones. Later events are dropped.
+	mostTimeline = 512 << 20
+	// mergedGap is the longest time between two stages that become one event.
+	mergedGap = time.Microsecond
+)
+
+// timelineFile is the text of one timeline. The timeline's lock guards it.
+type timelineFile struct {
+	rank    int // in the job
+	threads map[int]bool
+	dropped uint64
+	text    bytes.Buffer // not written yet
+	written int          // bytes
+}
+
+// TraceEvent is one event in the file. Times are in microseconds.
+type TraceEvent struct {
+	Name     string         `json:"name"`
+	Category string         `json:"cat,omitempty"`
+	Phase    string         `json:"ph"`
+	ID       string         `json:"id,omitempty"`
+	Begin    float64        `json:"ts"`
+	Duration *float64       `json:"dur,omitempty"`
+	Process  int            `json:"pid"`
+	Thread   int            `json:"tid"`
+	Args     map[string]any `json:"args,omitempty"`
+}
+
+func newTimelineFile(rank int) *timelineFile {
+	f := &timelineFile{rank: rank, threads: map[int]bool{}}
+	f.text.WriteString("[\n")
+	f.write(TraceEvent{Name: "process_name", Phase: "M", Process: rank,
+		Args: map[string]any{"name": fmt.Sprintf("rank %d (%s, pid %d)", rank, bootstrap.HostName(), os.Getpid())}})
+	return f
+}
+
+func (f *timelineFile) write(e TraceEvent) {
+	if f.text.Len() > mostPending || f.written+f.text.Len() > mostTimeline {
+		f.dropped++
+		return
+	}
+	f.append(e)
+	f.text.WriteString(",\n")
+}
+
+func (f *timelineFile) append(e TraceEvent) {
+	text, err := json.Marshal(e)
+	if err != nil { // numbers and texts only
+		panic(err)
+	}
+	f.text.Write(text)
+}
+
+func (f *timelineFile) take() []byte {
+	text := bytes.Clone(f.text.Bytes())
+	f.text.Reset()
+	f.written += len(text)
+	return text
+}
+
+// end closes the array. Its last event has the number of events that were dropped.
+func (f *timelineFile) end() {
+	f.append(TraceEvent{Name: "end", Phase: "M", Process: f.rank, Args: map[string]any{"dropped": f.dropped}})
+	f.text.WriteString("\n]\n")
+}
+
+// stage is some events that become one: the same stage of the same operation on one thread, one right after another.
+type stage struct {
+	runner.Event
+	count int
+}
+
+// onThread tells whether an event is a stage that a thread carried out.
+func onThread(e *runner.Event) bool { return e.Phase != runner.PhaseQueue && e.Phase != runner.PhaseOp }
+
+// merged returns events with adjacent stages put together, in the order in which they begin on each thread. A stage consists
+// of many short ones: a chunk each, and inside them a wait for each peer, most of them for no time at all. Waits lie inside
+// other stages and are merged apart from those.
+func merged(events []runner.Event) []stage {
+	type lane struct {
+		thread int
+		wait   bool
+	}
+	list := make([]stage, 0, len(events))
+	last := map[lane]int{} // in list
+	for _, e := range events {
+		if !onThread(&e) {
+			list = append(list, stage{e, 1})
+			continue
+		}
+		at := lane{e.Thread, e.Phase == runner.PhaseWait}
+		if i, ok := last[at]; ok && list[i].Phase == e.Phase && list[i].Kind == e.Kind && list[i].Number == e.Number && !e.Begin.Before(list[i].Begin) && e.Begin.Sub(list[i].End) <= mergedGap {
+			s := &list[i]
+			s.count++
+			if e.End.After(s.End) {
+				s.End = e.End
+			}
+			if s.Peer != e.Peer {
+				s.Peer = -1
+			}
+			continue
+		}
+		last[at] = len(list)
+		list = append(list, stage{e, 1})
+	}
+	return list
+}
+
+func (f *timelineFile) addAll(group string, events []runner.Event) {
+	for _, s := range merged(events) {
+		f.add(group, &s)
+	}
+}
+
+func (f *timelineFile) add(group string, s *stage) {
+	us := func(at time.Time) float64 { return float64(at.UnixNano()) / 1e3 }
+	e := &s.Event
+	one := TraceEvent{Name: e.Phase.String(), Category: group, Begin: us(e.Begin), Process: f.rank, Thread: e.Thread}
+	number := strconv.FormatUint(e.Number, 10)
+	if onThread(e) {
+		f.name(e.Thread)
+		duration := max(us(e.End)-one.Begin, 0)
+		one.Phase, one.Duration = "X", &duration
+		one.Args = map[string]any{"op": e.Kind.String() + " #" + number, "chunk": e.Chunk}
+		if s.count > 1 {
+			one.Args["count"] = s.count
+		}
+		if e.Peer >= 0 {
+			one.Args["peer"] = e.Peer
+		}
+		f.write(one)
+		return
+	}
+	name := e.Kind.String()
+	one.ID = group + "/" + name + "/" + number
+	one.Args = map[string]any{"dtype": e.Type.String(), "bytes": e.Bytes, "number": e.Number}
+	if e.Algorithm != "" {
+		one.Args["algorithm"] = e.Algorithm
+	}
+	if e.Peer >= 0 {
+		one.Args["peer"] = e.Peer
+	}
+	if e.Phase == runner.PhaseOp {
+		one.Name = name
+	}
+	one.Phase = "b"
+	end := one
+	end.Phase, end.Begin, end.Args = "e", us(e.End), nil
+	f.write(one)
+	f.write(end)
+}
+
+// name writes the name of a thread, the first time that the thread is seen.
+func (f *timelineFile) name(thread int) {
+	if f.threads[thread] {
+		return
+	}
+	f.threads[thread] = true
+	name, err := os.ReadFile(filepath.Join("/proc/self/task", strconv.Itoa(thread), "comm"))
+	if err != nil { // the thread has ended
+		return
+	}
+	f.write(TraceEvent{Name: "thread_name", Phase: "M", Process: f.rank, Thread: thread,
+		Args: map[string]any{"name": fmt.Sprintf("%s (%d)", strings.TrimSpace(string(name)), thread)}})
+}

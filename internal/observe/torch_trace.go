@@ -1,0 +1,187 @@
+package observe
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/pickle"
+	"sagecomm/internal/runner"
+)
+
+// This file writes what our flight recorder knows in the terms of torch's: torch/csrc/distributed/c10d/FlightRecorder.hpp
+// has the keys, and torch/distributed/flight_recorder/components reads them. Two things differ from torch's own entries: a
+// tensor of n elements has the size [n], and p2p operations are numbered from p2pNumbers on.
+
+// traceVersion is the format's, FlightRecorder.hpp's version_val.
+const traceVersion = "2.10"
+
+// p2pNumbers are far from those of collectives: the analyser takes neighbours for one coalesced operation if the number
+// of a p2p operation equals that of a collective.
+const p2pNumbers = 1_000_000_000_000
+
+// torchTypes are torch's names of types, where another name is not enough of a hint.
+var torchTypes = map[coll.DataType]string{
+	coll.Int8: "Char", coll.Int16: "Short", coll.Int32: "Int", coll.Int64: "Long",
+	coll.Uint8: "Byte", coll.Uint16: "UInt16", coll.Uint32: "UInt32", coll.Uint64: "UInt64", coll.Bool: "Bool",
+	coll.Float16: "Half", coll.BFloat16: "BFloat16", coll.Float32: "Float", coll.Float64: "Double",
+	coll.Complex64: "ComplexFloat", coll.Complex128: "ComplexDouble",
+	coll.Float8E4M3FN: "Float8_e4m3fn", coll.Float8E5M2: "Float8_e5m2", coll.Float8E4M3FNUZ: "Float8_e4m3fnuz",
+	coll.Float8E5M2FNUZ: "Float8_e5m2fnuz", coll.Float8E8M0FNU: "Float8_e8m0fnu", coll.Sparse: "Sparse",
+}
+
+// config is the group's entry of "pg_config".
+func (h *Header) config() pickle.Dict {
+	ranks := make([]string, h.Size)
+	for i := range ranks {
+		ranks[i] = strconv.Itoa(h.GlobalRank(i))
+	}
+	return pickle.Dict{{Key: "name", Value: h.Group}, {Key: "desc", Value: h.Description},
+		{Key: "ranks", Value: "[" + strings.Join(ranks, ", ") + "]"}}
+}
+
+// traceStatus is an entry of "pg_status". -1: none yet.
+func traceStatus(last uint64, log runner.FlightLog) pickle.Dict {
+	some := func(n uint64) int64 {
+		if n == 0 {
+			return -1
+		}
+		return int64(n)
+	}
+	return pickle.Dict{{Key: "last_enqueued_collective", Value: some(last)},
+		{Key: "last_started_collective", Value: some(log.Started)},
+		{Key: "last_completed_collective", Value: some(log.Completed)}}
+}
+
+// entries are the operations of a rank that has issued `last` collectives. "record_id" and "thread_name" are for whoever
+// puts groups together.
+func (h *Header) entries(last uint64, log runner.FlightLog) []pickle.Dict {
+	entries := make([]pickle.Dict, len(log.Flights))
+	// Backwards: a p2p operation belongs to the last collective before it, of which the record may be gone already.
+	collective, p2p := last, uint64(0)
+	for i := len(log.Flights) - 1; i >= 0; i-- {
+		if f := &log.Flights[i]; f.Op.Kind.Collective() {
+			collective = max(collective, f.Number)
+		} else {
+			p2p = max(p2p, f.Number)
+		}
+	}
+	for i := len(log.Flights) - 1; i >= 0; i-- {
+		f := &log.Flights[i]
+		if f.Op.Kind.Collective() {
+			collective = f.Number
+		} else {
+			p2p = f.Number
+		}
+		entries[i] = h.entry(f, collective, p2p)
+		entries[i] = append(entries[i], pickle.Item{Key: "op_id", Value: int64(log.Total) - int64(len(entries)) + int64(i) + 1})
+		if f.Op.Kind.Collective() {
+			collective--
+		} else {
+			p2p--
+		}
+	}
+	return entries
+}
+
+func (h *Header) entry(f *runner.Flight, collective, p2p uint64) pickle.Dict {
+	dtype := f.Op.Type.String()
+	if known, ok := torchTypes[f.Op.Type]; ok {
+		dtype = known
+	}
+	inputs, outputs := traceSizes(f.Op, h.Size)
+	done := f.Progress == runner.Completed
+	// torch knows no failure: what has ended without being complete is retired.
+	state := "scheduled"
+	switch {
+	case done:
+		state = "completed"
+	case !f.Started.IsZero():
+		state = "started"
+	}
+	entry := pickle.Dict{
+		{Key: "record_id", Value: int64(0)},
+		{Key: "pg_id", Value: int64(h.ID) - 1},
+		{Key: "process_group", Value: pickle.Tuple{h.Group, h.Description}},
+		{Key: "thread_name", Value: ""},
+		{Key: "thread_id", Value: fmt.Sprint(f.Thread)},
+		{Key: "collective_seq_id", Value: int64(collective)},
+		{Key: "p2p_seq_id", Value: int64(p2pNumbers + p2p)},
+		{Key: "profiling_name", Value: h.Prefix + ":" + traceName(f.Op, h.Rank)},
+		{Key: "time_created_ns", Value: unixNS(f.Created)},
+		{Key: "input_sizes", Value: inputs},
+		{Key: "input_dtypes", Value: repeated(dtype, len(inputs))},
+		{Key: "output_sizes", Value: outputs},
+		{Key: "output_dtypes", Value: repeated(dtype, len(outputs))},
+		{Key: "state", Value: state},
+		{Key: "time_discovered_started_ns", Value: orNone(f.Started)},
+		{Key: "time_discovered_completed_ns", Value: any(nil)},
+		{Key: "retired", Value: done || f.Progress == runner.Failed},
+		{Key: "timeout_ms", Value: f.Op.Timeout.Milliseconds()},
+		{Key: "is_p2p", Value: !f.Op.Kind.Collective()},
+		{Key: "frames", Value: traceFrames(f)},
+	}
+	if done {
+		entry.Set("time_discovered_completed_ns", orNone(f.Completed))
+		if !f.Started.IsZero() {
+			entry = append(entry, pickle.Item{Key: "duration_ms", Value: float64(f.Completed.Sub(f.Started)) / 1e6})
+		}
+	}
+	return entry
+}
+
+func orNone(t time.Time) any {
+	if t.IsZero() {
+		return nil
+	}
+	return t.UnixNano()
+}
+
+func repeated(s string, n int) []string {
+	list := make([]string, n)
+	for i := range list {
+		list[i] = s
+	}
+	return list
+}
+
+// traceName is "all_reduce", "send 0->1", "recv 1<-0" or "recv 1<-?".
+func traceName(op coll.Op, rank int) string {
+	switch {
+	case op.Kind == coll.Send:
+		return fmt.Sprintf("send %d->%d", rank, op.Root)
+	case op.Kind == coll.Recv && op.Root == coll.AnySource:
+		return fmt.Sprintf("recv %d<-?", rank)
+	case op.Kind == coll.Recv:
+		return fmt.Sprintf("recv %d<-%d", rank, op.Root)
+	}
+	return op.Name()
+}
+
+// traceSizes are those of inputs and outputs.
+func traceSizes(op coll.Op, ranks int) (inputs, outputs [][]int64) {
+	inputs, outputs = [][]int64{}, [][]int64{}
+	n := int64(op.Bytes()) / int64(max(op.Type.Size(), 1))
+	switch {
+	case op.Kind == coll.Barrier:
+		return inputs, outputs
+	case op.OfSparse(): // its header is an all_gather
+		return [][]int64{{n}}, [][]int64{{n}}
+	}
+	in, out := n, n
+	switch op.Kind {
+	case coll.ReduceScatter, coll.Scatter:
+		in *= int64(ranks)
+	case coll.AllGather, coll.Gather:
+		out *= int64(ranks)
+	}
+	if op.Kind != coll.Recv {
+		inputs = append(inputs, []int64{in})
+	}
+	if op.Kind != coll.Send {
+		outputs = append(outputs, []int64{out})
+	}
+	return inputs, outputs
+}

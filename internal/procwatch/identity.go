@@ -1,0 +1,102 @@
+package procwatch
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// BootID is the kernel's random number of this boot. Containers on one machine see the same.
+func BootID() (string, error) {
+	id, err := read("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimSpace(string(id)), nil
+}
+
+// read reads a short file. The first one that os opens makes the poller of the Go runtime, which ends the process where
+// there are no descriptors for it: what is asked here has to be known before that can be looked at.
+func read(name string) ([]byte, error) {
+	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", name, err)
+	}
+	defer unix.Close(fd)
+	var text [4096]byte
+	for {
+		n, err := unix.Read(fd, text[:])
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", name, err)
+		}
+		return text[:n], nil
+	}
+}
+
+// PIDNamespace is the inode number of this process's pid namespace. A pid means the same process to two processes
+// only if their namespaces are equal.
+func PIDNamespace() (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
+		return 0, fmt.Errorf("stat /proc/self/ns/pid: %w", err)
+	}
+	return st.Ino, nil
+}
+
+// StartTime is the time at which a process started, in clock ticks since boot. The error wraps [fs.ErrNotExist] when
+// there is no such process, or none that this one may see.
+func StartTime(pid int) (uint64, error) {
+	name := "/proc/" + strconv.Itoa(pid) + "/stat"
+	stat, err := read(name)
+	if errors.Is(err, unix.ESRCH) { // it went between open and read
+		err = fmt.Errorf("%s: %w", name, fs.ErrNotExist)
+	}
+	if err != nil {
+		return 0, err
+	}
+	ticks, ok := parseStartTime(stat)
+	if !ok {
+		return 0, fmt.Errorf("%s has no start time: %q", name, stat)
+	}
+	return ticks, nil
+}
+
+// parseStartTime takes field 22 of /proc/<pid>/stat. The command name, field 2, may hold spaces and parentheses:
+// fields are counted after its last closing one.
+func parseStartTime(stat []byte) (uint64, bool) {
+	end := bytes.LastIndexByte(stat, ')')
+	if end < 0 {
+		return 0, false
+	}
+	fields := bytes.Fields(stat[end+1:])
+	const index = 22 - 3
+	if len(fields) <= index {
+		return 0, false
+	}
+	ticks, err := strconv.ParseUint(string(fields[index]), 10, 64)
+	return ticks, err == nil
+}
+
+// Gone reports whether the process with that pid and start time has certainly ended. Zombies have not, here.
+func Gone(pid int, startTime uint64) bool {
+	if err := unix.Kill(pid, 0); errors.Is(err, unix.ESRCH) {
+		return true
+	}
+	now, err := StartTime(pid)
+	return err == nil && now != startTime
+}
+
+// ID names a process of this host for ever.
+type ID struct {
+	Namespace uint64 // of its pid
+	PID       int
+	StartTime uint64
+}

@@ -1,0 +1,99 @@
+// Package statussock answers who asks a running process how it is doing: a listener on an abstract Unix socket, which has no
+// file, ends with the process and is found by its name in /proc/net/unix. Who connects, as the same user or as root, gets
+// one JSON document and the end of the stream, so any program that can connect can ask. What the document says is the
+// caller's business.
+package statussock
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Prefix begins the name of every such socket; user id, process id and a running number follow.
+const Prefix = "sagecomm-status-"
+
+const (
+	answerTimeout = 5 * time.Second // for a client to read
+	clientsAtOnce = 8
+)
+
+// Server answers until it is closed.
+type Server struct {
+	listener *net.UnixListener
+	answer   func() []byte
+	ended    sync.WaitGroup // the loop that accepts
+}
+
+// Serve begins to answer with what the function returns at that moment, which it does on a goroutine of its own.
+func Serve(answer func() []byte) (*Server, error) {
+	name := fmt.Sprintf("@%s%d-%d", Prefix, os.Geteuid(), os.Getpid())
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
+	// The number of a process may be one of another pid namespace too.
+	for i := 1; errors.Is(err, unix.EADDRINUSE) && i < 100; i++ {
+		l, err = net.ListenUnix("unix", &net.UnixAddr{Name: fmt.Sprintf("%s-%d", name, i), Net: "unix"})
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{listener: l, answer: answer}
+	s.ended.Go(s.accept)
+	return s, nil
+}
+
+// Close ends it. Who is being answered at the moment is answered to the end. A process that was forked from this one has
+// the socket as well; it does not answer on it, so it is shut down and not only closed.
+func (s *Server) Close() {
+	if raw, err := s.listener.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	}
+	_ = s.listener.Close()
+	s.ended.Wait()
+}
+
+func (s *Server) accept() {
+	slots := make(chan struct{}, clientsAtOnce)
+	for {
+		conn, err := s.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no descriptors or no memory at the moment: the client waits in the backlog
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		select {
+		case slots <- struct{}{}:
+		default: // clients that do not read; this one may come again
+			_ = conn.Close()
+			continue
+		}
+		go func() {
+			defer func() { <-slots }()
+			defer conn.Close()
+			if allowed(conn) {
+				_ = conn.SetDeadline(time.Now().Add(answerTimeout))
+				_, _ = conn.Write(s.answer()) // a client that does not read is its own loss
+			}
+		}()
+	}
+}
+
+// allowed: the same user, or root.
+func allowed(conn *net.UnixConn) bool {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var cred *unix.Ucred
+	var failed error
+	if err := raw.Control(func(fd uintptr) { cred, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil || failed != nil {
+		return false
+	}
+	return cred.Uid == 0 || int(cred.Uid) == os.Geteuid()
+}

@@ -1,0 +1,124 @@
+package pgbackend
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
+)
+
+// parseCall reads a call of a scenario, and gives it buffers of the right lengths.
+func parseCall(words []string, rank, size int) (c runner.Coalesced, err error) {
+	kind, ok := coll.ParseKind(words[0])
+	if !ok {
+		return c, fmt.Errorf("%q is no operation", words[0])
+	}
+	c.Op = coll.Op{Kind: kind, Type: coll.Uint8, Async: true}
+	var n uint64
+	for i := 1; i < len(words) && err == nil; i++ {
+		argument := ""
+		if i+1 < len(words) {
+			argument = words[i+1]
+		}
+		switch word := words[i]; word {
+		case "root", "to", "from":
+			if c.Op.Root, err = strconv.Atoi(argument); argument == "any" {
+				c.Op.Root, err = coll.AnySource, nil
+			}
+			i++
+		case "tag":
+			c.Op.Tag, err = strconv.Atoi(argument)
+			i++
+		case "timeout":
+			c.Op.Timeout, err = time.ParseDuration(argument)
+			i++
+		case "in":
+			c.Op.InBlocks, err = blocksOf(argument, c.Op.Type)
+			i++
+		case "out":
+			c.Op.OutBlocks, err = blocksOf(argument, c.Op.Type)
+			i++
+		default:
+			if t, ok := named[coll.DataType](word); ok {
+				c.Op.Type = t
+			} else if r, ok := named[coll.ReduceOp](word); ok {
+				c.Op.Reduce = r
+			} else {
+				n, err = strconv.ParseUint(word, 10, 32)
+			}
+		}
+	}
+	in, out := callBytes(c.Op, n*uint64(c.Op.Type.Size()), rank, size)
+	if in > 0 {
+		c.In = one(make([]byte, in))
+	}
+	if out > 0 {
+		c.Out = one(make([]byte, out))
+	}
+	return c, err
+}
+
+// named finds a data type or a reduction by its name.
+func named[T interface {
+	~uint8
+	fmt.Stringer
+}](word string) (T, bool) {
+	for v := range T(255) {
+		if v.String() == word {
+			return v, true
+		}
+	}
+	return 0, false
+}
+
+func blocksOf(list string, t coll.DataType) (blocks []uint64, err error) {
+	for _, number := range strings.Split(list, ",") {
+		n, err := strconv.ParseUint(number, 10, 32)
+		if err != nil {
+			return nil, err
+		}
+		blocks = append(blocks, n*uint64(t.Size()))
+	}
+	return blocks, nil
+}
+
+// callBytes are the lengths of the buffers of a rank that gives or takes n bytes for each rank.
+func callBytes(op coll.Op, n uint64, rank, size int) (in, out uint64) {
+	all := n * uint64(size)
+	switch op.Kind {
+	case coll.AllReduce, coll.Broadcast, coll.Reduce:
+		in, out = n, n
+	case coll.AllGather, coll.Gather:
+		in, out = n, all
+	case coll.ReduceScatter, coll.Scatter:
+		in, out = all, n
+	case coll.AllToAll:
+		in, out = all, all
+	case coll.Send:
+		in = n
+	case coll.Recv:
+		out = n
+	}
+	isRoot := rank == op.Root
+	if !isRoot && (op.Kind == coll.Broadcast || op.Kind == coll.Scatter) {
+		in = 0
+	}
+	if !isRoot && (op.Kind == coll.Reduce || op.Kind == coll.Gather) {
+		out = 0
+	}
+	sum := func(blocks []uint64, whole uint64) uint64 {
+		if blocks == nil {
+			return whole
+		}
+		total := uint64(0)
+		for n := range slices.Values(blocks) {
+			total += n
+		}
+		return total
+	}
+	return sum(op.InBlocks, in), sum(op.OutBlocks, out)
+}

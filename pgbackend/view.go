@@ -1,0 +1,99 @@
+package pgbackend
+
+import (
+	"cmp"
+	"slices"
+
+	"sagecomm/algo"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
+	"sagecomm/internal/observe"
+	"sagecomm/internal/shmem"
+)
+
+// view is a group as internal/observe sees it. Two views are equal if they are of the same group.
+type view struct{ g *Group }
+
+var _ observe.Group = view{}
+
+func (v view) Acquire() bool           { return v.g.acquire() }
+func (v view) Release()                { v.g.release() }
+func (v view) Settings() *env.Settings { return v.g.settings }
+func (v view) Cause() *coll.Failure    { return v.g.cause.Load() }
+func (v view) Dead() []int             { return v.g.dead() }
+func (v view) Run() observe.Run        { return v.g.run }
+
+func (v view) Classes(kind coll.Kind) []algo.Class { return v.g.selector.Boundaries(kind) }
+
+func (v view) Header() *observe.Header {
+	g := v.g
+	return &observe.Header{ID: g.number, Group: g.name, Description: g.describedAs(), Rank: g.rank, Size: g.size, Global: g.global,
+		Capacity: g.flights, Prefix: env.FlightPrefix.Get(g.settings)}
+}
+
+func (v view) Members() []observe.Member {
+	list := make([]observe.Member, v.g.size)
+	for rank := range list {
+		m, mapped := v.g.members[rank], v.g.maps[rank]
+		list[rank] = observe.Member{Host: m.Host, PID: m.PID, Process: m.id(), Arena: mapped.Bytes(shmem.Range{Len: mapped.Size()}),
+			Nonce: mapped.Nonce(), Front: v.g.peers[rank].Bell}
+	}
+	return list
+}
+
+// acquired returns views of the groups in the order of their creation, each of them acquired.
+func (p *Process) acquired() (list []observe.Group) {
+	groups := p.snapshot()
+	slices.SortFunc(groups, func(a, b *Group) int { return cmp.Compare(a.number, b.number) })
+	for _, g := range groups {
+		if g.acquire() {
+			list = append(list, view{g})
+		}
+	}
+	return list
+}
+
+// Observers shows what the groups of this process do.
+func (p *Process) Observers() *observe.Observers { return p.observers }
+
+// list shows the group's recorder to every process that has the arena mapped, for as long as peers may use the group's
+// memory: a rank that has destroyed the group is missed by those that go on.
+func (g *Group) list() {
+	if me := g.members[g.rank]; me.FlightLog != 0 {
+		g.memory.listing.Put(g.memory.store.arena, g.memory.store.front, view{g}.Header(), me.FlightLog, me.Stacks)
+	}
+}
+
+// Describe notes what the group's user calls it, for records and errors of the group.
+func (g *Group) Describe(text string) {
+	g.description.Store(&text)
+	g.list()
+}
+
+func (g *Group) describedAs() string {
+	if text := g.description.Load(); text != nil && *text != "" {
+		return *text
+	}
+	return observe.NoDescription
+}
+
+// RecordsStacks reports whether the flight recorder keeps who called.
+func (g *Group) RecordsStacks() bool { return g.flights > 0 && env.FlightStacks.Get(g.settings) }
+
+// Stack returns the number of a call stack's text in the flight recorder, 0 if there is no room for it.
+func (g *Group) Stack(text string) int {
+	if !g.acquire() {
+		return 0
+	}
+	defer g.release()
+	return g.stacks.Number(text, g.run.PutStack)
+}
+
+// Stats returns what the group has counted.
+func (g *Group) Stats() (observe.GroupStats, error) {
+	if !g.acquire() {
+		return observe.GroupStats{}, destroyed(g.name)
+	}
+	defer g.release()
+	return observe.Stats(view{g}), nil
+}

@@ -1,0 +1,116 @@
+/* fake_script.c holds the functions that a test calls with ctypes to say what the fake core does, and to see what it did. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "fake_core.h"
+
+void fake_reset(void) {
+  pthread_mutex_lock(&fake.lock);
+  fake.script = fake.script_arg = fake.hold_done = fake.aborted = fake.held = 0;
+  fake.others = 0;
+  fake.group_status = SAGECOMM_OK;
+  fake.wanted_key[0] = 0;
+  pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_script(int script, int arg) {
+  fake.script = script;
+  fake.script_arg = arg;
+}
+
+/* After each collective, the numbers of `n` collectives that other threads issue are taken. */
+void fake_number_others(uint64_t n) { fake.others = n; }
+
+void fake_hold_done(int hold) { fake.hold_done = hold; }
+void fake_want_key(const char *key) { snprintf(fake.wanted_key, sizeof fake.wanted_key, "%s", key); }
+void fake_group_status(int status) { fake.group_status = status; }
+
+/* Completes everything that is pending. The done functions run on the calling thread. */
+void fake_finish(int status) {
+  pthread_mutex_lock(&fake.lock);
+  for (int i = 0; i < MAX_WORKS; i++)
+    if (fake.works[i].used && !fake.works[i].complete) fake_complete(&fake.works[i], status);
+  pthread_mutex_unlock(&fake.lock);
+}
+
+static void *finish_on_thread(void *status) {
+  fake_finish((int)(intptr_t)status);
+  return NULL;
+}
+
+static pthread_t finisher;
+
+void fake_join(void) { pthread_join(finisher, NULL); }
+
+/* The same on a thread that Python does not know; the caller must fake_join() unless `join` is set. */
+void fake_finish_elsewhere(int status, int join) {
+  if (pthread_create(&finisher, NULL, finish_on_thread, (void *)(intptr_t)status) != 0) abort();
+  if (join) fake_join();
+}
+
+static void *fail_group_on_thread(void *status) {
+  fake_call_failed((int)(intptr_t)status);
+  return NULL;
+}
+
+/* Tells on a thread of its own that the group has failed. */
+void fake_fail_group_elsewhere(int status) {
+  if (pthread_create(&finisher, NULL, fail_group_on_thread, (void *)(intptr_t)status) != 0) abort();
+  fake_join();
+}
+
+/* Runs the done functions that were held back. */
+void fake_run_held(void) {
+  sagecomm_error err;
+  fake_fail(SAGECOMM_OK, &err);
+  while (fake.held > 0) {
+    fake.held--;
+    fake.held_done[fake.held](fake.held_ctx[fake.held], SAGECOMM_OK, &err);
+  }
+}
+
+/* Blocks until `n` works are live and at least `sequence` collectives have been issued. */
+void fake_await(int n, uint64_t sequence) {
+  pthread_mutex_lock(&fake.lock);
+  while (fake.live_works != n || fake.sequence < sequence) pthread_cond_wait(&fake.changed, &fake.lock);
+  pthread_mutex_unlock(&fake.lock);
+}
+
+/* Blocks until a thread is inside wait(). */
+void fake_await_waiter(void) {
+  pthread_mutex_lock(&fake.lock);
+  while (fake.waiters == 0) pthread_cond_wait(&fake.changed, &fake.lock);
+  pthread_mutex_unlock(&fake.lock);
+}
+
+/* The next one who comes to that place is held there; others pass. */
+void fake_close(int gate) {
+  pthread_mutex_lock(&fake.lock);
+  fake.gate = gate;
+  fake.held_there = 0;
+  pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_open(void) {
+  pthread_mutex_lock(&fake.lock);
+  fake.gate = 0;
+  pthread_cond_broadcast(&fake.changed);
+  pthread_mutex_unlock(&fake.lock);
+}
+
+/* Blocks until somebody is held. */
+void fake_await_held(void) {
+  pthread_mutex_lock(&fake.lock);
+  while (!fake.held_there) pthread_cond_wait(&fake.changed, &fake.lock);
+  pthread_mutex_unlock(&fake.lock);
+}
+
+int fake_released_with_gil(void) { return fake.released_with_gil; }
+int fake_live_works(void) { return fake.live_works; }
+int fake_groups(void) { return fake.groups; }
+int fake_shutdowns(void) { return fake.shutdowns; }
+int fake_calls(void) { return fake.calls; }
+int64_t fake_timeout_set(void) { return fake.timeout_ns; }
+const char *fake_options(void) { return fake.options; }
+const char *fake_got(void) { return fake.got; }
+const sagecomm_op *fake_last_op(void) { return &fake.last; }
