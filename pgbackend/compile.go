@@ -13,8 +13,8 @@ var lower = host.Compile
 
 // program returns the program of a call, from the cache or newly made. It reports whether the cache has it.
 func (g *Group) program(call runner.Call, op coll.Op) (p runner.Compiled, kept bool, err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.compiling.Lock()
+	defer g.compiling.Unlock()
 	classes := g.classesOf(op.Kind)
 	key, class := g.run.Key(call, op.Bytes())
 	if p, kept = g.run.Lookup(key); kept {
@@ -28,7 +28,7 @@ func (g *Group) program(call runner.Call, op coll.Op) (p runner.Compiled, kept b
 
 // classesOf returns the classes of a kind. They are predicted at its first use. The runner's cache has no program of the kind
 // before, so the bounds of the classes may appear there at any moment.
-// Requires: g.mu.
+// Requires: g.compiling.
 func (g *Group) classesOf(kind coll.Kind) []algo.Class {
 	if g.classes[kind] == nil {
 		list := g.selector.Boundaries(kind)
