@@ -14,8 +14,7 @@ import (
 // FileVersion is the version of the format of [File].
 const FileVersion = 1
 
-// File is a tuning file: what `python -m sagecomm tune` has measured, for machines and groups of some shapes.
-// It is JSON:
+// File is a tuning file, which `python -m sagecomm tune` writes for machines and groups of some shapes. It is JSON:
 //
 //	{
 //	  "version": 1,

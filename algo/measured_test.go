@@ -57,8 +57,8 @@ func tunedBy(t *testing.T, s *Selector, e Entry) *Selector {
 	return made
 }
 
-// On a machine whose costs differ from the defaults, a tuned group is within a few percent of the best candidate at
-// every length that was measured. Reductions over channels are an exception, since they have to save more.
+// On a machine whose costs differ from the defaults, a tuned group is within a few percent of the best candidate at every
+// length that was measured. Reductions over channels are an exception, since they have to save more.
 func TestTunedGroupsDoTheBest(t *testing.T) {
 	kinds := []coll.Kind{coll.AllReduce, coll.AllGather, coll.Broadcast, coll.AllToAll}
 	for _, size := range []int{2, 3, 4, 8} {
@@ -120,9 +120,9 @@ func TestNoiseChangesNoChoice(t *testing.T) {
 	}
 }
 
-// The rows were measured in two ranks of a machine that did other work as well. The first block of the choice took eight
-// times as long as its other blocks. So candidates that were dropped after their first turn, and one that was not, seem
-// faster. None of them gets a rule without a run of its own, nor with a run that says otherwise.
+// These rows were measured with two ranks on a machine that did other work as well. The first block of the choice took
+// eight times as long as its others, so candidates that were dropped after their first turn, and one that was not, seem
+// faster. None of them gets a rule without a run of its own that confirms it.
 func TestOutliersMakeNoRule(t *testing.T) {
 	const bytes = 1 << 20
 	s := selectorOf(t, Shape{Size: 2}, DefaultParams(), "")
@@ -279,7 +279,7 @@ func TestEntriesArePut(t *testing.T) {
 		t.Errorf("%v, want %v", is.Rules, want)
 	}
 	if len(f.Entries) != 2 || is.Params["channel.byte"] != "9ps" || is.Params["rank.copy"] != "7ps" {
-		t.Errorf("%v: expected two entries, with the new channel.byte and the old rank.copy", f)
+		t.Errorf("%v", f)
 	}
 	if _, err := f.Put(Entry{Machine: "a", Size: 2, Rules: []string{"all_reduce:fastest"}}); err == nil {
 		t.Error("Put accepts an entry with an unknown algorithm")

@@ -15,13 +15,13 @@ import (
 type Question struct {
 	Op    string `json:"op"`
 	Bytes uint64 `json:"bytes"` // of the buffer, or of each rank's block
-	Group uint64 `json:"group"` // its handle; 0: one of Ranks ranks on Hosts hosts
+	Group uint64 `json:"group"` // its handle; 0: a group of Ranks ranks on Hosts hosts
 	Ranks int    `json:"ranks"`
-	Hosts int    `json:"hosts"` // 0 is 1; ranks are numbered host by host
-	Tune  string `json:"tune"`  // SAGECOMM_TUNE of it, where the environment has none
+	Hosts int    `json:"hosts"` // 0 means 1; ranks are numbered host by host
+	Tune  string `json:"tune"`  // SAGECOMM_TUNE of the described group, where the environment has none
 }
 
-// Explanation is what is chosen, among what, and why.
+// Explanation answers a [Question]: the choice, the candidates, and the reasons.
 type Explanation struct {
 	Op         string      `json:"op"`
 	Bytes      uint64      `json:"bytes"`

@@ -15,11 +15,11 @@ type Measurements struct {
 	File  string     `json:"file"`  // its text; empty: there is none
 	Rows  []measured `json:"rows"`
 
-	Propose bool `json:"propose"` // asks for what is to be confirmed instead of what to write
+	Propose bool `json:"propose"` // asks for the rows to confirm instead of the entry to write
 }
 
-// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 means the predicted one. Ratio is the ratio to the
-// time of the group's own choice in the same rounds. The other fields are those of [algo.Measured].
+// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 means the predicted one. Ratio is the ratio to
+// the time of the group's own choice in the same rounds. [algo.Measured] explains the other fields.
 type measured struct {
 	Op        string  `json:"op"`
 	Bytes     uint64  `json:"bytes"`
@@ -31,7 +31,7 @@ type measured struct {
 	Confirmed float64 `json:"confirmed"` // 0: not yet
 }
 
-// openRule is what an unconfirmed rule would set for a length.
+// openRule is a rule for a length that a run of its own has not confirmed yet.
 type openRule struct {
 	Op        string `json:"op"`
 	Bytes     uint64 `json:"bytes"`
@@ -40,11 +40,11 @@ type openRule struct {
 }
 
 // Tuned is the result of [Process.Tune]: the entry for groups of this shape on this machine, and the text of the file with
-// that entry; or the rows that must be confirmed first.
+// that entry; or the rules to confirm first.
 type Tuned struct {
 	Entry       algo.Entry `json:"entry"`
 	File        string     `json:"file"`
-	Unconfirmed []openRule `json:"unconfirmed"` // what would change the entry if a run of its own confirmed it
+	Unconfirmed []openRule `json:"unconfirmed"` // rules that would change the entry if confirmed
 }
 
 // Tune turns measurements into an entry of a tuning file.
