@@ -19,24 +19,24 @@ type Measured struct {
 	Algorithm string
 	Chunk     int     // 0: as predicted
 	Seconds   float64 // a call, as users see it
-	Ratio     float64 // to what the selector's own choice took in the same rounds
-	Dropped   bool    // it was far behind in its first turn and had no other: too little for a rule
+	Ratio     float64 // to the time of the selector's own choice in the same rounds
+	Dropped   bool    // it was far behind in its first turn and had no second one: too little for a rule
 	// Confirmed is the ratio in a later run of this candidate and the selector's own choice alone; 0 without such a run.
 	Confirmed float64
 }
 
-// worth is what a choice must gain over the predicted one, and a change between two lengths over no change, as a factor
-// of time at one length: below that the same two algorithms change places from one measurement to the next.
+// worth is the factor in time that a choice must gain over the predicted one, and a change of algorithm between two
+// lengths over no change. Below it the same two algorithms change places from one measurement to the next.
 const worth = 1.03
 
-// free is up to which price of a change those that the prediction makes, too, cost nothing.
+// free is the price of a change below which changes that the prediction makes as well cost nothing.
 const free = 1
 
-// Tuned is the entry of a tuning file that follows from measurements in a group on a machine. It has rules for the kinds
-// that were measured, up to the longest length that was, and the parameters that predict best what was measured, for the
-// other kinds. A rule departs from the prediction only where a run of its own has confirmed that it saves time: the best
-// of many candidates is in part the one that was lucky. Plans that need blocks of equal length get no rule: only a user
-// knows that they are.
+// Tuned returns the entry of a tuning file that follows from measurements in a group on a machine. It has rules for the
+// kinds that were measured, up to the longest length that was measured. For the other kinds it has the parameters that
+// predict the measurements best. A rule departs from the prediction only where a run of its own has confirmed that it saves
+// time, because the best of many candidates is in part the one that was lucky. Plans that need blocks of equal length get
+// no rule, since only a user knows whether blocks are equal.
 func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	e := Entry{Machine: machine, Size: s.shape.Size, Hosts: s.shape.HostCount(), Params: map[string]string{}}
 	err := s.eachKind(list, func(kind coll.Kind, of []Measured) error {
@@ -55,7 +55,7 @@ func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	return e, nil
 }
 
-// Unconfirmed are the measurements that would change what [Selector.Tuned] returns if a run of their own confirmed them.
+// Unconfirmed returns the measurements that would change what [Selector.Tuned] returns if a run of their own confirmed them.
 func (s *Selector) Unconfirmed(list []Measured) (open []Measured, err error) {
 	err = s.eachKind(list, func(kind coll.Kind, of []Measured) error {
 		used, _, err := s.cheapestRules(kind, of, (*Measured).hoped)
@@ -112,7 +112,7 @@ type ruleCandidate struct {
 	chunk     int
 }
 
-// hoped is the ratio of a candidate, taken on trust where no run has confirmed it.
+// hoped returns the ratio of a candidate, taken on trust where no run has confirmed it.
 func (m *Measured) hoped() float64 {
 	switch {
 	case m.Dropped:
@@ -123,7 +123,7 @@ func (m *Measured) hoped() float64 {
 	return m.Ratio
 }
 
-// sure is the ratio of a candidate that a run of its own has confirmed, and infinite without one.
+// sure returns the ratio of a candidate that a run of its own has confirmed, and infinite without one.
 func (m *Measured) sure() float64 {
 	if m.Confirmed > 0 {
 		return m.hoped()
@@ -132,8 +132,8 @@ func (m *Measured) sure() float64 {
 }
 
 // cheapestRules returns the measurements of the candidates that cost least, one for each length in order, and the rules
-// that say so. The cost of a length is the logarithm of its ratio, so that all lengths weigh alike, and a change from one
-// length to the next costs a little, and so does what is not predicted. The sequence is found by dynamic programming
+// that set them. The cost of a length is the logarithm of its ratio, so that all lengths have equal weight. A change from
+// one length to the next costs a little, and so does a candidate that is not predicted. The sequence is found by dynamic programming
 // (Viterbi, "Error bounds for convolutional codes", 1967).
 func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, ratio func(*Measured) float64) (used []*Measured, rules []Rule, err error) {
 	lengths, candidates := s.axes(kind, list)
@@ -218,8 +218,8 @@ func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, cand
 	return slices.Compact(lengths), slices.Compact(candidates)
 }
 
-// measurement is the one by which a candidate counts at a length, or nil. Where a chunk was not measured it is that of
-// the predicted chunk: both are longer than what there is to cut.
+// measurement returns the row by which a candidate counts at a length, or nil. A chunk that was not measured has the row
+// of the predicted chunk, since both are longer than the buffer.
 func measurement(list []Measured, bytes uint64, c ruleCandidate) *Measured {
 	var usual *Measured
 	for i := range list {
@@ -237,9 +237,9 @@ func measurement(list []Measured, bytes uint64, c ruleCandidate) *Measured {
 	return usual
 }
 
-// surcharge is the factor by which a candidate must be faster to be worth a rule. Where ranks share memory, reductions by
-// messages must save as much as other collectives have to for being predicted: they add in another order than that of
-// the ranks.
+// surcharge returns the factor by which a candidate must be faster to be worth a rule. Where ranks share memory,
+// reductions over channels need the same margin that other collectives need to be predicted, because they add in
+// another order than that of the ranks.
 func (s *Selector) surcharge(kind coll.Kind, bytes uint64, c ruleCandidate) float64 {
 	switch {
 	case s.predicts(kind, bytes, c):
@@ -298,8 +298,8 @@ func (s *Selector) ranges(kind coll.Kind, lengths []uint64, candidates []ruleCan
 	return rules
 }
 
-// between is the last length of what was best at the lower one of two lengths: where the prediction changes as the
-// measurement does it is the prediction's, else their geometric mean.
+// between returns where one candidate ends and the next begins between two lengths: where the prediction changes in the
+// same way, else at their geometric mean.
 func (s *Selector) between(kind coll.Kind, low, high uint64, from, to string) uint64 {
 	table := s.classes(kind)
 	for i, c := range table[:len(table)-1] {

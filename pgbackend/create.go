@@ -73,9 +73,9 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 			return nil, err
 		}
 		g = &Group{process: p, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
-			gone: make([]bool, c.Size), keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
+			life: lifetime{gone: make([]bool, c.Size)}, keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
 		attempt := c
-		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.dead()) > 0 },
+		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.life.dead()) > 0 },
 			func(rank int) error { return epochs.Overtaken(rank, epoch) })
 		err = g.join(attempt)
 		if err == nil {
@@ -89,22 +89,28 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		g.info("%v: following it", ahead)
 		least = ahead.Epoch
 	}
+	p.publish(g)
+	defer g.life.release()
+	g.list()
+	p.engine.changed(p)
+	for _, rank := range g.life.dead() {
+		g.peerDied(rank)
+	}
+	g.introduceItself()
+	return g, nil
+}
+
+// publish shows the group to the rest of the process, with its caller inside: from now on it may be destroyed.
+func (p *Process) publish(g *Group) {
 	p.mu.Lock()
 	p.created++
 	g.number = p.created
-	p.groups[g.Handle()] = g
 	p.mu.Unlock()
-	g.list()
-	p.engine.changed(p)
-	g.mu.Lock()
-	g.joined = true
-	g.mu.Unlock()
-	for _, rank := range g.dead() {
-		g.peerDied(rank)
-	}
 	p.observers.Add(view{g})
-	g.introduceItself()
-	return g, nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g.life.publish()
+	p.groups[g.Handle()] = g
 }
 
 // introduceItself prints what was chosen and why.
@@ -166,7 +172,7 @@ func (g *Group) join(c Config) (err error) {
 			return
 		}
 		err = g.fault(r)
-		if !g.promised { // else see giveUp
+		if g.life.now() == meeting { // else see giveUp
 			g.abandon(c.Store, err)
 		}
 	}()

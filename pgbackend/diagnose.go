@@ -45,7 +45,7 @@ func (g *Group) diagnose(t runner.Incident) *coll.Failure {
 		}
 		f := g.failureOf(coll.PeerFailure, t.Peer, t)
 		last, _ := g.run.LastCall(t.Peer)
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s has left the group after collective #%d, and rank %d needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
+		f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s has left the group after collective #%d, and rank %d needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
 			g.name, g.who(t.Peer), last, g.rank, t.Op.Describe(t.Sequence))
 		return f
 	case runner.Length:
@@ -149,8 +149,8 @@ func (g *Group) mismatch(t runner.Incident) *coll.Failure {
 	return f
 }
 
-// timeout names the ranks that have not arrived and what each did last. Tests of torch look for "timed out" in the text of
-// one backend and for " timeout " in that of another, so that users' programs do, too.
+// timeout names the ranks that have not arrived and what each did last. Users' programs look for words of torch's backends:
+// "timed out after" and " timeout " here, "Connection closed by peer" where a rank has left or died.
 func (g *Group) timeout(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Timeout, t.Peer, t)
 	if !t.Op.Kind.Collective() {
@@ -158,7 +158,7 @@ func (g *Group) timeout(t runner.Incident) *coll.Failure {
 		if t.Op.OfSparse() {
 			why = fmt.Sprintf("all ranks have arrived, but %s does not go on", g.who(t.Peer))
 		}
-		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d timed out in %s after its timeout of %v: %s", g.name, g.rank, t.Op.Describe(0), t.Timeout, why)
+		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d timed out after its timeout of %v in %s: %s", g.name, g.rank, t.Timeout, t.Op.Describe(0), why)
 		return f
 	}
 	var what string
@@ -170,7 +170,7 @@ func (g *Group) timeout(t runner.Incident) *coll.Failure {
 		*f = *g.failureOf(coll.Timeout, absent[0], t)
 		what = "not arrived: " + g.whatTheyDid(absent)
 	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: rank %d timed out in %s after its timeout of %v; %s", g.name, g.rank, t.Op.Describe(t.Sequence), t.Timeout, what)
+	f.Message = fmt.Sprintf("sagecomm: group %q: rank %d timed out after its timeout of %v in %s; %s", g.name, g.rank, t.Timeout, t.Op.Describe(t.Sequence), what)
 	return f
 }
 

@@ -84,12 +84,12 @@ func (g *Group) IssueCoalesced(calls []runner.Coalesced) (runner.Work, *coll.Fai
 	return g.run.IssueCoalesced(calls)
 }
 
-// makeFifo makes the ring that this rank writes for a peer.
+// makeFifo makes the fifo that this rank writes for a peer.
 func (g *Group) makeFifo(peer int) {
 	if g.failed() != nil {
 		return
 	}
-	g.mu.Lock()
+	g.compiling.Lock()
 	var err error
 	if !g.run.HasFifo(peer) {
 		var off int64
@@ -97,7 +97,7 @@ func (g *Group) makeFifo(peer int) {
 			g.run.SetFifo(peer, off)
 		}
 	}
-	g.mu.Unlock()
+	g.compiling.Unlock()
 	if err != nil {
 		g.declare(g.system(coll.Op{Kind: coll.Send, Root: peer}, err))
 	}

@@ -21,8 +21,8 @@ func (g *Group) recoverInto(f **coll.Failure) {
 // Panicked takes the group down because of what recover gave, unless its memory is gone already, and says so.
 func (g *Group) Panicked(r any) *coll.Failure {
 	f := g.fault(r)
-	if g.acquire() {
-		defer g.release()
+	if g.life.acquire() {
+		defer g.life.release()
 		g.declare(f)
 	}
 	return f

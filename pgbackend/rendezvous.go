@@ -106,10 +106,12 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 		g.watchPeers()
 		attachErr = g.attach(methods)
 	}
-	g.promised = attachErr == nil
+	if attachErr == nil {
+		g.life.mustMove(ready)
+	}
 	err = bootstrap.Agree(c.Store, g.keys+try+attached, g.rank, g.size, left(), attachErr)
 	if told := (*bootstrap.FailedError)(nil); errors.As(err, &told) {
-		g.promised = false // what a rank has said that failed stays in the store: nobody will join
+		g.life.move(meeting) // the failure of a rank stays in the store: nobody will join
 	}
 	return err
 }
@@ -168,7 +170,8 @@ func (g *Group) attach(methods []shmem.Method) error {
 // writes into none of theirs: those that gave up too may have freed them.
 func (g *Group) giveUp(err error) error {
 	err = g.bereaved(err)
-	if !g.promised {
+	if g.life.now() == meeting {
+		g.life.mustMove(freed)
 		g.discard()
 		g.unwatchPeers()
 		return err
@@ -176,9 +179,7 @@ func (g *Group) giveUp(err error) error {
 	m := g.members[g.rank]
 	runner.GiveUp(g.memory.at(), &coll.Failure{Status: coll.PeerFailure, Rank: g.rank, PID: m.PID, Host: m.Host, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made: %v", g.name, g.who(g.rank), err)})
-	g.mu.Lock()
-	g.destroyed = true
-	g.mu.Unlock()
+	g.life.mustMove(leaving)
 	p := g.process
 	p.mu.Lock()
 	p.leaving = append(p.leaving, g)

@@ -8,7 +8,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Measurements are what was measured in a group of this process, with what a tuning file says so far.
+// Measurements holds what was measured in a group of this process, and the tuning file so far.
 type Measurements struct {
 	Group uint64     `json:"group"` // its handle
 	Name  string     `json:"name"`  // of the file, for messages
@@ -18,8 +18,8 @@ type Measurements struct {
 	Propose bool `json:"propose"` // asks for what is to be confirmed instead of what to write
 }
 
-// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 is the predicted one; Ratio is to what the
-// group itself took in the same rounds; the others are those of [algo.Measured].
+// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 means the predicted one. Ratio is the ratio to the
+// time of the group's own choice in the same rounds. The other fields are those of [algo.Measured].
 type measured struct {
 	Op        string  `json:"op"`
 	Bytes     uint64  `json:"bytes"`
@@ -39,15 +39,15 @@ type openRule struct {
 	Chunk     int    `json:"chunk"`
 }
 
-// Tuned is what follows from measurements: the entry for groups of this shape on this machine, and the text of the file
-// with it; or what is to be confirmed before.
+// Tuned is the result of [Process.Tune]: the entry for groups of this shape on this machine, and the text of the file with
+// that entry; or the rows that must be confirmed first.
 type Tuned struct {
 	Entry       algo.Entry `json:"entry"`
 	File        string     `json:"file"`
 	Unconfirmed []openRule `json:"unconfirmed"` // what would change the entry if a run of its own confirmed it
 }
 
-// Tune makes of measurements what a tuning file says.
+// Tune turns measurements into an entry of a tuning file.
 func (p *Process) Tune(m Measurements) (*Tuned, error) {
 	g := p.Group(m.Group)
 	if g == nil {

@@ -270,8 +270,8 @@ static uint32_t count_batches(const uint32_t *batch, uint32_t n) {
 
 /* Synchronous ones are carried out one after the other, until one takes longer than a caller is kept. */
 static int32_t issue_batches(scr_group *g, sagecomm_group group, const sagecomm_op *ops, uint32_t n,
-                             const uint32_t *batch, const sagecomm_op **part, sagecomm_work *work,
-                             uint64_t *sequence,                             sagecomm_error *err) {
+                             const uint32_t *batch, const sagecomm_op **part, sagecomm_work *work, uint64_t *sequence,
+                             sagecomm_error *err) {
   uint32_t batches = count_batches(batch, n);
   uint8_t flags = ops[0].flags;
   for (uint32_t i = 0; i < n; i++) {
@@ -308,7 +308,7 @@ static int32_t issue_batches(scr_group *g, sagecomm_group group, const sagecomm_
 }
 
 int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
-                            uint64_t *sequence,                            sagecomm_error *err) {
+                            uint64_t *sequence, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   sagecomm_error unseen;
   if (err == NULL) err = &unseen;

@@ -371,7 +371,7 @@ bool scr_probe_run(int64_t budget_ns, scr_probe *out);
 int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
                   sagecomm_error *err);
 int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
-                            uint64_t *sequence,                            sagecomm_error *err);
+                            uint64_t *sequence, sagecomm_error *err);
 int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err);
 int32_t scr_wait_briefly(sagecomm_work work, sagecomm_error *err);
 int32_t scr_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err);

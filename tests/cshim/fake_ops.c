@@ -126,8 +126,14 @@ int32_t fake_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
   return status;
 }
 
-/* As long as the real core waits. */
-int32_t fake_wait_briefly(sagecomm_work work, sagecomm_error *err) { return fake_wait(work, 20000, err); }
+/* Short operations only, as the core does. */
+int32_t fake_wait_briefly(sagecomm_work work, sagecomm_error *err) {
+  const fake_work *w = &fake.works[work - 1];
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < w->op.n_out; i++) bytes += w->out[i].bytes;
+  if (bytes > 64 * 1024 && !w->complete) return SAGECOMM_PENDING;
+  return fake_wait(work, 20000, err);
+}
 
 int32_t fake_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err) {
   pthread_mutex_lock(&fake.lock);
