@@ -61,7 +61,6 @@ class Programs:
     ) -> None:
         # The launcher holds the store, so that it outlives every rank.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.port = self._store.port
         self._files = [tempfile.TemporaryFile("w+") for _ in range(size)]  # noqa: SIM115
         self._lines: list[queue.Queue[str]] = [queue.Queue() for _ in range(size)]
         common = {

@@ -178,7 +178,7 @@ def test_status_of_a_job_that_hangs() -> None:
             os.kill(pids[1], signal.SIGCONT)
         printed = done.said
         assert done.status == 1, printed
-        assert f"store at 127.0.0.1:{ranks.port}, 3 processes here" in printed
+        assert ", 3 processes here" in printed  # whose environment is that of the process that forked them
         (process,) = (line.split(maxsplit=3) for line in printed.splitlines() if line.split()[:1] == [str(pids[0])])
         assert process[1] == time.strftime("%Y-%m-%d")
         assert "python" in process[3]

@@ -1,8 +1,8 @@
 """python -m sagecomm status: asks the processes of this host that use sagecomm how their groups are doing.
 
 Each process listens on an abstract Unix socket (internal/statussock in the core) and answers whoever connects as the
-same user, or root, with one JSON document. It says of every rank what that rank has put into shared memory, so a rank that
-was stopped, or has died, is in the answers of the others.
+same user, or root, with one JSON document. The answer has of every rank what that rank has put into shared memory, so a
+rank that was stopped, or has died, is in the answers of the others.
 """
 
 from __future__ import annotations
