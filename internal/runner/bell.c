@@ -8,6 +8,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifdef SCR_COUNT_STEPS
+_Atomic uint64_t scr_steps;
+#endif
+
 int64_t scr_now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);

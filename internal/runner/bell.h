@@ -9,6 +9,14 @@
 #define SCR_LIKELY(x) __builtin_expect(!!(x), 1)
 #define SCR_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
+/* SCR_STEP counts a step of a search in builds that test how searches grow with the number of operations. */
+#ifdef SCR_COUNT_STEPS
+extern _Atomic uint64_t scr_steps;
+#define SCR_STEP() atomic_fetch_add_explicit(&scr_steps, 1, memory_order_relaxed)
+#else
+#define SCR_STEP() ((void)0)
+#endif
+
 int64_t scr_now(void); /* CLOCK_MONOTONIC, ns */
 
 static inline void scr_pause(void) {

@@ -254,12 +254,19 @@ bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n)
   return true;
 }
 
+/* Whoever closes the group has taken it down, so nothing new is posted, but by threads that were inside before. The count
+ * of those is read twice, because each order alone misses something:
+ * - A thread that posts a p2p operation is inside, counts the operation, and leaves. Read after `unfinished`, the count of
+ *   threads may be 0 already while the operation was not there yet. So it is read before.
+ * - A thread that waits comes inside while its operation is unfinished, and looks whether it is. Read before, the count may
+ *   miss the thread, and the operation may be complete by the time that `unfinished` is read. So it is read after as well:
+ *   the waiter counted itself before it saw the operation unfinished, and that was before `unfinished` fell. */
 uint64_t scr_group_unfinished(const scr_group *g) {
   uint64_t w = atomic_load_explicit(&g->word, memory_order_seq_cst);
-  /* In this order: a thread is inside before it posts a message, and until it has. */
+  uint64_t before = atomic_load_explicit(&g->inside, memory_order_seq_cst);
   uint64_t messages = atomic_load_explicit(&g->messages, memory_order_acquire);
-  uint64_t inside = atomic_load_explicit(&g->inside, memory_order_seq_cst);
-  return (w & (SCR_QUEUED | SCR_LOCKED) ? 1 : 0) + messages + inside;
+  uint64_t after = atomic_load_explicit(&g->inside, memory_order_seq_cst);
+  return (w & (SCR_QUEUED | SCR_LOCKED) ? 1 : 0) + before + messages + after;
 }
 
 /* ---- failure ---- */

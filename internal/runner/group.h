@@ -66,8 +66,8 @@ typedef struct scr_p2p_pair {
   uint64_t next_id;
   scr_run *send_head, *send_tail;       /* posted, not yet announced, in order */
   scr_run *granted_head, *granted_tail; /* clear to send */
-  scr_run *waiting;                     /* announced by rendezvous, no clearance yet */
-  scr_run *receiving;                   /* recvs that matched a rendezvous */
+  scr_run *waiting, *waiting_tail;      /* announced by rendezvous, no clearance yet, in order */
+  scr_run *receiving, *receiving_tail;  /* recvs that matched a rendezvous, in the order of their grants */
   scr_unexpected *unexpected_head, *unexpected_tail;
   struct scr_grant *grant_head, *grant_tail; /* clearances that found no room yet */
 } scr_p2p_pair;

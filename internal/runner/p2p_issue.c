@@ -244,7 +244,7 @@ int scr_p2p_wait(scr_group *g, scr_run *r, int64_t slice_end) {
   atomic_fetch_add_explicit(&r->waiters, 1, memory_order_seq_cst);
   /* Complete by now, it keeps nothing open, and the group may have gone before this thread was counted. */
   int rc = SCR_FINISHED;
-  if (!done(r)) {
+  if (!(atomic_load_explicit(&r->state, memory_order_seq_cst) & SCR_DONE)) { /* see scr_group_unfinished() */
     learn_from(g, r);
     rc = wait_for(g, r, slice_end);
   }

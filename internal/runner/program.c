@@ -327,7 +327,8 @@ void scr_run_start(scr_group *g, scr_run *r) {
   r->head = 0;
   r->stage = 0;
   r->ahead = false;
-  r->deadline_ns = 0;
+  atomic_store_explicit(&r->deadline_ns, 0, memory_order_relaxed); /* the run of the fast path has had others before */
+  atomic_store_explicit(&r->extended_ns, 0, memory_order_relaxed);
   r->stream_out =
       r->bytes >= g->stream_bytes && r->out.n > 0 && (r->in.n == 0 || r->in.list[0].data != r->out.list[0].data);
   if (g->size > 1) g->ticket[large] += tickets;

@@ -61,7 +61,7 @@ func (b *build) cc(args ...string) (string, error) {
 func newBuild(t *testing.T, sanitizer string, flags ...string) *build {
 	t.Helper()
 	b := &build{dir: t.TempDir(), flags: append([]string{"-std=gnu11", "-O1", "-g1", "-Wall", "-Wextra", "-Werror",
-		"-Wno-unused-parameter", "-fno-strict-aliasing", "-fno-builtin", "-pthread", "-fsanitize=" + sanitizer}, flags...)}
+		"-Wno-unused-parameter", "-fno-strict-aliasing", "-fno-builtin", "-pthread", "-DSCR_COUNT_STEPS", "-fsanitize=" + sanitizer}, flags...)}
 	for _, pattern := range []string{"internal/runner/*.[ch]", "internal/kernels/*.[ch]", "tests/runner/*.[ch]", "export/sagecomm.h"} {
 		list, err := filepath.Glob(filepath.Join("../../..", pattern))
 		if err != nil || len(list) == 0 {
