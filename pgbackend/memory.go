@@ -104,11 +104,12 @@ func (b *groupMemory) flightLog(capacity int, stacks bool) int64 {
 	if capacity == 0 || runner.FlightBytes(capacity, stacks) > observe.MaxFlightLog {
 		return 0
 	}
-	off, err := b.more(runner.FlightBytes(capacity, stacks))
+	r, err := b.store.arena.AllocLazily(runner.FlightBytes(capacity, stacks), 4096)
 	if err != nil {
 		return 0
 	}
-	return off
+	b.ranges = append(b.ranges, r)
+	return r.Off
 }
 
 // free gives everything back. No peer may touch it any more.

@@ -108,7 +108,7 @@ func (g *Group) bereaved(err error) error {
 	}
 	m := g.members[dead[0]]
 	return &coll.Failure{Status: coll.PeerFailure, Rank: dead[0], PID: m.PID, Host: m.Host, Group: g.name,
-		Message: fmt.Sprintf("sagecomm: group %q: %s died while the group was made; look at its log for the reason, then restart the job", g.name, g.who(dead[0]))}
+		Message: fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s died while the group was made; look at its log for the reason, then restart the job", g.name, g.who(dead[0]))}
 }
 
 // await ends with the process that it watches, or with the watch.

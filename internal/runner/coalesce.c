@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "composite.h"
+#include "engine.h"
 
 /* ---- what one call looks like ---- */
 
@@ -15,11 +16,11 @@ static bool even(const uint64_t *blocks, int32_t size) {
 }
 
 /* All that Go's answer depends on; 0 where it might be a refusal. */
-static uint64_t shape_of(const scr_group *g, const sagecomm_op *ops, uint32_t n, int32_t size) {
+static uint64_t shape_of(const sagecomm_op *ops, uint32_t n, int32_t rank, int32_t size) {
   uint64_t h = n;
   for (uint32_t i = 0; i < n; i++) {
     const sagecomm_op *op = &ops[i];
-    if (op->kind >= SAGECOMM_SEND || !scr_op_allowed(g, op, scr_op_bytes(op, g->rank, size))) return 0;
+    if (op->kind >= SAGECOMM_SEND || !scr_op_allowed(rank, op, scr_op_bytes(op, rank, size))) return 0;
     bool uneven = !even(op->in_blocks, size) || !even(op->out_blocks, size);
     uint64_t root = scr_rooted(op->kind) ? (uint32_t)op->root : 0;
     uint64_t reduce = scr_reduces(op->kind) ? op->reduce_op : 0;
@@ -149,31 +150,49 @@ static int32_t check_stretches(const sagecomm_op *ops, uint32_t n, const uint32_
   return SAGECOMM_OK;
 }
 
-static bool overlap(const sagecomm_segment *a, uint32_t n_a, const sagecomm_segment *b, uint32_t n_b) {
-  for (uint32_t i = 0; i < n_a; i++) {
-    for (uint32_t k = 0; k < n_b; k++) {
-      const unsigned char *x = a[i].data, *y = b[k].data;
-      if (a[i].bytes > 0 && b[k].bytes > 0 && x < y + b[k].bytes && y < x + a[i].bytes) return true;
-    }
-  }
-  return false;
-}
-
-/* Messages are not ordered with collectives. */
-static int32_t check_messages(const sagecomm_op *ops, uint32_t n, sagecomm_error *err) {
+/* P2p operations are not ordered with collectives: where a p2p operation and a collective share memory that one of them
+ * writes, SAGECOMM_INVALID. One pass over all buffers in the order of their addresses. */
+static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, sagecomm_error *err) {
+  range few[FEW], *r = few;
+  size_t all = 0;
+  uint32_t p2p = 0;
   for (uint32_t i = 0; i < n; i++) {
-    if (ops[i].kind < SAGECOMM_SEND) continue;
-    const sagecomm_op *m = &ops[i];
-    for (uint32_t k = 0; k < n; k++) {
-      const sagecomm_op *c = &ops[k];
-      if (c->kind >= SAGECOMM_SEND) continue;
-      if (overlap(m->in, m->n_in, c->out, c->n_out) || overlap(m->out, m->n_out, c->in, c->n_in) ||
-          overlap(m->out, m->n_out, c->out, c->n_out)) {
-        return refuse_shared(err, i, k);
-      }
+    all += (size_t)ops[i].n_in + ops[i].n_out;
+    p2p += ops[i].kind >= SAGECOMM_SEND;
+  }
+  if (p2p == 0 || p2p == n) return SAGECOMM_OK;
+  if (all > FEW && (r = malloc(all * sizeof *r)) == NULL) return scr_no_memory(err);
+  all = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    all += collect(r + all, ops[i].in, ops[i].n_in, i, false);
+    all += collect(r + all, ops[i].out, ops[i].n_out, i, true);
+  }
+  sort_ranges(r, all);
+  /* How far the memory reaches that collectives [0] and p2p operations [1] touch, and that they write, and which do. */
+  struct {
+    const unsigned char *to;
+    uint32_t op;
+  } touched[2] = {0}, written[2] = {0};
+  int32_t status = SAGECOMM_OK;
+  for (size_t i = 0; i < all && status == SAGECOMM_OK; i++) {
+    SCR_STEP();
+    int mine = ops[r[i].op].kind >= SAGECOMM_SEND;
+    if (written[!mine].to > r[i].from) {
+      status = refuse_shared(err, written[!mine].op, r[i].op);
+    } else if (r[i].written && touched[!mine].to > r[i].from) {
+      status = refuse_shared(err, touched[!mine].op, r[i].op);
+    }
+    if (r[i].to > touched[mine].to) {
+      touched[mine].to = r[i].to;
+      touched[mine].op = r[i].op;
+    }
+    if (r[i].written && r[i].to > written[mine].to) {
+      written[mine].to = r[i].to;
+      written[mine].op = r[i].op;
     }
   }
-  return SAGECOMM_OK;
+  if (r != few) free(r);
+  return status;
 }
 
 /* ---- packing ---- */
@@ -221,13 +240,12 @@ static bool out_is_blocks(int kind) { return kind == SAGECOMM_ALL_GATHER || kind
 
 static bool in_is_blocks(int kind) { return kind == SAGECOMM_REDUCE_SCATTER || kind == SAGECOMM_SCATTER; }
 
-/* Issues what shares a collective. */
-static int32_t issue_batch(scr_group *g, sagecomm_group group, const sagecomm_op *const *part, uint32_t n,
+/* Issues what shares a collective. rank and size were read while the group was there; scr_issue() looks again. */
+static int32_t issue_batch(sagecomm_group group, int32_t rank, int32_t size, const sagecomm_op *const *part, uint32_t n,
                            uint8_t flags, sagecomm_work *work, uint64_t *sequence, sagecomm_error *err) {
   sagecomm_op op = *part[0];
   op.flags = flags;
   if (n == 1) return scr_issue(group, &op, work, sequence, err);
-  int32_t rank = g->rank, size = g->size;
   size_t most = 0;
   for (uint32_t i = 0; i < n; i++) most += (size_t)part[i]->n_in + part[i]->n_out;
   if (in_is_blocks(op.kind) || out_is_blocks(op.kind)) most += (size_t)n * (size_t)size;
@@ -268,11 +286,27 @@ static uint32_t count_batches(const uint32_t *batch, uint32_t n) {
   return highest + 1;
 }
 
+/* Orders the operations by their batches, keeping their order in each, and counts each batch. */
+static void sort_batches(const sagecomm_op *ops, uint32_t n, const uint32_t *batch, uint32_t batches, uint32_t *count,
+                         const sagecomm_op **part) {
+  memset(count, 0, batches * sizeof *count);
+  for (uint32_t i = 0; i < n; i++) count[batch[i]]++;
+  for (uint32_t b = 0, at = 0; b < batches; b++) { /* where each begins */
+    uint32_t k = count[b];
+    count[b] = at;
+    at += k;
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    SCR_STEP();
+    part[count[batch[i]]++] = &ops[i];
+  }
+  for (uint32_t b = batches; b-- > 1;) count[b] -= count[b - 1]; /* from the ends back to the lengths */
+}
+
 /* Synchronous ones are carried out one after the other, until one takes longer than a caller is kept. */
-static int32_t issue_batches(scr_group *g, sagecomm_group group, const sagecomm_op *ops, uint32_t n,
-                             const uint32_t *batch, const sagecomm_op **part, sagecomm_work *work,
-                             uint64_t *sequence,                             sagecomm_error *err) {
-  uint32_t batches = count_batches(batch, n);
+static int32_t issue_batches(scr_group *g, sagecomm_group group, int32_t rank, int32_t size, const sagecomm_op *ops,
+                             uint32_t n, const uint32_t *count, uint32_t batches, const sagecomm_op **part,
+                             sagecomm_work *work, uint64_t *sequence, sagecomm_error *err) {
   uint8_t flags = ops[0].flags;
   for (uint32_t i = 0; i < n; i++) {
     if (ops[i].kind >= SAGECOMM_SEND) flags |= SAGECOMM_ASYNC; /* the peer's part may stand behind it in this call */
@@ -280,14 +314,13 @@ static int32_t issue_batches(scr_group *g, sagecomm_group group, const sagecomm_
   scr_run *all = batches > 1 ? scr_composite_new(g, group, batches) : NULL;
   if (batches > 1 && all == NULL) return scr_no_memory(err);
   int32_t status = SAGECOMM_OK;
+  uint32_t from = 0;
   for (uint32_t b = 0; b < batches && status >= 0; b++) {
-    uint32_t k = 0;
-    for (uint32_t i = 0; i < n; i++) {
-      if (batch[i] == b) part[k++] = &ops[i];
-    }
+    uint32_t k = count[b];
     sagecomm_work one = 0;
     uint64_t number = 0;
-    status = issue_batch(g, group, part, k, flags, &one, &number, err);
+    status = issue_batch(group, rank, size, part + from, k, flags, &one, &number, err);
+    from += k;
     if (sequence && number != 0) *sequence = number;
     if (all == NULL) {
       *work = one;
@@ -308,7 +341,7 @@ static int32_t issue_batches(scr_group *g, sagecomm_group group, const sagecomm_
 }
 
 int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
-                            uint64_t *sequence,                            sagecomm_error *err) {
+                            uint64_t *sequence, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   sagecomm_error unseen;
   if (err == NULL) err = &unseen;
@@ -317,18 +350,21 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
   if (n == 0) return SAGECOMM_OK;
   if (n == 1) return scr_issue(group, ops, work, sequence, err);
   scr_group *g = scr_group_of(group);
-  int32_t size = g ? *(volatile int32_t *)&g->size : 0;
+  /* Read once: the place of a stale handle's group is given to another one at any time. scr_issue() refuses such a handle
+   * whatever was read here; a size of 0 would divide. */
+  int32_t rank = g ? *(volatile int32_t *)&g->rank : 0, size = g ? *(volatile int32_t *)&g->size : 0;
   if (SCR_UNLIKELY(size == 0)) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: the group was destroyed");
-  uint32_t few_batches[FEW], *batch = few_batches;
+  uint32_t few_batches[2 * FEW], *batch = few_batches, *count = few_batches + FEW;
   const sagecomm_op *few_parts[FEW], **part = few_parts;
   void *memory = NULL;
   if (n > FEW) {
-    memory = malloc(n * (sizeof *part + sizeof *batch));
+    memory = malloc(n * (sizeof *part + 2 * sizeof *batch));
     if (memory == NULL) return scr_no_memory(err);
     part = memory;
     batch = (uint32_t *)(void *)(part + n);
+    count = batch + n;
   }
-  uint64_t shape = shape_of(g, ops, n, size);
+  uint64_t shape = shape_of(ops, n, rank, size);
   _Atomic uint64_t *known = &g->fused[shape % SCR_BATCH_SHAPES];
   int32_t status = SAGECOMM_OK;
   if (SCR_LIKELY(shape != 0 && atomic_load_explicit(known, memory_order_relaxed) == shape)) {
@@ -341,8 +377,12 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
     }
   }
   if (status == SAGECOMM_OK) status = check_stretches(ops, n, batch, err);
-  if (status == SAGECOMM_OK) status = check_messages(ops, n, err);
-  if (status == SAGECOMM_OK) status = issue_batches(g, group, ops, n, batch, part, work, sequence, err);
+  if (status == SAGECOMM_OK) status = check_p2p(ops, n, err);
+  if (status == SAGECOMM_OK) {
+    uint32_t batches = count_batches(batch, n);
+    sort_batches(ops, n, batch, batches, count, part);
+    status = issue_batches(g, group, rank, size, ops, n, count, batches, part, work, sequence, err);
+  }
   free(memory);
   return status;
 }

@@ -10,6 +10,7 @@ struct scr_composite {
   _Atomic uint32_t left;        /* parts that are not complete, and one until it is closed */
   _Atomic(scr_cause *) failure; /* the first part's that failed, owned */
   _Atomic int32_t status;
+  _Atomic uint32_t first; /* all parts before it are complete: a hint, which only rises */
   uint32_t n;
   scr_run *part[]; /* owned */
 };
@@ -103,9 +104,12 @@ int32_t scr_composite_close(scr_run *all, int32_t status, sagecomm_work *work, s
 }
 
 scr_run *scr_composite_unfinished(const scr_run *all) {
-  const scr_composite *b = all->composite_of;
-  for (uint32_t i = 0; i < b->n; i++) {
+  scr_composite *b = all->composite_of;
+  /* Several threads may wait; whichever stores last, all that it left out is complete. */
+  for (uint32_t i = atomic_load_explicit(&b->first, memory_order_relaxed); i < b->n; i++) {
+    SCR_STEP();
     if (!(atomic_load_explicit(&b->part[i]->state, memory_order_acquire) & SCR_DONE)) return b->part[i];
+    atomic_store_explicit(&b->first, i + 1, memory_order_relaxed);
   }
   return NULL;
 }

@@ -2,7 +2,7 @@
 #ifndef SCR_COMPOSITE_H
 #define SCR_COMPOSITE_H
 
-#include "internal.h"
+#include "group.h"
 
 /* A run that is complete when all its parts are, at most so many, and scr_composite_close() was called. NULL: no memory. */
 scr_run *scr_composite_new(scr_group *g, uint64_t group, uint32_t parts);

@@ -1,9 +1,12 @@
-/* group.c: groups and what they hold: handles, shared blocks, the program cache, calls of the peers, failure. */
+/* group.c: groups, from the handle to the memory: opening, closing, what they share with their peers, and failure. */
 #include <sched.h>
 #include <stdlib.h>
 
+#include "engine.h"
+#include "p2p.h"
+#include "queue.h"
 #include "recorder.h"
-#include "trace.h"
+#include "wait.h"
 
 /* Memory of groups is reused but never given back: a thread that looks a stale handle up finds a group whose word
  * carries another generation, and nothing else. */
@@ -139,36 +142,6 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   return g->handle;
 }
 
-/* ---- why a group is down ---- */
-
-scr_cause *scr_cause_new(const sagecomm_error *error) {
-  scr_cause *c = malloc(sizeof *c);
-  if (c != NULL) {
-    atomic_init(&c->refs, 1);
-    c->error = *error;
-  }
-  return c;
-}
-
-scr_cause *scr_cause_ref(scr_cause *c) {
-  if (c != NULL) atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
-  return c;
-}
-
-void scr_cause_unref(scr_cause *c) {
-  if (c != NULL && atomic_fetch_sub_explicit(&c->refs, 1, memory_order_acq_rel) == 1) free(c);
-}
-
-int32_t scr_cause_copy(const scr_cause *c, sagecomm_error *err) {
-  if (c == NULL) return scr_plain_error(err, SAGECOMM_ABORTED, "sagecomm: the group was destroyed");
-  if (err) *err = c->error;
-  return c->error.status;
-}
-
-int32_t scr_copy_error(const scr_group *g, sagecomm_error *err) {
-  return scr_cause_copy(atomic_load_explicit(&g->cause, memory_order_acquire), err);
-}
-
 void scr_group_close(scr_group *g) {
   while (!scr_drive_lock(g)) sched_yield();
   scr_spin_lock(&g->p2p_lock);
@@ -281,12 +254,19 @@ bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n)
   return true;
 }
 
+/* Whoever closes the group has taken it down, so nothing new is posted, but by threads that were inside before. The count
+ * of those is read twice, because each order alone misses something:
+ * - A thread that posts a p2p operation is inside, counts the operation, and leaves. Read after `unfinished`, the count of
+ *   threads may be 0 already while the operation was not there yet. So it is read before.
+ * - A thread that waits comes inside while its operation is unfinished, and looks whether it is. Read before, the count may
+ *   miss the thread, and the operation may be complete by the time that `unfinished` is read. So it is read after as well:
+ *   the waiter counted itself before it saw the operation unfinished, and that was before `unfinished` fell. */
 uint64_t scr_group_unfinished(const scr_group *g) {
   uint64_t w = atomic_load_explicit(&g->word, memory_order_seq_cst);
-  /* In this order: a thread is inside before it posts a message, and until it has. */
+  uint64_t before = atomic_load_explicit(&g->inside, memory_order_seq_cst);
   uint64_t messages = atomic_load_explicit(&g->messages, memory_order_acquire);
-  uint64_t inside = atomic_load_explicit(&g->inside, memory_order_seq_cst);
-  return (w & (SCR_QUEUED | SCR_LOCKED) ? 1 : 0) + messages + inside;
+  uint64_t after = atomic_load_explicit(&g->inside, memory_order_seq_cst);
+  return (w & (SCR_QUEUED | SCR_LOCKED) ? 1 : 0) + before + messages + after;
 }
 
 /* ---- failure ---- */
@@ -297,6 +277,9 @@ int32_t scr_group_set_failure(scr_group *g, const void *record, size_t n) {
   uint64_t me = 1 + (uint64_t)g->rank;
   scr_spin_lock(&g->queue_lock);
   uint64_t who = atomic_load_explicit(g->failure, memory_order_acquire);
+#ifdef SCR_MUTANT_FAILURE_OVERWRITTEN
+  who = 0;
+#endif
   if (who == 0) {
     memcpy(g->shared->failure_record, record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
     bool won =
@@ -358,97 +341,6 @@ int32_t scr_group_error(sagecomm_group group, sagecomm_error *err) {
   scr_group_exit(g);
   return status;
 }
-
-/* ---- calls of the peers ---- */
-
-/* A reader that gets a field of a later call, which is stored with release after seq was made 0, does not find seq
- * unchanged afterwards. */
-static bool read_record(const scr_group *g, int32_t rank, uint64_t sequence, scr_call *out) {
-  const scr_record *rec = &g->peer[rank].shared->records[sequence % SCR_RECORDS];
-  if (atomic_load_explicit(&rec->seq, memory_order_acquire) != sequence) return false;
-  uint64_t what = atomic_load_explicit(&rec->what, memory_order_acquire);
-  out->sequence = sequence;
-  out->hash = atomic_load_explicit(&rec->hash, memory_order_acquire);
-  out->bytes = atomic_load_explicit(&rec->bytes, memory_order_acquire);
-  out->kind = (uint8_t)what;
-  out->dtype = (uint8_t)(what >> 8);
-  out->reduce_op = (uint8_t)(what >> 16);
-  out->uneven = (what >> 24) & 1;
-  out->parts = (what >> 25) & SCR_MANY_PARTS;
-  out->root = (int32_t)(what >> 32);
-  return atomic_load_explicit(&rec->seq, memory_order_relaxed) == sequence;
-}
-
-bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_call *out) {
-  return sequence != 0 && read_record(g, rank, sequence, out);
-}
-
-uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left) {
-  const scr_shared_block *b = g->peer[rank].shared;
-  uint64_t last = 0;
-  for (int i = 0; i < SCR_RECORDS; i++) {
-    uint64_t seq = atomic_load_explicit(&b->records[i].seq, memory_order_acquire);
-    if (seq > last) last = seq;
-  }
-  *left = atomic_load_explicit(&b->left, memory_order_acquire) != 0;
-  return last;
-}
-
-uint64_t scr_group_consumed(const scr_group *g, int32_t rank) {
-  const scr_shared_block *b = g->peer[rank].shared;
-  return atomic_load_explicit(&b->consumed0, memory_order_acquire) +
-         atomic_load_explicit(&b->consumed1, memory_order_acquire);
-}
-
-int32_t scr_group_awaits(const scr_group *g, int32_t rank) {
-  uint32_t word = atomic_load_explicit(&g->peer[rank].shared->collective.waits_for, memory_order_acquire);
-  uint32_t who = scr_sleeps_for(word);
-  if (who < 1 || who > (uint32_t)g->size) return -1;
-  return scr_channel_is_there(g, rank, (int32_t)who - 1, word) ? -1 : (int32_t)who - 1;
-}
-
-/* ---- program cache ---- */
-
-scr_program *scr_program_new(void) { return calloc(1, sizeof(scr_program)); }
-
-void scr_program_free(scr_program *p) {
-  if (p) free(p->messages);
-  free(p);
-}
-
-/* kind (4 bits) | dtype (5) | reduce op (4) | class (8) | root + 1 (32), never 0. What a collective does not depend on
- * stays 0, so that a broadcast has one program for all types. */
-uint64_t scr_cache_key(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
-  uint64_t key = UINT64_C(1) << 63 | (uint64_t)op->kind << 53 | (uint64_t)scr_group_class(g, op->kind, bytes) << 41;
-  if (scr_reduces(op->kind)) key |= (uint64_t)op->dtype << 36 | (uint64_t)op->reduce_op << 32;
-  if (scr_rooted(op->kind)) key |= (uint64_t)((uint32_t)op->root + 1);
-  return key;
-}
-
-static inline uint32_t cache_index(uint64_t key) {
-  return (uint32_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 40) & (SCR_CACHE_ENTRIES - 1);
-}
-
-const scr_program *scr_cache_find(const scr_group *g, uint64_t key) {
-  for (uint32_t i = cache_index(key);; i = (i + 1) & (SCR_CACHE_ENTRIES - 1)) {
-    uint64_t k = atomic_load_explicit(&g->cache[i].key, memory_order_acquire);
-    if (k == key) return g->cache[i].program;
-    if (k == 0) return NULL;
-  }
-}
-
-/* Called by one thread at a time: Go holds the group's mutex. */
-bool scr_cache_insert(scr_group *g, uint64_t key, scr_program *p) {
-  if (atomic_load_explicit(&g->cached, memory_order_relaxed) >= SCR_CACHE_ENTRIES / 4 * 3) return false;
-  uint32_t i = cache_index(key);
-  while (atomic_load_explicit(&g->cache[i].key, memory_order_relaxed) != 0) i = (i + 1) & (SCR_CACHE_ENTRIES - 1);
-  g->cache[i].program = p;
-  atomic_store_explicit(&g->cache[i].key, key, memory_order_release);
-  atomic_fetch_add_explicit(&g->cached, 1, memory_order_relaxed);
-  return true;
-}
-
-uint32_t scr_cache_entries(const scr_group *g) { return atomic_load_explicit(&g->cached, memory_order_relaxed); }
 
 void scr_group_counters(const scr_group *g, scr_counters *out) {
   out->sleeps = atomic_load_explicit(&g->sleeps, memory_order_relaxed);

@@ -22,16 +22,18 @@ static void push(scr_run **head, scr_run **tail, scr_run *r) {
 static void unlink_run(scr_run **head, scr_run **tail, scr_run *r) {
   scr_run *before = NULL;
   for (scr_run **at = head; *at; before = *at, at = &(*at)->next) {
+    SCR_STEP();
     if (*at != r) continue;
     *at = r->next;
-    if (tail && *tail == r) *tail = before;
+    if (*tail == r) *tail = before;
     r->next = NULL;
     return;
   }
 }
 
+/* Peers grant, and send, in the order of announcements as long as recvs are posted in that order: then it is the first. */
 static scr_run *find_id(scr_run *list, uint64_t id) {
-  while (list && list->id != id) list = list->next;
+  for (; list && list->id != id; list = list->next) SCR_STEP();
   return list;
 }
 
@@ -103,14 +105,13 @@ static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint6
   }
   r->id = id;
   r->matched = true;
-  r->next = ch->receiving;
-  ch->receiving = r;
+  push(&ch->receiving, &ch->receiving_tail, r);
   return queue_grant(ch, id) ? 0 : SCR_INCIDENT_MEMORY;
 }
 
 static scr_run *posted_for(scr_group *g, int32_t from, int32_t tag) {
   scr_run *r = g->recv_head;
-  while (r && !((r->root == from || r->root == SAGECOMM_ANY_SOURCE) && r->tag == tag)) r = r->next;
+  for (; r && !((r->root == from || r->root == SAGECOMM_ANY_SOURCE) && r->tag == tag); r = r->next) SCR_STEP();
   return r;
 }
 
@@ -156,17 +157,22 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
     case SCR_FRAME_GRANT:
       r = find_id(ch->waiting, f->id);
       if (r == NULL) return SCR_INCIDENT_GARBAGE;
-      unlink_run(&ch->waiting, NULL, r);
+      unlink_run(&ch->waiting, &ch->waiting_tail, r);
       scr_note_met(r);
       push(&ch->granted_head, &ch->granted_tail, r);
       return 0;
     case SCR_FRAME_DATA:
       r = find_id(ch->receiving, f->id);
+      *culprit = r;
+#ifdef SCR_MUTANT_LENGTH_BELIEVED
+      if (r == NULL) return SCR_INCIDENT_GARBAGE;
+#else
       if (r == NULL || f->bytes > r->bytes - r->moved) return SCR_INCIDENT_GARBAGE;
+#endif
       move(&r->out, r->moved, (unsigned char *)(uintptr_t)data, f->bytes, false);
       r->moved += f->bytes;
       if (r->moved == r->bytes) {
-        unlink_run(&ch->receiving, NULL, r);
+        unlink_run(&ch->receiving, &ch->receiving_tail, r);
         finish(g, r, SAGECOMM_OK);
       }
       return 0;
@@ -279,8 +285,7 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
       ch->eager_sent += n;
       finish(g, r, SAGECOMM_OK);
     } else {
-      r->next = ch->waiting;
-      ch->waiting = r;
+      push(&ch->waiting, &ch->waiting_tail, r);
     }
   }
   return moved;
@@ -298,6 +303,7 @@ static int take_in(scr_group *g, int32_t p, int64_t *budget, bool *moved, scr_ru
     if (data == NULL) break;
     int rc = take_frame(g, p, &f, data, culprit);
     if (rc) return rc;
+    *culprit = NULL; /* it may be complete and its memory another operation's: what comes next is not its doing */
     scr_fifo_take(ch, f.bytes);
     if (f.type == SCR_FRAME_DATA) scr_fifo_publish(g, p); /* the peer fills this room while we empty the next */
     *budget -= (int64_t)f.bytes + FRAME_COST;
@@ -323,7 +329,11 @@ int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culp
       }
       moved |= scr_fifo_publish(g, p);
       g->p2p_turn = p + 1 < g->size ? p + 1 : 0; /* who comes too late in this pass is the first of the next */
+#ifdef SCR_MUTANT_ENDLESS_PASS
+      budget = SCR_PASS_BYTES;
+#else
       if (budget <= 0) return SCR_YIELDED;
+#endif
     }
   }
   return atomic_load_explicit(&g->messages, memory_order_relaxed) ? SCR_BLOCKED : SCR_IDLE;
@@ -362,18 +372,24 @@ static void drop_all(scr_group *g, scr_run **head, scr_run **tail) {
     *head = r->next;
     finish(g, r, scr_copy_error(g, NULL));
   }
-  if (tail) *tail = NULL;
+  *tail = NULL;
 }
 
-/* The group is down: peers touch rings only, never the buffers, so all that is unfinished can end at once. */
+/* The group is down: peers touch fifos only, never the buffers, so all that is unfinished can end at once, after one pass
+ * over what the peers had published. What the pass meets is the group's failure no more. */
 void scr_p2p_drain(scr_group *g) {
+  int32_t peer;
+  scr_run *culprit;
+  if (atomic_load_explicit(&g->messages, memory_order_relaxed) != 0) {
+    scr_p2p_progress(g, SCR_PASS_BYTES, &peer, &culprit);
+  }
   drop_all(g, &g->recv_head, &g->recv_tail);
   for (int32_t p = 0; p < g->size; p++) {
     scr_p2p_pair *ch = &g->pair[p];
     drop_all(g, &ch->send_head, &ch->send_tail);
     drop_all(g, &ch->granted_head, &ch->granted_tail);
-    drop_all(g, &ch->waiting, NULL);
-    drop_all(g, &ch->receiving, NULL);
+    drop_all(g, &ch->waiting, &ch->waiting_tail);
+    drop_all(g, &ch->receiving, &ch->receiving_tail);
   }
 }
 

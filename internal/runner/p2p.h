@@ -3,7 +3,7 @@
 #ifndef SCR_P2P_H
 #define SCR_P2P_H
 
-#include "internal.h"
+#include "wait.h"
 
 enum {
   SCR_FRAME_EAGER = 1, /* the message itself */
@@ -48,6 +48,17 @@ struct scr_grant {
   uint64_t id;
 };
 
+int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);
+/* What one pass over the messages may cost, in bytes copied: about 0.1 ms. */
+#define SCR_PASS_BYTES (1024 * 1024)
+/* Under the message lock: moves what can be moved, about `budget` bytes: SCR_YIELDED when there may be more. SCR_IDLE
+ * when nothing is unfinished, SCR_BLOCKED, SCR_NEEDS_FIFO (*peer), or a incident code (*culprit). */
+int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culprit);
+void scr_p2p_drain(scr_group *g);
+/* Under the message lock: gives all unfinished messages more time. */
+void scr_p2p_extend(scr_group *g, scr_stop stop);
+int scr_p2p_wait(scr_group *g, scr_run *r, int64_t slice_end);
+void scr_p2p_free(scr_group *g);
 /* p2p.c, p2p_issue.c; under the message lock. 0 or a incident code; SCR_BLOCKED from scan where all is well. */
 int scr_p2p_post(scr_group *g, scr_run *r);
 int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit);

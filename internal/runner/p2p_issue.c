@@ -2,6 +2,7 @@
  * order of collectives and never wait behind one. */
 #include <sched.h>
 
+#include "engine.h"
 #include "p2p.h"
 
 static bool down(const scr_group *g) { return atomic_load_explicit(&g->word, memory_order_acquire) & SCR_DOWN; }
@@ -211,7 +212,11 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
     /* Several threads may sleep: peers look whether any does. */
     atomic_fetch_add_explicit(&g->shared->p2p.waits_for, 1, memory_order_seq_cst);
     int32_t peer;
+#ifdef SCR_MUTANT_LOOK_GIVES_WAY
+    again = pass(g, SCR_PASS_BYTES, false);
+#else
     again = pass(g, SCR_PASS_BYTES, true); /* whoever holds the lock may have looked at the rings before a frame came */
+#endif
     int code = again || done(r) ? 0 : p2p_health(g, r, now, &peer);
     if (code > 0) report(g, r, code, peer);
     if (!again && code == 0 && !done(r) && atomic_load_explicit(&g->shared->p2p.bell, memory_order_seq_cst) == bell) {
@@ -239,7 +244,7 @@ int scr_p2p_wait(scr_group *g, scr_run *r, int64_t slice_end) {
   atomic_fetch_add_explicit(&r->waiters, 1, memory_order_seq_cst);
   /* Complete by now, it keeps nothing open, and the group may have gone before this thread was counted. */
   int rc = SCR_FINISHED;
-  if (!done(r)) {
+  if (!(atomic_load_explicit(&r->state, memory_order_seq_cst) & SCR_DONE)) { /* see scr_group_unfinished() */
     learn_from(g, r);
     rc = wait_for(g, r, slice_end);
   }

@@ -3,8 +3,11 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "internal.h"
+#include "bell.h"
+#include "runner.h"
+#include "shared_block.h"
 
 /* As long as a chunk: what is measured is memory that caches hold. */
 #define BYTES (128 * 1024)

@@ -1,76 +1,7 @@
 /* program.c: the interpreter. A run is a cursor (position of the pipeline, stage) over its program; every stage first
  * waits for the flags it needs, without side effects, and then moves its chunk, so that a blocked stage can simply be
  * entered again. Called under the drive lock; never sleeps. */
-#include "program.h"
-
-/* ---- addresses ---- */
-
-static inline scr_slot *small_slot(const scr_shared_block *b, uint64_t ticket) {
-  return (scr_slot *)(void *)((unsigned char *)(uintptr_t)b->small + (ticket % SCR_SMALL_SLOTS) * SCR_SMALL_STRIDE);
-}
-
-/* The peer has stored the large slots' offset before it filled the first slot of it; until then there is nothing to see. */
-static unsigned char *large_slots(scr_peer *p) {
-  if (SCR_UNLIKELY(p->large == NULL)) {
-    uint64_t offset = atomic_load_explicit(&p->shared->large, memory_order_acquire);
-    if (offset == 0 || !scr_inside(p, offset, SCR_LARGE_SLOTS * (uint64_t)SCR_LARGE_STRIDE)) return NULL;
-    p->large = p->arena + offset;
-  }
-  return p->large;
-}
-
-static inline scr_slot *slot_of(scr_peer *p, int large, uint64_t ticket) {
-  if (large == 0) return small_slot(p->shared, ticket);
-  unsigned char *base = large_slots(p);
-  return base ? (scr_slot *)(void *)(base + (ticket % SCR_LARGE_SLOTS) * SCR_LARGE_STRIDE) : NULL;
-}
-
-static inline unsigned char *slot_data(scr_slot *s, int large, uint64_t bytes) {
-  if (large == 1) return (unsigned char *)s + SCR_LARGE_DATA;
-  return bytes <= SCR_INLINE_BYTES ? s->inline_data : (unsigned char *)s + SCR_SMALL_DATA;
-}
-
-static inline _Atomic uint64_t *slot_reduced(scr_slot *s) {
-  return (_Atomic uint64_t *)(void *)((unsigned char *)s + SCR_LARGE_REDUCED);
-}
-
-static inline _Atomic uint64_t *consumed_word(const scr_peer *p, int large) {
-  return large == 0 ? &p->shared->consumed0 : &p->shared->consumed1;
-}
-
-/* ---- the parts of a chunk ---- */
-
-/* Where chunk k begins in the buffer, or in each block; and what of it there is in one of `bytes`. */
-static inline uint64_t chunk_at(const scr_run *r, uint64_t k) { return r->base + k * r->program->chunk; }
-
-static inline uint64_t piece_of(const scr_run *r, uint64_t bytes, uint64_t k) {
-  uint64_t at = chunk_at(r, k);
-  return at >= bytes ? 0 : scr_min(r->program->chunk, bytes - at);
-}
-
-/* The chunk of the buffer, or of the longest block. */
-static inline uint64_t chunk_bytes(const scr_run *r, uint64_t k) { return piece_of(r, r->longest, k); }
-
-/* How far pieces of blocks are apart in a slot: a line or more, where they are that long. */
-static inline uint64_t stride_of(uint64_t piece) { return piece < 64 ? piece : (piece + 63) & ~UINT64_C(63); }
-
-/* The same of chunk k. Behind heads it is always that of a full chunk: the first one is published before the longest block
- * of all ranks is known. */
-static inline uint64_t pieces_apart(const scr_run *r, uint64_t k) {
-  return r->program->n_heads ? r->program->chunk : stride_of(chunk_bytes(r, k));
-}
-
-/* Which of the pieces in the slot of `from` is that for `to`. It has none for itself. */
-static inline uint64_t piece_index(const scr_group *g, int32_t from, int32_t to) {
-  return (uint64_t)(to > from ? to - from - 1 : to - from - 1 + g->size);
-}
-
-/* Share i of a chunk of n bytes: equal pieces, multiples of 64 bytes, the last ones shorter or empty. */
-static inline void share_of(uint64_t n, int32_t size, int32_t i, uint64_t *from, uint64_t *len) {
-  uint64_t piece = ((n + (uint64_t)size - 1) / (uint64_t)size + 63) & ~UINT64_C(63);
-  *from = scr_min((uint64_t)i * piece, n);
-  *len = scr_min((uint64_t)(i + 1) * piece, n) - *from;
-}
+#include "slots.h"
 
 /* ---- flags ---- */
 
@@ -98,9 +29,13 @@ static int await_filled(scr_group *g, scr_run *r, int large, int32_t p, uint64_t
 }
 
 /* Before a slot is written again, every rank must have consumed what lay in it. */
-static int await_consumed(scr_group *g, scr_run *r, int large, uint64_t ticket) {
+int scr_await_consumed(scr_group *g, scr_run *r, int large, uint64_t ticket) {
   uint64_t slots = large == 0 ? SCR_SMALL_SLOTS : SCR_LARGE_SLOTS;
+#ifdef SCR_MUTANT_SLOT_REUSED
+  return 0;
+#else
   if (ticket < slots) return 0;
+#endif
   uint64_t need = ticket - slots + 1;
   for (int32_t p = 0; p < g->size; p++) {
     scr_peer *peer = &g->peer[p];
@@ -116,7 +51,7 @@ static int await_consumed(scr_group *g, scr_run *r, int large, uint64_t ticket) 
 /* ---- stages ---- */
 
 /* Copies [offset, offset + n) of the input to dst, scaled for PREMUL_SUM. */
-static void copy_in(scr_run *r, uint64_t offset, uint64_t n, unsigned char *dst) {
+void scr_copy_in(scr_run *r, uint64_t offset, uint64_t n, unsigned char *dst) {
   const scr_program *pg = r->program;
   while (n > 0) {
     uint64_t len;
@@ -132,7 +67,7 @@ static void copy_in(scr_run *r, uint64_t offset, uint64_t n, unsigned char *dst)
   }
 }
 
-static void copy_out(scr_run *r, uint64_t offset, uint64_t n, const unsigned char *src) {
+void scr_copy_out(scr_run *r, uint64_t offset, uint64_t n, const unsigned char *src) {
   const scr_program *pg = r->program;
   while (n > 0) {
     uint64_t len;
@@ -144,7 +79,7 @@ static void copy_out(scr_run *r, uint64_t offset, uint64_t n, const unsigned cha
   }
 }
 
-static void mark_filled(scr_group *g, scr_run *r, int large, scr_slot *s, uint64_t ticket) {
+void scr_mark_filled(scr_group *g, scr_run *r, int large, scr_slot *s, uint64_t ticket) {
   s->hash = r->hash;
   s->consumed = atomic_load_explicit(consumed_word(&g->peer[g->rank], large), memory_order_relaxed);
   scr_store_flag(&s->filled, ticket + 1);
@@ -153,26 +88,26 @@ static void mark_filled(scr_group *g, scr_run *r, int large, scr_slot *s, uint64
 }
 
 /* Chunk k of this rank's blocks into the slot of a ticket, where all others have consumed what lay there. */
-static void publish_blocks(scr_group *g, scr_run *r, uint64_t k, uint64_t ticket) {
+void scr_publish_blocks(scr_group *g, scr_run *r, uint64_t k, uint64_t ticket) {
   const scr_program *pg = r->program;
   scr_slot *s = slot_of(&g->peer[g->rank], pg->large, ticket);
   uint64_t stride = pieces_apart(r, k), at = chunk_at(r, k);
   unsigned char *data = slot_data(s, pg->large, (uint64_t)(g->size - 1) * stride);
   for (int32_t i = 1; i < g->size; i++, data += stride) {
     int32_t to = (g->rank + i) % g->size;
-    copy_in(r, scr_block_at(&r->in_blocks, to) + at, piece_of(r, scr_block_bytes(&r->in_blocks, to), k), data);
+    scr_copy_in(r, scr_block_at(&r->in_blocks, to) + at, piece_of(r, scr_block_bytes(&r->in_blocks, to), k), data);
   }
-  mark_filled(g, r, pg->large, s, ticket);
+  scr_mark_filled(g, r, pg->large, s, ticket);
 }
 
 static int publish(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   const scr_program *pg = r->program;
   if (r->ahead && k == 0) return 0;
   uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k);
-  int rc = await_consumed(g, r, pg->large, ticket);
+  int rc = scr_await_consumed(g, r, pg->large, ticket);
   if (SCR_UNLIKELY(rc)) return rc;
   if (pg->input_blocks) {
-    publish_blocks(g, r, k, ticket);
+    scr_publish_blocks(g, r, k, ticket);
     return 0;
   }
   scr_slot *s = slot_of(&g->peer[g->rank], pg->large, ticket);
@@ -181,12 +116,12 @@ static int publish(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   if (st->skip_own) {
     uint64_t from, len;
     share_of(n, g->size, g->rank, &from, &len);
-    copy_in(r, at, from, data);
-    copy_in(r, at + from + len, n - from - len, data + from + len);
+    scr_copy_in(r, at, from, data);
+    scr_copy_in(r, at + from + len, n - from - len, data + from + len);
   } else if (n > 0) {
-    copy_in(r, at, n, data);
+    scr_copy_in(r, at, n, data);
   }
-  mark_filled(g, r, pg->large, s, ticket);
+  scr_mark_filled(g, r, pg->large, s, ticket);
   return 0;
 }
 
@@ -235,7 +170,7 @@ static void reduce_block(scr_group *g, scr_run *r, uint64_t k) {
 }
 
 /* Waits until all others have filled their slots. */
-static int await_others(scr_group *g, scr_run *r, int large, uint64_t ticket) {
+int scr_await_others(scr_group *g, scr_run *r, int large, uint64_t ticket) {
   for (int32_t i = 1; i < g->size; i++) {
     int rc = await_filled(g, r, large, (g->rank + i) % g->size, ticket);
     if (SCR_UNLIKELY(rc)) return rc;
@@ -246,7 +181,7 @@ static int await_others(scr_group *g, scr_run *r, int large, uint64_t ticket) {
 static int reduce(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   const scr_program *pg = r->program;
   uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k), from = 0, len = n;
-  int rc = await_others(g, r, pg->large, ticket);
+  int rc = scr_await_others(g, r, pg->large, ticket);
   if (SCR_UNLIKELY(rc)) return rc;
   if (pg->input_blocks) {
     reduce_block(g, r, k);
@@ -295,8 +230,8 @@ static int collect(scr_group *g, scr_run *r, uint64_t k) {
   const unsigned char *mine = slot_data(slot_of(&g->peer[g->rank], pg->large, ticket), pg->large, n);
   uint64_t from, len;
   share_of(n, g->size, g->rank, &from, &len);
-  copy_out(r, at, from, mine);
-  copy_out(r, at + from + len, n - from - len, mine + from + len);
+  scr_copy_out(r, at, from, mine);
+  scr_copy_out(r, at + from + len, n - from - len, mine + from + len);
   return 0;
 }
 
@@ -315,11 +250,11 @@ static void read_one(scr_group *g, scr_run *r, int32_t p, uint64_t k) {
   } else {
     data = slot_data(s, pg->large, n);
   }
-  copy_out(r, out, n, data);
+  scr_copy_out(r, out, n, data);
 }
 
 /* Input straight to output: [from, from + n) of this rank's own block. */
-static void copy_across(scr_group *g, scr_run *r, uint64_t from, uint64_t n) {
+void scr_copy_across(scr_group *g, scr_run *r, uint64_t from, uint64_t n) {
   const scr_program *pg = r->program;
   uint64_t at = pg->input_blocks ? scr_block_at(&r->in_blocks, g->rank) + from : from;
   uint64_t out = pg->output_blocks ? scr_block_at(&r->out_blocks, g->rank) + from : from;
@@ -341,7 +276,7 @@ static void copy_across(scr_group *g, scr_run *r, uint64_t from, uint64_t n) {
 static void copy_own(scr_group *g, scr_run *r, uint64_t k) {
   const scr_program *pg = r->program;
   uint64_t mine = pg->output_blocks ? scr_block_bytes(&r->out_blocks, g->rank) : r->longest;
-  copy_across(g, r, chunk_at(r, k), piece_of(r, mine, k));
+  scr_copy_across(g, r, chunk_at(r, k), piece_of(r, mine, k));
 }
 
 static int read_chunks(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
@@ -352,85 +287,10 @@ static int read_chunks(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k
     read_one(g, r, r->root, k);
     return 0;
   }
-  int rc = await_others(g, r, r->program->large, ticket);
+  int rc = scr_await_others(g, r, r->program->large, ticket);
   if (SCR_UNLIKELY(rc)) return rc;
   for (int32_t i = 1; i < g->size; i++) read_one(g, r, (g->rank + i) % g->size, k);
   copy_own(g, r, k);
-  return 0;
-}
-
-/* ---- the heads of blocks ----
- *
- * In one slot of the small slots: the length of this rank's longest block, the lengths of all its blocks, then the heads of
- * the blocks for others. The lengths that the others tell make the number of chunks. A rank with a block that is longer
- * than a head knows that there are some, and publishes its first one with the heads, so that both take one round. */
-
-static inline uint64_t heads_at(const scr_group *g) { return (8 * ((uint64_t)g->size + 1) + 63) & ~UINT64_C(63); }
-
-static unsigned char *head_data(scr_slot *s) { return (unsigned char *)s + SCR_SMALL_DATA; }
-
-static int publish_heads(scr_group *g, scr_run *r) {
-  const scr_program *pg = r->program;
-  uint64_t longest = 0;
-  for (int32_t i = 0; i < g->size; i++) {
-    uint64_t n = scr_block_bytes(&r->in_blocks, i);
-    if (n > longest) longest = n;
-  }
-  bool ahead = longest > pg->head;
-  int rc = await_consumed(g, r, 0, r->ticket);
-  if (rc == 0 && ahead) rc = await_consumed(g, r, pg->large, g->ticket[pg->large]);
-  if (SCR_UNLIKELY(rc)) return rc;
-  scr_slot *s = slot_of(&g->peer[g->rank], 0, r->ticket);
-  unsigned char *data = head_data(s);
-  uint64_t *lengths = (uint64_t *)(void *)data;
-  for (int32_t i = 0; i < g->size; i++) lengths[1 + i] = scr_block_bytes(&r->in_blocks, i);
-  lengths[0] = r->longest = longest;
-  r->base = pg->head;
-  r->ahead = ahead;
-  uint64_t stride = stride_of(scr_min(longest, pg->head));
-  data += heads_at(g);
-  for (int32_t i = 1; i < g->size; i++, data += stride) {
-    int32_t to = (g->rank + i) % g->size;
-    copy_in(r, scr_block_at(&r->in_blocks, to), scr_min(lengths[1 + to], pg->head), data);
-  }
-  mark_filled(g, r, 0, s, r->ticket);
-  if (ahead) publish_blocks(g, r, 0, g->ticket[pg->large]);
-  return 0;
-}
-
-/* What is read may be written by its owner at any time, so it is read once. */
-static int read_heads(scr_group *g, scr_run *r) {
-  const scr_program *pg = r->program;
-  int rc = await_others(g, r, 0, r->ticket);
-  if (SCR_UNLIKELY(rc)) return rc;
-  uint64_t all = r->longest;
-  for (int32_t i = 1; i < g->size; i++) {
-    int32_t p = (g->rank + i) % g->size;
-    const unsigned char *data = head_data(slot_of(&g->peer[p], 0, r->ticket));
-    const volatile uint64_t *lengths = (const volatile uint64_t *)(const void *)data;
-    uint64_t longest = lengths[0], theirs = lengths[1 + g->rank], mine = scr_block_bytes(&r->out_blocks, p);
-    r->peer = p;
-    if (SCR_UNLIKELY(theirs != mine)) {
-      r->need = theirs;
-      r->expected = mine;
-      return SCR_INCIDENT_SPLIT;
-    }
-    if (SCR_UNLIKELY(longest < theirs || longest > INT64_MAX)) return SCR_INCIDENT_BAD_LONGEST;
-    if (longest > all) all = longest;
-    uint64_t stride = stride_of(scr_min(longest, pg->head));
-    copy_out(r, scr_block_at(&r->out_blocks, p), scr_min(mine, pg->head),
-             data + heads_at(g) + piece_index(g, p, g->rank) * stride);
-  }
-  copy_across(g, r, 0, scr_min(scr_block_bytes(&r->in_blocks, g->rank), pg->head));
-  scr_store_flag(consumed_word(&g->peer[g->rank], 0), r->ticket + 1);
-  SCR_FAULT(SCR_FAULT_PUBLISHED);
-  scr_wake_readers(g);
-  /* All ranks come to the same number. */
-  r->longest = all;
-  r->stream_out = all >= g->stream_bytes;
-  r->chunks = all <= pg->head ? 0 : (all - pg->head + pg->chunk - 1) / pg->chunk;
-  r->ticket = g->ticket[pg->large];
-  g->ticket[pg->large] += r->chunks;
   return 0;
 }
 
@@ -467,7 +327,8 @@ void scr_run_start(scr_group *g, scr_run *r) {
   r->head = 0;
   r->stage = 0;
   r->ahead = false;
-  r->deadline_ns = 0;
+  atomic_store_explicit(&r->deadline_ns, 0, memory_order_relaxed); /* the run of the fast path has had others before */
+  atomic_store_explicit(&r->extended_ns, 0, memory_order_relaxed);
   r->stream_out =
       r->bytes >= g->stream_bytes && r->out.n > 0 && (r->in.n == 0 || r->in.list[0].data != r->out.list[0].data);
   if (g->size > 1) g->ticket[large] += tickets;
@@ -493,7 +354,7 @@ static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
     case SCR_READ:
       return read_chunks(g, r, st, k);
     case SCR_AWAIT:
-      return await_others(g, r, r->program->large, r->ticket + k);
+      return scr_await_others(g, r, r->program->large, r->ticket + k);
     default:
       copy_own(g, r, k);
       return 0;
@@ -504,7 +365,7 @@ int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {
   const scr_program *pg = r->program;
   if (pg->messages) return scr_sendrecv_advance(g, r, until_ns);
   for (; SCR_UNLIKELY(r->stage < pg->n_heads); r->stage++) {
-    int rc = pg->stage[r->stage].action == SCR_PUBLISH ? publish_heads(g, r) : read_heads(g, r);
+    int rc = pg->stage[r->stage].action == SCR_PUBLISH ? scr_publish_heads(g, r) : scr_read_heads(g, r);
     if (rc) return rc;
   }
   for (; r->head < r->chunks + pg->max_lag; r->head++, r->stage = pg->n_heads) {

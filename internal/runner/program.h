@@ -3,6 +3,7 @@
 #define SCR_PROGRAM_H
 
 #include "recorder.h"
+#include "wait.h"
 
 /* Bytes from `offset` on that lie together, at most `want`. */
 static inline unsigned char *scr_span(scr_segments *s, uint64_t offset, uint64_t want, uint64_t *got) {
@@ -17,6 +18,17 @@ static inline unsigned char *scr_span(scr_segments *s, uint64_t offset, uint64_t
   *got = left < want ? left : want;
   return (unsigned char *)segment->data + (offset - s->base);
 }
+
+void scr_run_start(scr_group *g, scr_run *r);
+/* Goes on until the run is finished or blocked, or until_ns (0: never) has passed. Under the drive lock. */
+int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns);
+
+/* How many bytes are cut into chunks: the longest block that this rank knows of. */
+uint64_t scr_sendrecv_longest(const scr_group *g, const scr_run *r);
+/* As scr_run_advance(), of a program of messages. */
+int scr_sendrecv_advance(scr_group *g, scr_run *r, int64_t until_ns);
+/* Whether what a rank says that it sleeps for, in a channel from or to `awaited`, is there. */
+bool scr_channel_is_there(const scr_group *g, int32_t rank, int32_t awaited, uint32_t word);
 
 static inline uint64_t scr_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 

@@ -12,7 +12,7 @@
 #ifndef SCR_RECORDER_H
 #define SCR_RECORDER_H
 
-#include "internal.h"
+#include "group.h"
 #include "stats.h"
 #include "ticks.h"
 #include "trace.h"

@@ -63,7 +63,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// This file serves tests only, as kernels_testing.go.
+// This file serves tests only: a file whose name ends in _test.go may not use cgo. The linker leaves it out of the
+// library.
 
 // recording is a group that does nothing but record.
 type recording struct{ Group }

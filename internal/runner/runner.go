@@ -25,6 +25,7 @@ import (
 	"unsafe"
 
 	"sagecomm/internal/coll"
+	_ "sagecomm/internal/kernels" // the C of this package calls the C of that one
 )
 
 // Environ is the process's environment as C sees it now. os.Environ is the one at the time the library was loaded.

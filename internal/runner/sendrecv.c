@@ -4,7 +4,7 @@
  * taken at once, and its bytes may be overwritten. Called under the drive lock; never sleeps. */
 #include <stdlib.h>
 
-#include "program.h"
+#include "regions.h"
 
 /* ---- channels ---- */
 
@@ -27,9 +27,12 @@ static inline _Atomic uint64_t *offset_word(const scr_group *g, int32_t from, in
 static const scr_channel *channel_between(const scr_group *g, int32_t from, int32_t to, uint32_t channel) {
   uint64_t offset = atomic_load_explicit(offset_word(g, from, to, channel), memory_order_acquire);
   const scr_peer *p = &g->peer[from];
-  return offset != 0 && scr_inside(p, offset, sizeof(scr_channel))
-             ? (const scr_channel *)(const void *)(p->arena + offset)
-             : NULL;
+#ifdef SCR_MUTANT_CHANNEL_BELIEVED
+  bool inside = true;
+#else
+  bool inside = scr_inside(p, offset, sizeof(scr_channel));
+#endif
+  return offset != 0 && inside ? (const scr_channel *)(const void *)(p->arena + offset) : NULL;
 }
 
 void scr_group_set_channel(scr_group *g, int32_t peer, int32_t channel, uint64_t offset) {
@@ -73,13 +76,23 @@ static int bad(scr_run *r, int code, int32_t peer, uint32_t channel) {
 static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) {
   scr_channels *e = &g->channels[peer];
   uint64_t sent = e->sent[channel];
+#ifdef SCR_MUTANT_PLACE_REUSED
+  if (e) return 0;
+#else
   if (sent - e->taken_seen[channel] < SCR_CHANNEL_PLACES) return 0;
+#endif
   _Atomic uint64_t *taken = taken_word(g, peer, g->rank, channel);
+#ifdef SCR_MUTANT_WAITS_FOR_MESSAGE
+  r->channel = SCR_SLEEP_CHANNEL(channel, 0);
+#else
   r->channel = SCR_SLEEP_CHANNEL(channel, 1);
+#endif
   int rc = scr_await(g, r, taken, sent - SCR_CHANNEL_PLACES + 1, peer);
   if (rc) return rc;
   uint64_t seen = atomic_load_explicit(taken, memory_order_acquire);
+#ifndef SCR_MUTANT_TAKEN_BELIEVED
   if (SCR_UNLIKELY(seen > sent)) return bad(r, SCR_INCIDENT_BAD_TAKEN, peer, channel);
+#endif
   e->taken_seen[channel] = seen;
   return 0;
 }
@@ -87,7 +100,7 @@ static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) 
 /* Waits for the next message of a rank and compares its header with what must come: `bytes`, of blocks of which the
  * longest has `block`. The peer may write there at any time, so what is compared is read once. */
 static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block,
-                     const unsigned char **data) {
+                         const unsigned char **data) {
   scr_channels *e = &g->channels[peer];
   r->channel = SCR_SLEEP_CHANNEL(channel, 0);
   if (SCR_UNLIKELY(e->in[channel] == NULL)) { /* with the first message comes the channel */
@@ -103,13 +116,21 @@ static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channe
   const volatile scr_place *header = p;
   uint64_t filled = atomic_load_explicit(&p->filled, memory_order_acquire), theirs = header->block;
   r->peer = peer;
+#ifndef SCR_MUTANT_CALLS_NOT_COMPARED
   if (SCR_UNLIKELY(header->hash != r->hash)) return SCR_INCIDENT_MISMATCH;
+#endif
   if (SCR_UNLIKELY(theirs != block && r->kind == SAGECOMM_ALL_TO_ALL)) {
     r->need = theirs;
     r->expected = block;
     return SCR_INCIDENT_SPLIT;
   }
+#if defined SCR_MUTANT_HEADER_BELIEVED
+  if (SCR_UNLIKELY(filled != number)) {
+#elif defined SCR_MUTANT_NUMBER_BELIEVED
+  if (SCR_UNLIKELY(filled < number || theirs != block || header->bytes != bytes)) {
+#else
   if (SCR_UNLIKELY(filled != number || theirs != block || header->bytes != bytes)) {
+#endif
     return bad(r, SCR_INCIDENT_BAD_MESSAGE, peer, channel);
   }
   *data = data_of(p);
@@ -134,17 +155,6 @@ static void take(scr_group *g, int32_t peer, uint32_t channel) {
   wake(g, peer);
 }
 
-/* ---- where regions lie: message.Plan.Extent ---- */
-
-/* The length of the block that a region is a part of. */
-static uint64_t block_bytes(const scr_run *r, const scr_region *x) {
-  if (r->kind == SAGECOMM_ALL_TO_ALL) {
-    return scr_block_bytes(x->space == SCR_INPUT ? &r->in_blocks : &r->out_blocks, x->block);
-  }
-  if (SCR_LIKELY(!r->uneven)) return r->bytes;
-  return scr_block_bytes(r->in_blocks.at ? &r->in_blocks : &r->out_blocks, x->block);
-}
-
 uint64_t scr_sendrecv_longest(const scr_group *g, const scr_run *r) {
   if (r->kind != SAGECOMM_ALL_TO_ALL) return r->bytes;
   uint64_t longest = 0;
@@ -154,115 +164,6 @@ uint64_t scr_sendrecv_longest(const scr_group *g, const scr_run *r) {
     if (out > longest) longest = out;
   }
   return longest;
-}
-
-/* Whether all blocks of an all_to_all are equally long, as far as this rank sees. */
-static bool blocks_are_equal(const scr_group *g, const scr_run *r) {
-  for (int32_t i = 0; i < g->size; i++) {
-    if (scr_block_bytes(&r->in_blocks, i) != r->longest || scr_block_bytes(&r->out_blocks, i) != r->longest)
-      return false;
-  }
-  return true;
-}
-
-/* Of the chunk of n bytes: where a piece begins. */
-static inline uint64_t piece_at(uint32_t piece, uint64_t each, uint64_t more, uint64_t n) {
-  return scr_min((piece * each + scr_min(piece, more)) * 64, n);
-}
-
-/* A region in chunk k: where the chunk begins in its block, where in it the region begins, and how long that is. */
-typedef struct extent {
-  uint64_t chunk, at, bytes;
-} extent;
-
-static inline extent extent_of(const scr_run *r, const scr_region *x, uint64_t k) {
-  const scr_program *pg = r->program;
-  uint64_t length = block_bytes(r, x), chunk = scr_min(k * pg->chunk, length);
-  uint64_t n = scr_min(length - chunk, pg->chunk), units = (n + 63) / 64;
-  uint32_t pieces = pg->messages->pieces;
-  if (x->first == 0 && x->count == pieces) return (extent){chunk, 0, n};
-  uint64_t each = units / pieces, more = units % pieces, at = piece_at(x->first, each, more, n);
-  return (extent){chunk, at, piece_at(x->first + x->count, each, more, n) - at};
-}
-
-static uint64_t bytes_of(const scr_run *r, const scr_region *x, uint32_t n, uint64_t k) {
-  uint64_t sum = 0;
-  for (uint32_t i = 0; i < n; i++) sum += extent_of(r, &x[i], k).bytes;
-  return sum;
-}
-
-/* The longest block that regions are a part of. */
-static uint64_t block_of(const scr_run *r, const scr_region *x, uint32_t n) {
-  uint64_t longest = 0;
-  for (uint32_t i = 0; i < n; i++) {
-    uint64_t bytes = block_bytes(r, &x[i]);
-    if (bytes > longest) longest = bytes;
-  }
-  return longest;
-}
-
-/* ---- memory ---- */
-
-/* Scratch memory: the cells of each set, then, where the input is scaled, chunks of what comes of it, as many as can be in
- * the pipeline. */
-static inline uint64_t n_scaled(const scr_group *g, const scr_program *pg) {
-  return pg->input_blocks ? (uint64_t)g->size : 1;
-}
-
-static unsigned char *scaled_at(const scr_group *g, const scr_run *r, int32_t block, uint64_t k) {
-  const scr_sendrecv *m = r->program->messages;
-  uint64_t cells = (uint64_t)m->cells * m->sets, n = n_scaled(g, r->program), set = k % (m->max_lag + UINT64_C(1));
-  uint64_t number = cells + set * n + (n > 1 ? (uint64_t)block : 0);
-  return g->scratch + number * r->cell;
-}
-
-static bool make_scratch(scr_group *g, scr_run *r) {
-  const scr_program *pg = r->program;
-  const scr_sendrecv *m = pg->messages;
-  r->cell = (scr_min(r->longest, pg->chunk) + 63) & ~UINT64_C(63);
-  uint64_t need = (uint64_t)m->cells * m->sets * r->cell;
-  if (pg->scale) need += n_scaled(g, pg) * (m->max_lag + UINT64_C(1)) * r->cell;
-  if (need <= g->scratch_bytes) return true;
-  free(g->scratch);
-  g->scratch = aligned_alloc(SCR_LINE, (need + SCR_LINE - 1) & ~(uint64_t)(SCR_LINE - 1));
-  g->scratch_bytes = g->scratch ? need : 0;
-  return g->scratch != NULL;
-}
-
-/* Goes over the bytes of several regions, piece by piece that lies together. */
-typedef struct cursor {
-  const scr_region *region;
-  uint32_t left; /* regions, the present one excluded */
-  extent at;     /* what is left of the present one */
-} cursor;
-
-static inline cursor cursor_at(const scr_run *r, const scr_region *list, uint32_t n, uint64_t k) {
-  return (cursor){list, n - 1, extent_of(r, list, k)};
-}
-
-/* At most `want` bytes; they stay in front of the cursor until skip(). */
-static unsigned char *peek(scr_group *g, scr_run *r, cursor *c, uint64_t k, uint64_t want, uint64_t *got) {
-  while (c->at.bytes == 0 && c->left > 0) {
-    c->left--;
-    c->at = extent_of(r, ++c->region, k);
-  }
-  const scr_program *pg = r->program;
-  const scr_region *x = c->region;
-  uint64_t n = scr_min(want, c->at.bytes), offset = c->at.chunk + c->at.at;
-  *got = n;
-  if (x->space == SCR_SCRATCH) {
-    return g->scratch + ((k % pg->messages->sets) * pg->messages->cells + x->cell) * r->cell + c->at.at;
-  }
-  if (x->space == SCR_OUTPUT) {
-    return scr_span(&r->out, offset + (pg->output_blocks ? scr_block_at(&r->out_blocks, x->block) : 0), n, got);
-  }
-  if (pg->scale) return scaled_at(g, r, x->block, k) + c->at.at;
-  return scr_span(&r->in, offset + (pg->input_blocks ? scr_block_at(&r->in_blocks, x->block) : 0), n, got);
-}
-
-static inline void skip(cursor *c, uint64_t n) {
-  c->at.at += n;
-  c->at.bytes -= n;
 }
 
 /* ---- steps ---- */
@@ -330,8 +231,13 @@ static int send(const where *w, const scr_step *s, const scr_region *from, uint6
   if (SCR_UNLIKELY(rc)) return rc;
   const scr_channels *e = &w->g->channels[s->peer];
   unsigned char *to = data_of(place_of(e->out[s->channel], e->sent[s->channel] + 1));
+#ifdef SCR_MUTANT_MESSAGE_BEFORE_BYTES
+  put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from));
+  if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);
+#else
   if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);
   put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from));
+#endif
   return 0;
 }
 
@@ -339,6 +245,10 @@ static int receive(const where *w, const scr_step *s, const scr_region *from, co
   const unsigned char *data;
   int rc = await_message(w->g, w->r, s->peer, s->channel, n, block_of(w->r, to, s->n_to), &data);
   if (SCR_UNLIKELY(rc)) return rc;
+#ifdef SCR_MUTANT_TAKEN_BEFORE_BYTES
+  take(w->g, s->peer, s->channel);
+  w->g->channels[s->peer].taken[s->channel]--;
+#endif
   if (n > 0) {
     cursor out = cursor_at(w->r, to, s->n_to, w->k);
     if (s->op == SCR_STEP_RECV) {

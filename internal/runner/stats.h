@@ -7,7 +7,7 @@
 #ifndef SCR_STATS_H
 #define SCR_STATS_H
 
-#include "internal.h"
+#include "group.h"
 
 typedef struct scr_stats_row {
   _Atomic uint64_t key;           /* 0: free; stored after the rest was zero */

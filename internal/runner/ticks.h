@@ -4,7 +4,7 @@
 #ifndef SCR_TICKS_H
 #define SCR_TICKS_H
 
-#include "internal.h"
+#include "bell.h"
 
 #if defined(__x86_64__) && !defined(SCR_NO_TSC)
 #define SCR_TSC 1

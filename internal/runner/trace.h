@@ -5,7 +5,7 @@
 #ifndef SCR_TRACE_H
 #define SCR_TRACE_H
 
-#include "internal.h"
+#include "group.h"
 #include "ticks.h"
 
 enum { SCR_TRACE_EVENTS = 16384 }; /* power of two; of each queue */

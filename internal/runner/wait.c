@@ -1,52 +1,8 @@
-/* wait.c: how the runner waits: spin (in program.c), then give the processor away, then sleep; and how it is woken. */
-#define _GNU_SOURCE
-#include <errno.h>
-#include <linux/futex.h>
+/* wait.c: how a driver waits for a peer: it spins (in program.h), then gives the processor away, then sleeps; and when it
+ * looks whether waiting still makes sense. */
 #include <sched.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "internal.h"
-
-int64_t scr_now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-/* Shared between processes, so not FUTEX_PRIVATE. Interruptions and stale values are the caller's to look at. */
-void scr_futex_wait(_Atomic uint32_t *word, uint32_t value, int64_t ns) {
-  if (ns <= 0) return;
-  struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
-  syscall(SYS_futex, (void *)word, FUTEX_WAIT, value, &t, NULL, 0);
-}
-
-void scr_futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, (void *)word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0); }
-
-bool scr_try_lock(_Atomic uint32_t *lock) {
-  return atomic_load_explicit(lock, memory_order_relaxed) == 0 &&
-         atomic_exchange_explicit(lock, 1, memory_order_acquire) == 0;
-}
-
-/* For sections of a few instructions, and one pass over the messages (p2p.c): the holder may have been preempted, so the
- * processor is soon given away. */
-void scr_spin_lock(_Atomic uint32_t *lock) {
-  for (uint32_t n = 0; !scr_try_lock(lock); n++) {
-    if (n < 64) {
-      scr_pause();
-    } else {
-      sched_yield();
-    }
-  }
-}
-
-void scr_spin_unlock(_Atomic uint32_t *lock) { atomic_store_explicit(lock, 0, memory_order_release); }
-
-void scr_bell_wake(_Atomic uint32_t *bell) {
-  atomic_fetch_add_explicit(bell, 1, memory_order_seq_cst);
-  scr_futex_wake(bell);
-}
+#include "wait.h"
 
 void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word) {
   scr_bell_wake((word & SCR_SLEEP_ENGINE) ? p->engine_bell : (_Atomic uint32_t *)&s->bell);

@@ -111,7 +111,18 @@ func (a *Arena) InUse() int64 {
 
 // Alloc takes n bytes, rounded up to pages, at a multiple of align (a power of two, at least a page). The memory is
 // there, mapped and zero.
-func (a *Arena) Alloc(n, align int64) (Range, error) {
+func (a *Arena) Alloc(n, align int64) (Range, error) { return a.alloc(n, align, a.ready) }
+
+// AllocLazily is Alloc for memory of which little may ever be used: pages come as they are written, still zero. In an arena
+// that is a file they come at once all the same, because a tmpfs that is full by then would end the write in SIGBUS.
+func (a *Arena) AllocLazily(n, align int64) (Range, error) {
+	if a.desc.Kind != Memfd {
+		return a.Alloc(n, align)
+	}
+	return a.alloc(n, align, a.punch) // a peer that wrote late may have brought pages back
+}
+
+func (a *Arena) alloc(n, align int64, ready func(Range) error) (Range, error) {
 	if n <= 0 || n > a.desc.Size || align < 0 || align&(align-1) != 0 || align > a.desc.Size {
 		return Range{}, fmt.Errorf("shmem: allocate %d bytes at a multiple of %d: bad size or alignment in an arena of %d bytes", n, align, a.desc.Size)
 	}
@@ -127,7 +138,7 @@ func (a *Arena) Alloc(n, align int64) (Range, error) {
 		return Range{}, fmt.Errorf("shmem: %s wanted, but of the arena's %s are %s in use and the longest free range has %s: raise SAGECOMM_ARENA_SIZE, or destroy groups that are not needed",
 			mib(n), mib(a.desc.Size), mib(used), mib(largest))
 	}
-	if err := a.ready(r); err != nil {
+	if err := ready(r); err != nil {
 		a.Free(r)
 		return Range{}, fmt.Errorf("shmem: reserve %s of shared memory (%s in use): %w", mib(r.Len), mib(used), err)
 	}

@@ -280,3 +280,37 @@ func unixSockets(t *testing.T) string {
 	}
 	return string(list)
 }
+
+// Memory that comes when it is written is zero and takes nothing from the system before.
+func TestLazyMemoryTakesNoPagesBeforeItIsWritten(t *testing.T) {
+	a, err := NewArena(Memfd, 64<<20, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	blocks := func() int64 {
+		var s unix.Stat_t
+		if err := unix.Fstat(a.fd, &s); err != nil {
+			t.Fatal(err)
+		}
+		return s.Blocks * 512
+	}
+	before := blocks()
+	r, err := a.AllocLazily(1<<20, 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := blocks() - before; took != 0 {
+		t.Errorf("1 MiB that nobody has written takes %d bytes", took)
+	}
+	a.Bytes(r)[4096*3] = 1
+	if took := blocks() - before; took <= 0 || took > 64<<10 {
+		t.Errorf("one written page takes %d bytes", took)
+	}
+	if err := a.Free(r); err != nil {
+		t.Fatal(err)
+	}
+	if took := blocks() - before; took != 0 {
+		t.Errorf("%d bytes stay after the range is free", took)
+	}
+}

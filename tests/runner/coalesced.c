@@ -192,3 +192,62 @@ void test_coalesced_failure(int n, waiting w, uint64_t seed) {
   size = n;
   run_ranks(n, w.spin, w.yield_us, seed, fails, NULL);
 }
+
+/* ---- the work of a call grows with its operations, not with their square ---- */
+
+#define SHORT 8192 /* longer than what goes eagerly, so that each send is announced */
+
+static uint64_t steps(void) {
+#ifdef SCR_COUNT_STEPS
+  return atomic_load(&scr_steps);
+#else
+  return 0;
+#endif
+}
+
+/* Sends n long p2p operations from rank 0 to rank 1 in one coalesced call and returns the steps of all searches. */
+static uint64_t exchange_many(rank *r, uint32_t n) {
+  static unsigned char memory[SHORT + 1]; /* what arrives is not looked at here */
+  sagecomm_segment s = {memory, SHORT + 1};
+  sagecomm_op *ops = calloc(n, sizeof *ops);
+  unsigned char *received = r->rank == 1 ? malloc(n * (size_t)(SHORT + 1)) : NULL;
+  sagecomm_segment *to = calloc(n, sizeof *to);
+  for (uint32_t i = 0; i < n; i++) {
+    ops[i] = (sagecomm_op){.dtype = SAGECOMM_UINT8, .flags = SAGECOMM_ASYNC, .root = 1 - r->rank, .tag = (int32_t)i};
+    if (r->rank == 0) {
+      ops[i].kind = SAGECOMM_SEND;
+      ops[i].n_in = 1;
+      ops[i].in = &s;
+    } else {
+      to[i] = (sagecomm_segment){received + i * (size_t)(SHORT + 1), SHORT + 1};
+      ops[i].kind = SAGECOMM_RECV;
+      ops[i].n_out = 1;
+      ops[i].out = &to[i];
+    }
+  }
+  meet();
+  uint64_t before = steps();
+  meet();
+  sagecomm_work work;
+  sagecomm_error err;
+  int32_t status = scr_issue_coalesced(r->handle, ops, n, &work, NULL, &err);
+  CHECK((status == SAGECOMM_PENDING ? complete(work, &err) : status) == SAGECOMM_OK);
+  meet();
+  uint64_t after = steps();
+  meet();
+  free(ops);
+  free(received);
+  free(to);
+  return after - before;
+}
+
+static void many(rank *r, void *arg) {
+  (void)arg;
+  uint64_t few = exchange_many(r, 100), lots = exchange_many(r, 400);
+  CHECK(lots <= 8 * few + 1000); /* with the square it is 16 times as many */
+}
+
+void test_steps_of_coalesced_p2p(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 2) run_ranks(n, w.spin, w.yield_us, seed, many, NULL);
+}

@@ -128,6 +128,53 @@ void test_wrong_offsets(int n, waiting w, uint64_t seed) {
   }
 }
 
+/* ---- a bad frame behind a good one: the operation that the good one was for is complete and not to blame ---- */
+
+static void blame(rank *r) {
+  sagecomm_error err;
+  int32_t value;
+  scr_run *culprit;
+  int32_t peer;
+  sagecomm_segment s = {&value, 4};
+  sagecomm_op op = {
+      .kind = SAGECOMM_RECV, .dtype = SAGECOMM_INT32, .root = size - 1, .flags = SAGECOMM_ASYNC, .n_out = 1, .out = &s};
+  sagecomm_work work;
+  CHECK(scr_issue(r->handle, &op, &work, NULL, &err) == SAGECOMM_PENDING);
+  scr_spin_lock(&r->group->p2p_lock);
+  meet(); /* the peer forges both frames */
+  meet();
+  CHECK(scr_p2p_progress(r->group, SCR_PASS_BYTES, &peer, &culprit) == SCR_INCIDENT_GARBAGE);
+  CHECK(peer == size - 1 && culprit == NULL);
+  scr_spin_unlock(&r->group->p2p_lock);
+  CHECK(complete(work, &err) == SAGECOMM_OK);
+}
+
+static void forge(const rank *r, const scr_frame *f, int64_t written);
+static void begin_messages(rank *r);
+
+static void good_then_bad(rank *r, void *arg) {
+  (void)arg;
+  begin_messages(r);
+  if (r->rank == 0) {
+    blame(r);
+  } else {
+    meet();
+    if (r->rank == size - 1) {
+      const scr_frame good = {
+          .type = SCR_FRAME_EAGER, .dtype = SAGECOMM_INT32, .bytes = 4, .total = 4, .id = r->group->pair[0].next_id};
+      forge(r, &good, 0);
+      forge(r, &(scr_frame){.type = SCR_FRAME_DATA, .bytes = 4, .total = 4, .id = 99}, 0);
+    }
+    meet();
+  }
+  meet();
+}
+
+void test_blame_of_a_bad_frame(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n > 1) run_ranks(n, w.spin, w.yield_us, seed, good_then_bad, NULL);
+}
+
 /* ---- frames ---- */
 
 typedef struct bad {

@@ -6,7 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../internal/runner/internal.h"
+#include "../../internal/runner/engine.h"
+#include "../../internal/runner/p2p.h"
+#include "../../internal/runner/program.h"
+#include "../../internal/runner/queue.h"
 
 #define MAX_RANKS 8
 #define ARENA_BYTES (UINT64_C(8) << 20) /* of each rank */

@@ -20,6 +20,7 @@ void test_uneven_is_refused(int size, waiting w, uint64_t seed);
 void test_blocked_for_long(int size, waiting w, uint64_t seed);
 /* coalesced.c */
 void test_coalesced(int size, waiting w, uint64_t seed);
+void test_steps_of_coalesced_p2p(int size, waiting w, uint64_t seed);
 void test_coalesced_failure(int size, waiting w, uint64_t seed);
 void test_coalesced_without_memory(int size, waiting w, uint64_t seed);
 /* messages.c */
@@ -41,7 +42,9 @@ void test_declare_from_many(int size, waiting w, uint64_t seed);
 void test_goodbye(int size, waiting w, uint64_t seed);
 void test_failure_between_messages(int size, waiting w, uint64_t seed);
 void test_goodbye_after_a_message(int size, waiting w, uint64_t seed);
+void test_published_for_the_queue(int size, waiting w, uint64_t seed);
 /* garbage.c */
+void test_blame_of_a_bad_frame(int size, waiting w, uint64_t seed);
 void test_shared_block_size_is_not_read_again(int size, waiting w, uint64_t seed);
 void test_wrong_offsets(int size, waiting w, uint64_t seed);
 void test_bad_frames(int size, waiting w, uint64_t seed);

@@ -1,0 +1,12 @@
+/* callbacks.c: the table of calls into Go, and how many there were. The functions behind it are in hooks.c; tests of the
+ * runner without Go set their own. */
+#include "engine.h"
+
+scr_hooks scr_go;
+_Atomic uint64_t scr_entries;
+
+void scr_set_hooks(const scr_hooks *hooks) { scr_go = *hooks; }
+
+uint64_t scr_go_entries(void) { return atomic_load_explicit(&scr_entries, memory_order_relaxed); }
+
+void scr_entering_go(void) { atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed); }

@@ -1,0 +1,70 @@
+/* error.c: errors that the runner words itself, the cause of a failed group, and the refusal of forked children. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "group.h"
+
+int32_t scr_plain_error(sagecomm_error *err, int32_t status, const char *message) {
+  if (err) {
+    memset(err, 0, sizeof *err);
+    err->status = status;
+    err->rank = -1;
+    snprintf(err->message, sizeof err->message, "%s", message);
+  }
+  return status;
+}
+
+int32_t scr_no_memory(sagecomm_error *err) {
+  return scr_plain_error(err, SAGECOMM_SYSTEM, "sagecomm: no memory for another operation");
+}
+
+static bool forked;
+
+static void in_child(void) { forked = true; }
+
+static void register_fork(void) { pthread_atfork(NULL, NULL, in_child); }
+
+void scr_watch_fork(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, register_fork);
+}
+
+bool scr_in_child(void) { return SCR_UNLIKELY(forked); }
+
+int32_t scr_refuse_child(sagecomm_error *err) {
+  return scr_plain_error(
+      err, SAGECOMM_FORKED,
+      "sagecomm: this process was forked from one that uses sagecomm; the group cannot be used here. "
+      "Use it in the parent, or start workers with spawn or forkserver and init_process_group there");
+}
+
+/* ---- why a group is down ---- */
+
+scr_cause *scr_cause_new(const sagecomm_error *error) {
+  scr_cause *c = malloc(sizeof *c);
+  if (c != NULL) {
+    atomic_init(&c->refs, 1);
+    c->error = *error;
+  }
+  return c;
+}
+
+scr_cause *scr_cause_ref(scr_cause *c) {
+  if (c != NULL) atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
+  return c;
+}
+
+void scr_cause_unref(scr_cause *c) {
+  if (c != NULL && atomic_fetch_sub_explicit(&c->refs, 1, memory_order_acq_rel) == 1) free(c);
+}
+
+int32_t scr_cause_copy(const scr_cause *c, sagecomm_error *err) {
+  if (c == NULL) return scr_plain_error(err, SAGECOMM_ABORTED, "sagecomm: the group was destroyed");
+  if (err) *err = c->error;
+  return c->error.status;
+}
+
+int32_t scr_copy_error(const scr_group *g, sagecomm_error *err) {
+  return scr_cause_copy(atomic_load_explicit(&g->cause, memory_order_acquire), err);
+}

@@ -1,0 +1,23 @@
+/* error.h: errors that the runner words itself, and the cause of a failed group. */
+#ifndef SCR_ERROR_H
+#define SCR_ERROR_H
+
+#include "bell.h"
+#include "runner.h"
+
+int32_t scr_plain_error(sagecomm_error *err, int32_t status, const char *message);
+int32_t scr_no_memory(sagecomm_error *err);
+/* Why a group is down. It never changes; the group and every operation that failed with it hold a reference, so that a
+ * work tells its cause when the group is gone and its memory is another one's. */
+typedef struct scr_cause {
+  _Atomic uint32_t refs;
+  sagecomm_error error;
+} scr_cause;
+
+scr_cause *scr_cause_new(const sagecomm_error *error); /* NULL: no memory */
+scr_cause *scr_cause_ref(scr_cause *c);
+void scr_cause_unref(scr_cause *c);
+/* Copies it, or that the group was destroyed if there is none, and returns its status. */
+int32_t scr_cause_copy(const scr_cause *c, sagecomm_error *err);
+
+#endif
