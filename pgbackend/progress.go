@@ -55,7 +55,7 @@ func (e *engine) loop(p *Process) {
 			e.diagnose(p, turn)
 			e.follow(p, &drive)
 		case runner.WantFifo:
-			p.Ring(turn.Group, turn.Incident.Peer)
+			p.Fifo(turn.Group, turn.Incident.Peer)
 		case runner.WantCompleter:
 			go func() {
 				runtime.LockOSThread()
