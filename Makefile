@@ -94,7 +94,7 @@ test: build ## run every promise's test: Go's, then Python's
 	@$(MAKE) --no-print-directory test-go
 	@$(MAKE) --no-print-directory test-python
 
-test-long: build ## run what `make test` leaves out: long matrices, mutants, race detector, coverage
+test-long: build ## run all tests with coverage, long matrices and mutants, and the race detector everywhere
 	@$(MAKE) --no-print-directory test-long-go
 	@$(MAKE) --no-print-directory test-long-python
 
@@ -128,8 +128,8 @@ test-long-go: build ## run all of Go's tests with coverage, and the race detecto
 	@cd $(root) && $(go) tool cover -func=$(root)/build/go.coverage | \
 	  awk '/^total:/ { print "Go statement coverage: " $$NF }'
 
-test-long-python: build ## run Python's long tests
-	$(pytest) -m long
+test-long-python: build ## run all of Python's tests with coverage
+	$(pytest) --cov
 
 # What the tests run a random part of (docs/reliability.md).
 .PHONY: faults kills soak

@@ -52,6 +52,11 @@ func parseCall(words []string, rank, size int) (c runner.Coalesced, err error) {
 			}
 		}
 	}
+	for _, blocks := range [][]uint64{c.Op.InBlocks, c.Op.OutBlocks} {
+		if blocks != nil && len(blocks) != size {
+			return c, fmt.Errorf("%d blocks for %d ranks", len(blocks), size)
+		}
+	}
 	in, out := callBytes(c.Op, n*uint64(c.Op.Type.Size()), rank, size)
 	if in > 0 {
 		c.In = one(make([]byte, in))

@@ -45,5 +45,9 @@ int32_t scr_group_awaits(const scr_group *g, int32_t rank) {
   uint32_t word = atomic_load_explicit(&g->peer[rank].shared->collective.waits_for, memory_order_acquire);
   uint32_t who = scr_sleeps_for(word);
   if (who < 1 || who > (uint32_t)g->size) return -1;
+#ifdef SCR_MUTANT_THERE_COUNTS_AS_WAITING
+  return scr_channel_is_there(g, rank, (int32_t)who - 1, 0) ? -1 : (int32_t)who - 1;
+#else
   return scr_channel_is_there(g, rank, (int32_t)who - 1, word) ? -1 : (int32_t)who - 1;
+#endif
 }

@@ -71,7 +71,11 @@ enum { BRIEFLY = 1, SOUNDLY = 2 };
 /* With several bells it may sleep on another one than peers wake. */
 void scr_engine_watch(void) {
   uint32_t how = atomic_load_explicit(&asleep, memory_order_seq_cst);
+#ifdef SCR_MUTANT_ENGINE_SLEEPS_ON
+  if (how != 0 && atomic_load_explicit(&n_bells, memory_order_relaxed) > 1) scr_engine_wake();
+#else
   if (how == SOUNDLY || (how != 0 && atomic_load_explicit(&n_bells, memory_order_relaxed) > 1)) scr_engine_wake();
+#endif
 }
 
 void scr_engine_control(void) {
@@ -336,7 +340,11 @@ static scr_run *pop(bool was_idle) {
     idle++;
   }
   /* Several calls for help look like one to the engine, and this thread may be held by what it is about to call. */
+#ifdef SCR_MUTANT_ONE_CALLBACK_THREAD
+  bool more = false;
+#else
   bool more = r != NULL && waiting > idle;
+#endif
   scr_spin_unlock(&list_lock);
   if (more) call_completer();
   return r;

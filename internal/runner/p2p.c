@@ -164,7 +164,11 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
     case SCR_FRAME_DATA:
       r = find_id(ch->receiving, f->id);
       *culprit = r;
+#ifdef SCR_MUTANT_LENGTH_BELIEVED
+      if (r == NULL) return SCR_INCIDENT_GARBAGE;
+#else
       if (r == NULL || f->bytes > r->bytes - r->p2p.moved) return SCR_INCIDENT_GARBAGE;
+#endif
       move(&r->out, r->p2p.moved, (unsigned char *)(uintptr_t)data, f->bytes, false);
       r->p2p.moved += f->bytes;
       if (r->p2p.moved == r->bytes) {
@@ -325,7 +329,11 @@ int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culp
       }
       moved |= scr_fifo_publish(g, p);
       g->p2p.turn = p + 1 < g->size ? p + 1 : 0; /* who comes too late in this pass is the first of the next */
+#ifdef SCR_MUTANT_ENDLESS_PASS
+      budget = SCR_PASS_BYTES;
+#else
       if (budget <= 0) return SCR_YIELDED;
+#endif
     }
   }
   return atomic_load_explicit(&g->p2p.unfinished, memory_order_relaxed) ? SCR_BLOCKED : SCR_IDLE;

@@ -212,7 +212,11 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
     /* Several threads may sleep: peers look whether any does. */
     atomic_fetch_add_explicit(&g->shared->p2p.waits_for, 1, memory_order_seq_cst);
     int32_t peer;
+#ifdef SCR_MUTANT_LOOK_GIVES_WAY
+    again = pass(g, SCR_PASS_BYTES, false);
+#else
     again = pass(g, SCR_PASS_BYTES, true); /* whoever holds the lock may have looked at the fifos before a frame came */
+#endif
     int code = again || done(r) ? 0 : p2p_health(g, r, now, &peer);
     if (code > 0) report(g, r, code, peer);
     if (!again && code == 0 && !done(r) && atomic_load_explicit(&g->shared->p2p.bell, memory_order_seq_cst) == bell) {

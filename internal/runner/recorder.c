@@ -90,8 +90,14 @@ static void append(scr_recorder *rec, scr_run *r, uint64_t now, uint32_t state) 
   uint64_t what = r->kind | (uint64_t)r->dtype << 6 | (uint64_t)r->reduce_op << 11 | (uint64_t)r->async << 15;
   uint64_t timeout_ms = (uint64_t)r->timeout_ns / 1000000;
   if (timeout_ms > UINT32_MAX) timeout_ms = UINT32_MAX;
+#ifdef SCR_MUTANT_ENTRY_OVERWRITTEN
+  extern int sched_yield(void);
+  set(&e->created, r->records.created ? r->records.created : now);
+  sched_yield();
+#else
   set(&e->state, position << 3 | SCR_FLIGHT_IN_WRITING);
   set(&e->created, r->records.created ? r->records.created : now);
+#endif
   set(&e->started, state == SCR_FLIGHT_STARTED ? now : 0);
   set(&e->completed, state == SCR_FLIGHT_STARTED ? 0 : now);
   set(&e->bytes, r->bytes);

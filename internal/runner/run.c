@@ -161,7 +161,14 @@ int32_t scr_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sageco
   uint32_t state = SCR_PENDING_STATE;
   if (atomic_load_explicit(&r->done, memory_order_relaxed) == NULL) {
     r->done_ctx = ctx;
+#ifdef SCR_MUTANT_DONE_BEFORE_CONTEXT
+    extern int sched_yield(void);
+    /* The waiter must look before the state, which orders both, is stored: on one core it does so only if it is let. */
+    atomic_store_explicit(&r->done, done, memory_order_relaxed);
+    for (int i = 0; i < 5; i++) sched_yield();
+#else
     atomic_store_explicit(&r->done, done, memory_order_release);
+#endif
     if (atomic_compare_exchange_strong_explicit(&r->state, &state, SCR_HAS_DONE, memory_order_acq_rel,
                                                 memory_order_acquire)) {
       return SAGECOMM_PENDING;

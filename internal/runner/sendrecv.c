@@ -27,9 +27,12 @@ static inline _Atomic uint64_t *offset_word(const scr_group *g, int32_t from, in
 static const scr_channel *channel_between(const scr_group *g, int32_t from, int32_t to, uint32_t channel) {
   uint64_t offset = atomic_load_explicit(offset_word(g, from, to, channel), memory_order_acquire);
   const scr_peer *p = &g->peer[from];
-  return offset != 0 && scr_inside(p, offset, sizeof(scr_channel))
-             ? (const scr_channel *)(const void *)(p->arena + offset)
-             : NULL;
+#ifdef SCR_MUTANT_CHANNEL_BELIEVED
+  bool inside = true;
+#else
+  bool inside = scr_inside(p, offset, sizeof(scr_channel));
+#endif
+  return offset != 0 && inside ? (const scr_channel *)(const void *)(p->arena + offset) : NULL;
 }
 
 void scr_group_set_channel(scr_group *g, int32_t peer, int32_t channel, uint64_t offset) {
@@ -73,13 +76,23 @@ static int bad(scr_run *r, int code, int32_t peer, uint32_t channel) {
 static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) {
   scr_channels *e = &g->coll.channels[peer];
   uint64_t sent = e->sent[channel];
+#ifdef SCR_MUTANT_PLACE_REUSED
+  if (e) return 0;
+#else
   if (sent - e->taken_seen[channel] < SCR_CHANNEL_PLACES) return 0;
+#endif
   _Atomic uint64_t *taken = taken_word(g, peer, g->rank, channel);
+#ifdef SCR_MUTANT_WAITS_FOR_MESSAGE
+  r->coll.channel = SCR_SLEEP_CHANNEL(channel, 0);
+#else
   r->coll.channel = SCR_SLEEP_CHANNEL(channel, 1);
+#endif
   int rc = scr_await(g, r, taken, sent - SCR_CHANNEL_PLACES + 1, peer);
   if (rc) return rc;
   uint64_t seen = atomic_load_explicit(taken, memory_order_acquire);
+#ifndef SCR_MUTANT_TAKEN_BELIEVED
   if (SCR_UNLIKELY(seen > sent)) return bad(r, SCR_INCIDENT_BAD_TAKEN, peer, channel);
+#endif
   e->taken_seen[channel] = seen;
   return 0;
 }
@@ -103,13 +116,21 @@ static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channe
   const volatile scr_place *header = p;
   uint64_t filled = atomic_load_explicit(&p->filled, memory_order_acquire), theirs = header->block;
   r->peer = peer;
+#ifndef SCR_MUTANT_CALLS_NOT_COMPARED
   if (SCR_UNLIKELY(header->hash != r->coll.hash)) return SCR_INCIDENT_MISMATCH;
+#endif
   if (SCR_UNLIKELY(theirs != block && r->kind == SAGECOMM_ALL_TO_ALL)) {
     r->need = theirs;
     r->coll.expected = block;
     return SCR_INCIDENT_SPLIT;
   }
+#if defined SCR_MUTANT_HEADER_BELIEVED
+  if (SCR_UNLIKELY(filled != number)) {
+#elif defined SCR_MUTANT_NUMBER_BELIEVED
+  if (SCR_UNLIKELY(filled < number || theirs != block || header->bytes != bytes)) {
+#else
   if (SCR_UNLIKELY(filled != number || theirs != block || header->bytes != bytes)) {
+#endif
     return bad(r, SCR_INCIDENT_BAD_MESSAGE, peer, channel);
   }
   *data = data_of(p);
@@ -210,8 +231,13 @@ static int send(const where *w, const scr_step *s, const scr_region *from, uint6
   if (SCR_UNLIKELY(rc)) return rc;
   const scr_channels *e = &w->g->coll.channels[s->peer];
   unsigned char *to = data_of(place_of(e->out[s->channel], e->sent[s->channel] + 1));
+#ifdef SCR_MUTANT_MESSAGE_BEFORE_BYTES
+  put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from));
+  if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);
+#else
   if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);
   put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from));
+#endif
   return 0;
 }
 
@@ -219,6 +245,10 @@ static int receive(const where *w, const scr_step *s, const scr_region *from, co
   const unsigned char *data;
   int rc = await_message(w->g, w->r, s->peer, s->channel, n, block_of(w->r, to, s->n_to), &data);
   if (SCR_UNLIKELY(rc)) return rc;
+#ifdef SCR_MUTANT_TAKEN_BEFORE_BYTES
+  take(w->g, s->peer, s->channel);
+  w->g->coll.channels[s->peer].taken[s->channel]--;
+#endif
   if (n > 0) {
     cursor out = cursor_at(w->r, to, s->n_to, w->k);
     if (s->op == SCR_STEP_RECV) {

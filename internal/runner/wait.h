@@ -24,7 +24,11 @@ int64_t scr_look_at_clock(scr_run *r, scr_backoff *p, int64_t asked);
 /* Stores the flag and wakes the peers that sleep for it: store, then read of the sleeper words, both sequentially
  * consistent, which together with the sleeper's store-then-look lets no wake-up be lost (docs/protocol.md). */
 static inline void scr_store_flag(_Atomic uint64_t *flag, uint64_t value) {
+#ifdef SCR_MUTANT_FLAG_RELAXED
+  atomic_store_explicit(flag, value, memory_order_relaxed);
+#else
   atomic_store_explicit(flag, value, memory_order_seq_cst);
+#endif
 }
 void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word);
 /* 1 + the rank whose flag a sleeper of collectives waits for, or 0. */

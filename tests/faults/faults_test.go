@@ -35,7 +35,7 @@ func testSetup(t *testing.T) *setup {
 func TestCells(t *testing.T) {
 	limit := *cellsFor
 	if testing.Short() {
-		limit = min(limit, 5*time.Second)
+		limit = min(limit, 10*time.Second)
 	}
 	s := testSetup(t)
 	var out bytes.Buffer
@@ -50,7 +50,7 @@ func TestCells(t *testing.T) {
 func TestDeaths(t *testing.T) {
 	n := *deathsOf
 	if testing.Short() {
-		n = min(n, 4)
+		n = min(n, 8)
 	}
 	s := testSetup(t)
 	var out bytes.Buffer

@@ -164,7 +164,11 @@ func TestStoppedRankIsNamed(t *testing.T) {
 
 // Inside a long reduce the root waits for the rank that was stopped and the others wait for the root.
 func TestRankStoppedInsideACollectiveIsNamed(t *testing.T) {
-	for round := range 4 {
+	rounds := 4
+	if testing.Short() {
+		rounds = 1
+	}
+	for round := range rounds {
 		list := start(t, 4, map[string]string{"tune": "reduce:one_shot@chunk=64K"})
 		create(t, list, "g", 4*time.Second) // the first one touches its memory
 		for _, p := range list {
@@ -229,7 +233,7 @@ func TestCleanExit(t *testing.T) {
 	}
 	stay := list[:2]
 	succeed(t, all(stay, command{Do: "ring", Size: 2}))
-	expectCulprit(t, all(stay, command{Do: "once"}), coll.PeerFailure, list[2], "has left the group", "after collective #10")
+	expectCulprit(t, all(stay, command{Do: "once"}), coll.PeerFailure, list[2], "left", "#10")
 }
 
 // A rank that ends without a goodbye, however quietly, has died.
@@ -240,5 +244,5 @@ func TestExitWithoutGoodbye(t *testing.T) {
 	if err := list[1].end(); err != nil {
 		t.Fatal(err)
 	}
-	expectCulprit(t, all(list[:1], command{Do: "once"}), coll.PeerFailure, list[1], "died in or after all_reduce #10")
+	expectCulprit(t, all(list[:1], command{Do: "once"}), coll.PeerFailure, list[1], "died", "#10")
 }

@@ -28,6 +28,9 @@ func TestProtocolHolds(t *testing.T) {
 
 // Each mutation takes one protection out. With -v, the shortest way to what goes wrong is printed.
 func TestEveryProtectionIsNeeded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("mutants are looked at without -short")
+	}
 	for _, mu := range Mutations {
 		t.Run(mu.What, func(t *testing.T) {
 			t.Parallel()
@@ -51,6 +54,9 @@ func TestEveryProtectionIsNeeded(t *testing.T) {
 
 // What the protocol may do in several ways. If one of these fails, the model has become stricter than the prose.
 func TestHarmlessChanges(t *testing.T) {
+	if testing.Short() {
+		t.Skip("mutants are looked at without -short")
+	}
 	for _, mu := range Harmless {
 		t.Run(mu.What, func(t *testing.T) {
 			t.Parallel()

@@ -169,5 +169,6 @@ def compiled_by_inductor(cache: str) -> None:
             assert torch.equal(function(x, matrix), multiplied(x, matrix))
 
 
+@pytest.mark.long
 def test_memory_that_inductor_uses_again(world, tmp_path):
     world(2).run(compiled_by_inductor, str(tmp_path))

@@ -13,6 +13,7 @@ import own_order
 import random_programs
 import reference as ref
 import sagecomm
+from selection import quickly
 
 COUNT = 600
 CALLS = [
@@ -59,6 +60,7 @@ def test_every_order_is_right(size):
             own_order.check(in_some_order(reduction, inputs, draw), reduction, inputs, exactly, what)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ref.REDUCED, ids=ref.name)
 def test_a_contribution_that_is_missing_or_counts_twice_is_noticed(dtype):
     draw = random.Random(1)
@@ -72,6 +74,7 @@ def test_a_contribution_that_is_missing_or_counts_twice_is_noticed(dtype):
                 own_order.check(got, reduction, inputs, exactly, "wrong")
 
 
+@pytest.mark.long
 def test_one_element_that_is_none_is_noticed():
     for exactly in (True, False):
         inputs = operands(torch.float32, "SUM", exactly, False, 4)
@@ -82,6 +85,7 @@ def test_one_element_that_is_none_is_noticed():
                 own_order.check(got, "SUM", inputs, exactly, "wrong")
 
 
+@pytest.mark.long
 def test_a_rounding_too_many_is_noticed():
     """Of sums in fp32 that were halves on the way."""
     inputs = operands(torch.float32, "SUM", False, False, 4)
@@ -90,12 +94,14 @@ def test_a_rounding_too_many_is_noticed():
         own_order.check(got, "SUM", inputs, False, "wrong")
 
 
+@pytest.mark.long
 def test_ranks_that_differ_are_named():
     of_ranks = [{"step 1": "a", "step 2": "b"}, {"step 1": "a"}, {"step 2": "c", "step 1": "a"}]
     assert list(random_programs.different(of_ranks)) == ["step 2: ranks have different bits, each of [0], [2] its own"]
     assert not list(random_programs.different([{"step 1": "a"}, {"step 2": "b"}]))
 
 
+@pytest.mark.long
 def test_programs_draw_reductions_in_an_order_of_their_own():
     drawn = [random_programs.program(seed) for seed in range(40)]
     own = []
@@ -129,7 +135,7 @@ def reduced(kind: str) -> tuple[list[str], dict[str, str]]:
     return wrong, alike
 
 
-@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("size", quickly([3], [3, 4]))
 @pytest.mark.parametrize("op", KINDS)
 def test_every_algorithm_of_messages(world, op, size):
     """For all_reduce this fails where two ranks reduce the same operands in another order (`message_first`)."""

@@ -102,6 +102,7 @@ def check_survivor(answer: dict[str, Any], killed_at: float, victim: int, pid: i
     assert "REMOTE_ERROR" in answer["error"], answer["error"]
 
 
+@pytest.mark.long
 def test_sigkill_of_one_of_four_at_random_moments(mortals, signals):
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")

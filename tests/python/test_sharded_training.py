@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 import reference as ref
 import transformer
+from selection import quickly
 from transformer import LARGEST_NORM, History, Transformer
 
 RANKS = 4
@@ -131,7 +132,7 @@ def references(pool, reference) -> dict[str, History]:
     return {transformer.one_process.__name__: reference, one_process_bf16.__name__: bf16}
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", quickly([BESIDE_GLOO, "FullyShardedDataParallel"], MODELS))
 def test_four_ranks_train_as_one_process_and_gloo(world, references, kind):
     in_bf16 = "bf16" in kind
     want = references["one_process_bf16" if in_bf16 else "one_process"]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from worlds import Hang, RankError
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.smoke, pytest.mark.long]
 
 
 def rank_sum() -> float:

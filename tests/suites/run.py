@@ -2,7 +2,7 @@
 
     python tests/suites/run.py                          all configurations, in turn
     python tests/suites/run.py own -k monitored         of one, the tests whose names contain that
-    python tests/suites/run.py own masquerade --smoke   the few that `make test` runs
+    python tests/suites/run.py own masquerade --smoke   the few that pytest runs
     python tests/suites/run.py eight --backend gloo     the same tests on torch's own backend, to compare with
 
 Tests whose skip has no other reason than the backend's name are run.

@@ -1,0 +1,13 @@
+"""Which cases of a matrix `make test` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+
+def quickly(kept: Sequence[Any], cases: Iterable[Any]) -> list[Any]:
+    """All cases, those that are not kept with the mark `long`."""
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.long) for case in cases]
