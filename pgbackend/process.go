@@ -139,8 +139,8 @@ func (p *Process) Trace(handle uint64, call runner.Call) {
 	}
 }
 
-// Ring implements runner.Handler.
-func (p *Process) Ring(handle uint64, peer int) {
+// Fifo implements runner.Handler.
+func (p *Process) Fifo(handle uint64, peer int) {
 	if g := p.Group(handle); g != nil && g.life.acquire() {
 		var f *coll.Failure
 		defer g.life.release()

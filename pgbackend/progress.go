@@ -55,7 +55,7 @@ func (e *progressEngine) loop(p *Process) {
 			e.aside(p, turn.Group, func() { diagnose(p, turn.Group, turn.Incident) })
 			e.follow(p, &drive)
 		case runner.WantFifo:
-			e.aside(p, turn.Group, func() { p.Ring(turn.Group, turn.Incident.Peer) })
+			e.aside(p, turn.Group, func() { p.Fifo(turn.Group, turn.Incident.Peer) })
 			e.follow(p, &drive)
 		case runner.WantCompleter:
 			go func() {

@@ -32,7 +32,7 @@ bool scr_try_lock(_Atomic uint32_t *lock) {
          atomic_exchange_explicit(lock, 1, memory_order_acquire) == 0;
 }
 
-/* For sections of a few instructions, and one pass over the messages (p2p.c): the holder may have been preempted, so the
+/* For sections of a few instructions, and one pass over the fifos (p2p.c): the holder may have been preempted, so the
  * processor is soon given away. */
 void scr_spin_lock(_Atomic uint32_t *lock) {
   for (uint32_t n = 0; !scr_try_lock(lock); n++) {

@@ -6,7 +6,7 @@
 scr_program *scr_program_new(void) { return calloc(1, sizeof(scr_program)); }
 
 void scr_program_free(scr_program *p) {
-  if (p) free(p->messages);
+  if (p) free(p->sendrecv);
   free(p);
 }
 

@@ -365,7 +365,7 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
     count = batch + n;
   }
   uint64_t shape = shape_of(ops, n, rank, size);
-  _Atomic uint64_t *known = &g->fused[shape % SCR_BATCH_SHAPES];
+  _Atomic uint64_t *known = &g->batch_shapes[shape % SCR_BATCH_SHAPES];
   int32_t status = SAGECOMM_OK;
   if (SCR_LIKELY(shape != 0 && atomic_load_explicit(known, memory_order_relaxed) == shape)) {
     memset(batch, 0, n * sizeof *batch);

@@ -60,7 +60,7 @@ void scr_composite_add(scr_run *all, sagecomm_work work) {
   scr_composite *b = all->composite_of;
   scr_run *part = scr_run_of(work);
   b->part[b->n++] = part;
-  if (part->seq != 0) all->seq = part->seq;
+  if (part->coll.seq != 0) all->coll.seq = part->coll.seq;
   part->composite = b;
   scr_run_ref(all);
   atomic_fetch_add_explicit(&b->left, 1, memory_order_relaxed);

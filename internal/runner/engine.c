@@ -6,9 +6,9 @@
 #include "p2p.h"
 #include "queue.h"
 
-/* One in each arena of this process, almost always one. All are rung from inside; peers ring their arena's. Where an
- * arena has gone, nobody's bell stands in. A bell that gives its place up is rung, after the new one is there: the engine
- * may sleep on it, or be about to, and whoever rings from now on finds the new one. */
+/* One in each arena of this process, almost always one. All are added to from inside; peers wake their arena's. Where an
+ * arena has gone, nobody's bell stands in. A bell that gives its place up is woken, after the new one is there: the engine
+ * may sleep on it, or be about to, and whoever wakes from now on finds the new one. */
 static _Atomic uint32_t nobodys_bell;
 static _Atomic(_Atomic uint32_t *) bells[SCR_MAX_BELLS];
 static _Atomic uint32_t n_bells;
@@ -62,13 +62,13 @@ void scr_engine_wake(void) {
   atomic_fetch_sub_explicit(&ringing, 1, memory_order_release);
 }
 
-/* While there is work, and shortly after, the engine looks again after LOOK_NS; then it sleeps until it is rung. */
+/* While there is work, and shortly after, the engine looks again after LOOK_NS; then it sleeps until it is woken. */
 enum { BRIEFLY = 1, SOUNDLY = 2 };
 #define LOOK_NS (20 * 1000000LL)
 #define SOUND_NS 1000000000LL
 #define IDLE_LOOKS 10
 
-/* With several bells it may sleep on another one than peers ring. */
+/* With several bells it may sleep on another one than peers wake. */
 void scr_engine_watch(void) {
   uint32_t how = atomic_load_explicit(&asleep, memory_order_seq_cst);
 #ifdef SCR_MUTANT_ENGINE_SLEEPS_ON
@@ -109,21 +109,21 @@ static void note_stop(scr_stop *stop, const round_of *at) {
 static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *incident) {
   look l = {0};
   if (!(atomic_load_explicit(&g->word, memory_order_acquire) & SCR_QUEUED)) {
-    g->stop.by = 0;
+    g->coll.stop.by = 0;
     return l;
   }
-  note_stop(&g->stop, at);
+  note_stop(&g->coll.stop, at);
   l.active = l.blocked = true;
-  if (!scr_drive_lock(g)) return l; /* a waiter drives; it rings when it leaves */
+  if (!scr_drive_lock(g)) return l; /* a waiter drives; it wakes the engine when it leaves */
   scr_run *r = NULL;
-  g->spin_now = 0;
+  g->coll.spin_now = 0;
   int rc = scr_drive(g, NULL, at->now + SLICE_NS, &r);
   if (rc == SCR_BLOCKED) {
-    l.blocked = g->engine_run == r && g->engine_flag == r->flag && g->engine_need == r->need;
-    g->engine_run = r;
-    g->engine_flag = r->flag;
-    g->engine_need = r->need;
-    scr_extend(r, g->stop);
+    l.blocked = g->coll.engine_run == r && g->coll.engine_flag == r->flag && g->coll.engine_need == r->need;
+    g->coll.engine_run = r;
+    g->coll.engine_flag = r->flag;
+    g->coll.engine_need = r->need;
+    scr_extend(r, g->coll.stop);
     if (at->health) rc = scr_health(g, r, at->now);
     if (r->deadline_ns == 0) r->deadline_ns = at->now + r->timeout_ns;
     if (at->announce || rc > 0) {
@@ -140,51 +140,51 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *
     scr_describe_incident(r, rc, incident);
     l.code = SCR_ENGINE_INCIDENT;
   }
-  g->stop.by = 0;
-  atomic_store_explicit(&g->looked_ns, at->now, memory_order_relaxed);
-  /* Not scr_drive_unlock(): it would ring this engine. */
+  g->coll.stop.by = 0;
+  atomic_store_explicit(&g->coll.looked_ns, at->now, memory_order_relaxed);
+  /* Not scr_drive_unlock(): it would wake this engine. */
   atomic_fetch_and_explicit(&g->word, ~SCR_LOCKED, memory_order_acq_rel);
   return l;
 }
 
 static look look_at_p2p(scr_group *g, const round_of *at, scr_incident *incident) {
   look l = {0};
-  if (atomic_load_explicit(&g->messages, memory_order_seq_cst) == 0) {
-    g->p2p_stop.by = 0;
+  if (atomic_load_explicit(&g->p2p.unfinished, memory_order_seq_cst) == 0) {
+    g->p2p.stop.by = 0;
     return l;
   }
-  note_stop(&g->p2p_stop, at);
+  note_stop(&g->p2p.stop, at);
   l.active = l.blocked = true;
-  bool driven = atomic_load_explicit(&g->p2p_drivers, memory_order_seq_cst) != 0;
+  bool driven = atomic_load_explicit(&g->p2p.drivers, memory_order_seq_cst) != 0;
   if (driven && !at->health) return l; /* who leaves last sets the bit and looks again */
   if (!driven && at->announce) {
     atomic_fetch_or_explicit(&g->shared->p2p.waits_for, SCR_SLEEP_ENGINE, memory_order_seq_cst);
-    atomic_store_explicit(&g->waits_at_once, false, memory_order_relaxed);
+    atomic_store_explicit(&g->p2p.waits_at_once, false, memory_order_relaxed);
   }
   if (at->health) {
-    scr_spin_lock(&g->p2p_lock); /* who drives may hold it most of the time */
-  } else if (!scr_try_lock(&g->p2p_lock)) {
-    l.busy = true; /* the holder may have looked at a ring before something came: look again before sleeping */
+    scr_spin_lock(&g->p2p.lock); /* who drives may hold it most of the time */
+  } else if (!scr_try_lock(&g->p2p.lock)) {
+    l.busy = true; /* the holder may have looked at a fifo before something came: look again before sleeping */
     return l;
   }
-  if (atomic_load_explicit(&g->messages, memory_order_relaxed) == 0) { /* the last one ended while this waited */
-    scr_spin_unlock(&g->p2p_lock);
+  if (atomic_load_explicit(&g->p2p.unfinished, memory_order_relaxed) == 0) { /* the last one ended while this waited */
+    scr_spin_unlock(&g->p2p.lock);
     return (look){0};
   }
   int32_t peer = -1;
   scr_run *culprit = NULL;
-  uint64_t before = g->p2p_activity;
+  uint64_t before = g->p2p.activity;
   int rc = SCR_IDLE;
   if (atomic_load_explicit(&g->word, memory_order_acquire) & SCR_DOWN) {
     scr_p2p_drain(g);
   } else {
     rc = scr_p2p_progress(g, SCR_PASS_BYTES, &peer, &culprit);
-    if (g->p2p_stop.by != 0) scr_p2p_extend(g, g->p2p_stop);
-    g->p2p_stop.by = 0;
-    atomic_store_explicit(&g->p2p_looked_ns, at->now, memory_order_relaxed);
+    if (g->p2p.stop.by != 0) scr_p2p_extend(g, g->p2p.stop);
+    g->p2p.stop.by = 0;
+    atomic_store_explicit(&g->p2p.looked_ns, at->now, memory_order_relaxed);
     if (rc == SCR_BLOCKED && at->health) rc = scr_p2p_scan(g, at->now, &peer, &culprit);
   }
-  l.blocked = rc == SCR_BLOCKED && g->p2p_activity == before;
+  l.blocked = rc == SCR_BLOCKED && g->p2p.activity == before;
   if (driven && rc == SCR_YIELDED) scr_bell_wake(&g->shared->p2p.bell); /* he who drives may sleep */
   if (rc > 0) {
     *incident = (scr_incident){.code = rc, .kind = SAGECOMM_RECV};
@@ -193,17 +193,17 @@ static look look_at_p2p(scr_group *g, const round_of *at, scr_incident *incident
   }
   if (rc == SCR_NEEDS_FIFO) l.code = SCR_ENGINE_FIFO;
   incident->peer = rc > 0 || rc == SCR_NEEDS_FIFO ? peer : incident->peer;
-  scr_spin_unlock(&g->p2p_lock);
+  scr_spin_unlock(&g->p2p.lock);
   return l;
 }
 
 /* Whether a peer has declared a failure that is news here, while nothing of the group is on its way: somebody may have
- * asked to be told. The peer has rung this engine. What is on its way may succeed yet, and whoever drives it looks by
+ * asked to be told. The peer has woken this engine. What is on its way may succeed yet, and whoever drives it looks by
  * himself; when that is over, this is looked at again after SOUND_NS at the latest. */
 static bool struck(const scr_group *g) {
   return atomic_load_explicit(g->failure, memory_order_acquire) != 0 &&
          !(atomic_load_explicit(&g->word, memory_order_relaxed) & (SCR_DOWN | SCR_LOCKED | SCR_QUEUED)) &&
-         atomic_load_explicit(&g->messages, memory_order_relaxed) == 0;
+         atomic_load_explicit(&g->p2p.unfinished, memory_order_relaxed) == 0;
 }
 
 /* in_incident: whom this rank waits for stays to be seen (scr_group_awaits). */
@@ -228,7 +228,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
     _Atomic uint32_t *bell[SCR_MAX_BELLS];
     uint32_t heard[SCR_MAX_BELLS], n_heard = atomic_load_explicit(&n_bells, memory_order_acquire), on = 0;
     for (uint32_t i = 0; i < n_heard; i++) {
-      do { /* had it gone before it was heard, its last ring would not be news */
+      do { /* had it gone before it was heard, its last wake would not be news */
         bell[i] = atomic_load_explicit(&bells[i], memory_order_seq_cst);
         heard[i] = atomic_load_explicit(bell[i], memory_order_seq_cst);
       } while (atomic_load_explicit(&bells[i], memory_order_seq_cst) != bell[i]);
@@ -270,11 +270,11 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
     bool sleep = announce && !moved && !busy && code == 0 && n_heard > 0;
     /* Only one word can be slept on; with work in several arenas the others are looked at often. */
     int64_t longest = several ? 2000000 : active || !soundly ? LOOK_NS : SOUND_NS;
-    bool rung = true;
+    bool woken = true;
     if (sleep) {
       uint32_t at_bell = on ? on - 1 : 0;
       scr_futex_wait(bell[at_bell], heard[at_bell], longest);
-      rung = atomic_load_explicit(bell[at_bell], memory_order_relaxed) != heard[at_bell];
+      woken = atomic_load_explicit(bell[at_bell], memory_order_relaxed) != heard[at_bell];
       asked = longest;
     }
     if (announce) {
@@ -283,7 +283,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
     }
     if (code) return code;
     idle_looks = active ? 0 : idle_looks + (idle_looks < IDLE_LOOKS && sleep ? 1 : 0);
-    announce = !active || !rung; /* nothing to do: look once more, saying so, then sleep */
+    announce = !active || !woken; /* nothing to do: look once more, saying so, then sleep */
     if (moved || sleep) {
       rounds = 0;
       blocked_since = 0;

@@ -17,16 +17,16 @@ type Reason int
 // The reasons.
 const (
 	Control       Reason = C.SCR_ENGINE_CONTROL   // WakeEngine was called
-	FoundIncident Reason = C.SCR_ENGINE_INCIDENT  // a group is in incident
+	FoundIncident Reason = C.SCR_ENGINE_INCIDENT  // a group met an incident
 	WantCompleter Reason = C.SCR_ENGINE_COMPLETER // completed operations wait for a thread
-	WantFifo      Reason = C.SCR_ENGINE_FIFO      // a group needs a ring to a peer
+	WantFifo      Reason = C.SCR_ENGINE_FIFO      // a group needs a fifo to a peer
 )
 
 // Turn is the outcome of one turn.
 type Turn struct {
 	Reason   Reason
 	Group    uint64
-	Incident Incident // its Peer also says whom a ring is wanted to
+	Incident Incident // its Peer also says whom a fifo is wanted to
 }
 
 // BellBytes is how much memory an engine bell takes in an arena.

@@ -5,7 +5,7 @@
 #include "run.h"
 
 void scr_engine_wake(void);
-/* Has it look again within 20 ms: at what is unfinished, whose bell peers ring, but whose deadlines are its task. */
+/* Has it look again within 20 ms: at what is unfinished, whose bell peers wake, but whose deadlines are its task. */
 void scr_engine_watch(void);
 void scr_push_completed(scr_run *r);
 

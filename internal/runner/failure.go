@@ -210,6 +210,6 @@ func (g *Group) LastCall(rank int) (sequence uint64, left bool) {
 // compared by it.
 func (g *Group) Consumed(rank int) uint64 { return uint64(C.scr_group_consumed(g.c, C.int32_t(rank))) }
 
-// Awaits is the rank that a rank sleeps for in a collective, or has got into incident over; -1 if it is awake, which one that
+// Awaits is the rank that a rank sleeps for in a collective, or has met an incident over; -1 if it is awake, which one that
 // waits for long is from time to time.
 func (g *Group) Awaits(rank int) int { return int(C.scr_group_awaits(g.c, C.int32_t(rank))) }

@@ -1,12 +1,12 @@
-/* fifo.c: the ring of an ordered pair, as memory. The writer's count lies at the ring, in the writer's arena; the
- * reader's lies in the reader's shared block. Called under the message lock. */
+/* fifo.c: the fifo of an ordered pair, as memory. The writer's count lies at the fifo, in the writer's arena; the
+ * reader's lies in the reader's shared block. Called under the p2p lock. */
 #include "p2p.h"
 
 static inline uint64_t frame_bytes(uint64_t payload) { return SCR_FRAME_HEADER + ((payload + 63) & ~UINT64_C(63)); }
 
-/* The peer's ring for us, once it exists. */
+/* The peer's fifo to this rank, once it exists. */
 bool scr_fifo_open(scr_group *g, int32_t peer) {
-  scr_p2p_pair *ch = &g->pair[peer];
+  scr_p2p_pair *ch = &g->p2p.pair[peer];
   if (ch->in != NULL) return true;
   const scr_peer *p = &g->peer[peer];
   uint64_t offset =
@@ -23,7 +23,7 @@ bool scr_fifo_open(scr_group *g, int32_t peer) {
 }
 
 static uint64_t free_bytes(scr_group *g, int32_t peer, uint64_t want) {
-  scr_p2p_pair *ch = &g->pair[peer];
+  scr_p2p_pair *ch = &g->p2p.pair[peer];
   if (SCR_FIFO_BYTES - (ch->written - ch->reader_seen) < want) {
     const scr_fifo_reader *r = scr_shared_fifo_reader(g->peer[peer].shared, (uint32_t)g->rank);
     uint64_t read = atomic_load_explicit(&r->read, memory_order_acquire);
@@ -37,7 +37,7 @@ static uint64_t free_bytes(scr_group *g, int32_t peer, uint64_t want) {
 }
 
 scr_frame *scr_fifo_room(scr_group *g, int32_t peer, uint64_t payload) {
-  scr_p2p_pair *ch = &g->pair[peer];
+  scr_p2p_pair *ch = &g->p2p.pair[peer];
   uint64_t need = frame_bytes(payload), at = ch->written & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;
   uint64_t want = rest < need ? rest + need : need;
   if (free_bytes(g, peer, want) < want) return NULL;
@@ -61,7 +61,7 @@ static void copy_header(scr_frame *to, unsigned char *from) {
   memcpy(to, word, sizeof word);
 }
 
-/* rest: bytes from the frame to the end of the ring. */
+/* rest: bytes from the frame to the end of the fifo. */
 static bool well_formed(const scr_frame *f, uint64_t rest) {
   switch (f->type) {
     case SCR_FRAME_EAGER:
@@ -79,7 +79,7 @@ static bool well_formed(const scr_frame *f, uint64_t rest) {
 }
 
 const unsigned char *scr_fifo_next(scr_group *g, int32_t peer, scr_frame *f) {
-  scr_p2p_pair *ch = &g->pair[peer];
+  scr_p2p_pair *ch = &g->p2p.pair[peer];
   for (;;) {
     /* Sequentially consistent: the look behind the store of a sleeper's word. */
     uint64_t written = atomic_load_explicit(&ch->in->written, memory_order_seq_cst), there = written - ch->read;
@@ -97,7 +97,7 @@ const unsigned char *scr_fifo_next(scr_group *g, int32_t peer, scr_frame *f) {
 void scr_fifo_take(scr_p2p_pair *ch, uint64_t payload) { ch->read += frame_bytes(payload); }
 
 bool scr_fifo_publish(scr_group *g, int32_t peer) {
-  scr_p2p_pair *ch = &g->pair[peer];
+  scr_p2p_pair *ch = &g->p2p.pair[peer];
   bool news = false;
   if (ch->out != NULL && atomic_load_explicit(&ch->out->written, memory_order_relaxed) != ch->written) {
     scr_store_flag(&ch->out->written, ch->written);

@@ -110,12 +110,12 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   g->rank = config->rank;
   g->size = config->size;
   g->peer = peer;
-  g->fast_offsets = offsets;
-  g->pair = pair;
-  g->channels = channels;
-  g->recorder = recorder;
-  g->stats = stats;
-  g->tracer = tracer;
+  g->coll.fast_offsets = offsets;
+  g->p2p.pair = pair;
+  g->coll.channels = channels;
+  g->records.recorder = recorder;
+  g->records.stats = stats;
+  g->records.tracer = tracer;
   g->spin = config->spin;
   g->yield_us = config->yield_us;
   g->stream_bytes = config->stream_bytes;
@@ -144,26 +144,26 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
 
 void scr_group_close(scr_group *g) {
   while (!scr_drive_lock(g)) sched_yield();
-  scr_spin_lock(&g->p2p_lock);
+  scr_spin_lock(&g->p2p.lock);
   scr_p2p_free(g);
   for (uint32_t i = 0; i < SCR_CACHE_ENTRIES; i++) {
     if (g->cache[i].program) scr_program_free(g->cache[i].program);
   }
   free(g->peer);
-  free(g->fast_offsets);
-  free(g->pair);
-  free(g->channels);
-  free(g->scratch);
-  scr_recorder_free(g->recorder);
-  g->recorder = NULL;
-  scr_stats_free(g->stats);
-  g->stats = NULL;
-  scr_tracer_free(g->tracer);
-  g->tracer = NULL;
+  free(g->coll.fast_offsets);
+  free(g->p2p.pair);
+  free(g->coll.channels);
+  free(g->coll.scratch);
+  scr_recorder_free(g->records.recorder);
+  g->records.recorder = NULL;
+  scr_stats_free(g->records.stats);
+  g->records.stats = NULL;
+  scr_tracer_free(g->records.tracer);
+  g->records.tracer = NULL;
   g->peer = NULL;
-  g->pair = NULL;
-  g->channels = NULL;
-  g->scratch = NULL;
+  g->p2p.pair = NULL;
+  g->coll.channels = NULL;
+  g->coll.scratch = NULL;
   uint32_t index = (uint32_t)g->handle - 1;
   /* The next generation, locked and down, refuses whoever still holds the handle. */
   uint64_t next = ((g->handle >> 32) + 1) & 0xffff;
@@ -264,9 +264,9 @@ bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n)
 uint64_t scr_group_unfinished(const scr_group *g) {
   uint64_t w = atomic_load_explicit(&g->word, memory_order_seq_cst);
   uint64_t before = atomic_load_explicit(&g->inside, memory_order_seq_cst);
-  uint64_t messages = atomic_load_explicit(&g->messages, memory_order_acquire);
+  uint64_t p2p = atomic_load_explicit(&g->p2p.unfinished, memory_order_acquire);
   uint64_t after = atomic_load_explicit(&g->inside, memory_order_seq_cst);
-  return (w & (SCR_QUEUED | SCR_LOCKED) ? 1 : 0) + before + messages + after;
+  return (w & (SCR_QUEUED | SCR_LOCKED) ? 1 : 0) + before + p2p + after;
 }
 
 /* ---- failure ---- */
@@ -316,9 +316,9 @@ void scr_group_down(scr_group *g, const sagecomm_error *error) {
     scr_drain(g);
     scr_drive_unlock(g);
   }
-  if (scr_try_lock(&g->p2p_lock)) {
+  if (scr_try_lock(&g->p2p.lock)) {
     scr_p2p_drain(g);
-    scr_spin_unlock(&g->p2p_lock);
+    scr_spin_unlock(&g->p2p.lock);
   }
   scr_engine_wake();
 }

@@ -93,57 +93,71 @@ struct scr_group {
   uint64_t handle;
   int32_t rank, size;
   bool trace;
+  uint32_t spin, yield_us;
   scr_shared_block *shared;
   scr_peer *peer;
   _Atomic uint64_t *failure;
-  uint64_t ticket[2];
-  uint64_t hash;
-  _Atomic int64_t timeout_ns;
-  uint32_t spin, spin_now, yield_us;
   uint64_t stream_bytes;
-  scr_recorder *recorder; /* NULL: off */
-  scr_stats *stats;
-  uint32_t unstamped; /* short collectives that did not read the clock when they began; see recorder.h */
-  scr_tracer *tracer; /* NULL: off */
-  /* Stops of this process that the engine has seen and not yet told those that wait, of collectives and of messages. */
-  scr_stop stop, p2p_stop;
-  /* When a waiter, or the engine while there is work, last looked at the clock: what waits knows of no stop before that. */
-  _Atomic int64_t looked_ns, p2p_looked_ns;
-  /* Where the engine last saw the queue blocked. */
-  scr_run *engine_run;
-  _Atomic uint64_t *engine_flag;
-  uint64_t engine_need;
+  _Atomic int64_t timeout_ns;
 
-  alignas(SCR_LINE) _Atomic uint32_t queue_lock;
+  /* What is noted of operations. Each has a part under the drive lock and one under the p2p lock. */
+  struct {
+    scr_recorder *recorder; /* NULL: off */
+    scr_stats *stats;
+    scr_tracer *tracer; /* NULL: off */
+    uint32_t unstamped; /* short collectives that did not read the clock when they began; see recorder.h. Drive lock. */
+  } records;
+
+  /* Collectives. Guarded by the drive lock. */
+  struct {
+    uint64_t ticket[2];
+    uint64_t hash;
+    uint32_t spin_now;
+    /* Where the engine last saw the queue blocked. */
+    scr_run *engine_run;
+    _Atomic uint64_t *engine_flag;
+    uint64_t engine_need;
+    /* A stop of this process that the engine has seen and not yet told those that wait. */
+    scr_stop stop;
+    /* When a waiter, or the engine while there is work, last looked at the clock: what waits knows of no stop before. */
+    _Atomic int64_t looked_ns;
+    scr_channels *channels; /* by peer */
+    unsigned char *scratch; /* of sendrecv plans: one at a time needs it */
+    uint64_t scratch_bytes;
+    uint64_t *fast_offsets;
+    scr_run fast; /* the run of the fast path */
+  } coll;
+
+  alignas(SCR_LINE) _Atomic uint32_t queue_lock; /* guards the queue and, in this process, the failure record */
   scr_run *queue_head, *queue_tail;
 
-  scr_channels *channels; /* by peer */
-  unsigned char *scratch; /* of collectives made of messages: one at a time needs it */
-  uint64_t scratch_bytes;
-
-  scr_run fast; /* the run of the fast path, under the drive lock */
-  uint64_t *fast_offsets;
-
+  /* Written by Go under its own lock, read by all. */
   uint64_t boundary[SAGECOMM_KIND_COUNT][SCR_MAX_CLASSES];
   _Atomic uint32_t boundaries[SAGECOMM_KIND_COUNT]; /* stored after them */
   scr_cache_entry cache[SCR_CACHE_ENTRIES];
   _Atomic uint32_t cached;
-  /* Coalesced calls of which Go has said that they are one collective. */
-  _Atomic uint64_t fused[SCR_BATCH_SHAPES];
+  /* Shapes of coalesced calls of which Go has said that they are one collective. */
+  _Atomic uint64_t batch_shapes[SCR_BATCH_SHAPES];
 
   _Atomic(scr_cause *) cause; /* stored once */
 
-  alignas(SCR_LINE) _Atomic uint32_t p2p_lock;
-  _Atomic uint32_t messages; /* unfinished */
-  scr_p2p_pair *pair;
-  scr_run *recv_head, *recv_tail; /* posted, unmatched, in order */
-  uint64_t p2p_activity;
-  int32_t p2p_turn; /* whose rings the next pass looks at first */
-  /* Threads that wait for messages, and so drive them all, awake or asleep. While there is one the engine does not. */
-  _Atomic uint32_t p2p_drivers;
-  _Atomic bool waits_at_once; /* who posted a short recv lately waited for it right away */
+  /* Sends and recvs. Guarded by `lock`, but for the atomics. */
+  struct {
+    alignas(SCR_LINE) _Atomic uint32_t lock;
+    _Atomic uint32_t unfinished;    /* operations */
+    scr_p2p_pair *pair;             /* by peer */
+    scr_run *recv_head, *recv_tail; /* posted, unmatched, in order */
+    uint64_t activity;
+    int32_t turn;  /* whose fifos the next pass looks at first */
+    scr_stop stop; /* as of collectives */
+    _Atomic int64_t looked_ns;
+    /* Threads that wait for p2p operations, and so drive them all, awake or asleep. While there is one the engine does
+     * not. */
+    _Atomic uint32_t drivers;
+    _Atomic bool waits_at_once; /* whoever posted a short recv lately waited for it right away */
+  } p2p;
 
-  _Atomic uint64_t sleeps, blocked;
+  _Atomic uint64_t sleeps, blocked; /* counters */
 };
 
 /* Keeps the group from being closed until scr_group_exit(). False: the handle's group is down or gone. */

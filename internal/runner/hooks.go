@@ -21,8 +21,8 @@ type Handler interface {
 	Fuse(group uint64, calls []Call) ([]uint32, *coll.Failure)
 	// Incident diagnoses what a driver found. The group is down when it returns.
 	Incident(group uint64, t Incident)
-	// Ring makes the ring from this rank to the peer, or takes the group down.
-	Ring(group uint64, peer int)
+	// Fifo makes the fifo from this rank to the peer, or takes the group down.
+	Fifo(group uint64, peer int)
 	// Fail ends the group for a reason that the runner knows the words of.
 	Fail(group uint64, cause *coll.Failure)
 	// Trace hears of an operation that is about to be issued, in a group opened with Config.Trace.
@@ -87,6 +87,6 @@ func scrGoTrace(group C.uint64_t, op *C.sagecomm_op) {
 
 //export scrGoFifo
 func scrGoFifo(group C.uint64_t, peer C.int32_t) C.int32_t {
-	handler.Ring(uint64(group), int(peer))
+	handler.Fifo(uint64(group), int(peer))
 	return C.SAGECOMM_OK
 }

@@ -20,7 +20,7 @@ static bool same_place(const scr_run *r, _Atomic uint64_t *flag, uint64_t need) 
   return r->flag == flag && r->need == need;
 }
 
-/* Under the drive lock. SCR_FINISHED when `r` is done, SCR_YIELDED when slice_end has passed, or a incident code of
+/* Under the drive lock. SCR_FINISHED when `r` is done, SCR_YIELDED when slice_end has passed, or an incident code of
  * *culprit. `r` is the group's fast run or stands in the queue. */
 static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run **culprit) {
   scr_backoff backoff = {0};
@@ -29,7 +29,7 @@ static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run 
   for (;;) {
     scr_run *at = r;
     int rc;
-    if (r == &g->fast) {
+    if (r == &g->coll.fast) {
       rc = scr_run_advance(g, r, 0);
       if (rc == SCR_FINISHED) return rc;
     } else {
@@ -43,12 +43,12 @@ static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run 
       flag = at->flag;
       need = at->need;
       backoff = (scr_backoff){0};
-      g->spin_now = g->spin;
+      g->coll.spin_now = g->spin;
     }
     uint64_t since = scr_trace_clock(g);
     int32_t peer = at->peer;
     rc = scr_relax(g, at, &backoff, &g->shared->collective, slice_end);
-    if (SCR_UNLIKELY(g->tracer != NULL)) scr_trace_add(g->tracer, at, SCR_TRACE_SLEEP, since, peer, 0);
+    if (SCR_UNLIKELY(g->records.tracer != NULL)) scr_trace_add(g->records.tracer, at, SCR_TRACE_SLEEP, since, peer, 0);
     if (rc) return rc;
   }
 }
@@ -71,7 +71,7 @@ static bool promote(scr_group *g, const sagecomm_op *op, sagecomm_work *work) {
   scr_run *r = scr_run_new();
   if (r == NULL) return false;
   uint32_t index = r->index, generation = r->generation;
-  *r = g->fast;
+  *r = g->coll.fast;
   r->index = index;
   r->generation = generation;
   atomic_store_explicit(&r->refs, 2, memory_order_relaxed);
@@ -94,15 +94,15 @@ static bool promote(scr_group *g, const sagecomm_op *op, sagecomm_work *work) {
 
 static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, uint64_t bytes, uint64_t seq,
                         const scr_program *pg, sagecomm_work *work, sagecomm_error *err) {
-  scr_run *r = &g->fast;
-  scr_run_operands(r, op, g->size, g->fast_offsets);
+  scr_run *r = &g->coll.fast;
+  scr_run_operands(r, op, g->size, g->coll.fast_offsets);
   r->group = g;
   r->group_handle = handle;
   r->bytes = bytes;
-  r->program = pg;
-  r->seq = seq;
+  r->coll.program = pg;
+  r->coll.seq = seq;
   r->timeout_ns = scr_op_timeout(g, op);
-  g->spin_now = g->spin;
+  g->coll.spin_now = g->spin;
   scr_run_start(g, r);
   int rc = SCR_LIKELY(atomic_load_explicit(g->failure, memory_order_relaxed) == 0) ? scr_run_advance(g, r, 0)
                                                                                    : SCR_INCIDENT_FAILURE;
@@ -158,12 +158,12 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
   scr_entering_go();
   int32_t status = scr_go.issue(group, op, &r, err);
   if (status != SAGECOMM_OK) return status;
-  if (sequence) *sequence = r->seq;
+  if (sequence) *sequence = r->coll.seq;
   sagecomm_work handle = scr_run_handle(r);
   if (op->flags & SAGECOMM_ASYNC) {
     if (r->bytes <= BEGIN_BYTES && scr_drive_lock(g)) {
       scr_run *blocked;
-      g->spin_now = 0;
+      g->coll.spin_now = 0;
       int rc = scr_drive(g, NULL, scr_now() + BEGIN_NS, &blocked);
       (void)rc; /* incident is met again, and reported, by whoever drives next */
       scr_drive_unlock(g);
@@ -204,7 +204,7 @@ static int wait_collective(scr_group *g, scr_run *r, int64_t slice_end) {
     return 0;
   }
   scr_run *culprit = r;
-  g->spin_now = g->spin;
+  g->coll.spin_now = g->spin;
   int rc = atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE
                ? SCR_FINISHED
                : drive_patiently(g, r, slice_end, &culprit);
@@ -217,7 +217,7 @@ static int wait_collective(scr_group *g, scr_run *r, int64_t slice_end) {
 
 static int32_t wait_until(scr_run *r, int64_t timeout_ns, sagecomm_error *err) {
   int64_t slice_end = 0;
-  /* Also the last look of who has waited for a message: see scr_run_settle(). */
+  /* Also the last look of who has waited for a p2p operation: see scr_run_settle(). */
   while (!(atomic_load_explicit(&r->state, memory_order_seq_cst) & SCR_DONE)) {
     if (timeout_ns <= 0) return SAGECOMM_PENDING;
     int64_t now = scr_now();

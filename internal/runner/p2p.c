@@ -1,7 +1,7 @@
-/* p2p.c: point-to-point messages. Posted order per (peer, tag); a recv from any source competes in the same order. Short
- * messages travel eagerly, within a credit, so that what lies unmatched at a receiver is bounded; longer ones, and all
- * once the credit is used up, are announced and wait until the receiver has a buffer. Only announcements lie in a ring
- * without a buffer, and they are always taken out of it: no order of posting can stop a ring. */
+/* p2p.c: point-to-point operations (p2p). Posted order per (peer, tag); a recv from any source competes in the same order. Short
+ * payloads travel eagerly, within a credit, so that what lies unmatched at a receiver is bounded; longer ones, and all
+ * once the credit is used up, are announced and wait until the receiver has a buffer. Only announcements lie in a fifo
+ * without a buffer, and they are always taken out of it: no order of posting can stop a fifo. */
 #include "p2p.h"
 #include "recorder.h"
 
@@ -33,23 +33,23 @@ static void unlink_run(scr_run **head, scr_run **tail, scr_run *r) {
 
 /* Peers grant, and send, in the order of announcements as long as recvs are posted in that order: then it is the first. */
 static scr_run *find_id(scr_run *list, uint64_t id) {
-  for (; list && list->id != id; list = list->next) SCR_STEP();
+  for (; list && list->p2p.id != id; list = list->next) SCR_STEP();
   return list;
 }
 
 static void finish(scr_group *g, scr_run *r, int32_t status) {
   scr_run_finish(r, status, false);
   scr_run_unref(r);
-  g->p2p_activity++;
+  g->p2p.activity++;
   /* Another thread of this process may sleep for it on the shared block's bell. */
   if (atomic_load_explicit(&g->shared->p2p.waits_for, memory_order_seq_cst) & ~SCR_SLEEP_ENGINE) {
     scr_bell_wake(&g->shared->p2p.bell);
   }
   /* Last: who finds none left, and no thread inside, may close the group. */
-  atomic_fetch_sub_explicit(&g->messages, 1, memory_order_release);
+  atomic_fetch_sub_explicit(&g->p2p.unfinished, 1, memory_order_release);
 }
 
-/* Copies between a run's buffer, from `at` on, and a ring. Not past the cache: a message that was received is often read
+/* Copies between a run's buffer, from `at` on, and a fifo. Not past the cache: what was received is often read
  * or sent on next, and up to 64 MiB ordinary stores were the faster ones (docs/measured.md). */
 static void move(const scr_segments *s, uint64_t at, unsigned char *fifo, uint64_t n, bool to_fifo) {
   for (uint32_t i = 0; i < s->n && n > 0; i++) {
@@ -69,7 +69,7 @@ static void move(const scr_segments *s, uint64_t at, unsigned char *fifo, uint64
 
 /* ---- receiving ---- */
 
-/* 0, or how a message differs from what the recv expects. */
+/* 0, or how a send differs from what the recv expects. */
 static int compare(scr_run *r, int32_t from, uint64_t total, uint32_t dtype) {
   r->peer = from;
   r->need = total;
@@ -91,10 +91,10 @@ static bool queue_grant(scr_p2p_pair *ch, uint64_t id) {
   return true;
 }
 
-/* A posted recv meets a message. 0 or a incident code. */
+/* A posted recv meets a send. 0 or an incident code. */
 static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint64_t total, uint64_t id,
                    const unsigned char *data) {
-  scr_p2p_pair *ch = &g->pair[from];
+  scr_p2p_pair *ch = &g->p2p.pair[from];
   r->source = from;
   scr_note_met(r);
   if (!announced) {
@@ -103,24 +103,24 @@ static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint6
     finish(g, r, SAGECOMM_OK);
     return 0;
   }
-  r->id = id;
-  r->matched = true;
+  r->p2p.id = id;
+  r->p2p.matched = true;
   push(&ch->receiving, &ch->receiving_tail, r);
   return queue_grant(ch, id) ? 0 : SCR_INCIDENT_MEMORY;
 }
 
 static scr_run *posted_for(scr_group *g, int32_t from, int32_t tag) {
-  scr_run *r = g->recv_head;
+  scr_run *r = g->p2p.recv_head;
   for (; r && !((r->root == from || r->root == SAGECOMM_ANY_SOURCE) && r->tag == tag); r = r->next) SCR_STEP();
   return r;
 }
 
 static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f, const unsigned char *data) {
-  scr_p2p_pair *ch = &g->pair[from];
+  scr_p2p_pair *ch = &g->p2p.pair[from];
   bool announced = f->type == SCR_FRAME_ANNOUNCE;
   scr_unexpected *u = malloc(sizeof *u + (announced ? 0 : f->bytes));
   if (u == NULL) return SCR_INCIDENT_MEMORY;
-  *u = (scr_unexpected){.arrival = ++g->p2p_activity,
+  *u = (scr_unexpected){.arrival = ++g->p2p.activity,
                         .tag = f->tag,
                         .dtype = f->dtype,
                         .announced = announced,
@@ -138,7 +138,7 @@ static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f, const
 
 /* Of a frame that is well formed in itself. */
 static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsigned char *data, scr_run **culprit) {
-  scr_p2p_pair *ch = &g->pair[from];
+  scr_p2p_pair *ch = &g->p2p.pair[from];
   scr_run *r;
   int rc;
   switch (f->type) {
@@ -152,7 +152,7 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       *culprit = r;
       rc = compare(r, from, f->total, f->dtype);
       if (rc) return rc;
-      unlink_run(&g->recv_head, &g->recv_tail, r);
+      unlink_run(&g->p2p.recv_head, &g->p2p.recv_tail, r);
       return deliver(g, r, from, f->type == SCR_FRAME_ANNOUNCE, f->total, f->id, data);
     case SCR_FRAME_GRANT:
       r = find_id(ch->waiting, f->id);
@@ -167,11 +167,11 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
 #ifdef SCR_MUTANT_LENGTH_BELIEVED
       if (r == NULL) return SCR_INCIDENT_GARBAGE;
 #else
-      if (r == NULL || f->bytes > r->bytes - r->moved) return SCR_INCIDENT_GARBAGE;
+      if (r == NULL || f->bytes > r->bytes - r->p2p.moved) return SCR_INCIDENT_GARBAGE;
 #endif
-      move(&r->out, r->moved, (unsigned char *)(uintptr_t)data, f->bytes, false);
-      r->moved += f->bytes;
-      if (r->moved == r->bytes) {
+      move(&r->out, r->p2p.moved, (unsigned char *)(uintptr_t)data, f->bytes, false);
+      r->p2p.moved += f->bytes;
+      if (r->p2p.moved == r->bytes) {
         unlink_run(&ch->receiving, &ch->receiving_tail, r);
         finish(g, r, SAGECOMM_OK);
       }
@@ -181,13 +181,13 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
   }
 }
 
-/* A recv that was just posted may have a message already: the earliest one that fits it. */
+/* A recv that was just posted may have a send already: the earliest one that fits it. */
 static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
   int32_t from = -1;
   scr_unexpected *best = NULL;
   for (int32_t p = 0; p < g->size; p++) {
     if (r->root != SAGECOMM_ANY_SOURCE && r->root != p) continue;
-    scr_unexpected *u = g->pair[p].unexpected_head;
+    scr_unexpected *u = g->p2p.pair[p].unexpected_head;
     while (u && u->tag != r->tag) u = u->next;
     if (u && (best == NULL || u->arrival < best->arrival)) {
       best = u;
@@ -198,7 +198,7 @@ static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
   if (best == NULL) return 0;
   int rc = compare(r, from, best->total, best->dtype);
   if (rc) return rc;
-  scr_p2p_pair *ch = &g->pair[from];
+  scr_p2p_pair *ch = &g->p2p.pair[from];
   scr_unexpected *before = NULL;
   for (scr_unexpected *u = ch->unexpected_head; u != best; u = u->next) before = u;
   if (before) {
@@ -217,14 +217,14 @@ static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
 static bool put(scr_group *g, int32_t to, uint32_t type, scr_run *r, uint64_t at, uint64_t n) {
   scr_frame *f = scr_fifo_room(g, to, n);
   if (f == NULL) return false;
-  *f = (scr_frame){.type = type, .dtype = r->dtype, .tag = r->tag, .bytes = n, .total = r->bytes, .id = r->id};
+  *f = (scr_frame){.type = type, .dtype = r->dtype, .tag = r->tag, .bytes = n, .total = r->bytes, .id = r->p2p.id};
   move(&r->in, at, (unsigned char *)f + SCR_FRAME_HEADER, n, true);
-  scr_fifo_put(&g->pair[to], n);
+  scr_fifo_put(&g->p2p.pair[to], n);
   return true;
 }
 
 static bool has_credit(scr_group *g, int32_t to, uint64_t n) {
-  scr_p2p_pair *ch = &g->pair[to];
+  scr_p2p_pair *ch = &g->p2p.pair[to];
   if (n > SCR_EAGER_BYTES) return false;
   if (ch->eager_sent + n - ch->eager_seen <= SCR_EAGER_CREDIT) return true;
   const scr_fifo_reader *r = scr_shared_fifo_reader(g->peer[to].shared, (uint32_t)g->rank);
@@ -241,9 +241,9 @@ static bool has_credit(scr_group *g, int32_t to, uint64_t n) {
  * failures and the clock. */
 #define FRAME_COST 1024
 
-/* What this rank has for one peer: clearances, pieces of cleared messages, new messages. True if something went. */
+/* What this rank has for one peer: clearances, pieces of granted sends, new sends. True if something went. */
 static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
-  scr_p2p_pair *ch = &g->pair[to];
+  scr_p2p_pair *ch = &g->p2p.pair[to];
   bool moved = false;
   while (ch->grant_head && *budget > 0) {
     struct scr_grant *gr = ch->grant_head;
@@ -259,12 +259,12 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
   }
   while (ch->granted_head && *budget > 0) {
     scr_run *r = ch->granted_head;
-    uint64_t n = r->bytes - r->moved < SCR_PIECE_BYTES ? r->bytes - r->moved : SCR_PIECE_BYTES;
-    if (!put(g, to, SCR_FRAME_DATA, r, r->moved, n)) return moved;
-    r->moved += n;
+    uint64_t n = r->bytes - r->p2p.moved < SCR_PIECE_BYTES ? r->bytes - r->p2p.moved : SCR_PIECE_BYTES;
+    if (!put(g, to, SCR_FRAME_DATA, r, r->p2p.moved, n)) return moved;
+    r->p2p.moved += n;
     moved = true;
     *budget -= (int64_t)n + FRAME_COST;
-    if (r->moved == r->bytes) {
+    if (r->p2p.moved == r->bytes) {
       unlink_run(&ch->granted_head, &ch->granted_tail, r);
       finish(g, r, SAGECOMM_OK);
     } else {
@@ -274,7 +274,7 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
   while (ch->send_head && *budget > 0) {
     scr_run *r = ch->send_head;
     bool eager = has_credit(g, to, r->bytes);
-    r->id = ch->next_id;
+    r->p2p.id = ch->next_id;
     uint64_t n = eager ? r->bytes : 0;
     if (!put(g, to, eager ? SCR_FRAME_EAGER : SCR_FRAME_ANNOUNCE, r, 0, n)) return moved;
     ch->next_id++;
@@ -294,9 +294,9 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
 /* Frames taken per peer and round, so that one peer does not starve the others. */
 #define FRAMES_PER_ROUND 16
 
-/* What one peer has for this rank. 0 or a incident code. */
+/* What one peer has for this rank. 0 or an incident code. */
 static int take_in(scr_group *g, int32_t p, int64_t *budget, bool *moved, scr_run **culprit) {
-  scr_p2p_pair *ch = &g->pair[p];
+  scr_p2p_pair *ch = &g->p2p.pair[p];
   for (int n = 0; n < FRAMES_PER_ROUND && *budget > 0 && scr_fifo_open(g, p); n++) {
     scr_frame f;
     const unsigned char *data = scr_fifo_next(g, p, &f);
@@ -317,8 +317,8 @@ int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culp
   while (moved) {
     moved = false;
     for (int32_t i = 0; i < g->size; i++) {
-      int32_t p = *peer = g->p2p_turn;
-      scr_p2p_pair *ch = &g->pair[p];
+      int32_t p = *peer = g->p2p.turn;
+      scr_p2p_pair *ch = &g->p2p.pair[p];
       *culprit = NULL;
       int rc = take_in(g, p, &budget, &moved, culprit);
       if (rc) return rc;
@@ -328,7 +328,7 @@ int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culp
         if (ch->broken) return SCR_INCIDENT_GARBAGE;
       }
       moved |= scr_fifo_publish(g, p);
-      g->p2p_turn = p + 1 < g->size ? p + 1 : 0; /* who comes too late in this pass is the first of the next */
+      g->p2p.turn = p + 1 < g->size ? p + 1 : 0; /* who comes too late in this pass is the first of the next */
 #ifdef SCR_MUTANT_ENDLESS_PASS
       budget = SCR_PASS_BYTES;
 #else
@@ -336,34 +336,34 @@ int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culp
 #endif
     }
   }
-  return atomic_load_explicit(&g->messages, memory_order_relaxed) ? SCR_BLOCKED : SCR_IDLE;
+  return atomic_load_explicit(&g->p2p.unfinished, memory_order_relaxed) ? SCR_BLOCKED : SCR_IDLE;
 }
 
 /* ---- posting ---- */
 
 int scr_p2p_post(scr_group *g, scr_run *r) {
   /* Before the poster looks who drives: who stops driving looks at it afterwards. */
-  atomic_fetch_add_explicit(&g->messages, 1, memory_order_seq_cst);
+  atomic_fetch_add_explicit(&g->p2p.unfinished, 1, memory_order_seq_cst);
   scr_note_started(g, r);
   SCR_FAULT(SCR_FAULT_STARTED);
   if (r->kind == SAGECOMM_SEND) {
-    push(&g->pair[r->root].send_head, &g->pair[r->root].send_tail, r);
+    push(&g->p2p.pair[r->root].send_head, &g->p2p.pair[r->root].send_tail, r);
     return 0;
   }
   bool matched;
   int rc = match_unexpected(g, r, &matched);
-  if (!matched || rc == SCR_INCIDENT_LENGTH || rc == SCR_INCIDENT_TYPE) push(&g->recv_head, &g->recv_tail, r);
+  if (!matched || rc == SCR_INCIDENT_LENGTH || rc == SCR_INCIDENT_TYPE) push(&g->p2p.recv_head, &g->p2p.recv_tail, r);
   return rc;
 }
 
 void scr_group_set_fifo(scr_group *g, int32_t peer, uint64_t offset) {
-  scr_spin_lock(&g->p2p_lock);
-  g->pair[peer].out = (scr_fifo *)(void *)(g->peer[g->rank].arena + offset);
+  scr_spin_lock(&g->p2p.lock);
+  g->p2p.pair[peer].out = (scr_fifo *)(void *)(g->peer[g->rank].arena + offset);
   scr_store_flag(scr_shared_fifo(g->shared, (uint32_t)g->size, (uint32_t)peer), offset);
-  scr_spin_unlock(&g->p2p_lock);
+  scr_spin_unlock(&g->p2p.lock);
 }
 
-bool scr_group_has_fifo(const scr_group *g, int32_t peer) { return g->pair[peer].out != NULL; }
+bool scr_group_has_fifo(const scr_group *g, int32_t peer) { return g->p2p.pair[peer].out != NULL; }
 
 /* ---- ending ---- */
 
@@ -380,12 +380,12 @@ static void drop_all(scr_group *g, scr_run **head, scr_run **tail) {
 void scr_p2p_drain(scr_group *g) {
   int32_t peer;
   scr_run *culprit;
-  if (atomic_load_explicit(&g->messages, memory_order_relaxed) != 0) {
+  if (atomic_load_explicit(&g->p2p.unfinished, memory_order_relaxed) != 0) {
     scr_p2p_progress(g, SCR_PASS_BYTES, &peer, &culprit);
   }
-  drop_all(g, &g->recv_head, &g->recv_tail);
+  drop_all(g, &g->p2p.recv_head, &g->p2p.recv_tail);
   for (int32_t p = 0; p < g->size; p++) {
-    scr_p2p_pair *ch = &g->pair[p];
+    scr_p2p_pair *ch = &g->p2p.pair[p];
     drop_all(g, &ch->send_head, &ch->send_tail);
     drop_all(g, &ch->granted_head, &ch->granted_tail);
     drop_all(g, &ch->waiting, &ch->waiting_tail);
@@ -395,7 +395,7 @@ void scr_p2p_drain(scr_group *g) {
 
 void scr_p2p_free(scr_group *g) {
   for (int32_t p = 0; p < g->size; p++) {
-    scr_p2p_pair *ch = &g->pair[p];
+    scr_p2p_pair *ch = &g->p2p.pair[p];
     for (scr_unexpected *u; (u = ch->unexpected_head) != NULL;) {
       ch->unexpected_head = u->next;
       free(u);

@@ -1,4 +1,4 @@
-/* p2p.h: what travels through a ring. A ring is one ordered pair's; frames lie in it at multiples of 64 bytes and never
+/* p2p.h: what travels through a fifo. A fifo is one ordered pair's; frames lie in it at multiples of 64 bytes and never
  * wrap: a frame that does not fit before the end is preceded by a WRAP frame that fills the rest. */
 #ifndef SCR_P2P_H
 #define SCR_P2P_H
@@ -6,10 +6,10 @@
 #include "wait.h"
 
 enum {
-  SCR_FRAME_EAGER = 1, /* the message itself */
-  SCR_FRAME_ANNOUNCE,  /* a message of `total` bytes waits at the sender */
-  SCR_FRAME_GRANT,     /* receiver to sender: message `id` has a buffer */
-  SCR_FRAME_DATA,      /* the next piece of message `id` */
+  SCR_FRAME_EAGER = 1, /* the payload */
+  SCR_FRAME_ANNOUNCE,  /* a payload of `total` bytes waits at the sender */
+  SCR_FRAME_GRANT,     /* receiver to sender: operation `id` has a buffer */
+  SCR_FRAME_DATA,      /* the next piece of operation `id` */
   SCR_FRAME_WRAP,
 };
 
@@ -18,20 +18,20 @@ struct scr_frame {
   uint16_t dtype; /* of EAGER and ANNOUNCE */
   int32_t tag;
   uint64_t bytes; /* payload in this frame */
-  uint64_t total; /* of the message */
-  uint64_t id;    /* of the message, counted by its sender per receiver */
+  uint64_t total; /* of the operation */
+  uint64_t id;    /* of the operation, counted by its sender per receiver */
   uint64_t reserved[4];
 };
 
 #define SCR_FRAME_HEADER 64
 #define SCR_FRAME_WORDS 4 /* of it that are used */
-/* Longer messages wait for a buffer at the receiver. */
+/* Longer payloads wait for a buffer at the receiver. */
 #define SCR_EAGER_BYTES (8 * 1024)
 /* Eager bytes that may lie unmatched at one receiver per sender. */
 #define SCR_EAGER_CREDIT (128 * 1024)
 #define SCR_PIECE_BYTES (64 * 1024)
 
-/* A message that came before its recv. */
+/* A send that came before its recv. */
 struct scr_unexpected {
   scr_unexpected *next;
   uint64_t arrival; /* order over all senders, for recv from any source */
@@ -49,17 +49,17 @@ struct scr_grant {
 };
 
 int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);
-/* What one pass over the messages may cost, in bytes copied: about 0.1 ms. */
+/* What one pass over the fifos may cost, in bytes copied: about 0.1 ms. */
 #define SCR_PASS_BYTES (1024 * 1024)
-/* Under the message lock: moves what can be moved, about `budget` bytes: SCR_YIELDED when there may be more. SCR_IDLE
- * when nothing is unfinished, SCR_BLOCKED, SCR_NEEDS_FIFO (*peer), or a incident code (*culprit). */
+/* Under the p2p lock: moves what can be moved, about `budget` bytes: SCR_YIELDED when there may be more. SCR_IDLE
+ * when nothing is unfinished, SCR_BLOCKED, SCR_NEEDS_FIFO (*peer), or an incident code (*culprit). */
 int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culprit);
 void scr_p2p_drain(scr_group *g);
-/* Under the message lock: gives all unfinished messages more time. */
+/* Under the p2p lock: gives all unfinished p2p operations more time. */
 void scr_p2p_extend(scr_group *g, scr_stop stop);
 int scr_p2p_wait(scr_group *g, scr_run *r, int64_t slice_end);
 void scr_p2p_free(scr_group *g);
-/* p2p.c, p2p_issue.c; under the message lock. 0 or a incident code; SCR_BLOCKED from scan where all is well. */
+/* p2p.c, p2p_issue.c; under the p2p lock. 0 or an incident code; SCR_BLOCKED from scan where all is well. */
 int scr_p2p_post(scr_group *g, scr_run *r);
 int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit);
 

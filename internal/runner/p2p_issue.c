@@ -1,4 +1,4 @@
-/* p2p_issue.c: how messages start and are waited for. Like issue.c, without a number: messages have no place in the
+/* p2p_issue.c: how p2p operations start and are waited for. Like issue.c, without a number: p2p operations have no place in the
  * order of collectives and never wait behind one. */
 #include <sched.h>
 
@@ -18,12 +18,12 @@ static void report(scr_group *g, const scr_run *r, int code, int32_t peer) {
 }
 
 /* One pass over about `budget` bytes. True if all is to be looked at again: there may be more to move, or it did
- * something else (made a ring, met incident). Called without the message lock. If somebody else holds that, he makes the
+ * something else (made a fifo, met an incident). Called without the p2p lock. If somebody else holds that, he makes the
  * pass; `surely`: wait for him and make one more. */
 static bool pass(scr_group *g, int64_t budget, bool surely) {
   if (surely) {
-    scr_spin_lock(&g->p2p_lock);
-  } else if (!scr_try_lock(&g->p2p_lock)) {
+    scr_spin_lock(&g->p2p.lock);
+  } else if (!scr_try_lock(&g->p2p.lock)) {
     sched_yield();
     return false;
   }
@@ -38,7 +38,7 @@ static bool pass(scr_group *g, int64_t budget, bool surely) {
   }
   scr_run copy;
   if (rc > 0 && culprit) copy = *culprit;
-  scr_spin_unlock(&g->p2p_lock);
+  scr_spin_unlock(&g->p2p.lock);
   if (rc == SCR_NEEDS_FIFO) {
     atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
     scr_go.fifo(g->handle, peer);
@@ -58,7 +58,7 @@ static int32_t deserted(const scr_group *g, const scr_run *r) {
   return r->root == SAGECOMM_ANY_SOURCE ? (g->rank == 0 ? g->size - 1 : 0) : r->root;
 }
 
-/* 0, a incident code, or SCR_YIELDED where a pass was made and all is to be looked at again. */
+/* 0, an incident code, or SCR_YIELDED where a pass was made and all is to be looked at again. */
 static int p2p_health(scr_group *g, scr_run *r, int64_t now, int32_t *peer) {
   *peer = r->root;
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 || down(g)) return SCR_INCIDENT_FAILURE;
@@ -90,9 +90,9 @@ static int scan(scr_group *g, scr_run *list, int64_t now, int32_t *peer, scr_run
 }
 
 void scr_p2p_extend(scr_group *g, scr_stop stop) {
-  for (scr_run *r = g->recv_head; r; r = r->next) scr_extend(r, stop);
+  for (scr_run *r = g->p2p.recv_head; r; r = r->next) scr_extend(r, stop);
   for (int32_t p = 0; p < g->size; p++) {
-    scr_p2p_pair *ch = &g->pair[p];
+    scr_p2p_pair *ch = &g->p2p.pair[p];
     scr_run *const lists[] = {ch->send_head, ch->granted_head, ch->waiting, ch->receiving};
     for (int i = 0; i < 4; i++) {
       for (scr_run *r = lists[i]; r; r = r->next) scr_extend(r, stop);
@@ -100,14 +100,14 @@ void scr_p2p_extend(scr_group *g, scr_stop stop) {
   }
 }
 
-/* For the engine, under the message lock and right after a pass that moved nothing: whether the unfinished messages
- * still have a chance. SCR_BLOCKED or a incident code. */
+/* For the engine, under the p2p lock and right after a pass that moved nothing: whether the unfinished p2p operations
+ * still have a chance. SCR_BLOCKED or an incident code. */
 int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0) return SCR_INCIDENT_FAILURE;
   for (int again = 0;; again = 1) {
-    int code = scan(g, g->recv_head, now, peer, culprit);
+    int code = scan(g, g->p2p.recv_head, now, peer, culprit);
     for (int32_t p = 0; p < g->size && code == 0; p++) {
-      scr_p2p_pair *ch = &g->pair[p];
+      scr_p2p_pair *ch = &g->p2p.pair[p];
       scr_run *const lists[] = {ch->send_head, ch->granted_head, ch->waiting, ch->receiving};
       for (int i = 0; i < 4 && code == 0; i++) code = scan(g, lists[i], now, peer, culprit);
     }
@@ -121,22 +121,22 @@ int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
 
 /* ---- who drives ----
  *
- * While a thread waits, it drives all messages of the group. Otherwise the engine's bit in waits_for is set as long as
+ * While a thread waits, it drives all p2p operations of the group. Otherwise the engine's bit in waits_for is set as long as
  * any is unfinished, so that peers wake the engine by what they publish; it sleeps meanwhile. Who sets the bit, because
- * he leaves or because he has posted and nobody waits, looks at the rings once more: what came before the bit woke
+ * he leaves or because he has posted and nobody waits, looks at the fifos once more: what came before the bit woke
  * nobody (docs/protocol.md, section 8). */
 
-static bool driven(const scr_group *g) { return atomic_load_explicit(&g->p2p_drivers, memory_order_seq_cst) != 0; }
+static bool driven(const scr_group *g) { return atomic_load_explicit(&g->p2p.drivers, memory_order_seq_cst) != 0; }
 
 static void begin_driving(scr_group *g) {
-  atomic_fetch_add_explicit(&g->p2p_drivers, 1, memory_order_seq_cst);
+  atomic_fetch_add_explicit(&g->p2p.drivers, 1, memory_order_seq_cst);
   _Atomic uint32_t *word = &g->shared->p2p.waits_for;
   if (atomic_load_explicit(word, memory_order_relaxed) & SCR_SLEEP_ENGINE) {
     atomic_fetch_and_explicit(word, ~SCR_SLEEP_ENGINE, memory_order_seq_cst);
   }
 }
 
-/* What a call moves of messages that it does not wait for; the rest is for who waits, or the engine. */
+/* What a call moves of p2p operations that it does not wait for; the rest is for who waits, or the engine. */
 #define BEGIN_BYTES (64 * 1024)
 
 static void leave_to_engine(scr_group *g) {
@@ -149,20 +149,20 @@ static void leave_to_engine(scr_group *g) {
 }
 
 static void end_driving(scr_group *g) {
-  bool last = atomic_fetch_sub_explicit(&g->p2p_drivers, 1, memory_order_seq_cst) == 1;
-  if (last && atomic_load_explicit(&g->messages, memory_order_seq_cst) != 0) leave_to_engine(g);
+  bool last = atomic_fetch_sub_explicit(&g->p2p.drivers, 1, memory_order_seq_cst) == 1;
+  if (last && atomic_load_explicit(&g->p2p.unfinished, memory_order_seq_cst) != 0) leave_to_engine(g);
 }
 
 /* dist.recv() waits a microsecond after it has posted, and what comes in between should not cost the peer a system call
  * and this rank a switch to the engine. A short recv gains nothing from being received early. So where the one before was
- * waited for at once it sets no bit: a waiter is expected, and the engine looks within 20 ms. Not of inner messages,
+ * waited for at once it sets no bit: a waiter is expected, and the engine looks within 20 ms. Not of inner p2p operations,
  * which nobody waits for. */
 #define AT_ONCE_NS (50 * 1000LL)
 
 static void leave_posted(scr_group *g, scr_run *r, bool more) {
   bool brief = r->kind == SAGECOMM_RECV && r->bytes <= SCR_EAGER_BYTES && !more && !scr_is_inner(r);
-  if (brief) atomic_store_explicit(&r->posted_ns, scr_now(), memory_order_relaxed);
-  if (brief && atomic_load_explicit(&g->waits_at_once, memory_order_relaxed)) {
+  if (brief) atomic_store_explicit(&r->p2p.posted_ns, scr_now(), memory_order_relaxed);
+  if (brief && atomic_load_explicit(&g->p2p.waits_at_once, memory_order_relaxed)) {
     scr_engine_watch();
   } else {
     leave_to_engine(g);
@@ -170,10 +170,10 @@ static void leave_posted(scr_group *g, scr_run *r, bool more) {
 }
 
 static void learn_from(scr_group *g, scr_run *r) {
-  int64_t posted = atomic_load_explicit(&r->posted_ns, memory_order_relaxed);
+  int64_t posted = atomic_load_explicit(&r->p2p.posted_ns, memory_order_relaxed);
   if (posted == 0) return;
-  atomic_store_explicit(&r->posted_ns, 0, memory_order_relaxed);
-  atomic_store_explicit(&g->waits_at_once, scr_now() - posted < AT_ONCE_NS, memory_order_relaxed);
+  atomic_store_explicit(&r->p2p.posted_ns, 0, memory_order_relaxed);
+  atomic_store_explicit(&g->p2p.waits_at_once, scr_now() - posted < AT_ONCE_NS, memory_order_relaxed);
 }
 
 static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
@@ -215,7 +215,7 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
 #ifdef SCR_MUTANT_LOOK_GIVES_WAY
     again = pass(g, SCR_PASS_BYTES, false);
 #else
-    again = pass(g, SCR_PASS_BYTES, true); /* whoever holds the lock may have looked at the rings before a frame came */
+    again = pass(g, SCR_PASS_BYTES, true); /* whoever holds the lock may have looked at the fifos before a frame came */
 #endif
     int code = again || done(r) ? 0 : p2p_health(g, r, now, &peer);
     if (code > 0) report(g, r, code, peer);
@@ -239,16 +239,16 @@ static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
 }
 
 int scr_p2p_wait(scr_group *g, scr_run *r, int64_t slice_end) {
-  /* An unfinished message keeps the group open, and so does this thread: not even the shared block it sleeps on goes. */
+  /* An unfinished p2p operation keeps the group open, and so does this thread: not even the shared block it sleeps on goes. */
   atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
-  atomic_fetch_add_explicit(&r->waiters, 1, memory_order_seq_cst);
+  atomic_fetch_add_explicit(&r->p2p.waiters, 1, memory_order_seq_cst);
   /* Complete by now, it keeps nothing open, and the group may have gone before this thread was counted. */
   int rc = SCR_FINISHED;
   if (!(atomic_load_explicit(&r->state, memory_order_seq_cst) & SCR_DONE)) { /* see scr_group_unfinished() */
     learn_from(g, r);
     rc = wait_for(g, r, slice_end);
   }
-  atomic_fetch_sub_explicit(&r->waiters, 1, memory_order_seq_cst);
+  atomic_fetch_sub_explicit(&r->p2p.waiters, 1, memory_order_seq_cst);
   scr_group_exit(g);
   return rc;
 }
@@ -268,16 +268,16 @@ int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sage
   if (r == NULL || !scr_run_operands(r, op, g->size, NULL)) {
     if (r) scr_run_unref(r);
     scr_group_exit(g);
-    return scr_plain_error(err, SAGECOMM_SYSTEM, "sagecomm: no memory for a message");
+    return scr_plain_error(err, SAGECOMM_SYSTEM, "sagecomm: no memory for another send or recv");
   }
   r->group = g;
   r->group_handle = g->handle;
   r->bytes = bytes;
   r->timeout_ns = scr_op_timeout(g, op);
   scr_run_ref(r); /* the list's */
-  scr_spin_lock(&g->p2p_lock);
+  scr_spin_lock(&g->p2p.lock);
   int rc = scr_p2p_post(g, r);
-  scr_spin_unlock(&g->p2p_lock);
+  scr_spin_unlock(&g->p2p.lock);
   if (rc > 0) report(g, r, rc, r->peer);
   bool more = pass(g, BEGIN_BYTES, false);
   if (!done(r)) {
@@ -296,7 +296,7 @@ int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sage
     return status;
   }
   if (status == SAGECOMM_OK && op->root == SAGECOMM_ANY_SOURCE) {
-    *work = scr_run_handle(r); /* knows whom the message came from */
+    *work = scr_run_handle(r); /* knows who served it */
     return status;
   }
   if (status < 0) scr_cause_copy(r->cause, err);

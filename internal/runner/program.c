@@ -20,7 +20,7 @@ static int await_filled(scr_group *g, scr_run *r, int large, int32_t p, uint64_t
   }
   int rc = scr_await(g, r, &s->filled, ticket + 1, p);
   if (SCR_UNLIKELY(rc)) return rc;
-  if (SCR_UNLIKELY(s->hash != r->hash)) {
+  if (SCR_UNLIKELY(s->hash != r->coll.hash)) {
     r->peer = p;
     return SCR_INCIDENT_MISMATCH;
   }
@@ -52,7 +52,7 @@ int scr_await_consumed(scr_group *g, scr_run *r, int large, uint64_t ticket) {
 
 /* Copies [offset, offset + n) of the input to dst, scaled for PREMUL_SUM. */
 void scr_copy_in(scr_run *r, uint64_t offset, uint64_t n, unsigned char *dst) {
-  const scr_program *pg = r->program;
+  const scr_program *pg = r->coll.program;
   while (n > 0) {
     uint64_t len;
     const unsigned char *src = scr_span(&r->in, offset, n, &len);
@@ -68,11 +68,11 @@ void scr_copy_in(scr_run *r, uint64_t offset, uint64_t n, unsigned char *dst) {
 }
 
 void scr_copy_out(scr_run *r, uint64_t offset, uint64_t n, const unsigned char *src) {
-  const scr_program *pg = r->program;
+  const scr_program *pg = r->coll.program;
   while (n > 0) {
     uint64_t len;
     unsigned char *dst = scr_span(&r->out, offset, n, &len);
-    if (dst != src) (r->stream_out ? pg->kernels->copy_stream : pg->kernels->copy)(dst, src, len);
+    if (dst != src) (r->coll.stream_out ? pg->kernels->copy_stream : pg->kernels->copy)(dst, src, len);
     offset += len;
     src += len;
     n -= len;
@@ -80,7 +80,7 @@ void scr_copy_out(scr_run *r, uint64_t offset, uint64_t n, const unsigned char *
 }
 
 void scr_mark_filled(scr_group *g, scr_run *r, int large, scr_slot *s, uint64_t ticket) {
-  s->hash = r->hash;
+  s->hash = r->coll.hash;
   s->consumed = atomic_load_explicit(consumed_word(&g->peer[g->rank], large), memory_order_relaxed);
   scr_store_flag(&s->filled, ticket + 1);
   SCR_FAULT(SCR_FAULT_PUBLISHED);
@@ -89,7 +89,7 @@ void scr_mark_filled(scr_group *g, scr_run *r, int large, scr_slot *s, uint64_t 
 
 /* Chunk k of this rank's blocks into the slot of a ticket, where all others have consumed what lay there. */
 void scr_publish_blocks(scr_group *g, scr_run *r, uint64_t k, uint64_t ticket) {
-  const scr_program *pg = r->program;
+  const scr_program *pg = r->coll.program;
   scr_slot *s = slot_of(&g->peer[g->rank], pg->large, ticket);
   uint64_t stride = pieces_apart(r, k), at = chunk_at(r, k);
   unsigned char *data = slot_data(s, pg->large, (uint64_t)(g->size - 1) * stride);
@@ -101,9 +101,9 @@ void scr_publish_blocks(scr_group *g, scr_run *r, uint64_t k, uint64_t ticket) {
 }
 
 static int publish(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
-  const scr_program *pg = r->program;
-  if (r->ahead && k == 0) return 0;
-  uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k);
+  const scr_program *pg = r->coll.program;
+  if (r->coll.ahead && k == 0) return 0;
+  uint64_t ticket = r->coll.ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k);
   int rc = scr_await_consumed(g, r, pg->large, ticket);
   if (SCR_UNLIKELY(rc)) return rc;
   if (pg->input_blocks) {
@@ -111,7 +111,7 @@ static int publish(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
     return 0;
   }
   scr_slot *s = slot_of(&g->peer[g->rank], pg->large, ticket);
-  if (r->uneven) n = piece_of(r, scr_block_bytes(&r->out_blocks, g->rank), k);
+  if (r->coll.uneven) n = piece_of(r, scr_block_bytes(&r->out_blocks, g->rank), k);
   unsigned char *data = slot_data(s, pg->large, n);
   if (st->skip_own) {
     uint64_t from, len;
@@ -133,7 +133,7 @@ static int32_t back_slots(scr_group *g, const scr_run *r, const scr_stage *st, u
   for (int32_t i = 1; i < g->size && st->back != SCR_NOBODY; i++) {
     int32_t p = (g->rank + i) % g->size;
     if (st->back == SCR_FROM_ROOT && p != r->root) continue;
-    to[n++] = slot_data(slot_of(&g->peer[p], r->program->large, ticket), r->program->large, SCR_LARGE_BYTES);
+    to[n++] = slot_data(slot_of(&g->peer[p], r->coll.program->large, ticket), r->coll.program->large, SCR_LARGE_BYTES);
   }
   return n;
 }
@@ -143,13 +143,13 @@ static int32_t back_slots(scr_group *g, const scr_run *r, const scr_stage *st, u
 
 /* Reductions the chunk of this rank's block, its own part of which is not in its slot. */
 static void reduce_block(scr_group *g, scr_run *r, uint64_t k) {
-  const scr_program *pg = r->program;
+  const scr_program *pg = r->coll.program;
   uint64_t stride = pieces_apart(r, k), slot_bytes = (uint64_t)(g->size - 1) * stride;
   uint64_t own_at = scr_block_at(&r->in_blocks, g->rank) + chunk_at(r, k), out_at = chunk_at(r, k);
   const void *src[MAX_SOURCES];
   for (int32_t p = 0; p < g->size; p++) {
     if (p == g->rank) continue;
-    unsigned char *data = slot_data(slot_of(&g->peer[p], pg->large, r->ticket + k), pg->large, slot_bytes);
+    unsigned char *data = slot_data(slot_of(&g->peer[p], pg->large, r->coll.ticket + k), pg->large, slot_bytes);
     src[p] = data + piece_index(g, p, g->rank) * stride;
   }
   for (uint64_t len = piece_of(r, scr_block_bytes(&r->in_blocks, g->rank), k), part; len > 0; len -= part) {
@@ -179,8 +179,8 @@ int scr_await_others(scr_group *g, scr_run *r, int large, uint64_t ticket) {
 }
 
 static int reduce(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
-  const scr_program *pg = r->program;
-  uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k), from = 0, len = n;
+  const scr_program *pg = r->coll.program;
+  uint64_t ticket = r->coll.ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k), from = 0, len = n;
   int rc = scr_await_others(g, r, pg->large, ticket);
   if (SCR_UNLIKELY(rc)) return rc;
   if (pg->input_blocks) {
@@ -220,8 +220,8 @@ static int reduce(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
 }
 
 static int collect(scr_group *g, scr_run *r, uint64_t k) {
-  const scr_program *pg = r->program;
-  uint64_t ticket = r->ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k);
+  const scr_program *pg = r->coll.program;
+  uint64_t ticket = r->coll.ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k);
   for (int32_t i = 1; i < g->size; i++) { /* all slots were seen by the reduction */
     int32_t p = (g->rank + i) % g->size;
     int rc = scr_await(g, r, slot_reduced(slot_of(&g->peer[p], pg->large, ticket)), ticket + 1, p);
@@ -236,13 +236,13 @@ static int collect(scr_group *g, scr_run *r, uint64_t k) {
 }
 
 static void read_one(scr_group *g, scr_run *r, int32_t p, uint64_t k) {
-  const scr_program *pg = r->program;
+  const scr_program *pg = r->coll.program;
   uint64_t n = chunk_bytes(r, k), out = chunk_at(r, k);
   if (pg->output_blocks) {
     n = piece_of(r, scr_block_bytes(&r->out_blocks, p), k);
     out += scr_block_at(&r->out_blocks, p);
   }
-  scr_slot *s = slot_of(&g->peer[p], pg->large, r->ticket + k);
+  scr_slot *s = slot_of(&g->peer[p], pg->large, r->coll.ticket + k);
   const unsigned char *data;
   if (pg->input_blocks) {
     uint64_t stride = pieces_apart(r, k);
@@ -255,7 +255,7 @@ static void read_one(scr_group *g, scr_run *r, int32_t p, uint64_t k) {
 
 /* Input straight to output: [from, from + n) of this rank's own block. */
 void scr_copy_across(scr_group *g, scr_run *r, uint64_t from, uint64_t n) {
-  const scr_program *pg = r->program;
+  const scr_program *pg = r->coll.program;
   uint64_t at = pg->input_blocks ? scr_block_at(&r->in_blocks, g->rank) + from : from;
   uint64_t out = pg->output_blocks ? scr_block_at(&r->out_blocks, g->rank) + from : from;
   while (n > 0) {
@@ -265,7 +265,7 @@ void scr_copy_across(scr_group *g, scr_run *r, uint64_t from, uint64_t n) {
     if (pg->scale) {
       pg->scale(dst, src, len / pg->elem, r->factor);
     } else if (dst != src) {
-      (r->stream_out ? pg->kernels->copy_stream : pg->kernels->copy)(dst, src, len);
+      (r->coll.stream_out ? pg->kernels->copy_stream : pg->kernels->copy)(dst, src, len);
     }
     at += len;
     out += len;
@@ -274,20 +274,20 @@ void scr_copy_across(scr_group *g, scr_run *r, uint64_t from, uint64_t n) {
 }
 
 static void copy_own(scr_group *g, scr_run *r, uint64_t k) {
-  const scr_program *pg = r->program;
-  uint64_t mine = pg->output_blocks ? scr_block_bytes(&r->out_blocks, g->rank) : r->longest;
+  const scr_program *pg = r->coll.program;
+  uint64_t mine = pg->output_blocks ? scr_block_bytes(&r->out_blocks, g->rank) : r->coll.longest;
   scr_copy_across(g, r, chunk_at(r, k), piece_of(r, mine, k));
 }
 
 static int read_chunks(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
-  uint64_t ticket = r->ticket + k;
+  uint64_t ticket = r->coll.ticket + k;
   if (st->from == SCR_FROM_ROOT) {
-    int rc = await_filled(g, r, r->program->large, r->root, ticket);
+    int rc = await_filled(g, r, r->coll.program->large, r->root, ticket);
     if (SCR_UNLIKELY(rc)) return rc;
     read_one(g, r, r->root, k);
     return 0;
   }
-  int rc = scr_await_others(g, r, r->program->large, ticket);
+  int rc = scr_await_others(g, r, r->coll.program->large, ticket);
   if (SCR_UNLIKELY(rc)) return rc;
   for (int32_t i = 1; i < g->size; i++) read_one(g, r, (g->rank + i) % g->size, k);
   copy_own(g, r, k);
@@ -297,49 +297,49 @@ static int read_chunks(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k
 /* ---- a run ---- */
 
 void scr_run_start(scr_group *g, scr_run *r) {
-  const scr_program *pg = r->program;
+  const scr_program *pg = r->coll.program;
   uint64_t what = (uint64_t)r->kind | (uint64_t)r->dtype << 8 | (uint64_t)r->reduce_op << 16 |
-                  (uint64_t)r->uneven << 24 | (uint64_t)r->parts << 25 | (uint64_t)(uint32_t)r->root << 32;
-  g->hash = scr_mix(g->hash + UINT64_C(0x9e3779b97f4a7c15) + scr_mix(what ^ scr_mix(r->bytes)));
-  if (SCR_UNLIKELY(r->uneven)) {
+                  (uint64_t)r->coll.uneven << 24 | (uint64_t)r->coll.batch << 25 | (uint64_t)(uint32_t)r->root << 32;
+  g->coll.hash = scr_mix(g->coll.hash + UINT64_C(0x9e3779b97f4a7c15) + scr_mix(what ^ scr_mix(r->bytes)));
+  if (SCR_UNLIKELY(r->coll.uneven)) {
     const scr_blocks *blocks = r->in_blocks.at ? &r->in_blocks : &r->out_blocks;
-    for (int32_t i = 0; i < g->size; i++) g->hash = scr_mix(g->hash + scr_block_bytes(blocks, i));
+    for (int32_t i = 0; i < g->size; i++) g->coll.hash = scr_mix(g->coll.hash + scr_block_bytes(blocks, i));
   }
-  if (SCR_UNLIKELY(r->parts)) g->hash = scr_mix(g->hash + r->parts_hash);
-  r->hash = g->hash;
-  r->started = 1;
-  r->longest = r->bytes;
-  r->base = 0;
-  r->channel = 0;
+  if (SCR_UNLIKELY(r->coll.batch)) g->coll.hash = scr_mix(g->coll.hash + r->coll.batch_hash);
+  r->coll.hash = g->coll.hash;
+  r->coll.started = 1;
+  r->coll.longest = r->bytes;
+  r->coll.base = 0;
+  r->coll.channel = 0;
   int large = pg->n_heads ? 0 : pg->large;
   uint64_t tickets = 1;
   if (pg->n_heads) {
-    r->chunks = 0; /* until the heads are read */
-  } else if (pg->messages) {
-    r->longest = scr_sendrecv_longest(g, r);
-    r->chunks = r->longest == 0 ? 1 : (r->longest + pg->chunk - 1) / pg->chunk;
+    r->coll.chunks = 0; /* until the heads are read */
+  } else if (pg->sendrecv) {
+    r->coll.longest = scr_sendrecv_longest(g, r);
+    r->coll.chunks = r->coll.longest == 0 ? 1 : (r->coll.longest + pg->chunk - 1) / pg->chunk;
     tickets = 0;
   } else {
-    if (pg->input_blocks && pg->output_blocks) r->longest = scr_block_bytes(&r->in_blocks, g->rank); /* alone */
-    tickets = r->chunks = r->longest == 0 ? 1 : (r->longest + pg->chunk - 1) / pg->chunk;
+    if (pg->input_blocks && pg->output_blocks) r->coll.longest = scr_block_bytes(&r->in_blocks, g->rank); /* alone */
+    tickets = r->coll.chunks = r->coll.longest == 0 ? 1 : (r->coll.longest + pg->chunk - 1) / pg->chunk;
   }
-  r->ticket = g->ticket[large];
-  r->head = 0;
-  r->stage = 0;
-  r->ahead = false;
+  r->coll.ticket = g->coll.ticket[large];
+  r->coll.head = 0;
+  r->coll.stage = 0;
+  r->coll.ahead = false;
   atomic_store_explicit(&r->deadline_ns, 0, memory_order_relaxed); /* the run of the fast path has had others before */
   atomic_store_explicit(&r->extended_ns, 0, memory_order_relaxed);
-  r->stream_out =
+  r->coll.stream_out =
       r->bytes >= g->stream_bytes && r->out.n > 0 && (r->in.n == 0 || r->in.list[0].data != r->out.list[0].data);
-  if (g->size > 1) g->ticket[large] += tickets;
+  if (g->size > 1) g->coll.ticket[large] += tickets;
   scr_note_started(g, r);
 
-  scr_record *rec = &g->shared->records[r->seq % SCR_RECORDS];
+  scr_record *rec = &g->shared->records[r->coll.seq % SCR_RECORDS];
   atomic_store_explicit(&rec->seq, 0, memory_order_relaxed);
-  atomic_store_explicit(&rec->hash, r->hash, memory_order_release); /* not before seq is 0; see read_record() */
+  atomic_store_explicit(&rec->hash, r->coll.hash, memory_order_release); /* not before seq is 0; see read_record() */
   atomic_store_explicit(&rec->bytes, r->bytes, memory_order_release);
   atomic_store_explicit(&rec->what, what, memory_order_release);
-  atomic_store_explicit(&rec->seq, r->seq, memory_order_release);
+  atomic_store_explicit(&rec->seq, r->coll.seq, memory_order_release);
   SCR_FAULT(SCR_FAULT_STARTED);
 }
 
@@ -354,7 +354,7 @@ static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
     case SCR_READ:
       return read_chunks(g, r, st, k);
     case SCR_AWAIT:
-      return scr_await_others(g, r, r->program->large, r->ticket + k);
+      return scr_await_others(g, r, r->coll.program->large, r->coll.ticket + k);
     default:
       copy_own(g, r, k);
       return 0;
@@ -362,31 +362,31 @@ static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
 }
 
 int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {
-  const scr_program *pg = r->program;
-  if (pg->messages) return scr_sendrecv_advance(g, r, until_ns);
-  for (; SCR_UNLIKELY(r->stage < pg->n_heads); r->stage++) {
-    int rc = pg->stage[r->stage].action == SCR_PUBLISH ? scr_publish_heads(g, r) : scr_read_heads(g, r);
+  const scr_program *pg = r->coll.program;
+  if (pg->sendrecv) return scr_sendrecv_advance(g, r, until_ns);
+  for (; SCR_UNLIKELY(r->coll.stage < pg->n_heads); r->coll.stage++) {
+    int rc = pg->stage[r->coll.stage].action == SCR_PUBLISH ? scr_publish_heads(g, r) : scr_read_heads(g, r);
     if (rc) return rc;
   }
-  for (; r->head < r->chunks + pg->max_lag; r->head++, r->stage = pg->n_heads) {
-    for (; r->stage < pg->n_stages; r->stage++) {
-      const scr_stage *st = &pg->stage[r->stage];
-      if (r->head < st->lag || r->head - st->lag >= r->chunks) continue;
+  for (; r->coll.head < r->coll.chunks + pg->max_lag; r->coll.head++, r->coll.stage = pg->n_heads) {
+    for (; r->coll.stage < pg->n_stages; r->coll.stage++) {
+      const scr_stage *st = &pg->stage[r->coll.stage];
+      if (r->coll.head < st->lag || r->coll.head - st->lag >= r->coll.chunks) continue;
       uint64_t began = scr_trace_clock(g);
-      int rc = step(g, r, st, r->head - st->lag);
-      scr_trace_step(g, r, st->action, began, r->head - st->lag);
+      int rc = step(g, r, st, r->coll.head - st->lag);
+      scr_trace_step(g, r, st->action, began, r->coll.head - st->lag);
       if (SCR_UNLIKELY(rc)) return rc;
     }
     /* The chunk at the end of the pipeline is through: its slots may be used again, here and at the peers. */
-    if (r->head >= pg->max_lag && g->size > 1) {
-      scr_store_flag(consumed_word(&g->peer[g->rank], pg->large), r->ticket + (r->head - pg->max_lag) + 1);
+    if (r->coll.head >= pg->max_lag && g->size > 1) {
+      scr_store_flag(consumed_word(&g->peer[g->rank], pg->large), r->coll.ticket + (r->coll.head - pg->max_lag) + 1);
       SCR_FAULT(SCR_FAULT_PUBLISHED);
       scr_wake_readers(g);
     }
-    if (until_ns != 0 && r->chunks > 1 && scr_now() >= until_ns) {
-      r->head++;
-      r->stage = pg->n_heads;
-      return r->head < r->chunks + pg->max_lag ? SCR_YIELDED : SCR_FINISHED;
+    if (until_ns != 0 && r->coll.chunks > 1 && scr_now() >= until_ns) {
+      r->coll.head++;
+      r->coll.stage = pg->n_heads;
+      return r->coll.head < r->coll.chunks + pg->max_lag ? SCR_YIELDED : SCR_FINISHED;
     }
   }
   return SCR_FINISHED;

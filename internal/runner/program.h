@@ -25,7 +25,7 @@ int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns);
 
 /* How many bytes are cut into chunks: the longest block that this rank knows of. */
 uint64_t scr_sendrecv_longest(const scr_group *g, const scr_run *r);
-/* As scr_run_advance(), of a program of messages. */
+/* As scr_run_advance(), of a sendrecv program. */
 int scr_sendrecv_advance(scr_group *g, scr_run *r, int64_t until_ns);
 /* Whether what a rank says that it sleeps for, in a channel from or to `awaited`, is there. */
 bool scr_channel_is_there(const scr_group *g, int32_t rank, int32_t awaited, uint32_t word);
@@ -34,7 +34,7 @@ static inline uint64_t scr_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 /* As a thread spins for a flag and has it, or has not. */
 static inline void scr_spun(const scr_group *g, const scr_run *r, uint64_t since, int32_t peer) {
-  if (SCR_UNLIKELY(g->tracer != NULL)) scr_trace_add(g->tracer, r, SCR_TRACE_WAIT, since, peer, 0);
+  if (SCR_UNLIKELY(g->records.tracer != NULL)) scr_trace_add(g->records.tracer, r, SCR_TRACE_WAIT, since, peer, 0);
 }
 
 /* 0 once the flag has risen to `need`, or SCR_BLOCKED: the run then tells where, with its `channel`, which the caller sets. */
@@ -45,7 +45,7 @@ static inline int scr_await(scr_group *g, scr_run *r, _Atomic uint64_t *flag, ui
   }
   scr_note_blocked(r);
   uint64_t since = scr_trace_clock(g);
-  for (uint32_t n = g->spin_now; n > 0; n--) {
+  for (uint32_t n = g->coll.spin_now; n > 0; n--) {
     scr_pause();
     if (atomic_load_explicit(flag, memory_order_acquire) >= need) {
       scr_spun(g, r, since, peer);

@@ -34,7 +34,7 @@ scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const s
   r->group = g;
   r->group_handle = g->handle;
   r->bytes = bytes;
-  r->program = p;
+  r->coll.program = p;
   r->timeout_ns = scr_op_timeout(g, op);
   scr_run_ref(r); /* the queue's */
   scr_spin_lock(&g->queue_lock);
@@ -49,9 +49,9 @@ scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const s
     }
   } while (!atomic_compare_exchange_weak_explicit(&g->word, &w, (w + SCR_SEQ_ONE) | SCR_QUEUED, memory_order_acq_rel,
                                                   memory_order_relaxed));
-  r->seq = scr_word_seq(w) + 1;
+  r->coll.seq = scr_word_seq(w) + 1;
   scr_note_created(g, r);
-  if (own) r->own_program = (scr_program *)(uintptr_t)p;
+  if (own) r->coll.own_program = (scr_program *)(uintptr_t)p;
   if (g->queue_tail) {
     g->queue_tail->next = r;
   } else {
@@ -90,7 +90,7 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
   for (;;) {
     scr_run *r = queue_first(g);
     if (r == NULL) return SCR_IDLE;
-    if (!r->started) scr_run_start(g, r);
+    if (!r->coll.started) scr_run_start(g, r);
     int rc = scr_run_advance(g, r, until_ns);
     if (rc != SCR_FINISHED) {
       *blocked = r;
@@ -116,8 +116,8 @@ void scr_drain(scr_group *g) {
   for (scr_run *r; (r = queue_first(g)) != NULL;) {
     if (goes_on) {
       if (until_ns == 0) until_ns = scr_now() + FINISH_NS;
-      g->spin_now = 0;
-      if (!r->started) scr_run_start(g, r);
+      g->coll.spin_now = 0;
+      if (!r->coll.started) scr_run_start(g, r);
       goes_on = scr_run_advance(g, r, until_ns) == SCR_FINISHED;
     }
     queue_pop(g);

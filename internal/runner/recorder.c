@@ -32,11 +32,11 @@ typedef struct view {
   uint32_t capacity;
 } view;
 
-static view view_of(const scr_flights *f, bool messages) {
+static view view_of(const scr_flights *f, bool p2p) {
   const scr_flight_area *area = f->area;
-  uint32_t from = messages ? f->capacity : 0;
+  uint32_t from = p2p ? f->capacity : 0;
   return (view){area->entries + from, f->stacks ? stacks_of(area, f->capacity) + from : NULL,
-                messages ? &area->messages : &area->collectives, f->capacity};
+                p2p ? &area->p2p : &area->collectives, f->capacity};
 }
 
 scr_recorder *scr_recorder_new(uint32_t capacity, bool stacks, void *area) {
@@ -56,12 +56,12 @@ scr_recorder *scr_recorder_new(uint32_t capacity, bool stacks, void *area) {
   rec->area->clock = scr_ticks_clock();
   rec->collectives.entries = rec->area->entries;
   rec->collectives.count = &rec->area->collectives;
-  rec->messages.entries = rec->area->entries + capacity;
-  rec->messages.count = &rec->area->messages;
+  rec->p2p.entries = rec->area->entries + capacity;
+  rec->p2p.count = &rec->area->p2p;
   rec->stacks = stacks;
   if (stacks) {
     rec->collectives.stacks = stacks_of(rec->area, capacity);
-    rec->messages.stacks = rec->collectives.stacks + capacity;
+    rec->p2p.stacks = rec->collectives.stacks + capacity;
   }
   return rec;
 }
@@ -82,68 +82,68 @@ static inline void set(_Atomic uint64_t *word, uint64_t value) {
 static inline uint64_t number_word(uint64_t number, int32_t root) { return number << 24 | (uint32_t)(root + 1); }
 
 static void append(scr_recorder *rec, scr_run *r, uint64_t now, uint32_t state) {
-  bool message = scr_is_p2p(r);
-  scr_trail *t = message ? &rec->messages : &rec->collectives;
+  bool p2p = scr_is_p2p(r);
+  scr_trail *t = p2p ? &rec->p2p : &rec->collectives;
   struct scr_flight_entry *e = &t->entries[t->at];
   uint64_t position = atomic_load_explicit(t->count, memory_order_relaxed) + 1;
-  uint64_t thread = r->created ? r->caller : (uint64_t)pthread_self();
+  uint64_t thread = r->records.created ? r->records.caller : (uint64_t)pthread_self();
   uint64_t what = r->kind | (uint64_t)r->dtype << 6 | (uint64_t)r->reduce_op << 11 | (uint64_t)r->async << 15;
   uint64_t timeout_ms = (uint64_t)r->timeout_ns / 1000000;
   if (timeout_ms > UINT32_MAX) timeout_ms = UINT32_MAX;
 #ifdef SCR_MUTANT_ENTRY_OVERWRITTEN
   extern int sched_yield(void);
-  set(&e->created, r->created ? r->created : now);
+  set(&e->created, r->records.created ? r->records.created : now);
   sched_yield();
 #else
   set(&e->state, position << 3 | SCR_FLIGHT_IN_WRITING);
-  set(&e->created, r->created ? r->created : now);
+  set(&e->created, r->records.created ? r->records.created : now);
 #endif
   set(&e->started, state == SCR_FLIGHT_STARTED ? now : 0);
   set(&e->completed, state == SCR_FLIGHT_STARTED ? 0 : now);
   set(&e->bytes, r->bytes);
   set(&e->caller, thread << 16 | what);
-  set(&e->number, number_word(message ? position : r->seq, r->root));
+  set(&e->number, number_word(p2p ? position : r->coll.seq, r->root));
   set(&e->limits, timeout_ms << 32 | (uint32_t)r->tag);
-  if (t->stacks) atomic_store_explicit(&t->stacks[t->at], r->stack, memory_order_release);
+  if (t->stacks) atomic_store_explicit(&t->stacks[t->at], r->records.stack, memory_order_release);
   set(&e->state, position << 3 | state);
   set(t->count, position);
   t->at = t->at + 1 == rec->capacity ? 0 : t->at + 1;
-  r->entry = e;
-  r->entry_position = position;
+  r->records.entry = e;
+  r->records.entry_position = position;
 }
 
 void scr_recorder_created(scr_run *r) {
-  r->created = scr_ticks();
-  r->caller = (uint64_t)pthread_self();
+  r->records.created = scr_ticks();
+  r->records.caller = (uint64_t)pthread_self();
 }
 
 void scr_recorder_stamp(scr_run *r) {
-  struct scr_flight_entry *e = r->entry;
-  if (e == NULL || atomic_load_explicit(&e->state, memory_order_relaxed) >> 3 != r->entry_position) return;
-  set(&e->created, r->began);
-  set(&e->started, r->began);
+  struct scr_flight_entry *e = r->records.entry;
+  if (e == NULL || atomic_load_explicit(&e->state, memory_order_relaxed) >> 3 != r->records.entry_position) return;
+  set(&e->created, r->records.began);
+  set(&e->started, r->records.began);
 }
 
-/* Without inner messages: the user has not called them, and analysers would pair them with what he has. */
+/* Without inner p2p operations: the user has not called them, and analysers would pair them with what he has. */
 void scr_recorder_started(scr_recorder *rec, scr_run *r) {
-  if (!scr_is_inner(r)) append(rec, r, r->began, SCR_FLIGHT_STARTED);
+  if (!scr_is_inner(r)) append(rec, r, r->records.began, SCR_FLIGHT_STARTED);
 }
 
 void scr_recorder_finished(scr_recorder *rec, scr_run *r, uint64_t now, bool ok) {
   if (scr_is_inner(r)) return;
   uint32_t state = ok ? SCR_FLIGHT_COMPLETED : SCR_FLIGHT_FAILED;
-  struct scr_flight_entry *e = r->entry;
+  struct scr_flight_entry *e = r->records.entry;
   if (e == NULL) {
     append(rec, r, now, state);
-  } else if (atomic_load_explicit(&e->state, memory_order_relaxed) >> 3 == r->entry_position) {
+  } else if (atomic_load_explicit(&e->state, memory_order_relaxed) >> 3 == r->records.entry_position) {
     /* Nobody has written over it, and nobody does now: that takes the lock that the caller holds. */
-    if (r->source >= 0 && r->kind == SAGECOMM_RECV) set(&e->number, number_word(r->entry_position, r->source));
-    if (!r->stamped) {
-      set(&e->created, r->began ? r->began : now);
-      set(&e->started, r->began ? r->began : now);
+    if (r->source >= 0 && r->kind == SAGECOMM_RECV) set(&e->number, number_word(r->records.entry_position, r->source));
+    if (!r->records.stamped) {
+      set(&e->created, r->records.began ? r->records.began : now);
+      set(&e->started, r->records.began ? r->records.began : now);
     }
     set(&e->completed, now);
-    set(&e->state, r->entry_position << 3 | state);
+    set(&e->state, r->records.entry_position << 3 | state);
   }
 }
 
@@ -216,11 +216,14 @@ static uint64_t read_queue(scr_group *g, const scr_ticks_scale *scale, scr_fligh
   uint64_t n = 0;
   scr_spin_lock(&g->queue_lock);
   for (const scr_run *r = g->queue_head; r && n < most; r = r->next) {
-    if (r->created == 0) continue; /* begun by the fast path */
-    out[n] = (scr_flight){
-        .ticks = r->created, .number = r->seq, .bytes = r->bytes, .stack = r->stack, .state = SCR_FLIGHT_SCHEDULED};
-    out[n].created_ns = scr_ticks_wall(scale, r->created);
-    out[n].thread = r->caller;
+    if (r->records.created == 0) continue; /* begun by the fast path */
+    out[n] = (scr_flight){.ticks = r->records.created,
+                          .number = r->coll.seq,
+                          .bytes = r->bytes,
+                          .stack = r->records.stack,
+                          .state = SCR_FLIGHT_SCHEDULED};
+    out[n].created_ns = scr_ticks_wall(scale, r->records.created);
+    out[n].thread = r->records.caller;
     out[n].kind = r->kind;
     out[n].dtype = r->dtype;
     out[n].reduce_op = r->reduce_op;
@@ -241,7 +244,7 @@ scr_flights scr_flights_at(const void *area, uint32_t capacity, bool stacks) {
 }
 
 scr_flights scr_group_flights(const scr_group *g, int32_t rank) {
-  const scr_recorder *own = g->recorder;
+  const scr_recorder *own = g->records.recorder;
   if (rank == g->rank) return own ? (scr_flights){own->area, own->capacity, own->stacks} : (scr_flights){0};
   const scr_peer *p = &g->peer[rank];
   return scr_flights_at(p->flight, p->flight_entries, p->flight_stacks);
@@ -257,7 +260,7 @@ uint64_t scr_flights_read(const scr_flights *f, scr_flight *out, uint64_t *total
 
 uint64_t scr_group_read_flights(scr_group *g, scr_flight *out, uint64_t *total) {
   *total = 0;
-  if (g->recorder == NULL) return 0;
+  if (g->records.recorder == NULL) return 0;
   scr_flights own = scr_group_flights(g, g->rank);
   scr_ticks_scale scale = scr_ticks_now();
   /* The queue first: what starts meanwhile is then met twice, not missed. */
@@ -274,9 +277,9 @@ uint64_t scr_group_read_flights(scr_group *g, scr_flight *out, uint64_t *total) 
   return n + read_trail(view_of(&own, true), &scale, out + n, total);
 }
 
-bool scr_flights_last(const scr_flights *f, bool message, scr_flight *out) {
+bool scr_flights_last(const scr_flights *f, bool p2p, scr_flight *out) {
   if (f->capacity == 0) return false;
-  view v = view_of(f, message);
+  view v = view_of(f, p2p);
   scr_ticks_scale scale = scr_ticks_now();
   for (int tries = 0; tries < 100; tries++) { /* it may be written over by the next one */
     uint64_t count = atomic_load_explicit(v.count, memory_order_acquire) & SCR_SEQ_MASK;
@@ -290,7 +293,7 @@ bool scr_flights_last(const scr_flights *f, bool message, scr_flight *out) {
 
 /* A text is its length, 4 bytes, and then itself. */
 bool scr_group_put_stack(scr_group *g, uint32_t at, const void *text, uint32_t n) {
-  const scr_recorder *rec = g->recorder;
+  const scr_recorder *rec = g->records.recorder;
   if (rec == NULL || !rec->stacks || at > SCR_STACK_BYTES || n + 4 > SCR_STACK_BYTES - at) return false;
   unsigned char *to = texts_of(rec->area, rec->capacity) + at;
   memcpy(to, &n, 4);

@@ -33,7 +33,7 @@ func (p Progress) String() string {
 // Flight is one operation as the flight recorder knows it. Times are zero for what has not happened.
 type Flight struct {
 	Op       coll.Op // Root of a complete recv is its source; of the lengths only Bytes() is known
-	Number   uint64  // of the collective in its group, or of the message among those of this rank
+	Number   uint64  // of the collective in its group, or of the p2p operation among those of this rank
 	Progress Progress
 	Thread   uint64 // pthread_t of the caller
 	Stack    string // of the caller, as sagecomm.h's group_stack has it; empty: not known
@@ -121,10 +121,10 @@ func (r Recorder) log(raw []C.scr_flight, total C.uint64_t) FlightLog {
 	return log
 }
 
-// Last is the newest collective, or message, that has begun.
-func (r Recorder) Last(message bool) (Flight, bool) {
+// Last is the newest collective, or p2p operation, that has begun.
+func (r Recorder) Last(p2p bool) (Flight, bool) {
 	var raw C.scr_flight
-	if !bool(C.scr_flights_last(&r.at, C.bool(message), &raw)) {
+	if !bool(C.scr_flights_last(&r.at, C.bool(p2p), &raw)) {
 		return Flight{}, false
 	}
 	f := goFlight(&raw)

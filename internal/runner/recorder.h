@@ -1,7 +1,7 @@
 /* recorder.h: the flight recorder: the last operations of a group and how far each got, for whoever looks into a hang.
  *
  * A group has two trails of entries, because two locks guard what they tell: collectives are recorded under the drive
- * lock, messages under the message lock. So each trail has one writer at a time and needs no lock of its own, no
+ * lock, p2p operations under the p2p lock. So each trail has one writer at a time and needs no lock of its own, no
  * read-modify-write, no allocation and no system call. Readers take no lock for it: the state word of an entry says
  * which operation lies there, and is taken back while the entry is written anew.
  *
@@ -27,7 +27,7 @@ struct scr_flight_entry {
   _Atomic uint64_t completed;
   _Atomic uint64_t bytes;
   _Atomic uint64_t caller; /* thread (48 bits) | asynchronous (1) | reduce op (4) | dtype (5) | kind (6) */
-  _Atomic uint64_t number; /* of the collective or of the message (40 bits) | root or peer, + 1 (24) */
+  _Atomic uint64_t number; /* of the collective or of the p2p operation (40 bits) | root or peer, + 1 (24) */
   _Atomic uint64_t limits; /* timeout in ms (32 bits) | tag (32) */
 };
 _Static_assert(sizeof(struct scr_flight_entry) == 64, "an entry is one cache line");
@@ -37,8 +37,8 @@ struct scr_flight_area {
   alignas(SCR_LINE) uint64_t clock; /* of the ticks: SCR_CLOCK_... of ticks.h */
   /* Operations written so far, by trail. */
   alignas(SCR_LINE) _Atomic uint64_t collectives;
-  alignas(SCR_LINE) _Atomic uint64_t messages;
-  /* Those of collectives, then as many of messages. Behind them, where stacks are recorded, a uint32_t for each: the
+  alignas(SCR_LINE) _Atomic uint64_t p2p;
+  /* Those of collectives, then as many of p2p operations. Behind them, where stacks are recorded, a uint32_t for each: the
    * place of its stack among SCR_STACK_BYTES of texts that come next, + 1. */
   alignas(SCR_LINE) struct scr_flight_entry entries[];
 };
@@ -51,7 +51,7 @@ typedef struct scr_trail {
 } scr_trail;
 
 struct scr_recorder {
-  scr_trail collectives, messages;
+  scr_trail collectives, p2p;
   uint32_t capacity; /* of each */
   bool stacks;
   scr_flight_area *area;
@@ -64,7 +64,7 @@ void scr_recorder_free(scr_recorder *rec);
 
 void scr_recorder_created(scr_run *r);
 void scr_recorder_started(scr_recorder *rec, scr_run *r);
-/* Its beginning, r->began, was not known when it started. */
+/* Its beginning, r->records.began, was not known when it started. */
 void scr_recorder_stamp(scr_run *r);
 void scr_recorder_finished(scr_recorder *rec, scr_run *r, uint64_t now, bool ok);
 
@@ -84,25 +84,25 @@ static inline void scr_note_created(const scr_group *g, scr_run *r) {
 #endif
 }
 
-/* Under the drive lock for a collective, under the message lock for a message. */
+/* Under the drive lock for a collective, under the p2p lock for a p2p operation. */
 static inline void scr_note_started(scr_group *g, scr_run *r) {
 #ifndef SCR_NO_NOTES
-  bool stamped = r->created != 0 || scr_is_p2p(r) || r->bytes > SCR_STAMP_BYTES;
-  if (!stamped) stamped = ++g->unstamped % SCR_STAMP_EVERY == 0;
-  r->stamped = stamped;
-  r->began = stamped ? scr_ticks() : 0;
-  r->waited = r->blocked = 0;
-  if (g->recorder) scr_recorder_started(g->recorder, r);
+  bool stamped = r->records.created != 0 || scr_is_p2p(r) || r->bytes > SCR_STAMP_BYTES;
+  if (!stamped) stamped = ++g->records.unstamped % SCR_STAMP_EVERY == 0;
+  r->records.stamped = stamped;
+  r->records.began = stamped ? scr_ticks() : 0;
+  r->records.waited = r->records.blocked = 0;
+  if (g->records.recorder) scr_recorder_started(g->records.recorder, r);
 #endif
 }
 
 /* A collective waits for a peer from now on. */
 static inline void scr_note_blocked(scr_run *r) {
 #ifndef SCR_NO_NOTES
-  if (r->blocked != 0) return;
-  r->blocked = scr_ticks();
-  if (r->began == 0) {
-    r->began = r->blocked;
+  if (r->records.blocked != 0) return;
+  r->records.blocked = scr_ticks();
+  if (r->records.began == 0) {
+    r->records.began = r->records.blocked;
     scr_recorder_stamp(r);
   }
 #endif
@@ -111,16 +111,16 @@ static inline void scr_note_blocked(scr_run *r) {
 /* It has what it waited for. Where there is one chunk only, what is left to do is short, and its end will do. */
 static inline void scr_note_waited(scr_run *r) {
 #ifndef SCR_NO_NOTES
-  if (r->blocked == 0 || r->chunks <= 1) return;
-  r->waited += scr_ticks() - r->blocked;
-  r->blocked = 0;
+  if (r->records.blocked == 0 || r->coll.chunks <= 1) return;
+  r->records.waited += scr_ticks() - r->records.blocked;
+  r->records.blocked = 0;
 #endif
 }
 
-/* A message has met its other side: until now it has waited. */
+/* A p2p operation has met its other side: until now it has waited. */
 static inline void scr_note_met(scr_run *r) {
 #ifndef SCR_NO_NOTES
-  r->waited = scr_ticks() - r->began;
+  r->records.waited = scr_ticks() - r->records.began;
 #endif
 }
 
@@ -128,12 +128,12 @@ static inline void scr_note_met(scr_run *r) {
 static inline void scr_note_finished(scr_group *g, scr_run *r, bool ok) {
 #ifndef SCR_NO_NOTES
   uint64_t now = scr_ticks();
-  if (r->blocked != 0) r->waited += now - r->blocked;
-  scr_stats_row *row = ok && g->stats ? scr_stats_row_of(g->stats, r) : NULL;
-  if (r->began == 0 && row) r->began = scr_stats_estimate(g->stats, row, now);
-  if (g->recorder) scr_recorder_finished(g->recorder, r, now, ok);
-  if (row) scr_stats_add(g->stats, row, r, now);
-  if (SCR_UNLIKELY(g->tracer != NULL)) scr_trace_op(g->tracer, r);
+  if (r->records.blocked != 0) r->records.waited += now - r->records.blocked;
+  scr_stats_row *row = ok && g->records.stats ? scr_stats_row_of(g->records.stats, r) : NULL;
+  if (r->records.began == 0 && row) r->records.began = scr_stats_estimate(g->records.stats, row, now);
+  if (g->records.recorder) scr_recorder_finished(g->records.recorder, r, now, ok);
+  if (row) scr_stats_add(g->records.stats, row, r, now);
+  if (SCR_UNLIKELY(g->records.tracer != NULL)) scr_trace_op(g->records.tracer, r);
 #endif
 }
 

@@ -51,7 +51,7 @@ func TestFlightsOfCollectivesAndMessagesShareTheCapacity(t *testing.T) {
 	if want := "[all_reduce 3 send 1 send 2 barrier 4]"; fmt.Sprint(got) != want || log.Total != 6 {
 		t.Errorf("%v of %d, expected %s of 6", got, log.Total, want)
 	}
-	// Messages push collectives out of the list, not out of what is known about progress.
+	// P2p operations push collectives out of the list, not out of what is known about progress.
 	r.record(coll.Recv, 1, 9)
 	if log := r.Flights(); log.Completed != 4 || log.Started != 4 || log.Flights[0].Op.Kind != coll.Recv {
 		t.Errorf("%d completed, %d started, oldest %v", log.Completed, log.Started, log.Flights[0].Op.Kind)
@@ -114,7 +114,7 @@ func TestFlightThatWasWrittenOverStaysSo(t *testing.T) {
 	slow.finish(-1, false)
 	for _, f := range r.Flights().Flights {
 		if f.Progress != Completed || f.Op.Bytes() == 1 {
-			t.Errorf("message %d, %v, %d bytes", f.Number, f.Progress, f.Op.Bytes())
+			t.Errorf("p2p operation %d, %v, %d bytes", f.Number, f.Progress, f.Op.Bytes())
 		}
 	}
 }
@@ -139,7 +139,7 @@ func TestFlightTimesAreStable(t *testing.T) {
 	}
 }
 
-// A reader sees whole operations only. Collectives and messages have different writers, as in the library. It fails when
+// A reader sees whole operations only. Collectives and p2p operations have different writers, as in the library. It fails when
 // the state of an entry is not taken back before it is written over, or not looked at again after it was read.
 func TestFlightsAreWholeWhileTheyAreWritten(t *testing.T) {
 	const batch, batches = 1000, 200

@@ -8,18 +8,18 @@ package runner
 static scr_group *scr_test_recording(uint32_t capacity) {
   scr_group *g = aligned_alloc(SCR_LINE, (sizeof *g + SCR_LINE - 1) / SCR_LINE * SCR_LINE);
   memset(g, 0, sizeof *g);
-  g->recorder = scr_recorder_new(capacity, false, NULL);
+  g->records.recorder = scr_recorder_new(capacity, false, NULL);
   return g;
 }
 static void scr_test_forget(scr_group *g) {
-  scr_recorder_free(g->recorder);
+  scr_recorder_free(g->records.recorder);
   free(g);
 }
 static scr_run *scr_test_run(int kind, int dtype, uint64_t seq, uint64_t bytes, int root, int tag, int64_t timeout_ns) {
   scr_run *r = calloc(1, sizeof *r);
   r->kind = (uint8_t)kind;
   r->dtype = (uint8_t)dtype;
-  r->seq = seq;
+  r->coll.seq = seq;
   r->bytes = bytes;
   r->root = root;
   r->tag = tag;
@@ -47,7 +47,7 @@ static void scr_test_finish(scr_group *g, scr_run *r, int source, _Bool ok) {
 static void scr_test_record(scr_group *g, int kind, uint64_t from, uint64_t n) {
   scr_run r = {.kind = (uint8_t)kind, .dtype = SAGECOMM_FLOAT32, .source = -1};
   for (uint64_t i = from; i < from + n; i++) {
-    r.seq = i;
+    r.coll.seq = i;
     r.bytes = 4 * i;
     r.tag = (int32_t)i;
     scr_note_started(g, &r);
@@ -89,7 +89,7 @@ func (r *recording) run(op coll.Op, seq uint64) recordedRun {
 func (r recordedRun) queue() { C.scr_test_queue(r.g, r.c) }
 func (r recordedRun) start() { C.scr_test_start(r.g, r.c) }
 
-// finish ends it; source is the rank that a recv got its message from, else -1.
+// finish ends it; source is the rank that a recv was served by, else -1.
 func (r recordedRun) finish(source int, ok bool) {
 	C.scr_test_finish(r.g, r.c, C.int(source), C._Bool(ok))
 }

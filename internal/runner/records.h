@@ -40,11 +40,11 @@ enum { SCR_FLIGHT_SCHEDULED = 1, SCR_FLIGHT_STARTED, SCR_FLIGHT_COMPLETED, SCR_F
 /* One operation as it was when it was read. */
 typedef struct scr_flight {
   uint64_t ticks;  /* of its creation, to sort by */
-  uint64_t number; /* of the collective in its group, or of the message among this rank's; both from 1 */
+  uint64_t number; /* of the collective in its group, or of the p2p operation among this rank's; both from 1 */
   uint64_t bytes;
   int64_t created_ns, started_ns, completed_ns; /* Unix time; 0: not yet, or never */
   uint64_t thread;                              /* pthread_t of the caller */
-  int32_t root, tag; /* root, or peer of a message: of a recv its source once that is known */
+  int32_t root, tag; /* root, or peer of a p2p operation: of a recv its source once that is known */
   uint32_t timeout_ms;
   uint32_t stack; /* for scr_flights_stack(), 0: not known */
   uint8_t kind, dtype, reduce_op, state, async;
@@ -56,7 +56,7 @@ uint64_t scr_flight_bytes(uint32_t capacity, bool stacks);
 /* A recorder, this process's or another's, which may have died or been stopped. It stays mapped meanwhile. */
 typedef struct scr_flights {
   const void *area;  /* at least scr_flight_bytes(), aligned as it was made */
-  uint32_t capacity; /* collectives, and messages, that it keeps; 0: there is none */
+  uint32_t capacity; /* collectives, and p2p operations, that it keeps; 0: there is none */
   bool stacks;       /* who called is recorded */
 } scr_flights;
 
@@ -66,8 +66,8 @@ scr_flights scr_flights_at(const void *area, uint32_t capacity, bool stacks);
 scr_flights scr_group_flights(const scr_group *g, int32_t rank);
 /* Copies what is kept, collectives first: at most 2 * capacity. *total: how much there ever was. */
 uint64_t scr_flights_read(const scr_flights *f, scr_flight *out, uint64_t *total);
-/* The newest collective, or message, that has begun. False: there is none. */
-bool scr_flights_last(const scr_flights *f, bool message, scr_flight *out);
+/* The newest collective, or p2p operation, that has begun. False: there is none. */
+bool scr_flights_last(const scr_flights *f, bool p2p, scr_flight *out);
 /* As scr_flights_read() of this rank's, with what is queued before the rest: at most 3 * capacity. */
 uint64_t scr_group_read_flights(scr_group *g, scr_flight *out, uint64_t *total);
 
@@ -83,7 +83,7 @@ enum {
 
 typedef struct scr_trace_event {
   uint64_t begin, end; /* ns of Unix time */
-  uint64_t number;     /* of the collective, or of the message */
+  uint64_t number;     /* of the collective, or of the operation */
   uint64_t bytes;      /* of the operation */
   uint64_t chunk;
   uint32_t thread; /* of the system */

@@ -7,21 +7,21 @@
 
 #include "program.h"
 
-/* ---- where regions lie: message.Plan.Extent ---- */
+/* ---- where regions lie: sendrecv.Plan.Extent ---- */
 
 /* The length of the block that a region is a part of. */
 static inline uint64_t block_bytes(const scr_run *r, const scr_region *x) {
   if (r->kind == SAGECOMM_ALL_TO_ALL) {
     return scr_block_bytes(x->space == SCR_INPUT ? &r->in_blocks : &r->out_blocks, x->block);
   }
-  if (SCR_LIKELY(!r->uneven)) return r->bytes;
+  if (SCR_LIKELY(!r->coll.uneven)) return r->bytes;
   return scr_block_bytes(r->in_blocks.at ? &r->in_blocks : &r->out_blocks, x->block);
 }
 
 /* Whether all blocks of an all_to_all are equally long, as far as this rank sees. */
 static inline bool blocks_are_equal(const scr_group *g, const scr_run *r) {
   for (int32_t i = 0; i < g->size; i++) {
-    if (scr_block_bytes(&r->in_blocks, i) != r->longest || scr_block_bytes(&r->out_blocks, i) != r->longest)
+    if (scr_block_bytes(&r->in_blocks, i) != r->coll.longest || scr_block_bytes(&r->out_blocks, i) != r->coll.longest)
       return false;
   }
   return true;
@@ -38,10 +38,10 @@ typedef struct extent {
 } extent;
 
 static inline extent extent_of(const scr_run *r, const scr_region *x, uint64_t k) {
-  const scr_program *pg = r->program;
+  const scr_program *pg = r->coll.program;
   uint64_t length = block_bytes(r, x), chunk = scr_min(k * pg->chunk, length);
   uint64_t n = scr_min(length - chunk, pg->chunk), units = (n + 63) / 64;
-  uint32_t pieces = pg->messages->pieces;
+  uint32_t pieces = pg->sendrecv->pieces;
   if (x->first == 0 && x->count == pieces) return (extent){chunk, 0, n};
   uint64_t each = units / pieces, more = units % pieces, at = piece_at(x->first, each, more, n);
   return (extent){chunk, at, piece_at(x->first + x->count, each, more, n) - at};
@@ -72,23 +72,23 @@ static inline uint64_t n_scaled(const scr_group *g, const scr_program *pg) {
 }
 
 static inline unsigned char *scaled_at(const scr_group *g, const scr_run *r, int32_t block, uint64_t k) {
-  const scr_sendrecv *m = r->program->messages;
-  uint64_t cells = (uint64_t)m->cells * m->sets, n = n_scaled(g, r->program), set = k % (m->max_lag + UINT64_C(1));
+  const scr_sendrecv *m = r->coll.program->sendrecv;
+  uint64_t cells = (uint64_t)m->cells * m->sets, n = n_scaled(g, r->coll.program), set = k % (m->max_lag + UINT64_C(1));
   uint64_t number = cells + set * n + (n > 1 ? (uint64_t)block : 0);
-  return g->scratch + number * r->cell;
+  return g->coll.scratch + number * r->coll.cell;
 }
 
 static inline bool make_scratch(scr_group *g, scr_run *r) {
-  const scr_program *pg = r->program;
-  const scr_sendrecv *m = pg->messages;
-  r->cell = (scr_min(r->longest, pg->chunk) + 63) & ~UINT64_C(63);
-  uint64_t need = (uint64_t)m->cells * m->sets * r->cell;
-  if (pg->scale) need += n_scaled(g, pg) * (m->max_lag + UINT64_C(1)) * r->cell;
-  if (need <= g->scratch_bytes) return true;
-  free(g->scratch);
-  g->scratch = aligned_alloc(SCR_LINE, (need + SCR_LINE - 1) & ~(uint64_t)(SCR_LINE - 1));
-  g->scratch_bytes = g->scratch ? need : 0;
-  return g->scratch != NULL;
+  const scr_program *pg = r->coll.program;
+  const scr_sendrecv *m = pg->sendrecv;
+  r->coll.cell = (scr_min(r->coll.longest, pg->chunk) + 63) & ~UINT64_C(63);
+  uint64_t need = (uint64_t)m->cells * m->sets * r->coll.cell;
+  if (pg->scale) need += n_scaled(g, pg) * (m->max_lag + UINT64_C(1)) * r->coll.cell;
+  if (need <= g->coll.scratch_bytes) return true;
+  free(g->coll.scratch);
+  g->coll.scratch = aligned_alloc(SCR_LINE, (need + SCR_LINE - 1) & ~(uint64_t)(SCR_LINE - 1));
+  g->coll.scratch_bytes = g->coll.scratch ? need : 0;
+  return g->coll.scratch != NULL;
 }
 
 /* Goes over the bytes of several regions, piece by piece that lies together. */
@@ -108,12 +108,12 @@ static inline unsigned char *peek(scr_group *g, scr_run *r, cursor *c, uint64_t 
     c->left--;
     c->at = extent_of(r, ++c->region, k);
   }
-  const scr_program *pg = r->program;
+  const scr_program *pg = r->coll.program;
   const scr_region *x = c->region;
   uint64_t n = scr_min(want, c->at.bytes), offset = c->at.chunk + c->at.at;
   *got = n;
   if (x->space == SCR_SCRATCH) {
-    return g->scratch + ((k % pg->messages->sets) * pg->messages->cells + x->cell) * r->cell + c->at.at;
+    return g->coll.scratch + ((k % pg->sendrecv->sets) * pg->sendrecv->cells + x->cell) * r->coll.cell + c->at.at;
   }
   if (x->space == SCR_OUTPUT) {
     return scr_span(&r->out, offset + (pg->output_blocks ? scr_block_at(&r->out_blocks, x->block) : 0), n, got);

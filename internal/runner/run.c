@@ -62,8 +62,8 @@ void scr_run_unref(scr_run *r) {
   r->more_segments = NULL;
   free(r->offsets);
   r->offsets = NULL;
-  if (r->own_program) scr_program_free(r->own_program);
-  r->own_program = NULL;
+  if (r->coll.own_program) scr_program_free(r->coll.own_program);
+  r->coll.own_program = NULL;
   scr_cause_unref(r->cause);
   r->cause = NULL;
   scr_composite_free(r->composite_of);
@@ -97,9 +97,9 @@ bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t 
   r->root = scr_rooted(op->kind) || op->kind == SAGECOMM_SEND || op->kind == SAGECOMM_RECV ? op->root : 0;
   r->tag = op->tag;
   r->factor = op->factor;
-  r->parts = (uint8_t)(op->batch_size < SCR_MANY_PARTS ? op->batch_size : SCR_MANY_PARTS);
-  r->parts_hash = op->batch_hash;
-  r->stack = (uint32_t)op->stack;
+  r->coll.batch = (uint8_t)(op->batch_size < SCR_MANY_PARTS ? op->batch_size : SCR_MANY_PARTS);
+  r->coll.batch_hash = op->batch_hash;
+  r->records.stack = (uint32_t)op->stack;
   r->in = (scr_segments){.list = op->in, .n = op->n_in};
   r->out = (scr_segments){.list = op->out, .n = op->n_out};
   if (op->kind == SAGECOMM_ALL_GATHER || (op->kind >= SAGECOMM_REDUCE_SCATTER && op->kind <= SAGECOMM_SCATTER)) {
@@ -113,7 +113,7 @@ bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t 
   } else {
     r->in_blocks = r->out_blocks = (scr_blocks){0};
   }
-  r->uneven = op->kind != SAGECOMM_ALL_TO_ALL && (r->in_blocks.at || r->out_blocks.at);
+  r->coll.uneven = op->kind != SAGECOMM_ALL_TO_ALL && (r->in_blocks.at || r->out_blocks.at);
   if (scratch) return true;
   sagecomm_segment *to = r->segments;
   if (op->n_in + op->n_out > 2 * SCR_INLINE_SEGMENTS) {
@@ -139,8 +139,8 @@ void scr_run_settle(scr_run *r, bool waiter) {
   bool sleeper = atomic_load_explicit(&r->sleepers, memory_order_seq_cst) != 0;
   if (sleeper) scr_futex_wake(&r->state);
   if ((before & SCR_HAS_DONE) && !sleeper && !waiter) {
-    /* Who waits for a message looks at its state once more after it has counted itself out. */
-    if (atomic_load_explicit(&r->waiters, memory_order_seq_cst) == 0) scr_push_completed(r);
+    /* Who waits for a p2p operation looks at its state once more after it has counted itself out. */
+    if (atomic_load_explicit(&r->p2p.waiters, memory_order_seq_cst) == 0) scr_push_completed(r);
   }
   if (before & SCR_HAS_COMPOSITE) scr_composite_part_done(r);
 }

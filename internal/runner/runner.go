@@ -6,7 +6,7 @@
 // worded is decided in Go, which the C reaches through [Handler]. It knows no torch, no Python and no network.
 //
 // Start reading at docs/protocol.md, then shared_block.h (what lies in shared memory), program.c and sendrecv.c (the interpreters, of
-// stages on shared blocks and of messages), issue.c (who drives), engine.c (the progress engine) and p2p.c (messages of users).
+// stages on shared blocks and of messages), issue.c (who drives), engine.c (the progress engine) and p2p.c (sends and recvs of users).
 package runner
 
 /*
@@ -151,10 +151,10 @@ func (g *Group) HasLarge() bool { return bool(C.scr_group_has_large(g.c)) }
 // SetLarge shows the peers this rank's large slots, at that offset of its arena.
 func (g *Group) SetLarge(offset int64) { C.scr_group_set_large(g.c, C.uint64_t(offset)) }
 
-// HasFifo reports whether the ring to that rank exists.
+// HasFifo reports whether the fifo to that rank exists.
 func (g *Group) HasFifo(to int) bool { return bool(C.scr_group_has_fifo(g.c, C.int32_t(to))) }
 
-// SetFifo shows the peer the ring that this rank writes for it.
+// SetFifo shows the peer the fifo that this rank writes for it.
 func (g *Group) SetFifo(to int, offset int64) {
 	C.scr_group_set_fifo(g.c, C.int32_t(to), C.uint64_t(offset))
 }

@@ -60,7 +60,7 @@ typedef struct scr_hooks {
   int32_t (*issue)(uint64_t group, const sagecomm_op *op, scr_run **out, sagecomm_error *err);
   /* Diagnoses incident; the group is down when it returns. */
   void (*incident)(uint64_t group, const scr_incident *incident);
-  /* Makes the ring to `peer`. SAGECOMM_OK, or the group is down. */
+  /* Makes the fifo to `peer`. SAGECOMM_OK, or the group is down. */
   int32_t (*fifo)(uint64_t group, int32_t peer);
   /* Checks the operations of a coalesced call and says which of them share one: batch[i] is the number of the batch that
    * ops[i] is part of. Batches are issued in the order of their numbers, from 0. */
@@ -94,7 +94,7 @@ typedef struct scr_stage {
 
 #define SCR_MAX_STAGES 6
 
-/* A program of messages: message.Plan as C. What its parts mean is said there. */
+/* A sendrecv program: sendrecv.Plan as C. What its parts mean is said there. */
 enum { SCR_STEP_SEND = 8, SCR_STEP_RECV, SCR_STEP_RECV_REDUCE, SCR_STEP_REDUCE, SCR_STEP_COPY };
 enum { SCR_INPUT, SCR_OUTPUT, SCR_SCRATCH };
 
@@ -123,7 +123,7 @@ typedef struct scr_sendrecv {
 } scr_sendrecv;
 
 typedef struct scr_program {
-  scr_sendrecv *messages; /* owned; NULL: its stages on slots */
+  scr_sendrecv *sendrecv; /* owned; NULL: its stages on slots */
   uint8_t large;
   uint8_t n_stages;
   uint8_t max_lag;
@@ -206,7 +206,7 @@ bool scr_shared_deserted(const void *shared, int32_t size, int32_t rank);
 bool scr_shared_gave_up(const void *shared);
 /* Says goodbye in a shared block of this rank for which it has no group, after the reason: peers may have one. */
 void scr_shared_give_up(void *shared, const void *record, size_t n);
-/* Collectives and messages that are not complete. */
+/* Collectives and p2p operations that are not complete. */
 uint64_t scr_group_unfinished(const scr_group *g);
 
 /* Failure. record: at most SCR_FAILURE_BYTES of Go's. Returns the rank whose record is the first cause (this one, or
@@ -222,7 +222,7 @@ void scr_group_down(scr_group *g, const sagecomm_error *error);
 /* Wakes every sleeping rank so that it looks at the failure word. */
 void scr_group_wake_all(scr_group *g);
 
-/* What `rank` announced as its `sequence`th collective: true and filled if it is still in the ring. */
+/* What `rank` announced as its `sequence`th collective: true and filled if it is still there. */
 typedef struct scr_call {
   uint64_t sequence, hash, bytes;
   uint8_t kind, dtype, reduce_op;
@@ -235,7 +235,7 @@ bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_cal
 uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left);
 /* Chunks that a rank is done with, of all collectives so far. */
 uint64_t scr_group_consumed(const scr_group *g, int32_t rank);
-/* The rank whose flag a rank sleeps for, or has got into incident over; -1 if it is awake. One that waits for long is
+/* The rank whose flag a rank sleeps for, or has met an incident over; -1 if it is awake. One that waits for long is
  * awake from time to time. */
 int32_t scr_group_awaits(const scr_group *g, int32_t rank);
 
@@ -293,13 +293,13 @@ enum {
   SCR_ENGINE_CONTROL = 1, /* scr_engine_control() was called */
   SCR_ENGINE_INCIDENT,    /* *group and *incident say what */
   SCR_ENGINE_COMPLETER,   /* completions wait and no completer is idle */
-  SCR_ENGINE_FIFO,        /* *group needs a ring to incident->peer */
+  SCR_ENGINE_FIFO,        /* *group needs a fifo to incident->peer */
 };
 
 #define SCR_MAX_BELLS 64
 /* The engine's futex word in one arena of this process; before the first group of that arena. False: too many. */
 bool scr_engine_add_bell(void *bell);
-/* Afterwards nobody rings it but the engine's next turns may still read it: let the engine take control first. Calls of
+/* Afterwards nobody wakes it but the engine's next turns may still read it: let the engine take control first. Calls of
  * these two take turns. */
 void scr_engine_remove_bell(void *bell);
 void scr_engine_backoff(uint32_t spin, uint32_t yield_us);

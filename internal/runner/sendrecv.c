@@ -1,4 +1,4 @@
-/* sendrecv.c: the interpreter of programs of messages (message.Plan), and the channels that the messages go through. A run is a
+/* sendrecv.c: the interpreter of sendrecv programs (sendrecv.Plan), and the channels that the messages go through. A run is a
  * cursor over the chunks and the steps of its program. A step first waits for room or for a message, without side effects,
  * and then moves its bytes, so that a blocked step can simply be entered again. Messages are copied into channels: a send is
  * taken at once, and its bytes may be overwritten. Called under the drive lock; never sleeps. */
@@ -36,13 +36,13 @@ static const scr_channel *channel_between(const scr_group *g, int32_t from, int3
 }
 
 void scr_group_set_channel(scr_group *g, int32_t peer, int32_t channel, uint64_t offset) {
-  g->channels[peer].out[channel] = (scr_channel *)(void *)(g->peer[g->rank].arena + offset);
+  g->coll.channels[peer].out[channel] = (scr_channel *)(void *)(g->peer[g->rank].arena + offset);
   scr_store_flag(offset_word(g, g->rank, peer, (uint32_t)channel), offset);
   scr_wake_readers(g);
 }
 
 bool scr_group_has_channel(const scr_group *g, int32_t peer, int32_t channel) {
-  return g->channels[peer].out[channel] != NULL;
+  return g->coll.channels[peer].out[channel] != NULL;
 }
 
 bool scr_channel_is_there(const scr_group *g, int32_t rank, int32_t awaited, uint32_t word) {
@@ -74,7 +74,7 @@ static int bad(scr_run *r, int code, int32_t peer, uint32_t channel) {
 
 /* Waits until there is room for another message. */
 static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) {
-  scr_channels *e = &g->channels[peer];
+  scr_channels *e = &g->coll.channels[peer];
   uint64_t sent = e->sent[channel];
 #ifdef SCR_MUTANT_PLACE_REUSED
   if (e) return 0;
@@ -83,9 +83,9 @@ static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) 
 #endif
   _Atomic uint64_t *taken = taken_word(g, peer, g->rank, channel);
 #ifdef SCR_MUTANT_WAITS_FOR_MESSAGE
-  r->channel = SCR_SLEEP_CHANNEL(channel, 0);
+  r->coll.channel = SCR_SLEEP_CHANNEL(channel, 0);
 #else
-  r->channel = SCR_SLEEP_CHANNEL(channel, 1);
+  r->coll.channel = SCR_SLEEP_CHANNEL(channel, 1);
 #endif
   int rc = scr_await(g, r, taken, sent - SCR_CHANNEL_PLACES + 1, peer);
   if (rc) return rc;
@@ -101,8 +101,8 @@ static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) 
  * longest has `block`. The peer may write there at any time, so what is compared is read once. */
 static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block,
                          const unsigned char **data) {
-  scr_channels *e = &g->channels[peer];
-  r->channel = SCR_SLEEP_CHANNEL(channel, 0);
+  scr_channels *e = &g->coll.channels[peer];
+  r->coll.channel = SCR_SLEEP_CHANNEL(channel, 0);
   if (SCR_UNLIKELY(e->in[channel] == NULL)) { /* with the first message comes the channel */
     int rc = scr_await(g, r, offset_word(g, peer, g->rank, channel), 1, peer);
     if (rc) return rc;
@@ -117,11 +117,11 @@ static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channe
   uint64_t filled = atomic_load_explicit(&p->filled, memory_order_acquire), theirs = header->block;
   r->peer = peer;
 #ifndef SCR_MUTANT_CALLS_NOT_COMPARED
-  if (SCR_UNLIKELY(header->hash != r->hash)) return SCR_INCIDENT_MISMATCH;
+  if (SCR_UNLIKELY(header->hash != r->coll.hash)) return SCR_INCIDENT_MISMATCH;
 #endif
   if (SCR_UNLIKELY(theirs != block && r->kind == SAGECOMM_ALL_TO_ALL)) {
     r->need = theirs;
-    r->expected = block;
+    r->coll.expected = block;
     return SCR_INCIDENT_SPLIT;
   }
 #if defined SCR_MUTANT_HEADER_BELIEVED
@@ -138,10 +138,10 @@ static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channe
 }
 
 static void put(scr_group *g, const scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block) {
-  scr_channels *e = &g->channels[peer];
+  scr_channels *e = &g->coll.channels[peer];
   uint64_t number = ++e->sent[channel];
   scr_place *p = place_of(e->out[channel], number);
-  p->hash = r->hash;
+  p->hash = r->coll.hash;
   p->bytes = bytes;
   p->block = block;
   scr_store_flag(&p->filled, number);
@@ -150,7 +150,7 @@ static void put(scr_group *g, const scr_run *r, int32_t peer, uint32_t channel, 
 }
 
 static void take(scr_group *g, int32_t peer, uint32_t channel) {
-  uint64_t number = ++g->channels[peer].taken[channel];
+  uint64_t number = ++g->coll.channels[peer].taken[channel];
   scr_store_flag(taken_word(g, g->rank, peer, channel), number);
   wake(g, peer);
 }
@@ -176,7 +176,7 @@ typedef struct where {
 
 /* Copies regions into a place. */
 static void gather(const where *w, cursor from, unsigned char *to, uint64_t n) {
-  const scr_kernels *kernels = w->r->program->kernels;
+  const scr_kernels *kernels = w->r->coll.program->kernels;
   for (uint64_t len; n > 0; n -= len) {
     const unsigned char *src = peek(w->g, w->r, &from, w->k, n, &len);
     kernels->copy(to, src, len);
@@ -187,7 +187,7 @@ static void gather(const where *w, cursor from, unsigned char *to, uint64_t n) {
 
 /* Copies a message to regions. */
 static void spread(const where *w, const unsigned char *from, cursor to, uint64_t n) {
-  const scr_kernels *kernels = w->r->program->kernels;
+  const scr_kernels *kernels = w->r->coll.program->kernels;
   for (uint64_t len; n > 0; n -= len) {
     unsigned char *dst = peek(w->g, w->r, &to, w->k, n, &len);
     kernels->copy(dst, from, len);
@@ -197,7 +197,7 @@ static void spread(const where *w, const unsigned char *from, cursor to, uint64_
 }
 
 static void copy(const where *w, cursor from, cursor to, uint64_t n) {
-  const scr_kernels *kernels = w->r->program->kernels;
+  const scr_kernels *kernels = w->r->coll.program->kernels;
   for (uint64_t len; n > 0; n -= len) {
     const unsigned char *src = peek(w->g, w->r, &from, w->k, n, &len);
     unsigned char *dst = peek(w->g, w->r, &to, w->k, len, &len);
@@ -210,7 +210,7 @@ static void copy(const where *w, cursor from, cursor to, uint64_t n) {
 /* Reduces a message, or what `from` holds where there is none, with regions. */
 static void reduce(const where *w, const unsigned char *message, bool message_first, cursor from, cursor to,
                    uint64_t n) {
-  const scr_program *pg = w->r->program;
+  const scr_program *pg = w->r->coll.program;
   for (uint64_t len; n > 0; n -= len) {
     const unsigned char *own = peek(w->g, w->r, &from, w->k, n, &len);
     unsigned char *dst = peek(w->g, w->r, &to, w->k, len, &len);
@@ -229,7 +229,7 @@ static void reduce(const where *w, const unsigned char *message, bool message_fi
 static int send(const where *w, const scr_step *s, const scr_region *from, uint64_t n) {
   int rc = await_room(w->g, w->r, s->peer, s->channel);
   if (SCR_UNLIKELY(rc)) return rc;
-  const scr_channels *e = &w->g->channels[s->peer];
+  const scr_channels *e = &w->g->coll.channels[s->peer];
   unsigned char *to = data_of(place_of(e->out[s->channel], e->sent[s->channel] + 1));
 #ifdef SCR_MUTANT_MESSAGE_BEFORE_BYTES
   put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from));
@@ -247,7 +247,7 @@ static int receive(const where *w, const scr_step *s, const scr_region *from, co
   if (SCR_UNLIKELY(rc)) return rc;
 #ifdef SCR_MUTANT_TAKEN_BEFORE_BYTES
   take(w->g, s->peer, s->channel);
-  w->g->channels[s->peer].taken[s->channel]--;
+  w->g->coll.channels[s->peer].taken[s->channel]--;
 #endif
   if (n > 0) {
     cursor out = cursor_at(w->r, to, s->n_to, w->k);
@@ -268,7 +268,7 @@ static int receive(const where *w, const scr_step *s, const scr_region *from, co
 /* Carries a step out for one chunk; *moved grows by its cost. After chunk 0, in which ranks meet in any case, steps that
  * have nothing to move are left out, on both sides. */
 static int carry_out(const where *w, const scr_step *s, uint64_t *moved) {
-  const scr_sendrecv *m = w->r->program->messages;
+  const scr_sendrecv *m = w->r->coll.program->sendrecv;
   const scr_region *from = m->region + s->from, *to = m->region + s->to;
   uint64_t n = s->op == SCR_STEP_SEND ? bytes_of(w->r, from, s->n_from, w->k) : bytes_of(w->r, to, s->n_to, w->k);
   if (n == 0 && (w->k > 0 || s->op > SCR_STEP_RECV_REDUCE)) return 0;
@@ -292,9 +292,9 @@ static int carry_out(const where *w, const scr_step *s, uint64_t *moved) {
 
 /* PREMUL_SUM: a chunk of the input. */
 static void scale(const where *w) {
-  const scr_program *pg = w->r->program;
+  const scr_program *pg = w->r->coll.program;
   for (uint64_t block = 0; block < n_scaled(w->g, pg); block++) {
-    scr_region x = {.space = SCR_INPUT, .block = (int32_t)block, .count = pg->messages->pieces};
+    scr_region x = {.space = SCR_INPUT, .block = (int32_t)block, .count = pg->sendrecv->pieces};
     extent e = extent_of(w->r, &x, w->k);
     uint64_t at = e.chunk + (pg->input_blocks ? scr_block_at(&w->r->in_blocks, x.block) : 0);
     unsigned char *to = scaled_at(w->g, w->r, x.block, w->k);
@@ -309,7 +309,7 @@ static void scale(const where *w) {
 
 /* A plan of a broadcast knows one buffer; the root may have put its bytes into another one. */
 static void fill(const where *w) {
-  const scr_region in = {.space = SCR_INPUT, .count = w->r->program->messages->pieces};
+  const scr_region in = {.space = SCR_INPUT, .count = w->r->coll.program->sendrecv->pieces};
   scr_region out = in;
   out.space = SCR_OUTPUT;
   copy(w, cursor_at(w->r, &in, 1, w->k), cursor_at(w->r, &out, 1, w->k), extent_of(w->r, &in, w->k).bytes);
@@ -317,40 +317,40 @@ static void fill(const where *w) {
 
 /* What a chunk needs before any step. */
 static void prepare(const where *w) {
-  if (w->r->program->scale) scale(w);
+  if (w->r->coll.program->scale) scale(w);
   if (w->r->kind == SAGECOMM_BROADCAST && w->r->root == w->g->rank) fill(w);
 }
 
 /* AVG: a chunk of the output, after the last step. */
 static void average(const where *w) {
-  const scr_program *pg = w->r->program;
+  const scr_program *pg = w->r->coll.program;
   if (w->r->kind == SAGECOMM_REDUCE && w->r->root != w->g->rank) return;
-  scr_region x = {.space = SCR_OUTPUT, .block = w->g->rank, .count = pg->messages->pieces};
+  scr_region x = {.space = SCR_OUTPUT, .block = w->g->rank, .count = pg->sendrecv->pieces};
   extent e = extent_of(w->r, &x, w->k);
   for (uint64_t len; e.bytes > 0; e.bytes -= len) {
     unsigned char *out = scr_span(&w->r->out, e.chunk, e.bytes, &len);
-    pg->messages->average(out, NULL, (const void *const[]){out}, 1, len / pg->elem, pg->divisor);
+    pg->sendrecv->average(out, NULL, (const void *const[]){out}, 1, len / pg->elem, pg->divisor);
     e.chunk += len;
   }
 }
 
 int scr_sendrecv_advance(scr_group *g, scr_run *r, int64_t until_ns) {
-  const scr_sendrecv *m = r->program->messages;
+  const scr_sendrecv *m = r->coll.program->sendrecv;
   uint64_t moved = 0;
-  if (r->head == 0 && r->stage == 0) {
+  if (r->coll.head == 0 && r->coll.stage == 0) {
     r->peer = g->rank;
     if (m->even && r->kind == SAGECOMM_ALL_TO_ALL && !blocks_are_equal(g, r)) return SCR_INCIDENT_UNEVEN;
     if (!make_scratch(g, r)) return SCR_INCIDENT_MEMORY;
   }
-  for (; r->head < r->chunks + m->max_lag; r->head++, r->stage = 0) {
-    if (r->stage == 0) { /* before the steps, which are counted from 1 */
-      if (r->head < r->chunks) prepare(&(where){g, r, r->head});
-      r->stage = 1;
+  for (; r->coll.head < r->coll.chunks + m->max_lag; r->coll.head++, r->coll.stage = 0) {
+    if (r->coll.stage == 0) { /* before the steps, which are counted from 1 */
+      if (r->coll.head < r->coll.chunks) prepare(&(where){g, r, r->coll.head});
+      r->coll.stage = 1;
     }
-    for (; r->stage <= m->n_steps; r->stage++) {
-      const scr_step *s = &m->step[r->stage - 1];
-      if (r->head < s->lag || r->head - s->lag >= r->chunks) continue;
-      const where w = {g, r, r->head - s->lag};
+    for (; r->coll.stage <= m->n_steps; r->coll.stage++) {
+      const scr_step *s = &m->step[r->coll.stage - 1];
+      if (r->coll.head < s->lag || r->coll.head - s->lag >= r->coll.chunks) continue;
+      const where w = {g, r, r->coll.head - s->lag};
       if (until_ns != 0 && moved >= LOOK_BYTES) {
         if (scr_now() >= until_ns) return SCR_YIELDED;
         moved = 0;
@@ -360,14 +360,14 @@ int scr_sendrecv_advance(scr_group *g, scr_run *r, int64_t until_ns) {
       scr_trace_step(g, r, s->op, began, w.k);
       if (SCR_UNLIKELY(rc)) return rc;
     }
-    if (m->average && r->head >= m->max_lag) average(&(where){g, r, r->head - m->max_lag});
+    if (m->average && r->coll.head >= m->max_lag) average(&(where){g, r, r->coll.head - m->max_lag});
   }
   return SCR_FINISHED;
 }
 
 bool scr_program_sendrecv(scr_program *p, uint32_t steps, uint32_t regions) {
   size_t lists = steps * sizeof(scr_step) + regions * sizeof(scr_region);
-  scr_sendrecv *m = p->messages = calloc(1, sizeof *m + lists);
+  scr_sendrecv *m = p->sendrecv = calloc(1, sizeof *m + lists);
   if (m == NULL) return false;
   m->n_steps = steps;
   m->step = (const scr_step *)(const void *)(m + 1);

@@ -7,16 +7,16 @@ static int scr_set_sendrecv_reduction(scr_program *p, int dtype, int op) {
   _Bool average = op == SAGECOMM_AVG;
   p->reduce = p->kernels->reduce[dtype][average || op == SAGECOMM_PREMUL_SUM ? SAGECOMM_SUM : op];
   p->scale = op == SAGECOMM_PREMUL_SUM ? p->kernels->scale[dtype] : NULL;
-  p->messages->average = average ? p->kernels->reduce[dtype][op] : NULL;
-  return p->reduce != NULL && (!average || p->messages->average != NULL) && (op != SAGECOMM_PREMUL_SUM || p->scale != NULL);
+  p->sendrecv->average = average ? p->kernels->reduce[dtype][op] : NULL;
+  return p->reduce != NULL && (!average || p->sendrecv->average != NULL) && (op != SAGECOMM_PREMUL_SUM || p->scale != NULL);
 }
 
 static void scr_set_sendrecv_step(scr_program *p, uint32_t i, const scr_step *s) {
-  ((scr_step *)(uintptr_t)p->messages->step)[i] = *s;
+  ((scr_step *)(uintptr_t)p->sendrecv->step)[i] = *s;
 }
 
 static void scr_set_sendrecv_region(scr_program *p, uint32_t i, const scr_region *r) {
-  ((scr_region *)(uintptr_t)p->messages->region)[i] = *r;
+  ((scr_region *)(uintptr_t)p->sendrecv->region)[i] = *r;
 }
 */
 import "C"
@@ -28,7 +28,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Region is consecutive pieces of the chunk of a block; what it means is said by message.Region.
+// Region is consecutive pieces of the chunk of a block; what it means is said by sendrecv.Region.
 type Region struct {
 	Space, Cell, Block, First, Count int
 }
@@ -40,7 +40,7 @@ const (
 	Scratch = C.SCR_SCRATCH
 )
 
-// SendRecvStep is one step of a program of messages; what it means is said by message.Step.
+// SendRecvStep is one step of a sendrecv program; what it means is said by sendrecv.Step.
 type SendRecvStep struct {
 	Op           uint8
 	Lag, Peer    int
@@ -49,7 +49,7 @@ type SendRecvStep struct {
 	From, To     []Region
 }
 
-// Steps of programs of messages.
+// Steps of sendrecv programs.
 const (
 	StepSend       = C.SCR_STEP_SEND
 	StepRecv       = C.SCR_STEP_RECV
@@ -103,7 +103,7 @@ func NewSendRecvProgram(p SendRecvProgram) (Compiled, error) {
 		C.scr_program_free(c)
 		return Compiled{}, errors.New("sagecomm: no memory for a program")
 	}
-	m := c.messages
+	m := c.sendrecv
 	c.elem, c.chunk, c.divisor = C.uint8_t(p.Type.Size()), C.uint32_t(p.Chunk), C.double(p.Size)
 	c.input_blocks, c.output_blocks = bit(p.InputBlocks), bit(p.OutputBlocks)
 	c.algorithm = algorithmNumber(p.Algorithm)
@@ -134,7 +134,7 @@ func NewSendRecvProgram(p SendRecvProgram) (Compiled, error) {
 	return Compiled{c}, nil
 }
 
-// longest is the most bytes that regions hold in a chunk. As message.Plan.Largest it goes by full chunks, but receivers ask
+// longest is the most bytes that regions hold in a chunk. As sendrecv.Plan.Largest it goes by full chunks, but receivers ask
 // as well: a place of a channel is read as far as they believe a message to reach.
 func (p SendRecvProgram) longest(list []Region) int {
 	const unit = 64

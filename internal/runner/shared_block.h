@@ -42,7 +42,7 @@ typedef struct scr_slot {
 #define SCR_LARGE_STRIDE (SCR_LARGE_DATA + SCR_LARGE_BYTES)
 
 /* One call, for naming what a rank did. Written by its owner in the order hash, bytes, what, seq; a reader takes seq
- * before and after. Fields are atomics because a slow reader may race with the ring coming round. */
+ * before and after. Fields are atomics because a slow reader may race with its being written over. */
 typedef struct scr_record {
   _Atomic uint64_t seq;   /* number of the collective */
   _Atomic uint64_t hash;  /* running hash including it */
@@ -53,7 +53,7 @@ typedef struct scr_record {
 /* Where a driver says that it sleeps. */
 typedef struct scr_sleeper {
   /* 0: awake. Collectives: 1 + the rank whose flag is waited for, and which flag of a channel
-   * (SCR_SLEEP_CHANNEL); messages: how many threads sleep. Plus SCR_SLEEP_ENGINE. Owner writes. */
+   * (SCR_SLEEP_CHANNEL); p2p: how many threads sleep. Plus SCR_SLEEP_ENGINE. Owner writes. */
   alignas(SCR_LINE) _Atomic uint32_t waits_for;
   /* Futex word of the thread that drives; added to by whoever wakes it. */
   alignas(SCR_LINE) _Atomic uint32_t bell;
@@ -62,25 +62,25 @@ typedef struct scr_sleeper {
 /* Added to the rank: 0 for a flag of its shared block or slots, else its message in a channel to the sleeper, or
  * room in that from it. */
 #define SCR_SLEEP_CHANNEL(channel, room) ((1 + 2 * (uint32_t)(channel) + (uint32_t)(room)) << 16)
-#define SCR_SLEEP_ENGINE UINT32_C(0x80000000) /* ring the process's engine bell: instead, of messages as well */
+#define SCR_SLEEP_ENGINE UINT32_C(0x80000000) /* wake the process's engine bell: instead; of p2p as well */
 
 #define SCR_FAILURE_BYTES 4096
 
-/* Reader's side of the ring of one ordered pair; owner: the reader. */
+/* Reader's side of the fifo of one ordered pair; owner: the reader. */
 typedef struct scr_fifo_reader {
-  alignas(SCR_LINE) _Atomic uint64_t read; /* bytes taken out of the ring */
+  alignas(SCR_LINE) _Atomic uint64_t read; /* bytes taken out of the fifo */
   _Atomic uint64_t eager_released;         /* eager payload bytes that were matched: the writer's credit */
 } scr_fifo_reader;
 
-/* Writer's side: lies at the head of the ring, in the writer's arena. */
+/* Writer's side: lies at the head of the fifo, in the writer's arena. */
 typedef struct scr_fifo {
-  alignas(SCR_LINE) _Atomic uint64_t written; /* bytes put into the ring */
+  alignas(SCR_LINE) _Atomic uint64_t written; /* bytes put into the fifo */
   alignas(SCR_LINE) unsigned char data[];
 } scr_fifo;
 
 #define SCR_FIFO_BYTES (512 * 1024) /* power of two */
 
-/* Channels: what collectives made of messages go through. A channel is one ordered pair's and one channel's: places that are
+/* Channels: what sendrecv plans go through. A channel is one ordered pair's and one channel's: places that are
  * used in turn, message n in place n mod SCR_CHANNEL_PLACES. It lies in the writer's arena and only the writer writes it. */
 #define SCR_CHANNELS 4
 #define SCR_CHANNEL_PLACES 4
@@ -126,9 +126,9 @@ typedef struct scr_shared_block {
   alignas(SCR_LINE) unsigned char failure_record[SCR_FAILURE_BYTES];
   alignas(SCR_LINE) scr_record records[SCR_RECORDS];
   alignas(SCR_LINE) unsigned char small[SCR_SMALL_SLOTS * SCR_SMALL_STRIDE];
-  /* scr_fifo_reader reader[size]: of the rings that other ranks write for this one.
+  /* scr_fifo_reader reader[size]: of the fifos that other ranks write for this one.
    * scr_channel_reader channel_reader[size]: of the channels.
-   * _Atomic uint64_t ring[size]: offsets in the owner's arena of the rings that it writes, 0 until one exists.
+   * _Atomic uint64_t fifo[size]: offsets in the owner's arena of the fifos that it writes, 0 until one exists.
    * _Atomic uint64_t channel[size][SCR_CHANNELS]: of the channels.
    * _Atomic uint64_t closed[size]: 1 once that rank will not touch this shared block any more; that rank writes it. */
   alignas(SCR_LINE) unsigned char variable[];

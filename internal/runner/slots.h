@@ -46,15 +46,15 @@ static inline _Atomic uint64_t *consumed_word(const scr_peer *p, int large) {
 /* ---- the parts of a chunk ---- */
 
 /* Where chunk k begins in the buffer, or in each block; and what of it there is in one of `bytes`. */
-static inline uint64_t chunk_at(const scr_run *r, uint64_t k) { return r->base + k * r->program->chunk; }
+static inline uint64_t chunk_at(const scr_run *r, uint64_t k) { return r->coll.base + k * r->coll.program->chunk; }
 
 static inline uint64_t piece_of(const scr_run *r, uint64_t bytes, uint64_t k) {
   uint64_t at = chunk_at(r, k);
-  return at >= bytes ? 0 : scr_min(r->program->chunk, bytes - at);
+  return at >= bytes ? 0 : scr_min(r->coll.program->chunk, bytes - at);
 }
 
 /* The chunk of the buffer, or of the longest block. */
-static inline uint64_t chunk_bytes(const scr_run *r, uint64_t k) { return piece_of(r, r->longest, k); }
+static inline uint64_t chunk_bytes(const scr_run *r, uint64_t k) { return piece_of(r, r->coll.longest, k); }
 
 /* How far pieces of blocks are apart in a slot: a line or more, where they are that long. */
 static inline uint64_t stride_of(uint64_t piece) { return piece < 64 ? piece : (piece + 63) & ~UINT64_C(63); }
@@ -62,7 +62,7 @@ static inline uint64_t stride_of(uint64_t piece) { return piece < 64 ? piece : (
 /* The same of chunk k. Behind heads it is always that of a full chunk: the first one is published before the longest block
  * of all ranks is known. */
 static inline uint64_t pieces_apart(const scr_run *r, uint64_t k) {
-  return r->program->n_heads ? r->program->chunk : stride_of(chunk_bytes(r, k));
+  return r->coll.program->n_heads ? r->coll.program->chunk : stride_of(chunk_bytes(r, k));
 }
 
 /* Which of the pieces in the slot of `from` is that for `to`. It has none for itself. */

@@ -7,7 +7,7 @@
 
 #include "ticks.h"
 
-enum { COLLECTIVE_ROWS = 256, MESSAGE_ROWS = 64, ALL_ROWS = COLLECTIVE_ROWS + MESSAGE_ROWS + 2 * SAGECOMM_KIND_COUNT };
+enum { COLLECTIVE_ROWS = 256, P2P_ROWS = 64, ALL_ROWS = COLLECTIVE_ROWS + P2P_ROWS + 2 * SAGECOMM_KIND_COUNT };
 
 #define USED (UINT64_C(1) << 63)
 #define REST_CLASS 255
@@ -36,7 +36,7 @@ scr_stats *scr_stats_new(void) {
   memset(s, 0, sizeof *s);
   s->memory = rows;
   lay_out(&s->collectives, rows, COLLECTIVE_ROWS);
-  lay_out(&s->messages, (scr_stats_row *)rows + COLLECTIVE_ROWS + SAGECOMM_KIND_COUNT, MESSAGE_ROWS);
+  lay_out(&s->p2p, (scr_stats_row *)rows + COLLECTIVE_ROWS + SAGECOMM_KIND_COUNT, P2P_ROWS);
   return s;
 }
 
@@ -90,9 +90,9 @@ static inline uint64_t bytes_of(const scr_run *r) {
 }
 
 scr_stats_row *scr_stats_row_of(scr_stats *s, const scr_run *r) {
-  scr_stats_table *t = scr_is_p2p(r) ? &s->messages : &s->collectives;
+  scr_stats_table *t = scr_is_p2p(r) ? &s->p2p : &s->collectives;
   uint64_t dtype = scr_is_inner(r) ? SAGECOMM_SPARSE : r->dtype; /* what a sparse operation is made of */
-  uint64_t key = key_of(r->kind, dtype, class_of(bytes_of(r)), r->program ? r->program->algorithm : 0);
+  uint64_t key = key_of(r->kind, dtype, class_of(bytes_of(r)), r->coll.program ? r->coll.program->algorithm : 0);
   scr_stats_row *row = t->last;
   if (SCR_UNLIKELY(atomic_load_explicit(&row->key, memory_order_relaxed) != key))
     row = t->last = row_of(t, key, r->kind);
@@ -100,20 +100,20 @@ scr_stats_row *scr_stats_row_of(scr_stats *s, const scr_run *r) {
 }
 
 void scr_stats_add(scr_stats *s, scr_stats_row *row, const scr_run *r, uint64_t now) {
-  uint64_t ticks = now - (r->created ? r->created : r->began);
+  uint64_t ticks = now - (r->records.created ? r->records.created : r->records.began);
   add(&row->count, 1);
   add(&row->bytes, bytes_of(r));
   add(&row->ticks, ticks);
-  if (r == &r->group->fast) add(&row->fast, 1);
-  if (r->parts) add(&row->fused, r->parts);
-  if (r->waited) add(&row->waited, r->waited);
+  if (r == &r->group->coll.fast) add(&row->fast, 1);
+  if (r->coll.batch) add(&row->fused, r->coll.batch);
+  if (r->records.waited) add(&row->waited, r->records.waited);
   if (ticks > atomic_load_explicit(&row->longest, memory_order_relaxed)) {
     atomic_store_explicit(&row->longest, ticks, memory_order_relaxed);
   }
   add(&row->bucket[bucket_of(ticks)], 1);
-  if (r->stamped) {
-    uint64_t busy = now - r->began - r->waited;
-    row->typical = busy > 0 && busy <= now - r->began ? busy : 1;
+  if (r->records.stamped) {
+    uint64_t busy = now - r->records.began - r->records.waited;
+    row->typical = busy > 0 && busy <= now - r->records.began ? busy : 1;
     if (!scr_is_p2p(r) && r->bytes <= SCR_STAMP_BYTES) s->typical = row->typical;
   }
   if (!scr_is_p2p(r)) s->ended = now;
@@ -148,9 +148,9 @@ static uint32_t read_rows(const scr_stats_row *rows, uint32_t n, double ns_per_t
 double scr_stat_bucket_ns(const scr_stat *s, uint32_t bucket) { return bucket_begin(bucket) * s->ns_per_tick; }
 
 uint32_t scr_group_read_stats(const scr_group *g, scr_stat *out, uint32_t most) {
-  if (g->stats == NULL) return 0;
+  if (g->records.stats == NULL) return 0;
   double scale = scr_ticks_now().ns_per_tick;
-  const scr_stats_table *tables[] = {&g->stats->collectives, &g->stats->messages};
+  const scr_stats_table *tables[] = {&g->records.stats->collectives, &g->records.stats->p2p};
   uint32_t n = 0;
   for (int i = 0; i < 2; i++) {
     uint32_t rows = tables[i]->mask + 1 + SAGECOMM_KIND_COUNT; /* the rest lies behind the rows */

@@ -30,7 +30,7 @@ func (g *Group) Counters() Counters {
 type Stat struct {
 	Kind      coll.Kind
 	Type      coll.DataType // Sparse: parts of sparse operations
-	Algorithm string        // empty for messages
+	Algorithm string        // empty for p2p operations
 	// Class c is of lengths above 2^(c-1) and up to 2^c bytes, 0 of at most one; -1 holds, of all types and sizes, what
 	// found no row of its own.
 	Class    int

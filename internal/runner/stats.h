@@ -1,7 +1,7 @@
 /* stats.h: what the operations of a group came to: how many, how long, how much of that they waited for peers; one row
  * for each kind, type, size class and algorithm.
  *
- * Collectives and messages have a table each, for the reason that the flight recorder has two trails: one writer at a
+ * Collectives and p2p operations have a table each, for the reason that the flight recorder has two trails: one writer at a
  * time, under a lock that the operation holds anyway. So adding is plain loads and stores. Readers take no lock: a row may
  * lag by the operation that is being added. */
 #ifndef SCR_STATS_H
@@ -27,7 +27,7 @@ typedef struct scr_stats_table {
 } scr_stats_table;
 
 struct scr_stats {
-  scr_stats_table collectives, messages;
+  scr_stats_table collectives, p2p;
   uint64_t typical, ended; /* of short collectives; ticks when the last one ended */
   void *memory;
 };
@@ -36,7 +36,7 @@ struct scr_stats {
 scr_stats *scr_stats_new(void);
 void scr_stats_free(scr_stats *s);
 
-/* The row that a run belongs to. Under the drive lock for a collective, under the message lock for a message. */
+/* The row that a run belongs to. Under the drive lock for a collective, under the p2p lock for a p2p operation. */
 scr_stats_row *scr_stats_row_of(scr_stats *s, const scr_run *r);
 /* It has succeeded. As above. */
 void scr_stats_add(scr_stats *s, scr_stats_row *row, const scr_run *r, uint64_t now);

@@ -16,7 +16,7 @@ scr_tracer *scr_tracer_new(void) {
   scr_tracer *t = aligned_alloc(SCR_LINE, (sizeof *t + SCR_LINE - 1) & ~(size_t)(SCR_LINE - 1));
   if (t == NULL) return NULL;
   memset(t, 0, sizeof *t);
-  if (make_queue(&t->collectives) && make_queue(&t->messages)) return t;
+  if (make_queue(&t->collectives) && make_queue(&t->p2p)) return t;
   scr_tracer_free(t);
   return NULL;
 }
@@ -24,7 +24,7 @@ scr_tracer *scr_tracer_new(void) {
 void scr_tracer_free(scr_tracer *t) {
   if (t == NULL) return;
   free(t->collectives.events);
-  free(t->messages.events);
+  free(t->p2p.events);
   free(t);
 }
 
@@ -35,7 +35,7 @@ static uint32_t thread_id(void) {
 }
 
 static void add(scr_tracer *t, const scr_run *r, int what, uint64_t begin, uint64_t end, int32_t peer, uint64_t chunk) {
-  scr_trace_queue *q = scr_is_p2p(r) ? &t->messages : &t->collectives;
+  scr_trace_queue *q = scr_is_p2p(r) ? &t->p2p : &t->collectives;
   uint64_t n = atomic_load_explicit(&q->written, memory_order_relaxed);
   if (n - atomic_load_explicit(&q->read, memory_order_acquire) >= SCR_TRACE_EVENTS) {
     atomic_fetch_add_explicit(&q->dropped, 1, memory_order_relaxed);
@@ -44,7 +44,7 @@ static void add(scr_tracer *t, const scr_run *r, int what, uint64_t begin, uint6
   q->events[n % SCR_TRACE_EVENTS] = (scr_trace_event){
       .begin = begin,
       .end = end,
-      .number = r->seq ? r->seq : r->entry_position,
+      .number = r->coll.seq ? r->coll.seq : r->records.entry_position,
       .bytes = r->bytes,
       .chunk = chunk,
       .thread = thread_id(),
@@ -52,7 +52,7 @@ static void add(scr_tracer *t, const scr_run *r, int what, uint64_t begin, uint6
       .what = (uint8_t)what,
       .kind = r->kind,
       .dtype = r->dtype,
-      .algorithm = r->program ? r->program->algorithm : 0,
+      .algorithm = r->coll.program ? r->coll.program->algorithm : 0,
   };
   atomic_store_explicit(&q->written, n + 1, memory_order_release);
 }
@@ -63,9 +63,9 @@ void scr_trace_add(scr_tracer *t, const scr_run *r, int what, uint64_t begin, in
 
 void scr_trace_op(scr_tracer *t, const scr_run *r) {
   int32_t peer = scr_is_p2p(r) ? (r->source >= 0 ? r->source : r->root) : -1;
-  if (r->began == 0) return; /* it failed in the queue */
-  if (r->created) add(t, r, SCR_TRACE_QUEUE, r->created, r->began, peer, 0);
-  add(t, r, SCR_TRACE_OP, r->began, scr_ticks(), peer, 0);
+  if (r->records.began == 0) return; /* it failed in the queue */
+  if (r->records.created) add(t, r, SCR_TRACE_QUEUE, r->records.created, r->records.began, peer, 0);
+  add(t, r, SCR_TRACE_OP, r->records.began, scr_ticks(), peer, 0);
 }
 
 static uint32_t take(scr_trace_queue *q, const scr_ticks_scale *scale, scr_trace_event *out, uint32_t most,
@@ -85,8 +85,8 @@ static uint32_t take(scr_trace_queue *q, const scr_ticks_scale *scale, scr_trace
 
 uint32_t scr_group_take_trace(scr_group *g, scr_trace_event *out, uint32_t most, uint64_t *dropped) {
   *dropped = 0;
-  if (g->tracer == NULL) return 0;
+  if (g->records.tracer == NULL) return 0;
   scr_ticks_scale scale = scr_ticks_now();
-  uint32_t n = take(&g->tracer->collectives, &scale, out, most, dropped);
-  return n + take(&g->tracer->messages, &scale, out + n, most - n, dropped);
+  uint32_t n = take(&g->records.tracer->collectives, &scale, out, most, dropped);
+  return n + take(&g->records.tracer->p2p, &scale, out + n, most - n, dropped);
 }

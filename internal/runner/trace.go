@@ -46,11 +46,11 @@ type Event struct {
 	Type       coll.DataType
 	Algorithm  string
 	Begin, End time.Time
-	Number     uint64 // of the collective, or of the message
+	Number     uint64 // of the collective, or of the p2p operation
 	Bytes      uint64 // of the operation
 	Chunk      uint64
 	Thread     int // of the system
-	Peer       int // that is waited for, or the other side of a message; -1
+	Peer       int // that is waited for, or the other side of a p2p operation; -1
 }
 
 // TakeTrace takes events out of the group's timeline and says how many were lost since the last call. One caller at a time;

@@ -18,7 +18,7 @@ typedef struct scr_trace_queue {
 } scr_trace_queue;
 
 struct scr_tracer {
-  scr_trace_queue collectives, messages;
+  scr_trace_queue collectives, p2p;
 };
 
 scr_tracer *scr_tracer_new(void); /* NULL: no memory */
@@ -32,10 +32,12 @@ void scr_trace_op(scr_tracer *t, const scr_run *r);
 
 /* A step of a collective took from `begin` until now. */
 static inline void scr_trace_step(const scr_group *g, const scr_run *r, int action, uint64_t begin, uint64_t chunk) {
-  if (SCR_UNLIKELY(g->tracer != NULL)) scr_trace_add(g->tracer, r, action, begin, -1, chunk);
+  if (SCR_UNLIKELY(g->records.tracer != NULL)) scr_trace_add(g->records.tracer, r, action, begin, -1, chunk);
 }
 
 /* The time before a step, if anybody wants to know. */
-static inline uint64_t scr_trace_clock(const scr_group *g) { return SCR_UNLIKELY(g->tracer != NULL) ? scr_ticks() : 0; }
+static inline uint64_t scr_trace_clock(const scr_group *g) {
+  return SCR_UNLIKELY(g->records.tracer != NULL) ? scr_ticks() : 0;
+}
 
 #endif

@@ -16,10 +16,10 @@ int scr_health(scr_group *g, scr_run *r, int64_t now) {
       (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) != 0) {
     return r->flag == NULL || still_blocked(r) ? SCR_INCIDENT_FAILURE : 0;
   }
-  if (r->seq != 0) {
+  if (r->coll.seq != 0) {
     for (int32_t i = 0; i < g->size; i++) {
       scr_call call;
-      if (i != g->rank && scr_group_call(g, i, r->seq, &call) && call.hash != r->hash) {
+      if (i != g->rank && scr_group_call(g, i, r->coll.seq, &call) && call.hash != r->coll.hash) {
         r->peer = i;
         return SCR_INCIDENT_MISMATCH;
       }
@@ -57,7 +57,7 @@ void scr_extend(scr_run *r, scr_stop stop) {
 int64_t scr_look_at_clock(scr_run *r, scr_backoff *p, int64_t asked) {
   int64_t now = scr_now();
   bool message = r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV;
-  _Atomic int64_t *looked = message ? &r->group->p2p_looked_ns : &r->group->looked_ns;
+  _Atomic int64_t *looked = message ? &r->group->p2p.looked_ns : &r->group->coll.looked_ns;
   if (p->last == 0) p->last = atomic_load_explicit(looked, memory_order_relaxed);
   scr_extend(r, (scr_stop){now, scr_overrun(&p->last, now, asked)});
   atomic_store_explicit(looked, now, memory_order_relaxed);
@@ -84,13 +84,13 @@ int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t 
     if (code) return in_incident(s, r, code);
   }
   if (give_up) return SCR_YIELDED;
-  g->spin_now = g->spin < 50 ? g->spin : 50;
+  g->coll.spin_now = g->spin < 50 ? g->spin : 50;
   if (now - p->began < (int64_t)g->yield_us * 1000) {
     sched_yield();
     return 0;
   }
   /* Sleep. The word is stored before the flag, and then all that ends a wait, is looked at again: whatever is published
-   * later finds the word and rings. */
+   * later finds the word and wakes. */
   uint32_t bell = atomic_load_explicit(&s->bell, memory_order_seq_cst);
   atomic_store_explicit(&s->waits_for, scr_sleeps_word(r), memory_order_seq_cst);
   int code = 0;
@@ -112,14 +112,14 @@ void scr_describe_incident(const scr_run *r, int code, scr_incident *out) {
   int64_t now = scr_now();
   *out = (scr_incident){.code = code,
                         .peer = r->peer,
-                        .sequence = r->seq,
+                        .sequence = r->coll.seq,
                         .kind = r->kind,
                         .dtype = r->dtype,
                         .reduce_op = r->reduce_op,
                         .root = r->root,
                         .tag = r->tag,
-                        .bytes = code == SCR_INCIDENT_SPLIT ? r->expected : r->bytes,
-                        .parts = r->parts,
+                        .bytes = code == SCR_INCIDENT_SPLIT ? r->coll.expected : r->bytes,
+                        .parts = r->coll.batch,
                         .got = r->need,
                         .waited_ns = r->deadline_ns ? now - (r->deadline_ns - r->timeout_ns) : 0,
                         .timeout_ns = r->timeout_ns};

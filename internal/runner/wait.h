@@ -34,7 +34,7 @@ void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word);
 /* 1 + the rank whose flag a sleeper of collectives waits for, or 0. */
 static inline uint32_t scr_sleeps_for(uint32_t word) { return word & 0xffff; }
 /* What it says as it waits where the run is blocked. */
-static inline uint32_t scr_sleeps_word(const scr_run *r) { return r->channel | (1 + (uint32_t)r->peer); }
+static inline uint32_t scr_sleeps_word(const scr_run *r) { return r->coll.channel | (1 + (uint32_t)r->peer); }
 static inline void scr_wake_readers(scr_group *g) {
   uint32_t me = 1 + (uint32_t)g->rank;
   for (int32_t i = 0; i < g->size; i++) {
@@ -47,9 +47,9 @@ static inline void scr_wake_readers(scr_group *g) {
 }
 
 /* Waits a little for the blocked run: yields, then sleeps in slices. 0 to look again, SCR_YIELDED when slice_end has
- * passed, or a incident code with run->peer set. */
+ * passed, or an incident code with run->peer set. */
 int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t slice_end);
-/* Looks whether waiting still makes sense. 0 or a incident code. */
+/* Looks whether waiting still makes sense. 0 or an incident code. */
 int scr_health(scr_group *g, scr_run *r, int64_t now);
 void scr_describe_incident(const scr_run *r, int code, scr_incident *out);
 

@@ -76,7 +76,7 @@ typedef struct wrong {
 static void forge(const rank *r, uint64_t n, const wrong *x) {
   scr_call begun;
   while (!scr_group_call(r->group, 0, n, &begun)) sched_yield();
-  scr_channel *f = r->group->channels[0].out[0];
+  scr_channel *f = r->group->coll.channels[0].out[0];
   scr_place *p = (scr_place *)(void *)(f->places + n % SCR_CHANNEL_PLACES * SCR_CHANNEL_STRIDE);
   p->hash = begun.hash + x->hash;
   p->bytes = 1 + x->bytes;

@@ -1,4 +1,4 @@
-/* channels.c: collectives made of messages, by every algorithm, checked against what they must give. What a call may vary in
+/* channels.c: sendrecv plans, by every algorithm, checked against what they must give. What a call may vary in
  * is drawn at random: lengths, types, reductions, buffers in several pieces or in place, who waits and who finishes it. In
  * each group some go over shared blocks, and there is a second group of the same ranks beside. */
 #include <sched.h>

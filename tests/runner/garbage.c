@@ -140,12 +140,12 @@ static void blame(rank *r) {
       .kind = SAGECOMM_RECV, .dtype = SAGECOMM_INT32, .root = size - 1, .flags = SAGECOMM_ASYNC, .n_out = 1, .out = &s};
   sagecomm_work work;
   CHECK(scr_issue(r->handle, &op, &work, NULL, &err) == SAGECOMM_PENDING);
-  scr_spin_lock(&r->group->p2p_lock);
+  scr_spin_lock(&r->group->p2p.lock);
   meet(); /* the peer forges both frames */
   meet();
   CHECK(scr_p2p_progress(r->group, SCR_PASS_BYTES, &peer, &culprit) == SCR_INCIDENT_GARBAGE);
   CHECK(peer == size - 1 && culprit == NULL);
-  scr_spin_unlock(&r->group->p2p_lock);
+  scr_spin_unlock(&r->group->p2p.lock);
   CHECK(complete(work, &err) == SAGECOMM_OK);
 }
 
@@ -160,8 +160,11 @@ static void good_then_bad(rank *r, void *arg) {
   } else {
     meet();
     if (r->rank == size - 1) {
-      const scr_frame good = {
-          .type = SCR_FRAME_EAGER, .dtype = SAGECOMM_INT32, .bytes = 4, .total = 4, .id = r->group->pair[0].next_id};
+      const scr_frame good = {.type = SCR_FRAME_EAGER,
+                              .dtype = SAGECOMM_INT32,
+                              .bytes = 4,
+                              .total = 4,
+                              .id = r->group->p2p.pair[0].next_id};
       forge(r, &good, 0);
       forge(r, &(scr_frame){.type = SCR_FRAME_DATA, .bytes = 4, .total = 4, .id = 99}, 0);
     }
@@ -184,15 +187,15 @@ typedef struct bad {
   int64_t written; /* beyond what the frame takes */
 } bad;
 
-/* Puts a frame with any header into the ring to rank 0. */
+/* Puts a frame with any header into the fifo to rank 0. */
 static void forge(const rank *r, const scr_frame *f, int64_t written) {
-  scr_p2p_pair *ch = &r->group->pair[0];
+  scr_p2p_pair *ch = &r->group->p2p.pair[0];
   memcpy(ch->out->data + (ch->written & (SCR_FIFO_BYTES - 1)), f, sizeof *f);
   ch->written += (SCR_FRAME_HEADER + f->bytes + 63) / 64 * 64;
   scr_store_flag(&ch->out->written, ch->written + (uint64_t)written);
 }
 
-/* So that there are rings between the ill rank and rank 0. */
+/* So that there are fifos between the ill rank and rank 0. */
 static void begin_messages(rank *r) {
   sagecomm_error err;
   int32_t value = 5;
@@ -204,10 +207,10 @@ static void begin_messages(rank *r) {
     CHECK(message(r, SAGECOMM_RECV, size - 1, &value, &err) == SAGECOMM_OK);
     CHECK(message(r, SAGECOMM_SEND, size - 1, &value, &err) == SAGECOMM_OK);
   }
-  /* A message is complete before whoever carried it, maybe the engine, is out of the rings. */
-  while (atomic_load(&r->group->messages) != 0) sched_yield();
-  scr_spin_lock(&r->group->p2p_lock);
-  scr_spin_unlock(&r->group->p2p_lock);
+  /* A message is complete before whoever carried it, maybe the engine, is out of the fifos. */
+  while (atomic_load(&r->group->p2p.unfinished) != 0) sched_yield();
+  scr_spin_lock(&r->group->p2p.lock);
+  scr_spin_unlock(&r->group->p2p.lock);
   meet();
 }
 
@@ -317,7 +320,7 @@ static void changing_length(rank *r, void *arg) {
   begin_messages(r);
   swapper s = {0};
   if (r->rank == size - 1) {
-    scr_p2p_pair *ch = &r->group->pair[0];
+    scr_p2p_pair *ch = &r->group->p2p.pair[0];
     scr_frame *f = (scr_frame *)(void *)(ch->out->data + ch->written);
     s.word = (_Atomic uint64_t *)(void *)&f->bytes;
     forge(r, &(scr_frame){.type = SCR_FRAME_EAGER, .tag = 1, .bytes = 64, .total = 64}, SCR_EAGER_BYTES);

@@ -1,4 +1,4 @@
-/* messages.c: messages longer than a ring, and more of them than the eager credit holds, matched in an order that is
+/* messages.c: messages longer than a fifo, and more of them than the eager credit holds, matched in an order that is
  * not the one in which they were sent. */
 #include <assert.h>
 #include <pthread.h>
@@ -32,7 +32,7 @@ static void end(sagecomm_work work) {
   if (work) CHECK(complete(work, &err) == SAGECOMM_OK);
 }
 
-#define LONG (3 * SCR_FIFO_BYTES / 4 + 5) /* integers: three rings */
+#define LONG (3 * SCR_FIFO_BYTES / 4 + 5) /* integers: three fifos */
 
 static void long_ones(rank *r, void *arg) {
   (void)arg;
@@ -83,7 +83,7 @@ void test_reverse_tags(int n, waiting w, uint64_t seed) {
 
 /* ---- the lock of the messages is not held for long ---- */
 
-#define FRAMES 5000 /* messages without bytes: one frame each, all in the ring at once */
+#define FRAMES 5000 /* messages without bytes: one frame each, all in the fifo at once */
 
 static void one_at_a_time(rank *r, void *arg) {
   (void)arg;
@@ -98,11 +98,11 @@ static void one_at_a_time(rank *r, void *arg) {
     for (; rc == SCR_YIELDED; passes++) {
       int32_t peer;
       scr_run *culprit;
-      scr_spin_lock(&g->p2p_lock);
+      scr_spin_lock(&g->p2p.lock);
       rc = scr_p2p_progress(g, SCR_PASS_BYTES, &peer, &culprit);
-      CHECK(g->p2p_activity - before <= FRAMES / 4);
-      before = g->p2p_activity;
-      scr_spin_unlock(&g->p2p_lock);
+      CHECK(g->p2p.activity - before <= FRAMES / 4);
+      before = g->p2p.activity;
+      scr_spin_unlock(&g->p2p.lock);
     }
     CHECK(rc == SCR_IDLE && passes > 4);
     for (int i = 0; i < FRAMES; i++) end(post(r, SAGECOMM_RECV, 1, 0, NULL, 0));
@@ -115,7 +115,7 @@ void test_bounded_passes(int n, waiting w, uint64_t seed) {
   if (n > 1) run_ranks(n, w.spin, w.yield_us, seed, one_at_a_time, NULL);
 }
 
-/* ---- a thread that cannot look at the rings, because another one does, must not sleep on what that one missed ---- */
+/* ---- a thread that cannot look at the fifos, because another one does, must not sleep on what that one missed ---- */
 
 #define SLEEPS 6
 
@@ -133,9 +133,9 @@ static void *hold(void *p) {
   (void)p;
   scr_group *g = held.g;
   for (;;) {
-    scr_spin_lock(&g->p2p_lock);
-    if (atomic_load(&g->messages) > 0) break;
-    scr_spin_unlock(&g->p2p_lock);
+    scr_spin_lock(&g->p2p.lock);
+    if (atomic_load(&g->p2p.unfinished) > 0) break;
+    scr_spin_unlock(&g->p2p.lock);
     sched_yield();
   }
   uint64_t sleeps = atomic_load(&g->sleeps);
@@ -144,7 +144,7 @@ static void *hold(void *p) {
   for (int64_t began = scr_now(); scr_now() - began < 20 * 1000000 && atomic_load(&g->sleeps) < sleeps + 2;)
     sched_yield();
   atomic_store(&held.released, scr_now());
-  scr_spin_unlock(&g->p2p_lock);
+  scr_spin_unlock(&g->p2p.lock);
   return NULL;
 }
 
@@ -169,7 +169,7 @@ static void sleepless(rank *r, void *arg) {
     } else {
       pthread_t other;
       held.g = r->group;
-      if (i > 0) CHECK(pthread_create(&other, NULL, hold, NULL) == 0); /* the first makes the ring */
+      if (i > 0) CHECK(pthread_create(&other, NULL, hold, NULL) == 0); /* the first makes the fifo */
       op.kind = SAGECOMM_RECV;
       op.n_out = 1;
       op.out = &s;

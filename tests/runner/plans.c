@@ -94,7 +94,7 @@ scr_program *compile_messages(scr_group *g, const sagecomm_op *op, const plan *f
   p->output_blocks = op->kind == SAGECOMM_ALL_GATHER || op->kind == SAGECOMM_ALL_TO_ALL || op->kind == SAGECOMM_GATHER;
   p->reduce = p->kernels->reduce[op->dtype][premul || average ? SAGECOMM_SUM : op->reduce_op];
   if (premul) p->scale = p->kernels->scale[op->dtype];
-  scr_sendrecv *m = p->messages;
+  scr_sendrecv *m = p->sendrecv;
   if (average) m->average = p->kernels->reduce[op->dtype][SAGECOMM_AVG];
   m->pieces = from->pieces;
   m->cells = from->cells;

@@ -31,7 +31,7 @@ typedef struct region {
 typedef struct scribbler {
   pthread_t thread;
   uint64_t random;
-  bool early; /* it begins before there are a large slots and rings: offsets are still to be read */
+  bool early; /* it begins before there are a large slots and fifos: offsets are still to be read */
   region list[MAX_REGIONS];
   int regions;
   _Atomic bool stop;
@@ -64,18 +64,18 @@ static void add_all(scribbler *s, const scr_group *g) {
   add(s, scr_shared_closed(b, n, 0), 8, n, 1);
   add(s, b, 0, 1, scr_shared_bytes(g->size) / 8);
   unsigned char *large = g->peer[g->rank].large;
-  if (large == NULL) return; /* nor are there rings */
+  if (large == NULL) return; /* nor are there fifos */
   add(s, large, SCR_LARGE_STRIDE, SCR_LARGE_SLOTS, 8);
   add(s, large + SCR_LARGE_REDUCED, SCR_LARGE_STRIDE, SCR_LARGE_SLOTS, 1);
   add(s, large, 0, 1, SCR_LARGE_SLOTS * SCR_LARGE_STRIDE / 8);
   for (int32_t p = 0; p < g->size; p++) {
-    scr_fifo *out = g->pair[p].out;
+    scr_fifo *out = g->p2p.pair[p].out;
     if (out == NULL) continue;
     add(s, &out->written, 0, 1, 1);
     add(s, out->data, 64, SCR_FIFO_BYTES / 64, SCR_FRAME_WORDS);
   }
   for (int32_t i = 0; i < g->size * SCR_CHANNELS; i++) {
-    scr_channel *out = g->channels[i / SCR_CHANNELS].out[i % SCR_CHANNELS];
+    scr_channel *out = g->coll.channels[i / SCR_CHANNELS].out[i % SCR_CHANNELS];
     if (out == NULL) continue;
     add(s, &out->sent, 0, 1, 1);
     add(s, out->places, SCR_CHANNEL_STRIDE, SCR_CHANNEL_PLACES, 4); /* headers */
