@@ -40,8 +40,8 @@ type Class struct {
 	Transport Transport
 	Slots     plan.Slots // of slot plans; else 0
 	Chunk     int
-	// Even reports that the plan needs blocks of equal length. Only an all_to_all can have such a plan, and only by a rule,
-	// because ranks know the lengths of their own blocks only. A call with other blocks fails the group.
+	// Even reports that the plan needs blocks of equal length. Only an all_to_all can have such a plan, and only by a
+	// rule, because ranks know the lengths of their own blocks only. A call with other blocks fails the group.
 	Even bool
 }
 

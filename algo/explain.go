@@ -58,8 +58,9 @@ type Candidate struct {
 	Why     string // why it is chosen, or not
 }
 
-// Explain returns all candidates for a length, cheapest first and those without a price last, with the chosen one marked.
-// The prediction for a class was made at a few lengths, so close to a boundary the chosen candidate may not be the first.
+// Explain returns all candidates for a length, cheapest first and those without a price last, with the chosen one
+// marked. The prediction for a class was made at a few lengths, so close to a boundary the chosen candidate may not be
+// the first.
 func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	p := newPredictor(s.shape, s.params)
 	chosen := s.Choose(kind, bytes)

@@ -72,7 +72,7 @@ func TestExplainSaysWhy(t *testing.T) {
 			t.Errorf("%v %s of %d bytes: %q, want %q", c.kind, c.algorithm, c.bytes, got.Why, c.why)
 		}
 	}
-	// A chunk that is set is a candidate beside the one that would be taken.
+	// The chunk of a rule and the predicted chunk are candidates beside each other.
 	chunks := map[int]bool{}
 	for _, c := range forced.Explain(coll.AllReduce, 1<<20) {
 		if c.Algorithm == sendrecv.Ring {
@@ -80,11 +80,11 @@ func TestExplainSaysWhy(t *testing.T) {
 		}
 	}
 	if len(chunks) != 2 || !chunks[128<<10] || chunks[4*plan.MessageBytes] {
-		t.Errorf("%v", chunks)
+		t.Errorf("chunks of ring: %v, expected 131072 (chosen by the rule) and the predicted one", chunks)
 	}
 }
 
-// What is not chosen although it is cheaper says so.
+// A candidate that is cheaper and is not chosen has a reason.
 func TestExplainSaysWhyTheCheaperIsNotChosen(t *testing.T) {
 	chosen := Candidate{Algorithm: shmplan.OneShot, Transport: Slots, Predicted: 10 * time.Microsecond}
 	for want, c := range map[string]Candidate{

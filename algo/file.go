@@ -14,7 +14,7 @@ import (
 // FileVersion is the version of the format of [File].
 const FileVersion = 1
 
-// File is a tuning file: what `python -m sagecomm tune` has measured, for machines and groups of some shapes. It is JSON:
+// File is a tuning file, which `python -m sagecomm tune` writes for machines and groups of some shapes. It is JSON:
 //
 //	{
 //	  "version": 1,
@@ -29,9 +29,9 @@ const FileVersion = 1
 //	  ]
 //	}
 //
-// An entry is for groups of one shape on one kind of machine; without size or hosts (0) it is for groups of all sizes or on
-// any number of hosts. Of several entries for a group the most specific one counts, where the size outweighs the hosts.
-// Parameters and rules are written as in [ParseTune].
+// An entry is for groups of one shape on one kind of machine; without size or hosts (0) it is for groups of all sizes
+// or on any number of hosts. Of several entries for a group the most specific one counts, where the size outweighs the
+// hosts. Parameters and rules are written as in [ParseTune].
 type File struct {
 	Version int     `json:"version"`
 	Entries []Entry `json:"entries"`
@@ -80,8 +80,8 @@ func (f File) Write() ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// Put replaces the entry for the same groups, or appends one. Rules of collectives, and parameters, that the new entry does
-// not have stay. It returns the entry as it then stands in the file.
+// Put replaces the entry for the same groups, or appends one. Rules of collectives, and parameters, that the new entry
+// does not have stay. It returns the entry as it then stands in the file.
 func (f *File) Put(e Entry) (Entry, error) {
 	same := slices.IndexFunc(f.Entries, func(other Entry) bool {
 		return e.Machine == other.Machine && e.Size == other.Size && e.Hosts == other.Hosts
@@ -109,7 +109,8 @@ func (f *File) Put(e Entry) (Entry, error) {
 	return e, err
 }
 
-// For returns the tuning that the file has for a group on a machine: none, where no entry is for it. Errors begin with name.
+// For returns the tuning that the file has for a group on a machine: none, where no entry is for it. Errors begin with
+// name.
 func (f File) For(name, machine string, shape Shape) (Tune, error) {
 	if best := f.entry(machine, shape); best >= 0 {
 		return f.Entries[best].tune(name)

@@ -10,22 +10,23 @@ import (
 )
 
 const (
-	// fitLongest bounds the lengths to which parameters are fitted: longer ones leave the caches, which the model ignores.
+	// fitLongest bounds the lengths to which parameters are fitted: longer ones leave the caches, which the model
+	// ignores.
 	fitLongest = 1 << 20
 	// fitRanks is the largest group for which parameters are fitted: prices of larger ones take too long.
 	fitRanks = 32
 	// fitLengths is how many lengths of a kind are used.
 	fitLengths = 8
-	// pull draws parameters to their old values, so that a parameter without effect stays there. A change by a factor of e
-	// must reduce the error by this much.
+	// pull draws parameters to their old values, so that a parameter without effect stays there. A change by a factor
+	// of e must reduce the error by this much.
 	pull = 0.004
 )
 
 // fit finds the parameters with which predictions are closest to measurements, and returns those that have changed. It
 // minimises the mean of |ln(predicted/measured)|, which forgives outliers. The part of a call beside the plan (Python,
 // torch, the way into the core) is equal for all algorithms of a kind and is no parameter. Prices have no derivatives,
-// since a plan's time is the longest of many paths; so each parameter in turn is made larger and smaller by a factor that
-// shrinks (coordinate search).
+// since a plan's time is the longest of many paths; so each parameter in turn is made larger and smaller by a factor
+// that shrinks (coordinate search).
 func (s *Selector) fit(list []Measured) (out []Setting) {
 	if s.shape.Size > fitRanks {
 		return nil
@@ -144,8 +145,8 @@ func (f *fit) loss(params Params) (sum float64) {
 	return sum
 }
 
-// beside returns the time of a call beside its plan: the median, over the algorithms of a kind, of the measured minus the
-// predicted time of the shortest length.
+// beside returns the time of a call beside its plan: the median, over the algorithms of a kind, of the measured minus
+// the predicted time of the shortest length.
 func (f *fit) beside(predicted []float64, first, end int) float64 {
 	shortest := slices.MinFunc(f.rows[first:end], func(a, b Measured) int { return cmp.Compare(a.Bytes, b.Bytes) })
 	var more []float64

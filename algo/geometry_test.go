@@ -9,7 +9,7 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// defined is the number that a header or source of the runner gives a name.
+// defined returns the number that a header or source of the runner defines for a name.
 func defined(t *testing.T, file, name string) int {
 	t.Helper()
 	text, err := os.ReadFile("../internal/runner/" + file)
@@ -28,7 +28,7 @@ func defined(t *testing.T, file, name string) int {
 	return value
 }
 
-// The slots that plans are proved for are the slots that the runner lays out.
+// Plans are proved for the slots that the runner lays out.
 func TestGeometryIsTheRunners(t *testing.T) {
 	for _, c := range []struct {
 		file, name string
@@ -45,7 +45,7 @@ func TestGeometryIsTheRunners(t *testing.T) {
 	}
 }
 
-// So are the channels that chunks are cut for.
+// Chunks are chosen for the channels that the runner has.
 func TestGeometryOfChannelsIsTheRunners(t *testing.T) {
 	for name, ours := range map[string]int{"SCR_CHANNEL_BYTES": plan.MessageBytes, "SCR_CHANNEL_PLACES": plan.ChannelPlaces, "SCR_CHANNELS": plan.ChannelsPerPair} {
 		if got := defined(t, "shared_block.h", name); got != ours {

@@ -1,5 +1,3 @@
-// From measurements to rules: what `python -m sagecomm tune` writes into a file.
-
 package algo
 
 import (
@@ -12,31 +10,31 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Measured is what one way to carry a collective out took in a group.
+// Measured is the measured time of one algorithm for one length in a group.
 type Measured struct {
 	Kind      coll.Kind
 	Bytes     uint64 // as [Selector.Choose] counts them
 	Algorithm string
 	Chunk     int     // 0: as predicted
 	Seconds   float64 // a call, as users see it
-	Ratio     float64 // to what the selector's own choice took in the same rounds
-	Dropped   bool    // it was far behind in its first turn and had no other: too little for a rule
+	Ratio     float64 // to the time of the selector's own choice in the same rounds
+	Dropped   bool    // it was far behind in its first turn and had no further one, which is too little for a rule
 	// Confirmed is the ratio in a later run of this candidate and the selector's own choice alone; 0 without such a run.
 	Confirmed float64
 }
 
-// worth is what a choice must gain over the predicted one, and a change between two lengths over no change, as a factor
-// of time at one length: below that the same two algorithms change places from one measurement to the next.
+// worth is the factor in time that a choice must gain over the predicted one, and a change of algorithm between two
+// lengths over no change. Below it the same two algorithms change places from one measurement to the next.
 const worth = 1.03
 
-// free is up to which price of a change those that the prediction makes, too, cost nothing.
+// free is the price of a change below which changes that the prediction makes as well cost nothing.
 const free = 1
 
-// Tuned is the entry of a tuning file that follows from measurements in a group on a machine. It has rules for the kinds
-// that were measured, up to the longest length that was, and the parameters that predict best what was measured, for the
-// other kinds. A rule departs from the prediction only where a run of its own has confirmed that it saves time: the best
-// of many candidates is in part the one that was lucky. Plans that need blocks of equal length get no rule: only a user
-// knows that they are.
+// Tuned returns the entry of a tuning file that follows from measurements in a group on a machine. It has rules for the
+// kinds that were measured, up to the longest measured length. For the other kinds it has the parameters that predict the
+// measurements best. A rule departs from the prediction only where a run of its own has confirmed that it saves time,
+// because the best of many candidates is partly the luckiest one. Plans that need blocks of equal length get no rule,
+// since only a user knows whether blocks are equal.
 func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	e := Entry{Machine: machine, Size: s.shape.Size, Hosts: s.shape.HostCount(), Params: map[string]string{}}
 	err := s.eachKind(list, func(kind coll.Kind, of []Measured) error {
@@ -55,7 +53,8 @@ func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	return e, nil
 }
 
-// Unconfirmed are the measurements that would change what [Selector.Tuned] returns if a run of their own confirmed them.
+// Unconfirmed returns the measurements that would change the result of [Selector.Tuned] if a run of their own confirmed
+// them.
 func (s *Selector) Unconfirmed(list []Measured) (open []Measured, err error) {
 	err = s.eachKind(list, func(kind coll.Kind, of []Measured) error {
 		used, _, err := s.cheapestRules(kind, of, (*Measured).hoped)
@@ -69,7 +68,7 @@ func (s *Selector) Unconfirmed(list []Measured) (open []Measured, err error) {
 	return open, err
 }
 
-// eachKind calls a function with the measurements of each kind that there are some of.
+// eachKind calls a function for each kind that was measured, with its measurements.
 func (s *Selector) eachKind(list []Measured, do func(coll.Kind, []Measured) error) error {
 	p := newPredictor(s.shape, s.params)
 	for _, m := range list {
@@ -89,7 +88,7 @@ func (s *Selector) eachKind(list []Measured, do func(coll.Kind, []Measured) erro
 	return nil
 }
 
-// check refuses what cannot have been measured.
+// check refuses a row that cannot have been measured.
 func (p *predictor) check(m Measured) error {
 	if !m.Kind.Collective() || !slices.Contains(Algorithms(m.Kind), m.Algorithm) {
 		return fmt.Errorf("measured: %v has no algorithm %q", m.Kind, m.Algorithm)
@@ -106,13 +105,13 @@ func (p *predictor) check(m Measured) error {
 	return err
 }
 
-// ruleCandidate is what a rule may say for a length.
+// ruleCandidate is an algorithm with a chunk that a rule may set.
 type ruleCandidate struct {
 	algorithm string
 	chunk     int
 }
 
-// hoped is the ratio of a candidate, taken on trust where no run has confirmed it.
+// hoped returns the ratio of a candidate: the confirmed one, or the first one where no run has confirmed it.
 func (m *Measured) hoped() float64 {
 	switch {
 	case m.Dropped:
@@ -123,7 +122,7 @@ func (m *Measured) hoped() float64 {
 	return m.Ratio
 }
 
-// sure is the ratio of a candidate that a run of its own has confirmed, and infinite without one.
+// sure returns the ratio of a candidate that a run of its own has confirmed. It is infinite without such a run.
 func (m *Measured) sure() float64 {
 	if m.Confirmed > 0 {
 		return m.hoped()
@@ -131,10 +130,10 @@ func (m *Measured) sure() float64 {
 	return math.Inf(1)
 }
 
-// cheapestRules returns the measurements of the candidates that cost least, one for each length in order, and the rules
-// that say so. The cost of a length is the logarithm of its ratio, so that all lengths weigh alike, and a change from one
-// length to the next costs a little, and so does what is not predicted. The sequence is found by dynamic programming
-// (Viterbi, "Error bounds for convolutional codes", 1967).
+// cheapestRules returns the sequence of candidates, one for each length, that costs least: their measurements, in order of
+// length, and the rules that set them. The cost of a candidate at a length is the logarithm of its ratio, so that all
+// lengths have equal weight. A change from one length to the next costs a little, and so does a candidate that is not
+// predicted. The sequence is found by dynamic programming (Viterbi, "Error bounds for convolutional codes", 1967).
 func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, ratio func(*Measured) float64) (used []*Measured, rules []Rule, err error) {
 	lengths, candidates := s.axes(kind, list)
 	if len(candidates) == 0 {
@@ -146,7 +145,7 @@ func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, ratio func(*Me
 		costs[i] = make([]float64, len(candidates))
 		for j, c := range candidates {
 			costs[i][j] = s.cost(kind, measurement(list, bytes, c), bytes, c, ratio)
-			// A rule for all lengths may lose at some of them what it saves at others.
+			// Only a rule for all lengths may lose at some lengths and save at others.
 			if !single && costs[i][j] >= 0 && !s.predicts(kind, bytes, c) {
 				costs[i][j] = math.Inf(1)
 			}
@@ -189,7 +188,7 @@ func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, ratio func(*Me
 	}
 }
 
-// cost is the logarithm of a candidate's ratio at a length, with what a rule must gain on top. What is chosen without a
+// cost returns the logarithm of a candidate's ratio at a length, times its surcharge. A candidate that is chosen without a
 // rule needs no confirmation.
 func (s *Selector) cost(kind coll.Kind, m *Measured, bytes uint64, c ruleCandidate, ratio func(*Measured) float64) float64 {
 	switch {
@@ -201,7 +200,7 @@ func (s *Selector) cost(kind coll.Kind, m *Measured, bytes uint64, c ruleCandida
 	return math.Log(ratio(m) * s.surcharge(kind, bytes, c))
 }
 
-// axes are the lengths and the candidates that were measured, each once and in order.
+// axes returns the lengths and the candidates that were measured, each once and in order.
 func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, candidates []ruleCandidate) {
 	p := newPredictor(s.shape, s.params)
 	for _, m := range list {
@@ -218,8 +217,8 @@ func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, cand
 	return slices.Compact(lengths), slices.Compact(candidates)
 }
 
-// measurement is the one by which a candidate counts at a length, or nil. Where a chunk was not measured it is that of
-// the predicted chunk: both are longer than what there is to cut.
+// measurement returns the measurement of a candidate at a length, or nil. A chunk that was not measured has that of the
+// predicted chunk, since both are longer than the buffer.
 func measurement(list []Measured, bytes uint64, c ruleCandidate) *Measured {
 	var usual *Measured
 	for i := range list {
@@ -237,9 +236,9 @@ func measurement(list []Measured, bytes uint64, c ruleCandidate) *Measured {
 	return usual
 }
 
-// surcharge is the factor by which a candidate must be faster to be worth a rule. Where ranks share memory, reductions by
-// messages must save as much as other collectives have to for being predicted: they add in another order than that of
-// the ranks.
+// surcharge returns the factor by which a candidate must be faster to be worth a rule. Where ranks share memory, reductions
+// over channels need the same margin that other collectives need to be predicted, because they add in another order than
+// that of the ranks.
 func (s *Selector) surcharge(kind coll.Kind, bytes uint64, c ruleCandidate) float64 {
 	switch {
 	case s.predicts(kind, bytes, c):
@@ -255,8 +254,8 @@ func (s *Selector) predicts(kind coll.Kind, bytes uint64, c ruleCandidate) bool 
 	return c.chunk == 0 && s.Choose(kind, bytes).Algorithm == c.algorithm
 }
 
-// cheapest is the path through a table of costs, one column in each row, that costs least together with what each
-// change to row i costs.
+// cheapest returns the path through a table of costs, one column in each row, for which the sum of its costs and of its
+// changes is least.
 func cheapest(costs [][]float64, change func(i, from, to int) float64) []int {
 	total := slices.Clone(costs[0])
 	from := make([][]int, len(costs))
@@ -281,8 +280,8 @@ func cheapest(costs [][]float64, change func(i, from, to int) float64) []int {
 	return path
 }
 
-// ranges joins neighbouring lengths of the same candidate into rules. The last one ends at the longest length: nothing was
-// measured beyond, so the prediction goes on from there.
+// ranges joins neighbouring lengths of the same candidate into rules. The last rule ends at the longest length: nothing
+// was measured beyond, so the prediction holds there.
 func (s *Selector) ranges(kind coll.Kind, lengths []uint64, candidates []ruleCandidate, path []int) (rules []Rule) {
 	for i, at := range path {
 		if i > 0 && path[i-1] == at {
@@ -298,8 +297,8 @@ func (s *Selector) ranges(kind coll.Kind, lengths []uint64, candidates []ruleCan
 	return rules
 }
 
-// between is the last length of what was best at the lower one of two lengths: where the prediction changes as the
-// measurement does it is the prediction's, else their geometric mean.
+// between returns where one candidate ends and the next begins between two lengths: where the prediction makes the same
+// change, else at their geometric mean.
 func (s *Selector) between(kind coll.Kind, low, high uint64, from, to string) uint64 {
 	table := s.classes(kind)
 	for i, c := range table[:len(table)-1] {

@@ -11,7 +11,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// machineOf plays a machine whose links cost what params say: what every candidate of a kind takes there in groups of s.
+// machineOf returns what every candidate of some kinds takes, in groups of s, on a machine whose costs are params.
 func machineOf(s *Selector, params Params, beside float64, kinds []coll.Kind, lengths []uint64) (list []Measured) {
 	p := newPredictor(s.shape, params)
 	for _, kind := range kinds {
@@ -34,7 +34,7 @@ func lengthsTo(most uint64) (list []uint64) {
 	return list
 }
 
-// tunedBy is a selector that goes by an entry, as groups do.
+// tunedBy returns the selector that a group makes from an entry.
 func tunedBy(t *testing.T, s *Selector, e Entry) *Selector {
 	t.Helper()
 	f := File{Version: FileVersion, Entries: []Entry{e}}
@@ -57,8 +57,8 @@ func tunedBy(t *testing.T, s *Selector, e Entry) *Selector {
 	return made
 }
 
-// On a machine whose links cost other than the defaults, a tuned group does within a few percent of the best candidate at
-// every length that was measured, reductions by messages aside, which have to save more.
+// On a machine whose costs differ from the defaults, a tuned group is within a few percent of the best candidate at every
+// length that was measured. Reductions over channels are an exception, since they have to save more.
 func TestTunedGroupsDoTheBest(t *testing.T) {
 	kinds := []coll.Kind{coll.AllReduce, coll.AllGather, coll.Broadcast, coll.AllToAll}
 	for _, size := range []int{2, 3, 4, 8} {
@@ -93,7 +93,7 @@ func TestTunedGroupsDoTheBest(t *testing.T) {
 	}
 }
 
-// On the machine of the defaults nothing changes but that it is written down, whatever noise there is.
+// On the machine of the defaults the rules repeat the prediction, whatever noise there is.
 func TestNoiseChangesNoChoice(t *testing.T) {
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -120,9 +120,9 @@ func TestNoiseChangesNoChoice(t *testing.T) {
 	}
 }
 
-// What was measured in two ranks of a machine that did other work as well: the first block of the choice took eight times
-// as long as its others, so that candidates that were dropped after their first turn, and one that was not, seem faster.
-// Without a run of its own none of them gets a rule, nor with one that says otherwise.
+// These rows were measured with two ranks on a machine that did other work as well. The first block of the choice took
+// eight times as long as its others, so candidates that were dropped after their first turn, and one that was not, seem
+// faster. None of them gets a rule without a run of its own that confirms it.
 func TestOutliersMakeNoRule(t *testing.T) {
 	const bytes = 1 << 20
 	s := selectorOf(t, Shape{Size: 2}, DefaultParams(), "")
@@ -156,7 +156,7 @@ func TestOutliersMakeNoRule(t *testing.T) {
 	}
 }
 
-// Parameters come from measurements: those with a part in them, and within what prices can tell apart.
+// Fitted parameters predict the measurements; parameters without an effect on them are not written.
 func TestParametersAreFitted(t *testing.T) {
 	s := selectorOf(t, Shape{Size: 4}, DefaultParams(), "")
 	real := DefaultParams()
@@ -176,15 +176,15 @@ func TestParametersAreFitted(t *testing.T) {
 	}
 	for name := range e.Params {
 		if strings.HasPrefix(name, "network.") {
-			t.Errorf("%s was not measured", name)
+			t.Errorf("%s is written, but nothing that was measured depends on it", name)
 		}
 	}
 	if e.Params["channel.byte"] == "" {
-		t.Errorf("%v", e.Params)
+		t.Errorf("%v: expected a value for channel.byte", e.Params)
 	}
 }
 
-// A chunk that is better is set from the length on at which it is measured to be so, and nowhere else.
+// A rule sets a better chunk at the lengths at which it was measured to be better, and nowhere else.
 func TestChunksAreTuned(t *testing.T) {
 	s := selectorOf(t, Shape{Size: 2}, DefaultParams(), "")
 	var list []Measured
@@ -207,7 +207,7 @@ func TestChunksAreTuned(t *testing.T) {
 	}
 }
 
-// However often algorithms change places, there are not more classes than a kind can have.
+// However often algorithms change places, there are no more ranges than a kind can have.
 func TestRangesAreBounded(t *testing.T) {
 	s := selectorOf(t, Shape{Size: 4}, DefaultParams(), "")
 	var list []Measured
@@ -260,7 +260,7 @@ func TestImpossibleMeasurementsAreRefused(t *testing.T) {
 	}
 }
 
-// An entry takes the place of the one for the same groups; of collectives that were not measured it keeps the rules.
+// An entry replaces the one for the same groups. The rules of collectives that were not measured stay.
 func TestEntriesArePut(t *testing.T) {
 	f := File{Version: FileVersion}
 	put := func(e Entry) Entry {
@@ -282,11 +282,11 @@ func TestEntriesArePut(t *testing.T) {
 		t.Errorf("%v", f)
 	}
 	if _, err := f.Put(Entry{Machine: "a", Size: 2, Rules: []string{"all_reduce:fastest"}}); err == nil {
-		t.Error("a rule that is none was put")
+		t.Error("Put accepts an entry with an unknown algorithm")
 	}
 }
 
-// Parameters are written so that they are read as what they were, within three digits, and within their bounds.
+// Parameters survive being written and read, to three digits, and stay within their bounds.
 func TestFittedParametersAreWritten(t *testing.T) {
 	for _, seconds := range []float64{0, 1e-15, 20e-12, 999.4e-12, 999.6e-12, 250e-9, 999.7e-9, 1e-6, 25e-6, 10e-3} {
 		text := Setting{"slots.hop", seconds}.text()

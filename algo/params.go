@@ -20,10 +20,10 @@ type Params struct {
 
 // channelOf returns the costs of a channel in shared memory of given costs. A message is copied into lines that its
 // receiver has read before, taken out by another core, and in most collectives reduced there with another operand, so a
-// byte on the way costs Copy, Claim, Far and two times Reduce of [cost.Memory]. Cores are the links here: a rank that sends
-// or reduces does nothing else, while in a play links work beside ranks. So all this work is counted as the link's. That
-// makes a byte which is only passed on a third too dear; the measured choice, slots, then stays. A message takes a step at
-// each end and a hop between.
+// byte on the way costs Copy, Claim, Far and two times Reduce of [cost.Memory]. Cores are the links here: a rank that
+// sends or reduces does nothing else, while in a play links work beside ranks. So all this work is counted as the
+// link's. That makes a byte which is only passed on a third too dear; the measured choice, slots, then stays. A message
+// takes a step at each end and a hop between.
 func channelOf(b cost.Memory) cost.Link {
 	return cost.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far + 2*b.Reduce, Step: b.Step}
 }
@@ -73,6 +73,7 @@ type parameter struct {
 	in      func(*Params) *float64
 }
 
+// parameters lists all parameters.
 var parameters = []parameter{
 	{"slots.hop", "board.hop", false, func(p *Params) *float64 { return &p.Slots.Hop }},
 	{"slots.flag", "board.flag", false, func(p *Params) *float64 { return &p.Slots.Flag }},

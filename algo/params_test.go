@@ -4,7 +4,7 @@ import "testing"
 
 func TestScaledParameters(t *testing.T) {
 	if got := DefaultParams().Scaled(Scale{1, 1, 1, 1}); got != DefaultParams() {
-		t.Errorf("as on the machine of the defaults: %+v", got)
+		t.Errorf("scaled by 1: %+v, expected the defaults", got)
 	}
 	b := DefaultParams().Slots
 	got := DefaultParams().Scaled(Scale{Hop: 2, Copy: 4, Far: 8, Reduce: 16})
@@ -14,6 +14,6 @@ func TestScaledParameters(t *testing.T) {
 		t.Errorf("slots %+v, expected %+v", got.Slots, want)
 	}
 	if got.Channel != channelOf(want) || got.Copy != want.Copy || got.Network != DefaultParams().Network {
-		t.Errorf("%+v", got)
+		t.Errorf("%+v: expected channels that follow from slots, the scaled copy, and the default network", got)
 	}
 }

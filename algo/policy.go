@@ -14,15 +14,16 @@ type policy struct {
 	rules func(Shape) []Rule
 }
 
+// policies lists all policies.
 var policies = []policy{
 	{Predicted, func(Shape) []Rule { return nil }},
 	{"thresholds", thresholds},
 }
 
-// thresholds chooses the algorithm of an all_reduce by fixed lengths, whatever links cost. Below 1 MB (10^6 bytes) it takes
-// recursive doubling where the number of ranks is a power of two, else a ring. From there on it takes a ring where all
-// ranks are on one host, else a double tree. Libraries for devices are often set up like this, so predictions can be
-// compared with it.
+// thresholds chooses the algorithm of an all_reduce by fixed lengths, whatever links cost. Below 1 MB (10^6 bytes) it
+// takes recursive doubling where the number of ranks is a power of two, else a ring. From there on it takes a ring
+// where all ranks are on one host, else a double tree. Libraries for devices are often set up like this, so predictions
+// can be compared with it.
 func thresholds(s Shape) []Rule {
 	const short = 1_000_000
 	rule := func(from, to uint64, algorithm string) Rule {
@@ -40,6 +41,7 @@ func thresholds(s Shape) []Rule {
 	return []Rule{rule(0, short-1, below), rule(short-1, NoLimit, above)}
 }
 
+// findPolicy returns the policy of a name; "" is the default.
 func findPolicy(name string) (policy, bool) {
 	for _, p := range policies {
 		if p.name == name || name == "" && p.name == Predicted {

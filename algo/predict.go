@@ -14,9 +14,9 @@ const horizon = 1 << 30
 // nearest is the shortest length at which sendrecv plans are compared.
 const nearest = 64
 
-// margin is the saving in percent for which a sendrecv plan is chosen where ranks share memory. It is the error of prices of
-// slot plans against measurements; prices of sendrecv plans follow from the same numbers, and their channels take memory
-// for each pair of ranks.
+// margin is the saving in percent for which a sendrecv plan is chosen where ranks share memory. It is the error of
+// prices of slot plans against measurements; prices of sendrecv plans follow from the same numbers, and their channels
+// take memory for each pair of ranks.
 const margin = 15
 
 // predictor makes the tables of a group.
@@ -28,6 +28,7 @@ type predictor struct {
 	known  map[sendRecvKey]sendRecvCandidate
 }
 
+// newPredictor returns a predictor that has priced nothing yet.
 func newPredictor(shape Shape, params Params) *predictor {
 	return &predictor{shape, params, newSlotPredictor(shape.Size, params.Slots), shape.costs(params), map[sendRecvKey]sendRecvCandidate{}}
 }
@@ -38,9 +39,9 @@ func (p *predictor) onlyByRule(kind coll.Kind) bool { return kind.Reduces() && p
 
 // table returns the predicted table of a kind, without any rule.
 //
-// Sendrecv plans are compared with slot plans at powers of two only, and each range between two powers has the class of its
-// longest length. The reason is that a price of a sendrecv plan is a play of up to all ranks, and that the cost curves,
-// being nearly straight, cross each other at small angles.
+// Sendrecv plans are compared with slot plans at powers of two only, and each range between two powers has the class of
+// its longest length. The reason is that a price of a sendrecv plan is a play of up to all ranks, and that the cost
+// curves, being nearly straight, cross each other at small angles.
 func (p *predictor) table(kind coll.Kind) []Class {
 	var base []Class
 	if p.shape.sharesMemory() {
@@ -113,8 +114,8 @@ func (p *predictor) limit(kind coll.Kind, c Class, bytes uint64) time.Duration {
 	return t/100*(100-margin) + t%100*(100-margin)/100 + 1
 }
 
-// fallback returns the first sendrecv algorithm that moves blocks of any length. It is for groups so large that none has a
-// price, or for links so slow that every time overflows.
+// fallback returns the first sendrecv algorithm that moves blocks of any length. It is for groups so large that none
+// has a price, or for links so slow that every time overflows.
 func (p *predictor) fallback(kind coll.Kind) Class {
 	list := p.sendRecvCandidates(kind, false)
 	return list[max(0, slices.IndexFunc(list, func(s sendRecvCandidate) bool { return !s.class.Even }))].class
@@ -179,8 +180,8 @@ func at(table []Class, bytes uint64) Class {
 	return table[len(table)-1]
 }
 
-// cut divides a table at some edges, replaces each piece by the result of change, and joins neighbours that are the same. A
-// piece's [Class.UpTo] is its end.
+// cut divides a table at some edges, replaces each piece by the result of change, and joins neighbours that are the
+// same. A piece's [Class.UpTo] is its end.
 func cut(table []Class, edges []uint64, change func(piece Class) Class) []Class {
 	var out []Class
 	low := uint64(0)

@@ -12,9 +12,9 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Selector holds the choices of a group: a table of classes for every collective. The choices depend only on what all ranks
-// know alike (shape, parameters, tuning), so all ranks make the same tables; [Selector.Fingerprint] lets them compare. The
-// answers never change, and any number of goroutines may ask.
+// Selector holds the choices of a group: a table of classes for every collective. The choices depend only on what all
+// ranks know alike (shape, parameters, tuning), so all ranks make the same tables; [Selector.Fingerprint] lets them
+// compare. The answers never change, and any number of goroutines may ask.
 type Selector struct {
 	shape  Shape
 	params Params
@@ -117,8 +117,8 @@ func (s *Selector) Choose(kind coll.Kind, bytes uint64) Class {
 	return table[sort.Search(len(table)-1, func(i int) bool { return bytes <= table[i].UpTo })]
 }
 
-// Fingerprint returns a hash of everything that must be the same on all ranks: shape, parameters, tables, and the geometry
-// of slots and channels.
+// Fingerprint returns a hash of everything that must be the same on all ranks: shape, parameters, tables, and the
+// geometry of slots and channels.
 func (s *Selector) Fingerprint() uint64 {
 	h := fnv.New64a()
 	fmt.Fprintln(h, Geometry())

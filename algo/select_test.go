@@ -57,7 +57,7 @@ func TestTablesAreWellFormed(t *testing.T) {
 				if c.UpTo != NoLimit && c.UpTo%plan.Align != 0 {
 					t.Errorf("%v, %d ranks: a class ends at %d", kind, size, c.UpTo)
 				}
-				// The table's own words must make plans.
+				// Plans can be built for every class.
 				_, err := s.SlotPlan(kind, c, size-1, size/2)
 				if c.Transport == Channels {
 					_, err = s.SendRecvPlan(kind, c, size-1, size/2)
@@ -144,12 +144,12 @@ func TestChunksOfTheGrades(t *testing.T) {
 	s := selector(t, 2, "")
 	for _, bytes := range []uint64{0, 1, 8 << 10} {
 		if c := s.Choose(coll.AllReduce, bytes); c.Chunk != plan.SmallSlotBytes || c.Slots != plan.SmallSlots {
-			t.Errorf("%d bytes: %+v", bytes, c)
+			t.Errorf("%d bytes: %+v, expected one chunk in the small slots", bytes, c)
 		}
 	}
 	for bytes := uint64(8<<10 + 1); bytes < 1<<31; bytes = bytes*3/2 + 1 {
 		if c := s.Choose(coll.AllReduce, bytes); c.Chunk != 128<<10 || c.Slots != plan.LargeSlots {
-			t.Errorf("%d bytes: %+v", bytes, c)
+			t.Errorf("%d bytes: %+v, expected chunks of 128 KiB in the large slots", bytes, c)
 		}
 	}
 }
@@ -244,7 +244,7 @@ func TestFingerprintTellsTablesApart(t *testing.T) {
 			t.Errorf("%q: %x, then %x", name, f, again)
 		}
 	}
-	// Rules that say what is predicted anyway make no difference: only the table counts.
+	// Rules that repeat the prediction make no difference: only the table counts.
 	if selector(t, 2, "").Fingerprint() != selector(t, 2, "all_gather:one_shot").Fingerprint() {
 		t.Error("a rule without effect changes the fingerprint")
 	}
@@ -321,7 +321,7 @@ func TestPriceMatchesWhatWasMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Two ranks, of the comment on cost.DefaultMemory. Short calls are mostly what surrounds the plan.
+	// Measurements of two ranks from the comment on cost.DefaultMemory. Short calls spend most time outside the plan.
 	for bytes, want := range map[uint64][2]time.Duration{
 		64 << 10:  {11700, 8200},
 		256 << 10: {43000, 28000},
@@ -338,7 +338,7 @@ func TestPriceMatchesWhatWasMeasured(t *testing.T) {
 	}
 }
 
-// Tables are made once for each size of groups and rules in a process, while the first group of that size waits.
+// Tables are made once for each size and set of rules in a process, while the first such group waits.
 func BenchmarkNewSelector(b *testing.B) {
 	for _, size := range []int{2, 8, 64, MaxSize} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {

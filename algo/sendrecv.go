@@ -24,8 +24,9 @@ type sendRecvKey struct {
 	chunk int
 }
 
-// sendRecvCandidates returns the sendrecv algorithms that a group can use, in the order of the list of the package sendrecv.
-// Hierarchical ones need several hosts of equally many ranks. With priced it leaves out algorithms that have no price.
+// sendRecvCandidates returns the sendrecv algorithms that a group can use, in the order of the list of the package
+// sendrecv. Hierarchical ones need several hosts of equally many ranks. With priced it leaves out algorithms that have
+// no price.
 func (p *predictor) sendRecvCandidates(kind coll.Kind, priced bool) (list []sendRecvCandidate) {
 	if p.shape.Size == 1 {
 		return nil
@@ -48,8 +49,8 @@ func (p *predictor) priced(kind coll.Kind, name string) bool {
 	return err == nil && cost.Priced(group, p.costs)
 }
 
-// sendRecvCandidate returns an algorithm with a chunk, or with the longest chunk that its messages allow if that is 0. It
-// refuses messages that channels cannot carry.
+// sendRecvCandidate returns an algorithm with a chunk, or with the longest chunk that its messages allow if that is 0.
+// It refuses messages that channels cannot carry.
 func (p *predictor) sendRecvCandidate(kind coll.Kind, name string, chunk int) (sendRecvCandidate, error) {
 	key := sendRecvKey{kind, name, chunk}
 	if known, ok := p.known[key]; ok {
@@ -85,9 +86,9 @@ func (p *predictor) sendRecvCandidate(kind coll.Kind, name string, chunk int) (s
 	return p.known[key], nil
 }
 
-// faster returns the cheapest of some candidates for a length, if it takes less than a limit. It does not price candidates
-// whose lower bound exceeds the limit, and it tries those with the lowest bounds first, so that few are priced. The
-// algorithm of shorter lengths, before, stays unless another one saves more than the error of prices.
+// faster returns the cheapest of some candidates for a length, if it takes less than a limit. It does not price
+// candidates whose lower bound exceeds the limit, and it tries those with the lowest bounds first, so that few are
+// priced. The algorithm of shorter lengths, before, stays unless another one saves more than the error of prices.
 func faster(list []sendRecvCandidate, bytes uint64, limit time.Duration, before string) (best sendRecvCandidate, found bool) {
 	least := make([]time.Duration, len(list))
 	order := make([]int, len(list))

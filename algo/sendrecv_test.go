@@ -14,7 +14,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// hosts are count hosts of width consecutive ranks each.
+// hosts returns count hosts of width consecutive ranks each.
 func hosts(count, width int) (list [][]int) {
 	for h := range count {
 		var ranks []int
@@ -39,7 +39,7 @@ func selectorOf(t testing.TB, shape Shape, params Params, rules string) *Selecto
 	return s
 }
 
-// refused is the error of a selector that cannot be made.
+// refused checks that a selector cannot be made, and its error.
 func refused(t *testing.T, shape Shape, params Params, rules string, want ...string) {
 	t.Helper()
 	tune, err := ParseTune(rules)
@@ -53,7 +53,7 @@ func refused(t *testing.T, shape Shape, params Params, rules string, want ...str
 	}
 }
 
-// quick are rings that cost next to nothing.
+// quick returns parameters with channels that cost next to nothing.
 func quick() Params {
 	p := DefaultParams()
 	p.Channel = cost.Link{Latency: 10e-9, Byte: 1e-12, Step: 5e-9}
@@ -106,11 +106,11 @@ func TestSendRecvPlansMustSaveTheMargin(t *testing.T) {
 		}
 	}
 	if chosen == 0 {
-		t.Error("messages are never chosen")
+		t.Error("no sendrecv plan was ever chosen, so the test shows nothing")
 	}
 }
 
-// Whatever links cost, tables are well formed, and their plans carry out what they are for.
+// Whatever links cost, tables are well formed and their plans are right.
 func TestChosenMessagesAreRight(t *testing.T) {
 	lame := DefaultParams()
 	lame.Channel.Latency, lame.Network.Step = 5e-3, 5e-3
@@ -137,7 +137,7 @@ func TestChosenMessagesAreRight(t *testing.T) {
 	}
 }
 
-// proveClass checks the plans of a class for a short collective and for one of some chunks.
+// proveClass proves the plans of a class for a short collective and for one of some chunks.
 func proveClass(t *testing.T, s *Selector, kind coll.Kind, c Class) {
 	t.Helper()
 	if c.Transport == Slots {
@@ -145,7 +145,7 @@ func proveClass(t *testing.T, s *Selector, kind coll.Kind, c Class) {
 			t.Errorf("%v of %+v: %+v goes over slots", kind, s.shape, c)
 		}
 		if _, err := s.SendRecvPlan(kind, c, 0, 0); err == nil {
-			t.Errorf("%v: %+v has a plan of messages", kind, c)
+			t.Errorf("%v: %+v has a sendrecv plan", kind, c)
 		}
 		return
 	}
@@ -173,7 +173,7 @@ func proveClass(t *testing.T, s *Selector, kind coll.Kind, c Class) {
 	}
 }
 
-// Hierarchical plans are for several hosts of as many ranks each.
+// Hierarchical plans need several hosts with equally many ranks.
 func TestHierarchicalNeedsHosts(t *testing.T) {
 	for _, c := range []struct {
 		shape Shape
@@ -191,26 +191,26 @@ func TestHierarchicalNeedsHosts(t *testing.T) {
 		}
 	}
 	refused(t, Shape{Size: 4, Apart: true, Hosts: [][]int{{0, 1, 2}, {3}}}, DefaultParams(), "all_reduce:hierarchical", `rule "all_reduce:hierarchical"`, "rails need as many on each")
-	// Where links between hosts are slow, they are what long collectives use.
+	// Where links between hosts are slow, long collectives use them.
 	s := selectorOf(t, Shape{Size: 64, Apart: true, Hosts: hosts(4, 16)}, DefaultParams(), "network.byte=2ns")
 	if c := s.Choose(coll.AllReduce, 64<<20); c.Algorithm != sendrecv.Hierarchical {
-		t.Errorf("%+v", c)
+		t.Errorf("%+v is chosen, expected hierarchical", c)
 	}
 }
 
-// Groups so large that nothing has a price take what moves blocks of any length.
+// Groups so large that nothing has a price use the first algorithm for blocks of any length.
 func TestWithoutAnyPriceThereIsAPlan(t *testing.T) {
 	s := selectorOf(t, Shape{Size: 512, Apart: true, Hosts: hosts(256, 2)}, DefaultParams(), "")
 	if c := s.Choose(coll.AllToAll, 0); c.Algorithm != sendrecv.Pairwise || c.Even {
-		t.Errorf("%+v", c)
+		t.Errorf("%+v is chosen, expected pairwise", c)
 	}
 	list := s.Explain(coll.AllToAll, 1000)
 	for _, c := range list {
 		if !c.AtLeast || c.Predicted <= 0 || c.Chosen != (c.Algorithm == sendrecv.Pairwise) {
-			t.Errorf("%+v", c)
+			t.Errorf("%+v: expected a lower bound, and pairwise as the choice", c)
 		}
 		if c.Algorithm == sendrecv.Direct && c.Why != "it has too many messages for a prediction; a rule can set it" {
-			t.Errorf("%+v", c)
+			t.Errorf("%+v: expected the reason that there are too many messages", c)
 		}
 	}
 }

@@ -42,9 +42,10 @@ type Tune struct {
 //	policy=name                                     how lengths without a rule are chosen
 //	class.parameter=time                            a parameter of the prediction
 //
-// Lengths are whole numbers with an optional K, M or G (powers of 1024); "inf" is no limit. Without a range a rule is for
-// all lengths; an all_to_all, whose ranks need not know the same lengths, has rules of that form only. Times have a unit:
-// s, ms, us, ns or ps. Example: all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K;channel.latency=400ns
+// Lengths are whole numbers with an optional K, M or G (powers of 1024); "inf" is no limit. Without a range a rule is
+// for all lengths; an all_to_all, whose ranks need not know the same lengths, has rules of that form only. Times have a
+// unit: s, ms, us, ns or ps. Example:
+// all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K;channel.latency=400ns
 func ParseTune(text string) (Tune, error) {
 	var tune Tune
 	for item := range strings.SplitSeq(text, ";") {
@@ -290,8 +291,8 @@ func (p *predictor) apply(kind coll.Kind, rules []Rule, table []Class) ([]Class,
 	}), nil
 }
 
-// ruled returns the class that a rule makes for a length. The chunk of a slot plan is reduced to the size of a slot: a length
-// of the small slots is one chunk in any case. The chunk of a sendrecv plan has to fit.
+// ruled returns the class that a rule makes for a length. The chunk of a slot plan is reduced to the size of a slot: a
+// length of the small slots is one chunk in any case. The chunk of a sendrecv plan has to fit.
 func (p *predictor) ruled(r Rule, bytes uint64) (Class, error) {
 	if r.usesSlots() {
 		if !p.shape.sharesMemory() {

@@ -20,7 +20,7 @@ func TestSettingsAreParsed(t *testing.T) {
 	}
 	want := []Setting{{"channel.latency", 400e-9}, {"slots.copy", 20.5e-12}, {"network.step", 1e-3}, {"rank.copy", 0}, {"slots.hop", 1e-6}}
 	if len(tune.Settings) != len(want) || len(tune.Rules) != 1 || tune.Policy != "thresholds" {
-		t.Fatalf("%+v", tune)
+		t.Fatalf("%+v: expected %d parameters, one rule and the policy thresholds", tune, len(want))
 	}
 	for i, s := range tune.Settings {
 		if s.Name != want[i].Name || math.Abs(s.Seconds-want[i].Seconds) > 1e-18 {
@@ -29,7 +29,7 @@ func TestSettingsAreParsed(t *testing.T) {
 	}
 	p, err := DefaultParams().with(tune.Settings)
 	if err != nil || p.Channel.Latency != tune.Settings[0].Seconds || p.Network.Step != 1e-3 || p.Channel.Step != DefaultParams().Channel.Step {
-		t.Errorf("%+v, %v", p, err)
+		t.Errorf("%+v, %v: expected the parameters that are set, and defaults for the others", p, err)
 	}
 }
 
@@ -51,7 +51,7 @@ func TestEarlierNamesOfParameters(t *testing.T) {
 	file := File{Version: FileVersion, Entries: []Entry{{Machine: "A", Params: map[string]string{"board.hop": "1us"}}}}
 	e, err := file.Put(Entry{Machine: "A", Params: map[string]string{"slots.hop": "2us"}})
 	if err != nil || len(e.Params) != 1 || e.Params["slots.hop"] != "2us" {
-		t.Errorf("%+v, %v", e, err)
+		t.Errorf("%+v, %v: expected one parameter, slots.hop=2us", e, err)
 	}
 }
 
@@ -81,7 +81,7 @@ func TestSettingsAreRefused(t *testing.T) {
 	}
 }
 
-// Every number of the parameters has a name, a place of its own and bounds.
+// Every number of Params has a name, a place of its own and bounds.
 func TestEveryParameterHasAName(t *testing.T) {
 	numbers := 0
 	var count func(v reflect.Value)
@@ -129,13 +129,13 @@ func TestSettingsMoveTheChoice(t *testing.T) {
 	shape := Shape{Size: 4}
 	slow := selectorOf(t, shape, DefaultParams(), "slots.hop=1ms;slots.step=1ms")
 	if c := slow.Choose(coll.AllGather, 1000); c.Transport != Channels {
-		t.Errorf("%+v", c)
+		t.Errorf("%+v is chosen where slots are slow, expected a sendrecv plan", c)
 	}
 	plain := selectorOf(t, shape, DefaultParams(), "")
 	if slow.Fingerprint() == plain.Fingerprint() {
 		t.Error("parameters are not part of the fingerprint")
 	}
-	// A parameter that moves no choice still has to be everybody's.
+	// A parameter that changes no choice must still be the same on all ranks.
 	if other := selectorOf(t, shape, DefaultParams(), "network.byte=1ns"); other.Fingerprint() == plain.Fingerprint() {
 		t.Error("a parameter without effect is not part of the fingerprint")
 	}
@@ -158,24 +158,24 @@ func TestPolicyOfThresholds(t *testing.T) {
 			}
 		}
 		if got, want := s.Boundaries(coll.Broadcast), selectorOf(t, c.shape, DefaultParams(), "").Boundaries(coll.Broadcast); !reflect.DeepEqual(got, want) {
-			t.Errorf("the policy moves broadcast: %v, predicted %v", got, want)
+			t.Errorf("the policy changes broadcast: %v, predicted %v", got, want)
 		}
 	}
-	// A user's rule comes before the policy's.
+	// A user's rule overrides the policy.
 	s := selectorOf(t, Shape{Size: 8}, DefaultParams(), "all_reduce:0-4K:one_shot;policy=thresholds")
 	if c := s.Choose(coll.AllReduce, 4096); c.Algorithm != shmplan.OneShot {
-		t.Errorf("%+v", c)
+		t.Errorf("%+v is chosen, expected one_shot by the user's rule", c)
 	}
 	if got, want := s.Describe(coll.AllReduce), "4096-999999:recursive_doubling@chunk=65536 (policy thresholds), 999999-inf:ring"; !strings.Contains(got, want) {
 		t.Errorf("%s, want %s", got, want)
 	}
 	selectorOf(t, Shape{Size: 1}, DefaultParams(), "policy=thresholds")
 	if a, b := selectorOf(t, Shape{Size: 8}, DefaultParams(), "policy=predicted"), selector(t, 8, ""); a.Fingerprint() != b.Fingerprint() {
-		t.Error("the default policy has a name that means another one")
+		t.Error("policy=predicted differs from the default")
 	}
 }
 
-// Rules are written as they are read.
+// A rule survives being read and written.
 func TestRulesAreWrittenAsTheyAreRead(t *testing.T) {
 	for _, text := range []string{"all_reduce:ring", "all_reduce:0-8K:one_shot", "reduce:1000-3M:two_shot@chunk=128K", "broadcast:2G-inf:chain@chunk=64"} {
 		rule, err := parseRule(text)
@@ -228,7 +228,7 @@ func TestFilesAreForMachinesAndShapes(t *testing.T) {
 	}
 }
 
-// The variable comes before the file, rule by rule and parameter by parameter; a policy in place of the file's rules.
+// The variable overrides the file, rule by rule and parameter by parameter. A policy replaces all rules of the file.
 func TestFilesComeBelowTheVariable(t *testing.T) {
 	f, err := ParseFile("tuned.json", []byte(tuned))
 	if err != nil {
@@ -257,16 +257,16 @@ func TestFilesComeBelowTheVariable(t *testing.T) {
 		}
 	}
 	if b := s.params.Slots; math.Abs(b.Hop-99e-9) > 1e-18 || math.Abs(b.Flag-7e-9) > 1e-18 {
-		t.Errorf("%+v", b)
+		t.Errorf("%+v: expected the hop of the file and the flag of the variable", b)
 	}
 	if got := s.Describe(coll.AllReduce); !strings.Contains(got, "(tuned.json), 1024-2048:ring@chunk=262144 (SAGECOMM_TUNE)") {
 		t.Error(got)
 	}
 	if c := with("policy=thresholds").Choose(coll.AllReduce, 64); c.Algorithm != sendrecv.RecursiveDoubling {
-		t.Errorf("%+v", c)
+		t.Errorf("%+v is chosen, expected recursive_doubling by the policy", c)
 	}
 	if c := with("policy=predicted").Choose(coll.AllReduce, 64); c.Algorithm != shmplan.OneShot {
-		t.Errorf("%+v", c)
+		t.Errorf("%+v is chosen, expected one_shot by the prediction", c)
 	}
 }
 
@@ -292,7 +292,7 @@ func TestFilesAreRefused(t *testing.T) {
 	}
 }
 
-// The format in the comment of [File] is one that is read.
+// The file in the comment of [File] can be read.
 func TestDocumentedFileIsAccepted(t *testing.T) {
 	source, err := os.ReadFile("file.go")
 	if err != nil {
@@ -306,7 +306,7 @@ func TestDocumentedFileIsAccepted(t *testing.T) {
 	}
 }
 
-// docs/tuning.md has every parameter with its default, every policy, and a file that is read.
+// docs/tuning.md has every parameter with its default, every policy, and a file that can be read.
 func TestTheDocumentIsRight(t *testing.T) {
 	source, err := os.ReadFile("../docs/tuning.md")
 	if err != nil {

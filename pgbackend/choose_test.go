@@ -196,7 +196,7 @@ func TestTuningSettingsThatDiffer(t *testing.T) {
 	} {
 		_, errs := tryWorld(t, 2, opTimeout, func(rank int) options { return o[rank] })
 		for rank, err := range errs {
-			if err := expectText(err, "are set up differently", "SAGECOMM_TUNE_FILE"); err != nil {
+			if err := expectText(err, "are set up differently", "SAGECOMM_TUNE"); err != nil {
 				t.Errorf("%v, rank %d: %v", o, rank, err)
 			}
 		}

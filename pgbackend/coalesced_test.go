@@ -281,7 +281,7 @@ func TestCoalescedCallsThatDiffer(t *testing.T) {
 		text  string
 	}{
 		{"number", []int{64, 64, 64, 64}, "batch of 4"},
-		{"lengths", []int{128, 64, 64}, "3 fused"},
+		{"lengths", []int{128, 64, 64}, "batch of 3"},
 		{"one by itself", []int{256}, "64 elements"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

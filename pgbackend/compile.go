@@ -8,13 +8,13 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// lower makes a program of a plan of shared blocks. Tests put a fault in its place.
+// lower makes a program of a slot plan. Tests replace it by a faulty one.
 var lower = host.Compile
 
-// program finds the program of a call, or makes it; kept says that the cache has it.
+// program returns the program of a call, from the cache or newly made. It reports whether the cache has it.
 func (g *Group) program(call runner.Call, op coll.Op) (p runner.Compiled, kept bool, err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.compiling.Lock()
+	defer g.compiling.Unlock()
 	classes := g.classesOf(op.Kind)
 	key, class := g.run.Key(call, op.Bytes())
 	if p, kept = g.run.Lookup(key); kept {
@@ -26,8 +26,9 @@ func (g *Group) program(call runner.Call, op coll.Op) (p runner.Compiled, kept b
 	return p, g.run.Keep(key, p), nil
 }
 
-// classesOf are the classes of a kind, under g.mu. They are predicted at its first use, before there is a program of it in
-// the runner's cache, so that their bounds may appear there at any moment.
+// classesOf returns the classes of a kind. They are predicted at its first use. The runner's cache has no program of the kind
+// before, so the bounds of the classes may appear there at any moment.
+// Requires: g.compiling.
 func (g *Group) classesOf(kind coll.Kind) []algo.Class {
 	if g.classes[kind] == nil {
 		list := g.selector.Boundaries(kind)
@@ -41,7 +42,8 @@ func (g *Group) classesOf(kind coll.Kind) []algo.Class {
 	return g.classes[kind]
 }
 
-// compile makes the program of a class for calls like op, and the memory that it needs and this rank has not.
+// compile makes the program of a class for calls like op. It makes the large slots first if the plan needs them and this
+// rank has none yet.
 func (g *Group) compile(op coll.Op, class algo.Class) (runner.Compiled, error) {
 	if class.Transport == algo.Channels {
 		return g.compileSendRecv(op, class)
@@ -60,7 +62,7 @@ func (g *Group) compile(op coll.Op, class algo.Class) (runner.Compiled, error) {
 	return lower(p, op)
 }
 
-// compileSendRecv makes the program of a plan of messages, and the channels that this rank sends through in it.
+// compileSendRecv makes the program of a sendrecv plan, and first the channels through which this rank sends in it.
 func (g *Group) compileSendRecv(op coll.Op, class algo.Class) (runner.Compiled, error) {
 	p, err := g.selector.SendRecvPlan(op.Kind, class, g.rank, op.Root)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,22 +68,29 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	}
 	p.sweep()
 	deadline := time.Now().Add(c.Timeout)
-	epochs := bootstrap.Epochs{Store: c.Store, Prefix: keys + "/epoch", Rank: c.Rank}
+	epochs := bootstrap.Epochs{Store: c.Store, Prefix: keys + "/epoch", Rank: c.Rank,
+		Owner: fmt.Sprintf("host %s, pid %d", bootstrap.HostName(), os.Getpid())}
 	for least := firstEpoch(runner.Environ()); ; {
-		epoch, err := epochs.Next(least)
+		epoch, other, err := epochs.Next(least)
 		if err != nil {
 			return nil, err
 		}
 		g = &Group{process: p, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
-			gone: make([]bool, c.Size), keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
+			life: lifetime{gone: make([]bool, c.Size)}, keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
 		attempt := c
-		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.dead()) > 0 },
-			func(rank int) error { return epochs.Overtaken(rank, epoch) })
+		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.life.dead()) > 0 },
+			func(rank int) error { return errors.Join(epochs.Twice(epoch), epochs.Overtaken(rank, epoch)) })
 		err = g.join(attempt)
 		if err == nil {
 			break
 		}
+		if twice := (*bootstrap.TwiceError)(nil); errors.As(err, &twice) {
+			return nil, g.giveUp(twice)
+		}
 		ahead := overtaken(epochs, epoch, c.Size, err)
+		if late := (*bootstrap.TimeoutError)(nil); other != "" && errors.As(err, &late) {
+			err = fmt.Errorf("%w; another process, %s, has met the others as rank %d before: if it still runs, rank %d was started twice", err, other, c.Rank, c.Rank)
+		}
 		err = g.giveUp(err)
 		if ahead == nil || !time.Now().Before(deadline) {
 			return nil, err
@@ -90,22 +98,28 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		g.info("%v: following it", ahead)
 		least = ahead.Epoch
 	}
-	p.mu.Lock()
-	p.created++
-	g.number = p.created
-	p.groups[g.Handle()] = g
-	p.mu.Unlock()
+	p.publish(g)
+	defer g.life.release()
 	g.list()
 	p.engine.changed(p)
-	g.mu.Lock()
-	g.joined = true
-	g.mu.Unlock()
-	for _, rank := range g.dead() {
+	for _, rank := range g.life.dead() {
 		g.peerDied(rank)
 	}
-	p.observers.Add(view{g})
 	g.introduceItself()
 	return g, nil
+}
+
+// publish shows the group to the rest of the process, with its caller inside: from now on it may be destroyed.
+func (p *Process) publish(g *Group) {
+	p.mu.Lock()
+	p.created++
+	g.id = p.created
+	p.mu.Unlock()
+	p.observers.Add(view{g})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g.life.publish()
+	p.groups[g.Handle()] = g
 }
 
 // introduceItself prints what was chosen and why.
@@ -167,7 +181,7 @@ func (g *Group) join(c Config) (err error) {
 			return
 		}
 		err = g.fault(r)
-		if !g.promised { // else see giveUp
+		if g.life.now() == meeting { // else see giveUp
 			g.abandon(c.Store, err)
 		}
 	}()

@@ -71,14 +71,56 @@ func TestWrongOptions(t *testing.T) {
 	}
 }
 
-// Ranks that would choose different algorithms never meet.
-func TestDifferentTuneIsRefusedOnAllRanks(t *testing.T) {
-	expectRefused(t, 3, func(rank int) options {
-		if rank == 1 {
-			return options{"tune": "all_reduce:two_shot"}
+// Ranks that would choose different algorithms never meet: they name the variable and both values.
+func TestDifferentSettingsAreRefusedOnAllRanks(t *testing.T) {
+	for _, c := range []struct {
+		o    options
+		want string
+	}{
+		{options{"tune": "all_reduce:two_shot"}, `SAGECOMM_TUNE is not set on rank 0 and "all_reduce:two_shot" on rank 1; set it alike on all ranks`},
+		{options{"shm_attach": "scm"}, `SAGECOMM_SHM_ATTACH is "proc,scm,tmpfs" on rank 0 and "scm" on rank 1`},
+	} {
+		expectRefused(t, 3, func(rank int) options {
+			if rank == 1 {
+				return c.o
+			}
+			return nil
+		}, "ranks 0 and 1 are set up differently", c.want)
+	}
+}
+
+// Ranks that were told different sizes say so at once, though one of them waits for a rank that does not exist.
+func TestDifferentSizesAreRefused(t *testing.T) {
+	store := bootstrap.NewMemStore()
+	began := time.Now()
+	ranksOf(t, 2, func(rank int) error {
+		_, err := Get().Create(Config{Rank: rank, Size: 2 + rank, Name: "g", Timeout: opTimeout, Store: store})
+		if want := "ranks 0 and 1 are set up differently: the number of ranks is 2 on rank 0 and 3 on rank 1"; err == nil || !strings.Contains(err.Error(), want) {
+			return fmt.Errorf("%v", err)
 		}
 		return nil
-	}, "ranks 0 and 1 are set up differently", "SAGECOMM_TUNE")
+	})
+	measure(t, "the refusal", time.Since(began), opTimeout/10)
+}
+
+// Two processes are started as one rank. The first one finds the other; here the test writes what that one would.
+func TestRankThatIsStartedTwice(t *testing.T) {
+	store := bootstrap.NewMemStore()
+	refused := make(chan error)
+	go func() {
+		_, err := Get().Create(Config{Rank: 0, Size: 2, Name: "g", Timeout: opTimeout, Store: store})
+		refused <- err
+	}()
+	if _, err := store.Get("sagecomm/epoch/0", opTimeout); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Set("sagecomm/epoch/0", []byte("2 host h, pid 12")); err != nil {
+		t.Fatal(err)
+	}
+	err := <-refused
+	if want := fmt.Sprintf("rank 0 was started twice: by host %s, pid %d and by host h, pid 12", bootstrap.HostName(), os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Error(err)
+	}
 }
 
 // What a rank was told to use is used, and gives the same results.

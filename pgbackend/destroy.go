@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"sagecomm/internal/coll"
@@ -13,18 +14,14 @@ import (
 // Destroy waits for what was issued, a bounded time and while no peer is missing, says goodbye and frees. It waits for no
 // peer to do the same: what peers may still touch is freed later, when they have left or died.
 func (g *Group) Destroy() error {
-	g.mu.Lock()
-	destroyed := g.destroyed
-	g.destroyed = true
-	g.mu.Unlock()
-	if destroyed {
-		return fmt.Errorf("sagecomm: group %q was destroyed already", g.name)
+	if !g.life.move(destroying) {
+		return fmt.Errorf("sagecomm: group %q was destroyed already", g.title())
 	}
 	limit := g.process.destroyLimit()
 	for begin := time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
 		if time.Since(begin) >= limit {
 			g.process.destroyTimedOut()
-			observe.Warn("group %q was destroyed on rank %d with operations that peers have not joined for %v; they fail now", g.name, g.rank, limit)
+			observe.Warn("group %q was destroyed on %s with operations that peers have not joined for %v; they fail now", g.title(), g.number(g.rank), limit)
 			break
 		}
 		time.Sleep(200 * time.Microsecond)
@@ -33,7 +30,7 @@ func (g *Group) Destroy() error {
 	g.run.Goodbye()
 	g.failureCallback.ring(nil) // an end that was asked for is no failure
 	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
-		Message: fmt.Sprintf("sagecomm: group %q was destroyed on rank %d", g.name, g.rank)})
+		Message: fmt.Sprintf("sagecomm: group %q was destroyed on %s", g.title(), g.number(g.rank))})
 	p := g.process
 	p.mu.Lock()
 	delete(p.groups, g.Handle())
@@ -46,7 +43,7 @@ func (g *Group) Destroy() error {
 		time.Sleep(50 * time.Microsecond)
 	}
 	g.process.observers.TakeTimeline(view{g})
-	g.close()
+	g.life.leave()
 	g.run.Leave()
 	p.mu.Lock()
 	p.leaving = append(p.leaving, g)
@@ -80,7 +77,7 @@ func (p *Process) destroyTimedOut() {
 // bereft says whether a peer has died without a goodbye: then no collective finishes. One that has left cleanly is missed
 // only by operations that need it, and these find that out.
 func (g *Group) bereft() bool {
-	for _, rank := range g.dead() {
+	for _, rank := range g.life.dead() {
 		if _, left := g.run.LastCall(rank); !left {
 			return true
 		}
@@ -111,6 +108,7 @@ func (p *Process) sweep() {
 	free = append(free, given[:oldest]...)
 	p.mu.Unlock()
 	for _, g := range free {
+		g.life.mustMove(freed)
 		g.unwatchPeers()
 		if g.run != nil {
 			g.run.Close()
@@ -126,19 +124,20 @@ func (p *Process) sweep() {
 	}
 }
 
-// deserted says whether no peer will touch this rank's board any more: it has left, died, or given up. Of one that gave up
-// the shared block tells it. What a peer has freed since may say anything, and does no harm: it frees nothing that others may
-// touch before it has left itself.
+// deserted reports whether no peer will touch this rank's shared block any more: each has left, died, or given up. A peer that
+// gave up says so in its own shared block. That may be freed since and hold anything, which does no harm: this rank frees
+// nothing that others may touch before they have left themselves.
 func (g *Group) deserted() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	gone := g.life.dead()
 	all := true
 	for rank := range g.size {
-		if rank == g.rank || g.gone[rank] || runner.Deserted(g.memory.at(), g.size, rank) {
-			continue
+		switch {
+		case rank == g.rank, slices.Contains(gone, rank), runner.Deserted(g.memory.at(), g.size, rank):
+		case g.peers[rank].GaveUp():
+			g.life.lost(rank)
+		default:
+			all = false
 		}
-		g.gone[rank] = g.peers[rank].GaveUp()
-		all = all && g.gone[rank]
 	}
 	return all
 }

@@ -228,7 +228,7 @@ func TestDestroyAgainstEverything(t *testing.T) {
 // The memory of a group stays while a call is inside: what the call touches would be another group's.
 func TestDestroyWaitsForCallsInside(t *testing.T) {
 	g := newWorld(t, 1).groups[0]
-	if !g.acquire() {
+	if !g.life.acquire() {
 		t.Fatal("a group that is new lets no call in")
 	}
 	destroyed := make(chan error, 1)
@@ -241,10 +241,10 @@ func TestDestroyWaitsForCallsInside(t *testing.T) {
 	if f := g.run.FirstCause(); f != nil { // reads the shared block
 		t.Error(f)
 	}
-	if g.acquire() {
+	if g.life.acquire() {
 		t.Error("another call got in")
 	}
-	g.release()
+	g.life.release()
 	if err := <-destroyed; err != nil {
 		t.Error(err)
 	}

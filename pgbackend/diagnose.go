@@ -10,21 +10,49 @@ import (
 	"time"
 
 	"sagecomm/internal/coll"
+	"sagecomm/internal/observe"
 	"sagecomm/internal/runner"
 )
 
-// This file says what a incident means that the runner has met: who is to blame, and how that is worded.
+// This file finds out why the runner cannot go on with an operation, which rank is the culprit, and how that is worded.
 
-// who names a rank, its host and its process.
-func (g *Group) who(rank int) string {
-	if rank < 0 || rank >= len(g.members) {
-		return fmt.Sprintf("rank %d", rank)
+// title is what errors call the group: what its user calls it, else its name.
+func (g *Group) title() string {
+	switch text := g.describedAs(); text {
+	case observe.NoDescription, "default_pg": // torch's words for none
+		return g.name
+	default:
+		return text
 	}
-	m := g.members[rank]
-	return fmt.Sprintf("rank %d (host %s, pid %d)", rank, m.Host, m.PID)
 }
 
-// failureOf begins a failure for which one rank answers.
+// who names a rank, its number in the job where that is another one, its host and its process.
+func (g *Group) who(rank int) string {
+	if rank < 0 || rank >= len(g.members) {
+		return g.number(rank)
+	}
+	return fmt.Sprintf("rank %d (%s)", rank, g.where(rank))
+}
+
+// where is the part of who in parentheses.
+func (g *Group) where(rank int) string {
+	m := g.members[rank]
+	text := fmt.Sprintf("host %s, pid %d", m.Host, m.PID)
+	if global := g.globalRank(rank); global != rank {
+		text = fmt.Sprintf("global rank %d, ", global) + text
+	}
+	return text
+}
+
+// number names a rank without its host and process: "rank 1", or "rank 1 (global rank 2)" where the numbers differ.
+func (g *Group) number(rank int) string {
+	if global := g.globalRank(rank); global != rank {
+		return fmt.Sprintf("rank %d (global rank %d)", rank, global)
+	}
+	return fmt.Sprintf("rank %d", rank)
+}
+
+// failureOf begins a failure with a rank as its culprit.
 func (g *Group) failureOf(status coll.Status, rank int, t runner.Incident) *coll.Failure {
 	f := &coll.Failure{Status: status, Rank: rank, Sequence: t.Sequence, Op: t.Op.Name(), Group: g.name}
 	if rank >= 0 && rank < len(g.members) {
@@ -33,6 +61,7 @@ func (g *Group) failureOf(status coll.Status, rank int, t runner.Incident) *coll
 	return f
 }
 
+// diagnose makes an incident the failure of the group.
 func (g *Group) diagnose(t runner.Incident) *coll.Failure {
 	switch t.Code {
 	case runner.Mismatch:
@@ -45,72 +74,72 @@ func (g *Group) diagnose(t runner.Incident) *coll.Failure {
 		}
 		f := g.failureOf(coll.PeerFailure, t.Peer, t)
 		last, _ := g.run.LastCall(t.Peer)
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s has left the group after collective #%d, and rank %d needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
-			g.name, g.who(t.Peer), last, g.rank, t.Op.Describe(t.Sequence))
+		f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s has left the group after collective #%d, and %s needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
+			g.title(), g.who(t.Peer), last, g.number(g.rank), t.Op.Describe(t.Sequence))
 		return f
 	case runner.Length:
 		f := g.failureOf(coll.Mismatch, t.Peer, t)
-		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d called %s, but %s sent a message of %d bytes; make both sides agree",
-			g.name, g.rank, t.Op.Describe(0), g.who(t.Peer), t.Got)
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s called %s, but %s sent a message of %d bytes; make both sides agree",
+			g.title(), g.number(g.rank), t.Op.Describe(0), g.who(t.Peer), t.Got)
 		return f
 	case runner.WrongType:
 		f := g.failureOf(coll.Mismatch, t.Peer, t)
-		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d called %s, but %s sent elements of %v; make both sides agree",
-			g.name, g.rank, t.Op.Describe(0), g.who(t.Peer), coll.DataType(t.Got))
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s called %s, but %s sent elements of %v; make both sides agree",
+			g.title(), g.number(g.rank), t.Op.Describe(0), g.who(t.Peer), coll.DataType(t.Got))
 		return f
 	case runner.Split:
 		f := g.failureOf(coll.Mismatch, t.Peer, t)
-		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d expects %d bytes from %s in all_to_all #%d, which sends it %d; the input splits of one rank must be the output splits of the others",
-			g.name, g.rank, t.Want, g.who(t.Peer), t.Sequence, t.Got)
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s expects %d bytes from %s in all_to_all #%d, which sends it %d; the input splits of one rank must be the output splits of the others",
+			g.title(), g.number(g.rank), t.Want, g.who(t.Peer), t.Sequence, t.Got)
 		return f
 	case runner.Garbage:
 		if t.Op.Kind.Collective() {
-			return g.garbageIn(t, "place of its slots")
+			return g.corruptedIn(t, "slot offset")
 		}
-		return g.garbage(t, fmt.Sprintf("message, where rank %d looks for one", g.rank))
+		return g.corrupted(t, "an invalid p2p frame, needed by "+g.number(g.rank))
 	case runner.BadLongest:
-		return g.garbageIn(t, "length of its longest block")
+		return g.corruptedIn(t, "length of its longest block")
 	case runner.BadChannel:
-		return g.garbageIn(t, fmt.Sprintf("place of its channel %d to rank %d", t.Got, g.rank))
+		return g.corruptedIn(t, fmt.Sprintf("offset of its channel %d to rank %d", t.Got, g.rank))
 	case runner.BadMessage:
-		return g.garbageIn(t, fmt.Sprintf("message of its channel %d to rank %d", t.Got, g.rank))
+		return g.corruptedIn(t, fmt.Sprintf("message in its channel %d to rank %d", t.Got, g.rank))
 	case runner.BadTaken:
-		return g.garbageIn(t, fmt.Sprintf("count of messages that it has taken from channel %d of rank %d", t.Got, g.rank))
+		return g.corruptedIn(t, fmt.Sprintf("count of messages taken from channel %d of rank %d", t.Got, g.rank))
 	case runner.Uneven:
 		f := g.failureOf(coll.System, g.rank, t)
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s called all_to_all #%d with blocks of different lengths, and SAGECOMM_TUNE names an algorithm that takes equal ones only; name another one there, or none", g.name, g.who(g.rank), t.Sequence)
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s called all_to_all #%d with blocks of different lengths, and SAGECOMM_TUNE names an algorithm that takes equal ones only; name another one there, or none", g.title(), g.who(g.rank), t.Sequence)
 		return f
 	case runner.NoMemory:
 		if t.Op.Kind.Collective() {
-			return g.system(t.Op, errors.New("there is no memory for what it keeps between its steps"))
+			return g.system(t.Op, errors.New("out of memory for its scratch buffer"))
 		}
 		f := g.failureOf(coll.System, g.rank, t)
-		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d has no memory for a message from %s; free memory there, or post recvs before so many messages are sent", g.name, g.rank, g.who(t.Peer))
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s has no memory for a p2p message from %s; free memory there, or post recvs before so much is sent", g.title(), g.number(g.rank), g.who(t.Peer))
 		return f
 	case runner.FailureWord:
-		// Something is declared, but not by a rank: the word names none. It lies in the memory of rank 0.
+		// The word lies in the memory of rank 0 and names no rank, so no rank has declared a failure.
 		f := g.failureOf(coll.Internal, 0, t)
-		f.Message = fmt.Sprintf("sagecomm: group %q: the word for a failure in the memory of %s names no rank; its process, or that of another rank, has written where it should not: look for stray pointers there",
-			g.name, g.who(0))
+		f.Message = fmt.Sprintf("sagecomm: group %q: shared memory corrupted: the failure word in the memory of %s names no rank; %s",
+			g.title(), g.who(0), runner.StrayPointers)
 		return f
 	default:
 		f := g.failureOf(coll.Internal, g.rank, t)
-		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d met a state that cannot be (code %d) in %s", g.name, g.rank, t.Code, t.Op.Describe(t.Sequence))
+		f.Message = fmt.Sprintf("sagecomm: group %q: internal error: unexpected runner code %d in %s on %s; please report this",
+			g.title(), t.Code, t.Op.Describe(t.Sequence), g.who(g.rank))
 		return f
 	}
 }
 
-// garbage is a failure because of what a peer's memory holds and no rank writes.
-func (g *Group) garbage(t runner.Incident, what string) *coll.Failure {
+// corrupted is the failure of a rank whose memory holds something that no rank writes.
+func (g *Group) corrupted(t runner.Incident, what string) *coll.Failure {
 	f := g.failureOf(coll.Internal, t.Peer, t)
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s wrote something that is no %s; its process, or that of another rank, has written where it should not: look for stray pointers there",
-		g.name, g.who(t.Peer), what)
+	f.Message = fmt.Sprintf("sagecomm: group %q: shared memory corrupted: %s wrote %s; %s", g.title(), g.who(t.Peer), what, runner.StrayPointers)
 	return f
 }
 
-// garbageIn is one in a collective.
-func (g *Group) garbageIn(t runner.Incident, what string) *coll.Failure {
-	return g.garbage(t, fmt.Sprintf("%s, which rank %d needs in %s", what, g.rank, t.Op.Describe(t.Sequence)))
+// corruptedIn is corrupted in a collective.
+func (g *Group) corruptedIn(t runner.Incident, what string) *coll.Failure {
+	return g.corrupted(t, fmt.Sprintf("an invalid %s, needed by %s in %s", what, g.number(g.rank), t.Op.Describe(t.Sequence)))
 }
 
 // announced describes a call as a rank announced it.
@@ -122,7 +151,7 @@ func announced(a runner.Announced) string {
 	return text
 }
 
-// mismatch finds the first call in which this rank and the peer parted, going back as far as both remember.
+// mismatch finds the first call in which this rank and the peer differ, as far back as both remember.
 func (g *Group) mismatch(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Mismatch, t.Peer, t)
 	for seq := max(t.Sequence, 63) - 62; seq <= t.Sequence; seq++ {
@@ -130,27 +159,27 @@ func (g *Group) mismatch(t runner.Incident) *coll.Failure {
 		theirs, known := g.run.Announced(t.Peer, seq)
 		if ok && known && mine.Hash != theirs.Hash {
 			f.Sequence, f.Op = seq, mine.Op.Name()
-			low, high := fmt.Sprintf("rank %d called %s", g.rank, announced(mine)), fmt.Sprintf("rank %d called %s", t.Peer, announced(theirs))
-			if t.Peer < g.rank {
-				low, high = high, low
+			low, high, one, other := g.rank, t.Peer, mine, theirs
+			if high < low {
+				low, high, one, other = high, low, other, one
 			}
-			f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: %s, %s; every rank must make the same calls in the same order",
-				g.name, seq, low, high)
+			f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: %s called %s, %s called %s; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
+				g.title(), seq, g.number(low), announced(one), g.number(high), announced(other), low, g.where(low), high, g.where(high))
 			return f
 		}
 	}
 	mine, ok := g.run.Announced(g.rank, t.Sequence)
 	if theirs, known := g.run.Announced(t.Peer, t.Sequence); ok && known && mine.Hash == theirs.Hash {
-		// Calls that are alike up to this one have the same hash everywhere: what lies in a slot of the peer is none.
-		return g.garbage(t, fmt.Sprintf("mark of its calls, which rank %d compares in %s", g.rank, t.Op.Describe(t.Sequence)))
+		// Calls that are alike up to this one have the same hash everywhere, so the hash in the peer's slot is none of a call.
+		return g.corruptedIn(t, "hash of its calls")
 	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: the calls of ranks %d and %d differ before collective #%d, further back than both remember; every rank must make the same calls in the same order",
-		g.name, g.rank, t.Peer, t.Sequence)
+	f.Message = fmt.Sprintf("sagecomm: group %q: the calls of ranks %d and %d differ before collective #%d, further back than both remember; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
+		g.title(), g.rank, t.Peer, t.Sequence, g.rank, g.where(g.rank), t.Peer, g.where(t.Peer))
 	return f
 }
 
-// timeout names the ranks that have not arrived and what each did last. Tests of torch look for "timed out" in the text of
-// one backend and for " timeout " in that of another, so that users' programs do, too.
+// timeout names the ranks that have not arrived and the last call of each. Users' programs look for words of torch's backends:
+// "timed out after" and " timeout " here, "Connection closed by peer" where a rank has left or died.
 func (g *Group) timeout(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Timeout, t.Peer, t)
 	if !t.Op.Kind.Collective() {
@@ -158,7 +187,7 @@ func (g *Group) timeout(t runner.Incident) *coll.Failure {
 		if t.Op.OfSparse() {
 			why = fmt.Sprintf("all ranks have arrived, but %s does not go on", g.who(t.Peer))
 		}
-		f.Message = fmt.Sprintf("sagecomm: group %q: rank %d timed out in %s after its timeout of %v: %s", g.name, g.rank, t.Op.Describe(0), t.Timeout, why)
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s: %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(0), why)
 		return f
 	}
 	var what string
@@ -168,14 +197,14 @@ func (g *Group) timeout(t runner.Incident) *coll.Failure {
 		what = "all ranks have arrived, but " + g.who(behind) + " does not go on"
 	} else {
 		*f = *g.failureOf(coll.Timeout, absent[0], t)
-		what = "not arrived: " + g.whatTheyDid(absent)
+		what = "not arrived: " + g.lastCalls(absent)
 	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: rank %d timed out in %s after its timeout of %v; %s", g.name, g.rank, t.Op.Describe(t.Sequence), t.Timeout, what)
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s; %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(t.Sequence), what)
 	return f
 }
 
-// absent are the ranks that have not come to a collective, the one that holds them up first: it is the furthest behind, and
-// others may not have come because they wait for it in a collective before.
+// absent returns the ranks that have not come to a collective. The first one is the culprit: it is the furthest behind, and
+// the others may not have come because they wait for it in an earlier collective.
 func (g *Group) absent(sequence uint64) []int {
 	var list []int
 	for rank := range g.size {
@@ -193,8 +222,8 @@ func (g *Group) absent(sequence uint64) []int {
 	return append([]int{first}, slices.DeleteFunc(list, func(rank int) bool { return rank == first })...)
 }
 
-// whatTheyDid says it of 8 ranks, and of the others who they are.
-func (g *Group) whatTheyDid(ranks []int) string {
+// lastCalls names ranks, with their last calls for the first 8 of them.
+func (g *Group) lastCalls(ranks []int) string {
 	var known, others []string
 	for _, rank := range ranks {
 		if len(known) == 8 {
@@ -214,8 +243,8 @@ func (g *Group) whatTheyDid(ranks []int) string {
 	return text
 }
 
-// behind is the rank that holds up a collective in which all have begun. The one that is awaited may sleep for another
-// one itself, down to the one that does not go on; and none of those that wait can be further back than that.
+// behind returns the rank that holds up a collective which all ranks have begun. The awaited rank may itself sleep for
+// another rank, down to the one that does not go on, and no rank that waits can be further back than that one.
 func (g *Group) behind(awaited int) int {
 	seen := make([]bool, g.size)
 	seen[g.rank] = true
@@ -233,8 +262,8 @@ func (g *Group) behind(awaited int) int {
 	return awaited
 }
 
-// awaitedBy is the rank that a rank sleeps for, -1 if it does not. It is asked for a while: who waits for long is awake from
-// time to time.
+// awaitedBy returns the rank that a rank sleeps for, or -1. It looks for a while, because a rank that waits for long is awake
+// from time to time.
 func (g *Group) awaitedBy(rank int, until time.Time) int {
 	for ; ; time.Sleep(200 * time.Microsecond) {
 		if next := g.run.Awaits(rank); next >= 0 || time.Now().After(until) {

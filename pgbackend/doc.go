@@ -1,11 +1,27 @@
-// Package pgbackend is the heart of the library: groups, the order of their operations, who carries them out, how they
-// fail and how that is told. It is the only package that knows all others.
+// Package pgbackend makes groups of ranks and looks after them until they are destroyed: how ranks meet, which program carries
+// out an operation, what happens when something fails, and how that is told. It owns the process's shared memory, its
+// progress engine and the watch over the processes of peers.
 //
-// What it is not: it moves no data and spins on no flag (internal/runner), knows no algorithm (algo), no torch and no C
-// (export, cshim).
+// It moves no data and spins on no flag (internal/runner does), knows no algorithm (algo does), and neither torch nor C
+// (export and cshim do). What shows groups to people (statistics, the flight recorder, log lines) is internal/observe, which
+// reads groups through the view in view.go.
 //
-// Lock order: Process.mu, then Group.mu; neither is held while the runner or a store is called in a way that blocks.
+// Any goroutine may call the exported functions. The runner calls [Process] through runner.Handler on the threads of its
+// callers; everything that C or nobody calls recovers from panics (panic.go).
+//
+// A group is in one of the states of lifetime.go, which has the table of all moves. A call touches the memory of a group only
+// between acquire and release; Destroy waits for the calls inside before it gives memory back.
+//
+// Locks, in the order in which they are taken:
+//
+//  1. Process.choosing, held while tables are predicted, and Group.compiling, held while a program is made. Both may be held
+//     for tenths of a second.
+//  2. Process.mu, which guards the lists of groups and of peers.
+//  3. memory.bells, held while an arena is made or removed.
+//  4. progressEngine.mu, lifetime.mu and failureCallback.mu. Nothing else is taken while one of these is held.
+//
+// No lock is held while the runner or a store is called in a way that blocks, or while an observer is called.
 //
 // Start reading at process.go, then create.go and rendezvous.go (how ranks meet), issue.go (how an operation gets its
-// program), failure.go (what a failure does) and diagnose.go (who failed, and how it is worded).
+// program), failure.go (what a failure does), diagnose.go (which rank is the culprit, and how that is worded) and destroy.go.
 package pgbackend

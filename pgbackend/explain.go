@@ -11,17 +11,17 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Question asks how a collective is carried out: in a group of this process, or in one that is only described.
+// Question asks how a collective is carried out, in a group of this process or in a group that is only described.
 type Question struct {
 	Op    string `json:"op"`
 	Bytes uint64 `json:"bytes"` // of the buffer, or of each rank's block
-	Group uint64 `json:"group"` // its handle; 0: one of Ranks ranks on Hosts hosts
+	Group uint64 `json:"group"` // its handle; 0: a group of Ranks ranks on Hosts hosts
 	Ranks int    `json:"ranks"`
-	Hosts int    `json:"hosts"` // 0 is 1; ranks are numbered host by host
-	Tune  string `json:"tune"`  // SAGECOMM_TUNE of it, where the environment has none
+	Hosts int    `json:"hosts"` // 0 means 1; ranks are numbered host by host
+	Tune  string `json:"tune"`  // SAGECOMM_TUNE of the described group, where the environment has none
 }
 
-// Explanation is what is chosen, among what, and why.
+// Explanation answers a [Question]: the choice, the candidates, and the reasons.
 type Explanation struct {
 	Op         string      `json:"op"`
 	Bytes      uint64      `json:"bytes"`
@@ -31,24 +31,25 @@ type Explanation struct {
 	Candidates []candidate `json:"candidates"`
 }
 
+// candidate is one row of an [Explanation].
 type candidate struct {
 	Algorithm string  `json:"algorithm"`
 	Transport string  `json:"transport"`
 	Chunk     int     `json:"chunk"`
 	Seconds   float64 `json:"seconds"` // predicted
-	Steps     int     `json:"steps"`   // the most of a rank
-	Bytes     uint64  `json:"bytes"`   // the most that a rank moves to or from others
-	Longest   int     `json:"longest"` // chunk that there can be
+	Steps     int     `json:"steps"`   // of the rank with most
+	Bytes     uint64  `json:"bytes"`   // moved to or from others by the rank that moves most
+	Longest   int     `json:"longest"` // possible chunk
 	Even      bool    `json:"even"`    // needs blocks of equal length
 	Chosen    bool    `json:"chosen"`
 	Forced    bool    `json:"forced"`
 	Why       string  `json:"why"`
 }
 
-// mostBytes is more than any process can address, and little enough for what is counted in 64 bits.
+// mostBytes bounds the bytes of a question: no process can address more, and sums of them fit into 64 bits.
 const mostBytes = 1 << 48
 
-// Explain answers a question. Candidates are in the order of what they are predicted to take.
+// Explain answers a question. Candidates are in the order of their predicted times.
 func (p *Process) Explain(q Question) (*Explanation, error) {
 	kind, ok := coll.ParseKind(q.Op)
 	if !ok || !kind.Collective() {
@@ -68,6 +69,7 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	return out, nil
 }
 
+// selectorFor returns the selector and shape of the group that a question is about.
 func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 	if q.Group != 0 {
 		g := p.Group(q.Group)

@@ -45,15 +45,11 @@ func (g *Group) declare(f *coll.Failure) { g.adopt(g.run.Declare(f)) }
 
 // peerDied is called when the process of a rank has ended.
 func (g *Group) peerDied(rank int) {
-	g.mu.Lock()
-	g.gone[rank] = true
-	idle := !g.joined || g.destroyed
-	g.mu.Unlock()
-	if idle || !g.acquire() {
+	if !g.life.lost(rank) || !g.life.acquire() {
 		return
 	}
 	var fault *coll.Failure
-	defer g.release()
+	defer g.life.release()
 	defer g.recoverInto(&fault)
 	last, left := g.run.LastCall(rank)
 	if left {
@@ -71,7 +67,7 @@ func (g *Group) peerDied(rank int) {
 		f.Op = call.Op.Name()
 		doing = "in or after " + call.Op.Describe(last)
 	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s died %s; look at its log for the reason, then restart the job", g.name, g.who(rank), doing)
+	f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s died %s; look at its log for the reason, then restart the job", g.title(), g.who(rank), doing)
 	g.declare(f)
 }
 
@@ -81,7 +77,7 @@ func (g *Group) Abort(reason string) {
 		reason = "abort() was called"
 	}
 	g.end(&coll.Failure{Status: coll.Aborted, Rank: g.rank,
-		Message: fmt.Sprintf("sagecomm: group %q was aborted by rank %d: %s", g.name, g.rank, reason)})
+		Message: fmt.Sprintf("sagecomm: group %q was aborted by %s: %s", g.title(), g.number(g.rank), reason)})
 }
 
 // Fail makes every operation of the group fail, here and on every rank, with the status, rank, operation and message of f.
@@ -98,10 +94,10 @@ func (g *Group) Fail(f *coll.Failure) error {
 
 // end declares a failure that a caller has found.
 func (g *Group) end(f *coll.Failure) {
-	if !g.acquire() {
+	if !g.life.acquire() {
 		return
 	}
-	defer g.release()
+	defer g.life.release()
 	if g.failed() != nil {
 		return
 	}

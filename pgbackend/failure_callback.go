@@ -73,10 +73,10 @@ func (a *failureCallback) wait() {
 // it is destroyed before that. Operations raise the failure when tell has returned, or a moment later. If the group has
 // failed already its cause is returned, and tell is never called.
 func (g *Group) OnFailure(tell func(*coll.Failure)) *coll.Failure {
-	if !g.acquire() {
+	if !g.life.acquire() {
 		return destroyed(g.name)
 	}
-	defer g.release()
+	defer g.life.release()
 	if f := g.failed(); f != nil {
 		return f
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sagecomm/algo/plan"
+	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
@@ -286,7 +287,7 @@ func TestPanicBecomesInternal(t *testing.T) {
 		_, f := g.Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Int64, Reduce: coll.Max}, b, b)
 		return f
 	})
-	expectAll(t, list, coll.Internal, "a fault for the test")
+	expectAll(t, list, coll.Internal, "internal error on rank", "a fault for the test")
 	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "a fault for the test")
 	other.each(func(g *Group) error { return asError(sum(g, 10)) })
 }
@@ -357,4 +358,22 @@ func TestRefusals(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// Errors of a subgroup name its description and the ranks' numbers in the job.
+func TestErrorsOfASubgroup(t *testing.T) {
+	store := bootstrap.NewMemStore()
+	w := &world{t, make([]*Group, 2)}
+	t.Cleanup(w.destroy)
+	ranksOf(t, 2, func(rank int) (err error) {
+		w.groups[rank], err = Get().Create(Config{Rank: rank, Size: 2, GlobalRanks: []int{2, 1}, Name: "7", Timeout: opTimeout, Store: store})
+		return err
+	})
+	for _, g := range w.groups {
+		g.Describe("pair")
+	}
+	host := fmt.Sprintf("host %s, pid %d", w.groups[0].members[0].Host, os.Getpid())
+	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10+g.rank) }), coll.Mismatch, `group "pair": ranks disagree`,
+		"rank 0 (global rank 2) called all_reduce (float32, SUM, 10 elements)", "rank 1 called all_reduce (float32, SUM, 11 elements)",
+		"rank 0: global rank 2, "+host, "rank 1: "+host)
 }

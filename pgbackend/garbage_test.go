@@ -45,9 +45,9 @@ func (g *Group) poke(piece int, at int64, value uint64) {
 func (g *Group) peek(piece int, at int64) uint64 { return atomic.LoadUint64(g.word(piece, at)) }
 
 func (g *Group) word(piece int, at int64) *uint64 {
-	g.mu.Lock()
+	g.compiling.Lock()
 	r := g.memory.ranges[piece]
-	g.mu.Unlock()
+	g.compiling.Unlock()
 	return (*uint64)(unsafe.Add(g.memory.store.at(r), at))
 }
 
@@ -261,9 +261,9 @@ func traffic(g *Group, n int) error {
 // scribble writes random words, most of them near what is legal, into one place after another. Each time it prefers one
 // part, so that not all ends with the first word that means failure.
 func scribble(g *Group, random *rand.Rand, stop *atomic.Bool) {
-	g.mu.Lock()
+	g.compiling.Lock()
 	pieces := append(g.memory.ranges[:0:0], g.memory.ranges...)
-	g.mu.Unlock()
+	g.compiling.Unlock()
 	piece := random.IntN(len(pieces))
 	n := pieces[piece].Len
 	n = min(n, []int64{512, 8 << 10, n}[random.IntN(3)])

@@ -18,7 +18,7 @@ import (
 // Group is one rank's side of a process group.
 type Group struct {
 	process        *Process
-	number         uint64 // of this process's groups, from 1
+	id             uint64 // of this process's groups, from 1
 	born           time.Time
 	name           string
 	rank           int
@@ -37,24 +37,20 @@ type Group struct {
 	keys           string    // where its ranks meet in the store
 	deadline       time.Time // of that
 	different      bool      // ranks are set up differently: nothing to try again
-	promised       bool      // peers may have joined, whatever becomes of this rank
 	tuningSettings tuningSettings
 	selector       *algo.Selector
 
 	cause           atomic.Pointer[coll.Failure]
 	failureCallback failureCallback // rung when there is a cause, or will be none
 
-	// mu guards what follows; the runner's queue has its own lock.
-	mu        sync.Mutex
-	joined    bool   // Create has succeeded
-	destroyed bool   // Destroy was called
-	gone      []bool // by rank: its process has ended, or it has given up
-	users     int    // calls inside, see acquire
-	closed    bool   // no call gets in any more
+	life lifetime
 
-	classes [coll.KindCount][]algo.Class // of the kinds that were used
+	// compiling guards classes and the growth of memory. It is held while programs are compiled, which may take tenths of a
+	// second.
+	compiling sync.Mutex
+	classes   [coll.KindCount][]algo.Class // of the kinds that were used
 
-	holds atomic.Int64 // operations that are made of several and are not through
+	holds atomic.Int64 // composite operations that are not complete
 
 	description atomic.Pointer[string] // what its user calls it
 	stacks      observe.Stacks
@@ -70,41 +66,11 @@ type member struct {
 	Flights     int              `json:"flights,omitempty"`    // operations that its flight recorder keeps
 	FlightLog   int64            `json:"flight_log,omitempty"` // offset of that in its arena, 0: it is not in there
 	Stacks      bool             `json:"stacks,omitempty"`     // it records who called
-	Agreed      string           `json:"agreed"`               // what all ranks must have alike
+	Setup       setup            `json:"setup"`
 	Processors  topo.CPUSet      `json:"processors,omitempty"` // that it may run on
 	Machine     string           `json:"machine,omitempty"`    // as a tuning file calls it; that of rank 0 counts
 	Probe       probeResult      `json:"probe"`                // what they agree on
 	ArenaAbsent string           `json:"arena_absent,omitempty"`
-}
-
-// acquire keeps the group's memory and its peers' in place until release: a call may be on its way on one thread while another
-// destroys the group. False: nothing of the runner's may be touched any more.
-func (g *Group) acquire() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return false
-	}
-	g.users++
-	return true
-}
-
-func (g *Group) release() {
-	g.mu.Lock()
-	g.users--
-	g.mu.Unlock()
-}
-
-// close lets no call in any more and returns when none is inside. None stays long.
-func (g *Group) close() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.closed = true
-	for g.users > 0 {
-		g.mu.Unlock()
-		time.Sleep(20 * time.Microsecond)
-		g.mu.Lock()
-	}
 }
 
 func (g *Group) info(format string, args ...any) {
@@ -138,10 +104,10 @@ func (g *Group) SetTimeout(d time.Duration) error {
 	if d <= 0 {
 		return fmt.Errorf("sagecomm: set_timeout: %v is not a positive duration", d)
 	}
-	if !g.acquire() {
+	if !g.life.acquire() {
 		return destroyed(g.name)
 	}
-	defer g.release()
+	defer g.life.release()
 	g.run.SetTimeout(d)
 	return nil
 }

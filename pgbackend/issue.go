@@ -84,12 +84,12 @@ func (g *Group) IssueCoalesced(calls []runner.Coalesced) (runner.Work, *coll.Fai
 	return g.run.IssueCoalesced(calls)
 }
 
-// makeFifo makes the ring that this rank writes for a peer.
+// makeFifo makes the fifo that this rank writes for a peer.
 func (g *Group) makeFifo(peer int) {
 	if g.failed() != nil {
 		return
 	}
-	g.mu.Lock()
+	g.compiling.Lock()
 	var err error
 	if !g.run.HasFifo(peer) {
 		var off int64
@@ -97,7 +97,7 @@ func (g *Group) makeFifo(peer int) {
 			g.run.SetFifo(peer, off)
 		}
 	}
-	g.mu.Unlock()
+	g.compiling.Unlock()
 	if err != nil {
 		g.declare(g.system(coll.Op{Kind: coll.Send, Root: peer}, err))
 	}
@@ -121,6 +121,6 @@ func (g *Group) refuse(op coll.Op, err error) *coll.Failure {
 
 func (g *Group) system(op coll.Op, err error) *coll.Failure {
 	f := g.failureOf(coll.System, g.rank, runner.Incident{Op: op})
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s cannot go on with %s: %v", g.name, g.who(g.rank), op.Name(), err)
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s cannot go on with %s: %v", g.title(), g.who(g.rank), op.Name(), err)
 	return f
 }

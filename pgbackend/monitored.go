@@ -14,10 +14,10 @@ import (
 // begins with the words that gloo has for it, which programs look for, and which differ between rank 0 and the others.
 // timeout is what the barrier was given, 0 by who only looked. With all every missing rank is named there, else the least.
 func (g *Group) MonitoredCause(timeout time.Duration, all bool) *coll.Failure {
-	if !g.acquire() {
+	if !g.life.acquire() {
 		return destroyed(g.name)
 	}
-	defer g.release()
+	defer g.life.release()
 	f := g.failed()
 	last, _ := g.run.LastCall(g.rank)
 	if f == nil || f.Status != coll.Timeout || f.Op != coll.Barrier.String() || f.Sequence != last {

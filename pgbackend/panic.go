@@ -21,8 +21,8 @@ func (g *Group) recoverInto(f **coll.Failure) {
 // Panicked takes the group down because of what recover gave, unless its memory is gone already, and says so.
 func (g *Group) Panicked(r any) *coll.Failure {
 	f := g.fault(r)
-	if g.acquire() {
-		defer g.release()
+	if g.life.acquire() {
+		defer g.life.release()
 		g.declare(f)
 	}
 	return f
@@ -32,7 +32,7 @@ func (g *Group) Panicked(r any) *coll.Failure {
 func (g *Group) fault(r any) *coll.Failure {
 	observe.Log("WARN", fmt.Sprintf("panic in group %q: %v\n%s", g.name, r, strings.TrimSpace(string(debug.Stack()))))
 	return &coll.Failure{Status: coll.Internal, Rank: g.rank, PID: os.Getpid(), Group: g.name,
-		Message: fmt.Sprintf("sagecomm: group %q: a fault of the library on rank %d: %v; the stack is on its standard error", g.name, g.rank, r)}
+		Message: fmt.Sprintf("sagecomm: group %q: internal error on %s: %v; its stack is on its standard error; please report both", g.title(), g.number(g.rank), r)}
 }
 
 // recoverAll is deferred by what serves all groups: a panic takes all of them down.

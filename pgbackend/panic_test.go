@@ -43,7 +43,7 @@ func TestPanicOfTheWatch(t *testing.T) {
 	g.members = nil // what cannot be
 	g.peerDied(1)
 	g.members = before
-	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "a fault of the library on rank 0")
+	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "internal error on rank 0")
 }
 
 // What only shows groups harms none of them.

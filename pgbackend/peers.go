@@ -97,22 +97,10 @@ func (m member) watch(me member) (*procwatch.Watcher, error) {
 	return procwatch.WatchFD(pidfd)
 }
 
-// dead are the ranks whose processes have ended.
-func (g *Group) dead() (list []int) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for rank, gone := range g.gone {
-		if gone {
-			list = append(list, rank)
-		}
-	}
-	return list
-}
-
 // bereaved is why the group cannot be made, knowing who has died: ranks that have not come in time may be late because
 // of that, and no time was given to them.
 func (g *Group) bereaved(err error) error {
-	dead := g.dead()
+	dead := g.life.dead()
 	var late *bootstrap.TimeoutError
 	var failed *bootstrap.FailedError
 	if len(dead) == 0 || !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing) > 0) {
@@ -120,11 +108,12 @@ func (g *Group) bereaved(err error) error {
 	}
 	m := g.members[dead[0]]
 	return &coll.Failure{Status: coll.PeerFailure, Rank: dead[0], PID: m.PID, Host: m.Host, Group: g.name,
-		Message: fmt.Sprintf("sagecomm: group %q: %s died while the group was made; look at its log for the reason, then restart the job", g.name, g.who(dead[0]))}
+		Message: fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s died while the group was made; look at its log for the reason, then restart the job", g.name, g.who(dead[0]))}
 }
 
 // await ends with the process that it watches, or with the watch.
 func (p *Process) await(id procwatch.ID, peer *peerProcess) {
+	defer recoverFrom("the watch over a process")
 	select {
 	case <-peer.watcher.Done():
 	case <-peer.nobody:
@@ -141,10 +130,11 @@ func (p *Process) await(id procwatch.ID, peer *peerProcess) {
 		groups[g] = ranks
 	}
 	p.mu.Unlock()
-	// Who is told of a failure may take its time: no group waits for another one's.
+	// Failure callbacks may take their time: no group waits for another one's.
 	var all sync.WaitGroup
 	for g, ranks := range groups {
 		all.Go(func() {
+			defer recoverFrom("the failure of a group")
 			for _, rank := range ranks {
 				g.peerDied(rank)
 			}

@@ -20,7 +20,7 @@ type Process struct {
 	groups    map[uint64]*Group // by handle, until they are destroyed
 	leaving   []*Group          // destroyed, but peers may still touch their boards
 	memory    memory
-	engine    engine
+	engine    progressEngine
 	peers     map[procwatch.ID]*peerProcess
 	observers *observe.Observers
 	created   uint64    // groups so far
@@ -70,7 +70,10 @@ func (p *Process) snapshot() []*Group {
 func (p *Process) Shutdown() {
 	var all sync.WaitGroup
 	for _, g := range p.snapshot() {
-		all.Go(func() { _ = g.Destroy() }) // the second of two destroyers is told so; there is nobody to tell here
+		all.Go(func() {
+			defer recoverFrom("the end of a group")
+			_ = g.Destroy() // an error if another goroutine destroys it
+		})
 	}
 	all.Wait()
 	p.observers.Finish()
@@ -87,10 +90,10 @@ func (p *Process) fellBack(g *Group, reason error) {
 // Issue implements runner.Handler.
 func (p *Process) Issue(handle uint64, call runner.Call) (f *coll.Failure) {
 	g := p.Group(handle)
-	if g == nil || !g.acquire() {
+	if g == nil || !g.life.acquire() {
 		return destroyed("")
 	}
-	defer g.release()
+	defer g.life.release()
 	defer g.recoverInto(&f)
 	return g.issue(call)
 }
@@ -98,19 +101,19 @@ func (p *Process) Issue(handle uint64, call runner.Call) (f *coll.Failure) {
 // Fuse implements runner.Handler.
 func (p *Process) Fuse(handle uint64, calls []runner.Call) (batches []uint32, f *coll.Failure) {
 	g := p.Group(handle)
-	if g == nil || !g.acquire() {
+	if g == nil || !g.life.acquire() {
 		return nil, destroyed("")
 	}
-	defer g.release()
+	defer g.life.release()
 	defer g.recoverInto(&f)
 	return g.fuse(calls)
 }
 
 // Incident implements runner.Handler.
 func (p *Process) Incident(handle uint64, t runner.Incident) {
-	if g := p.Group(handle); g != nil && g.acquire() {
+	if g := p.Group(handle); g != nil && g.life.acquire() {
 		var f *coll.Failure
-		defer g.release()
+		defer g.life.release()
 		defer g.recoverInto(&f)
 		g.incident(t)
 	}
@@ -118,9 +121,9 @@ func (p *Process) Incident(handle uint64, t runner.Incident) {
 
 // Fail implements runner.Handler.
 func (p *Process) Fail(handle uint64, cause *coll.Failure) {
-	if g := p.Group(handle); g != nil && g.acquire() {
+	if g := p.Group(handle); g != nil && g.life.acquire() {
 		var f *coll.Failure
-		defer g.release()
+		defer g.life.release()
 		defer g.recoverInto(&f)
 		g.end(cause)
 	}
@@ -128,9 +131,9 @@ func (p *Process) Fail(handle uint64, cause *coll.Failure) {
 
 // Trace implements runner.Handler.
 func (p *Process) Trace(handle uint64, call runner.Call) {
-	if g := p.Group(handle); g != nil && g.acquire() {
+	if g := p.Group(handle); g != nil && g.life.acquire() {
 		var f *coll.Failure
-		defer g.release()
+		defer g.life.release()
 		defer g.recoverInto(&f)
 		observe.Log("TRACE", fmt.Sprintf("group %q rank %d: %s", g.name, g.rank, call.Op(g.size).Describe(0)))
 	}
@@ -138,9 +141,9 @@ func (p *Process) Trace(handle uint64, call runner.Call) {
 
 // Ring implements runner.Handler.
 func (p *Process) Ring(handle uint64, peer int) {
-	if g := p.Group(handle); g != nil && g.acquire() {
+	if g := p.Group(handle); g != nil && g.life.acquire() {
 		var f *coll.Failure
-		defer g.release()
+		defer g.life.release()
 		defer g.recoverInto(&f)
 		g.makeFifo(peer)
 	}

@@ -13,22 +13,22 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// engine is the goroutine that drives what nobody waits for, on a thread of its own.
-type engine struct {
+// progressEngine drives operations that no caller waits for. It is one goroutine locked to its own thread. What may take long
+// is done on other goroutines (see aside), so that one group never stops the others.
+type progressEngine struct {
 	once  sync.Once
 	mu    sync.Mutex
 	acked *sync.Cond
-	want  uint64 // version of the list of groups that is wanted
-	have  uint64 // version that the engine drives
-	// Groups that are being diagnosed, by handle: not driven, so that they are not found in incident again meanwhile.
-	diagnosed map[uint64]bool
+	want  uint64          // version of the list of groups that is wanted
+	have  uint64          // version that the engine drives
+	away  map[uint64]bool // groups, by handle, that another goroutine looks after: they are not driven meanwhile
 }
 
 // changed tells the engine that the list of groups has changed and returns when it drives the new one.
-func (e *engine) changed(p *Process) {
+func (e *progressEngine) changed(p *Process) {
 	e.once.Do(func() {
 		e.acked = sync.NewCond(&e.mu)
-		e.diagnosed = map[uint64]bool{}
+		e.away = map[uint64]bool{}
 		runner.SetEngineBackoff(runner.Backoff{Spin: 20, Yield: 50 * time.Microsecond})
 		go e.loop(p)
 	})
@@ -42,7 +42,7 @@ func (e *engine) changed(p *Process) {
 	}
 }
 
-func (e *engine) loop(p *Process) {
+func (e *progressEngine) loop(p *Process) {
 	runtime.LockOSThread()
 	name("sagecomm-prog")
 	var drive runner.Engine
@@ -52,10 +52,11 @@ func (e *engine) loop(p *Process) {
 		case runner.Control:
 			e.follow(p, &drive)
 		case runner.FoundIncident:
-			e.diagnose(p, turn)
+			e.aside(p, turn.Group, func() { diagnose(p, turn.Group, turn.Incident) })
 			e.follow(p, &drive)
 		case runner.WantFifo:
-			p.Ring(turn.Group, turn.Incident.Peer)
+			e.aside(p, turn.Group, func() { p.Ring(turn.Group, turn.Incident.Peer) })
+			e.follow(p, &drive)
 		case runner.WantCompleter:
 			go func() {
 				runtime.LockOSThread()
@@ -67,29 +68,33 @@ func (e *engine) loop(p *Process) {
 	}
 }
 
-// diagnose says what has become of a group. Tests hold it up.
+// diagnose finds out why a group cannot go on. Tests hold it up.
 var diagnose = (*Process).Incident
 
-// diagnose has a group diagnosed on another goroutine: who looks whom its peers wait for may look for a while, and the other
-// groups go on.
-func (e *engine) diagnose(p *Process, turn runner.Turn) {
+// aside looks after a group on another goroutine. To diagnose a failure takes a while, because the diagnosis watches whom the
+// peers wait for, and a fifo is made under a lock that is held while programs are compiled. The group is not driven until
+// then: the engine would meet the same state again at once.
+func (e *progressEngine) aside(p *Process, group uint64, work func()) {
 	e.mu.Lock()
-	e.diagnosed[turn.Group] = true
+	e.away[group] = true
 	e.mu.Unlock()
 	go func() {
-		diagnose(p, turn.Group, turn.Incident)
-		e.mu.Lock()
-		delete(e.diagnosed, turn.Group)
-		e.mu.Unlock()
-		e.changed(p)
+		defer func() {
+			e.mu.Lock()
+			delete(e.away, group)
+			e.mu.Unlock()
+			e.changed(p)
+		}()
+		defer recoverFrom("the progress of a group")
+		work()
 	}()
 }
 
-// follow takes the list of groups as it is now. Whoever waits for that is answered whatever happens; a panic takes the
-// groups down, and the thread goes on for those that come.
-func (e *engine) follow(p *Process, drive *runner.Engine) {
+// follow takes the list of groups as it is now. Callers of changed are answered whatever happens; a panic takes the groups
+// down, and the thread goes on for groups that are made later.
+func (e *progressEngine) follow(p *Process, drive *runner.Engine) {
 	e.mu.Lock()
-	version, diagnosed := e.want, maps.Clone(e.diagnosed)
+	version, away := e.want, maps.Clone(e.away)
 	e.mu.Unlock()
 	defer func() {
 		e.mu.Lock()
@@ -101,7 +106,7 @@ func (e *engine) follow(p *Process, drive *runner.Engine) {
 	groups := p.snapshot()
 	var run []*runner.Group
 	for _, g := range groups {
-		if !diagnosed[g.Handle()] {
+		if !away[g.Handle()] {
 			run = append(run, g.run)
 		}
 	}

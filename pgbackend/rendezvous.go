@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"sagecomm/internal/bootstrap"
@@ -52,7 +53,11 @@ func (g *Group) meet(c Config) error {
 	g.info("falling back to a file: %v", failed)
 	g.discard()
 	if again := g.exchangeFile(c, secondTry, deadline, methods); again != nil {
-		return fmt.Errorf("%w; before that, without a file: %w", again, failed)
+		err := fmt.Errorf("%w; before that, without a file: %w", again, failed)
+		if strings.Contains(err.Error(), "namespace") { // the reasons come from other ranks, as text
+			err = fmt.Errorf("sagecomm: the ranks cannot share memory: give their containers a common pid or network namespace, or a common directory as SAGECOMM_SHM_DIR; details: %w", err)
+		}
+		return err
 	}
 	g.process.fellBack(g, failed)
 	return nil
@@ -68,7 +73,7 @@ func (g *Group) exchangeFile(c Config, try string, deadline time.Time, methods [
 func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
 	me := member{Machine: g.tuningSettings.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(), Processors: processors(),
-		Agreed: fmt.Sprintf("protocol %d, %d ranks, settings of algorithms %016x, shared memory by %v", protocolVersion, g.size, g.tuningSettings.fingerprint(), methods)}
+		Setup: g.setup(methods)}
 	if g.tuningSettings.probe && g.size > 1 {
 		me.Probe = g.process.probe(g.size)
 	}
@@ -93,7 +98,20 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 		// Whatever the outcome, the name goes once everybody has tried.
 		defer func() { _ = st.arena.Unlink() }()
 	}
-	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text)
+	// Ranks that were told different sizes wait for different ranks, so the first one that is found ends the wait.
+	check := func(rank int, value []byte) error {
+		var m member
+		if json.Unmarshal(value, &m) != nil || m.Setup.Size == g.size || m.Setup.Protocol != protocolVersion {
+			return nil // see introduce
+		}
+		g.different = true
+		a, b, of, other := g.rank, rank, me.Setup, m.Setup
+		if b < a {
+			a, b, of, other = b, a, other, of
+		}
+		return difference(a, b, of, other)
+	}
+	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text, check)
 	if err != nil {
 		_ = bootstrap.Abandon(c.Store, g.keys+try+attached, g.rank, err) // for who comes; else their time runs out
 		return err
@@ -106,10 +124,12 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 		g.watchPeers()
 		attachErr = g.attach(methods)
 	}
-	g.promised = attachErr == nil
+	if attachErr == nil {
+		g.life.mustMove(ready)
+	}
 	err = bootstrap.Agree(c.Store, g.keys+try+attached, g.rank, g.size, left(), attachErr)
 	if told := (*bootstrap.FailedError)(nil); errors.As(err, &told) {
-		g.promised = false // what a rank has said that failed stays in the store: nobody will join
+		g.life.move(meeting) // the failure of a rank stays in the store: nobody will join
 	}
 	return err
 }
@@ -128,9 +148,9 @@ func (g *Group) introduce(all [][]byte) error {
 		if err := m.Arena.Check(); err != nil || m.PID != m.Arena.PID {
 			return fmt.Errorf("what rank %d (pid %d) wrote into the store cannot be: %w", rank, m.PID, cmp.Or(err, errors.New("its arena is another process's")))
 		}
-		if mine := members[0].Agreed; m.Agreed != mine {
+		if err := difference(0, rank, members[0].Setup, m.Setup); err != nil {
 			g.different = true
-			return fmt.Errorf("ranks 0 and %d are set up differently: %q and %q; give all ranks the same sagecomm version, the same SAGECOMM_TUNE, SAGECOMM_TUNE_FILE, SAGECOMM_PROBE and SAGECOMM_SHM_ATTACH", rank, mine, m.Agreed)
+			return err
 		}
 	}
 	g.members = members
@@ -168,7 +188,8 @@ func (g *Group) attach(methods []shmem.Method) error {
 // writes into none of theirs: those that gave up too may have freed them.
 func (g *Group) giveUp(err error) error {
 	err = g.bereaved(err)
-	if !g.promised {
+	if g.life.now() == meeting {
+		g.life.mustMove(freed)
 		g.discard()
 		g.unwatchPeers()
 		return err
@@ -176,9 +197,7 @@ func (g *Group) giveUp(err error) error {
 	m := g.members[g.rank]
 	runner.GiveUp(g.memory.at(), &coll.Failure{Status: coll.PeerFailure, Rank: g.rank, PID: m.PID, Host: m.Host, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made: %v", g.name, g.who(g.rank), err)})
-	g.mu.Lock()
-	g.destroyed = true
-	g.mu.Unlock()
+	g.life.mustMove(leaving)
 	p := g.process
 	p.mu.Lock()
 	p.leaving = append(p.leaving, g)

@@ -8,18 +8,18 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Measurements are what was measured in a group of this process, with what a tuning file says so far.
+// Measurements holds what was measured in a group of this process, and the tuning file so far.
 type Measurements struct {
 	Group uint64     `json:"group"` // its handle
 	Name  string     `json:"name"`  // of the file, for messages
 	File  string     `json:"file"`  // its text; empty: there is none
 	Rows  []measured `json:"rows"`
 
-	Propose bool `json:"propose"` // asks for what is to be confirmed instead of what to write
+	Propose bool `json:"propose"` // asks for the rows to confirm instead of the entry to write
 }
 
-// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 is the predicted one; Ratio is to what the
-// group itself took in the same rounds; the others are those of [algo.Measured].
+// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 means the predicted one. Ratio is the ratio to
+// the time of the group's own choice in the same rounds. [algo.Measured] explains the other fields.
 type measured struct {
 	Op        string  `json:"op"`
 	Bytes     uint64  `json:"bytes"`
@@ -31,7 +31,7 @@ type measured struct {
 	Confirmed float64 `json:"confirmed"` // 0: not yet
 }
 
-// openRule is what an unconfirmed rule would set for a length.
+// openRule is a rule for a length that a run of its own has not confirmed yet.
 type openRule struct {
 	Op        string `json:"op"`
 	Bytes     uint64 `json:"bytes"`
@@ -39,15 +39,15 @@ type openRule struct {
 	Chunk     int    `json:"chunk"`
 }
 
-// Tuned is what follows from measurements: the entry for groups of this shape on this machine, and the text of the file
-// with it; or what is to be confirmed before.
+// Tuned is the result of [Process.Tune]: the entry for groups of this shape on this machine, and the text of the file with
+// that entry; or the rules to confirm first.
 type Tuned struct {
 	Entry       algo.Entry `json:"entry"`
 	File        string     `json:"file"`
-	Unconfirmed []openRule `json:"unconfirmed"` // what would change the entry if a run of its own confirmed it
+	Unconfirmed []openRule `json:"unconfirmed"` // rules that would change the entry if confirmed
 }
 
-// Tune makes of measurements what a tuning file says.
+// Tune turns measurements into an entry of a tuning file.
 func (p *Process) Tune(m Measurements) (*Tuned, error) {
 	g := p.Group(m.Group)
 	if g == nil {

@@ -16,18 +16,18 @@ type view struct{ g *Group }
 
 var _ observe.Group = view{}
 
-func (v view) Acquire() bool           { return v.g.acquire() }
-func (v view) Release()                { v.g.release() }
+func (v view) Acquire() bool           { return v.g.life.acquire() }
+func (v view) Release()                { v.g.life.release() }
 func (v view) Settings() *env.Settings { return v.g.settings }
 func (v view) Cause() *coll.Failure    { return v.g.cause.Load() }
-func (v view) Dead() []int             { return v.g.dead() }
+func (v view) Dead() []int             { return v.g.life.dead() }
 func (v view) Run() observe.Run        { return v.g.run }
 
 func (v view) Classes(kind coll.Kind) []algo.Class { return v.g.selector.Boundaries(kind) }
 
 func (v view) Header() *observe.Header {
 	g := v.g
-	return &observe.Header{ID: g.number, Group: g.name, Description: g.describedAs(), Rank: g.rank, Size: g.size, Global: g.global,
+	return &observe.Header{ID: g.id, Group: g.name, Description: g.describedAs(), Rank: g.rank, Size: g.size, Global: g.global,
 		Capacity: g.flights, Prefix: env.FlightPrefix.Get(g.settings)}
 }
 
@@ -44,9 +44,9 @@ func (v view) Members() []observe.Member {
 // acquired returns views of the groups in the order of their creation, each of them acquired.
 func (p *Process) acquired() (list []observe.Group) {
 	groups := p.snapshot()
-	slices.SortFunc(groups, func(a, b *Group) int { return cmp.Compare(a.number, b.number) })
+	slices.SortFunc(groups, func(a, b *Group) int { return cmp.Compare(a.id, b.id) })
 	for _, g := range groups {
-		if g.acquire() {
+		if g.life.acquire() {
 			list = append(list, view{g})
 		}
 	}
@@ -82,18 +82,18 @@ func (g *Group) RecordsStacks() bool { return g.flights > 0 && env.FlightStacks.
 
 // Stack returns the number of a call stack's text in the flight recorder, 0 if there is no room for it.
 func (g *Group) Stack(text string) int {
-	if !g.acquire() {
+	if !g.life.acquire() {
 		return 0
 	}
-	defer g.release()
+	defer g.life.release()
 	return g.stacks.Number(text, g.run.PutStack)
 }
 
 // Stats returns what the group has counted.
 func (g *Group) Stats() (observe.GroupStats, error) {
-	if !g.acquire() {
+	if !g.life.acquire() {
 		return observe.GroupStats{}, destroyed(g.name)
 	}
-	defer g.release()
+	defer g.life.release()
 	return observe.Stats(view{g}), nil
 }

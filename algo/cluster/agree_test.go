@@ -10,8 +10,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// described is a cluster of so many hosts and ranks, NICs, hosts behind a switch and oversubscription; 0 is the
-// default.
+// described returns a cluster. The numbers are hosts, ranks of a host, NICs, hosts behind a switch and
+// oversubscription; 0 means the default.
 func described(t testing.TB, inside, between string, numbers ...float64) *Cluster {
 	t.Helper()
 	n := append(numbers, 0, 0, 0)
@@ -26,8 +26,8 @@ func described(t testing.TB, inside, between string, numbers ...float64) *Cluste
 	return &c
 }
 
-// clusters are of one host, of hosts of one rank, and of several ranks with NICs of their own or shared ones, behind
-// one switch or several.
+// clusters returns clusters of one host, of hosts of one rank, and of hosts of several ranks with NICs of their own or
+// shared ones, behind one switch or several.
 func clusters(t testing.TB) (list []*Cluster) {
 	for _, ranks := range []float64{1, 2, 3, 5, 8, 13, 33, 64} {
 		list = append(list, described(t, "shared_memory", "", 1, ranks), described(t, "nvlink", "", 1, ranks),
@@ -43,7 +43,7 @@ func clusters(t testing.TB) (list []*Cluster) {
 		described(t, "pcie", "rdma_200g", 32, 4, 2, 8, 4))
 }
 
-// kinds are all collectives, and whether they are of a block for each rank.
+// kinds holds all collectives, and whether they have a block for each rank.
 var kinds = map[coll.Kind]bool{
 	coll.AllReduce: false, coll.Broadcast: false, coll.Reduce: false, coll.Barrier: false,
 	coll.AllGather: true, coll.ReduceScatter: true, coll.AllToAll: true, coll.Gather: true, coll.Scatter: true,
@@ -51,7 +51,7 @@ var kinds = map[coll.Kind]bool{
 
 const tolerance = 0.05
 
-// apart is how far the closed form is from the play, of time and of bytes, or a reason why they cannot be compared.
+// apart returns how far the closed form is from the play, in time and in bytes, or why they cannot be compared.
 func apart(c *Cluster, of *plans, bytes uint64, chunk int) (got, want Prediction, far string) {
 	if got = c.one(of, bytes, chunk, Closed); got.Why != "" {
 		return got, want, ""
@@ -59,7 +59,7 @@ func apart(c *Cluster, of *plans, bytes uint64, chunk int) (got, want Prediction
 	want = c.one(of, bytes, chunk, Played)
 	off := func(a, b float64) bool { return math.Abs(a-b) > tolerance*b }
 	const rounding = 2e-9 // plays are rounded up to nanoseconds
-	// Formulas of bytes are for pieces of one length, so for buffers of many units for each rank.
+	// Formulas of bytes assume pieces of equal length, so they hold for buffers of many units for each rank.
 	exact := kinds[of.kind] || bytes > uint64(100*c.Ranks()*plan.Unit)
 	switch {
 	case want.Why != "":
@@ -91,7 +91,7 @@ func TestClosedFormsAgreeWithPlays(t *testing.T) {
 	}
 }
 
-// agree holds the closed form of an algorithm against plays, on all clusters.
+// agree compares the closed form of an algorithm with plays, on all clusters.
 func agree(t *testing.T, kind coll.Kind, name string, lengths []uint64) {
 	t.Helper()
 	compared := 0
@@ -125,7 +125,7 @@ func agree(t *testing.T, kind coll.Kind, name string, lengths []uint64) {
 	}
 }
 
-// The large ones, for what a cluster of 512 hosts of 8 is asked first.
+// Closed forms agree with plays on a cluster of 512 hosts of 8 ranks as well.
 func TestClosedFormsAgreeWithPlaysOfThousands(t *testing.T) {
 	if testing.Short() {
 		t.Skip("half a minute under the race detector")
@@ -152,7 +152,7 @@ func TestClosedFormsAgreeWithPlaysOfThousands(t *testing.T) {
 	}
 }
 
-// What a closed form would say of a link that is half as slow is not within the tolerance.
+// The tolerance is small enough: the closed form for a link half as slow is outside.
 func TestAgreementIsNoticed(t *testing.T) {
 	c, half := described(t, "nvlink", "rdma_400g", 8, 8), described(t, "nvlink", "rdma_200g", 8, 8)
 	for _, name := range []string{sendrecv.Ring, sendrecv.Hierarchical} {

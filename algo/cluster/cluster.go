@@ -27,8 +27,8 @@ type Cluster struct {
 	// NICs is how many links to the fabric a host has. Consecutive ranks share a link; by default each rank has one to
 	// itself.
 	NICs int `json:"nics_per_host,omitempty"`
-	// HostsPerSwitch is how many consecutive hosts are behind one switch, by default all of them. Oversubscription is the
-	// ratio of what these hosts can send to what the switch can pass on to other switches, 1 by default.
+	// HostsPerSwitch is how many consecutive hosts are behind one switch, by default all of them. Oversubscription is
+	// the ratio of what these hosts can send to what the switch can pass on to other switches, 1 by default.
 	HostsPerSwitch   int     `json:"hosts_per_switch,omitempty"`
 	Oversubscription float64 `json:"oversubscription,omitempty"`
 	Reduce           float64 `json:"reduce_gb_per_s,omitempty"` // GB of results per second that a rank reduces
@@ -36,8 +36,8 @@ type Cluster struct {
 	Capacity         int     `json:"channel_messages,omitempty"`
 }
 
-// Defaults of a cluster. A rank reduces and copies at the speed that algo.DefaultParams gives for a core of a server: 20 ps
-// a byte for each of two operands, and 20 ps a byte copied. Channels have four places, as in the runner.
+// Defaults of a cluster. A rank reduces and copies at the speed that algo.DefaultParams gives for a core of a server:
+// 20 ps a byte for each of two operands, and 20 ps a byte copied. Channels have four places, as in the runner.
 const (
 	DefaultReduce   = 25. // GB/s
 	DefaultCopy     = 50. // GB/s
@@ -52,6 +52,7 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("cluster: %s: %s", e.Where, e.What) }
 
+// wrong returns an *[Error].
 func wrong(where, format string, args ...any) error {
 	return &Error{where, fmt.Sprintf(format, args...)}
 }
@@ -137,6 +138,7 @@ func (c *Cluster) check() error {
 	return nil
 }
 
+// finite reports whether a number is one.
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
 // positive refuses a rate outside the range for which all times fit into femtoseconds.

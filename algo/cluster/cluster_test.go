@@ -18,7 +18,7 @@ func TestDescriptionsAreReadWithDefaults(t *testing.T) {
 	}
 	if got.NICs != 4 || got.HostsPerSwitch != 2 || got.Oversubscription != 1 || got.Reduce != DefaultReduce ||
 		got.Copy != DefaultCopy || got.Capacity != DefaultCapacity || got.Ranks() != 8 {
-		t.Errorf("%+v", got)
+		t.Errorf("%+v, expected the defaults", got)
 	}
 	for _, name := range KnownLinks() {
 		if err := known[name].check(name); err != nil {
@@ -87,7 +87,7 @@ func TestErrorsSayWhatAndWhere(t *testing.T) {
 	}
 }
 
-// named is a prediction of a list.
+// named returns the prediction of an algorithm in a list.
 func named(t *testing.T, list []Prediction, name string) Prediction {
 	t.Helper()
 	i := slices.IndexFunc(list, func(p Prediction) bool { return p.Algorithm == name })
@@ -110,7 +110,7 @@ func TestTheFastestComesFirst(t *testing.T) {
 			}
 		}
 	}
-	// Of 8 bytes steps count, of many bytes what goes between hosts.
+	// For 8 bytes steps count, for many bytes the bytes between hosts.
 	if first := c.Predict(coll.AllReduce, 8, Either)[0].Algorithm; first != sendrecv.RecursiveDoubling &&
 		first != sendrecv.RecursiveMultiplying {
 		t.Errorf("8 bytes: %s", first)
@@ -123,7 +123,7 @@ func TestTheFastestComesFirst(t *testing.T) {
 	}
 }
 
-// 2 (P-1)/P n bytes through a link of so many GB/s is that many GB/s of bus bandwidth, if nothing else counted.
+// If nothing but the link takes time, the bus bandwidth is the rate of the link.
 func TestBusBandwidthIsThatOfTheLink(t *testing.T) {
 	c := described(t, "shared_memory", "", 1, 8)
 	c.Links = map[string]Link{"fast": {Rate: 10}}
@@ -134,10 +134,10 @@ func TestBusBandwidthIsThatOfTheLink(t *testing.T) {
 		}
 	}
 	if p := c.One(coll.Broadcast, sendrecv.Chain, 80_000_000, Played); p.Bus < 9.5 || p.Bus > 10.01 || p.Chunk == 0 {
-		t.Errorf("%+v", p)
+		t.Errorf("chain: %+v, expected a bus bandwidth of about 10 GB/s in several chunks", p)
 	}
 	if p := c.One(coll.Barrier, sendrecv.Dissemination, 8, Played); p.Bus != 0 || p.Bytes != 0 {
-		t.Errorf("%+v", p)
+		t.Errorf("barrier: %+v, expected no bytes", p)
 	}
 }
 
@@ -158,39 +158,39 @@ func TestWhatEachMethodIsFor(t *testing.T) {
 	large := described(t, "nvlink", "rdma_400g", 8192, 8)
 	if p := large.One(coll.AllReduce, sendrecv.Ring, 100_000_000, Either); p.Method != Closed || p.Messages != 2*65535 ||
 		p.Seconds <= 0 {
-		t.Errorf("%+v", p)
+		t.Errorf("ring on a large cluster: %+v, expected a closed form", p)
 	}
-	// Without a closed form, plans that are short are played all the same.
+	// Without a closed form, short plans are played even on large clusters.
 	if p := large.One(coll.Reduce, sendrecv.DoubleTree, 8, Either); p.Method != Played || p.Seconds <= 0 {
-		t.Errorf("%+v", p)
+		t.Errorf("double tree on a large cluster: %+v, expected a play", p)
 	}
 	p := large.One(coll.AllToAll, sendrecv.Pairwise, 8, Played)
 	if p.Why == "" || !strings.Contains(p.Why, "steps in all chunks") || p.Seconds != 0 || p.Method != Either {
-		t.Errorf("%+v", p)
+		t.Errorf("too many steps: %+v, expected a reason and no time", p)
 	}
 	long := described(t, "shared_memory", "tcp_25g", 1500, 2)
 	p = long.One(coll.Broadcast, sendrecv.ScatterAllGather, 8, Played)
 	if !strings.Contains(p.Why, "too long to be built") {
-		t.Errorf("%+v", p)
+		t.Errorf("too long plans: %+v, expected a reason", p)
 	}
 	both := described(t, "shared_memory", "tcp_100g", 8192, 8, 1).One(coll.AllToAll, sendrecv.Pairwise, 8, Either)
 	if !strings.Contains(both.Why, "no closed form") || !strings.Contains(both.Why, "; ") {
-		t.Errorf("%+v", both)
+		t.Errorf("neither method holds: %+v, expected both reasons", both)
 	}
 	if p := large.One(coll.AllReduce, sendrecv.Ring, 1<<62, Either); !strings.Contains(p.Why, "bytes, expected at most") {
-		t.Errorf("%+v", p)
+		t.Errorf("too many bytes: %+v, expected a reason", p)
 	}
 	if p := large.One(coll.AllReduce, "no such", 8, Either); !strings.Contains(p.Why, "unknown algorithm") ||
 		!strings.Contains(p.Why, "none is implemented") {
-		t.Errorf("%+v", p)
+		t.Errorf("unknown algorithm: %+v, expected a reason", p)
 	}
 	list := large.Predict(coll.AllReduce, 100_000_000, Closed)
 	if last := list[len(list)-1]; last.Why == "" || named(t, list, sendrecv.Hierarchical).Method != Closed {
-		t.Errorf("%+v", list)
+		t.Errorf("%+v: expected a closed form of hierarchical, and algorithms without one last", list)
 	}
 }
 
-// Every refusal of a closed form, by what it says.
+// Closed forms refuse what they do not hold for, with a reason.
 func TestClosedFormsSayWhereTheyDoNotHold(t *testing.T) {
 	for _, c := range []struct {
 		of        *Cluster

@@ -10,8 +10,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// closed evaluates closed forms for one collective. They extend those of Hockney's model, a + n b for a message of n bytes
-// (Hockney 1994; Chan et al., "Collective communication: theory, practice, and experience", CCPE 2007; Thakur,
+// closed evaluates closed forms for one collective. They extend those of Hockney's model, a + n b for a message of n
+// bytes (Hockney 1994; Chan et al., "Collective communication: theory, practice, and experience", CCPE 2007; Thakur,
 // Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005), to two classes of
 // links and to NICs and switches that ranks share.
 type closed struct {
@@ -63,10 +63,11 @@ func refuse(format string, args ...any) (float64, error) {
 // lg returns the logarithm to base 2, rounded up.
 func lg(n int) int { return bits.Len(uint(n - 1)) }
 
+// isPower reports whether n is a power of two.
 func isPower(n int) bool { return n&(n-1) == 0 }
 
-// piece returns the length of the longest piece of n bytes that are cut into pieces: a multiple of the unit, or n if that is
-// less.
+// piece returns the length of the longest piece of n bytes that are cut into pieces: a multiple of the unit, or n if
+// that is less.
 func piece(n float64, pieces int) float64 {
 	units := math.Ceil(n / plan.Unit)
 	return min(n, math.Ceil(units/float64(pieces))*plan.Unit)
@@ -75,18 +76,18 @@ func piece(n float64, pieces int) float64 {
 // sharing returns how many of a host's ranks share a NIC.
 func (f *closed) sharing() int { return f.q / f.c.NICs }
 
-// levels reports whether, for each distance that is a power of two, either all pairs of ranks at that distance are on one
-// host or none is.
+// levels reports whether, for each distance that is a power of two, either all pairs of ranks at that distance are on
+// one host or none is.
 func (f *closed) levels() bool { return f.H == 1 || isPower(f.q) }
 
-// plain reports whether nobody waits for a link that ranks share, uniform whether in addition there is one class of links
-// only.
+// plain reports whether nobody waits for a link that ranks share, uniform whether in addition there is one class of
+// links only.
 func (f *closed) plain() bool { return f.H == 1 || f.c.Oversubscription == 1 && !f.c.sharesNICs() }
 
 func (f *closed) uniform() bool { return f.H == 1 || f.q == 1 && f.plain() }
 
-// few reports whether there are several hosts of several ranks, but fewer hosts than that many. Then the first and the last
-// messages of each host decide, which no formula here follows.
+// few reports whether there are several hosts of several ranks, but fewer hosts than that many. Then the first and the
+// last messages of each host decide, which no formula here follows.
 func (f *closed) few(hosts int) bool { return f.H > 1 && f.q > 1 && f.H < hosts }
 
 // one returns the class of links where there is one only.
@@ -127,8 +128,8 @@ func (f *closed) rails(begin float64) *rails {
 	return r
 }
 
-// exchange has each rank send n bytes to the host at that distance, take equally many and reduce them. Either all hosts of a
-// switch go beyond it, or none does.
+// exchange has each rank send n bytes to the host at that distance, take equally many and reduce them. Either all hosts
+// of a switch go beyond it, or none does.
 func (r *rails) exchange(n, gamma float64, hosts int) {
 	nic, passes := perByte(r.c.links()[1].nic()), r.c.Oversubscription > 1 && hosts >= r.c.HostsPerSwitch
 	for i, t := range r.at {
@@ -149,9 +150,10 @@ func (r *rails) exchange(n, gamma float64, hosts int) {
 // end returns when the last rank is done.
 func (r *rails) end() float64 { return r.at[len(r.at)-1] }
 
-// ring returns the time of some steps around a ring of consecutive ranks, the first of which reduce what comes. One rank of
-// each host sends to the next host. Either a piece travels on, over all links in turn, or it waits at a link between hosts.
-// That link takes pieces one after the other; channels, and cells for what is sent on, bound how many are on the way.
+// ring returns the time of some steps around a ring of consecutive ranks, the first of which reduce what comes. One
+// rank of each host sends to the next host. Either a piece travels on, over all links in turn, or it waits at a link
+// between hosts. That link takes pieces one after the other; channels, and cells for what is sent on, bound how many
+// are on the way.
 func (f *closed) ring(steps, reducing, ranks int, n float64, cells bool) float64 {
 	if steps == 0 {
 		return 0
@@ -181,8 +183,8 @@ func (f *closed) ring(steps, reducing, ranks int, n float64, cells bool) float64
 // ringCells is the number of cells of a ring reduce-scatter of blocks, for what it sends on.
 const ringCells = 2
 
-// other returns the time that a rank at the end of a link between hosts spends on its other link, which is inside the host if
-// the host has several ranks.
+// other returns the time that a rank at the end of a link between hosts spends on its other link, which is inside the
+// host if the host has several ranks.
 func (f *closed) other() float64 {
 	if f.q == 1 {
 		return f.out.o
@@ -190,8 +192,8 @@ func (f *closed) other() float64 {
 	return f.in.o
 }
 
-// queue returns when the last of some messages arrives that follow one another on one link, small apart. Each takes whole,
-// and the message capacity places behind it can start only after that.
+// queue returns when the last of some messages arrives that follow one another on one link, small apart. Each takes
+// whole, and the message capacity places behind it can start only after that.
 func (f *closed) queue(messages int, small, whole, after float64, capacity int) float64 {
 	if messages < 1 {
 		return 0
@@ -200,6 +202,7 @@ func (f *closed) queue(messages int, small, whole, after float64, capacity int) 
 	return whole + max(float64(messages-1)*small, float64(turns)*(whole+after)+float64(rest)*small)
 }
 
+// formulas holds the closed forms of all algorithms that have one.
 var formulas = map[coll.Kind]map[string]formula{
 	coll.AllReduce:     allReduceFormulas,
 	coll.AllGather:     allGatherFormulas,

@@ -153,9 +153,9 @@ var allReduceFormulas = map[string]formula{
 // bound. The plans are short, so they can be played for any group.
 func twoTrees(*closed) (float64, error) { return refuse("two trees keep each other's ranks waiting") }
 
-// pairedDoubling returns the time of recursive doubling for sizes that are no powers of two. Ranks with an extra come to the
-// rounds a message late. In the end ranks without an extra are late as well, and ranks with one hand the result back. A rank
-// is made late in the rounds by others with an extra, which it meets only at distances below their number.
+// pairedDoubling returns the time of recursive doubling for sizes that are no powers of two. Ranks with an extra come
+// to the rounds a message late. In the end ranks without an extra are late as well, and ranks with one hand the result
+// back. A rank is made late in the rounds by others with an extra, which it meets only at distances below their number.
 func (f *closed) pairedDoubling() (float64, error) {
 	p, k, err := f.paired()
 	h, late := f.one(), lg(f.P-p)

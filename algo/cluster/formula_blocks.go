@@ -2,7 +2,8 @@ package cluster
 
 import "sagecomm/algo/sendrecv"
 
-// blocks returns rounds of as many blocks as the distance, at most the blocks that are left (Bruck et al., IEEE TPDS 1997).
+// blocks returns rounds of as many blocks as the distance, at most the blocks that are left (Bruck et al., IEEE TPDS
+// 1997).
 func (f *closed) blocks(gamma float64) []round {
 	return f.doubling(func(d int) float64 { return f.n * float64(min(d, f.P-d)) }, gamma)
 }
@@ -18,6 +19,8 @@ func (f *closed) growing(list []round) (float64, error) {
 // all returns the number of blocks of all other ranks.
 func all(f *closed) float64 { return float64(f.P - 1) }
 
+// each, logarithmic and levels return the messages and bytes of algorithms that send one message to each other rank, lg
+// P messages, and messages inside hosts and then between them.
 func each(f *closed) (int, float64) { return f.P - 1, all(f) }
 
 func logarithmic(f *closed) (int, float64) { return lg(f.P), all(f) }

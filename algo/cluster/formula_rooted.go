@@ -8,10 +8,13 @@ func (f *closed) subtree(ranks int) float64 { return float64(ranks) * f.n }
 // pieces returns the bytes of the pieces of a subtree.
 func (f *closed) pieces(ranks int) float64 { return min(f.n, float64(ranks)*piece(f.n, f.P)) }
 
+// binomialDown returns the messages and bytes of the root of a binomial tree.
 func binomialDown(f *closed) (int, float64) { return lg(f.P), float64(lg(f.P)) }
 
+// once returns the messages and bytes of ranks that send the buffer once.
 func once(f *closed) (int, float64) { return 1, 1 }
 
+// chunks returns the number of chunks of the buffer.
 func chunks(f *closed) int { return int(max(1, (f.n+f.chunk-1)/f.chunk)) }
 
 // below returns the number of ranks in the largest subtree of a child of the root of a binomial tree.
@@ -134,9 +137,9 @@ var scatterFormulas = map[string]formula{
 	},
 }
 
-// gathered returns the time of P-1 messages to one rank. Messages from its host come over other links than the others and
-// are taken first. Where ranks share NICs, the last message of a host comes late, and those of other hosts are taken after
-// it.
+// gathered returns the time of P-1 messages to one rank. Messages from its host come over other links than the others
+// and are taken first. Where ranks share NICs, the last message of a host comes late, and those of other hosts are
+// taken after it.
 func (f *closed) gathered() (float64, error) {
 	if f.c.Oversubscription > 1 {
 		return refuse("what comes through a switch at once is taken in another order")

@@ -27,8 +27,8 @@ func backwards(list []round) []round {
 // whole is the length of a round that moves the whole buffer.
 func (f *closed) whole(int) float64 { return f.n }
 
-// partners returns the time of rounds in pairs, for groups of powers of two. In each round either all pairs are inside hosts
-// or all are between hosts. A rank that is late between hosts keeps the ranks of its host waiting afterwards.
+// partners returns the time of rounds in pairs, for groups of powers of two. In each round either all pairs are inside
+// hosts or all are between hosts. A rank that is late between hosts keeps the ranks of its host waiting afterwards.
 func (f *closed) partners(lists ...[]round) (float64, error) {
 	if !isPower(f.P) || !f.levels() || !f.switchesOfPowers() {
 		return refuse("pairs of ranks are alike in groups, hosts and switches of powers of two only")
@@ -50,9 +50,10 @@ func (f *closed) switchesOfPowers() bool {
 	return f.c.Oversubscription == 1 || isPower(f.c.HostsPerSwitch)
 }
 
-// circle returns the time of rounds to the rank a distance further on, modulo P. In a round over less than a host some ranks
-// cross to the next host. A message that has crossed stays inside for the rounds that are left, so on the longest path one
-// of these rounds crosses, the longest one. But the last rank of a host crosses in all of them, through one link.
+// circle returns the time of rounds to the rank a distance further on, modulo P. In a round over less than a host some
+// ranks cross to the next host. A message that has crossed stays inside for the rounds that are left, so on the longest
+// path one of these rounds crosses, the longest one. But the last rank of a host crosses in all of them, through one
+// link.
 func (f *closed) circle(list []round) (float64, error) {
 	if f.c.Oversubscription > 1 {
 		return refuse("ranks of one switch go to several at once")
@@ -97,15 +98,15 @@ func (f *closed) circle(list []round) (float64, error) {
 	return r.end(), nil
 }
 
-// fewestAround and fewestDirect are the numbers of hosts from which on formulas hold that leave out the beginning and the
-// end.
+// fewestAround and fewestDirect are the numbers of hosts from which on formulas hold that leave out the beginning and
+// the end.
 const (
 	fewestAround = 8
 	fewestDirect = 32
 )
 
-// paired returns the largest power of two p = 2^k up to P. It refuses groups in which P - p ranks cannot hand their part to
-// neighbours (Thakur et al. 2005) at a known cost.
+// paired returns the largest power of two p = 2^k up to P. It refuses groups in which P - p ranks cannot hand their
+// part to neighbours (Thakur et al. 2005) at a known cost.
 func (f *closed) paired() (p, k int, err error) {
 	if !f.uniform() {
 		_, err = refuse("ranks that are paired with neighbours are on other hosts than their numbers among the others say")
@@ -114,10 +115,10 @@ func (f *closed) paired() (p, k int, err error) {
 	return 1 << k, k, err
 }
 
-// multiplying returns the time of one round of recursive multiplying (Ruefenacht et al. 2017): k-1 messages are sent and as
-// many taken, in the order of ranks. The last to arrive may be the first to be taken, and then the others wait in the
-// channels. The first rank reduces each message as it takes it, the last rank reduces its own vector with the sum of the
-// others in the end.
+// multiplying returns the time of one round of recursive multiplying (Ruefenacht et al. 2017): k-1 messages are sent
+// and as many taken, in the order of ranks. The last to arrive may be the first to be taken, and then the others wait
+// in the channels. The first rank reduces each message as it takes it, the last rank reduces its own vector with the
+// sum of the others in the end.
 func (h hop) multiplying(k int, n, gamma float64) float64 {
 	others := float64(k - 1)
 	take, more := n*gamma+h.o, float64(k-2)

@@ -1,8 +1,8 @@
 package cluster
 
-// tree is a binomial tree of ranks counted from its root on: the children of v are v+1, v+2, v+4, ... below v's lowest bit
-// (Chan et al. 2007). Its times follow from those of its subtrees. These have the sizes 2^k, except one of each kind that
-// is cut off by the end, so there are at most 2 lg P sizes.
+// tree is a binomial tree of ranks counted from its root on: the children of v are v+1, v+2, v+4, ... below v's lowest
+// bit (Chan et al. 2007). Its times follow from those of its subtrees. These have the sizes 2^k, except one of each
+// kind that is cut off by the end, so there are at most 2 lg P sizes.
 type tree struct {
 	*closed
 	n     func(subtree int) float64 // bytes of a message to or from a subtree of so many ranks
@@ -16,8 +16,8 @@ func (f *closed) tree(n func(subtree int) float64, gamma float64) tree {
 
 func (f *closed) full(int) float64 { return f.n }
 
-// down returns the time from the moment at which the root of a tree has everything until all its ranks have. The child with
-// most descendants is served first.
+// down returns the time from the moment at which the root of a tree has everything until all its ranks have. The child
+// with most descendants is served first.
 func (t tree) down(size int) float64 {
 	if end, ok := t.known[size]; ok || size == 1 {
 		return end
@@ -35,7 +35,8 @@ func (t tree) down(size int) float64 {
 	return end
 }
 
-// up returns the time until the root of a tree has what its ranks have. The child with fewest descendants is taken first.
+// up returns the time until the root of a tree has what its ranks have. The child with fewest descendants is taken
+// first.
 func (t tree) up(size int) float64 {
 	if end, ok := t.known[size]; ok || size == 1 {
 		return end
@@ -60,8 +61,8 @@ func (f *closed) binomial(seconds func() float64) (float64, error) {
 	return seconds(), nil
 }
 
-// chain returns the time of chunks along all ranks: the path of the first chunk, and then one chunk after the other at the
-// rate of the slowest place (Chan et al. 2007; pipelined: Barnett et al. 1994).
+// chain returns the time of chunks along all ranks: the path of the first chunk, and then one chunk after the other at
+// the rate of the slowest place (Chan et al. 2007; pipelined: Barnett et al. 1994).
 func (f *closed) chain(gamma float64) (float64, error) {
 	s := min(f.chunk, f.n)
 	slowest := f.in

@@ -35,8 +35,8 @@ func (l Link) check(where string) error {
 	return positive(where+".gb_per_s", l.Rate)
 }
 
-// known lists links that need no description: channels in shared memory, and links that this library does not drive yet. The
-// figures are expectations; a description that matters gives its own.
+// known lists links that need no description: channels in shared memory, and links that this library does not drive
+// yet. The figures are expectations; a description that matters gives its own.
 //
 //   - shared_memory: two processes of a host; algo.DefaultParams, fitted to measurements: a flag is seen after 250 ns, a
 //     step takes 300 ns, and a byte that another core has written takes 55 ps.

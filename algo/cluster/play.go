@@ -12,15 +12,15 @@ import (
 // MostPlayed is the number of ranks up to which plans are played. Above, closed forms come first.
 const MostPlayed = 4096
 
-// mostBuilt bounds the steps of the plans that are built for one play, and the regions that these steps name, of all ranks
-// where each rank has a plan of its own. Building that many takes some ten seconds, and 1 GB where all are steps.
+// mostBuilt bounds the steps of the plans that are built for one play, and the regions that these steps name, of all
+// ranks where each rank has a plan of its own. Building that many takes some ten seconds, and 1 GB where all are steps.
 const mostBuilt = 40 << 20
 
 // stepCost is the effort to build a step, in regions.
 const stepCost = 4
 
-// mostBeats bounds the steps that are played, of all ranks and chunks, which take some ten seconds. For more than MostPlayed
-// ranks the bound is a quarter of it.
+// mostBeats bounds the steps that are played, of all ranks and chunks, which take some ten seconds. For more than
+// MostPlayed ranks the bound is a quarter of it.
 const mostBeats = 96 << 20
 
 // links returns the two classes of links: inside hosts and between them.
@@ -75,8 +75,8 @@ func (c *Cluster) costs() cost.Costs {
 	return costs
 }
 
-// sharesNICs reports whether ranks may wait for a NIC. They do not where each rank has one to itself that is as fast as the
-// rank.
+// sharesNICs reports whether ranks may wait for a NIC. They do not where each rank has one to itself that is as fast as
+// the rank.
 func (c *Cluster) sharesNICs() bool {
 	between := c.links()[1]
 	return c.NICs < c.RanksPerHost || between.nic() < between.Rate

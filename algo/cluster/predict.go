@@ -72,8 +72,8 @@ func (c *Cluster) One(kind coll.Kind, algorithm string, bytes uint64, method Met
 	return best
 }
 
-// pipelined lists the algorithms whose ranks pass one chunk on while the next one comes. In other algorithms all ranks are
-// busy with a chunk until it is finished, so they use one chunk.
+// pipelined lists the algorithms whose ranks pass one chunk on while the next one comes. In other algorithms all ranks
+// are busy with a chunk until it is finished, so they use one chunk.
 var pipelined = map[string]bool{sendrecv.Chain: true, sendrecv.DoubleTree: true}
 
 // leastChunk is the smallest chunk that is tried: below, the number of steps decides.
@@ -87,7 +87,8 @@ func wholeChunk(bytes uint64) int {
 // fewestChunks is the least number of chunks that is tried where there are several: fewer make no pipeline.
 const fewestChunks = 4
 
-// firstChunk returns the largest chunk, a power of four times leastChunk, of which there are fewestChunks; 0 if there is none.
+// firstChunk returns the largest chunk, a power of four times leastChunk, of which there are fewestChunks; 0 if there
+// is none.
 func firstChunk(bytes uint64) int {
 	chunk := leastChunk
 	for uint64(chunk)*fewestChunks*4 <= bytes {
@@ -167,8 +168,8 @@ func (f *closed) predict(kind coll.Kind, algorithm string) (seconds float64, mes
 	return seconds, messages, share, nil
 }
 
-// busShare returns the factor by which nccl-tests multiply the bytes of a buffer or block, to compare with the rate of links
-// (their doc/PERFORMANCE.md).
+// busShare returns the factor by which nccl-tests multiply the bytes of a buffer or block, to compare with the rate of
+// links (their doc/PERFORMANCE.md).
 func busShare(kind coll.Kind, ranks int) float64 {
 	others := float64(ranks - 1)
 	switch kind {

@@ -23,4 +23,5 @@ func (f Femto) Duration() time.Duration {
 	return time.Duration((f-1)/1_000_000 + 1)
 }
 
+// toFemto rounds to whole femtoseconds. It stops at mostTime.
 func toFemto(seconds float64) Femto { return Femto(min(math.Round(seconds*1e15), float64(mostTime))) }

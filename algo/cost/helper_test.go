@@ -20,7 +20,7 @@ type family struct {
 // families lists all algorithms of sendrecv plans.
 var families = list(sendrecv.Algorithms)
 
-// list returns what the algorithms of each kind are.
+// list returns the algorithms of all kinds.
 func list(algorithms func(coll.Kind) []string) (all []family) {
 	for kind := range coll.KindCount {
 		for _, name := range algorithms(kind) {

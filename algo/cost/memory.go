@@ -21,10 +21,10 @@ type Memory struct {
 //	two-shot  measured   1.8   4.5     5.1      8.2      28        108    us
 //	          predicted  1.5   2.3     3.1      8.1      29        115
 //
-// Predicted times hold for the machine that the parameters come from. On a processor with a faster path between cores (Zen
-// 5: 1 MiB in 25 us) all terms shrink, so the choices stay close while the times do not. Memory beyond the caches is not
-// modelled: from 4 MiB on it adds about a quarter, to all candidates alike. Where ranks share a core, a hop takes until the
-// kernel has switched; whoever makes the Memory must say so.
+// Predicted times hold for the machine that the parameters come from. On a processor with a faster path between cores
+// (Zen 5: 1 MiB in 25 us) all terms shrink, so the choices stay close while the times do not. Memory beyond the caches
+// is not modelled: from 4 MiB on it adds about a quarter, to all candidates alike. Where ranks share a core, a hop
+// takes until the kernel has switched; whoever makes the Memory must say so.
 func DefaultMemory() Memory {
 	return Memory{
 		Hop:    250e-9,

@@ -43,8 +43,8 @@ type line struct {
 
 // place is a message in a channel.
 type place struct {
-	// at is when the first byte is at the receiver, or the last byte if the message came over shared links; later, when the
-	// message was taken.
+	// at is when the first byte is at the receiver, or the last byte if the message came over shared links; later, when
+	// the message was taken.
 	at    Femto
 	bytes uint64
 }

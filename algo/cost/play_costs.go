@@ -27,9 +27,9 @@ type Costs struct {
 	// sender.
 	Shared []float64
 	// Route appends the numbers of the shared links between two ranks, in the order in which a message passes them. A
-	// message is on all of them at the same time, as far as they are free. Its latency lies in the middle of the route, and
-	// it comes through the receiver's link in the order of arrival, not in the order in which messages are taken. Nil means
-	// that no route has shared links.
+	// message is on all of them at the same time, as far as they are free. Its latency lies in the middle of the route,
+	// and it comes through the receiver's link in the order of arrival, not in the order in which messages are taken.
+	// Nil means that no route has shared links.
 	Route func(from, to int, via []int) []int
 }
 
@@ -47,17 +47,18 @@ func Price(g plan.Group, l plan.Lengths, c Costs) (time.Duration, error) {
 }
 
 // Play carries out the steps of all ranks in time. A rank is busy with one step after the other. A send leaves when the
-// channel has room and the rank's link is free, and the rank goes on meanwhile. A message arrives a latency and its bytes
-// later. A step that waits for a message to be taken waits for the receiver. So a wait that a pipeline hides costs nothing.
+// channel has room and the rank's link is free, and the rank goes on meanwhile. A message arrives a latency and its
+// bytes later. A step that waits for a message to be taken waits for the receiver. So a wait that a pipeline hides
+// costs nothing.
 //
 // Without shared links ranks may be played in any order, since each time is the maximum of others plus a constant. With
-// them, a message that comes to a shared link waits in the play until no rank can go on without it, and messages are then
-// served in the order of time, since everything that can still happen happens later. So the result does not depend on the
-// order in either case. Times are whole femtoseconds, so that all ranks predict the same; a time above 2^61 of them, 38
-// minutes, is an error.
+// them, a message that comes to a shared link waits in the play until no rank can go on without it, and messages are
+// then served in the order of time, since everything that can still happen happens later. So the result does not depend
+// on the order in either case. Times are whole femtoseconds, so that all ranks predict the same; a time above 2^61 of
+// them, 38 minutes, is an error.
 //
-// The play keeps the skeleton of each plan and the messages in each channel, and carries out steps as ranks come to them,
-// so that thousands of ranks fit into memory.
+// The play keeps the skeleton of each plan and the messages in each channel, and carries out steps as ranks come to
+// them, so that thousands of ranks fit into memory.
 func Play(g plan.Group, l plan.Lengths, c Costs) (Outcome, error) {
 	p := prepare(g, l.Blocks != nil)
 	return p.play(p.chunk, l, c)

@@ -124,8 +124,8 @@ func (p *play) taken(rank int32, o ordered, numbers []uint32, since Femto) (Femt
 	return max(since, p.place(i, n-1).at), true
 }
 
-// send puts a message into its channel. The message leaves when the channel has room and the rank's link is free, and the
-// rank goes on meanwhile.
+// send puts a message into its channel. The message leaves when the channel has room and the rank's link is free, and
+// the rank goes on meanwhile.
 func (p *play) send(rank int32, b *bone, chunk int, bytes uint64, free Femto) bool {
 	who, i := &p.players[rank], p.first[rank]+b.line
 	l := &p.lines[i]

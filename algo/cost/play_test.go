@@ -10,7 +10,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// hostCosts are of hosts of so many ranks that share an uplink and a downlink, behind one switch each for two hosts.
+// hostCosts returns the costs of hosts whose ranks share an uplink and a downlink. Two hosts each share a switch.
 func hostCosts(width, hosts int) Costs {
 	c := Costs{
 		Links:  []Link{{Latency: 1e-6, Byte: 1e-10, Step: 2e-7}, {Latency: 9e-6, Byte: 1e-9, Step: 1e-6}},
@@ -64,7 +64,7 @@ func TestTurnedGroupsTakeTheSameTime(t *testing.T) {
 	}
 }
 
-// Plans that are prepared once are played for any chunk and length as those that are built for them.
+// Plans that are prepared once can be played for any chunk and length, with the same result as plans built for them.
 func TestPreparedPlansServeAllLengths(t *testing.T) {
 	const width, hosts = 4, 3
 	for _, f := range families {
@@ -93,7 +93,7 @@ func TestPreparedPlansServeAllLengths(t *testing.T) {
 	}
 }
 
-// across has each rank of the first half send to the one as far into the second half.
+// across returns plans in which each rank of the first half sends to the rank as far into the second half.
 func across(size int) plan.Group {
 	return plan.Group{Size: size, Build: func(rank int) plan.SendRecvPlan {
 		p := plan.SendRecvPlan{Algorithm: "across", Kind: coll.AllGather, Rank: rank, Size: size, Chunk: 1 << 20, Pieces: 1}
@@ -129,7 +129,7 @@ func TestSharedLinksPassOneMessageAfterTheOther(t *testing.T) {
 			costs.Shared[i] *= c.slower
 		}
 		if c.width == 1 {
-			// Of eight hosts the first half is behind two switches, which are not what is looked at.
+			// The first half of eight hosts is behind two switches; this row leaves switches out.
 			costs.Route = func(from, to int, via []int) []int { return append(via, from, 8+to) }
 		}
 		got, err := Play(across(8), plan.Lengths{Bytes: n}, costs)
@@ -140,7 +140,7 @@ func TestSharedLinksPassOneMessageAfterTheOther(t *testing.T) {
 	}
 }
 
-// Whoever is looked at first, the result is the same, also where ranks meet on links.
+// The result does not depend on the order in which ranks are played, even where they meet on links.
 func TestTheOrderOfPlayMakesNoDifference(t *testing.T) {
 	const seed = 20261122
 	rng := rand.New(rand.NewPCG(seed, 0))

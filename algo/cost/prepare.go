@@ -5,8 +5,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Prepared holds the plans of a group as far as playing needs them. It depends neither on the length of buffers nor on that
-// of chunks, so it can be played for many of both.
+// Prepared holds the plans of a group as far as playing needs them. It depends neither on the length of buffers nor on
+// that of chunks, so it can be played for many of both.
 type Prepared struct {
 	size      int
 	chunk     int // of the plans
@@ -20,8 +20,8 @@ type Prepared struct {
 // Prepare builds the plans of a group.
 func Prepare(g plan.Group) *Prepared { return prepare(g, false) }
 
-// Play is [Play] with chunks of some length, a multiple of [plan.Unit], and with that many bytes in the flat buffer or in
-// each block.
+// Play is [Play] with chunks of some length, a multiple of [plan.Unit], and with that many bytes in the flat buffer or
+// in each block.
 func (g *Prepared) Play(chunk int, bytes uint64, c Costs) (Outcome, error) {
 	return g.play(chunk, plan.Lengths{Bytes: bytes}, c)
 }

@@ -34,7 +34,8 @@ func priceOf(t *testing.T, kind coll.Kind, name string, at sendrecv.Place, bytes
 	return got
 }
 
-// Hockney 1994; Thakur, Rabenseifner, Gropp 2005; Chan et al. 2007: for one chunk, and P a power of two.
+// For one chunk, and P a power of two, prices are those of Hockney 1994, Thakur, Rabenseifner, Gropp 2005 and Chan et
+// al. 2007.
 func TestPricesAreThoseOfTheFormulas(t *testing.T) {
 	for _, size := range []int{2, 4, 8, 16, 64} {
 		n, P, log := float64(size*1024), float64(size), float64(lg(size))
@@ -73,8 +74,8 @@ func TestPricesAreThoseOfTheFormulas(t *testing.T) {
 	}
 }
 
-// A chain's chunks follow one another: the first takes P-1 messages, each other one only its bytes. Where a message
-// waits for the one before to be taken, the latency of each counts as well.
+// The chunks of a chain follow one another: the first takes P-1 messages, each later one only its bytes. Where a message
+// waits until the one before has been taken, the latency of each counts as well.
 func TestPipeliningCounts(t *testing.T) {
 	const size, chunks, s = 8, 50, 64 << 10
 	c := flatCosts()
@@ -138,7 +139,7 @@ func TestPricesOfWhatCannotBe(t *testing.T) {
 	rejected(t, err, "a price needs a class of links")
 }
 
-// Thousands of ranks: minutes would be too long for a choice.
+// Thousands of ranks are priced in seconds.
 func TestThousandsOfRanksHaveAPrice(t *testing.T) {
 	const hosts, width = 512, 8
 	at := sendrecv.Place{Size: hosts * width, Chunk: 128 << 20}

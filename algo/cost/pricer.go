@@ -16,12 +16,12 @@ const Unpriced = time.Duration(math.MaxInt64)
 // messages that channels hold, so a pipeline has reached its pace by then, and the rest is multiplied.
 const playedChunks = 8
 
-// playedRegions bounds the effort of a price: the number of regions that the steps of all ranks name. Each takes some tenths
-// of a microsecond to be made and played.
+// playedRegions bounds the effort of a price: the number of regions that the steps of all ranks name. Each takes some
+// tenths of a microsecond to be made and played.
 const playedRegions = 1 << 16
 
-// between is the factor between played lengths where all ranks have to be played. The time of a chunk is the maximum of sums
-// that grow with its length, so it lies close to the straight line between two played lengths.
+// between is the factor between played lengths where all ranks have to be played. The time of a chunk is the maximum of
+// sums that grow with its length, so it lies close to the straight line between two played lengths.
 const between = 16
 
 // Priced reports whether a [Pricer] has prices of a group: whether its ranks are alike, or have few enough messages to
@@ -221,8 +221,9 @@ func (r *Pricer) busyWith(p plan.SendRecvPlan, bytes uint64) time.Duration {
 	return time.Duration(work / 1_000_000)
 }
 
-// AtLeast returns a lower bound of [Pricer.Price] without any play: the time of one rank's work, or of the bytes that leave
-// it or come to it. Whoever looks for the cheapest algorithm need not price one whose bound is higher than a known price.
+// AtLeast returns a lower bound of [Pricer.Price] without any play: the time of one rank's work, or of the bytes that
+// leave it or come to it. Whoever looks for the cheapest algorithm need not price one whose bound is higher than a
+// known price.
 func (r *Pricer) AtLeast(bytes uint64) time.Duration {
 	least, times := r.full, bytes/uint64(r.first.Chunk)
 	if times == 0 || r.first.Kind == coll.Barrier {

@@ -7,8 +7,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// skeleton is the part of a plan that its time depends on. Peers and, where it is turned, pieces are counted from the rank
-// that it is played for.
+// skeleton is the part of a plan that its time depends on. Peers and, where it is turned, pieces are counted from the
+// rank that it is played for.
 type skeleton struct {
 	bones   []bone
 	spans   []span
@@ -51,7 +51,8 @@ type outlet struct {
 // noLine is the line of a channel into which nobody sends.
 const noLine = -1
 
-// index finds numbers by keys. It looks at each of a few keys, which takes less time than a map, and uses a map for many.
+// index finds numbers by keys. It looks at each of a few keys, which takes less time than a map, and uses a map for
+// many.
 type index[K comparable] struct {
 	keys    []K
 	numbers []int32
@@ -143,8 +144,8 @@ func (k *skeleton) lineTo(to outlet) int32 {
 	return i
 }
 
-// spansOf returns the spans of some regions. Regions of the same pieces, of whichever blocks, make one span. A step of one
-// span, which nearly every step is, shares it with steps that have the same span.
+// spansOf returns the spans of some regions. Regions of the same pieces, of whichever blocks, make one span. A step of
+// one span, which nearly every step is, shares it with steps that have the same span.
 func (k *skeleton) spansOf(regions []plan.Region, single *index[span]) (from, to int32) {
 	from = int32(len(k.spans))
 	for _, r := range regions {
@@ -169,6 +170,7 @@ func (k *skeleton) spansOf(regions []plan.Region, single *index[span]) (from, to
 // cut is the division of a chunk into pieces, see [plan.SendRecvPlan].
 type cut struct{ bytes, each, more uint64 }
 
+// cutOf returns the division of a chunk of that many bytes.
 func cutOf(bytes, pieces uint64) cut {
 	units := (bytes + plan.Unit - 1) / plan.Unit
 	return cut{bytes, units / pieces, units % pieces}

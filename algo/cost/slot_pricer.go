@@ -6,21 +6,21 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// playedSlotChunks is how many chunks of a collective are played. Waiting repeats itself well within that many, since a rank
-// cannot be ahead by more than the slots.
+// playedSlotChunks is how many chunks of a collective are played. Waiting repeats itself well within that many, since a
+// rank cannot be ahead by more than the slots.
 const playedSlotChunks = 16
 
 // PriceSlots predicts the time from the moment at which all ranks enter the collective until the last one is done. The
-// plans stand for all ranks: the root's and one other rank's, or one plan where there is no root. Their steps are played
-// against each other: a step begins when the rank is free and the flags that it waits for have had a hop's time to arrive,
-// so waits that the pipeline hides cost nothing. Beyond some number of chunks the time per chunk is constant and is
-// multiplied. A plan that cannot finish gets the largest duration.
+// plans stand for all ranks: the root's and one other rank's, or one plan where there is no root. Their steps are
+// played against each other: a step begins when the rank is free and the flags that it waits for have had a hop's time
+// to arrive, so waits that the pipeline hides cost nothing. Beyond some number of chunks the time per chunk is constant
+// and is multiplied. A plan that cannot finish gets the largest duration.
 func PriceSlots(plans []plan.SlotPlan, bytes uint64, link Memory) time.Duration {
 	return NewSlotPricer(plans, link).Price(bytes).Duration()
 }
 
-// SlotPricer is [PriceSlots] of one algorithm for many lengths. It plays each length once; lengths beyond the played chunks
-// share most plays. One goroutine at a time may use it.
+// SlotPricer is [PriceSlots] of one algorithm for many lengths. It plays each length once; lengths beyond the played
+// chunks share most plays. One goroutine at a time may use it.
 type SlotPricer struct {
 	plan   plan.SlotPlan
 	link   femtoMemory

@@ -73,7 +73,7 @@ func TestPriceOverlapsChunks(t *testing.T) {
 	}
 }
 
-// Multiplying the time of a chunk out gives what playing every chunk through gives.
+// Multiplying the time of a chunk gives the same as playing every chunk.
 func TestPriceOfManyChunksIsExact(t *testing.T) {
 	link := DefaultMemory()
 	for _, f := range list(shmplan.Algorithms) {
@@ -91,7 +91,7 @@ func TestPriceOfManyChunksIsExact(t *testing.T) {
 	}
 }
 
-// Multiplying what whole chunks take gives what counting every chunk gives.
+// Counting whole chunks once and multiplying gives the same as counting every chunk.
 func TestCountsOfManyChunksAreExact(t *testing.T) {
 	for _, f := range list(shmplan.Algorithms) {
 		for _, size := range []int{1, 2, 5} {

@@ -54,8 +54,8 @@ func (p *SendRecvPlan) canonical(r Region) Region {
 	return r
 }
 
-// ontoItself reports whether a step copies between memory that is the same in place: in place it does nothing, and out of
-// place nobody reads what it writes.
+// ontoItself reports whether a step copies between memory that is the same in place: in place it does nothing, and out
+// of place nobody reads what it writes.
 func (p *SendRecvPlan) ontoItself(s *Step) bool {
 	same := func(a, b Region) bool { return p.canonical(a) == p.canonical(b) }
 	return s.Op == Copy && slices.EqualFunc(s.From, s.To, same)
@@ -86,6 +86,7 @@ const (
 	ofPiece
 )
 
+// listOf returns the key of one of the lists of a place.
 func listOf(place uint64, which int) uint64 { return place<<31 + uint64(which) }
 
 func (s *sends) add(step int, r Region) {

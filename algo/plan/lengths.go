@@ -9,8 +9,8 @@ import (
 // Lengths gives the bytes that a collective moves.
 type Lengths struct {
 	Bytes uint64 // of the flat buffer, or of each block, where Blocks is nil
-	// Blocks gives the bytes of blocks that differ: of each rank's block; for all_to_all first of what rank 0 has for each
-	// rank, then of what rank 1 has, and so on.
+	// Blocks gives the bytes of blocks that differ: of each rank's block; for all_to_all first of what rank 0 has for
+	// each rank, then of what rank 1 has, and so on.
 	Blocks []uint64
 }
 
@@ -98,6 +98,6 @@ func (p *SendRecvPlan) Moved(s *Step, k uint64, l Lengths) uint64 {
 	return p.Bytes(s.To, k, l)
 }
 
-// Idle reports whether a step is left out in chunk k, in which it would move that many bytes: it has nothing to move, and
-// the ranks have met in chunk 0.
+// Idle reports whether a step is left out in chunk k, in which it would move that many bytes: it has nothing to move,
+// and the ranks have met in chunk 0.
 func (s *Step) Idle(k, bytes uint64) bool { return bytes == 0 && (k > 0 || s.Op > RecvReduce) }

@@ -10,8 +10,8 @@ const (
 	Send Op = iota
 	// Recv takes the next message of the channel from [Step.Peer] into [Step.To].
 	Recv
-	// RecvReduce takes the next message and writes its reduction with [Step.From] to [Step.To]. From is the left operand;
-	// with [Step.MessageFirst] the message is. From and To are the same memory or have no byte in common.
+	// RecvReduce takes the next message and writes its reduction with [Step.From] to [Step.To]. From is the left
+	// operand; with [Step.MessageFirst] the message is. From and To are the same memory or have no byte in common.
 	RecvReduce
 	// Reduce writes the reduction of To, as the left operand, and From to To, without any channel.
 	Reduce
@@ -36,8 +36,8 @@ const (
 	// Input and Output are the rank's buffers. In place they are the same memory.
 	Input Space = iota
 	Output
-	// Scratch is for sendrecv plans: [SendRecvPlan.Cells] cells of a chunk's length, in [SendRecvPlan.Sets] sets. Chunk k
-	// uses set k mod Sets.
+	// Scratch is for sendrecv plans: [SendRecvPlan.Cells] cells of a chunk's length, in [SendRecvPlan.Sets] sets. Chunk
+	// k uses set k mod Sets.
 	Scratch
 	// Slot is for slot plans: the slot of the step's chunk that belongs to [Range.Rank]. Offsets count from its start.
 	Slot
@@ -65,36 +65,36 @@ type Step struct {
 	Channel      uint8 // of those between the two ranks
 	From, To     []Region
 	MessageFirst bool // of RecvReduce
-	// After lists earlier sends, by index in [SendRecvPlan.Steps], of bytes that this step overwrites. Their messages, of
-	// the same chunk, must have been taken before this step writes. [AddDependencies] fills it in.
+	// After lists earlier sends, by index in [SendRecvPlan.Steps], of bytes that this step overwrites. Their messages,
+	// of the same chunk, must have been taken before this step writes. [AddDependencies] fills it in.
 	After []int
 }
 
-// SendRecvPlan is what one rank does for one collective by messages between pairs of ranks. All ranks of a group use plans
-// of the same algorithm, chunk and number of pieces.
+// SendRecvPlan is what one rank does for one collective by messages between pairs of ranks. All ranks of a group use
+// plans of the same algorithm, chunk and number of pieces.
 //
 // # Lengths
 //
-// Plans are parametric in length. A buffer is flat, or has a block for each rank, in rank order. Each block, or the flat
-// buffer, is cut into chunks of Chunk bytes, the last one shorter. Every chunk is cut into Pieces pieces: of u =
+// Plans are parametric in length. A buffer is flat, or has a block for each rank, in rank order. Each block, or the
+// flat buffer, is cut into chunks of Chunk bytes, the last one shorter. Every chunk is cut into Pieces pieces: of u =
 // ceil(bytes / 64) units the first u mod Pieces pieces get one more than the others, and the last unit may be short. A
-// unit of 64 bytes is a cache line and a multiple of every element (1 to 16 bytes), so no piece divides an element, no two
-// pieces share a line of an aligned buffer, and a plan need not know the element type. With fewer units than pieces the
-// last pieces are empty.
+// unit of 64 bytes is a cache line and a multiple of every element (1 to 16 bytes), so no piece divides an element, no
+// two pieces share a line of an aligned buffer, and a plan need not know the element type. With fewer units than pieces
+// the last pieces are empty.
 //
-// A message of no bytes is sent in chunk 0 and left out in later chunks; both ends see this from the lengths of the blocks
-// concerned. So ranks meet, and notice that they call different things, even where there is nothing to move: a collective
-// of 0 bytes has one chunk. Ranks may know the lengths of different blocks (all_to_all with uneven splits) and so go
-// through different numbers of chunks.
+// A message of no bytes is sent in chunk 0 and left out in later chunks; both ends see this from the lengths of the
+// blocks concerned. So ranks meet, and notice that they call different things, even where there is nothing to move: a
+// collective of 0 bytes has one chunk. Ranks may know the lengths of different blocks (all_to_all with uneven splits)
+// and so go through different numbers of chunks.
 //
 // # Channels
 //
 // A channel takes messages from one rank to one other, first in, first out; between the same two ranks there may be
-// several, which are numbered. It holds at least one message ([SendRecvPlan.Largest] bounds its bytes). A send completes
-// as soon as the channel has room. The channel may copy the bytes or keep reading them from where they lie, so a step that
-// overwrites them names the send in [Step.After] and waits until the message has been taken, that is, until the channel
-// reads the sender's memory no more: at once where it copies, and at the latest when the receiver has the message. A recv
-// waits for the next message.
+// several, which are numbered. It holds at least one message ([SendRecvPlan.Largest] bounds its bytes). A send
+// completes as soon as the channel has room. The channel may copy the bytes or keep reading them from where they lie,
+// so a step that overwrites them names the send in [Step.After] and waits until the message has been taken, that is,
+// until the channel reads the sender's memory no more: at once where it copies, and at the latest when the receiver has
+// the message. A recv waits for the next message.
 //
 // # Order
 //
@@ -119,11 +119,12 @@ type SendRecvPlan struct {
 // Unit divides the start of every piece, see [SendRecvPlan].
 const Unit = 64
 
-// InputBlocks and OutputBlocks report whether a kind's buffer has a block for each rank.
+// InputBlocks reports whether the input of a kind has a block for each rank.
 func InputBlocks(k coll.Kind) bool {
 	return k == coll.ReduceScatter || k == coll.AllToAll || k == coll.Scatter
 }
 
+// OutputBlocks reports whether the output of a kind has a block for each rank.
 func OutputBlocks(k coll.Kind) bool {
 	return k == coll.AllGather || k == coll.AllToAll || k == coll.Gather
 }
@@ -131,8 +132,10 @@ func OutputBlocks(k coll.Kind) bool {
 // IsFlat reports whether a kind has no blocks at all.
 func IsFlat(k coll.Kind) bool { return !InputBlocks(k) && !OutputBlocks(k) }
 
-// InputBlocks and OutputBlocks report whether the plan's buffer has a block for each rank.
-func (p SendRecvPlan) InputBlocks() bool  { return InputBlocks(p.Kind) }
+// InputBlocks reports whether the plan's input has a block for each rank.
+func (p SendRecvPlan) InputBlocks() bool { return InputBlocks(p.Kind) }
+
+// OutputBlocks reports whether the plan's output has a block for each rank.
 func (p SendRecvPlan) OutputBlocks() bool { return OutputBlocks(p.Kind) }
 
 // MaxLag returns the largest lag of the plan.
@@ -144,8 +147,8 @@ func (p SendRecvPlan) MaxLag() int {
 	return lag
 }
 
-// Sets returns how many chunks have scratch cells of their own: those in flight and one more, so that a rank does not wait
-// at once for the message that it has just sent.
+// Sets returns how many chunks have scratch cells of their own: those in flight and one more, so that a rank does not
+// wait at once for the message that it has just sent.
 func (p SendRecvPlan) Sets() int { return p.MaxLag() + 2 }
 
 // Largest returns the most bytes of a message, which one place of a channel must hold. Pieces of a shorter chunk are no

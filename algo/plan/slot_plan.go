@@ -10,17 +10,17 @@ const (
 	// input into this rank's slot (scaled, for PREMUL_SUM) and marks the slot filled. Of an input of [Blocks] it copies
 	// the chunk of each block but this rank's own, one behind the other.
 	Publish Action = iota
-	// ReduceSlots waits until the slots of all ranks are filled and reduces [Stage.Part] of the chunk, in rank order, into
-	// the output ([Stage.ToOutput]) and back into the slots that it came from ([Stage.Back]). Then it marks this rank's
-	// share as reduced.
+	// ReduceSlots waits until the slots of all ranks are filled and reduces [Stage.Part] of the chunk, in rank order,
+	// into the output ([Stage.ToOutput]) and back into the slots that it came from ([Stage.Back]). Then it marks this
+	// rank's share as reduced.
 	ReduceSlots
-	// Collect waits until all other ranks have reduced their shares and copies these shares to the output. They lie in this
-	// rank's own slot, where the other ranks have written their results.
+	// Collect waits until all other ranks have reduced their shares and copies these shares to the output. They lie in
+	// this rank's own slot, where the other ranks have written their results.
 	Collect
 	// Read waits until the slots of [Stage.From] are filled and copies the chunk of each, or its part for this rank, to
-	// the output. With [Others], which requires an output of [Blocks], it also copies this rank's own chunk straight from
-	// the input to its block: through the own slot the same bytes would be copied twice, and in place there is nothing to
-	// do.
+	// the output. With [Others], which requires an output of [Blocks], it also copies this rank's own chunk straight
+	// from the input to its block: through the own slot the same bytes would be copied twice, and in place there is
+	// nothing to do.
 	Read
 	// Await waits until the slots of all other ranks are filled and moves nothing.
 	Await
@@ -47,8 +47,8 @@ const (
 	// Share is this rank's share: the chunk is cut into one piece for each rank, all of equal length, a multiple of 64
 	// bytes; the last ones are shorter or empty.
 	Share
-	// Block is the chunk of this rank's block, of an input of [Blocks]. This rank's own contribution is read straight from
-	// its input.
+	// Block is the chunk of this rank's block, of an input of [Blocks]. This rank's own contribution is read straight
+	// from its input.
 	Block
 )
 
@@ -90,8 +90,8 @@ type Stage struct {
 
 // SlotPlan is what one rank does for one collective through slots. It is parametric in length: the number of chunks
 // follows from the byte count at run time, see [SlotPlan.Chunks]. All ranks of a group use plans of the same algorithm,
-// slots and chunk size, and every rank's tickets advance by one per chunk, whether the rank publishes or not. A rank alone
-// needs no tickets.
+// slots and chunk size, and every rank's tickets advance by one per chunk, whether the rank publishes or not. A rank
+// alone needs no tickets.
 //
 // # Lags
 //
@@ -115,9 +115,9 @@ type SlotPlan struct {
 	Input     Layout
 	Output    Layout
 	// Head is how many bytes of each block go ahead in one ticket of the small slots, behind the lengths of all blocks.
-	// Where ranks know only the lengths of their own blocks, they agree on the number of chunks in this way. Chunks count
-	// from the end of the heads. A rank with a longer block publishes its first chunk together with the heads, so that
-	// both take one round. Head is a multiple of 64, and 0 where no stage has [Stage.Head].
+	// Where ranks know only the lengths of their own blocks, they agree on the number of chunks in this way. Chunks
+	// count from the end of the heads. A rank with a longer block publishes its first chunk together with the heads, so
+	// that both take one round. Head is a multiple of 64, and 0 where no stage has [Stage.Head].
 	Head   int
 	Stages []Stage
 }
@@ -132,8 +132,8 @@ func (p SlotPlan) MaxLag() int {
 }
 
 // Chunks returns how many chunks, and so tickets, a collective of that many bytes takes; the longest block counts. No
-// bytes are one empty chunk, so that ranks meet and a rank that calls something else is noticed. Ranks that have met over
-// the heads of blocks need no chunk.
+// bytes are one empty chunk, so that ranks meet and a rank that calls something else is noticed. Ranks that have met
+// over the heads of blocks need no chunk.
 func (p SlotPlan) Chunks(bytes uint64) uint64 {
 	switch {
 	case p.HasHeads():

@@ -16,6 +16,7 @@ const (
 	Reduced
 	// Consumed: the rank reads no slot of the ticket any more.
 	Consumed
+	// Counters is the number of counters.
 	Counters
 )
 
@@ -23,8 +24,9 @@ var counterNames = [Counters]string{"filled", "reduced", "consumed"}
 
 func (c Counter) String() string { return counterNames[c] }
 
-// Wait blocks until Rank's counter has reached a chunk. A negative chunk is a ticket of an earlier collective on the same
-// slots, counted back from the first ticket of this one; before the very first ticket there is nothing to wait for.
+// Wait blocks until Rank's counter has reached a chunk. A negative chunk is a ticket of an earlier collective on the
+// same slots, counted back from the first ticket of this one; before the very first ticket there is nothing to wait
+// for.
 type Wait struct {
 	Rank    int
 	Counter Counter
@@ -39,7 +41,8 @@ type Range struct {
 	Len   uint64
 }
 
-// Move writes all of To from From: a copy of one range, or with Reduce the reduction of equally long ranges in that order.
+// Move writes all of To from From: a copy of one range, or with Reduce the reduction of equally long ranges in that
+// order.
 type Move struct {
 	Reduce bool
 	To     []Range
@@ -71,8 +74,7 @@ func (p SlotPlan) BlockBytes(l Lengths, from, to int) uint64 {
 	}
 }
 
-// InputAt returns where the block for a rank begins in this rank's input, OutputAt where the block of a rank begins in
-// this rank's output.
+// InputAt returns where the block for a rank begins in this rank's input.
 func (p SlotPlan) InputAt(l Lengths, to int) (at uint64) {
 	switch {
 	case p.Input != Blocks:
@@ -86,6 +88,7 @@ func (p SlotPlan) InputAt(l Lengths, to int) (at uint64) {
 	return at
 }
 
+// OutputAt returns where the block of a rank begins in this rank's output.
 func (p SlotPlan) OutputAt(l Lengths, from int) (at uint64) {
 	switch {
 	case p.Output != Blocks:
@@ -108,8 +111,8 @@ func Concrete(p SlotPlan, bytes uint64) iter.Seq[SlotStep] {
 	return ConcreteLengths(p, Lengths{Bytes: bytes}, [2]int{SmallSlotCount, LargeSlotCount})
 }
 
-// ConcreteLengths is [Concrete] for blocks that may differ in length, and for other numbers of small and large slots than
-// those of this library, with which checkers show what a number is needed for.
+// ConcreteLengths is [Concrete] for blocks that may differ in length, and for other numbers of small and large slots
+// than those of this library, with which checkers show what a number is needed for.
 func ConcreteLengths(p SlotPlan, l Lengths, slots [2]int) iter.Seq[SlotStep] {
 	if p.Kind == coll.Barrier {
 		l.Bytes = 0
@@ -157,8 +160,8 @@ func ConcreteLengths(p SlotPlan, l Lengths, slots [2]int) iter.Seq[SlotStep] {
 	}
 }
 
-// ahead reports whether this rank publishes its first chunk together with the heads: its own blocks tell it that there is
-// one, so it need not read the heads of the others first.
+// ahead reports whether this rank publishes its first chunk together with the heads: its own blocks tell it that there
+// is one, so it need not read the heads of the others first.
 func (p SlotPlan) ahead(l Lengths) bool {
 	for to := range p.Size {
 		if p.HasHeads() && p.BlockBytes(l, p.Rank, to) > uint64(p.Head) {

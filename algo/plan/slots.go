@@ -2,8 +2,8 @@ package plan
 
 import "sagecomm/internal/coll"
 
-// Slots is one of the two sets of slots that a rank has in a group. A chunk takes the next ticket of its set, and ticket t
-// uses slot t mod [Slots.Count].
+// Slots is one of the two sets of slots that a rank has in a group. A chunk takes the next ticket of its set, and
+// ticket t uses slot t mod [Slots.Count].
 type Slots uint8
 
 const (
@@ -24,9 +24,9 @@ const (
 	SmallSlotCount = 8
 	// LargeSlotBytes is the largest chunk of the large slots.
 	LargeSlotBytes = 256 << 10
-	// LargeSlotCount is what the deepest pipeline needs (lag 2: three chunks in flight) and one more, so that a rank which
-	// is late by less than a chunk stops nobody. With the default chunk the slots touch 512 KiB, half of the second-level
-	// cache of a present server core, and all of it where blocks fill them.
+	// LargeSlotCount is what the deepest pipeline needs (lag 2: three chunks in flight) and one more, so that a rank
+	// which is late by less than a chunk stops nobody. With the default chunk the slots touch 512 KiB, half of the
+	// second-level cache of a present server core, and all of it where blocks fill them.
 	LargeSlotCount = 4
 	// MaxStages and MaxSize bound a plan: the runner's tables have these lengths.
 	MaxStages = 6
@@ -68,8 +68,8 @@ func (s Slots) MaxChunk(kind coll.Kind, size int) int {
 	return s.Bytes()
 }
 
-// HeadBytes returns how many bytes of each block fit into a small slot behind the table of lengths, which has 8 bytes for
-// each rank and for the longest block.
+// HeadBytes returns how many bytes of each block fit into a small slot behind the table of lengths, which has 8 bytes
+// for each rank and for the longest block.
 func HeadBytes(size int) int {
 	table := (8*(size+1) + Align - 1) &^ (Align - 1)
 	return max(0, SmallSlotBytes-table) / max(1, size-1) &^ (Align - 1)

@@ -16,7 +16,7 @@ var example = []family{
 	{coll.Broadcast, Flat, FlatBroadcast},
 }
 
-// exampleFormulas is what it adds to formulas.
+// exampleFormulas is the line that the document adds to formulas.
 var exampleFormulas = map[string]func(P int, n uint64) formula{
 	// Chan et al. 2007: the root sends P-1 messages of n.
 	"broadcast/flat": func(P int, n uint64) formula { return formula{P - 1, P - 1, uint64(P-1) * n, 0} },
@@ -26,7 +26,7 @@ func TestTheWorkedExampleIsRight(t *testing.T) {
 	f := example[0]
 	prove(t, f)
 	compare(t, f, exampleFormulas["broadcast/flat"])
-	// P-1 messages leave one after the other; the last one is there a latency after its bytes.
+	// P-1 messages leave one after the other; the last one arrives a latency after its bytes have left.
 	const size, n, alpha, beta = 5, 1000, 10e-6, 1e-9
 	got, err := cost.Price(plan.Group{Size: size, Build: func(rank int) plan.SendRecvPlan { return f.build(Place{Rank: rank, Size: size, Chunk: 1024}) }}, plan.Lengths{Bytes: n}, cost.Costs{Links: []cost.Link{{Latency: alpha, Byte: beta}}, Capacity: 1})
 	if err != nil {
@@ -38,7 +38,7 @@ func TestTheWorkedExampleIsRight(t *testing.T) {
 	}
 }
 
-// The document shows the files that were built and proved here, to the letter.
+// The document shows exactly the code that is built and proved here.
 func TestTheWorkedExampleIsTheDocuments(t *testing.T) {
 	read := func(name string) string {
 		text, err := os.ReadFile(name)

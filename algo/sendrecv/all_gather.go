@@ -30,8 +30,8 @@ func (m *maker) keepOwn() {
 	m.copy([]plan.Region{m.blockOf(plan.Input, m.Rank)}, []plan.Region{m.blockOf(plan.Output, m.Rank)})
 }
 
-// gathered returns blocks of an all-gather: the rank's own block in the input, since it need not be in the output yet, the
-// others in the output.
+// gathered returns blocks of an all-gather: the rank's own block in the input, since it need not be in the output yet,
+// the others in the output.
 func (m *maker) gathered(blocks []int) []plan.Region {
 	list := make([]plan.Region, len(blocks))
 	for i, b := range blocks {

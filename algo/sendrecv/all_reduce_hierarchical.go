@@ -22,15 +22,15 @@ func HierarchicalAllReduce(at Place) plan.SendRecvPlan {
 	return ComposeAllReduce(at, RingReduceScatter, RabenseifnerAllReduce, RingAllGather)
 }
 
-// ComposeAllReduce is [HierarchicalAllReduce] with any three algorithms: a reduce-scatter and an all-gather inside hosts,
-// and an all-reduce between them.
+// ComposeAllReduce is [HierarchicalAllReduce] with any three algorithms: a reduce-scatter and an all-gather inside
+// hosts, and an all-reduce between them.
 // Requires: hosts that [Build] accepts.
 func ComposeAllReduce(at Place, scatter, between, gather func(Place) plan.SendRecvPlan) plan.SendRecvPlan {
 	return composeAllReduce(at, Hierarchical, gridOf(at), scatter, between, gather, 1)
 }
 
-// TorusAllReduce reduces and scatters along the rows of a torus, all-reduces along its columns, and gathers along the rows
-// (Mikami et al. 2018; Ying et al. 2018).
+// TorusAllReduce reduces and scatters along the rows of a torus, all-reduces along its columns, and gathers along the
+// rows (Mikami et al. 2018; Ying et al. 2018).
 //
 //	ring reduce-scatter along the row of A ranks | ring all-reduce of the parts along the column of B | ring all-gather
 //

@@ -23,9 +23,9 @@ func RecursiveDoublingAllReduce(at Place) plan.SendRecvPlan {
 //
 //	round of radix f: send to f-1 partners | receive and reduce f-1 vectors in the order of the partners
 //
-// Steps: the number p of ranks is factored into factors f of at most Radix; each is one round, which sends f-1 messages of
-// n. p is the largest such product up to P; the other ranks are paired as in recursive doubling. log_k P (a + (k-1) n b +
-// (k-1) n g) where the messages of a round leave at the same time.
+// Steps: the number p of ranks is factored into factors f of at most Radix; each is one round, which sends f-1 messages
+// of n. p is the largest such product up to P; the other ranks are paired as in recursive doubling. log_k P (a + (k-1)
+// n b + (k-1) n g) where the messages of a round leave at the same time.
 // For: short messages between ranks that can send several at once, or whose number is 3, 6, 9, 12, ...
 func RecursiveMultiplyingAllReduce(at Place) plan.SendRecvPlan {
 	return multiplyAllReduce(at, RecursiveMultiplying, Radix)
@@ -92,7 +92,8 @@ func multiplyAllReduce(at Place, name string, radix int) plan.SendRecvPlan {
 	return m.done()
 }
 
-// exchange is one round: cores that differ in one digit only reduce their vectors, all of them in the order of that digit.
+// exchange is one round: cores that differ in one digit only reduce their vectors, all of them in the order of that
+// digit.
 func (m *maker) exchange(f pairing, radix, distance int, from, to []plan.Region) {
 	core := f.core(m.Rank)
 	mine := core / distance % radix

@@ -30,13 +30,13 @@ func BinomialAllReduce(at Place) plan.SendRecvPlan {
 //	half 0 of chunk k: receive and reduce from children of tree 0, send up | half 1: the same in tree 1
 //	half 0 of chunk k-D-d: receive from the parent in tree 0, send to children | half 1: the same in tree 1
 //
-// A chunk is back at a rank at depth d after 2 d messages, which is no more than its lag D + d, where D is the height of
-// the trees: no rank waits for a chunk that has not had the time to arrive. Lags of 2 d would be long enough as well, but
-// then the lags of parent and child differ by two, and two ranks each of which is the other's parent in one of the trees
-// come to a deadlock over channels that hold one message.
+// A chunk is back at a rank at depth d after 2 d messages, which is no more than its lag D + d, where D is the height
+// of the trees: no rank waits for a chunk that has not had the time to arrive. Lags of 2 d would be long enough as
+// well, but then the lags of parent and child differ by two, and two ranks each of which is the other's parent in one
+// of the trees come to a deadlock over channels that hold one message.
 // Steps: 2 log2 P messages on the longest path of the first chunk, and 4 for each chunk after it. Per rank at most 2 n
-// sent and n reduced, in a pipeline: 2 n b + n g and the time to fill it. That is twice a tree's bandwidth with its number
-// of steps.
+// sent and n reduced, in a pipeline: 2 n b + n g and the time to fill it. That is twice a tree's bandwidth with its
+// number of steps.
 // For: long messages in large groups, where a ring's 2 (P-1) steps cost more than its bytes.
 func DoubleTreeAllReduce(at Place) plan.SendRecvPlan {
 	m := newMaker(at, coll.AllReduce, DoubleTree, 2)

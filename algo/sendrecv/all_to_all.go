@@ -50,9 +50,9 @@ func DirectAllToAll(at Place) plan.SendRecvPlan {
 //
 //	round k: send the blocks whose distance has bit k to r+2^k | receive as many from r-2^k
 //
-// Steps: ceil(log2 P) messages of P/2 blocks: log2 P (a + P n/2 b) (Bruck et al., IEEE TPDS 1997). The paper
-// rotates blocks before and after; here a message consists of the blocks where they lie. On its way a block of distance d
-// lies in one of two cells for d, so blocks must be of equal length.
+// Steps: ceil(log2 P) messages of P/2 blocks: log2 P (a + P n/2 b) (Bruck et al., IEEE TPDS 1997). The paper rotates
+// blocks before and after; here a message consists of the blocks where they lie. On its way a block of distance d lies
+// in one of two cells for d, so blocks must be of equal length.
 // For: short blocks.
 func BruckAllToAll(at Place) plan.SendRecvPlan {
 	m := newMaker(at, coll.AllToAll, Bruck, 1)

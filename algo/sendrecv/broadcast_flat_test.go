@@ -13,8 +13,8 @@ const Flat = "flat"
 //	root:   send to r+1, r+2, ...
 //	others: receive from the root
 //
-// Steps: P-1 messages of n, all of them the root's: (P-1) (a + n b), where its link is what takes time (Chan et al., CCPE
-// 2007, section 4).
+// Steps: P-1 messages of n, all of them the root's: (P-1) (a + n b), where its link is what takes time (Chan et al.,
+// CCPE 2007, section 4).
 // For: two or three ranks; short messages where latency is long and sending is cheap.
 func FlatBroadcast(at Place) plan.SendRecvPlan {
 	m := newMaker(at, coll.Broadcast, Flat, 1)

@@ -116,7 +116,8 @@ func Build(kind coll.Kind, algorithm string, at Place) (plan.SendRecvPlan, error
 	return p, p.Validate()
 }
 
-// Plans returns the plans of a whole group. The rank of the place does not matter, and a chunk of 0 means the shortest one.
+// Plans returns the plans of a whole group. The rank of the place does not matter, and a chunk of 0 means the shortest
+// one.
 func Plans(kind coll.Kind, algorithm string, at Place) (plan.Group, error) {
 	at.Rank, at.Chunk = 0, max(at.Chunk, plan.Unit)
 	f, err := find(kind, algorithm, at)

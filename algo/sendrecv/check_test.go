@@ -12,8 +12,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// The proofs throw away nearly all that they allocate, and the little that is left would have it collected all the
-// time.
+// TestMain lets memory grow between collections: proofs throw away nearly all that they allocate, and the little that is
+// left would have the collector run all the time.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(1000)
 	m.Run()
@@ -33,8 +33,8 @@ func buildAll(t testing.TB, f family, at Place) []plan.SendRecvPlan {
 	return plans
 }
 
-// sizes are those for which every algorithm is proved. With -short they are those around the edges: powers of two, primes,
-// products.
+// sizes returns the sizes for which every algorithm is proved. With -short they are those around the edges: powers of two,
+// primes, products.
 func sizes() []int {
 	if testing.Short() {
 		return []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 33}
@@ -46,9 +46,10 @@ func sizes() []int {
 	return list
 }
 
-// lengths are those around every edge of a plan's arithmetic. Of a flat buffer: 0 bytes, 1, 1 unit, size-1, size and
-// size+1 units, one of them short, and several chunks of which the last is short. Of blocks: nothing, a byte, and one
-// chunk, and in small groups the same as of a flat buffer, for each block; see also TestBlocksMayDifferInLength.
+// lengths returns lengths around every edge of a plan's arithmetic. For a flat buffer these are 0 bytes, 1 byte, 1 unit,
+// size-1, size and size+1 units, one of them short, and several chunks of which the last is short. For blocks they are
+// nothing, a byte and one chunk, and in small groups the lengths of a flat buffer for each block; see also
+// TestBlocksMayDifferInLength.
 func lengths(kind coll.Kind, size, chunk int) []plan.Lengths {
 	n := uint64(size)
 	counts := []uint64{0, 1, plan.Unit, (n - 1) * plan.Unit, n*plan.Unit - 3, n * plan.Unit, (n + 1) * plan.Unit, uint64(2*chunk) + 5*plan.Unit/2}
@@ -90,7 +91,7 @@ func prove(t *testing.T, f family) {
 				list, chunk := lengths(f.kind, size, chunk), chunk
 				switch {
 				case size > 8 && root != 0 && root != size-1:
-					// Roots differ in which ranks stand where: one chunk shows it.
+					// Another root only changes which rank has which role, and one chunk shows that.
 					if i > 0 && root != size/3 {
 						continue
 					}
@@ -121,7 +122,7 @@ func prove(t *testing.T, f family) {
 	}
 }
 
-// arrangements are hosts for algorithms that know of them: all ranks on one, one rank on each, and some rectangles of
+// arrangements returns hosts for hierarchical algorithms: all ranks on one, one rank on each, and some rectangles of
 // consecutive ranks and of ranks dealt out in turn.
 func arrangements(f family, size int) [][][]int {
 	if !strings.HasPrefix(f.name, Hierarchical) {
@@ -171,7 +172,7 @@ func TestBlocksMayDifferInLength(t *testing.T) {
 			if f.kind == coll.AllToAll {
 				n *= size
 			}
-			// As many units as there are blocks, one more, one less, one, none; then of any length.
+			// A few units over all blocks first, then blocks of any length.
 			var lists [][]uint64
 			for _, total := range []int{0, 1, n - 1, n + 1} {
 				blocks := make([]uint64, n)
@@ -200,7 +201,7 @@ func TestBlocksMayDifferInLength(t *testing.T) {
 	}
 }
 
-// Many more chunks than are in flight at once: no lag makes a rank wait for itself.
+// Plans with many more chunks than are in flight at once are right: no lag makes a rank wait for itself.
 func TestLongPipelinesAreRight(t *testing.T) {
 	for _, f := range families {
 		for _, size := range []int{1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 33} {

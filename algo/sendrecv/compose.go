@@ -10,14 +10,14 @@ import (
 type view struct {
 	// ranks are the ranks of the inner plan's group, by their number in it.
 	ranks []int
-	// input and output return where a range of pieces of an inner block lies. Ranges that follow one another inside follow
-	// one another outside.
+	// input and output return where a range of pieces of an inner block lies. Ranges that follow one another inside
+	// follow one another outside.
 	input, output func(block, first, count int) []plan.Region
 }
 
-// embed appends the steps of a smaller group's plan. A message stays one message, however many regions it consists of. The
-// inner plan's cells of scratch memory are added to those in use; an inner block that is several outer blocks takes a cell
-// for each of them.
+// embed appends the steps of a smaller group's plan. A message stays one message, however many regions it consists of.
+// The inner plan's cells of scratch memory are added to those in use; an inner block that is several outer blocks takes
+// a cell for each of them.
 func (m *maker) embed(inner plan.SendRecvPlan, v view) {
 	base := m.Cells
 	shape := v.output
@@ -62,8 +62,8 @@ func (m *maker) embed(inner plan.SendRecvPlan, v view) {
 	m.lag, m.channel = lag, channel
 }
 
-// flatView is for inner plans of a flat buffer that is some pieces of the outer one: width pieces, from first on, for each
-// inner piece.
+// flatView is for inner plans of a flat buffer that is some pieces of the outer one: width pieces, from first on, for
+// each inner piece.
 func flatView(ranks []int, input, output plan.Space, first, width int) view {
 	at := func(space plan.Space) func(int, int, int) []plan.Region {
 		return func(_, from, count int) []plan.Region { return pieces(space, first+from*width, count*width) }

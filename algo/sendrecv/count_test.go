@@ -12,8 +12,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// formula is what the literature says of one algorithm for P ranks and n bytes (of the buffer, or of each block), that
-// is of one chunk that is cut without a rest. Of ranks that differ it is the one that has most.
+// formula holds the counts that the literature gives for one algorithm, for P ranks and n bytes (of the buffer, or of
+// each block) in one chunk that divides evenly. Where ranks differ it is for the rank that has most.
 type formula struct {
 	rounds   int // of one port, see CheckCall; negative where the literature has only a bound: its opposite
 	messages int // sent
@@ -24,8 +24,8 @@ type formula struct {
 // lg is the logarithm to base 2, rounded up.
 func lg(n int) int { return bits.Len(uint(n - 1)) }
 
-// paired factors P into the largest power of two p = 2^k and the e extra ranks that are paired with neighbours; one is 1 if
-// there are any.
+// paired factors P into the largest power of two p = 2^k and the e extra ranks that are paired with neighbours; one is
+// 1 if there are any.
 func paired(P int) (p, k, e, one int) {
 	k = bits.Len(uint(P)) - 1
 	p = 1 << k
@@ -244,7 +244,7 @@ func TestStepsAndBytesAreThoseOfTheFormulas(t *testing.T) {
 	}
 }
 
-// compare counts what the plans of an algorithm do, and wants what its formula says.
+// compare checks the counts of an algorithm's plans against its formula.
 func compare(t *testing.T, f family, law func(P int, n uint64) formula) {
 	t.Helper()
 	for _, size := range sizes() {

@@ -45,8 +45,8 @@ func BinomialGather(at Place) plan.SendRecvPlan {
 	return m.done()
 }
 
-// collected returns the blocks of a rank's subtree, counted from the root on, where this rank has them. The root has them
-// in its buffer; another rank has its own block in its own buffer and each other block in a cell.
+// collected returns the blocks of a rank's subtree, counted from the root on, where this rank has them. The root has
+// them in its buffer; another rank has its own block in its own buffer and each other block in a cell.
 func (m *maker) collected(rank int, buffer plan.Space) (list []plan.Region) {
 	v := mod(rank-m.Root, m.Size)
 	for w := v; w < v+subtree(v, m.Size); w++ {

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// grid is a group as hosts of equally many ranks. Ranks with the same number on their hosts form a rail; messages between
-// hosts go along all rails at the same time, each with its part.
+// grid is a group as hosts of equally many ranks. Ranks with the same number on their hosts form a rail; messages
+// between hosts go along all rails at the same time, each with its part.
 type grid struct {
 	hosts [][]int
 	host  int // of this rank

@@ -8,9 +8,9 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// LongestChunk returns the longest chunk of an algorithm, among chunks with pieces of equal length, for which no rank sends
-// a message of more than that many bytes. The chunk and the rank of the place do not matter, nor does the root: ranks are
-// counted from it on.
+// LongestChunk returns the longest chunk of an algorithm, among chunks with pieces of equal length, for which no rank
+// sends a message of more than that many bytes. The chunk and the rank of the place do not matter, nor does the root:
+// ranks are counted from it on.
 func LongestChunk(kind coll.Kind, algorithm string, at Place, bytes int) (int, error) {
 	at.Chunk, at.Root = plan.Unit, 0
 	pieces, most := 1, 0
@@ -48,8 +48,8 @@ func mostPieces(p plan.SendRecvPlan) (most int) {
 }
 
 // telling returns ranks of which one sends the longest message and one sends or takes the most. In a group in which all
-// ranks are alike this is rank 0. Other algorithms consist of trees and hypercubes, counted from the root on, in which the
-// ranks next to powers of two do most. A test compares with all ranks.
+// ranks are alike this is rank 0. Other algorithms consist of trees and hypercubes, counted from the root on, in which
+// the ranks next to powers of two do most. A test compares with all ranks.
 func telling(kind coll.Kind, algorithm string, at Place) []int {
 	list := []int{0}
 	if digits := alike(kind, algorithm, at); digits != nil {

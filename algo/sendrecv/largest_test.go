@@ -9,7 +9,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// What a channel's place must hold: the most that any message of any chunk has.
+// Largest is the length of the longest message of any chunk.
 func TestLargestBoundsEveryMessage(t *testing.T) {
 	for _, f := range families {
 		for _, size := range []int{1, 2, 3, 6, 8, 13} {
@@ -34,8 +34,8 @@ func TestLargestBoundsEveryMessage(t *testing.T) {
 	}
 }
 
-// The ranks that are looked at tell the longest message and the most work of all, and the chunk that follows is the
-// longest one of equal pieces.
+// The telling ranks include one with the longest message and one with the most work, and LongestChunk returns the
+// longest chunk with equal pieces.
 func TestSomeRanksTellTheLongestMessage(t *testing.T) {
 	const place = 64 << 10
 	for _, f := range families {

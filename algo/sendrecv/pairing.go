@@ -1,8 +1,9 @@
 package sendrecv
 
-// pairing lets an algorithm for p ranks run on size ranks. Pairs of neighbouring ranks first become one: the even rank, the
-// extra, hands its part to the odd rank and takes its result back in the end (Thakur, Rabenseifner, Gropp, IJHPCA 2005).
-// At most half of the ranks may be extras: p >= size/2. The p ranks that are no extras are the cores, numbered in order.
+// pairing lets an algorithm for p ranks run on size ranks. Pairs of neighbouring ranks first become one: the even rank,
+// the extra, hands its part to the odd rank and takes its result back in the end (Thakur, Rabenseifner, Gropp, IJHPCA
+// 2005). At most half of the ranks may be extras: p >= size/2. The p ranks that are no extras are the cores, numbered
+// in order.
 type pairing struct{ size, p int }
 
 // extras returns how many ranks hand their part to a neighbour.

@@ -12,8 +12,8 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/plans.txt anew")
 
-const legend = `Every plan for 4 and 5 ranks, root 1, hosts of 2 ranks where there are 4: one line for each rank, in the order in which it
-goes. Written by: go test ./algo/message -run Pictures -update
+const legend = `Every sendrecv plan for 4 and 5 ranks, root 1, with hosts of 2 ranks where there are 4. Each rank has one line, with its
+steps in order. Written by: go test ./algo/sendrecv -run Pictures -update
 
   I2      block 2 of the input, or piece 2 of each chunk of it where there are no blocks; I is all of it
   O1-3    blocks or pieces 1 to 3 of the output
@@ -26,7 +26,7 @@ goes. Written by: go test ./algo/message -run Pictures -update
   ~2      two chunks behind the head of the pipeline; #1: on channel 1
 `
 
-// picture writes regions of a plan.
+// picture returns the picture of some regions.
 func picture(p plan.SendRecvPlan, regions []plan.Region) string {
 	var parts []string
 	for i := 0; i < len(regions); i++ {

@@ -63,8 +63,8 @@ func DirectReduceScatter(at Place) plan.SendRecvPlan {
 	return m.done()
 }
 
-// partial tracks which blocks of a reduce-scatter this rank has reduced with others. Those lie in the cell of their block,
-// the other blocks in the input.
+// partial tracks which blocks of a reduce-scatter this rank has reduced with others. Those lie in the cell of their
+// block, the other blocks in the input.
 type partial struct {
 	*maker
 	begun map[int]bool
@@ -81,8 +81,8 @@ func (p partial) at(blocks []int) []plan.Region {
 	return list
 }
 
-// take reduces a message into some blocks. With first the message is the left operand; with all it completes the rank's own
-// block, which then goes to the output.
+// take reduces a message into some blocks. With first the message is the left operand; with all it completes the rank's
+// own block, which then goes to the output.
 func (p partial) take(peer int, blocks []int, first, all bool) {
 	from := p.at(blocks)
 	for _, b := range blocks {

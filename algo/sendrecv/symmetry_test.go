@@ -9,8 +9,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// turnedBy returns the plan of rank 0 turned for another rank, see [plan.Group.Turned]. It leaves out which cells of scratch
-// memory are used.
+// turnedBy returns the plan of rank 0 turned for another rank, see [plan.Group.Turned]. It leaves out which cells of
+// scratch memory are used.
 func turnedBy(p plan.SendRecvPlan, rank int) plan.SendRecvPlan {
 	shift := func(regions []plan.Region) []plan.Region {
 		list := slices.Clone(regions)
@@ -57,13 +57,13 @@ func TestPlansThatTurnDo(t *testing.T) {
 			}
 		}
 	}
-	// The test would notice: neighbours in a tree are at other distances.
+	// The test notices plans that do not turn: neighbours in a tree are at other distances.
 	if turns(buildAll(t, family{coll.Barrier, Binomial, TreeBarrier}, Place{Size: 8, Chunk: plan.Unit})) {
 		t.Error("a tree turns")
 	}
 }
 
-// Every symmetry is that of an algorithm that exists.
+// Every listed symmetry is that of an algorithm that exists.
 func TestSymmetriesAreOfAlgorithms(t *testing.T) {
 	for kind, names := range symmetric {
 		for name := range names {

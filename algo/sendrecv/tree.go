@@ -13,9 +13,9 @@ type tree struct {
 	depth    int   // messages from the root
 }
 
-// binomial returns a rank's place in the tree of recursive halving of the ranks counted from root on. The children of rank
-// v, so counted, are v+1, v+2, v+4, ... as long as these distances are below v's lowest bit (Chan et al., CCPE 2007). The
-// child with the most descendants is the last one.
+// binomial returns a rank's place in the tree of recursive halving of the ranks counted from root on. The children of
+// rank v, so counted, are v+1, v+2, v+4, ... as long as these distances are below v's lowest bit (Chan et al., CCPE
+// 2007). The child with the most descendants is the last one.
 func binomial(rank, size, root int) tree {
 	v := mod(rank-root, size)
 	t := tree{parent: -1}
@@ -38,8 +38,8 @@ func binomial(rank, size, root int) tree {
 // root on.
 func subtree(v, size int) int { return min(v&-v, size-v) }
 
-// balanced returns a rank's place in the in-order binary tree: odd ranks are leaves, and a rank whose lowest bit is 2^h has
-// its children 2^(h-1) to either side, or nearer ones where the tree is not full (Sanders, Speck, Träff, Parallel
+// balanced returns a rank's place in the in-order binary tree: odd ranks are leaves, and a rank whose lowest bit is 2^h
+// has its children 2^(h-1) to either side, or nearer ones where the tree is not full (Sanders, Speck, Träff, Parallel
 // Computing 2009; in the form that NCCL uses). Rank 0 is the root, with one child.
 func balanced(rank, size int) tree {
 	t := tree{parent: parentInBalanced(rank, size)}
@@ -60,8 +60,8 @@ func balanced(rank, size int) tree {
 // height returns a bound of the depths of balanced and binomial trees.
 func height(size int) int { return bits.Len(uint(size - 1)) }
 
-// parentInBalanced returns the parent of a rank in the in-order binary tree, or -1. Where ranks are missing above, it is the
-// next lower one that exists.
+// parentInBalanced returns the parent of a rank in the in-order binary tree, or -1. Where ranks are missing above, it
+// is the next lower one that exists.
 func parentInBalanced(rank, size int) int {
 	if rank == 0 {
 		return -1
@@ -73,9 +73,9 @@ func parentInBalanced(rank, size int) int {
 	return rank &^ bit
 }
 
-// double returns a rank's places in the two trees of a double tree. An inner rank of one tree is a leaf of the other, so
-// that each rank sends and receives the same number of bytes. The second tree is the first one mirrored or, where the size
-// is odd, shifted by one.
+// double returns a rank's places in the two trees of a double tree. An inner rank of one tree is a leaf of the other,
+// so that each rank sends and receives the same number of bytes. The second tree is the first one mirrored or, where
+// the size is odd, shifted by one.
 func double(rank, size int) [2]tree {
 	there := func(r int) int { return mod(r-1, size) }
 	back := func(r int) int { return mod(r+1, size) }
@@ -93,8 +93,8 @@ func double(rank, size int) [2]tree {
 	return [2]tree{balanced(rank, size), second}
 }
 
-// up reduces regions towards the root of a tree. It reduces own bytes and the children's messages into acc, and sends acc,
-// or the own bytes of a leaf, to the parent. Lower ranks are the left operand where the tree is in order.
+// up reduces regions towards the root of a tree. It reduces own bytes and the children's messages into acc, and sends
+// acc, or the own bytes of a leaf, to the parent. Lower ranks are the left operand where the tree is in order.
 func (m *maker) up(t tree, own, acc []plan.Region) {
 	from := own
 	for _, child := range t.children {

@@ -7,8 +7,8 @@ import (
 	"sagecomm/algo/verify"
 )
 
-// With lags of 2d, which a chunk's way up and down a tree suggests, two ranks that stand above each other in the two
-// trees come to a deadlock over channels that hold one message, and over no larger ones.
+// With lags of 2d, which a chunk's way up and down a tree suggests, two ranks each of which is above the other in one
+// of the trees come to a deadlock over channels that hold one message. Larger channels are enough.
 func TestADoubleTreeNeedsItsLags(t *testing.T) {
 	const size = 48
 	plans := make([]plan.SendRecvPlan, size)

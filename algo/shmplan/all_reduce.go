@@ -29,11 +29,12 @@ func OneShotAllReduce(at Place) plan.SlotPlan {
 //	publish k | reduce share of k-1 from 0..P-1 -> output and slots of the others | collect other shares of k-2 -> output
 //
 // Steps: 3 a chunk, two rounds of flags. Per rank, n bytes (P | n): n into its slot, (P-1)/P n out of others' slots by
-// the reduction and back into them, n reduced, (P-1)/P n out of its own slot by the collect, n to the output. So a line of
-// a slot goes from its owner's core to the core that reduces it and returns: 2 (P-1)/P n between cores, the least that any
-// all-reduce can move (Patarasuk and Yuan, JPDC 2009). A result left in the slot of the rank that reduced it would move as
-// little data, but every store to a slot would have to claim a line that other cores have read: that took 1.4 times as
-// long from 256 KiB on (docs/measured.md). Each element is reduced by one rank only, so all ranks get the same bits.
+// the reduction and back into them, n reduced, (P-1)/P n out of its own slot by the collect, n to the output. So a line
+// of a slot goes from its owner's core to the core that reduces it and returns: 2 (P-1)/P n between cores, the least
+// that any all-reduce can move (Patarasuk and Yuan, JPDC 2009). A result left in the slot of the rank that reduced it
+// would move as little data, but every store to a slot would have to claim a line that other cores have read: that took
+// 1.4 times as long from 256 KiB on (docs/measured.md). Each element is reduced by one rank only, so all ranks get the
+// same bits.
 // Time 2 L + 2 (P-1)/P n b + (P-1)/P n g (Thakur, Rabenseifner, Gropp, IJHPCA 2005, with direct exchange: the rounds do
 // not grow with P because a reader of shared memory looks at all slots itself).
 func TwoShotAllReduce(at Place) plan.SlotPlan {

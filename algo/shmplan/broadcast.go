@@ -5,8 +5,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// OneShotBroadcast has the root publish chunks that all others read straight out of its slots. It is the flat tree, which
-// shared memory makes cheap because one copy serves all readers.
+// OneShotBroadcast has the root publish chunks that all others read straight out of its slots. It is the flat tree,
+// which shared memory makes cheap because one copy serves all readers.
 //
 //	root:   publish k
 //	others: read k from the root -> output

@@ -11,8 +11,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// The proofs throw away nearly all that they allocate, and the little that is left would have it collected all the
-// time.
+// TestMain lets memory grow between collections: proofs throw away nearly all that they allocate, and the little that is
+// left would have the collector run all the time.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(1000)
 	m.Run()
@@ -40,7 +40,7 @@ func slotsFor(f family) []plan.Slots {
 	return []plan.Slots{plan.SmallSlots, plan.LargeSlots}
 }
 
-// edges are the byte counts around every edge of a plan's arithmetic, up to more chunks than there are slots.
+// edges returns byte counts around every edge of a plan's arithmetic, up to more chunks than there are slots.
 func edges(chunk int, slots plan.Slots) []uint64 {
 	c := uint64(chunk)
 	return []uint64{0, 1, 63, 64, 65, c - 1, c, c + 1, 2*c + 64, uint64(slots.Count()+2)*c + 17}
@@ -149,7 +149,7 @@ func TestARankAloneCopies(t *testing.T) {
 	}
 }
 
-// Slots pass from one collective to the next without a barrier in between, whatever the two are.
+// Any collective may follow any other on the same slots, without a barrier in between.
 func TestCollectivesFollowOneAnother(t *testing.T) {
 	for _, size := range []int{1, 2, 3, 5, 9} {
 		for _, first := range families {

@@ -8,7 +8,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// The closed formulas of the literature for n bytes, P ranks, c chunks, with P dividing each chunk into whole shares:
+// The counts agree with the closed formulas of the literature for n bytes and P ranks, where shares are of equal length:
 //
 //	one-shot         out of others' slots (P-1) n, reduced P n                     (vLLM, DeepSpeed: the direct exchange)
 //	two-shot         2 (P-1)/P n between cores, (P-1)/P n of operands added = n reduced with the own ones, results

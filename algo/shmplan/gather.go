@@ -5,8 +5,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// OneShotGather has the others publish and the root read all chunks into their blocks of the output. The root's own chunk
-// goes straight from the input.
+// OneShotGather has the others publish and the root read all chunks into their blocks of the output. The root's own
+// chunk goes straight from the input.
 //
 //	root:   read k of the others -> blocks; own chunk k of the input -> own block
 //	others: publish k

@@ -5,8 +5,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// OneShotScatter has the root publish the chunks for all others, which read theirs. The root copies its own chunk straight
-// to its output meanwhile.
+// OneShotScatter has the root publish the chunks for all others, which read theirs. The root copies its own chunk
+// straight to its output meanwhile.
 //
 //	root:   publish k of the blocks of others | own chunk k -> output
 //	others: read k from the root -> output

@@ -1,5 +1,3 @@
-// A broken plan of each collective, and of each thing that only some algorithms use: lags, channels, scratch memory.
-
 package verify
 
 import (
@@ -10,6 +8,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
+// A broken plan of each collective is rejected; among them are plans with lags, channels and scratch memory.
 func TestABrokenPlanOfEachKindIsRejected(t *testing.T) {
 	const size, root = 5, 1
 	for _, c := range []struct {
@@ -77,8 +76,9 @@ func TestABrokenPlanOfEachKindIsRejected(t *testing.T) {
 	}
 }
 
-// Scratch cells are used again by later chunks; a rank waits for what was sent out of them, and without that, or with
-// fewer sets of cells than chunks in flight, bytes would be overwritten. A plan's lags set the number of sets.
+// Later chunks use scratch cells again, and a rank waits for messages that it sent out of them. Without that wait, or
+// with fewer sets of cells than chunks in flight, bytes would be overwritten. A plan's lags determine the number of
+// sets.
 func TestScratchCellsAreUsedAgain(t *testing.T) {
 	plans := buildAll(t, family{coll.Reduce, sendrecv.Chain}, sendrecv.Place{Size: 4, Chunk: plan.Unit})
 	if got := plans[2].Sets(); got != 2 {
@@ -96,8 +96,8 @@ func TestUnevenBlocksNeedAnAlgorithmForThem(t *testing.T) {
 	rejected(t, CheckSendRecv(plans, plan.Lengths{Blocks: []uint64{1, 2, 3, 4}}), "all_to_all bruck, 2 ranks, blocks [1 2 3 4], chunk 64: the algorithm needs blocks of equal length")
 }
 
-// Checked by units, which blocks of different lengths do not share; and read before anything is written, which programs
-// do not.
+// The checker works with units and reads all bytes before it writes. Programs do neither, so it rejects blocks whose
+// units differ and moves that overlap.
 func TestWhatProgramsCannotDoIsRejected(t *testing.T) {
 	gather := func(name string, size int) []plan.SendRecvPlan {
 		for _, f := range families {

@@ -1,5 +1,3 @@
-// Plans that are wrong are rejected, with a message that shows where.
-
 package verify
 
 import (
@@ -14,6 +12,7 @@ func ringOf(t *testing.T, size int) []plan.SendRecvPlan {
 	return buildAll(t, family{coll.AllReduce, sendrecv.Ring}, sendrecv.Place{Size: size, Chunk: 4 * plan.Unit})
 }
 
+// Wrong plans are rejected with an error that shows where they are wrong.
 func TestBrokenSendRecvPlansAreRejected(t *testing.T) {
 	ring := func() []plan.SendRecvPlan { return ringOf(t, 4) }
 	edit := func(plans []plan.SendRecvPlan, rank, step int, change func(*plan.Step)) []plan.SendRecvPlan {
@@ -107,7 +106,7 @@ func TestBrokenSendRecvPlansAreRejected(t *testing.T) {
 	}
 }
 
-// resettle finds out anew which sends each step must wait for.
+// resettle computes the dependencies of changed plans.
 func resettle(plans []plan.SendRecvPlan) []plan.SendRecvPlan {
 	for r := range plans {
 		for i := range plans[r].Steps {

@@ -10,8 +10,8 @@ import (
 type SendRecvCall struct {
 	Plans []plan.SendRecvPlan
 	plan.Lengths
-	// InPlace has input and output in the same memory: equal buffers, or, where one buffer is blocks, the rank's own block.
-	// A broadcast's root is always in place, an all_to_all never.
+	// InPlace has input and output in the same memory: equal buffers, or, where one buffer is blocks, the rank's own
+	// block. A broadcast's root is always in place, an all_to_all never.
 	InPlace bool
 }
 

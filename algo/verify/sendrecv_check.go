@@ -6,8 +6,8 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// CheckSendRecv proves that the plans of all ranks, in rank order, carry out their collective for these lengths, in place
-// and out of place, over channels that hold one message. See [CheckSendRecvCall].
+// CheckSendRecv proves that the plans of all ranks, in rank order, carry out their collective for these lengths, in
+// place and out of place, over channels that hold one message. See [CheckSendRecvCall].
 func CheckSendRecv(plans []plan.SendRecvPlan, l plan.Lengths) error {
 	c := SendRecvCall{Plans: plans, Lengths: l}
 	if err := c.validate(); err != nil {
@@ -22,9 +22,9 @@ func CheckSendRecv(plans []plan.SendRecvPlan, l plan.Lengths) error {
 	return nil
 }
 
-// CheckSendRecvCall proves that a collective gives every rank what it must, over channels that hold capacity messages. It
-// runs the steps of all ranks on memory that holds, for each unit, the tree of reductions that it is the result of. It
-// finds
+// CheckSendRecvCall proves that a collective gives every rank what it must, over channels that hold capacity messages.
+// It runs the steps of all ranks on memory that holds, for each unit, the tree of reductions that it is the result of.
+// It finds
 //   - an output that lacks a rank's contribution, has one twice or a wrong one; ranks whose results were reduced in
 //     different orders, so that their bits may differ;
 //   - bytes that are read before they are written, or written while a send may still read them;
@@ -33,8 +33,8 @@ func CheckSendRecv(plans []plan.SendRecvPlan, l plan.Lengths) error {
 //   - a barrier that a rank may leave before all have entered;
 //   - a deadlock.
 //
-// It returns the rounds of the collective. In each round a rank sends at most one message and takes at most one, which it
-// can send on in the next round (the one-port model, in which the literature counts steps; Chan et al., CCPE 2007).
+// It returns the rounds of the collective. In each round a rank sends at most one message and takes at most one, which
+// it can send on in the next round (the one-port model, in which the literature counts steps; Chan et al., CCPE 2007).
 //
 // # Why one run decides about all interleavings
 //
@@ -47,18 +47,18 @@ func CheckSendRecv(plans []plan.SendRecvPlan, l plan.Lengths) error {
 // no deadlock under any interleaving; if it gets stuck, every run gets stuck at the same place.
 //
 // The nth message taken from a channel is the nth message put into it. So a step reads the same values in all runs, as
-// long as nobody writes to bytes that a channel has still to read. Only later steps of the sender could do so. The checker
-// counts the bytes of a send as read when the rank has itself waited for that ([plan.Step.After], the wait before scratch
-// cells are used again, the wait at the end), not when the message was taken in this run. So the verdict does not depend
-// on the schedule, and one run decides about values too.
+// long as nobody writes to bytes that a channel has still to read. Only later steps of the sender could do so. The
+// checker counts the bytes of a send as read when the rank has itself waited for that ([plan.Step.After], the wait
+// before scratch cells are used again, the wait at the end), not when the message was taken in this run. So the verdict
+// does not depend on the schedule, and one run decides about values too.
 //
-// The waits here are the longest that an implementation may have: a message counts as taken when its receiver's step has
-// taken it, as if the channel read from the sender's memory until then. A channel that copies frees the sender's memory
-// earlier, and one that holds more messages has room earlier. Waits that end earlier cannot cause a deadlock, by the same
-// argument. So a proof for capacity 1 holds for every capacity and every time of copying.
+// The waits here are the longest that an implementation may have: a message counts as taken when its receiver's step
+// has taken it, as if the channel read from the sender's memory until then. A channel that copies frees the sender's
+// memory earlier, and one that holds more messages has room earlier. Waits that end earlier cannot cause a deadlock, by
+// the same argument. So a proof for capacity 1 holds for every capacity and every time of copying.
 //
-// Collectives that follow one another on the same channels need no proof of their own: each takes all of its messages, and
-// the run that completes the first one everywhere before the second begins is a maximal run.
+// Collectives that follow one another on the same channels need no proof of their own: each takes all of its messages,
+// and the run that completes the first one everywhere before the second begins is a maximal run.
 func CheckSendRecvCall(c SendRecvCall, capacity int) (rounds int, err error) {
 	if err := c.validate(); err != nil {
 		return 0, err

@@ -1,5 +1,3 @@
-// A check of the checker: its argument says that the order in which ranks go on does not matter.
-
 package verify
 
 import (
@@ -31,6 +29,7 @@ func shuffled(c SendRecvCall, capacity int, rng *rand.Rand) (*sendRecvRun, error
 	return r, r.finish()
 }
 
+// The checker relies on the argument that the order in which ranks go on does not matter; this test tries random orders.
 func TestTheOrderOfRanksDoesNotMatter(t *testing.T) {
 	const seed, size = 20260926, 13
 	t.Logf("seed %d", seed)

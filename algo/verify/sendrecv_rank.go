@@ -37,8 +37,8 @@ func (a *actor) name() string {
 }
 
 // awaits calls visit for the sends that a rank has to wait for here, as long as visit returns true: those in the step's
-// After; at the beginning of a position those out of scratch cells that are about to be used again; at the end all sends.
-// It reports whether visit always returned true.
+// After; at the beginning of a position those out of scratch cells that are about to be used again; at the end all
+// sends. It reports whether visit always returned true.
 func (a *actor) awaits(visit func(step int, chunk int64) bool) bool {
 	steps := len(a.plan.Steps)
 	switch {

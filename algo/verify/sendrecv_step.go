@@ -138,8 +138,8 @@ func (r *sendRecvRun) recv(a *actor, s *plan.Step, k int64, bytes uint64) (moved
 	return true, r.streams(a, s, k)
 }
 
-// streams returns an error if a step cannot be carried out byte by byte, as programs do; this checker reads all bytes and
-// then writes all. From and To must have the same length, and where they share memory they must be the same bytes.
+// streams returns an error if a step cannot be carried out byte by byte, as programs do; this checker reads all bytes
+// and then writes all. From and To must have the same length, and where they share memory they must be the same bytes.
 func (r *sendRecvRun) streams(a *actor, s *plan.Step, k int64) error {
 	if !sameUnits(&a.plan, s.From, &a.plan, s.To, uint64(k), r.call.Lengths) {
 		return fmt.Errorf("reads %d bytes and writes %d, or blocks of other lengths",

@@ -8,8 +8,8 @@ import (
 // source is where a contribution comes from: a unit of a block of a rank's input.
 type source struct{ block, unit int32 }
 
-// unitValue is what a unit of memory holds: a tree of reductions, which says which contributions were reduced and in which
-// order. Each leaf is this unit of some rank's input. Tree 0 is memory that was never written.
+// unitValue is what a unit of memory holds: a tree of reductions, which says which contributions were reduced and in
+// which order. Each leaf is this unit of some rank's input. Tree 0 is memory that was never written.
 type unitValue struct {
 	tree int32
 	source
@@ -17,8 +17,6 @@ type unitValue struct {
 
 // ranks is a set of ranks.
 type ranks []uint64
-
-func newRanks(size int) ranks { return make(ranks, (size+63)/64) }
 
 func (r ranks) add(rank int) { r[rank/64] |= 1 << (rank % 64) }
 
@@ -58,12 +56,14 @@ type trees struct {
 	sets slab[uint64]
 }
 
+// node is a tree of reductions: a contribution, or the reduction of two trees.
 type node struct {
 	left, right int32 // 0 in a leaf
 	of          ranks
 	lacks       int // the lowest rank that is not in it, or -1
 }
 
+// newTrees returns the trees of single contributions.
 func newTrees(size int) *trees {
 	t := &trees{size: size, nodes: make([]node, 1+size), known: map[[2]int32]int32{}}
 	for rank := range size {

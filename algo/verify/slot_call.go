@@ -11,8 +11,8 @@ import (
 type SlotCall struct {
 	Plans []plan.SlotPlan
 	plan.Lengths
-	// InPlace has input and output in the same memory: equal buffers, or, where one buffer is blocks, the rank's own block.
-	// A broadcast's root is always in place, an all_to_all never.
+	// InPlace has input and output in the same memory: equal buffers, or, where one buffer is blocks, the rank's own
+	// block. A broadcast's root is always in place, an all_to_all never.
 	InPlace bool
 }
 
@@ -43,8 +43,8 @@ func (c SlotCall) shared(rank int) bool {
 	return c.InPlace
 }
 
-// base returns where a buffer begins in its memory. If input and output share memory and one of them has blocks, the other
-// one begins at the rank's own block.
+// base returns where a buffer begins in its memory. If input and output share memory and one of them has blocks, the
+// other one begins at the rank's own block.
 func (c SlotCall) base(p plan.SlotPlan, s plan.Space) uint64 {
 	switch {
 	case !c.shared(p.Rank):

@@ -62,7 +62,7 @@ func TestBarrierInTheMiddleOfASequence(t *testing.T) {
 	if err := CheckSlotCalls(ok, ok, ok); err != nil {
 		t.Error(err)
 	}
-	// Having met before says nothing about this barrier.
+	// That ranks have met in an earlier barrier does not count for this one.
 	if err := CheckSlotCalls(ok, bad, ok); err == nil || !strings.Contains(err.Error(), "rank 1, at the end of the call: it may leave") {
 		t.Errorf("got %v", err)
 	}

@@ -2,8 +2,8 @@ package verify
 
 import "sagecomm/algo/plan"
 
-// CheckSlots proves that the plans of all ranks, in rank order, carry out their collective for these lengths, in place and
-// out of place. See [CheckSlotCalls].
+// CheckSlots proves that the plans of all ranks, in rank order, carry out their collective for these lengths, in place
+// and out of place. See [CheckSlotCalls].
 func CheckSlots(plans []plan.SlotPlan, l plan.Lengths) error {
 	m, err := prepare(SlotCall{Plans: plans, Lengths: l})
 	if err != nil {
@@ -18,8 +18,8 @@ func CheckSlots(plans []plan.SlotPlan, l plan.Lengths) error {
 }
 
 // CheckSlotCalls proves that collectives of one group, one after the other on the same slots, give every rank what they
-// must. It runs the concrete steps of all ranks on memory that holds, for each range of bytes, the ordered list of (rank,
-// offset) that were reduced into it. It finds
+// must. It runs the concrete steps of all ranks on memory that holds, for each range of bytes, the ordered list of
+// (rank, offset) that were reduced into it. It finds
 //   - an output that lacks contributions, has wrong ones, or has them out of rank order;
 //   - a read of something not written, or of another ticket's chunk;
 //   - a slot that is written while another rank may still read it, or read while it may still be written;
@@ -28,10 +28,10 @@ func CheckSlots(plans []plan.SlotPlan, l plan.Lengths) error {
 //
 // # Why a few runs decide about all interleavings
 //
-// Steps wait for counters only, and counters only grow. So nothing that other ranks do first can keep a step from running
-// that may run: steps commute, and every run that goes on until nothing more can run carries out the same set of steps. If
-// one such maximal run gets through all steps, there is no deadlock under any interleaving; if it gets stuck, every run
-// gets stuck at the same place.
+// Steps wait for counters only, and counters only grow. So nothing that other ranks do first can keep a step from
+// running that may run: steps commute, and every run that goes on until nothing more can run carries out the same set
+// of steps. If one such maximal run gets through all steps, there is no deadlock under any interleaving; if it gets
+// stuck, every run gets stuck at the same place.
 //
 // What the steps read could still depend on the order. So each rank carries a vector clock, and a wait joins it with the
 // clock of the step that posted the counter. The clocks give the order that the protocol enforces, as opposed to the one

@@ -24,6 +24,7 @@ type slotMachine struct {
 	tickets [2]int64        // of the whole sequence, of small and large slots
 }
 
+// newSlotMachine spells out the steps of all calls, for some numbers of small and large slots.
 func newSlotMachine(slots [2]int, calls ...SlotCall) (*slotMachine, error) {
 	if len(calls) == 0 || len(calls[0].Plans) == 0 {
 		return nil, errors.New("nothing to check")

@@ -152,6 +152,7 @@ func (m *spanMemory) expect(lo, hi uint64, ranks []int, base uint64) error {
 	return nil
 }
 
+// expected returns the value that holds the contributions of some ranks.
 func expected(ranks []int, off uint64) spanValue {
 	v := spanValue{}
 	for _, r := range ranks {

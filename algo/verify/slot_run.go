@@ -36,6 +36,8 @@ type place struct {
 	base uint64
 }
 
+// newSlotRun allocates a run.
+// Requires: begin before the first schedule.
 func newSlotRun(m *slotMachine) *slotRun {
 	r := &slotRun{
 		slotMachine: m, next: make([]int, m.size), waited: make([]int, m.size), clock: make([]int32, m.size*m.size),

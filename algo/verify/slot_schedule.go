@@ -13,10 +13,11 @@ type schedule struct {
 	restart bool                // begin the order again after a step of any rank but the first
 }
 
+// asFarAsItGoes is more steps than any rank has.
 const asFarAsItGoes = 1 << 30
 
-// schedules returns some schedules: one step each in turn; one rank as far ahead as it gets, which is the first, the middle
-// or the last rank; and random ones. Large groups get fewer: [CheckSlotCalls] says why one would do.
+// schedules returns some schedules: one step each in turn; one rank as far ahead as it gets, which is the first, the
+// middle or the last rank; and random ones. Large groups get fewer: [CheckSlotCalls] says why one would do.
 func schedules(size int) []schedule {
 	inTurn := func(first int) func() []int {
 		order := make([]int, size)

@@ -9,8 +9,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// The waits themselves: without any one kind of them some access is not ordered, and that is found under every
-// schedule, also under those in which it happens to come out right.
+// Without any one kind of wait some access is not ordered. Every schedule finds that, even one in which the values
+// happen to come out right.
 func TestEveryWaitIsNeeded(t *testing.T) {
 	without := func(a plan.Action) func(*slotMachine) {
 		return func(m *slotMachine) {
@@ -30,8 +30,8 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 		action    plan.Action
 		want      string
 	}{
-		// A two-shot alone orders its publishes by its other waits: what it collects lies in its own slots. Its waits
-		// for consumed are for what other collectives have left in the slots; see below.
+		// A two-shot alone orders its publishes by its other waits, since it collects from its own slots. It waits for
+		// consumed because of other collectives on the same slots; see below.
 		{coll.AllReduce, shmplan.OneShot, plan.ReduceSlots, "(reduce): reads bytes"},
 		{coll.AllReduce, shmplan.TwoShot, plan.ReduceSlots, "(reduce): reads bytes"},
 		{coll.AllReduce, shmplan.TwoShot, plan.Collect, "(collect): reads bytes"},
@@ -55,8 +55,8 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 			}
 			without(c.action)(m)
 			err = m.check([]schedule{s})
-			// A race may also show as its consequence, another ticket's data or none at all, or, where the reader
-			// came first, from the writer's side.
+			// A race may also show as another ticket's data, as no data at all, or, where the reader came first, on the
+			// writer's side.
 			if err == nil {
 				t.Errorf("%v %s without the waits of %v, %s: accepted", c.kind, c.algorithm, c.action, s.name)
 			} else if s.name == "round-robin" && !strings.Contains(err.Error(), c.want) {
@@ -66,7 +66,7 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 	}
 }
 
-// A slot that a broadcast has filled is still being read when the next collective, a two-shot, wants it.
+// A two-shot that follows a broadcast waits until the slots of the broadcast have been read.
 func TestTwoShotWaitsForTheCollectiveBefore(t *testing.T) {
 	calls := []SlotCall{
 		{Plans: build(t, coll.Broadcast, shmplan.OneShot, 3, 1, plan.LargeSlots, 256), Lengths: plan.Lengths{Bytes: 256 * 4}},
@@ -93,13 +93,13 @@ func TestTwoShotWaitsForTheCollectiveBefore(t *testing.T) {
 	}
 }
 
-// In place, an input that is read after its place has been overwritten by the result is seen in the values.
+// In place, an input that is read after the result has overwritten it shows in the values.
 func TestInPlaceOrderMatters(t *testing.T) {
 	plans := build(t, coll.AllReduce, shmplan.OneShot, 2, 0, plan.LargeSlots, 64)
 	reject(t, plans, 192, 4, true, func(m *slotMachine) {
 		for i, in := range m.steps[0] {
 			if in.Action == plan.Publish && in.Chunk == 2 {
-				m.steps[0][i].Moves[0].From[0].Off = 0 // chunk 0, folded one position ago
+				m.steps[0][i].Moves[0].From[0].Off = 0 // chunk 0, reduced one position ago
 			}
 		}
 	}, "in place", "bytes [128, 192) of the output hold {0@0 + 1@0 + 1@128}, expected {0@128 + 1@128}")
@@ -122,8 +122,8 @@ func TestWrongBytesAreSeen(t *testing.T) {
 		"chunk 4, stage 1 (reduce): reads bytes [0, 64) of rank 0's slot 0, which hold ticket 0 instead of 4")
 }
 
-// Where every rank reads from every other, the fold of later chunks implies what publish waits for: the checker knows
-// orders that follow from others. In a broadcast nothing does.
+// Where every rank reads from every other, the reductions of later chunks imply what publish waits for: the checker
+// knows orders that follow from others. In a broadcast nothing implies it.
 func TestAWaitThatFollowsFromOthersIsNotMissed(t *testing.T) {
 	m, err := newSlotMachine([2]int{4, 4}, SlotCall{Plans: build(t, coll.AllReduce, shmplan.OneShot, 3, 0, plan.LargeSlots, 64), Lengths: plan.Lengths{Bytes: 640}})
 	if err != nil {

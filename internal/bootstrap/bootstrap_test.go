@@ -60,7 +60,7 @@ func TestExchangeGivesEverybodyEverything(t *testing.T) {
 				want[r] = bytes.Repeat([]byte{byte(r), 0, 'v'}, r) // rank 0 gives nothing, which is a value too
 			}
 			for rank, got := range onRanks(size, func(rank int) [][]byte {
-				got, err := Exchange(s, fmt.Sprintf("g/%d/phase", size), rank, size, ample, want[rank])
+				got, err := Exchange(s, fmt.Sprintf("g/%d/phase", size), rank, size, ample, want[rank], anyValue)
 				if err != nil {
 					t.Error(err)
 				}
@@ -82,7 +82,7 @@ func TestTimeoutNamesTheRanksThatHaveNotCome(t *testing.T) {
 		present := []int{0, 3, 5}
 		come(t, s, "p", present...)
 		for i, err := range onRanks(len(present), func(i int) error {
-			_, err := Exchange(s, "p", present[i], size, 50*time.Millisecond, nil)
+			_, err := Exchange(s, "p", present[i], size, 50*time.Millisecond, nil, anyValue)
 			return err
 		}) {
 			var late *TimeoutError
@@ -142,7 +142,7 @@ func TestAbandonReachesTheOthersBeforeTheirTimeout(t *testing.T) {
 			if rank == 1 {
 				return Abandon(s, "p", 1, errors.New("memfd_create: too many open files"))
 			}
-			_, err := Exchange(s, "p", rank, 3, ample, []byte("x"))
+			_, err := Exchange(s, "p", rank, 3, ample, []byte("x"), anyValue)
 			return err
 		})
 		if errs[1] != nil {
@@ -170,13 +170,13 @@ func TestLongFailuresAreCut(t *testing.T) {
 func TestBadCallsAndForeignValues(t *testing.T) {
 	s := NewMemStore()
 	for _, c := range [][2]int{{-1, 2}, {2, 2}, {0, 0}} {
-		if _, err := Exchange(s, "p", c[0], c[1], ample, nil); err == nil || !strings.Contains(err.Error(), "does not exist") {
+		if _, err := Exchange(s, "p", c[0], c[1], ample, nil, anyValue); err == nil || !strings.Contains(err.Error(), "does not exist") {
 			t.Errorf("%v: %v", c, err)
 		}
 	}
 	for _, foreign := range []string{"", "hello"} {
 		s.Set("p/1", []byte(foreign))
-		if _, err := Exchange(s, "p", 0, 2, ample, nil); err == nil || !strings.Contains(err.Error(), "fresh store or prefix") {
+		if _, err := Exchange(s, "p", 0, 2, ample, nil, anyValue); err == nil || !strings.Contains(err.Error(), "fresh store or prefix") {
 			t.Errorf("%q: %v", foreign, err)
 		}
 	}
@@ -194,12 +194,12 @@ func (s *brokenStore) Get(string, time.Duration) ([]byte, error) {
 }
 
 func TestADefectiveStoreIsNoTimeout(t *testing.T) {
-	_, err := Exchange(&brokenStore{}, "p", 0, 2, ample, nil)
+	_, err := Exchange(&brokenStore{}, "p", 0, 2, ample, nil, anyValue)
 	if err == nil || errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "cannot read from the store (key p/1): connection reset") {
 		t.Error(err)
 	}
 	bad := &brokenStore{set: errors.New("read only")}
-	if _, err = Exchange(bad, "p", 0, 2, ample, nil); err == nil || !strings.Contains(err.Error(), "cannot write to the store (key p/0): read only") {
+	if _, err = Exchange(bad, "p", 0, 2, ample, nil, anyValue); err == nil || !strings.Contains(err.Error(), "cannot write to the store (key p/0): read only") {
 		t.Error(err)
 	}
 	if err = Abandon(bad, "p", 0, errors.New("x")); err == nil || !strings.Contains(err.Error(), "read only") {
@@ -290,5 +290,23 @@ func TestHostID(t *testing.T) {
 	}
 	if got := HostID(""); got != HostName()+"-"+boot || HostName() == "" {
 		t.Error(got)
+	}
+}
+
+// anyValue takes every value.
+func anyValue(int, []byte) error { return nil }
+
+// A value that is refused ends the wait for ranks that will never come.
+func TestExchangeEndsAtAValueThatIsRefused(t *testing.T) {
+	s := NewMemStore()
+	if err := s.Set("p/1", []byte("vother")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Exchange(s, "p", 0, 3, time.Hour, nil, func(rank int, value []byte) error {
+		return fmt.Errorf("rank %d wrote %s", rank, value)
+	})
+	var failed *FailedError
+	if !errors.As(err, &failed) || !strings.Contains(err.Error(), "rank 0: rank 1 wrote other") {
+		t.Error(err)
 	}
 }

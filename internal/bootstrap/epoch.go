@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -15,6 +16,23 @@ type Epochs struct {
 	Store  Store
 	Prefix string
 	Rank   int
+	Owner  string // this process, in words
+}
+
+// epoch is what stands under the key of a rank.
+type epoch struct {
+	number int
+	owner  string // the process that began it
+}
+
+// TwiceError says that two processes make a group as the same rank.
+type TwiceError struct {
+	Rank     int
+	One, Two string
+}
+
+func (e *TwiceError) Error() string {
+	return fmt.Sprintf("sagecomm: rank %d was started twice: by %s and by %s; give each process a rank of its own (RANK)", e.Rank, e.One, e.Two)
 }
 
 // OvertakenError says that a rank has gone on to a later epoch and says nothing more in this one.
@@ -24,42 +42,56 @@ func (e *OvertakenError) Error() string {
 	return fmt.Sprintf("rank %d makes group number %d already", e.Rank, e.Epoch)
 }
 
-// Next begins an epoch: the one after this rank's last, or least if that is later.
-func (e Epochs) Next(least int) (int, error) {
+// Next begins an epoch: the one after this rank's last, or least if that is later. It returns the process that began the
+// last one as well, if that was another process: it may have ended, or may be the same rank started twice.
+func (e Epochs) Next(least int) (next int, other string, err error) {
 	last, err := e.of(e.Rank)
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
-	next := max(last+1, least)
+	next = max(last.number+1, least)
 	k := key(e.Prefix, e.Rank)
-	if err := e.Store.Set(k, []byte(strconv.Itoa(next))); err != nil {
-		return 0, fmt.Errorf("sagecomm: rank %d cannot write to the store (key %s): %w", e.Rank, k, err)
+	if err := e.Store.Set(k, []byte(strconv.Itoa(next)+" "+e.Owner)); err != nil {
+		return 0, "", fmt.Errorf("sagecomm: rank %d cannot write to the store (key %s): %w", e.Rank, k, err)
 	}
-	return next, nil
+	if last.owner == e.Owner {
+		last.owner = ""
+	}
+	return next, last.owner, nil
+}
+
+// Twice returns a [*TwiceError] if another process has begun a later epoch than mine as this rank.
+func (e Epochs) Twice(mine int) error {
+	now, err := e.of(e.Rank)
+	if err != nil || now.number <= mine || now.owner == e.Owner {
+		return err
+	}
+	return &TwiceError{e.Rank, e.Owner, now.owner}
 }
 
 // Overtaken returns an [*OvertakenError] if a rank is in a later epoch than mine.
 func (e Epochs) Overtaken(rank, mine int) error {
 	theirs, err := e.of(rank)
-	if err != nil || theirs <= mine {
+	if err != nil || theirs.number <= mine {
 		return err
 	}
-	return &OvertakenError{rank, theirs}
+	return &OvertakenError{rank, theirs.number}
 }
 
-// of is the last epoch that a rank has begun, 0 if none.
-func (e Epochs) of(rank int) (int, error) {
+// of returns the last epoch that a rank has begun, with number 0 if there is none.
+func (e Epochs) of(rank int) (last epoch, err error) {
 	k := key(e.Prefix, rank)
 	text, err := e.Store.Get(k, time.Millisecond)
 	switch {
 	case errors.Is(err, ErrTimeout):
-		return 0, nil
+		return last, nil
 	case err != nil:
-		return 0, fmt.Errorf("sagecomm: rank %d cannot read from the store (key %s): %w", e.Rank, k, err)
+		return last, fmt.Errorf("sagecomm: rank %d cannot read from the store (key %s): %w", e.Rank, k, err)
 	}
-	n, err := strconv.Atoi(string(text))
+	number, owner, _ := strings.Cut(string(text), " ")
+	n, err := strconv.Atoi(number)
 	if err != nil || n < 1 {
-		return 0, fmt.Errorf("sagecomm: key %s in the store holds %.40q, which no rank of this library wrote: use a fresh store or prefix", k, text)
+		return last, fmt.Errorf("sagecomm: key %s in the store holds %.40q, which no rank of this library wrote: use a fresh store or prefix", k, text)
 	}
-	return n, nil
+	return epoch{n, owner}, nil
 }

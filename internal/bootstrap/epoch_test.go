@@ -11,18 +11,18 @@ func TestEpochsCountTheGroupsOfARank(t *testing.T) {
 	onStores(t, func(t *testing.T, s Store) {
 		for want := 1; want <= 3; want++ {
 			for rank := range 2 {
-				if got, err := (Epochs{s, "p", rank}).Next(0); err != nil || got != want {
+				if got, _, err := (Epochs{s, "p", rank, "me"}).Next(0); err != nil || got != want {
 					t.Fatalf("rank %d: %d, %v, want %d", rank, got, err, want)
 				}
 			}
 		}
-		if got, err := (Epochs{s, "q", 0}).Next(1); err != nil || got != 1 {
+		if got, _, err := (Epochs{s, "q", 0, "me"}).Next(1); err != nil || got != 1 {
 			t.Errorf("another prefix: %d, %v", got, err)
 		}
-		if got, err := (Epochs{s, "p", 1}).Next(7); err != nil || got != 7 {
+		if got, _, err := (Epochs{s, "p", 1, "me"}).Next(7); err != nil || got != 7 {
 			t.Errorf("%d, %v, want 7", got, err)
 		}
-		mine := Epochs{s, "p", 0}
+		mine := Epochs{s, "p", 0, "me"}
 		var over *OvertakenError
 		if err := mine.Overtaken(1, 3); !errors.As(err, &over) || *over != (OvertakenError{1, 7}) {
 			t.Error(err)
@@ -35,22 +35,43 @@ func TestEpochsCountTheGroupsOfARank(t *testing.T) {
 	})
 }
 
+// Two processes that are one rank find each other: the later one overtakes the earlier one.
+func TestRankThatWasStartedTwice(t *testing.T) {
+	s := NewMemStore()
+	one, two := Epochs{s, "p", 0, "host a, pid 1"}, Epochs{s, "p", 0, "host b, pid 2"}
+	first, other, err := one.Next(0)
+	if err != nil || other != "" || one.Twice(first) != nil {
+		t.Fatal(other, err)
+	}
+	second, other, err := two.Next(0)
+	if err != nil || other != "host a, pid 1" || two.Twice(second) != nil {
+		t.Error(other, err)
+	}
+	var twice *TwiceError
+	if err := one.Twice(first); !errors.As(err, &twice) || !strings.Contains(err.Error(), "rank 0 was started twice: by host a, pid 1 and by host b, pid 2") {
+		t.Error(err)
+	}
+	if _, other, err := two.Next(0); err != nil || other != "" {
+		t.Error(other, err)
+	}
+}
+
 func TestEpochOfABadStore(t *testing.T) {
 	for _, foreign := range []string{"", "0", "-3", "x"} {
 		s := NewMemStore()
 		s.Set("p/1", []byte(foreign))
-		if _, err := (Epochs{s, "p", 1}).Next(0); err == nil || !strings.Contains(err.Error(), "fresh store or prefix") {
+		if _, _, err := (Epochs{s, "p", 1, "me"}).Next(0); err == nil || !strings.Contains(err.Error(), "fresh store or prefix") {
 			t.Errorf("%q: %v", foreign, err)
 		}
 	}
-	broken := Epochs{&brokenStore{}, "p", 0}
-	if _, err := broken.Next(0); err == nil || !strings.Contains(err.Error(), "cannot read from the store (key p/0): connection reset") {
+	broken := Epochs{&brokenStore{}, "p", 0, "me"}
+	if _, _, err := broken.Next(0); err == nil || !strings.Contains(err.Error(), "cannot read from the store (key p/0): connection reset") {
 		t.Error(err)
 	}
 	if err := broken.Overtaken(1, 1); err == nil || !strings.Contains(err.Error(), "cannot read from the store (key p/1): connection reset") {
 		t.Error(err)
 	}
-	if _, err := (Epochs{readOnlyStore{NewMemStore()}, "p", 0}).Next(0); err == nil || !strings.Contains(err.Error(), "cannot write to the store (key p/0): read only") {
+	if _, _, err := (Epochs{readOnlyStore{NewMemStore()}, "p", 0, "me"}).Next(0); err == nil || !strings.Contains(err.Error(), "cannot write to the store (key p/0): read only") {
 		t.Error(err)
 	}
 }

@@ -25,9 +25,10 @@ func probeTimeout(size int) time.Duration {
 
 // Exchange gives every rank the values of all, in rank order. When ranks do not arrive in time the error is a
 // [*TimeoutError] that names them; when ranks arrive with a failure instead of a value ([Abandon]) it is a
-// [*FailedError] with the reason of each, the same on all ranks.
-func Exchange(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte) ([][]byte, error) {
-	return gather(store, prefix, rank, size, timeout, append([]byte{markValue}, mine...))
+// [*FailedError] with the reason of each, the same on all ranks. check sees each value of another rank as it comes: its error
+// ends the wait at once, as a [*FailedError] of this rank.
+func Exchange(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte, check func(rank int, value []byte) error) ([][]byte, error) {
+	return gather(store, prefix, rank, size, timeout, append([]byte{markValue}, mine...), check)
 }
 
 // Abandon takes the place of Exchange on a rank that has nothing to contribute because of cause, so that the others
@@ -47,7 +48,7 @@ func Agree(store Store, prefix string, rank, size int, timeout time.Duration, er
 	if err != nil {
 		verdict = failure(err)
 	}
-	_, err = gather(store, prefix, rank, size, timeout, verdict)
+	_, err = gather(store, prefix, rank, size, timeout, verdict, func(int, []byte) error { return nil })
 	return err
 }
 
@@ -64,7 +65,7 @@ func failure(err error) []byte {
 
 // gather publishes this rank's record and collects everybody's. It hears all ranks out even after a failure: the error
 // must not depend on who was asked first.
-func gather(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte) ([][]byte, error) {
+func gather(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte, check func(int, []byte) error) ([][]byte, error) {
 	if size < 1 || rank < 0 || rank >= size {
 		return nil, fmt.Errorf("sagecomm: rendezvous %s: rank %d of %d ranks does not exist", prefix, rank, size)
 	}
@@ -92,6 +93,12 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 		switch {
 		case len(record) > 0 && record[0] == markValue:
 			values[peer] = record[1:]
+			if peer == rank {
+				break
+			}
+			if err := check(peer, values[peer]); err != nil {
+				return nil, verdict(prefix, size, time.Since(began), nil, []RankFailure{{rank, err.Error()}})
+			}
 		case len(record) > 0 && record[0] == markFailure:
 			failed = append(failed, RankFailure{peer, string(record[1:])})
 		default:

@@ -34,14 +34,14 @@ func nobodyAhead(int) error { return nil }
 func TestWatchfulStoreDoesNotWaitForThoseAhead(t *testing.T) {
 	onStores(t, func(t *testing.T, s Store) {
 		for rank, epoch := range []int{1, 1, 2} {
-			if _, err := (Epochs{s, "epoch", rank}).Next(epoch); err != nil {
+			if _, _, err := (Epochs{s, "epoch", rank, "me"}).Next(epoch); err != nil {
 				t.Fatal(err)
 			}
 		}
 		come(t, s, "p", 1)
 		began := time.Now()
-		ahead := func(rank int) error { return Epochs{s, "epoch", 0}.Overtaken(rank, 1) }
-		_, err := Exchange(Watchful(s, 3, func() bool { return false }, ahead), "p", 0, 3, ample, nil)
+		ahead := func(rank int) error { return Epochs{s, "epoch", 0, "me"}.Overtaken(rank, 1) }
+		_, err := Exchange(Watchful(s, 3, func() bool { return false }, ahead), "p", 0, 3, ample, nil, anyValue)
 		var over *OvertakenError
 		if !errors.As(err, &over) || over.Rank != 2 || over.Epoch != 2 {
 			t.Error(err)
@@ -79,7 +79,7 @@ func (s interruptedStore) Get(_ string, timeout time.Duration) ([]byte, error) {
 // However late in a slice: an error that is no timeout is not waited on.
 func TestWatchfulStoreEndsWithItsStore(t *testing.T) {
 	began := time.Now()
-	_, err := Exchange(Watchful(interruptedStore{NewMemStore()}, 2, func() bool { return false }, nobodyAhead), "p", 0, 2, ample, nil)
+	_, err := Exchange(Watchful(interruptedStore{NewMemStore()}, 2, func() bool { return false }, nobodyAhead), "p", 0, 2, ample, nil, anyValue)
 	if err == nil || errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "cannot read from the store (key p/1): interrupted") {
 		t.Error(err)
 	}

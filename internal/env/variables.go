@@ -82,6 +82,6 @@ var (
 		"none": 0, "HUP": syscall.SIGHUP, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2}),
 		"Signal at which a process dumps its flight recorder to where failures are dumped; handlers of the process's own for it are not called any more.")
 
-	FlightPrefix = declare("FR_PREFIX", "sagecomm", text("name"),
-		"Library part of operation names, as in `sagecomm:all_reduce`, in dumps of torch's flight recorder; the analyser of some older torch takes known names only, such as `xccl`.")
+	FlightPrefix = declare("FR_PREFIX", "c10d", text("name"),
+		"Library part of operation names, as in `c10d:all_reduce`, in dumps of torch's flight recorder; its analyser warns of each operation of a library that it does not know, and that of some older torch takes `xccl` only.")
 )

@@ -46,7 +46,7 @@ func TestDumpAtASignal(t *testing.T) {
 	}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		if text, err := os.ReadFile(dir + "/rank_0"); err == nil {
-			if !strings.Contains(string(text), "sagecomm:all_reduce") {
+			if !strings.Contains(string(text), "c10d:all_reduce") {
 				t.Errorf("%q", text)
 			}
 			break

@@ -15,6 +15,7 @@ import (
 const (
 	P2PNumbers = p2pNumbers
 	MostTexts  = mostTexts
+	MostRecent = mostRecent
 )
 
 var (
@@ -22,6 +23,7 @@ var (
 	Label      = label
 	DumpPrefix = dumpPrefix
 	Newest     = newest
+	Merged     = merged
 )
 
 // Snapshot is a recorder at one moment.
@@ -69,3 +71,16 @@ func SetOutput(to io.Writer) {
 	defer lines.mu.Unlock()
 	lines.to = to
 }
+
+// Written is closed when no dump is to be written any more.
+func (o *Observers) Written() <-chan struct{} { return o.dumps.written() }
+
+// RememberedWarnings is how many.
+func RememberedWarnings() int {
+	lines.mu.Lock()
+	defer lines.mu.Unlock()
+	return len(lines.warned.seen)
+}
+
+// Count is how many events became this one.
+func (s stage) Count() int { return s.count }

@@ -120,13 +120,13 @@ func TestFlightRecordsOfAKnownSequence(t *testing.T) {
 		}
 		return asError(f)
 	})
-	collectives := "sagecomm:all_reduce 1 [Float] [[3]]->[[3]] completed; sagecomm:all_reduce 2 [Float] [[4]]->[[4]] completed; " +
-		"sagecomm:barrier 3 [] []->[] completed; "
+	collectives := "c10d:all_reduce 1 [Float] [[3]]->[[3]] completed; c10d:all_reduce 2 [Float] [[4]]->[[4]] completed; " +
+		"c10d:barrier 3 [] []->[] completed; "
 	all := w.flights()
 	if len(all) != 2 {
 		t.Fatalf("%d groups", len(all))
 	}
-	for rank, message := range []string{"sagecomm:send 0->1 1 [Short] [[3]]->[] completed", "sagecomm:recv 1<-0 1 [] []->[[3]] completed"} {
+	for rank, message := range []string{"c10d:send 0->1 1 [Short] [[3]]->[] completed", "c10d:recv 1<-0 1 [] []->[[3]] completed"} {
 		g := all[rank]
 		if want := collectives + message; g.String() != want {
 			t.Errorf("rank %d:\n%s\nexpected\n%s", rank, g, want)
@@ -158,7 +158,7 @@ func TestFlightRecordsOfAHang(t *testing.T) {
 	if f != nil {
 		t.Fatal(f)
 	}
-	want := "sagecomm:all_reduce 1 [Float] [[262144]]->[[262144]] started; sagecomm:all_reduce 2 [Float] [[262144]]->[[262144]] scheduled"
+	want := "c10d:all_reduce 1 [Float] [[262144]]->[[262144]] started; c10d:all_reduce 2 [Float] [[262144]]->[[262144]] scheduled"
 	all := w.flights()
 	for deadline := time.Now().Add(20 * time.Second); all[0].String() != want && time.Now().Before(deadline); all = w.flights() {
 		_, _ = work.Wait(time.Millisecond) // drives it to where it needs the peer
@@ -201,7 +201,7 @@ func TestFlightRecordsOfAHang(t *testing.T) {
 func TestFlightRecordsHonourTheCapacity(t *testing.T) {
 	for capacity, want := range map[int]string{
 		0: "[]",
-		2: "[sagecomm:all_reduce 6 [Float] [[6]]->[[6]] completed; sagecomm:all_reduce 7 [Float] [[7]]->[[7]] completed]",
+		2: "[c10d:all_reduce 6 [Float] [[6]]->[[6]] completed; c10d:all_reduce 7 [Float] [[7]]->[[7]] completed]",
 	} {
 		t.Run(fmt.Sprint(capacity), func(t *testing.T) {
 			t.Setenv("TORCH_FR_BUFFER_SIZE", fmt.Sprint(capacity))

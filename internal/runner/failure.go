@@ -142,13 +142,16 @@ func encode(f *coll.Failure) []byte {
 	return record[:min(len(record), FailureBytes)]
 }
 
+// StrayPointers is what to do about shared memory that holds what no rank writes.
+const StrayPointers = "a process has written where it should not: look for stray pointers, first in the process of that rank"
+
 // decode reads what a rank wrote; claim is what was seen elsewhere and made this one look for it.
 func decode(record []byte, writer int, claim string) *coll.Failure {
 	text, _, _ := strings.Cut(string(record), "\x00")
 	f := new(coll.Failure)
 	if err := json.Unmarshal([]byte(text), f); err != nil || !f.Status.Known() || f.Rank < -1 {
 		return &coll.Failure{Status: coll.Internal, Rank: writer,
-			Message: fmt.Sprintf("sagecomm: in shared memory stands that %s, but the record of rank %d cannot be read; a process has written where it should not: look for stray pointers there", claim, writer)}
+			Message: fmt.Sprintf("sagecomm: shared memory corrupted: %s, but the failure record of rank %d is not readable; %s", claim, writer, StrayPointers)}
 	}
 	return f
 }

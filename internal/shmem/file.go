@@ -85,11 +85,11 @@ func (a *Arena) reserve(r Range) error {
 	return nil
 }
 
-// explain says what a failure to reserve means and what to do about it.
+// explain adds the meaning of a failure to reserve pages, and the remedy.
 func (a *Arena) explain(err error) error {
 	where := "the system has no memory left for it, or a memory control group does not allow more: free memory or raise the limit"
 	if a.desc.Kind == Tmpfs {
-		where = "the file system of SAGECOMM_SHM_DIR is full: enlarge it (docker run --shm-size), name another directory, or let SAGECOMM_SHM_ATTACH begin with proc, which does not use it"
+		where = "the file system of SAGECOMM_SHM_DIR is full: enlarge it (docker run --shm-size) or name another directory; it is not used where memfd_create is allowed and SAGECOMM_SHM_ATTACH begins with proc"
 		if errors.Is(err, unix.EOPNOTSUPP) {
 			where = "the file system of SAGECOMM_SHM_DIR cannot reserve space, or give it back: name a directory on a memory file system"
 		}

@@ -34,8 +34,7 @@ typedef struct fake_core {
   int hold_done; /* wait() reports the end, but done stays queued until fake_run_held() */
   fake_work works[MAX_WORKS];
   uint64_t sequence;
-  uint64_t others;       /* how many collectives of other threads get their numbers right after that of an operation */
-  int released_with_gil; /* the last release() came with the GIL */
+  uint64_t others; /* how many collectives of other threads get their numbers right after that of an operation */
   sagecomm_op last;
   int live_works, waiters, groups, shutdowns, forked, aborted, calls;
   char alive[MAX_GROUPS]; /* by handle; beyond that all groups share the state of one */

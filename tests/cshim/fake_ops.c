@@ -1,5 +1,4 @@
 /* fake_ops.c carries out the operations of the fake core as the script says. */
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,8 +125,14 @@ int32_t fake_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
   return status;
 }
 
-/* As long as the real core waits. */
-int32_t fake_wait_briefly(sagecomm_work work, sagecomm_error *err) { return fake_wait(work, 20000, err); }
+/* Short operations only, as the core does. */
+int32_t fake_wait_briefly(sagecomm_work work, sagecomm_error *err) {
+  const fake_work *w = &fake.works[work - 1];
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < w->op.n_out; i++) bytes += w->out[i].bytes;
+  if (bytes > 64 * 1024 && !w->complete) return SAGECOMM_PENDING;
+  return fake_wait(work, 20000, err);
+}
 
 int32_t fake_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err) {
   pthread_mutex_lock(&fake.lock);
@@ -146,15 +151,8 @@ int32_t fake_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagec
 
 int32_t fake_work_source(sagecomm_work work) { return fake.works[work - 1].complete ? 1 : -1; }
 
-/* The fake knows nothing of Python; the process that loads it does. */
-static int with_gil(void) {
-  int (*check)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
-  return check != NULL && check();
-}
-
 void fake_release(sagecomm_work work) {
   pthread_mutex_lock(&fake.lock);
-  fake.released_with_gil = with_gil();
   fake.works[work - 1].used = 0;
   fake.live_works--;
   pthread_cond_broadcast(&fake.changed);

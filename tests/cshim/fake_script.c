@@ -105,7 +105,6 @@ void fake_await_held(void) {
   pthread_mutex_unlock(&fake.lock);
 }
 
-int fake_released_with_gil(void) { return fake.released_with_gil; }
 int fake_live_works(void) { return fake.live_works; }
 int fake_groups(void) { return fake.groups; }
 int fake_shutdowns(void) { return fake.shutdowns; }

@@ -22,12 +22,12 @@ SCRIPT = """
 def prefix() -> str:
     """The library part of our operations' names, as this torch's analyser takes it: older ones refuse all but two."""
     try:
-        Op({"profiling_name": "sagecomm:barrier"}, {}, "")
+        Op({"profiling_name": "c10d:barrier"}, {}, "")
     except AssertionError:
         return "xccl"
     except KeyError:  # it went on to what else an event has
         pass
-    return "sagecomm"
+    return "c10d"
 
 
 def analyse(directory: Path) -> tuple[Any, str]:

@@ -223,7 +223,7 @@ def algorithms() -> dict[str, list[tuple[str, bool]]]:
     answers = {}
     for op, candidates in json.loads(ended.said).items():
         usable = [c for c in candidates if "equal length" not in c["why"]]
-        answers[op] = sorted({(c["algorithm"], "reduce" in op and c["transport"] != "boards") for c in usable})
+        answers[op] = sorted({(c["algorithm"], "reduce" in op and c["transport"] != "slots") for c in usable})
     return answers
 
 

@@ -1,4 +1,4 @@
-"""Hooks: who is told that an operation has succeeded, and that the group has failed."""
+"""Hooks that run when an operation has succeeded, and when the group has failed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from shim_harness import (
 HOOK = 7  # an id
 
 
-class Told:
-    """A completion hook that remembers what it was told."""
+class RecordingHook:
+    """A completion hook that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, float | None]] = []
@@ -47,7 +47,7 @@ class Told:
 
 @contextmanager
 def completion_hook(hook: Any = None, hook_id: int = HOOK) -> Iterator[Any]:
-    hook = hook or Told()
+    hook = hook or RecordingHook()
     backend().register_completion_hook(hook_id, hook)
     try:
         yield hook
@@ -57,7 +57,7 @@ def completion_hook(hook: Any = None, hook_id: int = HOOK) -> Iterator[Any]:
 
 @contextmanager
 def unraisable() -> Iterator[list[str]]:
-    """What Python was told of exceptions that nobody could catch."""
+    """The exceptions that Python reports because nobody can catch them."""
     seen: list[str] = []
     before = sys.unraisablehook
     sys.unraisablehook = lambda args: seen.append(f"{args.object}: {args.exc_value}")
@@ -81,27 +81,27 @@ def another() -> _C.ProcessGroupSagecomm:
 
 @scenario
 def completion_hook_hears_of_a_synchronous_op_before_the_call_returns() -> None:
-    with completion_hook() as told:
+    with completion_hook() as recorded:
         dist.all_reduce(torch.ones(4))
         fake.fake_script(WAITS, 3)
         dist.all_reduce(torch.ones(4))
-    assert len(set(told.keys())) == 2
-    assert all(ms is not None and ms >= 0 for _, ms in told.calls), told.calls
+    assert len(set(recorded.keys())) == 2
+    assert all(ms is not None and ms >= 0 for _, ms in recorded.calls), recorded.calls
     dist.all_reduce(torch.ones(4))
-    assert len(told.calls) == 2
+    assert len(recorded.calls) == 2
 
 
 @scenario
 def completion_hook_hears_of_an_asynchronous_op_when_it_is_complete() -> None:
     fake.fake_script(MANUAL, 0)
-    with completion_hook() as told:
+    with completion_hook() as recorded:
         _, work = all_reduce()
-        assert told.calls == []
+        assert recorded.calls == []
         fake.fake_finish_elsewhere(0, 1)
-        assert len(told.calls) == 1
+        assert len(recorded.calls) == 1
         work.wait()
         work.get_future().wait()
-    assert len(told.calls) == 1
+    assert len(recorded.calls) == 1
 
 
 @scenario
@@ -118,15 +118,15 @@ def completion_hook_sees_the_work_as_completed() -> None:
 @scenario
 def completion_hook_hears_of_a_work_that_nobody_kept() -> None:
     fake.fake_script(MANUAL, 0)
-    with completion_hook() as told:
+    with completion_hook() as recorded:
         all_reduce()
         fake.fake_finish_elsewhere(0, 1)
-    assert len(told.calls) == 1
+    assert len(recorded.calls) == 1
 
 
 @scenario
 def completion_hook_hears_nothing_of_failures() -> None:
-    with completion_hook() as told:
+    with completion_hook() as recorded:
         fake.fake_script(FAIL, PEER_FAILURE)
         raises(sagecomm.PeerFailure, lambda: dist.all_reduce(torch.ones(4)))
         fake.fake_script(MANUAL, 0)
@@ -134,56 +134,56 @@ def completion_hook_hears_nothing_of_failures() -> None:
         fake.fake_finish_elsewhere(PEER_FAILURE, 1)
         raises(sagecomm.PeerFailure, work.wait)
         assert work.is_completed()
-    assert told.calls == []
+    assert recorded.calls == []
 
 
 @scenario
 def completion_hook_that_comes_late_hears_of_ops_in_flight_without_their_duration() -> None:
     fake.fake_script(MANUAL, 0)
     _, work = all_reduce()
-    with completion_hook() as told:
+    with completion_hook() as recorded:
         fake.fake_finish_elsewhere(0, 1)
         work.wait()
-    assert [ms for _, ms in told.calls] == [None]
+    assert [ms for _, ms in recorded.calls] == [None]
     raises(RuntimeError, work._get_duration, "its duration was not measured")
 
 
 @scenario
 def completion_hook_that_goes_hears_no_more() -> None:
     fake.fake_script(MANUAL, 0)
-    with completion_hook() as told:
+    with completion_hook() as recorded:
         works = [all_reduce()[1] for _ in range(3)]
     fake.fake_finish_elsewhere(0, 1)
     for work in works:
         work.wait()
-    assert told.calls == []
+    assert recorded.calls == []
     backend().unregister_completion_hook(HOOK)  # nothing to do
 
 
 @scenario
 def completion_hook_may_unregister_itself() -> None:
-    told = Told()
+    recorded = RecordingHook()
 
     def once(key: int, ms: float | None) -> None:
-        told(key, ms)
+        recorded(key, ms)
         backend().unregister_completion_hook(HOOK)
 
     with completion_hook(once):
         dist.all_reduce(torch.ones(4))
         dist.all_reduce(torch.ones(4))
-    assert len(told.calls) == 1
+    assert len(recorded.calls) == 1
 
 
 @scenario
 def completion_hook_that_raises_harms_nobody() -> None:
-    with unraisable() as seen, completion_hook(raising), completion_hook(hook_id=HOOK + 1) as told:
+    with unraisable() as seen, completion_hook(raising), completion_hook(hook_id=HOOK + 1) as recorded:
         dist.all_reduce(torch.ones(4))
         fake.fake_script(MANUAL, 0)
         tensor, work = all_reduce()
         fake.fake_finish_elsewhere(0, 1)
         work.wait()
         assert tensor.tolist() == [2.0] * 4
-    assert len(told.calls) == 2
+    assert len(recorded.calls) == 2
     assert seen == ["a completion hook: the hook's own"] * 2
 
 
@@ -191,61 +191,63 @@ def completion_hook_that_raises_harms_nobody() -> None:
 def completion_hooks_have_ids_of_their_own() -> None:
     with completion_hook():
         raises(
-            RuntimeError, lambda: backend().register_completion_hook(HOOK, Told()), "completion hook 7 is registered"
+            RuntimeError,
+            lambda: backend().register_completion_hook(HOOK, RecordingHook()),
+            "completion hook 7 is registered",
         )
 
 
 @scenario
 def completion_hook_hears_once_of_a_coalesced_call() -> None:
-    with completion_hook() as told:
+    with completion_hook() as recorded:
         group().allreduce_coalesced([torch.ones(2), torch.ones(3)])
         fake.fake_script(MANUAL, 0)
         work = group().allreduce_coalesced([torch.ones(2), torch.ones(3)])
         fake.fake_finish_elsewhere(0, 1)
         work.wait()
-    assert len(set(told.keys())) == len(told.calls) == 2
+    assert len(set(recorded.keys())) == len(recorded.calls) == 2
 
 
 # Each of them is a Work that the caller has, and so is the window's.
 @scenario
 def completion_hook_hears_of_a_window_and_of_each_op_in_it() -> None:
     fake.fake_script(MANUAL, 0)
-    with completion_hook() as told:
+    with completion_hook() as recorded:
         group()._start_coalescing(CPU)
         for _ in range(3):
             group().allreduce([torch.ones(2)])
         work = group()._end_coalescing(CPU)
-        assert told.calls == []
+        assert recorded.calls == []
         fake.fake_finish_elsewhere(0, 1)
         work.wait()
-        assert len(set(told.keys())) == len(told.calls) == 4
+        assert len(set(recorded.keys())) == len(recorded.calls) == 4
         group()._start_coalescing(CPU)
         group()._end_coalescing(CPU).wait()
-    assert len(told.calls) == 4
+    assert len(recorded.calls) == 4
 
 
 @scenario
 def completion_hook_hears_nothing_of_a_window_that_failed() -> None:
-    with completion_hook() as told:
+    with completion_hook() as recorded:
         fake.fake_script(FAIL, PEER_FAILURE)
         group()._start_coalescing(CPU)
         group().allreduce([torch.ones(2)])
         raises(sagecomm.PeerFailure, lambda: group()._end_coalescing(CPU))
-    assert told.calls == []
+    assert recorded.calls == []
 
 
 @scenario
 def completion_hook_hears_nothing_of_a_monitored_barrier() -> None:
-    with completion_hook() as told:
+    with completion_hook() as recorded:
         sagecomm.monitored_barrier(timeout=timedelta(seconds=5))  # torch's own refuses other backends, if it is older
         dist.barrier()
-    assert len(told.calls) == 1
+    assert len(recorded.calls) == 1
 
 
 @scenario
 def completion_hooks_of_many_threads_lose_nothing() -> None:
     n, rounds = 4, 200
-    with completion_hook() as told:
+    with completion_hook() as recorded:
 
         def work() -> None:
             for _ in range(rounds):
@@ -255,11 +257,11 @@ def completion_hooks_of_many_threads_lose_nothing() -> None:
         for thread in threads:
             thread.start()
         for i in range(100):  # others come and go
-            backend().register_completion_hook(HOOK + 1 + i, Told())
+            backend().register_completion_hook(HOOK + 1 + i, RecordingHook())
             backend().unregister_completion_hook(HOOK + 1 + i)
         for thread in threads:
             thread.join(60)
-    assert len(set(told.keys())) == len(told.calls) == n * rounds
+    assert len(set(recorded.keys())) == len(recorded.calls) == n * rounds
 
 
 # ---- durations ----
@@ -270,7 +272,7 @@ def durations_are_measured_when_they_are_asked_for() -> None:
     mine = another()
     opts = dist.AllreduceOptions()
     raises(RuntimeError, lambda: mine.allreduce([torch.ones(2)], opts)._get_duration(), "its duration was not measured")
-    mine.register_completion_hook(HOOK, Told())
+    mine.register_completion_hook(HOOK, RecordingHook())
     assert mine.allreduce([torch.ones(2)], opts)._get_duration() >= 0
     fake.fake_script(MANUAL, 0)
     work = mine.allreduce([torch.ones(2)], opts)

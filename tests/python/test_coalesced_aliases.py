@@ -127,8 +127,8 @@ def scatter_into_the_next_input() -> Tensors:
     return [second, outputs[1]]
 
 
-# Two tensors that share memory in another way than being the same are refused: gloo reads all inputs before it writes an
-# output, which packing straight into slots does not.
+# Tensors that overlap without being the same are refused. Gloo reads all inputs before it writes an output; operations
+# that pack straight into slots do not.
 CALLS: dict[Callable[[], Tensors], str] = {
     reduce_twice: "",
     reduce_twice_among_others: "",

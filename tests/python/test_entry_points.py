@@ -3,6 +3,7 @@ rest of what torch asks of a plugin."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import textwrap
 import pytest
 from torch.distributed import distributed_c10d as c10d
 
+import sagecomm
 from programs import Programs
 
 
@@ -90,3 +92,33 @@ def test_torchrun(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 2.0") == 2, done.stdout
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The console script, without an installation of it."""
+    return subprocess.run(
+        [sys.executable, "-c", "import _sagecomm_autoload as a; a.command()", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_console_script_is_the_module():
+    (script,) = (e for e in importlib.metadata.entry_points(group="console_scripts") if e.name == "sagecomm")
+    assert script.value == "_sagecomm_autoload:command"
+    assert command("--version").stdout == f"sagecomm {sagecomm.__version__}\n"
+    # Without a verb there is help, which is no error.
+    helped = command()
+    assert helped.returncode == 0
+    assert all(verb in helped.stdout for verb in ("env", "status", "topo", "explain", "simulate", "tune"))
+    assert command("watch").returncode == 2
+
+
+def test_unknown_variables_are_warned_of():
+    said = command("env", SAGECOMM_DEBIG="INFO")
+    assert said.returncode == 0
+    assert "? SAGECOMM_DEBIG=INFO\n      sagecomm: SAGECOMM_DEBIG is set but there is no such variable; " in said.stdout
+    assert "did you mean SAGECOMM_DEBUG?" in said.stdout

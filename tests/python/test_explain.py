@@ -11,6 +11,7 @@ import torch.distributed as dist
 import programs
 import sagecomm
 from sagecomm import _explain
+from sagecomm.__main__ import main
 
 ANSWER = {
     "op": "all_reduce",
@@ -32,7 +33,7 @@ ANSWER = {
         },
         {
             "algorithm": "one_shot",
-            "transport": "boards",
+            "transport": "slots",
             "chunk": 131072,
             "seconds": 333.6e-6,
             "steps": 16,
@@ -44,10 +45,15 @@ ANSWER = {
     ],
 }
 TABLE = """\
-all_reduce of 1.049 MB, 4 ranks on 2 hosts
-     algorithm      time  steps     bytes     chunk  over      why
-  *  ring       147.9 us     24  1.573 MB  131.1 KB  channels  predicted
-     one_shot   333.6 us     16  3.146 MB  131.1 KB  boards    2.26 times as long as ring
+all_reduce of 1 MiB, 4 ranks on 2 hosts
+     algorithm      time  steps    bytes    chunk  over      why
+  *  ring       147.9 us     24  1.5 MiB  128 KiB  channels  predicted
+     one_shot   333.6 us     16    3 MiB  128 KiB  slots     2.26 times as long as ring
+
+* is chosen, over
+  slots     each rank publishes chunks in shared memory, where the others read them
+  channels  messages between pairs of ranks
+What is chosen for which lengths, in bytes:
 all_reduce: 0-inf:ring@chunk=131072 (predicted)"""
 
 
@@ -86,6 +92,18 @@ def test_the_command_explains():
     assert chosen["algorithm"] == "hierarchical"
     assert answer["bytes"] == 65536
     assert programs.command(*asked, "broadcast:hierarchical").said == _explain.text(answer) + "\n"
+    positional = programs.command("explain", "broadcast", "64K", *asked[5:], "broadcast:hierarchical", "--json")
+    assert json.loads(positional.said) == answer
     wrong = programs.command(*asked, "broadcast:fastest")
     assert wrong.status == 1
     assert "fastest" in wrong.errors
+    assert wrong.errors.count("sagecomm: ") == 1
+
+
+def test_an_unknown_collective_is_answered_with_those_that_there_are(capsys):
+    for asked in (("--op", "allreduce"), ("allreduce",)):
+        with pytest.raises(SystemExit):
+            main(["explain", *asked])
+        said = capsys.readouterr().err
+        assert "did you mean all_reduce?" in said
+        assert "reduce_scatter" in said

@@ -43,11 +43,11 @@ def read_json(**how: Any) -> dict[str, Any]:
 
 
 def ours(dump: dict[str, Any]) -> list[dict[str, Any]]:
-    return [entry for entry in dump.get("entries", []) if entry["profiling_name"].startswith("sagecomm:")]
+    return [entry for entry in dump.get("entries", []) if entry["profiling_name"].startswith("c10d:")]
 
 
 def names(dump: dict[str, Any]) -> list[str]:
-    return [entry["profiling_name"].removeprefix("sagecomm:") for entry in ours(dump)]
+    return [entry["profiling_name"].removeprefix("c10d:") for entry in ours(dump)]
 
 
 def every_collective() -> None:
@@ -103,7 +103,7 @@ def test_dumps_hold_exactly_what_was_called(world: WorldOf) -> None:
             (e["profiling_name"], e["input_sizes"], e["output_sizes"], e["input_dtypes"], e["output_dtypes"])
             for e in entries
         ] == [
-            (f"sagecomm:{name}", inputs, outputs, [dtype] * len(inputs), [dtype] * len(outputs))
+            (f"c10d:{name}", inputs, outputs, [dtype] * len(inputs), [dtype] * len(outputs))
             for name, inputs, outputs, dtype in COLLECTIVES
         ]
         numbers = list(range(1, len(COLLECTIVES) + 1))
@@ -203,7 +203,7 @@ def test_an_operation_that_waits_for_a_peer_is_started(world: WorldOf, size: int
     assert [e["state"] for e in ours(whole)] == ["completed", "started"]
     (hanging,) = ours(active)
     assert (hanging["profiling_name"], hanging["collective_seq_id"], hanging["retired"]) == (
-        "sagecomm:all_reduce",
+        "c10d:all_reduce",
         2,
         False,
     )
@@ -332,9 +332,9 @@ def test_entries_of_other_backends_stay(fresh_world: FreshWorldOf) -> None:
             (e["profiling_name"], e["input_sizes"]) for e in dump["entries"] if "all_reduce" in e["profiling_name"]
         ]
         assert numel == [
-            ("sagecomm:all_reduce", [[1]]),
+            ("c10d:all_reduce", [[1]]),
             ("gloo:all_reduce", [[2]]),
-            ("sagecomm:all_reduce", [[3]]),
+            ("c10d:all_reduce", [[3]]),
         ]
         assert [e["record_id"] for e in dump["entries"]] == list(range(len(dump["entries"])))
         theirs = {e["pg_id"] for e in dump["entries"] if e["profiling_name"].startswith("gloo:")}
@@ -463,7 +463,7 @@ def group_of(name: str, entries: list[dict[str, Any]], **more: Any) -> dict[str,
 
 
 def record(op: str, created: int, state: str = "completed") -> dict[str, Any]:
-    return {"profiling_name": f"sagecomm:{op}", "time_created_ns": created, "state": state, "thread_id": "1"}
+    return {"profiling_name": f"c10d:{op}", "time_created_ns": created, "state": state, "thread_id": "1"}
 
 
 def empty() -> dict[str, Any]:

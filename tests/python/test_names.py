@@ -15,7 +15,7 @@ from worlds import World
 OPS = ("all_reduce", "send", "recvAnySource")
 
 
-def titles(group: Any) -> list[str]:
+def profiler_names(group: Any) -> list[str]:
     rank, size = dist.get_rank(), dist.get_world_size()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         dist.all_reduce(torch.ones(3), group=group)
@@ -34,10 +34,10 @@ def profiles() -> list[str]:
     c10d.Backend._plugins["GLOO"] = c10d.Backend._plugins["SAGECOMM"]
     alias = dist.new_group(backend="gloo")
     assert dist.get_backend(alias) == "gloo"
-    return [*titles(None), *titles(alias)]
+    return [*profiler_names(None), *profiler_names(alias)]
 
 
-def test_titles_have_the_name_that_torch_knows(fresh_world: Callable[[int], World]) -> None:
+def test_profiler_names_have_the_backend_that_torch_knows(fresh_world: Callable[[int], World]) -> None:
     for names in fresh_world(2).run(profiles):
         assert names == [f"{name}:{op}" for name in ("sagecomm", "gloo") for op in OPS]
 

@@ -7,6 +7,8 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -22,6 +24,7 @@ import programs
 import sagecomm
 from programs import Programs, await_stop
 from sagecomm import _status
+from sagecomm.__main__ import main
 
 DEADLINE_S = 60.0
 
@@ -175,6 +178,10 @@ def test_status_of_a_job_that_hangs() -> None:
             os.kill(pids[1], signal.SIGCONT)
         printed = done.said
         assert done.status == 1, printed
+        assert ", 3 processes here" in printed  # whose environment is that of the process that forked them
+        (process,) = (line.split(maxsplit=3) for line in printed.splitlines() if line.split()[:1] == [str(pids[0])])
+        assert process[1] == time.strftime("%Y-%m-%d")
+        assert "python" in process[3]
         assert f"pid {pids[1]} does not answer (stopped)" in printed
         assert 'group "0" (default_pg), 3 ranks' in printed
         assert "behind: rank 1" in printed
@@ -208,6 +215,71 @@ def test_status_can_be_turned_off() -> None:
         assert not sockets_of([pid])
         ranks.tell(0, "end")
         assert ranks.ends(0) == 0
+
+
+def answer(pid: int, *groups: tuple[str, list[int]], **command: Any) -> _status.Answer:
+    """Of a process on this host with groups of processes."""
+    told = []
+    for name, pids in groups:
+        ranks = [
+            {"rank": i, "global_rank": i, "host": "here", "pid": p, "state": "idle", "issued": 0}
+            for i, p in enumerate(pids)
+        ]
+        told.append({"group": name, "desc": "d", "rank": pids.index(pid), "ranks": ranks})
+    known = _status.Command(**({"line": "python train.py", "started": None, "job": None} | command))
+    return _status.Answer(pid, {"host": "here", "groups": told}, known)
+
+
+def test_jobs_are_what_groups_join() -> None:
+    answers = [
+        answer(1, ("0", [1, 2]), job="torchrun x"),
+        answer(2, ("0", [1, 2]), ("1", [2, 3])),
+        answer(3, ("1", [2, 3])),
+        answer(7, ("0", [7, 8])),
+        _status.Answer(8, None),
+        answer(9),
+    ]
+    jobs = _status.jobs(answers)
+    assert [[a.pid for a in job.answers] for job in jobs] == [[1, 2, 3], [7, 8], [9]]
+    printed = _status.text(answers)
+    assert "job torchrun x, 3 processes here" in printed
+    assert "job of pid 7, 2 processes here\n" in printed
+    assert "job of pid 9, 1 process here\n" in printed
+    assert "pid 8 does not answer" in printed
+
+
+def test_what_the_system_says_of_a_process(tmp_path: Path) -> None:
+    of = tmp_path / "12"
+    of.mkdir()
+    (tmp_path / "stat").write_text("cpu 1 2\nbtime 1000\n")
+    (of / "stat").write_text("12 (a ) b) S " + " ".join(["0"] * 18) + f" {5 * os.sysconf('SC_CLK_TCK')} 0\n")
+    (of / "cmdline").write_bytes(b"python\0train.py\0")
+    (of / "environ").write_bytes(b"SLURM_JOB_ID=77\0MASTER_ADDR=a\0MASTER_PORT=29500\0TORCHELASTIC_RUN_ID=none\0")
+    assert _status.command_of(12, tmp_path) == _status.Command("python train.py", 1005, "Slurm 77, store at a:29500")
+    assert _status.command_of(0, tmp_path) == _status.Command(None, None, None)
+
+
+def test_the_status_is_watched_until_it_is_interrupted(monkeypatch, capsys) -> None:
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_status, "collect", list)
+    monkeypatch.setattr(_status.time, "sleep", nap)
+    assert main(["status", "--watch", "0.5"]) == 0
+    assert naps == [0.5, 0.5]
+    assert capsys.readouterr().out.count("no process of this user") == 2
+
+
+def test_the_status_needs_no_torch() -> None:
+    code = "import runpy, sys; sys.argv = ['-m', 'status']; sys.orig_argv = ['python', '-m', 'sagecomm', 'status']"
+    code += (
+        "\ntry: runpy.run_module('sagecomm', run_name='__main__')\nexcept SystemExit: assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
 
 
 def test_status_without_a_job_in_words() -> None:

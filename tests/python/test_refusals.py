@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -130,3 +131,68 @@ def shared_elements() -> None:
 
 def test_outputs_whose_elements_share_memory(world):
     world(2).run(shared_elements)
+
+
+def wrong_lists() -> tuple[str, str]:
+    """Lists that are wrong on all ranks: the errors where every rank sees it, and where rank 1 does."""
+    size = dist.get_world_size()
+    before = backend()._get_sequence_number_for_group()
+    with pytest.raises(RuntimeError) as seen_by_all:
+        dist.all_gather([torch.zeros(2) for _ in range(size)], torch.ones(3))
+    assert backend()._get_sequence_number_for_group() == before
+    t = torch.ones(3)
+    dist.all_reduce(t)  # the group goes on
+    assert t.eq(size).all()
+
+    short = dist.new_group(timeout=timedelta(seconds=1))
+    sizes = [3, 4, 3]  # a legal list for ranks 0 and 2, because lengths may differ from rank to rank
+    with pytest.raises(RuntimeError) as seen_by_one:
+        dist.all_gather([torch.zeros(n) for n in sizes], torch.ones(3), group=short)
+    dist.barrier()  # rank 1 stays until the others have given up
+    return str(seen_by_all.value), f"{type(seen_by_one.value).__name__}: {seen_by_one.value}"
+
+
+def test_a_wrong_list_is_refused_by_every_rank_that_sees_it_and_named_to_the_others(world):
+    answers = world(3).run(wrong_lists)
+    for rank, (seen_by_all, seen_by_one) in enumerate(answers):
+        assert "all_gather: input 0 has 3 elements, this rank's output has 2" in seen_by_all
+        if rank == 1:
+            assert "all_gather: input 0 has 3 elements, this rank's output has 4" in seen_by_one
+        else:
+            assert seen_by_one.startswith("CollectiveTimeout: ")
+            assert "not arrived: rank 1 " in seen_by_one
+
+
+def _and_a_barrier(call: Callable[[Any, int], Any], group: Any) -> None:
+    """A gather may be complete for a rank that only gives; the barrier after it is not."""
+    call(group, 2)
+    dist.barrier(group=group)
+
+
+def wrong_list_of_a_root() -> list[str]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    errors = []
+    for call in (
+        lambda group, n: dist.gather(
+            torch.ones(3), [torch.zeros(n) for _ in range(size)] if rank == 0 else None, 0, group=group
+        ),
+        lambda group, n: dist.scatter(
+            torch.ones(3), [torch.zeros(n) for _ in range(size)] if rank == 0 else None, 0, group=group
+        ),
+    ):
+        short = dist.new_group(timeout=timedelta(seconds=1))
+        with pytest.raises(RuntimeError) as raised:
+            _and_a_barrier(call, short)
+        errors.append(f"{type(raised.value).__name__}: {raised.value}")
+        dist.barrier()
+    return errors
+
+
+def test_a_wrong_list_of_a_root_is_refused_there_and_the_others_time_out_naming_it(world):
+    for rank, errors in enumerate(world(2).run(wrong_list_of_a_root)):
+        for error, role in zip(errors, ("output 0 has 2 elements", "input 0 has 2 elements"), strict=True):
+            if rank == 0:
+                assert role in error
+            else:
+                assert error.startswith("CollectiveTimeout: ")
+                assert "rank 0 " in error

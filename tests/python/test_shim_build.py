@@ -1,4 +1,4 @@
-"""The build of the shim: what is joined, what is compiled again, whom an error names. With sources of a line each."""
+"""The build of the shim: which sources are joined, what is compiled again, what it prints. Sources have one line."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Tree:
         """Compiles what is stale; returns the refusals."""
         command = [*self.build._compiler(), "-Wall", "-Werror", *flags]
         refusals = []
-        for unit, members in self.join().items():
+        for unit in self.join():
             if self.build._is_stale(unit, self.work, "test", command):
-                refusals.append(self.build._compile(unit, members, self.work, "test", command))
+                refusals.append(self.build._compile(unit, self.work, "test", command))
         return [text for text in refusals if text is not None]
 
     def stale(self, *flags: str) -> set[str]:
@@ -111,3 +111,22 @@ def test_an_error_names_the_source_and_its_line(tree: Tree) -> None:
     assert f"{tree.sources[5]}:3:" in refusal
     assert "unused" in refusal
     assert tree.stale() == {tree.unit_of(tree.sources[5])}
+
+
+def test_progress_counts_sources(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*tree.build._compiler(), "-Wall"]
+    units = tree.join()
+    tree.build._compile_all(units, tree.work, "test", command)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "shim: compiling 8 sources in 2 units"
+    assert len(lines) == 1 + len(units)
+    assert lines[-1] == "shim: 8 of 8 compiled"
+    tree.build._compile_all({}, tree.work, "test", command)
+    assert capsys.readouterr().out == ""
+    assert not any(tree.build._is_stale(unit, tree.work, "test", command) for unit in units)
+
+
+def test_build_stops_at_what_the_compiler_refuses(tree: Tree) -> None:
+    tree.sources[5].write_text("int f5() { return nothing; }\n")
+    with pytest.raises(tree.build.BuildError, match="nothing"):
+        tree.build._compile_all(tree.join(), tree.work, "test", tree.build._compiler())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import struct
 import sys
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 import programs
-from sagecomm import _simulate
+from sagecomm import _arguments, _format, _simulate
+from sagecomm.__main__ import main
 
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 
@@ -51,9 +53,9 @@ ANSWER: dict[str, Any] = {
 
 TABLE = """\
 broadcast of 1 MB, 8 ranks: 2 x 4, ring and tcp_25g
-  algorithm      time  steps  bytes per rank  bus GB/s     chunk  method
-  chain      812.3 us     16            1 MB      1.23  65.54 KB  simulated
-  binomial      1.5 s      3            3 MB      0.00     whole  closed form
+  algorithm      time  steps  bytes per rank  bus GB/s   chunk  method
+  chain      812.3 us     16            1 MB      1.23  64 KiB  simulated
+  binomial      1.5 s      3            3 MB      0.00   whole  closed form
   double_tree: no closed form: x"""
 
 
@@ -74,23 +76,50 @@ def test_several_answers_are_a_row_each():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("8", [8]), ("100MB", [100_000_000]), ("8,64KiB", [8, 65536]), ("1.5K", [1500]), ("8-200", [8, 32, 128, 200])],
+    [
+        ("8", [8]),
+        ("100MB", [100_000_000]),
+        ("8,64KiB", [8, 65536]),
+        ("1.5K", [1536]),
+        ("1M,1MiB,1MB", [1 << 20, 1 << 20, 1_000_000]),
+        ("2g", [2 << 30]),
+        ("8-200", [8, 32, 128, 200]),
+    ],
 )
 def test_lists_of_bytes(text, expected):
-    assert _simulate.sizes(text) == expected
+    assert _arguments.sizes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "8TB", "-8", "0-8", "8-", "8 MBs"])
+@pytest.mark.parametrize("text", ["", "8TB", "-8", "0-8", "8-", "8 MBs", "1-2-3", "9-8"])
 def test_what_is_no_list_of_bytes(text):
-    with pytest.raises(ValueError):  # noqa: PT011 argparse makes the message
-        _simulate.sizes(text)
+    with pytest.raises(argparse.ArgumentTypeError, match="expected"):
+        _arguments.sizes(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 B"),
+        (8, "8 B"),
+        (1000, "1 KB"),
+        (1023, "1023 B"),
+        (1 << 16, "64 KiB"),
+        (131071, "128 KiB"),
+        (3 << 19, "1.5 MiB"),
+        (100_000_000, "100 MB"),
+        (262_144_000, "250 MiB"),
+        (1 << 40, "1024 GiB"),
+    ],
+)
+def test_sizes_are_written_in_powers_of_two_unless_they_are_round_in_thousands(number, text):
+    assert _format.in_bytes(number) == text
 
 
 def test_lists_of_hosts():
-    assert _simulate.counts("64,512") == [64, 512]
-    assert _simulate.counts("1-12") == [1, 2, 4, 8, 12]
-    with pytest.raises(ValueError, match="0-8"):
-        _simulate.counts("0-8")
+    assert _arguments.counts("64,512") == [64, 512]
+    assert _arguments.counts("1-12") == [1, 2, 4, 8, 12]
+    with pytest.raises(argparse.ArgumentTypeError, match="0-8"):
+        _arguments.counts("0-8")
 
 
 def test_questions_are_asked_for_all_bytes_and_hosts(tmp_path):
@@ -125,6 +154,29 @@ def test_the_picture(tmp_path, key):
     assert struct.unpack(">II", head[16:]) == (1080, 720)  # 9 x 6 inches of 120 dots
     with pytest.raises(RuntimeError, match="cannot be written"):
         _simulate.draw(answers, tmp_path / "none" / "picture.png")
+
+
+def test_the_picture_says_what_it_shows(tmp_path, monkeypatch):
+    figure_module = pytest.importorskip("matplotlib.figure")
+    figures = []
+    savefig = figure_module.Figure.savefig
+    monkeypatch.setattr(
+        figure_module.Figure, "savefig", lambda self, *a, **k: (figures.append(self), savefig(self, *a, **k))[1]
+    )
+    _simulate.draw([{**ANSWER, "bytes": 8}, {**ANSWER, "bytes": 1 << 20}], tmp_path / "picture.svg")
+    (axes,) = figures[0].axes
+    assert axes.get_title() == "broadcast, 8 ranks on two: predicted, not measured"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["8 B", "1 MiB"]
+    times = [label.get_text() for label in axes.get_yticklabels()]
+    assert "1 ms" in times
+    assert "1 s" in times
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["binomial", "chain"]
+
+
+def test_a_picture_has_a_suffix_that_is_known(capsys):
+    with pytest.raises(SystemExit):
+        main(["simulate", "--cluster", "x.json", "--png", "c.xyz"])
+    assert "c.xyz: expected a file name that ends in .png, .svg, .pdf" in capsys.readouterr().err
 
 
 def test_a_picture_without_matplotlib(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,16 @@ import torch.distributed as dist
 
 import programs
 import sagecomm
-from sagecomm import _tune
+from sagecomm import _arguments, _measuring, _tune
 from sagecomm.__main__ import main
+from sagecomm._progress import Progress
 
 
-def row(algorithm: str, blocks: list[float], again: list[float] | None = None, chunk: int = 0, **more: bool) -> dict:
+def row(algorithm: str, blocks: list[float], again: list[float] | None = None, chunk: int = 0, **more: object) -> dict:
     """Of what was chosen, if it has been measured again."""
     at = {"op": "all_reduce", "bytes": 8, "algorithm": algorithm, "chunk": chunk, "even": False}
-    return at | {"chosen": again is not None, "blocks": blocks, "again": again or []} | more
+    measured = {"chosen": again is not None, "blocks": blocks, "again": again or [], "dropped": False, "confirmed": []}
+    return at | measured | more
 
 
 def test_candidates_count_by_their_ratio_in_the_same_rounds():
@@ -27,21 +30,58 @@ def test_candidates_count_by_their_ratio_in_the_same_rounds():
         row("one_shot", [1e-6, 1e-6, 2e-6, 1e-6], [1.1e-6, 1e-6, 2e-6]),
         row("ring", [2e-6, 0.8e-6, 1.6e-6, 0.8e-6]),
     ]
-    second = [row("one_shot", [2e-6, 2e-6, 2e-6], [1.6e-6, 1.6e-6, 1.6e-6]), row("ring", [9e-6])]
+    second = [row("one_shot", [2e-6, 2e-6, 2e-6], [1.6e-6, 1.6e-6, 1.6e-6]), row("ring", [9e-6], dropped=True)]
     third = [row("one_shot", [1e-6, 1e-6], [1e-6, 1e-6]), row("ring", [0.9e-6, 0.9e-6])]
     one_shot, ring = _tune.combine([first, second, third])
     assert (one_shot["algorithm"], one_shot["chosen"], one_shot["ratio"]) == ("one_shot", True, 1)
     assert one_shot["seconds"] == pytest.approx(1e-6)
     assert ring["ratio"] == pytest.approx(0.9)
     assert not ring["chosen"]
+    assert ring["dropped"]
     assert one_shot["spread"] == pytest.approx(0.25)
 
 
+def test_an_outlier_of_the_choice_makes_nobody_faster():
+    """The first block of the choice took ten times as long as the others, which was all that a candidate was measured
+    beside before it was dropped."""
+    chosen, torus = _tune.combine(
+        [[row("two_shot", [360e-6, 36e-6, 36e-6], [36e-6] * 3), row("torus", [87e-6], dropped=True)]]
+    )
+    assert chosen["ratio"] == 1
+    assert torus["ratio"] == pytest.approx(87 / 36)
+    assert torus["dropped"]
+
+
+def test_three_quarters_of_the_rounds_of_every_launch_confirm():
+    sure, unsure = [0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.5, 0.5, 1.5, 1.5]
+    launches = [[row("one_shot", [1e-6] * 2, [1e-6] * 2), row("ring", [1e-6] * 2, confirmed=c)] for c in (sure, unsure)]
+    assert _tune.combine(launches[:1])[1]["confirmed"] == pytest.approx(0.85)
+    assert _tune.combine(launches)[1]["confirmed"] == pytest.approx(1.5)
+    assert _tune.combine(launches)[0]["confirmed"] == 0
+
+
+def test_progress_says_what_is_left():
+    progress = Progress(8, done=2, begun=100.0)
+    assert progress.line("barrier", 130.0) == "[######..................] 25 %, about 90.0 s left: barrier"
+
+
+def test_of_an_error_in_a_rank_the_sentence_is_left():
+    for error in ("RuntimeError", "sagecomm.PeerFailure"):
+        trace = f"\n-- Process 1 terminated\nTraceback (most recent call last):\n  x\n{error}: sagecomm: rank 1 died\n"
+        assert _tune.last_of_ours(trace) == "sagecomm: rank 1 died"
+    assert _tune.last_of_ours("ValueError: x") is None
+
+
+def test_the_limit_of_ranks_is_the_cores():
+    text = (Path(__file__).parents[2] / "algo" / "plan" / "slots.go").read_text()
+    assert re.search(r"MaxSize += (\d+)", text)[1] == str(_arguments.MOST_RANKS)
+
+
 def test_chunks_are_tried_where_there_is_something_to_cut():
-    boards = {"algorithm": "two_shot", "chunk": 131072, "longest": 262144, "chosen": True}
+    slots = {"algorithm": "two_shot", "chunk": 131072, "longest": 262144, "chosen": True}
     channels = {"algorithm": "ring", "chunk": 65536, "longest": 65536, "chosen": False}
-    assert list(_tune.ways([boards, channels], 1 << 10)) == [("two_shot", 0), ("ring", 0)]
-    assert list(_tune.ways([boards, channels], 1 << 20)) == [
+    assert list(_measuring.variants([slots, channels], 1 << 10)) == [("two_shot", 0), ("ring", 0)]
+    assert list(_measuring.variants([slots, channels], 1 << 20)) == [
         ("two_shot", 0),
         ("two_shot", 65536),
         ("two_shot", 262144),
@@ -50,10 +90,10 @@ def test_chunks_are_tried_where_there_is_something_to_cut():
     ]
 
 
-@pytest.mark.parametrize("op", _tune.COLLECTIVES)
+@pytest.mark.parametrize("op", _arguments.COLLECTIVES)
 def test_room_is_what_buffers_take(op):
-    buffers = _tune.make_buffers(op, 4096, 4)
-    assert sum(b.numel() * b.element_size() for b in buffers) == _tune.room_of(op, 4096, 4)
+    buffers = _measuring.make_buffers(op, 4096, 4)
+    assert sum(b.numel() * b.element_size() for b in buffers) == _measuring.room_of(op, 4096, 4)
 
 
 def test_the_table_for_people():
@@ -61,8 +101,9 @@ def test_the_table_for_people():
         [
             [
                 row("one_shot", [2e-6, 2e-6], [2.1e-6, 2.1e-6]),
-                row("ring", [1e-6, 1e-6], chunk=32768),
+                row("ring", [1e-6, 1e-6], chunk=32768, confirmed=[0.5] * 9),
                 row("bruck", [0.5e-6, 0.5e-6], even=True),
+                row("torus", [0.5e-6], dropped=True),
             ]
         ]
     )
@@ -71,8 +112,8 @@ def test_the_table_for_people():
         _tune.text({"ranks": 2, "entry": entry, "rows": rows})
         == """\
 2 ranks
-  collective  bytes  chosen    time  spread  best      time  chosen/best
-  all_reduce      8  one_shot  2 us  5 %     ring@32K  1 us  2.00
+  collective  bytes  chosen    time  spread  best         time  chosen/best  confirmed
+  all_reduce    8 B  one_shot  2 us  5 %     ring@32 KiB  1 us  2.00         2.00
 rules:
   all_reduce:ring@chunk=32K
 parameters:
@@ -146,14 +187,14 @@ def test_a_file_that_cannot_be_used_is_refused_first(tmp_path, capsys):
 
 
 INTERRUPTING = """\
-import sagecomm._tune
-block = sagecomm._tune.Measuring.block
+import sagecomm._measuring
+block = sagecomm._measuring.Measuring.block
 def interrupt_and_measure(self, call, count):
-    sagecomm._tune.Measuring.block = block
+    sagecomm._measuring.Measuring.block = block
     if self.rank == 0:
         os.kill(os.getppid(), signal.SIGINT)
     return block(self, call, count)
-sagecomm._tune.Measuring.block = interrupt_and_measure
+sagecomm._measuring.Measuring.block = interrupt_and_measure
 """
 
 
@@ -171,23 +212,25 @@ def test_an_interrupted_measurement_leaves_no_rank_behind(tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        ("--ops", "all_reduce,fastest"),
-        ("--bytes", "much"),
-        ("--bytes", "8,6"),
-        ("--bytes", "0"),
-        ("--ranks", "x"),
-        ("--ranks", "2,1"),
-        ("--launches", "0"),
+        ("--ops", "all_reduce,fastest", "'fastest' is no collective (there are all_reduce,"),
+        ("--bytes", "much", "expected bytes"),
+        ("--bytes", "8,6", "multiple of 4"),
+        ("--bytes", "0", "multiple of 4"),
+        ("--ranks", "x", "whole number"),
+        ("--ranks", "2,1", "a group of 1 has nothing to choose between: expected 2 to 512 ranks"),
+        ("--ranks", "1000", "a group has at most 512 ranks, not 1000"),
+        ("--launches", "0", "expected 1 or more"),
     ],
 )
-def test_wrong_arguments_are_refused(wrong):
+def test_wrong_arguments_are_refused_before_a_process_starts(wrong, capsys):
     with pytest.raises(SystemExit):
-        main(["tune", *wrong])
+        main(["tune", *wrong[:2]])
+    assert wrong[2] in capsys.readouterr().err
 
 
 def calls() -> None:
-    for op in _tune.COLLECTIVES:
-        _tune.make_call(op, _tune.make_buffers(op, 64, dist.get_world_size()), None)()
+    for op in _arguments.COLLECTIVES:
+        _measuring.make_call(op, _measuring.make_buffers(op, 64, dist.get_world_size()), None)()
     dist.all_reduce(torch.zeros(1))
 
 

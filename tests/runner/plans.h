@@ -1,4 +1,4 @@
-/* plans.h: the plans of messages (algo/message) as tables, and collectives that go by them instead of shared blocks.
+/* plans.h: the sendrecv plans (algo/sendrecv) as tables, and collectives that go by them instead of shared blocks.
  * sanitize_test.go writes the tables: all algorithms, for the sizes of groups and the roots that scenarios use. */
 #ifndef PLANS_H
 #define PLANS_H

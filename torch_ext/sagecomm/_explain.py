@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from sagecomm import _native, _observe
-from sagecomm._simulate import columns, duration, in_bytes
+from sagecomm._format import columns, duration, in_bytes
 
 
 def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None) -> dic
 
     Returns:
         `candidates`: one for each algorithm, in the order of what they are predicted to take, with `algorithm`,
-        `transport` (boards or channels), `chunk` in bytes and the `longest` possible one, `seconds` as predicted,
+        `transport` (slots or channels), `chunk` in bytes and the `longest` possible one, `seconds` as predicted,
         `steps` and `bytes` of the rank that has most, `even` (it needs blocks of equal length), `chosen`, `forced` (by
         a rule), and `why` in words; `table`: what is chosen for which lengths, in the grammar of SAGECOMM_TUNE; `op`,
         `bytes`, `ranks`, `hosts`. All ranks of a group get the same answer.
@@ -42,8 +42,14 @@ def ask(explain: Callable[[str], str], **question: Any) -> dict[str, Any]:
     return answer
 
 
+_OVER = {
+    "slots": "each rank publishes chunks in shared memory, where the others read them",
+    "channels": "messages between pairs of ranks",
+}
+
+
 def text(answer: dict[str, Any]) -> str:
-    """A table for people; * marks what is chosen."""
+    """A table for people, and what its words mean."""
     of = f" of {in_bytes(answer['bytes'])}" if answer["op"] != "barrier" else ""
     hosts = f" on {answer['hosts']} hosts" if answer["hosts"] > 1 else ""
     rows = [("", "algorithm", "time", "steps", "bytes", "chunk", "over", "why")]
@@ -52,4 +58,7 @@ def text(answer: dict[str, Any]) -> str:
         costs = (duration(c["seconds"]), str(c["steps"]), in_bytes(c["bytes"]), in_bytes(c["chunk"]))
         rows.append((mark, c["algorithm"], *costs, c["transport"], c["why"]))
     title = f"{answer['op']}{of}, {answer['ranks']} ranks{hosts}"
-    return "\n".join([title, *columns(rows, range(2, 6)), answer["table"]])
+    used = {c["transport"] for c in answer["candidates"]}
+    legend = columns([(name, means) for name, means in _OVER.items() if name in used])
+    legend = ["", "* is chosen, over", *legend, "What is chosen for which lengths, in bytes:"]
+    return "\n".join([title, *columns(rows, range(2, 6)), *legend, answer["table"]])

@@ -7,48 +7,13 @@ the command's arguments, one for each number of bytes and hosts, and answers bec
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
-
-
-def size(text: str) -> int:
-    """Bytes: "100MB", "64KiB", "8". Raises ValueError, for argparse."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]i?)?B?", text.strip())
-    if match is None:
-        raise ValueError(text)
-    return int(float(match[1]) * _UNITS[match[2] or ""])
-
-
-def sizes(text: str) -> list[int]:
-    """A list, or a range in steps of four times as much: "8,64KiB", "8-100MB"."""
-    if "-" not in text:
-        return [size(part) for part in text.split(",")]
-    first, last = (size(part) for part in text.split("-"))
-    if first < 1:
-        raise ValueError(text)
-    return list(_steps(first, last, 4))
-
-
-def counts(text: str) -> list[int]:
-    """Numbers of hosts: "512", "64,512", "1-8192", which is in steps of twice as many."""
-    if "-" not in text:
-        return [int(part) for part in text.split(",")]
-    first, last = (int(part) for part in text.split("-"))
-    if first < 1:
-        raise ValueError(text)
-    return list(_steps(first, last, 2))
-
-
-def _steps(first: int, last: int, factor: int) -> Iterator[int]:
-    while first < last:
-        yield first
-        first *= factor
-    yield last
+from sagecomm._format import columns, duration, in_bytes
 
 
 def ask(
@@ -108,33 +73,6 @@ def _brief(prediction: dict[str, Any]) -> str:
     return duration(prediction["seconds"]) + ("*" if prediction["method"] == "closed form" else " ")
 
 
-def columns(rows: Sequence[tuple[str, ...]], numbers: range) -> list[str]:
-    """Lines of cells below each other; numbers stand on the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        padded = [
-            cell.rjust(width) if column in numbers else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(padded).rstrip())
-    return lines
-
-
-def duration(seconds: float) -> str:
-    for unit, scale in (("us", 1e6), ("ms", 1e3)):
-        if seconds * scale < 1000:
-            return f"{seconds * scale:.4g} {unit}"
-    return f"{seconds:.4g} s"
-
-
-def in_bytes(number: int) -> str:
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if number >= scale:
-            return f"{number / scale:.4g} {unit}"
-    return f"{number} B"
-
-
 def draw(answers: Sequence[dict[str, Any]], path: Path) -> None:
     """Time against ranks, if there are several, else against bytes; a line for each algorithm. Raises RuntimeError."""
     try:
@@ -145,22 +83,41 @@ def draw(answers: Sequence[dict[str, Any]], path: Path) -> None:
     key = "ranks" if len({answer["ranks"] for answer in answers}) > 1 else "bytes"
     figure = figure_module.Figure(figsize=(9, 6), layout="constrained")
     axes = figure.add_subplot()
-    for (name, other), points in sorted(curves(answers, key).items()):
-        several = len({answer[_other(key)] for answer in answers}) > 1
-        label = f"{name}, {in_bytes(other)}" if several else name
-        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=label)
+    several = len({answer[_other(key)] for answer in answers}) > 1
+    lines = sorted(curves(answers, key).items())
+    for ((name, other), points), style in zip(lines, itertools.cycle(("-", "--", "-.")), strict=False):
+        label = f"{name}, {in_bytes(other) if key == 'ranks' else f'{other} ranks'}" if several else name
+        axes.plot(
+            [x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=label, linestyle=style
+        )
     axes.set_xscale("symlog" if key == "bytes" else "log", base=2)
     axes.set_yscale("log")
-    axes.set_xlabel(key)
-    axes.set_ylabel("seconds")
-    what = f"{answers[0]['ranks']} ranks" if key == "bytes" else in_bytes(answers[0]["bytes"])
-    axes.set_title(f"{answers[0]['op']}, {answers[0]['cluster'].get('name', 'cluster')}, {what}", fontsize="medium")
+    axes.set_xlabel("ranks" if key == "ranks" else "bytes of the buffer, or of each rank's block")
+    axes.set_ylabel("predicted time")
+    of = f"{answers[0]['ranks']} ranks" if key == "bytes" else in_bytes(answers[0]["bytes"])
+    of = "" if several else f", {of}"
+    cluster = answers[0]["cluster"].get("name", "cluster")
+    axes.set_title(f"{answers[0]['op']}{of} on {cluster}: predicted, not measured", fontsize="medium")
+    _name_ticks(axes, sorted({answer[key] for answer in answers}), in_bytes if key == "bytes" else str)
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize="small")
+    # Beside the axes, where it hides no line.
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     try:
-        figure.savefig(path, format="png", dpi=120)
+        figure.savefig(path, dpi=120)
     except OSError as err:
         raise RuntimeError(f"sagecomm: the picture cannot be written: {err}") from err
+
+
+def _name_ticks(axes: Any, values: Sequence[int], write: Callable[[int], str]) -> None:
+    """Ticks where predictions are, 12 at most, in units that people use: 8 B, 1 KiB, 20 us, 1 ms."""
+    every = -(-len(values) // 12)
+    axes.set_xticks(values[::every], labels=[write(value) for value in values[::every]], rotation=30, ha="right")
+    axes.minorticks_off()
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high)
+    decades = [10.0**n for n in range(-9, 6)]
+    ticks = [d * m for d in decades for m in ((1, 2, 5) if high < 100 * low else (1,)) if low <= d * m <= high]
+    axes.set_yticks(ticks, labels=[duration(tick) for tick in ticks])
 
 
 def _other(key: str) -> str:

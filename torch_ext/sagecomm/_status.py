@@ -1,27 +1,42 @@
 """python -m sagecomm status: asks the processes of this host that use sagecomm how their groups are doing.
 
-Each process listens on an abstract Unix socket (internal/statussock in the core) and answers whoever connects as the same
-user, or root, with one JSON document. It says of every rank what that rank has put into shared memory, so a rank that
-was stopped, or has died, is in the answers of the others.
+Each process listens on an abstract Unix socket (internal/statussock in the core) and answers whoever connects as the
+same user, or root, with one JSON document. The answer has of every rank what that rank has put into shared memory, so a
+rank that was stopped, or has died, is in the answers of the others.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import re
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sagecomm._format import about, columns, many
+
 PREFIX = "sagecomm-status-"
 PATIENCE_S = 2.0
 MOST_BYTES = 64 << 20
+_LONGEST_COMMAND = 160
 _LISTENS = 0x10000  # __SO_ACCEPTCON in /proc/net/unix
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the system says of a process; None where it says nothing."""
+
+    line: str | None
+    started: float | None  # seconds since the epoch
+    job: str | None  # what its launcher calls the job, and where its store is
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,7 @@ class Answer:
 
     pid: int
     status: dict[str, Any] | None
+    command: Command | None = None
 
 
 def sockets(table: Path = Path("/proc/net/unix")) -> list[str]:
@@ -52,14 +68,15 @@ def ask(name: str) -> Answer:
             connection.connect("\0" + name)
             # Any user can take the name of a socket: what counts is who answers on it.
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            if struct.unpack("3i", credentials)[1] != uid:
+            here, owner, _ = struct.unpack("3i", credentials)  # the number that the process has in this namespace
+            if owner != uid:
                 return Answer(pid, None)
             text, deadline = bytearray(), time.monotonic() + PATIENCE_S
             while (part := connection.recv(1 << 16)) and len(text) < MOST_BYTES and time.monotonic() < deadline:
                 text += part
         told = json.loads(text)
         groups([Answer(pid, told)])  # whether it is what it should be
-        return Answer(pid, told)
+        return Answer(pid, told, command_of(here))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return Answer(pid, None)
 
@@ -106,45 +123,122 @@ def behind(group: Group) -> list[int]:
     return [rank["rank"] for rank in here if waiting and rank["issued"] < most]
 
 
+def command_of(pid: int, proc: Path = Path("/proc")) -> Command:
+    """Requires: pid is the number of the process in this namespace; 0 is one that it has none in."""
+    line = started = job = None
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        words = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        line = " ".join(word.decode(errors="replace") for word in words) or None
+        ticks = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
+        (boot,) = re.findall(r"^btime (\d+)$", (proc / "stat").read_text(), re.MULTILINE)
+        started = int(boot) + ticks / os.sysconf("SC_CLK_TCK")
+        pairs = (proc / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
+        job = _job(dict(pair.split("=", 1) for pair in pairs if "=" in pair))
+    return Command(line, started, job)
+
+
+def _job(environment: dict[str, str]) -> str | None:
+    facts = []
+    for launcher, name in (("torchrun", "TORCHELASTIC_RUN_ID"), ("Slurm", "SLURM_JOB_ID")):
+        if environment.get(name, "none") != "none":
+            facts.append(f"{launcher} {environment[name]}")
+    if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
+        facts.append(f"store at {environment['MASTER_ADDR']}:{environment['MASTER_PORT']}")
+    return ", ".join(facts) or None
+
+
+@dataclass
+class Job:
+    """Processes that have groups with each other."""
+
+    groups: list[Group]
+    answers: list[Answer]
+
+
+def jobs(answers: Sequence[Answer]) -> list[Job]:
+    """Processes of one job are those that groups join, directly or through others; one without a group is alone."""
+    found: list[tuple[set[tuple[str, int]], Job]] = []
+    for group in groups(answers):
+        members = {(rank["host"], rank["pid"]) for rank in group.ranks}
+        together = [each for each in found if each[0] & members]
+        found = [each for each in found if not each[0] & members]
+        job = Job([*(g for _, each in together for g in each.groups), group], [])
+        found.append((members.union(*(each[0] for each in together)), job))
+    for answer in answers:
+        # One that does not answer is known by its number alone.
+        host = (answer.status or {}).get("host")
+        of = [job for known, job in found if any(pid == answer.pid and host in (None, where) for where, pid in known)]
+        if of:
+            of[0].answers.append(answer)
+        else:
+            found.append(({(str(host), answer.pid)}, Job([], [answer])))
+    return sorted((job for _, job in found), key=lambda job: min((a.pid for a in job.answers), default=0))
+
+
+def as_json(answers: Sequence[Answer]) -> str:
+    return json.dumps([dataclasses.asdict(answer) for answer in answers])
+
+
+def watch(every: float, in_json: bool) -> None:
+    """Prints the status again and again until it is interrupted; on a terminal in place of the last one."""
+    clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() and not in_json else ""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            answers = collect()
+            now = time.strftime("%H:%M:%S")
+            print(as_json(answers) if in_json else f"{clear}{now}\n{text(answers)}\n", flush=True)
+            time.sleep(every)
+
+
 def text(answers: Sequence[Answer]) -> str:
     """For people."""
     if not answers:
         return "no process of this user on this host uses sagecomm (in this network namespace)"
-    lines = []
-    for answer in answers:
-        if answer.status is None:
-            lines.append(f"pid {answer.pid} does not answer{_process_state(answer.pid)}")
     now = time.time_ns()
-    for group in groups(answers):
-        title = f'group "{group.name}" ({group.description}), {_many(len(group.ranks), "rank")}'
-        lines += ["", title] if lines else [title]
-        rows = [("rank", "global", "host", "pid", "state", "for", "operation", "waits for")]
-        for rank in group.ranks:
-            state = rank["state"] + ("" if rank["rank"] in group.answered else _process_state(rank["pid"]))
-            operation = " and ".join(filter(None, [rank.get("op", "none yet"), rank.get("message")]))
-            waits = f"rank {rank['waits_for']}" if "waits_for" in rank else ""
-            since = _duration((now - rank["since_ns"]) / 1e9) if "since_ns" in rank else ""
-            row = (str(rank["rank"]), str(rank["global_rank"]), rank["host"], str(rank["pid"]), state, since)
-            rows.append((*row, operation, waits))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        for cells_of in rows:
-            cells = (cell.ljust(width) for cell, width in zip(cells_of, widths, strict=True))
-            lines.append(("  " + "  ".join(cells)).rstrip())
-        if missing := behind(group):
-            lines.append(f"  behind: {', '.join(f'rank {rank}' for rank in missing)}")
-        if group.failure:
-            lines.append(f"  failed: {group.failure['message']}")
+    lines: list[str] = []
+    for job in jobs(answers):
+        lines += ["", *_title(job)] if lines else _title(job)
+        lines += [
+            f"pid {answer.pid} does not answer{_process_state(answer.pid)}"
+            for answer in job.answers
+            if answer.status is None
+        ]
+        for group in job.groups:
+            lines += ["", *_described(group, now)]
     return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
 
 
-def _many(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+def _title(job: Job) -> list[str]:
+    """Which job it is, and its processes with their commands."""
+    commands = [(answer.pid, answer.command) for answer in job.answers if answer.command is not None]
+    if not commands:
+        return []
+    name = next((command.job for _, command in commands if command.job), None) or f"of pid {commands[0][0]}"
+    rows = [("pid", "started", "command")]
+    for pid, command in commands:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(command.started)) if command.started else "?"
+        line = command.line or "?"
+        rows.append((str(pid), when, line if len(line) <= _LONGEST_COMMAND else line[: _LONGEST_COMMAND - 3] + "..."))
+    return [f"job {name}, {many(len(job.answers), 'process', 'processes')} here", *columns(rows)]
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 1:
-        return f"{max(seconds, 0) * 1e3:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+def _described(group: Group, now: int) -> list[str]:
+    """A group, rank by rank."""
+    lines = [f'group "{group.name}" ({group.description}), {many(len(group.ranks), "rank")}']
+    rows = [("rank", "global", "host", "pid", "state", "for", "operation", "waits for")]
+    for rank in group.ranks:
+        state = rank["state"] + ("" if rank["rank"] in group.answered else _process_state(rank["pid"]))
+        operation = " and ".join(filter(None, [rank.get("op", "none yet"), rank.get("message")]))
+        waits = f"rank {rank['waits_for']}" if "waits_for" in rank else ""
+        since = about((now - rank["since_ns"]) / 1e9) if "since_ns" in rank else ""
+        row = (str(rank["rank"]), str(rank["global_rank"]), rank["host"], str(rank["pid"]), state, since)
+        rows.append((*row, operation, waits))
+    lines += columns(rows)
+    if missing := behind(group):
+        lines.append(f"  behind: {', '.join(f'rank {rank}' for rank in missing)}")
+    if group.failure:
+        lines.append(f"  failed: {group.failure['message']}")
+    return lines
 
 
 def _process_state(pid: int) -> str:

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sagecomm._format import many
+
 _Json = dict[str, Any]
 
 
@@ -73,7 +75,7 @@ def _summary(host: _Json) -> str:
     if packages:
         cores = sum(len(package["cores"]) for package in packages)
         online = len(cpus(host["online"]))
-        counts = [_many(len(packages), "package"), _many(cores, "core"), _many(online, "cpu")]
+        counts = [many(len(packages), "package"), many(cores, "core"), many(online, "cpu")]
     if "offline" in host:
         counts.append(f"{len(cpus(host['offline']))} more offline")
     if "memory_bytes" in host:
@@ -100,7 +102,7 @@ def _processors(host: _Json, mine: set[int], where: Sequence[str] = ()) -> list[
     cores = [cpus(core["cpus"]) for package in host.get("packages", []) for core in package["cores"]]
     threads = Counter(len(core) for core in cores if core & mine)
     facts = [
-        _many(n, "core") + (f" of {_many(size, 'thread')}" if size > 1 else "") for size, n in sorted(threads.items())
+        many(n, "core") + (f" of {many(size, 'thread')}" if size > 1 else "") for size, n in sorted(threads.items())
     ]
     caches = Counter(
         (cache["level"], cache.get("bytes", 0)) for cache in host.get("caches", []) if cpus(cache["cpus"]) & mine
@@ -168,10 +170,6 @@ def _interface(interface: _Json) -> str:
 
 def _package(package: _Json) -> str:
     return f"package {package.get('id', 'of unknown number')}"
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def _size(size: float) -> str:

@@ -1,5 +1,3 @@
-// Package host turns plans over boards into programs of the runner. It decides which local variant of a stage a rank
-// uses; nothing it decides is seen by peers.
 package host
 
 import (
@@ -10,24 +8,26 @@ import (
 	"sagecomm/internal/runner"
 )
 
+// actions translates actions to those of the runner.
 var actions = map[plan.Action]uint8{
 	plan.Publish: runner.Publish, plan.ReduceSlots: runner.Reduce, plan.Collect: runner.Collect,
 	plan.Read: runner.Read, plan.Await: runner.Await, plan.Local: runner.Local,
 }
 
+// sources translates sources to those of the runner.
 var sources = map[plan.Source]uint8{
 	plan.Nobody: runner.Nobody, plan.Everybody: runner.Everybody, plan.Others: runner.Others, plan.FromRoot: runner.FromRoot,
 }
 
-// Compile makes the program that carries out p for calls like op.
+// Compile returns the program that carries out a slot plan for calls like op.
 func Compile(p plan.SlotPlan, op coll.Op) (runner.Compiled, error) {
 	out := runner.Program{Kind: op.Kind, Algorithm: p.Algorithm, Type: op.Type, Reduce: op.Reduce, Large: int(p.Slots), Chunk: p.Chunk,
 		Head: p.Head, Divisor: 1, InputBlocks: p.Input == plan.Blocks, OutputBlocks: p.Output == plan.Blocks}
 	if op.Reduce == coll.Avg {
 		out.Divisor = float64(p.Size)
 	}
-	// A rank's own contribution need not pass through its slot, unless it is scaled on the way in. If then only shares
-	// of the slot are read by others, this rank's share of it is never read at all.
+	// A rank's own contribution need not pass through its slot, unless it is scaled on the way in. If in addition others
+	// read only shares of the slot, nobody reads this rank's own share there, and it is not published.
 	out.OwnFromInput = op.Kind.Reduces() && op.Reduce != coll.PremulSum
 	shares := false
 	for _, s := range p.Stages {

@@ -6,15 +6,17 @@ import (
 	"sagecomm/internal/runner"
 )
 
+// stepOps translates ops to those of the runner.
 var stepOps = map[plan.Op]uint8{
 	plan.Send: runner.StepSend, plan.Recv: runner.StepRecv, plan.RecvReduce: runner.StepRecvReduce,
 	plan.Reduce: runner.StepReduce, plan.Copy: runner.StepCopy,
 }
 
+// spaces translates spaces to those of the runner.
 var spaces = map[plan.Space]int{plan.Input: runner.Input, plan.Output: runner.Output, plan.Scratch: runner.Scratch}
 
-// CompileSendRecv makes the program that carries out a plan of messages for calls like op. Flows copy, so that what a step
-// overwrites was taken long before: [plan.Step.After] has nothing to say here.
+// CompileSendRecv returns the program that carries out a sendrecv plan for calls like op. The runner's channels copy, so
+// bytes that a step overwrites were taken when they were sent: programs do not need [plan.Step.After].
 func CompileSendRecv(p plan.SendRecvPlan, op coll.Op) (runner.Compiled, error) {
 	out := runner.SendRecvProgram{Kind: op.Kind, Algorithm: p.Algorithm, Type: op.Type, Reduce: op.Reduce, Size: p.Size, Chunk: p.Chunk,
 		Pieces: p.Pieces, Cells: p.Cells, Sets: p.Sets(), Even: p.Even,
@@ -26,6 +28,7 @@ func CompileSendRecv(p plan.SendRecvPlan, op coll.Op) (runner.Compiled, error) {
 	return runner.NewSendRecvProgram(out)
 }
 
+// regions translates regions to those of the runner.
 func regions(list []plan.Region) []runner.Region {
 	out := make([]runner.Region, len(list))
 	for i, r := range list {

@@ -1,0 +1,71 @@
+package pgbackend
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"strings"
+
+	"sagecomm/algo"
+	"sagecomm/internal/env"
+	"sagecomm/internal/shmem"
+)
+
+// setup is what all ranks of a group must have alike: else they would choose different algorithms, or would not meet.
+type setup struct {
+	Protocol  int    `json:"protocol"`
+	Size      int    `json:"size"`
+	Tables    uint64 `json:"tables"` // fingerprint of what the library predicts from
+	Tune      string `json:"tune,omitempty"`
+	TuneFile  string `json:"tune_file,omitempty"`
+	TuneHash  uint64 `json:"tune_hash,omitempty"` // of what the file says
+	Probe     bool   `json:"probe"`
+	ShmAttach string `json:"shm_attach"`
+}
+
+func (g *Group) setup(methods []shmem.Method) setup {
+	h := fnv.New64a()
+	_, _ = fmt.Fprintln(h, algo.Geometry(), algo.DefaultParams()) // a hash takes anything
+	names := make([]string, len(methods))
+	for i, m := range methods {
+		names[i] = string(m)
+	}
+	w := g.tuningSettings
+	return setup{protocolVersion, g.size, h.Sum64(), w.text, w.fileName, w.fileHash, w.probe, strings.Join(names, ",")}
+}
+
+// difference returns why ranks a and b cannot form a group, in words that are the same on all ranks, or nil.
+func difference(a, b int, of, other setup) error {
+	differ := func(what, one, two, remedy string) error {
+		return fmt.Errorf("ranks %d and %d are set up differently: %s is %s on rank %d and %s on rank %d; %s", a, b, what, one, a, two, b, remedy)
+	}
+	variable := func(name, one, two string) error {
+		quoted := func(text string) string {
+			if text == "" {
+				return "not set"
+			}
+			return fmt.Sprintf("%q", text)
+		}
+		return differ(name, quoted(one), quoted(two), "set it alike on all ranks")
+	}
+	onOff := func(on bool) string { return map[bool]string{true: "on", false: "off"}[on] }
+	switch {
+	case of.Protocol != other.Protocol || of.Tables != other.Tables:
+		return differ("the sagecomm version", fmt.Sprintf("one of protocol %d, tables %016x", of.Protocol, of.Tables),
+			fmt.Sprintf("one of protocol %d, tables %016x", other.Protocol, other.Tables), "install the same version for all ranks")
+	case of.Size != other.Size:
+		return differ("the number of ranks", fmt.Sprint(of.Size), fmt.Sprint(other.Size), "give all ranks the same world size, or list of ranks of the group")
+	case of.Tune != other.Tune:
+		return variable(env.Tune.Name(), of.Tune, other.Tune)
+	case (of.TuneFile == "") != (other.TuneFile == ""):
+		return variable(env.TuneFile.Name(), of.TuneFile, other.TuneFile)
+	case of.TuneHash != other.TuneHash:
+		return differ("the content of "+env.TuneFile.Name(), fmt.Sprintf("%s (hash %016x)", of.TuneFile, of.TuneHash),
+			fmt.Sprintf("%s (hash %016x)", other.TuneFile, other.TuneHash), "give all ranks the same file")
+	case of.Probe != other.Probe:
+		return variable(env.Probe.Name(), onOff(of.Probe), onOff(other.Probe))
+	case of.ShmAttach != other.ShmAttach:
+		return variable(env.ShmAttach.Name(), cmp.Or(of.ShmAttach, "nothing"), cmp.Or(other.ShmAttach, "nothing"))
+	}
+	return nil
+}
