@@ -99,7 +99,7 @@ test-long: build ## run all tests with coverage, long matrices and mutants, and 
 	@$(MAKE) --no-print-directory test-long-python
 
 # With RERUN_FAILED=1, as CI has it, a test that fails runs once more, alone; `flaky: NAME` is printed when it passes.
-go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $(go) test -p 1
+go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $(go) test -p 1 -timeout 30m
 pytest = cd $(root) && $(py) -m pytest $(if $(RERUN_FAILED),--rerun-failed)
 
 # One package at a time: ranks that wait for each other measure badly beside another package's.

@@ -3,10 +3,8 @@ package pgbackend
 import (
 	"errors"
 	"flag"
-	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -382,27 +380,4 @@ func (p *play) failureOf(rank int, g *Group) (f *coll.Failure) {
 		f = g.failed()
 	}
 	return f
-}
-
-// digest is what tables of algorithms are compared by: it changes with every table.
-var digest = regexp.MustCompile(`\b[0-9a-f]{16}\b`)
-
-// waited is how long a rank has waited for the others, in a group with a timeout of 300 ms.
-var waited = regexp.MustCompile(`(rendezvous \S+ timed out after )\d+ms`)
-
-// describeFailure writes a failure as scenarios have it.
-func describeFailure(t *testing.T, f *coll.Failure) string {
-	t.Helper()
-	text := exceptionOf(f.Status)
-	if f.Rank >= 0 && f.Status != coll.Mismatch && f.Status != coll.Invalid {
-		text += fmt.Sprintf(", rank %d", f.Rank)
-	}
-	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
-	message := strings.ReplaceAll(f.Message, fmt.Sprintf("host %s, pid %d", host, os.Getpid()), "host h, pid 12")
-	message = strings.ReplaceAll(message, fmt.Sprintf("group %q", t.Name()), `group "0"`)
-	message = digest.ReplaceAllString(message, "0123456789abcdef")
-	return text + "\n" + waited.ReplaceAllString(message, "${1}300ms")
 }

@@ -34,7 +34,7 @@ var unused = []string{"kernels/avx2.c", "kernels/avx512.c"}
 // rest: internal/kernels/sanitize_test.go runs all of them under both.
 const kernels = "kernels/portable.c"
 
-const backoff = 3 * time.Minute // of one run of threads_test; a run that hangs says in its last line where
+const runBound = 8 * time.Minute // of one run of threads_test; a run that hangs says in its last line where
 
 // build is a copy of the sources with what was made of it.
 type build struct {
@@ -186,12 +186,12 @@ func object(source string) string {
 
 func mutant(source string) string { return "mutant_" + object(source) }
 
-var errHangs = fmt.Errorf("it hangs: no end after %v", backoff)
+var errHangs = fmt.Errorf("it hangs: no end after %v", runBound)
 
 // run gives what threads_test prints; an error when it, or a sanitizer, found something.
 func (b *build) run(t *testing.T, prefix []string, args ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), backoff)
+	ctx, cancel := context.WithTimeout(t.Context(), runBound)
 	defer cancel()
 	line := append(append(append([]string{}, prefix...), filepath.Join(b.dir, "threads_test")), args...)
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)

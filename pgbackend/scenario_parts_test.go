@@ -2,9 +2,12 @@ package pgbackend
 
 import (
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 
 	"sagecomm/internal/coll"
@@ -126,4 +129,27 @@ func callBytes(op coll.Op, n uint64, rank, size int) (in, out uint64) {
 		return total
 	}
 	return sum(op.InBlocks, in), sum(op.OutBlocks, out)
+}
+
+// digest is what tables of algorithms are compared by: it changes with every table.
+var digest = regexp.MustCompile(`\b[0-9a-f]{16}\b`)
+
+// waited is how long a rank has waited for the others, in a group with a timeout of 300 ms.
+var waited = regexp.MustCompile(`(rendezvous \S+ timed out after )\d+ms`)
+
+// describeFailure writes a failure as scenarios have it.
+func describeFailure(t *testing.T, f *coll.Failure) string {
+	t.Helper()
+	text := exceptionOf(f.Status)
+	if f.Rank >= 0 && f.Status != coll.Mismatch && f.Status != coll.Invalid {
+		text += fmt.Sprintf(", rank %d", f.Rank)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	message := strings.ReplaceAll(f.Message, fmt.Sprintf("host %s, pid %d", host, os.Getpid()), "host h, pid 12")
+	message = strings.ReplaceAll(message, fmt.Sprintf("group %q", t.Name()), `group "0"`)
+	message = digest.ReplaceAllString(message, "0123456789abcdef")
+	return text + "\n" + waited.ReplaceAllString(message, "${1}300ms")
 }
