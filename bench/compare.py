@@ -33,14 +33,20 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from sagecomm import Options
-from sagecomm._tune import make_buffers, make_call
+from sagecomm._arguments import COLLECTIVES, positive, size
+from sagecomm._measuring import make_buffers, make_call
 
 DEFAULT_SIZES = "8,1K,64K,1M,16M,64M"
 
 
-def parse_size(text: str) -> int:
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)
+OPS = (*COLLECTIVES, "send_recv")
+
+
+def ops(text: str) -> list[str]:
+    """For argparse."""
+    if unknown := [op for op in text.split(",") if op not in OPS]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(OPS)}")
+    return text.split(",")
 
 
 def size_name(n: int) -> str:
@@ -117,17 +123,27 @@ def worker(rank: int, args: argparse.Namespace, pinned: bool, store_file: str, o
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--backends", type=lambda s: s.split(","), default=["sagecomm", "gloo"])
-    parser.add_argument("--ops", type=lambda s: s.split(","), default=["all_reduce", "barrier"])
-    parser.add_argument("--sizes", type=lambda s: [parse_size(x) for x in s.split(",")], default=DEFAULT_SIZES)
-    parser.add_argument("--launches", type=int, default=3, help="of each kind, pinned and not")
-    parser.add_argument("--blocks", type=int, default=5)
-    parser.add_argument("--batch-ms", type=float, default=30)
-    parser.add_argument("--json")
+    parser.add_argument("--ranks", type=positive, default=2, help="processes on this host, 2 by default")
+    parser.add_argument(
+        "--backends",
+        type=lambda text: text.split(","),
+        default=["sagecomm", "gloo"],
+        help="the last one is compared with the first; sagecomm,gloo by default",
+    )
+    parser.add_argument(
+        "--ops", type=ops, default=["all_reduce", "barrier"], help=f"of {', '.join(OPS)}; all_reduce,barrier by default"
+    )
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: [size(part) for part in text.split(",")],
+        default=DEFAULT_SIZES,
+        help=f"in bytes, with K, M or G for powers of 1024; {DEFAULT_SIZES} by default",
+    )
+    parser.add_argument("--launches", type=positive, default=3, help="of each kind, pinned and not; 3 by default")
+    parser.add_argument("--blocks", type=positive, default=5, help="of calls in a launch; 5 by default")
+    parser.add_argument("--batch-ms", type=float, default=30, help="that a block lasts at least; 30 by default")
+    parser.add_argument("--json", metavar="FILE", help="that the table is written into as well")
     args = parser.parse_args()
-    if isinstance(args.sizes, str):
-        args.sizes = [parse_size(x) for x in args.sizes.split(",")]
 
     samples: dict[tuple[bool, str], list[float]] = defaultdict(list)
     for launch in range(2 * args.launches):
