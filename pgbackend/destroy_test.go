@@ -143,7 +143,7 @@ func TestDestroyTwiceAndUseAfterIt(t *testing.T) {
 	})
 }
 
-// All memory of groups goes back when the last rank has left: shared blocks, large lanes and rings.
+// All memory of groups goes back when the last rank has left: shared blocks, large slots and fifos.
 func TestDestroyFreesMemory(t *testing.T) {
 	before := inUse(t)
 	for range 3 {

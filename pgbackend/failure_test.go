@@ -59,7 +59,7 @@ func TestTimeoutNamesWhoHasNotArrived(t *testing.T) {
 	expectAll(t, list, coll.Timeout, "not arrived: rank 3")
 	for _, f := range list {
 		if f.Rank != 3 || f.PID != os.Getpid() || f.Op != "all_reduce" || f.Sequence != 2 {
-			t.Errorf("to blame: %+v", f)
+			t.Errorf("culprit: %+v", f)
 		}
 	}
 	// The first cause is the answer to everything from now on.
@@ -103,9 +103,9 @@ func TestTimeoutOfTheFirstCallAndOfMessages(t *testing.T) {
 	}
 }
 
-// A rank that waits in an earlier collective has not arrived either, but it is not to blame: the one that it waits for is.
+// A rank that waits in an earlier collective has not arrived either, but it is not the culprit: the rank that it waits for is.
 // Rank 0 is the root of gathers, waits in the first for rank 2, and would wait on; rank 1 runs out of slots.
-func TestTimeoutBlamesTheRankThatIsFurthestBehind(t *testing.T) {
+func TestTimeoutNamesTheRankThatIsFurthestBehind(t *testing.T) {
 	w := newWorld(t, 3)
 	list := w.eachFailure(func(g *Group) *coll.Failure {
 		switch g.rank {
@@ -126,7 +126,7 @@ func TestTimeoutBlamesTheRankThatIsFurthestBehind(t *testing.T) {
 	expectAll(t, list[:2], coll.Timeout, "not arrived: rank 2")
 	for rank, f := range list[:2] {
 		if f != nil && f.Rank != 2 {
-			t.Errorf("rank %d blames rank %d, expected rank 2", rank, f.Rank)
+			t.Errorf("rank %d names rank %d, expected rank 2", rank, f.Rank)
 		}
 	}
 }
@@ -242,7 +242,7 @@ func TestAbortReachesAllRanks(t *testing.T) {
 	})
 	expectAll(t, list, coll.Aborted, "the user gave up")
 	if list[0].Rank != 2 {
-		t.Errorf("to blame: %+v", list[0])
+		t.Errorf("culprit: %+v", list[0])
 	}
 }
 

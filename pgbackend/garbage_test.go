@@ -89,7 +89,7 @@ func TestWhatIsNoMessageIsSaidAtOnce(t *testing.T) {
 	}
 	for rank, g := range w.groups {
 		if f := g.Cause(); f.Rank != 1 {
-			t.Errorf("rank %d blames rank %d", rank, f.Rank)
+			t.Errorf("rank %d names rank %d", rank, f.Rank)
 		}
 	}
 }

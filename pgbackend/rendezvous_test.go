@@ -176,7 +176,7 @@ func (s brokenAt) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.Store.Get(key, timeout)
 }
 
-// A rank gives up after another one has joined and left again: that one's board goes all the same.
+// A rank gives up after another one has joined and left again: the memory of its shared block is released all the same.
 func TestGivingUpAfterAnotherHasLeft(t *testing.T) {
 	newWorld(t, 1)
 	mem, release, gaveUp := bootstrap.NewMemStore(), make(chan struct{}), make(chan error)
@@ -369,7 +369,7 @@ func TestHalfMadeGroup(t *testing.T) {
 	}
 	w.destroy()
 	Get().sweep()
-	// The board of the rank that gave up stays, in place of an older one if there are some (tombs).
+	// The shared block of the rank that gave up stays, in place of an older one if there are some (tombs).
 	if now := inUse(t); now > before+runner.SharedBlockBytes(2)+4096 {
 		t.Errorf("%d bytes in use, %d before", now, before)
 	}

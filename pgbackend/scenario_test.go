@@ -35,7 +35,7 @@ import (
 // A CALL is the name of an operation and, as it needs them: a type, a reduction, the number of elements, `root R`, `to R`,
 // `from R`, `from any`, `tag T`, `timeout D`, `in N,N`, `out N,N` (elements of each block).
 //
-// What follows is the exception that the user sees, the rank that it blames where that does not depend on which rank
+// What follows is the exception that the user sees, the culprit where that does not depend on which rank
 // looked first, and its text. Every rank that lives gets that same failure, or, where a call is refused, the rank that made
 // it. Hosts and processes read "host h, pid 12". A scenario with comments alone is that of a test that is written in Go and
 // calls [expectScenario].

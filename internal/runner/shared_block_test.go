@@ -25,21 +25,21 @@ func TestSharedBlockOfAPeerIsChecked(t *testing.T) {
 		change func(*Peer)
 		ok     bool
 	}{
-		"as it was made":                {func(*Peer) {}, true},
-		"the last bell that fits":       {set(bellWord, uint64(bytes-4)), true},
-		"no magic":                      {set(0, 0), false},
-		"other rank":                    {func(*Peer) { shared(rankWord)[0] = 2 }, false},
-		"other size":                    {func(*Peer) { shared(sizeWord)[0] = 4 }, false},
-		"other length":                  {set(bytesWord, 4096), false},
-		"bell behind the arena":         {set(bellWord, uint64(bytes)), false},
-		"bell partly behind the arena":  {set(bellWord, uint64(bytes-2)), false},
-		"bell far away":                 {set(bellWord, 1<<45), false},
-		"bell before the arena":         {set(bellWord, ^uint64(0)-3), false},
-		"bell not aligned":              {set(bellWord, 130), false},
-		"board before the arena":        {func(p *Peer) { p.Shared = -at }, false},
-		"board partly behind the arena": {func(p *Peer) { p.Bytes -= line }, false},
-		"arena shorter than a board":    {func(p *Peer) { p.Bytes, p.Shared = SharedBlockBytes(size)-1, 0 }, false},
-		"board not aligned": {func(p *Peer) {
+		"as it was made":                       {func(*Peer) {}, true},
+		"the last bell that fits":              {set(bellWord, uint64(bytes-4)), true},
+		"no magic":                             {set(0, 0), false},
+		"other rank":                           {func(*Peer) { shared(rankWord)[0] = 2 }, false},
+		"other size":                           {func(*Peer) { shared(sizeWord)[0] = 4 }, false},
+		"other length":                         {set(bytesWord, 4096), false},
+		"bell behind the arena":                {set(bellWord, uint64(bytes)), false},
+		"bell partly behind the arena":         {set(bellWord, uint64(bytes-2)), false},
+		"bell far away":                        {set(bellWord, 1<<45), false},
+		"bell before the arena":                {set(bellWord, ^uint64(0)-3), false},
+		"bell not aligned":                     {set(bellWord, 130), false},
+		"shared block before the arena":        {func(p *Peer) { p.Shared = -at }, false},
+		"shared block partly behind the arena": {func(p *Peer) { p.Bytes -= line }, false},
+		"arena shorter than a shared block":    {func(p *Peer) { p.Bytes, p.Shared = SharedBlockBytes(size)-1, 0 }, false},
+		"shared block not aligned": {func(p *Peer) {
 			copy(arena[at-64:], arena[at:at+256])
 			p.Shared = at - 64
 		}, false},

@@ -17,7 +17,7 @@ type Phase uint8
 // Phases: stages or steps of programs that a thread carried out, and the others of runner.h.
 const (
 	PhasePublish Phase = C.SCR_PUBLISH
-	PhaseFold    Phase = C.SCR_REDUCE
+	PhaseReduce  Phase = C.SCR_REDUCE
 	PhaseCollect Phase = C.SCR_COLLECT
 	PhaseRead    Phase = C.SCR_READ
 	PhaseAwait   Phase = C.SCR_AWAIT
@@ -33,7 +33,7 @@ const (
 	PhaseOp      Phase = C.SCR_TRACE_OP    // an operation, until its end; on no thread
 )
 
-var phaseNames = map[Phase]string{PhasePublish: "publish", PhaseFold: "reduce", PhaseCollect: "collect", PhaseRead: "read",
+var phaseNames = map[Phase]string{PhasePublish: "publish", PhaseReduce: "reduce", PhaseCollect: "collect", PhaseRead: "read",
 	PhaseAwait: "await", PhaseLocal: "local", PhaseSend: "send", PhaseRecv: "recv", PhaseCombine: "recv_reduce",
 	PhaseReduce: "reduce", PhaseCopy: "copy", PhaseWait: "wait", PhaseSleep: "sleep", PhaseQueue: "queue", PhaseOp: "op"}
 

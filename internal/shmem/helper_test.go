@@ -18,7 +18,7 @@ import (
 
 const (
 	roleVariable = "SHMEM_TEST_OWNER" // its value is the ownerConfig of the child
-	patience     = 20 * time.Second
+	deadline     = 20 * time.Second
 	testSize     = 64 << 20
 )
 
@@ -168,7 +168,7 @@ func publish(t *testing.T, a *Arena, methods ...Method) Descriptor {
 
 func attach(t *testing.T, d Descriptor, methods ...Method) *Mapping {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
 	m, err := Attach(ctx, d, methods)
 	if err != nil {

@@ -81,7 +81,7 @@ func TestAnotherUserGetsNothing(t *testing.T) {
 		}
 		defer c.Close()
 		c.Write(d.Token[:])
-		c.SetReadDeadline(time.Now().Add(patience))
+		c.SetReadDeadline(time.Now().Add(deadline))
 		_, err = c.Read(make([]byte, 1))
 		got <- err
 	}()

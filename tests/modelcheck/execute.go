@@ -157,7 +157,7 @@ func (m *machine) checkRecord(s *state, t *thread, ti int, in *instr, v uint8) *
 	return nil
 }
 
-// atRest judges a state that nothing can leave: all must have ended, as they should.
+// atRest checks a state that nothing can leave: all must have ended, as they should.
 func (m *machine) atRest(s *state) *violation {
 	for ti := range m.threads {
 		in := &m.threads[ti].code[s.thread[ti].pc]

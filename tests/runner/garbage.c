@@ -128,9 +128,9 @@ void test_wrong_offsets(int n, waiting w, uint64_t seed) {
   }
 }
 
-/* ---- a bad frame behind a good one: the operation that the good one was for is complete and not to blame ---- */
+/* ---- a bad frame behind a good one: the operation that the good one was for is complete and not the culprit ---- */
 
-static void blame(rank *r) {
+static void find_culprit(rank *r) {
   sagecomm_error err;
   int32_t value;
   scr_run *culprit;
@@ -150,13 +150,13 @@ static void blame(rank *r) {
 }
 
 static void forge(const rank *r, const scr_frame *f, int64_t written);
-static void begin_messages(rank *r);
+static void begin_p2p(rank *r);
 
 static void good_then_bad(rank *r, void *arg) {
   (void)arg;
-  begin_messages(r);
+  begin_p2p(r);
   if (r->rank == 0) {
-    blame(r);
+    find_culprit(r);
   } else {
     meet();
     if (r->rank == size - 1) {
@@ -173,7 +173,7 @@ static void good_then_bad(rank *r, void *arg) {
   meet();
 }
 
-void test_blame_of_a_bad_frame(int n, waiting w, uint64_t seed) {
+void test_culprit_of_a_bad_frame(int n, waiting w, uint64_t seed) {
   size = n;
   if (n > 1) run_ranks(n, w.spin, w.yield_us, seed, good_then_bad, NULL);
 }
@@ -196,7 +196,7 @@ static void forge(const rank *r, const scr_frame *f, int64_t written) {
 }
 
 /* So that there are fifos between the ill rank and rank 0. */
-static void begin_messages(rank *r) {
+static void begin_p2p(rank *r) {
   sagecomm_error err;
   int32_t value = 5;
   if (r->rank == size - 1) {
@@ -218,7 +218,7 @@ static void bad_frame(rank *r, void *arg) {
   const bad *b = arg;
   sagecomm_error err;
   int32_t value;
-  begin_messages(r);
+  begin_p2p(r);
   if (r->rank == size - 1) {
     if (b->announced) {
       forge(r, &(scr_frame){.type = SCR_FRAME_ANNOUNCE, .dtype = SAGECOMM_INT32, .total = 4, .id = b->frame.id}, 0);
@@ -262,7 +262,7 @@ void test_bad_frames(int n, waiting w, uint64_t seed) {
 /* What the reader of a ring says that it took cannot be more than there was. */
 static void wrong_counts(rank *r, void *arg) {
   uint32_t n = *(uint32_t *)arg; /* bytes of each message */
-  begin_messages(r);
+  begin_p2p(r);
   if (r->rank == size - 1) {
     scr_fifo_reader *reader = scr_shared_fifo_reader(r->group->shared, 0);
     if (n == 0) scr_store_flag(&reader->read, UINT64_C(1) << 40);
@@ -317,7 +317,7 @@ static void changing_length(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;
   int32_t value;
-  begin_messages(r);
+  begin_p2p(r);
   swapper s = {0};
   if (r->rank == size - 1) {
     scr_p2p_pair *ch = &r->group->p2p.pair[0];

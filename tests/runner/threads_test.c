@@ -195,7 +195,7 @@ int main(int argc, char **argv) {
       {"shared_block_size_is_not_read_again", test_shared_block_size_is_not_read_again},
       {"wrong_offsets", test_wrong_offsets},
       {"bad_frames", test_bad_frames},
-      {"blame_of_a_bad_frame", test_blame_of_a_bad_frame},
+      {"culprit_of_a_bad_frame", test_culprit_of_a_bad_frame},
       {"wrong_counts", test_wrong_counts},
       {"changing_frame", test_changing_frame},
       {"wrong_channels", test_wrong_channels},

@@ -24,7 +24,7 @@ from typing import Any
 from sagecomm._format import about, columns, many
 
 PREFIX = "sagecomm-status-"
-PATIENCE_S = 2.0
+TIMEOUT_S = 2.0
 MOST_BYTES = 64 << 20
 _LONGEST_COMMAND = 160
 _LISTENS = 0x10000  # __SO_ACCEPTCON in /proc/net/unix
@@ -64,14 +64,14 @@ def ask(name: str) -> Answer:
     uid, pid = (int(number) for number in name[len(PREFIX) :].split("-")[:2])
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(PATIENCE_S)
+            connection.settimeout(TIMEOUT_S)
             connection.connect("\0" + name)
             # Any user can take the name of a socket: what counts is who answers on it.
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             here, owner, _ = struct.unpack("3i", credentials)  # the number that the process has in this namespace
             if owner != uid:
                 return Answer(pid, None)
-            text, deadline = bytearray(), time.monotonic() + PATIENCE_S
+            text, deadline = bytearray(), time.monotonic() + TIMEOUT_S
             while (part := connection.recv(1 << 16)) and len(text) < MOST_BYTES and time.monotonic() < deadline:
                 text += part
         told = json.loads(text)

@@ -11,7 +11,7 @@ class _CollectiveError(DistBackendError):
     """What all four have in common. The message is complete by itself; the attributes are for programs,
     None where they say nothing."""
 
-    rank: int | None  #: the rank that is to blame
+    rank: int | None  #: the culprit
     host: str | None  #: the host that it runs on
     pid: int | None  #: its process
     op: str | None  #: the operation that was in flight; of a dead rank, the last collective that it began
