@@ -159,7 +159,7 @@ func TestStoppedRankIsNamed(t *testing.T) {
 	}
 	measure(t, "the ranks give up", longest, 4*time.Second)
 	reports = append(reports, stopped.answer("loop"))
-	expectCulprit(t, reports, coll.Timeout, stopped, "timeout of 1s; ", "in all_reduce #", "rank 2 (host ")
+	expectCulprit(t, reports, coll.Timeout, stopped, "timed out after its timeout of 1s in all_reduce #", "rank 2 (host ")
 }
 
 // Inside a long reduce the root waits for the rank that was stopped and the others wait for the root.
@@ -191,7 +191,7 @@ func TestRankStoppedInsideACollectiveIsNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 		reports = append(reports, stopped.answer("reduce"))
-		expectCulprit(t, reports, coll.Timeout, stopped, "timeout of 4s; ", "in reduce #", fmt.Sprintf("rank %d (host ", round%2+1))
+		expectCulprit(t, reports, coll.Timeout, stopped, "timed out after its timeout of 4s in reduce #", fmt.Sprintf("rank %d (host ", round%2+1))
 	}
 }
 
