@@ -22,12 +22,12 @@ func TestAdjacentStagesBecomeOneEvent(t *testing.T) {
 		at(runner.PhaseOp, 1, 0, -1, 0, 100*us),
 		at(runner.PhasePublish, 1, 7, -1, 0, 2*us),
 		at(runner.PhaseWait, 1, 7, 1, 2*us, 2*us),
-		at(runner.PhaseReduce, 1, 7, -1, 2*us, 3*us),
+		at(runner.PhaseReduceSlots, 1, 7, -1, 2*us, 3*us),
 		at(runner.PhaseWait, 1, 7, 2, 3*us, 3*us),
-		at(runner.PhaseReduce, 1, 8, -1, 3*us, 4*us), // of another thread
-		at(runner.PhaseReduce, 1, 7, -1, 3*us, 4*us),
-		at(runner.PhaseReduce, 1, 7, -1, 9*us, 10*us), // later
-		at(runner.PhaseReduce, 2, 7, -1, 10*us, 11*us),
+		at(runner.PhaseReduceSlots, 1, 8, -1, 3*us, 4*us), // of another thread
+		at(runner.PhaseReduceSlots, 1, 7, -1, 3*us, 4*us),
+		at(runner.PhaseReduceSlots, 1, 7, -1, 9*us, 10*us), // later
+		at(runner.PhaseReduceSlots, 2, 7, -1, 10*us, 11*us),
 	}) {
 		got = append(got, fmt.Sprintf("%v #%d on %d, peer %d: %d of %v", s.Phase, s.Number, s.Thread, s.Peer, s.Count(), s.End.Sub(s.Begin)))
 	}

@@ -16,26 +16,26 @@ type Phase uint8
 
 // Phases: stages or steps of programs that a thread carried out, and the others of runner.h.
 const (
-	PhasePublish Phase = C.SCR_PUBLISH
-	PhaseReduce  Phase = C.SCR_REDUCE
-	PhaseCollect Phase = C.SCR_COLLECT
-	PhaseRead    Phase = C.SCR_READ
-	PhaseAwait   Phase = C.SCR_AWAIT
-	PhaseLocal   Phase = C.SCR_LOCAL
-	PhaseSend    Phase = C.SCR_STEP_SEND
-	PhaseRecv    Phase = C.SCR_STEP_RECV
-	PhaseCombine Phase = C.SCR_STEP_RECV_REDUCE
-	PhaseReduce  Phase = C.SCR_STEP_REDUCE
-	PhaseCopy    Phase = C.SCR_STEP_COPY
-	PhaseWait    Phase = C.SCR_TRACE_WAIT  // spinning for a peer, inside a stage
-	PhaseSleep   Phase = C.SCR_TRACE_SLEEP // yielding or sleeping between two stages
-	PhaseQueue   Phase = C.SCR_TRACE_QUEUE // an operation, from its issue until it began; on no thread
-	PhaseOp      Phase = C.SCR_TRACE_OP    // an operation, until its end; on no thread
+	PhasePublish     Phase = C.SCR_PUBLISH
+	PhaseReduceSlots Phase = C.SCR_REDUCE
+	PhaseCollect     Phase = C.SCR_COLLECT
+	PhaseRead        Phase = C.SCR_READ
+	PhaseAwait       Phase = C.SCR_AWAIT
+	PhaseLocal       Phase = C.SCR_LOCAL
+	PhaseSend        Phase = C.SCR_STEP_SEND
+	PhaseRecv        Phase = C.SCR_STEP_RECV
+	PhaseCombine     Phase = C.SCR_STEP_RECV_REDUCE
+	PhaseReduceLocal Phase = C.SCR_STEP_REDUCE
+	PhaseCopy        Phase = C.SCR_STEP_COPY
+	PhaseWait        Phase = C.SCR_TRACE_WAIT  // spinning for a peer, inside a stage
+	PhaseSleep       Phase = C.SCR_TRACE_SLEEP // yielding or sleeping between two stages
+	PhaseQueue       Phase = C.SCR_TRACE_QUEUE // an operation, from its issue until it began; on no thread
+	PhaseOp          Phase = C.SCR_TRACE_OP    // an operation, until its end; on no thread
 )
 
-var phaseNames = map[Phase]string{PhasePublish: "publish", PhaseReduce: "reduce", PhaseCollect: "collect", PhaseRead: "read",
+var phaseNames = map[Phase]string{PhasePublish: "publish", PhaseReduceSlots: "reduce", PhaseCollect: "collect", PhaseRead: "read",
 	PhaseAwait: "await", PhaseLocal: "local", PhaseSend: "send", PhaseRecv: "recv", PhaseCombine: "recv_reduce",
-	PhaseReduce: "reduce", PhaseCopy: "copy", PhaseWait: "wait", PhaseSleep: "sleep", PhaseQueue: "queue", PhaseOp: "op"}
+	PhaseReduceLocal: "reduce", PhaseCopy: "copy", PhaseWait: "wait", PhaseSleep: "sleep", PhaseQueue: "queue", PhaseOp: "op"}
 
 func (p Phase) String() string { return phaseNames[p] }
 
