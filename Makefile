@@ -104,10 +104,12 @@ pytest = cd $(root) && $(py) -m pytest $(if $(RERUN_FAILED),--rerun-failed)
 
 # One package at a time: ranks that wait for each other measure badly beside another package's.
 raced := ./pgbackend ./internal/bootstrap ./internal/shmem
+# Tests that compare many results. Most of their time passes in C, which the race detector does not see.
+matrices := OfFullLength|BetweenHosts|OfEveryTypeAndReduction
 .PHONY: test-go test-python
 test-go: build ## run Go's quick tests, and the race detector where goroutines meet most
 	$(go_test) -short ./...
-	$(go_test) -race -short -skip MatchesReference $(raced)
+	$(go_test) -race -short -skip 'MatchesReference|$(matrices)' $(raced)
 
 test-python: build ## run Python's quick tests
 	$(pytest) -m 'not long'
@@ -125,6 +127,7 @@ test-long-go: build ## run all of Go's tests with coverage, and the race detecto
 	$(go_test) -coverprofile=$(root)/build/go.coverage \
 	  -coverpkg=$$($(go) list ./... | grep -v $(without_coverage:%=-e %) | paste -sd,) ./...
 	$(go_test) -race -short $$($(go) list ./... | grep -v $(without_race:%=-e '%'))
+	$(go_test) -race -short -run '$(matrices)' ./pgbackend
 	@cd $(root) && $(go) tool cover -func=$(root)/build/go.coverage | \
 	  awk '/^total:/ { print "Go statement coverage: " $$NF }'
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from selection import quickly
-
 SUITES = Path(__file__).resolve().parents[1] / "suites"
 
 
@@ -24,7 +22,8 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("run")
 
 
-@pytest.mark.parametrize("configuration", quickly(["own"], ["own", "masquerade"]))
+@pytest.mark.long
+@pytest.mark.parametrize("configuration", ["own", "masquerade"])
 def test_a_few_of_torchs_tests(configuration: str) -> None:
     done = subprocess.run(
         [sys.executable, str(SUITES / "run.py"), configuration, "--smoke"],
