@@ -206,7 +206,7 @@ func (s *brokenStore) Get(string, time.Duration) ([]byte, error) {
 	return nil, errors.New("connection reset")
 }
 
-type brokenManyStore struct{ brokenStore }
+type brokenManyStore struct{ Store }
 
 func (brokenManyStore) Set(string, []byte) error                  { return nil }
 func (brokenManyStore) Get(string, time.Duration) ([]byte, error) { panic("not asked one by one") }
