@@ -43,6 +43,8 @@ struct Call {
   // The completion key of the Work that stands for this call in a coalescing window; 0 unless hooks listen.
   uint64_t key = 0;
 
+  std::unique_ptr<SparseSum> sparse; // an all_reduce of sparse tensors, which `op` does not describe
+
   // A coalesced call issues these operations instead of `op`. Their segments lie in the Calls that described them.
   c10::ArrayRef<sagecomm_op> coalesced;
   std::vector<uint64_t> memberKeys; // the `key` of each of these Calls that has one

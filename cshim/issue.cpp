@@ -58,7 +58,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   // tensors need an owner) or where the profiler range must enclose the operation.
   const bool profiled = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
   c10::intrusive_ptr<Work> work;
-  if (call.async || profiled) {
+  if (call.async || profiled || C10_UNLIKELY(call.sparse != nullptr)) {
     const std::vector<at::Tensor> inputs = profiled ? call.inputs.vec() : Tensors();
     const char* profilerName = profiled ? profilerNames_.nameFor(call.info.profilerName) : nullptr;
     work =
@@ -96,7 +96,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     return work;
   }
   work->attach(issued.work, issued.sequence, std::move(call.buffers), call.inputs, info_, call.source);
-  work->own(std::move(call.ephemeralShare));
+  work->own(std::move(call.ephemeralShare), std::move(call.sparse));
   if (call.async) {
     // The profiler may be gone when the operation ends, and ending a range writes to its memory.
     work->endProfiling();
@@ -109,6 +109,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
 
 int32_t ProcessGroupSagecomm::issue(const Call& call, Issued& issued, sagecomm_error& error) const {
   const sagecomm_group group = group_.load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(call.sparse != nullptr)) {
+    const sagecomm_sparse_sum sum = call.sparse->describe(call.op.timeout_ns, call.op.stack);
+    return api_.all_reduce_sparse(group, &sum, &issued.work, &issued.sequence, &error);
+  }
   if (C10_LIKELY(call.coalesced.empty())) {
     return api_.issue(group, &call.op, &issued.work, &issued.sequence, &error);
   }

@@ -7,7 +7,6 @@
 #include "gil.hpp"
 #include "process_group.hpp"
 #include "reduction.hpp"
-#include "sparse.hpp"
 #include "sparse_sum.hpp"
 
 namespace sagecomm {
@@ -97,25 +96,18 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
     refuse(
         "all_reduce", std::string("SUM is not defined for sparse tensors of ") + c10::toString(tensor.scalar_type()));
   }
-  WithoutGil unlocked;
-  const sagecomm_group group = group_.load();
-  if (group == 0) {
-    refuseWithoutGroup("all_reduce");
-  }
   if (windows_.collects()) {
     refuse("all_reduce", "sparse tensors cannot be coalesced; reduce them outside the coalescing window");
   }
-  auto share = ephemeralTimeout_.take();
-  const bool timed = opts.timeout > kNoTimeout;
-  const auto timeout = share.extra() + (timed ? opts.timeout : std::chrono::milliseconds(timeoutMs_.load()));
-  WorkPtr work;
-  recordParams(kAllReduce.name, api_.group_sequence(group) + 1, false, tensors, tensors, [&] {
-    work = allReduceSparse({group, rank_, size_, info_}, sparseCalls_.fetch_add(1), tensor, timeout, std::move(share));
-  });
-  if (!wantsAsync(opts)) {
-    work->wait();
+  Call call(kAllReduce, SAGECOMM_ALL_REDUCE);
+  call.take(opts);
+  call.inputs = tensors;
+  call.outputs = tensors;
+  {
+    WithoutGil unlocked;
+    call.sparse = std::make_unique<SparseSum>(tensor, rank_, size_);
   }
-  return work;
+  return run(call);
 }
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {

@@ -251,7 +251,6 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   std::atomic<bool> described_{false}; // describeGroup() was called
   Windows windows_;
   ProfilerNames profilerNames_;
-  std::atomic<int64_t> sparseCalls_{0};
   std::atomic<int64_t> timeoutMs_;
   // Guards what changes the group. A thread that holds it waits for nothing and does not ask for the GIL; reconfigure()
   // waits for its peers without it.

@@ -183,7 +183,6 @@ bool ProcessGroupSagecomm::install(sagecomm_group group, const Seat& seat, const
   info_ = std::make_shared<GroupInfo>(GroupInfo{name_, seat.rank, info_->hooks, info_->ephemeralTimeout});
   stacks_ = Stacks::of(api_, group);
   described_.store(false);
-  sparseCalls_.store(0);
   lastSequence_.store(0);
   group_.store(group);
   Hooks::watchNext(info_->hooks, api_, group);

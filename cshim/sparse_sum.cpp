@@ -1,7 +1,6 @@
 // sparse_sum.cpp adds elements of sparse tensors with torch's dense operators. See sparse_sum.hpp.
 #include "sparse_sum.hpp"
 
-#include <algorithm>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -40,17 +39,6 @@ at::ScalarType wide(at::ScalarType type) {
 }
 
 } // namespace
-
-std::string SparseHeader::text() const {
-  const bool known = type >= 0 && type < static_cast<int64_t>(at::ScalarType::NumOptions);
-  std::string text = known ? c10::toString(static_cast<at::ScalarType>(type)) : "type " + std::to_string(type);
-  const auto shown = std::min(static_cast<size_t>(std::max<int64_t>(dims, 0)), sizes.size());
-  for (size_t d = 0; d < shown; d++) {
-    text += (d == 0 ? " (" : ", ") + std::to_string(sizes[d]);
-  }
-  text += dims > static_cast<int64_t>(shown) ? ", ...)" : shown > 0 ? ")" : " ()";
-  return text + ", " + std::to_string(sparseDims) + (sparseDims == 1 ? " dimension" : " dimensions") + " sparse";
-}
 
 bool isSummed(at::ScalarType type) {
   return wide(type) != at::ScalarType::Undefined;

@@ -96,7 +96,7 @@ void Work::attach(
   handle_ = handle;
   sequence_ = sequence;
   source_ = source;
-  pending_ = std::make_unique<Pending>(Pending{std::move(buffers), inputs.vec()});
+  pending_ = std::make_unique<Pending>(Pending{std::move(buffers), inputs.vec(), nullptr});
   group_ = std::move(group);
   group_->hooks->began();
 }

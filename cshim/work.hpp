@@ -22,6 +22,7 @@
 #include "ephemeral_timeout.hpp"
 #include "hooks.hpp"
 #include "sagecomm.h"
+#include "sparse.hpp"
 #include "tensors.hpp"
 
 namespace sagecomm {
@@ -71,9 +72,11 @@ class Work final : public c10d::Work {
       c10::ArrayRef<at::Tensor> inputs,
       std::shared_ptr<const GroupInfo> group,
       int source) noexcept;
-  // Hands over the part of the ephemeral timeout that ends with the operation. Requires: attach() was called.
-  void own(EphemeralTimeout::Share&& share) {
+  // Hands over what ends with the operation: a part of the ephemeral timeout, and the memory of a sparse sum, which may be
+  // null. Requires: attach() was called.
+  void own(EphemeralTimeout::Share&& share, std::unique_ptr<SparseSum>&& sparse) {
     ephemeralShare_ = std::move(share);
+    pending_->sparse = std::move(sparse);
   }
   // Ends the profiler range: once an asynchronous operation was issued, or when a synchronous one has ended.
   void endProfiling();
@@ -142,6 +145,7 @@ class Work final : public c10d::Work {
   struct Pending {
     Buffers buffers;
     std::vector<at::Tensor> inputs;
+    std::unique_ptr<SparseSum> sparse;
   };
   std::unique_ptr<Pending> pending_;
 

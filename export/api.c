@@ -5,9 +5,8 @@
 
 int32_t sagecommGroupCreate(sagecomm_group_config *, sagecomm_group *, sagecomm_error *);
 int32_t sagecommGroupDestroy(sagecomm_group, sagecomm_error *);
+int32_t sagecommAllReduceSparse(sagecomm_group, sagecomm_sparse_sum *, sagecomm_work *, uint64_t *, sagecomm_error *);
 int32_t sagecommGroupAbort(sagecomm_group, char *, sagecomm_error *);
-int32_t sagecommGroupFail(sagecomm_group, sagecomm_error *, sagecomm_error *);
-int32_t sagecommGroupHold(sagecomm_group, int32_t, sagecomm_error *);
 int32_t sagecommGroupOnFailure(sagecomm_group, sagecomm_failed_fn, void *, sagecomm_error *);
 int32_t sagecommMonitoredError(sagecomm_group, int64_t, int32_t, sagecomm_error *);
 int32_t sagecommGroupSetTimeout(sagecomm_group, int64_t, sagecomm_error *);
@@ -53,6 +52,18 @@ __attribute__((visibility("hidden"))) void sagecomm_call_failed(sagecomm_failed_
   failed(ctx, cause);
 }
 
+__attribute__((visibility("hidden"))) int32_t sagecomm_sparse_allocate(const sagecomm_sparse_sum *s, int32_t rank,
+                                                                       int64_t elements, sagecomm_segment *indices,
+                                                                       sagecomm_segment *values, char *why,
+                                                                       size_t why_n) {
+  return s->allocate(s->ctx, rank, elements, indices, values, why, why_n);
+}
+
+__attribute__((visibility("hidden"))) int32_t sagecomm_sparse_add(const sagecomm_sparse_sum *s, int32_t *culprit,
+                                                                  char *why, size_t why_n) {
+  return s->add(s->ctx, culprit, why, why_n);
+}
+
 static const char *version(void) { return SAGECOMM_VERSION; }
 
 static int32_t group_create(const sagecomm_group_config *config, sagecomm_group *out, sagecomm_error *err) {
@@ -70,14 +81,10 @@ static int32_t group_abort(sagecomm_group group, const char *reason, sagecomm_er
   return sagecommGroupAbort(group, (char *)(uintptr_t)reason, err);
 }
 
-static int32_t group_fail(sagecomm_group group, const sagecomm_error *cause, sagecomm_error *err) {
+static int32_t all_reduce_sparse(sagecomm_group group, const sagecomm_sparse_sum *sum, sagecomm_work *work,
+                                 uint64_t *sequence, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
-  return sagecommGroupFail(group, (sagecomm_error *)(uintptr_t)cause, err);
-}
-
-static int32_t group_hold(sagecomm_group group, int32_t by, sagecomm_error *err) {
-  if (scr_in_child()) return scr_refuse_child(err);
-  return sagecommGroupHold(group, by, err);
+  return sagecommAllReduceSparse(group, (sagecomm_sparse_sum *)(uintptr_t)sum, work, sequence, err);
 }
 
 static int32_t group_on_failure(sagecomm_group group, sagecomm_failed_fn failed, void *ctx, sagecomm_error *err) {
@@ -172,8 +179,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .shutdown = shutdown,
       .flight_records = flight_records,
       .issue_coalesced = scr_issue_coalesced,
-      .group_fail = group_fail,
-      .group_hold = group_hold,
+      .all_reduce_sparse = all_reduce_sparse,
       .group_describe = group_describe,
       .group_stack = group_stack,
       .flight_dump = flight_dump,

@@ -11,7 +11,6 @@ import (
 	"unsafe"
 
 	"sagecomm/internal/coll"
-	"sagecomm/internal/runner"
 	"sagecomm/pgbackend"
 )
 
@@ -78,35 +77,6 @@ func sagecommGroupAbort(group C.sagecomm_group, reason *C.char, err *C.sagecomm_
 	}
 	defer guardGroup(g, &status, err)
 	g.Abort(C.GoString(reason))
-	return C.SAGECOMM_OK
-}
-
-//export sagecommGroupFail
-func sagecommGroupFail(group C.sagecomm_group, cause, err *C.sagecomm_error) (status C.int32_t) {
-	defer guard(&status, err)
-	g, f := find(group, "group_fail")
-	if f != nil {
-		return answer(err, f)
-	}
-	defer guardGroup(g, &status, err)
-	if cause == nil {
-		return answer(err, invalid("group_fail: no cause is given"))
-	}
-	if e := g.Fail(runner.FailureOf(unsafe.Pointer(cause))); e != nil {
-		return answer(err, invalid("%v", e))
-	}
-	return C.SAGECOMM_OK
-}
-
-//export sagecommGroupHold
-func sagecommGroupHold(group C.sagecomm_group, by C.int32_t, err *C.sagecomm_error) (status C.int32_t) {
-	defer guard(&status, err)
-	g, f := find(group, "group_hold")
-	if f != nil {
-		return answer(err, f)
-	}
-	defer guardGroup(g, &status, err)
-	g.Hold(int(by))
 	return C.SAGECOMM_OK
 }
 

@@ -184,6 +184,35 @@ typedef struct sagecomm_group_config {
       *global_ranks; /* `size` numbers of ranks in the whole job, for records; NULL: the same as in the group */
 } sagecomm_group_config;
 
+/* What a rank tells the others about its sparse tensor, of layout COO. All members but `elements` must be the same on all
+ * ranks. */
+typedef struct sagecomm_sparse_header {
+  int64_t elements;
+  int64_t sparse_dims;
+  int64_t dims;
+  int64_t sizes[8]; /* the first ones, the rest 0 */
+  uint64_t hash;    /* of all sizes */
+  char type[16];    /* the type's name for messages, padded with zeros */
+} sagecomm_sparse_header;
+
+/* An all_reduce of sparse tensors. The library copies the structure. Memory and functions are the caller's and are used until
+ * the work is complete; the functions run on threads of the library, one at a time, and return 0, or -1 with a text in
+ * `why`. */
+typedef struct sagecomm_sparse_sum {
+  uint32_t struct_size; /* sizeof(sagecomm_sparse_sum) */
+  sagecomm_sparse_header header;
+  sagecomm_segment indices, values; /* of this rank's elements */
+  int64_t timeout_ns;               /* of each operation that it is made of; 0: the group's */
+  uint64_t stack;                   /* as sagecomm_op.stack */
+  void *ctx;
+  /* Sets the memory for the elements of another rank, as long as that rank's: the header says how many elements. */
+  int32_t (*allocate)(void *ctx, int32_t rank, int64_t elements, sagecomm_segment *indices, sagecomm_segment *values,
+                      char *why, size_t why_n);
+  /* Adds the elements of all ranks in rank order. They are all here. *culprit: the rank whose elements are not valid, -1 where
+   * it is this rank that cannot add. */
+  int32_t (*add)(void *ctx, int32_t *culprit, char *why, size_t why_n);
+} sagecomm_sparse_sum;
+
 /* Called once when a PENDING operation is complete: status is SAGECOMM_OK or below zero, err is never NULL. Runs on a
  * thread of the library or inside wait(), with no lock held; it may call any function of the table. */
 typedef void (*sagecomm_done_fn)(void *ctx, int32_t status, const sagecomm_error *err);
@@ -285,14 +314,10 @@ typedef struct sagecomm_api {
   int32_t (*issue_coalesced)(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
                              uint64_t *sequence, sagecomm_error *err);
 
-  /* Makes every operation of the group, here and on every rank, fail with *cause: its status, rank (the culprit, -1: there
-   * is none), op and message; the rest is filled in. It is for failures that the caller of a composite operation finds.
-   * The first cause of a group stands. INVALID where the cause's status is no error. */
-  int32_t (*group_fail)(sagecomm_group group, const sagecomm_error *cause, sagecomm_error *err);
-
-  /* Begins (+1) or ends (-1) a hold: the claim of a composite operation, which the caller makes out of several operations.
-   * group_destroy() waits for holds as it waits for operations, so that the group stays between two of them. */
-  int32_t (*group_hold)(sagecomm_group group, int32_t by, sagecomm_error *err);
+  /* Adds sparse tensors: a composite operation, whose work completes once add() of *sum has run. Always asynchronous: returns
+   * PENDING, or why the operation was refused; then none of *sum is used any more. *sequence is its number. */
+  int32_t (*all_reduce_sparse)(sagecomm_group group, const sagecomm_sparse_sum *sum, sagecomm_work *work,
+                               uint64_t *sequence, sagecomm_error *err);
 
   /* Gives the group a description of its user's, for records and metrics. */
   int32_t (*group_describe)(sagecomm_group group, const char *text, sagecomm_error *err);

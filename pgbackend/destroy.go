@@ -53,11 +53,7 @@ func (g *Group) Destroy() error {
 	return nil
 }
 
-// Hold begins (+1) or ends (-1) a composite operation, which the caller makes of several. Destroy waits for it as for issued
-// operations.
-func (g *Group) Hold(by int) { g.holds.Add(int64(by)) }
-
-func (g *Group) unfinished() bool { return g.run.Unfinished() > 0 || g.holds.Load() > 0 }
+func (g *Group) unfinished() bool { return g.run.Unfinished() > 0 || g.composites.Load() > 0 }
 
 // destroyLimit is how long a group that is being destroyed waits. Where one has just waited in vain, the next ones wait a
 // tenth: what the peers of one have not joined, those of the next will not join either, as a rule.

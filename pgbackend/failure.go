@@ -80,18 +80,6 @@ func (g *Group) Abort(reason string) {
 		Message: fmt.Sprintf("sagecomm: group %q was aborted by %s: %s", g.title(), g.number(g.rank), reason)})
 }
 
-// Fail makes every operation of the group fail, here and on every rank, with the status, rank, operation and message of f.
-func (g *Group) Fail(f *coll.Failure) error {
-	if !f.Status.Failed() {
-		return fmt.Errorf("sagecomm: group_fail: status %d is no error", f.Status)
-	}
-	if f.Rank < -1 || f.Rank >= g.size {
-		return fmt.Errorf("sagecomm: group_fail: there is no rank %d in a group of %d", f.Rank, g.size)
-	}
-	g.fail(f)
-	return nil
-}
-
 // fail declares a failure that a caller has found.
 func (g *Group) fail(f *coll.Failure) {
 	if !g.life.acquire() {

@@ -50,7 +50,8 @@ type Group struct {
 	compiling sync.Mutex
 	classes   [coll.KindCount][]algo.Class // of the kinds that were used
 
-	holds atomic.Int64 // composite operations that are not complete
+	composites atomic.Int64 // composite operations that are not complete
+	sparseSums atomic.Int64 // that this rank has issued
 
 	description atomic.Pointer[string] // what its user calls it
 	stacks      observe.Stacks

@@ -33,9 +33,7 @@ func TestDumpsThatHangHoldNoGroup(t *testing.T) {
 		worlds = append(worlds, newWorld(t, 2, options{"fr_dump": t.TempDir() + "/rank_"}))
 	}
 	for i, w := range worlds {
-		if err := w.groups[0].Fail(&coll.Failure{Status: coll.System, Rank: 0, Message: "a failure for the test"}); err != nil {
-			t.Fatal(err)
-		}
+		w.groups[0].Abort("a failure for the test")
 		if i == 0 {
 			await(t, hung, "the dumps")
 		}

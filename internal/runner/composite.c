@@ -46,13 +46,16 @@ static void through(scr_composite *b) {
   scr_run_settle(all, false);
 }
 
+/* Keeps the first failure. Takes the reference to `cause` over. */
+static void note_failure(scr_composite *b, int32_t status, scr_cause *cause) {
+  scr_cause *none = NULL;
+  if (!atomic_compare_exchange_strong(&b->failure, &none, cause)) scr_cause_unref(cause);
+  int32_t ok = SAGECOMM_OK;
+  atomic_compare_exchange_strong(&b->status, &ok, status);
+}
+
 static void note_part(scr_composite *b, const scr_run *part) {
-  if (part->status < 0) {
-    scr_cause *none = NULL, *cause = scr_cause_ref(part->cause);
-    if (!atomic_compare_exchange_strong(&b->failure, &none, cause)) scr_cause_unref(cause);
-    int32_t ok = SAGECOMM_OK;
-    atomic_compare_exchange_strong(&b->status, &ok, part->status);
-  }
+  if (part->status < 0) note_failure(b, part->status, scr_cause_ref(part->cause));
   through(b);
 }
 
@@ -87,10 +90,7 @@ int32_t scr_composite_close(scr_run *all, int32_t status, sagecomm_work *work, s
   }
   if (status < 0) {
     /* The parts that go on use the caller's buffers, so the work must outlive them; then it tells why. */
-    scr_cause *cause = scr_cause_new(err), *none = NULL; /* without memory for it, only the status */
-    if (!atomic_compare_exchange_strong(&b->failure, &none, cause)) scr_cause_unref(cause);
-    int32_t ok = SAGECOMM_OK;
-    atomic_compare_exchange_strong(&b->status, &ok, status);
+    note_failure(b, status, scr_cause_new(err)); /* without memory for the cause, only the status */
   }
   through(b);
   if (atomic_load_explicit(&all->state, memory_order_acquire) & SCR_DONE) {
@@ -112,4 +112,23 @@ scr_run *scr_composite_unfinished(const scr_run *all) {
     atomic_store_explicit(&b->first, i + 1, memory_order_relaxed);
   }
   return NULL;
+}
+
+/* ---- promises ---- */
+
+scr_run *scr_promise_new(scr_group *g, uint64_t group) {
+  scr_run *promise = scr_composite_new(g, group, 0);
+  if (promise) scr_run_ref(promise); /* of whoever completes it */
+  return promise;
+}
+
+void scr_promise_complete(scr_run *promise, int32_t status, const sagecomm_error *err) {
+  if (status < 0) note_failure(promise->composite_of, status, scr_cause_new(err));
+  through(promise->composite_of);
+  scr_run_unref(promise);
+}
+
+void scr_promise_drop(scr_run *promise) {
+  scr_run_unref(promise);
+  scr_run_unref(promise);
 }

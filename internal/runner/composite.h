@@ -17,4 +17,12 @@ void scr_composite_part_done(scr_run *part);
 scr_run *scr_composite_unfinished(const scr_run *all);
 void scr_composite_free(scr_composite *b);
 
+/* A promise is a composite without parts: somebody else carries its operation out and completes it. The user's work is
+ * scr_run_handle(). NULL: no memory. */
+scr_run *scr_promise_new(scr_group *g, uint64_t group);
+/* Called once, by whoever carries the operation out. *err is why, if `status` is below 0. */
+void scr_promise_complete(scr_run *promise, int32_t status, const sagecomm_error *err);
+/* In the place of completing: nobody has the work. */
+void scr_promise_drop(scr_run *promise);
+
 #endif

@@ -225,7 +225,7 @@ static int32_t wait_until(scr_run *r, int64_t timeout_ns, sagecomm_error *err) {
     if (now >= slice_end) return SAGECOMM_PENDING;
     scr_run *at = r->composite_of ? scr_composite_unfinished(r) : r;
     if (at == NULL) {
-      sched_yield(); /* the last part is complete, and its driver is about to say so */
+      sleep_on(r, slice_end); /* a promise; or the last part is complete, and its driver is about to say so */
     } else if (at->kind == SAGECOMM_SEND || at->kind == SAGECOMM_RECV) {
       scr_p2p_wait(at->group, at, slice_end);
     } else {

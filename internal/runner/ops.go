@@ -17,7 +17,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// The operations of the C ABI for callers in Go: tests and benchmarks. They take the same way as a call from C, the
+// The operations of the C ABI for callers in Go: composite operations, tests and benchmarks. They take the same way as a call from C, the
 // fast path included.
 //
 // Ownership of buffers: an operation pins its buffers while it goes on, so they may be ordinary Go memory, which is
@@ -26,14 +26,16 @@ import (
 // own. Until then the contents belong to the operation.
 
 // Work is an operation that was issued. The zero Work is complete.
-type Work struct{ p *pendingWork }
+type Work struct {
+	p        *pendingWork // nil: it is complete
+	sequence uint64
+}
 
 type pendingWork struct {
-	handle   C.sagecomm_work
-	sequence uint64
-	pins     runtime.Pinner
-	unpin    sync.Once
-	done     func(*coll.Failure) // of OnDone; nil if only the pins wait for the end
+	handle C.sagecomm_work
+	pins   runtime.Pinner
+	unpin  sync.Once
+	done   func(*coll.Failure) // of OnDone; nil if only the pins wait for the end
 }
 
 func (p *pendingWork) settle() { p.unpin.Do(p.pins.Unpin) }
@@ -53,7 +55,7 @@ type frame struct {
 var frames = sync.Pool{New: func() any { return new(frame) }}
 
 // Issue issues one operation on buffers that are the concatenation of in and of out; the lengths In and Out of op are
-// not looked at. A synchronous operation is complete when it returns; then the Work is the zero Work.
+// not looked at. A synchronous operation is complete when it returns; then the Work is complete.
 func (g *Group) Issue(op coll.Op, in, out [][]byte) (Work, *coll.Failure) {
 	f := frames.Get().(*frame)
 	defer frames.Put(f)
@@ -61,7 +63,7 @@ func (g *Group) Issue(op coll.Op, in, out [][]byte) (Work, *coll.Failure) {
 	status := f.issue(g.handle, op, in, out, &p.pins)
 	if status != C.SAGECOMM_PENDING {
 		p.pins.Unpin()
-		return Work{}, failureOf(status, &f.err)
+		return Work{sequence: uint64(f.sequence)}, failureOf(status, &f.err)
 	}
 	return f.pending(&p, op.Async)
 }
@@ -93,14 +95,14 @@ func (g *Group) IssueCoalesced(calls []Coalesced) (Work, *coll.Failure) {
 
 // pending makes the Work of an operation that goes on; a synchronous one is waited for.
 func (f *frame) pending(p *pendingWork, async bool) (Work, *coll.Failure) {
-	w := Work{&pendingWork{handle: f.work, sequence: uint64(f.sequence), pins: p.pins}}
+	w := Work{&pendingWork{handle: f.work, pins: p.pins}, uint64(f.sequence)}
 	if async {
 		return w, nil
 	}
 	for {
 		if done, failure := w.Wait(time.Second); done {
 			w.Release()
-			return Work{}, failure
+			return Work{sequence: w.sequence}, failure
 		}
 	}
 }
@@ -217,13 +219,8 @@ func (w Work) Release() {
 	C.scr_release(w.p.handle)
 }
 
-// Sequence is the number of the operation in its group, 0 for p2p and for a complete synchronous operation.
-func (w Work) Sequence() uint64 {
-	if w.p == nil {
-		return 0
-	}
-	return w.p.sequence
-}
+// Sequence is the number of the operation in its group, 0 for p2p.
+func (w Work) Sequence() uint64 { return w.sequence }
 
 // Source is the rank that a complete recv got its message from, -1 before that.
 func (w Work) Source() int {

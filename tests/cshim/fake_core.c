@@ -129,15 +129,6 @@ static int32_t group_abort(sagecomm_group g, const char *reason, sagecomm_error 
   return SAGECOMM_OK;
 }
 
-static int32_t group_fail(sagecomm_group g, const sagecomm_error *cause, sagecomm_error *err) {
-  return group_abort(g, cause->message, err);
-}
-
-static int32_t group_hold(sagecomm_group g, int32_t by, sagecomm_error *err) {
-  (void)g, (void)by, (void)err;
-  return SAGECOMM_OK;
-}
-
 static int32_t group_error(sagecomm_group g, sagecomm_error *err) {
   if (fake.forked) return fake_fail(SAGECOMM_FORKED, err);
   fake_pass(GATE_ERROR);
@@ -227,8 +218,7 @@ static const sagecomm_api api = {
     .shutdown = shutdown_all,
     .flight_records = flight_records,
     .issue_coalesced = fake_issue_coalesced,
-    .group_fail = group_fail,
-    .group_hold = group_hold,
+    .all_reduce_sparse = fake_all_reduce_sparse,
     .group_describe = group_describe,
     .group_stack = group_stack,
     .flight_dump = flight_dump,

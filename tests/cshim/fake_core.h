@@ -71,6 +71,8 @@ void fake_call_failed(int32_t status);
 /* Functions of the table. */
 int32_t fake_issue(sagecomm_group g, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
                    sagecomm_error *err);
+int32_t fake_all_reduce_sparse(sagecomm_group g, const sagecomm_sparse_sum *sum, sagecomm_work *work,
+                               uint64_t *sequence, sagecomm_error *err);
 int32_t fake_issue_coalesced(sagecomm_group g, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
                              uint64_t *sequence, sagecomm_error *err);
 int32_t fake_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err);

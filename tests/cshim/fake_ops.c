@@ -87,6 +87,13 @@ int32_t fake_issue(sagecomm_group g, const sagecomm_op *op, sagecomm_work *work,
 }
 
 /* Issues one operation of the first one's kind on the segments of all. */
+int32_t fake_all_reduce_sparse(sagecomm_group g, const sagecomm_sparse_sum *sum, sagecomm_work *work,
+                               uint64_t *sequence, sagecomm_error *err) {
+  /* Its elements stay as they are: the fake has no peers to add. */
+  sagecomm_op op = {.kind = SAGECOMM_ALL_REDUCE, .flags = SAGECOMM_ASYNC, .timeout_ns = sum->timeout_ns};
+  return fake_issue(g, &op, work, sequence, err);
+}
+
 int32_t fake_issue_coalesced(sagecomm_group g, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
                              uint64_t *sequence, sagecomm_error *err) {
   sagecomm_segment in[MAX_SEGMENTS], out[MAX_SEGMENTS];
