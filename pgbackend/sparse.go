@@ -32,7 +32,7 @@ type SparseHeader struct {
 // SparseSum is one all_reduce of sparse tensors. Everything in it belongs to the operation until that is complete.
 type SparseSum struct {
 	Header          SparseHeader
-	Indices, Values []byte // of this rank's elements
+	Indices, Values []byte        // of this rank's elements
 	Timeout         time.Duration // of each operation that it is made of; 0: the group's
 	Stack           uint64        // as coll.Op.Stack
 	// Allocate returns memory for the elements of another rank. It is called for each rank that has any.
