@@ -9,10 +9,16 @@ static bool down(const scr_group *g) { return atomic_load_explicit(&g->word, mem
 
 static bool done(const scr_run *r) { return atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE; }
 
-static void report(scr_group *g, const scr_run *r, int code, int32_t peer) {
+/* An incident with `peer`, of an operation or of none (NULL). */
+static scr_incident incident_with(const scr_run *r, int code, int32_t peer) {
   scr_incident t = {.code = code, .kind = SAGECOMM_RECV, .root = peer};
   if (r) scr_describe_incident(r, code, &t);
   t.peer = peer;
+  return t;
+}
+
+/* Holds: nothing. */
+static void report(scr_group *g, scr_incident t) {
   atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
   scr_go.incident(g->handle, &t);
 }
@@ -36,15 +42,15 @@ static bool pass(scr_group *g, int64_t budget, bool surely) {
   } else {
     rc = scr_p2p_progress(g, budget, &peer, &culprit);
   }
-  scr_run copy;
-  if (rc > 0 && culprit) copy = *culprit;
+  scr_incident t;
+  if (rc > 0) t = incident_with(culprit, rc, peer);
   scr_spin_unlock(&g->p2p.lock);
   if (rc == SCR_NEEDS_FIFO) {
     atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
     scr_go.fifo(g->handle, peer);
     return true;
   }
-  if (rc > 0) report(g, culprit ? &copy : NULL, rc, peer);
+  if (rc > 0) report(g, t);
   return rc > 0 || rc == SCR_YIELDED;
 }
 
@@ -197,7 +203,7 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
       int32_t peer;
       int code = p2p_health(g, r, now, &peer);
       if (code > 0) {
-        report(g, r, code, peer);
+        report(g, incident_with(r, code, peer));
         continue;
       }
       again |= code == SCR_YIELDED;
@@ -218,7 +224,7 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
     again = pass(g, SCR_PASS_BYTES, true); /* whoever holds the lock may have looked at the fifos before a frame came */
 #endif
     int code = again || done(r) ? 0 : p2p_health(g, r, now, &peer);
-    if (code > 0) report(g, r, code, peer);
+    if (code > 0) report(g, incident_with(r, code, peer));
     if (!again && code == 0 && !done(r) && atomic_load_explicit(&g->shared->p2p.bell, memory_order_seq_cst) == bell) {
       int64_t ns = slice_end - now < SCR_SLICE_NS ? slice_end - now : SCR_SLICE_NS;
       if (ns > r->deadline_ns - now) ns = r->deadline_ns - now;
@@ -278,7 +284,7 @@ int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sage
   scr_spin_lock(&g->p2p.lock);
   int rc = scr_p2p_post(g, r);
   scr_spin_unlock(&g->p2p.lock);
-  if (rc > 0) report(g, r, rc, r->peer);
+  if (rc > 0) report(g, incident_with(r, rc, r->peer));
   bool more = pass(g, BEGIN_BYTES, false);
   if (!done(r)) {
     if (!(op->flags & SAGECOMM_ASYNC)) {
