@@ -44,7 +44,7 @@ bool SparseWork::wait(milliseconds timeout) {
   while (!isCompleted()) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait_for(lock, std::chrono::nanoseconds(kSliceNs), [this] { return isCompleted(); });
+      changed_.wait_for(lock, std::chrono::nanoseconds(waits().slice_ns), [this] { return isCompleted(); });
     }
     checkSignals();
     if (timeout > kNoTimeout && !isCompleted() && std::chrono::steady_clock::now() - begun >= timeout) {

@@ -54,16 +54,6 @@ static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run 
 
 /* ---- issue ---- */
 
-/* How long a synchronous call keeps the caller before it lets it look for signals. */
-#define SYNC_SLICE_NS (50 * 1000000LL)
-/* Asynchronous operations up to this length are begun by their caller, and what is before them in the queue goes on for
- * this long. */
-#define BEGIN_BYTES (64 * 1024)
-#define BEGIN_NS (200 * 1000LL)
-/* Whoever cannot drive an operation learns of its end through two wake-ups: of the progress engine, and of the thread that
- * calls the done function. Waiting for as long as these take is worth while for operations up to BEGIN_BYTES. */
-#define TWO_WAKE_UPS_NS (20 * 1000LL)
-
 /* The fast run moves to the head of the queue, as it is, and gets a handle. False when there is no memory for that.
  * Requires: the drive lock. */
 static bool promote(scr_group *g, const sagecomm_op *op, sagecomm_work *work) {
@@ -113,7 +103,7 @@ static int32_t fail_here(scr_group *g, const sagecomm_op *op, int code, bool beg
   int32_t status = stays ? SAGECOMM_PENDING : scr_copy_error(g, err);
   scr_group_exit(g);
   if (!stays) return status;
-  status = scr_wait(*work, SYNC_SLICE_NS, err);
+  status = scr_wait(*work, g->policy.sync_ns, err);
   if (status != SAGECOMM_PENDING) {
     scr_release(*work);
     *work = 0;
@@ -137,7 +127,7 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
   int rc = begins ? scr_run_advance(g, r, 0) : SCR_INCIDENT_FAILURE;
   scr_run *culprit = r;
   while (SCR_UNLIKELY(rc == SCR_BLOCKED || rc == SCR_YIELDED)) {
-    rc = drive_patiently(g, r, scr_now() + SYNC_SLICE_NS, &culprit);
+    rc = drive_patiently(g, r, scr_now() + g->policy.sync_ns, &culprit);
     if (rc == SCR_YIELDED && promote(g, op, work)) {
       scr_drive_unlock(g);
       return SAGECOMM_PENDING;
@@ -184,10 +174,10 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
   if (sequence) *sequence = r->coll.seq;
   sagecomm_work handle = scr_run_handle(r);
   if (op->flags & SAGECOMM_ASYNC) {
-    if (r->bytes <= BEGIN_BYTES && scr_drive_lock(g)) {
+    if (r->bytes <= g->policy.begin_bytes && scr_drive_lock(g)) {
       scr_run *blocked;
       g->coll.spin_now = 0;
-      int rc = scr_drive(g, NULL, scr_now() + BEGIN_NS, &blocked);
+      int rc = scr_drive(g, NULL, scr_now() + g->policy.begin_ns, &blocked);
       (void)rc; /* incident is met again, and reported, by whoever drives next */
       scr_drive_unlock(g);
     } else {
@@ -195,7 +185,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
     }
     status = scr_wait(handle, 0, err);
   } else {
-    status = scr_wait(handle, SYNC_SLICE_NS, err);
+    status = scr_wait(handle, g->policy.sync_ns, err);
   }
   if (status == SAGECOMM_PENDING) {
     *work = handle;
@@ -273,5 +263,5 @@ int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
 int32_t scr_wait_briefly(sagecomm_work work, sagecomm_error *err) {
   scr_run *r = scr_run_of(work);
   if (r && r->composite_of) r = scr_composite_unfinished(r);
-  return scr_wait(work, r && r->bytes <= BEGIN_BYTES ? TWO_WAKE_UPS_NS : 0, err);
+  return scr_wait(work, r && r->bytes <= r->group->policy.begin_bytes ? r->group->policy.brief_ns : 0, err);
 }
