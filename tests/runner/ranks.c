@@ -320,7 +320,7 @@ static void open_group(int n, uint32_t spin, uint32_t yield_us) {
                           .stream_bytes = UINT64_MAX,
                           .flight_entries = 16,
                           .policy = {.sync_ns = 50 * 1000000,
-                                     .sleep_ns = 50 * 1000000,
+                                     .sleep_ns = SLEEP_NS,
                                      .begin_bytes = 64 * 1024,
                                      .begin_ns = 200 * 1000,
                                      .brief_ns = 20 * 1000,
