@@ -43,12 +43,6 @@ struct GroupOptions : c10d::Backend::Options {
 
   std::vector<std::pair<std::string, std::string>> settings;
 
-  // Nobody here reads it. Where a group is registered under the name gloo as well, torch's DDP logger takes the backend for
-  // a ProcessGroupGloo without looking, and reads its options_->threads. So `threads` stands where that of gloo's options
-  // does, behind 24 bytes of another vector, as ProcessGroupSagecomm's options_ stands where gloo's does, behind 16 bytes.
-  // 2 is gloo's default. ProcessGroupSagecomm::checkLayout() looks at both places.
-  int threads = 2;
-
   // The timeout of a sagecomm.Options, if it has one. It wins over the one that torch puts into `timeout`. Without both, a
   // group that is made out of another one has the timeout of that group.
   std::optional<std::chrono::milliseconds> ownTimeout;

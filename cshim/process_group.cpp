@@ -1,8 +1,6 @@
 // process_group.cpp holds life and properties of ProcessGroupSagecomm: construction, destruction, abort, timeouts, hooks.
 #include "process_group.hpp"
 
-#include <cstddef>
-
 #include "core.hpp"
 #include "duration.hpp"
 #include "errors.hpp"
@@ -12,16 +10,6 @@
 namespace sagecomm {
 
 using std::chrono::milliseconds;
-
-// See GroupOptions::threads. gloo's class keeps a shared_ptr in front of its options, and its options a vector in front of
-// their threads.
-void ProcessGroupSagecomm::checkLayout() {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Winvalid-offsetof" // compilers that have it answer for classes like these
-  static_assert(offsetof(ProcessGroupSagecomm, options_) == sizeof(c10d::Backend) + sizeof(std::shared_ptr<void>));
-  static_assert(offsetof(GroupOptions, threads) == sizeof(GroupOptions::Base) + sizeof(std::vector<void*>));
-#pragma GCC diagnostic pop
-}
 
 ProcessGroupSagecomm::ProcessGroupSagecomm(
     sagecomm_group group, const Seat& seat, c10::intrusive_ptr<GroupOptions> options)

@@ -231,14 +231,12 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   [[noreturn]] void refuseInterrupted();
   std::shared_ptr<const sagecomm_error> cause() const;
 
-  static void checkLayout();
-
   // Rank and size are constants in torch whose groups cannot change members.
   static constexpr bool kMembersMayChange = !std::is_const_v<decltype(rank_)>;
 
   const sagecomm_api& api_;
   std::atomic<sagecomm_group> group_; // the core's; 0: there is none
-  const c10::intrusive_ptr<GroupOptions> options_; // its place matters, see options.hpp
+  const c10::intrusive_ptr<GroupOptions> options_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const bool reconfigurable_;
   const std::string name_;

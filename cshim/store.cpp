@@ -38,7 +38,7 @@ int32_t explainCurrent(char* why, size_t n) noexcept {
 } // namespace
 
 StoreView::StoreView(c10::intrusive_ptr<c10d::Store> store, const std::atomic<bool>* interrupted)
-    : store_(std::move(store)), interrupted_(interrupted), view_{this, &StoreView::set, &StoreView::get} {
+    : store_(std::move(store)), interrupted_(interrupted), view_{this, &StoreView::set, &StoreView::get, &StoreView::getMany} {
 }
 
 int32_t StoreView::set(void* ctx, const char* key, const void* data, size_t n, char* why, size_t whyN) noexcept {
@@ -60,11 +60,37 @@ int32_t StoreView::get(
   try {
     WithoutGil unlocked;
     const std::string name(key);
-    if (const int32_t status = self->waitFor(name, timeoutNs, why, whyN); status != SAGECOMM_OK) {
+    if (const int32_t status = self->waitFor({name}, timeoutNs, why, whyN); status != SAGECOMM_OK) {
       return status;
     }
     const std::vector<uint8_t> value = self->store_->get(name);
     sink(sinkCtx, value.data(), value.size());
+    return 0;
+  } catch (...) {
+    self->keepRaised();
+    return explainCurrent(why, whyN);
+  }
+}
+
+int32_t StoreView::getMany(
+    void* ctx,
+    const char* const* keys,
+    size_t n,
+    int64_t timeoutNs,
+    void* sinkCtx,
+    Sink sink,
+    char* why,
+    size_t whyN) noexcept {
+  auto* self = static_cast<StoreView*>(ctx);
+  try {
+    WithoutGil unlocked;
+    const std::vector<std::string> names(keys, keys + n);
+    if (const int32_t status = self->waitFor(names, timeoutNs, why, whyN); status != SAGECOMM_OK) {
+      return status;
+    }
+    for (const auto& value : self->store_->multiGet(names)) {
+      sink(sinkCtx, value.data(), value.size());
+    }
     return 0;
   } catch (...) {
     self->keepRaised();
@@ -82,11 +108,11 @@ void StoreView::keepRaised() noexcept {
 
 // Polls instead of waiting in the store, so that signal handlers run in between. Also, a TCPStore keeps its connection
 // locked during a wait, which would keep other threads of the core out, and logs a warning at the end of each slice.
-int32_t StoreView::waitFor(const std::string& key, int64_t timeoutNs, char* why, size_t whyN) {
+int32_t StoreView::waitFor(const std::vector<std::string>& keys, int64_t timeoutNs, char* why, size_t whyN) {
   const auto begin = Clock::now();
   auto pause = std::chrono::microseconds(100);
   for (;;) {
-    if (store_->check({key})) {
+    if (store_->check(keys)) {
       return SAGECOMM_OK;
     }
     try {
@@ -102,7 +128,7 @@ int32_t StoreView::waitFor(const std::string& key, int64_t timeoutNs, char* why,
     }
     const auto left = nanoseconds(timeoutNs) - (Clock::now() - begin);
     if (left <= nanoseconds(0)) {
-      explain(why, whyN, "the key did not appear in time");
+      explain(why, whyN, keys.size() == 1 ? "the key did not appear in time" : "not all keys appeared in time");
       return SAGECOMM_TIMEOUT;
     }
     std::this_thread::sleep_for(std::min<nanoseconds>(left, pause));

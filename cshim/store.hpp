@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <exception>
+#include <string>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -36,8 +38,18 @@ class StoreView {
   static int32_t get(
       void* ctx, const char* key, int64_t timeoutNs, void* sinkCtx, Sink sink, char* why, size_t whyN) noexcept;
 
+  static int32_t getMany(
+      void* ctx,
+      const char* const* keys,
+      size_t n,
+      int64_t timeoutNs,
+      void* sinkCtx,
+      Sink sink,
+      char* why,
+      size_t whyN) noexcept;
+
   void keepRaised() noexcept;
-  int32_t waitFor(const std::string& key, int64_t timeoutNs, char* why, size_t whyN);
+  int32_t waitFor(const std::vector<std::string>& keys, int64_t timeoutNs, char* why, size_t whyN);
 
   c10::intrusive_ptr<c10d::Store> store_;
   const std::atomic<bool>* const interrupted_; // null: nothing interrupts it

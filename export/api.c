@@ -43,6 +43,12 @@ __attribute__((visibility("hidden"))) int32_t sagecomm_store_get(const sagecomm_
   return s->get(s->ctx, key, timeout_ns, (void *)sink, sink_into_go, why, why_n);
 }
 
+__attribute__((visibility("hidden"))) int32_t sagecomm_store_get_many(const sagecomm_store *s, const char *const *keys,
+                                                                      size_t n, int64_t timeout_ns, uintptr_t sink,
+                                                                      char *why, size_t why_n) {
+  return s->get_many(s->ctx, keys, n, timeout_ns, (void *)sink, sink_into_go, why, why_n);
+}
+
 __attribute__((visibility("hidden"))) void sagecomm_call_failed(sagecomm_failed_fn failed, void *ctx,
                                                                 const sagecomm_error *cause) {
   failed(ctx, cause);

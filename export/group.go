@@ -27,7 +27,7 @@ func sagecommGroupCreate(config *C.sagecomm_group_config, out *C.sagecomm_group,
 	}
 	g, e := pgbackend.Get().Create(pgbackend.Config{
 		Rank: int(config.rank), Size: int(config.size), Name: C.GoString(config.name),
-		Timeout: time.Duration(config.timeout_ns), Store: cStore{config.store}, Options: options, GlobalRanks: globalRanks(config),
+		Timeout: time.Duration(config.timeout_ns), Store: newStore(config.store), Options: options, GlobalRanks: globalRanks(config),
 	})
 	if e != nil {
 		return answer(err, pgbackend.CreateFailure(C.GoString(config.name), e))

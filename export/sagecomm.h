@@ -152,14 +152,18 @@ typedef struct sagecomm_error {
   char message[2048];
 } sagecomm_error;
 
-/* The key-value store that ranks meet in: torch's c10d::Store, or a directory (tests). Both return 0, or -1 with a text
+/* The key-value store that ranks meet in: torch's c10d::Store, or a directory (tests). All return 0, or -1 with a text
  * in `why`. get() blocks until the key exists and hands the value to `sink`; it returns SAGECOMM_TIMEOUT if and only if
- * timeout_ns has passed without the key. Any other failure, an interrupt included, ends the rendezvous at once. */
+ * timeout_ns has passed without the key; with 0 it looks once. Any other failure, an interrupt included, ends the rendezvous
+ * at once. get_many() is get() for n keys: it blocks until all of them exist, then hands the values to `sink` in the order
+ * of the keys. It may be NULL; then the library asks for one key after the other. */
 typedef struct sagecomm_store {
   void *ctx;
   int32_t (*set)(void *ctx, const char *key, const void *data, size_t n, char *why, size_t why_n);
   int32_t (*get)(void *ctx, const char *key, int64_t timeout_ns, void *sink_ctx,
                  void (*sink)(void *sink_ctx, const void *data, size_t n), char *why, size_t why_n);
+  int32_t (*get_many)(void *ctx, const char *const *keys, size_t n, int64_t timeout_ns, void *sink_ctx,
+                      void (*sink)(void *sink_ctx, const void *data, size_t n), char *why, size_t why_n);
 } sagecomm_store;
 
 typedef struct sagecomm_option {

@@ -8,10 +8,13 @@ package main
 int32_t sagecomm_store_set(const sagecomm_store *s, const char *key, const void *data, size_t n, char *why, size_t why_n);
 int32_t sagecomm_store_get(const sagecomm_store *s, const char *key, int64_t timeout_ns, uintptr_t sink, char *why,
                            size_t why_n);
+int32_t sagecomm_store_get_many(const sagecomm_store *s, const char *const *keys, size_t n, int64_t timeout_ns,
+                                uintptr_t sink, char *why, size_t why_n);
 */
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"runtime/cgo"
 	"time"
@@ -23,7 +26,18 @@ import (
 // cStore is the store of the caller. Its functions run on any goroutine's thread, without Python's GIL.
 type cStore struct{ c *C.sagecomm_store }
 
+// cManyStore is a cStore whose get_many is not NULL.
+type cManyStore struct{ cStore }
+
 const reasonBytes = 1024
+
+// newStore returns the store of a configuration.
+func newStore(c *C.sagecomm_store) bootstrap.Store {
+	if c.get_many == nil {
+		return cStore{c}
+	}
+	return cManyStore{cStore{c}}
+}
 
 func (s cStore) Set(key string, value []byte) error {
 	k, why := C.CString(key), (*C.char)(C.calloc(1, reasonBytes))
@@ -39,22 +53,64 @@ func (s cStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	k, why := C.CString(key), (*C.char)(C.calloc(1, reasonBytes))
 	defer C.free(unsafe.Pointer(k))
 	defer C.free(unsafe.Pointer(why))
-	var value []byte
-	sink := cgo.NewHandle(&value)
-	defer sink.Delete()
-	switch C.sagecomm_store_get(s.c, k, C.int64_t(timeout), C.uintptr_t(sink), why, reasonBytes) {
-	case C.SAGECOMM_OK:
-		return value, nil
-	case C.SAGECOMM_TIMEOUT:
-		return nil, fmt.Errorf("store: get %s: %w", key, bootstrap.ErrTimeout)
-	default:
-		return nil, fmt.Errorf("store: get %s: %s", key, C.GoString(why))
+	values, err := receive(1, func(sink C.uintptr_t) C.int32_t {
+		return C.sagecomm_store_get(s.c, k, C.int64_t(timeout), sink, why, reasonBytes)
+	})
+	if err == nil {
+		return values[0], nil
 	}
+	return nil, explainGet(key, err, why)
+}
+
+func (s cManyStore) GetMany(keys []string, timeout time.Duration) ([][]byte, error) {
+	k, why := (**C.char)(C.calloc(C.size_t(len(keys)), C.size_t(unsafe.Sizeof((*C.char)(nil))))), (*C.char)(C.calloc(1, reasonBytes))
+	defer C.free(unsafe.Pointer(k))
+	defer C.free(unsafe.Pointer(why))
+	for i, key := range keys {
+		text := C.CString(key)
+		defer C.free(unsafe.Pointer(text))
+		unsafe.Slice(k, len(keys))[i] = text
+	}
+	values, err := receive(len(keys), func(sink C.uintptr_t) C.int32_t {
+		return C.sagecomm_store_get_many(s.c, k, C.size_t(len(keys)), C.int64_t(timeout), sink, why, reasonBytes)
+	})
+	if err == nil {
+		return values, nil
+	}
+	return nil, explainGet(fmt.Sprintf("%s and %d more", keys[0], len(keys)-1), err, why)
+}
+
+// errStore is the error of receive for a store that failed; its text is in `why`.
+var errStore = errors.New("the store failed")
+
+// receive calls get with a sink and returns the n values that get has handed to it.
+func receive(n int, get func(sink C.uintptr_t) C.int32_t) ([][]byte, error) {
+	values := make([][]byte, 0, n)
+	sink := cgo.NewHandle(&values)
+	defer sink.Delete()
+	switch status := get(C.uintptr_t(sink)); {
+	case status == C.SAGECOMM_TIMEOUT:
+		return nil, bootstrap.ErrTimeout
+	case status != C.SAGECOMM_OK:
+		return nil, errStore
+	case len(values) != n:
+		return nil, fmt.Errorf("the store returned %d values for %d keys", len(values), n)
+	}
+	return values, nil
+}
+
+// explainGet adds the key, and the store's own text, to an error of receive.
+func explainGet(key string, err error, why *C.char) error {
+	if err == errStore {
+		return fmt.Errorf("store: get %s: %s", key, C.GoString(why))
+	}
+	return fmt.Errorf("store: get %s: %w", key, err)
 }
 
 //export sagecommSink
 func sagecommSink(ctx unsafe.Pointer, data unsafe.Pointer, n C.size_t) {
 	var status C.int32_t
 	defer guard(&status, nil)
-	*cgo.Handle(uintptr(ctx)).Value().(*[]byte) = append([]byte(nil), unsafe.Slice((*byte)(data), n)...)
+	values := cgo.Handle(uintptr(ctx)).Value().(*[][]byte)
+	*values = append(*values, append([]byte(nil), unsafe.Slice((*byte)(data), n)...))
 }

@@ -17,10 +17,16 @@ import (
 type Store interface {
 	// Set makes value visible to all ranks under key, whole.
 	Set(key string, value []byte) error
-	// Get waits until key exists and returns its value; it gives up after timeout, which may be as short as a
-	// millisecond. The error wraps ErrTimeout if and only if the key did not appear in time: every other one ends the
-	// rendezvous.
+	// Get waits until key exists and returns its value; it gives up after timeout. With a timeout of 0 it looks once. The error
+	// wraps ErrTimeout if and only if the key did not appear in time: every other one ends the rendezvous.
 	Get(key string, timeout time.Duration) ([]byte, error)
+}
+
+// ManyGetter is a [Store] that can ask for several keys at once. That saves round trips to the store's server.
+type ManyGetter interface {
+	Store
+	// GetMany is Get for several keys: it waits until all of them exist and returns their values in the order of keys.
+	GetMany(keys []string, timeout time.Duration) ([][]byte, error)
 }
 
 // ErrTimeout is what a [Store] returns when a key does not appear in time.

@@ -19,7 +19,20 @@ const ample = 30 * time.Second
 // onStores runs a test on each kind of store.
 func onStores(t *testing.T, test func(t *testing.T, s Store)) {
 	t.Run("memory", func(t *testing.T) { test(t, NewMemStore()) })
+	t.Run("memory, many keys at once", func(t *testing.T) { test(t, manyStore{NewMemStore()}) })
 	t.Run("files", func(t *testing.T) { test(t, newFileStore(t)) })
+}
+
+// manyStore is a [ManyGetter].
+type manyStore struct{ *MemStore }
+
+func (s manyStore) GetMany(keys []string, timeout time.Duration) (values [][]byte, err error) {
+	for deadline := time.Now().Add(timeout); len(values) < len(keys) && err == nil; {
+		var value []byte
+		value, err = s.Get(keys[len(values)], time.Until(deadline))
+		values = append(values, value)
+	}
+	return values, err
 }
 
 func newFileStore(t *testing.T) *FileStore {
@@ -193,9 +206,21 @@ func (s *brokenStore) Get(string, time.Duration) ([]byte, error) {
 	return nil, errors.New("connection reset")
 }
 
+type brokenManyStore struct{ Store }
+
+func (brokenManyStore) Set(string, []byte) error                  { return nil }
+func (brokenManyStore) Get(string, time.Duration) ([]byte, error) { panic("not asked one by one") }
+func (brokenManyStore) GetMany([]string, time.Duration) ([][]byte, error) {
+	return nil, errors.New("connection reset")
+}
+
 func TestADefectiveStoreIsNoTimeout(t *testing.T) {
 	_, err := Exchange(&brokenStore{}, "p", 0, 2, ample, nil, anyValue)
 	if err == nil || errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "cannot read from the store (key p/1): connection reset") {
+		t.Error(err)
+	}
+	if _, err = Exchange(brokenManyStore{}, "p", 0, 3, ample, nil, anyValue); err == nil || errors.Is(err, ErrTimeout) ||
+		!strings.Contains(err.Error(), "cannot read from the store (keys p/0 to p/2): connection reset") {
 		t.Error(err)
 	}
 	bad := &brokenStore{set: errors.New("read only")}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // Epochs tell the groups apart that are made on the same keys, one after the other: a store outlives groups, and even the
@@ -81,7 +80,7 @@ func (e Epochs) Overtaken(rank, mine int) error {
 // of returns the last epoch that a rank has begun, with number 0 if there is none.
 func (e Epochs) of(rank int) (last epoch, err error) {
 	k := key(e.Prefix, rank)
-	text, err := e.Store.Get(k, time.Millisecond)
+	text, err := e.Store.Get(k, 0)
 	switch {
 	case errors.Is(err, ErrTimeout):
 		return last, nil

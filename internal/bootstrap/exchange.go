@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -74,13 +75,20 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 	if err := store.Set(key(prefix, rank), mine); err != nil {
 		return nil, fmt.Errorf("sagecomm: rank %d cannot write to the store (key %s): %w", rank, key(prefix, rank), err)
 	}
+	records, err := getTogether(store, prefix, rank, size, time.Until(deadline))
+	if err != nil {
+		return nil, err
+	}
 	values := make([][]byte, size)
 	var missing []int
 	var failed []RankFailure
 	for peer := range size {
 		record := mine
-		if peer != rank {
-			var err error
+		switch {
+		case peer == rank:
+		case records != nil:
+			record = records[peer]
+		default:
 			record, err = store.Get(key(prefix, peer), max(time.Until(deadline), probeTimeout(size)))
 			if errors.Is(err, ErrTimeout) {
 				missing = append(missing, peer)
@@ -110,6 +118,33 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 		return values, nil
 	}
 	return nil, verdict(prefix, size, time.Since(began), missing, failed)
+}
+
+// together bounds the wait of getTogether. A rank that disagrees, and would end the wait of the others at once, is noticed so
+// much later when another one is missing.
+const together = 250 * time.Millisecond
+
+// getTogether returns the records of all peers, by rank, if they all come soon: most rendezvous need two round trips to the
+// server of the store then, whatever the number of ranks. It returns nil if the peers have to be asked for one by one.
+func getTogether(store Store, prefix string, rank, size int, left time.Duration) ([][]byte, error) {
+	many, ok := store.(ManyGetter)
+	if !ok || size == 1 || left <= 0 {
+		return nil, nil
+	}
+	keys := make([]string, 0, size-1)
+	for peer := range size {
+		if peer != rank {
+			keys = append(keys, key(prefix, peer))
+		}
+	}
+	found, err := many.GetMany(keys, min(left, together))
+	switch {
+	case errors.Is(err, ErrTimeout):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("sagecomm: rank %d cannot read from the store (keys %s/0 to %s): %w", rank, prefix, key(prefix, size-1), err)
+	}
+	return slices.Insert(found, rank, nil), nil
 }
 
 // verdict makes the error. A failure explains more than a rank that is late, which may be so because of it.

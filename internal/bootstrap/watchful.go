@@ -13,7 +13,11 @@ const watchSlice = 250 * time.Millisecond
 // Watchful makes the waits of a store end early: as timeouts once lost says that some of size ranks has ended, or with the
 // error of ahead for the rank whose key is waited for. What was written until then is still found.
 func Watchful(store Store, size int, lost func() bool, ahead func(rank int) error) Store {
-	return watchful{store, size, lost, ahead}
+	s := watchful{store, size, lost, ahead}
+	if many, ok := store.(ManyGetter); ok {
+		return watchfulMany{s, many}
+	}
+	return s
 }
 
 type watchful struct {
@@ -40,4 +44,19 @@ func (s watchful) Get(key string, timeout time.Duration) ([]byte, error) {
 			}
 		}
 	}
+}
+
+// watchfulMany is a watchful store over a ManyGetter.
+type watchfulMany struct {
+	watchful
+	many ManyGetter
+}
+
+// GetMany waits for one slice at most, and less once a rank has ended: then the caller asks for each key by [Store.Get].
+func (s watchfulMany) GetMany(keys []string, timeout time.Duration) ([][]byte, error) {
+	wait := min(timeout, watchSlice)
+	if s.lost() {
+		wait = min(wait, probeTimeout(s.size))
+	}
+	return s.many.GetMany(keys, wait)
 }

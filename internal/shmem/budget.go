@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"os"
 	"path"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 )
 
 // Reserving pages beyond what there is need not fail: the kernel may kill a process instead. So what is left is looked
@@ -100,6 +103,38 @@ func table(root fs.FS, name string) map[string]int64 {
 		}
 	}
 	return t
+}
+
+// room is what this process may still take. A look at the limits opens some twenty files, about as much work as the rest of
+// making a group. So a look serves for a while, and for a small part of what it found: other processes look too, and take.
+type room struct {
+	mu     sync.Mutex
+	root   fs.FS
+	looked time.Time // the zero time: never
+	spare  int64     // bytes that may be taken without another look
+}
+
+const (
+	lookServes  = time.Second
+	lookServing = 64 // the part of what was left that may be taken without another look, as a divisor
+)
+
+var processRoom = room{root: os.DirFS("/")}
+
+// take refuses n bytes that do not fit.
+func (r *room) take(n int64, now time.Time) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n > r.spare || now.Sub(r.looked) > lookServes {
+		left := available(r.root)
+		if err := left.check(n); err != nil {
+			return err
+		}
+		r.looked, r.spare = now, (left.bytes-n)/lookServing
+		return nil
+	}
+	r.spare -= n
+	return nil
 }
 
 // check refuses n bytes that do not fit.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"testing"
 	"testing/fstest"
+	"time"
 )
 
 func TestTheTightestLimitCounts(t *testing.T) {
@@ -58,5 +59,45 @@ func TestTooMuchIsAnErrorBeforeItIsTried(t *testing.T) {
 	refused(t, err, "are left in", "free memory")
 	if a.InUse() != 0 {
 		t.Errorf("%d bytes in use", a.InUse())
+	}
+}
+
+// countingFS counts how often the machine's free memory is read.
+type countingFS struct {
+	fstest.MapFS
+	looks int
+}
+
+func (c *countingFS) ReadFile(name string) ([]byte, error) {
+	if name == "proc/meminfo" {
+		c.looks++
+	}
+	return c.MapFS.ReadFile(name)
+}
+
+func TestALookAtTheLimitsServesForAWhileAndForASmallPart(t *testing.T) {
+	files := &countingFS{MapFS: fstest.MapFS{"proc/meminfo": {Data: []byte("MemAvailable: 1000 kB\n")}}}
+	r, now := room{root: files}, time.Now()
+	take := func(n int64, after time.Duration, looks int) {
+		t.Helper()
+		if err := r.take(n, now.Add(after)); err != nil {
+			t.Fatal(err)
+		}
+		if files.looks != looks {
+			t.Fatalf("%d looks, expected %d", files.looks, looks)
+		}
+	}
+	const all = 1000 << 10
+	take(1, 0, 1)
+	take(all/128, lookServes, 1)
+	take(all/64, lookServes, 2) // more than is spared
+	take(1, lookServes, 2)
+	take(1, 3*lookServes, 3) // too long ago
+	if err := r.take(all+1, now.Add(3*lookServes)); err == nil || files.looks != 4 {
+		t.Fatalf("took more than there is: %v, %d looks", err, files.looks)
+	}
+	files.MapFS["proc/meminfo"] = &fstest.MapFile{Data: []byte("MemAvailable: 1 kB\n")}
+	if err := r.take(1<<10+1, now.Add(5*lookServes)); err == nil {
+		t.Fatal("took more than is left now")
 	}
 }

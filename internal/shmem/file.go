@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -69,7 +70,7 @@ const reserveStep = 16 << 20
 
 // reserve takes pages from the system; after it, touching the range cannot fail. On an error some may be taken.
 func (a *Arena) reserve(r Range) error {
-	if err := available(os.DirFS("/")).check(r.Len); err != nil {
+	if err := processRoom.take(r.Len, time.Now()); err != nil {
 		return fmt.Errorf("%w: free memory, use fewer or smaller groups, or lower the algorithms' chunk sizes", err)
 	}
 	for off := r.Off; off < r.End(); {

@@ -111,7 +111,7 @@ static void run(const char *library, char *dir) {
   CHECK(api != NULL && api->abi_version == SAGECOMM_ABI_VERSION && api->struct_size >= sizeof *api);
   CHECK(strcmp(api->version(), SAGECOMM_VERSION) == 0);
 
-  sagecomm_store store = {dir, store_set, store_get};
+  sagecomm_store store = {.ctx = dir, .set = store_set, .get = store_get};
   sagecomm_option option = {"debug", "WARN"};
   sagecomm_group_config config = {.struct_size = sizeof config,
                                   .rank = my_rank,

@@ -56,7 +56,7 @@ def test_expected_failures_may_only_become_fewer(runner: ModuleType, outcome: di
 @pytest.mark.long
 def test_the_list_of_differences_is_short(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(runner.expected_failures("own")) == set(runner.DIFFERENCES)
-    assert runner.expected_failures("masquerade") == {}
+    assert set(runner.expected_failures("masquerade")) == {"test_ddp_logging_data_cpu"}
     for each in runner.DIFFERENCES.values():
         assert each.reason
         assert each.configurations <= runner.CONFIGURATIONS.keys()

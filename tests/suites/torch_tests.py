@@ -74,6 +74,8 @@ if SERVED_BY == TOLD:
     _run_what_is_skipped_for_the_name()
 else:
     dist.Backend._plugins[TOLD.upper()] = dist.Backend._plugins[SERVED_BY.upper()]
+    # Torch's DDP logger casts the backend of a group of type GLOO to ProcessGroupGloo and reads its options.
+    dist.Backend.backend_type_map[TOLD] = dist.ProcessGroup.BackendType.CUSTOM
 _skip_before_ranks_start()
 
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend  # noqa: E402

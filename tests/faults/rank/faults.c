@@ -163,7 +163,7 @@ static int32_t faulty_get(void *ctx, const char *key, int64_t timeout_ns, void *
 }
 
 const sagecomm_store *faulty_store(const char *dir) {
-  static sagecomm_store store = {store_dir, faulty_set, faulty_get};
+  static sagecomm_store store = {.ctx = store_dir, .set = faulty_set, .get = faulty_get};
   snprintf(store_dir, sizeof store_dir, "%s", dir);
   return &store;
 }
