@@ -17,13 +17,11 @@ namespace {
 
 std::mutex loadMutex;
 std::string loadedPath; // guarded by loadMutex
+sagecomm_waits longest{}; // stored before table
 std::atomic<const sagecomm_api*> table{nullptr};
 std::atomic<bool> inForkedChild{false};
 std::atomic<bool> gateClosed{false};
 std::atomic<int> insideGate{0};
-
-// The process waits this long at exit for a user's callback that is running, then it ends without it.
-constexpr std::chrono::seconds kLongestWait{2};
 
 const sagecomm_api* openLibrary(const std::string& path) {
   // Never closed: Go's runtime cannot be unloaded.
@@ -62,6 +60,7 @@ std::string loadCore(const std::string& path) {
     const sagecomm_api* api = openLibrary(path);
     pthread_atfork(nullptr, nullptr, [] { inForkedChild.store(true, std::memory_order_relaxed); });
     loadedPath = path;
+    api->waits(&longest);
     table.store(api, std::memory_order_release);
   }
   TORCH_CHECK(
@@ -79,6 +78,10 @@ const sagecomm_api& core() {
   return *api;
 }
 
+const sagecomm_waits& waits() noexcept {
+  return longest;
+}
+
 bool coreLoaded() noexcept {
   return table.load(std::memory_order_acquire) != nullptr;
 }
@@ -92,7 +95,8 @@ void shutdownCore() {
     return;
   }
   core().shutdown();
-  const auto deadline = std::chrono::steady_clock::now() + kLongestWait;
+  // A user's callback may run in there. The process ends without it when this time is over.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(waits().hooks_ns);
   while (insideGate.load() != 0 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -16,6 +16,9 @@ std::string loadCore(const std::string& path);
 // Returns the function table. Throws if loadCore() has not been called.
 const sagecomm_api& core();
 
+// Returns how long the shim waits, as the core has it. Requires: coreLoaded().
+const sagecomm_waits& waits() noexcept;
+
 // Reports whether loadCore() has succeeded.
 bool coreLoaded() noexcept;
 

@@ -49,7 +49,4 @@ void checkSignals();
 // from Exception. Called without the GIL.
 bool endsProgram(const std::exception_ptr& raised);
 
-// The longest wait between two calls of checkSignals(), in nanoseconds: a signal's handler must run within 200 ms.
-constexpr long long kSliceNs = 100'000'000;
-
 } // namespace sagecomm

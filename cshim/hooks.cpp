@@ -96,7 +96,7 @@ void Hooks::waitForPending() {
   while (pending_.load(std::memory_order_acquire) > 0 && !exiting()) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait_for(lock, std::chrono::nanoseconds(kSliceNs), [this] { return pending_.load() == 0; });
+      changed_.wait_for(lock, std::chrono::nanoseconds(waits().slice_ns), [this] { return pending_.load() == 0; });
     }
     checkSignals();
   }
@@ -190,9 +190,9 @@ void Hooks::runAbortHooks() {
 }
 
 void Hooks::awaitAbortHooks() {
-  constexpr std::chrono::seconds kLongestWait{2}; // users' code runs in hooks, so the wait is bounded
+  const std::chrono::nanoseconds longest(waits().hooks_ns); // users' code runs in hooks, so the wait is bounded
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, kLongestWait, [this] { return expected_ == 0 || aborting_ == std::this_thread::get_id(); });
+  changed_.wait_for(lock, longest, [this] { return expected_ == 0 || aborting_ == std::this_thread::get_id(); });
 }
 
 } // namespace sagecomm

@@ -187,7 +187,7 @@ bool Work::waitUntilDone(milliseconds timeout) {
   const auto deadline = bounded ? deadlineAfter(timeout) : Clock::time_point::max();
   bool finished = false; // the core has finished the operation, and another thread is completing this Work
   while (!done()) {
-    nanoseconds slice(kSliceNs);
+    nanoseconds slice(waits().slice_ns);
     if (bounded) {
       slice = std::min(slice, std::max(nanoseconds(0), nanoseconds(deadline - Clock::now())));
     }

@@ -23,6 +23,7 @@ int64_t sagecommSimulate(char *, char *, size_t);
 int64_t sagecommExplain(char *, char *, size_t);
 int64_t sagecommTune(char *, char *, size_t);
 void sagecommShutdown(void);
+void sagecommWaits(sagecomm_waits *);
 
 void sagecommSink(void *, void *, size_t);
 
@@ -155,6 +156,11 @@ static void shutdown(void) {
   if (!scr_in_child()) sagecommShutdown();
 }
 
+static void waits(sagecomm_waits *out) {
+  *out = (sagecomm_waits){0};
+  if (!scr_in_child()) sagecommWaits(out);
+}
+
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
   scr_watch_fork(); /* the caller will start threads that a forked child does not have */
   static const sagecomm_api api = {
@@ -191,6 +197,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .simulate = simulate,
       .explain = explain,
       .tune = tune,
+      .waits = waits,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

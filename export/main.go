@@ -49,6 +49,11 @@ func guardGroup(g *pgbackend.Group, out *C.int32_t, err *C.sagecomm_error) {
 	}
 }
 
+//export sagecommWaits
+func sagecommWaits(out *C.sagecomm_waits) {
+	out.slice_ns, out.hooks_ns = C.int64_t(pgbackend.ShimWaits.Slice), C.int64_t(pgbackend.ShimWaits.Hooks)
+}
+
 //export sagecommShutdown
 func sagecommShutdown() {
 	var status C.int32_t

@@ -220,6 +220,12 @@ typedef void (*sagecomm_done_fn)(void *ctx, int32_t status, const sagecomm_error
 /* A failure callback, see group_on_failure(). */
 typedef void (*sagecomm_failed_fn)(void *ctx, const sagecomm_error *cause);
 
+/* How long the caller waits for what is not the library's, at most. */
+typedef struct sagecomm_waits {
+  int64_t slice_ns; /* between two looks for signals, while wait() goes on */
+  int64_t hooks_ns; /* for callbacks of users that run when a group, or the process, ends */
+} sagecomm_waits;
+
 typedef struct sagecomm_api {
   uint32_t abi_version; /* SAGECOMM_ABI_VERSION of the library */
   uint32_t struct_size; /* a function beyond this size is absent */
@@ -396,6 +402,9 @@ typedef struct sagecomm_api {
    * "chunk" 0 is the one that the group would take; "ratio" is to what the group itself took in the same rounds. The
    * answer: {"entry": {...}, "file": "text of the file with the entry"} or {"error": "..."} */
   int64_t (*tune)(const char *measurements, char *json, size_t n);
+
+  /* How long callers wait, which have no thresholds of their own. It needs no group. */
+  void (*waits)(sagecomm_waits *out);
 } sagecomm_api;
 
 /* The table of that version, or NULL when the library does not speak it. Starts nothing. */

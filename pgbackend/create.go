@@ -32,10 +32,6 @@ type Config struct {
 // protocolVersion is the version of docs/protocol.md that this code speaks.
 const protocolVersion = 3
 
-// streamBytes is the length from which an output that is not the input is written past the cache: it would push out
-// the slots, and nobody reads it soon.
-const streamBytes = 4 << 20
-
 // Create joins a group: it returns when all ranks have mapped each other's memory, or an error on all of them.
 func (p *Process) Create(c Config) (g *Group, err error) {
 	if c.Size < 1 || c.Size > algo.MaxSize || c.Rank < 0 || c.Rank >= c.Size {
@@ -208,7 +204,7 @@ var openGroup = runner.OpenGroup
 // open makes the runner's group of what is mapped.
 func (g *Group) open(c Config) error {
 	run, err := openGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Backoff: backoff(g.settings, g.crowded()),
-		StreamBytes: streamBytes, Flights: g.flights, Stacks: g.RecordsStacks(), Timeline: g.timeline, Trace: env.Debug.Get(g.settings) >= env.Trace, Peers: g.peers})
+		StreamBytes: streamBytes, Flights: g.flights, Stacks: g.RecordsStacks(), Timeline: g.timeline, Trace: env.Debug.Get(g.settings) >= env.Trace, Policy: policy, Peers: g.peers})
 	if err != nil {
 		return err
 	}

@@ -115,20 +115,3 @@ func (g *Group) SetTimeout(d time.Duration) error {
 
 // Cause is the first cause of failure, nil while there is none.
 func (g *Group) Cause() *coll.Failure { return g.cause.Load() }
-
-// backoff is how callers wait. Spinning pays while every rank has a core; one wake-up by the system costs as much as
-// about 20 us of spinning. With fewer cores than ranks whoever spins keeps a peer from running: giving the core away at
-// once takes 0.8 to 0.9 of the time of 50 rounds before it (docs/measured.md).
-func backoff(s *env.Settings, crowded bool) runner.Backoff {
-	spin := 2000
-	if crowded {
-		spin = 0
-	}
-	if chosen := env.Spin.Get(s); chosen.Given {
-		spin = int(chosen.Value / pauseCost)
-	}
-	return runner.Backoff{Spin: spin, Yield: time.Millisecond}
-}
-
-// pauseCost is about what one round of waiting takes: a PAUSE and a look, 20 to 45 ns on current processors.
-const pauseCost = 25 * time.Nanosecond

@@ -29,7 +29,7 @@ func (e *progressEngine) changed(p *Process) {
 	e.once.Do(func() {
 		e.acked = sync.NewCond(&e.mu)
 		e.away = map[uint64]bool{}
-		runner.SetEngineBackoff(runner.Backoff{Spin: 20, Yield: 50 * time.Microsecond})
+		runner.ConfigureEngine(engineConfig)
 		go e.loop(p)
 	})
 	e.mu.Lock()

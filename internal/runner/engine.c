@@ -16,7 +16,7 @@ static _Atomic uint32_t ringing; /* threads that may have read bells[] */
 static _Atomic uint32_t asleep;  /* 0, BRIEFLY or SOUNDLY */
 static _Atomic uint32_t control;
 static _Atomic uint32_t want_completer;
-static _Atomic uint32_t engine_spin, engine_yield_us;
+static scr_engine_config policy; /* set once */
 
 static bool replace_bell(_Atomic uint32_t *old, _Atomic uint32_t *new) {
   uint32_t n = atomic_load_explicit(&n_bells, memory_order_relaxed);
@@ -43,10 +43,7 @@ void scr_engine_remove_bell(void *bell) {
   while (atomic_load_explicit(&ringing, memory_order_seq_cst) != 0) sched_yield();
 }
 
-void scr_engine_backoff(uint32_t spin, uint32_t yield_us) {
-  engine_spin = spin;
-  engine_yield_us = yield_us;
-}
+void scr_engine_configure(const scr_engine_config *config) { policy = *config; }
 
 /* Cheap while the engine is awake. asleep is stored before the engine looks for work a last time. */
 void scr_engine_wake(void) {
@@ -62,11 +59,8 @@ void scr_engine_wake(void) {
   atomic_fetch_sub_explicit(&ringing, 1, memory_order_release);
 }
 
-/* While there is work, and shortly after, the engine looks again after LOOK_NS; then it sleeps until it is woken. */
+/* While there is work, and shortly after, the engine looks again after policy.look_ns; then it sleeps until it is woken. */
 enum { BRIEFLY = 1, SOUNDLY = 2 };
-#define LOOK_NS (20 * 1000000LL)
-#define SOUND_NS 1000000000LL
-#define IDLE_LOOKS 10
 
 /* With several bells it may sleep on another one than peers wake. */
 void scr_engine_watch(void) {
@@ -84,8 +78,6 @@ void scr_engine_control(void) {
 }
 
 /* ---- one look at one group ---- */
-
-#define SLICE_NS (200 * 1000LL)
 
 typedef struct look {
   bool active;  /* it has work */
@@ -117,7 +109,7 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *
   if (!scr_drive_lock(g)) return l; /* a waiter drives; it wakes the engine when it leaves */
   scr_run *r = NULL;
   g->coll.spin_now = 0;
-  int rc = scr_drive(g, NULL, at->now + SLICE_NS, &r);
+  int rc = scr_drive(g, NULL, at->now + policy.slice_ns, &r);
   if (rc == SCR_BLOCKED) {
     l.blocked = g->coll.engine_run == r && g->coll.engine_flag == r->flag && g->coll.engine_need == r->need;
     g->coll.engine_run = r;
@@ -199,7 +191,7 @@ static look look_at_p2p(scr_group *g, const round_of *at, scr_incident *incident
 
 /* Whether a peer has declared a failure that is news here, while nothing of the group is on its way: somebody may have
  * asked to be told. The peer has woken this engine. What is on its way may succeed yet, and whoever drives it looks by
- * himself; when that is over, this is looked at again after SOUND_NS at the latest. */
+ * himself; when that is over, this is looked at again after policy.sound_ns at the latest. */
 static bool struck(const scr_group *g) {
   return atomic_load_explicit(g->failure, memory_order_acquire) != 0 &&
          !(atomic_load_explicit(&g->word, memory_order_relaxed) & (SCR_DOWN | SCR_LOCKED | SCR_QUEUED)) &&
@@ -221,7 +213,7 @@ static void withdraw(scr_group *g, bool in_incident) {
 /* ---- a turn ---- */
 
 int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incident *incident) {
-  uint32_t rounds = 0, idle_looks = IDLE_LOOKS;
+  uint32_t rounds = 0, idle_looks = policy.idle_looks;
   int64_t blocked_since = 0, looked = scr_now(), last = 0, asked = 0;
   bool announce = false;
   for (;;) {
@@ -233,7 +225,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
         heard[i] = atomic_load_explicit(bell[i], memory_order_seq_cst);
       } while (atomic_load_explicit(&bells[i], memory_order_seq_cst) != bell[i]);
     }
-    bool soundly = idle_looks >= IDLE_LOOKS;
+    bool soundly = idle_looks >= policy.idle_looks;
     if (announce) atomic_store_explicit(&asleep, soundly ? SOUNDLY : BRIEFLY, memory_order_seq_cst);
     if (atomic_load_explicit(&control, memory_order_seq_cst)) {
       atomic_store_explicit(&control, 0, memory_order_seq_cst);
@@ -244,7 +236,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
     int code = atomic_exchange_explicit(&want_completer, 0, memory_order_seq_cst) ? SCR_ENGINE_COMPLETER : 0;
     int64_t now = scr_now();
     bool active = false, moved = false, several = false, busy = false;
-    const round_of at = {now, scr_overrun(&last, now, asked), now - looked >= LOOK_NS, announce};
+    const round_of at = {now, scr_overrun(&last, now, asked), now - looked >= policy.look_ns, announce};
     asked = 0;
     if (at.health) looked = now;
     for (int i = 0; i < n && code == 0; i++) {
@@ -269,7 +261,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
     }
     bool sleep = announce && !moved && !busy && code == 0 && n_heard > 0;
     /* Only one word can be slept on; with work in several arenas the others are looked at often. */
-    int64_t longest = several ? 2000000 : active || !soundly ? LOOK_NS : SOUND_NS;
+    int64_t longest = several ? 2000000 : active || !soundly ? policy.look_ns : policy.sound_ns;
     bool woken = true;
     if (sleep) {
       uint32_t at_bell = on ? on - 1 : 0;
@@ -282,16 +274,16 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
       atomic_store_explicit(&asleep, 0, memory_order_relaxed);
     }
     if (code) return code;
-    idle_looks = active ? 0 : idle_looks + (idle_looks < IDLE_LOOKS && sleep ? 1 : 0);
+    idle_looks = active ? 0 : idle_looks + (idle_looks < policy.idle_looks && sleep ? 1 : 0);
     announce = !active || !woken; /* nothing to do: look once more, saying so, then sleep */
     if (moved || sleep) {
       rounds = 0;
       blocked_since = 0;
     } else if (active) {
       if (blocked_since == 0) blocked_since = now;
-      if (rounds++ < engine_spin) {
+      if (rounds++ < policy.spin) {
         scr_pause();
-      } else if (busy || now - blocked_since < (int64_t)engine_yield_us * 1000) {
+      } else if (busy || now - blocked_since < (int64_t)policy.yield_us * 1000) {
         sched_yield();
       } else {
         announce = true;

@@ -42,9 +42,19 @@ func AddEngineBell(word unsafe.Pointer) bool { return bool(C.scr_engine_add_bell
 // those of AddEngineBell.
 func RemoveEngineBell(word unsafe.Pointer) { C.scr_engine_remove_bell(word) }
 
-// SetEngineBackoff says how the engine waits for peers.
-func SetEngineBackoff(p Backoff) {
-	C.scr_engine_backoff(C.uint32_t(p.Spin), C.uint32_t(p.Yield/time.Microsecond))
+// EngineConfig is how the engine waits for peers and for work.
+type EngineConfig struct {
+	Backoff   Backoff
+	Slice     time.Duration // one look at a group drives its queue for so long
+	Look      time.Duration // while there is work it looks so often whether waiting makes sense
+	Sound     time.Duration // its longest sleep where there is none
+	IdleLooks int           // after so many looks without work it sleeps for so long
+}
+
+// ConfigureEngine is called once, before the first turn.
+func ConfigureEngine(c EngineConfig) {
+	C.scr_engine_configure(&C.scr_engine_config{spin: C.uint32_t(c.Backoff.Spin), yield_us: C.uint32_t(c.Backoff.Yield / time.Microsecond),
+		slice_ns: C.int64_t(c.Slice), look_ns: C.int64_t(c.Look), sound_ns: C.int64_t(c.Sound), idle_looks: C.uint32_t(c.IdleLooks)})
 }
 
 // Engine is the list of groups that one progress engine drives. Its methods are for one goroutine that is locked to

@@ -119,6 +119,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   g->spin = config->spin;
   g->yield_us = config->yield_us;
   g->stream_bytes = config->stream_bytes;
+  g->policy = config->policy;
   g->trace = config->trace;
   g->handle = generation << 32 | (uint64_t)(index + 1);
   atomic_store_explicit(&g->timeout_ns, config->timeout_ns, memory_order_relaxed);

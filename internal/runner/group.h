@@ -134,6 +134,7 @@ struct scr_group {
   /* Written by Go under its own lock, read by all. */
   uint64_t boundary[SAGECOMM_KIND_COUNT][SCR_MAX_CLASSES];
   _Atomic uint32_t boundaries[SAGECOMM_KIND_COUNT]; /* stored after them */
+  scr_policy policy;                                /* beside what every issue reads anyway */
   scr_cache_entry cache[SCR_CACHE_ENTRIES];
   _Atomic uint32_t cached;
   /* Shapes of coalesced calls of which Go has said that they are one collective. */

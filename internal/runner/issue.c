@@ -9,11 +9,10 @@
 
 /* ---- driving with backoff ---- */
 
-static void report(uint64_t handle, const scr_run *r, int code) {
-  scr_incident t;
-  scr_describe_incident(r, code, &t);
+/* Holds: nothing. The incident was described under the drive lock. */
+static void report(uint64_t handle, const scr_incident *t) {
   scr_entering_go();
-  scr_go.incident(handle, &t);
+  scr_go.incident(handle, t);
 }
 
 static bool same_place(const scr_run *r, _Atomic uint64_t *flag, uint64_t need) {
@@ -55,18 +54,8 @@ static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run 
 
 /* ---- issue ---- */
 
-/* How long a synchronous call keeps the caller before it lets it look for signals. */
-#define SYNC_SLICE_NS (50 * 1000000LL)
-/* Asynchronous operations up to this length are begun by their caller, and what is before them in the queue goes on for
- * this long. */
-#define BEGIN_BYTES (64 * 1024)
-#define BEGIN_NS (200 * 1000LL)
-/* Whoever cannot drive an operation learns of its end through two wake-ups: of the progress engine, and of the thread that
- * calls the done function. Waiting for as long as these take is worth while for operations up to BEGIN_BYTES. */
-#define TWO_WAKE_UPS_NS (20 * 1000LL)
-
-/* The fast run did not finish in its slice: it moves to the head of the queue, as it is, and gets a handle. False when
- * there is no memory for that. */
+/* The fast run moves to the head of the queue, as it is, and gets a handle. False when there is no memory for that.
+ * Requires: the drive lock. */
 static bool promote(scr_group *g, const sagecomm_op *op, sagecomm_work *work) {
   scr_run *r = scr_run_new();
   if (r == NULL) return false;
@@ -92,6 +81,36 @@ static bool promote(scr_group *g, const sagecomm_op *op, sagecomm_work *work) {
   return true;
 }
 
+/* Ends the fast run that has met an incident. If it had begun, it stays at the head of the queue until the group is down
+ * and scr_drain() has tried it once more. So nothing that other threads have queued behind it begins before that, in
+ * tickets and messages that are still this run's at its peers. Requires: the drive lock, which it gives back before it
+ * enters Go. */
+static int32_t fail_here(scr_group *g, const sagecomm_op *op, int code, bool begun, sagecomm_work *work,
+                         sagecomm_error *err) {
+  scr_run *r = &g->coll.fast;
+  uint64_t handle = r->group_handle;
+  scr_incident t;
+  scr_describe_incident(r, code, &t);
+#ifdef SCR_MUTANT_FAILS_ALONE
+  bool stays = false;
+#else
+  bool stays = begun && promote(g, op, work);
+#endif
+  if (!stays) scr_note_finished(g, r, false);
+  atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
+  scr_drive_unlock(g);
+  report(handle, &t);
+  int32_t status = stays ? SAGECOMM_PENDING : scr_copy_error(g, err);
+  scr_group_exit(g);
+  if (!stays) return status;
+  status = scr_wait(*work, g->policy.sync_ns, err);
+  if (status != SAGECOMM_PENDING) {
+    scr_release(*work);
+    *work = 0;
+  }
+  return status;
+}
+
 static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, uint64_t bytes, uint64_t seq,
                         const scr_program *pg, sagecomm_work *work, sagecomm_error *err) {
   scr_run *r = &g->coll.fast;
@@ -104,28 +123,22 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
   r->timeout_ns = scr_op_timeout(g, op);
   g->coll.spin_now = g->spin;
   scr_run_start(g, r);
-  int rc = SCR_LIKELY(atomic_load_explicit(g->failure, memory_order_relaxed) == 0) ? scr_run_advance(g, r, 0)
-                                                                                   : SCR_INCIDENT_FAILURE;
+  bool begins = SCR_LIKELY(atomic_load_explicit(g->failure, memory_order_relaxed) == 0);
+  int rc = begins ? scr_run_advance(g, r, 0) : SCR_INCIDENT_FAILURE;
   scr_run *culprit = r;
   while (SCR_UNLIKELY(rc == SCR_BLOCKED || rc == SCR_YIELDED)) {
-    rc = drive_patiently(g, r, scr_now() + SYNC_SLICE_NS, &culprit);
+    rc = drive_patiently(g, r, scr_now() + g->policy.sync_ns, &culprit);
     if (rc == SCR_YIELDED && promote(g, op, work)) {
       scr_drive_unlock(g);
       return SAGECOMM_PENDING;
     }
   }
-  scr_note_finished(g, r, rc == SCR_FINISHED);
   if (SCR_LIKELY(rc == SCR_FINISHED)) {
+    scr_note_finished(g, r, true);
     scr_drive_unlock(g);
     return SAGECOMM_OK;
   }
-  scr_run failed = *r; /* the lock goes before Go is entered */
-  atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
-  scr_drive_unlock(g);
-  report(handle, &failed, rc);
-  int32_t status = scr_copy_error(g, err);
-  scr_group_exit(g);
-  return status;
+  return fail_here(g, op, rc, begins, work, err);
 }
 
 int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
@@ -161,10 +174,10 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
   if (sequence) *sequence = r->coll.seq;
   sagecomm_work handle = scr_run_handle(r);
   if (op->flags & SAGECOMM_ASYNC) {
-    if (r->bytes <= BEGIN_BYTES && scr_drive_lock(g)) {
+    if (r->bytes <= g->policy.begin_bytes && scr_drive_lock(g)) {
       scr_run *blocked;
       g->coll.spin_now = 0;
-      int rc = scr_drive(g, NULL, scr_now() + BEGIN_NS, &blocked);
+      int rc = scr_drive(g, NULL, scr_now() + g->policy.begin_ns, &blocked);
       (void)rc; /* incident is met again, and reported, by whoever drives next */
       scr_drive_unlock(g);
     } else {
@@ -172,7 +185,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
     }
     status = scr_wait(handle, 0, err);
   } else {
-    status = scr_wait(handle, SYNC_SLICE_NS, err);
+    status = scr_wait(handle, g->policy.sync_ns, err);
   }
   if (status == SAGECOMM_PENDING) {
     *work = handle;
@@ -208,10 +221,10 @@ static int wait_collective(scr_group *g, scr_run *r, int64_t slice_end) {
   int rc = atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE
                ? SCR_FINISHED
                : drive_patiently(g, r, slice_end, &culprit);
-  scr_run failed;
-  if (rc > 0) failed = *culprit;
+  scr_incident t;
+  if (rc > 0) scr_describe_incident(culprit, rc, &t);
   scr_drive_unlock(g);
-  if (rc > 0) report(r->group_handle, &failed, rc);
+  if (rc > 0) report(r->group_handle, &t);
   return 0;
 }
 
@@ -250,5 +263,5 @@ int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
 int32_t scr_wait_briefly(sagecomm_work work, sagecomm_error *err) {
   scr_run *r = scr_run_of(work);
   if (r && r->composite_of) r = scr_composite_unfinished(r);
-  return scr_wait(work, r && r->bytes <= BEGIN_BYTES ? TWO_WAKE_UPS_NS : 0, err);
+  return scr_wait(work, r && r->bytes <= r->group->policy.begin_bytes ? r->group->policy.brief_ns : 0, err);
 }

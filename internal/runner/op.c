@@ -43,6 +43,7 @@ static const uint8_t elem_bytes[SAGECOMM_DTYPE_COUNT] = {1, 2, 4, 8,  1, 2, 4, 8
 
 /* Whether both buffers are blocks, and this rank's own one is as long in both. */
 static bool exchanges(const sagecomm_op *op, uint64_t in, uint64_t out, int32_t rank, int32_t size, uint64_t elem) {
+  if (in == UINT64_MAX || out == UINT64_MAX) return false;
   if (op->in_blocks ? longest_block(op->in_blocks, size, in, elem) == UINT64_MAX : in % (uint64_t)size != 0)
     return false;
   if (op->out_blocks ? longest_block(op->out_blocks, size, out, elem) == UINT64_MAX : out % (uint64_t)size != 0) {

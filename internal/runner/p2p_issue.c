@@ -9,10 +9,16 @@ static bool down(const scr_group *g) { return atomic_load_explicit(&g->word, mem
 
 static bool done(const scr_run *r) { return atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE; }
 
-static void report(scr_group *g, const scr_run *r, int code, int32_t peer) {
+/* An incident with `peer`, of an operation or of none (NULL). */
+static scr_incident incident_with(const scr_run *r, int code, int32_t peer) {
   scr_incident t = {.code = code, .kind = SAGECOMM_RECV, .root = peer};
   if (r) scr_describe_incident(r, code, &t);
   t.peer = peer;
+  return t;
+}
+
+/* Holds: nothing. */
+static void report(scr_group *g, scr_incident t) {
   atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
   scr_go.incident(g->handle, &t);
 }
@@ -36,15 +42,15 @@ static bool pass(scr_group *g, int64_t budget, bool surely) {
   } else {
     rc = scr_p2p_progress(g, budget, &peer, &culprit);
   }
-  scr_run copy;
-  if (rc > 0 && culprit) copy = *culprit;
+  scr_incident t;
+  if (rc > 0) t = incident_with(culprit, rc, peer);
   scr_spin_unlock(&g->p2p.lock);
   if (rc == SCR_NEEDS_FIFO) {
     atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
     scr_go.fifo(g->handle, peer);
     return true;
   }
-  if (rc > 0) report(g, culprit ? &copy : NULL, rc, peer);
+  if (rc > 0) report(g, t);
   return rc > 0 || rc == SCR_YIELDED;
 }
 
@@ -136,12 +142,9 @@ static void begin_driving(scr_group *g) {
   }
 }
 
-/* What a call moves of p2p operations that it does not wait for; the rest is for who waits, or the engine. */
-#define BEGIN_BYTES (64 * 1024)
-
 static void leave_to_engine(scr_group *g) {
   atomic_fetch_or_explicit(&g->shared->p2p.waits_for, SCR_SLEEP_ENGINE, memory_order_seq_cst);
-  if (pass(g, BEGIN_BYTES, true)) {
+  if (pass(g, (int64_t)g->policy.begin_bytes, true)) {
     scr_engine_wake();
   } else {
     scr_engine_watch();
@@ -157,8 +160,6 @@ static void end_driving(scr_group *g) {
  * and this rank a switch to the engine. A short recv gains nothing from being received early. So where the one before was
  * waited for at once it sets no bit: a waiter is expected, and the engine looks within 20 ms. Not of inner p2p operations,
  * which nobody waits for. */
-#define AT_ONCE_NS (50 * 1000LL)
-
 static void leave_posted(scr_group *g, scr_run *r, bool more) {
   bool brief = r->kind == SAGECOMM_RECV && r->bytes <= SCR_EAGER_BYTES && !more && !scr_is_inner(r);
   if (brief) atomic_store_explicit(&r->p2p.posted_ns, scr_now(), memory_order_relaxed);
@@ -173,7 +174,7 @@ static void learn_from(scr_group *g, scr_run *r) {
   int64_t posted = atomic_load_explicit(&r->p2p.posted_ns, memory_order_relaxed);
   if (posted == 0) return;
   atomic_store_explicit(&r->p2p.posted_ns, 0, memory_order_relaxed);
-  atomic_store_explicit(&g->p2p.waits_at_once, scr_now() - posted < AT_ONCE_NS, memory_order_relaxed);
+  atomic_store_explicit(&g->p2p.waits_at_once, scr_now() - posted < g->policy.at_once_ns, memory_order_relaxed);
 }
 
 static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
@@ -197,7 +198,7 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
       int32_t peer;
       int code = p2p_health(g, r, now, &peer);
       if (code > 0) {
-        report(g, r, code, peer);
+        report(g, incident_with(r, code, peer));
         continue;
       }
       again |= code == SCR_YIELDED;
@@ -218,9 +219,9 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
     again = pass(g, SCR_PASS_BYTES, true); /* whoever holds the lock may have looked at the fifos before a frame came */
 #endif
     int code = again || done(r) ? 0 : p2p_health(g, r, now, &peer);
-    if (code > 0) report(g, r, code, peer);
+    if (code > 0) report(g, incident_with(r, code, peer));
     if (!again && code == 0 && !done(r) && atomic_load_explicit(&g->shared->p2p.bell, memory_order_seq_cst) == bell) {
-      int64_t ns = slice_end - now < SCR_SLICE_NS ? slice_end - now : SCR_SLICE_NS;
+      int64_t ns = slice_end - now < g->policy.sleep_ns ? slice_end - now : g->policy.sleep_ns;
       if (ns > r->deadline_ns - now) ns = r->deadline_ns - now;
       atomic_fetch_add_explicit(&g->sleeps, 1, memory_order_relaxed);
       scr_futex_wait(&g->shared->p2p.bell, bell, ns < 1000 ? 1000 : ns);
@@ -253,8 +254,6 @@ int scr_p2p_wait(scr_group *g, scr_run *r, int64_t slice_end) {
   return rc;
 }
 
-#define SYNC_SLICE_NS (50 * 1000000LL)
-
 int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err) {
   uint64_t bytes = scr_op_bytes(op, 0, 1);
   bool valid = bytes != UINT64_MAX && op->timeout_ns >= 0 && op->root < g->size &&
@@ -278,11 +277,11 @@ int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sage
   scr_spin_lock(&g->p2p.lock);
   int rc = scr_p2p_post(g, r);
   scr_spin_unlock(&g->p2p.lock);
-  if (rc > 0) report(g, r, rc, r->peer);
-  bool more = pass(g, BEGIN_BYTES, false);
+  if (rc > 0) report(g, incident_with(r, rc, r->peer));
+  bool more = pass(g, (int64_t)g->policy.begin_bytes, false);
   if (!done(r)) {
     if (!(op->flags & SAGECOMM_ASYNC)) {
-      wait_for(g, r, scr_now() + SYNC_SLICE_NS);
+      wait_for(g, r, scr_now() + g->policy.sync_ns);
     } else if (!driven(g)) {
       leave_posted(g, r, more);
     } else if (more) {

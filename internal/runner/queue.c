@@ -107,15 +107,13 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
 
 /* What the peers had published before the group failed is still there, so operations at the head of the queue may complete
  * yet. None of them waits: the first one that would ends the attempt, and whatever a dead peer left is bounded by its
- * slots. The time bounds what peers that are alive go on to publish meanwhile. */
-#define FINISH_NS (10 * 1000000LL)
-
+ * slots. policy.drain_ns bounds what peers that are alive go on to publish meanwhile. */
 void scr_drain(scr_group *g) {
   bool goes_on = true;
   int64_t until_ns = 0;
   for (scr_run *r; (r = queue_first(g)) != NULL;) {
     if (goes_on) {
-      if (until_ns == 0) until_ns = scr_now() + FINISH_NS;
+      if (until_ns == 0) until_ns = scr_now() + g->policy.drain_ns;
       g->coll.spin_now = 0;
       if (!r->coll.started) scr_run_start(g, r);
       goes_on = scr_run_advance(g, r, until_ns) == SCR_FINISHED;

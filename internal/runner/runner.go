@@ -91,6 +91,17 @@ type Backoff struct {
 	Yield time.Duration // then it is given away for so long, then the thread sleeps
 }
 
+// Policy is how long, and how much, the threads of a group do before they leave the rest to others.
+type Policy struct {
+	Sync       time.Duration // a synchronous call keeps its caller for so long, then it returns PENDING
+	Sleep      time.Duration // a driver sleeps for so long at most before it looks around
+	BeginBytes uint64        // callers begin asynchronous collectives up to this length, and move so much of p2p operations
+	Begin      time.Duration // what is before them in the queue goes on for so long
+	Brief      time.Duration // wait_briefly waits for so long, for operations up to BeginBytes
+	Drain      time.Duration // what is queued when the group goes down may complete for so long
+	AtOnce     time.Duration // a recv that is waited for within this time had a waiter from the start
+}
+
 // Config describes a group to OpenGroup.
 type Config struct {
 	Rank        int
@@ -102,6 +113,7 @@ type Config struct {
 	Stacks      bool   // it records who called
 	Timeline    bool   // it keeps events for TakeTrace
 	Trace       bool   // tell the handler of every operation
+	Policy      Policy
 }
 
 // Group is one rank's side of a group.
@@ -126,6 +138,8 @@ func OpenGroup(c Config) (*Group, error) {
 		rank: C.int32_t(c.Rank), size: C.int32_t(len(c.Peers)), timeout_ns: C.int64_t(c.Timeout),
 		spin: C.uint32_t(c.Backoff.Spin), yield_us: C.uint32_t(c.Backoff.Yield / time.Microsecond),
 		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), flight_stacks: C.bool(c.Stacks), timeline: C.bool(c.Timeline), trace: C.bool(c.Trace), peers: (*C.scr_peer_config)(peers),
+		policy: C.scr_policy{sync_ns: C.int64_t(c.Policy.Sync), sleep_ns: C.int64_t(c.Policy.Sleep), begin_bytes: C.uint64_t(c.Policy.BeginBytes),
+			begin_ns: C.int64_t(c.Policy.Begin), brief_ns: C.int64_t(c.Policy.Brief), drain_ns: C.int64_t(c.Policy.Drain), at_once_ns: C.int64_t(c.Policy.AtOnce)},
 	}
 	g := &Group{rank: c.Rank, size: len(c.Peers)}
 	g.handle = uint64(C.scr_group_open(&config, &g.c))

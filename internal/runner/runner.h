@@ -157,6 +157,18 @@ typedef struct scr_peer_config {
   bool flight_stacks; /* it records stacks */
 } scr_peer_config;
 
+/* How long, and how much, the threads of a group do before they leave the rest to others. */
+typedef struct scr_policy {
+  int64_t sync_ns;  /* A synchronous call keeps its caller for so long, then it returns PENDING. */
+  int64_t sleep_ns; /* A driver sleeps for so long at most before it looks around. */
+  uint64_t
+      begin_bytes;  /* Callers begin asynchronous collectives up to this length, and move so much of p2p operations. */
+  int64_t begin_ns; /* What is before them in the queue goes on for so long. */
+  int64_t brief_ns; /* wait_briefly() waits for so long, for operations up to begin_bytes. */
+  int64_t drain_ns; /* What is queued when the group goes down may complete for so long. */
+  int64_t at_once_ns; /* A recv that is waited for within this time had a waiter from the start. */
+} scr_policy;
+
 typedef struct scr_group_config {
   int32_t rank, size;
   int64_t timeout_ns;
@@ -168,6 +180,7 @@ typedef struct scr_group_config {
   bool flight_stacks;      /* who called is recorded */
   bool trace;              /* tells Go of every operation */
   bool timeline;           /* keeps events for scr_group_take_trace() */
+  scr_policy policy;
   const scr_peer_config *peers;
 } scr_group_config;
 
@@ -302,7 +315,16 @@ bool scr_engine_add_bell(void *bell);
 /* Afterwards nobody wakes it but the engine's next turns may still read it: let the engine take control first. Calls of
  * these two take turns. */
 void scr_engine_remove_bell(void *bell);
-void scr_engine_backoff(uint32_t spin, uint32_t yield_us);
+typedef struct scr_engine_config {
+  uint32_t spin, yield_us; /* as of a group */
+  int64_t slice_ns;        /* one look at a group drives its queue for so long */
+  int64_t look_ns;         /* while there is work it looks so often whether waiting makes sense */
+  int64_t sound_ns;        /* its longest sleep where there is none */
+  uint32_t idle_looks;     /* after so many looks without work it sleeps for so long */
+} scr_engine_config;
+
+/* Before the first turn. */
+void scr_engine_configure(const scr_engine_config *config);
 /* Drives the groups for which nobody waits. Returns when there is something for Go. */
 int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incident *incident);
 void scr_engine_control(void);

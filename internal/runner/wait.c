@@ -96,7 +96,7 @@ int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t 
   int code = 0;
   if (atomic_load_explicit(r->flag, memory_order_seq_cst) < r->need && (code = scr_health(g, r, now)) == 0) {
     int64_t ns = slice_end - now, to_deadline = r->deadline_ns - now;
-    if (ns > SCR_SLICE_NS) ns = SCR_SLICE_NS;
+    if (ns > g->policy.sleep_ns) ns = g->policy.sleep_ns;
     if (ns > to_deadline) ns = to_deadline;
     if (ns < 1000) ns = 1000;
     atomic_fetch_add_explicit(&g->sleeps, 1, memory_order_relaxed);

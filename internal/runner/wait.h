@@ -17,7 +17,6 @@ void scr_extend(scr_run *r, scr_stop stop);
  * the group's: the engine looks 50 times a second as long as a run that has begun to wait goes on. */
 int64_t scr_look_at_clock(scr_run *r, scr_backoff *p, int64_t asked);
 
-#define SCR_SLICE_NS (50 * 1000000LL)
 /* For ever, and still far from where sums of times overflow. */
 #define SCR_LONGEST_NS (INT64_MAX / 4)
 

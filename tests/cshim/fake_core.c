@@ -196,6 +196,8 @@ static int32_t monitored_error(sagecomm_group group, int64_t timeout_ns, int32_t
 }
 static void shutdown_all(void) { fake.shutdowns++; }
 
+static void waits(sagecomm_waits *out) { *out = (sagecomm_waits){.slice_ns = 100000000, .hooks_ns = 2000000000}; }
+
 static const sagecomm_api api = {
     .abi_version = SAGECOMM_ABI_VERSION,
     .struct_size = sizeof(sagecomm_api),
@@ -230,6 +232,7 @@ static const sagecomm_api api = {
     .simulate = simulate,
     .explain = explain,
     .tune = tune,
+    .waits = waits,
 };
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {

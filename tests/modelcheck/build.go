@@ -41,7 +41,8 @@ func (b *builder) emit(in instr, format string, args ...any) {
 
 func (b *builder) load(word uint8, o order, t test, value uint8, to uint8) {
 	what := [...]string{"wait for %s >= %d", "look whether %s < %d", "look whether %s = %d", "look whether %s is 0 or %d", "compare %s with hash %d",
-		"read %s", "read %s", "learn from %s", "read %s", "wait for %s"}[t]
+		"read %s", "read %s", "learn from %s", "read %s", "wait for %s",
+		masked: "look at %s", queued: "look at %s", risen: "wait for %s"}[t]
 	args := []any{b.m.words[word], value}
 	if t >= expect {
 		args = args[:1]
@@ -69,7 +70,7 @@ func (b *builder) finish(how outcomes) program {
 	for i := range b.code {
 		in := &b.code[i]
 		switch in.op {
-		case load, claim, skipIfSeen, jump:
+		case load, claim, change, skipIfSeen, jump:
 			if in.op == load && !in.test.jumps() {
 				continue
 			}
@@ -84,7 +85,7 @@ func (b *builder) finish(how outcomes) program {
 
 func (t test) jumps() bool {
 	switch t {
-	case atLeast, below, equals, zeroOr, sameCall, sameData:
+	case atLeast, below, equals, zeroOr, sameCall, sameData, masked, queued:
 		return true
 	}
 	return false

@@ -1,6 +1,6 @@
 // Package modelcheck checks the protocol in shared memory (docs/protocol.md) by exploring every interleaving of 2 and 3
-// ranks over a few collectives, sleeping, waking, failing and leaving included, and which thread of a rank drives its
-// p2p operations.
+// ranks over a few collectives, sleeping, waking, failing and leaving included, which thread of a rank drives its
+// collectives and p2p operations, and what becomes of those that are queued when its group is taken down.
 //
 // It holds no code that ranks run. What the runner does in C is written here once more, as small programs whose
 // instructions are the accesses to shared memory, and [Explore] runs them on a machine whose memory is as weak as the
@@ -17,6 +17,6 @@
 // Every protection has a [Switch] that takes it out; the tests require that the checker then finds the error that it
 // prevents, and that with all of them in place nothing is found.
 //
-// Start reading at [Scenario] and sleep.go. channels.go, engine.go and p2p.go write the other programs, machine.go,
+// Start reading at [Scenario] and sleep.go. channels.go, engine.go, drain.go and p2p.go write the other programs, machine.go,
 // execute.go and memory.go are the machine, and explore.go is the search. Tests are the only callers.
 package modelcheck

@@ -58,6 +58,15 @@ func (m *machine) instruction(s *state, ti int, log func(string)) *violation {
 		}
 		say(": taken by %d", s.mem[in.word])
 		next = in.to
+	case change:
+		v := s.mem[in.word]
+		if v&in.peer != in.want {
+			say(": not so, it is %d", v)
+			next = in.to
+			break
+		}
+		s.mem[in.word] = v + in.value
+		say(": %d becomes %d", v, s.mem[in.word])
 	case loadRecord:
 		v := s.read(ti, m.records[t.winner-1]+in.value)
 		say(": rank %d's: reads %d", t.winner-1, v)
@@ -123,6 +132,10 @@ func (m *machine) test(t *thread, ti int, in *instr, v uint8) (on bool, f *viola
 		}
 	case winner:
 		t.winner = v
+	case masked:
+		return v&in.peer == in.value, nil
+	case queued:
+		return v/issuedOne%4 != v/poppedOne%4, nil
 	}
 	return true, nil
 }
@@ -168,10 +181,12 @@ func (m *machine) atRest(s *state) *violation {
 	for ti := range m.threads {
 		got := outcomes(m.threads[ti].code[s.thread[ti].pc].value)
 		if m.want[ti]&got == 0 {
-			what := "fails although all it needs was published"
-			if got == finished {
-				what = "finishes although the ranks have made different calls or one has failed"
-			}
+			what := map[outcomes]string{
+				failed:     "fails although all it needs was published",
+				finished:   "finishes although the ranks have made different calls or one has failed",
+				firstOnly:  "has finished its first operation and not its second",
+				outOfOrder: "has finished an operation behind one that has failed",
+			}[got]
 			return &violation{BadOutcome, m.who(ti) + " " + what}
 		}
 	}

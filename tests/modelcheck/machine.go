@@ -23,6 +23,7 @@ const (
 	futexWait                // unless the bell has changed
 	claim                    // compare-and-swap of word from 0 to value; to when it was taken
 	loadRecord               // word value of the record of the winner
+	change                   // add value to word, at once, if its bits in the mask peer are want; else to
 	fence                    // order says which
 	skipIfSeen               // to, when peer has consumed value
 	checkNoted               // nothing that was noted differs
@@ -45,6 +46,9 @@ const (
 	lift                 // on, raising what is known of peer
 	note                 // on, remembering when it is not value
 	winner               // on when there is one, which is kept; not satisfied before
+	masked               // its bits in the mask peer are value: on, else to
+	queued               // as a group word it has a run in the queue: on, else to
+	risen                // on when it is not 0; not satisfied before
 )
 
 // instr is one access to shared memory, or a local step, which is carried out together with the access before it.
@@ -55,6 +59,7 @@ type instr struct {
 	word  uint8
 	value uint8
 	peer  uint8
+	want  uint8
 	to    uint8
 	// depends: the store depends on the loads before it, so it cannot overtake them.
 	depends bool
@@ -78,6 +83,7 @@ type machine struct {
 	isData [maxWords]bool // payload of a slot
 	// payload of a place of a channel
 	isMessage [maxWords]bool
+	completes [maxWords]uint8 // of an operation's buffer: 1 + the word that says that it is complete
 	failure   uint8
 	records   [maxRanks]uint8 // first word of each rank's failure record
 	threads   []program
@@ -91,6 +97,9 @@ type outcomes uint8
 const (
 	finished outcomes = 1 << iota
 	failed
+	// Of two operations in the queue, see drain.go.
+	firstOnly  // the first has finished, the second has failed
+	outOfOrder // the first has failed, the second has finished
 )
 
 // Kind of what was found.
@@ -103,6 +112,7 @@ const (
 	Overwritten Kind = "slot overwritten"
 	BadRecord   Kind = "bad record"
 	BadOutcome  Kind = "wrong outcome"
+	LateWrite   Kind = "buffer written after completion"
 )
 
 type violation struct {
@@ -176,10 +186,12 @@ func (m *machine) ready(s *state, ti int, in *instr) bool {
 		return t.n == 0 && t.late == 0
 	case claim:
 		return in.order == relaxed || t.n == 0 && t.late == 0
+	case change:
+		return t.n == 0 && t.late == 0
 	case fence:
 		return int(t.n) < maxBuffered && t.late == 0
 	case load:
-		return (in.test != winner || s.read(ti, in.word) != 0) && (in.order != seqCst || !t.awaitsSeqCst())
+		return (in.test != winner && in.test != risen || s.read(ti, in.word) != 0) && (in.order != seqCst || !t.awaitsSeqCst())
 	case end:
 		return false
 	}
@@ -282,6 +294,9 @@ func (m *machine) wrongData(ti int, in *instr, v uint8) *violation {
 // commit is the moment from which all see a store.
 func (m *machine) commit(s *state, rank int, word, value uint8) *violation {
 	s.mem[word] = value
+	if done := m.completes[word]; done != 0 && s.mem[done-1] != 0 {
+		return &violation{LateWrite, fmt.Sprintf("%s is written although %s = %d", m.words[word], m.words[done-1], s.mem[done-1])}
+	}
 	if !m.isData[word] {
 		return nil
 	}

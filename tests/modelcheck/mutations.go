@@ -69,6 +69,16 @@ var Mutations = []Mutation{
 	{FailureWakesNobody, "no bell is woken for a failure", "scr_group_wake_all in scr_group_set_failure", "failure while the other sleeps", Deadlock},
 	{DeclareTwice, "two threads of a process declare, each writing the rank's record", "Group.Declare", "two failures in one process", BadRecord},
 
+	{DrainTriesNothing, "what is queued fails untried", "scr_drain", "down, the first of the queue is published", BadOutcome},
+	{DrainGoesOn, "the drain goes on behind the first run that would wait", "scr_drain", "down on the fast path, another thread behind", BadOutcome},
+	{DrainWithoutLock, "the queue is drained without the drive lock", "scr_group_down", "down by another thread", LateWrite},
+	{DownWakesNobody, "who drives is not woken", "scr_group_down", "down without a failure", Deadlock},
+	{DownLeavesEngine, "the engine is not woken", "scr_group_down", "down without a failure, nobody waits for the second", Deadlock},
+	{NoLookAtDown, "a driver that is about to sleep does not look whether the group is down", "scr_health", "down without a failure", Deadlock},
+	{LeavesSilently, "a driver that leaves does not wake the engine for the rest of the queue", "scr_drive_unlock", "down without a failure, nobody waits for the second", Deadlock},
+	{FastFailsAlone, "the run of the fast path that has met an incident leaves the drive lock to who is behind it", "fail_here", "down on the fast path, another thread behind", BadOutcome},
+	{CompleteBeforeCopy, "a run is marked complete before its last copy", "scr_drive", "down, the first of the queue is published", LateWrite},
+
 	{LeftBeforeLast, "left is stored before the last contribution", "Group.Destroy", "goodbye when all is done", BadOutcome},
 	{NoLookAfterLeft, "the flag is not looked at again after left", "still_blocked in scr_health", "goodbye when all is done", BadOutcome},
 	{GoodbyeWakesNobody, "no bell is woken for a goodbye", "scr_group_wake_all in scr_group_goodbye", "goodbye of a rank that is needed", Deadlock},

@@ -74,6 +74,17 @@ const (
 	FailureWakesNobody
 	DeclareTwice // two threads of one process write one record
 
+	// A group that is down: scr_group_down, scr_drain, issue.c.
+	DrainTriesNothing  // what is queued fails although all it needs is there
+	DrainGoesOn        // behind the first run that would wait
+	DrainWithoutLock   // without the drive lock
+	DownWakesNobody    // the bell of who drives
+	DownLeavesEngine   // the engine is not woken
+	NoLookAtDown       // by a driver that is about to sleep
+	LeavesSilently     // a driver leaves with runs in the queue and does not wake the engine
+	FastFailsAlone     // the run of the fast path does not go back to the queue when it has met an incident
+	CompleteBeforeCopy // a run is marked complete before its last copy
+
 	// Leaving: scr_group_goodbye, scr_health.
 	LeftBeforeLast // left stored before the last flag
 	LeftRelaxed    // harmless: left stored without release

@@ -191,7 +191,7 @@ void test_sleep_beside_another(int n, waiting w, uint64_t seed) {
   int64_t best = INT64_MAX;
   if (n == 2 && w.yield_us == 0) {
     run_ranks(n, w.spin, w.yield_us, seed, sleepless, &best);
-    CHECK(best < SCR_SLICE_NS / 2); /* who sleeps on does so for the rest of a slice: 30 ms of 50 */
+    CHECK(best < SLEEP_NS / 2); /* who sleeps on does so for the rest of a slice: 30 ms of 50 */
   }
 }
 

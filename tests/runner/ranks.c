@@ -319,6 +319,13 @@ static void open_group(int n, uint32_t spin, uint32_t yield_us) {
                           .yield_us = yield_us,
                           .stream_bytes = UINT64_MAX,
                           .flight_entries = 16,
+                          .policy = {.sync_ns = 50 * 1000000,
+                                     .sleep_ns = SLEEP_NS,
+                                     .begin_bytes = 64 * 1024,
+                                     .begin_ns = 200 * 1000,
+                                     .brief_ns = 20 * 1000,
+                                     .drain_ns = 10 * 1000000,
+                                     .at_once_ns = 50 * 1000},
                           .peers = peers};
     int e = n_entries++;
     table[e].handle = scr_group_open(&c, &table[e].group);
@@ -334,7 +341,12 @@ static void prepare(void) {
   memory = make_memory();
   memset(arena_of(MAX_RANKS), 0, 4096);
   scr_engine_add_bell(arena_of(MAX_RANKS));
-  scr_engine_backoff(20, 50);
+  scr_engine_configure(&(scr_engine_config){.spin = 20,
+                                            .yield_us = 50,
+                                            .slice_ns = 200 * 1000,
+                                            .look_ns = 20 * 1000000,
+                                            .sound_ns = 1000000000,
+                                            .idle_looks = 10});
   for (int i = 0; i < MAX_RANKS; i++) atomic_store(&arena_used[i], ARENA_BYTES);
 }
 

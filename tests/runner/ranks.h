@@ -12,6 +12,7 @@
 #include "../../internal/runner/queue.h"
 
 #define MAX_RANKS 8
+#define SLEEP_NS (50 * 1000000LL)       /* the longest sleep of a driver */
 #define ARENA_BYTES (UINT64_C(8) << 20) /* of each rank */
 
 typedef struct rank {

@@ -189,6 +189,7 @@ int main(int argc, char **argv) {
       {"published_before_a_failure", test_published_before_a_failure},
       {"declare_from_many", test_declare_from_many},
       {"published_for_the_queue", test_published_for_the_queue},
+      {"behind_a_failure", test_behind_a_failure},
       {"goodbye", test_goodbye},
       {"failure_between_messages", test_failure_between_messages},
       {"goodbye_after_a_message", test_goodbye_after_a_message},

@@ -231,6 +231,7 @@ var mutations = []mutation{
 	{"a message is there before its bytes are", "MESSAGE_BEFORE_BYTES", "sendrecv.c", "channels"},
 	{"a message is taken before its bytes are", "TAKEN_BEFORE_BYTES", "sendrecv.c", "channels"},
 	{"the calls that messages belong to are not compared", "CALLS_NOT_COMPARED", "sendrecv.c", "mismatch"},
+	{"an operation that fails on the fast path leaves what is behind it to begin", "FAILS_ALONE", "issue.c", "behind_a_failure"},
 	{"who waits for room says that it waits for a message", "WAITS_FOR_MESSAGE", "sendrecv.c", "awaits"},
 	{"a rank whose message is there counts as one that waits", "THERE_COUNTS_AS_WAITING", "calls.c", "awaits"},
 	{"a flag does not publish what was written before it", "FLAG_RELAXED", "wait.h", "random"},

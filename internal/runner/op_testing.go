@@ -1,0 +1,45 @@
+package runner
+
+/*
+#include "op.h"
+
+// What C makes of an operation of one segment on either side, or of none where its length is -1.
+static _Bool scr_test_op(int kind, int dtype, int reduce_op, int root, const uint64_t *in_blocks, const uint64_t *out_blocks,
+                         int64_t in, int64_t out, int32_t rank, int32_t size, uint64_t *bytes) {
+  sagecomm_segment segment[2] = {{.bytes = (uint64_t)in}, {.bytes = (uint64_t)out}};
+  sagecomm_op op = {.kind = (uint8_t)kind,
+                    .dtype = (uint8_t)dtype,
+                    .reduce_op = (uint8_t)reduce_op,
+                    .root = root,
+                    .n_in = in != -1,
+                    .n_out = out != -1,
+                    .in = &segment[0],
+                    .out = &segment[1],
+                    .in_blocks = in_blocks,
+                    .out_blocks = out_blocks};
+  *bytes = scr_op_bytes(&op, rank, size);
+  return scr_op_allowed(rank, &op, *bytes);
+}
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"sagecomm/internal/coll"
+)
+
+// This file serves op_test.go, because a file whose name ends in _test.go may not use cgo. The linker leaves it out of the
+// library.
+
+// testOp returns the length that C knows an operation by, false where in and out do not fit together, and whether C lets the
+// fast path take it. Each side has one segment, or none where its length is -1.
+func testOp(op coll.Op, in, out int64, rank, size int) (bytes uint64, fits, allowed bool) {
+	var n C.uint64_t
+	ok := C.scr_test_op(C.int(op.Kind), C.int(op.Type), C.int(op.Reduce), C.int(op.Root), blocksInC(op.InBlocks), blocksInC(op.OutBlocks),
+		C.int64_t(in), C.int64_t(out), C.int32_t(rank), C.int32_t(size), &n)
+	return uint64(n), n != ^C.uint64_t(0), bool(ok)
+}
+
+// blocksInC returns the list as C takes it, nil for none.
+func blocksInC(blocks []uint64) *C.uint64_t { return (*C.uint64_t)(unsafe.SliceData(blocks)) }

@@ -1,0 +1,62 @@
+package pgbackend
+
+import (
+	"time"
+
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+)
+
+// This file has what is decided about waiting: the numbers by which the runner, and the shim, go.
+
+// policy is the same for all groups.
+var policy = runner.Policy{
+	// Callers look for signals of Python in between: a handler must run within 200 ms.
+	Sync:       50 * time.Millisecond,
+	Sleep:      50 * time.Millisecond,
+	BeginBytes: 64 << 10,
+	Begin:      200 * time.Microsecond,
+	// Whoever cannot drive an operation learns of its end through two wake-ups: of the progress engine, and of the thread
+	// that calls the done function. Waiting for as long as these take is worth while.
+	Brief:  20 * time.Microsecond,
+	Drain:  10 * time.Millisecond,
+	AtOnce: 50 * time.Microsecond,
+}
+
+var engineConfig = runner.EngineConfig{
+	Backoff:   runner.Backoff{Spin: 20, Yield: 50 * time.Microsecond},
+	Slice:     200 * time.Microsecond,
+	Look:      20 * time.Millisecond,
+	Sound:     time.Second,
+	IdleLooks: 10,
+}
+
+// Waits are the longest waits of the caller of the C ABI.
+type Waits struct {
+	Slice time.Duration // between two looks for signals: a handler of Python must run within 200 ms
+	Hooks time.Duration // for callbacks of users at the end of a group and of the process
+}
+
+// ShimWaits is what sagecomm_api.waits returns.
+var ShimWaits = Waits{Slice: 100 * time.Millisecond, Hooks: 2 * time.Second}
+
+// streamBytes is the length from which an output that is not the input is written past the cache: it would push out
+// the slots, and nobody reads it soon.
+const streamBytes = 4 << 20
+
+// backoff is how callers wait. Spinning pays while every rank has a core; one wake-up by the system costs as much as
+// about 20 us of spinning. With fewer cores than ranks whoever spins keeps a peer from running: giving the core away at
+// once takes 0.8 to 0.9 of the time of 50 rounds before it (docs/measured.md).
+func backoff(s *env.Settings, crowded bool) runner.Backoff {
+	spin := 2000
+	if crowded {
+		spin = 0
+	}
+	if chosen := env.Spin.Get(s); chosen.Given {
+		spin = int(chosen.Value / pauseCost)
+	}
+	return runner.Backoff{Spin: spin, Yield: time.Millisecond}
+}
+
+// pauseCost is about what one round of waiting takes: a PAUSE and a look, 20 to 45 ns on current processors.
+const pauseCost = 25 * time.Nanosecond
