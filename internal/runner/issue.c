@@ -1,5 +1,4 @@
 /* issue.c: how a collective starts, on the fast path or through Go, and how a caller drives it and waits for it. */
-#include <sched.h>
 
 #include "composite.h"
 #include "engine.h"
