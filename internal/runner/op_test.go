@@ -24,7 +24,7 @@ func TestRulesOfOperationsAreThoseOfGo(t *testing.T) {
 			if kind.Reduces() && !reducible(&op) {
 				continue // C leaves to Go which reductions a type has: there is no program for another
 			}
-			for size := 1; size <= 4; size++ {
+			for size := 1; size <= 3; size++ {
 				for op.Root = range size {
 					compareLengths(t, &n, op, size)
 					if !kind.Rooted() && kind.Collective() {
@@ -50,7 +50,7 @@ func reducible(op *coll.Op) bool {
 
 // lengths are whole elements of some types and not of others, and blocks of some groups and not of others; none: there is
 // no buffer.
-var lengths = []int64{none, 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, math.MaxInt64, math.MinInt64}
+var lengths = []int64{none, 0, 1, 2, 4, 6, 8, 16, 24, 48, math.MaxInt64, math.MinInt64}
 
 const none = -1
 
