@@ -52,11 +52,14 @@ struct scr_grant {
 int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);
 /* The budget of one pass over the fifos, in bytes copied: about 0.1 ms. */
 #define SCR_PASS_BYTES (1024 * 1024)
-/* Under the p2p lock: moves what can be moved, about `budget` bytes: SCR_YIELDED when there may be more. SCR_IDLE
- * when nothing is unfinished, SCR_BLOCKED, SCR_NEEDS_FIFO (*peer), or an incident code (*culprit). */
+/* Moves about `budget` bytes through the fifos. Returns SCR_YIELDED if there may be more to move, SCR_IDLE if
+ * nothing is unfinished, SCR_BLOCKED if all that is unfinished waits for peers, SCR_NEEDS_FIFO (*peer), or an
+ * incident code (*culprit).
+ * Requires: the p2p lock. */
 int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culprit);
 void scr_p2p_drain(scr_group *g);
-/* Under the p2p lock: gives all unfinished p2p operations more time. */
+/* Extends the deadlines of all unfinished p2p operations by a stop of this process.
+ * Requires: the p2p lock. */
 void scr_p2p_extend(scr_group *g, scr_stop stop);
 int scr_p2p_wait(scr_group *g, scr_run *r, int64_t slice_end);
 void scr_p2p_free(scr_group *g);
