@@ -1,4 +1,4 @@
-/* issue.c: how a collective starts, on the fast path or through Go, and how a caller drives it and waits for it. */
+/* issue.c: issues collectives, on the fast path or through Go, and waits for operations by driving them. */
 #include <sched.h>
 
 #include "composite.h"
@@ -20,8 +20,9 @@ static bool same_place(const scr_run *r, _Atomic uint64_t *flag, uint64_t need) 
   return r->flag == flag && r->need == need;
 }
 
-/* Under the drive lock. SCR_FINISHED when `r` is done, SCR_YIELDED when slice_end has passed, or an incident code of
- * *culprit. `r` is the group's fast run or stands in the queue. */
+/* Drives until `r`, the fast run or a queued run, is done. Returns SCR_FINISHED, SCR_YIELDED if slice_end has
+ * passed, or an incident code of *culprit.
+ * Requires: the drive lock. */
 static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run **culprit) {
   scr_backoff backoff = {0};
   _Atomic uint64_t *flag = NULL;
@@ -65,8 +66,8 @@ static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run 
  * calls the done function. Waiting for as long as these take is worth while for operations up to BEGIN_BYTES. */
 #define TWO_WAKE_UPS_NS (20 * 1000LL)
 
-/* The fast run did not finish in its slice: it moves to the head of the queue, as it is, and gets a handle. False when
- * there is no memory for that. */
+/* Moves the fast run, which did not finish in its slice, to the head of the queue with its present state and gives
+ * it a handle. Returns false without memory. */
 static bool promote(scr_group *g, const sagecomm_op *op, sagecomm_work *work) {
   scr_run *r = scr_run_new();
   if (r == NULL) return false;
@@ -119,7 +120,7 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
     scr_drive_unlock(g);
     return SAGECOMM_OK;
   }
-  scr_run failed = *r; /* the lock goes before Go is entered */
+  scr_run failed = *r; /* a copy, because the lock is released before Go is entered */
   atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
   scr_drive_unlock(g);
   report(handle, &failed, rc);
@@ -165,7 +166,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
       scr_run *blocked;
       g->coll.spin_now = 0;
       int rc = scr_drive(g, NULL, scr_now() + BEGIN_NS, &blocked);
-      (void)rc; /* incident is met again, and reported, by whoever drives next */
+      (void)rc; /* the next driver meets an incident again and reports it */
       scr_drive_unlock(g);
     } else {
       scr_engine_wake();
@@ -184,7 +185,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
 
 /* ---- wait ---- */
 
-/* Sleeps until the run is done or the slice is over; somebody else drives. */
+/* Sleeps until the run is done or the slice is over, while another thread drives. */
 static void sleep_on(scr_run *r, int64_t slice_end) {
   for (int i = 0; i < 200; i++) {
     if (atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE) return;
@@ -193,7 +194,7 @@ static void sleep_on(scr_run *r, int64_t slice_end) {
   atomic_fetch_add_explicit(&r->sleepers, 1, memory_order_seq_cst);
   uint32_t state = atomic_load_explicit(&r->state, memory_order_seq_cst);
   int64_t ns = slice_end - scr_now();
-  if (ns > 5 * 1000000) ns = 5 * 1000000; /* then see whether the lock is free */
+  if (ns > 5 * 1000000) ns = 5 * 1000000; /* then look whether the drive lock is free */
   if (!(state & SCR_DONE)) scr_futex_wait(&r->state, state, ns);
   atomic_fetch_sub_explicit(&r->sleepers, 1, memory_order_seq_cst);
 }
@@ -217,7 +218,7 @@ static int wait_collective(scr_group *g, scr_run *r, int64_t slice_end) {
 
 static int32_t wait_until(scr_run *r, int64_t timeout_ns, sagecomm_error *err) {
   int64_t slice_end = 0;
-  /* Also the last look of who has waited for a p2p operation: see scr_run_settle(). */
+  /* This is also the last look of a thread that has waited for a p2p operation: see scr_run_settle(). */
   while (!(atomic_load_explicit(&r->state, memory_order_seq_cst) & SCR_DONE)) {
     if (timeout_ns <= 0) return SAGECOMM_PENDING;
     int64_t now = scr_now();
@@ -225,7 +226,7 @@ static int32_t wait_until(scr_run *r, int64_t timeout_ns, sagecomm_error *err) {
     if (now >= slice_end) return SAGECOMM_PENDING;
     scr_run *at = r->composite_of ? scr_composite_unfinished(r) : r;
     if (at == NULL) {
-      sched_yield(); /* the last part is complete, and its driver is about to say so */
+      sched_yield(); /* the last part is complete; its driver is about to complete the composite */
     } else if (at->kind == SAGECOMM_SEND || at->kind == SAGECOMM_RECV) {
       scr_p2p_wait(at->group, at, slice_end);
     } else {

@@ -46,7 +46,7 @@ typedef struct scr_incident {
   int32_t peer;
   uint64_t sequence;
   uint8_t kind, dtype, reduce_op, parts; /* parts as in scr_call */
-  int32_t root;                          /* or peer of send and recv */
+  int32_t root;                          /* or the peer of a p2p operation */
   int32_t tag;
   uint64_t bytes;
   uint64_t got;
@@ -162,14 +162,14 @@ typedef struct scr_peer_config {
 typedef struct scr_group_config {
   int32_t rank, size;
   int64_t timeout_ns;
-  uint32_t spin;         /* rounds of spinning before the thread yields */
-  uint32_t yield_us;     /* how long the thread yields before it sleeps */
-  uint64_t stream_bytes; /* outputs of at least this length are written with non-temporal stores */
-  uint32_t
-      flight_entries; /* capacity of each trail of the flight recorder; 0: off. The recorder lies at the `flight` of this rank's peer configuration, or in private memory. */
-  bool flight_stacks; /* records callers' stacks */
-  bool trace;         /* calls the hook `trace` for every operation */
-  bool timeline;      /* keeps events for scr_group_take_trace() */
+  uint32_t spin;           /* rounds of spinning before the thread yields */
+  uint32_t yield_us;       /* how long the thread yields before it sleeps */
+  uint64_t stream_bytes;   /* outputs of at least this length are written with non-temporal stores */
+  uint32_t flight_entries; /* capacity of each trail of the flight recorder, which lies at this rank's
+                              `flight` in `peers` or in private memory; 0: off */
+  bool flight_stacks;      /* records callers' stacks */
+  bool trace;              /* calls the hook `trace` for every operation */
+  bool timeline;           /* keeps events for scr_group_take_trace() */
   const scr_peer_config *peers;
 } scr_group_config;
 
@@ -267,9 +267,8 @@ typedef struct scr_probe {
   double copy_ns,
       reduce_ns; /* per byte copied, and per byte of each operand reduced, in memory that this core has in its cache */
   /* Between two cores; 0 if this process may use one core only, or the second thread did not run in time. */
-  double hop_ns; /* from storing a flag until another core has seen it */
-  double far_ns,
-      claim_ns; /* far: per byte read that another core has just written; claim: extra cost per byte stored that another core has just read */
+  double hop_ns;           /* from storing a flag until another core has seen it */
+  double far_ns, claim_ns; /* per byte: read what another core wrote; store, beyond copy_ns, to what it read */
 } scr_probe;
 
 /* Measures with a second thread for a few milliseconds, budget_ns at most. Returns false without memory or thread. */
