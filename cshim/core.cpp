@@ -22,7 +22,7 @@ std::atomic<bool> inForkedChild{false};
 std::atomic<bool> gateClosed{false};
 std::atomic<int> insideGate{0};
 
-// The process waits this long at exit for a user's callback that is running, then it ends without it.
+// At exit, the process waits this long for a running callback of a user.
 constexpr std::chrono::seconds kLongestWait{2};
 
 const sagecomm_api* openLibrary(const std::string& path) {
@@ -102,7 +102,8 @@ bool exiting() noexcept {
   return gateClosed.load(std::memory_order_relaxed);
 }
 
-// Sequentially consistent on both sides: either shutdownCore() sees us inside, or we see the gate closed.
+// Sequentially consistent on both sides: either shutdownCore() sees this thread inside, or this thread sees the gate
+// closed.
 CompletionGate::CompletionGate() noexcept {
   insideGate.fetch_add(1);
   open_ = !gateClosed.load();

@@ -21,7 +21,7 @@ void explain(char* why, size_t n, const char* what) {
   }
 }
 
-// Copies the text of the exception that is being handled, without the C++ stack of torch's own.
+// Copies the text of the exception that is being handled; of torch's exceptions without their C++ stack.
 int32_t explainCurrent(char* why, size_t n) noexcept {
   try {
     throw;
@@ -38,7 +38,9 @@ int32_t explainCurrent(char* why, size_t n) noexcept {
 } // namespace
 
 StoreView::StoreView(c10::intrusive_ptr<c10d::Store> store, const std::atomic<bool>* interrupted)
-    : store_(std::move(store)), interrupted_(interrupted), view_{this, &StoreView::set, &StoreView::get, &StoreView::getMany} {
+    : store_(std::move(store)),
+      interrupted_(interrupted),
+      view_{this, &StoreView::set, &StoreView::get, &StoreView::getMany} {
 }
 
 int32_t StoreView::set(void* ctx, const char* key, const void* data, size_t n, char* why, size_t whyN) noexcept {

@@ -223,7 +223,7 @@ typedef struct sagecomm_api {
   /* Issues one operation.
    *   OK       it is complete; *work is 0, except for a recv from SAGECOMM_ANY_SOURCE, whose work has the source and
    *            must be given to release().
-   *   PENDING  it is not complete; *work must be given to release() later.  Buffers stay in use until wait() returns
+   *   PENDING  it is not complete; *work must be given to release() later. Buffers stay in use until wait() returns
    *            something else than PENDING or the done function has run.
    *   < 0      it was not issued, or it failed; the library does not touch the buffers any more.
    * *sequence becomes the number of the collective in its group, counted from 1; it is 0 for p2p operations and
