@@ -211,7 +211,7 @@ static void note_end(void *ctx, int32_t status, const sagecomm_error *err) {
   atomic_store(&e->at, scr_now());
 }
 
-/* Waits without driving. */
+/* Waits without driving the group. */
 static int64_t sleep_until(const _Atomic int64_t *at) {
   while (atomic_load(at) == 0) usleep(200);
   return atomic_load(at);

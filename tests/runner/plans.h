@@ -40,7 +40,7 @@ void choose_slots(void);
 void choose_messages(int round, uint32_t least, uint64_t *random);
 int choose_rounds(void);
 
-/* NULL: shared blocks. */
+/* Returns NULL if the group uses slots for the kind and size class. */
 const plan *chosen_plan(const sagecomm_op *op, int size_class, int size, int rank);
 /* A program, and the channels that it sends through. */
 scr_program *compile_messages(scr_group *g, const sagecomm_op *op, const plan *p);
