@@ -62,8 +62,9 @@ static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run 
  * this long. */
 #define BEGIN_BYTES (64 * 1024)
 #define BEGIN_NS (200 * 1000LL)
-/* Whoever cannot drive an operation learns of its end through two wake-ups: of the progress engine, and of the thread that
- * calls the done function. Waiting for as long as these take is worth while for operations up to BEGIN_BYTES. */
+/* A caller that does not drive an operation learns of its end through two wake-ups: of the progress engine, and of
+ * the thread that calls the done function. For operations up to BEGIN_BYTES it is faster to wait as long as these
+ * take. */
 #define TWO_WAKE_UPS_NS (20 * 1000LL)
 
 /* Moves the fast run, which did not finish in its slice, to the head of the queue with its present state and gives

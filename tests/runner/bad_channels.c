@@ -1,5 +1,6 @@
-/* bad_channels.c: a rank that writes into its channels, or into what it says of others', what cannot be meant. Who reads it must
- * say at once who wrote it; and what looks into it only to tell who waits for whom must take anything. */
+/* bad_channels.c: a rank that writes invalid values into its channels, or into its counts of other ranks' messages.
+ * The rank that reads one must name the culprit at once. scr_group_awaits(), which reads them for diagnosis only,
+ * must accept any value. */
 #include <sched.h>
 
 #include "plans.h"

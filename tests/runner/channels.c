@@ -292,7 +292,7 @@ static trial draw(uint64_t *random, int kind, int me) {
   return t;
 }
 
-/* Blocks that differ are not for all algorithms of all_to_all. On shared blocks, the root of a broadcast has one buffer. */
+/* Some algorithms of all_to_all need equal blocks. In slot plans, the root of a broadcast has one buffer. */
 static void fit(trial *t) {
   const sagecomm_op op = {.kind = t->kind};
   const plan *p = chosen_plan(&op, 0, size, t->rank);

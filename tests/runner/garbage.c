@@ -1,5 +1,5 @@
-/* garbage.c: a rank that writes what it should not. Whoever reads it must neither crash nor hang, and must say at once who
- * wrote it, where what lies there cannot be meant. */
+/* garbage.c: a rank that writes invalid values. The rank that reads them must neither crash nor hang, and must name
+ * the culprit at once if it finds an invalid value. */
 #include <pthread.h>
 #include <sched.h>
 

@@ -195,7 +195,7 @@ void test_sleep_beside_another(int n, waiting w, uint64_t seed) {
   }
 }
 
-/* ---- what nobody waits for is the engine's, however soundly that sleeps ---- */
+/* ---- the engine drives operations without a waiter, even out of a sound sleep ---- */
 
 #define SOUNDLY_US 400000 /* after so long without work the engine sleeps for a second, unless it is rung */
 
