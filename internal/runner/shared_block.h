@@ -66,8 +66,8 @@ typedef struct scr_sleeper {
 /* Added to the rank in waits_for when the sleeper waits in a channel: for a message from that rank (room = 0), or
  * for room in the channel to it (room = 1). For a flag of a shared block or slot nothing is added. */
 #define SCR_SLEEP_CHANNEL(channel, room) ((1 + 2 * (uint32_t)(channel) + (uint32_t)(room)) << 16)
-#define SCR_SLEEP_ENGINE \
-  UINT32_C(0x80000000) /* the engine sleeps: wake the engine's bell instead; used by p2p as well */
+/* the engine sleeps: wake the engine's bell instead; used by p2p as well */
+#define SCR_SLEEP_ENGINE UINT32_C(0x80000000)
 
 #define SCR_FAILURE_BYTES 4096
 
@@ -112,8 +112,8 @@ typedef struct scr_channel_reader {
   alignas(SCR_LINE) _Atomic uint64_t taken[SCR_CHANNELS]; /* messages */
 } scr_channel_reader;
 
-#define SCR_GAVE_UP \
-  UINT64_MAX /* value of `left`: the rank gave up before its first collective; the reason is in failure_record */
+/* value of `left`: the rank gave up before its first collective; the reason is in failure_record */
+#define SCR_GAVE_UP UINT64_MAX
 
 typedef struct scr_shared_block {
   alignas(SCR_LINE) uint64_t magic;
@@ -132,10 +132,11 @@ typedef struct scr_shared_block {
   alignas(SCR_LINE) unsigned char failure_record[SCR_FAILURE_BYTES];
   alignas(SCR_LINE) scr_record records[SCR_RECORDS];
   alignas(SCR_LINE) unsigned char small[SCR_SMALL_SLOTS * SCR_SMALL_STRIDE];
-  /* scr_fifo_reader reader[size]: of the fifos that other ranks write for this one. scr_channel_reader
-   * channel_reader[size]: of the channels. _Atomic uint64_t fifo[size]: offsets in the owner's arena of the fifos
-   * that it writes, 0 until one exists. _Atomic uint64_t channel[size][SCR_CHANNELS]: of the channels. _Atomic
-   * uint64_t closed[size]: each rank writes its own: 1 once it will not touch this shared block any more. */
+  /* scr_fifo_reader reader[size]: of the fifos that other ranks write for this one.
+   * scr_channel_reader channel_reader[size]: of the channels.
+   * _Atomic uint64_t fifo[size]: offsets in the owner's arena of the fifos that it writes, 0 until one exists.
+   * _Atomic uint64_t channel[size][SCR_CHANNELS]: of the channels.
+   * _Atomic uint64_t closed[size]: each rank writes its own: 1 once it will not touch this shared block any more. */
   alignas(SCR_LINE) unsigned char variable[];
 } scr_shared_block;
 
