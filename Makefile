@@ -25,14 +25,14 @@ c_sources := $(call find_in,$(addprefix $(root)/,bench cshim export internal tes
   -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp')
 python_sources := torch_ext tests/python tests/suites examples bench tools/rerun-failed
 
-# Prints what stands behind ## at the rule of each target.
+# Prints the text after ## in the rule of each target.
 .PHONY: help
 help: ## list the targets
 	@awk -F ':[^#]*## ' '/^[a-z-]+:[^#]*## / { printf "  %-16s %s\n", $$1, $$2 }' $(root)/Makefile
 
 # ---- set-up ----
 
-# One sentence instead of a page of compiler driver messages.
+# Without a compiler it prints one sentence instead of a page of messages of the compiler driver.
 .PHONY: compilers
 compilers:
 	@cc=$${CC:-gcc}; cxx=$${CXX:-g++}; \
@@ -50,7 +50,7 @@ $(venv)/.ready: $(root)/requirements.txt $(root)/requirements-dev.txt $(root)/to
 	$(py) -m pip install --quiet --disable-pip-version-check -r $(root)/requirements-dev.txt
 	@touch $@
 
-# Registers the tree itself in the environment, entry points included: what is tested is what lies here.
+# Registers this tree in the environment, entry points included, so that tests import it and not an installed copy.
 $(venv)/.installed: $(venv)/.ready $(root)/torch_ext/setup.py $(root)/torch_ext/pyproject.toml | $(core) shim
 	$(py) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable $(root)/torch_ext
 	@touch $@
@@ -62,7 +62,7 @@ build: compilers $(venv)/.installed $(core) shim ## set up and build everything 
 
 core: $(core) ## build libsagecomm.so, the Go core
 
-# Built beside its final name and moved: a process that has the old one mapped keeps it.
+# The library is built under another name and moved, so that a process that has the old one mapped keeps it.
 $(core): $(core_sources) | compilers
 	@mkdir -p $(@D)
 	cd $(root) && $(go) build -buildvcs=false -trimpath -buildmode=c-shared \
@@ -71,7 +71,7 @@ $(core): $(core_sources) | compilers
 	@rm -f $@.h $(basename $@).h $(@D)/libsagecomm.so.h
 	@mv $@.new $@
 
-# Knows itself what is out of date, torch's version included.
+# shim_build.py finds out itself what is out of date, also when torch's version changes.
 shim: $(venv)/.ready | compilers ## build the C++ extension for the installed torch
 	@$(py) $(root)/torch_ext/shim_build.py
 
@@ -87,8 +87,8 @@ bench: build ## run all benchmarks
 
 # ---- tests ----
 
-# What each of them runs, and for how long: docs/testing.md. Python's tests come last, so that pytest's summary is the last
-# line.
+# docs/testing.md says what each target runs and how long it takes. Python's tests come last, so that pytest's summary
+# is the last line.
 .PHONY: test test-long
 test: build ## run every promise's test: Go's, then Python's
 	@$(MAKE) --no-print-directory test-go
@@ -98,11 +98,12 @@ test-long: build ## run all tests with coverage, long matrices and mutants, and 
 	@$(MAKE) --no-print-directory test-long-go
 	@$(MAKE) --no-print-directory test-long-python
 
-# With RERUN_FAILED=1, as CI has it, a test that fails runs once more, alone; `flaky: NAME` is printed when it passes.
+# With RERUN_FAILED=1, which CI sets, a test that fails runs once more, alone; `flaky: NAME` is printed if it passes
+# then.
 go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $(go) test -p 1 -timeout 30m
 pytest = cd $(root) && $(py) -m pytest $(if $(RERUN_FAILED),--rerun-failed)
 
-# One package at a time: ranks that wait for each other measure badly beside another package's.
+# Packages run one at a time, because tests of another package disturb the times that ranks measure.
 raced := ./pgbackend ./internal/bootstrap ./internal/shmem
 # Tests that compare many results. Most of their time passes in C, which the race detector does not see.
 matrices := OfFullLength|BetweenHosts|OfEveryTypeAndReduction
@@ -114,12 +115,13 @@ test-go: build ## run Go's quick tests, and the race detector where goroutines m
 test-python: build ## run Python's quick tests
 	$(pytest) -m 'not long'
 
-# Coverage and the race detector apart: counters that are safe under it made pgbackend eight times as slow. Without it what
-# has no goroutine of its own: the proofs of the plans and of the protocol, the kernels against their references, and the C
-# sanitizers' tests; and -short, since it is there for who meets whom, not for what comes out.
+# Coverage and the race detector run separately: counters that are safe under the race detector made pgbackend eight
+# times as slow. The race detector leaves out packages without goroutines: the proofs of the plans and of the protocol,
+# the kernels against their references, and the C sanitizers' tests. It runs with -short, because it looks for races and
+# not for wrong results.
 without_race = /algo /tests/modelcheck /tests/runner/sanitize $(raced:.%=sagecomm%$$)
-# Not counted: what has C beside it, which would be compiled once more, and the model of the protocol, which would take
-# three times as long.
+# Coverage leaves out packages with C, which would be compiled once more, and the model of the protocol, which would
+# take three times as long.
 without_coverage = /export /internal/runner /internal/kernels /tests/
 .PHONY: test-long-go test-long-python
 test-long-go: build ## run all of Go's tests with coverage, and the race detector on the other packages
@@ -134,7 +136,7 @@ test-long-go: build ## run all of Go's tests with coverage, and the race detecto
 test-long-python: build ## run all of Python's tests with coverage
 	$(pytest) --cov
 
-# What the tests run a random part of (docs/reliability.md).
+# The whole of which the tests run a random part (docs/reliability.md).
 .PHONY: faults kills soak
 faults: compilers ## run every cell of the fault matrix once
 	cd $(root) && $(go) run ./tests/faults

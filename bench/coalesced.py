@@ -5,9 +5,9 @@
 
 Each launch measures, in turn and several times: the calls one by one, all_reduce_coalesced, torch's coalescing manager
 (with and without its window of the backend), each synchronous and asynchronous and then waited for, one all_reduce as
-long as all of them, and the manager around nothing, which is its own cost. Figures are in us, of the slower rank, and
-medians over all blocks of all launches: of a block's median call, and of its mean, into which everything goes that else
-happens on the machine.
+long as all of them, and the manager around nothing, which is its own cost. Figures are in us, of the slower rank:
+medians over all blocks of all launches, of a block's median call and of its mean. The mean includes disturbances by
+other processes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def worker(rank: int, args: argparse.Namespace, store_file: str, out_file: str) 
         for name, call in calls.items():
             for _ in range(20):
                 call()
-            dist.barrier()  # gloo's, which sleeps
+            dist.barrier()  # gloo's barrier sleeps while it waits
             at = [time.perf_counter()]
             for _ in range(args.calls):
                 call()

@@ -7,13 +7,13 @@
 
 A backend may carry settings: the variables of docs/environment.md that concern a group rather than the process, in
 lower case and without the prefix. In each launch every rank makes one group per backend; blocks of calls alternate
-between the backends, so that whatever else the machine does hits all of them alike. A block is a batch of back-to-
+between the backends, so that other load on the machine affects all of them alike. A block is a batch of back-to-
 back calls of at least --batch-ms; its time is the slowest rank's mean. Launches alternate between ranks pinned to one
 core each and not pinned. The figure of a backend is the median over all blocks of one kind of launch, and of the two
 kinds the better one for that backend, which favours gloo: pinning puts its threads on the rank's core.
 
 Sizes are those of one rank's tensor: of all_gather's input, of reduce_scatter's output, of one block of all_to_all. The
-time of send_recv is half of there and back.
+time of send_recv is half a round trip.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OPS = (*COLLECTIVES, "send_recv")
 
 
 def ops(text: str) -> list[str]:
-    """For argparse."""
+    """Parses a list of operations for argparse."""
     if unknown := [op for op in text.split(",") if op not in OPS]:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(OPS)}")
     return text.split(",")
@@ -107,7 +107,7 @@ def worker(rank: int, args: argparse.Namespace, pinned: bool, store_file: str, o
                 counts[name] = max(2, min(50000, int(args.batch_ms / 1e3 / took.item())))
             for _ in range(args.blocks):
                 for name, call in calls.items():
-                    dist.barrier()  # gloo's, which sleeps
+                    dist.barrier()  # gloo's barrier sleeps while it waits
                     begin = time.perf_counter()
                     for _ in range(counts[name]):
                         call()

@@ -6,8 +6,9 @@ Every rank holds three copies of the model under DDP: one whose gradients go thr
 whose communication hook does nothing; their steps alternate. Printed per backend: the median step; the step without
 communication (buckets are filled and emptied all the same); the communication alone (the same buckets all_reduced with
 nothing else running); and the share of the communication that hides under the compute, (without + communication -
-step) / communication. With as many computing threads as cores only waiting can hide: what the progress thread does, it
-takes from the compute, which the last column shows: (step - without) / without.
+step) / communication. With as many computing
+threads as cores, only waiting can hide: the progress engine takes its time from the compute. The last column shows the
+whole cost: (step - without) / without.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Training:
 
 
 def buckets_of(parameters: int) -> list[torch.Tensor]:
-    """DDP's: 1 MiB first, then 25 MiB each."""
+    """Returns DDP's buckets: 1 MiB first, then 25 MiB each."""
     buckets = []
     for limit in [1 << 18, *[25 << 18] * 100]:
         if parameters <= 0:
@@ -92,7 +93,7 @@ def worker(rank: int, args: argparse.Namespace, store_file: str, out_file: str) 
     rows: dict[str, list[float]] = defaultdict(list)
     for i in range(3 + args.steps):
         for name, call in calls.items():
-            dist.barrier()  # gloo's, which sleeps
+            dist.barrier()  # gloo's barrier sleeps while it waits
             begin = time.perf_counter()
             call()
             if i >= 3:

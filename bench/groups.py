@@ -1,12 +1,12 @@
-"""What the groups of a job cost: init_process_group(), and further groups of all ranks, each used once.
+"""Measures the cost of making groups: init_process_group(), and further groups of all ranks, each used once.
 
     python bench/groups.py                                 2, 8 and 16 ranks, sagecomm and gloo
     python bench/groups.py --ranks 8 --launches 5 --backends sagecomm
 
 Each launch takes new processes, which are forked from one that has imported torch and the Python part of sagecomm.
 "init" is init_process_group(), which loads sagecomm's library too; gloo is part of torch. "new_group" makes one group
-of all ranks, "first use" is the first all_reduce of one float on it. Milliseconds: of the slowest rank, and of
-processor time of all ranks together, which other work on the machine changes less. "PSS" is the proportional set size
+of all ranks, "first use" is the first all_reduce of one float on it. Milliseconds are those of the slowest rank, and
+the processor time of all ranks together, which depends less on other load. "PSS" is the proportional set size
 (proc_pid_smaps(5)) of the rank that gained most, in KiB a group. "fds" are open descriptors of the rank with most of
 them, at the end. Medians over the launches, which take the backends in turn.
 """

@@ -1,10 +1,10 @@
-"""What the flight recorder and the statistics cost an operation: a core with them against one compiled without.
+"""Measures the cost of the flight recorder and the statistics: a core with them against one compiled without.
 
     python bench/notes.py
 
 Launches of the two take turns. At the C ABI: one all_reduce of 8 bytes of a rank alone, which is nothing but its own
-cost, and of two ranks. Through torch: dist.all_reduce of 8 bytes, two ranks. The least of the launches, which is what
-the work itself takes on a machine that has nothing else to do, and the median, into which goes what the host does.
+cost, and of two ranks. Through torch: dist.all_reduce of 8 bytes, two ranks. It
+prints the least of the launches, which is the time on an idle machine, and the median, which includes other load.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def build(scratch: Path) -> dict[str, Path]:
 
 
 def at_the_abi(scratch: Path, library: Path, ranks: int) -> float:
-    """ns a call."""
+    """Returns ns per call."""
     with tempfile.TemporaryDirectory(dir=scratch) as store:
         command = [str(scratch / "notes"), str(library), store, "8", str(ranks)]
         return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -69,7 +69,7 @@ def worker(rank: int, library: str, store: str, out: str) -> None:
 
 
 def through_torch(scratch: Path, library: Path) -> float:
-    """ns a call."""
+    """Returns ns per call."""
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
         out = os.path.join(directory, "out")
         mp.spawn(worker, (str(library), os.path.join(directory, "store"), out), nprocs=2)

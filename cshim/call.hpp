@@ -38,7 +38,7 @@ struct Call {
   std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
   EphemeralTimeout::Share ephemeralShare; // what the ephemeral timeout adds to `timeout`
   int source = -1; // the peer of a receive
-  bool internal = false; // no user gets the Work of this call, so hooks do not hear of it
+  bool internal = false; // no user gets the Work of this call, so hooks do not run for it
   bool repeatsTensor = false; // an earlier operation of the same coalesced call has the same tensor, see coalesced.cpp
   // The completion key of the Work that stands for this call in a coalescing window; 0 unless hooks listen.
   uint64_t key = 0;

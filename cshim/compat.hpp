@@ -1,6 +1,6 @@
-// compat.hpp adapts the shim to the torch version that it is built for, by looking at the headers rather than at a version
-// number. Virtual functions that only some versions have are declared without `override` in the classes that implement
-// them: they override where there is something to override.
+// compat.hpp adapts the shim to the torch version that it is built for, by looking at the headers rather than at a
+// version number. Virtual functions that only some versions have are declared without `override` in the classes that
+// implement them: they override if the base class declares them.
 #pragma once
 
 #include <functional>

@@ -106,7 +106,8 @@ bool exiting() noexcept {
   return gateClosed.load(std::memory_order_relaxed);
 }
 
-// Sequentially consistent on both sides: either shutdownCore() sees us inside, or we see the gate closed.
+// Sequentially consistent on both sides: either shutdownCore() sees this thread inside, or this thread sees the gate
+// closed.
 CompletionGate::CompletionGate() noexcept {
   insideGate.fetch_add(1);
   open_ = !gateClosed.load();

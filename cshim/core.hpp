@@ -34,9 +34,9 @@ void shutdownCore();
 // be gone, and CPython ends a foreign thread that asks for the GIL, unwinding through our frames and Go's.
 bool exiting() noexcept;
 
-// CompletionGate encloses code of ours that a thread of the core runs and that may take the GIL. shutdownCore() closes the
-// gate and waits a bounded time for the threads inside. A thread that finds the gate closed releases nothing: the end of
-// the process does.
+// CompletionGate encloses code of the shim that a thread of the core runs and that may take the GIL. shutdownCore()
+// closes the gate and waits a bounded time for the threads inside. A thread that finds the gate closed releases
+// nothing; the end of the process frees everything.
 class CompletionGate {
  public:
   CompletionGate() noexcept;

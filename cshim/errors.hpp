@@ -1,9 +1,9 @@
 // errors.hpp turns the core's errors into Python exceptions. Any thread may call its functions.
 //
-// An error is thrown as torch's python_error, which carries a Python type and its arguments. That is the one C++ type
-// whose Python type and attributes survive every way into Python: pybind11's translators, torch's HANDLE_TH_ERRORS (the
-// autograd engine, torch.ops), and an exception_ptr that a Future raises again on another thread. Making one takes the
-// GIL, so errors stay sagecomm_error until somebody looks at them.
+// An error is thrown as torch's python_error, which carries a Python type and its arguments. That is the one C++
+// type whose Python type and attributes survive every way into Python: pybind11's translators, torch's
+// HANDLE_TH_ERRORS (the autograd engine, torch.ops), and an exception_ptr that a Future raises again on another
+// thread. Making one takes the GIL, so an error stays a sagecomm_error until a caller asks for it.
 #pragma once
 
 #include <exception>

@@ -10,7 +10,7 @@ namespace sagecomm {
 
 namespace {
 
-// Runs a hook. What it raises has no caller to go to: Python's exceptions go to sys.unraisablehook, others to torch's log.
+// Runs a hook. No caller can receive its exceptions: Python's go to sys.unraisablehook, others to torch's log.
 template <class F>
 void callHook(const char* what, F&& hook) noexcept {
   try {
@@ -164,7 +164,7 @@ void Hooks::watchNext(const std::shared_ptr<Hooks>& hooks, const sagecomm_api& a
 void Hooks::groupFailed(void* ctx, const sagecomm_error* cause) noexcept {
   CompletionGate gate; // shutdownCore() waits for the hooks
   if (!gate.open()) {
-    return; // the hooks and what they hold stay until the process has ended
+    return; // the hooks and the objects that they hold are kept until the process ends
   }
   const std::unique_ptr<std::shared_ptr<Hooks>> owned(static_cast<std::shared_ptr<Hooks>*>(ctx));
   Hooks& hooks = **owned;

@@ -1,11 +1,11 @@
 // hooks.hpp keeps the hooks of a group: functions that users or torch register, and that run when an operation has
 // succeeded or when the group fails.
 //
-// Torch has two kinds of completion hooks. The newer kind is registered under an id and runs for every Work that torch or
-// a user was given; it identifies the Work by its completion key. The older kind, at most one per group, gets a WorkInfo
-// of every Work that was issued. Neither runs for a Work that failed. Hooks run without the GIL and with no lock of ours
-// held, on the thread that completes the operation: a thread of the core, or a caller before its call returns. What a
-// hook raises is reported and goes no further.
+// Torch has two kinds of completion hooks. The newer kind is registered under an id and runs for every Work that
+// torch or a user was given; it identifies the Work by its completion key. The older kind, at most one per group,
+// gets a WorkInfo of every Work that was issued. Neither runs for a Work that failed. Hooks run without the GIL and
+// with no lock of ours held, on the thread that completes the operation: a thread of the core, or a caller before
+// its call returns. An exception of a hook is reported and not passed on.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,8 @@ using CompletionFn = std::function<void(uint64_t key, std::optional<float> milli
 using AbortFn = std::function<void()>;
 using WorkInfoFn = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
 
-// CompletionKey is a number that no other Work of this process has had. It is made when somebody asks, because few do.
+// CompletionKey is a number that no other Work of this process has had. It is made on the first request, because
+// most Works are never asked for one.
 class CompletionKey {
  public:
   explicit CompletionKey(uint64_t key = 0) : key_(key) {
@@ -147,15 +148,15 @@ class Hooks {
  public:
   // ---- operations ----
 
-  // Returns a running Stopwatch if somebody listens. Without hooks an operation pays for this one load only.
+  // Returns a running Stopwatch if there are hooks. Without hooks an operation pays for this one load only.
   Stopwatch start() const {
     return timed_.load(std::memory_order_relaxed) ? Stopwatch::running() : Stopwatch();
   }
   bool listening() const {
     return timed_.load(std::memory_order_relaxed);
   }
-  // Runs the completion hooks. Called once per Work, after isCompleted() has become true: whoever registers a hook in
-  // between sees either the completed Work or the call of the hook.
+  // Runs the completion hooks. Called once per Work, after isCompleted() has become true: a thread that registers a
+  // hook in between sees either the completed Work or the call of the hook.
   void succeeded(const Success& work) const;
   // began() and ended() enclose an operation that outlives its call; waitForPending() waits for these.
   void began() {
@@ -165,7 +166,7 @@ class Hooks {
   // Waits until all of them have ended and their hooks have run. Called without the GIL; runs signal handlers.
   void waitForPending();
 
-  // Has every later operation measured, with or without hooks.
+  // Makes every later operation run a Stopwatch, with or without hooks.
   void measureAlways() {
     alwaysTimed_.store(true);
     listen();
@@ -179,11 +180,11 @@ class Hooks {
 
   void addAbort(int64_t id, AbortFn hook);
   void removeAbort(int64_t id);
-  // Has the core call the abort hooks when the group fails. Only the first call per group counts. A group that has failed
-  // already calls no hooks.
+  // Registers the failure callback that runs the abort hooks. Only the first call per group counts. A group that has
+  // failed already calls no hooks.
   static void watch(const std::shared_ptr<Hooks>& hooks, const sagecomm_api& api, sagecomm_group group);
-  // Requires: the core's group was destroyed. Returns when its abort hooks have run or never will, or after two seconds;
-  // at once when an abort hook calls it.
+  // Requires: the core's group was destroyed. Returns when its abort hooks have run or never will, or after two
+  // seconds; at once if an abort hook calls it.
   void awaitAbortHooks();
   // Called when reconfigure() has replaced the core's group: watches the new one if the old one was watched.
   static void watchNext(const std::shared_ptr<Hooks>& hooks, const sagecomm_api& api, sagecomm_group group);

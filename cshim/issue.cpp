@@ -24,8 +24,7 @@ void Call::describe() {
   op.out_blocks = buffers.outBlocks();
 }
 
-// The synchronous operation that completes inside issue() is the case that must be cheap: it takes no lock and allocates
-// one Work.
+// A synchronous operation that completes inside issue() is the fast case: it takes no lock and allocates one Work.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (C10_UNLIKELY(group_.load(std::memory_order_relaxed) == 0)) {
     refuseWithoutGroup(call.info.name);
@@ -69,7 +68,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   const int32_t status = profiled ? issueProfiled(call, issued, error) : issue(call, issued, error);
 
   if (C10_UNLIKELY(status < 0)) {
-    if (error.status != SAGECOMM_INVALID) { // what is invalid was never issued
+    if (error.status != SAGECOMM_INVALID) { // an invalid operation was never issued
       call.ephemeralShare.end();
     }
     if (work) {
@@ -169,8 +168,8 @@ void checkCopies(const std::vector<Call>& calls) {
 
 } // namespace
 
-// Issues several Calls as one. The one Call keeps alive and writes back what each of them would; their segments stay in the
-// Calls.
+// Issues several Calls as one. That Call keeps the buffers of all of them alive and writes their outputs back; their
+// segments stay in the Calls.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
     const OpInfo& info, std::vector<Call>& calls, bool async, milliseconds timeout) {
   if (C10_UNLIKELY(windows_.open())) {

@@ -165,9 +165,10 @@ BackendPtr ProcessGroupSagecomm::shrink(
     failAll(group_.load(), "it is shrunk, with what was on its way aborted");
   }
   const auto options = optionsFrom("shrink", opts);
-  // Groups of other ranks have other names. All ranks shrink to the same ranks in the same order, so a count tells repeated
-  // ones apart. The count is in the name and not in the store's keys: where an earlier shrink failed on some ranks only,
-  // their counts differ, and ranks with different names meet and report the difference.
+  // Groups of other ranks have other names. All ranks shrink to the same ranks in the same order, so a count
+  // distinguishes repeated shrinks. The count is in the name and not in the store's keys: if an earlier shrink
+  // failed on some ranks only, their counts differ, and the ranks meet with different names and report the
+  // difference.
   constexpr size_t kDigits = 12; // of SHA-1, as torch names its groups
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -66,7 +66,7 @@ void ProcessGroupSagecomm::destroy() noexcept {
   destroyGroup(group);
 }
 
-// Nobody reads errors of group_destroy(). The cause of a failure is kept for later calls of this object.
+// Ignores errors of group_destroy(). The cause of a failure is kept for later calls of this object.
 void ProcessGroupSagecomm::destroyGroup(sagecomm_group group) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -103,7 +103,7 @@ void ProcessGroupSagecomm::abort() {
   }
 }
 
-// A group that another thread has destroyed meanwhile has nothing left to fail.
+// A group that another thread has destroyed meanwhile has no operations left to fail.
 void ProcessGroupSagecomm::failAll(sagecomm_group group, const char* reason) const {
   WithoutGil unlocked;
   sagecomm_error error;

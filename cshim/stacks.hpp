@@ -13,8 +13,8 @@
 
 namespace sagecomm {
 
-// Stacks numbers the stacks that operations of one group were called with. It recognizes a stack by its code objects and
-// lines, so that each stack becomes a text only once. Any thread may use it.
+// Stacks numbers the Python stacks from which operations of one group were called. It recognizes a stack by its code
+// objects and lines, so that each stack becomes a text only once. Any thread may use it.
 class Stacks {
  public:
   Stacks(const sagecomm_api& api, sagecomm_group group) : api_(api), group_(group) {

@@ -21,7 +21,7 @@ void explain(char* why, size_t n, const char* what) {
   }
 }
 
-// Copies the text of the exception that is being handled, without the C++ stack of torch's own.
+// Copies the text of the exception that is being handled; of torch's exceptions without their C++ stack.
 int32_t explainCurrent(char* why, size_t n) noexcept {
   try {
     throw;

@@ -15,7 +15,7 @@
 
 namespace sagecomm {
 
-// WindowOutcome says what became of a window. The Works of its operations share it; any thread may use it.
+// WindowOutcome is the result of a window. The Works of its operations share it; any thread may use it.
 class WindowOutcome {
  public:
   enum class State { kOpen, kIssued, kDropped };

@@ -1,4 +1,4 @@
-// work.cpp completes Works and waits for them. See work.hpp for who does so on which thread.
+// work.cpp completes Works and waits for them. work.hpp says which thread does so.
 #include "work.hpp"
 
 #include <algorithm>
@@ -256,7 +256,7 @@ void Work::raiseWaitTimeout(milliseconds timeout) const {
       " ms after wait(timeout=...) began; the operation goes on, wait() can be called again");
 }
 
-// Torch keeps a Work that its compiler may see as a graph input in a registry until somebody has waited for it.
+// Torch keeps a Work that its compiler may see as a graph input in a registry until it was waited for.
 void Work::unregister() {
   if (C10_UNLIKELY(c10d::allow_inflight_collective_as_graph_input())) {
     c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::unsafe_reclaim_from_nonowning(this));
@@ -343,8 +343,9 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::futureIn(
   return place;
 }
 
-// Whoever waits for a Future cannot drive the operation as Work::wait() does. So an operation that is about to complete is
-// completed here, for as long as the core finds that worth while, before the Future is handed out.
+// A thread that waits for a Future cannot drive the operation as Work::wait() does. So the Work waits briefly for an
+// operation that is about to complete, for as long as wait_briefly() of the core allows, before it returns the
+// Future.
 void Work::waitBriefly() {
   if (done() || handle_ == 0) {
     return;

@@ -1,13 +1,12 @@
-// work.hpp is one operation as torch sees it: sagecomm's c10d::Work. ProcessGroupSagecomm makes it on the calling thread;
-// afterwards any thread may use it, with or without the GIL.
+// work.hpp is one operation as torch sees it: sagecomm's c10d::Work. ProcessGroupSagecomm makes it on the calling
+// thread; afterwards any thread may use it, with or without the GIL.
 //
-// A Work is either complete when it is made (the common, synchronous case: no lock, no Future, no handle) or attached to
-// an operation of the core. In the second case the core holds a reference to the Work, and so to the tensors, until the
-// operation has finished: the user may drop the Work at any time.
-//
-// A Work is completed once, by whoever comes first: the core's done function, or a waiter to whom the core has returned the
-// final status (it need not wait for a done function that may be queued behind others). Then staged outputs are written
-// back, the profiler range ends, waiters wake up, tensors are released, hooks run, and Futures run their callbacks, in this
+// A Work is either complete when it is made (the common, synchronous case: no lock, no Future, no handle) or
+// attached to an operation of the core. In the second case the core holds a reference to the Work, and so to the
+// tensors, until the operation has finished: the user may drop the Work at any time. A Work is completed once, by
+// the first of two threads: the one that runs the core's done function, or a waiter to which the core has returned
+// the final status (the done function may be queued behind others). Then staged outputs are written back, the
+// profiler range ends, waiters wake up, tensors are released, hooks run, and Futures run their callbacks, in this
 // order.
 #pragma once
 
@@ -57,9 +56,10 @@ class Work final : public c10d::Work {
       const std::vector<at::Tensor>* profiledInputs = nullptr);
   ~Work() override;
 
-  // --- for ProcessGroupSagecomm, before anybody else knows this Work ---
+  // --- for ProcessGroupSagecomm, before any other thread has this Work ---
 
-  // Has completion hooks run when the operation has succeeded; without this call none run. `memberKeys` as in Success.
+  // Makes completion hooks run when the operation has succeeded; without this call none run. `memberKeys` as in
+  // Success.
   void notifyHooks(const Stopwatch& watch, std::vector<uint64_t>&& memberKeys);
   // Completes a Work whose operation finished inside issue(). `handle` may be 0.
   void finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const Hooks& hooks);
@@ -80,7 +80,7 @@ class Work final : public c10d::Work {
   }
   // Ends the profiler range: once an asynchronous operation was issued, or when a synchronous one has ended.
   void endProfiling();
-  // Has the core complete this Work. For asynchronous operations.
+  // Registers the done function, with which the core completes this Work. For asynchronous operations.
   void completeLater();
   // Drives the operation to its end. For synchronous operations. If a signal handler raises, completeLater() takes over.
   void drive();
@@ -137,11 +137,12 @@ class Work final : public c10d::Work {
   std::unique_ptr<sagecomm_error> error_; // null: success; written before done_
   c10::SmallVector<at::Tensor, 1> outputs_;
 
-  // Guarded by mutex_; made when somebody asks for them.
+  // Guarded by mutex_; made on request.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
 
-  // What the core uses while the operation goes on. After attach() it belongs to the thread that completes the Work.
+  // The memory that the core uses while the operation goes on. After attach() it belongs to the thread that
+  // completes the Work.
   struct Pending {
     Buffers buffers;
     std::vector<at::Tensor> inputs;

@@ -27,7 +27,7 @@ void sagecommWaits(sagecomm_waits *);
 
 void sagecommSink(void *, void *, size_t);
 
-/* Go cannot call a C function pointer; these functions do it for Go. They are hidden, as is everything but
+/* Go cannot call a C function pointer, so these functions call it for Go. They are hidden, like everything except
  * sagecomm_get_api(). */
 __attribute__((visibility("hidden"))) int32_t sagecomm_store_set(const sagecomm_store *s, const char *key,
                                                                  const void *data, size_t n, char *why, size_t why_n) {
@@ -162,7 +162,7 @@ static void waits(sagecomm_waits *out) {
 }
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
-  scr_watch_fork(); /* the caller will start threads that a forked child does not have */
+  scr_watch_fork(); /* a forked child will lack the threads that the caller starts */
   static const sagecomm_api api = {
       .abi_version = SAGECOMM_ABI_VERSION,
       .struct_size = sizeof(sagecomm_api),

@@ -37,7 +37,7 @@ typedef enum sagecomm_status {
   SAGECOMM_PENDING = 1,       /* the operation goes on; see issue() and wait() */
   SAGECOMM_INVALID = -1,      /* the call is refused: undefined combination, bad handle, bad size. Nothing was sent. */
   SAGECOMM_PEER_FAILURE = -2, /* a rank died or left while it was needed */
-  SAGECOMM_TIMEOUT = -3,      /* the operation's time ran out; the message names who has not arrived */
+  SAGECOMM_TIMEOUT = -3,      /* the operation's timeout passed; the message names the missing ranks */
   SAGECOMM_MISMATCH = -4,     /* ranks called different operations; the message names both calls */
   SAGECOMM_ABORTED = -5,      /* abort() was called, or the group was destroyed */
   SAGECOMM_SYSTEM = -6,       /* the operating system refused: memory, descriptors, permissions */
@@ -82,8 +82,8 @@ typedef enum sagecomm_dtype {
   SAGECOMM_FLOAT8_E4M3FNUZ = 17,
   SAGECOMM_FLOAT8_E5M2FNUZ = 18,
   SAGECOMM_FLOAT8_E8M0FNU = 19,
-  /* 8 bytes of what a rank says about its sparse tensor: an all_gather of such begins an all_reduce of sparse tensors, and
-   * errors name it so. */
+  /* 8 bytes that describe a rank's sparse tensor. An all_gather of this type begins an all_reduce of sparse tensors,
+   * and errors name it so. */
   SAGECOMM_SPARSE = 20,
   SAGECOMM_DTYPE_COUNT
 } sagecomm_dtype;
@@ -120,18 +120,20 @@ typedef struct sagecomm_op {
   uint8_t reduce_op;   /* sagecomm_reduce_op, for all_reduce, reduce and reduce_scatter */
   uint8_t flags;       /* SAGECOMM_ASYNC */
   int32_t root;        /* root of broadcast, reduce, gather and scatter, peer of send and recv (rank in the group) */
-  int32_t tag;         /* send and recv; negative ones are for what is built on this library, not for its users */
+  int32_t tag;         /* of a p2p operation; negative tags are for composite operations, not for users */
   uint32_t n_in;       /* segments of the input */
   uint32_t n_out;      /* segments of the output */
   uint32_t batch_size; /* 0; issue_coalesced() counts here the operations of a batch */
-  /* In place: the same memory as out, for all_gather, reduce_scatter, gather and scatter as this rank's block; for
-   * all_to_all there is no in place. The arrays are read during issue() only. */
+  /* An operation is in place if `in` and `out` are the same memory; for all_gather, reduce_scatter, gather and
+   * scatter, if the one is this rank's block of the other. An all_to_all cannot be in place. The arrays are read
+   * during issue() only. */
   const sagecomm_segment *in; /* broadcast: on the root, the same memory as out; elsewhere none. scatter: on the root */
   const sagecomm_segment
       *out; /* reduce: on the root; elsewhere none, or memory that stays as it is. gather: on the root */
-  /* Bytes of each rank's block, as many as the group has ranks; NULL: blocks are equal. in_blocks is for reduce_scatter
-   * and all_to_all, out_blocks for all_gather and all_to_all. All ranks know the same blocks of reduce_scatter and
-   * all_gather. What a rank of an all_to_all has for another one must be what that one expects. */
+  /* Bytes of each rank's block, as many as the group has ranks; NULL: blocks are equal. in_blocks is for
+   * reduce_scatter and all_to_all, out_blocks for all_gather and all_to_all. All ranks pass the same blocks to
+   * reduce_scatter and all_gather. In an all_to_all, the length of a block that one rank sends is the length that
+   * the other one expects. */
   const uint64_t *in_blocks;
   const uint64_t *out_blocks;
   double factor;       /* PREMUL_SUM */
@@ -140,7 +142,7 @@ typedef struct sagecomm_op {
   uint64_t stack;      /* the caller's stack, from group_stack(); 0: not recorded */
 } sagecomm_op;
 
-/* What failed, and which rank caused it. Strings are NUL-terminated and cut to fit. */
+/* The failure, and the rank that caused it. Strings are NUL-terminated and cut to fit. */
 typedef struct sagecomm_error {
   int32_t status;    /* sagecomm_status */
   int32_t rank;      /* the culprit, -1 if there is none */
@@ -152,11 +154,12 @@ typedef struct sagecomm_error {
   char message[2048];
 } sagecomm_error;
 
-/* The key-value store that ranks meet in: torch's c10d::Store, or a directory (tests). All return 0, or -1 with a text
- * in `why`. get() blocks until the key exists and hands the value to `sink`; it returns SAGECOMM_TIMEOUT if and only if
- * timeout_ns has passed without the key; with 0 it looks once. Any other failure, an interrupt included, ends the rendezvous
- * at once. get_many() is get() for n keys: it blocks until all of them exist, then hands the values to `sink` in the order
- * of the keys. It may be NULL; then the library asks for one key after the other. */
+/* The key-value store of the rendezvous: torch's c10d::Store, or a directory (tests). All functions return 0, or -1
+ * with a text in `why`. get() blocks until the key exists and hands the value to `sink`; it returns SAGECOMM_TIMEOUT
+ * if and only if timeout_ns has passed without the key; with timeout_ns = 0 it looks once. Any other failure, an
+ * interrupt included, ends the rendezvous at once. get_many() is get() for n keys: it blocks until all of them
+ * exist, then hands the values to `sink` in the order of the keys. get_many may be NULL; then the library gets one
+ * key after the other. */
 typedef struct sagecomm_store {
   void *ctx;
   int32_t (*set)(void *ctx, const char *key, const void *data, size_t n, char *why, size_t why_n);
@@ -180,8 +183,7 @@ typedef struct sagecomm_group_config {
   const sagecomm_store *store; /* used during group_create() only */
   const sagecomm_option *options;
   uint32_t n_options;
-  const int32_t
-      *global_ranks; /* `size` numbers of ranks in the whole job, for records; NULL: the same as in the group */
+  const int32_t *global_ranks; /* the global rank of each group rank, for records; NULL: the same numbers */
 } sagecomm_group_config;
 
 /* What a rank tells the others about its sparse tensor, of layout COO. All members but `elements` must be the same on all
@@ -228,13 +230,13 @@ typedef struct sagecomm_waits {
 
 typedef struct sagecomm_api {
   uint32_t abi_version; /* SAGECOMM_ABI_VERSION of the library */
-  uint32_t struct_size; /* a function beyond this size is absent */
+  uint32_t struct_size; /* a function at an offset beyond this size is absent */
 
   /* Version of the library, "1.2.3". Static memory. */
   const char *(*version)(void);
 
-  /* Collective over `size` processes that pass stores onto the same keys: returns when all of them have joined.
-   * INVALID, SYSTEM, TIMEOUT. */
+  /* Creates a group. All of its `size` processes call it, with stores that hold the same keys; it returns when all
+   * of them have joined. Errors: INVALID, SYSTEM, TIMEOUT. */
   int32_t (*group_create)(const sagecomm_group_config *config, sagecomm_group *out, sagecomm_error *err);
 
   /* Waits a bounded time for issued operations, tells the peers that this rank leaves, and frees the group. It does not
@@ -244,79 +246,82 @@ typedef struct sagecomm_api {
   /* Makes every operation of the group, here and on every rank, fail with ABORTED and `reason`. Idempotent. */
   int32_t (*group_abort)(sagecomm_group group, const char *reason, sagecomm_error *err);
 
-  /* The first cause of failure of the group, or OK. */
+  /* Returns OK, or the first cause of the group's failure. */
   int32_t (*group_error)(sagecomm_group group, sagecomm_error *err);
 
-  /* Collectives issued so far; 0 for a bad handle. */
+  /* Returns the number of collectives issued so far; 0 for a bad handle. */
   uint64_t (*group_sequence)(sagecomm_group group);
 
-  /* The timeout of later operations. */
+  /* Sets the timeout of later operations. */
   int32_t (*group_set_timeout)(sagecomm_group group, int64_t timeout_ns, sagecomm_error *err);
 
   /* Issues one operation.
-   *   OK       it is complete; *work is 0, but for a recv from SAGECOMM_ANY_SOURCE, whose work knows the source and
+   *   OK       it is complete; *work is 0, except for a recv from SAGECOMM_ANY_SOURCE, whose work has the source and
    *            must be given to release().
-   *   PENDING  it goes on; *work must be given to release() in the end. Buffers stay in use until wait() returns
+   *   PENDING  it is not complete; *work must be given to release() later. Buffers stay in use until wait() returns
    *            something else than PENDING or the done function has run.
    *   < 0      it was not issued, or it failed; the library does not touch the buffers any more.
-   * *sequence becomes the number of the collective in its group, counted from 1; it is 0 for p2p and for what was not
-   * issued. `sequence` may be NULL.
+   * *sequence becomes the number of the collective in its group, counted from 1; it is 0 for p2p operations and
+   * if nothing was issued. `sequence` may be NULL.
    * A synchronous operation returns PENDING when it is not complete after some tens of milliseconds, so that the
    * caller can look for signals; it then calls wait() until that returns something else. */
   int32_t (*issue)(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
                    sagecomm_error *err);
 
-  /* Waits at most timeout_ns (0: only looks) and helps to carry the operation out meanwhile. PENDING when it goes on.
-   * Returns the operation's status otherwise, as often as it is asked. */
+  /* Waits at most timeout_ns (0: only looks) and drives the operation meanwhile. Returns PENDING if it is not
+   * complete, else its status. It may be called again after that. */
   int32_t (*wait)(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err);
 
-  /* Waits for as long as it takes to hand the completion over to other threads, because an operation that is about to
-   * complete is then faster to wait for. Returns PENDING at once where that is not worth while. Otherwise as wait(). */
+  /* Like wait(), for about as long as it takes to wake the threads that would complete the operation otherwise:
+   * waiting for an operation that is about to complete is faster than that. Returns PENDING at once if such a wait
+   * would not help. */
   int32_t (*wait_briefly)(sagecomm_work work, sagecomm_error *err);
 
-  /* Has `done` called when the operation completes. Returns PENDING if it will be called; otherwise the operation is
-   * complete already, the return value is its status and `done` is never called. Once per work. */
+  /* Registers `done`, which is called when the operation completes. Returns PENDING if it will be called. Otherwise
+   * the operation is complete already: the return value is its status and `done` is never called. It may be called
+   * once per work. */
   int32_t (*on_done)(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err);
 
-  /* The rank that a completed recv received from, -1 before that. */
+  /* Returns the rank from which a recv received, or -1 if it is not complete. */
   int32_t (*work_source)(sagecomm_work work);
 
-  /* Gives the handle back. The operation goes on if it is not complete. Never blocks. */
+  /* Gives the handle back. An operation that is not complete continues. It never blocks. */
   void (*release)(sagecomm_work work);
 
-  /* Statistics and state of a group as JSON. Returns the bytes needed with the closing NUL (write again with a larger
-   * buffer if that exceeds n), or a status below zero. */
+  /* Writes statistics and state of a group as JSON. Returns the bytes needed, with the closing NUL, or a status
+   * below zero. If that exceeds n, the caller calls again with a larger buffer. */
   int64_t (*group_stats)(sagecomm_group group, char *json, size_t n);
 
-  /* How often operations of this process (issue, wait) have entered Go; for tests. */
+  /* Returns how often operations of this process (issue, wait) have entered Go; for tests. */
   uint64_t (*go_entries)(void);
 
-  /* Every configuration variable as JSON: name, type, default, value, sentence. As group_stats(). */
+  /* Writes every configuration variable as JSON: name, type, default, value, description. Buffer and return value
+   * are as of group_stats(); so they are of all functions below that write JSON or text. */
   int64_t (*describe_environment)(char *json, size_t n);
 
-  /* Tells the peers of all groups that this process leaves. To be called once, before the process exits. */
+  /* Tells the peers of all groups that this process leaves. It is called once, before the process exits. */
   void (*shutdown)(void);
 
-  /* The flight recorder's content as JSON: the last operations of each group and how far they got. It takes no lock
-   * that an operation holds while it waits, so it answers while operations hang. As group_stats().
+  /* Writes the flight recorder's content as JSON: the last operations of each group and how far they got. It takes no
+   * lock that an operation holds while it waits, so it answers while operations hang.
    *   {"groups": [{"id", "group", "rank", "size", "capacity", "total", "failure"?, "config", "status", "entries"}]}
-   * A group is in it from its creation to its destruction, also after it has failed; "id" counts the groups of this
-   * process from 1. "config", "status" and "entries" are values of "pg_config" and "pg_status" and the list "entries" of
-   * torch's format (FlightRecorder.hpp, version 2.10). Entries are in the order of their creation, the newest `capacity`
-   * of `total`; "record_id" is 0 and "thread_name" empty; "thread_id" is the caller's pthread_t; a tensor of n elements
-   * has the size [n]; p2p operations are numbered from 10^12 on.
-   * The capacity is TORCH_FR_BUFFER_SIZE, else TORCH_NCCL_TRACE_BUFFER_SIZE, else 2000, as of the group's creation; with
-   * 0 the group does not record and is left out. */
+   * A group is listed from its creation until it is destroyed, also after it has failed; "id" counts the groups of this
+   * process from 1. "config", "status" and "entries" are values of "pg_config" and "pg_status" and the list "entries"
+   * of torch's format (FlightRecorder.hpp, version 2.10). Entries are in the order of their creation, the newest
+   * `capacity` of `total`; "record_id" is 0 and "thread_name" empty; "thread_id" is the caller's pthread_t; a tensor
+   * of n elements has the size [n]; p2p operations are numbered from 10^12 on.
+   * The capacity is TORCH_FR_BUFFER_SIZE, else TORCH_NCCL_TRACE_BUFFER_SIZE, else 2000, as of the group's creation;
+   * with 0 the group does not record and is left out. */
   int64_t (*flight_records)(char *json, size_t n);
 
-  /* Issues several operations at once, as issue() does one. Operations that can share a collective form a batch, which is
-   * packed straight into the slots; batches and other operations follow one another. One work stands for all and fails
-   * with the first failure. *sequence becomes the number of the last collective.
-   * All ranks make the same collectives in the same order; p2p operations may differ. Operations of one kind, reduction
-   * and root that stand next to each other, in any mixture of types, may run in any order, and there is no order between
-   * p2p operations and collectives: none of these may touch memory that another one writes. The flags of the first
-   * operation count for all. If one operation is refused, none is issued. If there is no memory for a later one, the
-   * group fails, because other ranks have issued it. With n = 0 the result is OK. */
+  /* Issues several operations at once, as issue() does one. Operations that can share a collective form a batch,
+   * which is packed straight into the slots; batches and other operations follow one another. One work stands for
+   * all and fails with the failure of the first operation that failed. *sequence becomes the number of the last
+   * collective. All ranks make the same collectives in the same order; p2p operations may differ. Operations of one
+   * kind, reduction and root that stand next to each other, in any mixture of types, may run in any order, and there
+   * is no order between p2p operations and collectives: none of them may touch memory that another one of them
+   * writes. The flags of the first operation apply to all. If one operation is refused, none is issued. If there is
+   * no memory for a later one, the group fails, because other ranks have issued it. With n = 0 the result is OK. */
   int32_t (*issue_coalesced)(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
                              uint64_t *sequence, sagecomm_error *err);
 
@@ -325,89 +330,92 @@ typedef struct sagecomm_api {
   int32_t (*all_reduce_sparse)(sagecomm_group group, const sagecomm_sparse_sum *sum, sagecomm_work *work,
                                uint64_t *sequence, sagecomm_error *err);
 
-  /* Gives the group a description of its user's, for records and metrics. */
+  /* Sets the user's description of the group, for records and metrics. */
   int32_t (*group_describe)(sagecomm_group group, const char *text, sagecomm_error *err);
 
-  /* Returns a number for sagecomm_op.stack that stands for these frames, innermost first, each "file\tline\tfunction\n".
-   * The same frames get the same number. 0: the group records no stacks (SAGECOMM_FR_STACKS), or has no room for more.
-   * With NULL it reports whether the group records stacks: 1, else 0. */
+  /* Returns a number for sagecomm_op.stack that stands for these frames, innermost first, each
+   * "file\tline\tfunction\n". The same frames get the same number. 0: the group records no stacks
+   * (SAGECOMM_FR_STACKS), or has no room for more. With NULL it reports whether the group records stacks: 1, else 0. */
   uint64_t (*group_stack)(sagecomm_group group, const char *frames);
 
-  /* Writes the flight recorder's content into the file of this rank that torch's analyser reads: `prefix` followed by the
-   * rank's number in the job. NULL: where failures are dumped (SAGECOMM_FR_DUMP). */
+  /* Writes the flight recorder's content to a file for torch's analyser. Its name is `prefix` followed by the global
+   * rank. With NULL, the prefix is that of dumps at failures (SAGECOMM_FR_DUMP). */
   int32_t (*flight_dump)(const char *prefix, sagecomm_error *err);
 
-  /* The statistics of all groups in Prometheus's text format. As group_stats(). */
+  /* Writes the statistics of all groups in Prometheus's text format. */
   int64_t (*metrics)(char *text, size_t n);
 
-  /* The state of every rank of all groups, as far as this process sees it, as JSON. It takes no lock that an operation
-   * holds. As group_stats().
+  /* Writes the state of every rank of all groups, as far as this process sees it, as JSON. It takes no lock that an
+   * operation holds.
    *   {"host", "pid", "time_ns", "groups": [{"group", "desc", "rank", "size", "failure"?, "ranks": [{"rank",
    *     "global_rank", "host", "pid", "state", "issued", "op"?, "since_ns"?, "waits_for"?, "message"?}]}]}
-   * "state": in its last collective, done with it, failed, idle (it has begun none), left, dead. */
+   * "state" says whether the rank is in its last collective, done with it, failed, idle (it has begun none), left or
+   * dead. */
   int64_t (*status)(char *json, size_t n);
 
-  /* Has the failure callback `failed` called once, on a thread of the library with no lock held: with the first cause as
-   * soon as this rank knows that the group has failed, whether anybody waits or not; or with NULL when the group is
-   * destroyed before that. `ctx` is not used after that call. The callback may call any function of the table. Operations
-   * raise the failure when it has returned, or 20 ms after it began; group_destroy() does not wait for it. Returns OK if
-   * it will be called. Otherwise it never is, and the group has failed already, with the status that is returned. A group
-   * may have several callbacks. */
+  /* Registers the failure callback `failed`. It is called once, on a thread of the library with no lock held: with
+   * the first cause as soon as this rank knows that the group has failed, whether or not a thread waits; or with
+   * NULL if the group is destroyed before that. `ctx` is not used after that call. The callback may call any
+   * function of the table. Operations raise the failure when it has returned, or 20 ms after it began;
+   * group_destroy() does not wait for it. Returns OK if the callback will be called. Otherwise the group has failed
+   * already, with the returned status, and the callback is never called. A group may have several callbacks. */
   int32_t (*group_on_failure)(sagecomm_group group, sagecomm_failed_fn failed, void *ctx, sagecomm_error *err);
 
-  /* The processors, memory, devices and links of this host, and which of them this process may use, as its kernel reports
-   * them, as JSON. It needs no group. As group_stats().
+  /* Writes as JSON the processors, memory, devices and links of this host, as its kernel reports them, and which of
+   * them this process may use. It needs no group.
    *   {"host": {"name", "boot_id"}, "process": {"cpus", "memory_nodes", "cpu_quota"}, "cpu_model", "memory_bytes",
    *    "online", "offline", "packages": [{"id", "cpus", "cores": [{"id", "cpus"}]}],
    *    "caches": [{"level", "bytes", "cpus"}], "nodes": [{"id", "cpus", "memory_bytes", "distances"}],
    *    "accelerators": [{"address", "kind", "vendor", "device", "vendor_name", "driver", "node", "cpus"}],
    *    "rdma": [{"name", "address", "node", "interfaces", "ports": [{"number", "state", "link", "gbps"}]}],
    *    "interfaces": [{"name", "up", "loopback", "mbps", "mtu", "address", "node"}]}
-   * Cpus and nodes of memory are lists as the kernel writes them, "0-3,8"; ids of PCI are as in sysfs, "0x10de". What
-   * is not known is left out, of any of them, as is what is false or empty, but for "up". */
+   * Cpus and nodes of memory are lists as the kernel writes them, "0-3,8"; ids of PCI are as in sysfs, "0x10de".
+   * Fields that are unknown, false or empty are left out, except "up". */
   int64_t (*topology)(char *json, size_t n);
 
-  /* As group_error(), for a caller that has made a monitored barrier out of a synchronous SAGECOMM_BARRIER. If the barrier
-   * timed out, the message begins with the words that torch's gloo has for it. timeout_ns is the timeout that the barrier
-   * was given; 0: it only looked whether all ranks were there. With `all` these words name every missing rank, otherwise
-   * the lowest; the sentences after them name all ranks anyway. */
+  /* Like group_error(), for a caller that has made a monitored barrier out of a synchronous SAGECOMM_BARRIER. If the
+   * barrier timed out, the message begins with the words that torch's gloo uses. timeout_ns is the timeout of the
+   * barrier; with 0 it only looked whether all ranks were there. With `all` those words name every missing rank,
+   * else the lowest one; the sentences after them name all in any case. */
   int32_t (*monitored_error)(sagecomm_group group, int64_t timeout_ns, int32_t all, sagecomm_error *err);
 
-  /* What each algorithm of a collective would take on a cluster that is only described, as JSON. It needs no group, and
-   * may work for many seconds, again in each call. As group_stats(); INVALID without a question.
-   * The question, JSON as well:
+  /* Writes as JSON the predicted time of each algorithm of a collective on a described cluster. It needs no group. A
+   * call may take many seconds; nothing is kept for the next one. Returns INVALID without a question. The question,
+   * JSON as well:
    *   {"cluster": "text of a description", "op": "all_reduce", "bytes", "hosts"?, "method"?}
-   * "hosts" takes the place of the description's, "method" is "simulated" or "closed form"; docs/scaling.md has the
-   * description. "bytes" are those of the buffer, or of each rank's block. The answer:
-   *   {"cluster": {...}, "op", "bytes", "ranks", "predictions": [{"algorithm", "method", "seconds", "messages", "bytes",
+   * "hosts" replaces the number of hosts in the description, "method" is "simulated" or "closed form";
+   * docs/scaling.md has the description. "bytes" are those of the buffer, or of each rank's block. The answer:
+   *   {"cluster": {...}, "op", "bytes", "ranks", "predictions": [{"algorithm", "method", "seconds", "messages",
+   *   "bytes",
    *     "bus_gb_per_s", "chunk"?, "why"?}]} or {"error": "..."}
-   * "messages" and "bytes" of a prediction are sent by the rank that sends most; with "why" there is no prediction. */
+   * "messages" and "bytes" of a prediction are those of the rank that sends most. "why" says why there is no
+   * prediction. */
   int64_t (*simulate)(const char *question, char *json, size_t n);
 
-  /* How a collective is carried out, in a group or in one that is only described, and why, as JSON. As group_stats();
-   * INVALID without a question. The question, JSON as well:
+  /* Writes as JSON how a group, existing or described, carries out a collective, and why. Returns INVALID without a
+   * question. The question, JSON as well:
    *   {"op": "all_reduce", "bytes", "group"?, "ranks"?, "hosts"?, "tune"?}
-   * "group" is a handle; without it the settings are those of the environment, "tune" where that has none. "bytes" as
-   * for simulate(). The answer, candidates in the order of what they are predicted to take:
+   * "group" is a handle. Without it, the settings are those of the environment, or "tune" if the environment has
+   * none. "bytes" are as for simulate(). The answer lists candidates by predicted time:
    *   {"op", "bytes", "ranks", "hosts", "table", "candidates": [{"algorithm", "transport", "chunk", "seconds", "steps",
    *     "bytes", "longest", "even", "chosen", "forced", "why"}]} or {"error": "..."}
-   * "steps" and "bytes" of a candidate are the most of a rank; "longest" is the longest possible chunk; "even" ones
-   * need blocks of equal length; "table" are all ranges in the grammar of SAGECOMM_TUNE. */
+   * "steps" and "bytes" of a candidate are the most that one rank has; "longest" is the longest possible chunk;
+   * candidates with "even" need blocks of equal length; "table" has all ranges in the grammar of SAGECOMM_TUNE. */
   int64_t (*explain)(const char *question, char *json, size_t n);
 
-  /* Makes of what was measured in a group what a tuning file (SAGECOMM_TUNE_FILE) says of groups of its shape on this
-   * machine. As group_stats(); INVALID without measurements, which are JSON:
+  /* Makes an entry of a tuning file (SAGECOMM_TUNE_FILE) from measurements in a group. The entry applies to groups of
+   * the same shape on this machine. Returns INVALID without measurements, which are JSON:
    *   {"group", "name", "file", "rows": [{"op", "bytes", "algorithm", "chunk", "seconds", "ratio"}]}
-   * "group" is a handle, "file" the text of the file so far (empty: there is none) and "name" what messages call it.
-   * "chunk" 0 is the one that the group would take; "ratio" is to what the group itself took in the same rounds. The
-   * answer: {"entry": {...}, "file": "text of the file with the entry"} or {"error": "..."} */
+   * "group" is a handle, "file" the present text of the file (empty: there is none) and "name" its name in messages.
+   * "chunk" 0 is the one that the group would choose; "ratio" is the time divided by that of the group's own choice
+   * in the same rounds. The answer: {"entry": {...}, "file": "text of the file with the entry"} or {"error": "..."} */
   int64_t (*tune)(const char *measurements, char *json, size_t n);
 
   /* How long callers wait, which have no thresholds of their own. It needs no group. */
   void (*waits)(sagecomm_waits *out);
 } sagecomm_api;
 
-/* The table of that version, or NULL when the library does not speak it. Starts nothing. */
+/* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version);
 
 #ifdef __cplusplus

@@ -1,13 +1,13 @@
-"""What entry points name. Kept apart from the package: nothing in there can break `import torch`, and the console
-script needs no torch."""
+"""The functions that the entry points name. They are outside the package, so that an error in the package cannot break
+`import torch`, and because the console script needs no torch."""
 
 from __future__ import annotations
 
 
 def autoload() -> None:
-    """What `import torch` calls at its end. Registers the backend's name, loads no library, never raises."""
+    """Registers the backend's name. `import torch` calls it at its end. It loads no library and never raises."""
     try:
-        # Already under way, and about to register, where it was `import sagecomm` that imported torch.
+        # If `import sagecomm` has imported torch, it is still running and registers the name itself.
         import sagecomm  # noqa: F401
     except Exception as err:
         import warnings
@@ -20,6 +20,6 @@ def command() -> None:
     import os
     import sys
 
-    # Without -P a directory called sagecomm in the working directory would come first.
+    # Without -P, a directory `sagecomm` in the working directory would be imported instead of the package.
     apart = ["-P"] if sys.version_info >= (3, 11) else []
     os.execv(sys.executable, [sys.executable, *apart, "-m", "sagecomm", *sys.argv[1:]])

@@ -1,9 +1,9 @@
 """Questions that only the installed torch's headers can answer, asked of the compiler.
 
-Prefer `requires` expressions in the shim: they cost nothing. A probe is for what C++ cannot ask about itself: which
-language standard the headers accept, whether a header exists and declares what a preprocessor line must know. One
-probe costs as much as parsing its headers (torch's take about 8 s), so answers are kept per compiler, torch and
-source in the build directory.
+Prefer `requires` expressions in the shim: they cost nothing. A probe answers what C++ code cannot ask: which language
+standard the headers accept, and whether a header exists and declares a name on which a preprocessor line depends. One
+probe costs as much as parsing its headers (torch's take about 8 s), so answers are kept per compiler, torch and source
+in the build directory.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class ProbeError(RuntimeError):
 
 
 class Prober:
-    """Compiles small sources with `command`, the compiler and its include flags, and remembers the outcome.
+    """Compiles small sources with `command`, the compiler and its include flags, and keeps the outcome.
 
-    `identity` says which compiler and torch the answers hold for.
+    `identity` names the compiler and the torch for which the answers hold.
     """
 
     def __init__(self, command: Sequence[str], identity: str, cache: Path) -> None:
@@ -51,7 +51,7 @@ class Prober:
         return self._answers[key]
 
     def standard(self) -> str:
-        """The -std= that this torch's headers are happy with."""
+        """Returns the first -std= that this torch's headers accept."""
         for standard in STANDARDS:
             if self.compiles(BACKEND_HEADER, f"-std={standard}"):
                 return standard

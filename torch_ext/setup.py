@@ -21,7 +21,7 @@ import shim_build  # noqa: E402
 
 
 class BuildCore(Command):
-    """Brings sagecomm/lib/libsagecomm.so up to date. First of all steps, as build_py collects the library."""
+    """Brings sagecomm/lib/libsagecomm.so up to date. It is the first step, because build_py collects the library."""
 
     def initialize_options(self) -> None:
         pass
@@ -72,7 +72,7 @@ except shim_build.BuildError as err:
     raise SystemExit(str(err)) from None
 
 setup(
-    # Holds for this minor only: torch promises no C++ ABI between minors.
+    # The wheel is for this torch minor only: torch promises no C++ ABI between minors.
     install_requires=[f"torch>={torch.minor},<{torch.next_minor}"],
     ext_modules=[Extension("sagecomm._C", sources=[])],
     cmdclass={"build": Build, "build_core": BuildCore, "build_ext": BuildShim, "sdist": NoSourceDistribution},

@@ -134,7 +134,7 @@ def build(output: Path, info: Path, torch: Torch) -> bool:
         stamp.write_text(state)
     if _same_file(linked, output) and _read(info) == build_info(torch):
         return False
-    # Never written over in place: a process that has the old one mapped keeps it.
+    # The file is replaced and never overwritten: a process that has the old one mapped keeps it.
     temporary = output.with_suffix(".new")
     shutil.copy2(linked, temporary)
     temporary.replace(output)
@@ -195,7 +195,8 @@ def _is_stale(unit: Path, work: Path, identity: str, command: Sequence[str]) -> 
 
 
 def _compile_all(units: dict[Path, list[Path]], work: Path, identity: str, command: Sequence[str]) -> None:
-    """Compiles units in parallel and prints a line for each that is done; raises what the compiler refuses."""
+    """Compiles units in parallel and prints a line for each that is done. Raises BuildError with the compiler's
+    errors."""
     total, done = sum(map(len, units.values())), 0
     if total:
         print(f"shim: compiling {total} sources in {len(units)} units", flush=True)
@@ -209,7 +210,7 @@ def _compile_all(units: dict[Path, list[Path]], work: Path, identity: str, comma
 
 
 def _compile(unit: Path, work: Path, identity: str, command: Sequence[str]) -> str | None:
-    """Compiles one unit; returns what the compiler says if it refuses."""
+    """Compiles one unit. Returns the compiler's errors, or None."""
     built = work / f"{unit.stem}.o"
     full = [*command, "-MMD", "-MF", str(work / f"{unit.stem}.d"), "-c", str(unit), "-o", str(built)]
     done = subprocess.run(full, capture_output=True, text=True, check=False)

@@ -21,7 +21,8 @@ func sizeName(n int) string {
 	return fmt.Sprintf("%dB", n)
 }
 
-// touched is memory that is present: reading what was never written would measure page faults, or one page of zeros.
+// touched returns memory whose pages are present: reading untouched memory would measure page faults, or one page of
+// zeros.
 func touched(n int) []byte {
 	b := aligned(n)
 	for i := 0; i < n; i += 512 {
@@ -30,8 +31,8 @@ func touched(n int) []byte {
 	return b
 }
 
-// Bytes are those of the result: a reduce of 8 sources reads eight times as many. In place, as in a collective: dst is
-// the first source.
+// Bytes are those of the result: a reduce of 8 sources reads eight times as many. dst is the first source, as in a
+// collective.
 func BenchmarkReduce(b *testing.B) {
 	for _, name := range Names() {
 		for _, dtype := range []coll.DataType{coll.Float32, coll.BFloat16, coll.Float16} {
@@ -73,7 +74,7 @@ func BenchmarkCopy(b *testing.B) {
 	}
 }
 
-// What Go callers pay on top: checks, the way into C and pinning.
+// The extra cost for callers in Go: checks, the call into C, and pinning.
 func BenchmarkReduceInto(b *testing.B) {
 	for _, n := range []int{2, 3} {
 		b.Run(fmt.Sprintf("sources=%d/64B", n), func(b *testing.B) {

@@ -1,8 +1,8 @@
-/* copy.inc.h: copying. memcpy() is not used: it is a call through the PLT where the length varies, and inside a
- * virtual machine it takes the host's cache for the guest's and starts streaming far too late. `rep movsb` is a third faster
- * than this loop above 1 MiB on Zen 5, where copy_stream() is faster still, and slower below 64 KiB. */
+/* copy.inc.h: copying. memcpy() is not used: with a variable length it is a call through the PLT, and inside a
+ * virtual machine it reads the host's cache size and switches to non-temporal stores far too late. On Zen 5, `rep
+ * movsb` is a third faster than this loop above 1 MiB, where copy_stream() is faster still, and slower below 64 KiB. */
 
-/* n <= 2 registers: two overlapping pieces of the greatest length that n reaches. */
+/* Copies n <= 2 registers as two overlapping pieces, each as long as the widest access that fits in n. */
 SCR_INLINE void copy_short(uint8_t *d, const uint8_t *s, size_t n) {
 #if SCR_VB >= 64
   if (n >= 64) {
@@ -33,8 +33,8 @@ SCR_INLINE void copy_short(uint8_t *d, const uint8_t *s, size_t n) {
   }
 }
 
-/* How far ahead lines are asked for: processors stop doing so by themselves where a page ends, and never do so for lines
- * that are to be written and lie in another core's cache, as those of rings and slots do. */
+/* The distance of prefetching. The processor's own prefetching stops at the end of a page, and never fetches lines
+ * for writing that lie in another core's cache, as those of fifos and slots do. */
 #define SCR_AHEAD_READ 2048
 #define SCR_AHEAD_WRITE 1024
 #define SCR_AHEAD_FROM 16384
@@ -51,7 +51,7 @@ SCR_INLINE size_t copy_ahead(uint8_t *d, const uint8_t *s, size_t n) {
   return i;
 }
 
-/* n >= 1 register. */
+/* Copies n bytes, at least one register. */
 SCR_INLINE void copy_loop(uint8_t *d, const uint8_t *s, size_t n) {
   const vreg last = load_full(s + n - SCR_VB);
   size_t i = 0;
@@ -83,8 +83,8 @@ static void copy(void *dst, const void *src, size_t n) {
   copy_loop(d, s, n);
 }
 
-/* SCR_STREAM(p, v): stores a register past the cache, p being a multiple of its size. SCR_STREAM_FENCE orders such
- * stores before the ones that follow. A variant without them copies as above. */
+/* SCR_STREAM(p, v) is a non-temporal store of a register to p, which is aligned to the register's size.
+ * SCR_STREAM_FENCE orders such stores before later ones. A variant without them uses ordinary stores. */
 #ifdef SCR_STREAM
 static void copy_stream(void *dst, const void *src, size_t n) {
   uint8_t *d = dst;

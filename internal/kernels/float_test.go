@@ -13,7 +13,7 @@ import (
 
 var floatTypes = []coll.DataType{coll.Float16, coll.BFloat16, coll.Float32, coll.Float64, coll.Complex64, coll.Complex128}
 
-// everyHalf is every 16-bit pattern once.
+// everyHalf returns every 16-bit pattern once.
 func everyHalf() []byte {
 	b := aligned(2 << 16)
 	for i := range 1 << 16 {
@@ -85,7 +85,7 @@ func differ(a, b []byte) int {
 	return -1
 }
 
-// 16-bit sums keep what a sum rounded at each step would lose: 2048 + 1 + 1 is 2050 in fp16.
+// 16-bit sums round once: 2048 + 1 + 1 is 2050 in fp16, while a sum rounded at each step is 2048.
 func TestHalvesAreRoundedOnce(t *testing.T) {
 	eachVariant(t, func(t *testing.T) {
 		for _, c := range []struct {
@@ -105,7 +105,7 @@ func TestHalvesAreRoundedOnce(t *testing.T) {
 	})
 }
 
-// torch's rule for NaN at any place among the sources, and one answer for zeros of either sign.
+// MIN and MAX follow torch's rule for a NaN in any source, and have one result for zeros of either sign.
 func TestMinMaxOfNaNAndZeros(t *testing.T) {
 	nan, zero := math.NaN(), math.Copysign(0, -1)
 	eachVariant(t, func(t *testing.T) {
@@ -149,8 +149,9 @@ var floatModes = map[string]map[string]uint64{
 	"arm64": {"flush to zero": 1 << 24, "round up": 1 << 22, "round to zero, flush, default NaN": 7<<22 | 1<<25},
 }
 
-// torch.set_flush_denormal and its like in the calling thread change no bit of a result, and are still in force after
-// the call. Fails when fp_enter() does not set the mode: the inputs are full of denormals and halfway points.
+// A floating-point mode that the calling thread has set (torch.set_flush_denormal) changes no bit of a result and is
+// still set after the call. Fails when fp_enter() does not set the mode: the inputs are full of denormals and
+// halfway points.
 func TestFloatModeOfTheCallerChangesNothing(t *testing.T) {
 	r := seeded(t)
 	runtime.LockOSThread()

@@ -32,13 +32,14 @@ func testCopy(dst, src []byte, stream bool) {
 	C.scr_test_copy(address(dst), address(src), C.size_t(len(src)), flag(stream))
 }
 
-// testDefined says whether the table in use has a reduce and a scale function.
+// testDefined reports whether the table in use has a reduce and a scale function.
 func testDefined(dtype, op int) (reduce, scale bool) {
 	bits := C.scr_test_defined(C.int(dtype), C.int(op))
 	return bits&1 != 0, bits&2 != 0
 }
 
-// testRepeatReduce reductions many times in one call. The memory that src lists is pinned or not Go's.
+// testRepeatReduce reduces `rounds` times in one call. The memory that src lists is pinned or was not allocated by
+// Go.
 func testRepeatReduce(dst unsafe.Pointer, src *unsafe.Pointer, n, count, dtype, op, rounds int) {
 	C.scr_test_repeat_reduce(dst, nil, src, C.int(n), C.size_t(count), C.int(dtype), C.int(op), 1, C.long(rounds))
 }
@@ -47,7 +48,8 @@ func testRepeatCopy(dst, src []byte, stream bool, rounds int) {
 	C.scr_test_repeat_copy(address(dst), address(src), C.size_t(len(src)), flag(stream), C.long(rounds))
 }
 
-// testFloatMode is the floating-point mode of the calling thread; testSetFloatMode sets it. Lock the goroutine.
+// testFloatMode returns the floating-point mode of the calling thread; testSetFloatMode sets it. The caller has
+// locked its goroutine to the thread.
 func testFloatMode() uint64        { return uint64(C.fp_read()) }
 func testSetFloatMode(mode uint64) { C.fp_write(C.uint64_t(mode)) }
 

@@ -1,9 +1,10 @@
-/* half.inc.h: fp16 and bf16 as fp32 and back: fp16 from half a register to a whole one, bf16 from a whole one to
- * two, the elements with even and those with odd numbers, so that no set of slots has to move.
+/* half.inc.h: conversion of fp16 and bf16 to fp32 and back. fp16 widens from half a register to a whole one. bf16
+ * widens from one register to two, one with the even and one with the odd elements, so that no element changes its
+ * lane.
  *
- * Narrowing rounds to nearest even and keeps denormals; a NaN stays one and becomes quiet, with its upper bits. The
- * portable fp16 code follows the conversion instructions bit for bit.
- */
+ * Narrowing rounds to nearest even and keeps denormals; a NaN becomes quiet and keeps its upper bits. The portable
+ * fp16 code follows the conversion instructions bit for bit.
+ * */
 
 #define SCR_SPLAT32(x) ((v_u32){0} + (uint32_t)(x))
 
@@ -16,8 +17,8 @@ SCR_INLINE vpair widen_bf16(vreg v) {
   return (vpair){(vreg)(u << 16), (vreg)(u & SCR_SPLAT32(0xffff0000))};
 }
 
-/* Rounded in the upper half of each set of slots; the lower half is rubbish. A NaN is made quiet and not rounded, which could
- * carry it into infinity. */
+/* Rounds to bf16 in the upper half of each lane; the lower half is undefined. A NaN is made quiet and not rounded,
+ * because rounding could turn it into infinity. */
 SCR_INLINE v_u32 round_bf16(vreg f) {
   const v_u32 u = (v_u32)f, nan = (v_u32)((v_f32)f != (v_f32)f);
   const v_u32 up = SCR_SPLAT32(0x7fff) + ((u >> 16) & SCR_SPLAT32(1));
@@ -41,21 +42,20 @@ SCR_INLINE vhalf narrow_fp16(v_f32 f) {
 SCR_INLINE v_f32 widen_fp16(vhalf h) { return (v_f32)vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(h))); }
 SCR_INLINE vhalf narrow_fp16(v_f32 f) { return vget_lane_u64(vreinterpret_u64_f16(vcvt_f16_f32((float32x4_t)f)), 0); }
 #else
-/* 16-bit sets of slots as 32-bit sets of slots, and the lower halves of 32-bit sets of slots below 65536. Written out, because the compiler
- * takes __builtin_convertvector() apart into single sets of slots here. */
+/* Widening of 16-bit lanes to 32 bits, and narrowing of 32-bit lanes with values below 65536. Written with
+ * intrinsics, because the compiler splits __builtin_convertvector() into single lanes here. */
 SCR_INLINE v_u32 widen_lanes(vhalf h) {
   return (v_u32)_mm_unpacklo_epi16(_mm_cvtsi64_si128((long long)h), _mm_setzero_si128());
 }
-SCR_INLINE vhalf
-narrow_lanes(v_u32 v) { /* there is no unsigned pack: make the sets of slots signed, so that none saturates */
+SCR_INLINE vhalf narrow_lanes(v_u32 v) { /* there is no unsigned pack: sign-extend the lanes, so that none saturates */
   const __m128i x = _mm_srai_epi32(_mm_slli_epi32((__m128i)v, 16), 16);
   return (vhalf)_mm_cvtsi128_si64(_mm_packs_epi32(x, x));
 }
-/* mask ? a : b, all bits of a set of slots of the mask alike. */
+/* Returns mask ? a : b by lane. The bits of a lane of the mask are all 0 or all 1. */
 SCR_INLINE v_u32 select32(v_i32 mask, v_u32 a, v_u32 b) { return ((v_u32)mask & a) | (~(v_u32)mask & b); }
 
-/* Both use one exact or correctly rounded fp32 addition to treat denormals (after F. Giesen's half_to_float and
- * float_to_half, public domain); the rest is integer arithmetic. */
+/* Both conversions handle denormals with one exact or correctly rounded fp32 addition (after F. Giesen's
+ * half_to_float and float_to_half, public domain); the rest is integer arithmetic. */
 SCR_INLINE v_f32 widen_fp16(vhalf h) {
   const v_u32 bits = widen_lanes(h);
   const v_u32 magnitude = (bits & SCR_SPLAT32(0x7fff)) << 13;

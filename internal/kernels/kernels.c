@@ -1,4 +1,4 @@
-/* kernels.c: which variant of the kernels this process uses. */
+/* kernels.c: chooses the variant of the kernels for this process. */
 #include "variants.h"
 
 #include <stdatomic.h>
@@ -14,7 +14,7 @@ int scr_runnable_kernels(const scr_kernels *list[SCR_MAX_KERNELS]) {
       list[n++] = &scr_kernels_avx512;
     }
     list[n++] = &scr_kernels_avx2;
-    /* Processors before Ice Lake and Zen 4, where VBMI2 came, lower their clock for 64-byte registers. */
+    /* Processors without VBMI2 (before Ice Lake and Zen 4) lower their clock for 64-byte registers. */
     if (n == 2 && !__builtin_cpu_supports("avx512vbmi2")) {
       list[0] = &scr_kernels_avx2;
       list[1] = &scr_kernels_avx512;
@@ -25,7 +25,7 @@ int scr_runnable_kernels(const scr_kernels *list[SCR_MAX_KERNELS]) {
   return n;
 }
 
-/* Two threads that come here first at the same time find the same table, so storing it twice does no harm. */
+/* Two threads may both make the first call. They find the same table, so storing it twice does no harm. */
 static _Atomic(const scr_kernels *) chosen;
 
 const scr_kernels *scr_get_kernels(void) {

@@ -1,10 +1,10 @@
 // Package kernels copies, reduces and scales memory. The functions are C, in one variant for each instruction set
-// (portable, AVX2, AVX-512) that all give the same bits; kernels.h says what each promises.
+// (portable, AVX2, AVX-512) that all give the same bits; kernels.h documents each function.
 //
-// It owns no memory and no state but the choice of the variant, which falls at the first use or by [Force]. Its
-// functions may be called from any thread. The runner calls the C table, scr_get_kernels(), without going through Go;
-// ReduceInto and ScaleInto are for callers in Go. Start reading at kernels.h, then loop.inc.h and vector.inc.h, from
-// which portable.c, avx2.c and avx512.c each make a table.
+// It owns no memory and no state except the choice of the variant, which is made at the first use or by [Force]. Its
+// functions may be called from any thread. The runner calls the C table, scr_get_kernels(), without going through
+// Go; ReduceInto and ScaleInto are for callers in Go. Start reading at kernels.h, then loop.inc.h and vector.inc.h,
+// from which portable.c, avx2.c and avx512.c each make a table.
 package kernels
 
 /*
@@ -12,8 +12,8 @@ package kernels
 #include <stdlib.h>
 #include "variants.h"
 
-// One and two sources are handed over as arguments: Go pins those for the length of a call at no cost, whereas memory
-// that an array of pointers leads to has to be pinned piece by piece.
+// One or two sources are passed as arguments: Go keeps arguments in place during a call at no cost, whereas the
+// memory behind an array of pointers must be pinned piece by piece.
 static void scr_go_reduce2(void *dst, void *dst2, const void *a, const void *b, int n, size_t count, int dtype, int op,
                          double divisor) {
   const void *src[2] = {a, b};
@@ -58,7 +58,7 @@ func Names() []string {
 // Active returns the name of the variant in use.
 func Active() string { return C.GoString(C.scr_get_kernels().name) }
 
-// Force chooses a variant by name. Programs keep the variant that they were made with, so call it first.
+// Force chooses a variant by name. It is called before programs are compiled, because a program keeps its variant.
 func Force(name string) error {
 	s := C.CString(name)
 	defer C.free(unsafe.Pointer(s))

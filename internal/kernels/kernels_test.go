@@ -11,7 +11,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// seeded makes a generator whose seed is printed when the test fails.
+// seeded returns a generator whose seed is printed when the test fails.
 func seeded(t testing.TB) *rand.Rand {
 	seed := time.Now().UnixNano()
 	t.Logf("seed %d", seed)
@@ -52,7 +52,7 @@ func eachReduce(f func(t coll.DataType, op coll.ReduceOp)) {
 	}
 }
 
-// guarded is memory at any alignment with a border whose change is found.
+// guarded is memory at any alignment between borders, whose changes the test detects.
 type guarded struct {
 	whole []byte
 	b     []byte
@@ -78,7 +78,7 @@ func (g *guarded) intact(n int) bool {
 	return true
 }
 
-// placement says where the destinations of a reduce lie: the number of a source, or one of these.
+// placement is where the destinations of a reduce lie: the index of a source, or one of the constants below.
 type placement struct{ dst, dst2 int }
 
 const (
@@ -195,7 +195,7 @@ func checkReduce(r *rand.Rand, srcs [][]byte, dtype coll.DataType, op coll.Reduc
 	return nil
 }
 
-// The tables hold what coll says is defined, neither more nor less.
+// The tables hold exactly the combinations that coll defines.
 func TestTablesHoldWhatIsDefined(t *testing.T) {
 	eachVariant(t, func(t *testing.T) {
 		for dtype := range coll.DataTypeCount {

@@ -1,13 +1,13 @@
 /* loop.inc.h: the loop of every reduction. Included with SCR_ACC, the type of an accumulator, and SCR_LOOP_NAME.
  *
- * One position at a time is reduced over all sources in registers and stored to both destinations. That is one pass over
- * memory for any number of sources, and it is right when dst or dst2 is one of the sources, because a position is read
- * from all of them before it is written. (Going through an accumulator of 1 to 16 KB in the L1 cache, source by source,
+ * The loop reduces one position at a time over all sources in registers and stores it to both destinations. It takes
+ * one pass over memory for any number of sources. dst or dst2 may be one of the sources, because a position is read
+ * from all sources before it is written. (An accumulator of 1 to 16 KB in the L1 cache, filled source by source,
  * took twice as long for 4 and 8 sources, whether they lay in L2, L3 or main memory.)
- */
+ * */
 
-/* The functions are constants of each caller and vanish into the loop; one call of it works on `step` bytes. n counts
- * bytes of memory. */
+/* The function arguments are constants in each caller, so the compiler inlines them. Each call of one handles `step`
+ * bytes. n counts bytes of memory. */
 SCR_INLINE void SCR_LOOP_NAME(uint8_t *dst, uint8_t *dst2, const void *const *src, int nsrc, size_t n, double divisor,
                               size_t step, SCR_ACC (*load)(const uint8_t *p),
                               SCR_ACC (*load_part)(const uint8_t *p, size_t n), SCR_ACC (*op)(SCR_ACC a, SCR_ACC b),
@@ -24,8 +24,8 @@ SCR_INLINE void SCR_LOOP_NAME(uint8_t *dst, uint8_t *dst2, const void *const *sr
     return;
   }
 
-  /* The last register overlaps the one before it instead of being a short one. It is reduced before anything is
-   * written, since the overlap may be in dst and a source at once. */
+  /* The last register overlaps the one before it, so that it is full. It is reduced before anything is written,
+   * because the overlap may lie in dst and in a source at once. */
   const size_t end = n - step;
   SCR_ACC last = load(s0 + end);
   for (int k = 1; k < nsrc; k++) last = op(last, load((const uint8_t *)src[k] + end));

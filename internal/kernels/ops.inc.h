@@ -1,5 +1,5 @@
-/* ops.inc.h: what is done to whole registers: the reductions, what follows them, and how each type lies in
- * memory. All of it names the same values in every variant. */
+/* ops.inc.h: operations on whole registers: the reductions, the steps after them, and the layout of each type in
+ * memory. They give the same values in every variant. */
 
 SCR_INLINE vreg op_and(vreg a, vreg b) { return a & b; }
 SCR_INLINE vreg op_or(vreg a, vreg b) { return a | b; }
@@ -9,7 +9,7 @@ SCR_INLINE vreg post_none(vreg v, double divisor) {
   return v;
 }
 
-/* Integers: sums and products wrap, so they are unsigned whatever the type. */
+/* Integers: sums and products wrap, so they are computed as unsigned for signed types too. */
 #define SCR_WRAPPING_OPS(bits)                                                                  \
   SCR_INLINE vreg op_sum_##bits(vreg a, vreg b) { return (vreg)((v_u##bits)a + (v_u##bits)b); } \
   SCR_INLINE vreg op_product_##bits(vreg a, vreg b) { return (vreg)((v_u##bits)a * (v_u##bits)b); }
@@ -18,8 +18,8 @@ SCR_WRAPPING_OPS(16)
 SCR_WRAPPING_OPS(32)
 SCR_WRAPPING_OPS(64)
 
-/* AVG of integers: quotient of the wrapped sum, truncated. The divisor is a number of ranks and fits 31 bits, so types
- * up to 32 bits divide in 32 bits. */
+/* AVG of integers is the truncated quotient of the wrapped sum. The divisor is a number of ranks and fits in 31
+ * bits, so types up to 32 bits divide in 32 bits. */
 SCR_INLINE int32_t whole_divisor(double d) { return d >= 1 ? d < INT32_MAX ? (int32_t)d : INT32_MAX : 1; }
 
 #define SCR_INTEGER_OPS(name, vtype, ctype, wide)                                       \
@@ -63,9 +63,9 @@ SCR_INTEGER_OPS(u64, v_u64, uint64_t, uint64_t)
 SCR_FLOAT_OPS(f32, v_f32, float)
 SCR_FLOAT_OPS(f64, v_f64, double)
 
-/* Complex products: (ac - bd, ad + bc), each product and each sum rounded. a - b is a + (-b), so that one addition with
- * a sign flipped in the real sets of slots serves both parts. A fused multiply-add would give other bits: the variants' files
- * switch contraction off. */
+/* Complex products: (ac - bd, ad + bc), each product and each sum rounded. a - b is a + (-b), so one addition, with
+ * the sign flipped in the lanes of real parts, serves both parts. A fused multiply-add would give other bits, so the
+ * files of the variants switch contraction off. */
 SCR_INLINE vreg op_product_c64(vreg a, vreg b) {
   const v_u64 low = (v_u64){0} + UINT64_C(0xffffffff);
   const v_f32 real = (v_f32)((a & low) | a << 32), imag = (v_f32)((a & ~low) | a >> 32);
@@ -109,7 +109,7 @@ SCR_PAIR_POST(post_none)
 SCR_PAIR_POST(post_avg_f32)
 SCR_PAIR_POST(post_scale_f32)
 
-/* How a type lies in memory: step_X is the number of bytes there that are worked on at a time. */
+/* The layout of a type in memory: step_X is the number of bytes handled at a time. */
 enum { step_full = SCR_VB, step_bool = SCR_VB, step_fp16 = SCR_VB / 2, step_bf16 = SCR_VB };
 
 SCR_INLINE vreg as_bool(vreg v) { return (vreg)((v_u8)v != (v_u8){0}) & (vreg)((v_u8){0} + 1); }

@@ -1,4 +1,4 @@
-/* portable.c: registers of 16 bytes, which every processor of 64 bits has (SSE2, NEON). */
+/* portable.c: registers of 16 bytes, which every 64-bit processor has (SSE2, NEON). */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("fp-contract=off")
 #else
@@ -13,7 +13,7 @@
 #include <arm_neon.h>
 #endif
 
-/* ThreadSanitizer sees no store of an intrinsic, so a build for it copies with ordinary ones. */
+/* ThreadSanitizer does not see stores of intrinsics, so a build with it uses ordinary stores. */
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #define SCR_STREAM(p, v) _mm_stream_si128((__m128i *)(void *)(p), (__m128i)(v))
 #define SCR_STREAM_FENCE() _mm_sfence()

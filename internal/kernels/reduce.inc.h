@@ -1,4 +1,4 @@
-/* reduce.inc.h: the functions of every type and reduction, made of the loop and the operations. */
+/* reduce.inc.h: one function for each type and reduction, composed of the loop and the operations. */
 
 #define SCR_ACC vreg
 #define SCR_LOOP_NAME reduce_loop
@@ -12,7 +12,7 @@
   loop(dst, dst2, src, nsrc, n, divisor, step_##format, load_##format, load_part_##format, op, post, store_##format, \
        store_part_##format)
 
-/* Integers, bits, bool: the floating-point mode is of no concern. */
+/* Integers, bits and bool do not depend on the floating-point mode. */
 #define SCR_REDUCE(name, format, size, op, post)                                                                     \
   static void reduce_##name(void *dst, void *dst2, const void *const *src, int nsrc, size_t count, double divisor) { \
     SCR_CALL_LOOP(reduce_loop, format, dst, dst2, src, nsrc, count * (size), divisor, op, post);                     \
@@ -70,7 +70,7 @@ SCR_REDUCES_OF_FLOAT(bf16, reduce_loop_pair, bf16, 2, pair_, f32)
 SCR_REDUCES_OF_FLOAT(fp32, reduce_loop, full, 4, , f32)
 SCR_REDUCES_OF_FLOAT(fp64, reduce_loop, full, 8, , f64)
 
-/* Sums, quotients and scaled values of complex numbers are those of their parts. */
+/* Sums, quotients and scaled values of complex numbers are computed on their parts. */
 #define SCR_REDUCES_OF_COMPLEX(name, size, arith)                                         \
   SCR_FLOAT_REDUCE(sum_##name, reduce_loop, full, size, op_sum_##arith, post_none)        \
   SCR_FLOAT_REDUCE(avg_##name, reduce_loop, full, size, op_sum_##arith, post_avg_##arith) \

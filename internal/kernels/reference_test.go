@@ -8,20 +8,20 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// The reference: what kernels.h promises, one element at a time, in Go's own arithmetic. It shares no trick with the
-// kernels: 16-bit floats are taken apart and rounded by math.Ldexp and math.RoundToEven.
+// The reference implements kernels.h one element at a time in Go's arithmetic. It shares no technique with the
+// kernels: it decodes and rounds 16-bit floats with math.Ldexp and math.RoundToEven.
 
 type number interface {
 	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64
 }
 
-// view is the memory of b, which must be aligned, as elements.
+// view returns the memory of b, which must be aligned, as elements.
 func view[T number](b []byte) []T {
 	var zero T
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(zero)))
 }
 
-// reference reductions srcs, whose memory is aligned, and returns aligned memory.
+// reference reduces srcs, whose memory is aligned, and returns aligned memory.
 func reference(srcs [][]byte, t coll.DataType, op coll.ReduceOp, divisor int) []byte {
 	out := aligned(len(srcs[0]))
 	switch t {
@@ -226,7 +226,7 @@ func refHalves(out []byte, srcs [][]byte, op coll.ReduceOp, divisor int, h half)
 	}
 }
 
-// refScale is the reference of ScaleInto.
+// refScale is the reference for ScaleInto.
 func refScale(src []byte, t coll.DataType, factor float64) []byte {
 	out := aligned(len(src))
 	switch t {
@@ -250,7 +250,7 @@ func refScale(src []byte, t coll.DataType, factor float64) []byte {
 	return out
 }
 
-// canonical replaces every NaN by one of them: their signs and payloads are nobody's promise.
+// canonical replaces every NaN by one NaN, because signs and payloads are not specified.
 func canonical(b []byte, t coll.DataType) []byte {
 	c := aligned(len(b))
 	copy(c, b)
@@ -287,7 +287,7 @@ func aligned(n int) []byte {
 }
 
 // contributions makes the inputs of n ranks. Most positions of a float hold moderate numbers at all ranks, so that a
-// reduce of many sources still says something; the others are any bits, or zeros, denormals, infinities and NaN.
+// reduce of many sources does not become NaN; the others are random bits, or zeros, denormals, infinities and NaN.
 func contributions(r *rand.Rand, t coll.DataType, count, n int) [][]byte {
 	srcs := make([][]byte, n)
 	for k := range srcs {

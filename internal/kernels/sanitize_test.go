@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, on blocks of the heap that begin and end with the
-// data: a read of one byte too many stops the program, which guarded memory in the other tests does not notice.
+// The kernels run under AddressSanitizer and UndefinedBehaviorSanitizer on heap blocks that hold only the data, so a
+// read of one byte too many stops the program. The guarded memory of the other tests does not detect reads.
 func TestKernelsUnderSanitizers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiling with sanitizers takes 10 s and more")

@@ -1,4 +1,4 @@
-/* table.inc.h: which function serves which type and reduction; what is not named is not defined. */
+/* table.inc.h: the table of functions by type and reduction. A combination that is not listed is not defined. */
 
 #define SCR_INTEGER_ROW(name, bits)                                                                                    \
   {[SAGECOMM_SUM] = reduce_sum_##bits, [SAGECOMM_AVG] = reduce_avg_##name, [SAGECOMM_PRODUCT] = reduce_product_##bits, \

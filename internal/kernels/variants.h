@@ -9,7 +9,7 @@
 #error "the kernels are written for little-endian processors"
 #endif
 
-/* clang has no `#pragma GCC target`: there the portable kernels, compiled for the baseline, are all there is. */
+/* clang has no `#pragma GCC target`, so a build with clang has only the portable kernels, compiled for the baseline. */
 #if defined(__x86_64__) && !defined(__clang__)
 #define SCR_KERNELS_X86 1
 #endif
@@ -27,10 +27,10 @@ int scr_runnable_kernels(const scr_kernels *list[SCR_MAX_KERNELS]);
 
 #define SCR_INLINE static inline __attribute__((always_inline))
 
-/* The processor's mode decides about rounding and denormals, so threads that set it differently would give different
- * bits. A float kernel runs between fp_enter() and fp_leave(), which write the mode only where it is not the default:
- * reading it costs 5 ns, and writing it waits for all arithmetic in flight. The sticky exception flags are no part of
- * the comparison. */
+/* The processor's floating-point mode controls rounding and denormals, so threads with different modes would give
+ * different bits. A float kernel runs between fp_enter() and fp_leave(), which write the mode only where it is not
+ * the default: reading it costs 5 ns, and writing it waits for all arithmetic in flight. The comparison ignores the
+ * sticky exception flags. */
 typedef struct fp_mode {
   uint64_t saved;
   int changed;
@@ -66,8 +66,8 @@ SCR_INLINE int fp_is_default(uint64_t mode) { return mode == 0; }
 #error "no floating-point mode known for this processor"
 #endif
 
-/* `operand` is read and written so that arithmetic on it cannot be moved before the change of mode; what comes from
- * memory is held back by the clobber. */
+/* `operand` is an input and output of the asm statement, so the compiler cannot move arithmetic on it before the
+ * change of mode; the memory clobber holds back arithmetic on loaded values. */
 SCR_INLINE fp_mode fp_enter(double *operand) {
   fp_mode m = {fp_read(), 0};
   if (__builtin_expect(!fp_is_default(m.saved), 0)) {

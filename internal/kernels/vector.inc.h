@@ -1,11 +1,12 @@
 /* vector.inc.h: registers of SCR_VB bytes and moving 0..SCR_VB bytes into and out of them.
  *
- * Included by each variant with SCR_VB defined as 16, 32 or 64. Arithmetic on the vector types is the compiler's: the
- * same C gives the widest instructions that the variant's target allows.
+ * Included by each variant with SCR_VB defined as 16, 32 or 64. The compiler translates arithmetic on the vector
+ * types: the same C gives the widest instructions that the variant's target allows.
  *
- * Short pieces are put together in registers (overlapping loads and shifts), never in a buffer on the stack: a wide load
- * of narrow stores waits some 15 cycles for the stores to reach the cache, and memcpy() of a variable size is a call.
- */
+ * Short pieces are assembled in registers (overlapping loads and shifts), never in a buffer on the stack: a wide
+ * load that follows narrow stores waits about 15 cycles for them to reach the cache, and memcpy() of a variable size
+ * is a call.
+ * */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,13 +22,13 @@ typedef SCR_VEC(int64_t) v_i64;
 typedef SCR_VEC(float) v_f32;
 typedef SCR_VEC(double) v_f64;
 
-/* What loads give and stores take, whatever lies in it. */
+/* The type of loads and stores, for any element type. */
 typedef v_u64 vreg;
 
 typedef uint64_t v128 __attribute__((vector_size(16)));
 typedef uint64_t v256 __attribute__((vector_size(32)));
 
-/* Unaligned and of any type in memory. */
+/* Memory of any type and alignment. */
 #define SCR_ANY __attribute__((aligned(1), may_alias))
 typedef uint16_t u16_any SCR_ANY;
 typedef uint32_t u32_any SCR_ANY;
@@ -101,7 +102,8 @@ SCR_INLINE void store_part32(uint8_t *p, v256 v, size_t n) {
 }
 #endif
 
-/* Kept out of line: inlined into every kernel they tripled the size of the code to save 1 ns of a short call. */
+/* These functions are not inlined: inlining them into every kernel tripled the code size and saved 1 ns of a short
+ * call. */
 #define SCR_SHARED static __attribute__((noinline))
 
 #if SCR_VB == 16

@@ -1,4 +1,4 @@
-/* bell.c: the clock, locks of a few instructions, and sleeping on a word of shared memory and waking who sleeps there. */
+/* bell.c: the clock, short locks, and futexes in shared memory. */
 #define _GNU_SOURCE
 #include "bell.h"
 
@@ -18,7 +18,7 @@ int64_t scr_now(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Shared between processes, so not FUTEX_PRIVATE. Interruptions and stale values are the caller's to look at. */
+/* The word is shared between processes, so the futex is not FUTEX_PRIVATE. */
 void scr_futex_wait(_Atomic uint32_t *word, uint32_t value, int64_t ns) {
   if (ns <= 0) return;
   struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
@@ -32,8 +32,8 @@ bool scr_try_lock(_Atomic uint32_t *lock) {
          atomic_exchange_explicit(lock, 1, memory_order_acquire) == 0;
 }
 
-/* For sections of a few instructions, and one pass over the fifos (p2p.c): the holder may have been preempted, so the
- * processor is soon given away. */
+/* The lock guards sections of a few instructions, and one pass over the fifos (p2p.c). It yields early because its
+ * holder may be preempted. */
 void scr_spin_lock(_Atomic uint32_t *lock) {
   for (uint32_t n = 0; !scr_try_lock(lock); n++) {
     if (n < 64) {

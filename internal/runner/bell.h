@@ -1,4 +1,4 @@
-/* bell.h: the clock, short locks, and sleeping on a word until somebody wakes who sleeps there. */
+/* bell.h: the clock, short locks, and futexes: sleeping on a word and waking its sleepers. */
 #ifndef SCR_BELL_H
 #define SCR_BELL_H
 
@@ -27,6 +27,7 @@ static inline void scr_pause(void) {
 #endif
 }
 
+/* Sleeps while *word is `value`, at most `ns`. It may return early, so the caller looks at its condition again. */
 void scr_futex_wait(_Atomic uint32_t *word, uint32_t value, int64_t ns);
 void scr_futex_wake(_Atomic uint32_t *word);
 void scr_spin_lock(_Atomic uint32_t *lock);

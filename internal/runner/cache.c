@@ -10,8 +10,8 @@ void scr_program_free(scr_program *p) {
   free(p);
 }
 
-/* kind (4 bits) | dtype (5) | reduce op (4) | class (8) | root + 1 (32), never 0. What a collective does not depend on
- * stays 0, so that a broadcast has one program for all types. */
+/* kind (4 bits) | dtype (5) | reduce op (4) | class (8) | root + 1 (32), never 0. Fields on which a kind does not
+ * depend stay 0, so a broadcast has one program for all types. */
 uint64_t scr_cache_key(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
   uint64_t key = UINT64_C(1) << 63 | (uint64_t)op->kind << 53 | (uint64_t)scr_group_class(g, op->kind, bytes) << 41;
   if (scr_reduces(op->kind)) key |= (uint64_t)op->dtype << 36 | (uint64_t)op->reduce_op << 32;
@@ -31,7 +31,7 @@ const scr_program *scr_cache_find(const scr_group *g, uint64_t key) {
   }
 }
 
-/* Called by one thread at a time: Go holds the group's mutex. */
+/* Requires: Go's mutex of the group, so one thread inserts at a time. */
 bool scr_cache_insert(scr_group *g, uint64_t key, scr_program *p) {
   if (atomic_load_explicit(&g->cached, memory_order_relaxed) >= SCR_CACHE_ENTRIES / 4 * 3) return false;
   uint32_t i = cache_index(key);

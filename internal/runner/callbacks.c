@@ -1,5 +1,5 @@
-/* callbacks.c: the table of calls into Go, and how many there were. The functions behind it are in hooks.c; tests of the
- * runner without Go set their own. */
+/* callbacks.c: the table of calls into Go and their count. hooks.c has the functions; tests of the runner without Go
+ * set their own. */
 #include "engine.h"
 
 scr_hooks scr_go;

@@ -1,9 +1,9 @@
-/* calls.c: what the shared blocks tell of the peers: their last collectives, how far they are, and whom they wait for. A peer may
- * write anything there, so nothing read here decides more than the words of an error. */
+/* calls.c: reads the state of peers from their shared blocks: last collectives, progress, and for whom they wait. A
+ * peer may write anything there, so these values go only into the texts of errors. */
 #include "program.h"
 
-/* A reader that gets a field of a later call, which is stored with release after seq was made 0, does not find seq
- * unchanged afterwards. */
+/* The owner stores 0 to seq before it stores the fields of a later call with release. So a reader that reads a field
+ * of a later call finds that seq has changed. */
 static bool read_record(const scr_group *g, int32_t rank, uint64_t sequence, scr_call *out) {
   const scr_record *rec = &g->peer[rank].shared->records[sequence % SCR_RECORDS];
   if (atomic_load_explicit(&rec->seq, memory_order_acquire) != sequence) return false;

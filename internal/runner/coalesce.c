@@ -1,12 +1,13 @@
-/* coalesce.c: several operations issued as one. Go says which of them share a collective; here those are packed, as one
- * operation on the segments of all, so that the data goes straight from the tensors into the slots. */
+/* coalesce.c: coalesced calls. Go decides which operations share a collective; this file packs each batch as one
+ * operation on the segments of all its members, so that the data moves from the tensors into the slots without a
+ * copy between. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "composite.h"
 #include "engine.h"
 
-/* ---- what one call looks like ---- */
+/* ---- the shape of a call ---- */
 
 static bool even(const uint64_t *blocks, int32_t size) {
   for (int32_t i = 1; blocks && i < size; i++) {
@@ -15,7 +16,7 @@ static bool even(const uint64_t *blocks, int32_t size) {
   return true;
 }
 
-/* All that Go's answer depends on; 0 where it might be a refusal. */
+/* Returns a hash of everything on which Go's decision depends, or 0 if Go might refuse the call. */
 static uint64_t shape_of(const sagecomm_op *ops, uint32_t n, int32_t rank, int32_t size) {
   uint64_t h = n;
   for (uint32_t i = 0; i < n; i++) {
@@ -55,7 +56,7 @@ static void sort_ranges(range *r, size_t n) {
   }
 }
 
-/* How far the ranges seen so far reach: the farthest, and the farthest of another operation. */
+/* The farthest end of the ranges so far, and the farthest end among those of other operations. */
 typedef struct reach {
   const unsigned char *to, *others_to;
   uint32_t op, other;
@@ -102,7 +103,7 @@ static int32_t refuse_shared(sagecomm_error *err, uint32_t a, uint32_t b) {
   return scr_plain_error(err, SAGECOMM_INVALID, text);
 }
 
-/* Whether two operations touch the same memory and one of them writes it: SAGECOMM_INVALID. */
+/* Returns SAGECOMM_INVALID if two operations touch the same memory and one of them writes it. */
 static int32_t check_memory(const sagecomm_op *ops, uint32_t n, uint32_t first, sagecomm_error *err) {
   range few[FEW], *r = few;
   size_t all = 0;
@@ -135,7 +136,7 @@ static bool alike(const sagecomm_op *a, const sagecomm_op *b) {
          (!scr_rooted(a->kind) || a->root == b->root);
 }
 
-/* Looks at operations that stand next to each other, some of which are packed together. */
+/* Checks the memory of adjacent operations, some of which are packed together. */
 static int32_t check_stretches(const sagecomm_op *ops, uint32_t n, const uint32_t *batch, sagecomm_error *err) {
   for (uint32_t i = 0, end; i < n; i = end) {
     uint32_t lowest = batch[i], highest = batch[i];
@@ -143,15 +144,15 @@ static int32_t check_stretches(const sagecomm_op *ops, uint32_t n, const uint32_
       if (batch[end] < lowest) lowest = batch[end];
       if (batch[end] > highest) highest = batch[end];
     }
-    if (highest - lowest + 1 == end - i) continue; /* each by itself */
+    if (highest - lowest + 1 == end - i) continue; /* no two of them share a batch */
     int32_t status = check_memory(ops + i, end - i, i, err);
     if (status != SAGECOMM_OK) return status;
   }
   return SAGECOMM_OK;
 }
 
-/* P2p operations are not ordered with collectives: where a p2p operation and a collective share memory that one of them
- * writes, SAGECOMM_INVALID. One pass over all buffers in the order of their addresses. */
+/* Returns SAGECOMM_INVALID if a p2p operation and a collective share memory that one of them writes, because no
+ * order holds between the two. It takes one pass over all buffers, sorted by address. */
 static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, sagecomm_error *err) {
   range few[FEW], *r = few;
   size_t all = 0;
@@ -168,7 +169,8 @@ static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, sagecomm_error *err
     all += collect(r + all, ops[i].out, ops[i].n_out, i, true);
   }
   sort_ranges(r, all);
-  /* How far the memory reaches that collectives [0] and p2p operations [1] touch, and that they write, and which do. */
+  /* For collectives [0] and p2p operations [1]: the farthest end of the memory that they touch, and that they write,
+   * and the operation it belongs to. */
   struct {
     const unsigned char *to;
     uint32_t op;
@@ -206,13 +208,14 @@ static uint32_t add(sagecomm_segment *to, uint32_t n, void *data, uint64_t bytes
   return n + 1;
 }
 
-/* Where the packing of one operation's buffer has come to. */
+/* The position in one operation's buffer while it is packed. */
 typedef struct cursor {
   uint32_t segment;
   uint64_t offset;
 } cursor;
 
-/* The buffers of all, one after the other; or their first blocks, then their second ones, and so on. */
+/* Lists the segments of all buffers, one buffer after the other; with `blocks`, the first blocks of all buffers,
+ * then the second ones, and so on. */
 static uint32_t pack(sagecomm_segment *to, const sagecomm_op *const *part, uint32_t n, bool out, int32_t blocks,
                      cursor *at) {
   uint32_t k = 0;
@@ -222,7 +225,7 @@ static uint32_t pack(sagecomm_segment *to, const sagecomm_op *const *part, uint3
       const sagecomm_segment *s = out ? part[i]->out : part[i]->in;
       uint32_t n_s = out ? part[i]->n_out : part[i]->n_in;
       uint64_t left = scr_total(s, n_s) / (uint64_t)(blocks ? blocks : 1);
-      if (left == 0 && n_s > 0 && k == 0) k = add(to, k, s[0].data, 0); /* a buffer of no bytes is a buffer */
+      if (left == 0 && n_s > 0 && k == 0) k = add(to, k, s[0].data, 0); /* an empty buffer keeps one segment */
       while (left > 0) {
         cursor *c = &at[i];
         uint64_t here = s[c->segment].bytes - c->offset, len = here < left ? here : left;
@@ -240,7 +243,7 @@ static bool out_is_blocks(int kind) { return kind == SAGECOMM_ALL_GATHER || kind
 
 static bool in_is_blocks(int kind) { return kind == SAGECOMM_REDUCE_SCATTER || kind == SAGECOMM_SCATTER; }
 
-/* Issues what shares a collective. rank and size were read while the group was there; scr_issue() looks again. */
+/* Issues one batch. `rank` and `size` were read while the group was open; scr_issue() checks the handle again. */
 static int32_t issue_batch(sagecomm_group group, int32_t rank, int32_t size, const sagecomm_op *const *part, uint32_t n,
                            uint8_t flags, sagecomm_work *work, uint64_t *sequence, sagecomm_error *err) {
   sagecomm_op op = *part[0];
@@ -258,7 +261,7 @@ static int32_t issue_batch(sagecomm_group group, int32_t rank, int32_t size, con
     segments = memory;
     at = (cursor *)(void *)(segments + most);
   }
-  /* What a rank that is not the root may pass, and need not, is left out. */
+  /* Buffers that only the root needs are left out on other ranks, which may or may not pass them. */
   bool away = scr_rooted(op.kind) && op.root != rank;
   bool no_in = away && (op.kind == SAGECOMM_BROADCAST || op.kind == SAGECOMM_SCATTER);
   bool no_out = away && (op.kind == SAGECOMM_REDUCE || op.kind == SAGECOMM_GATHER);
@@ -291,7 +294,7 @@ static void sort_batches(const sagecomm_op *ops, uint32_t n, const uint32_t *bat
                          const sagecomm_op **part) {
   memset(count, 0, batches * sizeof *count);
   for (uint32_t i = 0; i < n; i++) count[batch[i]]++;
-  for (uint32_t b = 0, at = 0; b < batches; b++) { /* where each begins */
+  for (uint32_t b = 0, at = 0; b < batches; b++) { /* from lengths to beginnings */
     uint32_t k = count[b];
     count[b] = at;
     at += k;
@@ -303,13 +306,13 @@ static void sort_batches(const sagecomm_op *ops, uint32_t n, const uint32_t *bat
   for (uint32_t b = batches; b-- > 1;) count[b] -= count[b - 1]; /* from the ends back to the lengths */
 }
 
-/* Synchronous ones are carried out one after the other, until one takes longer than a caller is kept. */
+/* Issues batch after batch. Synchronous ones run one after the other until one of them returns PENDING. */
 static int32_t issue_batches(scr_group *g, sagecomm_group group, int32_t rank, int32_t size, const sagecomm_op *ops,
                              uint32_t n, const uint32_t *count, uint32_t batches, const sagecomm_op **part,
                              sagecomm_work *work, uint64_t *sequence, sagecomm_error *err) {
   uint8_t flags = ops[0].flags;
   for (uint32_t i = 0; i < n; i++) {
-    if (ops[i].kind >= SAGECOMM_SEND) flags |= SAGECOMM_ASYNC; /* the peer's part may stand behind it in this call */
+    if (ops[i].kind >= SAGECOMM_SEND) flags |= SAGECOMM_ASYNC; /* the peer may issue its side later in its own call */
   }
   scr_run *all = batches > 1 ? scr_composite_new(g, group, batches) : NULL;
   if (batches > 1 && all == NULL) return scr_no_memory(err);
@@ -326,7 +329,7 @@ static int32_t issue_batches(scr_group *g, sagecomm_group group, int32_t rank, i
       *work = one;
       return status;
     }
-    if (status < 0 && b > 0) { /* what it shared with the ones before it went out, so the ranks part here */
+    if (status < 0 && b > 0) { /* other ranks issue the later batches, which this rank cannot, so the group fails */
       scr_entering_go();
       scr_go.fail(group, err);
     }
@@ -334,7 +337,7 @@ static int32_t issue_batches(scr_group *g, sagecomm_group group, int32_t rank, i
       scr_composite_add(all, one);
       flags |= SAGECOMM_ASYNC;
     } else if (one != 0) {
-      scr_release(one); /* of a recv from any source */
+      scr_release(one); /* the work of a recv from any source */
     }
   }
   return scr_composite_close(all, status, work, err);
@@ -350,8 +353,8 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
   if (n == 0) return SAGECOMM_OK;
   if (n == 1) return scr_issue(group, ops, work, sequence, err);
   scr_group *g = scr_group_of(group);
-  /* Read once: the place of a stale handle's group is given to another one at any time. scr_issue() refuses such a handle
-   * whatever was read here; a size of 0 would divide. */
+  /* Both are read once, because the memory of a stale handle's group may become another group's at any time.
+   * scr_issue() refuses a stale handle in any case; a size of 0 would be a divisor. */
   int32_t rank = g ? *(volatile int32_t *)&g->rank : 0, size = g ? *(volatile int32_t *)&g->size : 0;
   if (SCR_UNLIKELY(size == 0)) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: the group was destroyed");
   uint32_t few_batches[2 * FEW], *batch = few_batches, *count = few_batches + FEW;

@@ -1,5 +1,5 @@
-/* composite.c: see composite.h. A part keeps the composite's run alive until it is complete, the composite keeps its parts until it
- * is freed itself: they fall with the last part's completion. */
+/* composite.c: see composite.h. A part keeps the composite's run alive until the part completes; the composite keeps
+ * its parts until it is freed. So both live until the last part has completed. */
 #include "composite.h"
 
 #include <sched.h>
@@ -7,10 +7,10 @@
 
 struct scr_composite {
   scr_run *run;
-  _Atomic uint32_t left;        /* parts that are not complete, and one until it is closed */
-  _Atomic(scr_cause *) failure; /* the first part's that failed, owned */
+  _Atomic uint32_t left;        /* parts that are not complete, plus one until the composite is closed */
+  _Atomic(scr_cause *) failure; /* owned; the cause of the first part that failed */
   _Atomic int32_t status;
-  _Atomic uint32_t first; /* all parts before it are complete: a hint, which only rises */
+  _Atomic uint32_t first; /* a hint that only rises: all parts before this index are complete */
   uint32_t n;
   scr_run *part[]; /* owned */
 };
@@ -37,7 +37,7 @@ void scr_composite_free(scr_composite *b) {
   free(b);
 }
 
-/* One of those that count in `left` is through. */
+/* Counts `left` down and completes the composite when it reaches 0. */
 static void through(scr_composite *b) {
   if (atomic_fetch_sub_explicit(&b->left, 1, memory_order_acq_rel) != 1) return;
   scr_run *all = b->run;
@@ -72,7 +72,7 @@ void scr_composite_add(scr_run *all, sagecomm_work work) {
                                               memory_order_acquire)) {
     return;
   }
-  scr_composite_part_done(part); /* complete already, before it could know */
+  scr_composite_part_done(part); /* the part completed before it knew its composite */
 }
 
 void scr_composite_part_done(scr_run *part) {
@@ -84,7 +84,7 @@ void scr_composite_part_done(scr_run *part) {
 
 int32_t scr_composite_close(scr_run *all, int32_t status, sagecomm_work *work, sagecomm_error *err) {
   scr_composite *b = all->composite_of;
-  if (b->n == 0) { /* all is complete, or nothing was begun */
+  if (b->n == 0) { /* all parts were complete at once, or none was issued */
     scr_run_unref(all);
     return status < 0 ? status : SAGECOMM_OK;
   }
@@ -105,7 +105,8 @@ int32_t scr_composite_close(scr_run *all, int32_t status, sagecomm_work *work, s
 
 scr_run *scr_composite_unfinished(const scr_run *all) {
   scr_composite *b = all->composite_of;
-  /* Several threads may wait; whichever stores last, all that it left out is complete. */
+  /* Several threads may store `first`. Each stores an index before which all parts are complete, so the last store
+   * is right. */
   for (uint32_t i = atomic_load_explicit(&b->first, memory_order_relaxed); i < b->n; i++) {
     SCR_STEP();
     if (!(atomic_load_explicit(&b->part[i]->state, memory_order_acquire) & SCR_DONE)) return b->part[i];

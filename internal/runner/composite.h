@@ -4,16 +4,17 @@
 
 #include "group.h"
 
-/* A run that is complete when all its parts are, at most so many, and scr_composite_close() was called. NULL: no memory. */
+/* Returns a run that completes when scr_composite_close() was called and all its parts, `parts` at most, are
+ * complete; NULL without memory. */
 scr_run *scr_composite_new(scr_group *g, uint64_t group, uint32_t parts);
-/* Takes the caller's reference to a pending work over. */
+/* Adds a pending work and takes over the caller's reference to it. */
 void scr_composite_add(scr_run *all, sagecomm_work part);
-/* No more parts come. `status` and *err: OK or pending, or why the last one could not be issued. Returns what
- * scr_issue() does; the composite is freed unless *work is set. */
+/* Ends the adding of parts. `status` and *err are OK or PENDING, or the reason why the last part could not be
+ * issued. Returns what scr_issue() returns; the composite is freed unless *work is set. */
 int32_t scr_composite_close(scr_run *all, int32_t status, sagecomm_work *work, sagecomm_error *err);
-/* Called once by whoever completed a run that has SCR_HAS_COMPOSITE. */
+/* Counts a part as complete. The thread that completed a run with SCR_HAS_COMPOSITE calls it once. */
 void scr_composite_part_done(scr_run *part);
-/* A part that is not complete, which the composite keeps; NULL: there is none. */
+/* Returns a part that is not complete, or NULL. The composite keeps the reference. */
 scr_run *scr_composite_unfinished(const scr_run *all);
 void scr_composite_free(scr_composite *b);
 

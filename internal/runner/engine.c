@@ -1,4 +1,4 @@
-/* engine.c: the progress engine, which drives what nobody waits for, and the list of completed operations whose done
+/* engine.c: the progress engine, which drives runs that have no waiter, and the list of completed runs whose done
  * functions are still to be called. One thread calls scr_engine_turn(). */
 #include <sched.h>
 
@@ -6,9 +6,10 @@
 #include "p2p.h"
 #include "queue.h"
 
-/* One in each arena of this process, almost always one. All are added to from inside; peers wake their arena's. Where an
- * arena has gone, nobody's bell stands in. A bell that gives its place up is woken, after the new one is there: the engine
- * may sleep on it, or be about to, and whoever wakes from now on finds the new one. */
+/* The engine's bells: one in each arena of this process, which usually has one arena. Threads of this process add to
+ * all of them; a peer wakes the bell of the arena that it maps. nobodys_bell replaces the bell of an arena that is
+ * gone. A replaced bell is woken after the new one is stored: the engine may sleep on the old one, and later wakes
+ * reach the new one. */
 static _Atomic uint32_t nobodys_bell;
 static _Atomic(_Atomic uint32_t *) bells[SCR_MAX_BELLS];
 static _Atomic uint32_t n_bells;
@@ -45,7 +46,8 @@ void scr_engine_remove_bell(void *bell) {
 
 void scr_engine_configure(const scr_engine_config *config) { policy = *config; }
 
-/* Cheap while the engine is awake. asleep is stored before the engine looks for work a last time. */
+/* It makes no system call while the engine is awake. The engine stores `asleep` before it looks for work a last
+ * time, so no wake is lost. */
 void scr_engine_wake(void) {
   atomic_fetch_add_explicit(&ringing, 1, memory_order_seq_cst);
   uint32_t n = atomic_load_explicit(&n_bells, memory_order_acquire);
@@ -62,7 +64,8 @@ void scr_engine_wake(void) {
 /* While there is work, and shortly after, the engine looks again after policy.look_ns; then it sleeps until it is woken. */
 enum { BRIEFLY = 1, SOUNDLY = 2 };
 
-/* With several bells it may sleep on another one than peers wake. */
+/* With several bells, the engine may sleep on one and a peer wake another; so it is woken from a brief sleep as
+ * well. */
 void scr_engine_watch(void) {
   uint32_t how = atomic_load_explicit(&asleep, memory_order_seq_cst);
 #ifdef SCR_MUTANT_ENGINE_SLEEPS_ON
@@ -81,19 +84,19 @@ void scr_engine_control(void) {
 
 typedef struct look {
   bool active;  /* it has work */
-  bool blocked; /* and that waits for a peer */
-  bool busy;    /* another thread is at it, and may not see what comes now */
+  bool blocked; /* its work waits for a peer */
+  bool busy;    /* another thread holds the lock and may miss what arrives now */
   int code;     /* SCR_ENGINE_INCIDENT, SCR_ENGINE_FIFO or 0 */
 } look;
 
 typedef struct round_of {
   int64_t now;
-  int64_t lost;  /* time in which this process did not run: deadlines move by it */
-  bool health;   /* also look whether waiting makes sense */
-  bool announce; /* say that the engine sleeps for the groups */
+  int64_t lost;  /* length of a stop of this process, by which deadlines move */
+  bool health;   /* also look whether the waits can still succeed */
+  bool announce; /* store the sleeper words: the engine is about to sleep */
 } round_of;
 
-/* Those that wait are told of a stop as soon as the lock is there. */
+/* Notes a stop of this process; the deadlines of blocked runs move once the lock is taken. */
 static void note_stop(scr_stop *stop, const round_of *at) {
   if (at->lost != 0) *stop = (scr_stop){at->now, stop->by + at->lost};
 }
@@ -119,8 +122,8 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *
     if (at->health) rc = scr_health(g, r, at->now);
     if (r->deadline_ns == 0) r->deadline_ns = at->now + r->timeout_ns;
     if (at->announce || rc > 0) {
-      /* As in scr_relax(): the word is stored, then the flag is looked at again. A peer that publishes the flag later
-       * finds the word and wakes the engine. */
+      /* As in scr_relax(), the flag is read again after the word is stored. A peer that stores the flag later finds
+       * the word and wakes the engine. */
       uint32_t word = SCR_SLEEP_ENGINE | scr_sleeps_word(r);
       atomic_store_explicit(&g->shared->collective.waits_for, word, memory_order_seq_cst);
       if (atomic_load_explicit(r->flag, memory_order_seq_cst) >= r->need) l.blocked = false;
@@ -148,18 +151,19 @@ static look look_at_p2p(scr_group *g, const round_of *at, scr_incident *incident
   note_stop(&g->p2p.stop, at);
   l.active = l.blocked = true;
   bool driven = atomic_load_explicit(&g->p2p.drivers, memory_order_seq_cst) != 0;
-  if (driven && !at->health) return l; /* who leaves last sets the bit and looks again */
+  if (driven && !at->health) return l; /* the last driver sets SCR_SLEEP_ENGINE and looks again */
   if (!driven && at->announce) {
     atomic_fetch_or_explicit(&g->shared->p2p.waits_for, SCR_SLEEP_ENGINE, memory_order_seq_cst);
     atomic_store_explicit(&g->p2p.waits_at_once, false, memory_order_relaxed);
   }
   if (at->health) {
-    scr_spin_lock(&g->p2p.lock); /* who drives may hold it most of the time */
+    scr_spin_lock(&g->p2p.lock); /* a driver may hold it most of the time */
   } else if (!scr_try_lock(&g->p2p.lock)) {
-    l.busy = true; /* the holder may have looked at a fifo before something came: look again before sleeping */
+    l.busy = true; /* the holder may have read a fifo before a frame arrived: look again before sleeping */
     return l;
   }
-  if (atomic_load_explicit(&g->p2p.unfinished, memory_order_relaxed) == 0) { /* the last one ended while this waited */
+  if (atomic_load_explicit(&g->p2p.unfinished, memory_order_relaxed) ==
+      0) { /* the last one completed while this thread waited for the lock */
     scr_spin_unlock(&g->p2p.lock);
     return (look){0};
   }
@@ -177,7 +181,7 @@ static look look_at_p2p(scr_group *g, const round_of *at, scr_incident *incident
     if (rc == SCR_BLOCKED && at->health) rc = scr_p2p_scan(g, at->now, &peer, &culprit);
   }
   l.blocked = rc == SCR_BLOCKED && g->p2p.activity == before;
-  if (driven && rc == SCR_YIELDED) scr_bell_wake(&g->shared->p2p.bell); /* he who drives may sleep */
+  if (driven && rc == SCR_YIELDED) scr_bell_wake(&g->shared->p2p.bell); /* the driver may sleep */
   if (rc > 0) {
     *incident = (scr_incident){.code = rc, .kind = SAGECOMM_RECV};
     if (culprit) scr_describe_incident(culprit, rc, incident);
@@ -198,7 +202,8 @@ static bool struck(const scr_group *g) {
          atomic_load_explicit(&g->p2p.unfinished, memory_order_relaxed) == 0;
 }
 
-/* in_incident: whom this rank waits for stays to be seen (scr_group_awaits). */
+/* Takes the engine's sleeper words back. With in_incident they stay, so that peers see for whom this rank waits
+ * (scr_group_awaits). */
 static void withdraw(scr_group *g, bool in_incident) {
   uint32_t said = atomic_load_explicit(&g->shared->collective.waits_for, memory_order_relaxed);
   if (!in_incident && (said & SCR_SLEEP_ENGINE)) {
@@ -220,7 +225,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
     _Atomic uint32_t *bell[SCR_MAX_BELLS];
     uint32_t heard[SCR_MAX_BELLS], n_heard = atomic_load_explicit(&n_bells, memory_order_acquire), on = 0;
     for (uint32_t i = 0; i < n_heard; i++) {
-      do { /* had it gone before it was heard, its last wake would not be news */
+      do { /* if the bell was replaced meanwhile, its last wake would be missed, so read again */
         bell[i] = atomic_load_explicit(&bells[i], memory_order_seq_cst);
         heard[i] = atomic_load_explicit(bell[i], memory_order_seq_cst);
       } while (atomic_load_explicit(&bells[i], memory_order_seq_cst) != bell[i]);
@@ -331,7 +336,8 @@ static scr_run *pop(bool was_idle) {
   } else {
     idle++;
   }
-  /* Several calls for help look like one to the engine, and this thread may be held by what it is about to call. */
+  /* The engine may have merged several requests for a completer into one, and this thread may block in the done
+   * function that it is about to call. So it asks again. */
 #ifdef SCR_MUTANT_ONE_CALLBACK_THREAD
   bool more = false;
 #else
@@ -358,7 +364,7 @@ void scr_completer_run(int64_t idle_ns) {
     int64_t left = since + idle_ns - scr_now();
     if (left <= 0) {
       scr_spin_lock(&list_lock);
-      bool go = waiting == 0; /* otherwise somebody counted on this one */
+      bool go = waiting == 0; /* else a thread counted this completer as idle and asked for no other */
       if (go) idle--;
       scr_spin_unlock(&list_lock);
       if (go) return;

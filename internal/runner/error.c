@@ -39,7 +39,7 @@ int32_t scr_refuse_child(sagecomm_error *err) {
       "Use it in the parent, or start workers with spawn or forkserver and init_process_group there");
 }
 
-/* ---- why a group is down ---- */
+/* ---- the cause of a failed group ---- */
 
 scr_cause *scr_cause_new(const sagecomm_error *error) {
   scr_cause *c = malloc(sizeof *c);

@@ -7,8 +7,8 @@
 
 int32_t scr_plain_error(sagecomm_error *err, int32_t status, const char *message);
 int32_t scr_no_memory(sagecomm_error *err);
-/* Why a group is down. It never changes; the group and every operation that failed with it hold a reference, so that a
- * work tells its cause when the group is gone and its memory is another one's. */
+/* The error of a group that is down. It never changes. The group and every operation that failed with it hold a
+ * reference, so a work still reports its cause after the group is closed and its memory is reused. */
 typedef struct scr_cause {
   _Atomic uint32_t refs;
   sagecomm_error error;
@@ -17,7 +17,7 @@ typedef struct scr_cause {
 scr_cause *scr_cause_new(const sagecomm_error *error); /* NULL: no memory */
 scr_cause *scr_cause_ref(scr_cause *c);
 void scr_cause_unref(scr_cause *c);
-/* Copies it, or that the group was destroyed if there is none, and returns its status. */
+/* Copies the cause to *err and returns its status. A NULL cause gives the error of a destroyed group. */
 int32_t scr_cause_copy(const scr_cause *c, sagecomm_error *err);
 
 #endif

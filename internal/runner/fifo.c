@@ -1,10 +1,11 @@
-/* fifo.c: the fifo of an ordered pair, as memory. The writer's count lies at the fifo, in the writer's arena; the
- * reader's lies in the reader's shared block. Called under the p2p lock. */
+/* fifo.c: the memory of a fifo: writing, reading and checking frames. The writer's count lies in the fifo, in the
+ * writer's arena; the reader's count lies in the reader's shared block.
+ * Requires: the p2p lock, for every function. */
 #include "p2p.h"
 
 static inline uint64_t frame_bytes(uint64_t payload) { return SCR_FRAME_HEADER + ((payload + 63) & ~UINT64_C(63)); }
 
-/* The peer's fifo to this rank, once it exists. */
+/* Finds the peer's fifo to this rank. Returns false if it does not exist yet. */
 bool scr_fifo_open(scr_group *g, int32_t peer) {
   scr_p2p_pair *ch = &g->p2p.pair[peer];
   if (ch->in != NULL) return true;
@@ -52,7 +53,7 @@ scr_frame *scr_fifo_room(scr_group *g, int32_t peer, uint64_t payload) {
 
 void scr_fifo_put(scr_p2p_pair *ch, uint64_t payload) { ch->written += frame_bytes(payload); }
 
-/* What is checked is what is used, whatever the peer writes there meanwhile. */
+/* Copies a header, so that the checked values are those that are used, even if the peer overwrites it. */
 static void copy_header(scr_frame *to, unsigned char *from) {
   uint64_t word[SCR_FRAME_WORDS];
   for (int i = 0; i < SCR_FRAME_WORDS; i++) {
@@ -61,7 +62,7 @@ static void copy_header(scr_frame *to, unsigned char *from) {
   memcpy(to, word, sizeof word);
 }
 
-/* rest: bytes from the frame to the end of the fifo. */
+/* Whether a frame is valid. `rest` is the number of bytes from the frame to the end of the fifo. */
 static bool well_formed(const scr_frame *f, uint64_t rest) {
   switch (f->type) {
     case SCR_FRAME_EAGER:
@@ -71,7 +72,7 @@ static bool well_formed(const scr_frame *f, uint64_t rest) {
       return f->bytes == 0;
     case SCR_FRAME_DATA:
       return f->bytes > 0 && f->bytes <= SCR_PIECE_BYTES;
-    case SCR_FRAME_WRAP: /* not all of it, which would never end */
+    case SCR_FRAME_WRAP: /* a WRAP frame that fills the whole fifo would repeat without end */
       return f->bytes == rest - SCR_FRAME_HEADER && rest < SCR_FIFO_BYTES;
     default:
       return false;
@@ -81,7 +82,7 @@ static bool well_formed(const scr_frame *f, uint64_t rest) {
 const unsigned char *scr_fifo_next(scr_group *g, int32_t peer, scr_frame *f) {
   scr_p2p_pair *ch = &g->p2p.pair[peer];
   for (;;) {
-    /* Sequentially consistent: the look behind the store of a sleeper's word. */
+    /* Sequentially consistent, because this load may be the last look after a sleeper's word was stored. */
     uint64_t written = atomic_load_explicit(&ch->in->written, memory_order_seq_cst), there = written - ch->read;
     if (there == 0) return NULL;
     uint64_t at = ch->read & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;

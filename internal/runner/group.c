@@ -1,4 +1,4 @@
-/* group.c: groups, from the handle to the memory: opening, closing, what they share with their peers, and failure. */
+/* group.c: opening and closing groups, their handles, their shared memory, and failure. */
 #include <sched.h>
 #include <stdlib.h>
 
@@ -8,8 +8,8 @@
 #include "recorder.h"
 #include "wait.h"
 
-/* Memory of groups is reused but never given back: a thread that looks a stale handle up finds a group whose word
- * carries another generation, and nothing else. */
+/* The memory of groups is reused but never freed, so a thread with a stale handle can still read the word, which
+ * carries another generation. */
 #define MAX_GROUPS 4096
 static scr_group *groups[MAX_GROUPS];
 static _Atomic uint32_t groups_lock;
@@ -166,10 +166,11 @@ void scr_group_close(scr_group *g) {
   g->coll.channels = NULL;
   g->coll.scratch = NULL;
   uint32_t index = (uint32_t)g->handle - 1;
-  /* The next generation, locked and down, refuses whoever still holds the handle. */
+  /* The next generation, locked and down, makes every use of the old handle fail. */
   uint64_t next = ((g->handle >> 32) + 1) & 0xffff;
   atomic_store_explicit(&g->word, next << SCR_GEN_SHIFT | SCR_LOCKED | SCR_DOWN, memory_order_seq_cst);
-  while (atomic_load_explicit(&g->inside, memory_order_seq_cst) != 0) sched_yield(); /* who may be reading the cause */
+  while (atomic_load_explicit(&g->inside, memory_order_seq_cst) != 0)
+    sched_yield(); /* those threads may read the cause */
   scr_cause_unref(atomic_exchange(&g->cause, NULL));
   give_index((int)index);
 }
@@ -183,8 +184,8 @@ int64_t scr_op_timeout(const scr_group *g, const sagecomm_op *op) {
   return ns < SCR_LONGEST_NS ? ns : SCR_LONGEST_NS;
 }
 
-/* The count goes up before the word is read, and whoever closes takes the group down before it reads the count: at least
- * one of them sees the other. */
+/* A thread raises `inside` before it reads the word. A thread that closes the group sets SCR_DOWN before it reads
+ * `inside`. So at least one of them sees the other. */
 bool scr_group_enter(scr_group *g, uint64_t handle) {
   atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
   uint64_t w = atomic_load_explicit(&g->word, memory_order_seq_cst);
@@ -255,13 +256,14 @@ bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n)
   return true;
 }
 
-/* Whoever closes the group has taken it down, so nothing new is posted, but by threads that were inside before. The count
- * of those is read twice, because each order alone misses something:
- * - A thread that posts a p2p operation is inside, counts the operation, and leaves. Read after `unfinished`, the count of
- *   threads may be 0 already while the operation was not there yet. So it is read before.
- * - A thread that waits comes inside while its operation is unfinished, and looks whether it is. Read before, the count may
- *   miss the thread, and the operation may be complete by the time that `unfinished` is read. So it is read after as well:
- *   the waiter counted itself before it saw the operation unfinished, and that was before `unfinished` fell. */
+/* The thread that closes the group has taken it down, so only threads that were inside before can still post. Their
+ * count, `inside`, is read twice, because each order alone misses a case:
+ * - A thread that posts a p2p operation is inside, counts the operation, and leaves. Read after `unfinished`, the
+ *   count of threads may be 0 already while the operation was not there yet. So it is read before.
+ * - A thread that waits comes inside while its operation is unfinished, and looks whether it is. Read before, the
+ *   count may miss the thread, and the operation may be complete by the time that `unfinished` is read. So it is
+ *   read after as well: the waiter counted itself before it saw the operation unfinished, and that was before
+ *   `unfinished` fell. */
 uint64_t scr_group_unfinished(const scr_group *g) {
   uint64_t w = atomic_load_explicit(&g->word, memory_order_seq_cst);
   uint64_t before = atomic_load_explicit(&g->inside, memory_order_seq_cst);
@@ -272,8 +274,8 @@ uint64_t scr_group_unfinished(const scr_group *g) {
 
 /* ---- failure ---- */
 
-/* Several threads of this rank may find a failure at once. The lock, and the look at the word under it, keep the record
- * as it is once the word may name it. */
+/* Several threads of this rank may declare a failure at once. The lock, and the look at the failure word under it,
+ * make sure that the record does not change once the word may point to it. */
 int32_t scr_group_set_failure(scr_group *g, const void *record, size_t n) {
   uint64_t me = 1 + (uint64_t)g->rank;
   scr_spin_lock(&g->queue_lock);
@@ -308,7 +310,9 @@ void scr_group_wake_all(scr_group *g) {
 }
 
 void scr_group_down(scr_group *g, const sagecomm_error *error) {
-  scr_cause *none = NULL, *cause = scr_cause_new(error); /* without memory it is down for no cause, as if destroyed */
+  scr_cause *none = NULL,
+            *cause =
+                scr_cause_new(error); /* without memory there is no cause, and errors read as for a destroyed group */
   if (!atomic_compare_exchange_strong(&g->cause, &none, cause)) scr_cause_unref(cause);
   atomic_fetch_or_explicit(&g->word, SCR_DOWN, memory_order_seq_cst);
   scr_bell_wake(&g->shared->collective.bell);
@@ -335,7 +339,7 @@ int32_t scr_group_error(sagecomm_group group, sagecomm_error *err) {
     scr_incident t = {.code = SCR_INCIDENT_FAILURE, .peer = -1};
     scr_go.incident(group, &t);
   }
-  /* Down. What scr_group_close() frees it frees when nobody is inside. */
+  /* The group is down. scr_group_close() frees its memory when no thread is inside. */
   atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
   uint64_t w = atomic_load_explicit(&g->word, memory_order_seq_cst);
   int32_t status = w >> SCR_GEN_SHIFT == group >> 32 ? scr_copy_error(g, err) : scr_cause_copy(NULL, err);

@@ -1,4 +1,4 @@
-/* group.h: one rank's side of a group. */
+/* group.h: the state of a group in one process. */
 #ifndef SCR_GROUP_H
 #define SCR_GROUP_H
 
@@ -6,7 +6,7 @@
 #include "run.h"
 #include "shared_block.h"
 
-/* ---- the group word: order exists once, here ----
+/* ---- the group word, the only place that orders collectives ----
  *
  * flags (8 bits) | number of the last collective (40) | generation of the handle (16). A fast operation takes the drive
  * lock and the next number by one compare-and-swap that succeeds on an idle group only. */
@@ -20,7 +20,7 @@
 
 static inline uint64_t scr_word_seq(uint64_t w) { return (w >> 8) & SCR_SEQ_MASK; }
 
-/* Time in which this process did not run, until `at`. */
+/* A period in which this process did not run (SIGSTOP, a paused machine): it lasted `by` ns and ended at `at`. */
 typedef struct scr_stop {
   int64_t at, by;
 } scr_stop;
@@ -32,14 +32,15 @@ typedef struct scr_peer {
   unsigned char *arena;
   uint64_t arena_bytes;
   _Atomic uint32_t *engine_bell;
-  unsigned char *large;          /* its large slots, once seen; this rank's own from its making */
-  uint64_t consumed_seen[2];     /* lower bounds of what it has consumed, by size of slot */
-  const scr_flight_area *flight; /* NULL: it has none, or none that is seen here */
+  unsigned char *large;          /* its large slots; NULL until this process has read their offset, or made its own */
+  uint64_t consumed_seen[2];     /* lower bounds of its consumed tickets: small slots, large slots */
+  const scr_flight_area *flight; /* its flight recorder; NULL where it has none or this process cannot read it */
   uint32_t flight_entries;
   bool flight_stacks;
 } scr_peer;
 
-/* Whether `bytes` at an offset that the peer wrote lie in its arena, aligned as the library aligns them. */
+/* Whether `bytes` at `offset` lie inside the peer's arena and `offset` is aligned to SCR_LINE. The peer wrote the
+ * offset, so it may be any number. */
 static inline bool scr_inside(const scr_peer *p, uint64_t offset, uint64_t bytes) {
   return offset % SCR_LINE == 0 && bytes <= p->arena_bytes && offset <= p->arena_bytes - bytes;
 }
@@ -55,29 +56,29 @@ typedef struct scr_tracer scr_tracer;
 typedef struct scr_frame scr_frame;
 typedef struct scr_unexpected scr_unexpected;
 
-/* One direction pair with one peer. */
+/* Both directions of p2p with one peer. Guarded by the p2p lock. */
 typedef struct scr_p2p_pair {
   scr_fifo *out, *in;
-  bool broken;          /* the peer wrote what cannot be meant */
-  uint64_t written;     /* mine in `out` */
-  uint64_t reader_seen; /* lower bound of the peer's progress in `out` */
-  uint64_t read;        /* mine in `in` */
+  bool broken;          /* the peer wrote an invalid count or frame */
+  uint64_t written;     /* bytes that this rank has put into `out` */
+  uint64_t reader_seen; /* lower bound of the bytes that the peer has taken from `out` */
+  uint64_t read;        /* bytes that this rank has taken from `in` */
   uint64_t eager_sent, eager_seen, eager_received, eager_released;
   uint64_t next_id;
-  scr_run *send_head, *send_tail;       /* posted, not yet announced, in order */
-  scr_run *granted_head, *granted_tail; /* clear to send */
-  scr_run *waiting, *waiting_tail;      /* announced by rendezvous, no clearance yet, in order */
+  scr_run *send_head, *send_tail;       /* sends that are posted and not yet announced, in order */
+  scr_run *granted_head, *granted_tail; /* sends that the receiver has granted */
+  scr_run *waiting, *waiting_tail;      /* sends that are announced and not granted, in order */
   scr_run *receiving, *receiving_tail;  /* recvs that matched a rendezvous, in the order of their grants */
   scr_unexpected *unexpected_head, *unexpected_tail;
-  struct scr_grant *grant_head, *grant_tail; /* clearances that found no room yet */
+  struct scr_grant *grant_head, *grant_tail; /* grants that wait for room in `out` */
 } scr_p2p_pair;
 
-/* One direction pair of channels with one peer; under the drive lock. */
+/* The channels to and from one peer. Guarded by the drive lock. */
 typedef struct scr_channels {
-  scr_channel *out[SCR_CHANNELS]; /* set by Go before the first program that sends there */
+  scr_channel *out[SCR_CHANNELS]; /* Go sets it before the first program that sends through it */
   const scr_channel *in[SCR_CHANNELS];
   uint64_t sent[SCR_CHANNELS];
-  uint64_t taken_seen[SCR_CHANNELS]; /* lower bound of what the peer has taken of them */
+  uint64_t taken_seen[SCR_CHANNELS]; /* lower bound of the messages that the peer has taken */
   uint64_t taken[SCR_CHANNELS];
 } scr_channels;
 
@@ -88,7 +89,8 @@ typedef struct scr_channels {
 
 struct scr_group {
   alignas(SCR_LINE) _Atomic uint64_t word;
-  /* Threads that use the group's memory without the drive lock. Like the word it outlives the group. */
+  /* The number of threads that use the group's memory without the drive lock. Like `word`, it stays valid after the
+   * group is closed. */
   _Atomic uint32_t inside;
   uint64_t handle;
   int32_t rank, size;
@@ -100,7 +102,7 @@ struct scr_group {
   uint64_t stream_bytes;
   _Atomic int64_t timeout_ns;
 
-  /* What is noted of operations. Each has a part under the drive lock and one under the p2p lock. */
+  /* Recording. Each of the three has one part for collectives (drive lock) and one for p2p operations (p2p lock). */
   struct {
     scr_recorder *recorder; /* NULL: off */
     scr_stats *stats;
@@ -117,56 +119,60 @@ struct scr_group {
     scr_run *engine_run;
     _Atomic uint64_t *engine_flag;
     uint64_t engine_need;
-    /* A stop of this process that the engine has seen and not yet told those that wait. */
+    /* The last stop of this process that the engine has seen; waiters extend their deadlines by it. */
     scr_stop stop;
-    /* When a waiter, or the engine while there is work, last looked at the clock: what waits knows of no stop before. */
+    /* When a waiter, or the engine while there is work, last read the clock. A later gap shows a stop of this
+     * process. */
     _Atomic int64_t looked_ns;
     scr_channels *channels; /* by peer */
-    unsigned char *scratch; /* of sendrecv plans: one at a time needs it */
+    unsigned char *scratch; /* for sendrecv plans, of which one runs at a time */
     uint64_t scratch_bytes;
     uint64_t *fast_offsets;
     scr_run fast; /* the run of the fast path */
   } coll;
 
-  alignas(SCR_LINE) _Atomic uint32_t queue_lock; /* guards the queue and, in this process, the failure record */
+  alignas(SCR_LINE) _Atomic uint32_t
+      queue_lock; /* guards the queue, and this rank's failure record among the threads of this process */
   scr_run *queue_head, *queue_tail;
 
-  /* Written by Go under its own lock, read by all. */
+  /* Go writes these under its own lock; any thread reads them without one. */
   uint64_t boundary[SAGECOMM_KIND_COUNT][SCR_MAX_CLASSES];
   _Atomic uint32_t boundaries[SAGECOMM_KIND_COUNT]; /* stored after them */
   scr_policy policy;                                /* beside what every issue reads anyway */
   scr_cache_entry cache[SCR_CACHE_ENTRIES];
   _Atomic uint32_t cached;
-  /* Shapes of coalesced calls of which Go has said that they are one collective. */
+  /* Hashes of coalesced calls that Go has checked and packed into one collective. */
   _Atomic uint64_t batch_shapes[SCR_BATCH_SHAPES];
 
   _Atomic(scr_cause *) cause; /* stored once */
 
-  /* Sends and recvs. Guarded by `lock`, but for the atomics. */
+  /* P2p operations. Guarded by `lock`, except for the atomics. */
   struct {
     alignas(SCR_LINE) _Atomic uint32_t lock;
     _Atomic uint32_t unfinished;    /* operations */
     scr_p2p_pair *pair;             /* by peer */
-    scr_run *recv_head, *recv_tail; /* posted, unmatched, in order */
+    scr_run *recv_head, *recv_tail; /* recvs that are posted and unmatched, in order */
     uint64_t activity;
-    int32_t turn;  /* whose fifos the next pass looks at first */
-    scr_stop stop; /* as of collectives */
+    int32_t turn;  /* the peer at whose fifos the next pass starts */
+    scr_stop stop; /* as in coll */
     _Atomic int64_t looked_ns;
-    /* Threads that wait for p2p operations, and so drive them all, awake or asleep. While there is one the engine does
-     * not. */
+    /* The number of threads that wait for p2p operations, awake or asleep. They drive all p2p operations; the engine
+     * drives them only while there are none. */
     _Atomic uint32_t drivers;
-    _Atomic bool waits_at_once; /* whoever posted a short recv lately waited for it right away */
+    _Atomic bool waits_at_once; /* the last short recv was waited for right after it was posted */
   } p2p;
 
   _Atomic uint64_t sleeps, blocked; /* counters */
 };
 
-/* Keeps the group from being closed until scr_group_exit(). False: the handle's group is down or gone. */
+/* Keeps the group from being closed until scr_group_exit(). Returns false if the handle's group is down or closed. */
 bool scr_group_enter(scr_group *g, uint64_t handle);
 void scr_group_exit(scr_group *g);
-/* The group's cause for a caller that keeps the group open: by a lock, or as one of `inside`. */
+/* Copies the group's cause and returns its status.
+ * Requires: the caller keeps the group open: it holds a lock of the group or counts in `inside`. */
 int32_t scr_copy_error(const scr_group *g, sagecomm_error *err);
-/* How long an operation may take, within what can be added to the time. */
+/* Returns the timeout of an operation in ns, at most SCR_LONGEST_NS, so that adding it to the time does not
+ * overflow. */
 int64_t scr_op_timeout(const scr_group *g, const sagecomm_op *op);
 
 #endif

@@ -1,8 +1,9 @@
 /* heads.c: the first round of an all_to_all on slots, in which ranks tell each other the lengths of their blocks.
  *
- * In one slot of the small slots: the length of this rank's longest block, the lengths of all its blocks, then the heads of
- * the blocks for others. The lengths that the others tell make the number of chunks. A rank with a block that is longer
- * than a head knows that there are some, and publishes its first one with the heads, so that both take one round. */
+ * A small slot holds the length of this rank's longest block, the lengths of all its blocks, and the heads of the
+ * blocks for other ranks. The longest block of all ranks gives the number of chunks. A rank with a block longer than
+ * a head knows that there is at least one chunk and publishes its first chunk with the heads, so that both take one
+ * round. */
 #include "slots.h"
 
 static inline uint64_t heads_at(const scr_group *g) { return (8 * ((uint64_t)g->size + 1) + 63) & ~UINT64_C(63); }
@@ -38,7 +39,7 @@ int scr_publish_heads(scr_group *g, scr_run *r) {
   return 0;
 }
 
-/* What is read may be written by its owner at any time, so it is read once. */
+/* Reads the heads. The owner of a slot may overwrite it at any time, so each value is read once. */
 int scr_read_heads(scr_group *g, scr_run *r) {
   const scr_program *pg = r->coll.program;
   int rc = scr_await_others(g, r, 0, r->coll.ticket);
@@ -65,7 +66,7 @@ int scr_read_heads(scr_group *g, scr_run *r) {
   scr_store_flag(consumed_word(&g->peer[g->rank], 0), r->coll.ticket + 1);
   SCR_FAULT(SCR_FAULT_PUBLISHED);
   scr_wake_readers(g);
-  /* All ranks come to the same number. */
+  /* All ranks compute the same number. */
   r->coll.longest = all;
   r->coll.stream_out = all >= g->stream_bytes;
   r->coll.chunks = all <= pg->head ? 0 : (all - pg->head + pg->chunk - 1) / pg->chunk;

@@ -27,7 +27,7 @@ static void done(void *ctx, int32_t status, const sagecomm_error *err) {
   scrGoDone((uintptr_t)ctx, status, (sagecomm_error *)(uintptr_t)err);
 }
 
-/* ctx is a number, which Go may not hand over as a pointer. */
+/* Go may not pass a number as a pointer, so ctx arrives as uintptr_t. */
 int32_t scr_on_done_go(sagecomm_work work, uintptr_t ctx, sagecomm_error *err) {
   return scr_on_done(work, done, (void *)ctx, err);
 }

@@ -18,8 +18,9 @@ static bool same_place(const scr_run *r, _Atomic uint64_t *flag, uint64_t need) 
   return r->flag == flag && r->need == need;
 }
 
-/* Under the drive lock. SCR_FINISHED when `r` is done, SCR_YIELDED when slice_end has passed, or an incident code of
- * *culprit. `r` is the group's fast run or stands in the queue. */
+/* Drives until `r`, the fast run or a queued run, is done. Returns SCR_FINISHED, SCR_YIELDED if slice_end has
+ * passed, or an incident code of *culprit.
+ * Requires: the drive lock. */
 static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run **culprit) {
   scr_backoff backoff = {0};
   _Atomic uint64_t *flag = NULL;
@@ -196,7 +197,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
 
 /* ---- wait ---- */
 
-/* Sleeps until the run is done or the slice is over; somebody else drives. */
+/* Sleeps until the run is done or the slice is over, while another thread drives. */
 static void sleep_on(scr_run *r, int64_t slice_end) {
   for (int i = 0; i < 200; i++) {
     if (atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE) return;
@@ -205,7 +206,7 @@ static void sleep_on(scr_run *r, int64_t slice_end) {
   atomic_fetch_add_explicit(&r->sleepers, 1, memory_order_seq_cst);
   uint32_t state = atomic_load_explicit(&r->state, memory_order_seq_cst);
   int64_t ns = slice_end - scr_now();
-  if (ns > 5 * 1000000) ns = 5 * 1000000; /* then see whether the lock is free */
+  if (ns > 5 * 1000000) ns = 5 * 1000000; /* then look whether the drive lock is free */
   if (!(state & SCR_DONE)) scr_futex_wait(&r->state, state, ns);
   atomic_fetch_sub_explicit(&r->sleepers, 1, memory_order_seq_cst);
 }
@@ -229,7 +230,7 @@ static int wait_collective(scr_group *g, scr_run *r, int64_t slice_end) {
 
 static int32_t wait_until(scr_run *r, int64_t timeout_ns, sagecomm_error *err) {
   int64_t slice_end = 0;
-  /* Also the last look of who has waited for a p2p operation: see scr_run_settle(). */
+  /* This is also the last look of a thread that has waited for a p2p operation: see scr_run_settle(). */
   while (!(atomic_load_explicit(&r->state, memory_order_seq_cst) & SCR_DONE)) {
     if (timeout_ns <= 0) return SAGECOMM_PENDING;
     int64_t now = scr_now();

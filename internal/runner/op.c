@@ -1,5 +1,5 @@
-/* op.c: what an operation is: how many bytes it has, whether its buffers fit its kind, and whether the fast path may take
- * it. Go has the same rules in internal/coll; op_test.go compares the two over all kinds, types and reductions. */
+/* op.c: the length of an operation, whether its buffers fit its kind, and whether the fast path may take it.
+ * internal/coll has the same rules in Go; op_test.go compares the two over all kinds, types and reductions. */
 #include "op.h"
 
 uint64_t scr_total(const sagecomm_segment *s, uint32_t n) {
@@ -18,7 +18,8 @@ bool scr_op_whole(const sagecomm_op *op, uint64_t elem) {
   return (bits & (elem - 1)) == 0;
 }
 
-/* The longest block, UINT64_MAX if the blocks do not make up the buffer out of whole elements. */
+/* Returns the length of the longest block, or UINT64_MAX if the blocks do not add up to the buffer or do not hold
+ * whole elements. */
 static uint64_t longest_block(const uint64_t *blocks, int32_t size, uint64_t total, uint64_t elem) {
   uint64_t longest = 0, left = total, bits = 0;
   for (int32_t i = 0; i < size; i++) {
@@ -30,7 +31,8 @@ static uint64_t longest_block(const uint64_t *blocks, int32_t size, uint64_t tot
   return left == 0 && (bits & (elem - 1)) == 0 ? longest : UINT64_MAX;
 }
 
-/* One buffer of `all` bytes is blocks, the other one is this rank's block. */
+/* Returns the length of an operation whose one buffer holds the blocks of all ranks (`all` bytes) and whose other
+ * one holds this rank's block (`one` bytes); UINT64_MAX if they do not fit together. */
 static uint64_t block_bytes(const uint64_t *blocks, uint64_t all, uint64_t one, int32_t rank, int32_t size,
                             uint64_t elem) {
   if (blocks == NULL) return all % (uint64_t)size == 0 && all / (uint64_t)size == one ? one : UINT64_MAX;
@@ -41,7 +43,7 @@ static uint64_t block_bytes(const uint64_t *blocks, uint64_t all, uint64_t one, 
 static const uint8_t elem_bytes[SAGECOMM_DTYPE_COUNT] = {1, 2, 4, 8,  1, 2, 4, 8, 1, 2, 2,
                                                          4, 8, 8, 16, 1, 1, 1, 1, 1, 8};
 
-/* Whether both buffers are blocks, and this rank's own one is as long in both. */
+/* Whether both buffers hold blocks and this rank's own block has the same length in both. */
 static bool exchanges(const sagecomm_op *op, uint64_t in, uint64_t out, int32_t rank, int32_t size, uint64_t elem) {
   if (in == UINT64_MAX || out == UINT64_MAX) return false;
   if (op->in_blocks ? longest_block(op->in_blocks, size, in, elem) == UINT64_MAX : in % (uint64_t)size != 0)

@@ -1,4 +1,4 @@
-/* op.h: what an operation is, apart from any group that carries it out. */
+/* op.h: lengths and properties of an operation that do not depend on the state of a group. */
 #ifndef SCR_OP_H
 #define SCR_OP_H
 
@@ -18,14 +18,14 @@ static inline bool scr_rooted(int kind) {
 
 /* Bytes of a buffer; UINT64_MAX for more than INT64_MAX. */
 uint64_t scr_total(const sagecomm_segment *s, uint32_t n);
-/* Whether all segments have whole elements of so many bytes, a power of two. */
+/* Whether every segment holds whole elements. Requires: `elem`, the bytes of an element, is a power of two. */
 bool scr_op_whole(const sagecomm_op *op, uint64_t elem);
-/* The length that an operation is known by, the same on all ranks (coll.Op.Bytes), or UINT64_MAX where in and out do not
- * fit together. */
+/* Returns the length that identifies an operation, the same on all ranks (coll.Op.Bytes), or UINT64_MAX if the input
+ * and the output do not fit together. */
 uint64_t scr_op_bytes(const sagecomm_op *op, int32_t rank, int32_t size);
 
-/* Whether the fast path may take a call of this rank whose program is in the cache. What else Go would refuse has no program
- * under its key. */
+/* Whether the fast path may take this rank's call if its program is in the cache. It checks only what the cache key
+ * does not cover: a call that Go refuses for another reason has no program under its key. */
 bool scr_op_allowed(int32_t rank, const sagecomm_op *op, uint64_t bytes);
 
 #endif

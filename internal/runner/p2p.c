@@ -1,7 +1,8 @@
-/* p2p.c: point-to-point operations (p2p). Posted order per (peer, tag); a recv from any source competes in the same order. Short
- * payloads travel eagerly, within a credit, so that what lies unmatched at a receiver is bounded; longer ones, and all
- * once the credit is used up, are announced and wait until the receiver has a buffer. Only announcements lie in a fifo
- * without a buffer, and they are always taken out of it: no order of posting can stop a fifo. */
+/* p2p.c: matching and moving p2p operations. They match in posted order for each (peer, tag); a recv from any source
+ * competes in the same order. Short payloads travel eagerly within a credit, which bounds what lies unmatched at a
+ * receiver. Longer ones, and all of them once the credit is used up, are announced and wait until the receiver has a
+ * buffer. The receiver always takes announcements and eager payloads out of the fifo, so no order of posting can
+ * block a fifo. */
 #include "p2p.h"
 #include "recorder.h"
 
@@ -31,7 +32,8 @@ static void unlink_run(scr_run **head, scr_run **tail, scr_run *r) {
   }
 }
 
-/* Peers grant, and send, in the order of announcements as long as recvs are posted in that order: then it is the first. */
+/* Finds the operation with an id. It is usually the first of the list, because peers grant and send in the order of
+ * announcements as long as recvs are posted in that order. */
 static scr_run *find_id(scr_run *list, uint64_t id) {
   for (; list && list->p2p.id != id; list = list->next) SCR_STEP();
   return list;
@@ -41,16 +43,16 @@ static void finish(scr_group *g, scr_run *r, int32_t status) {
   scr_run_finish(r, status, false);
   scr_run_unref(r);
   g->p2p.activity++;
-  /* Another thread of this process may sleep for it on the shared block's bell. */
+  /* Another thread of this process may sleep on the shared block's bell until this run is done. */
   if (atomic_load_explicit(&g->shared->p2p.waits_for, memory_order_seq_cst) & ~SCR_SLEEP_ENGINE) {
     scr_bell_wake(&g->shared->p2p.bell);
   }
-  /* Last: who finds none left, and no thread inside, may close the group. */
+  /* This is the last step: a thread that finds no unfinished run, and no thread inside, may close the group. */
   atomic_fetch_sub_explicit(&g->p2p.unfinished, 1, memory_order_release);
 }
 
-/* Copies between a run's buffer, from `at` on, and a fifo. Not past the cache: what was received is often read
- * or sent on next, and up to 64 MiB ordinary stores were the faster ones (docs/measured.md). */
+/* Copies between a run's buffer, from offset `at` on, and a fifo. The stores are ordinary: received data is often
+ * read or sent on next, and up to 64 MiB non-temporal stores were slower (docs/measured.md). */
 static void move(const scr_segments *s, uint64_t at, unsigned char *fifo, uint64_t n, bool to_fifo) {
   for (uint32_t i = 0; i < s->n && n > 0; i++) {
     if (at >= s->list[i].bytes) {
@@ -69,7 +71,7 @@ static void move(const scr_segments *s, uint64_t at, unsigned char *fifo, uint64
 
 /* ---- receiving ---- */
 
-/* 0, or how a send differs from what the recv expects. */
+/* Returns 0, or the incident code for a send that does not fit the recv. */
 static int compare(scr_run *r, int32_t from, uint64_t total, uint32_t dtype) {
   r->peer = from;
   r->need = total;
@@ -91,7 +93,7 @@ static bool queue_grant(scr_p2p_pair *ch, uint64_t id) {
   return true;
 }
 
-/* A posted recv meets a send. 0 or an incident code. */
+/* Matches a posted recv with a send. Returns 0 or an incident code. */
 static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint64_t total, uint64_t id,
                    const unsigned char *data) {
   scr_p2p_pair *ch = &g->p2p.pair[from];
@@ -136,7 +138,7 @@ static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f, const
   return 0;
 }
 
-/* Of a frame that is well formed in itself. */
+/* Handles a frame that well_formed() has accepted. Returns 0 or an incident code. */
 static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsigned char *data, scr_run **culprit) {
   scr_p2p_pair *ch = &g->p2p.pair[from];
   scr_run *r;
@@ -181,7 +183,7 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
   }
 }
 
-/* A recv that was just posted may have a send already: the earliest one that fits it. */
+/* Matches a recv that was just posted with the earliest send that arrived before it and fits it. */
 static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
   int32_t from = -1;
   scr_unexpected *best = NULL;
@@ -237,11 +239,12 @@ static bool has_credit(scr_group *g, int32_t to, uint64_t n) {
   return ch->eager_sent + n - ch->eager_seen <= SCR_EAGER_CREDIT;
 }
 
-/* A frame counts as so many bytes of a pass. The lock is free between passes, for who posts, and the callers look at
- * failures and the clock. */
+/* The cost of a frame in bytes of a pass's budget. The budget bounds a pass so that other threads get the lock to
+ * post, and callers look at failures and the clock between passes. */
 #define FRAME_COST 1024
 
-/* What this rank has for one peer: clearances, pieces of granted sends, new sends. True if something went. */
+/* Writes what this rank has for one peer: grants, pieces of granted sends, new sends. Returns true if anything was
+ * written. */
 static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
   scr_p2p_pair *ch = &g->p2p.pair[to];
   bool moved = false;
@@ -268,7 +271,7 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
       unlink_run(&ch->granted_head, &ch->granted_tail, r);
       finish(g, r, SAGECOMM_OK);
     } else {
-      scr_fifo_publish(g, to); /* the peer copies this piece while we copy the next */
+      scr_fifo_publish(g, to); /* the peer copies this piece while this rank copies the next */
     }
   }
   while (ch->send_head && *budget > 0) {
@@ -291,10 +294,10 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
   return moved;
 }
 
-/* Frames taken per peer and round, so that one peer does not starve the others. */
+/* The limit of frames taken from one peer in one round, so that it does not starve the others. */
 #define FRAMES_PER_ROUND 16
 
-/* What one peer has for this rank. 0 or an incident code. */
+/* Takes the frames of one peer. Returns 0 or an incident code. */
 static int take_in(scr_group *g, int32_t p, int64_t *budget, bool *moved, scr_run **culprit) {
   scr_p2p_pair *ch = &g->p2p.pair[p];
   for (int n = 0; n < FRAMES_PER_ROUND && *budget > 0 && scr_fifo_open(g, p); n++) {
@@ -303,9 +306,10 @@ static int take_in(scr_group *g, int32_t p, int64_t *budget, bool *moved, scr_ru
     if (data == NULL) break;
     int rc = take_frame(g, p, &f, data, culprit);
     if (rc) return rc;
-    *culprit = NULL; /* it may be complete and its memory another operation's: what comes next is not its doing */
+    *culprit = NULL; /* the run may be complete and its memory reused; the next frame does not concern it */
     scr_fifo_take(ch, f.bytes);
-    if (f.type == SCR_FRAME_DATA) scr_fifo_publish(g, p); /* the peer fills this room while we empty the next */
+    if (f.type == SCR_FRAME_DATA)
+      scr_fifo_publish(g, p); /* the peer refills this room while this rank takes the next frame */
     *budget -= (int64_t)f.bytes + FRAME_COST;
     *moved = true;
   }
@@ -328,7 +332,7 @@ int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culp
         if (ch->broken) return SCR_INCIDENT_GARBAGE;
       }
       moved |= scr_fifo_publish(g, p);
-      g->p2p.turn = p + 1 < g->size ? p + 1 : 0; /* who comes too late in this pass is the first of the next */
+      g->p2p.turn = p + 1 < g->size ? p + 1 : 0; /* the next pass starts with the peer that this one did not reach */
 #ifdef SCR_MUTANT_ENDLESS_PASS
       budget = SCR_PASS_BYTES;
 #else
@@ -342,7 +346,8 @@ int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culp
 /* ---- posting ---- */
 
 int scr_p2p_post(scr_group *g, scr_run *r) {
-  /* Before the poster looks who drives: who stops driving looks at it afterwards. */
+  /* The count is raised before the poster looks for a driver. A thread that stops driving reads the count
+   * afterwards, so one of them sees the other. */
   atomic_fetch_add_explicit(&g->p2p.unfinished, 1, memory_order_seq_cst);
   scr_note_started(g, r);
   SCR_FAULT(SCR_FAULT_STARTED);
@@ -365,7 +370,7 @@ void scr_group_set_fifo(scr_group *g, int32_t peer, uint64_t offset) {
 
 bool scr_group_has_fifo(const scr_group *g, int32_t peer) { return g->p2p.pair[peer].out != NULL; }
 
-/* ---- ending ---- */
+/* ---- draining ---- */
 
 static void drop_all(scr_group *g, scr_run **head, scr_run **tail) {
   for (scr_run *r; (r = *head) != NULL;) {
@@ -375,8 +380,10 @@ static void drop_all(scr_group *g, scr_run **head, scr_run **tail) {
   *tail = NULL;
 }
 
-/* The group is down: peers touch fifos only, never the buffers, so all that is unfinished can end at once, after one pass
- * over what the peers had published. What the pass meets is the group's failure no more. */
+/* Completes all unfinished p2p operations after one pass over what the peers have published. They can end at once
+ * because peers touch only fifos, never buffers. Incidents of the pass are ignored, because the group has failed
+ * already.
+ * Requires: the p2p lock; the group is down. */
 void scr_p2p_drain(scr_group *g) {
   int32_t peer;
   scr_run *culprit;

@@ -1,5 +1,5 @@
-/* p2p_issue.c: how p2p operations start and are waited for. Like issue.c, without a number: p2p operations have no place in the
- * order of collectives and never wait behind one. */
+/* p2p_issue.c: issues p2p operations and waits for them. Unlike collectives (issue.c) they have no number: they are
+ * not ordered with collectives and never wait behind one. */
 #include <sched.h>
 
 #include "engine.h"
@@ -23,9 +23,10 @@ static void report(scr_group *g, scr_incident t) {
   scr_go.incident(g->handle, &t);
 }
 
-/* One pass over about `budget` bytes. True if all is to be looked at again: there may be more to move, or it did
- * something else (made a fifo, met an incident). Called without the p2p lock. If somebody else holds that, he makes the
- * pass; `surely`: wait for him and make one more. */
+/* Makes one pass over about `budget` bytes. Returns true if the caller must look again: there may be more to move,
+ * or the pass made a fifo or met an incident. If another thread holds the p2p lock, that thread makes the pass; with
+ * `surely`, this thread waits for the lock and makes one more.
+ * Holds: nothing when it is called; it takes the p2p lock. */
 static bool pass(scr_group *g, int64_t budget, bool surely) {
   if (surely) {
     scr_spin_lock(&g->p2p.lock);
@@ -54,7 +55,7 @@ static bool pass(scr_group *g, int64_t budget, bool surely) {
   return rc > 0 || rc == SCR_YIELDED;
 }
 
-/* Whether nobody who could serve the run is left. */
+/* Returns a peer that has left if all peers that could match the run have left, else -1. */
 static int32_t deserted(const scr_group *g, const scr_run *r) {
   for (int32_t p = 0; p < g->size; p++) {
     if (p == g->rank || (r->root != SAGECOMM_ANY_SOURCE && r->root != p)) continue;
@@ -64,13 +65,14 @@ static int32_t deserted(const scr_group *g, const scr_run *r) {
   return r->root == SAGECOMM_ANY_SOURCE ? (g->rank == 0 ? g->size - 1 : 0) : r->root;
 }
 
-/* 0, an incident code, or SCR_YIELDED where a pass was made and all is to be looked at again. */
+/* Looks whether the wait can still succeed. Returns 0, an incident code, or SCR_YIELDED if it made a pass and the
+ * caller must look again. */
 static int p2p_health(scr_group *g, scr_run *r, int64_t now, int32_t *peer) {
   *peer = r->root;
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 || down(g)) return SCR_INCIDENT_FAILURE;
   int32_t gone = g->size > 1 ? deserted(g, r) : -1;
   if (gone >= 0) {
-    /* What it sent before it left counts. */
+    /* Frames that the peer sent before it left are still valid. */
     bool again = pass(g, SCR_PASS_BYTES, true);
     *peer = gone;
     if (!again && !done(r)) return SCR_INCIDENT_LEFT;
@@ -106,8 +108,8 @@ void scr_p2p_extend(scr_group *g, scr_stop stop) {
   }
 }
 
-/* For the engine, under the p2p lock and right after a pass that moved nothing: whether the unfinished p2p operations
- * still have a chance. SCR_BLOCKED or an incident code. */
+/* The engine calls it after a pass that moved nothing, to look whether the unfinished p2p operations can still
+ * complete. */
 int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0) return SCR_INCIDENT_FAILURE;
   for (int again = 0;; again = 1) {
@@ -119,18 +121,17 @@ int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
     }
     if (code == 0) return SCR_BLOCKED;
     if (code != SCR_INCIDENT_LEFT || again) return code;
-    /* What it sent before it left counts, and may have come since the last pass. */
+    /* Frames that the peer sent before it left are still valid, and may have arrived since the last pass. */
     int rc = scr_p2p_progress(g, SCR_PASS_BYTES, peer, culprit);
     if (rc != SCR_BLOCKED) return rc;
   }
 }
 
 /* ---- who drives ----
- *
- * While a thread waits, it drives all p2p operations of the group. Otherwise the engine's bit in waits_for is set as long as
- * any is unfinished, so that peers wake the engine by what they publish; it sleeps meanwhile. Who sets the bit, because
- * he leaves or because he has posted and nobody waits, looks at the fifos once more: what came before the bit woke
- * nobody (docs/protocol.md, section 8). */
+  * A thread that waits drives all p2p operations of the group. Without such a thread, SCR_SLEEP_ENGINE is set in
+ * waits_for as long as any p2p operation is unfinished, so that peers wake the engine when they publish. The thread that
+ * sets the bit, because it stops waiting or has posted without waiting, makes one more pass: frames that arrived before
+ * the bit was set woke nobody (docs/protocol.md, section 8). */
 
 static bool driven(const scr_group *g) { return atomic_load_explicit(&g->p2p.drivers, memory_order_seq_cst) != 0; }
 
@@ -210,13 +211,13 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
       continue;
     }
     uint32_t bell = atomic_load_explicit(&g->shared->p2p.bell, memory_order_seq_cst);
-    /* Several threads may sleep: peers look whether any does. */
+    /* waits_for counts the threads that sleep; peers look only whether it is 0. */
     atomic_fetch_add_explicit(&g->shared->p2p.waits_for, 1, memory_order_seq_cst);
     int32_t peer;
 #ifdef SCR_MUTANT_LOOK_GIVES_WAY
     again = pass(g, SCR_PASS_BYTES, false);
 #else
-    again = pass(g, SCR_PASS_BYTES, true); /* whoever holds the lock may have looked at the fifos before a frame came */
+    again = pass(g, SCR_PASS_BYTES, true); /* the holder of the lock may have read the fifos before a frame arrived */
 #endif
     int code = again || done(r) ? 0 : p2p_health(g, r, now, &peer);
     if (code > 0) report(g, incident_with(r, code, peer));
@@ -240,10 +241,12 @@ static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
 }
 
 int scr_p2p_wait(scr_group *g, scr_run *r, int64_t slice_end) {
-  /* An unfinished p2p operation keeps the group open, and so does this thread: not even the shared block it sleeps on goes. */
+  /* The unfinished operation and this thread both keep the group open, so the shared block on which it sleeps stays
+   * mapped. */
   atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
   atomic_fetch_add_explicit(&r->p2p.waiters, 1, memory_order_seq_cst);
-  /* Complete by now, it keeps nothing open, and the group may have gone before this thread was counted. */
+  /* If the run is complete by now, it keeps nothing open, and the group may have been closed before this thread was
+   * counted. */
   int rc = SCR_FINISHED;
   if (!(atomic_load_explicit(&r->state, memory_order_seq_cst) & SCR_DONE)) { /* see scr_group_unfinished() */
     learn_from(g, r);
@@ -261,7 +264,7 @@ int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sage
   if (!valid || !scr_group_enter(g, handle)) {
     scr_run *none;
     atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
-    return scr_go.issue(handle, op, &none, err); /* words the refusal */
+    return scr_go.issue(handle, op, &none, err); /* Go words the error */
   }
   scr_run *r = scr_run_new();
   if (r == NULL || !scr_run_operands(r, op, g->size, NULL)) {
@@ -295,7 +298,7 @@ int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sage
     return status;
   }
   if (status == SAGECOMM_OK && op->root == SAGECOMM_ANY_SOURCE) {
-    *work = scr_run_handle(r); /* knows who served it */
+    *work = scr_run_handle(r); /* the work has the source */
     return status;
   }
   if (status < 0) scr_cause_copy(r->cause, err);

@@ -1,4 +1,4 @@
-/* probe.c: measures what the memory of this machine costs one core, and two. */
+/* probe.c: measures the costs of memory on this machine, for one core and between two. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -9,12 +9,12 @@
 #include "runner.h"
 #include "shared_block.h"
 
-/* As long as a chunk: what is measured is memory that caches hold. */
+/* The length of a chunk, so that the measured memory fits in a cache. */
 #define BYTES (128 * 1024)
 #define TRIALS 40
 #define ROUND_TRIPS 100
 
-/* What the other thread is asked to do with the shared buffer before it answers. */
+/* What the other thread does with the shared buffer before it answers. */
 enum { ANSWER, WRITE, READ, END };
 
 typedef struct probe {
@@ -27,7 +27,8 @@ typedef struct probe {
   uint32_t asked;
 } probe;
 
-/* Gives the processor away from time to time: there may be one for both threads. False: the time is up. */
+/* Waits for a value. It yields from time to time, because both threads may share one core. Returns false if the time
+ * is up. */
 static bool await(const probe *p, _Atomic uint32_t *word, uint32_t value) {
   for (uint32_t n = 1; atomic_load_explicit(word, memory_order_acquire) != value; n++) {
     scr_pause();
@@ -44,7 +45,7 @@ static void *other(void *arg) {
     uint32_t now = atomic_load_explicit(&p->ask, memory_order_acquire);
     for (uint32_t n = 1; now == seen; n++) {
       scr_pause();
-      if (n % 1024 == 0) sched_yield(); /* the asker tells the end, whether its time is up or not */
+      if (n % 1024 == 0) sched_yield(); /* the first thread asks for END in any case, also when its time is up */
       now = atomic_load_explicit(&p->ask, memory_order_acquire);
     }
     seen = now;
@@ -93,7 +94,7 @@ static void measure_alone(const probe *p, scr_probe *out) {
 
 static void measure_together(probe *p, scr_probe *out) {
   int64_t hop = 0, far = 0, claim = 0;
-  if (!ask(p, ANSWER)) return; /* it runs */
+  if (!ask(p, ANSWER)) return; /* an answer shows that the second thread runs */
   for (int i = 0; i < TRIALS; i++) {
     int64_t began = scr_now();
     for (int n = 0; n < ROUND_TRIPS; n++) {
@@ -113,7 +114,8 @@ static void measure_together(probe *p, scr_probe *out) {
 
 static bool two_processors(void) {
   cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) != 0 || CPU_COUNT(&set) > 1; /* more than a set holds: not one */
+  return sched_getaffinity(0, sizeof set, &set) != 0 ||
+         CPU_COUNT(&set) > 1; /* it fails where there are more CPUs than the set holds */
 }
 
 bool scr_probe_run(int64_t budget_ns, scr_probe *out) {

@@ -1,15 +1,16 @@
-/* program.c: the interpreter. A run is a cursor (position of the pipeline, stage) over its program; every stage first
- * waits for the flags it needs, without side effects, and then moves its chunk, so that a blocked stage can simply be
- * entered again. Called under the drive lock; never sleeps. */
+/* program.c: the interpreter of slot programs. A run is a cursor (position of the pipeline, stage) over its program.
+ * Every stage first waits for its flags, without side effects, and then moves its chunk, so a blocked stage can be
+ * entered again. It never sleeps.
+ * Requires: the drive lock, for every function. */
 #include "slots.h"
 
 /* ---- flags ---- */
 
-/* Waits until rank p has filled its slot for the ticket and compares its calls with ours. */
+/* Waits until rank p has filled its slot for the ticket, and compares its hash of calls with this rank's. */
 static int await_filled(scr_group *g, scr_run *r, int large, int32_t p, uint64_t ticket) {
   scr_peer *peer = &g->peer[p];
   scr_slot *s = slot_of(peer, large, ticket);
-  if (SCR_UNLIKELY(s == NULL)) { /* its first use of the large slots */
+  if (SCR_UNLIKELY(s == NULL)) { /* the peer has not stored the offset of its large slots yet */
     int rc = scr_await(g, r, &peer->shared->large, 1, p);
     if (rc) return rc;
     s = slot_of(peer, large, ticket);
@@ -28,7 +29,7 @@ static int await_filled(scr_group *g, scr_run *r, int large, int32_t p, uint64_t
   return 0;
 }
 
-/* Before a slot is written again, every rank must have consumed what lay in it. */
+/* A slot may be overwritten only after every rank has consumed its last chunk. */
 int scr_await_consumed(scr_group *g, scr_run *r, int large, uint64_t ticket) {
   uint64_t slots = large == 0 ? SCR_SMALL_SLOTS : SCR_LARGE_SLOTS;
 #ifdef SCR_MUTANT_SLOT_REUSED
@@ -42,7 +43,8 @@ int scr_await_consumed(scr_group *g, scr_run *r, int large, uint64_t ticket) {
     if (p == g->rank || peer->consumed_seen[large] >= need) continue;
     int rc = scr_await(g, r, consumed_word(peer, large), need, p);
     if (rc) return rc;
-    /* It may have risen since: what relies on this value later waits for nothing more, so this look acquires as well. */
+    /* The word may have risen since, and later stages rely on the value without a wait of their own, so this load
+     * acquires as well. */
     peer->consumed_seen[large] = atomic_load_explicit(consumed_word(peer, large), memory_order_acquire);
   }
   return 0;
@@ -50,7 +52,6 @@ int scr_await_consumed(scr_group *g, scr_run *r, int large, uint64_t ticket) {
 
 /* ---- stages ---- */
 
-/* Copies [offset, offset + n) of the input to dst, scaled for PREMUL_SUM. */
 void scr_copy_in(scr_run *r, uint64_t offset, uint64_t n, unsigned char *dst) {
   const scr_program *pg = r->coll.program;
   while (n > 0) {
@@ -87,7 +88,7 @@ void scr_mark_filled(scr_group *g, scr_run *r, int large, scr_slot *s, uint64_t 
   scr_wake_readers(g);
 }
 
-/* Chunk k of this rank's blocks into the slot of a ticket, where all others have consumed what lay there. */
+/* Requires: all others have consumed the last chunk of that slot. */
 void scr_publish_blocks(scr_group *g, scr_run *r, uint64_t k, uint64_t ticket) {
   const scr_program *pg = r->coll.program;
   scr_slot *s = slot_of(&g->peer[g->rank], pg->large, ticket);
@@ -141,7 +142,8 @@ static int32_t back_slots(scr_group *g, const scr_run *r, const scr_stage *st, u
 /* A reduce with more than two targets copies to the others while the result is in the first-level cache. */
 #define REDUCE_BLOCK 8192
 
-/* Reductions the chunk of this rank's block, its own part of which is not in its slot. */
+/* Reduces chunk k of this rank's block. This rank's own contribution comes from the input, because it is not in its
+ * slot. */
 static void reduce_block(scr_group *g, scr_run *r, uint64_t k) {
   const scr_program *pg = r->coll.program;
   uint64_t stride = pieces_apart(r, k), slot_bytes = (uint64_t)(g->size - 1) * stride;
@@ -169,7 +171,6 @@ static void reduce_block(scr_group *g, scr_run *r, uint64_t k) {
   }
 }
 
-/* Waits until all others have filled their slots. */
 int scr_await_others(scr_group *g, scr_run *r, int large, uint64_t ticket) {
   for (int32_t i = 1; i < g->size; i++) {
     int rc = await_filled(g, r, large, (g->rank + i) % g->size, ticket);
@@ -222,7 +223,7 @@ static int reduce(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
 static int collect(scr_group *g, scr_run *r, uint64_t k) {
   const scr_program *pg = r->coll.program;
   uint64_t ticket = r->coll.ticket + k, n = chunk_bytes(r, k), at = chunk_at(r, k);
-  for (int32_t i = 1; i < g->size; i++) { /* all slots were seen by the reduction */
+  for (int32_t i = 1; i < g->size; i++) { /* the reduction has waited for all slots */
     int32_t p = (g->rank + i) % g->size;
     int rc = scr_await(g, r, slot_reduced(slot_of(&g->peer[p], pg->large, ticket)), ticket + 1, p);
     if (SCR_UNLIKELY(rc)) return rc;
@@ -253,7 +254,6 @@ static void read_one(scr_group *g, scr_run *r, int32_t p, uint64_t k) {
   scr_copy_out(r, out, n, data);
 }
 
-/* Input straight to output: [from, from + n) of this rank's own block. */
 void scr_copy_across(scr_group *g, scr_run *r, uint64_t from, uint64_t n) {
   const scr_program *pg = r->coll.program;
   uint64_t at = pg->input_blocks ? scr_block_at(&r->in_blocks, g->rank) + from : from;
@@ -320,14 +320,16 @@ void scr_run_start(scr_group *g, scr_run *r) {
     r->coll.chunks = r->coll.longest == 0 ? 1 : (r->coll.longest + pg->chunk - 1) / pg->chunk;
     tickets = 0;
   } else {
-    if (pg->input_blocks && pg->output_blocks) r->coll.longest = scr_block_bytes(&r->in_blocks, g->rank); /* alone */
+    if (pg->input_blocks && pg->output_blocks)
+      r->coll.longest = scr_block_bytes(&r->in_blocks, g->rank); /* a group of one */
     tickets = r->coll.chunks = r->coll.longest == 0 ? 1 : (r->coll.longest + pg->chunk - 1) / pg->chunk;
   }
   r->coll.ticket = g->coll.ticket[large];
   r->coll.head = 0;
   r->coll.stage = 0;
   r->coll.ahead = false;
-  atomic_store_explicit(&r->deadline_ns, 0, memory_order_relaxed); /* the run of the fast path has had others before */
+  atomic_store_explicit(&r->deadline_ns, 0,
+                        memory_order_relaxed); /* the fast run still has the values of the last operation */
   atomic_store_explicit(&r->extended_ns, 0, memory_order_relaxed);
   r->coll.stream_out =
       r->bytes >= g->stream_bytes && r->out.n > 0 && (r->in.n == 0 || r->in.list[0].data != r->out.list[0].data);
@@ -336,7 +338,8 @@ void scr_run_start(scr_group *g, scr_run *r) {
 
   scr_record *rec = &g->shared->records[r->coll.seq % SCR_RECORDS];
   atomic_store_explicit(&rec->seq, 0, memory_order_relaxed);
-  atomic_store_explicit(&rec->hash, r->coll.hash, memory_order_release); /* not before seq is 0; see read_record() */
+  atomic_store_explicit(&rec->hash, r->coll.hash,
+                        memory_order_release); /* release, so that seq is 0 before: see read_record() */
   atomic_store_explicit(&rec->bytes, r->bytes, memory_order_release);
   atomic_store_explicit(&rec->what, what, memory_order_release);
   atomic_store_explicit(&rec->seq, r->coll.seq, memory_order_release);
@@ -377,7 +380,7 @@ int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {
       scr_trace_step(g, r, st->action, began, r->coll.head - st->lag);
       if (SCR_UNLIKELY(rc)) return rc;
     }
-    /* The chunk at the end of the pipeline is through: its slots may be used again, here and at the peers. */
+    /* The last stage of a chunk is done: its slots may be used again, here and at the peers. */
     if (r->coll.head >= pg->max_lag && g->size > 1) {
       scr_store_flag(consumed_word(&g->peer[g->rank], pg->large), r->coll.ticket + (r->coll.head - pg->max_lag) + 1);
       SCR_FAULT(SCR_FAULT_PUBLISHED);

@@ -1,11 +1,12 @@
-/* program.h: what the interpreters of both kinds of program have in common: where buffers lie, and waiting for flags. */
+/* program.h: what the interpreters of slot programs (program.c) and sendrecv programs (sendrecv.c) share: addresses
+ * in buffers, and waiting for flags. */
 #ifndef SCR_PROGRAM_H
 #define SCR_PROGRAM_H
 
 #include "recorder.h"
 #include "wait.h"
 
-/* Bytes from `offset` on that lie together, at most `want`. */
+/* Returns the address of the byte at `offset`; *got is how many bytes from there on are contiguous, at most `want`. */
 static inline unsigned char *scr_span(scr_segments *s, uint64_t offset, uint64_t want, uint64_t *got) {
   if (s->n == 0) {
     *got = 0;
@@ -20,24 +21,27 @@ static inline unsigned char *scr_span(scr_segments *s, uint64_t offset, uint64_t
 }
 
 void scr_run_start(scr_group *g, scr_run *r);
-/* Goes on until the run is finished or blocked, or until_ns (0: never) has passed. Under the drive lock. */
+/* Advances the run until it is finished or blocked, or until_ns has passed (0: no limit).
+ * Requires: the drive lock. */
 int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns);
 
-/* How many bytes are cut into chunks: the longest block that this rank knows of. */
+/* Returns how many bytes are cut into chunks: the length of the longest block that this rank knows of. */
 uint64_t scr_sendrecv_longest(const scr_group *g, const scr_run *r);
-/* As scr_run_advance(), of a sendrecv program. */
+/* Like scr_run_advance(), for a sendrecv program. */
 int scr_sendrecv_advance(scr_group *g, scr_run *r, int64_t until_ns);
-/* Whether what a rank says that it sleeps for, in a channel from or to `awaited`, is there. */
+/* Whether the message, or the room, that `rank` sleeps for (`word` of its sleeper) in a channel from or to `awaited`
+ * is there. */
 bool scr_channel_is_there(const scr_group *g, int32_t rank, int32_t awaited, uint32_t word);
 
 static inline uint64_t scr_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/* As a thread spins for a flag and has it, or has not. */
+/* Adds the spinning of a thread for a flag to the timeline, whether the flag came or not. */
 static inline void scr_spun(const scr_group *g, const scr_run *r, uint64_t since, int32_t peer) {
   if (SCR_UNLIKELY(g->records.tracer != NULL)) scr_trace_add(g->records.tracer, r, SCR_TRACE_WAIT, since, peer, 0);
 }
 
-/* 0 once the flag has risen to `need`, or SCR_BLOCKED: the run then tells where, with its `channel`, which the caller sets. */
+/* Returns 0 once the flag has risen to `need`, or SCR_BLOCKED after spinning. Then the run's flag, need and peer say
+ * where it is blocked; the caller sets `channel`. */
 static inline int scr_await(scr_group *g, scr_run *r, _Atomic uint64_t *flag, uint64_t need, int32_t peer) {
   if (SCR_LIKELY(atomic_load_explicit(flag, memory_order_acquire) >= need)) {
     scr_note_waited(r);

@@ -1,5 +1,5 @@
-/* queue.c: the drive lock and the queue of collectives behind it. Numbering and queueing are one step, so the order of the
- * queue is the order of the numbers. */
+/* queue.c: the drive lock and the queue of collectives. Numbering and queueing are one step under the queue lock, so
+ * the queue is in the order of the numbers. */
 #include "queue.h"
 
 #include "engine.h"
@@ -23,7 +23,6 @@ void scr_drive_unlock(scr_group *g) {
 
 /* ---- the queue ---- */
 
-/* Numbering and queueing are one step under the queue lock, so the order of the queue is the order of the numbers. */
 scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own, bool *down) {
   *down = false;
   scr_run *r = scr_run_new();
@@ -69,7 +68,7 @@ static scr_run *queue_first(scr_group *g) {
   return r;
 }
 
-/* Takes the first run out; the flag falls with the last one, under the same lock as it is raised. */
+/* Takes the first run out. The last one clears SCR_QUEUED, under the same lock that guards setting it. */
 static void queue_pop(scr_group *g) {
   scr_spin_lock(&g->queue_lock);
   scr_run *r = g->queue_head;

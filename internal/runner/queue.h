@@ -6,10 +6,11 @@
 
 bool scr_drive_lock(scr_group *g);
 void scr_drive_unlock(scr_group *g);
-/* Under the drive lock: carries the queue on until it is empty, blocked, or until_ns has passed, or `until` is done. */
+/* Advances the queue until it is empty or blocked, until_ns has passed, or `until` is done.
+ * Requires: the drive lock. */
 int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked);
-/* Requires: the drive lock; the group is down. Completes all that is queued: with success what needs nothing of the peers that
- * they have not published, in order, and with the group's error the rest. */
+/* Requires: the drive lock; the group is down. Completes all queued runs, in order: with success as long as the
+ * peers have published what a run needs, the rest with the group's error. */
 void scr_drain(scr_group *g);
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "ticks.h"
 
-/* Of the entries, from the beginning of the area on. */
+/* Returns the offset of the end of the entries in the area. */
 static uint64_t entries_end(uint32_t capacity) {
   return sizeof(scr_flight_area) + 2 * (uint64_t)capacity * sizeof(struct scr_flight_entry);
 }
@@ -24,7 +24,7 @@ static unsigned char *texts_of(const scr_flight_area *area, uint32_t capacity) {
   return (unsigned char *)(uintptr_t)(stacks_of(area, capacity) + 2 * (uint64_t)capacity);
 }
 
-/* One trail of somebody's recorder. */
+/* One trail of a recorder of this process or of a peer. */
 typedef struct view {
   const struct scr_flight_entry *entries;
   const _Atomic uint32_t *stacks;
@@ -42,7 +42,8 @@ static view view_of(const scr_flights *f, bool p2p) {
 scr_recorder *scr_recorder_new(uint32_t capacity, bool stacks, void *area) {
   scr_ticks_begin();
   scr_recorder *rec = aligned_alloc(SCR_LINE, (sizeof *rec + SCR_LINE - 1) & ~(size_t)(SCR_LINE - 1));
-  /* Whole lines more than needed, to begin at one. Not touched here: pages are taken as the trails are written. */
+  /* One line more than needed, to align the area to a line. calloc() does not touch the pages, so memory is used
+   * only as the trails are written. */
   void *owned = area ? NULL : calloc(1, scr_flight_bytes(capacity, stacks) + SCR_LINE);
   if (rec == NULL || (area == NULL && owned == NULL)) {
     free(rec);
@@ -75,7 +76,7 @@ void scr_recorder_free(scr_recorder *rec) {
 /* ---- writing ---- */
 
 static inline void set(_Atomic uint64_t *word, uint64_t value) {
-  /* With release, so that a reader that finds it does not find the old state word afterwards. */
+  /* A release store: a reader that loads this value does not load the old state word afterwards. */
   atomic_store_explicit(word, value, memory_order_release);
 }
 
@@ -124,7 +125,7 @@ void scr_recorder_stamp(scr_run *r) {
   set(&e->started, r->records.began);
 }
 
-/* Without inner p2p operations: the user has not called them, and analysers would pair them with what he has. */
+/* It leaves out inner p2p operations: the user did not call them, and analysers would pair them with the user's. */
 void scr_recorder_started(scr_recorder *rec, scr_run *r) {
   if (!scr_is_inner(r)) append(rec, r, r->records.began, SCR_FLIGHT_STARTED);
 }
@@ -136,7 +137,7 @@ void scr_recorder_finished(scr_recorder *rec, scr_run *r, uint64_t now, bool ok)
   if (e == NULL) {
     append(rec, r, now, state);
   } else if (atomic_load_explicit(&e->state, memory_order_relaxed) >> 3 == r->records.entry_position) {
-    /* Nobody has written over it, and nobody does now: that takes the lock that the caller holds. */
+    /* The entry is not overwritten, and cannot be now: that takes the lock that the caller holds. */
     if (r->source >= 0 && r->kind == SAGECOMM_RECV) set(&e->number, number_word(r->records.entry_position, r->source));
     if (!r->records.stamped) {
       set(&e->created, r->records.began ? r->records.began : now);
@@ -149,7 +150,7 @@ void scr_recorder_finished(scr_recorder *rec, scr_run *r, uint64_t now, bool ok)
 
 /* ---- reading ---- */
 
-/* Entries of peers may say anything; what names something is cut to what there is. */
+/* Unpacks the words of an entry. A peer may write anything there, so every enumeration is cut to its range. */
 static void describe(scr_flight *out, uint64_t number, uint64_t limits, uint64_t caller) {
   out->number = number >> 24;
   out->root = (int32_t)(number & 0xffffff) - 1;
@@ -162,7 +163,8 @@ static void describe(scr_flight *out, uint64_t number, uint64_t limits, uint64_t
   out->thread = caller >> 16;
 }
 
-/* False: it was written over, or changes without end, as only a peer's can that writes where it should not. */
+/* Returns false if the entry was overwritten, or changes with every attempt, which only a corrupted entry of a peer
+ * does. */
 static bool read_entry(const struct scr_flight_entry *e, const _Atomic uint32_t *stack, uint64_t position,
                        const scr_ticks_scale *scale, scr_flight *out) {
   for (int tries = 0; tries < 1000; tries++) {
@@ -176,12 +178,12 @@ static bool read_entry(const struct scr_flight_entry *e, const _Atomic uint32_t 
     uint64_t number = atomic_load_explicit(&e->number, memory_order_acquire);
     uint64_t limits = atomic_load_explicit(&e->limits, memory_order_acquire);
     uint32_t called_by = stack ? atomic_load_explicit(stack, memory_order_acquire) : 0;
-    if (atomic_load_explicit(&e->state, memory_order_relaxed) != state) continue; /* it went on, or was written over */
+    if (atomic_load_explicit(&e->state, memory_order_relaxed) != state) continue; /* it changed meanwhile */
     *out = (scr_flight){
         .ticks = created ? created : scale->ticks, .bytes = bytes, .stack = called_by, .state = (uint8_t)(state & 7)};
     out->created_ns = scr_ticks_wall(scale, created);
     out->started_ns = scr_ticks_wall(scale, started);
-    /* Stored before the state that makes it count. */
+    /* completed_ns counts only from SCR_FLIGHT_COMPLETED on; it is stored before that state. */
     if (out->state != SCR_FLIGHT_STARTED) out->completed_ns = scr_ticks_wall(scale, completed);
     describe(out, number, limits, caller);
     return true;
@@ -199,7 +201,7 @@ static uint64_t read_trail(view v, const scr_ticks_scale *scale, scr_flight *out
   *total += count;
   for (uint64_t p = count > v.capacity ? count - v.capacity + 1 : 1; p <= count; p++) {
     if (!read_position(&v, p, scale, &out[n])) continue;
-    if (out[n].created_ns == 0 && n > 0) { /* it had just begun: after the one before */
+    if (out[n].created_ns == 0 && n > 0) { /* it has just begun: place it after the entry before */
       const scr_flight *before = &out[n - 1];
       out[n].ticks = before->ticks + 1;
       out[n].created_ns = before->completed_ns ? before->completed_ns : before->started_ns;
@@ -211,12 +213,12 @@ static uint64_t read_trail(view v, const scr_ticks_scale *scale, scr_flight *out
   return n;
 }
 
-/* What is queued, at most `most`, oldest first. Some may have started since. */
+/* Copies the queued collectives, oldest first, at most `most`. Some may have started since. */
 static uint64_t read_queue(scr_group *g, const scr_ticks_scale *scale, scr_flight *out, uint64_t most) {
   uint64_t n = 0;
   scr_spin_lock(&g->queue_lock);
   for (const scr_run *r = g->queue_head; r && n < most; r = r->next) {
-    if (r->records.created == 0) continue; /* begun by the fast path */
+    if (r->records.created == 0) continue; /* the fast path has started it, so the trail has it */
     out[n] = (scr_flight){.ticks = r->records.created,
                           .number = r->coll.seq,
                           .bytes = r->bytes,
@@ -263,7 +265,7 @@ uint64_t scr_group_read_flights(scr_group *g, scr_flight *out, uint64_t *total) 
   if (g->records.recorder == NULL) return 0;
   scr_flights own = scr_group_flights(g, g->rank);
   scr_ticks_scale scale = scr_ticks_now();
-  /* The queue first: what starts meanwhile is then met twice, not missed. */
+  /* The queue is read first: a run that starts meanwhile is then read twice instead of missed. */
   uint64_t queued = read_queue(g, &scale, out, own.capacity);
   scr_flight *trail = out + queued;
   uint64_t n = read_trail(view_of(&own, false), &scale, trail, total);
@@ -281,7 +283,7 @@ bool scr_flights_last(const scr_flights *f, bool p2p, scr_flight *out) {
   if (f->capacity == 0) return false;
   view v = view_of(f, p2p);
   scr_ticks_scale scale = scr_ticks_now();
-  for (int tries = 0; tries < 100; tries++) { /* it may be written over by the next one */
+  for (int tries = 0; tries < 100; tries++) { /* the next operation may overwrite it */
     uint64_t count = atomic_load_explicit(v.count, memory_order_acquire) & SCR_SEQ_MASK;
     if (count == 0) return false;
     if (read_position(&v, count, &scale, out)) return true;
@@ -291,7 +293,7 @@ bool scr_flights_last(const scr_flights *f, bool p2p, scr_flight *out) {
 
 /* ---- stacks ---- */
 
-/* A text is its length, 4 bytes, and then itself. */
+/* A text is stored as its length in 4 bytes, followed by its bytes. */
 bool scr_group_put_stack(scr_group *g, uint32_t at, const void *text, uint32_t n) {
   const scr_recorder *rec = g->records.recorder;
   if (rec == NULL || !rec->stacks || at > SCR_STACK_BYTES || n + 4 > SCR_STACK_BYTES - at) return false;

@@ -1,14 +1,13 @@
-/* recorder.h: the flight recorder: the last operations of a group and how far each got, for whoever looks into a hang.
+/* recorder.h: the flight recorder keeps the last operations of a group and how far each got, to analyse a hang.
  *
- * A group has two trails of entries, because two locks guard what they tell: collectives are recorded under the drive
- * lock, p2p operations under the p2p lock. So each trail has one writer at a time and needs no lock of its own, no
- * read-modify-write, no allocation and no system call. Readers take no lock for it: the state word of an entry says
- * which operation lies there, and is taken back while the entry is written anew.
+ * A group has two trails of entries, because two locks guard the operations: collectives are recorded under the
+ * drive lock, p2p operations under the p2p lock. So each trail has one writer at a time and needs no lock of its
+ * own, no read-modify-write, no allocation and no system call. Readers take no lock either: the state word of an
+ * entry says which operation lies there, and is reset while the entry is rewritten.
  *
- * The trails lie in the rank's arena, so that peers can read what a rank did that has died or was stopped. What a peer
- * reads there it believes no more than other memory of a peer's: every field is cut to its range, and only `count` says
- * how far to look, within the capacity, which the ranks told each other when they met, or which Go has checked
- * (pgbackend/flight_list.go). */
+ * The trails lie in the rank's arena, so that peers can still read them when the rank has died or was stopped. A
+ * reader does not trust a peer's trails: it cuts every field to its range and bounds `count` by the capacity, which
+ * the ranks exchanged at rendezvous or Go has checked (pgbackend/flight_list.go). */
 #ifndef SCR_RECORDER_H
 #define SCR_RECORDER_H
 
@@ -17,12 +16,12 @@
 #include "ticks.h"
 #include "trace.h"
 
-/* States of an entry are SCR_FLIGHT_... of runner.h, and this one. */
+/* The state of an entry is one of SCR_FLIGHT_... of records.h, or this one. */
 enum { SCR_FLIGHT_IN_WRITING = 0 };
 
 struct scr_flight_entry {
   _Atomic uint64_t state;   /* position in its trail, from 1 (61 bits) | state (3) */
-  _Atomic uint64_t created; /* ticks, as the next two; 0: not yet */
+  _Atomic uint64_t created; /* ticks, like the next two; 0: not yet */
   _Atomic uint64_t started;
   _Atomic uint64_t completed;
   _Atomic uint64_t bytes;
@@ -38,8 +37,8 @@ struct scr_flight_area {
   /* Operations written so far, by trail. */
   alignas(SCR_LINE) _Atomic uint64_t collectives;
   alignas(SCR_LINE) _Atomic uint64_t p2p;
-  /* Those of collectives, then as many of p2p operations. Behind them, where stacks are recorded, a uint32_t for each: the
-   * place of its stack among SCR_STACK_BYTES of texts that come next, + 1. */
+  /* `capacity` entries of collectives, then as many of p2p operations. Where stacks are recorded, there follow one
+   * uint32_t for each entry, 1 + the offset of its stack's text, and SCR_STACK_BYTES of texts. */
   alignas(SCR_LINE) struct scr_flight_entry entries[];
 };
 
@@ -55,28 +54,30 @@ struct scr_recorder {
   uint32_t capacity; /* of each */
   bool stacks;
   scr_flight_area *area;
-  void *owned; /* the area, where the arena had no room for it */
+  void *owned; /* the memory of the area if the arena had no room for it */
 };
 
-/* area: zeroed memory of scr_flight_bytes(), or NULL: then no peer sees it. NULL: no memory. */
+/* `area` is zeroed memory of scr_flight_bytes(), or NULL for memory that peers cannot read. Returns NULL without
+ * memory. */
 scr_recorder *scr_recorder_new(uint32_t capacity, bool stacks, void *area);
 void scr_recorder_free(scr_recorder *rec);
 
 void scr_recorder_created(scr_run *r);
 void scr_recorder_started(scr_recorder *rec, scr_run *r);
-/* Its beginning, r->records.began, was not known when it started. */
+/* Writes r->records.began to the entry of a run that did not read the clock when it started. */
 void scr_recorder_stamp(scr_run *r);
 void scr_recorder_finished(scr_recorder *rec, scr_run *r, uint64_t now, bool ok);
 
-/* What the runner calls. With SCR_NO_NOTES, a build for measuring what this costs, it notes nothing.
+/* The runner calls the functions below. A build with SCR_NO_NOTES records nothing, to measure their cost.
  *
- * Reading the clock is most of what noting costs, 10 to 30 ns, so a short collective that begins at once reads it once, when
- * it ends. It reads it before that when it has to wait, which then costs nothing, and every eighth time; when another one
- * began is estimated from how long the last of its like took that was measured, less its waiting. */
+ * Reading the clock is most of that cost, 10 to 30 ns. So a short collective that starts at once reads it only when
+ * it ends. It also reads it when it has to wait, where the time is free, and at the start of every eighth one. The
+ * start of the others is estimated from the last measured collective of the same row of statistics, without its
+ * waiting. */
 
 #define SCR_STAMP_EVERY 8
 
-/* A queued collective has its number. */
+/* Records a collective that was just queued and numbered. */
 static inline void scr_note_created(const scr_group *g, scr_run *r) {
 #ifndef SCR_NO_NOTES
   (void)g;
@@ -84,7 +85,7 @@ static inline void scr_note_created(const scr_group *g, scr_run *r) {
 #endif
 }
 
-/* Under the drive lock for a collective, under the p2p lock for a p2p operation. */
+/* Requires: the drive lock for a collective, the p2p lock for a p2p operation. */
 static inline void scr_note_started(scr_group *g, scr_run *r) {
 #ifndef SCR_NO_NOTES
   bool stamped = r->records.created != 0 || scr_is_p2p(r) || r->bytes > SCR_STAMP_BYTES;
@@ -108,7 +109,8 @@ static inline void scr_note_blocked(scr_run *r) {
 #endif
 }
 
-/* It has what it waited for. Where there is one chunk only, what is left to do is short, and its end will do. */
+/* Ends the waiting. With one chunk, the work that is left is short, so the end of the run counts as the end of the
+ * waiting and saves a look at the clock. */
 static inline void scr_note_waited(scr_run *r) {
 #ifndef SCR_NO_NOTES
   if (r->records.blocked == 0 || r->coll.chunks <= 1) return;
@@ -117,14 +119,15 @@ static inline void scr_note_waited(scr_run *r) {
 #endif
 }
 
-/* A p2p operation has met its other side: until now it has waited. */
+/* Counts the time of a p2p operation until now, when it has matched its peer's, as waiting. */
 static inline void scr_note_met(scr_run *r) {
 #ifndef SCR_NO_NOTES
   r->records.waited = scr_ticks() - r->records.began;
 #endif
 }
 
-/* As scr_note_started(). A run that never started is recorded here. */
+/* Records the end of a run, and the run itself if it never started.
+ * Requires: the lock of scr_note_started(). */
 static inline void scr_note_finished(scr_group *g, scr_run *r, bool ok) {
 #ifndef SCR_NO_NOTES
   uint64_t now = scr_ticks();

@@ -9,7 +9,7 @@
 
 /* ---- where regions lie: sendrecv.Plan.Extent ---- */
 
-/* The length of the block that a region is a part of. */
+/* Returns the length of the block that a region is a part of. */
 static inline uint64_t block_bytes(const scr_run *r, const scr_region *x) {
   if (r->kind == SAGECOMM_ALL_TO_ALL) {
     return scr_block_bytes(x->space == SCR_INPUT ? &r->in_blocks : &r->out_blocks, x->block);
@@ -27,7 +27,7 @@ static inline bool blocks_are_equal(const scr_group *g, const scr_run *r) {
   return true;
 }
 
-/* Of the chunk of n bytes: where a piece begins. */
+/* Returns where a piece begins in a chunk of n bytes. */
 static inline uint64_t piece_at(uint32_t piece, uint64_t each, uint64_t more, uint64_t n) {
   return scr_min((piece * each + scr_min(piece, more)) * 64, n);
 }
@@ -65,8 +65,8 @@ static inline uint64_t block_of(const scr_run *r, const scr_region *x, uint32_t 
 
 /* ---- memory ---- */
 
-/* Scratch memory: the cells of each set, then, where the input is scaled, chunks of what comes of it, as many as can be in
- * the pipeline. */
+/* Scratch memory holds the cells of each set. Where the input is scaled, the scaled chunks follow, as many as can be
+ * in the pipeline. */
 static inline uint64_t n_scaled(const scr_group *g, const scr_program *pg) {
   return pg->input_blocks ? (uint64_t)g->size : 1;
 }
@@ -91,18 +91,18 @@ static inline bool make_scratch(scr_group *g, scr_run *r) {
   return g->coll.scratch != NULL;
 }
 
-/* Goes over the bytes of several regions, piece by piece that lies together. */
+/* A cursor walks the bytes of several regions in contiguous pieces. */
 typedef struct cursor {
   const scr_region *region;
-  uint32_t left; /* regions, the present one excluded */
-  extent at;     /* what is left of the present one */
+  uint32_t left; /* regions after the current one */
+  extent at;     /* the rest of the current one */
 } cursor;
 
 static inline cursor cursor_at(const scr_run *r, const scr_region *list, uint32_t n, uint64_t k) {
   return (cursor){list, n - 1, extent_of(r, list, k)};
 }
 
-/* At most `want` bytes; they stay in front of the cursor until skip(). */
+/* Returns the next contiguous bytes, at most `want`. The cursor stays in front of them until skip(). */
 static inline unsigned char *peek(scr_group *g, scr_run *r, cursor *c, uint64_t k, uint64_t want, uint64_t *got) {
   while (c->at.bytes == 0 && c->left > 0) {
     c->left--;

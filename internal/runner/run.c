@@ -74,7 +74,7 @@ void scr_run_unref(scr_run *r) {
   scr_spin_unlock(&pool_lock);
 }
 
-/* Offsets of blocks into `at`, unless all are as long as the first one. */
+/* Stores the offsets of the blocks in `at`, unless all blocks have the same length. */
 static scr_blocks blocks_of(const uint64_t *bytes, uint64_t total, int32_t size, uint64_t *at) {
   scr_blocks b = {.equal = total / (uint64_t)size};
   if (bytes == NULL) return b;
@@ -89,7 +89,7 @@ static scr_blocks blocks_of(const uint64_t *bytes, uint64_t total, int32_t size,
 }
 
 bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t *scratch) {
-  /* What a kind does not use is 0: peers compare all of it. */
+  /* Fields that the kind does not use are 0, because peers compare all fields. */
   r->kind = op->kind;
   r->dtype = op->kind == SAGECOMM_BARRIER ? 0 : op->dtype;
   r->reduce_op = scr_reduces(op->kind) ? op->reduce_op : 0;
@@ -139,7 +139,7 @@ void scr_run_settle(scr_run *r, bool waiter) {
   bool sleeper = atomic_load_explicit(&r->sleepers, memory_order_seq_cst) != 0;
   if (sleeper) scr_futex_wake(&r->state);
   if ((before & SCR_HAS_DONE) && !sleeper && !waiter) {
-    /* Who waits for a p2p operation looks at its state once more after it has counted itself out. */
+    /* A thread that waits for a p2p operation reads its state once more after it has decremented `waiters`. */
     if (atomic_load_explicit(&r->p2p.waiters, memory_order_seq_cst) == 0) scr_push_completed(r);
   }
   if (before & SCR_HAS_COMPOSITE) scr_composite_part_done(r);
@@ -163,7 +163,8 @@ int32_t scr_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sageco
     r->done_ctx = ctx;
 #ifdef SCR_MUTANT_DONE_BEFORE_CONTEXT
     extern int sched_yield(void);
-    /* The waiter must look before the state, which orders both, is stored: on one core it does so only if it is let. */
+    /* The mutant works if a waiter reads `done` before the state is stored; on one core the waiter runs only if this
+     * thread yields. */
     atomic_store_explicit(&r->done, done, memory_order_relaxed);
     for (int i = 0; i < 5; i++) sched_yield();
 #else
@@ -173,7 +174,8 @@ int32_t scr_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sageco
                                                 memory_order_acquire)) {
       return SAGECOMM_PENDING;
     }
-    /* Complete already. A thread in wait() may have seen the function all the same: then it calls it. */
+    /* The run is complete already. A thread in wait() may have read the function nevertheless; then that thread
+     * calls it. */
     if (atomic_exchange_explicit(&r->claimed, 1, memory_order_acq_rel) != 0) return SAGECOMM_PENDING;
   } else if (!(atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE)) {
     return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: on_done: this work has a done function already");

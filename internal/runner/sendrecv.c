@@ -1,7 +1,8 @@
-/* sendrecv.c: the interpreter of sendrecv programs (sendrecv.Plan), and the channels that the messages go through. A run is a
- * cursor over the chunks and the steps of its program. A step first waits for room or for a message, without side effects,
- * and then moves its bytes, so that a blocked step can simply be entered again. Messages are copied into channels: a send is
- * taken at once, and its bytes may be overwritten. Called under the drive lock; never sleeps. */
+/* sendrecv.c: the interpreter of sendrecv programs (sendrecv.Plan), and the channels that the messages go through. A
+ * run is a cursor over the chunks and the steps of its program. A step first waits for room or for a message,
+ * without side effects, and then moves its bytes, so a blocked step can be entered again. A send copies its message
+ * into the channel, so its source may be overwritten right after. It never sleeps.
+ * Requires: the drive lock, for every function. */
 #include <stdlib.h>
 
 #include "regions.h"
@@ -14,7 +15,7 @@ static inline scr_place *place_of(const scr_channel *f, uint64_t number) {
 
 static inline unsigned char *data_of(scr_place *p) { return (unsigned char *)p + SCR_CHANNEL_DATA; }
 
-/* How much rank `to` has taken of what rank `from` sent it. */
+/* Returns the count of messages that rank `to` has taken from a channel of rank `from`. */
 static inline _Atomic uint64_t *taken_word(const scr_group *g, int32_t to, int32_t from, uint32_t channel) {
   return &scr_shared_channel_reader(g->peer[to].shared, (uint32_t)g->size, (uint32_t)from)->taken[channel];
 }
@@ -23,7 +24,7 @@ static inline _Atomic uint64_t *offset_word(const scr_group *g, int32_t from, in
   return scr_shared_channel(g->peer[from].shared, (uint32_t)g->size, (uint32_t)to, channel);
 }
 
-/* The channel from one rank to another; NULL: there is none yet, or none at that offset. */
+/* Returns the channel from one rank to another, or NULL if it does not exist yet or its offset is invalid. */
 static const scr_channel *channel_between(const scr_group *g, int32_t from, int32_t to, uint32_t channel) {
   uint64_t offset = atomic_load_explicit(offset_word(g, from, to, channel), memory_order_acquire);
   const scr_peer *p = &g->peer[from];
@@ -65,7 +66,7 @@ static void wake(scr_group *g, int32_t peer) {
   if (SCR_UNLIKELY(scr_sleeps_for(word) == 1 + (uint32_t)g->rank)) scr_wake_peer(&g->peer[peer], s, word);
 }
 
-/* What the peer wrote of that channel cannot be meant. */
+/* Returns `code`: the peer wrote an invalid value for that channel. */
 static int bad(scr_run *r, int code, int32_t peer, uint32_t channel) {
   r->peer = peer;
   r->need = channel;
@@ -98,12 +99,12 @@ static int await_room(scr_group *g, scr_run *r, int32_t peer, uint32_t channel) 
 }
 
 /* Waits for the next message of a rank and compares its header with what must come: `bytes`, of blocks of which the
- * longest has `block`. The peer may write there at any time, so what is compared is read once. */
+ * longest has `block`. The peer may overwrite the header at any time, so each field is read once. */
 static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block,
                          const unsigned char **data) {
   scr_channels *e = &g->coll.channels[peer];
   r->coll.channel = SCR_SLEEP_CHANNEL(channel, 0);
-  if (SCR_UNLIKELY(e->in[channel] == NULL)) { /* with the first message comes the channel */
+  if (SCR_UNLIKELY(e->in[channel] == NULL)) { /* the peer makes the channel before its first message */
     int rc = scr_await(g, r, offset_word(g, peer, g->rank, channel), 1, peer);
     if (rc) return rc;
     e->in[channel] = channel_between(g, peer, g->rank, channel);
@@ -174,7 +175,7 @@ typedef struct where {
   uint64_t k; /* chunk */
 } where;
 
-/* Copies regions into a place. */
+/* Copies regions into a place of a channel. */
 static void gather(const where *w, cursor from, unsigned char *to, uint64_t n) {
   const scr_kernels *kernels = w->r->coll.program->kernels;
   for (uint64_t len; n > 0; n -= len) {
@@ -207,7 +208,7 @@ static void copy(const where *w, cursor from, cursor to, uint64_t n) {
   }
 }
 
-/* Reduces a message, or what `from` holds where there is none, with regions. */
+/* Reduces a message, or without one the regions `from`, with regions. */
 static void reduce(const where *w, const unsigned char *message, bool message_first, cursor from, cursor to,
                    uint64_t n) {
   const scr_program *pg = w->r->coll.program;
@@ -261,12 +262,12 @@ static int receive(const where *w, const scr_step *s, const scr_region *from, co
   return 0;
 }
 
-/* A step counts as so many bytes between two looks at the clock. */
+/* The cost of a step in bytes, to bound the work between two looks at the clock. */
 #define STEP_COST 1024
 #define LOOK_BYTES (256 * 1024)
 
-/* Carries a step out for one chunk; *moved grows by its cost. After chunk 0, in which ranks meet in any case, steps that
- * have nothing to move are left out, on both sides. */
+/* Carries out a step for one chunk and adds its cost to *moved. In chunk 0 every step exchanges its message, so that
+ * ranks compare their calls; in later chunks both sides leave out steps without bytes. */
 static int carry_out(const where *w, const scr_step *s, uint64_t *moved) {
   const scr_sendrecv *m = w->r->coll.program->sendrecv;
   const scr_region *from = m->region + s->from, *to = m->region + s->to;
@@ -290,7 +291,7 @@ static int carry_out(const where *w, const scr_step *s, uint64_t *moved) {
 
 /* ---- a run ---- */
 
-/* PREMUL_SUM: a chunk of the input. */
+/* Scales a chunk of the input for PREMUL_SUM. */
 static void scale(const where *w) {
   const scr_program *pg = w->r->coll.program;
   for (uint64_t block = 0; block < n_scaled(w->g, pg); block++) {
@@ -307,7 +308,7 @@ static void scale(const where *w) {
   }
 }
 
-/* A plan of a broadcast knows one buffer; the root may have put its bytes into another one. */
+/* Copies the root's input to its output: the plan of a broadcast uses one buffer, and the root may pass two. */
 static void fill(const where *w) {
   const scr_region in = {.space = SCR_INPUT, .count = w->r->coll.program->sendrecv->pieces};
   scr_region out = in;
@@ -315,13 +316,13 @@ static void fill(const where *w) {
   copy(w, cursor_at(w->r, &in, 1, w->k), cursor_at(w->r, &out, 1, w->k), extent_of(w->r, &in, w->k).bytes);
 }
 
-/* What a chunk needs before any step. */
+/* Prepares a chunk before its first step. */
 static void prepare(const where *w) {
   if (w->r->coll.program->scale) scale(w);
   if (w->r->kind == SAGECOMM_BROADCAST && w->r->root == w->g->rank) fill(w);
 }
 
-/* AVG: a chunk of the output, after the last step. */
+/* Divides a chunk of the output for AVG, after the last step. */
 static void average(const where *w) {
   const scr_program *pg = w->r->coll.program;
   if (w->r->kind == SAGECOMM_REDUCE && w->r->root != w->g->rank) return;
@@ -343,7 +344,7 @@ int scr_sendrecv_advance(scr_group *g, scr_run *r, int64_t until_ns) {
     if (!make_scratch(g, r)) return SCR_INCIDENT_MEMORY;
   }
   for (; r->coll.head < r->coll.chunks + m->max_lag; r->coll.head++, r->coll.stage = 0) {
-    if (r->coll.stage == 0) { /* before the steps, which are counted from 1 */
+    if (r->coll.stage == 0) { /* stage 0 comes before the steps, which are counted from 1 */
       if (r->coll.head < r->coll.chunks) prepare(&(where){g, r, r->coll.head});
       r->coll.stage = 1;
     }

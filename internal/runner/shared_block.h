@@ -1,9 +1,10 @@
-/* shared_block.h: what lies in shared memory. docs/protocol.md is the prose of this file.
+/* shared_block.h: the layout of shared memory. docs/protocol.md describes it.
  *
- * Every rank owns one shared block per group, in its own arena, and maps the shared blocks of all peers. A cache line has one writer,
- * its owner, but for the failure word (compare-and-swap, once), bells (added to by whoever wakes the owner), `closed`, and
- * the data of large slots, which goes to the rank that reduces a share of it and comes back (docs/protocol.md, 1 and 3). Lines are 128 bytes apart because processors fetch them in pairs.
- */
+ * Every rank owns one shared block per group, in its own arena, and maps the shared blocks of all peers. A cache
+ * line has one writer, its owner. Exceptions: the failure word (one compare-and-swap), bells (a thread that wakes
+ * the owner adds to them), `closed`, and the data of large slots, where the rank that reduces a share writes the
+ * result back (docs/protocol.md, 1 and 3). Lines are 128 bytes apart because processors fetch them in pairs.
+ * */
 #ifndef SCR_SHARED_BLOCK_H
 #define SCR_SHARED_BLOCK_H
 
@@ -14,25 +15,27 @@
 #define SCR_LINE 128
 #define SCR_SHARED_BLOCK_MAGIC UINT64_C(0x7361676562643032) /* "sagebd02" */
 
-/* The small slots: payload beside the sequence number. */
+/* The small slots: a short payload lies in the cache line of `filled`. */
 #define SCR_SMALL_SLOTS 8
 #define SCR_SMALL_BYTES 8192
 #define SCR_INLINE_BYTES 40
-/* The large slots: two slots' worth of pipeline on each side of the reduction, together within a 1 MiB second-level cache. */
+/* The large slots: two for the stages before the reduction and two for those after it; together they fit in a
+ * second-level cache of 1 MiB. */
 #define SCR_LARGE_SLOTS 4
 #define SCR_LARGE_BYTES (256 * 1024)
 
-/* How many calls back two ranks can tell where they parted. */
+/* The number of calls for which a rank keeps records, from which diagnosis finds where two ranks' calls began to
+ * differ. */
 #define SCR_RECORDS 64
 
-/* Header of a slot. `filled` is ticket + 1 of the chunk that lies in it and is stored last, with everything before it
- * visible; hash and consumed travel beside it. */
+/* Header of a slot. `filled` is 1 + the ticket of the chunk in the slot; it is stored last, with release, so a
+ * reader that sees it also sees the data, `hash` and `consumed`. */
 typedef struct scr_slot {
   alignas(SCR_LINE) _Atomic uint64_t filled;
   uint64_t hash;     /* the owner's running hash of calls, including this one */
   uint64_t consumed; /* tickets of these slots that the owner has consumed */
   unsigned char inline_data[SCR_INLINE_BYTES];
-  /* 64: payload of a small slot. A large slot uses this half line for nothing and continues below. */
+  /* Offset 64: the payload of a small slot. A large slot leaves this half line unused and continues below. */
 } scr_slot;
 
 #define SCR_SMALL_DATA 64
@@ -41,8 +44,9 @@ typedef struct scr_slot {
 #define SCR_LARGE_DATA 256
 #define SCR_LARGE_STRIDE (SCR_LARGE_DATA + SCR_LARGE_BYTES)
 
-/* One call, for naming what a rank did. Written by its owner in the order hash, bytes, what, seq; a reader takes seq
- * before and after. Fields are atomics because a slow reader may race with its being written over. */
+/* The record of one call, for diagnosis. Its owner sets seq to 0, then writes hash, bytes, what and seq in this
+ * order; a reader reads seq before and after. Fields are atomics because the owner may overwrite a record while a
+ * slow reader reads it. */
 typedef struct scr_record {
   _Atomic uint64_t seq;   /* number of the collective */
   _Atomic uint64_t hash;  /* running hash including it */
@@ -50,29 +54,30 @@ typedef struct scr_record {
   _Atomic uint64_t what;  /* kind | dtype << 8 | reduce_op << 16 | blocks differ in length << 24 | root << 32 */
 } scr_record;
 
-/* Where a driver says that it sleeps. */
+/* Says for what a driver sleeps, and how to wake it. */
 typedef struct scr_sleeper {
   /* 0: awake. Collectives: 1 + the rank whose flag is waited for, and which flag of a channel
    * (SCR_SLEEP_CHANNEL); p2p: how many threads sleep. Plus SCR_SLEEP_ENGINE. Owner writes. */
   alignas(SCR_LINE) _Atomic uint32_t waits_for;
-  /* Futex word of the thread that drives; added to by whoever wakes it. */
+  /* Futex word of the driver. A thread that wakes it adds to it. */
   alignas(SCR_LINE) _Atomic uint32_t bell;
 } scr_sleeper;
 
-/* Added to the rank: 0 for a flag of its shared block or slots, else its message in a channel to the sleeper, or
- * room in that from it. */
+/* Added to the rank in waits_for when the sleeper waits in a channel: for a message from that rank (room = 0), or
+ * for room in the channel to it (room = 1). For a flag of a shared block or slot nothing is added. */
 #define SCR_SLEEP_CHANNEL(channel, room) ((1 + 2 * (uint32_t)(channel) + (uint32_t)(room)) << 16)
-#define SCR_SLEEP_ENGINE UINT32_C(0x80000000) /* wake the process's engine bell: instead; of p2p as well */
+/* the engine sleeps: wake the engine's bell instead; used by p2p as well */
+#define SCR_SLEEP_ENGINE UINT32_C(0x80000000)
 
 #define SCR_FAILURE_BYTES 4096
 
 /* Reader's side of the fifo of one ordered pair; owner: the reader. */
 typedef struct scr_fifo_reader {
   alignas(SCR_LINE) _Atomic uint64_t read; /* bytes taken out of the fifo */
-  _Atomic uint64_t eager_released;         /* eager payload bytes that were matched: the writer's credit */
+  _Atomic uint64_t eager_released; /* eager payload bytes that recvs have matched; they return credit to the writer */
 } scr_fifo_reader;
 
-/* Writer's side: lies at the head of the fifo, in the writer's arena. */
+/* Writer's side of a fifo, in the writer's arena. */
 typedef struct scr_fifo {
   alignas(SCR_LINE) _Atomic uint64_t written; /* bytes put into the fifo */
   alignas(SCR_LINE) unsigned char data[];
@@ -80,8 +85,8 @@ typedef struct scr_fifo {
 
 #define SCR_FIFO_BYTES (512 * 1024) /* power of two */
 
-/* Channels: what sendrecv plans go through. A channel is one ordered pair's and one channel's: places that are
- * used in turn, message n in place n mod SCR_CHANNEL_PLACES. It lies in the writer's arena and only the writer writes it. */
+/* Channels carry the messages of sendrecv plans. Each ordered pair of ranks has SCR_CHANNELS of them. Message n lies
+ * in place n mod SCR_CHANNEL_PLACES. A channel lies in the writer's arena and only the writer writes it. */
 #define SCR_CHANNELS 4
 #define SCR_CHANNEL_PLACES 4
 #define SCR_CHANNEL_BYTES (64 * 1024) /* the longest message */
@@ -90,7 +95,7 @@ typedef struct scr_place {
   alignas(SCR_LINE) _Atomic uint64_t filled; /* number of the message, from 1; stored last */
   uint64_t hash;                             /* the writer's running hash of calls, including this one */
   uint64_t bytes;                            /* of the message */
-  uint64_t block; /* bytes, of all chunks, of the longest of the blocks that it holds a part of */
+  uint64_t block;                            /* total bytes of the longest block of which the message holds a part */
   /* SCR_CHANNEL_DATA: the message */
 } scr_place;
 
@@ -98,7 +103,7 @@ typedef struct scr_place {
 #define SCR_CHANNEL_STRIDE (SCR_LINE + SCR_CHANNEL_BYTES)
 
 typedef struct scr_channel {
-  alignas(SCR_LINE) _Atomic uint64_t sent; /* messages; nobody waits for this word */
+  alignas(SCR_LINE) _Atomic uint64_t sent; /* number of messages; no reader waits for it */
   alignas(SCR_LINE) unsigned char places[SCR_CHANNEL_PLACES * SCR_CHANNEL_STRIDE];
 } scr_channel;
 
@@ -107,7 +112,8 @@ typedef struct scr_channel_reader {
   alignas(SCR_LINE) _Atomic uint64_t taken[SCR_CHANNELS]; /* messages */
 } scr_channel_reader;
 
-#define SCR_GAVE_UP UINT64_MAX /* before its first collective; the reason is in failure_record */
+/* value of `left`: the rank gave up before its first collective; the reason is in failure_record */
+#define SCR_GAVE_UP UINT64_MAX
 
 typedef struct scr_shared_block {
   alignas(SCR_LINE) uint64_t magic;
@@ -115,8 +121,8 @@ typedef struct scr_shared_block {
   uint64_t engine_bell; /* offset in the owner's arena */
   uint64_t bytes;       /* of the shared block with its variable part */
 
-  alignas(SCR_LINE) _Atomic uint64_t left;      /* goodbye: 1 + last collective issued, or SCR_GAVE_UP; 0 while there */
-  alignas(SCR_LINE) _Atomic uint64_t large;     /* offset of the large slots in the owner's arena, 0 until it exists */
+  alignas(SCR_LINE) _Atomic uint64_t left;  /* 1 + last collective issued, or SCR_GAVE_UP; 0 until the rank leaves */
+  alignas(SCR_LINE) _Atomic uint64_t large; /* offset of the large slots in the owner's arena, 0 until they exist */
   alignas(SCR_LINE) _Atomic uint64_t consumed0; /* tickets of the small slots consumed */
   alignas(SCR_LINE) _Atomic uint64_t consumed1; /* tickets of the large slots consumed */
   scr_sleeper collective;
@@ -130,7 +136,7 @@ typedef struct scr_shared_block {
    * scr_channel_reader channel_reader[size]: of the channels.
    * _Atomic uint64_t fifo[size]: offsets in the owner's arena of the fifos that it writes, 0 until one exists.
    * _Atomic uint64_t channel[size][SCR_CHANNELS]: of the channels.
-   * _Atomic uint64_t closed[size]: 1 once that rank will not touch this shared block any more; that rank writes it. */
+   * _Atomic uint64_t closed[size]: each rank writes its own: 1 once it will not touch this shared block any more. */
   alignas(SCR_LINE) unsigned char variable[];
 } scr_shared_block;
 
@@ -138,7 +144,8 @@ static inline scr_fifo_reader *scr_shared_fifo_reader(scr_shared_block *b, uint3
   return (scr_fifo_reader *)(void *)b->variable + from;
 }
 
-/* size: of the group, not the shared block's word for it, which any rank can write. */
+/* `size` is the size of the group as this process knows it, not the shared block's field, which a peer can
+ * overwrite. */
 static inline scr_channel_reader *scr_shared_channel_reader(scr_shared_block *b, uint32_t size, uint32_t from) {
   return (scr_channel_reader *)(void *)(b->variable + size * sizeof(scr_fifo_reader)) + from;
 }

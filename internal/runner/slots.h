@@ -1,4 +1,4 @@
-/* slots.h: where chunks lie in slots, and what program.c and heads.c share. */
+/* slots.h: addresses of chunks in slots, and the functions that program.c and heads.c share. */
 #ifndef SCR_SLOTS_H
 #define SCR_SLOTS_H
 
@@ -10,7 +10,8 @@ static inline scr_slot *small_slot(const scr_shared_block *b, uint64_t ticket) {
   return (scr_slot *)(void *)((unsigned char *)(uintptr_t)b->small + (ticket % SCR_SMALL_SLOTS) * SCR_SMALL_STRIDE);
 }
 
-/* The peer has stored the large slots' offset before it filled the first slot of it; until then there is nothing to see. */
+/* Returns the peer's large slots, or NULL if their offset is not there yet or is invalid. A peer stores the offset
+ * before it fills its first large slot. */
 static unsigned char *large_slots(scr_peer *p) {
   if (SCR_UNLIKELY(p->large == NULL)) {
     uint64_t offset = atomic_load_explicit(&p->shared->large, memory_order_acquire);
@@ -45,27 +46,28 @@ static inline _Atomic uint64_t *consumed_word(const scr_peer *p, int large) {
 
 /* ---- the parts of a chunk ---- */
 
-/* Where chunk k begins in the buffer, or in each block; and what of it there is in one of `bytes`. */
+/* Returns where chunk k begins in the buffer, or in each block. */
 static inline uint64_t chunk_at(const scr_run *r, uint64_t k) { return r->coll.base + k * r->coll.program->chunk; }
 
+/* Returns the length of chunk k in a block of `bytes`. */
 static inline uint64_t piece_of(const scr_run *r, uint64_t bytes, uint64_t k) {
   uint64_t at = chunk_at(r, k);
   return at >= bytes ? 0 : scr_min(r->coll.program->chunk, bytes - at);
 }
 
-/* The chunk of the buffer, or of the longest block. */
+/* Returns the length of chunk k of the buffer, or of the longest block. */
 static inline uint64_t chunk_bytes(const scr_run *r, uint64_t k) { return piece_of(r, r->coll.longest, k); }
 
-/* How far pieces of blocks are apart in a slot: a line or more, where they are that long. */
+/* Returns the distance between pieces of blocks in a slot. Pieces of 64 bytes or more begin at multiples of 64. */
 static inline uint64_t stride_of(uint64_t piece) { return piece < 64 ? piece : (piece + 63) & ~UINT64_C(63); }
 
-/* The same of chunk k. Behind heads it is always that of a full chunk: the first one is published before the longest block
- * of all ranks is known. */
+/* Returns the same distance for chunk k. In a program with heads it is always that of a full chunk, because the
+ * first chunk is published before the longest block of all ranks is known. */
 static inline uint64_t pieces_apart(const scr_run *r, uint64_t k) {
   return r->coll.program->n_heads ? r->coll.program->chunk : stride_of(chunk_bytes(r, k));
 }
 
-/* Which of the pieces in the slot of `from` is that for `to`. It has none for itself. */
+/* Returns the index of the piece for rank `to` in the slot of rank `from`. A slot has no piece for its own rank. */
 static inline uint64_t piece_index(const scr_group *g, int32_t from, int32_t to) {
   return (uint64_t)(to > from ? to - from - 1 : to - from - 1 + g->size);
 }
@@ -79,7 +81,7 @@ static inline void share_of(uint64_t n, int32_t size, int32_t i, uint64_t *from,
 
 /* ---- stages that heads.c is made of as well (program.c) ----
  *
- * All of them require the drive lock. Hidden, so that program.c can inline its own. */
+ * Requires: the drive lock. They have hidden visibility so that program.c can inline its own. */
 #pragma GCC visibility push(hidden)
 
 /* Waits until every other rank has consumed what lies in the slot of a ticket. */

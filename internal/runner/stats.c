@@ -25,7 +25,7 @@ static void lay_out(scr_stats_table *t, scr_stats_row *rows, uint32_t n) {
 scr_stats *scr_stats_new(void) {
   scr_ticks_begin();
   scr_stats *s = aligned_alloc(SCR_LINE, (sizeof *s + SCR_LINE - 1) & ~(size_t)(SCR_LINE - 1));
-  /* Not from the heap, which would clear it: rows that are not used cost no memory. */
+  /* mmap() instead of calloc(), which may clear the memory: so unused rows take no pages. */
   void *rows = mmap(NULL, ALL_ROWS * sizeof(scr_stats_row), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (s == NULL || rows == MAP_FAILED) {
@@ -51,7 +51,8 @@ void scr_stats_free(scr_stats *s) {
 /* Class c holds lengths above 2^(c-1) and up to 2^c bytes; class 0 those of 0 and 1. */
 static uint32_t class_of(uint64_t bytes) { return bytes <= 1 ? 0 : 64 - (uint32_t)__builtin_clzll(bytes - 1); }
 
-/* Four buckets an octave: two values in one differ by less than a quarter. */
+/* Returns the bucket of a duration. There are four buckets to an octave, so values in one bucket differ by less than
+ * a quarter. */
 static uint32_t bucket_of(uint64_t ticks) {
   if (ticks < 4) return (uint32_t)ticks;
   uint32_t octave = 63 - (uint32_t)__builtin_clzll(ticks);
@@ -84,14 +85,14 @@ static inline void add(_Atomic uint64_t *word, uint64_t n) {
   atomic_store_explicit(word, atomic_load_explicit(word, memory_order_relaxed) + n, memory_order_relaxed);
 }
 
-/* What this rank puts in. */
+/* Returns the bytes of this rank's input. */
 static inline uint64_t bytes_of(const scr_run *r) {
   return SCR_UNLIKELY(r->kind == SAGECOMM_ALL_TO_ALL) ? scr_total(r->in.list, r->in.n) : r->bytes;
 }
 
 scr_stats_row *scr_stats_row_of(scr_stats *s, const scr_run *r) {
   scr_stats_table *t = scr_is_p2p(r) ? &s->p2p : &s->collectives;
-  uint64_t dtype = scr_is_inner(r) ? SAGECOMM_SPARSE : r->dtype; /* what a sparse operation is made of */
+  uint64_t dtype = scr_is_inner(r) ? SAGECOMM_SPARSE : r->dtype; /* inner p2p operations belong to sparse all_reduce */
   uint64_t key = key_of(r->kind, dtype, class_of(bytes_of(r)), r->coll.program ? r->coll.program->algorithm : 0);
   scr_stats_row *row = t->last;
   if (SCR_UNLIKELY(atomic_load_explicit(&row->key, memory_order_relaxed) != key))
@@ -153,7 +154,7 @@ uint32_t scr_group_read_stats(const scr_group *g, scr_stat *out, uint32_t most) 
   const scr_stats_table *tables[] = {&g->records.stats->collectives, &g->records.stats->p2p};
   uint32_t n = 0;
   for (int i = 0; i < 2; i++) {
-    uint32_t rows = tables[i]->mask + 1 + SAGECOMM_KIND_COUNT; /* the rest lies behind the rows */
+    uint32_t rows = tables[i]->mask + 1 + SAGECOMM_KIND_COUNT; /* the rows of `rest` follow */
     n += read_rows(tables[i]->rows, rows, scale, out + n, most - n);
   }
   return n;

@@ -1,9 +1,9 @@
-/* stats.h: what the operations of a group came to: how many, how long, how much of that they waited for peers; one row
+/* stats.h: statistics of a group's operations: number, duration, and time spent waiting for peers. There is one row
  * for each kind, type, size class and algorithm.
  *
- * Collectives and p2p operations have a table each, for the reason that the flight recorder has two trails: one writer at a
- * time, under a lock that the operation holds anyway. So adding is plain loads and stores. Readers take no lock: a row may
- * lag by the operation that is being added. */
+ * Collectives and p2p operations have a table each, like the trails of the flight recorder: each table has one
+ * writer at a time, under a lock that the operation holds anyway. So adding takes plain loads and stores. Readers
+ * take no lock; a row that they read may lack the operation that is being added. */
 #ifndef SCR_STATS_H
 #define SCR_STATS_H
 
@@ -11,24 +11,24 @@
 
 typedef struct scr_stats_row {
   _Atomic uint64_t key;           /* 0: free; stored after the rest was zero */
-  _Atomic uint64_t count, bytes;  /* operations; what this rank put in */
-  _Atomic uint64_t fast, fused;   /* of these, that did not enter Go; operations of users packed into others */
-  _Atomic uint64_t ticks, waited; /* sums: issue to completion, and what of that was waiting for peers */
+  _Atomic uint64_t count, bytes;  /* operations; bytes of this rank's input */
+  _Atomic uint64_t fast, fused;   /* operations that did not enter Go; users' operations that were packed into others */
+  _Atomic uint64_t ticks, waited; /* sums: issue to completion, and the part of it spent waiting for peers */
   _Atomic uint64_t longest;       /* ticks */
-  uint64_t typical;               /* the writer's: see scr_stats_estimate() */
+  uint64_t typical;               /* only the writer uses it: see scr_stats_estimate() */
   _Atomic uint64_t bucket[SCR_STAT_BUCKETS];
 } scr_stats_row;
 
 typedef struct scr_stats_table {
   alignas(SCR_LINE) scr_stats_row *rows;
-  scr_stats_row *last; /* that was added to */
+  scr_stats_row *last; /* the row of the last operation */
   uint32_t mask;       /* rows - 1 */
-  scr_stats_row *rest; /* by kind: what found no row */
+  scr_stats_row *rest; /* by kind: operations that found no row */
 } scr_stats_table;
 
 struct scr_stats {
   scr_stats_table collectives, p2p;
-  uint64_t typical, ended; /* of short collectives; ticks when the last one ended */
+  uint64_t typical, ended; /* ticks: typical duration of a short collective, end of the last one */
   void *memory;
 };
 
@@ -36,13 +36,15 @@ struct scr_stats {
 scr_stats *scr_stats_new(void);
 void scr_stats_free(scr_stats *s);
 
-/* The row that a run belongs to. Under the drive lock for a collective, under the p2p lock for a p2p operation. */
+/* Returns the row of a run.
+ * Requires: the drive lock for a collective, the p2p lock for a p2p operation. */
 scr_stats_row *scr_stats_row_of(scr_stats *s, const scr_run *r);
-/* It has succeeded. As above. */
+/* Adds a run that has succeeded.
+ * Requires: the lock of scr_stats_row_of(). */
 void scr_stats_add(scr_stats *s, scr_stats_row *row, const scr_run *r, uint64_t now);
 
-/* When a collective of the row began that did not read the clock then, and did not wait: as long ago as the last of the
- * row took that was measured, or of any other short one, but not before the one in front of it had ended. */
+/* Estimates the start of a collective that neither read the clock when it started nor waited: its end less the last
+ * measured duration of its row, or of any short collective, but not before the end of the collective before it. */
 static inline uint64_t scr_stats_estimate(const scr_stats *s, const scr_stats_row *row, uint64_t now) {
   uint64_t typical = row->typical ? row->typical : s->typical;
   return now - typical > s->ended || s->ended > now ? now - typical : s->ended;

@@ -24,7 +24,7 @@ static int64_t wall_now(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* The three clocks at one moment: of a few attempts, the one that was interrupted least. */
+/* Reads the three clocks at one moment. Of a few attempts it takes the one that took the least time. */
 static moment look(void) {
   moment best = {0};
   uint64_t least = UINT64_MAX;
@@ -41,7 +41,7 @@ static moment look(void) {
   return best;
 }
 
-/* The counter runs at one rate in all power states and never stops: what Linux calls constant_tsc and nonstop_tsc. */
+/* Whether the counter runs at one rate in all power states and never stops (constant_tsc and nonstop_tsc of Linux). */
 static bool invariant_tsc(void) {
 #ifdef SCR_TSC
   unsigned a, b, c, d = 0;

@@ -1,6 +1,6 @@
-/* ticks.h: the clock of what is noted of operations. Reading it is the larger part of what noting costs, so on x86-64 it
- * is the time stamp counter, where that runs at one rate in all states of the processor; elsewhere it is CLOCK_MONOTONIC
- * in ns. Ticks become times only when somebody reads what was noted. */
+/* ticks.h: the clock of the flight recorder, statistics and timeline. Reading the clock is most of the cost of
+ * recording. So on x86-64 a tick is one of the time stamp counter, if that runs at one rate in all power states;
+ * elsewhere it is a nanosecond of CLOCK_MONOTONIC. Readers convert ticks to times. */
 #ifndef SCR_TICKS_H
 #define SCR_TICKS_H
 
@@ -14,10 +14,11 @@ extern bool scr_ticks_tsc; /* set once, by scr_ticks_begin() */
 
 enum { SCR_CLOCK_MONOTONIC = 1, SCR_CLOCK_TSC = 2 };
 
-/* What this process counts ticks by. Two processes of one machine that answer alike can read each other's. */
+/* Returns which clock this process uses. Two processes of one machine with the same clock can read each other's
+ * ticks. */
 static inline uint64_t scr_ticks_clock(void) { return scr_ticks_tsc ? SCR_CLOCK_TSC : SCR_CLOCK_MONOTONIC; }
 
-/* Before the first tick of the process is taken. Safe to call again. */
+/* Chooses the clock. It may be called again. Requires: a first call before the process takes its first tick. */
 void scr_ticks_begin(void);
 
 static inline uint64_t scr_ticks(void) {
@@ -27,8 +28,8 @@ static inline uint64_t scr_ticks(void) {
   return (uint64_t)scr_now();
 }
 
-/* From ticks to Unix time, as of one moment. The rate is that between scr_ticks_begin() and this moment, so a tick in
- * between is off by no more than the two moments are: some 100 ns. */
+/* The conversion of ticks to Unix time at one moment. Its rate is measured from scr_ticks_begin() to that moment, so
+ * a tick in between is off by no more than the two readings are, about 100 ns. */
 typedef struct scr_ticks_scale {
   uint64_t ticks;
   int64_t wall_ns;
@@ -37,7 +38,8 @@ typedef struct scr_ticks_scale {
 
 scr_ticks_scale scr_ticks_now(void);
 
-/* 0 stays 0: not yet. What is decades away, as a peer may have written, is no time. */
+/* Converts ticks to Unix time. Returns 0 for 0 ("not yet") and for ticks that are decades away, which only a
+ * corrupted shared block can hold. */
 static inline int64_t scr_ticks_wall(const scr_ticks_scale *s, uint64_t ticks) {
   int64_t since = (int64_t)(ticks - s->ticks), decades = INT64_C(1) << 60;
   return ticks == 0 || since > decades || since < -decades ? 0 : s->wall_ns + (int64_t)((double)since * s->ns_per_tick);

@@ -1,7 +1,8 @@
-/* trace.h: what each thread did when, step by step, for a timeline. Off unless a group asks for it.
+/* trace.h: the events of the timeline: which thread did which step when. Off unless a group asks for it.
  *
- * A group has two queues of events, as the flight recorder has two trails: each has one writer, under a lock that is held
- * anyway, and one reader in Go, which empties it all the time. A writer that finds its queue full counts what it drops. */
+ * A group has two queues of events, like the trails of the flight recorder. Each has one writer at a time, under a
+ * lock that the operation holds anyway, and one reader in Go, which empties it continuously. A writer that finds its
+ * queue full drops the event and counts it. */
 #ifndef SCR_TRACE_H
 #define SCR_TRACE_H
 
@@ -24,18 +25,20 @@ struct scr_tracer {
 scr_tracer *scr_tracer_new(void); /* NULL: no memory */
 void scr_tracer_free(scr_tracer *t);
 
-/* From `begin`, in ticks, until now; under the lock of the run's queue. peer: -1 for none. */
+/* Adds an event from `begin`, in ticks, until now. `peer` is -1 for none.
+ * Requires: the drive lock for a collective, the p2p lock for a p2p operation. */
 void scr_trace_add(scr_tracer *t, const scr_run *r, int what, uint64_t begin, int32_t peer, uint64_t chunk);
 
-/* An operation has ended: its events as a whole. */
+/* Adds the events of an operation as a whole when it ends.
+ * Requires: the lock of scr_trace_add(). */
 void scr_trace_op(scr_tracer *t, const scr_run *r);
 
-/* A step of a collective took from `begin` until now. */
+/* Adds a step of a collective from `begin` until now. */
 static inline void scr_trace_step(const scr_group *g, const scr_run *r, int action, uint64_t begin, uint64_t chunk) {
   if (SCR_UNLIKELY(g->records.tracer != NULL)) scr_trace_add(g->records.tracer, r, action, begin, -1, chunk);
 }
 
-/* The time before a step, if anybody wants to know. */
+/* Returns the ticks before a step, or 0 if the timeline is off. */
 static inline uint64_t scr_trace_clock(const scr_group *g) {
   return SCR_UNLIKELY(g->records.tracer != NULL) ? scr_ticks() : 0;
 }

@@ -1,5 +1,5 @@
-/* wait.c: how a driver waits for a peer: it spins (in program.h), then gives the processor away, then sleeps; and when it
- * looks whether waiting still makes sense. */
+/* wait.c: how a driver waits for a peer: it spins (program.h), then yields, then sleeps. In between it looks whether
+ * the wait can still succeed. */
 #include <sched.h>
 
 #include "wait.h"
@@ -8,7 +8,8 @@ void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word) {
   scr_bell_wake((word & SCR_SLEEP_ENGINE) ? p->engine_bell : (_Atomic uint32_t *)&s->bell);
 }
 
-/* Flags are looked at again after the reason to give up: what was published before a failure or a goodbye counts. */
+/* Whether the flag has not risen. It is read again after a reason to give up was found, because a chunk that was
+ * published before a failure or a goodbye still counts. */
 static bool still_blocked(const scr_run *r) { return atomic_load_explicit(r->flag, memory_order_acquire) < r->need; }
 
 int scr_health(scr_group *g, scr_run *r, int64_t now) {
@@ -35,8 +36,8 @@ int scr_health(scr_group *g, scr_run *r, int64_t now) {
   return 0;
 }
 
-/* A wait that took this much longer than asked was a stopped process or a paused machine: the peers were stopped with
- * it, or are ahead; either way they get the time back. */
+/* A wait that takes this much longer than asked shows that the process was stopped or the machine paused. The
+ * deadlines move by the time that was lost, because peers may have been stopped as well. */
 #define OVERRUN_NS (500 * 1000000LL)
 
 int64_t scr_overrun(int64_t *last, int64_t now, int64_t asked) {
@@ -48,8 +49,8 @@ int64_t scr_overrun(int64_t *last, int64_t now, int64_t asked) {
 void scr_extend(scr_run *r, scr_stop stop) {
   int64_t deadline = r->deadline_ns, last = r->extended_ns;
   if (stop.by == 0 || deadline == 0) return;
-  if (last == 0 && deadline - r->timeout_ns >= stop.at) return; /* it has begun since */
-  /* The same stop, seen by another thread. */
+  if (last == 0 && deadline - r->timeout_ns >= stop.at) return; /* the wait began after the stop */
+  /* Another thread has counted this stop. */
   if (last > stop.at - stop.by || !atomic_compare_exchange_strong(&r->extended_ns, &last, stop.at)) return;
   r->deadline_ns += stop.by;
 }
@@ -64,7 +65,8 @@ int64_t scr_look_at_clock(scr_run *r, scr_backoff *p, int64_t asked) {
   return now;
 }
 
-/* Whoever looks into the same incident at the same time sees whom this rank waits for (scr_group_awaits). */
+/* Leaves the sleeper word set, so that peers that diagnose the same incident see for whom this rank waits
+ * (scr_group_awaits). */
 static int in_incident(scr_sleeper *s, const scr_run *r, int code) {
   atomic_store_explicit(&s->waits_for, scr_sleeps_word(r), memory_order_relaxed);
   return code;
@@ -89,8 +91,8 @@ int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t 
     sched_yield();
     return 0;
   }
-  /* Sleep. The word is stored before the flag, and then all that ends a wait, is looked at again: whatever is published
-   * later finds the word and wakes. */
+  /* Sleep. The sleeper word is stored before the flag, the failure word and the goodbyes are read again. So a peer
+   * that publishes later finds the word and wakes this rank. */
   uint32_t bell = atomic_load_explicit(&s->bell, memory_order_seq_cst);
   atomic_store_explicit(&s->waits_for, scr_sleeps_word(r), memory_order_seq_cst);
   int code = 0;

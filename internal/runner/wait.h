@@ -4,24 +4,27 @@
 
 #include "group.h"
 
-/* State of one spell of waiting. Zero it; zero it again after progress. */
+/* The state of one wait. The caller zeroes it before the wait and after each progress. */
 typedef struct scr_backoff {
   int64_t began, looked, last;
 } scr_backoff;
 
-/* By how much more than `asked` ns the time since *last is too long to be a wait of this process alone, else 0. */
+/* Returns by how much the time since *last exceeds `asked` ns if that shows a stop of this process, else 0. */
 int64_t scr_overrun(int64_t *last, int64_t now, int64_t asked);
-/* Gives a run that had begun to wait the time back. Who waits for it and the engine both find a stop out; it counts once. */
+/* Moves the deadline of a run that waited during the stop. Its waiter and the engine both notice a stop; it counts
+ * once. */
 void scr_extend(scr_run *r, scr_stop stop);
-/* The time; a gap far longer than `asked` ns since the last look moves the run's deadline. The first look of a spell goes by
- * the group's: the engine looks 50 times a second as long as a run that has begun to wait goes on. */
+/* Returns the time. A gap far longer than `asked` ns since the last look at the clock is a stop of this process and
+ * moves the run's deadline. The first look of a wait compares with the group's last look: the engine looks 50 times
+ * a second while a run waits. */
 int64_t scr_look_at_clock(scr_run *r, scr_backoff *p, int64_t asked);
 
 /* For ever, and still far from where sums of times overflow. */
 #define SCR_LONGEST_NS (INT64_MAX / 4)
 
-/* Stores the flag and wakes the peers that sleep for it: store, then read of the sleeper words, both sequentially
- * consistent, which together with the sleeper's store-then-look lets no wake-up be lost (docs/protocol.md). */
+/* Stores a flag. The caller then reads the sleeper words of peers and wakes those that sleep for the flag. The store
+ * and the reads are sequentially consistent, and so are the sleeper's store of its word and its last look at the
+ * flag; so no wake-up is lost (docs/protocol.md). */
 static inline void scr_store_flag(_Atomic uint64_t *flag, uint64_t value) {
 #ifdef SCR_MUTANT_FLAG_RELAXED
   atomic_store_explicit(flag, value, memory_order_relaxed);
@@ -30,9 +33,9 @@ static inline void scr_store_flag(_Atomic uint64_t *flag, uint64_t value) {
 #endif
 }
 void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word);
-/* 1 + the rank whose flag a sleeper of collectives waits for, or 0. */
+/* Returns 1 + the rank whose flag a sleeper of collectives waits for, or 0. */
 static inline uint32_t scr_sleeps_for(uint32_t word) { return word & 0xffff; }
-/* What it says as it waits where the run is blocked. */
+/* Returns the sleeper word for the flag at which the run is blocked. */
 static inline uint32_t scr_sleeps_word(const scr_run *r) { return r->coll.channel | (1 + (uint32_t)r->peer); }
 static inline void scr_wake_readers(scr_group *g) {
   uint32_t me = 1 + (uint32_t)g->rank;
@@ -45,10 +48,12 @@ static inline void scr_wake_readers(scr_group *g) {
   }
 }
 
-/* Waits a little for the blocked run: yields, then sleeps in slices. 0 to look again, SCR_YIELDED when slice_end has
- * passed, or an incident code with run->peer set. */
+/* Waits a little for a blocked run: yields, then sleeps in slices. Returns 0 to look again, SCR_YIELDED if slice_end
+ * has passed, or an incident code with run->peer set.
+ * Requires: the drive lock. */
 int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t slice_end);
-/* Looks whether waiting still makes sense. 0 or an incident code. */
+/* Looks whether the wait can still succeed: failure word, goodbye of the peer, deadline. Returns 0 or an incident
+ * code. */
 int scr_health(scr_group *g, scr_run *r, int64_t now);
 void scr_describe_incident(const scr_run *r, int code, scr_incident *out);
 

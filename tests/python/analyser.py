@@ -20,7 +20,8 @@ SCRIPT = """
 
 
 def prefix() -> str:
-    """The library part of our operations' names, as this torch's analyser takes it: older ones refuse all but two."""
+    """Returns the backend name that this torch's analyser accepts in operations' names. Older analysers accept only
+    two."""
     try:
         Op({"profiling_name": "c10d:barrier"}, {}, "")
     except AssertionError:
@@ -31,7 +32,7 @@ def prefix() -> str:
 
 
 def analyse(directory: Path) -> tuple[Any, str]:
-    """What the analyser makes of the files rank_N in a directory: its database, and what it prints."""
+    """Returns the analyser's database of the files rank_N in a directory, and its output."""
     output, printed = directory.parent / "database", directory.parent / "printed"
     script = SCRIPT.format(directory=str(directory), output=str(output), printed=str(printed))
     with Programs(script) as analyser:

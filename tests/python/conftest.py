@@ -18,9 +18,9 @@ pytest_plugins = ["reruns"]
 
 
 def pytest_configure() -> None:
-    # A shell's background job begins with SIGINT ignored, and so would every process that it starts.
+    # In a background job of a shell, SIGINT is ignored, and every process would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ["SAGECOMM_PROBE"] = "off"  # choices that are the same on all machines
+    os.environ["SAGECOMM_PROBE"] = "off"  # so that choices are the same on all machines
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 @pytest.fixture(scope="session")
 def reference(pool: Pool) -> History:
-    """What one process gives that trains the transformer."""
+    """The history of training the transformer in one process."""
     import transformer  # with torch
 
     return pool.world(1).run(transformer.one_process, backend=None)[0]
@@ -40,13 +40,13 @@ def reference(pool: Pool) -> History:
 
 @pytest.fixture
 def world(pool: Pool) -> Callable[[int], World]:
-    """world(n): n ranks in processes that all tests share."""
+    """world(n) returns n ranks in processes that all tests share."""
     return pool.world
 
 
 @pytest.fixture
 def fresh_world(pool: Pool) -> Iterator[Callable[..., World]]:
-    """fresh_world(n, environment): n ranks in processes of this test alone."""
+    """fresh_world(n, environment) returns n ranks in new processes for this test."""
 
     def make(size: int, environment: Mapping[str, str] | None = None) -> World:
         return pool.fresh_world(size, environment)
@@ -57,7 +57,7 @@ def fresh_world(pool: Pool) -> Iterator[Callable[..., World]]:
 
 @pytest.fixture(scope="module")
 def mortals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """Processes of one file's tests, which stop, interrupt and kill them: the dead are replaced."""
+    """Processes for the tests of one file that stop, interrupt or kill them. Dead processes are replaced."""
     pool = Pool(tmp_path_factory.mktemp("mortals"))
     yield pool
     pool.stop()
@@ -65,7 +65,7 @@ def mortals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 @pytest.fixture
 def signals(tmp_path: Path) -> Iterator[Signals]:
-    """What ranks say about how far they are."""
+    """A way for ranks to report their progress to the test."""
     signals = Signals(tmp_path / "signals")
     yield signals
     signals.close()

@@ -1,4 +1,4 @@
-"""What a rank does in test_elastic.py, whose launcher starts it: in a module of its own, which imports little."""
+"""The program of a rank in test_elastic.py. It is a separate module, so that a rank imports little."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 STEPS = 12
 SAVED_EVERY = 3
 DEADLY_STEP = 7
-DEADLY_RANK = 2  # ends in the first run before it has met the others, and in the second at that step
+DEADLY_RANK = 2  # dies in the first run before the rendezvous, and in the second run at that step
 WIDTH = 5000
 
 
@@ -23,7 +23,7 @@ def gradient(weights: torch.Tensor, rank: int, step: int) -> torch.Tensor:
 
 
 def train(directory: str) -> tuple[int, int, list[float], torch.Tensor]:
-    """Which run of the job this is, the step that it began with, the sums of averaged gradients, and the weights."""
+    """Returns the number of the job's run, its first step, the sums of averaged gradients, and the weights."""
     rank, run = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     checkpoint = Path(directory, "checkpoint")
     Path(directory, "pids", str(os.getpid())).touch()

@@ -1,4 +1,4 @@
-"""What older torch does not let Python ask a Work."""
+"""Replacements for functions of Work that older torch does not bind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WORK_HAS_NUMBER = hasattr(dist.Work, "_get_sequence_number")
 
 
 def exception_of(work: dist.Work) -> BaseException | None:
-    """work.exception(), or what wait() raises where torch cannot convert that to Python."""
+    """Returns work.exception(), or the exception of wait() if this torch cannot convert the former to Python."""
     try:
         return work.exception()
     except TypeError:

@@ -1,9 +1,9 @@
-"""Every dense collective and message: how it is asked for, on which tensors, and what must come of it.
+"""Every dense collective and p2p operation: the call, its tensors, and the expected result.
 
-A Call is what all ranks of a group know. `KINDS[call.kind].issue(call, at)` makes the tensors of one rank, calls torch
-and returns an Issued, whose check() tells whether the tensors hold what they must, bit for bit (or as
-own_order.py has it, for reductions that do not go by the order of ranks). Data follow from `call.salt`, so that each
-rank works out every other's.
+A Call describes an operation, the same on all ranks of a group. `KINDS[call.kind].issue(call, at)` makes the tensors of
+one rank, calls torch and returns an Issued. Its check() compares the tensors with the expected values, bit for bit; for
+reductions that are not in rank order it uses the bounds of own_order.py. Data follow from `call.salt`, so each rank can
+compute every other rank's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Call:
         return ", ".join(words + ["special values"] * self.special)
 
     def data(self, rank: int, to: int = 0, count: int | None = None) -> torch.Tensor:
-        """What a rank contributes, or what it has for another one."""
+        """Returns a rank's contribution, or the block that it sends to rank `to`."""
         length, key = self.count if count is None else count, (self.salt, rank, to)
         if self.own_order:
             return own_order.drawn(length, self.dtype, key, self.reduction, self.exact, self.special)
@@ -58,21 +58,21 @@ class Call:
         return ref.place(self.data(-1, 0, count), layout)
 
     def uneven(self, rank: int, to: int = 0) -> int:
-        """A length from 0 to `count`, which somebody has."""
+        """Returns a length from 0 to `count`. At least one rank has `count`."""
         if rank == to == 0:
             return self.count
         draw = random.Random(hash((self.salt, rank, to)))  # the last bits of neighbours' hashes are never equal
         return draw.choice((0, self.count, self.count // 2, 2 * self.count // 3))
 
     def layout(self, number: int = 0) -> str:
-        """Of the tensor of that number in a list: all contiguous, or all differently."""
+        """Returns the layout of a tensor by its number in a list: all are contiguous, or all differ."""
         if self.place in ("contiguous", IN_PLACE):
             return "contiguous"
         return ref.LAYOUTS[(ref.LAYOUTS.index(self.place) + number) % len(ref.LAYOUTS)]
 
     @property
     def exact(self) -> bool:
-        """Whether every order of its operands gives the same bits."""
+        """Whether every order of the operands gives the same bits."""
         return own_order.exact(self.dtype, self.reduction, self.salt)
 
     @property
@@ -100,7 +100,7 @@ def member(group: Any = None) -> Member:
 
 @dataclass
 class Expected:
-    """A tensor and the values that it must hold at the end, or all inputs of which they are reduced."""
+    """A tensor and its expected values, or all inputs of the reduction that gives them."""
 
     placed: ref.Placed
     want: torch.Tensor | list[torch.Tensor]
@@ -129,8 +129,8 @@ class Issued:
 
     @property
     def direct(self) -> bool:
-        """Whether the outputs are written by the operation itself. Others are written after it, which only its Work
-        tells."""
+        """Whether the operation itself writes the outputs. Staged outputs are written later, and only the Work says
+        when."""
         return all(out.placed.tensor.is_contiguous() and not out.call.in_place for out in self.outputs)
 
     def check(self, what: str) -> None:
@@ -140,7 +140,7 @@ class Issued:
             assert torch.equal(ref.bits(each.base), ref.bits(each.before)), f"{what}: input {number} was written"
 
     def digest(self) -> str:
-        """Of the outputs' bits, with one NaN for all where they are reduced."""
+        """Returns a digest of the outputs' bits. In reduced outputs all NaN count as equal."""
         tensors = [(output.placed.tensor, isinstance(output.want, list)) for output in self.outputs]
         return ref.digest(ref.one_nan(t) if reduced else t for t, reduced in tensors)
 
@@ -155,8 +155,8 @@ def single(name: str) -> Callable[..., Any]:
 
 
 def asks_backend(call: Call) -> bool:
-    """torch hands complex numbers on as pairs of real ones, and refuses what that would make wrong: every other call
-    goes past it."""
+    """Whether the call goes to the backend directly. Torch passes complex tensors as pairs of real numbers and refuses
+    reductions that this would break, so every second such call goes directly."""
     sums = ("SUM", "AVG", "PREMUL_SUM")
     return call.dtype.is_complex and (call.reduction not in sums or call.salt % 2 == 1)
 
@@ -339,7 +339,8 @@ def scatter(call: Call, at: Member) -> Issued:
 
 
 def send_recv(call: Call, at: Member) -> Issued:
-    """Around a ring, or to oneself. Synchronously rank 0 sends first and all others receive first."""
+    """Sends around a ring, or to this rank itself. In synchronous calls rank 0 sends first, all others receive
+    first."""
     step = call.salt % at.size if call.async_op else 1 % at.size
     to, source, tag = (at.rank + step) % at.size, (at.rank - step) % at.size, call.salt % 3
     mine, out = ref.place(call.data(at.rank), call.layout()), call.empty(call.count, call.layout(1))

@@ -1,7 +1,7 @@
-"""What a reduction must give whose algorithm is one of messages: each contribution once, in an order of the algorithm's
-own, the same on all ranks, with halves rounded at each step. Nothing here communicates.
+"""The expected results of reductions by sendrecv algorithms: each contribution counts once, in the algorithm's order,
+which is the same on all ranks; halves are rounded at each step. Nothing here communicates.
 
-Operands are drawn, mostly, of which every order gives the same bits; results of others must be within a bound.
+Most drawn operands give the same bits in every order. The results of the others must be within a bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def exact(dtype: torch.dtype, reduction: str, salt: int) -> bool:
-    """Whether drawn() gives operands that every order reduces to the same bits: where it can, three times of four."""
+    """Whether drawn() returns operands that give the same bits in every order: in three of four cases where it can."""
     if dtype not in (*ref.FLOATS, *ref.COMPLEX) or reduction in ("MIN", "MAX"):
         return True
     return reduction != "PREMUL_SUM" and salt % 4 > 0
@@ -29,8 +29,8 @@ def exact(dtype: torch.dtype, reduction: str, salt: int) -> bool:
 def drawn(
     count: int, dtype: torch.dtype, key: tuple[int, ...], reduction: str, exactly: bool, special: bool
 ) -> torch.Tensor:
-    """As ref.drawn(). Of special values there are those that come out alike in every order: no number that overflows in
-    one order only, none among factors that are not exact, none among complex factors."""
+    """Like ref.drawn(), with only those special values that give the same result in every order: no number that
+    overflows in some orders only, and none among inexact or complex factors."""
     if dtype not in (*ref.FLOATS, *ref.COMPLEX) or reduction in ("MIN", "MAX"):
         return ref.drawn(count, dtype, key, special)
     product = reduction == "PRODUCT"

@@ -1,6 +1,6 @@
-"""The messages of a random program: a step is some channels, a channel some messages of one rank to another with one
-tag. Each rank posts the ends that do not block in an order of its own, then goes through the blocking ends in the order
-that all have in common: so each of them finds its other end posted or about to be."""
+"""The p2p operations of a random program. A step has several channels; a channel has several messages from one rank to
+another with one tag. Each rank posts the asynchronous ends in its own order. Then it makes the blocking calls in the
+order that all ranks share, so the other end of each is posted or about to be posted."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def draw(rng: random.Random, size: int, step: int, count_of: Callable[[torch.dty
 
 @dataclass
 class Receives:
-    """Of one tag, by a rank from anybody: each must be the next message of the rank that it comes from."""
+    """The recvs of a rank from any source with one tag. Each must get the next message of its source."""
 
     channels: list[Channel]
     posted: list[tuple[ref.Placed, Callable[[], int]]]
@@ -91,7 +91,7 @@ class Receives:
     complete: int = 0
 
     def check(self) -> None:
-        """After each; looks at them in the order of posting when all are complete."""
+        """Called after each recv. When all are complete, it checks them in the order of posting."""
         self.complete += 1
         if self.complete < self.expected:
             return
@@ -120,7 +120,8 @@ class Ends:
                 receives.expected += channel.messages
 
     def mine(self) -> Iterator[tuple[Channel, bool]]:
-        """All in the common order, sends before receives: a channel, and whether it is the sending end."""
+        """Yields the channels of this rank in the common order, sends before recvs, and whether this is the sending
+        end."""
         for number in self.messages.order:
             channel = self.messages.channels[number]
             if channel.source == self.at.rank:
@@ -141,7 +142,7 @@ class Ends:
                 self.block(channel, sends)
 
     def tensor(self, channel: Channel, sends: bool) -> tuple[int, ref.Placed]:
-        """Of the channel's next message, which is the one that was posted next."""
+        """Returns the tensor of the channel's next message."""
         number = self.posted.get((channel, sends), 0)
         self.posted[channel, sends] = number + 1
         data = channel.data(number if sends else -1)
@@ -169,7 +170,7 @@ class Ends:
             check = receives.check
         else:
             work = dist.irecv(placed.tensor, group_src=channel.source, **how)
-        # The receiver tells whether a send is complete; what a receive has taken only its Work tells.
+        # The receiver checks a send. A recv can be checked only after its Work.
         self.rank.fly(what, work, check, leave=sends)
 
     def block(self, channel: Channel, sends: bool) -> None:

@@ -1,5 +1,5 @@
-"""What a rank of a random program has in flight, and what becomes of it: each operation is waited for, polled, left to
-its Future, never waited for or forgotten, as the rank draws for itself."""
+"""The operations that a rank of a random program has in flight. The rank draws for each whether it waits, polls, uses
+the Future, never waits, or drops the Work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ DEADLINE_S = 60.0
 
 @dataclass
 class Flight:
-    """An operation that was issued. `end` returns when it is complete; None: only the end of the program tells."""
+    """An operation that was issued. `end` returns when it is complete; with None, it is checked at the end of the
+    program."""
 
     what: str
     end: Callable[[], None] | None
@@ -43,8 +44,8 @@ class Rank:
         self.draw = random.Random(1000 * self.seed + self.rank)  # other than that of other ranks
 
     def fly(self, what: str, work: Any, check: Callable[[], None], leave: bool) -> None:
-        """Takes an asynchronous operation over. With `leave` it need not be waited for, if a later operation tells that
-        it is complete."""
+        """Adds an asynchronous operation. With `leave` the rank may not wait for it, if a later operation shows that it
+        is complete."""
         fates = ["wait", "wait", "poll", "future", *["never", "forget"] * leave]
         fate = self.draw.choice(fates)
         what = f"{what}, {fate}"
@@ -77,14 +78,14 @@ class Rank:
         self.check(flight.what, flight.check)
 
     def check(self, what: str, check: Callable[[], None]) -> None:
-        """A wrong result is kept, so that the rank goes on with the others."""
+        """Checks a result and keeps an error, so that the rank goes on with the other operations."""
         try:
             check()
         except AssertionError as error:
             self.wrong.append(f"rank {self.rank}: {what}: {error}")
 
     def hold(self, what: str, call: ops.Call, issued: ops.Issued) -> None:
-        """Keeps which bits came of a reduction that all ranks must have alike and that none can work out alone."""
+        """Keeps the bits of a reduction that must be equal on all ranks and that no rank can compute alone."""
         if call.own_order and ops.KINDS[call.kind].same:
             self.alike[what] = issued.digest()
 

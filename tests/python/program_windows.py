@@ -1,4 +1,4 @@
-"""The coalescing windows of a random program: several operations that torch's manager brings to the backend at once."""
+"""The coalescing windows of a random program: operations that torch's manager passes to the backend together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import reference as ref
 from operations import Call, Member
 from program_rank import Rank
 
-# What torch collects itself and hands over in one call: of one kind and one reduction.
+# The kinds that torch collects itself and passes on in one call, of one kind and one reduction.
 CAPTURED = ("all_reduce", "all_gather_single", "reduce_scatter_single")
 MOST_OPERATIONS = 12
 

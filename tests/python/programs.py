@@ -1,5 +1,5 @@
-"""Processes that run a script of their own, as torchrun would start them: for tests that kill, signal or fork ranks,
-look at how a process ends, or need it fresh.
+"""Processes that run a script each, as torchrun would start them: for tests that kill, signal or fork ranks, check how
+a process ends, or need a fresh one.
 
     with Programs("dist.init_process_group('sagecomm'); print(dist.get_rank())", 2) as ranks:
         assert ranks.line(1) == "1"
@@ -33,7 +33,7 @@ from starter import Started
 from worker import Outcome
 from worlds import World
 
-# Seconds until a line or an end counts as missing.
+# Seconds after which a line or the end of a process counts as missing.
 DEADLINE_S = 90.0
 
 # Numbers of futex, nanosleep and clock_nanosleep, on x86-64 and on arm64.
@@ -129,18 +129,18 @@ class Programs:
         return self._files[rank].read()
 
     def rest(self, rank: int) -> str:
-        """What a rank that has ended has said and nobody has heard yet."""
+        """Returns the unread lines of a rank that has ended."""
         return "".join(iter(self._lines[rank].get, ""))
 
     def await_sleep(self, rank: int) -> None:
-        """Returns when the main thread of a rank sleeps: in a wait of the core's, or between two looks."""
+        """Returns when the main thread of a rank sleeps: in a wait of the core, or between two looks."""
         try:
             await_sleep(self.processes[rank].pid)
         except AssertionError as error:
             raise AssertionError(f"rank {rank}: {error}; its standard error:\n{self.errors(rank)}") from None
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> float:
-        """Sends a signal and says when, by the clock that all processes of a machine share."""
+        """Sends a signal and returns the time, by the clock that all processes of a machine share."""
         at = time.monotonic()
         self.processes[rank].send_signal(number)
         return at
@@ -154,7 +154,7 @@ class Ended:
 
 
 def run(script: str, environment: Mapping[str, str] | None = None) -> Ended:
-    """A script that is no rank, to its end."""
+    """Runs a script without ranks to its end."""
     with Programs(script, 1, environment) as process:
         return Ended(process.ends(0), process.rest(0), process.errors(0))
 
@@ -165,7 +165,7 @@ def command(*arguments: str, **environment: str) -> Ended:
 
 
 def command_line(*arguments: str) -> str:
-    """The script that runs it."""
+    """Returns the script that runs `python -m sagecomm ARGUMENTS`."""
     return f"import runpy\nsys.argv = {['sagecomm', *arguments]!r}\nrunpy.run_module('sagecomm', run_name='__main__')"
 
 
@@ -176,7 +176,7 @@ def await_sleep(pid: int | None) -> None:
     while time.monotonic() < deadline:
         try:
             asleep = (of / "syscall").read_text().split()[0] in SLEEPS
-        except PermissionError:  # a hardened system tells only that it sleeps
+        except PermissionError:  # a hardened system shows only that it sleeps
             asleep = (of / "stat").read_text().rpartition(")")[2].split()[0] == "S"
         if asleep:
             return
@@ -206,7 +206,7 @@ def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
 
 
 class Signals:
-    """A way for ranks of a World to tell the test that they have come somewhere."""
+    """A way for ranks of a World to report to the test that they have reached a point."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -225,7 +225,7 @@ class Signals:
 
 
 def report(path: str) -> None:
-    """Called in a rank: counts in the test's await_many()."""
+    """A rank calls it to be counted by the test's await_many()."""
     fd = os.open(path, os.O_WRONLY)
     os.write(fd, b".")
     os.close(fd)
@@ -245,7 +245,7 @@ def await_calls(number: int, *ranks: int) -> None:
 
 
 def in_background(world: World, *args: Any, **how: Any) -> Future[list[Outcome]]:
-    """world.outcomes() while the test does something to the ranks."""
+    """Starts world.outcomes() on a thread, so that the test can act on the ranks meanwhile."""
     executor = ThreadPoolExecutor(1)
     try:
         return executor.submit(world.outcomes, *args, **how)
@@ -261,7 +261,8 @@ def abstract_sockets() -> set[str]:
 
 
 def abstract_sockets_of_others() -> set[str]:
-    """Those of processes that this test has not started: their inodes are open somewhere."""
+    """Returns the names of sockets of processes that this test has not started: other processes have their inodes
+    open."""
     held = set()
     for fd in Path("/proc").glob("[0-9]*/fd/*"):
         try:

@@ -1,4 +1,4 @@
-"""Times that are promised on a machine that is not overloaded."""
+"""Upper bounds of times, which hold on a machine that is not overloaded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ MUCH_PRESSURE = 50.0  # percent of the last 10 s in which somebody waited for a 
 
 
 def kept(took: float, bound_s: float, what: str = "it") -> None:
-    """Tells what took longer than promised. Three times as long is a broken promise. Where processes lack processors
-    that says little about the product, and more is allowed; still less than a group's timeout."""
+    """Prints a time that exceeds its bound, and fails if it exceeds three times the bound. While processes wait for
+    processors (/proc/pressure/cpu) it allows more, but less than a group's timeout."""
     text = f"{what} took {took:.2f} s, {bound_s:g} s are promised"
     assert took < most(bound_s), text
     if took >= bound_s:
@@ -21,6 +21,6 @@ def kept(took: float, bound_s: float, what: str = "it") -> None:
 def most(bound_s: float) -> float:
     try:
         overloaded = float(PRESSURE.read_text().split("avg10=")[1].split()[0]) > MUCH_PRESSURE
-    except (OSError, IndexError, ValueError):  # a kernel without it
+    except (OSError, IndexError, ValueError):  # a kernel without pressure figures
         overloaded = os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
     return (15 if overloaded else 3) * bound_s

@@ -1,9 +1,9 @@
-"""Random programs: what all ranks do together follows from a seed, and so does what every tensor must hold afterwards.
+"""Random programs: a seed determines the operations of all ranks and the expected contents of every tensor.
 
-A program is a list of steps that all ranks of a group take in the same order; STEPS has one entry for each kind. When
-an operation that does not block is waited for, if ever, each rank draws for itself (program_rank.py). Results are
-checked bit for bit against what the operations are documented to give, so that ranks agree as well; where an algorithm
-reduces in an order of its own, within a bound, and that ranks agree is checked afterwards (own_order.py).
+A program is a list of steps that all ranks of a group take in the same order; STEPS has one entry for each kind. Each
+rank draws for itself when it waits for an asynchronous operation, if ever (program_rank.py). Results are compared bit
+for bit with the documented ones. For algorithms that do not reduce in rank order, results must be within a bound, and a
+later check compares the ranks (own_order.py).
 
     python tests/python/random_programs.py --programs 2000 --seed 1
 """
@@ -48,12 +48,12 @@ COLLECTIVES = (
     "scatter",
     "barrier",
 )
-EDGES = (1600, 4032, 8 << 10, 64 << 10, 128 << 10)  # around which lengths go other ways, in groups of some size
+EDGES = (1600, 4032, 8 << 10, 64 << 10, 128 << 10)  # lengths at which the algorithm changes for some group size
 
 
 @dataclass
 class Draw:
-    """What has been drawn of a program so far."""
+    """The part of a program that is drawn so far."""
 
     rng: random.Random
     groups: list[tuple[int, ...]]  # ranks in the world
@@ -66,7 +66,7 @@ class Draw:
         return len(self.groups[self.group])
 
     def count(self, dtype: torch.dtype, blocks: int = 1) -> int:
-        """Of elements: mostly few, and never more than MOST_BYTES in so many blocks."""
+        """Draws a number of elements: mostly few, and at most MOST_BYTES in that many blocks."""
         rng, kind = self.rng, self.rng.random()
         if kind < 0.1:
             return rng.randint(0, 1)
@@ -217,7 +217,7 @@ STEPS = {
 
 @cache
 def algorithms() -> dict[str, list[tuple[str, bool]]]:
-    """Those of each collective that carry out all its calls, and whether they reduce in an order of their own."""
+    """Returns the algorithms that support all calls of a collective, and whether each reduces in its own order."""
     ended = programs.run(EXPLAIN_ALL)  # in a process of its own: ranks are started out of this one
     assert ended.status == 0, ended.errors
     answers = {}
@@ -237,8 +237,9 @@ say(json.dumps({{op: answer["candidates"] for op, answer in answers.items()}}))
 
 
 def draw_tune(seed: int) -> tuple[str, frozenset[str]]:
-    """SAGECOMM_TUNE and the collectives that then reduce in an order of their own. Nothing for half of the programs,
-    which go as is predicted, reductions over slots; else an algorithm for each collective."""
+    """Returns SAGECOMM_TUNE and the collectives that then reduce in an algorithm's own order. Half of the programs have
+    no rules and use the predicted choices, with reductions over slots; the others have an algorithm for each
+    collective."""
     rng = random.Random(f"tune {seed}")
     if rng.random() < 0.5:
         return "", frozenset()
@@ -263,7 +264,7 @@ def program(seed: int) -> Program:
 
 
 def play(drawn: Program, options: Any) -> tuple[list[str], dict[str, str]]:
-    """Runs the program on this rank and returns what was wrong, and what other ranks must have alike."""
+    """Runs the program on this rank and returns its errors, and the digests that must be equal on all ranks."""
     world = ops.member()
     rank = Rank(drawn.seed, world.rank, options, [world])
     for number, step in enumerate(drawn.steps):
@@ -282,7 +283,7 @@ def play(drawn: Program, options: Any) -> tuple[list[str], dict[str, str]]:
 
 
 def different(of_ranks: list[dict[str, str]]) -> Iterator[str]:
-    """What some rank has otherwise than another one, by what each has of which all must be alike."""
+    """Yields the names of the digests that differ between ranks."""
     for what in {what: None for alike in of_ranks for what in alike}:
         ranks: dict[str, list[int]] = {}
         for rank, alike in enumerate(of_ranks):
@@ -293,7 +294,7 @@ def different(of_ranks: list[dict[str, str]]) -> Iterator[str]:
 
 
 def failures(pool: Pool, seeds: Iterable[int]) -> Iterator[tuple[int, str]]:
-    """Seeds of the programs that fail, and how."""
+    """Yields the seed and the errors of each program that fails."""
     for seed in seeds:
         drawn = program(seed)
         options = sagecomm.Options(settings={"tune": drawn.tune}) if drawn.tune else None

@@ -1,5 +1,5 @@
-"""What collectives must give: inputs that every rank can make for every other, and results worked out with numpy in
-more precision than the library uses. Nothing here communicates."""
+"""Expected results of collectives: inputs that every rank can compute for every other rank, and results computed with
+numpy in more precision than the library uses. Nothing here communicates."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EVERY_REDUCTION = (*ARITHMETIC, *BITWISE, "PREMUL_SUM")
 
 
 def defined(reduction: str, dtype: torch.dtype) -> bool:
-    """The table that the library promises; every other combination it refuses."""
+    """Whether the library defines the reduction for the type. It refuses every other combination."""
     if dtype in INTEGERS:
         return reduction != "PREMUL_SUM"
     if dtype in FLOATS:
@@ -58,7 +58,7 @@ def reduce_op(reduction: str) -> Any:
 
 
 def values(rank: int, count: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
-    """The input of one rank: integers of the whole range, normally distributed floats, any bits as fp8."""
+    """Returns the input of one rank: integers of the whole range, normally distributed floats, random bits for fp8."""
     rng = np.random.default_rng((rank, count, EVERY_TYPE.index(dtype), salt))
     if dtype is torch.bool:
         return torch.from_numpy(rng.integers(0, 2, count).astype(bool))
@@ -73,7 +73,7 @@ def values(rank: int, count: int, dtype: torch.dtype, salt: int = 0) -> torch.Te
     return torch.from_numpy(rng.standard_normal(count)).to(dtype)
 
 
-ROW = 100_003  # a prime: data that comes from a whole number of chunks away is other data
+ROW = 100_003  # a prime, so that data from a wrong chunk differs
 
 
 @functools.cache
@@ -92,13 +92,13 @@ def _row(dtype: torch.dtype, special: bool) -> torch.Tensor:
 
 
 def drawn(count: int, dtype: torch.dtype, key: tuple[int, ...], special: bool = False) -> torch.Tensor:
-    """As values(), but quick: a piece of one row that begins where the key says. A third of special floats are NaN,
-    infinities, the largest number, denormals, and zeros of either sign."""
+    """Like values(), but quick: returns a piece of one row, at an offset that follows from the key. With `special`, a
+    third of the floats are NaN, infinities, the largest number, denormals, and zeros of either sign."""
     return piece(_row(dtype, special), count, key)
 
 
 def piece(row: torch.Tensor, count: int, key: tuple[int, ...]) -> torch.Tensor:
-    """Of ROW elements, over and over, so many from where the key says."""
+    """Returns `count` elements of the repeated row, from an offset that follows from the key."""
     start, size = hash(key) % ROW, row.dtype.itemsize
     raw = row.view(torch.uint8)  # fp8 has no repeat()
     longer = raw.repeat(math.ceil((start + count) / ROW)) if start + count > ROW else raw
@@ -115,7 +115,7 @@ def bits(t: torch.Tensor) -> torch.Tensor:
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:
-    """One text for the bits of many tensors: equal on all ranks or there is a bug."""
+    """Returns one text for the bits of many tensors. Tests compare it between ranks."""
     sha = hashlib.sha256()
     for t in tensors:
         sha.update(bits(t).numpy().tobytes())
@@ -178,7 +178,7 @@ def _fold_integer(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def wide(t: torch.Tensor) -> Any:
-    """Exact, in a type with at least 11 more bits of precision."""
+    """Converts exactly to a type with at least 11 more bits of precision."""
     kinds = {torch.complex64: np.complex128, torch.complex128: np.clongdouble, torch.float64: np.longdouble}
     kind = kinds.get(t.dtype, np.float64)
     return t.numpy().astype(kind) if t.dtype in kinds else t.double().numpy()
@@ -217,8 +217,9 @@ def _check_near(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor], w
 
 
 def in_rank_order(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
-    """Bit for bit what shared memory promises: reduced from the left in rank order, fp16 and bf16 in fp32 and rounded
-    once at the end. PREMUL_SUM multiplies in the type first. Of zeros of either sign MIN and MAX keep the first."""
+    """Returns the bits of a reduction over slots: reduced from the left in rank order, fp16 and bf16 in fp32 and
+    rounded once at the end. PREMUL_SUM multiplies in the type first. Of zeros of either sign MIN and MAX return the
+    first."""
     dtype = inputs[0].dtype
     if dtype is torch.bool:
         return _fold_bool(reduction, inputs)
@@ -255,12 +256,12 @@ def _fold_floats(reduction: str, pairs: bool, total: torch.Tensor, other: torch.
 
 
 def check_reduced_bits(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
-    """Bits of in_rank_order(), but any NaN for a NaN."""
+    """Compares with the bits of in_rank_order(). Any NaN equals any other."""
     check_same(one_nan(got), one_nan(want), what)
 
 
 def one_nan(t: torch.Tensor) -> torch.Tensor:
-    """The numbers as they are, and one NaN for all."""
+    """Replaces every NaN by one NaN."""
     t = as_real(t)
     return torch.where(t.isnan(), math.nan, t) if t.is_floating_point() else t
 
@@ -272,7 +273,7 @@ LAYOUTS = ("contiguous", "offset", "strided", "transposed")
 
 @dataclass
 class Placed:
-    """A tensor that is part of a larger one. Nothing but the part may be written."""
+    """A tensor that is part of a larger one. Only the part may be written."""
 
     tensor: torch.Tensor
     base: torch.Tensor

@@ -9,5 +9,5 @@ import pytest
 
 
 def quickly(kept: Sequence[Any], cases: Iterable[Any]) -> list[Any]:
-    """All cases, those that are not kept with the mark `long`."""
+    """Returns all cases. Those that are not in `kept` get the mark `long`."""
     return [case if case in kept else pytest.param(case, marks=pytest.mark.long) for case in cases]

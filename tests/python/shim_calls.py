@@ -1,4 +1,4 @@
-"""Tensors and arguments on their way to the core, and what torch asks about them."""
+"""How the shim translates tensors and arguments for the core, and answers torch's questions about them."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def many_threads_wait_for_one_work() -> None:
 
 @scenario
 def waiter_completes_a_work_whose_done_is_queued() -> None:
-    """A done function that waits behind another one must not hold up a waiter that knows of the end."""
+    """A waiter that has the final status does not wait for a done function that is queued behind another one."""
     fake.fake_script(WAITS, 2)  # the first is the Future's own
     fake.fake_hold_done(1)
     tensor = torch.ones(2, 2).t()

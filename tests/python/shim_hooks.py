@@ -1,4 +1,4 @@
-"""Hooks that run when an operation has succeeded, and when the group has failed."""
+"""Hooks that run when an operation has succeeded or the group has failed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def completion_hook(hook: Any = None, hook_id: int = HOOK) -> Iterator[Any]:
 
 @contextmanager
 def unraisable() -> Iterator[list[str]]:
-    """The exceptions that Python reports because nobody can catch them."""
+    """Collects the exceptions that Python passes to sys.unraisablehook."""
     seen: list[str] = []
     before = sys.unraisablehook
     sys.unraisablehook = lambda args: seen.append(f"{args.object}: {args.exc_value}")

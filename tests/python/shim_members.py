@@ -1,4 +1,4 @@
-"""Groups whose members change while other threads end them or ask them something."""
+"""Groups that reconfigure() while other threads abort, destroy or query them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Changing:
 
 
 class Elsewhere:
-    """A call on another thread and what has come of it."""
+    """A call on another thread and its result."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
@@ -70,7 +70,7 @@ class Elsewhere:
 
 @contextmanager
 def held(place: int, call: Callable[[], Any]) -> Iterator[Elsewhere]:
-    """Another thread makes a call and is held on its way, until the end of the block."""
+    """Makes a call on another thread and holds it at `place` until the end of the block."""
     fake.fake_close(place)
     try:
         made = Elsewhere(call)
@@ -84,7 +84,7 @@ def reconfigurable(function: Callable[[], None]) -> Callable[[], None]:
     return scenario(function) if hasattr(dist.ProcessGroup, "reconfigure") else function
 
 
-# ---- whoever sees that a group has gone knows why ----
+# ---- a thread that finds no group gets the cause ----
 
 
 @reconfigurable
@@ -107,7 +107,7 @@ def of_two_aborts_neither_raises() -> None:
     raises(sagecomm.Aborted, group.all_reduce)
 
 
-# ---- who ends a group ends its reconfigure() ----
+# ---- abort() and shutdown() interrupt reconfigure() ----
 
 
 @reconfigurable
@@ -172,7 +172,7 @@ def reconfigures_do_not_overtake_each_other() -> None:
     group.reconfigure(2)  # the uuid was not used
 
 
-# ---- who asks meanwhile gets an answer ----
+# ---- queries during reconfigure() return ----
 
 
 @reconfigurable
@@ -219,7 +219,7 @@ def refused_in_the_child(calls: list[Callable[[], object]]) -> None:
 
 
 class Untouched(dist.Store):
-    """A store that says so if it is used."""
+    """A store that fails the test if it is used."""
 
     def _touched(self, *_: object) -> Any:
         raise AssertionError("the store was touched")

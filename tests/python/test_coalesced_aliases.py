@@ -1,4 +1,4 @@
-"""Tensors that stand several times in one coalesced call, or share memory there: as with gloo, or refused by name."""
+"""Tensors that occur several times in one coalesced call, or share memory there, behave as with gloo or are refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def reduce_a_column_twice() -> Tensors:
 
 
 def reduce_twice_on_one_rank() -> Tensors:
-    """The other rank has two tensors there: each rank's call is its own affair."""
+    """One rank passes a tensor twice, the other rank passes two tensors. Each rank's call is valid."""
     t, u = values(4), values(4, 10)
     group().allreduce_coalesced([t, t] if dist.get_rank() == 0 else [t, u]).wait()
     return [t, u]

@@ -1,4 +1,4 @@
-"""torch.compile of modules that communicate: forwards and backwards as without it, and as plain torch works it out."""
+"""torch.compile of modules that communicate: forward and backward give the results of eager mode and of plain torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPLITS = [[1, 2, 3], [0, 6, 0], [4, 0, 2]]
 
 
 class Exchange(nn.Module):
-    """Every functional collective, on what a matrix makes of the input."""
+    """Applies every functional collective to the product of the input and a matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Exchange(nn.Module):
 
 
 def worked_out(inputs: list[torch.Tensor], matrix: torch.Tensor, rank: int) -> dict[str, torch.Tensor]:
-    """What a rank's outputs must be, from the inputs of all."""
+    """Returns a rank's expected outputs, computed from the inputs of all ranks."""
     ys = [x @ matrix for x in inputs]
     squares = [y * y for y in ys]
     total, of_squares = sum(ys), sum(squares)
@@ -78,7 +78,7 @@ def worked_out(inputs: list[torch.Tensor], matrix: torch.Tensor, rank: int) -> d
 
 
 def input_of(rank: int) -> torch.Tensor:
-    """Whole numbers, of which sums are exact in any order."""
+    """Returns whole numbers, whose sums are exact in any order."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randint(-8, 8, (ROWS, COLUMNS), generator=generator).float()
 

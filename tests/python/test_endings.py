@@ -1,4 +1,4 @@
-"""How ranks end, and what they may do on the way: destroy or not, signals, fork. Processes of each test's own."""
+"""How ranks end: with or without destroy, by signals, after a fork. Each test starts its own processes."""
 
 from __future__ import annotations
 

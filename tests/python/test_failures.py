@@ -93,7 +93,7 @@ def test_a_stopped_rank_is_named_at_the_timeout(mortals, signals):
 
 
 def reduce_through_a_pause(path: str, bound_s: float) -> float:
-    """Goes on for a while after a pause longer than the timeout has shown on the clock."""
+    """Continues for a while after the clock has shown a pause longer than the timeout."""
     t, paused, ends = torch.ones(1000), 0.0, float("inf")
     dist.all_reduce(t)
     report(path)
@@ -126,7 +126,7 @@ def test_a_machine_that_pauses_names_no_culprit(mortals, signals):
 
 
 def receives_in_vain(path: str) -> tuple[float, str]:
-    """How long a receive took that nobody serves, and its error."""
+    """Returns how long a recv without a send took, and its error."""
     report(path)
     began = time.monotonic()
     with pytest.raises(sagecomm.CollectiveTimeout) as caught:
@@ -308,7 +308,7 @@ MISMATCHES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
 
 
 def meet() -> None:
-    """All ranks have come here before any goes on, and none is inside a collective."""
+    """Waits until all ranks are here, without a collective."""
     store = c10d._get_default_store()
     store.set(f"met {dist.get_rank()}", "")
     store.wait([f"met {rank}" for rank in range(dist.get_world_size())])

@@ -1,4 +1,4 @@
-"""What cannot be done is refused by name, before anything is sent, and leaves the group as it was."""
+"""Invalid calls raise an error that names the cause, send nothing, and leave the group unchanged."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_wrong_list_is_refused_by_every_rank_that_sees_it_and_named_to_the_oth
 
 
 def _and_a_barrier(call: Callable[[Any, int], Any], group: Any) -> None:
-    """A gather may be complete for a rank that only gives; the barrier after it is not."""
+    """Makes the call and a barrier: a gather may complete on a rank that only sends, the barrier does not."""
     call(group, 2)
     dist.barrier(group=group)
 

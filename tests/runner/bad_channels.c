@@ -1,5 +1,6 @@
-/* bad_channels.c: a rank that writes into its channels, or into what it says of others', what cannot be meant. Who reads it must
- * say at once who wrote it; and what looks into it only to tell who waits for whom must take anything. */
+/* bad_channels.c: a rank that writes invalid values into its channels, or into its counts of other ranks' messages.
+ * The rank that reads one must name the culprit at once. scr_group_awaits(), which reads them for diagnosis only,
+ * must accept any value. */
 #include <sched.h>
 
 #include "plans.h"
@@ -65,14 +66,14 @@ void test_wrong_channels(int n, waiting w, uint64_t seed) {
 
 /* ---- messages ---- */
 
-/* What is wrong with a message: added to what its header should say. */
+/* The error of a message: values that are added to the right ones of its header. */
 typedef struct wrong {
   int kind;
   uint64_t filled, hash, bytes, block;
-  int32_t status; /* that it leads to */
+  int32_t status; /* the expected status */
 } wrong;
 
-/* Puts message n of the channel to rank 0 there, by hand, when rank 0 has begun its n-th call. */
+/* Forges message n of the channel to rank 0, when rank 0 has begun its n-th call. */
 static void forge(const rank *r, uint64_t n, const wrong *x) {
   scr_call begun;
   while (!scr_group_call(r->group, 0, n, &begun)) sched_yield();
@@ -127,7 +128,7 @@ void test_bad_messages(int n, waiting w, uint64_t seed) {
   choose_slots();
 }
 
-/* ---- counts: nobody can have taken more than was sent ---- */
+/* ---- counts: no rank can have taken more than was sent ---- */
 
 static void wrong_taken(rank *r, void *arg) {
   sagecomm_error err;
@@ -155,7 +156,7 @@ void test_wrong_taken(int n, waiting w, uint64_t seed) {
   choose_slots();
 }
 
-/* ---- who waits for whom ---- */
+/* ---- scr_group_awaits() ---- */
 
 /* What the rank says, as if it had been stopped then. */
 static int32_t awaits(const rank *r, int who, uint32_t word) {
@@ -197,7 +198,7 @@ static void stopped(rank *r, void *arg) {
   meet();
 }
 
-/* What a rank says as it sleeps for that one. */
+/* Returns the sleeper word of a rank that sleeps for the ill rank. */
 static uint32_t word_asleep(const rank *r, int who, int awaited) {
   uint32_t word;
   do {
@@ -207,7 +208,7 @@ static uint32_t word_asleep(const rank *r, int who, int awaited) {
   return word & ~SCR_SLEEP_ENGINE;
 }
 
-/* A rank that sleeps for room in a channel says so. */
+/* A rank that sleeps for room in a channel stores which one. */
 static void asleep(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;
@@ -215,7 +216,7 @@ static void asleep(rank *r, void *arg) {
   if (r->rank == ill()) CHECK(move(r, SAGECOMM_BROADCAST, several, &err) == SAGECOMM_OK);
   if (r->rank == 0) {
     CHECK(word_asleep(r, ill(), 0) == (SCR_SLEEP_CHANNEL(0, 1) | 1));
-    while (scr_group_awaits(r->group, ill()) != 0) sched_yield(); /* it is awake from time to time */
+    while (scr_group_awaits(r->group, ill()) != 0) sched_yield(); /* the rank is awake from time to time */
   }
   if (r->rank != ill()) CHECK(move(r, SAGECOMM_BROADCAST, several, &err) == SAGECOMM_OK);
 }
@@ -228,7 +229,7 @@ static void asleep_at_first(rank *r, void *arg) {
   CHECK(move(r, SAGECOMM_BROADCAST, 1, &err) == SAGECOMM_OK);
 }
 
-/* Whatever stands there, it is a rank or none. */
+/* For any sleeper word, the result is a rank or -1. */
 static void any_words(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;

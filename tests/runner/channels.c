@@ -30,7 +30,7 @@ static bool flat(int kind) {
 
 static bool gathers(int kind) { return kind == SAGECOMM_ALL_GATHER || kind == SAGECOMM_GATHER; }
 
-/* What a rank has at place i for another one, or for all. Floats are such that sums are exact. */
+/* Returns element i that a rank sends to another one, or to all. Floats are chosen so that sums are exact. */
 static uint32_t content(const trial *t, int from, int to, uint32_t i) {
   if (t->dtype != SAGECOMM_FLOAT32) return (uint32_t)from * 1000003 + (uint32_t)to * 1009 + i * 31 + t->salt * 7919;
   return (uint32_t)(from + 1) * 64 + (uint32_t)to * 16 + (i + t->salt) % 97 * 4;
@@ -48,13 +48,13 @@ static void encode(const trial *t, double x, unsigned char *to) {
   }
 }
 
-/* As the type holds it. */
+/* Rounds a value to the type. */
 static double held(const trial *t, uint32_t x) {
   if (t->dtype == SAGECOMM_FLOAT32) return x;
   return t->elem == 4 ? (int32_t)x : (uint8_t)x;
 }
 
-/* What a reduction of all ranks' contents gives. */
+/* Returns element i of the reduction of all ranks' contents. */
 static double reduced(const trial *t, int to, uint32_t i) {
   double all = held(t, content(t, 0, to, i));
   for (int q = 1; q < size; q++) {
@@ -66,7 +66,7 @@ static double reduced(const trial *t, int to, uint32_t i) {
   return t->reduce_op == SAGECOMM_PREMUL_SUM ? all * FACTOR : all;
 }
 
-/* The blocks of this rank's input or output; flat buffers are one. */
+/* The blocks of this rank's input or output. A flat buffer is one block. */
 static int n_blocks(const trial *t, bool out) {
   if (t->kind == SAGECOMM_BARRIER) return 0;
   if (scr_rooted(t->kind) && t->rank != t->root) {
@@ -110,7 +110,7 @@ static void block_of_output(const trial *t, int block, unsigned char *to) {
 
 /* ---- buffers ---- */
 
-/* Pieces between which lie bytes that nobody may touch. */
+/* Segments with guard bytes between them. */
 typedef struct buffer {
   unsigned char *base;
   uint64_t room;
@@ -274,7 +274,7 @@ static uint32_t draw_length(uint64_t *random, uint32_t elem) {
   return (uint32_t)((x >> 8) % most[x % 4]);
 }
 
-/* All ranks draw the same. */
+/* All ranks draw the same call. */
 static trial draw(uint64_t *random, int kind, int me) {
   static const uint8_t dtypes[] = {SAGECOMM_UINT8, SAGECOMM_INT32, SAGECOMM_FLOAT32};
   static const uint8_t reductions[] = {SAGECOMM_SUM, SAGECOMM_MAX, SAGECOMM_AVG, SAGECOMM_PREMUL_SUM};
@@ -292,7 +292,7 @@ static trial draw(uint64_t *random, int kind, int me) {
   return t;
 }
 
-/* Blocks that differ are not for all algorithms of all_to_all. On shared blocks, the root of a broadcast has one buffer. */
+/* Some algorithms of all_to_all need equal blocks. In slot plans, the root of a broadcast has one buffer. */
 static void fit(trial *t) {
   const sagecomm_op op = {.kind = t->kind};
   const plan *p = chosen_plan(&op, 0, size, t->rank);
@@ -339,7 +339,7 @@ void test_channels(int n, waiting w, uint64_t seed) {
   choose_slots();
 }
 
-/* ---- blocks that differ, and an algorithm that cannot have that: it is refused, not wrong ---- */
+/* ---- an algorithm that needs equal blocks refuses blocks that differ ---- */
 
 static void uneven(rank *r, void *arg) {
   (void)arg;

@@ -1,4 +1,4 @@
-/* coalesced.c: several operations that one work stands for: collectives, packed or not, and messages, in one call. */
+/* coalesced.c: coalesced calls of collectives, packed or not, and p2p operations. One work stands for a call. */
 #include <sched.h>
 
 #include "scenarios.h"
@@ -153,7 +153,7 @@ static void fails(rank *r, void *arg) {
   }
 }
 
-/* What a rank cannot issue after what was before it in the same call ends the group: the ranks have parted. */
+/* If a rank cannot issue a later operation of a coalesced call, its group fails, because other ranks have issued it. */
 static void parts_ways(rank *r, void *arg) {
   (void)arg;
   if (size == 1) return;
@@ -193,9 +193,9 @@ void test_coalesced_failure(int n, waiting w, uint64_t seed) {
   run_ranks(n, w.spin, w.yield_us, seed, fails, NULL);
 }
 
-/* ---- the work of a call grows with its operations, not with their square ---- */
+/* ---- the time of a call grows linearly with its operations ---- */
 
-#define SHORT 8192 /* longer than what goes eagerly, so that each send is announced */
+#define SHORT 8192 /* longer than the eager limit, so that each send is announced */
 
 static uint64_t steps(void) {
 #ifdef SCR_COUNT_STEPS
@@ -244,7 +244,7 @@ static uint64_t exchange_many(rank *r, uint32_t n) {
 static void many(rank *r, void *arg) {
   (void)arg;
   uint64_t few = exchange_many(r, 100), lots = exchange_many(r, 400);
-  CHECK(lots <= 8 * few + 1000); /* with the square it is 16 times as many */
+  CHECK(lots <= 8 * few + 1000); /* quadratic growth would give 16 times as many */
 }
 
 void test_steps_of_coalesced_p2p(int n, waiting w, uint64_t seed) {

@@ -1,4 +1,5 @@
-/* failures.c: ranks that disagree, stay away, give up or leave. Every rank must end with the same first cause. */
+/* failures.c: ranks that make different calls, do not come, give up or leave. Every rank must get the same first
+ * cause. */
 #include <pthread.h>
 #include <sched.h>
 
@@ -68,7 +69,7 @@ void test_mismatch(int n, waiting w, uint64_t seed) {
   for (int how = 0; how < N_OTHERS; how++) run_both(n, w, seed + (uint64_t)how, disagree, &how);
 }
 
-/* ---- a rank that does not come ---- */
+/* ---- a rank that does not make its call ---- */
 
 static void stay_away(rank *r, void *arg) {
   (void)arg;
@@ -82,7 +83,7 @@ static void stay_away(rank *r, void *arg) {
     CHECK(err.rank == size - 1);
   }
   meet();
-  /* Too late: the group has failed for the one who stayed away, too. */
+  /* The late rank finds the group failed as well. */
   CHECK(sum(r, 5000, 0, 0, &err) == SAGECOMM_TIMEOUT);
   CHECK(scr_group_error(r->handle, &err) == SAGECOMM_TIMEOUT);
 }
@@ -206,7 +207,7 @@ static void leave(rank *r, void *arg) {
     return;
   }
   meet();
-  /* What needs it not goes on; so does what it sent before it left. */
+  /* Operations that do not need the rank that left go on; frames that it sent before are received. */
   int32_t data = 0;
   sagecomm_segment s = {&data, 4};
   sagecomm_op self = {.kind = SAGECOMM_SEND, .root = r->rank, .tag = 1, .flags = SAGECOMM_ASYNC, .n_in = 1, .in = &s};
@@ -256,7 +257,7 @@ static void fail_in_the_middle(rank *r, void *arg) {
     op.flags = round % 2 ? SAGECOMM_ASYNC : 0;
     status = call(r, &op, &err);
     for (int32_t i = 0; status == SAGECOMM_OK && i < MANY; i++) {
-      CHECK(data[i] == size * (size - 1) / 2 + size * (i + round)); /* what succeeds is right */
+      CHECK(data[i] == size * (size - 1) / 2 + size * (i + round)); /* a call that succeeds has the right result */
     }
   }
   CHECK(status == SAGECOMM_ABORTED && err.rank == size - 1 && strcmp(err.message, "enough") == 0);

@@ -1,5 +1,5 @@
-/* garbage.c: a rank that writes what it should not. Whoever reads it must neither crash nor hang, and must say at once who
- * wrote it, where what lies there cannot be meant. */
+/* garbage.c: a rank that writes invalid values. The rank that reads them must neither crash nor hang, and must name
+ * the culprit at once if it finds an invalid value. */
 #include <pthread.h>
 #include <sched.h>
 
@@ -195,7 +195,7 @@ static void forge(const rank *r, const scr_frame *f, int64_t written) {
   scr_store_flag(&ch->out->written, ch->written + (uint64_t)written);
 }
 
-/* So that there are fifos between the ill rank and rank 0. */
+/* Makes the fifos between the ill rank and rank 0. */
 static void begin_p2p(rank *r) {
   sagecomm_error err;
   int32_t value = 5;
@@ -259,7 +259,7 @@ void test_bad_frames(int n, waiting w, uint64_t seed) {
   }
 }
 
-/* What the reader of a ring says that it took cannot be more than there was. */
+/* The reader of a fifo cannot have taken more than was written. */
 static void wrong_counts(rank *r, void *arg) {
   uint32_t n = *(uint32_t *)arg; /* bytes of each message */
   begin_p2p(r);
@@ -297,7 +297,7 @@ static const bool races = false;
 static const bool races = true;
 #endif
 
-/* Puts two lengths where one is read, in turn. */
+/* Alternates between two lengths in a word that the victim reads. */
 typedef struct swapper {
   pthread_t thread;
   _Atomic uint64_t *word;
@@ -312,7 +312,7 @@ static void *swap(void *p) {
   return NULL;
 }
 
-/* A frame's length is one for whoever checks it and another one for whoever copies. */
+/* A frame's length changes between the check and the copy. */
 static void changing_length(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;

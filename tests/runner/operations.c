@@ -111,7 +111,7 @@ void test_segments(int n, waiting w, uint64_t seed) {
 
 /* ---- blocks ---- */
 
-/* What one rank has for another one, the i-th element. */
+/* Returns the i-th element that one rank sends to another one. */
 static int32_t between(int from, int to, uint32_t i) { return from * 1000003 + to * 1009 + (int32_t)i; }
 
 static void exchange(rank *r, void *arg) {

@@ -195,7 +195,7 @@ void test_sleep_beside_another(int n, waiting w, uint64_t seed) {
   }
 }
 
-/* ---- what nobody waits for is the engine's, however soundly that sleeps ---- */
+/* ---- the engine drives operations without a waiter, even out of a sound sleep ---- */
 
 #define SOUNDLY_US 400000 /* after so long without work the engine sleeps for a second, unless it is rung */
 
@@ -211,7 +211,7 @@ static void note_end(void *ctx, int32_t status, const sagecomm_error *err) {
   atomic_store(&e->at, scr_now());
 }
 
-/* Waits without driving. */
+/* Waits without driving the group. */
 static int64_t sleep_until(const _Atomic int64_t *at) {
   while (atomic_load(at) == 0) usleep(200);
   return atomic_load(at);

@@ -31,7 +31,7 @@ bool takes_even_blocks_only(int kind, int algorithm);
 #define SLOTS (-1)
 #define SIZE_CLASSES 2
 
-/* What groups made by later run_ranks() use for a kind and size class: an algorithm of messages and its chunk, or shared blocks,
+/* Sets what groups of later run_ranks() use for a kind and size class: a sendrecv algorithm and its chunk, or slots,
  * as at first. The root is the first or the last rank, where messages are used. */
 void choose(int kind, int size_class, int algorithm, uint32_t chunk);
 void choose_slots(void);
@@ -40,7 +40,7 @@ void choose_slots(void);
 void choose_messages(int round, uint32_t least, uint64_t *random);
 int choose_rounds(void);
 
-/* NULL: shared blocks. */
+/* Returns NULL if the group uses slots for the kind and size class. */
 const plan *chosen_plan(const sagecomm_op *op, int size_class, int size, int rank);
 /* A program, and the channels that it sends through. */
 scr_program *compile_messages(scr_group *g, const sagecomm_op *op, const plan *p);

@@ -9,7 +9,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-/* Nobody may touch what lies behind each arena. More than any length that is in the protocol. */
+/* The guard behind each arena, which no rank may touch. It is longer than any length of the protocol. */
 #define GAP_BYTES (UINT64_C(2) << 20)
 #define MAX_COMPLETERS 64
 
@@ -297,7 +297,7 @@ static void *begin(void *p) {
   return NULL;
 }
 
-/* Makes the shared blocks of a group, which peers[] then describes. */
+/* Makes the shared blocks of a group and describes them in peers[]. */
 static void make_shared_blocks(int n, scr_peer_config peers[]) {
   for (int i = 0; i < n; i++) {
     uint64_t shared = take_memory(i, scr_shared_bytes(n));

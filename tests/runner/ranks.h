@@ -31,19 +31,19 @@ void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *
 
 uint64_t next_random(uint64_t *state);
 
-/* Issues the operation, waits until it is complete and gives its status. */
+/* Issues the operation, waits until it is complete and returns its status. */
 int32_t call(const rank *r, const sagecomm_op *op, sagecomm_error *err);
-/* Waits until the work is complete, releases it and gives its status. */
+/* Waits until the work is complete, releases it and returns its status. */
 int32_t complete(sagecomm_work work, sagecomm_error *err);
-/* Takes the group down for all ranks, as Go does for abort(): returns the first cause. */
+/* Takes the group down on all ranks, as Go does for abort(). Returns the first cause. */
 sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const char *message);
 /* The rank that has no memory for broadcasts; -1: none. */
 extern _Atomic int no_memory_on;
-/* Set in a run in which somebody writes anything anywhere: records of failures are not taken at their word. */
+/* Set in tests in which a rank writes anything anywhere, so that records of failures are not trusted. */
 extern _Atomic bool garbled;
 /* Whether run_ranks() makes two groups. */
 extern bool two_groups;
-/* Room in a rank's arena, zero, as long as it lives. */
+/* Allocates zeroed memory in a rank's arena. It is never freed. */
 uint64_t take_memory(int rank, uint64_t n);
 /* All ranks of this run_ranks() arrive before any goes on. */
 void meet(void);

@@ -9,10 +9,10 @@ enum { ROUNDS = 150, COLLECTIVES = 3, MESSAGES = 2 };
 static int size;
 static _Atomic int working;
 
-/* The length and the tag say which operation an entry is. */
+/* The length and the tag identify the operation of an entry. */
 static void check(const scr_flight *f) {
   CHECK(f->number >= 1 && f->thread != 0 && f->ticks != 0);
-  CHECK(f->created_ns != 0 || f->state == SCR_FLIGHT_STARTED); /* a short one that has just begun */
+  CHECK(f->created_ns != 0 || f->state == SCR_FLIGHT_STARTED); /* a short collective that has just begun */
   CHECK(f->started_ns >= f->created_ns || f->state == SCR_FLIGHT_SCHEDULED);
   CHECK((f->state == SCR_FLIGHT_COMPLETED) == (f->completed_ns != 0));
   CHECK(f->completed_ns == 0 || f->completed_ns >= f->started_ns);

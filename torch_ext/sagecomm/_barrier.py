@@ -11,15 +11,16 @@ def monitored_barrier(
     timeout: timedelta | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
-    """Waits until all ranks have called it; after `timeout` raises `CollectiveTimeout` that names all who have not.
+    """Waits until all ranks have called it. After `timeout` it raises `CollectiveTimeout`, which names all missing
+    ranks.
 
-    What `torch.distributed.monitored_barrier` is for gloo, which refuses other backends by their names. Every rank
-    raises, not rank 0 alone, and names all missing ranks, so `wait_all_ranks` changes nothing. The group cannot be used
-    after that: a rank that comes late must not meet the others in another call.
+    It replaces `torch.distributed.monitored_barrier`, which accepts gloo only. Unlike there, every rank raises, and
+    every error names all missing ranks, so `wait_all_ranks` changes nothing. The group cannot be used afterwards: a
+    rank that comes late must not meet the others in another call.
 
     Args:
         group: The process group; the default one if None.
-        timeout: How long to wait, 0 to look only; the group's own if None.
+        timeout: How long to wait; 0 to look only; the group's timeout if None.
         wait_all_ranks: As in torch.distributed; accepted and not needed.
     """
     pg = group or dist.group.WORLD

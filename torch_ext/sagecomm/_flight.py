@@ -1,9 +1,9 @@
 """Puts our operations into the dumps of torch's flight recorder.
 
-The core records by itself (see sagecomm.h, flight_records), so torch attaches no recorder to our groups and its dumps
-would not know them. install() wraps torch's dump functions: what they return then holds our groups and operations,
-which the core gives in torch's format, beside those of other backends, and torch's analyser reads it. Shapes are not
-recorded: a tensor of n elements has the size [n].
+The core records operations (see sagecomm.h, flight_records), so torch attaches no recorder to our groups and its dumps
+lack them. install() wraps torch's dump functions. They then return our groups and operations, which the core gives in
+torch's format, beside those of other backends, and torch's analyser reads the result. Shapes are not recorded: a tensor
+of n elements has the size [n].
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Entry = dict[str, Any]
 Dump = dict[str, Any]
 
 NAME = "sagecomm"
-# torch keeps one recorder for each backend; this is the one that is dumped if none is named.
+# torch keeps one recorder for each backend. This is the one that a dump without a name takes.
 TORCH_DEFAULT = "gloo"
 
 _lock = threading.Lock()
-_forgotten_ns = 0  # what was created until then was reset away
+_forgotten_ns = 0  # the time of the last reset: dumps leave out operations that were created before it
 
 
 def install(native: Any) -> None:
@@ -96,7 +96,7 @@ def _wrap_reset(original: Callable[..., None], native: Any) -> Any:
 
 
 def _given(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that are not left to their defaults."""
+    """Returns the arguments that were passed, by name."""
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -108,7 +108,7 @@ def _served(given: dict[str, Any]) -> bool:
 def _with_ours(
     theirs: bytes, given: dict[str, Any], native: Any, load: Callable[[bytes], Dump], store: Callable[[Dump], bytes]
 ) -> bytes:
-    """torch's dump with our groups in it. Whatever goes wrong, torch's dump is still worth having."""
+    """Returns torch's dump with our groups added. If adding fails, it returns torch's dump unchanged."""
     if not _served(given):
         return theirs
     try:
@@ -134,7 +134,7 @@ def _recording(native: Any) -> bool:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Numbers, strings, lists and dictionaries: all that a dump holds."""
+    """Loads only numbers, strings, lists and dictionaries: a dump holds nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"a dump holds no {module}.{name}")
@@ -146,7 +146,7 @@ def _load_pickle(data: bytes) -> Dump:
 
 
 def _to_json(dump: Dump) -> bytes:
-    """As torch writes it: no null, no empty list of entries, numbers of the status as text."""
+    """Writes JSON as torch does: no null, no empty list of entries, numbers of the status as text."""
     entries = [
         {key: 0 if value is None and key.startswith("time_") else value for key, value in entry.items()}
         for entry in dump.pop("entries", [])
@@ -164,7 +164,7 @@ def _to_json(dump: Dump) -> bytes:
 def merge(dump: Dump, groups: list[dict[str, Any]], given: dict[str, Any]) -> Dump:
     """Adds groups of the core to a dump of torch's. `given`: arguments of the dump function."""
     theirs: list[Entry] = dump.get("entries", [])
-    # A group whose other devices have a backend that does not record keeps torch's recorder, for all its operations.
+    # A group with a second backend that does not record itself keeps torch's recorder for all its operations.
     seen = {entry["process_group"][0] for entry in theirs if entry["profiling_name"].startswith(f"{NAME}:")}
     groups = [group for group in groups if group["group"] not in seen]
     pg_config, pg_status = dump.setdefault("pg_config", {}), dump.setdefault("pg_status", {})
@@ -195,7 +195,7 @@ def merge(dump: Dump, groups: list[dict[str, Any]], given: dict[str, Any]) -> Du
 
 
 def _descriptions() -> dict[str, tuple[list[int], str]]:
-    """Global ranks and description of the groups that torch knows, by name."""
+    """Returns the global ranks and the description of each group of torch, by name."""
     from torch.distributed import distributed_c10d as c10d
 
     world: Any = c10d._world

@@ -1,12 +1,12 @@
-"""Under which name torch knows a group's backend. The shim calls this."""
+"""The name under which torch knows a group's backend. The shim calls this."""
 
 from torch.distributed import distributed_c10d as c10d
 
 
 def backend_name(group: str) -> str:
-    """What `dist.get_backend()` says of CPU tensors in the group with that name.
+    """Returns what `dist.get_backend()` returns for CPU tensors in the named group.
 
-    It is not "sagecomm" where the same factory is registered under another name as well.
+    It is not "sagecomm" if the group uses a second name under which the same factory is registered.
     """
     for pg, name in list(c10d._world.pg_names.items()):
         if name == group:

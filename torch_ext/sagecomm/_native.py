@@ -21,7 +21,7 @@ CORE = PACKAGE / "lib" / "libsagecomm.so"
 
 
 class Native(Protocol):
-    """What the package uses of sagecomm._C once it is loaded."""
+    """The part of sagecomm._C that the package uses."""
 
     Options: type[Any]
 
@@ -52,7 +52,7 @@ def load() -> Native:
 def check_build(torch_version: str) -> None:
     """Refuses a torch whose minor is not the one the extension was compiled for.
 
-    torch keeps no C++ ABI between minors: loading anyway ends in missing symbols at best.
+    torch keeps no C++ ABI between minors: loading another one fails with missing symbols, or crashes later.
     """
     if importlib.util.find_spec("sagecomm._build_info") is None or not CORE.exists():
         raise RuntimeError(f"sagecomm: the native libraries are not built. Build them with: {rebuild_command()}")
@@ -79,7 +79,7 @@ def rebuild_command() -> str:
 
 
 def _source() -> tuple[Path | None, bool]:
-    """The directory that pip builds from, if it is still there, and whether it is this very package."""
+    """Returns the directory from which pip builds, if it still exists, and whether it holds this package."""
     if (PACKAGE.parent / "setup.py").exists():
         return PACKAGE.parent, True
     try:

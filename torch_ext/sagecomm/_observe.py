@@ -1,4 +1,4 @@
-"""What a running group tells about itself."""
+"""Statistics, metrics and flight recorder dumps of running groups."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from sagecomm import _native
 
 
 def get_stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """What this rank's operations of a group came to since it was made, of those that succeeded.
+    """Returns statistics of this rank's successful operations since the group was made.
 
     Args:
         group: The process group; the default one if None.
 
     Returns:
-        `all_reduce_count`, `total_bytes` (what this rank put in) and `avg_latency_ms` of all operations; `ops`: count
+        `all_reduce_count`, `total_bytes` (of this rank's inputs) and `avg_latency_ms` of all operations; `ops`: count
         and bytes by operation; `rows`: one for each `op`, `dtype`, size class (`up_to` bytes, more than half of that),
-        `algorithm` and `transport`, with `count`, `bytes`, how many did not enter Go (`fast`), how many operations
-        were packed into others (`fused`), times from issue to completion in us (`avg_us`, `p50_us`, `p99_us`,
-        `max_us`; of the average, `wait_us` waiting for peers and `transfer_us` the rest), and bandwidths in GB/s as
-        nccl-tests define them (`algbw_gbps`, `busbw_gbps`); counters (`fast`, `fused`, `blocked`, `sleeps`);
-        `classes`: which algorithm serves which length; `failure`, if the group has failed. Quantiles are within a
-        quarter of themselves.
+        `algorithm` and `transport`, with `count`, `bytes`, how many did not enter Go (`fast`), how many operations were
+        packed into others (`fused`), times from issue to completion in us (`avg_us`, `p50_us`, `p99_us`, `max_us`; of
+        the average, `wait_us` waiting for peers and `transfer_us` the rest), and bandwidths in GB/s as nccl-tests
+        define them (`algbw_gbps`, `busbw_gbps`); counters (`fast`, `fused`, `blocked`, `sleeps`); `classes`: which
+        algorithm serves which length; `failure`, if the group has failed. Quantiles have an error of up to a quarter.
 
     Raises:
         ValueError: The group is no group of sagecomm, or this rank is not in it.

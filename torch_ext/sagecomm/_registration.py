@@ -1,4 +1,4 @@
-"""Makes the name "sagecomm" known to torch.distributed."""
+"""Registers the backend "sagecomm" with torch.distributed."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def register() -> None:
         atexit.register(_leave)
         c10d.Backend.register_backend(NAME, create, extended_api=True, devices=list(DEVICES))
     # torch attaches a recorder of its own to the groups of backends outside this set, at 2 us an operation and 15 us a
-    # barrier. We record natively. A group whose other device has a backend outside the set keeps torch's recorder:
-    # torch leaves it out only if all backends of the group are in here. Torch before the recorder has no such set.
+    # barrier. Our groups record in the core. A group with a second backend outside the set keeps torch's recorder,
+    # because torch leaves it out only if all backends of the group are in the set. Older torch has no such set.
     self_recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if self_recording is not None:
         self_recording.add(NAME)
 
 
 def _leave() -> None:
-    """Says goodbye in all groups, so that peers do not take the end of this process for a failure.
+    """Leaves all groups, so that peers do not take the end of this process for a failure.
 
-    Handlers run last-in first-out: this one was registered with the name, before most scripts register theirs, which
-    may still use a group.
+    Exit handlers run in reverse order. This one is registered with the backend's name, before those of most scripts, so
+    it runs after them, and they may still use a group.
     """
-    native = sys.modules.get("sagecomm._C")  # not there unless a group was made
+    native = sys.modules.get("sagecomm._C")  # loaded by the first group
     if native is not None:
         native.shutdown()
 
@@ -71,7 +71,7 @@ def create(dist_options: Any, options: object | None) -> Any:
         _refuse_other_devices(device)
     if options.timeout is not None:
         dist_options.timeout = options.timeout
-    # timedelta.max is more microseconds than 64 bits count: torch has made something far below zero of it.
+    # timedelta.max overflows 64 bits of microseconds, so torch passes a value far below zero.
     if abs(dist_options.timeout) > LONGEST:
         dist_options.timeout = LONGEST
 
@@ -79,22 +79,22 @@ def create(dist_options: Any, options: object | None) -> Any:
     return native.create_backend(dist_options, dict(options.settings), group_desc)
 
 
-# What follows looks at variables of torch's function that calls `create`, of which torch tells nobody. Where a torch
-# has no such variable, it does without.
+# The functions below read local variables of torch's function that calls `create`, because torch passes them to no
+# backend. If a torch has no such variable, they return an empty value.
 
 
 def _description(caller: FrameType) -> str:
-    """What the group will be called. Torch tells the backend only after it was made, which is too late for what is
-    dumped of a rank that fails before its first operation: torch's analyser takes it for a rank of another group."""
+    """Returns the group's description. Torch sets it only after it has made the backend, which is too late for the dump
+    of a rank that fails before its first operation: torch's analyser would count that rank to another group."""
     text = caller.f_locals.get("group_desc")
     return text if isinstance(text, str) else ""
 
 
 def _devices_named(caller: FrameType) -> list[str]:
-    """The devices that a backend string names sagecomm for.
+    """Returns the devices for which a backend string names sagecomm.
 
-    Where all devices of a string have the same backend, torch makes one, for the first of them, and tells nobody of the
-    others, which are else seen when their tensors come.
+    If all devices of a string have the same backend, torch makes one backend, for the first device, and does not name
+    the others. Without this function they would show only when their tensors come.
     """
     from torch.distributed import distributed_c10d as c10d
 
@@ -105,7 +105,8 @@ def _devices_named(caller: FrameType) -> list[str]:
 
 
 def _refuse_other_devices(device: str) -> None:
-    """Of a backend string such as "cuda:sagecomm". `device` is what the store's prefix says, which may be anything."""
+    """Refuses backend strings such as "cuda:sagecomm". `device` comes from the store's prefix, so it may be any
+    text."""
     try:
         known = torch.device(device).type
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Coalescing windows, as far as only Python can tell. The shim calls these."""
+"""The state of torch's coalescing manager, which only Python can read. The shim calls these functions."""
 
 import warnings
 
@@ -6,7 +6,7 @@ from torch.distributed import distributed_c10d as c10d
 
 
 def managed(group: str) -> bool:
-    """Whether torch's `_coalescing_manager` has a window of the group with that name open, or has left one so.
+    """Returns whether torch's `_coalescing_manager` has a window of the named group open, or has left one open.
 
     A window that the manager opened and torch has forgotten was left by an exception.
     """

@@ -1,4 +1,4 @@
-"""Exceptions raised by operations of a group. The native extension raises them; nobody else needs to create one."""
+"""Exceptions raised by operations of a group. The native extension creates them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch.distributed import DistBackendError
 
 
 class _CollectiveError(DistBackendError):
-    """What all four have in common. The message is complete by itself; the attributes are for programs,
-    None where they say nothing."""
+    """The base of all four. The message is complete by itself; the attributes are for programs. An unknown attribute is
+    None."""
 
-    rank: int | None  #: the culprit
+    rank: int | None  #: the rank that caused the error
     host: str | None  #: the host that it runs on
     pid: int | None  #: its process
     op: str | None  #: the operation that was in flight; of a dead rank, the last collective that it began
@@ -42,21 +42,21 @@ class _CollectiveError(DistBackendError):
 
 
 class PeerFailure(_CollectiveError):
-    """A rank died, or left, while it was needed."""
+    """A rank died or left while an operation needed it."""
 
 
 class CollectiveTimeout(_CollectiveError):
-    """The operation's time ran out; the message names the ranks that have not arrived."""
+    """The operation's timeout has passed. The message names the missing ranks."""
 
 
 class CollectiveMismatch(_CollectiveError):
-    """Ranks called different operations; the message names both calls."""
+    """Ranks called different operations. The message names both calls."""
 
 
 class Aborted(_CollectiveError):
     """abort() was called, here or on another rank, or the group was destroyed under the operation."""
 
 
-# They read as sagecomm.PeerFailure in tracebacks, the name that users catch them by.
+# Tracebacks show them as sagecomm.PeerFailure, the name by which users catch them.
 for _error in (PeerFailure, CollectiveTimeout, CollectiveMismatch, Aborted):
     _error.__module__ = "sagecomm"

@@ -1,4 +1,4 @@
-"""What torch takes as pg_options."""
+"""The options that users pass to torch as pg_options."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Options:
 
     @property
     def _timeout(self) -> timedelta | None:
-        """What torch's device meshes ask of options for the groups of a dimension."""
+        """Returns the timeout. Torch's device meshes read this attribute for the groups of a dimension."""
         return self.timeout
 
 
 def bounded(timeout: timedelta) -> timedelta:
-    """What torch can count: timedelta.max is more microseconds than 64 bits hold. The shim calls this."""
+    """Returns the timeout, at most what torch can count: timedelta.max overflows 64 bits of microseconds. The shim
+    calls this."""
     return min(timeout, LONGEST)
