@@ -89,7 +89,7 @@ int32_t scr_composite_close(scr_run *all, int32_t status, sagecomm_work *work, s
     return status < 0 ? status : SAGECOMM_OK;
   }
   if (status < 0) {
-    /* The parts that go on use the caller's buffers, so the work must outlive them; then it tells why. */
+    /* Pending parts use the caller's buffers, so the work lives until they complete and then returns the error. */
     note_failure(b, status, scr_cause_new(err)); /* without memory for the cause, only the status */
   }
   through(b);

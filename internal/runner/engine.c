@@ -265,7 +265,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
       }
     }
     bool sleep = announce && !moved && !busy && code == 0 && n_heard > 0;
-    /* Only one word can be slept on; with work in several arenas the others are looked at often. */
+    /* A thread can sleep on one word only. With work in several arenas the sleep is short, to look at the others. */
     int64_t longest = several ? 2000000 : active || !soundly ? policy.look_ns : policy.sound_ns;
     bool woken = true;
     if (sleep) {
@@ -280,7 +280,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
     }
     if (code) return code;
     idle_looks = active ? 0 : idle_looks + (idle_looks < policy.idle_looks && sleep ? 1 : 0);
-    announce = !active || !woken; /* nothing to do: look once more, saying so, then sleep */
+    announce = !active || !woken; /* without work: store the sleeper words, look once more, then sleep */
     if (moved || sleep) {
       rounds = 0;
       blocked_since = 0;

@@ -137,7 +137,7 @@ struct scr_group {
 
   /* Go writes these under its own lock; any thread reads them without one. */
   uint64_t boundary[SAGECOMM_KIND_COUNT][SCR_MAX_CLASSES];
-  _Atomic uint32_t boundaries[SAGECOMM_KIND_COUNT]; /* stored after them */
+  _Atomic uint32_t boundaries[SAGECOMM_KIND_COUNT]; /* their number, stored after them */
   scr_policy policy;                                /* beside what every issue reads anyway */
   scr_cache_entry cache[SCR_CACHE_ENTRIES];
   _Atomic uint32_t cached;

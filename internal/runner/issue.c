@@ -1,4 +1,4 @@
-/* issue.c: how a collective starts, on the fast path or through Go, and how a caller drives it and waits for it. */
+/* issue.c: issues collectives, on the fast path or through Go, and waits for operations by driving them. */
 
 #include "composite.h"
 #include "engine.h"
@@ -178,7 +178,7 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
       scr_run *blocked;
       g->coll.spin_now = 0;
       int rc = scr_drive(g, NULL, scr_now() + g->policy.begin_ns, &blocked);
-      (void)rc; /* incident is met again, and reported, by whoever drives next */
+      (void)rc; /* the next driver meets an incident again and reports it */
       scr_drive_unlock(g);
     } else {
       scr_engine_wake();

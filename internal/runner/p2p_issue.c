@@ -128,7 +128,7 @@ int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
 }
 
 /* ---- who drives ----
-  * A thread that waits drives all p2p operations of the group. Without such a thread, SCR_SLEEP_ENGINE is set in
+   * A thread that waits drives all p2p operations of the group. Without such a thread, SCR_SLEEP_ENGINE is set in
  * waits_for as long as any p2p operation is unfinished, so that peers wake the engine when they publish. The thread that
  * sets the bit, because it stops waiting or has posted without waiting, makes one more pass: frames that arrived before
  * the bit was set woke nobody (docs/protocol.md, section 8). */
@@ -157,10 +157,10 @@ static void end_driving(scr_group *g) {
   if (last && atomic_load_explicit(&g->p2p.unfinished, memory_order_seq_cst) != 0) leave_to_engine(g);
 }
 
-/* dist.recv() waits a microsecond after it has posted, and what comes in between should not cost the peer a system call
- * and this rank a switch to the engine. A short recv gains nothing from being received early. So where the one before was
- * waited for at once it sets no bit: a waiter is expected, and the engine looks within 20 ms. Not of inner p2p operations,
- * which nobody waits for. */
+/* dist.recv() waits about 1 us after it has posted. A frame that arrives in between should cost neither the peer a
+ * system call nor this rank a switch to the engine, and a short recv gains nothing from an early pass. So if the
+ * last short recv was waited for within AT_ONCE_NS, the next one does not set the bit: a waiter is expected, and the
+ * engine looks within 20 ms in any case. Inner p2p operations always set it, because they have no waiter. */
 static void leave_posted(scr_group *g, scr_run *r, bool more) {
   bool brief = r->kind == SAGECOMM_RECV && r->bytes <= SCR_EAGER_BYTES && !more && !scr_is_inner(r);
   if (brief) atomic_store_explicit(&r->p2p.posted_ns, scr_now(), memory_order_relaxed);

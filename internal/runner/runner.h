@@ -334,7 +334,8 @@ typedef struct scr_engine_config {
 
 /* Before the first turn. */
 void scr_engine_configure(const scr_engine_config *config);
-/* Drives the groups for which nobody waits. Returns when there is something for Go. */
+/* Drives the runs of the groups that have no waiter. Returns one of SCR_ENGINE_... when Go has something to do.
+ * Requires: one thread calls it. */
 int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incident *incident);
 void scr_engine_control(void);
 /* Calls the done functions of completed operations that have no waiter, one at a time. Returns after idle_ns without

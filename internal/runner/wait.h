@@ -19,7 +19,7 @@ void scr_extend(scr_run *r, scr_stop stop);
  * a second while a run waits. */
 int64_t scr_look_at_clock(scr_run *r, scr_backoff *p, int64_t asked);
 
-/* For ever, and still far from where sums of times overflow. */
+/* The longest timeout: in effect for ever, and far from where sums of times overflow. */
 #define SCR_LONGEST_NS (INT64_MAX / 4)
 
 /* Stores a flag. The caller then reads the sleeper words of peers and wakes those that sleep for the flag. The store
