@@ -5,39 +5,9 @@
  * block a fifo. */
 #include "p2p.h"
 #include "recorder.h"
+#include "run_list.h"
 
 #include <stdlib.h>
-
-/* ---- lists ---- */
-
-static void push(scr_run **head, scr_run **tail, scr_run *r) {
-  r->next = NULL;
-  if (*tail) {
-    (*tail)->next = r;
-  } else {
-    *head = r;
-  }
-  *tail = r;
-}
-
-static void unlink_run(scr_run **head, scr_run **tail, scr_run *r) {
-  scr_run *before = NULL;
-  for (scr_run **at = head; *at; before = *at, at = &(*at)->next) {
-    SCR_STEP();
-    if (*at != r) continue;
-    *at = r->next;
-    if (*tail == r) *tail = before;
-    r->next = NULL;
-    return;
-  }
-}
-
-/* Finds the operation with an id. It is usually the first of the list, because peers grant and send in the order of
- * announcements as long as recvs are posted in that order. */
-static scr_run *find_id(scr_run *list, uint64_t id) {
-  for (; list && list->p2p.id != id; list = list->next) SCR_STEP();
-  return list;
-}
 
 static void finish(scr_group *g, scr_run *r, int32_t status) {
   scr_run_finish(r, status, false);
@@ -107,7 +77,7 @@ static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint6
   }
   r->p2p.id = id;
   r->p2p.matched = true;
-  push(&ch->receiving, &ch->receiving_tail, r);
+  scr_list_push(&ch->receiving, &ch->receiving_tail, r);
   return queue_grant(ch, id) ? 0 : SCR_INCIDENT_MEMORY;
 }
 
@@ -154,17 +124,17 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       *culprit = r;
       rc = compare(r, from, f->total, f->dtype);
       if (rc) return rc;
-      unlink_run(&g->p2p.recv_head, &g->p2p.recv_tail, r);
+      scr_list_unlink(&g->p2p.recv_head, &g->p2p.recv_tail, r);
       return deliver(g, r, from, f->type == SCR_FRAME_ANNOUNCE, f->total, f->id, data);
     case SCR_FRAME_GRANT:
-      r = find_id(ch->waiting, f->id);
+      r = scr_list_find(ch->waiting, f->id);
       if (r == NULL) return SCR_INCIDENT_GARBAGE;
-      unlink_run(&ch->waiting, &ch->waiting_tail, r);
+      scr_list_unlink(&ch->waiting, &ch->waiting_tail, r);
       scr_note_met(r);
-      push(&ch->granted_head, &ch->granted_tail, r);
+      scr_list_push(&ch->granted_head, &ch->granted_tail, r);
       return 0;
     case SCR_FRAME_DATA:
-      r = find_id(ch->receiving, f->id);
+      r = scr_list_find(ch->receiving, f->id);
       *culprit = r;
 #ifdef SCR_MUTANT_LENGTH_BELIEVED
       if (r == NULL) return SCR_INCIDENT_GARBAGE;
@@ -174,7 +144,7 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       move(&r->out, r->p2p.moved, (unsigned char *)(uintptr_t)data, f->bytes, false);
       r->p2p.moved += f->bytes;
       if (r->p2p.moved == r->bytes) {
-        unlink_run(&ch->receiving, &ch->receiving_tail, r);
+        scr_list_unlink(&ch->receiving, &ch->receiving_tail, r);
         finish(g, r, SAGECOMM_OK);
       }
       return 0;
@@ -268,7 +238,7 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
     moved = true;
     *budget -= (int64_t)n + FRAME_COST;
     if (r->p2p.moved == r->bytes) {
-      unlink_run(&ch->granted_head, &ch->granted_tail, r);
+      scr_list_unlink(&ch->granted_head, &ch->granted_tail, r);
       finish(g, r, SAGECOMM_OK);
     } else {
       scr_fifo_publish(g, to); /* the peer copies this piece while this rank copies the next */
@@ -283,12 +253,12 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
     ch->next_id++;
     moved = true;
     *budget -= (int64_t)n + FRAME_COST;
-    unlink_run(&ch->send_head, &ch->send_tail, r);
+    scr_list_unlink(&ch->send_head, &ch->send_tail, r);
     if (eager) {
       ch->eager_sent += n;
       finish(g, r, SAGECOMM_OK);
     } else {
-      push(&ch->waiting, &ch->waiting_tail, r);
+      scr_list_push(&ch->waiting, &ch->waiting_tail, r);
     }
   }
   return moved;
@@ -352,12 +322,13 @@ int scr_p2p_post(scr_group *g, scr_run *r) {
   scr_note_started(g, r);
   SCR_FAULT(SCR_FAULT_STARTED);
   if (r->kind == SAGECOMM_SEND) {
-    push(&g->p2p.pair[r->root].send_head, &g->p2p.pair[r->root].send_tail, r);
+    scr_list_push(&g->p2p.pair[r->root].send_head, &g->p2p.pair[r->root].send_tail, r);
     return 0;
   }
   bool matched;
   int rc = match_unexpected(g, r, &matched);
-  if (!matched || rc == SCR_INCIDENT_LENGTH || rc == SCR_INCIDENT_TYPE) push(&g->p2p.recv_head, &g->p2p.recv_tail, r);
+  if (!matched || rc == SCR_INCIDENT_LENGTH || rc == SCR_INCIDENT_TYPE)
+    scr_list_push(&g->p2p.recv_head, &g->p2p.recv_tail, r);
   return rc;
 }
 

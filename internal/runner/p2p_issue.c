@@ -128,7 +128,8 @@ int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
 }
 
 /* ---- who drives ----
-   * A thread that waits drives all p2p operations of the group. Without such a thread, SCR_SLEEP_ENGINE is set in
+ *
+ * A thread that waits drives all p2p operations of the group. Without such a thread, SCR_SLEEP_ENGINE is set in
  * waits_for as long as any p2p operation is unfinished, so that peers wake the engine when they publish. The thread that
  * sets the bit, because it stops waiting or has posted without waiting, makes one more pass: frames that arrived before
  * the bit was set woke nobody (docs/protocol.md, section 8). */
