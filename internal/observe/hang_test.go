@@ -33,7 +33,11 @@ func TestDumpsThatHangHoldNoGroup(t *testing.T) {
 		worlds = append(worlds, newWorld(t, 2, options{"fr_dump": t.TempDir() + "/rank_"}))
 	}
 	for i, w := range worlds {
-		w.groups[0].Abort("a failure for the test")
+		b := make([]byte, 4)
+		op := coll.Op{Kind: coll.AllReduce, Type: coll.Float32, Timeout: 10 * time.Millisecond} // the peer does not join
+		if _, f := w.groups[0].Issue(op, [][]byte{b}, [][]byte{b}); f == nil || f.Status != coll.Timeout {
+			t.Fatal(f)
+		}
 		if i == 0 {
 			await(t, hung, "the dumps")
 		}

@@ -106,7 +106,8 @@ func table(root fs.FS, name string) map[string]int64 {
 }
 
 // room is what this process may still take. A look at the limits opens some twenty files, about as much work as the rest of
-// making a group. So a look serves for a while, and for a small part of what it found: other processes look too, and take.
+// making a group. So for small pieces, which groups take when they are made, a look serves for a while, and for a small part
+// of what it found: other processes look too, and take.
 type room struct {
 	mu     sync.Mutex
 	root   fs.FS
@@ -115,8 +116,9 @@ type room struct {
 }
 
 const (
-	lookServes  = time.Second
-	lookServing = 64 // the part of what was left that may be taken without another look, as a divisor
+	lookServes = time.Second
+	smallPiece = 512 << 10 // bytes; a larger one takes a look of its own
+	sparePart  = 64        // the part of what was left that may be taken without another look, as a divisor
 )
 
 var processRoom = room{root: os.DirFS("/")}
@@ -125,12 +127,12 @@ var processRoom = room{root: os.DirFS("/")}
 func (r *room) take(n int64, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n > r.spare || now.Sub(r.looked) > lookServes {
+	if n > min(r.spare, smallPiece) || now.Sub(r.looked) > lookServes {
 		left := available(r.root)
 		if err := left.check(n); err != nil {
 			return err
 		}
-		r.looked, r.spare = now, (left.bytes-n)/lookServing
+		r.looked, r.spare = now, (left.bytes-n)/sparePart
 		return nil
 	}
 	r.spare -= n

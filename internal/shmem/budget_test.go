@@ -96,8 +96,12 @@ func TestALookAtTheLimitsServesForAWhileAndForASmallPart(t *testing.T) {
 	if err := r.take(all+1, now.Add(3*lookServes)); err == nil || files.looks != 4 {
 		t.Fatalf("took more than there is: %v, %d looks", err, files.looks)
 	}
+	files.MapFS["proc/meminfo"] = &fstest.MapFile{Data: []byte("MemAvailable: 1000000 kB\n")}
+	take(smallPiece, 5*lookServes, 5)
+	take(smallPiece, 5*lookServes, 5)
+	take(smallPiece+1, 5*lookServes, 6) // large
 	files.MapFS["proc/meminfo"] = &fstest.MapFile{Data: []byte("MemAvailable: 1 kB\n")}
-	if err := r.take(1<<10+1, now.Add(5*lookServes)); err == nil {
+	if err := r.take(1<<10+1, now.Add(7*lookServes)); err == nil {
 		t.Fatal("took more than is left now")
 	}
 }
