@@ -73,8 +73,8 @@ func (g *Group) broken(op coll.Op, err error) *coll.Failure {
 	return g.failed()
 }
 
-// Issue issues an operation from Go: composite operations, tests and benchmarks. Buffers are the concatenation of in and of out; see
-// runner.Group.Issue for whom they belong to meanwhile.
+// Issue issues an operation from Go: composite operations, tests and benchmarks. Buffers are the concatenation of in and of
+// out; see runner.Group.Issue for whom they belong to meanwhile.
 func (g *Group) Issue(op coll.Op, in, out [][]byte) (runner.Work, *coll.Failure) {
 	return g.run.Issue(op, in, out)
 }
