@@ -123,7 +123,7 @@ func (g *Group) introduceItself() {
 	if env.Debug.Get(g.settings) < env.Info {
 		return
 	}
-	g.info("%d ranks, %s kernels, tables %016x", g.size, kernels.Active(), g.selector.Fingerprint())
+	g.info("made with %d ranks, %s kernels; choices have the hash %016x", g.size, kernels.Active(), g.selector.Fingerprint())
 	ways := map[string][]int{}
 	for rank, m := range g.maps {
 		ways[m.Way()] = append(ways[m.Way()], rank)

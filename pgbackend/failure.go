@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"sagecomm/internal/bootstrap"
@@ -14,7 +15,7 @@ import (
 // decides. Failure callbacks run, and the flight recorder is dumped, before operations raise the failure.
 func (g *Group) adopt(f *coll.Failure) {
 	if g.cause.CompareAndSwap(nil, f) {
-		g.info("down: %s", f.Message)
+		g.info("failed: %s", strings.TrimPrefix(f.Message, "sagecomm: "))
 		g.failureCallback.call(f)
 		g.process.observers.DumpFailure(view{g})
 	}

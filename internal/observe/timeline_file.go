@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -92,37 +93,94 @@ type stage struct {
 // onThread tells whether an event is a stage that a thread carried out.
 func onThread(e *runner.Event) bool { return e.Phase != runner.PhaseQueue && e.Phase != runner.PhaseOp }
 
+// thread is what merged knows of a thread: places in the list, -1 for none.
+type thread struct {
+	stage, wait int // the last ones
+	sleep       int // after the last stage but one, or after the last one
+	before      int // the stage before that sleep
+}
+
 // merged returns events with adjacent stages put together, in the order in which they begin on each thread. A stage consists
 // of many short ones: a chunk each, and inside them a wait for each peer, most of them for no time at all. Waits lie inside
-// other stages and are merged apart from those.
+// other stages and are merged apart from those. A thread that yields its core while it waits attempts the same stage after
+// each yield: attempts between two sleeps become part of one sleep.
 func merged(events []runner.Event) []stage {
-	type lane struct {
-		thread int
-		wait   bool
-	}
 	list := make([]stage, 0, len(events))
-	last := map[lane]int{} // in list
-	for _, e := range events {
-		if !onThread(&e) {
-			list = append(list, stage{e, 1})
+	threads := map[int]*thread{}
+	for i := range events {
+		e := &events[i]
+		if !onThread(e) {
+			list = append(list, stage{*e, 1})
 			continue
 		}
-		at := lane{e.Thread, e.Phase == runner.PhaseWait}
-		if i, ok := last[at]; ok && list[i].Phase == e.Phase && list[i].Kind == e.Kind && list[i].Number == e.Number && !e.Begin.Before(list[i].Begin) && e.Begin.Sub(list[i].End) <= mergedGap {
-			s := &list[i]
-			s.count++
-			if e.End.After(s.End) {
-				s.End = e.End
-			}
-			if s.Peer != e.Peer {
-				s.Peer = -1
-			}
-			continue
+		t := threads[e.Thread]
+		if t == nil {
+			t = &thread{-1, -1, -1, -1}
+			threads[e.Thread] = t
 		}
-		last[at] = len(list)
-		list = append(list, stage{e, 1})
+		switch {
+		case e.Phase == runner.PhaseWait:
+			if t.wait < 0 || !list[t.wait].extend(e) {
+				t.wait = len(list)
+				list = append(list, stage{*e, 1})
+			}
+		case e.Phase == runner.PhaseSleep:
+			if t.sleep >= 0 && t.sleep > t.stage && list[t.sleep].extend(e) || t.idle(list, e) {
+				continue
+			}
+			t.sleep, t.before = len(list), t.stage
+			list = append(list, stage{*e, 1})
+		case t.stage < 0 || t.sleep > t.stage || !list[t.stage].extend(e):
+			if t.sleep >= 0 && t.sleep < t.stage { // two stages after the sleep: it was the end of a wait
+				t.sleep = -1
+			}
+			t.stage = len(list)
+			list = append(list, stage{*e, 1})
+		}
 	}
-	return list
+	return slices.DeleteFunc(list, func(s stage) bool { return s.count == 0 })
+}
+
+// idle reports whether the last stage was an attempt that moved nothing, between two sleeps of which e is the second one, and
+// makes all of that one sleep.
+func (t *thread) idle(list []stage, e *runner.Event) bool {
+	if t.sleep < 0 || t.before < 0 || t.stage <= t.sleep {
+		return false
+	}
+	before, sleep, attempt := &list[t.before], &list[t.sleep], &list[t.stage]
+	if !before.same(&attempt.Event) || before.Chunk != attempt.Chunk || !sleep.same(e) || sleep.Peer != e.Peer ||
+		attempt.Begin.Sub(sleep.End) > mergedGap || e.Begin.Sub(attempt.End) > mergedGap {
+		return false
+	}
+	if t.wait >= 0 && !list[t.wait].Begin.Before(attempt.Begin) {
+		list[t.wait].count = 0
+		t.wait = -1
+	}
+	attempt.count = 0
+	sleep.count++
+	sleep.End = e.End
+	t.stage = t.before
+	return true
+}
+
+// same reports whether e is of the same stage of the same operation.
+func (s *stage) same(e *runner.Event) bool {
+	return s.Phase == e.Phase && s.Kind == e.Kind && s.Number == e.Number
+}
+
+// extend makes e part of s if it follows at once, and reports whether it did.
+func (s *stage) extend(e *runner.Event) bool {
+	if !s.same(e) || e.Begin.Before(s.Begin) || e.Begin.Sub(s.End) > mergedGap {
+		return false
+	}
+	s.count++
+	if e.End.After(s.End) {
+		s.End = e.End
+	}
+	if s.Peer != e.Peer {
+		s.Peer = -1
+	}
+	return true
 }
 
 func (f *timelineFile) addAll(group string, events []runner.Event) {

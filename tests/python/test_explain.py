@@ -18,7 +18,8 @@ ANSWER = {
     "bytes": 1048576,
     "ranks": 4,
     "hosts": 2,
-    "table": "all_reduce: 0-inf:ring@chunk=131072 (predicted)",
+    "table": "all_reduce: 0-8192:one_shot@chunk=8192 (predicted), 8192-46528:ring (predicted), "
+    "46528-inf:ring@chunk=1048576 (predicted)",
     "candidates": [
         {
             "algorithm": "ring",
@@ -53,8 +54,8 @@ all_reduce of 1 MiB, 4 ranks on 2 hosts
 * is chosen, over
   slots     each rank publishes chunks in shared memory, where the others read them
   channels  messages between pairs of ranks
-What is chosen for which lengths, in bytes:
-all_reduce: 0-inf:ring@chunk=131072 (predicted)"""
+What is chosen for which lengths, in bytes (K and M are powers of 1024):
+all_reduce: 0-8K:one_shot@chunk=8K (predicted), 8K-46528:ring (predicted), 46528-inf:ring@chunk=1M (predicted)"""
 
 
 def test_the_table_for_people():

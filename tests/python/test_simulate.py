@@ -165,7 +165,7 @@ def test_the_picture_says_what_it_shows(tmp_path, monkeypatch):
     )
     _simulate.draw([{**ANSWER, "bytes": 8}, {**ANSWER, "bytes": 1 << 20}], tmp_path / "picture.svg")
     (axes,) = figures[0].axes
-    assert axes.get_title() == "broadcast, 8 ranks on two: predicted, not measured"
+    assert figures[0].get_suptitle() == "broadcast, 8 ranks: predicted, not measured\ntwo"
     assert [label.get_text() for label in axes.get_xticklabels()] == ["8 B", "1 MiB"]
     times = [label.get_text() for label in axes.get_yticklabels()]
     assert "1 ms" in times

@@ -19,23 +19,25 @@ _SIZES = "K and KiB are 1024 bytes, KB is 1000"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="sagecomm", description="Looks at the torch.distributed backend sagecomm.")
+    parser = argparse.ArgumentParser(
+        prog="sagecomm", description="Shows and tunes what the torch.distributed backend sagecomm does."
+    )
     parser.add_argument("--version", action="version", version=f"sagecomm {__version__}")
     parser.set_defaults(run=None)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
 
     def verb(name: str, run: Callable[[argparse.Namespace], int], does: str) -> argparse.ArgumentParser:
         command = verbs.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".")
-        command.add_argument("--json", action="store_true", help="as JSON")
+        command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run)
         return command
 
-    verb("env", print_environment, "print every configuration variable with its default and value")
-    add_status(verb("status", print_status, "ask the processes of this host who is where in which group"))
-    verb("topo", print_topology, "print what this host is made of and what of it a process may use")
-    add_explanation(verb("explain", print_explanation, "say which algorithm carries a collective out, and why"))
-    add_simulation(verb("simulate", print_simulation, "predict what collectives take on a cluster that is described"))
-    add_tuning(verb("tune", print_tuning, "measure every algorithm here, and write the best ones into a tuning file"))
+    verb("env", print_environment, "print every setting with its default and its value")
+    add_status(verb("status", print_status, "show what each rank on this host does, group by group"))
+    verb("topo", print_topology, "print the hardware of this host and the part of it that a process may use")
+    add_explanation(verb("explain", print_explanation, "show which algorithm carries out a collective, and why"))
+    add_simulation(verb("simulate", print_simulation, "predict the time of collectives on a described cluster"))
+    add_tuning(verb("tune", print_tuning, "measure every algorithm here and write the best ones into a tuning file"))
     parsed = parser.parse_args(arguments)
     if parsed.run is None:
         parser.print_help()
@@ -81,7 +83,7 @@ def add_status(command: argparse.ArgumentParser) -> None:
         nargs="?",
         const=2.0,
         metavar="SECONDS",
-        help="again and again, every 2 seconds by default, until Ctrl-C",
+        help="ask again every SECONDS (2 by default) until Ctrl-C",
     )
 
 
@@ -112,20 +114,30 @@ def add_explanation(command: argparse.ArgumentParser) -> None:
         type=_arguments.collective,
         nargs="?",
         metavar="COLLECTIVE",
-        help=f"{', '.join(_arguments.COLLECTIVES)}; all_reduce by default",
+        help=f"one of {', '.join(_arguments.COLLECTIVES)}; all_reduce by default",
     )
     command.add_argument(
         "bytes",
         type=_arguments.size,
         nargs="?",
         metavar="BYTES",
-        help=f"of the buffer, or of each rank's block, as in 8, 64K or 100MB; {_SIZES}; 1M by default",
+        help=f"length of the buffer, or of each rank's block, such as 8, 64K or 100MB; {_SIZES}; 1M by default",
     )
     command.add_argument("--op", type=_arguments.collective, dest="named_op", help=argparse.SUPPRESS)
     command.add_argument("--bytes", type=_arguments.size, dest="named_bytes", help=argparse.SUPPRESS)
-    command.add_argument("--ranks", type=_arguments.positive, default=2, help="of the group, 2 by default")
-    command.add_argument("--hosts", type=_arguments.positive, default=1, help="that the ranks are on, as many on each")
-    command.add_argument("--tune", default="", metavar="RULES", help="as SAGECOMM_TUNE, where that is not set")
+    command.add_argument(
+        "--ranks", type=_arguments.positive, default=2, metavar="N", help="ranks of the group; 2 by default"
+    )
+    command.add_argument(
+        "--hosts",
+        type=_arguments.positive,
+        default=1,
+        metavar="N",
+        help="hosts that the ranks are spread over evenly; 1 by default",
+    )
+    command.add_argument(
+        "--tune", default="", metavar="RULES", help="rules in the grammar of SAGECOMM_TUNE, which wins where it is set"
+    )
 
 
 def print_explanation(parsed: argparse.Namespace) -> int:
@@ -142,28 +154,38 @@ def print_explanation(parsed: argparse.Namespace) -> int:
 
 
 def add_simulation(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--cluster", type=Path, required=True, metavar="FILE", help="its description, docs/scaling.md")
     command.add_argument(
-        "--op", type=_arguments.collective, default="all_reduce", help="the collective, all_reduce by default"
+        "--cluster", type=Path, required=True, metavar="FILE", help="file that describes the cluster (docs/scaling.md)"
+    )
+    command.add_argument(
+        "--op", type=_arguments.collective, default="all_reduce", metavar="COLLECTIVE", help="all_reduce by default"
     )
     command.add_argument(
         "--bytes",
         type=_arguments.sizes,
         default=[100_000_000],
-        help=f"of the buffer, or of each rank's block: 100MB by default; 8,64K is a list, 8-100MB a range; {_SIZES}",
+        metavar="SIZES",
+        help="lengths of the buffer, or of each rank's block: one, a list (8,64K) or a range (8-100MB); 100MB by "
+        f"default; {_SIZES}",
     )
     command.add_argument(
         "--hosts",
         type=_arguments.counts,
         default=[0],
-        help="in the place of those described: 512, 64,512 or 1-8192",
+        metavar="NUMBERS",
+        help="number of hosts instead of the described one: one, a list (64,512) or a range (1-8192)",
     )
-    command.add_argument("--method", choices=["simulated", "closed form"], default="", help="by default what fits")
+    command.add_argument(
+        "--method",
+        choices=["simulated", "closed form"],
+        default="",
+        help="how times are predicted; by default the method that suits the size",
+    )
     command.add_argument(
         "--png",
         type=_arguments.picture,
         metavar="FILE",
-        help=f"draws time against ranks or bytes ({', '.join(_arguments.PICTURES)}); needs matplotlib",
+        help=f"draw predicted times against ranks or bytes ({', '.join(_arguments.PICTURES)}); needs matplotlib",
     )
 
 
@@ -183,23 +205,49 @@ def add_tuning(command: argparse.ArgumentParser) -> None:
         "--ranks",
         type=_arguments.sizes_of_groups,
         default=_arguments.powers(),
-        help="of the groups; 2,4,8 by default, as far as each has a processor; under torchrun: its ranks",
+        metavar="NUMBERS",
+        help="sizes of the groups to measure; 2,4,8 by default, as far as each rank has a processor; under torchrun "
+        "the group is that of its ranks",
     )
     command.add_argument(
-        "--ops", type=_arguments.collectives, default=_arguments.COLLECTIVES, help="all collectives by default"
+        "--ops",
+        type=_arguments.collectives,
+        default=_arguments.COLLECTIVES,
+        metavar="COLLECTIVES",
+        help=f"list of collectives to measure, out of {','.join(_arguments.COLLECTIVES)}; all by default",
     )
     command.add_argument(
         "--bytes",
         type=_arguments.lengths,
         default=_arguments.LENGTHS,
-        help="of a buffer, or of each rank's block, in fours: 20 lengths from 8 to 64M by default; a list or a range",
+        metavar="SIZES",
+        help="lengths of the buffer, or of each rank's block: a list (8,64K) or a range (8-1MiB), multiples of 4; 20 "
+        f"lengths from 8 to 64M by default; {_SIZES}",
     )
     command.add_argument(
-        "--launches", type=_arguments.positive, default=3, help="of new processes for a group, 3 by default"
+        "--launches",
+        type=_arguments.positive,
+        default=3,
+        metavar="N",
+        help="how many times to start new processes for each group; 3 by default",
     )
-    command.add_argument("--blocks", type=_arguments.positive, default=5, help="rounds of each launch, 5 by default")
-    command.add_argument("--pin", action="store_true", help="each rank to a processor, if those that you run are, too")
-    command.add_argument("--out", type=Path, default=Path("sagecomm-tune.json"), metavar="FILE", help="that is written")
+    command.add_argument(
+        "--blocks",
+        type=_arguments.positive,
+        default=5,
+        metavar="N",
+        help="rounds of measuring in each launch; 5 by default",
+    )
+    command.add_argument(
+        "--pin", action="store_true", help="bind each rank to a processor; choose it if your programs do so"
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=Path("sagecomm-tune.json"),
+        metavar="FILE",
+        help="file to write; sagecomm-tune.json by default",
+    )
 
 
 def print_tuning(parsed: argparse.Namespace) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
 from sagecomm import _native, _observe
-from sagecomm._format import columns, duration, in_bytes
+from sagecomm._format import columns, duration, in_bytes, power
 
 
 def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
@@ -60,5 +61,15 @@ def text(answer: dict[str, Any]) -> str:
     title = f"{answer['op']}{of}, {answer['ranks']} ranks{hosts}"
     used = {c["transport"] for c in answer["candidates"]}
     legend = columns([(name, means) for name, means in _OVER.items() if name in used])
-    legend = ["", "* is chosen, over", *legend, "What is chosen for which lengths, in bytes:"]
-    return "\n".join([title, *columns(rows, range(2, 6)), *legend, answer["table"]])
+    legend = [
+        "",
+        "* is chosen, over",
+        *legend,
+        "What is chosen for which lengths, in bytes (K and M are powers of 1024):",
+    ]
+    return "\n".join([title, *columns(rows, range(2, 6)), *legend, _in_powers(answer["table"])])
+
+
+def _in_powers(table: str) -> str:
+    """Lengths as SAGECOMM_TUNE takes them: 128K for 131072."""
+    return re.sub(r"(?<=[ =-])\d+\b", lambda number: power(int(number[0])), table)

@@ -17,6 +17,14 @@ def in_bytes(number: int) -> str:
     return f"{number / base**power:.4g} {names[power]}"
 
 
+def power(number: int) -> str:
+    """A length in the grammar of SAGECOMM_TUNE, shortest form: "128K" for 131072, "46528"."""
+    for unit, size in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if number and number % size == 0:
+            return f"{number // size}{unit}"
+    return str(number)
+
+
 def duration(seconds: float) -> str:
     for unit, scale in (("us", 1e6), ("ms", 1e3)):
         if seconds * scale < 1000:

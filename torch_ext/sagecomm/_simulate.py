@@ -97,7 +97,9 @@ def draw(answers: Sequence[dict[str, Any]], path: Path) -> None:
     of = f"{answers[0]['ranks']} ranks" if key == "bytes" else in_bytes(answers[0]["bytes"])
     of = "" if several else f", {of}"
     cluster = answers[0]["cluster"].get("name", "cluster")
-    axes.set_title(f"{answers[0]['op']}{of} on {cluster}: predicted, not measured", fontsize="medium")
+    # Over the whole figure and in two lines: over the axes alone, long names would be cut off.
+    title = f"{answers[0]['op']}{of}: predicted, not measured\n{cluster}"
+    figure.suptitle(title, fontsize="medium", wrap=True)
     _name_ticks(axes, sorted({answer[key] for answer in answers}), in_bytes if key == "bytes" else str)
     axes.grid(visible=True, alpha=0.3)
     # Beside the axes, where it hides no line.

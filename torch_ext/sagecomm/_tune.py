@@ -203,7 +203,8 @@ def text(summary: dict[str, Any]) -> str:
             name = other["algorithm"] + (f"@{in_bytes(other['chunk'])}" if other["chunk"] else "")
             times = duration(row["seconds"]), f"{100 * row['spread']:.0f} %", name, duration(other["seconds"])
             gains = f"{1 / other['ratio']:.2f}", f"{1 / other['confirmed']:.2f}" if other["confirmed"] else "-"
-            rows.append((row["op"], in_bytes(row["bytes"]), row["algorithm"], *times, *gains))
+            length = in_bytes(row["bytes"]) if row["op"] != "barrier" else ""
+            rows.append((row["op"], length, row["algorithm"], *times, *gains))
     entry = summary["entry"]
     told = ["rules:", *(f"  {rule}" for rule in entry["rules"]), "parameters:"]
     told += [f"  {name}={value}" for name, value in entry.get("params", {}).items()]
