@@ -43,9 +43,12 @@ struct Call {
   // The completion key of the Work that stands for this call in a coalescing window; 0 unless hooks listen.
   uint64_t key = 0;
 
-  std::unique_ptr<SparseSum> sparse; // an all_reduce of sparse tensors, which `op` does not describe
-
-  // A coalesced call issues these operations instead of `op`. Their segments lie in the Calls that described them.
+  // Names the member that the core gets: `op`, `coalesced` or `sparse`. One test of it tells the usual form from the others.
+  enum class Form : uint8_t { kOne, kCoalesced, kSparse };
+  Form form = Form::kOne;
+  // The caller of run() owns it until the core has accepted the operation; then the Work owns it.
+  std::unique_ptr<SparseSum>* sparse = nullptr;
+  // The segments of these operations lie in the Calls that described them.
   c10::ArrayRef<sagecomm_op> coalesced;
   std::vector<uint64_t> memberKeys; // the `key` of each of these Calls that has one
 

@@ -54,10 +54,11 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   }
 
   // A Work is made before the operation begins where making it later could fail too late (an asynchronous operation's
-  // tensors need an owner) or where the profiler range must enclose the operation.
+  // tensors and the memory of a sparse sum need an owner) or where the profiler range must enclose the operation.
   const bool profiled = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
   c10::intrusive_ptr<Work> work;
-  if (call.async || profiled || C10_UNLIKELY(call.sparse != nullptr)) {
+  const bool sparse = call.form == Call::Form::kSparse;
+  if (call.async | profiled | sparse) { // without a branch for each
     const std::vector<at::Tensor> inputs = profiled ? call.inputs.vec() : Tensors();
     const char* profilerName = profiled ? profilerNames_.nameFor(call.info.profilerName) : nullptr;
     work =
@@ -95,7 +96,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     return work;
   }
   work->attach(issued.work, issued.sequence, std::move(call.buffers), call.inputs, info_, call.source);
-  work->own(std::move(call.ephemeralShare), std::move(call.sparse));
+  work->own(std::move(call.ephemeralShare), sparse ? std::move(*call.sparse) : nullptr);
   if (call.async) {
     // The profiler may be gone when the operation ends, and ending a range writes to its memory.
     work->endProfiling();
@@ -108,12 +109,12 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
 
 int32_t ProcessGroupSagecomm::issue(const Call& call, Issued& issued, sagecomm_error& error) const {
   const sagecomm_group group = group_.load(std::memory_order_relaxed);
-  if (C10_UNLIKELY(call.sparse != nullptr)) {
-    const sagecomm_sparse_sum sum = call.sparse->describe(call.op.timeout_ns, call.op.stack);
-    return api_.all_reduce_sparse(group, &sum, &issued.work, &issued.sequence, &error);
-  }
-  if (C10_LIKELY(call.coalesced.empty())) {
+  if (C10_LIKELY(call.form == Call::Form::kOne)) {
     return api_.issue(group, &call.op, &issued.work, &issued.sequence, &error);
+  }
+  if (call.form == Call::Form::kSparse) {
+    const sagecomm_sparse_sum sum = (*call.sparse)->describe(call.op.timeout_ns, call.op.stack);
+    return api_.all_reduce_sparse(group, &sum, &issued.work, &issued.sequence, &error);
   }
   const auto n = static_cast<uint32_t>(call.coalesced.size());
   return api_.issue_coalesced(group, call.coalesced.data(), n, &issued.work, &issued.sequence, &error);
@@ -214,6 +215,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
   }
   composite.inputs = inputs;
   composite.outputs = outputs;
+  composite.form = Call::Form::kCoalesced;
   composite.coalesced = ops;
   return run(composite);
 }

@@ -103,10 +103,13 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
   call.take(opts);
   call.inputs = tensors;
   call.outputs = tensors;
+  std::unique_ptr<SparseSum> sum;
   {
     WithoutGil unlocked;
-    call.sparse = std::make_unique<SparseSum>(tensor, rank_, size_);
+    sum = std::make_unique<SparseSum>(tensor, rank_, size_);
   }
+  call.form = Call::Form::kSparse;
+  call.sparse = &sum;
   return run(call);
 }
 

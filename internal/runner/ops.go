@@ -17,8 +17,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// The operations of the C ABI for callers in Go: composite operations, tests and benchmarks. They take the same way as a call from C, the
-// fast path included.
+// The operations of the C ABI for callers in Go: composite operations, tests and benchmarks. They take the same way as a
+// call from C, the fast path included.
 //
 // Ownership of buffers: an operation pins its buffers while it goes on, so they may be ordinary Go memory, which is
 // neither collected nor moved meanwhile, or memory of C. It unpins them as soon as Go hears that it is complete: in
