@@ -16,7 +16,7 @@ const NoLimit = math.MaxUint64
 // MaxClasses is the most classes of a kind. The runner's table of boundaries has one entry less.
 const MaxClasses = 17
 
-// Transport is what a plan moves bytes through. It tells the two kinds of plan apart.
+// Transport is the kind of memory through which a plan moves bytes. It distinguishes the two kinds of plan.
 type Transport uint8
 
 const (
@@ -38,7 +38,7 @@ type Class struct {
 	UpTo      uint64 // the longest length of the class
 	Algorithm string
 	Transport Transport
-	Slots     plan.Slots // of slot plans; else 0
+	Slots     plan.Slots // set of slots of a slot plan; 0 for a sendrecv plan
 	Chunk     int
 	// Even reports that the plan needs blocks of equal length. Only an all_to_all can have such a plan, and only by a
 	// rule, because ranks know the lengths of their own blocks only. A call with other blocks fails the group.

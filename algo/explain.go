@@ -47,11 +47,12 @@ type Candidate struct {
 	Chunk     int
 	Predicted time.Duration
 	AtLeast   bool // Predicted is a lower bound, since too many ranks have too many messages each
-	// Steps is the most steps of one rank: stages on chunks, or the larger of messages sent and messages taken.
+	// Steps is the number of steps of the rank with most steps: stages times chunks, or the larger of the numbers of messages
+	// sent and taken.
 	Steps int
-	// Bytes is the most bytes that one rank moves to or from others.
+	// Bytes is the number of bytes that the busiest rank moves to or from others.
 	Bytes   uint64
-	Longest int  // possible chunk
+	Longest int  // longest possible chunk, in bytes
 	Even    bool // the plan needs blocks of equal length
 	Chosen  bool
 	Forced  bool   // chosen by a rule, not by its price
@@ -115,7 +116,7 @@ func (p *predictor) explained(kind coll.Kind, c Class, bytes uint64) Candidate {
 	}
 	s, err := p.sendRecvCandidate(kind, c.Algorithm, c.Chunk)
 	if err != nil {
-		return one // this cannot be: the class was made of it
+		return one // cannot happen, because the class was made from this candidate
 	}
 	if longest, err := p.sendRecvCandidate(kind, c.Algorithm, 0); err == nil {
 		one.Longest = longest.class.Chunk

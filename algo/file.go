@@ -109,8 +109,7 @@ func (f *File) Put(e Entry) (Entry, error) {
 	return e, err
 }
 
-// For returns the tuning that the file has for a group on a machine: none, where no entry is for it. Errors begin with
-// name.
+// For returns the file's tuning for a group on a machine, or an empty tuning if no entry is for it. Errors begin with name.
 func (f File) For(name, machine string, shape Shape) (Tune, error) {
 	if best := f.entry(machine, shape); best >= 0 {
 		return f.Entries[best].tune(name)

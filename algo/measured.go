@@ -13,12 +13,12 @@ import (
 // Measured is the measured time of one algorithm for one length in a group.
 type Measured struct {
 	Kind      coll.Kind
-	Bytes     uint64 // as [Selector.Choose] counts them
+	Bytes     uint64 // length, counted as [Selector.Choose] counts it
 	Algorithm string
 	Chunk     int     // 0: as predicted
-	Seconds   float64 // a call, as users see it
-	Ratio     float64 // to the time of the selector's own choice in the same rounds
-	Dropped   bool    // it was far behind in its first turn and had no further one, which is too little for a rule
+	Seconds   float64 // time of a call, as users see it
+	Ratio     float64 // Seconds divided by the time of the selector's own choice in the same rounds
+	Dropped   bool    // it was far behind in its first turn and had no other one; a single turn does not justify a rule
 	// Confirmed is the ratio in a later run of this candidate and the selector's own choice alone; 0 without such a run.
 	Confirmed float64
 }
@@ -111,7 +111,7 @@ type ruleCandidate struct {
 	chunk     int
 }
 
-// hoped returns the ratio of a candidate: the confirmed one, or the first one where no run has confirmed it.
+// hoped returns the confirmed ratio of a candidate, or its first ratio if no run has confirmed it.
 func (m *Measured) hoped() float64 {
 	switch {
 	case m.Dropped:

@@ -60,7 +60,7 @@ func (p Params) Scaled(s Scale) Params {
 
 // Bounds of parameters. They admit links far slower than any that exist, and keep sums of femtoseconds in 64 bits.
 const (
-	mostSeconds  = 10e-3 // of a hop, a step, ...
+	mostSeconds  = 10e-3 // longest time of a hop, a step, ...
 	mostPerByte  = 1e-6
 	femtoseconds = 1e15
 )

@@ -12,9 +12,9 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Selector holds the choices of a group: a table of classes for every collective. The choices depend only on what all
-// ranks know alike (shape, parameters, tuning), so all ranks make the same tables; [Selector.Fingerprint] lets them
-// compare. The answers never change, and any number of goroutines may ask.
+// Selector holds the choices of a group: a table of classes for every collective. The choices depend only on data
+// that is equal on all ranks (shape, parameters, tuning), so all ranks make the same tables; [Selector.Fingerprint] lets
+// them compare. The answers never change, and any goroutine may ask at any time.
 type Selector struct {
 	shape  Shape
 	params Params

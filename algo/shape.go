@@ -13,7 +13,7 @@ import (
 // MaxSize is the largest number of ranks of a group.
 const MaxSize = plan.MaxSize
 
-// Shape is what a group looks like. All ranks know it alike.
+// Shape describes how the ranks of a group are spread over hosts. All ranks have equal shapes.
 type Shape struct {
 	Size int
 	// Hosts lists the ranks of each host. Nil means that all are on one.

@@ -24,16 +24,16 @@ type Rule struct {
 	Chunk     int // 0: as predicted
 
 	text string // as the user wrote it
-	from string // where it comes from
+	from string // origin: the variable or file that has the rule
 }
 
-// Tune is what a user has set.
+// Tune holds the rules, the policy and the parameters that a user has set.
 type Tune struct {
 	Rules    []Rule    // they do not overlap
 	Policy   string    // for lengths without a rule; "" is [Predicted]
 	Settings []Setting // parameters, each at most once
 
-	below []Rule // of a file, for lengths without a rule in Rules; see Over
+	below []Rule // rules of a file, for lengths without a rule in Rules; see Over
 }
 
 // ParseTune reads clauses separated by semicolons:

@@ -46,7 +46,7 @@ func globalRanks(config *C.sagecomm_group_config) []int {
 	return list
 }
 
-// find returns the group of a handle, or the refusal of a handle that is not valid.
+// find returns the group of a handle, or a failure if the handle is not valid.
 func find(group C.sagecomm_group, call string) (*pgbackend.Group, *coll.Failure) {
 	if g := pgbackend.Get().Group(uint64(group)); g != nil {
 		return g, nil

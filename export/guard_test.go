@@ -16,17 +16,17 @@ func TestNonsenseFromCIsNoPanic(t *testing.T) {
 		t.Errorf("%d bytes are needed", got)
 	}
 	var b byte
-	sagecommSink(nil, unsafe.Pointer(&b), 1) // no handle of ours
+	sagecommSink(nil, unsafe.Pointer(&b), 1) // not a handle of this library
 }
 
-// A panic in what is done with a group takes that group down.
+// A panic in a function that has found its group fails that group.
 func TestPanicTakesTheGroupDown(t *testing.T) {
 	g, err := pgbackend.Get().Create(pgbackend.Config{Size: 1, Name: "g", Timeout: time.Minute, Store: bootstrap.NewMemStore()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = g.Destroy() }()
-	status := sagecommGroupSetTimeout(0, 0, nil) // a variable of C's type, which tests cannot name
+	status := sagecommGroupSetTimeout(0, 0, nil) // gives the variable C's type, which tests cannot name
 	func() {
 		defer guardGroup(g, &status, nil)
 		panic("for the test")

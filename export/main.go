@@ -1,6 +1,7 @@
-// Package main is libsagecomm.so: the functions of sagecomm.h that enter Go. Each is a few lines over pgbackend. They run on
-// the calling C thread; a recover turns a panic into an error. Operations (issue, wait, ...) are the runner's C functions
-// and do not pass through this package; api.c puts both into the function table. Start reading there.
+// Package main is built as libsagecomm.so. It implements those functions of sagecomm.h that enter Go, each in a few lines over
+// pgbackend, and owns no state. C callers may call them on any thread; a panic becomes an error. Operations (issue, wait, ...)
+// are C functions of the runner and do not pass through this package. api.c puts both into the function table: start reading
+// there.
 package main
 
 /*
@@ -34,7 +35,7 @@ func invalid(format string, args ...any) *coll.Failure {
 	return &coll.Failure{Status: coll.Invalid, Rank: -1, Message: fmt.Sprintf("sagecomm: "+format, args...)}
 }
 
-// guard turns a panic into *out and prints its stack. Every exported function defers it.
+// guard turns a panic into an error in *out and *err and prints its stack. Every exported function defers it.
 func guard(out *C.int32_t, err *C.sagecomm_error) {
 	if r := recover(); r != nil {
 		fmt.Fprintf(os.Stderr, "sagecomm WARN [%d] panic: %v\n%s", os.Getpid(), r, debug.Stack())
@@ -42,7 +43,8 @@ func guard(out *C.int32_t, err *C.sagecomm_error) {
 	}
 }
 
-// guardGroup turns a panic into *out and fails the group. Every exported function defers it once it has found its group.
+// guardGroup turns a panic into an error in *out and *err and fails the group. Every exported function defers it once it has
+// found its group.
 func guardGroup(g *pgbackend.Group, out *C.int32_t, err *C.sagecomm_error) {
 	if r := recover(); r != nil {
 		*out = answer(err, g.Panicked(r))

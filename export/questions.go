@@ -1,5 +1,5 @@
-// questions.go: answers questions about algorithms: which one carries a collective out, what collectives take on a
-// described cluster, which tuning follows from measurements. Questions and answers are JSON; an error is an answer too.
+// questions.go: answers questions about algorithms: which one carries out a collective, how long collectives take on a
+// described cluster, which tuning follows from measurements. Questions, answers and errors are JSON.
 package main
 
 /*
@@ -25,7 +25,7 @@ func sagecommTune(measurements *C.char, to *C.char, n C.size_t) C.int64_t {
 	return answerQuestion("tune", measurements, to, n, pgbackend.Get().Tune)
 }
 
-// sagecommSimulate needs no group and starts nothing.
+// sagecommSimulate needs no group and starts no thread.
 //
 //export sagecommSimulate
 func sagecommSimulate(question *C.char, to *C.char, n C.size_t) C.int64_t {
@@ -35,7 +35,7 @@ func sagecommSimulate(question *C.char, to *C.char, n C.size_t) C.int64_t {
 	return writeText(to, n, func() ([]byte, error) { return cluster.Answer([]byte(C.GoString(question))) })
 }
 
-// answerQuestion reads a question and writes the answer.
+// answerQuestion parses a question and writes the answer into the caller's buffer.
 func answerQuestion[Q, A any](name string, question *C.char, to *C.char, n C.size_t, answer func(Q) (*A, error)) C.int64_t {
 	if question == nil {
 		return C.SAGECOMM_INVALID

@@ -50,7 +50,7 @@ func sagecommStatus(to *C.char, n C.size_t) C.int64_t {
 	return writeText(to, n, func() ([]byte, error) { return pgbackend.Get().Observers().Status(), nil })
 }
 
-// sagecommTopology asks the kernel only: it needs no group and starts nothing.
+// sagecommTopology reads sysfs and procfs only: it needs no group and starts no thread.
 //
 //export sagecommTopology
 func sagecommTopology(to *C.char, n C.size_t) C.int64_t {

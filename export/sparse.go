@@ -38,7 +38,7 @@ func sagecommAllReduceSparse(group C.sagecomm_group, sum *C.sagecomm_sparse_sum,
 	return C.SAGECOMM_PENDING
 }
 
-// sparseSum makes Go's description out of C's.
+// sparseSum translates C's description of a sparse all_reduce to Go's.
 func sparseSum(c C.sagecomm_sparse_sum) pgbackend.SparseSum {
 	s := pgbackend.SparseSum{
 		Indices: segmentBytes(c.indices), Values: segmentBytes(c.values), Timeout: time.Duration(c.timeout_ns), Stack: uint64(c.stack),
@@ -59,7 +59,7 @@ func sparseSum(c C.sagecomm_sparse_sum) pgbackend.SparseSum {
 	return s
 }
 
-// The two layouts of a header are the same.
+// Compiling fails here if the headers of Go and C differ in size.
 const _ = -(unsafe.Sizeof(pgbackend.SparseHeader{}) ^ C.sizeof_sagecomm_sparse_header)
 
 func segmentBytes(s C.sagecomm_segment) []byte { return unsafe.Slice((*byte)(s.data), int(s.bytes)) }

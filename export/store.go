@@ -23,7 +23,7 @@ import (
 	"sagecomm/internal/bootstrap"
 )
 
-// cStore is the store of the caller. Its functions run on any goroutine's thread, without Python's GIL.
+// cStore is the store of the C caller. Its functions are called on any thread, without Python's GIL.
 type cStore struct{ c *C.sagecomm_store }
 
 // cManyStore is a cStore whose get_many is not NULL.
@@ -80,7 +80,7 @@ func (s cManyStore) GetMany(keys []string, timeout time.Duration) ([][]byte, err
 	return nil, explainGet(fmt.Sprintf("%s and %d more", keys[0], len(keys)-1), err, why)
 }
 
-// errStore is the error of receive for a store that failed; its text is in `why`.
+// errStore is the error that receive returns if the store failed. The store's text is in `why`.
 var errStore = errors.New("the store failed")
 
 // receive calls get with a sink and returns the n values that get has handed to it.

@@ -17,7 +17,7 @@ type choice struct {
 // group takes tenths of a second.
 func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, found probeResult) (*algo.Selector, error) {
 	key := choice{w.fingerprint(), machine, fmt.Sprint(shape), found}
-	p.choosing.Lock() // held while tables are made: who waits here often wants the same selector
+	p.choosing.Lock() // held while tables are made, because goroutines that wait here often need the same selector
 	defer p.choosing.Unlock()
 	if known := p.selectors[key]; known != nil {
 		return known, nil

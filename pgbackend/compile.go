@@ -8,10 +8,10 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// lower makes a program of a slot plan. Tests replace it by a faulty one.
+// lower compiles a slot plan to a program. Tests replace it with a function that fails.
 var lower = host.Compile
 
-// program returns the program of a call, from the cache or newly made. It reports whether the cache has it.
+// program returns the program of a call, from the cache or newly made, and reports whether the cache holds it.
 func (g *Group) program(call runner.Call, op coll.Op) (p runner.Compiled, kept bool, err error) {
 	g.compiling.Lock()
 	defer g.compiling.Unlock()

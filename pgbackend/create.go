@@ -22,17 +22,18 @@ import (
 // Config describes a group to Create.
 type Config struct {
 	Rank, Size  int
-	GlobalRanks []int // numbers in the job by rank; nil: the same
+	GlobalRanks []int // global rank of each rank; nil: equal to the group rank
 	Name        string
-	Timeout     time.Duration // of the rendezvous and of operations
+	Timeout     time.Duration // bounds the rendezvous and each operation
 	Store       bootstrap.Store
-	Options     map[string]string // settings by variable name without prefix, in lower case; the environment wins
+	Options     map[string]string // settings by variable name in lower case, without SAGECOMM_; the environment takes precedence
 }
 
 // protocolVersion is the version of docs/protocol.md that this code speaks.
 const protocolVersion = 3
 
-// Create joins a group: it returns when all ranks have mapped each other's memory, or an error on all of them.
+// Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank fails,
+// Create returns an error on all ranks.
 func (p *Process) Create(c Config) (g *Group, err error) {
 	if c.Size < 1 || c.Size > algo.MaxSize || c.Rank < 0 || c.Rank >= c.Size {
 		return nil, fmt.Errorf("sagecomm: rank %d of %d: a group has 1 to %d ranks, numbered from 0", c.Rank, c.Size, algo.MaxSize)
@@ -105,7 +106,8 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	return g, nil
 }
 
-// publish shows the group to the rest of the process, with its caller inside: from now on it may be destroyed.
+// publish makes the group visible to the rest of the process, which may destroy it from then on. The caller has acquired the
+// group when publish returns.
 func (p *Process) publish(g *Group) {
 	p.mu.Lock()
 	p.created++
@@ -118,7 +120,7 @@ func (p *Process) publish(g *Group) {
 	p.groups[g.Handle()] = g
 }
 
-// introduceItself prints what was chosen and why.
+// introduceItself logs the group's settings and its choice of algorithms.
 func (g *Group) introduceItself() {
 	if env.Debug.Get(g.settings) < env.Info {
 		return
@@ -135,16 +137,16 @@ func (g *Group) introduceItself() {
 		g.info("%s", text)
 	}
 	for kind := range coll.KindCount {
-		if kind.Collective() && g.rank == 0 { // the tables are everybody's
+		if kind.Collective() && g.rank == 0 { // all ranks have the same tables
 			g.info("%s", g.selector.Describe(kind))
 		}
 	}
 }
 
-// keys is where ranks meet in the store.
+// keys is the prefix of the keys at which the ranks of a group meet in the store.
 const keys = "sagecomm"
 
-// overtaken finds out whether an attempt has failed because others make a later group already.
+// overtaken finds out whether an attempt has failed because other ranks already make a later group.
 func overtaken(epochs bootstrap.Epochs, mine, size int, err error) *bootstrap.OvertakenError {
 	var ahead *bootstrap.OvertakenError
 	for rank := 0; rank < size && !errors.As(err, &ahead); rank++ {
@@ -154,7 +156,7 @@ func overtaken(epochs bootstrap.Epochs, mine, size int, err error) *bootstrap.Ov
 }
 
 // firstEpoch is the least epoch of this run of the job. torchrun restarts all ranks on the same store, and some of them may
-// not have come to their first group before.
+// not have reached their first group before the restart.
 func firstEpoch(environ []string) int {
 	for _, entry := range environ {
 		if value, ok := strings.CutPrefix(entry, "TORCHELASTIC_RESTART_COUNT="); ok {
@@ -166,10 +168,10 @@ func firstEpoch(environ []string) int {
 	return 1
 }
 
-// epochsOfARun is more groups than a run makes on the same keys.
+// epochsOfARun exceeds the number of groups that one run of a job makes on the same keys.
 const epochsOfARun = 1 << 20
 
-// join does what can fail, or panic, when peers may rely on this rank already.
+// join carries out the part of Create in which peers may rely on this rank, so an error or a panic must reach them.
 func (g *Group) join(c Config) (err error) {
 	defer func() {
 		r := recover()
@@ -177,7 +179,7 @@ func (g *Group) join(c Config) (err error) {
 			return
 		}
 		err = g.fault(r)
-		if g.life.now() == meeting { // else see giveUp
+		if g.life.now() == meeting { // in later states giveUp tells the peers
 			g.abandon(c.Store, err)
 		}
 	}()
@@ -191,17 +193,17 @@ func (g *Group) join(c Config) (err error) {
 	return g.open(c)
 }
 
-// abandon tells the others why this rank does not meet them: else their time runs out.
+// abandon tells the other ranks why this rank does not meet them, so that they do not wait for their timeout.
 func (g *Group) abandon(store bootstrap.Store, why error) {
 	for _, k := range []string{firstTry, firstTry + attached, secondTry, secondTry + attached} {
 		_ = bootstrap.Abandon(store, g.keys+k, g.rank, why)
 	}
 }
 
-// openGroup makes a group of the runner's. Tests put a fault in its place.
+// openGroup makes the runner's part of a group. Tests replace it with a function that fails.
 var openGroup = runner.OpenGroup
 
-// open makes the runner's group of what is mapped.
+// open makes the runner's part of the group from the mapped arenas.
 func (g *Group) open(c Config) error {
 	run, err := openGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Backoff: backoff(g.settings, g.crowded()),
 		StreamBytes: streamBytes, Flights: g.flights, Stacks: g.RecordsStacks(), Timeline: g.timeline, Trace: env.Debug.Get(g.settings) >= env.Trace, Policy: policy, Peers: g.peers})

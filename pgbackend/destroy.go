@@ -11,9 +11,9 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Destroy waits until the issued operations are complete, for a bounded time and while no peer is missing, says goodbye and
-// frees the group. It waits for no peer to do the same: memory that peers may still touch is freed later, when they have left
-// or died.
+// Destroy waits until the issued operations are complete, tells the peers that this rank leaves, and frees the group. The wait
+// is bounded and ends when a peer has died. Destroy does not wait until peers destroy the group too: sweep frees memory that
+// they may still touch when they have left or died. Destroy returns an error if the group is being destroyed already.
 func (g *Group) Destroy() error {
 	if !g.life.move(destroying) {
 		return fmt.Errorf("sagecomm: group %q was destroyed already", g.title())
@@ -29,7 +29,7 @@ func (g *Group) Destroy() error {
 	}
 	g.process.observers.Remove(view{g})
 	g.run.Goodbye()
-	g.failureCallback.call(nil) // an end that was asked for is no failure
+	g.failureCallback.call(nil) // destroying a group is no failure
 	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q was destroyed on %s", g.title(), g.number(g.rank))})
 	p := g.process
@@ -37,8 +37,8 @@ func (g *Group) Destroy() error {
 	delete(p.groups, g.Handle())
 	p.mu.Unlock()
 	p.engine.changed(p)
-	// Callers that are just leaving with the error. One that held a lock when the group went down may have left work
-	// behind, which the engine does not see any more.
+	// Some callers may still be returning with the error. A caller that held a lock when the group went down may leave
+	// operations unfinished, and the engine no longer drives this group, so Down is called until none is left.
 	for g.run.Unfinished() > 0 {
 		g.run.Down(g.cause.Load())
 		time.Sleep(50 * time.Microsecond)
@@ -55,8 +55,8 @@ func (g *Group) Destroy() error {
 
 func (g *Group) unfinished() bool { return g.run.Unfinished() > 0 || g.composites.Load() > 0 }
 
-// destroyLimit is how long a group that is being destroyed waits. Where one has just waited in vain, the next ones wait a
-// tenth: what the peers of one have not joined, those of the next will not join either, as a rule.
+// destroyLimit returns how long Destroy waits for operations. After a Destroy that gave up, the next ones wait a tenth as long,
+// because peers that did not join the operations of one group rarely join those of the next.
 func (p *Process) destroyLimit() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,8 +72,8 @@ func (p *Process) destroyTimedOut() {
 	p.inVain = time.Now()
 }
 
-// bereft reports whether a peer has died without a goodbye: then no collective finishes. One that has left cleanly is missed
-// only by operations that need it, and these find that out.
+// bereft reports whether a peer has died without leaving the group first; then no collective completes. A peer that has left
+// does not count, because operations that need it notice its absence themselves.
 func (g *Group) bereft() bool {
 	for _, rank := range g.life.dead() {
 		if _, left := g.run.LastCall(rank); !left {
@@ -83,8 +83,8 @@ func (g *Group) bereft() bool {
 	return false
 }
 
-// tombs is how many shared blocks stay of groups that this rank gave up and that no peer will touch any more: peers that gave up
-// as well write nothing into them, but look whether this rank has.
+// tombs is the number of groups given up by this rank whose shared blocks are kept after the last peer has given up too. Such
+// peers do not write into the block, but may still read whether this rank has given up.
 const tombs = 8
 
 // sweep frees the groups whose shared blocks no peer will touch any more.
@@ -122,9 +122,9 @@ func (p *Process) sweep() {
 	}
 }
 
-// deserted reports whether no peer will touch this rank's shared block any more: each has left, died, or given up. A peer that
-// gave up says so in its own shared block. That may be freed since and hold anything, which does no harm: this rank frees
-// nothing that others may touch before they have left themselves.
+// deserted reports whether no peer will touch this rank's shared block any more, because each has left, died, or given up. A
+// peer that gave up has written so into its own shared block, which may be freed since and hold anything. That does no harm:
+// this rank frees no memory that others may touch before they have left themselves.
 func (g *Group) deserted() bool {
 	gone := g.life.dead()
 	all := true

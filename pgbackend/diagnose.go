@@ -14,19 +14,20 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// This file finds out why the runner cannot go on with an operation, which rank is the culprit, and how that is worded.
+// This file diagnoses incidents: it finds out why the runner cannot go on with an operation and which rank is the culprit, and
+// words the error.
 
-// title is what errors call the group: what its user calls it, else its name.
+// title returns the name of the group in errors: the user's description, or the group's name if there is none.
 func (g *Group) title() string {
 	switch text := g.describedAs(); text {
-	case observe.NoDescription, "default_pg": // torch's words for none
+	case observe.NoDescription, "default_pg": // torch's descriptions of a group that its user did not describe
 		return g.name
 	default:
 		return text
 	}
 }
 
-// who names a rank, its number in the job where that is another one, its host and its process.
+// who names a rank with its global rank (if that differs), its host and its process.
 func (g *Group) who(rank int) string {
 	if rank < 0 || rank >= len(g.members) {
 		return g.number(rank)
@@ -34,7 +35,7 @@ func (g *Group) who(rank int) string {
 	return fmt.Sprintf("rank %d (%s)", rank, g.where(rank))
 }
 
-// where is the part of who in parentheses.
+// where returns the part of who in parentheses.
 func (g *Group) where(rank int) string {
 	m := g.members[rank]
 	text := fmt.Sprintf("host %s, pid %d", m.Host, m.PID)
@@ -52,7 +53,7 @@ func (g *Group) number(rank int) string {
 	return fmt.Sprintf("rank %d", rank)
 }
 
-// failureOf begins a failure with a rank as its culprit.
+// failureOf returns a failure of an incident's operation with a rank as its culprit. The caller adds the message.
 func (g *Group) failureOf(status coll.Status, rank int, t runner.Incident) *coll.Failure {
 	f := &coll.Failure{Status: status, Rank: rank, Sequence: t.Sequence, Op: t.Op.Name(), Group: g.name}
 	if rank >= 0 && rank < len(g.members) {
@@ -61,7 +62,7 @@ func (g *Group) failureOf(status coll.Status, rank int, t runner.Incident) *coll
 	return f
 }
 
-// diagnose makes an incident the failure of the group.
+// diagnose returns the failure that explains an incident.
 func (g *Group) diagnose(t runner.Incident) *coll.Failure {
 	switch t.Code {
 	case runner.Mismatch:
@@ -130,14 +131,14 @@ func (g *Group) diagnose(t runner.Incident) *coll.Failure {
 	}
 }
 
-// corrupted is the failure of a rank whose memory holds something that no rank writes.
+// corrupted returns the failure for a rank whose shared memory holds a value that no rank writes.
 func (g *Group) corrupted(t runner.Incident, what string) *coll.Failure {
 	f := g.failureOf(coll.Internal, t.Peer, t)
 	f.Message = fmt.Sprintf("sagecomm: group %q: shared memory corrupted: %s wrote %s; %s", g.title(), g.who(t.Peer), what, runner.StrayPointers)
 	return f
 }
 
-// corruptedIn is corrupted in a collective.
+// corruptedIn is corrupted for a collective.
 func (g *Group) corruptedIn(t runner.Incident, what string) *coll.Failure {
 	return g.corrupted(t, fmt.Sprintf("an invalid %s, needed by %s in %s", what, g.number(g.rank), t.Op.Describe(t.Sequence)))
 }
@@ -170,7 +171,8 @@ func (g *Group) mismatch(t runner.Incident) *coll.Failure {
 	}
 	mine, ok := g.run.Announced(g.rank, t.Sequence)
 	if theirs, known := g.run.Announced(t.Peer, t.Sequence); ok && known && mine.Hash == theirs.Hash {
-		// Calls that are alike up to this one have the same hash everywhere, so the hash in the peer's slot is none of a call.
+		// All calls up to this one are equal, so all ranks compute the same hash, and the hash in the peer's slot belongs to
+		// no call.
 		return g.corruptedIn(t, "hash of its calls")
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: the calls of ranks %d and %d differ before collective #%d, further back than both remember; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
@@ -178,8 +180,9 @@ func (g *Group) mismatch(t runner.Incident) *coll.Failure {
 	return f
 }
 
-// timeout names the ranks that have not arrived and the last call of each. Users' programs look for words of torch's backends:
-// "timed out after" and " timeout " here, "Connection closed by peer" where a rank has left or died.
+// timeout returns the failure of a timeout. It names the ranks that have not arrived and the last call of each. Its message
+// contains "timed out after" and " timeout ", which users' programs look for because torch's backends use them. For the same
+// reason the message for a rank that has left or died contains "Connection closed by peer".
 func (g *Group) timeout(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Timeout, t.Peer, t)
 	if !t.Op.Kind.Collective() {
@@ -203,8 +206,8 @@ func (g *Group) timeout(t runner.Incident) *coll.Failure {
 	return f
 }
 
-// absent returns the ranks that have not come to a collective. The first one is the culprit: it is the furthest behind, and
-// the others may not have come because they wait for it in an earlier collective.
+// absent returns the ranks that have not begun a collective. The first one is the culprit: it is the furthest behind, and
+// the others may wait for it in an earlier collective.
 func (g *Group) absent(sequence uint64) []int {
 	var list []int
 	for rank := range g.size {
@@ -222,7 +225,7 @@ func (g *Group) absent(sequence uint64) []int {
 	return append([]int{first}, slices.DeleteFunc(list, func(rank int) bool { return rank == first })...)
 }
 
-// lastCalls names ranks, with their last calls for the first 8 of them.
+// lastCalls names ranks, the first 8 of them with their last calls.
 func (g *Group) lastCalls(ranks []int) string {
 	var known, others []string
 	for _, rank := range ranks {
@@ -262,8 +265,8 @@ func (g *Group) behind(awaited int) int {
 	return awaited
 }
 
-// awaitedBy returns the rank that a rank sleeps for, or -1. It looks for a while, because a rank that waits for long is awake
-// from time to time.
+// awaitedBy returns the rank that a rank sleeps for, or -1. It looks again until the given
+// time, because a rank that waits for long wakes up from time to time.
 func (g *Group) awaitedBy(rank int, until time.Time) int {
 	for ; ; time.Sleep(200 * time.Microsecond) {
 		if next := g.run.Awaits(rank); next >= 0 || time.Now().After(until) {
@@ -272,7 +275,7 @@ func (g *Group) awaitedBy(rank int, until time.Time) int {
 	}
 }
 
-// awakeFor is longer than a rank that waits stays awake, on a machine that has more to do as well.
+// awakeFor is longer than a waiting rank stays awake, even on a busy machine.
 const awakeFor = 200 * time.Millisecond
 
 func (g *Group) last(rank int) uint64 {

@@ -1,16 +1,16 @@
-// Package pgbackend makes groups of ranks and looks after them until they are destroyed: how ranks meet, which program carries
-// out an operation, what happens when something fails, and how that is told. It owns the process's shared memory, its
+// Package pgbackend makes process groups and manages them until they are destroyed: the rendezvous of ranks, the program that
+// carries out each operation, the diagnosis of failures and the texts of errors. It owns the process's shared memory, its
 // progress engine and the watch over the processes of peers.
 //
-// It moves no data and spins on no flag (internal/runner does), knows no algorithm (algo does), and neither torch nor C
-// (export and cshim do). What shows groups to people (statistics, the flight recorder, log lines) is internal/observe, which
-// reads groups through the view in view.go.
+// It moves no data and spins on no flag; internal/runner does both. The algorithms are in algo, the C ABI is in export, and
+// the interface to torch is in cshim. internal/observe shows groups to users (statistics, flight recorder, log lines) and
+// reads them through the view in view.go.
 //
 // Any goroutine may call the exported functions. The runner calls [Process] through runner.Handler on the threads of its
-// callers; everything that C or nobody calls recovers from panics (panic.go).
+// callers. Every function that C calls, and every goroutine of this package, recovers from panics (panic.go).
 //
 // A group is in one of the states of lifetime.go, which has the table of all moves. A call touches the memory of a group only
-// between acquire and release; Destroy waits for the calls inside before it gives memory back.
+// between acquire and release; memory is freed only after the last release.
 //
 // Locks, in the order in which they are taken:
 //

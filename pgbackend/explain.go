@@ -14,8 +14,8 @@ import (
 // Question asks how a collective is carried out, in a group of this process or in a group that is only described.
 type Question struct {
 	Op    string `json:"op"`
-	Bytes uint64 `json:"bytes"` // of the buffer, or of each rank's block
-	Group uint64 `json:"group"` // its handle; 0: a group of Ranks ranks on Hosts hosts
+	Bytes uint64 `json:"bytes"` // length of the buffer, or of each rank's block
+	Group uint64 `json:"group"` // handle of a group of this process; 0: a described group of Ranks ranks on Hosts hosts
 	Ranks int    `json:"ranks"`
 	Hosts int    `json:"hosts"` // 0 means 1; ranks are numbered host by host
 	Tune  string `json:"tune"`  // SAGECOMM_TUNE of the described group, where the environment has none
@@ -37,9 +37,9 @@ type candidate struct {
 	Transport string  `json:"transport"`
 	Chunk     int     `json:"chunk"`
 	Seconds   float64 `json:"seconds"` // predicted
-	Steps     int     `json:"steps"`   // of the rank with most
-	Bytes     uint64  `json:"bytes"`   // moved to or from others by the rank that moves most
-	Longest   int     `json:"longest"` // possible chunk
+	Steps     int     `json:"steps"`   // number of steps of the rank with most steps
+	Bytes     uint64  `json:"bytes"`   // bytes that the busiest rank moves to or from others
+	Longest   int     `json:"longest"` // longest possible chunk, in bytes
 	Even      bool    `json:"even"`    // needs blocks of equal length
 	Chosen    bool    `json:"chosen"`
 	Forced    bool    `json:"forced"`
@@ -79,7 +79,7 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 		return g.selector, g.shape(), nil
 	}
 	shape := algo.Shape{Size: q.Ranks}
-	if err := algo.ValidSize(q.Ranks); err != nil { // before there is a list of them
+	if err := algo.ValidSize(q.Ranks); err != nil { // before a list of that length is made
 		return nil, shape, err
 	}
 	if q.Hosts < 0 {
@@ -113,7 +113,7 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 	var found probeResult
 	if w.probe {
 		found = p.probe(q.Ranks)
-		if q.Ranks/max(1, q.Hosts) > len(processors()) { // if such hosts are like this one
+		if q.Ranks/max(1, q.Hosts) > len(processors()) { // assumes that the described hosts are like this one
 			found[0] = max(found[0], switching)
 		}
 	}
@@ -121,7 +121,7 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 	return made, shape, err
 }
 
-// collectives names all of them, for messages.
+// collectives returns the names of all collectives, for messages.
 func collectives() string {
 	var names []string
 	for kind := range coll.KindCount {

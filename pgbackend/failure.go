@@ -11,8 +11,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// adopt makes f, the group's first cause, the answer of this process to every unfinished and later operation. The first call
-// decides. Failure callbacks run, and the flight recorder is dumped, before operations raise the failure.
+// adopt makes every unfinished and later operation of this process fail with f, the group's first cause. Only the first call
+// sets the cause. Failure callbacks run, and the flight recorder is dumped, before operations raise the failure.
 func (g *Group) adopt(f *coll.Failure) {
 	if g.cause.CompareAndSwap(nil, f) {
 		g.info("failed: %s", strings.TrimPrefix(f.Message, "sagecomm: "))
@@ -31,7 +31,7 @@ func (g *Group) incident(t runner.Incident) {
 		return
 	}
 	if g.cause.Load() != nil || t.Code == runner.FailureWord {
-		// Down in this process only: destroyed.
+		// The group is down in this process only, because it is being destroyed.
 		if f := g.cause.Load(); f != nil {
 			g.run.Down(f)
 			return
@@ -40,11 +40,12 @@ func (g *Group) incident(t runner.Incident) {
 	g.declareFailure(g.diagnose(t))
 }
 
-// declareFailure makes f the group's first cause, unless there is one already, and takes the group down with that. Several
-// goroutines, and ranks, may declare failures at once.
+// declareFailure makes f the group's first cause, unless the group has one already, and takes the group down with the first
+// cause. Several goroutines and ranks may declare failures at the same time.
 func (g *Group) declareFailure(f *coll.Failure) { g.adopt(g.run.Declare(f)) }
 
-// peerDied is called when the process of a rank has ended.
+// peerDied declares the failure of the group because the process of a rank has ended, unless the rank had left before. The
+// watch over that process calls it.
 func (g *Group) peerDied(rank int) {
 	if !g.life.lost(rank) || !g.life.acquire() {
 		return
@@ -81,7 +82,8 @@ func (g *Group) Abort(reason string) {
 		Message: fmt.Sprintf("sagecomm: group %q was aborted by %s: %s", g.title(), g.number(g.rank), reason)})
 }
 
-// fail declares a failure that a caller has found.
+// fail declares a failure that was found outside the runner. It fills in the group, the sequence number and the culprit's
+// process, and does nothing if the group has failed or is destroyed.
 func (g *Group) fail(f *coll.Failure) {
 	if !g.life.acquire() {
 		return
@@ -97,10 +99,11 @@ func (g *Group) fail(f *coll.Failure) {
 	g.declareFailure(f)
 }
 
-// destroyTimeout bounds how long Destroy waits for what was issued: peers may never make their calls. Tests change it.
+// destroyTimeout bounds how long Destroy waits for issued operations, because peers may never join them. Tests change it.
 var destroyTimeout = 2 * time.Second
 
-// CreateFailure is the failure of a group that never came to be.
+// CreateFailure turns an error of Create into a failure: err itself if it is one, else a failure whose status is Timeout if
+// ranks were missing, System if ranks failed, and Invalid otherwise.
 func CreateFailure(name string, err error) *coll.Failure {
 	status := coll.Invalid
 	var known *coll.Failure

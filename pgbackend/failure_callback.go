@@ -13,15 +13,16 @@ import (
 type failureCallback struct {
 	mu    sync.Mutex
 	told  []func(*coll.Failure)
-	off   bool          // the functions were called, or never will be
-	heard chan struct{} // closed when all functions have returned, or had their head start; nil: there are none
+	off   bool          // the functions were called, or will never be called
+	heard chan struct{} // closed when all functions have returned or headStart is over; nil: there are none
 }
 
-// headStart is how long a failure waits for the functions before operations raise it: they may want to see the process as
-// it was. It is short beside the least bound in which a wait must raise, 100 ms after an abort. Tests change it.
+// headStart bounds how long operations wait for the functions before they raise the failure, so that the functions see the
+// process as it was. It is short compared with the least time in which a wait must raise, 100 ms after an abort. Tests change
+// it.
 var headStart = 20 * time.Millisecond
 
-// ask has tell called when the group fails. It returns false if that has happened before.
+// ask registers tell, which is called when the group fails. It reports false if the functions were called before.
 func (a *failureCallback) ask(tell func(*coll.Failure)) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -49,7 +50,7 @@ func (a *failureCallback) call(cause *coll.Failure) {
 	enough := sync.OnceFunc(func() { close(a.heard) })
 	time.AfterFunc(headStart, enough)
 	go func() {
-		runtime.LockOSThread() // a function may leave something on the thread, which ends with the goroutine
+		runtime.LockOSThread() // a function may change the thread's state, so the thread ends with the goroutine
 		name("sagecomm-fail")
 		defer enough()
 		defer recoverFrom("a failure callback")
@@ -59,7 +60,7 @@ func (a *failureCallback) call(cause *coll.Failure) {
 	}()
 }
 
-// wait returns when the functions have had their head start.
+// wait returns when all functions have returned or headStart is over.
 func (a *failureCallback) wait() {
 	a.mu.Lock()
 	heard := a.heard
@@ -69,9 +70,9 @@ func (a *failureCallback) wait() {
 	}
 }
 
-// OnFailure has tell called once, in a goroutine of its own: with the first cause when the group fails, or with nil when
-// it is destroyed before that. Operations raise the failure when tell has returned, or a moment later. If the group has
-// failed already its cause is returned, and tell is never called.
+// OnFailure registers tell, which is called once on a goroutine of its own: with the first cause when the group fails, or with
+// nil when the group is destroyed before that. Operations raise the failure when tell has returned, or after 20 ms. If the
+// group has failed already, OnFailure returns its cause and never calls tell.
 func (g *Group) OnFailure(tell func(*coll.Failure)) *coll.Failure {
 	if !g.life.acquire() {
 		return destroyed(g.name)

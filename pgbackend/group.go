@@ -18,59 +18,59 @@ import (
 // Group is one rank's side of a process group.
 type Group struct {
 	process        *Process
-	id             uint64 // of this process's groups, from 1
+	id             uint64 // number of the group in this process, from 1
 	born           time.Time
 	name           string
 	rank           int
 	size           int
-	global         []int // ranks of the job by rank; nil: the same
+	global         []int // global rank of each rank; nil: equal to the group rank
 	settings       *env.Settings
-	flights        int      // operations that its flight recorder keeps
-	timeline       bool     // it keeps events for the timeline
+	flights        int      // capacity of the flight recorder, in operations
+	timeline       bool     // the group keeps events for the timeline
 	members        []member // by rank
 	peers          []runner.Peer
 	run            *runner.Group
 	memory         *groupMemory
-	own            *store // the shared block's, if it was made for this group alone
+	own            *store // arena that was made for this group alone; nil: the group uses the process's arena
 	maps           []*shmem.Mapping
-	watching       bool      // its peers
-	keys           string    // where its ranks meet in the store
-	deadline       time.Time // of that
-	different      bool      // ranks are set up differently: nothing to try again
+	watching       bool      // the peers' processes are watched
+	keys           string    // prefix of the group's keys in the store
+	deadline       time.Time // end of the rendezvous
+	different      bool      // ranks are set up differently, so a second try would fail too
 	tuningSettings tuningSettings
 	selector       *algo.Selector
 
 	cause           atomic.Pointer[coll.Failure]
-	failureCallback failureCallback // rung when there is a cause, or will be none
+	failureCallback failureCallback // called when the group fails or is destroyed
 
 	life lifetime
 
 	// compiling guards classes and the growth of memory. It is held while programs are compiled, which may take tenths of a
 	// second.
 	compiling sync.Mutex
-	classes   [coll.KindCount][]algo.Class // of the kinds that were used
+	classes   [coll.KindCount][]algo.Class // size classes by kind; nil: the kind was not used yet
 
-	composites atomic.Int64 // composite operations that are not complete
-	sparseSums atomic.Int64 // that this rank has issued
+	composites atomic.Int64 // number of composite operations that are not complete
+	sparseSums atomic.Int64 // number of sparse all_reduces that this rank has issued
 
-	description atomic.Pointer[string] // what its user calls it
+	description atomic.Pointer[string] // the user's description of the group
 	stacks      observe.Stacks
 }
 
-// member is what a rank tells the others about itself.
+// member is the description of a rank that the rank publishes in the rendezvous.
 type member struct {
 	Host        string           `json:"host"`
 	HostID      string           `json:"host_id"`
 	PID         int              `json:"pid"`
 	Arena       shmem.Descriptor `json:"arena"`
 	Shared      int64            `json:"shared"`
-	Flights     int              `json:"flights,omitempty"`    // operations that its flight recorder keeps
-	FlightLog   int64            `json:"flight_log,omitempty"` // offset of that in its arena, 0: it is not in there
-	Stacks      bool             `json:"stacks,omitempty"`     // it records who called
+	Flights     int              `json:"flights,omitempty"`    // capacity of its flight recorder, in operations
+	FlightLog   int64            `json:"flight_log,omitempty"` // offset of its flight recorder in its arena; 0: the recorder is private
+	Stacks      bool             `json:"stacks,omitempty"`     // its flight recorder keeps call stacks
 	Setup       setup            `json:"setup"`
-	Processors  topo.CPUSet      `json:"processors,omitempty"` // that it may run on
-	Machine     string           `json:"machine,omitempty"`    // as a tuning file calls it; that of rank 0 counts
-	Probe       probeResult      `json:"probe"`                // what they agree on
+	Processors  topo.CPUSet      `json:"processors,omitempty"` // processors that its process may run on
+	Machine     string           `json:"machine,omitempty"`    // name of its machine in tuning files; all ranks use rank 0's
+	Probe       probeResult      `json:"probe"`                // result of its probe; agree combines those of all ranks
 	ArenaAbsent string           `json:"arena_absent,omitempty"`
 }
 
@@ -80,13 +80,13 @@ func (g *Group) info(format string, args ...any) {
 	}
 }
 
-// Rank is this rank's number in the group.
+// Rank returns the group rank of this process.
 func (g *Group) Rank() int { return g.rank }
 
-// Size is the number of ranks.
+// Size returns the number of ranks in the group.
 func (g *Group) Size() int { return g.size }
 
-// globalRank is the number of a rank in the job.
+// globalRank returns the global rank of a group rank.
 func (g *Group) globalRank(rank int) int {
 	if rank >= 0 && rank < len(g.global) {
 		return g.global[rank]
@@ -94,13 +94,14 @@ func (g *Group) globalRank(rank int) int {
 	return rank
 }
 
-// Handle is what the C ABI calls the group.
+// Handle returns the handle by which the C ABI names the group.
 func (g *Group) Handle() uint64 { return g.run.Handle() }
 
-// Sequence is the number of collectives issued so far.
+// Sequence returns the number of collectives that this rank has issued.
 func (g *Group) Sequence() uint64 { return g.run.Sequence() }
 
-// SetTimeout changes the timeout of later operations.
+// SetTimeout changes the timeout of later operations. It refuses durations that are not positive, and a group that was
+// destroyed.
 func (g *Group) SetTimeout(d time.Duration) error {
 	if d <= 0 {
 		return fmt.Errorf("sagecomm: set_timeout: %v is not a positive duration", d)
@@ -113,5 +114,5 @@ func (g *Group) SetTimeout(d time.Duration) error {
 	return nil
 }
 
-// Cause is the first cause of failure, nil while there is none.
+// Cause returns the first cause of the group's failure, or nil if it has not failed.
 func (g *Group) Cause() *coll.Failure { return g.cause.Load() }

@@ -9,8 +9,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// issue takes an operation that the fast path cannot: the first of its kind and length, an asynchronous one, one behind
-// others, or one that is to be refused.
+// issue issues an operation that the fast path does not take: the first one of its kind and size class, an asynchronous one,
+// one that is queued behind others, or one that must be refused.
 func (g *Group) issue(call runner.Call) *coll.Failure {
 	if f := g.failed(); f != nil {
 		return f
@@ -52,7 +52,7 @@ func (g *Group) check(call runner.Call) (coll.Op, *coll.Failure) {
 	return op, nil
 }
 
-// fuse answers for a coalesced call whose like was not seen before.
+// fuse returns the batch of each operation of a coalesced call whose shape is not in the runner's cache.
 func (g *Group) fuse(calls []runner.Call) ([]uint32, *coll.Failure) {
 	if f := g.failed(); f != nil {
 		return nil, f
@@ -73,13 +73,13 @@ func (g *Group) broken(op coll.Op, err error) *coll.Failure {
 	return g.failed()
 }
 
-// Issue issues an operation from Go: composite operations, tests and benchmarks. Buffers are the concatenation of in and of
-// out; see runner.Group.Issue for whom they belong to meanwhile.
+// Issue issues an operation for Go callers: composite operations, tests and benchmarks. The input buffer is the concatenation
+// of in, the output buffer that of out; runner.Group.Issue says who owns them until the operation is complete.
 func (g *Group) Issue(op coll.Op, in, out [][]byte) (runner.Work, *coll.Failure) {
 	return g.run.Issue(op, in, out)
 }
 
-// IssueCoalesced issues several operations at once, from Go; see runner.Group.IssueCoalesced.
+// IssueCoalesced issues several operations at once for Go callers; see runner.Group.IssueCoalesced.
 func (g *Group) IssueCoalesced(calls []runner.Coalesced) (runner.Work, *coll.Failure) {
 	return g.run.IssueCoalesced(calls)
 }

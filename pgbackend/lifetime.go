@@ -5,23 +5,23 @@ import (
 	"sync"
 )
 
-// state is where a group is in its life.
+// state is the state of a group; moves lists the transitions.
 type state int
 
 const (
-	meeting    state = iota // Create meets the other ranks; nothing else knows the group
+	meeting    state = iota // Create meets the other ranks; no other function of the process can find the group
 	ready                   // this rank has told the others that it is ready: some of them may have the group already
-	live                    // the process shows the group; calls come and go
-	destroying              // Destroy waits for operations; calls still come and go
-	leaving                 // no call gets in any more; peers may still touch the memory of this rank
-	freed                   // the memory is given back
+	live                    // the group is visible in the process; calls enter and return
+	destroying              // Destroy waits for operations; calls still enter and return
+	leaving                 // no call enters any more; peers may still touch the memory of this rank
+	freed                   // the memory is freed
 )
 
 func (s state) String() string {
 	return [...]string{"meeting", "ready", "live", "destroying", "leaving", "freed"}[s]
 }
 
-// moves are all moves of a state, with the one function that makes each.
+// moves lists all transitions, each with the one function that makes it.
 var moves = []struct {
 	from, to state
 	by       string
@@ -36,17 +36,17 @@ var moves = []struct {
 	{leaving, freed, "sweep: once no peer touches the memory any more"},
 }
 
-// lifetime is the state of a group with what depends on it. Its lock is held for moments only and no other lock is taken
-// while it is held.
+// lifetime holds the state of a group and the data that depends on the state. Its lock is held briefly, and no other lock is
+// taken while it is held.
 type lifetime struct {
 	mu    sync.Mutex
 	state state
-	users int           // calls inside
-	last  chan struct{} // closed by the last user; nil: nobody waits for that
-	gone  []bool        // by rank: its process has ended, or it has given up
+	users int           // number of calls inside
+	last  chan struct{} // closed by the last user's release; nil: leave does not wait
+	gone  []bool        // by rank: its process has ended, or it has given up the group
 }
 
-// move moves to another state. It reports false, and does nothing, where moves has no such move.
+// move changes the state and reports true, or reports false if moves does not list the transition.
 func (l *lifetime) move(to state) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -59,7 +59,7 @@ func (l *lifetime) move(to state) bool {
 	return false
 }
 
-// mustMove is move where only a fault of the library can be in the way.
+// mustMove is move for transitions that only a bug of the library can prevent. It panics then.
 func (l *lifetime) mustMove(to state) {
 	if !l.move(to) {
 		panic(fmt.Sprintf("a group that is %v cannot become %v", l.now(), to))
@@ -72,8 +72,8 @@ func (l *lifetime) now() state {
 	return l.state
 }
 
-// acquire lets a call in: what the group uses stays in place until release. It reports false where there is no such group
-// yet, or any more; then nothing of the runner's may be touched.
+// acquire lets a call enter the group, whose memory stays in place until release. It reports false if the group is not live
+// yet, or no longer; then the caller must not touch the runner's part of the group.
 func (l *lifetime) acquire() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,13 +93,13 @@ func (l *lifetime) release() {
 	}
 }
 
-// publish makes the group live with its caller inside.
+// publish makes the group live and acquires it for the caller.
 func (l *lifetime) publish() {
 	l.mustMove(live)
 	l.acquire()
 }
 
-// leave lets no call in any more, and returns when none is inside. No call stays long.
+// leave lets no further call enter and returns when no call is inside. The wait is short, because no call stays long.
 func (l *lifetime) leave() {
 	l.mustMove(leaving)
 	l.mu.Lock()
@@ -125,7 +125,7 @@ func (l *lifetime) dead() (list []int) {
 	return list
 }
 
-// lost notes that a rank is gone, and reports whether the group is live: only then does that make it fail.
+// lost notes that a rank is gone and reports whether the group is live. Only a live group fails because of that.
 func (l *lifetime) lost(rank int) (matters bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

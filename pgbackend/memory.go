@@ -13,14 +13,14 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// memory is the arenas of this process. Almost always there is one, a memfd. Where peers cannot map a memfd, each group gets
+// memory holds the arenas of this process. Usually there is one, a memfd. Where peers cannot map a memfd, each group gets
 // an arena of its own, made of a file that loses its name once all peers have mapped it.
 type memory struct {
 	shared *store
-	bells  sync.Mutex // adding and removing engine bells
+	bells  sync.Mutex // held while an engine bell is added or removed
 }
 
-// store is one arena with a page in front for what is the process's: the engine's bell and the list of flight recorders.
+// store is one arena. Its front page holds what belongs to the process: the engine's bell and the list of flight recorders.
 type store struct {
 	arena *shmem.Arena
 	front shmem.Range
@@ -43,12 +43,13 @@ func (p *Process) newStore(kind shmem.Kind, s *env.Settings) (*store, error) {
 	return &store{arena, front}, nil
 }
 
-// closeStore unmaps an arena. No group uses it any more.
+// closeStore unmaps an arena.
+// Requires: no group uses the arena.
 func (p *Process) closeStore(s *store) error {
 	p.memory.bells.Lock()
 	runner.RemoveEngineBell(s.at(s.front))
 	p.memory.bells.Unlock()
-	p.engine.changed(p) // the engine reads the bell no more
+	p.engine.changed(p) // returns when the engine no longer reads the bell
 	return s.arena.Close()
 }
 
@@ -56,7 +57,7 @@ func (s *store) at(r shmem.Range) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(s.arena.Bytes(r)))
 }
 
-// sharedStore is the process's memfd arena, made at the first call. An error means that the system has none.
+// sharedStore returns the process's memfd arena, which the first call makes. It returns an error if the arena cannot be made.
 func (p *Process) sharedStore(s *env.Settings) (*store, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,7 +90,7 @@ func newGroupMemory(st *store, rank, size int) (*groupMemory, error) {
 // at returns the address of the shared block.
 func (b *groupMemory) at() unsafe.Pointer { return b.store.at(b.ranges[0]) }
 
-// more takes another piece of the arena for the group and returns its offset.
+// more allocates n further bytes of the arena for the group and returns their offset.
 func (b *groupMemory) more(n int64) (int64, error) {
 	r, err := b.store.arena.Alloc(n, 4096)
 	if err != nil {
@@ -99,7 +100,8 @@ func (b *groupMemory) more(n int64) (int64, error) {
 	return r.Off, nil
 }
 
-// flightLog takes room for a flight recorder that peers can read; 0: there is none, so only this process will.
+// flightLog allocates a flight recorder in the arena, where peers can read it, and returns its offset. It returns 0
+// for a recorder that is off, too large or finds no room; peers cannot read it then.
 func (b *groupMemory) flightLog(capacity int, stacks bool) int64 {
 	if capacity == 0 || runner.FlightBytes(capacity, stacks) > observe.MaxFlightLog {
 		return 0
@@ -112,7 +114,8 @@ func (b *groupMemory) flightLog(capacity int, stacks bool) int64 {
 	return r.Off
 }
 
-// free gives everything back. No peer may touch it any more.
+// free returns the group's memory to the arena.
+// Requires: no peer touches the memory any more.
 func (b *groupMemory) free() error {
 	if err := b.listing.Remove(b.store.arena); err != nil {
 		return err
@@ -142,6 +145,6 @@ func attachAll(ctx context.Context, list []shmem.Descriptor, methods []shmem.Met
 
 func releaseAll(maps []*shmem.Mapping) {
 	for _, m := range maps {
-		_ = m.Release() // cannot fail but for a reference too many
+		_ = m.Release() // fails only if it is called once too often
 	}
 }

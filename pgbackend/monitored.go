@@ -10,9 +10,10 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// MonitoredCause is the group's first cause as a monitored barrier of this rank raises it: if that is what timed out, it
-// begins with the words that gloo has for it, which programs look for, and which differ between rank 0 and the others.
-// timeout is what the barrier was given, 0 by who only looked. With all every missing rank is named there, else the least.
+// MonitoredCause returns the group's first cause as a monitored barrier of this rank raises it. If the barrier timed out, the
+// message begins with gloo's words, which programs look for and which differ between rank 0 and the others. timeout is the
+// barrier's timeout, or 0 if the caller only asks for the cause. With all, the message names every missing rank, otherwise the
+// lowest one.
 func (g *Group) MonitoredCause(timeout time.Duration, all bool) *coll.Failure {
 	if !g.life.acquire() {
 		return destroyed(g.name)
@@ -24,7 +25,7 @@ func (g *Group) MonitoredCause(timeout time.Duration, all bool) *coll.Failure {
 		return f
 	}
 	missing := g.absent(f.Sequence)
-	if f.Rank >= 0 && f.Rank != g.rank && !slices.Contains(missing, f.Rank) { // it has come since
+	if f.Rank >= 0 && f.Rank != g.rank && !slices.Contains(missing, f.Rank) { // it has arrived since
 		missing = append(missing, f.Rank)
 	}
 	slices.Sort(missing)

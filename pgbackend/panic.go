@@ -10,7 +10,8 @@ import (
 	"sagecomm/internal/observe"
 )
 
-// recoverInto is deferred where C or nobody called: a panic takes the group down. The group is held.
+// recoverInto turns a panic into a failure of the group. Functions that C calls, and goroutines, defer it.
+// Requires: the group is acquired.
 func (g *Group) recoverInto(f **coll.Failure) {
 	if r := recover(); r != nil {
 		*f = g.fault(r)
@@ -18,7 +19,8 @@ func (g *Group) recoverInto(f **coll.Failure) {
 	}
 }
 
-// Panicked takes the group down because of what recover gave, unless its memory is gone already, and says so.
+// Panicked makes a recovered panic the failure of the group and returns that failure. If the group's memory is gone already it
+// only prints the panic.
 func (g *Group) Panicked(r any) *coll.Failure {
 	f := g.fault(r)
 	if g.life.acquire() {
@@ -28,14 +30,14 @@ func (g *Group) Panicked(r any) *coll.Failure {
 	return f
 }
 
-// fault prints the stack.
+// fault prints the stack of a recovered panic and returns the failure that describes it.
 func (g *Group) fault(r any) *coll.Failure {
 	observe.Log("WARN", fmt.Sprintf("panic in group %q: %v\n%s", g.name, r, strings.TrimSpace(string(debug.Stack()))))
 	return &coll.Failure{Status: coll.Internal, Rank: g.rank, PID: os.Getpid(), Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q: internal error on %s: %v; its stack is on its standard error; please report both", g.title(), g.number(g.rank), r)}
 }
 
-// recoverAll is deferred by what serves all groups: a panic takes all of them down.
+// recoverAll turns a panic into a failure of all groups. Functions that serve all groups defer it.
 func (p *Process) recoverAll() {
 	if r := recover(); r != nil {
 		for _, g := range p.snapshot() {
@@ -44,7 +46,8 @@ func (p *Process) recoverAll() {
 	}
 }
 
-// recoverFrom is deferred by what only shows what groups do, or tells of it: a panic there harms none of them.
+// recoverFrom turns a panic into a warning. Functions that only report about groups defer it, so that a panic there fails no
+// group.
 func recoverFrom(what string) {
 	if r := recover(); r != nil {
 		observe.Warn("panic in %s: %v\n%s", what, r, strings.TrimSpace(string(debug.Stack())))

@@ -17,15 +17,15 @@ func (m member) id() procwatch.ID {
 	return procwatch.ID{Namespace: m.Arena.PIDNamespace, PID: m.PID, StartTime: m.Arena.StartTime}
 }
 
-// peerProcess is one process that is a peer in some groups. It is watched once.
+// peerProcess is a process that is a peer in some groups. One watch serves all of these groups.
 type peerProcess struct {
 	watcher *procwatch.Watcher
-	groups  map[*Group][]int // ranks that it has there
-	nobody  chan struct{}    // closed when no group has it as a peer any more
+	groups  map[*Group][]int // the ranks of the process in each group
+	nobody  chan struct{}    // closed when the process is no group's peer any more
 	dead    bool
 }
 
-// watchPeers begins to watch every other process of the group, once.
+// watchPeers begins to watch each other process of the group. Later calls do nothing.
 func (g *Group) watchPeers() {
 	if g.watching {
 		return
@@ -42,7 +42,8 @@ func (g *Group) watchPeers() {
 	}
 }
 
-// watch reports whether the process of a rank is dead already. An error proves nothing: then timeouts decide.
+// watch begins to watch the process of a rank and reports whether it is dead already. After an error, which proves nothing,
+// only timeouts notice its death.
 func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 	m := g.members[rank]
 	id := m.id()
@@ -67,7 +68,7 @@ func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 		return false
 	}
 	p.mu.Lock()
-	if p.peers[id] != nil { // another group was faster
+	if p.peers[id] != nil { // another group has begun to watch it meanwhile
 		w.Close()
 	} else {
 		peer := &peerProcess{watcher: w, groups: map[*Group][]int{}, nobody: make(chan struct{})}
@@ -79,8 +80,8 @@ func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 	return dead
 }
 
-// watch begins to watch the process. Where pids mean other processes than here, or the system does not let it be watched
-// by its pid (a seccomp filter, /proc with hidepid), the socket of its arena says which it is.
+// watch begins to watch the process. It identifies the process by the socket of its arena where the process is in another
+// pid namespace, or where the system refuses a watch by pid (a seccomp filter, /proc with hidepid).
 func (m member) watch(me member) (*procwatch.Watcher, error) {
 	why := errors.New("it is in another pid namespace")
 	if m.Arena.PIDNamespace == me.Arena.PIDNamespace && m.Arena.BootID == me.Arena.BootID {
@@ -97,8 +98,8 @@ func (m member) watch(me member) (*procwatch.Watcher, error) {
 	return procwatch.WatchFD(pidfd)
 }
 
-// bereaved returns why the group cannot be made, given which peers have died: ranks that have not come in time may be late
-// because of a death, and the wait was cut short.
+// bereaved returns the error of a rendezvous during which peers have died. It names their deaths instead of the ranks that
+// did not come in time, because a death cuts the wait short and may have delayed those ranks.
 func (g *Group) bereaved(err error) error {
 	dead := g.life.dead()
 	var late *bootstrap.TimeoutError
@@ -111,7 +112,7 @@ func (g *Group) bereaved(err error) error {
 		Message: fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s died while the group was made; look at its log for the reason, then restart the job", g.name, g.who(dead[0]))}
 }
 
-// await ends with the process that it watches, or with the watch.
+// await returns when the watched process has ended or the watch is given up.
 func (p *Process) await(id procwatch.ID, peer *peerProcess) {
 	defer recoverFrom("the watch over a process")
 	select {
@@ -120,7 +121,7 @@ func (p *Process) await(id procwatch.ID, peer *peerProcess) {
 		return
 	}
 	p.mu.Lock()
-	if p.peers[id] != peer { // nobody is interested any more
+	if p.peers[id] != peer { // no group has the process as a peer any more
 		p.mu.Unlock()
 		return
 	}
@@ -130,7 +131,7 @@ func (p *Process) await(id procwatch.ID, peer *peerProcess) {
 		groups[g] = ranks
 	}
 	p.mu.Unlock()
-	// Failure callbacks may take their time: no group waits for another one's.
+	// Each group has a goroutine of its own, because failure callbacks may be slow.
 	var all sync.WaitGroup
 	for g, ranks := range groups {
 		all.Go(func() {
@@ -144,7 +145,7 @@ func (p *Process) await(id procwatch.ID, peer *peerProcess) {
 	p.sweep()
 }
 
-// unwatchPeers ends this group's interest in its peers.
+// unwatchPeers removes the group from the watches of its peers. A watch without groups ends.
 func (g *Group) unwatchPeers() {
 	p := g.process
 	p.mu.Lock()

@@ -7,17 +7,17 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// This file has what is decided about waiting: the numbers by which the runner, and the shim, go.
+// This file holds the durations and limits that the runner and the shim use for waiting.
 
-// policy is the same for all groups.
+// policy holds the runner's limits, which are the same for all groups.
 var policy = runner.Policy{
-	// Callers look for signals of Python in between: a handler must run within 200 ms.
+	// Callers look for Python's signals after each wait of this length, because a handler must run within 200 ms.
 	Sync:       50 * time.Millisecond,
 	Sleep:      50 * time.Millisecond,
 	BeginBytes: 64 << 10,
 	Begin:      200 * time.Microsecond,
-	// Whoever cannot drive an operation learns of its end through two wake-ups: of the progress engine, and of the thread
-	// that calls the done function. Waiting for as long as these take is worth while.
+	// A caller that cannot drive an operation learns of its end through two wake-ups: that of the progress engine and that of
+	// the thread that calls the done function. Spinning pays for as long as these two take.
 	Brief:  20 * time.Microsecond,
 	Drain:  10 * time.Millisecond,
 	AtOnce: 50 * time.Microsecond,
@@ -40,13 +40,13 @@ type Waits struct {
 // ShimWaits is what sagecomm_api.waits returns.
 var ShimWaits = Waits{Slice: 100 * time.Millisecond, Hooks: 2 * time.Second}
 
-// streamBytes is the length from which an output that is not the input is written past the cache: it would push out
-// the slots, and nobody reads it soon.
+// streamBytes is the length from which an output that is not the input is written past the cache: such an
+// output would evict the slots, and is not read soon.
 const streamBytes = 4 << 20
 
 // backoff is how callers wait. Spinning pays while every rank has a core; one wake-up by the system costs as much as
-// about 20 us of spinning. With fewer cores than ranks whoever spins keeps a peer from running: giving the core away at
-// once takes 0.8 to 0.9 of the time of 50 rounds before it (docs/measured.md).
+// about 20 us of spinning. With fewer cores than ranks a spinning rank keeps a peer from running: yielding at once takes
+// 0.8 to 0.9 of the time of spinning 50 rounds first (docs/measured.md).
 func backoff(s *env.Settings, crowded bool) runner.Backoff {
 	spin := 2000
 	if crowded {

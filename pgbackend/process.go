@@ -13,25 +13,25 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Process is what all groups of one process share: memory, progress engine, observers, the watch over peers. There is one
-// per process.
+// Process holds what all groups of one process share: memory, progress engine, observers, the watch over peers. There is one
+// Process in a process.
 type Process struct {
 	mu        sync.Mutex
 	groups    map[uint64]*Group // by handle, until they are destroyed
-	leaving   []*Group          // destroyed, but peers may still touch their memory
+	leaving   []*Group          // groups without calls whose memory peers may still touch
 	memory    memory
 	engine    progressEngine
 	peers     map[procwatch.ID]*peerProcess
 	observers *observe.Observers
-	created   uint64    // groups so far
-	inVain    time.Time // when Destroy last waited for peers in vain
+	created   uint64    // number of groups created so far
+	inVain    time.Time // time at which Destroy last gave up waiting for peers
 
-	choosing  sync.Mutex // of selectors
+	choosing  sync.Mutex // guards selectors
 	selectors map[choice]*algo.Selector
 	probing   sync.Once
-	found     probeResult // of probing
-	unwatched sync.Once   // the warning about peers that cannot be watched
-	files     sync.Once   // the warning that groups use files
+	found     probeResult // result of the probe, set by probing
+	unwatched sync.Once   // prints the warning about peers that cannot be watched
+	files     sync.Once   // prints the warning that groups use files
 }
 
 var (
@@ -49,7 +49,7 @@ func Get() *Process {
 	return theProcess
 }
 
-// Group finds a live group.
+// Group returns the group of a handle, or nil if there is none.
 func (p *Process) Group(handle uint64) *Group {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,7 +66,7 @@ func (p *Process) snapshot() []*Group {
 	return list
 }
 
-// Shutdown destroys all groups at once. It takes at most as long as one Destroy does.
+// Shutdown destroys all groups in parallel, so it takes as long as the longest Destroy.
 func (p *Process) Shutdown() {
 	var all sync.WaitGroup
 	for _, g := range p.snapshot() {
@@ -79,7 +79,8 @@ func (p *Process) Shutdown() {
 	p.observers.Finish()
 }
 
-// fellBack warns, once, that groups use files. The reasons of different groups differ in names only.
+// fellBack warns that groups use files. It does so once in a process, because the reason is the same for all groups but for
+// names in its text.
 func (p *Process) fellBack(g *Group, reason error) {
 	p.files.Do(func() {
 		observe.Warn("group %q uses a file in %s, as others may, because its ranks cannot share memory that has no name: %v",

@@ -13,18 +13,18 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// progressEngine drives operations that no caller waits for. It is one goroutine locked to its own thread. What may take long
-// is done on other goroutines (see aside), so that one group never stops the others.
+// progressEngine drives operations that no caller waits for. It is one goroutine locked to its own thread. Slow work runs
+// on other goroutines (see aside), so that one group never stops the others.
 type progressEngine struct {
 	once  sync.Once
 	mu    sync.Mutex
 	acked *sync.Cond
 	want  uint64          // version of the list of groups that is wanted
 	have  uint64          // version that the engine drives
-	away  map[uint64]bool // groups, by handle, that another goroutine looks after: they are not driven meanwhile
+	away  map[uint64]bool // groups, by handle, that another goroutine handles (see aside); the engine does not drive them
 }
 
-// changed tells the engine that the list of groups has changed and returns when it drives the new one.
+// changed makes the engine read the list of groups again and returns when the engine drives the groups of the new list.
 func (e *progressEngine) changed(p *Process) {
 	e.once.Do(func() {
 		e.acked = sync.NewCond(&e.mu)
@@ -62,18 +62,18 @@ func (e *progressEngine) loop(p *Process) {
 				runtime.LockOSThread()
 				name("sagecomm-done")
 				runner.RunCompleter(10 * time.Second)
-				// The thread ends with the goroutine: its name and its state in Python are not for others.
+				// The locked thread ends with the goroutine, so no other goroutine gets its name and its Python state.
 			}()
 		}
 	}
 }
 
-// diagnose finds out why a group cannot go on. Tests hold it up.
+// diagnose handles an incident of a group. Tests replace it with a function that delays.
 var diagnose = (*Process).Incident
 
-// aside looks after a group on another goroutine. To diagnose a failure takes a while, because the diagnosis watches whom the
-// peers wait for, and a fifo is made under a lock that is held while programs are compiled. The group is not driven until
-// then: the engine would meet the same state again at once.
+// aside runs work for a group on another goroutine. A diagnosis is slow because it watches which ranks the peers wait for, and
+// making a fifo is slow because it takes a lock that is held while programs are compiled. The engine does not drive the group
+// until work returns, because it would meet the same incident again at once.
 func (e *progressEngine) aside(p *Process, group uint64, work func()) {
 	e.mu.Lock()
 	e.away[group] = true
@@ -90,8 +90,8 @@ func (e *progressEngine) aside(p *Process, group uint64, work func()) {
 	}()
 }
 
-// follow takes the list of groups as it is now. Callers of changed are answered whatever happens; a panic takes the groups
-// down, and the thread goes on for groups that are made later.
+// follow reads the list of groups and drives the groups in it from then on. Callers of changed return in any case: a panic
+// fails the groups of the list, and the engine goes on with groups that are made later.
 func (e *progressEngine) follow(p *Process, drive *runner.Engine) {
 	e.mu.Lock()
 	version, away := e.want, maps.Clone(e.away)
@@ -116,13 +116,14 @@ func (e *progressEngine) follow(p *Process, drive *runner.Engine) {
 	}
 }
 
-// name names the calling thread, at most 15 bytes. It is for people who look at threads; a failure changes nothing.
+// name sets the name of the calling thread, at most 15 bytes. Only debuggers and the like show it, so errors are ignored.
 func name(s string) {
 	text := append([]byte(s), 0)
 	_ = unix.Prctl(unix.PR_SET_NAME, bytePointer(text), 0, 0, 0)
 }
 
-// pin keeps the calling thread to the cores that the user chose for the progress engine. Tests put a fault in its place.
+// pin restricts the calling thread to the cores that the user chose for the progress engine. Tests replace it with a function
+// that panics.
 var pin = func(s *env.Settings) {
 	cores := env.ProgressCPU.Get(s)
 	if !cores.Given {

@@ -19,7 +19,7 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// Keys of the two tries, and of how each of them went.
+// Keys of the two tries, and of the verdict on each.
 const (
 	firstTry  = "/first"
 	secondTry = "/second"
@@ -27,8 +27,8 @@ const (
 )
 
 // meet exchanges descriptions through the store and maps the peers' memory, at the second try with a file in the place of
-// a memfd. Ranks that go on take the same branches, because what decides is known to all: the list of methods, which is
-// part of what they compare first, and the outcome of Agree.
+// a memfd. All ranks that go on take the same branches, because each branch depends only on data that all ranks share: the
+// list of methods, which is part of setup, and the outcome of Agree.
 func (g *Group) meet(c Config) error {
 	var methods []shmem.Method
 	for _, m := range env.ShmAttach.Get(g.settings) {
@@ -47,7 +47,7 @@ func (g *Group) meet(c Config) error {
 	case g.different || !slices.Contains(methods, shmem.File):
 		return failed
 	case !errors.As(failed, &told) || len(told.Missing) > 0: // peers may have joined, or have given up
-		_ = bootstrap.Abandon(c.Store, g.keys+secondTry, g.rank, failed) // for who comes; else their time runs out
+		_ = bootstrap.Abandon(c.Store, g.keys+secondTry, g.rank, failed) // spares later ranks their timeout
 		return failed
 	}
 	g.info("falling back to a file: %v", failed)
@@ -69,7 +69,8 @@ func (g *Group) exchangeFile(c Config, try string, deadline time.Time, methods [
 	return g.exchange(c, try, deadline, methods, st, err)
 }
 
-// exchange is one attempt with one kind of arena. storeErr is why this rank has no arena: the others are told.
+// exchange makes one attempt with one kind of arena. storeErr is the reason why this rank has no arena; exchange passes it to
+// the other ranks.
 func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
 	me := member{Machine: g.tuningSettings.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(), Processors: processors(),
@@ -95,14 +96,14 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 		return err
 	}
 	if g.own != nil {
-		// Whatever the outcome, the name goes once everybody has tried.
+		// The file loses its name once all ranks have tried to map it, whatever the outcome.
 		defer func() { _ = st.arena.Unlink() }()
 	}
-	// Ranks that were told different sizes wait for different ranks, so the first one that is found ends the wait.
+	// Ranks with different group sizes wait for different ranks, so the first difference must end the wait.
 	check := func(rank int, value []byte) error {
 		var m member
 		if json.Unmarshal(value, &m) != nil || m.Setup.Size == g.size || m.Setup.Protocol != protocolVersion {
-			return nil // see introduce
+			return nil // introduce reports the other differences
 		}
 		g.different = true
 		a, b, of, other := g.rank, rank, me.Setup, m.Setup
@@ -113,7 +114,7 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 	}
 	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text, check)
 	if err != nil {
-		_ = bootstrap.Abandon(c.Store, g.keys+try+attached, g.rank, err) // for who comes; else their time runs out
+		_ = bootstrap.Abandon(c.Store, g.keys+try+attached, g.rank, err) // spares later ranks their timeout
 		return err
 	}
 	attachErr := g.introduce(all)
@@ -129,7 +130,7 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 	}
 	err = bootstrap.Agree(c.Store, g.keys+try+attached, g.rank, g.size, left(), attachErr)
 	if told := (*bootstrap.FailedError)(nil); errors.As(err, &told) {
-		g.life.move(meeting) // the failure of a rank stays in the store: nobody will join
+		g.life.move(meeting) // the failure of a rank stays in the store, so no rank joins
 	}
 	return err
 }
@@ -140,13 +141,13 @@ func (g *Group) introduce(all [][]byte) error {
 	for rank, text := range all {
 		m := &members[rank]
 		if err := json.Unmarshal(text, m); err != nil {
-			return fmt.Errorf("what rank %d wrote into the store is not readable: %w", rank, err)
+			return fmt.Errorf("rank %d wrote an unreadable description into the store: %w", rank, err)
 		}
 		if m.ArenaAbsent != "" {
 			return fmt.Errorf("rank %d (host %s, pid %d) has no shared memory: %s", rank, m.Host, m.PID, m.ArenaAbsent)
 		}
 		if err := m.Arena.Check(); err != nil || m.PID != m.Arena.PID {
-			return fmt.Errorf("what rank %d (pid %d) wrote into the store cannot be: %w", rank, m.PID, cmp.Or(err, errors.New("its arena is another process's")))
+			return fmt.Errorf("rank %d (pid %d) wrote an invalid description into the store: %w", rank, m.PID, cmp.Or(err, errors.New("its arena is another process's")))
 		}
 		if err := difference(0, rank, members[0].Setup, m.Setup); err != nil {
 			g.different = true
@@ -182,10 +183,10 @@ func (g *Group) attach(methods []shmem.Method) error {
 	return nil
 }
 
-// giveUp ends an attempt of Create and returns why the group was not made. If this rank has told the others that it is ready,
-// some of them may have heard that of all ranks: they have a group and will look into this rank's shared block. They find the
-// reason there. It stays until they have left, given up or died, and then a while for peers that look late (see sweep). This
-// rank writes into no shared block of a peer: peers that gave up too may have freed theirs.
+// giveUp ends an attempt of Create and returns the reason why the group was not made. If this rank has told the others that
+// it is ready, some of them may have a group already and will read this rank's shared block, so giveUp writes the reason
+// there. The block stays until all peers have left, given up or died, and a while longer for peers that read it late (see
+// sweep). This rank does not write into a peer's shared block, because a peer that gave up too may have freed it.
 func (g *Group) giveUp(err error) error {
 	err = g.bereaved(err)
 	if g.life.now() == meeting {
@@ -206,7 +207,8 @@ func (g *Group) giveUp(err error) error {
 	return err
 }
 
-// discard frees the memory of a group that no rank has joined or will join.
+// discard frees the memory of a group.
+// Requires: no rank has joined the group or will join it.
 func (g *Group) discard() {
 	releaseAll(g.maps)
 	g.maps = nil

@@ -449,7 +449,7 @@ func TestDescriptionsAreChecked(t *testing.T) {
 			if err == nil {
 				_ = g.Destroy()
 			}
-			if err == nil || !strings.Contains(err.Error(), "what rank 1 (pid") || !strings.Contains(err.Error(), "wrote into the store cannot be") {
+			if err == nil || !strings.Contains(err.Error(), "rank 1 (pid") || !strings.Contains(err.Error(), "wrote an invalid description into the store") {
 				return fmt.Errorf("with %s: %v", c[1], err)
 			}
 			return nil

@@ -11,21 +11,22 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// setup is what all ranks of a group must have alike: else they would choose different algorithms, or would not meet.
+// setup holds the settings that must be equal on all ranks of a group. Ranks that differ in one would choose different
+// algorithms, or would not meet.
 type setup struct {
 	Protocol  int    `json:"protocol"`
 	Size      int    `json:"size"`
-	Tables    uint64 `json:"tables"` // fingerprint of what the library predicts from
+	Tables    uint64 `json:"tables"` // hash of the parameters from which the library predicts
 	Tune      string `json:"tune,omitempty"`
 	TuneFile  string `json:"tune_file,omitempty"`
-	TuneHash  uint64 `json:"tune_hash,omitempty"` // of what the file says
+	TuneHash  uint64 `json:"tune_hash,omitempty"` // hash of the file's content
 	Probe     bool   `json:"probe"`
 	ShmAttach string `json:"shm_attach"`
 }
 
 func (g *Group) setup(methods []shmem.Method) setup {
 	h := fnv.New64a()
-	_, _ = fmt.Fprintln(h, algo.Geometry(), algo.DefaultParams()) // a hash takes anything
+	_, _ = fmt.Fprintln(h, algo.Geometry(), algo.DefaultParams()) // writing to a hash does not fail
 	names := make([]string, len(methods))
 	for i, m := range methods {
 		names[i] = string(m)
@@ -34,7 +35,7 @@ func (g *Group) setup(methods []shmem.Method) setup {
 	return setup{protocolVersion, g.size, h.Sum64(), w.text, w.fileName, w.fileHash, w.probe, strings.Join(names, ",")}
 }
 
-// difference returns why ranks a and b cannot form a group, in words that are the same on all ranks, or nil.
+// difference returns an error that says why ranks a and b cannot form a group, or nil. All ranks get the same text.
 func difference(a, b int, of, other setup) error {
 	differ := func(what, one, two, remedy string) error {
 		return fmt.Errorf("ranks %d and %d are set up differently: %s is %s on rank %d and %s on rank %d; %s", a, b, what, one, a, two, b, remedy)

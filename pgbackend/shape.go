@@ -29,8 +29,8 @@ func (g *Group) crowded() bool {
 // processors (docs/measured.md).
 const switching = 5
 
-// processors returns the processors that this process may run on. If the system does not tell, it returns as many as Go
-// counts.
+// processors returns the processors that this process may run on. If the system does not report
+// them, it returns as many as Go counts.
 func processors() (list topo.CPUSet) {
 	var set unix.CPUSet
 	if unix.SchedGetaffinity(os.Getpid(), &set) != nil {

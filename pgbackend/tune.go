@@ -10,12 +10,12 @@ import (
 
 // Measurements holds what was measured in a group of this process, and the tuning file so far.
 type Measurements struct {
-	Group uint64     `json:"group"` // its handle
-	Name  string     `json:"name"`  // of the file, for messages
-	File  string     `json:"file"`  // its text; empty: there is none
+	Group uint64     `json:"group"` // handle of the group
+	Name  string     `json:"name"`  // name of the file, for messages
+	File  string     `json:"file"`  // text of the file; empty: there is no file
 	Rows  []measured `json:"rows"`
 
-	Propose bool `json:"propose"` // asks for the rows to confirm instead of the entry to write
+	Propose bool `json:"propose"` // requests the rows to confirm instead of the entry to write
 }
 
 // measured is a row of [Measurements]: one algorithm at one length. Chunk 0 means the predicted one. Ratio is the ratio to

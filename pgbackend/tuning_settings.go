@@ -16,7 +16,7 @@ import (
 // compare [tuningSettings.fingerprint] when the group is made.
 type tuningSettings struct {
 	tune     algo.Tune
-	text     string // of SAGECOMM_TUNE
+	text     string // value of SAGECOMM_TUNE
 	file     *algo.File
 	fileName string
 	fileHash uint64
@@ -53,7 +53,7 @@ func readTuning(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }() // nothing was written
+	defer func() { _ = f.Close() }() // closing a file that was only read loses nothing
 	info, err := f.Stat()
 	switch {
 	case err != nil:

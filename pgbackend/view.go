@@ -11,7 +11,7 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// view is a group as internal/observe sees it. Two views are equal if they are of the same group.
+// view implements observe.Group. Two views are equal if and only if they are of the same group.
 type view struct{ g *Group }
 
 var _ observe.Group = view{}
@@ -53,7 +53,7 @@ func (p *Process) acquired() (list []observe.Group) {
 	return list
 }
 
-// Observers shows what the groups of this process do.
+// Observers returns the observers of this process's groups.
 func (p *Process) Observers() *observe.Observers { return p.observers }
 
 // list shows the group's recorder to every process that has the arena mapped, for as long as peers may use the group's
@@ -64,7 +64,7 @@ func (g *Group) list() {
 	}
 }
 
-// Describe notes what the group's user calls it, for records and errors of the group.
+// Describe sets the user's description of the group, which records and errors contain.
 func (g *Group) Describe(text string) {
 	g.description.Store(&text)
 	g.list()
@@ -77,10 +77,10 @@ func (g *Group) describedAs() string {
 	return observe.NoDescription
 }
 
-// RecordsStacks reports whether the flight recorder keeps who called.
+// RecordsStacks reports whether the flight recorder keeps the callers' stacks.
 func (g *Group) RecordsStacks() bool { return g.flights > 0 && env.FlightStacks.Get(g.settings) }
 
-// Stack returns the number of a call stack's text in the flight recorder, 0 if there is no room for it.
+// Stack stores the text of a call stack in the flight recorder and returns its number, or 0 if there is no room.
 func (g *Group) Stack(text string) int {
 	if !g.life.acquire() {
 		return 0
@@ -89,7 +89,7 @@ func (g *Group) Stack(text string) int {
 	return g.stacks.Number(text, g.run.PutStack)
 }
 
-// Stats returns what the group has counted.
+// Stats returns the group's statistics.
 func (g *Group) Stats() (observe.GroupStats, error) {
 	if !g.life.acquire() {
 		return observe.GroupStats{}, destroyed(g.name)

@@ -1,4 +1,4 @@
-// Package plan defines what a plan is: what one rank does for one collective, as data. It holds the types of both kinds
+// Package plan defines plans: data that describes what one rank does in one collective. It holds the types of both kinds
 // of plan and the arithmetic that makes them parametric in length. It builds no plan, proves none and prices none: the
 // packages sendrecv and shmplan build, verify proves, cost prices, and algo chooses.
 //
@@ -6,8 +6,8 @@
 // others. A [SendRecvPlan] is for ranks that are joined by channels, whether a channel lies in shared memory or leads to
 // another host. Start reading at these two types; slot_steps.go spells a slot plan out for a length.
 //
-// All functions are pure: any goroutine may call them. Plans are values that share their slices, so nobody changes a
-// plan that has been handed on.
+// All functions are pure: any goroutine may call them. Copies of a plan share their slices, so a plan must not be
+// changed after it was handed on.
 //
 // # Why there are two types of plan
 //

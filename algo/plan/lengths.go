@@ -8,9 +8,9 @@ import (
 
 // Lengths gives the bytes that a collective moves.
 type Lengths struct {
-	Bytes uint64 // of the flat buffer, or of each block, where Blocks is nil
-	// Blocks gives the bytes of blocks that differ: of each rank's block; for all_to_all first of what rank 0 has for
-	// each rank, then of what rank 1 has, and so on.
+	Bytes uint64 // length of the flat buffer, or of each block if Blocks is nil
+	// Blocks gives the lengths of blocks that differ, in rank order. For all_to_all it begins with the blocks that rank 0
+	// has for each rank, followed by those that rank 1 has, and so on.
 	Blocks []uint64
 }
 
@@ -82,7 +82,7 @@ func (p SendRecvPlan) Chunks(l Lengths) uint64 {
 	return ChunksOf(longest, p.Chunk)
 }
 
-// ChunksOf returns the number of chunks of that many bytes; no bytes are one chunk.
+// ChunksOf returns the number of chunks of that many bytes. Zero bytes make one chunk.
 func ChunksOf(bytes uint64, chunk int) uint64 {
 	if bytes == 0 {
 		return 1

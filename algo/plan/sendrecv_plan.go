@@ -50,21 +50,21 @@ func (s Space) String() string {
 // Region is a run of consecutive pieces of the chunk of one block.
 type Region struct {
 	Space Space
-	Cell  int // of Scratch
+	Cell  int // number of the cell, in Scratch
 	// Block is the rank whose block it is, 0 where buffers are flat. In Scratch it gives the length: a cell holds the
 	// chunk of this block, piece by piece at the same places.
 	Block        int
-	First, Count int // pieces
+	First, Count int // first piece and number of pieces
 }
 
 // Step is one step of a plan. It is carried out for every chunk.
 type Step struct {
 	Op           Op
 	Lag          int   // chunks behind the head of the pipeline
-	Peer         int   // of Send, Recv, RecvReduce
-	Channel      uint8 // of those between the two ranks
+	Peer         int   // other rank of Send, Recv, RecvReduce
+	Channel      uint8 // number among the channels between the two ranks
 	From, To     []Region
-	MessageFirst bool // of RecvReduce
+	MessageFirst bool // for RecvReduce: the message is the left operand
 	// After lists earlier sends, by index in [SendRecvPlan.Steps], of bytes that this step overwrites. Their messages,
 	// of the same chunk, must have been taken before this step writes. [AddDependencies] fills it in.
 	After []int
@@ -93,7 +93,7 @@ type Step struct {
 // several, which are numbered. It holds at least one message ([SendRecvPlan.Largest] bounds its bytes). A send
 // completes as soon as the channel has room. The channel may copy the bytes or keep reading them from where they lie,
 // so a step that overwrites them names the send in [Step.After] and waits until the message has been taken, that is,
-// until the channel reads the sender's memory no more: at once where it copies, and at the latest when the receiver has
+// until the channel no longer reads the sender's memory: at once where it copies, and at the latest when the receiver has
 // the message. A recv waits for the next message.
 //
 // # Order
@@ -102,16 +102,16 @@ type Step struct {
 // scratch memory of chunk i - [SendRecvPlan.Sets] must have been taken, since its cells are used again. Before the
 // collective is over, all sends must have been taken.
 //
-// Whoever runs the plan applies factors: PREMUL_SUM scales the input before the plan, AVG the output after it.
+// The runner of a plan applies factors: PREMUL_SUM scales the input before the plan, AVG the output after it.
 type SendRecvPlan struct {
 	Algorithm string
 	Kind      coll.Kind
 	Rank      int
 	Size      int
-	Root      int  // of a rooted kind; else 0
+	Root      int  // root of a rooted kind; else 0
 	Chunk     int  // bytes of a full chunk, of one block where there are blocks; a multiple of Unit
-	Pieces    int  // of every chunk
-	Cells     int  // of Scratch
+	Pieces    int  // number of pieces of every chunk
+	Cells     int  // number of cells of Scratch
 	Even      bool // blocks must be of equal length
 	Steps     []Step
 }
@@ -151,7 +151,7 @@ func (p SendRecvPlan) MaxLag() int {
 // wait at once for the message that it has just sent.
 func (p SendRecvPlan) Sets() int { return p.MaxLag() + 2 }
 
-// Largest returns the most bytes of a message, which one place of a channel must hold. Pieces of a shorter chunk are no
+// Largest returns the bytes of the longest message, which one place of a channel must hold. Pieces of a shorter chunk are no
 // longer than those of a full one.
 func (p SendRecvPlan) Largest() int {
 	largest := uint64(0)

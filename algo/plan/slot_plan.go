@@ -38,7 +38,7 @@ func (a Action) String() string {
 	return "unknown action"
 }
 
-// Part says which bytes of a chunk a stage works on.
+// Part selects the bytes of a chunk that a stage works on.
 type Part uint8
 
 const (
@@ -52,7 +52,7 @@ const (
 	Block
 )
 
-// Layout says how the chunks of a collective lie in a buffer.
+// Layout describes how the chunks of a collective lie in a buffer.
 type Layout uint8
 
 const (
@@ -81,11 +81,11 @@ const (
 type Stage struct {
 	Action   Action
 	Lag      int    // chunks behind the head of the pipeline
-	Part     Part   // of ReduceSlots
-	From     Source // of ReduceSlots, Collect, Read, Await
-	ToOutput bool   // of ReduceSlots
-	Back     Source // of ReduceSlots: ranks whose slots the result goes back into
-	Head     bool   // of Publish, Read: done once, before the pipeline, on the heads of blocks; see [SlotPlan.Head]
+	Part     Part   // for ReduceSlots
+	From     Source // for ReduceSlots, Collect, Read, Await: ranks whose slots are read
+	ToOutput bool   // for ReduceSlots: the result goes to the output
+	Back     Source // for ReduceSlots: ranks into whose slots the result is written back
+	Head     bool   // for Publish, Read: done once, before the pipeline, on the heads of blocks; see [SlotPlan.Head]
 }
 
 // SlotPlan is what one rank does for one collective through slots. It is parametric in length: the number of chunks
@@ -109,7 +109,7 @@ type SlotPlan struct {
 	Kind      coll.Kind // the collective
 	Rank      int
 	Size      int
-	Root      int // of a rooted kind; else 0
+	Root      int // root of a rooted kind; else 0
 	Slots     Slots
 	Chunk     int // bytes of a full chunk, a multiple of 64; of one block, where the input is blocks
 	Input     Layout

@@ -54,7 +54,7 @@ type SlotStep struct {
 	Stage  int
 	Action Action
 	Slots  Slots
-	Chunk  int64 // of the slots; heads are chunk 0 of the small slots
+	Chunk  int64 // number of the chunk in its set of slots; heads are chunk 0 of the small slots
 	Waits  []Wait
 	Moves  []Move
 	Posts  []Counter
@@ -102,7 +102,7 @@ func (p SlotPlan) OutputAt(l Lengths, from int) (at uint64) {
 	return at
 }
 
-// Concrete spells out what a plan does for a collective of that many bytes, in the order in which its rank does it.
+// Concrete returns the steps of a plan for a collective of that many bytes, in the order in which its rank does them.
 // Where buffers are blocks, bytes is the length of one block. Steps share nothing and may be kept.
 //
 // Waits do not depend on how much there is to move, so that ranks meet, and notice that they call different things, even

@@ -33,8 +33,8 @@ func (at Place) plan(algorithm string, kind coll.Kind, stages ...plan.Stage) pla
 	return p
 }
 
-// Names of the algorithms. In a one-shot algorithm every reader takes all that it needs straight from the slots of those
-// who contribute, in one round of flags. In a two-shot algorithm each rank first reduces a share and the shares are then
+// Names of the algorithms. In a one-shot algorithm every reader takes all that it needs straight from the slots of the
+// ranks that contribute, in one round of flags. In a two-shot algorithm each rank first reduces a share and the shares are then
 // collected, in two rounds of flags.
 const (
 	OneShot = "one_shot"

@@ -7,24 +7,24 @@ import (
 	"strings"
 )
 
-// Epochs tell the groups apart that are made on the same keys, one after the other: a store outlives groups, and even the
-// processes of a job that is restarted. A rank writes what it says in a rendezvous under the number of that rendezvous,
-// which it counts itself. Ranks make the same groups in the same order, so their counts agree, unless one was ended before
-// its turn came: it finds that the others are ahead ([OvertakenError]) and follows them.
+// Epochs distinguishes groups that are made on the same keys one after the other, because a store outlives groups and even
+// the processes of a restarted job. A rank writes what it says in a rendezvous under the number of that rendezvous,
+// which it counts itself. Ranks make the same groups in the same order, so their counts agree unless the process of a rank
+// ended before its turn. The restarted rank finds that the others are ahead ([OvertakenError]) and follows them.
 type Epochs struct {
 	Store  Store
 	Prefix string
 	Rank   int
-	Owner  string // this process, in words
+	Owner  string // description of this process, for errors
 }
 
-// epoch is what stands under the key of a rank.
+// epoch is the value under the key of a rank.
 type epoch struct {
 	number int
 	owner  string // the process that began it
 }
 
-// TwiceError says that two processes make a group as the same rank.
+// TwiceError reports that two processes make a group as the same rank.
 type TwiceError struct {
 	Rank     int
 	One, Two string
@@ -34,15 +34,15 @@ func (e *TwiceError) Error() string {
 	return fmt.Sprintf("sagecomm: rank %d was started twice: by %s and by %s; give each process a rank of its own (RANK)", e.Rank, e.One, e.Two)
 }
 
-// OvertakenError says that a rank has gone on to a later epoch and says nothing more in this one.
+// OvertakenError reports that a rank has gone on to a later epoch and writes nothing more in this one.
 type OvertakenError struct{ Rank, Epoch int }
 
 func (e *OvertakenError) Error() string {
 	return fmt.Sprintf("rank %d makes group number %d already", e.Rank, e.Epoch)
 }
 
-// Next begins an epoch: the one after this rank's last, or least if that is later. It returns the process that began the
-// last one as well, if that was another process: it may have ended, or may be the same rank started twice.
+// Next begins an epoch: the one after this rank's last, or least if that is later. If another process began the last epoch,
+// Next returns that process too: it may have ended, or the rank may have been started twice.
 func (e Epochs) Next(least int) (next int, other string, err error) {
 	last, err := e.of(e.Rank)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TimeoutError says which ranks did not come to a rendezvous.
+// TimeoutError names the ranks that did not come to a rendezvous.
 type TimeoutError struct {
 	Prefix  string
 	Size    int
@@ -20,17 +20,17 @@ func (e *TimeoutError) Error() string {
 		e.Prefix, e.Waited.Round(time.Millisecond), len(e.Missing), e.Size, ranks(e.Missing))
 }
 
-// Unwrap makes it an ErrTimeout.
+// Unwrap returns ErrTimeout.
 func (e *TimeoutError) Unwrap() error { return ErrTimeout }
 
-// RankFailure is why one rank failed.
+// RankFailure holds the reason why one rank failed.
 type RankFailure struct {
 	Rank   int
 	Reason string
 }
 
-// FailedError says which ranks failed and why. Unless ranks are missing it is the same on every rank; it wraps no
-// error, because a rank's own cause is known to that rank only.
+// FailedError names the ranks that failed, with their reasons. Unless ranks are missing it is the same on every rank. It wraps
+// no error, because a rank's own cause is known to that rank only.
 type FailedError struct {
 	Prefix  string
 	Size    int

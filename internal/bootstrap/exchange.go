@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// A value in the store is one byte, which says what follows, and the rest.
+// A value in the store is a mark of one byte, followed by the content.
 const (
-	markValue   = 'v' // what a rank contributes
-	markFailure = 'f' // the text of the error because of which it contributes nothing
+	markValue   = 'v' // the content is the rank's value
+	markFailure = 'f' // the content is the text of the error that keeps the rank from giving a value
 )
 
-// failureText bounds what a rank tells about its failure, in bytes.
+// failureText bounds the text of a rank's failure, in bytes.
 const failureText = 4096
 
 // probeTimeout is how long each further rank is looked for once the time is up, to name all that are missing and only
@@ -64,8 +64,8 @@ func failure(err error) []byte {
 	return append([]byte{markFailure}, text...)
 }
 
-// gather publishes this rank's record and collects everybody's. It hears all ranks out even after a failure: the error
-// must not depend on who was asked first.
+// gather publishes this rank's record and collects those of all ranks. It reads all records even after a failure, because the
+// error must not depend on the order of reading.
 func gather(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte, check func(int, []byte) error) ([][]byte, error) {
 	if size < 1 || rank < 0 || rank >= size {
 		return nil, fmt.Errorf("sagecomm: rendezvous %s: rank %d of %d ranks does not exist", prefix, rank, size)
@@ -120,12 +120,12 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 	return nil, verdict(prefix, size, time.Since(began), missing, failed)
 }
 
-// together bounds the wait of getTogether. A rank that disagrees, and would end the wait of the others at once, is noticed so
-// much later when another one is missing.
+// together bounds the wait of getTogether. While one rank is missing, the value of a rank that disagrees, which would end the
+// rendezvous at once, is noticed later by this time.
 const together = 250 * time.Millisecond
 
-// getTogether returns the records of all peers, by rank, if they all come soon: most rendezvous need two round trips to the
-// server of the store then, whatever the number of ranks. It returns nil if the peers have to be asked for one by one.
+// getTogether returns the records of all peers, by rank, if all come soon. Most rendezvous then need two round trips to
+// the store's server, whatever the number of ranks. It returns nil if the caller must get the records one by one.
 func getTogether(store Store, prefix string, rank, size int, left time.Duration) ([][]byte, error) {
 	many, ok := store.(ManyGetter)
 	if !ok || size == 1 || left <= 0 {
@@ -147,7 +147,7 @@ func getTogether(store Store, prefix string, rank, size int, left time.Duration)
 	return slices.Insert(found, rank, nil), nil
 }
 
-// verdict makes the error. A failure explains more than a rank that is late, which may be so because of it.
+// verdict returns the error of a rendezvous. Failures take precedence over missing ranks, which may be late because of them.
 func verdict(prefix string, size int, waited time.Duration, missing []int, failed []RankFailure) error {
 	if len(failed) == 0 {
 		return &TimeoutError{Prefix: prefix, Size: size, Missing: missing, Waited: waited}

@@ -16,7 +16,7 @@ import (
 // a directory of its own, and whoever made it removes it.
 type FileStore struct{ dir string }
 
-// NewFileStore uses a directory, which it makes if need be.
+// NewFileStore returns a store in a directory, which it makes if it does not exist.
 func NewFileStore(dir string) (*FileStore, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("sagecomm: make the store's directory: %w", err)
@@ -24,7 +24,7 @@ func NewFileStore(dir string) (*FileStore, error) {
 	return &FileStore{dir}, nil
 }
 
-// path gives the file of a key: readable where the name is not too long for a file system.
+// path returns the file of a key. The file name is readable unless that is too long for a file system.
 func (s *FileStore) path(key string) string {
 	name := "k-" + url.PathEscape(key)
 	if len(name) > 200 {
@@ -34,7 +34,7 @@ func (s *FileStore) path(key string) string {
 	return filepath.Join(s.dir, name)
 }
 
-// Set writes a value so that readers see all of it or nothing.
+// Set writes a value atomically: readers see all of it or nothing.
 func (s *FileStore) Set(key string, value []byte) error {
 	f, err := os.CreateTemp(s.dir, "t-*")
 	if err != nil {
@@ -50,7 +50,7 @@ func (s *FileStore) Set(key string, value []byte) error {
 	return err
 }
 
-// Get looks for the key again and again, more and more seldom.
+// Get looks for the key repeatedly, at growing intervals.
 func (s *FileStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	deadline := time.Now().Add(timeout)
 	for pause := 500 * time.Microsecond; ; pause = min(pause*2, 20*time.Millisecond) {

@@ -14,7 +14,7 @@ type MemStore struct {
 	changed chan struct{} // closed and replaced by each Set
 }
 
-// NewMemStore makes an empty store.
+// NewMemStore returns an empty store.
 func NewMemStore() *MemStore {
 	return &MemStore{values: make(map[string][]byte), changed: make(chan struct{})}
 }

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// watchSlice is how long a [Watchful] store waits before it asks again whether waiting makes sense.
+// watchSlice is the time after which a waiting [Watchful] store asks again whether it should go on waiting.
 const watchSlice = 250 * time.Millisecond
 
-// Watchful makes the waits of a store end early: as timeouts once lost says that some of size ranks has ended, or with the
-// error of ahead for the rank whose key is waited for. What was written until then is still found.
+// Watchful returns a store whose waits end early: with ErrTimeout once lost reports that one of size ranks has ended, or with
+// the error that ahead returns for the rank of the key. A value that was written before is still found.
 func Watchful(store Store, size int, lost func() bool, ahead func(rank int) error) Store {
 	s := watchful{store, size, lost, ahead}
 	if many, ok := store.(ManyGetter); ok {
@@ -30,7 +30,7 @@ type watchful struct {
 func (s watchful) Get(key string, timeout time.Duration) ([]byte, error) {
 	for deadline := time.Now().Add(timeout); ; {
 		wait := max(min(time.Until(deadline), watchSlice), time.Millisecond)
-		last := s.lost() // before the look: what a rank wrote before it ended is there by now
+		last := s.lost() // asked before the key is read, so that a value that a rank wrote before it ended is found
 		if last {
 			wait = min(wait, probeTimeout(s.size))
 		}
@@ -46,7 +46,7 @@ func (s watchful) Get(key string, timeout time.Duration) ([]byte, error) {
 	}
 }
 
-// watchfulMany is a watchful store over a ManyGetter.
+// watchfulMany is a Watchful store over a ManyGetter.
 type watchfulMany struct {
 	watchful
 	many ManyGetter

@@ -18,17 +18,17 @@ import (
 // them, lie in memory that the others have mapped (list.go). So the first rank of each group that is neither dead nor missing
 // writes the file of such a rank, unless another process has written it since the failure.
 
-// dumpTimeout is how long a failure is held back for its dump: the first process that ends because of it may end the others,
-// by a launcher's hand. It is far less than the time within which failures are told.
+// dumpTimeout bounds how long a failure is held back for its dump. The failure must wait, because the launcher may kill all
+// ranks as soon as one exits. The bound is far less than the time within which failures must be raised.
 const dumpTimeout = 500 * time.Millisecond
 
-// torch's variables for the same thing: where dumps go, and whether failures are dumped.
+// torch's variables for the same settings: the prefix of dumps, and whether failures are dumped.
 var (
 	dumpPlaces   = []string{"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
 	dumpSwitches = []string{"TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"}
 )
 
-// firstOf is the value of the first of some variables that is set and not empty.
+// firstOf returns the value of the first of some variables that is set and not empty.
 func firstOf(environ []string, names []string) string {
 	for _, name := range names {
 		for _, entry := range environ {
@@ -40,7 +40,7 @@ func firstOf(environ []string, names []string) string {
 	return ""
 }
 
-// dumpPrefix is where dumps of failures go, empty if none are to be written.
+// dumpPrefix returns the prefix of the files of failure dumps, or "" if failures are not dumped.
 func dumpPrefix(s *env.Settings, environ []string) string {
 	switch chosen := env.FlightDump.Get(s); {
 	case !chosen.Given:
@@ -55,8 +55,8 @@ func dumpPrefix(s *env.Settings, environ []string) string {
 	}
 }
 
-// DumpFailure dumps the flight recorder because a group has failed. It is called before the group's operations learn of the
-// failure, and returns when the files are written or after dumpTimeout.
+// DumpFailure dumps the flight recorder because a group has failed. pgbackend calls it before the group's operations raise
+// the failure. It returns when the files are written or after dumpTimeout.
 func (o *Observers) DumpFailure(g Group) {
 	f := g.Cause()
 	prefix := dumpPrefix(g.Settings(), runner.Environ())
@@ -66,7 +66,7 @@ func (o *Observers) DumpFailure(g Group) {
 	within(dumpTimeout, o.dumps.add(o.groups, failedGroup{g, prefix, silent(g, f), time.Now(), true}))
 }
 
-// DumpLate has the file of a rank written that died after the group had failed. It does not wait.
+// DumpLate starts writing the file of a rank that died after the group had failed. It does not wait for the file.
 func (o *Observers) DumpLate(g Group, rank int) {
 	prefix := dumpPrefix(g.Settings(), runner.Environ())
 	if f := g.Cause(); prefix == "" || f == nil || f.Status == coll.Aborted || !g.Acquire() {
@@ -75,7 +75,7 @@ func (o *Observers) DumpLate(g Group, rank int) {
 	o.dumps.add(o.groups, failedGroup{g, prefix, append(g.Dead(), rank), time.Now(), false})
 }
 
-// Dump writes the file of this process's rank now. An empty prefix means the one of failures.
+// Dump writes the file of this process's rank and returns when it is written. An empty prefix means that of failure dumps.
 func (o *Observers) Dump(prefix string) error {
 	groups := o.groups()
 	list := ownFlights(groups)
@@ -97,8 +97,8 @@ func (o *Observers) Dump(prefix string) error {
 	return o.dumps.files.write(dumpFile{prefix: prefix, rank: rank, groups: list})
 }
 
-// silent returns the ranks that cannot write a dump themselves: they have died, or have not come to the operation in which
-// that was noticed. Requires: the group is acquired.
+// silent returns the ranks that cannot write a dump themselves, because they have died or have not begun the operation that
+// failed. Requires: the group is acquired.
 func silent(g Group, f *coll.Failure) []int {
 	h, silent := g.Header(), g.Dead()
 	if f.Status == coll.PeerFailure || f.Status == coll.Timeout {
@@ -116,7 +116,7 @@ func silent(g Group, f *coll.Failure) []int {
 	return slices.Compact(silent)
 }
 
-// writtenBy returns the absent ranks whose files this rank writes: all of them, or none if a rank before it does.
+// writtenBy returns the absent ranks whose files this rank writes: all of them, or none if a lower rank writes them.
 func writtenBy(writer int, absent []int) []int {
 	for rank := range writer {
 		if !slices.Contains(absent, rank) {

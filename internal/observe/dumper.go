@@ -12,20 +12,20 @@ import (
 )
 
 // dumper writes the dumps of groups that have failed. One death fails many groups at once, so one goroutine takes snapshots
-// for all groups that have failed by the time that it begins, and goes round again for those that came meanwhile: a rank's
-// file is written twice or so, not once for each group. Another goroutine writes the snapshots. Where files go may hang for
+// for all groups that have failed by the time that it begins, and repeats that for groups that fail meanwhile: a rank's
+// file is written about twice, not once for each group. Another goroutine writes the snapshots. The file system may hang for
 // ever, so the first goroutine waits for the second one only for roundTimeout, and no group is held while a file is written.
 type dumper struct {
 	files dumpFiles
 
 	mu         sync.Mutex
-	failed     []failedGroup   // whose snapshots are to be taken; they are held
-	round      chan struct{}   // closed when the files of these groups are written
-	collecting bool            // the goroutine that takes snapshots is at work
-	waiting    []dumpFile      // to be written; at most one for each rank
-	rounds     []chan struct{} // closed when they are written
-	writing    bool            // the goroutine that writes is at work
-	idle       chan struct{}   // closed when neither goroutine is at work any more; nil: neither ever was
+	failed     []failedGroup   // groups without a snapshot yet; they are acquired
+	round      chan struct{}   // closed when the files of the failed groups are written
+	collecting bool            // the goroutine that takes snapshots is running
+	waiting    []dumpFile      // files to write, at most one for each rank
+	rounds     []chan struct{} // closed when the waiting files are written
+	writing    bool            // the goroutine that writes files is running
+	idle       chan struct{}   // closed when neither goroutine runs any more; nil: neither was ever started
 }
 
 // failedGroup is a group that is to be dumped. It is acquired until its snapshot is taken.
@@ -45,11 +45,11 @@ type dumpFile struct {
 	since  time.Time // a file that is younger stays; zero: none does
 }
 
-// roundTimeout is how long the next snapshots wait for the files of the last ones, so that they are for more groups.
+// roundTimeout bounds how long the next snapshots wait for the files of the last ones, so that they serve more groups.
 const roundTimeout = 200 * time.Millisecond
 
-// add has a group dumped. It returns a channel that is closed when the files are written. Requires: the group is acquired;
-// the dumper releases it.
+// add queues a group for its dump and returns a channel that is closed when the files are written.
+// Requires: the group is acquired; the dumper releases it.
 func (d *dumper) add(groups func() []Group, one failedGroup) <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -67,7 +67,7 @@ func (d *dumper) add(groups func() []Group, one failedGroup) <-chan struct{} {
 	return d.round
 }
 
-// written returns a channel that is closed when nothing is to be written any more.
+// written returns a channel that is closed when no file is left to write.
 func (d *dumper) written() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -149,14 +149,14 @@ func (d *dumper) writeOne(f dumpFile) error {
 	return d.files.write(f)
 }
 
-// stopped is called by each goroutine when it ends. Requires: d.mu.
+// stopped closes idle if no goroutine is left. Each goroutine calls it when it ends. Requires: d.mu.
 func (d *dumper) stopped() {
 	if !d.collecting && !d.writing {
 		close(d.idle)
 	}
 }
 
-// snapshots returns the files that are to be written for some groups that have failed, and releases the groups.
+// snapshots returns the files to write for failed groups and releases the groups.
 func snapshots(all func() []Group, failed []failedGroup) (files []dumpFile) {
 	defer recoverFrom("a dump of the flight recorder")
 	groups := all()
@@ -192,13 +192,13 @@ func snapshots(all func() []Group, failed []failedGroup) (files []dumpFile) {
 	return files
 }
 
-// dumpFiles writes files, one after another, and remembers what it has written.
+// dumpFiles writes files one after another and remembers the content of each.
 type dumpFiles struct {
 	mu      sync.Mutex // held while a file is written
 	written map[string]writtenDump
 }
 
-// writtenDump is what a file held when it was written.
+// writtenDump describes the content of a file that was written.
 type writtenDump struct {
 	groups []uint64 // numbers
 	at     time.Time
@@ -219,7 +219,7 @@ func (d *dumpFiles) write(file dumpFile) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// A file that was written since the failure stays: another survivor has written it, or the rank itself.
+	// A file that is newer than the failure stays, because another survivor or the rank itself has written it.
 	if info, err := os.Stat(path); err == nil && !file.since.IsZero() && !info.ModTime().Before(file.since) {
 		return nil
 	}
@@ -236,7 +236,7 @@ func (d *dumpFiles) write(file dumpFile) error {
 	return replaceFile(path, data)
 }
 
-// traceFile puts groups together as torch has them in one file.
+// traceFile combines groups in the layout of torch's files.
 func traceFile(groups []snapshot) pickle.Dict {
 	var config, status pickle.Dict
 	entries := []pickle.Dict{}

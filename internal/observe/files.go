@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// replaceFile writes a file of which nobody ever sees a part. The error names that file, not the temporary one that becomes
-// it. Tests put another function in its place.
+// replaceFile writes a file atomically: readers see the old or the new content. It writes a temporary file and renames it;
+// errors name the final file. Tests replace it with another function.
 var replaceFile = func(path string, data []byte) error {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return fmt.Errorf("%s is a directory", path)
@@ -24,7 +24,7 @@ var replaceFile = func(path string, data []byte) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name()) // there is nothing more to do about it
+		_ = os.Remove(f.Name()) // best effort: the caller gets the error that made this necessary
 		return cannotWrite(path, err)
 	}
 	return nil

@@ -9,10 +9,10 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// Group is a group of this process as its observers see it. Values of it are equal if and only if they are the same group.
+// Group is an observer's view of a group of this process. Two values are equal if and only if they are of the same group.
 type Group interface {
-	// Acquire keeps what the other methods read in place until Release. It returns false when the group is being destroyed
-	// and nothing of it may be read any more.
+	// Acquire keeps the memory that the other methods read in place until Release. It returns false if the group is no
+	// longer live; then the caller must not read it.
 	Acquire() bool
 	Release()
 
@@ -25,7 +25,7 @@ type Group interface {
 	Run() Run // Requires: the group is acquired.
 }
 
-// Run is what observers read of the runner's group. *runner.Group implements it.
+// Run is the part of the runner's group that observers read. *runner.Group implements it.
 type Run interface {
 	Sequence() uint64
 	Flights() runner.FlightLog
@@ -38,22 +38,22 @@ type Run interface {
 	Awaits(rank int) int
 }
 
-// Header is what does not change in a group, besides its description.
+// Header holds the data of a group that never changes, and its description.
 type Header struct {
-	ID          uint64 `json:"id"` // of the group in the rank's process, while it lives
+	ID          uint64 `json:"id"` // number of the group, unique in the rank's process
 	Group       string `json:"group"`
 	Description string `json:"description"`
 	Rank        int    `json:"rank"`
 	Size        int    `json:"size"`
-	Global      []int  `json:"global,omitempty"` // numbers in the job by rank; nil: the same
-	Capacity    int    `json:"capacity"`         // of the flight recorder; 0: it is off
-	Prefix      string `json:"prefix"`           // of the names of operations
+	Global      []int  `json:"global,omitempty"` // global rank of each rank; nil: equal to the group rank
+	Capacity    int    `json:"capacity"`         // capacity of the flight recorder, in operations; 0: it is off
+	Prefix      string `json:"prefix"`           // prefix of the names of operations
 }
 
-// NoDescription is the description of a group that its user has not described, as torch has it.
+// NoDescription is torch's description of a group that its user has not described.
 const NoDescription = "undefined"
 
-// GlobalRank is the number of a rank in the job.
+// GlobalRank returns the global rank of a group rank.
 func (h *Header) GlobalRank(rank int) int {
 	if rank >= 0 && rank < len(h.Global) {
 		return h.Global[rank]
@@ -61,13 +61,13 @@ func (h *Header) GlobalRank(rank int) int {
 	return rank
 }
 
-// Member is the process of one rank.
+// Member describes the process of one rank.
 type Member struct {
 	Host    string
 	PID     int
 	Process procwatch.ID
 	Arena   []byte      // the rank's arena, as this process has it mapped
-	Nonce   shmem.Nonce // of the arena
+	Nonce   shmem.Nonce // nonce of the arena
 	Front   int64       // offset of the arena's front page, see [Listing]
 }
 

@@ -21,11 +21,11 @@ import (
 // words, each the offset of a description in the same arena, or 0. A description is its length, 4 bytes, followed by JSON. It
 // never changes: a new description is stored elsewhere before its word is written.
 
-// listedRecorder is a description.
+// listedRecorder is the content of a description.
 type listedRecorder struct {
 	Header
 	Log    int64 `json:"log"`    // offset of the recorder
-	Stacks bool  `json:"stacks"` // it records who called
+	Stacks bool  `json:"stacks"` // the recorder keeps call stacks
 }
 
 // FrontBytes is the length of the front page of an arena: the engine's bell and the list.
@@ -33,12 +33,12 @@ const FrontBytes = 4096
 
 const (
 	mostListed = (FrontBytes - runner.BellBytes) / 8
-	// longestListed is more than any description of algo.MaxSize ranks.
+	// longestListed exceeds the bytes of any description of a group of algo.MaxSize ranks.
 	longestListed = 1 << 20
-	// mostTexts is how often a group may be described anew.
+	// mostTexts bounds how often the description of a group may change.
 	mostTexts = 16
-	// MaxFlightLog bounds a recorder that lies in an arena, of some 60,000 operations, so that it does not take the room of
-	// other groups' shared blocks.
+	// MaxFlightLog bounds the bytes of a recorder in an arena (about 60,000 operations), so that the arena keeps room for
+	// the shared blocks of other groups.
 	MaxFlightLog = 8 << 20
 )
 
@@ -51,12 +51,12 @@ type Listing struct {
 	mu    sync.Mutex
 	word  *atomic.Uint64
 	last  []byte
-	texts []shmem.Range // the last one counts; peers may be reading the others
-	over  bool          // the group was taken out of the list for good
+	texts []shmem.Range // the last one is valid; peers may still read the others
+	over  bool          // the group was removed from the list for good
 }
 
-// Put stores a description of a group's recorder in the list of the arena, in the place of the group's last one. Where there
-// is no room the peers do without it.
+// Put stores a description of a group's recorder in the list of the arena, in the place of the group's last one. If there is
+// no room, peers do not see the description.
 func (l *Listing) Put(arena *shmem.Arena, front shmem.Range, h *Header, log int64, stacks bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -88,7 +88,7 @@ func (l *Listing) Put(arena *shmem.Arena, front shmem.Range, h *Header, log int6
 	}
 }
 
-// Remove takes the group out of the list, for good, and frees its descriptions. Requires: no peer reads them any more.
+// Remove removes the group from the list for good and frees its descriptions. Requires: no peer reads them any more.
 func (l *Listing) Remove(arena *shmem.Arena) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,7 +106,8 @@ func (l *Listing) Remove(arena *shmem.Arena) error {
 	return nil
 }
 
-// listedBy returns what the recorders of another process know, of all its groups whose arena is mapped in some of these.
+// listedBy returns the records of another process: those of all groups in the lists of its arenas, as far as one of the
+// given groups has mapped them.
 // Requires: the groups are acquired.
 func listedBy(process procwatch.ID, groups []Group) []snapshot {
 	var list []snapshot
@@ -122,7 +123,7 @@ func listedBy(process procwatch.ID, groups []Group) []snapshot {
 	return newest(list)
 }
 
-// newest leaves out groups that have a successor: a process that has destroyed a group may have made another one of its name.
+// newest drops each group that has a successor, because a process may destroy a group and make another one of the same name.
 func newest(list []snapshot) []snapshot {
 	type member struct {
 		group string
@@ -140,7 +141,7 @@ func newest(list []snapshot) []snapshot {
 	return list
 }
 
-// listIn reads the list of an arena. Its owner may go on meanwhile, or may have written anything.
+// listIn reads the list of an arena. The owner may change the list meanwhile and may have written anything into it.
 func listIn(arena []byte, front int64) (list []snapshot) {
 	if front < 0 || front%8 != 0 || front > int64(len(arena))-FrontBytes {
 		return nil
@@ -148,7 +149,7 @@ func listIn(arena []byte, front int64) (list []snapshot) {
 	words := listAt(unsafe.Pointer(&arena[front]))
 	known := map[uint64]bool{} // IDs
 	for i := range words {
-		for range 3 { // its owner may put down another description meanwhile
+		for range 3 { // the owner may store another description meanwhile
 			at := words[i].Load()
 			if at == 0 {
 				break
@@ -175,7 +176,7 @@ func listIn(arena []byte, front int64) (list []snapshot) {
 	return list
 }
 
-// textAt returns a copy of a description, because memory that is read twice may differ, or nil if there is none.
+// textAt returns a copy of a description, or nil if there is none. It copies because a second read may give other bytes.
 func textAt(arena []byte, at uint64) []byte {
 	if at%8 != 0 || at > uint64(len(arena))-4 {
 		return nil

@@ -13,31 +13,31 @@ import (
 	"sagecomm/internal/env"
 )
 
-// lines is where the log lines of this process go: standard error, or the file of SAGECOMM_DEBUG_FILE. Either may block, a
-// pipe that nobody reads or a file system that hangs, and a line must never delay a failure. So one goroutine writes, out of
-// a bounded queue. Who logs waits for its line, so that a process that ends with an error has printed it, but not longer than
-// lineTimeout, and not at all while an earlier line is stuck. Lines that find the queue full are dropped and counted.
+// lines writes the log lines of this process to standard error or to the file of SAGECOMM_DEBUG_FILE. Either may block (a full
+// pipe, a file system that hangs), and a line must never delay a failure. So one goroutine writes from a bounded queue. The
+// caller waits for its line, so that a process that exits with an error has printed it, but for lineTimeout at most, and not at
+// all while an earlier line is stuck. Lines that find the queue full are dropped and counted.
 var lines lineWriter
 
 type lineWriter struct {
 	mu      sync.Mutex
 	to      io.Writer // nil: standard error
-	host    string    // in lines of a file, which may be gathered from several hosts
+	host    string    // prefix of lines in a file, because files of several hosts may be merged
 	queue   []logLine
-	writing bool   // a goroutine is at work
-	stuck   bool   // a line has waited in vain
-	dropped uint64 // lines since the last one that found room
+	writing bool   // the goroutine that writes is running
+	stuck   bool   // a line was not written within lineTimeout
+	dropped uint64 // lines dropped since the last one that was queued
 	warned  recent
 }
 
 type logLine struct {
 	text    string
-	written chan struct{} // closed afterwards
+	written chan struct{} // closed when the line is written
 }
 
 const (
 	lineTimeout = 20 * time.Millisecond
-	mostLines   = 1000 // in the queue
+	mostLines   = 1000 // bounds the queue
 )
 
 // logTo opens the file of the first group that names one.
@@ -63,7 +63,7 @@ func expand(pattern string, rank int) string {
 // Log writes one line.
 func Log(level, text string) { lines.log(level, text) }
 
-// Warn writes a sentence, but not again while it is among the last ones that were written.
+// Warn writes a warning unless it is equal to one of the last mostRecent warnings.
 func Warn(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	lines.mu.Lock()
@@ -87,7 +87,7 @@ func FlushLog(bound time.Duration) {
 	}
 }
 
-// within waits for done and reports whether it came within the bound.
+// within waits until done is closed and reports whether that happened within the bound.
 func within(bound time.Duration, done <-chan struct{}) bool {
 	timer := time.NewTimer(bound)
 	defer timer.Stop()
@@ -123,12 +123,12 @@ func (w *lineWriter) log(level, text string) {
 	w.mu.Unlock()
 	if !stuck && !within(lineTimeout, line.written) {
 		w.mu.Lock()
-		w.stuck = w.writing // unless it was written at this moment
+		w.stuck = w.writing // false if the line has just been written
 		w.mu.Unlock()
 	}
 }
 
-// write writes what is in the queue and ends. A line stays in the queue until it is written.
+// write writes all lines of the queue and returns. A line stays in the queue until it is written.
 func (w *lineWriter) write() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -138,7 +138,7 @@ func (w *lineWriter) write() {
 			to = os.Stderr
 		}
 		w.mu.Unlock()
-		_, _ = io.WriteString(to, line.text) // a closed standard error is no reason to fail
+		_, _ = io.WriteString(to, line.text) // errors are ignored: a closed standard error must not fail a group
 		w.mu.Lock()
 		w.queue = w.queue[1:]
 		w.stuck = false
@@ -147,7 +147,7 @@ func (w *lineWriter) write() {
 	w.queue, w.writing = nil, false
 }
 
-// mostRecent is how many warnings are remembered: some name a group, and a process may make groups for ever.
+// mostRecent bounds the warnings that are remembered, because some name a group and a process may make groups for ever.
 const mostRecent = 256
 
 // recent holds the last mostRecent texts.
