@@ -23,5 +23,6 @@
 // No lock is held while the runner or a store is called in a way that blocks, or while an observer is called.
 //
 // Start reading at process.go, then create.go and rendezvous.go (how ranks meet), issue.go (how an operation gets its
-// program), failure.go (what a failure does), diagnose.go (which rank is the culprit, and how that is worded) and destroy.go.
+// program), peers.go (how the death of a rank is noticed), failure.go (what a failure does), diagnose.go (which rank is the
+// culprit, and how that is worded), lifetime.go (the states of a group) and destroy.go.
 package pgbackend

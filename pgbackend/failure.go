@@ -30,12 +30,9 @@ func (g *Group) incident(t runner.Incident) {
 		g.adopt(f)
 		return
 	}
-	if g.cause.Load() != nil || t.Code == runner.FailureWord {
-		// The group is down in this process only, because it is being destroyed.
-		if f := g.cause.Load(); f != nil {
-			g.run.Down(f)
-			return
-		}
+	if f := g.cause.Load(); f != nil { // the group is down in this process only, because it is being destroyed
+		g.run.Down(f)
+		return
 	}
 	g.declareFailure(g.diagnose(t))
 }

@@ -237,7 +237,7 @@ func TestRandomWritesNeitherCrashNorHang(t *testing.T) {
 	t.Logf("%v", ends)
 }
 
-// traffic uses both lanes, short messages and long ones.
+// traffic uses both sets of slots, short messages and long ones.
 func traffic(g *Group, n int) error {
 	for range n {
 		for _, elements := range []int{2, 100_000} {

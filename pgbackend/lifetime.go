@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// state is the state of a group; moves lists the transitions.
+// state is the state of a group; moves lists the transitions. Failure is no state: a failed group has a cause (Group.cause)
+// and DOWN in its group word.
 type state int
 
 const (

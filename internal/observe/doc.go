@@ -7,7 +7,7 @@
 // dump.go and observers.go.
 //
 // Any goroutine may call every function. Whoever reads a group that may be destroyed meanwhile acquires it first (see
-// [Group]); no lock of this package is held while a file is written.
+// [Group]). Writing a dump holds only the lock by which dumps wait for each other, no lock of a group or of the list of groups.
 //
 // Start reading at group.go, then observers.go (what runs while there are groups), records.go and torch_trace.go (the flight
 // recorder in the terms of torch), dump.go (when files of it are written) and list.go (how a process reads the recorders of

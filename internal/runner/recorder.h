@@ -7,7 +7,7 @@
  *
  * The trails lie in the rank's arena, so that peers can still read them when the rank has died or was stopped. A
  * reader does not trust a peer's trails: it cuts every field to its range and bounds `count` by the capacity, which
- * the ranks exchanged at rendezvous or Go has checked (pgbackend/flight_list.go). */
+ * the ranks exchanged at rendezvous or Go has checked (internal/observe/list.go). */
 #ifndef SCR_RECORDER_H
 #define SCR_RECORDER_H
 

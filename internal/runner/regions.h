@@ -1,4 +1,4 @@
-/* regions.h: where the regions of a sendrecv plan lie in the buffers and in scratch memory (sendrecv.Plan.Extent), for
+/* regions.h: where the regions of a sendrecv plan lie in the buffers and in scratch memory (plan.SendRecvPlan.Extent), for
  * sendrecv.c alone. */
 #ifndef SCR_REGIONS_H
 #define SCR_REGIONS_H
@@ -7,7 +7,7 @@
 
 #include "program.h"
 
-/* ---- where regions lie: sendrecv.Plan.Extent ---- */
+/* ---- where regions lie: plan.SendRecvPlan.Extent ---- */
 
 /* Returns the length of the block that a region is a part of. */
 static inline uint64_t block_bytes(const scr_run *r, const scr_region *x) {

@@ -96,7 +96,7 @@ typedef struct scr_stage {
 
 #define SCR_MAX_STAGES 6
 
-/* A sendrecv program: sendrecv.Plan in C. The Go type documents its parts. */
+/* A sendrecv program: plan.SendRecvPlan in C. The Go type documents its parts. */
 enum { SCR_STEP_SEND = 8, SCR_STEP_RECV, SCR_STEP_RECV_REDUCE, SCR_STEP_REDUCE, SCR_STEP_COPY };
 enum { SCR_INPUT, SCR_OUTPUT, SCR_SCRATCH };
 

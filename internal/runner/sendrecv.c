@@ -1,4 +1,4 @@
-/* sendrecv.c: the interpreter of sendrecv programs (sendrecv.Plan), and the channels that the messages go through. A
+/* sendrecv.c: the interpreter of sendrecv programs (plan.SendRecvPlan), and the channels that the messages go through. A
  * run is a cursor over the chunks and the steps of its program. A step first waits for room or for a message,
  * without side effects, and then moves its bytes, so a blocked step can be entered again. A send copies its message
  * into the channel, so its source may be overwritten right after. It never sleeps.

@@ -134,7 +134,7 @@ func NewSendRecvProgram(p SendRecvProgram) (Compiled, error) {
 	return Compiled{c}, nil
 }
 
-// longest is the most bytes that regions hold in a chunk. As sendrecv.Plan.Largest it goes by full chunks, but receivers ask
+// longest is the most bytes that regions hold in a chunk. As plan.SendRecvPlan.Largest it goes by full chunks, but receivers ask
 // as well: a place of a channel is read as far as they believe a message to reach.
 func (p SendRecvProgram) longest(list []Region) int {
 	const unit = 64

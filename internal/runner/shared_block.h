@@ -28,8 +28,8 @@
  * differ. */
 #define SCR_RECORDS 64
 
-/* Header of a slot. `filled` is 1 + the ticket of the chunk in the slot; it is stored last, with release, so a
- * reader that sees it also sees the data, `hash` and `consumed`. */
+/* Header of a slot. `filled` is 1 + the ticket of the chunk in the slot; it is stored last and sequentially
+ * consistent (scr_store_flag()), so a reader that sees it also sees the data, `hash` and `consumed`. */
 typedef struct scr_slot {
   alignas(SCR_LINE) _Atomic uint64_t filled;
   uint64_t hash;     /* the owner's running hash of calls, including this one */
@@ -92,7 +92,7 @@ typedef struct scr_fifo {
 #define SCR_CHANNEL_BYTES (64 * 1024) /* the longest message */
 
 typedef struct scr_place {
-  alignas(SCR_LINE) _Atomic uint64_t filled; /* number of the message, from 1; stored last */
+  alignas(SCR_LINE) _Atomic uint64_t filled; /* number of the message, from 1; stored last, as scr_slot.filled is */
   uint64_t hash;                             /* the writer's running hash of calls, including this one */
   uint64_t bytes;                            /* of the message */
   uint64_t block;                            /* total bytes of the longest block of which the message holds a part */

@@ -57,8 +57,8 @@ void scr_extend(scr_run *r, scr_stop stop) {
 
 int64_t scr_look_at_clock(scr_run *r, scr_backoff *p, int64_t asked) {
   int64_t now = scr_now();
-  bool message = r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV;
-  _Atomic int64_t *looked = message ? &r->group->p2p.looked_ns : &r->group->coll.looked_ns;
+  bool p2p = r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV;
+  _Atomic int64_t *looked = p2p ? &r->group->p2p.looked_ns : &r->group->coll.looked_ns;
   if (p->last == 0) p->last = atomic_load_explicit(looked, memory_order_relaxed);
   scr_extend(r, (scr_stop){now, scr_overrun(&p->last, now, asked)});
   atomic_store_explicit(looked, now, memory_order_relaxed);

@@ -275,7 +275,7 @@ func (r *rankState) reduce(c command, answer *report) error {
 	return nil
 }
 
-// everything uses all memory that a group can have: both lanes, and rings to the neighbours, with messages that are sent
+// everything uses all memory that a group can have: both sets of slots, and fifos to the neighbours, with messages that are sent
 // at once and with such that wait for a buffer.
 func (r *rankState) everything() *coll.Failure {
 	me, size := r.group.Rank(), r.group.Size()

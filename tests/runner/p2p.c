@@ -1,4 +1,4 @@
-/* messages.c: messages longer than a fifo, and more of them than the eager credit holds, matched in an order that is
+/* p2p.c: messages longer than a fifo, and more of them than the eager credit holds, matched in an order that is
  * not the one in which they were sent. */
 #include <assert.h>
 #include <pthread.h>
