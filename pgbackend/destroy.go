@@ -11,6 +11,9 @@ import (
 	"sagecomm/internal/runner"
 )
 
+// destroyTimeout bounds how long Destroy waits for issued operations, because peers may never join them. Tests change it.
+var destroyTimeout = 2 * time.Second
+
 // Destroy waits until the issued operations are complete, tells the peers that this rank leaves, and frees the group. The wait
 // is bounded and ends when a peer has died. Destroy does not wait until peers destroy the group too: sweep frees memory that
 // they may still touch when they have left or died. Destroy returns an error if the group is being destroyed already.
@@ -27,7 +30,7 @@ func (g *Group) Destroy() error {
 		}
 		time.Sleep(200 * time.Microsecond)
 	}
-	g.process.observers.Remove(view{g})
+	waitForFiles := g.process.observers.Remove(view{g})
 	g.run.Goodbye()
 	g.failureCallback.call(nil) // destroying a group is no failure
 	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
@@ -45,11 +48,12 @@ func (g *Group) Destroy() error {
 	}
 	g.process.observers.TakeTimeline(view{g})
 	g.life.leave()
-	g.run.Leave()
+	g.run.Detach()
 	p.mu.Lock()
 	p.leaving = append(p.leaving, g)
 	p.mu.Unlock()
 	p.sweep()
+	waitForFiles()
 	return nil
 }
 
@@ -93,7 +97,7 @@ func (p *Process) sweep() {
 	var stay, free, given []*Group
 	for _, g := range p.leaving {
 		switch {
-		case !g.deserted():
+		case !g.abandoned():
 			stay = append(stay, g)
 		case g.run == nil:
 			given = append(given, g)
@@ -114,7 +118,7 @@ func (p *Process) sweep() {
 		releaseAll(g.maps)
 		err := g.memory.free()
 		if g.own != nil {
-			err = errors.Join(err, p.closeStore(g.own))
+			err = errors.Join(err, p.closeArena(g.own))
 		}
 		if err != nil {
 			observe.Warn("%v", err)
@@ -122,15 +126,15 @@ func (p *Process) sweep() {
 	}
 }
 
-// deserted reports whether no peer will touch this rank's shared block any more, because each has left, died, or given up. A
+// abandoned reports whether no peer will touch this rank's shared block any more, because each has left, died, or given up. A
 // peer that gave up has written so into its own shared block, which may be freed since and hold anything. That does no harm:
 // this rank frees no memory that others may touch before they have left themselves.
-func (g *Group) deserted() bool {
+func (g *Group) abandoned() bool {
 	gone := g.life.dead()
 	all := true
 	for rank := range g.size {
 		switch {
-		case rank == g.rank, slices.Contains(gone, rank), runner.Deserted(g.memory.at(), g.size, rank):
+		case rank == g.rank, slices.Contains(gone, rank), runner.Detached(g.memory.at(), g.size, rank):
 		case g.peers[rank].GaveUp():
 			g.life.lost(rank)
 		default:

@@ -20,6 +20,8 @@
 //  3. memory.bells, held while an arena is made or removed.
 //  4. progressEngine.mu, lifetime.mu and failureCallback.mu. Nothing else is taken while one of these is held.
 //
+// The locks of the runner are C's; internal/runner/group.h has their order. No Go lock is taken while one of them is held.
+//
 // No lock is held while the runner or a store is called in a way that blocks, or while an observer is called.
 //
 // Start reading at process.go, then create.go and rendezvous.go (how ranks meet), issue.go (how an operation gets its

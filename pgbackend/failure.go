@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
@@ -95,9 +94,6 @@ func (g *Group) fail(f *coll.Failure) {
 	}
 	g.declareFailure(f)
 }
-
-// destroyTimeout bounds how long Destroy waits for issued operations, because peers may never join them. Tests change it.
-var destroyTimeout = 2 * time.Second
 
 // CreateFailure turns an error of Create into a failure: err itself if it is one, else a failure whose status is Timeout if
 // ranks were missing, System if ranks failed, and Invalid otherwise.

@@ -48,7 +48,7 @@ func (g *Group) word(piece int, at int64) *uint64 {
 	g.compiling.Lock()
 	r := g.memory.ranges[piece]
 	g.compiling.Unlock()
-	return (*uint64)(unsafe.Add(g.memory.store.at(r), at))
+	return (*uint64)(unsafe.Add(g.memory.arena.at(r), at))
 }
 
 // engineIdle returns after the end of a turn of the engine that was still at the operations before.

@@ -31,7 +31,7 @@ type Group struct {
 	peers          []runner.Peer
 	run            *runner.Group
 	memory         *groupMemory
-	own            *store // arena that was made for this group alone; nil: the group uses the process's arena
+	own            *processArena // made for this group alone; nil: the group uses the process's arena
 	maps           []*shmem.Mapping
 	watching       bool      // the peers' processes are watched
 	keys           string    // prefix of the group's keys in the store

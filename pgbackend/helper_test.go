@@ -213,5 +213,5 @@ func inUse(t *testing.T) int64 {
 	if p.memory.shared == nil {
 		return 0
 	}
-	return p.memory.shared.arena.InUse()
+	return p.memory.shared.InUse()
 }

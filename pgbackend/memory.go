@@ -16,17 +16,17 @@ import (
 // memory holds the arenas of this process. Usually there is one, a memfd. Where peers cannot map a memfd, each group gets
 // an arena of its own, made of a file that loses its name once all peers have mapped it.
 type memory struct {
-	shared *store
+	shared *processArena
 	bells  sync.Mutex // held while an engine bell is added or removed
 }
 
-// store is one arena. Its front page holds what belongs to the process: the engine's bell and the list of flight recorders.
-type store struct {
-	arena *shmem.Arena
+// processArena is an arena of this process. Its front page holds what belongs to the process: the engine's bell and the list of flight recorders.
+type processArena struct {
+	*shmem.Arena
 	front shmem.Range
 }
 
-func (p *Process) newStore(kind shmem.Kind, s *env.Settings) (*store, error) {
+func (p *Process) newArena(kind shmem.Kind, s *env.Settings) (*processArena, error) {
 	p.memory.bells.Lock()
 	defer p.memory.bells.Unlock()
 	arena, err := shmem.NewArena(kind, env.ArenaSize.Get(s), env.ShmDir.Get(s))
@@ -40,29 +40,29 @@ func (p *Process) newStore(kind shmem.Kind, s *env.Settings) (*store, error) {
 	if err != nil {
 		return nil, errors.Join(err, arena.Close())
 	}
-	return &store{arena, front}, nil
+	return &processArena{arena, front}, nil
 }
 
-// closeStore unmaps an arena.
+// closeArena unmaps an arena.
 // Requires: no group uses the arena.
-func (p *Process) closeStore(s *store) error {
+func (p *Process) closeArena(a *processArena) error {
 	p.memory.bells.Lock()
-	runner.RemoveEngineBell(s.at(s.front))
+	runner.RemoveEngineBell(a.at(a.front))
 	p.memory.bells.Unlock()
 	p.engine.changed(p) // returns when the engine no longer reads the bell
-	return s.arena.Close()
+	return a.Close()
 }
 
-func (s *store) at(r shmem.Range) unsafe.Pointer {
-	return unsafe.Pointer(unsafe.SliceData(s.arena.Bytes(r)))
+func (a *processArena) at(r shmem.Range) unsafe.Pointer {
+	return unsafe.Pointer(unsafe.SliceData(a.Bytes(r)))
 }
 
-// sharedStore returns the process's memfd arena, which the first call makes. It returns an error if the arena cannot be made.
-func (p *Process) sharedStore(s *env.Settings) (*store, error) {
+// sharedArena returns the process's memfd arena, which the first call makes. It returns an error if the arena cannot be made.
+func (p *Process) sharedArena(s *env.Settings) (*processArena, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.memory.shared == nil {
-		made, err := p.newStore(shmem.Memfd, s)
+		made, err := p.newArena(shmem.Memfd, s)
 		if err != nil {
 			return nil, err
 		}
@@ -73,26 +73,26 @@ func (p *Process) sharedStore(s *env.Settings) (*store, error) {
 
 // groupMemory is this rank's memory for one group.
 type groupMemory struct {
-	store   *store
+	arena   *processArena
 	ranges  []shmem.Range
 	listing observe.Listing
 }
 
-func newGroupMemory(st *store, rank, size int) (*groupMemory, error) {
-	r, err := st.arena.Alloc(runner.SharedBlockBytes(size), 4096)
+func newGroupMemory(arena *processArena, rank, size int) (*groupMemory, error) {
+	r, err := arena.Alloc(runner.SharedBlockBytes(size), 4096)
 	if err != nil {
 		return nil, err
 	}
-	runner.FormatSharedBlock(st.at(r), rank, size, st.front.Off)
-	return &groupMemory{store: st, ranges: []shmem.Range{r}}, nil
+	runner.FormatSharedBlock(arena.at(r), rank, size, arena.front.Off)
+	return &groupMemory{arena: arena, ranges: []shmem.Range{r}}, nil
 }
 
 // at returns the address of the shared block.
-func (b *groupMemory) at() unsafe.Pointer { return b.store.at(b.ranges[0]) }
+func (b *groupMemory) at() unsafe.Pointer { return b.arena.at(b.ranges[0]) }
 
 // more allocates n further bytes of the arena for the group and returns their offset.
 func (b *groupMemory) more(n int64) (int64, error) {
-	r, err := b.store.arena.Alloc(n, 4096)
+	r, err := b.arena.Alloc(n, 4096)
 	if err != nil {
 		return 0, err
 	}
@@ -106,7 +106,7 @@ func (b *groupMemory) flightLog(capacity int, stacks bool) int64 {
 	if capacity == 0 || runner.FlightBytes(capacity, stacks) > observe.MaxFlightLog {
 		return 0
 	}
-	r, err := b.store.arena.AllocLazily(runner.FlightBytes(capacity, stacks), 4096)
+	r, err := b.arena.AllocLazily(runner.FlightBytes(capacity, stacks), 4096)
 	if err != nil {
 		return 0
 	}
@@ -117,11 +117,11 @@ func (b *groupMemory) flightLog(capacity int, stacks bool) int64 {
 // free returns the group's memory to the arena.
 // Requires: no peer touches the memory any more.
 func (b *groupMemory) free() error {
-	if err := b.listing.Remove(b.store.arena); err != nil {
+	if err := b.listing.Remove(b.arena.Arena); err != nil {
 		return err
 	}
 	for _, r := range b.ranges {
-		if err := b.store.arena.Free(r); err != nil {
+		if err := b.arena.Free(r); err != nil {
 			return err
 		}
 	}

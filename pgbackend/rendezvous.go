@@ -38,8 +38,8 @@ func (g *Group) meet(c Config) error {
 	if !slices.ContainsFunc(methods, func(m shmem.Method) bool { return m != shmem.File }) {
 		return g.exchangeFile(c, firstTry, deadline, methods)
 	}
-	st, err := g.process.sharedStore(g.settings)
-	failed := g.exchange(c, firstTry, deadline, methods, st, err)
+	arena, err := g.process.sharedArena(g.settings)
+	failed := g.exchange(c, firstTry, deadline, methods, arena, err)
 	var told *bootstrap.FailedError
 	switch {
 	case failed == nil:
@@ -64,32 +64,32 @@ func (g *Group) meet(c Config) error {
 }
 
 func (g *Group) exchangeFile(c Config, try string, deadline time.Time, methods []shmem.Method) error {
-	st, err := g.process.newStore(shmem.Tmpfs, g.settings)
-	g.own = st
-	return g.exchange(c, try, deadline, methods, st, err)
+	arena, err := g.process.newArena(shmem.Tmpfs, g.settings)
+	g.own = arena
+	return g.exchange(c, try, deadline, methods, arena, err)
 }
 
-// exchange makes one attempt with one kind of arena. storeErr is the reason why this rank has no arena; exchange passes it to
+// exchange makes one attempt with one kind of arena. arenaErr is the reason why this rank has no arena; exchange passes it to
 // the other ranks.
-func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shmem.Method, st *store, storeErr error) error {
+func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shmem.Method, arena *processArena, arenaErr error) error {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
 	me := member{Machine: g.tuningSettings.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(), Processors: processors(),
 		Setup: g.setup(methods)}
 	if g.tuningSettings.probe && g.size > 1 {
 		me.Probe = g.process.probe(g.size)
 	}
-	if storeErr == nil {
-		g.memory, storeErr = newGroupMemory(st, g.rank, g.size)
+	if arenaErr == nil {
+		g.memory, arenaErr = newGroupMemory(arena, g.rank, g.size)
 	}
-	if storeErr == nil {
+	if arenaErr == nil {
 		me.Shared = g.memory.ranges[0].Off
 		if me.FlightLog = g.memory.flightLog(g.flights, g.RecordsStacks()); me.FlightLog != 0 {
 			me.Flights, me.Stacks = g.flights, g.RecordsStacks()
 		}
-		me.Arena, storeErr = st.arena.Publish(methods)
+		me.Arena, arenaErr = arena.Publish(methods)
 	}
-	if storeErr != nil {
-		me.ArenaAbsent = storeErr.Error()
+	if arenaErr != nil {
+		me.ArenaAbsent = arenaErr.Error()
 	}
 	text, err := json.Marshal(me)
 	if err != nil {
@@ -97,7 +97,7 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 	}
 	if g.own != nil {
 		// The file loses its name once all ranks have tried to map it, whatever the outcome.
-		defer func() { _ = st.arena.Unlink() }()
+		defer func() { _ = arena.Unlink() }()
 	}
 	// Ranks with different group sizes wait for different ranks, so the first difference must end the wait.
 	check := func(rank int, value []byte) error {
@@ -217,7 +217,7 @@ func (g *Group) discard() {
 		g.memory = nil
 	}
 	if g.own != nil {
-		_ = g.process.closeStore(g.own)
+		_ = g.process.closeArena(g.own)
 		g.own = nil
 	}
 }

@@ -60,7 +60,7 @@ func (p *Process) Observers() *observe.Observers { return p.observers }
 // memory: a rank that has destroyed the group is missed by those that go on.
 func (g *Group) list() {
 	if me := g.members[g.rank]; me.FlightLog != 0 {
-		g.memory.listing.Put(g.memory.store.arena, g.memory.store.front, view{g}.Header(), me.FlightLog, me.Stacks)
+		g.memory.listing.Put(g.memory.arena.Arena, g.memory.arena.front, view{g}.Header(), me.FlightLog, me.Stacks)
 	}
 }
 

@@ -65,11 +65,18 @@ func SetReplaceFile(f func(path string, data []byte) error) func() {
 	return func() { replaceFile = old }
 }
 
+// SetOpenLog replaces the function that opens the file of log lines and returns a function that sets it back.
+func SetOpenLog(f func(path string) (io.Writer, error)) func() {
+	old := openLog
+	openLog = f
+	return func() { openLog = old }
+}
+
 // SetOutput sends lines elsewhere; nil: to standard error.
 func SetOutput(to io.Writer) {
 	lines.mu.Lock()
 	defer lines.mu.Unlock()
-	lines.to = to
+	lines.to, lines.path = to, ""
 }
 
 // Written is closed when no dump is to be written any more.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -58,6 +59,43 @@ func TestDumpsThatHangHoldNoGroup(t *testing.T) {
 	close(hang)
 	await(t, done, "the groups")
 	await(t, observers().Written(), "the dumps")
+	restore()
+}
+
+// The file of metrics may hang when the last group is destroyed: peers hear the goodbye and other groups are made meanwhile.
+func TestMetricsThatHangHoldNoGroup(t *testing.T) {
+	defer observe.SetExitTimeout(hangAfter)()
+	hang, hung := make(chan struct{}), make(chan struct{}, 100)
+	restore := observe.SetReplaceFile(func(string, []byte) error {
+		hung <- struct{}{}
+		<-hang
+		return nil
+	})
+	w := newWorld(t, 2, options{"metrics_file": t.TempDir() + "/metrics"})
+	<-hung
+	destroyed := make(chan struct{})
+	go func() {
+		w.destroy()
+		close(destroyed)
+	}()
+	p := pgbackend.Get()
+	listed := func(g *pgbackend.Group) bool { return p.Group(g.Handle()) != nil }
+	for began := time.Now(); slices.ContainsFunc(w.groups, listed); { // a group is removed from the list after its goodbye
+		if time.Since(began) > hangAfter {
+			t.Fatal("the group waits for its metrics before its goodbye")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	select {
+	case <-destroyed:
+		t.Error("the last Destroy does not wait for the file")
+	default:
+	}
+	other := newWorld(t, 2, nil)
+	other.each(func(g *pgbackend.Group) error { return asError(sum(g, 2)) })
+	other.destroy()
+	close(hang)
+	await(t, destroyed, "the groups")
 	restore()
 }
 

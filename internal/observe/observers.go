@@ -18,11 +18,18 @@ type Observers struct {
 	dumps    dumper
 	timeline timeline
 
-	mu      sync.Mutex // held while observers start and stop
-	count   int        // of groups
-	stop    chan struct{}
-	running *sync.WaitGroup
-	server  *statussock.Server
+	mu     sync.Mutex // held while observers start and stop
+	count  int        // of groups
+	now    *watch     // nil: there is no group
+	server *statussock.Server
+}
+
+// watch is the time from the first group to the last, with the goroutines that run meanwhile.
+type watch struct {
+	metrics string        // path of the file; "": none
+	stop    chan struct{} // closed when the last group is destroyed
+	last    []byte        // the last metrics; they do not change once stop is closed
+	running sync.WaitGroup
 }
 
 // New makes the observers of a process. groups returns its groups in the order of their creation, each acquired; whoever
@@ -38,13 +45,11 @@ func (o *Observers) Add(g Group) {
 	defer o.mu.Unlock()
 	h, s := g.Header(), g.Settings()
 	rank := h.GlobalRank(h.Rank)
-	if err := logTo(env.DebugFile.Get(s), rank); err != nil {
-		Warn("%v; warnings go to standard error", err)
-	}
+	logTo(env.DebugFile.Get(s), rank)
 	if o.count++; o.count > 1 {
 		return
 	}
-	o.stop, o.running = make(chan struct{}), new(sync.WaitGroup)
+	o.now = &watch{stop: make(chan struct{})}
 	if env.Status.Get(s) {
 		server, err := statussock.Serve(o.Status)
 		if err == nil {
@@ -54,7 +59,8 @@ func (o *Observers) Add(g Group) {
 		}
 	}
 	if pattern := env.MetricsFile.Get(s); pattern != "" {
-		o.keepMetrics(expand(pattern, rank), env.MetricsEvery.Get(s))
+		o.now.metrics = expand(pattern, rank)
+		o.keepMetrics(env.MetricsEvery.Get(s))
 	}
 	if pattern := env.TraceFile.Get(s); pattern != "" {
 		o.keepTimeline(expand(pattern, rank), rank)
@@ -64,28 +70,39 @@ func (o *Observers) Add(g Group) {
 	}
 }
 
-// Remove is called once for each Add, while the group can still be acquired. The last group stops the observers, which look
-// at it once more. Where files go may hang, so Remove waits at most exitTimeout.
-func (o *Observers) Remove(g Group) {
+// Remove is called once for each Add, while the group can still be acquired. With the last group the observers stop: they look
+// at it once more and write their files to the end. Remove waits for no file; the function that it returns does, for exitTimeout
+// at most, because where files go may hang.
+func (o *Observers) Remove(g Group) (wait func()) {
 	o.TakeTimeline(g) // the last of several groups that are destroyed at once closes the file
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.count--; o.count > 0 {
-		return
+		return func() {}
 	}
-	close(o.stop)
-	stopped := make(chan struct{})
-	go func(running *sync.WaitGroup) {
-		running.Wait()
-		close(stopped)
-	}(o.running)
-	if !within(exitTimeout, stopped) {
-		Warn("the last metrics, or the end of the timeline, are not written yet: the file system is slow")
+	w := o.now
+	o.now = nil
+	if w.metrics != "" {
+		w.last = o.Metrics()
 	}
+	close(w.stop)
 	if o.server != nil {
 		o.server.Close()
 	}
 	o.server = nil
+	return w.wait
+}
+
+// wait returns when the files are written, or after exitTimeout.
+func (w *watch) wait() {
+	stopped := make(chan struct{})
+	go func() {
+		w.running.Wait()
+		close(stopped)
+	}()
+	if !within(exitTimeout, stopped) {
+		Warn("the last metrics, or the end of the timeline, are not written yet: the file system is slow")
+	}
 }
 
 // Finish is called when the process ends. It waits at most exitTimeout for dumps that are being written.
@@ -97,23 +114,24 @@ func (o *Observers) Finish() {
 }
 
 // keepMetrics writes the metrics at once, again and again, and at the end.
-func (o *Observers) keepMetrics(path string, every time.Duration) {
-	stop := o.stop
-	o.running.Go(func() {
+func (o *Observers) keepMetrics(every time.Duration) {
+	w := o.now
+	w.running.Go(func() {
 		defer recoverFrom("the file of metrics")
 		tick := time.NewTicker(every)
 		defer tick.Stop()
-		for stopped := false; ; {
-			if err := replaceFile(path, o.Metrics()); err != nil {
+		write := func(text []byte) {
+			if err := replaceFile(w.metrics, text); err != nil {
 				Warn("%s: %v", env.MetricsFile.Name(), err)
 			}
-			if stopped {
-				return
-			}
+		}
+		for {
+			write(o.Metrics())
 			select {
 			case <-tick.C:
-			case <-stop:
-				stopped = true
+			case <-w.stop:
+				write(w.last)
+				return
 			}
 		}
 	})
@@ -121,9 +139,9 @@ func (o *Observers) keepMetrics(path string, every time.Duration) {
 
 // dumpAtSignal dumps the flight recorder whenever the signal comes.
 func (o *Observers) dumpAtSignal(number os.Signal) {
-	stop, came := o.stop, make(chan os.Signal, 1)
+	w, came := o.now, make(chan os.Signal, 1)
 	signal.Notify(came, number)
-	o.running.Go(func() {
+	w.running.Go(func() {
 		defer signal.Stop(came)
 		defer recoverFrom("a dump at a signal")
 		for {
@@ -132,7 +150,7 @@ func (o *Observers) dumpAtSignal(number os.Signal) {
 				if err := o.Dump(""); err != nil {
 					Warn("no dump at %v: %v", number, err)
 				}
-			case <-stop:
+			case <-w.stop:
 				return
 			}
 		}

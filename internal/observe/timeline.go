@@ -42,7 +42,7 @@ func (o *Observers) TakeTimeline(g Group) {
 
 // keepTimeline writes the file until the observers stop.
 func (o *Observers) keepTimeline(path string, rank int) {
-	t, stop := &o.timeline, o.stop
+	t, w := &o.timeline, o.now
 	t.mu.Lock()
 	if t.files++; t.files > 1 { // a process that makes groups again keeps what it wrote before
 		path = fmt.Sprintf("%s.%d", path, t.files)
@@ -50,7 +50,7 @@ func (o *Observers) keepTimeline(path string, rank int) {
 	now := newTimelineFile(rank)
 	t.now = now
 	t.mu.Unlock()
-	o.running.Go(func() {
+	w.running.Go(func() {
 		defer recoverFrom("the timeline")
 		file, err := os.Create(path)
 		tick := time.NewTicker(traceEvery)
@@ -58,7 +58,7 @@ func (o *Observers) keepTimeline(path string, rank int) {
 		for stopped := false; err == nil && !stopped; {
 			select {
 			case <-tick.C:
-			case <-stop:
+			case <-w.stop:
 				stopped = true
 			}
 			groups := o.groups()

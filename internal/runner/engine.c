@@ -92,7 +92,7 @@ typedef struct look {
 typedef struct round_of {
   int64_t now;
   int64_t lost;  /* length of a stop of this process, by which deadlines move */
-  bool health;   /* also look whether the waits can still succeed */
+  bool check;    /* also look whether the waits can still succeed */
   bool announce; /* store the sleeper words: the engine is about to sleep */
 } round_of;
 
@@ -119,7 +119,7 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *
     g->coll.engine_flag = r->flag;
     g->coll.engine_need = r->need;
     scr_extend(r, g->coll.stop);
-    if (at->health) rc = scr_health(g, r, at->now);
+    if (at->check) rc = scr_check_wait(g, r, at->now);
     if (r->deadline_ns == 0) r->deadline_ns = at->now + r->timeout_ns;
     if (at->announce || rc > 0) {
       /* As in scr_relax(), the flag is read again after the word is stored. A peer that stores the flag later finds
@@ -151,12 +151,12 @@ static look look_at_p2p(scr_group *g, const round_of *at, scr_incident *incident
   note_stop(&g->p2p.stop, at);
   l.active = l.blocked = true;
   bool driven = atomic_load_explicit(&g->p2p.drivers, memory_order_seq_cst) != 0;
-  if (driven && !at->health) return l; /* the last driver sets SCR_SLEEP_ENGINE and looks again */
+  if (driven && !at->check) return l; /* the last driver sets SCR_SLEEP_ENGINE and looks again */
   if (!driven && at->announce) {
     atomic_fetch_or_explicit(&g->shared->p2p.waits_for, SCR_SLEEP_ENGINE, memory_order_seq_cst);
     atomic_store_explicit(&g->p2p.waits_at_once, false, memory_order_relaxed);
   }
-  if (at->health) {
+  if (at->check) {
     scr_spin_lock(&g->p2p.lock); /* a driver may hold it most of the time */
   } else if (!scr_try_lock(&g->p2p.lock)) {
     l.busy = true; /* the holder may have read a fifo before a frame arrived: look again before sleeping */
@@ -178,7 +178,7 @@ static look look_at_p2p(scr_group *g, const round_of *at, scr_incident *incident
     if (g->p2p.stop.by != 0) scr_p2p_extend(g, g->p2p.stop);
     g->p2p.stop.by = 0;
     atomic_store_explicit(&g->p2p.looked_ns, at->now, memory_order_relaxed);
-    if (rc == SCR_BLOCKED && at->health) rc = scr_p2p_scan(g, at->now, &peer, &culprit);
+    if (rc == SCR_BLOCKED && at->check) rc = scr_p2p_scan(g, at->now, &peer, &culprit);
   }
   l.blocked = rc == SCR_BLOCKED && g->p2p.activity == before;
   if (driven && rc == SCR_YIELDED) scr_bell_wake(&g->shared->p2p.bell); /* the driver may sleep */
@@ -243,7 +243,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
     bool active = false, moved = false, several = false, busy = false;
     const round_of at = {now, scr_overrun(&last, now, asked), now - looked >= policy.look_ns, announce};
     asked = 0;
-    if (at.health) looked = now;
+    if (at.check) looked = now;
     for (int i = 0; i < n && code == 0; i++) {
       look a = look_at_collectives(groups[i], &at, incident);
       look b = a.code ? (look){0} : look_at_p2p(groups[i], &at, incident);

@@ -7,51 +7,51 @@ static inline uint64_t frame_bytes(uint64_t payload) { return SCR_FRAME_HEADER +
 
 /* Finds the peer's fifo to this rank. Returns false if it does not exist yet. */
 bool scr_fifo_open(scr_group *g, int32_t peer) {
-  scr_p2p_pair *ch = &g->p2p.pair[peer];
-  if (ch->in != NULL) return true;
+  scr_p2p_pair *pair = &g->p2p.pair[peer];
+  if (pair->in != NULL) return true;
   const scr_peer *p = &g->peer[peer];
   uint64_t offset =
       atomic_load_explicit(scr_shared_fifo(p->shared, (uint32_t)g->size, (uint32_t)g->rank), memory_order_acquire);
   if (offset == 0) return false;
 #ifdef SCR_MUTANT_FIFO_BELIEVED
-  ch->broken = false;
+  pair->broken = false;
 #else
-  ch->broken = !scr_inside(p, offset, sizeof(scr_fifo) + SCR_FIFO_BYTES);
+  pair->broken = !scr_inside(p, offset, sizeof(scr_fifo) + SCR_FIFO_BYTES);
 #endif
-  if (ch->broken) return false;
-  ch->in = (scr_fifo *)(void *)(p->arena + offset);
+  if (pair->broken) return false;
+  pair->in = (scr_fifo *)(void *)(p->arena + offset);
   return true;
 }
 
 static uint64_t free_bytes(scr_group *g, int32_t peer, uint64_t want) {
-  scr_p2p_pair *ch = &g->p2p.pair[peer];
-  if (SCR_FIFO_BYTES - (ch->written - ch->reader_seen) < want) {
+  scr_p2p_pair *pair = &g->p2p.pair[peer];
+  if (SCR_FIFO_BYTES - (pair->written - pair->reader_seen) < want) {
     const scr_fifo_reader *r = scr_shared_fifo_reader(g->peer[peer].shared, (uint32_t)g->rank);
     uint64_t read = atomic_load_explicit(&r->read, memory_order_acquire);
-    if (ch->written - read > SCR_FIFO_BYTES) {
-      ch->broken = true;
+    if (pair->written - read > SCR_FIFO_BYTES) {
+      pair->broken = true;
       return 0;
     }
-    ch->reader_seen = read;
+    pair->reader_seen = read;
   }
-  return SCR_FIFO_BYTES - (ch->written - ch->reader_seen);
+  return SCR_FIFO_BYTES - (pair->written - pair->reader_seen);
 }
 
 scr_frame *scr_fifo_room(scr_group *g, int32_t peer, uint64_t payload) {
-  scr_p2p_pair *ch = &g->p2p.pair[peer];
-  uint64_t need = frame_bytes(payload), at = ch->written & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;
+  scr_p2p_pair *pair = &g->p2p.pair[peer];
+  uint64_t need = frame_bytes(payload), at = pair->written & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;
   uint64_t want = rest < need ? rest + need : need;
   if (free_bytes(g, peer, want) < want) return NULL;
   if (rest < need) {
-    scr_frame *wrap = (scr_frame *)(void *)(ch->out->data + at);
+    scr_frame *wrap = (scr_frame *)(void *)(pair->out->data + at);
     *wrap = (scr_frame){.type = SCR_FRAME_WRAP, .bytes = rest - SCR_FRAME_HEADER};
-    ch->written += rest;
+    pair->written += rest;
     at = 0;
   }
-  return (scr_frame *)(void *)(ch->out->data + at);
+  return (scr_frame *)(void *)(pair->out->data + at);
 }
 
-void scr_fifo_put(scr_p2p_pair *ch, uint64_t payload) { ch->written += frame_bytes(payload); }
+void scr_fifo_put(scr_p2p_pair *pair, uint64_t payload) { pair->written += frame_bytes(payload); }
 
 /* Copies a header, so that the checked values are those that are used, even if the peer overwrites it. */
 static void copy_header(scr_frame *to, unsigned char *from) {
@@ -80,35 +80,35 @@ static bool well_formed(const scr_frame *f, uint64_t rest) {
 }
 
 const unsigned char *scr_fifo_next(scr_group *g, int32_t peer, scr_frame *f) {
-  scr_p2p_pair *ch = &g->p2p.pair[peer];
+  scr_p2p_pair *pair = &g->p2p.pair[peer];
   for (;;) {
     /* Sequentially consistent, because this load may be the last look after a sleeper's word was stored. */
-    uint64_t written = atomic_load_explicit(&ch->in->written, memory_order_seq_cst), there = written - ch->read;
+    uint64_t written = atomic_load_explicit(&pair->in->written, memory_order_seq_cst), there = written - pair->read;
     if (there == 0) return NULL;
-    uint64_t at = ch->read & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;
-    copy_header(f, ch->in->data + at);
-    ch->broken = there > SCR_FIFO_BYTES || !well_formed(f, rest) || frame_bytes(f->bytes) > there ||
-                 frame_bytes(f->bytes) > rest;
-    if (ch->broken) return NULL;
-    if (f->type != SCR_FRAME_WRAP) return ch->in->data + at + SCR_FRAME_HEADER;
-    ch->read += rest;
+    uint64_t at = pair->read & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;
+    copy_header(f, pair->in->data + at);
+    pair->broken = there > SCR_FIFO_BYTES || !well_formed(f, rest) || frame_bytes(f->bytes) > there ||
+                   frame_bytes(f->bytes) > rest;
+    if (pair->broken) return NULL;
+    if (f->type != SCR_FRAME_WRAP) return pair->in->data + at + SCR_FRAME_HEADER;
+    pair->read += rest;
   }
 }
 
-void scr_fifo_take(scr_p2p_pair *ch, uint64_t payload) { ch->read += frame_bytes(payload); }
+void scr_fifo_take(scr_p2p_pair *pair, uint64_t payload) { pair->read += frame_bytes(payload); }
 
 bool scr_fifo_publish(scr_group *g, int32_t peer) {
-  scr_p2p_pair *ch = &g->p2p.pair[peer];
+  scr_p2p_pair *pair = &g->p2p.pair[peer];
   bool news = false;
-  if (ch->out != NULL && atomic_load_explicit(&ch->out->written, memory_order_relaxed) != ch->written) {
-    scr_store_flag(&ch->out->written, ch->written);
+  if (pair->out != NULL && atomic_load_explicit(&pair->out->written, memory_order_relaxed) != pair->written) {
+    scr_store_flag(&pair->out->written, pair->written);
     news = true;
   }
   scr_fifo_reader *r = scr_shared_fifo_reader(g->shared, (uint32_t)peer);
-  if (atomic_load_explicit(&r->read, memory_order_relaxed) != ch->read ||
-      atomic_load_explicit(&r->eager_released, memory_order_relaxed) != ch->eager_released) {
-    atomic_store_explicit(&r->eager_released, ch->eager_released, memory_order_release);
-    scr_store_flag(&r->read, ch->read);
+  if (atomic_load_explicit(&r->read, memory_order_relaxed) != pair->read ||
+      atomic_load_explicit(&r->eager_released, memory_order_relaxed) != pair->eager_released) {
+    atomic_store_explicit(&r->eager_released, pair->eager_released, memory_order_release);
+    scr_store_flag(&r->read, pair->read);
     news = true;
   }
   if (news) {

@@ -226,16 +226,16 @@ void scr_group_goodbye(scr_group *g) {
   scr_group_wake_all(g);
 }
 
-void scr_group_leave(scr_group *g) {
+void scr_group_detach(scr_group *g) {
   for (int32_t i = 0; i < g->size; i++) {
-    atomic_store_explicit(scr_shared_closed(g->peer[i].shared, (uint32_t)g->size, (uint32_t)g->rank), 1,
+    atomic_store_explicit(scr_shared_detached(g->peer[i].shared, (uint32_t)g->size, (uint32_t)g->rank), 1,
                           memory_order_release);
   }
 }
 
-bool scr_shared_deserted(const void *shared, int32_t size, int32_t rank) {
+bool scr_shared_detached_by(const void *shared, int32_t size, int32_t rank) {
   scr_shared_block *b = (scr_shared_block *)(uintptr_t)shared;
-  return atomic_load_explicit(scr_shared_closed(b, (uint32_t)size, (uint32_t)rank), memory_order_acquire) != 0;
+  return atomic_load_explicit(scr_shared_detached(b, (uint32_t)size, (uint32_t)rank), memory_order_acquire) != 0;
 }
 
 void scr_shared_give_up(void *shared, const void *record, size_t n) {
@@ -337,6 +337,7 @@ int32_t scr_group_error(sagecomm_group group, sagecomm_error *err) {
     scr_group_exit(g);
     if (!failed) return SAGECOMM_OK;
     scr_incident t = {.code = SCR_INCIDENT_FAILURE, .peer = -1};
+    scr_entering_go();
     scr_go.incident(group, &t);
   }
   /* The group is down. scr_group_close() frees its memory when no thread is inside. */

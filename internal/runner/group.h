@@ -65,11 +65,11 @@ typedef struct scr_p2p_pair {
   uint64_t read;        /* bytes that this rank has taken from `in` */
   uint64_t eager_sent, eager_seen, eager_received, eager_released;
   uint64_t next_id;
-  scr_run *send_head, *send_tail;       /* sends that are posted and not yet announced, in order */
-  scr_run *granted_head, *granted_tail; /* sends that the receiver has granted */
-  scr_run *waiting, *waiting_tail;      /* sends that are announced and not granted, in order */
-  scr_run *receiving, *receiving_tail;  /* recvs that matched a rendezvous, in the order of their grants */
-  scr_unexpected *unexpected_head, *unexpected_tail;
+  scr_run *send_head, *send_tail;            /* sends that are posted and not yet announced, in order */
+  scr_run *granted_head, *granted_tail;      /* sends that the receiver has granted */
+  scr_keyed_list waiting;                    /* sends that are announced and not granted, by id */
+  scr_keyed_list receiving;                  /* recvs that matched an announced send, by its id */
+  scr_keyed_list unexpected;                 /* sends that arrived before their recvs (scr_unexpected), by tag */
   struct scr_grant *grant_head, *grant_tail; /* grants that wait for room in `out` */
 } scr_p2p_pair;
 
@@ -87,6 +87,15 @@ typedef struct scr_channels {
 /* Collectives longer than this read the clock at both ends: see recorder.h. */
 #define SCR_STAMP_BYTES (64 * 1024)
 
+/* Locks, in the order in which they are taken:
+ *
+ * 1. The drive lock (SCR_LOCKED in `word`): whoever finds it taken leaves the work to its holder. Only
+ *    scr_group_close() waits for it.
+ * 2. p2p.lock. A thread holds it together with the drive lock in scr_group_close() alone.
+ * 3. queue_lock, and the locks of the pool of runs (run.c), of completed runs (engine.c) and of the table of groups
+ *    (group.c). No other lock is taken while one of these is held.
+ *
+ * Go is entered without any of them, because a hook may wait for a lock of Go's. */
 struct scr_group {
   alignas(SCR_LINE) _Atomic uint64_t word;
   /* The number of threads that use the group's memory without the drive lock. Like `word`, it stays valid after the
@@ -149,9 +158,9 @@ struct scr_group {
   /* P2p operations. Guarded by `lock`, except for the atomics. */
   struct {
     alignas(SCR_LINE) _Atomic uint32_t lock;
-    _Atomic uint32_t unfinished;    /* operations */
-    scr_p2p_pair *pair;             /* by peer */
-    scr_run *recv_head, *recv_tail; /* recvs that are posted and unmatched, in order */
+    _Atomic uint32_t unfinished; /* operations */
+    scr_p2p_pair *pair;          /* by peer */
+    scr_keyed_list recvs;        /* recvs that are posted and unmatched, by source and tag */
     uint64_t activity;
     int32_t turn;  /* the peer at whose fifos the next pass starts */
     scr_stop stop; /* as in coll */

@@ -50,73 +50,67 @@ static int compare(scr_run *r, int32_t from, uint64_t total, uint32_t dtype) {
   return r->dtype == dtype ? 0 : SCR_INCIDENT_TYPE;
 }
 
-static bool queue_grant(scr_p2p_pair *ch, uint64_t id) {
+static bool queue_grant(scr_p2p_pair *pair, uint64_t id) {
   struct scr_grant *gr = malloc(sizeof *gr);
   if (gr == NULL) return false;
   *gr = (struct scr_grant){.id = id};
-  if (ch->grant_tail) {
-    ch->grant_tail->next = gr;
+  if (pair->grant_tail) {
+    pair->grant_tail->next = gr;
   } else {
-    ch->grant_head = gr;
+    pair->grant_head = gr;
   }
-  ch->grant_tail = gr;
+  pair->grant_tail = gr;
   return true;
 }
 
 /* Matches a posted recv with a send. Returns 0 or an incident code. */
 static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint64_t total, uint64_t id,
                    const unsigned char *data) {
-  scr_p2p_pair *ch = &g->p2p.pair[from];
+  scr_p2p_pair *pair = &g->p2p.pair[from];
   r->source = from;
   scr_note_met(r);
   if (!announced) {
     move(&r->out, 0, (unsigned char *)(uintptr_t)data, total, false);
-    ch->eager_released += total;
+    pair->eager_released += total;
     finish(g, r, SAGECOMM_OK);
     return 0;
   }
   r->p2p.id = id;
   r->p2p.matched = true;
-  scr_list_push(&ch->receiving, &ch->receiving_tail, r);
-  return queue_grant(ch, id) ? 0 : SCR_INCIDENT_MEMORY;
+  scr_keyed_add(&pair->receiving, &r->p2p.entry, id);
+  return queue_grant(pair, id) ? 0 : SCR_INCIDENT_MEMORY;
 }
 
+static uint64_t key_of(int32_t source, int32_t tag) { return (uint64_t)(uint32_t)source << 32 | (uint32_t)tag; }
+
+/* Returns the recv that was posted first of those that a send fits. */
 static scr_run *posted_for(scr_group *g, int32_t from, int32_t tag) {
-  scr_run *r = g->p2p.recv_head;
-  for (; r && !((r->root == from || r->root == SAGECOMM_ANY_SOURCE) && r->tag == tag); r = r->next) SCR_STEP();
-  return r;
+  scr_keyed *one = scr_keyed_find(&g->p2p.recvs, key_of(from, tag));
+  scr_keyed *any = scr_keyed_find(&g->p2p.recvs, key_of(SAGECOMM_ANY_SOURCE, tag));
+  return scr_run_of_entry(any == NULL || (one && one->arrival < any->arrival) ? one : any);
 }
 
 static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f, const unsigned char *data) {
-  scr_p2p_pair *ch = &g->p2p.pair[from];
+  scr_p2p_pair *pair = &g->p2p.pair[from];
   bool announced = f->type == SCR_FRAME_ANNOUNCE;
   scr_unexpected *u = malloc(sizeof *u + (announced ? 0 : f->bytes));
   if (u == NULL) return SCR_INCIDENT_MEMORY;
-  *u = (scr_unexpected){.arrival = ++g->p2p.activity,
-                        .tag = f->tag,
-                        .dtype = f->dtype,
-                        .announced = announced,
-                        .total = f->total,
-                        .id = f->id};
+  *u = (scr_unexpected){
+      .arrival = ++g->p2p.activity, .dtype = f->dtype, .announced = announced, .total = f->total, .id = f->id};
   if (!announced) memcpy(u->data, data, f->bytes);
-  if (ch->unexpected_tail) {
-    ch->unexpected_tail->next = u;
-  } else {
-    ch->unexpected_head = u;
-  }
-  ch->unexpected_tail = u;
+  scr_keyed_add(&pair->unexpected, &u->entry, (uint32_t)f->tag);
   return 0;
 }
 
 /* Handles a frame that well_formed() has accepted. Returns 0 or an incident code. */
 static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsigned char *data, scr_run **culprit) {
-  scr_p2p_pair *ch = &g->p2p.pair[from];
+  scr_p2p_pair *pair = &g->p2p.pair[from];
   scr_run *r;
   int rc;
   switch (f->type) {
     case SCR_FRAME_EAGER:
-      ch->eager_received += f->bytes;
-      if (ch->eager_received - ch->eager_released > SCR_EAGER_CREDIT) return SCR_INCIDENT_GARBAGE;
+      pair->eager_received += f->bytes;
+      if (pair->eager_received - pair->eager_released > SCR_EAGER_CREDIT) return SCR_INCIDENT_GARBAGE;
       /* fall through */
     case SCR_FRAME_ANNOUNCE:
       r = posted_for(g, from, f->tag);
@@ -124,17 +118,17 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       *culprit = r;
       rc = compare(r, from, f->total, f->dtype);
       if (rc) return rc;
-      scr_list_unlink(&g->p2p.recv_head, &g->p2p.recv_tail, r);
+      scr_keyed_remove(&g->p2p.recvs, &r->p2p.entry);
       return deliver(g, r, from, f->type == SCR_FRAME_ANNOUNCE, f->total, f->id, data);
     case SCR_FRAME_GRANT:
-      r = scr_list_find(ch->waiting, f->id);
+      r = scr_run_of_entry(scr_keyed_find(&pair->waiting, f->id));
       if (r == NULL) return SCR_INCIDENT_GARBAGE;
-      scr_list_unlink(&ch->waiting, &ch->waiting_tail, r);
+      scr_keyed_remove(&pair->waiting, &r->p2p.entry);
       scr_note_met(r);
-      scr_list_push(&ch->granted_head, &ch->granted_tail, r);
+      scr_list_push(&pair->granted_head, &pair->granted_tail, r);
       return 0;
     case SCR_FRAME_DATA:
-      r = scr_list_find(ch->receiving, f->id);
+      r = scr_run_of_entry(scr_keyed_find(&pair->receiving, f->id));
       *culprit = r;
 #ifdef SCR_MUTANT_LENGTH_BELIEVED
       if (r == NULL) return SCR_INCIDENT_GARBAGE;
@@ -144,7 +138,7 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       move(&r->out, r->p2p.moved, (unsigned char *)(uintptr_t)data, f->bytes, false);
       r->p2p.moved += f->bytes;
       if (r->p2p.moved == r->bytes) {
-        scr_list_unlink(&ch->receiving, &ch->receiving_tail, r);
+        scr_keyed_remove(&pair->receiving, &r->p2p.entry);
         finish(g, r, SAGECOMM_OK);
       }
       return 0;
@@ -159,8 +153,8 @@ static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
   scr_unexpected *best = NULL;
   for (int32_t p = 0; p < g->size; p++) {
     if (r->root != SAGECOMM_ANY_SOURCE && r->root != p) continue;
-    scr_unexpected *u = g->p2p.pair[p].unexpected_head;
-    while (u && u->tag != r->tag) u = u->next;
+    /* `entry` is the first member. */
+    scr_unexpected *u = (scr_unexpected *)scr_keyed_find(&g->p2p.pair[p].unexpected, (uint32_t)r->tag);
     if (u && (best == NULL || u->arrival < best->arrival)) {
       best = u;
       from = p;
@@ -170,15 +164,7 @@ static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
   if (best == NULL) return 0;
   int rc = compare(r, from, best->total, best->dtype);
   if (rc) return rc;
-  scr_p2p_pair *ch = &g->p2p.pair[from];
-  scr_unexpected *before = NULL;
-  for (scr_unexpected *u = ch->unexpected_head; u != best; u = u->next) before = u;
-  if (before) {
-    before->next = best->next;
-  } else {
-    ch->unexpected_head = best->next;
-  }
-  if (ch->unexpected_tail == best) ch->unexpected_tail = before;
+  scr_keyed_remove(&g->p2p.pair[from].unexpected, &best->entry);
   rc = deliver(g, r, from, best->announced, best->total, best->id, best->data);
   free(best);
   return rc;
@@ -196,17 +182,17 @@ static bool put(scr_group *g, int32_t to, uint32_t type, scr_run *r, uint64_t at
 }
 
 static bool has_credit(scr_group *g, int32_t to, uint64_t n) {
-  scr_p2p_pair *ch = &g->p2p.pair[to];
+  scr_p2p_pair *pair = &g->p2p.pair[to];
   if (n > SCR_EAGER_BYTES) return false;
-  if (ch->eager_sent + n - ch->eager_seen <= SCR_EAGER_CREDIT) return true;
+  if (pair->eager_sent + n - pair->eager_seen <= SCR_EAGER_CREDIT) return true;
   const scr_fifo_reader *r = scr_shared_fifo_reader(g->peer[to].shared, (uint32_t)g->rank);
   uint64_t released = atomic_load_explicit(&r->eager_released, memory_order_acquire);
-  if (ch->eager_sent - released > SCR_EAGER_CREDIT) {
-    ch->broken = true;
+  if (pair->eager_sent - released > SCR_EAGER_CREDIT) {
+    pair->broken = true;
     return false;
   }
-  ch->eager_seen = released;
-  return ch->eager_sent + n - ch->eager_seen <= SCR_EAGER_CREDIT;
+  pair->eager_seen = released;
+  return pair->eager_sent + n - pair->eager_seen <= SCR_EAGER_CREDIT;
 }
 
 /* The cost of a frame in bytes of a pass's budget. The budget bounds a pass so that other threads get the lock to
@@ -216,49 +202,49 @@ static bool has_credit(scr_group *g, int32_t to, uint64_t n) {
 /* Writes what this rank has for one peer: grants, pieces of granted sends, new sends. Returns true if anything was
  * written. */
 static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
-  scr_p2p_pair *ch = &g->p2p.pair[to];
+  scr_p2p_pair *pair = &g->p2p.pair[to];
   bool moved = false;
-  while (ch->grant_head && *budget > 0) {
-    struct scr_grant *gr = ch->grant_head;
+  while (pair->grant_head && *budget > 0) {
+    struct scr_grant *gr = pair->grant_head;
     scr_frame *f = scr_fifo_room(g, to, 0);
     if (f == NULL) return moved;
     *f = (scr_frame){.type = SCR_FRAME_GRANT, .id = gr->id};
-    scr_fifo_put(ch, 0);
-    ch->grant_head = gr->next;
-    if (ch->grant_head == NULL) ch->grant_tail = NULL;
+    scr_fifo_put(pair, 0);
+    pair->grant_head = gr->next;
+    if (pair->grant_head == NULL) pair->grant_tail = NULL;
     free(gr);
     moved = true;
     *budget -= FRAME_COST;
   }
-  while (ch->granted_head && *budget > 0) {
-    scr_run *r = ch->granted_head;
+  while (pair->granted_head && *budget > 0) {
+    scr_run *r = pair->granted_head;
     uint64_t n = r->bytes - r->p2p.moved < SCR_PIECE_BYTES ? r->bytes - r->p2p.moved : SCR_PIECE_BYTES;
     if (!put(g, to, SCR_FRAME_DATA, r, r->p2p.moved, n)) return moved;
     r->p2p.moved += n;
     moved = true;
     *budget -= (int64_t)n + FRAME_COST;
     if (r->p2p.moved == r->bytes) {
-      scr_list_unlink(&ch->granted_head, &ch->granted_tail, r);
+      scr_list_pop(&pair->granted_head, &pair->granted_tail);
       finish(g, r, SAGECOMM_OK);
     } else {
       scr_fifo_publish(g, to); /* the peer copies this piece while this rank copies the next */
     }
   }
-  while (ch->send_head && *budget > 0) {
-    scr_run *r = ch->send_head;
+  while (pair->send_head && *budget > 0) {
+    scr_run *r = pair->send_head;
     bool eager = has_credit(g, to, r->bytes);
-    r->p2p.id = ch->next_id;
+    r->p2p.id = pair->next_id;
     uint64_t n = eager ? r->bytes : 0;
     if (!put(g, to, eager ? SCR_FRAME_EAGER : SCR_FRAME_ANNOUNCE, r, 0, n)) return moved;
-    ch->next_id++;
+    pair->next_id++;
     moved = true;
     *budget -= (int64_t)n + FRAME_COST;
-    scr_list_unlink(&ch->send_head, &ch->send_tail, r);
+    scr_list_pop(&pair->send_head, &pair->send_tail);
     if (eager) {
-      ch->eager_sent += n;
+      pair->eager_sent += n;
       finish(g, r, SAGECOMM_OK);
     } else {
-      scr_list_push(&ch->waiting, &ch->waiting_tail, r);
+      scr_keyed_add(&pair->waiting, &r->p2p.entry, r->p2p.id);
     }
   }
   return moved;
@@ -269,7 +255,7 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
 
 /* Takes the frames of one peer. Returns 0 or an incident code. */
 static int take_in(scr_group *g, int32_t p, int64_t *budget, bool *moved, scr_run **culprit) {
-  scr_p2p_pair *ch = &g->p2p.pair[p];
+  scr_p2p_pair *pair = &g->p2p.pair[p];
   for (int n = 0; n < FRAMES_PER_ROUND && *budget > 0 && scr_fifo_open(g, p); n++) {
     scr_frame f;
     const unsigned char *data = scr_fifo_next(g, p, &f);
@@ -277,13 +263,13 @@ static int take_in(scr_group *g, int32_t p, int64_t *budget, bool *moved, scr_ru
     int rc = take_frame(g, p, &f, data, culprit);
     if (rc) return rc;
     *culprit = NULL; /* the run may be complete and its memory reused; the next frame does not concern it */
-    scr_fifo_take(ch, f.bytes);
+    scr_fifo_take(pair, f.bytes);
     if (f.type == SCR_FRAME_DATA)
       scr_fifo_publish(g, p); /* the peer refills this room while this rank takes the next frame */
     *budget -= (int64_t)f.bytes + FRAME_COST;
     *moved = true;
   }
-  return ch->broken ? SCR_INCIDENT_GARBAGE : 0;
+  return pair->broken ? SCR_INCIDENT_GARBAGE : 0;
 }
 
 int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culprit) {
@@ -292,14 +278,14 @@ int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culp
     moved = false;
     for (int32_t i = 0; i < g->size; i++) {
       int32_t p = *peer = g->p2p.turn;
-      scr_p2p_pair *ch = &g->p2p.pair[p];
+      scr_p2p_pair *pair = &g->p2p.pair[p];
       *culprit = NULL;
       int rc = take_in(g, p, &budget, &moved, culprit);
       if (rc) return rc;
-      if (ch->grant_head || ch->granted_head || ch->send_head) {
-        if (ch->out == NULL) return SCR_NEEDS_FIFO;
+      if (pair->grant_head || pair->granted_head || pair->send_head) {
+        if (pair->out == NULL) return SCR_NEEDS_FIFO;
         moved |= push_out(g, p, &budget);
-        if (ch->broken) return SCR_INCIDENT_GARBAGE;
+        if (pair->broken) return SCR_INCIDENT_GARBAGE;
       }
       moved |= scr_fifo_publish(g, p);
       g->p2p.turn = p + 1 < g->size ? p + 1 : 0; /* the next pass starts with the peer that this one did not reach */
@@ -328,7 +314,7 @@ int scr_p2p_post(scr_group *g, scr_run *r) {
   bool matched;
   int rc = match_unexpected(g, r, &matched);
   if (!matched || rc == SCR_INCIDENT_LENGTH || rc == SCR_INCIDENT_TYPE)
-    scr_list_push(&g->p2p.recv_head, &g->p2p.recv_tail, r);
+    scr_keyed_add(&g->p2p.recvs, &r->p2p.entry, key_of(r->root, r->tag));
   return rc;
 }
 
@@ -343,12 +329,17 @@ bool scr_group_has_fifo(const scr_group *g, int32_t peer) { return g->p2p.pair[p
 
 /* ---- draining ---- */
 
+static void drop(scr_group *g, scr_run *r) { finish(g, r, scr_copy_error(g, NULL)); }
+
 static void drop_all(scr_group *g, scr_run **head, scr_run **tail) {
-  for (scr_run *r; (r = *head) != NULL;) {
-    *head = r->next;
-    finish(g, r, scr_copy_error(g, NULL));
+  while (*head) drop(g, scr_list_pop(head, tail));
+}
+
+static void drop_entries(scr_group *g, scr_keyed_list *l) {
+  for (scr_keyed *e; (e = l->head) != NULL;) {
+    scr_keyed_remove(l, e);
+    drop(g, scr_run_of_entry(e));
   }
-  *tail = NULL;
 }
 
 /* Completes all unfinished p2p operations after one pass over what the peers have published. They can end at once
@@ -361,25 +352,25 @@ void scr_p2p_drain(scr_group *g) {
   if (atomic_load_explicit(&g->p2p.unfinished, memory_order_relaxed) != 0) {
     scr_p2p_progress(g, SCR_PASS_BYTES, &peer, &culprit);
   }
-  drop_all(g, &g->p2p.recv_head, &g->p2p.recv_tail);
+  drop_entries(g, &g->p2p.recvs);
   for (int32_t p = 0; p < g->size; p++) {
-    scr_p2p_pair *ch = &g->p2p.pair[p];
-    drop_all(g, &ch->send_head, &ch->send_tail);
-    drop_all(g, &ch->granted_head, &ch->granted_tail);
-    drop_all(g, &ch->waiting, &ch->waiting_tail);
-    drop_all(g, &ch->receiving, &ch->receiving_tail);
+    scr_p2p_pair *pair = &g->p2p.pair[p];
+    drop_all(g, &pair->send_head, &pair->send_tail);
+    drop_all(g, &pair->granted_head, &pair->granted_tail);
+    drop_entries(g, &pair->waiting);
+    drop_entries(g, &pair->receiving);
   }
 }
 
 void scr_p2p_free(scr_group *g) {
   for (int32_t p = 0; p < g->size; p++) {
-    scr_p2p_pair *ch = &g->p2p.pair[p];
-    for (scr_unexpected *u; (u = ch->unexpected_head) != NULL;) {
-      ch->unexpected_head = u->next;
-      free(u);
+    scr_p2p_pair *pair = &g->p2p.pair[p];
+    for (scr_keyed *e; (e = pair->unexpected.head) != NULL;) {
+      scr_keyed_remove(&pair->unexpected, e);
+      free(e); /* the first member of a scr_unexpected */
     }
-    for (struct scr_grant *gr; (gr = ch->grant_head) != NULL;) {
-      ch->grant_head = gr->next;
+    for (struct scr_grant *gr; (gr = pair->grant_head) != NULL;) {
+      pair->grant_head = gr->next;
       free(gr);
     }
   }

@@ -34,9 +34,8 @@ struct scr_frame {
 
 /* A send that arrived before its recv was posted. */
 struct scr_unexpected {
-  scr_unexpected *next;
+  scr_keyed entry;  /* the first member; in scr_p2p_pair.unexpected */
   uint64_t arrival; /* order over all senders, for recv from any source */
-  int32_t tag;
   uint32_t dtype;
   bool announced; /* the payload is still at the sender */
   uint64_t total, id;
@@ -74,10 +73,10 @@ int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit);
 bool scr_fifo_open(scr_group *g, int32_t peer);
 /* Returns room for a frame with `payload` bytes, or NULL. scr_fifo_put() adds the frame to the fifo. */
 scr_frame *scr_fifo_room(scr_group *g, int32_t peer, uint64_t payload);
-void scr_fifo_put(scr_p2p_pair *ch, uint64_t payload);
+void scr_fifo_put(scr_p2p_pair *pair, uint64_t payload);
 /* Returns the payload of the next frame from the peer and copies its header to *f; returns NULL if none has arrived. */
 const unsigned char *scr_fifo_next(scr_group *g, int32_t peer, scr_frame *f);
-void scr_fifo_take(scr_p2p_pair *ch, uint64_t payload);
+void scr_fifo_take(scr_p2p_pair *pair, uint64_t payload);
 /* Publishes what was put and taken since the last call and wakes the peer. Returns true if there was anything. */
 bool scr_fifo_publish(scr_group *g, int32_t peer);
 

@@ -19,7 +19,7 @@ static scr_incident incident_with(const scr_run *r, int code, int32_t peer) {
 
 /* Holds: nothing. */
 static void report(scr_group *g, scr_incident t) {
-  atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
+  scr_entering_go();
   scr_go.incident(g->handle, &t);
 }
 
@@ -47,7 +47,7 @@ static bool pass(scr_group *g, int64_t budget, bool surely) {
   if (rc > 0) t = incident_with(culprit, rc, peer);
   scr_spin_unlock(&g->p2p.lock);
   if (rc == SCR_NEEDS_FIFO) {
-    atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
+    scr_entering_go();
     scr_go.fifo(g->handle, peer);
     return true;
   }
@@ -56,7 +56,7 @@ static bool pass(scr_group *g, int64_t budget, bool surely) {
 }
 
 /* Returns a peer that has left if all peers that could match the run have left, else -1. */
-static int32_t deserted(const scr_group *g, const scr_run *r) {
+static int32_t departed(const scr_group *g, const scr_run *r) {
   for (int32_t p = 0; p < g->size; p++) {
     if (p == g->rank || (r->root != SAGECOMM_ANY_SOURCE && r->root != p)) continue;
     if (atomic_load_explicit(&g->peer[p].shared->left, memory_order_acquire) == 0) return -1;
@@ -67,10 +67,10 @@ static int32_t deserted(const scr_group *g, const scr_run *r) {
 
 /* Looks whether the wait can still succeed. Returns 0, an incident code, or SCR_YIELDED if it made a pass and the
  * caller must look again. */
-static int p2p_health(scr_group *g, scr_run *r, int64_t now, int32_t *peer) {
+static int p2p_check_wait(scr_group *g, scr_run *r, int64_t now, int32_t *peer) {
   *peer = r->root;
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 || down(g)) return SCR_INCIDENT_FAILURE;
-  int32_t gone = g->size > 1 ? deserted(g, r) : -1;
+  int32_t gone = g->size > 1 ? departed(g, r) : -1;
   if (gone >= 0) {
     /* Frames that the peer sent before it left are still valid. */
     bool again = pass(g, SCR_PASS_BYTES, true);
@@ -82,13 +82,34 @@ static int p2p_health(scr_group *g, scr_run *r, int64_t now, int32_t *peer) {
   return gone >= 0 ? SCR_YIELDED : 0;
 }
 
-static int scan(scr_group *g, scr_run *list, int64_t now, int32_t *peer, scr_run **culprit) {
-  for (scr_run *r = list; r; r = r->next) {
+/* One of the lists that together hold the unfinished p2p operations. */
+typedef struct posted_list {
+  scr_run *head;
+  bool keyed;
+} posted_list;
+
+enum { PAIR_LISTS = 4 };
+
+static posted_list recvs_of(const scr_group *g) { return (posted_list){scr_run_of_entry(g->p2p.recvs.head), true}; }
+
+static void lists_of_pair(const scr_p2p_pair *pair, posted_list lists[PAIR_LISTS]) {
+  lists[0] = (posted_list){pair->send_head, false};
+  lists[1] = (posted_list){pair->granted_head, false};
+  lists[2] = (posted_list){scr_run_of_entry(pair->waiting.head), true};
+  lists[3] = (posted_list){scr_run_of_entry(pair->receiving.head), true};
+}
+
+static scr_run *after(posted_list l, const scr_run *r) {
+  return l.keyed ? scr_run_of_entry(r->p2p.entry.after) : r->next;
+}
+
+static int scan(scr_group *g, posted_list l, int64_t now, int32_t *peer, scr_run **culprit) {
+  for (scr_run *r = l.head; r; r = after(l, r)) {
     *culprit = r;
     *peer = r->root;
     if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
     if (now >= r->deadline_ns) return SCR_INCIDENT_TIMEOUT;
-    int32_t gone = g->size > 1 ? deserted(g, r) : -1;
+    int32_t gone = g->size > 1 ? departed(g, r) : -1;
     if (gone >= 0) {
       *peer = gone;
       return SCR_INCIDENT_LEFT;
@@ -97,14 +118,16 @@ static int scan(scr_group *g, scr_run *list, int64_t now, int32_t *peer, scr_run
   return 0;
 }
 
+static void extend(posted_list l, scr_stop stop) {
+  for (scr_run *r = l.head; r; r = after(l, r)) scr_extend(r, stop);
+}
+
 void scr_p2p_extend(scr_group *g, scr_stop stop) {
-  for (scr_run *r = g->p2p.recv_head; r; r = r->next) scr_extend(r, stop);
+  extend(recvs_of(g), stop);
   for (int32_t p = 0; p < g->size; p++) {
-    scr_p2p_pair *ch = &g->p2p.pair[p];
-    scr_run *const lists[] = {ch->send_head, ch->granted_head, ch->waiting, ch->receiving};
-    for (int i = 0; i < 4; i++) {
-      for (scr_run *r = lists[i]; r; r = r->next) scr_extend(r, stop);
-    }
+    posted_list lists[PAIR_LISTS];
+    lists_of_pair(&g->p2p.pair[p], lists);
+    for (int i = 0; i < PAIR_LISTS; i++) extend(lists[i], stop);
   }
 }
 
@@ -113,11 +136,11 @@ void scr_p2p_extend(scr_group *g, scr_stop stop) {
 int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0) return SCR_INCIDENT_FAILURE;
   for (int again = 0;; again = 1) {
-    int code = scan(g, g->p2p.recv_head, now, peer, culprit);
+    int code = scan(g, recvs_of(g), now, peer, culprit);
     for (int32_t p = 0; p < g->size && code == 0; p++) {
-      scr_p2p_pair *ch = &g->p2p.pair[p];
-      scr_run *const lists[] = {ch->send_head, ch->granted_head, ch->waiting, ch->receiving};
-      for (int i = 0; i < 4 && code == 0; i++) code = scan(g, lists[i], now, peer, culprit);
+      posted_list lists[PAIR_LISTS];
+      lists_of_pair(&g->p2p.pair[p], lists);
+      for (int i = 0; i < PAIR_LISTS && code == 0; i++) code = scan(g, lists[i], now, peer, culprit);
     }
     if (code == 0) return SCR_BLOCKED;
     if (code != SCR_INCIDENT_LEFT || again) return code;
@@ -198,7 +221,7 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
     if (now - backoff.looked > 1000000 || now >= slice_end || now >= r->deadline_ns) {
       backoff.looked = now;
       int32_t peer;
-      int code = p2p_health(g, r, now, &peer);
+      int code = p2p_check_wait(g, r, now, &peer);
       if (code > 0) {
         report(g, incident_with(r, code, peer));
         continue;
@@ -220,7 +243,7 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
 #else
     again = pass(g, SCR_PASS_BYTES, true); /* the holder of the lock may have read the fifos before a frame arrived */
 #endif
-    int code = again || done(r) ? 0 : p2p_health(g, r, now, &peer);
+    int code = again || done(r) ? 0 : p2p_check_wait(g, r, now, &peer);
     if (code > 0) report(g, incident_with(r, code, peer));
     if (!again && code == 0 && !done(r) && atomic_load_explicit(&g->shared->p2p.bell, memory_order_seq_cst) == bell) {
       int64_t ns = slice_end - now < g->policy.sleep_ns ? slice_end - now : g->policy.sleep_ns;
@@ -264,7 +287,7 @@ int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sage
                (op->root >= 0 || (op->root == SAGECOMM_ANY_SOURCE && op->kind == SAGECOMM_RECV));
   if (!valid || !scr_group_enter(g, handle)) {
     scr_run *none;
-    atomic_fetch_add_explicit(&scr_entries, 1, memory_order_relaxed);
+    scr_entering_go();
     return scr_go.issue(handle, op, &none, err); /* Go words the error */
   }
   scr_run *r = scr_run_new();

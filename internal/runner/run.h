@@ -2,10 +2,12 @@
 #ifndef SCR_RUN_H
 #define SCR_RUN_H
 
+#include <stddef.h>
 #include <string.h>
 
 #include "bell.h"
 #include "error.h"
+#include "keyed_list.h"
 #include "runner.h"
 
 /* splitmix64's finaliser (Steele, Lea, Flood 2014) */
@@ -105,7 +107,7 @@ struct scr_run {
 
   _Atomic(sagecomm_done_fn) done; /* stored after done_ctx: a thread in wait() may look at any time */
   void *done_ctx;
-  scr_run *next; /* in the queue, or in a list of p2p operations */
+  scr_run *next; /* in the queue, or in a queue of p2p operations */
   scr_composite *
       composite; /* the composite of which this run is a part; holds a reference to its run. Stored before SCR_HAS_COMPOSITE. */
   scr_composite *composite_of; /* owned; set if this run stands for several others and carries out nothing itself */
@@ -117,6 +119,7 @@ struct scr_run {
     _Atomic int64_t posted_ns; /* when a short recv was posted; 0 once a thread waits for it */
     uint64_t id, moved;
     bool matched;
+    scr_keyed entry; /* in a keyed list of p2p operations */
   } p2p;
   int32_t source; /* the rank whose send a recv matched, -1 before */
 
@@ -133,6 +136,11 @@ struct scr_run {
     uint64_t entry_position;
   } records;
 };
+
+/* Returns the p2p operation that an entry of a keyed list is a part of, or NULL for NULL. */
+static inline scr_run *scr_run_of_entry(scr_keyed *e) {
+  return e ? (scr_run *)(void *)((char *)e - offsetof(scr_run, p2p.entry)) : NULL;
+}
 
 static inline bool scr_is_p2p(const scr_run *r) { return r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV; }
 

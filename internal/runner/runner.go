@@ -195,10 +195,10 @@ func (g *Group) Unfinished() int { return int(C.scr_group_unfinished(g.c)) }
 // Goodbye tells the peers that this rank issues nothing more.
 func (g *Group) Goodbye() { C.scr_group_goodbye(g.c) }
 
-// Leave tells the peers that this rank will not touch their shared blocks any more.
-func (g *Group) Leave() { C.scr_group_leave(g.c) }
+// Detach tells the peers that this rank will not touch their shared blocks any more.
+func (g *Group) Detach() { C.scr_group_detach(g.c) }
 
-// Deserted reports whether that rank of a group of that size has said so of a shared block.
-func Deserted(shared unsafe.Pointer, size, rank int) bool {
-	return bool(C.scr_shared_deserted(shared, C.int32_t(size), C.int32_t(rank)))
+// Detached reports whether a rank of a group has told the owner of the shared block, by Detach, that it will not touch it any more.
+func Detached(shared unsafe.Pointer, size, rank int) bool {
+	return bool(C.scr_shared_detached_by(shared, C.int32_t(size), C.int32_t(rank)))
 }

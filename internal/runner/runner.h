@@ -216,10 +216,10 @@ uint64_t scr_group_sequence(const scr_group *g);
 /* Sets the word `left` of the shared block and wakes the peers that wait for this rank. */
 void scr_group_goodbye(scr_group *g);
 /* Tells the peers that this rank will not touch their shared blocks any more. It is the last access to them. */
-void scr_group_leave(scr_group *g);
-/* Whether `rank` has told the owner of a shared block that it will not touch it any more (scr_group_leave). `size`
+void scr_group_detach(scr_group *g);
+/* Whether `rank` has told the owner of a shared block that it will not touch it any more (scr_group_detach). `size`
  * is the size of the group. */
-bool scr_shared_deserted(const void *shared, int32_t size, int32_t rank);
+bool scr_shared_detached_by(const void *shared, int32_t size, int32_t rank);
 /* Whether the owner of the shared block has called scr_shared_give_up(). */
 bool scr_shared_gave_up(const void *shared);
 /* Marks a shared block of this rank, whose group it could not open, as left, after it has stored the reason: peers

@@ -2,7 +2,7 @@
  *
  * Every rank owns one shared block per group, in its own arena, and maps the shared blocks of all peers. A cache
  * line has one writer, its owner. Exceptions: the failure word (one compare-and-swap), bells (a thread that wakes
- * the owner adds to them), `closed`, and the data of large slots, where the rank that reduces a share writes the
+ * the owner adds to them), `detached`, and the data of large slots, where the rank that reduces a share writes the
  * result back (docs/protocol.md, 1 and 3). Lines are 128 bytes apart because processors fetch them in pairs.
  * */
 #ifndef SCR_SHARED_BLOCK_H
@@ -51,7 +51,8 @@ typedef struct scr_record {
   _Atomic uint64_t seq;   /* number of the collective */
   _Atomic uint64_t hash;  /* running hash including it */
   _Atomic uint64_t bytes; /* scr_op_bytes() */
-  _Atomic uint64_t what;  /* kind | dtype << 8 | reduce_op << 16 | blocks differ in length << 24 | root << 32 */
+  /* kind | dtype << 8 | reduce_op << 16 | blocks differ in length << 24 | batch << 25 | root << 32 */
+  _Atomic uint64_t what;
 } scr_record;
 
 /* Says for what a driver sleeps, and how to wake it. */
@@ -136,7 +137,7 @@ typedef struct scr_shared_block {
    * scr_channel_reader channel_reader[size]: of the channels.
    * _Atomic uint64_t fifo[size]: offsets in the owner's arena of the fifos that it writes, 0 until one exists.
    * _Atomic uint64_t channel[size][SCR_CHANNELS]: of the channels.
-   * _Atomic uint64_t closed[size]: each rank writes its own: 1 once it will not touch this shared block any more. */
+   * _Atomic uint64_t detached[size]: each rank writes its own: 1 once it will not touch this shared block any more. */
   alignas(SCR_LINE) unsigned char variable[];
 } scr_shared_block;
 
@@ -158,7 +159,7 @@ static inline _Atomic uint64_t *scr_shared_channel(scr_shared_block *b, uint32_t
   return scr_shared_fifo(b, size, size) + to * SCR_CHANNELS + channel;
 }
 
-static inline _Atomic uint64_t *scr_shared_closed(scr_shared_block *b, uint32_t size, uint32_t by) {
+static inline _Atomic uint64_t *scr_shared_detached(scr_shared_block *b, uint32_t size, uint32_t by) {
   return scr_shared_channel(b, size, size, 0) + by;
 }
 

@@ -12,7 +12,7 @@ void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word) {
  * published before a failure or a goodbye still counts. */
 static bool still_blocked(const scr_run *r) { return atomic_load_explicit(r->flag, memory_order_acquire) < r->need; }
 
-int scr_health(scr_group *g, scr_run *r, int64_t now) {
+int scr_check_wait(scr_group *g, scr_run *r, int64_t now) {
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 ||
       (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) != 0) {
     return r->flag == NULL || still_blocked(r) ? SCR_INCIDENT_FAILURE : 0;
@@ -82,7 +82,7 @@ int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t 
   bool give_up = now >= slice_end;
   if (now - p->looked > 1000000 || give_up || now >= r->deadline_ns) {
     p->looked = now;
-    int code = scr_health(g, r, now);
+    int code = scr_check_wait(g, r, now);
     if (code) return in_incident(s, r, code);
   }
   if (give_up) return SCR_YIELDED;
@@ -96,7 +96,7 @@ int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t 
   uint32_t bell = atomic_load_explicit(&s->bell, memory_order_seq_cst);
   atomic_store_explicit(&s->waits_for, scr_sleeps_word(r), memory_order_seq_cst);
   int code = 0;
-  if (atomic_load_explicit(r->flag, memory_order_seq_cst) < r->need && (code = scr_health(g, r, now)) == 0) {
+  if (atomic_load_explicit(r->flag, memory_order_seq_cst) < r->need && (code = scr_check_wait(g, r, now)) == 0) {
     int64_t ns = slice_end - now, to_deadline = r->deadline_ns - now;
     if (ns > g->policy.sleep_ns) ns = g->policy.sleep_ns;
     if (ns > to_deadline) ns = to_deadline;

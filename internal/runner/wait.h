@@ -54,7 +54,7 @@ static inline void scr_wake_readers(scr_group *g) {
 int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t slice_end);
 /* Looks whether the wait can still succeed: DOWN, failure word, goodbye of the peer, records that differ, deadline. All
  * timeouts of collectives are found here. Returns 0 or an incident code. */
-int scr_health(scr_group *g, scr_run *r, int64_t now);
+int scr_check_wait(scr_group *g, scr_run *r, int64_t now);
 void scr_describe_incident(const scr_run *r, int code, scr_incident *out);
 
 #endif

@@ -205,12 +205,13 @@ static uint64_t steps(void) {
 #endif
 }
 
-/* Sends n long p2p operations from rank 0 to rank 1 in one coalesced call and returns the steps of all searches. */
-static uint64_t exchange_many(rank *r, uint32_t n) {
+/* Sends n messages from rank 0 to rank 1 in one coalesced call and returns the steps of all searches. The recvs have
+ * the tags of the sends in the same order or in reverse. */
+static uint64_t exchange_many(rank *r, uint32_t n, uint64_t bytes, bool reverse) {
   static unsigned char memory[SHORT + 1]; /* what arrives is not looked at here */
-  sagecomm_segment s = {memory, SHORT + 1};
+  sagecomm_segment s = {memory, bytes};
   sagecomm_op *ops = calloc(n, sizeof *ops);
-  unsigned char *received = r->rank == 1 ? malloc(n * (size_t)(SHORT + 1)) : NULL;
+  unsigned char *received = r->rank == 1 ? malloc(n * bytes) : NULL;
   sagecomm_segment *to = calloc(n, sizeof *to);
   for (uint32_t i = 0; i < n; i++) {
     ops[i] = (sagecomm_op){.dtype = SAGECOMM_UINT8, .flags = SAGECOMM_ASYNC, .root = 1 - r->rank, .tag = (int32_t)i};
@@ -219,7 +220,8 @@ static uint64_t exchange_many(rank *r, uint32_t n) {
       ops[i].n_in = 1;
       ops[i].in = &s;
     } else {
-      to[i] = (sagecomm_segment){received + i * (size_t)(SHORT + 1), SHORT + 1};
+      if (reverse) ops[i].tag = (int32_t)(n - 1 - i);
+      to[i] = (sagecomm_segment){received + i * bytes, bytes};
       ops[i].kind = SAGECOMM_RECV;
       ops[i].n_out = 1;
       ops[i].out = &to[i];
@@ -243,8 +245,12 @@ static uint64_t exchange_many(rank *r, uint32_t n) {
 
 static void many(rank *r, void *arg) {
   (void)arg;
-  uint64_t few = exchange_many(r, 100), lots = exchange_many(r, 400);
-  CHECK(lots <= 8 * few + 1000); /* quadratic growth would give 16 times as many */
+  for (int way = 0; way < 4; way++) {
+    uint64_t bytes = way % 2 ? SHORT + 1 : 4;
+    bool reverse = way / 2;
+    uint64_t few = exchange_many(r, 100, bytes, reverse), lots = exchange_many(r, 400, bytes, reverse);
+    CHECK(lots <= 8 * few + 1000); /* quadratic growth would give 16 times as many */
+  }
 }
 
 void test_steps_of_coalesced_p2p(int n, waiting w, uint64_t seed) {

@@ -180,9 +180,9 @@ static void look_late(rank *r, void *arg) {
   meet();
   _Atomic uint64_t flag = 4;
   scr_run waiting = {.flag = &flag, .need = 5, .peer = (r->rank + 1) % size, .timeout_ns = INT64_MAX / 2};
-  CHECK(scr_health(r->group, &waiting, scr_now()) == SCR_INCIDENT_FAILURE);
+  CHECK(scr_check_wait(r->group, &waiting, scr_now()) == SCR_INCIDENT_FAILURE);
   atomic_store(&flag, 5);
-  CHECK(scr_health(r->group, &waiting, scr_now()) == 0);
+  CHECK(scr_check_wait(r->group, &waiting, scr_now()) == 0);
 }
 
 void test_published_before_a_failure(int n, waiting w, uint64_t seed) {

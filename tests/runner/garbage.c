@@ -46,9 +46,9 @@ static void other_size(rank *r, void *arg) {
   CHECK(message(r, SAGECOMM_SEND, to, &sent, &err) == SAGECOMM_OK);
   CHECK(message(r, SAGECOMM_RECV, from, &got, &err) == SAGECOMM_OK && got == from);
   meet();
-  scr_group_leave(r->group);
+  scr_group_detach(r->group);
   meet();
-  for (int i = 0; i < size; i++) CHECK(scr_shared_deserted(r->group->shared, size, i));
+  for (int i = 0; i < size; i++) CHECK(scr_shared_detached_by(r->group->shared, size, i));
 }
 
 void test_shared_block_size_is_not_read_again(int n, waiting w, uint64_t seed) {
