@@ -29,6 +29,9 @@ typedef void scr_reduce_fn(void *dst, void *dst2, const void *const *src, int ns
  * once. dst may be identical to src. */
 typedef void scr_scale_fn(void *dst, const void *src, size_t count, double factor);
 
+/* The numbers of element types and reductions: SAGECOMM_DTYPE_COUNT and SAGECOMM_REDUCE_OP_COUNT. */
+enum { SCR_TYPES = 21, SCR_REDUCTIONS = 9 };
+
 typedef struct scr_kernels {
   const char *name; /* "portable", "avx2", "avx512" */
   /* Ordinary stores: the destination is read soon (a slot). No overlap. */
@@ -37,8 +40,8 @@ typedef struct scr_kernels {
    * cache. */
   void (*copy_stream)(void *dst, const void *src, size_t n);
   /* NULL where the reduction is not defined for the type. Index: sagecomm_dtype, sagecomm_reduce_op. */
-  scr_reduce_fn *reduce[21][9];
-  scr_scale_fn *scale[21];
+  scr_reduce_fn *reduce[SCR_TYPES][SCR_REDUCTIONS];
+  scr_scale_fn *scale[SCR_TYPES];
 } scr_kernels;
 
 /* Returns the best table of this machine, or the one that scr_force_kernels() chose. */

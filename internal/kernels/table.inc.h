@@ -49,7 +49,5 @@ const scr_kernels SCR_TABLE = {
               [SAGECOMM_COMPLEX128] = scale_c128},
 };
 
-_Static_assert(sizeof(scr_kernels_portable.reduce) / sizeof(scr_kernels_portable.reduce[0]) == SAGECOMM_DTYPE_COUNT,
-               "a row for each type");
-_Static_assert(sizeof(scr_kernels_portable.reduce[0]) / sizeof(scr_reduce_fn *) == SAGECOMM_REDUCE_OP_COUNT,
-               "a column for each reduction");
+_Static_assert((int)SCR_TYPES == (int)SAGECOMM_DTYPE_COUNT, "a row for each type");
+_Static_assert((int)SCR_REDUCTIONS == (int)SAGECOMM_REDUCE_OP_COUNT, "a column for each reduction");

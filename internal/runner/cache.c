@@ -12,6 +12,8 @@ void scr_program_free(scr_program *p) {
 
 /* kind (4 bits) | dtype (5) | reduce op (4) | class (8) | root + 1 (32), never 0. Fields on which a kind does not
  * depend stay 0, so a broadcast has one program for all types. */
+_Static_assert(SAGECOMM_KIND_COUNT <= 16 && SAGECOMM_DTYPE_COUNT <= 32 && SAGECOMM_REDUCE_OP_COUNT <= 16,
+               "each fits into its field of the key");
 uint64_t scr_cache_key(const scr_group *g, const sagecomm_op *op, uint64_t bytes) {
   uint64_t key = UINT64_C(1) << 63 | (uint64_t)op->kind << 53 | (uint64_t)scr_group_class(g, op->kind, bytes) << 41;
   if (scr_reduces(op->kind)) key |= (uint64_t)op->dtype << 36 | (uint64_t)op->reduce_op << 32;

@@ -30,6 +30,8 @@ struct scr_flight_entry {
   _Atomic uint64_t limits; /* timeout in ms (32 bits) | tag (32) */
 };
 _Static_assert(sizeof(struct scr_flight_entry) == 64, "an entry is one cache line");
+_Static_assert(SAGECOMM_KIND_COUNT <= 64 && SAGECOMM_DTYPE_COUNT <= 32 && SAGECOMM_REDUCE_OP_COUNT <= 16,
+               "each fits into its field of `caller`");
 
 /* What lies in the arena. */
 struct scr_flight_area {
