@@ -240,7 +240,7 @@ func (h SparseHeader) String() string {
 		fmt.Fprint(&text, size)
 	}
 	if h.Dims > shown {
-		text.WriteString(", ...")
+		fmt.Fprintf(&text, ", ... of %d with hash %08x", h.Dims, uint32(h.Hash)) // the sizes that are not shown may differ
 	}
 	fmt.Fprintf(&text, "), %d dimension", h.SparseDims)
 	if h.SparseDims != 1 {

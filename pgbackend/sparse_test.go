@@ -99,9 +99,9 @@ func TestSparseSumsThatFail(t *testing.T) {
 			[]string{"ranks disagree in #1 of group", "rank 0 gave a sparse tensor of Byte (50, 7), 1 dimension sparse, rank 1 one of Byte (50, 8), 1 dimension sparse"}, nil},
 		{"elements below zero", func(s *sparseRank) { s.Header.Elements = -1 }, coll.Mismatch, 1, []string{"ranks disagree in #1"}, nil},
 		{"garbage", func(s *sparseRank) {
-			s.Header.Dims, s.Header.SparseDims = 1<<40, -5
+			s.Header.Dims, s.Header.Hash, s.Header.SparseDims = 1<<40, 0x12345678, -5
 			copy(s.Header.Type[:], "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff")
-		}, coll.Mismatch, 1, []string{"rank 1 one of ? (50, 7, 0, 0, 0, 0, 0, 0, ...), -5 dimensions sparse"}, nil},
+		}, coll.Mismatch, 1, []string{"rank 1 one of ? (50, 7, 0, 0, 0, 0, 0, 0, ... of 1099511627776 with hash 12345678), -5 dimensions sparse"}, nil},
 		{"no memory", func(s *sparseRank) {
 			s.Allocate = func(int, int64) ([]byte, []byte, error) { return nil, nil, errors.New("none left") }
 		}, coll.System, 1, []string{"rank 1 has no memory for the elements of rank ", ": none left"}, nil},

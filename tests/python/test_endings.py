@@ -173,6 +173,7 @@ def test_sigterm_runs_the_handler_or_ends_the_process():
 # ---- fork ----
 
 FORKED = """
+    import sagecomm
     from promises import most
     dist.init_process_group("sagecomm")
     t = torch.ones(1000)
@@ -199,6 +200,9 @@ FORKED = """
         refused("barrier", lambda: dist.barrier())
         refused("new group", lambda: dist.new_group())
         refused("abort", lambda: backend.abort())
+        refused("metrics", sagecomm.metrics)
+        refused("dump", sagecomm.dump_flight_recorder)
+        refused("statistics", lambda: sagecomm.get_stats())
         print("\\n".join(failures), file=sys.stderr, flush=True)
         # Ends as a script does: destroyed or not, the exit handlers must leave the parent alone.
         if dist.get_rank() == 0:
