@@ -19,7 +19,9 @@ std::string textOf(Write write, const char* what) {
   for (;;) {
     const int64_t needed = write(text.data(), text.size());
     TORCH_CHECK(
-        needed != SAGECOMM_FORKED, "sagecomm: ", what,
+        needed != SAGECOMM_FORKED,
+        "sagecomm: ",
+        what,
         " cannot be read in a forked process, because the threads of sagecomm are in its parent only. Read it in the "
         "parent, or start workers with spawn or forkserver");
     TORCH_CHECK(needed > 0, "sagecomm: ", what, " cannot be read: the core returned status ", needed);
