@@ -66,7 +66,7 @@ import (
 // This file serves tests only: a file whose name ends in _test.go may not use cgo. The linker leaves it out of the
 // library.
 
-// recording is a group that does nothing but record.
+// recording is a group that only records.
 type recording struct{ Group }
 
 func newRecording(capacity int) *recording {
@@ -89,12 +89,12 @@ func (r *recording) run(op coll.Op, seq uint64) recordedRun {
 func (r recordedRun) queue() { C.scr_test_queue(r.g, r.c) }
 func (r recordedRun) start() { C.scr_test_start(r.g, r.c) }
 
-// finish ends it; source is the rank that a recv was served by, else -1.
+// finish completes the operation. source is the rank whose send a recv has received, else -1.
 func (r recordedRun) finish(source int, ok bool) {
 	C.scr_test_finish(r.g, r.c, C.int(source), C._Bool(ok))
 }
 
-// record starts and finishes n operations; the i-th is of 4*i bytes and has tag i, from `from` on.
+// record starts and finishes n operations. Operation i, from `from` on, has 4*i bytes and tag i.
 func (r *recording) record(kind coll.Kind, from, n int) {
 	C.scr_test_record(r.c, C.int(kind), C.uint64_t(from), C.uint64_t(n))
 }
