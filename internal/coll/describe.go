@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// ManyParts is how many parts an operation that a rank announces counts at most: more are announced as so many.
+// ManyParts bounds the number of parts that a rank announces for an operation: more parts are announced as ManyParts.
 const ManyParts = 127
 
 // Describe writes the operation as a user would: "all_reduce #7 (float32, SUM, 1000 elements)". Without a sequence number,

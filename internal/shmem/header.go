@@ -30,7 +30,7 @@ func encodeHeader(page []byte, d *Descriptor) {
 	binary.LittleEndian.PutUint64(page[48:], uint64(d.Size))
 }
 
-// checkHeader compares the header of some file with what its descriptor promises.
+// checkHeader compares the header of a file with the descriptor of the arena.
 func checkHeader(page []byte, d *Descriptor) error {
 	if string(page[:8]) != magic {
 		return fmt.Errorf("it is no arena: it begins with %q", page[:8])
