@@ -35,6 +35,28 @@ func TestWhereDumpsGo(t *testing.T) {
 	}
 }
 
+// A process may run as root: a file is never put in the place of a device, a fifo or a directory.
+func TestFilesReplaceRegularFilesOnly(t *testing.T) {
+	dir := t.TempDir()
+	w := newWorld(t, 1, nil)
+	defer w.destroy()
+	for name, make := range map[string]func(path string) error{
+		"fifo":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
+	} {
+		path := filepath.Join(dir, name)
+		if err := make(path + "0"); err != nil {
+			t.Fatal(err)
+		}
+		if err := observers().Dump(path); err == nil || !strings.Contains(err.Error(), path+"0 cannot be written: it is no regular file") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if info, err := os.Stat(path + "0"); err != nil || info.Mode().IsRegular() {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+}
+
 func TestDumpAtASignal(t *testing.T) {
 	dir := t.TempDir()
 	w := newWorld(t, 1, options{"fr_dump": dir + "/rank_", "fr_signal": "usr2"})
