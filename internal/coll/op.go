@@ -162,7 +162,7 @@ func (op Op) checkBytes(rank, size int) error {
 		ok = ok && (op.OutBlocks != nil || op.Out%uint64(size) == 0)
 		want = fmt.Sprintf("%d equal blocks, or the lengths of the blocks", size)
 		if in, out := own(op.InBlocks, op.In, rank, size), own(op.OutBlocks, op.Out, rank, size); ok && in != out {
-			return op.refuse("rank %d: it has %d bytes for itself and expects %d", rank, in, out)
+			return op.refuse("rank %d: its input block for itself has %d bytes, its output block from itself %d", rank, in, out)
 		}
 	case Gather:
 		if rank == op.Root {

@@ -95,3 +95,26 @@ func TestDumpWithoutAPlace(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A link to a file stays a link: the file that it names is replaced.
+func TestFilesReplaceWhatALinkNames(t *testing.T) {
+	dir := t.TempDir()
+	w := newWorld(t, 1, nil)
+	defer w.destroy()
+	target, link := filepath.Join(dir, "target"), filepath.Join(dir, "link")
+	if err := os.WriteFile(target, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(target, link+"0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := observers().Dump(link); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Lstat(link + "0"); err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if text, err := os.ReadFile(target); err != nil || len(text) == 0 {
+		t.Errorf("%d bytes, %v", len(text), err)
+	}
+}

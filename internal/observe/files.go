@@ -11,6 +11,9 @@ import (
 // replaceFile writes a file atomically: readers see the old or the new content. It writes a temporary file and renames it;
 // errors name the final file. Tests replace it with another function.
 var replaceFile = func(path string, data []byte) error {
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target // the rename would replace a link
+	}
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return fmt.Errorf("%s cannot be written: it is no regular file", path) // a rename would replace a device or a fifo
 	}

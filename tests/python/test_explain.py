@@ -134,3 +134,7 @@ def test_a_reader_that_ends_early_ends_the_command():
     os.close(write)
     assert ended.returncode == 128 + signal.SIGPIPE
     assert ended.stderr == ""
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=most(60))
+    assert ended.returncode == 1
+    assert ended.stderr == "sagecomm: [Errno 28] No space left on device\n"

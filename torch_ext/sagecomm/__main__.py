@@ -66,10 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as err:
         print(err, file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        # The reader has ended, as `head` does. Python's flush at exit must not find the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    except OSError as err:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's flush at exit would raise again
+        if isinstance(err, BrokenPipeError):  # the reader has ended, as `head` does
+            return 128 + signal.SIGPIPE
+        print(f"sagecomm: {err}", file=sys.stderr)
+        return 1
 
 
 def print_environment(parsed: argparse.Namespace) -> int:
