@@ -22,36 +22,37 @@ const (
 	WantFifo      Reason = C.SCR_ENGINE_FIFO      // a group needs a fifo to a peer
 )
 
-// Turn is the outcome of one turn.
+// Turn is the outcome of one turn of the engine.
 type Turn struct {
 	Reason   Reason
 	Group    uint64
-	Incident Incident // its Peer also says whom a fifo is wanted to
+	Incident Incident // for WantFifo, its Peer is the rank that the fifo leads to
 }
 
-// BellBytes is how much memory an engine bell takes in an arena.
+// BellBytes is the length of an engine bell in an arena.
 const BellBytes = bellBytes
 
-// MaxBells is how many arenas with a bell a process can have at a time.
+// MaxBells is the largest number of arenas with a bell that a process can have at a time.
 const MaxBells = C.SCR_MAX_BELLS
 
-// AddEngineBell has the engine listen to the word at that place of an arena of this process.
+// AddEngineBell registers a bell of the engine, a word in an arena of this process. It returns false if there are MaxBells
+// already.
 func AddEngineBell(word unsafe.Pointer) bool { return bool(C.scr_engine_add_bell(word)) }
 
-// RemoveEngineBell undoes AddEngineBell. The engine itself may read the word until its next turn. Callers take turns with
-// those of AddEngineBell.
+// RemoveEngineBell undoes AddEngineBell. The engine may still read the word until its next turn.
+// Requires: no other call of AddEngineBell or RemoveEngineBell is under way.
 func RemoveEngineBell(word unsafe.Pointer) { C.scr_engine_remove_bell(word) }
 
 // EngineConfig is how the engine waits for peers and for work.
 type EngineConfig struct {
 	Backoff   Backoff
-	Slice     time.Duration // one look at a group drives its queue for so long
-	Look      time.Duration // while there is work it looks so often whether waiting makes sense
-	Sound     time.Duration // its longest sleep where there is none
-	IdleLooks int           // after so many looks without work it sleeps for so long
+	Slice     time.Duration // the longest time for which one look at a group drives its queue
+	Look      time.Duration // the longest sleep while there is work, before the engine checks its peers again
+	Sound     time.Duration // the longest sleep while there is no work
+	IdleLooks int           // the number of looks without work after which Sound applies
 }
 
-// ConfigureEngine is called once, before the first turn.
+// ConfigureEngine sets the engine's configuration. It is called once, before the first turn.
 func ConfigureEngine(c EngineConfig) {
 	C.scr_engine_configure(&C.scr_engine_config{spin: C.uint32_t(c.Backoff.Spin), yield_us: C.uint32_t(c.Backoff.Yield / time.Microsecond),
 		slice_ns: C.int64_t(c.Slice), look_ns: C.int64_t(c.Look), sound_ns: C.int64_t(c.Sound), idle_looks: C.uint32_t(c.IdleLooks)})
@@ -71,14 +72,14 @@ func (e *Engine) SetGroups(groups []*Group) {
 	if e.n == 0 {
 		return
 	}
-	// Zeroed, because storing a pointer makes the collector look at the one that was there before.
+	// The list is zeroed, because storing a pointer makes Go's garbage collector look at the pointer that was there before.
 	e.list = C.calloc(C.size_t(e.n), C.size_t(unsafe.Sizeof(uintptr(0))))
 	for i, g := range groups {
 		unsafe.Slice((**C.scr_group)(e.list), e.n)[i] = g.c
 	}
 }
 
-// Turn drives the groups until there is something for Go to do. It blocks in C.
+// Turn drives the groups until Go has something to do. It blocks in C.
 func (e *Engine) Turn() Turn {
 	var group C.uint64_t
 	var t C.scr_incident
@@ -89,11 +90,11 @@ func (e *Engine) Turn() Turn {
 // WakeEngine ends the engine's turn.
 func WakeEngine() { C.scr_engine_control() }
 
-// RunCompleter calls the done functions of completed operations on this thread, until there was nothing to do for that
-// long.
+// RunCompleter calls the done functions of completed operations on this thread. It returns when no operation has completed
+// for the time idle.
 func RunCompleter(idle time.Duration) { C.scr_completer_run(C.int64_t(idle)) }
 
-// GoEntries counts how often operations of this process entered Go.
+// GoEntries returns how often operations of this process have entered Go.
 func GoEntries() uint64 { return uint64(C.scr_go_entries()) }
 
 // InChild reports whether this process is a fork of one that used the runner.

@@ -15,7 +15,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Code is what a driver found that has to be diagnosed.
+// Code is the kind of an incident.
 type Code int
 
 // The codes.
@@ -23,23 +23,23 @@ const (
 	FailureWord Code = C.SCR_INCIDENT_FAILURE  // some rank has declared the group failed
 	Mismatch    Code = C.SCR_INCIDENT_MISMATCH // Peer made another call
 	Timeout     Code = C.SCR_INCIDENT_TIMEOUT  // the deadline passed while waiting for Peer
-	Left        Code = C.SCR_INCIDENT_LEFT     // Peer said goodbye and is needed
+	Left        Code = C.SCR_INCIDENT_LEFT     // Peer has left the group, but is needed
 	Length      Code = C.SCR_INCIDENT_LENGTH   // Peer sent Got bytes where Op.Bytes() were expected
-	Garbage     Code = C.SCR_INCIDENT_GARBAGE  // what Peer wrote cannot be meant: a message, or where its slots lie
+	Garbage     Code = C.SCR_INCIDENT_GARBAGE  // Peer wrote an invalid p2p frame, or an invalid offset of its slots
 	WrongType   Code = C.SCR_INCIDENT_TYPE     // Peer sent elements of the DataType Got
-	NoMemory    Code = C.SCR_INCIDENT_MEMORY   // this process has none for what came from Peer
-	Uneven      Code = C.SCR_INCIDENT_UNEVEN   // this rank's blocks differ in length, and the program cannot have that
+	NoMemory    Code = C.SCR_INCIDENT_MEMORY   // this process has no memory for the data that came from Peer
+	Uneven      Code = C.SCR_INCIDENT_UNEVEN   // this rank's blocks differ in length, which the program does not support
 	Split       Code = C.SCR_INCIDENT_SPLIT    // Peer has a block of Got bytes where Want were expected
 
-	// What Peer wrote cannot be meant, in a collective:
+	// In a collective, Peer wrote an invalid value. Got is the number of the channel.
 
-	BadLongest Code = C.SCR_INCIDENT_BAD_LONGEST // how long the longest block of its all_to_all is
-	BadChannel Code = C.SCR_INCIDENT_BAD_CHANNEL // where its channel of channel Got to this rank lies
-	BadMessage Code = C.SCR_INCIDENT_BAD_MESSAGE // a message in that channel
-	BadTaken   Code = C.SCR_INCIDENT_BAD_TAKEN   // how many messages of this rank's channel of channel Got it has taken
+	BadLongest Code = C.SCR_INCIDENT_BAD_LONGEST // the length of the longest block of Peer's all_to_all
+	BadChannel Code = C.SCR_INCIDENT_BAD_CHANNEL // the offset of a channel from Peer to this rank
+	BadMessage Code = C.SCR_INCIDENT_BAD_MESSAGE // a message in a channel from Peer to this rank
+	BadTaken   Code = C.SCR_INCIDENT_BAD_TAKEN   // the number of messages that Peer has taken from a channel of this rank
 )
 
-// Incident is what a driver found, in which operation.
+// Incident describes what a driver could not go on with, and the operation that it was driving.
 type Incident struct {
 	Code     Code
 	Peer     int
@@ -58,7 +58,7 @@ func goIncident(t *C.scr_incident) Incident {
 		Waited: time.Duration(t.waited_ns), Timeout: time.Duration(t.timeout_ns)}
 }
 
-// known is an operation of which no more is known than the length that it is known by.
+// known returns op with the buffer lengths that make Bytes() return the given length, the only length that is known of it.
 func known(op coll.Op, bytes uint64) coll.Op {
 	op.In, op.Out = bytes, bytes
 	return op
@@ -92,7 +92,7 @@ func FillError(to unsafe.Pointer, f *coll.Failure) coll.Status {
 	return f.Status
 }
 
-// FailureOf is what a sagecomm_error says.
+// FailureOf returns the failure that a sagecomm_error holds.
 func FailureOf(e unsafe.Pointer) *coll.Failure {
 	c := (*C.sagecomm_error)(e)
 	if f := failureOf(c.status, c); f != nil {
@@ -101,8 +101,8 @@ func FailureOf(e unsafe.Pointer) *coll.Failure {
 	return &coll.Failure{Status: coll.Status(c.status)}
 }
 
-// Declare writes f into this rank's failure record and tries to make it the group's first cause. The cause that holds
-// from now on, this one or an earlier one, is returned.
+// Declare writes f into this rank's failure record and tries to make it the group's first cause. It returns the first cause,
+// which is f or an earlier failure.
 func (g *Group) Declare(f *coll.Failure) *coll.Failure {
 	record := encode(f)
 	C.scr_group_set_failure(g.c, unsafe.Pointer(&record[0]), C.size_t(len(record)))
@@ -112,13 +112,14 @@ func (g *Group) Declare(f *coll.Failure) *coll.Failure {
 	return f
 }
 
-// GiveUp leaves f and a goodbye in this rank's shared block, for peers that have made a group of it which this rank has not.
+// GiveUp writes f and a goodbye into this rank's shared block. A rank calls it when it cannot make a group: its peers may
+// have made the group already.
 func GiveUp(shared unsafe.Pointer, f *coll.Failure) {
 	record := encode(f)
 	C.scr_shared_give_up(shared, unsafe.Pointer(&record[0]), C.size_t(len(record)))
 }
 
-// GaveUp is what a rank left with GiveUp, nil if it has not.
+// GaveUp returns the failure that a rank wrote with GiveUp, or nil if it has not given up.
 func (g *Group) GaveUp(rank int) *coll.Failure {
 	record := make([]byte, FailureBytes)
 	if !bool(C.scr_group_gave_up(g.c, C.int32_t(rank), unsafe.Pointer(&record[0]), FailureBytes)) {
@@ -128,7 +129,7 @@ func (g *Group) GaveUp(rank int) *coll.Failure {
 }
 
 func encode(f *coll.Failure) []byte {
-	// Text longer than the record would be cut in the middle of the encoding.
+	// The text is shortened here, because the record would cut a longer one in the middle of its encoding.
 	short := *f
 	if len(short.Message) > 2000 {
 		short.Message = strings.ToValidUTF8(short.Message[:2000], "")
@@ -142,10 +143,11 @@ func encode(f *coll.Failure) []byte {
 	return record[:min(len(record), FailureBytes)]
 }
 
-// StrayPointers is what to do about shared memory that holds what no rank writes.
+// StrayPointers is the remedy that errors name if shared memory holds values that no rank writes.
 const StrayPointers = "a process has written where it should not: look for stray pointers, first in the process of that rank"
 
-// decode reads what a rank wrote; claim is what was seen elsewhere and made this one look for it.
+// decode reads the failure record that a rank wrote. claim tells, for the error about an unreadable record, why this rank
+// looked for it.
 func decode(record []byte, writer int, claim string) *coll.Failure {
 	text, _, _ := strings.Cut(string(record), "\x00")
 	f := new(coll.Failure)
@@ -156,7 +158,7 @@ func decode(record []byte, writer int, claim string) *coll.Failure {
 	return f
 }
 
-// FirstCause is the failure that some rank has declared for the group, nil if none has.
+// FirstCause returns the failure that some rank has declared for the group, or nil if no rank has.
 func (g *Group) FirstCause() *coll.Failure {
 	if C.scr_group_get_failure(g.c, nil, 0) == 0 {
 		return nil
@@ -177,7 +179,7 @@ func (g *Group) Down(f *coll.Failure) {
 	C.scr_group_down(g.c, &e)
 }
 
-// coll.ManyParts is what the C counts to. This does not compile where they differ.
+// The declaration below compiles only if coll.ManyParts equals SCR_MANY_PARTS.
 var _ = [1]struct{}{}[coll.ManyParts-C.SCR_MANY_PARTS]
 
 // Announced is one collective as a rank announced it.
@@ -199,17 +201,18 @@ func (g *Group) Announced(rank int, sequence uint64) (Announced, bool) {
 	return Announced{Sequence: sequence, Hash: uint64(c.hash), Op: op, Uneven: c.uneven != 0}, true
 }
 
-// LastCall is the last collective that a rank announced, 0 for none, and whether the rank has left the group.
+// LastCall returns the number of the last collective that a rank announced, 0 for none, and whether the rank has left the
+// group.
 func (g *Group) LastCall(rank int) (sequence uint64, left bool) {
 	var l C.bool
 	s := C.scr_group_last_call(g.c, C.int32_t(rank), &l)
 	return uint64(s), bool(l)
 }
 
-// Consumed is how many chunks a rank is done with, of all collectives so far. Ranks that have made the same calls can be
-// compared by it.
+// Consumed returns the number of chunks of all collectives so far that a rank is done with. It orders ranks that have made
+// the same calls by their progress.
 func (g *Group) Consumed(rank int) uint64 { return uint64(C.scr_group_consumed(g.c, C.int32_t(rank))) }
 
-// Awaits is the rank that a rank sleeps for in a collective, or has met an incident over; -1 if it is awake, which one that
-// waits for long is from time to time.
+// Awaits returns the peer for which a rank sleeps in a collective, or about which it has met an incident, or -1 if the rank is
+// awake. A rank that waits for long is awake from time to time.
 func (g *Group) Awaits(rank int) int { return int(C.scr_group_awaits(g.c, C.int32_t(rank))) }

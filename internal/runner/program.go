@@ -20,14 +20,14 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Stage is one stage of a program. The constants are shared_block.h's; what they mean is said by shared block.Stage.
+// Stage is one stage of a program. Its fields mean the same as those of a stage in package algo/plan.
 type Stage struct {
 	Action, Lag, From, Back    uint8
 	Share, ToOutput, SkipOwnIn bool
 	Head                       bool
 }
 
-// Actions and sources of stages.
+// Actions and sources of stages, as in shared_block.h.
 const (
 	Publish = C.SCR_PUBLISH
 	Reduce  = C.SCR_REDUCE
@@ -44,7 +44,7 @@ const (
 	MaxStages = C.SCR_MAX_STAGES
 )
 
-// Program is what a compiler gives to NewProgram.
+// Program is the argument of NewProgram: a slot plan, compiled for the runner.
 type Program struct {
 	Kind         coll.Kind
 	Algorithm    string // for statistics
@@ -63,7 +63,7 @@ type Program struct {
 // Compiled is a program in C memory. It belongs to a group's cache or to one run.
 type Compiled struct{ c *C.scr_program }
 
-// NewProgram makes the C form.
+// NewProgram makes the C form of a program.
 func NewProgram(p Program) (Compiled, error) {
 	if len(p.Stages) > MaxStages {
 		return Compiled{}, fmt.Errorf("sagecomm: %v: a program has at most %d stages, this plan has %d", p.Kind, MaxStages, len(p.Stages))
@@ -99,10 +99,10 @@ func bit(b bool) C.uint8_t {
 	return 0
 }
 
-// Free gives a program back that no run and no cache has taken.
+// Free frees a program that belongs to no run and to no cache.
 func (p Compiled) Free() { C.scr_program_free(p.c) }
 
-// Call is an operation that waits to be issued. It is valid during the method of [Handler] that gets it only.
+// Call is an operation that waits to be issued. It is valid only during the method of [Handler] that receives it.
 type Call struct {
 	raw *C.sagecomm_op
 	out **C.scr_run
@@ -117,7 +117,7 @@ func (c Call) Op(size int) coll.Op {
 		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size), Parts: int(o.batch_size)}
 }
 
-// blocks copies lengths of blocks.
+// blocks copies a C list of block lengths, one for each rank.
 func blocks(list *C.uint64_t, size int) []uint64 {
 	if list == nil {
 		return nil
@@ -125,22 +125,23 @@ func blocks(list *C.uint64_t, size int) []uint64 {
 	return append([]uint64(nil), unsafe.Slice((*uint64)(unsafe.Pointer(list)), size)...)
 }
 
-// Whole says whether every segment has whole elements of so many bytes, a power of two.
+// Whole reports whether the length of every segment is a multiple of elem bytes, a power of two.
 func (c Call) Whole(elem int) bool { return bool(C.scr_op_whole(c.raw, C.uint64_t(elem))) }
 
-// Key is what programs for such calls, of that length, are kept under; class is its size class.
+// Key returns the key of the cache under which a program for the call, of the given length, is kept, and the call's size class.
 func (g *Group) Key(c Call, length uint64) (key uint64, class int) {
 	bytes := C.uint64_t(length)
 	return uint64(C.scr_cache_key(g.c, c.raw, bytes)), int(C.scr_group_class(g.c, C.int(c.raw.kind), bytes))
 }
 
-// Lookup finds a program of the cache.
+// Lookup returns the program that the cache holds under a key.
 func (g *Group) Lookup(key uint64) (Compiled, bool) {
 	p := C.scr_cache_find(g.c, C.uint64_t(key))
 	return Compiled{(*C.scr_program)(unsafe.Pointer(p))}, p != nil
 }
 
-// Keep puts a program into the cache, for the life of the group. False when the cache is full. One caller at a time.
+// Keep puts a program into the cache, where it stays for the life of the group. It returns false if the cache is full.
+// Requires: no other call of Keep is under way.
 func (g *Group) Keep(key uint64, p Compiled) bool {
 	return bool(C.scr_cache_insert(g.c, C.uint64_t(key), p.c))
 }
@@ -148,7 +149,7 @@ func (g *Group) Keep(key uint64, p Compiled) bool {
 // ErrDown is returned by Submit when the group has failed.
 var ErrDown = errors.New("sagecomm: the group is down")
 
-// Submit numbers the call, of that length, and queues it. own: the program is freed with the run.
+// Submit gives the call, of the given length, its number and queues it. If own is true, the program is freed with the run.
 func (g *Group) Submit(c Call, length uint64, p Compiled, own bool) error {
 	var down C.bool
 	r := C.scr_submit(g.c, c.raw, C.uint64_t(length), p.c, C.bool(own), &down)

@@ -30,34 +30,35 @@ func (p Progress) String() string {
 	return [...]string{"unknown", "scheduled", "started", "completed", "failed"}[min(p, Failed)]
 }
 
-// Flight is one operation as the flight recorder knows it. Times are zero for what has not happened.
+// Flight is one operation in the flight recorder. The time of an event that has not happened is zero.
 type Flight struct {
 	Op       coll.Op // Root of a complete recv is its source; of the lengths only Bytes() is known
-	Number   uint64  // of the collective in its group, or of the p2p operation among those of this rank
+	Number   uint64  // number of the collective in its group, or of the p2p operation among those of this rank
 	Progress Progress
 	Thread   uint64 // pthread_t of the caller
-	Stack    string // of the caller, as sagecomm.h's group_stack has it; empty: not known
+	Stack    string // call stack of the caller in the format of sagecomm.h's group_stack; empty: not known
 
 	Created, Started, Completed time.Time
 }
 
-// FlightLog is what a group's recorder knows.
+// FlightLog is the content of a group's recorder.
 type FlightLog struct {
 	Flights []Flight // the newest operations, in the order in which they were created
-	Total   uint64   // operations ever, the last of which are the Flights
-	// Numbers of the last collectives that are known, that began and that succeeded.
+	Total   uint64   // operations since the group was made; the Flights are the last of them
+	// Numbers of the last recorded collective, of the last one that began and of the last one that succeeded.
 	Issued, Started, Completed uint64
 }
 
-// FlightBytes is how much of an arena a recorder of that capacity takes.
+// FlightBytes returns the number of bytes that a recorder of that capacity takes in an arena.
 func FlightBytes(capacity int, stacks bool) int64 {
 	return int64(C.scr_flight_bytes(C.uint32_t(capacity), C.bool(stacks)))
 }
 
-// Recorder is where a flight recorder lies, this process's or another's. Another process may have written anything.
+// Recorder refers to a flight recorder in the memory of this process or of another one, which may have written anything.
 type Recorder struct{ at C.scr_flights }
 
-// RecorderAt is what lies at an offset of a mapping. False: that is outside, or the mapping is of another clock.
+// RecorderAt returns the recorder at an offset of a mapping. It returns false if the recorder does not fit into the mapping or
+// its process uses another clock.
 func RecorderAt(base unsafe.Pointer, bytes, offset int64, capacity int, stacks bool) (Recorder, bool) {
 	if capacity < 1 || capacity > math.MaxInt32 || offset < 0 || offset%pageBytes != 0 || offset > bytes-FlightBytes(capacity, stacks) {
 		return Recorder{}, false
@@ -66,15 +67,16 @@ func RecorderAt(base unsafe.Pointer, bytes, offset int64, capacity int, stacks b
 	return r, r.at.capacity != 0
 }
 
-// pageBytes is where recorders begin, a multiple of it.
+// pageBytes is the alignment of recorders.
 const pageBytes = 4096
 
-// Recorder is that of a rank, empty where it does not record or is not seen from here. It is there until Close.
+// Recorder returns the recorder of a rank, which is empty if the rank does not record or this process cannot see its records.
+// It is valid until Close.
 func (g *Group) Recorder(rank int) Recorder {
 	return Recorder{C.scr_group_flights(g.c, C.int32_t(rank))}
 }
 
-// Flights is what has been written, whether its process lives or not.
+// Flights returns the content of the recorder. The process that writes it need not live.
 func (r Recorder) Flights() FlightLog {
 	raw := make([]C.scr_flight, 2*int(r.at.capacity)+1)
 	var total C.uint64_t
@@ -82,8 +84,8 @@ func (r Recorder) Flights() FlightLog {
 	return r.log(raw[:n], total)
 }
 
-// Flights is what this rank's recorder knows, of what is queued as well. The group is not closed meanwhile; operations go
-// on.
+// Flights returns the content of this rank's recorder, together with operations that are queued. Operations go on meanwhile.
+// Requires: the group is not closed before Flights returns.
 func (g *Group) Flights() FlightLog {
 	r := g.Recorder(g.rank)
 	raw := make([]C.scr_flight, 3*int(r.at.capacity)+1)
@@ -121,7 +123,7 @@ func (r Recorder) log(raw []C.scr_flight, total C.uint64_t) FlightLog {
 	return log
 }
 
-// Last is the newest collective, or p2p operation, that has begun.
+// Last returns the newest collective that has begun or, if p2p is true, the newest p2p operation.
 func (r Recorder) Last(p2p bool) (Flight, bool) {
 	var raw C.scr_flight
 	if !bool(C.scr_flights_last(&r.at, C.bool(p2p), &raw)) {
@@ -134,7 +136,7 @@ func (r Recorder) Last(p2p bool) (Flight, bool) {
 	return f, true
 }
 
-// longestStack is more than any text of frames that makes sense.
+// longestStack bounds the text of one stack that is read from a recorder. The shim writes shorter ones.
 const longestStack = 16 << 10
 
 func (r Recorder) stack(number C.uint32_t) string {
@@ -143,10 +145,11 @@ func (r Recorder) stack(number C.uint32_t) string {
 	return string(text[:n])
 }
 
-// stackBytes is how much room the texts of all stacks have, with 4 bytes for each.
+// stackBytes is the room for the texts of all stacks of a recorder. Each text takes 4 bytes more than its length.
 const stackBytes = C.SCR_STACK_BYTES
 
-// PutStack puts down a text at a place where there is none yet; the place + 1 is its number. False: no room.
+// PutStack stores a text at an offset that is still free; the offset + 1 becomes the number of the text. It returns false if
+// there is no room.
 func (g *Group) PutStack(at int, text string) bool {
 	b := []byte(text)
 	return at >= 0 && at <= stackBytes && len(b) <= longestStack && bool(C.scr_group_put_stack(g.c, C.uint32_t(at), unsafe.Pointer(unsafe.SliceData(b)), C.uint32_t(len(b))))

@@ -1,12 +1,13 @@
-// Package runner carries programs out on shared memory: flags, copies, reductions, waiting. It is C, because a flag in
-// shared memory costs 0.1 us and entering Go costs microseconds after a short idle time; this file and its neighbours
-// are its Go face.
+// Package runner carries out programs on shared memory: flags, copies, reductions, waiting. It is written in C, because a
+// flag in shared memory costs 0.1 us, while entering Go costs microseconds after a short idle time. The Go files of the
+// package give the other packages access to the C.
 //
-// It decides nothing. Which program serves an operation, whether a call is allowed, what a failure means and how it is
-// worded is decided in Go, which the C reaches through [Handler]. It knows no torch, no Python and no network.
+// The runner decides nothing. Go chooses the program of an operation, decides whether a call is allowed, and diagnoses and
+// words failures; the C calls it through [Handler]. The runner knows no torch, no Python and no network.
 //
-// Start reading at docs/protocol.md, then shared_block.h (what lies in shared memory), program.c and sendrecv.c (the interpreters, of
-// stages on shared blocks and of messages), issue.c (who drives), engine.c (the progress engine) and p2p.c (sends and recvs of users).
+// Start reading at docs/protocol.md, then shared_block.h (the layout of shared memory), program.c and sendrecv.c (the
+// interpreters of slot plans and of sendrecv plans), issue.c (who drives), engine.c (the progress engine) and p2p.c (sends
+// and recvs of users).
 package runner
 
 /*
@@ -28,7 +29,8 @@ import (
 	_ "sagecomm/internal/kernels" // the C of this package calls the C of that one
 )
 
-// Environ is the process's environment as C sees it now. os.Environ is the one at the time the library was loaded.
+// Environ returns the process's environment as C sees it now. os.Environ returns the environment at the time when the library
+// was loaded.
 func Environ() []string {
 	var list []string
 	for i := C.size_t(0); ; i++ {
@@ -40,7 +42,7 @@ func Environ() []string {
 	}
 }
 
-// SharedBlockBytes is the length of a shared block of a group of that size.
+// SharedBlockBytes returns the length of a shared block of a group of that size.
 func SharedBlockBytes(size int) int64 { return int64(C.scr_shared_bytes(C.int32_t(size))) }
 
 // Geometry of shared blocks, as shared_block.h has it.
@@ -54,13 +56,14 @@ const (
 	bellBytes      = 128
 )
 
-// FormatSharedBlock lays a shared block out in zeroed memory. engineBell is the offset of the process's bell in the same arena.
+// FormatSharedBlock writes the header of a shared block into zeroed memory. engineBell is the offset of the process's bell in
+// the same arena.
 func FormatSharedBlock(shared unsafe.Pointer, rank, size int, engineBell int64) {
 	C.scr_shared_format(shared, C.int32_t(rank), C.int32_t(size), C.uint64_t(engineBell))
 }
 
-// Check reports whether there is a shared block of that rank and size, and fills in the bell. Nothing of a shared block's header is
-// believed later.
+// Check reports whether p refers to a shared block of that rank and group size, and sets p.Bell. The header of the shared block
+// is not read again later.
 func (p *Peer) Check(rank, size int) bool {
 	c := C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), shared: C.uint64_t(p.Shared)}
 	ok := C.scr_shared_check(&c, C.int32_t(rank), C.int32_t(size)) == 0
@@ -68,38 +71,38 @@ func (p *Peer) Check(rank, size int) bool {
 	return ok
 }
 
-// Peer is where the shared block of one rank lies.
+// Peer describes where the shared block of one rank lies.
 type Peer struct {
 	Arena  unsafe.Pointer // base of this process's mapping of the rank's arena
 	Bytes  int64          // length of the mapping
 	Shared int64          // offset of the shared block
 	Bell   int64          // offset of the rank's engine's bell, from Check
-	// Flights is the capacity of its flight recorder and FlightLog the offset of it; 0 where there is none in the arena.
+	// Flights is the capacity of the rank's flight recorder and FlightLog its offset; both are 0 if the arena has none.
 	Flights      int
 	FlightLog    int64
-	FlightStacks bool // it records stacks
+	FlightStacks bool // the recorder keeps call stacks
 }
 
-// GaveUp says whether the rank has left its shared block by GiveUp.
+// GaveUp reports whether the rank has called GiveUp on its shared block.
 func (p *Peer) GaveUp() bool {
 	return bool(C.scr_shared_gave_up(unsafe.Add(p.Arena, p.Shared)))
 }
 
-// Backoff is how a waiting thread behaves.
+// Backoff describes how a thread waits: it spins, then yields, then sleeps.
 type Backoff struct {
-	Spin  int           // rounds before the processor is given away
-	Yield time.Duration // then it is given away for so long, then the thread sleeps
+	Spin  int           // rounds of spinning before the thread yields its processor
+	Yield time.Duration // how long the thread yields before it sleeps
 }
 
-// Policy is how long, and how much, the threads of a group do before they leave the rest to others.
+// Policy bounds the time and the work that a thread spends on operations before it leaves the rest to other threads.
 type Policy struct {
-	Sync       time.Duration // a synchronous call keeps its caller for so long, then it returns PENDING
-	Sleep      time.Duration // a driver sleeps for so long at most before it looks around
-	BeginBytes uint64        // callers begin asynchronous collectives up to this length, and move so much of p2p operations
-	Begin      time.Duration // what is before them in the queue goes on for so long
-	Brief      time.Duration // wait_briefly waits for so long, for operations up to BeginBytes
-	Drain      time.Duration // what is queued when the group goes down may complete for so long
-	AtOnce     time.Duration // a recv that is waited for within this time had a waiter from the start
+	Sync       time.Duration // the longest time in a synchronous call, which then returns PENDING
+	Sleep      time.Duration // the longest sleep of a driver before it checks its peers
+	BeginBytes uint64        // callers begin asynchronous collectives up to this length, and move this much of p2p operations
+	Begin      time.Duration // the longest time for which such a caller drives the operations queued before its own
+	Brief      time.Duration // the longest time in wait_briefly, for operations up to BeginBytes
+	Drain      time.Duration // how long queued operations may still complete after the group has failed
+	AtOnce     time.Duration // a recv that is waited for within this time counts as waited for from the start
 }
 
 // Config describes a group to OpenGroup.
@@ -108,11 +111,11 @@ type Config struct {
 	Timeout     time.Duration
 	Backoff     Backoff
 	StreamBytes uint64 // outputs of at least this length are written past the cache
-	Peers       []Peer // by rank, this one included
+	Peers       []Peer // by rank, including this rank
 	Flights     int    // operations that this rank's flight recorder keeps, in its arena if Peers says so; 0: off
-	Stacks      bool   // it records who called
-	Timeline    bool   // it keeps events for TakeTrace
-	Trace       bool   // tell the handler of every operation
+	Stacks      bool   // the flight recorder keeps call stacks
+	Timeline    bool   // the group keeps events for TakeTrace
+	Trace       bool   // the group calls Handler.Trace for every operation
 	Policy      Policy
 }
 
@@ -124,9 +127,9 @@ type Group struct {
 	size   int
 }
 
-// OpenGroup makes a group of shared blocks that are mapped.
+// OpenGroup makes a group whose shared blocks are all mapped.
 func OpenGroup(c Config) (*Group, error) {
-	// Zeroed, because storing a pointer makes the collector look at the one that was there before.
+	// The list is zeroed, because storing a pointer makes Go's garbage collector look at the pointer that was there before.
 	peers := C.calloc(C.size_t(len(c.Peers)), C.sizeof_scr_peer_config)
 	defer C.free(peers)
 	list := unsafe.Slice((*C.scr_peer_config)(peers), len(c.Peers))
@@ -149,34 +152,34 @@ func OpenGroup(c Config) (*Group, error) {
 	return g, nil
 }
 
-// Handle is what the C ABI calls the group.
+// Handle returns the group's handle in the C ABI.
 func (g *Group) Handle() uint64 { return g.handle }
 
-// Close ends the group: the handle is refused from now on and no thread is inside. The group is down and nothing is
-// queued.
+// Close frees the group. When it returns, the handle is invalid and no thread is inside.
+// Requires: the group is down and its queue is empty.
 func (g *Group) Close() { C.scr_group_close(g.c) }
 
 // SetTimeout changes the timeout of later operations.
 func (g *Group) SetTimeout(d time.Duration) { C.scr_group_set_timeout(g.c, C.int64_t(d)) }
 
-// HasLarge reports whether this rank's large slots exists.
+// HasLarge reports whether this rank's large slots exist.
 func (g *Group) HasLarge() bool { return bool(C.scr_group_has_large(g.c)) }
 
-// SetLarge shows the peers this rank's large slots, at that offset of its arena.
+// SetLarge tells the peers the offset of this rank's large slots in its arena.
 func (g *Group) SetLarge(offset int64) { C.scr_group_set_large(g.c, C.uint64_t(offset)) }
 
 // HasFifo reports whether the fifo to that rank exists.
 func (g *Group) HasFifo(to int) bool { return bool(C.scr_group_has_fifo(g.c, C.int32_t(to))) }
 
-// SetFifo shows the peer the fifo that this rank writes for it.
+// SetFifo tells the peer the offset of the fifo that this rank writes for it.
 func (g *Group) SetFifo(to int, offset int64) {
 	C.scr_group_set_fifo(g.c, C.int32_t(to), C.uint64_t(offset))
 }
 
-// MaxClasses is how many size classes a kind can have.
+// MaxClasses is the largest number of size classes of a kind.
 const MaxClasses = C.SCR_MAX_CLASSES
 
-// SetClasses sets the lengths at which the next size class of a kind begins, rising.
+// SetClasses sets the lengths, in ascending order, at which the next size class of a kind begins.
 func (g *Group) SetClasses(kind coll.Kind, boundaries []uint64) {
 	var list [MaxClasses]C.uint64_t
 	n := min(len(boundaries), MaxClasses)
@@ -186,10 +189,10 @@ func (g *Group) SetClasses(kind coll.Kind, boundaries []uint64) {
 	C.scr_group_set_classes(g.c, C.int(kind), &list[0], C.int(n))
 }
 
-// Sequence is the number of collectives issued so far.
+// Sequence returns the number of collectives issued so far.
 func (g *Group) Sequence() uint64 { return uint64(C.scr_group_sequence(g.c)) }
 
-// Unfinished is non-zero while something that was issued is not complete.
+// Unfinished returns a number above 0 while an issued operation is not complete.
 func (g *Group) Unfinished() int { return int(C.scr_group_unfinished(g.c)) }
 
 // Goodbye tells the peers that this rank issues nothing more.
@@ -198,7 +201,7 @@ func (g *Group) Goodbye() { C.scr_group_goodbye(g.c) }
 // Detach tells the peers that this rank will not touch their shared blocks any more.
 func (g *Group) Detach() { C.scr_group_detach(g.c) }
 
-// Detached reports whether a rank of a group has told the owner of the shared block, by Detach, that it will not touch it any more.
+// Detached reports whether a rank has called Detach: it will not touch the shared block any more.
 func Detached(shared unsafe.Pointer, size, rank int) bool {
 	return bool(C.scr_shared_detached_by(shared, C.int32_t(size), C.int32_t(rank)))
 }

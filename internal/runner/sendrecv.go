@@ -28,7 +28,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Region is consecutive pieces of the chunk of a block; what it means is said by sendrecv.Region.
+// Region is consecutive pieces of the chunk of a block. Its fields mean the same as in package algo/plan.
 type Region struct {
 	Space, Cell, Block, First, Count int
 }
@@ -40,7 +40,7 @@ const (
 	Scratch = C.SCR_SCRATCH
 )
 
-// SendRecvStep is one step of a sendrecv program; what it means is said by sendrecv.Step.
+// SendRecvStep is one step of a sendrecv program. Its fields mean the same as in package algo/plan.
 type SendRecvStep struct {
 	Op           uint8
 	Lag, Peer    int
@@ -58,15 +58,15 @@ const (
 	StepCopy       = C.SCR_STEP_COPY
 )
 
-// Channels, as shared_block.h has them: what messages of collectives go through. One takes ChannelBytes of the writer's arena.
+// Geometry of channels, as in shared_block.h. One channel takes ChannelBytes of the writer's arena.
 const (
 	ChannelMessage = 64 << 10 // bytes of the longest message
-	ChannelPlaces  = 4        // messages that it holds
+	ChannelPlaces  = 4        // messages that a channel holds
 	Channels       = 4        // channels from one rank to another
 	ChannelBytes   = 128 + ChannelPlaces*(128+ChannelMessage)
 )
 
-// SendRecvProgram is what a compiler gives to NewSendRecvProgram.
+// SendRecvProgram is the argument of NewSendRecvProgram: a sendrecv plan, compiled for the runner.
 type SendRecvProgram struct {
 	Kind         coll.Kind
 	Algorithm    string // for statistics
@@ -82,7 +82,7 @@ type SendRecvProgram struct {
 	Steps        []SendRecvStep
 }
 
-// NewSendRecvProgram makes the C form.
+// NewSendRecvProgram makes the C form of a program.
 func NewSendRecvProgram(p SendRecvProgram) (Compiled, error) {
 	regions := 0
 	for _, s := range p.Steps {
@@ -134,8 +134,8 @@ func NewSendRecvProgram(p SendRecvProgram) (Compiled, error) {
 	return Compiled{c}, nil
 }
 
-// longest is the most bytes that regions hold in a chunk. As plan.SendRecvPlan.Largest it goes by full chunks, but receivers ask
-// as well: a place of a channel is read as far as they believe a message to reach.
+// longest returns the number of bytes that the regions hold in a full chunk. Like plan.SendRecvPlan.Largest it bounds the
+// messages of a sender. Receivers are checked too, because they read a place of a channel as far as their own regions reach.
 func (p SendRecvProgram) longest(list []Region) int {
 	const unit = 64
 	units, sum := (p.Chunk+unit-1)/unit, 0
@@ -153,7 +153,7 @@ func (g *Group) HasChannel(to int, channel uint8) bool {
 	return bool(C.scr_group_has_channel(g.c, C.int32_t(to), C.int32_t(channel)))
 }
 
-// SetChannel shows the peer the channel that this rank writes for it, at that offset of its arena.
+// SetChannel tells the peer the offset of the channel that this rank writes for it.
 func (g *Group) SetChannel(to int, channel uint8, offset int64) {
 	C.scr_group_set_channel(g.c, C.int32_t(to), C.int32_t(channel), C.uint64_t(offset))
 }

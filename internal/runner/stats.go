@@ -13,33 +13,33 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Counters are what the group counted besides operations.
+// Counters holds the counts of a group that do not belong to one kind of operation.
 type Counters struct {
 	Sleeps, Blocked uint64
 	Programs        int
 }
 
-// Counters reads the group's counters.
+// Counters returns the group's counters.
 func (g *Group) Counters() Counters {
 	var c C.scr_counters
 	C.scr_group_counters(g.c, &c)
 	return Counters{Sleeps: uint64(c.sleeps), Blocked: uint64(c.blocked), Programs: int(C.scr_cache_entries(g.c))}
 }
 
-// Stat is what operations of one kind, type, size class and algorithm came to, of those that succeeded.
+// Stat sums up the operations of one kind, type, size class and algorithm that succeeded.
 type Stat struct {
 	Kind      coll.Kind
-	Type      coll.DataType // Sparse: parts of sparse operations
+	Type      coll.DataType // Sparse: collectives inside a sparse all_reduce
 	Algorithm string        // empty for p2p operations
-	// Class c is of lengths above 2^(c-1) and up to 2^c bytes, 0 of at most one; -1 holds, of all types and sizes, what
-	// found no row of its own.
+	// Class c contains lengths above 2^(c-1) and up to 2^c bytes, class 0 lengths of at most one byte. The row of class -1
+	// sums up operations of all types and sizes for which there was no free row.
 	Class    int
 	Count    uint64
-	Bytes    uint64        // what this rank put in, or got in a recv
-	Fast     uint64        // that did not enter Go
-	Fused    uint64        // operations of users that were packed into others
+	Bytes    uint64        // bytes that this rank contributed, or received in a recv
+	Fast     uint64        // operations that did not enter Go
+	Fused    uint64        // operations of users that shared a collective with others
 	Total    time.Duration // from issue to completion
-	Waited   time.Duration // of that, for peers
+	Waited   time.Duration // part of Total that went into waiting for peers
 	Longest  time.Duration // rounded up: never below the average
 	Duration Histogram
 }
@@ -50,8 +50,8 @@ type Histogram struct {
 	Counts []uint64
 }
 
-// Quantile estimates how long the fraction q of all took at most, within the width of a bucket, which is a quarter of its
-// beginning.
+// Quantile estimates the duration that the fraction q of all durations does not exceed. The error is at most the width of a
+// bucket, a quarter of the bucket's beginning.
 func (h Histogram) Quantile(q float64) time.Duration {
 	var all uint64
 	for _, n := range h.Counts {
@@ -76,7 +76,8 @@ func (h Histogram) Quantile(q float64) time.Duration {
 	return time.Duration(h.Begin[len(h.Begin)-1] * float64(time.Second))
 }
 
-// Stats reads the group's statistics. The group is not closed meanwhile; operations go on.
+// Stats returns the group's statistics. Operations go on meanwhile.
+// Requires: the group is not closed before Stats returns.
 func (g *Group) Stats() []Stat {
 	raw := make([]C.scr_stat, C.SCR_MOST_STATS)
 	raw = raw[:int(C.scr_group_read_stats(g.c, &raw[0], C.SCR_MOST_STATS))]
@@ -96,13 +97,13 @@ func (g *Group) Stats() []Stat {
 	return list
 }
 
-// Programs carry the number of their algorithm, for rows of statistics.
+// algorithms numbers the names of algorithms: programs and rows of statistics carry the number.
 var algorithms struct {
 	sync.Mutex
 	names []string // by number - 1
 }
 
-// algorithmNumber is the same for the same name for as long as the process lives; 0 stands for what is too much.
+// algorithmNumber returns the number of a name, which stays the same while the process lives, or 0 if there are too many names.
 func algorithmNumber(name string) C.uint8_t {
 	algorithms.Lock()
 	defer algorithms.Unlock()

@@ -13,19 +13,19 @@ import (
 
 // Arena is the memory that this process shares with its peers. Its methods may be called from any goroutine.
 type Arena struct {
-	fd      int // open as long as the arena, for peers that come later
+	fd      int // stays open until Close, for peers that attach later
 	mapping *Mapping
 	page    int64
 
-	mu     sync.Mutex // guards what follows; no system call that takes long is made under it
+	mu     sync.Mutex // guards the fields below; nobody holds it during a system call that takes long
 	desc   Descriptor
 	list   *freeList
 	server *server // nil until SCM is published
 	closed bool
 }
 
-// NewArena makes an arena of a logical size, rounded up to pages, and maps it. One page is used at once, for the
-// header. dir is the directory of a Tmpfs arena.
+// NewArena makes an arena and maps it. size is its logical size, which NewArena rounds up to pages. The header takes one page
+// at once. dir is the directory of a Tmpfs arena.
 func NewArena(kind Kind, size int64, dir string) (*Arena, error) {
 	page := int64(os.Getpagesize())
 	if size < 2*page || size > 1<<46 {
@@ -53,7 +53,7 @@ func (a *Arena) create(dir string) error {
 	if err != nil {
 		return err
 	}
-	// Growing a file beyond RLIMIT_FSIZE is answered by a signal that ends the process.
+	// The check comes first, because the kernel answers growth beyond RLIMIT_FSIZE by a signal that ends the process.
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && uint64(d.Size) > limit.Cur {
 		return fmt.Errorf("the limit on file sizes is %s (ulimit -f): raise it or set a smaller SAGECOMM_ARENA_SIZE", mib(int64(limit.Cur)))
@@ -69,7 +69,7 @@ func (a *Arena) create(dir string) error {
 	if err != nil {
 		return err
 	}
-	if d.FD = a.fd; a.fd <= 2 { // somebody closed a standard stream: what is printed must not end up in the arena
+	if d.FD = a.fd; a.fd <= 2 { // a standard stream is closed: without a higher descriptor, printed text would end up in the arena
 		if d.FD, err = unix.FcntlInt(uintptr(a.fd), unix.F_DUPFD_CLOEXEC, 3); err != nil {
 			return err
 		}
@@ -96,30 +96,30 @@ func (a *Arena) create(dir string) error {
 	return nil
 }
 
-// Mapping is the arena as its owner sees it. The arena holds the reference; it is not to be released.
+// Mapping returns the owner's mapping of the arena. The arena holds the reference: callers must not release it.
 func (a *Arena) Mapping() *Mapping { return a.mapping }
 
-// Bytes is the memory of a range that Alloc gave.
+// Bytes returns the memory of a range that Alloc returned.
 func (a *Arena) Bytes(r Range) []byte { return a.mapping.Bytes(r) }
 
-// InUse is the number of bytes that ranges hold.
+// InUse returns the number of bytes of all allocated ranges.
 func (a *Arena) InUse() int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.list.inUse()
 }
 
-// Alloc takes n bytes, rounded up to pages, at a multiple of align (a power of two, at least a page). The memory is
-// there, mapped and zero.
+// Alloc allocates n bytes, rounded up to pages, at a multiple of align (a power of two, at least a page). The memory is
+// reserved, mapped and zero.
 func (a *Arena) Alloc(n, align int64) (Range, error) { return a.alloc(n, align, a.ready) }
 
-// AllocLazily is Alloc for memory of which little may ever be used: pages come as they are written, still zero. In an arena
-// that is a file they come at once all the same, because a tmpfs that is full by then would end the write in SIGBUS.
+// AllocLazily is Alloc for memory of which little may ever be used: the system provides pages, which are zero, when they are
+// first written. A Tmpfs arena gets its pages at once, because a write to a file system that is full by then ends in SIGBUS.
 func (a *Arena) AllocLazily(n, align int64) (Range, error) {
 	if a.desc.Kind != Memfd {
 		return a.Alloc(n, align)
 	}
-	return a.alloc(n, align, a.punch) // a peer that wrote late may have brought pages back
+	return a.alloc(n, align, a.punch) // a late write of a peer may have brought pages back
 }
 
 func (a *Arena) alloc(n, align int64, ready func(Range) error) (Range, error) {
@@ -132,7 +132,7 @@ func (a *Arena) alloc(n, align int64, ready func(Range) error) (Range, error) {
 		return Range{}, errClosed
 	}
 	r, ok := a.list.take(n, align)
-	used, largest := a.list.inUse()-r.Len, a.list.largest() // by others
+	used, largest := a.list.inUse()-r.Len, a.list.largest() // used: by other ranges
 	a.mu.Unlock()
 	if !ok {
 		return Range{}, fmt.Errorf("shmem: %s wanted, but of the arena's %s are %s in use and the longest free range has %s: raise SAGECOMM_ARENA_SIZE, or destroy groups that are not needed",
@@ -145,9 +145,9 @@ func (a *Arena) alloc(n, align int64, ready func(Range) error) (Range, error) {
 	return r, nil
 }
 
-// ready makes the pages of a range exist, mapped here and zero.
+// ready makes the pages of a range exist, mapped in this process and zero.
 func (a *Arena) ready(r Range) error {
-	// A peer that wrote late into a range that has been freed since has brought pages back.
+	// A peer may have written into the range after it was freed, which brings pages with old content back.
 	if err := a.punch(r); err != nil {
 		return err
 	}
@@ -165,7 +165,7 @@ func (a *Arena) ready(r Range) error {
 	return err
 }
 
-// Free takes a range back, whole; its pages return to the system. No peer may use it any more.
+// Free frees a whole range and returns its pages to the system. Requires: no peer uses the range any more.
 func (a *Arena) Free(r Range) error {
 	a.mu.Lock()
 	if a.closed {
@@ -186,8 +186,8 @@ func (a *Arena) Free(r Range) error {
 	return err
 }
 
-// Publish makes the arena reachable by the given methods and describes it. SCM starts the socket server of the arena,
-// once; Proc and File need nothing. A descriptor stays good until Close, its Path until Unlink.
+// Publish makes the arena reachable by the given methods and returns its descriptor. For SCM it starts the socket server of
+// the arena, once; Proc and File need no server. A descriptor is valid until Close, its Path until Unlink.
 func (a *Arena) Publish(methods []Method) (Descriptor, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -204,8 +204,8 @@ func (a *Arena) Publish(methods []Method) (Descriptor, error) {
 	return a.desc, nil
 }
 
-// Unlink removes the name of a Tmpfs arena; to be called as soon as all peers have attached or failed to. Nothing is
-// left in the directory then, however the processes end. Idempotent; nothing to do for other kinds.
+// Unlink removes the file name of a Tmpfs arena. It is called as soon as all peers have attached or failed to attach; from
+// then on the directory stays clean, however the processes end. Unlink is idempotent and does nothing for other kinds.
 func (a *Arena) Unlink() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -220,8 +220,8 @@ func (a *Arena) Unlink() error {
 	return nil
 }
 
-// Close withdraws the arena: its name, its server, its descriptor and the owner's reference to the mapping. The memory
-// goes when the last process has unmapped it. Idempotent; no other call may be under way.
+// Close removes the arena's name, server and descriptor and releases the owner's reference to the mapping. The system frees
+// the memory when the last process has unmapped it. Close is idempotent. Requires: no other call is under way.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	closed, s := a.closed, a.server

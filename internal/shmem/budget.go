@@ -14,16 +14,16 @@ import (
 	"time"
 )
 
-// Reserving pages beyond what there is need not fail: the kernel may kill a process instead. So what is left is looked
-// at first. It is a snapshot that other processes change, good enough to turn a wrong size into an error.
+// A reservation of more pages than the system has need not fail: the kernel may kill a process instead. So the free memory is
+// checked first. The result is a snapshot, because other processes take memory too, but it turns a wrong size into an error.
 
-// budget is memory that can still be taken, and what limits it.
+// budget is the memory that can still be taken, and the name of its limit.
 type budget struct {
 	bytes int64
 	limit string
 }
 
-// hierarchy says where a version of memory control groups keeps its numbers.
+// hierarchy describes where a version of memory control groups keeps its numbers.
 type hierarchy struct {
 	mount      string
 	mark       string // what precedes the group's path in /proc/self/cgroup, after the first colon
@@ -52,7 +52,7 @@ func available(root fs.FS) budget {
 				continue
 			}
 			stat := table(root, dir+"/memory.stat")
-			// The page cache of files gives way; pages of shared memory count as neither of the two.
+			// The kernel can reclaim the page cache of files; pages of shared memory are not part of these two numbers.
 			left := max(limit-used+stat[h.statPrefix+"inactive_file"]+stat[h.statPrefix+"active_file"], 0)
 			if left < b.bytes {
 				b = budget{left, "/" + dir + "/" + h.max}
@@ -62,8 +62,8 @@ func available(root fs.FS) budget {
 	return b
 }
 
-// ownGroup is the path of this process's control group without its leading slash. Inside a container it is usually
-// empty, and the limits lie in the root of the mount; a path that leaves the mount is taken for that too.
+// ownGroup returns the path of this process's control group without its leading slash. Inside a container the path is usually
+// empty, and the limits lie in the root of the mount. A path that leads out of the mount counts as empty too.
 func (h *hierarchy) ownGroup(root fs.FS) string {
 	data, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {
@@ -78,7 +78,7 @@ func (h *hierarchy) ownGroup(root fs.FS) string {
 	return ""
 }
 
-// number reads a file that holds one number; "max" and anything else does not count.
+// number reads a file that holds one number. It returns false for "max" and any other content.
 func number(root fs.FS, name string) (int64, bool) {
 	data, err := fs.ReadFile(root, name)
 	if err != nil {
@@ -88,7 +88,7 @@ func number(root fs.FS, name string) (int64, bool) {
 	return n, err == nil
 }
 
-// table reads lines of a name and a number, as meminfo ("MemFree:  12 kB") and memory.stat ("file 12") have them.
+// table reads lines that consist of a name and a number, as in meminfo ("MemFree:  12 kB") and memory.stat ("file 12").
 func table(root fs.FS, name string) map[string]int64 {
 	data, err := fs.ReadFile(root, name)
 	if err != nil {
@@ -105,9 +105,9 @@ func table(root fs.FS, name string) map[string]int64 {
 	return t
 }
 
-// room is what this process may still take. A look at the limits opens some twenty files, about as much work as the rest of
-// making a group. So for small pieces, which groups take when they are made, a look serves for a while, and for a small part
-// of what it found: other processes look too, and take.
+// room is the memory that this process may still take. Reading the limits opens some twenty files, about as much work as the
+// rest of making a group. Groups take small pieces when they are made, so one reading serves small pieces for a while. It
+// serves only a small part of the memory that was left, because other processes read the limits and take memory too.
 type room struct {
 	mu     sync.Mutex
 	root   fs.FS
@@ -117,13 +117,13 @@ type room struct {
 
 const (
 	lookServes = time.Second
-	smallPiece = 512 << 10 // bytes; a larger one takes a look of its own
-	sparePart  = 64        // the part of what was left that may be taken without another look, as a divisor
+	smallPiece = 512 << 10 // bytes; for a larger piece the limits are always read
+	sparePart  = 64        // 1/sparePart of the memory that was left may be taken without another reading
 )
 
 var processRoom = room{root: os.DirFS("/")}
 
-// take refuses n bytes that do not fit.
+// take returns an error if n bytes do not fit into the memory that is left.
 func (r *room) take(n int64, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,7 +139,7 @@ func (r *room) take(n int64, now time.Time) error {
 	return nil
 }
 
-// check refuses n bytes that do not fit.
+// check returns an error if n bytes do not fit into the budget.
 func (b budget) check(n int64) error {
 	if n <= b.bytes {
 		return nil
@@ -147,5 +147,5 @@ func (b budget) check(n int64) error {
 	return fmt.Errorf("only %s are left in %s", mib(b.bytes), b.limit)
 }
 
-// mib writes a number of bytes for people.
+// mib formats a number of bytes in MiB for messages.
 func mib(n int64) string { return strconv.FormatFloat(float64(n)/(1<<20), 'f', 1, 64) + " MiB" }

@@ -19,12 +19,12 @@ import (
 //	client -> server: 16 bytes, the token
 //	server -> client: 1 byte and, as SCM_RIGHTS, one descriptor; or the end of the stream
 const (
-	requestTimeout = 2 * time.Second  // for a client to state its request, after it was accepted
-	answerTimeout  = 10 * time.Second // for a server to be scheduled and answer, if the context says nothing
+	requestTimeout = 2 * time.Second  // for a client to send its request after it was accepted
+	answerTimeout  = 10 * time.Second // for a server to answer, if the context has no deadline
 	clientsAtOnce  = 16
 )
 
-// server answers on an abstract socket, which has no file and ends with the process.
+// server answers requests on an abstract socket, which has no file and ends with the process.
 type server struct {
 	name     string
 	listener *net.UnixListener
@@ -49,7 +49,7 @@ func serve(fd int, token Nonce) (*server, error) {
 	return s, nil
 }
 
-// stop ends the server and returns when it does not use the descriptor any more.
+// stop ends the server. When it returns, the server does not use the descriptor any more.
 func (s *server) stop() {
 	s.listener.Close()
 	s.mu.Lock()
@@ -94,7 +94,7 @@ func (s *server) accept() {
 	}
 }
 
-// answer serves one client. Whoever has no right to the memory is told nothing.
+// answer serves one client. It closes the connection without an answer if the client has no right to the memory.
 func (s *server) answer(conn *net.UnixConn) {
 	if checkUser(conn) != nil {
 		return
@@ -154,8 +154,8 @@ func dial(ctx context.Context, d *Descriptor) (*net.UnixConn, error) {
 	return conn, nil
 }
 
-// OwnerFD gives a pidfd of the process that owns an arena, from the socket that it serves: also where its pid means
-// nothing, because it is in another pid namespace. Linux 6.5 or later.
+// OwnerFD returns a pidfd of the process that owns an arena. It gets the pidfd from the owner's socket, so it works across pid
+// namespaces. It needs Linux 6.5 or later.
 func OwnerFD(ctx context.Context, d Descriptor) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -180,7 +180,8 @@ func OwnerFD(ctx context.Context, d Descriptor) (int, error) {
 	return pidfd, nil
 }
 
-// receiveFailed prefers the context's reason to the deadline that it caused.
+// receiveFailed returns the error of a failed request. If the context caused it, the error has the context's reason instead of
+// the missed deadline.
 func receiveFailed(ctx context.Context, what string, err error) error {
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -191,7 +192,7 @@ func receiveFailed(ctx context.Context, what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// descriptors takes the descriptors out of control messages.
+// descriptors returns the descriptors in control messages.
 func descriptors(oob []byte) ([]int, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	var fds []int
@@ -205,7 +206,7 @@ func descriptors(oob []byte) ([]int, error) {
 	return fds, err
 }
 
-// checkUser makes sure that the process at the other end has the user of this one.
+// checkUser returns an error unless the process at the other end runs as the same user as this one.
 func checkUser(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
