@@ -10,12 +10,12 @@ import (
 // AnySource as the root of a recv accepts a message from any rank.
 const AnySource = -1
 
-// Op describes one call on one rank: sagecomm_op without its pointers. A buffer is the concatenation of its segments,
+// Op describes one call on one rank. It is sagecomm_op without its pointers. A buffer is the concatenation of its segments,
 // so only lengths matter here.
 type Op struct {
 	Kind   Kind
 	Type   DataType
-	Reduce ReduceOp // of the kinds that reduce
+	Reduce ReduceOp // for the kinds that reduce
 	Async  bool     // the caller does not wait for peers
 	Root   int      // root of rooted kinds, peer of send and recv; a rank of the group, or [AnySource]
 	Tag    int      // send and recv
@@ -133,7 +133,7 @@ func (op Op) checkBytes(rank, size int) error {
 	if err := op.checkBlocks(rank, size); err != nil {
 		return err
 	}
-	// Division, not multiplication: size times a length from outside may wrap.
+	// The lengths are compared by division, because size times a length from outside may overflow.
 	blocksOf := func(all, one uint64) bool { return all/uint64(size) == one && all%uint64(size) == 0 }
 	ok, want := true, ""
 	switch op.Kind {

@@ -27,12 +27,13 @@ var replaceFile = func(path string, data []byte) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name()) // best effort: the caller gets the error that made this necessary
+		_ = os.Remove(f.Name()) // best effort: the caller gets the first error
 		return cannotWrite(path, err)
 	}
 	return nil
 }
 
+// cannotWrite returns an error that names the final file instead of the temporary one.
 func cannotWrite(path string, err error) error {
 	var of *fs.PathError
 	var link *os.LinkError

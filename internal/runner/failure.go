@@ -23,7 +23,7 @@ const (
 	FailureWord Code = C.SCR_INCIDENT_FAILURE  // a rank has declared the group failed
 	Mismatch    Code = C.SCR_INCIDENT_MISMATCH // Peer made another call
 	Timeout     Code = C.SCR_INCIDENT_TIMEOUT  // the deadline passed while waiting for Peer
-	Left        Code = C.SCR_INCIDENT_LEFT     // Peer said goodbye and is needed
+	Left        Code = C.SCR_INCIDENT_LEFT     // Peer has left the group, but is needed
 	Length      Code = C.SCR_INCIDENT_LENGTH   // Peer sent Got bytes where Op.Bytes() were expected
 	Garbage     Code = C.SCR_INCIDENT_GARBAGE  // Peer wrote a message, or an offset of its slots, that no rank writes
 	WrongType   Code = C.SCR_INCIDENT_TYPE     // Peer sent elements of the DataType Got

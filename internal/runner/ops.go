@@ -35,7 +35,7 @@ type pendingWork struct {
 	handle C.sagecomm_work
 	pins   runtime.Pinner
 	unpin  sync.Once
-	done   func(*coll.Failure) // of OnDone; nil if only the pins wait for the end
+	done   func(*coll.Failure) // function of OnDone; nil if completion only unpins buffers
 }
 
 func (p *pendingWork) settle() { p.unpin.Do(p.pins.Unpin) }

@@ -27,7 +27,7 @@ type Stage struct {
 	Head                       bool
 }
 
-// Actions and sources of stages.
+// Actions and sources of stages, as in shared_block.h.
 const (
 	Publish = C.SCR_PUBLISH
 	Reduce  = C.SCR_REDUCE

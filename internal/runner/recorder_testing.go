@@ -4,7 +4,7 @@ package runner
 #include <stdlib.h>
 #include "recorder.h"
 
-// A group that does nothing but record.
+// scr_test_recording makes a group that only records.
 static scr_group *scr_test_recording(uint32_t capacity) {
   scr_group *g = aligned_alloc(SCR_LINE, (sizeof *g + SCR_LINE - 1) / SCR_LINE * SCR_LINE);
   memset(g, 0, sizeof *g);
@@ -43,7 +43,8 @@ static void scr_test_finish(scr_group *g, scr_run *r, int source, _Bool ok) {
   r->source = source;
   scr_note_finished(g, r, ok);
 }
-// Operations one after another, as the fast path has them; each field of one says which it is.
+// scr_test_record records n operations one after another, as the fast path does. Every field of an operation depends on its
+// number, so that a reader can tell a mixture of two.
 static void scr_test_record(scr_group *g, int kind, uint64_t from, uint64_t n) {
   scr_run r = {.kind = (uint8_t)kind, .dtype = SAGECOMM_FLOAT32, .source = -1};
   for (uint64_t i = from; i < from + n; i++) {
@@ -63,8 +64,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// This file serves tests only: a file whose name ends in _test.go may not use cgo. The linker leaves it out of the
-// library.
+// This file serves tests only: a file whose name ends in _test.go may not use cgo. The linker drops its functions
+// from the library.
 
 // recording is a group that only records.
 type recording struct{ Group }

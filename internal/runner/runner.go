@@ -203,7 +203,7 @@ func (g *Group) Goodbye() { C.scr_group_goodbye(g.c) }
 // Detach tells the peers that this rank will not touch their shared blocks any more.
 func (g *Group) Detach() { C.scr_group_detach(g.c) }
 
-// Detached reports whether a rank of a group has told the owner of the shared block, by Detach, that it will not touch it any more.
+// Detached reports whether a rank has called Detach: it will not touch the shared block any more.
 func Detached(shared unsafe.Pointer, size, rank int) bool {
 	return bool(C.scr_shared_detached_by(shared, C.int32_t(size), C.int32_t(rank)))
 }

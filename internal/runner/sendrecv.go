@@ -61,7 +61,7 @@ const (
 // Sizes of channels, from shared_block.h. A channel takes ChannelBytes of the writer's arena.
 const (
 	ChannelMessage = 64 << 10 // bytes of the longest message
-	ChannelPlaces  = 4        // messages that it holds
+	ChannelPlaces  = 4        // messages that a channel holds
 	Channels       = 4        // channels from one rank to another
 	ChannelBytes   = 128 + ChannelPlaces*(128+ChannelMessage)
 )

@@ -29,7 +29,7 @@ func (g *Group) Counters() Counters {
 // Stat sums up the operations of one kind, type, size class and algorithm that succeeded.
 type Stat struct {
 	Kind      coll.Kind
-	Type      coll.DataType // Sparse: parts of sparse operations
+	Type      coll.DataType // Sparse: collectives inside a sparse all_reduce
 	Algorithm string        // empty for p2p operations
 	// Class c has the lengths above 2^(c-1) and up to 2^c bytes; class 0 has those of at most 1 byte. Class -1 has the
 	// operations of all types and sizes for which there was no row left.

@@ -46,8 +46,8 @@ type Event struct {
 	Type       coll.DataType
 	Algorithm  string
 	Begin, End time.Time
-	Number     uint64 // of the collective, or of the p2p operation
-	Bytes      uint64 // of the operation
+	Number     uint64 // number of the collective, or of the p2p operation
+	Bytes      uint64 // length of the operation
 	Chunk      uint64
 	Thread     int // number of the thread in the operating system
 	Peer       int // the rank that is waited for, or the other side of a p2p operation; -1: none

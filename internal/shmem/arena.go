@@ -13,7 +13,7 @@ import (
 
 // Arena is memory that this process shares with its peers. Any goroutine may call its methods.
 type Arena struct {
-	fd      int // open as long as the arena, for peers that come later
+	fd      int // stays open until Close, for peers that attach later
 	mapping *Mapping
 	page    int64
 
@@ -24,8 +24,8 @@ type Arena struct {
 	closed bool
 }
 
-// NewArena makes an arena of a logical size, rounded up to pages, and maps it. One page is used at once, for the
-// header. dir is the directory of a Tmpfs arena.
+// NewArena makes an arena and maps it. size is its logical size, which NewArena rounds up to pages. The header takes one page
+// at once. dir is the directory of a Tmpfs arena.
 func NewArena(kind Kind, size int64, dir string) (*Arena, error) {
 	page := int64(os.Getpagesize())
 	if size < 2*page || size > 1<<46 {
@@ -119,7 +119,7 @@ func (a *Arena) AllocLazily(n, align int64) (Range, error) {
 	if a.desc.Kind != Memfd {
 		return a.Alloc(n, align)
 	}
-	return a.alloc(n, align, a.punch) // a peer that wrote late may have brought pages back
+	return a.alloc(n, align, a.punch) // a late write of a peer may have brought pages back
 }
 
 func (a *Arena) alloc(n, align int64, ready func(Range) error) (Range, error) {
@@ -132,7 +132,7 @@ func (a *Arena) alloc(n, align int64, ready func(Range) error) (Range, error) {
 		return Range{}, errClosed
 	}
 	r, ok := a.list.take(n, align)
-	used, largest := a.list.inUse()-r.Len, a.list.largest() // by others
+	used, largest := a.list.inUse()-r.Len, a.list.largest() // used: by other ranges
 	a.mu.Unlock()
 	if !ok {
 		return Range{}, fmt.Errorf("shmem: %s wanted, but of the arena's %s are %s in use and the longest free range has %s: raise SAGECOMM_ARENA_SIZE, or destroy groups that are not needed",

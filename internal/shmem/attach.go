@@ -131,7 +131,7 @@ func openFile(d *Descriptor) (int, error) {
 	case d.Kind != Tmpfs:
 		return -1, errors.New("the arena has no file")
 	case d.Path == "":
-		return -1, errors.New("the arena's file has lost its name already: its first peers have attached")
+		return -1, errors.New("the arena's file has no name any more: its first peers have attached")
 	case !filepath.IsAbs(d.Path):
 		return -1, fmt.Errorf("the path %q is relative", d.Path)
 	}

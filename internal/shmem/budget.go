@@ -88,7 +88,7 @@ func number(root fs.FS, name string) (int64, bool) {
 	return n, err == nil
 }
 
-// table reads lines of a name and a number, as meminfo ("MemFree:  12 kB") and memory.stat ("file 12") have them.
+// table reads lines that consist of a name and a number, as in meminfo ("MemFree:  12 kB") and memory.stat ("file 12").
 func table(root fs.FS, name string) map[string]int64 {
 	data, err := fs.ReadFile(root, name)
 	if err != nil {
@@ -123,7 +123,7 @@ const (
 
 var processRoom = room{root: os.DirFS("/")}
 
-// take refuses n bytes that do not fit.
+// take returns an error if n bytes do not fit into the memory that is left.
 func (r *room) take(n int64, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,7 +139,7 @@ func (r *room) take(n int64, now time.Time) error {
 	return nil
 }
 
-// check refuses n bytes that do not fit.
+// check returns an error if n bytes do not fit into the budget.
 func (b budget) check(n int64) error {
 	if n <= b.bytes {
 		return nil

@@ -56,13 +56,13 @@ type Descriptor struct {
 	PIDNamespace uint64 `json:"pid_namespace"`
 	PID          int    `json:"pid"`
 	StartTime    uint64 `json:"start_time"` // clock ticks since boot
-	FD           int    `json:"fd"`         // in the owner
+	FD           int    `json:"fd"`         // file descriptor in the owner
 	Nonce        Nonce  `json:"nonce"`
 	Size         int64  `json:"size"` // bytes, logical
 	Kind         Kind   `json:"kind"`
 	Path         string `json:"path,omitempty"`   // Tmpfs, before Unlink
 	Socket       string `json:"socket,omitempty"` // abstract name without its leading zero byte
-	Token        Nonce  `json:"token"`            // to present on Socket
+	Token        Nonce  `json:"token"`            // token that a client sends on Socket
 }
 
 // Check returns an error if no arena of this library can have this descriptor.

@@ -10,7 +10,7 @@ type Range struct {
 	Off, Len int64
 }
 
-// End is the offset behind the range.
+// End returns the offset behind the range.
 func (r Range) End() int64 { return r.Off + r.Len }
 
 // freeList allocates ranges of whole pages in an address space, first fit. It touches no memory.
@@ -56,7 +56,7 @@ func (l *freeList) retire(r Range) error {
 	return nil
 }
 
-// give takes back a retired range and joins it with its neighbours.
+// give adds a retired range to the free ranges and joins it with its neighbours.
 func (l *freeList) give(r Range) {
 	i, _ := slices.BinarySearchFunc(l.free, r, func(a, b Range) int { return int(min(max(a.Off-b.Off, -1), 1)) })
 	from, to := i, i

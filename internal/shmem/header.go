@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// The first page of an arena, written once before the descriptor leaves the process. Little endian; the offsets are
-// part of the format, which formatVersion names.
+// The header is the first page of an arena. The owner writes it once, before the descriptor leaves the process. Its numbers
+// are little endian. A change of the layout changes formatVersion.
 //
 //	 0  8  magic
 //	 8  4  format version

@@ -24,7 +24,7 @@ const (
 	clientsAtOnce  = 16
 )
 
-// server answers on an abstract socket, which has no file and ends with the process.
+// server answers requests on an abstract socket, which has no file and ends with the process.
 type server struct {
 	name     string
 	listener *net.UnixListener

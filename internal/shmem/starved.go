@@ -32,7 +32,7 @@ func makePoller() error {
 	if poller.made {
 		return nil
 	}
-	const needed = 4 // and the two of a pipe
+	const needed = 4 // two of them for a pipe
 	var taken []int
 	defer func() {
 		for _, fd := range taken {
