@@ -169,10 +169,10 @@ def _reduce_integer(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     }
     total = inputs[0].numpy().copy()
     for each in inputs[1:]:
-        total = combine[reduction](total, each.numpy())  # wraps, as the library does
+        total = combine[reduction](total, each.numpy())  # wraps around, as the library does
     if reduction == "AVG":
         count = total.dtype.type(len(inputs))
-        quotient = total // count  # towards minus infinity: back to truncation
+        quotient = total // count  # // rounds towards minus infinity, the library truncates
         total = quotient + ((total < 0) & (total % count != 0)).astype(total.dtype)
     return torch.from_numpy(total)
 
@@ -207,7 +207,7 @@ def _check_near(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor], w
     bound = bound + (len(operands) + 1) * accumulated.eps * magnitude
     if reduction == "PREMUL_SUM":
         bound = bound + limits.eps * magnitude
-    wrong = ~(np.abs(wide(got) - want) <= bound)  # nor is a NaN near
+    wrong = ~(np.abs(wide(got) - want) <= bound)  # written so that a NaN counts as wrong
     if wrong.any():
         where = int(np.argmax(wrong))
         raise AssertionError(

@@ -21,7 +21,7 @@ def backend() -> Any:
 
 
 def shared_memory() -> None:
-    """Outputs that are one buffer, outputs among the inputs."""
+    """Outputs may be pieces of one buffer, and an input may be one of the outputs."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for count in (5, 30_000):
         one = torch.empty(count)
