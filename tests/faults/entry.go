@@ -1,7 +1,7 @@
 package main
 
 // entry is how the survivors of a cell make the call that meets the fault. Where a rank is stopped, they must time
-// out, and the error names the ranks that have not come. A survivor that is late because the machine is busy must not be among
+// out, and the error names the ranks that have not come. A survivor that is late on a busy machine must not be one of
 // them. So only the last survivor has a short timeout, and it calls after the others have reported that they are inside.
 type entry struct {
 	t       *trial

@@ -8,8 +8,8 @@
 //	go run ./tests/faults -kills 500         deaths at random moments of a rank's life
 //	go run ./tests/faults -soak 60m          cells, deaths and random programs through torch, in turn
 //
-// Start reading at matrix.go, which defines the cells. cell.go and init.go run one cell, entry.go makes the survivors' calls in
-// it, verdict.go holds the contract that a cell is compared with, and rank/ is the program that a rank runs.
+// Start reading at matrix.go, which defines the cells. cell.go and init.go run one cell, entry.go makes the calls of its
+// survivors, verdict.go holds the contract that a cell is compared with, and rank/ is the program that a rank runs.
 package main
 
 import (

@@ -113,8 +113,9 @@ func (p path) collective() bool { return p.form == single || p.form == fused }
 var faults = []string{"kill", "exit", "stop", "leave", "abort", "slow", "mismatch_kind", "mismatch_type", "mismatch_bytes",
 	"mismatch_reduce", "mismatch_root", "mismatch_settings", "store_fails", "store_vanishes"}
 
-// moments are the moments at which a fault happens. The first four are moments of init: before each of a rank's three writes into the store, and after
-// the last one. Then: between calls, before the others call; between calls, while they wait; in the call before its first
+// moments are the moments at which a fault happens. The first four are moments of init: before each of a rank's three writes
+// into the store, and after the last one. Then: between calls, before the others call; between calls, while they wait; in
+// the call before its first
 // publish, after it, and after a later one; in destroy before the goodbye, and after it.
 var moments = []string{"write0", "write1", "write2", "wrote2", "away", "awaited", "started", "published", "later", "goodbye", "left"}
 

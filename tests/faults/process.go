@@ -202,7 +202,7 @@ func (p *process) hit() (int64, error) {
 	}
 }
 
-// hitWithin waits for it as long as that. The next hit() finds it.
+// hitWithin waits until the armed fault happens, for d at most. The next hit() finds it.
 func (p *process) hitWithin(d time.Duration) {
 	select {
 	case at := <-p.hits:

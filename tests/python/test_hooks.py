@@ -71,7 +71,7 @@ def one_of_each() -> int:
             for n in range(1, 4):
                 dist.all_reduce(torch.ones(n))
         manager.wait()
-    count += 1 + 2  # torch passes the first ones on as one call, the second ones inside a window
+    count += 1 + 2  # torch issues all three as one call; with a device, the window around it is one more Work
     window = [
         dist.P2POp(dist.isend, torch.ones(2), 1 - rank),
         dist.P2POp(dist.irecv, torch.ones(2), 1 - rank),
