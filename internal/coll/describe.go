@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// ManyParts is how many parts an operation that a rank announces counts at most: more are announced as so many.
+// ManyParts bounds the number of parts that a rank announces for an operation: more parts are announced as ManyParts.
 const ManyParts = 127
 
-// Describe writes the operation as a user would: "all_reduce #7 (float32, SUM, 1000 elements)". Without a sequence number,
-// 0, there is no "#7".
+// Describe describes the operation to a user: "all_reduce #7 (float32, SUM, 1000 elements)". If the sequence number is 0, the
+// "#7" is left out.
 func (op Op) Describe(sequence uint64) string {
 	if op.OfSparse() {
 		return op.describeSparse(sequence)
@@ -51,7 +51,7 @@ func (op Op) Describe(sequence uint64) string {
 	return text + " (" + strings.Join(details, ", ") + ")"
 }
 
-// describeSparse writes a part of an all_reduce of sparse tensors: "all_reduce #7 of a sparse tensor".
+// describeSparse describes a part of an all_reduce of sparse tensors: "all_reduce #7 of a sparse tensor".
 func (op Op) describeSparse(sequence uint64) string {
 	text := op.numbered(sequence) + " of a sparse tensor"
 	switch op.Kind {

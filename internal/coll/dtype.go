@@ -21,20 +21,20 @@ const (
 	Float64
 	Complex64
 	Complex128
-	// Moved, never reduced.
+	// The 8-bit floats are moved, but never reduced.
 	Float8E4M3FN
 	Float8E5M2
 	Float8E4M3FNUZ
 	Float8E5M2FNUZ
 	Float8E8M0FNU
-	// Sparse is 8 bytes of what a rank says about its sparse tensor. An [AllGather] of such begins an all_reduce of sparse
-	// tensors, whose elements travel as messages.
+	// Sparse is 8 bytes of the description of a rank's sparse tensor. An all_reduce of sparse tensors begins with an [AllGather]
+	// of this type; the elements travel in p2p operations.
 	Sparse
 	// DataTypeCount is the number of element types.
 	DataTypeCount
 )
 
-// class is what the reductions of a type depend on.
+// class determines which reductions are defined for a type.
 type class uint8
 
 const (
@@ -73,7 +73,7 @@ var dataTypes = [DataTypeCount]struct {
 	Sparse:         {"sparse", 8, opaque},
 }
 
-// String is torch's name of the type without "torch.".
+// String returns torch's name of the type without "torch.".
 func (t DataType) String() string {
 	if t.Valid() {
 		return dataTypes[t].name
@@ -84,7 +84,7 @@ func (t DataType) String() string {
 // Valid reports whether t is one of the constants above.
 func (t DataType) Valid() bool { return t < DataTypeCount }
 
-// Size is the bytes of one element, a power of two of at most 16; 0 for a type that is not [DataType.Valid].
+// Size returns the bytes of one element, a power of two of at most 16, or 0 for a type that is not [DataType.Valid].
 func (t DataType) Size() int {
 	if t.Valid() {
 		return dataTypes[t].size

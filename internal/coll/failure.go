@@ -1,6 +1,6 @@
 package coll
 
-// Failure is the first cause for which a group failed, as every survivor reports it: sagecomm_error.
+// Failure is the failure of a call or a group, sagecomm_error in C. All survivors report the same first cause for a group.
 type Failure struct {
 	Status   Status `json:"status"`
 	Rank     int    `json:"rank"`     // the culprit, -1 if there is none

@@ -2,7 +2,7 @@ package coll
 
 import "fmt"
 
-// Kind is an operation: sagecomm_kind.
+// Kind is a kind of operation, sagecomm_kind in C.
 type Kind uint8
 
 const (
@@ -24,7 +24,7 @@ const (
 var kindNames = [KindCount]string{"all_reduce", "broadcast", "all_gather", "reduce", "barrier", "reduce_scatter", "all_to_all",
 	"gather", "scatter", "send", "recv"}
 
-// String is torch's name of the operation.
+// String returns torch's name of the operation.
 func (k Kind) String() string {
 	if k.Valid() {
 		return kindNames[k]
@@ -38,7 +38,7 @@ func (k Kind) Valid() bool { return k < KindCount }
 // Collective reports whether every rank of the group takes part.
 func (k Kind) Collective() bool { return k < Send }
 
-// Rooted reports whether one rank of the collective is special.
+// Rooted reports whether the collective has a root.
 func (k Kind) Rooted() bool { return k == Broadcast || k == Reduce || k == Gather || k == Scatter }
 
 // Reduces reports whether the operation combines elements, so that a [ReduceOp] means something.

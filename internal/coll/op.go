@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// AnySource as the root of a recv takes a message from whichever rank has sent one.
+// AnySource as the root of a recv accepts a message from any rank.
 const AnySource = -1
 
-// Op describes one call on one rank: sagecomm_op without its pointers. A buffer is the concatenation of its segments,
+// Op describes one call on one rank. It is sagecomm_op without its pointers. A buffer is the concatenation of its segments,
 // so only lengths matter here.
 type Op struct {
 	Kind   Kind
 	Type   DataType
-	Reduce ReduceOp // of the kinds that reduce
+	Reduce ReduceOp // for the kinds that reduce
 	Async  bool     // the caller does not wait for peers
 	Root   int      // root of rooted kinds, peer of send and recv; a rank of the group, or [AnySource]
 	Tag    int      // send and recv
@@ -26,15 +26,15 @@ type Op struct {
 	InBlocks, OutBlocks []uint64
 	Factor              float64 // PREMUL_SUM
 	Timeout             time.Duration
-	Stack               uint64 // who called, for records; 0: not known
-	Parts               int    // operations of a coalesced call that are packed into this one, 0 if it is one by itself
+	Stack               uint64 // number of the caller's call stack, for records; 0: not known
+	Parts               int    // number of operations of a coalesced call that are packed into this one; 0: it is a single operation
 }
 
-// OfSparse reports whether the call is part of an all_reduce of sparse tensors: the all_gather that begins it, or one of its
-// messages, whose tags users cannot have.
+// OfSparse reports whether the call is part of an all_reduce of sparse tensors: its all_gather, or one of its p2p operations, which
+// have negative tags.
 func (op Op) OfSparse() bool { return op.Type == Sparse || !op.Kind.Collective() && op.Tag < 0 }
 
-// Name is what the user called.
+// Name returns the name of the operation that the user called.
 func (op Op) Name() string {
 	if op.OfSparse() {
 		return AllReduce.String()
@@ -54,8 +54,8 @@ func (op Op) Uneven() bool {
 	return false
 }
 
-// Bytes is the length that the operation is known by, the same on all ranks of a collective: the tensor of one rank, or
-// the longest block. Ranks of an all_to_all have nothing in common, so it is 0.
+// Bytes returns the length by which the operation is identified: the bytes of one rank's tensor, or of the longest block. It is the
+// same on all ranks of a collective. For an all_to_all it is 0, because its ranks have no length in common.
 func (op Op) Bytes() uint64 {
 	switch op.Kind {
 	case Broadcast, Recv, Scatter:
@@ -77,8 +77,8 @@ func (op Op) Bytes() uint64 {
 	}
 }
 
-// Check returns nil when rank of a group of size ranks may make this call. It looks at this rank's arguments only;
-// whether all ranks agree is found out when data flows. The error is the text that the user sees.
+// Check returns nil if a rank of a group of size ranks may make this call. It checks the arguments of this rank; whether all ranks
+// agree is checked when the operation runs. The text of the error is what the user sees.
 func (op Op) Check(rank, size int) error {
 	switch {
 	case !op.Kind.Valid():
@@ -133,7 +133,7 @@ func (op Op) checkBytes(rank, size int) error {
 	if err := op.checkBlocks(rank, size); err != nil {
 		return err
 	}
-	// Division, not multiplication: size times a length from outside may wrap.
+	// The lengths are compared by division, because size times a length from outside may overflow.
 	blocksOf := func(all, one uint64) bool { return all/uint64(size) == one && all%uint64(size) == 0 }
 	ok, want := true, ""
 	switch op.Kind {
@@ -162,7 +162,7 @@ func (op Op) checkBytes(rank, size int) error {
 		ok = ok && (op.OutBlocks != nil || op.Out%uint64(size) == 0)
 		want = fmt.Sprintf("%d equal blocks, or the lengths of the blocks", size)
 		if in, out := own(op.InBlocks, op.In, rank, size), own(op.OutBlocks, op.Out, rank, size); ok && in != out {
-			return op.refuse("rank %d: it has %d bytes for itself and expects %d", rank, in, out)
+			return op.refuse("rank %d: its input block for itself has %d bytes, its output block from itself %d", rank, in, out)
 		}
 	case Gather:
 		if rank == op.Root {
@@ -195,7 +195,7 @@ func (op Op) checkBytes(rank, size int) error {
 	return nil
 }
 
-// own is the length of this rank's block.
+// own returns the length of this rank's block.
 func own(blocks []uint64, all uint64, rank, size int) uint64 {
 	if blocks != nil {
 		return blocks[rank]

@@ -2,7 +2,7 @@ package coll
 
 import "fmt"
 
-// ReduceOp is a reduction: sagecomm_reduce_op.
+// ReduceOp is a reduction, sagecomm_reduce_op in C.
 type ReduceOp uint8
 
 const (
@@ -21,7 +21,7 @@ const (
 
 var reduceNames = [ReduceOpCount]string{"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"}
 
-// String is torch's name of the reduction.
+// String returns torch's name of the reduction.
 func (op ReduceOp) String() string {
 	if op.Valid() {
 		return reduceNames[op]
@@ -50,8 +50,8 @@ var defined = [...]uint16{
 	opaque:        0,
 }
 
-// Defined returns nil when elements of type t can be reduced with op, and an error "AVG is not defined for bool"
-// otherwise. [Op.Check] puts the operation's name before it.
+// Defined returns nil if elements of type t can be reduced with op, and otherwise an error like "AVG is not defined for bool".
+// [Op.Check] puts the operation's name before it.
 func Defined(op ReduceOp, t DataType) error {
 	switch {
 	case !op.Valid() || !t.Valid():

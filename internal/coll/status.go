@@ -2,7 +2,7 @@ package coll
 
 import "fmt"
 
-// Status is the outcome of a call: sagecomm_status. Below zero is an error.
+// Status is the outcome of a call, sagecomm_status in C. A status below zero is an error.
 type Status int32
 
 const (
@@ -14,7 +14,7 @@ const (
 	Mismatch    Status = -4 // ranks called different operations
 	Aborted     Status = -5 // the group was aborted or destroyed
 	System      Status = -6 // the operating system refused
-	Internal    Status = -7 // a fault of this library
+	Internal    Status = -7 // an error of this library
 	Forked      Status = -8 // called in a forked child
 )
 
@@ -34,5 +34,5 @@ func (s Status) String() string {
 // Failed reports whether s is an error.
 func (s Status) Failed() bool { return s < 0 }
 
-// Known reports whether s is one of the failures above: what comes from a peer's memory may be none.
+// Known reports whether s is one of the errors above. A status from a peer's memory may be any number.
 func (s Status) Known() bool { return s.Failed() && s >= Forked }

@@ -35,7 +35,7 @@ func (v Variable[T]) Get(s *Settings) T {
 	return value
 }
 
-// spec is what is known about a variable without its Go type.
+// spec holds the data of a variable that do not depend on its Go type.
 type spec struct {
 	name     string
 	typ      string // what is accepted, for messages and the table

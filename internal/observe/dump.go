@@ -14,9 +14,9 @@ import (
 )
 
 // Dumps are files that torch's analyser reads, one per rank of the job, named by a prefix and the rank's number. Every rank
-// writes its own file when one of its groups fails. A rank that has died or was stopped cannot: its records, and the list of
-// them, lie in memory that the others have mapped (list.go). So the first rank of each group that is neither dead nor missing
-// writes the file of such a rank, unless another process has written it since the failure.
+// writes its own file when one of its groups fails. A rank that has died or was stopped cannot write its file, but its records
+// and the list of them lie in memory that the other ranks have mapped (list.go). The lowest rank of the group that has neither
+// died nor failed to begin the operation writes that file, unless another process has written it since the failure.
 
 // dumpTimeout bounds how long a failure is held back for its dump. The failure must wait, because the launcher may kill all
 // ranks as soon as one exits. The bound is far less than the time within which failures must be raised.
@@ -75,7 +75,8 @@ func (o *Observers) DumpLate(g Group, rank int) {
 	o.dumps.add(o.groups, failedGroup{g, prefix, append(g.Dead(), rank), time.Now(), false})
 }
 
-// Dump writes the file of this process's rank and returns when it is written. An empty prefix means that of failure dumps.
+// Dump writes the file of this process's rank and returns when it is written. An empty prefix stands for the prefix of
+// failure dumps.
 func (o *Observers) Dump(prefix string) error {
 	groups := o.groups()
 	list := ownFlights(groups)
@@ -89,10 +90,10 @@ func (o *Observers) Dump(prefix string) error {
 	}
 	releaseAll(groups)
 	if prefix == "" {
-		return fmt.Errorf("sagecomm: where is the flight recorder's dump to go? Give a prefix, or set %s or %s", env.FlightDump.Name(), dumpPlaces[0])
+		return fmt.Errorf("sagecomm: the flight recorder's dump has no file name: give a prefix, or set %s or %s", env.FlightDump.Name(), dumpPlaces[0])
 	}
 	if len(list) == 0 {
-		return errors.New("sagecomm: there is no group whose flight recorder is on")
+		return errors.New("sagecomm: nothing to dump: there is no group whose flight recorder is on")
 	}
 	return o.dumps.files.write(dumpFile{prefix: prefix, rank: rank, groups: list})
 }

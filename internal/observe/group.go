@@ -9,7 +9,7 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// Group is an observer's view of a group of this process. Two values are equal if and only if they are of the same group.
+// Group is an observer's view of a group of this process. Two values are equal exactly if they describe the same group.
 type Group interface {
 	// Acquire keeps the memory that the other methods read in place until Release. It returns false if the group is no
 	// longer live; then the caller must not read it.

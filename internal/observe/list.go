@@ -16,10 +16,10 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// A process lists the flight recorders of its groups in its arena, so that every process that has the arena mapped can write
-// its dump, including the groups that only others share. The list follows the engine's bell in the front page of the arena:
-// words, each the offset of a description in the same arena, or 0. A description is its length, 4 bytes, followed by JSON. It
-// never changes: a new description is stored elsewhere before its word is written.
+// A process lists the flight recorders of its groups in its arena. Every process that has mapped the arena can therefore write
+// the dump of a process that has died, including groups that the two do not share. The list follows the engine's bell in the
+// front page of the arena. It consists of words; each is 0 or the offset of a description in the same arena. A description is
+// a length of 4 bytes, followed by JSON. It never changes: a new one is stored elsewhere before the word refers to it.
 
 // listedRecorder is the content of a description.
 type listedRecorder struct {
@@ -46,7 +46,7 @@ func listAt(front unsafe.Pointer) []atomic.Uint64 {
 	return unsafe.Slice((*atomic.Uint64)(unsafe.Add(front, runner.BellBytes)), mostListed)
 }
 
-// Listing is the place of one group in the list of its arena. The zero Listing has none yet.
+// Listing is the entry of one group in the list of its arena. The zero Listing is not in the list yet.
 type Listing struct {
 	mu    sync.Mutex
 	word  *atomic.Uint64
@@ -55,8 +55,8 @@ type Listing struct {
 	over  bool          // the group was removed from the list for good
 }
 
-// Put stores a description of a group's recorder in the list of the arena, in the place of the group's last one. If there is
-// no room, peers do not see the description.
+// Put stores a description of a group's recorder in the list of the arena and replaces the group's last description. If there
+// is no room, peers do not see the new description.
 func (l *Listing) Put(arena *shmem.Arena, front shmem.Range, h *Header, log int64, stacks bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,9 +106,8 @@ func (l *Listing) Remove(arena *shmem.Arena) error {
 	return nil
 }
 
-// listedBy returns the records of another process: those of all groups in the lists of its arenas, as far as one of the
-// given groups has mapped them.
-// Requires: the groups are acquired.
+// listedBy returns the records of another process. It reads the lists of those arenas of the process that one of the given
+// groups has mapped. Requires: the groups are acquired.
 func listedBy(process procwatch.ID, groups []Group) []snapshot {
 	var list []snapshot
 	read := map[shmem.Nonce]bool{}
@@ -123,7 +122,7 @@ func listedBy(process procwatch.ID, groups []Group) []snapshot {
 	return newest(list)
 }
 
-// newest drops each group that has a successor, because a process may destroy a group and make another one of the same name.
+// newest drops each group that has a successor of the same name: its process has destroyed the group and made another one.
 func newest(list []snapshot) []snapshot {
 	type member struct {
 		group string

@@ -14,7 +14,7 @@ import (
 	"sagecomm/internal/observe"
 )
 
-// listed is what a rank's process lists of this test's groups, as a group of it shows them.
+// listed returns the recorders of this test's groups that a rank's process lists, as they are read through the group g.
 func listed(t *testing.T, g observe.Group) (list []string) {
 	t.Helper()
 	for _, each := range observe.ListedBy(g.Members()[0].Process, []observe.Group{g}) {
@@ -26,7 +26,7 @@ func listed(t *testing.T, g observe.Group) (list []string) {
 	return list
 }
 
-// A group shows all recorders of its peers' processes, not its own only.
+// Through one group, a reader finds the recorders of all groups of its peers' processes.
 func TestAProcessListsItsRecorders(t *testing.T) {
 	w := newWorld(t, 2, nil)
 	want := []string{"TestAProcessListsItsRecorders of rank 0: 0 operations, undefined",
@@ -37,7 +37,7 @@ func TestAProcessListsItsRecorders(t *testing.T) {
 		if f := sum(other.groups[0], 2); f != nil {
 			t.Fatal(f)
 		}
-		for range 3 * observe.MostTexts { // the same text takes no room
+		for range 3 * observe.MostTexts { // an unchanged description takes no room
 			other.groups[0].Describe("data parallel")
 		}
 		other.groups[0].Describe("tensor parallel")
@@ -53,7 +53,7 @@ func TestAProcessListsItsRecorders(t *testing.T) {
 	}
 }
 
-// A group is listed until its peers have left too. Only so many descriptions are kept.
+// A group is listed until its peers have left too. At most mostTexts of its descriptions are kept.
 func TestTheListEndsWithTheMemory(t *testing.T) {
 	w := newWorld(t, 2, nil)
 	for i := range 2 * observe.MostTexts {
@@ -69,7 +69,7 @@ func TestTheListEndsWithTheMemory(t *testing.T) {
 	}
 }
 
-// Of groups of one name the newest counts: its process has destroyed the others.
+// Of several groups with one name, a dump has the newest: its process has destroyed the others.
 func TestSuccessorsTakeThePlaceInADump(t *testing.T) {
 	group := func(id uint64, name string, rank int) observe.Snapshot {
 		return observe.Snapshot{Header: &observe.Header{ID: id, Group: name, Rank: rank}}
@@ -83,8 +83,8 @@ func TestSuccessorsTakeThePlaceInADump(t *testing.T) {
 	}
 }
 
-// Whatever stands in a peer's list, it is read or left out.
-func TestListsThatSayAnything(t *testing.T) {
+// A peer may have written anything into its list. Readers skip what is invalid and do not crash.
+func TestListsWithAnyContent(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -121,7 +121,7 @@ func TestListsThatSayAnything(t *testing.T) {
 		}
 	}
 	write(said)
-	for i := range words { // one recorder many times
+	for i := range words { // list one recorder many times
 		words[i].CompareAndSwap(0, here)
 	}
 	if got := listed(t, g); len(got) != 2 {
@@ -152,11 +152,12 @@ func TestListsThatSayAnything(t *testing.T) {
 	write(said)
 	word.Store(here)
 	if len(listed(t, g)) != 2 {
-		t.Error("the list does not come back")
+		t.Error("the list stays unreadable after its content is restored")
 	}
 }
 
-// wordOf finds the word of a rank of a group, and the text it refers to with its length in front.
+// wordOf returns the word of the list that belongs to a rank of a group, and the description that the word refers to,
+// including its length.
 func wordOf(words []atomic.Uint64, arena []byte, group string, rank int) (*atomic.Uint64, []byte) {
 	for i := range words {
 		at := words[i].Load()

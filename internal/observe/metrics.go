@@ -13,8 +13,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Metrics returns what the groups of this process have counted, in Prometheus's text format, version 0.0.4 (prometheus.io, exposition
-// formats). Rows of statistics that differ in type and size only are one series, so that there are few.
+// Metrics returns the counters of this process's groups in Prometheus's text format, version 0.0.4 (prometheus.io,
+// exposition formats). Rows of statistics that differ only in type and size share one series, to keep their number small.
 func (o *Observers) Metrics() []byte {
 	m := metrics{series: map[string][]string{}}
 	groups := o.groups()
@@ -25,18 +25,18 @@ func (o *Observers) Metrics() []byte {
 	return m.text()
 }
 
-// latencyBounds are upper bounds of the histogram's buckets in seconds: 1 us to 10 s.
+// latencyBounds holds the upper bounds of the histogram's buckets in seconds, from 1 us to 10 s.
 var latencyBounds = []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1, 2, 5, 10}
 
-// families in the order in which they are written.
+// families lists the metrics in the order in which they are written.
 var families = []struct{ name, kind, help string }{
 	{"sagecomm_group_info", "gauge", "A group of this process; the value is its number of ranks."},
-	{"sagecomm_collectives_total", "counter", "Operations that succeeded; messages among them."},
-	{"sagecomm_bytes_total", "counter", "Bytes that this rank put into them."},
-	{"sagecomm_fused_total", "counter", "Operations of users that were packed into others."},
-	{"sagecomm_latency_seconds", "histogram", "From issue to completion."},
-	{"sagecomm_peer_wait_seconds_total", "counter", "Of that, waiting for peers."},
-	{"sagecomm_sleeps_total", "counter", "Turns of sleep while waiting."},
+	{"sagecomm_collectives_total", "counter", "Operations that succeeded, collectives and p2p."},
+	{"sagecomm_bytes_total", "counter", "Bytes that this rank put into operations that succeeded."},
+	{"sagecomm_fused_total", "counter", "Operations of users that shared a collective with others."},
+	{"sagecomm_latency_seconds", "histogram", "Time of operations from issue to completion."},
+	{"sagecomm_peer_wait_seconds_total", "counter", "Part of that time that went into waiting for peers."},
+	{"sagecomm_sleeps_total", "counter", "How often a waiting thread went to sleep."},
 	{"sagecomm_errors_total", "counter", "Groups that failed, by kind of their first cause."},
 }
 
@@ -46,12 +46,12 @@ func (m *metrics) sample(family, suffix, labels string, value any) {
 	m.series[family] = append(m.series[family], fmt.Sprintf("%s%s{%s} %v", family, suffix, labels, value))
 }
 
-// oneSeries is the sum of some rows of statistics.
+// oneSeries is the sum of the rows of statistics that have the same operation and algorithm.
 type oneSeries struct {
 	op, algorithm       string
 	count, bytes, fused uint64
 	total, waited       time.Duration
-	buckets             []uint64 // by latencyBounds, not cumulated; the last is for what is longer
+	buckets             []uint64 // by latencyBounds, not cumulated; the last counts longer times
 }
 
 func (m *metrics) add(g Group) {
@@ -99,7 +99,7 @@ func sumUp(rows []runner.Stat) []*oneSeries {
 		s.total += row.Total
 		s.waited += min(row.Waited, row.Total)
 		for b, n := range row.Duration.Counts {
-			if n > 0 { // the middle of a bucket stands for it: it is narrower than those here
+			if n > 0 { // the runner's buckets are narrower than the histogram's: the middle of one stands for all of it
 				middle := row.Duration.Begin[b] * 1.1
 				at, _ := slices.BinarySearch(latencyBounds, middle)
 				s.buckets[at] += n
@@ -109,7 +109,7 @@ func sumUp(rows []runner.Stat) []*oneSeries {
 	return list
 }
 
-// label is name="value", with what the format has escapes for.
+// label returns name="value", with the escapes that the format requires.
 func label(name, value string) string {
 	return name + `="` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(value) + `"`
 }

@@ -11,7 +11,7 @@ import (
 	"sagecomm/pgbackend"
 )
 
-// line finds the only line of a metric that has all parts.
+// line returns the only line of the text that contains all parts.
 func line(t *testing.T, text string, parts ...string) string {
 	t.Helper()
 	var found []string
@@ -43,7 +43,7 @@ func TestMetrics(t *testing.T) {
 	for _, family := range []string{"collectives_total", "bytes_total", "latency_seconds", "peer_wait_seconds_total"} {
 		line(t, text, "# TYPE sagecomm_"+family+" ")
 	}
-	// Both ranks are groups of this process here, so every sample is there twice; a real process has one.
+	// Both ranks are groups of this process, so every sample appears twice. A real process has one rank per group.
 	if n := strings.Count(text, "sagecomm_collectives_total{"+group+`,op="all_reduce",algo="one_shot",transport="shm"} 4`); n != 2 {
 		t.Errorf("%d times in\n%s", n, text)
 	}

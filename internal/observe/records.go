@@ -10,15 +10,17 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// What torch's own recorder reads, in its order: the first that is not empty counts, 0 turns recording off.
+// flightVariables are the variables that torch's own recorder reads for its capacity, in its order. The first one that is
+// not empty counts; 0 turns recording off.
 var flightVariables = []string{"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
 
+// defaultFlights is the capacity of a recorder if no variable sets it.
 const defaultFlights = 2000
 
-// MaxFlights is the largest capacity of a recorder: 128 MiB.
+// MaxFlights is the largest capacity of a recorder, which then takes 128 MiB.
 const MaxFlights = 1 << 20
 
-// FlightCapacity returns how many operations the recorder of a new group keeps.
+// FlightCapacity returns the number of operations that the recorder of a new group keeps.
 func FlightCapacity(environ []string) (int, error) {
 	for _, name := range flightVariables {
 		for _, entry := range environ {
@@ -36,18 +38,18 @@ func FlightCapacity(environ []string) (int, error) {
 	return defaultFlights, nil
 }
 
-// flightGroup is one group in the answer of FlightRecords and, from Config on, in a dump.
+// flightGroup is one group in the result of FlightRecords. Dumps contain its fields from Config on.
 type flightGroup struct {
 	*Header
-	Total   uint64        `json:"total"` // operations ever; the last of them are the entries
+	Total   uint64        `json:"total"` // operations since the group was made; the entries are the last of them
 	Failure string        `json:"failure,omitempty"`
-	Config  pickle.Dict   `json:"config"` // this and what follows as torch has it, see torch_trace.go
+	Config  pickle.Dict   `json:"config"` // this field and the next ones have torch's format, see torch_trace.go
 	Status  pickle.Dict   `json:"status"`
 	Entries []pickle.Dict `json:"entries"`
 }
 
-// FlightRecords returns what the flight recorders of all groups know, as JSON. A group is in it from its creation until it
-// is destroyed, also while it has failed, unless its recorder is off.
+// FlightRecords returns the contents of the flight recorders of all groups, as JSON. A group whose recorder is on is
+// included from its creation until it is destroyed, even after it has failed.
 func (o *Observers) FlightRecords() ([]byte, error) {
 	answer := struct {
 		Groups []flightGroup `json:"groups"`
@@ -61,7 +63,7 @@ func (o *Observers) FlightRecords() ([]byte, error) {
 	return json.Marshal(answer)
 }
 
-// snapshot is what one recorder knew at one moment. It holds no group.
+// snapshot is the content of one recorder at one moment. It remains valid after its group is released.
 type snapshot struct {
 	*Header
 	issued  uint64 // collectives that the rank has issued
@@ -85,6 +87,7 @@ func ownFlights(groups []Group) (list []snapshot) {
 	return list
 }
 
+// inTorchTerms returns the snapshot with keys and values as torch's flight recorder has them.
 func (s snapshot) inTorchTerms() flightGroup {
 	return flightGroup{Header: s.Header, Total: s.log.Total, Failure: s.failure, Config: s.config(), Status: traceStatus(s.issued, s.log),
 		Entries: s.entries(s.issued, s.log)}

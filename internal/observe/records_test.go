@@ -149,7 +149,7 @@ func TestFlightRecordsOfAKnownSequence(t *testing.T) {
 
 func TestFlightRecordsOfAHang(t *testing.T) {
 	w := newWorld(t, 2, nil)
-	// Long enough that its caller does not begin it: the second waits behind the first.
+	// The second operation is so long that its caller does not begin it: it waits behind the first.
 	work, f := sumAsync(w.groups[0], 1<<18)
 	if f != nil {
 		t.Fatal(f)

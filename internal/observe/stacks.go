@@ -10,19 +10,19 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Stacks numbers the texts of call stacks that a group's flight recorder refers to. There are few, since a script calls from
-// few places, and none is ever given back. The zero Stacks is empty.
+// Stacks numbers the texts of call stacks that a group's flight recorder refers to. It never frees a text, because a script
+// calls from few places and so the texts are few. The zero Stacks is empty.
 type Stacks struct {
 	mu      sync.Mutex
 	numbers map[string]int
 	used    int // bytes
 }
 
-// mostFrames is more than the shim takes of a stack.
+// mostFrames bounds the frames of one stack. The shim records fewer.
 const mostFrames = 64
 
-// Number returns the number of a text, 0 if there is no room for it. put stores a text that is new at a place where there
-// is none yet, and reports whether there is room for it.
+// Number returns the number of a text, or 0 if there is no room for the text. It calls put to store a new text at a free
+// place; put reports whether there is room.
 func (s *Stacks) Number(text string, put func(at int, text string) bool) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -33,7 +33,7 @@ func (s *Stacks) Number(text string, put func(at int, text string) bool) int {
 		return 0
 	}
 	if !put(s.used, text) {
-		Warn("%s: there is no room for more stacks: those of new call sites are not recorded", env.FlightStacks.Name())
+		Warn("%s: there is no room for more stacks: stacks of new call sites are not recorded", env.FlightStacks.Name())
 		return 0
 	}
 	if s.numbers == nil {
@@ -45,8 +45,8 @@ func (s *Stacks) Number(text string, put func(at int, text string) bool) int {
 	return number
 }
 
-// traceFrames returns the lines of a stack as torch has frames. Another rank may have written anything: lines that are no
-// frames are left out, and there are at most mostFrames.
+// traceFrames returns the lines of a stack in torch's format of frames, at most mostFrames. It skips lines that are not
+// frames, because the text may come from another rank, which may have written anything.
 func traceFrames(f *runner.Flight) []pickle.Dict {
 	frames := []pickle.Dict{}
 	for line := range strings.Lines(strings.ToValidUTF8(f.Stack, "?")) {

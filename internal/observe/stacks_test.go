@@ -10,7 +10,7 @@ import (
 	"sagecomm/pgbackend"
 )
 
-// What one rank records, stacks included, another one reads.
+// A rank can read the records of another rank, including its call stacks.
 func TestFlightsOfAPeer(t *testing.T) {
 	w := newWorld(t, 2, options{"fr_stacks": "on"})
 	stack := "train.py\t12\tstep\nmain.py\t3\t<module>\n"
@@ -38,7 +38,7 @@ func TestFlightsOfAPeer(t *testing.T) {
 			}
 		}
 	}
-	// There is an end to the room.
+	// The room for stacks is bounded.
 	g, n := w.groups[0], 0
 	for ; g.Stack(fmt.Sprintf("%1000d\t1\tf\n", n)) != 0; n++ {
 		if n > 1000 {

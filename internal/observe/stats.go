@@ -8,7 +8,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// GroupStats is what a group has counted: the answer of get_stats().
+// GroupStats holds the counters of a group. It is the result of get_stats().
 type GroupStats struct {
 	Group    string `json:"group"`
 	Rank     int    `json:"rank"`
@@ -22,25 +22,25 @@ type GroupStats struct {
 	Ops      map[string]OpStats      `json:"ops"`
 	Rows     []StatRow               `json:"rows"`
 	Fast     uint64                  `json:"fast"`     // operations that did not enter Go
-	Fused    uint64                  `json:"fused"`    // operations of users that were packed into others
+	Fused    uint64                  `json:"fused"`    // operations of users that shared a collective with others
 	Blocked  uint64                  `json:"blocked"`  // waits that outlasted spinning
-	Sleeps   uint64                  `json:"sleeps"`   // of those, turns of sleep
-	Programs int                     `json:"programs"` // in the cache
+	Sleeps   uint64                  `json:"sleeps"`   // how often such waits slept
+	Programs int                     `json:"programs"` // programs in the cache
 	Classes  map[string][]ClassStats `json:"classes"`
 	Failure  *coll.Failure           `json:"failure,omitempty"`
 }
 
-// OpStats is what operations of one kind came to.
+// OpStats sums up the operations of one kind.
 type OpStats struct {
 	Count uint64 `json:"count"`
 	Bytes uint64 `json:"bytes"`
 }
 
-// StatRow is what operations of one kind, type, size class and algorithm came to. Times are from issue to completion.
+// StatRow sums up the operations of one kind, type, size class and algorithm. Times are from issue to completion.
 type StatRow struct {
 	Op        string  `json:"op"`
 	Type      string  `json:"dtype"`
-	UpTo      *uint64 `json:"up_to"` // bytes, more than half of that; null: of all sizes, where there were too many rows
+	UpTo      *uint64 `json:"up_to"` // bytes, sizes above half of it; null: all sizes (too many rows)
 	Algorithm string  `json:"algorithm"`
 	Transport string  `json:"transport"`
 	Count     uint64  `json:"count"`
@@ -51,23 +51,23 @@ type StatRow struct {
 	P50US     float64 `json:"p50_us"`
 	P99US     float64 `json:"p99_us"`
 	LongestUS float64 `json:"max_us"`
-	WaitedUS  float64 `json:"wait_us"`     // of the average, waiting for peers
-	RestUS    float64 `json:"transfer_us"` // and everything else
+	WaitedUS  float64 `json:"wait_us"`     // part of the average spent waiting for peers
+	RestUS    float64 `json:"transfer_us"` // rest of the average
 	AlgBW     float64 `json:"algbw_gbps"`  // GB/s, as nccl-tests define both
 	BusBW     float64 `json:"busbw_gbps"`
 }
 
-// ClassStats is one size class of a collective.
+// ClassStats is the algorithm that one size class of a collective uses.
 type ClassStats struct {
 	UpTo      uint64 `json:"up_to,omitempty"` // bytes, absent for the last class
 	Algorithm string `json:"algorithm"`
 	Chunk     int    `json:"chunk"`
 }
 
-// transport is the way that data takes in groups of one host.
+// transport is the name of the transport of groups on one host.
 const transport = "shm"
 
-// Stats describes the group and what it has counted. Requires: the group is acquired.
+// Stats returns a description of the group and its counters. Requires: the group is acquired.
 func Stats(g Group) GroupStats {
 	h, run := g.Header(), g.Run()
 	c := run.Counters()
@@ -77,7 +77,7 @@ func Stats(g Group) GroupStats {
 	var count uint64
 	var total time.Duration
 	for _, s := range run.Stats() {
-		if s.Count == 0 { // its first operation is just being added
+		if s.Count == 0 { // the first operation of the row is being added right now
 			continue
 		}
 		name := statName(s)
@@ -111,8 +111,8 @@ func Stats(g Group) GroupStats {
 	return out
 }
 
-// statName is what the user called. What sparse operations are made of is told apart by its type: it begins with an
-// all_gather, and there is one for each of them.
+// statName returns the name of the operation that the user called. A sparse all_reduce consists of several collectives of
+// type coll.Sparse. Exactly one of them is an all_gather: it counts as the all_reduce.
 func statName(s runner.Stat) string {
 	if s.Type == coll.Sparse && s.Kind == coll.AllGather {
 		return coll.AllReduce.String()
@@ -143,8 +143,8 @@ func statRow(s runner.Stat, ranks int) StatRow {
 
 func us(d time.Duration) float64 { return float64(d) / 1e3 }
 
-// busFactors are, for an operation that counts one rank's buffer or block, how many of these make the size that
-// nccl-tests' algbw is of, and what busbw is of that (doc/PERFORMANCE.md there).
+// busFactors returns the factors of nccl-tests' bandwidths (doc/PERFORMANCE.md there) for an operation whose bytes are those
+// of one rank's buffer or block: algbw is the bytes times `all` per second, busbw is algbw times `bus`.
 func busFactors(kind coll.Kind, ranks int) (all, bus float64) {
 	n := float64(ranks)
 	switch kind {

@@ -13,7 +13,7 @@ import (
 	"sagecomm/pgbackend"
 )
 
-// Rows tell kinds, types, sizes and algorithms apart, and add up to what was called.
+// There is a row for each kind, type, size class and algorithm, and the rows add up to the calls that were made.
 func TestStatsRows(t *testing.T) {
 	w := newWorld(t, 2, nil)
 	w.each(func(g *pgbackend.Group) error {
@@ -70,13 +70,13 @@ func TestStatsRows(t *testing.T) {
 	}
 }
 
-// A rank that comes late makes the others wait, and they say so.
+// If a rank comes late, the statistics of the others show the time as waiting for peers.
 func TestStatsTellWaitingFromTheRest(t *testing.T) {
 	w := newWorld(t, 2, nil)
 	const late, rounds = 30 * time.Millisecond, 5
 	var told []string
-	for round := range rounds { // a rank that the system holds up has much rest, so one round of a few counts
-		elements := 1 << (10 + round) // a row of its own
+	for round := range rounds { // the system may delay a rank, which adds to its rest: one good round is enough
+		elements := 1 << (10 + round) // each round has a size class, and so a row, of its own
 		w.each(func(g *pgbackend.Group) error {
 			if g.Rank() == 1 {
 				awaitAsleep(w.groups[0], uint64(round+1))
@@ -98,7 +98,7 @@ func TestStatsTellWaitingFromTheRest(t *testing.T) {
 		}
 		told = append(told, fmt.Sprintf("%v us of %v", rows[i].WaitedUS, rows[i].AverageUS))
 	}
-	t.Errorf("it waited %v", told)
+	t.Errorf("the rows report these waits: %v", told)
 }
 
 // awaitAsleep returns when the rank sleeps inside its collective of that number.

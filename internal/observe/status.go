@@ -10,7 +10,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// ProcessStatus is the answer to a program that asks how this process is doing.
+// ProcessStatus is the answer to a program that asks for the status of this process.
 type ProcessStatus struct {
 	Host   string        `json:"host"`
 	PID    int           `json:"pid"`
@@ -18,31 +18,31 @@ type ProcessStatus struct {
 	Groups []GroupStatus `json:"groups"`
 }
 
-// GroupStatus is one group of it.
+// GroupStatus is the status of one group of the process.
 type GroupStatus struct {
 	Group       string        `json:"group"`
 	Description string        `json:"desc"`
 	Rank        int           `json:"rank"`
 	Size        int           `json:"size"`
 	Failure     *coll.Failure `json:"failure,omitempty"`
-	Ranks       []RankStatus  `json:"ranks"` // all of them, as seen from here
+	Ranks       []RankStatus  `json:"ranks"` // all ranks of the group, as this process sees them
 }
 
-// RankStatus is one rank as this process sees it: what lies in the memory of that rank, whether it runs or not.
+// RankStatus is the status of one rank. This process reads it from the memory of that rank, even if the rank does not run.
 type RankStatus struct {
 	Rank       int    `json:"rank"`
 	GlobalRank int    `json:"global_rank"`
 	Host       string `json:"host"`
 	PID        int    `json:"pid"`
-	State      string `json:"state"`  // in, done, failed (of its last collective), idle (none yet), left, dead
-	Issued     uint64 `json:"issued"` // collectives that it has begun
+	State      string `json:"state"`  // state of its last collective: in, done, failed; or idle (no collective yet), left, dead
+	Issued     uint64 `json:"issued"` // collectives that the rank has begun
 	Op         string `json:"op,omitempty"`
-	Since      int64  `json:"since_ns,omitempty"` // when it began, or ended
+	Since      int64  `json:"since_ns,omitempty"` // when the last collective began or, in the states done and failed, ended
 	WaitsFor   *int   `json:"waits_for,omitempty"`
-	Message    string `json:"message,omitempty"` // its last send or recv, if it goes on
+	Message    string `json:"message,omitempty"` // its last send or recv, if not complete
 }
 
-// Status returns how the groups of this process are doing, as JSON. It takes no lock that an operation holds.
+// Status returns the status of this process's groups, as JSON. It takes no lock that an operation holds.
 func (o *Observers) Status() (text []byte) {
 	defer recoverFrom("the answer to a program that asks for the status")
 	out := ProcessStatus{Host: bootstrap.HostName(), PID: os.Getpid(), Time: time.Now().UnixNano(), Groups: []GroupStatus{}}
@@ -52,7 +52,7 @@ func (o *Observers) Status() (text []byte) {
 		out.Groups = append(out.Groups, status(g))
 	}
 	text, err := json.Marshal(out)
-	if err != nil { // numbers and texts only
+	if err != nil { // impossible: the status consists of numbers and texts
 		panic(err)
 	}
 	return text
@@ -72,7 +72,7 @@ func status(g Group) GroupStatus {
 	return out
 }
 
-// unixNS is t in nanoseconds since 1970, 0 for the zero time: an event that has not happened, or happened a moment ago.
+// unixNS returns t in nanoseconds since 1970, or 0 for the zero time, which stands for an event that has not been recorded.
 func unixNS(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -87,7 +87,7 @@ func rankStatus(run Run, rank int, dead bool) RankStatus {
 		s.Op, s.State = call.Op.Describe(last), "in"
 	}
 	if f, ok := run.Recorder(rank).Last(false); ok {
-		// The recorder is ahead of the record of calls by an instant.
+		// The recorder may be an instant ahead of the announced call, so it takes precedence.
 		s.Issued, s.Op, s.Since = f.Number, f.Op.Describe(f.Number), unixNS(f.Started)
 		switch f.Progress {
 		case runner.Completed:

@@ -28,7 +28,7 @@ func TestStatusOfAHang(t *testing.T) {
 	if i < 0 || seen.PID != os.Getpid() {
 		t.Fatalf("%+v", seen)
 	}
-	// As rank 1 sees it, who has nothing to do with rank 0's call.
+	// Rank 1, which has not made rank 0's call, sees the same.
 	states := []string{}
 	for _, r := range seen.Groups[i].Ranks {
 		states = append(states, fmt.Sprintf("%s %s %d", r.State, r.Op, r.Issued))

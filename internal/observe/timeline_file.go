@@ -16,21 +16,21 @@ import (
 )
 
 const (
-	// mostPending is how many bytes wait for the file system before events are dropped.
+	// mostPending bounds the bytes that wait for the file system. Events beyond it are dropped.
 	mostPending = 32 << 20
-	// mostTimeline bounds a file: viewers do not open larger ones. Later events are dropped.
+	// mostTimeline bounds the bytes of a file, because viewers do not open larger ones. Later events are dropped.
 	mostTimeline = 512 << 20
-	// mergedGap is the longest time between two stages that become one event.
+	// mergedGap is the longest gap between two stages that are merged into one event.
 	mergedGap = time.Microsecond
 )
 
 // timelineFile is the text of one timeline. The timeline's lock guards it.
 type timelineFile struct {
-	rank    int // in the job
+	rank    int // global rank
 	threads map[int]bool
 	dropped uint64
 	text    bytes.Buffer // not written yet
-	written int          // bytes
+	written int          // bytes taken for the file so far
 }
 
 // TraceEvent is one event in the file. Times are in microseconds.
@@ -65,7 +65,7 @@ func (f *timelineFile) write(e TraceEvent) {
 
 func (f *timelineFile) append(e TraceEvent) {
 	text, err := json.Marshal(e)
-	if err != nil { // numbers and texts only
+	if err != nil { // impossible: an event consists of numbers and texts
 		panic(err)
 	}
 	f.text.Write(text)
@@ -78,32 +78,33 @@ func (f *timelineFile) take() []byte {
 	return text
 }
 
-// end closes the array. Its last event has the number of events that were dropped.
+// end closes the JSON array. The last event gives the number of events that were dropped.
 func (f *timelineFile) end() {
 	f.append(TraceEvent{Name: "end", Phase: "M", Process: f.rank, Args: map[string]any{"dropped": f.dropped}})
 	f.text.WriteString("\n]\n")
 }
 
-// stage is some events that become one: the same stage of the same operation on one thread, one right after another.
+// stage is a sequence of events that become one. They belong to the same stage of the same operation on one thread and follow
+// each other without a gap.
 type stage struct {
 	runner.Event
 	count int
 }
 
-// onThread tells whether an event is a stage that a thread carried out.
+// onThread reports whether an event is a stage that a thread carried out.
 func onThread(e *runner.Event) bool { return e.Phase != runner.PhaseQueue && e.Phase != runner.PhaseOp }
 
-// thread is what merged knows of a thread: places in the list, -1 for none.
+// thread is the state of merged for one thread. Its fields are indices in the list of stages, or -1 for none.
 type thread struct {
-	stage, wait int // the last ones
-	sleep       int // after the last stage but one, or after the last one
+	stage, wait int // the last stage and the last wait
+	sleep       int // the last sleep; at most one stage follows it
 	before      int // the stage before that sleep
 }
 
-// merged returns events with adjacent stages put together, in the order in which they begin on each thread. A stage consists
-// of many short ones: a chunk each, and inside them a wait for each peer, most of them for no time at all. Waits lie inside
-// other stages and are merged apart from those. A thread that yields its core while it waits attempts the same stage after
-// each yield: attempts between two sleeps become part of one sleep.
+// merged returns events with adjacent stages merged, in the order in which they begin on each thread. The runner records a
+// stage as many short events, one for each chunk, and inside them a wait for each peer, which often takes no time. Waits are
+// merged with waits only, because they lie inside other stages. A thread that yields its core while it waits attempts the same
+// stage after each yield: merged makes the attempts between two sleeps part of one sleep.
 func merged(events []runner.Event) []stage {
 	list := make([]stage, 0, len(events))
 	threads := map[int]*thread{}
@@ -131,7 +132,7 @@ func merged(events []runner.Event) []stage {
 			t.sleep, t.before = len(list), t.stage
 			list = append(list, stage{*e, 1})
 		case t.stage < 0 || t.sleep > t.stage || !list[t.stage].extend(e):
-			if t.sleep >= 0 && t.sleep < t.stage { // two stages after the sleep: it was the end of a wait
+			if t.sleep >= 0 && t.sleep < t.stage { // a second stage follows the sleep, so the wait is over
 				t.sleep = -1
 			}
 			t.stage = len(list)
@@ -141,8 +142,8 @@ func merged(events []runner.Event) []stage {
 	return slices.DeleteFunc(list, func(s stage) bool { return s.count == 0 })
 }
 
-// idle reports whether the last stage was an attempt that moved nothing, between two sleeps of which e is the second one, and
-// makes all of that one sleep.
+// idle reports whether the last stage was an attempt that moved nothing between the last sleep and the sleep e. If so, it
+// merges the last sleep, the attempt and e into one sleep.
 func (t *thread) idle(list []stage, e *runner.Event) bool {
 	if t.sleep < 0 || t.before < 0 || t.stage <= t.sleep {
 		return false
@@ -163,12 +164,12 @@ func (t *thread) idle(list []stage, e *runner.Event) bool {
 	return true
 }
 
-// same reports whether e is of the same stage of the same operation.
+// same reports whether e belongs to the same stage of the same operation as s.
 func (s *stage) same(e *runner.Event) bool {
 	return s.Phase == e.Phase && s.Kind == e.Kind && s.Number == e.Number
 }
 
-// extend makes e part of s if it follows at once, and reports whether it did.
+// extend makes e part of s if e follows without a gap, and reports whether it did.
 func (s *stage) extend(e *runner.Event) bool {
 	if !s.same(e) || e.Begin.Before(s.Begin) || e.Begin.Sub(s.End) > mergedGap {
 		return false
@@ -227,7 +228,7 @@ func (f *timelineFile) add(group string, s *stage) {
 	f.write(end)
 }
 
-// name writes the name of a thread, the first time that the thread is seen.
+// name writes the name of a thread when it is called with that thread for the first time.
 func (f *timelineFile) name(thread int) {
 	if f.threads[thread] {
 		return

@@ -10,7 +10,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Stages that follow each other become one event; waits inside them are merged apart, and nothing else is.
+// Equal stages that follow each other become one event, and so do the waits inside them. Other events stay as they are.
 func TestAdjacentStagesBecomeOneEvent(t *testing.T) {
 	start := time.Unix(1000, 0)
 	at := func(phase runner.Phase, number uint64, thread, peer int, from, to time.Duration) runner.Event {
@@ -24,7 +24,7 @@ func TestAdjacentStagesBecomeOneEvent(t *testing.T) {
 		at(runner.PhaseWait, 1, 7, 1, 2*us, 2*us),
 		at(runner.PhaseReduceSlots, 1, 7, -1, 2*us, 3*us),
 		at(runner.PhaseWait, 1, 7, 2, 3*us, 3*us),
-		at(runner.PhaseReduceSlots, 1, 8, -1, 3*us, 4*us), // of another thread
+		at(runner.PhaseReduceSlots, 1, 8, -1, 3*us, 4*us), // on another thread
 		at(runner.PhaseReduceSlots, 1, 7, -1, 3*us, 4*us),
 		at(runner.PhaseReduceSlots, 1, 7, -1, 9*us, 10*us), // later
 		at(runner.PhaseReduceSlots, 2, 7, -1, 10*us, 11*us),

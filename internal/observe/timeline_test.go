@@ -34,7 +34,7 @@ func TestTimeline(t *testing.T) {
 		return asError(f)
 	})
 	w.destroy()
-	// Of the first of the two that asked, with a number behind it if the process has had one before.
+	// The file has the name of the rank that asked first, and a number if the process has written a timeline before.
 	files, err := filepath.Glob(strings.Replace(path, "%r", "*", 1) + "*")
 	if err != nil || len(files) != 1 {
 		t.Fatalf("%v, %v", files, err)
@@ -60,21 +60,21 @@ func TestTimeline(t *testing.T) {
 		if e.Phase == "M" && e.Name == "end" && e.Args["dropped"] != 0.0 {
 			t.Errorf("%v events were dropped", e.Args["dropped"])
 		}
-		if e.Phase == "X" && e.Name != "wait" { // those lie inside others
+		if e.Phase == "X" && e.Name != "wait" { // waits lie inside other stages
 			if *e.Duration < 0 || e.Begin < ends[e.Thread]-1 {
 				t.Fatalf("%+v begins before the one before it ends, at %v", e, ends[e.Thread])
 			}
 			ends[e.Thread] = e.Begin + *e.Duration
 		}
 	}
-	// Both ranks are in it, being of one process here.
+	// The file has the events of both ranks, because both belong to this process.
 	if count["b all_reduce"] != 2*(ops+1) || count["e all_reduce"] != 2*(ops+1) || count["b queue"] < 2 || count["X publish"] < 2*ops*4 ||
 		count["X reduce"] < 2*ops*4 || count["X collect"] < 2*ops*4 || count["M thread_name"] < 2 || count["M process_name"] != 1 {
 		t.Errorf("%v", count)
 	}
 }
 
-// Where files go may hang: here a pipe that nobody reads.
+// Destroying a group does not wait for a file system that hangs. A pipe without a reader stands for it here.
 func TestTheEndDoesNotWaitForFiles(t *testing.T) {
 	defer observe.SetExitTimeout(10 * time.Millisecond)()
 	path := filepath.Join(t.TempDir(), "pipe")

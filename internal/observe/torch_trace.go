@@ -11,18 +11,18 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// This file writes what our flight recorder knows in the terms of torch's: torch/csrc/distributed/c10d/FlightRecorder.hpp
-// has the keys, and torch/distributed/flight_recorder/components reads them. Two things differ from torch's own entries: a
-// tensor of n elements has the size [n], and p2p operations are numbered from p2pNumbers on.
+// This file converts flight records to the format of torch's flight recorder. The keys are defined in
+// torch/csrc/distributed/c10d/FlightRecorder.hpp and read by torch/distributed/flight_recorder/components. Two things differ
+// from torch's own entries: a tensor of n elements has the size [n], and p2p operations are numbered from p2pNumbers on.
 
-// traceVersion is the format's, FlightRecorder.hpp's version_val.
+// traceVersion is the version of torch's format, version_val in FlightRecorder.hpp.
 const traceVersion = "2.10"
 
-// p2pNumbers are far from those of collectives: the analyser takes neighbours for one coalesced operation if the number
-// of a p2p operation equals that of a collective.
+// p2pNumbers is the first number of p2p operations, far above the numbers of collectives. If the number of a p2p operation
+// equals that of a collective next to it, the analyser takes the two for one coalesced operation.
 const p2pNumbers = 1_000_000_000_000
 
-// torchTypes are torch's names of types, where another name is not enough of a hint.
+// torchTypes maps types to torch's names. A type that is missing keeps the name that coll gives it.
 var torchTypes = map[coll.DataType]string{
 	coll.Int8: "Char", coll.Int16: "Short", coll.Int32: "Int", coll.Int64: "Long",
 	coll.Uint8: "Byte", coll.Uint16: "UInt16", coll.Uint32: "UInt32", coll.Uint64: "UInt64", coll.Bool: "Bool",
@@ -32,7 +32,7 @@ var torchTypes = map[coll.DataType]string{
 	coll.Float8E5M2FNUZ: "Float8_e5m2fnuz", coll.Float8E8M0FNU: "Float8_e8m0fnu", coll.Sparse: "Sparse",
 }
 
-// config is the group's entry of "pg_config".
+// config returns the group's entry of "pg_config".
 func (h *Header) config() pickle.Dict {
 	ranks := make([]string, h.Size)
 	for i := range ranks {
@@ -42,7 +42,7 @@ func (h *Header) config() pickle.Dict {
 		{Key: "ranks", Value: "[" + strings.Join(ranks, ", ") + "]"}}
 }
 
-// traceStatus is an entry of "pg_status". -1: none yet.
+// traceStatus returns a group's entry of "pg_status", where -1 stands for no collective yet.
 func traceStatus(last uint64, log runner.FlightLog) pickle.Dict {
 	some := func(n uint64) int64 {
 		if n == 0 {
@@ -55,11 +55,12 @@ func traceStatus(last uint64, log runner.FlightLog) pickle.Dict {
 		{Key: "last_completed_collective", Value: some(log.Completed)}}
 }
 
-// entries are the operations of a rank that has issued `last` collectives. "record_id" and "thread_name" are for whoever
-// puts groups together.
+// entries returns the recorded operations of a rank that has issued `last` collectives. The code that combines the entries of
+// all groups sets "record_id" and "thread_name".
 func (h *Header) entries(last uint64, log runner.FlightLog) []pickle.Dict {
 	entries := make([]pickle.Dict, len(log.Flights))
-	// Backwards: a p2p operation belongs to the last collective before it, of which the record may be gone already.
+	// The loops go backwards: a p2p operation gets the number of the last collective before it, whose record may already be
+	// overwritten.
 	collective, p2p := last, uint64(0)
 	for i := len(log.Flights) - 1; i >= 0; i-- {
 		if f := &log.Flights[i]; f.Op.Kind.Collective() {
@@ -93,7 +94,7 @@ func (h *Header) entry(f *runner.Flight, collective, p2p uint64) pickle.Dict {
 	}
 	inputs, outputs := traceSizes(f.Op, h.Size)
 	done := f.Progress == runner.Completed
-	// torch knows no failure: what has ended without being complete is retired.
+	// torch has no state for a failed operation. Such an operation is retired, but not completed.
 	state := "scheduled"
 	switch {
 	case done:
@@ -147,7 +148,7 @@ func repeated(s string, n int) []string {
 	return list
 }
 
-// traceName is "all_reduce", "send 0->1", "recv 1<-0" or "recv 1<-?".
+// traceName returns an operation's name: "all_reduce", "send 0->1", "recv 1<-0" or "recv 1<-?".
 func traceName(op coll.Op, rank int) string {
 	switch {
 	case op.Kind == coll.Send:
@@ -160,14 +161,14 @@ func traceName(op coll.Op, rank int) string {
 	return op.Name()
 }
 
-// traceSizes are those of inputs and outputs.
+// traceSizes returns the sizes of an operation's inputs and outputs.
 func traceSizes(op coll.Op, ranks int) (inputs, outputs [][]int64) {
 	inputs, outputs = [][]int64{}, [][]int64{}
 	n := int64(op.Bytes()) / int64(max(op.Type.Size(), 1))
 	switch {
 	case op.Kind == coll.Barrier:
 		return inputs, outputs
-	case op.OfSparse(): // its header is an all_gather
+	case op.OfSparse(): // the user called all_reduce, whose input and output are equally long
 		return [][]int64{{n}}, [][]int64{{n}}
 	}
 	in, out := n, n

@@ -15,16 +15,16 @@ import (
 	"sagecomm/pgbackend"
 )
 
-// Ranks are goroutines of this process here, each with a group of its own, and all groups are this process's.
+// In these tests the ranks are goroutines of one process. Each has a group of its own, so the process has all groups.
 
 const (
-	opTimeout = time.Minute     // of operations that are to succeed
-	hangAfter = 2 * time.Minute // after which a test fails
+	opTimeout = time.Minute     // timeout of operations that must succeed
+	hangAfter = 2 * time.Minute // time after which await fails the test
 )
 
 func TestMain(m *testing.M) {
 	runtime.GOMAXPROCS(16)
-	if err := os.Setenv("SAGECOMM_PROBE", "off"); err != nil { // tables that are the same on all machines
+	if err := os.Setenv("SAGECOMM_PROBE", "off"); err != nil { // without the probe, the tables are the same on all machines
 		panic(err)
 	}
 	os.Exit(m.Run())
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 
 type options map[string]string
 
-// world is one group of some ranks.
+// world is one group, with the groups that its ranks see.
 type world struct {
 	t      *testing.T
 	groups []*pgbackend.Group
@@ -107,7 +107,7 @@ func (w *world) view(rank int) observe.Group {
 
 func observers() *observe.Observers { return pgbackend.Get().Observers() }
 
-// await fails the test if done does not come.
+// await fails the test if done is not closed within hangAfter.
 func await(t *testing.T, done <-chan struct{}, what string) {
 	t.Helper()
 	select {
@@ -135,7 +135,7 @@ func sum(g *pgbackend.Group, n int) *coll.Failure {
 	return f
 }
 
-// sumAsync begins one.
+// sumAsync issues an asynchronous all_reduce of n float32.
 func sumAsync(g *pgbackend.Group, n int) (runner.Work, *coll.Failure) {
 	b := one(make([]byte, 4*n))
 	return g.Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Float32, Async: true}, b, b)

@@ -20,8 +20,8 @@ func BootID() (string, error) {
 	return strings.TrimSpace(string(id)), nil
 }
 
-// read reads a short file. The first one that os opens makes the poller of the Go runtime, which ends the process where
-// there are no descriptors for it: what is asked here has to be known before that can be looked at.
+// read reads a short file by system calls. The package os would make the Go runtime create its poller, which ends the process if
+// there are no descriptors for it, and this package is used before that can be checked.
 func read(name string) ([]byte, error) {
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -94,7 +94,7 @@ func Gone(pid int, startTime uint64) bool {
 	return err == nil && now != startTime
 }
 
-// ID names a process of this host for ever.
+// ID identifies a process of this host; no other process ever has the same ID.
 type ID struct {
 	Namespace uint64 // of its pid
 	PID       int

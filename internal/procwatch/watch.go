@@ -19,9 +19,8 @@ type Watcher struct {
 	close   sync.Once
 }
 
-// Watch begins to watch the process that has that pid and start time (as [StartTime] gives it). A process
-// that is gone already, or whose pid another one has by now, is a success: Done is closed at once. An error, such as too
-// many open files, says nothing about the process.
+// Watch begins to watch the process with that pid and start time (see [StartTime]). If the process has ended, or another process
+// has its pid now, Watch succeeds and Done is closed. An error, such as too many open files, says nothing about the process.
 func Watch(pid int, startTime uint64) (*Watcher, error) {
 	fd, err := open(pid)
 	if errors.Is(err, unix.ESRCH) {
@@ -31,8 +30,8 @@ func Watch(pid int, startTime uint64) (*Watcher, error) {
 		return nil, fmt.Errorf("watch process %d: %w", pid, err)
 	}
 
-	// Only now does the pid stay what it is: the descriptor holds on to one process, and the start time says which.
-	// If that process ended in between, either the time differs, or there is no entry and the descriptor is readable.
+	// From here on the descriptor refers to one process, and the start time says whether it is the right one. If the process
+	// has ended before, either the time differs, or /proc has no entry and the descriptor is readable.
 	now, err := StartTime(pid)
 	switch {
 	case err == nil && now == startTime:
@@ -50,8 +49,8 @@ func Watch(pid int, startTime uint64) (*Watcher, error) {
 	return w, nil
 }
 
-// WatchFD begins to watch the process that a pidfd holds on to, in whatever pid namespace it is. The descriptor is the
-// watcher's from now on, also on an error.
+// WatchFD begins to watch the process of a pidfd, in whatever pid namespace it is. The watcher owns the descriptor, also on an
+// error.
 func WatchFD(pidfd int) (*Watcher, error) {
 	if err := unix.SetNonblock(pidfd, true); err != nil { // the poller asks for it
 		unix.Close(pidfd)
@@ -81,7 +80,7 @@ func WatchFD(pidfd int) (*Watcher, error) {
 // came first.
 func (w *Watcher) Done() <-chan struct{} { return w.done }
 
-// Close ends the watch and gives the descriptor back. Idempotent; after it Done does not change any more.
+// Close ends the watch and closes the descriptor. Done does not change afterwards. Close may be called again.
 func (w *Watcher) Close() {
 	w.close.Do(func() {
 		if w.file != nil {
@@ -91,7 +90,7 @@ func (w *Watcher) Close() {
 	<-w.stopped
 }
 
-// gone is the watcher of a process that has ended.
+// gone returns the watcher of a process that has ended.
 func gone() *Watcher {
 	w := &Watcher{done: make(chan struct{}), stopped: make(chan struct{})}
 	close(w.done)

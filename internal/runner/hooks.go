@@ -13,19 +13,19 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Handler is what the runner asks. Its methods are called on the threads of callers, with no lock of the runner held.
+// Handler decides what the runner does not decide itself. The runner calls it on the threads of callers and holds no lock then.
 type Handler interface {
 	// Issue checks a call that the fast path cannot take, finds its program and submits it.
 	Issue(group uint64, call Call) *coll.Failure
-	// Fuse checks the operations of a coalesced call and returns the number of each one's batch: fusion.Plan.
+	// Fuse checks the operations of a coalesced call and returns the number of the batch of each operation; see fusion.Plan.
 	Fuse(group uint64, calls []Call) ([]uint32, *coll.Failure)
-	// Incident diagnoses what a driver found. The group is down when it returns.
+	// Incident diagnoses an incident that a driver has met. The group is down when it returns.
 	Incident(group uint64, t Incident)
-	// Fifo makes the fifo from this rank to the peer, or takes the group down.
+	// Fifo creates the fifo from this rank to the peer. If it cannot, the group is down when it returns.
 	Fifo(group uint64, peer int)
-	// Fail ends the group for a reason that the runner knows the words of.
+	// Fail declares a failure whose text the runner has worded.
 	Fail(group uint64, cause *coll.Failure)
-	// Trace hears of an operation that is about to be issued, in a group opened with Config.Trace.
+	// Trace is told of each operation before it is issued, in groups that were opened with Config.Trace.
 	Trace(group uint64, call Call)
 }
 

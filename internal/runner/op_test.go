@@ -7,22 +7,21 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// The rules of op.c are those of coll.Op, which it repeats because the fast path does not enter Go. In all combinations
-// below:
-//   - What coll.Op.Check takes, C knows by the length coll.Op.Bytes.
-//   - What C lets the fast path take, Check takes.
-//   - What Check takes, the fast path may take, where there is a segment on each side that the kind has.
+// op.c repeats the rules of coll.Op, because the fast path does not enter Go. The rules agree in all combinations below:
+//   - If coll.Op.Check accepts an operation, C computes the same length for it as coll.Op.Bytes.
+//   - If C allows an operation on the fast path, Check accepts it.
+//   - If Check accepts an operation that has a segment on each side that its kind uses, C allows it on the fast path.
 func TestRulesOfOperationsAreThoseOfGo(t *testing.T) {
 	n := 0
 	for kind := range coll.KindCount {
-		for dtype := range coll.DataTypeCount + 1 { // one more than there are
+		for dtype := range coll.DataTypeCount + 1 { // one invalid type is included
 			op := coll.Op{Kind: kind, Type: dtype}
 			if !dtype.Valid() {
 				compareLengths(t, &n, op, 1)
 				continue
 			}
 			if kind.Reduces() && !reducible(&op) {
-				continue // C leaves to Go which reductions a type has: there is no program for another
+				continue // C does not check which reductions a type has: there is no program for an undefined one
 			}
 			for size := 1; size <= 3; size++ {
 				for op.Root = range size {
@@ -38,7 +37,7 @@ func TestRulesOfOperationsAreThoseOfGo(t *testing.T) {
 	t.Logf("%d calls", n)
 }
 
-// reducible gives the operation a reduction that its type has.
+// reducible sets a reduction that is defined for the operation's type and reports whether there is one.
 func reducible(op *coll.Op) bool {
 	for op.Reduce = range coll.ReduceOpCount {
 		if coll.Defined(op.Reduce, op.Type) == nil {
@@ -48,8 +47,8 @@ func reducible(op *coll.Op) bool {
 	return false
 }
 
-// lengths are whole elements of some types and not of others, and blocks of some groups and not of others; none: there is
-// no buffer.
+// lengths holds lengths of buffers. Some are multiples of an element or of the group's size, others are not; none stands for
+// the absence of a buffer.
 var lengths = []int64{none, 0, 1, 2, 4, 6, 8, 16, 24, 48, math.MaxInt64, math.MinInt64}
 
 const none = -1
@@ -66,7 +65,7 @@ func compareLengths(t *testing.T, n *int, op coll.Op, size int) {
 	}
 }
 
-// Blocks of different lengths, on the sides that have them and on the others.
+// The rules of C and Go also agree on blocks of different lengths, on either side and for kinds that allow none.
 func TestRulesOfBlocksAreThoseOfGo(t *testing.T) {
 	of := [][]uint64{nil, {8, 8, 8}, {0, 8, 16}, {16, 8, 0}, {4, 8, 12}, {24, 0, 0}, {0, 0, 0}, {2, 4, 6}, {math.MaxUint64, 8, 16}, {math.MaxUint64 - 7, 16, 16}}
 	const size = 3
@@ -98,7 +97,7 @@ func compare(t *testing.T, op coll.Op, in, out int64, rank, size int) {
 	}
 	bytes, fits, allowed := testOp(op, in, out, rank, size)
 	err := op.Check(rank, size)
-	// A segment of no bytes is a buffer to C where Go sees none.
+	// C takes a segment without bytes for a buffer, Go does not.
 	absent := in == none || out == none || op.In == 0 || op.Out == 0
 	switch {
 	case err == nil && fits && bytes != op.Bytes():

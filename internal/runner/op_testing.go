@@ -3,7 +3,7 @@ package runner
 /*
 #include "op.h"
 
-// What C makes of an operation of one segment on either side, or of none where its length is -1.
+// scr_test_op applies the rules of op.c to an operation with one segment on either side. A length of -1 means no segment.
 static _Bool scr_test_op(int kind, int dtype, int reduce_op, int root, const uint64_t *in_blocks, const uint64_t *out_blocks,
                          int64_t in, int64_t out, int32_t rank, int32_t size, uint64_t *bytes) {
   sagecomm_segment segment[2] = {{.bytes = (uint64_t)in}, {.bytes = (uint64_t)out}};
@@ -29,11 +29,11 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// This file serves op_test.go, because a file whose name ends in _test.go may not use cgo. The linker leaves it out of the
-// library.
+// This file serves op_test.go, because a file whose name ends in _test.go may not use cgo. The linker drops its functions
+// from the library.
 
-// testOp returns the length that C knows an operation by, false where in and out do not fit together, and whether C lets the
-// fast path take it. Each side has one segment, or none where its length is -1.
+// testOp returns the length by which C identifies an operation, or false if input and output do not fit together, and whether C
+// admits the operation to the fast path. Each side has one segment, or none if its length is -1.
 func testOp(op coll.Op, in, out int64, rank, size int) (bytes uint64, fits, allowed bool) {
 	var n C.uint64_t
 	ok := C.scr_test_op(C.int(op.Kind), C.int(op.Type), C.int(op.Reduce), C.int(op.Root), blocksInC(op.InBlocks), blocksInC(op.OutBlocks),
@@ -41,5 +41,5 @@ func testOp(op coll.Op, in, out int64, rank, size int) (bytes uint64, fits, allo
 	return uint64(n), n != ^C.uint64_t(0), bool(ok)
 }
 
-// blocksInC returns the list as C takes it, nil for none.
+// blocksInC returns the lengths as an array of C, or nil if there are none.
 func blocksInC(blocks []uint64) *C.uint64_t { return (*C.uint64_t)(unsafe.SliceData(blocks)) }

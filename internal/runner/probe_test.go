@@ -11,7 +11,7 @@ func TestProbe(t *testing.T) {
 		t.Fatal("no memory, or no thread")
 	}
 	t.Logf("%+v", p)
-	// Any machine is within: a byte takes a femtosecond to a microsecond, a hop a nanosecond to a second.
+	// These limits hold on any machine: a byte takes a femtosecond to a microsecond, a hop a nanosecond to a second.
 	for name, seconds := range map[string]float64{"copy": p.Copy, "reduce": p.Reduce, "far": p.Far} {
 		if name == "far" && p.Far == 0 {
 			continue // one processor
@@ -25,7 +25,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// A second thread that does not get to run in time costs what is between cores, nothing else.
+// If the second thread does not get to run in time, the probe lacks only the costs between cores.
 func TestProbeWithoutTime(t *testing.T) {
 	p, ok := RunProbe(-time.Second)
 	if !ok {

@@ -20,14 +20,14 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Stage is one stage of a program. The constants are shared_block.h's; what they mean is said by shared block.Stage.
+// Stage is one stage of a slot program: plan.Stage in the form of C. The constants are those of runner.h.
 type Stage struct {
 	Action, Lag, From, Back    uint8
 	Share, ToOutput, SkipOwnIn bool
 	Head                       bool
 }
 
-// Actions and sources of stages.
+// Actions and sources of stages, as in shared_block.h.
 const (
 	Publish = C.SCR_PUBLISH
 	Reduce  = C.SCR_REDUCE
@@ -44,26 +44,26 @@ const (
 	MaxStages = C.SCR_MAX_STAGES
 )
 
-// Program is what a compiler gives to NewProgram.
+// Program describes a slot program to NewProgram.
 type Program struct {
 	Kind         coll.Kind
 	Algorithm    string // for statistics
 	Type         coll.DataType
 	Reduce       coll.ReduceOp
-	Large        int // 0 small, 1 large
+	Large        int // 1: its chunks go through large slots, 0: small slots
 	Chunk        int // bytes
 	Head         int // bytes
 	Divisor      float64
 	InputBlocks  bool
 	OutputBlocks bool
-	OwnFromInput bool // reductions read this rank's contribution from its input instead of its slot
+	OwnFromInput bool // reductions read this rank's contribution from its input, not from its slot
 	Stages       []Stage
 }
 
 // Compiled is a program in C memory. It belongs to a group's cache or to one run.
 type Compiled struct{ c *C.scr_program }
 
-// NewProgram makes the C form.
+// NewProgram returns the program in C memory.
 func NewProgram(p Program) (Compiled, error) {
 	if len(p.Stages) > MaxStages {
 		return Compiled{}, fmt.Errorf("sagecomm: %v: a program has at most %d stages, this plan has %d", p.Kind, MaxStages, len(p.Stages))
@@ -99,16 +99,16 @@ func bit(b bool) C.uint8_t {
 	return 0
 }
 
-// Free gives a program back that no run and no cache has taken.
+// Free frees a program that no run and no cache has taken.
 func (p Compiled) Free() { C.scr_program_free(p.c) }
 
-// Call is an operation that waits to be issued. It is valid during the method of [Handler] that gets it only.
+// Call is an operation that waits to be issued. It is valid only until the method of [Handler] that got it returns.
 type Call struct {
 	raw *C.sagecomm_op
 	out **C.scr_run
 }
 
-// Op describes the call in a group of size ranks.
+// Op returns the call in the form of Go, for a group of size ranks.
 func (c Call) Op(size int) coll.Op {
 	o := c.raw
 	return coll.Op{Kind: coll.Kind(o.kind), Type: coll.DataType(o.dtype), Reduce: coll.ReduceOp(o.reduce_op),
@@ -117,7 +117,7 @@ func (c Call) Op(size int) coll.Op {
 		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size), Parts: int(o.batch_size)}
 }
 
-// blocks copies lengths of blocks.
+// blocks returns a copy of the lengths of blocks.
 func blocks(list *C.uint64_t, size int) []uint64 {
 	if list == nil {
 		return nil
@@ -125,22 +125,24 @@ func blocks(list *C.uint64_t, size int) []uint64 {
 	return append([]uint64(nil), unsafe.Slice((*uint64)(unsafe.Pointer(list)), size)...)
 }
 
-// Whole says whether every segment has whole elements of so many bytes, a power of two.
+// Whole reports whether every segment consists of whole elements of that many bytes, a power of two.
 func (c Call) Whole(elem int) bool { return bool(C.scr_op_whole(c.raw, C.uint64_t(elem))) }
 
-// Key is what programs for such calls, of that length, are kept under; class is its size class.
+// Key returns the key in the cache of the program for such a call, and class its size class. length is the length by which C
+// identifies the call (scr_op_bytes).
 func (g *Group) Key(c Call, length uint64) (key uint64, class int) {
 	bytes := C.uint64_t(length)
 	return uint64(C.scr_cache_key(g.c, c.raw, bytes)), int(C.scr_group_class(g.c, C.int(c.raw.kind), bytes))
 }
 
-// Lookup finds a program of the cache.
+// Lookup returns the program of the cache with a key.
 func (g *Group) Lookup(key uint64) (Compiled, bool) {
 	p := C.scr_cache_find(g.c, C.uint64_t(key))
 	return Compiled{(*C.scr_program)(unsafe.Pointer(p))}, p != nil
 }
 
-// Keep puts a program into the cache, for the life of the group. False when the cache is full. One caller at a time.
+// Keep puts a program into the cache, where it stays as long as the group. It returns false if the cache is full.
+// Requires: no other call of Keep is under way.
 func (g *Group) Keep(key uint64, p Compiled) bool {
 	return bool(C.scr_cache_insert(g.c, C.uint64_t(key), p.c))
 }
@@ -148,7 +150,7 @@ func (g *Group) Keep(key uint64, p Compiled) bool {
 // ErrDown is returned by Submit when the group has failed.
 var ErrDown = errors.New("sagecomm: the group is down")
 
-// Submit numbers the call, of that length, and queues it. own: the program is freed with the run.
+// Submit numbers a call and queues it; length is as in [Group.Key]. With own the program is freed with the run.
 func (g *Group) Submit(c Call, length uint64, p Compiled, own bool) error {
 	var down C.bool
 	r := C.scr_submit(g.c, c.raw, C.uint64_t(length), p.c, C.bool(own), &down)

@@ -51,7 +51,7 @@ func TestFlightsOfCollectivesAndMessagesShareTheCapacity(t *testing.T) {
 	if want := "[all_reduce 3 send 1 send 2 barrier 4]"; fmt.Sprint(got) != want || log.Total != 6 {
 		t.Errorf("%v of %d, expected %s of 6", got, log.Total, want)
 	}
-	// P2p operations push collectives out of the list, not out of what is known about progress.
+	// p2p operations displace collectives from the list, but the numbers of the last collectives stay.
 	r.record(coll.Recv, 1, 9)
 	if log := r.Flights(); log.Completed != 4 || log.Started != 4 || log.Flights[0].Op.Kind != coll.Recv {
 		t.Errorf("%d completed, %d started, oldest %v", log.Completed, log.Started, log.Flights[0].Op.Kind)
@@ -119,7 +119,7 @@ func TestFlightThatWasWrittenOverStaysSo(t *testing.T) {
 	}
 }
 
-// Times come out the same whenever they are read: the rate of the counter is taken from clocks.
+// Two reads of a record give the same times, although each read converts them with a newly measured rate of the counter.
 func TestFlightTimesAreStable(t *testing.T) {
 	r := recorded(t, 1)
 	before := time.Now()
@@ -132,18 +132,19 @@ func TestFlightTimesAreStable(t *testing.T) {
 	second := r.Flights().Flights[0].Created
 	const slack = 20 * time.Millisecond // the system may take the processor away between two clocks
 	if d := second.Sub(first).Abs(); d > slack {
-		t.Errorf("the same moment is %v, and later %v", first, second)
+		t.Errorf("the same moment is read as %v, and later as %v", first, second)
 	}
 	if second.Before(before.Add(-slack)) || second.After(after.Add(slack)) {
-		t.Errorf("created %v, that was between %v and %v", second, before, after)
+		t.Errorf("created %v, expected a time between %v and %v", second, before, after)
 	}
 }
 
-// A reader sees whole operations only. Collectives and p2p operations have different writers, as in the library. It fails when
-// the state of an entry is not taken back before it is written over, or not looked at again after it was read.
+// A reader never sees an entry that mixes two operations. Collectives and p2p operations have different writers, as in the
+// library. The test fails if the writer does not reset the state of an entry before it overwrites the entry, or if the reader
+// does not check the state again after it has read the entry.
 func TestFlightsAreWholeWhileTheyAreWritten(t *testing.T) {
 	const batch, batches = 1000, 200
-	r := recorded(t, 2) // so that entries are written over all the time
+	r := recorded(t, 2) // a small capacity, so that entries are overwritten all the time
 	var writers sync.WaitGroup
 	defer writers.Wait()
 	var done atomic.Bool
@@ -165,7 +166,7 @@ func TestFlightsAreWholeWhileTheyAreWritten(t *testing.T) {
 		for _, f := range log.Flights {
 			entries++
 			if f.Op.Bytes() != 4*f.Number || uint64(f.Op.Tag) != f.Number || f.Number > batch*batches {
-				t.Fatalf("%v %d has %d bytes and tag %d: of two operations", f.Op.Kind, f.Number, f.Op.Bytes(), f.Op.Tag)
+				t.Fatalf("%v %d has %d bytes and tag %d: it mixes two operations", f.Op.Kind, f.Number, f.Op.Bytes(), f.Op.Tag)
 			}
 			if f.Progress == Completed == f.Completed.IsZero() || f.Started.Before(f.Created) {
 				t.Fatalf("%v %d: %v, created %v, started %v, completed %v", f.Op.Kind, f.Number, f.Progress, f.Created, f.Started, f.Completed)

@@ -4,7 +4,7 @@ package runner
 #include <stdlib.h>
 #include "recorder.h"
 
-// A group that does nothing but record.
+// scr_test_recording makes a group that only records.
 static scr_group *scr_test_recording(uint32_t capacity) {
   scr_group *g = aligned_alloc(SCR_LINE, (sizeof *g + SCR_LINE - 1) / SCR_LINE * SCR_LINE);
   memset(g, 0, sizeof *g);
@@ -43,7 +43,8 @@ static void scr_test_finish(scr_group *g, scr_run *r, int source, _Bool ok) {
   r->source = source;
   scr_note_finished(g, r, ok);
 }
-// Operations one after another, as the fast path has them; each field of one says which it is.
+// scr_test_record records n operations one after another, as the fast path does. Every field of an operation depends on its
+// number, so that a reader can tell a mixture of two.
 static void scr_test_record(scr_group *g, int kind, uint64_t from, uint64_t n) {
   scr_run r = {.kind = (uint8_t)kind, .dtype = SAGECOMM_FLOAT32, .source = -1};
   for (uint64_t i = from; i < from + n; i++) {
@@ -63,10 +64,10 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// This file serves tests only: a file whose name ends in _test.go may not use cgo. The linker leaves it out of the
-// library.
+// This file serves tests only: a file whose name ends in _test.go may not use cgo. The linker drops its functions
+// from the library.
 
-// recording is a group that does nothing but record.
+// recording is a group that only records.
 type recording struct{ Group }
 
 func newRecording(capacity int) *recording {
@@ -89,12 +90,12 @@ func (r *recording) run(op coll.Op, seq uint64) recordedRun {
 func (r recordedRun) queue() { C.scr_test_queue(r.g, r.c) }
 func (r recordedRun) start() { C.scr_test_start(r.g, r.c) }
 
-// finish ends it; source is the rank that a recv was served by, else -1.
+// finish completes the operation. source is the rank whose send a recv has received, else -1.
 func (r recordedRun) finish(source int, ok bool) {
 	C.scr_test_finish(r.g, r.c, C.int(source), C._Bool(ok))
 }
 
-// record starts and finishes n operations; the i-th is of 4*i bytes and has tag i, from `from` on.
+// record starts and finishes n operations. Operation i, from `from` on, has 4*i bytes and tag i.
 func (r *recording) record(kind coll.Kind, from, n int) {
 	C.scr_test_record(r.c, C.int(kind), C.uint64_t(from), C.uint64_t(n))
 }

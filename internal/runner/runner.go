@@ -1,12 +1,15 @@
-// Package runner carries programs out on shared memory: flags, copies, reductions, waiting. It is C, because a flag in
-// shared memory costs 0.1 us and entering Go costs microseconds after a short idle time; this file and its neighbours
-// are its Go face.
+// Package runner carries out programs on shared memory: it sets flags, waits for them, copies and reduces. Its work is done in
+// C, because a flag in shared memory costs 0.1 us, while entering Go costs microseconds after a short idle time. The Go files
+// are its interface.
 //
-// It decides nothing. Which program serves an operation, whether a call is allowed, what a failure means and how it is
-// worded is decided in Go, which the C reaches through [Handler]. It knows no torch, no Python and no network.
+// It decides nothing. Go decides which program serves an operation, whether a call is allowed, what a failure means and how its
+// text reads; the C reaches Go through [Handler]. The package knows no torch, no Python and no network.
 //
-// Start reading at docs/protocol.md, then shared_block.h (what lies in shared memory), program.c and sendrecv.c (the interpreters, of
-// stages on shared blocks and of messages), issue.c (who drives), engine.c (the progress engine) and p2p.c (sends and recvs of users).
+// Any goroutine may call the functions, unless their comments say otherwise.
+//
+// Start reading at docs/protocol.md, then shared_block.h (the layout of shared memory), program.c and sendrecv.c (the interpreters
+// of slot programs and of sendrecv programs), issue.c (who drives), engine.c (the progress engine) and p2p.c (sends and recvs of
+// users).
 package runner
 
 /*
@@ -28,7 +31,8 @@ import (
 	_ "sagecomm/internal/kernels" // the C of this package calls the C of that one
 )
 
-// Environ is the process's environment as C sees it now. os.Environ is the one at the time the library was loaded.
+// Environ returns the present environment of the process, from C. os.Environ returns the one at the time when the library was
+// loaded.
 func Environ() []string {
 	var list []string
 	for i := C.size_t(0); ; i++ {
@@ -40,10 +44,10 @@ func Environ() []string {
 	}
 }
 
-// SharedBlockBytes is the length of a shared block of a group of that size.
+// SharedBlockBytes returns the length of a shared block for a group of that size.
 func SharedBlockBytes(size int) int64 { return int64(C.scr_shared_bytes(C.int32_t(size))) }
 
-// Geometry of shared blocks, as shared_block.h has it.
+// Sizes of shared_block.h.
 const (
 	LargeSlots     = 4
 	LargeSlotBytes = 256 << 10
@@ -54,13 +58,14 @@ const (
 	bellBytes      = 128
 )
 
-// FormatSharedBlock lays a shared block out in zeroed memory. engineBell is the offset of the process's bell in the same arena.
+// FormatSharedBlock writes the header of a shared block into zeroed memory. engineBell is the offset of the engine's bell in the
+// same arena.
 func FormatSharedBlock(shared unsafe.Pointer, rank, size int, engineBell int64) {
 	C.scr_shared_format(shared, C.int32_t(rank), C.int32_t(size), C.uint64_t(engineBell))
 }
 
-// Check reports whether there is a shared block of that rank and size, and fills in the bell. Nothing of a shared block's header is
-// believed later.
+// Check reports whether there is a shared block of that rank and size, and sets p.Bell. The header is not read again afterwards,
+// because its owner may write anything into it.
 func (p *Peer) Check(rank, size int) bool {
 	c := C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), shared: C.uint64_t(p.Shared)}
 	ok := C.scr_shared_check(&c, C.int32_t(rank), C.int32_t(size)) == 0
@@ -68,38 +73,38 @@ func (p *Peer) Check(rank, size int) bool {
 	return ok
 }
 
-// Peer is where the shared block of one rank lies.
+// Peer is the place of the shared block of one rank.
 type Peer struct {
 	Arena  unsafe.Pointer // base of this process's mapping of the rank's arena
 	Bytes  int64          // length of the mapping
 	Shared int64          // offset of the shared block
-	Bell   int64          // offset of the rank's engine's bell, from Check
-	// Flights is the capacity of its flight recorder and FlightLog the offset of it; 0 where there is none in the arena.
+	Bell   int64          // offset of the bell of the rank's engine; Check sets it
+	// Flights is the capacity of the rank's flight recorder and FlightLog its offset; both are 0 if the arena holds none.
 	Flights      int
 	FlightLog    int64
-	FlightStacks bool // it records stacks
+	FlightStacks bool // the recorder keeps call stacks
 }
 
-// GaveUp says whether the rank has left its shared block by GiveUp.
+// GaveUp reports whether the rank has called GiveUp.
 func (p *Peer) GaveUp() bool {
 	return bool(C.scr_shared_gave_up(unsafe.Add(p.Arena, p.Shared)))
 }
 
-// Backoff is how a waiting thread behaves.
+// Backoff says how a thread waits for a flag: it spins, then yields its core, then sleeps.
 type Backoff struct {
-	Spin  int           // rounds before the processor is given away
-	Yield time.Duration // then it is given away for so long, then the thread sleeps
+	Spin  int           // rounds of spinning before it yields
+	Yield time.Duration // for how long it yields before it sleeps
 }
 
-// Policy is how long, and how much, the threads of a group do before they leave the rest to others.
+// Policy bounds how long a thread of a group works on operations, and on how much, before it leaves them to other threads.
 type Policy struct {
-	Sync       time.Duration // a synchronous call keeps its caller for so long, then it returns PENDING
-	Sleep      time.Duration // a driver sleeps for so long at most before it looks around
-	BeginBytes uint64        // callers begin asynchronous collectives up to this length, and move so much of p2p operations
-	Begin      time.Duration // what is before them in the queue goes on for so long
-	Brief      time.Duration // wait_briefly waits for so long, for operations up to BeginBytes
-	Drain      time.Duration // what is queued when the group goes down may complete for so long
-	AtOnce     time.Duration // a recv that is waited for within this time had a waiter from the start
+	Sync       time.Duration // how long a synchronous call keeps its caller before it returns PENDING
+	Sleep      time.Duration // the longest sleep of a driver before it checks whether its wait can still succeed
+	BeginBytes uint64        // callers begin asynchronous collectives up to this length, and move that much of p2p operations
+	Begin      time.Duration // for how long they drive the operations before them in the queue
+	Brief      time.Duration // how long wait_briefly waits for operations up to BeginBytes
+	Drain      time.Duration // for how long queued operations may complete after the group has gone down
+	AtOnce     time.Duration // a recv counts as waited for from its start if its waiter comes within this time
 }
 
 // Config describes a group to OpenGroup.
@@ -107,16 +112,16 @@ type Config struct {
 	Rank        int
 	Timeout     time.Duration
 	Backoff     Backoff
-	StreamBytes uint64 // outputs of at least this length are written past the cache
+	StreamBytes uint64 // outputs of at least this length are written with non-temporal stores
 	Peers       []Peer // by rank, this one included
-	Flights     int    // operations that this rank's flight recorder keeps, in its arena if Peers says so; 0: off
-	Stacks      bool   // it records who called
-	Timeline    bool   // it keeps events for TakeTrace
-	Trace       bool   // tell the handler of every operation
+	Flights     int    // capacity of this rank's flight recorder, which lies in its arena if Peers has its offset; 0: it is off
+	Stacks      bool   // the recorder keeps call stacks
+	Timeline    bool   // the group keeps events for TakeTrace
+	Trace       bool   // Handler.Trace is called for every operation
 	Policy      Policy
 }
 
-// Group is one rank's side of a group.
+// Group is a group as one of its ranks has it.
 type Group struct {
 	c      *C.scr_group
 	handle uint64
@@ -124,9 +129,9 @@ type Group struct {
 	size   int
 }
 
-// OpenGroup makes a group of shared blocks that are mapped.
+// OpenGroup makes a group. Requires: the shared blocks of all ranks are mapped.
 func OpenGroup(c Config) (*Group, error) {
-	// Zeroed, because storing a pointer makes the collector look at the one that was there before.
+	// The memory is zeroed, because the garbage collector looks at a pointer before it is overwritten.
 	peers := C.calloc(C.size_t(len(c.Peers)), C.sizeof_scr_peer_config)
 	defer C.free(peers)
 	list := unsafe.Slice((*C.scr_peer_config)(peers), len(c.Peers))
@@ -149,34 +154,34 @@ func OpenGroup(c Config) (*Group, error) {
 	return g, nil
 }
 
-// Handle is what the C ABI calls the group.
+// Handle returns the handle of the group in the C ABI.
 func (g *Group) Handle() uint64 { return g.handle }
 
-// Close ends the group: the handle is refused from now on and no thread is inside. The group is down and nothing is
-// queued.
+// Close frees the group. When it returns, the handle is refused and no thread uses the group.
+// Requires: the group is down and nothing is queued.
 func (g *Group) Close() { C.scr_group_close(g.c) }
 
 // SetTimeout changes the timeout of later operations.
 func (g *Group) SetTimeout(d time.Duration) { C.scr_group_set_timeout(g.c, C.int64_t(d)) }
 
-// HasLarge reports whether this rank's large slots exists.
+// HasLarge reports whether the large slots of this rank exist.
 func (g *Group) HasLarge() bool { return bool(C.scr_group_has_large(g.c)) }
 
-// SetLarge shows the peers this rank's large slots, at that offset of its arena.
+// SetLarge publishes the offset of this rank's large slots in its arena.
 func (g *Group) SetLarge(offset int64) { C.scr_group_set_large(g.c, C.uint64_t(offset)) }
 
-// HasFifo reports whether the fifo to that rank exists.
+// HasFifo reports whether the fifo from this rank to a peer exists.
 func (g *Group) HasFifo(to int) bool { return bool(C.scr_group_has_fifo(g.c, C.int32_t(to))) }
 
-// SetFifo shows the peer the fifo that this rank writes for it.
+// SetFifo publishes the offset of the fifo from this rank to a peer in this rank's arena.
 func (g *Group) SetFifo(to int, offset int64) {
 	C.scr_group_set_fifo(g.c, C.int32_t(to), C.uint64_t(offset))
 }
 
-// MaxClasses is how many size classes a kind can have.
+// MaxClasses bounds the number of size classes of a kind.
 const MaxClasses = C.SCR_MAX_CLASSES
 
-// SetClasses sets the lengths at which the next size class of a kind begins, rising.
+// SetClasses sets the lengths, in rising order, at which the size classes of a kind begin, except for the first class.
 func (g *Group) SetClasses(kind coll.Kind, boundaries []uint64) {
 	var list [MaxClasses]C.uint64_t
 	n := min(len(boundaries), MaxClasses)
@@ -186,19 +191,19 @@ func (g *Group) SetClasses(kind coll.Kind, boundaries []uint64) {
 	C.scr_group_set_classes(g.c, C.int(kind), &list[0], C.int(n))
 }
 
-// Sequence is the number of collectives issued so far.
+// Sequence returns the number of collectives issued so far.
 func (g *Group) Sequence() uint64 { return uint64(C.scr_group_sequence(g.c)) }
 
-// Unfinished is non-zero while something that was issued is not complete.
+// Unfinished returns a number above zero while an issued operation is not complete or a thread uses the group.
 func (g *Group) Unfinished() int { return int(C.scr_group_unfinished(g.c)) }
 
-// Goodbye tells the peers that this rank issues nothing more.
+// Goodbye tells the peers that this rank issues no more operations.
 func (g *Group) Goodbye() { C.scr_group_goodbye(g.c) }
 
 // Detach tells the peers that this rank will not touch their shared blocks any more.
 func (g *Group) Detach() { C.scr_group_detach(g.c) }
 
-// Detached reports whether a rank of a group has told the owner of the shared block, by Detach, that it will not touch it any more.
+// Detached reports whether a rank has called Detach: it will not touch the shared block any more.
 func Detached(shared unsafe.Pointer, size, rank int) bool {
 	return bool(C.scr_shared_detached_by(shared, C.int32_t(size), C.int32_t(rank)))
 }

@@ -7,7 +7,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// A message that is longer than a place of a channel is refused, by who would send it and by who would read beyond the place.
+// A program whose message is longer than a place of a channel is refused, on the sending and on the receiving side.
 func TestMessagesFitIntoChannels(t *testing.T) {
 	whole := func(first, count int) []Region { return []Region{{Space: Output, First: first, Count: count}} }
 	for _, c := range []struct {

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// A peer may be ill or another program altogether: what its shared block says about itself is checked before it is used.
+// The header of a peer's shared block is checked before it is used, because the peer may be faulty or another program.
 func TestSharedBlockOfAPeerIsChecked(t *testing.T) {
 	const rank, size, line, at = 1, 3, 128, 4096
 	arena, err := syscall.Mmap(-1, 0, int(at+SharedBlockBytes(size)), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
@@ -56,8 +56,9 @@ func TestSharedBlockOfAPeerIsChecked(t *testing.T) {
 	}
 }
 
-// The engine may sleep on a bell that gives its place up, or be about to, and whoever rings from then on rings another one.
-func TestBellThatGoesIsRung(t *testing.T) {
+// RemoveEngineBell rings the bell that it removes, because the engine may sleep on it, or be about to. WakeEngine then rings
+// another bell.
+func TestRemovedBellIsRung(t *testing.T) {
 	words, err := syscall.Mmap(-1, 0, 4096, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {
 		t.Fatal(err)
@@ -75,6 +76,6 @@ func TestBellThatGoesIsRung(t *testing.T) {
 	RemoveEngineBell(bell)
 	WakeEngine()
 	if heard() != 2 {
-		t.Errorf("a bell that went was rung %d times, expected once more and no further", heard())
+		t.Errorf("a bell that was removed was rung %d times in all, expected twice", heard())
 	}
 }

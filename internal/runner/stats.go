@@ -13,45 +13,45 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Counters are what the group counted besides operations.
+// Counters holds what a group counts besides operations.
 type Counters struct {
 	Sleeps, Blocked uint64
 	Programs        int
 }
 
-// Counters reads the group's counters.
+// Counters returns the counters of the group.
 func (g *Group) Counters() Counters {
 	var c C.scr_counters
 	C.scr_group_counters(g.c, &c)
 	return Counters{Sleeps: uint64(c.sleeps), Blocked: uint64(c.blocked), Programs: int(C.scr_cache_entries(g.c))}
 }
 
-// Stat is what operations of one kind, type, size class and algorithm came to, of those that succeeded.
+// Stat sums up the operations of one kind, type, size class and algorithm that succeeded.
 type Stat struct {
 	Kind      coll.Kind
-	Type      coll.DataType // Sparse: parts of sparse operations
+	Type      coll.DataType // Sparse: collectives inside a sparse all_reduce
 	Algorithm string        // empty for p2p operations
-	// Class c is of lengths above 2^(c-1) and up to 2^c bytes, 0 of at most one; -1 holds, of all types and sizes, what
-	// found no row of its own.
+	// Class c has the lengths above 2^(c-1) and up to 2^c bytes; class 0 has those of at most 1 byte. Class -1 has the
+	// operations of all types and sizes for which there was no row left.
 	Class    int
 	Count    uint64
-	Bytes    uint64        // what this rank put in, or got in a recv
-	Fast     uint64        // that did not enter Go
+	Bytes    uint64        // that this rank contributed, or received in a recv
+	Fast     uint64        // operations that did not enter Go
 	Fused    uint64        // operations of users that were packed into others
 	Total    time.Duration // from issue to completion
-	Waited   time.Duration // of that, for peers
+	Waited   time.Duration // the part of Total in which it waited for peers
 	Longest  time.Duration // rounded up: never below the average
 	Duration Histogram
 }
 
-// Histogram counts durations. Bucket i is from Begin[i] to Begin[i+1], the last one without end.
+// Histogram counts durations. Bucket i reaches from Begin[i] to Begin[i+1]; the last one has no upper bound.
 type Histogram struct {
 	Begin  []float64 // seconds
 	Counts []uint64
 }
 
-// Quantile estimates how long the fraction q of all took at most, within the width of a bucket, which is a quarter of its
-// beginning.
+// Quantile estimates the duration that the fraction q of all operations did not exceed. The error is at most the width of a
+// bucket, which is a quarter of its lower bound.
 func (h Histogram) Quantile(q float64) time.Duration {
 	var all uint64
 	for _, n := range h.Counts {
@@ -76,7 +76,8 @@ func (h Histogram) Quantile(q float64) time.Duration {
 	return time.Duration(h.Begin[len(h.Begin)-1] * float64(time.Second))
 }
 
-// Stats reads the group's statistics. The group is not closed meanwhile; operations go on.
+// Stats returns the statistics of the group. Operations go on meanwhile.
+// Requires: the group is not closed before it returns.
 func (g *Group) Stats() []Stat {
 	raw := make([]C.scr_stat, C.SCR_MOST_STATS)
 	raw = raw[:int(C.scr_group_read_stats(g.c, &raw[0], C.SCR_MOST_STATS))]
@@ -96,13 +97,14 @@ func (g *Group) Stats() []Stat {
 	return list
 }
 
-// Programs carry the number of their algorithm, for rows of statistics.
+// Each program carries the number of its algorithm, which selects a row of the statistics.
 var algorithms struct {
 	sync.Mutex
 	names []string // by number - 1
 }
 
-// algorithmNumber is the same for the same name for as long as the process lives; 0 stands for what is too much.
+// algorithmNumber returns the number of a name, which stays the same as long as the process lives. It returns 0 when there are
+// more names than numbers.
 func algorithmNumber(name string) C.uint8_t {
 	algorithms.Lock()
 	defer algorithms.Unlock()

@@ -40,7 +40,7 @@ func TestMemoryReturnsOnFreeAndComesBackZero(t *testing.T) {
 			if got := bytesHeld(t, a); got != before || a.InUse() != 0 {
 				t.Errorf("%d bytes held, %d in use after Free", got-before, a.InUse())
 			}
-			a.Bytes(r)[5] = 9 // what a peer might do that is late
+			a.Bytes(r)[5] = 9 // as the late write of a peer
 			if again := alloc(t, a, n, 2<<20); again != r || !allZero(a.Bytes(again)) {
 				t.Errorf("reuse gave %+v, zero: %v", again, allZero(a.Bytes(again)))
 			}
@@ -101,7 +101,7 @@ func TestNewArenaRefusesNonsense(t *testing.T) {
 	}
 }
 
-// Without the check the process would be ended by SIGXFSZ.
+// An arena beyond the limit on file sizes is an error. Without the check, SIGXFSZ would end the process.
 func TestLimitOnFileSizeIsAnError(t *testing.T) {
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
@@ -118,7 +118,7 @@ func TestLimitOnFileSizeIsAnError(t *testing.T) {
 	refused(t, err, "64.0 MiB", "8.0 MiB", "ulimit -f")
 }
 
-// With ftruncate alone this test would end by SIGBUS.
+// A full file system is an error at allocation. If Alloc did not reserve pages, SIGBUS would end this test.
 func TestFullFileSystemIsAnError(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting a small tmpfs needs root")
@@ -189,7 +189,7 @@ func TestUnlinkLeavesTheArenaUsable(t *testing.T) {
 }
 
 func TestCloseGivesEverythingBack(t *testing.T) {
-	newArena(t, Memfd, "").Close() // what the runtime opens once is open from now on
+	newArena(t, Memfd, "").Close() // makes the runtime open the descriptors that it keeps
 	dir := t.TempDir()
 	for _, kind := range []Kind{Memfd, Tmpfs} {
 		before, beforeMaps := openDescriptors(t), len(mappings.all)
@@ -251,7 +251,7 @@ func TestNothingIsLeftOfAKilledOwner(t *testing.T) {
 	if strings.Contains(unixSockets(t), mark) {
 		t.Error("the socket is left")
 	}
-	if m.Bytes(o.Range)[0] != 0x5a { // a survivor may still look
+	if m.Bytes(o.Range)[0] != 0x5a { // a survivor may still read
 		t.Error("the mapping of a survivor lost its bytes")
 	}
 	if err := m.Release(); err != nil {
@@ -281,7 +281,7 @@ func unixSockets(t *testing.T) string {
 	return string(list)
 }
 
-// Memory that comes when it is written is zero and takes nothing from the system before.
+// Memory from AllocLazily is zero, and takes pages from the system only when it is written.
 func TestLazyMemoryTakesNoPagesBeforeItIsWritten(t *testing.T) {
 	a, err := NewArena(Memfd, 64<<20, "")
 	if err != nil {
@@ -301,7 +301,7 @@ func TestLazyMemoryTakesNoPagesBeforeItIsWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	if took := blocks() - before; took != 0 {
-		t.Errorf("1 MiB that nobody has written takes %d bytes", took)
+		t.Errorf("1 MiB of unwritten memory takes %d bytes", took)
 	}
 	a.Bytes(r)[4096*3] = 1
 	if took := blocks() - before; took <= 0 || took > 64<<10 {

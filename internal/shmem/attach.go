@@ -32,7 +32,7 @@ func (e *AttachError) Error() string {
 	return fmt.Sprintf("shmem: cannot map the memory of process %d: %s", e.PID, strings.Join(parts, "; "))
 }
 
-// Unwrap gives the reasons to errors.Is and errors.As.
+// Unwrap returns the reasons, for errors.Is and errors.As.
 func (e *AttachError) Unwrap() []error {
 	errs := make([]error, len(e.Reasons))
 	for i, r := range e.Reasons {
@@ -41,9 +41,9 @@ func (e *AttachError) Unwrap() []error {
 	return errs
 }
 
-// Attach maps the arena that d describes by the first of the methods that works; the error, an [*AttachError], says why
-// each one failed. An arena that this process has mapped already, its own included, is not mapped again. The mapping
-// is to be released; no descriptor stays open.
+// Attach maps the arena that d describes by the first method that works. The error is an [*AttachError] with the reason why each
+// method failed. If this process has mapped the arena already, Attach returns that mapping. The caller releases the mapping; no
+// descriptor stays open.
 func Attach(ctx context.Context, d Descriptor, methods []Method) (*Mapping, error) {
 	fail := &AttachError{PID: d.PID}
 	if m := mapped(d.Nonce); m != nil {
@@ -92,7 +92,7 @@ func attachBy(ctx context.Context, d *Descriptor, method Method) (*Mapping, erro
 	return mapFile(fd, d.Size, d.Nonce, method)
 }
 
-// Opening must neither wait nor have effects, whatever a wrong descriptor makes it hit.
+// A wrong descriptor may name any file, so opening must neither wait nor have effects.
 const openFlags = unix.O_RDWR | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY
 
 // openProc opens the owner's descriptor through /proc.
@@ -131,7 +131,7 @@ func openFile(d *Descriptor) (int, error) {
 	case d.Kind != Tmpfs:
 		return -1, errors.New("the arena has no file")
 	case d.Path == "":
-		return -1, errors.New("the arena's file has lost its name already: its first peers have attached")
+		return -1, errors.New("the arena's file has no name any more: its first peers have attached")
 	case !filepath.IsAbs(d.Path):
 		return -1, fmt.Errorf("the path %q is relative", d.Path)
 	}
@@ -147,8 +147,7 @@ func openFile(d *Descriptor) (int, error) {
 	return fd, nil
 }
 
-// inspect makes sure, before anything is mapped, that an open file is the arena that d describes and that touching all
-// of it is safe.
+// inspect checks, before the file is mapped, that an open file is the arena that d describes and that all of it can be touched.
 func inspect(fd int, d *Descriptor) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

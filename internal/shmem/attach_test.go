@@ -110,7 +110,8 @@ func TestAMappingOutlivesItsArenaInTheOwner(t *testing.T) {
 	}
 }
 
-// Each descriptor differs from a good one in one point; every method must refuse it, saying why, and leave nothing.
+// Each descriptor differs from a valid one in one point. Every method must refuse it with the reason and leave no mapping and
+// no descriptor behind.
 func TestWrongDescriptorsAreRefused(t *testing.T) {
 	o := startOwner(t, ownerConfig{Kind: Memfd, Methods: []Method{Proc, SCM}})
 	dead := startOwner(t, ownerConfig{Kind: Memfd, Methods: []Method{Proc, SCM}})
@@ -150,7 +151,7 @@ func TestWrongDescriptorsAreRefused(t *testing.T) {
 		{"kind", change(file, func(d *Descriptor) { d.Kind = Memfd; d.Nonce[1]++ }), []Method{Proc}, []string{"proc: it", "sealed"}},
 		{"path", change(file, func(d *Descriptor) { d.Path += "x" }), []Method{File}, []string{"no such file"}},
 		{"relative path", change(file, func(d *Descriptor) { d.Path = "a" }), []Method{File}, []string{"relative"}},
-		{"unlinked", change(file, func(d *Descriptor) { d.Path = "" }), []Method{File}, []string{"lost its name"}},
+		{"unlinked", change(file, func(d *Descriptor) { d.Path = "" }), []Method{File}, []string{"no name any more"}},
 		{"symbolic link", change(file, func(d *Descriptor) { d.Path = link }), []Method{File}, []string{"symbolic links"}},
 		{"public file", change(file, func(d *Descriptor) { d.Path = public }), []Method{File}, []string{"expected a private file"}},
 	} {
@@ -169,10 +170,10 @@ func TestWrongDescriptorsAreRefused(t *testing.T) {
 	if got := openDescriptors(t); got != before {
 		t.Errorf("%d descriptors before, %d after", before, got)
 	}
-	attach(t, o.Descriptor, SCM).Release() // the owner has taken no harm
+	attach(t, o.Descriptor, SCM).Release() // the owner still answers
 }
 
-// forge makes an unregistered file of this process that looks like an arena, up to what change does to it.
+// forge makes a file in this process that looks like an arena, except for the bytes that change alters.
 func forge(t *testing.T, seals int, change func(header []byte)) Descriptor {
 	t.Helper()
 	d := Descriptor{Kind: Memfd, Size: 1 << 20, Nonce: Nonce{1}}

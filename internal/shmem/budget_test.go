@@ -90,9 +90,9 @@ func TestALookAtTheLimitsServesForAWhileAndForASmallPart(t *testing.T) {
 	const all = 1000 << 10
 	take(1, 0, 1)
 	take(all/128, lookServes, 1)
-	take(all/64, lookServes, 2) // more than is spared
+	take(all/64, lookServes, 2) // more than the spare part
 	take(1, lookServes, 2)
-	take(1, 3*lookServes, 3) // too long ago
+	take(1, 3*lookServes, 3) // the last reading is too old
 	if err := r.take(all+1, now.Add(3*lookServes)); err == nil || files.looks != 4 {
 		t.Fatalf("took more than there is: %v, %d looks", err, files.looks)
 	}

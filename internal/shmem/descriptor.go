@@ -10,7 +10,7 @@ import (
 	"sagecomm/internal/procwatch"
 )
 
-// Kind is what an arena is made of.
+// Kind is the kind of file that an arena consists of.
 type Kind string
 
 // The kinds.
@@ -32,7 +32,7 @@ const (
 	File Method = "tmpfs"
 )
 
-// Nonce tells one arena from all others that ever were.
+// Nonce is a random number that identifies an arena.
 type Nonce [16]byte
 
 func (n Nonce) String() string { return hex.EncodeToString(n[:]) }
@@ -49,23 +49,23 @@ func (n *Nonce) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Descriptor says everything that a peer needs to map an arena. It holds the secret of the socket server: whoever can
-// read the store and runs as the same user can map the arena.
+// Descriptor holds everything that a peer needs to map an arena, including the token of the socket server: a process of the same
+// user that can read the store can map the arena.
 type Descriptor struct {
 	BootID       string `json:"boot_id"`
 	PIDNamespace uint64 `json:"pid_namespace"`
 	PID          int    `json:"pid"`
 	StartTime    uint64 `json:"start_time"` // clock ticks since boot
-	FD           int    `json:"fd"`         // in the owner
+	FD           int    `json:"fd"`         // file descriptor in the owner
 	Nonce        Nonce  `json:"nonce"`
 	Size         int64  `json:"size"` // bytes, logical
 	Kind         Kind   `json:"kind"`
 	Path         string `json:"path,omitempty"`   // Tmpfs, before Unlink
 	Socket       string `json:"socket,omitempty"` // abstract name without its leading zero byte
-	Token        Nonce  `json:"token"`            // to present on Socket
+	Token        Nonce  `json:"token"`            // token that a client sends on Socket
 }
 
-// Check refuses what no arena of this library has written.
+// Check returns an error if no arena of this library can have this descriptor.
 func (d *Descriptor) Check() error {
 	if d.PID <= 0 || d.FD < 0 || d.Nonce == (Nonce{}) || d.Size < int64(os.Getpagesize()) || d.Kind != Memfd && d.Kind != Tmpfs {
 		return fmt.Errorf("shmem: not a descriptor of an arena: pid %d, descriptor %d, nonce %v, %d bytes, kind %.20q", d.PID, d.FD, d.Nonce, d.Size, d.Kind)
@@ -73,7 +73,7 @@ func (d *Descriptor) Check() error {
 	return nil
 }
 
-// identity fills in which process this is.
+// identity sets the fields that identify this process.
 func (d *Descriptor) identity() (err error) {
 	d.PID = os.Getpid()
 	if d.BootID, err = procwatch.BootID(); err == nil {

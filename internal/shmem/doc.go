@@ -1,21 +1,22 @@
-// Package shmem is the memory that the processes of one host share: one [Arena] per process, written by its owner and
-// mapped by its peers.
+// Package shmem provides the memory that the processes of one host share. Each process owns an [Arena] or several; its peers map
+// them.
 //
-// An arena is an unnamed file (memfd), or a file that loses its name once everybody has mapped it. Its address space is
-// large and costs nothing; pages are taken from the system when [Arena.Alloc] hands out a range and go back when it is
-// freed. Everything that can fail for want of memory fails there, with an error: a page that has been handed out is
-// there to be touched, so no access ends in SIGBUS. What limits the memory: for a memfd the machine and the memory
-// control group of the process (the size of /dev/shm and RLIMIT_MEMLOCK do not matter); for a file the file system
-// it lies on as well. RLIMIT_FSIZE and RLIMIT_AS limit the logical size and are checked, or reported, at creation. A
-// page counts for the control group of the process that touched it first, which Alloc makes the owner.
+// An arena is an unnamed file (memfd), or a file whose name is removed once all peers have mapped it. Its address space is large
+// and costs nothing. [Arena.Alloc] takes pages from the system, and [Arena.Free] returns them. Lack of memory shows there as an
+// error: the pages of an allocated range exist, so no access ends in SIGBUS.
 //
-// A peer gets the owner's [Descriptor] through the rendezvous and calls [Attach]. That attaching worked is the
-// definition of "same host": no name of a host is compared anywhere.
+// The memory of a memfd is limited by the machine and by the memory control group of the process, not by the size of /dev/shm or
+// by RLIMIT_MEMLOCK. The memory of a file is limited by its file system as well. RLIMIT_FSIZE and RLIMIT_AS limit the logical
+// size; an arena beyond them cannot be made. A page counts for the control group of the process that touches it first, which is
+// the owner, in Alloc.
 //
-// Fork: the mappings stay in a forked child, whose copy of this package must not be used; nothing here runs by itself
-// in it. The child keeps the pages alive until it ends or executes another program.
+// A peer gets the owner's [Descriptor] through the rendezvous and calls [Attach]. Two processes are on the same host if attaching
+// works; no host names are compared.
 //
-// Not here: what lies in a range, who may write which line, waiting. Linux only.
+// A forked child must not use the package. It inherits the mappings and keeps the pages alive until it ends or executes another
+// program.
+//
+// The package does not know what lies in a range or who may write it. Any goroutine may call it. It needs Linux.
 //
 // Start reading at arena.go, then attach.go.
 package shmem

@@ -10,21 +10,21 @@ type Range struct {
 	Off, Len int64
 }
 
-// End is the offset behind the range.
+// End returns the offset behind the range.
 func (r Range) End() int64 { return r.Off + r.Len }
 
-// freeList hands out page-granular ranges of an address space, first fit. It knows nothing of memory.
+// freeList allocates ranges of whole pages in an address space, first fit. It touches no memory.
 type freeList struct {
 	page int64
 	free []Range         // sorted, never adjacent, never empty
-	used map[int64]int64 // offset to length of what is handed out
+	used map[int64]int64 // length of each allocated range, by offset
 }
 
 func newFreeList(space Range, page int64) *freeList {
 	return &freeList{page: page, free: []Range{space}, used: make(map[int64]int64)}
 }
 
-// take hands out n bytes, rounded up to pages, at a multiple of align (a power of two).
+// take allocates n bytes, rounded up to pages, at a multiple of align (a power of two).
 func (l *freeList) take(n, align int64) (Range, bool) {
 	n, align = roundUp(n, l.page), max(align, l.page)
 	for i, f := range l.free {
@@ -47,7 +47,7 @@ func (l *freeList) take(n, align int64) (Range, bool) {
 	return Range{}, false
 }
 
-// retire ends the use of a range that take gave. It is handed out again only after give.
+// retire ends the use of an allocated range. The range can be allocated again only after give.
 func (l *freeList) retire(r Range) error {
 	if n, ok := l.used[r.Off]; !ok || n != r.Len {
 		return fmt.Errorf("shmem: [%d, %d) is not an allocated range: freed twice?", r.Off, r.End())
@@ -56,7 +56,7 @@ func (l *freeList) retire(r Range) error {
 	return nil
 }
 
-// give takes back a retired range and joins it with its neighbours.
+// give adds a retired range to the free ranges and joins it with its neighbours.
 func (l *freeList) give(r Range) {
 	i, _ := slices.BinarySearchFunc(l.free, r, func(a, b Range) int { return int(min(max(a.Off-b.Off, -1), 1)) })
 	from, to := i, i
@@ -71,7 +71,7 @@ func (l *freeList) give(r Range) {
 	l.free = slices.Replace(l.free, from, to, r)
 }
 
-// inUse is the number of bytes handed out.
+// inUse returns the total length of the allocated ranges in bytes.
 func (l *freeList) inUse() int64 {
 	var n int64
 	for _, length := range l.used {
@@ -80,7 +80,7 @@ func (l *freeList) inUse() int64 {
 	return n
 }
 
-// largest is the length of the longest free range.
+// largest returns the length of the longest free range.
 func (l *freeList) largest() int64 {
 	var n int64
 	for _, f := range l.free {
@@ -89,5 +89,5 @@ func (l *freeList) largest() int64 {
 	return n
 }
 
-// roundUp gives the next multiple of unit, a power of two.
+// roundUp returns the next multiple of unit, a power of two.
 func roundUp(n, unit int64) int64 { return (n + unit - 1) &^ (unit - 1) }

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// The first page of an arena, written once before the descriptor leaves the process. Little endian; the offsets are
-// part of the format, which formatVersion names.
+// The header is the first page of an arena. The owner writes it once, before the descriptor leaves the process. Its numbers
+// are little endian. A change of the layout changes formatVersion.
 //
 //	 0  8  magic
 //	 8  4  format version
@@ -30,7 +30,7 @@ func encodeHeader(page []byte, d *Descriptor) {
 	binary.LittleEndian.PutUint64(page[48:], uint64(d.Size))
 }
 
-// checkHeader compares the header of some file with what its descriptor promises.
+// checkHeader compares the header of a file with the descriptor of the arena.
 func checkHeader(page []byte, d *Descriptor) error {
 	if string(page[:8]) != magic {
 		return fmt.Errorf("it is no arena: it begins with %q", page[:8])

@@ -48,8 +48,8 @@ type ownerReport struct {
 	Range      Range
 }
 
-// ownerMain is a process that makes an arena, reports it, and lives until its input ends; for each line it reports the
-// first byte of its range.
+// ownerMain is the main function of a child process that makes an arena and reports its descriptor. For each line of input it
+// reports the first byte of its range. It returns when its input ends.
 func ownerMain(config string) error {
 	var c ownerConfig
 	if err := json.Unmarshal([]byte(config), &c); err != nil {
@@ -77,7 +77,7 @@ func ownerMain(config string) error {
 	return a.Close()
 }
 
-// owner is such a process as its parent sees it.
+// owner is a child process that runs ownerMain, as its parent sees it.
 type owner struct {
 	ownerReport
 	cmd *exec.Cmd
@@ -117,7 +117,7 @@ func startOwner(t *testing.T, c ownerConfig) *owner {
 	return o
 }
 
-// firstByte asks the owner what its range begins with.
+// firstByte asks the owner for the first byte of its range.
 func (o *owner) firstByte(t *testing.T) string {
 	t.Helper()
 	fmt.Fprintln(o.in)
@@ -177,7 +177,7 @@ func attach(t *testing.T, d Descriptor, methods ...Method) *Mapping {
 	return m
 }
 
-// refused expects an error that holds all the parts.
+// refused fails the test unless err contains all the parts.
 func refused(t *testing.T, err error, parts ...string) {
 	t.Helper()
 	if err == nil {
@@ -191,7 +191,7 @@ func refused(t *testing.T, err error, parts ...string) {
 	}
 }
 
-// openDescriptors counts the descriptors of this process. The first caller makes the runtime open what it keeps.
+// openDescriptors counts the descriptors of this process. The first call makes the runtime open the descriptors that it keeps.
 func openDescriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
@@ -201,7 +201,7 @@ func openDescriptors(t *testing.T) int {
 	return len(list)
 }
 
-// bytesHeld is the memory that the arena's file takes.
+// bytesHeld returns the memory that the arena's file takes.
 func bytesHeld(t *testing.T, a *Arena) int64 {
 	t.Helper()
 	var st unix.Stat_t

@@ -9,31 +9,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mapping is an arena as this process sees it, its own or a peer's. There is one per arena and process, however often
-// it is attached.
+// Mapping is this process's mapping of an arena, its own or a peer's. A process has one mapping of each arena, however often it
+// attaches.
 type Mapping struct {
 	mem   []byte
 	nonce Nonce
-	way   Method // that it was mapped by, "" for this process's own
+	way   Method // by which it was mapped; "" for an arena of this process
 	refs  int    // guarded by mappings.mu
 }
 
-// mappings are all arenas that this process has mapped: address space is something a process has once.
+// mappings holds all arenas that this process has mapped.
 var mappings = struct {
 	mu  sync.Mutex
 	all map[Nonce]*Mapping
 }{all: make(map[Nonce]*Mapping)}
 
-// Bytes is the memory of a range. It is valid until the last Release.
+// Bytes returns the memory of a range. It is valid until the last Release.
 func (m *Mapping) Bytes(r Range) []byte { return m.mem[r.Off:r.End():r.End()] }
 
-// Base is the address of offset 0. It is page-aligned and the same until the last Release.
+// Base returns the address of offset 0, a multiple of the page size. It is valid until the last Release.
 func (m *Mapping) Base() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(m.mem)) }
 
-// Size is the logical size in bytes.
+// Size returns the logical size in bytes.
 func (m *Mapping) Size() int64 { return int64(len(m.mem)) }
 
-// Way is the method that it was mapped by, "own" for an arena of this process.
+// Way returns the method by which the arena was mapped, or "own" for an arena of this process.
 func (m *Mapping) Way() string {
 	if m.way == "" {
 		return "own"
@@ -41,10 +41,10 @@ func (m *Mapping) Way() string {
 	return string(m.way)
 }
 
-// Nonce names the arena.
+// Nonce returns the nonce of the arena.
 func (m *Mapping) Nonce() Nonce { return m.nonce }
 
-// Release gives one reference back; the last one unmaps. More releases than references are a fault of the caller.
+// Release drops one reference; the last one unmaps the arena. Requires: the caller holds a reference.
 func (m *Mapping) Release() error {
 	mappings.mu.Lock()
 	defer mappings.mu.Unlock()
@@ -61,7 +61,7 @@ func (m *Mapping) Release() error {
 	return unix.Munmap(mem)
 }
 
-// mapped gives the existing mapping of an arena with one more reference, or nil.
+// mapped returns the existing mapping of an arena with one more reference, or nil.
 func mapped(nonce Nonce) *Mapping {
 	mappings.mu.Lock()
 	defer mappings.mu.Unlock()
@@ -72,8 +72,8 @@ func mapped(nonce Nonce) *Mapping {
 	return m
 }
 
-// mapFile maps size bytes of an open file, which can be closed afterwards, and enters the mapping under its nonce; if
-// somebody was faster, theirs is taken.
+// mapFile maps size bytes of an open file and registers the mapping under its nonce. If another goroutine has registered one
+// meanwhile, mapFile returns that one. The file can be closed afterwards.
 func mapFile(fd int, size int64, nonce Nonce, way Method) (*Mapping, error) {
 	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
@@ -95,8 +95,7 @@ func mapFile(fd int, size int64, nonce Nonce, way Method) (*Mapping, error) {
 	return m, nil
 }
 
-// populate maps the pages of mem, for writing, as if they had been written to. EINVAL: the kernel cannot. A variable,
-// so that tests can be an old kernel.
+// populate maps the pages of mem for writing. It returns EINVAL if the kernel cannot. Tests replace it to stand for an old kernel.
 var populate = func(mem []byte) error {
 	for {
 		err := unix.Madvise(mem, unix.MADV_POPULATE_WRITE)

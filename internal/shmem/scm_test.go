@@ -26,7 +26,7 @@ func TestIdleClientsDoNotKeepOthersOut(t *testing.T) {
 	begin := time.Now()
 	attach(t, o.Descriptor, SCM).Release()
 	if took := time.Since(begin); took >= requestTimeout {
-		t.Errorf("attaching waited %v for clients that say nothing", took)
+		t.Errorf("attaching waited %v for silent clients", took)
 	}
 }
 
@@ -90,7 +90,7 @@ func TestAnotherUserGetsNothing(t *testing.T) {
 	}
 }
 
-// impostor listens in an owner's place and does with each client what handle says.
+// impostor listens on an owner's socket and calls handle for each client.
 func impostor(t *testing.T, handle func(*net.UnixConn)) Descriptor {
 	t.Helper()
 	d := forge(t, wantedSeals, func([]byte) {})

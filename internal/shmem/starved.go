@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// advise says what to do about a want of descriptors, wherever it showed.
+// advise adds the remedy to an error that was caused by a lack of descriptors.
 func advise(err error) error {
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		return fmt.Errorf("%w; let processes open more files (ulimit -n)", err)
@@ -17,21 +17,22 @@ func advise(err error) error {
 	return err
 }
 
-// poller is what the Go runtime makes of two descriptors at the first timer, or when the first file or socket is opened.
-// Where it does not get them it ends the process, which is not the library's to end.
+// The Go runtime makes its poller, of two descriptors, at the first timer or when the first file or socket is opened. If it gets no
+// descriptors, it ends the process, which a library must not do.
 var poller struct {
 	sync.Mutex
 	made bool
 }
 
-// makePoller makes it, while there is an error to return instead. What other threads open in between is theirs to lose.
+// makePoller makes the runtime create its poller while there are descriptors, and returns an error if there are too few. Threads
+// that open files between the check and the creation can still defeat it.
 func makePoller() error {
 	poller.Lock()
 	defer poller.Unlock()
 	if poller.made {
 		return nil
 	}
-	const needed = 4 // and the two of a pipe
+	const needed = 4 // two of them for a pipe
 	var taken []int
 	defer func() {
 		for _, fd := range taken {

@@ -11,9 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const starvedVariable = "SHMEM_TEST_STARVED" // how many descriptors the child has left
+const starvedVariable = "SHMEM_TEST_STARVED" // its value is the number of descriptors that the child has left
 
-// starvedMain is a process that has a few descriptors left when it makes its first arena. It says what came of it.
+// starvedMain is the main function of a child process with few descriptors left. It makes its first arena and prints the
+// outcome.
 func starvedMain(left string) {
 	n, err := strconv.Atoi(left)
 	if err == nil {
@@ -40,13 +41,14 @@ func starvedMain(left string) {
 		_, err = a.Publish([]Method{SCM})
 	}
 	fmt.Println("ended with", err)
-	for _, fd := range kept { // where coverage is measured a file is written now
+	for _, fd := range kept { // frees descriptors for the coverage file that the process may write at its end
 		unix.Close(fd)
 	}
 	os.Exit(0)
 }
 
-// Without the look at what is there the Go runtime ends the process, with one or two descriptors left.
+// The first arena of a process with few descriptors is made or is an error. Without makePoller, Go's runtime would end a
+// process that has one or two descriptors left.
 func TestFirstArenaWithFewDescriptors(t *testing.T) {
 	made := 0
 	for left := range 9 {

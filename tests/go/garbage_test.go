@@ -130,7 +130,8 @@ type overrun string
 
 func (o overrun) Error() string { return string(o) }
 
-// traffic runs one operation by number: each kind of collective in lengths for small and large slots, and short and long p2p.
+// traffic is one operation, by number: each kind of collective with lengths for small and for large slots, and p2p operations,
+// short and long.
 func (r *rankState) traffic(number int) error {
 	size, me := r.group.Size(), r.group.Rank()
 	if number == 0 {
