@@ -132,7 +132,7 @@ static void run(const char *library, char *dir) {
   fork_with_group(group);
   all_reduce(group, 1000, SYNCHRONOUS); /* the parent goes on */
 
-  /* A refusal says what is wrong, by copy. */
+  /* A refusal copies its text into the caller's error. */
   sagecomm_op wrong = {.kind = SAGECOMM_ALL_REDUCE, .dtype = SAGECOMM_BOOL, .reduce_op = SAGECOMM_AVG};
   sagecomm_work work;
   CHECK(api->issue(group, &wrong, &work, NULL, &err) == SAGECOMM_INVALID && err.status == SAGECOMM_INVALID);
@@ -149,7 +149,7 @@ static void run(const char *library, char *dir) {
 
 int main(int argc, char **argv) {
   if (argc != 3) return 2;
-  /* Before the library is there: a process that has it cannot be forked into another rank. */
+  /* Forks before the library is loaded, because a process that has loaded it cannot be forked into another rank. */
   pid_t child = fork();
   if (child < 0) return 2;
   my_rank = child == 0;

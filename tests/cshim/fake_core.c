@@ -78,7 +78,7 @@ static int32_t group_create(const sagecomm_group_config *c, sagecomm_group *out,
   return SAGECOMM_OK;
 }
 
-/* Tells the group's end, or with SAGECOMM_OK that it will not fail, on the calling thread. */
+/* Calls the failure callback on the calling thread: with the failure, or with SAGECOMM_OK if the group will not fail. */
 void fake_call_failed(int32_t status) {
   pthread_mutex_lock(&fake.lock);
   sagecomm_failed_fn failed = fake.failed;

@@ -54,7 +54,7 @@ typedef struct fake_core {
 
 extern fake_core fake;
 
-/* Places where fake_close() holds who comes by next, until fake_open(). */
+/* Places at which fake_close() holds the next thread that comes by, until fake_open(). */
 enum { GATE_ERROR = 1, GATE_CREATED = 2, GATE_ABORT = 3, GATE_STATS = 4 };
 
 /* Holds the calling thread if the gate is closed. */

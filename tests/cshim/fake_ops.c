@@ -86,7 +86,7 @@ int32_t fake_issue(sagecomm_group g, const sagecomm_op *op, sagecomm_work *work,
   return status;
 }
 
-/* Issues one operation of the first one's kind on the segments of all. */
+/* Issues one operation of the kind of the first one, on the segments of all. */
 int32_t fake_all_reduce_sparse(sagecomm_group g, const sagecomm_sparse_sum *sum, sagecomm_work *work,
                                uint64_t *sequence, sagecomm_error *err) {
   /* Its elements stay as they are: the fake has no peers to add. */

@@ -53,7 +53,7 @@ static void *fail_group_on_thread(void *status) {
   return NULL;
 }
 
-/* Tells on a thread of its own that the group has failed. */
+/* Calls the failure callback on a thread of its own. */
 void fake_fail_group_elsewhere(int status) {
   if (pthread_create(&finisher, NULL, fail_group_on_thread, (void *)(intptr_t)status) != 0) abort();
   fake_join();
@@ -83,7 +83,7 @@ void fake_await_waiter(void) {
   pthread_mutex_unlock(&fake.lock);
 }
 
-/* The next one who comes to that place is held there; others pass. */
+/* The next thread that comes to that place is held there; others pass. */
 void fake_close(int gate) {
   pthread_mutex_lock(&fake.lock);
   fake.gate = gate;
@@ -98,7 +98,7 @@ void fake_open(void) {
   pthread_mutex_unlock(&fake.lock);
 }
 
-/* Blocks until somebody is held. */
+/* Blocks until a thread is held. */
 void fake_await_held(void) {
   pthread_mutex_lock(&fake.lock);
   while (!fake.held_there) pthread_cond_wait(&fake.changed, &fake.lock);

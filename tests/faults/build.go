@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// built is what the ranks are made of.
+// built holds the paths of the library and of the program that ranks run.
 type built struct{ library, rank string }
 
-// findRoot is the root of the repository: this tool is started there or in its own directory.
+// findRoot returns the root of the repository. This tool is started there or in its own directory.
 func findRoot() (string, error) {
 	dir, err := os.Getwd()
 	for err == nil {

@@ -25,7 +25,7 @@ const (
 // anyWay is the default of SAGECOMM_SHM_ATTACH.
 const anyWay = "proc,scm,tmpfs"
 
-// trial is one cell being run.
+// trial is one run of a cell.
 type trial struct {
 	cell
 	way     path
@@ -43,7 +43,7 @@ type trial struct {
 	timings []timing
 }
 
-// timing is how long something with a bound took.
+// timing is the time of one event that has a bound.
 type timing struct {
 	what  string
 	took  int64
@@ -54,8 +54,8 @@ func (t *trial) wrong(format string, args ...any) {
 	t.notes = append(t.notes, fmt.Sprintf(format, args...))
 }
 
-// measure notes how long something took. Bounds are promises on a machine that is not overloaded: three times as long is
-// taken for a broken promise.
+// measure notes the time of an event. Bounds are promises on a machine that is not overloaded, so only a time of more than
+// three times the bound is an error.
 func (t *trial) measure(what string, took, bound int64) {
 	t.timings = append(t.timings, timing{what, took, bound})
 	if took > 3*bound {
@@ -63,7 +63,7 @@ func (t *trial) measure(what string, took, bound int64) {
 	}
 }
 
-// runCell runs one cell. The error is about the tool itself; what the library does wrong is in the trial.
+// runCell runs one cell. The error is about the tool itself; errors of the library are in the trial.
 func runCell(p *pool, c cell, seed uint64) (*trial, error) {
 	way, err := c.path()
 	if err != nil {
@@ -111,7 +111,7 @@ func (t *trial) play() {
 
 // ---- calls that fail ----
 
-// playCall is a cell whose call fails: on all ranks that live, for the right reason, in time, and for good.
+// playCall runs a cell whose call must fail: on all living ranks, for the right reason, in time, and for good.
 func (t *trial) playCall() {
 	if !t.begin() {
 		return
@@ -181,14 +181,14 @@ func (t *trial) strikeInside(e *entry) (at int64, err error) {
 	}
 	loop := loopFor
 	if t.fault == "leave" {
-		loop = 0 // who leaves waits for what it has called, not for what it goes on to call
+		loop = 0 // a rank that leaves waits for the calls that it has made, and must make no more
 	}
 	if err := e.first(); err != nil {
 		return 0, err
 	}
 	answers[t.culprit] = t.call(t.culprit, longTimeout, loop, "")
 	if e.last >= 0 {
-		culprit.hitWithin(soon) // it may need the call of the last one to come so far
+		culprit.hitWithin(soon) // the culprit may need the last rank's call to come to that moment
 		if err := e.rest(); err != nil {
 			return 0, err
 		}
@@ -204,7 +204,7 @@ func (t *trial) strikeInside(e *entry) (at int64, err error) {
 			}
 			at = did.Entered
 			if t.fault == "leave" {
-				at = did.At // it waits for the call first
+				at = did.At // destroy waits for the call first
 			}
 		case <-time.After(hangAfter):
 			return 0, fmt.Errorf("%s on another thread hangs", t.fault)
@@ -213,16 +213,16 @@ func (t *trial) strikeInside(e *entry) (at int64, err error) {
 	return at, nil
 }
 
-// struck waits until the fault that was armed has happened.
+// struck waits until the armed fault has happened.
 func (t *trial) struck() (at int64, err error) {
 	culprit := t.ranks[t.culprit]
 	if at, err = culprit.hit(); err == nil && t.fault == "stop" {
-		err = culprit.stopped() // a signal to go on would be lost before that
+		err = culprit.stopped() // SIGCONT would be lost before that
 	}
 	return at, err
 }
 
-// strike is a fault from outside, between two calls of the culprit's.
+// strike causes a fault from outside, between two calls of the culprit.
 func (t *trial) strike() (at int64, err error) {
 	culprit := t.ranks[t.culprit]
 	at = now()
@@ -252,7 +252,7 @@ func (t *trial) strike() (at int64, err error) {
 
 // ---- calls that do not fail ----
 
-// playHarmless is a cell that nobody notices: a rank is late or slow, or the store is gone.
+// playHarmless runs a cell whose fault must harm no rank: a rank is late or slow, or the store is gone.
 func (t *trial) playHarmless() {
 	if !t.begin() {
 		return
@@ -285,7 +285,7 @@ func (t *trial) playHarmless() {
 	t.destroyAll(-1)
 }
 
-// playDestroy is a cell in which all ranks destroy the group at once.
+// playDestroy runs a cell in which all ranks destroy the group at once.
 func (t *trial) playDestroy() {
 	if !t.begin() || !t.arm(t.culprit, t.moment, 1, t.fault) {
 		return
@@ -301,7 +301,7 @@ func (t *trial) playDestroy() {
 	case "kill", "exit":
 		t.bury()
 	default:
-		culprit.signal(syscall.SIGCONT) // of a rank that was stopped
+		culprit.signal(syscall.SIGCONT) // for a rank that was stopped
 
 		if got, ok := t.await(culprit, pending); ok && got.Status.Failed() {
 			t.wrong("rank %d: destroy: %v", t.culprit, got)
@@ -309,7 +309,7 @@ func (t *trial) playDestroy() {
 	}
 }
 
-// destroyAll destroys the group on all living ranks but one that does so already or has done so.
+// destroyAll destroys the group on all living ranks except a rank that is destroying it or has destroyed it.
 func (t *trial) destroyAll(but int) {
 	answers := make([]<-chan result, t.size)
 	for rank, r := range t.ranks {

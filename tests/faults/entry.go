@@ -1,17 +1,17 @@
 package main
 
-// entry is how the survivors of a cell make the call that meets the fault. Where a rank is stopped, they must give up, and
-// who gives up names the ranks that have not come: a survivor that the machine keeps from coming must not be among them. So
-// only the last one has a short time, and it calls when the others have told that they are inside.
+// entry is how the survivors of a cell make the call that meets the fault. Where a rank is stopped, they must time
+// out, and the error names the ranks that have not come. A survivor that is late on a busy machine must not be one of
+// them. So only the last survivor has a short timeout, and it calls after the others have reported that they are inside.
 type entry struct {
 	t       *trial
 	timeout int64
 	answers []<-chan result
-	last    int  // -1: they call all at once
-	told    bool // they tell when they are inside
+	last    int  // -1: all call at once
+	told    bool // they report when they are inside
 }
 
-// entry takes a timeout that is to pass where givesUp says so, one that is not elsewhere.
+// entry sets a timeout that the call reaches where givesUp is true, and one that it does not reach elsewhere.
 func (t *trial) entry(timeout int64) *entry {
 	e := &entry{t: t, timeout: timeout, answers: make([]<-chan result, t.size), last: -1}
 	if t.givesUp() {
@@ -21,10 +21,10 @@ func (t *trial) entry(timeout int64) *entry {
 	return e
 }
 
-// givesUp says whether the survivors end by a timeout: of a rank that has left first they know that.
+// givesUp reports whether the survivors end by a timeout. They do not if they know that the stopped rank has left before.
 func (t *trial) givesUp() bool { return t.fault == "stop" && t.moment != "left" }
 
-// all returns when all have been told to call, and, where they tell it, are inside.
+// all returns when all have the order to call and, if told is set, have reported that they are inside.
 func (e *entry) all() error {
 	if err := e.first(); err != nil {
 		return err
@@ -32,7 +32,7 @@ func (e *entry) all() error {
 	return e.rest()
 }
 
-// first has all call but the last one.
+// first gives the order to call to all survivors but the last one.
 func (e *entry) first() error {
 	for _, rank := range e.t.survivors() {
 		if rank == e.last {
@@ -49,7 +49,7 @@ func (e *entry) first() error {
 	return nil
 }
 
-// rest waits until those are inside, and has the last one follow.
+// rest waits until those are inside, and then gives the order to the last one.
 func (e *entry) rest() error {
 	for _, rank := range e.t.survivors() {
 		if rank == e.last || !e.told {

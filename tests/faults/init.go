@@ -8,7 +8,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// playInit is a cell whose fault comes while the group is made.
+// playInit runs a cell whose fault comes while the group is made.
 func (t *trial) playInit() {
 	tune := t.sameTune
 	actions := map[string]string{"store_fails": "fail", "store_vanishes": "vanish"}
@@ -73,7 +73,7 @@ func (t *trial) playInit() {
 	}
 }
 
-// refused expects all these ranks to fail with a text.
+// refused expects that all these ranks fail with this text.
 func (t *trial) refused(answers []<-chan result, at int64, ranks []*process, text string, bound int64) {
 	for i, answer := range answers {
 		got, ok := t.await(ranks[i], answer)
@@ -89,7 +89,7 @@ func (t *trial) refused(answers []<-chan result, at int64, ranks []*process, tex
 	}
 }
 
-// missed expects the others to run out of time and to name the culprit.
+// missed expects that the other ranks time out and name the culprit.
 func (t *trial) missed(answers []<-chan result) {
 	for rank, answer := range answers {
 		if answer == nil {
@@ -111,7 +111,7 @@ func (t *trial) missed(answers []<-chan result) {
 	}
 }
 
-// diedInside expects the others, which have met the culprit, to know of its death.
+// diedInside expects that the other ranks, which have met the culprit, report its death.
 func (t *trial) diedInside(at int64, answers []<-chan result) {
 	for _, rank := range t.survivors() {
 		got, ok := t.await(t.ranks[rank], answers[rank])
@@ -124,8 +124,8 @@ func (t *trial) diedInside(at int64, answers []<-chan result) {
 	}
 }
 
-// resume lets a stopped rank go on with a group that the others have given up. It may find out at once, or join and find
-// out at its first call.
+// resume lets a stopped rank go on with a group that the others have given up. The rank may learn that at once, or join and
+// learn it at its first call.
 func (t *trial) resume(pending <-chan result) {
 	culprit := t.ranks[t.culprit]
 	continued := now()
@@ -152,8 +152,8 @@ func (t *trial) resume(pending <-chan result) {
 	t.measure("init: the stopped rank learns it", got.At-continued, initTimeout+second)
 }
 
-// joined is about a fault right after the culprit has told that it is ready: the others have a group, or learn of its
-// death while they make it.
+// joined checks a fault right after the culprit has told the others that it is ready: they have a group, or learn of the
+// culprit's death while they make it.
 func (t *trial) joined(at int64, answers []<-chan result) {
 	var inside []int
 	for _, rank := range t.survivors() {

@@ -20,7 +20,7 @@ const (
 	killInitTimeout = 1500 * millisecond // a rank that dies before the others have met it is waited for
 )
 
-// plan is when a rank dies: so long after it has come to a phase of its life. By then it may be in a later one.
+// plan says when a rank dies: a delay after it has come to a phase of its life. By then it may be in a later phase.
 type plan struct {
 	victim int
 	ops    int // of each rank
@@ -59,7 +59,7 @@ type death struct {
 	ended  bool  // by itself, before it was killed
 }
 
-// runDeath runs one. The error is about the tool itself.
+// runDeath runs one death. The error is about the tool itself.
 func runDeath(p *pool, d plan) (*death, error) {
 	run := &death{trial: trial{cell: cell{"life", "life", "kill", d.target.name, killRanks}, pool: p, culprit: d.victim, attach: anyWay}, plan: d}
 	var err error
@@ -116,7 +116,7 @@ func (d *death) playDeath() bool {
 	return len(d.notes) == 0
 }
 
-// strikeAtPhase kills the victim.
+// strikeAtPhase kills the victim at the planned moment.
 func (d *death) strikeAtPhase() error {
 	victim := d.ranks[d.victim]
 	hang := time.After(hangAfter)
@@ -125,13 +125,13 @@ func (d *death) strikeAtPhase() error {
 		case d.last = <-victim.phases:
 			reached = d.last == d.target
 		case <-victim.ended:
-			reached = true // its life was that short
+			reached = true // its life ended before that phase
 		case <-hang:
 			return fmt.Errorf("the victim did not come to %v", d.target)
 		}
 	}
 	end := now() + int64(d.delay)
-	time.Sleep(d.delay - 2*time.Millisecond) // what a sleep cannot hit is spun
+	time.Sleep(d.delay - 2*time.Millisecond) // the rest is spun, because a sleep is not that exact
 	for now() < end {
 	}
 	d.killed = now()
@@ -148,8 +148,8 @@ func (d *death) strikeAtPhase() error {
 	return nil
 }
 
-// listen returns what those that have a group are told: whoever is in a call with the victim, or enters one, learns who
-// died, in time.
+// listen checks the errors of the ranks that have a group: each that is in a call with the victim, or enters one, learns in
+// time who died.
 func (d *death) listen(answers []<-chan result) []*result {
 	told := make([]*result, killRanks)
 	for _, rank := range d.survivors() {
@@ -184,7 +184,7 @@ func (d *death) listen(answers []<-chan result) []*result {
 	return told
 }
 
-// diagnoseMaking is about a group that did not come to be: the others have met the victim, or wait for it in vain.
+// diagnoseMaking checks the errors where the group was not made: the others have met the victim, or wait for it in vain.
 func (d *death) diagnoseMaking(r *process, got result) {
 	r.gaveUp(killRanks)
 	named := strings.Contains(got.Message, fmt.Sprintf("rank %d", d.victim))
@@ -198,7 +198,7 @@ func (d *death) diagnoseMaking(r *process, got result) {
 	}
 }
 
-// deaths counts what runs have come to.
+// deaths counts the outcomes of runs.
 type deaths struct {
 	summary
 	phases map[string]int // in which the victim was killed
@@ -208,7 +208,7 @@ type deaths struct {
 
 func newDeaths() *deaths { return &deaths{*newSummary(), map[string]int{}, 0, 0} }
 
-// runDeaths makes runs, from number first on, until n victims were killed, while going says so.
+// runDeaths makes runs, from number first on, until n victims were killed or going returns false.
 func (s *setup) runDeaths(n int, first uint64, going func() bool, out io.Writer) (*deaths, error) {
 	p, err := s.pool(fmt.Sprintf("kills-%d", time.Now().UnixNano()))
 	if err != nil {
@@ -256,7 +256,7 @@ func (d *deaths) print(out io.Writer) {
 	d.printTimes(out)
 }
 
-// kills is the command.
+// kills runs the command -kills.
 func (s *setup) kills(n int, first uint64, out io.Writer) error {
 	began := time.Now()
 	sum, err := s.runDeaths(n, first, func() bool { return true }, out)

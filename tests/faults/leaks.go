@@ -10,15 +10,15 @@ import (
 	"sync"
 )
 
-// moreThreads is how many threads Go's runtime may add to those of the beginning. It keeps the ones that it has made, so
-// their number rises with what has been blocked at the same time, and not with the number of groups.
+// moreThreads is how many threads Go's runtime may add to those of the beginning. The runtime keeps the threads that it has
+// made, so their number rises with the number of goroutines blocked at the same time, and not with the number of groups.
 const moreThreads = 24
 
 // restsKept is how many groups a process keeps for a while that it gave up after it had promised to join
 // (docs/protocol.md, section 6).
 const restsKept = 8
 
-// leaked says what a process holds beyond what it held at first, "" if nothing.
+// leaked returns a text that names the resources that a process holds beyond those of the beginning, or "".
 func (p *process) leaked(now level) string {
 	rests := 0
 	for _, size := range p.rests {
@@ -44,7 +44,7 @@ func (p *process) gaveUp(size int) {
 	}
 }
 
-// filesOf are the files of shared memory that carry the pid of one of these processes in their names.
+// filesOf returns the files of shared memory that carry the pid of one of these processes in their names.
 func filesOf(list []*process) (left []string) {
 	names, _ := filepath.Glob("/dev/shm/sagecomm-*")
 	for _, name := range names {
@@ -62,15 +62,15 @@ func filesIn(dir string) []string {
 	return list
 }
 
-// sockets are the abstract sockets of the ranks of this tool: names of those that each had when it was measured, and pids,
-// which those have in their names that come and go with groups.
+// sockets identifies the abstract sockets of the ranks of this tool. names are the sockets that ranks had when they were
+// measured; pids are in the names of the sockets that come and go with groups.
 type sockets struct {
 	mu    sync.Mutex
 	names map[string]bool
 	pids  map[int]bool
 }
 
-// note takes down what a rank has.
+// note notes the sockets of a rank.
 func (s *sockets) note(pid int) error {
 	all, err := abstractSockets()
 	if err != nil {
@@ -95,7 +95,7 @@ func (s *sockets) note(pid int) error {
 	return nil
 }
 
-// left are those that are there. All ranks have ended.
+// left returns the sockets that still exist. Requires: all ranks have ended.
 func (s *sockets) left() (list []string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,7 +115,7 @@ func (s *sockets) left() (list []string, err error) {
 	return list, err
 }
 
-// abstractSockets are the names of all sockets of the library on this machine, by what a descriptor of each links to.
+// abstractSockets returns the names of all sockets of the library on this machine, by the target of a descriptor's link.
 func abstractSockets() (map[string]string, error) {
 	text, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
@@ -130,7 +130,7 @@ func abstractSockets() (map[string]string, error) {
 	return found, nil
 }
 
-// processState is the letter that the system gives a process's state.
+// processState returns the letter that /proc gives for a process's state.
 func processState(pid int) (byte, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -8,8 +8,8 @@
 //	go run ./tests/faults -kills 500         deaths at random moments of a rank's life
 //	go run ./tests/faults -soak 60m          cells, deaths and random programs through torch, in turn
 //
-// Start reading at matrix.go, which says what the cells are; cell.go and init.go play one, entry.go is how the survivors call
-// in it, diagnose.go is the contract, rank/ is the program that a rank runs.
+// Start reading at matrix.go, which defines the cells. cell.go and init.go run one cell, entry.go makes the calls of its
+// survivors, verdict.go holds the contract that a cell is compared with, and rank/ is the program that a rank runs.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"path/filepath"
 )
 
-// setup is what all parts of the tool run with.
+// setup holds what all parts of the tool share.
 type setup struct {
 	root  string
 	built built
@@ -52,7 +52,7 @@ func newSetup(seed uint64) (*setup, error) {
 
 func (s *setup) close() error { return os.RemoveAll(s.dir) }
 
-// pool has a directory of its own.
+// pool makes a pool with a directory of its own.
 func (s *setup) pool(name string) (*pool, error) {
 	dir := filepath.Join(s.dir, name)
 	p := newPool(s.built, dir, &s.sockets)

@@ -21,7 +21,7 @@ func (c cell) String() string {
 	return fmt.Sprintf("%s/%s/%s/%s/%d", c.op, c.variant, c.fault, c.moment, c.size)
 }
 
-// random draws what a cell leaves open, the same for the same seed.
+// random returns the source for what a cell leaves open; the same seed gives the same draws.
 func (c cell) random(seed uint64) *rand.Rand {
 	h := fnv.New64a()
 	fmt.Fprint(h, c)
@@ -36,7 +36,7 @@ const (
 	fusedMessages
 )
 
-// path is a call on one way through the library.
+// path is a call that takes one path through the library.
 type path struct {
 	op, variant string
 	form        int
@@ -57,7 +57,7 @@ func shared(n int) func(int) int { return func(size int) int { return max(n/size
 
 var paths = slices.Concat(slotPaths, sendrecvPaths(), []path{nothing})
 
-// sendrecvPaths are those of all algorithms of messages, in several chunks.
+// sendrecvPaths are the paths of all sendrecv algorithms, in several chunks.
 func sendrecvPaths() (list []path) {
 	for kind := range coll.KindCount {
 		if !kind.Collective() {
@@ -104,17 +104,18 @@ var slotPaths = []path{
 	{"coalesced", "messages", fusedMessages, coll.Send, count(smallCount), ""},
 }
 
-// nothing is for faults that happen where no call is made.
+// nothing is the path of faults that happen where no call is made.
 var nothing = path{"none", "none", single, coll.Barrier, count(0), ""}
 
 func (p path) collective() bool { return p.form == single || p.form == fused }
 
-// faults are what one rank does, or what happens to it.
+// faults are the actions of one rank, or what is done to it.
 var faults = []string{"kill", "exit", "stop", "leave", "abort", "slow", "mismatch_kind", "mismatch_type", "mismatch_bytes",
 	"mismatch_reduce", "mismatch_root", "mismatch_settings", "store_fails", "store_vanishes"}
 
-// moments are when. The first four are moments of init: before each of a rank's three writes into the store, and after
-// the last one. Then: between calls, before the others call; between calls, while they wait; in the call before its first
+// moments are the moments at which a fault happens. The first four are moments of init: before each of a rank's three writes
+// into the store, and after the last one. Then: between calls, before the others call; between calls, while they wait; in
+// the call before its first
 // publish, after it, and after a later one; in destroy before the goodbye, and after it.
 var moments = []string{"write0", "write1", "write2", "wrote2", "away", "awaited", "started", "published", "later", "goodbye", "left"}
 
@@ -124,7 +125,7 @@ func atInit(moment string) bool { return strings.HasPrefix(moment, "wr") }
 
 func atDestroy(moment string) bool { return moment == "goodbye" || moment == "left" }
 
-// senseless says why a combination has no meaning, "" if it has one.
+// senseless returns the reason why a combination has no meaning, or "" if it has one.
 func senseless(p path, fault, moment string) string {
 	mismatch, isMismatch := strings.CutPrefix(fault, "mismatch_")
 	settings := fault == "mismatch_settings"
@@ -170,7 +171,7 @@ func senseless(p path, fault, moment string) string {
 	return ""
 }
 
-// cells are all that have a meaning, and how many have none, by reason.
+// cells returns all combinations that have a meaning, and the numbers of the others by reason.
 func cells() (list []cell, skipped map[string]int) {
 	skipped = map[string]int{}
 	for _, p := range paths {

@@ -34,7 +34,7 @@ func (t *trial) call(rank int, timeout, loop int64, change string) <-chan result
 	return t.ranks[rank].order("call", form, int(kind), int(dtype), reduce, root, n, async, timeout/millisecond, loop/millisecond)
 }
 
-// arm forgets what happened earlier.
+// arm arms a fault and forgets earlier events.
 func (t *trial) arm(rank int, point string, nth int, action string) bool {
 	r := t.ranks[rank]
 	for len(r.hits) > 0 {
@@ -47,7 +47,7 @@ func (t *trial) arm(rank int, point string, nth int, action string) bool {
 	return ok
 }
 
-// create gives the order to all ranks.
+// create orders all ranks to make the group.
 func (t *trial) create(timeout int64, tune func(rank int) string) []<-chan result {
 	list := make([]<-chan result, t.size)
 	for rank, r := range t.ranks {
@@ -62,7 +62,7 @@ func (t *trial) create(timeout int64, tune func(rank int) string) []<-chan resul
 
 func (t *trial) sameTune(int) string { return t.way.tune }
 
-// begin makes the group and, unless the cell is a cold one, a call of it. Nothing of that may fail.
+// begin makes the group and, unless the cell is a cold one, makes its call once. Neither may fail.
 func (t *trial) begin() bool {
 	ok := t.succeed("group_create", t.create(longTimeout, t.sameTune))
 	if ok && !t.cold {
@@ -75,7 +75,7 @@ func (t *trial) begin() bool {
 	return ok
 }
 
-// succeed awaits all answers that are there and expects no failure.
+// succeed awaits all answers and expects no failure.
 func (t *trial) succeed(what string, answers []<-chan result) bool {
 	ok := true
 	for rank, answer := range answers {

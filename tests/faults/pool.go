@@ -11,11 +11,11 @@ import (
 // pool keeps processes warm: a cell takes as many as it has ranks and gives back those that live.
 type pool struct {
 	built
-	dir   string // stores of the cells
-	files string // where files of shared memory go
+	dir   string // for the stores of the cells
+	files string // for files of shared memory
 	cells int
 	idle  []*process
-	next  chan started // one that is being started while a cell runs
+	next  chan started // a process that is being started while a cell runs
 
 	sockets *sockets // of all pools
 }
@@ -38,14 +38,14 @@ func (p *pool) startNext() {
 	}()
 }
 
-// store is a new directory to meet in.
+// store makes a new directory, the store in which the ranks of a cell meet.
 func (p *pool) store() (string, error) {
 	p.cells++
 	dir := filepath.Join(p.dir, "store-"+strconv.Itoa(p.cells))
 	return dir, os.Mkdir(dir, 0o700)
 }
 
-// take gives n processes that hold nothing.
+// take returns n processes that hold no group.
 func (p *pool) take(n int) ([]*process, error) {
 	for len(p.idle) < n {
 		s := <-p.next
@@ -63,7 +63,7 @@ func (p *pool) take(n int) ([]*process, error) {
 	return taken, nil
 }
 
-// measure makes a process do once what leaves something for good: its memory, its engine, its sockets.
+// measure makes a process use the library once, so that it has what it keeps for good: memory, progress engine, sockets.
 func (p *pool) measure(one *process) error {
 	dir, err := p.store()
 	if err != nil {
@@ -88,7 +88,7 @@ func (p *pool) giveBack(list []*process) {
 	}
 }
 
-// close ends all processes and says which of them did not end well.
+// close ends all processes and returns an error for each that did not end well.
 func (p *pool) close() error {
 	s := <-p.next
 	if s.err == nil {

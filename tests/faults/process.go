@@ -19,7 +19,7 @@ import (
 // hangAfter is longer than any step of a rank takes on a busy machine.
 const hangAfter = 30 * time.Second
 
-// now is the clock of the ranks, in nanoseconds.
+// now returns the time on the clock of the ranks, in nanoseconds.
 func now() int64 {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
@@ -43,7 +43,7 @@ func (r result) String() string {
 	return fmt.Sprintf("%v after %d calls, names rank %d pid %d: %s", r.Status, r.OK, r.Rank, r.PID, r.Message)
 }
 
-// level is what a process holds.
+// level counts the resources that a process holds.
 type level struct{ descriptors, threads, mappings, storeCalls int }
 
 // process is one rank's process. Between cells it is kept for the next one.
@@ -160,7 +160,7 @@ func (p *process) order(what string, words ...any) <-chan result {
 		line += fmt.Sprint(" ", w)
 	}
 	p.note("> " + line)
-	_, _ = io.WriteString(p.in, line+"\n") // of a process that has ended the answer is that
+	_, _ = io.WriteString(p.in, line+"\n") // if the process has ended, the answer says so
 	return answer
 }
 
@@ -202,7 +202,7 @@ func (p *process) hit() (int64, error) {
 	}
 }
 
-// hitWithin waits for it as long as that. The next hit() finds it.
+// hitWithin waits until the armed fault happens, for d at most. The next hit() finds it.
 func (p *process) hitWithin(d time.Duration) {
 	select {
 	case at := <-p.hits:
@@ -221,7 +221,7 @@ func (p *process) kill() {
 	_ = p.in.Close()
 }
 
-// finish lets it end by itself.
+// finish lets the process end by itself.
 func (p *process) finish() error {
 	_ = p.in.Close()
 	select {
@@ -259,7 +259,7 @@ func (p *process) stopped() error {
 	return fmt.Errorf("process %d does not stop", p.pid)
 }
 
-// tail is what the rank was told and said last.
+// tail returns the last orders and answers of the rank.
 func (p *process) tail() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// summary counts what cells have come to and how long what has a bound has taken.
+// summary counts the outcomes of cells and collects the times of all that has a bound.
 type summary struct {
 	run    map[string]int // by fault
 	failed []string
@@ -64,7 +64,7 @@ func (s *summary) printTimes(out io.Writer) {
 
 func short(ns int64) string { return fmt.Sprintf("%.1f ms", float64(ns)/1e6) }
 
-// tell prints what a cell did wrong, how to run it again, and what every rank was told and said.
+// tell prints the errors of a cell, the command that runs it again, and the orders and answers of every rank.
 func (t *trial) tell(out io.Writer, seed uint64, said []string) {
 	fmt.Fprintf(out, "FAILED %v\n  again: go run ./tests/faults -seed %d -match '^%v$'\n  culprit: rank %d, root %d, async %v, cold %v, memory by %s\n",
 		t.cell, seed, t.cell, t.culprit, t.root, t.async, t.cold, t.attach)
@@ -76,7 +76,7 @@ func (t *trial) tell(out io.Writer, seed uint64, said []string) {
 	}
 }
 
-// sayings is what each rank of a trial was told and said.
+// sayings returns the orders and answers of each rank of a trial.
 func (t *trial) sayings(ranks []*process) (list []string) {
 	for rank, r := range ranks {
 		list = append(list, fmt.Sprintf("  rank %d, pid %d:\n    %s", rank, r.pid, r.tail()))

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// selectCells are those that match, in an order that follows from the seed.
+// selectCells returns the cells that match, in an order that follows from the seed.
 func selectCells(match string, seed uint64) (list []cell, skipped map[string]int, err error) {
 	expression, err := regexp.Compile(match)
 	if err != nil {
@@ -26,7 +26,8 @@ func selectCells(match string, seed uint64) (list []cell, skipped map[string]int
 	return list, skipped, nil
 }
 
-// matrix runs cells, for so long, or all of them if limit is 0. The error says that some failed; they have been printed.
+// matrix runs cells until limit has passed, or all of them if limit is 0. It returns an error if some failed; it has printed
+// those.
 func (s *setup) matrix(match string, limit time.Duration, jobs int, out io.Writer) error {
 	list, skipped, err := selectCells(match, s.seed)
 	if err != nil {
@@ -48,11 +49,11 @@ func (s *setup) matrix(match string, limit time.Duration, jobs int, out io.Write
 	return err
 }
 
-// runCells runs cells until there are no more, or going says so.
+// runCells runs cells until there are no more or going returns false.
 func (s *setup) runCells(list []cell, going func() bool, jobs int, out io.Writer) (*summary, error) {
 	queue := make(chan cell)
 	sum := newSummary()
-	var mu sync.Mutex // of sum, out and all
+	var mu sync.Mutex // guards sum, out and all
 	var all error
 	var workers sync.WaitGroup
 	pools := make([]*pool, jobs)

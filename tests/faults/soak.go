@@ -21,8 +21,8 @@ const (
 	programsPerRound = 30
 )
 
-// soak runs cells, deaths and random programs in turn, each with fresh seeds, until the time is up. The error says that
-// something failed; what, and how to run it again, was printed when it happened.
+// soak runs cells, deaths and random programs in turn, each with fresh seeds, until the time is up. It returns an
+// error if something failed; it printed the failure, and how to run it again, when it happened.
 func (s *setup) soak(limit time.Duration, python string, out io.Writer) error {
 	if _, err := exec.LookPath(python); err != nil {
 		return fmt.Errorf("soak runs random programs through torch: %w; name the Python that has it with -python", err)
@@ -82,7 +82,7 @@ func (s *setup) soak(limit time.Duration, python string, out io.Writer) error {
 
 var failedProgram = regexp.MustCompile(`(?m)^program (\d+) failed:`)
 
-// programs runs some random programs through torch, from a seed on.
+// programs runs some random programs through torch, beginning with this seed.
 func (s *setup) programs(python string, seed uint64, out io.Writer) (n int, failed []string, err error) {
 	cmd := exec.Command(python, "tests/python/random_programs.py", "--programs", strconv.Itoa(programsPerRound), "--seed", strconv.FormatUint(seed, 10))
 	cmd.Dir = s.root

@@ -9,7 +9,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// verdict is what a survivor must be told.
+// verdict is the error that a survivor must get.
 type verdict struct {
 	status coll.Status
 	text   string // part of the message
@@ -17,7 +17,7 @@ type verdict struct {
 	named  bool   // names the culprit by rank and pid
 }
 
-// expected is the line of the contract that a cell is about.
+// expected returns the verdict that the contract demands for a cell.
 func (t *trial) expected(timeout int64) verdict {
 	left := verdict{coll.PeerFailure, "has left the group", 2 * second, true}
 	switch {
@@ -38,7 +38,7 @@ func (t *trial) expected(timeout int64) verdict {
 	}
 }
 
-// diagnose holds what the ranks say against the contract: the same first cause on all, in time, and again later.
+// diagnose compares the answers of the ranks with the contract: the same first cause on all, in time, and again later.
 func (t *trial) diagnose(at, timeout int64, answers []<-chan result) {
 	want := t.expected(timeout)
 	first, told := "", make([]result, t.size)
@@ -57,9 +57,9 @@ func (t *trial) diagnose(at, timeout int64, answers []<-chan result) {
 		}
 	}
 	t.diagnoseCulprit(at, answers[t.culprit], first)
-	told[t.culprit].Message = first // as was seen just now
+	told[t.culprit].Message = first // the loop above has compared it
 	late := t.survivors()[t.random.IntN(t.size-1)]
-	if got, ok := t.await(t.ranks[late], t.ranks[late].order("abort")); ok && got.Status.Failed() { // changes nothing any more
+	if got, ok := t.await(t.ranks[late], t.ranks[late].order("abort")); ok && got.Status.Failed() { // changes nothing: the group has failed
 		t.wrong("rank %d: abort of a group that has failed: %v", late, got)
 	}
 	gone := !t.ranks[t.culprit].alive() || t.fault == "leave" || atDestroy(t.moment)
@@ -85,7 +85,7 @@ func (t *trial) diagnoseOne(rank int, got result, want verdict) {
 	}
 }
 
-// diagnoseAgain: the first cause is the same on all ranks and stays what it is.
+// diagnoseAgain checks that the first cause is the same on all ranks and does not change.
 func (t *trial) diagnoseAgain(rank int, told result, first string) {
 	r := t.ranks[rank]
 	again, ok := t.await(r, r.order("call", single, int(coll.Barrier), int(coll.Int32), 0, 0, 0, 0, 0, 0))
@@ -95,7 +95,7 @@ func (t *trial) diagnoseAgain(rank int, told result, first string) {
 	}
 }
 
-// diagnoseCulprit: it has ended, or learns what the others say of it.
+// diagnoseCulprit checks that the culprit has ended, or gets the same first cause as the others.
 func (t *trial) diagnoseCulprit(at int64, answer <-chan result, first string) {
 	culprit := t.ranks[t.culprit]
 	switch t.fault {
@@ -107,7 +107,7 @@ func (t *trial) diagnoseCulprit(at int64, answer <-chan result, first string) {
 		culprit.signal(syscall.SIGCONT)
 	}
 	if answer == nil {
-		return // it is asked with the others
+		return // diagnose asks it with the others
 	}
 	got, ok := t.await(culprit, answer)
 	switch {
@@ -125,7 +125,7 @@ func (t *trial) diagnoseCulprit(at int64, answer <-chan result, first string) {
 
 // ---- after the cell ----
 
-// goOn lets those that live make a new group, and looks at what the old one has left behind.
+// goOn lets the living ranks make a new group, and checks what the old one has left behind.
 func (t *trial) goOn() {
 	if len(t.notes) > 0 {
 		return
@@ -160,8 +160,8 @@ func (t *trial) goOn() {
 	}
 }
 
-// leaks expects what the ranks hold to be what they held before their first group, soon: news of a death can come
-// through a peer before it comes from the system, which is what ends a watch.
+// leaks expects that the ranks soon hold only what they held before their first group. A watch over a peer ends with the
+// news from the system, which may come later than the news from another peer.
 func (t *trial) leaks(dir string) {
 	for _, r := range t.ranks {
 		for began := time.Now(); ; time.Sleep(time.Millisecond) {

@@ -32,7 +32,7 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// Where no way is left, every rank says the same: who cannot be reached, and why.
+// Where no way is left, every rank raises the same error, which names the ranks that cannot be reached and the reasons.
 func TestNoWayToAttach(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
 	list := start(t, 3, map[string]string{"shm_attach": "tmpfs", "shm_dir": missing})
@@ -41,7 +41,7 @@ func TestNoWayToAttach(t *testing.T) {
 			t.Errorf("rank %d: %q", rank, r.Error)
 		}
 	}
-	// The processes are as good as new.
+	// The processes can be used again.
 	for _, p := range list {
 		if err := p.end(); err != nil {
 			t.Errorf("rank %d: %v", p.rank, err)

@@ -30,7 +30,7 @@ func compile(t *testing.T, compiler []string, args ...string) {
 	}
 }
 
-// library is libsagecomm.so: the one of the tree if it is newer than all that it is made of, else a fresh one.
+// library returns the path of libsagecomm.so: that of the tree if it is newer than its sources, else a fresh one.
 func library(t *testing.T) string {
 	t.Helper()
 	built, err := filepath.Abs(filepath.Join(root, "torch_ext/sagecomm/lib/libsagecomm.so"))
@@ -91,7 +91,7 @@ func TestCProgram(t *testing.T) {
 	}
 }
 
-// Everything but the ABI stays inside: the Go runtime's exports would meet those of another Go library in the process.
+// The library exports the ABI only. Exports of the Go runtime would clash with those of another Go library in the process.
 func TestOnlyTheABIIsExported(t *testing.T) {
 	output, err := exec.Command("nm", "-D", "--defined-only", library(t)).CombinedOutput()
 	if err != nil {

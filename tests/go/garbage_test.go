@@ -21,12 +21,12 @@ import (
 
 const (
 	garbageTimeout = 400 * time.Millisecond // of operations, while somebody scribbles
-	garbageLasts   = 120 * time.Millisecond // if nothing comes of it
-	garbageBound   = 5 * time.Second        // beyond the time of an operation: a slow machine, not a hang
+	garbageLasts   = 120 * time.Millisecond // for so long if no rank fails
+	garbageBound   = 5 * time.Second        // how much longer than its timeout an operation may take on a slow machine
 )
 
 // A process writes random words all over the memory that it shares, while all ranks use it. No process ends, no operation
-// lasts longer than it may, no buffer is written beyond its end; and who says what was wrong names the rank that did it.
+// exceeds its time, no buffer is written beyond its end, and an error that a rank reports names the culprit.
 // Results may be wrong. Afterwards the same processes make a group that works.
 func TestGarbageFromAnotherProcess(t *testing.T) {
 	random := newRandom(t)
@@ -80,7 +80,7 @@ func namesCulprit(f *coll.Failure, ill, size int) bool {
 	return named && err == nil
 }
 
-// fuzz uses all that a group has while one rank scribbles.
+// fuzz runs operations that use all memory of a group while one rank scribbles.
 func (r *rankState) fuzz(c command, answer *report) error {
 	if err := r.traffic(0); err != nil { // all memory is there
 		return r.record(err, answer) // the other one began already
@@ -109,7 +109,7 @@ func (r *rankState) fuzz(c command, answer *report) error {
 	return nil
 }
 
-// record takes down what an operation ended with.
+// record counts the outcome of an operation.
 func (r *rankState) record(err error, answer *report) error {
 	var beyond overrun
 	var f *coll.Failure
@@ -125,7 +125,7 @@ func (r *rankState) record(err error, answer *report) error {
 	return nil
 }
 
-// overrun says that an operation has written beyond a buffer.
+// overrun reports that an operation has written beyond a buffer.
 type overrun string
 
 func (o overrun) Error() string { return string(o) }

@@ -104,7 +104,7 @@ func TestKillAtRandomMoments(t *testing.T) {
 	}
 }
 
-// All ranks die at once: nobody is left to clean up.
+// If all ranks die at once, nothing stays behind although no rank can clean up.
 func TestKillAll(t *testing.T) {
 	dir := t.TempDir()
 	list := start(t, 3, map[string]string{"shm_attach": "tmpfs", "shm_dir": dir})
@@ -128,7 +128,7 @@ func TestKillAll(t *testing.T) {
 	}
 }
 
-// A rank that is stopped is named when the time is up; when it goes on it learns the same cause.
+// A timeout names a rank that is stopped, and when that rank goes on it gets the same cause.
 func TestStoppedRankIsNamed(t *testing.T) {
 	list := start(t, 4, nil)
 	create(t, list, "g", 0)
@@ -150,7 +150,7 @@ func TestStoppedRankIsNamed(t *testing.T) {
 	var longest time.Duration
 	for _, p := range []*process{list[0], list[1], list[3]} {
 		r := p.answer("loop")
-		longest = max(longest, r.At.Sub(r.Entered)) // who enters last waits less
+		longest = max(longest, r.At.Sub(r.Entered)) // the rank that enters last waits less
 		reports = append(reports, r)
 	}
 	signal(unix.SIGCONT)
@@ -195,7 +195,7 @@ func TestRankStoppedInsideACollectiveIsNamed(t *testing.T) {
 	}
 }
 
-// A rank that was stopped for longer than its time does not take that for the fault of its peers, whoever drives.
+// A rank that was stopped for longer than the timeout does not take that for a fault of its peers, whichever thread drives.
 func TestRankThatWasStoppedNamesNoCulprit(t *testing.T) {
 	list := start(t, 2, nil)
 	create(t, list, "g", 0)
@@ -222,7 +222,7 @@ func TestRankThatWasStoppedNamesNoCulprit(t *testing.T) {
 	}
 }
 
-// A rank that leaves in order is no failure to operations that do not need it, and one by name to those that do.
+// After a rank has left in order, operations that do not need it succeed, and operations that need it fail with its name.
 func TestCleanExit(t *testing.T) {
 	list := start(t, 3, nil)
 	create(t, list, "g", 0)

@@ -12,9 +12,9 @@ import (
 	"sagecomm/internal/bootstrap"
 )
 
-// What a rank does to itself so that something is short, and stores that are not touched by it.
+// This file has the ways in which a rank makes a resource short for itself, and stores that do not need that resource.
 
-// held is what the arena of this process holds of the system's memory.
+// held returns how much of the system's memory the arena of this process holds.
 func held() (int64, error) {
 	list, err := filepath.Glob("/proc/self/fd/*")
 	for _, name := range list {
@@ -58,7 +58,7 @@ func (r *rankState) feed() {
 	}
 }
 
-// sparingStore has some descriptors put by, which it takes while it is used: what is short is so for the library only.
+// sparingStore keeps some descriptors for its own use, so that descriptors are short for the library only.
 type sparingStore struct {
 	bootstrap.Store
 	r *rankState

@@ -21,17 +21,17 @@ type environment struct {
 	at      func(t *testing.T, rank int) *place
 	options map[string]string
 	before  string    // a command that the ranks carry out first
-	ways    [2]string // how each rank reaches the other
-	fails   []string  // there is no group, and the error has all this
+	ways    [2]string // how each rank maps the other's memory
+	fails   []string  // no group is made, and the error has all these texts
 	blind   bool      // a death is noticed by time-out only
-	warned  bool      // that a file is used
+	warned  bool      // a warning says that a file is used
 }
 
 const (
 	newUser  = syscall.CLONE_NEWUSER
 	newPID   = syscall.CLONE_NEWPID
 	newNet   = syscall.CLONE_NEWNET
-	stranger = 65534 // some user that is not root
+	stranger = 65534 // a user that is not root
 )
 
 var (
@@ -40,12 +40,12 @@ var (
 	tmpfsOnly = map[string]string{"shm_attach": "tmpfs"}
 )
 
-// both ranks are at places of one kind, but not at one place.
+// both puts each rank at a place of its own, of the same kind.
 func both(p place) func(*testing.T, int) *place {
 	return func(*testing.T, int) *place { return &p }
 }
 
-// second: rank 0 is where the test is.
+// second leaves rank 0 where the test is and puts rank 1 at a place.
 func second(p place) func(*testing.T, int) *place {
 	return func(_ *testing.T, rank int) *place {
 		if rank == 0 {
@@ -55,7 +55,7 @@ func second(p place) func(*testing.T, int) *place {
 	}
 }
 
-// shmOf: both ranks have this common directory as /dev/shm.
+// shmOf gives both ranks this common directory as /dev/shm.
 func shmOf(dir string, p place) *place {
 	p.Mounts = append(slices.Clone(p.Mounts), mount{Source: dir, Target: "/dev/shm"})
 	return &p
@@ -126,7 +126,7 @@ var environments = []environment{
 		options: map[string]string{"shm_attach": "scm"}, fails: []string{"the shared memory of rank 1 ", "is in another network namespace"}},
 }
 
-// smallShm: /dev/shm is a common tmpfs of that size.
+// smallShm gives both ranks a common tmpfs of that size as /dev/shm.
 func smallShm(size string, p place) func(*testing.T, int) *place {
 	var dir string
 	return func(t *testing.T, rank int) *place {
@@ -137,7 +137,7 @@ func smallShm(size string, p place) func(*testing.T, int) *place {
 	}
 }
 
-// fullShm: /dev/shm is one on which not a page is free.
+// fullShm gives both ranks a tmpfs without a free page as /dev/shm.
 func fullShm(p place) func(*testing.T, int) *place {
 	var dir string
 	return func(t *testing.T, rank int) *place {
@@ -208,7 +208,7 @@ func (e *environment) expectFailure(t *testing.T, list []*process, created []rep
 	if took > opTimeout/3 {
 		t.Errorf("it took %v", took)
 	}
-	for _, p := range list { // as good as new
+	for _, p := range list { // the processes still end without an error
 		if err := p.end(); err != nil {
 			t.Errorf("rank %d: %v\n%s", p.rank, err, &p.stderr)
 		}
@@ -242,7 +242,7 @@ func (e *environment) expectDeathNoticed(t *testing.T, list []*process) {
 	}
 }
 
-// expectWays looks at what the ranks have said. They have ended.
+// expectWays checks the output of the ranks. Requires: they have ended.
 func (e *environment) expectWays(t *testing.T, list []*process) {
 	t.Helper()
 	for rank, p := range list {
@@ -259,7 +259,7 @@ func (e *environment) expectWays(t *testing.T, list []*process) {
 	}
 }
 
-// The table of docs/reliability.md has a line for each environment, with what comes of it here, and no other line.
+// The table of docs/reliability.md has a line for each environment with its outcome here, and no other line.
 func TestEnvironmentsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "docs/reliability.md"))
 	if err != nil {

@@ -33,7 +33,7 @@ type mount struct {
 	Away                       bool // it is unmounted
 }
 
-// refused is a system call that ends with an error.
+// refused is a system call that the filter lets fail.
 type refused struct {
 	Call  uint32
 	Error uint32
@@ -58,7 +58,7 @@ func (p *place) attributes() *syscall.SysProcAttr {
 	return a
 }
 
-// settle makes the place of this process what it is to be, and starts the program again there.
+// settle sets up the place of this process and starts the program again there.
 func (p *place) settle() error {
 	runtime.LockOSThread() // user and filter are a thread's, and the program's that it starts
 	if len(p.Mounts) > 0 {
@@ -104,7 +104,7 @@ func (m mount) do() error {
 	}
 }
 
-// install puts a seccomp filter before all threads of the process.
+// install installs a seccomp filter for all threads of the process.
 func (r refused) install() error {
 	const number, architecture, second = 0, 4, 16 + 8 // offsets in struct seccomp_data; little endian
 	arch := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
@@ -169,7 +169,7 @@ func copyProgram(to string) error {
 	return os.WriteFile(to, text, 0o755)
 }
 
-// publicDir is a directory that every user can use. Those of testing are the user's own.
+// publicDir makes a directory that every user can use; t.TempDir() is for the test's own user.
 func publicDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ranks-")

@@ -41,7 +41,7 @@ func startWith(t *testing.T, size int, options map[string]string, how func(rank 
 	}, func(p *process) { p.cmd.SysProcAttr = how(p.rank) })
 }
 
-// startAll starts processes with these orders; change has the last word on how.
+// startAll starts processes with these orders; change may alter the command of each.
 func startAll(t *testing.T, size int, with func(rank int) orders, change func(*process)) []*process {
 	t.Helper()
 	list := make([]*process, size)
@@ -154,7 +154,8 @@ func create(t *testing.T, list []*process, name string, timeout time.Duration) {
 	}
 }
 
-// measure tells what took longer than it does on a machine that is not overloaded. Three times as long is a failure.
+// measure logs a time that exceeds its bound, which holds on a machine that is not overloaded. Three times the bound is an
+// error.
 func measure(t *testing.T, what string, took, bound time.Duration) {
 	t.Helper()
 	if took > 3*bound {
@@ -164,7 +165,7 @@ func measure(t *testing.T, what string, took, bound time.Duration) {
 	}
 }
 
-// succeed expects that nothing failed.
+// succeed expects reports without an error.
 func succeed(t *testing.T, reports []report) {
 	t.Helper()
 	for i, r := range reports {
@@ -193,7 +194,7 @@ func expectCulprit(t *testing.T, reports []report, status coll.Status, culprit *
 	}
 }
 
-// leftovers are files of the library in a directory.
+// leftovers returns the files of the library in a directory.
 func leftovers(t *testing.T, dir string) []string {
 	t.Helper()
 	list, err := filepath.Glob(filepath.Join(dir, "sagecomm*"))

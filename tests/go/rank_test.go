@@ -20,7 +20,7 @@ import (
 	"sagecomm/pgbackend"
 )
 
-// orders is what a rank is started with.
+// orders are the settings that a rank is started with.
 type orders struct {
 	Rank, Size int
 	Dir        string // the store's
@@ -41,7 +41,7 @@ type command struct {
 	Die        string        // the process kills itself when create writes a key that has this in it
 }
 
-// report is one line of its output.
+// report is one line of a rank's output.
 type report struct {
 	Did        string
 	Error      string        // of create; At is when it returned
@@ -91,7 +91,7 @@ func rankMain(text string) error {
 	}
 }
 
-// store is where the ranks meet for a group.
+// store returns the store in which the ranks meet for a group.
 func (r *rankState) store(c command) (bootstrap.Store, error) {
 	if r.Place == nil {
 		return bootstrap.NewFileStore(filepath.Join(r.Dir, c.Name))
@@ -123,7 +123,7 @@ func (r *rankState) do(c command, answer *report) (err error) {
 			answer.Error, answer.At = err.Error(), time.Now()
 		}
 		r.group = g
-	case "timeout": // of the operations from now on
+	case "timeout": // the timeout of all later operations
 		return r.group.SetTimeout(c.Timeout)
 	case "loop":
 		return r.loop(c, answer)
@@ -215,7 +215,7 @@ func (r *rankState) sum(n int) *coll.Failure {
 	return nil
 }
 
-// loop says "looping" when it is on its way.
+// loop reports "looping" when it has begun.
 func (r *rankState) loop(c command, answer *report) error {
 	elements := []int{1, 10, 1000, 2048, 30_000, 100_000}
 	for ; c.Ops == 0 || answer.Ops < c.Ops; answer.Ops++ {
@@ -237,7 +237,7 @@ func (r *rankState) loop(c command, answer *report) error {
 	return nil
 }
 
-// async leaves an all_reduce to the progress engine and says "issued" when it is on its way.
+// async leaves an all_reduce to the progress engine and reports "issued" when it has issued it.
 func (r *rankState) async(answer *report) error {
 	b := [][]byte{make([]byte, 40)}
 	work, f := r.group.Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Int32, Async: true}, b, b)

@@ -14,7 +14,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// disagreement says where ranks differ on why there is no group, or lack a part of the reason.
+// disagreement returns a text that says how ranks differ on why there is no group, or which part of the reason is missing.
 func disagreement(created []report, parts ...string) error {
 	for rank, r := range created {
 		if r.Error != created[0].Error {
@@ -29,7 +29,7 @@ func disagreement(created []report, parts ...string) error {
 	return nil
 }
 
-// ended is how a group went down: one failure, the same for all.
+// ended returns the failure of a group, which must be the same on all ranks.
 func ended(t *testing.T, reports []report) *coll.Failure {
 	t.Helper()
 	first := reports[0].Failure
@@ -41,7 +41,7 @@ func ended(t *testing.T, reports []report) *coll.Failure {
 	return first
 }
 
-// shortOfMemory expects that a rank that had no memory for something in use is named, and what to do.
+// shortOfMemory expects a failure that names the rank that got no memory, and the remedy.
 func shortOfMemory(t *testing.T, list []*process, f *coll.Failure, rank int, parts ...string) {
 	t.Helper()
 	parts = append(parts, fmt.Sprintf("rank %d (host ", rank), "shmem: reserve ", "no space left on device")
@@ -53,8 +53,8 @@ func shortOfMemory(t *testing.T, list []*process, f *coll.Failure, rank int, par
 	t.Log(f.Message)
 }
 
-// Memory that is taken at first use, the large slots and the fifos, is missing on one rank only. All learn who, why and
-// what to do; nothing stays.
+// Groups take the large slots and the fifos at first use. If one rank gets no memory for them, all ranks raise an error with
+// that rank, the reason and the remedy, and no memory stays taken.
 func TestMemoryThatIsMissingLaterOnOneRank(t *testing.T) {
 	const short = 1
 	for _, c := range []struct {
@@ -82,7 +82,7 @@ func TestMemoryThatIsMissingLaterOnOneRank(t *testing.T) {
 			measure(t, "the shortage is known", time.Since(began), bound)
 			ended(t, all(list, command{Do: "once"}))
 			succeed(t, all(list, command{Do: "destroy"}))
-			// The next group frees what the last one left, and there is none: not even a shared block can be had.
+			// The next group frees the memory of the last one, and fails: there is no memory, not even for a shared block.
 			if err := disagreement(all(list, command{Do: "create", Name: "h"}), "rank 1 (host ", "has no shared memory: shmem: "); err != nil {
 				t.Error(err)
 			}
@@ -102,7 +102,7 @@ func TestMemoryThatIsMissingLaterOnOneRank(t *testing.T) {
 	}
 }
 
-// A directory that has room for the shared blocks and for the large slots of one rank: whoever comes second has none.
+// In a directory with room for the shared blocks and the large slots of one rank, the second rank gets no memory.
 func TestFileSystemThatIsFullLater(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting a small tmpfs needs root")
@@ -131,7 +131,8 @@ func TestFileSystemThatIsFullLater(t *testing.T) {
 	}
 }
 
-// The first group of a process needs the poller of the Go runtime, without which that ends the process.
+// The first group of a process needs the poller of the Go runtime. Without descriptors for it the runtime would end the
+// process; the library must return an error instead.
 func TestFirstGroupWithFewDescriptors(t *testing.T) {
 	works := 0
 	for free := range 10 {
@@ -154,7 +155,8 @@ func TestFirstGroupWithFewDescriptors(t *testing.T) {
 	}
 }
 
-// A process that has few descriptors left joins, perhaps without a watch over its peers, or none does and all know why.
+// A process with few descriptors left joins the group, perhaps without a watch over its peers, or all ranks get an error that
+// says why there is no group.
 func TestFewDescriptorsLeft(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		works := 0
@@ -183,13 +185,13 @@ func TestFewDescriptorsLeft(t *testing.T) {
 	}
 }
 
-// Address space for the own arena, for the peer's, or for both.
+// A limit on address space leaves room for no arena, for the rank's own, or for that of the peer too.
 func TestLimitOnAddressSpace(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		more  int // MiB
 		arena string
-		parts []string // of the error; none: it works
+		parts []string // parts of the error; none if the group works
 	}{
 		{"none for the own arena", 600, "1G", []string{"rank 1 (host ", "has no shared memory: shmem: create an arena of 1024.0 MiB",
 			"map 1024.0 MiB of address space: cannot allocate memory: is there a limit on address space (ulimit -v)? A smaller SAGECOMM_ARENA_SIZE needs less"}},

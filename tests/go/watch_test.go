@@ -11,8 +11,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// A pid of another pid namespace means another process here, or none: neither is a reason to declare a rank dead, and
-// its real death is noticed all the same.
+// A pid from another pid namespace names another process here, or none. The library must not take that for the death of the
+// rank, and must notice its real death.
 func TestOtherPIDNamespaces(t *testing.T) {
 	apart := &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID,
@@ -55,7 +55,7 @@ func TestOtherPIDNamespaces(t *testing.T) {
 	}
 }
 
-// A rank that dies between telling who it is and saying that it has everything is not waited for.
+// The others do not wait for a rank that dies in the rendezvous between its first and its last write.
 func TestDeathInTheRendezvous(t *testing.T) {
 	for _, c := range []struct{ methods, at string }{{"proc,scm", "first/attached"}, {"tmpfs", "first/attached"}} {
 		t.Run(c.methods, func(t *testing.T) {

@@ -31,7 +31,7 @@ var (
 	literal  = regexp.MustCompile(`"(?:[^"\\\n]|\\.)*"`)
 )
 
-// corpus is what the fixed parts of all literals say.
+// corpus holds the fixed parts of all literals.
 type corpus struct {
 	pairs, alone map[string]bool
 	runs         map[string]bool // of up to longRun words
@@ -60,7 +60,7 @@ func (c *corpus) add(text string) {
 	}
 }
 
-// runsOf are the words between boundaries.
+// runsOf returns the words between boundaries.
 func runsOf(text string) (list [][]string) {
 	var run []string
 	for _, w := range append(word.FindAllString(text, -1), boundary) {
@@ -178,7 +178,7 @@ type quotation struct {
 	text string
 }
 
-// quotations are what docs/errors.md has as code in its columns of texts.
+// quotations returns the code in the columns of texts of docs/errors.md.
 func quotations(t *testing.T) (list []quotation) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/errors.md")
@@ -250,7 +250,7 @@ func TestErrorsOfMemoryAreDocumented(t *testing.T) {
 				}
 			}
 			if len(longest) < 2 {
-				continue // it says what failed; the reason is another text
+				continue // the text names only what failed; the reason is another text
 			}
 			seen++
 			if !docs.runs[strings.Join(longest[:min(longRun, len(longest))], " ")] {
@@ -263,7 +263,7 @@ func TestErrorsOfMemoryAreDocumented(t *testing.T) {
 	}
 }
 
-// errorTexts are the formats of errors and warnings that a file makes.
+// errorTexts returns the formats of the errors and warnings that a file makes.
 func errorTexts(t *testing.T, file string) (texts []string) {
 	t.Helper()
 	tree, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
@@ -289,7 +289,7 @@ func errorTexts(t *testing.T, file string) (texts []string) {
 	return texts
 }
 
-// The check above would be none if it took anything.
+// The check above refuses texts that are not in the sources.
 func TestStrangeTextsAreNoticed(t *testing.T) {
 	c := sources(t)
 	for _, q := range []string{

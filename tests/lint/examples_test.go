@@ -29,7 +29,7 @@ func TestExamplesOfErrorsAreTested(t *testing.T) {
 	}
 }
 
-// messages are the lines of a file that are the text of an error, as it is raised.
+// messages returns the lines of a file that are texts of errors.
 func messages(t *testing.T, file string) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile(file)

@@ -21,7 +21,7 @@ import (
 
 const module = "sagecomm/"
 
-// layer is where a package and the packages below it stand.
+// layer is the place of a package, and of the packages below it, in the import order.
 type layer struct {
 	tree   string
 	height int
@@ -74,7 +74,7 @@ var layers = []layer{
 	{tree: "tests", height: outside},
 }
 
-// impure are what a pure package does not import.
+// impure are the packages that a pure package does not import.
 var impure = []string{"C", "net", "os", "os/exec", "io/fs", "syscall", "unsafe"}
 
 func within(tree, path string) bool { return path == tree || strings.HasPrefix(path, tree+"/") }
@@ -98,7 +98,7 @@ type pkg struct {
 	CgoFiles   []string
 }
 
-// violations are sentences about what a package must not do.
+// violations returns a sentence for each rule that a package breaks.
 func violations(p pkg) (list []string) {
 	path := strings.TrimPrefix(p.ImportPath, module)
 	mine, ok := layerOf(path)
@@ -170,10 +170,10 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// timeless is what a pure package may use of the package time.
+// timeless are the names of the package time that a pure package may use.
 var timeless = []string{"Duration", "Nanosecond", "Microsecond", "Millisecond", "Second", "Minute", "Hour"}
 
-// clocks are sentences about uses of a clock in a file, or in src if that is given.
+// clocks returns a sentence for each use of a clock in a file, or in src if that is given.
 func clocks(t *testing.T, name string, src any) (list []string) {
 	t.Helper()
 	fset := token.NewFileSet()

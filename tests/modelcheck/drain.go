@@ -80,7 +80,7 @@ func (b *builder) ringEngine() {
 
 // ---- rank 0 ----
 
-// publishTo publishes a ticket and wakes who waits in rank 1.
+// publishTo publishes a ticket and wakes the thread that waits in rank 1.
 func (b *builder) publishTo(ticket int) {
 	b.store(b.sc.data(0, ticket, 0), data(1, false, ticket), relaxed)
 	b.store(b.sc.filled(0, ticket), uint8(ticket+1), seqCst)
@@ -106,7 +106,7 @@ func publishAndFail(ticket int) func(*builder) {
 
 // ---- driving ----
 
-// driver writes what one thread of rank 1 does with the drive lock. The lock is free again where it goes back.
+// driver writes the steps of one thread of rank 1 that holds the drive lock. The lock is free again at the label back.
 type driver struct {
 	*builder
 	until  int // the operation that the thread waits for
@@ -169,7 +169,7 @@ func (d *driver) atHead(op int, to uint8) {
 	d.has(3*poppedOne, uint8(op)*poppedOne, to, "the operation is the first of the queue")
 }
 
-// drive is scr_drive, and what its callers do when it is blocked. Requires: the drive lock.
+// drive is scr_drive with the steps of its callers when it is blocked. Requires: the drive lock.
 func (d *driver) drive() {
 	leave, loop := d.label(), d.label()
 	d.place(loop)

@@ -31,7 +31,7 @@ func (b *builder) untilDone(op int) {
 	b.load(b.sc.done(op), acquire, risen, 0, 0)
 }
 
-// ends ends the thread, with what became of its operations.
+// ends ends the thread and records the outcomes of its operations.
 func (b *builder) ends() {
 	first, second, both := b.label(), b.label(), b.label()
 	b.always(b.sc.over(), 1, "end")

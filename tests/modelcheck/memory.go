@@ -33,7 +33,7 @@ type thread struct {
 
 type early struct{ pc, value uint8 } // pc 0: free
 
-// entry is a store that memory has not seen yet.
+// entry is a store in a store buffer.
 type entry struct{ word, value uint8 }
 
 const (
@@ -61,7 +61,7 @@ func (t *thread) remove(i int) entry {
 	return e
 }
 
-// canDrain says whether entry i may be the next of the buffer that memory sees.
+// canDrain reports whether entry i may be the next of the buffer that memory sees.
 func (t *thread) canDrain(i int) bool {
 	e := t.buffer[i]
 	if e.word == fenceEntry || e.word&releaseBit != 0 && i > 0 {
@@ -75,7 +75,7 @@ func (t *thread) canDrain(i int) bool {
 	return true
 }
 
-// read is what a load of the thread sees now: its own newest store, else memory.
+// read returns the value that a load of the thread sees now: that of its own newest store, else that of memory.
 func (s *state) read(ti int, word uint8) uint8 {
 	t := &s.thread[ti]
 	for i := int(t.n) - 1; i >= 0; i-- {
@@ -86,7 +86,7 @@ func (s *state) read(ti int, word uint8) uint8 {
 	return s.mem[word]
 }
 
-// awaitsSeqCst says whether a sequentially consistent store is still in the buffer.
+// awaitsSeqCst reports whether a sequentially consistent store is still in the buffer.
 func (t *thread) awaitsSeqCst() bool {
 	for _, e := range t.buffer[:t.n] {
 		if e.word&seqCstBit != 0 {

@@ -2,7 +2,7 @@ package modelcheck
 
 import "fmt"
 
-// CallKind is what a thread does next.
+// CallKind is the kind of a call.
 type CallKind uint8
 
 // The kinds of calls. Collectives are made of the stages of slot plans, with their lags.
@@ -56,7 +56,7 @@ type Scenario struct {
 	parts []func(*builder)
 }
 
-// plan is a scenario with the words it uses, which are laid out as they are met.
+// plan is a scenario with the words that it uses. A word gets its place when it first occurs.
 type plan struct {
 	*Scenario
 	m     *machine
@@ -99,7 +99,7 @@ func (p *plan) data(rank, ticket, share int) uint8 {
 	return w
 }
 
-// turns says whether more than one thread of the rank may declare a failure.
+// turns reports whether more than one thread of the rank may declare a failure.
 func (p *plan) turns(rank int) bool {
 	for _, o := range p.Others {
 		if o.Rank == rank {
@@ -195,13 +195,13 @@ func (b *builder) program(calls []Call) program {
 	return b.finish(finished)
 }
 
-// stage is one stage of a plan: what, how many chunks behind.
+// stage is one stage of a plan: its kind, and how many chunks it lags behind.
 type stage struct {
 	lag int
 	do  func(ticket int)
 }
 
-// collective does what scr_run_advance does.
+// collective writes the steps of scr_run_advance.
 func (b *builder) collective(c Call, first int) {
 	publish := stage{0, func(t int) { b.fill(t, c.Kind) }}
 	var stages []stage

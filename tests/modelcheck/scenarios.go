@@ -1,6 +1,6 @@
 package modelcheck
 
-// Scenarios are what is explored.
+// Scenarios lists the scenarios that are explored.
 var Scenarios = []Scenario{
 	{Name: "one-shot, 1 slot", Ranks: 2, Slots: 1, Calls: same(oneShot, oneShot, oneShot), hashes: true, headers: true},
 	{Name: "one-shot, 3 chunks through 2 slots", Ranks: 2, Slots: 2, Calls: same(chunks(OneShot, 3)), headers: true},

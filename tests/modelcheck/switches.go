@@ -14,7 +14,7 @@ const (
 	ReducedNoFence     // reduced with release only
 	ConsumedRelaxed    // consumed without release: the reads before it may still be under way
 	ConsumedNoFence    // consumed with release only
-	WaitsForNotSeqCst  // waits_for loaded with acquire by who publishes
+	WaitsForNotSeqCst  // the rank that publishes loads waits_for with acquire only
 	FilledWakesNobody  // scr_wake_readers after filled
 	ReducedWakesNobody // after reduced
 	ConsumedWakesNobody
@@ -104,8 +104,8 @@ const (
 	NoLookAfterEngineBit // by a thread that leaves operations to the engine
 	EngineNoLook         // after the bit, by the engine
 	PostedAfterLook      // an operation counted after the look at who drives
-	LeavesNothing        // who stops waiting does not look what is unfinished
-	LeavesBeforeCount    // he looks before he counts himself out
+	LeavesNothing        // a thread that stops waiting does not look for unfinished operations
+	LeavesBeforeCount    // it looks before it lowers the count of drivers
 	EngineBesideDriver   // harmless: the engine sets its bit although a thread drives
 
 	switches // how many

@@ -1,5 +1,5 @@
-"""A sample of the fault matrix through torch: what one rank does to calls that the tests of single failures leave out.
-The matrix itself is tests/faults, whose ranks have no torch."""
+"""A sample of the fault matrix through torch, with calls that the other tests of failures do not make. The matrix
+itself is tests/faults, whose ranks have no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from worker import Outcome
 from worlds import World
 
 SIZE = 3
-TIMEOUT = timedelta(seconds=2)  # of the last survivor, where a rank is stopped
+TIMEOUT = timedelta(seconds=2)  # the last survivor's, where a rank is stopped
 BOUND_S = 2.0
 COUNT = 40_000
 
@@ -87,7 +87,7 @@ def objects() -> None:
 
 
 def works() -> None:
-    """Several in flight, waited for in another order."""
+    """Several operations in flight, waited for in another order."""
     a, b = torch.ones(COUNT), torch.ones(5)
     out = torch.empty(SIZE * 5)
     flying = [
@@ -109,7 +109,7 @@ CALLS: dict[str, Callable[[], None]] = {
 
 
 class OfTheTest(Exception):
-    """What the rank raises whose script fails."""
+    """The error of a rank whose script fails."""
 
 
 def strike(fault: str) -> None:
@@ -142,11 +142,11 @@ def last_survivor(culprit: int) -> int:
 
 
 def meet(call: str, fault: str, culprit: int, path: str) -> tuple[Told, Told, float]:
-    """What a rank is told, at once and later, and how long after it entered the call."""
+    """The error of a rank, at once and later, and how long after its entry into the call the error came."""
     make = CALLS[call]
     make()
     dist.barrier()
-    if fault == "stop" and dist.get_rank() == last_survivor(culprit):  # the other one waits for long
+    if fault == "stop" and dist.get_rank() == last_survivor(culprit):  # the other survivor has a long timeout
         await_calls(3, *{0, 1, 2} - {culprit, dist.get_rank()})
         group: Any = c10d._get_default_group()
         group._get_backend(torch.device("cpu"))._set_default_timeout(TIMEOUT)
@@ -154,7 +154,7 @@ def meet(call: str, fault: str, culprit: int, path: str) -> tuple[Told, Told, fl
     try:
         if dist.get_rank() == culprit:
             strike(fault)
-        while True:  # one that needs nobody goes on until it does
+        while True:  # a rank that needs no peer repeats the call until it does
             entered = time.monotonic()
             make()
     except dist.DistBackendError as error:

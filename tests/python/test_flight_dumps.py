@@ -59,7 +59,7 @@ def until_it_fails(culprit: int, way: str, path: str) -> tuple[str, int | None]:
     if dist.get_rank() == culprit and way != "mismatch":
         await_calls(3, *others, last)
         os.kill(os.getpid(), signal.SIGKILL if way == "kill" else signal.SIGSTOP)
-    if dist.get_rank() == last and way == "stop":  # the others wait for long
+    if dist.get_rank() == last and way == "stop":  # the others have a long timeout
         await_calls(3, *others)
         dist.distributed_c10d._get_default_group()._get_backend(t.device)._set_default_timeout(timedelta(seconds=2))
     try:
@@ -80,7 +80,7 @@ def test_a_rank_that_is_gone_is_dumped_and_named(mortals, signals, tmp_path: Pat
     running = in_background(ranks, until_it_fails, culprit, way, signals.path, options=options(directory))
     pids = ranks.pids()
     dumps = {rank: wait_for(directory / f"rank_{rank}") for rank in range(4)}
-    # What lies in the analyser's hands is what the survivors wrote: the culprit is dead, or stopped until now.
+    # So far only the survivors have written dumps: the culprit is dead, or stopped until now.
     _, printed = analyser.analyse(directory)
     if way == "stop":
         await_stop(pids[culprit])
@@ -99,7 +99,7 @@ def test_a_rank_that_is_gone_is_dumped_and_named(mortals, signals, tmp_path: Pat
     assert "Not all ranks joining collective, sequence number: 3" in printed, printed
     assert f"missing ranks: {{{culprit}}}" in printed, printed
     assert "all_reduce" in printed
-    if way == "stop":  # it goes on, learns of the failure, and writes its own
+    if way == "stop":  # the stopped rank goes on, learns of the failure, and writes its own dump
         assert outcomes[culprit].value == ("CollectiveTimeout", culprit)
         assert operations(read(directory / f"rank_{culprit}"))[2:] in (
             [("all_reduce", 3, "started")],
@@ -109,13 +109,13 @@ def test_a_rank_that_is_gone_is_dumped_and_named(mortals, signals, tmp_path: Pat
 
 
 def leave_early(path: str) -> int | None:
-    """Rank 1 leaves after two all_reduces, as one does that raises."""
+    """Rank 1 leaves after two all_reduces, as a rank that raises an exception does."""
     t = torch.ones(8)
     dist.all_reduce(t)
     dist.all_reduce(t)
     report(path)
     if dist.get_rank() == 1:
-        await_calls(3, 0, 2)  # what they dump says that it is missing there
+        await_calls(3, 0, 2)  # their dumps must say that rank 1 is missing there
         dist.destroy_process_group()
         return None
     with pytest.raises(sagecomm.PeerFailure) as failure:

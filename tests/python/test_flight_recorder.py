@@ -82,7 +82,7 @@ COLLECTIVES = [
     ("all_gather", [[5]], [[10]], "Byte"),
     ("all_reduce", [[0]], [[0]], "Float"),
     ("reduce_scatter", [[10]], [[5]], "Float"),
-    ("all_to_all", [[0]], [[0]], "Float"),  # ranks have no length in common
+    ("all_to_all", [[0]], [[0]], "Float"),  # there is no length that all ranks have
     ("gather", [[4]], [[8]], "Float"),
     ("scatter", [[8]], [[4]], "Float"),
     ("all_reduce", [[7]], [[7]], "Float"),
@@ -163,7 +163,12 @@ def exchange_messages() -> dict[str, Any]:
 
 def test_messages_name_both_ends(world: WorldOf) -> None:
     first, second = world(2).run(exchange_messages)
-    assert names(first) == ["barrier", "send 0->1", "recv 0<-1", "barrier"]  # the source of the recv is known by now
+    assert names(first) == [
+        "barrier",
+        "send 0->1",
+        "recv 0<-1",
+        "barrier",
+    ]  # the source of a recv is known when it is complete
     assert names(second) == ["barrier", "recv 1<-0", "send 1->0", "barrier"]
     for dump in (first, second):
         messages = [e for e in ours(dump) if e["is_p2p"]]
@@ -175,7 +180,7 @@ def test_messages_name_both_ends(world: WorldOf) -> None:
 
 
 def wait_alone(size: int) -> list[dict[str, Any]]:
-    """Rank 0 begins what the others join only after it has looked."""
+    """Rank 0 begins an operation that the others join only after rank 0 has looked at the record."""
     store = c10d._get_default_store()
     dumps = []
     if dist.get_rank() == 0:
@@ -231,7 +236,13 @@ def test_the_size_of_the_buffer_is_honoured(fresh_world: FreshWorldOf) -> None:
     for dump, as_json, which in fresh_world(2, {"TORCH_FR_BUFFER_SIZE": "5"}).run(many):
         assert [e["collective_seq_id"] for e in ours(dump)] == [4, 5, 6, 7, 8]
         assert [e["input_sizes"] for e in ours(dump)] == [[[n]] for n in range(4, 9)]
-        assert [e["record_id"] for e in ours(dump)] == [3, 4, 5, 6, 7]  # as torch's: three were lost
+        assert [e["record_id"] for e in ours(dump)] == [
+            3,
+            4,
+            5,
+            6,
+            7,
+        ]  # as in torch's dumps: the three oldest were overwritten
         assert len(ours(as_json)) == 5
         assert which == "ours"
 
@@ -274,7 +285,7 @@ def in_a_subgroup() -> dict[str, Any]:
 
 
 def test_groups_are_listed_with_their_global_ranks(fresh_world: FreshWorldOf) -> None:
-    # Fresh: torch lists gloo's groups for as long as the process lives.
+    # Processes of its own: torch lists gloo's groups for as long as the process lives.
     for rank, dump in enumerate(fresh_world(3).run(in_a_subgroup)):
         groups = {config["desc"]: config["ranks"] for config in dump["pg_config"].values()}
         expected = {"default_pg": "[0, 1, 2]"} | ({"ends": "[0, 2]"} if rank != 1 else {})

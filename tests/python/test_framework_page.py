@@ -42,7 +42,7 @@ def test_every_script_but_the_shared_one_has_a_command_and_makes_the_check():
 
 
 def test_every_pinned_framework_has_one_script_and_its_version_on_the_page():
-    """What is in the file and not on the page would never be run; what is on the page with another version was not."""
+    """Each pinned framework is on the page with the same version: only what the page names is run."""
     assert pins()
     page = PAGE.read_text()
     for name, version in pins().items():

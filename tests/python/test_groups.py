@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # a mesh does: better once, before the ranks are forked
+import torch._dynamo  # making a mesh imports it; here it is imported once, before the ranks are forked
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
@@ -27,7 +27,7 @@ def backend(group: Any = None) -> Any:
 
 
 def gathered(group: Any) -> list[int]:
-    """Ranks in the job of the members, in the order of the group: each says its own."""
+    """Returns the global ranks of the members in the order of the group; each rank contributes its own."""
     mine = torch.tensor([dist.get_rank()])
     out = torch.empty(dist.get_world_size(group), dtype=torch.int64)
     dist.all_gather_into_tensor(out, mine, group=group)
@@ -68,7 +68,7 @@ def test_split_needs_its_members_only(world: Callable[[int], World]) -> None:
 
 def split_again() -> tuple[Ranks, Ranks]:
     half = dist.split_group(split_ranks=[[0, 2], [1, 3]])
-    alone = dist.split_group(half, split_ranks=[[1], [0]])  # ranks of the half
+    alone = dist.split_group(half, split_ranks=[[1], [0]])  # group ranks of the half
     pair = dist.split_group(half, split_ranks=[[1, 0]])
     assert gathered(alone) == [dist.get_rank()]
     assert dist.get_process_group_ranks(pair) == gathered(pair)
@@ -102,7 +102,7 @@ def test_options_of_a_split(world: Callable[[int], World]) -> None:
 
 
 def users_options() -> None:
-    """sagecomm.Options wherever torch takes options."""
+    """sagecomm.Options are accepted wherever torch takes options."""
     for given, seconds in ((timedelta(seconds=44), 44), (None, 33), (timedelta.max, LONGEST.total_seconds())):
         mine = sagecomm.Options(timeout=given, settings={"spin": "7"})
         made = dist.split_group(split_ranks=[[1, 0]], timeout=timedelta(seconds=33), pg_options=mine)
@@ -178,7 +178,7 @@ def test_subgroups(world: Callable[[int], World]) -> None:
 
 
 def local() -> Ranks:
-    """Only the members call, with local synchronization."""
+    """With local synchronization only the members make the call."""
     ranks = [0, 2] if dist.get_rank() != 1 else [1]
     return gathered(dist.new_group(ranks, use_local_synchronization=True))
 
@@ -209,7 +209,7 @@ def test_mesh_slices_and_flattened_dimensions(world: Callable[[int], World]) -> 
 
 
 def merge() -> list[int]:
-    """Two halves, which know nothing of each other but a store."""
+    """Two halves that share only a store can merge."""
     rank = dist.get_rank()
     half, _ = dist.new_subgroups(2)
     store = dist.PrefixStore("both", c10d._get_default_store())
@@ -261,7 +261,8 @@ def shrink_twice() -> Ranks:
     if rank == 0:
         group = dist.shrink_group([1], group)
         assert gathered(group) == [0]
-    # Numbers are those of the group. Below torch's function, which takes them for those of the job when it registers.
+    # The ranks to leave out are group ranks. The test calls the backend, because torch's function takes them for global
+    # ranks when it registers the new group.
     if rank in (1, 3):
         made = backend(high).shrink([1])
         assert (made.rank(), made.size()) == ([1, 3].index(rank), 2)
@@ -277,7 +278,7 @@ def test_subgroups_shrink(world: Callable[[int], World]) -> None:
 
 
 def shrink_one_group_often() -> list[str]:
-    """Of each smaller group its name, and that its members meet in it and in no other."""
+    """Each smaller group has a name of its own, and its members meet in it and in no other."""
     rank, direct = dist.get_rank(), backend()
     names = []
     for excluded in (2, 1, 2, 2):
@@ -303,7 +304,7 @@ def shrink_with_abort() -> str:
     group = dist.new_group()
     if dist.get_rank() == 2:
         with pytest.raises(sagecomm.Aborted) as raised:
-            dist.all_reduce(t, group=group)  # nobody joins it
+            dist.all_reduce(t, group=group)  # the other ranks never join it
         return str(raised.value)
     store = c10d._get_default_store()
     if dist.get_rank() == 0:
@@ -402,11 +403,11 @@ def test_a_string_with_nccl_and_no_gpu_fails_as_with_gloo(world: Callable[[int],
     assert world(2).run(without_the_other_device) == [[0, 1]] * 2
 
 
-# ---- what groups cost ----
+# ---- the cost of groups ----
 
 
 def descriptors() -> int:
-    """Of a rank in six kinds of groups, all of which have been used: four of two ranks, two of four."""
+    """Returns how many descriptors a rank holds after it has used six groups: four of two ranks, two of four."""
     names = ("pp", "dp", "cp", "tp")
     mesh = init_device_mesh("cpu", (2, 2, 2, 2), mesh_dim_names=names)
     groups = [mesh.get_group(name) for name in names]

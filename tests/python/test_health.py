@@ -1,4 +1,4 @@
-"""Timeouts that last a while, options, errors and sequence numbers of a group; what a Work says of itself."""
+"""Ephemeral timeouts, options, errors and sequence numbers of a group; the attributes of a Work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def backend(group: Any = None) -> Any:
 
 
 def lonely(seconds: float, **how: Any) -> float:
-    """How long an operation waits that nobody joins. It fails its group, so each call has one of its own."""
+    """Returns how long an operation waits that no other rank joins. It makes its group fail, so each call has a group
+    of its own."""
     group = dist.new_group()
     took = 0.0
     if dist.get_rank() == 0:
@@ -143,7 +144,7 @@ def test_options_are_copied_whole(world: Callable[[int], World]) -> None:
     world(1).run(option_copies, options=sagecomm.Options(settings={"debug": "WARN"}))
 
 
-# ---- the end of a group and another one ----
+# ---- destroying a group and making another one ----
 
 
 def begin_again() -> list[float]:
@@ -224,7 +225,7 @@ def test_what_a_work_says_of_itself(world: Callable[[int], World]) -> None:
 
 
 def registry() -> None:
-    """What the compiler may see as a graph input stays in torch's registry until somebody has waited for it."""
+    """A tensor that the compiler may see as a graph input stays in torch's registry until a wait for its Work."""
     before = NATIVE._get_work_registry_size()
     out = torch.ops._c10d_functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD.group_name)
     assert NATIVE._get_work_registry_size() == before + 1
@@ -244,7 +245,7 @@ def test_works_leave_torchs_registry_when_they_were_waited_for(world: Callable[[
 
 
 def many_threads() -> None:
-    """then() on futures from several threads, on operations that end before, during and after."""
+    """Several threads call then() on futures of operations that end before, during and after the call."""
     size = dist.get_world_size()
     seen: list[float] = []
     failures: list[BaseException] = []

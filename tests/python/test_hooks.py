@@ -25,7 +25,7 @@ from worlds import World
 WorldOf = Callable[[int], World]
 bindings: Any = torch._C._distributed_c10d
 
-HOOK = 11  # an id
+HOOK = 11  # the id of a hook
 DEADLINE_S = 60.0
 
 
@@ -61,7 +61,7 @@ def one_of_each() -> int:
     else:
         dist.recv(torch.ones(5))
         works.append(dist.isend(torch.ones(5), 0))
-    count = 3 + 1 + 1  # synchronous ones: all_reduce, barrier, a message
+    count = 3 + 1 + 1  # synchronous calls: all_reduces, a barrier, a message
     sparse = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (4,), check_invariants=True)
     dist.all_reduce(sparse)
     works.append(dist.all_reduce(sparse, async_op=True))
@@ -71,7 +71,7 @@ def one_of_each() -> int:
             for n in range(1, 4):
                 dist.all_reduce(torch.ones(n))
         manager.wait()
-    count += 1 + 2  # torch makes one call of them, the second one inside a window
+    count += 1 + 2  # torch issues all three as one call; with a device, the window around it is one more Work
     window = [
         dist.P2POp(dist.isend, torch.ones(2), 1 - rank),
         dist.P2POp(dist.irecv, torch.ones(2), 1 - rank),
@@ -158,7 +158,7 @@ def unregister_in_flight() -> None:
             assert work is not None
             work.wait()
         other._wait_for_pending_works()
-        seen = len(told)  # those that were being told when the hook was unregistered may have been told after that
+        seen = len(told)  # a call of the hook that had begun when it was unregistered may end later
         for _ in range(2):
             work = dist.all_reduce(torch.ones(1000), group=other, async_op=True)
             assert work is not None
@@ -250,7 +250,7 @@ class Callback:
         self.rung.set()
 
     def once(self) -> bool:
-        """Waits for it to ring; whether it rang once so far."""
+        """Waits until the hook is called, and reports whether it was called once so far."""
         assert self.rung.wait(DEADLINE_S)
         return self.count == 1
 
@@ -313,7 +313,7 @@ def wait_for_a_death(path: str) -> bool:
     dist.all_reduce(torch.ones(4))
     report(path)
     if dist.get_rank() == 2:
-        threading.Event().wait()  # for the signal
+        threading.Event().wait()  # until the signal comes
     return callback.once()
 
 

@@ -24,12 +24,12 @@ from selection import quickly
 
 FULL = os.environ.get("TEST_MATRIX") == "full"
 SIZES = (1, pytest.param(2, marks=pytest.mark.smoke), 3, *quickly([], (4, 8)))
-# The lengths at which an operation goes another way, in bytes: what a small slot takes, and a chunk of the large one.
+# The lengths in bytes at which an operation takes another path: those of a small slot and of a chunk of a large slot.
 SMALL, CHUNK = 8 << 10, 128 << 10
-# Of operations with a block for each other rank, whose chunks share a slot.
+# The same for operations with a block for each other rank, whose chunks share a slot.
 IN_PIECES = ("reduce_scatter", "all_to_all", "scatter")
 LENGTHS = ("none", "one", "odd", "small-1", "small", "small+1", "chunk-1", "chunk", "chunk+1", "many")
-BATCH = 250  # cells of one call into the ranks
+BATCH = 250  # how many cells the ranks run in one call
 
 
 def elements(length: str, kind: str, dtype: torch.dtype, size: int) -> int:
@@ -37,7 +37,7 @@ def elements(length: str, kind: str, dtype: torch.dtype, size: int) -> int:
     small, chunk = SMALL, CHUNK
     if kind.startswith(IN_PIECES) and size > 1:
         small, chunk = (n // (size - 1) // 64 * 64 for n in (SMALL, CHUNK))
-    if kind.startswith("all_to_all") and size > 1:  # begins in a small slot, behind a table of lengths
+    if kind.startswith("all_to_all") and size > 1:  # a block begins in a small slot, behind a table of lengths
         small = (SMALL - (8 * (size + 1) + 63) // 64 * 64) // (size - 1) // 64 * 64
         chunk += small
     named, _, more = length.partition("-" if "-" in length else "+")
@@ -97,7 +97,7 @@ def call_of(number: int, cell: Cell, size: int) -> Call:
 
 
 def run_cells(calls: list[Call]) -> tuple[list[str], list[str]]:
-    """What is wrong on this rank, and a digest for each call whose results are the same on all ranks."""
+    """Returns the errors of this rank, and a digest for each call whose results are the same on all ranks."""
     at = ops.member()
     wrong, digests = [], []
     for call in calls:
@@ -135,7 +135,7 @@ def test_matrix(world, size):
 
 
 def refusals() -> None:
-    """Undefined reductions, by every operation that reduces and in the same words."""
+    """Every operation that reduces refuses an undefined reduction in the same words."""
     at = ops.member()
     reducing = [kind for kind, of in ops.KINDS.items() if of.reduces]
     for kind, dtype, reduction, async_op in itertools.product(
@@ -145,7 +145,7 @@ def refusals() -> None:
             continue
         text = f"sagecomm: {ops.KINDS[kind].name}: {reduction} is not defined for {ref.name(dtype)}"
         error = refusal(Call(kind, dtype, 4, reduction, async_op=async_op), at)
-        # The caller's mistake, not the group's failure.
+        # A mistake of the caller does not make the group fail.
         assert text in str(error), f"{text!r} is not in: {error}"
         assert not isinstance(error, dist.DistBackendError), f"{type(error)}: {error}"
     t = torch.ones(3)

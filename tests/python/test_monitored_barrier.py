@@ -30,7 +30,7 @@ def some_stay_away() -> str:
     if dist.get_rank() in (1, 3):
         store.wait(["given up"])
         with pytest.raises(sagecomm.CollectiveTimeout) as late:
-            dist.barrier()  # finds the others gone
+            dist.barrier()  # fails, because the others have left
         return str(late.value)
     with pytest.raises(sagecomm.CollectiveTimeout) as missing:
         sagecomm.monitored_barrier(timeout=timedelta(seconds=2 if dist.get_rank() == 0 else 60))
@@ -59,7 +59,7 @@ def test_all_missing_are_named(mortals: Pool) -> None:
     for text in texts:
         assert "not arrived: rank 1" in text
         assert "; rank 3" in text
-    # Programs that were written for gloo look for its words, which rank 0 says and the others.
+    # Programs written for gloo look for its words, which are in the errors of rank 0 and of the others.
     assert texts[0].startswith("Rank 1 failed to pass monitoredBarrier in 2000 ms; sagecomm: group ")
     words = "Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
     assert texts[2].startswith(words + "; sagecomm: group ")

@@ -1,4 +1,4 @@
-"""What a running group shows: statistics, metrics, the status of a job, a timeline, who called."""
+"""What a running group shows: statistics, metrics, the status of a job, a timeline, the stacks of callers."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def status_in_words(asked: list[int]) -> programs.Ended:
 
 
 def until(ranks: Programs, pids: list[int], *wanted: str) -> _status.Group:
-    """The group of those processes, once rank by rank it is in these states."""
+    """Returns the group of those processes when its ranks, in order, are in these states."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         for group in _status.groups(_status.collect()):
@@ -169,7 +169,7 @@ def test_status_of_a_job_that_hangs() -> None:
         assert _status.behind(group) == [1]
         assert group.description == "default_pg"
 
-        # One that was stopped does not answer; what it does is known to the others.
+        # A stopped rank does not answer; the others know what it does.
         os.kill(pids[1], signal.SIGSTOP)
         try:
             await_stop(pids[1])
@@ -218,7 +218,7 @@ def test_status_can_be_turned_off() -> None:
 
 
 def answer(pid: int, *groups: tuple[str, list[int]], **command: Any) -> _status.Answer:
-    """Of a process on this host with groups of processes."""
+    """Returns the status answer of a process on this host. A group has a name and the pids of its ranks."""
     told = []
     for name, pids in groups:
         ranks = [

@@ -1,4 +1,4 @@
-"""What own_order.py accepts, and what it does not: reductions in random orders, worked out here."""
+"""own_order.py accepts the results of reductions in random orders, which are computed here, and refuses wrong ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def operands(dtype: torch.dtype, reduction: str, exactly: bool, special: bool, s
 
 
 def two(reduction: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """One step: rounded to the type."""
+    """One step of a reduction, rounded to the type."""
     return ref.in_rank_order({"AVG": "SUM", "PREMUL_SUM": "SUM"}.get(reduction, reduction), [a, b])
 
 
@@ -113,13 +113,14 @@ def test_programs_draw_reductions_in_an_order_of_their_own():
     assert {call.exact for call in own} == {True, False}
 
 
-# What every type has alike is tested in Go (pgbackend/sendrecv_test.go); these take their time through torch.
+# pgbackend/sendrecv_test.go tests what all types have in common; the tests below are slow,
+# because they go through torch.
 FLOATING = [call for call in CALLS if call[0] in (*ref.FLOATS, *ref.COMPLEX)]
 KINDS = {"all_reduce": "all_reduce", "reduce": "reduce", "reduce_scatter": "reduce_scatter_uneven"}
 
 
 def reduced(kind: str) -> tuple[list[str], dict[str, str]]:
-    """What is wrong on this rank of reductions of floats, and the bits that others must have alike."""
+    """Returns the errors of this rank in reductions of floats, and the bits that must be equal on all ranks."""
     at = ops.member()
     wrong, alike = [], {}
     for number, (dtype, reduction, exactly, special) in enumerate(FLOATING):

@@ -43,7 +43,7 @@ def one_round(mode: str, t: torch.Tensor) -> None:
         t.fill_(out.reshape(size, -1)[:, -1].sum())
     else:
         dist.all_reduce(t)
-    # Success means complete and right, at the moment of a death too.
+    # An operation that succeeds at the moment of a death is complete and right.
     assert bool((t == want).all()), f"a successful {mode} holds {t[0].item()} .. {t[-1].item()} instead of {want}"
 
 
@@ -206,7 +206,7 @@ def test_survivors_start_again_in_the_same_process(mortals, signals):
 
 
 def goes_early() -> str:
-    """Rank 2 destroys its group; the others' messages do not care, a collective does."""
+    """After rank 2 has destroyed its group, messages between the others succeed and a collective fails."""
     rank = dist.get_rank()
     dist.barrier()
     if rank == 2:
@@ -294,11 +294,11 @@ def test_nothing_stays_after_sigkill_of_all_ranks(fresh_world, signals, tmp_path
 
 
 def held_by(pids: list[int], names: set[str]) -> set[str]:
-    """Those of the sockets that these processes hold, without the ones that answer `python -m sagecomm status`."""
+    """Returns the sockets of these processes except those that answer `python -m sagecomm status`."""
     held = set()
     for pid in pids:
         for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed since
+            with contextlib.suppress(FileNotFoundError):  # the descriptor has been closed since
                 held.add(os.readlink(fd))
     return {
         line.split()[-1]

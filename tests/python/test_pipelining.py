@@ -1,4 +1,4 @@
-"""Pipelines: torch's schedules on four ranks come to what one process does; messages in any order do not deadlock."""
+"""torch's pipeline schedules give on four ranks the results of one process; messages in any order do not deadlock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from selection import quickly
 from transformer import History, Transformer
 
 RANKS = 4
-PARTS = 8  # of a batch
+PARTS = 8  # the parts of a batch
 
 
 def pieces(count: int) -> list[nn.Sequential]:
@@ -45,7 +45,7 @@ def in_a_v(rank: int) -> list[int]:
     return [rank, 2 * RANKS - 1 - rank]
 
 
-# Which stages a rank has.
+# The stages of each rank.
 SCHEDULES: dict[str, tuple[Any, Callable[[int], list[int]]]] = {
     "GPipe": (ScheduleGPipe, lambda rank: [rank]),
     "1F1B": (Schedule1F1B, lambda rank: [rank]),
@@ -96,14 +96,14 @@ def test_four_ranks_train_as_one_process(world, reference, kind):
 
 @dataclass(frozen=True)
 class Task:
-    """A stage's work on one part of a batch: it needs what the stage before it on the way made of that part."""
+    """A stage's work on one part of a batch. It needs the output of the stage before it for the same part."""
 
     stage: int
     part: int
     backward: bool
 
     def before(self) -> Task | None:
-        """The last stage turns round."""
+        """The last stage begins the way back."""
         if not self.backward:
             return Task(self.stage - 1, self.part, False) if self.stage > 0 else None
         return Task(self.stage + 1, self.part, True) if self.stage < RANKS - 1 else Task(self.stage, self.part, False)
@@ -176,7 +176,7 @@ class Shuffled:
 
     def run_tasks(self) -> None:
         awaited = [task for task in self.order if (before := task.before()) and before.stage != self.me]
-        if self.rng.random() < 0.5:  # else each when its turn has come
+        if self.rng.random() < 0.5:  # otherwise each task when its turn has come
             for task in self.rng.sample(awaited, len(awaited)):
                 self.post(task)
         turned: dict[int, torch.Tensor] = {}
@@ -212,7 +212,7 @@ class Shuffled:
             self.outbox.append(dist.P2POp(dist.isend, value, to, tag=task.tag))
         else:
             work = dist.isend(value, to, tag=task.tag)
-            if self.rng.random() < 0.8:  # or nobody ever waits
+            if self.rng.random() < 0.8:  # otherwise nobody ever waits for it
                 self.sent.append(work)
 
     def flush(self) -> None:

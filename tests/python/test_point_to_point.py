@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import reference as ref
 
-# Bytes: eager, around the edge to rendezvous, far beyond a ring's size.
+# Lengths in bytes: eager, around the limit between eager and rendezvous, and much longer than a fifo.
 LENGTHS = (0, 1, 100, 4096, 8192, 8193, 65536, 65537, 262_147, 1 << 20, (5 << 20) + 13)
 DEADLINE_S = 60.0
 BIG = 400_000  # float32 elements: goes by rendezvous
@@ -41,7 +41,7 @@ def ring() -> None:
             ref.check_same(into.tensor, want, what)
             into.check_surroundings(what)
             out.check_surroundings(what)
-            # The same, blocking: even ranks send first.
+            # The same with blocking calls: even ranks send first.
             into = ref.place(torch.zeros_like(mine), layout)
             if rank % 2 == 0:
                 dist.send(out.tensor, to)
@@ -74,7 +74,7 @@ def test_every_type(world):
 
 
 def crossed_tags(count: int) -> None:
-    """Received in the opposite order of sending, tag by tag."""
+    """Messages of different tags can be received in the opposite order of sending."""
     tags = (5, 0, 2_000_000_000, 7)
     if dist.get_rank() == 0:
         works = [dist.isend(torch.full((count,), float(tag)), 1, tag=tag) for tag in tags]
@@ -251,7 +251,7 @@ def test_batch_isend_irecv(world, size):
 
 
 def batches_by_name() -> None:
-    """As torch_npu's own dist.batch_isend_irecv() calls the backend."""
+    """Calls the backend as torch_npu's own dist.batch_isend_irecv() does."""
     rank, size = dist.get_rank(), dist.get_world_size()
     to, source = (rank + 1) % size, (rank - 1) % size
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -270,7 +270,7 @@ def batches_by_name() -> None:
     ):
         with pytest.raises((RuntimeError, ValueError), match=reason):
             backend.batch_isend_irecv(*wrong)
-    batches()  # nothing of them has stayed open
+    batches()  # no window of the batches before is still open
 
 
 @pytest.mark.smoke
@@ -280,7 +280,7 @@ def test_batch_isend_irecv_by_name(world, size):
 
 
 def received_beside_computation() -> None:
-    """Nobody waits, on either side: small and large messages arrive all the same."""
+    """Small and large messages arrive although no thread waits on either side."""
     for count in (1, 5000, BIG):
         for number in range(5):
             if dist.get_rank() == 0:
@@ -337,7 +337,7 @@ def test_all_pairs_at_once(world, count):
 
 
 def in_a_subgroup() -> None:
-    """Ranks of a message are the job's, not the group's."""
+    """send and recv of a subgroup take global ranks, not group ranks."""
     rank = dist.get_rank()
     group = dist.new_group([1, 3])
     if rank == 3:

@@ -1,4 +1,4 @@
-"""Groups whose members change: what torch's fault-tolerance API asks of a backend, and what it leaves open."""
+"""Groups whose members change, as torch's fault-tolerance API asks of a backend."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Member:
         self.store, self.rank, self.size = store, rank, size
 
     def handles(self, key: str) -> list[str]:
-        """Everybody's, passed through the store."""
+        """Returns the handles of all ranks, which pass them through the store."""
         self.store.set(f"{key}/{self.rank}", dist._get_reconfigure_handle())
         return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
 
     def meet(self, key: str, ranks: tuple[int, ...]) -> None:
-        """Without a collective: the group may be about to fail."""
+        """Waits for these ranks through the store and not by a collective, because the group may be about to fail."""
         self.store.set(f"{key}/{self.rank}", "")
         self.store.wait([f"{key}/{rank}" for rank in ranks])
 
 
 def member(**how: Any) -> Member:
-    """The worker has made a group already; another one takes its place."""
+    """Replaces the group that the worker has made by one that can be reconfigured."""
     store, rank, size = c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
     dist.barrier()
     dist.destroy_process_group()
@@ -208,7 +208,7 @@ def test_after_an_abort(world: Callable[[int], World]) -> None:
 
 
 def ended_while_waiting() -> float:
-    """Nobody else comes to the reconfigure() of one rank."""
+    """A reconfigure() that no other rank joins ends with an error."""
     me = member()
     handles = me.handles("all")
     if me.rank == 0:
@@ -222,7 +222,7 @@ def ended_while_waiting() -> float:
 
         thread, began = threading.Thread(target=waits), time.monotonic()
         thread.start()
-        while thread.is_alive():  # it may not have begun
+        while thread.is_alive():  # repeated, because the call may not have begun
             backend().abort()
             thread.join(0.01)
         assert time.monotonic() - began < DEADLINE.total_seconds() / 2
@@ -238,7 +238,7 @@ def test_abort_ends_a_reconfigure_that_nobody_joins(world: Callable[[int], World
 
 
 def any_group() -> float:
-    """A group that was made as usual, and has failed."""
+    """A group that was made as usual and has failed can be reconfigured."""
     store, rank = c10d._get_default_store(), dist.get_rank()
     store.set(f"handle/{rank}", dist._get_reconfigure_handle())
     handles = [store.get(f"handle/{r}").decode() for r in range(2)]

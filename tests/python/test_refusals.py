@@ -22,7 +22,7 @@ def refused(text: str, call: Callable[[], Any]) -> None:
         call()
     except RuntimeError as error:
         assert re.search(text, str(error)), f"{text!r} is not in: {error}"
-        # The caller's mistake, not the group's failure.
+        # A mistake of the caller does not make the group fail.
         assert not isinstance(error, dist.DistBackendError), f"{type(error)}: {error}"
         return
     raise AssertionError(f"not refused: {text}")
@@ -141,7 +141,7 @@ def wrong_lists() -> tuple[str, str]:
         dist.all_gather([torch.zeros(2) for _ in range(size)], torch.ones(3))
     assert backend()._get_sequence_number_for_group() == before
     t = torch.ones(3)
-    dist.all_reduce(t)  # the group goes on
+    dist.all_reduce(t)  # the group still works
     assert t.eq(size).all()
 
     short = dist.new_group(timeout=timedelta(seconds=1))

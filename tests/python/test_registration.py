@@ -24,7 +24,7 @@ pytestmark = pytest.mark.smoke
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in a process of its own, as what is asked here is what one process has loaded."""
+    """Runs code in a process of its own, because the tests look at what the process has loaded."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**os.environ, **environment},

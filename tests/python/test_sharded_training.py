@@ -22,8 +22,8 @@ from selection import quickly
 from transformer import LARGEST_NORM, History, Transformer
 
 RANKS = 4
-BESIDE_GLOO = "fully_shard"  # and for all steps
-SCALE = 2.0  # of the loss, which a factor of the reduction takes out again
+BESIDE_GLOO = "fully_shard"  # the case that is compared with gloo too, for all steps
+SCALE = 2.0  # a factor of the loss, which the reduction divides out again
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 
 
@@ -43,7 +43,7 @@ def sharded_first_kind() -> nn.Module:
     return FullyShardedDataParallel(Transformer(), auto_wrap_policy=policy, device_id=torch.device("cpu"))
 
 
-# With how gradients are reduced, which is up to torch.
+# Each with the way in which torch reduces its gradients.
 MODELS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
     "fully_shard": (sharded, {"reduce_scatter AVG float32"}),
     "fully_shard, replicated": (lambda: sharded(2), {"reduce_scatter AVG float32", "all_reduce AVG float32"}),
@@ -59,7 +59,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
 
 @contextlib.contextmanager
 def reductions() -> Iterator[set[str]]:
-    """What reductions torch.distributed is asked for meanwhile."""
+    """Records the reductions that torch.distributed is asked for meanwhile."""
     seen: set[str] = set()
 
     def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,7 +39,7 @@ def sums(asynchronous: bool) -> None:
         tensors = [contribution(rank, i, shape(rank), dtype) for i, shape in enumerate(SHAPES)]
         works = [dist.all_reduce(t, async_op=asynchronous) for t in tensors]
         between = torch.ones(3)
-        dist.all_reduce(between)  # neither waits for the other
+        dist.all_reduce(between)  # neither operation waits for the other
         assert between.eq(dist.get_world_size()).all()
         for work in reversed(works):
             if work is not None:
@@ -128,7 +128,7 @@ def test_refusals(world: Callable[[int], World]) -> None:
 
 
 def index_outside() -> None:
-    """Made without checks, as torch does by default."""
+    """Makes an invalid sparse tensor on rank 1, which torch does not check by default."""
     t = torch.sparse_coo_tensor(torch.tensor([[0 if dist.get_rank() == 0 else 10]]), torch.ones(1), (5,))
     dist.all_reduce(t)
 
@@ -161,7 +161,7 @@ def test_timeout(world: Callable[[int], World]) -> None:
 
 
 def different_shapes() -> list[tuple[object, ...]]:
-    """The work, and what is called later, fail for the same reason."""
+    """The work and later operations fail for the same reason."""
     t = torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.long), torch.ones(1), (50 + dist.get_rank(),))
     work = dist.all_reduce(t, async_op=True)
     told: list[tuple[object, ...]] = []
@@ -198,7 +198,7 @@ def test_sparse_against_dense(world: Callable[[int], World]) -> None:
 
 
 def destroyed_early() -> list[list[float]]:
-    """The peers may not have begun, or have sent nothing but how much comes."""
+    """Destroys the group while peers may not have begun, or have sent only the numbers of their elements."""
     t = torch.eye(200).to_sparse()
     works = [dist.all_reduce(t.clone(), async_op=True) for _ in range(8)]
     dist.destroy_process_group()

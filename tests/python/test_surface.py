@@ -1,4 +1,4 @@
-"""docs/torch-surface.md names each virtual function that torch may call, once, and says of each what is true."""
+"""docs/torch-surface.md names each virtual function that torch may call once, and describes it correctly."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def test_other_names_lead_to_one_implementation():
         assert name not in ours, f"{name} has an implementation of its own"
 
 
-# How Python reaches what is refused: each raises an error that says so. By name in C++; where this torch has a binding.
+# How Python calls each refused function that this torch has a binding for, by its name in C++. Each call raises an
+# error that says so.
 REFUSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "getMemAllocator": ("mem_allocator", lambda b: b.mem_allocator),
     "allocateTensor": (

@@ -26,11 +26,11 @@ from selection import quickly
 from transformer import History, Transformer
 
 RANKS = 4
-BESIDE_GLOO = "tensor"  # and for all steps
+BESIDE_GLOO = "tensor"  # the case that is compared with gloo too, for all steps
 
 
 def plan(sequence: bool) -> dict[str, Any]:
-    """What lies between the matrices is the same on all ranks or, with `sequence`, split by positions."""
+    """Activations between the matrices are the same on all ranks or, with `sequence`, split by positions."""
     between = Shard(1) if sequence else Replicate()
     styles = {
         "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
@@ -58,7 +58,7 @@ def split_and_sharded() -> tuple[nn.Module, int]:
     return model, 2
 
 
-# With the number of parts that a batch is in.
+# Each with the number of parts of a batch.
 MODELS: dict[str, Callable[[], tuple[nn.Module, int]]] = {
     "tensor": lambda: split(sequence=False),
     "tensor and sequence": lambda: split(sequence=True),

@@ -105,7 +105,8 @@ def outlives_the_profiler() -> None:
             early = dist.all_reduce(torch.ones(100_000), async_op=True) if rank == 0 else None
         assert "sagecomm:all_reduce" in {event.name for event in profile.events()}
         del profile
-        # Only now can it end. What the end of its range wrote to would be gone.
+        # The operation of rank 0 cannot end before this call, when the profiler is closed. The end of its range must
+        # not write to the memory of the profiler, which is freed.
         (early or dist.all_reduce(torch.ones(100_000), async_op=True)).wait()
 
 

@@ -19,7 +19,7 @@ from sagecomm._progress import Progress
 
 
 def row(algorithm: str, blocks: list[float], again: list[float] | None = None, chunk: int = 0, **more: object) -> dict:
-    """Of what was chosen, if it has been measured again."""
+    """Returns one measured candidate; with `again` it is the chosen one, which is measured a second time."""
     at = {"op": "all_reduce", "bytes": 8, "algorithm": algorithm, "chunk": chunk, "even": False}
     measured = {"chosen": again is not None, "blocks": blocks, "again": again or [], "dropped": False, "confirmed": []}
     return at | measured | more
@@ -139,7 +139,7 @@ def test_what_is_measured_is_written_and_used(tmp_path, fresh_world):
     assert entry == summary["entry"]
     assert {rule.split(":")[0] for rule in entry["rules"]} == {"all_reduce", "barrier"}
 
-    # Another collective of the same groups is added, others are kept.
+    # The new collective of the same groups is added, and the rules of other collectives are kept.
     again = programs.command("tune", *few, "--ops", "all_to_all", "--bytes", "8")
     assert again.status == 0, again.errors
     (both,) = json.loads(out.read_text())["entries"]

@@ -24,7 +24,7 @@ def backend(group: Any = None) -> Any:
 
 
 def go(rank: int, tag: int = 900) -> None:
-    """Tells a rank that waits in held() to go on: messages do not wait behind collectives."""
+    """Tells a rank that waits in held() to go on, by a message, because messages do not wait behind collectives."""
     dist.send(torch.ones(1), rank, tag=tag)
 
 
@@ -74,7 +74,7 @@ def test_wait_with_timeout_leaves_the_operation_running(world, count):
 
 
 def completed_by_nobody() -> None:
-    """Without any wait() the progress engine completes it; is_completed() must see that."""
+    """Without any wait() the progress engine completes an operation, and is_completed() reports it."""
     for count in (1, 5000, 500_000):
         t = torch.ones(count)
         work = dist.all_reduce(t, async_op=True)
@@ -134,11 +134,11 @@ def test_sequence_numbers_count_the_collectives_of_a_group(world):
 
 
 class Block(bytearray):
-    """Memory whose end of life can be seen."""
+    """Returns memory whose release can be observed."""
 
 
 def dropped() -> None:
-    """Neither the Work nor the tensor is kept by the caller; the operation still has its memory, and gives it back."""
+    """An operation keeps its memory although the caller has dropped Work and tensor, and then releases it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     alive = []
     for number in range(40):
@@ -180,7 +180,7 @@ def chains() -> None:
         assert chained.wait() == count
         work = dist.all_reduce(t, async_op=True)
         work.wait()
-        late = work.get_future()  # asked for after the end
+        late = work.get_future()  # a Future that is asked for after the end of the operation
         assert late.done()
         assert late.then(lambda f: f.value()[0][0].item()).wait() == size * size
         out = [torch.empty(count) for _ in range(size)]
@@ -270,7 +270,7 @@ def test_an_error_in_a_callback_does_not_harm_the_group(world):
 
 
 def interleaved_groups() -> None:
-    """Overlapping groups, used in another order of waiting than of issue."""
+    """Operations of overlapping groups can be waited for in another order than that of their issue."""
     rank, size = dist.get_rank(), dist.get_world_size()
     members = [[0, 1], [1, 2], [0, 2, 3], [3], list(range(size))]
     groups = [dist.new_group(m) for m in members]
@@ -357,7 +357,7 @@ def test_many_threads_wait_for_one_work(world):
 
 
 def groups_come_and_go() -> None:
-    """More groups in a row than there is room for at once: what a destroyed group used is used again."""
+    """A process can make more groups in a row than fit at once, because memory of destroyed groups is used again."""
     size = dist.get_world_size()
     for _ in range(60):
         group = dist.new_group()

@@ -66,7 +66,7 @@ def test_a_death_is_an_outcome(fresh_world):
 
 def test_a_hang_shows_stacks_and_the_test(fresh_world):
     ranks = fresh_world(2)
-    ranks.run(rank_sum, backend="gloo")  # the bound is for ranks that have started
+    ranks.run(rank_sum, backend="gloo")  # starts the ranks, because the bound below is for ranks that have started
     with pytest.raises(Hang, match=r"(?s)test_a_hang_shows_stacks.*ranks \[(0, )?1\] of 2.*-- rank 1, .*hang_on"):
         ranks.run(hang_on, 1, backend="gloo", hang_bound_s=5)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch._dynamo  # as torch.optim does at its first use, for seconds: so ranks have it preloaded
+import torch._dynamo  # torch.optim imports it at its first use, for seconds; here, ranks preload it
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
@@ -20,12 +20,12 @@ VOCABULARY = 64
 LENGTH = 16
 BATCH = 16
 STEPS = 20
-FEW_STEPS = 5  # of the variants of what is trained for STEPS
+FEW_STEPS = 5  # the number for variants of a training that takes STEPS
 LARGEST_NORM = 1.0
 
 
 class Attention(nn.Module):
-    """Has as many heads as its matrices are wide: a part of them where they are sharded."""
+    """Attention. The number of heads follows from the width of the matrices, so a shard has a part of the heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def clip_all(model: nn.Module) -> torch.Tensor:
 
 
 def one_process() -> History:
-    """The reference."""
+    """Trains in one process, the reference."""
     model = Transformer()
 
     def learn(step: int) -> float:

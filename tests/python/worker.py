@@ -35,19 +35,19 @@ class Job:
     args: tuple[Any, ...]
     rank: int
     size: int
-    backend: str | None  # None: no process group is made
+    backend: str | None  # None if no process group is made
     options: Any  # pg_options
     timeout: timedelta
-    operations_timeout: timedelta | None  # of what the default group does once it is made; None: the same
+    operations_timeout: timedelta | None  # for operations of the default group; None: the timeout of its init
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job on one rank."""
+    """The outcome of a job on one rank."""
 
     rank: int
     value: Any = None
-    error: BaseException | None = None  # itself if it can be pickled, else a RuntimeError with its text
+    error: BaseException | None = None  # the exception itself if it can be pickled, else a RuntimeError with its text
     trace: str = ""
     exitcode: int | None = None  # of a process that ended instead of answering; -9 after SIGKILL
 
@@ -105,7 +105,7 @@ def _run(job: Job, store: Any) -> Outcome:
             pickle.dumps(value)
         finally:
             if dist.is_initialized():
-                with contextlib.suppress(Exception):  # what the test is about has been raised already
+                with contextlib.suppress(Exception):  # the job has raised the error that counts already
                     dist.destroy_process_group()
         left = _groups()
         assert not left, f"destroy_process_group() left groups alive: {left}"

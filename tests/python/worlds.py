@@ -35,7 +35,7 @@ COLLECTIVE_TIMEOUT = timedelta(seconds=60)
 # a process that was started anew, and a start takes milliseconds instead of seconds.
 STARTER = multiprocessing.get_context("forkserver")
 PRELOADED = ("torch.distributed", "sagecomm")
-# Parts of torch that take seconds to import: as well, if files of tests that were collected have imported them.
+# Parts of torch that take seconds to import. They are preloaded too if files of collected tests have imported them.
 PRELOADED_IF_USED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
@@ -79,7 +79,7 @@ class Worker:
         theirs.close()
 
     def finish(self) -> None:
-        """Lets the process end by itself, as a user's would, and insists after a while."""
+        """Lets the process end by itself, as a user's would, and kills it after a while."""
         self.connection.close()
         self.process.join(20)
         self.kill()
@@ -115,10 +115,10 @@ class World:
         operations_timeout: timedelta | None = None,
         hang_bound_s: float = HANG_BOUND_S,
     ) -> list[Outcome]:
-        """Runs `function(*args)`, a function at module level, on all ranks and says what became of it on each.
+        """Runs `function(*args)`, a function at module level, on all ranks and returns the outcome on each.
 
-        With a backend's name the function finds torch.distributed initialised; with None it does that itself. A timeout
-        that is to pass is an `operations_timeout`: however slow the machine is, the group comes to be.
+        With a backend's name the function finds torch.distributed initialised; with None it initialises it itself. A
+        test of a timeout sets `operations_timeout`. It does not apply to the init, which may be slow on a busy machine.
         """
         name = self._names()
         outcomes: dict[int, Outcome] = {}

@@ -10,7 +10,7 @@ static int size;
 
 static int ill(void) { return size - 1; }
 
-/* The ill rank is the root: in a chain its bytes go to rank 0 first. Scattered are they by rank 0, to all. */
+/* The ill rank is the root: in a chain its bytes go to rank 0 first. In a scatter, rank 0 sends them to all. */
 static int32_t move(const rank *r, int kind, uint32_t n, sagecomm_error *err) {
   uint32_t blocks = kind == SAGECOMM_BROADCAST ? 1 : (uint32_t)size;
   unsigned char *in = calloc(blocks, n), *out = calloc(blocks, n);
@@ -118,7 +118,7 @@ void test_bad_messages(int n, waiting w, uint64_t seed) {
       {.kind = b, .bytes = -UINT64_C(1), .status = SAGECOMM_INTERNAL},
       {.kind = b, .bytes = UINT64_C(1) << 40, .status = SAGECOMM_INTERNAL},
       {.kind = b, .block = 1, .status = SAGECOMM_INTERNAL},
-      {.kind = SAGECOMM_ALL_TO_ALL, .block = 1, .status = SAGECOMM_MISMATCH}, /* other splits */
+      {.kind = SAGECOMM_ALL_TO_ALL, .block = 1, .status = SAGECOMM_MISMATCH}, /* splits that differ */
       {.kind = SAGECOMM_ALL_TO_ALL, .bytes = 1, .status = SAGECOMM_INTERNAL},
   };
   for (unsigned i = 0; i < sizeof list / sizeof *list; i++) {
@@ -136,7 +136,7 @@ static void wrong_taken(rank *r, void *arg) {
     scr_store_flag(&scr_shared_channel_reader(r->group->shared, (uint32_t)size, 0)->taken[0], *(uint64_t *)arg);
   }
   meet();
-  /* In each call a message for each rank, until there must be room in the channel to the ill one. */
+  /* Each call sends a message to each rank, until a send needs room in the channel to the ill one. */
   int32_t status = SAGECOMM_OK;
   for (int i = 0; i <= SCR_CHANNEL_PLACES && status == SAGECOMM_OK && r->rank != ill(); i++) {
     status = move(r, SAGECOMM_SCATTER, 1, &err);
@@ -164,14 +164,14 @@ static int32_t awaits(const rank *r, int who, uint32_t word) {
   return scr_group_awaits(r->group, who);
 }
 
-/* A rank that was stopped when what it waited for was not there yet, and now is, waits for nobody: it holds up the others
- * itself. */
+/* A rank was stopped while it waited for a message that has come since. It counts as one that waits for no rank, because it
+ * holds up the others itself. */
 static void stopped(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;
   uint32_t message = SCR_SLEEP_CHANNEL(0, 0) | (1 + (uint32_t)ill()), room = SCR_SLEEP_CHANNEL(0, 1) | 1;
   if (r->rank == 0) {
-    CHECK(awaits(r, 0, message) == ill()); /* there is no channel yet */
+    CHECK(awaits(r, 0, message) == ill()); /* the channel does not exist yet */
     CHECK(awaits(r, 0, message | SCR_SLEEP_ENGINE) == ill());
   }
   meet();
@@ -183,7 +183,7 @@ static void stopped(rank *r, void *arg) {
       CHECK(awaits(r, 0, message | SCR_SLEEP_ENGINE) == -1);
       CHECK(awaits(r, 0, 1 + (uint32_t)ill()) == ill()); /* a flag of a shared block */
       CHECK(awaits(r, ill(), room) == (i == SCR_CHANNEL_PLACES ? 0 : -1));
-      CHECK(awaits(r, ill(), SCR_SLEEP_CHANNEL(1, 1) | 1) == 0); /* another channel, which there is not */
+      CHECK(awaits(r, ill(), SCR_SLEEP_CHANNEL(1, 1) | 1) == 0); /* a channel that does not exist */
       atomic_store(&r->group->shared->collective.waits_for, 0);
       atomic_store(&r->group->peer[ill()].shared->collective.waits_for, 0);
     }
@@ -221,7 +221,7 @@ static void asleep(rank *r, void *arg) {
   if (r->rank != ill()) CHECK(move(r, SAGECOMM_BROADCAST, several, &err) == SAGECOMM_OK);
 }
 
-/* One that sleeps for the first message says for which, before there is a channel. */
+/* A rank that sleeps for the first message names it, although the channel does not exist yet. */
 static void asleep_at_first(rank *r, void *arg) {
   (void)arg;
   sagecomm_error err;

@@ -1,5 +1,5 @@
-/* channels.c: sendrecv plans, by every algorithm, checked against what they must give. What a call may vary in
- * is drawn at random: lengths, types, reductions, buffers in several pieces or in place, who waits and who finishes it. In
+/* channels.c: sendrecv plans, by every algorithm, checked against the expected results. What may differ between
+ * calls is drawn at random: lengths, types, reductions, buffers in several pieces or in place, who waits and who finishes it. In
  * each group some go over shared blocks, and there is a second group of the same ranks beside. */
 #include <sched.h>
 
@@ -257,7 +257,7 @@ static void finish(pending *p, bool wait) {
   sagecomm_error err;
   if (p->work && wait) {
     CHECK(complete(p->work, &err) == SAGECOMM_OK);
-  } else if (p->work) { /* the engine goes on with it */
+  } else if (p->work) { /* the progress engine drives it */
     int32_t status = scr_on_done(p->work, on_done, &p->done, &err);
     CHECK(status == SAGECOMM_PENDING || status == SAGECOMM_OK);
     while (status == SAGECOMM_PENDING && atomic_load(&p->done) == 0) sched_yield();

@@ -88,7 +88,7 @@ static void behind_a_failure(rank *r, void *arg) {
   sagecomm_op broadcast = {
       .kind = SAGECOMM_BROADCAST, .dtype = SAGECOMM_INT32, .root = 1, .n_in = 1, .n_out = 1, .in = &in, .out = &in};
   sagecomm_error err;
-  CHECK(call(r, &gather, &err) == SAGECOMM_OK); /* from now on there is a program for it: it takes the fast path */
+  CHECK(call(r, &gather, &err) == SAGECOMM_OK); /* compiles the program, so that the next call takes the fast path */
   meet();
   if (r->rank == 1) {
     CHECK(call(r, &gather, &err) == SAGECOMM_OK);

@@ -57,7 +57,7 @@ static void disagree(rank *r, void *arg) {
   } else {
     status = call(r, &op, &err);
   }
-  /* A rank that needs nothing of the others may have finished that one; the next it cannot. */
+  /* A rank that needs nothing of the others may have finished that call, but it cannot finish the next one. */
   if (status == SAGECOMM_OK) status = sum(r, 10, 0, 0, &err);
   CHECK(status == SAGECOMM_MISMATCH && err.status == SAGECOMM_MISMATCH);
   CHECK(sum(r, 10, 0, 0, &err) == SAGECOMM_MISMATCH);
@@ -207,7 +207,7 @@ static void leave(rank *r, void *arg) {
     return;
   }
   meet();
-  /* Operations that do not need the rank that left go on; frames that it sent before are received. */
+  /* Operations that do not need the rank that has left succeed; frames that it sent before are received. */
   int32_t data = 0;
   sagecomm_segment s = {&data, 4};
   sagecomm_op self = {.kind = SAGECOMM_SEND, .root = r->rank, .tag = 1, .flags = SAGECOMM_ASYNC, .n_in = 1, .in = &s};
@@ -286,7 +286,7 @@ static void send_and_leave(rank *r, void *arg) {
       .kind = SAGECOMM_GATHER, .dtype = SAGECOMM_INT32, .n_in = 1, .n_out = r->rank == 0, .in = &in, .out = &out};
   sagecomm_error err;
   if (r->rank != 0) {
-    CHECK(call(r, &op, &err) == SAGECOMM_OK); /* it waits for nobody */
+    CHECK(call(r, &op, &err) == SAGECOMM_OK); /* the call waits for no rank */
     scr_group_goodbye(r->group);
   }
   meet();

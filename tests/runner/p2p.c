@@ -81,7 +81,7 @@ void test_reverse_tags(int n, waiting w, uint64_t seed) {
   run_ranks(n, w.spin, w.yield_us, seed, reversed, NULL);
 }
 
-/* ---- the lock of the messages is not held for long ---- */
+/* ---- no thread holds the lock of the p2p operations for long ---- */
 
 #define FRAMES 5000 /* messages without bytes: one frame each, all in the fifo at once */
 
@@ -115,7 +115,7 @@ void test_bounded_passes(int n, waiting w, uint64_t seed) {
   if (n > 1) run_ranks(n, w.spin, w.yield_us, seed, one_at_a_time, NULL);
 }
 
-/* ---- a thread that cannot look at the fifos, because another one does, must not sleep on what that one missed ---- */
+/* ---- a thread looks at the fifos itself before it sleeps, even if it must wait for another thread's pass ---- */
 
 #define SLEEPS 6
 
@@ -155,7 +155,7 @@ static void sleepless(rank *r, void *arg) {
   sagecomm_op op = {.dtype = SAGECOMM_INT32, .root = 1 - r->rank};
   sagecomm_error err;
   for (int i = 0; i <= SLEEPS; i++) {
-    usleep(50000); /* the engine, which would help, finds nothing to do and sleeps for a second */
+    usleep(50000); /* until the engine finds nothing to do and sleeps for a second, so that it cannot help */
     meet();
     if (r->rank == 1) {
       if (i > 0) {

@@ -7,7 +7,7 @@ static struct choice {
   int algorithm;
   uint32_t chunk;
 } choices[KINDS][SIZE_CLASSES];
-static bool chosen; /* else all is shared blocks */
+static bool chosen; /* false: all kinds use slot plans */
 
 int algorithms_of(int kind) {
   int n = 0;
@@ -57,13 +57,13 @@ int choose_rounds(void) {
     int n = algorithms_of(kind);
     if (n > most) most = n;
   }
-  return most + 2; /* a kind goes over shared blocks in two rounds of up to 2 * KINDS */
+  return most + 2; /* a kind uses slot plans in two rounds of up to 2 * KINDS */
 }
 
 void choose_messages(int round, uint32_t least, uint64_t *random) {
   static const uint32_t chunks[] = {64, 192, 1024, LONGEST_CHUNK};
   for (int kind = 0; kind < KINDS; kind++) {
-    int before = 0; /* rounds in which it went over messages */
+    int before = 0; /* earlier rounds in which it used a sendrecv plan */
     for (int i = 0; i < round; i++) before += i % KINDS != kind;
     int algorithm = round % KINDS == kind ? SLOTS : before % algorithms_of(kind);
     for (int c = 0; c < SIZE_CLASSES; c++) {

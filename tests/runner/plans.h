@@ -1,4 +1,4 @@
-/* plans.h: the sendrecv plans (algo/sendrecv) as tables, and collectives that go by them instead of shared blocks.
+/* plans.h: the sendrecv plans (algo/sendrecv) as tables, and collectives that use them instead of slot plans.
  * sanitize_test.go writes the tables: all algorithms, for the sizes of groups and the roots that scenarios use. */
 #ifndef PLANS_H
 #define PLANS_H
@@ -24,7 +24,7 @@ extern const unsigned n_plans;
 
 /* The algorithms of messages of a kind. */
 int algorithms_of(int kind);
-/* Its number; it is there. */
+/* Returns the number of an algorithm, which must exist. */
 int algorithm_named(int kind, const char *name);
 bool takes_even_blocks_only(int kind, int algorithm);
 
@@ -36,7 +36,7 @@ bool takes_even_blocks_only(int kind, int algorithm);
 void choose(int kind, int size_class, int algorithm, uint32_t chunk);
 void choose_slots(void);
 /* Messages, for all kinds, in chunks of `least` bytes or more. After as many rounds as choose_rounds() each algorithm had
- * its turn; in each round, one kind goes over shared blocks. */
+ * its turn; in each round, one kind uses slot plans. */
 void choose_messages(int round, uint32_t least, uint64_t *random);
 int choose_rounds(void);
 

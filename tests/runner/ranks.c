@@ -279,7 +279,7 @@ static void *engine(void *unused) {
   return NULL;
 }
 
-/* Of operations. Shorter where something is expected to hang. */
+/* The timeout of operations. It is shorter where an operation is expected to hang. */
 static int64_t timeout_ns(void) {
   const char *seconds = getenv("RANKS_TIMEOUT");
   return (seconds ? atoi(seconds) : 60) * INT64_C(1000000000);

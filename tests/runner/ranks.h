@@ -37,9 +37,9 @@ int32_t call(const rank *r, const sagecomm_op *op, sagecomm_error *err);
 int32_t complete(sagecomm_work work, sagecomm_error *err);
 /* Takes the group down on all ranks, as Go does for abort(). Returns the first cause. */
 sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const char *message);
-/* The rank that has no memory for broadcasts; -1: none. */
+/* The rank that gets no memory for broadcasts; -1: none. */
 extern _Atomic int no_memory_on;
-/* Set in tests in which a rank writes anything anywhere, so that records of failures are not trusted. */
+/* Set in tests in which a rank writes random words anywhere, so that records of failures are not trusted. */
 extern _Atomic bool garbled;
 /* Whether run_ranks() makes two groups. */
 extern bool two_groups;

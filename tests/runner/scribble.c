@@ -1,5 +1,5 @@
-/* scribble.c: a rank writes random words all over what it shares, while all ranks work. Whatever the others make of it, a
- * result or a failure, they make it in time and touch no memory but buffers and arenas (AddressSanitizer: each arena has
+/* scribble.c: a rank writes random words all over what it shares, while all ranks work. Whether the others
+ * get a result or a failure, they get it in time and touch no memory but buffers and arenas (AddressSanitizer: each arena has
  * a gap behind it, each buffer its own). Races by intent: not for ThreadSanitizer. */
 #include <pthread.h>
 #include <sched.h>
@@ -31,7 +31,7 @@ typedef struct region {
 typedef struct scribbler {
   pthread_t thread;
   uint64_t random;
-  bool early; /* it begins before there are a large slots and fifos: offsets are still to be read */
+  bool early; /* it begins before the large slots and fifos exist, when their offsets are still to be read */
   region list[MAX_REGIONS];
   int regions;
   _Atomic bool stop;
@@ -64,7 +64,7 @@ static void add_all(scribbler *s, const scr_group *g) {
   add(s, scr_shared_detached(b, n, 0), 8, n, 1);
   add(s, b, 0, 1, scr_shared_bytes(g->size) / 8);
   unsigned char *large = g->peer[g->rank].large;
-  if (large == NULL) return; /* nor are there fifos */
+  if (large == NULL) return; /* the fifos do not exist either */
   add(s, large, SCR_LARGE_STRIDE, SCR_LARGE_SLOTS, 8);
   add(s, large + SCR_LARGE_REDUCED, SCR_LARGE_STRIDE, SCR_LARGE_SLOTS, 1);
   add(s, large, 0, 1, SCR_LARGE_SLOTS * SCR_LARGE_STRIDE / 8);
@@ -83,7 +83,7 @@ static void add_all(scribbler *s, const scr_group *g) {
   }
 }
 
-/* Anything, or near what lies there. */
+/* Returns a random word, or one close to the present value. */
 static uint64_t value_for(scribbler *s, uint64_t old) {
   uint64_t x = next_random(&s->random);
   switch (x >> 32 & 3) {
@@ -100,7 +100,7 @@ static uint64_t value_for(scribbler *s, uint64_t old) {
 
 static void *scribble(void *p) {
   scribbler *s = p;
-  /* Few regions at a time: else all ends with the first word that means failure. */
+  /* Few regions at a time, because otherwise a word that means failure soon ends the test. */
   int from = (int)(next_random(&s->random) % (uint64_t)s->regions), few = (int)(next_random(&s->random) % 3) + 1;
   while (!atomic_load(&s->stop)) {
     uint64_t x = next_random(&s->random);
@@ -220,7 +220,7 @@ void test_random_garbage(int n, waiting w, uint64_t seed) {
   for (uint64_t i = 0; races && n > 1 && i < repeats(); i++) {
     scribbler s = {.random = seed * 1000003 + i + 1, .early = i % 2};
     atomic_store(&timeout_ns, HANG_NS);
-    /* Over shared blocks, or most kinds by messages: another algorithm each time. */
+    /* With slot plans, or with sendrecv plans for most kinds, each time by another algorithm. */
     uint64_t random = s.random;
     if (i % 4 < 2) choose_messages((int)(next_random(&random) % (uint64_t)choose_rounds()), 1024, &random);
     run_ranks(n, w.spin, w.yield_us, seed, random_words, &s);

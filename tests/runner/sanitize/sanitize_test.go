@@ -1,6 +1,6 @@
 // Package sanitize runs the C sources of internal/runner, without Go, under AddressSanitizer and ThreadSanitizer: ranks
-// are threads over one mapping (tests/runner/*.c), kernels are the portable ones. And it takes protections out, one at
-// a time, and expects that the same tests notice.
+// are threads over one mapping (tests/runner/*.c), kernels are the portable ones. It also takes out protections, one at
+// a time, and expects that the same tests fail.
 //
 // What the sanitizers cannot see: races through two mappings of one memory, streaming stores, the order of a store and a
 // later load. For the last there is the model in tests/modelcheck.
@@ -24,10 +24,10 @@ import (
 	"time"
 )
 
-// calls into Go are not there: tests/runner/ranks.c does what Go does.
+// hooks has the calls into Go. It is not compiled: tests/runner/ranks.c takes the place of Go.
 const hooks = "internal/runner/hooks.c"
 
-// unused only have to be there, because portable kernels are forced. They are compiled without a sanitizer.
+// unused are kernels that only have to link, because portable ones are forced. They are compiled without a sanitizer.
 var unused = []string{"kernels/avx2.c", "kernels/avx512.c"}
 
 // kernels are compiled without UndefinedBehaviorSanitizer, with which they take the compiler as long as half of all the
@@ -36,7 +36,7 @@ const kernels = "kernels/portable.c"
 
 const runBound = 8 * time.Minute // of one run of threads_test; a run that hangs says in its last line where
 
-// build is a copy of the sources with what was made of it.
+// build is a copy of the sources with the objects and programs made of it.
 type build struct {
 	dir   string
 	flags []string
@@ -110,7 +110,7 @@ func (b *build) usable(t *testing.T) (prefix []string) {
 	return prefix
 }
 
-// sources are all that are compiled.
+// sources returns all sources that are compiled.
 func (b *build) sources(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -128,7 +128,7 @@ func (b *build) sources(t *testing.T) []string {
 	return all
 }
 
-// flagsOf are those that a source is compiled with.
+// flagsOf returns the flags that a source is compiled with.
 func (b *build) flagsOf(source string) []string {
 	for _, p := range unused {
 		if strings.HasSuffix(source, p) {
@@ -188,7 +188,7 @@ func mutant(source string) string { return "mutant_" + object(source) }
 
 var errHangs = fmt.Errorf("it hangs: no end after %v", runBound)
 
-// run gives what threads_test prints; an error when it, or a sanitizer, found something.
+// run returns the output of threads_test, and an error if it or a sanitizer found a fault.
 func (b *build) run(t *testing.T, prefix []string, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), runBound)
@@ -255,7 +255,7 @@ func healthy(t *testing.T, sanitizer string, flags ...string) (*build, []string)
 
 func tail(output string) string { return output[max(0, len(output)-6000):] }
 
-// unchecked take away what stands between a peer's garbage and memory that is not its own: noticed by AddressSanitizer.
+// unchecked are mutants without a check of what peers write. AddressSanitizer notices them.
 var unchecked = []mutation{
 	{"an offset of slots is believed", "SLOTS_BELIEVED", "slots.h", "random_garbage"},
 	{"an offset of a fifo is believed", "FIFO_BELIEVED", "fifo.c", "random_garbage"},
@@ -324,7 +324,7 @@ func TestMutantsAreListed(t *testing.T) {
 	}
 }
 
-// A race that is there need not show in each run.
+// A race does not show in every run.
 const attempts = 6
 
 func (b *build) expectNotice(t *testing.T, prefix []string, scenario string) {
@@ -343,7 +343,7 @@ func (b *build) expectNotice(t *testing.T, prefix []string, scenario string) {
 	t.Errorf("%d runs of %q did not notice", attempts, scenario)
 }
 
-// verdict is the line of the output that says what was found.
+// verdict returns the line of the output that names the fault.
 func verdict(output string) string {
 	for line := range strings.Lines(output) {
 		if strings.Contains(line, "WARNING: ThreadSanitizer") || strings.Contains(line, "ERROR: AddressSanitizer") || strings.Contains(line, "runtime error: ") || strings.Contains(line, "does not hold") {
