@@ -4,7 +4,7 @@ import "syscall"
 
 //go:generate go run ./gendoc ../../docs/environment.md
 
-// Level is how much the library says.
+// Level is the amount of messages that the library prints.
 type Level int
 
 // Levels in rising order: a message of level l is printed when l <= the value of [Debug].

@@ -15,13 +15,13 @@ import (
 type Watcher struct {
 	file    *os.File // nil if the process was gone when the watch began
 	done    chan struct{}
-	stopped chan struct{} // closed when nothing runs any more
+	stopped chan struct{} // closed when the watcher's goroutine has ended
 	close   sync.Once
 }
 
-// Watch begins to watch the process that has that pid and start time (as [StartTime] gives it). A process
-// that is gone already, or whose pid another one has by now, is a success: Done is closed at once. An error, such as too
-// many open files, says nothing about the process.
+// Watch begins to watch the process with that pid and start time (see [StartTime]). If the process has ended already, or
+// another one has its pid by now, Watch succeeds and Done is closed at once. An error, such as too many open files, does not
+// mean that the process has ended.
 func Watch(pid int, startTime uint64) (*Watcher, error) {
 	fd, err := open(pid)
 	if errors.Is(err, unix.ESRCH) {
@@ -31,8 +31,8 @@ func Watch(pid int, startTime uint64) (*Watcher, error) {
 		return nil, fmt.Errorf("watch process %d: %w", pid, err)
 	}
 
-	// Only now does the pid stay what it is: the descriptor holds on to one process, and the start time says which.
-	// If that process ended in between, either the time differs, or there is no entry and the descriptor is readable.
+	// The descriptor refers to one process from now on, and the start time shows whether it is the expected one. If that
+	// process ended before this point, either the time differs, or /proc has no entry and the descriptor is readable.
 	now, err := StartTime(pid)
 	switch {
 	case err == nil && now == startTime:
@@ -50,10 +50,10 @@ func Watch(pid int, startTime uint64) (*Watcher, error) {
 	return w, nil
 }
 
-// WatchFD begins to watch the process that a pidfd holds on to, in whatever pid namespace it is. The descriptor is the
-// watcher's from now on, also on an error.
+// WatchFD begins to watch the process of a pidfd, in any pid namespace. WatchFD takes over the descriptor, even if it returns
+// an error.
 func WatchFD(pidfd int) (*Watcher, error) {
-	if err := unix.SetNonblock(pidfd, true); err != nil { // the poller asks for it
+	if err := unix.SetNonblock(pidfd, true); err != nil { // the poller requires it
 		unix.Close(pidfd)
 		return nil, fmt.Errorf("watch a process: %w", err)
 	}
@@ -68,8 +68,8 @@ func WatchFD(pidfd int) (*Watcher, error) {
 	}
 	go func() {
 		defer close(w.stopped)
-		// Read parks this goroutine in the poller each time that the function says false; it fails when the file is
-		// closed, and only then.
+		// Read parks this goroutine in the poller each time that the function returns false. It fails only when the file is
+		// closed.
 		if err := conn.Read(func(fd uintptr) bool { return ended(int(fd)) }); err == nil {
 			close(w.done)
 		}
@@ -77,11 +77,11 @@ func WatchFD(pidfd int) (*Watcher, error) {
 	return w, nil
 }
 
-// Done is closed when the process has ended (it may not have been waited for yet). It stays open after a Close that
-// came first.
+// Done returns a channel that is closed when the process has ended, even if it is still a zombie. The channel stays open if
+// Close is called first.
 func (w *Watcher) Done() <-chan struct{} { return w.done }
 
-// Close ends the watch and gives the descriptor back. Idempotent; after it Done does not change any more.
+// Close ends the watch and closes the descriptor. It is idempotent. Done does not change after Close.
 func (w *Watcher) Close() {
 	w.close.Do(func() {
 		if w.file != nil {
@@ -91,7 +91,7 @@ func (w *Watcher) Close() {
 	<-w.stopped
 }
 
-// gone is the watcher of a process that has ended.
+// gone returns the watcher of a process that has ended.
 func gone() *Watcher {
 	w := &Watcher{done: make(chan struct{}), stopped: make(chan struct{})}
 	close(w.done)
@@ -101,13 +101,13 @@ func gone() *Watcher {
 
 func open(pid int) (int, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
-	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // EPERM: a seccomp filter that does not know the call
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // EPERM: from a seccomp filter that does not know the call
 		err = fmt.Errorf("the system has no pidfd_open (Linux 5.3): %w", err)
 	}
 	return fd, err
 }
 
-// ended polls the pidfd without waiting: it is readable once the last thread has gone.
+// ended polls the pidfd without waiting. The pidfd is readable as soon as the last thread of the process has ended.
 func ended(fd int) bool {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	for {

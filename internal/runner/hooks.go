@@ -20,7 +20,7 @@ type Handler interface {
 	Issue(group uint64, call Call) *coll.Failure
 	// Fuse checks the operations of a coalesced call and returns the number of the batch of each one, see fusion.Plan.
 	Fuse(group uint64, calls []Call) ([]uint32, *coll.Failure)
-	// Incident diagnoses what a driver found. The group is down when it returns.
+	// Incident diagnoses an incident. The group is down when it returns.
 	Incident(group uint64, t Incident)
 	// Fifo makes the fifo from this rank to the peer, or takes the group down.
 	Fifo(group uint64, peer int)

@@ -69,7 +69,7 @@ func (a *Arena) create(dir string) error {
 	if err != nil {
 		return err
 	}
-	if d.FD = a.fd; a.fd <= 2 { // a standard stream is closed: without a higher descriptor, printed text would end up in the arena
+	if d.FD = a.fd; a.fd <= 2 { // a standard stream is closed; printed text must not get into the arena
 		if d.FD, err = unix.FcntlInt(uintptr(a.fd), unix.F_DUPFD_CLOEXEC, 3); err != nil {
 			return err
 		}

@@ -151,7 +151,7 @@ func TestWrongDescriptorsAreRefused(t *testing.T) {
 		{"kind", change(file, func(d *Descriptor) { d.Kind = Memfd; d.Nonce[1]++ }), []Method{Proc}, []string{"proc: it", "sealed"}},
 		{"path", change(file, func(d *Descriptor) { d.Path += "x" }), []Method{File}, []string{"no such file"}},
 		{"relative path", change(file, func(d *Descriptor) { d.Path = "a" }), []Method{File}, []string{"relative"}},
-		{"unlinked", change(file, func(d *Descriptor) { d.Path = "" }), []Method{File}, []string{"lost its name"}},
+		{"unlinked", change(file, func(d *Descriptor) { d.Path = "" }), []Method{File}, []string{"no name any more"}},
 		{"symbolic link", change(file, func(d *Descriptor) { d.Path = link }), []Method{File}, []string{"symbolic links"}},
 		{"public file", change(file, func(d *Descriptor) { d.Path = public }), []Method{File}, []string{"expected a private file"}},
 	} {
