@@ -43,7 +43,7 @@ func clusters(t testing.TB) (list []*Cluster) {
 		described(t, "pcie", "rdma_200g", 32, 4, 2, 8, 4))
 }
 
-// kinds holds all collectives, and whether they have a block for each rank.
+// kinds maps each collective to whether it has a block for each rank.
 var kinds = map[coll.Kind]bool{
 	coll.AllReduce: false, coll.Broadcast: false, coll.Reduce: false, coll.Barrier: false,
 	coll.AllGather: true, coll.ReduceScatter: true, coll.AllToAll: true, coll.Gather: true, coll.Scatter: true,
@@ -51,7 +51,8 @@ var kinds = map[coll.Kind]bool{
 
 const tolerance = 0.05
 
-// apart returns how far the closed form is from the play, in time and in bytes, or why they cannot be compared.
+// apart returns the difference between the closed form and the play, in time and in bytes, or the reason why they cannot be
+// compared.
 func apart(c *Cluster, of *plans, bytes uint64, chunk int) (got, want Prediction, far string) {
 	if got = c.one(of, bytes, chunk, Closed); got.Why != "" {
 		return got, want, ""
@@ -140,7 +141,7 @@ func TestClosedFormsAgreeWithPlaysOfThousands(t *testing.T) {
 			for _, c := range list {
 				for _, bytes := range []uint64{8, 100_000_000} {
 					if name == sendrecv.Ring && (bytes == 8 || c.Oversubscription > 1) {
-						continue // as long again
+						continue // it would double the time of the test
 					}
 					got, want, far := apart(c, of, bytes, wholeChunk(bytes))
 					if got.Why != "" || want.Why != "" || far != "" {
@@ -152,7 +153,7 @@ func TestClosedFormsAgreeWithPlaysOfThousands(t *testing.T) {
 	}
 }
 
-// The tolerance is small enough: the closed form for a link half as slow is outside.
+// The tolerance is small enough to reject the closed form for a link that is half as slow.
 func TestAgreementIsNoticed(t *testing.T) {
 	c, half := described(t, "nvlink", "rdma_400g", 8, 8), described(t, "nvlink", "rdma_200g", 8, 8)
 	for _, name := range []string{sendrecv.Ring, sendrecv.Hierarchical} {

@@ -102,7 +102,7 @@ func (c *Cluster) fill() {
 	}
 }
 
-// check refuses a description of something that cannot be.
+// check returns an error if no cluster can have the description.
 func (c *Cluster) check() error {
 	switch {
 	case c.Hosts < 1 || c.Hosts > MostRanks:
@@ -142,7 +142,7 @@ func (c *Cluster) check() error {
 	return nil
 }
 
-// finite reports whether a number is one.
+// finite reports whether a number is neither infinite nor NaN.
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
 // positive refuses a rate outside the range for which all times fit into femtoseconds.
@@ -172,7 +172,7 @@ func (c Cluster) hosts() [][]int {
 // perByte returns the seconds per byte of a rate in GB/s.
 func perByte(gb float64) float64 { return 1 / (gb * 1e9) }
 
-// price converts the link to what plans are priced with.
+// price converts the link to the units in which plans are priced.
 func (l Link) price() cost.Link {
 	return cost.Link{Latency: l.Latency * 1e-6, Byte: perByte(l.Rate), Step: l.Step * 1e-6}
 }

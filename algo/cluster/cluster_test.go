@@ -190,7 +190,7 @@ func TestWhatEachMethodIsFor(t *testing.T) {
 	}
 }
 
-// Closed forms refuse what they do not hold for, with a reason.
+// Closed forms refuse clusters and algorithms for which they do not hold, with a reason.
 func TestClosedFormsSayWhereTheyDoNotHold(t *testing.T) {
 	for _, c := range []struct {
 		of        *Cluster

@@ -86,8 +86,8 @@ func (f *closed) plain() bool { return f.H == 1 || f.c.Oversubscription == 1 && 
 
 func (f *closed) uniform() bool { return f.H == 1 || f.q == 1 && f.plain() }
 
-// few reports whether there are several hosts of several ranks, but fewer hosts than that many. Then the first and the
-// last messages of each host decide, which no formula here follows.
+// few reports whether there are several hosts of several ranks, but fewer hosts than the given number. Then the first and the
+// last messages of each host decide the time, which no formula here models.
 func (f *closed) few(hosts int) bool { return f.H > 1 && f.q > 1 && f.H < hosts }
 
 // one returns the class of links where there is one only.
@@ -183,8 +183,8 @@ func (f *closed) ring(steps, reducing, ranks int, n float64, cells bool) float64
 // ringCells is the number of cells of a ring reduce-scatter of blocks, for what it sends on.
 const ringCells = 2
 
-// other returns the time that a rank at the end of a link between hosts spends on its other link, which is inside the
-// host if the host has several ranks.
+// other returns the time that a rank with a link between hosts spends on its other link, which lies inside the host if the
+// host has several ranks.
 func (f *closed) other() float64 {
 	if f.q == 1 {
 		return f.out.o

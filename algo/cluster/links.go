@@ -7,8 +7,8 @@ import (
 
 // Link is a class of links as one rank sees it.
 type Link struct {
-	Latency float64 `json:"latency_us"`             // microseconds from a message's leaving until its first byte is there
-	Step    float64 `json:"step_us,omitempty"`      // microseconds that sending a message keeps a rank busy, and taking it
+	Latency float64 `json:"latency_us"`             // microseconds from the start of a message until its first byte arrives
+	Step    float64 `json:"step_us,omitempty"`      // microseconds for which a rank is busy with sending, or taking, a message
 	Rate    float64 `json:"gb_per_s"`               // GB per second that one rank sends, and takes at the same time
 	NIC     float64 `json:"nic_gb_per_s,omitempty"` // GB per second of a NIC, in each direction; default: as one rank
 }
@@ -21,7 +21,7 @@ func (l Link) nic() float64 {
 	return l.NIC
 }
 
-// check refuses figures that no link has.
+// check returns an error if no link can have these figures.
 func (l Link) check(where string) error {
 	switch {
 	case !(l.Latency >= 0 && l.Latency <= 1e6):

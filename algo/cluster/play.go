@@ -75,8 +75,8 @@ func (c *Cluster) costs() cost.Costs {
 	return costs
 }
 
-// sharesNICs reports whether ranks may wait for a NIC. They do not where each rank has one to itself that is as fast as
-// the rank.
+// sharesNICs reports whether ranks may wait for a NIC. They never wait if each rank has a NIC to itself that is as fast as the
+// rank.
 func (c *Cluster) sharesNICs() bool {
 	between := c.links()[1]
 	return c.NICs < c.RanksPerHost || between.nic() < between.Rate
@@ -101,7 +101,7 @@ type plans struct {
 func (c *Cluster) plans(kind coll.Kind, algorithm string) *plans {
 	p := &plans{kind: kind, algorithm: algorithm, at: sendrecv.Place{Size: c.Ranks(), Chunk: plan.Unit}}
 	if algorithm == sendrecv.Hierarchical {
-		p.at.Hosts = c.hosts() // only there, since checking hosts takes time
+		p.at.Hosts = c.hosts() // only for hierarchical algorithms, because checking hosts takes time
 	}
 	return p
 }

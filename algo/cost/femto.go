@@ -9,7 +9,7 @@ import (
 // compilers may fuse a multiplication and an addition of floats, come to the same choice.
 type Femto int64
 
-// Never is the price of what cannot finish, or takes longer than can be said.
+// Never is the price of a collective that cannot finish, or takes longer than Femto can count.
 const Never = Femto(math.MaxInt64)
 
 // mostTime is the longest time that a play counts. No sum of three such times overflows.

@@ -1,13 +1,13 @@
 package cost
 
-// Memory holds what slots in shared memory cost, in seconds.
+// Memory holds the costs of slots in shared memory, in seconds.
 type Memory struct {
 	Hop    float64 // from storing a flag until a rank that waits for it has seen it
-	Flag   float64 // looking at one peer's flag that is already there
-	Step   float64 // carrying out a stage on a chunk, bytes aside
-	Copy   float64 // per byte copied between memories that this core has at hand
-	Far    float64 // per byte taken out of a slot that another core has just written
-	Claim  float64 // per byte stored into a slot whose lines other cores have read since, on top of Copy
+	Flag   float64 // looking at one peer's flag that is already set
+	Step   float64 // carrying out a stage on a chunk, without the cost of its bytes
+	Copy   float64 // per byte copied between memories in this core's caches
+	Far    float64 // per byte read from a slot that another core has just written
+	Claim  float64 // per byte stored into a slot that other cores have read since the last store, on top of Copy
 	Reduce float64 // per byte of each operand of a reduction, on top of Far for operands in others' slots
 	Store  float64 // per byte stored to each target of a reduction after the first
 }
@@ -23,8 +23,8 @@ type Memory struct {
 //
 // Predicted times hold for the machine that the parameters come from. On a processor with a faster path between cores
 // (Zen 5: 1 MiB in 25 us) all terms shrink, so the choices stay close while the times do not. Memory beyond the caches
-// is not modelled: from 4 MiB on it adds about a quarter, to all candidates alike. Where ranks share a core, a hop
-// takes until the kernel has switched; whoever makes the Memory must say so.
+// is not modelled: from 4 MiB on it adds about a quarter, to all candidates alike. If ranks share a core, a hop takes until
+// the kernel has switched between them; the caller must set Hop to that time.
 func DefaultMemory() Memory {
 	return Memory{
 		Hop:    250e-9,

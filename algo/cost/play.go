@@ -7,7 +7,7 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// play is a collective in time.
+// play is the state of a collective that is played in time.
 type play struct {
 	*Prepared
 	costs    Costs
@@ -22,7 +22,7 @@ type play struct {
 	places   []place
 	ready    []int32
 	shared   []Femto // per byte of each shared link
-	free     []Femto // when each shared link is
+	free     []Femto // when each shared link is free
 	waiting  events
 	route    []int
 	tooLong  bool
@@ -32,7 +32,7 @@ type play struct {
 // femtoLink is Link in femtoseconds.
 type femtoLink struct{ latency, byte, step Femto }
 
-// line is a channel in time. It has no more places than it has messages.
+// line is the state of a channel in a play. It has no more places than it has messages.
 type line struct {
 	from, to           int32
 	sent, there, taken uint32 // messages
@@ -43,16 +43,16 @@ type line struct {
 
 // place is a message in a channel.
 type place struct {
-	// at is when the first byte is at the receiver, or the last byte if the message came over shared links; later, when
-	// the message was taken.
+	// at is the time at which the first byte is at the receiver, or the last byte if the message came over shared links. Once
+	// the message is taken, at is the time of that.
 	at    Femto
 	bytes uint64
 }
 
-// player is a rank in time.
+// player is the state of a rank in a play.
 type player struct {
 	*skeleton
-	turn     int32 // to be added to the skeleton's peers and pieces
+	turn     int32 // number to add to the skeleton's peers and pieces
 	chunks   int
 	position int
 	step     int
@@ -62,7 +62,7 @@ type player struct {
 	awaits   int32 // the line that has to move before the rank can go on
 	now      Femto
 	out, in  []Femto  // when the rank's links are free, by class
-	numbers  []uint32 // of ordered messages in their channels, from 1, for the latest chunks in turn; 0: not sent
+	numbers  []uint32 // numbers, from 1, of ordered messages in their channels, for the latest chunks in turn; 0: not sent
 	messages int
 	sent     uint64
 }
@@ -163,7 +163,7 @@ func (p *play) finish() (end Femto, err error) {
 		p.pass(p.waiting.pop())
 	}
 	if p.tooLong {
-		return 0, fmt.Errorf("it takes more than %v, which femtoseconds do not count", time.Duration(mostTime/1_000_000))
+		return 0, fmt.Errorf("it takes more than %v, the longest time that can be predicted", time.Duration(mostTime/1_000_000))
 	}
 	for rank := range p.players {
 		who := &p.players[rank]

@@ -7,11 +7,11 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// Link holds what a class of links costs, in seconds.
+// Link holds the costs of a class of links, in seconds.
 type Link struct {
 	Latency float64 // from the moment a message leaves until its first byte arrives
 	Byte    float64 // per byte on the way; the messages of a rank leave, and arrive, one after the other in each class
-	Step    float64 // that a rank is busy with sending a message, and again with taking one, bytes aside
+	Step    float64 // for which a rank is busy with sending a message, and again with taking one, without its bytes
 }
 
 // Costs holds all costs that a price depends on.
@@ -40,7 +40,7 @@ type Outcome struct {
 	Sent     uint64        // bytes sent by the rank that sends most of them
 }
 
-// Price returns the time of [Play].
+// Price returns the time that [Play] predicts.
 func Price(g plan.Group, l plan.Lengths, c Costs) (time.Duration, error) {
 	o, err := Play(g, l, c)
 	return o.Time, err

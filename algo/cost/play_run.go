@@ -37,7 +37,7 @@ func (w *player) enter() {
 	}
 }
 
-// window returns for how many chunks a rank must know the messages: those in flight, and those whose scratch memory is
+// window returns the number of chunks whose messages a rank must know: the chunks in flight and those whose scratch memory is
 // used again.
 func (w *player) window() int { return min(w.chunks, w.sets()+1) }
 
@@ -49,7 +49,7 @@ func (w *player) numbersOf(chunk int) []uint32 {
 	return w.numbers[row : row+w.ordered]
 }
 
-// bytes returns what a step moves in a chunk.
+// bytes returns the number of bytes that a step moves in a chunk.
 func (p *play) bytes(who *player, b *bone, chunk int) uint64 {
 	switch {
 	case who.uneven != nil:
@@ -108,13 +108,14 @@ func (p *play) settled(rank int32, b *bone, chunk int) (at Femto, ok bool) {
 	return at, true
 }
 
-// taken returns when a message was taken, or since if that is later. It reports false if it has not been taken.
+// taken returns the time at which a message was taken, or the time since if that is later. It reports false if the message has
+// not been taken.
 func (p *play) taken(rank int32, o ordered, numbers []uint32, since Femto) (Femto, bool) {
 	i, n := p.first[rank]+o.line, numbers[o.number]
 	l := &p.lines[i]
 	switch {
 	case n+uint32(p.capacity) <= l.sent:
-		return since, true // a later one was sent into its place, or it was never sent
+		return since, true // a later message was sent into its place, or the message was never sent
 	case n == 0:
 		return since, true
 	case n > l.taken:

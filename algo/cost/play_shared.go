@@ -1,10 +1,10 @@
 package cost
 
-// event is the arrival of a message at a shared link, the one of that stage of its route.
+// event is the arrival of a message at a shared link, which is number stage of the message's route.
 type event struct {
 	at      Femto
 	line    int32
-	message uint32 // of its line
+	message uint32 // number of the message in its line
 	stage   uint32
 }
 
@@ -29,7 +29,7 @@ func (p *play) pass(e event) {
 	via := p.route[e.stage]
 	begins := max(e.at, p.free[via])
 	p.free[via] = p.plus(begins, s.bytes, p.shared[via])
-	ahead := Femto(0) // of the latency
+	ahead := Femto(0) // latency that comes before the next link
 	if e.stage+1 == uint32(len(p.route)+1)/2 {
 		begins += link.latency
 	} else if e.stage+1 < uint32(len(p.route)+1)/2 {

@@ -5,11 +5,11 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Prepared holds the plans of a group as far as playing needs them. It depends neither on the length of buffers nor on
-// that of chunks, so it can be played for many of both.
+// Prepared holds the parts of a group's plans that playing needs. It depends neither on the length of buffers nor on the
+// length of chunks, so one Prepared can be played for many of both.
 type Prepared struct {
 	size      int
-	chunk     int // of the plans
+	chunk     int // chunk of the plans
 	pieces    int
 	met       bool // the plans are of a barrier, which has no length
 	turned    bool

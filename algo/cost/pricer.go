@@ -9,11 +9,11 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Unpriced is the time of what cannot be predicted or takes longer than a duration can hold.
+// Unpriced is the time of a collective that cannot be predicted or takes longer than a duration can hold.
 const Unpriced = time.Duration(math.MaxInt64)
 
-// playedChunks is how many chunks of a collective are played. A rank cannot be ahead of its neighbours by more than the
-// messages that channels hold, so a pipeline has reached its pace by then, and the rest is multiplied.
+// playedChunks is the number of chunks of a collective that are played. A rank cannot be ahead of its neighbours by more than
+// the messages that channels hold, so by then each chunk takes equally long, and the time of the rest is multiplied.
 const playedChunks = 8
 
 // playedRegions bounds the effort of a price: the number of regions that the steps of all ranks name. Each takes some
@@ -24,8 +24,8 @@ const playedRegions = 1 << 16
 // sums that grow with its length, so it lies close to the straight line between two played lengths.
 const between = 16
 
-// Priced reports whether a [Pricer] has prices of a group: whether its ranks are alike, or have few enough messages to
-// be played all.
+// Priced reports whether a [Pricer] has prices for a group. It has if the ranks are alike, or if they have so few messages that
+// all ranks can be played.
 func Priced(g plan.Group, c Costs) bool {
 	if len(c.Links) == 1 && g.Digits != nil {
 		return true
@@ -43,17 +43,17 @@ func Priced(g plan.Group, c Costs) bool {
 	return true
 }
 
-// Pricer is [Price] of one algorithm in one group, for many lengths. Where all ranks are alike it plays one of them;
-// long collectives it plays in part. One goroutine at a time may use it.
+// Pricer computes [Price] for one algorithm in one group and many lengths. If all ranks are alike, it plays one of them. It
+// plays only a part of long collectives. One goroutine at a time may use it.
 type Pricer struct {
 	group  plan.Group
 	costs  Costs
-	digits []int             // in which ranks are alike, or nil
-	first  plan.SendRecvPlan // of rank 0
-	inner  plan.SendRecvPlan // of a rank in the middle, which in trees is neither a leaf nor the root
+	digits []int             // digits in which ranks are alike, or nil
+	first  plan.SendRecvPlan // plan of rank 0
+	inner  plan.SendRecvPlan // plan of a rank in the middle, which in trees is neither a leaf nor the root
 	plans  []plan.SendRecvPlan
 	played map[uint64]time.Duration // by length
-	full   time.Duration            // for which a rank is busy with a chunk
+	full   time.Duration            // time for which a rank is busy with a full chunk
 }
 
 // NewPricer prices the plans of all ranks of a group.
@@ -69,7 +69,7 @@ func NewPricer(g plan.Group, c Costs) *Pricer {
 // Plan returns the plan of rank 0.
 func (r *Pricer) Plan() plan.SendRecvPlan { return r.first }
 
-// Largest returns the most bytes of a message of any rank.
+// Largest returns the length of the longest message of any rank.
 func (r *Pricer) Largest() (largest int) {
 	for _, p := range r.told() {
 		largest = max(largest, p.Largest())
@@ -77,7 +77,7 @@ func (r *Pricer) Largest() (largest int) {
 	return largest
 }
 
-// told returns plans of which one has the longest message and one does most.
+// told returns the plans of a few ranks, among them the one with the longest message and the one with the most work.
 func (r *Pricer) told() (plans []plan.SendRecvPlan) {
 	if r.group.Telling == nil {
 		for rank := range r.group.Size {
@@ -138,7 +138,7 @@ func (r *Pricer) interpolate(bytes uint64) time.Duration {
 	return from + time.Duration(part)
 }
 
-// play plays a length, or returns what it took when it was played before.
+// play plays a length, or returns the time of an earlier play of the same length.
 func (r *Pricer) play(bytes uint64) time.Duration {
 	if even := uint64(r.first.Pieces * plan.Unit); r.digits != nil && bytes > uint64(r.first.Chunk) {
 		// In a last chunk with fewer units than pieces some ranks have nothing to send, so ranks are not alike there.
@@ -222,8 +222,8 @@ func (r *Pricer) busyWith(p plan.SendRecvPlan, bytes uint64) time.Duration {
 }
 
 // AtLeast returns a lower bound of [Pricer.Price] without any play: the time of one rank's work, or of the bytes that
-// leave it or come to it. Whoever looks for the cheapest algorithm need not price one whose bound is higher than a
-// known price.
+// leave it or come to it. A search for the cheapest algorithm need not price an algorithm whose bound is higher than a known
+// price.
 func (r *Pricer) AtLeast(bytes uint64) time.Duration {
 	least, times := r.full, bytes/uint64(r.first.Chunk)
 	if times == 0 || r.first.Kind == coll.Barrier {
@@ -235,7 +235,7 @@ func (r *Pricer) AtLeast(bytes uint64) time.Duration {
 	return least * time.Duration(times)
 }
 
-// Count returns the most that any rank does. Whole chunks are counted once and multiplied.
+// Count returns the largest counts of any rank. It counts a whole chunk once and multiplies.
 func (r *Pricer) Count(bytes uint64) (most Traffic) {
 	for _, p := range r.told() {
 		chunks, chunk := p.Chunks(plan.Lengths{Bytes: bytes}), uint64(p.Chunk)

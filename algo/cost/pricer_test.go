@@ -122,11 +122,11 @@ func TestNoLengthIsTooLong(t *testing.T) {
 		}
 	}
 	if got := r.Price(math.MaxUint64); got != Unpriced {
-		t.Errorf("more bytes than there are take %v", got)
+		t.Errorf("the largest number of bytes takes %v", got)
 	}
 	barrier := pricerOf(t, family{coll.Barrier, sendrecv.Dissemination}, sendrecv.Place{Size: 8, Chunk: plan.Unit}, channelCosts())
 	if got := barrier.first.Chunks(plan.Lengths{Bytes: 1 << 62}); got != 1 {
-		t.Errorf("a barrier has %d chunks where it is asked for bytes, expected 1", got)
+		t.Errorf("a barrier has %d chunks for a number of bytes, expected 1", got)
 	}
 }
 

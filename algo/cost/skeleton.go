@@ -7,8 +7,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// skeleton is the part of a plan that its time depends on. Peers and, where it is turned, pieces are counted from the
-// rank that it is played for.
+// skeleton is the part of a plan on which its time depends. Its peers are relative to the rank that is played, and so are its
+// pieces if it is turned.
 type skeleton struct {
 	bones   []bone
 	spans   []span
@@ -181,7 +181,7 @@ func (c cut) start(piece uint64) uint64 {
 	return min((piece*c.each+min(piece, c.more))*plan.Unit, c.bytes)
 }
 
-// bytes returns what a step moves in a chunk with this cut.
+// bytes returns the number of bytes that a step moves in a chunk with this cut.
 func (k *skeleton) bytes(b *bone, c cut, turn uint64) (sum uint64) {
 	for i := b.spans; i < b.spansEnd; i++ {
 		s := &k.spans[i]

@@ -6,8 +6,8 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// playedSlotChunks is how many chunks of a collective are played. Waiting repeats itself well within that many, since a
-// rank cannot be ahead by more than the slots.
+// playedSlotChunks is the number of chunks of a collective that are played. A rank cannot be ahead by more chunks than there
+// are slots, so the pattern of waiting repeats well within that number.
 const playedSlotChunks = 16
 
 // PriceSlots predicts the time from the moment at which all ranks enter the collective until the last one is done. The
@@ -19,7 +19,7 @@ func PriceSlots(plans []plan.SlotPlan, bytes uint64, link Memory) time.Duration 
 	return NewSlotPricer(plans, link).Price(bytes).Duration()
 }
 
-// SlotPricer is [PriceSlots] of one algorithm for many lengths. It plays each length once; lengths beyond the played
+// SlotPricer computes [PriceSlots] for one algorithm and many lengths. It plays each length once; lengths beyond the played
 // chunks share most plays. One goroutine at a time may use it.
 type SlotPricer struct {
 	plan   plan.SlotPlan
@@ -33,7 +33,7 @@ func NewSlotPricer(plans []plan.SlotPlan, link Memory) *SlotPricer {
 	return &SlotPricer{plans[0], link.femto(), rolesOf(plans), map[uint64]Femto{}}
 }
 
-// play plays a length, or returns what it took when it was played before.
+// play plays a length, or returns the time of an earlier play of the same length.
 func (r *SlotPricer) play(bytes uint64) Femto {
 	t, ok := r.played[bytes]
 	if !ok {
@@ -63,8 +63,7 @@ func (r *SlotPricer) Price(bytes uint64) Femto {
 	return begin + Femto(rest)*each
 }
 
-// Count returns the most that any rank does in a collective of that many bytes. Whole chunks are counted once and
-// multiplied.
+// Count returns the largest counts of any rank in a collective of that many bytes. It counts a whole chunk once and multiplies.
 func (r *SlotPricer) Count(bytes uint64) (most SlotTraffic) {
 	for _, p := range r.cast.plans {
 		chunks, chunk, head := p.Chunks(bytes), uint64(p.Chunk), uint64(p.Head)
@@ -125,7 +124,8 @@ func (r roles) play(bytes uint64, link femtoMemory) Femto {
 			actors[i].posted[plan.LargeSlots][c] = make([]Femto, p.Chunks(bytes))
 		}
 	}
-	// ready returns when all that a step waits for has arrived. It reports false if some of it has not been posted.
+	// ready returns the time at which all flags that a step waits for have arrived. It reports false if a flag has not been
+	// posted.
 	ready := func(s plan.SlotStep) (at Femto, ok bool) {
 		for _, w := range s.Waits {
 			if w.Chunk < 0 {

@@ -7,8 +7,8 @@ type SlotTraffic struct {
 	Steps   int    // stages carried out
 	Flags   int    // peers' filled or reduced flags looked at
 	Near    uint64 // bytes copied without leaving this rank's memory
-	Far     uint64 // bytes taken out of slots into which other ranks have written them, to be copied or reduced
-	Claims  uint64 // bytes published into slots that other ranks have read and not written since
+	Far     uint64 // bytes copied or reduced from slots that other ranks have written
+	Claims  uint64 // bytes published into slots that other ranks have read since the last write
 	Reduced uint64 // bytes of operands reduced, this rank's own included
 	Stored  uint64 // bytes that reductions stored to targets after the first
 }
@@ -52,7 +52,7 @@ func returns(p plan.SlotPlan) bool {
 	return false
 }
 
-// CountSlots adds up what a plan does for a collective of that many bytes. It takes time proportional to the chunks.
+// CountSlots counts the work of a plan for a collective of that many bytes. Its time is proportional to the number of chunks.
 func CountSlots(p plan.SlotPlan, bytes uint64) SlotTraffic {
 	var t SlotTraffic
 	for s := range plan.Concrete(p, bytes) {

@@ -10,7 +10,7 @@ type Traffic struct {
 	Copied         uint64 // bytes copied inside the rank
 }
 
-// Count adds up what a plan does for a collective of these lengths, out of place.
+// Count counts the work of a plan for a collective of these lengths, out of place.
 func Count(p plan.SendRecvPlan, l plan.Lengths) (t Traffic) {
 	for k := range p.Chunks(l) {
 		for i := range p.Steps {

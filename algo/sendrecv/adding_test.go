@@ -11,12 +11,12 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// example is the line that the document adds to families.
+// example is the line that docs/adding-an-algorithm.md adds to families.
 var example = []family{
 	{coll.Broadcast, Flat, FlatBroadcast},
 }
 
-// exampleFormulas is the line that the document adds to formulas.
+// exampleFormulas is the line that docs/adding-an-algorithm.md adds to formulas.
 var exampleFormulas = map[string]func(P int, n uint64) formula{
 	// Chan et al. 2007: the root sends P-1 messages of n.
 	"broadcast/flat": func(P int, n uint64) formula { return formula{P - 1, P - 1, uint64(P-1) * n, 0} },
@@ -38,7 +38,7 @@ func TestTheWorkedExampleIsRight(t *testing.T) {
 	}
 }
 
-// The document shows exactly the code that is built and proved here.
+// The code that docs/adding-an-algorithm.md shows is exactly the code that the tests build and prove.
 func TestTheWorkedExampleIsTheDocuments(t *testing.T) {
 	read := func(name string) string {
 		text, err := os.ReadFile(name)

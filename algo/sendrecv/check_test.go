@@ -12,8 +12,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// TestMain lets memory grow between collections: proofs throw away nearly all that they allocate, and the little that is
-// left would have the collector run all the time.
+// TestMain lets memory grow between garbage collections. Proofs keep little of the memory that they allocate, so the collector
+// would otherwise run all the time.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(1000)
 	m.Run()
@@ -91,7 +91,7 @@ func prove(t *testing.T, f family) {
 				list, chunk := lengths(f.kind, size, chunk), chunk
 				switch {
 				case size > 8 && root != 0 && root != size-1:
-					// Another root only changes which rank has which role, and one chunk shows that.
+					// Another root only changes the roles of ranks, which the lengths of one chunk test.
 					if i > 0 && root != size/3 {
 						continue
 					}

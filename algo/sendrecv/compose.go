@@ -6,7 +6,7 @@ import (
 	"sagecomm/algo/plan"
 )
 
-// view says where the memory of an inner plan lies in the plan that it becomes a part of.
+// view maps the ranks and buffers of an inner plan to those of the plan that it becomes a part of.
 type view struct {
 	// ranks are the ranks of the inner plan's group, by their number in it.
 	ranks []int
@@ -62,8 +62,8 @@ func (m *maker) embed(inner plan.SendRecvPlan, v view) {
 	m.lag, m.channel = lag, channel
 }
 
-// flatView is for inner plans of a flat buffer that is some pieces of the outer one: width pieces, from first on, for
-// each inner piece.
+// flatView returns the view of an inner plan whose flat buffer consists of pieces of the outer one, from piece first on. Each
+// inner piece is width outer pieces.
 func flatView(ranks []int, input, output plan.Space, first, width int) view {
 	at := func(space plan.Space) func(int, int, int) []plan.Region {
 		return func(_, from, count int) []plan.Region { return pieces(space, first+from*width, count*width) }
@@ -71,7 +71,7 @@ func flatView(ranks []int, input, output plan.Space, first, width int) view {
 	return view{ranks, at(input), at(output)}
 }
 
-// partView is for inner plans whose buffers are blocks, each of which is width pieces of the outer flat buffer.
+// partView returns the view of an inner plan whose buffers are blocks, each of which is width pieces of the outer flat buffer.
 func partView(ranks []int, input, output plan.Space, width int) view {
 	at := func(space plan.Space) func(int, int, int) []plan.Region {
 		return func(block, _, _ int) []plan.Region { return pieces(space, block*width, width) }
@@ -79,7 +79,7 @@ func partView(ranks []int, input, output plan.Space, width int) view {
 	return view{ranks, at(input), at(output)}
 }
 
-// blockView is for inner plans whose buffers are blocks, each of which is some blocks of the outer buffer.
+// blockView returns the view of an inner plan whose buffers are blocks, each of which is some blocks of the outer buffer.
 func blockView(ranks []int, input, output func(block int) []plan.Region) view {
 	return view{
 		ranks,

@@ -13,15 +13,15 @@ import (
 )
 
 // formula holds the counts that the literature gives for one algorithm, for P ranks and n bytes (of the buffer, or of
-// each block) in one chunk that divides evenly. Where ranks differ it is for the rank that has most.
+// each block) in one chunk that divides evenly. If ranks differ, it has the counts of the rank with the largest ones.
 type formula struct {
-	rounds   int // of one port, see CheckCall; negative where the literature has only a bound: its opposite
-	messages int // sent
+	rounds   int // rounds of one port, see verify.CheckSendRecvCall; -n if the literature only gives the bound n
+	messages int // messages sent
 	sent     uint64
 	reduced  uint64
 }
 
-// lg is the logarithm to base 2, rounded up.
+// lg returns the logarithm to base 2, rounded up.
 func lg(n int) int { return bits.Len(uint(n - 1)) }
 
 // paired factors P into the largest power of two p = 2^k and the e extra ranks that are paired with neighbours; one is
@@ -32,14 +32,15 @@ func paired(P int) (p, k, e, one int) {
 	return p, k, P - p, min(1, P-p)
 }
 
-// square takes P apart into the factors A >= B that are closest to each other.
+// square returns the factors A >= B of P that are closest to each other.
 func square(P int) (A, B int) {
 	for B = int(math.Sqrt(float64(P))); P%B != 0; B-- {
 	}
 	return P / B, B
 }
 
-// doubled is how many blocks of extras a core sends when each of k rounds doubles what it has: sum of min(e, 2^j).
+// doubled returns the number of blocks of extras that a core sends if each of k rounds doubles its blocks: the sum of
+// min(e, 2^j).
 func doubled(k, e int) (sum uint64) {
 	for j := range k {
 		sum += uint64(min(e, 1<<j))
@@ -47,7 +48,7 @@ func doubled(k, e int) (sum uint64) {
 	return sum
 }
 
-// formulas, by algorithm. Hierarchical ones have hosts of A ranks.
+// formulas holds the formula of each algorithm. Hierarchical algorithms run on hosts of A ranks.
 var formulas = map[string]func(P int, n uint64) formula{
 	// Patarasuk and Yuan 2009: 2 (P-1) steps, 2 (P-1)/P n sent, (P-1)/P n reduced; the law 2 G (N-1)/N of ring.
 	"all_reduce/ring": func(P int, n uint64) formula {
@@ -115,8 +116,8 @@ var formulas = map[string]func(P int, n uint64) formula{
 
 	// Chan et al. 2007, "bucket": P-1 steps, (P-1) n, which is the least.
 	"all_gather/ring": func(P int, n uint64) formula { return formula{P - 1, P - 1, uint64(P-1) * n, 0} },
-	// Thakur, Rabenseifner, Gropp 2005: log2 P steps, (P-1) n. The core of an extra also sends that one's block along,
-	// and all but one in the end.
+	// Thakur, Rabenseifner, Gropp 2005: log2 P steps, (P-1) n. A core with an extra also sends the extra's block in each
+	// round, and in the end all blocks but one to the extra.
 	"all_gather/recursive_doubling": func(P int, n uint64) formula {
 		p, k, e, one := paired(P)
 		return formula{k + 2*one, k + one, (uint64(p-1) + doubled(k, e) + uint64(one*(P-1))) * n, 0}
@@ -134,8 +135,8 @@ var formulas = map[string]func(P int, n uint64) formula{
 	"reduce_scatter/ring": func(P int, n uint64) formula {
 		return formula{P - 1, P - 1, uint64(P-1) * n, uint64(P-1) * n}
 	},
-	// Thakur, Rabenseifner, Gropp 2005: log2 P steps, (P-1) n. An extra sends P blocks, which its core reduces, and
-	// with them those of other extras.
+	// Thakur, Rabenseifner, Gropp 2005: log2 P steps, (P-1) n. An extra sends P blocks to its core, which reduces them, and
+	// later the blocks of other extras.
 	"reduce_scatter/recursive_halving": func(P int, n uint64) formula {
 		p, k, e, one := paired(P)
 		return formula{k + 2*one, k + one, uint64(P-1+one) * n, (uint64(p-1+one*P) + doubled(k, e)) * n}
@@ -174,7 +175,7 @@ var formulas = map[string]func(P int, n uint64) formula{
 		return formula{lg(A) + lg(B), lg(A) + lg(B), uint64(lg(A)+lg(B)) * n, 0}
 	},
 
-	// The broadcasts backwards: who received n sends it, who sent k n reduces as much.
+	// These are broadcasts backwards: a rank that received n sends n, and a rank that sent k n reduces k n.
 	"reduce/binomial": func(P int, n uint64) formula {
 		return formula{lg(P), min(1, P-1), uint64(min(1, P-1)) * n, uint64(lg(P)) * n}
 	},
@@ -197,8 +198,8 @@ var formulas = map[string]func(P int, n uint64) formula{
 		return formula{lg(A) + lg(B), min(1, P-1), uint64(min(1, P-1)) * n, uint64(lg(A)+lg(B)) * n}
 	},
 
-	// Bruck et al. 1997: P-1 steps and (P-1) n, or ceil(log2 P) steps in each of which a block goes whose distance has
-	// the bit: P/2 log2 P n for powers of two.
+	// Bruck et al. 1997: P-1 steps and (P-1) n, or ceil(log2 P) steps. Step k sends the blocks whose distance has bit k:
+	// P/2 log2 P n for powers of two.
 	"all_to_all/pairwise": func(P int, n uint64) formula { return formula{P - 1, P - 1, uint64(P-1) * n, 0} },
 	"all_to_all/direct":   func(P int, n uint64) formula { return formula{P - 1, P - 1, uint64(P-1) * n, 0} },
 	"all_to_all/bruck": func(P int, n uint64) formula {
@@ -227,9 +228,9 @@ var formulas = map[string]func(P int, n uint64) formula{
 	"barrier/binomial":      func(P int, _ uint64) formula { return formula{rounds: 2 * lg(P), messages: lg(P)} },
 }
 
-// largestSubtree is how many ranks hang on one child of a binomial tree at most.
+// largestSubtree returns the number of ranks in the largest subtree of a child of a binomial tree's root.
 func largestSubtree(P int) int {
-	h := 1 << lg(P) / 2 // below P: where the last child stands
+	h := 1 << lg(P) / 2 // the last child of the root
 	return max(min(h, P-h), h/2)
 }
 

@@ -33,7 +33,7 @@ func LongestChunk(kind coll.Kind, algorithm string, at Place, bytes int) (int, e
 	return units * plan.Unit * pieces, nil
 }
 
-// mostPieces returns the most pieces of a message.
+// mostPieces returns the number of pieces of the message with the most pieces.
 func mostPieces(p plan.SendRecvPlan) (most int) {
 	for _, s := range p.Steps {
 		if s.Op == plan.Send {
@@ -47,9 +47,9 @@ func mostPieces(p plan.SendRecvPlan) (most int) {
 	return most
 }
 
-// telling returns ranks of which one sends the longest message and one sends or takes the most. In a group in which all
-// ranks are alike this is rank 0. Other algorithms consist of trees and hypercubes, counted from the root on, in which
-// the ranks next to powers of two do most. A test compares with all ranks.
+// telling returns a few ranks that stand for all: one of them sends the longest message, and one sends or takes the most
+// bytes. If all ranks are alike, rank 0 is enough. Other algorithms consist of trees and hypercubes, counted from the root
+// on, in which the ranks next to powers of two do the most. A test compares the result with all ranks.
 func telling(kind coll.Kind, algorithm string, at Place) []int {
 	list := []int{0}
 	if digits := alike(kind, algorithm, at); digits != nil {

@@ -9,7 +9,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Largest is the length of the longest message of any chunk.
+// The method Largest of a plan returns the length of the longest message of any chunk.
 func TestLargestBoundsEveryMessage(t *testing.T) {
 	for _, f := range families {
 		for _, size := range []int{1, 2, 3, 6, 8, 13} {
@@ -26,7 +26,7 @@ func TestLargestBoundsEveryMessage(t *testing.T) {
 						}
 					}
 					if most != uint64(p.Largest()) {
-						t.Errorf("%v %s, rank %d of %d, chunk %d: messages of up to %d bytes, said to be %d", f.kind, f.name, p.Rank, size, chunk, most, p.Largest())
+						t.Errorf("%v %s, rank %d of %d, chunk %d: messages of up to %d bytes, but Largest is %d", f.kind, f.name, p.Rank, size, chunk, most, p.Largest())
 					}
 				}
 			}
@@ -83,7 +83,7 @@ func TestSomeRanksTellTheLongestMessage(t *testing.T) {
 	}
 }
 
-// counted returns the most that any rank does, as a pricer counts it from the ranks that tell.
+// counted returns the largest counts of any rank, as a pricer finds them from the telling ranks.
 func counted(t *testing.T, f family, at Place, bytes uint64) cost.Traffic {
 	t.Helper()
 	group, err := Plans(f.kind, f.name, at)

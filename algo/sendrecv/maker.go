@@ -5,7 +5,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Place says where a plan runs. Root matters to rooted kinds, Hosts to hierarchical algorithms.
+// Place is a rank's place in its group, for which a plan is built. Root matters to rooted kinds, Hosts to hierarchical
+// algorithms.
 type Place struct {
 	Rank, Size, Root int
 	Chunk            int     // bytes, of the flat buffer or of each block
@@ -18,8 +19,8 @@ type Place struct {
 type maker struct {
 	plan.SendRecvPlan
 	inner   bool  // see Place
-	lag     int   // of the steps that follow
-	channel uint8 // of the messages that follow
+	lag     int   // lag of the steps that are added next
+	channel uint8 // channel of the messages that are added next
 }
 
 // newMaker starts the plan of a place.

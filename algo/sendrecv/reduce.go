@@ -5,7 +5,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// newReduce also returns where a rank may keep its partial result: the root in its output, others in scratch memory.
+// newReduce starts the plan of a reduce. It also returns the region for the rank's partial result, which lies in the output
+// of the root and in the scratch memory of other ranks.
 func newReduce(at Place, name string, pieces int) (m *maker, acc plan.Region) {
 	m = newMaker(at, coll.Reduce, name, pieces)
 	if at.Rank == at.Root {

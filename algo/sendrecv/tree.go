@@ -34,8 +34,8 @@ func binomial(rank, size, root int) tree {
 	return t
 }
 
-// subtree returns how many ranks a binomial tree has from rank v > 0 down: v and those that follow it, counted from the
-// root on.
+// subtree returns the number of ranks in the subtree of rank v > 0 of a binomial tree: v and the ranks that follow it, counted
+// from the root on.
 func subtree(v, size int) int { return min(v&-v, size-v) }
 
 // balanced returns a rank's place in the in-order binary tree: odd ranks are leaves, and a rank whose lowest bit is 2^h

@@ -7,8 +7,9 @@ import (
 	"sagecomm/algo/verify"
 )
 
-// With lags of 2d, which a chunk's way up and down a tree suggests, two ranks each of which is above the other in one
-// of the trees come to a deadlock over channels that hold one message. Larger channels are enough.
+// The lags of a double tree prevent a deadlock. A chunk takes 2d messages up and down a tree, but with lags of 2d, two ranks
+// that are each other's parents, one in either tree, block each other over channels that hold one message. Larger channels
+// would avoid that too.
 func TestADoubleTreeNeedsItsLags(t *testing.T) {
 	const size = 48
 	plans := make([]plan.SendRecvPlan, size)

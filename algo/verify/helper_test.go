@@ -11,8 +11,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// TestMain lets memory grow between collections: proofs throw away nearly all that they allocate, and the little that
-// is left would have the collector run all the time.
+// TestMain lets memory grow between garbage collections. Proofs keep little of the memory that they allocate, so the collector
+// would otherwise run all the time.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(1000)
 	m.Run()

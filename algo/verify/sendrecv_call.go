@@ -15,7 +15,7 @@ type SendRecvCall struct {
 	InPlace bool
 }
 
-// failed adds to an error which call it is about.
+// failed adds a description of the call to an error.
 func (c SendRecvCall) failed(err error) error {
 	p := c.Plans[0]
 	text := fmt.Sprintf("%v %s, %d ranks, %d bytes", p.Kind, p.Algorithm, len(c.Plans), c.Bytes)
@@ -31,7 +31,7 @@ func (c SendRecvCall) failed(err error) error {
 	return fmt.Errorf("%s, chunk %d: %w", text, p.Chunk, err)
 }
 
-// validate checks what needs no run.
+// validate makes the checks that need no run.
 func (c SendRecvCall) validate() error {
 	if len(c.Plans) == 0 {
 		return fmt.Errorf("nothing to check")

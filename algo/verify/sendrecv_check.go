@@ -25,11 +25,12 @@ func CheckSendRecv(plans []plan.SendRecvPlan, l plan.Lengths) error {
 // CheckSendRecvCall proves that a collective gives every rank what it must, over channels that hold capacity messages.
 // It runs the steps of all ranks on memory that holds, for each unit, the tree of reductions that it is the result of.
 // It finds
-//   - an output that lacks a rank's contribution, has one twice or a wrong one; ranks whose results were reduced in
-//     different orders, so that their bits may differ;
+//   - an output that lacks a rank's contribution, has one twice or a wrong one;
+//   - results that ranks have reduced in different orders, so that their bits may differ;
 //   - bytes that are read before they are written, or written while a send may still read them;
-//   - a message whose length, or that of whose blocks, is not what its receiver expects, and one that nobody takes;
-//   - a step that reads what it writes elsewhere, or reads other lengths than it writes: programs go through both at once;
+//   - a message whose length, or whose blocks' length, differs from the one that its receiver expects;
+//   - a message that no rank takes;
+//   - a step whose reads and writes overlap in different places or differ in length: programs do both at once;
 //   - a barrier that a rank may leave before all have entered;
 //   - a deadlock.
 //

@@ -10,7 +10,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// shuffled runs steps of ranks picked at random until none can go on.
+// shuffled runs the next steps of ranks, which it picks at random, until no rank can go on.
 func shuffled(c SendRecvCall, capacity int, rng *rand.Rand) (*sendRecvRun, error) {
 	r := newSendRecvRun(c, capacity, newTrees(len(c.Plans)))
 	for stuck := 0; stuck < 20*len(r.ranks); stuck++ {
@@ -29,7 +29,7 @@ func shuffled(c SendRecvCall, capacity int, rng *rand.Rand) (*sendRecvRun, error
 	return r, r.finish()
 }
 
-// The checker relies on the argument that the order in which ranks go on does not matter; this test tries random orders.
+// The order in which ranks run does not change the checker's verdict. The checker relies on that; this test tries random orders.
 func TestTheOrderOfRanksDoesNotMatter(t *testing.T) {
 	const seed, size = 20260926, 13
 	t.Logf("seed %d", seed)
@@ -64,7 +64,7 @@ func TestTheOrderOfRanksDoesNotMatter(t *testing.T) {
 	}
 }
 
-// A deadlock is found at the same place in every order.
+// The checker finds a deadlock at the same place in every order of ranks.
 func TestADeadlockIsOneInEveryOrder(t *testing.T) {
 	const seed = 20260927
 	t.Logf("seed %d", seed)

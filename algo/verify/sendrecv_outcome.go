@@ -7,7 +7,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// outcome checks what the collective has left on a rank.
+// outcome checks the memory of a rank after the collective.
 func (r *sendRecvRun) outcome(rank int) error {
 	p := r.call.Plans[rank]
 	var wrong error

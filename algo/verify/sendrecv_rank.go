@@ -17,7 +17,7 @@ type actor struct {
 	done          bool
 	buffers       [plan.Scratch + 1][]*unitMemory // by block; by set and cell
 	sent          []int32                         // by chunk and step: the number of the message in its channel, from 1
-	left          int                             // of sent: those before are known to have been taken in the end
+	left          int                             // index in sent: at the end, all messages before it are known to be taken
 	fromScratch   []int                           // steps that send out of scratch memory
 	met           ranks
 	sending       int // the last round in which it has sent
@@ -36,9 +36,9 @@ func (a *actor) name() string {
 	return fmt.Sprintf("rank %d, chunk %d, step %d (%v)", a.plan.Rank, a.chunk(), a.next, a.plan.Steps[a.next].Op)
 }
 
-// awaits calls visit for the sends that a rank has to wait for here, as long as visit returns true: those in the step's
-// After; at the beginning of a position those out of scratch cells that are about to be used again; at the end all
-// sends. It reports whether visit always returned true.
+// awaits calls visit, as long as that returns true, for the sends that the rank has to wait for now. Before a step these are
+// the sends in its After, at the beginning of a position the sends out of scratch cells that are used again, at the end all
+// sends. awaits reports whether visit always returned true.
 func (a *actor) awaits(visit func(step int, chunk int64) bool) bool {
 	steps := len(a.plan.Steps)
 	switch {
@@ -74,7 +74,7 @@ func (a *actor) number(step int, chunk int64) int {
 	return 0
 }
 
-// free reports whether all messages that the rank has to wait for here have been taken. If so, the rank knows it.
+// free reports whether all messages that the rank has to wait for now have been taken. If so, it records that the rank knows.
 func (a *actor) free() bool {
 	return a.awaits(func(step int, chunk int64) bool {
 		if n := a.number(step, chunk); n > 0 {

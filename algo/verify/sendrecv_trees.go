@@ -8,8 +8,8 @@ import (
 // source is where a contribution comes from: a unit of a block of a rank's input.
 type source struct{ block, unit int32 }
 
-// unitValue is what a unit of memory holds: a tree of reductions, which says which contributions were reduced and in
-// which order. Each leaf is this unit of some rank's input. Tree 0 is memory that was never written.
+// unitValue is the value of a unit of memory: a tree of reductions, which has the reduced contributions and their order. Each
+// leaf is this unit of some rank's input. Tree 0 stands for memory that was never written.
 type unitValue struct {
 	tree int32
 	source

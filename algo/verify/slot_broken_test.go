@@ -9,8 +9,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// reject runs plans, or a machine that spoil has changed, and fails the test unless every single schedule gives an
-// error that holds every text: the verdict must not depend on the order in which ranks run.
+// reject runs plans on a machine, which spoil may change first. It fails the test unless every schedule gives an error that
+// contains every text: the verdict must not depend on the order in which ranks run.
 func reject(t *testing.T, plans []plan.SlotPlan, bytes uint64, slots int, inPlace bool, spoil func(*slotMachine), want ...string) {
 	t.Helper()
 	for _, s := range schedules(len(plans)) {
@@ -54,7 +54,7 @@ func TestBrokenSlotPlansAreRejected(t *testing.T) {
 	edit := func(i int, f func(*plan.Stage)) func([]plan.Stage) []plan.Stage {
 		return func(s []plan.Stage) []plan.Stage { s = append([]plan.Stage{}, s...); f(&s[i]); return s }
 	}
-	// There are fewer chunks than slots: reuse of slots is the matter of other tests.
+	// There are fewer chunks than slots: other tests cover the reuse of slots.
 	const bytes = 700
 	for _, c := range []struct {
 		name  string

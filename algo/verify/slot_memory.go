@@ -11,8 +11,8 @@ type contribution struct {
 	off  uint64
 }
 
-// spanValue is what a range of bytes holds: byte i of the range is the reduction, in that order, of byte skip + i after
-// each contribution's offset. Lists are shared between ranges and never changed.
+// spanValue is the value of a range of bytes. Byte i of the range is the reduction, in the order of the list, of the bytes at
+// skip + i behind each contribution's offset. Ranges share lists, which never change.
 type spanValue struct {
 	of   []contribution
 	skip uint64
@@ -26,7 +26,7 @@ type access struct {
 	step int // index in the rank's steps
 }
 
-// span is a written range of a memory. For slots it holds who wrote it, for which ticket, and who has read it since.
+// span is a written range of a memory. For slots it holds its writer, the ticket, and the accesses that have read it since.
 type span struct {
 	lo, hi  uint64
 	val     spanValue

@@ -8,7 +8,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// outcome checks what the collective must have left on each rank.
+// outcome checks the outputs of all ranks after a collective.
 func (r *slotRun) outcome(call int) error {
 	c := r.calls[call]
 	everyone := make([]int, r.size)

@@ -15,19 +15,19 @@ type slotRun struct {
 	slot          [2][]spanMemory           // by set, rank and slot
 	buffers       []spanMemory              // of inputs and outputs
 	next          []int                     // by rank: its next step
-	waited        []int                     // by rank: waits of that step already found fulfilled
-	clock         []int32                   // by rank: how many steps of each rank come before this point
+	waited        []int                     // by rank: number of waits of its next step that are known to be over
+	clock         []int32                   // by rank: number of steps of each rank that come before this point
 	history       [][]int32                 // by rank, step and rank: its clock after the step
-	posted        [2][plan.Counters][]int32 // by rank and ticket: the step that has posted it, from 1; 0: none has
+	posted        [2][plan.Counters][]int32 // by rank and ticket: the step that posted the counter, from 1; 0: none
 
-	own     []contribution // of each rank
+	own     []contribution // contribution of each rank
 	lists   []contribution // memory of lists that values hold
 	spare   [][]access     // memory of lists of readers
-	sources [][]span       // of the present move
-	taken   []span         // memory of these
-	reduced []span         // what they are reduced to
-	places  []int          // in each of them
-	moved   []span         // that where it is written
+	sources [][]span       // sources of the present move
+	taken   []span         // memory of the sources
+	reduced []span         // result of reducing the sources
+	places  []int          // present position in each source
+	moved   []span         // the result, moved to where it is written
 }
 
 // place is where a buffer lies.
@@ -150,7 +150,7 @@ func (r *slotRun) advance(rank, limit int) (n int, err error) {
 	return n, nil
 }
 
-// learn joins a rank's clock with the one that another rank had after so many steps.
+// learn joins a rank's clock with the clock that another rank had after the given number of steps.
 func (r *slotRun) learn(rank, from int, steps int32) {
 	mine := r.clockOf(rank)
 	if mine[from] >= steps {
@@ -188,7 +188,7 @@ func (r *slotRun) execute(me access, in *instruction) error {
 	return nil
 }
 
-// happened reports whether access a comes before the rank's present under every interleaving.
+// happened reports whether access a comes before the rank's next step under every interleaving.
 func (r *slotRun) happened(a access, rank int) bool {
 	return r.clock[rank*r.size+a.rank] > int32(a.step)
 }
@@ -206,7 +206,7 @@ func (r *slotRun) memoryOf(in *instruction, g plan.Range) (m *spanMemory, lo uin
 	}
 }
 
-// read returns what a region holds, based at 0, until the next move.
+// read returns the spans of a region, based at 0. They are valid until the next move.
 func (r *slotRun) read(me access, in *instruction, g plan.Range) ([]span, error) {
 	m, lo := r.memoryOf(in, g)
 	hi := lo + g.Len
@@ -238,7 +238,7 @@ func (r *slotRun) read(me access, in *instruction, g plan.Range) ([]span, error)
 	return r.taken[first:], nil
 }
 
-// write replaces what a region holds by spans that are based at 0.
+// write replaces the content of a region by spans that are based at 0.
 func (r *slotRun) write(me access, in *instruction, g plan.Range, with []span) error {
 	m, lo := r.memoryOf(in, g)
 	hi := lo + g.Len

@@ -9,15 +9,15 @@ import (
 type schedule struct {
 	name    string
 	order   func() []int
-	burst   func(place int) int // steps that the rank at that place of the order takes at most
+	burst   func(place int) int // largest number of steps of the rank at that place of the order
 	restart bool                // begin the order again after a step of any rank but the first
 }
 
 // asFarAsItGoes is more steps than any rank has.
 const asFarAsItGoes = 1 << 30
 
-// schedules returns some schedules: one step each in turn; one rank as far ahead as it gets, which is the first, the
-// middle or the last rank; and random ones. Large groups get fewer: [CheckSlotCalls] says why one would do.
+// schedules returns some schedules: one step of each rank in turn; the first, the middle or the last rank as far ahead as it
+// gets; and random ones. Large groups get fewer, because one would be enough, see [CheckSlotCalls].
 func schedules(size int) []schedule {
 	inTurn := func(first int) func() []int {
 		order := make([]int, size)
@@ -33,7 +33,7 @@ func schedules(size int) []schedule {
 	}
 	for i, first := range ahead {
 		if i > 0 && first <= i-1 {
-			continue // small groups: already there
+			continue // in small groups this schedule is in the list already
 		}
 		list = append(list, schedule{
 			name: fmt.Sprintf("rank %d ahead", first), order: inTurn(first), restart: true,

@@ -9,8 +9,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Without any one kind of wait some access is not ordered. Every schedule finds that, even one in which the values
-// happen to come out right.
+// Every kind of wait is needed: without it, some access is not ordered. The checker finds that under every schedule, even if
+// the values happen to be right.
 func TestEveryWaitIsNeeded(t *testing.T) {
 	without := func(a plan.Action) func(*slotMachine) {
 		return func(m *slotMachine) {
@@ -122,8 +122,8 @@ func TestWrongBytesAreSeen(t *testing.T) {
 		"chunk 4, stage 1 (reduce): reads bytes [0, 64) of rank 0's slot 0, which hold ticket 0 instead of 4")
 }
 
-// Where every rank reads from every other, the reductions of later chunks imply what publish waits for: the checker
-// knows orders that follow from others. In a broadcast nothing implies it.
+// The checker knows orders that follow from others. If every rank reads from every other, the reductions of later chunks imply
+// the order that the wait of publish enforces, so that wait is not missed. In a broadcast nothing implies that order.
 func TestAWaitThatFollowsFromOthersIsNotMissed(t *testing.T) {
 	m, err := newSlotMachine([2]int{4, 4}, SlotCall{Plans: build(t, coll.AllReduce, shmplan.OneShot, 3, 0, plan.LargeSlots, 64), Lengths: plan.Lengths{Bytes: 640}})
 	if err != nil {

@@ -1,9 +1,9 @@
 // Package env is the one list of SAGECOMM_* variables and the only place that turns their texts into values.
 //
-// A variable is declared once, in variables.go, with its type, default and one sentence; everything else follows from
-// that line: the typed getter, the check, the answer to "which variables are there", docs/environment.md. The package
-// reads no environment by itself: [Resolve] gets the entries, because a shared library must look at the C environment
-// of its process as it is at that moment, not as it was when the Go runtime started.
+// A variable is declared once, in variables.go, with its type, default and one sentence. The typed getter, the check, the
+// list of variables and docs/environment.md follow from that line. The package reads no environment by itself: the caller
+// passes the entries to [Resolve], because a shared library must use the current C environment of its process, not the one
+// at the start of the Go runtime.
 //
 // Start reading at variables.go, then [Resolve].
 package env
@@ -19,7 +19,7 @@ type Variable[T any] struct {
 	parse parser[T]
 }
 
-// Name is the variable's full name in the environment.
+// Name returns the variable's full name in the environment.
 func (v Variable[T]) Name() string { return v.spec.name }
 
 // Get returns the variable's value in s; a nil s gives the default.
@@ -29,7 +29,7 @@ func (v Variable[T]) Get(s *Settings) T {
 		text = s.entries[v.spec.name].text
 	}
 	value, err := v.parse.from(text)
-	if err != nil { // Resolve has accepted the text, and declare the default
+	if err != nil { // impossible: Resolve has checked the text and declare the default
 		panic(fmt.Sprintf("env: %s=%q: %v", v.spec.name, text, err))
 	}
 	return value
@@ -38,7 +38,7 @@ func (v Variable[T]) Get(s *Settings) T {
 // spec holds the data of a variable that do not depend on its Go type.
 type spec struct {
 	name     string
-	typ      string // what is accepted, for messages and the table
+	typ      string // description of the accepted texts, for messages and the table
 	fallback string // the default, as a user would write it
 	sentence string
 	check    func(text string) error

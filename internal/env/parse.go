@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// parser turns a text into a T and says in words what it accepts.
+// parser turns a text into a T and describes the texts that it accepts.
 type parser[T any] struct {
 	accepts string
 	from    func(text string) (T, error)
@@ -22,13 +22,13 @@ type Optional[T any] struct {
 	Given bool // false: the library decides
 }
 
-// notAccepted stands for "the text is none of what the parser accepts"; the caller names variable, text and
-// accepted form, so most parsers have nothing to add.
+// notAccepted is the error of a parser that does not accept a text. The caller adds the variable, the text and the accepted
+// form, so most parsers give no further reason.
 type notAccepted string
 
 func (e notAccepted) Error() string { return string(e) }
 
-// reject makes the error that adds why to the standard sentence; an empty why adds nothing.
+// reject returns an error that adds a reason to the standard sentence, or nothing if why is empty.
 func reject(why string) error { return notAccepted(why) }
 
 func text(accepts string) parser[string] {

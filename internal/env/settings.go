@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Origin says where a value comes from.
+// Origin is the source of a value.
 type Origin string
 
 // The origins, the strongest last.
@@ -29,16 +29,16 @@ type Settings struct {
 	warnings []string
 }
 
-// Warnings has one sentence for each SAGECOMM_* name in the environment that is no variable. The caller prints them,
-// once in the life of the process.
+// Warnings returns one sentence for each SAGECOMM_* name in the environment that is no variable. The caller prints them once
+// in the life of the process.
 func (s *Settings) Warnings() []string { return s.warnings }
 
-// Origin tells where the value of the variable with that full name comes from.
+// Origin returns the source of the value of the variable with that full name.
 func (s *Settings) Origin(name string) Origin { return s.entries[name].origin }
 
 // Resolve checks and combines the environment ("NAME=value" entries) and the options given at group creation (names in
 // lower case without the prefix). The environment wins; an empty value counts as absent. An unknown name is an error
-// in the options, which code wrote, and a warning in the environment, which may serve another version as well.
+// in the options, which come from code, and a warning in the environment, which may be meant for another version too.
 // The error names every bad value, not only the first.
 func Resolve(environ []string, options map[string]string) (*Settings, error) {
 	s := &Settings{entries: make(map[string]entry, len(catalogue))}
@@ -80,12 +80,12 @@ func Resolve(environ []string, options map[string]string) (*Settings, error) {
 	return s, nil
 }
 
-// unknown is the warning of a name in the environment that is no variable.
+// unknown returns the warning about a name in the environment that is no variable.
 func unknown(name string) string {
 	return fmt.Sprintf("sagecomm: %s is set but there is no such variable%s", name, suggestion(name, func(v *spec) string { return v.name }))
 }
 
-// accept checks a value; what names it for the message.
+// accept checks a value. what is the name of the setting in the message.
 func (v *spec) accept(what, value string) error {
 	err := v.check(value)
 	if err == nil {
@@ -98,12 +98,12 @@ func (v *spec) accept(what, value string) error {
 	return errors.New(msg)
 }
 
-// optionName is the name of the variable in an options map.
+// optionName returns the name of the variable in an options map.
 func optionName(v *spec) string { return strings.ToLower(strings.TrimPrefix(v.name, Prefix)) }
 
 type assignment struct{ name, value string }
 
-// ours picks the entries that begin with the prefix, sorted by name; of two with one name the first counts, as for
+// ours returns the entries that begin with the prefix, sorted by name. If a name occurs twice, the first entry counts, as for
 // getenv.
 func ours(environ []string) []assignment {
 	var list []assignment
@@ -128,7 +128,7 @@ func sortedKeys(m map[string]string) []string {
 	return keys
 }
 
-// suggestion names the nearest variable, if one is near enough to be a slip of the finger.
+// suggestion names the variable with the most similar name, if the difference is small enough for a typing error.
 func suggestion(name string, nameOf func(*spec) string) string {
 	best, bestDistance := "", len(name)
 	for _, v := range catalogue {
@@ -143,7 +143,7 @@ func suggestion(name string, nameOf func(*spec) string) string {
 	return "; did you mean " + best + "?"
 }
 
-// distance is the Levenshtein distance of two ASCII texts.
+// distance returns the Levenshtein distance of two ASCII texts.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -31,8 +31,8 @@ func touched(n int) []byte {
 	return b
 }
 
-// Bytes are those of the result: a reduce of 8 sources reads eight times as many. dst is the first source, as in a
-// collective.
+// BenchmarkReduce measures reductions in place: dst is the first source, as in a collective. It reports the bytes of the
+// result; a reduce of 8 sources reads eight times as many.
 func BenchmarkReduce(b *testing.B) {
 	for _, name := range Names() {
 		for _, dtype := range []coll.DataType{coll.Float32, coll.BFloat16, coll.Float16} {
@@ -74,7 +74,7 @@ func BenchmarkCopy(b *testing.B) {
 	}
 }
 
-// The extra cost for callers in Go: checks, the call into C, and pinning.
+// BenchmarkReduceInto measures the extra cost for callers in Go: checks, the call into C, and pinning.
 func BenchmarkReduceInto(b *testing.B) {
 	for _, n := range []int{2, 3} {
 		b.Run(fmt.Sprintf("sources=%d/64B", n), func(b *testing.B) {

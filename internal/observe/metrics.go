@@ -35,7 +35,7 @@ var families = []struct{ name, kind, help string }{
 	{"sagecomm_bytes_total", "counter", "Bytes that this rank put into operations that succeeded."},
 	{"sagecomm_fused_total", "counter", "Operations of users that shared a collective with others."},
 	{"sagecomm_latency_seconds", "histogram", "Time of operations from issue to completion."},
-	{"sagecomm_peer_wait_seconds_total", "counter", "Part of that time that went into waiting for peers."},
+	{"sagecomm_peer_wait_seconds_total", "counter", "Time for which operations waited for peers."},
 	{"sagecomm_sleeps_total", "counter", "How often a waiting thread went to sleep."},
 	{"sagecomm_errors_total", "counter", "Groups that failed, by kind of their first cause."},
 }

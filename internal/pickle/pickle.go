@@ -25,7 +25,7 @@ type Item struct {
 // Tuple is a tuple. As JSON it is a list.
 type Tuple []any
 
-// Get is the value of a key, nil if there is none.
+// Get returns the value of a key, or nil if the key is missing.
 func (d Dict) Get(key string) any {
 	for _, item := range d {
 		if item.Key == key {
@@ -35,7 +35,7 @@ func (d Dict) Get(key string) any {
 	return nil
 }
 
-// Set changes the value of a key that is there.
+// Set changes the value of a key. Requires: the dictionary has the key.
 func (d Dict) Set(key string, value any) {
 	for i := range d {
 		if d[i].Key == key {
@@ -157,7 +157,7 @@ func values[T any](e *encoder, l []T) error {
 	return nil
 }
 
-// integer: BININT where 32 bits do, else LONG1 of 8 bytes.
+// integer writes a BININT if 32 bits are enough, else a LONG1 of 8 bytes.
 func (e *encoder) integer(n int64) {
 	if n >= math.MinInt32 && n <= math.MaxInt32 {
 		e.b = binary.LittleEndian.AppendUint32(append(e.b, 'J'), uint32(int32(n)))

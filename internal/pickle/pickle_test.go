@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// everything holds each type that there is, at its limits.
+// everything holds values of each supported type, including the limits.
 var everything = Dict{
 	{"none", nil}, {"yes", true}, {"no", false},
 	{"integers", []any{0, -1, math.MaxInt32, math.MinInt32, int64(math.MaxInt32) + 1, int64(math.MinInt64), uint64(math.MaxInt64)}},
@@ -18,7 +18,7 @@ var everything = Dict{
 	{"wide", []int64{4}}, {"nested", []Dict{{{"k", Dict{}}}}},
 }
 
-// Python reads what was written, and JSON says the same.
+// Python reads a pickle of Marshal as the value that JSON gives for the same data.
 func TestPythonReadsIt(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {

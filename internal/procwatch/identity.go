@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BootID is the kernel's random number of this boot. Containers on one machine see the same.
+// BootID returns the kernel's random number of this boot. All containers on one machine see the same number.
 func BootID() (string, error) {
 	id, err := read("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -41,7 +41,7 @@ func read(name string) ([]byte, error) {
 	}
 }
 
-// PIDNamespace is the inode number of this process's pid namespace. A pid means the same process to two processes
+// PIDNamespace returns the inode number of this process's pid namespace. A pid means the same process to two processes
 // only if their namespaces are equal.
 func PIDNamespace() (uint64, error) {
 	var st unix.Stat_t
@@ -51,12 +51,12 @@ func PIDNamespace() (uint64, error) {
 	return st.Ino, nil
 }
 
-// StartTime is the time at which a process started, in clock ticks since boot. The error wraps [fs.ErrNotExist] when
-// there is no such process, or none that this one may see.
+// StartTime returns the time at which a process started, in clock ticks since boot. The error wraps [fs.ErrNotExist] if there
+// is no process with this pid or this process may not see it.
 func StartTime(pid int) (uint64, error) {
 	name := "/proc/" + strconv.Itoa(pid) + "/stat"
 	stat, err := read(name)
-	if errors.Is(err, unix.ESRCH) { // it went between open and read
+	if errors.Is(err, unix.ESRCH) { // the process ended between open and read
 		err = fmt.Errorf("%s: %w", name, fs.ErrNotExist)
 	}
 	if err != nil {
@@ -69,8 +69,8 @@ func StartTime(pid int) (uint64, error) {
 	return ticks, nil
 }
 
-// parseStartTime takes field 22 of /proc/<pid>/stat. The command name, field 2, may hold spaces and parentheses:
-// fields are counted after its last closing one.
+// parseStartTime returns field 22 of /proc/<pid>/stat. The command name, field 2, may contain spaces and parentheses, so the
+// fields are counted from its last closing parenthesis.
 func parseStartTime(stat []byte) (uint64, bool) {
 	end := bytes.LastIndexByte(stat, ')')
 	if end < 0 {
@@ -85,7 +85,7 @@ func parseStartTime(stat []byte) (uint64, bool) {
 	return ticks, err == nil
 }
 
-// Gone reports whether the process with that pid and start time has certainly ended. Zombies have not, here.
+// Gone reports whether the process with that pid and start time has certainly ended. A zombie counts as not ended.
 func Gone(pid int, startTime uint64) bool {
 	if err := unix.Kill(pid, 0); errors.Is(err, unix.ESRCH) {
 		return true
@@ -96,7 +96,7 @@ func Gone(pid int, startTime uint64) bool {
 
 // ID identifies a process of this host; no other process ever has the same ID.
 type ID struct {
-	Namespace uint64 // of its pid
+	Namespace uint64 // namespace of the pid
 	PID       int
 	StartTime uint64
 }

@@ -15,7 +15,7 @@ import (
 type Watcher struct {
 	file    *os.File // nil if the process was gone when the watch began
 	done    chan struct{}
-	stopped chan struct{} // closed when nothing runs any more
+	stopped chan struct{} // closed when the watcher's goroutine has ended
 	close   sync.Once
 }
 
@@ -52,7 +52,7 @@ func Watch(pid int, startTime uint64) (*Watcher, error) {
 // WatchFD begins to watch the process of a pidfd, in whatever pid namespace it is. The watcher owns the descriptor, also on an
 // error.
 func WatchFD(pidfd int) (*Watcher, error) {
-	if err := unix.SetNonblock(pidfd, true); err != nil { // the poller asks for it
+	if err := unix.SetNonblock(pidfd, true); err != nil { // the poller requires it
 		unix.Close(pidfd)
 		return nil, fmt.Errorf("watch a process: %w", err)
 	}
@@ -67,8 +67,8 @@ func WatchFD(pidfd int) (*Watcher, error) {
 	}
 	go func() {
 		defer close(w.stopped)
-		// Read parks this goroutine in the poller each time that the function says false; it fails when the file is
-		// closed, and only then.
+		// Read parks this goroutine in the poller each time that the function returns false. It fails only when the file is
+		// closed.
 		if err := conn.Read(func(fd uintptr) bool { return ended(int(fd)) }); err == nil {
 			close(w.done)
 		}
@@ -76,8 +76,8 @@ func WatchFD(pidfd int) (*Watcher, error) {
 	return w, nil
 }
 
-// Done is closed when the process has ended (it may not have been waited for yet). It stays open after a Close that
-// came first.
+// Done returns a channel that is closed when the process has ended, even if it is still a zombie. The channel stays open if
+// Close is called first.
 func (w *Watcher) Done() <-chan struct{} { return w.done }
 
 // Close ends the watch and closes the descriptor. Done does not change afterwards. Close may be called again.
@@ -100,13 +100,13 @@ func gone() *Watcher {
 
 func open(pid int) (int, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
-	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // EPERM: a seccomp filter that does not know the call
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // EPERM: from a seccomp filter that does not know the call
 		err = fmt.Errorf("the system has no pidfd_open (Linux 5.3): %w", err)
 	}
 	return fd, err
 }
 
-// ended polls the pidfd without waiting: it is readable once the last thread has gone.
+// ended polls the pidfd without waiting. The pidfd is readable as soon as the last thread of the process has ended.
 func ended(fd int) bool {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	for {

@@ -76,7 +76,7 @@ func TestFiresOnExit(t *testing.T) {
 	mustFire(t, w)
 }
 
-// Nobody waits for the child here: it is a zombie, which is dead enough.
+// The watcher reports the end of a killed child before its parent has waited for it, while it is a zombie.
 func TestFiresOnKillBeforeAnyoneWaitedForIt(t *testing.T) {
 	cmd, start, _ := child(t)
 	w := watch(t, cmd.Process.Pid, start)
@@ -84,7 +84,7 @@ func TestFiresOnKillBeforeAnyoneWaitedForIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustFire(t, w)
-	mustFire(t, watch(t, cmd.Process.Pid, start)) // and for whoever comes later
+	mustFire(t, watch(t, cmd.Process.Pid, start)) // a watch that begins later fires too
 }
 
 func TestFiresAtOnceForADeadProcessAndForAReusedPid(t *testing.T) {
@@ -101,7 +101,7 @@ func TestFiresAtOnceForADeadProcessAndForAReusedPid(t *testing.T) {
 
 func TestCloseEndsTheWatchAndLeaksNothing(t *testing.T) {
 	cmd, start, end := child(t)
-	watch(t, cmd.Process.Pid, start).Close() // whatever the poller keeps for itself is there from now on
+	watch(t, cmd.Process.Pid, start).Close() // makes the runtime open the descriptors that its poller keeps
 	before := descriptors(t)
 	var ws []*Watcher
 	for range 32 {

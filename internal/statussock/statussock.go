@@ -1,7 +1,6 @@
-// Package statussock answers programs that ask a running process how it is doing. It listens on an abstract Unix socket, which
-// has no file, ends with the process, and is found by its name in /proc/net/unix. A client that connects as the same user, or
-// as root, gets one JSON document and the end of the stream, so any program that can connect can ask. The package does not
-// know what the document says.
+// Package statussock answers programs that ask a running process for its status. It listens on an abstract Unix socket, which
+// has no file, ends with the process, and is listed in /proc/net/unix. A client that connects as the same user, or as root,
+// gets one JSON document and the end of the stream. The client sends no request. The package does not interpret the document.
 //
 // Any goroutine may call it. It owns one goroutine that accepts and one for each client. Start reading at [Serve].
 package statussock
@@ -32,11 +31,11 @@ type Server struct {
 	ended    sync.WaitGroup // the loop that accepts
 }
 
-// Serve begins to answer. answer returns the document; each call of it is on a goroutine of its own.
+// Serve starts a server. It calls answer for each client, on a goroutine of its own, to get the document.
 func Serve(answer func() []byte) (*Server, error) {
 	name := fmt.Sprintf("@%s%d-%d", Prefix, os.Geteuid(), os.Getpid())
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
-	// The number of a process may be one of another pid namespace too.
+	// A process of another pid namespace may have the same pid and thus the same name, so Serve tries several.
 	for i := 1; errors.Is(err, unix.EADDRINUSE) && i < 100; i++ {
 		l, err = net.ListenUnix("unix", &net.UnixAddr{Name: fmt.Sprintf("%s-%d", name, i), Net: "unix"})
 	}
@@ -48,8 +47,8 @@ func Serve(answer func() []byte) (*Server, error) {
 	return s, nil
 }
 
-// Close ends the server. Clients that are being answered get their answer. A process that was forked from this one has
-// the socket as well; it does not answer on it, so it is shut down and not only closed.
+// Close ends the server. Clients whose answer has begun still get it. Close shuts the socket down before it closes it, because
+// a process that was forked from this one keeps the socket open but does not answer.
 func (s *Server) Close() {
 	if raw, err := s.listener.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
@@ -71,7 +70,7 @@ func (s *Server) accept() {
 		}
 		select {
 		case slots <- struct{}{}:
-		default: // clients that do not read; this one may come again
+		default: // too many clients that do not read: this one has to retry
 			_ = conn.Close()
 			continue
 		}
@@ -80,13 +79,13 @@ func (s *Server) accept() {
 			defer conn.Close()
 			if allowed(conn) {
 				_ = conn.SetDeadline(time.Now().Add(answerTimeout))
-				_, _ = conn.Write(s.answer()) // a client that does not read is its own loss
+				_, _ = conn.Write(s.answer()) // a client that does not read gets no answer
 			}
 		}()
 	}
 }
 
-// allowed reports whether the client is the same user, or root.
+// allowed reports whether the client runs as the same user or as root.
 func allowed(conn *net.UnixConn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// ask connects to a socket of this process and returns what it says.
+// ask connects to a socket of this process and returns the document.
 func ask(t *testing.T, name string) string {
 	t.Helper()
 	conn, err := net.Dial("unix", "@"+name)
@@ -25,7 +25,7 @@ func ask(t *testing.T, name string) string {
 	return string(text)
 }
 
-// mine are the names of this process's sockets that others can see.
+// mine returns the names of this process's status sockets in /proc/net/unix.
 func mine(t *testing.T) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/net/unix")
@@ -84,7 +84,7 @@ func TestWhoeverAsksIsAnswered(t *testing.T) {
 	}
 }
 
-// A client that never reads holds nobody up for ever: others are answered meanwhile.
+// A client that never reads does not block the server: other clients are answered meanwhile.
 func TestAClientThatDoesNotRead(t *testing.T) {
 	s, err := Serve(func() []byte { return make([]byte, 8<<20) })
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// packages puts every cpu that is online into exactly one core of one package, whatever the files say: of cpus that
-// disagree on who shares a core, the lowest is believed.
+// packages puts every cpu that is online into exactly one core of one package. If the files of several cpus contradict each
+// other about a core, the lowest cpu counts.
 func (t tree) packages(online CPUSet) []Package {
 	var packages []Package
 	placed := map[int]bool{}
@@ -43,7 +43,7 @@ func (t tree) packages(online CPUSet) []Package {
 	return packages
 }
 
-// caches are those for data from level 2 on, each once although all its cpus have it.
+// caches returns the caches for data of level 2 and above. The files list a cache at each of its cpus; caches returns it once.
 func (t tree) caches(online CPUSet) []Cache {
 	var caches []Cache
 	seen := map[string]bool{}
@@ -80,7 +80,7 @@ func (t tree) nodes() []Node {
 	return nodes
 }
 
-// distances reads a node's row, which has a number for each node that is online.
+// distances reads a node's row of distances, which has a number for each node that is online.
 func distances(text string, nodes int) []int {
 	fields := strings.Fields(text)
 	if len(fields) != nodes {

@@ -7,13 +7,14 @@ import (
 	"strings"
 )
 
-// CPUSet is a set of numbers of cpus, or of nodes: ascending, each once. In JSON it is the kernel's list, "0-3,8".
+// CPUSet is a set of numbers of cpus or nodes, in ascending order without repetition. In JSON it is a list in the kernel's
+// format, "0-3,8".
 type CPUSet []int
 
-// maxCPU bounds what a list may make us allocate. Linux has fewer than 2^13 cpus and 2^10 nodes.
+// maxCPU bounds the memory that a list of cpus can take. Linux has fewer than 2^13 cpus and 2^10 nodes.
 const maxCPU = 1<<16 - 1
 
-// ParseCPUSet reads the kernel's list: numbers and ranges with commas between them. The empty text is the empty set.
+// ParseCPUSet reads a list in the kernel's format: numbers and ranges, separated by commas. The empty text is the empty set.
 func ParseCPUSet(text string) (CPUSet, error) {
 	text = strings.TrimSpace(text)
 	if text == "" {
@@ -55,7 +56,7 @@ func parseCPU(text string) (int, error) {
 	return int(n), nil
 }
 
-// String is the list that [ParseCPUSet] reads.
+// String returns the list that [ParseCPUSet] reads.
 func (s CPUSet) String() string {
 	var b strings.Builder
 	for i := 0; i < len(s); {
@@ -76,10 +77,10 @@ func (s CPUSet) String() string {
 	return b.String()
 }
 
-// MarshalText is String, for JSON.
+// MarshalText returns the text of String, for JSON.
 func (s CPUSet) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText is [ParseCPUSet], for JSON.
+// UnmarshalText reads the text as [ParseCPUSet] does, for JSON.
 func (s *CPUSet) UnmarshalText(text []byte) (err error) {
 	*s, err = ParseCPUSet(string(text))
 	return err

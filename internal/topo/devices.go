@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// vendors are makers of accelerators by their PCI vendor id, from pci.ids (version 2026.08.22, pci-ids.ucw.cz).
+// vendors maps PCI vendor ids to makers of accelerators, from pci.ids (version 2026.08.22, pci-ids.ucw.cz).
 var vendors = map[uint16]string{
 	0x1002: "AMD",
 	0x10de: "NVIDIA",
@@ -21,8 +21,8 @@ const (
 	rdmaClass  = "sys/class/infiniband"
 )
 
-// classKind names the classes of devices that take part in collectives; "" for all others. Class and subclass are the
-// upper two of the three bytes.
+// classKind returns the name of a class of devices that may take part in collectives, or "" for any other class. Class and
+// subclass are the upper two of the three bytes.
 func classKind(class uint64) string {
 	switch class >> 8 {
 	case 0x0300:
@@ -39,7 +39,7 @@ func classKind(class uint64) string {
 	return ""
 }
 
-// hex reads "0x10de".
+// hex reads a number like "0x10de".
 func hex(text string, bits int) (uint64, bool) {
 	digits, ok := strings.CutPrefix(text, "0x")
 	n, err := strconv.ParseUint(digits, 16, bits)
@@ -74,7 +74,7 @@ func (t tree) accelerators() (devices []PCIDevice) {
 	return devices
 }
 
-// nodeOf is the NUMA node of a PCI function; of none ("") it is unknown.
+// nodeOf returns the NUMA node of a PCI function. It is unknown for the address "".
 func (t tree) nodeOf(address string) ID {
 	if address == "" {
 		return unknown
@@ -99,17 +99,18 @@ func (t tree) rdma() (adapters []RDMA) {
 	return adapters
 }
 
-// portRate reads "400 Gb/sec (4X NDR)" or "2.5 Gb/sec (1X SDR)".
+// portRate reads the rate of a port, like "400 Gb/sec (4X NDR)" or "2.5 Gb/sec (1X SDR)".
 func portRate(text string) float64 {
 	number, _, ok := strings.Cut(text, " Gb/sec")
 	rate, err := strconv.ParseFloat(number, 64)
-	if !ok || err != nil || !(rate > 0 && rate < 1e6) { // not NaN either, which JSON cannot hold
+	if !ok || err != nil || !(rate > 0 && rate < 1e6) { // the negation refuses NaN too, which JSON cannot hold
 		return 0
 	}
 	return rate
 }
 
-// speed of an interface in Mbit/s. What is not known is -1, of some drivers without its sign.
+// speed returns the speed of an interface in Mbit/s. The kernel writes -1 for an unknown speed, some drivers the same number
+// without a sign.
 func (t tree) speed(path string) int64 {
 	if n := t.positive(path); n < 1<<31 {
 		return n
@@ -117,7 +118,7 @@ func (t tree) speed(path string) int64 {
 	return 0
 }
 
-// Of linux/if.h.
+// Flags of interfaces, from linux/if.h.
 const (
 	iffUp       = 0x1
 	iffLoopback = 0x8
@@ -130,7 +131,7 @@ func (t tree) interfaces() (list []Interface) {
 		if !ok { // bonding_masters is a file
 			continue
 		}
-		state := t.text(dir + "operstate") // unknown: a driver that does not tell, as loopback's
+		state := t.text(dir + "operstate") // "unknown" if the driver does not report the state, as for loopback
 		i := Interface{
 			Name:     name,
 			Up:       flags&iffUp != 0 && (state == "up" || state == "unknown"),

@@ -17,11 +17,11 @@ import (
 //	path -> target           a symbolic link
 //	path/                    a directory that may be empty
 //
-// `go test ./internal/topo -run RecordOf -record <name>` writes one from the machine that it runs on, with what [Read]
-// looks at and no more: its host name, its boot id and other mounts than those of cgroups are not in it. Then
-// `go test ./internal/topo -update` writes the golden <name>.json, and tests/python/test_topo.py wants a text for it.
+// `go test ./internal/topo -run RecordOf -record <name>` records the machine that it runs on. The tree contains only the files
+// that [Read] reads, without the host name, the boot id and mounts other than those of cgroups. Then
+// `go test ./internal/topo -update` writes the golden <name>.json, and tests/python/test_topo.py needs a text for it.
 
-// unpack makes the tree of a fixture and returns its root.
+// unpack writes the tree of a fixture to a directory and returns its root.
 func unpack(t *testing.T, text string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -58,7 +58,7 @@ func unpackLine(root, line string) error {
 	return os.WriteFile(path, []byte(strings.ReplaceAll(content, `\n`, "\n")+"\n"), 0o666)
 }
 
-// recorder notes what is looked at below /, where it really lies.
+// recorder records the files below / that are read, under their paths without symbolic links.
 type recorder struct {
 	lines []string
 	seen  map[string]bool
@@ -72,7 +72,7 @@ func (r *recorder) add(path, line string) {
 }
 
 func (r *recorder) opened(path string) {
-	// What is found below a link is noted below its target.
+	// A file below a symbolic link is recorded below the target of the link.
 	at := ""
 	for rest := strings.Split(path, "/"); len(rest) > 0; {
 		at, rest = filepath.Join(at, rest[0]), rest[1:]
@@ -102,7 +102,7 @@ func (r *recorder) opened(path string) {
 
 func isDevice(dir string) bool { return dir == pciDevices || dir == netClass || dir == rdmaClass }
 
-// kept is what of a file's content goes into a record.
+// kept returns the part of a file's content that is recorded.
 func kept(path, content string) string {
 	var lines *regexp.Regexp
 	switch path {

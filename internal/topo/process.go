@@ -23,8 +23,8 @@ func (t tree) process() Process {
 	}
 }
 
-// cpuQuota is the least that a cgroup of this process, or one around it, has; 0 if none has any. Both versions of
-// cgroups may be mounted.
+// cpuQuota returns the smallest quota of this process's cgroups and of the cgroups around them, or 0 if there is none. Both
+// versions of cgroups may be mounted.
 func (t tree) cpuQuota() float64 {
 	least := 0.0
 	mounts := parseMounts(t.text("proc/self/mountinfo"))
@@ -55,7 +55,7 @@ func (t tree) cpuQuota() float64 {
 	return least
 }
 
-// quotaV2 reads "50000 100000" or "max 100000": microseconds of each period.
+// quotaV2 reads a quota like "50000 100000" or "max 100000": microseconds of processor time in each period, and the period.
 func quotaV2(text string) float64 {
 	quota, period, ok := strings.Cut(text, " ")
 	if !ok {
@@ -77,11 +77,11 @@ func ratio(quota, period string) float64 {
 	return float64(q) / float64(p)
 }
 
-// cgroupMount is a hierarchy that is mounted.
+// cgroupMount is a mounted hierarchy of cgroups.
 type cgroupMount struct {
-	v2, cpu bool   // cpu: a v1 hierarchy with that controller
-	top     string // the cgroup that is mounted, as /proc/self/cgroup would call it
-	point   string // where
+	v2, cpu bool   // cpu: a v1 hierarchy with the cpu controller
+	top     string // path of the mounted cgroup, as in /proc/self/cgroup
+	point   string // mount point
 }
 
 // parseMounts reads /proc/self/mountinfo, see proc_pid_mountinfo(5).
@@ -106,12 +106,12 @@ func parseMounts(mountinfo string) (mounts []cgroupMount) {
 	return mounts
 }
 
-// upwards are the directories of a cgroup and of those around it, as far as they are mounted. In a container that has
-// no cgroup namespace its own cgroup is mounted, with a path as the host sees it.
+// upwards returns the directories of a cgroup and of the cgroups around it, as far as they are mounted. In a container without
+// a cgroup namespace, the container's own cgroup is mounted and has the path that the host sees.
 func (m cgroupMount) upwards(cgroup string) (dirs []string) {
 	inside := "/"
 	switch clean := path.Clean("/" + cgroup); {
-	case strings.HasPrefix(cgroup, "/.."): // outside of our namespace
+	case strings.HasPrefix(cgroup, "/.."): // outside of this cgroup namespace
 	case m.top == "/":
 		inside = clean
 	case strings.HasPrefix(clean, m.top+"/"):
@@ -125,7 +125,7 @@ func (m cgroupMount) upwards(cgroup string) (dirs []string) {
 	}
 }
 
-// unescape undoes \040 and its like, which stand for white space and backslashes.
+// unescape replaces escapes like \040, which stand for white space and backslashes.
 func unescape(text string) string {
 	var b strings.Builder
 	for i := 0; i < len(text); i++ {

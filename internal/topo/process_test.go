@@ -53,7 +53,7 @@ func TestCPUQuota(t *testing.T) {
 	}
 }
 
-// Whatever the files say: nothing panics, hangs or allocates without bound, and JSON can hold the result.
+// With any content of the files, Read does not panic, hang or allocate without bound, and JSON can hold the result.
 func FuzzTexts(f *testing.F) {
 	for _, text := range []string{
 		"0::/a/b", "4:cpu,cpuacct:/a", "33 24 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", "50000 100000", "max 100000",

@@ -1,19 +1,20 @@
-// Package topo says what a host is made of, as far as its kernel tells: processors with their cores and caches, NUMA
-// nodes, accelerators, network interfaces, and what of it this process may use. It reads sysfs and procfs below a root
-// directory, so a recorded tree of another machine reads as well (testdata, and fixture_test.go for the format).
+// Package topo describes the hardware of a host as its kernel reports it: processors with their cores and caches, NUMA
+// nodes, accelerators and network interfaces, and the part of them that this process may use. It reads sysfs and procfs
+// below a root directory, so it can also read a recorded tree of another machine (testdata; fixture_test.go has the format).
 //
-// It asks no vendor library. Links between GPUs (NVLink) are known to NVML only and are not here. The interfaces are
-// those of the network namespace that /sys was mounted in.
+// The package uses no vendor library. It therefore does not know links between GPUs (NVLink), which only NVML reports. The
+// interfaces are those of the network namespace in which /sys was mounted.
 //
-// What a tree does not have, or has in a form that the kernel does not write, is left out. There are no errors:
-// somebody who wants to know about a broken or foreign machine gets what can be known. Start with [Read].
+// The result leaves out data that is missing in a tree or has a form that the kernel does not write. There are no errors:
+// a user of a broken or unusual machine gets the data that can be read. Any goroutine may call the package. Start reading
+// at [Read].
 package topo
 
 // Topology is one host.
 type Topology struct {
 	Host         Host        `json:"host"`
 	Process      Process     `json:"process"`
-	CPUModel     string      `json:"cpu_model,omitempty"` // of the first cpu
+	CPUModel     string      `json:"cpu_model,omitempty"` // model of the first cpu
 	MemoryBytes  int64       `json:"memory_bytes,omitempty"`
 	Online       CPUSet      `json:"online,omitempty"`
 	Offline      CPUSet      `json:"offline,omitempty"`
@@ -25,28 +26,29 @@ type Topology struct {
 	Interfaces   []Interface `json:"interfaces,omitempty"`
 }
 
-// Host is what tells this host from others: two containers of one machine have one boot id.
+// Host identifies a host. Two containers on one machine have the same boot id.
 type Host struct {
 	Name   string `json:"name,omitempty"`
 	BootID string `json:"boot_id,omitempty"`
 }
 
-// Process is what this process may use, by its main thread's affinity mask, cpusets included, and by its cgroups.
+// Process describes the part of the host that this process may use, according to its main thread's affinity mask, which
+// includes cpusets, and to its cgroups.
 type Process struct {
 	CPUs     CPUSet  `json:"cpus,omitempty"`
-	Nodes    CPUSet  `json:"memory_nodes,omitempty"` // of whose memory
-	CPUQuota float64 `json:"cpu_quota,omitempty"`    // cpus' worth of time; 0: no limit is known
+	Nodes    CPUSet  `json:"memory_nodes,omitempty"` // nodes whose memory it may use
+	CPUQuota float64 `json:"cpu_quota,omitempty"`    // processor time in cpus; 0: no known limit
 }
 
-// ID is a number that the kernel gives to a package or node. Below 0 it is not known.
+// ID is the kernel's number of a package or node. An ID below 0 is unknown.
 type ID int
 
 const unknown ID = -1
 
-// IsZero leaves an unknown number out of JSON.
+// IsZero reports whether the ID is unknown: JSON leaves it out then.
 func (id ID) IsZero() bool { return id < 0 }
 
-// Package is a processor in its socket. Packages and their cores partition the cpus that are online.
+// Package is one processor, in one socket. The packages, and likewise their cores, partition the cpus that are online.
 type Package struct {
 	ID    ID     `json:"id,omitzero"`
 	CPUs  CPUSet `json:"cpus"`
@@ -63,39 +65,39 @@ type Core struct {
 type Cache struct {
 	Level int    `json:"level"`
 	Bytes int64  `json:"bytes,omitempty"`
-	CPUs  CPUSet `json:"cpus"` // that share it
+	CPUs  CPUSet `json:"cpus"` // cpus that share it
 }
 
-// Node is a part of the memory with the cpus that are near to it; there may be none.
+// Node is a NUMA node: a part of the memory and the cpus that are near to it. It may have no cpus.
 type Node struct {
 	ID          ID     `json:"id"`
 	CPUs        CPUSet `json:"cpus,omitempty"`
 	MemoryBytes int64  `json:"memory_bytes,omitempty"`
-	Distances   []int  `json:"distances,omitempty"` // to Topology.Nodes in their order; 10 is to itself
+	Distances   []int  `json:"distances,omitempty"` // to each of Topology.Nodes, in their order; the distance to itself is 10
 }
 
 // PCIDevice is a display controller or an accelerator.
 type PCIDevice struct {
 	Address    string `json:"address"` // domain:bus:device.function
-	Kind       string `json:"kind"`    // what its class is called
+	Kind       string `json:"kind"`    // name of its class
 	Vendor     string `json:"vendor"`  // PCI ids, "0x10de"
 	Device     string `json:"device,omitempty"`
 	VendorName string `json:"vendor_name,omitempty"`
-	Driver     string `json:"driver,omitempty"` // that the kernel has bound to it
+	Driver     string `json:"driver,omitempty"` // kernel driver that is bound to it
 	Node       ID     `json:"node,omitzero"`
-	CPUs       CPUSet `json:"cpus,omitempty"` // that are near to it
+	CPUs       CPUSet `json:"cpus,omitempty"` // cpus that are near to it
 }
 
 // RDMA is an InfiniBand or RoCE adapter.
 type RDMA struct {
 	Name       string   `json:"name"`
-	Address    string   `json:"address,omitempty"` // on PCI
+	Address    string   `json:"address,omitempty"` // PCI address
 	Node       ID       `json:"node,omitzero"`
-	Interfaces []string `json:"interfaces,omitempty"` // of the same PCI function
+	Interfaces []string `json:"interfaces,omitempty"` // network interfaces of the same PCI function
 	Ports      []Port   `json:"ports,omitempty"`
 }
 
-// Port is one of an adapter.
+// Port is one port of an RDMA adapter.
 type Port struct {
 	Number int     `json:"number"`
 	State  string  `json:"state,omitempty"` // ACTIVE, DOWN, ...
@@ -110,11 +112,11 @@ type Interface struct {
 	Loopback bool   `json:"loopback,omitempty"`
 	Mbps     int64  `json:"mbps,omitempty"`
 	MTU      int64  `json:"mtu,omitempty"`
-	Address  string `json:"address,omitempty"` // of its device on PCI
+	Address  string `json:"address,omitempty"` // PCI address of its device
 	Node     ID     `json:"node,omitzero"`
 }
 
-// Read reads the host whose /sys and /proc lie below root: "/" is this one.
+// Read returns the topology of the host whose /sys and /proc lie below root. The root "/" stands for this host.
 func Read(root string) Topology { return read(tree{root: root}) }
 
 func read(t tree) Topology {

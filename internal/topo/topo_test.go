@@ -33,7 +33,7 @@ func load(t *testing.T, file string) string {
 	return unpack(t, string(text))
 }
 
-// The golden files are what the rendering in Python is tested with, too.
+// Each recorded tree gives the topology in its golden file. The tests of the rendering in Python use the golden files too.
 func TestRecordedTreesReadAsTheirGoldenFiles(t *testing.T) {
 	for _, file := range trees(t) {
 		name := strings.TrimSuffix(filepath.Base(file), ".tree")
@@ -99,14 +99,14 @@ func TestThisMachineCanBeRead(t *testing.T) {
 	}
 }
 
-// What is recorded of this machine reads like the machine: the recorder misses nothing that Read looks at.
+// The record of this machine gives the same topology as the machine, so the recorder misses no file that Read reads.
 func TestRecordOfThisMachineReadsLikeIt(t *testing.T) {
 	r := recorder{seen: map[string]bool{}}
 	want := read(tree{root: "/", opened: r.opened})
 	slices.Sort(r.lines)
 	text := "# Recorded; see fixture_test.go.\n" + strings.Join(r.lines, "\n") + "\n"
 	got := Read(unpack(t, text))
-	want.Host = got.Host // is not recorded
+	want.Host = got.Host // the host's identity is not recorded
 	if a, b := marshal(t, got), marshal(t, want); a != b {
 		t.Errorf("the record reads\n%s\nthe machine\n%s", a, b)
 	}

@@ -10,13 +10,14 @@ import (
 	"unicode/utf8"
 )
 
-// tree is a directory that has a /sys and a /proc. Paths in it have no leading slash.
+// tree is a directory that contains a sys and a proc directory. Paths in it have no leading slash.
 type tree struct {
 	root   string
-	opened func(path string) // told of every path that is looked at, for recording; may be nil
+	opened func(path string) // is called with every path that is read, for recording; may be nil
 }
 
-// fileLimit is enough for all that is read: of /proc/cpuinfo of a very large machine the beginning does.
+// fileLimit bounds the bytes that are read of a file. Only /proc/cpuinfo of a very large machine is longer, and its beginning
+// is enough.
 const fileLimit = 1 << 20
 
 func (t tree) at(path string) string {
@@ -26,8 +27,8 @@ func (t tree) at(path string) string {
 	return filepath.Join(t.root, path)
 }
 
-// text is a file's content without the white space around it; "" if it cannot be read. Some files cannot at times: the
-// speed of an interface that is down.
+// text returns a file's content without the white space around it, or "" if the file cannot be read. Some files cannot be read
+// at times, such as the speed of an interface that is down.
 func (t tree) text(path string) string {
 	f, err := os.Open(t.at(path))
 	if err != nil {
@@ -41,7 +42,8 @@ func (t tree) text(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// field is the text behind "name:" in a file of such lines. A NUMA node's meminfo has its own name before that.
+// field returns the text behind "name:" in a file of lines with names. In the meminfo of a NUMA node, the node's own name
+// precedes the name of the field.
 func (t tree) field(path, name string) string {
 	for line := range strings.Lines(t.text(path)) {
 		key, value, ok := strings.Cut(line, ":")
@@ -58,7 +60,7 @@ func (t tree) number(path string) (int64, bool) {
 	return n, err == nil
 }
 
-// positive is a number above 0; 0 if there is none.
+// positive reads a file that holds a number above 0. It returns 0 if there is no such number.
 func (t tree) positive(path string) int64 {
 	n, _ := t.number(path)
 	return max(n, 0)
@@ -69,7 +71,7 @@ func (t tree) id(path string) ID {
 	return asID(n, ok)
 }
 
-// asID takes what the kernel numbers. It writes -1 for what it does not know itself.
+// asID returns a number of the kernel as an ID. The kernel itself writes -1 for an unknown number.
 func asID(n int64, ok bool) ID {
 	if !ok || n < 0 || n > maxCPU {
 		return unknown
@@ -85,7 +87,7 @@ func (t tree) cpus(path string) CPUSet {
 	return set
 }
 
-// names are what a directory has, sorted. What they stand for may be gone.
+// names returns the sorted names of a directory's entries. An entry may have been removed since.
 func (t tree) names(path string) (names []string) {
 	entries, err := os.ReadDir(t.at(path))
 	if err != nil {
@@ -97,7 +99,7 @@ func (t tree) names(path string) (names []string) {
 	return names
 }
 
-// numbered are the numbers n of the directories "<prefix>n" in a directory, ascending.
+// numbered returns the numbers n of the directories "<prefix>n" in a directory, in ascending order.
 func (t tree) numbered(path, prefix string) []int {
 	var set CPUSet
 	for _, name := range t.names(path) {
@@ -113,7 +115,7 @@ func (t tree) numbered(path, prefix string) []int {
 	return set.sorted()
 }
 
-// link is the last element of what a symbolic link points to.
+// link returns the last element of a symbolic link's target.
 func (t tree) link(path string) string {
 	target, err := os.Readlink(t.at(path))
 	if err != nil {
@@ -124,8 +126,8 @@ func (t tree) link(path string) string {
 
 var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// pci is the address of the PCI function that a device is, or is part of: a virtio device is a child of one. "" if it
-// is on none.
+// pci returns the address of the PCI function of a device, or "" if there is none. The function may be a parent of the device,
+// as for virtio.
 func (t tree) pci(device string) string {
 	path, err := filepath.EvalSymlinks(t.at(device))
 	if err != nil {
@@ -139,13 +141,13 @@ func (t tree) pci(device string) string {
 	return ""
 }
 
-// kibibytes are the bytes of "24684084 kB", or 0.
+// kibibytes returns the number of bytes of a text like "24684084 kB", or 0.
 func kibibytes(text string) int64 {
 	digits, ok := strings.CutSuffix(text, " kB")
 	return scaled(digits, 1<<10, ok)
 }
 
-// cacheBytes are the bytes of "107520K", or 0.
+// cacheBytes returns the number of bytes of a text like "107520K", or 0.
 func cacheBytes(text string) int64 {
 	for suffix, unit := range map[string]int64{"K": 1 << 10, "M": 1 << 20, "G": 1 << 30} {
 		if digits, ok := strings.CutSuffix(text, suffix); ok {
