@@ -52,6 +52,13 @@ func ParseFile(name string, text []byte) (*File, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&f); err != nil {
+		var kind *json.UnmarshalTypeError
+		switch {
+		case errors.Is(err, io.EOF):
+			err = errors.New("the file is empty")
+		case errors.As(err, &kind):
+			err = fmt.Errorf("byte %d: %s, expected a tuning file as `python -m sagecomm tune` writes it", kind.Offset, kind.Value)
+		}
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {

@@ -139,7 +139,12 @@ def main() -> int:
         default=DEFAULT_SIZES,
         help=f"in bytes, with K, M or G for powers of 1024; {DEFAULT_SIZES} by default",
     )
-    parser.add_argument("--launches", type=positive, default=3, help="of each kind, pinned and not; 3 by default")
+    parser.add_argument(
+        "--launches",
+        type=positive,
+        default=3,
+        help="of each kind, so twice as many in all: pinned and not; 3 by default",
+    )
     parser.add_argument("--blocks", type=positive, default=5, help="of calls in a launch; 5 by default")
     parser.add_argument("--batch-ms", type=float, default=30, help="that a block lasts at least; 30 by default")
     parser.add_argument("--json", metavar="FILE", help="that the table is written into as well")

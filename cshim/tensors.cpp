@@ -134,7 +134,9 @@ void Buffers::check(const char* op, const char* role, size_t index, const at::Te
     dtype_ = static_cast<uint8_t>(type);
   } else if (dtype_ != type) {
     refuse(
-        op, label(role, index) + " is " + c10::toString(t.scalar_type()) + ", another type than the tensors before it");
+        op,
+        label(role, index) + " has the type " + c10::toString(t.scalar_type()) +
+            ", the tensors before it have another one; all tensors of a call must have one type");
   }
 }
 

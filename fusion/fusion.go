@@ -1,13 +1,15 @@
 // Package fusion decides which operations of one coalesced call share a collective, and in which order the collectives
 // run. It sees descriptions only: no memory, no clock, no other rank. All ranks make the same coalesced call and must come
-// to the same answer, so nothing counts here that one rank knows alone (lengths of an all_to_all's blocks, the factor of
-// PREMUL_SUM, addresses). Start reading at [Plan].
+// to the same answer, so the decision uses nothing that only one rank knows (lengths of an all_to_all's blocks, the factor of
+// PREMUL_SUM, addresses).
+//
+// [Plan] is pure, and any goroutine may call it.
 package fusion
 
 import "sagecomm/internal/coll"
 
-// like is what operations that may change places have in common: they are independent (the caller's promise) and only
-// their types keep them apart.
+// like holds the properties, apart from the type, that operations must share to be packed together or to change places. The caller
+// promises that the operations of one call are independent.
 type like struct {
 	kind   coll.Kind
 	reduce coll.ReduceOp
@@ -25,9 +27,9 @@ func likeOf(op coll.Op) like {
 	return l
 }
 
-// joins reports whether an operation can be packed together with others like it. Blocks that differ in length are not
-// where those of another operation are; an all_to_all has blocks whose lengths only two ranks know; a factor is one rank's
-// own, and there is one for a collective.
+// joins reports whether an operation can be packed together with others like it. Three kinds cannot: operations whose blocks differ
+// in length, because the blocks of two operations would lie at different places; an all_to_all, because only two ranks know the
+// length of a block; and PREMUL_SUM, because a collective has one factor and each operation has its own.
 func joins(op coll.Op) bool {
 	switch op.Kind {
 	case coll.AllReduce, coll.Reduce, coll.ReduceScatter:

@@ -262,7 +262,7 @@ func TestRefusedBlocks(t *testing.T) {
 			{coll.Op{Kind: coll.AllToAll, InBlocks: []uint64{4, 8}}, 8, 8, "the input of 8 bytes ends within block 1"},
 			{coll.Op{Kind: coll.AllToAll, InBlocks: []uint64{4, 4}}, 12, 8, "the input has 4 bytes beyond its last block"},
 			{coll.Op{Kind: coll.AllToAll, Type: coll.Int32, InBlocks: []uint64{6, 6}}, 12, 8, "block 0 of the input, 6 bytes, is not whole elements of int32"},
-			{coll.Op{Kind: coll.AllToAll, InBlocks: []uint64{3, 5}, OutBlocks: []uint64{5, 3}}, 8, 8, " bytes for itself and expects "},
+			{coll.Op{Kind: coll.AllToAll, InBlocks: []uint64{3, 5}, OutBlocks: []uint64{5, 3}}, 8, 8, "its input block for itself has "},
 			{coll.Op{Kind: coll.AllGather, OutBlocks: []uint64{6, 6}}, 4, 12, "expected an input as long as this rank's block"},
 			{coll.Op{Kind: coll.AllGather, InBlocks: []uint64{6, 6}}, 12, 12, "blocks of the input cannot differ in length"},
 			{coll.Op{Kind: coll.ReduceScatter}, 9, 4, "expected an input 2 times as long as the output"},

@@ -74,9 +74,12 @@ func (g *Group) diagnose(t runner.Incident) *coll.Failure {
 			return f
 		}
 		f := g.failureOf(coll.PeerFailure, t.Peer, t)
-		last, _ := g.run.LastCall(t.Peer)
-		f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s has left the group after collective #%d, and %s needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
-			g.title(), g.who(t.Peer), last, g.number(g.rank), t.Op.Describe(t.Sequence))
+		when := "before its first collective"
+		if last := g.last(t.Peer); last > 0 {
+			when = fmt.Sprintf("after collective #%d", last)
+		}
+		f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s has left the group %s, and %s needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
+			g.title(), g.who(t.Peer), when, g.number(g.rank), t.Op.Describe(t.Sequence))
 		return f
 	case runner.Length:
 		f := g.failureOf(coll.Mismatch, t.Peer, t)
@@ -186,11 +189,7 @@ func (g *Group) mismatch(t runner.Incident) *coll.Failure {
 func (g *Group) timeout(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Timeout, t.Peer, t)
 	if !t.Op.Kind.Collective() {
-		why := fmt.Sprintf("the other side has not called its part; its last collective is #%d", g.last(t.Peer))
-		if t.Op.OfSparse() {
-			why = fmt.Sprintf("all ranks have arrived, but %s does not go on", g.who(t.Peer))
-		}
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s: %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(0), why)
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s: %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(0), g.unmatched(t))
 		return f
 	}
 	var what string
@@ -204,6 +203,27 @@ func (g *Group) timeout(t runner.Incident) *coll.Failure {
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s; %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(t.Sequence), what)
 	return f
+}
+
+// unmatched says why a p2p operation has timed out.
+func (g *Group) unmatched(t runner.Incident) string {
+	counterpart := coll.Send
+	if t.Op.Kind == coll.Send {
+		counterpart = coll.Recv
+	}
+	switch {
+	case t.Op.OfSparse():
+		return fmt.Sprintf("all ranks have arrived, but %s does not go on", g.who(t.Peer))
+	case t.Op.Root == coll.AnySource:
+		return "no rank has completed a matching send; make both calls with the same tag"
+	}
+	did := "it has called no collective yet"
+	last := g.last(t.Peer)
+	if call, ok := g.run.Announced(t.Peer, last); ok {
+		did = "it last called " + call.Op.Describe(last)
+	}
+	return fmt.Sprintf("%s has not completed the matching %v, and %s; make both calls with the same tag, or look at the log of that rank",
+		g.who(t.Peer), counterpart, did)
 }
 
 // absent returns the ranks that have not begun a collective. The first one is the culprit: it is the furthest behind, and

@@ -68,6 +68,10 @@ func Parse(text []byte) (Cluster, error) {
 		switch {
 		case errors.As(err, &kind) && kind.Field != "":
 			return c, wrong(kind.Field, "%s, expected %v", kind.Value, kind.Type)
+		case errors.Is(err, io.EOF):
+			return c, wrong("byte 0", "the description is empty")
+		case errors.As(err, &kind):
+			return c, wrong(fmt.Sprintf("byte %d", kind.Offset), "%s, expected a JSON object that describes a cluster", kind.Value)
 		case errors.As(err, &syntax):
 			return c, wrong(fmt.Sprintf("byte %d", syntax.Offset), "%v", err)
 		}

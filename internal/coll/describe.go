@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// ManyParts is the largest number of parts that a rank announces for an operation. A larger number is announced as ManyParts.
+// ManyParts bounds the number of parts that a rank announces for an operation: more parts are announced as ManyParts.
 const ManyParts = 127
 
 // Describe describes the operation to a user: "all_reduce #7 (float32, SUM, 1000 elements)". If the sequence number is 0, the

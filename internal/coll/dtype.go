@@ -27,14 +27,14 @@ const (
 	Float8E4M3FNUZ
 	Float8E5M2FNUZ
 	Float8E8M0FNU
-	// Sparse is 8 bytes of a rank's description of its sparse tensor. An all_reduce of sparse tensors begins with an
-	// [AllGather] of these descriptions; the elements follow as p2p operations.
+	// Sparse is 8 bytes of the description of a rank's sparse tensor. An all_reduce of sparse tensors begins with an [AllGather]
+	// of this type; the elements travel in p2p operations.
 	Sparse
 	// DataTypeCount is the number of element types.
 	DataTypeCount
 )
 
-// class is a set of types that have the same reductions.
+// class determines which reductions are defined for a type.
 type class uint8
 
 const (

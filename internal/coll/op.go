@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// AnySource as the root of a recv accepts data from any rank.
+// AnySource as the root of a recv accepts a message from any rank.
 const AnySource = -1
 
 // Op describes one call on one rank. It is sagecomm_op without its pointers. A buffer is the concatenation of its segments,
@@ -26,12 +26,12 @@ type Op struct {
 	InBlocks, OutBlocks []uint64
 	Factor              float64 // PREMUL_SUM
 	Timeout             time.Duration
-	Stack               uint64 // number of the caller's stack in the flight recorder; 0: not known
-	Parts               int    // number of coalesced operations that share this one; 0: it is not coalesced
+	Stack               uint64 // number of the caller's call stack, for records; 0: not known
+	Parts               int    // number of operations of a coalesced call that are packed into this one; 0: it is a single operation
 }
 
-// OfSparse reports whether the call is part of an all_reduce of sparse tensors: the all_gather that begins it, or one of its
-// p2p operations, which have tags below 0. Users cannot give such tags.
+// OfSparse reports whether the call is part of an all_reduce of sparse tensors: its all_gather, or one of its p2p operations, which
+// have negative tags.
 func (op Op) OfSparse() bool { return op.Type == Sparse || !op.Kind.Collective() && op.Tag < 0 }
 
 // Name returns the name of the operation that the user called.
@@ -54,8 +54,8 @@ func (op Op) Uneven() bool {
 	return false
 }
 
-// Bytes returns the length by which the operation is known, which is the same on all ranks of a collective: the length of one
-// rank's tensor, or of the longest block. For an all_to_all, whose ranks need not have any length in common, it returns 0.
+// Bytes returns the length by which the operation is identified: the bytes of one rank's tensor, or of the longest block. It is the
+// same on all ranks of a collective. For an all_to_all it is 0, because its ranks have no length in common.
 func (op Op) Bytes() uint64 {
 	switch op.Kind {
 	case Broadcast, Recv, Scatter:
@@ -77,8 +77,8 @@ func (op Op) Bytes() uint64 {
 	}
 }
 
-// Check returns nil if the given rank of a group of size ranks may make this call. It checks the arguments of this rank only:
-// the runner detects when ranks disagree. The error has the text that the user sees.
+// Check returns nil if a rank of a group of size ranks may make this call. It checks the arguments of this rank; whether all ranks
+// agree is checked when the operation runs. The text of the error is what the user sees.
 func (op Op) Check(rank, size int) error {
 	switch {
 	case !op.Kind.Valid():
@@ -162,7 +162,7 @@ func (op Op) checkBytes(rank, size int) error {
 		ok = ok && (op.OutBlocks != nil || op.Out%uint64(size) == 0)
 		want = fmt.Sprintf("%d equal blocks, or the lengths of the blocks", size)
 		if in, out := own(op.InBlocks, op.In, rank, size), own(op.OutBlocks, op.Out, rank, size); ok && in != out {
-			return op.refuse("rank %d: it has %d bytes for itself and expects %d", rank, in, out)
+			return op.refuse("rank %d: its input block for itself has %d bytes, its output block from itself %d", rank, in, out)
 		}
 	case Gather:
 		if rank == op.Root {

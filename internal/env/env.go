@@ -35,7 +35,7 @@ func (v Variable[T]) Get(s *Settings) T {
 	return value
 }
 
-// spec is the part of a variable's declaration that does not depend on its Go type.
+// spec holds the data of a variable that do not depend on its Go type.
 type spec struct {
 	name     string
 	typ      string // description of the accepted texts, for messages and the table

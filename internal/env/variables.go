@@ -4,7 +4,7 @@ import "syscall"
 
 //go:generate go run ./gendoc ../../docs/environment.md
 
-// Level is the amount of messages that the library prints.
+// Level says which log lines the library writes.
 type Level int
 
 // Levels in rising order: a message of level l is printed when l <= the value of [Debug].
@@ -24,7 +24,7 @@ var (
 		"How much is written to standard error: warnings only, once per group what was chosen and why, or every operation.")
 
 	DebugFile = declare("DEBUG_FILE", "", text("path"),
-		"File that warnings and the like are appended to instead of standard error; %h in it is the host, %p the process, %r the rank in the job.")
+		"File to which log lines are appended instead of standard error; %h in it is the host, %p the process, %r the rank in the job.")
 
 	MetricsFile = declare("METRICS_FILE", "", text("path"),
 		"File for Prometheus's textfile collector, written anew all the time; %h, %p and %r as in SAGECOMM_DEBUG_FILE.")

@@ -35,6 +35,28 @@ func TestWhereDumpsGo(t *testing.T) {
 	}
 }
 
+// A process may run as root: a file is never put in the place of a device, a fifo or a directory.
+func TestFilesReplaceRegularFilesOnly(t *testing.T) {
+	dir := t.TempDir()
+	w := newWorld(t, 1, nil)
+	defer w.destroy()
+	for name, make := range map[string]func(path string) error{
+		"fifo":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
+	} {
+		path := filepath.Join(dir, name)
+		if err := make(path + "0"); err != nil {
+			t.Fatal(err)
+		}
+		if err := observers().Dump(path); err == nil || !strings.Contains(err.Error(), path+"0 cannot be written: it is no regular file") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if info, err := os.Stat(path + "0"); err != nil || info.Mode().IsRegular() {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+}
+
 func TestDumpAtASignal(t *testing.T) {
 	dir := t.TempDir()
 	w := newWorld(t, 1, options{"fr_dump": dir + "/rank_", "fr_signal": "usr2"})
@@ -71,5 +93,28 @@ func TestDumpWithoutAPlace(t *testing.T) {
 	w.destroy()
 	if err := observers().Dump(filepath.Join(t.TempDir(), "rank_")); err == nil || !strings.Contains(err.Error(), "no group") {
 		t.Errorf("%v", err)
+	}
+}
+
+// A link to a file stays a link: the file that it names is replaced.
+func TestFilesReplaceWhatALinkNames(t *testing.T) {
+	dir := t.TempDir()
+	w := newWorld(t, 1, nil)
+	defer w.destroy()
+	target, link := filepath.Join(dir, "target"), filepath.Join(dir, "link")
+	if err := os.WriteFile(target, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(target, link+"0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := observers().Dump(link); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Lstat(link + "0"); err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if text, err := os.ReadFile(target); err != nil || len(text) == 0 {
+		t.Errorf("%d bytes, %v", len(text), err)
 	}
 }

@@ -11,8 +11,11 @@ import (
 // replaceFile writes a file atomically: readers see the old or the new content. It writes a temporary file and renames it;
 // errors name the final file. Tests replace it with another function.
 var replaceFile = func(path string, data []byte) error {
-	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		return fmt.Errorf("%s is a directory", path)
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target // the rename would replace a link
+	}
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%s cannot be written: it is no regular file", path) // a rename would replace a device or a fifo
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {

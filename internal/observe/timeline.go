@@ -12,7 +12,7 @@ import (
 
 // timeline is the file of SAGECOMM_TRACE: a Chrome trace (the "JSON Array Format" of the Trace Event Format), which
 // chrome://tracing and Perfetto read, also while it is not finished. A rank is a process in it, so that the arrays of several
-// ranks can be put together; a thread is a lane with the stages that it carried out; an operation is an asynchronous event
+// ranks can be put together; a thread is a row with the stages that it carried out; an operation is an asynchronous event
 // from its issue to its end, because one thread may begin it and another one complete it.
 //
 // One goroutine writes the file, and holds neither a lock nor a group meanwhile: where files go may hang.

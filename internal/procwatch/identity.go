@@ -20,8 +20,8 @@ func BootID() (string, error) {
 	return strings.TrimSpace(string(id)), nil
 }
 
-// read reads a short file without the package os. The first file that os opens makes Go's runtime create its poller, and the
-// runtime ends the process if there are no descriptors left for it. read is called before that can be checked.
+// read reads a short file by system calls. The package os would make the Go runtime create its poller, which ends the process if
+// there are no descriptors for it, and this package is used before that can be checked.
 func read(name string) ([]byte, error) {
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -94,7 +94,7 @@ func Gone(pid int, startTime uint64) bool {
 	return err == nil && now != startTime
 }
 
-// ID identifies a process of this host. No later process has the same ID.
+// ID identifies a process of this host; no other process ever has the same ID.
 type ID struct {
 	Namespace uint64 // namespace of the pid
 	PID       int

@@ -19,9 +19,8 @@ type Watcher struct {
 	close   sync.Once
 }
 
-// Watch begins to watch the process with that pid and start time (see [StartTime]). If the process has ended already, or
-// another one has its pid by now, Watch succeeds and Done is closed at once. An error, such as too many open files, does not
-// mean that the process has ended.
+// Watch begins to watch the process with that pid and start time (see [StartTime]). If the process has ended, or another process
+// has its pid now, Watch succeeds and Done is closed. An error, such as too many open files, says nothing about the process.
 func Watch(pid int, startTime uint64) (*Watcher, error) {
 	fd, err := open(pid)
 	if errors.Is(err, unix.ESRCH) {
@@ -31,8 +30,8 @@ func Watch(pid int, startTime uint64) (*Watcher, error) {
 		return nil, fmt.Errorf("watch process %d: %w", pid, err)
 	}
 
-	// The descriptor refers to one process from now on, and the start time shows whether it is the expected one. If that
-	// process ended before this point, either the time differs, or /proc has no entry and the descriptor is readable.
+	// From here on the descriptor refers to one process, and the start time says whether it is the right one. If the process
+	// has ended before, either the time differs, or /proc has no entry and the descriptor is readable.
 	now, err := StartTime(pid)
 	switch {
 	case err == nil && now == startTime:
@@ -50,8 +49,8 @@ func Watch(pid int, startTime uint64) (*Watcher, error) {
 	return w, nil
 }
 
-// WatchFD begins to watch the process of a pidfd, in any pid namespace. WatchFD takes over the descriptor, even if it returns
-// an error.
+// WatchFD begins to watch the process of a pidfd, in whatever pid namespace it is. The watcher owns the descriptor, also on an
+// error.
 func WatchFD(pidfd int) (*Watcher, error) {
 	if err := unix.SetNonblock(pidfd, true); err != nil { // the poller requires it
 		unix.Close(pidfd)
@@ -81,7 +80,7 @@ func WatchFD(pidfd int) (*Watcher, error) {
 // Close is called first.
 func (w *Watcher) Done() <-chan struct{} { return w.done }
 
-// Close ends the watch and closes the descriptor. It is idempotent. Done does not change after Close.
+// Close ends the watch and closes the descriptor. Done does not change afterwards. Close may be called again.
 func (w *Watcher) Close() {
 	w.close.Do(func() {
 		if w.file != nil {

@@ -11,10 +11,10 @@ import (
 	"unsafe"
 )
 
-// Reason is why an engine's turn ended.
+// Reason says why a turn of the engine ended.
 type Reason int
 
-// The reasons.
+// Reasons for the end of a turn.
 const (
 	Control       Reason = C.SCR_ENGINE_CONTROL   // WakeEngine was called
 	FoundIncident Reason = C.SCR_ENGINE_INCIDENT  // a group met an incident
@@ -22,37 +22,37 @@ const (
 	WantFifo      Reason = C.SCR_ENGINE_FIFO      // a group needs a fifo to a peer
 )
 
-// Turn is the outcome of one turn of the engine.
+// Turn is the outcome of one call of [Engine.Turn].
 type Turn struct {
 	Reason   Reason
 	Group    uint64
-	Incident Incident // for WantFifo, its Peer is the rank that the fifo leads to
+	Incident Incident // with WantFifo, its Peer is the rank to which a fifo is needed
 }
 
-// BellBytes is the length of an engine bell in an arena.
+// BellBytes is the size of an engine bell in an arena.
 const BellBytes = bellBytes
 
-// MaxBells is the largest number of arenas with a bell that a process can have at a time.
+// MaxBells bounds how many arenas with a bell a process can have at a time.
 const MaxBells = C.SCR_MAX_BELLS
 
-// AddEngineBell registers a bell of the engine, a word in an arena of this process. It returns false if there are MaxBells
-// already.
+// AddEngineBell makes the engine listen to the bell at an address in an arena of this process. It returns false if there are
+// MaxBells already.
 func AddEngineBell(word unsafe.Pointer) bool { return bool(C.scr_engine_add_bell(word)) }
 
-// RemoveEngineBell undoes AddEngineBell. The engine may still read the word until its next turn.
+// RemoveEngineBell undoes AddEngineBell. The engine may read the bell until its next turn.
 // Requires: no other call of AddEngineBell or RemoveEngineBell is under way.
 func RemoveEngineBell(word unsafe.Pointer) { C.scr_engine_remove_bell(word) }
 
-// EngineConfig is how the engine waits for peers and for work.
+// EngineConfig says how the engine waits for peers and for work.
 type EngineConfig struct {
 	Backoff   Backoff
-	Slice     time.Duration // the longest time for which one look at a group drives its queue
-	Look      time.Duration // the longest sleep while there is work, before the engine checks its peers again
+	Slice     time.Duration // for how long one look at a group drives its queue
+	Look      time.Duration // while there is work: how often the engine checks whether its waits can still succeed
 	Sound     time.Duration // the longest sleep while there is no work
-	IdleLooks int           // the number of looks without work after which Sound applies
+	IdleLooks int           // looks without work before a sleep of that length
 }
 
-// ConfigureEngine sets the engine's configuration. It is called once, before the first turn.
+// ConfigureEngine sets the configuration. It is called once, before the first turn.
 func ConfigureEngine(c EngineConfig) {
 	C.scr_engine_configure(&C.scr_engine_config{spin: C.uint32_t(c.Backoff.Spin), yield_us: C.uint32_t(c.Backoff.Yield / time.Microsecond),
 		slice_ns: C.int64_t(c.Slice), look_ns: C.int64_t(c.Look), sound_ns: C.int64_t(c.Sound), idle_looks: C.uint32_t(c.IdleLooks)})
@@ -65,14 +65,14 @@ type Engine struct {
 	n    int
 }
 
-// SetGroups replaces the list.
+// SetGroups replaces the list of groups.
 func (e *Engine) SetGroups(groups []*Group) {
 	C.free(e.list)
 	e.list, e.n = nil, len(groups)
 	if e.n == 0 {
 		return
 	}
-	// The list is zeroed, because storing a pointer makes Go's garbage collector look at the pointer that was there before.
+	// The memory is zeroed, because the garbage collector looks at a pointer before it is overwritten.
 	e.list = C.calloc(C.size_t(e.n), C.size_t(unsafe.Sizeof(uintptr(0))))
 	for i, g := range groups {
 		unsafe.Slice((**C.scr_group)(e.list), e.n)[i] = g.c
@@ -90,12 +90,12 @@ func (e *Engine) Turn() Turn {
 // WakeEngine ends the engine's turn.
 func WakeEngine() { C.scr_engine_control() }
 
-// RunCompleter calls the done functions of completed operations on this thread. It returns when no operation has completed
-// for the time idle.
+// RunCompleter calls the done functions of completed operations on this thread. It returns when there was none for the given
+// time.
 func RunCompleter(idle time.Duration) { C.scr_completer_run(C.int64_t(idle)) }
 
 // GoEntries returns how often operations of this process have entered Go.
 func GoEntries() uint64 { return uint64(C.scr_go_entries()) }
 
-// InChild reports whether this process is a fork of one that used the runner.
+// InChild reports whether this process was forked from one that used the runner.
 func InChild() bool { return bool(C.scr_in_child()) }

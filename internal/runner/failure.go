@@ -15,31 +15,31 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Code is the kind of an incident.
+// Code is the kind of an incident: of what a driver met that Go has to diagnose.
 type Code int
 
-// The codes.
+// Kinds of incidents.
 const (
-	FailureWord Code = C.SCR_INCIDENT_FAILURE  // some rank has declared the group failed
+	FailureWord Code = C.SCR_INCIDENT_FAILURE  // a rank has declared the group failed
 	Mismatch    Code = C.SCR_INCIDENT_MISMATCH // Peer made another call
 	Timeout     Code = C.SCR_INCIDENT_TIMEOUT  // the deadline passed while waiting for Peer
 	Left        Code = C.SCR_INCIDENT_LEFT     // Peer has left the group, but is needed
 	Length      Code = C.SCR_INCIDENT_LENGTH   // Peer sent Got bytes where Op.Bytes() were expected
-	Garbage     Code = C.SCR_INCIDENT_GARBAGE  // Peer wrote an invalid p2p frame, or an invalid offset of its slots
+	Garbage     Code = C.SCR_INCIDENT_GARBAGE  // Peer wrote a message, or an offset of its slots, that no rank writes
 	WrongType   Code = C.SCR_INCIDENT_TYPE     // Peer sent elements of the DataType Got
-	NoMemory    Code = C.SCR_INCIDENT_MEMORY   // this process has no memory for the data that came from Peer
-	Uneven      Code = C.SCR_INCIDENT_UNEVEN   // this rank's blocks differ in length, which the program does not support
+	NoMemory    Code = C.SCR_INCIDENT_MEMORY   // this process has no memory for what came from Peer
+	Uneven      Code = C.SCR_INCIDENT_UNEVEN   // this rank's blocks differ in length, which the program does not allow
 	Split       Code = C.SCR_INCIDENT_SPLIT    // Peer has a block of Got bytes where Want were expected
 
-	// In a collective, Peer wrote an invalid value. Got is the number of the channel.
+	// In a collective, Peer wrote what no rank writes:
 
-	BadLongest Code = C.SCR_INCIDENT_BAD_LONGEST // the length of the longest block of Peer's all_to_all
-	BadChannel Code = C.SCR_INCIDENT_BAD_CHANNEL // the offset of a channel from Peer to this rank
-	BadMessage Code = C.SCR_INCIDENT_BAD_MESSAGE // a message in a channel from Peer to this rank
-	BadTaken   Code = C.SCR_INCIDENT_BAD_TAKEN   // the number of messages that Peer has taken from a channel of this rank
+	BadLongest Code = C.SCR_INCIDENT_BAD_LONGEST // as the length of the longest block of its all_to_all
+	BadChannel Code = C.SCR_INCIDENT_BAD_CHANNEL // as the offset of its channel number Got to this rank
+	BadMessage Code = C.SCR_INCIDENT_BAD_MESSAGE // as a message in that channel
+	BadTaken   Code = C.SCR_INCIDENT_BAD_TAKEN   // as the number of messages that it has taken from this rank's channel number Got
 )
 
-// Incident describes what a driver could not go on with, and the operation that it was driving.
+// Incident is an event that a driver met in an operation and that Go has to diagnose.
 type Incident struct {
 	Code     Code
 	Peer     int
@@ -58,7 +58,7 @@ func goIncident(t *C.scr_incident) Incident {
 		Waited: time.Duration(t.waited_ns), Timeout: time.Duration(t.timeout_ns)}
 }
 
-// known returns op with the buffer lengths that make Bytes() return the given length, the only length that is known of it.
+// known returns an operation of which only the length is known.
 func known(op coll.Op, bytes uint64) coll.Op {
 	op.In, op.Out = bytes, bytes
 	return op
@@ -101,8 +101,8 @@ func FailureOf(e unsafe.Pointer) *coll.Failure {
 	return &coll.Failure{Status: coll.Status(c.status)}
 }
 
-// Declare writes f into this rank's failure record and tries to make it the group's first cause. It returns the first cause,
-// which is f or an earlier failure.
+// Declare writes f into this rank's failure record and tries to make it the group's first cause. It returns the first cause:
+// f, or the one that another thread or rank declared before.
 func (g *Group) Declare(f *coll.Failure) *coll.Failure {
 	record := encode(f)
 	C.scr_group_set_failure(g.c, unsafe.Pointer(&record[0]), C.size_t(len(record)))
@@ -112,14 +112,13 @@ func (g *Group) Declare(f *coll.Failure) *coll.Failure {
 	return f
 }
 
-// GiveUp writes f and a goodbye into this rank's shared block. A rank calls it when it cannot make a group: its peers may
-// have made the group already.
+// GiveUp stores f and a goodbye in this rank's shared block, for peers that have opened a group which this rank could not open.
 func GiveUp(shared unsafe.Pointer, f *coll.Failure) {
 	record := encode(f)
 	C.scr_shared_give_up(shared, unsafe.Pointer(&record[0]), C.size_t(len(record)))
 }
 
-// GaveUp returns the failure that a rank wrote with GiveUp, or nil if it has not given up.
+// GaveUp returns the failure that a rank stored with GiveUp, or nil if it has not given up.
 func (g *Group) GaveUp(rank int) *coll.Failure {
 	record := make([]byte, FailureBytes)
 	if !bool(C.scr_group_gave_up(g.c, C.int32_t(rank), unsafe.Pointer(&record[0]), FailureBytes)) {
@@ -129,7 +128,7 @@ func (g *Group) GaveUp(rank int) *coll.Failure {
 }
 
 func encode(f *coll.Failure) []byte {
-	// The text is shortened here, because the record would cut a longer one in the middle of its encoding.
+	// A long message is shortened before it is encoded, because a record that is cut at its end is not readable.
 	short := *f
 	if len(short.Message) > 2000 {
 		short.Message = strings.ToValidUTF8(short.Message[:2000], "")
@@ -143,11 +142,11 @@ func encode(f *coll.Failure) []byte {
 	return record[:min(len(record), FailureBytes)]
 }
 
-// StrayPointers is the remedy that errors name if shared memory holds values that no rank writes.
+// StrayPointers is the advice for errors about shared memory that holds what no rank writes.
 const StrayPointers = "a process has written where it should not: look for stray pointers, first in the process of that rank"
 
-// decode reads the failure record that a rank wrote. claim tells, for the error about an unreadable record, why this rank
-// looked for it.
+// decode reads the failure record of a rank. claim describes what made this rank read it, for the error text of a record that
+// is not valid.
 func decode(record []byte, writer int, claim string) *coll.Failure {
 	text, _, _ := strings.Cut(string(record), "\x00")
 	f := new(coll.Failure)
@@ -158,7 +157,7 @@ func decode(record []byte, writer int, claim string) *coll.Failure {
 	return f
 }
 
-// FirstCause returns the failure that some rank has declared for the group, or nil if no rank has.
+// FirstCause returns the failure that a rank has declared for the group, or nil.
 func (g *Group) FirstCause() *coll.Failure {
 	if C.scr_group_get_failure(g.c, nil, 0) == 0 {
 		return nil
@@ -171,25 +170,25 @@ func (g *Group) FirstCause() *coll.Failure {
 	return decode(record, winner-1, fmt.Sprintf("rank %d has declared a failure (written in the memory of rank 0)", winner-1))
 }
 
-// Down makes every later operation of the group in this process fail with f, and completes what is queued. The first
-// call decides.
+// Down makes every later operation of the group in this process fail with f, and completes the queued operations. Only the
+// first call sets the cause.
 func (g *Group) Down(f *coll.Failure) {
 	var e C.sagecomm_error
 	fillError(&e, f)
 	C.scr_group_down(g.c, &e)
 }
 
-// The declaration below compiles only if coll.ManyParts equals SCR_MANY_PARTS.
+// coll.ManyParts equals the limit up to which C counts. This does not compile where they differ.
 var _ = [1]struct{}{}[coll.ManyParts-C.SCR_MANY_PARTS]
 
-// Announced is one collective as a rank announced it.
+// Announced describes a collective as a rank has announced it in its shared block.
 type Announced struct {
 	Sequence, Hash uint64
 	Op             coll.Op
 	Uneven         bool // blocks differ in length
 }
 
-// Announced returns what a rank announced as its sequence-th collective, if that is still known.
+// Announced returns the collective that a rank announced under a sequence number, if its record has not been overwritten.
 func (g *Group) Announced(rank int, sequence uint64) (Announced, bool) {
 	var c C.scr_call
 	if !bool(C.scr_group_call(g.c, C.int32_t(rank), C.uint64_t(sequence), &c)) {
@@ -201,18 +200,17 @@ func (g *Group) Announced(rank int, sequence uint64) (Announced, bool) {
 	return Announced{Sequence: sequence, Hash: uint64(c.hash), Op: op, Uneven: c.uneven != 0}, true
 }
 
-// LastCall returns the number of the last collective that a rank announced, 0 for none, and whether the rank has left the
-// group.
+// LastCall returns the number of the last collective that a rank announced, 0 for none, and whether the rank has left the group.
 func (g *Group) LastCall(rank int) (sequence uint64, left bool) {
 	var l C.bool
 	s := C.scr_group_last_call(g.c, C.int32_t(rank), &l)
 	return uint64(s), bool(l)
 }
 
-// Consumed returns the number of chunks of all collectives so far that a rank is done with. It orders ranks that have made
-// the same calls by their progress.
+// Consumed returns how many chunks of all collectives so far a rank has finished. It orders ranks that have made the same calls
+// by their progress.
 func (g *Group) Consumed(rank int) uint64 { return uint64(C.scr_group_consumed(g.c, C.int32_t(rank))) }
 
-// Awaits returns the peer for which a rank sleeps in a collective, or about which it has met an incident, or -1 if the rank is
-// awake. A rank that waits for long is awake from time to time.
+// Awaits returns the rank for which another rank sleeps in a collective, or over which it has met an incident. It returns -1 if
+// that rank is awake; a rank that waits for long is awake from time to time.
 func (g *Group) Awaits(rank int) int { return int(C.scr_group_awaits(g.c, C.int32_t(rank))) }

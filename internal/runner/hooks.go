@@ -13,20 +13,19 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Handler makes the decisions that the runner leaves to Go. The runner calls its methods on the threads of callers and holds
-// none of its locks meanwhile.
+// Handler decides what the runner does not decide itself. The runner calls it on the threads of callers and holds no lock then.
 type Handler interface {
 	// Issue checks a call that the fast path cannot take, finds its program and submits it.
 	Issue(group uint64, call Call) *coll.Failure
-	// Fuse checks the operations of a coalesced call and returns the number of the batch of each one, see fusion.Plan.
+	// Fuse checks the operations of a coalesced call and returns the number of the batch of each operation; see fusion.Plan.
 	Fuse(group uint64, calls []Call) ([]uint32, *coll.Failure)
-	// Incident diagnoses an incident. The group is down when it returns.
+	// Incident diagnoses an incident that a driver has met. The group is down when it returns.
 	Incident(group uint64, t Incident)
-	// Fifo makes the fifo from this rank to the peer, or takes the group down.
+	// Fifo creates the fifo from this rank to the peer. If it cannot, the group is down when it returns.
 	Fifo(group uint64, peer int)
-	// Fail makes the group fail with a cause that the runner has already put into words.
+	// Fail declares a failure whose text the runner has worded.
 	Fail(group uint64, cause *coll.Failure)
-	// Trace is called before an operation is issued, in a group that was opened with Config.Trace.
+	// Trace is told of each operation before it is issued, in groups that were opened with Config.Trace.
 	Trace(group uint64, call Call)
 }
 

@@ -32,8 +32,8 @@ import (
 // This file serves op_test.go, because a file whose name ends in _test.go may not use cgo. The linker drops its functions
 // from the library.
 
-// testOp returns the length that C computes for an operation, whether its input and output fit together, and whether C allows
-// it on the fast path. Each side has one segment, or none if its length is -1.
+// testOp returns the length by which C identifies an operation, or false if input and output do not fit together, and whether C
+// admits the operation to the fast path. Each side has one segment, or none if its length is -1.
 func testOp(op coll.Op, in, out int64, rank, size int) (bytes uint64, fits, allowed bool) {
 	var n C.uint64_t
 	ok := C.scr_test_op(C.int(op.Kind), C.int(op.Type), C.int(op.Reduce), C.int(op.Root), blocksInC(op.InBlocks), blocksInC(op.OutBlocks),
@@ -41,5 +41,5 @@ func testOp(op coll.Op, in, out int64, rank, size int) (bytes uint64, fits, allo
 	return uint64(n), n != ^C.uint64_t(0), bool(ok)
 }
 
-// blocksInC returns the list as C takes it, nil for none.
+// blocksInC returns the lengths as an array of C, or nil if there are none.
 func blocksInC(blocks []uint64) *C.uint64_t { return (*C.uint64_t)(unsafe.SliceData(blocks)) }

@@ -17,13 +17,13 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// This file offers the operations of the C ABI to callers in Go: composite operations, tests and benchmarks. The calls take
-// the same path as calls from C, including the fast path.
+// This file has the operations of the C ABI for callers in Go: composite operations, tests and benchmarks. They take the same
+// way as a call from C, the fast path included.
 //
-// Ownership of buffers: buffers may be Go memory or C memory. An operation pins Go memory until it is complete, so the garbage
-// collector neither frees nor moves it. Go unpins it as soon as it learns of the completion: in Issue, in Wait, before it calls
-// the function of OnDone, or, if the Work was released earlier, in a done function of the operation's own. Until then the
-// contents belong to the operation.
+// Ownership of buffers: the contents of a buffer belong to the operation until it is complete. Buffers may be memory of Go or of
+// C. An operation pins buffers of Go, so that they are neither collected nor moved. It unpins them as soon as Go learns that it
+// is complete: in Issue, in Wait, before the function given to OnDone runs, or, if the Work was released before, in a done
+// function of its own.
 
 // Work is an operation that was issued. The zero Work is complete.
 type Work struct {
@@ -43,7 +43,7 @@ func (p *pendingWork) settle() { p.unpin.Do(p.pins.Unpin) }
 // inlineSegments is the number of segments that a frame holds without an allocation.
 const inlineSegments = 8
 
-// frame holds the arguments of one call to C. It is pinned while C may read it.
+// frame holds the arguments of one call of C. It is pinned while C may read it.
 type frame struct {
 	op       C.sagecomm_op
 	work     C.sagecomm_work
@@ -54,8 +54,8 @@ type frame struct {
 
 var frames = sync.Pool{New: func() any { return new(frame) }}
 
-// Issue issues one operation. Its input is the concatenation of in and its output the concatenation of out; Issue ignores the
-// lengths In and Out of op. A synchronous operation is complete when Issue returns.
+// Issue issues one operation. Its input is the concatenation of in and its output the concatenation of out; it ignores the
+// lengths In and Out of op. A synchronous operation is complete when Issue returns, and so is its Work.
 func (g *Group) Issue(op coll.Op, in, out [][]byte) (Work, *coll.Failure) {
 	f := frames.Get().(*frame)
 	defer frames.Put(f)
@@ -74,7 +74,7 @@ type Coalesced struct {
 	In, Out [][]byte
 }
 
-// IssueCoalesced issues several operations at once. All of them are asynchronous if the first one is.
+// IssueCoalesced issues several operations in one call. The first operation says whether all are asynchronous.
 func (g *Group) IssueCoalesced(calls []Coalesced) (Work, *coll.Failure) {
 	f := frames.Get().(*frame)
 	defer frames.Put(f)
@@ -93,7 +93,7 @@ func (g *Group) IssueCoalesced(calls []Coalesced) (Work, *coll.Failure) {
 	return f.pending(&p, calls[0].Op.Async)
 }
 
-// pending makes the Work of an operation that is not complete. It waits for a synchronous operation.
+// pending returns the Work of an operation that is not complete. It waits for a synchronous operation first.
 func (f *frame) pending(p *pendingWork, async bool) (Work, *coll.Failure) {
 	w := Work{&pendingWork{handle: f.work, pins: p.pins}, uint64(f.sequence)}
 	if async {
@@ -117,11 +117,11 @@ func (f *frame) issue(group uint64, op coll.Op, in, out [][]byte, pins *runtime.
 	}
 	fill(&f.op, list, op, in, out, pins)
 	status := C.scr_issue(C.sagecomm_group(group), &f.op, &f.work, &f.sequence, &f.err)
-	clear(list) // C has its own copy of what it still needs; the frame keeps nobody's memory alive
+	clear(list) // C has its own copy; the frame must keep no memory alive
 	return status
 }
 
-// fill describes an operation to C. list has room for all segments.
+// fill writes an operation in the form of C. list has room for all segments.
 func fill(to *C.sagecomm_op, list []C.sagecomm_segment, op coll.Op, in, out [][]byte, pins *runtime.Pinner) {
 	segments := func(to []C.sagecomm_segment, from [][]byte) *C.sagecomm_segment {
 		if len(from) == 0 {
@@ -155,7 +155,7 @@ func fill(to *C.sagecomm_op, list []C.sagecomm_segment, op coll.Op, in, out [][]
 	}
 }
 
-// Wait waits for completion, at most for the timeout, and helps to carry the operation out meanwhile. With a timeout of 0 it
+// Wait waits until the operation is complete, but not longer than the given time, and helps to carry it out meanwhile. With 0 it
 // only looks.
 func (w Work) Wait(timeout time.Duration) (done bool, failure *coll.Failure) {
 	if w.p == nil {
@@ -171,8 +171,8 @@ func (w Work) Wait(timeout time.Duration) (done bool, failure *coll.Failure) {
 	return true, failureOf(status, &f.err)
 }
 
-// OnDone registers a function that is called once when the operation is complete, on a thread of the library or inside a Wait.
-// If the operation is complete already, OnDone calls it itself. Requires: OnDone has not been called on this Work.
+// OnDone makes done be called once when the operation is complete: on a thread of the library, or inside a Wait. If the operation
+// is complete already, OnDone calls done itself. It may be called once for each Work.
 func (w Work) OnDone(done func(*coll.Failure)) {
 	if w.p == nil {
 		done(nil)
@@ -220,10 +220,10 @@ func (w Work) Release() {
 	C.scr_release(w.p.handle)
 }
 
-// Sequence returns the number of the operation in its group, 0 for p2p.
+// Sequence returns the number of the operation in its group, or 0 for a p2p operation.
 func (w Work) Sequence() uint64 { return w.sequence }
 
-// Source returns the rank that sent the data of a complete recv, or -1 while the recv is not complete.
+// Source returns the rank whose send a complete recv has received, or -1 before that.
 func (w Work) Source() int {
 	if w.p == nil {
 		return -1

@@ -20,7 +20,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Stage is one stage of a program. Its fields mean the same as those of a stage in package algo/plan.
+// Stage is one stage of a slot program: plan.Stage in the form of C. The constants are those of runner.h.
 type Stage struct {
 	Action, Lag, From, Back    uint8
 	Share, ToOutput, SkipOwnIn bool
@@ -44,26 +44,26 @@ const (
 	MaxStages = C.SCR_MAX_STAGES
 )
 
-// Program is the argument of NewProgram: a slot plan, compiled for the runner.
+// Program describes a slot program to NewProgram.
 type Program struct {
 	Kind         coll.Kind
 	Algorithm    string // for statistics
 	Type         coll.DataType
 	Reduce       coll.ReduceOp
-	Large        int // 0 small, 1 large
+	Large        int // 1: its chunks go through large slots, 0: small slots
 	Chunk        int // bytes
 	Head         int // bytes
 	Divisor      float64
 	InputBlocks  bool
 	OutputBlocks bool
-	OwnFromInput bool // reductions read this rank's contribution from its input instead of its slot
+	OwnFromInput bool // reductions read this rank's contribution from its input, not from its slot
 	Stages       []Stage
 }
 
 // Compiled is a program in C memory. It belongs to a group's cache or to one run.
 type Compiled struct{ c *C.scr_program }
 
-// NewProgram makes the C form of a program.
+// NewProgram returns the program in C memory.
 func NewProgram(p Program) (Compiled, error) {
 	if len(p.Stages) > MaxStages {
 		return Compiled{}, fmt.Errorf("sagecomm: %v: a program has at most %d stages, this plan has %d", p.Kind, MaxStages, len(p.Stages))
@@ -99,16 +99,16 @@ func bit(b bool) C.uint8_t {
 	return 0
 }
 
-// Free frees a program that belongs to no run and to no cache.
+// Free frees a program that no run and no cache has taken.
 func (p Compiled) Free() { C.scr_program_free(p.c) }
 
-// Call is an operation that waits to be issued. It is valid only during the method of [Handler] that receives it.
+// Call is an operation that waits to be issued. It is valid only until the method of [Handler] that got it returns.
 type Call struct {
 	raw *C.sagecomm_op
 	out **C.scr_run
 }
 
-// Op describes the call in a group of size ranks.
+// Op returns the call in the form of Go, for a group of size ranks.
 func (c Call) Op(size int) coll.Op {
 	o := c.raw
 	return coll.Op{Kind: coll.Kind(o.kind), Type: coll.DataType(o.dtype), Reduce: coll.ReduceOp(o.reduce_op),
@@ -117,7 +117,7 @@ func (c Call) Op(size int) coll.Op {
 		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size), Parts: int(o.batch_size)}
 }
 
-// blocks copies a C list of block lengths, one for each rank.
+// blocks returns a copy of the lengths of blocks.
 func blocks(list *C.uint64_t, size int) []uint64 {
 	if list == nil {
 		return nil
@@ -125,22 +125,23 @@ func blocks(list *C.uint64_t, size int) []uint64 {
 	return append([]uint64(nil), unsafe.Slice((*uint64)(unsafe.Pointer(list)), size)...)
 }
 
-// Whole reports whether the length of every segment is a multiple of elem bytes, a power of two.
+// Whole reports whether every segment consists of whole elements of that many bytes, a power of two.
 func (c Call) Whole(elem int) bool { return bool(C.scr_op_whole(c.raw, C.uint64_t(elem))) }
 
-// Key returns the key of the cache under which a program for the call, of the given length, is kept, and the call's size class.
+// Key returns the key in the cache of the program for such a call, and class its size class. length is the length by which C
+// identifies the call (scr_op_bytes).
 func (g *Group) Key(c Call, length uint64) (key uint64, class int) {
 	bytes := C.uint64_t(length)
 	return uint64(C.scr_cache_key(g.c, c.raw, bytes)), int(C.scr_group_class(g.c, C.int(c.raw.kind), bytes))
 }
 
-// Lookup returns the program that the cache holds under a key.
+// Lookup returns the program of the cache with a key.
 func (g *Group) Lookup(key uint64) (Compiled, bool) {
 	p := C.scr_cache_find(g.c, C.uint64_t(key))
 	return Compiled{(*C.scr_program)(unsafe.Pointer(p))}, p != nil
 }
 
-// Keep puts a program into the cache, where it stays for the life of the group. It returns false if the cache is full.
+// Keep puts a program into the cache, where it stays as long as the group. It returns false if the cache is full.
 // Requires: no other call of Keep is under way.
 func (g *Group) Keep(key uint64, p Compiled) bool {
 	return bool(C.scr_cache_insert(g.c, C.uint64_t(key), p.c))
@@ -149,7 +150,7 @@ func (g *Group) Keep(key uint64, p Compiled) bool {
 // ErrDown is returned by Submit when the group has failed.
 var ErrDown = errors.New("sagecomm: the group is down")
 
-// Submit gives the call, of the given length, its number and queues it. If own is true, the program is freed with the run.
+// Submit numbers a call and queues it; length is as in [Group.Key]. With own the program is freed with the run.
 func (g *Group) Submit(c Call, length uint64, p Compiled, own bool) error {
 	var down C.bool
 	r := C.scr_submit(g.c, c.raw, C.uint64_t(length), p.c, C.bool(own), &down)

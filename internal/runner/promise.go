@@ -11,11 +11,11 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Promise is the work of a composite operation that Go carries out: its waiters sleep until Complete is called. The work
-// belongs to the caller of the operation, who releases it; the Promise belongs to the code that carries the operation out.
+// Promise is the work of a composite operation that Go carries out. Its waiters sleep until Complete is called. The caller of the
+// operation owns the work and releases it; the code that carries out the operation owns the Promise.
 type Promise struct{ c *C.scr_run }
 
-// NewPromise makes a Promise. Its owner must call either Complete or Drop, once.
+// NewPromise returns a Promise. Its owner calls either Complete or Drop, once.
 func (g *Group) NewPromise() (*Promise, error) {
 	run := C.scr_promise_new(g.c, C.uint64_t(g.handle))
 	if run == nil {
@@ -24,13 +24,13 @@ func (g *Group) NewPromise() (*Promise, error) {
 	return &Promise{run}, nil
 }
 
-// Handle returns the work's handle in the C ABI.
+// Handle returns the handle of the work in the C ABI.
 func (p *Promise) Handle() uint64 { return uint64(C.scr_run_handle(p.c)) }
 
 // Work returns the work for callers in Go.
 func (p *Promise) Work() Work { return Work{p: &pendingWork{handle: C.sagecomm_work(p.Handle())}} }
 
-// Complete completes the work, successfully if f is nil.
+// Complete completes the work: with success if f is nil, else with that failure.
 func (p *Promise) Complete(f *coll.Failure) {
 	var err C.sagecomm_error
 	status := C.int32_t(C.SAGECOMM_OK)
@@ -41,5 +41,5 @@ func (p *Promise) Complete(f *coll.Failure) {
 	C.scr_promise_complete(p.c, status, &err)
 }
 
-// Drop frees a Promise whose work was not given to any caller.
+// Drop frees a Promise whose work no caller has got.
 func (p *Promise) Drop() { C.scr_promise_drop(p.c) }

@@ -15,10 +15,10 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Progress is how far a recorded operation has come.
+// Progress is the state of a recorded operation.
 type Progress uint8
 
-// The stages of an operation. Failed covers operations that never started.
+// States of an operation. Failed includes operations that never started.
 const (
 	Scheduled Progress = C.SCR_FLIGHT_SCHEDULED // numbered and queued
 	Started   Progress = C.SCR_FLIGHT_STARTED
@@ -30,35 +30,35 @@ func (p Progress) String() string {
 	return [...]string{"unknown", "scheduled", "started", "completed", "failed"}[min(p, Failed)]
 }
 
-// Flight is one operation in the flight recorder. The time of an event that has not happened is zero.
+// Flight is the record of one operation. A time is zero if that has not happened.
 type Flight struct {
-	Op       coll.Op // Root of a complete recv is its source; of the lengths only Bytes() is known
-	Number   uint64  // number of the collective in its group, or of the p2p operation among those of this rank
+	Op       coll.Op // Root of a complete recv is its source; In and Out are not known, Bytes() is
+	Number   uint64  // of the collective in its group, or of the p2p operation among all of this rank
 	Progress Progress
 	Thread   uint64 // pthread_t of the caller
-	Stack    string // call stack of the caller in the format of sagecomm.h's group_stack; empty: not known
+	Stack    string // of the caller, in the form of group_stack in sagecomm.h; empty: not known
 
 	Created, Started, Completed time.Time
 }
 
-// FlightLog is the content of a group's recorder.
+// FlightLog is the content of the flight recorder of a group.
 type FlightLog struct {
 	Flights []Flight // the newest operations, in the order in which they were created
-	Total   uint64   // operations since the group was made; the Flights are the last of them
-	// Numbers of the last recorded collective, of the last one that began and of the last one that succeeded.
+	Total   uint64   // operations since the group was made; Flights has the last of them
+	// Numbers of the last collective that was issued, of the last that began, and of the last that succeeded.
 	Issued, Started, Completed uint64
 }
 
-// FlightBytes returns the number of bytes that a recorder of that capacity takes in an arena.
+// FlightBytes returns the size in an arena of a recorder of that capacity.
 func FlightBytes(capacity int, stacks bool) int64 {
 	return int64(C.scr_flight_bytes(C.uint32_t(capacity), C.bool(stacks)))
 }
 
-// Recorder refers to a flight recorder in the memory of this process or of another one, which may have written anything.
+// Recorder is the place of a flight recorder, of this process or of another one, which may have written anything.
 type Recorder struct{ at C.scr_flights }
 
-// RecorderAt returns the recorder at an offset of a mapping. It returns false if the recorder does not fit into the mapping or
-// its process uses another clock.
+// RecorderAt returns the recorder at an offset of a mapping. It returns false if the recorder would lie outside, or if it counts
+// time by another clock than this process.
 func RecorderAt(base unsafe.Pointer, bytes, offset int64, capacity int, stacks bool) (Recorder, bool) {
 	if capacity < 1 || capacity > math.MaxInt32 || offset < 0 || offset%pageBytes != 0 || offset > bytes-FlightBytes(capacity, stacks) {
 		return Recorder{}, false
@@ -67,16 +67,16 @@ func RecorderAt(base unsafe.Pointer, bytes, offset int64, capacity int, stacks b
 	return r, r.at.capacity != 0
 }
 
-// pageBytes is the alignment of recorders.
+// pageBytes divides the offset at which a recorder begins.
 const pageBytes = 4096
 
-// Recorder returns the recorder of a rank, which is empty if the rank does not record or this process cannot see its records.
+// Recorder returns the recorder of a rank. It is empty if the rank records nothing or if this process cannot read the records.
 // It is valid until Close.
 func (g *Group) Recorder(rank int) Recorder {
 	return Recorder{C.scr_group_flights(g.c, C.int32_t(rank))}
 }
 
-// Flights returns the content of the recorder. The process that writes it need not live.
+// Flights returns the written records, whether their process lives or not.
 func (r Recorder) Flights() FlightLog {
 	raw := make([]C.scr_flight, 2*int(r.at.capacity)+1)
 	var total C.uint64_t
@@ -84,8 +84,8 @@ func (r Recorder) Flights() FlightLog {
 	return r.log(raw[:n], total)
 }
 
-// Flights returns the content of this rank's recorder, together with operations that are queued. Operations go on meanwhile.
-// Requires: the group is not closed before Flights returns.
+// Flights returns the records of this rank, with those of queued operations. Operations go on meanwhile.
+// Requires: the group is not closed before it returns.
 func (g *Group) Flights() FlightLog {
 	r := g.Recorder(g.rank)
 	raw := make([]C.scr_flight, 3*int(r.at.capacity)+1)
@@ -123,7 +123,7 @@ func (r Recorder) log(raw []C.scr_flight, total C.uint64_t) FlightLog {
 	return log
 }
 
-// Last returns the newest collective that has begun or, if p2p is true, the newest p2p operation.
+// Last returns the newest collective, or p2p operation, that has begun.
 func (r Recorder) Last(p2p bool) (Flight, bool) {
 	var raw C.scr_flight
 	if !bool(C.scr_flights_last(&r.at, C.bool(p2p), &raw)) {
@@ -136,7 +136,7 @@ func (r Recorder) Last(p2p bool) (Flight, bool) {
 	return f, true
 }
 
-// longestStack bounds the text of one stack that is read from a recorder. The shim writes shorter ones.
+// longestStack bounds the text of one stack. No stack that the shim writes is as long.
 const longestStack = 16 << 10
 
 func (r Recorder) stack(number C.uint32_t) string {
@@ -145,11 +145,11 @@ func (r Recorder) stack(number C.uint32_t) string {
 	return string(text[:n])
 }
 
-// stackBytes is the room for the texts of all stacks of a recorder. Each text takes 4 bytes more than its length.
+// stackBytes is the room for the texts of all stacks, each with 4 bytes for its length.
 const stackBytes = C.SCR_STACK_BYTES
 
-// PutStack stores a text at an offset that is still free; the offset + 1 becomes the number of the text. It returns false if
-// there is no room.
+// PutStack stores a text at a place where there is none yet. The number of the text is the place plus 1. PutStack returns false
+// if there is no room.
 func (g *Group) PutStack(at int, text string) bool {
 	b := []byte(text)
 	return at >= 0 && at <= stackBytes && len(b) <= longestStack && bool(C.scr_group_put_stack(g.c, C.uint32_t(at), unsafe.Pointer(unsafe.SliceData(b)), C.uint32_t(len(b))))

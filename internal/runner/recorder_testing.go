@@ -90,12 +90,12 @@ func (r *recording) run(op coll.Op, seq uint64) recordedRun {
 func (r recordedRun) queue() { C.scr_test_queue(r.g, r.c) }
 func (r recordedRun) start() { C.scr_test_start(r.g, r.c) }
 
-// finish completes the operation. source is the rank that sent the data of a recv, or -1.
+// finish completes the operation. source is the rank whose send a recv has received, else -1.
 func (r recordedRun) finish(source int, ok bool) {
 	C.scr_test_finish(r.g, r.c, C.int(source), C._Bool(ok))
 }
 
-// record starts and finishes n operations with the numbers from, from+1, ... Number i has 4*i bytes and tag i.
+// record starts and finishes n operations. Operation i, from `from` on, has 4*i bytes and tag i.
 func (r *recording) record(kind coll.Kind, from, n int) {
 	C.scr_test_record(r.c, C.int(kind), C.uint64_t(from), C.uint64_t(n))
 }

@@ -1,13 +1,15 @@
-// Package runner carries out programs on shared memory: flags, copies, reductions, waiting. It is written in C, because a
-// flag in shared memory costs 0.1 us, while entering Go costs microseconds after a short idle time. The Go files of the
-// package give the other packages access to the C.
+// Package runner carries out programs on shared memory: it sets flags, waits for them, copies and reduces. Its work is done in
+// C, because a flag in shared memory costs 0.1 us, while entering Go costs microseconds after a short idle time. The Go files
+// are its interface.
 //
-// The runner decides nothing. Go chooses the program of an operation, decides whether a call is allowed, and diagnoses and
-// words failures; the C calls it through [Handler]. The runner knows no torch, no Python and no network.
+// It decides nothing. Go decides which program serves an operation, whether a call is allowed, what a failure means and how its
+// text reads; the C reaches Go through [Handler]. The package knows no torch, no Python and no network.
 //
-// Start reading at docs/protocol.md, then shared_block.h (the layout of shared memory), program.c and sendrecv.c (the
-// interpreters of slot plans and of sendrecv plans), issue.c (who drives), engine.c (the progress engine) and p2p.c (sends
-// and recvs of users).
+// Any goroutine may call the functions, unless their comments say otherwise.
+//
+// Start reading at docs/protocol.md, then shared_block.h (the layout of shared memory), program.c and sendrecv.c (the interpreters
+// of slot programs and of sendrecv programs), issue.c (who drives), engine.c (the progress engine) and p2p.c (sends and recvs of
+// users).
 package runner
 
 /*
@@ -29,8 +31,8 @@ import (
 	_ "sagecomm/internal/kernels" // the C of this package calls the C of that one
 )
 
-// Environ returns the process's environment as C sees it now. os.Environ returns the environment at the time when the library
-// was loaded.
+// Environ returns the present environment of the process, from C. os.Environ returns the one at the time when the library was
+// loaded.
 func Environ() []string {
 	var list []string
 	for i := C.size_t(0); ; i++ {
@@ -42,10 +44,10 @@ func Environ() []string {
 	}
 }
 
-// SharedBlockBytes returns the length of a shared block of a group of that size.
+// SharedBlockBytes returns the length of a shared block for a group of that size.
 func SharedBlockBytes(size int) int64 { return int64(C.scr_shared_bytes(C.int32_t(size))) }
 
-// Geometry of shared blocks, as shared_block.h has it.
+// Sizes of shared_block.h.
 const (
 	LargeSlots     = 4
 	LargeSlotBytes = 256 << 10
@@ -56,14 +58,14 @@ const (
 	bellBytes      = 128
 )
 
-// FormatSharedBlock writes the header of a shared block into zeroed memory. engineBell is the offset of the process's bell in
-// the same arena.
+// FormatSharedBlock writes the header of a shared block into zeroed memory. engineBell is the offset of the engine's bell in the
+// same arena.
 func FormatSharedBlock(shared unsafe.Pointer, rank, size int, engineBell int64) {
 	C.scr_shared_format(shared, C.int32_t(rank), C.int32_t(size), C.uint64_t(engineBell))
 }
 
-// Check reports whether p refers to a shared block of that rank and group size, and sets p.Bell. The header of the shared block
-// is not read again later.
+// Check reports whether there is a shared block of that rank and size, and sets p.Bell. The header is not read again afterwards,
+// because its owner may write anything into it.
 func (p *Peer) Check(rank, size int) bool {
 	c := C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), shared: C.uint64_t(p.Shared)}
 	ok := C.scr_shared_check(&c, C.int32_t(rank), C.int32_t(size)) == 0
@@ -71,38 +73,38 @@ func (p *Peer) Check(rank, size int) bool {
 	return ok
 }
 
-// Peer describes where the shared block of one rank lies.
+// Peer is the place of the shared block of one rank.
 type Peer struct {
 	Arena  unsafe.Pointer // base of this process's mapping of the rank's arena
 	Bytes  int64          // length of the mapping
 	Shared int64          // offset of the shared block
-	Bell   int64          // offset of the rank's engine's bell, from Check
-	// Flights is the capacity of the rank's flight recorder and FlightLog its offset; both are 0 if the arena has none.
+	Bell   int64          // offset of the bell of the rank's engine; Check sets it
+	// Flights is the capacity of the rank's flight recorder and FlightLog its offset; both are 0 if the arena holds none.
 	Flights      int
 	FlightLog    int64
 	FlightStacks bool // the recorder keeps call stacks
 }
 
-// GaveUp reports whether the rank has called GiveUp on its shared block.
+// GaveUp reports whether the rank has called GiveUp.
 func (p *Peer) GaveUp() bool {
 	return bool(C.scr_shared_gave_up(unsafe.Add(p.Arena, p.Shared)))
 }
 
-// Backoff describes how a thread waits: it spins, then yields, then sleeps.
+// Backoff says how a thread waits for a flag: it spins, then yields its core, then sleeps.
 type Backoff struct {
-	Spin  int           // rounds of spinning before the thread yields its processor
-	Yield time.Duration // how long the thread yields before it sleeps
+	Spin  int           // rounds of spinning before it yields
+	Yield time.Duration // for how long it yields before it sleeps
 }
 
-// Policy bounds the time and the work that a thread spends on operations before it leaves the rest to other threads.
+// Policy bounds how long a thread of a group works on operations, and on how much, before it leaves them to other threads.
 type Policy struct {
-	Sync       time.Duration // the longest time in a synchronous call, which then returns PENDING
-	Sleep      time.Duration // the longest sleep of a driver before it checks its peers
-	BeginBytes uint64        // callers begin asynchronous collectives up to this length, and move this much of p2p operations
-	Begin      time.Duration // the longest time for which such a caller drives the operations queued before its own
-	Brief      time.Duration // the longest time in wait_briefly, for operations up to BeginBytes
-	Drain      time.Duration // how long queued operations may still complete after the group has failed
-	AtOnce     time.Duration // a recv that is waited for within this time counts as waited for from the start
+	Sync       time.Duration // how long a synchronous call keeps its caller before it returns PENDING
+	Sleep      time.Duration // the longest sleep of a driver before it checks whether its wait can still succeed
+	BeginBytes uint64        // callers begin asynchronous collectives up to this length, and move that much of p2p operations
+	Begin      time.Duration // for how long they drive the operations before them in the queue
+	Brief      time.Duration // how long wait_briefly waits for operations up to BeginBytes
+	Drain      time.Duration // for how long queued operations may complete after the group has gone down
+	AtOnce     time.Duration // a recv counts as waited for from its start if its waiter comes within this time
 }
 
 // Config describes a group to OpenGroup.
@@ -110,16 +112,16 @@ type Config struct {
 	Rank        int
 	Timeout     time.Duration
 	Backoff     Backoff
-	StreamBytes uint64 // outputs of at least this length are written past the cache
-	Peers       []Peer // by rank, including this rank
-	Flights     int    // operations that this rank's flight recorder keeps, in its arena if Peers says so; 0: off
-	Stacks      bool   // the flight recorder keeps call stacks
+	StreamBytes uint64 // outputs of at least this length are written with non-temporal stores
+	Peers       []Peer // by rank, this one included
+	Flights     int    // capacity of this rank's flight recorder, which lies in its arena if Peers has its offset; 0: it is off
+	Stacks      bool   // the recorder keeps call stacks
 	Timeline    bool   // the group keeps events for TakeTrace
-	Trace       bool   // the group calls Handler.Trace for every operation
+	Trace       bool   // Handler.Trace is called for every operation
 	Policy      Policy
 }
 
-// Group is one rank's side of a group.
+// Group is a group as one of its ranks has it.
 type Group struct {
 	c      *C.scr_group
 	handle uint64
@@ -127,9 +129,9 @@ type Group struct {
 	size   int
 }
 
-// OpenGroup makes a group whose shared blocks are all mapped.
+// OpenGroup makes a group. Requires: the shared blocks of all ranks are mapped.
 func OpenGroup(c Config) (*Group, error) {
-	// The list is zeroed, because storing a pointer makes Go's garbage collector look at the pointer that was there before.
+	// The memory is zeroed, because the garbage collector looks at a pointer before it is overwritten.
 	peers := C.calloc(C.size_t(len(c.Peers)), C.sizeof_scr_peer_config)
 	defer C.free(peers)
 	list := unsafe.Slice((*C.scr_peer_config)(peers), len(c.Peers))
@@ -152,34 +154,34 @@ func OpenGroup(c Config) (*Group, error) {
 	return g, nil
 }
 
-// Handle returns the group's handle in the C ABI.
+// Handle returns the handle of the group in the C ABI.
 func (g *Group) Handle() uint64 { return g.handle }
 
-// Close frees the group. When it returns, the handle is invalid and no thread is inside.
-// Requires: the group is down and its queue is empty.
+// Close frees the group. When it returns, the handle is refused and no thread uses the group.
+// Requires: the group is down and nothing is queued.
 func (g *Group) Close() { C.scr_group_close(g.c) }
 
 // SetTimeout changes the timeout of later operations.
 func (g *Group) SetTimeout(d time.Duration) { C.scr_group_set_timeout(g.c, C.int64_t(d)) }
 
-// HasLarge reports whether this rank's large slots exist.
+// HasLarge reports whether the large slots of this rank exist.
 func (g *Group) HasLarge() bool { return bool(C.scr_group_has_large(g.c)) }
 
-// SetLarge tells the peers the offset of this rank's large slots in its arena.
+// SetLarge publishes the offset of this rank's large slots in its arena.
 func (g *Group) SetLarge(offset int64) { C.scr_group_set_large(g.c, C.uint64_t(offset)) }
 
-// HasFifo reports whether the fifo to that rank exists.
+// HasFifo reports whether the fifo from this rank to a peer exists.
 func (g *Group) HasFifo(to int) bool { return bool(C.scr_group_has_fifo(g.c, C.int32_t(to))) }
 
-// SetFifo tells the peer the offset of the fifo that this rank writes for it.
+// SetFifo publishes the offset of the fifo from this rank to a peer in this rank's arena.
 func (g *Group) SetFifo(to int, offset int64) {
 	C.scr_group_set_fifo(g.c, C.int32_t(to), C.uint64_t(offset))
 }
 
-// MaxClasses is the largest number of size classes of a kind.
+// MaxClasses bounds the number of size classes of a kind.
 const MaxClasses = C.SCR_MAX_CLASSES
 
-// SetClasses sets the lengths, in ascending order, at which the next size class of a kind begins.
+// SetClasses sets the lengths, in rising order, at which the size classes of a kind begin, except for the first class.
 func (g *Group) SetClasses(kind coll.Kind, boundaries []uint64) {
 	var list [MaxClasses]C.uint64_t
 	n := min(len(boundaries), MaxClasses)
@@ -192,10 +194,10 @@ func (g *Group) SetClasses(kind coll.Kind, boundaries []uint64) {
 // Sequence returns the number of collectives issued so far.
 func (g *Group) Sequence() uint64 { return uint64(C.scr_group_sequence(g.c)) }
 
-// Unfinished returns a number above 0 while an issued operation is not complete.
+// Unfinished returns a number above zero while an issued operation is not complete or a thread uses the group.
 func (g *Group) Unfinished() int { return int(C.scr_group_unfinished(g.c)) }
 
-// Goodbye tells the peers that this rank issues nothing more.
+// Goodbye tells the peers that this rank issues no more operations.
 func (g *Group) Goodbye() { C.scr_group_goodbye(g.c) }
 
 // Detach tells the peers that this rank will not touch their shared blocks any more.

@@ -28,7 +28,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Region is consecutive pieces of the chunk of a block. Its fields mean the same as in package algo/plan.
+// Region is plan.Region in the form of C: consecutive pieces of the chunk of a block.
 type Region struct {
 	Space, Cell, Block, First, Count int
 }
@@ -40,7 +40,7 @@ const (
 	Scratch = C.SCR_SCRATCH
 )
 
-// SendRecvStep is one step of a sendrecv program. Its fields mean the same as in package algo/plan.
+// SendRecvStep is plan.Step in the form of C: one step of a sendrecv program.
 type SendRecvStep struct {
 	Op           uint8
 	Lag, Peer    int
@@ -58,7 +58,7 @@ const (
 	StepCopy       = C.SCR_STEP_COPY
 )
 
-// Geometry of channels, as in shared_block.h. One channel takes ChannelBytes of the writer's arena.
+// Sizes of channels, from shared_block.h. A channel takes ChannelBytes of the writer's arena.
 const (
 	ChannelMessage = 64 << 10 // bytes of the longest message
 	ChannelPlaces  = 4        // messages that a channel holds
@@ -66,7 +66,7 @@ const (
 	ChannelBytes   = 128 + ChannelPlaces*(128+ChannelMessage)
 )
 
-// SendRecvProgram is the argument of NewSendRecvProgram: a sendrecv plan, compiled for the runner.
+// SendRecvProgram describes a sendrecv program to NewSendRecvProgram.
 type SendRecvProgram struct {
 	Kind         coll.Kind
 	Algorithm    string // for statistics
@@ -82,7 +82,7 @@ type SendRecvProgram struct {
 	Steps        []SendRecvStep
 }
 
-// NewSendRecvProgram makes the C form of a program.
+// NewSendRecvProgram returns the program in C memory.
 func NewSendRecvProgram(p SendRecvProgram) (Compiled, error) {
 	regions := 0
 	for _, s := range p.Steps {
@@ -134,8 +134,8 @@ func NewSendRecvProgram(p SendRecvProgram) (Compiled, error) {
 	return Compiled{c}, nil
 }
 
-// longest returns the number of bytes that the regions hold in a full chunk. Like plan.SendRecvPlan.Largest it bounds the
-// messages of a sender. Receivers are checked too, because they read a place of a channel as far as their own regions reach.
+// longest returns the largest number of bytes that regions hold in any chunk. Like plan.SendRecvPlan.Largest it assumes full
+// chunks. Receivers need it too, because it bounds how far they read a place of a channel.
 func (p SendRecvProgram) longest(list []Region) int {
 	const unit = 64
 	units, sum := (p.Chunk+unit-1)/unit, 0
@@ -148,12 +148,12 @@ func (p SendRecvProgram) longest(list []Region) int {
 	return sum
 }
 
-// HasChannel reports whether the channel to that rank exists.
+// HasChannel reports whether a channel from this rank to a peer exists.
 func (g *Group) HasChannel(to int, channel uint8) bool {
 	return bool(C.scr_group_has_channel(g.c, C.int32_t(to), C.int32_t(channel)))
 }
 
-// SetChannel tells the peer the offset of the channel that this rank writes for it.
+// SetChannel publishes the offset of a channel from this rank to a peer in this rank's arena.
 func (g *Group) SetChannel(to int, channel uint8, offset int64) {
 	C.scr_group_set_channel(g.c, C.int32_t(to), C.int32_t(channel), C.uint64_t(offset))
 }

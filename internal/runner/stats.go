@@ -13,13 +13,13 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Counters holds the counts of a group that do not belong to one kind of operation.
+// Counters holds what a group counts besides operations.
 type Counters struct {
 	Sleeps, Blocked uint64
 	Programs        int
 }
 
-// Counters returns the group's counters.
+// Counters returns the counters of the group.
 func (g *Group) Counters() Counters {
 	var c C.scr_counters
 	C.scr_group_counters(g.c, &c)
@@ -31,27 +31,27 @@ type Stat struct {
 	Kind      coll.Kind
 	Type      coll.DataType // Sparse: collectives inside a sparse all_reduce
 	Algorithm string        // empty for p2p operations
-	// Class c contains lengths above 2^(c-1) and up to 2^c bytes, class 0 lengths of at most one byte. The row of class -1
-	// sums up operations of all types and sizes for which there was no free row.
+	// Class c has the lengths above 2^(c-1) and up to 2^c bytes; class 0 has those of at most 1 byte. Class -1 has the
+	// operations of all types and sizes for which there was no row left.
 	Class    int
 	Count    uint64
-	Bytes    uint64        // bytes that this rank contributed, or received in a recv
+	Bytes    uint64        // that this rank contributed, or received in a recv
 	Fast     uint64        // operations that did not enter Go
-	Fused    uint64        // operations of users that shared a collective with others
+	Fused    uint64        // operations of users that were packed into others
 	Total    time.Duration // from issue to completion
-	Waited   time.Duration // part of Total that went into waiting for peers
+	Waited   time.Duration // the part of Total in which it waited for peers
 	Longest  time.Duration // rounded up: never below the average
 	Duration Histogram
 }
 
-// Histogram counts durations. Bucket i is from Begin[i] to Begin[i+1], the last one without end.
+// Histogram counts durations. Bucket i reaches from Begin[i] to Begin[i+1]; the last one has no upper bound.
 type Histogram struct {
 	Begin  []float64 // seconds
 	Counts []uint64
 }
 
-// Quantile estimates the duration that the fraction q of all durations does not exceed. The error is at most the width of a
-// bucket, a quarter of the bucket's beginning.
+// Quantile estimates the duration that the fraction q of all operations did not exceed. The error is at most the width of a
+// bucket, which is a quarter of its lower bound.
 func (h Histogram) Quantile(q float64) time.Duration {
 	var all uint64
 	for _, n := range h.Counts {
@@ -76,8 +76,8 @@ func (h Histogram) Quantile(q float64) time.Duration {
 	return time.Duration(h.Begin[len(h.Begin)-1] * float64(time.Second))
 }
 
-// Stats returns the group's statistics. Operations go on meanwhile.
-// Requires: the group is not closed before Stats returns.
+// Stats returns the statistics of the group. Operations go on meanwhile.
+// Requires: the group is not closed before it returns.
 func (g *Group) Stats() []Stat {
 	raw := make([]C.scr_stat, C.SCR_MOST_STATS)
 	raw = raw[:int(C.scr_group_read_stats(g.c, &raw[0], C.SCR_MOST_STATS))]
@@ -97,13 +97,14 @@ func (g *Group) Stats() []Stat {
 	return list
 }
 
-// algorithms numbers the names of algorithms: programs and rows of statistics carry the number.
+// Each program carries the number of its algorithm, which selects a row of the statistics.
 var algorithms struct {
 	sync.Mutex
 	names []string // by number - 1
 }
 
-// algorithmNumber returns the number of a name, which stays the same while the process lives, or 0 if there are too many names.
+// algorithmNumber returns the number of a name, which stays the same as long as the process lives. It returns 0 when there are
+// more names than numbers.
 func algorithmNumber(name string) C.uint8_t {
 	algorithms.Lock()
 	defer algorithms.Unlock()

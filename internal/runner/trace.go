@@ -14,7 +14,7 @@ import (
 // Phase is the kind of an event of the timeline.
 type Phase uint8
 
-// The phases, as in runner.h. Most are stages or steps of programs that a thread carried out.
+// Kinds of events: the stages and steps of programs, and the others of runner.h.
 const (
 	PhasePublish     Phase = C.SCR_PUBLISH
 	PhaseReduceSlots Phase = C.SCR_REDUCE
@@ -29,8 +29,8 @@ const (
 	PhaseCopy        Phase = C.SCR_STEP_COPY
 	PhaseWait        Phase = C.SCR_TRACE_WAIT  // spinning for a peer, inside a stage
 	PhaseSleep       Phase = C.SCR_TRACE_SLEEP // yielding or sleeping between two stages
-	PhaseQueue       Phase = C.SCR_TRACE_QUEUE // an operation, from its issue until it began; on no thread
-	PhaseOp          Phase = C.SCR_TRACE_OP    // an operation, from its beginning until its end; on no thread
+	PhaseQueue       Phase = C.SCR_TRACE_QUEUE // an operation from its issue until it began; it belongs to no thread
+	PhaseOp          Phase = C.SCR_TRACE_OP    // an operation from its beginning until its end; it belongs to no thread
 )
 
 var phaseNames = map[Phase]string{PhasePublish: "publish", PhaseReduceSlots: "reduce", PhaseCollect: "collect", PhaseRead: "read",
@@ -49,12 +49,12 @@ type Event struct {
 	Number     uint64 // number of the collective, or of the p2p operation
 	Bytes      uint64 // length of the operation
 	Chunk      uint64
-	Thread     int // thread id of the system
-	Peer       int // rank that is waited for, or the other side of a p2p operation; -1: none
+	Thread     int // number of the thread in the operating system
+	Peer       int // the rank that is waited for, or the other side of a p2p operation; -1: none
 }
 
-// TakeTrace removes events from the group's timeline and returns them, with the number of events lost since the last call.
-// Requires: no other call of TakeTrace is under way, and the group is not closed before it returns.
+// TakeTrace takes the events out of the group's timeline and returns how many were lost since the last call.
+// Requires: no other call is under way, and the group is not closed before it returns.
 func (g *Group) TakeTrace() (events []Event, dropped uint64) {
 	const most = 8192
 	raw := make([]C.scr_trace_event, most)

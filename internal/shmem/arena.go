@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Arena is the memory that this process shares with its peers. Its methods may be called from any goroutine.
+// Arena is memory that this process shares with its peers. Any goroutine may call its methods.
 type Arena struct {
 	fd      int // stays open until Close, for peers that attach later
 	mapping *Mapping
 	page    int64
 
-	mu     sync.Mutex // guards the fields below; nobody holds it during a system call that takes long
+	mu     sync.Mutex // guards the fields below; it is not held during long system calls
 	desc   Descriptor
 	list   *freeList
 	server *server // nil until SCM is published
@@ -53,7 +53,7 @@ func (a *Arena) create(dir string) error {
 	if err != nil {
 		return err
 	}
-	// The check comes first, because the kernel answers growth beyond RLIMIT_FSIZE by a signal that ends the process.
+	// The kernel ends a process that grows a file beyond RLIMIT_FSIZE.
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && uint64(d.Size) > limit.Cur {
 		return fmt.Errorf("the limit on file sizes is %s (ulimit -f): raise it or set a smaller SAGECOMM_ARENA_SIZE", mib(int64(limit.Cur)))
@@ -69,7 +69,7 @@ func (a *Arena) create(dir string) error {
 	if err != nil {
 		return err
 	}
-	if d.FD = a.fd; a.fd <= 2 { // a standard stream is closed; printed text must not get into the arena
+	if d.FD = a.fd; a.fd <= 2 { // a standard stream is closed: printed text must not go into the arena
 		if d.FD, err = unix.FcntlInt(uintptr(a.fd), unix.F_DUPFD_CLOEXEC, 3); err != nil {
 			return err
 		}
@@ -96,25 +96,25 @@ func (a *Arena) create(dir string) error {
 	return nil
 }
 
-// Mapping returns the owner's mapping of the arena. The arena holds the reference: callers must not release it.
+// Mapping returns the owner's mapping. The arena holds its reference; callers do not release it.
 func (a *Arena) Mapping() *Mapping { return a.mapping }
 
 // Bytes returns the memory of a range that Alloc returned.
 func (a *Arena) Bytes(r Range) []byte { return a.mapping.Bytes(r) }
 
-// InUse returns the number of bytes of all allocated ranges.
+// InUse returns the total length of the allocated ranges, in bytes.
 func (a *Arena) InUse() int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.list.inUse()
 }
 
-// Alloc allocates n bytes, rounded up to pages, at a multiple of align (a power of two, at least a page). The memory is
-// reserved, mapped and zero.
+// Alloc allocates n bytes, rounded up to pages, at a multiple of align (a power of two, at least a page). The pages exist, are
+// mapped and hold zeros.
 func (a *Arena) Alloc(n, align int64) (Range, error) { return a.alloc(n, align, a.ready) }
 
-// AllocLazily is Alloc for memory of which little may ever be used: the system provides pages, which are zero, when they are
-// first written. A Tmpfs arena gets its pages at once, because a write to a file system that is full by then ends in SIGBUS.
+// AllocLazily is Alloc for memory of which little may ever be used: a page is taken from the system when it is first written. In
+// an arena that is a file all pages are taken at once, because a write into a full tmpfs would end in SIGBUS.
 func (a *Arena) AllocLazily(n, align int64) (Range, error) {
 	if a.desc.Kind != Memfd {
 		return a.Alloc(n, align)
@@ -145,9 +145,9 @@ func (a *Arena) alloc(n, align int64, ready func(Range) error) (Range, error) {
 	return r, nil
 }
 
-// ready makes the pages of a range exist, mapped in this process and zero.
+// ready takes the pages of a range from the system, maps them and clears them.
 func (a *Arena) ready(r Range) error {
-	// A peer may have written into the range after it was freed, which brings pages with old content back.
+	// A peer that wrote into a freed range has taken pages again.
 	if err := a.punch(r); err != nil {
 		return err
 	}
@@ -165,7 +165,7 @@ func (a *Arena) ready(r Range) error {
 	return err
 }
 
-// Free frees a whole range and returns its pages to the system. Requires: no peer uses the range any more.
+// Free frees a whole range and returns its pages to the system. Requires: no peer uses the range.
 func (a *Arena) Free(r Range) error {
 	a.mu.Lock()
 	if a.closed {
@@ -186,8 +186,8 @@ func (a *Arena) Free(r Range) error {
 	return err
 }
 
-// Publish makes the arena reachable by the given methods and returns its descriptor. For SCM it starts the socket server of
-// the arena, once; Proc and File need no server. A descriptor is valid until Close, its Path until Unlink.
+// Publish makes the arena reachable by the given methods and returns its descriptor. For SCM it starts the socket server of the
+// arena, once. The descriptor is valid until Close, its Path until Unlink.
 func (a *Arena) Publish(methods []Method) (Descriptor, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -204,8 +204,8 @@ func (a *Arena) Publish(methods []Method) (Descriptor, error) {
 	return a.desc, nil
 }
 
-// Unlink removes the file name of a Tmpfs arena. It is called as soon as all peers have attached or failed to attach; from
-// then on the directory stays clean, however the processes end. Unlink is idempotent and does nothing for other kinds.
+// Unlink removes the name of a Tmpfs arena. The owner calls it as soon as all peers have attached or have failed to. From then on
+// no file is left in the directory, however the processes end. Unlink may be called again; for other kinds it does nothing.
 func (a *Arena) Unlink() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -220,8 +220,8 @@ func (a *Arena) Unlink() error {
 	return nil
 }
 
-// Close removes the arena's name, server and descriptor and releases the owner's reference to the mapping. The system frees
-// the memory when the last process has unmapped it. Close is idempotent. Requires: no other call is under way.
+// Close removes the name of the arena and closes its server, its descriptor and the owner's reference to the mapping. The memory
+// is freed when the last process has unmapped it. Close may be called again. Requires: no other call is under way.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	closed, s := a.closed, a.server

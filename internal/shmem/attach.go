@@ -41,9 +41,9 @@ func (e *AttachError) Unwrap() []error {
 	return errs
 }
 
-// Attach maps the arena that d describes by the first of the methods that works. Its error, an [*AttachError], has the reason
-// why each method failed. An arena that this process has mapped already, such as its own, is not mapped again. The caller
-// releases the mapping. No descriptor stays open.
+// Attach maps the arena that d describes by the first method that works. The error is an [*AttachError] with the reason why each
+// method failed. If this process has mapped the arena already, Attach returns that mapping. The caller releases the mapping; no
+// descriptor stays open.
 func Attach(ctx context.Context, d Descriptor, methods []Method) (*Mapping, error) {
 	fail := &AttachError{PID: d.PID}
 	if m := mapped(d.Nonce); m != nil {
@@ -92,7 +92,7 @@ func attachBy(ctx context.Context, d *Descriptor, method Method) (*Mapping, erro
 	return mapFile(fd, d.Size, d.Nonce, method)
 }
 
-// openFlags make sure that opening neither blocks nor has side effects, even if a wrong descriptor leads to another file.
+// A wrong descriptor may name any file, so opening must neither wait nor have effects.
 const openFlags = unix.O_RDWR | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY
 
 // openProc opens the owner's descriptor through /proc.
@@ -147,8 +147,7 @@ func openFile(d *Descriptor) (int, error) {
 	return fd, nil
 }
 
-// inspect checks, before the file is mapped, that an open file is the arena that d describes and that access to all of it is
-// safe.
+// inspect checks, before the file is mapped, that an open file is the arena that d describes and that all of it can be touched.
 func inspect(fd int, d *Descriptor) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

@@ -14,16 +14,16 @@ import (
 	"time"
 )
 
-// A reservation of more pages than the system has need not fail: the kernel may kill a process instead. So the free memory is
-// checked first. The result is a snapshot, because other processes take memory too, but it turns a wrong size into an error.
+// The kernel need not refuse pages beyond the memory that is left; it may kill a process instead. So this file reads first how
+// much memory is left. Other processes change that number at any time; it is good enough to turn a wrong size into an error.
 
-// budget is the memory that can still be taken, and the name of its limit.
+// budget is the memory that can still be taken, with the limit that determines it.
 type budget struct {
 	bytes int64
 	limit string
 }
 
-// hierarchy describes where a version of memory control groups keeps its numbers.
+// hierarchy lists the files of one version of memory control groups.
 type hierarchy struct {
 	mount      string
 	mark       string // what precedes the group's path in /proc/self/cgroup, after the first colon
@@ -37,8 +37,8 @@ var hierarchies = []hierarchy{
 	{"sys/fs/cgroup/memory", "memory:/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"},
 }
 
-// available finds the tightest limit: the machine, or a memory control group around this process. A limit that cannot
-// be read does not count. root is the file system's root.
+// available returns the tightest limit: that of the machine, or of a memory control group that contains this process. It ignores
+// a limit that cannot be read. root is the root of the file system.
 func available(root fs.FS) budget {
 	b := budget{math.MaxInt64, "nothing"}
 	if m := table(root, "proc/meminfo"); m["MemAvailable"] > 0 {
@@ -52,7 +52,7 @@ func available(root fs.FS) budget {
 				continue
 			}
 			stat := table(root, dir+"/memory.stat")
-			// The kernel can reclaim the page cache of files; pages of shared memory are not part of these two numbers.
+			// The kernel drops the page cache of files when it needs memory; it does not count shared memory there.
 			left := max(limit-used+stat[h.statPrefix+"inactive_file"]+stat[h.statPrefix+"active_file"], 0)
 			if left < b.bytes {
 				b = budget{left, "/" + dir + "/" + h.max}
@@ -62,8 +62,8 @@ func available(root fs.FS) budget {
 	return b
 }
 
-// ownGroup returns the path of this process's control group without its leading slash. Inside a container the path is usually
-// empty, and the limits lie in the root of the mount. A path that leads out of the mount counts as empty too.
+// ownGroup returns the path of this process's control group without its leading slash. In a container the path is usually empty,
+// and the limits lie in the root of the mount. ownGroup also returns an empty path for one that leads out of the mount.
 func (h *hierarchy) ownGroup(root fs.FS) string {
 	data, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {
@@ -78,7 +78,7 @@ func (h *hierarchy) ownGroup(root fs.FS) string {
 	return ""
 }
 
-// number reads a file that holds one number. It returns false for "max" and any other content.
+// number reads a file that holds one number. It returns false for "max" and any other text.
 func number(root fs.FS, name string) (int64, bool) {
 	data, err := fs.ReadFile(root, name)
 	if err != nil {
@@ -105,20 +105,20 @@ func table(root fs.FS, name string) map[string]int64 {
 	return t
 }
 
-// room is the memory that this process may still take. Reading the limits opens some twenty files, about as much work as the
-// rest of making a group. Groups take small pieces when they are made, so one reading serves small pieces for a while. It
-// serves only a small part of the memory that was left, because other processes read the limits and take memory too.
+// room is the memory that this process may still take. Reading the limits opens some twenty files, which costs about as much as
+// the rest of making a group. So the small pieces that groups take when they are made use the result of the last reading, for a
+// while and for a small part of the memory that was left, because other processes take memory too.
 type room struct {
 	mu     sync.Mutex
 	root   fs.FS
-	looked time.Time // the zero time: never
-	spare  int64     // bytes that may be taken without another look
+	looked time.Time // when the limits were read; the zero time: never
+	spare  int64     // bytes that may be taken before the limits are read again
 }
 
 const (
 	lookServes = time.Second
-	smallPiece = 512 << 10 // bytes; for a larger piece the limits are always read
-	sparePart  = 64        // 1/sparePart of the memory that was left may be taken without another reading
+	smallPiece = 512 << 10 // bytes; for a larger piece the limits are read at once
+	sparePart  = 64        // of the memory that was left, 1/sparePart may be taken before the limits are read again
 )
 
 var processRoom = room{root: os.DirFS("/")}
@@ -147,5 +147,5 @@ func (b budget) check(n int64) error {
 	return fmt.Errorf("only %s are left in %s", mib(b.bytes), b.limit)
 }
 
-// mib formats a number of bytes in MiB for messages.
+// mib returns a number of bytes as a text in MiB.
 func mib(n int64) string { return strconv.FormatFloat(float64(n)/(1<<20), 'f', 1, 64) + " MiB" }

@@ -10,7 +10,7 @@ import (
 	"sagecomm/internal/procwatch"
 )
 
-// Kind is the kind of file behind an arena.
+// Kind is the kind of file that an arena consists of.
 type Kind string
 
 // The kinds.
@@ -32,7 +32,7 @@ const (
 	File Method = "tmpfs"
 )
 
-// Nonce is a random number that identifies an arena among all arenas ever made.
+// Nonce is a random number that identifies an arena.
 type Nonce [16]byte
 
 func (n Nonce) String() string { return hex.EncodeToString(n[:]) }
@@ -49,8 +49,8 @@ func (n *Nonce) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Descriptor contains all that a peer needs to map an arena, including the secret token of the socket server. Any process of
-// the same user that can read the store can therefore map the arena.
+// Descriptor holds everything that a peer needs to map an arena, including the token of the socket server: a process of the same
+// user that can read the store can map the arena.
 type Descriptor struct {
 	BootID       string `json:"boot_id"`
 	PIDNamespace uint64 `json:"pid_namespace"`
@@ -65,7 +65,7 @@ type Descriptor struct {
 	Token        Nonce  `json:"token"`            // token that a client sends on Socket
 }
 
-// Check returns an error if d cannot be the descriptor of an arena of this library.
+// Check returns an error if no arena of this library can have this descriptor.
 func (d *Descriptor) Check() error {
 	if d.PID <= 0 || d.FD < 0 || d.Nonce == (Nonce{}) || d.Size < int64(os.Getpagesize()) || d.Kind != Memfd && d.Kind != Tmpfs {
 		return fmt.Errorf("shmem: not a descriptor of an arena: pid %d, descriptor %d, nonce %v, %d bytes, kind %.20q", d.PID, d.FD, d.Nonce, d.Size, d.Kind)

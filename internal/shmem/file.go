@@ -15,7 +15,7 @@ import (
 	"sagecomm/internal/procwatch"
 )
 
-// wantedSeals prevent a peer from truncating the file under a mapping, which would cause a SIGBUS.
+// wantedSeals keep a peer from shortening the file, because access to a mapping beyond its end raises SIGBUS.
 const wantedSeals = unix.F_SEAL_GROW | unix.F_SEAL_SHRINK
 
 func createMemfd() (int, error) {
@@ -30,11 +30,11 @@ func createMemfd() (int, error) {
 	return fd, nil
 }
 
-// filePattern is the beginning of the names sagecomm-<pid namespace>-<pid>-<start time>-<random> of arena files. The name
-// identifies the owner: the files of a killed process can be told from those of a living one.
+// Files of arenas are called sagecomm-<pid namespace>-<pid>-<start time>-<random>, so that the file of a killed process can be told
+// from that of a living one.
 const filePattern = "sagecomm-%d-%d-%d-"
 
-// createFile makes the file of a Tmpfs arena. It also removes files that killed processes left behind.
+// createFile creates the file of a Tmpfs arena. It also removes files whose owners were killed before they could remove them.
 func createFile(dir string, d *Descriptor) (fd int, path string, err error) {
 	sweep(dir, d.PIDNamespace)
 	var random [8]byte
@@ -48,8 +48,8 @@ func createFile(dir string, d *Descriptor) (fd int, path string, err error) {
 	return fd, path, nil
 }
 
-// sweep removes files whose owner has certainly ended. It skips files of other pid namespaces, whose pids mean other processes
-// here. It ignores errors: a file that it cannot remove belongs to another user.
+// sweep removes files whose owner has certainly ended. It leaves files of other pid namespaces, because their pids mean nothing
+// here. It ignores errors, because the files of other users cannot be removed.
 func sweep(dir string, namespace uint64) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -65,10 +65,10 @@ func sweep(dir string, namespace uint64) {
 	}
 }
 
-// reserveStep bounds one fallocate: a signal makes the kernel undo the whole call, and Go's runtime sends many signals.
+// reserveStep bounds one fallocate, because a signal makes the kernel undo the whole call, and the Go runtime sends many signals.
 const reserveStep = 16 << 20
 
-// reserve takes the pages of a range from the system: later accesses cannot fail. On an error some pages may be taken.
+// reserve takes pages from the system; afterwards access to the range cannot fail. On an error it may have taken some.
 func (a *Arena) reserve(r Range) error {
 	if err := processRoom.take(r.Len, time.Now()); err != nil {
 		return fmt.Errorf("%w: free memory, use fewer or smaller groups, or lower the algorithms' chunk sizes", err)
@@ -86,7 +86,7 @@ func (a *Arena) reserve(r Range) error {
 	return nil
 }
 
-// explain adds the cause and the remedy to an error about reserving pages.
+// explain adds the meaning of an error of reserve, and the remedy.
 func (a *Arena) explain(err error) error {
 	where := "the system has no memory left for it, or a memory control group does not allow more: free memory or raise the limit"
 	if a.desc.Kind == Tmpfs {
@@ -98,7 +98,7 @@ func (a *Arena) explain(err error) error {
 	return fmt.Errorf("%w: %s", err, where)
 }
 
-// punch returns the pages of a range to the system. The range is zero afterwards.
+// punch returns the pages of a range to the system. The range reads as zeros afterwards.
 func (a *Arena) punch(r Range) error {
 	for {
 		err := unix.Fallocate(a.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Off, r.Len)

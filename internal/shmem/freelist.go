@@ -13,11 +13,11 @@ type Range struct {
 // End returns the offset behind the range.
 func (r Range) End() int64 { return r.Off + r.Len }
 
-// freeList allocates ranges of whole pages in an address space, first fit. It does not access the memory.
+// freeList allocates ranges of whole pages in an address space, first fit. It touches no memory.
 type freeList struct {
 	page int64
 	free []Range         // sorted, never adjacent, never empty
-	used map[int64]int64 // offset to length of the allocated ranges
+	used map[int64]int64 // length of each allocated range, by offset
 }
 
 func newFreeList(space Range, page int64) *freeList {
@@ -47,7 +47,7 @@ func (l *freeList) take(n, align int64) (Range, bool) {
 	return Range{}, false
 }
 
-// retire ends the use of an allocated range. take does not return the range again until give is called.
+// retire ends the use of an allocated range. The range can be allocated again only after give.
 func (l *freeList) retire(r Range) error {
 	if n, ok := l.used[r.Off]; !ok || n != r.Len {
 		return fmt.Errorf("shmem: [%d, %d) is not an allocated range: freed twice?", r.Off, r.End())
@@ -71,7 +71,7 @@ func (l *freeList) give(r Range) {
 	l.free = slices.Replace(l.free, from, to, r)
 }
 
-// inUse returns the number of allocated bytes.
+// inUse returns the total length of the allocated ranges in bytes.
 func (l *freeList) inUse() int64 {
 	var n int64
 	for _, length := range l.used {
@@ -89,5 +89,5 @@ func (l *freeList) largest() int64 {
 	return n
 }
 
-// roundUp rounds n up to a multiple of unit, a power of two.
+// roundUp returns the next multiple of unit, a power of two.
 func roundUp(n, unit int64) int64 { return (n + unit - 1) &^ (unit - 1) }

@@ -9,25 +9,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mapping is this process's mapping of an arena, its own or a peer's. A process has one Mapping per arena, however often it
+// Mapping is this process's mapping of an arena, its own or a peer's. A process has one mapping of each arena, however often it
 // attaches.
 type Mapping struct {
 	mem   []byte
 	nonce Nonce
-	way   Method // method of mapping, "" for this process's own arena
+	way   Method // by which it was mapped; "" for an arena of this process
 	refs  int    // guarded by mappings.mu
 }
 
-// mappings holds all arenas that this process has mapped. It is global, because the address space is.
+// mappings holds all arenas that this process has mapped.
 var mappings = struct {
 	mu  sync.Mutex
 	all map[Nonce]*Mapping
 }{all: make(map[Nonce]*Mapping)}
 
-// Bytes returns the memory of a range, which is valid until the last Release.
+// Bytes returns the memory of a range. It is valid until the last Release.
 func (m *Mapping) Bytes(r Range) []byte { return m.mem[r.Off:r.End():r.End()] }
 
-// Base returns the address of offset 0, which is page-aligned and does not change until the last Release.
+// Base returns the address of offset 0, a multiple of the page size. It is valid until the last Release.
 func (m *Mapping) Base() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(m.mem)) }
 
 // Size returns the logical size in bytes.
@@ -44,7 +44,7 @@ func (m *Mapping) Way() string {
 // Nonce returns the nonce of the arena.
 func (m *Mapping) Nonce() Nonce { return m.nonce }
 
-// Release releases one reference; the last release unmaps the arena. A caller that releases more often panics.
+// Release drops one reference; the last one unmaps the arena. Requires: the caller holds a reference.
 func (m *Mapping) Release() error {
 	mappings.mu.Lock()
 	defer mappings.mu.Unlock()
@@ -72,8 +72,8 @@ func mapped(nonce Nonce) *Mapping {
 	return m
 }
 
-// mapFile maps size bytes of an open file, which may be closed afterwards, and registers the mapping under its nonce. If
-// another goroutine has registered one meanwhile, mapFile returns that one.
+// mapFile maps size bytes of an open file and registers the mapping under its nonce. If another goroutine has registered one
+// meanwhile, mapFile returns that one. The file can be closed afterwards.
 func mapFile(fd int, size int64, nonce Nonce, way Method) (*Mapping, error) {
 	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
@@ -95,8 +95,7 @@ func mapFile(fd int, size int64, nonce Nonce, way Method) (*Mapping, error) {
 	return m, nil
 }
 
-// populate maps the pages of mem as if they had been written. It returns EINVAL if the kernel does not support that. It is a
-// variable, so that tests can simulate an old kernel.
+// populate maps the pages of mem for writing. It returns EINVAL if the kernel cannot. Tests replace it to stand for an old kernel.
 var populate = func(mem []byte) error {
 	for {
 		err := unix.Madvise(mem, unix.MADV_POPULATE_WRITE)

@@ -19,8 +19,8 @@ import (
 //	client -> server: 16 bytes, the token
 //	server -> client: 1 byte and, as SCM_RIGHTS, one descriptor; or the end of the stream
 const (
-	requestTimeout = 2 * time.Second  // for a client to send its request after it was accepted
-	answerTimeout  = 10 * time.Second // for a server to answer, if the context has no deadline
+	requestTimeout = 2 * time.Second  // for the request of a client that was accepted
+	answerTimeout  = 10 * time.Second // for the answer of a server, if the context has no deadline
 	clientsAtOnce  = 16
 )
 
@@ -49,7 +49,7 @@ func serve(fd int, token Nonce) (*server, error) {
 	return s, nil
 }
 
-// stop ends the server. When it returns, the server does not use the descriptor any more.
+// stop ends the server. It returns when the server no longer uses the descriptor.
 func (s *server) stop() {
 	s.listener.Close()
 	s.mu.Lock()
@@ -94,7 +94,7 @@ func (s *server) accept() {
 	}
 }
 
-// answer serves one client. It closes the connection without an answer if the client has no right to the memory.
+// answer serves one client. A client without the right to the memory gets no answer.
 func (s *server) answer(conn *net.UnixConn) {
 	if checkUser(conn) != nil {
 		return
@@ -107,7 +107,7 @@ func (s *server) answer(conn *net.UnixConn) {
 	conn.WriteMsgUnix([]byte{1}, unix.UnixRights(s.fd), nil)
 }
 
-// receive asks the owner of an arena for its descriptor.
+// receive asks the owner of an arena for its file descriptor.
 func receive(ctx context.Context, d *Descriptor) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -154,8 +154,8 @@ func dial(ctx context.Context, d *Descriptor) (*net.UnixConn, error) {
 	return conn, nil
 }
 
-// OwnerFD returns a pidfd of the process that owns an arena. It gets the pidfd from the owner's socket, so it works across pid
-// namespaces. It needs Linux 6.5 or later.
+// OwnerFD returns a pidfd of the process that owns an arena, from the socket that the process serves. It works across pid
+// namespaces, where the pid means nothing. It needs Linux 6.5 or later.
 func OwnerFD(ctx context.Context, d Descriptor) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -180,8 +180,7 @@ func OwnerFD(ctx context.Context, d Descriptor) (int, error) {
 	return pidfd, nil
 }
 
-// receiveFailed returns the error of a failed request. If the context caused it, the error has the context's reason instead of
-// the missed deadline.
+// receiveFailed returns the error of the context, if there is one, in place of the expired deadline that it caused.
 func receiveFailed(ctx context.Context, what string, err error) error {
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -192,7 +191,7 @@ func receiveFailed(ctx context.Context, what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// descriptors returns the descriptors in control messages.
+// descriptors returns the file descriptors in control messages.
 func descriptors(oob []byte) ([]int, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	var fds []int
@@ -206,7 +205,7 @@ func descriptors(oob []byte) ([]int, error) {
 	return fds, err
 }
 
-// checkUser returns an error unless the process at the other end runs as the same user as this one.
+// checkUser returns an error unless the process at the other end has the same user.
 func checkUser(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {

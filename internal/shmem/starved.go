@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// advise adds a `ulimit -n` hint to an error that comes from a lack of descriptors.
+// advise adds the remedy to an error that was caused by a lack of descriptors.
 func advise(err error) error {
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		return fmt.Errorf("%w; let processes open more files (ulimit -n)", err)
@@ -17,15 +17,15 @@ func advise(err error) error {
 	return err
 }
 
-// poller records whether Go's runtime has made its network poller. The runtime makes it at the first timer, file or socket and
-// needs two descriptors for it. Without them it ends the process, which the library must not do to its user.
+// The Go runtime makes its poller, of two descriptors, at the first timer or when the first file or socket is opened. If it gets no
+// descriptors, it ends the process, which a library must not do.
 var poller struct {
 	sync.Mutex
 	made bool
 }
 
-// makePoller makes the runtime's poller, or returns an error if there are too few descriptors. The check does not cover
-// descriptors that other threads open at the same time.
+// makePoller makes the runtime create its poller while there are descriptors, and returns an error if there are too few. Threads
+// that open files between the check and the creation can still defeat it.
 func makePoller() error {
 	poller.Lock()
 	defer poller.Unlock()

@@ -124,8 +124,10 @@ func TestMatrixIsWhole(t *testing.T) {
 		}
 		for _, fault := range []string{"kill", "exit", "stop", "leave", "abort", "slow"} {
 			for _, moment := range []string{"started", "published"} {
-				if n := count(func(c cell) bool { return c.op == p.op && c.lane == p.lane && c.fault == fault && c.moment == moment }); n != len(sizes) {
-					t.Errorf("%s/%s/%s/%s has %d cells, expected one for each size", p.op, p.lane, fault, moment, n)
+				if n := count(func(c cell) bool {
+					return c.op == p.op && c.variant == p.variant && c.fault == fault && c.moment == moment
+				}); n != len(sizes) {
+					t.Errorf("%s/%s/%s/%s has %d cells, expected one for each size", p.op, p.variant, fault, moment, n)
 				}
 			}
 		}

@@ -13,12 +13,12 @@ import (
 
 // A cell is one combination: a fault of one rank at one moment of one call on one path, in a group of so many ranks.
 type cell struct {
-	op, lane, fault, moment string
-	size                    int
+	op, variant, fault, moment string
+	size                       int
 }
 
 func (c cell) String() string {
-	return fmt.Sprintf("%s/%s/%s/%s/%d", c.op, c.lane, c.fault, c.moment, c.size)
+	return fmt.Sprintf("%s/%s/%s/%s/%d", c.op, c.variant, c.fault, c.moment, c.size)
 }
 
 // random draws what a cell leaves open, the same for the same seed.
@@ -38,11 +38,11 @@ const (
 
 // path is a call on one way through the library.
 type path struct {
-	op, lane string
-	form     int
-	kind     coll.Kind
-	count    func(size int) int // elements of 4 bytes of the tensor, or of a block
-	tune     string
+	op, variant string
+	form        int
+	kind        coll.Kind
+	count       func(size int) int // elements of 4 bytes of the tensor, or of a block
+	tune        string
 }
 
 const (
@@ -181,7 +181,7 @@ func cells() (list []cell, skipped map[string]int) {
 						skipped[why]++
 						continue
 					}
-					list = append(list, cell{p.op, p.lane, fault, moment, size})
+					list = append(list, cell{p.op, p.variant, fault, moment, size})
 				}
 			}
 		}
@@ -191,9 +191,9 @@ func cells() (list []cell, skipped map[string]int) {
 
 func (c cell) path() (path, error) {
 	for _, p := range paths {
-		if p.op == c.op && p.lane == c.lane {
+		if p.op == c.op && p.variant == c.variant {
 			return p, nil
 		}
 	}
-	return path{}, fmt.Errorf("cell %v: there is no path %s/%s", c, c.op, c.lane)
+	return path{}, fmt.Errorf("cell %v: there is no path %s/%s", c, c.op, c.variant)
 }

@@ -130,7 +130,8 @@ type overrun string
 
 func (o overrun) Error() string { return string(o) }
 
-// traffic is one operation, by number: each kind, in lengths of both lanes; and messages, short and long.
+// traffic is one operation, by number: each kind of collective with lengths for small and for large slots, and p2p operations,
+// short and long.
 func (r *rankState) traffic(number int) error {
 	size, me := r.group.Size(), r.group.Rank()
 	if number == 0 {

@@ -225,7 +225,7 @@ func TestLimitOfAMemoryControlGroup(t *testing.T) {
 	create(t, list, "g", 0)
 	succeed(t, all(list, command{Do: "once", Elements: 8})) // the same code, so that its pages are there as well
 	group.put(t, list[1].cmd.Process.Pid)
-	group.limit(t, 1000<<10) // of the 1 MiB of the lane; the rest is for what the runtime takes meanwhile
+	group.limit(t, 1000<<10) // of the 1 MiB of the large slots; the rest is for what the runtime takes meanwhile
 	f := ended(t, all(list, command{Do: "once", Elements: 30_000}))
 	for _, part := range []string{"cannot go on with all_reduce: ", "shmem: reserve ", "are left in /sys/fs/cgroup", "free memory"} {
 		if f.Status != coll.System || f.Rank != 1 || !strings.Contains(f.Message, part) {

@@ -40,22 +40,23 @@ var replaced = []struct {
 var allowed = regexp.MustCompile(`(?i)\bdata flows?\b|\bequal fold\b|\bboard\.[a-z]*|\bcontrol flow\b|\bworkflows?\b`)
 
 // spoken are kinds of files that people read.
-var spoken = []string{".go", ".c", ".h", ".cpp", ".hpp", ".py", ".md", ".toml", ".txt", ""}
+var spoken = []string{".go", ".c", ".h", ".cpp", ".hpp", ".py", ".md", ".toml", ".txt", ".json", ".pyi", ".S", ".inc", ""}
 
 // exempt are files that name the words themselves, or what others wrote.
 var exempt = []string{"docs/glossary.md", "tests/lint/words_test.go", "LICENSE"}
 
 var (
-	humps   = regexp.MustCompile(`([a-z0-9])([A-Z])`)
-	scores  = regexp.MustCompile(`([A-Za-z0-9])_+([A-Za-z0-9])`)
+	humps   = regexp.MustCompile(`([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])`)
+	digits  = regexp.MustCompile(`([A-Za-z])([0-9])`)
+	scores  = regexp.MustCompile(`_+`)
 	newline = regexp.MustCompile(`\r?\n`)
 )
 
 // words makes prose of a line: identifiers fall into their words, all in lower case.
 func words(line string) string {
-	line = humps.ReplaceAllString(line, "$1 $2")
-	line = scores.ReplaceAllString(line, "$1 $2")
-	line = scores.ReplaceAllString(line, "$1 $2") // the letter between two underscores belongs to both
+	line = humps.ReplaceAllString(line, "$1$3 $2$4")
+	line = digits.ReplaceAllString(line, "$1 $2")
+	line = scores.ReplaceAllString(line, " ")
 	return strings.ToLower(line)
 }
 
@@ -103,7 +104,7 @@ func TestWordsOfTheGlossary(t *testing.T) {
 func TestReplacedWordsAreFound(t *testing.T) {
 	for line, want := range map[string]string{
 		"the boards of peers": "boards", "func makeFlow()": "flow", "SCR_LARGE_FOLD_MAX": "fold", "scr_ring_put(x)": "scr ring",
-		"g.letGo()": "let go", "overflow and data flow": "", "a ring of ranks": "", "keyboard": "", "BoardBytes": "board",
+		"g.letGo()": "let go", "overflow and data flow": "", "a ring of ranks": "", "keyboard": "", "BoardBytes": "board", "_fold_bool": "fold", "flow0": "flow", "SCRFlow": "flow", "x_": "",
 	} {
 		if word, _ := replacedIn(line); word != want {
 			t.Errorf("in %q: found %q, expected %q", line, word, want)

@@ -10,7 +10,8 @@ from torch.distributed.flight_recorder.components.types import Op
 
 from programs import Programs
 
-# Its command, in a process that has imported torch. Its logger keeps the standard output that it finds when it is made.
+# Runs the analyser's command in a process that has imported torch. Output is redirected before the import, because the
+# analyser's logger keeps the standard output that it finds when it is made.
 SCRIPT = """
     import contextlib
     with open({printed!r}, "w") as to, contextlib.redirect_stdout(to), contextlib.redirect_stderr(to):
@@ -26,7 +27,7 @@ def prefix() -> str:
         Op({"profiling_name": "c10d:barrier"}, {}, "")
     except AssertionError:
         return "xccl"
-    except KeyError:  # it went on to what else an event has
+    except KeyError:  # the analyser accepted the name and misses another field of the event
         pass
     return "c10d"
 

@@ -57,7 +57,7 @@ def fresh_world(pool: Pool) -> Iterator[Callable[..., World]]:
 
 @pytest.fixture(scope="module")
 def mortals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """Processes for the tests of one file that stop, interrupt or kill them. Dead processes are replaced."""
+    """Processes that the tests of one file share and may stop, interrupt or kill. Dead processes are replaced."""
     pool = Pool(tmp_path_factory.mktemp("mortals"))
     yield pool
     pool.stop()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 STEPS = 12
 SAVED_EVERY = 3
 DEADLY_STEP = 7
-DEADLY_RANK = 2  # dies in the first run before the rendezvous, and in the second run at that step
+DEADLY_RANK = 2  # it dies in the first run before the rendezvous, and in the second run at this step
 WIDTH = 5000
 
 

@@ -2,8 +2,8 @@
 
     python framework_page.py DIRECTORY     writes the scripts there, prints `FILE<tab>COMMAND` for those with a command
 
-The first line of a script is a comment whose last word is the name of its file: `# digits.py` of one that others
-import, the command that runs it of the others.
+The first line of a script is a comment whose last word is the name of its file: `# digits.py` in a script that others
+import; in all other scripts, the command that runs the script.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REQUIREMENTS = ROOT / "requirements-frameworks.txt"
 @dataclass(frozen=True)
 class Script:
     file: str
-    command: str  # empty: imported by others
+    command: str  # empty if the file is only imported by others
     text: str
 
 

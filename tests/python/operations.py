@@ -23,7 +23,7 @@ import reference as ref
 
 IN_PLACE = "in place"
 PLACES = (*ref.LAYOUTS, IN_PLACE)
-# Of a flat tensor that an operation splits.
+# The pieces of a flat tensor that an operation splits.
 FLAT = ("contiguous", "offset", "strided")
 
 
@@ -38,7 +38,7 @@ class Call:
     root: int = 0
     salt: int = 0
     special: bool = False  # NaN, infinities and zeros of both signs among floats
-    own_order: bool = False  # it is a reduction by an algorithm that does not go by the order of ranks
+    own_order: bool = False  # the algorithm does not reduce in the order of ranks
 
     def __str__(self) -> str:
         words = [f"{self.kind} of {self.count} {ref.name(self.dtype)}", self.place]
@@ -82,7 +82,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Member:
-    """A rank of a group. Ranks here and in a Call are the group's."""
+    """A rank of a group. Ranks here and in a Call are group ranks."""
 
     group: Any
     rank: int
@@ -115,7 +115,7 @@ class Expected:
             own_order.check(got, self.call.reduction, self.want, self.call.exact, what)
         else:
             reduced = ref.in_rank_order(self.call.reduction, self.want)
-            if self.near:  # true in more precision as well
+            if self.near:  # the expected value is computed in more precision
                 ref.check_reduced(reduced, self.call.reduction, self.want, f"{what}: the reference")
             ref.check_reduced_bits(got, reduced, what)
         self.placed.check_surroundings(what)
@@ -125,7 +125,7 @@ class Expected:
 class Issued:
     work: Any  # None after a synchronous call
     outputs: list[Expected]
-    inputs: list[ref.Placed] = field(default_factory=list)  # that must not have changed
+    inputs: list[ref.Placed] = field(default_factory=list)  # the operation must not change them
 
     @property
     def direct(self) -> bool:
@@ -286,7 +286,7 @@ def expect(call: Call, outputs: list[ref.Placed], data: list[torch.Tensor]) -> l
 
 
 def all_to_all(call: Call, at: Member) -> Issued:
-    # In place what goes to a rank is as long as what comes from it.
+    # In place, a rank receives as many elements from a rank as it sends to it.
     length = (lambda i, j: call.uneven(min(i, j), max(i, j))) if call.in_place else call.uneven
     inputs = [ref.place(call.data(at.rank, r, length(at.rank, r)), call.layout(r)) for r in range(at.size)]
     data = [call.data(r, at.rank, length(r, at.rank)) for r in range(at.size)]
@@ -382,7 +382,7 @@ class Kind:
     name: str = ""  # in messages
     reduces: bool = False
     rooted: bool = False
-    same: bool = False  # all ranks get the same
+    same: bool = False  # all ranks get the same result
     places: tuple[str, ...] = PLACES
 
 

@@ -15,7 +15,7 @@ import torch
 
 import reference as ref
 
-RANKS = 8  # of the largest group: results of so many operands are exact
+RANKS = 8  # the size of the largest group: sums of this many operands are exact
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -68,7 +68,7 @@ def check(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor], exactly
         return
     want = ref.in_rank_order(reduction, inputs)
     if reduction in ("MIN", "MAX") or (reduction == "PRODUCT" and got.dtype.is_complex):
-        got, want = _one_zero(got), _one_zero(want)  # its sign is that of some order
+        got, want = _one_zero(got), _one_zero(want)  # the sign of a zero depends on the order
     ref.check_reduced_bits(got, want, what)
 
 
@@ -101,7 +101,7 @@ def _bound(reduction: str, dtype: torch.dtype, operands: list[Any]) -> tuple[Any
     steps = len(operands) - 1
     limits = torch.finfo(dtype)
     unit, between = limits.eps / 2, limits.smallest_normal * limits.eps
-    if dtype in HALVES:  # at each step in fp32 first
+    if dtype in HALVES:  # each step is computed in fp32 and then rounded
         unit += torch.finfo(torch.float32).eps / 2
 
     def change(n: int) -> float:

@@ -18,7 +18,7 @@ from program_rank import Rank
 
 ANYBODY = -1
 TAGS = (0, 0, 1, 7, 2_000_000_000)
-# Of a receive from anybody, which must not meet other messages: one for each step and rank.
+# Tags of receives from any source, one for each step and rank, so that such a receive meets no other messages.
 FIRST_PRIVATE_TAG = 1_000_000
 
 
@@ -49,8 +49,8 @@ class Channel:
 @dataclass(frozen=True)
 class Messages:
     channels: tuple[Channel, ...]
-    order: tuple[int, ...]  # numbers of channels: of the blocking ends
-    batch: bool  # what does not block is one batch_isend_irecv()
+    order: tuple[int, ...]  # the numbers of the channels with blocking ends, in the order of the calls
+    batch: bool  # the ends that do not block are one batch_isend_irecv()
 
     def __str__(self) -> str:
         return f"{'batch of ' if self.batch else ''}messages: {'; '.join(map(str, self.channels))}; order {self.order}"

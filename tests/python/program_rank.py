@@ -38,10 +38,10 @@ class Rank:
     flying: list[Flight] = field(default_factory=list)
     left: list[Flight] = field(default_factory=list)  # to be checked at the end
     wrong: list[str] = field(default_factory=list)
-    alike: dict[str, str] = field(default_factory=dict)  # what all ranks that have it must have alike
+    alike: dict[str, str] = field(default_factory=dict)  # digests that must be equal on all ranks that have them
 
     def __post_init__(self) -> None:
-        self.draw = random.Random(1000 * self.seed + self.rank)  # other than that of other ranks
+        self.draw = random.Random(1000 * self.seed + self.rank)  # each rank draws differently
 
     def fly(self, what: str, work: Any, check: Callable[[], None], leave: bool) -> None:
         """Adds an asynchronous operation. With `leave` the rank may not wait for it, if a later operation shows that it
@@ -54,7 +54,7 @@ class Rank:
         elif fate == "poll":
             self.flying.append(Flight(what, lambda: poll(work), check))
         elif fate == "future":
-            future = work.get_future()  # the Work goes
+            future = work.get_future()  # the Work is dropped
             self.flying.append(Flight(what, future.wait, check))
         else:
             self.left.append(Flight(what, None, check, work if fate == "never" else None))
@@ -64,7 +64,7 @@ class Rank:
         self.flying.append(Flight(what, works.wait, check))
 
     def settle(self) -> None:
-        """Waits for some of what is in flight, in any order."""
+        """Waits for some of the operations in flight, in any order."""
         while len(self.flying) > MOST_IN_FLIGHT or (self.flying and self.draw.random() < 0.3):
             self.land(self.flying.pop(self.draw.randrange(len(self.flying))))
 
@@ -108,4 +108,4 @@ def poll(work: Any) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not work.is_completed():
         assert time.monotonic() < deadline, "not complete, and nobody waits"
-        os.sched_yield()  # nothing is waited for: the ranks may be more than the cores
+        os.sched_yield()  # gives the core to another rank: there may be more ranks than cores

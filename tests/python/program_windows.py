@@ -22,7 +22,7 @@ MOST_OPERATIONS = 12
 @dataclass(frozen=True)
 class Window:
     calls: tuple[Call, ...]
-    device: bool  # opens a window of the backend, too
+    device: bool  # opens a window of the backend as well
     async_ops: bool
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ def draw(
     reduction = rng.choice(("SUM", "AVG", "MAX", "PRODUCT", "PREMUL_SUM"))
     calls: list[Call] = []
     for _ in range(rng.randint(0, MOST_OPERATIONS)):
-        if not captured and (not calls or rng.random() < 0.4):  # neighbours of one kind share a collective
+        if not captured and (not calls or rng.random() < 0.4):  # neighbours of one kind may share a collective
             kind = rng.choice([k for k in ops.KINDS if k not in (*CAPTURED, "send_recv")])
             reduction = rng.choice(("SUM", "MIN", "BOR"))
         choices = ops.cells(kind)

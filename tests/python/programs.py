@@ -133,7 +133,7 @@ class Programs:
         return "".join(iter(self._lines[rank].get, ""))
 
     def await_sleep(self, rank: int) -> None:
-        """Returns when the main thread of a rank sleeps: in a wait of the core, or between two looks."""
+        """Returns when the main thread of a rank sleeps: inside a wait of the core, or between two looks for signals."""
         try:
             await_sleep(self.processes[rank].pid)
         except AssertionError as error:
@@ -176,7 +176,7 @@ def await_sleep(pid: int | None) -> None:
     while time.monotonic() < deadline:
         try:
             asleep = (of / "syscall").read_text().split()[0] in SLEEPS
-        except PermissionError:  # a hardened system shows only that it sleeps
+        except PermissionError:  # a hardened system hides the system call and shows only that the thread sleeps
             asleep = (of / "stat").read_text().rpartition(")")[2].split()[0] == "S"
         if asleep:
             return

@@ -53,13 +53,13 @@ EDGES = (1600, 4032, 8 << 10, 64 << 10, 128 << 10)  # lengths at which the algor
 
 @dataclass
 class Draw:
-    """The part of a program that is drawn so far."""
+    """The part of a program that has been drawn so far."""
 
     rng: random.Random
     groups: list[tuple[int, ...]]  # ranks in the world
     own_order: frozenset[str] = frozenset()  # collectives whose algorithm reduces in an order of its own
-    number: int = 0  # of the step
-    group: int = 0  # of the step
+    number: int = 0  # the number of the current step
+    group: int = 0  # the group of the current step
 
     @property
     def size(self) -> int:
@@ -86,7 +86,7 @@ class Draw:
 class Step:
     kind: str
     group: int
-    what: Any  # as the kind has drawn it
+    what: Any  # the data that the kind of step has drawn
 
     def __str__(self) -> str:
         return f"{self.kind} on group {self.group}: {self.what}"
@@ -117,7 +117,7 @@ class Program:
 
 def draw_collective(draw: Draw) -> Call:
     rng = draw.rng
-    kind = rng.choice([kind for kind in ops.KINDS if kind != "send_recv"])  # messages have steps of their own
+    kind = rng.choice([kind for kind in ops.KINDS if kind != "send_recv"])  # p2p operations have steps of their own
     dtype, reduction = rng.choice(ops.cells(kind))
     one = kind in ("all_reduce", "reduce", "broadcast")
     count = draw.count(dtype, 1 if one else draw.size)
@@ -188,7 +188,7 @@ def same_objects(got: list[Any], want: list[Any]) -> None:
 
 
 def draw_new_group(draw: Draw) -> tuple[int, ...] | None:
-    draw.group = 0  # all ranks of the world make it
+    draw.group = 0  # the world, so that all ranks make the call
     if len(draw.groups) == MOST_GROUPS:
         return None
     world = draw.groups[0]

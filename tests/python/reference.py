@@ -140,14 +140,14 @@ def check_reduced(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor],
     """Compares with the true result; floats within the rounding that the arithmetic allows, all else exactly."""
     dtype = got.dtype
     if dtype is torch.bool:
-        check_same(got, _fold_bool(reduction, inputs), what)
+        check_same(got, _reduce_bool(reduction, inputs), what)
     elif dtype in INTEGERS:
-        check_same(got, _fold_integer(reduction, inputs), what)
+        check_same(got, _reduce_integer(reduction, inputs), what)
     else:
         _check_near(got, reduction, inputs, what)
 
 
-def _fold_bool(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
+def _reduce_bool(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     stack = torch.stack(inputs)
     if reduction in ("PRODUCT", "MIN", "BAND"):
         return stack.all(0)
@@ -156,7 +156,7 @@ def _fold_bool(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     return stack.any(0)
 
 
-def _fold_integer(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
+def _reduce_integer(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     combine: dict[str, Callable[..., Any]] = {
         "SUM": np.add,
         "AVG": np.add,
@@ -169,10 +169,10 @@ def _fold_integer(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     }
     total = inputs[0].numpy().copy()
     for each in inputs[1:]:
-        total = combine[reduction](total, each.numpy())  # wraps, as the library does
+        total = combine[reduction](total, each.numpy())  # wraps around, as the library does
     if reduction == "AVG":
         count = total.dtype.type(len(inputs))
-        quotient = total // count  # towards minus infinity: back to truncation
+        quotient = total // count  # // rounds towards minus infinity, the library truncates
         total = quotient + ((total < 0) & (total % count != 0)).astype(total.dtype)
     return torch.from_numpy(total)
 
@@ -207,7 +207,7 @@ def _check_near(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor], w
     bound = bound + (len(operands) + 1) * accumulated.eps * magnitude
     if reduction == "PREMUL_SUM":
         bound = bound + limits.eps * magnitude
-    wrong = ~(np.abs(wide(got) - want) <= bound)  # nor is a NaN near
+    wrong = ~(np.abs(wide(got) - want) <= bound)  # written so that a NaN counts as wrong
     if wrong.any():
         where = int(np.argmax(wrong))
         raise AssertionError(
@@ -222,9 +222,9 @@ def in_rank_order(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     first."""
     dtype = inputs[0].dtype
     if dtype is torch.bool:
-        return _fold_bool(reduction, inputs)
+        return _reduce_bool(reduction, inputs)
     if dtype in INTEGERS:
-        return _fold_integer(reduction, inputs)
+        return _reduce_integer(reduction, inputs)
     parts = [as_real(t) for t in inputs]
     if dtype in (torch.float16, torch.bfloat16):
         parts = [t.float() for t in parts]
@@ -233,7 +233,7 @@ def in_rank_order(reduction: str, inputs: list[torch.Tensor]) -> torch.Tensor:
         parts = [(t * FACTOR).to(own).to(t.dtype) for t in parts]
     total = parts[0]
     for each in parts[1:]:
-        total = _fold_floats(reduction, dtype.is_complex, total, each)
+        total = _reduce_floats(reduction, dtype.is_complex, total, each)
     if reduction == "AVG":
         total = total / len(inputs)
     return torch.view_as_complex(total.contiguous()) if dtype.is_complex else total.to(dtype)
@@ -243,7 +243,7 @@ def as_real(t: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(t) if t.is_complex() else t
 
 
-def _fold_floats(reduction: str, pairs: bool, total: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _reduce_floats(reduction: str, pairs: bool, total: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if reduction == "PRODUCT" and pairs:  # in steps: torch's own may fuse a product with a sum
         (a, b), (c, d) = total.unbind(-1), other.unbind(-1)
         return torch.stack((a * c - b * d, a * d + b * c), -1)

@@ -1,4 +1,4 @@
-"""Which cases of a matrix `make test` runs."""
+"""Selects the cases of a matrix that `make test` runs."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def point_to_point() -> None:
     assert (last().kind, last().root, last().tag, last().n_in, last().n_out) == (RECV, 1, 6, 0, 1)
     for script in (OK_WORK, WAITS):
         fake.fake_script(script, 2)
-        assert dist.recv(torch.ones(3)) == 1  # from anybody: the source is known afterwards
+        assert dist.recv(torch.ones(3)) == 1  # a recv from any source returns the source
         assert last().root == -1
         assert dist.irecv(torch.ones(3), 1).wait()
     assert backend()._get_sequence_number_for_group() == before

@@ -129,7 +129,7 @@ def many_threads_wait_for_one_work() -> None:
 @scenario
 def waiter_completes_a_work_whose_done_is_queued() -> None:
     """A waiter that has the final status does not wait for a done function that is queued behind another one."""
-    fake.fake_script(WAITS, 2)  # the first is the Future's own
+    fake.fake_script(WAITS, 2)  # the first done function is the Future's own
     fake.fake_hold_done(1)
     tensor = torch.ones(2, 2).t()
     work = dist.all_reduce(tensor, async_op=True)
@@ -137,7 +137,7 @@ def waiter_completes_a_work_whose_done_is_queued() -> None:
     assert work.wait(DEADLINE)
     assert tensor.sum() == 8
     assert future.done()
-    fake.fake_run_held()  # must change nothing, and gives the core's reference back
+    fake.fake_run_held()  # must change nothing but release the core's reference
 
 
 @scenario

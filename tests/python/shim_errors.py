@@ -39,11 +39,11 @@ def failure_of_an_asynchronous_op() -> None:
     fake.fake_finish_elsewhere(PEER_FAILURE, 1)
     assert work.is_completed()
     assert not work.is_success()
-    for _ in range(2):  # every time
+    for _ in range(2):  # wait() raises again on every call
         check_peer_failure(raises(sagecomm.PeerFailure, work.wait))
     check_peer_failure(raises(sagecomm.PeerFailure, work.get_future().wait))
     check_peer_failure(raises(sagecomm.PeerFailure, work.get_future().value))
-    raises(RuntimeError, chained.wait, "scripted failure -2")  # torch's then() keeps the text
+    raises(RuntimeError, chained.wait, "scripted failure -2")  # torch's then() keeps the text only
     assert work.get_future_result().wait() == 2
     elsewhere: list[BaseException] = []
     thread = threading.Thread(target=lambda: elsewhere.append(raises(sagecomm.PeerFailure, work.get_future().wait)))

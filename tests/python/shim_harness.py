@@ -81,7 +81,9 @@ def start(path: str) -> None:
     fake.fake_timeout_set.restype = ctypes.c_int64
     fake.fake_options.restype = fake.fake_got.restype = ctypes.c_char_p
     dist.Backend.register_backend("fake_core", create, extended_api=True, devices=["cpu"])
-    getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("fake_core")  # else torch's recorder has hooks of its own
+    getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(
+        "fake_core"
+    )  # otherwise torch's recorder registers hooks of its own
     dist.init_process_group("fake_core", store=dist.HashStore(), rank=0, world_size=2)
 
 

@@ -29,7 +29,7 @@ from shim_harness import (
     scenario,
 )
 
-HOOK = 7  # an id
+HOOK = 7  # the id of a hook
 
 
 class RecordingHook:
@@ -72,7 +72,7 @@ def raising(*_: object) -> None:
 
 
 def another() -> _C.ProcessGroupSagecomm:
-    """A group that may fail."""
+    """A group that the scenario may make fail."""
     return _C.create_backend(backend_options(dist.HashStore()), {})
 
 
@@ -157,7 +157,7 @@ def completion_hook_that_goes_hears_no_more() -> None:
     for work in works:
         work.wait()
     assert recorded.calls == []
-    backend().unregister_completion_hook(HOOK)  # nothing to do
+    backend().unregister_completion_hook(HOOK)  # does nothing: the hook is gone
 
 
 @scenario
@@ -256,7 +256,7 @@ def completion_hooks_of_many_threads_lose_nothing() -> None:
         threads = [threading.Thread(target=work) for _ in range(n)]
         for thread in threads:
             thread.start()
-        for i in range(100):  # others come and go
+        for i in range(100):  # other hooks come and go
             backend().register_completion_hook(HOOK + 1 + i, RecordingHook())
             backend().unregister_completion_hook(HOOK + 1 + i)
         for thread in threads:

@@ -18,7 +18,7 @@ from shim_harness import NATIVE, backend_options, fake, last, raises, scenario
 
 AT_ERROR, CREATED, AT_ABORT, AT_STATS = range(1, 5)
 LONG_S = 60.0  # until a thread counts as hanging
-PEER = "sagecomm:0000000001:1:0"  # the other one's handle
+PEER = "sagecomm:0000000001:1:0"  # the handle of the other rank
 
 
 class Changing:
@@ -40,7 +40,7 @@ class Changing:
         self.direct.allreduce([torch.ones(1)]).wait()
 
     def await_meeting(self, uuid: int) -> None:
-        """Until reconfigure() waits for its peers."""
+        """Returns when reconfigure() waits for its peers."""
         self.store.wait([f"reconfigure/{uuid}//fake/hello"])  # a prefix of torch's ends in a slash of its own
 
 
@@ -91,7 +91,7 @@ def reconfigurable(function: Callable[[], None]) -> Callable[[], None]:
 def op_beside_an_abort_gets_its_cause() -> None:
     group = Changing()
     group.reconfigure(1)
-    with held(AT_ERROR, group.direct.abort) as aborting:  # on its way from the group to none
+    with held(AT_ERROR, group.direct.abort) as aborting:  # abort() has taken the group and not finished
         raises(sagecomm.Aborted, group.all_reduce)
     aborting.result()
     raises(sagecomm.Aborted, group.all_reduce)
@@ -154,7 +154,7 @@ def members_that_meet_in_a_group_that_was_ended_meanwhile_lose_it() -> None:
             expected = RuntimeError if ending == "abort" and not as_usual else sagecomm.Aborted
             raises(expected, group.all_reduce)
             if ending == "abort":
-                group.direct._set_default_timeout(timedelta(seconds=7))  # of the members to come
+                group.direct._set_default_timeout(timedelta(seconds=7))  # for the group that reconfigure() makes
                 group.reconfigure(2)
                 assert fake.fake_timeout_set() == 7_000_000_000
                 group.all_reduce()

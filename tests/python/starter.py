@@ -24,7 +24,7 @@ NUMBER = struct.Struct("i")
 
 
 class Started:
-    """What Popen is to a process that was started by exec."""
+    """A started process, with the part of Popen's interface that tests use."""
 
     _control: socket.socket | None = None
 
@@ -97,7 +97,7 @@ def _serve(control: socket.socket) -> str:
     *standard, request, answers = fds
     pid = os.fork()
     if pid != 0:
-        # The process in between, which says how its child has ended.
+        # This is the process in between. It reports how its child has ended.
         for fd in standard:
             os.close(fd)
         os.write(answers, NUMBER.pack(pid))

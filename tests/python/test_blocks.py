@@ -21,7 +21,7 @@ def backend() -> Any:
 
 
 def shared_memory() -> None:
-    """Outputs that are one buffer, outputs among the inputs."""
+    """Outputs may be pieces of one buffer, and an input may be one of the outputs."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for count in (5, 30_000):
         one = torch.empty(count)
@@ -101,7 +101,7 @@ def refused_calls() -> None:
         ("the output has 3 elements, this rank's input has 4", lambda: dist.reduce_scatter(torch.ones(3), four)),
         ("the input has 5 elements", lambda: single("reduce_scatter_single")(torch.ones(4), torch.ones(5))),
         ("output tensors, got", lambda: backend().alltoall(four[1:], four, dist.AllToAllOptions())),
-        ("bytes for itself and expects", lambda: dist.all_to_all([torch.ones(5 - size) for _ in four], four)),
+        ("its input block for itself has", lambda: dist.all_to_all([torch.ones(5 - size) for _ in four], four)),
         (
             "cannot be split into equal blocks",
             lambda: dist.all_to_all_single(torch.ones(2 * size + 1), torch.ones(2 * size + 1)),

@@ -41,7 +41,7 @@ def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def digests(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """Of all that a checkpoint holds, put together."""
+    """Returns the whole tensors of a checkpoint, put together from their shards."""
     whole = {name: p.full_tensor() for name, p in model.state_dict().items()}
     for name, p in model.named_parameters():
         whole |= {f"{name} {key}": optimizer.state[p][key].full_tensor() for key in ("exp_avg", "exp_avg_sq")}

@@ -100,7 +100,7 @@ def test_gathering_and_scattering_coalesced(world: Callable[[int], World]) -> No
 
 
 def deprecated() -> None:
-    """torch.distributed's own names, which take one type."""
+    """torch.distributed's own coalesced functions accept tensors of one type."""
     tensors = [torch.ones(3), torch.ones(2, 2)]
     lists = [[torch.empty(3), torch.empty(2, 2)] for _ in range(2)]
     with warnings.catch_warnings():
@@ -155,7 +155,7 @@ def test_manager(world: Callable[[int], World], device: torch.device | None, asy
 
 
 def mixed_window() -> None:
-    """What torch does not capture comes to the backend and takes effect when the window closes, in order."""
+    """Operations that torch does not collect itself reach the backend and take effect in order when the window closes."""
     size, rank = dist.get_world_size(), dist.get_rank()
     here, there = torch.full((100,), float(rank)), torch.full((7,), float(rank))
     parts = [torch.empty(3) for _ in range(size)]
@@ -210,7 +210,7 @@ def test_empty_window(world: Callable[[int], World]) -> None:
 
 
 def left_by_exception(forgotten: bool) -> None:
-    """All ranks leave the window alike; what was collected is not issued, and everything works afterwards."""
+    """An exception ends the window on all ranks: its operations are not issued, and the group works afterwards."""
     pg, rank = group(), dist.get_rank()
     lost = torch.full((4,), float(rank))
     with suppress(ZeroDivisionError), MANAGER(pg, CPU):
@@ -221,7 +221,7 @@ def left_by_exception(forgotten: bool) -> None:
     later = torch.ones(3)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        if forgotten:  # as torch does when the group is used anew
+        if forgotten:  # torch forgets the window when the group is used again
             c10d._world.pg_coalesce_state.pop(pg)
             dist.all_reduce(later)
         else:
@@ -265,7 +265,7 @@ def test_slices_of_one_tensor(world: Callable[[int], World]) -> None:
 
 
 def batches() -> None:
-    """Every rank with every rank, itself included, the receipt listed before what it needs."""
+    """A batch exchanges messages between all ranks, itself included; each recv is listed before the send it needs."""
     size, rank = dist.get_world_size(), dist.get_rank()
     for n in 1, 3000, 100_000:
         received = [torch.empty(n) for _ in range(size)]
@@ -308,7 +308,7 @@ def test_refusals_send_nothing(world: Callable[[int], World]) -> None:
 
 
 def strided_or_beside_messages() -> None:
-    """What is copied when it is collected, and messages, have no order with the rest of a call."""
+    """Operations that copy their input when collected, and p2p operations, are not ordered with the rest of a call."""
     pg, rank, backend = group(), dist.get_rank(), group()._get_backend(CPU)
     strided = torch.ones(4, 2)[:, 0]
     with pytest.raises(RuntimeError, match="not contiguous"):
@@ -351,7 +351,7 @@ def test_what_has_no_order_is_refused(world: Callable[[int], World]) -> None:
 
 
 def refused_batch() -> None:
-    """torch's state of the group is as if the batch had never been."""
+    """After a refused batch torch's state of the group is as it was before."""
     t = torch.ones(3)
     with pytest.raises(RuntimeError, match="invalid tag"):
         dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.empty(3), 1 - dist.get_rank(), tag=-5)])

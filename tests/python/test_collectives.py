@@ -13,7 +13,7 @@ SIZES = (1, pytest.param(2, marks=pytest.mark.smoke), 3, 4, 8)
 
 
 def special_values(flush: bool) -> str:
-    """NaN, infinities, zeros of both signs and denormals; a rank whose thread flushes denormals sees the same."""
+    """NaN, infinities, zeros and denormals give the same on all ranks, also where a rank's thread flushes denormals."""
     rank, size = dist.get_rank(), dist.get_world_size()
     results = []
     for dtype in ref.FLOATS:
@@ -66,7 +66,10 @@ def overlapping() -> None:
     n = 100_000  # several chunks
     expected = torch.arange(size).repeat_interleave(n).float() + 1
     for async_op in (False, True):
-        for shift in (n, 1):  # in the place of another rank, and a little beside the own one
+        for shift in (
+            n,
+            1,
+        ):  # the input lies in another rank's block of the output, then one element beside its own block
             for single in (True, False):
                 out = torch.zeros(size * n + 1)
                 at = min((rank * n + shift) % (size * n), size * n + 1 - n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._dynamo
-import torch._inductor.compile_fx  # in ranks, too: what takes them seconds to import is preloaded if it is here
+import torch._inductor.compile_fx  # ranks need it, and modules imported here are preloaded for them
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as funcol
@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 
 SIZE = 3
 ROWS, COLUMNS = 2 * SIZE, SIZE
-# Rows that a rank sends to each other one.
+# The number of rows that a rank sends to each other rank.
 SPLITS = [[1, 2, 3], [0, 6, 0], [4, 0, 2]]
 
 
@@ -84,7 +84,7 @@ def input_of(rank: int) -> torch.Tensor:
 
 
 def weighed(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A loss to which every element of every output gives something else."""
+    """A loss in which every element of every output has a different weight."""
     return torch.stack(
         [(out * torch.arange(1.0, out.numel() + 1).view_as(out)).sum() for out in outputs.values()]
     ).sum()
@@ -150,7 +150,7 @@ def test_collectives_in_place(world):
 
 
 def multiplied(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """Nothing for which inductor would have to compile C++: calls, and the memory that they have in turn."""
+    """Calls whose buffers inductor reuses, with no code for which inductor would have to compile C++."""
     group = c10d._get_default_group()
     for _ in range(4):
         total = funcol.all_reduce(x @ matrix, "sum", group)
@@ -164,7 +164,7 @@ def compiled_by_inductor(cache: str) -> None:
     x = torch.randint(-8, 8, (128, 64), generator=torch.Generator().manual_seed(dist.get_rank())).float()
     function = torch.compile(multiplied, fullgraph=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", cache)  # else that of all runs of this user
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", cache)  # the default directory is shared by all runs of this user
         for _ in range(3):
             assert torch.equal(function(x, matrix), multiplied(x, matrix))
 

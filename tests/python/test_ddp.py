@@ -49,9 +49,9 @@ def state(model: nn.Module) -> list[torch.Tensor]:
 
 
 def train(kind: str) -> tuple[list[float], list[torch.Tensor]]:
-    """Losses of this rank and the parameters and buffers at the end."""
+    """Returns the losses of this rank, and the parameters and buffers at the end."""
     rank = dist.get_rank()
-    torch.manual_seed(7 + rank)  # DDP must bring rank 0's parameters to all
+    torch.manual_seed(7 + rank)  # DDP must broadcast rank 0's parameters
     options: dict[str, Any] = {
         "plain": {},
         "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
@@ -143,12 +143,12 @@ def test_four_ranks_train_as_on_gloo(world, kind):
         torch.testing.assert_close(torch.tensor(losses), torch.tensor(theirs[rank][0]), rtol=1e-3, atol=1e-4)
         for number, mine in enumerate(params):
             torch.testing.assert_close(mine, theirs[rank][1][number], rtol=1e-3, atol=1e-3)
-            is_buffer = mine.dtype != torch.float32 or 2 <= number < 7  # batch statistics are each rank's own
+            is_buffer = mine.dtype != torch.float32 or 2 <= number < 7  # each rank has its own batch statistics
             assert is_buffer or torch.equal(mine, ours[0][1][number]), f"{kind}: rank {rank}, tensor {number}"
 
 
 def train_uneven() -> tuple[int, list[torch.Tensor]]:
-    """Ranks with fewer batches shadow the collectives of the others."""
+    """With join(), ranks with fewer batches take part in the collectives of the others."""
     rank = dist.get_rank()
     torch.manual_seed(7)
     model = DistributedDataParallel(nn.Linear(20, 10))
@@ -179,7 +179,7 @@ def train_in_detail() -> tuple[list[float], list[torch.Tensor]]:
 
 
 def test_torch_distributed_debug_detail(fresh_world, world):
-    """torch wraps the backend and compares every call through a group of its own."""
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps the backend and compares every call through a group of its own."""
     ranks = fresh_world(2, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     ours, plain = ranks.run(train_in_detail), world(2).run(train, "plain")
     for (losses, params), (their_losses, their_params) in zip(ours, plain, strict=True):
@@ -189,7 +189,7 @@ def test_torch_distributed_debug_detail(fresh_world, world):
 
 
 def profiled() -> tuple[int, list[str]]:
-    """One record_param_comms range an operation, which torch's trace analysers look for."""
+    """Each operation has one record_param_comms range, which torch's trace analysers look for."""
     t = torch.ones(100)
     with torch.profiler.profile() as profile:
         dist.all_reduce(t)

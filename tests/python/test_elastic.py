@@ -57,7 +57,7 @@ def test_all_ranks_start_again_and_finish(tmp_path):
     script = LAUNCHER.format(directory=str(tmp_path), result=str(result))
     # To log the exception that a failed rank is to the agent, torch would import its compiler: for seconds.
     with Programs(script, 1, {MARK: mark, "LOGLEVEL": "CRITICAL"}) as launcher:
-        launcher.end_well(2 * DEADLINE_S)  # starts a dozen processes, one after the other
+        launcher.end_well(2 * DEADLINE_S)  # the launcher starts a dozen processes, one after the other
         errors = launcher.errors(0)
     results = torch.load(result)
     assert sorted(results) == list(range(RANKS))

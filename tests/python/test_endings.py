@@ -275,7 +275,7 @@ def destroyed_under_works() -> tuple[float, str]:
 def test_destroy_ends_what_is_in_flight_and_refuses_what_comes(world):
     took, text = world(2).run(destroyed_under_works)[0]
     assert took < 30
-    # That the peer has left may have been found out before this rank destroyed its own.
+    # This rank may have noticed that its peer has left before it destroyed its own group.
     assert "has left the group" in text or ("has shut group" in text and "new group" in text), text
 
 
@@ -283,7 +283,7 @@ def destroyed_from_another_thread() -> list[str]:
     t = torch.ones(100_000)
     dist.all_reduce(t)
     if dist.get_rank() == 1:
-        # Here until rank 0 has left.
+        # This rank stays until rank 0 has left.
         try:
             dist.recv(t, 0)
         except (sagecomm.Aborted, sagecomm.PeerFailure) as error:
@@ -313,7 +313,7 @@ def test_destroy_while_another_thread_waits(world):
 
 
 def init_again(prefix: str) -> list[float]:
-    """Destroy and begin anew in one process, several times, some ranks later than others."""
+    """A process can destroy its groups and initialise again several times, with some ranks later than others."""
     store, rank = c10d._get_default_store(), dist.get_rank()
     results = []
     for number in range(8):

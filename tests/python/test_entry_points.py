@@ -30,7 +30,7 @@ def output(code: str, **environment: str) -> str:
 
 
 def test_no_import_starts_a_go_runtime():
-    """Threads before and after: a Go runtime would bring some, as the first group then does."""
+    """An import starts no thread, and so no Go runtime; the first group starts one."""
     code = """
         import os
         def threads(): return len(os.listdir("/proc/self/task"))
@@ -110,7 +110,7 @@ def test_the_console_script_is_the_module():
     (script,) = (e for e in importlib.metadata.entry_points(group="console_scripts") if e.name == "sagecomm")
     assert script.value == "_sagecomm_autoload:command"
     assert command("--version").stdout == f"sagecomm {sagecomm.__version__}\n"
-    # Without a verb there is help, which is no error.
+    # Without a command it prints the help, which is no error.
     helped = command()
     assert helped.returncode == 0
     assert all(verb in helped.stdout for verb in ("env", "status", "topo", "explain", "simulate", "tune"))

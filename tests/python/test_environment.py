@@ -123,7 +123,8 @@ def test_no_way_left_for_one_rank_is_one_clear_error_on_all(world, tmp_path):
 
 
 def groups_until_one_fails(most: int) -> tuple[int, str]:
-    """How many fit at once and why the next one did not; the others go on, and destroying them makes room."""
+    """Returns how many groups fit at once, and the error of the next one. The groups that fit work; destroying them makes
+    room for others."""
     groups: list[Any] = []
     why = ""
     while not why and len(groups) < most:
@@ -287,7 +288,7 @@ def alone_of_two(path: str) -> str:
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
 def plain(request: pytest.FixtureRequest, pool: Pool) -> tuple[int, list[str]]:
-    """What ranks of a group of that size get where nothing is forced."""
+    """Returns the results that ranks of a group of this size get where nothing is forced."""
     size: int = request.param
     return size, pool.world(size).run(some_of_everything)
 

@@ -55,7 +55,7 @@ def a_rank_dies() -> None:
         dist.all_reduce(torch.ones(3))
     check(raised.value, PEER_IS_GONE)
     with pytest.raises(sagecomm.PeerFailure) as raised:
-        dist.all_reduce(torch.ones(3))  # and so later
+        dist.all_reduce(torch.ones(3))  # later operations raise the same words
     check(raised.value, PEER_IS_GONE)
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +14,7 @@ import torch.distributed as dist
 
 import programs
 import sagecomm
+from promises import most
 from sagecomm import _explain
 from sagecomm.__main__ import main
 
@@ -95,6 +100,8 @@ def test_the_command_explains():
     assert programs.command(*asked, "broadcast:hierarchical").said == _explain.text(answer) + "\n"
     positional = programs.command("explain", "broadcast", "64K", *asked[5:], "broadcast:hierarchical", "--json")
     assert json.loads(positional.said) == answer
+    between = programs.command("explain", "broadcast", *asked[5:], "broadcast:hierarchical", "64K", "--json")
+    assert json.loads(between.said) == answer
     wrong = programs.command(*asked, "broadcast:fastest")
     assert wrong.status == 1
     assert "fastest" in wrong.errors
@@ -108,3 +115,26 @@ def test_an_unknown_collective_is_answered_with_those_that_there_are(capsys):
         said = capsys.readouterr().err
         assert "did you mean all_reduce?" in said
         assert "reduce_scatter" in said
+
+
+def test_arguments_that_mean_nothing_are_refused(capsys):
+    assert main(["explain", "barrier", "1M"]) == 1
+    assert "a barrier has no length" in capsys.readouterr().err
+    for number in ("0", "-1", "99999999999999999999", "two"):
+        with pytest.raises(SystemExit):
+            main(["explain", f"--ranks={number}"])
+        assert f"{number!r}: expected a whole number from 1 to 2147483647" in capsys.readouterr().err
+
+
+def test_a_reader_that_ends_early_ends_the_command():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "sagecomm", "env"]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=most(60))
+    os.close(write)
+    assert ended.returncode == 128 + signal.SIGPIPE
+    assert ended.stderr == ""
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=most(60))
+    assert ended.returncode == 1
+    assert ended.stderr == "sagecomm: [Errno 28] No space left on device\n"

@@ -30,7 +30,7 @@ def backend(group: Any = None) -> Any:
 
 
 def caught(call: Callable[[], Any]) -> tuple[dist.DistBackendError, float, float]:
-    """The error of a call, when the call began and when it came."""
+    """Returns the error of a call, when the call began and when the error came."""
     began = time.monotonic()
     try:
         work = call()
@@ -74,7 +74,7 @@ def test_a_stopped_rank_is_named_at_the_timeout(mortals, signals):
     signals.await_many(3)
     os.kill(pid, signal.SIGSTOP)
     try:
-        signals.await_many(2)  # the others have given up
+        signals.await_many(2)  # the others have timed out
         await_stop(pid)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -140,7 +140,7 @@ def test_a_pause_gives_a_receive_its_time_back_once(mortals, signals):
     outcomes = in_background(ranks, receives_in_vain, signals.path, operations_timeout=timeout)
     signals.await_many(2)
     for pid in ranks.pids()[:2]:
-        await_sleep(pid)  # in the core
+        await_sleep(pid)  # the process waits inside the core
     stopped = time.monotonic()
     for pid in ranks.pids()[:2]:
         os.kill(pid, signal.SIGSTOP)
@@ -209,7 +209,7 @@ def test_a_rank_that_does_not_call_is_named_with_its_last_call(world, mode):
 
 
 def opposite_orders() -> str:
-    """Each rank waits in another group."""
+    """Each of two ranks waits in another group: both time out."""
     groups = [dist.new_group() for _ in range(2)]
     for group in groups:
         backend(group)._set_default_timeout(timedelta(seconds=1))

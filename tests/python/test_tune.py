@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -179,7 +180,14 @@ def test_a_file_that_is_none_is_refused_and_left(tmp_path, content, says):
 def test_a_file_that_cannot_be_used_is_refused_first(tmp_path, capsys):
     unreadable = tmp_path / "tuned.json"
     unreadable.write_bytes(b"\xff")
-    for path, says in ((unreadable, "cannot be read"), (tmp_path / "nowhere" / "tuned.json", "cannot be written")):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    refused = (
+        (unreadable, "cannot be read"),
+        (tmp_path / "nowhere" / "tuned.json", "cannot be written"),
+        (fifo, "no regular file"),
+    )
+    for path, says in refused:
         assert main(["tune", "--ranks", "2", "--out", str(path)]) == 1
         errors = capsys.readouterr().err
         assert says in errors

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,13 +19,28 @@ from sagecomm._version import __version__
 _SIZES = "K and KiB are 1024 bytes, KB is 1000"
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser of one verb. Options may stand between its positional arguments: explain all_reduce --ranks 4 1M."""
+
+    _inside = False
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        if self._inside:  # parse_known_intermixed_args() calls this function
+            return super().parse_known_args(args, namespace)
+        self._inside = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._inside = False
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="sagecomm", description="Shows and tunes what the torch.distributed backend sagecomm does."
     )
     parser.add_argument("--version", action="version", version=f"sagecomm {__version__}")
     parser.set_defaults(run=None)
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=_Parser)
 
     def verb(name: str, run: Callable[[argparse.Namespace], int], does: str) -> argparse.ArgumentParser:
         command = verbs.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".")
@@ -44,9 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         run: Callable[[argparse.Namespace], int] = parsed.run
-        return run(parsed)
+        code = run(parsed)
+        sys.stdout.flush()
+        return code
     except RuntimeError as err:
         print(err, file=sys.stderr)
+        return 1
+    except OSError as err:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's flush at exit would raise again
+        if isinstance(err, BrokenPipeError):  # the reader has ended, as `head` does
+            return 128 + signal.SIGPIPE
+        print(f"sagecomm: {err}", file=sys.stderr)
         return 1
 
 
@@ -147,6 +171,8 @@ def print_explanation(parsed: argparse.Namespace) -> int:
         print("sagecomm: SAGECOMM_TUNE is set: --tune is not looked at", file=sys.stderr)
     question = {name: getattr(parsed, name) for name in ("ranks", "hosts", "tune")}
     question["op"] = parsed.op or parsed.named_op or "all_reduce"
+    if question["op"] == "barrier" and (parsed.bytes or parsed.named_bytes):
+        raise RuntimeError("sagecomm: explain: a barrier has no length; leave BYTES out")
     question["bytes"] = next((n for n in (parsed.bytes, parsed.named_bytes) if n is not None), 1 << 20)
     answer = _explain.ask(_native.load().explain, **question)
     print(json.dumps(answer) if parsed.json else _explain.text(answer))

@@ -54,16 +54,16 @@ def sizes(text: str) -> list[int]:
     return _several(text, size, 4)
 
 
-def whole(text: str) -> int:
-    if not text.strip().isascii() or not text.strip().isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number")
-    return int(text)
+def whole(text: str, least: int = 0) -> int:
+    """A number that the core can hold: from `least` to 2^31 - 1."""
+    number = int(text) if text.strip().isascii() and text.strip().isdigit() else -1
+    if not least <= number < 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {least} to {(1 << 31) - 1}")
+    return number
 
 
 def positive(text: str) -> int:
-    if (number := whole(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
-    return number
+    return whole(text, 1)
 
 
 def seconds(text: str) -> float:

@@ -56,7 +56,7 @@ def text(answer: dict[str, Any]) -> str:
     rows = [("", "algorithm", "time", "steps", "bytes", "chunk", "over", "why")]
     for c in answer["candidates"]:
         mark = "*" if c["chosen"] else ""
-        costs = (duration(c["seconds"]), str(c["steps"]), in_bytes(c["bytes"]), in_bytes(c["chunk"]))
+        costs = (duration(c["seconds"]), str(c["steps"]), in_bytes(c["bytes"], answer["bytes"]), in_bytes(c["chunk"]))
         rows.append((mark, c["algorithm"], *costs, c["transport"], c["why"]))
     title = f"{answer['op']}{of}, {answer['ranks']} ranks{hosts}"
     used = {c["transport"] for c in answer["candidates"]}

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def in_bytes(number: int) -> str:
-    """Powers of 1024 (KiB) unless the number is a whole one of thousands and not of 1024: "64 KiB", "100 MB"."""
+def in_bytes(number: int, like: int | None = None) -> str:
+    """Powers of 1024 (KiB) unless the number is a multiple of 1000 and not of 1024: "64 KiB", "100 MB".
+
+    With `like` the unit follows that number, so that a column of a table has one kind of unit.
+    """
     if number < 1024 and number != 1000:
         return f"{number} B"
-    decimal = number % 1000 == 0 and number % 1024 != 0
+    model = number if like is None else like
+    decimal = model % 1000 == 0 and model % 1024 != 0
     base, names = (1000, ("B", "KB", "MB", "GB")) if decimal else (1024, ("B", "KiB", "MiB", "GiB"))
     power = 0
     while power < 3 and number >= base ** (power + 1):

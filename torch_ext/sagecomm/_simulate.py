@@ -51,7 +51,9 @@ def table(answer: dict[str, Any]) -> str:
             continue
         chunk = in_bytes(p["chunk"]) if "chunk" in p else "whole"
         taken, bus = duration(p["seconds"]), f"{p['bus_gb_per_s']:.2f}"
-        rows.append((p["algorithm"], taken, str(p["messages"]), in_bytes(p["bytes"]), bus, chunk, p["method"]))
+        rows.append(
+            (p["algorithm"], taken, str(p["messages"]), in_bytes(p["bytes"], answer["bytes"]), bus, chunk, p["method"])
+        )
     return "\n".join([title, *columns(rows, range(1, 6)), *notes])
 
 

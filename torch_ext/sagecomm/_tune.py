@@ -212,6 +212,8 @@ def text(summary: dict[str, Any]) -> str:
 
 
 def _read(path: Path) -> str:
+    if path.exists() and not path.is_file():  # reading a fifo may wait for ever, and _write() would replace a device
+        raise RuntimeError(f"sagecomm: the tuning file cannot be read: {path} is no regular file")
     try:
         return path.read_text()
     except FileNotFoundError:
