@@ -183,7 +183,7 @@ func TestMessagesThatNobodySendsOrTakesAreADeadlock(t *testing.T) {
 	rejected(t, err, "a message to rank 1 is not taken")
 }
 
-func TestWhatTakesTooLongIsNotCounted(t *testing.T) {
+func TestPlaysThatTakeTooLongAreErrors(t *testing.T) {
 	c := flatCosts()
 	for _, slow := range []Costs{
 		{Links: []Link{{Latency: 1e3}}, Capacity: 1},
