@@ -29,7 +29,8 @@ func shuffled(c SendRecvCall, capacity int, rng *rand.Rand) (*sendRecvRun, error
 	return r, r.finish()
 }
 
-// The order in which ranks run does not change the checker's verdict. The checker relies on that; this test tries random orders.
+// The order in which ranks run does not change the checker's verdict, which the checker relies on. This test tries random
+// orders.
 func TestTheOrderOfRanksDoesNotMatter(t *testing.T) {
 	const seed, size = 20260926, 13
 	t.Logf("seed %d", seed)
