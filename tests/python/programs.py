@@ -133,7 +133,7 @@ class Programs:
         return "".join(iter(self._lines[rank].get, ""))
 
     def await_sleep(self, rank: int) -> None:
-        """Returns when the main thread of a rank sleeps: inside a wait of the core, or between two looks for signals."""
+        """Returns when the main thread of a rank sleeps: in a wait of the core, or between two looks for signals."""
         try:
             await_sleep(self.processes[rank].pid)
         except AssertionError as error:

@@ -155,7 +155,7 @@ def test_manager(world: Callable[[int], World], device: torch.device | None, asy
 
 
 def mixed_window() -> None:
-    """Operations that torch does not collect itself reach the backend and take effect in order when the window closes."""
+    """Operations that torch does not collect reach the backend and take effect in order when the window closes."""
     size, rank = dist.get_world_size(), dist.get_rank()
     here, there = torch.full((100,), float(rank)), torch.full((7,), float(rank))
     parts = [torch.empty(3) for _ in range(size)]

@@ -179,7 +179,7 @@ def train_in_detail() -> tuple[list[float], list[torch.Tensor]]:
 
 
 def test_torch_distributed_debug_detail(fresh_world, world):
-    """With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps the backend and compares every call through a group of its own."""
+    """At debug level DETAIL torch wraps the backend and compares every call through a group of its own."""
     ranks = fresh_world(2, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     ours, plain = ranks.run(train_in_detail), world(2).run(train, "plain")
     for (losses, params), (their_losses, their_params) in zip(ours, plain, strict=True):

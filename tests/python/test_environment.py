@@ -123,8 +123,8 @@ def test_no_way_left_for_one_rank_is_one_clear_error_on_all(world, tmp_path):
 
 
 def groups_until_one_fails(most: int) -> tuple[int, str]:
-    """Returns how many groups fit at once, and the error of the next one. The groups that fit work; destroying them makes
-    room for others."""
+    """Returns how many groups fit at once, and the error of the next one. The groups that fit work; destroying them
+    makes room for others."""
     groups: list[Any] = []
     why = ""
     while not why and len(groups) < most:
