@@ -163,12 +163,8 @@ def exchange_messages() -> dict[str, Any]:
 
 def test_messages_name_both_ends(world: WorldOf) -> None:
     first, second = world(2).run(exchange_messages)
-    assert names(first) == [
-        "barrier",
-        "send 0->1",
-        "recv 0<-1",
-        "barrier",
-    ]  # the source of a recv is known when it is complete
+    # The source of the recv is known, because it is complete.
+    assert names(first) == ["barrier", "send 0->1", "recv 0<-1", "barrier"]
     assert names(second) == ["barrier", "recv 1<-0", "send 1->0", "barrier"]
     for dump in (first, second):
         messages = [e for e in ours(dump) if e["is_p2p"]]
@@ -236,13 +232,8 @@ def test_the_size_of_the_buffer_is_honoured(fresh_world: FreshWorldOf) -> None:
     for dump, as_json, which in fresh_world(2, {"TORCH_FR_BUFFER_SIZE": "5"}).run(many):
         assert [e["collective_seq_id"] for e in ours(dump)] == [4, 5, 6, 7, 8]
         assert [e["input_sizes"] for e in ours(dump)] == [[[n]] for n in range(4, 9)]
-        assert [e["record_id"] for e in ours(dump)] == [
-            3,
-            4,
-            5,
-            6,
-            7,
-        ]  # as in torch's dumps: the three oldest were overwritten
+        # As in torch's dumps, the three oldest entries were overwritten.
+        assert [e["record_id"] for e in ours(dump)] == [3, 4, 5, 6, 7]
         assert len(ours(as_json)) == 5
         assert which == "ours"
 

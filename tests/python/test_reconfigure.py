@@ -208,7 +208,7 @@ def test_after_an_abort(world: Callable[[int], World]) -> None:
 
 
 def ended_while_waiting() -> float:
-    """A reconfigure() that no other rank joins ends with an error."""
+    """abort() ends a reconfigure() that no other rank joins."""
     me = member()
     handles = me.handles("all")
     if me.rank == 0:

@@ -76,8 +76,8 @@ static void stay_away(rank *r, void *arg) {
   sagecomm_error err;
   CHECK(sum(r, 5000, 0, 0, &err) == SAGECOMM_OK);
   if (r->rank != size - 1) {
-    /* Only one gives up, the one that looks at the lonely rank before all others: however late those enter, it names
-     * nobody else, and they hear of it from this one. */
+    /* Only one rank times out, the one that looks at the lonely rank before all others. However late the others enter,
+     * it names none of them, and they get the failure from it. */
     int64_t timeout_ns = r->rank == size - 2 ? 30 * 1000000 : 0;
     CHECK(sum(r, 5000, r->rank % 2 ? SAGECOMM_ASYNC : 0, timeout_ns, &err) == SAGECOMM_TIMEOUT);
     CHECK(err.rank == size - 1);
