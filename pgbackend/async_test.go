@@ -13,8 +13,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Works are waited for in the opposite order, on another thread, through their done function, or never; results and
-// numbers are those of the order of issue.
+// Results and numbers follow the order of issue, whether works are waited for in the opposite order, on another thread, by a done
+// function, or never.
 func TestAsynchronous(t *testing.T) {
 	inWorlds(t, func(t *testing.T, w *world) {
 		n := len(w.groups)
@@ -79,7 +79,7 @@ func TestAsynchronous(t *testing.T) {
 	})
 }
 
-// What a work that was dropped at once uses is neither collected nor moved before the end.
+// The buffers of a work that was released at once are neither collected nor moved before the operation is complete.
 func TestDroppedWorkKeepsItsBuffer(t *testing.T) {
 	w := newWorld(t, 2)
 	var late sync.WaitGroup
@@ -105,7 +105,7 @@ func TestDroppedWorkKeepsItsBuffer(t *testing.T) {
 	})
 }
 
-// A done function may issue operations and wait for them: those of DDP's communication hooks do.
+// A done function may issue operations and wait for them, as the communication hooks of DDP do.
 func TestDoneFunctionIssuesAndWaits(t *testing.T) {
 	w := newWorld(t, 3)
 	w.each(func(g *Group) error {

@@ -19,7 +19,7 @@ func call(g *Group, op coll.Op, in, out [][]byte) error {
 	return asError(f)
 }
 
-// cut makes pieces of a buffer, some of them empty.
+// cut cuts a buffer into pieces, some of them empty.
 func cut(b []byte, elem int, rng *rand.Rand) (pieces [][]byte) {
 	for len(b) > 0 {
 		n := min(len(b), (1+rng.IntN(2000))*elem)
@@ -74,14 +74,14 @@ func TestReduceScatterOfEveryTypeAndReduction(t *testing.T) {
 	})
 }
 
-// Gather, scatter and all_to_all of blocks from nothing to several chunks, in one piece and in many.
+// Gather, scatter and all_to_all give the reference's result for blocks from no byte to several chunks, in one piece and in many.
 func TestBlocksOfEqualLength(t *testing.T) {
 	inWorlds(t, func(t *testing.T, w *world) {
 		n := len(w.groups)
 		for salt, length := range []int{0, 1, 8, 40, 64, 1000, 8192, 100_000, 1<<20 + 12} {
 			w.each(func(g *Group) error {
 				rng := rand.New(rand.NewPCG(uint64(length), uint64(g.rank)))
-				// between is what one rank has for another.
+				// between returns the block that one rank has for another.
 				between := func(from, to int) []byte { return pattern(from*16+to, salt, length) }
 				var mine, theirs []byte
 				for other := range n {
@@ -146,7 +146,7 @@ func TestBlocksOfDifferentLengths(t *testing.T) {
 			// All ranks draw the same lengths.
 			draw := rand.New(rand.NewPCG(seed, uint64(round)))
 			longest := []int{0, 10, 1000, 3000, 200_000}[draw.IntN(5)]
-			lengths := make([][]uint64, n) // of what a rank has for each other one
+			lengths := make([][]uint64, n) // lengths of the blocks that a rank has for each other one
 			for from := range lengths {
 				for range n {
 					lengths[from] = append(lengths[from], 4*uint64(draw.IntN(longest/4+1)))

@@ -36,8 +36,8 @@ func TestCacheHitsDoNotEnterGo(t *testing.T) {
 				})
 			}
 			loop(1)
-			// A rank that the system keeps from running for 50 ms lets its peers' callers go, to look for signals; their
-			// operations end by the engine, and the next one may find the lock taken. So the best of a few loops counts.
+			// If the system keeps a rank from running for 50 ms, the calls of its peers return to look for signals. The engine
+			// completes their operations, and the next operation may find the lock taken. So the best of a few loops counts.
 			var entered []uint64
 			for range 5 {
 				before := runner.GoEntries()
@@ -53,7 +53,7 @@ func TestCacheHitsDoNotEnterGo(t *testing.T) {
 	}
 }
 
-// Every call beyond the cache's room gets a program of its own.
+// When the cache is full, every further call gets a program of its own.
 func TestCacheFull(t *testing.T) {
 	w := newWorld(t, 4)
 	const room = 768 // three quarters of SCR_CACHE_ENTRIES

@@ -45,7 +45,7 @@ func TestProbeResultsAreCoarse(t *testing.T) {
 	}
 }
 
-// A probe that finds memory much slower makes other tables, on all ranks and in later groups, too.
+// A probe that measures much slower memory changes the tables, on all ranks and in later groups.
 func TestProbeMakesTheTables(t *testing.T) {
 	p := Get()
 	p.probing.Do(func() {}) // whatever it was
@@ -67,8 +67,8 @@ func TestProbeMakesTheTables(t *testing.T) {
 	}
 }
 
-// Ranks that take turns on processors go by what the kernel takes for that, unless the probe is off; the processors of
-// all ranks count, however they are pinned.
+// Ranks that share processors use the hop time of crowded groups, unless the probe is off. The processors of all ranks count,
+// however the ranks are pinned.
 func TestCrowdedRanks(t *testing.T) {
 	pinned := func(sets ...topo.CPUSet) *Group {
 		g := &Group{size: len(sets), process: Get(), tuningSettings: tuningSettings{probe: true}}
@@ -159,7 +159,7 @@ func TestTuningFileThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A rank that cannot read what it is told to go by says so to the others, which would wait for it until their time is up.
+// A rank that cannot read its tuning settings tells the others, which would wait for it until their timeout otherwise.
 func TestTuningSettingsOfOneRankThatCannotBeRead(t *testing.T) {
 	for _, bad := range []options{{"tune": "all_reduce:fastest"}, {"tune_file": "/nowhere"}} {
 		began := time.Now()
@@ -184,7 +184,7 @@ func TestTuningSettingsOfOneRankThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// What differs is said on all ranks when the group is made, before it could lead to a hang.
+// Settings that differ are an error on all ranks when the group is made, before they could lead to a hang.
 func TestTuningSettingsThatDiffer(t *testing.T) {
 	one := tuningFile(t, algo.Entry{Machine: "m"})
 	other := tuningFile(t, algo.Entry{Machine: "n"})
@@ -203,7 +203,7 @@ func TestTuningSettingsThatDiffer(t *testing.T) {
 	}
 }
 
-// What only the shape of the group makes impossible is said on all ranks, too.
+// Settings that the shape of the group makes impossible are an error on all ranks as well.
 func TestRuleThatTheGroupCannotFollow(t *testing.T) {
 	_, errs := tryWorld(t, 2, opTimeout, func(int) options { return options{"tune": "all_reduce:binomial@chunk=128K"} })
 	for rank, err := range errs {

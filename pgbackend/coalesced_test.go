@@ -13,7 +13,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// coalesced issues operations at once and waits for them.
+// coalesced issues operations in one call and waits for them.
 func coalesced(g *Group, calls []runner.Coalesced) error {
 	work, f := g.IssueCoalesced(calls)
 	if f == nil {
@@ -23,7 +23,7 @@ func coalesced(g *Group, calls []runner.Coalesced) error {
 	return asError(f)
 }
 
-// carryOut issues operations at once and looks at what they give.
+// carryOut issues operations in one call and checks their results.
 func carryOut(g *Group, all []expectation) error {
 	calls := make([]runner.Coalesced, len(all))
 	for i, e := range all {
@@ -40,16 +40,16 @@ func carryOut(g *Group, all []expectation) error {
 	return nil
 }
 
-// bytesOf is what one rank has for another one in operation i.
+// bytesOf returns the bytes that one rank has for another one in operation i.
 func bytesOf(i, from, to, n int) []byte { return pattern(from*100+to, i, n) }
 
-// expectation is an operation with what it must give.
+// expectation is an operation with its expected result.
 type expectation struct {
 	runner.Coalesced
 	want []byte
 }
 
-// operation makes the i-th operation of a kind on one rank, of n elements of a type.
+// operation returns the i-th operation of a kind on one rank, with n elements of a type.
 func operation(kind coll.Kind, dtype coll.DataType, i, count, rank, size int) expectation {
 	n := count * dtype.Size()
 	root := 0
@@ -102,7 +102,7 @@ func operation(kind coll.Kind, dtype coll.DataType, i, count, rank, size int) ex
 	return expectation{runner.Coalesced{Op: op, In: pieces(in), Out: pieces(out)}, want}
 }
 
-// pieces is a buffer in one piece, or as none.
+// pieces returns a buffer as one segment, or no segment if it is empty.
 func pieces(b []byte) [][]byte {
 	if b == nil {
 		return nil
@@ -119,7 +119,7 @@ func (e expectation) check() error {
 
 var coalescedLengths = []int{0, 1, 3, 100, 2048, 40_000, 300_000}
 
-// One kind, mixed types and lengths, so that what is packed crosses chunks at odd places.
+// Operations of one kind with mixed types and lengths: packed operations cross the edges of chunks at odd places.
 func TestCoalescedOperationsOfOneKind(t *testing.T) {
 	inWorlds(t, func(t *testing.T, w *world) {
 		size := len(w.groups)
@@ -147,8 +147,8 @@ func TestCoalescedOperationsOfOneKind(t *testing.T) {
 	})
 }
 
-// Everything in one call: kinds in an order that one shape of program cannot have, and messages around the ring, whose
-// receipt stands behind what it waits for.
+// All kinds in one call, in an order that no single program can have, with sends and recvs around a ring of ranks, where each
+// recv stands behind the send that it needs.
 func TestCoalescedOperationsOfAllKinds(t *testing.T) {
 	inWorlds(t, func(t *testing.T, w *world) {
 		size := len(w.groups)
@@ -180,7 +180,7 @@ func TestCoalescedOperationsOfAllKinds(t *testing.T) {
 	})
 }
 
-// What is packed counts as one collective, and what follows finds its number.
+// Packed operations count as one collective, and the next collective has the next number.
 func TestCoalescedOperationsShareANumber(t *testing.T) {
 	w := newWorld(t, 2)
 	w.each(func(g *Group) error {
@@ -218,7 +218,7 @@ func TestNothingCoalesced(t *testing.T) {
 	w.each(func(g *Group) error { return coalesced(g, nil) })
 }
 
-// A refusal of one is a refusal of all, and nobody has heard of any.
+// If one operation of a call is refused, all are, and no peer has seen any of them.
 func TestCoalescedCallIsRefusedAsAWhole(t *testing.T) {
 	w := newWorld(t, 2)
 	good := func() runner.Coalesced {
@@ -273,7 +273,7 @@ func TestCoalescedCallIsRefusedAsAWhole(t *testing.T) {
 	}
 }
 
-// Ranks that pack differently are told so, though the bytes are as many.
+// Ranks that pack differently get a mismatch, even if their numbers of bytes are equal.
 func TestCoalescedCallsThatDiffer(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -307,7 +307,7 @@ func TestCoalescedCallsThatDiffer(t *testing.T) {
 	}
 }
 
-// A work that stands for several fails with the group, when nothing touches the buffers any more.
+// A work that stands for several operations fails with the group, once nothing touches their buffers any more.
 func TestCoalescedWorkFailsAsAWhole(t *testing.T) {
 	w := newWorld(t, 2)
 	for rank, f := range w.eachFailure(func(g *Group) *coll.Failure {

@@ -58,7 +58,7 @@ func TestAllReduceOfEveryTypeAndReduction(t *testing.T) {
 	})
 }
 
-// Lengths from nothing over each class of the selector to several chunks of the largest.
+// The lengths reach from no byte over each class of the selector to several chunks of the largest class.
 var lengths = []int{0, 4, 40, 64, 8192, 8196, 100_000, 1<<20 + 12}
 
 func TestOtherCollectives(t *testing.T) {

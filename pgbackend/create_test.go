@@ -13,7 +13,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// expectRefused wants every rank refused with all the parts, and nothing left of the group.
+// expectRefused checks that every rank is refused with a text that has all the parts, and that nothing of the group is left.
 func expectRefused(t *testing.T, n int, of func(rank int) options, parts ...string) {
 	t.Helper()
 	before := inUse(t)
@@ -71,7 +71,7 @@ func TestWrongOptions(t *testing.T) {
 	}
 }
 
-// Ranks that would choose different algorithms never meet: they name the variable and both values.
+// Ranks that would choose different algorithms make no group; their errors name the variable and both values.
 func TestDifferentSettingsAreRefusedOnAllRanks(t *testing.T) {
 	for _, c := range []struct {
 		o    options
@@ -89,7 +89,7 @@ func TestDifferentSettingsAreRefusedOnAllRanks(t *testing.T) {
 	}
 }
 
-// Ranks that were told different sizes say so at once, though one of them waits for a rank that does not exist.
+// Ranks with different sizes of the group fail at once, although one of them waits for a rank that does not exist.
 func TestDifferentSizesAreRefused(t *testing.T) {
 	store := bootstrap.NewMemStore()
 	began := time.Now()
@@ -103,7 +103,7 @@ func TestDifferentSizesAreRefused(t *testing.T) {
 	measure(t, "the refusal", time.Since(began), opTimeout/10)
 }
 
-// Two processes are started as one rank. The first one finds the other; here the test writes what that one would.
+// Two processes are started as one rank, and the first one finds the other. Here the test writes the description of the other.
 func TestRankThatIsStartedTwice(t *testing.T) {
 	store := bootstrap.NewMemStore()
 	refused := make(chan error)
@@ -123,7 +123,7 @@ func TestRankThatIsStartedTwice(t *testing.T) {
 	}
 }
 
-// What a rank was told to use is used, and gives the same results.
+// Settings of a rank take effect and do not change results.
 func TestTune(t *testing.T) {
 	for _, tune := range []string{"all_reduce:one_shot", "all_reduce:two_shot", "all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=64K"} {
 		w := newWorldWith(t, 3, opTimeout, options{"tune": tune})
@@ -142,8 +142,7 @@ func TestTune(t *testing.T) {
 	}
 }
 
-// Each way to the memory, forced. In one process all of them end at the mapping that is there; between processes they
-// are tested in tests/go.
+// Each method of attaching, forced. In one process all of them return the existing mapping; tests/go tests them between processes.
 func TestAttachForced(t *testing.T) {
 	for _, method := range []string{"proc", "scm", "tmpfs", "scm,tmpfs"} {
 		t.Run(method, func(t *testing.T) {
@@ -165,7 +164,7 @@ func TestAttachForced(t *testing.T) {
 	}
 }
 
-// What a file-backed group needs in the process goes with it: there is room for a few at a time only.
+// A group that maps files frees everything that it needs in the process, which has room for only a few such groups at a time.
 func TestFilesOfManyGroups(t *testing.T) {
 	dir := t.TempDir()
 	open := func() int {

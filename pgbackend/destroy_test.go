@@ -18,7 +18,7 @@ func impatient(t *testing.T, d time.Duration) {
 	t.Cleanup(func() { destroyTimeout = before })
 }
 
-// Destroy waits for what all ranks have issued, in whatever order ranks and groups are destroyed.
+// Destroy waits for the operations that all ranks have issued, in whatever order ranks and groups are destroyed.
 func TestDestroyWithWorksInFlight(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -69,7 +69,7 @@ func TestDestroyWithWorksInFlight(t *testing.T) {
 	}
 }
 
-// An operation that a peer never joins fails when its own rank destroys the group, and for the peers too, by name.
+// An operation that a peer never joins fails when its rank destroys the group. The peers' errors name that rank.
 func TestDestroyOfWhatNobodyJoins(t *testing.T) {
 	impatient(t, 50*time.Millisecond)
 	w := newWorld(t, 3)
@@ -101,7 +101,7 @@ func TestDestroyOfWhatNobodyJoins(t *testing.T) {
 		}
 		return nil
 	})
-	// What the others had published before they left may be enough for the first one.
+	// The first rank may succeed, if the others had published enough before they left.
 	f := sum(w.groups[2], 10)
 	if f == nil {
 		f = sum(w.groups[2], 10)
@@ -143,7 +143,7 @@ func TestDestroyTwiceAndUseAfterIt(t *testing.T) {
 	})
 }
 
-// All memory of groups goes back when the last rank has left: shared blocks, large slots and fifos.
+// All memory of groups is freed when the last rank has left: shared blocks, large slots and fifos.
 func TestDestroyFreesMemory(t *testing.T) {
 	before := inUse(t)
 	for range 3 {
@@ -155,7 +155,7 @@ func TestDestroyFreesMemory(t *testing.T) {
 			if f := sum(g, 100_000); f != nil { // large slots
 				return f
 			}
-			op := coll.Op{Kind: coll.Send, Root: (g.rank + 1) % 4, Async: true, Type: coll.Uint8} // rings
+			op := coll.Op{Kind: coll.Send, Root: (g.rank + 1) % 4, Async: true, Type: coll.Uint8} // fifos
 			send, f := g.Issue(op, one(make([]byte, 100)), nil)
 			if f != nil {
 				return f
@@ -179,7 +179,7 @@ func TestDestroyFreesMemory(t *testing.T) {
 	}
 }
 
-// Calls of any kind may be on their way while another thread destroys the group: they succeed or are refused.
+// Calls of any kind may be under way while another thread destroys the group: they succeed or are refused.
 func TestDestroyAgainstEverything(t *testing.T) {
 	impatient(t, 5*time.Millisecond)
 	for range 25 {
@@ -225,7 +225,7 @@ func TestDestroyAgainstEverything(t *testing.T) {
 	}
 }
 
-// The memory of a group stays while a call is inside: what the call touches would be another group's.
+// The memory of a group stays while a call is inside, because the call would touch the memory of another group otherwise.
 func TestDestroyWaitsForCallsInside(t *testing.T) {
 	g := newWorld(t, 1).groups[0]
 	if !g.life.acquire() {
@@ -250,7 +250,7 @@ func TestDestroyWaitsForCallsInside(t *testing.T) {
 	}
 }
 
-// Shutdown is Destroy for all.
+// Shutdown destroys all groups.
 func TestShutdown(t *testing.T) {
 	a, b := newWorld(t, 2), newWorld(t, 3)
 	a.each(func(g *Group) error { return asError(sum(g, 10)) })
@@ -262,7 +262,7 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// Groups that are destroyed one after the other wait for peers once, not once each.
+// Of groups that are destroyed one after the other, only the first waits for peers for the whole limit.
 func TestDestroysShareTheirTimeout(t *testing.T) {
 	impatient(t, time.Second)
 	var worlds []*world
@@ -284,7 +284,7 @@ func TestDestroysShareTheirTimeout(t *testing.T) {
 	measure(t, "the end of 6 groups, about 1 s,", time.Since(begin), 4*time.Second)
 }
 
-// A rank that has left and whose process has ended is no reason to drop messages between others.
+// The end of a process whose rank has left does not drop messages between other ranks.
 func TestDestroyFinishesMessagesBetweenOthers(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		w := newWorld(t, 3)

@@ -8,7 +8,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// news is what a group has told, in order.
+// news holds the calls of a failure callback, in order.
 type news struct {
 	mu   sync.Mutex
 	list []*coll.Failure
@@ -25,7 +25,7 @@ func (n *news) tell(f *coll.Failure) {
 	}
 }
 
-// only waits for the one thing that was told.
+// only waits for the one call and returns it.
 func (n *news) only(t *testing.T) *coll.Failure {
 	t.Helper()
 	select {
@@ -47,7 +47,7 @@ func setHeadStart(t *testing.T, d time.Duration) {
 	t.Cleanup(func() { headStart = before })
 }
 
-// Nobody is in a call: the other ranks hear of it through the engine.
+// No rank is in a call: the other ranks learn of the failure through the engine.
 func TestFailureIsToldToIdleRanks(t *testing.T) {
 	w := newWorld(t, 3)
 	all := make([]*news, 3)

@@ -16,14 +16,14 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// awaitCall returns when this rank can see that another one has made its collective of that number.
+// awaitCall returns when this rank sees that another one has announced its collective of that number.
 func awaitCall(g *Group, rank int, sequence uint64) {
 	for last, _ := g.run.LastCall(rank); last < sequence; last, _ = g.run.LastCall(rank) {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// short is a timeout that is to pass. What has to happen before it does happens without waiting.
+// short is a timeout that has to pass. Everything that must happen before it passes happens without waiting.
 const short = 150 * time.Millisecond
 
 func TestTimeoutNamesWhoHasNotArrived(t *testing.T) {
@@ -104,7 +104,7 @@ func TestTimeoutOfTheFirstCallAndOfMessages(t *testing.T) {
 }
 
 // A rank that waits in an earlier collective has not arrived either, but it is not the culprit: the rank that it waits for is.
-// Rank 0 is the root of gathers, waits in the first for rank 2, and would wait on; rank 1 runs out of slots.
+// Rank 0 is the root of two gathers and waits in the first one for rank 2, without end; rank 1 runs out of slots.
 func TestTimeoutNamesTheRankThatIsFurthestBehind(t *testing.T) {
 	w := newWorld(t, 3)
 	list := w.eachFailure(func(g *Group) *coll.Failure {
@@ -131,7 +131,7 @@ func TestTimeoutNamesTheRankThatIsFurthestBehind(t *testing.T) {
 	}
 }
 
-// Every rank raises the same mismatch, also those that have called alike.
+// Every rank raises the same mismatch, also ranks whose calls agree.
 func TestMismatchReachesAllRanks(t *testing.T) {
 	type call struct {
 		op      coll.Op
@@ -246,7 +246,7 @@ func TestAbortReachesAllRanks(t *testing.T) {
 	}
 }
 
-// A rank that left is no failure to what does not need it, and one by name to what does.
+// A rank that has left fails the operations that need it, with its name, and no others.
 func TestGoodbye(t *testing.T) {
 	w := newWorld(t, 3)
 	w.each(func(g *Group) error {
@@ -292,7 +292,7 @@ func TestPanicBecomesInternal(t *testing.T) {
 	other.each(func(g *Group) error { return asError(sum(g, 10)) })
 }
 
-// A rank that cannot join a call that its peers make, for want of memory, says so to all instead of letting them wait.
+// A rank without memory for a call of its peers tells all of them instead of letting them wait.
 func TestRankThatCannotJoinIsNamed(t *testing.T) {
 	w := newWorld(t, 3)
 	w.each(func(g *Group) error { return asError(sum(g, 10)) })
@@ -310,7 +310,7 @@ func TestRankThatCannotJoinIsNamed(t *testing.T) {
 	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.System, "no memory, for the test")
 }
 
-// What is refused is refused at once, takes no number and harms nobody.
+// A call that is refused is refused at once, takes no number and harms no other operation.
 func TestRefusals(t *testing.T) {
 	w := newWorld(t, 2)
 	b := one(make([]byte, 12))

@@ -14,34 +14,35 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Places in shared memory, as internal/runner/shared_block.h has them.
+// Offsets in shared memory, from internal/runner/shared_block.h.
 const (
 	atLarge     = 256                       // of a shared block: offset of the large slots
 	atFailure   = 1152                      // of a shared block: the failure word
 	atHash      = 7432                      // of a shared block: hash of the first slot of the small slots
 	atLongest   = 7488                      // of a shared block: longest block of an all_to_all whose head lies in that slot
-	atVariable  = atHash - 8 + 8*(128+8192) // of a shared block: behind the small slots, what there is of each rank
-	atWritten   = 0                         // of a ring: bytes put into it
-	atFrames    = 128                       // of a ring
+	atVariable  = atHash - 8 + 8*(128+8192) // of a shared block: the words of each rank, behind the small slots
+	atWritten   = 0                         // of a fifo: bytes put into it
+	atFrames    = 128                       // of a fifo
 	frameHeader = 64
 	atMessage   = 128 + (128 + runner.ChannelMessage) // of a channel: its first message, in the second place
-	atBytes     = atMessage + 16                      // of a channel: how long that is
+	atBytes     = atMessage + 16                      // of a channel: the length of that message
 )
 
-// atChannel is where in a shared block the offset stands of its rank's first channel to another one, atTaken what it has taken of that
-// rank's first channel.
+// atChannel returns where a shared block has the offset of its rank's first channel to another rank. atTaken returns where it has
+// the number of messages taken from that rank's first channel.
 func atChannel(size, to int) int64 {
 	return atVariable + int64((128+128+8)*size+8*runner.Channels*to)
 }
 
 func atTaken(size, from int) int64 { return atVariable + int64(128*size+128*from) }
 
-// poke writes a word into a piece of a rank's memory: 0 is the shared block, 1 its flight recorder, what follows came later.
+// poke writes a word into a range of a rank's memory: range 0 is the shared block, 1 the flight recorder, later ones were
+// allocated later.
 func (g *Group) poke(piece int, at int64, value uint64) {
 	atomic.StoreUint64(g.word(piece, at), value)
 }
 
-// peek reads one.
+// peek reads a word.
 func (g *Group) peek(piece int, at int64) uint64 { return atomic.LoadUint64(g.word(piece, at)) }
 
 func (g *Group) word(piece int, at int64) *uint64 {
@@ -51,7 +52,7 @@ func (g *Group) word(piece int, at int64) *uint64 {
 	return (*uint64)(unsafe.Add(g.memory.arena.at(r), at))
 }
 
-// engineIdle returns after the end of a turn of the engine that was still at the operations before.
+// engineIdle returns when the engine has ended the turn in which it drove the operations before.
 func engineIdle() { Get().engine.changed(Get()) }
 
 func message(g *Group, kind coll.Kind, peer, tag int, b []byte) *coll.Failure {
@@ -112,7 +113,7 @@ func TestSlotsThatAreNowhereAreSaidAtOnce(t *testing.T) {
 	}
 }
 
-// A slot with another hash than its owner's record of the same call is no disagreement about calls.
+// A slot whose hash differs from its owner's record of the same call is corrupted memory, not a mismatch.
 func TestHashThatIsNobodysIsSaidAtOnce(t *testing.T) {
 	w := newWorld(t, 2)
 	work, f := sumAsync(w.groups[1], 2) // fills its slot
@@ -128,8 +129,8 @@ func TestHashThatIsNobodysIsSaidAtOnce(t *testing.T) {
 	expectScenario(t, "garbage", "a hash that fits no call", append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 2) }), f))
 }
 
-// What is wrong with a collective made of messages, and with the lengths of an all_to_all, is said by its name. Rank 1
-// calls first, so that rank 0 finds what it has written.
+// Errors name the value that is wrong in a collective made of messages, or in the lengths of an all_to_all. Rank 1 calls first, so
+// that rank 0 finds what it has written.
 func TestWhatCollectivesCannotMeanIsSaidAtOnce(t *testing.T) {
 	const nowhere = 1 << 45
 	for _, c := range []struct {
@@ -188,8 +189,8 @@ func TestFailureOfNobody(t *testing.T) {
 	}
 }
 
-// A rank, or something in its process, writes anywhere into what it shares, while all use it. Whatever comes of that, it
-// is a result or a failure, in time.
+// A rank, or other code in its process, writes anywhere into shared memory while all ranks use it. Every operation ends in time,
+// with a result or a failure.
 func TestRandomWritesNeitherCrashNorHang(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -198,7 +199,7 @@ func TestRandomWritesNeitherCrashNorHang(t *testing.T) {
 	if testing.Short() {
 		rounds = 10
 	}
-	ends := map[string]int{} // what garbage meets is chance: the tests above say what it leads to
+	ends := map[string]int{} // where garbage hits is chance; the tests above check what each hit leads to
 	for round := range rounds {
 		random := rand.New(rand.NewPCG(seed, uint64(round)))
 		w := newWorld(t, 2)
@@ -258,8 +259,8 @@ func traffic(g *Group, n int) error {
 	return nil
 }
 
-// scribble writes random words, most of them near what is legal, into one place after another. Each time it prefers one
-// part, so that not all ends with the first word that means failure.
+// scribble writes random words, most of them near valid values, into one place after another. Each time it prefers one part of
+// the memory, so that not every run ends with the failure word.
 func scribble(g *Group, random *rand.Rand, stop *atomic.Bool) {
 	g.compiling.Lock()
 	pieces := append(g.memory.ranges[:0:0], g.memory.ranges...)

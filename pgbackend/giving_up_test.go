@@ -45,7 +45,7 @@ func TestGivingUpLeavesNoFile(t *testing.T) {
 	}
 }
 
-// lateStore loses what a rank says after it has mapped the memory of the others.
+// lateStore drops what a rank writes after it has mapped the memory of the others.
 type lateStore struct{ bootstrap.Store }
 
 func (s lateStore) Set(key string, value []byte) error {
@@ -63,10 +63,10 @@ func (s lateStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.Store.Get(key, timeout)
 }
 
-// givesUp is how long a rank waits for one that does not come: longer than a busy machine keeps one that does from it.
+// givesUp is the timeout of a rank whose peer does not come. It is longer than a busy machine delays a peer that comes.
 const givesUp = time.Second
 
-// A rank that has not come in time does not come to the next attempt either: the reason is the first one.
+// A rank that is late does not come to the second attempt either, so the error has the reason of the first one.
 func TestTimeoutIsNoReasonToFallBack(t *testing.T) {
 	mem := bootstrap.NewMemStore()
 	done := make(chan error, 1)
@@ -102,8 +102,8 @@ func (s heldStore) Set(key string, value []byte) error {
 	return s.Store.Set(key, value)
 }
 
-// half makes a group that rank 1 has and rank 0 has given up: rank 1 was held up between mapping the memory and saying
-// so, for longer than rank 0 waited.
+// half makes a group that rank 1 has joined and rank 0 has given up: between mapping the memory and saying so, rank 1 was held up
+// for longer than rank 0 waited.
 func half(t *testing.T) (joined *Group, gaveUp error) {
 	t.Helper()
 	mem, released := bootstrap.NewMemStore(), make(chan struct{})
@@ -120,7 +120,7 @@ func half(t *testing.T) (joined *Group, gaveUp error) {
 	return joined, gaveUp
 }
 
-// meetingStore is a lateStore in which every rank comes as far as to map the memory of the others, however late.
+// meetingStore is a lateStore in which every rank gets as far as mapping the memory of the others, however late.
 type meetingStore struct{ lateStore }
 
 func (s meetingStore) Get(key string, timeout time.Duration) ([]byte, error) {
@@ -130,7 +130,7 @@ func (s meetingStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.lateStore.Get(key, timeout)
 }
 
-// Ranks of which each gives up do not hear of each other, and still free what they had, but for a few shared blocks.
+// Ranks that all give up do not learn of each other. They still free their memory, except for a few shared blocks.
 func TestAllGiveUp(t *testing.T) {
 	dir := t.TempDir()
 	attempt := func(o options) {
@@ -146,7 +146,7 @@ func TestAllGiveUp(t *testing.T) {
 		attempt(options{"shm_attach": "tmpfs", "shm_dir": dir, "arena_size": "16M"})
 	}
 	newWorldWith(t, 2, opTimeout, options{"shm_attach": "tmpfs", "shm_dir": dir, "arena_size": "16M"})
-	var each int64 // bytes that a rank has for a group, and may keep for each of so many that it gave up
+	var each int64 // bytes of a group, which a rank may keep for each of the last groups that it gave up
 	for _, r := range newWorld(t, 2).groups[0].memory.ranges {
 		each += r.Len + 4096
 	}
@@ -174,7 +174,7 @@ func (s brokenAt) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.Store.Get(key, timeout)
 }
 
-// A rank gives up after another one has joined and left again: the memory of its shared block is released all the same.
+// A rank that gives up after another one has joined and left again still frees its shared block.
 func TestGivingUpAfterAnotherHasLeft(t *testing.T) {
 	newWorld(t, 1)
 	mem, release, gaveUp := bootstrap.NewMemStore(), make(chan struct{}), make(chan error)
@@ -232,7 +232,7 @@ func TestHalfMadeGroup(t *testing.T) {
 	}
 }
 
-// Two ranks of three, or all, have given up: nobody waits for what will never come.
+// Two ranks of three, or all, have given up: no rank waits for them.
 func TestRanksThatGaveUpAreNamedToWhoJoined(t *testing.T) {
 	mem, released := bootstrap.NewMemStore(), make(chan struct{})
 	var waiting sync.WaitGroup
@@ -260,7 +260,7 @@ func TestRanksThatGaveUpAreNamedToWhoJoined(t *testing.T) {
 	}
 }
 
-// A rank that comes when another one has given up already hears so at once, and why.
+// A rank that comes after another one has given up learns that at once, with the reason.
 func TestWhoComesTooLateHearsThatOthersGaveUp(t *testing.T) {
 	for _, methods := range []string{"proc,scm", "tmpfs", "proc,scm,tmpfs"} {
 		mem := bootstrap.NewMemStore()

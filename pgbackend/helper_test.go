@@ -14,11 +14,11 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Ranks are goroutines of this process here, each with a group of its own on the process's one arena.
+// In these tests ranks are goroutines of one process, each with a group of its own, in the one arena of the process.
 
 const (
 	opTimeout = 60 * time.Second // of operations that are to succeed
-	hangAfter = 2 * time.Minute  // after which a test says where it hangs
+	hangAfter = 2 * time.Minute  // after which a test fails and prints where it hangs
 )
 
 func TestMain(m *testing.M) {
@@ -68,10 +68,10 @@ type world struct {
 	groups []*Group
 }
 
-// options are what one rank asks for.
+// options are the options of a group on one rank.
 type options map[string]string
 
-// tryWorld gives the error of each rank.
+// tryWorld creates a group and returns the error of each rank.
 func tryWorld(t *testing.T, n int, timeout time.Duration, of func(rank int) options) (*world, []error) {
 	t.Helper()
 	w := &world{t, make([]*Group, n)}
@@ -105,7 +105,7 @@ func newWorldWith(t *testing.T, n int, timeout time.Duration, o options) *world 
 	return w
 }
 
-// destroy ends all groups that are not ended.
+// destroy destroys the groups of all ranks that are not destroyed yet.
 func (w *world) destroy() {
 	var running sync.WaitGroup
 	for _, g := range w.groups {
@@ -122,7 +122,7 @@ func (w *world) each(f func(g *Group) error) {
 	ranksOf(w.t, len(w.groups), func(rank int) error { return f(w.groups[rank]) })
 }
 
-// eachFailure runs f on every rank and gives what it returned.
+// eachFailure runs f on every rank and returns its results.
 func (w *world) eachFailure(f func(g *Group) *coll.Failure) []*coll.Failure {
 	w.t.Helper()
 	list := make([]*coll.Failure, len(w.groups))
@@ -143,7 +143,7 @@ func sum(g *Group, n int) *coll.Failure {
 	return f
 }
 
-// sumAsync begins one.
+// sumAsync issues an asynchronous all_reduce of n float32.
 func sumAsync(g *Group, n int) (runner.Work, *coll.Failure) {
 	b := one(make([]byte, 4*n))
 	return g.Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Float32, Async: true}, b, b)
@@ -158,7 +158,7 @@ func finish(w runner.Work) *coll.Failure {
 	}
 }
 
-// measure tells what took longer than it does on a machine that is not overloaded. Three times as long is a failure.
+// measure logs if something took longer than it does on a machine that is not overloaded. Three times as long is a failure.
 func measure(t *testing.T, what string, took, bound time.Duration) {
 	t.Helper()
 	if took > 3*bound {
@@ -192,7 +192,7 @@ func expect(f *coll.Failure, status coll.Status, parts ...string) error {
 	return nil
 }
 
-// expectAll checks what each rank got: one cause for all.
+// expectAll checks that all ranks have the same failure.
 func expectAll(t *testing.T, list []*coll.Failure, status coll.Status, parts ...string) {
 	t.Helper()
 	for rank, f := range list {
@@ -204,7 +204,7 @@ func expectAll(t *testing.T, list []*coll.Failure, status coll.Status, parts ...
 	}
 }
 
-// inUse is the shared memory that this process holds.
+// inUse returns the bytes of shared memory that this process holds.
 func inUse(t *testing.T) int64 {
 	t.Helper()
 	p := Get()

@@ -16,7 +16,7 @@ import (
 func TestMovesOfALifetime(t *testing.T) {
 	reach := func(from state) map[state]bool {
 		seen := map[state]bool{from: true}
-		for range moves { // each round reaches further or nothing is left to reach
+		for range moves { // each round reaches another state, or all are reached
 			for _, m := range moves {
 				if seen[m.from] {
 					seen[m.to] = true
@@ -44,7 +44,7 @@ func TestMovesOfALifetime(t *testing.T) {
 	}
 }
 
-// The process may end while a group is made: here at the moment that the group is in the engine's list for the first time.
+// The process may end while a group is made, here at the moment when the group is first in the engine's list.
 func TestShutdownDuringCreate(t *testing.T) {
 	before := pin
 	defer func() {
@@ -71,7 +71,7 @@ func TestShutdownDuringCreate(t *testing.T) {
 	w.each(func(g *Group) error { return asError(sum(g, 10)) })
 }
 
-// To make a fifo may take long, here because a program is being compiled: other groups go on.
+// Making a fifo may take long, here because a program is being compiled. Other groups go on.
 func TestFifoThatTakesLongStopsNoOtherGroup(t *testing.T) {
 	slow, other := newWorld(t, 2), newWorld(t, 2)
 	g := slow.groups[1]

@@ -10,7 +10,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// A work that outlives its group tells its own cause, also when another group has taken the group's place and failed.
+// A work that outlives its group reports its own cause, even if another group has taken the place of the group and failed.
 func TestWorkOutlivesItsGroup(t *testing.T) {
 	w := newWorld(t, 2)
 	if err := w.groups[0].SetTimeout(300 * time.Millisecond); err != nil {
@@ -40,7 +40,7 @@ func TestWorkOutlivesItsGroup(t *testing.T) {
 	again("after that one failed")
 }
 
-// Releasing twice frees nothing that is still in a queue.
+// Releasing a work twice does not free a run that is still in a queue.
 func TestReleaseTwice(t *testing.T) {
 	w, other := newWorld(t, 2), newWorld(t, 2)
 	begin := func(w *world) runner.Work {
@@ -86,7 +86,7 @@ func TestSegmentsOfPartsOfElements(t *testing.T) {
 	}
 }
 
-// Times that cannot be added to the clock mean for ever.
+// A timeout that cannot be added to the time means no timeout.
 func TestLongestTimes(t *testing.T) {
 	w := newWorldWith(t, 2, math.MaxInt64, nil)
 	work, f := sumAsync(w.groups[0], 10)
@@ -126,7 +126,7 @@ func TestLongestTimes(t *testing.T) {
 	}
 }
 
-// What a kind does not use makes no difference between ranks.
+// Fields that a kind does not use may differ between ranks.
 func TestUnusedFieldsAreNotCompared(t *testing.T) {
 	w := newWorld(t, 2)
 	for _, op := range []coll.Op{{Kind: coll.AllReduce, Type: coll.Float32}, {Kind: coll.Broadcast, Type: coll.Float32}, {Kind: coll.Barrier}} {

@@ -52,7 +52,7 @@ func TestMonitoredBarrierHasGloosWords(t *testing.T) {
 	}
 }
 
-// What is not the timeout of that barrier keeps its own words.
+// Failures other than the timeout of that barrier keep their own texts.
 func TestOtherCausesOfAMonitoredBarrier(t *testing.T) {
 	w := newWorld(t, 2)
 	if f := w.groups[0].MonitoredCause(time.Second, false); f != nil {

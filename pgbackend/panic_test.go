@@ -9,7 +9,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// A panic on the progress thread takes the groups down that it drives, and nothing else: the next ones work.
+// A panic on the progress thread takes down the groups that it drives. Groups that are made afterwards work.
 func TestPanicOfTheProgressThread(t *testing.T) {
 	w := newWorld(t, 2)
 	before := pin
@@ -35,7 +35,7 @@ func TestPanicOfTheProgressThread(t *testing.T) {
 	next.each(func(g *Group) error { return asError(finish(async[g.rank])) })
 }
 
-// So does one on the goroutine that hears of a death.
+// A panic on the goroutine that learns of a death does the same.
 func TestPanicOfTheWatch(t *testing.T) {
 	w := newWorld(t, 2)
 	g := w.groups[0]
@@ -46,7 +46,7 @@ func TestPanicOfTheWatch(t *testing.T) {
 	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "internal error on rank 0")
 }
 
-// What only shows groups harms none of them.
+// A panic of an observer harms no group.
 func TestPanicOfWhatOnlyShows(t *testing.T) {
 	w := newWorldWith(t, 2, opTimeout, options{"fr_dump": t.TempDir() + "/rank_"})
 	g := w.groups[0]

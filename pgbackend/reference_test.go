@@ -10,7 +10,7 @@ import (
 )
 
 // The reference computes with whole numbers that every type holds exactly, so that one table serves all types and the
-// bytes can be compared. That kernels round as they promise is tested where they are.
+// bytes can be compared. The tests of internal/kernels check rounding.
 
 // encode writes v as element i of b.
 func encode(b []byte, t coll.DataType, i, v int) {
@@ -40,8 +40,8 @@ func encode(b []byte, t coll.DataType, i, v int) {
 	}
 }
 
-// contribution is what a rank of n gives as element i. Sums, products and quotients of the numbers of up to 8 ranks
-// stay within 8 bits of mantissa, averages are whole.
+// contribution returns element i of the input of a rank of n. Sums, products and quotients of the numbers of up to 8 ranks fit
+// into 8 bits of mantissa, and averages are whole numbers.
 func contribution(t coll.DataType, op coll.ReduceOp, rank, n, i int) int {
 	switch {
 	case t == coll.Bool:
@@ -58,7 +58,7 @@ func contribution(t coll.DataType, op coll.ReduceOp, rank, n, i int) int {
 
 const premulFactor = 2
 
-// reduced is the reference.
+// reduced returns the reference result.
 func reduced(t coll.DataType, op coll.ReduceOp, n, i int) int {
 	acc := contribution(t, op, 0, n, i)
 	for rank := 1; rank < n; rank++ {
@@ -107,14 +107,15 @@ func reducedBytes(t coll.DataType, op coll.ReduceOp, n, count int) []byte {
 	return b
 }
 
-// noise is what patterns are cut out of: made once, because the race detector watches every byte that a loop writes.
+// noise is the memory out of which patterns are cut. It is made once, because the race detector watches every byte that a loop
+// writes.
 var noise = func() []byte {
 	b := make([]byte, 8<<20)
 	rand.NewChaCha8([32]byte{}).Read(b)
 	return b
 }()
 
-// pattern is bytes that say whose they are.
+// pattern returns bytes that identify their owner.
 func pattern(rank, salt, n int) []byte {
 	from := rand.New(rand.NewPCG(uint64(rank), uint64(salt))).IntN(len(noise) - n)
 	return slices.Clone(noise[from : from+n])

@@ -13,7 +13,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// A panic when peers may have joined is a reason to give up, like any other.
+// A panic after which peers may have joined makes a rank give up, as an error does.
 func TestPanicInCreate(t *testing.T) {
 	for _, at := range []string{"open", "store"} {
 		t.Run(at, func(t *testing.T) {
@@ -54,7 +54,7 @@ func TestPanicInCreate(t *testing.T) {
 	}
 }
 
-// panickyStore panics when a rank has read what the others say of themselves.
+// panickyStore panics when a rank has read the descriptions of the others.
 type panickyStore struct{ bootstrap.Store }
 
 func (s panickyStore) Get(key string, timeout time.Duration) ([]byte, error) {
@@ -64,7 +64,7 @@ func (s panickyStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.Store.Get(key, timeout)
 }
 
-// Ranks that would not take the same way to the memory say so at once.
+// Ranks that would attach by different methods fail at once.
 func TestDifferentWaysToAttach(t *testing.T) {
 	for _, lists := range [][2]string{{"tmpfs", "proc"}, {"proc,scm", "tmpfs,proc"}, {"proc", "scm"}} {
 		began := time.Now()
@@ -113,8 +113,8 @@ func TestGroupsOnTheSameKeysOneAfterAnother(t *testing.T) {
 	})
 }
 
-// A rank that was ended before its turn came, in a run of the job whose other ranks had met already, follows them when all
-// begin again; what they wrote then is of processes that have ended.
+// In a run of the job a rank was ended before it joined, after its peers had met. When the job starts again, it follows the epoch
+// of its peers; what they wrote in the run before is of processes that have ended.
 func TestRankThatMissedARun(t *testing.T) {
 	mem := bootstrap.NewMemStore()
 	create := func(rank int, timeout time.Duration) (*Group, error) {
@@ -154,7 +154,7 @@ func TestFirstEpochOfARestartedJob(t *testing.T) {
 	}
 }
 
-// A rank that finds no room for the group when all are ready already does not leave the others to wait.
+// A rank without room for the group, when all others are ready, does not let them wait.
 func TestNoRoomForTheGroupOnOneRank(t *testing.T) {
 	before := openGroup
 	defer func() { openGroup = before }()
@@ -177,7 +177,7 @@ func TestNoRoomForTheGroupOnOneRank(t *testing.T) {
 	}
 }
 
-// editedStore changes what a rank says.
+// editedStore changes what a rank writes.
 type editedStore struct {
 	bootstrap.Store
 	from, to string
@@ -187,7 +187,7 @@ func (s editedStore) Set(key string, value []byte) error {
 	return s.Store.Set(key, bytes.Replace(value, []byte(s.from), []byte(s.to), 1))
 }
 
-// What a rank says of itself is checked before anything is opened or watched by it.
+// The description of a rank is checked before anything that it names is opened or watched.
 func TestDescriptionsAreChecked(t *testing.T) {
 	for _, c := range [][2]string{{`"kind":"memfd"`, `"kind":"x"`}, {`"fd":`, `"fd":-`}, {`"pid":`, `"pid":-`}, {`"pid":`, `"pid":1`}, {`"size":`, `"size":0,"was":`}} {
 		mem := bootstrap.NewMemStore()

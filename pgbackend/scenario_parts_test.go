@@ -94,7 +94,7 @@ func blocksOf(list string, t coll.DataType) (blocks []uint64, err error) {
 	return blocks, nil
 }
 
-// callBytes are the lengths of the buffers of a rank that gives or takes n bytes for each rank.
+// callBytes returns the lengths of the buffers of a rank that sends or receives n bytes for each rank.
 func callBytes(op coll.Op, n uint64, rank, size int) (in, out uint64) {
 	all := n * uint64(size)
 	switch op.Kind {
@@ -131,10 +131,10 @@ func callBytes(op coll.Op, n uint64, rank, size int) (in, out uint64) {
 	return sum(op.InBlocks, in), sum(op.OutBlocks, out)
 }
 
-// digest is what tables of algorithms are compared by: it changes with every table.
+// digest matches the fingerprint of a table of algorithms, which changes with every table.
 var digest = regexp.MustCompile(`\b[0-9a-f]{16}\b`)
 
-// waited is how long a rank has waited for the others, in a group with a timeout of 300 ms.
+// waited matches the time for which a rank has waited for the others, in a group with a timeout of 300 ms.
 var waited = regexp.MustCompile(`(rendezvous \S+ timed out after )\d+ms`)
 
 // describeFailure writes a failure as scenarios have it.

@@ -64,7 +64,7 @@ func parseScenarios(text string) (list []scenario) {
 	return list
 }
 
-// inGo reports whether a test of its own brings the failure about, by [expectScenario].
+// inGo reports whether a test in Go causes the failure and checks it by [expectScenario].
 func (sc scenario) inGo() bool {
 	return !slices.ContainsFunc(sc.steps, func(line string) bool { return !strings.HasPrefix(line, "#") })
 }
@@ -75,7 +75,7 @@ func (sc scenario) String() string {
 
 var exceptionNames = map[string]bool{"PeerFailure": true, "CollectiveTimeout": true, "CollectiveMismatch": true, "Aborted": true}
 
-// exceptionOf is what the Python package raises for a status.
+// exceptionOf returns the exception that the Python package raises for a status.
 func exceptionOf(status coll.Status) string {
 	switch status {
 	case coll.Invalid:
@@ -121,8 +121,8 @@ func TestFailureTexts(t *testing.T) {
 	}
 }
 
-// expectScenario checks failures, the same one on every rank, that a test brings about in Go: the scenario of its name has the
-// text, and comments in the place of steps.
+// expectScenario checks a failure that a test causes in Go, the same one on every rank. The scenario with the test's name has the
+// text, and comments in place of steps.
 func expectScenario(t *testing.T, file, name string, list []*coll.Failure) {
 	t.Helper()
 	path := filepath.Join("testdata/failures", file+".txt")
@@ -179,7 +179,7 @@ func newPlay(t *testing.T, sc scenario) *play {
 	return &play{t: t, scenario: sc, size: 2, timeout: opTimeout, absent: map[int]bool{}, silent: map[int]bool{}}
 }
 
-// play carries the steps out and returns what became of them, as the scenario has it.
+// play carries out the steps and returns the outcome in the form of the scenario.
 func (p *play) play() string {
 	for _, line := range p.scenario.steps {
 		if strings.HasPrefix(line, "#") {
@@ -251,7 +251,7 @@ func (p *play) stepOf(rank int, action string) error {
 	return nil
 }
 
-// prepare changes what a rank creates its group with.
+// prepare changes the configuration with which a rank creates its group.
 func (p *play) prepare(rank int, what string) error {
 	for len(p.options) < p.size {
 		p.options = append(p.options, options{})
@@ -327,7 +327,7 @@ func (p *play) call(rank int, text string) error {
 	return nil
 }
 
-// waitForAll returns when all that was issued is done: it must succeed.
+// waitForAll waits for all issued operations, which must succeed.
 func (p *play) waitForAll() error {
 	for rank := range p.works {
 		for _, w := range p.works[rank] {
@@ -365,10 +365,10 @@ func (p *play) outcome() string {
 	return first
 }
 
-// toldWithin is far longer than a rank that waits for nothing takes to hear of a failure.
+// toldWithin is far longer than a rank without operations takes to learn of a failure.
 const toldWithin = 20 * time.Second
 
-// failureOf waits until a rank fails: in what it has called, or, where that needs nobody, because others tell it.
+// failureOf waits until a rank fails: in its own call, or, if its call needs no other rank, because the group has failed.
 func (p *play) failureOf(rank int, g *Group) (f *coll.Failure) {
 	for _, w := range p.works[rank] {
 		if got := finish(w); f == nil {

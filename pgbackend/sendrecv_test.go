@@ -15,8 +15,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// worldBy is one of which a kind is carried out by an algorithm of messages, in chunks of so many bytes, or as long ones as
-// can be (0). hosts are what ranks say where they are; nil: all on this one.
+// worldBy returns a group that carries out a kind by a sendrecv algorithm, in chunks of the given length, or of the greatest length
+// for 0. hosts are the hosts that the ranks report; nil: all are on this one.
 func worldBy(t *testing.T, size int, kind coll.Kind, algorithm string, chunk int, hosts func(rank int) string) *world {
 	t.Helper()
 	tune := fmt.Sprintf("%v:%s", kind, algorithm)
@@ -41,7 +41,7 @@ func worldBy(t *testing.T, size int, kind coll.Kind, algorithm string, chunk int
 	return w
 }
 
-// eachSendRecvAlgorithm runs f for all algorithms of messages of all kinds for which `of` holds.
+// eachSendRecvAlgorithm runs f for all sendrecv algorithms of all kinds for which `of` is true.
 func eachSendRecvAlgorithm(t *testing.T, of func(coll.Kind) bool, f func(t *testing.T, kind coll.Kind, algorithm string)) {
 	for kind := range coll.KindCount {
 		if !kind.Collective() || !of(kind) {
@@ -55,7 +55,7 @@ func eachSendRecvAlgorithm(t *testing.T, of func(coll.Kind) bool, f func(t *test
 
 func anyKind(coll.Kind) bool { return true }
 
-// transfer is one collective of bytes: what each rank has for each other one, and what must come of it.
+// transfer is one collective on bytes: the block of each rank for each other one, and the expected result.
 type transfer struct {
 	kind   coll.Kind
 	root   int
@@ -74,7 +74,7 @@ func everyRank(size int, f func(rank int) []byte) (b []byte) {
 	return b
 }
 
-// sum is that of what all ranks have for one.
+// sum returns the sum of the blocks of all ranks for one.
 func (x transfer) sum(size, to int) []byte {
 	b := make([]byte, x.length(0, to))
 	for from := range size {
@@ -122,7 +122,7 @@ func (x transfer) buffers(rank, size int) (in, want []byte) {
 	return nil, nil
 }
 
-// try carries a transfer out, from buffers in one piece or in many.
+// try carries out a transfer on buffers of one segment or of many.
 func (g *Group) try(x transfer, op coll.Op) error {
 	rng := rand.New(rand.NewPCG(uint64(x.salt), uint64(g.rank)))
 	op.Kind, op.Root = x.kind, x.root
@@ -169,7 +169,7 @@ func TestMessagesCarryOutEveryCollective(t *testing.T) {
 	}
 }
 
-// Messages as long as a channel can have them, and several rounds of its places.
+// Messages have the greatest length that a channel allows and use its places several times.
 func TestMessagesOfFullLength(t *testing.T) {
 	eachSendRecvAlgorithm(t, func(k coll.Kind) bool { return k != coll.Barrier }, func(t *testing.T, kind coll.Kind, algorithm string) {
 		w := worldBy(t, 4, kind, algorithm, 0, nil)
@@ -178,7 +178,7 @@ func TestMessagesOfFullLength(t *testing.T) {
 	})
 }
 
-// The algorithms that know hosts, on hosts that are only called so.
+// Algorithms for several hosts, on ranks that only report different hosts.
 func TestMessagesBetweenHosts(t *testing.T) {
 	for _, shape := range [][2]int{{2, 2}, {2, 4}, {3, 2}, {4, 1}} {
 		hosts, each := shape[0], shape[1]
@@ -200,7 +200,7 @@ func TestMessagesBetweenHosts(t *testing.T) {
 	}
 }
 
-// Hosts with more ranks than others make no rails: the plan is that of one host.
+// Hosts with different numbers of ranks have no rails: the plan is that of one host.
 func TestHostsOfDifferentSizesAreNone(t *testing.T) {
 	w, errs := tryWorld(t, 3, opTimeout, func(rank int) options { return options{"hostid": fmt.Sprint("host ", rank%2)} })
 	for rank, err := range errs {
@@ -215,7 +215,7 @@ func TestHostsOfDifferentSizesAreNone(t *testing.T) {
 
 func reducing(k coll.Kind) bool { return k.Reduces() }
 
-// Scaled before and divided after, of every type, in place and not.
+// PREMUL_SUM and AVG of every type, in place and out of place.
 func TestMessagesOfEveryTypeAndReduction(t *testing.T) {
 	const size, count = 4, 700 // several chunks
 	eachSendRecvAlgorithm(t, reducing, func(t *testing.T, kind coll.Kind, algorithm string) {
@@ -260,7 +260,7 @@ func TestMessagesOfEveryTypeAndReduction(t *testing.T) {
 	})
 }
 
-// Sums of floats are those of some order of the ranks, the same on all of them.
+// Sums of floats are the sums in some order of the ranks, the same order on all of them.
 func TestSumsOverMessagesAreEqualOnAllRanks(t *testing.T) {
 	const count = 5000
 	for _, size := range []int{3, 5, 8} {
@@ -307,7 +307,7 @@ func TestSumsOverMessagesAreEqualOnAllRanks(t *testing.T) {
 	}
 }
 
-// Blocks of any length, none among them. All ranks know all of them but in all_to_all, where a rank knows its own.
+// Blocks have any length, also none. All ranks know all lengths, except in all_to_all, where a rank knows only its own.
 func TestMessagesOfUnevenBlocks(t *testing.T) {
 	blocks := func(k coll.Kind) bool {
 		return k == coll.AllGather || k == coll.ReduceScatter || k == coll.AllToAll
@@ -369,7 +369,7 @@ func (g *Group) isEven(algorithm string) bool {
 	return err == nil && p.Even
 }
 
-// Splits that do not fit together are found where the first message between the two arrives.
+// Splits that disagree are found when the first message between the two ranks arrives.
 func TestSplitsThatDifferOverMessages(t *testing.T) {
 	w := worldBy(t, 3, coll.AllToAll, sendrecv.Pairwise, 1024, nil)
 	for rank, f := range w.eachFailure(func(g *Group) *coll.Failure {

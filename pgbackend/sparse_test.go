@@ -17,7 +17,7 @@ import (
 type sparseRank struct {
 	SparseSum
 	rank            int
-	indices, values [][]byte // by rank, as they came
+	indices, values [][]byte // by rank, as received
 	added           bool
 }
 
@@ -85,7 +85,7 @@ func TestSparseSumsMoveAllElementsToAllRanks(t *testing.T) {
 	})
 }
 
-// All ranks have the same failure, and none adds.
+// All ranks have the same failure, and no rank adds.
 func TestSparseSumsThatFail(t *testing.T) {
 	for _, c := range []struct {
 		name    string
