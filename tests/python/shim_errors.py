@@ -158,7 +158,8 @@ def refusals_name_op_and_tensor() -> None:
     refused("sagecomm: broadcast: tensor 0 is Sparse", lambda: direct.broadcast([four.to_sparse()]))
     refused("takes a list of one tensor, got 2", lambda: direct.allreduce([four, four]))
     refused(
-        "sagecomm: all_gather: output 1 is Double", lambda: direct.allgather([[four, four.double()]], [four.clone()])
+        "sagecomm: all_gather: output 1 has the type Double",
+        lambda: direct.allgather([[four, four.double()]], [four.clone()]),
     )
     refused("takes one list of 2 output tensors, got one of 1", lambda: direct.allgather([[four]], [four]))
     refused(

@@ -93,7 +93,9 @@ def bad_tensors() -> None:
     outputs = [torch.zeros(3) for _ in range(size)]
     refused("sagecomm: all_gather: output 0 is on meta", lambda: backend().allgather([[meta] * size], [ones]))
     mixed = [*outputs[:-1], torch.zeros(3, dtype=torch.float64)]
-    refused(f"sagecomm: all_gather: output {size - 1} is Double", lambda: backend().allgather([mixed], [ones]))
+    refused(
+        f"sagecomm: all_gather: output {size - 1} has the type Double", lambda: backend().allgather([mixed], [ones])
+    )
     short = [torch.zeros(2) for _ in range(size)]
     refused(
         "all_gather: input 0 has 3 elements, this rank's output has 2", lambda: backend().allgather([short], [ones])

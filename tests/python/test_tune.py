@@ -227,7 +227,7 @@ def test_an_interrupted_measurement_leaves_no_rank_behind(tmp_path):
         ("--ranks", "x", "whole number"),
         ("--ranks", "2,1", "a group of 1 has nothing to choose between: expected 2 to 512 ranks"),
         ("--ranks", "1000", "a group has at most 512 ranks, not 1000"),
-        ("--launches", "0", "expected 1 or more"),
+        ("--launches", "0", "expected a whole number from 1 to"),
     ],
 )
 def test_wrong_arguments_are_refused_before_a_process_starts(wrong, capsys):
