@@ -141,7 +141,7 @@ static void *hold(void *p) {
   uint64_t sleeps = atomic_load(&g->sleeps);
   atomic_store(&held.waits, 1);
   while (atomic_load(&sent) == 0) sched_yield();
-  for (int64_t began = scr_now(); scr_now() - began < 20 * 1000000 && atomic_load(&g->sleeps) < sleeps + 2;)
+  for (int64_t began = scr_now(); scr_now() - began < 10 * 1000000 && atomic_load(&g->sleeps) < sleeps + 2;)
     sched_yield();
   atomic_store(&held.released, scr_now());
   scr_spin_unlock(&g->p2p.lock);
