@@ -49,6 +49,15 @@ const sagecomm_api* openLibrary(const std::string& path) {
       " bytes, ",
       sizeof(sagecomm_api),
       " are needed; install core and extension from one wheel, or rebuild both");
+  TORCH_CHECK(
+      api->op_size == sizeof(sagecomm_op),
+      "sagecomm: ",
+      path,
+      " does not fit this extension: an operation has ",
+      api->op_size,
+      " bytes there and ",
+      sizeof(sagecomm_op),
+      " here; install core and extension from one wheel, or rebuild both");
   return api;
 }
 

@@ -166,6 +166,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
   static const sagecomm_api api = {
       .abi_version = SAGECOMM_ABI_VERSION,
       .struct_size = sizeof(sagecomm_api),
+      .op_size = sizeof(sagecomm_op),
       .version = version,
       .group_create = group_create,
       .group_destroy = group_destroy,

@@ -113,6 +113,15 @@ enum {
 
 #define SAGECOMM_ANY_SOURCE (-1)
 
+/* sagecomm_op.device_type of host memory. Other values are numbers of c10::DeviceType, which torch fixes. */
+#define SAGECOMM_HOST 0
+
+/* Where an operation on a device runs, in relation to the stream of its caller. */
+typedef enum sagecomm_ordering {
+  SAGECOMM_IN_STREAM = 0, /* in the caller's stream */
+  SAGECOMM_BESIDE = 1,    /* in a stream of the library, behind what the caller's stream holds now */
+} sagecomm_ordering;
+
 /* One call of one collective or p2p operation. Fill with zeros first. */
 typedef struct sagecomm_op {
   uint8_t kind;        /* sagecomm_kind */
@@ -124,6 +133,10 @@ typedef struct sagecomm_op {
   uint32_t n_in;       /* segments of the input */
   uint32_t n_out;      /* segments of the output */
   uint32_t batch_size; /* 0; issue_coalesced() counts here the operations of a batch */
+  uint8_t device_type; /* of the memory of all buffers; SAGECOMM_HOST: the other device fields are ignored */
+  uint8_t ordering;    /* sagecomm_ordering */
+  int32_t device_index;
+  void *stream;        /* the caller's stream on that device, as its runtime names it (cudaStream_t, aclrtStream ...) */
   /* An operation is in place if `in` and `out` are the same memory; for all_gather, reduce_scatter, gather and
    * scatter, if the one is this rank's block of the other. An all_to_all cannot be in place. The arrays are read
    * during issue() only. */
@@ -231,6 +244,7 @@ typedef struct sagecomm_waits {
 typedef struct sagecomm_api {
   uint32_t abi_version; /* SAGECOMM_ABI_VERSION of the library */
   uint32_t struct_size; /* a function at an offset beyond this size is absent */
+  uint32_t op_size;     /* sizeof(sagecomm_op), by which arrays of operations are strided; callers compare it with theirs */
 
   /* Version of the library, "1.2.3". Static memory. */
   const char *(*version)(void);

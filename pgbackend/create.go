@@ -30,7 +30,7 @@ type Config struct {
 }
 
 // protocolVersion is the version of docs/protocol.md that this code speaks.
-const protocolVersion = 3
+const protocolVersion = 4
 
 // Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank fails,
 // Create returns an error on all ranks.
@@ -190,7 +190,11 @@ func (g *Group) join(c Config) (err error) {
 	if err := g.meet(c); err != nil {
 		return err
 	}
-	return g.open(c)
+	if g.run, err = g.open(runner.HostLane, c.Timeout); err != nil {
+		return err
+	}
+	g.engine, g.operationTimeout = g.hostEngine(g.run), c.Timeout
+	return nil
 }
 
 // abandon tells the other ranks why this rank does not meet them, so that they do not wait for their timeout.
@@ -198,18 +202,4 @@ func (g *Group) abandon(store bootstrap.Store, why error) {
 	for _, k := range []string{firstTry, firstTry + attached, secondTry, secondTry + attached} {
 		_ = bootstrap.Abandon(store, g.keys+k, g.rank, why)
 	}
-}
-
-// openGroup makes the runner's part of a group. Tests replace it with a function that fails.
-var openGroup = runner.OpenGroup
-
-// open makes the runner's part of the group from the mapped arenas.
-func (g *Group) open(c Config) error {
-	run, err := openGroup(runner.Config{Rank: g.rank, Timeout: c.Timeout, Backoff: backoff(g.settings, g.crowded()),
-		StreamBytes: streamBytes, Flights: g.flights, Stacks: g.RecordsStacks(), Timeline: g.timeline, Trace: env.Debug.Get(g.settings) >= env.Trace, Policy: policy, Peers: g.peers})
-	if err != nil {
-		return err
-	}
-	g.run = run
-	return nil
 }

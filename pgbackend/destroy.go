@@ -38,12 +38,15 @@ func (g *Group) Destroy() error {
 	p := g.process
 	p.mu.Lock()
 	delete(p.groups, g.Handle())
+	if d := g.device.Load(); d != nil {
+		delete(p.lanes, d.run.Handle())
+	}
 	p.mu.Unlock()
 	p.engine.changed(p)
 	// Some callers may still be returning with the error. A caller that held a lock when the group went down may leave
 	// operations unfinished, and the engine no longer drives this group, so Down is called until none is left.
-	for g.run.Unfinished() > 0 {
-		g.run.Down(g.cause.Load())
+	for g.unfinishedRuns() > 0 {
+		g.down()
 		time.Sleep(50 * time.Microsecond)
 	}
 	g.process.observers.TakeTimeline(view{g})
@@ -57,7 +60,7 @@ func (g *Group) Destroy() error {
 	return nil
 }
 
-func (g *Group) unfinished() bool { return g.run.Unfinished() > 0 || g.composites.Load() > 0 }
+func (g *Group) unfinished() bool { return g.unfinishedRuns() > 0 || g.composites.Load() > 0 }
 
 // destroyLimit returns how long Destroy waits for operations. After a Destroy that gave up, the next ones wait a tenth as long,
 // because peers that did not join the operations of one group rarely join those of the next.
@@ -113,6 +116,9 @@ func (p *Process) sweep() {
 		g.life.mustMove(freed)
 		g.unwatchPeers()
 		if g.run != nil {
+			if d := g.device.Load(); d != nil {
+				d.run.Close()
+			}
 			g.run.Close()
 		}
 		releaseAll(g.maps)

@@ -17,6 +17,12 @@ import (
 // This file diagnoses incidents: it finds out why the runner cannot go on with an operation and which rank is the culprit, and
 // words the error.
 
+// diagnosis is the diagnosis of an incident in one lane of a group.
+type diagnosis struct {
+	*Group
+	run *runner.Group // of the lane; it hides that of Group, which is the host lane's
+}
+
 // title returns the name of the group in errors: the user's description, or the group's name if there is none.
 func (g *Group) title() string {
 	switch text := g.describedAs(); text {
@@ -63,7 +69,7 @@ func (g *Group) failureOf(status coll.Status, rank int, t runner.Incident) *coll
 }
 
 // diagnose returns the failure that explains an incident.
-func (g *Group) diagnose(t runner.Incident) *coll.Failure {
+func (g diagnosis) diagnose(t runner.Incident) *coll.Failure {
 	switch t.Code {
 	case runner.Mismatch:
 		return g.mismatch(t)
@@ -135,14 +141,14 @@ func (g *Group) diagnose(t runner.Incident) *coll.Failure {
 }
 
 // corrupted returns the failure for a rank whose shared memory holds a value that no rank writes.
-func (g *Group) corrupted(t runner.Incident, what string) *coll.Failure {
+func (g diagnosis) corrupted(t runner.Incident, what string) *coll.Failure {
 	f := g.failureOf(coll.Internal, t.Peer, t)
 	f.Message = fmt.Sprintf("sagecomm: group %q: shared memory corrupted: %s wrote %s; %s", g.title(), g.who(t.Peer), what, runner.StrayPointers)
 	return f
 }
 
 // corruptedIn is corrupted for a collective.
-func (g *Group) corruptedIn(t runner.Incident, what string) *coll.Failure {
+func (g diagnosis) corruptedIn(t runner.Incident, what string) *coll.Failure {
 	return g.corrupted(t, fmt.Sprintf("an invalid %s, needed by %s in %s", what, g.number(g.rank), t.Op.Describe(t.Sequence)))
 }
 
@@ -156,7 +162,7 @@ func announced(a runner.Announced) string {
 }
 
 // mismatch finds the first call in which this rank and the peer differ, as far back as both remember.
-func (g *Group) mismatch(t runner.Incident) *coll.Failure {
+func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Mismatch, t.Peer, t)
 	for seq := max(t.Sequence, 63) - 62; seq <= t.Sequence; seq++ {
 		mine, ok := g.run.Announced(g.rank, seq)
@@ -186,7 +192,7 @@ func (g *Group) mismatch(t runner.Incident) *coll.Failure {
 // timeout returns the failure of a timeout. It names the ranks that have not arrived and the last call of each. Its message
 // contains "timed out after" and " timeout ", which users' programs look for because torch's backends use them. For the same
 // reason the message for a rank that has left or died contains "Connection closed by peer".
-func (g *Group) timeout(t runner.Incident) *coll.Failure {
+func (g diagnosis) timeout(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Timeout, t.Peer, t)
 	if !t.Op.Kind.Collective() {
 		f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s: %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(0), g.unmatched(t))
@@ -206,7 +212,7 @@ func (g *Group) timeout(t runner.Incident) *coll.Failure {
 }
 
 // unmatched says why a p2p operation has timed out.
-func (g *Group) unmatched(t runner.Incident) string {
+func (g diagnosis) unmatched(t runner.Incident) string {
 	counterpart := coll.Send
 	if t.Op.Kind == coll.Send {
 		counterpart = coll.Recv
@@ -228,7 +234,7 @@ func (g *Group) unmatched(t runner.Incident) string {
 
 // absent returns the ranks that have not begun a collective. The first one is the culprit: it is the furthest behind, and
 // the others may wait for it in an earlier collective.
-func (g *Group) absent(sequence uint64) []int {
+func (g diagnosis) absent(sequence uint64) []int {
 	var list []int
 	for rank := range g.size {
 		if rank != g.rank && g.last(rank) < sequence {
@@ -246,7 +252,7 @@ func (g *Group) absent(sequence uint64) []int {
 }
 
 // lastCalls names ranks, the first 8 of them with their last calls.
-func (g *Group) lastCalls(ranks []int) string {
+func (g diagnosis) lastCalls(ranks []int) string {
 	var known, others []string
 	for _, rank := range ranks {
 		if len(known) == 8 {
@@ -268,7 +274,7 @@ func (g *Group) lastCalls(ranks []int) string {
 
 // behind returns the rank that holds up a collective which all ranks have begun. The awaited rank may itself sleep for
 // another rank, down to the one that does not go on, and no rank that waits can be further back than that one.
-func (g *Group) behind(awaited int) int {
+func (g diagnosis) behind(awaited int) int {
 	seen := make([]bool, g.size)
 	seen[g.rank] = true
 	until := time.Now().Add(awakeFor)
@@ -287,7 +293,7 @@ func (g *Group) behind(awaited int) int {
 
 // awaitedBy returns the rank that a rank sleeps for, or -1. It looks again until the given
 // time, because a rank that waits for long wakes up from time to time.
-func (g *Group) awaitedBy(rank int, until time.Time) int {
+func (g diagnosis) awaitedBy(rank int, until time.Time) int {
 	for ; ; time.Sleep(200 * time.Microsecond) {
 		if next := g.run.Awaits(rank); next >= 0 || time.Now().After(until) {
 			return next
@@ -298,7 +304,7 @@ func (g *Group) awaitedBy(rank int, until time.Time) int {
 // awakeFor is longer than a waiting rank stays awake, even on a busy machine.
 const awakeFor = 200 * time.Millisecond
 
-func (g *Group) last(rank int) uint64 {
+func (g diagnosis) last(rank int) uint64 {
 	if rank < 0 || rank >= g.size {
 		return 0
 	}

@@ -19,21 +19,21 @@ func (g *Group) adopt(f *coll.Failure) {
 		g.process.observers.DumpFailure(view{g})
 	}
 	g.failureCallback.wait()
-	g.run.Down(g.cause.Load())
+	g.down()
 }
 
-// incident diagnoses why a driver cannot go on with an operation, declares that as the group's failure unless there is one,
-// and takes the group down.
-func (g *Group) incident(t runner.Incident) {
+// incident diagnoses why a driver of a lane cannot go on with an operation, declares that as the group's failure unless there is
+// one, and takes the group down.
+func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 	if f := g.run.FirstCause(); f != nil {
 		g.adopt(f)
 		return
 	}
-	if f := g.cause.Load(); f != nil { // the group is down in this process only, because it is being destroyed
-		g.run.Down(f)
+	if g.cause.Load() != nil { // the group is down in this process only, because it is being destroyed
+		g.down()
 		return
 	}
-	g.declareFailure(g.diagnose(t))
+	g.declareFailure(diagnosis{g, lane}.diagnose(t))
 }
 
 // declareFailure makes f the group's first cause, unless the group has one already, and takes the group down with the first

@@ -17,9 +17,9 @@ import (
 // Offsets in shared memory, from internal/runner/shared_block.h.
 const (
 	atLarge     = 256                       // of a shared block: offset of the large slots
-	atFailure   = 1152                      // of a shared block: the failure word
-	atHash      = 7432                      // of a shared block: hash of the first slot of the small slots
-	atLongest   = 7488                      // of a shared block: longest block of an all_to_all whose head lies in that slot
+	atFailure   = 1280                      // of a shared block: the failure word
+	atHash      = 8584                      // of a shared block: hash of the first slot of the small slots
+	atLongest   = 8640                      // of a shared block: longest block of an all_to_all whose head lies in that slot
 	atVariable  = atHash - 8 + 8*(128+8192) // of a shared block: the words of each rank, behind the small slots
 	atWritten   = 0                         // of a fifo: bytes put into it
 	atFrames    = 128                       // of a fifo
@@ -36,8 +36,13 @@ func atChannel(size, to int) int64 {
 
 func atTaken(size, from int) int64 { return atVariable + int64(128*size+128*from) }
 
-// poke writes a word into a range of a rank's memory: range 0 is the shared block, 1 the flight recorder, later ones were
-// allocated later.
+// The ranges of a rank's memory: its shared block of the host lane, and the first one that was allocated after the group was made.
+const (
+	hostBlock  = 0
+	firstLater = 4 // behind the shared blocks and flight recorders of both lanes
+)
+
+// poke writes a word into a range of a rank's memory.
 func (g *Group) poke(piece int, at int64, value uint64) {
 	atomic.StoreUint64(g.word(piece, at), value)
 }
@@ -76,8 +81,8 @@ func TestWhatIsNoMessageIsSaidAtOnce(t *testing.T) {
 	})
 	const first = 2 * frameHeader // the length of what was sent
 	engineIdle()
-	w.groups[1].poke(2, atFrames+first, 77)
-	w.groups[1].poke(2, atWritten, first+frameHeader)
+	w.groups[1].poke(firstLater, atFrames+first, 77)
+	w.groups[1].poke(firstLater, atWritten, first+frameHeader)
 	began := time.Now()
 	expectScenario(t, "garbage", "bytes in a fifo that are no message", w.eachFailure(func(g *Group) *coll.Failure {
 		for g.rank == 1 && g.run.FirstCause() == nil && time.Since(began) < opTimeout { // its own pass would mend the count
@@ -98,7 +103,7 @@ func TestWhatIsNoMessageIsSaidAtOnce(t *testing.T) {
 func TestSlotsThatAreNowhereAreSaidAtOnce(t *testing.T) {
 	w := newWorld(t, 2)
 	engineIdle()
-	w.groups[1].poke(0, atLarge, 1<<45)
+	w.groups[1].poke(hostBlock, atLarge, 1<<45)
 	began := time.Now()
 	expectScenario(t, "garbage", "large slots outside the memory", w.eachFailure(func(g *Group) *coll.Failure {
 		if g.rank == 1 { // makes its large slots only when it is too late
@@ -121,10 +126,10 @@ func TestHashThatIsNobodysIsSaidAtOnce(t *testing.T) {
 		t.Fatal(f)
 	}
 	defer work.Release()
-	for w.groups[1].peek(0, atHash) == 0 { // where the engine was about, it is the one that fills the slot
+	for w.groups[1].peek(hostBlock, atHash) == 0 { // where the engine was about, it is the one that fills the slot
 		time.Sleep(time.Millisecond)
 	}
-	w.groups[1].poke(0, atHash, 77)
+	w.groups[1].poke(hostBlock, atHash, 77)
 	f = sum(w.groups[0], 2) // rank 1 has all that it needs
 	expectScenario(t, "garbage", "a hash that fits no call", append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 2) }), f))
 }
@@ -142,10 +147,10 @@ func TestWhatCollectivesCannotMeanIsSaidAtOnce(t *testing.T) {
 		value     uint64
 		scenario  string
 	}{
-		{coll.AllReduce, sendrecv.Ring, 2, atMessage, atBytes, 77, "a message of a channel with another length"},
-		{coll.AllReduce, sendrecv.Ring, 0, atChannel(2, 0), atChannel(2, 0), nowhere, "a channel outside the memory"},
-		{coll.Reduce, sendrecv.Binomial, 0, -1, atTaken(2, 0), 1000, "a channel of which more was taken than was sent"},
-		{coll.AllToAll, shmplan.OneShot, 0, atHash, atLongest, 1 << 63, "blocks of an all_to_all longer than memory"},
+		{coll.AllReduce, sendrecv.Ring, firstLater, atMessage, atBytes, 77, "a message of a channel with another length"},
+		{coll.AllReduce, sendrecv.Ring, hostBlock, atChannel(2, 0), atChannel(2, 0), nowhere, "a channel outside the memory"},
+		{coll.Reduce, sendrecv.Binomial, hostBlock, -1, atTaken(2, 0), 1000, "a channel of which more was taken than was sent"},
+		{coll.AllToAll, shmplan.OneShot, hostBlock, atHash, atLongest, 1 << 63, "blocks of an all_to_all longer than memory"},
 	} {
 		t.Run(c.scenario, func(t *testing.T) {
 			w, _ := tryWorld(t, 2, opTimeout, func(int) options { return options{"tune": fmt.Sprintf("%v:%s@chunk=64", c.kind, c.algorithm)} })
@@ -181,7 +186,7 @@ func TestFailureOfNobody(t *testing.T) {
 		2:  "a failure word that names a rank without a record",
 	} {
 		w := newWorld(t, 2)
-		w.groups[0].poke(0, atFailure, word)
+		w.groups[0].poke(hostBlock, atFailure, word)
 		expectScenario(t, "garbage", scenario, w.eachFailure(func(g *Group) *coll.Failure {
 			return message(g, coll.Recv, 1-g.rank, 0, make([]byte, 8)) // which nobody sends
 		}))

@@ -17,38 +17,40 @@ import (
 
 // Group is one rank's side of a process group.
 type Group struct {
-	process        *Process
-	id             uint64 // number of the group in this process, from 1
-	born           time.Time
-	name           string
-	rank           int
-	size           int
-	global         []int // global rank of each rank; nil: equal to the group rank
-	settings       *env.Settings
-	flights        int      // capacity of the flight recorder, in operations
-	timeline       bool     // the group keeps events for the timeline
-	members        []member // by rank
-	peers          []runner.Peer
-	run            *runner.Group
-	memory         *groupMemory
-	own            *processArena // made for this group alone; nil: the group uses the process's arena
-	maps           []*shmem.Mapping
-	watching       bool      // the peers' processes are watched
-	keys           string    // prefix of the group's keys in the store
-	deadline       time.Time // end of the rendezvous
-	different      bool      // ranks are set up differently, so a second try would fail too
-	tuningSettings tuningSettings
-	selector       *algo.Selector
+	process          *Process
+	id               uint64 // number of the group in this process, from 1
+	born             time.Time
+	name             string
+	rank             int
+	size             int
+	global           []int // global rank of each rank; nil: equal to the group rank
+	settings         *env.Settings
+	flights          int      // capacity of the flight recorder, in operations
+	timeline         bool     // the group keeps events for the timeline
+	members          []member // by rank
+	peers            []runner.Peer
+	lane                                  // of operations on host memory
+	device           atomic.Pointer[lane] // of operations on devices; nil before the first one
+	opening          sync.Mutex           // held while the device lane is opened, and while the timeout is set
+	operationTimeout time.Duration        // of operations; guarded by opening
+	memory           *groupMemory
+	own              *processArena // made for this group alone; nil: the group uses the process's arena
+	maps             []*shmem.Mapping
+	watching         bool      // the peers' processes are watched
+	keys             string    // prefix of the group's keys in the store
+	deadline         time.Time // end of the rendezvous
+	different        bool      // ranks are set up differently, so a second try would fail too
+	tuningSettings   tuningSettings
+	selector         *algo.Selector
 
 	cause           atomic.Pointer[coll.Failure]
 	failureCallback failureCallback // called when the group fails or is destroyed
 
 	life lifetime
 
-	// compiling guards classes and the growth of memory. It is held while programs are compiled, which may take tenths of a
-	// second.
+	// compiling guards what the engines of both lanes have compiled, and the growth of memory. It is held while programs are
+	// compiled, which may take tenths of a second.
 	compiling sync.Mutex
-	classes   [coll.KindCount][]algo.Class // size classes by kind; nil: the kind was not used yet
 
 	composites atomic.Int64 // number of composite operations that are not complete
 	sparseSums atomic.Int64 // number of sparse all_reduces that this rank has issued
@@ -59,19 +61,20 @@ type Group struct {
 
 // member is the description of a rank that the rank publishes in the rendezvous.
 type member struct {
-	Host        string           `json:"host"`
-	HostID      string           `json:"host_id"`
-	PID         int              `json:"pid"`
-	Arena       shmem.Descriptor `json:"arena"`
-	Shared      int64            `json:"shared"`
-	Flights     int              `json:"flights,omitempty"`    // capacity of its flight recorder, in operations
-	FlightLog   int64            `json:"flight_log,omitempty"` // offset of its flight recorder in its arena; 0: the recorder is private
-	Stacks      bool             `json:"stacks,omitempty"`     // its flight recorder keeps call stacks
-	Setup       setup            `json:"setup"`
-	Processors  topo.CPUSet      `json:"processors,omitempty"` // processors that its process may run on
-	Machine     string           `json:"machine,omitempty"`    // name of its machine in tuning files; all ranks use rank 0's
-	Probe       probeResult      `json:"probe"`                // result of its probe; agree combines those of all ranks
-	ArenaAbsent string           `json:"arena_absent,omitempty"`
+	Host   string           `json:"host"`
+	HostID string           `json:"host_id"`
+	PID    int              `json:"pid"`
+	Arena  shmem.Descriptor `json:"arena"`
+	// By lane: the offset of its shared block in its arena, and that of its flight recorder, 0 for a private one.
+	Shared      [runner.Lanes]int64 `json:"shared"`
+	FlightLog   [runner.Lanes]int64 `json:"flight_log"`
+	Flights     int                 `json:"flights,omitempty"` // capacity of each flight recorder, in operations
+	Stacks      bool                `json:"stacks,omitempty"`  // its flight recorder keeps call stacks
+	Setup       setup               `json:"setup"`
+	Processors  topo.CPUSet         `json:"processors,omitempty"` // processors that its process may run on
+	Machine     string              `json:"machine,omitempty"`    // name of its machine in tuning files; all ranks use rank 0's
+	Probe       probeResult         `json:"probe"`                // result of its probe; agree combines those of all ranks
+	ArenaAbsent string              `json:"arena_absent,omitempty"`
 }
 
 func (g *Group) info(format string, args ...any) {
@@ -110,7 +113,12 @@ func (g *Group) SetTimeout(d time.Duration) error {
 		return destroyed(g.name)
 	}
 	defer g.life.release()
-	g.run.SetTimeout(d)
+	g.opening.Lock() // so that a lane that is being opened gets it too
+	defer g.opening.Unlock()
+	g.operationTimeout = d
+	for _, l := range g.lanes() {
+		l.run.SetTimeout(d)
+	}
 	return nil
 }
 

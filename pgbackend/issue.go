@@ -22,14 +22,17 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	if !op.Kind.Collective() {
 		return g.refuse(op, fmt.Errorf("sagecomm: %v: not a collective", op.Kind))
 	}
-	program, kept, err := g.program(call, op)
+	lane := &g.lane
+	if !op.Device.IsHost() {
+		if lane, f = g.deviceLane(op); f != nil {
+			return f
+		}
+	}
+	prepared, err := lane.engine.Prepare(call, op)
 	if err != nil {
 		return g.broken(op, err)
 	}
-	if err := g.run.Submit(call, op.Bytes(), program, !kept); err != nil {
-		if !kept {
-			program.Free()
-		}
+	if err := lane.engine.Issue(call, op, prepared); err != nil {
 		if errors.Is(err, runner.ErrDown) {
 			if f := g.failed(); f != nil {
 				return f
@@ -84,17 +87,17 @@ func (g *Group) IssueCoalesced(calls []runner.Coalesced) (runner.Work, *coll.Fai
 	return g.run.IssueCoalesced(calls)
 }
 
-// makeFifo makes the fifo that this rank writes for a peer.
-func (g *Group) makeFifo(peer int) {
+// makeFifo makes the fifo of a lane that this rank writes for a peer.
+func (g *Group) makeFifo(lane *runner.Group, peer int) {
 	if g.failed() != nil {
 		return
 	}
 	g.compiling.Lock()
 	var err error
-	if !g.run.HasFifo(peer) {
+	if !lane.HasFifo(peer) {
 		var off int64
 		if off, err = g.memory.more(runner.FifoHeader + runner.FifoBytes); err == nil {
-			g.run.SetFifo(peer, off)
+			lane.SetFifo(peer, off)
 		}
 	}
 	g.compiling.Unlock()

@@ -71,24 +71,30 @@ func (p *Process) sharedArena(s *env.Settings) (*processArena, error) {
 	return p.memory.shared, nil
 }
 
-// groupMemory is this rank's memory for one group.
+// groupMemory is this rank's memory for one group. Its first ranges are the shared blocks, by lane.
 type groupMemory struct {
 	arena   *processArena
 	ranges  []shmem.Range
 	listing observe.Listing
 }
 
+// newGroupMemory makes the shared blocks of both lanes. Most groups never use the device lane, so its pages come when they are
+// written.
 func newGroupMemory(arena *processArena, rank, size int) (*groupMemory, error) {
-	r, err := arena.Alloc(runner.SharedBlockBytes(size), 4096)
-	if err != nil {
-		return nil, err
+	b := &groupMemory{arena: arena}
+	for _, alloc := range []func(n, align int64) (shmem.Range, error){runner.HostLane: arena.Alloc, runner.DeviceLane: arena.AllocLazily} {
+		r, err := alloc(runner.SharedBlockBytes(size), 4096)
+		if err != nil {
+			return nil, errors.Join(err, b.free())
+		}
+		runner.FormatSharedBlock(arena.at(r), rank, size, arena.front.Off)
+		b.ranges = append(b.ranges, r)
 	}
-	runner.FormatSharedBlock(arena.at(r), rank, size, arena.front.Off)
-	return &groupMemory{arena: arena, ranges: []shmem.Range{r}}, nil
+	return b, nil
 }
 
-// at returns the address of the shared block.
-func (b *groupMemory) at() unsafe.Pointer { return b.arena.at(b.ranges[0]) }
+// at returns the address of the shared block of the host lane.
+func (b *groupMemory) at() unsafe.Pointer { return b.arena.at(b.ranges[runner.HostLane]) }
 
 // more allocates n further bytes of the arena for the group and returns their offset.
 func (b *groupMemory) more(n int64) (int64, error) {

@@ -21,12 +21,17 @@ var policy = runner.Policy{
 	Brief:  20 * time.Microsecond,
 	Drain:  10 * time.Millisecond,
 	AtOnce: 50 * time.Microsecond,
+	Gate:   gateLook,
 }
+
+// gateLook bounds how long a thread sleeps for a device, whose writes wake nobody.
+const gateLook = 100 * time.Microsecond
 
 var engineConfig = runner.EngineConfig{
 	Backoff:   runner.Backoff{Spin: 20, Yield: 50 * time.Microsecond},
 	Slice:     200 * time.Microsecond,
 	Look:      20 * time.Millisecond,
+	Gate:      gateLook,
 	Sound:     time.Second,
 	IdleLooks: 10,
 }

@@ -18,6 +18,7 @@ import (
 type Process struct {
 	mu        sync.Mutex
 	groups    map[uint64]*Group // by handle, until they are destroyed
+	lanes     map[uint64]*Group // groups by the handles of their device lanes
 	leaving   []*Group          // groups without calls whose memory peers may still touch
 	memory    memory
 	engine    progressEngine
@@ -42,7 +43,7 @@ var (
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, selectors: map[choice]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, selectors: map[choice]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})
@@ -54,6 +55,16 @@ func (p *Process) Group(handle uint64) *Group {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.groups[handle]
+}
+
+// groupOf returns the group that has a lane of that handle, or nil if there is none.
+func (p *Process) groupOf(handle uint64) *Group {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if g := p.groups[handle]; g != nil {
+		return g
+	}
+	return p.lanes[handle]
 }
 
 func (p *Process) snapshot() []*Group {
@@ -90,7 +101,7 @@ func (p *Process) fellBack(g *Group, reason error) {
 
 // Issue implements runner.Handler.
 func (p *Process) Issue(handle uint64, call runner.Call) (f *coll.Failure) {
-	g := p.Group(handle)
+	g := p.groupOf(handle)
 	if g == nil || !g.life.acquire() {
 		return destroyed("")
 	}
@@ -101,7 +112,7 @@ func (p *Process) Issue(handle uint64, call runner.Call) (f *coll.Failure) {
 
 // Fuse implements runner.Handler.
 func (p *Process) Fuse(handle uint64, calls []runner.Call) (batches []uint32, f *coll.Failure) {
-	g := p.Group(handle)
+	g := p.groupOf(handle)
 	if g == nil || !g.life.acquire() {
 		return nil, destroyed("")
 	}
@@ -112,17 +123,17 @@ func (p *Process) Fuse(handle uint64, calls []runner.Call) (batches []uint32, f 
 
 // Incident implements runner.Handler.
 func (p *Process) Incident(handle uint64, t runner.Incident) {
-	if g := p.Group(handle); g != nil && g.life.acquire() {
+	if g := p.groupOf(handle); g != nil && g.life.acquire() {
 		var f *coll.Failure
 		defer g.life.release()
 		defer g.recoverInto(&f)
-		g.incident(t)
+		g.incident(g.of(handle), t)
 	}
 }
 
 // Fail implements runner.Handler.
 func (p *Process) Fail(handle uint64, cause *coll.Failure) {
-	if g := p.Group(handle); g != nil && g.life.acquire() {
+	if g := p.groupOf(handle); g != nil && g.life.acquire() {
 		var f *coll.Failure
 		defer g.life.release()
 		defer g.recoverInto(&f)
@@ -132,7 +143,7 @@ func (p *Process) Fail(handle uint64, cause *coll.Failure) {
 
 // Trace implements runner.Handler.
 func (p *Process) Trace(handle uint64, call runner.Call) {
-	if g := p.Group(handle); g != nil && g.life.acquire() {
+	if g := p.groupOf(handle); g != nil && g.life.acquire() {
 		var f *coll.Failure
 		defer g.life.release()
 		defer g.recoverInto(&f)
@@ -142,11 +153,11 @@ func (p *Process) Trace(handle uint64, call runner.Call) {
 
 // Fifo implements runner.Handler.
 func (p *Process) Fifo(handle uint64, peer int) {
-	if g := p.Group(handle); g != nil && g.life.acquire() {
+	if g := p.groupOf(handle); g != nil && g.life.acquire() {
 		var f *coll.Failure
 		defer g.life.release()
 		defer g.recoverInto(&f)
-		g.makeFifo(peer)
+		g.makeFifo(g.of(handle), peer)
 	}
 }
 

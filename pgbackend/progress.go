@@ -21,7 +21,7 @@ type progressEngine struct {
 	acked *sync.Cond
 	want  uint64          // version of the list of groups that is wanted
 	have  uint64          // version that the engine drives
-	away  map[uint64]bool // groups, by handle, that another goroutine handles (see aside); the engine does not drive them
+	away  map[uint64]bool // lanes, by handle, that another goroutine handles (see aside); the engine does not drive them
 }
 
 // changed makes the engine read the list of groups again and returns when the engine drives the groups of the new list.
@@ -106,8 +106,10 @@ func (e *progressEngine) follow(p *Process, drive *runner.Engine) {
 	groups := p.snapshot()
 	var run []*runner.Group
 	for _, g := range groups {
-		if !away[g.Handle()] {
-			run = append(run, g.run)
+		for _, l := range g.lanes() {
+			if !away[l.run.Handle()] {
+				run = append(run, l.run)
+			}
 		}
 	}
 	drive.SetGroups(run)

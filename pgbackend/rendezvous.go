@@ -82,9 +82,13 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 		g.memory, arenaErr = newGroupMemory(arena, g.rank, g.size)
 	}
 	if arenaErr == nil {
-		me.Shared = g.memory.ranges[0].Off
-		if me.FlightLog = g.memory.flightLog(g.flights, g.RecordsStacks()); me.FlightLog != 0 {
-			me.Flights, me.Stacks = g.flights, g.RecordsStacks()
+		for lane := range me.Shared {
+			me.Shared[lane] = g.memory.ranges[lane].Off
+		}
+		for lane := range me.FlightLog {
+			if me.FlightLog[lane] = g.memory.flightLog(g.flights, g.RecordsStacks()); me.FlightLog[lane] != 0 {
+				me.Flights, me.Stacks = g.flights, g.RecordsStacks()
+			}
 		}
 		me.Arena, arenaErr = arena.Publish(methods)
 	}
@@ -172,11 +176,11 @@ func (g *Group) attach(methods []shmem.Method) error {
 	for rank, m := range maps {
 		g.peers[rank] = runner.Peer{Arena: m.Base(), Bytes: m.Size(), Shared: g.members[rank].Shared}
 		if n := g.members[rank].Flights; n > 0 && n <= observe.MaxFlights {
-			g.peers[rank].Flights, g.peers[rank].FlightLog, g.peers[rank].FlightStacks = n, g.members[rank].FlightLog, g.members[rank].Stacks
+			g.peers[rank].Flights, g.peers[rank].FlightStacks = n, g.members[rank].Stacks
 		}
 		if !g.peers[rank].Check(rank, g.size) {
 			releaseAll(maps)
-			return fmt.Errorf("there is no shared block of rank %d at offset %d of its shared memory", rank, g.members[rank].Shared)
+			return fmt.Errorf("there are no shared blocks of rank %d at the offsets %d of its shared memory", rank, g.members[rank].Shared)
 		}
 	}
 	g.maps = maps

@@ -8,6 +8,7 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
 	"sagecomm/internal/observe"
+	"sagecomm/internal/runner"
 	"sagecomm/internal/shmem"
 )
 
@@ -59,8 +60,8 @@ func (p *Process) Observers() *observe.Observers { return p.observers }
 // list shows the group's recorder to every process that has the arena mapped, for as long as peers may use the group's
 // memory: a rank that has destroyed the group is missed by those that go on.
 func (g *Group) list() {
-	if me := g.members[g.rank]; me.FlightLog != 0 {
-		g.memory.listing.Put(g.memory.arena.Arena, g.memory.arena.front, view{g}.Header(), me.FlightLog, me.Stacks)
+	if me := g.members[g.rank]; me.FlightLog[runner.HostLane] != 0 {
+		g.memory.listing.Put(g.memory.arena.Arena, g.memory.arena.front, view{g}.Header(), me.FlightLog[runner.HostLane], me.Stacks)
 	}
 }
 

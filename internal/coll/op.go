@@ -26,8 +26,11 @@ type Op struct {
 	InBlocks, OutBlocks []uint64
 	Factor              float64 // PREMUL_SUM
 	Timeout             time.Duration
-	Stack               uint64 // number of the caller's call stack, for records; 0: not known
-	Parts               int    // number of operations of a coalesced call that are packed into this one; 0: it is a single operation
+	Device              Device   // where the buffers lie
+	Stream              uintptr  // of a device: the caller's stream
+	Ordering            Ordering // of a device
+	Stack               uint64   // number of the caller's call stack, for records; 0: not known
+	Parts               int      // number of operations of a coalesced call that are packed into this one; 0: it is a single operation
 }
 
 // OfSparse reports whether the call is part of an all_reduce of sparse tensors: its all_gather, or one of its p2p operations, which

@@ -1,5 +1,6 @@
 /* calls.c: reads the state of peers from their shared blocks: last collectives, progress, and for whom they wait. A
- * peer may write anything there, so these values go only into the texts of errors. */
+ * peer may write anything there. What scr_group_consumed(), scr_group_reached() and scr_group_awaits() return goes into
+ * texts of errors only; a record, mark or `left` that is wrong can at most fail the group. */
 #include "program.h"
 
 /* The owner stores 0 to seq before it stores the fields of a later call with release. So a reader that reads a field
@@ -24,15 +25,46 @@ bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_cal
   return sequence != 0 && read_record(g, rank, sequence, out);
 }
 
-uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left) {
+uint64_t scr_group_recorded(const scr_group *g, int32_t rank) {
   const scr_shared_block *b = g->peer[rank].shared;
   uint64_t last = 0;
   for (int i = 0; i < SCR_RECORDS; i++) {
     uint64_t seq = atomic_load_explicit(&b->records[i].seq, memory_order_acquire);
     if (seq > last) last = seq;
   }
-  *left = atomic_load_explicit(&b->left, memory_order_acquire) != 0;
   return last;
+}
+
+uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left) {
+  uint64_t last = scr_group_recorded(g, rank);
+  *left = atomic_load_explicit(&g->peer[rank].lane[SCR_HOST_LANE]->left, memory_order_acquire) != 0;
+  return last;
+}
+
+uint64_t scr_group_reached(const scr_group *g, int32_t rank) {
+  return atomic_load_explicit(&g->peer[rank].shared->reached, memory_order_acquire);
+}
+
+void scr_group_mark(scr_group *g, uint64_t seq, uint64_t hash) {
+  if (seq % SCR_MARK_EVERY != 0) return;
+  scr_mark *m = &g->shared->marks[seq / SCR_MARK_EVERY % SCR_MARKS];
+  atomic_store_explicit(&m->seq, 0, memory_order_relaxed);
+  atomic_store_explicit(&m->hash, hash, memory_order_release); /* release, so that seq is 0 before: see read_mark() */
+  atomic_store_explicit(&m->seq, seq, memory_order_release);
+}
+
+/* Reads the hash that a rank has marked for a collective. Returns false if the mark is not there or was overwritten. */
+static bool read_mark(const scr_group *g, int32_t rank, uint64_t seq, uint64_t *hash) {
+  const scr_mark *m = &g->peer[rank].shared->marks[seq / SCR_MARK_EVERY % SCR_MARKS];
+  if (atomic_load_explicit(&m->seq, memory_order_acquire) != seq) return false;
+  *hash = atomic_load_explicit(&m->hash, memory_order_acquire);
+  return atomic_load_explicit(&m->seq, memory_order_relaxed) == seq;
+}
+
+bool scr_group_marks_agree(const scr_group *g, int32_t peer, uint64_t seq) {
+  uint64_t mine, theirs, at = seq / SCR_MARK_EVERY * SCR_MARK_EVERY;
+  if (at == 0 || !read_mark(g, g->rank, at, &mine) || !read_mark(g, peer, at, &theirs)) return true;
+  return mine == theirs;
 }
 
 uint64_t scr_group_consumed(const scr_group *g, int32_t rank) {

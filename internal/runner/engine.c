@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include "engine.h"
+#include "gates.h"
 #include "p2p.h"
 #include "queue.h"
 
@@ -85,6 +86,7 @@ void scr_engine_control(void) {
 typedef struct look {
   bool active;  /* it has work */
   bool blocked; /* its work waits for a peer */
+  bool at_gate; /* its work waits for a device */
   bool busy;    /* another thread holds the lock and may miss what arrives now */
   int code;     /* SCR_ENGINE_INCIDENT, SCR_ENGINE_FIFO or 0 */
 } look;
@@ -119,8 +121,10 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *
     g->coll.engine_flag = r->flag;
     g->coll.engine_need = r->need;
     scr_extend(r, g->coll.stop);
+    l.at_gate = r->at_gate || g->coll.external_head != NULL;
     if (at->check) rc = scr_check_wait(g, r, at->now);
-    if (r->deadline_ns == 0) r->deadline_ns = at->now + r->timeout_ns;
+    if (at->check && rc == 0 && g->coll.external_head != NULL) rc = scr_external_check(g, at->now, &r);
+    scr_begin_timeout(r, at->now);
     if (at->announce || rc > 0) {
       /* As in scr_relax(), the flag is read again after the word is stored. A peer that stores the flag later finds
        * the word and wakes the engine. */
@@ -240,7 +244,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
     }
     int code = atomic_exchange_explicit(&want_completer, 0, memory_order_seq_cst) ? SCR_ENGINE_COMPLETER : 0;
     int64_t now = scr_now();
-    bool active = false, moved = false, several = false, busy = false;
+    bool active = false, moved = false, several = false, busy = false, at_gate = false;
     const round_of at = {now, scr_overrun(&last, now, asked), now - looked >= policy.look_ns, announce};
     asked = 0;
     if (at.check) looked = now;
@@ -248,6 +252,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
       look a = look_at_collectives(groups[i], &at, incident);
       look b = a.code ? (look){0} : look_at_p2p(groups[i], &at, incident);
       active |= a.active || b.active;
+      at_gate |= a.at_gate;
       moved |= (a.active && !a.blocked) || (b.active && !b.blocked);
       busy |= b.busy;
       code = a.code ? a.code : b.code;
@@ -267,6 +272,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
     bool sleep = announce && !moved && !busy && code == 0 && n_heard > 0;
     /* A thread can sleep on one word only. With work in several arenas the sleep is short, to look at the others. */
     int64_t longest = several ? 2000000 : active || !soundly ? policy.look_ns : policy.sound_ns;
+    if (at_gate && longest > policy.gate_ns) longest = policy.gate_ns;
     bool woken = true;
     if (sleep) {
       uint32_t at_bell = on ? on - 1 : 0;

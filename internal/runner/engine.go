@@ -48,6 +48,7 @@ type EngineConfig struct {
 	Backoff   Backoff
 	Slice     time.Duration // for how long one look at a group drives its queue
 	Look      time.Duration // while there is work: how often the engine checks whether its waits can still succeed
+	Gate      time.Duration // the longest sleep while a run is blocked at a gate
 	Sound     time.Duration // the longest sleep while there is no work
 	IdleLooks int           // looks without work before a sleep of that length
 }
@@ -55,7 +56,7 @@ type EngineConfig struct {
 // ConfigureEngine sets the configuration. It is called once, before the first turn.
 func ConfigureEngine(c EngineConfig) {
 	C.scr_engine_configure(&C.scr_engine_config{spin: C.uint32_t(c.Backoff.Spin), yield_us: C.uint32_t(c.Backoff.Yield / time.Microsecond),
-		slice_ns: C.int64_t(c.Slice), look_ns: C.int64_t(c.Look), sound_ns: C.int64_t(c.Sound), idle_looks: C.uint32_t(c.IdleLooks)})
+		slice_ns: C.int64_t(c.Slice), look_ns: C.int64_t(c.Look), gate_ns: C.int64_t(c.Gate), sound_ns: C.int64_t(c.Sound), idle_looks: C.uint32_t(c.IdleLooks)})
 }
 
 // Engine is the list of groups that one progress engine drives. Its methods are for one goroutine that is locked to

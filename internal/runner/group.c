@@ -40,12 +40,16 @@ void scr_shared_format(void *shared, int32_t rank, int32_t size, uint64_t engine
 
 int scr_shared_check(scr_peer_config *p, int32_t rank, int32_t size) {
   uint64_t n = scr_shared_bytes(size);
-  if (n > p->arena_bytes || p->shared > p->arena_bytes - n || p->shared % SCR_LINE != 0) return -1;
-  const scr_shared_block *b = (const scr_shared_block *)(const void *)((const unsigned char *)p->arena + p->shared);
+  const scr_shared_block *b = NULL;
+  for (int lane = SCR_LANES; lane-- > 0;) {
+    uint64_t at = p->shared[lane];
+    if (n > p->arena_bytes || at > p->arena_bytes - n || at % SCR_LINE != 0) return -1;
+    b = (const scr_shared_block *)(const void *)((const unsigned char *)p->arena + at);
+    if (b->magic != SCR_SHARED_BLOCK_MAGIC || b->rank != (uint32_t)rank || b->size != (uint32_t)size || b->bytes != n)
+      return -1;
+  }
   p->engine_bell = __atomic_load_n(&b->engine_bell, __ATOMIC_RELAXED);
-  bool ok = b->magic == SCR_SHARED_BLOCK_MAGIC && b->rank == (uint32_t)rank && b->size == (uint32_t)size &&
-            b->bytes == n && p->engine_bell % sizeof(uint32_t) == 0 &&
-            p->engine_bell <= p->arena_bytes - sizeof(uint32_t);
+  bool ok = p->engine_bell % sizeof(uint32_t) == 0 && p->engine_bell <= p->arena_bytes - sizeof(uint32_t);
   return ok ? 0 : -1;
 }
 
@@ -109,6 +113,8 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   }
   g->rank = config->rank;
   g->size = config->size;
+  g->lane = (uint8_t)config->lane;
+  g->host = config->lane == SCR_HOST_LANE ? g : config->host;
   g->peer = peer;
   g->coll.fast_offsets = offsets;
   g->p2p.pair = pair;
@@ -127,7 +133,10 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     const scr_peer_config *c = &config->peers[i];
     peer[i].arena = c->arena;
     peer[i].arena_bytes = c->arena_bytes;
-    peer[i].shared = (scr_shared_block *)(void *)((unsigned char *)c->arena + c->shared);
+    for (int lane = 0; lane < SCR_LANES; lane++) {
+      peer[i].lane[lane] = (scr_shared_block *)(void *)((unsigned char *)c->arena + c->shared[lane]);
+    }
+    peer[i].shared = peer[i].lane[config->lane];
     peer[i].engine_bell = (_Atomic uint32_t *)(void *)((unsigned char *)c->arena + c->engine_bell);
     if (c->flight && scr_inside(&peer[i], c->flight, scr_flight_bytes(c->flight_entries, c->flight_stacks))) {
       peer[i].flight = (const scr_flight_area *)(void *)(peer[i].arena + c->flight);
@@ -136,7 +145,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     }
   }
   g->shared = peer[g->rank].shared;
-  g->failure = &peer[0].shared->failure;
+  g->failure = &peer[0].lane[SCR_HOST_LANE]->failure;
   atomic_store_explicit(&g->word, generation << SCR_GEN_SHIFT, memory_order_release);
   __atomic_store_n(&groups[index], g, __ATOMIC_RELEASE);
   *out = g;
@@ -250,7 +259,7 @@ bool scr_shared_gave_up(const void *shared) {
 }
 
 bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n) {
-  const scr_shared_block *b = g->peer[rank].shared;
+  const scr_shared_block *b = g->peer[rank].lane[SCR_HOST_LANE];
   if (!scr_shared_gave_up(b)) return false;
   memcpy(record, b->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
   return true;
@@ -278,6 +287,7 @@ uint64_t scr_group_unfinished(const scr_group *g) {
  * make sure that the record does not change once the word may point to it. */
 int32_t scr_group_set_failure(scr_group *g, const void *record, size_t n) {
   uint64_t me = 1 + (uint64_t)g->rank;
+  g = g->host; /* both lanes have one record and one lock for it */
   scr_spin_lock(&g->queue_lock);
   uint64_t who = atomic_load_explicit(g->failure, memory_order_acquire);
 #ifdef SCR_MUTANT_FAILURE_OVERWRITTEN
@@ -297,14 +307,16 @@ int32_t scr_group_set_failure(scr_group *g, const void *record, size_t n) {
 int32_t scr_group_get_failure(const scr_group *g, void *record, size_t n) {
   uint64_t who = atomic_load_explicit(g->failure, memory_order_acquire);
   if (who == 0 || who > (uint64_t)g->size) return 0;
-  if (n > 0) memcpy(record, g->peer[who - 1].shared->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
+  if (n > 0) memcpy(record, g->peer[who - 1].lane[SCR_HOST_LANE]->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
   return (int32_t)who;
 }
 
 void scr_group_wake_all(scr_group *g) {
   for (int32_t i = 0; i < g->size; i++) {
-    scr_bell_wake(&g->peer[i].shared->collective.bell);
-    scr_bell_wake(&g->peer[i].shared->p2p.bell);
+    for (int lane = 0; lane < SCR_LANES; lane++) {
+      scr_bell_wake(&g->peer[i].lane[lane]->collective.bell);
+      scr_bell_wake(&g->peer[i].lane[lane]->p2p.bell);
+    }
     scr_bell_wake(g->peer[i].engine_bell);
   }
 }

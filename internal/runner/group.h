@@ -28,7 +28,8 @@ typedef struct scr_stop {
 typedef struct scr_flight_area scr_flight_area;
 
 typedef struct scr_peer {
-  scr_shared_block *shared;
+  scr_shared_block *shared;          /* of this lane */
+  scr_shared_block *lane[SCR_LANES]; /* of both lanes */
   unsigned char *arena;
   uint64_t arena_bytes;
   _Atomic uint32_t *engine_bell;
@@ -96,6 +97,7 @@ typedef struct scr_channels {
  *    (group.c). No other lock is taken while one of these is held.
  *
  * Go is entered without any of them, because a hook may wait for a lock of Go's. */
+/* One lane of a group. The host lane stands for the group: its handle is the group's. */
 struct scr_group {
   alignas(SCR_LINE) _Atomic uint64_t word;
   /* The number of threads that use the group's memory without the drive lock. Like `word`, it stays valid after the
@@ -104,9 +106,11 @@ struct scr_group {
   uint64_t handle;
   int32_t rank, size;
   bool trace;
+  uint8_t lane; /* SCR_HOST_LANE or SCR_DEVICE_LANE */
   uint32_t spin, yield_us;
   scr_shared_block *shared;
   scr_peer *peer;
+  scr_group *host; /* the host lane, which may be this one */
   _Atomic uint64_t *failure;
   uint64_t stream_bytes;
   _Atomic int64_t timeout_ns;
@@ -136,6 +140,7 @@ struct scr_group {
     scr_channels *channels; /* by peer */
     unsigned char *scratch; /* for sendrecv plans, of which one runs at a time */
     uint64_t scratch_bytes;
+    scr_run *external_head, *external_tail; /* external runs that have started; see gate.c */
     uint64_t *fast_offsets;
     scr_run fast; /* the run of the fast path */
   } coll;

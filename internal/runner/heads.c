@@ -4,6 +4,7 @@
  * blocks for other ranks. The longest block of all ranks gives the number of chunks. A rank with a block longer than
  * a head knows that there is at least one chunk and publishes its first chunk with the heads, so that both take one
  * round. */
+#include "gates.h"
 #include "slots.h"
 
 static inline uint64_t heads_at(const scr_group *g) { return (8 * ((uint64_t)g->size + 1) + 63) & ~UINT64_C(63); }
@@ -18,7 +19,8 @@ int scr_publish_heads(scr_group *g, scr_run *r) {
     if (n > longest) longest = n;
   }
   bool ahead = longest > pg->head;
-  int rc = scr_await_consumed(g, r, 0, r->coll.ticket);
+  int rc = scr_enter_unit(g, r, ahead ? 1 : 0);
+  if (rc == 0) rc = scr_await_consumed(g, r, 0, r->coll.ticket);
   if (rc == 0 && ahead) rc = scr_await_consumed(g, r, pg->large, g->coll.ticket[pg->large]);
   if (SCR_UNLIKELY(rc)) return rc;
   scr_slot *s = slot_of(&g->peer[g->rank], 0, r->coll.ticket);
@@ -63,6 +65,7 @@ int scr_read_heads(scr_group *g, scr_run *r) {
                  data + heads_at(g) + piece_index(g, p, g->rank) * stride);
   }
   scr_copy_across(g, r, 0, scr_min(scr_block_bytes(&r->in_blocks, g->rank), pg->head));
+  scr_leave_unit(r, 0);
   scr_store_flag(consumed_word(&g->peer[g->rank], 0), r->coll.ticket + 1);
   SCR_FAULT(SCR_FAULT_PUBLISHED);
   scr_wake_readers(g);

@@ -141,39 +141,17 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
   return fail_here(g, op, rc, begins, work, err);
 }
 
-int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
-                  sagecomm_error *err) {
-  if (scr_in_child()) return scr_refuse_child(err);
-  *work = 0;
-  if (sequence) *sequence = 0;
-  scr_group *g = scr_group_of(group);
-  if (SCR_UNLIKELY(g == NULL)) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: the group was destroyed");
-  if (SCR_UNLIKELY(g->trace)) {
-    scr_entering_go();
-    scr_go.trace(group, op);
-  }
-  if (op->kind == SAGECOMM_SEND || op->kind == SAGECOMM_RECV) return scr_p2p_issue(g, group, op, work, err);
-  int32_t size =
-      *(volatile int32_t *)&g->size; /* 0: the handle is stale and its place is being given to another group */
-  if (SCR_LIKELY(!(op->flags & SAGECOMM_ASYNC) && op->kind < SAGECOMM_SEND && size > 0)) {
-    uint64_t bytes = scr_op_bytes(op, g->rank, size);
-    const scr_program *pg = scr_cache_find(g, scr_cache_key(g, op, bytes));
-    uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
-    if (SCR_LIKELY(pg != NULL && scr_op_allowed(g->rank, op, bytes) && (w & SCR_FLAGS) == 0 &&
-                   w >> SCR_GEN_SHIFT == group >> 32) &&
-        atomic_compare_exchange_strong_explicit(&g->word, &w, (w + SCR_SEQ_ONE) | SCR_LOCKED, memory_order_acq_rel,
-                                                memory_order_relaxed)) {
-      if (sequence) *sequence = scr_word_seq(w) + 1;
-      return run_here(g, group, op, bytes, scr_word_seq(w) + 1, pg, work, err);
-    }
-  }
+/* Issues an operation that Go has to submit. */
+static int32_t issue_through_go(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
+                                sagecomm_error *err) {
   scr_run *r = NULL;
   scr_entering_go();
   int32_t status = scr_go.issue(group, op, &r, err);
   if (status != SAGECOMM_OK) return status;
+  scr_group *g = r->group; /* of the lane that Go has chosen */
   if (sequence) *sequence = r->coll.seq;
   sagecomm_work handle = scr_run_handle(r);
-  if (op->flags & SAGECOMM_ASYNC) {
+  if ((op->flags & SAGECOMM_ASYNC) || g->lane == SCR_DEVICE_LANE) {
     if (r->bytes <= g->policy.begin_bytes && scr_drive_lock(g)) {
       scr_run *blocked;
       g->coll.spin_now = 0;
@@ -193,6 +171,36 @@ int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *wo
     scr_run_unref(r);
   }
   return status;
+}
+
+int32_t scr_issue(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
+                  sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  *work = 0;
+  if (sequence) *sequence = 0;
+  scr_group *g = scr_group_of(group);
+  if (SCR_UNLIKELY(g == NULL)) return scr_plain_error(err, SAGECOMM_INVALID, "sagecomm: the group was destroyed");
+  if (SCR_UNLIKELY(g->trace)) {
+    scr_entering_go();
+    scr_go.trace(group, op);
+  }
+  if (SCR_UNLIKELY(op->device_type != SAGECOMM_HOST)) return issue_through_go(group, op, work, sequence, err);
+  if (op->kind == SAGECOMM_SEND || op->kind == SAGECOMM_RECV) return scr_p2p_issue(g, group, op, work, err);
+  int32_t size =
+      *(volatile int32_t *)&g->size; /* 0: the handle is stale and its place is being given to another group */
+  if (SCR_LIKELY(!(op->flags & SAGECOMM_ASYNC) && op->kind < SAGECOMM_SEND && size > 0)) {
+    uint64_t bytes = scr_op_bytes(op, g->rank, size);
+    const scr_program *pg = scr_cache_find(g, scr_cache_key(g, op, bytes));
+    uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
+    if (SCR_LIKELY(pg != NULL && scr_op_allowed(g->rank, op, bytes) && (w & SCR_FLAGS) == 0 &&
+                   w >> SCR_GEN_SHIFT == group >> 32) &&
+        atomic_compare_exchange_strong_explicit(&g->word, &w, (w + SCR_SEQ_ONE) | SCR_LOCKED, memory_order_acq_rel,
+                                                memory_order_relaxed)) {
+      if (sequence) *sequence = scr_word_seq(w) + 1;
+      return run_here(g, group, op, bytes, scr_word_seq(w) + 1, pg, work, err);
+    }
+  }
+  return issue_through_go(group, op, work, sequence, err);
 }
 
 /* ---- wait ---- */

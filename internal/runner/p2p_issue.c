@@ -59,7 +59,7 @@ static bool pass(scr_group *g, int64_t budget, bool surely) {
 static int32_t departed(const scr_group *g, const scr_run *r) {
   for (int32_t p = 0; p < g->size; p++) {
     if (p == g->rank || (r->root != SAGECOMM_ANY_SOURCE && r->root != p)) continue;
-    if (atomic_load_explicit(&g->peer[p].shared->left, memory_order_acquire) == 0) return -1;
+    if (atomic_load_explicit(&g->peer[p].lane[SCR_HOST_LANE]->left, memory_order_acquire) == 0) return -1;
   }
   if (r->root == g->rank) return -1;
   return r->root == SAGECOMM_ANY_SOURCE ? (g->rank == 0 ? g->size - 1 : 0) : r->root;

@@ -2,6 +2,7 @@
  * Every stage first waits for its flags, without side effects, and then moves its chunk, so a blocked stage can be
  * entered again. It never sleeps.
  * Requires: the drive lock, for every function. */
+#include "gates.h"
 #include "slots.h"
 
 /* ---- flags ---- */
@@ -334,6 +335,7 @@ void scr_run_start(scr_group *g, scr_run *r) {
   r->coll.stream_out =
       r->bytes >= g->stream_bytes && r->out.n > 0 && (r->in.n == 0 || r->in.list[0].data != r->out.list[0].data);
   if (g->size > 1) g->coll.ticket[large] += tickets;
+  if (SCR_UNLIKELY(g->lane == SCR_DEVICE_LANE)) scr_group_mark(g, r->coll.seq, r->coll.hash);
   scr_note_started(g, r);
 
   scr_record *rec = &g->shared->records[r->coll.seq % SCR_RECORDS];
@@ -372,6 +374,10 @@ int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {
     if (rc) return rc;
   }
   for (; r->coll.head < r->coll.chunks + pg->max_lag; r->coll.head++, r->coll.stage = pg->n_heads) {
+    if (r->coll.stage == pg->n_heads && r->coll.head < r->coll.chunks) {
+      int rc = scr_enter_unit(g, r, scr_unit_of(r, r->coll.head));
+      if (SCR_UNLIKELY(rc)) return rc;
+    }
     for (; r->coll.stage < pg->n_stages; r->coll.stage++) {
       const scr_stage *st = &pg->stage[r->coll.stage];
       if (r->coll.head < st->lag || r->coll.head - st->lag >= r->coll.chunks) continue;
@@ -381,6 +387,7 @@ int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {
       if (SCR_UNLIKELY(rc)) return rc;
     }
     /* The last stage of a chunk is done: its slots may be used again, here and at the peers. */
+    if (r->coll.head >= pg->max_lag) scr_leave_unit(r, scr_unit_of(r, r->coll.head - pg->max_lag));
     if (r->coll.head >= pg->max_lag && g->size > 1) {
       scr_store_flag(consumed_word(&g->peer[g->rank], pg->large), r->coll.ticket + (r->coll.head - pg->max_lag) + 1);
       SCR_FAULT(SCR_FAULT_PUBLISHED);

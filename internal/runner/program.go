@@ -114,7 +114,8 @@ func (c Call) Op(size int) coll.Op {
 	return coll.Op{Kind: coll.Kind(o.kind), Type: coll.DataType(o.dtype), Reduce: coll.ReduceOp(o.reduce_op),
 		Root: int(o.root), Tag: int(o.tag), Factor: float64(o.factor),
 		Timeout: time.Duration(o.timeout_ns), In: uint64(C.scr_total(o.in, o.n_in)), Out: uint64(C.scr_total(o.out, o.n_out)),
-		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size), Parts: int(o.batch_size)}
+		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size), Parts: int(o.batch_size), Async: o.flags&C.SAGECOMM_ASYNC != 0,
+		Device: coll.Device{Type: coll.DeviceType(o.device_type), Index: int(o.device_index)}, Stream: uintptr(o.stream), Ordering: coll.Ordering(o.ordering)}
 }
 
 // blocks returns a copy of the lengths of blocks.
@@ -152,11 +153,15 @@ var ErrDown = errors.New("sagecomm: the group is down")
 
 // Submit numbers a call and queues it; length is as in [Group.Key]. With own the program is freed with the run.
 func (g *Group) Submit(c Call, length uint64, p Compiled, own bool) error {
+	return g.submit(c.raw, c.out, length, p, own, nil)
+}
+
+func (g *Group) submit(op *C.sagecomm_op, out **C.scr_run, length uint64, p Compiled, own bool, gate *C.scr_gate) error {
 	var down C.bool
-	r := C.scr_submit(g.c, c.raw, C.uint64_t(length), p.c, C.bool(own), &down)
+	r := C.scr_submit(g.c, op, C.uint64_t(length), p.c, C.bool(own), gate, &down)
 	switch {
 	case r != nil:
-		*c.out = r
+		*out = r
 		return nil
 	case bool(down):
 		return ErrDown

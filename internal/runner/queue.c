@@ -3,7 +3,7 @@
 #include "queue.h"
 
 #include "engine.h"
-#include "program.h"
+#include "gates.h"
 
 /* ---- the drive lock ---- */
 
@@ -23,7 +23,8 @@ void scr_drive_unlock(scr_group *g) {
 
 /* ---- the queue ---- */
 
-scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own, bool *down) {
+scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own,
+                    const scr_gate *gate, bool *down) {
   *down = false;
   scr_run *r = scr_run_new();
   if (r == NULL || !scr_run_operands(r, op, g->size, NULL)) {
@@ -34,6 +35,7 @@ scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const s
   r->group_handle = g->handle;
   r->bytes = bytes;
   r->coll.program = p;
+  if (gate) r->gate = *gate;
   r->timeout_ns = scr_op_timeout(g, op);
   scr_run_ref(r); /* the queue's */
   scr_spin_lock(&g->queue_lock);
@@ -68,17 +70,45 @@ static scr_run *queue_first(scr_group *g) {
   return r;
 }
 
-/* Takes the first run out. The last one clears SCR_QUEUED, under the same lock that guards setting it. */
+/* SCR_QUEUED is cleared under the same lock that guards setting it. */
+static void settle(scr_group *g) {
+  if (g->queue_head != NULL) return;
+  g->queue_tail = NULL;
+  if (SCR_LIKELY(g->coll.external_head == NULL)) {
+    atomic_fetch_and_explicit(&g->word, ~SCR_QUEUED, memory_order_acq_rel);
+  }
+}
+
+void scr_queue_settle(scr_group *g) {
+  scr_spin_lock(&g->queue_lock);
+  settle(g);
+  scr_spin_unlock(&g->queue_lock);
+}
+
+/* Takes the first run out. */
 static void queue_pop(scr_group *g) {
   scr_spin_lock(&g->queue_lock);
   scr_run *r = g->queue_head;
   g->queue_head = r->next;
   r->next = NULL;
-  if (g->queue_head == NULL) {
-    g->queue_tail = NULL;
-    atomic_fetch_and_explicit(&g->word, ~SCR_QUEUED, memory_order_acq_rel);
-  }
+  settle(g);
   scr_spin_unlock(&g->queue_lock);
+}
+
+/* Starts the external runs at the head of the queue and completes those whose streams are done. Returns 0 or an incident
+ * code of *culprit. */
+static int drive_externals(scr_group *g, const scr_run *until, scr_run **culprit) {
+  for (scr_run *r; (r = queue_first(g)) != NULL && r->gate.external;) {
+    scr_run_start(g, r);
+    scr_external_begin(g, r); /* before queue_pop(), so that SCR_QUEUED stays */
+    queue_pop(g);
+    if (r->coll.seq % SCR_MARK_EVERY != 0) continue;
+    int code = scr_external_compare(g, r);
+    *culprit = r;
+    if (code) return code;
+  }
+  if (g->coll.external_head) scr_external_sweep(g, until, false, SAGECOMM_OK);
+  return 0;
 }
 
 int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked) {
@@ -87,7 +117,20 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
     return SCR_IDLE;
   }
   for (;;) {
+    if (SCR_UNLIKELY(g->lane == SCR_DEVICE_LANE)) {
+      int code = drive_externals(g, until, blocked);
+      if (code) return code;
+      if (until && until->listed) {
+        *blocked = scr_external_block(g, until);
+        return SCR_BLOCKED;
+      }
+      if (until && (atomic_load_explicit(&until->state, memory_order_acquire) & SCR_DONE)) return SCR_FINISHED;
+    }
     scr_run *r = queue_first(g);
+    if (r == NULL && SCR_UNLIKELY(g->coll.external_head != NULL)) {
+      *blocked = scr_external_block(g, g->coll.external_head);
+      return SCR_BLOCKED;
+    }
     if (r == NULL) return SCR_IDLE;
     if (!r->coll.started) scr_run_start(g, r);
     int rc = scr_run_advance(g, r, until_ns);
@@ -104,13 +147,14 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
   }
 }
 
-/* What the peers had published before the group failed is still there, so operations at the head of the queue may complete
- * yet. None of them waits: the first one that would ends the attempt, and whatever a dead peer left is bounded by its
- * slots. policy.drain_ns bounds what peers that are alive go on to publish meanwhile. */
+/* What peers published before the failure is still there, so operations at the head of the queue may complete. The drain never
+ * waits: the first operation that would wait fails, and so do all behind it. The slots bound what a dead peer has left;
+ * policy.drain_ns bounds the time that live peers can add. */
 void scr_drain(scr_group *g) {
-  bool goes_on = true;
+  bool goes_on = g->coll.external_head == NULL || scr_external_sweep(g, NULL, true, scr_copy_error(g, NULL));
   int64_t until_ns = 0;
   for (scr_run *r; (r = queue_first(g)) != NULL;) {
+    goes_on = goes_on && !r->gate.external;
     if (goes_on) {
       if (until_ns == 0) until_ns = scr_now() + g->policy.drain_ns;
       g->coll.spin_now = 0;

@@ -4,13 +4,18 @@
 
 #include "group.h"
 
+/* Returns false if another thread holds the lock. */
 bool scr_drive_lock(scr_group *g);
 void scr_drive_unlock(scr_group *g);
-/* Advances the queue until it is empty or blocked, until_ns has passed, or `until` is done.
+/* Advances the queue. Returns SCR_IDLE when nothing is left, SCR_FINISHED when `until` is done, SCR_YIELDED when until_ns
+ * has passed, or SCR_BLOCKED or an incident code of *blocked. Drains the queue if the group is down.
  * Requires: the drive lock. */
 int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked);
 /* Requires: the drive lock; the group is down. Completes all queued runs, in order: with success as long as the
  * peers have published what a run needs, the rest with the group's error. */
 void scr_drain(scr_group *g);
+
+/* Clears SCR_QUEUED if neither a queued nor an external run is left. Requires: the drive lock. */
+void scr_queue_settle(scr_group *g);
 
 #endif

@@ -78,6 +78,13 @@ struct scr_run {
   _Atomic int64_t deadline_ns; /* 0: the run has not waited yet. A waiter and the engine may both set it. */
   _Atomic int64_t extended_ns; /* end of the last stop by which the deadline was moved */
 
+  /* Of an operation on a device. Guarded by the drive lock once the run is queued. */
+  scr_gate gate;
+  bool at_gate;           /* it is blocked at its gate */
+  bool reached;           /* the input of its first unit was ready on this rank */
+  bool listed;            /* it is in the list of external runs */
+  scr_run *next_external; /* in that list */
+
   /* The flag at which the run is blocked, or the peer and value of an incident. Guarded by the drive lock for a
    * collective, by the p2p lock for a p2p operation. */
   _Atomic uint64_t *flag;

@@ -67,19 +67,20 @@ func FormatSharedBlock(shared unsafe.Pointer, rank, size int, engineBell int64) 
 // Check reports whether there is a shared block of that rank and size, and sets p.Bell. The header is not read again afterwards,
 // because its owner may write anything into it.
 func (p *Peer) Check(rank, size int) bool {
-	c := C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), shared: C.uint64_t(p.Shared)}
+	c := p.config()
 	ok := C.scr_shared_check(&c, C.int32_t(rank), C.int32_t(size)) == 0
 	p.Bell = int64(c.engine_bell)
 	return ok
 }
 
-// Peer is the place of the shared block of one rank.
+// Peer is the place of the shared blocks of one rank.
 type Peer struct {
 	Arena  unsafe.Pointer // base of this process's mapping of the rank's arena
 	Bytes  int64          // length of the mapping
-	Shared int64          // offset of the shared block
+	Shared [Lanes]int64   // offsets of its shared blocks, by lane
 	Bell   int64          // offset of the bell of the rank's engine; Check sets it
-	// Flights is the capacity of the rank's flight recorder and FlightLog its offset; both are 0 if the arena holds none.
+	// Flights is the capacity of the rank's flight recorder for the lane and FlightLog its offset; both are 0 if the arena holds
+	// none.
 	Flights      int
 	FlightLog    int64
 	FlightStacks bool // the recorder keeps call stacks
@@ -87,7 +88,32 @@ type Peer struct {
 
 // GaveUp reports whether the rank has called GiveUp.
 func (p *Peer) GaveUp() bool {
-	return bool(C.scr_shared_gave_up(unsafe.Add(p.Arena, p.Shared)))
+	return bool(C.scr_shared_gave_up(unsafe.Add(p.Arena, p.Shared[HostLane])))
+}
+
+func (p *Peer) config() C.scr_peer_config {
+	c := C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), engine_bell: C.uint64_t(p.Bell)}
+	for lane, at := range p.Shared {
+		c.shared[lane] = C.uint64_t(at)
+	}
+	return c
+}
+
+// Lane is one of the two orders of operations of a group (docs/protocol.md, section 10).
+type Lane int
+
+// The lanes.
+const (
+	HostLane   Lane = C.SCR_HOST_LANE
+	DeviceLane Lane = C.SCR_DEVICE_LANE
+	Lanes           = C.SCR_LANES
+)
+
+func (l Lane) String() string {
+	if l == DeviceLane {
+		return "device lane"
+	}
+	return "host lane"
 }
 
 // Backoff says how a thread waits for a flag: it spins, then yields its core, then sleeps.
@@ -99,6 +125,7 @@ type Backoff struct {
 // Policy bounds how long a thread of a group works on operations, and on how much, before it leaves them to other threads.
 type Policy struct {
 	Sync       time.Duration // how long a synchronous call keeps its caller before it returns PENDING
+	Gate       time.Duration // the longest sleep of a driver that is blocked at a gate
 	Sleep      time.Duration // the longest sleep of a driver before it checks whether its wait can still succeed
 	BeginBytes uint64        // callers begin asynchronous collectives up to this length, and move that much of p2p operations
 	Begin      time.Duration // for how long they drive the operations before them in the queue
@@ -107,9 +134,11 @@ type Policy struct {
 	AtOnce     time.Duration // a recv counts as waited for from its start if its waiter comes within this time
 }
 
-// Config describes a group to OpenGroup.
+// Config describes a lane of a group to OpenGroup.
 type Config struct {
 	Rank        int
+	Lane        Lane
+	Host        *Group // of the device lane: the host lane of its group, which is closed later
 	Timeout     time.Duration
 	Backoff     Backoff
 	StreamBytes uint64 // outputs of at least this length are written with non-temporal stores
@@ -121,32 +150,37 @@ type Config struct {
 	Policy      Policy
 }
 
-// Group is a group as one of its ranks has it.
+// Group is one lane of a group as one of its ranks has it. The host lane stands for the group: its handle is the group's, and
+// the first cause, goodbyes and Detach are called on it.
 type Group struct {
 	c      *C.scr_group
 	handle uint64
+	lane   Lane
 	rank   int
 	size   int
 }
 
-// OpenGroup makes a group. Requires: the shared blocks of all ranks are mapped.
+// OpenGroup opens a lane. Requires: the shared blocks of all ranks are mapped.
 func OpenGroup(c Config) (*Group, error) {
 	// The memory is zeroed, because the garbage collector looks at a pointer before it is overwritten.
 	peers := C.calloc(C.size_t(len(c.Peers)), C.sizeof_scr_peer_config)
 	defer C.free(peers)
 	list := unsafe.Slice((*C.scr_peer_config)(peers), len(c.Peers))
 	for i, p := range c.Peers {
-		list[i] = C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), shared: C.uint64_t(p.Shared),
-			engine_bell: C.uint64_t(p.Bell), flight: C.uint64_t(p.FlightLog), flight_entries: C.uint32_t(p.Flights), flight_stacks: C.bool(p.FlightStacks)}
+		list[i] = p.config()
+		list[i].flight, list[i].flight_entries, list[i].flight_stacks = C.uint64_t(p.FlightLog), C.uint32_t(p.Flights), C.bool(p.FlightStacks)
 	}
 	config := C.scr_group_config{
-		rank: C.int32_t(c.Rank), size: C.int32_t(len(c.Peers)), timeout_ns: C.int64_t(c.Timeout),
+		rank: C.int32_t(c.Rank), size: C.int32_t(len(c.Peers)), lane: C.uint32_t(c.Lane), timeout_ns: C.int64_t(c.Timeout),
 		spin: C.uint32_t(c.Backoff.Spin), yield_us: C.uint32_t(c.Backoff.Yield / time.Microsecond),
 		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), flight_stacks: C.bool(c.Stacks), timeline: C.bool(c.Timeline), trace: C.bool(c.Trace), peers: (*C.scr_peer_config)(peers),
 		policy: C.scr_policy{sync_ns: C.int64_t(c.Policy.Sync), sleep_ns: C.int64_t(c.Policy.Sleep), begin_bytes: C.uint64_t(c.Policy.BeginBytes),
-			begin_ns: C.int64_t(c.Policy.Begin), brief_ns: C.int64_t(c.Policy.Brief), drain_ns: C.int64_t(c.Policy.Drain), at_once_ns: C.int64_t(c.Policy.AtOnce)},
+			begin_ns: C.int64_t(c.Policy.Begin), brief_ns: C.int64_t(c.Policy.Brief), drain_ns: C.int64_t(c.Policy.Drain), gate_ns: C.int64_t(c.Policy.Gate), at_once_ns: C.int64_t(c.Policy.AtOnce)},
 	}
-	g := &Group{rank: c.Rank, size: len(c.Peers)}
+	if c.Host != nil {
+		config.host = c.Host.c
+	}
+	g := &Group{rank: c.Rank, size: len(c.Peers), lane: c.Lane}
 	g.handle = uint64(C.scr_group_open(&config, &g.c))
 	if g.handle == 0 {
 		return nil, errors.New("sagecomm: no memory for another group, or more than 4096 of them exist; destroy some")
@@ -154,8 +188,16 @@ func OpenGroup(c Config) (*Group, error) {
 	return g, nil
 }
 
-// Handle returns the handle of the group in the C ABI.
+// Handle returns the handle of the lane. That of the host lane is the group's in the C ABI.
 func (g *Group) Handle() uint64 { return g.handle }
+
+// Lane returns which lane of its group this is.
+func (g *Group) Lane() Lane { return g.lane }
+
+// Reached returns the number of the last collective of the device lane whose input was ready on a rank.
+func (g *Group) Reached(rank int) uint64 {
+	return uint64(C.scr_group_reached(g.c, C.int32_t(rank)))
+}
 
 // Close frees the group. When it returns, the handle is refused and no thread uses the group.
 // Requires: the group is down and nothing is queued.

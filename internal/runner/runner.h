@@ -18,6 +18,7 @@
 typedef struct scr_group scr_group;
 typedef struct scr_run scr_run;
 
+#include "gate.h"
 #include "records.h"
 
 #define SCR_MANY_PARTS 127
@@ -149,12 +150,15 @@ typedef struct scr_program {
 
 /* ---- groups ---- */
 
+/* The lanes of a group (docs/protocol.md, section 10). A scr_group is one of them. */
+enum { SCR_HOST_LANE, SCR_DEVICE_LANE, SCR_LANES };
+
 typedef struct scr_peer_config {
   void *arena; /* base of the mapping of the peer's arena */
   uint64_t arena_bytes;
-  uint64_t shared;      /* offset of its shared block */
-  uint64_t engine_bell; /* offset of its engine's bell, from scr_shared_check() */
-  uint64_t flight;      /* offset of its flight recorder; 0: none that peers can read */
+  uint64_t shared[SCR_LANES]; /* offsets of its shared blocks */
+  uint64_t engine_bell;       /* offset of its engine's bell, from scr_shared_check() */
+  uint64_t flight;            /* offset of its flight recorder for this lane; 0: none that peers can read */
   uint32_t flight_entries;
   bool flight_stacks; /* it records callers' stacks */
 } scr_peer_config;
@@ -168,11 +172,14 @@ typedef struct scr_policy {
   int64_t begin_ns; /* What is before them in the queue goes on for so long. */
   int64_t brief_ns; /* wait_briefly() waits for so long, for operations up to begin_bytes. */
   int64_t drain_ns; /* What is queued when the group goes down may complete for so long. */
+  int64_t gate_ns;    /* A driver that is blocked at a gate sleeps for so long at most. */
   int64_t at_once_ns; /* A recv that is waited for within this time had a waiter from the start. */
 } scr_policy;
 
 typedef struct scr_group_config {
   int32_t rank, size;
+  uint32_t lane;
+  scr_group *host; /* of a device lane: the host lane of its group, which is closed later */
   int64_t timeout_ns;
   uint32_t spin;           /* rounds of spinning before the thread yields */
   uint32_t yield_us;       /* how long the thread yields before it sleeps */
@@ -190,12 +197,12 @@ typedef struct scr_group_config {
 uint64_t scr_shared_bytes(int32_t size);
 /* Initialises a shared block in zeroed memory. engine_bell is an offset in the same arena. */
 void scr_shared_format(void *shared, int32_t rank, int32_t size, uint64_t engine_bell);
-/* Returns 0, or -1 if there is no shared block of this rank and size at offset p->shared of p->arena. Sets
+/* Returns 0, or -1 if there are no shared blocks of this rank and size at the offsets p->shared of p->arena. Sets
  * p->engine_bell: the peer may change the header of its shared block at any time, so it is read here and never
  * again. */
 int scr_shared_check(scr_peer_config *p, int32_t rank, int32_t size);
 
-/* Returns the handle and the group, or 0 if there is no memory or no free handle. */
+/* Opens a lane. Returns its handle and the lane, or 0 if there is no memory or no free handle. */
 uint64_t scr_group_open(const scr_group_config *config, scr_group **out);
 scr_group *scr_group_of(uint64_t handle);
 /* Frees the group. When it returns, the handle is refused and no thread is inside.
@@ -213,9 +220,11 @@ bool scr_group_has_channel(const scr_group *g, int32_t peer, int32_t channel);
 void scr_group_set_classes(scr_group *g, int kind, const uint64_t *boundaries, int n);
 int scr_group_class(const scr_group *g, int kind, uint64_t bytes);
 uint64_t scr_group_sequence(const scr_group *g);
-/* Sets the word `left` of the shared block and wakes the peers that wait for this rank. */
+/* Sets the word `left` of the shared block and wakes the peers that wait for this rank, in both lanes.
+ * Requires: the host lane. */
 void scr_group_goodbye(scr_group *g);
-/* Tells the peers that this rank will not touch their shared blocks any more. It is the last access to them. */
+/* Tells the peers that this rank will not touch their shared blocks any more. It is the last access to them.
+ * Requires: the host lane. */
 void scr_group_detach(scr_group *g);
 /* Whether `rank` has told the owner of a shared block that it will not touch it any more (scr_group_detach). `size`
  * is the size of the group. */
@@ -238,7 +247,7 @@ bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n)
 /* Marks the group as down in this process and completes its queued runs. Later calls get `error`, or that of an
  * earlier scr_group_down(). */
 void scr_group_down(scr_group *g, const sagecomm_error *error);
-/* Wakes every sleeping rank so that it looks at the failure word. */
+/* Wakes every sleeping rank, in both lanes, so that it looks at the failure word. */
 void scr_group_wake_all(scr_group *g);
 
 /* A collective as its rank recorded it in its shared block. */
@@ -253,6 +262,14 @@ typedef struct scr_call {
 bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_call *out);
 /* Returns the number of the last collective that `rank` recorded, or 0. *left is whether it has left. */
 uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left);
+/* The same without `left`. */
+uint64_t scr_group_recorded(const scr_group *g, int32_t rank);
+/* Marks the running hash of a collective of the device lane if SCR_MARK_EVERY divides its number, and compares this rank's
+ * mark at or before a number with a peer's: true also where either has none. */
+void scr_group_mark(scr_group *g, uint64_t seq, uint64_t hash);
+bool scr_group_marks_agree(const scr_group *g, int32_t peer, uint64_t seq);
+/* Returns the number of the last collective of the device lane whose input was ready on `rank`. */
+uint64_t scr_group_reached(const scr_group *g, int32_t rank);
 /* Returns the number of chunks, of all collectives so far, that a rank has consumed. */
 uint64_t scr_group_consumed(const scr_group *g, int32_t rank);
 /* Returns the rank whose flag `rank` sleeps for, or about which it reports an incident, or -1 if it is awake. A rank
@@ -269,9 +286,10 @@ const scr_program *scr_cache_find(const scr_group *g, uint64_t key);
 bool scr_cache_insert(scr_group *g, uint64_t key, scr_program *p);
 uint32_t scr_cache_entries(const scr_group *g);
 
-/* Numbers and queues the operation. With `own`, the program is freed with the run. Returns NULL without memory, or
- * if the group is down (*down). */
-scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own, bool *down);
+/* Numbers and queues the operation. With `own`, the program is freed with the run. `gate` is copied; NULL for host
+ * memory. Returns NULL without memory, or if the group is down (*down). */
+scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own,
+                    const scr_gate *gate, bool *down);
 
 /* ---- probe ---- */
 
@@ -328,6 +346,7 @@ typedef struct scr_engine_config {
   uint32_t spin, yield_us; /* as of a group */
   int64_t slice_ns;        /* one look at a group drives its queue for so long */
   int64_t look_ns;         /* while there is work it looks so often whether waiting makes sense */
+  int64_t gate_ns;         /* its longest sleep while a run is blocked at a gate */
   int64_t sound_ns;        /* its longest sleep where there is none */
   uint32_t idle_looks;     /* after so many looks without work it sleeps for so long */
 } scr_engine_config;

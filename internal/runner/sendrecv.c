@@ -5,6 +5,7 @@
  * Requires: the drive lock, for every function. */
 #include <stdlib.h>
 
+#include "gates.h"
 #include "regions.h"
 
 /* ---- channels ---- */
@@ -345,7 +346,11 @@ int scr_sendrecv_advance(scr_group *g, scr_run *r, int64_t until_ns) {
   }
   for (; r->coll.head < r->coll.chunks + m->max_lag; r->coll.head++, r->coll.stage = 0) {
     if (r->coll.stage == 0) { /* stage 0 comes before the steps, which are counted from 1 */
-      if (r->coll.head < r->coll.chunks) prepare(&(where){g, r, r->coll.head});
+      if (r->coll.head < r->coll.chunks) {
+        int rc = scr_enter_unit(g, r, r->coll.head);
+        if (SCR_UNLIKELY(rc)) return rc;
+        prepare(&(where){g, r, r->coll.head});
+      }
       r->coll.stage = 1;
     }
     for (; r->coll.stage <= m->n_steps; r->coll.stage++) {
@@ -362,6 +367,7 @@ int scr_sendrecv_advance(scr_group *g, scr_run *r, int64_t until_ns) {
       if (SCR_UNLIKELY(rc)) return rc;
     }
     if (m->average && r->coll.head >= m->max_lag) average(&(where){g, r, r->coll.head - m->max_lag});
+    if (r->coll.head >= m->max_lag) scr_leave_unit(r, r->coll.head - m->max_lag);
   }
   return SCR_FINISHED;
 }

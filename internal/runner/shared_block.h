@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define SCR_LINE 128
-#define SCR_SHARED_BLOCK_MAGIC UINT64_C(0x7361676562643032) /* "sagebd02" */
+#define SCR_SHARED_BLOCK_MAGIC UINT64_C(0x7361676562643034) /* "sagebd04" */
 
 /* The small slots: a short payload lies in the cache line of `filled`. */
 #define SCR_SMALL_SLOTS 8
@@ -116,22 +116,35 @@ typedef struct scr_channel_reader {
 /* value of `left`: the rank gave up before its first collective; the reason is in failure_record */
 #define SCR_GAVE_UP UINT64_MAX
 
+/* The hash of every SCR_MARK_EVERY-th call of a device lane, in which external runs may be far apart. */
+#define SCR_MARKS 64
+#define SCR_MARK_EVERY 32
+
+typedef struct scr_mark {
+  _Atomic uint64_t seq; /* number of the collective; 0 while the owner writes the mark */
+  _Atomic uint64_t hash;
+} scr_mark;
+
+/* A rank has one for each lane of the group. */
 typedef struct scr_shared_block {
   alignas(SCR_LINE) uint64_t magic;
   uint32_t rank, size;
   uint64_t engine_bell; /* offset in the owner's arena */
   uint64_t bytes;       /* of the shared block with its variable part */
 
-  alignas(SCR_LINE) _Atomic uint64_t left;  /* 1 + last collective issued, or SCR_GAVE_UP; 0 until the rank leaves */
+  /* Host lane: 1 + last collective issued, or SCR_GAVE_UP; 0 until the rank leaves. */
+  alignas(SCR_LINE) _Atomic uint64_t left;
   alignas(SCR_LINE) _Atomic uint64_t large; /* offset of the large slots in the owner's arena, 0 until they exist */
   alignas(SCR_LINE) _Atomic uint64_t consumed0; /* tickets of the small slots consumed */
   alignas(SCR_LINE) _Atomic uint64_t consumed1; /* tickets of the large slots consumed */
+  alignas(SCR_LINE) _Atomic uint64_t reached; /* device lane: the last collective whose input was ready on this rank */
   scr_sleeper collective;
   scr_sleeper p2p;
-  alignas(
-      SCR_LINE) _Atomic uint64_t failure; /* rank 0's shared block only: 1 + the rank whose record is the first cause */
-  alignas(SCR_LINE) unsigned char failure_record[SCR_FAILURE_BYTES];
+  /* Host lane of rank 0: 1 + the rank whose record is the first cause. */
+  alignas(SCR_LINE) _Atomic uint64_t failure;
+  alignas(SCR_LINE) unsigned char failure_record[SCR_FAILURE_BYTES]; /* host lane */
   alignas(SCR_LINE) scr_record records[SCR_RECORDS];
+  alignas(SCR_LINE) scr_mark marks[SCR_MARKS]; /* device lane */
   alignas(SCR_LINE) unsigned char small[SCR_SMALL_SLOTS * SCR_SMALL_STRIDE];
   /* scr_fifo_reader reader[size]: of the fifos that other ranks write for this one.
    * scr_channel_reader channel_reader[size]: of the channels.

@@ -2,21 +2,31 @@ package runner
 
 import (
 	"encoding/binary"
+	"strings"
 	"syscall"
 	"testing"
 	"unsafe"
 )
 
-// The header of a peer's shared block is checked before it is used, because the peer may be faulty or another program.
+// The headers of a peer's shared blocks are checked before they are used, because the peer may be faulty or another program.
 func TestSharedBlockOfAPeerIsChecked(t *testing.T) {
 	const rank, size, line, at = 1, 3, 128, 4096
+	for _, lane := range []Lane{HostLane, DeviceLane} {
+		t.Run(lane.String(), func(t *testing.T) { checkSharedBlock(t, lane, rank, size, line, at) })
+	}
+}
+
+// checkSharedBlock spoils the header of the shared block of one lane, which is the last one in the arena.
+func checkSharedBlock(t *testing.T, lane Lane, rank, size int, line, at int64) {
+	other := SharedBlockBytes(size)
+	at += other
 	arena, err := syscall.Mmap(-1, 0, int(at+SharedBlockBytes(size)), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = syscall.Munmap(arena) }()
 	bytes := int64(len(arena))
-	shared := func(offset int) []byte { return arena[at+offset:] }
+	shared := func(offset int) []byte { return arena[int(at)+offset:] }
 	const rankWord, sizeWord, bellWord, bytesWord = 8, 12, 16, 24
 	set := func(offset int, value uint64) func(*Peer) {
 		return func(*Peer) { binary.NativeEndian.PutUint64(shared(offset), value) }
@@ -36,17 +46,22 @@ func TestSharedBlockOfAPeerIsChecked(t *testing.T) {
 		"bell far away":                        {set(bellWord, 1<<45), false},
 		"bell before the arena":                {set(bellWord, ^uint64(0)-3), false},
 		"bell not aligned":                     {set(bellWord, 130), false},
-		"shared block before the arena":        {func(p *Peer) { p.Shared = -at }, false},
+		"shared block before the arena":        {func(p *Peer) { p.Shared[lane] = -at }, false},
 		"shared block partly behind the arena": {func(p *Peer) { p.Bytes -= line }, false},
-		"arena shorter than a shared block":    {func(p *Peer) { p.Bytes, p.Shared = SharedBlockBytes(size)-1, 0 }, false},
+		"arena shorter than a shared block":    {func(p *Peer) { p.Bytes, p.Shared[lane] = SharedBlockBytes(size)-1, 0 }, false},
 		"shared block not aligned": {func(p *Peer) {
 			copy(arena[at-64:], arena[at:at+256])
-			p.Shared = at - 64
+			p.Shared[lane] = at - 64
 		}, false},
 	} {
+		if lane == DeviceLane && strings.Contains(name, "bell") {
+			continue // the bell is taken from the header of the host lane's block
+		}
 		clear(arena)
 		FormatSharedBlock(unsafe.Pointer(&arena[at]), rank, size, 128)
-		p := Peer{Arena: unsafe.Pointer(&arena[0]), Bytes: bytes, Shared: at}
+		FormatSharedBlock(unsafe.Pointer(&arena[0]), rank, size, 128)
+		p := Peer{Arena: unsafe.Pointer(&arena[0]), Bytes: bytes}
+		p.Shared[lane] = at
 		c.change(&p)
 		if ok := p.Check(rank, size); ok != c.ok {
 			t.Errorf("%s: accepted: %v", name, ok)

@@ -12,6 +12,18 @@ void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word) {
  * published before a failure or a goodbye still counts. */
 static bool still_blocked(const scr_run *r) { return atomic_load_explicit(r->flag, memory_order_acquire) < r->need; }
 
+void scr_begin_timeout(scr_run *r, int64_t now) {
+  bool behind = r->gate.words != NULL && !r->reached;
+  if (r->deadline_ns == 0 && !behind) r->deadline_ns = now + r->timeout_ns;
+}
+
+/* Whether the deadline has passed. A run without one gets it, unless its stream is behind. */
+static bool has_timed_out(scr_run *r, int64_t now) {
+  scr_begin_timeout(r, now);
+  int64_t deadline = r->deadline_ns;
+  return deadline != 0 && now >= deadline;
+}
+
 int scr_check_wait(scr_group *g, scr_run *r, int64_t now) {
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 ||
       (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) != 0) {
@@ -27,13 +39,11 @@ int scr_check_wait(scr_group *g, scr_run *r, int64_t now) {
     }
   }
   if (r->flag != NULL && r->peer != g->rank) {
-    if (atomic_load_explicit(&g->peer[r->peer].shared->left, memory_order_acquire) != 0 && still_blocked(r)) {
+    if (atomic_load_explicit(&g->peer[r->peer].lane[SCR_HOST_LANE]->left, memory_order_acquire) != 0 && still_blocked(r)) {
       return SCR_INCIDENT_LEFT;
     }
   }
-  if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
-  if (now >= r->deadline_ns) return SCR_INCIDENT_TIMEOUT;
-  return 0;
+  return has_timed_out(r, now) ? SCR_INCIDENT_TIMEOUT : 0;
 }
 
 /* A wait that takes this much longer than asked shows that the process was stopped or the machine paused. The
@@ -76,11 +86,11 @@ int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t 
   int64_t now = scr_look_at_clock(r, p, 0);
   if (p->began == 0) {
     p->began = p->looked = now;
-    if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
+    scr_begin_timeout(r, now);
     atomic_fetch_add_explicit(&g->blocked, 1, memory_order_relaxed);
   }
   bool give_up = now >= slice_end;
-  if (now - p->looked > 1000000 || give_up || now >= r->deadline_ns) {
+  if (now - p->looked > 1000000 || give_up || has_timed_out(r, now)) {
     p->looked = now;
     int code = scr_check_wait(g, r, now);
     if (code) return in_incident(s, r, code);
@@ -97,9 +107,9 @@ int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t 
   atomic_store_explicit(&s->waits_for, scr_sleeps_word(r), memory_order_seq_cst);
   int code = 0;
   if (atomic_load_explicit(r->flag, memory_order_seq_cst) < r->need && (code = scr_check_wait(g, r, now)) == 0) {
-    int64_t ns = slice_end - now, to_deadline = r->deadline_ns - now;
-    if (ns > g->policy.sleep_ns) ns = g->policy.sleep_ns;
-    if (ns > to_deadline) ns = to_deadline;
+    int64_t ns = slice_end - now, most = r->at_gate ? g->policy.gate_ns : g->policy.sleep_ns;
+    if (ns > most) ns = most;
+    if (r->deadline_ns != 0 && ns > r->deadline_ns - now) ns = r->deadline_ns - now;
     if (ns < 1000) ns = 1000;
     atomic_fetch_add_explicit(&g->sleeps, 1, memory_order_relaxed);
     scr_futex_wait(&s->bell, bell, ns);

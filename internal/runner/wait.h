@@ -52,6 +52,9 @@ static inline void scr_wake_readers(scr_group *g) {
  * has passed, or an incident code with run->peer set.
  * Requires: the drive lock. */
 int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t slice_end);
+/* Sets the deadline of a run that begins to wait, unless its input is not ready yet: the timeout of an operation counts
+ * from then on. */
+void scr_begin_timeout(scr_run *r, int64_t now);
 /* Looks whether the wait can still succeed: DOWN, failure word, goodbye of the peer, records that differ, deadline. All
  * timeouts of collectives are found here. Returns 0 or an incident code. */
 int scr_check_wait(scr_group *g, scr_run *r, int64_t now);

@@ -201,6 +201,7 @@ static void waits(sagecomm_waits *out) { *out = (sagecomm_waits){.slice_ns = 100
 static const sagecomm_api api = {
     .abi_version = SAGECOMM_ABI_VERSION,
     .struct_size = sizeof(sagecomm_api),
+    .op_size = sizeof(sagecomm_op),
     .version = version,
     .group_create = group_create,
     .group_destroy = group_destroy,

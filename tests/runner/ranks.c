@@ -162,7 +162,7 @@ static int32_t issue(uint64_t handle, const sagecomm_op *op, scr_run **out, sage
     CHECK(scr_cache_insert(g, key, p));
   }
   bool down;
-  *out = scr_submit(g, op, bytes, p, false, &down);
+  *out = scr_submit(g, op, bytes, p, false, NULL, &down);
   pthread_mutex_unlock(&go);
   return *out ? SAGECOMM_OK : scr_copy_error(g, err);
 }
@@ -300,9 +300,11 @@ static void *begin(void *p) {
 /* Makes the shared blocks of a group and describes them in peers[]. */
 static void make_shared_blocks(int n, scr_peer_config peers[]) {
   for (int i = 0; i < n; i++) {
-    uint64_t shared = take_memory(i, scr_shared_bytes(n));
-    scr_shared_format(arena_of(i) + shared, i, n, 0);
-    peers[i] = (scr_peer_config){.arena = arena_of(i), .arena_bytes = ARENA_BYTES, .shared = shared};
+    peers[i] = (scr_peer_config){.arena = arena_of(i), .arena_bytes = ARENA_BYTES};
+    for (int lane = 0; lane < SCR_LANES; lane++) {
+      peers[i].shared[lane] = take_memory(i, scr_shared_bytes(n));
+      scr_shared_format(arena_of(i) + peers[i].shared[lane], i, n, 0);
+    }
     CHECK(scr_shared_check(&peers[i], i, n) == 0);
     peers[i].engine_bell = (uint64_t)(arena_of(MAX_RANKS) - arena_of(i)); /* one process, one engine */
   }
@@ -325,6 +327,7 @@ static void open_group(int n, uint32_t spin, uint32_t yield_us) {
                                      .begin_ns = 200 * 1000,
                                      .brief_ns = 20 * 1000,
                                      .drain_ns = 10 * 1000000,
+                                     .gate_ns = 100 * 1000,
                                      .at_once_ns = 50 * 1000},
                           .peers = peers};
     int e = n_entries++;
@@ -345,6 +348,7 @@ static void prepare(void) {
                                             .yield_us = 50,
                                             .slice_ns = 200 * 1000,
                                             .look_ns = 20 * 1000000,
+                                            .gate_ns = 100 * 1000,
                                             .sound_ns = 1000000000,
                                             .idle_looks = 10});
   for (int i = 0; i < MAX_RANKS; i++) atomic_store(&arena_used[i], ARENA_BYTES);

@@ -1,0 +1,35 @@
+// Package engine is the seam between a group and what carries out its collectives. Each lane of a group has one [Engine]:
+// package host moves host memory through the runner; engines for devices stand beside it. pgbackend makes engines and calls
+// them; an engine knows no torch and no other group.
+package engine
+
+import (
+	"sagecomm/algo"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
+)
+
+// Engine carries out the collectives of one lane of a group. Any goroutine may call its methods. The group stays in place
+// during a call.
+type Engine interface {
+	// Name returns the engine's name for texts and records: "host".
+	Name() string
+
+	// Prepare makes what Issue needs for calls like this one, or finds it from an earlier call: the program, slots, channels.
+	// It may take tenths of a second. The call was checked.
+	Prepare(call runner.Call, op coll.Op) (Prepared, error)
+
+	// Issue numbers the call and queues it. It waits for no peer. The error is [runner.ErrDown] if the group is down. After
+	// an error, nothing of the call was issued.
+	Issue(call runner.Call, op coll.Op, p Prepared) error
+
+	// Abort ends all waits of devices for this engine's operations. The group is down, so no later call is issued.
+	Abort()
+}
+
+// Prepared is what Prepare returns for one call.
+type Prepared struct {
+	Class   algo.Class      // the algorithm, its transport and its chunk
+	Program runner.Compiled // the program
+	Kept    bool            // the program is in the cache of the lane; else it belongs to this call
+}

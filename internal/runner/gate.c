@@ -1,0 +1,124 @@
+/* gate.c: how runs wait at gates, and external runs. The memory of a device is moved elsewhere.
+ * Requires: the drive lock, for every function. */
+#include "gates.h"
+
+#include "queue.h"
+
+static uint64_t units(uint64_t wanted, uint32_t moved) { return scr_min(wanted, moved); }
+
+int scr_gate_enter(scr_group *g, scr_run *r, uint64_t unit) {
+  scr_gate_words *w = r->gate.words;
+  r->coll.channel = 0;
+  r->at_gate = true;
+#ifdef SCR_MUTANT_INPUT_NOT_AWAITED
+  int rc = 0;
+#else
+  int rc = scr_await(g, r, &w->input_ready, units(unit + 1, r->gate.inputs), g->rank);
+#endif
+  if (rc) return rc;
+  if (!r->reached) {
+    r->reached = true;
+    atomic_store_explicit(&g->shared->reached, r->coll.seq, memory_order_release);
+  }
+#ifndef SCR_MUTANT_OUTPUT_NOT_AWAITED
+  if (r->gate.window != 0 && unit >= r->gate.window) {
+    rc = scr_await(g, r, &w->output_taken, units(unit + 1 - r->gate.window, r->gate.outputs), g->rank);
+    if (rc) return rc;
+  }
+#endif
+  r->at_gate = false;
+  return 0;
+}
+
+/* No device waits for more units than it moves, so the counts may go beyond them. */
+void scr_gate_leave(scr_run *r, uint64_t unit) {
+  atomic_store_explicit(&r->gate.words->output_done, unit + 1, memory_order_release);
+  atomic_store_explicit(&r->gate.words->input_taken, unit + 1, memory_order_release);
+}
+
+void scr_gate_open(const scr_run *r) {
+#ifndef SCR_MUTANT_GATE_STAYS_SHUT
+  atomic_store_explicit(&r->gate.words->output_done, SCR_GATE_OPEN, memory_order_release);
+  atomic_store_explicit(&r->gate.words->input_taken, SCR_GATE_OPEN, memory_order_release);
+#endif
+}
+
+/* ---- external runs ---- */
+
+/* Compares what this rank and a peer have recorded of the last collective that both have recorded, or of the last one that
+ * both have marked. */
+static bool agrees(const scr_group *g, int32_t peer) {
+  scr_call mine, theirs;
+  uint64_t last = scr_group_recorded(g, g->rank), other = scr_group_recorded(g, peer), both = scr_min(last, other);
+  if (scr_group_call(g, g->rank, both, &mine) && scr_group_call(g, peer, both, &theirs)) {
+    return mine.hash == theirs.hash;
+  }
+  return scr_group_marks_agree(g, peer, both);
+}
+
+int scr_external_compare(scr_group *g, scr_run *r) {
+  for (int32_t i = 0; i < g->size; i++) {
+    if (i == g->rank || agrees(g, i)) continue;
+    r->peer = i;
+    return SCR_INCIDENT_MISMATCH;
+  }
+  return 0;
+}
+
+void scr_external_begin(scr_group *g, scr_run *r) {
+  r->listed = true;
+  r->next_external = NULL;
+  if (g->coll.external_tail) {
+    g->coll.external_tail->next_external = r;
+  } else {
+    g->coll.external_head = r;
+  }
+  g->coll.external_tail = r;
+}
+
+static bool is_done(scr_run *r) {
+  if (!r->reached && atomic_load_explicit(&r->gate.words->input_ready, memory_order_acquire) != 0) {
+    r->reached = true;
+    atomic_store_explicit(&r->group->shared->reached, r->coll.seq, memory_order_release);
+  }
+  return atomic_load_explicit(&r->gate.words->output_taken, memory_order_acquire) != 0;
+}
+
+bool scr_external_sweep(scr_group *g, const scr_run *until, bool all, int32_t status) {
+  bool all_done = true;
+  scr_run **link = &g->coll.external_head, *before = NULL;
+  for (scr_run *r; (r = *link) != NULL;) {
+    bool done = is_done(r);
+    all_done = all_done && done;
+    if (!done && !all) {
+      before = r;
+      link = &r->next_external;
+      continue;
+    }
+    *link = r->next_external;
+    if (g->coll.external_tail == r) g->coll.external_tail = before;
+    r->listed = false;
+    scr_run_finish(r, done ? SAGECOMM_OK : status, r == until);
+    scr_run_unref(r);
+  }
+  scr_queue_settle(g);
+  return all_done;
+}
+
+scr_run *scr_external_block(scr_group *g, scr_run *r) {
+  r->flag = r->reached ? &r->gate.words->output_taken : &r->gate.words->input_ready;
+  r->need = 1;
+  r->peer = g->rank;
+  r->at_gate = true;
+  return r;
+}
+
+int scr_external_check(scr_group *g, int64_t now, scr_run **culprit) {
+  for (scr_run *r = g->coll.external_head; r != NULL; r = r->next_external) {
+    *culprit = scr_external_block(g, r);
+    int code = scr_check_wait(g, r, now);
+    if (code == 0 && r == g->coll.external_head) code = scr_external_compare(g, r);
+    if (code) return code;
+  }
+  return 0;
+}

@@ -1,0 +1,145 @@
+package pgbackend
+
+import (
+	"fmt"
+	"time"
+
+	"sagecomm/algo/plan"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/engine"
+	"sagecomm/internal/engine/host"
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+)
+
+// lane is one lane of a group: the runner's part of it, and the engine that carries out its operations.
+type lane struct {
+	run    *runner.Group
+	engine engine.Engine
+}
+
+// lower compiles slot plans. Tests replace it with a function that fails.
+var lower = host.Compile
+
+// openGroup makes the runner's part of a lane. Tests replace it with a function that fails.
+var openGroup = runner.OpenGroup
+
+// open makes a lane from the mapped arenas.
+func (g *Group) open(number runner.Lane, timeout time.Duration) (*runner.Group, error) {
+	peers := make([]runner.Peer, g.size)
+	for rank, p := range g.peers {
+		if m := g.members[rank]; p.Flights > 0 {
+			p.FlightLog = m.FlightLog[number]
+		}
+		peers[rank] = p
+	}
+	return openGroup(runner.Config{Rank: g.rank, Lane: number, Host: g.run, Timeout: timeout, Backoff: backoff(g.settings, g.crowded()),
+		StreamBytes: streamBytes, Flights: g.flights, Stacks: g.RecordsStacks(), Timeline: g.timeline, Trace: env.Debug.Get(g.settings) >= env.Trace,
+		Policy: policy, Peers: peers})
+}
+
+// hostEngine returns an engine that moves the buffers of a lane, which are host memory, through the runner.
+func (g *Group) hostEngine(run *runner.Group) *host.Engine {
+	return host.New(host.Lane{Run: run, Selector: g.selector, Rank: g.rank, Size: g.size, Lock: &g.compiling,
+		Grow:  func(bytes int64) (int64, error) { return g.memory.more(bytes) },
+		Lower: func(p plan.SlotPlan, op coll.Op) (runner.Compiled, error) { return lower(p, op) }})
+}
+
+// lanes returns the lanes that this process has opened, the host lane first.
+func (g *Group) lanes() []*lane {
+	list := []*lane{&g.lane}
+	if d := g.device.Load(); d != nil {
+		list = append(list, d)
+	}
+	return list
+}
+
+// down takes both lanes down. A lane that is opened at the same time finds the cause (openDeviceLane).
+// Requires: g.cause is set.
+func (g *Group) down() {
+	cause := g.cause.Load()
+	for _, l := range g.lanes() {
+		l.run.Down(cause)
+		l.engine.Abort()
+	}
+}
+
+// unfinishedRuns returns a number above zero while an operation of a lane is not complete or a thread uses the group.
+func (g *Group) unfinishedRuns() (n int) {
+	for _, l := range g.lanes() {
+		n += l.run.Unfinished()
+	}
+	return n
+}
+
+// deviceLane returns the lane of an operation on a device. The first call opens it.
+func (g *Group) deviceLane(op coll.Op) (*lane, *coll.Failure) {
+	if d := g.device.Load(); d != nil {
+		return d, nil
+	}
+	g.opening.Lock()
+	defer g.opening.Unlock()
+	if d := g.device.Load(); d != nil {
+		return d, nil
+	}
+	made, err := g.newDeviceEngine(op)
+	if err != nil {
+		return nil, g.refuse(op, err)
+	}
+	d, err := g.openDeviceLane(made)
+	if err != nil {
+		return nil, g.broken(op, err)
+	}
+	if d == nil {
+		return nil, destroyed(g.name)
+	}
+	return d, nil
+}
+
+// openDeviceLane opens the device lane. It returns nil if the group is no longer one of the process.
+// Requires: g.opening.
+func (g *Group) openDeviceLane(made func(*runner.Group) (engine.Engine, error)) (*lane, error) {
+	run, err := g.open(runner.DeviceLane, g.operationTimeout)
+	if err != nil {
+		return nil, err
+	}
+	d := &lane{run: run}
+	if d.engine, err = made(run); err != nil {
+		run.Down(g.broken(coll.Op{}, err))
+		run.Close()
+		return nil, err
+	}
+	p := g.process
+	p.mu.Lock()
+	gone := p.groups[g.Handle()] != g
+	if !gone {
+		g.device.Store(d)
+		p.lanes[run.Handle()] = g
+	}
+	p.mu.Unlock()
+	if gone {
+		run.Down(destroyed(g.name))
+		run.Close()
+		return nil, nil
+	}
+	// A group that fails sets the cause, then looks for the lane; this looks for the cause after it has stored the lane.
+	if g.cause.Load() != nil {
+		g.down()
+	}
+	p.engine.changed(p)
+	return d, nil
+}
+
+// of returns the lane with a handle.
+// Requires: the handle is that of a lane of the group.
+func (g *Group) of(handle uint64) *runner.Group {
+	if d := g.device.Load(); d != nil && d.run.Handle() == handle {
+		return d.run
+	}
+	return g.run
+}
+
+// newDeviceEngine returns a function that makes the engine for operations like op.
+func (g *Group) newDeviceEngine(op coll.Op) (func(*runner.Group) (engine.Engine, error), error) {
+	return nil, fmt.Errorf("sagecomm: %v: rank %d: no engine for memory on %v", op.Name(), g.rank, op.Device)
+}
