@@ -10,13 +10,13 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// NoLimit as [Class.UpTo] or [Rule.To] means that there is no longest length.
+// NoLimit, as [Class.UpTo] or [Rule.To], means that lengths have no upper limit.
 const NoLimit = math.MaxUint64
 
-// MaxClasses is the most classes of a kind. The runner's table of boundaries has one entry less.
+// MaxClasses bounds the number of classes of a kind. The runner's table holds the boundaries between them, one fewer.
 const MaxClasses = 17
 
-// Transport is the kind of memory through which a plan moves bytes. It distinguishes the two kinds of plan.
+// Transport is the kind of memory through which a plan moves bytes. Each has its own kind of plan.
 type Transport uint8
 
 const (
@@ -33,15 +33,17 @@ func (t Transport) String() string {
 	return "channels"
 }
 
-// Class is a range of lengths for which a kind uses one algorithm with one chunk. It begins above the class before it.
+// Class is a range of lengths for which a kind uses one algorithm with one chunk. It begins where the class before it
+// ends.
 type Class struct {
 	UpTo      uint64 // the longest length of the class
 	Algorithm string
 	Transport Transport
 	Slots     plan.Slots // set of slots of a slot plan; 0 for a sendrecv plan
 	Chunk     int
-	// Even reports that the plan needs blocks of equal length. Only an all_to_all can have such a plan, and only by a
-	// rule, because ranks know the lengths of their own blocks only. A call with other blocks fails the group.
+	// Even reports that the plan needs blocks of equal length. Only a rule gives a class such a plan, and only for
+	// all_to_all: ranks know the lengths of their own blocks only, so a prediction cannot rely on equal ones. A call
+	// with other blocks fails the group.
 	Even bool
 }
 

@@ -46,9 +46,9 @@ type Candidate struct {
 	Slots     plan.Slots
 	Chunk     int
 	Predicted time.Duration
-	AtLeast   bool // Predicted is a lower bound, since too many ranks have too many messages each
-	// Steps is the number of steps of the rank with most steps: stages times chunks, or the larger of the numbers of messages
-	// sent and taken.
+	AtLeast   bool // the plans have too many messages to be priced, and Predicted is a lower bound
+	// Steps is the number of steps of the rank that has most: for a slot plan stages times chunks, for a sendrecv plan
+	// the messages sent or the messages taken, whichever are more.
 	Steps int
 	// Bytes is the number of bytes that the busiest rank moves to or from others.
 	Bytes   uint64
@@ -59,9 +59,9 @@ type Candidate struct {
 	Why     string // why it is chosen, or not
 }
 
-// Explain returns all candidates for a length, cheapest first and those without a price last, with the chosen one
-// marked. The prediction for a class was made at a few lengths, so close to a boundary the chosen candidate may not be
-// the first.
+// Explain returns all candidates for a length, with the chosen one marked: the cheapest first, and those without a
+// price last. Classes were predicted at a few lengths only, so close to a boundary the chosen candidate may not be the
+// first.
 func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	p := newPredictor(s.shape, s.params)
 	chosen := s.Choose(kind, bytes)
@@ -88,7 +88,7 @@ func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	return list
 }
 
-// alternatives returns all classes that a length could have.
+// alternatives returns every class that a length could have.
 func (p *predictor) alternatives(kind coll.Kind, bytes uint64) (list []Class) {
 	if p.shape.sharesMemory() {
 		g := gradeOf(kind, p.shape.Size, bytes)
@@ -116,7 +116,7 @@ func (p *predictor) explained(kind coll.Kind, c Class, bytes uint64) Candidate {
 	}
 	s, err := p.sendRecvCandidate(kind, c.Algorithm, c.Chunk)
 	if err != nil {
-		return one // cannot happen, because the class was made from this candidate
+		return one // cannot happen: the class was made from this candidate
 	}
 	if longest, err := p.sendRecvCandidate(kind, c.Algorithm, 0); err == nil {
 		one.Longest = longest.class.Chunk
@@ -130,7 +130,7 @@ func (p *predictor) explained(kind coll.Kind, c Class, bytes uint64) Candidate {
 	return one
 }
 
-// rejected returns why a candidate is not the chosen one.
+// rejected returns why a candidate is not chosen.
 func rejected(kind coll.Kind, c, chosen Candidate) string {
 	switch {
 	case c.Even:

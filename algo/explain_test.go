@@ -11,7 +11,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// explained finds a candidate by its algorithm.
+// explained returns the candidate with an algorithm.
 func explained(t *testing.T, s *Selector, kind coll.Kind, bytes uint64, algorithm string) Candidate {
 	t.Helper()
 	for _, c := range s.Explain(kind, bytes) {
@@ -72,7 +72,7 @@ func TestExplainSaysWhy(t *testing.T) {
 			t.Errorf("%v %s of %d bytes: %q, want %q", c.kind, c.algorithm, c.bytes, got.Why, c.why)
 		}
 	}
-	// The chunk of a rule and the predicted chunk are candidates beside each other.
+	// A rule's chunk and the predicted chunk are two candidates.
 	chunks := map[int]bool{}
 	for _, c := range forced.Explain(coll.AllReduce, 1<<20) {
 		if c.Algorithm == sendrecv.Ring {

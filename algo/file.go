@@ -14,7 +14,7 @@ import (
 // FileVersion is the version of the format of [File].
 const FileVersion = 1
 
-// File is a tuning file, which `python -m sagecomm tune` writes for machines and groups of some shapes. It is JSON:
+// File is a tuning file, which `python -m sagecomm tune` writes. It is JSON:
 //
 //	{
 //	  "version": 1,
@@ -29,9 +29,9 @@ const FileVersion = 1
 //	  ]
 //	}
 //
-// An entry is for groups of one shape on one kind of machine; without size or hosts (0) it is for groups of all sizes
-// or on any number of hosts. Of several entries for a group the most specific one counts, where the size outweighs the
-// hosts. Parameters and rules are written as in [ParseTune].
+// An entry is for groups of one shape on one kind of machine. Without a size (0) it is for groups of all sizes, without
+// hosts (0) for groups on any number of hosts. If several entries fit a group, the most specific one counts, and a size
+// is more specific than hosts. Parameters and rules are written as in [ParseTune].
 type File struct {
 	Version int     `json:"version"`
 	Entries []Entry `json:"entries"`
@@ -46,7 +46,8 @@ type Entry struct {
 	Rules   []string          `json:"rules,omitempty"`
 }
 
-// ParseFile reads a tuning file and refuses one with rules or parameters that no group can have. Errors begin with name.
+// ParseFile reads a tuning file. It refuses one with rules or parameters that no group can have. Its errors begin with
+// name.
 func ParseFile(name string, text []byte) (*File, error) {
 	var f File
 	d := json.NewDecoder(bytes.NewReader(text))
@@ -87,8 +88,9 @@ func (f File) Write() ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// Put replaces the entry for the same groups, or appends one. Rules of collectives, and parameters, that the new entry
-// does not have stay. It returns the entry as it then stands in the file.
+// Put replaces the entry for the same groups, or appends one. It keeps the old entry's rules of collectives for which
+// the new one has none, and the old parameters that the new one does not set. It returns the entry as it then stands in
+// the file.
 func (f *File) Put(e Entry) (Entry, error) {
 	same := slices.IndexFunc(f.Entries, func(other Entry) bool {
 		return e.Machine == other.Machine && e.Size == other.Size && e.Hosts == other.Hosts
@@ -116,7 +118,8 @@ func (f *File) Put(e Entry) (Entry, error) {
 	return e, err
 }
 
-// For returns the file's tuning for a group on a machine, or an empty tuning if no entry is for it. Errors begin with name.
+// For returns the file's tuning for a group on a machine, or an empty tuning if no entry is for it. Its errors begin
+// with name.
 func (f File) For(name, machine string, shape Shape) (Tune, error) {
 	if best := f.entry(machine, shape); best >= 0 {
 		return f.Entries[best].tune(name)
@@ -143,7 +146,7 @@ func (e Entry) fits(shape Shape) bool {
 	return (e.Size == 0 || e.Size == shape.Size) && (e.Hosts == 0 || e.Hosts == shape.HostCount())
 }
 
-// weight returns how specific the entry is.
+// weight returns how specific the entry is: a size counts more than hosts.
 func (e Entry) weight() (w int) {
 	if e.Size > 0 {
 		w += 2
@@ -188,8 +191,8 @@ func (e Entry) tune(name string) (t Tune, err error) {
 	return t, nil
 }
 
-// Over returns a user's tuning on top of a file's. The user's parameters replace the file's of the same name, the user's
-// rules replace the file's for their lengths, and a user's policy replaces all rules of the file.
+// Over returns a user's tuning combined with a file's. The user's parameters replace the file's of the same name, the
+// user's rules replace the file's for their lengths, and a user's policy replaces all rules of the file.
 func (t Tune) Over(file Tune) Tune {
 	out := Tune{Rules: slices.Clone(t.Rules), Policy: t.Policy}
 	for _, s := range file.Settings {

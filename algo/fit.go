@@ -10,23 +10,23 @@ import (
 )
 
 const (
-	// fitLongest bounds the lengths to which parameters are fitted: longer ones leave the caches, which the model
+	// fitLongest bounds the lengths to which parameters are fitted. Longer buffers leave the caches, which the model
 	// ignores.
 	fitLongest = 1 << 20
-	// fitRanks is the largest group for which parameters are fitted: prices of larger ones take too long.
+	// fitRanks is the largest group for which parameters are fitted. Prices of larger ones take too long.
 	fitRanks = 32
-	// fitLengths is how many lengths of a kind are used.
+	// fitLengths is how many lengths of each kind are used.
 	fitLengths = 8
-	// pull draws parameters to their old values, so that a parameter without effect stays there. A change by a factor
-	// of e must reduce the error by this much.
+	// pull draws parameters to their old values, so that a parameter without effect keeps its value. To change one by a
+	// factor of e must reduce the error by this much.
 	pull = 0.004
 )
 
 // fit finds the parameters with which predictions are closest to measurements, and returns those that have changed. It
-// minimises the mean of |ln(predicted/measured)|, which forgives outliers. The part of a call beside the plan (Python,
-// torch, the way into the core) is equal for all algorithms of a kind and is no parameter. Prices have no derivatives,
-// since a plan's time is the longest of many paths; so each parameter in turn is made larger and smaller by a factor
-// that shrinks (coordinate search).
+// minimises the mean of |ln(predicted/measured)|, which forgives outliers. What a call takes outside the plan (Python,
+// torch, the way into the core) is equal for all algorithms of a kind, so it is estimated for each kind and is no
+// parameter. A price has no derivatives, since a plan's time is the longest of many paths. So fit multiplies and
+// divides each parameter in turn by a factor that shrinks (coordinate search).
 func (s *Selector) fit(list []Measured) (out []Setting) {
 	if s.shape.Size > fitRanks {
 		return nil
@@ -75,10 +75,10 @@ type fit struct {
 	from    Params
 	rows    []Measured // by kind
 	classes []Class
-	last    [2]pricedRows // of slots and of channels, since each parameter concerns one of them
+	last    [2]pricedRows // of slots and of channels: no parameter concerns both
 }
 
-// pricedRows holds the prices of the rows of a transport, in seconds.
+// pricedRows holds the prices of the rows of one transport, in seconds, with given parameters.
 type pricedRows struct {
 	with   Params
 	prices map[int]float64 // by row
@@ -122,7 +122,7 @@ func (f *fit) matters(one parameter, params Params) bool {
 	return !slices.Equal(before, f.predict(next))
 }
 
-// loss returns how far predictions are from measurements.
+// loss returns the error of the predictions with given parameters, and the pull to the old values.
 func (f *fit) loss(params Params) (sum float64) {
 	predicted := f.predict(params)
 	for first := 0; first < len(f.rows); {
@@ -145,8 +145,8 @@ func (f *fit) loss(params Params) (sum float64) {
 	return sum
 }
 
-// beside returns the time of a call beside its plan: the median, over the algorithms of a kind, of the measured minus
-// the predicted time of the shortest length.
+// beside returns the time that a call takes outside its plan: at the shortest length, the median over the algorithms of
+// a kind of the measured minus the predicted time.
 func (f *fit) beside(predicted []float64, first, end int) float64 {
 	shortest := slices.MinFunc(f.rows[first:end], func(a, b Measured) int { return cmp.Compare(a.Bytes, b.Bytes) })
 	var more []float64
@@ -186,7 +186,8 @@ func (f *fit) predict(params Params) []float64 {
 	return out
 }
 
-// seconds returns the predicted time of a class. A class without a price takes longer than anything that was measured.
+// seconds returns the predicted time of a class. A class without a price has a time longer than anything that was
+// measured.
 func (p *predictor) seconds(kind coll.Kind, c Class, bytes uint64) float64 {
 	if c.Transport == Slots {
 		return p.slots.price(kind, c, bytes).Duration().Seconds()

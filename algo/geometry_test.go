@@ -28,7 +28,7 @@ func defined(t *testing.T, file, name string) int {
 	return value
 }
 
-// Plans are proved for the slots that the runner lays out.
+// Proofs of plans hold for the slots that the runner lays out only if both have the same geometry.
 func TestGeometryIsTheRunners(t *testing.T) {
 	for _, c := range []struct {
 		file, name string
@@ -45,7 +45,7 @@ func TestGeometryIsTheRunners(t *testing.T) {
 	}
 }
 
-// Chunks are chosen for the channels that the runner has.
+// Chunks fit the channels that the runner has only if both have the same geometry.
 func TestGeometryOfChannelsIsTheRunners(t *testing.T) {
 	for name, ours := range map[string]int{"SCR_CHANNEL_BYTES": plan.MessageBytes, "SCR_CHANNEL_PLACES": plan.ChannelPlaces, "SCR_CHANNELS": plan.ChannelsPerPair} {
 		if got := defined(t, "shared_block.h", name); got != ours {

@@ -15,24 +15,25 @@ type Measured struct {
 	Kind      coll.Kind
 	Bytes     uint64 // length, counted as [Selector.Choose] counts it
 	Algorithm string
-	Chunk     int     // 0: as predicted
-	Seconds   float64 // time of a call, as users see it
+	Chunk     int     // 0 stands for the predicted chunk
+	Seconds   float64 // time of a whole call, as a user measures it
 	Ratio     float64 // Seconds divided by the time of the selector's own choice in the same rounds
-	Dropped   bool    // it was far behind in its first turn and had no other one; a single turn does not justify a rule
-	// Confirmed is the ratio in a later run of this candidate and the selector's own choice alone; 0 without such a run.
+	Dropped   bool    // it was so slow in its first turn that it had no other one; a single turn justifies no rule
+	// Confirmed is the ratio in a later run in which this candidate and the selector's own choice were alone; 0 without
+	// such a run.
 	Confirmed float64
 }
 
-// worth is the factor in time that a choice must gain over the predicted one, and a change of algorithm between two
-// lengths over no change. Below it the same two algorithms change places from one measurement to the next.
+// worth is the factor in time by which a choice must beat the predicted one. A change of algorithm between two lengths
+// must gain as much over no change. Below it the same two algorithms change places from one measurement to the next.
 const worth = 1.03
 
-// free is the price of a change below which changes that the prediction makes as well cost nothing.
+// free is the price of a change of algorithm below which a change costs nothing where the prediction changes as well.
 const free = 1
 
-// Tuned returns the entry of a tuning file that follows from measurements in a group on a machine. It has rules for the
-// kinds that were measured, up to the longest measured length. For the other kinds it has the parameters that predict the
-// measurements best. A rule departs from the prediction only where a run of its own has confirmed that it saves time,
+// Tuned returns the entry of a tuning file that follows from measurements in a group on a machine. For the kinds that
+// were measured it has rules, up to the longest measured length. For the other kinds it has the parameters that predict
+// the measurements best. A rule departs from the prediction only where a separate run has confirmed that it saves time,
 // because the best of many candidates is partly the luckiest one. Plans that need blocks of equal length get no rule,
 // since only a user knows whether blocks are equal.
 func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
@@ -53,7 +54,7 @@ func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	return e, nil
 }
 
-// Unconfirmed returns the measurements that would change the result of [Selector.Tuned] if a run of their own confirmed
+// Unconfirmed returns the measurements that would change the result of [Selector.Tuned] if a separate run confirmed
 // them.
 func (s *Selector) Unconfirmed(list []Measured) (open []Measured, err error) {
 	err = s.eachKind(list, func(kind coll.Kind, of []Measured) error {
@@ -111,7 +112,7 @@ type ruleCandidate struct {
 	chunk     int
 }
 
-// hoped returns the confirmed ratio of a candidate, or its first ratio if no run has confirmed it.
+// hoped returns the confirmed ratio of a candidate, or its first ratio if no separate run has confirmed it.
 func (m *Measured) hoped() float64 {
 	switch {
 	case m.Dropped:
@@ -122,7 +123,7 @@ func (m *Measured) hoped() float64 {
 	return m.Ratio
 }
 
-// sure returns the ratio of a candidate that a run of its own has confirmed. It is infinite without such a run.
+// sure returns the confirmed ratio of a candidate. It is infinite without a confirmation.
 func (m *Measured) sure() float64 {
 	if m.Confirmed > 0 {
 		return m.hoped()
@@ -130,10 +131,11 @@ func (m *Measured) sure() float64 {
 	return math.Inf(1)
 }
 
-// cheapestRules returns the sequence of candidates, one for each length, that costs least: their measurements, in order of
-// length, and the rules that set them. The cost of a candidate at a length is the logarithm of its ratio, so that all
-// lengths have equal weight. A change from one length to the next costs a little, and so does a candidate that is not
-// predicted. The sequence is found by dynamic programming (Viterbi, "Error bounds for convolutional codes", 1967).
+// cheapestRules returns the sequence of candidates, one for each length, that costs least: as measurements in order of
+// length, and as the rules that set these candidates. The cost of a candidate at a length is the logarithm of its
+// ratio, so that all lengths have equal weight. A change of candidate from one length to the next costs a little, and
+// so does a candidate that is not predicted. The sequence is found by dynamic programming (Viterbi, "Error bounds for
+// convolutional codes", 1967).
 func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, ratio func(*Measured) float64) (used []*Measured, rules []Rule, err error) {
 	lengths, candidates := s.axes(kind, list)
 	if len(candidates) == 0 {
@@ -145,7 +147,8 @@ func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, ratio func(*Me
 		costs[i] = make([]float64, len(candidates))
 		for j, c := range candidates {
 			costs[i][j] = s.cost(kind, measurement(list, bytes, c), bytes, c, ratio)
-			// Only a rule for all lengths may lose at some lengths and save at others.
+			// A rule for a range must save time at each of its lengths. Only a rule for all lengths may lose at some of
+			// them.
 			if !single && costs[i][j] >= 0 && !s.predicts(kind, bytes, c) {
 				costs[i][j] = math.Inf(1)
 			}
@@ -171,7 +174,7 @@ func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, ratio func(*Me
 		}
 		return used, []Rule{{Kind: kind, To: NoLimit, Algorithm: best.algorithm, Chunk: best.chunk}}, nil
 	}
-	for change := math.Log(worth); ; change *= 2 { // until there are not too many ranges
+	for change := math.Log(worth); ; change *= 2 { // a higher price makes fewer ranges, until there are few enough
 		path := cheapest(costs, func(i, from, to int) float64 {
 			predicted := s.predicts(kind, lengths[i-1], candidates[from]) && s.predicts(kind, lengths[i], candidates[to])
 			if from == to || predicted && change < free {
@@ -188,8 +191,8 @@ func (s *Selector) cheapestRules(kind coll.Kind, list []Measured, ratio func(*Me
 	}
 }
 
-// cost returns the logarithm of a candidate's ratio at a length, times its surcharge. A candidate that is chosen without a
-// rule needs no confirmation.
+// cost returns the logarithm of a candidate's ratio at a length, times its surcharge. A candidate that is chosen there
+// without any rule needs no confirmation.
 func (s *Selector) cost(kind coll.Kind, m *Measured, bytes uint64, c ruleCandidate, ratio func(*Measured) float64) float64 {
 	switch {
 	case m == nil:
@@ -217,8 +220,8 @@ func (s *Selector) axes(kind coll.Kind, list []Measured) (lengths []uint64, cand
 	return slices.Compact(lengths), slices.Compact(candidates)
 }
 
-// measurement returns the measurement of a candidate at a length, or nil. A chunk that was not measured has that of the
-// predicted chunk, since both are longer than the buffer.
+// measurement returns the measurement of a candidate at a length, or nil. If the candidate's chunk was not measured
+// there, it returns that of the predicted chunk: both are longer than the buffer and make the same plan.
 func measurement(list []Measured, bytes uint64, c ruleCandidate) *Measured {
 	var usual *Measured
 	for i := range list {
@@ -236,9 +239,9 @@ func measurement(list []Measured, bytes uint64, c ruleCandidate) *Measured {
 	return usual
 }
 
-// surcharge returns the factor by which a candidate must be faster to be worth a rule. Where ranks share memory, reductions
-// over channels need the same margin that other collectives need to be predicted, because they add in another order than
-// that of the ranks.
+// surcharge returns the factor by which a candidate must be faster to get a rule. Where ranks share memory, a reduction
+// over channels needs the margin that other collectives over channels need to be predicted, because it adds in another
+// order than that of the ranks.
 func (s *Selector) surcharge(kind coll.Kind, bytes uint64, c ruleCandidate) float64 {
 	switch {
 	case s.predicts(kind, bytes, c):
@@ -249,13 +252,12 @@ func (s *Selector) surcharge(kind coll.Kind, bytes uint64, c ruleCandidate) floa
 	return worth
 }
 
-// predicts reports whether a candidate is chosen at a length without any rule.
+// predicts reports whether a candidate is chosen at a length without any rule from measurements.
 func (s *Selector) predicts(kind coll.Kind, bytes uint64, c ruleCandidate) bool {
 	return c.chunk == 0 && s.Choose(kind, bytes).Algorithm == c.algorithm
 }
 
-// cheapest returns the path through a table of costs, one column in each row, for which the sum of its costs and of its
-// changes is least.
+// cheapest returns the path through a table of costs, one column in each row, with the least sum of costs and changes.
 func cheapest(costs [][]float64, change func(i, from, to int) float64) []int {
 	total := slices.Clone(costs[0])
 	from := make([][]int, len(costs))
@@ -280,8 +282,8 @@ func cheapest(costs [][]float64, change func(i, from, to int) float64) []int {
 	return path
 }
 
-// ranges joins neighbouring lengths of the same candidate into rules. The last rule ends at the longest length: nothing
-// was measured beyond, so the prediction holds there.
+// ranges joins neighbouring lengths of the same candidate into rules. The last rule ends at the longest length that was
+// measured; beyond it the prediction holds.
 func (s *Selector) ranges(kind coll.Kind, lengths []uint64, candidates []ruleCandidate, path []int) (rules []Rule) {
 	for i, at := range path {
 		if i > 0 && path[i-1] == at {
@@ -297,8 +299,8 @@ func (s *Selector) ranges(kind coll.Kind, lengths []uint64, candidates []ruleCan
 	return rules
 }
 
-// between returns where one candidate ends and the next begins between two lengths: where the prediction makes the same
-// change, else at their geometric mean.
+// between returns the boundary between two candidates that were measured at two lengths: where the prediction makes the
+// same change, else the geometric mean.
 func (s *Selector) between(kind coll.Kind, low, high uint64, from, to string) uint64 {
 	table := s.classes(kind)
 	for i, c := range table[:len(table)-1] {

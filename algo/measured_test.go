@@ -11,7 +11,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// machineOf returns what every candidate of some kinds takes, in groups of s, on a machine whose costs are params.
+// machineOf returns the measurements that a machine with the costs params would give, for every candidate of some
+// kinds.
 func machineOf(s *Selector, params Params, beside float64, kinds []coll.Kind, lengths []uint64) (list []Measured) {
 	p := newPredictor(s.shape, params)
 	for _, kind := range kinds {
@@ -34,7 +35,7 @@ func lengthsTo(most uint64) (list []uint64) {
 	return list
 }
 
-// tunedBy returns the selector that a group makes from an entry.
+// tunedBy returns the selector of a group with the same shape whose tuning file has the entry.
 func tunedBy(t *testing.T, s *Selector, e Entry) *Selector {
 	t.Helper()
 	f := File{Version: FileVersion, Entries: []Entry{e}}
@@ -57,8 +58,8 @@ func tunedBy(t *testing.T, s *Selector, e Entry) *Selector {
 	return made
 }
 
-// On a machine whose costs differ from the defaults, a tuned group is within a few percent of the best candidate at every
-// length that was measured. Reductions over channels are an exception, since they have to save more.
+// On a machine whose costs differ from the defaults, the choices of a tuned group are within a few percent of the best
+// candidate at every length that was measured. Reductions over channels are an exception, since they must save more.
 func TestTunedGroupsDoTheBest(t *testing.T) {
 	kinds := []coll.Kind{coll.AllReduce, coll.AllGather, coll.Broadcast, coll.AllToAll}
 	for _, size := range []int{2, 3, 4, 8} {
@@ -103,7 +104,7 @@ func TestNoiseChangesNoChoice(t *testing.T) {
 	list := machineOf(s, DefaultParams(), 0, kinds, lengthsTo(16<<20))
 	for i := range list {
 		if list[i].Ratio != 1 {
-			list[i].Ratio *= 1 + 0.02*rng.Float64() // in favour of what is chosen, and less than it is worth
+			list[i].Ratio *= 1 + 0.02*rng.Float64() // slower than the choice, by less than a rule is worth
 			list[i].Confirmed = list[i].Ratio
 		}
 	}
@@ -120,9 +121,9 @@ func TestNoiseChangesNoChoice(t *testing.T) {
 	}
 }
 
-// These rows were measured with two ranks on a machine that did other work as well. The first block of the choice took
-// eight times as long as its others, so candidates that were dropped after their first turn, and one that was not, seem
-// faster. None of them gets a rule without a run of its own that confirms it.
+// These rows were measured with two ranks on a machine that did other work as well. The first block of the chosen
+// algorithm took eight times as long as its others. So the candidates that were dropped after their first turn, and one
+// that was not, seem faster. None of them gets a rule unless a separate run confirms it.
 func TestOutliersMakeNoRule(t *testing.T) {
 	const bytes = 1 << 20
 	s := selectorOf(t, Shape{Size: 2}, DefaultParams(), "")
@@ -144,7 +145,7 @@ func TestOutliersMakeNoRule(t *testing.T) {
 	if err != nil || len(open) != 1 || open[0].Algorithm != "ring" {
 		t.Fatalf("to be confirmed: %v, %v", open, err)
 	}
-	// The last row leaves the measurement confirmed.
+	// The last case leaves the measurement confirmed.
 	for _, c := range []struct {
 		confirmed float64
 		want      string
@@ -161,7 +162,7 @@ func TestOutliersMakeNoRule(t *testing.T) {
 	}
 }
 
-// Fitted parameters predict the measurements; parameters without an effect on them are not written.
+// Fitted parameters predict the measurements. Parameters without an effect on them are not written.
 func TestParametersAreFitted(t *testing.T) {
 	s := selectorOf(t, Shape{Size: 4}, DefaultParams(), "")
 	real := DefaultParams()
@@ -212,7 +213,7 @@ func TestChunksAreTuned(t *testing.T) {
 	}
 }
 
-// However often algorithms change places, there are no more ranges than a kind can have.
+// However often algorithms change places, there are no more ranges than a kind may have.
 func TestRangesAreBounded(t *testing.T) {
 	s := selectorOf(t, Shape{Size: 4}, DefaultParams(), "")
 	var list []Measured

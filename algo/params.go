@@ -9,29 +9,29 @@ import (
 	"sagecomm/algo/cost"
 )
 
-// Params holds the costs that prices depend on, in seconds.
+// Params holds the costs, in seconds, from which prices are computed.
 type Params struct {
 	Slots   cost.Memory // shared memory that all ranks of a host see
 	Channel cost.Link   // a channel between two ranks of a host, in shared memory
 	Network cost.Link   // a channel between two hosts
-	Reduce  float64     // per byte of a result, by a rank that has taken a message, on top of the link's work
+	Reduce  float64     // per byte of a message that a rank reduces, beyond the link's costs
 	Copy    float64     // per byte copied inside a rank
 }
 
-// channelOf returns the costs of a channel in shared memory of given costs. A message is copied into lines that its
-// receiver has read before, taken out by another core, and in most collectives reduced there with another operand, so a
-// byte on the way costs Copy, Claim, Far and two times Reduce of [cost.Memory]. Cores are the links here: a rank that
-// sends or reduces does nothing else, while in a play links work beside ranks. So all this work is counted as the
-// link's. That makes a byte which is only passed on a third too dear; the measured choice, slots, then stays. A message
-// takes a step at each end and a hop between.
+// channelOf returns the costs of a channel that lies in shared memory of given costs. A sender copies a message into
+// lines that the receiver has read before (Copy and Claim of [cost.Memory]); the receiver's core fetches it (Far) and
+// in most collectives reduces it with another operand (two times Reduce). All this work is charged to the link,
+// although cores do it: in a play links work beside ranks, while here a core that sends or reduces does nothing else. A
+// byte that is passed on without a reduction thus costs a third too much, which favours slots, the choice that
+// measurements support. A message takes a step at each end and a hop between.
 func channelOf(b cost.Memory) cost.Link {
 	return cost.Link{Latency: b.Hop, Byte: b.Copy + b.Claim + b.Far + 2*b.Reduce, Step: b.Step}
 }
 
-// DefaultParams returns the costs of [cost.DefaultMemory], and those of channels that follow from them.
+// DefaultParams returns the costs of [cost.DefaultMemory], and the costs of channels that follow from them.
 //
-// Network is a connection of a 25 Gbit/s Ethernet through the kernel: the line's rate, half of a round trip of 50 us,
-// and a system call with its copy at each end. It is a default for planning and was not measured.
+// Network is a connection over 25 Gbit/s Ethernet through the kernel: the line's rate, half of a round trip of 50 us,
+// and at each end a system call with its copy. It is a default for planning and was not measured.
 func DefaultParams() Params {
 	b := cost.DefaultMemory()
 	return Params{
@@ -42,12 +42,13 @@ func DefaultParams() Params {
 	}
 }
 
-// Scale gives the costs of another machine as multiples of those of the machine of [DefaultParams].
+// Scale holds the costs of another machine as multiples of those of the machine of [DefaultParams].
 type Scale struct {
 	Hop, Copy, Far, Reduce float64
 }
 
-// Scaled returns the parameters of slots and channels for such a machine. Steps, which software takes, stay as they are.
+// Scaled returns the parameters with the costs of slots and channels scaled. Steps stay as they are: they are
+// the work of software, which depends little on the machine's memory.
 func (p Params) Scaled(s Scale) Params {
 	b := &p.Slots
 	b.Hop *= s.Hop
@@ -58,9 +59,10 @@ func (p Params) Scaled(s Scale) Params {
 	return p
 }
 
-// Bounds of parameters. They admit links far slower than any that exist, and keep sums of femtoseconds in 64 bits.
+// Bounds of parameters. They allow for links far slower than any that exist, and they keep sums of femtoseconds within
+// 64 bits.
 const (
-	mostSeconds  = 10e-3 // longest time of a hop, a step, ...
+	mostSeconds  = 10e-3 // for hops, steps and latencies
 	mostPerByte  = 1e-6
 	femtoseconds = 1e15
 )
@@ -68,7 +70,7 @@ const (
 // parameter is one number of [Params] under the name that users give it.
 type parameter struct {
 	name    string
-	earlier string // the name in earlier versions, which users' settings and files may have
+	earlier string // its name in earlier versions, which settings and files may still have
 	perByte bool
 	in      func(*Params) *float64
 }
@@ -93,7 +95,7 @@ var parameters = []parameter{
 	{"rank.copy", "", true, func(p *Params) *float64 { return &p.Copy }},
 }
 
-// findParameter returns the parameter of a name, which may be that of an earlier version.
+// findParameter returns the parameter with a name, which may be its name in earlier versions.
 func findParameter(name string) (parameter, error) {
 	names := make([]string, len(parameters))
 	for i, p := range parameters {
@@ -127,7 +129,8 @@ func (p Params) Validate() error {
 	return nil
 }
 
-// whole returns all parameters in femtoseconds, of which prices are sums: ranks with equal ones predict the same.
+// whole returns all parameters in whole femtoseconds. Prices are sums of these, so ranks with equal ones predict the
+// same.
 func (p Params) whole() []int64 {
 	list := make([]int64, len(parameters))
 	for i, one := range parameters {

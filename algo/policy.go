@@ -5,10 +5,10 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Predicted is the policy that takes the algorithm with the least predicted time. It is the default.
+// Predicted is the policy that takes the algorithm with the shortest predicted time. It is the default.
 const Predicted = "predicted"
 
-// policy is a named set of rules for a group. A user's own rules override them, and they override predictions.
+// policy is a named set of rules for a group. These rules override predictions, and a user's own rules override them.
 type policy struct {
 	name  string
 	rules func(Shape) []Rule
@@ -21,9 +21,9 @@ var policies = []policy{
 }
 
 // thresholds chooses the algorithm of an all_reduce by fixed lengths, whatever links cost. Below 1 MB (10^6 bytes) it
-// takes recursive doubling where the number of ranks is a power of two, else a ring. From there on it takes a ring
-// where all ranks are on one host, else a double tree. Libraries for devices are often set up like this, so predictions
-// can be compared with it.
+// takes recursive doubling where the number of ranks is a power of two, else a ring. From 1 MB on it takes a ring where
+// all ranks are on one host, else a double tree. Libraries for devices are often set up like this, so the policy allows
+// a comparison with predictions.
 func thresholds(s Shape) []Rule {
 	const short = 1_000_000
 	rule := func(from, to uint64, algorithm string) Rule {

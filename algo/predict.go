@@ -8,15 +8,15 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// horizon is the longest length that is priced. Longer ones have the class of this one.
+// horizon is the longest length that is priced. Longer ones get the class of this one.
 const horizon = 1 << 30
 
 // nearest is the shortest length at which sendrecv plans are compared.
 const nearest = 64
 
-// margin is the saving in percent for which a sendrecv plan is chosen where ranks share memory. It is the error of
-// prices of slot plans against measurements; prices of sendrecv plans follow from the same numbers, and their channels
-// take memory for each pair of ranks.
+// margin is the saving, in percent, that must be predicted for a sendrecv plan before it replaces a slot plan. It is
+// the error of prices of slot plans against measurements. Prices of sendrecv plans follow from the same numbers, and
+// their channels take memory for each pair of ranks.
 const margin = 15
 
 // predictor makes the tables of a group.
@@ -33,15 +33,15 @@ func newPredictor(shape Shape, params Params) *predictor {
 	return &predictor{shape, params, newSlotPredictor(shape.Size, params.Slots), shape.costs(params), map[sendRecvKey]sendRecvCandidate{}}
 }
 
-// onlyByRule reports whether sendrecv plans of a kind are chosen by rules only. Slot plans add in the order of ranks and
-// round halves once. Sendrecv plans do not, and only a user may give up precision.
+// onlyByRule reports whether only rules choose sendrecv plans of a kind. Slot plans add in the order of ranks and round
+// halves once; sendrecv plans do not, and only a user may give up precision.
 func (p *predictor) onlyByRule(kind coll.Kind) bool { return kind.Reduces() && p.shape.sharesMemory() }
 
 // table returns the predicted table of a kind, without any rule.
 //
-// Sendrecv plans are compared with slot plans at powers of two only, and each range between two powers has the class of
-// its longest length. The reason is that a price of a sendrecv plan is a play of up to all ranks, and that the cost
-// curves, being nearly straight, cross each other at small angles.
+// Sendrecv plans are compared with slot plans at powers of two only, and each range between two powers gets the class
+// of its longest length. To price a sendrecv plan is to play it on up to all ranks, and little is lost: the cost curves
+// are nearly straight and cross each other at small angles.
 func (p *predictor) table(kind coll.Kind) []Class {
 	var base []Class
 	if p.shape.sharesMemory() {
@@ -60,8 +60,8 @@ func (p *predictor) table(kind coll.Kind) []Class {
 	if oneClass(kind) || kind == coll.Barrier {
 		return p.onlyClass(kind, base, list)
 	}
-	// Where plans of about equal cost change places too often, they are compared at every other power of two, and so on.
-	// Half of the possible classes are left to rules.
+	// If plans of about equal cost change places too often, they are compared at every other power of two, then at every
+	// fourth, and so on. Half of the possible classes are left to rules.
 	for coarse := uint64(2); ; coarse *= 2 {
 		if table := p.merged(kind, base, list, coarse); len(table) <= MaxClasses/2 || coarse >= horizon {
 			return table
@@ -69,7 +69,7 @@ func (p *predictor) table(kind coll.Kind) []Class {
 	}
 }
 
-// merged puts sendrecv plans into a table where they are cheaper. It compares them at lengths that grow by a factor.
+// merged puts sendrecv plans into a table where they are cheaper. It compares them at lengths that grow by factor.
 func (p *predictor) merged(kind coll.Kind, base []Class, list []sendRecvCandidate, factor uint64) []Class {
 	chosen := map[uint64]Class{} // by the end of their range
 	edges, before := []uint64{}, ""
@@ -108,21 +108,21 @@ func (p *predictor) merged(kind coll.Kind, base []Class, list []sendRecvCandidat
 	})
 }
 
-// limit returns the time below which a sendrecv plan is chosen instead of a slot plan.
+// limit returns the time below which a sendrecv plan replaces a slot plan.
 func (p *predictor) limit(kind coll.Kind, c Class, bytes uint64) time.Duration {
 	t := p.slots.price(kind, c, bytes).Duration()
 	return t/100*(100-margin) + t%100*(100-margin)/100 + 1
 }
 
-// fallback returns the first sendrecv algorithm that moves blocks of any length. It is for groups so large that none
-// has a price, or for links so slow that every time overflows.
+// fallback returns the first sendrecv algorithm that moves blocks of any length. It serves groups so large that no
+// algorithm has a price, and links so slow that every time overflows.
 func (p *predictor) fallback(kind coll.Kind) Class {
 	list := p.sendRecvCandidates(kind, false)
 	return list[max(0, slices.IndexFunc(list, func(s sendRecvCandidate) bool { return !s.class.Even }))].class
 }
 
-// onlyClass returns the table of a kind with one class: the plan with the smallest worst ratio to the best plan of each
-// length. Where ranks share memory the plan must in addition be faster than the slot plan at all lengths.
+// onlyClass returns the table of a kind with one class. It takes the plan whose worst ratio to the best plan of each
+// length is smallest. Where ranks share memory, the plan must also be faster than the slot plan at all lengths.
 func (p *predictor) onlyClass(kind coll.Kind, base []Class, list []sendRecvCandidate) []Class {
 	lengths := []uint64{0}
 	if kind != coll.Barrier {
@@ -181,7 +181,7 @@ func at(table []Class, bytes uint64) Class {
 }
 
 // cut divides a table at some edges, replaces each piece by the result of change, and joins neighbours that are the
-// same. A piece's [Class.UpTo] is its end.
+// same. The piece that change gets ends at its [Class.UpTo].
 func cut(table []Class, edges []uint64, change func(piece Class) Class) []Class {
 	var out []Class
 	low := uint64(0)

@@ -12,15 +12,15 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Selector holds the choices of a group: a table of classes for every collective. The choices depend only on data
-// that is equal on all ranks (shape, parameters, tuning), so all ranks make the same tables; [Selector.Fingerprint] lets
-// them compare. The answers never change, and any goroutine may ask at any time.
+// Selector holds the choices of a group: a table of classes for every collective. They depend only on data that is
+// equal on all ranks (shape, parameters, tuning), so all ranks make the same tables, and [Selector.Fingerprint] lets
+// ranks compare them. The tables never change, and any goroutine may read them at any time.
 type Selector struct {
 	shape  Shape
 	params Params
 	sets   [][]Rule // each set overrides those before it
 	table  [coll.KindCount]struct {
-		sync.Once // predicting takes a while, and most groups use few kinds
+		sync.Once // made at the first use: predicting takes a while, and most groups use few kinds
 		classes   []Class
 	}
 }
@@ -92,7 +92,7 @@ func (s *Selector) classes(kind coll.Kind) []Class {
 	return one.classes
 }
 
-// rule returns the rule for a length, if there is one.
+// rule returns the rule that sets the class of a length, if there is one.
 func (s *Selector) rule(kind coll.Kind, bytes uint64) (Rule, bool) {
 	for _, rules := range slices.Backward(s.sets) {
 		if r, ok := ruleFor(rules, kind, bytes); ok {
@@ -111,7 +111,7 @@ func alone() []Class {
 // Boundaries returns the classes of a kind in order of length. The last one has no limit.
 func (s *Selector) Boundaries(kind coll.Kind) []Class { return slices.Clone(s.classes(kind)) }
 
-// Choose returns the class of a length. The root does not matter, since all ranks of a host are equally far apart.
+// Choose returns the class of a length. It holds for every root, since all ranks of a host are equally far apart.
 func (s *Selector) Choose(kind coll.Kind, bytes uint64) Class {
 	table := s.classes(kind)
 	return table[sort.Search(len(table)-1, func(i int) bool { return bytes <= table[i].UpTo })]

@@ -96,8 +96,8 @@ func onSlots(list []Candidate) []Candidate {
 	return slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return c.Transport != Slots })
 }
 
-// Where a slot plan is chosen it is the cheapest one at every power of two, and the choice is constant within a class.
-// TestSendRecvPlansMustSaveTheMargin is about the choice of sendrecv plans.
+// Where a slot plan is chosen, it is the cheapest slot plan at every power of two, and the choice is constant within a
+// class. TestSendRecvPlansMustSaveTheMargin tests the choice of sendrecv plans.
 func TestTheCheapestIsChosen(t *testing.T) {
 	for _, size := range []int{2, 4, 8, 64} {
 		s := selector(t, size, "")
@@ -244,7 +244,7 @@ func TestFingerprintTellsTablesApart(t *testing.T) {
 			t.Errorf("%q: %x, then %x", name, f, again)
 		}
 	}
-	// Rules that repeat the prediction make no difference: only the table counts.
+	// Rules that repeat the prediction leave the fingerprint as it is: only the table counts.
 	if selector(t, 2, "").Fingerprint() != selector(t, 2, "all_gather:one_shot").Fingerprint() {
 		t.Error("a rule without effect changes the fingerprint")
 	}
@@ -321,7 +321,8 @@ func TestPriceMatchesWhatWasMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Measurements of two ranks from the comment on cost.DefaultMemory. Short calls spend most time outside the plan.
+	// These measurements of two ranks come from the comment on cost.DefaultMemory. Short calls spend most time outside
+	// the plan.
 	for bytes, want := range map[uint64][2]time.Duration{
 		64 << 10:  {11700, 8200},
 		256 << 10: {43000, 28000},
@@ -338,7 +339,7 @@ func TestPriceMatchesWhatWasMeasured(t *testing.T) {
 	}
 }
 
-// Tables are made once for each size and set of rules in a process, while the first such group waits.
+// Tables are made once for each size and set of rules in a process, and the first such group waits for them.
 func BenchmarkNewSelector(b *testing.B) {
 	for _, size := range []int{2, 8, 64, MaxSize} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {

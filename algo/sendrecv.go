@@ -24,9 +24,9 @@ type sendRecvKey struct {
 	chunk int
 }
 
-// sendRecvCandidates returns the sendrecv algorithms that a group can use, in the order of the list of the package
-// sendrecv. Hierarchical ones need several hosts of equally many ranks. With priced it leaves out algorithms that have
-// no price.
+// sendRecvCandidates returns the sendrecv algorithms that a group can use, in the order in which the package sendrecv
+// lists them. Hierarchical ones need several hosts with equally many ranks. With priced it leaves out algorithms that
+// have no price.
 func (p *predictor) sendRecvCandidates(kind coll.Kind, priced bool) (list []sendRecvCandidate) {
 	if p.shape.Size == 1 {
 		return nil
@@ -49,8 +49,8 @@ func (p *predictor) priced(kind coll.Kind, name string) bool {
 	return err == nil && cost.Priced(group, p.costs)
 }
 
-// sendRecvCandidate returns an algorithm with a chunk, or with the longest chunk that its messages allow if that is 0.
-// It refuses messages that channels cannot carry.
+// sendRecvCandidate returns an algorithm with a chunk. A chunk of 0 stands for the longest one whose messages a channel
+// can carry. It refuses a chunk whose messages are too long.
 func (p *predictor) sendRecvCandidate(kind coll.Kind, name string, chunk int) (sendRecvCandidate, error) {
 	key := sendRecvKey{kind, name, chunk}
 	if known, ok := p.known[key]; ok {
@@ -87,8 +87,8 @@ func (p *predictor) sendRecvCandidate(kind coll.Kind, name string, chunk int) (s
 }
 
 // faster returns the cheapest of some candidates for a length, if it takes less than a limit. It does not price
-// candidates whose lower bound exceeds the limit, and it tries those with the lowest bounds first, so that few are
-// priced. The algorithm of shorter lengths, before, stays unless another one saves more than the error of prices.
+// candidates whose lower bound exceeds the limit, and it begins with the lowest bounds, so that it prices few. The
+// algorithm named before, that of shorter lengths, stays unless another one saves more than the error of prices.
 func faster(list []sendRecvCandidate, bytes uint64, limit time.Duration, before string) (best sendRecvCandidate, found bool) {
 	least := make([]time.Duration, len(list))
 	order := make([]int, len(list))
@@ -117,5 +117,5 @@ func faster(list []sendRecvCandidate, bytes uint64, limit time.Duration, before 
 	return best, found
 }
 
-// exact is the reciprocal of the part of a price that is not worth another plan.
+// exact is the reciprocal of the saving, 2 %, below which another plan is not chosen: prices are not more exact.
 const exact = 50

@@ -14,7 +14,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// hosts returns count hosts of width consecutive ranks each.
+// hosts returns the ranks of count hosts with width consecutive ranks each.
 func hosts(count, width int) (list [][]int) {
 	for h := range count {
 		var ranks []int
@@ -39,7 +39,7 @@ func selectorOf(t testing.TB, shape Shape, params Params, rules string) *Selecto
 	return s
 }
 
-// refused checks that a selector cannot be made, and its error.
+// refused checks that a selector cannot be made, and that the error has the wanted texts.
 func refused(t *testing.T, shape Shape, params Params, rules string, want ...string) {
 	t.Helper()
 	tune, err := ParseTune(rules)
@@ -60,7 +60,7 @@ func quick() Params {
 	return p
 }
 
-// On one host small groups have the tables of slot plans alone, which were compared with measurements.
+// On one host small groups have slot plans only, which were compared with measurements.
 func TestSendRecvPlansDoNotChangeTablesOfSmallGroups(t *testing.T) {
 	for size := 2; size <= 16; size++ {
 		s, slots := selector(t, size, ""), newSlotPredictor(size, DefaultParams().Slots)
@@ -83,7 +83,7 @@ func TestSendRecvPlansMustSaveTheMargin(t *testing.T) {
 					list := s.Explain(kind, bytes)
 					i := slices.IndexFunc(list, func(c Candidate) bool { return c.Chosen })
 					of := func(transport Transport) (best Candidate) {
-						for _, c := range list { // of which the groups are small enough to have prices
+						for _, c := range list { // these groups are small enough for all candidates to have prices
 							even := strings.Contains(c.Why, "equal length")
 							if c.Transport == transport && !even && (best.Algorithm == "" || c.Predicted < best.Predicted) {
 								best = c

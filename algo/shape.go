@@ -13,14 +13,14 @@ import (
 // MaxSize is the largest number of ranks of a group.
 const MaxSize = plan.MaxSize
 
-// Shape describes how the ranks of a group are spread over hosts. All ranks have equal shapes.
+// Shape describes how the ranks of a group are spread over hosts. It is the same on all ranks.
 type Shape struct {
 	Size int
-	// Hosts lists the ranks of each host. Nil means that all are on one.
+	// Hosts lists the ranks of each host. Nil means that they are all on one host, or that Spread counts the hosts.
 	Hosts [][]int
-	// Spread is the number of hosts where Hosts is nil because hosts have different numbers of ranks; 0 means one.
+	// Spread is the number of hosts if they have different numbers of ranks; Hosts is nil then. 0 means one host.
 	Spread int
-	// Apart reports that hosts share no memory, so that messages between them go through a network.
+	// Apart reports that hosts share no memory. Messages between them then go through a network.
 	Apart bool
 }
 
@@ -62,7 +62,7 @@ func (s Shape) validate() error {
 	return nil
 }
 
-// rails reports whether there are several hosts with equally many ranks, as hierarchical algorithms need.
+// rails reports whether there are several hosts with equally many ranks, which hierarchical algorithms need.
 func (s Shape) rails() bool {
 	for _, ranks := range s.Hosts {
 		if len(ranks) != len(s.Hosts[0]) || len(ranks) == 0 {
@@ -81,7 +81,7 @@ func (s Shape) place(algorithm string, rank, root, chunk int) sendrecv.Place {
 	return at
 }
 
-// costs returns the costs of the group's messages.
+// costs returns what the group's messages cost.
 func (s Shape) costs(p Params) cost.Costs {
 	c := cost.Costs{Links: []cost.Link{p.Channel}, Reduce: p.Reduce, Copy: p.Copy, Capacity: plan.ChannelPlaces}
 	if s.sharesMemory() {
@@ -103,7 +103,8 @@ func (s Shape) costs(p Params) cost.Costs {
 	return c
 }
 
-// oneClass reports whether a kind has one class for all lengths, because its ranks need not know the same lengths.
+// oneClass reports whether a kind has one class for all lengths. An all_to_all has: a rank knows the lengths of its own
+// blocks only, so ranks could choose differently.
 func oneClass(kind coll.Kind) bool { return kind == coll.AllToAll }
 
 // Algorithms returns the names of all algorithms of a kind in a group of several ranks: slot plans, then sendrecv plans.

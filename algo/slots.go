@@ -9,10 +9,11 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// grades set the chunk by length, before the algorithm is chosen: one chunk up to the size of a small slot, and 128 KiB
-// beyond. Smaller chunks let copies and waits overlap more but are slower: at 64 KiB four chunks of 16 KiB took 22 us
-// and one chunk took 15 us, since the flags of a chunk cost a microsecond (docs/measured.md). Larger chunks differ by
-// less than 5 % either way, and their slots fill a second-level cache of 1 MiB.
+// grades set the chunk by length, before the algorithm is chosen: one chunk up to the length of a small slot, and
+// chunks of 128 KiB beyond. With smaller chunks copies and waits overlap more, and yet they are slower: for 64 KiB four
+// chunks of 16 KiB took 22 us and one chunk took 15 us, since the flags of a chunk cost a microsecond
+// (docs/measured.md). Larger chunks differ by less than 5 % either way, and their slots fill a second-level cache of 1
+// MiB.
 var grades = []grade{
 	{plan.SmallSlotBytes, plan.SmallSlotBytes},
 	{NoLimit, 128 << 10},
@@ -24,10 +25,10 @@ type grade struct {
 	chunk int
 }
 
-// gradesOf returns the grades of a kind. Where a slot holds a chunk of each block, the chunks fill the slot: with half
-// of that, reduce_scatter and all_to_all among 4 ranks took 5 and 3 % longer on the average of 64 KiB to 64 MiB
-// (docs/measured.md), because of their flags. A grade is left out where a slot has no room for a chunk of each block.
-// An all_to_all begins in the small slots in any case, and a barrier has no length.
+// gradesOf returns the grades of a kind. Where a slot holds a chunk of each block, the chunks fill the slot: with
+// chunks half as long, reduce_scatter and all_to_all among 4 ranks took 5 and 3 % longer on the average of 64 KiB to 64
+// MiB (docs/measured.md), because of their flags. A grade is left out where a slot has no room for a chunk of each
+// block. All_to_all has no grade of small slots, since all its exchanges begin there, and a barrier has no length.
 func gradesOf(kind coll.Kind, size int) []grade {
 	if kind == coll.Barrier {
 		return []grade{{NoLimit, plan.SmallSlotBytes}}
@@ -122,7 +123,7 @@ func (b slotPredictor) best(kind coll.Kind, bytes uint64, g grade) string {
 	return best
 }
 
-// pricer returns the pricer of a class, which it keeps.
+// pricer returns the pricer of a class. It makes each pricer once.
 func (b slotPredictor) pricer(kind coll.Kind, c Class) (*cost.SlotPricer, error) {
 	key := slotKey{kind, c.Algorithm, c.Slots, c.Chunk}
 	if known := b.known[key]; known != nil {
@@ -145,9 +146,9 @@ func (b slotPredictor) price(kind coll.Kind, c Class, bytes uint64) cost.Femto {
 	return p.Price(bytes)
 }
 
-// lastWith returns the end of the range, from low on (a multiple of 64) and within the grade, in which an algorithm
-// stays the best. It doubles the length until another algorithm wins, then halves the interval down to 64 bytes.
-// Lengths beyond the horizon belong to the last length that was priced.
+// lastWith returns the end of the range in which an algorithm stays the best. The range begins at low, a multiple of
+// 64, and lies within the grade. lastWith doubles the length until another algorithm is better, then halves the
+// interval down to 64 bytes. Lengths beyond the horizon belong to the last length that was priced.
 func (b slotPredictor) lastWith(kind coll.Kind, name string, low uint64, g grade) uint64 {
 	if len(shmplan.Algorithms(kind)) == 1 {
 		return g.upTo

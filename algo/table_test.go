@@ -12,8 +12,8 @@ import (
 
 var update = flag.Bool("update", false, "write testdata anew")
 
-// The choice between slot plans for small groups was compared with measurements (docs/measured.md). A change of the cost
-// model or of a plan must not change it unnoticed.
+// Measurements support the choice between slot plans for small groups (docs/measured.md). A change of the cost model or
+// of a plan must not alter the choice unnoticed.
 func TestTablesOfSmallGroups(t *testing.T) {
 	var b strings.Builder
 	for size := 2; size <= 16; size++ {

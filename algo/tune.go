@@ -12,11 +12,11 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// tuneName is the variable that rules come from, for error messages.
+// tuneName is the variable that has the rules, for error messages.
 const tuneName = "SAGECOMM_TUNE"
 
-// Rule sets the algorithm of one collective for a range of lengths: those above From (or from 0 on, if From is 0), up to
-// and including To. So "0-8K" and "8K-inf" meet without a gap, and 8 KiB belongs to the first.
+// Rule sets the algorithm of one collective for a range of lengths: those above From, up to and including To. A From of
+// 0 includes the length 0. So "0-8K" and "8K-inf" meet without a gap, and 8 KiB belongs to the first.
 type Rule struct {
 	Kind      coll.Kind
 	From, To  uint64
@@ -42,8 +42,8 @@ type Tune struct {
 //	policy=name                                     how lengths without a rule are chosen
 //	class.parameter=time                            a parameter of the prediction
 //
-// Lengths are whole numbers with an optional K, M or G (powers of 1024); "inf" is no limit. Without a range a rule is
-// for all lengths; an all_to_all, whose ranks need not know the same lengths, has rules of that form only. Times have a
+// Lengths are whole numbers with an optional K, M or G (powers of 1024); "inf" means no limit. A rule without a range
+// is for all lengths. An all_to_all has only such rules, since its ranks need not know the same lengths. Times have a
 // unit: s, ms, us, ns or ps. Example:
 // all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=128K;channel.latency=400ns
 func ParseTune(text string) (Tune, error) {
@@ -60,7 +60,7 @@ func ParseTune(text string) (Tune, error) {
 	return tune, nil
 }
 
-// parse reads one clause. A rule has a colon before any equals sign.
+// parse reads one clause. A clause with a colon before any equals sign is a rule.
 func (t *Tune) parse(item string) error {
 	before, value, setting := strings.Cut(item, "=")
 	if !setting || strings.Contains(before, ":") {
@@ -166,7 +166,7 @@ func (r Rule) chunkError(text string) error {
 		text, plan.Align, plan.Align, plan.LargeSlotBytes>>10)
 }
 
-// check refuses a rule that no group can follow.
+// check refuses a rule that no group could follow.
 func (r Rule) check() error {
 	switch {
 	case r.From >= r.To:
@@ -263,7 +263,7 @@ func ruleFor(rules []Rule, kind coll.Kind, bytes uint64) (Rule, bool) {
 	return Rule{}, false
 }
 
-// apply returns a table with the rules of a kind on top.
+// apply returns a table in which the rules of a kind replace the classes of their lengths.
 func (p *predictor) apply(kind coll.Kind, rules []Rule, table []Class) ([]Class, error) {
 	var edges []uint64
 	for _, r := range rules {
@@ -291,8 +291,9 @@ func (p *predictor) apply(kind coll.Kind, rules []Rule, table []Class) ([]Class,
 	}), nil
 }
 
-// ruled returns the class that a rule makes for a length. The chunk of a slot plan is reduced to the size of a slot: a
-// length of the small slots is one chunk in any case. The chunk of a sendrecv plan has to fit.
+// ruled returns the class that a rule makes for a length. It shortens the chunk of a slot plan to a slot, because
+// lengths of the small slots are one chunk in any case. It refuses a chunk of a sendrecv plan that channels cannot
+// carry.
 func (p *predictor) ruled(r Rule, bytes uint64) (Class, error) {
 	if r.usesSlots() {
 		if !p.shape.sharesMemory() {

@@ -33,7 +33,7 @@ func TestSettingsAreParsed(t *testing.T) {
 	}
 }
 
-// Names of earlier versions are read and stand for the same parameters.
+// Names of parameters in earlier versions are read and stand for the same parameters.
 func TestEarlierNamesOfParameters(t *testing.T) {
 	tune, err := ParseTune("board.hop=1us;board.fold=1ps;ring.byte=2ps")
 	want := []Setting{{"slots.hop", 1e-6}, {"slots.reduce", 1e-12}, {"channel.byte", 2e-12}}
@@ -81,7 +81,7 @@ func TestSettingsAreRefused(t *testing.T) {
 	}
 }
 
-// Every number of Params has a name, a place of its own and bounds.
+// Every number of Params has a name, a field of its own and bounds.
 func TestEveryParameterHasAName(t *testing.T) {
 	numbers := 0
 	var count func(v reflect.Value)
@@ -135,7 +135,7 @@ func TestSettingsMoveTheChoice(t *testing.T) {
 	if slow.Fingerprint() == plain.Fingerprint() {
 		t.Error("parameters are not part of the fingerprint")
 	}
-	// A parameter that changes no choice must still be the same on all ranks.
+	// A parameter must be the same on all ranks even if it changes no choice.
 	if other := selectorOf(t, shape, DefaultParams(), "network.byte=1ns"); other.Fingerprint() == plain.Fingerprint() {
 		t.Error("a parameter without effect is not part of the fingerprint")
 	}
@@ -228,7 +228,7 @@ func TestFilesAreForMachinesAndShapes(t *testing.T) {
 	}
 }
 
-// The variable overrides the file, rule by rule and parameter by parameter. A policy replaces all rules of the file.
+// The variable overrides the file, rule by rule and parameter by parameter. Its policy replaces all rules of the file.
 func TestFilesComeBelowTheVariable(t *testing.T) {
 	f, err := ParseFile("tuned.json", []byte(tuned))
 	if err != nil {

@@ -34,7 +34,8 @@ func (g *Group) Destroy() error {
 	g.run.Goodbye()
 	g.failureCallback.call(nil) // destroying a group is no failure
 	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
-		Message: fmt.Sprintf("sagecomm: group %q was destroyed on %s", g.title(), g.number(g.rank))})
+		Message: fmt.Sprintf("sagecomm: group %q was destroyed on %s; wait for all works before destroying the group, and make no calls on it afterwards",
+			g.title(), g.number(g.rank))})
 	p := g.process
 	p.mu.Lock()
 	delete(p.groups, g.Handle())

@@ -95,7 +95,7 @@ func TestDestroyOfWhatNobodyJoins(t *testing.T) {
 			if !done {
 				return fmt.Errorf("not complete after Destroy")
 			}
-			if err := expect(f, coll.Aborted, "was destroyed on rank"); err != nil {
+			if err := expect(f, coll.Aborted, "; wait for all works before destroying the group"); err != nil {
 				return err
 			}
 		}

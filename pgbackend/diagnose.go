@@ -89,7 +89,7 @@ func (g diagnosis) diagnose(t runner.Incident) *coll.Failure {
 		return f
 	case runner.Length:
 		f := g.failureOf(coll.Mismatch, t.Peer, t)
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s called %s, but %s sent a message of %d bytes; make both sides agree",
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s called %s, but %s sent %d bytes; make both sides agree",
 			g.title(), g.number(g.rank), t.Op.Describe(0), g.who(t.Peer), t.Got)
 		return f
 	case runner.WrongType:
@@ -124,7 +124,7 @@ func (g diagnosis) diagnose(t runner.Incident) *coll.Failure {
 			return g.system(t.Op, errors.New("out of memory for its scratch buffer"))
 		}
 		f := g.failureOf(coll.System, g.rank, t)
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s has no memory for a p2p message from %s; free memory there, or post recvs before so much is sent", g.title(), g.number(g.rank), g.who(t.Peer))
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s has no memory for a p2p payload from %s; free memory there, or post recvs before so much is sent", g.title(), g.number(g.rank), g.who(t.Peer))
 		return f
 	case runner.FailureWord:
 		// The word lies in the memory of rank 0 and names no rank, so no rank has declared a failure.

@@ -1,7 +1,7 @@
 package plan
 
-// Geometry of the channels between two ranks. It is the same in every process, because the memory of a group is laid out
-// by it.
+// Geometry of the channels between two ranks. All processes of a group must use the same values, because the layout of
+// the group's memory follows from them.
 const (
 	// MessageBytes is the length of the longest message, in bytes.
 	MessageBytes = 64 << 10

@@ -6,8 +6,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// AddDependencies fills in [Step.After] of every step. Among the earlier sends of bytes that a step writes it names the
-// last one on each channel, since messages of a channel are taken in order.
+// AddDependencies fills in [Step.After] of every step: the earlier sends of bytes that the step overwrites. Of several
+// such sends on one channel it names only the last one, because a channel delivers messages in order.
 func AddDependencies(p *SendRecvPlan) {
 	sent := sends{SendRecvPlan: p, posts: make([]post, 0, len(p.Steps)), lists: make(map[uint64]list, len(p.Steps))}
 	var last []int
@@ -33,8 +33,8 @@ func AddDependencies(p *SendRecvPlan) {
 	}
 }
 
-// place returns a number for the block of a buffer or the cell of scratch memory that a region lies in, and the range of
-// its pieces. Memory that may be shared in place has one number.
+// place returns a number that identifies the block or the scratch cell in which a region lies, and the range of the
+// region's pieces. An input and an output that are the same memory in place have the same number.
 func (p *SendRecvPlan) place(r Region) (at uint64, first, end int) {
 	switch r = p.canonical(r); {
 	case r.Space != Scratch:
@@ -42,11 +42,13 @@ func (p *SendRecvPlan) place(r Region) (at uint64, first, end int) {
 	case IsFlat(p.Kind):
 		return uint64(r.Space)<<31 + uint64(r.Cell), r.First, r.First + r.Count
 	}
-	// Blocks of different lengths have their pieces at different places of a cell.
+	// Blocks of different lengths have the same piece at different offsets of a cell, so such a region stands for the
+	// whole cell.
 	return uint64(r.Space)<<31 + uint64(r.Cell), 0, p.Pieces
 }
 
-// canonical gives memory that may be shared in place one name, that of the output.
+// canonical returns the region with Input replaced by Output where the two may be the same memory. An all_to_all is
+// never in place.
 func (p *SendRecvPlan) canonical(r Region) Region {
 	if r.Space == Input && p.Kind != coll.AllToAll {
 		r.Space = Output
@@ -54,32 +56,33 @@ func (p *SendRecvPlan) canonical(r Region) Region {
 	return r
 }
 
-// ontoItself reports whether a step copies between memory that is the same in place: in place it does nothing, and out
-// of place nobody reads what it writes.
+// ontoItself reports whether a step copies a region to the same region of the other buffer. Such a step needs no
+// dependencies: in place it does nothing, and out of place no send reads what it writes.
 func (p *SendRecvPlan) ontoItself(s *Step) bool {
 	same := func(a, b Region) bool { return p.canonical(a) == p.canonical(b) }
 	return s.Op == Copy && slices.EqualFunc(s.From, s.To, same)
 }
 
-// post is a send of some pieces of a place.
+// post is a send that reads some pieces of one place.
 type post struct {
 	step       int
 	first, end int
 	next       [2]int32 // posts of the lists that it is in
 }
 
-// list is a linked list of posts in order. Posts are numbered from 1.
+// list is a linked list of posts in the order of their sends. Posts are numbered from 1; 0 is the end.
 type list struct{ first, last int32 }
 
-// sends holds the sends of a plan up to some step. Sends of a single piece, of which a ring has as many as there are
-// ranks, are found by their piece.
+// sends holds the sends of a plan up to some step, by the place that they read. Sends of a single piece are listed by
+// piece as well: a ring has as many of them as ranks, and comparing each step with all of them would take too long.
 type sends struct {
 	*SendRecvPlan
 	posts []post
 	lists map[uint64]list
 }
 
-// Each place has a list of its posts of several pieces, one of all other posts, and one for each piece.
+// Lists of a place: wide has the posts of several pieces, single has all other posts, and ofPiece + i has the posts of
+// piece i alone.
 const (
 	wide = iota
 	single
@@ -113,7 +116,7 @@ func (s *sends) append(key uint64, link int) {
 	s.lists[key] = l
 }
 
-// last updates steps, the last send on each channel, by the sends that overlap a region.
+// last updates steps, which holds the last send on each channel, by the sends that overlap a region.
 func (s *sends) last(steps []int, r Region) []int {
 	at, first, end := s.place(r)
 	steps = s.later(steps, s.lists[listOf(at, wide)], 0, first, end)
@@ -123,7 +126,7 @@ func (s *sends) last(steps []int, r Region) []int {
 	return s.later(steps, s.lists[listOf(at, single)], 0, first, end)
 }
 
-// later updates steps by the posts of one list.
+// later updates steps as last does, by the posts of one list.
 func (s *sends) later(steps []int, l list, link, first, end int) []int {
 	for i := l.first; i > 0; i = s.posts[i-1].next[link] {
 		sent := &s.posts[i-1]
@@ -143,7 +146,7 @@ func (s *sends) later(steps []int, l list, link, first, end int) []int {
 	return steps
 }
 
-// later returns which of two steps comes later in the course of a chunk.
+// later returns the one of two steps that a chunk reaches later.
 func later(p *SendRecvPlan, a, b int) int {
 	if p.Steps[a].Lag > p.Steps[b].Lag || p.Steps[a].Lag == p.Steps[b].Lag && a > b {
 		return a

@@ -36,7 +36,7 @@ func (p *SendRecvPlan) BlockBytes(l Lengths, r Region) uint64 {
 	}
 }
 
-// Extent returns where a region begins in chunk k, counted from the beginning of its block (of its cell, in Scratch),
+// Extent returns where a region begins in chunk k, counted from the beginning of its block (in Scratch, of its cell),
 // and how long it is.
 func (p *SendRecvPlan) Extent(r Region, k uint64, l Lengths) (at, bytes uint64) {
 	length, chunk := p.BlockBytes(l, r), uint64(p.Chunk)
@@ -67,7 +67,7 @@ func (p *SendRecvPlan) Bytes(regions []Region, k uint64, l Lengths) (sum uint64)
 }
 
 // Chunks returns how many chunks the plan's rank goes through: as many as its longest block has, and at least one. A
-// barrier has no length and one chunk.
+// barrier has no length, so it has one chunk.
 func (p SendRecvPlan) Chunks(l Lengths) uint64 {
 	if p.Kind == coll.Barrier {
 		return 1
@@ -82,7 +82,7 @@ func (p SendRecvPlan) Chunks(l Lengths) uint64 {
 	return ChunksOf(longest, p.Chunk)
 }
 
-// ChunksOf returns the number of chunks of that many bytes. Zero bytes make one chunk.
+// ChunksOf returns how many chunks a buffer of so many bytes has. An empty buffer has one.
 func ChunksOf(bytes uint64, chunk int) uint64 {
 	if bytes == 0 {
 		return 1
@@ -98,6 +98,6 @@ func (p *SendRecvPlan) Moved(s *Step, k uint64, l Lengths) uint64 {
 	return p.Bytes(s.To, k, l)
 }
 
-// Idle reports whether a step is left out in chunk k, in which it would move that many bytes: it has nothing to move,
-// and the ranks have met in chunk 0.
+// Idle reports whether a rank leaves a step out of chunk k, in which the step would move that many bytes. It leaves out
+// steps without bytes, except for the messages of chunk 0, by which ranks meet.
 func (s *Step) Idle(k, bytes uint64) bool { return bytes == 0 && (k > 0 || s.Op > RecvReduce) }

@@ -11,12 +11,12 @@ const (
 	// Recv takes the next message of the channel from [Step.Peer] into [Step.To].
 	Recv
 	// RecvReduce takes the next message and writes its reduction with [Step.From] to [Step.To]. From is the left
-	// operand; with [Step.MessageFirst] the message is. From and To are the same memory or have no byte in common.
+	// operand; with [Step.MessageFirst] the message is. From and To must be the same memory or have no byte in common.
 	RecvReduce
-	// Reduce writes the reduction of To, as the left operand, and From to To, without any channel.
+	// Reduce writes the reduction of To, as the left operand, and From to To. It uses no channel.
 	Reduce
-	// Copy copies From to To, without any channel. They are the same memory, and then there is nothing to do, or have no
-	// byte in common.
+	// Copy copies From to To. It uses no channel. From and To must be the same memory, and then there is nothing to do,
+	// or have no byte in common.
 	Copy
 )
 
@@ -36,10 +36,11 @@ const (
 	// Input and Output are the rank's buffers. In place they are the same memory.
 	Input Space = iota
 	Output
-	// Scratch is for sendrecv plans: [SendRecvPlan.Cells] cells of a chunk's length, in [SendRecvPlan.Sets] sets. Chunk
-	// k uses set k mod Sets.
+	// Scratch is memory of sendrecv plans: [SendRecvPlan.Cells] cells of a chunk's length, in [SendRecvPlan.Sets] sets.
+	// Chunk k uses set k mod Sets.
 	Scratch
-	// Slot is for slot plans: the slot of the step's chunk that belongs to [Range.Rank]. Offsets count from its start.
+	// Slot is memory of slot plans: the slot that the step's chunk has at [Range.Rank]. Offsets count from the start of
+	// that slot.
 	Slot
 )
 
@@ -47,60 +48,60 @@ func (s Space) String() string {
 	return [...]string{"input", "output", "scratch", "slot"}[min(s, Slot)]
 }
 
-// Region is a run of consecutive pieces of the chunk of one block.
+// Region is a range of consecutive pieces of one block's chunk.
 type Region struct {
 	Space Space
 	Cell  int // number of the cell, in Scratch
-	// Block is the rank whose block it is, 0 where buffers are flat. In Scratch it gives the length: a cell holds the
-	// chunk of this block, piece by piece at the same places.
+	// Block is the rank whose block the region belongs to, or 0 where buffers are flat. In Scratch it determines
+	// lengths: a cell holds the chunk of this block, with each piece at the same offset as in the block.
 	Block        int
 	First, Count int // first piece and number of pieces
 }
 
-// Step is one step of a plan. It is carried out for every chunk.
+// Step is one step of a plan. A rank carries it out for every chunk.
 type Step struct {
 	Op           Op
-	Lag          int   // chunks behind the head of the pipeline
+	Lag          int   // chunks behind the newest one of the pipeline
 	Peer         int   // other rank of Send, Recv, RecvReduce
 	Channel      uint8 // number among the channels between the two ranks
 	From, To     []Region
 	MessageFirst bool // for RecvReduce: the message is the left operand
 	// After lists earlier sends, by index in [SendRecvPlan.Steps], of bytes that this step overwrites. Their messages,
-	// of the same chunk, must have been taken before this step writes. [AddDependencies] fills it in.
+	// of the same chunk, must have been taken before this step writes. [AddDependencies] sets it.
 	After []int
 }
 
-// SendRecvPlan is what one rank does for one collective by messages between pairs of ranks. All ranks of a group use
-// plans of the same algorithm, chunk and number of pieces.
+// SendRecvPlan is what one rank does for one collective by messages between pairs of ranks. The plans of all ranks of a
+// group have the same algorithm, chunk and number of pieces.
 //
 // # Lengths
 //
 // Plans are parametric in length. A buffer is flat, or has a block for each rank, in rank order. Each block, or the
 // flat buffer, is cut into chunks of Chunk bytes, the last one shorter. Every chunk is cut into Pieces pieces: of u =
 // ceil(bytes / 64) units the first u mod Pieces pieces get one more than the others, and the last unit may be short. A
-// unit of 64 bytes is a cache line and a multiple of every element (1 to 16 bytes), so no piece divides an element, no
+// unit of 64 bytes is a cache line and a multiple of every element (1 to 16 bytes). So no piece divides an element, no
 // two pieces share a line of an aligned buffer, and a plan need not know the element type. With fewer units than pieces
 // the last pieces are empty.
 //
-// A message of no bytes is sent in chunk 0 and left out in later chunks; both ends see this from the lengths of the
-// blocks concerned. So ranks meet, and notice that they call different things, even where there is nothing to move: a
-// collective of 0 bytes has one chunk. Ranks may know the lengths of different blocks (all_to_all with uneven splits)
-// and so go through different numbers of chunks.
+// A message of no bytes is sent in chunk 0 and left out of later chunks; both ends know this from the lengths of the
+// blocks concerned. So a collective of 0 bytes has one chunk, and ranks meet, and notice that they call different
+// things, even where there is nothing to move. Ranks may know the lengths of different blocks (all_to_all with uneven
+// splits) and then go through different numbers of chunks.
 //
 // # Channels
 //
-// A channel takes messages from one rank to one other, first in, first out; between the same two ranks there may be
-// several, which are numbered. It holds at least one message ([SendRecvPlan.Largest] bounds its bytes). A send
-// completes as soon as the channel has room. The channel may copy the bytes or keep reading them from where they lie,
-// so a step that overwrites them names the send in [Step.After] and waits until the message has been taken, that is,
-// until the channel no longer reads the sender's memory: at once where it copies, and at the latest when the receiver has
-// the message. A recv waits for the next message.
+// A channel carries messages from one rank to another one, first in, first out. Two ranks may have several channels in
+// the same direction, which are numbered. A channel holds at least one message ([SendRecvPlan.Largest] bounds its
+// bytes), and a send completes as soon as the channel has room. The channel may copy the bytes or keep reading them
+// from the sender's memory. So a step that overwrites them names the send in [Step.After] and waits until the message
+// has been taken, that is, until the channel no longer reads the sender's memory: at once where it copies, and at the
+// latest when the receiver has the message. A recv waits for the next message.
 //
 // # Order
 //
-// At position i of the pipeline a rank carries out each step in turn, on chunk i - Lag. Before position i, sends out of
-// scratch memory of chunk i - [SendRecvPlan.Sets] must have been taken, since its cells are used again. Before the
-// collective is over, all sends must have been taken.
+// At position i of the pipeline a rank carries out each step in turn, on chunk i - Lag. Before position i, the sends
+// out of scratch memory of chunk i - [SendRecvPlan.Sets] must have been taken, since chunk i uses the same cells.
+// Before the collective is over, all sends must have been taken.
 //
 // The runner of a plan applies factors: PREMUL_SUM scales the input before the plan, AVG the output after it.
 type SendRecvPlan struct {
@@ -116,7 +117,7 @@ type SendRecvPlan struct {
 	Steps     []Step
 }
 
-// Unit divides the start of every piece, see [SendRecvPlan].
+// Unit divides the offset of every piece, see [SendRecvPlan].
 const Unit = 64
 
 // InputBlocks reports whether the input of a kind has a block for each rank.
@@ -147,12 +148,12 @@ func (p SendRecvPlan) MaxLag() int {
 	return lag
 }
 
-// Sets returns how many chunks have scratch cells of their own: those in flight and one more, so that a rank does not
-// wait at once for the message that it has just sent.
+// Sets returns how many chunks have scratch cells of their own: as many as are in flight and one more. Without the
+// additional set a rank would wait at once for the message that it has just sent.
 func (p SendRecvPlan) Sets() int { return p.MaxLag() + 2 }
 
-// Largest returns the bytes of the longest message, which one place of a channel must hold. Pieces of a shorter chunk are no
-// longer than those of a full one.
+// Largest returns the length of the longest message, which one place of a channel must hold. It looks at full chunks
+// only, since the pieces of a shorter chunk are no longer.
 func (p SendRecvPlan) Largest() int {
 	largest := uint64(0)
 	for _, s := range p.Steps {
@@ -168,7 +169,7 @@ func (p SendRecvPlan) Largest() int {
 	return int(largest)
 }
 
-// Channels returns how many channels to one rank the plan uses.
+// Channels returns how many channels to the same rank the plan uses.
 func (p SendRecvPlan) Channels() int {
 	channels := 0
 	for _, s := range p.Steps {

@@ -2,8 +2,8 @@ package plan
 
 import "fmt"
 
-// Validate checks one rank's plan by itself: its steps name ranks, channels and memory that exist. The package verify
-// proves that the plans of all ranks together are right.
+// Validate checks one rank's plan by itself: its steps must name ranks, channels and memory that exist. The package
+// verify proves that the plans of all ranks together are right.
 func (p SendRecvPlan) Validate() error {
 	refuse := func(format string, args ...any) error {
 		return fmt.Errorf("%v %s, rank %d of %d: %s", p.Kind, p.Algorithm, p.Rank, p.Size, fmt.Sprintf(format, args...))
@@ -62,7 +62,7 @@ func (p *SendRecvPlan) fault(s *Step) string {
 	return ""
 }
 
-// misplaced returns why there is no such region, or "".
+// misplaced returns why a plan cannot have this region, or "".
 func (p *SendRecvPlan) misplaced(r Region) string {
 	blocks := r.Space == Input && InputBlocks(p.Kind) || r.Space == Output && OutputBlocks(p.Kind) ||
 		r.Space == Scratch && !IsFlat(p.Kind)

@@ -6,15 +6,15 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Counter is one of the words that ranks wait for. Counters only grow.
+// Counter is one of the words by which ranks wait for one another. It holds a ticket and only grows.
 type Counter uint8
 
 const (
-	// Filled: the rank's slot holds the ticket's contribution.
+	// Filled has reached a ticket when the rank's slot holds its contribution to it.
 	Filled Counter = iota
-	// Reduced: the rank has put the result of its share into the ticket's slots.
+	// Reduced has reached a ticket when the rank has written the result of its share into the ticket's slots.
 	Reduced
-	// Consumed: the rank reads no slot of the ticket any more.
+	// Consumed has reached a ticket when the rank no longer reads any slot of it.
 	Consumed
 	// Counters is the number of counters.
 	Counters
@@ -24,9 +24,9 @@ var counterNames = [Counters]string{"filled", "reduced", "consumed"}
 
 func (c Counter) String() string { return counterNames[c] }
 
-// Wait blocks until Rank's counter has reached a chunk. A negative chunk is a ticket of an earlier collective on the
-// same slots, counted back from the first ticket of this one; before the very first ticket there is nothing to wait
-// for.
+// Wait blocks until Rank's counter has reached the ticket of a chunk. A negative chunk is a ticket of an earlier
+// collective on the same slots, counted back from the first ticket of this one; there is nothing to wait for before the
+// very first ticket.
 type Wait struct {
 	Rank    int
 	Counter Counter
@@ -41,15 +41,16 @@ type Range struct {
 	Len   uint64
 }
 
-// Move writes all of To from From: a copy of one range, or with Reduce the reduction of equally long ranges in that
-// order.
+// Move writes the same bytes to every range of To: a copy of the one range of From or, with Reduce, the reduction of
+// the ranges of From in this order. All ranges of a move are equally long.
 type Move struct {
 	Reduce bool
 	To     []Range
 	From   []Range
 }
 
-// SlotStep is one stage applied to one chunk: wait for everything, move, then post.
+// SlotStep is one stage applied to one chunk: the rank waits for all Waits, carries out the Moves, and then raises the
+// counters in Posts to the chunk's ticket.
 type SlotStep struct {
 	Stage  int
 	Action Action
@@ -60,7 +61,7 @@ type SlotStep struct {
 	Posts  []Counter
 }
 
-// BlockBytes returns how many bytes one rank has for another one.
+// BlockBytes returns the length of the block that rank from has for rank to.
 func (p SlotPlan) BlockBytes(l Lengths, from, to int) uint64 {
 	switch {
 	case l.Blocks == nil:
@@ -74,7 +75,7 @@ func (p SlotPlan) BlockBytes(l Lengths, from, to int) uint64 {
 	}
 }
 
-// InputAt returns where the block for a rank begins in this rank's input.
+// InputAt returns the offset in this rank's input of the block for rank to.
 func (p SlotPlan) InputAt(l Lengths, to int) (at uint64) {
 	switch {
 	case p.Input != Blocks:
@@ -88,7 +89,7 @@ func (p SlotPlan) InputAt(l Lengths, to int) (at uint64) {
 	return at
 }
 
-// OutputAt returns where the block of a rank begins in this rank's output.
+// OutputAt returns the offset in this rank's output of the block of rank from.
 func (p SlotPlan) OutputAt(l Lengths, from int) (at uint64) {
 	switch {
 	case p.Output != Blocks:
@@ -102,17 +103,17 @@ func (p SlotPlan) OutputAt(l Lengths, from int) (at uint64) {
 	return at
 }
 
-// Concrete returns the steps of a plan for a collective of that many bytes, in the order in which its rank does them.
-// Where buffers are blocks, bytes is the length of one block. Steps share nothing and may be kept.
+// Concrete returns the steps of a plan for a collective of that many bytes, in the order in which its rank carries them
+// out. Where buffers are blocks, bytes is the length of one block. Steps share no memory, so a caller may keep them.
 //
-// Waits do not depend on how much there is to move, so that ranks meet, and notice that they call different things, even
-// where shares are empty. Moves of no bytes are left out.
+// Waits do not depend on the length, so that ranks meet, and notice that they call different things, even where shares
+// are empty. Moves of no bytes are left out.
 func Concrete(p SlotPlan, bytes uint64) iter.Seq[SlotStep] {
 	return ConcreteLengths(p, Lengths{Bytes: bytes}, [2]int{SmallSlotCount, LargeSlotCount})
 }
 
-// ConcreteLengths is [Concrete] for blocks that may differ in length, and for other numbers of small and large slots
-// than those of this library, with which checkers show what a number is needed for.
+// ConcreteLengths is [Concrete] for blocks that may differ in length and for given numbers of small and large slots.
+// Checkers pass other numbers than this library's to show why these are needed.
 func ConcreteLengths(p SlotPlan, l Lengths, slots [2]int) iter.Seq[SlotStep] {
 	if p.Kind == coll.Barrier {
 		l.Bytes = 0
@@ -160,8 +161,8 @@ func ConcreteLengths(p SlotPlan, l Lengths, slots [2]int) iter.Seq[SlotStep] {
 	}
 }
 
-// ahead reports whether this rank publishes its first chunk together with the heads: its own blocks tell it that there
-// is one, so it need not read the heads of the others first.
+// ahead reports whether this rank publishes its first chunk together with the heads. It does so if one of its own
+// blocks is longer than a head: then there is a first chunk, whatever the heads of the others say.
 func (p SlotPlan) ahead(l Lengths) bool {
 	for to := range p.Size {
 		if p.HasHeads() && p.BlockBytes(l, p.Rank, to) > uint64(p.Head) {
@@ -182,7 +183,7 @@ func (p SlotPlan) last() int {
 	return last
 }
 
-// piece returns the range of chunk k within a block of n bytes, or of its head.
+// piece returns the range that chunk k takes of a block of n bytes, or that the head takes, for a stage of heads.
 func (p SlotPlan) piece(s Stage, k int64, n uint64) (from, to uint64) {
 	if s.Head {
 		return 0, min(n, uint64(p.Head))
@@ -191,7 +192,8 @@ func (p SlotPlan) piece(s Stage, k int64, n uint64) (from, to uint64) {
 	return from, min(n, from+uint64(p.Chunk))
 }
 
-// slotAt returns where the piece for a rank lies in the slot of another rank. A slot has no piece for its own rank.
+// slotAt returns the offset, in the slot of rank from, of the bytes for rank to. Of an input of [Blocks] a slot has no
+// bytes for its own rank.
 func (p SlotPlan) slotAt(s Stage, from, to int) uint64 {
 	if p.Input != Blocks {
 		return 0
@@ -214,7 +216,8 @@ func (p SlotPlan) step(s Stage, k int64, l Lengths, slots [2]int) SlotStep {
 		}
 	}
 	copyTo := func(to, from Range) { move(Move{To: []Range{to}, From: []Range{from}}) }
-	// input, slot and output are the chunk of what one rank has for another, in the three places where it can lie.
+	// input, slot and output return the range of the chunk that one rank has for another one, in each memory that can
+	// hold it.
 	input := func(to int) Range {
 		lo, hi := p.piece(s, k, p.BlockBytes(l, p.Rank, to))
 		return Range{Input, p.Rank, p.InputAt(l, to) + lo, hi - lo}
@@ -304,7 +307,8 @@ func (p SlotPlan) sources(from Source) []int {
 	return ranks
 }
 
-// wait returns waits for the counters of the source's ranks, this rank left out: the order of its own steps suffices.
+// wait returns waits for the counters of the source's ranks. It leaves this rank out, since a rank carries out its own
+// steps in order.
 func (p SlotPlan) wait(from Source, c Counter, chunk int64) []Wait {
 	sources := p.sources(from)
 	if len(sources) == 0 {

@@ -6,8 +6,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Validate checks what can be seen in one rank's plan alone. The package verify proves that the plans of all ranks
-// together are right.
+// Validate checks one rank's plan by itself: its stages must fit the slots and the runner's tables, and one another.
+// The package verify proves that the plans of all ranks together are right.
 func (p SlotPlan) Validate() error {
 	refuse := func(format string, args ...any) error {
 		return fmt.Errorf("%v %s, rank %d of %d: %s", p.Kind, p.Algorithm, p.Rank, p.Size, fmt.Sprintf(format, args...))
@@ -45,7 +45,7 @@ func (p SlotPlan) Validate() error {
 		case s.Action == ReduceSlots && !s.ToOutput && s.Back == Nobody:
 			return refuse("%sthe result goes nowhere", at)
 		case (s.Action == Collect || s.Back != Nobody) && p.Slots != LargeSlots:
-			// Small slots have no room for a "reduced" word beside the "filled" word.
+			// The header of a small slot has one word, "filled", and no other for "reduced".
 			return refuse("%ssmall slots carry one round of flags only", at)
 		case s.Action == Read && s.From == Others && p.Output != Blocks:
 			return refuse("%schunks of several ranks need an output of blocks", at)
@@ -54,7 +54,7 @@ func (p SlotPlan) Validate() error {
 	return nil
 }
 
-// publishesNext reports whether the stage behind the heads publishes.
+// publishesNext reports whether the first stage after the heads publishes.
 func (p SlotPlan) publishesNext() bool {
 	for _, s := range p.Stages {
 		if !s.Head {

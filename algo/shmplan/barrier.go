@@ -9,9 +9,9 @@ import (
 //
 //	publish nothing | await 0..P-1
 //
-// Steps: 2, one round of flags, P-1 flags read: L + (P-1) f, against L ceil(log2 P) of dissemination (Hensgen, Finkel,
-// Manber 1988), which sends fewer flags but waits for them one after the other. There is one chunk, so no
-// lag is needed.
+// Steps: 2, one round of flags. Each rank reads P-1 flags, in L + (P-1) f, where f is the time to look at a flag that
+// is set. Dissemination (Hensgen, Finkel, Manber 1988) takes L ceil(log2 P): it sends fewer flags but waits for them
+// one after the other. There is one chunk, so no lag is needed.
 func OneShotBarrier(at Place) plan.SlotPlan {
 	return at.plan(OneShot, coll.Barrier,
 		plan.Stage{Action: plan.Publish},

@@ -8,7 +8,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Place says where a plan runs: the rank that it is for and the slots that it uses. Root matters to rooted kinds.
+// Place is where a plan runs: the rank that it is for and the slots that it uses. Root counts for rooted kinds only.
 type Place struct {
 	Rank, Size, Root int
 	Slots            plan.Slots
@@ -34,8 +34,8 @@ func (at Place) plan(algorithm string, kind coll.Kind, stages ...plan.Stage) pla
 }
 
 // Names of the algorithms. In a one-shot algorithm every reader takes all that it needs straight from the slots of the
-// ranks that contribute, in one round of flags. In a two-shot algorithm each rank first reduces a share and the shares are then
-// collected, in two rounds of flags.
+// ranks that contribute, in one round of flags. In a two-shot algorithm each rank first reduces a share, and the shares
+// are then collected, in two rounds of flags.
 const (
 	OneShot = "one_shot"
 	TwoShot = "two_shot"
@@ -49,8 +49,8 @@ type family struct {
 	build func(Place) plan.SlotPlan
 }
 
-// families lists all algorithms that the selector may choose from. Of two that cost the same the first one is taken, so
-// the simpler one comes first.
+// families lists all algorithms that the selector may choose from. Of two that cost the same the selector takes the
+// first one, so the simpler one comes first.
 var families = []family{
 	{coll.AllReduce, OneShot, OneShotAllReduce},
 	{coll.AllReduce, TwoShot, TwoShotAllReduce},
@@ -65,7 +65,7 @@ var families = []family{
 	{coll.Scatter, OneShot, OneShotScatter},
 }
 
-// Algorithms returns the names of the algorithms of a kind in a group of several ranks.
+// Algorithms returns the names of the slot algorithms of a kind in a group of several ranks.
 func Algorithms(kind coll.Kind) []string {
 	var names []string
 	for _, f := range families {
@@ -89,7 +89,7 @@ func find(kind coll.Kind, algorithm string) (family, bool) {
 	return family{}, false
 }
 
-// Build makes the plan of one rank. It refuses a plan that no runner could carry out.
+// Build returns the plan of one rank. It refuses a plan that no runner could carry out.
 func Build(kind coll.Kind, algorithm string, at Place) (plan.SlotPlan, error) {
 	f, ok := find(kind, algorithm)
 	if !ok {
@@ -103,9 +103,9 @@ func Build(kind coll.Kind, algorithm string, at Place) (plan.SlotPlan, error) {
 	return p, nil
 }
 
-// Roles returns the plans that stand for those of all ranks: the root's and another rank's of a rooted kind, one plan of
-// any other. Among ranks that do the same it takes the lowest, whose shares are the longest. The rank of the place does
-// not matter.
+// Roles returns one plan for each role of a kind: for a rooted kind the root's plan and another rank's, else a single
+// plan. All ranks with the same role do the same; Roles takes the lowest one, whose shares are the longest. The rank of
+// the place does not matter.
 func Roles(kind coll.Kind, algorithm string, at Place) ([]plan.SlotPlan, error) {
 	ranks := []int{0}
 	switch {

@@ -11,8 +11,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// TestMain lets memory grow between collections: proofs throw away nearly all that they allocate, and the little that is
-// left would have the collector run all the time.
+// TestMain lets the heap grow further between garbage collections. Proofs drop nearly all that they allocate, and the
+// heap that stays is so small that the collector would run all the time.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(1000)
 	m.Run()
@@ -60,7 +60,7 @@ func TestEveryAlgorithmIsRight(t *testing.T) {
 				t.Parallel()
 				for _, size := range sizes {
 					if slots == plan.SmallSlots && size > 12 && size != 33 {
-						continue // there are fewer large slots, and the stages are the same
+						continue // the large slots have the same stages and need fewer chunks to be used again
 					}
 					roots := []int{0}
 					if f.kind.Rooted() {
@@ -78,7 +78,7 @@ func TestEveryAlgorithmIsRight(t *testing.T) {
 						}
 						for _, chunk := range []int{64, 192} {
 							if chunk == 64 && size > 9 {
-								continue // at most one rank has a share
+								continue // a chunk of 64 bytes is the share of one rank
 							}
 							plans := build(t, f.kind, f.name, size, root, slots, chunk)
 							for _, bytes := range edges(chunk, slots) {
@@ -149,7 +149,7 @@ func TestARankAloneCopies(t *testing.T) {
 	}
 }
 
-// Any collective may follow any other on the same slots, without a barrier in between.
+// Any collective may follow any other one on the same slots, without a barrier between them.
 func TestCollectivesFollowOneAnother(t *testing.T) {
 	for _, size := range []int{1, 2, 3, 5, 9} {
 		for _, first := range families {

@@ -8,7 +8,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// The counts agree with the closed formulas of the literature for n bytes and P ranks, where shares are of equal length:
+// The counts agree with the closed formulas of the literature for n bytes and P ranks whose shares are equally long:
 //
 //	one-shot         out of others' slots (P-1) n, reduced P n                     (vLLM, DeepSpeed: the direct exchange)
 //	two-shot         2 (P-1)/P n between cores, (P-1)/P n of operands added = n reduced with the own ones, results
@@ -25,7 +25,7 @@ func TestStepsAndBytesAreThoseOfTheFormulas(t *testing.T) {
 	for size := 1; size <= 33; size++ {
 		chunk := uint64(64 * size)
 		n, P := chunks*chunk, uint64(size)
-		exchanges := chunks // of an all_to_all: the heads and what they leave
+		exchanges := chunks // of an all_to_all: one for the heads, then one for each chunk
 		if size > 1 {
 			exchanges = 1 + int((n-min(n, uint64(plan.HeadBytes(size)))+chunk-1)/chunk)
 		}

@@ -57,7 +57,7 @@ func TestAcceptedForms(t *testing.T) {
 
 func TestBadValuesNameVariableValueAndAccepted(t *testing.T) {
 	for _, c := range []struct{ entry, accepted string }{
-		{"SAGECOMM_DEBUG=LOUD", "one of INFO, TRACE, WARN"},
+		{"SAGECOMM_DEBUG=LOUD", "one of WARN, INFO, TRACE"},
 		{"SAGECOMM_SHM_ATTACH=proc,cma", "out of proc,scm,tmpfs"},
 		{"SAGECOMM_SHM_ATTACH=proc,proc", "stands twice"},
 		{"SAGECOMM_SHM_DIR=shm", "absolute path"},

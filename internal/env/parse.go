@@ -35,23 +35,31 @@ func text(accepts string) parser[string] {
 	return parser[string]{accepts, func(s string) (string, error) { return s, nil }}
 }
 
-// oneOf accepts the words of a table in any case.
-func oneOf[T any](words map[string]T) parser[T] {
-	names := make([]string, 0, len(words))
-	for w := range words {
-		names = append(names, w)
+// choice is a word that a variable accepts, with the value that it stands for.
+type choice[T any] struct {
+	word  string
+	value T
+}
+
+// oneOf accepts the words of some choices in any case. Users read the words in the order given here.
+func oneOf[T any](choices ...choice[T]) parser[T] {
+	words := make([]string, len(choices))
+	for i, c := range choices {
+		words[i] = c.word
 	}
-	slices.Sort(names)
-	return parser[T]{"one of " + strings.Join(names, ", "), func(s string) (T, error) {
-		for w, v := range words {
-			if strings.EqualFold(w, s) {
-				return v, nil
+	return parser[T]{"one of " + strings.Join(words, ", "), func(s string) (T, error) {
+		for _, c := range choices {
+			if strings.EqualFold(c.word, s) {
+				return c.value, nil
 			}
 		}
 		var none T
 		return none, reject("")
 	}}
 }
+
+// offOrOn accepts the words of a switch.
+func offOrOn() parser[bool] { return oneOf(choice[bool]{"off", false}, choice[bool]{"on", true}) }
 
 // listOf accepts an ordered list of words, each at most once.
 func listOf(words ...string) parser[[]string] {

@@ -20,7 +20,7 @@ const NoDump = "none"
 // The variables. To add one, add a declaration here, read it with Get where it takes effect, and run go generate.
 // A variable that no code reads has no place here.
 var (
-	Debug = declare("DEBUG", "WARN", oneOf(map[string]Level{"WARN": Warn, "INFO": Info, "TRACE": Trace}),
+	Debug = declare("DEBUG", "WARN", oneOf(choice[Level]{"WARN", Warn}, choice[Level]{"INFO", Info}, choice[Level]{"TRACE", Trace}),
 		"How much is written to standard error: warnings only, once per group what was chosen and why, or every operation.")
 
 	DebugFile = declare("DEBUG_FILE", "", text("path"),
@@ -35,7 +35,7 @@ var (
 	TraceFile = declare("TRACE", "", text("path"),
 		"File for a Chrome trace of what each thread did, stage by stage, and of each operation; %h, %p and %r as in SAGECOMM_DEBUG_FILE. Costs about a microsecond an operation.")
 
-	Status = declare("STATUS", "on", oneOf(map[string]bool{"on": true, "off": false}),
+	Status = declare("STATUS", "on", offOrOn(),
 		"Whether `python -m sagecomm status` of the same user may ask this process how its groups are doing, over an abstract Unix socket.")
 
 	Tune = declare("TUNE", "", text("clauses separated by `;`: rules `op:range:algorithm[@key=value]`, `policy=name`, `class.parameter=time`"),
@@ -44,7 +44,7 @@ var (
 	TuneFile = declare("TUNE_FILE", "", text("path of a file"),
 		"File of `python -m sagecomm tune`: parameters and rules that were measured, by machine and group; what SAGECOMM_TUNE says comes before it. Must say the same on all ranks.")
 
-	Probe = declare("PROBE", "on", oneOf(map[string]bool{"on": true, "off": false}),
+	Probe = declare("PROBE", "on", offOrOn(),
 		"Whether the first group of a process measures, for some milliseconds, what memory costs on its machine, if there are two processors for each rank; ranks agree on what they found.")
 
 	ShmAttach = declare("SHM_ATTACH", "proc,scm,tmpfs", listOf("proc", "scm", "tmpfs"),
@@ -65,8 +65,8 @@ var (
 	ProgressCPU = declare("PROGRESS_CPU", "auto", orWord("auto", cpuList()),
 		"Cores that the progress thread may use; `auto` leaves that to the system.")
 
-	Kernels = declare("KERNELS", "auto", oneOf(map[string]string{
-		"auto": "auto", "portable": "portable", "avx2": "avx2", "avx512": "avx512"}),
+	Kernels = declare("KERNELS", "auto", oneOf(choice[string]{"auto", "auto"}, choice[string]{"avx2", "avx2"},
+		choice[string]{"avx512", "avx512"}, choice[string]{"portable", "portable"}),
 		"Instruction set of the copy and reduction kernels; `auto` is the best one that the processor has.")
 
 	HostID = declare("HOSTID", "", text("text"),
@@ -75,11 +75,11 @@ var (
 	FlightDump = declare("FR_DUMP", "auto", orWord("auto", text("prefix of a path, or none")),
 		"Where a failure is dumped for torch's flight recorder analyser: the rank's number in the job is added to the prefix; `none` writes nothing, `auto` goes by TORCH_FR_DUMP_TEMP_FILE and TORCH_FR_DUMP_ON_TIMEOUT.")
 
-	FlightStacks = declare("FR_STACKS", "off", oneOf(map[string]bool{"on": true, "off": false}),
+	FlightStacks = declare("FR_STACKS", "off", offOrOn(),
 		"Whether the flight recorder keeps which lines of Python called each operation, at about three microseconds each.")
 
-	FlightSignal = declare("FR_SIGNAL", "none", oneOf(map[string]syscall.Signal{
-		"none": 0, "HUP": syscall.SIGHUP, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2}),
+	FlightSignal = declare("FR_SIGNAL", "none", oneOf(choice[syscall.Signal]{"none", 0}, choice[syscall.Signal]{"HUP", syscall.SIGHUP},
+		choice[syscall.Signal]{"USR1", syscall.SIGUSR1}, choice[syscall.Signal]{"USR2", syscall.SIGUSR2}),
 		"Signal at which a process dumps its flight recorder to where failures are dumped; handlers of the process's own for it are not called any more.")
 
 	FlightPrefix = declare("FR_PREFIX", "c10d", text("name"),

@@ -164,7 +164,7 @@ func senseless(p path, fault, moment string) string {
 	case mismatch == "root" && !p.kind.Rooted():
 		return "the call has no root"
 	case mismatch == "kind" && !p.collective():
-		return "a message against a collective is no mismatch but a wait for ever: part of tests/python/test_failures.py"
+		return "a message against a collective is no mismatch but a wait for ever: part of tests/python/test_timeouts.py"
 	case p.form == fusedMessages && isMismatch && mismatch != "bytes" && mismatch != "type":
 		return "the call reduces nothing"
 	}

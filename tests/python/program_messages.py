@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 import reference as ref
-from operations import Member, Several
+from issued import Member
+from operations import Several
 from program_rank import Rank
 
 ANYBODY = -1

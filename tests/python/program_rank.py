@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 import operations as ops
+from issued import Issued, Member
 
 MOST_IN_FLIGHT = 20
 DEADLINE_S = 60.0
@@ -34,7 +35,7 @@ class Rank:
     seed: int
     rank: int  # in the world
     options: Any = None  # of its groups
-    groups: list[ops.Member | None] = field(default_factory=list)  # None: this rank is not in it
+    groups: list[Member | None] = field(default_factory=list)  # None: this rank is not in it
     flying: list[Flight] = field(default_factory=list)
     left: list[Flight] = field(default_factory=list)  # to be checked at the end
     wrong: list[str] = field(default_factory=list)
@@ -84,7 +85,7 @@ class Rank:
         except AssertionError as error:
             self.wrong.append(f"rank {self.rank}: {what}: {error}")
 
-    def hold(self, what: str, call: ops.Call, issued: ops.Issued) -> None:
+    def hold(self, what: str, call: ops.Call, issued: Issued) -> None:
         """Keeps the bits of a reduction that must be equal on all ranks and that no rank can compute alone."""
         if call.own_order and ops.KINDS[call.kind].same:
             self.alike[what] = issued.digest()

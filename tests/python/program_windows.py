@@ -11,7 +11,8 @@ from torch.distributed import distributed_c10d as c10d
 
 import operations as ops
 import reference as ref
-from operations import Call, Member
+from issued import Member
+from operations import Call
 from program_rank import Rank
 
 # The kinds that torch collects itself and passes on in one call, of one kind and one reduction.

@@ -30,7 +30,8 @@ import program_messages
 import program_windows
 import programs
 import sagecomm
-from operations import Call, Member
+from issued import Member, member
+from operations import Call
 from program_rank import Rank
 from worlds import Hang, Pool, RankError
 
@@ -199,7 +200,7 @@ def draw_new_group(draw: Draw) -> tuple[int, ...] | None:
 def play_new_group(ranks: tuple[int, ...] | None, rank: Rank, at: Member, what: str) -> None:
     if ranks is not None:
         group = dist.new_group(list(ranks), pg_options=rank.options)
-        rank.groups.append(ops.member(group) if at.rank in ranks else None)
+        rank.groups.append(member(group) if at.rank in ranks else None)
 
 
 STEPS = {
@@ -265,7 +266,7 @@ def program(seed: int) -> Program:
 
 def play(drawn: Program, options: Any) -> tuple[list[str], dict[str, str]]:
     """Runs the program on this rank and returns its errors, and the digests that must be equal on all ranks."""
-    world = ops.member()
+    world = member()
     rank = Rank(drawn.seed, world.rank, options, [world])
     for number, step in enumerate(drawn.steps):
         at = rank.groups[step.group]

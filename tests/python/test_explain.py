@@ -108,6 +108,11 @@ def test_the_command_explains():
     assert wrong.errors.count("sagecomm: ") == 1
 
 
+def test_a_title_counts_one_rank():
+    title = programs.command("explain", "all_reduce", "8", "--ranks", "1").said.splitlines()[0]
+    assert title == "all_reduce of 8 B, 1 rank"
+
+
 def test_an_unknown_collective_is_answered_with_those_that_there_are(capsys):
     for asked in (("--op", "allreduce"), ("allreduce",)):
         with pytest.raises(SystemExit):

@@ -1,93 +1,35 @@
-"""torch's dumps of its flight recorder hold our operations, in its format, and its analyser understands them."""
+"""torch's dumps of its flight recorder hold our operations, in its format."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.flight_recorder.components.types import COLLECTIVES as ANALYSED
 
-import analyser
-from analyser import analyse
-from sagecomm import _flight
+from flight import (
+    COLLECTIVES,
+    bindings,
+    every_collective,
+    exchange_messages,
+    names,
+    ours,
+    read,
+    read_json,
+    with_recorder,
+)
 from worlds import World
 
 WorldOf = Callable[[int], World]
 FreshWorldOf = Callable[..., World]
 
-MESSAGE_NUMBERS = 10**12  # messages are numbered from there on, far from collectives
+MESSAGE_NUMBERS = 10**12  # p2p operations are numbered from there on, far from collectives
 
-bindings: Any = torch._C._distributed_c10d
-pytestmark = pytest.mark.skipif(
-    not hasattr(bindings, "_dump_fr_trace"), reason="this torch has no flight recorder for all backends"
-)
-
-
-def read(**how: Any) -> dict[str, Any]:
-    dump: dict[str, Any] = pickle.loads(bindings._dump_fr_trace(**how))
-    return dump
-
-
-def read_json(**how: Any) -> dict[str, Any]:
-    dump: dict[str, Any] = json.loads(bindings._dump_fr_trace_json(**how))
-    return dump
-
-
-def ours(dump: dict[str, Any]) -> list[dict[str, Any]]:
-    return [entry for entry in dump.get("entries", []) if entry["profiling_name"].startswith("c10d:")]
-
-
-def names(dump: dict[str, Any]) -> list[str]:
-    return [entry["profiling_name"].removeprefix("c10d:") for entry in ours(dump)]
-
-
-def every_collective() -> None:
-    t = torch.ones(3, 4)
-    dist.all_reduce(t)
-    dist.broadcast(t.to(torch.bfloat16), 1)
-    dist.reduce(t.to(torch.int64), 0)
-    dist.barrier()
-    dist.all_gather([torch.zeros(5), torch.zeros(5)], torch.ones(5))
-    dist.all_gather_into_tensor(torch.zeros(10, dtype=torch.uint8), torch.ones(5, dtype=torch.uint8))
-    dist.all_reduce(torch.zeros(0))
-    dist.reduce_scatter_tensor(torch.zeros(5), torch.ones(10))
-    dist.all_to_all_single(torch.zeros(6), torch.ones(6))
-    rank = dist.get_rank()
-    dist.gather(torch.ones(4), [torch.zeros(4), torch.zeros(4)] if rank == 0 else None)
-    dist.scatter(torch.ones(4), [torch.zeros(4), torch.zeros(4)] if rank == 0 else None)
-    with dist.distributed_c10d._coalescing_manager():
-        dist.all_reduce(torch.ones(3))
-        dist.all_reduce(torch.ones(4))
-    work = dist.all_reduce(t.double(), op=dist.ReduceOp.MAX, async_op=True)
-    assert work is not None
-    work.wait()
-
-
-# Name, sizes of the input, sizes of the output, type.
-COLLECTIVES = [
-    ("all_reduce", [[12]], [[12]], "Float"),
-    ("broadcast", [[12]], [[12]], "BFloat16"),
-    ("reduce", [[12]], [[12]], "Long"),
-    ("barrier", [], [], ""),
-    ("all_gather", [[5]], [[10]], "Float"),
-    ("all_gather", [[5]], [[10]], "Byte"),
-    ("all_reduce", [[0]], [[0]], "Float"),
-    ("reduce_scatter", [[10]], [[5]], "Float"),
-    ("all_to_all", [[0]], [[0]], "Float"),  # there is no length that all ranks have
-    ("gather", [[4]], [[8]], "Float"),
-    ("scatter", [[8]], [[4]], "Float"),
-    ("all_reduce", [[7]], [[7]], "Float"),
-    ("all_reduce", [[12]], [[12]], "Double"),
-]
+pytestmark = with_recorder
 
 
 def dump_collectives() -> tuple[dict[str, Any], dict[str, Any], int, int]:
@@ -146,19 +88,6 @@ def test_dumps_hold_exactly_what_was_called(world: WorldOf) -> None:
             for e in [*entries, *ours(as_json)]:
                 e.pop(key)
         assert ours(as_json) == entries
-
-
-def exchange_messages() -> dict[str, Any]:
-    rank, t = dist.get_rank(), torch.arange(6, dtype=torch.int16)
-    dist.barrier()
-    if rank == 0:
-        dist.send(t, 1, tag=3)
-        dist.recv(t[:2])
-    else:
-        dist.recv(t, 0, tag=3)
-        dist.send(t[:2], 0)
-    dist.barrier()
-    return read()
 
 
 def test_messages_name_both_ends(world: WorldOf) -> None:
@@ -342,165 +271,3 @@ def test_entries_of_other_backends_stay(fresh_world: FreshWorldOf) -> None:
         theirs = {e["pg_id"] for e in dump["entries"] if e["profiling_name"].startswith("gloo:")}
         assert not theirs & {e["pg_id"] for e in ours(dump)}
         assert len(dump["pg_status"]) == 2
-
-
-# ---- torch's analyser ----
-
-
-# Environment in which our operations have a name that the analyser takes.
-ANALYSABLE = {"SAGECOMM_FR_PREFIX": analyser.prefix()}
-
-
-def all_kinds_and_dump(prefix: str | None) -> bytes:
-    every_collective()
-    dist.all_reduce(torch.eye(100).to_sparse())
-    exchange_messages()
-    if prefix is not None:
-        os.environ["TORCH_FR_DUMP_TEMP_FILE"] = prefix
-        bindings._dump_fr_trace_file(dist.get_rank())
-    dump: bytes = bindings._dump_fr_trace()
-    return dump
-
-
-def write(directory: Path, dumps: list[bytes]) -> Path:
-    directory.mkdir()
-    for rank, dump in enumerate(dumps):
-        (directory / f"rank_{rank}").write_bytes(dump)
-    return directory
-
-
-@pytest.mark.skipif("barrier" not in ANALYSED, reason="the analyser of this torch knows no barrier")
-def test_the_analyser_finds_no_mismatch_where_there_is_none(fresh_world: FreshWorldOf, tmp_path: Path) -> None:
-    dumps = fresh_world(2, ANALYSABLE).run(all_kinds_and_dump, None)
-    database, printed = analyse(write(tmp_path / "dumps", dumps))
-    assert "error" not in printed.lower()
-    assert "Not all ranks" not in printed
-    assert "mismatch" not in printed.lower()
-    assert len(database.collectives) == len(COLLECTIVES) + 5
-    assert all(each.pass_check and each.type_of_mismatch is None for each in database.collectives)
-    assert len(database.ncclcalls) == 2 * len(database.collectives)
-    assert [(group.desc, group.size) for group in database.groups] == [("default_pg", 2)]
-
-
-def hanging_dumps() -> bytes:
-    """Rank 1 stays away from the second all_reduce until both have been dumped."""
-    store = c10d._get_default_store()
-    dist.all_reduce(torch.ones(4))
-    if dist.get_rank() == 0:
-        work = dist.all_reduce(torch.ones(4), async_op=True)
-        assert work is not None
-        dump: bytes = bindings._dump_fr_trace()
-        store.wait(["other dumped"])
-        store.set("dumped", b"1")
-        work.wait()
-    else:
-        dump = bindings._dump_fr_trace()
-        store.set("other dumped", b"1")
-        store.wait(["dumped"])
-        dist.all_reduce(torch.ones(4))
-    return dump
-
-
-def test_the_analyser_names_the_rank_that_stays_away(fresh_world: FreshWorldOf, tmp_path: Path) -> None:
-    _, printed = analyse(write(tmp_path / "dumps", fresh_world(2, ANALYSABLE).run(hanging_dumps)))
-    assert "Not all ranks joining collective, sequence number: 2" in printed, printed
-    assert "missing ranks: {1}" in printed, printed
-
-
-@pytest.mark.skipif(not hasattr(bindings, "_dump_fr_trace_file"), reason="this torch writes no dumps of all backends")
-def test_dumps_are_written_where_torch_writes_them(fresh_world: FreshWorldOf, tmp_path: Path) -> None:
-    directory = tmp_path / "dumps"
-    directory.mkdir()
-    fresh_world(2, ANALYSABLE).run(all_kinds_and_dump, str(directory / "rank_"))
-    database, _ = analyse(directory)
-    assert len(database.collectives) == len(COLLECTIVES) + 5
-
-
-# ---- torch's own recorder ----
-
-
-def hooks_of_a_plain_group() -> int:
-    dist.all_reduce(torch.ones(1))
-    return len(c10d._world.pg_flight_recorder_hooks)
-
-
-@pytest.mark.skipif(not hasattr(c10d, "_maybe_attach_flight_recorder"), reason="this torch attaches no recorder")
-def test_torch_attaches_its_recorder_only_beside_another_backend(
-    world: WorldOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert world(2).run(hooks_of_a_plain_group) == [0, 0]
-
-    attached = []
-
-    class Hook:
-        @staticmethod
-        def attach(pg: Any, ranks: list[int]) -> str:
-            attached.append((pg.name, ranks))
-            return "hook"
-
-    class Group:
-        def __init__(self, name: str) -> None:
-            self.name = name
-            self._device_types = ["cpu"]
-
-    if not hasattr(dist.Backend, "UNRECORDED"):
-        dist.Backend.register_backend("unrecorded", lambda *_: None, devices=["cuda"])
-    monkeypatch.setattr(c10d, "FlightRecorderHook", Hook)
-    monkeypatch.setattr(c10d._world, "_pg_flight_recorder_hooks", {}, raising=False)
-    for name in ("sagecomm", "cpu:sagecomm,cuda:unrecorded", "cpu:sagecomm,cuda:gloo"):
-        config = c10d.BackendConfig(dist.Backend(name))
-        attach: Any = c10d._maybe_attach_flight_recorder
-        attach(Group(name), config, [0, 1])
-    assert attached == [("cpu:sagecomm,cuda:unrecorded", [0, 1])]
-
-
-# ---- merging, without a group ----
-
-
-def group_of(name: str, entries: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    status = {"last_enqueued_collective": 9, "last_started_collective": 9, "last_completed_collective": 8}
-    config = {"name": name, "desc": "undefined", "ranks": "[0, 1]"}
-    group = {"id": 1, "group": name, "rank": 0, "size": 2, "config": config, "status": status}
-    return {**group, "capacity": 4, "total": len(entries), "entries": entries, **more}
-
-
-def record(op: str, created: int, state: str = "completed") -> dict[str, Any]:
-    return {"profiling_name": f"c10d:{op}", "time_created_ns": created, "state": state, "thread_id": "1"}
-
-
-def empty() -> dict[str, Any]:
-    return {"version": "2.10", "pg_config": {}, "pg_status": {}, "entries": []}
-
-
-def test_record_ids_count_on_where_older_entries_were_lost() -> None:
-    records = [record("send 0->1", 1), record("all_reduce", 2), record("send 0->1", 3)]
-    dump = _flight.merge(empty(), [group_of("0", records, total=12)], {})
-    assert [e["record_id"] for e in dump["entries"]] == [9, 10, 11]
-
-
-def test_a_group_that_torch_records_is_not_repeated() -> None:
-    theirs = {"process_group": ("mixed", ""), "profiling_name": "sagecomm:all_reduce", "time_created_ns": 1}
-    dump = {**empty(), "entries": [{**theirs, "record_id": 0, "state": "scheduled"}]}
-    groups = [group_of("mixed", [record("barrier", 2)]), group_of("plain", [record("barrier", 3)])]
-    dump = _flight.merge(dump, groups, {})
-    assert [e["process_group"][0] for e in dump["entries"]] == ["mixed", "plain"]
-    assert list(dump["pg_config"]) == ["plain"]
-
-
-def test_torchs_dump_survives_whatever_goes_wrong() -> None:
-    class Broken:
-        def flight_records(self) -> str:
-            raise RuntimeError("no core")
-
-    theirs = pickle.dumps(empty())
-    dump = _flight._wrap_pickle(lambda *_, **__: theirs, Broken())
-    with pytest.warns(UserWarning, match="no core"):
-        assert dump() == theirs
-    written = []
-    _flight._wrap_file(lambda rank, **_: written.append(rank), Broken())(3)
-    assert written == [3]
-
-
-def test_a_dump_is_read_as_plain_data() -> None:
-    with pytest.raises(pickle.UnpicklingError, match="Path"):
-        _flight._load_pickle(pickle.dumps({"entries": [Path()]}))

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import operations as ops
 import reference as ref
+from issued import Member, member
 from operations import Call
 from selection import quickly
 
@@ -98,7 +99,7 @@ def call_of(number: int, cell: Cell, size: int) -> Call:
 
 def run_cells(calls: list[Call]) -> tuple[list[str], list[str]]:
     """Returns the errors of this rank, and a digest for each call whose results are the same on all ranks."""
-    at = ops.member()
+    at = member()
     wrong, digests = [], []
     for call in calls:
         what = f"{call}, {at.size} ranks"
@@ -136,7 +137,7 @@ def test_matrix(world, size):
 
 def refusals() -> None:
     """Every operation that reduces refuses an undefined reduction in the same words."""
-    at = ops.member()
+    at = member()
     reducing = [kind for kind, of in ops.KINDS.items() if of.reduces]
     for kind, dtype, reduction, async_op in itertools.product(
         reducing, ref.EVERY_TYPE, ref.EVERY_REDUCTION, (False, True)
@@ -153,7 +154,7 @@ def refusals() -> None:
     assert t.tolist() == [float(at.size)] * 3
 
 
-def refusal(call: Call, at: ops.Member) -> Any:
+def refusal(call: Call, at: Member) -> Any:
     try:
         ops.KINDS[call.kind].issue(call, at)
     except RuntimeError as error:

@@ -13,6 +13,7 @@ import own_order
 import random_programs
 import reference as ref
 import sagecomm
+from issued import member
 from selection import quickly
 
 COUNT = 600
@@ -121,7 +122,7 @@ KINDS = {"all_reduce": "all_reduce", "reduce": "reduce", "reduce_scatter": "redu
 
 def reduced(kind: str) -> tuple[list[str], dict[str, str]]:
     """Returns the errors of this rank in reductions of floats, and the bits that must be equal on all ranks."""
-    at = ops.member()
+    at = member()
     wrong, alike = [], {}
     for number, (dtype, reduction, exactly, special) in enumerate(FLOATING):
         salt = 4 * number + exactly  # as own_order.exact() has it

@@ -16,6 +16,7 @@ import shim_calls
 import shim_completion
 import shim_errors
 import shim_hooks
+import shim_hooks_abort
 import shim_life
 import shim_members
 from shim_harness import SCENARIOS, run, start
@@ -23,7 +24,15 @@ from shim_harness import SCENARIOS, run, start
 pytestmark = pytest.mark.smoke
 
 # Imported for what they register in SCENARIOS.
-__all__ = ["shim_calls", "shim_completion", "shim_errors", "shim_hooks", "shim_life", "shim_members"]
+__all__ = [
+    "shim_calls",
+    "shim_completion",
+    "shim_errors",
+    "shim_hooks",
+    "shim_hooks_abort",
+    "shim_life",
+    "shim_members",
+]
 
 HERE = Path(__file__).resolve().parent
 # Seconds until a scenario counts as hanging.

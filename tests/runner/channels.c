@@ -5,172 +5,12 @@
 
 #include "plans.h"
 #include "scenarios.h"
+#include "trial.h"
 
 static int size;
 
-#define PIECES 5
 #define OPEN 3    /* asynchronous calls at a time */
 #define TRIALS 12 /* calls in a group: each kind, then some more */
-#define FACTOR 0.5
-
-/* ---- contents ---- */
-
-/* One call. `length`: elements of what a rank has for another one, by ranks, where both matter. */
-typedef struct trial {
-  uint8_t kind, dtype, reduce_op;
-  int root, rank;
-  bool in_place;
-  uint32_t salt, elem;
-  uint32_t length[MAX_RANKS][MAX_RANKS];
-} trial;
-
-static bool flat(int kind) {
-  return kind == SAGECOMM_ALL_REDUCE || kind == SAGECOMM_REDUCE || kind == SAGECOMM_BROADCAST;
-}
-
-static bool gathers(int kind) { return kind == SAGECOMM_ALL_GATHER || kind == SAGECOMM_GATHER; }
-
-/* Returns element i that a rank sends to another one, or to all. Floats are chosen so that sums are exact. */
-static uint32_t content(const trial *t, int from, int to, uint32_t i) {
-  if (t->dtype != SAGECOMM_FLOAT32) return (uint32_t)from * 1000003 + (uint32_t)to * 1009 + i * 31 + t->salt * 7919;
-  return (uint32_t)(from + 1) * 64 + (uint32_t)to * 16 + (i + t->salt) % 97 * 4;
-}
-
-static void encode(const trial *t, double x, unsigned char *to) {
-  float f = (float)x;
-  uint32_t n = (uint32_t)(int64_t)x;
-  if (t->dtype == SAGECOMM_FLOAT32) {
-    memcpy(to, &f, 4);
-  } else if (t->elem == 4) {
-    memcpy(to, &n, 4);
-  } else {
-    *to = (unsigned char)n;
-  }
-}
-
-/* Rounds a value to the type. */
-static double held(const trial *t, uint32_t x) {
-  if (t->dtype == SAGECOMM_FLOAT32) return x;
-  return t->elem == 4 ? (int32_t)x : (uint8_t)x;
-}
-
-/* Returns element i of the reduction of all ranks' contents. */
-static double reduced(const trial *t, int to, uint32_t i) {
-  double all = held(t, content(t, 0, to, i));
-  for (int q = 1; q < size; q++) {
-    double x = held(t, content(t, q, to, i));
-    if (t->reduce_op != SAGECOMM_MAX) all += x;
-    if (t->reduce_op == SAGECOMM_MAX && x > all) all = x;
-  }
-  if (t->reduce_op == SAGECOMM_AVG) return (float)all / (float)size;
-  return t->reduce_op == SAGECOMM_PREMUL_SUM ? all * FACTOR : all;
-}
-
-/* The blocks of this rank's input or output. A flat buffer is one block. */
-static int n_blocks(const trial *t, bool out) {
-  if (t->kind == SAGECOMM_BARRIER) return 0;
-  if (scr_rooted(t->kind) && t->rank != t->root) {
-    bool receives = t->kind == SAGECOMM_BROADCAST || t->kind == SAGECOMM_SCATTER;
-    return out == receives ? 1 : 0;
-  }
-  if (t->kind == SAGECOMM_ALL_TO_ALL) return size;
-  if (out) return gathers(t->kind) ? size : 1;
-  return t->kind == SAGECOMM_REDUCE_SCATTER || t->kind == SAGECOMM_SCATTER ? size : 1;
-}
-
-static uint32_t length_of(const trial *t, bool out, int block) {
-  if (flat(t->kind)) return t->length[0][0];
-  if (n_blocks(t, out) == 1) block = t->rank;
-  if (t->kind == SAGECOMM_ALL_TO_ALL) return out ? t->length[block][t->rank] : t->length[t->rank][block];
-  return t->length[0][block];
-}
-
-static void block_of_input(const trial *t, int block, unsigned char *to) {
-  bool for_all = flat(t->kind) || gathers(t->kind);
-  for (uint32_t i = 0; i < length_of(t, false, block); i++, to += t->elem) {
-    encode(t, held(t, content(t, t->rank, for_all ? 0 : block, i)), to);
-  }
-}
-
-static void block_of_output(const trial *t, int block, unsigned char *to) {
-  for (uint32_t i = 0; i < length_of(t, true, block); i++, to += t->elem) {
-    double x;
-    if (scr_reduces(t->kind)) {
-      x = reduced(t, t->kind == SAGECOMM_REDUCE_SCATTER ? t->rank : 0, i);
-    } else if (t->kind == SAGECOMM_BROADCAST) {
-      x = held(t, content(t, t->root, 0, i));
-    } else if (t->kind == SAGECOMM_SCATTER) {
-      x = held(t, content(t, t->root, t->rank, i));
-    } else {
-      x = held(t, content(t, block, t->kind == SAGECOMM_ALL_TO_ALL ? t->rank : 0, i));
-    }
-    encode(t, x, to);
-  }
-}
-
-/* ---- buffers ---- */
-
-/* Segments with guard bytes between them. */
-typedef struct buffer {
-  unsigned char *base;
-  uint64_t room;
-  sagecomm_segment list[PIECES];
-  uint32_t n;
-} buffer;
-
-#define UNTOUCHED 0xa5
-
-static buffer cut(uint64_t *random, uint64_t elements, uint32_t elem) {
-  buffer b = {.room = (elements + PIECES) * elem, .n = next_random(random) % 2 ? 1 : PIECES};
-  b.base = malloc(b.room);
-  memset(b.base, UNTOUCHED, b.room);
-  unsigned char *at = b.base;
-  for (uint32_t i = 0; i < b.n; i++) {
-    uint64_t n = i == b.n - 1 ? elements : next_random(random) % (elements + 1);
-    b.list[i] = (sagecomm_segment){at, n * elem};
-    at += (n + 1) * elem;
-    elements -= n;
-  }
-  return b;
-}
-
-static void copy_in(const buffer *b, const unsigned char *from) {
-  for (uint32_t i = 0; i < b->n; from += b->list[i++].bytes) memcpy(b->list[i].data, from, b->list[i].bytes);
-}
-
-static void tell(const trial *t) {
-  fprintf(stderr, "kind %d of type %d, reduction %d, root %d, rank %d of %d, %u elements (to rank 0: %u)%s\n", t->kind,
-          t->dtype, t->reduce_op, t->root, t->rank, size, t->length[0][0], t->length[size - 1][0],
-          t->in_place ? ", in place" : "");
-}
-
-static void expect_content(const trial *t, const buffer *b, const unsigned char *want) {
-  for (uint32_t i = 0; i < b->n; want += b->list[i++].bytes) {
-    if (memcmp(b->list[i].data, want, b->list[i].bytes) != 0) tell(t);
-    CHECK(memcmp(b->list[i].data, want, b->list[i].bytes) == 0);
-  }
-}
-
-static void expect_gaps(const buffer *b) {
-  const unsigned char *at = b->base;
-  for (uint32_t i = 0; i < b->n; i++) {
-    for (; at < (const unsigned char *)b->list[i].data; at++) CHECK(*at == UNTOUCHED);
-    at += b->list[i].bytes;
-  }
-  for (; at < b->base + b->room; at++) CHECK(*at == UNTOUCHED);
-}
-
-/* A part of a buffer. */
-static buffer part_of(const buffer *b, uint64_t at, uint64_t bytes) {
-  buffer part = {0};
-  for (uint32_t i = 0; i < b->n; i++) {
-    uint64_t n = b->list[i].bytes, skip = at < n ? at : n, take = n - skip < bytes ? n - skip : bytes;
-    part.list[part.n++] = (sagecomm_segment){(unsigned char *)b->list[i].data + skip, take};
-    at -= skip;
-    bytes -= take;
-  }
-  return part;
-}
 
 /* ---- a call ---- */
 
@@ -279,7 +119,7 @@ static trial draw(uint64_t *random, int kind, int me) {
   static const uint8_t dtypes[] = {SAGECOMM_UINT8, SAGECOMM_INT32, SAGECOMM_FLOAT32};
   static const uint8_t reductions[] = {SAGECOMM_SUM, SAGECOMM_MAX, SAGECOMM_AVG, SAGECOMM_PREMUL_SUM};
   uint64_t x = next_random(random);
-  trial t = {.kind = (uint8_t)kind, .dtype = dtypes[x % 3], .rank = me, .salt = (uint32_t)(x >> 40)};
+  trial t = {.kind = (uint8_t)kind, .dtype = dtypes[x % 3], .rank = me, .size = size, .salt = (uint32_t)(x >> 40)};
   t.root = x >> 4 & 1 && scr_rooted(kind) ? size - 1 : 0;
   t.in_place = (x >> 5) % 2 && kind != SAGECOMM_ALL_TO_ALL;
   if (scr_reduces(kind)) t.reduce_op = reductions[(x >> 6) % (t.dtype == SAGECOMM_FLOAT32 ? 4 : 2)];
@@ -344,7 +184,7 @@ void test_channels(int n, waiting w, uint64_t seed) {
 static void uneven(rank *r, void *arg) {
   (void)arg;
   pending *p = calloc(1, sizeof *p);
-  p->t = (trial){.kind = SAGECOMM_ALL_TO_ALL, .dtype = SAGECOMM_INT32, .rank = r->rank, .elem = 4};
+  p->t = (trial){.kind = SAGECOMM_ALL_TO_ALL, .dtype = SAGECOMM_INT32, .rank = r->rank, .size = size, .elem = 4};
   for (int i = 0; i < size; i++) {
     for (int k = 0; k < size; k++) p->t.length[i][k] = (uint32_t)(10 + i + k);
   }
@@ -386,6 +226,7 @@ static void blocked_for_long(rank *r, void *arg) {
                    .dtype = SAGECOMM_FLOAT32,
                    .reduce_op = SAGECOMM_PREMUL_SUM,
                    .rank = r->rank,
+                   .size = size,
                    .in_place = true,
                    .elem = 4,
                    .length = {{3001}}};

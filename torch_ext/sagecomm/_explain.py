@@ -58,7 +58,8 @@ def text(answer: dict[str, Any]) -> str:
         mark = "*" if c["chosen"] else ""
         costs = (duration(c["seconds"]), str(c["steps"]), in_bytes(c["bytes"], answer["bytes"]), in_bytes(c["chunk"]))
         rows.append((mark, c["algorithm"], *costs, c["transport"], c["why"]))
-    title = f"{answer['op']}{of}, {answer['ranks']} ranks{hosts}"
+    ranks = "1 rank" if answer["ranks"] == 1 else f"{answer['ranks']} ranks"
+    title = f"{answer['op']}{of}, {ranks}{hosts}"
     used = {c["transport"] for c in answer["candidates"]}
     legend = columns([(name, means) for name, means in _OVER.items() if name in used])
     legend = [
