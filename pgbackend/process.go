@@ -27,7 +27,7 @@ type Process struct {
 	inVain    time.Time // time at which Destroy last gave up waiting for peers
 
 	choosing  sync.Mutex // guards selectors
-	selectors map[choice]*algo.Selector
+	selectors map[selectorKey]*algo.Selector
 	probing   sync.Once
 	found     probeResult // result of the probe, set by probing
 	unwatched sync.Once   // prints the warning about peers that cannot be watched
@@ -42,7 +42,7 @@ var (
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, selectors: map[choice]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, selectors: map[selectorKey]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})
