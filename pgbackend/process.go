@@ -71,7 +71,7 @@ func (p *Process) Shutdown() {
 	var all sync.WaitGroup
 	for _, g := range p.snapshot() {
 		all.Go(func() {
-			defer recoverFrom("the end of a group")
+			defer recoverFrom("Destroy of a group")
 			_ = g.Destroy() // an error if another goroutine destroys it
 		})
 	}
