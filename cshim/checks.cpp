@@ -53,8 +53,9 @@ void checkSingle(const char* op, const char* role, int64_t all, const char* oneR
   if (C10_UNLIKELY(all != one * size)) {
     refuse(
         op,
-        std::string("the ") + role + " has " + std::to_string(all) + " elements, " + std::to_string(size) +
-            " ranks with " + oneRole + "s of " + std::to_string(one) + " need " + std::to_string(one * size));
+        std::string("the ") + role + " has " + std::to_string(all) + " elements; " + std::to_string(size) +
+            " ranks with " + oneRole + "s of " + std::to_string(one) + " elements each need " +
+            std::to_string(one * size));
   }
 }
 

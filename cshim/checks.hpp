@@ -54,7 +54,7 @@ void checkTag(const char* op, int tag);
 // Reports whether any output overlaps any input.
 bool anyOverlap(c10::ArrayRef<at::Tensor> outputs, c10::ArrayRef<at::Tensor> inputs);
 
-// Reports whether an output overlaps an input other than by being this rank's input.
+// Reports whether an output shares memory with an input. This rank's own input does not count if it is the output itself.
 bool overlapsOthers(const at::Tensor& output, c10::ArrayRef<at::Tensor> inputs, int rank);
 
 // The same where the inputs are the blocks of one tensor.

@@ -22,19 +22,20 @@ class Buffers {
 
   // Each function checks the tensor and refuses it by name: "sagecomm: <op>: <role> <index> is on cuda:0, but ...".
   void addInput(const char* op, const char* role, size_t index, const at::Tensor& t);
-  // With `staged` the operation writes to a copy, and copyBack() writes the copy to the tensor. That is for a tensor which
-  // something else reads or writes while the operation goes on.
+  // With `staged` the operation writes to a copy, and copyBack() writes the copy to the tensor. Needed where something else
+  // reads or writes the tensor while the operation runs.
   void addOutput(const char* op, const char* role, size_t index, const at::Tensor& t, bool staged = false);
   // Adds a list of outputs. Where two share memory, the later one wins.
   void addOutputs(const char* op, const char* role, c10::ArrayRef<at::Tensor> tensors, bool staged = false);
   // Adds a tensor that is input and output. With `staged` a copy stands for it.
   void addInOut(const char* op, const char* role, size_t index, const at::Tensor& t, bool staged = false);
 
-  // Copies the input of an all_gather or gather that overlaps an output other than as the rank's own block of it. Requires:
-  // input and outputs were added.
+  // Copies the input of an all_gather or gather if it overlaps an output, unless it is this rank's block of that output.
+  // Requires: input and outputs were added.
   void separateInput(const at::Tensor& input, int rank);
 
-  // Makes each segment a block, or sets the bytes of the blocks. Requires: all segments were added.
+  // Without an argument each segment is a block; otherwise `bytes` gives the length of each block. Requires: all segments
+  // were added.
   void setInBlocks();
   void setOutBlocks();
   void setInBlocks(c10::ArrayRef<uint64_t> bytes) {
@@ -59,7 +60,7 @@ class Buffers {
   }
   // The sagecomm_dtype of all tensors: an operation has one type.
   uint8_t dtype() const {
-    return dtype_ == kNoType ? 0 : dtype_; // a barrier moves nothing, of any type
+    return dtype_ == kNoType ? 0 : dtype_; // a barrier has no tensors
   }
   // Reports whether copies stand for some tensors.
   bool copied() const {
@@ -69,7 +70,8 @@ class Buffers {
   bool staged() const {
     return !copyBack_.empty();
   }
-  // Takes over the copies of another operation, to keep them alive and write them back. Its segments stay with it.
+  // Takes over the copies of another operation, to keep them alive and write them back. The other
+  // operation keeps its segments.
   void keep(Buffers& other);
   // Writes staged outputs to the user's tensors, in the order in which they were added, without autograd.
   void copyBack();
@@ -105,7 +107,8 @@ struct Extent {
 
 Extent extentOf(const at::Tensor& t);
 
-// Reports whether two tensors may have memory in common. It is exact for columns, and the like, of one tensor.
+// Reports whether two tensors may have memory in common. It is exact for views such as columns of one tensor; otherwise it
+// may report true for tensors that only interleave.
 bool overlap(const at::Tensor& a, const at::Tensor& b);
 
 // Reports whether two tensors are the same elements of the same memory, in the same order.

@@ -1,5 +1,5 @@
-/* api.c holds the function table of sagecomm.h. Operations go straight to the runner. All other functions enter Go, except
- * in a forked child, where Go's threads do not exist: there they return SAGECOMM_FORKED. */
+/* api.c holds the function table of sagecomm.h. Functions that operations need stay in C, in the runner. The rest enter
+ * Go, except in a forked child, where Go's threads do not exist: there they return SAGECOMM_FORKED. */
 #include "../internal/runner/runner.h"
 #include "sagecomm.h"
 

@@ -370,8 +370,8 @@ typedef struct sagecomm_api {
   /* Registers the failure callback `failed`. It is called once, on a thread of the library with no lock held: with
    * the first cause as soon as this rank knows that the group has failed, whether or not a thread waits; or with
    * NULL if the group is destroyed before that. `ctx` is not used after that call. The callback may call any
-   * function of the table. Operations raise the failure when it has returned, or 20 ms after it began;
-   * group_destroy() does not wait for it. Returns OK if the callback will be called. Otherwise the group has failed
+   * function of the table. Operations raise the failure when it has returned, or 20 ms after it began,
+   * and group_destroy() waits for it as long. Returns OK if the callback will be called. Otherwise the group has failed
    * already, with the returned status, and the callback is never called. A group may have several callbacks. */
   int32_t (*group_on_failure)(sagecomm_group group, sagecomm_failed_fn failed, void *ctx, sagecomm_error *err);
 

@@ -6,18 +6,20 @@ import (
 	"sagecomm/algo"
 )
 
-// choice is the key of a selector: groups with equal choices have equal tables.
-type choice struct {
+// selectorKey holds all that a selector depends on: groups with equal keys have equal tables.
+type selectorKey struct {
 	tuningSettings uint64
 	machine, shape string
 	found          probeResult
 }
 
-// selector returns the selector of all groups with the same choice. They share it because pricing the plans of a large
+// selector returns the selector of all groups with the same key. They share it because pricing the plans of a large
 // group takes tenths of a second.
 func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, found probeResult) (*algo.Selector, error) {
-	key := choice{w.fingerprint(), machine, fmt.Sprint(shape), found}
-	p.choosing.Lock() // held while tables are made, because goroutines that wait here often need the same selector
+	key := selectorKey{w.fingerprint(), machine, fmt.Sprint(shape), found}
+	// The lock is held while the selector is made, with the tables of the kinds that have rules, because goroutines that wait
+	// here often need the same one. The other tables are predicted at the first use of a kind, under Group.compiling.
+	p.choosing.Lock()
 	defer p.choosing.Unlock()
 	if known := p.selectors[key]; known != nil {
 		return known, nil

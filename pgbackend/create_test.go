@@ -13,7 +13,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// expectRefused checks that every rank is refused with a text that has all the parts, and that nothing of the group is left.
+// expectRefused checks that Create fails on every rank with an error that contains all parts, and frees the group's memory.
 func expectRefused(t *testing.T, n int, of func(rank int) options, parts ...string) {
 	t.Helper()
 	before := inUse(t)
@@ -53,7 +53,7 @@ func TestWrongOptions(t *testing.T) {
 				g, err := Get().Create(Config{Size: 1, Name: t.Name(), Timeout: time.Second, Store: bootstrap.NewMemStore(), Options: c.o})
 				if err == nil {
 					_ = g.Destroy()
-					t.Fatal("it was taken")
+					t.Fatal("it was accepted")
 				}
 				for _, p := range c.parts {
 					if !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(p)) {
@@ -66,7 +66,7 @@ func TestWrongOptions(t *testing.T) {
 	for _, c := range []Config{{Size: 0}, {Rank: 2, Size: 2}, {Rank: -1, Size: 2}, {Size: 1 << 20}, {Size: 1, Timeout: -1}} {
 		c.Store = bootstrap.NewMemStore()
 		if _, err := Get().Create(c); err == nil {
-			t.Errorf("%+v was taken", c)
+			t.Errorf("%+v was accepted", c)
 		}
 	}
 }
@@ -89,7 +89,7 @@ func TestDifferentSettingsAreRefusedOnAllRanks(t *testing.T) {
 	}
 }
 
-// Ranks with different sizes of the group fail at once, although one of them waits for a rank that does not exist.
+// Ranks that pass different world sizes fail at once, although one waits for a rank that does not exist.
 func TestDifferentSizesAreRefused(t *testing.T) {
 	store := bootstrap.NewMemStore()
 	began := time.Now()
@@ -125,10 +125,18 @@ func TestRankThatIsStartedTwice(t *testing.T) {
 
 // Settings of a rank take effect and do not change results.
 func TestTune(t *testing.T) {
-	for _, tune := range []string{"all_reduce:one_shot", "all_reduce:two_shot", "all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=64K"} {
+	const short, long = "one_shot", "two_shot"
+	for tune, want := range map[string][]string{ // the algorithm of each count
+		"all_reduce:one_shot": {short, short, short},
+		"all_reduce:two_shot": {long, long, long},
+		"all_reduce:0-8K:one_shot;all_reduce:8K-inf:two_shot@chunk=64K": {short, long, long},
+	} {
 		w := newWorldWith(t, 3, opTimeout, options{"tune": tune})
 		w.each(func(g *Group) error {
-			for _, count := range []int{1, 5000, 100_000} {
+			for i, count := range []int{1, 5000, 100_000} {
+				if got := g.selector.Choose(coll.AllReduce, uint64(4*count)).Algorithm; got != want[i] {
+					return fmt.Errorf("%s: %d elements: %s is chosen, expected %s", tune, count, got, want[i])
+				}
 				in := contributionBytes(coll.Int32, coll.Sum, g.rank, 3, count)
 				if _, f := g.Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(in), one(in)); f != nil {
 					return f
@@ -142,14 +150,14 @@ func TestTune(t *testing.T) {
 	}
 }
 
-// Each method of attaching, forced. In one process all of them return the existing mapping; tests/go tests them between processes.
+// This test forces each method of attaching. In one process all of them return the existing mapping; tests/go tests them between processes.
 func TestAttachForced(t *testing.T) {
 	for _, method := range []string{"proc", "scm", "tmpfs", "scm,tmpfs"} {
 		t.Run(method, func(t *testing.T) {
 			dir := t.TempDir()
 			w := newWorldWith(t, 3, opTimeout, options{"shm_attach": method, "shm_dir": dir, "arena_size": "64M"})
 			if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
-				t.Errorf("%v lies in the directory as soon as the group is there (%v)", left, err)
+				t.Errorf("Create left %v in the directory (%v)", left, err)
 			}
 			w.each(func(g *Group) error {
 				if f := sum(g, 30_000); f != nil { // more of the arena
@@ -178,7 +186,7 @@ func TestFilesOfManyGroups(t *testing.T) {
 	for round := range runner.MaxBells {
 		w := newWorldWith(t, 2, opTimeout, options{"shm_attach": "tmpfs", "shm_dir": dir, "arena_size": "64M"})
 		async := make([]runner.Work, 2)
-		w.each(func(g *Group) error { // the engine has work and may be asleep for it when the arena goes
+		w.each(func(g *Group) error { // so the engine may sleep on the arena's bell when the arena is removed
 			var f *coll.Failure
 			async[g.rank], f = sumAsync(g, 30_000)
 			return asError(f)

@@ -33,9 +33,13 @@ func (g *Group) Destroy() error {
 	waitForFiles := g.process.observers.Remove(view{g})
 	g.run.Goodbye()
 	g.failureCallback.call(nil) // destroying a group is no failure
-	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
+	aborted := &coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q was destroyed on %s; wait for all works before destroying the group, and make no calls on it afterwards",
-			g.title(), g.number(g.rank))})
+			g.title(), g.number(g.rank))}
+	if g.cause.CompareAndSwap(nil, aborted) {
+		g.info("destroyed")
+	}
+	g.adopt(aborted)
 	p := g.process
 	p.mu.Lock()
 	delete(p.groups, g.Handle())

@@ -281,7 +281,7 @@ func TestDestroysShareTheirTimeout(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	measure(t, "the end of 6 groups, about 1 s,", time.Since(begin), 4*time.Second)
+	measure(t, "destroying 6 groups, about 1 s,", time.Since(begin), 4*time.Second)
 }
 
 // The end of a process whose rank has left does not drop messages between other ranks.

@@ -164,7 +164,7 @@ func announced(a runner.Announced) string {
 // mismatch finds the first call in which this rank and the peer differ, as far back as both remember.
 func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Mismatch, t.Peer, t)
-	for seq := max(t.Sequence, 63) - 62; seq <= t.Sequence; seq++ {
+	for seq := max(t.Sequence, runner.Records) - runner.Records + 1; seq <= t.Sequence; seq++ {
 		mine, ok := g.run.Announced(g.rank, seq)
 		theirs, known := g.run.Announced(t.Peer, seq)
 		if ok && known && mine.Hash != theirs.Hash {

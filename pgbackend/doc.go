@@ -14,15 +14,17 @@
 //
 // Locks, in the order in which they are taken:
 //
-//  1. Process.choosing, held while tables are predicted, and Group.compiling, held while a program is made. Both may be held
-//     for tenths of a second.
+//  1. Process.choosing, held while a selector is made, and Group.compiling, held while a program is made and while the table
+//     of a kind is predicted (in a sync.Once of the selector). Both may be held for tenths of a second.
 //  2. Process.mu, which guards the lists of groups and of peers.
 //  3. memory.bells, held while an arena is made or removed.
 //  4. progressEngine.mu, lifetime.mu and failureCallback.mu. Nothing else is taken while one of these is held.
 //
 // The locks of the runner are C's; internal/runner/group.h has their order. No Go lock is taken while one of them is held.
 //
-// No lock is held while the runner or a store is called in a way that blocks, or while an observer is called.
+// No lock is held while a peer or a store is waited for, or while an observer is called. The locks of internal/shmem, of
+// internal/observe and of internal/runner/stats.go are leaves, except for Observers.mu, which comes before Process.mu because
+// observers read the groups.
 //
 // Start reading at process.go, then create.go and rendezvous.go (how ranks meet), issue.go (how an operation gets its
 // program), peers.go (how the death of a rank is noticed), failure.go (what a failure does), diagnose.go (which rank is the

@@ -8,7 +8,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// news holds the calls of a failure callback, in order.
+// news records the cause of each call of a failure callback.
 type news struct {
 	mu   sync.Mutex
 	list []*coll.Failure
@@ -25,7 +25,7 @@ func (n *news) tell(f *coll.Failure) {
 	}
 }
 
-// only waits for the one call and returns it.
+// only waits for the first call, checks that there is no other, and returns its cause.
 func (n *news) only(t *testing.T) *coll.Failure {
 	t.Helper()
 	select {
@@ -63,7 +63,7 @@ func TestFailureIsToldToIdleRanks(t *testing.T) {
 			t.Errorf("rank %d: %v", rank, err)
 		}
 	}
-	// The end of the group is no second failure.
+	// Destroying a failed group calls no callback again.
 	w.destroy()
 	for _, n := range all {
 		n.only(t)
@@ -106,7 +106,7 @@ func TestFailureIsToldBeforeOperationsRaiseIt(t *testing.T) {
 	}
 }
 
-func TestWhoIsToldCannotHoldTheFailureBack(t *testing.T) {
+func TestABlockedCallbackDelaysNoFailure(t *testing.T) {
 	w := newWorld(t, 2)
 	forGood := make(chan struct{})
 	defer close(forGood)
@@ -124,10 +124,10 @@ func TestWhoIsToldCannotHoldTheFailureBack(t *testing.T) {
 	if err := expect(finish(work), coll.Aborted); err != nil {
 		t.Error(err)
 	}
-	w.destroy() // nor the end of the group
+	w.destroy() // Destroy does not wait for the callback either
 }
 
-func TestTheEndOfAGroupIsTold(t *testing.T) {
+func TestDestroyCallsTheFailureCallback(t *testing.T) {
 	w := newWorld(t, 2)
 	n := newNews()
 	if f := w.groups[0].OnFailure(n.tell); f != nil {

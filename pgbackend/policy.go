@@ -39,7 +39,7 @@ var engineConfig = runner.EngineConfig{
 // Waits are the longest waits of the caller of the C ABI.
 type Waits struct {
 	Slice time.Duration // between two looks for signals: a handler of Python must run within 200 ms
-	Hooks time.Duration // for callbacks of users at the end of a group and of the process
+	Hooks time.Duration // for callbacks of users when a group fails or is destroyed, and at the end of the process
 }
 
 // ShimWaits is what sagecomm_api.waits returns.

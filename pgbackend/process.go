@@ -28,7 +28,7 @@ type Process struct {
 	inVain    time.Time // time at which Destroy last gave up waiting for peers
 
 	choosing  sync.Mutex // guards selectors
-	selectors map[choice]*algo.Selector
+	selectors map[selectorKey]*algo.Selector
 	probing   sync.Once
 	found     probeResult // result of the probe, set by probing
 	unwatched sync.Once   // prints the warning about peers that cannot be watched
@@ -43,7 +43,7 @@ var (
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, selectors: map[choice]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, selectors: map[selectorKey]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})
@@ -82,7 +82,7 @@ func (p *Process) Shutdown() {
 	var all sync.WaitGroup
 	for _, g := range p.snapshot() {
 		all.Go(func() {
-			defer recoverFrom("the end of a group")
+			defer recoverFrom("Destroy of a group")
 			_ = g.Destroy() // an error if another goroutine destroys it
 		})
 	}

@@ -35,8 +35,8 @@ type family struct {
 	build func(Place) plan.SendRecvPlan
 }
 
-// families lists all algorithms. A new algorithm is a file with its builder and a line here; the tests of this package
-// prove every line. Of two that cost the same the first one is taken.
+// families lists all algorithms. A new algorithm is a builder and a line here, the last one of its kind; the tests of this
+// package prove every line. Of two that cost the same the first one is taken.
 var families = []family{
 	{coll.AllReduce, Ring, RingAllReduce},
 	{coll.AllReduce, RecursiveDoubling, RecursiveDoublingAllReduce},

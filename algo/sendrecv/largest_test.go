@@ -9,7 +9,7 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// The method Largest of a plan returns the length of the longest message of any chunk.
+// Largest returns the length of the longest message over all chunks.
 func TestLargestBoundsEveryMessage(t *testing.T) {
 	for _, f := range families {
 		for _, size := range []int{1, 2, 3, 6, 8, 13} {
@@ -34,7 +34,7 @@ func TestLargestBoundsEveryMessage(t *testing.T) {
 	}
 }
 
-// The telling ranks include one with the longest message and one with the most work, and LongestChunk returns the
+// telling picks ranks that stand for all: one sends the longest message, one does the most work. LongestChunk returns the
 // longest chunk with equal pieces.
 func TestSomeRanksTellTheLongestMessage(t *testing.T) {
 	const place = 64 << 10
@@ -60,8 +60,8 @@ func TestSomeRanksTellTheLongestMessage(t *testing.T) {
 						c := cost.Count(p, plan.Lengths{Bytes: uint64(chunk)})
 						all.Sends, all.Recvs, all.Sent = max(all.Sends, c.Sends), max(all.Recvs, c.Recvs), max(all.Sent, c.Sent)
 					}
-					per := largest / (chunk / pieces)
-					if largest > place || chunk%(pieces*plan.Unit) != 0 || largest+per*plan.Unit <= place && largest > 0 {
+					count := largest / (chunk / pieces) // pieces in the longest message
+					if largest > place || chunk%(pieces*plan.Unit) != 0 || largest+count*plan.Unit <= place && largest > 0 {
 						t.Errorf("%s, root %d: %d bytes in the longest message of chunks of %d", what, root, largest, chunk)
 					}
 					got := counted(t, f, at, uint64(chunk))

@@ -6,8 +6,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// symmetric lists algorithms whose ranks all do the same at the same time in groups of some sizes, with the radices that
-// [plan.Group.Digits] describes. An algorithm that is not listed is priced as well, but more slowly.
+// symmetric maps an algorithm to a function of the group's size. It returns the radices of [plan.Group.Digits] where all
+// ranks do the same at the same time, else nil. An algorithm that is missing here is priced as well, but more slowly.
 var symmetric = map[coll.Kind]map[string]func(size int) []int{
 	coll.AllReduce: {Ring: rotation, RecursiveDoubling: cube, Rabenseifner: cube, Torus: grid2},
 	coll.AllGather: {Ring: rotation, Direct: rotation, Bruck: rotation, RecursiveDoubling: cube},
@@ -18,7 +18,7 @@ var symmetric = map[coll.Kind]map[string]func(size int) []int{
 	coll.Barrier:  {Dissemination: rotation},
 }
 
-// alike returns the radices of the digits in which the ranks of a group are alike, or nil where they are not alike.
+// alike returns [plan.Group.Digits] of a group, or nil if its ranks differ.
 func alike(kind coll.Kind, algorithm string, at Place) []int {
 	if digits := symmetric[kind][algorithm]; digits != nil && at.Size > 1 {
 		return digits(at.Size)
@@ -48,7 +48,7 @@ func grid2(size int) []int {
 }
 
 // turned lists the algorithms in which the plan of rank r is that of rank 0 turned by r, see [plan.Group.Turned]. An
-// algorithm that turns and is not listed only takes longer to play.
+// algorithm that is missing here only takes longer to play.
 var turned = map[coll.Kind][]string{
 	coll.AllReduce:     {Ring},
 	coll.AllGather:     {Ring, Bruck, Direct},

@@ -22,6 +22,7 @@ import (
 //	gather, scatter  (P-1) n out of others' slots on the root, n on the others    (lower bound)
 func TestStepsAndBytesAreThoseOfTheFormulas(t *testing.T) {
 	const chunks = 5
+	counted := map[string]bool{}
 	for size := 1; size <= 33; size++ {
 		chunk := uint64(64 * size)
 		n, P := chunks*chunk, uint64(size)
@@ -66,6 +67,7 @@ func TestStepsAndBytesAreThoseOfTheFormulas(t *testing.T) {
 						cost.SlotTraffic{Steps: 2 * chunks, Near: P * n, Claims: (P - 1) * n},
 						cost.SlotTraffic{Steps: chunks, Flags: chunks, Far: n})},
 				} {
+					counted[c.kind.String()+" "+c.algorithm] = true
 					p, err := Build(c.kind, c.algorithm, Place{rank, size, root, plan.LargeSlots, int(chunk)})
 					if err != nil {
 						t.Fatal(err)
@@ -75,6 +77,11 @@ func TestStepsAndBytesAreThoseOfTheFormulas(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+	for _, f := range families {
+		if !counted[f.kind.String()+" "+f.name] {
+			t.Errorf("%v %s has no formula here", f.kind, f.name)
 		}
 	}
 	p, _ := Build(coll.AllReduce, Local, Place{Size: 1, Slots: plan.LargeSlots, Chunk: 128})

@@ -145,6 +145,44 @@ func TestDefined(t *testing.T) {
 	}
 }
 
+// The table in docs/torch-surface.md names each type that users have, with exactly the reductions that are defined for it.
+func TestDocumentedReductions(t *testing.T) {
+	text, err := os.ReadFile("../../docs/torch-surface.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, found := strings.Cut(string(text), "| types | reductions |\n|---|---|\n")
+	if !found {
+		t.Fatal("docs/torch-surface.md has no table of types and reductions")
+	}
+	table, _, _ = strings.Cut(table, "\n\n")
+	word := regexp.MustCompile("`([^`]+)`")
+	documented := map[string]map[string]bool{}
+	for _, line := range strings.Split(table, "\n") {
+		cells := strings.Split(line, "|")
+		for _, d := range word.FindAllStringSubmatch(cells[1], -1) {
+			documented[d[1]] = map[string]bool{}
+			for _, op := range word.FindAllStringSubmatch(cells[2], -1) {
+				documented[d[1]][op[1]] = true
+			}
+		}
+	}
+	for d := range DataTypeCount {
+		row, known := documented[d.String()]
+		if known == (d == Sparse) {
+			t.Errorf("%v: in the table %v", d, known)
+		}
+		for op := range ReduceOpCount {
+			if want := Defined(op, d) == nil; row[op.String()] != want {
+				t.Errorf("%v of %v: in the table %v, defined %v", op, d, row[op.String()], want)
+			}
+		}
+	}
+	if len(documented) != int(DataTypeCount)-1 {
+		t.Errorf("%d types in the table, there are %d", len(documented), DataTypeCount-1)
+	}
+}
+
 func TestNamesOfUnknownValues(t *testing.T) {
 	for got, want := range map[string]string{
 		KindCount.String():     "kind 11",

@@ -32,6 +32,9 @@ func (op ReduceOp) String() string {
 // Valid reports whether op is one of the constants above.
 func (op ReduceOp) Valid() bool { return op < ReduceOpCount }
 
+// defined has 16 bits for a class: this overflows, and so does not compile, with a seventeenth reduction.
+const _ uint16 = 1 << (ReduceOpCount - 1)
+
 func set(ops ...ReduceOp) (bits uint16) {
 	for _, op := range ops {
 		bits |= 1 << op

@@ -96,7 +96,7 @@ SCR_INLINE vreg op_product_c128(vreg a, vreg b) {
   return (vreg)(direct + (v_f64)((v_u64)crossed ^ minus));
 }
 
-/* The same on pairs, for bf16. */
+/* A register of bf16 widens to a pair of fp32 registers (vpair). These macros apply an operation to both. */
 #define SCR_PAIR_OP(name) \
   SCR_INLINE vpair pair_##name(vpair a, vpair b) { return (vpair){name(a.even, b.even), name(a.odd, b.odd)}; }
 #define SCR_PAIR_POST(name) \
@@ -109,7 +109,7 @@ SCR_PAIR_POST(post_none)
 SCR_PAIR_POST(post_avg_f32)
 SCR_PAIR_POST(post_scale_f32)
 
-/* The layout of a type in memory: step_X is the number of bytes handled at a time. */
+/* One iteration handles step_X bytes; load_X and store_X convert between memory and registers. */
 enum { step_full = SCR_VB, step_bool = SCR_VB, step_fp16 = SCR_VB / 2, step_bf16 = SCR_VB };
 
 SCR_INLINE vreg as_bool(vreg v) { return (vreg)((v_u8)v != (v_u8){0}) & (vreg)((v_u8){0} + 1); }

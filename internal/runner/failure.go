@@ -25,7 +25,7 @@ const (
 	Timeout     Code = C.SCR_INCIDENT_TIMEOUT  // the deadline passed while waiting for Peer
 	Left        Code = C.SCR_INCIDENT_LEFT     // Peer has left the group, but is needed
 	Length      Code = C.SCR_INCIDENT_LENGTH   // Peer sent Got bytes where Op.Bytes() were expected
-	Garbage     Code = C.SCR_INCIDENT_GARBAGE  // Peer wrote a message, or an offset of its slots, that no rank writes
+	Garbage     Code = C.SCR_INCIDENT_GARBAGE  // Peer wrote an invalid p2p frame, or an invalid offset of its slots
 	WrongType   Code = C.SCR_INCIDENT_TYPE     // Peer sent elements of the DataType Got
 	NoMemory    Code = C.SCR_INCIDENT_MEMORY   // this process has no memory for what came from Peer
 	Uneven      Code = C.SCR_INCIDENT_UNEVEN   // this rank's blocks differ in length, which the program does not allow

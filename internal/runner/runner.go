@@ -16,6 +16,7 @@ package runner
 #cgo CFLAGS: -std=c11 -O3 -Wall -Wextra -Wno-unused-parameter -fno-strict-aliasing
 #include <stdlib.h>
 #include "runner.h"
+#include "shared_block.h"
 
 extern char **environ;
 static char *scr_environ_at(size_t i) { return environ ? environ[i] : NULL; }
@@ -55,6 +56,7 @@ const (
 	FifoBytes      = 512 << 10
 	FifoHeader     = 256
 	FailureBytes   = 4096
+	Records        = C.SCR_RECORDS
 	bellBytes      = 128
 )
 

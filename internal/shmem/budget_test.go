@@ -45,7 +45,7 @@ func TestTheTightestLimitCounts(t *testing.T) {
 	}
 }
 
-func TestTooMuchIsAnErrorBeforeItIsTried(t *testing.T) {
+func TestAllocBeyondTheLimitIsRefused(t *testing.T) {
 	left := available(os.DirFS("/"))
 	if left.bytes > 1<<45 {
 		t.Skip("no limit on memory is readable here")
@@ -75,7 +75,7 @@ func (c *countingFS) ReadFile(name string) ([]byte, error) {
 	return c.MapFS.ReadFile(name)
 }
 
-func TestALookAtTheLimitsServesForAWhileAndForASmallPart(t *testing.T) {
+func TestAReadingOfTheLimitsIsReused(t *testing.T) {
 	files := &countingFS{MapFS: fstest.MapFS{"proc/meminfo": {Data: []byte("MemAvailable: 1000 kB\n")}}}
 	r, now := room{root: files}, time.Now()
 	take := func(n int64, after time.Duration, looks int) {
@@ -90,7 +90,7 @@ func TestALookAtTheLimitsServesForAWhileAndForASmallPart(t *testing.T) {
 	const all = 1000 << 10
 	take(1, 0, 1)
 	take(all/128, lookServes, 1)
-	take(all/64, lookServes, 2) // more than the spare part
+	take(all/64, lookServes, 2) // exceeds 1/sparePart of the last reading, so the limits are read again
 	take(1, lookServes, 2)
 	take(1, 3*lookServes, 3) // the last reading is too old
 	if err := r.take(all+1, now.Add(3*lookServes)); err == nil || files.looks != 4 {
@@ -99,7 +99,7 @@ func TestALookAtTheLimitsServesForAWhileAndForASmallPart(t *testing.T) {
 	files.MapFS["proc/meminfo"] = &fstest.MapFile{Data: []byte("MemAvailable: 1000000 kB\n")}
 	take(smallPiece, 5*lookServes, 5)
 	take(smallPiece, 5*lookServes, 5)
-	take(smallPiece+1, 5*lookServes, 6) // large
+	take(smallPiece+1, 5*lookServes, 6) // longer than smallPiece, so they are read at once
 	files.MapFS["proc/meminfo"] = &fstest.MapFile{Data: []byte("MemAvailable: 1 kB\n")}
 	if err := r.take(1<<10+1, now.Add(7*lookServes)); err == nil {
 		t.Fatal("took more than is left now")

@@ -47,7 +47,12 @@ static int32_t store_get(void *ctx, const char *key, int64_t timeout_ns, void *s
     if (f != NULL) {
       static char value[1 << 16];
       size_t n = fread(value, 1, sizeof value, f);
+      bool whole = n < sizeof value && !ferror(f);
       fclose(f);
+      if (!whole) {
+        snprintf(why, why_n, "%s: cannot be read, or has %zu bytes or more", path, sizeof value);
+        return -1;
+      }
       sink(sink_ctx, value, n);
       return 0;
     }

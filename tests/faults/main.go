@@ -1,5 +1,5 @@
-// Command faults makes ranks die, stop, leave, lag and disagree at chosen moments and holds what the others see against
-// the contract: the same cause on every survivor, in time, and nothing left behind. The ranks are processes that have
+// Command faults makes ranks die, stop, leave, lag and disagree at chosen moments and compares what the other ranks report
+// with the contract: the same cause on every survivor, in time, and nothing left behind. The ranks are processes that have
 // libsagecomm.so and nothing else, built with fault points in it (internal/runner/faults.h).
 //
 //	go run ./tests/faults                    every cell of the matrix once
@@ -61,15 +61,15 @@ func (s *setup) pool(name string) (*pool, error) {
 
 func main() {
 	var (
-		seed   = flag.Uint64("seed", 0, "what is random follows from it; 0: another one each time")
+		seed   = flag.Uint64("seed", 0, "seed of all that is random; 0 picks one")
 		match  = flag.String("match", "", "a regular expression: cells whose names it matches, such as all_reduce/small/kill/away/4")
-		limit  = flag.Duration("for", 0, "how long to run cells; 0: all of them")
+		limit  = flag.Duration("for", 0, "run cells in random order for so long; 0: each cell once")
 		jobs   = flag.Int("jobs", 2, "cells at the same time")
 		list   = flag.Bool("list", false, "print the names of the cells instead")
-		deaths = flag.Int("kills", 0, "in place of the matrix: so many deaths at random moments")
+		deaths = flag.Int("kills", 0, "instead of the matrix, kill ranks this many times at random moments")
 		first  = flag.Uint64("first", 0, "number of the first of -kills, to run one again")
-		soak   = flag.Duration("soak", 0, "in place of the matrix: everything random, for so long")
-		python = flag.String("python", ".venv/bin/python", "of -soak: has torch and sagecomm")
+		soak   = flag.Duration("soak", 0, "instead of the matrix, run cells, deaths and random programs for so long")
+		python = flag.String("python", ".venv/bin/python", "with -soak: the Python that has torch and sagecomm")
 	)
 	flag.Parse()
 	if *list {

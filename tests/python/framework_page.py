@@ -2,8 +2,8 @@
 
     python framework_page.py DIRECTORY     writes the scripts there, prints `FILE<tab>COMMAND` for those with a command
 
-The first line of a script is a comment whose last word is the name of its file: `# digits.py` in a script that others
-import; in all other scripts, the command that runs the script.
+The first line of a script is a comment. For a script that others import it is the file's name (`# digits.py`); for
+others it is the command, which ends in the file's name.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def exact(dtype: torch.dtype, reduction: str, salt: int) -> bool:
-    """Whether drawn() returns operands that give the same bits in every order: in three of four cases where it can."""
+    """Reports whether drawn() returns operands whose result has the same bits in every order: always where no order
+    matters, else for three salts of four, never for PREMUL_SUM of floats."""
     if dtype not in (*ref.FLOATS, *ref.COMPLEX) or reduction in ("MIN", "MAX"):
         return True
     return reduction != "PREMUL_SUM" and salt % 4 > 0
@@ -29,8 +30,8 @@ def exact(dtype: torch.dtype, reduction: str, salt: int) -> bool:
 def drawn(
     count: int, dtype: torch.dtype, key: tuple[int, ...], reduction: str, exactly: bool, special: bool
 ) -> torch.Tensor:
-    """Like ref.drawn(), with only those special values that give the same result in every order: no number that
-    overflows in some orders only, and none among inexact or complex factors."""
+    """Like ref.drawn(), but leaves out special values whose result depends on the order: numbers that overflow in some
+    orders, and all of them in a PRODUCT of inexact or complex factors."""
     if dtype not in (*ref.FLOATS, *ref.COMPLEX) or reduction in ("MIN", "MAX"):
         return ref.drawn(count, dtype, key, special)
     product = reduction == "PRODUCT"
@@ -94,10 +95,11 @@ def _check_within(got: torch.Tensor, reduction: str, inputs: list[torch.Tensor],
 
 
 def _bound(reduction: str, dtype: torch.dtype, operands: list[Any]) -> tuple[Any, Any]:
-    """The true result, and how far a result may be from it, whatever the order: n roundings on the way of each operand
-    change it by a factor within 1 +- n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
-    lemma 3.1; a complex product counts as three roundings, lemma 3.5), each rounding of a product or a quotient among
-    denormals by up to half of what lies between two of them. Sums of denormals are exact."""
+    """Returns the true result and the largest error in any order.
+
+    Each operand passes n roundings, which change it by a factor within 1 +- n u / (1 - n u) (Higham, Accuracy and
+    Stability of Numerical Algorithms, 2nd ed., lemma 3.1; a complex product counts as three, lemma 3.5). Each denormal
+    product or quotient adds up to half the distance of two denormals. Sums of denormals are exact."""
     steps = len(operands) - 1
     limits = torch.finfo(dtype)
     unit, between = limits.eps / 2, limits.smallest_normal * limits.eps

@@ -101,7 +101,7 @@ def bad_tensors() -> None:
         "all_gather: input 0 has 3 elements, this rank's output has 2", lambda: backend().allgather([short], [ones])
     )
     refused(f"takes one list of {size} output tensors, got one of", lambda: dist.all_gather([*outputs, ones], ones))
-    refused("all_gather: the output has 5 elements, .* need", lambda: dist.all_gather_into_tensor(torch.zeros(5), ones))
+    refused("all_gather: the output has 5 elements; .* need", lambda: dist.all_gather_into_tensor(torch.zeros(5), ones))
     for op, opts in (("broadcast", dist.BroadcastOptions()), ("reduce", dist.ReduceOptions())):
         for root in (-1, size):
             opts.rootRank = root

@@ -22,15 +22,27 @@ static uint64_t random64(void) { /* splitmix64 */
 
 /* Makes NaNs alike. p may be unaligned. */
 static void canonicalize(uint8_t *p, size_t n, int dtype) {
-  size_t width = dtype == SAGECOMM_FLOAT16 || dtype == SAGECOMM_BFLOAT16    ? 2
-                 : dtype == SAGECOMM_FLOAT32 || dtype == SAGECOMM_COMPLEX64 ? 4
-                                                                            : 8;
-  uint64_t infinity = dtype == SAGECOMM_FLOAT16    ? 0x7c00
-                      : dtype == SAGECOMM_BFLOAT16 ? 0x7f80
-                      : width == 4                 ? 0x7f800000
-                                                   : UINT64_C(0x7ff) << 52;
+  size_t width;
+  uint64_t infinity;
+  switch (dtype) {
+    case SAGECOMM_FLOAT16:
+      width = 2, infinity = 0x7c00;
+      break;
+    case SAGECOMM_BFLOAT16:
+      width = 2, infinity = 0x7f80;
+      break;
+    case SAGECOMM_FLOAT32:
+    case SAGECOMM_COMPLEX64:
+      width = 4, infinity = 0x7f800000;
+      break;
+    case SAGECOMM_FLOAT64:
+    case SAGECOMM_COMPLEX128:
+      width = 8, infinity = UINT64_C(0x7ff) << 52;
+      break;
+    default:
+      return;
+  }
   uint64_t sign = UINT64_C(1) << (8 * width - 1);
-  if (dtype < SAGECOMM_FLOAT16) return;
   for (size_t i = 0; i < n; i += width) {
     uint64_t v = 0;
     memcpy(&v, p + i, width);
