@@ -1,6 +1,6 @@
 package modelcheck
 
-// This file has the scenarios and mutations of gates.go and lanes.go.
+// This file has the scenarios and mutations of gates.go, lanes.go and marks.go.
 
 // streams are the streams of a rank's device for some operations. Units of the input reach a run before, between and after
 // all that its peers do, since a stream is a thread like others.
@@ -15,6 +15,9 @@ var gateScenarios = []Scenario{
 		Others: []Other{{Rank: 0, Stream: copyIn, Calls: []Call{chunks(OneShot, 2)}}}},
 	{Name: "gate, used for two operations", Ranks: 1, Slots: 1, Window: 1, Calls: same(oneShot, do(useAgain), oneShot),
 		Others: streams(0, oneShot, do(whenIssued), oneShot)},
+
+	{Name: "gates of two operations, 3 units, window 2", Ranks: 1, Slots: 2, Window: 2, Calls: same(chunks(OneShot, 3), do(nextGate), chunks(OneShot, 3)),
+		Others: streams(0, chunks(OneShot, 3), do(nextGate), chunks(OneShot, 3))},
 
 	{Name: "gate, one-shot, 1 unit", Ranks: 2, Slots: 1, Window: 1, Calls: same(oneShot), Others: streams(0, oneShot)},
 	{Name: "gate, one-shot, 2 units, window 2", Ranks: 2, Slots: 2, Window: 2, Calls: same(chunks(OneShot, 2)), Others: streams(0, chunks(OneShot, 2))},
@@ -65,6 +68,8 @@ var laneScenarios = []Scenario{
 			{Rank: 1, Lane: deviceLane, Calls: []Call{do(issueBoth), oneShot, do(laneIsDone)}}}},
 	{Name: "the device lane opens while the group goes down", Ranks: 1, Slots: 1, Want: []outcomes{finished, failed},
 		Calls: same(do(closeLanes)), Others: []Other{{Rank: 0, Lane: deviceLane, Calls: []Call{do(openLane)}}}},
+
+	{Name: "marks of calls come round", Ranks: 2, Slots: 1, parts: []func(*builder){writeMarks, readMarks}},
 }
 
 var gateMutations = []Mutation{
@@ -84,6 +89,7 @@ var gateMutations = []Mutation{
 	{QueuedGateStaysShut, "a run behind the one that is blocked leaves its gate shut", "scr_gate_open in scr_run_finish", "gates of two operations, the group goes down, and the device is late", Deadlock},
 	{GateOpenedLate, "a gate is opened after its run was marked complete", "scr_run_finish", "gate, used again after an error", WrongData},
 	{NoWaitForInputTaken, "the device does not wait for input_taken", "the copy-in stream", "gate, one-shot, 3 units, window 2", Overwritten},
+	{StreamOutOfOrder, "operations stand in the stream in another order than in the queue", "the copy-in stream", "gates of two operations, 3 units, window 2", Deadlock},
 	{DeviceWritesEarly, "input_ready is visible before the copy in front of it", "the copy-in stream", "gate, one-shot, 1 unit", WrongData},
 }
 
@@ -99,4 +105,13 @@ var laneMutations = []Mutation{
 	{DownWakesHostLane, "who drives the device lane is not woken", "scr_group_down", "the device lane opens while the group goes down", Deadlock},
 	{DeclaresInEachLane, "threads of different lanes declare, each writing the rank's record", "Group.Declare", "failure of both lanes of a rank at once", BadRecord},
 	{PointerBeforeDown, "who takes the group down looks for the device lane before it sets DOWN", "scr_group_down", "the device lane opens while the group goes down", Deadlock},
+}
+
+var markMutations = []Mutation{
+	{MarkNotInvalidated, "a mark keeps its number while it is rewritten", "scr_group_mark", "marks of calls come round", BadRecord},
+	{MarkHashRelaxed, "the hash of a mark is stored without release", "scr_group_mark", "marks of calls come round", BadRecord},
+	{MarkSeqRelaxed, "the number of a mark is stored without release", "scr_group_mark", "marks of calls come round", BadRecord},
+	{MarkSeqNotAcquired, "the number of a mark is loaded without acquire", "read_mark", "marks of calls come round", BadRecord},
+	{MarkHashNotAcquired, "the hash of a mark is loaded without acquire", "read_mark", "marks of calls come round", BadRecord},
+	{MarkNoSecondLook, "no second look at the number of a mark", "read_mark", "marks of calls come round", BadRecord},
 }

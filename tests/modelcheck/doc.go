@@ -20,7 +20,7 @@
 // Every protection has a [Switch] that takes it out; the tests require that the checker then finds the error that it
 // prevents, and that with all of them in place nothing is found.
 //
-// Start reading at [Scenario] and sleep.go. channels.go, engine.go, drain.go, p2p.go, gates.go and lanes.go write the
-// other programs, machine.go, execute.go and memory.go are the machine, and explore.go is the search. Tests are the only
-// callers.
+// Start reading at [Scenario] and sleep.go. channels.go, engine.go, drain.go, p2p.go, gates.go, lanes.go and marks.go
+// write the other programs, machine.go, execute.go and memory.go are the machine, and explore.go is the search. Tests are the
+// only callers.
 package modelcheck

@@ -1,6 +1,9 @@
 package modelcheck
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // CallKind is the kind of a call.
 type CallKind uint8
@@ -190,6 +193,7 @@ func (sc Scenario) machine(off Switch) *machine {
 
 func (b *builder) program(calls []Call) program {
 	ticket, history := 0, ""
+	var late []func()
 	for i, c := range calls {
 		if c.Kind == Step {
 			c.Do(b)
@@ -222,12 +226,22 @@ func (b *builder) program(calls []Call) program {
 			b.byMessages(c)
 			continue
 		}
-		if b.stream != noStream {
+		switch {
+		case b.stream == copyIn && b.off == StreamOutOfOrder:
+			call, gate, first := b.call, b.gateNumber, ticket
+			late = append(late, func() {
+				b.call, b.gateNumber = call, gate
+				b.move(c, first)
+			})
+		case b.stream != noStream:
 			b.move(c, ticket)
-		} else {
+		default:
 			b.collective(c, ticket)
 		}
 		ticket += c.Chunks
+	}
+	for _, move := range slices.Backward(late) {
+		move()
 	}
 	return b.finish(finished)
 }

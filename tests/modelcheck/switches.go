@@ -128,6 +128,7 @@ const (
 
 	// Gates, the device: the commands of its streams.
 	NoWaitForInputTaken
+	StreamOutOfOrder  // the last operation first
 	DeviceWritesEarly // a write visible before the copy in front of it
 
 	// Lanes.
@@ -142,6 +143,14 @@ const (
 	DownWakesHostLane    // only
 	DeclaresInEachLane   // threads of different lanes do not take turns
 	PointerBeforeDown    // who takes the group down looks at the pointer before it sets DOWN
+
+	// Marks of calls: scr_group_mark, read_mark.
+	MarkNotInvalidated
+	MarkHashRelaxed // the hash stored without release: it may be visible before the invalidation
+	MarkSeqRelaxed
+	MarkSeqNotAcquired
+	MarkHashNotAcquired // the second look at the number may be satisfied before it
+	MarkNoSecondLook
 
 	switches // how many
 )
