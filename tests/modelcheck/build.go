@@ -10,17 +10,22 @@ type builder struct {
 	rank   int
 	thread int
 
-	code   []instr
-	labels []int    // pc, by label
-	later  []func() // blocks that are placed behind the rest
-	read   int      // tickets that the thread reads nothing for any more
-	armed  bool
-	sent   [maxRanks]int // messages, by peer
-	got    [maxRanks]int
-	call   uint8 // running hash
-	number int   // of the call, from 1
-	raise  uint8 // label: report the first cause
-	accuse uint8 // label: declare what was found
+	code                 []instr
+	labels               []int    // pc, by label
+	later                []func() // blocks that are placed behind the rest
+	read                 int      // tickets that the thread reads nothing for any more
+	armed                bool
+	sent                 [maxRanks]int // messages, by peer
+	got                  [maxRanks]int
+	call                 uint8 // running hash
+	lane                 int
+	number               int // of the call, from 1
+	first                int // ticket of the call
+	gate                 *gate
+	gateNumber, lastGate int
+	stream               stream
+	raise                uint8 // label: report the first cause
+	accuse               uint8 // label: declare what was found
 }
 
 const nowhere = -1
@@ -80,12 +85,12 @@ func (b *builder) finish(how outcomes) program {
 	for i := range b.code {
 		b.reorderings(i)
 	}
-	return program{b.rank, b.code}
+	return program{b.rank, b.name(), b.code}
 }
 
 func (t test) jumps() bool {
 	switch t {
-	case atLeast, below, equals, zeroOr, sameCall, sameData, masked, queued:
+	case atLeast, below, equals, zeroOr, sameCall, sameData, masked, queued, arrives:
 		return true
 	}
 	return false
@@ -103,6 +108,9 @@ func (b *builder) reorderings(i int) {
 		next := &b.code[j]
 		switch next.op {
 		case load:
+			if next.test == arrives {
+				return
+			}
 			if next.word == in.word {
 				return // one word is always read in order
 			}
@@ -139,9 +147,14 @@ func (b *builder) publish(flag, value uint8, o order, wake bool) {
 		}
 		over := b.label()
 		b.load(b.sc.waitsFor(q), o, equals, uint8(1+b.rank), over)
-		b.emit(instr{op: wakeBell, value: uint8(q)}, "wake the bell of rank %d", q)
+		b.wakeRank(q)
 		b.place(over)
 	}
+}
+
+// wakeRank wakes the bell of a rank in the lane of this thread.
+func (b *builder) wakeRank(q int) {
+	b.emit(instr{op: wakeBell, value: b.m.driver[b.lane][q]}, "wake the bell of rank %d", q)
 }
 
 func (b *builder) strength(relaxedBy, noFence Switch) order {
@@ -158,15 +171,16 @@ func (b *builder) strength(relaxedBy, noFence Switch) order {
 func (b *builder) fill(ticket int, kind CallKind) {
 	b.awaitConsumed(ticket)
 	s := b.sc
+	b.readInput(ticket, kind == Broadcast)
 	switch kind {
 	case TwoShot:
 		for share := range b.m.ranks {
 			if share != b.rank {
-				b.store(s.data(b.rank, ticket, share), data(b.call, false, ticket), relaxed)
+				b.contribute(ticket, share)
 			}
 		}
 	case OneShot, Broadcast:
-		b.store(s.data(b.rank, ticket, 0), data(b.call, false, ticket), relaxed)
+		b.contribute(ticket, 0)
 	}
 	if s.hashes {
 		b.store(s.hash(b.rank, ticket), b.call, relaxed)
@@ -179,6 +193,11 @@ func (b *builder) fill(ticket int, kind CallKind) {
 		b.store(s.header(b.rank, ticket), uint8(consumed), relaxed)
 	}
 	b.publish(s.filled(b.rank, ticket), uint8(ticket+1), b.strength(FilledRelaxed, FilledNoFence), b.off != FilledWakesNobody)
+}
+
+func (b *builder) contribute(ticket, share int) {
+	b.store(b.sc.data(b.rank, ticket, share), data(b.call, false, ticket), relaxed)
+	b.code[len(b.code)-1].depends = b.gate != nil
 }
 
 func (b *builder) consume(ticket int) {
@@ -257,6 +276,8 @@ func (b *builder) reduce(ticket int, twoShot bool) {
 	for _, p := range b.peers() {
 		b.readData(p, ticket, share, false)
 	}
+	b.readInput(ticket, true)
+	b.writeOutput(ticket, share, !twoShot)
 	if twoShot {
 		for _, p := range b.peers() {
 			b.store(b.sc.data(p, ticket, share), data(b.call, true, ticket), relaxed)
@@ -279,7 +300,8 @@ func (b *builder) collect(ticket int) {
 	if b.off == ConsumedTooEarly {
 		b.storeConsumed(ticket)
 	}
-	for _, p := range b.peers() {
+	for i, p := range b.peers() {
 		b.readData(b.rank, ticket, p, true)
+		b.writeOutput(ticket, p, i == len(b.peers())-1)
 	}
 }

@@ -120,6 +120,6 @@ func (b *builder) wake(peer int, really bool) {
 	}
 	over := b.label()
 	b.load(b.sc.waitsFor(peer), o, equals, uint8(1+b.rank), over)
-	b.emit(instr{op: wakeBell, value: uint8(peer)}, "wake the bell of rank %d", peer)
+	b.wakeRank(peer)
 	b.place(over)
 }

@@ -134,6 +134,8 @@ func (m *machine) test(t *thread, ti int, in *instr, v uint8) (on bool, f *viola
 		t.winner = v
 	case masked:
 		return v&in.peer == in.value, nil
+	case arrives:
+		return v >= in.value && v != opened, nil
 	case queued:
 		return v/issuedOne%4 != v/poppedOne%4, nil
 	}

@@ -49,6 +49,7 @@ const (
 	masked               // its bits in the mask peer are value: on, else to
 	queued               // as a group word it has a run in the queue: on, else to
 	risen                // on when it is not 0; not satisfied before
+	arrives              // at least value: on; not satisfied before, unless word peer - 1 is not 0; then, or when the gate was opened: to
 )
 
 // instr is one access to shared memory, or a local step, which is carried out together with the access before it.
@@ -73,6 +74,7 @@ type instr struct {
 
 type program struct {
 	rank int
+	name string
 	code []instr
 }
 
@@ -80,12 +82,15 @@ type machine struct {
 	ranks  int
 	slots  uint8
 	words  []string
-	isData [maxWords]bool // payload of a slot
+	isData [maxWords]uint8 // of the payload of a slot: 1 + its lane
 	// payload of a place of a channel
 	isMessage [maxWords]bool
+	isUnit    [maxWords]bool  // of a buffer of a gate
+	takenBy   [maxWords]uint8 // of a unit: 1 + the thread that reads it
 	completes [maxWords]uint8 // of an operation's buffer: 1 + the word that says that it is complete
 	failure   uint8
-	records   [maxRanks]uint8 // first word of each rank's failure record
+	records   [maxRanks]uint8        // first word of each rank's failure record
+	driver    [lanes][maxRanks]uint8 // the thread that drives a lane of a rank
 	threads   []program
 	want      []outcomes
 	// protections of the futex itself
@@ -191,6 +196,9 @@ func (m *machine) ready(s *state, ti int, in *instr) bool {
 	case fence:
 		return int(t.n) < maxBuffered && t.late == 0
 	case load:
+		if in.test == arrives {
+			return s.read(ti, in.word) >= in.value || in.peer != 0 && s.read(ti, in.peer-1) != 0
+		}
 		return (in.test != winner && in.test != risen || s.read(ti, in.word) != 0) && (in.order != seqCst || !t.awaitsSeqCst())
 	case end:
 		return false
@@ -293,16 +301,24 @@ func (m *machine) wrongData(ti int, in *instr, v uint8) *violation {
 
 // commit is the moment from which all see a store.
 func (m *machine) commit(s *state, rank int, word, value uint8) *violation {
+	before := s.mem[word]
 	s.mem[word] = value
+	if by := m.takenBy[word]; by != 0 && before != 0 {
+		if reader := &m.threads[by-1].code[s.thread[by-1].pc]; int(reader.read) <= ticketOf(before) {
+			return &violation{Overwritten, fmt.Sprintf("%s is written for unit %d while %s may still read unit %d there",
+				m.words[word], ticketOf(value), m.who(int(by-1)), ticketOf(before))}
+		}
+	}
 	if done := m.completes[word]; done != 0 && s.mem[done-1] != 0 {
 		return &violation{LateWrite, fmt.Sprintf("%s is written although %s = %d", m.words[word], m.words[done-1], s.mem[done-1])}
 	}
-	if !m.isData[word] {
+	if m.isData[word] == 0 {
 		return nil
 	}
 	ticket := ticketOf(value)
 	for q := range m.ranks {
-		reader := &m.threads[q].code[s.thread[q].pc]
+		ti := m.driver[m.isData[word]-1][q]
+		reader := &m.threads[ti].code[s.thread[ti].pc]
 		if q != rank && int(reader.read) < ticket-int(m.slots)+1 {
 			return &violation{Overwritten, fmt.Sprintf("%s is written for ticket %d while rank %d may still read it for ticket %d",
 				m.words[word], ticket, q, ticket-int(m.slots))}
@@ -312,6 +328,9 @@ func (m *machine) commit(s *state, rank int, word, value uint8) *violation {
 }
 
 func (m *machine) who(ti int) string {
+	if name := m.threads[ti].name; name != "" {
+		return fmt.Sprintf("rank %d, %s", m.threads[ti].rank, name)
+	}
 	if ti >= m.ranks {
 		return fmt.Sprintf("rank %d, other thread", m.threads[ti].rank)
 	}
@@ -320,8 +339,10 @@ func (m *machine) who(ti int) string {
 
 func (m *machine) show(word, value uint8) string {
 	switch {
-	case m.isData[word]:
+	case m.isData[word] != 0:
 		return showData(value)
+	case m.isUnit[word] && value != 0:
+		return fmt.Sprintf("unit %d of call %d", ticketOf(value), callOf(value))
 	case m.isMessage[word] && value != 0:
 		return fmt.Sprintf("message %d, of call %d", ticketOf(value), callOf(value))
 	}

@@ -1,5 +1,7 @@
 package modelcheck
 
+import "slices"
+
 // Mutation is a protection taken out, where the checker looks for the consequence, and what that is.
 type Mutation struct {
 	Switch   Switch
@@ -10,7 +12,9 @@ type Mutation struct {
 }
 
 // Mutations are all protections.
-var Mutations = []Mutation{
+var Mutations = slices.Concat(groupMutations, gateMutations, laneMutations, markMutations)
+
+var groupMutations = []Mutation{
 	{FilledRelaxed, "filled is stored without release", "scr_store_flag in publish", "filled and nothing after it", WrongData},
 	{FilledNoFence, "filled is stored with release only", "scr_store_flag in publish", "filled and nothing after it", Deadlock},
 	{ReducedRelaxed, "reduced is stored without release", "scr_store_flag in reduce", "reduced and nothing after it", WrongData},
@@ -105,4 +109,5 @@ var Harmless = []Mutation{
 	{Switch: LeftAfterBellOnly, What: "left is looked at between the read of the bell and the store of waits_for"},
 	{Switch: EngineBesideDriver, What: "the engine sets its bit although a thread drives"},
 	{Switch: LeftRelaxed, What: "left is stored without release: the rings behind it order it"},
+	{Switch: OutputTakenNotAcquired, What: "output_taken is loaded without acquire: only stores follow, and they depend on it"},
 }

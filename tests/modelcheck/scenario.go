@@ -1,6 +1,9 @@
 package modelcheck
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // CallKind is the kind of a call.
 type CallKind uint8
@@ -13,6 +16,7 @@ const (
 	Barrier                   // publish nothing, await all
 	Declare                   // the thread has found a failure of its own
 	Goodbye                   // the rank leaves the group
+	Step                      // Do
 
 	// Made of messages, see channels.go.
 	RingGather // P-1 times: send to the next rank, receive from the one before
@@ -26,12 +30,16 @@ type Call struct {
 	Kind   CallKind
 	Chunks int
 	Root   int
+	Do     func(*builder)
 }
 
-// Other is a thread beside the one that drives.
+// Other is a thread beside the one that drives the host lane of a rank: it drives the device lane, is a stream of a device,
+// or does something else.
 type Other struct {
-	Rank  int
-	Calls []Call
+	Rank   int
+	Calls  []Call
+	Lane   int
+	Stream stream
 }
 
 // Scenario is a few calls by a few ranks.
@@ -44,6 +52,8 @@ type Scenario struct {
 	Others []Other
 	// Want says which ends are right, by thread. Empty: all finish.
 	Want []outcomes
+	// Window is for how many units the buffers at gates have room.
+	Window int
 	// Big ones, of about half a million states and more, are left out with -short and where the race detector makes
 	// everything ten times as slow.
 	Big bool
@@ -51,7 +61,8 @@ type Scenario struct {
 	// What is left out of the model where a scenario does not need it. hashes: the hash of calls has a word of its own
 	// instead of travelling in the payload's. headers: `consumed` in the slots.
 	// makesChannels: channels are not there from the beginning.
-	hashes, headers, mayFail, goodbyes, records, makesChannels bool
+	// goesDown: a rank is taken down without a failure.
+	hashes, headers, mayFail, goodbyes, records, makesChannels, goesDown bool
 	// parts are programs that are no collectives, by thread.
 	parts []func(*builder)
 }
@@ -60,6 +71,7 @@ type Scenario struct {
 type plan struct {
 	*Scenario
 	m     *machine
+	lane  int // of the thread whose program is written
 	index map[string]uint8
 	calls map[string]uint8 // history of calls to running hash
 }
@@ -79,30 +91,37 @@ func (p *plan) word(format string, args ...any) uint8 {
 }
 
 func (p *plan) slot(name string, rank, ticket int) uint8 {
-	return p.word("%s[rank %d, slot %d]", name, rank, ticket%int(p.m.slots))
+	return p.laneWord("%s[rank %d, slot %d]", name, rank, ticket%int(p.m.slots))
 }
 func (p *plan) filled(rank, ticket int) uint8  { return p.slot("filled", rank, ticket) }
 func (p *plan) reduced(rank, ticket int) uint8 { return p.slot("reduced", rank, ticket) }
 func (p *plan) hash(rank, ticket int) uint8    { return p.slot("hash", rank, ticket) }
 func (p *plan) header(rank, ticket int) uint8  { return p.slot("header.consumed", rank, ticket) }
-func (p *plan) consumed(rank int) uint8        { return p.word("consumed[rank %d]", rank) }
-func (p *plan) waitsFor(rank int) uint8        { return p.word("waits_for[rank %d]", rank) }
+func (p *plan) consumed(rank int) uint8        { return p.laneWord("consumed[rank %d]", rank) }
+func (p *plan) waitsFor(rank int) uint8        { return p.laneWord("waits_for[rank %d]", rank) }
 func (p *plan) left(rank int) uint8            { return p.word("left[rank %d]", rank) }
 func (p *plan) record(rank, number int) uint8 {
-	return p.word("record[rank %d, call %d]", rank, number)
+	return p.laneWord("record[rank %d, call %d]", rank, number)
 }
-func (p *plan) turn(rank int) uint8 { return p.word("declaring[rank %d]", rank) }
+
+// turn is the word by which threads of a process take turns in declaring. Lanes have one between them.
+func (b *builder) turn() uint8 {
+	if b.off == DeclaresInEachLane {
+		return b.sc.laneWord("declaring[rank %d]", b.rank)
+	}
+	return b.sc.word("declaring[rank %d]", b.rank)
+}
 
 func (p *plan) data(rank, ticket, share int) uint8 {
 	w := p.slot(fmt.Sprintf("data[share %d]", share), rank, ticket)
-	p.m.isData[w] = true
+	p.m.isData[w] = uint8(1 + p.lane)
 	return w
 }
 
 // turns reports whether more than one thread of the rank may declare a failure.
 func (p *plan) turns(rank int) bool {
 	for _, o := range p.Others {
-		if o.Rank == rank {
+		if o.Rank == rank && o.Stream == noStream {
 			return true
 		}
 	}
@@ -133,16 +152,29 @@ func (sc Scenario) machine(off Switch) *machine {
 			p.word("failure_record[rank %d], second half", r)
 		}
 	}
+	for q := range sc.Ranks {
+		m.driver[hostLane][q] = uint8(q)
+	}
+	for i, o := range sc.Others {
+		if o.Lane == deviceLane {
+			m.driver[deviceLane][o.Rank] = uint8(sc.Ranks + i)
+		}
+	}
 	for ti := range sc.Ranks + len(sc.Others) {
 		b := &builder{m: m, sc: p, off: off, rank: ti, thread: ti}
 		var calls []Call
 		switch {
 		case ti >= sc.Ranks:
-			b.rank, calls = sc.Others[ti-sc.Ranks].Rank, sc.Others[ti-sc.Ranks].Calls
+			o := sc.Others[ti-sc.Ranks]
+			b.rank, calls, b.lane, b.stream = o.Rank, o.Calls, o.Lane, o.Stream
 		case len(sc.Calls) == 1:
 			calls = sc.Calls[0]
 		case len(sc.Calls) > 1:
 			calls = sc.Calls[ti]
+		}
+		p.lane = b.lane
+		if ti < sc.Ranks || b.stream != noStream {
+			b.gate = p.gateOf(b.rank, off)
 		}
 		b.failing()
 		if sc.parts != nil {
@@ -161,7 +193,12 @@ func (sc Scenario) machine(off Switch) *machine {
 
 func (b *builder) program(calls []Call) program {
 	ticket, history := 0, ""
+	var late []func()
 	for i, c := range calls {
+		if c.Kind == Step {
+			c.Do(b)
+			continue
+		}
 		if c.Kind == Declare {
 			b.read = noReads
 			b.declare(b.raise)
@@ -172,7 +209,7 @@ func (b *builder) program(calls []Call) program {
 			if b.off != LeftBeforeLast {
 				b.goodbye()
 			} else {
-				b.wakeAll()
+				b.wakeAll(false)
 			}
 			break
 		}
@@ -189,8 +226,22 @@ func (b *builder) program(calls []Call) program {
 			b.byMessages(c)
 			continue
 		}
-		b.collective(c, ticket)
+		switch {
+		case b.stream == copyIn && b.off == StreamOutOfOrder:
+			call, gate, first := b.call, b.gateNumber, ticket
+			late = append(late, func() {
+				b.call, b.gateNumber = call, gate
+				b.move(c, first)
+			})
+		case b.stream != noStream:
+			b.move(c, ticket)
+		default:
+			b.collective(c, ticket)
+		}
 		ticket += c.Chunks
+	}
+	for _, move := range slices.Backward(late) {
+		move()
 	}
 	return b.finish(finished)
 }
@@ -223,13 +274,18 @@ func (b *builder) collective(c Call, first int) {
 		}}}
 	}
 	lag := stages[len(stages)-1].lag
+	b.first = first
 	for head := range c.Chunks + lag {
+		if head < c.Chunks {
+			b.enter(head, c.Chunks)
+		}
 		for _, s := range stages {
 			if k := head - s.lag; k >= 0 && k < c.Chunks {
 				s.do(first + k)
 			}
 		}
 		if head >= lag {
+			b.leave(first + head - lag)
 			b.consume(first + head - lag)
 		}
 	}
@@ -241,4 +297,5 @@ func (b *builder) readRoot(ticket, root int) {
 		b.storeConsumed(ticket)
 	}
 	b.readData(root, ticket, 0, false)
+	b.writeOutput(ticket, 0, true)
 }

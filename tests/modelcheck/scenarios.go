@@ -1,7 +1,11 @@
 package modelcheck
 
+import "slices"
+
 // Scenarios lists the scenarios that are explored.
-var Scenarios = []Scenario{
+var Scenarios = slices.Concat(groupScenarios, gateScenarios, laneScenarios)
+
+var groupScenarios = []Scenario{
 	{Name: "one-shot, 1 slot", Ranks: 2, Slots: 1, Calls: same(oneShot, oneShot, oneShot), hashes: true, headers: true},
 	{Name: "one-shot, 3 chunks through 2 slots", Ranks: 2, Slots: 2, Calls: same(chunks(OneShot, 3)), headers: true},
 	{Name: "one-shot, 3 ranks, 1 slot", Ranks: 3, Slots: 1, Calls: same(oneShot, oneShot), headers: true, Big: true},
@@ -41,7 +45,7 @@ var Scenarios = []Scenario{
 	{Name: "ring of messages, 4 chunks through 2 places", Ranks: 2, Slots: 2, Calls: same(chunks(RingGather, 4))},
 	{Name: "ring of messages, 3 ranks, 1 place", Ranks: 3, Slots: 1, Calls: same(ring1, ring1)},
 	{Name: "chain of messages, 3 ranks, 3 chunks through 2 places", Ranks: 3, Slots: 2, Calls: same(chunks(Chain, 3)), makesChannels: true},
-	{Name: "chains from two roots, 3 ranks, 1 place", Ranks: 3, Slots: 1, Calls: same(Call{Chain, 2, 0}, Call{Chain, 2, 1})},
+	{Name: "chains from two roots, 3 ranks, 1 place", Ranks: 3, Slots: 1, Calls: same(chain(0, 2), chain(1, 2))},
 	{Name: "messages between slots", Ranks: 2, Slots: 1, Calls: same(oneShot, ring1, twoShot, ring1), hashes: true, makesChannels: true},
 	{Name: "messages between slots, 3 ranks", Ranks: 3, Slots: 1, Calls: same(oneShot, ring1, broadcast(1)), Big: true},
 	{Name: "a message and nothing after it", Ranks: 2, Slots: 1, parts: []func(*builder){
@@ -55,13 +59,13 @@ var Scenarios = []Scenario{
 		func(b *builder) { b.awaitChannel(0) }}},
 	{Name: "failure between messages", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1, ring1}, {ring1, declare}},
 		Want: []outcomes{failed, failed}, mayFail: true, makesChannels: true},
-	{Name: "failure between messages, 3 ranks", Ranks: 3, Slots: 1, Calls: [][]Call{{Call{Chain, 2, 0}}, {Call{Chain, 2, 0}}, {declare}},
+	{Name: "failure between messages, 3 ranks", Ranks: 3, Slots: 1, Calls: [][]Call{{chain(0, 2)}, {chain(0, 2)}, {declare}},
 		Want: []outcomes{either, failed, failed}, mayFail: true},
-	{Name: "a ring against a chain", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1, ring1}, {Call{Chain, 1, 1}, ring1}},
+	{Name: "a ring against a chain", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1, ring1}, {chain(1, 1), ring1}},
 		Want: []outcomes{failed, failed}, hashes: true, mayFail: true, records: true},
 	{Name: "messages against slots", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1}, {oneShot}},
 		Want: []outcomes{failed, failed}, hashes: true, mayFail: true, records: true, makesChannels: true},
-	{Name: "goodbye after a message", Ranks: 2, Slots: 1, Calls: [][]Call{{Call{Chain, 1, 0}, goodbye}, {Call{Chain, 1, 0}, goodbye}},
+	{Name: "goodbye after a message", Ranks: 2, Slots: 1, Calls: [][]Call{{chain(0, 1), goodbye}, {chain(0, 1), goodbye}},
 		mayFail: true, goodbyes: true, makesChannels: true},
 	{Name: "goodbye of a rank whose message is needed", Ranks: 2, Slots: 1, Calls: [][]Call{{ring1, goodbye}, {ring1, ring1}},
 		Want: []outcomes{finished, failed}, mayFail: true, goodbyes: true},
@@ -71,9 +75,9 @@ var Scenarios = []Scenario{
 		Want: []outcomes{failed, failed, failed}, mayFail: true},
 	{Name: "two failures at once, 3 ranks", Ranks: 3, Slots: 1, Calls: [][]Call{{oneShot}, {declare}, {declare}},
 		Want: []outcomes{failed, failed, failed}, mayFail: true},
-	{Name: "two failures in one process", Ranks: 2, Slots: 1, Calls: [][]Call{{oneShot}, {declare}}, Others: []Other{{1, []Call{declare}}, {0, []Call{declare}}},
+	{Name: "two failures in one process", Ranks: 2, Slots: 1, Calls: [][]Call{{oneShot}, {declare}}, Others: []Other{{Rank: 1, Calls: []Call{declare}}, {Rank: 0, Calls: []Call{declare}}},
 		Want: []outcomes{failed, failed, failed, failed}, mayFail: true},
-	{Name: "failure beside a collective that can finish", Ranks: 2, Slots: 1, Calls: same(oneShot, oneShot), Others: []Other{{1, []Call{declare}}},
+	{Name: "failure beside a collective that can finish", Ranks: 2, Slots: 1, Calls: same(oneShot, oneShot), Others: []Other{{Rank: 1, Calls: []Call{declare}}},
 		Want: []outcomes{either, either, failed}, mayFail: true},
 
 	// Rank 1 has an engine, thread 1, and other threads, which issue and take the group down.
@@ -142,7 +146,11 @@ const either = finished | failed
 
 func same(calls ...Call) [][]Call { return [][]Call{calls} }
 
+func do(what func(*builder)) Call { return Call{Kind: Step, Do: what} }
+
 func chunks(k CallKind, n int) Call { return Call{Kind: k, Chunks: n} }
+
+func chain(root, n int) Call { return Call{Kind: Chain, Chunks: n, Root: root} }
 
 func broadcast(root int) Call { return Call{Kind: Broadcast, Chunks: 1, Root: root} }
 

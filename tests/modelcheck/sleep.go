@@ -98,8 +98,11 @@ func (b *builder) lookAtLeft(flag, need uint8, peer int, ready uint8) {
 	if !b.sc.goodbyes {
 		return
 	}
-	again := b.label()
-	b.load(b.sc.left(peer), acquire, equals, 0, again)
+	again, left := b.label(), b.sc.left(peer)
+	if b.off == LooksAtLeftOfLane {
+		left = b.sc.laneWord("left[rank %d]", peer)
+	}
+	b.load(left, acquire, equals, 0, again)
 	read := b.read
 	b.later = append(b.later, func() {
 		now := b.read
@@ -136,6 +139,7 @@ func (b *builder) failing() {
 		b.place(b.accuse)
 		b.declare(b.raise)
 		b.place(b.raise)
+		b.openGate()
 		b.report()
 	})
 }
@@ -145,7 +149,7 @@ func (b *builder) failing() {
 func (b *builder) declare(other uint8) {
 	m, cause := b.m, uint8(1+b.thread)
 	if b.sc.turns(b.rank) && b.off != DeclareTwice {
-		b.emit(instr{op: claim, word: b.sc.turn(b.rank), value: 1, order: seqCst, to: other}, "take the process's right to declare")
+		b.emit(instr{op: claim, word: b.turn(), value: 1, order: seqCst, to: other}, "take the process's right to declare")
 	}
 	write := func() {
 		b.store(m.records[b.rank], cause, relaxed)
@@ -168,20 +172,30 @@ func (b *builder) declare(other uint8) {
 		write()
 	}
 	if b.off != FailureWakesNobody {
-		b.wakeAll()
+		b.wakeAll(b.off == FailureWakesHostLane)
 	}
 }
 
-func (b *builder) wakeAll() {
+// wakeAll wakes the bells of all ranks, in both lanes.
+func (b *builder) wakeAll(hostLaneOnly bool) {
 	for q := range b.m.ranks {
 		if q != b.thread {
 			b.emit(instr{op: wakeBell, value: uint8(q)}, "wake the bell of rank %d", q)
+		}
+	}
+	for i, o := range b.sc.Others {
+		if ti := b.m.ranks + i; o.Lane == deviceLane && ti != b.thread && !hostLaneOnly {
+			b.emit(instr{op: wakeBell, value: uint8(ti)}, "wake the bell of rank %d, device lane", o.Rank)
 		}
 	}
 }
 
 // report ends with the first cause. A thread that left declaring to another one of its process waits for it here.
 func (b *builder) report() {
+	if b.sc.goesDown {
+		b.emit(instr{op: end, value: uint8(failed)}, "end")
+		return
+	}
 	b.load(b.m.failure, acquire, winner, 0, 0)
 	b.emit(instr{op: loadRecord, value: 0}, "read the winner's record, first half")
 	b.emit(instr{op: loadRecord, value: 1}, "read the winner's record, second half")
@@ -193,7 +207,7 @@ func (b *builder) goodbye() {
 	b.read = noReads
 	b.storeLeft()
 	if b.off != GoodbyeWakesNobody {
-		b.wakeAll()
+		b.wakeAll(b.off == GoodbyeWakesHostLane)
 	}
 }
 

@@ -108,5 +108,49 @@ const (
 	LeavesBeforeCount    // it looks before it lowers the count of drivers
 	EngineBesideDriver   // harmless: the engine sets its bit although a thread drives
 
+	// Gates, the run: scr_gate_enter, scr_gate_leave, scr_gate_open.
+	NoWaitForInputReady
+	InputReadyNotAcquired
+	NoWaitForOutputTaken
+	OutputTakenNotAcquired // harmless: only stores follow
+	WaitsForAllUnits       // of the operation, not of those that the device moves
+	InputTakenTooEarly     // input_taken stored before the last read
+	InputTakenRelaxed      // without release
+	OutputDoneTooEarly     // output_done stored before the output
+	OutputDoneRelaxed      // without release
+	WindowLikeLag          // a window that is no larger than the largest lag
+	OutputOverInput        // input and output in one buffer
+	GateStaysShut          // when its run ends with an error
+	InputStaysShut         // only output_done is set then
+	QueuedGateStaysShut    // that of a run that is queued behind the one that is blocked
+	GateOpenedLate         // after the run was marked complete
+	GateUsedTooEarly       // again, while the device still uses it
+
+	// Gates, the device: the commands of its streams.
+	NoWaitForInputTaken
+	StreamOutOfOrder  // the last operation first
+	DeviceWritesEarly // a write visible before the copy in front of it
+
+	// Lanes.
+	FailureWakesHostLane // only
+	GoodbyeWakesHostLane // only
+	LooksAtLeftOfLane    // where nobody stores it
+	LeftBeforeDeviceLane // left stored while the device lane still publishes
+	OneQueue             // both lanes share one queue
+	LooksBeforePointer   // who opens the device lane looks at DOWN before it stores the pointer
+	LanePointerNoFence   // the pointer with release only: no order between it and the look at DOWN
+	LanePointerRelaxed   // the pointer without release
+	DownWakesHostLane    // only
+	DeclaresInEachLane   // threads of different lanes do not take turns
+	PointerBeforeDown    // who takes the group down looks at the pointer before it sets DOWN
+
+	// Marks of calls: scr_group_mark, read_mark.
+	MarkNotInvalidated
+	MarkHashRelaxed // the hash stored without release: it may be visible before the invalidation
+	MarkSeqRelaxed
+	MarkSeqNotAcquired
+	MarkHashNotAcquired // the second look at the number may be satisfied before it
+	MarkNoSecondLook
+
 	switches // how many
 )
