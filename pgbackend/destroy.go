@@ -33,8 +33,7 @@ func (g *Group) Destroy() error {
 	waitForFiles := g.process.observers.Remove(view{g})
 	g.run.Goodbye()
 	g.failureCallback.call(nil) // destroying a group is no failure
-	g.adopt(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
-		Message: fmt.Sprintf("sagecomm: group %q was destroyed on %s", g.title(), g.number(g.rank))})
+	g.adopt(g.destroyedHere())
 	p := g.process
 	p.mu.Lock()
 	delete(p.groups, g.Handle())
@@ -55,6 +54,12 @@ func (g *Group) Destroy() error {
 	p.sweep()
 	waitForFiles()
 	return nil
+}
+
+// destroyedHere returns the failure of operations of a group that is destroyed under them.
+func (g *Group) destroyedHere() *coll.Failure {
+	return &coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
+		Message: fmt.Sprintf("sagecomm: group %q was destroyed on %s", g.title(), g.number(g.rank))}
 }
 
 func (g *Group) unfinished() bool { return g.run.Unfinished() > 0 || g.composites.Load() > 0 }

@@ -14,17 +14,21 @@
 //
 // Locks, in the order in which they are taken:
 //
-//  1. Process.choosing, held while tables are predicted, and Group.compiling, held while a program is made. Both may be held
+//  1. controlTopic.mu, held during a control exchange, for as long as its timeout. Only callers of exchange take it, and they
+//     hold no other lock. The exchange ends when the group fails or is destroyed, which needs no lock of this line.
+//  2. Process.choosing, held while tables are predicted, and Group.compiling, held while a program is made. Both may be held
 //     for tenths of a second.
-//  2. Process.mu, which guards the lists of groups and of peers.
-//  3. memory.bells, held while an arena is made or removed.
-//  4. progressEngine.mu, lifetime.mu and failureCallback.mu. Nothing else is taken while one of these is held.
+//  3. Process.mu, which guards the lists of groups and of peers.
+//  4. memory.bells, held while an arena is made or removed.
+//  5. progressEngine.mu, lifetime.mu and failureCallback.mu. Nothing else is taken while one of these is held.
 //
 // The locks of the runner are C's; internal/runner/group.h has their order. No Go lock is taken while one of them is held.
 //
-// No lock is held while the runner or a store is called in a way that blocks, or while an observer is called.
+// No lock is held while the runner or a store is called in a way that blocks, or while an observer is called; so an exchange
+// declares its failure when it has released the lock of its topic.
 //
 // Start reading at process.go, then create.go and rendezvous.go (how ranks meet), issue.go (how an operation gets its
 // program), peers.go (how the death of a rank is noticed), failure.go (what a failure does), diagnose.go (which rank is the
-// culprit, and how that is worded), lifetime.go (the states of a group) and destroy.go.
+// culprit, and how that is worded), lifetime.go (the states of a group), destroy.go, and control.go (how ranks agree on
+// something later).
 package pgbackend

@@ -43,7 +43,8 @@ type Group struct {
 	cause           atomic.Pointer[coll.Failure]
 	failureCallback failureCallback // called when the group fails or is destroyed
 
-	life lifetime
+	life    lifetime
+	control [topicCount]controlTopic
 
 	// compiling guards classes and the growth of memory. It is held while programs are compiled, which may take tenths of a
 	// second.
@@ -64,6 +65,7 @@ type member struct {
 	PID         int              `json:"pid"`
 	Arena       shmem.Descriptor `json:"arena"`
 	Shared      int64            `json:"shared"`
+	Control     int64            `json:"control"`              // offset of its control area in its arena
 	Flights     int              `json:"flights,omitempty"`    // capacity of its flight recorder, in operations
 	FlightLog   int64            `json:"flight_log,omitempty"` // offset of its flight recorder in its arena; 0: the recorder is private
 	Stacks      bool             `json:"stacks,omitempty"`     // its flight recorder keeps call stacks

@@ -75,6 +75,7 @@ func (p *Process) sharedArena(s *env.Settings) (*processArena, error) {
 type groupMemory struct {
 	arena   *processArena
 	ranges  []shmem.Range
+	control shmem.Range // the control area, which most groups never touch
 	listing observe.Listing
 }
 
@@ -84,7 +85,11 @@ func newGroupMemory(arena *processArena, rank, size int) (*groupMemory, error) {
 		return nil, err
 	}
 	runner.FormatSharedBlock(arena.at(r), rank, size, arena.front.Off)
-	return &groupMemory{arena: arena, ranges: []shmem.Range{r}}, nil
+	control, err := arena.AllocLazily(controlBytes, 4096)
+	if err != nil {
+		return nil, errors.Join(err, arena.Free(r))
+	}
+	return &groupMemory{arena: arena, ranges: []shmem.Range{r}, control: control}, nil
 }
 
 // at returns the address of the shared block.
@@ -120,7 +125,7 @@ func (b *groupMemory) free() error {
 	if err := b.listing.Remove(b.arena.Arena); err != nil {
 		return err
 	}
-	for _, r := range b.ranges {
+	for _, r := range append(b.ranges, b.control) {
 		if err := b.arena.Free(r); err != nil {
 			return err
 		}
