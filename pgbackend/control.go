@@ -140,6 +140,9 @@ func (x *controlExchange) rounds(c *controlTopic) (end *coll.Failure) {
 			end = g.fault(r)
 		}
 	}()
+	if end := x.groupEnded(); end != nil { // peers may have posted before they knew
+		return end
+	}
 	x.entries = make([]*controlEntry, g.size)
 	for rank, m := range g.maps {
 		area := (*controlArea)(unsafe.Add(m.Base(), g.members[rank].Control))
@@ -265,10 +268,9 @@ func (x *controlExchange) await(w roundWord, want uint64) *coll.Failure {
 	}
 }
 
-// ended returns the reason why a wait for the missing ranks is to end, nil if there is none. It looks at the failure of the
-// group without adopting it, because observers are not called under the topic's lock. The death of a peer becomes the group's
-// failure (peerDied).
-func (x *controlExchange) ended(missing []int, w roundWord, want uint64) *coll.Failure {
+// groupEnded returns the failure with which the group has ended, nil if it has not. The death of a peer is such a failure
+// (peerDied). The failure is not adopted here, because observers are not called under the topic's lock.
+func (x *controlExchange) groupEnded() *coll.Failure {
 	g := x.g
 	if f := g.cause.Load(); f != nil {
 		return f
@@ -278,6 +280,15 @@ func (x *controlExchange) ended(missing []int, w roundWord, want uint64) *coll.F
 	}
 	if g.life.now() != live {
 		return g.destroyedHere()
+	}
+	return nil
+}
+
+// ended returns the reason why a wait for the missing ranks is to end, nil if there is none.
+func (x *controlExchange) ended(missing []int, w roundWord, want uint64) *coll.Failure {
+	g := x.g
+	if f := x.groupEnded(); f != nil {
+		return f
 	}
 	for _, rank := range missing {
 		if _, left := g.run.LastCall(rank); !left || w.of(x.entries[rank]).Load() == want { // it may have left after it did its part

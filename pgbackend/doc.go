@@ -15,7 +15,7 @@
 // Locks, in the order in which they are taken:
 //
 //  1. controlTopic.mu, held during a control exchange, for as long as its timeout. Only callers of exchange take it, and they
-//     hold no other lock. The exchange ends when the group fails or is destroyed, which needs no lock of this line.
+//     hold no other lock. An exchange ends when the group fails or is destroyed; who does that takes none of these locks.
 //  2. Process.choosing, held while tables are predicted, and Group.compiling, held while a program is made. Both may be held
 //     for tenths of a second.
 //  3. Process.mu, which guards the lists of groups and of peers.
