@@ -13,12 +13,12 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// This file makes control exchanges: small all-gathers of the library's own data, over shared memory, at any time in the
-// life of a group. They take no ticket and no number, and no driver is involved, so they also work while collectives hang.
-// docs/protocol.md, section 10, has the words and the reasons; control_failure.go has the errors.
+// This file makes control exchanges: small all-gathers of the library's own data, over shared memory, at any time in
+// the life of a group. They take no ticket and no number, and no driver is involved, so they also work while
+// collectives hang. docs/protocol.md, section 10, has the words and the reasons; control_failure.go has the errors.
 
-// topic separates control exchanges that do not wait for each other. Ranks make the exchanges of one topic in the same order;
-// exchanges of different topics may be made in any order, and at the same time.
+// topic separates control exchanges that do not wait for each other. Ranks make the exchanges of one topic in the same
+// order; exchanges of different topics may be made in any order, and at the same time.
 type topic int
 
 const (
@@ -40,8 +40,8 @@ const (
 	maxPurpose        = 152 // bytes
 )
 
-// controlEntry is the place of one topic in the control area of a rank. Only that rank writes it. All words may share lines,
-// because exchanges are rare.
+// controlEntry is the place of one topic in the control area of a rank. Only that rank writes it. All words may share
+// lines, because exchanges are rare.
 type controlEntry struct {
 	posted  atomic.Uint64 // number of the last round whose data lies here
 	taken   atomic.Uint64 // number of the last round in which the owner has read the entries of all peers
@@ -69,12 +69,13 @@ type controlTopic struct {
 	end   *coll.Failure // why an exchange was not completed, and no later one can be
 }
 
-// exchange gives every rank the messages of all ranks, by rank. All ranks call it with the same topic and purpose, which is a
-// short text for errors. A message has at most 1 MiB; lengths may differ by rank. Exchanges of one topic on one rank wait for
-// each other, and the timeout of each counts from its turn. An exchange ends early if the group fails or is destroyed, or if a
-// peer leaves or dies.
+// exchange gives every rank the messages of all ranks, by rank. All ranks call it with the same topic and purpose,
+// which is a short text for errors. A message has at most 1 MiB; lengths may differ by rank. Exchanges of one topic on
+// one rank wait for each other, and the timeout of each counts from its turn. An exchange ends early if the group fails
+// or is destroyed, or if a peer leaves or dies.
 //
-// Any error but that of a refused argument is the group's failure: half an agreement is none.
+// Any error is the group's failure, because half an agreement is none, except where an argument is refused or this rank
+// destroys the group.
 //
 // Requires: the caller holds no lock.
 func (g *Group) exchange(t topic, purpose string, mine []byte, timeout time.Duration) (all [][]byte, err *coll.Failure) {
@@ -120,8 +121,8 @@ type controlExchange struct {
 	all      [][]byte        // messages by rank; nil: not known yet
 }
 
-// inTurn makes the exchange when those before it in the topic are over, and remembers why it was not completed. It holds the
-// lock of the topic, so it declares nothing.
+// inTurn makes the exchange when those before it in the topic are over, and remembers why it was not completed. It
+// holds the lock of the topic, so it declares nothing.
 func (x *controlExchange) inTurn(c *controlTopic) ([][]byte, *coll.Failure) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -227,16 +228,16 @@ var (
 	takenWord  = roundWord{func(e *controlEntry) *atomic.Uint64 { return &e.taken }, "number of taken rounds"}
 )
 
-// Waiting for peers: a few looks at once, then sleeps that grow. An exchange may wait for long, and nobody waits for its
-// microseconds.
+// Waiting for peers: a few looks at once, then sleeps that grow. An exchange may wait for long, and nobody waits for
+// its microseconds.
 const (
 	controlLooks      = 50
 	controlFirstSleep = 20 * time.Microsecond
 	controlSleep      = time.Millisecond
 )
 
-// await returns when a word of every peer is want. Until then it is want - 1, and any other number is garbage: a peer cannot
-// pass want before this rank has done its part of the next step.
+// await returns when a word of every peer is want. Until then it is want - 1, and any other number is garbage: a peer
+// cannot pass want before this rank has done its part of the next step.
 func (x *controlExchange) await(w roundWord, want uint64) *coll.Failure {
 	missing := make([]int, 0, len(x.entries))
 	for looks, sleep := 0, controlFirstSleep; ; looks++ {
@@ -268,8 +269,8 @@ func (x *controlExchange) await(w roundWord, want uint64) *coll.Failure {
 	}
 }
 
-// groupEnded returns the failure with which the group has ended, nil if it has not. The death of a peer is such a failure
-// (peerDied). The failure is not adopted here, because observers are not called under the topic's lock.
+// groupEnded returns the failure with which the group has ended, nil if it has not. The death of a peer is such a
+// failure (peerDied). The failure is not adopted here, because observers are not called under the topic's lock.
 func (x *controlExchange) groupEnded() *coll.Failure {
 	g := x.g
 	if f := g.cause.Load(); f != nil {
@@ -291,7 +292,8 @@ func (x *controlExchange) ended(missing []int, w roundWord, want uint64) *coll.F
 		return f
 	}
 	for _, rank := range missing {
-		if _, left := g.run.LastCall(rank); !left || w.of(x.entries[rank]).Load() == want { // it may have left after it did its part
+		// It may have left after it did its part, so the second look comes after the one at its goodbye.
+		if _, left := g.run.LastCall(rank); !left || w.of(x.entries[rank]).Load() == want {
 			continue
 		}
 		if f := g.run.GaveUp(rank); f != nil {

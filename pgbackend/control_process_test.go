@@ -24,7 +24,8 @@ func createInStore(dir string, rank int) (*Group, error) {
 	return Get().Create(Config{Rank: rank, Size: 2, Name: "processes", Timeout: opTimeout, Store: store})
 }
 
-// rankOfAnotherProcess makes a few exchanges, then one of another topic than rank 0, in which it waits until it is killed.
+// rankOfAnotherProcess makes a few exchanges, then one of another topic than rank 0, in which it waits until it is
+// killed.
 func rankOfAnotherProcess(dir string) int {
 	g, err := createInStore(dir, 1)
 	if err == nil {

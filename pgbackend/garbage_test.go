@@ -255,7 +255,7 @@ func traffic(g *Group, n int) error {
 				}
 			}
 		}
-		if _, f := g.exchange(topicFusion, "traffic", make([]byte, 2*controlPart), opTimeout/100); f != nil {
+		if _, f := g.exchange(topicFusion, "traffic", make([]byte, 2*controlPart), 2*time.Second); f != nil {
 			return f
 		}
 	}
