@@ -33,9 +33,7 @@ func (g *Group) Destroy() error {
 	waitForFiles := g.process.observers.Remove(view{g})
 	g.run.Goodbye()
 	g.failureCallback.call(nil) // destroying a group is no failure
-	aborted := &coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
-		Message: fmt.Sprintf("sagecomm: group %q was destroyed on %s; wait for all works before destroying the group, and make no calls on it afterwards",
-			g.title(), g.number(g.rank))}
+	aborted := g.destroyedHere()
 	if g.cause.CompareAndSwap(nil, aborted) {
 		g.info("destroyed")
 	}
@@ -63,6 +61,13 @@ func (g *Group) Destroy() error {
 	p.sweep()
 	waitForFiles()
 	return nil
+}
+
+// destroyedHere returns the failure of operations of a group that is destroyed under them.
+func (g *Group) destroyedHere() *coll.Failure {
+	return &coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
+		Message: fmt.Sprintf("sagecomm: group %q was destroyed on %s; wait for all works before destroying the group, and make no calls on it afterwards",
+			g.title(), g.number(g.rank))}
 }
 
 func (g *Group) unfinished() bool { return g.unfinishedRuns() > 0 || g.composites.Load() > 0 }

@@ -80,12 +80,7 @@ func (g diagnosis) diagnose(t runner.Incident) *coll.Failure {
 			return f
 		}
 		f := g.failureOf(coll.PeerFailure, t.Peer, t)
-		when := "before its first collective"
-		if last := g.last(t.Peer); last > 0 {
-			when = fmt.Sprintf("after collective #%d", last)
-		}
-		f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s has left the group %s, and %s needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
-			g.title(), g.who(t.Peer), when, g.number(g.rank), t.Op.Describe(t.Sequence))
+		f.Message = g.hasLeft(t.Peer, t.Op.Describe(t.Sequence))
 		return f
 	case runner.Length:
 		f := g.failureOf(coll.Mismatch, t.Peer, t)
@@ -140,11 +135,25 @@ func (g diagnosis) diagnose(t runner.Incident) *coll.Failure {
 	}
 }
 
+// hasLeft words the failure for a rank that has left although this rank needs it in something.
+func (g diagnosis) hasLeft(rank int, needed string) string {
+	when := "before its first collective"
+	if last := g.last(rank); last > 0 {
+		when = fmt.Sprintf("after collective #%d", last)
+	}
+	return fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s has left the group %s, and %s needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
+		g.title(), g.who(rank), when, g.number(g.rank), needed)
+}
+
 // corrupted returns the failure for a rank whose shared memory holds a value that no rank writes.
 func (g diagnosis) corrupted(t runner.Incident, what string) *coll.Failure {
 	f := g.failureOf(coll.Internal, t.Peer, t)
-	f.Message = fmt.Sprintf("sagecomm: group %q: shared memory corrupted: %s wrote %s; %s", g.title(), g.who(t.Peer), what, runner.StrayPointers)
+	f.Message = g.corruptedText(t.Peer, what)
 	return f
+}
+
+func (g *Group) corruptedText(rank int, what string) string {
+	return fmt.Sprintf("sagecomm: group %q: shared memory corrupted: %s wrote %s; %s", g.title(), g.who(rank), what, runner.StrayPointers)
 }
 
 // corruptedIn is corrupted for a collective.

@@ -14,19 +14,24 @@
 //
 // Locks, in the order in which they are taken:
 //
-//  1. Process.choosing, held while a selector is made, and Group.compiling, held while a program is made and while the table
+//  1. controlTopic.mu, held during a control exchange, for as long as its timeout. Only callers of exchange take it, and they
+//     hold no other lock. An exchange ends when the group fails or is destroyed; who does that takes none of these locks.
+//  2. Group.opening, held while the device lane is opened.
+//  3. Process.choosing, held while a selector is made, and Group.compiling, held while a program is made and while the table
 //     of a kind is predicted (in a sync.Once of the selector). Both may be held for tenths of a second.
-//  2. Process.mu, which guards the lists of groups and of peers.
-//  3. memory.bells, held while an arena is made or removed.
-//  4. progressEngine.mu, lifetime.mu and failureCallback.mu. Nothing else is taken while one of these is held.
+//  4. Process.mu, which guards the lists of groups and of peers.
+//  5. memory.bells, held while an arena is made or removed.
+//  6. progressEngine.mu, lifetime.mu and failureCallback.mu. Nothing else is taken while one of these is held.
 //
 // The locks of the runner are C's; internal/runner/group.h has their order. No Go lock is taken while one of them is held.
 //
-// No lock is held while a peer or a store is waited for, or while an observer is called. The locks of internal/shmem, of
-// internal/observe and of internal/runner/stats.go are leaves, except for Observers.mu, which comes before Process.mu because
-// observers read the groups.
+// No lock is held while a peer or a store is waited for, or while an observer is called, except that of the topic of a control
+// exchange; an exchange declares its failure when it has released that lock. The locks of internal/shmem, of internal/observe
+// and of internal/runner/stats.go are leaves, except for Observers.mu, which comes before Process.mu because observers read the
+// groups.
 //
 // Start reading at process.go, then create.go and rendezvous.go (how ranks meet), issue.go (how an operation gets its
 // program), peers.go (how the death of a rank is noticed), failure.go (what a failure does), diagnose.go (which rank is the
-// culprit, and how that is worded), lifetime.go (the states of a group) and destroy.go.
+// culprit, and how that is worded), lifetime.go (the states of a group), destroy.go, and control.go (how ranks agree on
+// something later).
 package pgbackend

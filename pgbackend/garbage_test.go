@@ -243,7 +243,7 @@ func TestRandomWritesNeitherCrashNorHang(t *testing.T) {
 	t.Logf("%v", ends)
 }
 
-// traffic uses both sets of slots, short messages and long ones.
+// traffic uses both sets of slots, short messages and long ones, and a control exchange.
 func traffic(g *Group, n int) error {
 	for range n {
 		for _, elements := range []int{2, 100_000} {
@@ -260,6 +260,9 @@ func traffic(g *Group, n int) error {
 				}
 			}
 		}
+		if _, f := g.exchange(topicFusion, "traffic", make([]byte, 2*controlPart), 2*time.Second); f != nil {
+			return f
+		}
 	}
 	return nil
 }
@@ -269,6 +272,7 @@ func traffic(g *Group, n int) error {
 func scribble(g *Group, random *rand.Rand, stop *atomic.Bool) {
 	g.compiling.Lock()
 	pieces := append(g.memory.ranges[:0:0], g.memory.ranges...)
+	pieces = append(pieces, g.memory.control)
 	g.compiling.Unlock()
 	piece := random.IntN(len(pieces))
 	n := pieces[piece].Len
@@ -276,7 +280,7 @@ func scribble(g *Group, random *rand.Rand, stop *atomic.Bool) {
 	for first := true; first || !stop.Load(); first = false {
 		value := random.Uint64()
 		value >>= random.IntN(64)
-		g.poke(piece, random.Int64N(n/8)*8, value)
+		atomic.StoreUint64((*uint64)(unsafe.Add(g.memory.arena.at(pieces[piece]), random.Int64N(n/8)*8)), value)
 		if random.IntN(8) == 0 {
 			time.Sleep(time.Duration(random.IntN(20)) * time.Microsecond)
 		}

@@ -46,7 +46,8 @@ type Group struct {
 	cause           atomic.Pointer[coll.Failure]
 	failureCallback failureCallback // called when the group fails or is destroyed
 
-	life lifetime
+	life    lifetime
+	control [topicCount]controlTopic
 
 	// compiling guards what the engines of both lanes have compiled, and the growth of memory. It is held while programs are
 	// compiled, which may take tenths of a second.
@@ -68,6 +69,7 @@ type member struct {
 	// By lane: the offset of its shared block in its arena, and that of its flight recorder, 0 for a private one.
 	Shared      [runner.Lanes]int64 `json:"shared"`
 	FlightLog   [runner.Lanes]int64 `json:"flight_log"`
+	Control     int64               `json:"control"`           // offset of its control area in its arena
 	Flights     int                 `json:"flights,omitempty"` // capacity of each flight recorder, in operations
 	Stacks      bool                `json:"stacks,omitempty"`  // its flight recorder keeps call stacks
 	Setup       setup               `json:"setup"`

@@ -26,6 +26,9 @@ func TestMain(m *testing.M) {
 	if err := os.Setenv("SAGECOMM_PROBE", "off"); err != nil { // tables that are the same on all machines
 		panic(err)
 	}
+	if dir := os.Getenv(otherProcess); dir != "" { // this is rank 1 of TestControlExchangeBetweenProcesses
+		os.Exit(rankOfAnotherProcess(dir))
+	}
 	os.Exit(m.Run())
 }
 

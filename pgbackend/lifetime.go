@@ -27,8 +27,8 @@ var moves = []struct {
 	from, to state
 	by       string
 }{
-	{meeting, ready, "exchange: before this rank tells the others that it has their memory"},
-	{ready, meeting, "exchange: all ranks have heard that a rank failed, so nobody has the group; there may be a second try"},
+	{meeting, ready, "attempt: before this rank tells the others that it has their memory"},
+	{ready, meeting, "attempt: all ranks have heard that a rank failed, so nobody has the group; there may be a second try"},
 	{meeting, freed, "giveUp: nobody can have the group"},
 	{ready, leaving, "giveUp: peers may have the group and find the reason in this rank's memory"},
 	{ready, live, "publish, at the end of Create"},
@@ -100,7 +100,8 @@ func (l *lifetime) publish() {
 	l.acquire()
 }
 
-// leave lets no further call enter and returns when no call is inside. The wait is short, because no call stays long.
+// leave lets no further call enter and returns when no call is inside. The wait is short, because no call stays long;
+// a control exchange ends when the group is being destroyed.
 func (l *lifetime) leave() {
 	l.mustMove(leaving)
 	l.mu.Lock()

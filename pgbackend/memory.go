@@ -75,6 +75,7 @@ func (p *Process) sharedArena(s *env.Settings) (*processArena, error) {
 type groupMemory struct {
 	arena   *processArena
 	ranges  []shmem.Range
+	control shmem.Range // the control area, which most groups never touch
 	listing observe.Listing
 }
 
@@ -89,6 +90,10 @@ func newGroupMemory(arena *processArena, rank, size int) (*groupMemory, error) {
 		}
 		runner.FormatSharedBlock(arena.at(r), rank, size, arena.front.Off)
 		b.ranges = append(b.ranges, r)
+	}
+	var err error
+	if b.control, err = arena.AllocLazily(controlBytes, 4096); err != nil {
+		return nil, errors.Join(err, b.free())
 	}
 	return b, nil
 }
@@ -126,7 +131,10 @@ func (b *groupMemory) free() error {
 	if err := b.listing.Remove(b.arena.Arena); err != nil {
 		return err
 	}
-	for _, r := range b.ranges {
+	for _, r := range append(b.ranges, b.control) {
+		if r.Len == 0 { // it was not allocated
+			continue
+		}
 		if err := b.arena.Free(r); err != nil {
 			return err
 		}

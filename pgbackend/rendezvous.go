@@ -36,10 +36,10 @@ func (g *Group) meet(c Config) error {
 	}
 	deadline := g.deadline
 	if !slices.ContainsFunc(methods, func(m shmem.Method) bool { return m != shmem.File }) {
-		return g.exchangeFile(c, firstTry, deadline, methods)
+		return g.attemptFile(c, firstTry, deadline, methods)
 	}
 	arena, err := g.process.sharedArena(g.settings)
-	failed := g.exchange(c, firstTry, deadline, methods, arena, err)
+	failed := g.attempt(c, firstTry, deadline, methods, arena, err)
 	var told *bootstrap.FailedError
 	switch {
 	case failed == nil:
@@ -52,7 +52,7 @@ func (g *Group) meet(c Config) error {
 	}
 	g.info("falling back to a file: %v", failed)
 	g.discard()
-	if again := g.exchangeFile(c, secondTry, deadline, methods); again != nil {
+	if again := g.attemptFile(c, secondTry, deadline, methods); again != nil {
 		err := fmt.Errorf("%w; before that, without a file: %w", again, failed)
 		if strings.Contains(err.Error(), "namespace") { // the reasons come from other ranks, as text
 			err = fmt.Errorf("sagecomm: the ranks cannot share memory: give their containers a common pid or network namespace, or a common directory as SAGECOMM_SHM_DIR; details: %w", err)
@@ -63,15 +63,15 @@ func (g *Group) meet(c Config) error {
 	return nil
 }
 
-func (g *Group) exchangeFile(c Config, try string, deadline time.Time, methods []shmem.Method) error {
+func (g *Group) attemptFile(c Config, try string, deadline time.Time, methods []shmem.Method) error {
 	arena, err := g.process.newArena(shmem.Tmpfs, g.settings)
 	g.own = arena
-	return g.exchange(c, try, deadline, methods, arena, err)
+	return g.attempt(c, try, deadline, methods, arena, err)
 }
 
-// exchange makes one attempt with one kind of arena. arenaErr is the reason why this rank has no arena; exchange passes it to
+// attempt makes one attempt with one kind of arena. arenaErr is the reason why this rank has no arena; attempt passes it to
 // the other ranks.
-func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shmem.Method, arena *processArena, arenaErr error) error {
+func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shmem.Method, arena *processArena, arenaErr error) error {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
 	me := member{Machine: g.tuningSettings.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(), Processors: processors(),
 		Setup: g.setup(methods)}
@@ -85,6 +85,7 @@ func (g *Group) exchange(c Config, try string, deadline time.Time, methods []shm
 		for lane := range me.Shared {
 			me.Shared[lane] = g.memory.ranges[lane].Off
 		}
+		me.Control = g.memory.control.Off
 		for lane := range me.FlightLog {
 			if me.FlightLog[lane] = g.memory.flightLog(g.flights, g.RecordsStacks()); me.FlightLog[lane] != 0 {
 				me.Flights, me.Stacks = g.flights, g.RecordsStacks()
@@ -181,6 +182,10 @@ func (g *Group) attach(methods []shmem.Method) error {
 		if !g.peers[rank].Check(rank, g.size) {
 			releaseAll(maps)
 			return fmt.Errorf("there are no shared blocks of rank %d at the offsets %d of its shared memory", rank, g.members[rank].Shared)
+		}
+		if !hasControlArea(m, g.members[rank].Control) {
+			releaseAll(maps)
+			return fmt.Errorf("there is no control area of rank %d at offset %d of its shared memory", rank, g.members[rank].Control)
 		}
 	}
 	g.maps = maps

@@ -1,0 +1,303 @@
+package pgbackend
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+)
+
+func TestControlTimeoutNamesWhoHasNotArrived(t *testing.T) {
+	w := newWorld(t, 4)
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	list := w.eachFailure(func(g *Group) *coll.Failure {
+		switch g.rank {
+		case 0: // gives up when ranks 1 and 2 wait
+			begun(w.groups[1], topicEngine)
+			begun(w.groups[2], topicEngine)
+			began := time.Now()
+			_, f := g.exchange(topicEngine, "engine of device 0", nil, short)
+			if took := time.Since(began); took < short || took > short+5*time.Second {
+				t.Errorf("rank 0 waited %v", took)
+			}
+			return f
+		case 3:
+			for g.run.FirstCause() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			return g.failed()
+		}
+		_, f := g.exchange(topicEngine, "engine of device 0", nil, opTimeout)
+		return f
+	})
+	expectScenario(t, "control", "a rank that does not come to an exchange", list)
+	expectScenario(t, "control", "a rank that does not come to an exchange", w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 1) }))
+	expectScenario(t, "control", "a rank that does not come to an exchange", w.eachFailure(func(g *Group) *coll.Failure {
+		_, f := g.exchange(topicFusion, "another", nil, opTimeout)
+		return f
+	}))
+	if f := list[0]; f.Rank != 3 || f.PID != os.Getpid() || f.Sequence != 1 {
+		t.Errorf("culprit: %+v", f)
+	}
+}
+
+// A rank stops between two rounds of one exchange.
+func TestControlTimeoutNamesWhoDoesNotGoOn(t *testing.T) {
+	w := newWorld(t, 2)
+	w.groups[1].posts(topicUniqueID, 1, "id", controlPart+1)
+	_, f := w.groups[0].exchange(topicUniqueID, "id", make([]byte, 2*controlPart), short)
+	expectScenario(t, "control", "a rank that stops within an exchange", append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 1) }), f))
+}
+
+// posts writes a round of an exchange as this rank would.
+func (g *Group) posts(t topic, round uint64, purpose string, bytes uint64) {
+	e := g.entry(t)
+	e.bytes.Store(bytes)
+	e.purpose.Store(purposeHash(purpose))
+	e.named.Store(uint64(copy(e.name[:], purpose)))
+	e.posted.Store(round)
+}
+
+func TestControlExchangeOfDifferentPurposes(t *testing.T) {
+	w := newWorld(t, 2)
+	w.each(func(g *Group) error { return exchanged(g, topicFusion, 0, func(int) int { return 9 }) })
+	expectScenario(t, "control", "exchanges of different purposes", w.eachFailure(func(g *Group) *coll.Failure {
+		_, f := g.exchange(topicFusion, []string{"bytes of a batch", "operations of a batch"}[g.rank], []byte{1}, opTimeout)
+		return f
+	}))
+}
+
+// A rank that has done its part and leaves is missed in the next exchange only.
+func TestControlExchangeWithARankThatLeaves(t *testing.T) {
+	w := newWorld(t, 3)
+	w.each(func(g *Group) error {
+		if g.rank != 2 {
+			begun(w.groups[2], topicIPC)
+		}
+		if err := exchanged(g, topicIPC, 0, func(int) int { return 9 }); err != nil || g.rank != 2 {
+			return err
+		}
+		return g.Destroy()
+	})
+	two := &world{t, w.groups[:2]}
+	began := time.Now()
+	list := two.eachFailure(func(g *Group) *coll.Failure {
+		_, f := g.exchange(topicIPC, "handles", nil, opTimeout)
+		return f
+	})
+	measure(t, "knowing that a rank has left", time.Since(began), time.Second)
+	for _, f := range list { // which rank looked first is chance
+		if err := expect(f, coll.PeerFailure, "Connection closed by peer: rank 2 (host ", "has left the group before its first collective", `in control exchange "handles" (topic IPC); if its log`); err != nil {
+			t.Error(err)
+		} else if f.Rank != 2 || f.Message != list[0].Message {
+			t.Errorf("%+v", f)
+		}
+	}
+	_, f := w.groups[2].exchange(topicIPC, "handles", nil, opTimeout)
+	if err := expect(f, coll.Invalid, "the group was destroyed"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A rank may do its part and leave between the two looks of a rank that waits for it.
+func TestControlLooksAgainAtWhoHasLeft(t *testing.T) {
+	w := newWorld(t, 2)
+	g := w.groups[0]
+	w.groups[1].posts(topicIPC, 1, "test", 0)
+	if err := w.groups[1].Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	x := controlExchange{g: g, topic: topicIPC, deadline: time.Now().Add(opTimeout), entries: []*controlEntry{g.entry(topicIPC), w.groups[1].entry(topicIPC)}}
+	if f := x.ended([]int{1}, postedWord, 1); f != nil {
+		t.Error(f)
+	}
+	if err := expect(x.ended([]int{1}, postedWord, 2), coll.PeerFailure, "rank 1 (host ", "has left the group"); err != nil {
+		t.Error(err)
+	}
+}
+
+// An exchange whose turn comes before the failure of the one before it is declared fails with it, and posts nothing.
+func TestNoExchangeAfterOneThatFailed(t *testing.T) {
+	g := newWorld(t, 2).groups[0]
+	for _, timeout := range []time.Duration{short, opTimeout} {
+		x := controlExchange{g: g, topic: topicIPC, purpose: timeout.String(), timeout: timeout}
+		_, f := x.inTurn(&g.control[topicIPC])
+		if err := expect(f, coll.Timeout, `in control exchange "150ms" (topic IPC)`); err != nil {
+			t.Error(err)
+		}
+	}
+	if f := g.failed(); f != nil {
+		t.Errorf("it was declared under the lock: %v", f)
+	}
+}
+
+// A failure, an abort and the end of the group end an exchange that waits.
+func TestControlExchangeEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		end    func(w *world) error
+		status coll.Status
+		text   string
+	}{
+		"death":        {func(w *world) error { w.groups[0].peerDied(1); return nil }, coll.PeerFailure, "rank 1 (host "},
+		"abort here":   {func(w *world) error { w.groups[0].Abort("enough"); return nil }, coll.Aborted, "aborted by rank 0: enough"},
+		"abort there":  {func(w *world) error { w.groups[1].Abort("enough"); return nil }, coll.Aborted, "aborted by rank 1: enough"},
+		"destroy here": {func(w *world) error { return w.groups[0].Destroy() }, coll.Aborted, "was destroyed on rank 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 2)
+			impatient(t, time.Second)
+			work, f := sumAsync(w.groups[0], 10) // Destroy waits for it in vain
+			if f != nil {
+				t.Fatal(f)
+			}
+			defer work.Release()
+			ended := make(chan *coll.Failure, 2)
+			var at [2]time.Time
+			for i := range 2 { // the second one waits for its turn
+				go func() {
+					_, f := w.groups[0].exchange(topicEngine, "test", nil, opTimeout)
+					at[i] = time.Now()
+					ended <- f
+				}()
+			}
+			begun(w.groups[0], topicEngine)
+			began := time.Now()
+			destroyed := make(chan error, 1)
+			go func() { destroyed <- c.end(w) }()
+			for range 2 {
+				if err := expect(<-ended, c.status, c.text); err != nil {
+					t.Error(err)
+				}
+			}
+			for _, at := range at {
+				measure(t, "the end", at.Sub(began), 100*time.Millisecond)
+			}
+			if err := <-destroyed; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// What a rank cannot have written is said at once. Rank 1 does its part by hand.
+func TestGarbageInControlAreas(t *testing.T) {
+	for _, c := range []struct {
+		scenario string
+		rounds   int
+		write    func(g *Group, round int)
+	}{
+		{"a number of posted rounds that cannot be", 1, func(g *Group, _ int) { g.entry(topicEngine).posted.Store(77) }},
+		{"a number of taken rounds that cannot be", 1, func(g *Group, _ int) { g.entry(topicEngine).taken.Store(1 << 63) }},
+		{"a message longer than any", 1, func(g *Group, _ int) { g.posts(topicEngine, 1, "test", maxControlMessage+1) }},
+		{"a length that changes", 2, func(g *Group, round int) { g.posts(topicEngine, uint64(round), "test", 5000+uint64(round)) }},
+		{"a hash of no purpose", 1, func(g *Group, _ int) {
+			g.entry(topicEngine).purpose.Store(77)
+			g.entry(topicEngine).posted.Store(1)
+		}},
+		{"a purpose longer than any", 1, func(g *Group, _ int) {
+			g.posts(topicEngine, 0, "tset", 5)
+			g.entry(topicEngine).named.Store(1 << 40)
+			g.entry(topicEngine).posted.Store(1)
+		}},
+		{"a purpose of another hash", 1, func(g *Group, _ int) {
+			g.posts(topicEngine, 0, "tset", 5)
+			g.entry(topicEngine).name[0] = 'x'
+			g.entry(topicEngine).posted.Store(1)
+		}},
+		{"a purpose that changes", 2, func(g *Group, round int) {
+			g.posts(topicEngine, uint64(round), []string{"test", "another"}[round-1], 5000)
+		}},
+	} {
+		t.Run(c.scenario, func(t *testing.T) {
+			w := newWorld(t, 2)
+			c.write(w.groups[1], 1)
+			list := w.eachFailure(func(g *Group) *coll.Failure {
+				if g.rank == 0 {
+					_, f := g.exchange(topicEngine, "test", make([]byte, 10), opTimeout)
+					return f
+				}
+				for round := 1; round <= c.rounds; round++ {
+					if round > 1 {
+						c.write(g, round)
+					}
+					for w.groups[0].entry(topicEngine).taken.Load() < uint64(round) && g.failed() == nil {
+						time.Sleep(100 * time.Microsecond)
+					}
+					if g.failed() == nil {
+						g.entry(topicEngine).taken.Store(uint64(round))
+					}
+				}
+				for g.run.FirstCause() == nil {
+					time.Sleep(100 * time.Microsecond)
+				}
+				return g.failed()
+			})
+			expectScenario(t, "control", c.scenario, list)
+		})
+	}
+}
+
+// What is refused is refused on that rank alone, and nothing has happened.
+func TestControlExchangesThatAreRefused(t *testing.T) {
+	w := newWorld(t, 2)
+	for _, c := range []struct {
+		purpose string
+		bytes   int
+		text    string
+	}{
+		{"test", maxControlMessage + 1, "sagecomm: control exchange (topic tuning): rank 1: a message of 1048577 bytes, expected at most 1048576"},
+		{strings.Repeat("x", maxPurpose+1), 1, "sagecomm: control exchange (topic tuning): rank 1: a purpose of 153 bytes, expected at most 152"},
+	} {
+		_, f := w.groups[1].exchange(topicTuning, c.purpose, make([]byte, c.bytes), opTimeout)
+		if err := expect(f, coll.Invalid); err != nil || f.Message != c.text {
+			t.Errorf("%v, %v", err, f)
+		}
+	}
+	w.each(func(g *Group) error {
+		_, f := g.exchange(topicTuning, strings.Repeat("x", maxPurpose), nil, opTimeout)
+		return asError(f)
+	})
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+}
+
+// A panic within an exchange fails the group, and its topic is not used again.
+func TestPanicInControlExchange(t *testing.T) {
+	w := newWorld(t, 2)
+	g := w.groups[0]
+	maps := g.maps
+	g.maps = nil // as a fault of the library would leave it
+	_, f := g.exchange(topicIPC, "test", nil, opTimeout)
+	g.maps = maps
+	if err := expect(f, coll.Internal, "internal error on rank 0"); err != nil {
+		t.Error(err)
+	}
+	_, f = g.exchange(topicIPC, "test", nil, opTimeout)
+	if err := expect(f, coll.Internal, "internal error on rank 0"); err != nil {
+		t.Error(err)
+	}
+}
+
+// The place of a control area is checked before anything is read there.
+func TestPlaceOfControlAreaIsChecked(t *testing.T) {
+	for _, place := range []string{"0", "-4096", "100", "4611686018427387904", "9223372036854771712"} {
+		mem := bootstrap.NewMemStore()
+		ranksOf(t, 2, func(rank int) error {
+			var store bootstrap.Store = mem
+			if rank == 1 {
+				store = editedStore{mem, `"control":`, `"control":` + place + `,"was":`}
+			}
+			g, err := Get().Create(Config{Rank: rank, Size: 2, Name: t.Name(), Timeout: opTimeout, Store: store, Options: options{"shm_attach": "proc,scm"}})
+			if err == nil {
+				_ = g.Destroy()
+			}
+			if err == nil || !strings.Contains(err.Error(), "there is no control area of rank 1 at offset "+place+" of its shared memory") {
+				return fmt.Errorf("at %s: %v", place, err)
+			}
+			return nil
+		})
+	}
+}
