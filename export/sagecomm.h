@@ -136,7 +136,7 @@ typedef struct sagecomm_op {
   uint8_t device_type; /* of the memory of all buffers; SAGECOMM_HOST: the other device fields are ignored */
   uint8_t ordering;    /* sagecomm_ordering */
   int32_t device_index;
-  void *stream;        /* the caller's stream on that device, as its runtime names it (cudaStream_t, aclrtStream ...) */
+  void *stream; /* the caller's stream on that device, as its runtime names it (cudaStream_t, aclrtStream ...) */
   /* An operation is in place if `in` and `out` are the same memory; for all_gather, reduce_scatter, gather and
    * scatter, if the one is this rank's block of the other. An all_to_all cannot be in place. The arrays are read
    * during issue() only. */
@@ -244,7 +244,7 @@ typedef struct sagecomm_waits {
 typedef struct sagecomm_api {
   uint32_t abi_version; /* SAGECOMM_ABI_VERSION of the library */
   uint32_t struct_size; /* a function at an offset beyond this size is absent */
-  uint32_t op_size;     /* sizeof(sagecomm_op), by which arrays of operations are strided; callers compare it with theirs */
+  uint32_t op_size; /* sizeof(sagecomm_op), by which arrays of operations are strided; callers compare it with theirs */
 
   /* Version of the library, "1.2.3". Static memory. */
   const char *(*version)(void);

@@ -10,10 +10,10 @@
 /* The words of a gate, in pinned memory of this process, all 0 when the operation is issued. Devices write and compare the
  * lower 32 bits of each; the upper half stays 0. The machine is little-endian. */
 typedef struct scr_gate_words {
-  _Alignas(128) _Atomic uint64_t input_ready; /* units in the input buffer; the device writes it */
+  _Alignas(128) _Atomic uint64_t input_ready;  /* units in the input buffer; the device writes it */
   _Alignas(128) _Atomic uint64_t output_taken; /* units that the device has copied out; the device writes it */
-  _Alignas(128) _Atomic uint64_t input_taken; /* units of which the run reads nothing any more; a driver writes it */
-  _Alignas(128) _Atomic uint64_t output_done; /* units in the output buffer; a driver writes it */
+  _Alignas(128) _Atomic uint64_t input_taken;  /* units of which the run reads nothing any more; a driver writes it */
+  _Alignas(128) _Atomic uint64_t output_done;  /* units in the output buffer; a driver writes it */
 } scr_gate_words;
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the lower half of a word comes first");
 

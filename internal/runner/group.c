@@ -307,7 +307,8 @@ int32_t scr_group_set_failure(scr_group *g, const void *record, size_t n) {
 int32_t scr_group_get_failure(const scr_group *g, void *record, size_t n) {
   uint64_t who = atomic_load_explicit(g->failure, memory_order_acquire);
   if (who == 0 || who > (uint64_t)g->size) return 0;
-  if (n > 0) memcpy(record, g->peer[who - 1].lane[SCR_HOST_LANE]->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
+  if (n > 0)
+    memcpy(record, g->peer[who - 1].lane[SCR_HOST_LANE]->failure_record, n < SCR_FAILURE_BYTES ? n : SCR_FAILURE_BYTES);
   return (int32_t)who;
 }
 

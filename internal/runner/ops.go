@@ -142,7 +142,7 @@ func fill(to *C.sagecomm_op, list []C.sagecomm_segment, op coll.Op, in, out [][]
 		root: C.int32_t(op.Root), tag: C.int32_t(op.Tag), factor: C.double(op.Factor), timeout_ns: C.int64_t(op.Timeout), stack: C.uint64_t(op.Stack),
 		n_in: C.uint32_t(len(in)), n_out: C.uint32_t(len(out)),
 		device_type: C.uint8_t(op.Device.Type), device_index: C.int32_t(op.Device.Index), ordering: C.uint8_t(op.Ordering),
-		in:     segments(list, in), out: segments(list[len(in):], out)}
+		in: segments(list, in), out: segments(list[len(in):], out)}
 	*(*uintptr)(unsafe.Pointer(&to.stream)) = op.Stream // a handle, not memory of Go
 	lengths := func(list []uint64) *C.uint64_t {
 		if len(list) == 0 {

@@ -172,7 +172,7 @@ typedef struct scr_policy {
   int64_t begin_ns; /* What is before them in the queue goes on for so long. */
   int64_t brief_ns; /* wait_briefly() waits for so long, for operations up to begin_bytes. */
   int64_t drain_ns; /* What is queued when the group goes down may complete for so long. */
-  int64_t gate_ns;    /* A driver that is blocked at a gate sleeps for so long at most. */
+  int64_t gate_ns;  /* A driver that is blocked at a gate sleeps for so long at most. */
   int64_t at_once_ns; /* A recv that is waited for within this time had a waiter from the start. */
 } scr_policy;
 

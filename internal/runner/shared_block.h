@@ -134,7 +134,7 @@ typedef struct scr_shared_block {
 
   /* Host lane: 1 + last collective issued, or SCR_GAVE_UP; 0 until the rank leaves. */
   alignas(SCR_LINE) _Atomic uint64_t left;
-  alignas(SCR_LINE) _Atomic uint64_t large; /* offset of the large slots in the owner's arena, 0 until they exist */
+  alignas(SCR_LINE) _Atomic uint64_t large;     /* offset of the large slots in the owner's arena, 0 until they exist */
   alignas(SCR_LINE) _Atomic uint64_t consumed0; /* tickets of the small slots consumed */
   alignas(SCR_LINE) _Atomic uint64_t consumed1; /* tickets of the large slots consumed */
   alignas(SCR_LINE) _Atomic uint64_t reached; /* device lane: the last collective whose input was ready on this rank */

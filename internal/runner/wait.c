@@ -39,7 +39,8 @@ int scr_check_wait(scr_group *g, scr_run *r, int64_t now) {
     }
   }
   if (r->flag != NULL && r->peer != g->rank) {
-    if (atomic_load_explicit(&g->peer[r->peer].lane[SCR_HOST_LANE]->left, memory_order_acquire) != 0 && still_blocked(r)) {
+    if (atomic_load_explicit(&g->peer[r->peer].lane[SCR_HOST_LANE]->left, memory_order_acquire) != 0 &&
+        still_blocked(r)) {
       return SCR_INCIDENT_LEFT;
     }
   }
