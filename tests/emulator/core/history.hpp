@@ -26,13 +26,13 @@ struct Operation {
   uint64_t serial = 0;  // orders operations and allocations by their calls
   std::string what;
   std::shared_ptr<const std::string> agent_name;  // outlives the agent
-  Clock clock;                                    // kept only while it has unresolved waits
+  Clock clock;
 };
 using OperationPointer = std::shared_ptr<Operation>;
 
-// History is a map from address ranges to the accesses that a later access may conflict with. An access that comes before
-// a kept one that conflicts with at least as much is dropped: whoever is unordered to the dropped one is unordered to the
-// kept one too, so no conflict is lost.
+// History is a map from address ranges to the accesses that a later access may conflict with. An access is dropped when
+// another one comes after it and conflicts with at least as much: who is unordered to the dropped one is unordered to the
+// kept one too. So every access that has a conflict is reported, though not with each of its partners.
 class History {
  public:
   // Called for each kept access that conflicts with a new one and that the new one does not come after.
@@ -44,8 +44,9 @@ class History {
   void visit(const Clock &at, Span span, const Conflict &conflict) const;
   void forget(Span span);
   void clear();
-  // Drops what the condition holds for, joins equal neighbours, and returns the agents of what is left.
-  std::vector<bool> prune(const std::function<bool(const Operation &)> &condition);
+  // Drops the accesses that the condition holds for.
+  void prune(const std::function<bool(const Operation &)> &condition);
+  void each(const std::function<void(const Operation &)> &visitor) const;
 
   size_t size() const { return cells_.size(); }
 
@@ -56,8 +57,13 @@ class History {
   };
   using Cells = std::map<uintptr_t, Cell>;  // by first address; cells do not overlap
 
+  // Of the unordered accesses of a byte so many are kept, the newest ones: a bound of memory for programs that read one
+  // byte with ever new threads.
+  static constexpr size_t longest_list = 128;
+
   void split(uintptr_t address);
-  static void replace(std::vector<OperationPointer> &list, const Operation &by, const Clock &at);
+  void merge(uintptr_t begin, uintptr_t end);
+  static void replace(std::vector<OperationPointer> &list, const Clock &at);
 
   Cells cells_;
 };

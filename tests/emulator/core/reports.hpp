@@ -12,7 +12,7 @@
 namespace emulator {
 
 struct Allocation {
-  Span span;
+  Span span;  // as it was allocated; a part of it may have another name since
   std::string what;
   std::string previous;  // what had the memory before
   uint64_t serial;       // operations with a lower one belong to what had the memory before
@@ -26,7 +26,7 @@ struct Report {
     bool writes;
   };
   Side earlier, later;
-  Span where;         // of the first time
+  Span where;         // of the first of these times
   std::string place;  // the same as an offset in its allocation
   std::string missing;
   size_t times;
@@ -47,12 +47,16 @@ class Reports {
   void clear();
 
  private:
-  using Key = std::tuple<std::string, std::string, std::string, std::string, bool, bool>;
+  using Key = std::tuple<std::string, std::string, std::string, std::string>;
+  struct Known {
+    size_t index;
+    uint64_t earlier, later;  // the last two operations, which may conflict in several pieces
+  };
 
   size_t limit_;
   size_t omitted_ = 0;
   std::vector<Report> list_;
-  std::map<Key, size_t> known_;
+  std::map<Key, Known> known_;
 };
 
 }  // namespace emulator
