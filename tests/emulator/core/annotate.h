@@ -16,8 +16,8 @@ void emulator_host_read(const void *address, size_t length, const char *what);
 void emulator_host_write(const void *address, size_t length, const char *what);
 
 /* What the calling thread did before the release comes before everything that a thread does after an acquire of the same
- * key that follows it. If the key is the address of a flag word, a release precedes the store of the flag by the CPU, an
- * acquire follows the load that saw the flag's new value; streams that wait for the flag, or write it, take part. */
+ * key that follows it. A key is any address. If it is the address of a flag word that streams write or wait for, the release
+ * precedes the store of the flag by the CPU, the acquire follows the load that saw its new value, and streams take part. */
 void emulator_release(const void *key);
 void emulator_acquire(const void *key);
 
