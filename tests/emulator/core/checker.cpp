@@ -16,7 +16,7 @@ Checker::Checker(size_t limit) : reports_(limit) {}
 
 Agent Checker::add(std::string name, Kind kind) {
   Lock lock(mutex_);
-  if (free_.empty() && retired_.size() >= 16) recycle();
+  if (free_.empty() && retired_.size() >= recycle_at_) recycle();
   Agent agent;
   if (free_.empty()) {
     agent = static_cast<Agent>(agents_.size());
@@ -57,6 +57,7 @@ void Checker::recycle() {
     if (!used[agent]) free_.push_back(agent);
     return !used[agent];
   });
+  recycle_at_ = std::max(smallest_recycle, 2 * retired_.size());
 }
 
 Clock Checker::step(Agent agent) {
@@ -95,7 +96,6 @@ Clock Checker::floor() const {
       least.meet(state.clock);
     first = false;
   }
-  least.take_waits();
   return least;
 }
 
@@ -109,7 +109,11 @@ void Checker::prune_locked() {
   history_.prune([&](const Operation &operation) { return least.get(operation.agent) >= operation.step; });
   prune_flags(least);
   for (auto &[key, clock] : keys_) expand(clock);
-  std::erase_if(keys_, [&](const auto &key) { return key.second.before(least); });
+  std::erase_if(keys_, [&](const auto &key) {
+    const auto flag = flags_.find(key.first);
+    const bool needed = flag != flags_.end() && !flag->second.waits.empty();  // by settle(), for points of the past
+    return !needed && key.second.before(least);
+  });
   prune_at_ = std::max(smallest_prune, 2 * (history_.size() + flags_.size() + keys_.size()));
 }
 

@@ -146,8 +146,8 @@ class Checker {  // thread-safe; calls no other part of the emulator
 
   // Waits; in waits.cpp.
   void expand(Clock &clock) const;
-  bool overwritten(const Flag &flag, size_t index, const Clock &at) const;
-  std::optional<Clock> common(const Flag &flag, const std::function<bool(uint32_t)> &condition, const Clock &at) const;
+  bool overwritten(Flag &flag, size_t index, const Clock &at) const;
+  std::optional<Clock> common(Flag &flag, const std::function<bool(uint32_t)> &condition, const Clock &at) const;
   void resolve(const std::shared_ptr<Wait> &wait, const Clock &clock);
   void decide();
   void prune_flags(const Clock &floor);
@@ -162,8 +162,8 @@ class Checker {  // thread-safe; calls no other part of the emulator
   std::vector<Undecided> undecided_;
   Reports reports_;
   uint64_t serial_ = 0;
-  size_t prune_at_ = smallest_prune;
-  static constexpr size_t smallest_prune = 1024;
+  size_t prune_at_ = smallest_prune, recycle_at_ = smallest_recycle;
+  static constexpr size_t smallest_prune = 1024, smallest_recycle = 16;
 };
 
 }  // namespace emulator

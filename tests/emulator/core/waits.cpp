@@ -30,10 +30,11 @@ void Checker::expand(Clock &clock) const {
 }
 
 // Reports whether a later value has replaced this one before the point.
-bool Checker::overwritten(const Flag &flag, size_t index, const Clock &at) const {
+bool Checker::overwritten(Flag &flag, size_t index, const Clock &at) const {
   const Publication &old = flag.history[index];
   for (size_t i = index + 1; i < flag.history.size(); i++) {
-    const Publication &next = flag.history[i];
+    Publication &next = flag.history[i];
+    expand(next.clock);
     const bool after = old.writer == everybody || next.clock.get(old.writer) >= old.step;
     const bool seen = next.writer == everybody || at.get(next.writer) >= next.step;
     if (after && seen) return true;
@@ -42,17 +43,17 @@ bool Checker::overwritten(const Flag &flag, size_t index, const Clock &at) const
 }
 
 // Returns what comes before all satisfying values that may still be in the flag after the point; nothing if there are none.
-std::optional<Clock> Checker::common(const Flag &flag, const std::function<bool(uint32_t)> &condition,
+std::optional<Clock> Checker::common(Flag &flag, const std::function<bool(uint32_t)> &condition,
                                      const Clock &at) const {
   std::optional<Clock> least;
   for (size_t i = 0; i < flag.history.size(); i++) {
     if (!condition(flag.history[i].value) || overwritten(flag, i, at)) continue;
-    Clock clock = flag.history[i].clock;
+    Clock &clock = flag.history[i].clock;
     expand(clock);
     if (least)
       least->meet(clock);
     else
-      least = std::move(clock);
+      least = clock;
   }
   return least;
 }
