@@ -357,11 +357,7 @@ void Scheduler::call_host_function(std::unique_lock<std::mutex> &lock, Stream &s
                                    const std::shared_ptr<Task> &task) {
   host_functions_.push_back(&stream);
   host_function_work_.notify_one();
-  auto over = [&] { return stopped_ || task->mark->done; };
-  if (state_.config.schedule == Schedule::threaded)
-    done_.wait(lock, over);
-  else
-    done_.wait_for(lock, host_function_bound, over);
+  done_.wait_for(lock, host_function_bound, [&] { return stopped_ || task->mark->done; });
 }
 
 void Scheduler::complete(Stream &stream) {
