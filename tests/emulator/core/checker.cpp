@@ -41,8 +41,8 @@ void Checker::retire(Agent agent) {
   retired_.push_back(agent);
 }
 
-// Frees the numbers of retired agents that no access and no flag refers to. An older clock cannot mistake the next agent
-// with the number for the old one, because steps go on.
+// Frees the numbers of retired agents that no access and no flag refers to. An older clock cannot mistake the next
+// agent with the number for the old one, because steps go on.
 void Checker::recycle() {
   prune_locked();
   std::vector<bool> used(agents_.size());

@@ -27,8 +27,8 @@
 
 namespace emulator {
 
-// A thread acts of itself. A stream acts only when a thread enqueues something: each of its steps comes after a step of a
-// living thread, so what all threads know is known to every later step of a stream.
+// A thread acts of itself. A stream acts only when a thread enqueues something: each of its steps comes after a step of
+// a living thread, so what all threads know is known to every later step of a stream.
 enum class Kind { thread, stream };
 
 class Checker {  // thread-safe; calls no other part of the emulator
@@ -55,9 +55,9 @@ class Checker {  // thread-safe; calls no other part of the emulator
   void access(Agent agent, const Clock &at, const std::string &what, const std::vector<Span> &reads,
               const std::vector<Span> &writes);
 
-  // Later reports name the allocation. Earlier accesses of the range stay: a later access that does not come after them is
-  // reported as a reuse. If `by` is given, those that its last point does not come after are reported now, and all are
-  // forgotten.
+  // Later reports name the allocation. Earlier accesses of the range stay: a later access that does not come after them
+  // is reported as a reuse. If `by` is given, those that its last point does not come after are reported now, and all
+  // are forgotten.
   void allocate(Span span, std::string what);
   void allocate(Span span, std::string what, Agent by);
   // Forgets the name, the accesses and the flag words of the range. If `by` is given, accesses and waits that its last
@@ -70,16 +70,17 @@ class Checker {  // thread-safe; calls no other part of the emulator
   void publish(uintptr_t flag, uint32_t value, Agent writer, const Clock &at);
   // `reader` read this value: it comes after its writer.
   void observe(uintptr_t flag, uint32_t value, Agent reader);
-  // `waiter` goes on when the flag has a value that satisfies the condition: it comes after the earliest write of such a
-  // value that may still be there (after what is common to them, if several writers have no order), or else after the
+  // `waiter` goes on when the flag has a value that satisfies the condition: it comes after the earliest write of such
+  // a value that may still be there (after what is common to them, if several writers have no order), or else after the
   // first later one. Conflicts of what is behind the wait are decided when that is known.
   // Requires: `condition` depends on its argument only.
   std::shared_ptr<Wait> await(uintptr_t flag, std::function<bool(uint32_t)> condition, Agent waiter);
   // The wait was satisfied. If nobody published the value, it comes after what release_key() was told for the flag.
   void settle(const std::shared_ptr<Wait> &wait);
 
-  // What comes before `at` comes before everything that an agent does after a later acquire_key() of the same key. For a
-  // write value that was carried out the core calls release_key() with the flag as the key and the point of the write.
+  // What comes before `at` comes before everything that an agent does after a later acquire_key() of the same key. For
+  // a write value that was carried out the core calls release_key() with the flag as the key and the point of the
+  // write.
   void release_key(uintptr_t key, const Clock &at);
   void acquire_key(uintptr_t key, Agent agent);
 

@@ -23,8 +23,8 @@ void History::split(uintptr_t address) {
   cells_.emplace_hint(next, address, std::move(rest));
 }
 
-// Drops what `at` comes after. An access whose clock has an unresolved wait replaces only accesses behind the same wait:
-// the writer of the flag may yet come before it and be unordered to what it would replace.
+// Drops what `at` comes after. An access whose clock has an unresolved wait replaces only accesses behind the same
+// wait: the writer of the flag may yet come before it and be unordered to what it would replace.
 void History::replace(std::vector<OperationPointer> &list, const Clock &at) {
   std::erase_if(list, [&](const auto &earlier) { return known(*earlier, at) && at.waits_within(earlier->clock); });
 }

@@ -31,8 +31,8 @@ struct Operation {
 using OperationPointer = std::shared_ptr<Operation>;
 
 // History is a map from address ranges to the accesses that a later access may conflict with. An access is dropped when
-// another one comes after it and conflicts with at least as much: who is unordered to the dropped one is unordered to the
-// kept one too. So every access that has a conflict is reported, though not with each of its partners.
+// another one comes after it and conflicts with at least as much: who is unordered to the dropped one is unordered to
+// the kept one too. So every access that has a conflict is reported, though not with each of its partners.
 class History {
  public:
   // Called for each kept access that conflicts with a new one and that the new one does not come after.

@@ -42,7 +42,8 @@ bool Checker::overwritten(Flag &flag, size_t index, const Clock &at) const {
   return false;
 }
 
-// Returns what comes before all satisfying values that may still be in the flag after the point; nothing if there are none.
+// Returns what comes before all satisfying values that may still be in the flag after the point; nothing if there are
+// none.
 std::optional<Clock> Checker::common(Flag &flag, const std::function<bool(uint32_t)> &condition,
                                      const Clock &at) const {
   std::optional<Clock> least;
@@ -160,8 +161,8 @@ void Checker::acquire_key(uintptr_t key, Agent agent) {
   expand(clock);
 }
 
-// Values that all threads know to be overwritten cannot satisfy a later wait. The last value stays, without its clock when
-// all threads come after it.
+// Values that all threads know to be overwritten cannot satisfy a later wait. The last value stays, without its clock
+// when all threads come after it.
 void Checker::prune_flags(const Clock &floor) {
   for (auto &[address, flag] : flags_) {
     for (size_t i = flag.history.size(); i-- > 0;)
