@@ -1,5 +1,6 @@
 // bed.hpp runs the body of a test in a process of its own for each schedule, since a process has one schedule and one seed.
 #pragma once
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,7 +30,8 @@ inline void in_child(const Environment &environment, const std::function<void()>
   fflush(stdout);
   pid_t child = fork();
   if (child == 0) {
-    alarm(child_bound);
+    itimerval bound{{0, 0}, {child_bound, 0}};
+    setitimer(ITIMER_REAL, &bound, nullptr);
     for (const auto &[name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
     body();
     exit(0);
