@@ -1,0 +1,38 @@
+/* annotate.h tells the emulator what the CPU does with pinned memory and how host threads hand work over to each other, and
+ * gives tests the checker's reports. Programs that also run without the emulator declare these functions weak and call
+ * those that are there. */
+#ifndef EMULATOR_ANNOTATE_H
+#define EMULATOR_ANNOTATE_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The calling thread reads or writes `length` bytes of pinned memory. Inside a host function the access belongs to the
+ * function's place in its stream. */
+void emulator_host_read(const void *address, size_t length, const char *what);
+void emulator_host_write(const void *address, size_t length, const char *what);
+
+/* What the calling thread did before the release comes before everything that a thread does after an acquire of the same
+ * key that follows it. A key is any address. If it is the address of a flag word that streams write or wait for, the release
+ * precedes the store of the flag by the CPU, the acquire follows the load that saw its new value, and streams take part. */
+void emulator_release(const void *key);
+void emulator_acquire(const void *key);
+
+/* The number of reports, and their text. The text is cut to `size` bytes with its NUL; the result is the length of the whole
+ * text. */
+size_t emulator_reports(void);
+size_t emulator_report_text(char *text, size_t size);
+void emulator_reset_reports(void);
+
+/* Nothing on the stream begins between emulator_hold and emulator_release_stream. A task that runs is not stopped. They
+ * return 0, or -1 if there is no such stream. */
+int emulator_hold(void *stream);
+int emulator_release_stream(void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,33 @@
+// config.hpp reads the environment variables of the emulator, once in a process. README.md has the list.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace emulator {
+
+enum class Schedule { lazy, eager, random, threaded };
+const char *name(Schedule schedule);
+
+struct Config {
+  Schedule schedule = Schedule::lazy;
+  uint64_t seed = 1;
+  int devices = 2;
+  size_t memory = size_t{4096} << 20;  // bytes of each device
+  int polls = 64;                      // unsuccessful queries of one point until the scheduler works towards it
+  int kick_ms = 200;                   // work that nobody waits for runs after this time without progress; 0: never
+  int stall_s = 30;                    // a wait that lasts longer prints the state of all streams once
+  bool thread_clocks = true;           // each host thread has a clock of its own; else they share one
+};
+
+// Reads the environment. Ends the process with a sentence if a variable has a bad value.
+Config read_config();
+
+// Ends the process with a sentence about the environment.
+[[noreturn]] void bad_variable(const char *variable, const char *value, const char *expected);
+
+// Parses a number of bytes with an optional suffix K, M or G. Reports whether the text is one.
+bool parse_bytes(const char *text, size_t *bytes);
+bool parse_number(const char *text, uint64_t *number);
+
+}  // namespace emulator

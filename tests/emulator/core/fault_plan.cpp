@@ -1,0 +1,86 @@
+#include "fault_plan.hpp"
+
+#include <algorithm>
+
+#include "config.hpp"
+
+namespace emulator {
+
+std::string FaultPlan::parse(std::string_view plan) {
+  while (!plan.empty()) {
+    size_t end = std::min(plan.find(';'), plan.size());
+    if (end > 0) {
+      std::string wrong = parse_rule(plan.substr(0, end));
+      if (!wrong.empty()) return "'" + std::string(plan.substr(0, end)) + "': " + wrong;
+    }
+    plan.remove_prefix(std::min(end + 1, plan.size()));
+  }
+  return "";
+}
+
+std::string FaultPlan::parse_rule(std::string_view rule) {
+  size_t equals = rule.find('=');
+  if (equals == std::string_view::npos) return "there is no '='";
+  std::string key(rule.substr(0, equals));
+  std::string value(rule.substr(equals + 1));
+  if (key == "memory") return parse_bytes(value.c_str(), &memory_) && memory_ > 0 ? "" : "expected bytes, such as 64M";
+  if (key == "missing") {
+    missing_.push_back(value);
+    return "";
+  }
+  uint64_t number = 0;
+  if (key == "delay") {
+    if (!parse_number(value.c_str(), &number) || number > 1000000) return "expected microseconds";
+    delay_us_ = static_cast<uint32_t>(number);
+    return "";
+  }
+  if (key == "stuck") {
+    size_t at = value.find('@');
+    uint64_t after = 0;
+    if (!parse_number(value.substr(0, at).c_str(), &number)) return "expected the number of a stream";
+    if (at != std::string::npos && !parse_number(value.substr(at + 1).c_str(), &after))
+      return "expected a number of tasks";
+    stuck_[number] = after;
+    return "";
+  }
+  size_t at = key.find('@');
+  if (at == std::string::npos) return "expected SYMBOL@N=STATUS, memory, missing, delay or stuck";
+  Rule parsed;
+  std::string place = key.substr(at + 1);
+  if (!place.empty() && place.back() == '+') {
+    parsed.later_too = true;
+    place.pop_back();
+  }
+  if (!parse_number(place.c_str(), &parsed.first) || parsed.first == 0) return "expected the number of a call, from 1";
+  if (!value.empty() && value[0] == '#') {
+    if (!parse_number(value.c_str() + 1, &number) || number > INT32_MAX) return "expected #NUMBER";
+    parsed.fault = {Status::injected, static_cast<int>(number)};
+  } else {
+    auto status = status_named(value);
+    if (!status || *status == Status::injected || *status == Status::success) return "no status of this name";
+    parsed.fault = {*status, 0};
+  }
+  rules_[key.substr(0, at)].push_back(parsed);
+  return "";
+}
+
+std::optional<FaultPlan::Fault> FaultPlan::call(std::string_view symbol) {
+  auto rules = rules_.find(symbol);
+  if (rules == rules_.end()) return std::nullopt;
+  uint64_t number = ++calls_[std::string(symbol)];
+  for (const Rule &rule : rules->second)
+    if (number == rule.first || (rule.later_too && number > rule.first)) return rule.fault;
+  return std::nullopt;
+}
+
+bool FaultPlan::missing(std::string_view symbol) const {
+  return std::find(missing_.begin(), missing_.end(), symbol) != missing_.end();
+}
+
+std::optional<uint64_t> FaultPlan::stuck_after(uint64_t stream) const {
+  auto found = stuck_.find(stream);
+  if (found == stuck_.end()) return std::nullopt;
+  return found->second;
+}
+
+}  // namespace emulator

@@ -1,0 +1,56 @@
+// fault_plan.hpp parses EMULATOR_FAULTS: faults that a test orders in advance, separated by semicolons.
+//
+//   cudaMalloc@3=out_of_memory   the third call of this symbol returns a status (a name of status.hpp)
+//   cudaMalloc@3+=#700           the third and every later call returns the skin's number 700
+//   memory=64M                   the memory of each device
+//   missing=cuMemHostRegister    a symbol that cannot be found
+//   stuck=2@5                    stream 2 (the second that was created) begins nothing after its first 5 tasks
+//   delay=300                    each task begins up to 300 us late, by the seed
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "status.hpp"
+
+namespace emulator {
+
+class FaultPlan {
+ public:
+  struct Fault {
+    Status status;
+    int code;  // with Status::injected
+  };
+
+  // Returns an empty text, or what is wrong with the plan.
+  std::string parse(std::string_view plan);
+
+  // Counts a call of the symbol and returns the fault it is to have.
+  std::optional<Fault> call(std::string_view symbol);
+  bool missing(std::string_view symbol) const;
+  std::optional<uint64_t> stuck_after(uint64_t stream) const;  // a number of tasks
+  size_t memory() const { return memory_; }                    // 0: not in the plan
+  uint32_t delay_us() const { return delay_us_; }
+
+ private:
+  struct Rule {
+    uint64_t first = 1;
+    bool later_too = false;
+    Fault fault{};
+  };
+  std::string parse_rule(std::string_view rule);
+
+  std::map<std::string, std::vector<Rule>, std::less<>> rules_;
+  std::map<std::string, uint64_t, std::less<>> calls_;
+  std::vector<std::string> missing_;
+  std::map<uint64_t, uint64_t> stuck_;
+  size_t memory_ = 0;
+  uint32_t delay_us_ = 0;
+};
+
+}  // namespace emulator

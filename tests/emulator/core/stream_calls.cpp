@@ -1,0 +1,141 @@
+// Calls about streams, kernels and host functions.
+#include "runtime.hpp"
+#include "state.hpp"
+#include "tasks.hpp"
+
+namespace emulator {
+
+Status create_stream(const StreamFlags &flags, StreamHandle *stream) {
+  Call call;
+  if (!call) return call.status();
+  int device = 0;
+  Status status = call.device(&device);
+  if (status == Status::success) *stream = Streams::handle(call.state().streams.create(device, flags));
+  return status;
+}
+
+Status destroy_stream(StreamHandle handle) {
+  Call call;
+  if (!call) return call.status();
+  Stream *stream = call.state().streams.find(handle);
+  if (stream == nullptr) return Status::invalid_handle;
+  if (stream->capture != nullptr) return Status::capture_unsupported;
+  call.state().streams.destroy(*stream);
+  return Status::success;
+}
+
+Status stream_query(StreamHandle handle) {
+  Call call;
+  Stream *stream = nullptr;
+  Status status = call ? call.stream(handle, &stream) : call.status();
+  if (status == Status::success) status = call.state().captures.unsafe_on(*stream);
+  if (status != Status::success || stream->last == nullptr) return status;
+  if (!stream->last->done) {
+    call.state().scheduler.polled(stream->last);
+    return Status::not_ready;
+  }
+  host_follows(call.state(), stream->last);
+  return Status::success;
+}
+
+Status stream_synchronize(StreamHandle stream) { return stream_synchronize(stream, -1); }
+
+Status stream_synchronize(StreamHandle handle, int64_t timeout_ms) {
+  Call call;
+  Stream *stream = nullptr;
+  Status status = call ? call.stream(handle, &stream) : call.status();
+  if (status == Status::success) status = call.state().captures.unsafe_on(*stream);
+  if (status != Status::success || stream->last == nullptr) return status;
+  Point last = stream->last;
+  return call.wait(last, timeout_ms);
+}
+
+Status stream_device(StreamHandle handle, int *device) {
+  Call call;
+  Stream *stream = nullptr;
+  Status status = call ? call.stream(handle, &stream) : call.status();
+  if (status == Status::success) *device = stream->device;
+  return status;
+}
+
+Status stream_flags(StreamHandle handle, StreamFlags *flags) {
+  Call call;
+  Stream *stream = nullptr;
+  Status status = call ? call.stream(handle, &stream) : call.status();
+  if (status == Status::success) *flags = stream->flags;
+  return status;
+}
+
+Status stream_number(StreamHandle handle, uint64_t *number) {
+  Call call;
+  Stream *stream = nullptr;
+  Status status = call ? call.stream(handle, &stream) : call.status();
+  if (status == Status::success) *number = stream->number;
+  return status;
+}
+
+namespace {
+
+Status set_held(StreamHandle handle, bool held) {
+  Call call;
+  Stream *stream = nullptr;
+  Status status = call ? call.stream(handle, &stream) : call.status();
+  if (status != Status::success) return status;
+  stream->held = held;
+  call.state().scheduler.changed();
+  return Status::success;
+}
+
+}  // namespace
+
+Status hold(StreamHandle stream) { return set_held(stream, true); }
+Status release_held(StreamHandle stream) { return set_held(stream, false); }
+
+Status run_all() {
+  Call call;
+  if (!call) return call.status();
+  call.state().scheduler.run_all(call.lock());
+  return Status::success;
+}
+
+Status queue(Call &call, Stream &stream, Task task, Point *point) {
+  Point place;
+  Status status = call.state().streams.enqueue(stream, std::move(task), &place);
+  if (point != nullptr) *point = place;
+  if (status == Status::success && place != nullptr) call.state().scheduler.queued(call.lock(), stream);
+  return status;
+}
+
+Status launch(StreamHandle handle, const std::string &what, const std::vector<Range> &reads,
+              const std::vector<Range> &writes, std::function<void()> run) {
+  Call call;
+  Stream *stream = nullptr;
+  Status status = call ? call.stream(handle, &stream) : call.status();
+  if (status != Status::success) return status;
+  Task task;
+  task.what = what;
+  task.run = std::move(run);
+  for (auto [ranges, spans] : {std::pair{&reads, &task.reads}, std::pair{&writes, &task.writes}})
+    for (const Range &range : *ranges) {
+      const Block *block = nullptr;
+      if (!call.state().memory.classify(range.address, range.length, &block)) return Status::invalid_value;
+      if (block != nullptr && range.length > 0) spans->push_back(span(range.address, range.length));
+    }
+  return queue(call, *stream, std::move(task));
+}
+
+Status host_function(StreamHandle handle, void (*function)(void *), void *argument) {
+  Call call;
+  Stream *stream = nullptr;
+  Status status = call ? call.stream(handle, &stream) : call.status();
+  if (status != Status::success) return status;
+  Task task;
+  task.what = "host function";
+  task.host_function = true;
+  task.run = [function, argument] { function(argument); };
+  return queue(call, *stream, std::move(task));
+}
+
+bool inside_host_function() { return this_thread().in_host_function; }
+
+}  // namespace emulator
