@@ -33,7 +33,7 @@ func newCheckerBuild(t *testing.T, flags ...string) *checkerBuild {
 	t.Helper()
 	common := []string{"-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread"}
 	b := &checkerBuild{t.TempDir(), append(common, flags...)}
-	for _, pattern := range []string{"core/*.[ch]pp", "core_test/*.[ch]pp"} {
+	for _, pattern := range []string{"core/*.[ch]pp", "core/*.h", "core_test/*.[ch]pp"} {
 		list, err := filepath.Glob(pattern)
 		if err != nil || len(list) == 0 {
 			t.Fatalf("%s: %d files, %v", pattern, len(list), err)

@@ -25,13 +25,18 @@ using Environment = std::map<std::string, std::string>;
 
 constexpr int child_bound = 60;  // seconds; a test that hangs ends by a signal
 
+// Ends this process by a signal after child_bound.
+inline void bound_child() {
+  itimerval bound{{0, 0}, {child_bound, 0}};
+  setitimer(ITIMER_REAL, &bound, nullptr);
+}
+
 // Runs the body in a child process. The test fails unless the child exits with 0.
 inline void in_child(const Environment &environment, const std::function<void()> &body) {
   fflush(stdout);
   pid_t child = fork();
   if (child == 0) {
-    itimerval bound{{0, 0}, {child_bound, 0}};
-    setitimer(ITIMER_REAL, &bound, nullptr);
+    bound_child();
     for (const auto &[name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
     body();
     exit(0);

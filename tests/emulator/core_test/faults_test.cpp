@@ -23,7 +23,7 @@ static std::string ends_with(int expected, const Environment &environment, const
   fflush(stdout);
   pid_t child = fork();
   if (child == 0) {
-    alarm(child_bound);
+    bound_child();
     dup2(ends[1], 2);
     close(ends[0]);
     close(ends[1]);

@@ -35,7 +35,7 @@ static void between(const std::function<void(Pipe &, Pipe &)> &exporter,
     Pipe there, back;
     pid_t peer = fork();
     if (peer == 0) {
-      alarm(child_bound);
+      bound_child();
       exporter(there, back);
       exit(0);
     }
