@@ -4,6 +4,7 @@ import (
 	"maps"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -68,8 +69,17 @@ func (e *progressEngine) loop(p *Process) {
 	}
 }
 
-// diagnose handles an incident of a group. Tests replace it with a function that delays.
-var diagnose = (*Process).Incident
+// diagnose handles an incident of a group.
+func diagnose(p *Process, group uint64, t runner.Incident) {
+	if f := diagnoseInTests.Load(); f != nil {
+		(*f)(p, group, t)
+		return
+	}
+	p.Incident(group, t)
+}
+
+// diagnoseInTests is a function of a test that takes the place of Process.Incident.
+var diagnoseInTests atomic.Pointer[func(*Process, uint64, runner.Incident)]
 
 // aside runs work for a group on another goroutine. A diagnosis is slow because it watches which ranks the peers wait for, and
 // making a fifo is slow because it takes a lock that is held while programs are compiled. The engine does not drive the group

@@ -10,13 +10,22 @@ int scr_gate_enter(scr_group *g, scr_run *r, uint64_t unit) {
   scr_gate_words *w = r->gate.words;
   r->coll.channel = 0;
   r->at_gate = true;
+#ifdef SCR_MUTANT_INPUT_NOT_AWAITED
+  int rc = 0;
+#else
   int rc = scr_await(g, r, &w->input_ready, units(unit + 1, r->gate.inputs), g->rank);
+#endif
   if (rc) return rc;
   if (!r->reached) {
     r->reached = true;
     atomic_store_explicit(&g->shared->reached, r->coll.seq, memory_order_release);
   }
-  if (r->gate.window != 0 && unit >= r->gate.window) {
+#ifdef SCR_MUTANT_OUTPUT_NOT_AWAITED
+  bool bounded = false;
+#else
+  bool bounded = r->gate.window != 0;
+#endif
+  if (bounded && unit >= r->gate.window) {
     rc = scr_await(g, r, &w->output_taken, units(unit + 1 - r->gate.window, r->gate.outputs), g->rank);
     if (rc) return rc;
   }
@@ -31,8 +40,10 @@ void scr_gate_leave(scr_run *r, uint64_t unit) {
 }
 
 void scr_gate_open(const scr_run *r) {
+#ifndef SCR_MUTANT_GATE_STAYS_SHUT
   atomic_store_explicit(&r->gate.words->output_done, SCR_GATE_OPEN, memory_order_release);
   atomic_store_explicit(&r->gate.words->input_taken, SCR_GATE_OPEN, memory_order_release);
+#endif
 }
 
 /* ---- external runs ---- */

@@ -132,6 +132,7 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
       return SCR_BLOCKED;
     }
     if (r == NULL) return SCR_IDLE;
+    if (SCR_UNLIKELY(r->gate.external)) continue; /* it was queued since drive_externals() looked */
     if (!r->coll.started) scr_run_start(g, r);
     int rc = scr_run_advance(g, r, until_ns);
     if (rc != SCR_FINISHED) {

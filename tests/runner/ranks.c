@@ -21,7 +21,8 @@ static struct {
   int rank;
 } table[2 * MAX_RANKS];
 static int n_ranks, n_entries;
-bool two_groups;
+bool two_groups, device_lanes;
+scr_gate next_gate[MAX_RANKS];
 
 uint64_t next_random(uint64_t *state) { /* xorshift64*, Vigna 2016 */
   *state ^= *state >> 12;
@@ -151,6 +152,9 @@ _Atomic bool garbled;
 
 static int32_t issue(uint64_t handle, const sagecomm_op *op, scr_run **out, sagecomm_error *err) {
   int i = index_of(handle);
+  bool on_device = op->device_type != SAGECOMM_HOST;
+  const scr_gate *gate = on_device ? &next_gate[table[i].rank] : NULL;
+  if (on_device) i += n_ranks;
   scr_group *g = table[i].group;
   if (op->kind >= SAGECOMM_SEND) return scr_copy_error(g, err); /* a message that a group which is down refuses */
   if (op->kind == SAGECOMM_BROADCAST && table[i].rank == atomic_load(&no_memory_on)) return scr_no_memory(err);
@@ -162,7 +166,7 @@ static int32_t issue(uint64_t handle, const sagecomm_op *op, scr_run **out, sage
     CHECK(scr_cache_insert(g, key, p));
   }
   bool down;
-  *out = scr_submit(g, op, bytes, p, false, NULL, &down);
+  *out = scr_submit(g, op, bytes, p, false, gate, &down);
   pthread_mutex_unlock(&go);
   return *out ? SAGECOMM_OK : scr_copy_error(g, err);
 }
@@ -189,7 +193,9 @@ static sagecomm_error go_down(scr_group *g, const sagecomm_error *mine) {
     CHECK(atomic_load(&garbled));
     first = (sagecomm_error){.status = SAGECOMM_INTERNAL, .rank = winner - 1};
   }
-  scr_group_down(g, &first);
+  for (int i = 0; i < n_entries; i++) {
+    if (table[i].group == g || (device_lanes && table[i].rank == g->rank)) scr_group_down(table[i].group, &first);
+  }
   return first;
 }
 
@@ -310,12 +316,12 @@ static void make_shared_blocks(int n, scr_peer_config peers[]) {
   }
 }
 
-static void open_group(int n, uint32_t spin, uint32_t yield_us) {
-  scr_peer_config peers[MAX_RANKS];
-  make_shared_blocks(n, peers);
+static void open_lane(int n, uint32_t spin, uint32_t yield_us, uint32_t lane, const scr_peer_config peers[]) {
   for (int i = 0; i < n; i++) {
     scr_group_config c = {.rank = i,
                           .size = n,
+                          .lane = lane,
+                          .host = lane == SCR_DEVICE_LANE ? table[i].group : NULL,
                           .timeout_ns = timeout_ns(),
                           .spin = spin,
                           .yield_us = yield_us,
@@ -336,6 +342,13 @@ static void open_group(int n, uint32_t spin, uint32_t yield_us) {
     CHECK(table[e].handle != 0);
     for (int kind = 0; kind < SAGECOMM_SEND; kind++) scr_group_set_classes(table[e].group, kind, (uint64_t[]){4097}, 1);
   }
+}
+
+static void open_group(int n, uint32_t spin, uint32_t yield_us) {
+  scr_peer_config peers[MAX_RANKS];
+  make_shared_blocks(n, peers);
+  open_lane(n, spin, yield_us, SCR_HOST_LANE, peers);
+  if (device_lanes) open_lane(n, spin, yield_us, SCR_DEVICE_LANE, peers);
 }
 
 static void prepare(void) {
@@ -369,7 +382,7 @@ void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *
   pthread_t threads[MAX_RANKS];
   for (int i = 0; i < n; i++) {
     s[i] = (start){{i, table[i].handle, table[i].group, seed, NULL}, fn, arg};
-    if (!two_groups) continue;
+    if (!two_groups && !device_lanes) continue;
     beside[i] = (rank){i, table[n + i].handle, table[n + i].group, seed, &s[i].r};
     s[i].r.beside = &beside[i];
   }
@@ -387,6 +400,6 @@ void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *
   sagecomm_error over = {.status = SAGECOMM_ABORTED};
   for (int i = 0; i < n_entries; i++) {
     scr_group_down(table[i].group, &over);
-    scr_group_close(table[i].group);
   }
+  for (int i = n_entries; i-- > 0;) scr_group_close(table[i].group); /* the device lanes before the host lanes */
 }

@@ -20,7 +20,7 @@ typedef struct rank {
   uint64_t handle;
   scr_group *group;
   uint64_t random;           /* the same on all ranks: they make the same choices */
-  const struct rank *beside; /* the same rank in another group of the same ranks; NULL: there is one group only */
+  const struct rank *beside; /* the same rank in another group, or lane, of the same ranks; NULL: there is none */
 } rank;
 
 typedef void rank_fn(rank *r, void *arg);
@@ -41,8 +41,10 @@ sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const cha
 extern _Atomic int no_memory_on;
 /* Set in tests in which a rank writes random words anywhere, so that records of failures are not trusted. */
 extern _Atomic bool garbled;
-/* Whether run_ranks() makes two groups. */
-extern bool two_groups;
+/* Whether run_ranks() makes two groups, or the device lane of the one group as well. */
+extern bool two_groups, device_lanes;
+/* The gate of the next operation that a rank issues on a device. */
+extern scr_gate next_gate[MAX_RANKS];
 /* Allocates zeroed memory in a rank's arena. It is never freed. */
 uint64_t take_memory(int rank, uint64_t n);
 /* All ranks of this run_ranks() arrive before any goes on. */

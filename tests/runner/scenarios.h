@@ -44,6 +44,12 @@ void test_failure_between_messages(int size, waiting w, uint64_t seed);
 void test_goodbye_after_a_message(int size, waiting w, uint64_t seed);
 void test_published_for_the_queue(int size, waiting w, uint64_t seed);
 void test_behind_a_failure(int size, waiting w, uint64_t seed);
+/* gates.c */
+void test_gates(int size, waiting w, uint64_t seed);
+void test_late_device(int size, waiting w, uint64_t seed);
+void test_gate_opens(int size, waiting w, uint64_t seed);
+void test_external(int size, waiting w, uint64_t seed);
+void test_external_mismatch(int size, waiting w, uint64_t seed);
 /* garbage.c */
 void test_culprit_of_a_bad_frame(int size, waiting w, uint64_t seed);
 void test_shared_block_size_is_not_read_again(int size, waiting w, uint64_t seed);

@@ -234,6 +234,9 @@ var mutations = []mutation{
 	{"an operation that fails on the fast path leaves what is behind it to begin", "FAILS_ALONE", "issue.c", "behind_a_failure"},
 	{"who waits for room says that it waits for a message", "WAITS_FOR_MESSAGE", "sendrecv.c", "awaits"},
 	{"a rank whose message is there counts as one that waits", "THERE_COUNTS_AS_WAITING", "calls.c", "awaits"},
+	{"a run does not wait until the device has filled its input", "INPUT_NOT_AWAITED", "gate.c", "gates"},
+	{"a run does not wait until the device has emptied its output", "OUTPUT_NOT_AWAITED", "gate.c", "gates"},
+	{"the gate of a run that fails stays shut", "GATE_STAYS_SHUT", "gate.c", "gate_opens"},
 	{"a flag does not publish what was written before it", "FLAG_RELAXED", "wait.h", "random"},
 }
 

@@ -1,0 +1,276 @@
+/* gates.c: runs on the device lane. A thread beside each rank plays the two streams of a device: it copies units into and out
+ * of the buffers of a run and moves the words of its gate (docs/protocol.md, section 11). */
+#include <pthread.h>
+#include <sched.h>
+
+#include "scenarios.h"
+
+#define MOST_UNITS 64
+#define MOST_BYTES (MOST_UNITS * 8192)
+
+static int size;
+
+/* One operation on a device. */
+typedef struct trip {
+  scr_gate_words words;
+  uint64_t bytes, unit;          /* of the operation, and of one unit */
+  uint32_t n, window;            /* units, and for how many the buffers have room */
+  unsigned char *from, *to;      /* memory of the device */
+  unsigned char *input, *output; /* pinned buffers */
+  sagecomm_segment in[MOST_UNITS], out[MOST_UNITS];
+  uint64_t random;
+  _Atomic bool held; /* the copy-in stream waits for something before the operation */
+  pthread_t device;
+} trip;
+
+static uint64_t unit_bytes(const trip *t, uint32_t u) {
+  uint64_t at = (uint64_t)u * t->unit;
+  return t->bytes - at < t->unit ? t->bytes - at : t->unit;
+}
+
+static uint32_t place(const trip *t, uint32_t u) { return t->window ? u % t->window : u; }
+
+static uint32_t look(_Atomic uint64_t *word) { return (uint32_t)atomic_load_explicit(word, memory_order_acquire); }
+
+/* Both streams of the device. Which one goes on is random, so that each may be ahead. */
+static void *streams(void *p) {
+  trip *t = p;
+  uint32_t in = 0, out = 0;
+  while (in < t->n || out < t->n) {
+    uint64_t x = next_random(&t->random);
+    bool room = t->window == 0 || in < t->window || (int32_t)(look(&t->words.input_taken) - (in + 1 - t->window)) >= 0;
+    if (x % 2 == 0 && in < t->n && room && !atomic_load(&t->held)) {
+      memcpy(t->input + place(t, in) * t->unit, t->from + (uint64_t)in * t->unit, unit_bytes(t, in));
+      in++;
+      atomic_store_explicit(&t->words.input_ready, in, memory_order_release);
+    }
+    if (x % 2 == 1 && out < t->n && (int32_t)(look(&t->words.output_done) - (out + 1)) >= 0) {
+      memcpy(t->to + (uint64_t)out * t->unit, t->output + place(t, out) * t->unit, unit_bytes(t, out));
+      out++;
+      atomic_store_explicit(&t->words.output_taken, out, memory_order_release);
+    }
+    if ((x >> 8) % 8 == 0) sched_yield();
+  }
+  return NULL;
+}
+
+static trip *new_trip(uint64_t bytes, uint64_t unit, uint32_t window, uint64_t seed) {
+  trip *t = aligned_alloc(SCR_LINE, (sizeof *t + SCR_LINE - 1) & ~(size_t)(SCR_LINE - 1));
+  memset(t, 0, sizeof *t);
+  t->bytes = bytes;
+  t->unit = unit;
+  t->n = (uint32_t)(bytes == 0 ? 1 : (bytes + unit - 1) / unit);
+  CHECK(t->n <= MOST_UNITS);
+  t->window = window;
+  t->random = seed | 1;
+  uint32_t room = window && window < t->n ? window : t->n;
+  t->from = calloc(1, bytes + 1);
+  t->to = calloc(1, bytes + 1);
+  t->input = calloc(room, unit);
+  t->output = calloc(room, unit);
+  for (uint32_t u = 0; u < t->n; u++) {
+    t->in[u] = (sagecomm_segment){t->input + place(t, u) * unit, unit_bytes(t, u)};
+    t->out[u] = (sagecomm_segment){t->output + place(t, u) * unit, unit_bytes(t, u)};
+  }
+  return t;
+}
+
+static void free_trip(trip *t) {
+  free(t->from);
+  free(t->to);
+  free(t->input);
+  free(t->output);
+  free(t);
+}
+
+static sagecomm_op operation(const rank *r, trip *t, int kind) {
+  next_gate[r->rank] = (scr_gate){.words = &t->words, .window = t->window, .inputs = t->n, .outputs = t->n};
+  return (sagecomm_op){.kind = (uint8_t)kind,
+                       .dtype = SAGECOMM_INT32,
+                       .device_type = 1,
+                       .n_in = t->n,
+                       .n_out = t->n,
+                       .in = t->in,
+                       .out = t->out};
+}
+
+/* Returns the chunk of the program for a call like op, which it compiles by a call whose gate stands open. */
+static uint64_t chunk_of(const rank *r, uint64_t bytes) {
+  trip *t = new_trip(bytes, bytes, 0, 1);
+  sagecomm_error err;
+  atomic_store(&t->words.input_ready, SCR_GATE_MAX);
+  sagecomm_op op = operation(r, t, SAGECOMM_ALL_REDUCE);
+  next_gate[r->rank].inputs = 0;
+  CHECK(call(r, &op, &err) == SAGECOMM_OK);
+  const scr_group *g = r->beside->group;
+  const scr_program *p = scr_cache_find(g, scr_cache_key(g, &op, bytes));
+  CHECK(p != NULL);
+  free_trip(t);
+  return p->chunk;
+}
+
+static void fill(trip *t, int of) {
+  for (uint64_t i = 0; i < t->bytes / 4; i++) ((int32_t *)(void *)t->from)[i] = (int32_t)i + of;
+}
+
+static void check(const trip *t) {
+  int32_t ranks = size * (size - 1) / 2;
+  for (uint64_t i = 0; i < t->bytes / 4; i++) CHECK(((int32_t *)(void *)t->to)[i] == (int32_t)i * size + ranks);
+}
+
+static void gates(rank *r, void *arg) {
+  (void)arg;
+  for (int round = 0; round < 12; round++) {
+    uint64_t x = next_random(&r->random), bytes = 4 * (1 + x % (round % 2 ? 40000 : 1000));
+    uint64_t unit = chunk_of(r, bytes);
+    uint32_t window = (x >> 32) % 3 == 0 ? 0 : 3 + (uint32_t)(x >> 40) % 3;
+    trip *t = new_trip(bytes, unit, window, x + (uint64_t)r->rank);
+    fill(t, r->rank);
+    sagecomm_op op = operation(r, t, SAGECOMM_ALL_REDUCE);
+    sagecomm_error err;
+    CHECK(pthread_create(&t->device, NULL, streams, t) == 0);
+    CHECK(call(r, &op, &err) == SAGECOMM_OK);
+    pthread_join(t->device, NULL);
+    check(t);
+    free_trip(t);
+  }
+}
+
+static void run(int n, waiting w, uint64_t seed, rank_fn *fn) {
+  size = n;
+  device_lanes = true;
+  run_ranks(n, w.spin, w.yield_us, seed, fn, NULL);
+  device_lanes = false;
+}
+
+void test_gates(int n, waiting w, uint64_t seed) { run(n, w, seed, gates); }
+
+/* While the stream of an operation is late, operations on host memory go on, on the fast path, and no timeout begins. */
+static void late_device(rank *r, void *arg) {
+  (void)arg;
+  uint64_t bytes = 4000, unit = chunk_of(r, bytes);
+  int32_t one = 1;
+  sagecomm_segment s = {&one, 4};
+  sagecomm_op sum = {.kind = SAGECOMM_ALL_REDUCE, .dtype = SAGECOMM_INT32, .n_in = 1, .n_out = 1, .in = &s, .out = &s};
+  sagecomm_error err;
+  CHECK(call(r, &sum, &err) == SAGECOMM_OK); /* compiles its program */
+  trip *t = new_trip(bytes, unit, 0, r->random + (uint64_t)r->rank);
+  fill(t, r->rank);
+  atomic_store(&t->held, true);
+  sagecomm_op op = operation(r, t, SAGECOMM_ALL_REDUCE);
+  op.timeout_ns = 100 * 1000000;
+  sagecomm_work work;
+  CHECK(pthread_create(&t->device, NULL, streams, t) == 0);
+  CHECK(scr_issue(r->handle, &op, &work, NULL, &err) == SAGECOMM_PENDING);
+  meet();
+  uint64_t entries = scr_go_entries();
+  for (int i = 0; i < 50; i++) {
+    one = 1;
+    CHECK(call(r, &sum, &err) == SAGECOMM_OK);
+    CHECK(one == size);
+  }
+  meet();
+  CHECK(scr_go_entries() == entries);
+  int64_t began = scr_now();
+  while (scr_now() - began < 2 * op.timeout_ns) CHECK(scr_wait(work, 10 * 1000000, &err) == SAGECOMM_PENDING);
+  CHECK(scr_group_reached(r->beside->group, r->rank) == 1); /* of the call in chunk_of() */
+  meet();
+  atomic_store(&t->held, false);
+  CHECK(complete(work, &err) == SAGECOMM_OK);
+  pthread_join(t->device, NULL);
+  check(t);
+  CHECK(scr_group_reached(r->beside->group, r->rank) == 2);
+  free_trip(t);
+}
+
+void test_late_device(int n, waiting w, uint64_t seed) {
+  if (n <= 4) run(n, w, seed, late_device);
+}
+
+/* When the group fails, the gates of all runs open, of those that have not begun as well. */
+static void gate_opens(rank *r, void *arg) {
+  (void)arg;
+  uint64_t bytes = 4000, unit = chunk_of(r, bytes);
+  trip *t[2];
+  sagecomm_work work[2];
+  sagecomm_error err;
+  for (int i = 0; i < 2; i++) {
+    t[i] = new_trip(bytes, unit, 0, r->random + (uint64_t)i);
+    atomic_store(&t[i]->held, true); /* its other stream waits for output_done */
+    sagecomm_op op = operation(r, t[i], SAGECOMM_ALL_REDUCE);
+    CHECK(scr_issue(r->handle, &op, &work[i], NULL, &err) == SAGECOMM_PENDING);
+  }
+  meet();
+  if (r->rank == 0) declare(r, SAGECOMM_ABORTED, 0, "the user aborts");
+  for (int i = 0; i < 2; i++) {
+    CHECK(complete(work[i], &err) == SAGECOMM_ABORTED);
+    CHECK(look(&t[i]->words.output_done) == SCR_GATE_OPEN && look(&t[i]->words.input_taken) == SCR_GATE_OPEN);
+  }
+  meet();
+  for (int i = 0; i < 2; i++) free_trip(t[i]);
+}
+
+void test_gate_opens(int n, waiting w, uint64_t seed) { run(n, w, seed, gate_opens); }
+
+/* ---- external runs ---- */
+
+#define EXTERNAL 100
+
+static sagecomm_op external(const rank *r, trip *t, int kind) {
+  sagecomm_op op = operation(r, t, kind);
+  next_gate[r->rank].external = true;
+  return op;
+}
+
+/* External runs complete in the order in which their streams do, and wait for no peer. */
+static void external_runs(rank *r, void *arg) {
+  (void)arg;
+  trip *t = new_trip(64, 64, 0, 1);
+  scr_gate_words *words = aligned_alloc(SCR_LINE, EXTERNAL * sizeof *words);
+  sagecomm_work work[EXTERNAL];
+  sagecomm_error err;
+  memset(words, 0, EXTERNAL * sizeof *words);
+  for (int i = 0; i < EXTERNAL; i++) {
+    sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+    next_gate[r->rank].words = &words[i];
+    CHECK(scr_issue(r->handle, &op, &work[i], NULL, &err) == SAGECOMM_PENDING);
+  }
+  for (int i = EXTERNAL; i-- > 0;) { /* the last one first */
+    CHECK(scr_wait(work[i], 0, &err) == SAGECOMM_PENDING);
+    atomic_store_explicit(&words[i].input_ready, 1, memory_order_release);
+    atomic_store_explicit(&words[i].output_taken, 1, memory_order_release);
+    CHECK(complete(work[i], &err) == SAGECOMM_OK);
+  }
+  meet();
+  while (scr_group_unfinished(r->beside->group) != 0) sched_yield(); /* the engine may be looking */
+  meet();
+  free(words);
+  free_trip(t);
+}
+
+void test_external(int n, waiting w, uint64_t seed) { run(n, w, seed, external_runs); }
+
+/* One rank makes another call than the others, and no data moves between them. */
+static void external_mismatch(rank *r, void *arg) {
+  (void)arg;
+  trip *t = new_trip(64, 64, 0, 1);
+  sagecomm_work work[EXTERNAL];
+  sagecomm_error err;
+  int issued = 0;
+  for (int i = 0; i < EXTERNAL; i++) {
+    bool other = r->rank == size - 1 && i == 40;
+    if (i == 30) meet(); /* all have issued some when the group fails */
+    sagecomm_op op = external(r, t, other ? SAGECOMM_BARRIER : SAGECOMM_ALL_REDUCE);
+    int32_t status = scr_issue(r->handle, &op, &work[issued], NULL, &err);
+    if (status == SAGECOMM_PENDING) issued++;
+    if (status < 0) CHECK(status == SAGECOMM_MISMATCH);
+  }
+  CHECK(issued > 0);
+  for (int i = 0; i < issued; i++) CHECK(complete(work[i], &err) == SAGECOMM_MISMATCH);
+  meet();
+  free_trip(t);
+}
+
+void test_external_mismatch(int n, waiting w, uint64_t seed) {
+  if (n > 1) run(n, w, seed, external_mismatch);
+}
