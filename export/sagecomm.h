@@ -122,6 +122,43 @@ typedef enum sagecomm_ordering {
   SAGECOMM_BESIDE = 1,    /* in a stream of the library, behind what the caller's stream holds now */
 } sagecomm_ordering;
 
+/* A copy in a stream. One side is memory of a device, the other one is pinned host memory. */
+typedef struct sagecomm_copy {
+  void *to;
+  const void *from;
+  uint64_t bytes;
+} sagecomm_copy;
+
+#define SAGECOMM_MAX_VALUE 4096 /* the largest value of sagecomm_bridge.write_value() */
+
+/* What the library needs of the framework that owns the buffers of an operation on a device (torch: c10's streams and
+ * events). All functions concern the device of that operation. They are called on the thread that calls issue(), before
+ * issue() returns, except for unpin(). They queue commands and wait for no device. They return 0, or -1 with a text in
+ * `why`. A stream is a number that make_stream() has given out; it stays valid until the process ends. */
+typedef struct sagecomm_bridge {
+  uint32_t struct_size; /* sizeof(sagecomm_bridge) */
+  void *ctx;
+  /* Makes a stream that nothing but the library uses. Numbers begin at 1. */
+  int32_t (*make_stream)(void *ctx, uint64_t *stream, char *why, size_t why_n);
+  /* Allocates pinned host memory, aligned to 256 bytes. */
+  int32_t (*pin)(void *ctx, uint64_t bytes, void **memory, void **owner, char *why, size_t why_n);
+  /* Gives pinned memory back, on any thread. Requires: no queued command uses it. */
+  void (*unpin)(void *owner);
+  /* Makes the stream wait for what the caller's stream holds now. */
+  int32_t (*fork)(void *ctx, uint64_t stream, char *why, size_t why_n);
+  /* Queues a copy from the device into pinned memory. */
+  int32_t (*copy_in)(void *ctx, uint64_t stream, const sagecomm_copy *copy, char *why, size_t why_n);
+  /* Queues a write of a value, at most SAGECOMM_MAX_VALUE, to a word of pinned memory. Whoever sees the value sees the
+   * copies in front of it. */
+  int32_t (*write_value)(void *ctx, uint64_t stream, uint32_t *word, uint32_t value, char *why, size_t why_n);
+  /* Says how the operation ends: when it is complete, the caller of issue() queues these copies into the device in the
+   * stream, if the status is OK, and then a write of `value` to `word`, with which pinned memory is the library's again.
+   * If there is nothing to copy, or the operation was not issued, the caller may store the value itself. It is the last
+   * function that is called, and is called once. */
+  int32_t (*finish)(void *ctx, uint64_t stream, const sagecomm_copy *copies, uint32_t n, uint32_t *word, uint32_t value,
+                    char *why, size_t why_n);
+} sagecomm_bridge;
+
 /* One call of one collective or p2p operation. Fill with zeros first. */
 typedef struct sagecomm_op {
   uint8_t kind;        /* sagecomm_kind */
@@ -149,10 +186,11 @@ typedef struct sagecomm_op {
    * the other one expects. */
   const uint64_t *in_blocks;
   const uint64_t *out_blocks;
-  double factor;       /* PREMUL_SUM */
-  int64_t timeout_ns;  /* 0: the group's */
-  uint64_t batch_hash; /* 0; issue_coalesced() hashes here the lengths of the operations of a batch */
-  uint64_t stack;      /* the caller's stack, from group_stack(); 0: not recorded */
+  double factor;                 /* PREMUL_SUM */
+  int64_t timeout_ns;            /* 0: the group's */
+  uint64_t batch_hash;           /* 0; issue_coalesced() hashes here the lengths of the operations of a batch */
+  uint64_t stack;                /* the caller's stack, from group_stack(); 0: not recorded */
+  const sagecomm_bridge *bridge; /* of an operation on a device; read during issue() only */
 } sagecomm_op;
 
 /* The failure, and the rank that caused it. Strings are NUL-terminated and cut to fit. */
