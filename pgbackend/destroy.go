@@ -127,6 +127,7 @@ func (p *Process) sweep() {
 		g.unwatchPeers()
 		if g.run != nil {
 			if d := g.device.Load(); d != nil {
+				d.engine.Close()
 				d.run.Close()
 			}
 			g.run.Close()

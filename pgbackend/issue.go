@@ -6,6 +6,7 @@ import (
 
 	"sagecomm/fusion"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/engine"
 	"sagecomm/internal/runner"
 )
 
@@ -20,7 +21,7 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 		return f
 	}
 	if !op.Kind.Collective() {
-		return g.refuse(op, fmt.Errorf("sagecomm: %v: not a collective", op.Kind))
+		return g.refuse(op, hostOnly(op, "p2p operations"))
 	}
 	lane := &g.lane
 	if !op.Device.IsHost() {
@@ -38,9 +39,18 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 				return f
 			}
 		}
+		var refused *engine.Refusal
+		if errors.As(err, &refused) {
+			return g.refuse(op, refused)
+		}
 		return g.broken(op, err)
 	}
 	return nil
+}
+
+// hostOnly returns the error for an operation that takes host memory only.
+func hostOnly(op coll.Op, what string) error {
+	return fmt.Errorf("sagecomm: %s: %s take memory of the CPU only, and these buffers are on %v: copy them to the CPU", op.Name(), what, op.Device)
 }
 
 // check returns a failure for a call that this rank may not make.
@@ -65,6 +75,9 @@ func (g *Group) fuse(calls []runner.Call) ([]uint32, *coll.Failure) {
 		var f *coll.Failure
 		if ops[i], f = g.check(call); f != nil {
 			return nil, f
+		}
+		if !ops[i].Device.IsHost() {
+			return nil, g.refuse(ops[i], hostOnly(ops[i], "coalesced operations"))
 		}
 	}
 	return fusion.Plan(ops), nil

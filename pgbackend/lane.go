@@ -1,13 +1,13 @@
 package pgbackend
 
 import (
-	"fmt"
 	"time"
 
 	"sagecomm/algo/plan"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine"
 	"sagecomm/internal/engine/host"
+	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
 )
@@ -20,6 +20,14 @@ type lane struct {
 
 // lower compiles slot plans. Tests replace it with a function that fails.
 var lower = host.Compile
+
+// openAccess gives access to the device of an operation. Tests replace it.
+var openAccess = staged.FromCall
+
+// newDeviceEngine makes the engine of a device lane. Tests replace it with one of their own.
+var newDeviceEngine = func(g *Group, run *runner.Group) engine.Engine {
+	return staged.New(g.hostEngine(run), run, g.rank, g.process.staging, openAccess)
+}
 
 // openGroup makes the runner's part of a lane. Tests replace it with a function that fails.
 var openGroup = runner.OpenGroup
@@ -82,11 +90,7 @@ func (g *Group) deviceLane(op coll.Op) (*lane, *coll.Failure) {
 	if d := g.device.Load(); d != nil {
 		return d, nil
 	}
-	made, err := g.newDeviceEngine(op)
-	if err != nil {
-		return nil, g.refuse(op, err)
-	}
-	d, err := g.openDeviceLane(made)
+	d, err := g.openDeviceLane()
 	if err != nil {
 		return nil, g.broken(op, err)
 	}
@@ -98,17 +102,12 @@ func (g *Group) deviceLane(op coll.Op) (*lane, *coll.Failure) {
 
 // openDeviceLane opens the device lane. It returns nil if the group is no longer one of the process.
 // Requires: g.opening.
-func (g *Group) openDeviceLane(made func(*runner.Group) (engine.Engine, error)) (*lane, error) {
+func (g *Group) openDeviceLane() (*lane, error) {
 	run, err := g.open(runner.DeviceLane, g.operationTimeout)
 	if err != nil {
 		return nil, err
 	}
-	d := &lane{run: run}
-	if d.engine, err = made(run); err != nil {
-		run.Down(g.broken(coll.Op{}, err))
-		run.Close()
-		return nil, err
-	}
+	d := &lane{run: run, engine: newDeviceEngine(g, run)}
 	p := g.process
 	p.mu.Lock()
 	gone := p.groups[g.Handle()] != g
@@ -119,6 +118,7 @@ func (g *Group) openDeviceLane(made func(*runner.Group) (engine.Engine, error)) 
 	p.mu.Unlock()
 	if gone {
 		run.Down(destroyed(g.name))
+		d.engine.Close()
 		run.Close()
 		return nil, nil
 	}
@@ -137,9 +137,4 @@ func (g *Group) of(handle uint64) *runner.Group {
 		return d.run
 	}
 	return g.run
-}
-
-// newDeviceEngine returns a function that makes the engine for operations like op.
-func (g *Group) newDeviceEngine(op coll.Op) (func(*runner.Group) (engine.Engine, error), error) {
-	return nil, fmt.Errorf("sagecomm: %v: rank %d: no engine for memory on %v", op.Name(), g.rank, op.Device)
 }

@@ -7,6 +7,7 @@ import (
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/env"
 	"sagecomm/internal/observe"
 	"sagecomm/internal/procwatch"
@@ -24,8 +25,9 @@ type Process struct {
 	engine    progressEngine
 	peers     map[procwatch.ID]*peerProcess
 	observers *observe.Observers
-	created   uint64    // number of groups created so far
-	inVain    time.Time // time at which Destroy last gave up waiting for peers
+	staging   *staged.Pool // pinned memory and streams of operations on devices
+	created   uint64       // number of groups created so far
+	inVain    time.Time    // time at which Destroy last gave up waiting for peers
 
 	choosing  sync.Mutex // guards selectors
 	selectors map[selectorKey]*algo.Selector
@@ -43,7 +45,7 @@ var (
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, selectors: map[selectorKey]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), selectors: map[selectorKey]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})

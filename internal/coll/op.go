@@ -80,6 +80,11 @@ func (op Op) Bytes() uint64 {
 	}
 }
 
+// Writes reports whether the operation writes the output of a rank.
+func (op Op) Writes(rank int) bool {
+	return op.Kind != Barrier && op.Kind != Send && (op.Kind != Reduce && op.Kind != Gather || rank == op.Root)
+}
+
 // Check returns nil if a rank of a group of size ranks may make this call. It checks the arguments of this rank; whether all ranks
 // agree is checked when the operation runs. The text of the error is what the user sees.
 func (op Op) Check(rank, size int) error {

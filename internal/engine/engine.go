@@ -19,13 +19,23 @@ type Engine interface {
 	// It may take tenths of a second. The call was checked.
 	Prepare(call runner.Call, op coll.Op) (Prepared, error)
 
-	// Issue numbers the call and queues it. It waits for no peer. The error is [runner.ErrDown] if the group is down. After
-	// an error, nothing of the call was issued.
+	// Issue numbers the call and queues it. It waits for no peer. The error is [runner.ErrDown] if the group is down, or a
+	// [Refusal]. After an error, nothing of the call was issued.
 	Issue(call runner.Call, op coll.Op, p Prepared) error
 
 	// Abort ends all waits of devices for this engine's operations. The group is down, so no later call is issued.
 	Abort()
+
+	// Close gives back what the engine holds. No operation of the lane is under way, and no later call is made.
+	Close()
 }
+
+// Refusal is the error of a call that this rank may not make. The group goes on without it. After any other error of an
+// engine the group has failed, because peers make a call that this rank cannot join.
+type Refusal struct{ Err error }
+
+func (r *Refusal) Error() string { return r.Err.Error() }
+func (r *Refusal) Unwrap() error { return r.Err }
 
 // Prepared is what Prepare returns for one call.
 type Prepared struct {

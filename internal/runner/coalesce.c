@@ -21,7 +21,9 @@ static uint64_t shape_of(const sagecomm_op *ops, uint32_t n, int32_t rank, int32
   uint64_t h = n;
   for (uint32_t i = 0; i < n; i++) {
     const sagecomm_op *op = &ops[i];
-    if (op->kind >= SAGECOMM_SEND || !scr_op_allowed(rank, op, scr_op_bytes(op, rank, size))) return 0;
+    if (op->kind >= SAGECOMM_SEND || op->device_type != SAGECOMM_HOST ||
+        !scr_op_allowed(rank, op, scr_op_bytes(op, rank, size)))
+      return 0;
     bool uneven = !even(op->in_blocks, size) || !even(op->out_blocks, size);
     uint64_t root = scr_rooted(op->kind) ? (uint32_t)op->root : 0;
     uint64_t reduce = scr_reduces(op->kind) ? op->reduce_op : 0;

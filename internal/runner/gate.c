@@ -2,7 +2,27 @@
  * Requires: the drive lock, for every function. */
 #include "gates.h"
 
+#include "annotate.h"
 #include "queue.h"
+
+/* Notes what the CPU reads or writes of a unit: one chunk where the device moves a unit for each chunk, else the whole
+ * buffer with the first unit. */
+static void note_unit(scr_run *r, scr_segments *s, uint32_t moved, uint64_t unit, bool writes) {
+  if (SCR_LIKELY(emulator_host_read == NULL) || s->n == 0) return;
+  uint64_t chunk = r->coll.program->chunk, at = moved > 1 ? unit * chunk : 0;
+  uint64_t end = moved > 1 ? scr_min(at + chunk, r->bytes) : scr_total(s->list, s->n);
+  if (moved <= 1 && unit != 0) return;
+  while (at < end) {
+    uint64_t n;
+    const void *address = scr_span(s, at, end - at, &n);
+    if (writes) {
+      scr_note_writes(address, n, "the library writes the output of a unit");
+    } else {
+      scr_note_reads(address, n, "the library reads the input of a unit");
+    }
+    at += n;
+  }
+}
 
 static uint64_t units(uint64_t wanted, uint32_t moved) { return scr_min(wanted, moved); }
 
@@ -16,6 +36,8 @@ int scr_gate_enter(scr_group *g, scr_run *r, uint64_t unit) {
   int rc = scr_await(g, r, &w->input_ready, units(unit + 1, r->gate.inputs), g->rank);
 #endif
   if (rc) return rc;
+  scr_note_acquired(&w->input_ready);
+  note_unit(r, &r->in, r->gate.inputs, unit, false);
   if (!r->reached) {
     r->reached = true;
     atomic_store_explicit(&g->shared->reached, r->coll.seq, memory_order_release);
@@ -35,6 +57,8 @@ int scr_gate_enter(scr_group *g, scr_run *r, uint64_t unit) {
 
 /* No device waits for more units than it moves, so the counts may go beyond them. */
 void scr_gate_leave(scr_run *r, uint64_t unit) {
+  note_unit(r, &r->out, r->gate.inputs, unit, true);
+  scr_note_released(&r->gate.words->output_taken);
   atomic_store_explicit(&r->gate.words->output_done, unit + 1, memory_order_release);
   atomic_store_explicit(&r->gate.words->input_taken, unit + 1, memory_order_release);
 }

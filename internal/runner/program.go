@@ -14,7 +14,6 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"time"
 	"unsafe"
 
 	"sagecomm/internal/coll"
@@ -102,32 +101,8 @@ func bit(b bool) C.uint8_t {
 // Free frees a program that no run and no cache has taken.
 func (p Compiled) Free() { C.scr_program_free(p.c) }
 
-// Call is an operation that waits to be issued. It is valid only until the method of [Handler] that got it returns.
-type Call struct {
-	raw *C.sagecomm_op
-	out **C.scr_run
-}
-
-// Op returns the call in the form of Go, for a group of size ranks.
-func (c Call) Op(size int) coll.Op {
-	o := c.raw
-	return coll.Op{Kind: coll.Kind(o.kind), Type: coll.DataType(o.dtype), Reduce: coll.ReduceOp(o.reduce_op),
-		Root: int(o.root), Tag: int(o.tag), Factor: float64(o.factor),
-		Timeout: time.Duration(o.timeout_ns), In: uint64(C.scr_total(o.in, o.n_in)), Out: uint64(C.scr_total(o.out, o.n_out)),
-		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size), Parts: int(o.batch_size), Async: o.flags&C.SAGECOMM_ASYNC != 0,
-		Device: coll.Device{Type: coll.DeviceType(o.device_type), Index: int(o.device_index)}, Stream: uintptr(o.stream), Ordering: coll.Ordering(o.ordering)}
-}
-
-// blocks returns a copy of the lengths of blocks.
-func blocks(list *C.uint64_t, size int) []uint64 {
-	if list == nil {
-		return nil
-	}
-	return append([]uint64(nil), unsafe.Slice((*uint64)(unsafe.Pointer(list)), size)...)
-}
-
-// Whole reports whether every segment consists of whole elements of that many bytes, a power of two.
-func (c Call) Whole(elem int) bool { return bool(C.scr_op_whole(c.raw, C.uint64_t(elem))) }
+// Chunk returns the bytes of a chunk of each block.
+func (p Compiled) Chunk() uint64 { return uint64(p.c.chunk) }
 
 // Key returns the key in the cache of the program for such a call, and class its size class. length is the length by which C
 // identifies the call (scr_op_bytes).
@@ -146,26 +121,4 @@ func (g *Group) Lookup(key uint64) (Compiled, bool) {
 // Requires: no other call of Keep is under way.
 func (g *Group) Keep(key uint64, p Compiled) bool {
 	return bool(C.scr_cache_insert(g.c, C.uint64_t(key), p.c))
-}
-
-// ErrDown is returned by Submit when the group has failed.
-var ErrDown = errors.New("sagecomm: the group is down")
-
-// Submit numbers a call and queues it; length is as in [Group.Key]. With own the program is freed with the run.
-func (g *Group) Submit(c Call, length uint64, p Compiled, own bool) error {
-	return g.submit(c.raw, c.out, length, p, own, nil)
-}
-
-func (g *Group) submit(op *C.sagecomm_op, out **C.scr_run, length uint64, p Compiled, own bool, gate *C.scr_gate) error {
-	var down C.bool
-	r := C.scr_submit(g.c, op, C.uint64_t(length), p.c, C.bool(own), gate, &down)
-	switch {
-	case r != nil:
-		*out = r
-		return nil
-	case bool(down):
-		return ErrDown
-	default:
-		return errors.New("sagecomm: no memory for another operation")
-	}
 }

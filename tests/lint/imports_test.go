@@ -59,6 +59,7 @@ var layers = []layer{
 	{tree: "algo/cost", height: parts, only: []string{"internal/coll", "algo/plan"}, pure: true},
 	{tree: "algo/cluster", height: parts, only: []string{"internal/coll", "algo/plan", "algo/sendrecv", "algo/cost"}, pure: true},
 	{tree: "internal/runner", height: parts, cgo: true},
+	{tree: "internal/device", height: parts, cgo: true},
 	{tree: "internal/topo", height: parts},
 
 	{tree: "fusion", height: carriers, only: []string{"internal/coll"}, pure: true},
@@ -106,7 +107,7 @@ func violations(p pkg) (list []string) {
 		return []string{fmt.Sprintf("%s has no layer: give it one in tests/lint and in docs/architecture.md", path)}
 	}
 	if len(p.CgoFiles) > 0 && !mine.cgo {
-		list = append(list, fmt.Sprintf("%s uses cgo in %v: cgo stands in export, runner and kernels only", path, p.CgoFiles))
+		list = append(list, fmt.Sprintf("%s uses cgo in %v: cgo stands in export, runner, kernels and device only", path, p.CgoFiles))
 	}
 	for _, imported := range p.Imports {
 		if mine.pure && (slices.Contains(impure, imported) || strings.Contains(imported, ".")) {

@@ -68,6 +68,9 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) error {
 // Abort implements engine.Engine. No device waits for operations on host memory.
 func (e *Engine) Abort() {}
 
+// Close implements engine.Engine.
+func (e *Engine) Close() {}
+
 // classesOf returns the classes of a kind. They are predicted at its first use. The runner's cache has no program of the kind
 // before, so the bounds of the classes may appear there at any moment.
 // Requires: Lane.Lock.

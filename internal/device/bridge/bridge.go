@@ -1,0 +1,129 @@
+// Package bridge implements the seams of package device on sagecomm_bridge, the function table that an operation of the C ABI
+// brings along. Behind it stands the framework that owns the tensors: with torch, the streams and events of c10, for devices of
+// any type.
+package bridge
+
+/*
+#cgo CFLAGS: -std=c11 -Wall -Wextra
+#include <stdlib.h>
+#include "../../../export/sagecomm.h"
+
+#define WHY 512
+
+static int32_t make_stream(const sagecomm_bridge *b, uint64_t *stream, char *why) {
+  return b->make_stream(b->ctx, stream, why, WHY);
+}
+static int32_t pin(const sagecomm_bridge *b, uint64_t bytes, void **memory, void **owner, char *why) {
+  return b->pin(b->ctx, bytes, memory, owner, why, WHY);
+}
+static void unpin(void (*function)(void *), void *owner) { function(owner); }
+static int32_t fork_stream(const sagecomm_bridge *b, uint64_t stream, char *why) {
+  return b->fork(b->ctx, stream, why, WHY);
+}
+
+// Addresses of devices are numbers in Go, because its garbage collector may take a pointer for one into its heap.
+typedef struct numbers {
+  uintptr_t to, from;
+  uint64_t bytes;
+} numbers;
+_Static_assert(sizeof(numbers) == sizeof(sagecomm_copy), "a copy is two addresses and a length");
+
+static int32_t copy_in(const sagecomm_bridge *b, uint64_t stream, const numbers *copy, char *why) {
+  return b->copy_in(b->ctx, stream, (const sagecomm_copy *)(const void *)copy, why, WHY);
+}
+static int32_t write_value(const sagecomm_bridge *b, uint64_t stream, uint32_t *word, uint32_t value, char *why) {
+  return b->write_value(b->ctx, stream, word, value, why, WHY);
+}
+static int32_t finish(const sagecomm_bridge *b, uint64_t stream, const numbers *copies, uint32_t n, uint32_t *word,
+                      uint32_t value, char *why) {
+  return b->finish(b->ctx, stream, (const sagecomm_copy *)(const void *)copies, n, word, value, why, WHY);
+}
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"sagecomm/internal/device"
+)
+
+// Bridge is the function table of one operation. It is valid until the call that brought it returns.
+type Bridge struct {
+	c   *C.sagecomm_bridge
+	why [C.WHY]C.char
+}
+
+var (
+	_ device.Ordering = (*Bridge)(nil)
+	_ device.Runtime  = (*Bridge)(nil)
+)
+
+// New returns the bridge of an operation from sagecomm_op.bridge, or an error if the operation has none.
+func New(table unsafe.Pointer) (*Bridge, error) {
+	b := &Bridge{c: (*C.sagecomm_bridge)(table)}
+	if b.c == nil || b.c.struct_size < C.sizeof_sagecomm_bridge {
+		return nil, errors.New("the caller gives no access to the streams of the device (sagecomm_op.bridge)")
+	}
+	return b, nil
+}
+
+func (b *Bridge) result(what string, status C.int32_t) error {
+	if status == 0 {
+		return nil
+	}
+	b.why[len(b.why)-1] = 0
+	return fmt.Errorf("%s: %s", what, C.GoString(&b.why[0]))
+}
+
+// NewStream implements device.Runtime.
+func (b *Bridge) NewStream() (device.Stream, error) {
+	var s C.uint64_t
+	status := C.make_stream(b.c, &s, &b.why[0])
+	return device.Stream(s), b.result("cannot make a stream", status)
+}
+
+type pinned struct {
+	memory, owner unsafe.Pointer
+	unpin         *[0]byte
+}
+
+func (p pinned) Address() unsafe.Pointer { return p.memory }
+func (p pinned) Release()                { C.unpin(p.unpin, p.owner) }
+
+// Pin implements device.Runtime.
+func (b *Bridge) Pin(bytes uint64) (device.Pinned, error) {
+	p := pinned{unpin: b.c.unpin}
+	status := C.pin(b.c, C.uint64_t(bytes), &p.memory, &p.owner, &b.why[0])
+	if err := b.result(fmt.Sprintf("cannot allocate %d bytes of pinned memory", bytes), status); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Fork implements device.Ordering.
+func (b *Bridge) Fork(s device.Stream) error {
+	return b.result("cannot order a stream behind the caller's", C.fork_stream(b.c, C.uint64_t(s), &b.why[0]))
+}
+
+// CopyIn implements device.Runtime.
+func (b *Bridge) CopyIn(s device.Stream, c device.Copy) error {
+	n := C.numbers{to: C.uintptr_t(uintptr(c.Host)), from: C.uintptr_t(c.Device), bytes: C.uint64_t(c.Bytes)}
+	return b.result("cannot queue a copy from the device", C.copy_in(b.c, C.uint64_t(s), &n, &b.why[0]))
+}
+
+// WriteValue implements device.Runtime.
+func (b *Bridge) WriteValue(s device.Stream, word *uint32, value uint32) error {
+	return b.result("cannot queue the write of a flag", C.write_value(b.c, C.uint64_t(s), (*C.uint32_t)(word), C.uint32_t(value), &b.why[0]))
+}
+
+// Finish implements device.Ordering.
+func (b *Bridge) Finish(s device.Stream, copies []device.Copy, word *uint32, value uint32) error {
+	list := make([]C.numbers, len(copies)+1)
+	for i, c := range copies {
+		list[i] = C.numbers{to: C.uintptr_t(c.Device), from: C.uintptr_t(uintptr(c.Host)), bytes: C.uint64_t(c.Bytes)}
+	}
+	status := C.finish(b.c, C.uint64_t(s), &list[0], C.uint32_t(len(copies)), (*C.uint32_t)(word), C.uint32_t(value), &b.why[0])
+	return b.result("cannot end the operation", status)
+}

@@ -1,0 +1,142 @@
+package staged
+
+import (
+	"sync"
+	"unsafe"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+	"sagecomm/internal/runner"
+)
+
+// Pool keeps the pinned memory and the streams of all groups of the process. They outlive the groups: a stream lives as long as
+// the process, and copies into a tensor may still be queued when the group that made them is gone.
+type Pool struct {
+	mu      sync.Mutex
+	idle    map[coll.DeviceType][]*block
+	busy    map[coll.DeviceType][]*block // used by an operation, or by copies that are still queued
+	streams map[coll.Device][]streams    // of groups that are gone
+}
+
+// NewPool returns an empty pool.
+func NewPool() *Pool {
+	return &Pool{idle: map[coll.DeviceType][]*block{}, busy: map[coll.DeviceType][]*block{}, streams: map[coll.Device][]streams{}}
+}
+
+// streams are the two streams that an engine has on a device. A copy out of the device never waits for one into it.
+type streams struct{ in, out device.Stream }
+
+const (
+	blockHeader = 4096     // holds the words of the gate; buffers begin on a page of their own
+	blockUnit   = 64 << 10 // lengths of blocks are this times a power of two
+	idleBytes   = 256 << 20
+)
+
+// block is pinned memory for one operation: the words of its gate and its buffers.
+type block struct {
+	memory          device.Pinned
+	room            uint64
+	words           *runner.GateWords
+	inputs, outputs uint32 // what InputReady and OutputTaken are when no queued command uses the block any more
+}
+
+// data returns the address of a byte of the buffers.
+func (b *block) data(offset uint64) unsafe.Pointer {
+	return unsafe.Add(b.memory.Address(), blockHeader+offset)
+}
+
+// settled reports whether the device has run all commands that use the block.
+func (b *block) settled() bool {
+	inputs, outputs := b.words.Moved()
+	return inputs == b.inputs && outputs == b.outputs
+}
+
+// acquire returns a block with room for the buffers of an operation, whose words are 0.
+func (p *Pool) acquire(rt device.Runtime, of coll.DeviceType, room uint64) (*block, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sweep(of)
+	best := -1
+	for i, b := range p.idle[of] {
+		if b.room >= room && (best < 0 || b.room < p.idle[of][best].room) {
+			best = i
+		}
+	}
+	if best >= 0 && p.idle[of][best].room <= max(4*room, blockUnit) {
+		b := p.idle[of][best]
+		p.idle[of] = append(p.idle[of][:best], p.idle[of][best+1:]...)
+		b.words.Reset()
+		return b, nil
+	}
+	size := uint64(blockUnit)
+	for size < room {
+		size *= 2
+	}
+	memory, err := rt.Pin(blockHeader + size)
+	if err != nil {
+		return nil, err
+	}
+	b := &block{memory: memory, room: size, words: (*runner.GateWords)(memory.Address())}
+	b.words.Reset()
+	return b, nil
+}
+
+// release gives back a block. The device may still have commands queued that use it.
+func (p *Pool) release(of coll.DeviceType, b *block) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.busy[of] = append(p.busy[of], b)
+}
+
+// sweep moves settled blocks to the idle ones, and releases the memory of idle ones beyond idleBytes, the longest first.
+// Requires: mu.
+func (p *Pool) sweep(of coll.DeviceType) {
+	left := p.busy[of][:0]
+	for _, b := range p.busy[of] {
+		if b.settled() {
+			p.idle[of] = append(p.idle[of], b)
+		} else {
+			left = append(left, b)
+		}
+	}
+	clear(p.busy[of][len(left):])
+	p.busy[of] = left
+	var total uint64
+	for _, b := range p.idle[of] {
+		total += b.room
+	}
+	for total > idleBytes {
+		longest := 0
+		for i, b := range p.idle[of] {
+			if b.room > p.idle[of][longest].room {
+				longest = i
+			}
+		}
+		b := p.idle[of][longest]
+		p.idle[of] = append(p.idle[of][:longest], p.idle[of][longest+1:]...)
+		total -= b.room
+		b.memory.Release()
+	}
+}
+
+// takeStreams returns streams of a group that is gone, or makes new ones.
+func (p *Pool) takeStreams(rt device.Runtime, of coll.Device) (s streams, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.streams[of]); n > 0 {
+		s = p.streams[of][n-1]
+		p.streams[of] = p.streams[of][:n-1]
+		return s, nil
+	}
+	if s.in, err = rt.NewStream(); err != nil {
+		return s, err
+	}
+	s.out, err = rt.NewStream()
+	return s, err
+}
+
+func (p *Pool) giveStreams(of coll.Device, s streams) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.streams[of] = append(p.streams[of], s)
+}

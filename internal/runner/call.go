@@ -1,0 +1,118 @@
+package runner
+
+/*
+#include "runner.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"sagecomm/internal/coll"
+)
+
+// Call is an operation that waits to be issued. It is valid only until the method of [Handler] that got it returns.
+type Call struct {
+	raw *C.sagecomm_op
+	out **C.scr_run
+}
+
+// Op returns the call in the form of Go, for a group of size ranks.
+func (c Call) Op(size int) coll.Op {
+	o := c.raw
+	return coll.Op{Kind: coll.Kind(o.kind), Type: coll.DataType(o.dtype), Reduce: coll.ReduceOp(o.reduce_op),
+		Root: int(o.root), Tag: int(o.tag), Factor: float64(o.factor),
+		Timeout: time.Duration(o.timeout_ns), In: uint64(C.scr_total(o.in, o.n_in)), Out: uint64(C.scr_total(o.out, o.n_out)),
+		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size), Parts: int(o.batch_size), Async: o.flags&C.SAGECOMM_ASYNC != 0,
+		Device: coll.Device{Type: coll.DeviceType(o.device_type), Index: int(o.device_index)}, Stream: uintptr(o.stream), Ordering: coll.Ordering(o.ordering)}
+}
+
+// blocks returns a copy of the lengths of blocks.
+func blocks(list *C.uint64_t, size int) []uint64 {
+	if list == nil {
+		return nil
+	}
+	return append([]uint64(nil), unsafe.Slice((*uint64)(unsafe.Pointer(list)), size)...)
+}
+
+// Whole reports whether every segment consists of whole elements of that many bytes, a power of two.
+func (c Call) Whole(elem int) bool { return bool(C.scr_op_whole(c.raw, C.uint64_t(elem))) }
+
+// Segment is a contiguous piece of memory, of the host or of a device.
+type Segment struct {
+	Data  uintptr
+	Bytes uint64
+}
+
+// In returns the segments of the input.
+func (c Call) In() []Segment { return goSegments(c.raw.in, c.raw.n_in) }
+
+// Out returns the segments of the output.
+func (c Call) Out() []Segment { return goSegments(c.raw.out, c.raw.n_out) }
+
+func goSegments(list *C.sagecomm_segment, n C.uint32_t) []Segment {
+	out := make([]Segment, n)
+	for i, s := range unsafe.Slice(list, int(n)) {
+		out[i] = Segment{uintptr(s.data), uint64(s.bytes)}
+	}
+	return out
+}
+
+// Bridge returns sagecomm_op.bridge.
+func (c Call) Bridge() unsafe.Pointer { return unsafe.Pointer(c.raw.bridge) }
+
+// ErrDown is returned by Submit when the group has failed.
+var ErrDown = errors.New("sagecomm: the group is down")
+
+// Submit numbers a call and queues it; length is as in [Group.Key]. With own the program is freed with the run.
+func (g *Group) Submit(c Call, length uint64, p Compiled, own bool) error {
+	return g.submit(c.raw, c.out, length, p, own, nil)
+}
+
+func (g *Group) submit(op *C.sagecomm_op, out **C.scr_run, length uint64, p Compiled, own bool, gate *C.scr_gate) error {
+	var down C.bool
+	r := C.scr_submit(g.c, op, C.uint64_t(length), p.c, C.bool(own), gate, &down)
+	switch {
+	case r != nil:
+		*out = r
+		return nil
+	case bool(down):
+		return ErrDown
+	default:
+		return errors.New("sagecomm: no memory for another operation")
+	}
+}
+
+// Gate describes to SubmitAtGate how a run and the streams of a device hand over pinned memory: docs/protocol.md, section 11.
+type Gate struct {
+	Words           *GateWords
+	Inputs, Outputs uint32    // units that the device moves
+	In, Out         []Segment // pinned memory in place of the buffers of the call, which are as long
+}
+
+// SubmitAtGate is Submit for an operation on a device. Words and segments stay in use until the run is complete.
+func (g *Group) SubmitAtGate(c Call, length uint64, p Compiled, own bool, gate Gate) error {
+	var pins runtime.Pinner
+	defer pins.Unpin()
+	op := *c.raw
+	op.n_in, op.in = cSegments(gate.In, &pins)
+	op.n_out, op.out = cSegments(gate.Out, &pins)
+	at := C.scr_gate{words: gate.Words.c(), inputs: C.uint32_t(gate.Inputs), outputs: C.uint32_t(gate.Outputs)}
+	return g.submit(&op, c.out, length, p, own, &at)
+}
+
+func cSegments(list []Segment, pins *runtime.Pinner) (C.uint32_t, *C.sagecomm_segment) {
+	if len(list) == 0 {
+		return 0, nil
+	}
+	out := make([]C.sagecomm_segment, len(list))
+	for i, s := range list {
+		out[i].bytes = C.uint64_t(s.Bytes)
+		*(*uintptr)(unsafe.Pointer(&out[i].data)) = s.Data // not memory of Go
+	}
+	pins.Pin(&out[0])
+	return C.uint32_t(len(list)), &out[0]
+}

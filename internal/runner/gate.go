@@ -1,0 +1,51 @@
+package runner
+
+/*
+#include "annotate.h"
+#include "gate.h"
+
+static void scr_gate_reset(scr_gate_words *w) {
+  scr_note_acquired(&w->input_ready);
+  scr_note_acquired(&w->output_taken);
+  scr_note_writes(w, sizeof *w, "the library clears the words of a gate");
+  atomic_store_explicit(&w->input_ready, 0, memory_order_relaxed);
+  atomic_store_explicit(&w->output_taken, 0, memory_order_relaxed);
+  atomic_store_explicit(&w->input_taken, 0, memory_order_relaxed);
+  atomic_store_explicit(&w->output_done, 0, memory_order_relaxed);
+}
+
+static uint32_t scr_gate_inputs(scr_gate_words *w) {
+  return (uint32_t)atomic_load_explicit(&w->input_ready, memory_order_acquire);
+}
+static uint32_t scr_gate_outputs(scr_gate_words *w) {
+  return (uint32_t)atomic_load_explicit(&w->output_taken, memory_order_acquire);
+}
+static uint32_t *scr_gate_input_ready(scr_gate_words *w) { return (uint32_t *)(void *)&w->input_ready; }
+static uint32_t *scr_gate_output_taken(scr_gate_words *w) { return (uint32_t *)(void *)&w->output_taken; }
+*/
+import "C"
+
+import "unsafe"
+
+// GateWords are the words of a gate, in pinned memory: docs/protocol.md, section 11.
+type GateWords C.scr_gate_words
+
+// GateBytes is the length of GateWords. They are aligned to 128 bytes.
+const GateBytes = C.sizeof_scr_gate_words
+
+func (w *GateWords) c() *C.scr_gate_words { return (*C.scr_gate_words)(unsafe.Pointer(w)) }
+
+// Reset sets all words to 0. Requires: the device has written its last values of the operation before.
+func (w *GateWords) Reset() { C.scr_gate_reset(w.c()) }
+
+// Moved returns how many units of the input the device has copied into the pinned memory, and how many of the output it has
+// copied out of it.
+func (w *GateWords) Moved() (inputs, outputs uint32) {
+	return uint32(C.scr_gate_inputs(w.c())), uint32(C.scr_gate_outputs(w.c()))
+}
+
+// InputReady and OutputTaken return the words that a device writes.
+func (w *GateWords) InputReady() *uint32 { return (*uint32)(C.scr_gate_input_ready(w.c())) }
+
+// OutputTaken returns the other one of them.
+func (w *GateWords) OutputTaken() *uint32 { return (*uint32)(C.scr_gate_output_taken(w.c())) }
