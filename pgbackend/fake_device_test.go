@@ -1,0 +1,289 @@
+package pgbackend
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+	"sagecomm/internal/engine/staged"
+	"sagecomm/internal/runner"
+)
+
+// fakeDevice is a device whose memory is slices and whose streams a goroutine carries out, one command after the other, of a
+// stream that it draws from a seed. Stream 0 is the caller's.
+type fakeDevice struct {
+	t       *testing.T
+	mu      sync.Mutex
+	changed sync.Cond
+	random  *rand.Rand
+	streams [][]command
+	held    bool // nothing of the caller's stream runs
+	memory  [][]byte
+	calls   map[uintptr]*deviceCall // by sagecomm_op.stream
+	pins    int
+	closed  bool
+	failing string // the method that fails next
+}
+
+type command struct {
+	ready func() bool // nil: at once
+	run   func()
+	host  unsafe.Pointer // the pinned memory that it uses
+}
+
+func newFakeDevice(t *testing.T, seed uint64) *fakeDevice {
+	d := &fakeDevice{t: t, random: rand.New(rand.NewPCG(seed, 1)), streams: make([][]command, 1), calls: map[uintptr]*deviceCall{}}
+	d.changed.L = &d.mu
+	go d.work()
+	t.Cleanup(func() {
+		d.mu.Lock()
+		d.closed = true
+		d.mu.Unlock()
+		d.changed.Broadcast()
+	})
+	return d
+}
+
+func (d *fakeDevice) work() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for !d.closed {
+		var can []int
+		for i, s := range d.streams {
+			if len(s) > 0 && (i != 0 || !d.held) && (s[0].ready == nil || s[0].ready()) {
+				can = append(can, i)
+			}
+		}
+		if len(can) == 0 {
+			d.changed.Wait()
+			continue
+		}
+		i := can[d.random.IntN(len(can))]
+		d.streams[i][0].run()
+		d.streams[i] = d.streams[i][1:]
+		d.changed.Broadcast()
+		if d.random.IntN(8) == 0 {
+			d.mu.Unlock()
+			runtime.Gosched()
+			d.mu.Lock()
+		}
+	}
+}
+
+// queue adds a command to a stream. Requires: mu.
+func (d *fakeDevice) queue(stream device.Stream, c command) {
+	d.streams[stream] = append(d.streams[stream], c)
+	d.changed.Broadcast()
+}
+
+// event returns whether the stream has done what it holds now. Requires: mu.
+func (d *fakeDevice) event(stream device.Stream) func() bool {
+	var done bool
+	d.queue(stream, command{run: func() { done = true }})
+	return func() bool { return done }
+}
+
+func (d *fakeDevice) hold(held bool) {
+	d.mu.Lock()
+	d.held = held
+	d.mu.Unlock()
+	d.changed.Broadcast()
+}
+
+// fill makes a command of the caller write into memory of the device.
+func (d *fakeDevice) fill(to, from []byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.queue(0, command{run: func() { copy(to, from) }})
+}
+
+// buffer allocates memory of the device.
+func (d *fakeDevice) buffer(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = 0xa5
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.memory = append(d.memory, b)
+	return b
+}
+
+// at returns the memory of the device at an address. Requires: mu.
+func (d *fakeDevice) at(address uintptr, n uint64) []byte {
+	for _, m := range d.memory {
+		base := uintptr(unsafe.Pointer(unsafe.SliceData(m)))
+		if address >= base && uint64(address-base)+n <= uint64(len(m)) {
+			return m[address-base:][:n]
+		}
+	}
+	d.t.Errorf("no memory of the device holds %d bytes at %#x", n, address)
+	return make([]byte, n)
+}
+
+// pinnedSlice implements device.Pinned.
+type pinnedSlice struct {
+	d     *fakeDevice
+	bytes []byte // not of Go, because C keeps its address
+}
+
+func (p *pinnedSlice) Address() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(p.bytes)) }
+
+func (p *pinnedSlice) Release() {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	for _, s := range p.d.streams {
+		for _, c := range s {
+			if at := uintptr(c.host) - uintptr(p.Address()); at < uintptr(len(p.bytes)) {
+				p.d.t.Error("pinned memory was given back although a queued command uses it")
+			}
+		}
+	}
+	p.d.pins--
+	if err := syscall.Munmap(p.bytes); err != nil {
+		p.d.t.Error(err)
+	}
+}
+
+// deviceCall implements staged.Access for one operation.
+type deviceCall struct {
+	d      *fakeDevice
+	stream device.Stream
+	copies []device.Copy
+	word   *uint32
+	value  uint32
+}
+
+func (c *deviceCall) fails(method string) error {
+	if c.d.failing != method {
+		return nil
+	}
+	c.d.failing = ""
+	return fmt.Errorf("%s failed", method)
+}
+
+func (c *deviceCall) NewStream() (device.Stream, error) {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.d.streams = append(c.d.streams, nil)
+	return device.Stream(len(c.d.streams) - 1), c.fails("NewStream")
+}
+
+func (c *deviceCall) Pin(bytes uint64) (device.Pinned, error) {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	memory, err := syscall.Mmap(-1, 0, int(bytes), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		return nil, err
+	}
+	c.d.pins++
+	return &pinnedSlice{c.d, memory}, c.fails("Pin")
+}
+
+func (c *deviceCall) Fork(s device.Stream) error {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.d.queue(s, command{ready: c.d.event(0), run: func() {}})
+	return c.fails("Fork")
+}
+
+func (c *deviceCall) CopyIn(s device.Stream, n device.Copy) error {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.d.queue(s, command{run: func() { copy(unsafe.Slice((*byte)(n.Host), n.Bytes), c.d.at(n.Device, n.Bytes)) }, host: n.Host})
+	return c.fails("CopyIn")
+}
+
+func (c *deviceCall) WriteValue(s device.Stream, word *uint32, value uint32) error {
+	if value > device.MaxValue {
+		c.d.t.Errorf("a write of %d, more than MaxValue", value)
+	}
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.d.queue(s, command{run: func() { atomic.StoreUint32(word, value) }, host: unsafe.Pointer(word)})
+	return c.fails("WriteValue")
+}
+
+func (c *deviceCall) Finish(s device.Stream, copies []device.Copy, word *uint32, value uint32) error {
+	c.stream, c.copies, c.word, c.value = s, copies, word, value
+	return c.fails("Finish")
+}
+
+// end does what the caller of the library does at the end of an operation, and waits for the device.
+func (c *deviceCall) end(failed bool) {
+	if c.word == nil {
+		return
+	}
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	if failed {
+		atomic.StoreUint32(c.word, c.value)
+		return
+	}
+	for _, n := range c.copies {
+		c.d.queue(c.stream, command{run: func() { copy(c.d.at(n.Device, n.Bytes), unsafe.Slice((*byte)(n.Host), n.Bytes)) }, host: n.Host})
+	}
+	c.d.queue(c.stream, command{run: func() { atomic.StoreUint32(c.word, c.value) }, host: unsafe.Pointer(c.word)})
+	for done := c.d.event(c.stream); !done(); {
+		c.d.changed.Wait()
+	}
+}
+
+// fakeDevices gives each rank of the tests' groups a device, whose index is the rank.
+func fakeDevices(t *testing.T, n int, seed uint64) []*fakeDevice {
+	list := make([]*fakeDevice, n)
+	for i := range list {
+		list[i] = newFakeDevice(t, seed*100+uint64(i))
+	}
+	real := openAccess
+	t.Cleanup(func() { openAccess = real })
+	openAccess = func(call runner.Call) (staged.Access, error) {
+		op := call.Op(n)
+		d := list[op.Device.Index]
+		c := &deviceCall{d: d}
+		d.mu.Lock()
+		d.calls[op.Stream] = c
+		d.mu.Unlock()
+		return c, nil
+	}
+	return list
+}
+
+var deviceCalls atomic.Uint64
+
+// deviceWork is an operation on a device that was issued.
+type deviceWork struct {
+	runner.Work
+	call *deviceCall
+}
+
+// issueOn issues an asynchronous operation on a device.
+func issueOn(g *Group, d *fakeDevice, op coll.Op, in, out [][]byte) (deviceWork, *coll.Failure) {
+	op.Device, op.Async, op.Stream = coll.Device{Type: coll.PrivateUse1, Index: g.rank}, true, uintptr(deviceCalls.Add(1))
+	w, f := g.Issue(op, in, out)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	call := d.calls[op.Stream]
+	delete(d.calls, op.Stream)
+	return deviceWork{w, call}, f
+}
+
+// finish waits for the end of the operation on the device.
+func (w deviceWork) finish() *coll.Failure {
+	for {
+		done, f := w.Wait(time.Second)
+		if done {
+			w.call.end(f != nil)
+			w.Release()
+			return f
+		}
+	}
+}
