@@ -227,6 +227,9 @@ func TestFailureWhileStreamIsLate(t *testing.T) {
 		if f != nil {
 			return f
 		}
+		if f := sum(g, 1); f != nil { // both ranks have issued it
+			return f
+		}
 		if g.rank == 0 {
 			g.Abort("the test")
 		}
@@ -242,6 +245,12 @@ func TestFailureWhileStreamIsLate(t *testing.T) {
 		b := d.buffer(100_000)
 		work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
 		if f != nil {
+			return f
+		}
+		if d.pins != 2 {
+			return fmt.Errorf("pinned memory was allocated %d times for two operations of a device that is held", d.pins)
+		}
+		if f := sum(g, 1); f != nil { // the ranks share a pool, and the other device is held until both have looked
 			return f
 		}
 		d.hold(false)

@@ -81,7 +81,8 @@ func (e *Engine) errorOf(op coll.Op, err error) error {
 	return fmt.Errorf("sagecomm: %s: rank %d: buffers on %v: %w", op.Name(), e.rank, op.Device, err)
 }
 
-// enqueue queues the commands of an operation.
+// enqueue queues the commands of an operation. The stream of the copies back needs no order behind the caller's stream: they are
+// queued when the run is complete, which has waited for a flag behind what the caller's stream held.
 // Requires: issuing.
 func (e *Engine) enqueue(b Access, memory *block, l *layout, on coll.Device) error {
 	s, known := e.streams[on]
@@ -94,9 +95,6 @@ func (e *Engine) enqueue(b Access, memory *block, l *layout, on coll.Device) err
 	}
 	memory.inputs, memory.outputs = l.units, 1
 	if err := b.Fork(s.in); err != nil {
-		return err
-	}
-	if err := b.Fork(s.out); err != nil {
 		return err
 	}
 	for unit := uint32(0); unit < l.units; unit = min(unit+l.stride, l.units) {
