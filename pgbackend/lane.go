@@ -82,7 +82,7 @@ func (g *Group) deviceLane(op coll.Op) (*lane, *coll.Failure) {
 	if d := g.device.Load(); d != nil {
 		return d, nil
 	}
-	made, err := g.newDeviceEngine(op)
+	made, err := newDeviceEngine(g, op)
 	if err != nil {
 		return nil, g.refuse(op, err)
 	}
@@ -139,7 +139,8 @@ func (g *Group) of(handle uint64) *runner.Group {
 	return g.run
 }
 
-// newDeviceEngine returns a function that makes the engine for operations like op.
-func (g *Group) newDeviceEngine(op coll.Op) (func(*runner.Group) (engine.Engine, error), error) {
+// newDeviceEngine returns a function that makes the engine for operations like op. Tests replace it with one that makes an
+// engine of theirs.
+var newDeviceEngine = func(g *Group, op coll.Op) (func(*runner.Group) (engine.Engine, error), error) {
 	return nil, fmt.Errorf("sagecomm: %v: rank %d: no engine for memory on %v", op.Name(), g.rank, op.Device)
 }
