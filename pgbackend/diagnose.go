@@ -263,6 +263,7 @@ func (g diagnosis) absent(sequence uint64) []int {
 // lastCalls names ranks, the first 8 of them with their last calls.
 func (g diagnosis) lastCalls(ranks []int) string {
 	var known, others []string
+	advice := ""
 	for _, rank := range ranks {
 		if len(known) == 8 {
 			others = append(others, strconv.Itoa(rank))
@@ -272,13 +273,33 @@ func (g diagnosis) lastCalls(ranks []int) string {
 		if call, ok := g.run.Announced(rank, last); ok {
 			did = "last called " + call.Op.Describe(last)
 		}
+		if call, ok := g.inOtherLane(rank); ok {
+			here, there := "on the CPU", "on a device"
+			if g.run.Lane() == runner.DeviceLane {
+				here, there = there, here
+			}
+			did += fmt.Sprintf(" %s, but it called %s %s, which %s has not called", here, call.Op.Describe(call.Sequence), there, g.number(g.rank))
+			advice = "; in each call the tensors of all ranks must be on the CPU, or those of all ranks on devices"
+		}
 		known = append(known, g.who(rank)+" "+did)
 	}
 	text := strings.Join(known, "; ")
 	if len(others) > 0 {
 		text += "; and rank " + strings.Join(others, ", ")
 	}
-	return text
+	return text + advice
+}
+
+// inOtherLane returns the last collective of a rank in the lane that the incident is not in, if this rank has not called it:
+// the rank may mean the call in which this one waits for it.
+func (g diagnosis) inOtherLane(rank int) (runner.Announced, bool) {
+	other := runner.DeviceLane
+	if g.run.Lane() == runner.DeviceLane {
+		other = runner.HostLane
+	}
+	theirs, ok := g.run.LastIn(other, rank)
+	mine, _ := g.run.LastIn(other, g.rank)
+	return theirs, ok && theirs.Sequence > mine.Sequence
 }
 
 // behind returns the rank that holds up a collective which all ranks have begun. The awaited rank may itself sleep for
