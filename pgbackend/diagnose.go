@@ -208,13 +208,16 @@ func (g diagnosis) timeout(t runner.Incident) *coll.Failure {
 		return f
 	}
 	var what string
-	if absent := g.absent(t.Sequence); len(absent) == 0 {
+	if absent := g.absent(t.Sequence); len(absent) > 0 {
+		*f = *g.failureOf(coll.Timeout, absent[0], t)
+		what = "not arrived: " + g.lastCalls(absent)
+	} else if late := g.late(t.Sequence); late >= 0 {
+		*f = *g.failureOf(coll.Timeout, late, t)
+		what = fmt.Sprintf("all ranks have called it, but the stream of %s has not reached it: its device is busy with earlier work, or waits for something", g.who(late))
+	} else {
 		behind := g.behind(t.Peer)
 		*f = *g.failureOf(coll.Timeout, behind, t)
 		what = "all ranks have arrived, but " + g.who(behind) + " does not go on"
-	} else {
-		*f = *g.failureOf(coll.Timeout, absent[0], t)
-		what = "not arrived: " + g.lastCalls(absent)
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s; %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(t.Sequence), what)
 	return f
@@ -258,6 +261,21 @@ func (g diagnosis) absent(sequence uint64) []int {
 		first = held
 	}
 	return append([]int{first}, slices.DeleteFunc(list, func(rank int) bool { return rank == first })...)
+}
+
+// late returns the rank whose stream is the furthest behind a collective of the device lane, or -1 if the streams of all ranks
+// have reached it.
+func (g diagnosis) late(sequence uint64) int {
+	if g.run.Lane() == runner.HostLane {
+		return -1
+	}
+	late, least := -1, sequence
+	for rank := range g.size {
+		if n := g.run.Reached(rank); n < least {
+			late, least = rank, n
+		}
+	}
+	return late
 }
 
 // lastCalls names ranks, the first 8 of them with their last calls.

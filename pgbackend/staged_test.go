@@ -324,3 +324,22 @@ func TestTimeoutBeginsWithTheInput(t *testing.T) {
 		return expect(work.finish(), coll.Timeout, "rank 1")
 	})
 }
+
+// A rank whose stream is late has called the operation. The timeout of the others says so, and names it.
+func TestTimeoutNamesTheRankWhoseStreamIsLate(t *testing.T) {
+	useNewPool(t)
+	devices := fakeDevices(t, 3, 7)
+	w := newWorldWith(t, 3, 300*time.Millisecond, nil)
+	w.each(func(g *Group) error {
+		d := devices[g.rank]
+		b := d.buffer(400)
+		d.hold(g.rank == 2)
+		work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
+		if f != nil {
+			return f
+		}
+		err := expect(work.finish(), coll.Timeout, "all ranks have called it, but the stream of rank 2")
+		d.hold(false)
+		return err
+	})
+}
