@@ -22,7 +22,7 @@ extern const unsigned n_plans;
 /* Messages of chunks up to this length fit into a channel, in all plans. */
 #define LONGEST_CHUNK 8192
 
-/* The algorithms of messages of a kind. */
+/* The sendrecv algorithms of a kind. */
 int algorithms_of(int kind);
 /* Returns the number of an algorithm, which must exist. */
 int algorithm_named(int kind, const char *name);
