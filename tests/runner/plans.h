@@ -44,5 +44,7 @@ int choose_rounds(void);
 const plan *chosen_plan(const sagecomm_op *op, int size_class, int size, int rank);
 /* A program, and the channels that it sends through. */
 scr_program *compile_messages(scr_group *g, const sagecomm_op *op, const plan *p);
+/* A program over slots (slot_programs.c), and the large slots of this rank if it needs them. */
+scr_program *compile_slots(scr_group *g, const sagecomm_op *op, uint64_t bytes);
 
 #endif
