@@ -115,7 +115,7 @@ func (p *Pool) sweep(of coll.DeviceType) {
 		b := p.idle[of][longest]
 		p.idle[of] = append(p.idle[of][:longest], p.idle[of][longest+1:]...)
 		total -= b.room
-		b.memory.Release()
+		go b.memory.Release() // a driver may wait for the device in it
 	}
 }
 
