@@ -170,6 +170,8 @@ func (c *deviceCall) fails(method string) error {
 	return fmt.Errorf("%s failed", method)
 }
 
+func (c *deviceCall) Name() string { return "fake" }
+
 func (c *deviceCall) NewStream() (device.Stream, error) {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()

@@ -50,6 +50,9 @@ const MaxValue = 4096
 
 // Runtime makes streams and pinned memory, and queues copies.
 type Runtime interface {
+	// Name returns the name of the implementation. The streams of one mean nothing to another.
+	Name() string
+
 	// NewStream makes a stream on the device of the operation.
 	NewStream() (Stream, error)
 

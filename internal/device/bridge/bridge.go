@@ -77,6 +77,9 @@ func (b *Bridge) result(what string, status C.int32_t) error {
 	return fmt.Errorf("%s: %s", what, C.GoString(&b.why[0]))
 }
 
+// Name implements device.Runtime.
+func (b *Bridge) Name() string { return "bridge" }
+
 // NewStream implements device.Runtime.
 func (b *Bridge) NewStream() (device.Stream, error) {
 	var s C.uint64_t

@@ -1,6 +1,6 @@
 // Package cuda implements the seams of package device on the driver API of CUDA, for callers of the C ABI who bring no bridge. An
-// operation needs none of their threads after it was issued: its copies back are queued at once, behind a wait of the stream for
-// the word that the host program raises.
+// operation needs none of their threads after it was issued: its copies back are queued at once, behind a wait of a stream for
+// the word that the host program raises, and the caller's stream waits for them.
 package cuda
 
 /*
@@ -47,10 +47,9 @@ import (
 
 // Driver gives an operation access to its device and to its caller's stream.
 type Driver struct {
-	device   C.int
-	caller   C.uintptr_t
-	ordering coll.Ordering
-	why      *C.char
+	device C.int
+	caller C.uintptr_t
+	why    *C.char
 }
 
 var (
@@ -58,12 +57,16 @@ var (
 	_ device.Runtime  = (*Driver)(nil)
 )
 
-// New returns the access of an operation, or why there is none: no driver, or a stream that is being captured.
+// New returns the access of an operation, or why there is none: no driver, a stream that is being captured, or an ordering for
+// which the caller has no way to wait.
 func New(op coll.Op) (*Driver, error) {
+	if op.Ordering != coll.InStream {
+		return nil, errors.New("without sagecomm_op.bridge an operation ends in its caller's stream; set ordering to SAGECOMM_IN_STREAM")
+	}
 	if why := C.cuda_load(); why != nil {
 		return nil, errors.New(C.GoString(why))
 	}
-	d := &Driver{device: C.int(op.Device.Index), caller: C.uintptr_t(op.Stream), ordering: op.Ordering}
+	d := &Driver{device: C.int(op.Device.Index), caller: C.uintptr_t(op.Stream)}
 	status := C.int(C.CU_STREAM_CAPTURE_STATUS_NONE)
 	if err := d.result("cannot ask whether a stream is being captured", C.capturing(d.device, d.caller, &status, &d.why)); err != nil {
 		return nil, err
@@ -80,6 +83,9 @@ func (d *Driver) result(what string, rc C.CUresult) error {
 	}
 	return fmt.Errorf("%s: %s", what, C.GoString(d.why))
 }
+
+// Name implements device.Runtime.
+func (d *Driver) Name() string { return "cuda" }
 
 // NewStream implements device.Runtime.
 func (d *Driver) NewStream() (device.Stream, error) {
@@ -138,9 +144,6 @@ func (d *Driver) Finish(s device.Stream, e device.End) error {
 	}
 	if err := d.WriteValue(s, e.Taken, e.TakenValue); err != nil {
 		return err
-	}
-	if d.ordering == coll.Beside {
-		return nil
 	}
 	return d.result("cannot order the caller's stream behind the operation", C.order_streams(d.device, C.uintptr_t(s), d.caller, &d.why))
 }

@@ -28,7 +28,7 @@ type Engine struct {
 	// issuing is held from the first command of an operation until the operation is numbered: operations stand in the streams
 	// in the order of their numbers.
 	issuing sync.Mutex
-	streams map[coll.Device]streams // guarded by issuing
+	streams map[place]streams // guarded by issuing
 }
 
 var _ engine.Engine = (*Engine)(nil)
@@ -50,7 +50,7 @@ func FromCall(call runner.Call, op coll.Op) (Access, error) {
 // New returns the engine of a device lane. programs is the host engine of the same lane, and open is FromCall or a test's
 // replacement.
 func New(programs *host.Engine, run *runner.Group, rank int, pool *Pool, open func(runner.Call, coll.Op) (Access, error)) *Engine {
-	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open, streams: map[coll.Device]streams{}}
+	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open, streams: map[place]streams{}}
 }
 
 // Name implements engine.Engine.
@@ -76,7 +76,7 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	defer e.pool.release(op.Device.Type, memory)
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
-	if err = e.enqueue(b, memory, &l, op.Device); err != nil {
+	if err = e.enqueue(b, memory, &l, place{op.Device, b.Name()}); err != nil {
 		err = e.errorOf(op, err)
 	} else {
 		err = e.run.SubmitAtGate(call, op.Bytes(), p.Program, !p.Kept, runner.Gate{Words: memory.words, Inputs: l.units,
@@ -95,7 +95,7 @@ func (e *Engine) errorOf(op coll.Op, err error) error {
 // enqueue queues the commands of an operation. The stream of the copies back needs no order behind the caller's stream: they are
 // queued when the run is complete, which has waited for a flag behind what the caller's stream held.
 // Requires: issuing.
-func (e *Engine) enqueue(b Access, memory *block, l *layout, on coll.Device) error {
+func (e *Engine) enqueue(b Access, memory *block, l *layout, on place) error {
 	s, known := e.streams[on]
 	if !known {
 		var err error
