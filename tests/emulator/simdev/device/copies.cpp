@@ -66,7 +66,7 @@ void across(const at::Tensor &to, const at::Tensor &from) {
 void to_device(const at::Tensor &to, const at::Tensor &from, bool non_blocking) {
   Stream &stream = current_stream(to.device().index());
   StreamCall call = bytes(to, from, emulator::CopyKind::host_to_device);
-  if (!from.is_pinned(device_type)) {  // read before the call returns
+  if (!is_pinned(from.const_data_ptr())) {  // read before the call returns
     submit_now(stream, text("copy from pageable memory", to), call);
     return;
   }
@@ -78,7 +78,7 @@ void to_device(const at::Tensor &to, const at::Tensor &from, bool non_blocking) 
 void to_host(const at::Tensor &to, const at::Tensor &from, bool non_blocking) {
   Stream &stream = current_stream(from.device().index());
   StreamCall call = bytes(to, from, emulator::CopyKind::device_to_host);
-  if (!to.is_pinned(device_type)) {  // complete when the call returns
+  if (!is_pinned(to.const_data_ptr())) {  // complete when the call returns
     submit_now(stream, text("copy to pageable memory", to), call);
     return;
   }

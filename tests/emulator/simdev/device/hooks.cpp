@@ -44,11 +44,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
     return device < 0 || device >= device_count() ? getCurrentDevice() : exchangeDevice(device);
   }
-  bool isPinnedPtr(const void *data) const override {
-    emulator::MemoryAttributes attributes;
-    return emulator::memory_attributes(data, &attributes) == emulator::Status::success &&
-           (attributes.kind == emulator::MemoryKind::pinned || attributes.kind == emulator::MemoryKind::registered);
-  }
+  bool isPinnedPtr(const void *data) const override { return is_pinned(data); }
   c10::Allocator *getPinnedMemoryAllocator() const override { return at::getHostAllocator(device_type); }
   c10::Device getDeviceFromPtr(void *data) const override {
     emulator::MemoryAttributes attributes;

@@ -66,19 +66,19 @@ IValue replace_tensors(const IValue &value, Replace replace) {
   return value;
 }
 
+// Single numbers of Python take part in type promotion in another way than tensors do.
+at::Tensor like(at::Tensor copy, const at::Tensor &tensor) {
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return copy;
+}
+
 at::Tensor as_meta(const at::Tensor &tensor) {
-  at::Tensor meta = at::empty_strided(tensor.sizes(), tensor.strides(),
-                                      at::TensorOptions().dtype(tensor.dtype()).device(at::kMeta));
-  meta.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
-  return meta;
+  auto options = at::TensorOptions().dtype(tensor.dtype()).device(at::kMeta);
+  return like(at::empty_strided(tensor.sizes(), tensor.strides(), options), tensor);
 }
 
 // A CPU tensor among the arguments is read now and not when the task runs.
-at::Tensor snapshot(const at::Tensor &tensor) {
-  at::Tensor copy = tensor.clone();
-  copy.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
-  return copy;
-}
+at::Tensor snapshot(const at::Tensor &tensor) { return like(tensor.clone(), tensor); }
 
 // A call of an operator, and what is known about it.
 class Operation {
@@ -97,6 +97,7 @@ class Operation {
   bool writes(size_t argument) const;
   void check_tensor(const at::Tensor &tensor, bool in_list) const;
   std::shared_ptr<Job> job();
+  IValue seeded(const IValue &argument) const;
   void queue(const std::shared_ptr<Job> &job, bool now);
   const IValue &aliased(size_t result) const;
 
@@ -116,7 +117,6 @@ struct Operation::Job {
   c10::OperatorHandle op;
   Stack stack;
   std::vector<at::Tensor> results;  // that take the elements of new results; empty if the caller takes them from the stack
-  size_t first_new = 0;
   std::vector<bool> is_new;
   std::string error;
 
@@ -218,8 +218,17 @@ void Operation::allocate_results() {
   }
 }
 
+// Returns a generator for the CPU's kernel. The numbers are those of the moment of the call and not of the task.
+IValue Operation::seeded(const IValue &argument) const {
+  at::Generator generator = argument.isGenerator() ? argument.toGenerator() : default_generator(device_.index());
+  TORCH_CHECK(generator.device().type() == device_type, "simdev: ", name_, ": expected a generator of simdev, got one of ",
+              generator.device());
+  std::lock_guard lock(generator.mutex());
+  return at::detail::createCPUGenerator(generator.get<at::CPUGeneratorImpl>()->random64());
+}
+
 std::shared_ptr<Operation::Job> Operation::job() {
-  auto job = std::make_shared<Job>(Job{op_, {}, new_views_, 0, {}, {}});
+  auto job = std::make_shared<Job>(Job{op_, {}, new_views_, {}, {}});
   for (size_t i = 0; i < arguments_.size(); i++) {
     each_tensor(arguments_[i], [&](const at::Tensor &tensor) {
       if (is_ours(tensor)) append_ranges(tensor, writes(i) ? &writes_ : &reads_);
@@ -227,12 +236,7 @@ std::shared_ptr<Operation::Job> Operation::job() {
     IValue value = replace_tensors(
         arguments_[i], [](const at::Tensor &tensor) { return is_ours(tensor) ? cpu_view(tensor) : snapshot(tensor); });
     if (value.isDevice()) value = c10::Device(at::kCPU);
-    bool random = schema_.arguments()[i].type()->str().find("Generator") != std::string::npos;
-    if (random) {  // the numbers are those of the moment of the call
-      at::Generator generator = value.isGenerator() ? value.toGenerator() : default_generator(device_.index());
-      std::lock_guard lock(generator.mutex());
-      value = at::detail::createCPUGenerator(at::check_generator<at::CPUGeneratorImpl>(generator)->random64());
-    }
+    if (schema_.arguments()[i].type()->str().find("Generator") != std::string::npos) value = seeded(value);
     job->stack.push_back(value);
   }
   for (size_t i = 0; i < schema_.returns().size(); i++) job->is_new.push_back(aliased(i).isNone());

@@ -119,6 +119,12 @@ void give_back(void *block) {
 
 void register_pinned_allocator() { at::setHostAllocator(device_type, &pinned_memory()); }
 
+bool is_pinned(const void *address) {
+  emulator::MemoryAttributes attributes;
+  return emulator::memory_attributes(address, &attributes) == emulator::Status::success &&
+         (attributes.kind == emulator::MemoryKind::pinned || attributes.kind == emulator::MemoryKind::registered);
+}
+
 bool record_pinned(const void *address, const c10::Stream &stream) {
   return pinned_memory().record_event(const_cast<void *>(address), nullptr, stream);
 }
