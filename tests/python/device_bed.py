@@ -44,11 +44,11 @@ under_schedules = pytest.mark.parametrize("schedule", quickly(_QUICK, ALL), ids=
 
 
 @cache
-def build_device() -> None:
-    """Brings the device up to date. The first time takes a minute or two."""
-    from simdev_build import build
+def built() -> None:
+    """Brings the device up to date. The first time takes some minutes."""
+    from simdev_build import build_device
 
-    build()
+    build_device()
 
 
 def run_on_device(
@@ -56,7 +56,7 @@ def run_on_device(
 ) -> None:
     """Calls functions of module level, one after the other, in a new process. A function that leaves reports of the checker
     or errors of operators behind fails."""
-    build_device()
+    built()
     settings = {"EMULATOR_SCHEDULE": schedule.name, "EMULATOR_SEED": str(schedule.seed), **(environment or {})}
     worlds(1, settings).run(_in_process, settings, functions, backend=None)
 

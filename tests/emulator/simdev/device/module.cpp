@@ -1,18 +1,38 @@
 // The Python module simdev._device. The Python package calls it; its functions are not for users.
-#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "../../core/annotate.h"
+#include "../../operators/operators.hpp"
 #include "allocator.hpp"
 #include "device.hpp"
 #include "hooks.hpp"
 #include "launch_queue.hpp"
-#include "operators.hpp"
 #include "probe.hpp"
 #include "streams.hpp"
 
 namespace simdev {
 namespace {
+
+// Operators are the CPU's kernels; they are launched as everything else is.
+operators::DeviceType operators_device() {
+  operators::DeviceType type{};
+  type.key = c10::DispatchKey::PrivateUse1;
+  type.type = device_type;
+  type.current_stream = [](c10::DeviceIndex device) { return current_stream(device).queued; };
+  type.random_seed = [](c10::DeviceIndex device, const std::optional<at::Generator> &given) {
+    at::Generator generator = given.value_or(default_generator(device));
+    TORCH_CHECK(generator.device().type() == device_type, "simdev: expected a generator of simdev, got one of ",
+                generator.device());
+    std::lock_guard lock(generator.mutex());
+    return generator.get<at::CPUGeneratorImpl>()->random64();
+  };
+  type.submit = [](c10::DeviceIndex device, const std::string &what, const StreamCall &call, bool now) {
+    now ? submit_now(current_stream(device), what, call) : submit(current_stream(device), what, call);
+  };
+  type.synchronize = [](c10::DeviceIndex device) { synchronize(current_stream(device)); };
+  return type;
+}
 
 const void *pointer(uintptr_t address) { return reinterpret_cast<const void *>(address); }
 
@@ -21,6 +41,8 @@ PYBIND11_MODULE(_device, module) {
   register_device_allocator();
   register_pinned_allocator();
   register_hooks();
+  operators::set_device_type(operators_device());
+  operators::install_fallback();
 
   module.def("device_count", &device_count);
   module.def("current_device", &current_device);
@@ -38,7 +60,7 @@ PYBIND11_MODULE(_device, module) {
   module.def("stop_launch_queue", [] { LaunchQueue::get().stop(); });
 
   // For tests: the emulator's view of what happened.
-  module.def("take_errors", &take_operator_errors);
+  module.def("take_errors", &operators::take_errors);
   module.def("report_count", &emulator::report_count);
   module.def("report_text", &emulator::report_text);
   module.def("reset_reports", &emulator::reset_reports);
