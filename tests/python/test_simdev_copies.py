@@ -94,7 +94,7 @@ def ranges() -> None:
     simdev.check()
     with torch.simdev.stream(side):
         pinned.copy_(x[2:], non_blocking=True)
-    x[3, -1:] += 1
+    x[3, -1:].add_(1)
     lines = simdev.reports()
     assert len(lines) == 1, lines
     assert "4 bytes at offset" in lines[0]

@@ -39,6 +39,7 @@ StreamCall bytes(const at::Tensor &to, const at::Tensor &from, emulator::CopyKin
 void within(const at::Tensor &to, const at::Tensor &from) {
   Stream &stream = current_stream(to.device().index());
   if (is_plain(to, from)) {
+    if (to.const_data_ptr() == from.const_data_ptr()) return;  // a view that is assigned to itself
     submit(stream, text("copy", to), bytes(to, from, emulator::CopyKind::device_to_device));
     return;
   }

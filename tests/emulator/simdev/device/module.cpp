@@ -76,6 +76,9 @@ PYBIND11_MODULE(_device, module) {
     OnDevice on(held.device);
     check(emulator::release_held(held.queued), "release_held");
   });
+  module.def("push_failing_call", [](const std::string &what) {
+    LaunchQueue::get().push(what, [] { TORCH_CHECK(false, "as a test wants it"); });
+  });
   module.def("begin_capture", [](const c10::Stream &stream) {
     OnDevice on(find_stream(stream).device);
     check(emulator::begin_capture(native_handle(find_stream(stream)), emulator::CaptureMode::relaxed), "begin_capture");
