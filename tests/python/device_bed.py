@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch._dynamo  # noqa: F401  torch's meta kernels import it, which takes seconds: processes are forked with it
 
 from selection import quickly
 from worlds import World

@@ -50,7 +50,8 @@ def check() -> None:
 
 
 def reports() -> list[str]:
-    """Returns the reports of the checker and of the memory rules so far, and forgets them."""
+    """Returns the reports of the checker and of the memory rules of what was launched so far, and forgets them."""
+    _device.drain_launch_queue()
     lines: list[str] = _device.report_text().splitlines()[1:]
     _device.reset_reports()
     return lines

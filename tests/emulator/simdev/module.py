@@ -135,8 +135,8 @@ def current_stream(device: _Device = None) -> torch.Stream:
 
 
 def default_stream(device: _Device = None) -> torch.Stream:
-    stream = torch.device("simdev", _index(device))
-    return torch.Stream(stream_id=0, device_index=stream.index, device_type=torch._C._autograd.DeviceType.PrivateUse1)
+    device_type = torch._C._autograd.DeviceType.PrivateUse1.value
+    return torch.Stream(stream_id=0, device_index=_index(device), device_type=device_type)
 
 
 def set_stream(stream: torch.Stream | None) -> None:

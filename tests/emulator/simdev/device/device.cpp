@@ -53,6 +53,9 @@ int exchange_device(int device) {
 
 int index_of(c10::Device device) {
   TORCH_CHECK(device.type() == device_type, "simdev: expected a device of this type and got ", device);
+  int current = 0;
+  if (device_count() == 0 && emulator::current_device(&current) == emulator::Status::not_initialized)
+    check(emulator::Status::not_initialized, "the use of a device");
   int index = device.has_index() ? device.index() : current_device();
   TORCH_CHECK(index >= 0 && index < device_count(), "simdev: there is no device ", index, "; the process has ",
               device_count());

@@ -57,6 +57,9 @@ PYBIND11_MODULE(_device, module) {
     return std::make_pair(free, total);
   });
   module.def("launch_queue_enabled", &LaunchQueue::enabled);
+  module.def("drain_launch_queue", [] {
+    if (LaunchQueue::enabled()) LaunchQueue::get().drain();
+  });
   module.def("stop_launch_queue", [] { LaunchQueue::get().stop(); });
 
   // For tests: the emulator's view of what happened.
@@ -86,7 +89,7 @@ PYBIND11_MODULE(_device, module) {
   module.def("end_capture", [](const c10::Stream &stream) {
     OnDevice on(find_stream(stream).device);
     emulator::GraphHandle graph = nullptr;
-    check(emulator::end_capture(native_handle(find_stream(stream)), &graph), "end_capture");
+    check(emulator::end_capture(find_stream(stream).native, &graph), "end_capture");
     check(emulator::destroy_graph(graph), "destroy_graph");
   });
   module.def("staged_copy", &simdev_probe::staged_copy);
