@@ -20,9 +20,9 @@ namespace simdev {
 
 struct Block {
   void *address = nullptr;
-  size_t size = 0;      // of the memory
-  size_t requested = 0; // by the user
-  int device = -1;      // -1: pinned memory
+  size_t size = 0;       // of the memory
+  size_t requested = 0;  // by the user
+  int device = -1;       // -1: pinned memory
   c10::StreamId stream = 0;
   std::vector<Stream *> used_by;  // other streams
 };

@@ -8,9 +8,7 @@ namespace {
 
 thread_local int chosen = -1;
 
-void *release_python() {
-  return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
-}
+void *release_python() { return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
 
 void restore_python(void *saved) {
   if (saved != nullptr) PyEval_RestoreThread(static_cast<PyThreadState *>(saved));
