@@ -198,7 +198,7 @@ func TestClosedFormsSayWhereTheyDoNotHold(t *testing.T) {
 		algorithm string
 		what      string
 	}{
-		{described(t, "shared_memory", "tcp_25g", 4, 3), coll.AllReduce, sendrecv.Binomial, "hosts of a power of two"},
+		{described(t, "shared_memory", "tcp_25g", 4, 3), coll.AllReduce, sendrecv.Binomial, "hosts have a power of two"},
 		{described(t, "shared_memory", "tcp_25g", 3, 4), coll.AllReduce, sendrecv.RecursiveDoubling, "paired with neighbours"},
 		{described(t, "shared_memory", "", 1, 5), coll.AllReduce, sendrecv.RecursiveMultiplying, "come late"},
 		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.RecursiveMultiplying, "inside hosts and between"},
