@@ -98,7 +98,7 @@ static void all_reduces(sagecomm_group group, void *stream, volatile uint32_t *l
     void *memory = NULL;
     CHECK(cu.allocate(&data[k], bytes) == 0 && cu.allocate_host(&memory, bytes, 0) == 0);
     host[k] = memory;
-    for (int i = 0; i < lengths[k]; i++) host[k][i] = (my_rank + 1) * (i + k);
+    for (int i = 0; i < lengths[k]; i++) host[k][i] = (my_rank + 1) * (i + k + 1);
     CHECK(cu.copy_in(data[k], host[k], bytes, stream) == 0);
     /* Three times: the result of one is the input of the next. */
     for (int round = 0; round < 3; round++) {
@@ -115,7 +115,7 @@ static void all_reduces(sagecomm_group group, void *stream, volatile uint32_t *l
   if (late != NULL) *late = 1;
   CHECK(cu.synchronize(stream) == 0);
   for (int k = 0; k < OPS; k++) {
-    for (int i = 0; i < lengths[k]; i++) CHECK(host[k][i] == 4 * 3 * (i + k));
+    for (int i = 0; i < lengths[k]; i++) CHECK(host[k][i] == 12 * (i + k + 1));
   }
 }
 

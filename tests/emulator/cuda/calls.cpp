@@ -36,7 +36,10 @@ std::string without_version(const char *function) {
 
 const std::map<CUresult, std::pair<const char *, const char *>> &errors() {
   static const auto *table = new std::map<CUresult, std::pair<const char *, const char *>>{
-#define ERROR(code, text) {code, {#code, text}}
+#define ERROR(code, text) \
+  {                       \
+    code, { #code, text } \
+  }
       ERROR(CUDA_SUCCESS, "no error"),
       ERROR(CUDA_ERROR_INVALID_VALUE, "invalid argument"),
       ERROR(CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),
@@ -143,7 +146,8 @@ CUresult result(emulator::Status status) {
 
 CUresult begin(const char *function) {
   REQUIRE(initialised, CUDA_ERROR_NOT_INITIALIZED);
-  return result(emulator::enter(without_version(function).c_str()));
+  emulator::Status status = emulator::enter(without_version(function).c_str());
+  return status == emulator::Status::injected && emulator::injected_code() == 0 ? left_out : result(status);
 }
 
 CUresult begin_in_context(const char *function) {

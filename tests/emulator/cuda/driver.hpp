@@ -17,10 +17,17 @@ CUresult begin(const char *function);
 // Also refuses calls of threads without a current context.
 CUresult begin_in_context(const char *function);
 
-#define BEGIN \
-  if (CUresult begun = driver::begin(__func__); begun != CUDA_SUCCESS) return begun
-#define BEGIN_IN_CONTEXT \
-  if (CUresult begun = driver::begin_in_context(__func__); begun != CUDA_SUCCESS) return begun
+// The result of both if the fault plan has the call do nothing and report success.
+constexpr CUresult left_out = static_cast<CUresult>(-1);
+
+#define RETURN_UNLESS_BEGUN(begun) \
+  if (begun != CUDA_SUCCESS) return begun == driver::left_out ? CUDA_SUCCESS : begun
+#define BEGIN                                     \
+  const CUresult begun = driver::begin(__func__); \
+  RETURN_UNLESS_BEGUN(begun)
+#define BEGIN_IN_CONTEXT                                     \
+  const CUresult begun = driver::begin_in_context(__func__); \
+  RETURN_UNLESS_BEGUN(begun)
 // Returns the value from the function if the condition does not hold.
 #define REQUIRE(condition, otherwise) \
   if (!(condition)) return otherwise

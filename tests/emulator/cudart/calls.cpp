@@ -30,7 +30,7 @@ cudaError_t begin(const char *function) {
     case emulator::Status::success:
       return static_cast<cudaError_t>(cuInit(0));
     case emulator::Status::injected:
-      return static_cast<cudaError_t>(emulator::injected_code());
+      return emulator::injected_code() == 0 ? left_out : static_cast<cudaError_t>(emulator::injected_code());
     case emulator::Status::not_permitted:
       return cudaErrorNotPermitted;
     case emulator::Status::shutting_down:

@@ -11,6 +11,8 @@ namespace runtime {
 cudaError_t begin(const char *function);
 // Also gives the calling thread the primary context of its device if it has no context.
 cudaError_t begin_in_context(const char *function);
+// The result of both if the fault plan has the call do nothing and report success.
+constexpr cudaError_t left_out = static_cast<cudaError_t>(-1);
 // Keeps an error of the calling thread for cudaGetLastError(), and returns it. A query's "not ready" counts, too.
 cudaError_t leave(cudaError_t error);
 inline cudaError_t leave(CUresult error) { return leave(static_cast<cudaError_t>(error)); }
@@ -20,10 +22,12 @@ CUresult use_device(int device);
 // Returns the device that the thread uses, or will use at its first call that needs a context.
 int device();
 
-#define BEGIN \
-  if (cudaError_t begun = runtime::begin(__func__); begun != cudaSuccess) return runtime::leave(begun)
-#define BEGIN_IN_CONTEXT \
-  if (cudaError_t begun = runtime::begin_in_context(__func__); begun != cudaSuccess) return runtime::leave(begun)
+#define BEGIN                                                             \
+  if (cudaError_t begun = runtime::begin(__func__); begun != cudaSuccess) \
+  return begun == runtime::left_out ? cudaSuccess : runtime::leave(begun)
+#define BEGIN_IN_CONTEXT                                                             \
+  if (cudaError_t begun = runtime::begin_in_context(__func__); begun != cudaSuccess) \
+  return begun == runtime::left_out ? cudaSuccess : runtime::leave(begun)
 
 inline CUdeviceptr address(const void *pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
