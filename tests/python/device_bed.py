@@ -44,6 +44,10 @@ ALL = [Schedule("lazy"), Schedule("eager"), Schedule("threaded"), *_RANDOM]
 under_schedules = pytest.mark.parametrize("schedule", quickly(_QUICK, ALL), ids=str)
 
 
+# The first test builds the device, on a busy machine for longer than a test may take.
+build_bound = pytest.mark.timeout(900)
+
+
 @cache
 def built() -> None:
     """Brings the device up to date. The first time takes some minutes."""
@@ -55,8 +59,10 @@ def built() -> None:
 def run_on_device(
     worlds: Worlds, schedule: Schedule, *functions: Callable[[], Any], environment: dict[str, str] | None = None
 ) -> None:
-    """Calls functions of module level, one after the other, in a new process. A function that leaves reports of the checker
-    or errors of operators behind fails."""
+    """Calls functions of module level, one after the other, in a new process.
+
+    A function that leaves reports of the checker or errors of operators behind fails.
+    """
     built()
     settings = {"EMULATOR_SCHEDULE": schedule.name, "EMULATOR_SEED": str(schedule.seed), **(environment or {})}
     worlds(1, settings).run(_in_process, settings, functions, backend=None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from device_bed import Schedule, Worlds, run_on_device, under_schedules
+from device_bed import Schedule, Worlds, build_bound, run_on_device, under_schedules
+
+pytestmark = build_bound
 
 N = 1000
 

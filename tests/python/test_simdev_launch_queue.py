@@ -1,4 +1,4 @@
-"""simdev's launch queue on the host: whoever keeps a native handle overtakes what torch has launched, and is reported."""
+"""simdev's launch queue on the host: calls on a native handle that was kept overtake launches, and are reported."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 
 import test_simdev_copies as copies
 import test_simdev_order as order
-from device_bed import Schedule, Worlds, run_on_device, under_schedules
+from device_bed import Schedule, Worlds, build_bound, run_on_device, under_schedules
 from simdev_runtime import Runtime, size
+
+pytestmark = build_bound
 
 N = 1000
 BYTES = 4 * N

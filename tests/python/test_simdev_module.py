@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from device_bed import Schedule, Worlds, run_on_device, under_schedules
+from device_bed import Schedule, Worlds, build_bound, run_on_device, under_schedules
+
+pytestmark = build_bound
 
 N = 1000
 

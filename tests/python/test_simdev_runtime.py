@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shlex
+import subprocess
 
 import pytest
 import torch
 
-from device_bed import Schedule, Worlds, built, run_on_device, under_schedules
+from device_bed import EMULATOR, Schedule, Worlds, build_bound, built, run_on_device, under_schedules
 from simdev_runtime import Runtime, size, word
+
+pytestmark = build_bound
 
 N = 1000
 BYTES = 4 * N
@@ -107,6 +112,11 @@ def unordered_calls_are_reported() -> None:
     rt.copy_async(pinned.data_ptr(), x.data_ptr(), size(BYTES), torch.simdev.Stream().native_handle)
     lines = simdev.reports()
     assert any("copy from device to pinned" in line and "does not wait for" in line for line in lines), lines
+
+
+def test_the_header_is_c() -> None:
+    command = [*shlex.split(os.environ.get("CC", "gcc")), *("-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only")]
+    subprocess.run([*command, str(EMULATOR / "simdev" / "vendor" / "simdev.h")], check=True, timeout=60)
 
 
 @under_schedules

@@ -1,9 +1,9 @@
 // block_cache.hpp keeps memory that its users gave back, for the next user of the same size.
 //
-// A block that only one stream used is there again at once, for the same stream: work of the next user is behind that of
-// the last one. A block that other streams used as well comes back when the work that these streams had at the time is
-// done, and only if somebody said that they used it. Without that the memory is overwritten while it is read, and the
-// checker reports it.
+// A block that only one stream used is there again at once, for the same stream: work of the next user is behind that
+// of the last one. A block that other streams used as well comes back when the work that these streams had at the time
+// is done, and only if somebody said that they used it. Without that the memory is overwritten while it is read, and
+// the checker reports it.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Copies between tensors. A copy between device and pinned memory with non_blocking=True is one task of the current stream:
-// it reads its source when it runs. All other copies with host memory are complete when the call returns.
+// Copies between tensors. A copy between device and pinned memory with non_blocking=True is one task of the current
+// stream: it reads its source when it runs. All other copies with host memory are complete when the call returns.
 #include <ATen/Functions.h>
 #include <ATen/NativeFunctions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
