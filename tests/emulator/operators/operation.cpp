@@ -18,21 +18,19 @@ namespace {
 
 using c10::IValue;
 
-// Single numbers of Python take part in type promotion in another way than tensors do.
-at::Tensor like(at::Tensor copy, const at::Tensor &tensor) {
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return copy;
-}
-
 at::Tensor as_meta(const at::Tensor &tensor) {
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;  // kernels of Python look at the number
   auto options = at::TensorOptions().dtype(tensor.dtype()).device(at::kMeta);
-  return like(at::empty_strided(tensor.sizes(), tensor.strides(), options), tensor);
+  return at::empty_strided(tensor.sizes(), tensor.strides(), options);
 }
 
 // A CPU tensor among the arguments is read now and not when the task runs.
 at::Tensor snapshot(const at::Tensor &tensor) {
   emulator_host_read(tensor.const_data_ptr(), tensor.nbytes(), "an operator's CPU argument");
-  return like(tensor.clone(), tensor);
+  at::Tensor copy = tensor.clone();
+  // Single numbers of Python take part in type promotion in another way than tensors do.
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return copy;
 }
 
 void check(emulator::Status status, const std::string &what) {
