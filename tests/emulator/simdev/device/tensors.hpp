@@ -1,0 +1,21 @@
+// tensors.hpp has what copies and operators share: the CPU's view of a device tensor, and the memory that a tensor uses.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "device.hpp"
+
+namespace simdev {
+
+inline bool is_ours(const at::Tensor &tensor) { return tensor.defined() && tensor.device().type() == device_type; }
+
+// Returns a CPU tensor over the same memory, for use by tasks of the emulator. It does not own the memory.
+at::Tensor cpu_view(const at::Tensor &tensor);
+
+// Appends the memory that a device tensor uses: one range for each run of adjacent elements, or one for all with the holes
+// between them if there are too many runs.
+void append_ranges(const at::Tensor &tensor, std::vector<emulator::Range> *ranges);
+
+}  // namespace simdev
