@@ -13,13 +13,13 @@ from types import ModuleType
 
 import torch
 
-from . import build
+import simdev_build
 
 
 def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{__name__}._device", build.extension())
-    if spec is None or spec.loader is None or not build.extension().exists():
-        raise ImportError(f"{build.extension()} is missing: run {build.HERE}/build.py")
+    spec = importlib.util.spec_from_file_location(f"{__name__}._device", simdev_build.extension())
+    if spec is None or spec.loader is None or not simdev_build.extension().exists():
+        raise ImportError(f"{simdev_build.extension()} is missing: run {simdev_build.__file__}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

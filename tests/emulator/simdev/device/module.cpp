@@ -8,6 +8,7 @@
 #include "hooks.hpp"
 #include "launch_queue.hpp"
 #include "operators.hpp"
+#include "probe.hpp"
 #include "streams.hpp"
 
 namespace simdev {
@@ -53,6 +54,18 @@ PYBIND11_MODULE(_device, module) {
     OnDevice on(held.device);
     check(emulator::release_held(held.queued), "release_held");
   });
+  module.def("begin_capture", [](const c10::Stream &stream) {
+    OnDevice on(find_stream(stream).device);
+    check(emulator::begin_capture(native_handle(find_stream(stream)), emulator::CaptureMode::relaxed), "begin_capture");
+  });
+  module.def("end_capture", [](const c10::Stream &stream) {
+    OnDevice on(find_stream(stream).device);
+    emulator::GraphHandle graph = nullptr;
+    check(emulator::end_capture(native_handle(find_stream(stream)), &graph), "end_capture");
+    check(emulator::destroy_graph(graph), "destroy_graph");
+  });
+  module.def("staged_copy", &simdev_probe::staged_copy);
+  module.def("guard_faults", [](const at::Device &device) { return simdev_probe::guard_faults(device); });
   module.def("host_read", [](uintptr_t address, size_t size, const std::string &what) {
     emulator_host_read(pointer(address), size, what.c_str());
   });

@@ -1,10 +1,11 @@
 // One boxed function is the kernel of every operator that nothing else here implements. It
-// - runs the operator on meta tensors, which checks the arguments and gives the shapes of the results,
+// - finds the shapes of new results by running the operator on meta tensors,
 // - allocates the results,
 // - queues the CPU's kernel on the current stream, over CPU views of the same memory. The schema tells what it writes.
 //
 // An operator without a meta kernel, or whose results depend on the data, is waited for, as real devices do. That way its
-// error is raised to the caller as well. An error of a task that nobody waits for is kept for take_operator_errors().
+// error is raised to the caller as well. An error of a task that nobody waits for is kept for take_operator_errors(). An
+// operator without new results is not run on meta tensors: torch's meta kernels in Python take seconds to import.
 #include "operators.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -66,24 +67,27 @@ IValue replace_tensors(const IValue &value, Replace replace) {
   return value;
 }
 
-// Single numbers of Python take part in type promotion in another way than tensors do.
-at::Tensor like(at::Tensor copy, const at::Tensor &tensor) {
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return copy;
-}
-
+// Single numbers of the CPU stay what they are: meta kernels may ask for their value.
 at::Tensor as_meta(const at::Tensor &tensor) {
+  if (tensor.is_cpu() && tensor.dim() == 0) return tensor;
   auto options = at::TensorOptions().dtype(tensor.dtype()).device(at::kMeta);
-  return like(at::empty_strided(tensor.sizes(), tensor.strides(), options), tensor);
+  return at::empty_strided(tensor.sizes(), tensor.strides(), options);
 }
 
 // A CPU tensor among the arguments is read now and not when the task runs.
-at::Tensor snapshot(const at::Tensor &tensor) { return like(tensor.clone(), tensor); }
+at::Tensor snapshot(const at::Tensor &tensor) {
+  at::Tensor copy = tensor.clone();
+  // Single numbers of Python take part in type promotion in another way than tensors do.
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return copy;
+}
 
 // A call of an operator, and what is known about it.
 class Operation {
  public:
   Operation(const c10::OperatorHandle &op, Stack arguments);
+  // Reports whether the operator makes tensors, or gives memory to an out= argument that has none.
+  bool has_new_results() const;
   // Runs the operator on meta tensors. Reports whether that was possible.
   bool find_shapes();
   void allocate_results();
@@ -95,6 +99,7 @@ class Operation {
  private:
   struct Job;
   bool writes(size_t argument) const;
+  bool is_out(size_t argument) const;  // a tensor that takes the result, and its shape
   void check_tensor(const at::Tensor &tensor, bool in_list) const;
   std::shared_ptr<Job> job();
   IValue seeded(const IValue &argument) const;
@@ -118,12 +123,16 @@ struct Operation::Job {
   Stack stack;
   std::vector<at::Tensor> results;  // that take the elements of new results; empty if the caller takes them from the stack
   std::vector<bool> is_new;
+  std::vector<std::pair<at::Tensor, std::vector<int64_t>>> outs;  // out= arguments and their sizes
   std::string error;
 
   void run(bool keep_error) {
     try {
       at::AutoDispatchBelowADInplaceOrView guard;
       op.callBoxed(&stack);
+      for (const auto &[out, sizes] : outs)
+        TORCH_CHECK(keep_error || out.sizes() == sizes, "the result has the shape ", out.sizes(),
+                    " and the out= argument has ", sizes);
       size_t next = 0;
       for (size_t i = 0; i < stack.size() && !results.empty(); i++)
         if (is_new[i])
@@ -170,6 +179,19 @@ bool Operation::writes(size_t argument) const {
          (what.name() == "running_mean" || what.name() == "running_var");
 }
 
+bool Operation::is_out(size_t argument) const {
+  return schema_.arguments()[argument].kwarg_only() && writes(argument) && arguments_[argument].isTensor() &&
+         is_ours(arguments_[argument].toTensor());
+}
+
+bool Operation::has_new_results() const {
+  for (size_t i = 0; i < schema_.returns().size(); i++)
+    if (aliased(i).isNone()) return true;
+  for (size_t i = 0; i < arguments_.size(); i++)
+    if (is_out(i) && arguments_[i].toTensor().numel() == 0) return true;
+  return false;
+}
+
 bool Operation::find_shapes() {
   for (const IValue &argument : arguments_) {
     IValue meta = replace_tensors(argument, as_meta);
@@ -200,9 +222,7 @@ const IValue &Operation::aliased(size_t result) const {
 
 void Operation::allocate_results() {
   for (size_t i = 0; i < arguments_.size(); i++)
-    if (schema_.arguments()[i].kwarg_only() && writes(i) && arguments_[i].isTensor())
-      if (at::Tensor out = arguments_[i].toTensor(); is_ours(out))
-        out.resize_(meta_arguments_[i].toTensor().sizes());  // out= arguments take the shape of the result
+    if (is_out(i)) arguments_[i].toTensor().resize_(meta_arguments_[i].toTensor().sizes());
   for (size_t i = 0; i < schema_.returns().size(); i++) {
     if (!aliased(i).isNone()) {
       results_.emplace_back();
@@ -228,7 +248,7 @@ IValue Operation::seeded(const IValue &argument) const {
 }
 
 std::shared_ptr<Operation::Job> Operation::job() {
-  auto job = std::make_shared<Job>(Job{op_, {}, new_views_, {}, {}});
+  auto job = std::make_shared<Job>(Job{op_, {}, new_views_, {}, {}, {}});
   for (size_t i = 0; i < arguments_.size(); i++) {
     each_tensor(arguments_[i], [&](const at::Tensor &tensor) {
       if (is_ours(tensor)) append_ranges(tensor, writes(i) ? &writes_ : &reads_);
@@ -237,6 +257,7 @@ std::shared_ptr<Operation::Job> Operation::job() {
         arguments_[i], [](const at::Tensor &tensor) { return is_ours(tensor) ? cpu_view(tensor) : snapshot(tensor); });
     if (value.isDevice()) value = c10::Device(at::kCPU);
     if (schema_.arguments()[i].type()->str().find("Generator") != std::string::npos) value = seeded(value);
+    if (is_out(i)) job->outs.emplace_back(value.toTensor(), value.toTensor().sizes().vec());
     job->stack.push_back(value);
   }
   for (size_t i = 0; i < schema_.returns().size(); i++) job->is_new.push_back(aliased(i).isNone());
@@ -253,6 +274,7 @@ void Operation::queue(const std::shared_ptr<Job> &job, bool now) {
 
 Stack Operation::launch() {
   queue(job(), false);
+  results_.resize(schema_.returns().size());
   for (size_t i = 0; i < results_.size(); i++)
     if (!aliased(i).isNone()) results_[i] = aliased(i);
   return results_;
@@ -282,12 +304,12 @@ void kernel(const c10::OperatorHandle &op, c10::DispatchKeySet /*keys*/, Stack *
   Operation operation(op, Stack(std::make_move_iterator(first), std::make_move_iterator(stack->end())));
   stack->erase(first, stack->end());
   Stack results;
-  if (operation.find_shapes()) {
-    operation.allocate_results();
-    results = operation.launch();
-  } else {
-    results = operation.wait_for();
+  bool known = true;
+  if (operation.has_new_results()) {
+    known = operation.find_shapes();
+    if (known) operation.allocate_results();
   }
+  results = known ? operation.launch() : operation.wait_for();
   stack->insert(stack->end(), results.begin(), results.end());
 }
 

@@ -1,8 +1,8 @@
-"""Builds the test device: `python tests/emulator/simdev/build.py` for the torch of the running interpreter.
+"""Builds the test device: `python tests/emulator/simdev_build.py` for the torch of the running interpreter.
 
 It makes three libraries in build/emulator, none of which goes into the wheel:
 - libemulator.so, the emulator core, that all users of one process share,
-- libsimdev.so, its C functions for programs without torch (vendor/simdev.h),
+- libsimdev.so, its C functions for programs without torch (simdev/vendor/simdev.h),
 - simdev/_device*.so, the torch extension.
 
 A source is compiled again when it, a header of ours, the flags, the compiler or torch change. torch is not imported.
@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[1]
 OUTPUT = ROOT / "build" / "emulator"
 COMPILE_BOUND_S = 280
 
@@ -53,9 +53,9 @@ def extension() -> Path:
 
 def libraries(with_torch: bool) -> list[Library]:
     """Returns what is to be built, in the order of linking."""
-    emulator = Library(OUTPUT / "libemulator.so", sorted((HERE.parent / "core").glob("*.cpp")))
+    emulator = Library(OUTPUT / "libemulator.so", sorted((HERE / "core").glob("*.cpp")))
     beside = [f"-L{OUTPUT}", "-lemulator", "-Wl,-rpath,$ORIGIN"]
-    vendor = Library(OUTPUT / "libsimdev.so", [HERE / "vendor" / "simdev.cpp"], link=beside)
+    vendor = Library(OUTPUT / "libsimdev.so", [HERE / "simdev" / "vendor" / "simdev.cpp"], link=beside)
     if not with_torch:
         return [emulator, vendor]
     torch = torch_root()
@@ -63,7 +63,7 @@ def libraries(with_torch: bool) -> list[Library]:
     directories = [include, include / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_paths()["include"])]
     device = Library(
         extension(),
-        sorted((HERE / "device").glob("*.cpp")),
+        sorted((HERE / "simdev" / "device").glob("*.cpp")),
         ["-fvisibility=hidden", *(flag for d in directories for flag in ("-isystem", str(d)))],
         [f"-L{OUTPUT}", "-lemulator", "-Wl,-rpath,$ORIGIN/..", f"-L{torch / 'lib'}"]
         + ["-lc10", "-ltorch_cpu", "-ltorch_python"],

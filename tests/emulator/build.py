@@ -1,0 +1,188 @@
+"""Builds the emulator and the test beds over it into tests/emulator/build: `python tests/emulator/build.py [name ...]`.
+
+Without a name it builds everything. Tests call build(), which prints nothing. A source is compiled again when it, a
+header that it includes, its flags, the compiler or torch change. torch is not imported. Nothing of this goes into the
+wheel.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+OUTPUT = HERE / "build"
+COMPILE_BOUND_S = 290
+JOBS = 2  # a compilation with torch's headers needs up to 1.5 GB
+
+
+class BuildError(RuntimeError):
+    """The message has the compiler's errors, or says what is missing."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A shared library of the output folder. It finds those that it needs beside it."""
+
+    name: str  # of build() and the command line
+    path: str  # in the output folder
+    sources: Sequence[Path]
+    needs: Sequence[str] = ()  # names of libraries to link with
+    flags: Sequence[str] = ()
+    link: Sequence[str] = ()
+    soname: str = ""  # the file's name if empty
+    torch: bool = False
+    # Writes generated sources into the folder for objects, given the objects of `sources`, and returns them.
+    generate: Callable[[Path, Sequence[Path]], Sequence[Path]] | None = None
+    inputs: Sequence[Path] = field(default=())  # other files that `generate` and `link` read
+
+    @property
+    def file(self) -> Path:
+        return OUTPUT / self.path
+
+
+def sources(folder: str) -> list[Path]:
+    return sorted((HERE / folder).glob("*.cpp"))
+
+
+def torch_root() -> Path:
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise BuildError("the test beds with torch need a torch, and this Python has none")
+    return Path(spec.origin).parent
+
+
+def torch_flags() -> list[str]:
+    include = torch_root() / "include"
+    folders = [include, include / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_paths()["include"])]
+    return [flag for folder in folders for flag in ("-isystem", str(folder))]
+
+
+def torch_link(*names: str) -> list[str]:
+    return [f"-L{torch_root() / 'lib'}", *(f"-l{name}" for name in names)]
+
+
+def libraries() -> dict[str, Library]:
+    """All libraries by name, those first that others need."""
+    known = [
+        Library("emulator", "libemulator.so", sources("core")),
+        Library(
+            "operators",
+            "liboperators.so",
+            sources("operators"),
+            needs=["emulator"],
+            link=["c10", "torch_cpu"],
+            torch=True,
+        ),
+    ]
+    return {library.name: library for library in known}
+
+
+def build(names: Iterable[str] = (), extra: Iterable[Library] = ()) -> None:
+    """Brings the named libraries, all if none is named, and those that they need up to date.
+
+    `extra` are further libraries that may be named. Processes that build at the same time wait for each other.
+    """
+    known = libraries() | {library.name: library for library in extra}
+    wanted: dict[str, Library] = {}
+
+    def want(name: str) -> None:
+        for needed in known[name].needs:
+            want(needed)
+        wanted[name] = known[name]
+
+    for name in names or known:
+        want(name)
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    with (OUTPUT / "lock").open("w") as lock, ThreadPoolExecutor(JOBS) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for library in wanted.values():
+            _build(library, known, pool)
+
+
+def _build(library: Library, known: dict[str, Library], pool: ThreadPoolExecutor) -> None:
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    flags = ["-std=c++20", "-O1", "-g1", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror", *library.flags]
+    identity = [_version_of(compiler), *compiler]
+    if library.torch:
+        flags += torch_flags()
+        identity.append((torch_root() / "version.py").read_text())
+    work = OUTPUT / "objects" / library.name
+    work.mkdir(parents=True, exist_ok=True)
+    library.file.parent.mkdir(parents=True, exist_ok=True)
+
+    def compile_one(source: Path) -> Path:
+        built = work / f"{source.stem}.o"
+        state = _digest([*identity, *flags, str(source)])
+        if _is_stale(built, state):
+            built.with_suffix(".state").unlink(missing_ok=True)
+            depends = ["-MMD", "-MF", str(built.with_suffix(".d"))]
+            _run([*compiler, *flags, *depends, "-c", str(source), "-o", str(built)])
+            built.with_suffix(".state").write_text(state)
+        return built
+
+    objects = list(pool.map(compile_one, library.sources))
+    if library.generate is not None:
+        objects += list(pool.map(compile_one, library.generate(work, objects)))
+    needed = [known[name].file for name in library.needs]
+    origin = os.path.relpath(OUTPUT, library.file.parent)
+    command = [
+        *(*compiler, "-shared", "-pthread", f"-Wl,-soname,{library.soname or library.file.name}", "-Wl,--as-needed"),
+        *map(str, [*objects, *needed]),
+        f"-Wl,-rpath,$ORIGIN/{origin}",
+        *(torch_link(*library.link) if library.torch else library.link),
+    ]
+    stamp = work / "linked"
+    state = _digest([*identity, *command, *(str(path.stat().st_mtime_ns) for path in [*objects, *library.inputs])])
+    if library.file.exists() and stamp.exists() and stamp.read_text() == state:
+        return
+    temporary = library.file.with_name(library.file.name + ".new")  # a process that has the old one mapped keeps it
+    _run([*command, "-o", str(temporary)])
+    temporary.replace(library.file)
+    stamp.write_text(state)
+
+
+def _is_stale(built: Path, state: str) -> bool:
+    stamp, depends = built.with_suffix(".state"), built.with_suffix(".d")
+    if not (built.exists() and stamp.exists() and stamp.read_text() == state):
+        return True
+    _, _, names = depends.read_text().replace("\\\n", " ").partition(": ")
+    newest = built.stat().st_mtime_ns
+    return any(not Path(name).exists() or Path(name).stat().st_mtime_ns >= newest for name in names.split())
+
+
+def _version_of(compiler: list[str]) -> str:
+    try:
+        return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BuildError(f"a C++20 compiler is needed: {shlex.join(compiler)}: {error}") from None
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_BOUND_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{shlex.join(command)}\n{error}") from None
+    if done.returncode != 0:
+        raise BuildError(f"{shlex.join(command)}\n{done.stderr}")
+
+
+if __name__ == "__main__":
+    try:
+        build(sys.argv[1:])
+    except BuildError as failure:
+        sys.exit(str(failure))
