@@ -74,8 +74,8 @@ func (p *predictor) sendRecvCandidate(kind coll.Kind, name string, chunk int) (s
 	}
 	if got > plan.MessageBytes {
 		return sendRecvCandidate{}, fmt.Errorf(
-			"chunks of %d bytes would make messages of %d: a channel takes %d, so chunks are at most %d among %d ranks",
-			chunk, got, plan.MessageBytes, longest, p.shape.Size)
+			"chunks of %d bytes would make messages of %d: a channel takes %d, so chunks are at most %d among %s",
+			chunk, got, plan.MessageBytes, longest, coll.Count(p.shape.Size, "rank"))
 	}
 	first := pricer.Plan()
 	if n := first.Channels(); n > plan.ChannelsPerPair {

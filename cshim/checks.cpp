@@ -12,12 +12,14 @@ const at::Tensor& onlyTensor(const char* op, const std::vector<at::Tensor>& tens
   return tensors[0];
 }
 
+std::string countRanks(int n) {
+  return n == 1 ? "1 rank" : std::to_string(n) + " ranks";
+}
+
 void checkRank(const char* op, const char* what, int64_t rank, int size) {
   if (C10_UNLIKELY(rank < 0 || rank >= size)) {
     refuse(
-        op,
-        std::string("invalid ") + what + " rank: " + std::to_string(rank) + ", the group has " + std::to_string(size) +
-            " ranks");
+        op, std::string("invalid ") + what + " rank: " + std::to_string(rank) + ", the group has " + countRanks(size));
   }
 }
 
@@ -53,8 +55,8 @@ void checkSingle(const char* op, const char* role, int64_t all, const char* oneR
   if (C10_UNLIKELY(all != one * size)) {
     refuse(
         op,
-        std::string("the ") + role + " has " + std::to_string(all) + " elements; " + std::to_string(size) +
-            " ranks with " + oneRole + "s of " + std::to_string(one) + " elements each need " +
+        std::string("the ") + role + " has " + std::to_string(all) + " elements; " + countRanks(size) + " with " +
+            oneRole + "s of " + std::to_string(one) + " elements each " + (size == 1 ? "needs " : "need ") +
             std::to_string(one * size));
   }
 }
@@ -73,10 +75,7 @@ Buffers::Blocks splitBytes(
     return bytes;
   }
   if (splits.size() != static_cast<size_t>(size)) {
-    refuse(
-        op,
-        std::to_string(splits.size()) + " split sizes for the " + role + ", the group has " + std::to_string(size) +
-            " ranks");
+    refuse(op, std::to_string(splits.size()) + " split sizes for the " + role + ", the group has " + countRanks(size));
   }
   int64_t sum = 0;
   for (const int64_t n : splits) {

@@ -13,6 +13,9 @@
 
 namespace sagecomm {
 
+// Returns a number of ranks as texts have it: "1 rank", "2 ranks".
+std::string countRanks(int n);
+
 // Returns the only tensor of a list.
 const at::Tensor& onlyTensor(const char* op, const std::vector<at::Tensor>& tensors);
 

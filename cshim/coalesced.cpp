@@ -86,8 +86,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allgather_coalesced(
   if (outputs.size() != static_cast<size_t>(size_)) {
     refuse(
         kOp,
-        "takes a list of output tensors for each of " + std::to_string(size_) + " ranks, got " +
-            std::to_string(outputs.size()));
+        "takes a list of output tensors for each of " + countRanks(size_) + ", got " + std::to_string(outputs.size()));
   }
   for (const Tensors& list : outputs) {
     checkCount(kOp, "output", list.size(), "input", inputs.size());

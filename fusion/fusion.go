@@ -41,7 +41,7 @@ func joins(op coll.Op) bool {
 	}
 }
 
-// Plan returns for each operation the number of the batch that it is part of: one collective, or one message. Batches are
+// Plan returns for each operation the number of the batch that it is part of: one collective, or one p2p operation. Batches are
 // issued in the order of their numbers, which count from 0 and rise with each batch's first operation. An operation joins
 // the batch of its type as long as only operations like it stand between; so [f32, f16, f32] of one all_reduce are two
 // batches, and nothing moves past a collective of another kind, another reduction or another root.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"sagecomm/algo"
+	"sagecomm/internal/coll"
 )
 
 // selectorKey holds all that a selector depends on: groups with equal keys have equal tables.
@@ -62,6 +63,6 @@ func (g *Group) untuned() string {
 	if w.file == nil || w.file.Has(g.members[0].Machine, shape) {
 		return ""
 	}
-	return fmt.Sprintf("%s has no entry for %d ranks on %d hosts of %q: python -m sagecomm tune measures them",
-		w.fileName, shape.Size, shape.HostCount(), g.members[0].Machine)
+	return fmt.Sprintf("%s has no entry for %s on %s of %q: python -m sagecomm tune measures them",
+		w.fileName, coll.Count(shape.Size, "rank"), coll.Count(shape.HostCount(), "host"), g.members[0].Machine)
 }

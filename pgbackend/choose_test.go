@@ -126,7 +126,7 @@ func TestTuningFile(t *testing.T) {
 		if got := w.groups[0].selector.Choose(coll.AllReduce, 8).Algorithm; got != want {
 			t.Errorf("%d ranks: %s, expected %s", size, got, want)
 		}
-		if text := w.groups[0].untuned(); strings.Contains(text, "no entry for 2 ranks on 1 hosts") != (size == 2) {
+		if text := w.groups[0].untuned(); strings.Contains(text, "no entry for 2 ranks on 1 host of") != (size == 2) {
 			t.Errorf("%d ranks: %q", size, text)
 		}
 	}

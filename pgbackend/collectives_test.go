@@ -157,7 +157,7 @@ func TestSegments(t *testing.T) {
 	})
 }
 
-func TestMessages(t *testing.T) {
+func TestP2P(t *testing.T) {
 	inWorlds(t, func(t *testing.T, w *world) {
 		n := len(w.groups)
 		w.each(func(g *Group) error {

@@ -39,7 +39,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		return nil, fmt.Errorf("sagecomm: rank %d of %d: a group has 1 to %d ranks, numbered from 0", c.Rank, c.Size, algo.MaxSize)
 	}
 	if c.GlobalRanks != nil && len(c.GlobalRanks) != c.Size {
-		return nil, fmt.Errorf("sagecomm: a group of %d has %d global ranks", c.Size, len(c.GlobalRanks))
+		return nil, fmt.Errorf("sagecomm: a group of %d has %s", c.Size, coll.Count(len(c.GlobalRanks), "global rank"))
 	}
 	settings, err := env.Resolve(runner.Environ(), c.Options)
 	if err != nil {
@@ -125,7 +125,7 @@ func (g *Group) introduceItself() {
 	if env.Debug.Get(g.settings) < env.Info {
 		return
 	}
-	g.info("made with %d ranks, %s kernels; choices have the hash %016x", g.size, kernels.Active(), g.selector.Fingerprint())
+	g.info("made with %s, %s kernels; choices have the hash %016x", coll.Count(g.size, "rank"), kernels.Active(), g.selector.Fingerprint())
 	ways := map[string][]int{}
 	for rank, m := range g.maps {
 		ways[m.Way()] = append(ways[m.Way()], rank)

@@ -284,8 +284,8 @@ func TestDestroysShareTheirTimeout(t *testing.T) {
 	measure(t, "destroying 6 groups, about 1 s,", time.Since(begin), 4*time.Second)
 }
 
-// The end of a process whose rank has left does not drop messages between other ranks.
-func TestDestroyFinishesMessagesBetweenOthers(t *testing.T) {
+// The end of a process whose rank has left does not drop p2p operations between other ranks.
+func TestDestroyFinishesP2PBetweenOthers(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		w := newWorld(t, 3)
 		w.each(func(g *Group) error { return asError(sum(g, 10)) })
@@ -301,7 +301,7 @@ func TestDestroyFinishesMessagesBetweenOthers(t *testing.T) {
 			g, b := w.groups[rank], make([]byte, 1<<20)
 			if rank == 1 {
 				<-leaving
-				return asError(message(g, coll.Recv, 0, 0, b))
+				return asError(p2p(g, coll.Recv, 0, 0, b))
 			}
 			work, f := g.Issue(coll.Op{Kind: coll.Send, Type: coll.Uint8, Root: 1, Async: true}, one(b), nil)
 			if f != nil {

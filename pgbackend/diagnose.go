@@ -208,13 +208,16 @@ func (g diagnosis) timeout(t runner.Incident) *coll.Failure {
 		return f
 	}
 	var what string
-	if absent := g.absent(t.Sequence); len(absent) == 0 {
+	if absent := g.absent(t.Sequence); len(absent) > 0 {
+		*f = *g.failureOf(coll.Timeout, absent[0], t)
+		what = "not arrived: " + g.lastCalls(absent)
+	} else if late := g.late(t.Sequence); late >= 0 {
+		*f = *g.failureOf(coll.Timeout, late, t)
+		what = fmt.Sprintf("all ranks have called it, but the stream of %s has not reached it: its device is busy with earlier work, or waits for something", g.who(late))
+	} else {
 		behind := g.behind(t.Peer)
 		*f = *g.failureOf(coll.Timeout, behind, t)
 		what = "all ranks have arrived, but " + g.who(behind) + " does not go on"
-	} else {
-		*f = *g.failureOf(coll.Timeout, absent[0], t)
-		what = "not arrived: " + g.lastCalls(absent)
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s; %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(t.Sequence), what)
 	return f
@@ -260,9 +263,25 @@ func (g diagnosis) absent(sequence uint64) []int {
 	return append([]int{first}, slices.DeleteFunc(list, func(rank int) bool { return rank == first })...)
 }
 
+// late returns the rank whose stream is the furthest behind a collective of the device lane, or -1 if the streams of all ranks
+// have reached it.
+func (g diagnosis) late(sequence uint64) int {
+	if g.run.Lane() == runner.HostLane {
+		return -1
+	}
+	late, least := -1, sequence
+	for rank := range g.size {
+		if n := g.run.Reached(rank); n < least {
+			late, least = rank, n
+		}
+	}
+	return late
+}
+
 // lastCalls names ranks, the first 8 of them with their last calls.
 func (g diagnosis) lastCalls(ranks []int) string {
 	var known, others []string
+	advice := ""
 	for _, rank := range ranks {
 		if len(known) == 8 {
 			others = append(others, strconv.Itoa(rank))
@@ -272,13 +291,33 @@ func (g diagnosis) lastCalls(ranks []int) string {
 		if call, ok := g.run.Announced(rank, last); ok {
 			did = "last called " + call.Op.Describe(last)
 		}
+		if call, ok := g.inOtherLane(rank); ok {
+			here, there := "on the CPU", "on a device"
+			if g.run.Lane() == runner.DeviceLane {
+				here, there = there, here
+			}
+			did += fmt.Sprintf(" %s, but it called %s %s, which %s has not called", here, call.Op.Describe(call.Sequence), there, g.number(g.rank))
+			advice = "; in each call the tensors of all ranks must be on the CPU, or those of all ranks on devices"
+		}
 		known = append(known, g.who(rank)+" "+did)
 	}
 	text := strings.Join(known, "; ")
 	if len(others) > 0 {
 		text += "; and rank " + strings.Join(others, ", ")
 	}
-	return text
+	return text + advice
+}
+
+// inOtherLane returns the last collective of a rank in the lane that the incident is not in, if this rank has not called it:
+// the rank may mean the call in which this one waits for it.
+func (g diagnosis) inOtherLane(rank int) (runner.Announced, bool) {
+	other := runner.DeviceLane
+	if g.run.Lane() == runner.DeviceLane {
+		other = runner.HostLane
+	}
+	theirs, ok := g.run.LastIn(other, rank)
+	mine, _ := g.run.LastIn(other, g.rank)
+	return theirs, ok && theirs.Sequence > mine.Sequence
 }
 
 // behind returns the rank that holds up a collective which all ranks have begun. The awaited rank may itself sleep for

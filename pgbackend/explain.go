@@ -87,7 +87,7 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 	}
 	if q.Hosts > 1 {
 		if q.Ranks%q.Hosts != 0 {
-			return nil, shape, fmt.Errorf("%d ranks on %d hosts: there must be as many on each", q.Ranks, q.Hosts)
+			return nil, shape, fmt.Errorf("%s on %s: there must be as many on each", coll.Count(q.Ranks, "rank"), coll.Count(q.Hosts, "host"))
 		}
 		shape.Apart = true
 		for rank := range q.Ranks {

@@ -68,7 +68,7 @@ func TestTimeoutNamesWhoHasNotArrived(t *testing.T) {
 	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return g.Cause() }), coll.Timeout, "not arrived: rank 3")
 }
 
-func TestTimeoutOfTheFirstCallAndOfMessages(t *testing.T) {
+func TestTimeoutOfTheFirstCallAndOfP2P(t *testing.T) {
 	w := newWorld(t, 2)
 	if err := w.groups[0].SetTimeout(0); err == nil {
 		t.Error("a timeout of 0 was taken")

@@ -170,6 +170,8 @@ func (c *deviceCall) fails(method string) error {
 	return fmt.Errorf("%s failed", method)
 }
 
+func (c *deviceCall) Name() string { return "fake" }
+
 func (c *deviceCall) NewStream() (device.Stream, error) {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
@@ -212,8 +214,8 @@ func (c *deviceCall) WriteValue(s device.Stream, word *uint32, value uint32) err
 	return c.fails("WriteValue")
 }
 
-func (c *deviceCall) Finish(s device.Stream, copies []device.Copy, word *uint32, value uint32) error {
-	c.stream, c.copies, c.word, c.value = s, copies, word, value
+func (c *deviceCall) Finish(s device.Stream, e device.End) error {
+	c.stream, c.copies, c.word, c.value = s, e.Copies, e.Taken, e.TakenValue
 	return c.fails("Finish")
 }
 
@@ -245,8 +247,7 @@ func fakeDevices(t *testing.T, n int, seed uint64) []*fakeDevice {
 	}
 	real := openAccess
 	t.Cleanup(func() { openAccess = real })
-	openAccess = func(call runner.Call) (staged.Access, error) {
-		op := call.Op(n)
+	openAccess = func(_ runner.Call, op coll.Op) (staged.Access, error) {
 		d := list[op.Device.Index]
 		c := &deviceCall{d: d}
 		d.mu.Lock()

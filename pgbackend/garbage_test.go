@@ -60,7 +60,7 @@ func (g *Group) word(piece int, at int64) *uint64 {
 // engineIdle returns when the engine has ended the turn in which it drove the operations before.
 func engineIdle() { Get().engine.changed(Get()) }
 
-func message(g *Group, kind coll.Kind, peer, tag int, b []byte) *coll.Failure {
+func p2p(g *Group, kind coll.Kind, peer, tag int, b []byte) *coll.Failure {
 	op := coll.Op{Kind: kind, Type: coll.Uint8, Root: peer, Tag: tag}
 	var f *coll.Failure
 	if kind == coll.Send {
@@ -75,20 +75,20 @@ func TestWhatIsNoMessageIsSaidAtOnce(t *testing.T) {
 	w := newWorld(t, 2)
 	w.each(func(g *Group) error {
 		if g.rank == 1 {
-			return asError(message(g, coll.Send, 0, 0, make([]byte, 8)))
+			return asError(p2p(g, coll.Send, 0, 0, make([]byte, 8)))
 		}
-		return asError(message(g, coll.Recv, 1, 0, make([]byte, 8)))
+		return asError(p2p(g, coll.Recv, 1, 0, make([]byte, 8)))
 	})
 	const first = 2 * frameHeader // the length of what was sent
 	engineIdle()
 	w.groups[1].poke(firstLater, atFrames+first, 77)
 	w.groups[1].poke(firstLater, atWritten, first+frameHeader)
 	began := time.Now()
-	expectScenario(t, "garbage", "bytes in a fifo that are no message", w.eachFailure(func(g *Group) *coll.Failure {
+	expectScenario(t, "garbage", "bytes in a fifo that are no frame", w.eachFailure(func(g *Group) *coll.Failure {
 		for g.rank == 1 && g.run.FirstCause() == nil && time.Since(began) < opTimeout { // its own pass would mend the count
 			time.Sleep(time.Millisecond)
 		}
-		return message(g, coll.Recv, 1-g.rank, 0, make([]byte, 8))
+		return p2p(g, coll.Recv, 1-g.rank, 0, make([]byte, 8))
 	}))
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("it took %v", took)
@@ -188,7 +188,7 @@ func TestFailureOfNobody(t *testing.T) {
 		w := newWorld(t, 2)
 		w.groups[0].poke(hostBlock, atFailure, word)
 		expectScenario(t, "garbage", scenario, w.eachFailure(func(g *Group) *coll.Failure {
-			return message(g, coll.Recv, 1-g.rank, 0, make([]byte, 8)) // which nobody sends
+			return p2p(g, coll.Recv, 1-g.rank, 0, make([]byte, 8)) // which nobody sends
 		}))
 		w.destroy()
 	}
@@ -243,7 +243,7 @@ func TestRandomWritesNeitherCrashNorHang(t *testing.T) {
 	t.Logf("%v", ends)
 }
 
-// traffic uses both sets of slots, short messages and long ones, and a control exchange.
+// traffic uses both sets of slots, short and long sends, and a control exchange.
 func traffic(g *Group, n int) error {
 	for range n {
 		for _, elements := range []int{2, 100_000} {
@@ -255,7 +255,7 @@ func traffic(g *Group, n int) error {
 			b := make([]byte, bytes)
 			kinds := []coll.Kind{coll.Send, coll.Recv}
 			for k := range kinds {
-				if f := message(g, kinds[(k+g.rank)%2], 1-g.rank, i, b); f != nil {
+				if f := p2p(g, kinds[(k+g.rank)%2], 1-g.rank, i, b); f != nil {
 					return fmt.Errorf("%d bytes: %w", bytes, f)
 				}
 			}

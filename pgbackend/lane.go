@@ -25,8 +25,8 @@ var lower = host.Compile
 var openAccess = staged.FromCall
 
 // newDeviceEngine makes the engine of a device lane. Tests replace it with one of their own.
-var newDeviceEngine = func(g *Group, run *runner.Group) engine.Engine {
-	return staged.New(g.hostEngine(run), run, g.rank, g.process.staging, openAccess)
+var newDeviceEngine = func(g *Group, run *runner.Group) (engine.Engine, error) {
+	return staged.New(g.hostEngine(run), run, g.rank, g.process.staging, openAccess), nil
 }
 
 // openGroup makes the runner's part of a lane. Tests replace it with a function that fails.
@@ -107,7 +107,12 @@ func (g *Group) openDeviceLane() (*lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &lane{run: run, engine: newDeviceEngine(g, run)}
+	d := &lane{run: run}
+	if d.engine, err = newDeviceEngine(g, run); err != nil {
+		run.Down(g.broken(coll.Op{}, err))
+		run.Close()
+		return nil, err
+	}
 	p := g.process
 	p.mu.Lock()
 	gone := p.groups[g.Handle()] != g

@@ -76,7 +76,7 @@ func TestFifoThatTakesLongStopsNoOtherGroup(t *testing.T) {
 	slow, other := newWorld(t, 2), newWorld(t, 2)
 	g := slow.groups[1]
 	g.compiling.Lock()
-	// The receiver needs a fifo to answer a long message, and nobody but the engine drives it.
+	// The receiver needs a fifo to answer a long send, and nobody but the engine drives it.
 	recv, f := g.Issue(coll.Op{Kind: coll.Recv, Type: coll.Uint8, Root: 0, Async: true}, nil, one(make([]byte, 1<<20)))
 	if f != nil {
 		g.compiling.Unlock()

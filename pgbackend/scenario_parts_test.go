@@ -39,6 +39,8 @@ func parseCall(words []string, rank, size int) (c runner.Coalesced, err error) {
 		case "timeout":
 			c.Op.Timeout, err = time.ParseDuration(argument)
 			i++
+		case "device":
+			c.Op.Device = aDevice
 		case "in":
 			c.Op.InBlocks, err = blocksOf(argument, c.Op.Type)
 			i++

@@ -33,7 +33,7 @@ import (
 //	rank R aborts REASON, destroys, dies, has no memory, panics
 //
 // A CALL is the name of an operation and, as it needs them: a type, a reduction, the number of elements, `root R`, `to R`,
-// `from R`, `from any`, `tag T`, `timeout D`, `in N,N`, `out N,N` (elements of each block).
+// `from R`, `from any`, `tag T`, `timeout D`, `device`, `in N,N`, `out N,N` (elements of each block).
 //
 // What follows is the exception that the user sees, the culprit where that does not depend on which rank
 // looked first, and its text. Every rank that lives gets that same failure, or, where a call is refused, the rank that made
@@ -176,6 +176,7 @@ type play struct {
 }
 
 func newPlay(t *testing.T, sc scenario) *play {
+	withDevices(t)
 	return &play{t: t, scenario: sc, size: 2, timeout: opTimeout, absent: map[int]bool{}, silent: map[int]bool{}}
 }
 

@@ -170,6 +170,9 @@ func TestLateStream(t *testing.T) {
 		if done, f := late.Wait(0); done {
 			return fmt.Errorf("complete although the stream of a rank is held: %v", f)
 		}
+		if f := sum(g, 1); f != nil { // both ranks have looked
+			return f
+		}
 		d.hold(false)
 		if f := late.finish(); f != nil {
 			return f
@@ -285,7 +288,7 @@ func TestRefusedOnDevices(t *testing.T) {
 	w.each(func(g *Group) error {
 		b := make([]byte, 64)
 		on := func(kind coll.Kind) coll.Op {
-			return coll.Op{Kind: kind, Type: coll.Int32, Root: 1 - g.rank, Device: coll.Device{Type: coll.CUDA, Index: g.rank}}
+			return coll.Op{Kind: kind, Type: coll.Int32, Root: 1 - g.rank, Device: coll.Device{Type: coll.PrivateUse1, Index: g.rank}}
 		}
 		if _, f := g.Issue(on(coll.AllReduce), one(b), one(b)); f == nil || !strings.Contains(f.Message, "sagecomm_op.bridge") {
 			return fmt.Errorf("all_reduce without a bridge: %v", f)
@@ -322,5 +325,24 @@ func TestTimeoutBeginsWithTheInput(t *testing.T) {
 		}
 		d.hold(false)
 		return expect(work.finish(), coll.Timeout, "rank 1")
+	})
+}
+
+// A rank whose stream is late has called the operation. The timeout of the others says so, and names it.
+func TestTimeoutNamesTheRankWhoseStreamIsLate(t *testing.T) {
+	useNewPool(t)
+	devices := fakeDevices(t, 3, 7)
+	w := newWorldWith(t, 3, 300*time.Millisecond, nil)
+	w.each(func(g *Group) error {
+		d := devices[g.rank]
+		b := d.buffer(400)
+		d.hold(g.rank == 2)
+		work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
+		if f != nil {
+			return f
+		}
+		err := expect(work.finish(), coll.Timeout, "all ranks have called it, but the stream of rank 2")
+		d.hold(false)
+		return err
 	})
 }

@@ -13,7 +13,7 @@ func TestPlacesOnHosts(t *testing.T) {
 		hosts [][]int
 		want  string
 	}{
-		{[][]int{{0, 1}, {2}}, "1 ranks on host 1 and 2 on host 0: rails need as many on each"},
+		{[][]int{{0, 1}, {2}}, "1 rank on host 1 and 2 on host 0: rails need as many on each"},
 		{[][]int{{0}, {0}, {2}}, "rank 0 on host 1 is on another one, too"},
 		{[][]int{{0}, {3}, {2}}, "rank 3 on host 1 is on another one, too, or outside the group of 3"},
 		{[][]int{{0}, {2}}, "rank 1 is on no host"},

@@ -3,6 +3,8 @@ package sendrecv
 import (
 	"fmt"
 	"slices"
+
+	"sagecomm/internal/coll"
 )
 
 // grid is a group as hosts of equally many ranks. Ranks with the same number on their hosts form a rail; messages
@@ -68,8 +70,8 @@ func checkHosts(at Place) error {
 	seen, count := make([]bool, at.Size), 0
 	for h, ranks := range at.Hosts {
 		if len(ranks) != len(at.Hosts[0]) || len(ranks) == 0 {
-			return fmt.Errorf("%d ranks on host %d and %d on host 0: rails need as many on each",
-				len(ranks), h, len(at.Hosts[0]))
+			return fmt.Errorf("%s on host %d and %d on host 0: rails need as many on each",
+				coll.Count(len(ranks), "rank"), h, len(at.Hosts[0]))
 		}
 		for _, rank := range ranks {
 			if rank < 0 || rank >= at.Size || seen[rank] {

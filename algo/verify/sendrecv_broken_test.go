@@ -46,7 +46,7 @@ func TestBrokenSendRecvPlansAreRejected(t *testing.T) {
 				s[0], s[1] = s[1], s[0]
 			}
 			return resettle(plans)
-		}(), []string{"deadlock: rank 0, chunk 0, step 0 (recv_reduce) waits for a message in channel 0 from rank 3", "and 1 ranks more"}},
+		}(), []string{"deadlock: rank 0, chunk 0, step 0 (recv_reduce) waits for a message in channel 0 from rank 3", "and 1 rank more"}},
 		{"two sends before a receive", func() []plan.SendRecvPlan {
 			plans := ring()
 			for r := range plans {

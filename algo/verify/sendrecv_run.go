@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"sagecomm/algo/plan"
+	"sagecomm/internal/coll"
 )
 
 // channel is one of the bounded queues between two ranks.
@@ -145,7 +146,7 @@ func (r *sendRecvRun) finish() error {
 		text += fmt.Sprintf("; %s", r.waiting(a))
 	}
 	if len(stuck) > 3 {
-		text += fmt.Sprintf("; and %d ranks more", len(stuck)-3)
+		text += "; and " + coll.Count(len(stuck)-3, "rank") + " more"
 	}
 	left := r.left()
 	switch {

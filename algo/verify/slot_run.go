@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"sagecomm/algo/plan"
+	"sagecomm/internal/coll"
 )
 
 // slotRun is one execution of a machine's steps. It is symbolic: memory holds contributions, time is vector clocks. The
@@ -294,7 +295,7 @@ func (r *slotRun) stuck() error {
 		return nil
 	}
 	if more := len(lines) - 4; more > 0 {
-		lines = append(lines[:4], fmt.Sprintf("and %d ranks more", more))
+		lines = append(lines[:4], "and "+coll.Count(more, "rank")+" more")
 	}
 	return fmt.Errorf("deadlock: %s", strings.Join(lines, "; "))
 }

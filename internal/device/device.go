@@ -2,7 +2,7 @@
 // in its place among the commands of its caller's stream, and [Runtime] moves memory. Both are of one device and are used by
 // one operation, on the thread that issues it. None of their methods waits for a device.
 //
-// Package bridge implements both on the functions that the caller of the C ABI brings along.
+// Package bridge implements both on the functions that the caller of the C ABI brings along, package cuda on the driver of CUDA.
 package device
 
 import "unsafe"
@@ -29,10 +29,20 @@ type Ordering interface {
 	// Fork makes a stream wait for what the caller's stream holds now.
 	Fork(s Stream) error
 
-	// Finish ends the operation. When the operation is complete, and has not failed, the copies into the device are queued in
-	// the stream, followed by a write of value to *word. If it fails, or is not issued, value is written all the same. The
-	// caller's wait for the operation is a wait for what the stream holds then. It is the last method that is called.
-	Finish(s Stream, copies []Copy, word *uint32, value uint32) error
+	// Finish ends the operation in a stream: what is in the stream then, the caller waits for when it waits for the operation.
+	// It is the last method that is called.
+	Finish(s Stream, e End) error
+}
+
+// End is the end of an operation on a device. The copies into the device come when the host is done with the operation: then
+// *Done is at least DoneValue. Behind them, TakenValue is written to *Taken. If the operation fails, the copies come or do not;
+// the write comes in any case.
+type End struct {
+	Copies     []Copy
+	Done       *uint32
+	DoneValue  uint32
+	Taken      *uint32
+	TakenValue uint32
 }
 
 // MaxValue is the largest value that WriteValue writes.
@@ -40,6 +50,9 @@ const MaxValue = 4096
 
 // Runtime makes streams and pinned memory, and queues copies.
 type Runtime interface {
+	// Name returns the name of the implementation. The streams of one mean nothing to another.
+	Name() string
+
 	// NewStream makes a stream on the device of the operation.
 	NewStream() (Stream, error)
 

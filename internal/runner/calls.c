@@ -5,8 +5,8 @@
 
 /* The owner stores 0 to seq before it stores the fields of a later call with release. So a reader that reads a field
  * of a later call finds that seq has changed. */
-static bool read_record(const scr_group *g, int32_t rank, uint64_t sequence, scr_call *out) {
-  const scr_record *rec = &g->peer[rank].shared->records[sequence % SCR_RECORDS];
+static bool read_record(const scr_shared_block *b, uint64_t sequence, scr_call *out) {
+  const scr_record *rec = &b->records[sequence % SCR_RECORDS];
   if (atomic_load_explicit(&rec->seq, memory_order_acquire) != sequence) return false;
   uint64_t what = atomic_load_explicit(&rec->what, memory_order_acquire);
   out->sequence = sequence;
@@ -22,17 +22,24 @@ static bool read_record(const scr_group *g, int32_t rank, uint64_t sequence, scr
 }
 
 bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_call *out) {
-  return sequence != 0 && read_record(g, rank, sequence, out);
+  return sequence != 0 && read_record(g->peer[rank].shared, sequence, out);
 }
 
-uint64_t scr_group_recorded(const scr_group *g, int32_t rank) {
-  const scr_shared_block *b = g->peer[rank].shared;
+static uint64_t last_recorded(const scr_shared_block *b) {
   uint64_t last = 0;
   for (int i = 0; i < SCR_RECORDS; i++) {
     uint64_t seq = atomic_load_explicit(&b->records[i].seq, memory_order_acquire);
     if (seq > last) last = seq;
   }
   return last;
+}
+
+uint64_t scr_group_recorded(const scr_group *g, int32_t rank) { return last_recorded(g->peer[rank].shared); }
+
+bool scr_group_last_in(const scr_group *g, int lane, int32_t rank, scr_call *out) {
+  const scr_shared_block *b = g->peer[rank].lane[lane];
+  uint64_t last = last_recorded(b);
+  return last != 0 && read_record(b, last, out);
 }
 
 uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left) {

@@ -194,10 +194,23 @@ func (g *Group) Announced(rank int, sequence uint64) (Announced, bool) {
 	if !bool(C.scr_group_call(g.c, C.int32_t(rank), C.uint64_t(sequence), &c)) {
 		return Announced{}, false
 	}
+	return announced(&c), true
+}
+
+// LastIn returns the last collective that a rank announced in a lane, which this process need not have opened.
+func (g *Group) LastIn(lane Lane, rank int) (Announced, bool) {
+	var c C.scr_call
+	if !bool(C.scr_group_last_in(g.c, C.int(lane), C.int32_t(rank), &c)) {
+		return Announced{}, false
+	}
+	return announced(&c), true
+}
+
+func announced(c *C.scr_call) Announced {
 	op := known(coll.Op{Kind: coll.Kind(c.kind), Type: coll.DataType(c.dtype), Reduce: coll.ReduceOp(c.reduce_op), Root: int(c.root),
 		Parts: int(c.parts)},
 		uint64(c.bytes))
-	return Announced{Sequence: sequence, Hash: uint64(c.hash), Op: op, Uneven: c.uneven != 0}, true
+	return Announced{Sequence: uint64(c.sequence), Hash: uint64(c.hash), Op: op, Uneven: c.uneven != 0}
 }
 
 // LastCall returns the number of the last collective that a rank announced, 0 for none, and whether the rank has left the group.

@@ -14,6 +14,11 @@ static void scr_gate_reset(scr_gate_words *w) {
   atomic_store_explicit(&w->output_done, 0, memory_order_relaxed);
 }
 
+static void scr_gate_end(scr_gate_words *w) {
+  atomic_store_explicit(&w->output_done, SCR_GATE_OPEN, memory_order_release);
+  atomic_store_explicit(&w->input_taken, SCR_GATE_OPEN, memory_order_release);
+}
+
 static uint32_t scr_gate_inputs(scr_gate_words *w) {
   return (uint32_t)atomic_load_explicit(&w->input_ready, memory_order_acquire);
 }
@@ -21,6 +26,7 @@ static uint32_t scr_gate_outputs(scr_gate_words *w) {
   return (uint32_t)atomic_load_explicit(&w->output_taken, memory_order_acquire);
 }
 static uint32_t *scr_gate_input_ready(scr_gate_words *w) { return (uint32_t *)(void *)&w->input_ready; }
+static uint32_t *scr_gate_output_done(scr_gate_words *w) { return (uint32_t *)(void *)&w->output_done; }
 static uint32_t *scr_gate_output_taken(scr_gate_words *w) { return (uint32_t *)(void *)&w->output_taken; }
 */
 import "C"
@@ -38,14 +44,23 @@ func (w *GateWords) c() *C.scr_gate_words { return (*C.scr_gate_words)(unsafe.Po
 // Reset sets all words to 0. Requires: the device has written its last values of the operation before.
 func (w *GateWords) Reset() { C.scr_gate_reset(w.c()) }
 
+// Open ends all waits of the device. Requires: no run uses the gate.
+func (w *GateWords) Open() { C.scr_gate_end(w.c()) }
+
 // Moved returns how many units of the input the device has copied into the pinned memory, and how many of the output it has
 // copied out of it.
 func (w *GateWords) Moved() (inputs, outputs uint32) {
 	return uint32(C.scr_gate_inputs(w.c())), uint32(C.scr_gate_outputs(w.c()))
 }
 
-// InputReady and OutputTaken return the words that a device writes.
+// GateComplete is a value that OutputDone reaches when the run is complete, and not before.
+const GateComplete = C.SCR_GATE_MAX
+
+// InputReady returns the word that counts the units of the input in pinned memory. A device writes it.
 func (w *GateWords) InputReady() *uint32 { return (*uint32)(C.scr_gate_input_ready(w.c())) }
 
-// OutputTaken returns the other one of them.
+// OutputDone returns the word that counts the units of the output in pinned memory. A device waits for it.
+func (w *GateWords) OutputDone() *uint32 { return (*uint32)(C.scr_gate_output_done(w.c())) }
+
+// OutputTaken returns the word that counts the units that the device has copied out. A device writes it.
 func (w *GateWords) OutputTaken() *uint32 { return (*uint32)(C.scr_gate_output_taken(w.c())) }

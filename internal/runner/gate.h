@@ -17,8 +17,8 @@ typedef struct scr_gate_words {
 } scr_gate_words;
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the lower half of a word comes first");
 
-/* What input_taken and output_done are set to when a run ends with an error: devices compare cyclically,
- * (int32_t)(word - value) >= 0, so this ends all waits for values below 2^30. */
+/* What input_taken and output_done are set to when a run is complete or ends with an error: devices compare cyclically,
+ * (int32_t)(word - value) >= 0, so this ends all waits for values up to 2^30. */
 #define SCR_GATE_OPEN 0x7fffffff
 #define SCR_GATE_MAX (1 << 30) /* units are fewer */
 

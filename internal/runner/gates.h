@@ -22,7 +22,7 @@ static inline void scr_leave_unit(scr_run *r, uint64_t unit) {
   if (SCR_UNLIKELY(r->gate.words != NULL)) scr_gate_leave(r, unit);
 }
 
-/* Ends all waits of the device for a run that ends with an error. */
+/* Ends all waits of the device for a run that is complete or has failed. */
 void scr_gate_open(const scr_run *r);
 
 /* Puts a run that has started into the list of external runs. */

@@ -297,57 +297,6 @@ static int read_chunks(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k
 
 /* ---- a run ---- */
 
-void scr_run_start(scr_group *g, scr_run *r) {
-  const scr_program *pg = r->coll.program;
-  uint64_t what = (uint64_t)r->kind | (uint64_t)r->dtype << 8 | (uint64_t)r->reduce_op << 16 |
-                  (uint64_t)r->coll.uneven << 24 | (uint64_t)r->coll.batch << 25 | (uint64_t)(uint32_t)r->root << 32;
-  g->coll.hash = scr_mix(g->coll.hash + UINT64_C(0x9e3779b97f4a7c15) + scr_mix(what ^ scr_mix(r->bytes)));
-  if (SCR_UNLIKELY(r->coll.uneven)) {
-    const scr_blocks *blocks = r->in_blocks.at ? &r->in_blocks : &r->out_blocks;
-    for (int32_t i = 0; i < g->size; i++) g->coll.hash = scr_mix(g->coll.hash + scr_block_bytes(blocks, i));
-  }
-  if (SCR_UNLIKELY(r->coll.batch)) g->coll.hash = scr_mix(g->coll.hash + r->coll.batch_hash);
-  r->coll.hash = g->coll.hash;
-  r->coll.started = 1;
-  r->coll.longest = r->bytes;
-  r->coll.base = 0;
-  r->coll.channel = 0;
-  int large = pg->n_heads ? 0 : pg->large;
-  uint64_t tickets = 1;
-  if (pg->n_heads) {
-    r->coll.chunks = 0; /* until the heads are read */
-  } else if (pg->sendrecv) {
-    r->coll.longest = scr_sendrecv_longest(g, r);
-    r->coll.chunks = r->coll.longest == 0 ? 1 : (r->coll.longest + pg->chunk - 1) / pg->chunk;
-    tickets = 0;
-  } else {
-    if (pg->input_blocks && pg->output_blocks)
-      r->coll.longest = scr_block_bytes(&r->in_blocks, g->rank); /* a group of one */
-    tickets = r->coll.chunks = r->coll.longest == 0 ? 1 : (r->coll.longest + pg->chunk - 1) / pg->chunk;
-  }
-  r->coll.ticket = g->coll.ticket[large];
-  r->coll.head = 0;
-  r->coll.stage = 0;
-  r->coll.ahead = false;
-  atomic_store_explicit(&r->deadline_ns, 0,
-                        memory_order_relaxed); /* the fast run still has the values of the last operation */
-  atomic_store_explicit(&r->extended_ns, 0, memory_order_relaxed);
-  r->coll.stream_out =
-      r->bytes >= g->stream_bytes && r->out.n > 0 && (r->in.n == 0 || r->in.list[0].data != r->out.list[0].data);
-  if (g->size > 1) g->coll.ticket[large] += tickets;
-  if (SCR_UNLIKELY(g->lane == SCR_DEVICE_LANE)) scr_group_mark(g, r->coll.seq, r->coll.hash);
-  scr_note_started(g, r);
-
-  scr_record *rec = &g->shared->records[r->coll.seq % SCR_RECORDS];
-  atomic_store_explicit(&rec->seq, 0, memory_order_relaxed);
-  atomic_store_explicit(&rec->hash, r->coll.hash,
-                        memory_order_release); /* release, so that seq is 0 before: see read_record() */
-  atomic_store_explicit(&rec->bytes, r->bytes, memory_order_release);
-  atomic_store_explicit(&rec->what, what, memory_order_release);
-  atomic_store_explicit(&rec->seq, r->coll.seq, memory_order_release);
-  SCR_FAULT(SCR_FAULT_STARTED);
-}
-
 static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   switch (st->action) {
     case SCR_PUBLISH:

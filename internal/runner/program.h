@@ -1,5 +1,5 @@
-/* program.h: what the interpreters of slot programs (program.c) and sendrecv programs (sendrecv.c) share: addresses
- * in buffers, and waiting for flags. */
+/* program.h: what the interpreters of slot programs (program.c) and of sendrecv programs (sendrecv.c) share: starting a
+ * run (start.c), addresses in buffers, and waiting for flags. */
 #ifndef SCR_PROGRAM_H
 #define SCR_PROGRAM_H
 
@@ -20,6 +20,8 @@ static inline unsigned char *scr_span(scr_segments *s, uint64_t offset, uint64_t
   return (unsigned char *)segment->data + (offset - s->base);
 }
 
+/* Hashes and records the call of a run, and takes its tickets (start.c). It waits for nothing.
+ * Requires: the drive lock. */
 void scr_run_start(scr_group *g, scr_run *r);
 /* Advances the run until it is finished or blocked, or until_ns has passed (0: no limit).
  * Requires: the drive lock. */

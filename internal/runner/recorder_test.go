@@ -38,7 +38,7 @@ func TestFlightsKeepTheNewest(t *testing.T) {
 	}
 }
 
-func TestFlightsOfCollectivesAndMessagesShareTheCapacity(t *testing.T) {
+func TestFlightsOfCollectivesAndP2PShareTheCapacity(t *testing.T) {
 	r := recorded(t, 4)
 	r.record(coll.AllReduce, 1, 3)
 	r.record(coll.Send, 1, 2)

@@ -131,7 +131,7 @@ bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t 
 void scr_run_finish(scr_run *r, int32_t status, bool waiter) {
   r->status = status;
   if (status < 0) r->cause = scr_cause_ref(atomic_load_explicit(&r->group->cause, memory_order_acquire));
-  if (SCR_UNLIKELY(status < 0 && r->gate.words != NULL)) scr_gate_open(r);
+  if (SCR_UNLIKELY(r->gate.words != NULL)) scr_gate_open(r);
   scr_note_finished(r->group, r, status == SAGECOMM_OK);
   scr_run_settle(r, waiter);
 }

@@ -264,6 +264,9 @@ bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_cal
 uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left);
 /* The same without `left`. */
 uint64_t scr_group_recorded(const scr_group *g, int32_t rank);
+/* Copies the last collective that `rank` recorded in a lane, which this process need not have opened. Returns false if
+ * there is none, or if its record was overwritten meanwhile. */
+bool scr_group_last_in(const scr_group *g, int lane, int32_t rank, scr_call *out);
 /* Marks the running hash of a collective of the device lane if SCR_MARK_EVERY divides its number, and compares this rank's
  * mark at or before a number with a peer's: true also where either has none. */
 void scr_group_mark(scr_group *g, uint64_t seq, uint64_t hash);

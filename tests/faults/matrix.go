@@ -31,9 +31,9 @@ func (c cell) random(seed uint64) *rand.Rand {
 // Forms of a call, as rank.h numbers them.
 const (
 	single = iota
-	messages
+	p2p
 	fused
-	fusedMessages
+	fusedP2P
 )
 
 // path is a call that takes one path through the library.
@@ -97,11 +97,11 @@ var slotPaths = []path{
 	{"gather", "large", single, coll.Gather, count(largeCount), "gather:one_shot@chunk=64K"},
 	{"scatter", "small", single, coll.Scatter, count(smallCount / 4), ""},
 	{"scatter", "large", single, coll.Scatter, shared(2 * largeCount), "scatter:one_shot@chunk=64K"},
-	{"send_recv", "eager", messages, coll.Send, count(smallCount), ""},
-	{"send_recv", "announced", messages, coll.Send, count(largeCount), ""},
+	{"send_recv", "eager", p2p, coll.Send, count(smallCount), ""},
+	{"send_recv", "announced", p2p, coll.Send, count(largeCount), ""},
 	{"coalesced", "small", fused, coll.AllReduce, count(smallCount / 4), ""},
 	{"coalesced", "large", fused, coll.AllReduce, count(largeCount), "all_reduce:two_shot@chunk=64K"},
-	{"coalesced", "messages", fusedMessages, coll.Send, count(smallCount), ""},
+	{"coalesced", "p2p", fusedP2P, coll.Send, count(smallCount), ""},
 }
 
 // nothing is the path of faults that happen where no call is made.
@@ -164,8 +164,8 @@ func senseless(p path, fault, moment string) string {
 	case mismatch == "root" && !p.kind.Rooted():
 		return "the call has no root"
 	case mismatch == "kind" && !p.collective():
-		return "a message against a collective is no mismatch but a wait for ever: part of tests/python/test_timeouts.py"
-	case p.form == fusedMessages && isMismatch && mismatch != "bytes" && mismatch != "type":
+		return "p2p against a collective is no mismatch but a wait for ever: part of tests/python/test_timeouts.py"
+	case p.form == fusedP2P && isMismatch && mismatch != "bytes" && mismatch != "type":
 		return "the call reduces nothing"
 	}
 	return ""

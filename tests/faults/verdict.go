@@ -33,7 +33,7 @@ func (t *trial) expected(timeout int64) verdict {
 		return verdict{coll.Mismatch, fmt.Sprintf("rank %d called", t.culprit), second, false}
 	case t.way.collective() && t.fault != "mismatch_bytes":
 		return verdict{coll.Mismatch, "ranks disagree", second, false}
-	default: // splits of an all_to_all, messages: who finds it names the other side
+	default: // splits of an all_to_all, p2p: who finds it names the other side
 		return verdict{coll.Mismatch, "", second, false}
 	}
 }

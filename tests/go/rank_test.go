@@ -275,8 +275,8 @@ func (r *rankState) reduce(c command, answer *report) error {
 	return nil
 }
 
-// everything uses all memory that a group can have: both sets of slots, and fifos to the neighbours, with messages that are sent
-// at once and with such that wait for a buffer.
+// everything uses all memory that a group can have: both sets of slots, and fifos to the neighbours, with eager sends and with
+// announced ones.
 func (r *rankState) everything() *coll.Failure {
 	me, size := r.group.Rank(), r.group.Size()
 	for range 3 {

@@ -87,9 +87,9 @@ var groupMutations = []Mutation{
 	{NoLookAfterLeft, "the flag is not looked at again after left", "still_blocked in scr_health", "goodbye when all is done", BadOutcome},
 	{GoodbyeWakesNobody, "no bell is woken for a goodbye", "scr_group_wake_all in scr_group_goodbye", "goodbye of a rank that is needed", Deadlock},
 
-	{RecordNotInvalidated, "a record keeps its number while it is rewritten", "scr_run_start", "records of calls come round", BadRecord},
-	{RecordNoWriterFence, "no fence behind the invalidation", "scr_run_start", "records of calls come round", BadRecord},
-	{RecordSeqRelaxed, "the number is stored without release", "scr_run_start", "records of calls come round", BadRecord},
+	{RecordNotInvalidated, "a record keeps its number while it is rewritten", "record_call", "records of calls come round", BadRecord},
+	{RecordNoWriterFence, "no fence behind the invalidation", "record_call", "records of calls come round", BadRecord},
+	{RecordSeqRelaxed, "the number is stored without release", "record_call", "records of calls come round", BadRecord},
 	{RecordSeqNotAcquired, "the number is loaded without acquire", "read_record", "records of calls come round", BadRecord},
 	{RecordNoReaderFence, "no fence before the second look at the number", "read_record", "records of calls come round", BadRecord},
 	{RecordNoSecondLook, "no second look at the number", "read_record", "records of calls come round", BadRecord},

@@ -7,10 +7,10 @@ package modelcheck
 //
 // The model leaves out that the engine looks again after 20 ms whatever happens.
 
-func (p *plan) messages() uint8 { return p.word("messages[rank 1]") }
-func (p *plan) drivers() uint8  { return p.word("drivers[rank 1]") }
-func (p *plan) written() uint8  { return p.word("written[fifo to rank 1]") }
-func (p *plan) taken() uint8    { return p.word("taken[rank 1]") }
+func (p *plan) unfinished() uint8 { return p.word("unfinished[rank 1]") }
+func (p *plan) drivers() uint8    { return p.word("drivers[rank 1]") }
+func (p *plan) written() uint8    { return p.word("written[fifo to rank 1]") }
+func (p *plan) taken() uint8      { return p.word("taken[rank 1]") }
 
 func sendFrame(b *builder) { b.publish(b.sc.written(), 1, seqCst, true) }
 
@@ -37,7 +37,7 @@ func engineOfP2P(b *builder) {
 	b.place(top)
 	b.bell()
 	b.load(s.taken(), seqCst, equals, 0, over)
-	b.load(s.messages(), seqCst, equals, 1, idle)
+	b.load(s.unfinished(), seqCst, equals, 1, idle)
 	if b.off != EngineBesideDriver {
 		b.load(s.drivers(), seqCst, equals, 0, idle)
 	}
@@ -49,7 +49,7 @@ func engineOfP2P(b *builder) {
 	b.emit(instr{op: futexWait}, "sleep")
 	b.armed = false
 	b.store(s.waitsFor(1), 0, seqCst)
-	b.load(s.messages(), seqCst, equals, 1, top)
+	b.load(s.unfinished(), seqCst, equals, 1, top)
 	b.load(s.written(), acquire, below, 1, take)
 	b.jump(top)
 	b.place(over)
@@ -77,7 +77,7 @@ func postP2P(b *builder) { b.post(b.take()) }
 func (b *builder) post(take uint8) {
 	s, driven := b.sc, b.label()
 	if b.off != PostedAfterLook {
-		b.store(s.messages(), 1, seqCst)
+		b.store(s.unfinished(), 1, seqCst)
 		b.load(s.written(), acquire, below, 1, take)
 	}
 	b.load(s.drivers(), seqCst, equals, 0, driven)
@@ -86,7 +86,7 @@ func (b *builder) post(take uint8) {
 	}
 	b.place(driven)
 	if b.off == PostedAfterLook {
-		b.store(s.messages(), 1, seqCst)
+		b.store(s.unfinished(), 1, seqCst)
 		b.load(s.written(), acquire, below, 1, take)
 	}
 }
@@ -98,11 +98,11 @@ func (b *builder) waitAWhile(take uint8) {
 	s, none, over := b.sc, b.label(), b.label()
 	b.store(s.drivers(), 1, seqCst)
 	b.store(s.waitsFor(1), 0, seqCst)
-	b.load(s.messages(), seqCst, equals, 1, none)
+	b.load(s.unfinished(), seqCst, equals, 1, none)
 	b.load(s.written(), acquire, below, 1, take)
 	b.place(none)
 	if b.off == LeavesBeforeCount {
-		b.load(s.messages(), seqCst, equals, 1, over)
+		b.load(s.unfinished(), seqCst, equals, 1, over)
 	}
 	b.store(s.drivers(), 0, seqCst)
 	if b.off == LeavesNothing {
@@ -110,7 +110,7 @@ func (b *builder) waitAWhile(take uint8) {
 		return
 	}
 	if b.off != LeavesBeforeCount {
-		b.load(s.messages(), seqCst, equals, 1, over)
+		b.load(s.unfinished(), seqCst, equals, 1, over)
 	}
 	b.leaveToEngine(take)
 	b.place(over)

@@ -154,7 +154,7 @@ func chain(root, n int) Call { return Call{Kind: Chain, Chunks: n, Root: root} }
 
 func broadcast(root int) Call { return Call{Kind: Broadcast, Chunks: 1, Root: root} }
 
-// ---- records of calls: scr_run_start and read_record ----
+// ---- records of calls: record_call and read_record ----
 
 func (p *plan) recordWord(field string) uint8 { return p.word("call record, %s", field) }
 

@@ -91,7 +91,7 @@ const (
 	NoLookAfterLeft
 	GoodbyeWakesNobody
 
-	// Records of calls: scr_run_start, read_record.
+	// Records of calls: record_call, read_record.
 	RecordNotInvalidated
 	RecordNoWriterFence
 	RecordSeqRelaxed

@@ -74,7 +74,7 @@ COLLECTIVES = [
 ]
 
 
-def exchange_messages() -> dict[str, Any]:
+def send_and_receive() -> dict[str, Any]:
     rank, t = dist.get_rank(), torch.arange(6, dtype=torch.int16)
     dist.barrier()
     if rank == 0:

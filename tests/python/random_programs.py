@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 import operations as ops
-import program_messages
+import program_p2p
 import program_windows
 import programs
 import sagecomm
@@ -151,8 +151,8 @@ def play_barrier(async_op: bool, rank: Rank, at: Member, what: str) -> None:
         rank.fly(what, work, lambda: None, leave=True)
 
 
-def draw_messages(draw: Draw) -> program_messages.Messages:
-    return program_messages.draw(draw.rng, draw.size, draw.number, draw.count)
+def draw_p2p(draw: Draw) -> program_p2p.P2P:
+    return program_p2p.draw(draw.rng, draw.size, draw.number, draw.count)
 
 
 def draw_window(draw: Draw) -> program_windows.Window:
@@ -206,7 +206,7 @@ def play_new_group(ranks: tuple[int, ...] | None, rank: Rank, at: Member, what: 
 STEPS = {
     "collective": StepKind(60, draw_collective, play_collective),
     "barrier": StepKind(4, draw_barrier, play_barrier),
-    "messages": StepKind(20, draw_messages, program_messages.play),
+    "p2p": StepKind(20, draw_p2p, program_p2p.play),
     "window": StepKind(12, draw_window, program_windows.play),
     "objects": StepKind(4, draw_objects, play_objects),
     "new_group": StepKind(8, draw_new_group, play_new_group),

@@ -113,7 +113,7 @@ def test_slices_of_one_tensor(world: Callable[[int], World]) -> None:
 
 
 def batches() -> None:
-    """A batch exchanges messages between all ranks, itself included; each recv is listed before the send it needs."""
+    """A batch has sends and recvs between all ranks, itself included; each recv is listed before the send it needs."""
     size, rank = dist.get_world_size(), dist.get_rank()
     for n in 1, 3000, 100_000:
         received = [torch.empty(n) for _ in range(size)]

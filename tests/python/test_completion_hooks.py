@@ -50,7 +50,7 @@ def one_of_each() -> int:
     else:
         dist.recv(torch.ones(5))
         works.append(dist.isend(torch.ones(5), 0))
-    count = 3 + 1 + 1  # synchronous calls: all_reduces, a barrier, a message
+    count = 3 + 1 + 1  # synchronous calls: all_reduces, a barrier, a send or recv
     sparse = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (4,), check_invariants=True)
     dist.all_reduce(sparse)
     works.append(dist.all_reduce(sparse, async_op=True))

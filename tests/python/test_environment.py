@@ -239,14 +239,14 @@ def test_the_command_tells_a_value_that_is_refused():
         (
             "INFO",
             [
-                "1 ranks",
+                "made with 1 rank, ",
                 "shared memory (own): ranks [0]",
                 "all_reduce: 0-inf:local@chunk=262144 (the only one)",
                 "rank 0: destroyed",
             ],
             ["sagecomm TRACE", "failed:"],
         ),
-        ("TRACE", ["1 ranks", "all_reduce (float32, SUM, 3 elements)", "barrier"], []),
+        ("TRACE", ["made with 1 rank, ", "all_reduce (float32, SUM, 3 elements)", "barrier"], []),
     ],
 )
 def test_what_debug_prints(level, expected, absent):

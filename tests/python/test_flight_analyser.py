@@ -15,7 +15,7 @@ from torch.distributed.flight_recorder.components.types import COLLECTIVES as AN
 
 import analyser
 from analyser import analyse
-from flight import COLLECTIVES, bindings, every_collective, exchange_messages, with_recorder
+from flight import COLLECTIVES, bindings, every_collective, send_and_receive, with_recorder
 from worlds import World
 
 WorldOf = Callable[[int], World]
@@ -34,7 +34,7 @@ ANALYSABLE = {"SAGECOMM_FR_PREFIX": analyser.prefix()}
 def all_kinds_and_dump(prefix: str | None) -> bytes:
     every_collective()
     dist.all_reduce(torch.eye(100).to_sparse())
-    exchange_messages()
+    send_and_receive()
     if prefix is not None:
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = prefix
         bindings._dump_fr_trace_file(dist.get_rank())

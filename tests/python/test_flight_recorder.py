@@ -15,11 +15,11 @@ from flight import (
     COLLECTIVES,
     bindings,
     every_collective,
-    exchange_messages,
     names,
     ours,
     read,
     read_json,
+    send_and_receive,
     with_recorder,
 )
 from worlds import World
@@ -27,7 +27,7 @@ from worlds import World
 WorldOf = Callable[[int], World]
 FreshWorldOf = Callable[..., World]
 
-MESSAGE_NUMBERS = 10**12  # p2p operations are numbered from there on, far from collectives
+P2P_NUMBERS = 10**12  # p2p operations are numbered from there on, far from collectives
 
 pytestmark = with_recorder
 
@@ -90,18 +90,18 @@ def test_dumps_hold_exactly_what_was_called(world: WorldOf) -> None:
         assert ours(as_json) == entries
 
 
-def test_messages_name_both_ends(world: WorldOf) -> None:
-    first, second = world(2).run(exchange_messages)
+def test_p2p_names_both_ends(world: WorldOf) -> None:
+    first, second = world(2).run(send_and_receive)
     # The source of the recv is known, because it is complete.
     assert names(first) == ["barrier", "send 0->1", "recv 0<-1", "barrier"]
     assert names(second) == ["barrier", "recv 1<-0", "send 1->0", "barrier"]
     for dump in (first, second):
-        messages = [e for e in ours(dump) if e["is_p2p"]]
-        assert [e["input_sizes"] + e["output_sizes"] for e in messages] == [[[6]], [[2]]]
-        assert [e["input_dtypes"] + e["output_dtypes"] for e in messages] == [["Short"], ["Short"]]
-        assert [e["p2p_seq_id"] - MESSAGE_NUMBERS for e in ours(dump)] == [0, 1, 2, 2]
+        p2p = [e for e in ours(dump) if e["is_p2p"]]
+        assert [e["input_sizes"] + e["output_sizes"] for e in p2p] == [[[6]], [[2]]]
+        assert [e["input_dtypes"] + e["output_dtypes"] for e in p2p] == [["Short"], ["Short"]]
+        assert [e["p2p_seq_id"] - P2P_NUMBERS for e in ours(dump)] == [0, 1, 2, 2]
         assert [e["collective_seq_id"] for e in ours(dump)] == [1, 1, 1, 2]
-        assert {e["state"] for e in messages} == {"completed"}
+        assert {e["state"] for e in p2p} == {"completed"}
 
 
 def wait_alone(size: int) -> list[dict[str, Any]]:

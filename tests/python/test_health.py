@@ -80,7 +80,7 @@ def ephemeral_sums() -> None:
     direct._add_ephemeral_timeout(timedelta(seconds=2))
     third, given = post(3)
     assert given == 107
-    dist.barrier()  # the first message ends what it was given: only when both have posted all
+    dist.barrier()  # the first send ends the time that it was given: only when both have posted all
     for tag in (1, 2, 3):
         direct.send([torch.ones(1)], peer, tag).wait()
     first.wait()

@@ -139,10 +139,10 @@ def reduced(kind: str) -> tuple[list[str], dict[str, str]]:
 
 @pytest.mark.parametrize("size", quickly([3], [3, 4]))
 @pytest.mark.parametrize("op", KINDS)
-def test_every_algorithm_of_messages(world, op, size):
+def test_every_algorithm_with_an_order_of_its_own(world, op, size):
     """For all_reduce this fails where two ranks reduce the same operands in another order (`message_first`)."""
-    for name, of_messages in random_programs.algorithms()[op]:
-        if not of_messages:
+    for name, in_own_order in random_programs.algorithms()[op]:
+        if not in_own_order:
             continue
         options = sagecomm.Options(settings={"tune": f"{op}:{name}@chunk=1K"})
         results = world(size).run(reduced, KINDS[op], options=options)

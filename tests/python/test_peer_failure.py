@@ -206,7 +206,7 @@ def test_survivors_start_again_in_the_same_process(mortals, signals):
 
 
 def goes_early() -> str:
-    """After rank 2 has destroyed its group, messages between the others succeed and a collective fails."""
+    """After rank 2 has destroyed its group, p2p operations between the others succeed and a collective fails."""
     rank = dist.get_rank()
     dist.barrier()
     if rank == 2:

@@ -1,4 +1,4 @@
-"""torch's pipeline schedules give on four ranks the results of one process; messages in any order do not deadlock."""
+"""torch's pipeline schedules give on four ranks the results of one process; p2p in any order does not deadlock."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_four_ranks_train_as_one_process(world, reference, kind):
         history.check(reference, f"{kind}, rank {rank}")
 
 
-# ---- messages in any order ----
+# ---- p2p operations in any order ----
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,9 @@ def shuffled_order(rng: random.Random, parts: int) -> list[Task]:
 
 
 class Shuffled:
-    """One rank's part in a shuffled schedule, beside which a batch of messages between any ranks is under way. All draw
-    alike who has which stage; each rank for itself when it receives, what it sends together and what it awaits."""
+    """One rank's part in a shuffled schedule. Beside it, a batch of p2p operations between any ranks is under way. All
+    ranks draw alike who has which stage; each rank draws for itself when it receives, what it sends together and what
+    it awaits."""
 
     def __init__(self, seed: int) -> None:
         common = random.Random(seed)
@@ -156,8 +157,8 @@ class Shuffled:
         check()
 
     def issue_beside(self) -> tuple[list[Any], Callable[[], None]]:
-        """Messages of one tag between the same two ranks go by the order in which they are posted, so each has a tag of
-        its own."""
+        """P2p operations of one tag between the same two ranks match in the order in which they are posted, so each has
+        a tag of its own."""
         rank, got, ops = dist.get_rank(), {}, []
         for number, (source, to) in enumerate(self.beside):
             tag = 1000 + number
@@ -170,7 +171,7 @@ class Shuffled:
 
         def check() -> None:
             for number, tensor in got.items():
-                assert tensor.eq(number).all(), f"message {number} beside: {tensor[0]} of {self.count}"
+                assert tensor.eq(number).all(), f"send {number} beside: {tensor[0]} of {self.count}"
 
         return (dist.batch_isend_irecv(ops) if ops else []), check
 

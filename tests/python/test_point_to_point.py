@@ -74,7 +74,7 @@ def test_every_type(world):
 
 
 def crossed_tags(count: int) -> None:
-    """Messages of different tags can be received in the opposite order of sending."""
+    """Sends of different tags can be received in the opposite order of sending."""
     tags = (5, 0, 2_000_000_000, 7)
     if dist.get_rank() == 0:
         works = [dist.isend(torch.full((count,), float(tag)), 1, tag=tag) for tag in tags]
@@ -94,7 +94,7 @@ def test_tags_crossed(world, count):
 
 
 def blocking_crossed_tags(count: int) -> None:
-    """A blocking receive of the later message must not need a receive of the earlier one."""
+    """A blocking receive of the later send must not need a receive of the earlier one."""
     if dist.get_rank() == 0:
         first = dist.isend(torch.full((count,), 1.0), 1, tag=1)
         dist.isend(torch.full((count,), 2.0), 1, tag=2).wait()
@@ -112,7 +112,7 @@ def test_tags_crossed_blocking(world, count):
 
 
 def posted_order(seed: int) -> None:
-    """Many messages of one tag in flight, lengths mixed so that eager and rendezvous alternate."""
+    """Many sends of one tag in flight, lengths mixed so that eager and rendezvous alternate."""
     rng = random.Random(seed)
     counts = [rng.choice([1, 10, 2000, 30_000]) for _ in range(120)]
     tensors = [torch.full((n,), float(i)) for i, n in enumerate(counts)]
@@ -121,7 +121,7 @@ def posted_order(seed: int) -> None:
         for work in works:
             work.wait()
         return
-    early = 60 if rng.random() < 0.5 else 0  # posted before the messages come, or after
+    early = 60 if rng.random() < 0.5 else 0  # posted before the sends, or after
     got = [torch.empty_like(t) for t in tensors]
     works = [dist.irecv(t, 0) for t in got[:early]]
     works += [dist.irecv(t, 0) for t in got[early:]]
@@ -129,7 +129,7 @@ def posted_order(seed: int) -> None:
     for work in works:
         work.wait()
     for number, (t, want) in enumerate(zip(got, tensors, strict=True)):
-        assert torch.equal(t, want), f"seed {seed}: message {number} holds {t[0].item()}"
+        assert torch.equal(t, want), f"seed {seed}: recv {number} holds {t[0].item()}"
 
 
 def test_posted_order_decides(world):
@@ -162,7 +162,7 @@ def test_any_source(world, size, count):
 
 
 def any_source_beside_named() -> None:
-    """A receive from anybody that was posted first takes the first message; one with a name waits for its own."""
+    """A receive from anybody that was posted first takes the first send; one with a name waits for its own."""
     rank = dist.get_rank()
     if rank == 0:
         anybody, named = torch.zeros(1), torch.zeros(1)
@@ -205,7 +205,7 @@ def test_a_send_to_oneself(world, size):
 
 
 def beside_a_collective(count: int) -> None:
-    """Rank 1 joins the collective only after it has the message that rank 0 sends behind its own call."""
+    """Rank 1 joins the collective only after it has received what rank 0 sends behind its own call."""
     t = torch.ones(count)
     if dist.get_rank() == 0:
         work = dist.all_reduce(t, async_op=True)
@@ -280,7 +280,7 @@ def test_batch_isend_irecv_by_name(world, size):
 
 
 def received_beside_computation() -> None:
-    """Small and large messages arrive although no thread waits on either side."""
+    """Small and large sends arrive although no thread waits on either side."""
     for count in (1, 5000, BIG):
         for number in range(5):
             if dist.get_rank() == 0:
@@ -291,7 +291,7 @@ def received_beside_computation() -> None:
             give_up = time.monotonic() + DEADLINE_S
             while not work.is_completed():
                 torch.ones(1000).sum()
-                assert time.monotonic() < give_up, f"{count} elements, message {number}"
+                assert time.monotonic() < give_up, f"{count} elements, recv {number}"
             if dist.get_rank() == 1:
                 assert torch.equal(t, torch.full((count,), float(number)))
             # As dist.recv() does, after which a short receive is expected to be waited for at once.

@@ -54,6 +54,25 @@ def tensors_without_memory() -> None:
     still_works()
 
 
+def refusals_that_count_ranks() -> None:
+    count = "1 rank" if dist.get_world_size() == 1 else f"{dist.get_world_size()} ranks"
+    t, size = torch.ones(6), dist.get_world_size()
+    options = c10d.BroadcastOptions()
+    options.rootRank = size
+    refused(f"the group has {count}$", lambda: backend().broadcast([t], options))
+    splits = [1] * (size + 1)
+    refused(f"the group has {count}$", lambda: dist.all_to_all_single(t, t, splits, splits))
+    need = "needs" if size == 1 else "need"
+    refused(f"; {count} with .* each {need} ", lambda: dist.all_gather_into_tensor(torch.ones(6 * size + 1), t))
+    refused(f"for each of {count}, got 0", lambda: backend().allgather_coalesced([], [t]))
+    still_works()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_refusals_count_the_ranks_of_the_group(world, size):
+    world(size).run(refusals_that_count_ranks)
+
+
 def test_tensors_without_memory(world):
     world(2).run(tensors_without_memory)
 

@@ -70,6 +70,12 @@ def test_the_table():
     assert _simulate.text([ANSWER]) == TABLE
 
 
+def test_a_title_counts_one_rank():
+    cluster = {**ANSWER["cluster"], "hosts": 1, "ranks_per_host": 1}
+    title = _simulate.text([{**ANSWER, "cluster": cluster, "ranks": 1}]).splitlines()[0]
+    assert title == "broadcast of 1 MB, 1 rank: 1 x 1, ring"
+
+
 def test_several_answers_are_a_row_each():
     assert _simulate.text([ANSWER, {**ANSWER, "bytes": 8}]) == TIMES
 

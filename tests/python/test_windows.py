@@ -145,7 +145,7 @@ def test_window_left_by_an_exception(world: Callable[[int], World], forgotten: b
     world(2).run(left_by_exception, forgotten)
 
 
-def strided_or_beside_messages() -> None:
+def strided_or_beside_p2p() -> None:
     """Operations that copy their input when collected, and p2p operations, are not ordered with the rest of a call."""
     pg, rank, backend = group(), dist.get_rank(), group()._get_backend(CPU)
     strided = torch.ones(4, 2)[:, 0]
@@ -185,7 +185,7 @@ def strided_or_beside_messages() -> None:
 
 
 def test_what_has_no_order_is_refused(world: Callable[[int], World]) -> None:
-    world(2).run(strided_or_beside_messages)
+    world(2).run(strided_or_beside_p2p)
 
 
 def window_of_a_thread_that_ends() -> None:

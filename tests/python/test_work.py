@@ -24,7 +24,7 @@ def backend(group: Any = None) -> Any:
 
 
 def go(rank: int, tag: int = 900) -> None:
-    """Tells a rank that waits in held() to go on, by a message, because messages do not wait behind collectives."""
+    """Tells a rank that waits in held() to go on, by a send, because p2p operations do not wait behind collectives."""
     dist.send(torch.ones(1), rank, tag=tag)
 
 
@@ -122,7 +122,7 @@ def sequence_numbers() -> None:
     elif rank == 1:
         dist.recv(torch.ones(1), 0)
     dist.barrier()
-    assert group._get_sequence_number_for_group() == 3, "messages have no number"
+    assert group._get_sequence_number_for_group() == 3, "p2p operations have no number"
     other = dist.new_group([0, 1])
     if rank < 2:
         assert other._get_sequence_number_for_group() == 0

@@ -206,7 +206,7 @@ static uint64_t steps(void) {
 #endif
 }
 
-/* Sends n messages from rank 0 to rank 1 in one coalesced call and returns the steps of all searches. The recvs have
+/* Makes n sends from rank 0 to rank 1 in one coalesced call and returns the steps of all searches. The recvs have
  * the tags of the sends in the same order or in reverse. */
 static uint64_t exchange_many(rank *r, uint32_t n, uint64_t bytes, bool reverse) {
   static unsigned char memory[SHORT + 1]; /* what arrives is not looked at here */

@@ -107,18 +107,18 @@ static void wait_for_abort(rank *r, void *arg) {
   bool lonely = r->rank == size - 1;
   int32_t data = 0;
   sagecomm_segment s = {&data, 4};
-  sagecomm_work message = 0;
+  sagecomm_work posted = 0;
   sagecomm_op recv = {.kind = SAGECOMM_RECV, .root = r->rank, .flags = SAGECOMM_ASYNC, .n_out = 1, .out = &s};
-  CHECK(scr_issue(r->handle, &recv, &message, NULL, &err) == SAGECOMM_PENDING); /* never sent */
+  CHECK(scr_issue(r->handle, &recv, &posted, NULL, &err) == SAGECOMM_PENDING); /* never sent */
   meet();
   if (lonely) { /* a thread of this rank waits, too, while another aborts */
     pthread_t other;
     CHECK(pthread_create(&other, NULL, abort_group, r) == 0);
-    CHECK(complete(message, &err) == SAGECOMM_ABORTED);
+    CHECK(complete(posted, &err) == SAGECOMM_ABORTED);
     pthread_join(other, NULL);
   } else {
     CHECK(sum(r, 64, r->rank % 2 ? SAGECOMM_ASYNC : 0, 0, &err) == SAGECOMM_ABORTED);
-    CHECK(complete(message, &err) == SAGECOMM_ABORTED);
+    CHECK(complete(posted, &err) == SAGECOMM_ABORTED);
   }
   CHECK(err.rank == size - 1 && strcmp(err.message, "enough") == 0);
   CHECK(sum(r, 64, 0, 0, &err) == SAGECOMM_ABORTED);

@@ -19,7 +19,7 @@ static int32_t collective(const rank *r, uint32_t n, sagecomm_error *err) {
   return status;
 }
 
-static int32_t message(const rank *r, uint8_t kind, int peer, int32_t *value, sagecomm_error *err) {
+static int32_t p2p(const rank *r, uint8_t kind, int peer, int32_t *value, sagecomm_error *err) {
   sagecomm_segment s = {value, 4};
   sagecomm_op op = {.kind = kind, .dtype = SAGECOMM_INT32, .root = peer};
   if (kind == SAGECOMM_SEND) {
@@ -43,8 +43,8 @@ static void other_size(rank *r, void *arg) {
   }
   meet();
   int32_t sent = r->rank, got = -1;
-  CHECK(message(r, SAGECOMM_SEND, to, &sent, &err) == SAGECOMM_OK);
-  CHECK(message(r, SAGECOMM_RECV, from, &got, &err) == SAGECOMM_OK && got == from);
+  CHECK(p2p(r, SAGECOMM_SEND, to, &sent, &err) == SAGECOMM_OK);
+  CHECK(p2p(r, SAGECOMM_RECV, from, &got, &err) == SAGECOMM_OK && got == from);
   meet();
   scr_group_detach(r->group);
   meet();
@@ -108,7 +108,7 @@ static void wrong_fifo(rank *r, void *arg) {
     }
   }
   meet();
-  if (r->rank == 0) expect_garbage(r, message(r, SAGECOMM_RECV, size - 1, &got, &err), &err);
+  if (r->rank == 0) expect_garbage(r, p2p(r, SAGECOMM_RECV, size - 1, &got, &err), &err);
   meet();
 }
 
@@ -183,7 +183,7 @@ void test_culprit_of_a_bad_frame(int n, waiting w, uint64_t seed) {
 typedef struct bad {
   scr_frame frame;
   int times;       /* the last of so many alike is one too many */
-  bool announced;  /* the message that rank 0 expects was announced before, with the id of the frame */
+  bool announced;  /* the send that rank 0 expects was announced before, with the id of the frame */
   int64_t written; /* beyond what the frame takes */
 } bad;
 
@@ -200,14 +200,14 @@ static void begin_p2p(rank *r) {
   sagecomm_error err;
   int32_t value = 5;
   if (r->rank == size - 1) {
-    CHECK(message(r, SAGECOMM_SEND, 0, &value, &err) == SAGECOMM_OK);
-    CHECK(message(r, SAGECOMM_RECV, 0, &value, &err) == SAGECOMM_OK);
+    CHECK(p2p(r, SAGECOMM_SEND, 0, &value, &err) == SAGECOMM_OK);
+    CHECK(p2p(r, SAGECOMM_RECV, 0, &value, &err) == SAGECOMM_OK);
   }
   if (r->rank == 0) {
-    CHECK(message(r, SAGECOMM_RECV, size - 1, &value, &err) == SAGECOMM_OK);
-    CHECK(message(r, SAGECOMM_SEND, size - 1, &value, &err) == SAGECOMM_OK);
+    CHECK(p2p(r, SAGECOMM_RECV, size - 1, &value, &err) == SAGECOMM_OK);
+    CHECK(p2p(r, SAGECOMM_SEND, size - 1, &value, &err) == SAGECOMM_OK);
   }
-  /* A message is complete before whoever carried it, maybe the engine, is out of the fifos. */
+  /* A p2p operation is complete before whoever drove it, maybe the engine, is out of the fifos. */
   while (atomic_load(&r->group->p2p.unfinished) != 0) sched_yield();
   scr_spin_lock(&r->group->p2p.lock);
   scr_spin_unlock(&r->group->p2p.lock);
@@ -226,7 +226,7 @@ static void bad_frame(rank *r, void *arg) {
     for (int i = 1; i <= b->times; i++) forge(r, &b->frame, i == b->times ? b->written : 0);
   }
   meet();
-  if (r->rank == 0) expect_garbage(r, message(r, SAGECOMM_RECV, size - 1, &value, &err), &err);
+  if (r->rank == 0) expect_garbage(r, p2p(r, SAGECOMM_RECV, size - 1, &value, &err), &err);
   meet();
 }
 
@@ -261,7 +261,7 @@ void test_bad_frames(int n, waiting w, uint64_t seed) {
 
 /* The reader of a fifo cannot have taken more than was written. */
 static void wrong_counts(rank *r, void *arg) {
-  uint32_t n = *(uint32_t *)arg; /* bytes of each message */
+  uint32_t n = *(uint32_t *)arg; /* bytes of each send */
   begin_p2p(r);
   if (r->rank == size - 1) {
     scr_fifo_reader *reader = scr_shared_fifo_reader(r->group->shared, 0);
@@ -327,7 +327,7 @@ static void changing_length(rank *r, void *arg) {
     CHECK(pthread_create(&s.thread, NULL, swap, &s) == 0);
   }
   meet();
-  if (r->rank == 0) expect_garbage(r, message(r, SAGECOMM_RECV, size - 1, &value, &err), &err);
+  if (r->rank == 0) expect_garbage(r, p2p(r, SAGECOMM_RECV, size - 1, &value, &err), &err);
   meet();
   if (r->rank == size - 1) {
     atomic_store(&s.stop, true);

@@ -1,4 +1,4 @@
-/* p2p.c: messages longer than a fifo, and more of them than the eager credit holds, matched in an order that is
+/* p2p.c: sends longer than a fifo, and more of them than the eager credit holds, matched in an order that is
  * not the one in which they were sent. */
 #include <assert.h>
 #include <pthread.h>
@@ -9,7 +9,7 @@
 
 static int size;
 
-static int32_t value(int from, int message, uint32_t i) { return from * 15485863 + message * 7919 + (int32_t)i; }
+static int32_t value(int from, int number, uint32_t i) { return from * 15485863 + number * 7919 + (int32_t)i; }
 
 static sagecomm_work post(rank *r, uint8_t kind, int peer, int tag, int32_t *data, uint32_t n) {
   sagecomm_segment s = {data, n * 4};
@@ -47,13 +47,13 @@ static void long_ones(rank *r, void *arg) {
   free(in);
 }
 
-void test_long_messages(int n, waiting w, uint64_t seed) {
+void test_long_sends(int n, waiting w, uint64_t seed) {
   size = n;
   run_ranks(n, w.spin, w.yield_us, seed, long_ones, NULL);
 }
 
 #define MANY 80
-#define EACH 1000 /* integers: 80 messages are two and a half times the credit */
+#define EACH 1000 /* integers: 80 sends are two and a half times the credit */
 
 static void reversed(rank *r, void *arg) {
   (void)arg;
@@ -63,7 +63,7 @@ static void reversed(rank *r, void *arg) {
   sagecomm_work send[MANY];
   for (int m = 0; m < MANY; m++) {
     for (uint32_t i = 0; i < EACH; i++) out[m * EACH + (int)i] = value(r->rank, m, i);
-    send[m] = post(r, SAGECOMM_SEND, to, m / 2, out + m * EACH, EACH); /* two messages of each tag */
+    send[m] = post(r, SAGECOMM_SEND, to, m / 2, out + m * EACH, EACH); /* two sends of each tag */
   }
   for (int tag = MANY / 2 - 1; tag >= 0; tag--) {
     for (int k = 0; k < 2; k++) {
@@ -83,7 +83,7 @@ void test_reverse_tags(int n, waiting w, uint64_t seed) {
 
 /* ---- no thread holds the lock of the p2p operations for long ---- */
 
-#define FRAMES 5000 /* messages without bytes: one frame each, all in the fifo at once */
+#define FRAMES 5000 /* sends without bytes: one frame each, all in the fifo at once */
 
 static void one_at_a_time(rank *r, void *arg) {
   (void)arg;
@@ -121,14 +121,14 @@ void test_bounded_passes(int n, waiting w, uint64_t seed) {
 
 typedef struct holder {
   scr_group *g;
-  _Atomic int waits; /* rank 0 begins to wait for its message */
+  _Atomic int waits; /* rank 0 begins to wait for its recv */
   _Atomic int64_t released;
 } holder;
 
 static holder held;
 static _Atomic int sent;
 
-/* Holds the lock from before the message comes until its receiver sleeps, or would have slept long since. */
+/* Holds the lock from before the payload comes until its receiver sleeps, or would have slept long since. */
 static void *hold(void *p) {
   (void)p;
   scr_group *g = held.g;

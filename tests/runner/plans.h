@@ -22,7 +22,7 @@ extern const unsigned n_plans;
 /* Messages of chunks up to this length fit into a channel, in all plans. */
 #define LONGEST_CHUNK 8192
 
-/* The algorithms of messages of a kind. */
+/* The sendrecv algorithms of a kind. */
 int algorithms_of(int kind);
 /* Returns the number of an algorithm, which must exist. */
 int algorithm_named(int kind, const char *name);
@@ -44,5 +44,7 @@ int choose_rounds(void);
 const plan *chosen_plan(const sagecomm_op *op, int size_class, int size, int rank);
 /* A program, and the channels that it sends through. */
 scr_program *compile_messages(scr_group *g, const sagecomm_op *op, const plan *p);
+/* A program over slots (slot_programs.c), and the large slots of this rank if it needs them. */
+scr_program *compile_slots(scr_group *g, const sagecomm_op *op, uint64_t bytes);
 
 #endif

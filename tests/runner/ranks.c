@@ -59,93 +59,6 @@ static int index_of(uint64_t handle) {
 
 /* ---- what Go does ---- */
 
-static scr_program *compile(scr_group *g, const sagecomm_op *op, uint64_t bytes, int me) {
-  const plan *by_messages = chosen_plan(op, scr_group_class(g, op->kind, bytes), n_ranks, me);
-  if (by_messages) return compile_messages(g, op, by_messages);
-  scr_program *p = scr_program_new();
-  bool premul = op->reduce_op == SAGECOMM_PREMUL_SUM, large = bytes > 4096;
-  p->kernels = scr_get_kernels();
-  p->large = large;
-  p->chunk = large ? 16384 : 8192;
-  p->elem = op->dtype == SAGECOMM_UINT8 ? 1 : 4;
-  p->divisor = n_ranks;
-  p->reduce = p->kernels->reduce[op->dtype][op->reduce_op];
-  p->scale = premul ? p->kernels->scale[op->dtype] : NULL;
-  p->own_from_input = !premul;
-  /* A slot holds a chunk of each block; short blocks of many ranks do not all fit into a small one. */
-  if (op->kind == SAGECOMM_REDUCE_SCATTER || op->kind == SAGECOMM_SCATTER) {
-    if (!large) p->chunk = 4096 / n_ranks & ~63;
-  }
-  scr_stage *s = p->stage;
-  switch (op->kind) {
-    case SAGECOMM_ALL_REDUCE:
-      if (!large) {
-        s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
-        s[p->n_stages++] = (scr_stage){.action = SCR_REDUCE, .to_output = 1, .from = SCR_EVERYBODY};
-      } else {
-        s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH, .skip_own = !premul};
-        s[p->n_stages++] = (scr_stage){.action = SCR_REDUCE, .lag = 1, .share = 1, .to_output = 1, .back = SCR_OTHERS};
-        s[p->n_stages++] = (scr_stage){.action = SCR_COLLECT, .lag = 2, .from = SCR_OTHERS};
-        p->max_lag = 2;
-      }
-      break;
-    case SAGECOMM_BROADCAST:
-      if (me == op->root) {
-        s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
-      } else {
-        s[p->n_stages++] = (scr_stage){.action = SCR_READ, .from = SCR_FROM_ROOT};
-      }
-      break;
-    case SAGECOMM_ALL_GATHER:
-      p->output_blocks = 1;
-      s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
-      s[p->n_stages++] = (scr_stage){.action = SCR_READ, .from = SCR_OTHERS};
-      break;
-    case SAGECOMM_REDUCE:
-      s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
-      if (me == op->root) s[p->n_stages++] = (scr_stage){.action = SCR_REDUCE, .to_output = 1};
-      break;
-    case SAGECOMM_REDUCE_SCATTER:
-      p->input_blocks = 1;
-      s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
-      s[p->n_stages++] = (scr_stage){.action = SCR_REDUCE, .lag = 1, .to_output = 1, .from = SCR_EVERYBODY};
-      p->max_lag = 1;
-      break;
-    case SAGECOMM_ALL_TO_ALL:
-      p->input_blocks = p->output_blocks = p->large = large = true;
-      p->chunk = 16384;
-      if (n_ranks > 1) {
-        p->head = 512;
-        p->n_heads = 2;
-        s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH, .head = 1};
-        s[p->n_stages++] = (scr_stage){.action = SCR_READ, .from = SCR_OTHERS, .head = 1};
-      }
-      s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
-      s[p->n_stages++] = (scr_stage){.action = SCR_READ, .lag = 1, .from = SCR_OTHERS};
-      p->max_lag = 1;
-      break;
-    case SAGECOMM_GATHER:
-      p->output_blocks = 1;
-      s[p->n_stages++] =
-          me == op->root ? (scr_stage){.action = SCR_READ, .from = SCR_OTHERS} : (scr_stage){.action = SCR_PUBLISH};
-      break;
-    case SAGECOMM_SCATTER:
-      p->input_blocks = 1;
-      if (me == op->root) {
-        s[p->n_stages++] = (scr_stage){.action = SCR_LOCAL};
-        s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
-      } else {
-        s[p->n_stages++] = (scr_stage){.action = SCR_READ, .from = SCR_FROM_ROOT};
-      }
-      break;
-    default:
-      s[p->n_stages++] = (scr_stage){.action = SCR_PUBLISH};
-      s[p->n_stages++] = (scr_stage){.action = SCR_AWAIT, .from = SCR_EVERYBODY};
-  }
-  if (large && !scr_group_has_large(g)) scr_group_set_large(g, take_memory(me, SCR_LARGE_SLOTS * SCR_LARGE_STRIDE));
-  return p;
-}
-
 static pthread_mutex_t go = PTHREAD_MUTEX_INITIALIZER;
 _Atomic int no_memory_on = -1;
 _Atomic bool garbled;
@@ -156,13 +69,14 @@ static int32_t issue(uint64_t handle, const sagecomm_op *op, scr_run **out, sage
   const scr_gate *gate = on_device ? &next_gate[table[i].rank] : NULL;
   if (on_device) i += n_ranks;
   scr_group *g = table[i].group;
-  if (op->kind >= SAGECOMM_SEND) return scr_copy_error(g, err); /* a message that a group which is down refuses */
+  if (op->kind >= SAGECOMM_SEND) return scr_copy_error(g, err); /* a p2p operation that a group which is down refuses */
   if (op->kind == SAGECOMM_BROADCAST && table[i].rank == atomic_load(&no_memory_on)) return scr_no_memory(err);
   pthread_mutex_lock(&go);
   uint64_t bytes = scr_op_bytes(op, g->rank, n_ranks), key = scr_cache_key(g, op, bytes);
   scr_program *p = (scr_program *)(uintptr_t)scr_cache_find(g, key);
   if (p == NULL) {
-    p = compile(g, op, bytes, table[i].rank);
+    const plan *by_messages = chosen_plan(op, scr_group_class(g, op->kind, bytes), g->size, g->rank);
+    p = by_messages ? compile_messages(g, op, by_messages) : compile_slots(g, op, bytes);
     CHECK(scr_cache_insert(g, key, p));
   }
   bool down;

@@ -4,7 +4,7 @@
 
 #include "scenarios.h"
 
-enum { ROUNDS = 150, COLLECTIVES = 3, MESSAGES = 2 };
+enum { ROUNDS = 150, COLLECTIVES = 3, P2P = 2 };
 
 static int size;
 static _Atomic int working;
@@ -40,7 +40,7 @@ static void work(rank *r, void *arg) {
   (void)arg;
   pthread_t thread;
   CHECK(pthread_create(&thread, NULL, reader, r) == 0);
-  uint64_t collective = 0, message = 0;
+  uint64_t collective = 0, p2p = 0;
   sagecomm_error err;
   int32_t in[8] = {0}, out[8];
   for (int round = 0; round < ROUNDS; round++) {
@@ -59,8 +59,8 @@ static void work(rank *r, void *arg) {
         pending[i] = 0;
       }
     }
-    for (int i = 0; i < MESSAGES; i++) {
-      int32_t tag = (int32_t)(++message % 8);
+    for (int i = 0; i < P2P; i++) {
+      int32_t tag = (int32_t)(++p2p % 8);
       sagecomm_segment from = {in, 4 * (uint64_t)tag}, to = {out, 4 * (uint64_t)tag};
       sagecomm_op send = {.kind = SAGECOMM_SEND, .root = (r->rank + 1) % size, .tag = tag, .n_in = 1, .in = &from};
       sagecomm_op recv = {
@@ -81,7 +81,7 @@ static void work(rank *r, void *arg) {
 
   scr_flight *list = calloc(3 * scr_group_flights(r->group, r->rank).capacity, sizeof *list);
   uint64_t total, newest = 0, n = scr_group_read_flights(r->group, list, &total);
-  CHECK(total == ROUNDS * (COLLECTIVES + 2 * MESSAGES));
+  CHECK(total == ROUNDS * (COLLECTIVES + 2 * P2P));
   for (uint64_t i = 0; i < n; i++) {
     CHECK(list[i].state == SCR_FLIGHT_COMPLETED);
     if (list[i].kind == SAGECOMM_ALL_REDUCE && list[i].number > newest) newest = list[i].number;

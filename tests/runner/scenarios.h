@@ -24,7 +24,7 @@ void test_steps_of_coalesced_p2p(int size, waiting w, uint64_t seed);
 void test_coalesced_failure(int size, waiting w, uint64_t seed);
 void test_coalesced_without_memory(int size, waiting w, uint64_t seed);
 /* p2p.c */
-void test_long_messages(int size, waiting w, uint64_t seed);
+void test_long_sends(int size, waiting w, uint64_t seed);
 void test_reverse_tags(int size, waiting w, uint64_t seed);
 void test_bounded_passes(int size, waiting w, uint64_t seed);
 void test_sleep_beside_another(int size, waiting w, uint64_t seed);

@@ -145,8 +145,8 @@ static int32_t collective(const rank *r, int kind, uint32_t n, int root) {
   return status;
 }
 
-/* To the next rank and from the one before, or from any. */
-static int32_t messages(const rank *r, uint32_t bytes, bool any) {
+/* Sends to the next rank and receives from the one before, or from any. */
+static int32_t p2p(const rank *r, uint32_t bytes, bool any) {
   sagecomm_segment in = {calloc(1, bytes), bytes}, out = {calloc(1, bytes), bytes};
   sagecomm_op send = {.kind = SAGECOMM_SEND,
                       .flags = SAGECOMM_ASYNC,
@@ -183,7 +183,7 @@ static int32_t traffic(rank *r, int rounds) {
     for (int kind = 0; status == SAGECOMM_OK && kind < SAGECOMM_SEND; kind++) {
       status = collective(r, kind, elements[(i + kind) % 3], i % 2 ? size - 1 : 0);
     }
-    if (status == SAGECOMM_OK) status = messages(r, bytes[i % 3], i % 2);
+    if (status == SAGECOMM_OK) status = p2p(r, bytes[i % 3], i % 2);
   }
   return status;
 }

@@ -1,5 +1,5 @@
 /* threads_test.c: the runner with ranks as threads, for AddressSanitizer and ThreadSanitizer: random sequences of
- * collectives and messages, synchronous and asynchronous, checked against what they must give; then the scenarios of
+ * collectives and p2p operations, synchronous and asynchronous, checked against what they must give; then the scenarios of
  * scenarios.h. Usage: threads_test SEED ROUNDS [SCENARIO] */
 #include <sched.h>
 
@@ -175,7 +175,7 @@ int main(int argc, char **argv) {
       {"steps_of_coalesced_p2p", test_steps_of_coalesced_p2p},
       {"coalesced_failure", test_coalesced_failure},
       {"coalesced_without_memory", test_coalesced_without_memory},
-      {"long_messages", test_long_messages},
+      {"long_sends", test_long_sends},
       {"reverse_tags", test_reverse_tags},
       {"bounded_passes", test_bounded_passes},
       {"sleep_beside_another", test_sleep_beside_another},

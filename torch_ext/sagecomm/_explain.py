@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from sagecomm import _native, _observe
-from sagecomm._format import columns, duration, in_bytes, power
+from sagecomm._format import columns, duration, in_bytes, many, power
 
 
 def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def text(answer: dict[str, Any]) -> str:
         mark = "*" if c["chosen"] else ""
         costs = (duration(c["seconds"]), str(c["steps"]), in_bytes(c["bytes"], answer["bytes"]), in_bytes(c["chunk"]))
         rows.append((mark, c["algorithm"], *costs, c["transport"], c["why"]))
-    ranks = "1 rank" if answer["ranks"] == 1 else f"{answer['ranks']} ranks"
+    ranks = many(answer["ranks"], "rank")
     title = f"{answer['op']}{of}, {ranks}{hosts}"
     used = {c["transport"] for c in answer["candidates"]}
     legend = columns([(name, means) for name, means in _OVER.items() if name in used])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sagecomm._format import columns, duration, in_bytes
+from sagecomm._format import columns, duration, in_bytes, many
 
 
 def ask(
@@ -39,7 +39,7 @@ def table(answer: dict[str, Any]) -> str:
     """For people."""
     cluster = answer["cluster"]
     title = answer["op"] + (f" of {in_bytes(answer['bytes'])}" if answer["op"] != "barrier" else "")
-    title += f", {answer['ranks']} ranks: "
+    title += f", {many(answer['ranks'], 'rank')}: "
     title += f"{cluster['hosts']} x {cluster['ranks_per_host']}, {cluster['inside']}"
     if cluster["hosts"] > 1:
         title += f" and {cluster['between']}"
@@ -88,7 +88,7 @@ def draw(answers: Sequence[dict[str, Any]], path: Path) -> None:
     several = len({answer[_other(key)] for answer in answers}) > 1
     lines = sorted(curves(answers, key).items())
     for ((name, other), points), style in zip(lines, itertools.cycle(("-", "--", "-.")), strict=False):
-        label = f"{name}, {in_bytes(other) if key == 'ranks' else f'{other} ranks'}" if several else name
+        label = f"{name}, {in_bytes(other) if key == 'ranks' else many(other, 'rank')}" if several else name
         axes.plot(
             [x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=label, linestyle=style
         )
@@ -96,7 +96,7 @@ def draw(answers: Sequence[dict[str, Any]], path: Path) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("ranks" if key == "ranks" else "bytes of the buffer, or of each rank's block")
     axes.set_ylabel("predicted time")
-    of = f"{answers[0]['ranks']} ranks" if key == "bytes" else in_bytes(answers[0]["bytes"])
+    of = many(answers[0]["ranks"], "rank") if key == "bytes" else in_bytes(answers[0]["bytes"])
     of = "" if several else f", {of}"
     cluster = answers[0]["cluster"].get("name", "cluster")
     # Over the whole figure and in two lines: over the axes alone, long names would be cut off.

@@ -77,6 +77,9 @@ func (b *Bridge) result(what string, status C.int32_t) error {
 	return fmt.Errorf("%s: %s", what, C.GoString(&b.why[0]))
 }
 
+// Name implements device.Runtime.
+func (b *Bridge) Name() string { return "bridge" }
+
 // NewStream implements device.Runtime.
 func (b *Bridge) NewStream() (device.Stream, error) {
 	var s C.uint64_t
@@ -118,12 +121,12 @@ func (b *Bridge) WriteValue(s device.Stream, word *uint32, value uint32) error {
 	return b.result("cannot queue the write of a flag", C.write_value(b.c, C.uint64_t(s), (*C.uint32_t)(word), C.uint32_t(value), &b.why[0]))
 }
 
-// Finish implements device.Ordering.
-func (b *Bridge) Finish(s device.Stream, copies []device.Copy, word *uint32, value uint32) error {
-	list := make([]C.numbers, len(copies)+1)
-	for i, c := range copies {
+// Finish implements device.Ordering. The caller of the library queues the copies when it learns that the operation is complete.
+func (b *Bridge) Finish(s device.Stream, e device.End) error {
+	list := make([]C.numbers, len(e.Copies)+1)
+	for i, c := range e.Copies {
 		list[i] = C.numbers{to: C.uintptr_t(c.Device), from: C.uintptr_t(uintptr(c.Host)), bytes: C.uint64_t(c.Bytes)}
 	}
-	status := C.finish(b.c, C.uint64_t(s), &list[0], C.uint32_t(len(copies)), (*C.uint32_t)(word), C.uint32_t(value), &b.why[0])
+	status := C.finish(b.c, C.uint64_t(s), &list[0], C.uint32_t(len(e.Copies)), (*C.uint32_t)(e.Taken), C.uint32_t(e.TakenValue), &b.why[0])
 	return b.result("cannot end the operation", status)
 }

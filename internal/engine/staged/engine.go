@@ -7,6 +7,7 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 	"sagecomm/internal/device/bridge"
+	"sagecomm/internal/device/cuda"
 	"sagecomm/internal/engine"
 	"sagecomm/internal/engine/host"
 	"sagecomm/internal/runner"
@@ -22,12 +23,12 @@ type Engine struct {
 	run          *runner.Group
 	rank         int
 	pool         *Pool
-	open         func(runner.Call) (Access, error)
+	open         func(runner.Call, coll.Op) (Access, error)
 
 	// issuing is held from the first command of an operation until the operation is numbered: operations stand in the streams
 	// in the order of their numbers.
 	issuing sync.Mutex
-	streams map[coll.Device]streams // guarded by issuing
+	streams map[place]streams // guarded by issuing
 }
 
 var _ engine.Engine = (*Engine)(nil)
@@ -38,13 +39,18 @@ type Access interface {
 	device.Runtime
 }
 
-// FromCall returns the access that the caller of the C ABI brings along.
-func FromCall(call runner.Call) (Access, error) { return bridge.New(call.Bridge()) }
+// FromCall returns the access to the device of a call: the bridge that the caller of the C ABI brings along, or the driver.
+func FromCall(call runner.Call, op coll.Op) (Access, error) {
+	if call.Bridge() == nil && op.Device.Type == coll.CUDA {
+		return cuda.New(op)
+	}
+	return bridge.New(call.Bridge())
+}
 
 // New returns the engine of a device lane. programs is the host engine of the same lane, and open is FromCall or a test's
 // replacement.
-func New(programs *host.Engine, run *runner.Group, rank int, pool *Pool, open func(runner.Call) (Access, error)) *Engine {
-	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open, streams: map[coll.Device]streams{}}
+func New(programs *host.Engine, run *runner.Group, rank int, pool *Pool, open func(runner.Call, coll.Op) (Access, error)) *Engine {
+	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open, streams: map[place]streams{}}
 }
 
 // Name implements engine.Engine.
@@ -57,7 +63,7 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 			p.Program.Free()
 		}
 	}()
-	b, err := e.open(call)
+	b, err := e.open(call, op)
 	if err != nil {
 		return &engine.Refusal{Err: e.errorOf(op, err)}
 	}
@@ -70,11 +76,16 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	defer e.pool.release(op.Device.Type, memory)
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
-	if err := e.enqueue(b, memory, &l, op.Device); err != nil {
-		return e.errorOf(op, err)
+	if err = e.enqueue(b, memory, &l, place{op.Device, b.Name()}); err != nil {
+		err = e.errorOf(op, err)
+	} else {
+		err = e.run.SubmitAtGate(call, op.Bytes(), p.Program, !p.Kept, runner.Gate{Words: memory.words, Inputs: l.units,
+			In: l.pinned(memory, l.in), Out: l.pinned(memory, l.out)})
 	}
-	return e.run.SubmitAtGate(call, op.Bytes(), p.Program, !p.Kept, runner.Gate{Words: memory.words, Inputs: l.units,
-		In: l.pinned(memory, l.in), Out: l.pinned(memory, l.out)})
+	if err != nil { // a stream may wait for this operation
+		memory.words.Open()
+	}
+	return err
 }
 
 func (e *Engine) errorOf(op coll.Op, err error) error {
@@ -84,7 +95,7 @@ func (e *Engine) errorOf(op coll.Op, err error) error {
 // enqueue queues the commands of an operation. The stream of the copies back needs no order behind the caller's stream: they are
 // queued when the run is complete, which has waited for a flag behind what the caller's stream held.
 // Requires: issuing.
-func (e *Engine) enqueue(b Access, memory *block, l *layout, on coll.Device) error {
+func (e *Engine) enqueue(b Access, memory *block, l *layout, on place) error {
 	s, known := e.streams[on]
 	if !known {
 		var err error
@@ -108,7 +119,8 @@ func (e *Engine) enqueue(b Access, memory *block, l *layout, on coll.Device) err
 			return err
 		}
 	}
-	return b.Finish(s.out, l.copiesBack(memory), memory.words.OutputTaken(), memory.outputs)
+	return b.Finish(s.out, device.End{Copies: l.copiesBack(memory), Done: memory.words.OutputDone(), DoneValue: runner.GateComplete,
+		Taken: memory.words.OutputTaken(), TakenValue: memory.outputs})
 }
 
 // Close implements engine.Engine.

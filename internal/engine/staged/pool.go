@@ -15,12 +15,18 @@ type Pool struct {
 	mu      sync.Mutex
 	idle    map[coll.DeviceType][]*block
 	busy    map[coll.DeviceType][]*block // used by an operation, or by copies that are still queued
-	streams map[coll.Device][]streams    // of groups that are gone
+	streams map[place][]streams          // of groups that are gone
 }
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
-	return &Pool{idle: map[coll.DeviceType][]*block{}, busy: map[coll.DeviceType][]*block{}, streams: map[coll.Device][]streams{}}
+	return &Pool{idle: map[coll.DeviceType][]*block{}, busy: map[coll.DeviceType][]*block{}, streams: map[place][]streams{}}
+}
+
+// place is a device, as an implementation of device.Runtime reaches it.
+type place struct {
+	device  coll.Device
+	runtime string
 }
 
 // streams are the two streams that an engine has on a device. A copy out of the device never waits for one into it.
@@ -115,12 +121,12 @@ func (p *Pool) sweep(of coll.DeviceType) {
 		b := p.idle[of][longest]
 		p.idle[of] = append(p.idle[of][:longest], p.idle[of][longest+1:]...)
 		total -= b.room
-		b.memory.Release()
+		go b.memory.Release() // a driver may wait for the device in it
 	}
 }
 
 // takeStreams returns streams of a group that is gone, or makes new ones.
-func (p *Pool) takeStreams(rt device.Runtime, of coll.Device) (s streams, err error) {
+func (p *Pool) takeStreams(rt device.Runtime, of place) (s streams, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := len(p.streams[of]); n > 0 {
@@ -135,7 +141,7 @@ func (p *Pool) takeStreams(rt device.Runtime, of coll.Device) (s streams, err er
 	return s, err
 }
 
-func (p *Pool) giveStreams(of coll.Device, s streams) {
+func (p *Pool) giveStreams(of place, s streams) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.streams[of] = append(p.streams[of], s)

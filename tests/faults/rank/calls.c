@@ -147,8 +147,8 @@ static int32_t fused(place *at, const call *c, sagecomm_error *err) {
   return status;
 }
 
-/* To the next rank, from the one before: by two calls or by one coalesced call. */
-static int32_t messages(place *at, const call *c, bool together, sagecomm_error *err) {
+/* Sends to the next rank and receives from the one before: by two calls or by one coalesced call. */
+static int32_t p2p(place *at, const call *c, bool together, sagecomm_error *err) {
   int32_t *in = buffer(0, c->count), *out = buffer(1, c->count);
   int from = (at->rank + at->size - 1) % at->size;
   for (uint64_t i = 0; i < c->count; i++) in[i] = value(at->rank, i, at->round);
@@ -182,7 +182,7 @@ static int32_t messages(place *at, const call *c, bool together, sagecomm_error 
   }
   for (uint64_t i = 0; status == SAGECOMM_OK && c->dtype == SAGECOMM_INT32 && i < c->count; i++) {
     int32_t want = value(from, i, at->round);
-    if (out[i] != want) status = wrong(err, "a message", i, out[i], want);
+    if (out[i] != want) status = wrong(err, "a recv", i, out[i], want);
   }
   return status;
 }
@@ -197,7 +197,7 @@ int32_t make_call(place *at, const call *c, sagecomm_error *err) {
       status = fused(at, c, err);
       break;
     default:
-      status = messages(at, c, c->form == FUSED_MESSAGES, err);
+      status = p2p(at, c, c->form == FUSED_P2P, err);
   }
   at->round++;
   return status;

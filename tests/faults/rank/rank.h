@@ -34,7 +34,7 @@ int32_t create(const sagecomm_group_config *config, sagecomm_group *group, sagec
 
 /* ---- calls.c ---- */
 
-typedef enum form { SINGLE, MESSAGES, FUSED, FUSED_MESSAGES } form;
+typedef enum form { SINGLE, P2P, FUSED, FUSED_P2P } form;
 
 /* A call that all ranks of a group make alike. */
 typedef struct call {

@@ -266,7 +266,7 @@ var unchecked = []mutation{
 	{"a header of a message is believed", "HEADER_BELIEVED", "sendrecv.c", "bad_messages"},
 	{"another number than the next message's is good enough", "NUMBER_BELIEVED", "sendrecv.c", "bad_messages"},
 	{"more may be taken than was sent", "TAKEN_BELIEVED", "sendrecv.c", "wrong_taken"},
-	{"a message may be longer than it was announced", "LENGTH_BELIEVED", "p2p.c", "bad_frames"},
+	{"a payload may be longer than it was announced", "LENGTH_BELIEVED", "p2p.c", "bad_frames"},
 }
 
 func TestUnderAddressSanitizer(t *testing.T) {

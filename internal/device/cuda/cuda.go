@@ -1,0 +1,149 @@
+// Package cuda implements the seams of package device on the driver API of CUDA, for callers of the C ABI who bring no bridge. An
+// operation needs none of their threads after it was issued: its copies back are queued at once, behind a wait of a stream for
+// the word that the host program raises, and the caller's stream waits for them.
+package cuda
+
+/*
+#cgo CFLAGS: -std=c11 -Wall -Wextra
+#include <stdlib.h>
+#include "driver.h"
+
+// Addresses of devices and streams are numbers in Go, because its garbage collector may take a pointer for one into its heap.
+static CUresult make_stream(int device, uintptr_t *stream, const char **why) {
+  CUstream made = NULL;
+  CUresult rc = cuda_make_stream(device, &made, why);
+  *stream = (uintptr_t)made;
+  return rc;
+}
+static CUresult order_streams(int device, uintptr_t first, uintptr_t then, const char **why) {
+  return cuda_order(device, (CUstream)first, (CUstream)then, why);
+}
+static CUresult capturing(int device, uintptr_t stream, int *status, const char **why) {
+  return cuda_capturing(device, (CUstream)stream, status, why);
+}
+static CUresult copy_in(int device, uintptr_t stream, void *to, uintptr_t from, size_t bytes, const char **why) {
+  return cuda_copy_in(device, (CUstream)stream, to, from, bytes, why);
+}
+static CUresult copy_out(int device, uintptr_t stream, uintptr_t to, const void *from, size_t bytes, const char **why) {
+  return cuda_copy_out(device, (CUstream)stream, to, from, bytes, why);
+}
+static CUresult write_value(int device, uintptr_t stream, uint32_t *word, uint32_t value, const char **why) {
+  return cuda_write_value(device, (CUstream)stream, word, value, why);
+}
+static CUresult wait_value(int device, uintptr_t stream, uint32_t *word, uint32_t value, const char **why) {
+  return cuda_wait_value(device, (CUstream)stream, word, value, why);
+}
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+)
+
+// Driver gives an operation access to its device and to its caller's stream.
+type Driver struct {
+	device C.int
+	caller C.uintptr_t
+	why    *C.char
+}
+
+var (
+	_ device.Ordering = (*Driver)(nil)
+	_ device.Runtime  = (*Driver)(nil)
+)
+
+// New returns the access of an operation, or why there is none: no driver, a stream that is being captured, or an ordering for
+// which the caller has no way to wait.
+func New(op coll.Op) (*Driver, error) {
+	if op.Ordering != coll.InStream {
+		return nil, errors.New("without sagecomm_op.bridge an operation ends in its caller's stream; set ordering to SAGECOMM_IN_STREAM")
+	}
+	if why := C.cuda_load(); why != nil {
+		return nil, errors.New(C.GoString(why))
+	}
+	d := &Driver{device: C.int(op.Device.Index), caller: C.uintptr_t(op.Stream)}
+	status := C.int(C.CU_STREAM_CAPTURE_STATUS_NONE)
+	if err := d.result("cannot ask whether a stream is being captured", C.capturing(d.device, d.caller, &status, &d.why)); err != nil {
+		return nil, err
+	}
+	if status != C.CU_STREAM_CAPTURE_STATUS_NONE {
+		return nil, errors.New("the stream is being captured into a graph, and this engine copies through the host, which a graph cannot hold; call it outside of the capture")
+	}
+	return d, nil
+}
+
+func (d *Driver) result(what string, rc C.CUresult) error {
+	if rc == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %s", what, C.GoString(d.why))
+}
+
+// Name implements device.Runtime.
+func (d *Driver) Name() string { return "cuda" }
+
+// NewStream implements device.Runtime.
+func (d *Driver) NewStream() (device.Stream, error) {
+	var s C.uintptr_t
+	rc := C.make_stream(d.device, &s, &d.why)
+	return device.Stream(s), d.result("cannot make a stream", rc)
+}
+
+type pinned struct {
+	device C.int
+	memory unsafe.Pointer
+}
+
+func (p pinned) Address() unsafe.Pointer { return p.memory }
+
+// Release implements device.Pinned. Memory that the driver does not take back stays allocated.
+func (p pinned) Release() {
+	var why *C.char
+	C.cuda_unpin(p.device, p.memory, &why)
+}
+
+// Pin implements device.Runtime.
+func (d *Driver) Pin(bytes uint64) (device.Pinned, error) {
+	p := pinned{device: d.device}
+	rc := C.cuda_pin(d.device, C.size_t(bytes), &p.memory, &d.why)
+	if err := d.result(fmt.Sprintf("cannot allocate %d bytes of pinned memory", bytes), rc); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Fork implements device.Ordering.
+func (d *Driver) Fork(s device.Stream) error {
+	return d.result("cannot order a stream behind the caller's", C.order_streams(d.device, d.caller, C.uintptr_t(s), &d.why))
+}
+
+// CopyIn implements device.Runtime.
+func (d *Driver) CopyIn(s device.Stream, c device.Copy) error {
+	return d.result("cannot queue a copy from the device", C.copy_in(d.device, C.uintptr_t(s), c.Host, C.uintptr_t(c.Device), C.size_t(c.Bytes), &d.why))
+}
+
+// WriteValue implements device.Runtime.
+func (d *Driver) WriteValue(s device.Stream, word *uint32, value uint32) error {
+	return d.result("cannot queue the write of a flag", C.write_value(d.device, C.uintptr_t(s), (*C.uint32_t)(word), C.uint32_t(value), &d.why))
+}
+
+// Finish implements device.Ordering.
+func (d *Driver) Finish(s device.Stream, e device.End) error {
+	if err := d.result("cannot queue a wait for a flag", C.wait_value(d.device, C.uintptr_t(s), (*C.uint32_t)(e.Done), C.uint32_t(e.DoneValue), &d.why)); err != nil {
+		return err
+	}
+	for _, c := range e.Copies {
+		if err := d.result("cannot queue a copy into the device", C.copy_out(d.device, C.uintptr_t(s), C.uintptr_t(c.Device), c.Host, C.size_t(c.Bytes), &d.why)); err != nil {
+			return err
+		}
+	}
+	if err := d.WriteValue(s, e.Taken, e.TakenValue); err != nil {
+		return err
+	}
+	return d.result("cannot order the caller's stream behind the operation", C.order_streams(d.device, C.uintptr_t(s), d.caller, &d.why))
+}
