@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sagecomm
@@ -284,9 +285,6 @@ def not_contiguous() -> None:
     expect(outs[0], 1)
     expect(outs[1], 2)
     expect(others[0], 99)
-    z = torch.complex(full(mine()), full(1)).conj()
-    dist.all_reduce(z)
-    assert z[0].item() == complex(SUM, -2)
 
 
 def several_in_flight() -> None:
@@ -413,7 +411,7 @@ def modes_see_nothing() -> None:
     """Copies of the library are not for modes of the user, nor for autograd."""
     x = full(mine()).requires_grad_()
     group = dist.distributed_c10d._get_default_group()._get_backend(accelerator())
-    options = dist.AllreduceOptions()
+    options = AllreduceOptions()
     with Counting() as mode, torch.no_grad():
         work = group.allreduce([x.detach()[::2]], options)
         before = list(mode.seen)
@@ -449,16 +447,16 @@ def refusals() -> None:
     backend = dist.distributed_c10d._get_default_group()._get_backend(on)
     backend._start_coalescing()
     with pytest.raises(RuntimeError, match=f"all_reduce: coalescing windows are {works}"):
-        backend.allreduce([x], dist.AllreduceOptions())
+        backend.allreduce([x], AllreduceOptions())
     backend._end_coalescing()
     with pytest.raises(RuntimeError, match="output 1 is on cpu, the tensors before it are on"):
-        backend.allgather([[full(0), torch.zeros(N)]], [x], dist.AllgatherOptions())
+        backend.allgather([[full(0), torch.zeros(N)]], [x], AllgatherOptions())
     with pytest.raises(RuntimeError, match=f"output 0 is on {on}, the tensors before it are on cpu"):
-        backend.allgather([[full(0), full(0)]], [torch.zeros(N)], dist.AllgatherOptions())
+        backend.allgather([[full(0), full(0)]], [torch.zeros(N)], AllgatherOptions())
     with pytest.raises(RuntimeError, match=f"is on {name}:1, the tensors before it are on {on}"):
-        backend.allgather([[full(0), full(0).to(f"{name}:1")]], [x], dist.AllgatherOptions())
+        backend.allgather([[full(0), full(0).to(f"{name}:1")]], [x], AllgatherOptions())
     with pytest.raises(RuntimeError, match=f"tensor 0 is on meta, but this group was configured for cpu, {name}"):
-        backend.allreduce([torch.empty(3, device="meta")], dist.AllreduceOptions())
+        backend.allreduce([torch.empty(3, device="meta")], AllreduceOptions())
     with pytest.raises(RuntimeError, match="PRODUCT is not defined for bool"):
         dist.all_reduce(torch.ones(3, dtype=torch.bool, device=on), op=dist.ReduceOp.PRODUCT)
     dist.all_reduce(x)
@@ -490,7 +488,7 @@ def other_backend_strings() -> None:
     expect(c, SUM)
     half = dist.new_group(backend=f"cpu:sagecomm,{name}:gloo")
     with pytest.raises(RuntimeError, match=f"tensor 0 is on {name}:0, but this group was configured for cpu$"):
-        half._get_backend(torch.device("cpu")).allreduce([full(1)], dist.AllreduceOptions())
+        half._get_backend(torch.device("cpu")).allreduce([full(1)], AllreduceOptions())
     dist.all_reduce(c, group=half)
     expect(c, 2 * SUM)
 
