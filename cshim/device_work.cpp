@@ -31,7 +31,7 @@ DeviceWork::DeviceWork(const char* op, c10::Device device, std::vector<at::Tenso
 }
 
 DeviceWork::~DeviceWork() {
-  abandon();
+  store();
   if (forked()) { // the device's driver does not exist here
     static_cast<void>(end_.release());
   }
@@ -72,16 +72,29 @@ void DeviceWork::succeed(Buffers& buffers) {
     queueWrite(*stream_, word, value_);
     const c10::StreamGuard on(*stream_);
     buffers.copyBack();
-    auto end = std::make_unique<c10::Event>(device_.type());
-    end->record(*stream_);
-    end_ = std::move(end);
+    recordEnd(*stream_);
   } else {
     store();
   }
 }
 
-void DeviceWork::abandon() noexcept {
+void DeviceWork::fail() noexcept {
   store();
+  if (!reader_ || end_) {
+    return;
+  }
+  try {
+    recordEnd(*reader_);
+  } catch (const std::exception& e) {
+    LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_ << ": " << e.what();
+  }
+}
+
+void DeviceWork::recordEnd(const c10::Stream& stream) {
+  const c10::OptionalDeviceGuard on(device_);
+  auto end = std::make_unique<c10::Event>(device_.type());
+  end->record(stream);
+  end_ = std::move(end);
 }
 
 void DeviceWork::store() noexcept {
@@ -161,9 +174,10 @@ void DeviceWork::use(const c10::Stream& stream) const {
 }
 
 int32_t DeviceWork::fork(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
-  return call(ctx, why, n, [&](const DeviceWork& w) {
+  return call(ctx, why, n, [&](DeviceWork& w) {
     const c10::OptionalDeviceGuard on(w.device_);
     const c10::Stream to = streamOf(stream);
+    w.reader_ = to;
     w.use(to);
     c10::Event start(w.device_.type());
     start.record(w.current());

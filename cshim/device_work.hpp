@@ -39,9 +39,10 @@ class DeviceWork {
   void describe(sagecomm_op& op, bool async);
 
   // One of these ends the operation, once. After succeed() the outputs are what streams see behind stream(), and the copies of
-  // `buffers` are written back. If succeed() throws, some outputs are not.
+  // `buffers` are written back. If succeed() throws, some outputs are not. fail() is for an operation that was not issued, or
+  // that failed. It does nothing if the operation has ended.
   void succeed(Buffers& buffers);
-  void abandon() noexcept;
+  void fail() noexcept;
   // Lets go of the tensors.
   void release() {
     tensors_.clear();
@@ -49,7 +50,8 @@ class DeviceWork {
 
   // --- when the operation has ended ---
 
-  // Makes the calling thread's current stream of the device wait for the outputs.
+  // Makes the calling thread's current stream of the device wait for the outputs; after a failure, for those commands that
+  // still read the inputs.
   void awaitInCurrentStream() const;
   // Reports whether the device has written the outputs. While the current stream is being captured, which a question to the
   // driver would break, the answer may be false for too long.
@@ -81,10 +83,12 @@ class DeviceWork {
 
   c10::Stream current() const;
   void use(const c10::Stream& stream) const;
+  void recordEnd(const c10::Stream& stream);
   void store() noexcept;
 
   const c10::Device device_;
   sagecomm_bridge bridge_;
+  std::optional<c10::Stream> reader_; // what fork() was called with
   std::vector<at::Tensor> tensors_;
 
   // What finish() was called with.
@@ -93,7 +97,8 @@ class DeviceWork {
   uint32_t* word_ = nullptr; // null: finish() was not called, or the operation has ended
   uint32_t value_ = 0;
 
-  // Recorded behind the outputs; null if the operation has written none. A pointer, because a forked child leaves it.
+  // Recorded behind the outputs, after a failure behind what reads the inputs; null if there is nothing to wait for. A
+  // pointer, because a forked child leaves it.
   std::unique_ptr<c10::Event> end_;
   std::atomic<bool> passed_{false};
 };

@@ -76,6 +76,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   const int32_t status = profiled ? issueProfiled(call, issued, error) : issue(call, issued, error);
 
   if (C10_UNLIKELY(status < 0)) {
+    if (device) {
+      device->fail();
+      device->awaitInCurrentStream();
+    }
     if (error.status != SAGECOMM_INVALID) { // an invalid operation was never issued
       call.ephemeralShare.end();
     }

@@ -150,7 +150,7 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   if (status < 0) {
     error_ = std::make_unique<sagecomm_error>(*error);
     if (device_) {
-      device_->abandon();
+      device_->fail();
     }
   } else {
     try {
@@ -243,11 +243,11 @@ void Work::drive() {
     completeLater(); // peers may still read and write these tensors
     throw;
   }
-  if (error_) {
-    raise(*error_);
-  }
   if (device_) {
     device_->awaitInCurrentStream();
+  }
+  if (error_) {
+    raise(*error_);
   }
 }
 
@@ -259,11 +259,11 @@ bool Work::wait(milliseconds timeout) {
     }
   }
   unregister();
-  if (C10_UNLIKELY(error_ != nullptr)) {
-    raise(*error_);
-  }
   if (C10_UNLIKELY(device_ != nullptr)) {
     device_->awaitInCurrentStream();
+  }
+  if (C10_UNLIKELY(error_ != nullptr)) {
+    raise(*error_);
   }
   return true;
 }
