@@ -18,7 +18,8 @@ namespace sagecomm {
 struct Call {
   explicit Call(const OpInfo& opInfo) : info(opInfo) {
   }
-  Call(const OpInfo& opInfo, sagecomm_kind kind) : info(opInfo) {
+  // `served` are the devices of the group.
+  Call(const OpInfo& opInfo, sagecomm_kind kind, const Devices& served) : info(opInfo), buffers(&served) {
     op.kind = static_cast<uint8_t>(kind);
   }
 
@@ -57,7 +58,7 @@ struct Call {
     const auto numbered = [](const sagecomm_op& o) { return o.kind < SAGECOMM_SEND; };
     return coalesced.empty() ? numbered(op) : std::any_of(coalesced.begin(), coalesced.end(), numbered);
   }
-  // Completes `op` from the other members.
+  // Completes `op` from the other members. The device's part of `op` is DeviceWork's.
   void describe();
 };
 

@@ -70,7 +70,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_coalesced(
   std::vector<Call> calls;
   calls.reserve(tensors.size());
   for (size_t i = 0; i < tensors.size(); i++) {
-    Call& call = calls.emplace_back(kAllReduceCoalesced, SAGECOMM_ALL_REDUCE);
+    Call& call = calls.emplace_back(kAllReduceCoalesced, SAGECOMM_ALL_REDUCE, devices_);
     call.repeatsTensor = repeated.at(i);
     fillAllReduce(call, i, tensors[i], opts.reduceOp);
     call.take(opts);
@@ -98,7 +98,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allgather_coalesced(
     for (const Tensors& list : outputs) {
       lists[i].push_back(list[i]);
     }
-    Call& call = calls.emplace_back(kAllGatherCoalesced, SAGECOMM_ALL_GATHER);
+    Call& call = calls.emplace_back(kAllGatherCoalesced, SAGECOMM_ALL_GATHER, devices_);
     fillAllGather(call, i, lists[i], inputs[i]);
     call.take(opts);
   }
@@ -114,7 +114,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allgather_into_tensor_coales
   std::vector<Call> calls;
   calls.reserve(inputs.size());
   for (size_t i = 0; i < inputs.size(); i++) {
-    Call& call = calls.emplace_back(kAllGatherSingleCoalesced, SAGECOMM_ALL_GATHER);
+    Call& call = calls.emplace_back(kAllGatherSingleCoalesced, SAGECOMM_ALL_GATHER, devices_);
     call.repeatsTensor = repeated.at(i);
     fillAllGatherSingle(call, i, outputs[i], inputs[i]);
     call.take(opts);
@@ -131,7 +131,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reduce_scatter_tensor_coales
   std::vector<Call> calls;
   calls.reserve(inputs.size());
   for (size_t i = 0; i < inputs.size(); i++) {
-    Call& call = calls.emplace_back(kReduceScatterSingleCoalesced, SAGECOMM_REDUCE_SCATTER);
+    Call& call = calls.emplace_back(kReduceScatterSingleCoalesced, SAGECOMM_REDUCE_SCATTER, devices_);
     call.repeatsTensor = repeated.at(i);
     fillReduceScatterSingle(call, i, outputs[i], inputs[i], opts.reduceOp);
     call.take(opts);

@@ -3,11 +3,13 @@
 // implement them: they override if the base class declares them.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <optional>
 #include <type_traits>
 #include <utility>
 
+#include <c10/core/Stream.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace c10d {
@@ -64,6 +66,43 @@ bool wantsAsync(const T& opts) {
   } else {
     return true;
   }
+}
+
+template <class T, class = void>
+struct HasIsCapturing : std::false_type {};
+template <class T>
+struct HasIsCapturing<T, std::void_t<decltype(std::declval<const T&>().is_capturing())>> : std::true_type {};
+
+// Reports whether a stream is being captured into a graph. A torch that cannot tell is taken to capture nothing.
+template <class Stream>
+bool isCapturing(const Stream& stream) {
+  if constexpr (HasIsCapturing<Stream>::value) {
+    return stream.is_capturing();
+  } else {
+    return false;
+  }
+}
+
+template <class T, class = void>
+struct HasNativeHandle : std::false_type {};
+template <class T>
+struct HasNativeHandle<T, std::void_t<decltype(std::declval<const T&>().native_handle())>> : std::true_type {};
+
+// Returns the stream as the device's runtime names it, null where torch cannot tell.
+template <class Stream>
+void* nativeHandle(const Stream& stream) {
+  if constexpr (HasNativeHandle<Stream>::value) {
+    static std::atomic<bool> absent{false}; // asking such a device raises each time, which is slow
+    if (absent.load(std::memory_order_relaxed)) {
+      return nullptr;
+    }
+    try {
+      return stream.native_handle();
+    } catch (const c10::Error&) {
+      absent.store(true, std::memory_order_relaxed);
+    }
+  }
+  return nullptr;
 }
 
 } // namespace sagecomm

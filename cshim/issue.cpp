@@ -33,6 +33,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (C10_UNLIKELY(!described_.load(std::memory_order_relaxed))) {
     describeGroup();
   }
+  std::unique_ptr<DeviceWork> device;
+  if (C10_UNLIKELY(call.buffers.device() != nullptr)) {
+    device = onDevice(call);
+  }
   if (C10_UNLIKELY(stacks_ != nullptr) && call.coalesced.empty()) {
     call.op.stack = stacks_->here();
   }
@@ -51,6 +55,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
       call.ephemeralShare = std::move(share);
     }
     call.describe();
+    if (C10_UNLIKELY(device != nullptr)) {
+      device->describe(call.op, call.async);
+    }
   }
 
   // A Work is made before the operation begins where making it later could fail too late (an asynchronous operation's
@@ -69,6 +76,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   const int32_t status = profiled ? issueProfiled(call, issued, error) : issue(call, issued, error);
 
   if (C10_UNLIKELY(status < 0)) {
+    if (device) {
+      device->fail();
+      device->awaitInCurrentStream();
+    }
     if (error.status != SAGECOMM_INVALID) { // an invalid operation was never issued
       call.ephemeralShare.end();
     }
@@ -82,6 +93,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   }
   if (!work) {
     work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout);
+  }
+  if (C10_UNLIKELY(device != nullptr)) {
+    work->own(std::move(device));
   }
   if (C10_UNLIKELY((watch.runs() || status != SAGECOMM_OK) && !call.internal)) {
     work->notifyHooks(watch, std::move(call.memberKeys));
@@ -105,6 +119,18 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     work->drive();
   }
   return work;
+}
+
+// Returns the device's part of a call whose tensors are on a device, or refuses the call.
+std::unique_ptr<DeviceWork> ProcessGroupSagecomm::onDevice(const Call& call) {
+  const c10::Device on = *call.buffers.device();
+  if (!call.collective()) {
+    refuseOnDevice(call.info.name, "p2p operations", on);
+  }
+  if (windows_.collects()) {
+    refuseOnDevice(call.info.name, "coalescing windows", on);
+  }
+  return std::make_unique<DeviceWork>(call.info.name, on, call.buffers.deviceTensors());
 }
 
 int32_t ProcessGroupSagecomm::issue(const Call& call, Issued& issued, sagecomm_error& error) const {
@@ -173,6 +199,11 @@ void checkCopies(const std::vector<Call>& calls) {
 // segments stay in the Calls.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
     const OpInfo& info, std::vector<Call>& calls, bool async, milliseconds timeout) {
+  for (const Call& call : calls) {
+    if (C10_UNLIKELY(call.buffers.device() != nullptr)) {
+      refuseOnDevice(call.info.name, "coalesced operations", *call.buffers.device());
+    }
+  }
   if (C10_UNLIKELY(windows_.open())) {
     WorkPtr promise;
     for (Call& call : calls) {

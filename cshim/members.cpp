@@ -86,6 +86,10 @@ c10::intrusive_ptr<GroupOptions> ProcessGroupSagecomm::optionsFrom(
     refuse(call, "takes options of a sagecomm group, such as backend.options, got those of " + given->backend);
   }
   const auto options = own->copy();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    options->devices = options_->devices;
+  }
   if (options->ownTimeout) {
     options->timeout = *std::exchange(options->ownTimeout, std::nullopt);
   } else if (options->timeout < std::chrono::milliseconds(0)) {

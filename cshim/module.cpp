@@ -23,10 +23,14 @@ namespace {
 using PyNoGil = py::call_guard<py::gil_scoped_release>;
 
 c10::intrusive_ptr<c10d::Backend> createBackend(
-    const c10d::DistributedBackendOptions& opts, const Settings& settings, const std::string& desc) {
+    const c10d::DistributedBackendOptions& opts,
+    const Settings& settings,
+    const std::string& desc,
+    const std::vector<std::string>& devices) {
   const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(opts.timeout);
   const auto options = c10::make_intrusive<GroupOptions>(settings, timeout);
   options->group_desc = desc;
+  options->devices = devices;
   return ProcessGroupSagecomm::create(opts, options);
 }
 
@@ -145,6 +149,7 @@ PYBIND11_MODULE(_C, module) {
       py::arg("dist_options"),
       py::arg("settings"),
       py::arg("group_desc") = "",
+      py::arg("devices") = std::vector<std::string>{"cpu"},
       PyNoGil());
   module.def("device_of", &deviceOf, py::arg("dist_options"));
   module.def("load_core", &loadCore, py::arg("path"), PyNoGil());

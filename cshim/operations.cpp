@@ -1,5 +1,7 @@
 // operations.cpp holds the single operations of ProcessGroupSagecomm. Each checks its arguments, fills a Call, and passes it
 // to run(), which issues it. All run on the thread that calls torch.
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "call.hpp"
 #include "checks.hpp"
 #include "duration.hpp"
@@ -76,7 +78,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce(Tensors& tensors, 
   if (C10_UNLIKELY(onlyTensor("all_reduce", tensors).is_sparse())) {
     return allreduce_sparse(tensors, opts);
   }
-  Call call(kAllReduce, SAGECOMM_ALL_REDUCE);
+  Call call(kAllReduce, SAGECOMM_ALL_REDUCE, devices_);
   fillAllReduce(call, 0, tensors[0], opts.reduceOp);
   call.take(opts);
   return run(call);
@@ -86,6 +88,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce(Tensors& tensors, 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
     Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const at::Tensor& tensor = onlyTensor("all_reduce", tensors);
+  if (tensor.defined() && devices_.has(tensor.device().type()) && !tensor.device().is_cpu()) {
+    refuseOnDevice("all_reduce", "sparse tensors", tensor.device());
+  }
   if (!tensor.defined() || !tensor.is_sparse() || !tensor.device().is_cpu()) {
     refuse("all_reduce", "a sparse all_reduce takes a COO tensor on cpu; convert the tensor with to_sparse_coo()");
   }
@@ -99,7 +104,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
   if (windows_.collects()) {
     refuse("all_reduce", "sparse tensors cannot be coalesced; reduce them outside the coalescing window");
   }
-  Call call(kAllReduce, SAGECOMM_ALL_REDUCE);
+  Call call(kAllReduce, SAGECOMM_ALL_REDUCE, devices_);
   call.take(opts);
   call.inputs = tensors;
   call.outputs = tensors;
@@ -114,7 +119,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce_sparse(
 }
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  Call call(kBroadcast, SAGECOMM_BROADCAST);
+  Call call(kBroadcast, SAGECOMM_BROADCAST, devices_);
   const at::Tensor& tensor = onlyTensor("broadcast", tensors);
   checkRank("broadcast", "root", opts.rootRank, size_);
   checkRootTensor("broadcast", opts.rootTensor);
@@ -130,7 +135,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::broadcast(Tensors& tensors, 
 }
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  Call call(kReduce, SAGECOMM_REDUCE);
+  Call call(kReduce, SAGECOMM_REDUCE, devices_);
   const at::Tensor& tensor = onlyTensor("reduce", tensors);
   checkRank("reduce", "root", opts.rootRank, size_);
   checkRootTensor("reduce", opts.rootTensor);
@@ -148,7 +153,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reduce(Tensors& tensors, con
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allgather(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  Call call(kAllGather, SAGECOMM_ALL_GATHER);
+  Call call(kAllGather, SAGECOMM_ALL_GATHER, devices_);
   const at::Tensor& input = onlyTensor("all_gather", inputs);
   fillAllGather(call, 0, onlyList("all_gather", "output", outputs, size_), input);
   call.take(opts);
@@ -157,7 +162,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allgather(
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  Call call(kAllGatherSingle, SAGECOMM_ALL_GATHER);
+  Call call(kAllGatherSingle, SAGECOMM_ALL_GATHER, devices_);
   fillAllGatherSingle(call, 0, output, input);
   call.take(opts);
   return run(call);
@@ -165,7 +170,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::_allgather_base(
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reduce_scatter(
     Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& opts) {
-  Call call(kReduceScatter, SAGECOMM_REDUCE_SCATTER);
+  Call call(kReduceScatter, SAGECOMM_REDUCE_SCATTER, devices_);
   const at::Tensor& output = onlyTensor("reduce_scatter", outputs);
   const Tensors& list = onlyList("reduce_scatter", "input", inputs, size_);
   for (size_t i = 0; i < list.size(); i++) {
@@ -183,7 +188,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reduce_scatter(
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
-  Call call(kReduceScatterSingle, SAGECOMM_REDUCE_SCATTER);
+  Call call(kReduceScatterSingle, SAGECOMM_REDUCE_SCATTER, devices_);
   fillReduceScatterSingle(call, 0, output, input, opts.reduceOp);
   call.take(opts);
   return run(call);
@@ -191,7 +196,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::_reduce_scatter_base(
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::alltoall(
     Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
-  Call call(kAllToAll, SAGECOMM_ALL_TO_ALL);
+  Call call(kAllToAll, SAGECOMM_ALL_TO_ALL, devices_);
   for (const auto* list : {&inputs, &outputs}) {
     if (list->size() != static_cast<size_t>(size_)) {
       refuse(
@@ -218,7 +223,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::alltoall_base(
     std::vector<int64_t>& outputSplits,
     std::vector<int64_t>& inputSplits,
     const c10d::AllToAllOptions& opts) {
-  Call call(kAllToAllSingle, SAGECOMM_ALL_TO_ALL);
+  Call call(kAllToAllSingle, SAGECOMM_ALL_TO_ALL, devices_);
   checkContiguous("all_to_all", "input", input);
   checkContiguous("all_to_all", "output", output);
   call.buffers.addInput("all_to_all", "input", 0, input);
@@ -233,7 +238,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::alltoall_base(
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::gather(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
-  Call call(kGather, SAGECOMM_GATHER);
+  Call call(kGather, SAGECOMM_GATHER, devices_);
   const at::Tensor& input = onlyTensor("gather", inputs);
   checkRank("gather", "root", opts.rootRank, size_);
   call.buffers.addInput("gather", "input", 0, input);
@@ -256,7 +261,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::gather(
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::gather_into_tensor(
     at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
-  Call call(kGather, SAGECOMM_GATHER);
+  Call call(kGather, SAGECOMM_GATHER, devices_);
   checkRank("gather", "root", opts.rootRank, size_);
   call.buffers.addInput("gather", "input", 0, input);
   call.inputs = c10::ArrayRef<at::Tensor>(input);
@@ -273,7 +278,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::gather_into_tensor(
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::scatter(
     Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) {
-  Call call(kScatter, SAGECOMM_SCATTER);
+  Call call(kScatter, SAGECOMM_SCATTER, devices_);
   const at::Tensor& output = onlyTensor("scatter", outputs);
   checkRank("scatter", "root", opts.rootRank, size_);
   bool staged = false;
@@ -296,8 +301,13 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::scatter(
 }
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::barrier(const c10d::BarrierOptions& opts) {
-  Call call(kBarrier, SAGECOMM_BARRIER);
+  Call call(kBarrier, SAGECOMM_BARRIER, devices_);
   call.take(opts);
+  if (opts.device && devices_.has(opts.device->type()) && !opts.device->is_cpu()) {
+    // It comes behind what the current stream of the device holds, as barriers of torch's own backends for devices do.
+    call.buffers.setDevice(
+        opts.device->has_index() ? *opts.device : c10::impl::VirtualGuardImpl(opts.device->type()).getDevice());
+  }
   return run(call);
 }
 
@@ -305,7 +315,7 @@ void ProcessGroupSagecomm::monitoredBarrier(const c10d::BarrierOptions& opts, bo
   if (windows_.collects()) {
     refuse("monitored_barrier", "cannot be coalesced; call it outside the coalescing window");
   }
-  Call call(kMonitoredBarrier, SAGECOMM_BARRIER);
+  Call call(kMonitoredBarrier, SAGECOMM_BARRIER, devices_);
   call.take(opts);
   if (opts.timeout == std::chrono::milliseconds(0)) {
     call.timeout = std::chrono::milliseconds(
@@ -352,7 +362,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::orPostponed(const OpInfo& in
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::send(Tensors& tensors, int dstRank, int tag) {
   return orPostponed(kSend, [&] {
-    Call call(kSend, SAGECOMM_SEND);
+    Call call(kSend, SAGECOMM_SEND, devices_);
     call.buffers.addInput("send", "tensor", 0, onlyTensor("send", tensors));
     checkRank("send", "destination", dstRank, size_);
     checkTag("send", tag);
@@ -377,7 +387,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::recvAnysource(Tensors& tenso
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::receive(
     const OpInfo& info, Tensors& tensors, int srcRank, int tag) {
-  Call call(info, SAGECOMM_RECV);
+  Call call(info, SAGECOMM_RECV, devices_);
   call.buffers.addOutput("recv", "tensor", 0, onlyTensor("recv", tensors));
   checkTag("recv", tag);
   call.op.root = srcRank;

@@ -43,6 +43,9 @@ struct GroupOptions : c10d::Backend::Options {
 
   std::vector<std::pair<std::string, std::string>> settings;
 
+  // The types of devices whose tensors the group takes.
+  std::vector<std::string> devices{"cpu"};
+
   // The timeout of a sagecomm.Options, if it has one. It wins over the one that torch puts into `timeout`. Without both, a
   // group that is made out of another one has the timeout of that group.
   std::optional<std::chrono::milliseconds> ownTimeout;

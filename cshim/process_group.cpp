@@ -19,6 +19,7 @@ ProcessGroupSagecomm::ProcessGroupSagecomm(
       options_(std::move(options)),
       store_(seat.store),
       reconfigurable_(group == 0),
+      devices_(options_->devices),
       name_(options_->group_name),
       handle_(newHandle(*options_, seat.rank)),
       info_(

@@ -19,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "compat.hpp"
+#include "devices.hpp"
 #include "ephemeral_timeout.hpp"
 #include "hooks.hpp"
 #include "options.hpp"
@@ -184,6 +185,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
     sagecomm_work work = 0;
     uint64_t sequence = 0;
   };
+  std::unique_ptr<DeviceWork> onDevice(const Call& call);
   int32_t issue(const Call& call, Issued& issued, sagecomm_error& error) const;
   int32_t issueProfiled(const Call& call, Issued& issued, sagecomm_error& error) const;
   // Calls `issue` inside a "record_param_comms" range. Torch's trace analysers expect one per operation.
@@ -239,6 +241,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   const c10::intrusive_ptr<GroupOptions> options_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const bool reconfigurable_;
+  const Devices devices_; // whose tensors the group takes
   const std::string name_;
   const std::string handle_; // see get_reconfigure_handle()
   std::set<int64_t> uuids_; // all that reconfigure() was called with; used by the one thread inside it

@@ -11,9 +11,9 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 
 #include "errors.hpp"
+#include "plainly.hpp"
 
 namespace sagecomm {
 
@@ -77,13 +77,13 @@ bool isBlock(const at::Tensor& t) {
 }
 
 at::Tensor toBlock(const at::Tensor& t) {
-  at::AutoDispatchBelowADInplaceOrView noAutograd;
+  const Plainly plainly;
   return t.resolve_conj().resolve_neg().contiguous();
 }
 
 // Unlike toBlock(), copies a tensor that is a block as well.
 at::Tensor cloned(const at::Tensor& t) {
-  at::AutoDispatchBelowADInplaceOrView noAutograd;
+  const Plainly plainly;
   return t.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous);
 }
 
@@ -113,8 +113,8 @@ void Buffers::check(const char* op, const char* role, size_t index, const at::Te
   if (!t.defined()) {
     refuse(op, label(role, index) + " is undefined");
   }
-  if (!t.device().is_cpu()) {
-    refuse(op, label(role, index) + " is on " + t.device().str() + ", but this group was configured for cpu");
+  if (C10_UNLIKELY(!t.device().is_cpu() || device_ != nullptr)) {
+    checkDevice(op, role, index, t);
   }
   if (t.layout() != at::kStrided) {
     refuse(op, label(role, index) + " is " + c10::str(t.layout()) + "; only dense tensors are supported");
@@ -140,6 +140,36 @@ void Buffers::check(const char* op, const char* role, size_t index, const at::Te
   }
 }
 
+void Buffers::checkDevice(const char* op, const char* role, size_t index, const at::Tensor& t) {
+  const c10::Device device = t.device();
+  const bool served = device.is_cpu() || (served_ != nullptr && served_->has(device.type()));
+  if (!served) {
+    refuse(
+        op,
+        label(role, index) + " is on " + device.str() + ", but this group was configured for " +
+            (served_ == nullptr ? "cpu" : served_->text()));
+  }
+  const bool first = dtype_ == kNoType;
+  if (first) {
+    setDevice(device);
+  } else if (device_ == nullptr || device_->device != device) {
+    refuse(
+        op,
+        label(role, index) + " is on " + device.str() + ", the tensors before it are on " +
+            (device_ == nullptr ? "cpu" : device_->device.str()) + "; all tensors of a call must be on one device");
+  }
+  device_->tensors.push_back(t);
+}
+
+std::vector<at::Tensor> Buffers::deviceTensors() const {
+  std::vector<at::Tensor> all = device_->tensors;
+  all.insert(all.end(), copies_.begin(), copies_.end());
+  for (const auto& [_, copy] : copyBack_) {
+    all.push_back(copy);
+  }
+  return all;
+}
+
 void Buffers::addInput(const char* op, const char* role, size_t index, const at::Tensor& t) {
   check(op, role, index, t);
   if (C10_LIKELY(isBlock(t))) {
@@ -162,7 +192,7 @@ void Buffers::addOutput(const char* op, const char* role, size_t index, const at
     return;
   }
   checkWritable(op, role, index, t);
-  at::AutoDispatchBelowADInplaceOrView noAutograd;
+  const Plainly plainly;
   at::Tensor copy = at::empty(t.sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
   out_.push_back(writable(copy));
   copyBack_.emplace_back(t, std::move(copy));
@@ -296,7 +326,7 @@ void Buffers::keep(Buffers& other) {
 }
 
 void Buffers::copyBack() {
-  at::AutoDispatchBelowADInplaceOrView noAutograd;
+  const Plainly plainly;
   for (auto& [output, copy] : copyBack_) {
     output.copy_(copy);
   }

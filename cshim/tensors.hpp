@@ -1,22 +1,30 @@
 // tensors.hpp turns torch's tensors into the core's segments, and compares the memory of tensors. It is used on the thread
-// that calls torch; copyBack() may run on any thread. The GIL is not needed.
+// that calls torch; copyBack() may run on any thread. The GIL is not needed. Tensors of a device are copied in the calling
+// thread's current stream.
 #pragma once
 
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/util/SmallVector.h>
 
+#include "devices.hpp"
 #include "sagecomm.h"
 
 namespace sagecomm {
 
 // Buffers is the memory of one operation. A contiguous copy stands for a tensor that is not a plain block of memory (not
 // contiguous, or a lazy conjugate or negative); copyBack() writes outputs back. Buffers do not keep the user's own tensors
-// alive: the call does so for a synchronous operation, the Work for one that outlives the call.
+// alive: the call does so for a synchronous operation, the Work for one that outlives the call. All tensors of an operation are
+// on the CPU or on one other device.
 class Buffers {
  public:
+  // `served` are the devices of the group and outlive the Buffers; null: the CPU.
+  explicit Buffers(const Devices* served = nullptr) : served_(served) {
+  }
   using Segments = c10::SmallVector<sagecomm_segment, 8>;
   using Blocks = c10::SmallVector<uint64_t, 8>;
 
@@ -58,6 +66,16 @@ class Buffers {
   const Segments& out() const {
     return out_;
   }
+  // The device of the tensors; null for the CPU.
+  const c10::Device* device() const {
+    return device_ == nullptr ? nullptr : &device_->device;
+  }
+  // Puts an operation without tensors on a device.
+  void setDevice(c10::Device device) {
+    device_ = std::make_unique<OnDevice>(OnDevice{device, {}});
+  }
+  // Returns all tensors on the device whose memory the operation uses, copies included.
+  std::vector<at::Tensor> deviceTensors() const;
   // The sagecomm_dtype of all tensors: an operation has one type.
   uint8_t dtype() const {
     return dtype_ == kNoType ? 0 : dtype_; // a barrier has no tensors
@@ -78,16 +96,24 @@ class Buffers {
 
  private:
   void check(const char* op, const char* role, size_t index, const at::Tensor& t);
+  void checkDevice(const char* op, const char* role, size_t index, const at::Tensor& t);
   // Refuses an output that is not a plain block and cannot be written back.
   static void checkWritable(const char* op, const char* role, size_t index, const at::Tensor& t);
 
   static constexpr uint8_t kNoType = 255;
+
+  struct OnDevice {
+    c10::Device device;
+    std::vector<at::Tensor> tensors; // the user's
+  };
 
   Segments in_;
   Segments out_;
   Blocks inBlocks_;
   Blocks outBlocks_;
   uint8_t dtype_ = kNoType;
+  const Devices* served_;
+  std::unique_ptr<OnDevice> device_; // null: the tensors are on the CPU
   std::vector<at::Tensor> copies_; // inputs' copies, alive until the operation has finished
   std::vector<std::pair<at::Tensor, at::Tensor>> copyBack_; // {the user's output, its copy}
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include <ATen/core/ivalue_inl.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "core.hpp"
@@ -66,8 +67,8 @@ void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequenc
   handle_ = handle;
   sequence_ = sequence;
   source_ = source;
-  if (C10_UNLIKELY(buffers.staged())) {
-    buffers.copyBack();
+  if (C10_UNLIKELY(buffers.staged() || device_ != nullptr)) {
+    finishOutputs(buffers);
   }
   endProfiling();
   if (C10_UNLIKELY(watch_.runs())) {
@@ -75,8 +76,21 @@ void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequenc
   }
   claimed_.store(true, std::memory_order_relaxed);
   done_.store(true, std::memory_order_release);
+  if (C10_UNLIKELY(device_ != nullptr)) {
+    device_->release();
+    device_->awaitInCurrentStream();
+  }
   if (C10_UNLIKELY(watch_.runs())) {
     runHooks(hooks);
+  }
+}
+
+// Writes the outputs, or queues that in a stream of the device.
+void Work::finishOutputs(Buffers& buffers) {
+  if (device_) {
+    device_->succeed(buffers);
+  } else if (buffers.staged()) {
+    buffers.copyBack();
   }
 }
 
@@ -135,9 +149,12 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   }
   if (status < 0) {
     error_ = std::make_unique<sagecomm_error>(*error);
-  } else if (pending_->buffers.staged()) {
+    if (device_) {
+      device_->fail();
+    }
+  } else {
     try {
-      pending_->buffers.copyBack();
+      finishOutputs(pending_->buffers);
     } catch (const c10::Error& e) {
       cannotWrite(e.what_without_backtrace());
     } catch (const std::exception& e) {
@@ -160,6 +177,9 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   }
   cv_.notify_all();
   pending_.reset();
+  if (device_) {
+    device_->release();
+  }
   if (error_ == nullptr) {
     runHooks(*group_->hooks);
   }
@@ -223,6 +243,9 @@ void Work::drive() {
     completeLater(); // peers may still read and write these tensors
     throw;
   }
+  if (device_) {
+    device_->awaitInCurrentStream();
+  }
   if (error_) {
     raise(*error_);
   }
@@ -236,6 +259,9 @@ bool Work::wait(milliseconds timeout) {
     }
   }
   unregister();
+  if (C10_UNLIKELY(device_ != nullptr)) {
+    device_->awaitInCurrentStream();
+  }
   if (C10_UNLIKELY(error_ != nullptr)) {
     raise(*error_);
   }
@@ -264,11 +290,15 @@ void Work::unregister() {
 }
 
 void Work::synchronize() {
-  unregister(); // on cpu there is no stream to order
+  if (device_) {
+    wait(kNoTimeout);
+  } else {
+    unregister(); // on cpu there is no stream to order
+  }
 }
 
 bool Work::isCompleted() {
-  return done();
+  return done() && (error_ != nullptr || device_ == nullptr || device_->passed());
 }
 
 bool Work::isSuccess() const {
@@ -324,7 +354,11 @@ milliseconds Work::getTimeout() const {
 template <class Finish>
 c10::intrusive_ptr<c10::ivalue::Future> Work::futureIn(
     c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, Finish&& finish) {
-  auto future = c10::make_intrusive<c10::ivalue::Future>(std::move(type));
+  std::vector<c10::Device> devices;
+  if (device_) {
+    devices.push_back(device_->device());
+  }
+  auto future = c10::make_intrusive<c10::ivalue::Future>(std::move(type), std::move(devices));
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (place) {
@@ -367,7 +401,12 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
   return futureIn(futureResult_, c10::AnyEnumType::get(), [this](auto& f) { finishResult(f); });
 }
 
+// A Future records its events in the streams that are current. So those of a device are behind the outputs.
 void Work::finishFuture(c10::ivalue::Future& future) const {
+  std::optional<c10::StreamGuard> behindOutputs;
+  if (device_) {
+    behindOutputs.emplace(device_->stream());
+  }
   if (error_) {
     future.setError(toException(*error_));
   } else {

@@ -7,7 +7,8 @@
 // the first of two threads: the one that runs the core's done function, or a waiter to which the core has returned
 // the final status (the done function may be queued behind others). Then staged outputs are written back, the
 // profiler range ends, waiters wake up, tensors are released, hooks run, and Futures run their callbacks, in this
-// order.
+// order. The outputs of an operation on a device are only queued to be written by then, in a stream that whoever
+// waits makes its own stream wait for (device_work.hpp).
 #pragma once
 
 #include <atomic>
@@ -18,6 +19,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "device_work.hpp"
 #include "ephemeral_timeout.hpp"
 #include "hooks.hpp"
 #include "sagecomm.h"
@@ -61,6 +63,10 @@ class Work final : public c10d::Work {
   // Makes completion hooks run when the operation has succeeded; without this call none run. `memberKeys` as in
   // Success.
   void notifyHooks(const Stopwatch& watch, std::vector<uint64_t>&& memberKeys);
+  // Makes it the Work of an operation on a device. Requires: none of the following functions was called.
+  void own(std::unique_ptr<DeviceWork>&& device) {
+    device_ = std::move(device);
+  }
   // Completes a Work whose operation finished inside issue(). `handle` may be 0.
   void finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const Hooks& hooks);
   // Attaches a Work whose operation goes on, and takes over the memory that the operation uses. Throws nothing, because the
@@ -105,6 +111,7 @@ class Work final : public c10d::Work {
   uint64_t getCompletionKey() const; // virtual in newer torch
 
  private:
+  void finishOutputs(Buffers& buffers);
   static void doneCallback(void* ctx, int32_t status, const sagecomm_error* error) noexcept;
 
   void complete(int32_t status, const sagecomm_error* error);
@@ -118,6 +125,7 @@ class Work final : public c10d::Work {
   void finishFuture(c10::ivalue::Future& future) const;
   void finishResult(c10::ivalue::Future& future) const;
 
+  // Whether the operation has ended. Those outputs that a device writes may not be there yet.
   bool done() const {
     return done_.load(std::memory_order_acquire);
   }
@@ -149,6 +157,8 @@ class Work final : public c10d::Work {
     std::unique_ptr<SparseSum> sparse;
   };
   std::unique_ptr<Pending> pending_;
+
+  std::unique_ptr<DeviceWork> device_; // null: the tensors are on the CPU
 
   CompletionKey key_;
   Stopwatch watch_;

@@ -222,8 +222,8 @@ def strings() -> None:
     assert gathered(mixed) == [0, 1]
     assert backend(mixed).name() == "sagecomm"
     assert mixed._get_backend(torch.device("meta")).name() == "gloo"
-    for text in ("cuda:sagecomm", "cpu:gloo,cuda:sagecomm", "cpu:sagecomm,cuda:sagecomm"):
-        with pytest.raises(ValueError, match="cuda:sagecomm: there is no sagecomm for cuda, only for cpu"):
+    for text in ("xla:sagecomm", "cpu:gloo,xla:sagecomm", "cpu:sagecomm,xla:sagecomm"):
+        with pytest.raises(ValueError, match="xla:sagecomm: there is no sagecomm for xla, only for cpu"):
             dist.new_group(backend=text)
     assert gathered(None) == [0, 1], rank
     options = torch._C._distributed_c10d.Backend.Options("gloo")

@@ -89,8 +89,32 @@ def test_registering_again_changes_nothing():
     sagecomm._register()
     assert c10d.Backend._plugins["SAGECOMM"] is before
     assert c10d.Backend.backend_list.count("sagecomm") == 1
-    assert c10d.Backend.backend_capability["sagecomm"] == ["cpu"]
     assert c10d.Backend.default_device_backend_map["cpu"] == "gloo"
+
+
+def test_groups_take_tensors_of_the_accelerator_that_torch_has():
+    """A plugin may register its accelerator after this package was imported, and sagecomm is no device's default."""
+    succeeds("""
+        import torch, sagecomm
+        from torch.distributed import distributed_c10d as c10d
+
+        def served():
+            found = c10d.BackendConfig("sagecomm").get_device_backend_map()
+            assert set(found.values()) == {"sagecomm"}
+            assert all(device in c10d.Backend.backend_capability["sagecomm"] for device in found)
+            return list(found)
+
+        built_for = torch.accelerator.current_accelerator()
+        assert served() == ["cpu", *([built_for.type] if built_for else [])], served()
+        assert not torch.cuda.is_initialized()
+        defaults = dict(c10d.Backend.default_device_backend_map)
+        torch.utils.rename_privateuse1_backend("npu")
+        torch.accelerator.current_accelerator = lambda check_available=False: torch.device("npu")
+        assert served() == ["cpu", "npu"]
+        sagecomm._register()
+        assert c10d.Backend.default_device_backend_map == defaults
+        assert "sagecomm" not in defaults.values()
+    """)
 
 
 def test_a_timeout_of_the_wrong_type_is_refused():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import sys
 import warnings
+from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.distributed
@@ -14,7 +15,32 @@ import torch.distributed
 from sagecomm.options import LONGEST, Options
 
 NAME = "sagecomm"
-DEVICES = ["cpu"]
+
+
+def devices() -> list[str]:
+    """Returns the types of devices whose tensors groups can take: the CPU and the accelerator that torch was built for or
+    that a plugin has registered. It asks no driver, so it neither starts a runtime nor forbids forks, and the
+    accelerator may be absent, as with torch's gloo."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+
+
+class _Devices(Sequence[str]):
+    """devices() as torch reads it when a group is made: a plugin may register its accelerator after this package was
+    imported."""
+
+    def __len__(self) -> int:
+        return len(devices())
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        return devices()[index]
+
+    def __repr__(self) -> str:
+        return repr(devices())
 
 
 def register() -> None:
@@ -25,7 +51,10 @@ def register() -> None:
 
     if NAME.upper() not in c10d.Backend._plugins:
         atexit.register(_leave)
-        c10d.Backend.register_backend(NAME, create, extended_api=True, devices=list(DEVICES))
+        # Torch makes a backend the default of the devices that it registers and that have none yet. A group without a
+        # name must not become ours because this package was imported before that of an accelerator.
+        c10d.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+        c10d.Backend.backend_capability[NAME] = _Devices()
     # torch attaches a recorder of its own to the groups of backends outside this set, at 2 us an operation and 15 us a
     # barrier. Our groups record in the core. A group with a second backend outside the set keeps torch's recorder,
     # because torch leaves it out only if all backends of the group are in the set. Older torch has no such set.
@@ -67,8 +96,8 @@ def create(dist_options: Any, options: object | None) -> Any:
         raise TypeError(
             f"sagecomm: pg_options must be a sagecomm.Options, got {type(options).__module__}.{type(options).__name__}"
         )
-    for device in (native.device_of(dist_options), *_devices_named(caller)):
-        _refuse_other_devices(device)
+    named = _devices_named(caller) or [native.device_of(dist_options)]
+    served = [device for device in named if _is_served(device)]
     if options.timeout is not None:
         dist_options.timeout = options.timeout
     # timedelta.max overflows 64 bits of microseconds, so torch passes a value far below zero.
@@ -76,7 +105,7 @@ def create(dist_options: Any, options: object | None) -> Any:
         dist_options.timeout = LONGEST
 
     _flight.install(native)
-    return native.create_backend(dist_options, dict(options.settings), group_desc)
+    return native.create_backend(dist_options, dict(options.settings), group_desc, served or ["cpu"])
 
 
 # The functions below read local variables of torch's function that calls `create`, because torch passes them to no
@@ -104,16 +133,17 @@ def _devices_named(caller: FrameType) -> list[str]:
     return [device for device, name in config.get_device_backend_map().items() if name == NAME]
 
 
-def _refuse_other_devices(device: str) -> None:
-    """Refuses backend strings such as "cuda:sagecomm". `device` comes from the store's prefix, so it may be any
-    text."""
+def _is_served(device: str) -> bool:
+    """Returns whether the text names a device, and refuses a device that has no sagecomm, as in "xpu:sagecomm".
+    `device` comes from the store's prefix, so it may be any text."""
     try:
         known = torch.device(device).type
     except RuntimeError:
-        return
-    if known not in DEVICES:
-        served = ", ".join(DEVICES)
+        return False
+    if known not in devices():
+        served = ", ".join(devices())
         raise ValueError(
             f"sagecomm: {device}:{NAME}: there is no sagecomm for {device}, only for {served}; name another backend "
-            f"for it, as in cpu:{NAME},cuda:nccl"
+            f"for it, as in cpu:{NAME},{known}:NAME"
         )
+    return True

@@ -62,6 +62,22 @@ void copy_rows(unsigned char *to, size_t to_pitch, const unsigned char *from, si
   for (size_t i = 0; i < height; i++) memmove(to + i * to_pitch, from + i * from_pitch, width);
 }
 
+// Reports whether a copy writes one word of pinned memory. The CPU may look at such a word as at a flag.
+bool is_word(const Copy2D &copy, const Operand &to) {
+  return copy.width == sizeof(uint32_t) && copy.height == 1 && to.block != nullptr && !to.on_device() &&
+         reinterpret_cast<uintptr_t>(copy.to) % sizeof(uint32_t) == 0;
+}
+
+// Makes the copy a hand-over to whoever has seen the word and acquires its address, as the write of a flag is one.
+void hand_over(State &state, const void *word, Task *task) {
+  auto written = std::make_shared<Clock>();
+  task->publish = [written](Agent, const Clock &at) { *written = at; };
+  task->run = [&state, word, written, run = std::move(task->run)] {
+    state.checker.release_key(reinterpret_cast<uintptr_t>(word), *written);
+    run();
+  };
+}
+
 // Carries out a copy; with `wait` it is complete when the call returns, as far as CUDA documents it.
 Status carry_out(const Copy2D &copy, CopyKind kind, StreamHandle handle, bool wait) {
   Call call;
@@ -93,6 +109,7 @@ Status carry_out(const Copy2D &copy, CopyKind kind, StreamHandle handle, bool wa
   } else {
     task.run = [=] { copy_rows(to.view, to.pitch, from.view, from.pitch, width, height); };
   }
+  if (is_word(copy, to)) hand_over(call.state(), copy.to, &task);
   bool complete =
       to.block == nullptr || between_hosts || (wait && from.block != nullptr && !(to.on_device() && from.on_device()));
   Point point;

@@ -141,6 +141,19 @@ TEST(a_flag_orders_streams) {
   });
 }
 
+static void read_behind_a_copied_word(bool acquires) {
+  uint32_t *pinned = new_pinned_words(2), *flag = pinned + 1, *device = new_words(2);
+  *flag = 0;
+  StreamHandle stream = new_stream();
+  OK(fill_async(device + 1, 7, 4, 1, stream));
+  OK(copy_async(pinned, device, 4, CopyKind::any, stream));
+  OK(copy_async(flag, device + 1, 4, CopyKind::any, stream));
+  OK(run_all());
+  CHECK(__atomic_load_n(flag, __ATOMIC_SEQ_CST) == 7);
+  if (acquires) emulator_acquire(flag);
+  emulator_host_read(pinned, 4, "reduce");
+}
+
 TEST(the_cpu_is_ordered_by_annotated_flags) {
   reports(0, [] {
     uint32_t *pinned = new_pinned_words(2), *flag = pinned + 1, *device = new_words(1);
@@ -175,6 +188,9 @@ TEST(the_cpu_is_ordered_by_annotated_flags) {
     OK(run_all());
     emulator_host_read(pinned, 4, "reduce");
   });
+  // A copy of one word is a flag as well, where the runtime has no other.
+  reports(0, [] { read_behind_a_copied_word(true); });
+  reports(1, [] { read_behind_a_copied_word(false); });
 }
 
 TEST(the_cpu_and_a_stream_conflict_in_pinned_memory) {

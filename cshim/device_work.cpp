@@ -1,0 +1,224 @@
+// device_work.cpp orders one operation among the commands of a device. See device_work.hpp.
+#include "device_work.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "annotate.hpp"
+#include "compat.hpp"
+#include "core.hpp"
+#include "errors.hpp"
+#include "streams.hpp"
+
+namespace sagecomm {
+
+using c10::impl::VirtualGuardImpl;
+
+DeviceWork::DeviceWork(const char* op, c10::Device device, std::vector<at::Tensor>&& tensors)
+    : device_(device), bridge_{}, tensors_(std::move(tensors)) {
+  if (isCapturing(current())) {
+    refuse(
+        op,
+        "the current stream of " + device.str() +
+            " is being captured, and a graph cannot hold an operation that goes through host memory; call it outside the "
+            "capture");
+  }
+}
+
+DeviceWork::~DeviceWork() {
+  store();
+  if (forked()) { // the device's driver does not exist here
+    static_cast<void>(end_.release());
+  }
+}
+
+c10::Stream DeviceWork::current() const {
+  return VirtualGuardImpl(device_.type()).getStream(device_);
+}
+
+void DeviceWork::describe(sagecomm_op& op, bool async) {
+  bridge_.struct_size = sizeof bridge_;
+  bridge_.ctx = this;
+  bridge_.make_stream = &makeStream;
+  bridge_.pin = &pin;
+  bridge_.unpin = &unpin;
+  bridge_.fork = &fork;
+  bridge_.copy_in = &copyIn;
+  bridge_.write_value = &writeValue;
+  bridge_.finish = &finish;
+  op.bridge = &bridge_;
+  op.device_type = static_cast<uint8_t>(device_.type());
+  op.device_index = device_.index();
+  op.ordering = async ? SAGECOMM_BESIDE : SAGECOMM_IN_STREAM;
+  op.stream = nativeHandle(current());
+}
+
+// ---- the end ----
+
+// If a command fails, those in front of it may still use the pinned memory. Then the value is never written, and the library
+// does without that memory.
+void DeviceWork::succeed(Buffers& buffers) {
+  if (word_ != nullptr && (!copies_.empty() || buffers.staged())) {
+    uint32_t* const word = std::exchange(word_, nullptr);
+    noteAcquired(word); // the library has written the pinned memory
+    for (const sagecomm_copy& copy : copies_) {
+      queueCopyToDevice(*stream_, copy);
+    }
+    queueWrite(*stream_, word, value_);
+    const c10::StreamGuard on(*stream_);
+    buffers.copyBack();
+    recordEnd(*stream_);
+  } else {
+    store();
+  }
+}
+
+void DeviceWork::fail() noexcept {
+  store();
+  if (!reader_ || end_) {
+    return;
+  }
+  try {
+    recordEnd(*reader_);
+  } catch (const std::exception& e) {
+    LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_ << ": " << e.what();
+  }
+}
+
+void DeviceWork::recordEnd(const c10::Stream& stream) {
+  const c10::OptionalDeviceGuard on(device_);
+  auto end = std::make_unique<c10::Event>(device_.type());
+  end->record(stream);
+  end_ = std::move(end);
+}
+
+void DeviceWork::store() noexcept {
+  if (uint32_t* const word = std::exchange(word_, nullptr)) {
+    noteReleased(word);
+    __atomic_store_n(word, value_, __ATOMIC_RELEASE);
+  }
+}
+
+void DeviceWork::awaitInCurrentStream() const {
+  if (end_) {
+    const c10::OptionalDeviceGuard on(device_);
+    end_->block(current());
+  }
+}
+
+bool DeviceWork::passed() {
+  if (!end_ || passed_.load(std::memory_order_relaxed)) {
+    return true;
+  }
+  const c10::OptionalDeviceGuard on(device_);
+  if (isCapturing(current()) || !end_->query()) {
+    return false;
+  }
+  passed_.store(true, std::memory_order_relaxed);
+  return true;
+}
+
+c10::Stream DeviceWork::stream() const {
+  return stream_ ? *stream_ : current();
+}
+
+// ---- the bridge ----
+
+// Calls f(*this) for the core, which no exception may pass.
+template <class F>
+int32_t DeviceWork::call(void* ctx, char* why, size_t n, F&& f) noexcept {
+  try {
+    f(*static_cast<DeviceWork*>(ctx));
+    return 0;
+  } catch (const c10::Error& e) {
+    std::snprintf(why, n, "%s", e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    std::snprintf(why, n, "%s", e.what());
+  } catch (...) {
+    std::snprintf(why, n, "%s", "something was thrown that is no exception");
+  }
+  return -1;
+}
+
+int32_t DeviceWork::makeStream(void* ctx, uint64_t* stream, char* why, size_t n) noexcept {
+  return call(ctx, why, n, [&](const DeviceWork& w) { *stream = sagecomm::makeStream(w.device_); });
+}
+
+int32_t DeviceWork::pin(void* ctx, uint64_t bytes, void** memory, void** owner, char* why, size_t n) noexcept {
+  return call(ctx, why, n, [&](const DeviceWork& w) {
+    const c10::OptionalDeviceGuard on(w.device_);
+    auto made = std::make_unique<Pinned>(allocatePinned(bytes));
+    *memory = made->memory;
+    *owner = made.release();
+  });
+}
+
+void DeviceWork::unpin(void* owner) noexcept {
+  delete static_cast<Pinned*>(owner);
+}
+
+// Tells the allocator that the stream uses the tensors' memory, so that memory which is given back is not used again before
+// the stream has come past. Commands that are queued later are covered by tensors_.
+void DeviceWork::use(const c10::Stream& stream) const {
+  const VirtualGuardImpl guard(device_.type());
+  for (const at::Tensor& t : tensors_) {
+    if (const c10::DataPtr& memory = t.storage().data_ptr(); memory.get() != nullptr) {
+      guard.recordDataPtrOnStream(memory, stream);
+    }
+  }
+}
+
+int32_t DeviceWork::fork(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
+  return call(ctx, why, n, [&](DeviceWork& w) {
+    const c10::OptionalDeviceGuard on(w.device_);
+    const c10::Stream to = streamOf(stream);
+    w.reader_ = to;
+    w.use(to);
+    c10::Event start(w.device_.type());
+    start.record(w.current());
+    start.block(to);
+  });
+}
+
+int32_t DeviceWork::copyIn(void* ctx, uint64_t stream, const sagecomm_copy* copy, char* why, size_t n) noexcept {
+  return call(ctx, why, n, [&](const DeviceWork&) { queueCopyToHost(streamOf(stream), *copy); });
+}
+
+int32_t DeviceWork::writeValue(
+    void* ctx, uint64_t stream, uint32_t* word, uint32_t value, char* why, size_t n) noexcept {
+  return call(ctx, why, n, [&](const DeviceWork&) { queueWrite(streamOf(stream), word, value); });
+}
+
+int32_t DeviceWork::finish(
+    void* ctx,
+    uint64_t stream,
+    const sagecomm_copy* copies,
+    uint32_t count,
+    uint32_t* word,
+    uint32_t value,
+    char* why,
+    size_t n) noexcept {
+  return call(ctx, why, n, [&](DeviceWork& w) {
+    const c10::OptionalDeviceGuard on(w.device_);
+    w.word_ = word;
+    w.value_ = value;
+    w.stream_ = streamOf(stream);
+    w.copies_.assign(copies, copies + count);
+    w.use(*w.stream_);
+  });
+}
+
+void refuseOnDevice(const char* op, const char* what, c10::Device device) {
+  const std::string type = c10::Device(device.type()).str();
+  refuse(
+      op,
+      std::string(what) + " are not supported on " + type + " yet; move the tensor to the CPU, or name another backend for " +
+          type + ", as in cpu:sagecomm," + type + ":NAME");
+}
+
+} // namespace sagecomm

@@ -1,0 +1,109 @@
+// device_work.hpp is the device's part of one operation: sagecomm_bridge on c10's streams and events. The core moves the
+// memory of a device through pinned memory. While it issues the operation it queues copies out of the device here, and it says
+// which copies into the device end the operation. The Work queues these when the operation is complete.
+//
+// The host cannot know of a copy before it is queued, and a stream cannot wait for an event that is not recorded. So whoever
+// waits for the operation first waits on the host until the last copies are queued, and then makes its stream wait for the
+// event behind them.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include "sagecomm.h"
+#include "tensors.hpp"
+
+namespace sagecomm {
+
+// A DeviceWork is made on the thread that calls torch and used there until the core has issued the operation. After that
+// the thread that completes the operation uses it, and then any thread may ask and wait. No function needs the GIL.
+class DeviceWork {
+ public:
+  // `tensors` are all whose memory the operation uses. They stay alive until release(). Refuses a stream that is being
+  // captured.
+  DeviceWork(const char* op, c10::Device device, std::vector<at::Tensor>&& tensors);
+  // Ends the operation if that was not done.
+  ~DeviceWork();
+  DeviceWork(const DeviceWork&) = delete;
+  DeviceWork& operator=(const DeviceWork&) = delete;
+
+  // Fills in what the core needs to issue the operation. The last call of c10 is that for op.stream: some devices order a
+  // native handle behind what torch has launched by the time of that call only. So a handle is never kept.
+  void describe(sagecomm_op& op, bool async);
+
+  // One of these ends the operation, once. After succeed() the outputs are what streams see behind stream(), and the copies of
+  // `buffers` are written back. If succeed() throws, some outputs are not. fail() is for an operation that was not issued, or
+  // that failed. It does nothing if the operation has ended.
+  void succeed(Buffers& buffers);
+  void fail() noexcept;
+  // Lets go of the tensors.
+  void release() {
+    tensors_.clear();
+  }
+
+  // --- when the operation has ended ---
+
+  // Makes the calling thread's current stream of the device wait for the outputs; after a failure, for those commands that
+  // still read the inputs.
+  void awaitInCurrentStream() const;
+  // Reports whether the device has written the outputs. While the current stream is being captured, which a question to the
+  // driver would break, the answer may be false for too long.
+  bool passed();
+  // The stream that has written the outputs.
+  c10::Stream stream() const;
+  c10::Device device() const {
+    return device_;
+  }
+
+ private:
+  template <class F>
+  static int32_t call(void* ctx, char* why, size_t n, F&& f) noexcept;
+  static int32_t makeStream(void* ctx, uint64_t* stream, char* why, size_t n) noexcept;
+  static int32_t pin(void* ctx, uint64_t bytes, void** memory, void** owner, char* why, size_t n) noexcept;
+  static void unpin(void* owner) noexcept;
+  static int32_t fork(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
+  static int32_t copyIn(void* ctx, uint64_t stream, const sagecomm_copy* copy, char* why, size_t n) noexcept;
+  static int32_t writeValue(void* ctx, uint64_t stream, uint32_t* word, uint32_t value, char* why, size_t n) noexcept;
+  static int32_t finish(
+      void* ctx,
+      uint64_t stream,
+      const sagecomm_copy* copies,
+      uint32_t count,
+      uint32_t* word,
+      uint32_t value,
+      char* why,
+      size_t n) noexcept;
+
+  c10::Stream current() const;
+  void use(const c10::Stream& stream) const;
+  void recordEnd(const c10::Stream& stream);
+  void store() noexcept;
+
+  const c10::Device device_;
+  sagecomm_bridge bridge_;
+  std::optional<c10::Stream> reader_; // what fork() was called with
+  std::vector<at::Tensor> tensors_;
+
+  // What finish() was called with.
+  std::optional<c10::Stream> stream_;
+  std::vector<sagecomm_copy> copies_;
+  uint32_t* word_ = nullptr; // null: finish() was not called, or the operation has ended
+  uint32_t value_ = 0;
+
+  // Recorded behind the outputs, after a failure behind what reads the inputs; null if there is nothing to wait for. A
+  // pointer, because a forked child leaves it.
+  std::unique_ptr<c10::Event> end_;
+  std::atomic<bool> passed_{false};
+};
+
+// Refuses an operation whose tensors are on a device: "sagecomm: send: p2p operations are not supported on cuda yet; ...".
+[[noreturn]] void refuseOnDevice(const char* op, const char* what, c10::Device device);
+
+} // namespace sagecomm

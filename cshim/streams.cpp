@@ -1,0 +1,170 @@
+// streams.cpp keeps the streams of the library and queues its commands. See streams.hpp.
+#include "streams.hpp"
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "plainly.hpp"
+
+namespace sagecomm {
+
+namespace {
+
+using c10::impl::VirtualGuardImpl;
+using Place = std::pair<c10::DeviceType, c10::DeviceIndex>;
+
+// More than a pool of torch has streams, so that a pool that has a stream left gives it.
+constexpr int kTurns = 64;
+// Torch's CUDA build has a pool for each of these, other devices take a value that they do not know for their least one.
+constexpr int kPriorities = 4;
+
+// The numbers 0 to SAGECOMM_MAX_VALUE in memory of a device, from which words are written.
+struct Values {
+  at::Tensor numbers;
+  c10::Event made;
+};
+
+// The state of the process. It is never destroyed, because the device may be gone by then.
+struct Streams {
+  std::mutex mutex; // guards the rest
+  std::deque<c10::Stream> all; // by number - 1
+  std::set<std::pair<Place, c10::StreamId>> taken;
+  std::map<Place, Values> values;
+};
+
+Streams& streams() {
+  static Streams* const the = new Streams;
+  return *the;
+}
+
+Place placeOf(c10::Device device) {
+  return {device.type(), device.index()};
+}
+
+c10::Stream anyStream(const VirtualGuardImpl& guard, c10::Device device, int priority) {
+  try {
+    return guard.getNewStream(device, -priority);
+  } catch (const c10::Error&) { // the device has a pool only, or nothing
+    return guard.getStreamFromGlobalPool(device, priority > 0);
+  }
+}
+
+// Requires: the mutex.
+c10::Stream freshStream(const VirtualGuardImpl& guard, c10::Device device) {
+  for (int priority = 0; priority < kPriorities; priority++) {
+    for (int turn = 0; turn < kTurns; turn++) {
+      const c10::Stream stream = anyStream(guard, device, priority);
+      if (streams().taken.emplace(placeOf(device), stream.id()).second) {
+        return stream;
+      }
+    }
+  }
+  TORCH_CHECK(
+      false,
+      "torch has no stream of ",
+      device,
+      " left that no other group has (",
+      streams().all.size(),
+      " are in use); destroy groups that are not needed any more, or make fewer");
+}
+
+// Makes the numbers in `stream`, where nothing else is queued.
+Values makeValues(const c10::Stream& stream) {
+  const Plainly plainly;
+  const c10::StreamGuard on(stream);
+  Values made{
+      at::arange(SAGECOMM_MAX_VALUE + 1, at::TensorOptions().dtype(at::kInt).device(stream.device())),
+      c10::Event(stream.device_type())};
+  made.made.record(stream);
+  return made;
+}
+
+at::Tensor view(void* data, uint64_t n, at::ScalarType type, c10::Device device) {
+  return at::from_blob(
+      data,
+      {static_cast<int64_t>(n)},
+      [](void*) {},
+      at::TensorOptions().dtype(type).device(device),
+      device); // so that torch does not ask the driver whose address it is
+}
+
+void queueCopy(
+    const c10::Stream& stream,
+    const sagecomm_copy& copy,
+    uint64_t n,
+    at::ScalarType type,
+    c10::Device to,
+    c10::Device from) {
+  const Plainly plainly;
+  const c10::StreamGuard on(stream);
+  view(copy.to, n, type, to).copy_(view(const_cast<void*>(copy.from), n, type, from), /*non_blocking=*/true);
+}
+
+} // namespace
+
+uint64_t makeStream(c10::Device device) {
+  const VirtualGuardImpl guard(device.type());
+  const c10::OptionalDeviceGuard current(device);
+  Streams& the = streams();
+  std::lock_guard<std::mutex> lock(the.mutex);
+  const c10::Stream stream = freshStream(guard, device);
+  const auto known = the.values.find(placeOf(device));
+  if (known == the.values.end()) {
+    the.values.emplace(placeOf(device), makeValues(stream));
+  } else {
+    known->second.made.block(stream);
+  }
+  the.all.push_back(stream);
+  return the.all.size();
+}
+
+c10::Stream streamOf(uint64_t number) {
+  Streams& the = streams();
+  std::lock_guard<std::mutex> lock(the.mutex);
+  TORCH_CHECK(number >= 1 && number <= the.all.size(), "there is no stream ", number);
+  return the.all[number - 1];
+}
+
+void queueCopyToHost(const c10::Stream& stream, const sagecomm_copy& copy) {
+  queueCopy(stream, copy, copy.bytes, at::kByte, at::kCPU, stream.device());
+}
+
+void queueCopyToDevice(const c10::Stream& stream, const sagecomm_copy& copy) {
+  queueCopy(stream, copy, copy.bytes, at::kByte, stream.device(), at::kCPU);
+}
+
+void queueWrite(const c10::Stream& stream, uint32_t* word, uint32_t value) {
+  TORCH_CHECK(value <= SAGECOMM_MAX_VALUE, "the value ", value, " is larger than ", SAGECOMM_MAX_VALUE);
+  const int32_t* numbers = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(streams().mutex);
+    numbers = streams().values.at(placeOf(stream.device())).numbers.const_data_ptr<int32_t>();
+  }
+  queueCopy(stream, {word, numbers + value, sizeof *word}, 1, at::kInt, at::kCPU, stream.device());
+}
+
+Pinned allocatePinned(uint64_t bytes) {
+  constexpr uint64_t kAlignment = 256;
+  const Plainly plainly;
+  const auto options = at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(true);
+  const auto misaligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % kAlignment; };
+  at::Tensor tensor = at::empty({static_cast<int64_t>(bytes)}, options);
+  auto* memory = tensor.mutable_data_ptr<uint8_t>();
+  if (misaligned(memory) != 0) {
+    tensor = at::empty({static_cast<int64_t>(bytes + kAlignment)}, options);
+    memory = tensor.mutable_data_ptr<uint8_t>();
+    memory += (kAlignment - misaligned(memory)) % kAlignment;
+  }
+  return {std::move(tensor), memory};
+}
+
+} // namespace sagecomm

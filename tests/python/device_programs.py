@@ -1,0 +1,571 @@
+"""What ranks of test_device_tensors.py do with tensors of an accelerator. Every function runs on two ranks in a group of
+its own, and leaves no report of the checker behind.
+
+Functions know the accelerator by torch's generic names only. `hold` and `release` come from the test bed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sagecomm
+
+N = 1000
+FEW = 3
+
+
+def accelerator() -> torch.device:
+    found = torch.accelerator.current_accelerator()
+    assert found is not None
+    return torch.device(found.type, 0)
+
+
+def full(value: float, n: int = N, **how: Any) -> torch.Tensor:
+    how.setdefault("dtype", torch.float32)
+    return torch.full((n,), value, device=accelerator(), **how)
+
+
+def mine() -> float:
+    return float(dist.get_rank() + 1)
+
+
+SUM = 3.0  # of mine() over the ranks
+
+
+def main_stream() -> torch.Stream:
+    return torch.accelerator.current_stream()
+
+
+@contextmanager
+def held(stream: torch.Stream) -> Iterator[None]:
+    """Nothing that is launched on the stream begins inside."""
+    import simdev
+
+    stream.synchronize()
+    simdev.hold(stream)
+    try:
+        yield
+    finally:
+        simdev.release(stream)
+
+
+def expect(tensor: torch.Tensor, value: float) -> None:
+    assert tensor.min().item() == value, (tensor.min().item(), value)
+    assert tensor.max().item() == value, (tensor.max().item(), value)
+
+
+# ---- order ----
+
+
+def producer_is_late() -> None:
+    """The input is written behind a held stream."""
+    x = full(0)
+    with held(main_stream()):
+        x += mine()
+        work = dist.all_reduce(x, async_op=True)
+        assert not work.is_completed()
+    work.wait()
+    expect(x, SUM)
+    x.fill_(mine())
+    dist.all_reduce(x)
+    expect(x, SUM)
+
+
+def consumer_waits_for_the_copy_back() -> None:
+    """The stream of the library that writes the output is held. wait() does not block the host, and what is launched
+    behind it comes after the output."""
+    import simdev
+
+    before = torch.Stream(accelerator())
+    x = full(mine())
+    dist.all_reduce(x)
+    after = torch.Stream(accelerator())
+    kind = before.device_type
+    streams = [torch.Stream(stream_id=i, device_index=0, device_type=kind) for i in range(before.stream_id + 1, after.stream_id)]
+    assert len(streams) == 2, "one for copies out of the device and one for copies into it"
+    torch.accelerator.synchronize()
+    simdev.hold(streams[1])
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    y = x + 1
+    assert not work.is_completed()
+    future = work.get_future()
+    assert future.done()
+    z = future.then(lambda f: f.value()[0] + 2)
+    simdev.release(streams[1])
+    expect(y, 2 * SUM + 1)
+    expect(z.wait(), 2 * SUM + 2)
+    work.wait()
+    torch.accelerator.synchronize()
+    assert work.is_completed()
+
+
+def wait_on_another_stream() -> None:
+    x = full(mine())
+    work = dist.all_reduce(x, async_op=True)
+    side = torch.Stream(accelerator())
+    with side:
+        work.wait()
+        y = x * 2
+    main_stream().wait_stream(side)
+    expect(y, 2 * SUM)
+
+
+def wait_twice() -> None:
+    x = full(mine())
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    side = torch.Stream(accelerator())
+    with side:
+        work.wait()
+        y = x * 2
+    work.synchronize()
+    z = x * 3
+    main_stream().wait_stream(side)
+    expect(y, 2 * SUM)
+    expect(z, 3 * SUM)
+
+
+def wait_in_another_thread() -> None:
+    x = full(mine())
+    work = dist.all_reduce(x, async_op=True)
+    got: list[float] = []
+
+    def consume() -> None:
+        work.wait()
+        got.append((x * 2).max().item())
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    thread.join(60)
+    assert got == [2 * SUM]
+    work.wait()
+    expect(x, SUM)
+
+
+def issue_on_several_streams() -> None:
+    """The current stream changes between operations of one group."""
+    side = torch.Stream(accelerator())
+    x, y = full(mine()), full(mine())
+    side.wait_stream(main_stream())
+    works = []
+    for _ in range(FEW):
+        works.append(dist.all_reduce(x, async_op=True))
+        with side:
+            y += 1
+            works.append(dist.all_reduce(y, async_op=True))
+            works[-1].wait()
+        works[-2].wait()
+    main_stream().wait_stream(side)
+    a, b = SUM, 1.5
+    for _ in range(FEW - 1):
+        a *= 2
+    del b
+    expect(x, a)
+    value = [1.0, 2.0]
+    for _ in range(FEW):
+        value = [sum(v + 1 for v in value)] * 2
+    expect(y, value[0])
+
+
+def two_groups_in_opposite_order() -> None:
+    """Groups do not wait for each other's streams."""
+    other = dist.new_group()
+    first, second = (None, other) if dist.get_rank() == 0 else (other, None)
+    x = {None: full(mine()), other: full(10 * mine())}
+    works = [dist.all_reduce(x[g], group=g, async_op=True) for g in (first, second)]
+    for work in reversed(works):
+        work.wait()
+    expect(x[None], SUM)
+    expect(x[other], 10 * SUM)
+
+
+def host_goes_on_beside_a_held_stream() -> None:
+    """Operations on CPU tensors of the same group do not wait for a stream."""
+    x = full(0)
+    c = torch.full((N,), mine())
+    with held(main_stream()):
+        x += mine()
+        work = dist.all_reduce(x, async_op=True)
+        for _ in range(FEW):
+            c.fill_(mine())
+            dist.all_reduce(c)
+            expect(c, SUM)
+        assert not work.is_completed()
+    work.wait()
+    expect(x, SUM)
+
+
+# ---- memory ----
+
+
+def work_is_dropped() -> None:
+    x = full(mine())
+    dist.all_reduce(x, async_op=True)
+    y = full(mine())
+    dist.all_reduce(y)
+    torch.accelerator.synchronize()  # the copies of both are queued in one stream
+    expect(x, SUM)
+    expect(y, SUM)
+
+
+def tensors_are_dropped() -> None:
+    """Memory of a tensor that nobody has any more is not used again while the operation uses it."""
+    for late in (False, True):
+        x, out = full(0), full(0, 2 * N)
+        main = main_stream()
+        main.synchronize()
+        if late:
+            import simdev
+
+            simdev.hold(main)
+        x += mine()
+        work = dist.all_gather_into_tensor(out, x, async_op=True)
+        del x
+        others = [full(99) for _ in range(FEW)]
+        if late:
+            simdev.release(main)
+        work.wait()
+        expect(out[:N], 1)
+        expect(out[N:], 2)
+        expect(others[0], 99)
+
+
+def outputs_are_dropped() -> None:
+    x, out = full(mine()), full(0, 2 * N)
+    work = dist.all_gather_into_tensor(out, x, async_op=True)
+    del out
+    others = [full(99, 2 * N) for _ in range(FEW)]
+    work.wait()
+    del work
+    for other in others:
+        expect(other, 99)
+    more = [full(7, 2 * N) for _ in range(FEW)]
+    dist.all_reduce(x)
+    for other in more:
+        expect(other, 7)
+
+
+def input_is_written_after_the_wait() -> None:
+    """On a rank that gets no output, the input is the caller's again."""
+    for _ in range(FEW):
+        x = full(mine())
+        work = dist.reduce(x, 0, async_op=True)
+        work.wait()
+        if dist.get_rank() == 0:
+            expect(x, SUM)
+        x.fill_(99)
+    expect(x, 99)
+
+
+def not_contiguous() -> None:
+    x = torch.zeros(N, 4, device=accelerator())
+    x[:, ::2] = mine()
+    for async_op in (False, True):
+        x[:, ::2] = mine()
+        work = dist.all_reduce(x[:, ::2], async_op=async_op)
+        if work is not None:
+            work.wait()
+        expect(x[:, ::2], SUM)
+        expect(x[:, 1::2], 0)
+    outs = [torch.zeros(4, N, device=accelerator()).t() for _ in range(2)]
+    ins = torch.full((4, N), mine(), device=accelerator()).t()
+    work = dist.all_gather(outs, ins, async_op=True)
+    del ins
+    others = [full(99, 4 * N) for _ in range(FEW)]
+    work.wait()
+    expect(outs[0], 1)
+    expect(outs[1], 2)
+    expect(others[0], 99)
+
+
+def several_in_flight() -> None:
+    sizes = [1, 33, 5000, 70000, 300000, 7]
+    xs = [full(mine() * i, n) for i, n in enumerate(sizes, 1)]
+    works = [dist.all_reduce(x, async_op=True) for x in xs]
+    for work in reversed(works):
+        work.wait()
+    for i, x in enumerate(xs, 1):
+        expect(x, SUM * i)
+
+
+# ---- all operations ----
+
+
+def both_ways(call: Callable[..., Any]) -> None:
+    """Calls the operation with async_op False and True."""
+    for async_op in (False, True):
+        work = call(async_op)
+        if work is not None:
+            work.wait()
+
+
+def operations() -> None:
+    rank, dev = dist.get_rank(), accelerator()
+    blocks = [full(10 * rank + i) for i in range(2)]
+
+    def checked(call: Callable[..., Any], outputs: Callable[[], list[tuple[torch.Tensor, float]]]) -> None:
+        for async_op in (False, True):
+            work = call(async_op)
+            if work is not None:
+                work.wait()
+            for tensor, value in outputs():
+                expect(tensor, value)
+                tensor.fill_(-1)
+
+    x = full(5.0 if rank == 1 else 0)
+    both_ways(lambda a: dist.broadcast(x, 1, async_op=a))
+    expect(x, 5)
+    outs = [full(-1), full(-1)]
+    checked(lambda a: dist.all_gather(outs, full(mine()), async_op=a), lambda: [(outs[0], 1), (outs[1], 2)])
+    one = full(-1)
+    checked(lambda a: dist.reduce_scatter(one, blocks, async_op=a), lambda: [(one, 10 + 2 * rank)])
+    checked(
+        lambda a: dist.reduce_scatter_tensor(one, torch.cat(blocks), op=dist.ReduceOp.AVG, async_op=a),
+        lambda: [(one, 5 + rank)],
+    )
+    checked(lambda a: dist.all_to_all(outs, blocks, async_op=a), lambda: [(outs[0], rank), (outs[1], 10 + rank)])
+    uneven = full(-1, 3 if rank == 0 else 5)
+    splits = [[1, 3], [2, 2]][rank], [[1, 2], [3, 2]][rank]
+    give = full(mine(), sum(splits[0]))
+    checked(
+        lambda a: dist.all_to_all_single(uneven, give, splits[1], splits[0], async_op=a),
+        lambda: [(uneven[: splits[1][0]], 1), (uneven[splits[1][0] :], 2)],
+    )
+    gathered = outs if rank == 0 else None
+    checked(
+        lambda a: dist.gather(full(mine()), gathered, dst=0, async_op=a),
+        lambda: [(outs[0], 1), (outs[1], 2)] if rank == 0 else [],
+    )
+    checked(lambda a: dist.scatter(one, blocks if rank == 1 else None, src=1, async_op=a), lambda: [(one, 10 + rank)])
+    both_ways(lambda a: dist.barrier(device_ids=[0], async_op=a))
+    both_ways(lambda a: dist.barrier(async_op=a))
+    for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8):
+        y = full(mine(), dtype=dtype)
+        dist.all_reduce(y)
+        expect(y, SUM)
+    flags = torch.tensor([rank == 0, False, True], device=dev)
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    assert flags.tolist() == [True, False, True]
+    empty = torch.empty(0, device=dev)
+    both_ways(lambda a: dist.all_reduce(empty, async_op=a))
+
+
+def long_tensors() -> None:
+    """Longer than a chunk, so that it comes in units."""
+    n = 3 << 20
+    x = torch.arange(n, dtype=torch.float32, device=accelerator()) * mine()
+    dist.all_reduce(x)
+    assert torch.equal(x, torch.arange(n, dtype=torch.float32, device=accelerator()) * SUM)
+    y = torch.arange(n, dtype=torch.int32, device=accelerator())
+    if dist.get_rank() == 1:
+        y.zero_()
+    work = dist.broadcast(y, 0, async_op=True)
+    work.wait()
+    assert torch.equal(y, torch.arange(n, dtype=torch.int32, device=accelerator()))
+
+
+def futures() -> None:
+    x = full(mine())
+    future = dist.all_reduce(x, async_op=True).get_future()
+    doubled = future.then(lambda f: [t * 2 for t in f.value()])
+    expect(future.wait()[0], SUM)
+    expect(doubled.wait()[0], 2 * SUM)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    late = work.get_future()
+    expect(late.value()[0], 2 * SUM)
+    dist.barrier(device_ids=[0], async_op=True).get_future().wait()
+
+
+def devices_of_objects() -> None:
+    """Objects and barriers stay on the CPU."""
+    assert set(dist.get_backend_config().split(",")) == {f"{d}:sagecomm" for d in ("cpu", accelerator().type)}
+    assert dist.distributed_c10d._get_object_coll_device() == "cpu"
+    got: list[Any] = [None, None]
+    with held(main_stream()):  # they wait for no stream
+        dist.all_gather_object(got, dist.get_rank())
+        dist.barrier()
+    assert got == [0, 1]
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def modes_see_nothing() -> None:
+    """Copies of the library are not for modes of the user, nor for autograd."""
+    x = full(mine()).requires_grad_()
+    group = dist.distributed_c10d._get_default_group()._get_backend(accelerator())
+    options = AllreduceOptions()
+    with Counting() as mode, torch.no_grad():
+        work = group.allreduce([x.detach()[::2]], options)
+        before = list(mode.seen)
+        work.wait()
+    assert before.count("aten.detach.default") == 1, before
+    assert not any("copy_" in name or "empty" in name for name in mode.seen), mode.seen
+    expect(x[::2].detach(), SUM)
+
+
+# ---- what is refused, and failures ----
+
+
+def refusals() -> None:
+    peer, on = 1 - dist.get_rank(), accelerator()
+    name = on.type
+    x = full(mine())
+    works = f"not supported on {name} yet; move the tensor to the CPU, or name another backend for {name}"
+    with pytest.raises(RuntimeError, match=f"send: p2p operations are {works}"):
+        dist.send(x, peer)
+    with pytest.raises(RuntimeError, match=f"recv: p2p operations are {works}"):
+        dist.irecv(x, peer)
+    with pytest.raises(RuntimeError, match=f"recv: p2p operations are {works}"):
+        dist.recv(x)
+    with pytest.raises(RuntimeError, match=f"p2p operations are {works}"):
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, full(0), peer)])
+    with (
+        pytest.raises(RuntimeError, match=f"all_reduce_coalesced: coalesced operations are {works}"),
+        dist._coalescing_manager(device=on),
+    ):
+        dist.all_reduce(x)
+    with pytest.raises(RuntimeError, match=f"coalesced operations are {works}"):
+        dist.all_reduce_coalesced([x, full(1)])
+    backend = dist.distributed_c10d._get_default_group()._get_backend(on)
+    backend._start_coalescing()
+    with pytest.raises(RuntimeError, match=f"all_reduce: coalescing windows are {works}"):
+        backend.allreduce([x], AllreduceOptions())
+    backend._end_coalescing()
+    with pytest.raises(RuntimeError, match="output 1 is on cpu, the tensors before it are on"):
+        backend.allgather([[full(0), torch.zeros(N)]], [x], AllgatherOptions())
+    with pytest.raises(RuntimeError, match=f"output 0 is on {on}, the tensors before it are on cpu"):
+        backend.allgather([[full(0), full(0)]], [torch.zeros(N)], AllgatherOptions())
+    with pytest.raises(RuntimeError, match=f"is on {name}:1, the tensors before it are on {on}"):
+        backend.allgather([[full(0), full(0).to(f"{name}:1")]], [x], AllgatherOptions())
+    with pytest.raises(RuntimeError, match=f"tensor 0 is on meta, but this group was configured for cpu, {name}"):
+        backend.allreduce([torch.empty(3, device="meta")], AllreduceOptions())
+    with pytest.raises(RuntimeError, match="BAND is not defined for float32"):
+        dist.all_reduce(full(1), op=dist.ReduceOp.BAND)
+    dist.all_reduce(x)
+    expect(x, SUM)
+
+
+def captures_are_refused() -> None:
+    import simdev
+
+    side = torch.Stream(accelerator())
+    x = full(mine())
+    torch.accelerator.synchronize()
+    with side:
+        simdev._device.begin_capture(side)
+        with pytest.raises(RuntimeError, match="all_reduce: the current stream of .* is being captured"):
+            dist.all_reduce(x)
+        simdev._device.end_capture(side)
+    dist.all_reduce(x)
+    expect(x, SUM)
+
+
+def other_backend_strings() -> None:
+    name = accelerator().type
+    only = dist.new_group(backend=f"cpu:gloo,{name}:sagecomm")
+    x, c = full(mine()), torch.full((3,), mine())
+    dist.all_reduce(x, group=only)
+    dist.all_reduce(c, group=only)
+    expect(x, SUM)
+    expect(c, SUM)
+    half = dist.new_group(backend=f"cpu:sagecomm,{name}:gloo")
+    with pytest.raises(RuntimeError, match=f"tensor 0 is on {name}:0, but this group was configured for cpu$"):
+        half._get_backend(torch.device("cpu")).allreduce([full(1)], AllreduceOptions())
+    dist.all_reduce(c, group=half)
+    expect(c, 2 * SUM)
+
+
+def mismatch() -> None:
+    x = full(mine(), N + dist.get_rank())
+    work = dist.all_reduce(x, async_op=True)
+    with pytest.raises(sagecomm.CollectiveMismatch):
+        work.wait()
+    assert work.is_completed()
+    with pytest.raises(sagecomm.CollectiveMismatch):
+        work.wait()
+    with pytest.raises(sagecomm.CollectiveMismatch):
+        work.get_future().wait()
+    with pytest.raises(sagecomm.CollectiveMismatch):
+        dist.all_reduce(full(1))
+    x.fill_(5)
+    expect(x, 5)
+
+
+def peer_leaves() -> str:
+    """Rank 1 ends in the middle of an operation; rank 0 raises."""
+    import os
+
+    x = full(mine())
+    dist.all_reduce(x)
+    if dist.get_rank() == 1:
+        os._exit(3)
+    work = dist.all_reduce(x, async_op=True)
+    with pytest.raises(sagecomm.PeerFailure) as raised:
+        work.wait()
+    with pytest.raises(sagecomm.PeerFailure):
+        dist.all_reduce(x)
+    x.fill_(5)
+    expect(x, 5)
+    return str(raised.value)
+
+
+def training() -> None:
+    """DDP gives the same parameters as one process with the whole batch."""
+    torch.manual_seed(1)
+    plain = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    data, target = torch.randn(8, 8), torch.randn(8, 4)
+    shared = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    shared.load_state_dict(plain.state_dict())
+    model = torch.nn.parallel.DistributedDataParallel(shared.to(accelerator()), bucket_cap_mb=0.001)
+    half = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
+    for net, x, y in ((plain, data, target), (model, data[half].to(accelerator()), target[half].to(accelerator()))):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
+        for _ in range(FEW):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(net(x), y).backward()
+            optimizer.step()
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a, b.cpu())
+
+
+PROGRAMS: list[Callable[[], Any]] = [
+    producer_is_late,
+    wait_on_another_stream,
+    wait_twice,
+    wait_in_another_thread,
+    issue_on_several_streams,
+    two_groups_in_opposite_order,
+    host_goes_on_beside_a_held_stream,
+    work_is_dropped,
+    tensors_are_dropped,
+    outputs_are_dropped,
+    input_is_written_after_the_wait,
+    not_contiguous,
+    several_in_flight,
+    operations,
+    long_tensors,
+    futures,
+    devices_of_objects,
+    modes_see_nothing,
+    refusals,
+    other_backend_strings,
+    mismatch,
+]

@@ -1,0 +1,77 @@
+"""Collectives on tensors of an accelerator, on an emulated device that reports a missing order with both accesses.
+
+device_programs.py has what the ranks do. A failure names the schedule and its seed: EMULATOR_SEED=n pytest ... begins with
+that seed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import device_programs
+from device_bed import Schedule, Worlds, build_device, under_schedules
+from selection import quickly
+from worlds import World
+
+KICK_MS = "5"  # work that no thread waits for begins after this time
+
+
+def prepare() -> None:
+    """Loads the emulator where the core and the shim find its annotations, and then the device."""
+    import simdev_build
+
+    ctypes.CDLL(str(simdev_build.OUTPUT / "libemulator.so"), mode=ctypes.RTLD_GLOBAL)
+    import simdev  # noqa: F401
+
+
+def checked(program: Callable[[], Any]) -> Any:
+    import simdev
+
+    result = program()
+    simdev.check()
+    return result
+
+
+def ranks(worlds: Worlds, schedule: Schedule, **environment: str) -> World:
+    build_device()
+    settings = {
+        "EMULATOR_SCHEDULE": schedule.name,
+        "EMULATOR_SEED": str(schedule.seed),
+        "EMULATOR_KICK_MS": KICK_MS,
+        **environment,
+    }
+    world = worlds(2, settings)
+    world.run(prepare, backend=None)
+    return world
+
+
+@under_schedules
+@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
+    world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
+    programs = list(device_programs.PROGRAMS)
+    if queue == "streams":  # simdev cannot capture behind a launch queue
+        programs.insert(0, device_programs.captures_are_refused)
+    for program in programs:
+        world.run(checked, program)
+
+
+@under_schedules
+def test_wait_does_not_block_the_host(fresh_world: Worlds, schedule: Schedule) -> None:
+    ranks(fresh_world, schedule).run(checked, device_programs.consumer_waits_for_the_copy_back)
+
+
+@under_schedules
+def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule) -> None:
+    survivor, left = ranks(fresh_world, schedule).outcomes(checked, device_programs.peer_leaves)
+    assert left.exitcode == 3
+    assert survivor.ok, survivor.trace
+    assert "rank 1" in survivor.value
+
+
+@pytest.mark.parametrize("schedule", quickly([Schedule("random")], [Schedule("lazy"), Schedule("random")]), ids=str)
+def test_training(fresh_world: Worlds, schedule: Schedule) -> None:
+    ranks(fresh_world, schedule).run(checked, device_programs.training)
