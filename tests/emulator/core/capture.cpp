@@ -164,7 +164,7 @@ Status begin_capture(StreamHandle handle, CaptureMode mode) {
 }
 
 Status end_capture(StreamHandle handle, GraphHandle *graph) {
-  std::shared_ptr<Graph> captured;  // destroyed after the call has let go of the lock
+  std::shared_ptr<Graph> captured;  // destroyed after the call has released the lock
   Call call;
   Stream *stream = nullptr;
   Status status = call ? call.stream(handle, &stream) : call.status();
@@ -215,7 +215,7 @@ Status launch_graph(GraphHandle handle, StreamHandle stream_handle) {
 }
 
 Status destroy_graph(GraphHandle handle) {
-  std::shared_ptr<Graph> graph;  // destroyed after the call has let go of the lock
+  std::shared_ptr<Graph> graph;  // destroyed after the call has released the lock
   Call call;
   if (!call) return call.status();
   graph = call.state().captures.take(handle);

@@ -111,7 +111,7 @@ Status queue(Call &call, Stream &stream, Task &&task, Point *point) {
 
 Status launch(StreamHandle handle, const std::string &what, const std::vector<Range> &reads,
               const std::vector<Range> &writes, std::function<void()> run) {
-  Task task;  // if it is refused, what the function owns is destroyed after the call has let go of the lock
+  Task task;  // if it is refused, what the function owns is destroyed after the call has released the lock
   Call call;
   Stream *stream = nullptr;
   Status status = call ? call.stream(handle, &stream) : call.status();
