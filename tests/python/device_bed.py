@@ -1,0 +1,80 @@
+"""Runs functions on simdev, the emulated device of tests/emulator, each in a process of its own for each schedule.
+
+The process that runs the tests never imports simdev: the emulator has one schedule and one seed in a process. A failure
+names both; EMULATOR_SEED=n pytest ... begins with the seed n.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch._dynamo  # noqa: F401  torch's meta kernels import it, which takes seconds: processes are forked with it
+
+from selection import quickly
+from worlds import World
+
+EMULATOR = Path(__file__).resolve().parents[1] / "emulator"
+sys.path.insert(0, str(EMULATOR))
+
+Worlds = Callable[..., World]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    name: str
+    seed: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.seed}" if self.name == "random" else self.name
+
+
+FIRST_SEED = int(os.environ.get("EMULATOR_SEED", "1"))
+_RANDOM = [Schedule("random", FIRST_SEED + n) for n in range(20)]
+_QUICK = [Schedule("lazy"), Schedule("eager"), *_RANDOM[:2]]
+ALL = [Schedule("lazy"), Schedule("eager"), Schedule("threaded"), *_RANDOM]
+
+# A test under these runs for each schedule; `make test` leaves out most seeds.
+under_schedules = pytest.mark.parametrize("schedule", quickly(_QUICK, ALL), ids=str)
+
+
+# The first test builds the device, on a busy machine for longer than a test may take.
+build_bound = pytest.mark.timeout(900)
+
+
+@cache
+def built() -> None:
+    """Brings the device up to date. The first time takes some minutes."""
+    from simdev_build import build_device
+
+    build_device()
+
+
+def run_on_device(
+    worlds: Worlds, schedule: Schedule, *functions: Callable[[], Any], environment: dict[str, str] | None = None
+) -> None:
+    """Calls functions of module level, one after the other, in a new process.
+
+    A function that leaves reports of the checker or errors of operators behind fails.
+    """
+    built()
+    settings = {"EMULATOR_SCHEDULE": schedule.name, "EMULATOR_SEED": str(schedule.seed), **(environment or {})}
+    worlds(1, settings).run(_in_process, settings, functions, backend=None)
+
+
+def _in_process(settings: dict[str, str], functions: tuple[Callable[[], Any], ...]) -> None:
+    import simdev
+
+    for function in functions:
+        try:
+            function()
+            simdev.check()
+        except Exception as error:
+            what = f"{function.__name__} under {settings}: {type(error).__name__}: {error}"
+            raise AssertionError(what) from error
