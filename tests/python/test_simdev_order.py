@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from device_bed import Schedule, Worlds, build_bound, run_on_device, under_schedules
@@ -55,9 +57,26 @@ def waits_order_streams() -> None:
     assert read_on_another_stream("stream") == [2, 2]
 
 
+def waits_of_the_host_order_streams() -> None:
+    side, event = torch.simdev.Stream(), torch.simdev.Event()
+    x = torch.zeros(N, device="simdev")
+    torch.simdev.current_stream().synchronize()
+    with torch.simdev.stream(side):
+        x += 1
+        event.record()
+    event.synchronize()
+    x *= 3
+    torch.simdev.synchronize()
+    with torch.simdev.stream(side):
+        x += 1
+    while not side.query():
+        pass
+    assert (x + 1).tolist() == [5] * N
+
+
 @under_schedules
 def test_streams_are_ordered_by_waits_only(fresh_world: Worlds, schedule: Schedule) -> None:
-    run_on_device(fresh_world, schedule, missing_wait_is_reported, waits_order_streams)
+    run_on_device(fresh_world, schedule, missing_wait_is_reported, waits_order_streams, waits_of_the_host_order_streams)
 
 
 # ---- events ----
@@ -156,9 +175,37 @@ def record_stream_keeps_memory() -> None:
     del kept
 
 
+def memory_between_threads() -> None:
+    """Memory that one thread gives back when it has waited for its use may serve another thread at once."""
+    ready, go, addresses = threading.Event(), threading.Event(), []
+
+    def run() -> None:
+        torch.simdev.synchronize()  # from here on the thread has a clock of its own
+        ready.set()
+        go.wait()
+        addresses.append(torch.full((N,), 7.0, device="simdev").data_ptr())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    side = torch.simdev.Stream()
+    x = torch.ones(N, device="simdev")
+    address = x.data_ptr()
+    side.wait_stream(torch.simdev.current_stream())
+    with torch.simdev.stream(side):
+        x += 1
+    side.synchronize()
+    del x
+    go.set()
+    thread.join()
+    assert addresses == [address]
+
+
 @under_schedules
 def test_memory_that_is_given_back_early_needs_record_stream(fresh_world: Worlds, schedule: Schedule) -> None:
-    run_on_device(fresh_world, schedule, missing_record_stream_is_reported, record_stream_keeps_memory)
+    run_on_device(
+        fresh_world, schedule, missing_record_stream_is_reported, record_stream_keeps_memory, memory_between_threads
+    )
 
 
 # ---- libraries that know c10 only ----

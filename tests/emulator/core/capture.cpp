@@ -9,7 +9,7 @@
 namespace emulator {
 namespace {
 
-constexpr uintptr_t graph_tag = 0x47;
+constexpr uintptr_t graph_tag = 0x60;
 
 void merge(std::vector<size_t> *into, const std::vector<size_t> &nodes) {
   for (size_t node : nodes)

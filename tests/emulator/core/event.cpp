@@ -6,7 +6,7 @@
 namespace emulator {
 namespace {
 
-constexpr uintptr_t event_tag = 0x45;
+constexpr uintptr_t event_tag = 0x40;
 
 std::string event_name(const Event &event) { return "event " + std::to_string(event.number); }
 

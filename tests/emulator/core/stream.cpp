@@ -7,8 +7,9 @@
 namespace emulator {
 namespace {
 
-// Handles of streams have this in their low byte, so that the handle of something else is no stream.
-constexpr uintptr_t stream_tag = 0x53;
+// Handles of streams have this in their low byte, so that the handle of something else is no stream. Handles are aligned as
+// pointers are, since torch keeps flags in the lowest bits.
+constexpr uintptr_t stream_tag = 0x50;
 
 bool overlap(Span a, Span b) { return a.address < b.address + b.length && b.address < a.address + a.length; }
 

@@ -18,7 +18,7 @@ namespace {
 
 using c10::IValue;
 
-// Single numbers of the CPU stay what they are: meta kernels, and kernels of Python, may ask for their value.
+// Single numbers of the CPU stay what they are: meta kernels may ask for their value.
 at::Tensor as_meta(const at::Tensor &tensor) {
   if (tensor.is_cpu() && tensor.dim() == 0) return tensor;
   auto options = at::TensorOptions().dtype(tensor.dtype()).device(at::kMeta);
