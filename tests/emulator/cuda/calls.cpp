@@ -36,7 +36,10 @@ std::string without_version(const char *function) {
 
 const std::map<CUresult, std::pair<const char *, const char *>> &errors() {
   static const auto *table = new std::map<CUresult, std::pair<const char *, const char *>>{
-#define ERROR(code, text) {code, {#code, text}}
+#define ERROR(code, text) \
+  {                       \
+    code, { #code, text } \
+  }
       ERROR(CUDA_SUCCESS, "no error"),
       ERROR(CUDA_ERROR_INVALID_VALUE, "invalid argument"),
       ERROR(CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),

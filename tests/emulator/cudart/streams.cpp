@@ -133,9 +133,8 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
                                      size_t *count) {
   BEGIN_IN_CONTEXT;
   cuuint64_t number = 0;
-  CUresult result =
-      cuStreamGetCaptureInfo(stream, reinterpret_cast<CUstreamCaptureStatus *>(status), &number, graph, nodes,
-                             reinterpret_cast<const CUgraphEdgeData **>(edges), count);
+  CUresult result = cuStreamGetCaptureInfo(stream, reinterpret_cast<CUstreamCaptureStatus *>(status), &number, graph,
+                                           nodes, reinterpret_cast<const CUgraphEdgeData **>(edges), count);
   if (id != nullptr) *id = number;
   return leave(result);
 }
