@@ -23,7 +23,7 @@ core_sources := $(call find_in,$(go_dirs),-name '*.go' ! -name '*_test.go' -o -n
   $(wildcard $(root)/go.mod $(root)/go.sum) $(root)/export/exports.map
 c_sources := $(call find_in,$(addprefix $(root)/,bench cshim export internal tests),\
   -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp')
-python_sources := torch_ext tests/python tests/suites examples bench tools/rerun-failed
+python_sources := torch_ext tests/python tests/suites tests/emulator examples bench tools/rerun-failed
 
 # Prints the text after ## in the rule of each target.
 .PHONY: help

@@ -198,12 +198,12 @@ func TestClosedFormsSayWhereTheyDoNotHold(t *testing.T) {
 		algorithm string
 		what      string
 	}{
-		{described(t, "shared_memory", "tcp_25g", 4, 3), coll.AllReduce, sendrecv.Binomial, "hosts of a power of two"},
+		{described(t, "shared_memory", "tcp_25g", 4, 3), coll.AllReduce, sendrecv.Binomial, "hosts have a power of two"},
 		{described(t, "shared_memory", "tcp_25g", 3, 4), coll.AllReduce, sendrecv.RecursiveDoubling, "paired with neighbours"},
 		{described(t, "shared_memory", "", 1, 5), coll.AllReduce, sendrecv.RecursiveMultiplying, "come late"},
 		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.RecursiveMultiplying, "inside hosts and between"},
 		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.Ring, "a ring through 4 hosts"},
-		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.Torus, "rings through 1 hosts"},
+		{described(t, "shared_memory", "tcp_25g", 4, 4), coll.AllReduce, sendrecv.Torus, "rings through 1 host"},
 		{described(t, "shared_memory", "tcp_25g", 9, 16), coll.AllReduce, sendrecv.Torus, "rings through"},
 		{described(t, "shared_memory", "tcp_25g", 64, 2, 2, 4, 2), coll.AllReduce, sendrecv.Torus, ""},
 		{described(t, "shared_memory", "tcp_25g", 90, 1), coll.AllReduce, sendrecv.Torus, ""},

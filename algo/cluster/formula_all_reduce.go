@@ -1,6 +1,9 @@
 package cluster
 
-import "sagecomm/algo/sendrecv"
+import (
+	"sagecomm/algo/sendrecv"
+	"sagecomm/internal/coll"
+)
 
 var allReduceFormulas = map[string]formula{
 	// Patarasuk and Yuan, JPDC 2009: 2 (P-1) steps of n/P, half of them reduced.
@@ -114,7 +117,7 @@ var allReduceFormulas = map[string]formula{
 			case f.H == 1:
 				return along + 2*float64(B-1)*f.in.message(part) + float64(B-1)*part*f.gamma, nil
 			case f.q > 1 && A < fewestAround*f.q:
-				return refuse("rings through %d hosts", A/f.q)
+				return refuse("rings through %s", coll.Count(A/f.q, "host"))
 			case A%f.q != 0:
 				return refuse("rows of %d ranks begin inside hosts", A)
 			case f.c.Oversubscription > 1 && A/f.q%f.c.HostsPerSwitch != 0:

@@ -5,7 +5,7 @@ import "sagecomm/algo/sendrecv"
 // subtree returns the bytes of the blocks of a subtree.
 func (f *closed) subtree(ranks int) float64 { return float64(ranks) * f.n }
 
-// pieces returns the bytes of the pieces of a subtree.
+// pieces returns the bytes of the pieces that the ranks of a subtree get of a buffer that is scattered.
 func (f *closed) pieces(ranks int) float64 { return min(f.n, float64(ranks)*piece(f.n, f.P)) }
 
 // binomialDown returns the messages and bytes of the root of a binomial tree.
@@ -92,13 +92,14 @@ var reduceFormulas = map[string]formula{
 	},
 }
 
-// inside returns the collective among the ranks of one host, between that among one rank of each host.
+// inside returns the collective among the ranks of one host.
 func (f *closed) inside() *closed {
 	one := *f
 	one.P, one.H = f.q, 1
 	return &one
 }
 
+// between returns the collective among one rank of each host.
 func (f *closed) between() *closed {
 	one := *f
 	one.P, one.q = f.H, 1
@@ -137,12 +138,12 @@ var scatterFormulas = map[string]formula{
 	},
 }
 
-// gathered returns the time of P-1 messages to one rank. Messages from its host come over other links than the others
-// and are taken first. Where ranks share NICs, the last message of a host comes late, and those of other hosts are
-// taken after it.
+// gathered returns the time of P-1 messages to one rank. Messages of ranks on its host come over links of their own and
+// are taken first. Where ranks share NICs, the last message of a host comes late, and the rank takes messages of other
+// hosts after it.
 func (f *closed) gathered() (float64, error) {
 	if f.c.Oversubscription > 1 {
-		return refuse("what comes through a switch at once is taken in another order")
+		return refuse("messages that pass a switch at the same time are taken in another order")
 	}
 	near, far, u := float64(f.q-1), float64(f.P-f.q), float64(f.sharing())
 	inside := f.in.o + f.in.alpha + max(near*f.n*f.in.beta+f.in.o, f.n*f.in.beta+near*f.in.o)

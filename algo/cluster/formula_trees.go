@@ -1,8 +1,8 @@
 package cluster
 
 // tree is a binomial tree of ranks counted from its root on: the children of v are v+1, v+2, v+4, ... below v's lowest
-// bit (Chan et al. 2007). Its times follow from those of its subtrees. These have the sizes 2^k, except one of each
-// kind that is cut off by the end, so there are at most 2 lg P sizes.
+// bit (Chan et al. 2007). Its times follow from those of its subtrees. A subtree has 2^k ranks; for each k, the end of the
+// group may cut one subtree off. So there are at most 2 lg P sizes.
 type tree struct {
 	*closed
 	n     func(subtree int) float64 // bytes of a message to or from a subtree of so many ranks
@@ -14,6 +14,7 @@ func (f *closed) tree(n func(subtree int) float64, gamma float64) tree {
 	return tree{f, n, gamma, map[int]float64{}}
 }
 
+// full returns the bytes of the whole buffer, for trees in which each message carries all of it.
 func (f *closed) full(int) float64 { return f.n }
 
 // down returns the time from the moment at which the root of a tree has everything until all its ranks have. The child
@@ -56,7 +57,7 @@ func (t tree) up(size int) float64 {
 // binomial returns the time of a tree. It refuses groups for which tree does not hold.
 func (f *closed) binomial(seconds func() float64) (float64, error) {
 	if !f.levels() {
-		return refuse("a binomial tree's distances are inside hosts or between them for hosts of a power of two only")
+		return refuse("steps of a binomial tree are all inside hosts or all between them only if hosts have a power of two of ranks")
 	}
 	return seconds(), nil
 }
@@ -80,7 +81,7 @@ func (f *closed) chain(gamma float64) (float64, error) {
 	case f.few(fewestAround):
 		return refuse("a chain through %d hosts", f.H)
 	}
-	pass := 0. // for which a rank is busy with sending on what it has taken
+	pass := 0. // time for which a rank is busy with passing a chunk on that it has taken
 	if f.P > 2 {
 		pass = f.other()
 	}
@@ -88,7 +89,7 @@ func (f *closed) chain(gamma float64) (float64, error) {
 	whole := slowest.message(s) + s*gamma
 	t := max(way+float64(messages-1)*small, way-whole+f.queue(messages, small, whole, 0, f.c.Capacity))
 	if gamma > 0 && f.P > 2 {
-		// The result of a rank lies in one of two cells until it is taken.
+		// A rank keeps its result in one of two cells until the next rank has taken it.
 		t = max(t, way-whole+f.queue(messages, small, whole, pass+s*gamma, ringCells))
 	}
 	return t - (float64(messages)*s-f.n)*(slowest.beta+gamma), nil // the last chunk may be shorter

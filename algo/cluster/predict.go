@@ -33,8 +33,8 @@ type Prediction struct {
 	Why       string  `json:"why,omitempty"`   // why there is no prediction; then all else is 0
 }
 
-// Predict prices all algorithms of a kind for so many bytes, of the buffer or of each block (see plan.Lengths), the
-// fastest one first and those without a prediction last. The root is rank 0.
+// Predict returns the prices of all algorithms of a kind, the fastest one first and those without a prediction last. bytes
+// is the length of the buffer or of each block (see plan.Lengths). The root is rank 0.
 func (c *Cluster) Predict(kind coll.Kind, bytes uint64, method Method) []Prediction {
 	var list []Prediction
 	for _, name := range sendrecv.Algorithms(kind) {
@@ -87,8 +87,8 @@ func wholeChunk(bytes uint64) int {
 // fewestChunks is the least number of chunks that is tried where there are several: fewer make no pipeline.
 const fewestChunks = 4
 
-// firstChunk returns the largest chunk, a power of four times leastChunk, of which there are fewestChunks; 0 if there
-// is none.
+// firstChunk returns the largest chunk that cuts the bytes into fewestChunks or more, or 0 if there is none. A chunk is
+// leastChunk times a power of four.
 func firstChunk(bytes uint64) int {
 	chunk := leastChunk
 	for uint64(chunk)*fewestChunks*4 <= bytes {
@@ -148,7 +148,8 @@ func (c *Cluster) by(p *Prediction, of *plans, bytes uint64, chunk int) error {
 	return err
 }
 
-// predict evaluates the closed form of an algorithm.
+// predict evaluates the closed form of an algorithm. The rank that sends most sends that many messages, and share times the
+// bytes of the buffer or block.
 func (f *closed) predict(kind coll.Kind, algorithm string) (seconds float64, messages int, share float64, err error) {
 	known, ok := formulas[kind][algorithm]
 	if !ok {

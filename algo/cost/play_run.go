@@ -108,8 +108,8 @@ func (p *play) settled(rank int32, b *bone, chunk int) (at Femto, ok bool) {
 	return at, true
 }
 
-// taken returns the time at which a message was taken, or the time since if that is later. It reports false if the message has
-// not been taken.
+// taken returns the time at which a message was taken, but not less than `since`. It reports false if the message has not been
+// taken.
 func (p *play) taken(rank int32, o ordered, numbers []uint32, since Femto) (Femto, bool) {
 	i, n := p.first[rank]+o.line, numbers[o.number]
 	l := &p.lines[i]

@@ -58,7 +58,8 @@ func (p *Prepared) join() {
 			}
 			from, to := b.peer, int32(rank)
 			if p.turned {
-				// Turned, the message from b.peer to rank 0 is the one from rank 0 to the rank as far on the other side.
+				// The plan of b.peer is that of rank 0, turned. So its message to rank 0 is numbered like the message that rank 0
+				// sends to the rank that lies as far away in the other direction.
 				from, to = 0, (int32(p.size)-b.peer)%int32(p.size)
 			}
 			if line, ok := p.skeletons[from].lines.find(outlet{peer: to, channel: b.channel}); ok {

@@ -51,7 +51,8 @@ func TestOneRankStandsForAll(t *testing.T) {
 	}
 }
 
-// A quotient has more pairs of peer and channel than channel numbers: pairs share numbers, and the price stays the same.
+// The plan that stands for all ranks (quotient.go) has more pairs of peer and channel than there are channel numbers. Pairs
+// then share numbers, and the price stays the same.
 func TestMoreWaysThanChannels(t *testing.T) {
 	for _, f := range families {
 		if f.kind != coll.AllToAll || f.name != sendrecv.Direct && f.name != sendrecv.Pairwise {

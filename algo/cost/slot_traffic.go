@@ -52,7 +52,7 @@ func returns(p plan.SlotPlan) bool {
 	return false
 }
 
-// CountSlots counts the work of a plan for a collective of that many bytes. Its time is proportional to the number of chunks.
+// CountSlots counts the work of a plan for a collective of that many bytes. It takes time in proportion to the number of chunks.
 func CountSlots(p plan.SlotPlan, bytes uint64) SlotTraffic {
 	var t SlotTraffic
 	for s := range plan.Concrete(p, bytes) {

@@ -183,7 +183,7 @@ func (p SlotPlan) last() int {
 	return last
 }
 
-// piece returns the range that chunk k takes of a block of n bytes, or that the head takes, for a stage of heads.
+// piece returns the range of a block of n bytes that belongs to chunk k or, in a stage of heads, to the head.
 func (p SlotPlan) piece(s Stage, k int64, n uint64) (from, to uint64) {
 	if s.Head {
 		return 0, min(n, uint64(p.Head))
@@ -192,8 +192,8 @@ func (p SlotPlan) piece(s Stage, k int64, n uint64) (from, to uint64) {
 	return from, min(n, from+uint64(p.Chunk))
 }
 
-// slotAt returns the offset, in the slot of rank from, of the bytes for rank to. Of an input of [Blocks] a slot has no
-// bytes for its own rank.
+// slotAt returns the offset, in the slot of rank from, of the bytes for rank to. A rank whose input
+// consists of [Blocks] publishes no bytes for itself.
 func (p SlotPlan) slotAt(s Stage, from, to int) uint64 {
 	if p.Input != Blocks {
 		return 0

@@ -34,15 +34,13 @@ type Ordering interface {
 	Finish(s Stream, e End) error
 }
 
-// End is the end of an operation on a device. The copies into the device come when the host is done with the operation: then
-// *Done is at least DoneValue. Behind them, TakenValue is written to *Taken. If the operation fails, the copies come or do not;
-// the write comes in any case.
+// End is the end of an operation on a device. The copies into the device come when the input is in pinned memory, so that *Ready
+// is ReadyValue, and the host is done with it, so that *Done is at least DoneValue. Behind them, TakenValue is written to *Taken.
+// If the operation fails, the host is done with it early; the copies come or do not, and the write comes in any case.
 type End struct {
-	Copies     []Copy
-	Done       *uint32
-	DoneValue  uint32
-	Taken      *uint32
-	TakenValue uint32
+	Copies                            []Copy
+	Ready, Done, Taken                *uint32
+	ReadyValue, DoneValue, TakenValue uint32
 }
 
 // MaxValue is the largest value that WriteValue writes.

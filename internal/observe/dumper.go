@@ -42,10 +42,11 @@ type dumpFile struct {
 	prefix string
 	rank   int // in the job
 	groups []snapshot
-	since  time.Time // a file that is younger stays; zero: none does
+	since  time.Time // an existing file that is newer stays; zero: it is replaced
 }
 
-// roundTimeout bounds how long the next snapshots wait for the files of the last ones, so that they serve more groups.
+// roundTimeout bounds how long the goroutine that takes snapshots waits until the files of its last ones are written. Groups
+// that fail meanwhile share the next snapshots.
 const roundTimeout = 200 * time.Millisecond
 
 // add queues a group for its dump and returns a channel that is closed when the files are written.
@@ -163,7 +164,7 @@ func snapshots(all func() []Group, failed []failedGroup) (files []dumpFile) {
 	for _, one := range failed {
 		if slices.Contains(groups, one.group) {
 			one.group.Release()
-		} else { // it is being destroyed, or failed twice
+		} else { // it is being destroyed, or is in failed twice
 			groups = append(groups, one.group)
 		}
 	}

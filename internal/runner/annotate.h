@@ -4,11 +4,13 @@
 #define SCR_ANNOTATE_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 __attribute__((weak)) void emulator_host_read(const void *address, size_t length, const char *what);
 __attribute__((weak)) void emulator_host_write(const void *address, size_t length, const char *what);
 __attribute__((weak)) void emulator_release(const void *key);
 __attribute__((weak)) void emulator_acquire(const void *key);
+__attribute__((weak)) void emulator_store(const void *flag, uint32_t value);
 
 static inline void scr_note_reads(const void *address, size_t length, const char *what) {
   if (emulator_host_read) emulator_host_read(address, length, what);
@@ -16,9 +18,12 @@ static inline void scr_note_reads(const void *address, size_t length, const char
 static inline void scr_note_writes(const void *address, size_t length, const char *what) {
   if (emulator_host_write) emulator_host_write(address, length, what);
 }
-/* The thread has seen the new value of a flag, or is about to store one. */
+/* The thread has seen the new value of a flag; is about to store one; hands over what it did to a thread that acquires. */
 static inline void scr_note_acquired(const void *flag) {
   if (emulator_acquire) emulator_acquire(flag);
+}
+static inline void scr_note_stored(const void *flag, uint64_t value) {
+  if (emulator_store) emulator_store(flag, (uint32_t)value);
 }
 static inline void scr_note_released(const void *flag) {
   if (emulator_release) emulator_release(flag);

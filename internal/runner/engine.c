@@ -2,7 +2,6 @@
  * functions are still to be called. One thread calls scr_engine_turn(). */
 #include <sched.h>
 
-#include "annotate.h"
 #include "engine.h"
 #include "gates.h"
 #include "p2p.h"
@@ -143,7 +142,6 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *
   g->coll.stop.by = 0;
   atomic_store_explicit(&g->coll.looked_ns, at->now, memory_order_relaxed);
   /* Not scr_drive_unlock(): it would wake this engine. */
-  scr_note_released(&g->word);
   atomic_fetch_and_explicit(&g->word, ~SCR_LOCKED, memory_order_acq_rel);
   return l;
 }

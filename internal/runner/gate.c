@@ -38,6 +38,7 @@ int scr_gate_enter(scr_group *g, scr_run *r, uint64_t unit) {
   if (rc) return rc;
   scr_note_acquired(&w->input_ready);
   note_unit(r, &r->in, r->gate.inputs, unit, false);
+  scr_note_released(&w->input_taken); /* for threads that have the drive lock after this one */
   if (!r->reached) {
     r->reached = true;
     atomic_store_explicit(&g->shared->reached, r->coll.seq, memory_order_release);
@@ -57,13 +58,19 @@ int scr_gate_enter(scr_group *g, scr_run *r, uint64_t unit) {
 
 /* No device waits for more units than it moves, so the counts may go beyond them. */
 void scr_gate_leave(scr_run *r, uint64_t unit) {
+  scr_note_acquired(&r->gate.words->input_taken);
   note_unit(r, &r->out, r->gate.inputs, unit, true);
-  scr_note_released(&r->gate.words->output_taken);
+  scr_note_released(&r->gate.words->input_taken);
+  scr_note_stored(&r->gate.words->output_done, unit + 1);
+  scr_note_released(
+      &r->gate.words->output_taken); /* for the caller, who queues the copies back where no stream can wait */
   atomic_store_explicit(&r->gate.words->output_done, unit + 1, memory_order_release);
   atomic_store_explicit(&r->gate.words->input_taken, unit + 1, memory_order_release);
 }
 
 void scr_gate_open(const scr_run *r) {
+  scr_note_acquired(&r->gate.words->input_taken);
+  scr_note_stored(&r->gate.words->output_done, SCR_GATE_OPEN);
 #ifndef SCR_MUTANT_GATE_STAYS_SHUT
   atomic_store_explicit(&r->gate.words->output_done, SCR_GATE_OPEN, memory_order_release);
   atomic_store_explicit(&r->gate.words->input_taken, SCR_GATE_OPEN, memory_order_release);

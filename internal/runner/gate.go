@@ -7,7 +7,9 @@ package runner
 static void scr_gate_reset(scr_gate_words *w) {
   scr_note_acquired(&w->input_ready);
   scr_note_acquired(&w->output_taken);
-  scr_note_writes(w, sizeof *w, "the library clears the words of a gate");
+  scr_note_stored(&w->input_ready, 0);
+  scr_note_stored(&w->output_taken, 0);
+  scr_note_stored(&w->output_done, 0);
   atomic_store_explicit(&w->input_ready, 0, memory_order_relaxed);
   atomic_store_explicit(&w->output_taken, 0, memory_order_relaxed);
   atomic_store_explicit(&w->input_taken, 0, memory_order_relaxed);
@@ -15,6 +17,7 @@ static void scr_gate_reset(scr_gate_words *w) {
 }
 
 static void scr_gate_end(scr_gate_words *w) {
+  scr_note_stored(&w->output_done, SCR_GATE_OPEN);
   atomic_store_explicit(&w->output_done, SCR_GATE_OPEN, memory_order_release);
   atomic_store_explicit(&w->input_taken, SCR_GATE_OPEN, memory_order_release);
 }

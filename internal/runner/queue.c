@@ -2,7 +2,6 @@
  * the queue is in the order of the numbers. */
 #include "queue.h"
 
-#include "annotate.h"
 #include "engine.h"
 #include "gates.h"
 
@@ -11,17 +10,13 @@
 bool scr_drive_lock(scr_group *g) {
   uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
   while (!(w & SCR_LOCKED)) {
-    if (atomic_compare_exchange_weak_explicit(&g->word, &w, w | SCR_LOCKED, memory_order_acq_rel,
-                                              memory_order_relaxed)) {
-      scr_note_acquired(&g->word);
+    if (atomic_compare_exchange_weak_explicit(&g->word, &w, w | SCR_LOCKED, memory_order_acq_rel, memory_order_relaxed))
       return true;
-    }
   }
   return false;
 }
 
 void scr_drive_unlock(scr_group *g) {
-  scr_note_released(&g->word); /* another thread may go on with a run on pinned memory */
   uint64_t w = atomic_fetch_and_explicit(&g->word, ~SCR_LOCKED, memory_order_acq_rel);
   if (w & SCR_QUEUED) scr_engine_wake();
 }

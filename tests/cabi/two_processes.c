@@ -109,6 +109,7 @@ static void run(const char *library, char *dir) {
   CHECK(get_api(SAGECOMM_ABI_VERSION + 1) == NULL);
   api = get_api(SAGECOMM_ABI_VERSION);
   CHECK(api != NULL && api->abi_version == SAGECOMM_ABI_VERSION && api->struct_size >= sizeof *api);
+  CHECK(api->op_size == sizeof(sagecomm_op));
   CHECK(strcmp(api->version(), SAGECOMM_VERSION) == 0);
 
   sagecomm_store store = {.ctx = dir, .set = store_set, .get = store_get};

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,6 +22,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import symbols  # noqa: E402
+
 OUTPUT = HERE / "build"
 COMPILE_BOUND_S = 290
 JOBS = 2  # a compilation with torch's headers needs up to 1.5 GB
@@ -72,6 +77,84 @@ def torch_link(*names: str) -> list[str]:
     return [f"-L{torch_root() / 'lib'}", *(f"-l{name}" for name in names)]
 
 
+def nvidia(pattern: str) -> Path:
+    """A file or folder of NVIDIA's packages, which a CUDA build of torch brings."""
+    spec = find_spec("nvidia")
+    folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    found = [path for folder in folders for path in sorted(Path(folder).glob(pattern))]
+    if not found:
+        raise BuildError(f"fake CUDA needs a torch for CUDA 13, which brings nvidia/{pattern}")
+    return found[0]
+
+
+def stubs(pattern: str, refusal: str) -> Callable[[Path, Sequence[Path]], list[Path]]:
+    """Makes functions that call `refusal` of those that torch needs and no object defines."""
+
+    def generate(work: Path, objects: Sequence[Path]) -> list[Path]:
+        defined = symbols.of_object("--defined-only", *objects)
+        known = defined | {re.sub(r"_v\d$", "", name) for name in defined}
+        missing = [name for name in symbols.listed()[1] if re.match(pattern, name) and name not in known]
+        text = f'extern "C" int {refusal}(const char *name, int *told);\n' + "".join(
+            f'extern "C" int {name}() {{\n  static int told = 0;\n  return {refusal}("{name}", &told);\n}}\n'
+            for name in missing
+        )
+        source = work / "stubs.cpp"
+        if not source.exists() or source.read_text() != text:
+            source.write_text(text)
+        return [source]
+
+    return generate
+
+
+def fake_cuda() -> list[Library]:
+    """Fake CUDA: the driver, the runtime, and what torch needs besides."""
+    headers = nvidia("cu13/include/cuda.h").parent
+    cuda = ["-isystem", str(headers), "-I", str(HERE / "cudart" / "include")]
+    # A file with "libcudart.so" in its name would make torch load the real runtime beside it.
+    runtime_map = HERE / "cudart" / "exports.map"
+    return [
+        Library(
+            "cuda",
+            "libcuda.so.1",
+            sources("cuda"),
+            needs=["emulator"],
+            flags=cuda,
+            generate=stubs(r"cu[A-Z]", "fake_cuda_unsupported"),
+            inputs=[symbols.LIST],
+        ),
+        Library(
+            "cudart",
+            "libfake_runtime.so",
+            sources("cudart"),
+            needs=["cuda", "emulator"],
+            flags=cuda,
+            link=[f"-Wl,--version-script={runtime_map}"],
+            soname="libcudart.so.13",
+            generate=stubs(r"(__)?cuda", "fake_cudart_unsupported"),
+            inputs=[symbols.LIST, runtime_map],
+        ),
+        Library(
+            "cuda_torch",
+            "_fake_cuda.so",
+            sources("cuda_torch"),
+            needs=["operators", "emulator"],
+            flags=["-fvisibility=hidden"],
+            link=["c10", "torch_cpu", "torch_python"],
+            torch=True,
+        ),
+        Library(
+            "nccl_stub",
+            "libfake_nccl.so",
+            sources("nccl_stub"),
+            needs=["cuda"],
+            flags=[*cuda, "-isystem", str(nvidia("nccl/include/nccl.h").parent)],
+            soname="libnccl.so.2",
+            generate=stubs(r"nccl", "nccl_stub_unsupported"),
+            inputs=[symbols.LIST],
+        ),
+    ]
+
+
 def libraries() -> dict[str, Library]:
     """All libraries by name, those first that others need."""
     known = [
@@ -93,7 +176,10 @@ def build(names: Iterable[str] = (), extra: Iterable[Library] = ()) -> None:
 
     `extra` are further libraries that may be named. Processes that build at the same time wait for each other.
     """
+    names = list(names)
     known = libraries() | {library.name: library for library in extra}
+    if not names or not known.keys() >= set(names):
+        known |= {library.name: library for library in fake_cuda()}
     wanted: dict[str, Library] = {}
 
     def want(name: str) -> None:

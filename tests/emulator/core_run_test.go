@@ -1,44 +1,60 @@
 package emulator_test
 
 import (
-	"context"
 	"os/exec"
-	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 )
 
-// names returns the sources of a folder without their ending.
-func names(t *testing.T, folder string) (list []string) {
+// runCore builds and runs all tests of the core, those of the checker among them. A test whose order is up to a schedule
+// runs under many of them, each in a process of its own, and prints the seed with which it fails.
+func (b *build) runCore(t *testing.T, environment []string, prefix ...string) {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(folder, "*.cpp"))
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("%s: %d sources, %v", folder, len(paths), err)
-	}
-	for _, path := range paths {
-		list = append(list, strings.TrimSuffix(filepath.Base(path), ".cpp"))
-	}
-	return list
-}
-
-// TestCore runs all tests of the core, those of the checker among them. A test whose order is up to a schedule runs under many
-// of them, each in a process of its own, and prints the seed with which it fails.
-func TestCore(t *testing.T) {
-	b := newCheckerBuild(t)
 	core, tests := names(t, "core"), names(t, "core_test")
 	b.compile(t, "core", core)
 	b.compile(t, "core_test", tests)
-	words := slices.Clone(b.flags)
-	for _, name := range append(core, tests...) {
-		words = append(words, name+".o")
-	}
-	if output, err := b.compiler(append(words, "-o", "core_test_program")...); err != nil {
-		t.Fatalf("linking: %v\n%s", err, output)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), checkerBound)
-	defer cancel()
-	if output, err := exec.CommandContext(ctx, filepath.Join(b.dir, "core_test_program")).CombinedOutput(); err != nil {
+	b.link(t, append(core, tests...)...)
+	if output, err := b.run(t, environment, append(prefix, b.path("program"))); err != nil {
 		t.Fatalf("%v\n%s", err, output[max(0, len(output)-6000):])
 	}
+}
+
+func TestCore(t *testing.T) {
+	newBuild(t).runCore(t, nil)
+}
+
+// Sanitizers make a process slow to start, so tests with hundreds of seeds have fewer of them. Threads without a scheduler
+// get more, because nothing else runs two tasks at once.
+var fewerSeeds = []string{"EMULATOR_ROUNDS=20", "EMULATOR_SEEDS=20", "EMULATOR_THREADED_SEEDS=4"}
+
+func TestCoreUnderAddressSanitizer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the same tests again, under a sanitizer")
+	}
+	b := newBuild(t, "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+	options := "ASAN_OPTIONS=detect_stack_use_after_return=1:detect_leaks="
+	leaks := "1"
+	if output, err := b.run(t, []string{options + "1"}, []string{b.path("probe")}); err != nil {
+		t.Logf("leaks are not looked for, because the leak checker does not run here: %v\n%s", err, output)
+		leaks = "0"
+	} else if output, err := b.run(t, []string{options + "1"}, []string{b.path("probe"), "leak"}); err == nil {
+		t.Fatalf("a leak is not noticed:\n%s", output)
+	}
+	b.runCore(t, append(fewerSeeds, options+leaks, "UBSAN_OPTIONS=print_stacktrace=1"))
+}
+
+func TestCoreUnderThreadSanitizer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the same tests again, under a sanitizer")
+	}
+	b := newBuild(t, "-fsanitize=thread")
+	// Older libraries of ThreadSanitizer cannot place their shadow memory in a strongly randomised address space.
+	var prefix []string
+	if exec.Command(b.path("probe")).Run() != nil {
+		prefix = []string{"setarch", "-R"}
+		if output, err := exec.Command("setarch", "-R", b.path("probe")).CombinedOutput(); err != nil {
+			t.Skipf("programs with ThreadSanitizer do not run here: %v\n%s", err, output)
+		}
+	}
+	// By default each process sleeps for a second before it exits; there are a thousand.
+	b.runCore(t, append(fewerSeeds, "TSAN_OPTIONS=halt_on_error=1:atexit_sleep_ms=0"), prefix...)
 }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch._dynamo  # noqa: F401  torch's meta kernels import it, which takes seconds: processes are forked with it
 
 from selection import quickly
 from worlds import World
@@ -43,20 +44,26 @@ ALL = [Schedule("lazy"), Schedule("eager"), Schedule("threaded"), *_RANDOM]
 under_schedules = pytest.mark.parametrize("schedule", quickly(_QUICK, ALL), ids=str)
 
 
-@cache
-def build_device() -> None:
-    """Brings the device up to date. The first time takes a minute or two."""
-    from simdev_build import build
+# The first test builds the device, on a busy machine for longer than a test may take.
+build_bound = pytest.mark.timeout(900)
 
-    build()
+
+@cache
+def built() -> None:
+    """Brings the device up to date. The first time takes some minutes."""
+    from simdev_build import build_device
+
+    build_device()
 
 
 def run_on_device(
     worlds: Worlds, schedule: Schedule, *functions: Callable[[], Any], environment: dict[str, str] | None = None
 ) -> None:
-    """Calls functions of module level, one after the other, in a new process. A function that leaves reports of the checker
-    or errors of operators behind fails."""
-    build_device()
+    """Calls functions of module level, one after the other, in a new process.
+
+    A function that leaves reports of the checker or errors of operators behind fails.
+    """
+    built()
     settings = {"EMULATOR_SCHEDULE": schedule.name, "EMULATOR_SEED": str(schedule.seed), **(environment or {})}
     worlds(1, settings).run(_in_process, settings, functions, backend=None)
 

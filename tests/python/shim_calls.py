@@ -28,6 +28,8 @@ from shim_harness import (
     WAITS,
     all_reduce,
     backend,
+    backend_options,
+    create,
     fake,
     last,
     raises,
@@ -236,7 +238,9 @@ def properties() -> None:
     assert (direct.rank(), direct.size()) == (0, 2)
     assert direct.options.settings == {"debug": "WARN", "tune": "x"}
     assert direct.options.group_name == c10d._get_default_group().group_name
+    made = create(backend_options(dist.HashStore()), None)  # the fake keeps the settings of the last group alone
     assert fake.fake_options() == b"debug=WARN;tune=x;"
+    del made
     assert _C.describe_environment() == "[]"
     assert _C.go_entries() == 42
     assert _C.built_for() == ".".join(torch.__version__.split(".")[:2])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import device_programs
-from device_bed import Schedule, Worlds, build_device, under_schedules
+from device_bed import Schedule, Worlds, built, under_schedules
 from selection import quickly
 from worlds import World
 
@@ -21,9 +21,9 @@ KICK_MS = "5"  # work that no thread waits for begins after this time
 
 def prepare() -> None:
     """Loads the emulator where the core and the shim find its annotations, and then the device."""
-    import simdev_build
+    import build
 
-    ctypes.CDLL(str(simdev_build.OUTPUT / "libemulator.so"), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(build.OUTPUT / "libemulator.so"), mode=ctypes.RTLD_GLOBAL)
     import simdev  # noqa: F401
 
 
@@ -36,7 +36,7 @@ def checked(program: Callable[[], Any]) -> Any:
 
 
 def ranks(worlds: Worlds, schedule: Schedule, **environment: str) -> World:
-    build_device()
+    built()
     settings = {
         "EMULATOR_SCHEDULE": schedule.name,
         "EMULATOR_SEED": str(schedule.seed),

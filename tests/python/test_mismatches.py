@@ -137,7 +137,7 @@ def wrong_length() -> str:
     return str(error)
 
 
-def test_a_message_of_another_length_than_the_receive(world):
+def test_a_send_of_another_length_than_the_recv(world):
     for text in world(2).run(wrong_length):
         assert "recv" in text
         assert "12 elements" in text

@@ -76,7 +76,7 @@ def test_a_contribution_that_is_missing_or_counts_twice_is_noticed(dtype):
 
 
 @pytest.mark.long
-def test_one_element_that_is_none_is_noticed():
+def test_one_wrong_element_is_noticed():
     for exactly in (True, False):
         inputs = operands(torch.float32, "SUM", exactly, False, 4)
         for bad in (float("nan"), float("inf"), 1e6):
@@ -88,7 +88,7 @@ def test_one_element_that_is_none_is_noticed():
 
 @pytest.mark.long
 def test_a_rounding_too_many_is_noticed():
-    """Of sums in fp32 that were halves on the way."""
+    """fp32 contributions that were rounded to bfloat16 before they were added."""
     inputs = operands(torch.float32, "SUM", False, False, 4)
     got = ref.in_rank_order("SUM", [x.bfloat16() for x in inputs]).float()
     with pytest.raises(AssertionError, match="are off"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from device_bed import Schedule, Worlds, run_on_device, under_schedules
+from device_bed import Schedule, Worlds, build_bound, run_on_device, under_schedules
+
+pytestmark = build_bound
 
 N = 1000
 
@@ -94,7 +96,7 @@ def ranges() -> None:
     simdev.check()
     with torch.simdev.stream(side):
         pinned.copy_(x[2:], non_blocking=True)
-    x[3, -1:] += 1
+    x[3, -1:].add_(1)
     lines = simdev.reports()
     assert len(lines) == 1, lines
     assert "4 bytes at offset" in lines[0]

@@ -1,10 +1,12 @@
-"""simdev, the emulated torch device: what is ordered is right under every schedule, and what is not ordered is reported."""
+"""simdev, the emulated torch device: results are right under every schedule, and a missing order is reported."""
 
 from __future__ import annotations
 
 import torch
 
-from device_bed import Schedule, Worlds, run_on_device, under_schedules
+from device_bed import Schedule, Worlds, build_bound, run_on_device, under_schedules
+
+pytestmark = build_bound
 
 N = 1000
 

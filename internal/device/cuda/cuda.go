@@ -132,9 +132,16 @@ func (d *Driver) WriteValue(s device.Stream, word *uint32, value uint32) error {
 	return d.result("cannot queue the write of a flag", C.write_value(d.device, C.uintptr_t(s), (*C.uint32_t)(word), C.uint32_t(value), &d.why))
 }
 
+func (d *Driver) waitValue(s device.Stream, word *uint32, value uint32) error {
+	return d.result("cannot queue a wait for a flag", C.wait_value(d.device, C.uintptr_t(s), (*C.uint32_t)(word), C.uint32_t(value), &d.why))
+}
+
 // Finish implements device.Ordering.
 func (d *Driver) Finish(s device.Stream, e device.End) error {
-	if err := d.result("cannot queue a wait for a flag", C.wait_value(d.device, C.uintptr_t(s), (*C.uint32_t)(e.Done), C.uint32_t(e.DoneValue), &d.why)); err != nil {
+	if err := d.waitValue(s, e.Ready, e.ReadyValue); err != nil {
+		return err
+	}
+	if err := d.waitValue(s, e.Done, e.DoneValue); err != nil {
 		return err
 	}
 	for _, c := range e.Copies {

@@ -119,8 +119,8 @@ func (e *Engine) enqueue(b Access, memory *block, l *layout, on place) error {
 			return err
 		}
 	}
-	return b.Finish(s.out, device.End{Copies: l.copiesBack(memory), Done: memory.words.OutputDone(), DoneValue: runner.GateComplete,
-		Taken: memory.words.OutputTaken(), TakenValue: memory.outputs})
+	return b.Finish(s.out, device.End{Copies: l.copiesBack(memory), Ready: memory.words.InputReady(), ReadyValue: memory.inputs,
+		Done: memory.words.OutputDone(), DoneValue: runner.GateComplete, Taken: memory.words.OutputTaken(), TakenValue: memory.outputs})
 }
 
 // Close implements engine.Engine.

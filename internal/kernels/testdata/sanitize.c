@@ -51,7 +51,7 @@ static void canonicalize(uint8_t *p, size_t n, int dtype) {
   }
 }
 
-/* n bytes that end where a block ends and begin `shift` bytes after it begins. */
+/* A block of the heap. Its last n bytes are the data, which begins `shift` bytes behind the beginning of the block. */
 typedef struct block {
   uint8_t *base, *p;
 } block;
@@ -66,7 +66,8 @@ static block new_block(const uint8_t *content, size_t n, size_t shift) {
 
 static uint64_t checksum;
 
-/* Runs one kernel of one variant; returns the result, to be freed. dst is apart or source `alias`. */
+/* Runs one kernel of one variant and returns the result, which the caller frees. The destination is the memory of source
+ * `alias`, or memory of its own if that is -1. With `twice` there is a second destination. */
 static uint8_t *run_reduce(const scr_kernels *k, int dtype, int op, size_t count, int nsrc, uint8_t **content,
                            int alias, int twice, size_t shift) {
   const size_t n = count * sizes[dtype];

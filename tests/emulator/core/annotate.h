@@ -5,6 +5,7 @@
 #define EMULATOR_ANNOTATE_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -20,6 +21,11 @@ void emulator_host_write(const void *address, size_t length, const char *what);
  * precedes the store of the flag by the CPU, the acquire follows the load that saw its new value, and streams take part. */
 void emulator_release(const void *key);
 void emulator_acquire(const void *key);
+
+/* The calling thread is about to store a value to a flag word that streams write or wait for. It is a release of the flag as
+ * well. A wait of a stream is ordered behind the stores that may satisfy it, so a store that goes without this, such as one
+ * that sets a flag back, lets a wait seem satisfied by an earlier value. */
+void emulator_store(const void *flag, uint32_t value);
 
 /* The number of reports, and their text. The text is cut to `size` bytes with its NUL; the result is the length of the whole
  * text. */

@@ -1,4 +1,5 @@
-// config.hpp reads the environment variables of the emulator, once in a process. README.md has the list.
+// config.hpp reads the environment variables of the emulator, once in a process. Config lists them: EMULATOR_ and the name of
+// the field in capitals, unless its comment gives another name.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@ struct Config {
   int polls = 64;                      // unsuccessful queries of one point until the scheduler works towards it
   int kick_ms = 200;                   // work that nobody waits for runs after this time without progress; 0: never
   int stall_s = 30;                    // a wait that lasts longer prints the state of all streams once
-  bool thread_clocks = true;           // each host thread has a clock of its own; else they share one
+  bool thread_clocks = true;           // EMULATOR_HOST_CLOCKS: a clock for each thread ("thread"), or one ("shared")
 };
 
 // Reads the environment. Ends the process with a sentence if a variable has a bad value.

@@ -2,6 +2,7 @@
 //
 //   cudaMalloc@3=out_of_memory   the third call of this symbol returns a status (a name of status.hpp)
 //   cudaMalloc@3+=#700           the third and every later call returns the skin's number 700
+//   cudaEventRecord@3=#0         the third call does nothing and reports success
 //   memory=64M                   the memory of each device
 //   missing=cuMemHostRegister    a symbol that cannot be found
 //   stuck=2@5                    stream 2 (the second that was created) begins nothing after its first 5 tasks

@@ -56,6 +56,15 @@ void HandOver::acquire(const void *key) {
   state_.checker.acquire_key(number, task != nullptr ? task->host_agent : host_agent(state_));
 }
 
+void HandOver::store(const void *flag, uint32_t value) {
+  const std::shared_ptr<Task> &task = this_thread().task;
+  auto number = reinterpret_cast<uintptr_t>(flag);
+  Agent agent = task != nullptr ? task->host_agent : host_agent(state_);
+  Clock at = task != nullptr ? task->host_clock : state_.checker.step(agent);
+  state_.checker.publish(number, value, agent, at);
+  state_.checker.release_key(number, at);
+}
+
 namespace {
 
 // Runs the function under the lock. Tasks other than host functions tell the checker of their accesses when they are queued.
@@ -90,6 +99,10 @@ void emulator_release(const void *key) {
 
 void emulator_acquire(const void *key) {
   with_state([=](State &all) { all.hand_over.acquire(key); });
+}
+
+void emulator_store(const void *flag, uint32_t value) {
+  with_state([=](State &all) { all.hand_over.store(flag, value); });
 }
 
 size_t emulator_reports(void) { return emulator::report_count(); }

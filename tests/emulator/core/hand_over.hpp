@@ -17,6 +17,7 @@ class HandOver {
   void access(const void *address, size_t length, const char *what, bool write);
   void release(const void *key);
   void acquire(const void *key);
+  void store(const void *flag, uint32_t value);
   // Gives a host function that is queued an agent of its own, whose accesses come before what the stream does later.
   void host_function_queued(Stream &stream, Task &task);
   // Passes the accesses of a host function to the checker, when it has run.

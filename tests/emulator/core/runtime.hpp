@@ -1,6 +1,6 @@
 // runtime.hpp is what skins (libcuda, libcudart, acl, cnrt) and the torch device call: an accelerator with devices, memory,
 // streams and events, run by the CPU. It keeps the ordering rules of CUDA and lets work run as late, or in as strange an
-// order, as these rules permit. README.md describes the environment variables.
+// order, as these rules permit. config.hpp has the environment variables.
 //
 // A skin's function begins with `enter("cudaMalloc")` and returns what it returns unless that is success. All functions
 // may be called by any thread. Those of host_function() may call nothing here.

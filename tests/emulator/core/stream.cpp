@@ -25,7 +25,7 @@ void Streams::add_devices(int count) {
 }
 
 Stream &Streams::add(int device, const StreamFlags &flags, uint64_t number, std::string name) {
-  auto *stream = new Stream;
+  Stream *stream = made_.emplace_back(std::make_unique<Stream>()).get();
   stream->number = number;
   stream->device = device;
   stream->flags = flags;

@@ -111,6 +111,7 @@ class Streams {
   void retire(Stream &stream);
 
   State &state_;
+  std::vector<std::unique_ptr<Stream>> made_;  // all streams ever, since they are never freed
   std::vector<Stream *> legacy_;
   std::vector<Stream *> all_;
   std::map<StreamHandle, Stream *> handles_;

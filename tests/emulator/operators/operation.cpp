@@ -18,21 +18,20 @@ namespace {
 
 using c10::IValue;
 
-// Single numbers of Python take part in type promotion in another way than tensors do.
-at::Tensor like(at::Tensor copy, const at::Tensor &tensor) {
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return copy;
-}
-
+// Single numbers of the CPU stay what they are: meta kernels, and kernels of Python, may ask for their value.
 at::Tensor as_meta(const at::Tensor &tensor) {
+  if (tensor.is_cpu() && tensor.dim() == 0) return tensor;
   auto options = at::TensorOptions().dtype(tensor.dtype()).device(at::kMeta);
-  return like(at::empty_strided(tensor.sizes(), tensor.strides(), options), tensor);
+  return at::empty_strided(tensor.sizes(), tensor.strides(), options);
 }
 
 // A CPU tensor among the arguments is read now and not when the task runs.
 at::Tensor snapshot(const at::Tensor &tensor) {
   emulator_host_read(tensor.const_data_ptr(), tensor.nbytes(), "an operator's CPU argument");
-  return like(tensor.clone(), tensor);
+  at::Tensor copy = tensor.clone();
+  // Single numbers of Python take part in type promotion in another way than tensors do.
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return copy;
 }
 
 void check(emulator::Status status, const std::string &what) {
@@ -59,6 +58,7 @@ struct Operation::Job {
   Stack arguments;
   std::vector<at::Tensor> results;  // that take the elements of new results
   std::vector<bool> is_new;
+  std::vector<std::pair<at::Tensor, std::vector<int64_t>>> outs;  // out= arguments with their sizes
   bool waited_for = false;
   Stack stack;        // the results, of a job that is waited for
   std::string error;  // of a job that is waited for
@@ -72,6 +72,8 @@ struct Operation::Job {
         stack = std::move(values);
         return;
       }
+      for (const auto &[out, sizes] : outs)
+        TORCH_CHECK(out.sizes() == sizes, "the result has the sizes ", out.sizes(), " and the out= argument ", sizes);
       size_t next = 0;
       for (size_t i = 0; i < values.size(); i++)
         if (is_new[i]) each_tensor(values[i], [&](const at::Tensor &tensor) { results.at(next++).copy_(tensor); });
@@ -136,11 +138,22 @@ bool Operation::depends_on_data() const {
   return false;
 }
 
+bool Operation::is_out(size_t argument) const {
+  return schema_.arguments()[argument].kwarg_only() && writes(argument) && arguments_[argument].isTensor() &&
+         ours(arguments_[argument].toTensor());
+}
+
+bool Operation::has_new_results() const {
+  for (size_t i = 0; i < schema_.returns().size(); i++)
+    if (aliased(i).isNone()) return true;
+  for (size_t i = 0; i < arguments_.size(); i++)
+    if (is_out(i) && arguments_[i].toTensor().numel() == 0) return true;
+  return false;
+}
+
 bool Operation::find_shapes() {
   if (depends_on_data()) return false;
-  bool needed = false;  // a result is new, or an out= argument may take another shape
-  for (size_t i = 0; i < schema_.returns().size(); i++) needed = needed || aliased(i).isNone();
-  for (size_t i = 0; i < arguments_.size(); i++) needed = needed || (writes(i) && schema_.arguments()[i].kwarg_only());
+  if (!has_new_results()) return true;
   for (const IValue &argument : arguments_) {
     IValue meta = replace_tensors(argument, as_meta);
     if (meta.isDevice()) meta = c10::Device(at::kMeta);
@@ -152,19 +165,17 @@ bool Operation::find_shapes() {
     at::AutoDispatchBelowADInplaceOrView guard;
     op_.callBoxed(&meta_results_);
     return true;
-  } catch (const c10::NotImplementedError &) {
-    return !needed;
   } catch (const std::exception &) {  // the CPU's kernel gives the error, if it is one
     return false;
   }
 }
 
 void Operation::allocate_results() {
-  for (size_t i = 0; i < arguments_.size(); i++) {
-    if (!schema_.arguments()[i].kwarg_only() || !writes(i) || !arguments_[i].isTensor()) continue;
-    at::Tensor out = arguments_[i].toTensor();  // out= arguments take the shape of the result
+  for (size_t i = 0; i < meta_arguments_.size(); i++) {
+    if (!is_out(i)) continue;
+    at::Tensor out = arguments_[i].toTensor();
     auto sizes = meta_arguments_[i].toTensor().sizes();
-    if (ours(out) && out.sizes() != sizes) out.resize_(sizes);
+    if (out.sizes() != sizes) out.resize_(sizes);
   }
   for (size_t i = 0; i < schema_.returns().size(); i++) {
     if (!aliased(i).isNone()) {
@@ -189,7 +200,7 @@ IValue Operation::seeded_generator(const IValue &given) const {
 }
 
 std::shared_ptr<Operation::Job> Operation::job() {
-  auto job = std::make_shared<Job>(Job{op_, {}, new_views_, {}, false, {}, {}});
+  auto job = std::make_shared<Job>(Job{op_, {}, new_views_, {}, {}, false, {}, {}});
   for (size_t i = 0; i < arguments_.size(); i++) {
     each_tensor(arguments_[i], [&](const at::Tensor &tensor) {
       if (ours(tensor)) append_ranges(tensor, writes(i) ? &writes_ : &reads_);
@@ -198,6 +209,7 @@ std::shared_ptr<Operation::Job> Operation::job() {
         arguments_[i], [&](const at::Tensor &tensor) { return ours(tensor) ? cpu_view(tensor) : snapshot(tensor); });
     if (value.isDevice()) value = c10::Device(at::kCPU);
     if (schema_.arguments()[i].type()->str().find("Generator") != std::string::npos) value = seeded_generator(value);
+    if (is_out(i)) job->outs.emplace_back(value.toTensor(), value.toTensor().sizes().vec());
     job->arguments.push_back(value);
   }
   for (size_t i = 0; i < schema_.returns().size(); i++) job->is_new.push_back(aliased(i).isNone());

@@ -28,7 +28,12 @@ class Operation {
   void check_tensor(const at::Tensor &tensor, bool in_list) const;
   // Reports whether the size of a result, or a number that the caller gets, depends on the elements.
   bool depends_on_data() const;
-  // Runs the operator on meta tensors, which checks the arguments. Reports whether the shapes of the results are known.
+  // Reports whether the argument is a tensor that takes the result, and its shape if it is empty.
+  bool is_out(size_t argument) const;
+  // Reports whether the operator makes tensors, or gives memory to an out= argument.
+  bool has_new_results() const;
+  // Runs the operator on meta tensors if it has new results. Reports whether their shapes are known. Other operators are
+  // not run on meta tensors: torch's meta kernels in Python take more than a second to import.
   bool find_shapes();
   void allocate_results();
   Stack launch();    // queues the operator

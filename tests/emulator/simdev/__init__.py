@@ -13,13 +13,13 @@ from types import ModuleType
 
 import torch
 
-import simdev_build
+from simdev_build import DEVICE
 
 
 def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{__name__}._device", simdev_build.extension())
-    if spec is None or spec.loader is None or not simdev_build.extension().exists():
-        raise ImportError(f"{simdev_build.extension()} is missing: run {simdev_build.__file__}")
+    spec = importlib.util.spec_from_file_location(f"{__name__}._device", DEVICE.file)
+    if spec is None or spec.loader is None or not DEVICE.file.exists():
+        raise ImportError(f"{DEVICE.file} is missing: run tests/emulator/simdev_build.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -50,7 +50,8 @@ def check() -> None:
 
 
 def reports() -> list[str]:
-    """Returns the reports of the checker and of the memory rules so far, and forgets them."""
+    """Returns the reports of the checker and of the memory rules of what was launched so far, and forgets them."""
+    _device.drain_launch_queue()
     lines: list[str] = _device.report_text().splitlines()[1:]
     _device.reset_reports()
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from . import _device
 
 _Device = torch.device | str | int | None
+
+_process = os.getpid()
 
 
 def _index(device: _Device = None) -> int:
@@ -44,8 +47,8 @@ def _lazy_init() -> None:
 
 
 def _is_in_bad_fork() -> bool:
-    """Reports whether this process is a fork of one that used the devices."""
-    return device_count() == 0
+    """Reports whether this process is a fork of the one that imported simdev."""
+    return os.getpid() != _process
 
 
 def device_count() -> int:
@@ -126,7 +129,7 @@ class Event(torch.Event):
     """An event. It belongs to the device of the stream that records it first."""
 
     # elapsed_time() takes no objects of derived classes.
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:  # type: ignore[misc]
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
         return torch.Event("simdev", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
 
 
@@ -135,8 +138,8 @@ def current_stream(device: _Device = None) -> torch.Stream:
 
 
 def default_stream(device: _Device = None) -> torch.Stream:
-    stream = torch.device("simdev", _index(device))
-    return torch.Stream(stream_id=0, device_index=stream.index, device_type=torch._C._autograd.DeviceType.PrivateUse1)
+    device_type = torch._C._autograd.DeviceType.PrivateUse1.value
+    return torch.Stream(stream_id=0, device_index=_index(device), device_type=device_type)
 
 
 def set_stream(stream: torch.Stream | None) -> None:

@@ -12,12 +12,13 @@ namespace simdev {
 void register_device_allocator();
 void register_pinned_allocator();
 
-// The memory is also used on this stream: it is not given to others before the work that the stream has when the memory is
-// given back. Memory that is not simdev's is left alone.
+// The memory is also used on this stream: it is not given to others before the work that the stream has when the memory
+// is given back. Memory that is not simdev's is left alone.
 void record_stream(const c10::DataPtr &pointer, const c10::Stream &stream);
 // Reports whether the address is one of pinned or registered memory, of this allocator or of others.
 bool is_pinned(const void *address);
-// The same as record_stream for pinned memory, by its address. Reports whether the address is that of pinned memory of the allocator.
+// The same as record_stream for pinned memory, by its address. Reports whether the address is that of pinned memory of
+// the allocator.
 bool record_pinned(const void *address, const c10::Stream &stream);
 
 // Gives cached memory back to the device. With `wait` it waits for the streams that use memory which is given back.

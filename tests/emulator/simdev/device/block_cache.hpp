@@ -1,9 +1,9 @@
 // block_cache.hpp keeps memory that its users gave back, for the next user of the same size.
 //
-// A block that only one stream used is there again at once, for the same stream: work of the next user is behind that of
-// the last one. A block that other streams used as well comes back when the work that these streams had at the time is
-// done, and only if somebody said that they used it. Without that the memory is overwritten while it is read, and the
-// checker reports it.
+// A block that only one stream used is there again at once, for the same stream: work of the next user is behind that
+// of the last one. A block that other streams used as well comes back when the work that these streams had at the time
+// is done, and only if somebody said that they used it. Without that the memory is overwritten while it is read, and
+// the checker reports it.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@ namespace simdev {
 
 struct Block {
   void *address = nullptr;
-  size_t size = 0;      // of the memory
-  size_t requested = 0; // by the user
-  int device = -1;      // -1: pinned memory
+  size_t size = 0;       // of the memory
+  size_t requested = 0;  // by the user
+  int device = -1;       // -1: pinned memory
   c10::StreamId stream = 0;
   std::vector<Stream *> used_by;  // other streams
 };

@@ -1,17 +1,21 @@
-// Copies between tensors. A copy between device and pinned memory with non_blocking=True is one task of the current stream:
-// it reads its source when it runs. All other copies with host memory are complete when the call returns.
+// Copies between tensors. A copy between device and pinned memory with non_blocking=True is one task of the current
+// stream: it reads its source when it runs. All other copies with host memory are complete when the call returns.
 #include <ATen/Functions.h>
 #include <ATen/NativeFunctions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include "../../operators/operators.hpp"
+#include "../../operators/tensors.hpp"
 #include "allocator.hpp"
+#include "device.hpp"
 #include "streams.hpp"
-#include "tensors.hpp"
 
 namespace simdev {
 namespace {
+
+bool is_ours(const at::Tensor &tensor) { return tensor.device().type() == device_type; }
 
 // Reports whether the bytes of both can be copied as one piece.
 bool is_plain(const at::Tensor &to, const at::Tensor &from) {
@@ -35,18 +39,17 @@ StreamCall bytes(const at::Tensor &to, const at::Tensor &from, emulator::CopyKin
 void within(const at::Tensor &to, const at::Tensor &from) {
   Stream &stream = current_stream(to.device().index());
   if (is_plain(to, from)) {
+    if (to.const_data_ptr() == from.const_data_ptr()) return;  // a view that is assigned to itself
     submit(stream, text("copy", to), bytes(to, from, emulator::CopyKind::device_to_device));
     return;
   }
   std::vector<emulator::Range> reads, writes;
-  append_ranges(from, &reads);
-  append_ranges(to, &writes);
-  at::Tensor target = cpu_view(to), source = cpu_view(from);
-  submit(stream, "copy_", [=](emulator::StreamHandle handle) {
-    return emulator::launch(handle, "aten::copy_", reads, writes, [=] {
-      at::AutoDispatchBelowADInplaceOrView guard;
-      target.copy_(source);
-    });
+  operators::append_ranges(from, &reads);
+  operators::append_ranges(to, &writes);
+  at::Tensor target = operators::cpu_view(to), source = operators::cpu_view(from);
+  operators::launch(to.device().index(), "aten::copy_", reads, writes, [=] {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    target.copy_(source);
   });
 }
 
@@ -140,6 +143,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_local_scalar_dense", &scalar);
   library.impl("record_stream", &record);
 }
+
+// Lazy conjugates and negatives reach the copy as they are.
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 }  // namespace
 }  // namespace simdev

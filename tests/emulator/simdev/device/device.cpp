@@ -8,9 +8,7 @@ namespace {
 
 thread_local int chosen = -1;
 
-void *release_python() {
-  return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
-}
+void *release_python() { return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
 
 void restore_python(void *saved) {
   if (saved != nullptr) PyEval_RestoreThread(static_cast<PyThreadState *>(saved));
@@ -53,6 +51,9 @@ int exchange_device(int device) {
 
 int index_of(c10::Device device) {
   TORCH_CHECK(device.type() == device_type, "simdev: expected a device of this type and got ", device);
+  int current = 0;
+  if (device_count() == 0 && emulator::current_device(&current) == emulator::Status::not_initialized)
+    check(emulator::Status::not_initialized, "the use of a device");
   int index = device.has_index() ? device.index() : current_device();
   TORCH_CHECK(index >= 0 && index < device_count(), "simdev: there is no device ", index, "; the process has ",
               device_count());

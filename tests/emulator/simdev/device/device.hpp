@@ -1,9 +1,9 @@
-// device.hpp has the devices of simdev and what all of its parts need: torch's current device of a thread, errors, and the
-// Python lock around waits.
+// device.hpp has the devices of simdev and what all of its parts need: torch's current device of a thread, errors, and
+// the Python lock around waits.
 //
-// The emulator is set up with the rules of ACL and CNRT and not with those of CUDA, so that code which only knows CUDA's
-// fails here: a thread without a current device, a stream of another device, an asynchronous copy between two places of
-// host memory are errors, and no stream waits for the default stream by itself.
+// The emulator is set up with the rules of ACL and CNRT and not with those of CUDA, so that code which only knows
+// CUDA's fails here: a thread without a current device, a stream of another device, an asynchronous copy between two
+// places of host memory are errors, and no stream waits for the default stream by itself.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -42,8 +42,8 @@ class OnDevice {
   int device_;
 };
 
-// Releases the Python lock during a scope if the calling thread holds it. Work that the thread waits for may have to drop
-// a tensor that has a Python object.
+// Releases the Python lock during a scope if the calling thread holds it. Work that the thread waits for may have to
+// drop a tensor that has a Python object.
 class WithoutPython {
  public:
   WithoutPython();

@@ -13,9 +13,7 @@ EventPointer &event_of(void *event) { return *static_cast<EventPointer *>(event)
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return device_type; }
-  c10::Device exchangeDevice(c10::Device device) const override {
-    return device_of(exchange_device(index_of(device)));
-  }
+  c10::Device exchangeDevice(c10::Device device) const override { return device_of(exchange_device(index_of(device))); }
   c10::Device getDevice() const override { return device_of(current_device()); }
   void setDevice(c10::Device device) const override { set_device(index_of(device)); }
   void uncheckedSetDevice(c10::Device device) const noexcept override {

@@ -4,12 +4,15 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <deque>
 #include <mutex>
 
 #include "allocator.hpp"
 #include "device.hpp"
+#include "streams.hpp"
 
 namespace simdev {
 namespace {
@@ -60,12 +63,13 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return at::make_generator<Generator>(device < 0 ? current_device() : device);
   }
   void resizePrivateUse1Bytes(const c10::Storage &storage, size_t size) const override {
-    OnDevice on(storage.device().index());
-    int before = exchange_device(storage.device().index());
+    c10::DeviceGuard guard(storage.device());
     c10::DataPtr memory = storage.allocator()->allocate(size);
     size_t kept = std::min(size, storage.nbytes());
-    if (kept > 0) storage.allocator()->copy_data(memory.get(), storage.data(), kept);
-    set_device(before);
+    if (kept > 0) {
+      storage.allocator()->copy_data(memory.get(), storage.data(), kept);
+      record_stream(storage.data_ptr(), public_stream(current_stream(storage.device().index())));
+    }
     storage.set_data_ptr_noswap(std::move(memory));
     storage.set_nbytes(size);
   }

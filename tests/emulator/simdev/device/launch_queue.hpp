@@ -1,12 +1,12 @@
 // launch_queue.hpp has the optional queue of launches on the host, as torch_npu has one: with SIMDEV_LAUNCH_QUEUE=1
-// operators, copies and calls on events do not go to the streams but into this queue. A thread of its own takes them out
-// and hands them to the streams, in their order. Asking for the native handle of a stream drains the queue first.
+// operators, copies and calls on events do not go to the streams but into this queue. A thread of its own takes them
+// out and hands them to the streams, in their order. Asking for the native handle of a stream drains the queue first.
 //
 // There is one queue for all devices, so that an event may be recorded on one device and waited for on another.
 //
 // When the thread takes entries out follows the emulator's schedule: lazy waits until somebody drains the queue, eager
-// makes the caller wait for each entry, random draws by EMULATOR_SEED how many entries are taken, threaded takes them as
-// they come. A queue that nobody drains goes on after EMULATOR_KICK_MS without a new entry.
+// makes the caller wait for each entry, random draws by EMULATOR_SEED how many entries are taken, threaded takes them
+// as they come. A queue that nobody drains goes on after EMULATOR_KICK_MS without a new entry.
 #pragma once
 
 #include <condition_variable>

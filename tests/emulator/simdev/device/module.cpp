@@ -1,18 +1,38 @@
 // The Python module simdev._device. The Python package calls it; its functions are not for users.
-#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "../../core/annotate.h"
+#include "../../operators/operators.hpp"
 #include "allocator.hpp"
 #include "device.hpp"
 #include "hooks.hpp"
 #include "launch_queue.hpp"
-#include "operators.hpp"
 #include "probe.hpp"
 #include "streams.hpp"
 
 namespace simdev {
 namespace {
+
+// Operators are the CPU's kernels; they are launched as everything else is.
+operators::DeviceType operators_device() {
+  operators::DeviceType type{};
+  type.key = c10::DispatchKey::PrivateUse1;
+  type.type = device_type;
+  type.current_stream = [](c10::DeviceIndex device) { return current_stream(device).queued; };
+  type.random_seed = [](c10::DeviceIndex device, const std::optional<at::Generator> &given) {
+    at::Generator generator = given.value_or(default_generator(device));
+    TORCH_CHECK(generator.device().type() == device_type, "simdev: expected a generator of simdev, got one of ",
+                generator.device());
+    std::lock_guard lock(generator.mutex());
+    return generator.get<at::CPUGeneratorImpl>()->random64();
+  };
+  type.submit = [](c10::DeviceIndex device, const std::string &what, const StreamCall &call, bool now) {
+    now ? submit_now(current_stream(device), what, call) : submit(current_stream(device), what, call);
+  };
+  type.synchronize = [](c10::DeviceIndex device) { synchronize(current_stream(device)); };
+  return type;
+}
 
 const void *pointer(uintptr_t address) { return reinterpret_cast<const void *>(address); }
 
@@ -21,6 +41,8 @@ PYBIND11_MODULE(_device, module) {
   register_device_allocator();
   register_pinned_allocator();
   register_hooks();
+  operators::set_device_type(operators_device());
+  operators::install_fallback();
 
   module.def("device_count", &device_count);
   module.def("current_device", &current_device);
@@ -35,10 +57,13 @@ PYBIND11_MODULE(_device, module) {
     return std::make_pair(free, total);
   });
   module.def("launch_queue_enabled", &LaunchQueue::enabled);
+  module.def("drain_launch_queue", [] {
+    if (LaunchQueue::enabled()) LaunchQueue::get().drain();
+  });
   module.def("stop_launch_queue", [] { LaunchQueue::get().stop(); });
 
   // For tests: the emulator's view of what happened.
-  module.def("take_errors", &take_operator_errors);
+  module.def("take_errors", &operators::take_errors);
   module.def("report_count", &emulator::report_count);
   module.def("report_text", &emulator::report_text);
   module.def("reset_reports", &emulator::reset_reports);
@@ -54,6 +79,9 @@ PYBIND11_MODULE(_device, module) {
     OnDevice on(held.device);
     check(emulator::release_held(held.queued), "release_held");
   });
+  module.def("push_failing_call", [](const std::string &what) {
+    LaunchQueue::get().push(what, [] { TORCH_CHECK(false, "as a test wants it"); });
+  });
   module.def("begin_capture", [](const c10::Stream &stream) {
     OnDevice on(find_stream(stream).device);
     check(emulator::begin_capture(native_handle(find_stream(stream)), emulator::CaptureMode::relaxed), "begin_capture");
@@ -61,7 +89,7 @@ PYBIND11_MODULE(_device, module) {
   module.def("end_capture", [](const c10::Stream &stream) {
     OnDevice on(find_stream(stream).device);
     emulator::GraphHandle graph = nullptr;
-    check(emulator::end_capture(native_handle(find_stream(stream)), &graph), "end_capture");
+    check(emulator::end_capture(find_stream(stream).native, &graph), "end_capture");
     check(emulator::destroy_graph(graph), "destroy_graph");
   });
   module.def("staged_copy", &simdev_probe::staged_copy);

@@ -91,8 +91,7 @@ class PinnedMemory final : public at::HostAllocator {
   template <class Function>
   void for_each_stat(Function function) {
     std::lock_guard lock(mutex_);
-    for (auto *stat :
-         {&stats_.active_bytes, &stats_.active_requests, &stats_.allocated_bytes, &stats_.allocations})
+    for (auto *stat : {&stats_.active_bytes, &stats_.active_requests, &stats_.allocated_bytes, &stats_.allocations})
       function(*stat);
   }
 

@@ -1,5 +1,5 @@
-// Functions for tests that use a device as a library does which knows c10 only. Nothing here includes a header of simdev's
-// devices, and nothing is specific to a device type.
+// Functions for tests that use a device as a library does which knows c10 only. Nothing here includes a header of
+// simdev's devices, and nothing is specific to a device type.
 #include "probe.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,8 @@
 
 namespace simdev_probe {
 
-// Copies device tensors through pinned memory on a side stream: out of `from`, and back into `to`. The caller's stream is in
-// front of the first copy and behind the last one. With `safe` the tensors are kept for the side stream.
+// Copies device tensors through pinned memory on a side stream: out of `from`, and back into `to`. The caller's stream
+// is in front of the first copy and behind the last one. With `safe` the tensors are kept for the side stream.
 c10::Stream staged_copy(const at::Tensor &to, const at::Tensor &from, const at::Tensor &pinned, bool safe) {
   c10::impl::VirtualGuardImpl guard(from.device().type());
   c10::DeviceGuard device(from.device());

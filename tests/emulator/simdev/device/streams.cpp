@@ -194,9 +194,8 @@ void Event::record(const std::shared_ptr<Event> &event, Stream &stream) {
   event->unrecorded_++;
   // The entry of the launch queue owns this, so that the count is right even if an entry fails.
   std::shared_ptr<void> recorded(nullptr, [event](void *) { event->unrecorded_--; });
-  submit(stream, "record", [event, recorded](emulator::StreamHandle handle) {
-    return emulator::record(event->handle_, handle);
-  });
+  submit(stream, "record",
+         [event, recorded](emulator::StreamHandle handle) { return emulator::record(event->handle_, handle); });
 }
 
 void Event::block(const std::shared_ptr<Event> &event, Stream &stream) {

@@ -1,10 +1,10 @@
 // streams.hpp has the streams of the devices, as c10 sees them, and the two ways of putting work on them.
 //
 // With the launch queue a stream of c10 is a pair of emulated streams. What the queue hands over goes to `queued`, what
-// callers put on the native handle goes to `native`. An entry of the queue waits for what was on the native stream when it
-// was pushed; taking the native handle makes the native stream wait for all entries so far. So the emulator orders what
-// torch_npu orders and nothing else: vendor calls on a native handle that was taken earlier have no order with operators
-// that were launched since, which the checker reports under every schedule.
+// callers put on the native handle goes to `native`. An entry of the queue waits for what was on the native stream when
+// it was pushed; taking the native handle makes the native stream wait for all entries so far. So the emulator orders
+// what torch_npu orders and nothing else: vendor calls on a native handle that was taken earlier have no order with
+// operators that were launched since, which the checker reports under every schedule.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -38,8 +38,8 @@ Stream &new_stream(int device, int priority);
 using StreamCall = std::function<emulator::Status(emulator::StreamHandle)>;
 // Makes the call, with the stream's device as the current one, now or by the launch queue.
 void submit(Stream &stream, const std::string &what, StreamCall call);
-// Makes the call on this thread, after the entries of the launch queue. For calls that read host memory before they return,
-// or wait.
+// Makes the call on this thread, after the entries of the launch queue. For calls that read host memory before they
+// return, or wait.
 void submit_now(Stream &stream, const std::string &what, const StreamCall &call);
 
 // Returns the handle for calls of the emulator. Everything that was launched so far is in front of them.

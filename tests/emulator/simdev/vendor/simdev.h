@@ -1,11 +1,11 @@
-/* simdev.h is the runtime library of the simdev devices, as a vendor would ship it: C functions for programs without torch, and
- * for libraries that put work on a native stream of torch. Streams and addresses are the same as in torch.
+/* simdev.h is the runtime library of the simdev devices, as a vendor would ship it: C functions for programs without torch,
+ * and for libraries that put work on a native stream of torch. Streams and addresses are the same as in torch.
  *
- * The library is libsimdev.so. It needs libemulator.so and nothing else. A process that also uses torch imports simdev first,
- * which sets the rules of the device; without torch simdev_init does.
+ * The library is libsimdev.so. It needs libemulator.so and nothing else. A process that also uses torch imports simdev
+ * first, which sets the rules of the device; without torch simdev_init does.
  *
- * Functions return 0, or the code of simdev_error_name. As with ACL, a thread chooses a device before it uses one, and a
- * stream is used while its device is the current one. */
+ * Functions return 0, or a code that simdev_error_name() names. As with ACL, a thread chooses a device before it uses one,
+ * and a stream is used while its device is the current one. */
 #ifndef SIMDEV_H
 #define SIMDEV_H
 
@@ -41,8 +41,8 @@ int simdev_stream_destroy(simdev_stream stream);
 int simdev_stream_query(simdev_stream stream, int *complete);
 int simdev_stream_synchronize(simdev_stream stream);
 
-/* One of the addresses is device memory. From pageable memory the bytes are read before the call returns, to pageable memory
- * the copy is complete when it returns. Between two places of host memory it is not supported. */
+/* One of the addresses is device memory. From pageable memory the bytes are read before the call returns, to pageable
+ * memory the copy is complete when it returns. Between two places of host memory it is not supported. */
 int simdev_copy_async(void *to, const void *from, size_t size, simdev_stream stream);
 int simdev_fill_async(void *address, int byte, size_t size, simdev_stream stream);
 

@@ -1,0 +1,57 @@
+// driver.hpp is what the files of libcuda.so.1 share: how a call begins, statuses, contexts and handles. The library has the
+// ABI of NVIDIA's driver and runs the emulator of ../core. Signatures come from NVIDIA's public header, so that a version that
+// changes one fails to compile here.
+//
+// A handle of a stream, event or graph is the emulator's handle of it.
+#pragma once
+
+#include <cuda.h>
+
+#include "../core/runtime.hpp"
+
+namespace driver {
+
+// Begins a call of a function: refuses calls before cuInit(), and what the fault plan says. `function` is __func__; the fault
+// plan has the name without its version.
+CUresult begin(const char *function);
+// Also refuses calls of threads without a current context.
+CUresult begin_in_context(const char *function);
+
+// The result of both if the fault plan has the call do nothing and report success.
+constexpr CUresult left_out = static_cast<CUresult>(-1);
+
+#define RETURN_UNLESS_BEGUN(begun) \
+  if (begun != CUDA_SUCCESS) return begun == driver::left_out ? CUDA_SUCCESS : begun
+#define BEGIN                                     \
+  const CUresult begun = driver::begin(__func__); \
+  RETURN_UNLESS_BEGUN(begun)
+#define BEGIN_IN_CONTEXT                                     \
+  const CUresult begun = driver::begin_in_context(__func__); \
+  RETURN_UNLESS_BEGUN(begun)
+// Returns the value from the function if the condition does not hold.
+#define REQUIRE(condition, otherwise) \
+  if (!(condition)) return otherwise
+
+CUresult result(emulator::Status status);
+
+// ---- contexts; the current one is the top of a stack that belongs to the thread
+
+struct Context {
+  int device;
+  bool primary;
+};
+// Returns the device of the thread's current context, -1 without one.
+int current_device();
+CUcontext primary_context(int device);
+bool is_device(CUdevice device);
+
+// ---- handles
+
+inline emulator::StreamHandle stream(CUstream handle) { return reinterpret_cast<emulator::StreamHandle>(handle); }
+inline emulator::EventHandle event(CUevent handle) { return reinterpret_cast<emulator::EventHandle>(handle); }
+inline void *pointer(CUdeviceptr address) { return reinterpret_cast<void *>(address); }
+inline CUdeviceptr address(const void *pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+constexpr int least_priority = 0, greatest_priority = -5;
+
+}  // namespace driver

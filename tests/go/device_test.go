@@ -1,0 +1,95 @@
+package ranks
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// deviceProgram builds tests/cabi/device.c and the emulator's libcuda.so.1, and returns a function that runs the program with
+// variables of the emulator. It returns the program's output.
+func deviceProgram(t *testing.T) func(t *testing.T, variables ...string) (string, error) {
+	t.Helper()
+	python, err := filepath.Abs(filepath.Join(root, ".venv/bin/python"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(python); err != nil {
+		t.Skip("the emulator's driver is built with the headers in .venv, which `make venv` makes")
+	}
+	script, err := filepath.Abs(filepath.Join(root, "tests/emulator/build.py"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if output, err := exec.CommandContext(t.Context(), python, script, "cuda").CombinedOutput(); err != nil {
+		t.Fatalf("building the emulator: %v\n%s", err, output)
+	}
+	lib, program := library(t), filepath.Join(t.TempDir(), "device")
+	compile(t, words("CC", "gcc"), "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", filepath.Join(root, "tests/cabi/device.c"), "-o", program, "-ldl")
+	return func(t *testing.T, variables ...string) (string, error) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, program, lib, t.TempDir())
+		cmd.WaitDelay = time.Second
+		cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(filepath.Dir(script), "build"), "EMULATOR_HOST_CLOCKS=thread", "EMULATOR_STALL_S=20")
+		cmd.Env = append(cmd.Env, variables...)
+		output, err := cmd.CombinedOutput()
+		return string(output[:min(len(output), 4000)]), err
+	}
+}
+
+// A C program calls collectives on a CUDA device, without torch. The emulator's checker finds nothing, whatever the schedule.
+func TestCProgramOnADevice(t *testing.T) {
+	run := deviceProgram(t)
+	seeds := 50
+	if testing.Short() {
+		seeds = 6
+	}
+	schedules := []string{"lazy 1", "eager 1", "threaded 1"}
+	for seed := range seeds {
+		schedules = append(schedules, fmt.Sprint("random ", seed+1))
+	}
+	for _, s := range schedules {
+		schedule, seed, _ := strings.Cut(s, " ")
+		output, err := run(t, "EMULATOR_SCHEDULE="+schedule, "EMULATOR_SEED="+seed)
+		if err != nil {
+			t.Errorf("%s: %v\n%s", s, err, output)
+		}
+	}
+}
+
+// Each call that orders streams is needed: without one of them the checker reports a conflict, a result is wrong or the program
+// hangs. The emulator leaves out the named call of each process and reports success.
+func TestEachOrderOfADeviceIsNeeded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the quick tests run the program as it is")
+	}
+	run := deviceProgram(t)
+	for fault, what := range map[string]string{
+		"cuEventRecord@1":       "the caller's stream is not recorded, so the copy into pinned memory does not wait for the input",
+		"cuStreamWaitEvent@1":   "the copy into pinned memory does not wait for the caller's stream",
+		"cuStreamWaitEvent@2":   "the caller's stream does not wait for the result",
+		"cuStreamWaitEvent@12":  "the same for a later operation",
+		"cuStreamWaitValue32@2": "the copy back does not wait for the host",
+		"cuStreamWaitValue32@8": "the same for a later operation",
+		"cuMemcpyDtoHAsync@1":   "the input is not copied",
+		"cuMemcpyHtoDAsync@2":   "the result is not copied back",
+	} {
+		var output string
+		var err error
+		for seed := 1; seed <= 20 && err == nil; seed++ {
+			output, err = run(t, "EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_SEED=", seed), "EMULATOR_FAULTS="+fault+"=#0")
+		}
+		if err == nil {
+			t.Errorf("%s was left out, and nobody noticed: %s", fault, what)
+		} else {
+			t.Logf("%s left out: %.300s", fault, output)
+		}
+	}
+}

@@ -1,0 +1,157 @@
+"""Runs functions in processes under fake CUDA: forks of one process that has imported torch, milliseconds instead of seconds.
+
+The process that forks has made no CUDA call, so each child has an emulator of its own, with its own schedule and seed.
+Run by itself, this file is that process; CudaBed is the other side. The functions stand in modules of this folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
+
+import fake_cuda  # noqa: E402
+
+BOUND_S = 90  # of one child; they take less than ten on a busy machine
+CONCURRENT = 2
+
+
+class Child:
+    """A function that runs in a child: `module:name`, called with the arguments, which are of JSON as its result is."""
+
+    def __init__(self, bed: CudaBed, function: str, arguments: Sequence[Any], settings: dict[str, str]) -> None:
+        self._reader, writer = os.pipe()
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by result()
+        self._what = " ".join([function, *map(str, arguments), *(f"{k}={v}" for k, v in settings.items())])
+        with tempfile.TemporaryFile("w+") as request:
+            json.dump([function, list(arguments), settings], request)
+            request.flush()
+            socket.send_fds(bed.control, [b"."], [request.fileno(), writer, self._errors.fileno()])
+        os.close(writer)
+
+    def result(self) -> Any:
+        """Waits for the function. Raises AssertionError if it raised, or if the child died."""
+        text, bound = b"", time.monotonic() + BOUND_S
+        while select.select([self._reader], [], [], max(0, bound - time.monotonic()))[0]:
+            part = os.read(self._reader, 1 << 16)
+            if not part:
+                break
+            text += part
+        else:
+            text += b"\nhung"
+        os.close(self._reader)
+        pid, _, answer = text.partition(b"\n")
+        if answer == b"hung" and pid:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        self._errors.seek(0)
+        with self._errors:
+            errors = self._errors.read()
+        if not answer.startswith(b"{"):
+            raise AssertionError(f"{self._what}: {answer.decode() or 'died'}\n{errors[-6000:]}")
+        return json.loads(answer)["result"]
+
+
+class CudaBed:
+    """Children under fake CUDA. `preload` are further libraries in all of them."""
+
+    def __init__(self, preload: Sequence[Path] = ()) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, __file__, str(theirs.fileno())]
+        environment = fake_cuda.environment(preload=preload, PYTHONFAULTHANDLER="1")
+        self._process = subprocess.Popen(
+            command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+
+    def stop(self) -> None:
+        self.control.close()  # it ends when this side has closed
+        self._process.wait()
+
+    def start(
+        self, function: str, *arguments: Any, schedule: str = "lazy", seed: int = 1, **settings: str
+    ) -> Child:
+        settings = {"EMULATOR_SCHEDULE": schedule, "EMULATOR_SEED": str(seed)} | settings
+        return Child(self, function, arguments, settings)
+
+    def run(self, function: str, *arguments: Any, schedule: str = "lazy", seed: int = 1, **settings: str) -> Any:
+        return self.start(function, *arguments, schedule=schedule, seed=seed, **settings).result()
+
+    def under_all(self, function: str, *arguments: Any, seeds: int = 5, **settings: str) -> list[Any]:
+        """Runs a function under the lazy, the eager and the threaded schedule and under random ones, two at a time."""
+        cases = [("lazy", 1), ("eager", 1), ("threaded", 1), *(("random", seed) for seed in range(1, seeds + 1))]
+        with ThreadPoolExecutor(CONCURRENT) as pool:
+            return list(
+                pool.map(lambda case: self.run(function, *arguments, schedule=case[0], seed=case[1], **settings), cases)
+            )
+
+    def ranks(self, function: str, size: int, *arguments: Any, **settings: str) -> list[Any]:
+        """Runs function(rank, size, file of a store, *arguments) in as many processes at once."""
+        with tempfile.TemporaryDirectory() as folder:
+            store = f"{folder}/store"
+            started = [self.start(function, rank, size, store, *arguments, **settings) for rank in range(size)]
+            return [child.result() for child in started]
+
+
+def _requests(control: socket.socket) -> Iterator[list[int]]:
+    """Gives the files of each request, in a fork of this process."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 1, 3)
+        if not data:
+            return
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            control.close()
+            yield list(fds)
+        for fd in fds:
+            os.close(fd)
+
+
+def _import_what_torch_imports_late() -> None:
+    """Imports what takes seconds at its first use, without a CUDA call: an optimizer's step would make one."""
+    import torch._dynamo  # noqa: F401  by optimizers
+
+    torch.cat([torch.empty(1, device="meta")])
+
+
+def _serve(control: socket.socket) -> None:
+    fake_cuda.install()
+    _import_what_torch_imports_late()
+    for request, answers, errors in _requests(control):
+        os.dup2(errors, 1)
+        os.dup2(errors, 2)
+        os.write(answers, b"%d\n" % os.getpid())
+        with os.fdopen(request) as text:
+            text.seek(0)
+            function, arguments, settings = json.load(text)
+        os.environ.update(settings)
+        module, _, name = function.partition(":")
+        try:
+            result = getattr(importlib.import_module(module), name)(*arguments)
+            os.write(answers, json.dumps({"result": result}).encode())
+        except BaseException:  # KeyboardInterrupt and SystemExit as well: this is no process that may go on
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Finalising Python would end threads of autograd in the middle of their work, which torch does not survive.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
