@@ -88,7 +88,7 @@ void Scheduler::queued(std::unique_lock<std::mutex> &lock, Stream &stream) {
       break;
     case Schedule::random:
       if (generator_() % 2 == 0) {
-        work_.notify_all();
+        work_.notify_all();  // as above
         return;
       }
       steps_ += 1 + generator_() % 4;
