@@ -53,12 +53,13 @@ class Child:
                 break
             text += part
         else:
-            text += b"\nhung"
-        os.close(self._reader)
+            text += b"hung"
         pid, _, answer = text.partition(b"\n")
         if answer == b"hung" and pid:
             with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(int(pid), signal.SIGABRT)  # Python prints what its threads do
+            select.select([self._reader], [], [], 10)
+        os.close(self._reader)
         self._errors.seek(0)
         with self._errors:
             errors = self._errors.read()

@@ -87,7 +87,10 @@ void Scheduler::queued(std::unique_lock<std::mutex> &lock, Stream &stream) {
       steps_ = UINT64_MAX;
       break;
     case Schedule::random:
-      if (generator_() % 2 == 0) return;
+      if (generator_() % 2 == 0) {
+        work_.notify_all();  // as above
+        return;
+      }
       steps_ += 1 + generator_() % 4;
       break;
   }
