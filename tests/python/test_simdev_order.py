@@ -235,6 +235,18 @@ def staged_without_record_stream() -> None:
     staged(safe=False)
 
 
+def staged_by_a_thread_of_the_library() -> None:
+    """Such a thread has chosen no device and has no Python state."""
+    import simdev
+
+    x = torch.arange(N, dtype=torch.float32, device="simdev:1")
+    y, pinned = torch.zeros_like(x), torch.empty(N, pin_memory=True)
+    x += 1
+    simdev._device.staged_copy_on_thread(y, x, pinned)
+    y += 1
+    assert y.tolist() == [n + 2.0 for n in range(N)]
+
+
 def guard() -> None:
     import simdev
 
@@ -249,4 +261,5 @@ def guard() -> None:
 
 @under_schedules
 def test_c10s_generic_interface_is_enough_for_a_library(fresh_world: Worlds, schedule: Schedule) -> None:
-    run_on_device(fresh_world, schedule, staged, staged_without_record_stream, guard)
+    functions = (staged, staged_without_record_stream, staged_by_a_thread_of_the_library, guard)
+    run_on_device(fresh_world, schedule, *functions)
