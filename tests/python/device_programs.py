@@ -50,7 +50,9 @@ def hold(stream: torch.Stream, holds: bool = True) -> None:
     if accelerator().type == "cuda":
         import fake_cuda
 
-        found = torch.cuda.Stream(stream.stream_id, stream.device_index, stream.device_type).cuda_stream
+        found = torch.cuda.Stream(
+            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+        ).cuda_stream
         library = fake_cuda.emulator()
         assert (library.emulator_hold if holds else library.emulator_release_stream)(found) == 0
     else:

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import device_programs
-import fake_cuda
-from cuda_bed import CudaBed
+from cuda_bed import CudaBed, fake_cuda
 from device_bed import Schedule, Worlds, built, under_schedules
 from selection import quickly
 from worlds import World
