@@ -25,7 +25,8 @@ DeviceWork::DeviceWork(const char* op, c10::Device device, std::vector<at::Tenso
     refuse(
         op,
         "the current stream of " + device.str() +
-            " is being captured, and a graph cannot hold an operation that goes through host memory; call it outside the "
+            " is being captured, and a graph cannot hold an operation that goes through host memory; call it outside "
+            "the "
             "capture");
   }
 }
@@ -217,8 +218,9 @@ void refuseOnDevice(const char* op, const char* what, c10::Device device) {
   const std::string type = c10::Device(device.type()).str();
   refuse(
       op,
-      std::string(what) + " are not supported on " + type + " yet; move the tensor to the CPU, or name another backend for " +
-          type + ", as in cpu:sagecomm," + type + ":NAME");
+      std::string(what) + " are not supported on " + type +
+          " yet; move the tensor to the CPU, or name another backend for " + type + ", as in cpu:sagecomm," + type +
+          ":NAME");
 }
 
 } // namespace sagecomm

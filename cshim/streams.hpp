@@ -40,5 +40,4 @@ struct Pinned {
 };
 Pinned allocatePinned(uint64_t bytes);
 
-
 } // namespace sagecomm

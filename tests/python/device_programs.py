@@ -1,5 +1,6 @@
-"""What ranks of test_device_tensors.py do with tensors of an accelerator. Every function runs on two ranks in a group of
-its own, and leaves no report of the checker behind.
+"""What ranks of test_device_tensors.py do with tensors of an accelerator.
+
+Every function runs on two ranks in a group of its own, and leaves no report of the checker behind.
 
 Functions know the accelerator by torch's generic names only. `hold` and `release` come from the test bed."""
 
@@ -44,17 +45,31 @@ def main_stream() -> torch.Stream:
     return torch.accelerator.current_stream()
 
 
+def hold(stream: torch.Stream, holds: bool = True) -> None:
+    """Nothing that is launched on the stream begins until it is released."""
+    if accelerator().type == "cuda":
+        import fake_cuda
+
+        found = torch.cuda.Stream(
+            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+        ).cuda_stream
+        library = fake_cuda.emulator()
+        assert (library.emulator_hold if holds else library.emulator_release_stream)(found) == 0
+    else:
+        import simdev
+
+        (simdev.hold if holds else simdev.release)(stream)
+
+
 @contextmanager
 def held(stream: torch.Stream) -> Iterator[None]:
     """Nothing that is launched on the stream begins inside."""
-    import simdev
-
     stream.synchronize()
-    simdev.hold(stream)
+    hold(stream)
     try:
         yield
     finally:
-        simdev.release(stream)
+        hold(stream, False)
 
 
 def expect(tensor: torch.Tensor, value: float) -> None:
@@ -82,17 +97,18 @@ def producer_is_late() -> None:
 def consumer_waits_for_the_copy_back() -> None:
     """The stream of the library that writes the output is held. wait() does not block the host, and what is launched
     behind it comes after the output."""
-    import simdev
-
     before = torch.Stream(accelerator())
     x = full(mine())
     dist.all_reduce(x)
     after = torch.Stream(accelerator())
     kind = before.device_type
-    streams = [torch.Stream(stream_id=i, device_index=0, device_type=kind) for i in range(before.stream_id + 1, after.stream_id)]
+    streams = [
+        torch.Stream(stream_id=i, device_index=0, device_type=kind)
+        for i in range(before.stream_id + 1, after.stream_id)
+    ]
     assert len(streams) == 2, "one for copies out of the device and one for copies into it"
     torch.accelerator.synchronize()
-    simdev.hold(streams[1])
+    hold(streams[1])
     work = dist.all_reduce(x, async_op=True)
     work.wait()
     y = x + 1
@@ -100,7 +116,7 @@ def consumer_waits_for_the_copy_back() -> None:
     future = work.get_future()
     assert future.done()
     z = future.then(lambda f: f.value()[0] + 2)
-    simdev.release(streams[1])
+    hold(streams[1], False)
     expect(y, 2 * SUM + 1)
     expect(z.wait(), 2 * SUM + 2)
     work.wait()
@@ -156,24 +172,18 @@ def issue_on_several_streams() -> None:
     side = torch.Stream(accelerator())
     x, y = full(mine()), full(mine())
     side.wait_stream(main_stream())
-    works = []
     for _ in range(FEW):
-        works.append(dist.all_reduce(x, async_op=True))
+        first = dist.all_reduce(x, async_op=True)
         with side:
             y += 1
-            works.append(dist.all_reduce(y, async_op=True))
-            works[-1].wait()
-        works[-2].wait()
+            dist.all_reduce(y, async_op=True).wait()
+        first.wait()
     main_stream().wait_stream(side)
-    a, b = SUM, 1.5
-    for _ in range(FEW - 1):
-        a *= 2
-    del b
-    expect(x, a)
-    value = [1.0, 2.0]
+    expect(x, SUM * 2 ** (FEW - 1))
+    values = [1.0, 2.0]  # of y on each rank
     for _ in range(FEW):
-        value = [sum(v + 1 for v in value)] * 2
-    expect(y, value[0])
+        values = [sum(v + 1 for v in values)] * 2
+    expect(y, values[0])
 
 
 def two_groups_in_opposite_order() -> None:
@@ -222,15 +232,13 @@ def tensors_are_dropped() -> None:
         main = main_stream()
         main.synchronize()
         if late:
-            import simdev
-
-            simdev.hold(main)
+            hold(main)
         x += mine()
         work = dist.all_gather_into_tensor(out, x, async_op=True)
         del x
         others = [full(99) for _ in range(FEW)]
         if late:
-            simdev.release(main)
+            hold(main, False)
         work.wait()
         expect(out[:N], 1)
         expect(out[N:], 2)
@@ -462,16 +470,21 @@ def refusals() -> None:
 
 
 def captures_are_refused() -> None:
-    import simdev
-
-    side = torch.Stream(accelerator())
     x = full(mine())
+    refused = pytest.raises(RuntimeError, match=r"all_reduce: the current stream of .* is being captured")
     torch.accelerator.synchronize()
-    with side:
-        simdev._device.begin_capture(side)
-        with pytest.raises(RuntimeError, match="all_reduce: the current stream of .* is being captured"):
+    if accelerator().type == "cuda":
+        with torch.cuda.graph(torch.cuda.CUDAGraph()), refused:
             dist.all_reduce(x)
-        simdev._device.end_capture(side)
+    else:
+        import simdev
+
+        side = torch.Stream(accelerator())
+        with side:
+            simdev._device.begin_capture(side)
+            with refused:
+                dist.all_reduce(x)
+            simdev._device.end_capture(side)
     dist.all_reduce(x)
     expect(x, SUM)
 
@@ -542,6 +555,20 @@ def training() -> None:
             optimizer.step()
     for a, b in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(a, b.cpu())
+
+
+def under_fake_cuda(rank: int, size: int, store: str, names: list[str]) -> None:
+    """Runs functions of this module, in a child of cuda_bed.py."""
+    import fake_cuda
+
+    for name in names:
+        dist.init_process_group("sagecomm", init_method=f"file://{store}-{name}", rank=rank, world_size=size)
+        try:
+            globals()[name]()
+            fake_cuda.check()
+        except Exception as error:
+            raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
+        dist.destroy_process_group()
 
 
 PROGRAMS: list[Callable[[], Any]] = [

@@ -1,17 +1,19 @@
 """Collectives on tensors of an accelerator, on an emulated device that reports a missing order with both accesses.
 
-device_programs.py has what the ranks do. A failure names the schedule and its seed: EMULATOR_SEED=n pytest ... begins with
-that seed."""
+device_programs.py has what the ranks do. A failure names the schedule and its seed: EMULATOR_SEED=n pytest ... begins
+with that seed."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import device_programs
+from cuda_bed import CudaBed, fake_cuda
 from device_bed import Schedule, Worlds, built, under_schedules
 from selection import quickly
 from worlds import World
@@ -57,6 +59,33 @@ def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
         programs.insert(0, device_programs.captures_are_refused)
     for program in programs:
         world.run(checked, program)
+
+
+@pytest.fixture(scope="module")
+def cuda_bed() -> Iterator[CudaBed]:
+    try:
+        fake_cuda.build()
+    except fake_cuda.builder.BuildError as error:
+        pytest.skip(str(error))
+    bed = CudaBed()
+    yield bed
+    bed.stop()
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+@under_schedules
+def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule) -> None:
+    """The same programs on CUDA tensors, with torch's own guard, allocator, streams, events and futures."""
+    names = [program.__name__ for program in (*device_programs.PROGRAMS, device_programs.captures_are_refused)]
+    names.append(names.pop(names.index("mismatch")))
+    cuda_bed.ranks(
+        "device_programs:under_fake_cuda",
+        2,
+        names,
+        schedule=schedule.name,
+        seed=schedule.seed,
+        EMULATOR_KICK_MS=KICK_MS,
+    )
 
 
 @under_schedules

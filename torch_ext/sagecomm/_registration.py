@@ -18,8 +18,8 @@ NAME = "sagecomm"
 
 
 def devices() -> list[str]:
-    """Returns the types of devices whose tensors groups can take: the CPU and the accelerator that torch was built for or
-    that a plugin has registered. It asks no driver, so it neither starts a runtime nor forbids forks, and the
+    """Returns the types of devices whose tensors groups can take: the CPU and the accelerator that torch was built
+    for or that a plugin has registered. It asks no driver, so it neither starts a runtime nor forbids forks, and the
     accelerator may be absent, as with torch's gloo."""
     accelerator = torch.accelerator.current_accelerator()
     return ["cpu"] if accelerator is None else ["cpu", accelerator.type]
@@ -54,7 +54,7 @@ def register() -> None:
         # Torch makes a backend the default of the devices that it registers and that have none yet. A group without a
         # name must not become ours because this package was imported before that of an accelerator.
         c10d.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
-        c10d.Backend.backend_capability[NAME] = _Devices()
+        c10d.Backend.backend_capability[NAME] = _Devices()  # type: ignore[assignment]  # torch only iterates over it
     # torch attaches a recorder of its own to the groups of backends outside this set, at 2 us an operation and 15 us a
     # barrier. Our groups record in the core. A group with a second backend outside the set keeps torch's recorder,
     # because torch leaves it out only if all backends of the group are in the set. Older torch has no such set.
