@@ -35,7 +35,10 @@ const common = `#include <algorithm>
 // A probe tells whether programs with a sanitizer run here. With an argument it leaks memory.
 const probe = `#include <cstdlib>
 int main(int count, char **) {
-  for (void *volatile leaked = nullptr; --count > 0;) leaked = malloc(1000);
+  while (--count > 0) {
+    void *volatile leaked = malloc(1000);
+    if (leaked == nullptr) return 1;
+  }
   return 0;
 }
 `
@@ -65,6 +68,9 @@ func newBuild(t *testing.T, flags ...string) *build {
 	b.write(t, "probe.cpp", probe)
 	b.write(t, "common.hpp", common)
 	if output, err := b.compiler("probe.cpp", "-o", "probe"); err != nil {
+		if len(flags) == 0 {
+			t.Fatalf("%v\n%s", err, output)
+		}
 		t.Skipf("the compiler cannot build with %v: %v\n%s", b.flags, err, output)
 	}
 	if output, err := b.compiler("-x", "c++-header", "common.hpp", "-o", "common.hpp.gch"); err != nil {
