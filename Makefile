@@ -75,6 +75,11 @@ $(core): $(core_sources) | compilers
 shim: $(venv)/.ready | compilers ## build the C++ extension for the installed torch
 	@$(py) $(root)/torch_ext/shim_build.py
 
+# Accelerators without hardware (tests/emulator/README.md). Prints nothing if nothing is out of date.
+.PHONY: beds
+beds: $(venv)/.ready | compilers ## build the emulator and what torch's tests need of it
+	@$(py) $(root)/tests/emulator/build.py
+
 # ---- use ----
 
 .PHONY: demo bench
@@ -112,7 +117,7 @@ test-go: build ## run Go's quick tests, and the race detector where goroutines m
 	$(go_test) -short ./...
 	$(go_test) -race -short -skip 'MatchesReference|$(matrices)' $(raced)
 
-test-python: build ## run Python's quick tests
+test-python: build beds ## run Python's quick tests
 	$(pytest) -m 'not long'
 
 # Coverage and the race detector run separately: counters that are safe under the race detector made pgbackend eight
@@ -133,7 +138,7 @@ test-long-go: build ## run all of Go's tests with coverage, and the race detecto
 	@cd $(root) && $(go) tool cover -func=$(root)/build/go.coverage | \
 	  awk '/^total:/ { print "Go statement coverage: " $$NF }'
 
-test-long-python: build ## run all of Python's tests with coverage
+test-long-python: build beds ## run all of Python's tests with coverage
 	$(pytest) --cov
 
 # The whole of which the tests run a random part (docs/reliability.md).
@@ -199,5 +204,5 @@ fmt: $(venv)/.ready ## format all sources
 .PHONY: clean
 clean: ## remove everything that was built or installed here
 	rm -rf $(venv) $(root)/.toolchain $(root)/build $(root)/dist $(root)/torch_ext/build $(root)/torch_ext/*.egg-info \
-	  $(root)/torch_ext/sagecomm/lib $(root)/torch_ext/sagecomm/_C.*.so $(root)/torch_ext/sagecomm/_build_info.py \
+	  $(root)/tests/emulator/build $(root)/torch_ext/sagecomm/lib $(root)/torch_ext/sagecomm/_C.*.so $(root)/torch_ext/sagecomm/_build_info.py \
 	  $(root)/.mypy_cache $(root)/.pytest_cache $(root)/.ruff_cache $(root)/.coverage*

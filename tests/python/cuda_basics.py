@@ -6,8 +6,9 @@ import ctypes
 import os
 from typing import Any
 
-import fake_cuda
 import torch
+
+import fake_cuda
 
 
 def devices() -> dict[str, Any]:

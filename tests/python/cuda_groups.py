@@ -6,9 +6,10 @@ import ctypes
 import hashlib
 from typing import Any
 
-import fake_cuda
 import torch
 import torch.distributed as dist
+
+import fake_cuda
 
 STEPS = 5
 

@@ -6,8 +6,9 @@ import random
 import threading
 from collections.abc import Callable
 
-import fake_cuda
 import torch
+
+import fake_cuda
 
 SIZE = 4096
 

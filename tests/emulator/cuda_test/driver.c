@@ -90,13 +90,16 @@ static void memory_and_copies(void) {
 
 static void flags_and_events(void) {
   uint32_t *flag = pinned(), *to = pinned(), *from = pinned();
+  CUdeviceptr memory = 0;
+  OK(cuMemAlloc(&memory, size));
   CUstream consumer = new_stream(), producer = new_stream();
   CUevent done = NULL;
   OK(cuEventCreate(&done, CU_EVENT_DISABLE_TIMING));
   IS(cuEventQuery(done), CUDA_SUCCESS);  // before the first record
   from[0] = 5;
   OK(cuStreamWaitValue32(consumer, (CUdeviceptr)flag, 1, CU_STREAM_WAIT_VALUE_GEQ));
-  OK(cuMemcpyAsync((CUdeviceptr)to, (CUdeviceptr)from, sizeof *to, consumer));
+  OK(cuMemcpyAsync(memory, (CUdeviceptr)from, size, consumer));
+  OK(cuMemcpyAsync((CUdeviceptr)to, memory, size, consumer));
   OK(cuEventRecord(done, consumer));
   IS(cuEventQuery(done), CUDA_ERROR_NOT_READY);
   OK(cuStreamWriteValue32(producer, (CUdeviceptr)flag, 1, 0));
