@@ -103,7 +103,7 @@ def _operators() -> Any:
 
     sys.path.insert(0, str(OUTPUT))
     try:
-        import _fake_cuda
+        import _fake_cuda  # type: ignore[import-not-found]
     finally:
         sys.path.remove(str(OUTPUT))
     return _fake_cuda

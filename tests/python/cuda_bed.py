@@ -1,4 +1,4 @@
-"""Runs functions in processes under fake CUDA: forks of one process that has imported torch, so that they start quickly.
+"""Runs functions in processes under fake CUDA: forks of one process that has imported torch.
 
 The process that forks has made no CUDA call, so each child has an emulator of its own, with its own schedule and seed.
 Run by itself, this file is that process; CudaBed is the other side. The functions stand in modules of this folder.
