@@ -64,9 +64,9 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
 // If a command fails, those in front of it may still use the pinned memory. Then the value is never written, and the library
 // does without that memory.
 void DeviceWork::succeed(Buffers& buffers) {
+  noteAcquired(word_); // the library has read the input and written the output in pinned memory
   if (word_ != nullptr && (!copies_.empty() || buffers.staged())) {
     uint32_t* const word = std::exchange(word_, nullptr);
-    noteAcquired(word); // the library has written the pinned memory
     for (const sagecomm_copy& copy : copies_) {
       queueCopyToDevice(*stream_, copy);
     }
@@ -77,6 +77,7 @@ void DeviceWork::succeed(Buffers& buffers) {
   } else {
     store();
   }
+  noteReleased(this);
 }
 
 void DeviceWork::fail() noexcept {
@@ -105,7 +106,9 @@ void DeviceWork::store() noexcept {
   }
 }
 
+// Without outputs there is nothing for a stream to wait for: the host has waited until the input was read.
 void DeviceWork::awaitInCurrentStream() const {
+  noteAcquired(this);
   if (end_) {
     const c10::OptionalDeviceGuard on(device_);
     end_->block(current());
