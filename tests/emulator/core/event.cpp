@@ -118,6 +118,7 @@ Status event_query(EventHandle handle) {
     return Status::not_ready;
   }
   host_follows(call.state(), newest.point);
+  if (call.state().options.shared_queries) all_follow(call.state(), newest.point);
   return Status::success;
 }
 

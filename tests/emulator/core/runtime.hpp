@@ -28,6 +28,9 @@ struct Options {
   bool any_device_streams = true;     // a stream may be used while another device is current; else: wrong_device
   bool free_synchronizes = true;      // freeing device or pinned memory waits for the work of the device
   bool async_host_to_host = true;     // an asynchronous copy may go from host to host; else: not_supported
+  // What a query of an event found complete is known to all threads: allocators ask one thread's events and give the memory
+  // to another thread, under locks that the checker does not see.
+  bool shared_queries = true;
   // Called around a call that may wait for tasks, with what the first returned: a skin under Python releases its lock here.
   void *(*before_wait)() = nullptr;
   void (*after_wait)(void *) = nullptr;

@@ -84,10 +84,19 @@ Agent host_agent(State &state) {
   }
   Thread &thread = this_thread();
   if (thread.agent < 0) thread.agent = state.checker.add("host thread " + std::to_string(++state.threads));
+  if (thread.queries != state.queries) {
+    state.checker.acquire_key(reinterpret_cast<uintptr_t>(&state.queries), thread.agent);
+    thread.queries = state.queries;
+  }
   return thread.agent;
 }
 
 void host_follows(State &state, const Point &point) { state.checker.order(host_agent(state), point->clock); }
+
+void all_follow(State &state, const Point &point) {
+  state.checker.release_key(reinterpret_cast<uintptr_t>(&state.queries), point->clock);
+  state.queries++;
+}
 
 Call::Call() : status_(Status::success) {
   if (forked) {

@@ -49,6 +49,7 @@ struct State {
   void report(const std::string &text);
   std::vector<std::string> reports;
   size_t reports_left_out = 0;
+  uint64_t queries = 0;     // of events that were complete; its address is the key by which all threads come after them
   Agent shared_agent = -1;  // of all host threads, where they have one clock together
   int threads = 0;          // that have called, for their names
 };
@@ -66,6 +67,7 @@ struct Thread {
   bool in_host_function = false;  // that task is a host function
   std::shared_ptr<Task> task;     // that task
   Agent agent = -1;
+  uint64_t queries = 0;           // that the thread comes after
   std::vector<Stream *> streams;  // its default streams by device, null where there is none
   ~Thread();
 };
@@ -75,6 +77,8 @@ Thread &this_thread();
 Agent host_agent(State &state);
 // The calling thread comes after the point from here on. Requires: the lock; the point is done.
 void host_follows(State &state, const Point &point);
+// So does every thread. Requires: the lock; the point is done.
+void all_follow(State &state, const Point &point);
 
 // A call of the runtime: refuses where calls are not possible, and holds the lock otherwise.
 class Call {

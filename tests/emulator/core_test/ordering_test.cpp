@@ -68,6 +68,27 @@ TEST(an_event_orders_what_precedes_it) {
   });
 }
 
+// Writes, and reads on another stream when another thread has seen that the write is complete.
+static void read_after_the_query_of_another_thread(bool shared) {
+  emulator::Options options;
+  options.shared_queries = shared;
+  OK(emulator::configure(options));
+  uint32_t *words = new_words(1);
+  StreamHandle a = new_stream();
+  EventHandle event = new_event();
+  write(a, words);
+  OK(record(event, a));
+  std::thread([event] {
+    while (event_query(event) == Status::not_ready) std::this_thread::yield();
+  }).join();
+  read(new_stream(), words);
+}
+
+TEST(all_threads_know_what_a_query_of_an_event_found_complete) {
+  reports(0, [] { read_after_the_query_of_another_thread(true); });
+  reports(1, [] { read_after_the_query_of_another_thread(false); });
+}
+
 TEST(a_host_that_waited_orders_what_it_queues_next) {
   reports(0, [] {
     uint32_t *words = new_words(1);
