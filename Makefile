@@ -141,6 +141,12 @@ test-long-go: build beds ## run all of Go's tests with coverage, and the race de
 test-long-python: build beds ## run all of Python's tests with coverage
 	$(pytest) --cov
 
+# The tests of streams and events run under a few seeds of the random schedule; this runs them under SEEDS=50.
+.PHONY: test-streams
+test-streams: build beds ## run the tests on emulated devices under SEEDS=50 seeds
+	cd $(root) && SEEDS=$(or $(SEEDS),50) $(py) -m pytest tests/python/test_simdev_*.py tests/python/test_fake_cuda*.py \
+	  tests/python/test_device_tensors.py
+
 # The whole of which the tests run a random part (docs/reliability.md).
 .PHONY: faults kills soak
 faults: compilers ## run every cell of the fault matrix once
