@@ -75,6 +75,7 @@ $(core): $(core_sources) | compilers
 shim: $(venv)/.ready | compilers ## build the C++ extension for the installed torch
 	@$(py) $(root)/torch_ext/shim_build.py
 
+# tests/emulator/README.md. Prints nothing if nothing is out of date.
 .PHONY: beds
 beds: $(venv)/.ready | compilers ## build the emulated accelerators of the tests
 	@$(py) $(root)/tests/emulator/build.py
@@ -210,5 +211,5 @@ fmt: $(venv)/.ready ## format all sources
 .PHONY: clean
 clean: ## remove everything that was built or installed here
 	rm -rf $(venv) $(root)/.toolchain $(root)/build $(root)/dist $(root)/torch_ext/build $(root)/torch_ext/*.egg-info \
-	  $(root)/torch_ext/sagecomm/lib $(root)/torch_ext/sagecomm/_C.*.so $(root)/torch_ext/sagecomm/_build_info.py \
+	  $(root)/tests/emulator/build $(root)/torch_ext/sagecomm/lib $(root)/torch_ext/sagecomm/_C.*.so $(root)/torch_ext/sagecomm/_build_info.py \
 	  $(root)/.mypy_cache $(root)/.pytest_cache $(root)/.ruff_cache $(root)/.coverage*
