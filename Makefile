@@ -75,6 +75,11 @@ $(core): $(core_sources) | compilers
 shim: $(venv)/.ready | compilers ## build the C++ extension for the installed torch
 	@$(py) $(root)/torch_ext/shim_build.py
 
+.PHONY: beds
+beds: $(venv)/.ready | compilers ## build the emulated accelerators of the tests
+	@$(py) $(root)/tests/emulator/build.py
+	@$(py) $(root)/tests/emulator/simdev_build.py
+
 # ---- use ----
 
 .PHONY: demo bench
@@ -90,11 +95,11 @@ bench: build ## run all benchmarks
 # docs/testing.md says what each target runs and how long it takes. Python's tests come last, so that pytest's summary
 # is the last line.
 .PHONY: test test-long
-test: build ## run every promise's test: Go's, then Python's
+test: build beds ## run every promise's test: Go's, then Python's
 	@$(MAKE) --no-print-directory test-go
 	@$(MAKE) --no-print-directory test-python
 
-test-long: build ## run all tests with coverage, long matrices and mutants, and the race detector everywhere
+test-long: build beds ## run all tests with coverage, long matrices and mutants, and the race detector everywhere
 	@$(MAKE) --no-print-directory test-long-go
 	@$(MAKE) --no-print-directory test-long-python
 
@@ -108,11 +113,11 @@ raced := ./pgbackend ./internal/bootstrap ./internal/shmem
 # Tests that compare many results. Most of their time passes in C, which the race detector does not see.
 matrices := OfFullLength|BetweenHosts|OfEveryTypeAndReduction
 .PHONY: test-go test-python
-test-go: build ## run Go's quick tests, and the race detector where goroutines meet most
+test-go: build beds ## run Go's quick tests, and the race detector where goroutines meet most
 	$(go_test) -short ./...
 	$(go_test) -race -short -skip 'MatchesReference|$(matrices)' $(raced)
 
-test-python: build ## run Python's quick tests
+test-python: build beds ## run Python's quick tests
 	$(pytest) -m 'not long'
 
 # Coverage and the race detector run separately: counters that are safe under the race detector made pgbackend eight
@@ -124,7 +129,7 @@ without_race = /algo /tests/modelcheck /tests/runner/sanitize $(raced:.%=sagecom
 # take three times as long.
 without_coverage = /export /internal/runner /internal/kernels /tests/
 .PHONY: test-long-go test-long-python
-test-long-go: build ## run all of Go's tests with coverage, and the race detector on the other packages
+test-long-go: build beds ## run all of Go's tests with coverage, and the race detector on the other packages
 	@mkdir -p $(root)/build
 	$(go_test) -coverprofile=$(root)/build/go.coverage \
 	  -coverpkg=$$($(go) list ./... | grep -v $(without_coverage:%=-e %) | paste -sd,) ./...
@@ -133,7 +138,7 @@ test-long-go: build ## run all of Go's tests with coverage, and the race detecto
 	@cd $(root) && $(go) tool cover -func=$(root)/build/go.coverage | \
 	  awk '/^total:/ { print "Go statement coverage: " $$NF }'
 
-test-long-python: build ## run all of Python's tests with coverage
+test-long-python: build beds ## run all of Python's tests with coverage
 	$(pytest) --cov
 
 # The whole of which the tests run a random part (docs/reliability.md).

@@ -17,6 +17,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +34,10 @@ JOBS = 2  # a compilation with torch's headers needs up to 1.5 GB
 
 class BuildError(RuntimeError):
     """The message has the compiler's errors, or says what is missing."""
+
+
+class UnavailableError(BuildError):
+    """This environment lacks what a test bed is made of."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def sources(folder: str) -> list[Path]:
 def torch_root() -> Path:
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
-        raise BuildError("the test beds with torch need a torch, and this Python has none")
+        raise UnavailableError("the test beds with torch need a torch, and this Python has none")
     return Path(spec.origin).parent
 
 
@@ -83,7 +88,7 @@ def nvidia(pattern: str) -> Path:
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     found = [path for folder in folders for path in sorted(Path(folder).glob(pattern))]
     if not found:
-        raise BuildError(f"fake CUDA needs a torch for CUDA 13, which brings nvidia/{pattern}")
+        raise UnavailableError(f"fake CUDA needs a torch for CUDA 13, which brings nvidia/{pattern}")
     return found[0]
 
 
@@ -156,7 +161,7 @@ def fake_cuda() -> list[Library]:
 
 
 def libraries() -> dict[str, Library]:
-    """All libraries by name, those first that others need."""
+    """What can be built here, by name, those first that others need."""
     known = [
         Library("emulator", "libemulator.so", sources("core")),
         Library(
@@ -168,6 +173,8 @@ def libraries() -> dict[str, Library]:
             torch=True,
         ),
     ]
+    with suppress(UnavailableError):
+        known += fake_cuda()
     return {library.name: library for library in known}
 
 
@@ -176,13 +183,12 @@ def build(names: Iterable[str] = (), extra: Iterable[Library] = ()) -> None:
 
     `extra` are further libraries that may be named. Processes that build at the same time wait for each other.
     """
-    names = list(names)
     known = libraries() | {library.name: library for library in extra}
-    if not names or not known.keys() >= set(names):
-        known |= {library.name: library for library in fake_cuda()}
     wanted: dict[str, Library] = {}
 
     def want(name: str) -> None:
+        if name not in known:
+            raise UnavailableError(f"there is no library {name} here; there are {', '.join(known)}")
         for needed in known[name].needs:
             want(needed)
         wanted[name] = known[name]

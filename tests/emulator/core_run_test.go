@@ -22,9 +22,8 @@ func TestCore(t *testing.T) {
 	newBuild(t).runCore(t, nil)
 }
 
-// Sanitizers make a process slow to start, so tests with hundreds of seeds have fewer of them. Threads without a scheduler
-// get more, because nothing else runs two tasks at once.
-var fewerSeeds = []string{"EMULATOR_ROUNDS=20", "EMULATOR_SEEDS=20", "EMULATOR_THREADED_SEEDS=4"}
+// Sanitizers make a process slow to start, so tests with hundreds of seeds have fewer of them.
+var fewerSeeds = []string{"EMULATOR_ROUNDS=20", "EMULATOR_SEEDS=20"}
 
 func TestCoreUnderAddressSanitizer(t *testing.T) {
 	if testing.Short() {
@@ -56,5 +55,6 @@ func TestCoreUnderThreadSanitizer(t *testing.T) {
 		}
 	}
 	// By default each process sleeps for a second before it exits; there are a thousand.
-	b.runCore(t, append(fewerSeeds, "TSAN_OPTIONS=halt_on_error=1:atexit_sleep_ms=0"), prefix...)
+	options := []string{"TSAN_OPTIONS=halt_on_error=1:atexit_sleep_ms=0", "EMULATOR_THREADED_SEEDS=5"}
+	b.runCore(t, append(options, fewerSeeds...), prefix...)
 }

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,8 +39,11 @@ NCCL_STUB = OUTPUT / "libfake_nccl.so"
 
 
 def build() -> None:
-    """Brings the libraries up to date. Raises builder.BuildError where that is not possible."""
+    """Brings the libraries up to date. Raises builder.UnavailableError where fake CUDA cannot be."""
     builder.build([library.name for library in builder.fake_cuda()])
+    tried = subprocess.run(["/bin/true"], env=environment(), capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        raise builder.UnavailableError(tried.stderr.strip())  # a driver of NVIDIA's is here
 
 
 def environment(
@@ -50,7 +54,7 @@ def environment(
     base: Mapping[str, str] = os.environ,
     **settings: str,
 ) -> dict[str, str]:
-    """The environment of a process under fake CUDA. `settings` are further variables; `preload` are further libraries."""
+    """The environment of a process under fake CUDA, with further libraries (`preload`) and variables (`settings`)."""
     own = [str(path) for path in (*preload, RUNTIME, DRIVER)]
     path = [str(HERE), *filter(None, [base.get("PYTHONPATH")])]
     return {
@@ -99,7 +103,7 @@ def _operators() -> Any:
 
     sys.path.insert(0, str(OUTPUT))
     try:
-        import _fake_cuda
+        import _fake_cuda  # type: ignore[import-not-found]
     finally:
         sys.path.remove(str(OUTPUT))
     return _fake_cuda

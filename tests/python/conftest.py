@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cuda_bed import CudaBed, fake_cuda
 from programs import Signals
 from worlds import Pool, World
 
@@ -61,6 +62,18 @@ def mortals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     pool = Pool(tmp_path_factory.mktemp("mortals"))
     yield pool
     pool.stop()
+
+
+@pytest.fixture(scope="session")
+def cuda_bed() -> Iterator[CudaBed]:
+    """Processes under fake CUDA, with a stub of NCCL."""
+    try:
+        fake_cuda.build()
+    except fake_cuda.builder.UnavailableError as error:
+        pytest.skip(str(error))
+    bed = CudaBed(preload=[fake_cuda.NCCL_STUB])
+    yield bed
+    bed.stop()
 
 
 @pytest.fixture

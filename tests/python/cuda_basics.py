@@ -6,8 +6,9 @@ import ctypes
 import os
 from typing import Any
 
-import fake_cuda
 import torch
+
+import fake_cuda
 
 
 def devices() -> dict[str, Any]:
@@ -140,7 +141,11 @@ def operators() -> None:
 def errors_of_operators() -> None:
     """Wrong arguments raise at the call; an error that only the kernel finds is raised by check()."""
     x = torch.ones(3, device="cuda")
-    for call in (lambda: x + torch.ones(4, device="cuda"), lambda: x @ x[:2], lambda: x + torch.ones(3, device="cuda:1")):
+    for call in (
+        lambda: x + torch.ones(4, device="cuda"),
+        lambda: x @ x[:2],
+        lambda: x + torch.ones(3, device="cuda:1"),
+    ):
         try:
             call()
         except RuntimeError:
@@ -263,3 +268,7 @@ def flags() -> None:
     consumer.synchronize()
     assert result.cpu().eq(5).all()
     fake_cuda.check()
+
+
+def is_available() -> bool:
+    return torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""Runs functions in processes under fake CUDA: forks of one process that has imported torch, milliseconds instead of seconds.
+"""Runs functions in processes under fake CUDA: forks of one process that has imported torch.
 
 The process that forks has made no CUDA call, so each child has an emulator of its own, with its own schedule and seed.
 Run by itself, this file is that process; CudaBed is the other side. The functions stand in modules of this folder.
@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
 
-import fake_cuda  # noqa: E402
+import fake_cuda
 
 BOUND_S = 90  # of one child; they take less than ten on a busy machine
 CONCURRENT = 2
@@ -53,12 +53,13 @@ class Child:
                 break
             text += part
         else:
-            text += b"\nhung"
-        os.close(self._reader)
+            text += b"hung"
         pid, _, answer = text.partition(b"\n")
         if answer == b"hung" and pid:
             with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(int(pid), signal.SIGABRT)  # Python prints what its threads do
+            select.select([self._reader], [], [], 10)
+        os.close(self._reader)
         self._errors.seek(0)
         with self._errors:
             errors = self._errors.read()
@@ -74,18 +75,14 @@ class CudaBed:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno())]
         environment = fake_cuda.environment(preload=preload, PYTHONFAULTHANDLER="1")
-        self._process = subprocess.Popen(
-            command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
+        self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
 
     def stop(self) -> None:
         self.control.close()  # it ends when this side has closed
         self._process.wait()
 
-    def start(
-        self, function: str, *arguments: Any, schedule: str = "lazy", seed: int = 1, **settings: str
-    ) -> Child:
+    def start(self, function: str, *arguments: Any, schedule: str = "lazy", seed: int = 1, **settings: str) -> Child:
         settings = {"EMULATOR_SCHEDULE": schedule, "EMULATOR_SEED": str(seed)} | settings
         return Child(self, function, arguments, settings)
 
@@ -125,7 +122,7 @@ def _requests(control: socket.socket) -> Iterator[list[int]]:
 
 def _import_what_torch_imports_late() -> None:
     """Imports what takes seconds at its first use, without a CUDA call: an optimizer's step would make one."""
-    import torch._dynamo  # noqa: F401  by optimizers
+    import torch._dynamo
 
     torch.cat([torch.empty(1, device="meta")])
 

@@ -6,9 +6,10 @@ import ctypes
 import hashlib
 from typing import Any
 
-import fake_cuda
 import torch
 import torch.distributed as dist
+
+import fake_cuda
 
 STEPS = 5
 
@@ -95,11 +96,9 @@ def share_memory(rank: int, size: int, store: str) -> list[float] | None:
         given = [x.untyped_storage()._share_cuda_()]
     dist.broadcast_object_list(given, src=0)
     if rank == 1:
-        mapped = torch.empty(0, device="cuda").set_(torch.UntypedStorage._new_shared_cuda(*given[0]))
-        floats = mapped.untyped_storage()
-        theirs = torch.empty(0, device="cuda").set_(floats, 0, (1000,))
+        theirs = torch.empty(0, device="cuda").set_(torch.UntypedStorage._new_shared_cuda(*given[0]), 0, (1000,))
         theirs.add_(1)
-        torch.cuda.synchronize()
+        fake_cuda.check()
     dist.barrier()
     result = x[:3].tolist() if rank == 0 else None
     dist.barrier()

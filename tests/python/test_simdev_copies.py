@@ -129,6 +129,10 @@ def two_devices() -> None:
     x += 1
     y += 1
     assert torch.equal(y.cpu(), torch.arange(float(N)) + 2)
+    z = y * 2
+    y.copy_(x)  # behind the read above
+    assert torch.equal(z.cpu(), 2 * (torch.arange(float(N)) + 2))
+    assert torch.equal(y.cpu(), x.cpu())
     assert torch.simdev.current_device() == 0
     side = torch.simdev.Stream(device="simdev:1")
     side.wait_stream(torch.simdev.current_stream(1))

@@ -98,9 +98,10 @@ def test_the_rules_of_order_hold_with_the_queue(fresh_world: Worlds, schedule: S
     run_on_device(
         fresh_world,
         schedule,
-        *(order.missing_wait_is_reported, order.waits_order_streams, order.events),
+        *(order.missing_wait_is_reported, order.waits_order_streams, order.waits_of_the_host_order_streams),
+        *(order.events, order.memory_between_threads),
         *(order.second_record_is_not_waited_for, order.missing_record_stream_is_reported),
-        *(order.record_stream_keeps_memory, order.staged, order.guard),
+        *(order.record_stream_keeps_memory, order.staged, order.guard, order.staged_by_a_thread_of_the_library),
         *(copies.copies_with_pinned_memory, copies.early_read, copies.early_write, copies.blocking_copies),
         *(copies.ranges, copies.pinned_memory_is_kept, copies.two_devices),
         environment=QUEUE,

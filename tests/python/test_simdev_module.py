@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from device_bed import Schedule, Worlds, build_bound, run_on_device, under_schedules
+from device_bed import EMULATOR, Schedule, Worlds, build_bound, built, run_on_device, under_schedules
+from selection import quickly
+from starter import Started
 
 pytestmark = build_bound
 
@@ -222,6 +226,36 @@ def forks() -> None:
         os._exit(0 if refused == 3 and torch.simdev._is_in_bad_fork() else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert x.sum().item() == 2
+
+
+IN_FLIGHT = f"""
+import sys
+sys.path.insert(0, {str(EMULATOR)!r})
+import torch, simdev
+main, pinned, number = torch.simdev.current_stream(), torch.ones(100).pin_memory(), torch.tensor(2.0)
+x = torch.empty(100, device="simdev")
+if HELD:
+    simdev.hold(main)
+x.copy_(pinned, non_blocking=True)
+for _ in range(20):
+    x = x * number
+torch.simdev.Stream().wait_event(main.record_event())
+"""
+
+
+_ENDS = list(itertools.product(("lazy", "eager", "random", "threaded"), ("0", "1"), (False, True)))
+
+
+@pytest.mark.parametrize("case", quickly([("lazy", "1", True), ("threaded", "0", False)], _ENDS), ids=str)
+def test_a_program_may_end_with_work_in_flight(tmp_path: Path, case: tuple[str, str, bool]) -> None:
+    schedule, queue, held = case
+    built()
+    settings = {**os.environ, "EMULATOR_SCHEDULE": schedule, "SIMDEV_LAUNCH_QUEUE": queue}
+    with (tmp_path / "errors").open("w+") as errors:
+        process = Started(f"HELD = {held}\n{IN_FLIGHT}", settings, errors)
+        code = process.wait(60)
+        errors.seek(0)
+        assert (code, errors.read()) == (0, "")
 
 
 @under_schedules

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from device_bed import Schedule, Worlds, build_bound, run_on_device, under_schedules
@@ -55,9 +57,26 @@ def waits_order_streams() -> None:
     assert read_on_another_stream("stream") == [2, 2]
 
 
+def waits_of_the_host_order_streams() -> None:
+    side, event = torch.simdev.Stream(), torch.simdev.Event()
+    x = torch.zeros(N, device="simdev")
+    torch.simdev.current_stream().synchronize()
+    with torch.simdev.stream(side):
+        x += 1
+        event.record()
+    event.synchronize()
+    x *= 3
+    torch.simdev.synchronize()
+    with torch.simdev.stream(side):
+        x += 1
+    while not side.query():
+        pass
+    assert (x + 1).tolist() == [5] * N
+
+
 @under_schedules
 def test_streams_are_ordered_by_waits_only(fresh_world: Worlds, schedule: Schedule) -> None:
-    run_on_device(fresh_world, schedule, missing_wait_is_reported, waits_order_streams)
+    run_on_device(fresh_world, schedule, missing_wait_is_reported, waits_order_streams, waits_of_the_host_order_streams)
 
 
 # ---- events ----
@@ -156,9 +175,37 @@ def record_stream_keeps_memory() -> None:
     del kept
 
 
+def memory_between_threads() -> None:
+    """Memory that one thread gives back when it has waited for its use may serve another thread at once."""
+    ready, go, addresses = threading.Event(), threading.Event(), []
+
+    def run() -> None:
+        torch.simdev.synchronize()  # from here on the thread has a clock of its own
+        ready.set()
+        go.wait()
+        addresses.append(torch.full((N,), 7.0, device="simdev").data_ptr())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    side = torch.simdev.Stream()
+    x = torch.ones(N, device="simdev")
+    address = x.data_ptr()
+    side.wait_stream(torch.simdev.current_stream())
+    with torch.simdev.stream(side):
+        x += 1
+    side.synchronize()
+    del x
+    go.set()
+    thread.join()
+    assert addresses == [address]
+
+
 @under_schedules
 def test_memory_that_is_given_back_early_needs_record_stream(fresh_world: Worlds, schedule: Schedule) -> None:
-    run_on_device(fresh_world, schedule, missing_record_stream_is_reported, record_stream_keeps_memory)
+    run_on_device(
+        fresh_world, schedule, missing_record_stream_is_reported, record_stream_keeps_memory, memory_between_threads
+    )
 
 
 # ---- libraries that know c10 only ----
@@ -188,6 +235,18 @@ def staged_without_record_stream() -> None:
     staged(safe=False)
 
 
+def staged_by_a_thread_of_the_library() -> None:
+    """Such a thread has chosen no device and has no Python state."""
+    import simdev
+
+    x = torch.arange(N, dtype=torch.float32, device="simdev:1")
+    y, pinned = torch.zeros_like(x), torch.empty(N, pin_memory=True)
+    x += 1
+    simdev._device.staged_copy_on_thread(y, x, pinned)
+    y += 1
+    assert y.tolist() == [n + 2.0 for n in range(N)]
+
+
 def guard() -> None:
     import simdev
 
@@ -202,4 +261,5 @@ def guard() -> None:
 
 @under_schedules
 def test_c10s_generic_interface_is_enough_for_a_library(fresh_world: Worlds, schedule: Schedule) -> None:
-    run_on_device(fresh_world, schedule, staged, staged_without_record_stream, guard)
+    functions = (staged, staged_without_record_stream, staged_by_a_thread_of_the_library, guard)
+    run_on_device(fresh_world, schedule, *functions)

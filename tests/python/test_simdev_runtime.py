@@ -101,6 +101,8 @@ def on_torchs_streams() -> None:
     rt.fill_async(x.data_ptr(), ctypes.c_int(1), size(BYTES), side.native_handle)
     torch.simdev.current_stream().wait_stream(side)
     assert (x + 1).tolist() == [0x01010102] * N
+    with torch.simdev.device(1), pytest.raises(RuntimeError, match="wrong_device"):
+        rt.stream_synchronize(handle)
 
 
 def unordered_calls_are_reported() -> None:

@@ -9,7 +9,7 @@
 namespace emulator {
 namespace {
 
-constexpr uintptr_t graph_tag = 0x47;
+constexpr uintptr_t graph_tag = 0x60;
 
 void merge(std::vector<size_t> *into, const std::vector<size_t> &nodes) {
   for (size_t node : nodes)
@@ -57,7 +57,7 @@ Status Captures::begin(Stream &stream, CaptureMode mode) {
   return Status::success;
 }
 
-Status Captures::end(Stream &stream, GraphHandle *graph) {
+Status Captures::end(Stream &stream, GraphHandle *graph, std::shared_ptr<Graph> *captured) {
   *graph = nullptr;
   if (stream.capture == nullptr) return Status::invalid_value;
   Capture &capture = *stream.capture;
@@ -66,6 +66,7 @@ Status Captures::end(Stream &stream, GraphHandle *graph) {
     return Status::capture_wrong_thread;
   std::unique_ptr<Capture> ended = std::move(active_[capture.id]);
   active_.erase(capture.id);
+  *captured = ended->graph;
   leave(capture);
   if (ended->status == CaptureStatus::invalidated) return Status::capture_invalidated;
   if (!joined(capture)) return Status::capture_unjoined;
@@ -74,16 +75,17 @@ Status Captures::end(Stream &stream, GraphHandle *graph) {
   return Status::success;
 }
 
+Status Captures::implicit(const Stream &stream) {
+  if (!state_.options.legacy_default_stream || &stream != &state_.streams.legacy(stream.device)) return Status::success;
+  for (const Stream *other : state_.streams.all())
+    if (other->capture != nullptr && other->flags.blocking && other->device == stream.device)
+      return breaks(*other->capture, Status::capture_implicit);
+  return Status::success;
+}
+
 Status Captures::add(Stream &stream, Task &task, bool *captured) {
   *captured = false;
-  if (stream.capture == nullptr) {
-    if (!state_.options.legacy_default_stream || &stream != &state_.streams.legacy(stream.device))
-      return Status::success;
-    for (const Stream *other : state_.streams.all())
-      if (other->capture != nullptr && other->flags.blocking && other->device == stream.device)
-        return breaks(*other->capture, Status::capture_implicit);
-    return Status::success;
-  }
+  if (stream.capture == nullptr) return implicit(stream);
   Capture &capture = *stream.capture;
   if (capture.status == CaptureStatus::invalidated) return Status::capture_invalidated;
   auto &nodes = capture.graph->nodes;
@@ -138,11 +140,8 @@ Status Captures::unsafe_call() {
 
 Status Captures::unsafe_on(const Stream &stream) {
   if (stream.capture != nullptr) return breaks(*stream.capture, Status::capture_unsupported);
-  if (state_.options.legacy_default_stream && &stream == &state_.streams.legacy(stream.device))
-    for (const Stream *other : state_.streams.all())
-      if (other->capture != nullptr && other->flags.blocking && other->device == stream.device)
-        return breaks(*other->capture, Status::capture_implicit);
-  return unsafe_call();
+  Status status = implicit(stream);
+  return status == Status::success ? unsafe_call() : status;
 }
 
 std::shared_ptr<Graph> Captures::find(GraphHandle handle) const {
@@ -150,7 +149,10 @@ std::shared_ptr<Graph> Captures::find(GraphHandle handle) const {
   return found == graphs_.end() ? nullptr : found->second;
 }
 
-bool Captures::destroy(GraphHandle handle) { return graphs_.erase(handle) > 0; }
+std::shared_ptr<Graph> Captures::take(GraphHandle handle) {
+  auto found = graphs_.extract(handle);
+  return found.empty() ? nullptr : std::move(found.mapped());
+}
 
 // ---- calls
 
@@ -162,10 +164,11 @@ Status begin_capture(StreamHandle handle, CaptureMode mode) {
 }
 
 Status end_capture(StreamHandle handle, GraphHandle *graph) {
+  std::shared_ptr<Graph> captured;  // destroyed after the call has released the lock
   Call call;
   Stream *stream = nullptr;
   Status status = call ? call.stream(handle, &stream) : call.status();
-  return status == Status::success ? call.state().captures.end(*stream, graph) : status;
+  return status == Status::success ? call.state().captures.end(*stream, graph, &captured) : status;
 }
 
 Status capture_status(StreamHandle handle, CaptureStatus *capture, uint64_t *id) {
@@ -184,11 +187,12 @@ Status exchange_capture_mode(CaptureMode *mode) {
 }
 
 Status launch_graph(GraphHandle handle, StreamHandle stream_handle) {
+  std::shared_ptr<Graph> graph;  // another thread may destroy it meanwhile
   Call call;
   Stream *stream = nullptr;
   Status status = call ? call.stream(stream_handle, &stream) : call.status();
   if (status != Status::success) return status;
-  std::shared_ptr<Graph> graph = call.state().captures.find(handle);
+  graph = call.state().captures.find(handle);
   if (graph == nullptr) return Status::invalid_handle;
   if (stream->capture != nullptr) return Status::not_supported;
   for (const Graph::Node &node : graph->nodes)
@@ -210,10 +214,12 @@ Status launch_graph(GraphHandle handle, StreamHandle stream_handle) {
   return Status::success;
 }
 
-Status destroy_graph(GraphHandle graph) {
+Status destroy_graph(GraphHandle handle) {
+  std::shared_ptr<Graph> graph;  // destroyed after the call has released the lock
   Call call;
   if (!call) return call.status();
-  return call.state().captures.destroy(graph) ? Status::success : Status::invalid_handle;
+  graph = call.state().captures.take(handle);
+  return graph != nullptr ? Status::success : Status::invalid_handle;
 }
 
 Status graph_size(GraphHandle handle, size_t *tasks) {

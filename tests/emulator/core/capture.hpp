@@ -38,9 +38,12 @@ class Captures {
  public:
   explicit Captures(State &state) : state_(state) {}
   Status begin(Stream &stream, CaptureMode mode);
-  Status end(Stream &stream, GraphHandle *graph);
+  // Gives the caller what was captured, too: functions of the caller are destroyed without the lock.
+  Status end(Stream &stream, GraphHandle *graph, std::shared_ptr<Graph> *captured);
   // Adds the task to the capture of the stream and reports so, or leaves it to be queued.
   Status add(Stream &stream, Task &task, bool *captured);
+  // The result of a use of the stream, which breaks a capture that the legacy default stream would order.
+  Status implicit(const Stream &stream);
   Status record(Event &event, Stream &stream);
   // The stream waits for an event. Reports whether captures have dealt with it.
   Status wait(Stream &stream, const Event &event, bool *captured);
@@ -49,7 +52,7 @@ class Captures {
   // The result of a call that waits for, or asks about, a stream.
   Status unsafe_on(const Stream &stream);
   std::shared_ptr<Graph> find(GraphHandle handle) const;
-  bool destroy(GraphHandle handle);
+  std::shared_ptr<Graph> take(GraphHandle handle);  // null if there is none
 
  private:
   Status breaks(Capture &capture, Status why);

@@ -70,11 +70,11 @@ bool is_word(const Copy2D &copy, const Operand &to) {
 
 // Makes the copy a hand-over to whoever has seen the word and acquires its address, as the write of a flag is one.
 void hand_over(State &state, const void *word, Task *task) {
-  auto written = std::make_shared<Clock>();
-  task->publish = [written](Agent, const Clock &at) { *written = at; };
-  task->run = [&state, word, written, run = std::move(task->run)] {
-    state.checker.release_key(reinterpret_cast<uintptr_t>(word), *written);
-    run();
+  task->publish = [&state, word, run = std::move(task->run)](Agent, const Clock &at) {
+    return [&state, word, run, at] {
+      state.checker.release_key(reinterpret_cast<uintptr_t>(word), at);
+      run();
+    };
   };
 }
 

@@ -6,7 +6,7 @@
 namespace emulator {
 namespace {
 
-constexpr uintptr_t event_tag = 0x45;
+constexpr uintptr_t event_tag = 0x40;
 
 std::string event_name(const Event &event) { return "event " + std::to_string(event.number); }
 
@@ -84,12 +84,20 @@ Status record(EventHandle handle, StreamHandle stream_handle) {
   if (status != Status::success) return status;
   if (stream->device != event->device) return Status::invalid_handle;
   if (stream->capture != nullptr) return call.state().captures.record(*event, *stream);
+  status = call.state().captures.implicit(*stream);  // a record that fails leaves the event as it was
+  if (status != Status::success) return status;
   Task task;
   task.what = "record of " + event_name(*event);
   uint64_t number = 0;
   if (event->shared != nullptr) {
     number = event->shared->issued.fetch_add(1) + 1;
     task.run = [shared = event->shared, number] { shared->finish(number); };
+    if (number > event->first + SharedEvent::window && !event->shared->is_done(number - SharedEvent::window)) {
+      task.condition = std::make_shared<Condition>();
+      task.condition->holds = [shared = event->shared, number] {
+        return shared->is_done(number - SharedEvent::window);
+      };
+    }
   }
   event->capture = 0;
   event->shared_number = number;
@@ -106,7 +114,7 @@ Status event_query(EventHandle handle) {
   if (newest.shared != nullptr)
     return newest.shared->is_done(newest.shared_number) ? Status::success : Status::not_ready;
   if (!newest.point->done) {
-    call.state().scheduler.polled(newest.point);
+    call.state().scheduler.polled(call.lock(), newest.point);
     return Status::not_ready;
   }
   host_follows(call.state(), newest.point);

@@ -1,10 +1,20 @@
 #include "fault_plan.hpp"
 
 #include <algorithm>
+#include <cctype>
 
 #include "config.hpp"
 
 namespace emulator {
+namespace {
+
+// Anything else is a mistake in the plan, which would never fire.
+bool is_symbol(const std::string &text) {
+  auto belongs = [](unsigned char c) { return isalnum(c) != 0 || c == '_'; };
+  return !text.empty() && std::all_of(text.begin(), text.end(), belongs);
+}
+
+}  // namespace
 
 std::string FaultPlan::parse(std::string_view plan) {
   while (!plan.empty()) {
@@ -25,6 +35,7 @@ std::string FaultPlan::parse_rule(std::string_view rule) {
   std::string value(rule.substr(equals + 1));
   if (key == "memory") return parse_bytes(value.c_str(), &memory_) && memory_ > 0 ? "" : "expected bytes, such as 64M";
   if (key == "missing") {
+    if (!is_symbol(value)) return "expected a symbol";
     missing_.push_back(value);
     return "";
   }
@@ -37,7 +48,7 @@ std::string FaultPlan::parse_rule(std::string_view rule) {
   if (key == "stuck") {
     size_t at = value.find('@');
     uint64_t after = 0;
-    if (!parse_number(value.substr(0, at).c_str(), &number)) return "expected the number of a stream";
+    if (!parse_number(value.substr(0, at).c_str(), &number) || number == 0) return "expected the number of a stream";
     if (at != std::string::npos && !parse_number(value.substr(at + 1).c_str(), &after))
       return "expected a number of tasks";
     stuck_[number] = after;
@@ -45,6 +56,7 @@ std::string FaultPlan::parse_rule(std::string_view rule) {
   }
   size_t at = key.find('@');
   if (at == std::string::npos) return "expected SYMBOL@N=STATUS, memory, missing, delay or stuck";
+  if (!is_symbol(key.substr(0, at))) return "expected a symbol before '@'";
   Rule parsed;
   std::string place = key.substr(at + 1);
   if (!place.empty() && place.back() == '+') {
@@ -53,7 +65,8 @@ std::string FaultPlan::parse_rule(std::string_view rule) {
   }
   if (!parse_number(place.c_str(), &parsed.first) || parsed.first == 0) return "expected the number of a call, from 1";
   if (!value.empty() && value[0] == '#') {
-    if (!parse_number(value.c_str() + 1, &number) || number > INT32_MAX) return "expected #NUMBER";
+    if (!parse_number(value.c_str() + 1, &number) || number == 0 || number > INT32_MAX)
+      return "expected #NUMBER, not 0";
     parsed.fault = {Status::injected, static_cast<int>(number)};
   } else {
     auto status = status_named(value);

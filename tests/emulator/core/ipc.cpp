@@ -101,6 +101,8 @@ Status Ipc::import_memory(const IpcHandle &from, void **address) {
   Status status = read_handle(from, memory_kind, &handle);
   if (status != Status::success) return status;
   if (handle.process == getpid()) return Status::already_mapped;
+  if (handle.size == 0 || handle.offset > handle.span || handle.size > handle.span - handle.offset)
+    return Status::invalid_value;
   Import &import = imports_[{handle.process, handle.identity}];
   if (import.users > 0) {
     import.users++;
@@ -148,14 +150,18 @@ Status Ipc::import_memory(const IpcHandle &from, void **address) {
   return Status::success;
 }
 
-Status Ipc::close_memory(void *address) {
+Status Ipc::close_memory(Lock &lock, void *address) {
   for (auto import = imports_.begin(); import != imports_.end(); ++import) {
     if (import->second.users == 0 || import->second.base != reinterpret_cast<uintptr_t>(address)) continue;
     if (--import->second.users > 0) return Status::success;
-    state_.memory.release(state_.memory.block(import->second.base));
-    munmap(reinterpret_cast<void *>(import->second.hidden), import->second.mapped);
-    munmap(reinterpret_cast<void *>(import->second.view), import->second.mapped);
+    Import closed = import->second;
     imports_.erase(import);
+    const Block &block = state_.memory.block(closed.base);
+    Span range{block.base, block.size};
+    state_.memory.release(block);
+    state_.scheduler.wait_for_users(lock, range);
+    munmap(reinterpret_cast<void *>(closed.hidden), closed.mapped);
+    munmap(reinterpret_cast<void *>(closed.view), closed.mapped);
     return Status::success;
   }
   return Status::invalid_value;
@@ -210,10 +216,16 @@ Status Ipc::import_event(const IpcHandle &from, SharedEvent **event, uint64_t *f
     if (descriptor < 0) return Status::peer_gone;
     struct stat information{};
     size_t bytes = event_slots * sizeof(SharedEvent);
+    SharedEvent *now = nullptr;
     if (fstat(descriptor, &information) == 0 && static_cast<size_t>(information.st_size) >= bytes)
-      table = static_cast<SharedEvent *>(map(bytes, PROT_READ | PROT_WRITE, descriptor, 0));
+      now = static_cast<SharedEvent *>(map(bytes, PROT_READ | PROT_WRITE, descriptor, 0));
     close(descriptor);
-    if (table == nullptr || table[handle.slot].identity.load() != handle.identity) return Status::peer_gone;
+    if (now == nullptr) return Status::peer_gone;
+    if (now[handle.slot].identity.load() != handle.identity) {
+      munmap(now, bytes);
+      return Status::peer_gone;
+    }
+    table = now;
   }
   *event = &table[handle.slot];
   *first = handle.offset;
@@ -243,7 +255,7 @@ Status close_memory(void *address) {
   Call call;
   Status status = call ? call.state().captures.unsafe_call() : call.status();
   if (status == Status::success && call.state().options.free_synchronizes) status = call.wait_for_device(-1);
-  return status == Status::success ? call.state().ipc.close_memory(address) : status;
+  return status == Status::success ? call.state().ipc.close_memory(call.lock(), address) : status;
 }
 
 }  // namespace emulator

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -25,7 +26,8 @@ struct SharedEvent {
   static constexpr size_t window = 64;
   std::atomic<uint64_t> identity;  // 0: free
   std::atomic<uint64_t> issued;
-  std::atomic<uint64_t> done[window];  // [n % window] is at least n when record n is done
+  // [n % window] is at least n when record n is done. Record n + window waits for record n, so it is less before that.
+  std::atomic<uint64_t> done[window];
 
   void finish(uint64_t number);
   bool is_done(uint64_t number) const { return done[number % window].load() >= number; }
@@ -36,7 +38,7 @@ class Ipc {
   explicit Ipc(State &state) : state_(state) {}
   Status export_memory(Block &block, IpcHandle *handle);
   Status import_memory(const IpcHandle &handle, void **address);
-  Status close_memory(void *address);
+  Status close_memory(std::unique_lock<std::mutex> &lock, void *address);
   // The memory of an exported block is given back.
   void withdraw(const Block &block);
   // The records of an event are those above *first; the words of a slot go on from one event to the next.

@@ -95,7 +95,8 @@ void Memory::leave_quarantine(Arena &arena) {
 
 void Memory::add(const Block &block) {
   blocks_[block.base] = block;
-  state_.checker.allocate(whole(block), block.name);
+  // The checker adds the size to the name itself.
+  state_.checker.allocate(whole(block), block.name.substr(0, block.name.rfind(" (")));
 }
 
 Status Memory::allocate(int device, size_t size, void **address) {

@@ -62,7 +62,8 @@ class Memory {
   Status allocate_host(int device, size_t size, void **address);
   Status register_host(int device, void *address, size_t size);
   void add_imported(const Block &block);
-  // Forgets the block. Tasks that still use it are reported, and cancelled if the memory itself is gone then.
+  // Forgets the block. Tasks that still use it are reported, and cancelled if the memory itself is gone then; a task
+  // that runs goes on, and the caller waits for it (Scheduler::wait_for_users).
   void release(const Block &block);
 
   const Block *find(const void *address) const;

@@ -28,7 +28,9 @@ Status give_back(void *address, MemoryKind kind, Status otherwise) {
     block = call.state().memory.find(address);  // the lock was not held
     if (!is_base()) return otherwise;
   }
+  Span range{block->base, block->size};
   call.state().memory.release(*block);
+  if (kind == MemoryKind::registered) call.state().scheduler.wait_for_users(call.lock(), range);
   return Status::success;
 }
 

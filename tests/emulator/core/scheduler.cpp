@@ -19,6 +19,7 @@ constexpr auto host_function_bound = 20ms;
 // Flags and events of other processes are looked at this often. Nobody tells the scheduler when they change.
 constexpr auto poll_interval = 200us;
 constexpr auto stop_bound = 1s;
+constexpr auto poll_bound = 1s;  // a task that lasts longer may wait for the thread that queries
 
 // The emulator's threads take no signals: handlers of the program run on its own threads.
 template <class Loop>
@@ -87,7 +88,7 @@ void Scheduler::queued(std::unique_lock<std::mutex> &lock, Stream &stream) {
       break;
     case Schedule::random:
       if (generator_() % 2 == 0) {
-        work_.notify_all();
+        work_.notify_all();  // as above
         return;
       }
       steps_ += 1 + generator_() % 4;
@@ -148,11 +149,23 @@ Status Scheduler::wait_outside(std::unique_lock<std::mutex> &lock, const std::fu
   return status;
 }
 
-void Scheduler::polled(const Point &point) {
+// The caller does not go on while the device thread runs tasks: the order would depend on how fast the two are.
+void Scheduler::polled(std::unique_lock<std::mutex> &lock, Point point) {
   if (++point->polls < state_.config.polls) return;
   point->polls = 0;
   if (std::find(polled_for_.begin(), polled_for_.end(), point) == polled_for_.end()) polled_for_.push_back(point);
+  nothing_to_do_ = false;
   work_.notify_all();
+  if (state_.config.schedule == Schedule::threaded) return;
+  Waiting waiting(state_, lock);
+  done_.wait_for(lock, poll_bound, [&] { return stopped_ || point->done || nothing_to_do_; });
+}
+
+void Scheduler::wait_for_users(std::unique_lock<std::mutex> &lock, Span range) {
+  auto unused = [&] { return stopped_ || !state_.streams.running(range); };
+  if (unused()) return;
+  Waiting waiting(state_, lock);
+  done_.wait(lock, unused);
 }
 
 void Scheduler::run_all(std::unique_lock<std::mutex> &lock) {
@@ -287,8 +300,11 @@ void Scheduler::device_loop() {
   while (!stopped_) {
     if (Stream *stream = choose())
       run_head(lock, *stream, generator_);
-    else
+    else {
+      nothing_to_do_ = true;
+      done_.notify_all();
       sleep_until_work(lock);
+    }
   }
 }
 

@@ -29,14 +29,16 @@ class Scheduler {
  public:
   explicit Scheduler(State &state);
 
-  // A task was queued on the stream. Returns when the work that the schedule does at this point is done.
+  // A task was queued on the stream, or a hold of the stream ended. Returns when the work that the schedule does at this point is done.
   void queued(std::unique_lock<std::mutex> &lock, Stream &stream);
   // Runs what the point needs until it is done. A bound below 0 is none.
   Status wait(std::unique_lock<std::mutex> &lock, const Point &point, int64_t timeout_ms);
   // Waits for something outside of the streams; what can run runs meanwhile.
   Status wait_outside(std::unique_lock<std::mutex> &lock, const std::function<bool()> &holds, int64_t timeout_ms);
-  // A query found the point not done.
-  void polled(const Point &point);
+  // A query found the point not done. Every so many queries run what the point needs, as a wait does, within a bound.
+  void polled(std::unique_lock<std::mutex> &lock, Point point);
+  // Waits until no task that runs uses the range. Requires: no task that uses it can begin.
+  void wait_for_users(std::unique_lock<std::mutex> &lock, Span range);
   // Runs everything that can run.
   void run_all(std::unique_lock<std::mutex> &lock);
   // Something that blocked a stream has changed.
@@ -71,6 +73,7 @@ class Scheduler {
   std::condition_variable done_;  // for the callers
   bool started_ = false;
   bool stopped_ = false;
+  bool nothing_to_do_ = false;     // the device thread has looked and found nothing that it should run
   int running_ = 0;                // tasks that run
   uint64_t steps_ = 0;             // so many picks are owed to calls that queued tasks
   std::vector<Point> goals_;       // what callers wait for

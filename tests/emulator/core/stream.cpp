@@ -7,10 +7,17 @@
 namespace emulator {
 namespace {
 
-// Handles of streams have this in their low byte, so that the handle of something else is no stream.
-constexpr uintptr_t stream_tag = 0x53;
+// Handles of streams have this in their low byte, so that the handle of something else is no stream. Handles are aligned as
+// pointers are, since torch keeps flags in the lowest bits.
+constexpr uintptr_t stream_tag = 0x50;
 
 bool overlap(Span a, Span b) { return a.address < b.address + b.length && b.address < a.address + a.length; }
+
+bool uses(const Task &task, Span range) {
+  auto hits = [&](Span span) { return overlap(span, range); };
+  return std::any_of(task.reads.begin(), task.reads.end(), hits) ||
+         std::any_of(task.writes.begin(), task.writes.end(), hits) || hits(task.flag);
+}
 
 }  // namespace
 
@@ -78,7 +85,7 @@ void Streams::retire(Stream &stream) {
   state_.scheduler.changed();
 }
 
-Status Streams::enqueue(Stream &stream, Task task, Point *point) {
+Status Streams::enqueue(Stream &stream, Task &&task, Point *point) {
   bool captured = false;
   Status status = state_.captures.add(stream, task, &captured);
   if (status != Status::success || captured) {
@@ -105,7 +112,7 @@ Status Streams::enqueue(Stream &stream, Task task, Point *point) {
   if (!task.reads.empty() || !task.writes.empty())
     checker.access(stream.agent, task.mark->clock, task.what + " on " + stream.name, task.reads, task.writes);
   std::erase_if(task.after, [](const Point &place) { return place->done; });
-  if (task.publish != nullptr) task.publish(stream.agent, task.mark->clock);
+  if (task.publish != nullptr) task.run = task.publish(stream.agent, task.mark->clock);
   if (task.condition != nullptr && task.condition->await) task.condition->wait = task.condition->await(stream.agent);
   if (task.host_function) state_.hand_over.host_function_queued(stream, task);
   stream.last = task.mark;
@@ -124,15 +131,17 @@ void Streams::finished(Stream &stream) {
 
 void Streams::users(Span range, const std::function<void(Stream &, Task &)> &visit) {
   auto look = [&](Stream &stream, Task &task) {
-    auto hits = [&](Span span) { return overlap(span, range); };
-    if (std::any_of(task.reads.begin(), task.reads.end(), hits) ||
-        std::any_of(task.writes.begin(), task.writes.end(), hits) || hits(task.flag))
-      visit(stream, task);
+    if (uses(task, range)) visit(stream, task);
   };
   for (Stream *stream : all_) {
     if (stream->current != nullptr) look(*stream, *stream->current);
     for (Task &task : stream->queue) look(*stream, task);
   }
+}
+
+bool Streams::running(Span range) const {
+  return std::any_of(all_.begin(), all_.end(),
+                     [&](const Stream *stream) { return stream->current != nullptr && uses(*stream->current, range); });
 }
 
 std::vector<Point> Streams::tails(int device) const {

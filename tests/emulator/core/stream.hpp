@@ -50,7 +50,8 @@ struct Task {
   std::function<void()> run;
   std::shared_ptr<Condition> condition;
   bool condition_held = false;
-  std::function<void(Agent, const Clock &)> publish;  // tells the checker of a flag's write when it is queued
+  // Tells the checker of a flag's write when it is queued, and returns what is to run.
+  std::function<std::function<void()>(Agent, const Clock &)> publish;
   bool host_function = false;
   Agent host_agent = -1;  // of a host function: its accesses of memory are those of an agent of its own
   Clock host_clock;       // of its end
@@ -95,13 +96,15 @@ class Streams {
   void destroy(Stream &stream);
 
   // Queues a task and returns its place, or adds it to the capture that the stream takes part in; the place is null then.
-  Status enqueue(Stream &stream, Task task, Point *point);
+  Status enqueue(Stream &stream, Task &&task, Point *point);
   // Called by the scheduler when the current task has run.
   void finished(Stream &stream);
   // All streams that exist or have work left, in the order of their creation.
   const std::vector<Stream *> &all() const { return all_; }
   // Calls `visit` with each task that was not completed and that uses the range.
   void users(Span range, const std::function<void(Stream &, Task &)> &visit);
+  // Reports whether a task that runs uses the range.
+  bool running(Span range) const;
   // Returns the last place of each stream of the device that has work, for a wait.
   std::vector<Point> tails(int device) const;
   std::string describe() const;

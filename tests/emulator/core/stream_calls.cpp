@@ -31,7 +31,7 @@ Status stream_query(StreamHandle handle) {
   if (status == Status::success) status = call.state().captures.unsafe_on(*stream);
   if (status != Status::success || stream->last == nullptr) return status;
   if (!stream->last->done) {
-    call.state().scheduler.polled(stream->last);
+    call.state().scheduler.polled(call.lock(), stream->last);
     return Status::not_ready;
   }
   host_follows(call.state(), stream->last);
@@ -82,7 +82,10 @@ Status set_held(StreamHandle handle, bool held) {
   Status status = call ? call.stream(handle, &stream) : call.status();
   if (status != Status::success) return status;
   stream->held = held;
-  call.state().scheduler.changed();
+  if (held)
+    call.state().scheduler.changed();
+  else
+    call.state().scheduler.queued(call.lock(), *stream);
   return Status::success;
 }
 
@@ -98,7 +101,7 @@ Status run_all() {
   return Status::success;
 }
 
-Status queue(Call &call, Stream &stream, Task task, Point *point) {
+Status queue(Call &call, Stream &stream, Task &&task, Point *point) {
   Point place;
   Status status = call.state().streams.enqueue(stream, std::move(task), &place);
   if (point != nullptr) *point = place;
@@ -108,11 +111,11 @@ Status queue(Call &call, Stream &stream, Task task, Point *point) {
 
 Status launch(StreamHandle handle, const std::string &what, const std::vector<Range> &reads,
               const std::vector<Range> &writes, std::function<void()> run) {
+  Task task;  // if it is refused, what the function owns is destroyed after the call has released the lock
   Call call;
   Stream *stream = nullptr;
   Status status = call ? call.stream(handle, &stream) : call.status();
   if (status != Status::success) return status;
-  Task task;
   task.what = what;
   task.run = std::move(run);
   for (auto [ranges, spans] : {std::pair{&reads, &task.reads}, std::pair{&writes, &task.writes}})

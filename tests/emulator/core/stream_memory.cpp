@@ -44,14 +44,13 @@ Status write_value(StreamHandle handle, void *address, uint32_t value) {
   task.what = "write of flag value " + number_of(value);
   task.flag = span(address, sizeof(uint32_t));
   auto flag = reinterpret_cast<uintptr_t>(address);
-  auto written = std::make_shared<Clock>();
-  task.publish = [&all, flag, value, written](Agent agent, const Clock &at) {
+  // A graph queues the task again and again: each time it has another place.
+  task.publish = [&all, flag, word, value](Agent agent, const Clock &at) {
     all.checker.publish(flag, value, agent, at);
-    *written = at;
-  };
-  task.run = [&all, flag, word, value, written] {
-    all.checker.release_key(flag, *written);
-    __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+    return [&all, flag, word, value, at] {
+      all.checker.release_key(flag, at);
+      __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+    };
   };
   return queue(call, *stream, std::move(task));
 }

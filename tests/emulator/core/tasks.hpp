@@ -7,7 +7,8 @@ namespace emulator {
 
 inline Span span(const void *address, size_t length) { return {reinterpret_cast<uintptr_t>(address), length}; }
 
-// Queues the task and does the work that the schedule wants done now. The place is null if the task was captured.
-Status queue(Call &call, Stream &stream, Task task, Point *point = nullptr);
+// Queues the task and does the work that the schedule wants done now. The place is null if the task was captured. A task
+// that is refused stays the caller's.
+Status queue(Call &call, Stream &stream, Task &&task, Point *point = nullptr);
 
 }  // namespace emulator

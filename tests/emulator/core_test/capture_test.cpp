@@ -206,3 +206,112 @@ TEST(a_graph_whose_memory_is_gone_is_not_launched) {
     REPORTS(1);
   });
 }
+
+TEST(a_record_that_a_capture_refuses_leaves_the_event_as_it_was) {
+  under("lazy", [] {
+    Log log;
+    StreamHandle held = new_stream(), captured = new_stream(true);
+    EventHandle event = new_event(), shared = nullptr;
+    GraphHandle graph = nullptr;
+    OK(create_event({false, true}, &shared));
+    OK(hold(held));
+    log.append(held, 'a');
+    OK(record(event, held));
+    OK(begin_capture(captured, CaptureMode::relaxed));
+    FAILS(record(event, legacy_stream), capture_implicit);
+    FAILS(end_capture(captured, &graph), capture_invalidated);
+    OK(begin_capture(captured, CaptureMode::relaxed));
+    FAILS(record(shared, legacy_stream), capture_implicit);
+    FAILS(end_capture(captured, &graph), capture_invalidated);
+    FAILS(event_query(event), not_ready);  // its first record is still pending
+    OK(event_query(shared));               // there was no record
+    OK(release_held(held));
+    OK(event_synchronize(event));
+    CHECK(log.text() == "a");
+  });
+}
+
+TEST(each_launch_of_a_graph_writes_a_flag_at_its_own_place) {
+  under_all([] {  // launches that are queued together; ThreadSanitizer looks at what they share
+    uint32_t *flag = new_pinned_words(1);
+    StreamHandle stream = new_stream(), other = new_stream();
+    GraphHandle graph = nullptr;
+    OK(begin_capture(stream, CaptureMode::global));
+    OK(write_value(stream, flag, 1));
+    OK(end_capture(stream, &graph));
+    for (int i = 0; i < 100; i++) OK(launch_graph(graph, i % 2 == 0 ? stream : other));
+    OK(device_synchronize());
+    CHECK(__atomic_load_n(flag, __ATOMIC_SEQ_CST) == 1);
+  });
+  under("lazy",
+        [] {
+          uint32_t *flag = new_pinned_words(1), *pinned = new_pinned_words(1);
+          StreamHandle stream = new_stream();
+          EventHandle first = new_event();
+          GraphHandle graph = nullptr;
+          OK(begin_capture(stream, CaptureMode::global));
+          OK(write_value(stream, flag, 1));
+          OK(end_capture(stream, &graph));
+          OK(launch_graph(graph, stream));
+          OK(record(first, stream));
+          OK(fill_async(pinned, 0, 4, 1, stream));
+          OK(launch_graph(graph, stream));
+          OK(event_synchronize(first));
+          emulator_acquire(flag);  // of the first launch, which the fill comes after
+          emulator_host_read(pinned, 4, "read");
+          REPORTS(1);
+        },
+        {{"EMULATOR_KICK_MS", "0"}});
+}
+
+// Calls the runtime when it is destroyed, as the last owner of a tensor does.
+struct Owner {
+  ~Owner() { calls += device_count() == 2 ? 1 : 0; }
+  static inline int calls = 0;
+};
+
+TEST(what_a_kernel_owns_may_call_the_runtime_when_it_is_destroyed) {
+  under("lazy", [] {
+    StreamHandle stream = new_stream();
+    GraphHandle graph = nullptr;
+    uint32_t *words = new_words(1);
+    auto kernel = [] { return [owner = std::make_shared<Owner>()] {}; };
+    FAILS(launch(stream, "kernel", {{words, 8}}, {}, kernel()), invalid_value);
+    CHECK(Owner::calls == 1);
+    OK(begin_capture(stream, CaptureMode::global));
+    OK(launch(stream, "kernel", {}, {}, kernel()));
+    OK(end_capture(stream, &graph));
+    OK(destroy_graph(graph));
+    CHECK(Owner::calls == 2);
+    OK(begin_capture(stream, CaptureMode::global));
+    OK(launch(stream, "kernel", {}, {}, kernel()));
+    FAILS(device_synchronize(), capture_unsupported);
+    FAILS(launch(stream, "kernel", {}, {}, kernel()), capture_invalidated);
+    CHECK(Owner::calls == 3);
+    FAILS(end_capture(stream, &graph), capture_invalidated);
+    CHECK(Owner::calls == 4);
+  });
+}
+
+TEST(a_global_capture_forbids_what_other_captures_allow) {
+  under("lazy", [] {
+    StreamHandle local = new_stream(), global = new_stream();
+    EventHandle event = new_event();
+    GraphHandle graph = nullptr;
+    OK(begin_capture(local, CaptureMode::thread_local_));
+    std::thread([&] {
+      OK(begin_capture(global, CaptureMode::global));
+      CaptureMode mode = CaptureMode::relaxed;
+      OK(exchange_capture_mode(&mode));
+      OK(event_query(event));  // a relaxed thread may, even with a capture of its own
+      OK(end_capture(global, &graph));
+      mode = CaptureMode::global;
+      OK(exchange_capture_mode(&mode));
+      OK(begin_capture(global, CaptureMode::global));
+      FAILS(event_query(event), capture_unsupported);
+      FAILS(end_capture(global, &graph), capture_invalidated);
+    }).join();
+    CHECK(status_of(local) == CaptureStatus::active);  // the thread broke its own capture and no other
+    OK(end_capture(local, &graph));
+  });
+}

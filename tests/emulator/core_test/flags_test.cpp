@@ -75,6 +75,11 @@ TEST(flags_are_compared_as_the_hardware_does) {
         {0x00000001, 0xffffffff, Comparison::greater_or_equal, true},   // cyclic: 2 steps later
         {0xffffffff, 0x00000001, Comparison::greater_or_equal, false},  // never releases
         {0x7fffffff, 0x3fffffff, Comparison::greater_or_equal, true},
+        {0x7fffffff, 0x00000000, Comparison::greater_or_equal, true},   // 2^31 - 1 steps later
+        {0x80000000, 0x00000000, Comparison::greater_or_equal, false},  // 2^31 steps later count as earlier
+        {0x00000000, 0x80000001, Comparison::greater_or_equal, true},
+        {0x00000000, 0x80000000, Comparison::greater_or_equal, false},
+        {0xffffffff, 0x3fffffff, Comparison::greater_or_equal, false},
         {0x6, 0x4, Comparison::bitwise_and, true},
         {0x3, 0x4, Comparison::bitwise_and, false},
         {0x0000ffff, 0x00ff0000, Comparison::bitwise_nor, true},

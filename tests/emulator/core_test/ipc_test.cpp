@@ -229,3 +229,88 @@ TEST(an_event_of_a_process_that_has_ended_stays_as_it_was) {
         FAILS(event_query(late), not_ready);
       });
 }
+
+// The shared words have room for 64 records of an event: newer ones must not stand for one that is pending.
+TEST(a_wait_is_for_its_record_however_many_follow) {
+  between(
+      [](Pipe &there, Pipe &back) {
+        StreamHandle held = new_stream(), other = new_stream();
+        EventHandle event = nullptr;
+        OK(create_event({false, true}, &event));
+        IpcHandle handle;
+        OK(export_event(event, &handle));
+        there.send(handle);
+        OK(hold(held));
+        OK(record(event, held));
+        there.send(1);
+        CHECK(back.receive<int>() == 2);  // the importer waits for the first record
+        for (int i = 0; i < 200; i++) OK(record(event, other));
+        OK(run_all());
+        there.send(3);
+        CHECK(back.receive<int>() == 4);
+        OK(release_held(held));
+        OK(device_synchronize());
+        CHECK(back.receive<int>() == 5);
+      },
+      [](Pipe &there, Pipe &back) {
+        EventHandle event = nullptr;
+        OK(import_event(there.receive<IpcHandle>(), &event));
+        StreamHandle stream = new_stream();
+        CHECK(there.receive<int>() == 1);
+        OK(stream_wait(stream, event));
+        back.send(2);
+        CHECK(there.receive<int>() == 3);
+        OK(run_all());
+        FAILS(stream_query(stream), not_ready);
+        back.send(4);
+        OK(stream_synchronize(stream));
+        OK(event_synchronize(event));
+        back.send(5);
+      });
+}
+
+TEST(a_handle_that_was_damaged_is_refused) {
+  between(
+      [](Pipe &there, Pipe &back) {
+        there.send(handle_of(new_words(1)));
+        CHECK(back.receive<int>() == 1);
+      },
+      [](Pipe &there, Pipe &back) {
+        auto handle = there.receive<IpcHandle>();
+        void *address = nullptr;
+        // Offset and size of the memory, as Handle of ipc.cpp has them.
+        for (size_t place : {size_t{32}, size_t{40}}) {
+          IpcHandle damaged = handle;
+          memset(damaged.bytes + place, 0x7f, 8);
+          FAILS(import_memory(damaged, &address), invalid_value);
+        }
+        OK(import_memory(handle, &address));
+        OK(close_memory(address));
+        back.send(1);
+      });
+}
+
+TEST(events_of_a_process_that_has_ended_cannot_be_imported) {
+  between(
+      [](Pipe &there, Pipe &back) {
+        EventHandle event = nullptr;
+        OK(create_event({false, true}, &event));
+        IpcHandle handle;
+        OK(export_event(event, &handle));
+        there.send(handle);
+        OK(destroy_event(event));
+        there.send(1);
+        CHECK(back.receive<int>() == 2);
+        raise(SIGKILL);
+      },
+      [](Pipe &there, Pipe &back) {
+        auto handle = there.receive<IpcHandle>();
+        CHECK(there.receive<int>() == 1);
+        EventHandle event = nullptr;
+        FAILS(import_event(handle, &event), peer_gone);  // it was destroyed
+        back.send(2);
+        siginfo_t information;
+        CHECK(waitid(P_ALL, 0, &information, WEXITED | WNOWAIT) == 0);
+        FAILS(import_event(handle, &event), peer_gone);
+      });
+}

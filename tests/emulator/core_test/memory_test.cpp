@@ -3,6 +3,7 @@
 
 #include <csignal>
 #include <cstring>
+#include <thread>
 
 #include "bed.hpp"
 
@@ -236,4 +237,32 @@ TEST(launches_name_memory_that_exists) {
     OK(release(words));
     FAILS(launch(stream, "kernel", {{words, 16}}, {}, [] {}), invalid_value);
   });
+}
+
+TEST(unregistering_waits_for_the_task_that_runs) {
+  under_all(
+      [] {
+        static std::atomic<bool> began{false}, leaving{false}, ended{false};
+        static uint32_t registered[4];
+        OK(register_host(registered, sizeof registered));
+        StreamHandle stream = new_stream();
+        // Another thread queues: the eager schedule runs the kernel within the call.
+        std::thread other([&] {
+          OK(launch(stream, "kernel", {}, {{registered, 16}}, [] {
+            began = true;
+            while (!leaving) std::this_thread::yield();
+            for (int i = 0; i < 1000; i++) std::this_thread::yield();
+            registered[0] = 7;
+            ended = true;
+          }));
+          OK(stream_synchronize(stream));
+        });
+        while (!began) std::this_thread::yield();
+        leaving = true;
+        OK(unregister_host(registered));
+        CHECK(ended && registered[0] == 7);
+        other.join();
+        CHECK(contains(report_text(), "is given back while 'kernel' on stream 1 of device 0 still uses it"));
+      },
+      {{"EMULATOR_KICK_MS", "5"}});
 }

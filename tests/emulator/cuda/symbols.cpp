@@ -1,4 +1,4 @@
-// Finding functions by name, and functions of the driver that have one name for several versions.
+// Functions by name, and functions of the driver that have one name for several versions.
 #include <dlfcn.h>
 
 #include <cstdio>

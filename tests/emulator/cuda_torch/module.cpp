@@ -44,8 +44,7 @@ bool is_kept(std::string_view name) {
 }
 
 size_t install() {
-  operators::set_device_type(
-      {c10::DispatchKey::CUDA, c10::kCUDA, &current_stream, &random_seed, nullptr, nullptr});
+  operators::set_device_type({c10::DispatchKey::CUDA, c10::kCUDA, &current_stream, &random_seed, nullptr, nullptr});
   size_t count = operators::install_over_kernels(&is_kept);
   static auto *library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   library->impl("copy_", &copy_);

@@ -36,7 +36,8 @@ size_t size_of(ncclDataType_t type) {
   }
 }
 
-ncclResult_t copy(const char *name, const void *from, void *to, size_t count, ncclDataType_t type, cudaStream_t stream) {
+ncclResult_t copy(const char *name, const void *from, void *to, size_t count, ncclDataType_t type,
+                  cudaStream_t stream) {
   note(std::string(name) + " " + std::to_string(count));
   if (from == to || count == 0) return ncclSuccess;
   auto source = reinterpret_cast<CUdeviceptr>(from), target = reinterpret_cast<CUdeviceptr>(to);
@@ -107,6 +108,13 @@ ncclResult_t ncclCommUserRank(const ncclComm_t /*communicator*/, int *rank) {
   return ncclSuccess;
 }
 
+ncclResult_t ncclCommRegister(const ncclComm_t /*communicator*/, void *memory, size_t /*size*/, void **handle) {
+  *handle = memory;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t /*communicator*/, void * /*handle*/) { return ncclSuccess; }
+
 ncclResult_t ncclGroupStart() { return ncclSuccess; }
 ncclResult_t ncclGroupEnd() { return ncclSuccess; }
 
@@ -135,8 +143,8 @@ ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataTyp
   return copy("AllGather", from, to, count, type, stream);
 }
 
-ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type,
-                               ncclRedOp_t /*reduction*/, ncclComm_t /*communicator*/, cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t /*reduction*/,
+                               ncclComm_t /*communicator*/, cudaStream_t stream) {
   return copy("ReduceScatter", from, to, count, type, stream);
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 using c10::IValue;
 
-// Single numbers of the CPU stay what they are: meta kernels, and kernels of Python, may ask for their value.
+// Single numbers of the CPU stay what they are: meta kernels may ask for their value.
 at::Tensor as_meta(const at::Tensor &tensor) {
   if (tensor.is_cpu() && tensor.dim() == 0) return tensor;
   auto options = at::TensorOptions().dtype(tensor.dtype()).device(at::kMeta);
@@ -58,7 +58,7 @@ struct Operation::Job {
   Stack arguments;
   std::vector<at::Tensor> results;  // that take the elements of new results
   std::vector<bool> is_new;
-  std::vector<std::pair<at::Tensor, std::vector<int64_t>>> outs;  // out= arguments with their sizes
+  std::vector<std::pair<size_t, at::Tensor>> outs;  // the places of out= arguments, and the arguments
   bool waited_for = false;
   Stack stack;        // the results, of a job that is waited for
   std::string error;  // of a job that is waited for
@@ -67,13 +67,22 @@ struct Operation::Job {
     try {
       at::AutoDispatchBelowADInplaceOrView guard;
       Stack values = arguments;
+      // Some kernels resize the out= argument in between, which the device's memory does not allow.
+      std::vector<at::Tensor> made;
+      if (!waited_for) {
+        for (const auto &[place, out] : outs) values[place] = made.emplace_back(at::empty({0}, out.options()));
+      }
       op.callBoxed(&values);
       if (waited_for) {
         stack = std::move(values);
         return;
       }
-      for (const auto &[out, sizes] : outs)
-        TORCH_CHECK(out.sizes() == sizes, "the result has the sizes ", out.sizes(), " and the out= argument ", sizes);
+      for (size_t i = 0; i < outs.size(); i++) {
+        const at::Tensor &out = outs[i].second;
+        TORCH_CHECK(made[i].sizes() == out.sizes(), "the result has the sizes ", made[i].sizes(),
+                    " and the out= argument ", out.sizes());
+        out.copy_(made[i]);
+      }
       size_t next = 0;
       for (size_t i = 0; i < values.size(); i++)
         if (is_new[i]) each_tensor(values[i], [&](const at::Tensor &tensor) { results.at(next++).copy_(tensor); });
@@ -209,7 +218,7 @@ std::shared_ptr<Operation::Job> Operation::job() {
         arguments_[i], [&](const at::Tensor &tensor) { return ours(tensor) ? cpu_view(tensor) : snapshot(tensor); });
     if (value.isDevice()) value = c10::Device(at::kCPU);
     if (schema_.arguments()[i].type()->str().find("Generator") != std::string::npos) value = seeded_generator(value);
-    if (is_out(i)) job->outs.emplace_back(value.toTensor(), value.toTensor().sizes().vec());
+    if (is_out(i)) job->outs.emplace_back(i, value.toTensor());
     job->arguments.push_back(value);
   }
   for (size_t i = 0; i < schema_.returns().size(); i++) job->is_new.push_back(aliased(i).isNone());

@@ -70,7 +70,6 @@ void BlockCache::collect(bool wait) {
       ++next;
       continue;
     }
-    emulator_acquire(next->block);
     keep(next->block);
     next = pending.erase(next);
   }

@@ -7,11 +7,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <thread>
 #include <utility>
 
-#include "../../core/annotate.h"
 #include "device.hpp"
 
 namespace simdev {
@@ -47,19 +45,13 @@ bool LaunchQueue::enabled() {
 LaunchQueue::LaunchQueue() : config_(emulator::read_config()), generator_(config_.seed) {}
 
 void LaunchQueue::push(const std::string &what, std::function<void()> call) {
-  auto key = std::make_shared<char>();
-  emulator_release(key.get());
-  auto ordered = [key, call = std::move(call)] {
-    emulator_acquire(key.get());
-    call();
-  };
   WithoutPython unlocked;
   std::unique_lock lock(mutex_);
   if (stopped_) {
-    run(what, ordered, &errors_);
+    run(what, call, &errors_);
     return;
   }
-  entries_.push_back({what, std::move(ordered)});
+  entries_.push_back({what, std::move(call)});
   uint64_t number = ++pushed_;
   if (!started_) {
     started_ = true;

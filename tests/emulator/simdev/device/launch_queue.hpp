@@ -27,8 +27,9 @@ class LaunchQueue {
   static LaunchQueue &get();
   static bool enabled();
 
-  // Queues a call for the thread. What the calling thread knows to be done comes before the call. Under the schedule
-  // `eager` and sometimes under `random` it waits until entries were taken. The call may raise; drain() then does.
+  // Queues a call for the thread. Under the schedule `eager`, and sometimes under `random`, it waits until entries were
+  // taken. If the call raises, drain() raises that later. The checker does not see this hand-over between threads:
+  // submit() orders streams by an event.
   void push(const std::string &what, std::function<void()> call);
   // Waits until all entries that were pushed before have been handed over. Raises the first error of an entry since.
   void drain();

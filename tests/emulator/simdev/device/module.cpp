@@ -93,6 +93,8 @@ PYBIND11_MODULE(_device, module) {
     check(emulator::destroy_graph(graph), "destroy_graph");
   });
   module.def("staged_copy", &simdev_probe::staged_copy);
+  module.def("staged_copy_on_thread", &simdev_probe::staged_copy_on_thread,
+             pybind11::call_guard<pybind11::gil_scoped_release>());
   module.def("guard_faults", [](const at::Device &device) { return simdev_probe::guard_faults(device); });
   module.def("host_read", [](uintptr_t address, size_t size, const std::string &what) {
     emulator_host_read(pointer(address), size, what.c_str());

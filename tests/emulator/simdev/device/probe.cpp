@@ -8,6 +8,9 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <exception>
+#include <thread>
+
 namespace simdev_probe {
 
 // Copies device tensors through pinned memory on a side stream: out of `from`, and back into `to`. The caller's stream
@@ -33,6 +36,18 @@ c10::Stream staged_copy(const at::Tensor &to, const at::Tensor &from, const at::
   end.record(side);
   end.block(caller);
   return side;
+}
+
+void staged_copy_on_thread(const at::Tensor &to, const at::Tensor &from, const at::Tensor &pinned) {
+  std::exception_ptr failure;
+  std::thread([&] {
+    try {
+      staged_copy(to, from, pinned, true);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }).join();
+  if (failure) std::rethrow_exception(failure);
 }
 
 // Calls what is left of the interface, and returns what is wrong with it.

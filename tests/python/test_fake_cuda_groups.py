@@ -1,0 +1,43 @@
+"""Process groups of torch, unmodified, under fake CUDA: the bed is torch's, and not made for sagecomm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cuda_bed import CudaBed
+from selection import quickly
+
+SCHEDULES = ["lazy 1", "eager 1", "threaded 1", *(f"random {seed}" for seed in range(1, 21))]
+
+
+def _environment(schedule: str) -> dict[str, str]:
+    name, seed = schedule.split()
+    return {"EMULATOR_SCHEDULE": name, "EMULATOR_SEED": seed}
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu(cuda_bed: CudaBed) -> list[str]:
+    return cuda_bed.ranks("cuda_groups:training", 2, "cpu")
+
+
+@pytest.mark.parametrize("schedule", quickly(SCHEDULES[:5], SCHEDULES))
+def test_gloo_trains_on_cuda_tensors_as_on_the_cpu(cuda_bed: CudaBed, on_the_cpu: list[str], schedule: str) -> None:
+    assert cuda_bed.ranks("cuda_groups:training", 2, "cuda", **_environment(schedule)) == on_the_cpu
+
+
+@pytest.mark.parametrize("schedule", quickly(SCHEDULES[:5], SCHEDULES))
+def test_gloo_orders_the_stream_that_waits(cuda_bed: CudaBed, schedule: str) -> None:
+    assert cuda_bed.ranks("cuda_groups:asynchronous", 2, **_environment(schedule)) == [[7, 7], [7, 7]]
+
+
+@pytest.mark.parametrize("schedule", quickly(SCHEDULES[:5], SCHEDULES))
+def test_torch_shares_memory_between_processes(cuda_bed: CudaBed, schedule: str) -> None:
+    assert cuda_bed.ranks("cuda_groups:share_memory", 2, **_environment(schedule)) == [[4, 4, 4], None]
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "random"])
+def test_torchs_nccl_backend_runs_on_a_stub(cuda_bed: CudaBed, tmp_path: Path, schedule: str) -> None:
+    done = cuda_bed.run("cuda_groups:nccl", str(tmp_path / "store"), schedule=schedule)
+    assert done == {"result": [1, 2, 3, 4], "calls": ["Init", "AllReduce 4", "AllGather 4"]}
