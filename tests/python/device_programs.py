@@ -260,6 +260,17 @@ def outputs_are_dropped() -> None:
         expect(other, 7)
 
 
+def work_and_tensors_are_dropped() -> None:
+    """Memory of which only a stream of the library makes use is not used again. Nobody waits for that stream."""
+    group = dist.distributed_c10d._get_default_group()
+    for i in range(4 * FEW):
+        n = N * (i + 1)  # a block of its own each time
+        dist.all_gather_into_tensor(full(0, 2 * n), full(mine(), n), async_op=True)
+        group._wait_for_pending_works()  # copies are queued, perhaps not run
+        expect(full(99, 2 * n), 99)
+        expect(full(99, n), 99)
+
+
 def input_is_written_after_the_wait() -> None:
     """On a rank that gets no output, the input is the caller's again."""
     for _ in range(FEW):
@@ -582,6 +593,7 @@ PROGRAMS: list[Callable[[], Any]] = [
     work_is_dropped,
     tensors_are_dropped,
     outputs_are_dropped,
+    work_and_tensors_are_dropped,
     input_is_written_after_the_wait,
     not_contiguous,
     several_in_flight,
