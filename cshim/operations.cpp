@@ -1,7 +1,5 @@
 // operations.cpp holds the single operations of ProcessGroupSagecomm. Each checks its arguments, fills a Call, and passes it
 // to run(), which issues it. All run on the thread that calls torch.
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include "call.hpp"
 #include "checks.hpp"
 #include "duration.hpp"
@@ -305,8 +303,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::barrier(const c10d::BarrierO
   call.take(opts);
   if (opts.device && devices_.has(opts.device->type()) && !opts.device->is_cpu()) {
     // It comes behind what the current stream of the device holds, as barriers of torch's own backends for devices do.
-    call.buffers.setDevice(
-        opts.device->has_index() ? *opts.device : c10::impl::VirtualGuardImpl(opts.device->type()).getDevice());
+    call.buffers.setDevice(*opts.device);
   }
   return run(call);
 }

@@ -11,6 +11,7 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "errors.hpp"
 #include "plainly.hpp"
@@ -159,6 +160,11 @@ void Buffers::checkDevice(const char* op, const char* role, size_t index, const 
             (device_ == nullptr ? "cpu" : device_->device.str()) + "; all tensors of a call must be on one device");
   }
   device_->tensors.push_back(t);
+}
+
+void Buffers::setDevice(c10::Device device) {
+  const c10::Device exact = device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+  device_ = std::make_unique<OnDevice>(OnDevice{exact, {}});
 }
 
 std::vector<at::Tensor> Buffers::deviceTensors() const {

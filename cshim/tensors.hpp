@@ -70,10 +70,8 @@ class Buffers {
   const c10::Device* device() const {
     return device_ == nullptr ? nullptr : &device_->device;
   }
-  // Puts an operation without tensors on a device.
-  void setDevice(c10::Device device) {
-    device_ = std::make_unique<OnDevice>(OnDevice{device, {}});
-  }
+  // Puts an operation without tensors on a device, the current one of its type if it has no index.
+  void setDevice(c10::Device device);
   // Returns all tensors on the device whose memory the operation uses, copies included.
   std::vector<at::Tensor> deviceTensors() const;
   // The sagecomm_dtype of all tensors: an operation has one type.

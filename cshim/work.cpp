@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include <ATen/core/ivalue_inl.h>
-#include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "core.hpp"
@@ -346,76 +345,6 @@ uint64_t Work::getSequencenumber() const {
 
 milliseconds Work::getTimeout() const {
   return timeout_;
-}
-
-// Returns the Future in `place`, or makes it. complete() completes a Future that was made before the operation's end. One
-// that is made later is completed here, outside the lock: an error takes the GIL, and a thread that holds the GIL may be
-// waiting for the lock.
-template <class Finish>
-c10::intrusive_ptr<c10::ivalue::Future> Work::futureIn(
-    c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, Finish&& finish) {
-  std::vector<c10::Device> devices;
-  if (device_) {
-    devices.push_back(device_->device());
-  }
-  auto future = c10::make_intrusive<c10::ivalue::Future>(std::move(type), std::move(devices));
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (place) {
-      return place;
-    }
-    if (!done()) {
-      place = future;
-      return future;
-    }
-  }
-  finish(*future);
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!place) {
-    place = std::move(future);
-  }
-  return place;
-}
-
-// A thread that waits for a Future cannot drive the operation as Work::wait() does. So the Work waits briefly for an
-// operation that is about to complete, for as long as wait_briefly() of the core allows, before it returns the
-// Future.
-void Work::waitBriefly() {
-  if (done() || handle_ == 0) {
-    return;
-  }
-  WithoutGil unlocked;
-  sagecomm_error error;
-  const int32_t status = core().wait_briefly(handle_, &error);
-  if (status != SAGECOMM_PENDING) {
-    complete(status, &error);
-  }
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
-  waitBriefly();
-  return futureIn(future_, c10::ListType::create(c10::TensorType::get()), [this](auto& f) { finishFuture(f); });
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
-  return futureIn(futureResult_, c10::AnyEnumType::get(), [this](auto& f) { finishResult(f); });
-}
-
-// A Future records its events in the streams that are current. So those of a device are behind the outputs.
-void Work::finishFuture(c10::ivalue::Future& future) const {
-  std::optional<c10::StreamGuard> behindOutputs;
-  if (device_) {
-    behindOutputs.emplace(device_->stream());
-  }
-  if (error_) {
-    future.setError(toException(*error_));
-  } else {
-    future.markCompleted(c10::IValue(std::vector<at::Tensor>(outputs_.begin(), outputs_.end())));
-  }
-}
-
-void Work::finishResult(c10::ivalue::Future& future) const {
-  future.markCompleted(c10::IValue(static_cast<int64_t>(resultOf(error_.get()))));
 }
 
 } // namespace sagecomm

@@ -1,7 +1,7 @@
 """Collectives on tensors of an accelerator, on an emulated device that reports a missing order with both accesses.
 
-device_programs.py has what the ranks do. A failure names the schedule and its seed: EMULATOR_SEED=n pytest ... begins
-with that seed."""
+device_programs.py and device_calls.py have what the ranks do. A failure names the schedule and its seed:
+EMULATOR_SEED=n pytest ... begins with that seed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import device_calls
 import device_programs
 from cuda_bed import CudaBed, fake_cuda
 from device_bed import Schedule, Worlds, built, under_schedules
@@ -54,9 +55,9 @@ def ranks(worlds: Worlds, schedule: Schedule, **environment: str) -> World:
 @pytest.mark.parametrize("queue", ["streams", "launch queue"])
 def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
-    programs = list(device_programs.PROGRAMS)
+    programs = list(device_calls.PROGRAMS)
     if queue == "streams":  # simdev cannot capture behind a launch queue
-        programs.insert(0, device_programs.captures_are_refused)
+        programs.insert(0, device_calls.captures_are_refused)
     for program in programs:
         world.run(checked, program)
 
@@ -76,12 +77,9 @@ def cuda_bed() -> Iterator[CudaBed]:
 @under_schedules
 def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule) -> None:
     """The same programs on CUDA tensors, with torch's own guard, allocator, streams, events and futures."""
-    names = [program.__name__ for program in (*device_programs.PROGRAMS, device_programs.captures_are_refused)]
-    names.append(names.pop(names.index("mismatch")))
     cuda_bed.ranks(
-        "device_programs:under_fake_cuda",
+        "device_calls:under_fake_cuda",
         2,
-        names,
         schedule=schedule.name,
         seed=schedule.seed,
         EMULATOR_KICK_MS=KICK_MS,
@@ -95,7 +93,7 @@ def test_wait_does_not_block_the_host(fresh_world: Worlds, schedule: Schedule) -
 
 @under_schedules
 def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule) -> None:
-    survivor, left = ranks(fresh_world, schedule).outcomes(checked, device_programs.peer_leaves)
+    survivor, left = ranks(fresh_world, schedule).outcomes(checked, device_calls.peer_leaves)
     assert left.exitcode == 3
     assert survivor.ok, survivor.trace
     assert "rank 1" in survivor.value
@@ -103,4 +101,4 @@ def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("schedule", quickly([Schedule("random")], [Schedule("lazy"), Schedule("random")]), ids=str)
 def test_training(fresh_world: Worlds, schedule: Schedule) -> None:
-    ranks(fresh_world, schedule).run(checked, device_programs.training)
+    ranks(fresh_world, schedule).run(checked, device_calls.training)
