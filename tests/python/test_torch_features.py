@@ -74,7 +74,10 @@ def group_facts() -> None:
     group = c10d._get_default_group()
     assert backend().name() == "sagecomm"
     assert dist.get_backend() == "sagecomm"
-    assert dist.get_backend_config() == "cpu:sagecomm"
+    # The accelerator that this torch was built for belongs to the group as well, whether it is there or not.
+    accelerator = torch.accelerator.current_accelerator()
+    served = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    assert dist.get_backend_config() == ",".join(f"{device}:sagecomm" for device in served)
     assert (backend().rank(), backend().size()) == (dist.get_rank(), dist.get_world_size())
     assert "SUCCESS" in str(backend().get_error())
     assert backend().options._timeout == timedelta(seconds=60)
