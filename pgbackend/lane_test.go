@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine"
@@ -227,7 +226,7 @@ func TestLaneOpenedWhileTheGroupIsDestroyed(t *testing.T) {
 	d.opening = func(g *Group) error {
 		go func() { destroyed <- g.Destroy() }()
 		for Get().Group(g.Handle()) != nil {
-			time.Sleep(time.Millisecond)
+			runtime.Gosched()
 		}
 		return nil
 	}

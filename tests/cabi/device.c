@@ -7,17 +7,8 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
+#include "check.h"
 #include "file_store.h"
-
-static int my_rank;
-
-#define CHECK(condition)                                                                              \
-  do {                                                                                                \
-    if (!(condition)) {                                                                               \
-      fprintf(stderr, "rank %d: %s:%d: %s does not hold\n", my_rank, __FILE__, __LINE__, #condition); \
-      _exit(1);                                                                                       \
-    }                                                                                                 \
-  } while (0)
 
 /* ---- the driver; types as in cuda.h ---- */
 

@@ -92,8 +92,8 @@ func (e *Engine) errorOf(op coll.Op, err error) error {
 	return fmt.Errorf("sagecomm: %s: rank %d: buffers on %v: %w", op.Name(), e.rank, op.Device, err)
 }
 
-// enqueue queues the commands of an operation. The stream of the copies back needs no order behind the caller's stream: they are
-// queued when the run is complete, which has waited for a flag behind what the caller's stream held.
+// enqueue queues the commands of an operation. The stream of the copies back needs no order of its own behind the caller's
+// stream: the copies come when *End.Ready is written, which is behind what the caller's stream held.
 // Requires: issuing.
 func (e *Engine) enqueue(b Access, memory *block, l *layout, on place) error {
 	s, known := e.streams[on]
