@@ -42,7 +42,9 @@ c10::Stream DeviceWork::current() const {
   return VirtualGuardImpl(device_.type()).getStream(device_);
 }
 
-void DeviceWork::describe(sagecomm_op& op, bool async) {
+void DeviceWork::describe(sagecomm_op& op, Buffers& buffers, bool async) {
+  buffers_ = &buffers;
+  op.flags |= SAGECOMM_ASYNC;
   bridge_.struct_size = sizeof bridge_;
   bridge_.ctx = this;
   bridge_.make_stream = &makeStream;
@@ -51,7 +53,9 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
   bridge_.fork = &fork;
   bridge_.copy_in = &copyIn;
   bridge_.write_value = &writeValue;
-  bridge_.finish = &finish;
+  bridge_.adopt_stream = &adoptStream;
+  bridge_.join = &join;
+  bridge_.join_later = &joinLater;
   op.bridge = &bridge_;
   op.device_type = static_cast<uint8_t>(device_.type());
   op.device_index = device_.index();
@@ -65,7 +69,8 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
 // does without that memory.
 void DeviceWork::succeed(Buffers& buffers) {
   noteAcquired(word_); // the library has read the input and written the output in pinned memory
-  if (word_ != nullptr && (!copies_.empty() || buffers.staged())) {
+  if (joined_) { // all is queued
+  } else if (word_ != nullptr && (!copies_.empty() || buffers.staged())) {
     uint32_t* const word = std::exchange(word_, nullptr);
     for (const sagecomm_copy& copy : copies_) {
       queueCopyToDevice(*stream_, copy);
@@ -198,7 +203,27 @@ int32_t DeviceWork::writeValue(
   return call(ctx, why, n, [&](const DeviceWork&) { queueWrite(streamOf(stream), word, value); });
 }
 
-int32_t DeviceWork::finish(
+int32_t DeviceWork::adoptStream(void* ctx, void* handle, uint64_t* stream, char* why, size_t n) noexcept {
+  return call(ctx, why, n, [&](const DeviceWork& w) { *stream = sagecomm::adoptStream(w.device_, handle); });
+}
+
+// Copies for tensors that are not contiguous are written back here, since nothing calls the device later.
+int32_t DeviceWork::join(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
+  return call(ctx, why, n, [&](DeviceWork& w) {
+    const c10::OptionalDeviceGuard on(w.device_);
+    w.stream_ = streamOf(stream);
+    w.use(*w.stream_);
+    if (w.buffers_->staged()) {
+      const c10::StreamGuard in(*w.stream_);
+      w.buffers_->copyBack();
+    }
+    w.recordEnd(*w.stream_);
+    w.joined_ = true;
+    noteReleased(&w);
+  });
+}
+
+int32_t DeviceWork::joinLater(
     void* ctx,
     uint64_t stream,
     const sagecomm_copy* copies,

@@ -1,10 +1,12 @@
 // device_work.hpp is the device's part of one operation: sagecomm_bridge on c10's streams and events. The core moves the
-// memory of a device through pinned memory. While it issues the operation it queues copies out of the device here, and it says
-// which copies into the device end the operation. The Work queues these when the operation is complete.
+// memory of a device through pinned memory. While it issues the operation it queues commands here.
 //
-// The host cannot know of a copy before it is queued, and a stream cannot wait for an event that is not recorded. So whoever
-// waits for the operation first waits on the host until the last copies are queued, and then makes its stream wait for the
-// event behind them.
+// Where the streams of the device can wait for a word in host memory, the core queues the whole operation while it issues it,
+// and says in which stream it ends: it is *joined*. Whoever waits for it makes a stream wait and never blocks the host.
+//
+// Elsewhere the core says which copies into the device end the operation, and the Work queues these when the operation is
+// complete. A stream cannot wait for an event that is not recorded, so whoever waits for the operation first waits on the host
+// until the last copies are queued.
 #pragma once
 
 #include <atomic>
@@ -34,9 +36,15 @@ class DeviceWork {
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
 
-  // Fills in what the core needs to issue the operation. The last call of c10 is that for op.stream: some devices order a
-  // native handle behind what torch has launched by the time of that call only. So a handle is never kept.
-  void describe(sagecomm_op& op, bool async);
+  // Fills in what the core needs to issue the operation, whose outputs are those of `buffers`. The core never waits for an
+  // operation on a device while it issues it. The last call of c10 is that for op.stream: some devices order a native handle
+  // behind what torch has launched by the time of that call only. So a handle is never kept.
+  void describe(sagecomm_op& op, Buffers& buffers, bool async);
+
+  // Reports whether all commands of the operation are queued. Requires: the operation was issued.
+  bool joined() const {
+    return joined_;
+  }
 
   // One of these ends the operation, once. After succeed() the outputs are what streams see behind stream(), and the copies of
   // `buffers` are written back. If succeed() throws, some outputs are not. fail() is for an operation that was not issued, or
@@ -48,7 +56,7 @@ class DeviceWork {
     tensors_.clear();
   }
 
-  // --- when the operation has ended ---
+  // --- when the operation is joined or has ended ---
 
   // Makes the calling thread's current stream of the device wait for the outputs; after a failure, for those commands that
   // still read the inputs.
@@ -71,7 +79,9 @@ class DeviceWork {
   static int32_t fork(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
   static int32_t copyIn(void* ctx, uint64_t stream, const sagecomm_copy* copy, char* why, size_t n) noexcept;
   static int32_t writeValue(void* ctx, uint64_t stream, uint32_t* word, uint32_t value, char* why, size_t n) noexcept;
-  static int32_t finish(
+  static int32_t adoptStream(void* ctx, void* handle, uint64_t* stream, char* why, size_t n) noexcept;
+  static int32_t join(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
+  static int32_t joinLater(
       void* ctx,
       uint64_t stream,
       const sagecomm_copy* copies,
@@ -91,10 +101,13 @@ class DeviceWork {
   std::optional<c10::Stream> reader_; // what fork() was called with
   std::vector<at::Tensor> tensors_;
 
-  // What finish() was called with.
-  std::optional<c10::Stream> stream_;
+  Buffers* buffers_ = nullptr; // valid until the core has issued the operation
+  bool joined_ = false;
+
+  std::optional<c10::Stream> stream_; // in which the operation ends
+  // What joinLater() was called with.
   std::vector<sagecomm_copy> copies_;
-  uint32_t* word_ = nullptr; // null: finish() was not called, or the operation has ended
+  uint32_t* word_ = nullptr; // null: joinLater() was not called, or the operation has ended
   uint32_t value_ = 0;
 
   // Recorded behind the outputs, after a failure behind what reads the inputs; null if there is nothing to wait for. A

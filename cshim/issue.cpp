@@ -56,7 +56,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     }
     call.describe();
     if (C10_UNLIKELY(device != nullptr)) {
-      device->describe(call.op, call.async);
+      device->describe(call.op, call.buffers, call.async);
     }
   }
 
@@ -94,7 +94,11 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (!work) {
     work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout);
   }
+  const bool waits = !call.async && !(device != nullptr && device->joined() && call.op.kind != SAGECOMM_BARRIER);
   if (C10_UNLIKELY(device != nullptr)) {
+    if (!call.async && !waits) {
+      device->awaitInCurrentStream();
+    }
     work->own(std::move(device));
   }
   if (C10_UNLIKELY((watch.runs() || status != SAGECOMM_OK) && !call.internal)) {
@@ -111,12 +115,12 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   }
   work->attach(issued.work, issued.sequence, std::move(call.buffers), call.inputs, info_, call.source);
   work->own(std::move(call.ephemeralShare), sparse ? std::move(*call.sparse) : nullptr);
-  if (call.async) {
+  if (waits) {
+    work->drive();
+  } else {
     // The profiler may be gone when the operation ends, and ending a range writes to its memory.
     work->endProfiling();
     work->completeLater();
-  } else {
-    work->drive();
   }
   return work;
 }

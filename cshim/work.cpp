@@ -250,8 +250,13 @@ void Work::drive() {
   }
 }
 
+// The caller's stream waits instead of the host where it can, unless the caller wants to know when the operation has ended.
+bool Work::waitsInStream(milliseconds timeout) const {
+  return device_ != nullptr && device_->joined() && timeout <= kNoTimeout && opType_ != c10d::OpType::BARRIER;
+}
+
 bool Work::wait(milliseconds timeout) {
-  if (!done()) {
+  if (!done() && !waitsInStream(timeout)) {
     WithoutGil unlocked;
     if (!waitUntilDone(timeout)) {
       raiseWaitTimeout(timeout);
@@ -261,7 +266,7 @@ bool Work::wait(milliseconds timeout) {
   if (C10_UNLIKELY(device_ != nullptr)) {
     device_->awaitInCurrentStream();
   }
-  if (C10_UNLIKELY(error_ != nullptr)) {
+  if (C10_UNLIKELY(done() && error_ != nullptr)) {
     raise(*error_);
   }
   return true;

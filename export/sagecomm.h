@@ -151,12 +151,17 @@ typedef struct sagecomm_bridge {
   /* Queues a write of a value, at most SAGECOMM_MAX_VALUE, to a word of pinned memory. Whoever sees the value sees the
    * copies in front of it. */
   int32_t (*write_value)(void *ctx, uint64_t stream, uint32_t *word, uint32_t value, char *why, size_t why_n);
-  /* Says how the operation ends: when it is complete, the caller of issue() queues these copies into the device in the
+  /* Makes a stream that the library has made with the device's runtime (cudaStream_t ...) known to the framework, and
+   * numbers it as make_stream() does. Fails if the framework cannot order such a stream. */
+  int32_t (*adopt_stream)(void *ctx, void *handle, uint64_t *stream, char *why, size_t why_n);
+  /* One of the next two ends what the library queues, once for each part of a coalesced operation. They come last.
+   * join(): the operation ends with what the stream holds now, so the caller can wait for it in a stream at once. */
+  int32_t (*join)(void *ctx, uint64_t stream, char *why, size_t why_n);
+  /* join_later(): when the operation is complete, the caller of issue() queues these copies into the device in the
    * stream, if the status is OK, and then a write of `value` to `word`, with which pinned memory is the library's again.
-   * If there is nothing to copy, or the operation was not issued, the caller may store the value itself. It is the last
-   * function that is called, and is called once. */
-  int32_t (*finish)(void *ctx, uint64_t stream, const sagecomm_copy *copies, uint32_t n, uint32_t *word, uint32_t value,
-                    char *why, size_t why_n);
+   * If there is nothing to copy, or the operation was not issued, the caller may store the value itself. */
+  int32_t (*join_later)(void *ctx, uint64_t stream, const sagecomm_copy *copies, uint32_t n, uint32_t *word,
+                        uint32_t value, char *why, size_t why_n);
 } sagecomm_bridge;
 
 /* One call of one collective or p2p operation. Fill with zeros first. */
