@@ -75,14 +75,17 @@ def cuda_bed() -> Iterator[CudaBed]:
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 @under_schedules
-def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule) -> None:
-    """The same programs on CUDA tensors, with torch's own guard, allocator, streams, events and futures."""
+@pytest.mark.parametrize("driver", ["waits", "no waits"])
+def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, driver: str) -> None:
+    """The same programs on CUDA tensors, with torch's own guard, allocator, streams, events and futures; and with a driver
+    whose streams cannot wait for a word."""
     cuda_bed.ranks(
         "device_calls:under_fake_cuda",
         2,
         schedule=schedule.name,
         seed=schedule.seed,
         EMULATOR_KICK_MS=KICK_MS,
+        EMULATOR_FAULTS="cuStreamWaitValue32@1+=not_supported" if driver == "no waits" else "",
     )
 
 
