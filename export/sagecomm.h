@@ -303,7 +303,8 @@ typedef struct sagecomm_api {
   /* Returns OK, or the first cause of the group's failure. */
   int32_t (*group_error)(sagecomm_group group, sagecomm_error *err);
 
-  /* Returns the number of collectives issued so far; 0 for a bad handle. */
+  /* Returns the number of collectives issued so far, on host memory and on devices; 0 for a bad handle. Ranks that have
+   * made the same calls get the same number. Each of the two lanes numbers its own collectives: see lane_sequence(). */
   uint64_t (*group_sequence)(sagecomm_group group);
 
   /* Sets the timeout of later operations. */
@@ -315,8 +316,8 @@ typedef struct sagecomm_api {
    *   PENDING  it is not complete; *work must be given to release() later. Buffers stay in use until wait() returns
    *            something else than PENDING or the done function has run.
    *   < 0      it was not issued, or it failed; the library does not touch the buffers any more.
-   * *sequence becomes the number of the collective in its group, counted from 1; it is 0 for p2p operations and
-   * if nothing was issued. `sequence` may be NULL.
+   * *sequence becomes the number of the collective in its lane, counted from 1; it is 0 for p2p operations and
+   * if nothing was issued. A group has one lane for host memory and one for devices. `sequence` may be NULL.
    * A synchronous operation returns PENDING when it is not complete after some tens of milliseconds, so that the
    * caller can look for signals; it then calls wait() until that returns something else. */
   int32_t (*issue)(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
@@ -467,6 +468,10 @@ typedef struct sagecomm_api {
 
   /* How long callers wait, which have no thresholds of their own. It needs no group. */
   void (*waits)(sagecomm_waits *out);
+
+  /* Returns the number of collectives issued so far in the lane that serves buffers on a type of device
+   * (sagecomm_op.device_type), the number of the last one; 0 for a bad handle. */
+  uint64_t (*lane_sequence)(sagecomm_group group, uint8_t device_type);
 } sagecomm_api;
 
 /* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */
