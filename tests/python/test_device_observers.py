@@ -3,6 +3,7 @@ accelerator is simdev, an emulated one (test_device_tensors.py)."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -62,6 +63,20 @@ def test_statistics_have_rows_of_both_lanes(fresh_world: Worlds) -> None:
         assert found["explained"]["engine"] == "staged"
         assert [e["engine"] for e in found["explained"]["engines"] if e["chosen"]] == ["staged"]
         assert "engines" not in found["cpu"]
+
+
+def profiled(path: str) -> list[int]:
+    """Numbers of the ranges that trace analysers look for."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        numbers()
+    trace = f"{path}{dist.get_rank()}"
+    profile.export_chrome_trace(trace)
+    events = json.loads(Path(trace).read_text())["traceEvents"]
+    return [event["args"]["Seq"] for event in events if event.get("name") == "record_param_comms"]
+
+
+def test_the_profiler_has_the_numbers_of_the_lanes(fresh_world: Worlds, tmp_path: Path) -> None:
+    assert ranks(fresh_world, LAZY).run(profiled, str(tmp_path / "trace")) == [[1, 2, 3, 1, 2]] * 2
 
 
 def dumps_of_both_lanes(prefix: str) -> dict[str, Any]:
