@@ -257,12 +257,12 @@ def _described(group: Group, now: int) -> list[str]:
     lines += _named("behind", behind(group))
     if positions := on_devices(group):
         lines.append(f"  on devices, engine {group.engine}")
-        rows = [("rank", "state", "for", "operation", "waits for")]
+        table = [("rank", "state", "for", "operation", "waits for")]
         for rank in group.ranks:
             if rank["rank"] in positions:
                 process = "" if rank["rank"] in group.answered else _process_state(rank["pid"])
-                rows.append((str(rank["rank"]), *_position(positions[rank["rank"]], process, now)))
-        lines += columns(rows)
+                table.append((str(rank["rank"]), *_position(positions[rank["rank"]], process, now)))
+        lines += columns(table)
         lines += _named("behind on devices", behind_on_devices(group))
     if group.failure:
         lines.append(f"  failed: {group.failure['message']}")
