@@ -409,9 +409,9 @@ typedef struct sagecomm_api {
    *     [{"rank", "global_rank", "host", "pid", "state", "issued", "op"?, "since_ns"?, "waits_for"?, "message"?,
    *     "device"?}]}]}
    * "state" says whether the rank is in its last collective, done with it, failed, idle (it has begun none), left or
-   * dead. "device" is where it is in the device lane, with "state", "issued", "op", "since_ns" and "waits_for", if a
-   * rank has used that lane; its state may also be late: the rank's stream has not reached its last collective. "engine"
-   * carries out operations on devices. */
+   * dead. "device" is where it is in the device lane, with "state" to "message", if a rank has used that lane; its state
+   * may also be late: the rank's stream has not reached its last collective. "engine" carries out operations on
+   * devices. */
   int64_t (*status)(char *json, size_t n);
 
   /* Registers the failure callback `failed`. It is called once, on a thread of the library with no lock held: with

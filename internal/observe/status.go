@@ -36,8 +36,7 @@ type RankStatus struct {
 	Host       string    `json:"host"`
 	PID        int       `json:"pid"`
 	Position             // in the host lane
-	Message    string    `json:"message,omitempty"` // its last send or recv, if not complete
-	Device     *Position `json:"device,omitempty"`  // in the device lane; nil if no rank has used that lane
+	Device     *Position `json:"device,omitempty"` // in the device lane; nil if no rank has used that lane
 }
 
 // Position is where a rank is in one lane of its group.
@@ -49,6 +48,7 @@ type Position struct {
 	Op       string `json:"op,omitempty"`
 	Since    int64  `json:"since_ns,omitempty"` // when the last collective began or, in the states done and failed, ended
 	WaitsFor *int   `json:"waits_for,omitempty"`
+	Message  string `json:"message,omitempty"` // its last send or recv, if not complete
 }
 
 // Status returns the status of this process's groups, as JSON. It takes no lock that an operation holds.
@@ -95,9 +95,6 @@ func status(g Group) GroupStatus {
 		s := &out.Ranks[rank]
 		*s = RankStatus{Rank: rank, GlobalRank: h.GlobalRank(rank), Host: m.Host, PID: m.PID,
 			Position: position(host, runner.HostLane, rank, host.Recorder(rank), host.Awaits(rank), gone)}
-		if f, ok := host.Recorder(rank).Last(true); ok && f.Progress == runner.Started {
-			s.Message = f.Op.Describe(0)
-		}
 		if onDevices {
 			recorder, awaits := m.recorder(runner.DeviceLane), -1
 			if device != nil {
@@ -145,6 +142,9 @@ func position(host Run, lane runner.Lane, rank int, recorder runner.Recorder, aw
 	}
 	if p.State == "in" && awaits >= 0 {
 		p.WaitsFor = &awaits
+	}
+	if f, ok := recorder.Last(true); ok && f.Progress == runner.Started {
+		p.Message = f.Op.Describe(0)
 	}
 	return p
 }

@@ -249,10 +249,8 @@ def _described(group: Group, now: int) -> list[str]:
     rows = [("rank", "global", "host", "pid", "state", "for", "operation", "waits for")]
     for rank in group.ranks:
         process = "" if rank["rank"] in group.answered else _process_state(rank["pid"])
-        state, since, operation, waits = _position(rank, process, now)
-        operation = " and ".join(filter(None, [operation, rank.get("message")]))
-        row = (str(rank["rank"]), str(rank["global_rank"]), rank["host"], str(rank["pid"]), state, since)
-        rows.append((*row, operation, waits))
+        who = (str(rank["rank"]), str(rank["global_rank"]), rank["host"], str(rank["pid"]))
+        rows.append((*who, *_position(rank, process, now)))
     lines += columns(rows)
     lines += _named("behind", behind(group))
     if positions := on_devices(group):
@@ -275,7 +273,8 @@ def _position(position: dict[str, Any], process: str, now: int) -> tuple[str, st
     waits = f"rank {position['waits_for']}" if "waits_for" in position else ""
     if position["state"] == "late":
         waits = "its own stream"
-    return position["state"] + process, since, position.get("op", "none yet"), waits
+    operation = " and ".join(filter(None, [position.get("op", "none yet"), position.get("message")]))
+    return position["state"] + process, since, operation, waits
 
 
 def _named(what: str, ranks: list[int]) -> list[str]:
