@@ -337,10 +337,11 @@ void ProcessGroupSagecomm::recordParams(
 }
 
 // Torch records the number when the range begins, before the operation has one. The number is right unless another thread
-// issues a collective of the group at the same moment.
+// issues a collective of the same lane at the same moment.
 int32_t ProcessGroupSagecomm::issueProfiled(const Call& call, Issued& issued, sagecomm_error& error) const {
   const bool p2p = !call.collective();
-  const uint64_t sequence = api_.group_sequence(group_.load()) + (p2p ? 0 : 1);
+  const sagecomm_op& op = call.coalesced.empty() ? call.op : call.coalesced.front(); // all are of one lane
+  const uint64_t sequence = api_.lane_sequence(group_.load(), op.device_type) + (p2p ? 0 : 1);
   int32_t status = SAGECOMM_OK;
   recordParams(call.info.name, sequence, p2p, call.inputs, call.outputs, [&] { status = issue(call, issued, error); });
   return status;
