@@ -110,7 +110,7 @@ func TestStatisticsOfBothLanes(t *testing.T) {
 // same, from the memory of the others.
 func TestStatusOfALateStream(t *testing.T) {
 	useNewPool(t)
-	devices := fakeDevices(t, 3, 1)
+	devices := fakeDevices(t, 3, 1, false)
 	w := newWorld(t, 3)
 	if got := onDevices(t, w.groups[0]); !slices.Equal(got, []string{"", "", ""}) {
 		t.Errorf("before the first operation on a device: %q", got)
