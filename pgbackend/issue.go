@@ -20,20 +20,29 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	if f != nil {
 		return f
 	}
-	if !op.Kind.Collective() {
-		return g.refuse(op, hostOnly(op, "p2p operations"))
-	}
 	lane := &g.lane
 	if !op.Device.IsHost() {
 		if lane, f = g.deviceLane(op); f != nil {
 			return f
 		}
 	}
+	if !op.Kind.Collective() {
+		p2p, has := lane.engine.(engine.P2P)
+		if !has {
+			return g.refuse(op, fmt.Errorf("sagecomm: %s: p2p operations on %v are not supported by the engine %s; use tensors of the CPU", op.Name(), op.Device, lane.engine.Name()))
+		}
+		return g.issued(op, p2p.IssueP2P(call, op))
+	}
 	prepared, err := lane.engine.Prepare(call, op)
 	if err != nil {
 		return g.broken(op, err)
 	}
-	if err := lane.engine.Issue(call, op, prepared); err != nil {
+	return g.issued(op, lane.engine.Issue(call, op, prepared))
+}
+
+// issued returns the failure for the error of an engine that has issued an operation, or has not.
+func (g *Group) issued(op coll.Op, err error) *coll.Failure {
+	if err != nil {
 		if errors.Is(err, runner.ErrDown) {
 			if f := g.failed(); f != nil {
 				return f

@@ -294,6 +294,10 @@ uint32_t scr_cache_entries(const scr_group *g);
 scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own,
                     const scr_gate *gate, bool *down);
 
+/* Posts a send or recv at a gate, the buffer of which has room for all of it. Returns the operation with a reference for
+ * the caller, or NULL without memory, or if the group is down (*down). */
+scr_run *scr_p2p_submit(scr_group *g, const sagecomm_op *op, const scr_gate *gate, bool *down);
+
 /* ---- probe ---- */
 
 /* The costs of memory on this machine. Each is the least of many trials. */

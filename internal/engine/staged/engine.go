@@ -28,7 +28,8 @@ type Engine struct {
 	// issuing is held from the first command of an operation until the operation is numbered: operations stand in the streams
 	// in the order of their numbers.
 	issuing sync.Mutex
-	streams map[place]streams // guarded by issuing
+	streams map[place]streams  // of collectives; guarded by issuing
+	p2p     map[origin]streams // guarded by issuing
 }
 
 var _ engine.Engine = (*Engine)(nil)
@@ -50,7 +51,7 @@ func FromCall(call runner.Call, op coll.Op) (Access, error) {
 // New returns the engine of a device lane. programs is the host engine of the same lane, and open is FromCall or a test's
 // replacement.
 func New(programs *host.Engine, run *runner.Group, rank int, pool *Pool, open func(runner.Call, coll.Op) (Access, error)) *Engine {
-	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open, streams: map[place]streams{}}
+	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open, streams: map[place]streams{}, p2p: map[origin]streams{}}
 }
 
 // Name implements engine.Engine.
@@ -131,6 +132,7 @@ func (e *Engine) Close() {
 		e.pool.giveStreams(on, s)
 	}
 	clear(e.streams)
+	e.closeP2P()
 }
 
 // piece is a segment of a buffer: its place on the device and in pinned memory.
