@@ -19,6 +19,19 @@ namespace sagecomm {
 
 using c10::impl::VirtualGuardImpl;
 
+namespace {
+
+// Returns false if the list has the stream already.
+bool addOnce(std::vector<c10::Stream>& streams, const c10::Stream& stream) {
+  if (std::find(streams.begin(), streams.end(), stream) != streams.end()) {
+    return false;
+  }
+  streams.push_back(stream);
+  return true;
+}
+
+} // namespace
+
 DeviceWork::DeviceWork(const char* op, c10::Device device, std::vector<at::Tensor>&& tensors)
     : device_(device), bridge_{}, tensors_(std::move(tensors)) {
   if (isCapturing(current())) {
@@ -64,29 +77,44 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
 // If a command fails, those in front of it may still use the pinned memory. Then the value is never written, and the library
 // does without that memory.
 void DeviceWork::succeed(Buffers& buffers) {
-  noteAcquired(word_); // the library has read the input and written the output in pinned memory
-  if (word_ != nullptr && (!copies_.empty() || buffers.staged())) {
-    uint32_t* const word = std::exchange(word_, nullptr);
-    for (const sagecomm_copy& copy : copies_) {
-      queueCopyToDevice(*stream_, copy);
+  std::vector<c10::Stream> writers;
+  for (const End& end : ends_) {
+    noteAcquired(end.word); // the library has read the input and written the output in pinned memory
+    if (!end.copies.empty()) {
+      addOnce(writers, end.stream);
     }
-    queueWrite(*stream_, word, value_);
+  }
+  if (writers.empty() && buffers.staged() && !ends_.empty()) {
+    writers.push_back(ends_.front().stream);
+  }
+  while (!writers.empty() && !ends_.empty()) {
+    const End end = std::move(ends_.back());
+    ends_.pop_back();
+    for (const sagecomm_copy& copy : end.copies) {
+      queueCopyToDevice(end.stream, copy);
+    }
+    queueWrite(end.stream, end.word, end.value);
+  }
+  if (writers.empty()) {
+    store();
+  } else {
+    join(writers);
+    stream_ = writers.front();
     const c10::StreamGuard on(*stream_);
     buffers.copyBack();
     recordEnd(*stream_);
-  } else {
-    store();
   }
   noteReleased(this);
 }
 
 void DeviceWork::fail() noexcept {
   store();
-  if (!reader_ || end_) {
+  if (readers_.empty() || end_) {
     return;
   }
   try {
-    recordEnd(*reader_);
+    join(readers_);
+    recordEnd(readers_.front());
   } catch (const std::exception& e) {
     LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_ << ": " << e.what();
   }
@@ -99,10 +127,19 @@ void DeviceWork::recordEnd(const c10::Stream& stream) {
   end_ = std::move(end);
 }
 
+void DeviceWork::join(const std::vector<c10::Stream>& streams) {
+  const c10::OptionalDeviceGuard on(streams.front().device());
+  for (auto other = streams.begin() + 1; other != streams.end(); ++other) {
+    c10::Event there(other->device_type());
+    there.record(*other);
+    there.block(streams.front());
+  }
+}
+
 void DeviceWork::store() noexcept {
-  if (uint32_t* const word = std::exchange(word_, nullptr)) {
-    noteReleased(word);
-    __atomic_store_n(word, value_, __ATOMIC_RELEASE);
+  for (const End& end : std::exchange(ends_, {})) {
+    noteReleased(end.word);
+    __atomic_store_n(end.word, end.value, __ATOMIC_RELEASE);
   }
 }
 
@@ -168,7 +205,10 @@ void DeviceWork::unpin(void* owner) noexcept {
 
 // Tells the allocator that the stream uses the tensors' memory, so that memory which is given back is not used again before
 // the stream has come past. Commands that are queued later are covered by tensors_.
-void DeviceWork::use(const c10::Stream& stream) const {
+void DeviceWork::use(const c10::Stream& stream) {
+  if (!addOnce(users_, stream)) {
+    return;
+  }
   const VirtualGuardImpl guard(device_.type());
   for (const at::Tensor& t : tensors_) {
     if (const c10::DataPtr& memory = t.storage().data_ptr(); memory.get() != nullptr) {
@@ -181,8 +221,10 @@ int32_t DeviceWork::fork(void* ctx, uint64_t stream, char* why, size_t n) noexce
   return call(ctx, why, n, [&](DeviceWork& w) {
     const c10::OptionalDeviceGuard on(w.device_);
     const c10::Stream to = streamOf(stream);
-    w.reader_ = to;
     w.use(to);
+    if (!addOnce(w.readers_, to)) { // nothing has come into the current stream since
+      return;
+    }
     c10::Event start(w.device_.type());
     start.record(w.current());
     start.block(to);
@@ -209,11 +251,12 @@ int32_t DeviceWork::finish(
     size_t n) noexcept {
   return call(ctx, why, n, [&](DeviceWork& w) {
     const c10::OptionalDeviceGuard on(w.device_);
-    w.word_ = word;
-    w.value_ = value;
-    w.stream_ = streamOf(stream);
-    w.copies_.assign(copies, copies + count);
-    w.use(*w.stream_);
+    const c10::Stream in = streamOf(stream);
+    w.ends_.push_back({in, {copies, copies + count}, word, value});
+    if (!w.stream_) {
+      w.stream_ = in;
+    }
+    w.use(in);
   });
 }
 

@@ -1,4 +1,4 @@
-// device_work.hpp is the device's part of one operation: sagecomm_bridge on c10's streams and events. The core moves the
+// device_work.hpp is the device's part of one call, which is one operation or several coalesced ones: sagecomm_bridge on c10's streams and events. The core moves the
 // memory of a device through pinned memory. While it issues the operation it queues copies out of the device here, and it says
 // which copies into the device end the operation. The Work queues these when the operation is complete.
 //
@@ -82,20 +82,27 @@ class DeviceWork {
       size_t n) noexcept;
 
   c10::Stream current() const;
-  void use(const c10::Stream& stream) const;
+  void use(const c10::Stream& stream);
   void recordEnd(const c10::Stream& stream);
+  // Makes the first of several streams come behind the others.
+  static void join(const std::vector<c10::Stream>& streams);
   void store() noexcept;
 
   const c10::Device device_;
   sagecomm_bridge bridge_;
-  std::optional<c10::Stream> reader_; // what fork() was called with
+  std::vector<c10::Stream> readers_; // what fork() was called with
+  std::vector<c10::Stream> users_; // streams of which the allocator knows
   std::vector<at::Tensor> tensors_;
 
-  // What finish() was called with.
-  std::optional<c10::Stream> stream_;
-  std::vector<sagecomm_copy> copies_;
-  uint32_t* word_ = nullptr; // null: finish() was not called, or the operation has ended
-  uint32_t value_ = 0;
+  // What finish() was called with: once for each collective and p2p operation that the call is made of.
+  struct End {
+    c10::Stream stream;
+    std::vector<sagecomm_copy> copies;
+    uint32_t* word;
+    uint32_t value;
+  };
+  std::vector<End> ends_; // of those that have not ended
+  std::optional<c10::Stream> stream_; // that has written the outputs
 
   // Recorded behind the outputs, after a failure behind what reads the inputs; null if there is nothing to wait for. A
   // pointer, because a forked child leaves it.

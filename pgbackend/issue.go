@@ -57,11 +57,6 @@ func (g *Group) issued(op coll.Op, err error) *coll.Failure {
 	return nil
 }
 
-// hostOnly returns the error for an operation that takes host memory only.
-func hostOnly(op coll.Op, what string) error {
-	return fmt.Errorf("sagecomm: %s: %s take memory of the CPU only, and these buffers are on %v: copy them to the CPU", op.Name(), what, op.Device)
-}
-
 // check returns a failure for a call that this rank may not make.
 func (g *Group) check(call runner.Call) (coll.Op, *coll.Failure) {
 	op := call.Op(g.size)
@@ -85,8 +80,9 @@ func (g *Group) fuse(calls []runner.Call) ([]uint32, *coll.Failure) {
 		if ops[i], f = g.check(call); f != nil {
 			return nil, f
 		}
-		if !ops[i].Device.IsHost() {
-			return nil, g.refuse(ops[i], hostOnly(ops[i], "coalesced operations"))
+		if on := ops[0].Device; ops[i].Device != on {
+			return nil, g.refuse(ops[i], fmt.Errorf("sagecomm: %s: rank %d: operation %d of one coalesced call, counted from 0, is on %v, and those before it are on %v: issue them apart",
+				ops[i].Name(), g.rank, i, ops[i].Device, on))
 		}
 	}
 	return fusion.Plan(ops), nil
