@@ -78,26 +78,23 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
 // does without that memory.
 void DeviceWork::succeed(Buffers& buffers) {
   std::vector<c10::Stream> writers;
-  for (const End& end : ends_) {
+  for (End& end : ends_) {
     noteAcquired(end.word); // the library has read the input and written the output in pinned memory
-    if (!end.copies.empty()) {
-      addOnce(writers, end.stream);
+    if (end.copies.empty()) {
+      continue;
     }
-  }
-  if (writers.empty() && buffers.staged() && !ends_.empty()) {
-    writers.push_back(ends_.front().stream);
-  }
-  while (!writers.empty() && !ends_.empty()) {
-    const End end = std::move(ends_.back());
-    ends_.pop_back();
+    uint32_t* const word = std::exchange(end.word, nullptr);
     for (const sagecomm_copy& copy : end.copies) {
       queueCopyToDevice(end.stream, copy);
     }
-    queueWrite(end.stream, end.word, end.value);
+    queueWrite(end.stream, word, end.value);
+    addOnce(writers, end.stream);
   }
-  if (writers.empty()) {
-    store();
-  } else {
+  store();
+  if (writers.empty() && buffers.staged() && stream_) {
+    writers.push_back(*stream_);
+  }
+  if (!writers.empty()) {
     join(writers);
     stream_ = writers.front();
     const c10::StreamGuard on(*stream_);
@@ -138,8 +135,10 @@ void DeviceWork::join(const std::vector<c10::Stream>& streams) {
 
 void DeviceWork::store() noexcept {
   for (const End& end : std::exchange(ends_, {})) {
-    noteReleased(end.word);
-    __atomic_store_n(end.word, end.value, __ATOMIC_RELEASE);
+    if (end.word != nullptr) {
+      noteReleased(end.word);
+      __atomic_store_n(end.word, end.value, __ATOMIC_RELEASE);
+    }
   }
 }
 

@@ -98,7 +98,7 @@ class DeviceWork {
   struct End {
     c10::Stream stream;
     std::vector<sagecomm_copy> copies;
-    uint32_t* word;
+    uint32_t* word; // null: the write of the value is queued
     uint32_t value;
   };
   std::vector<End> ends_; // of those that have not ended

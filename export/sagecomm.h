@@ -154,7 +154,8 @@ typedef struct sagecomm_bridge {
   /* Says how the operation ends: when it is complete, the caller of issue() queues these copies into the device in the
    * stream, if the status is OK, and then a write of `value` to `word`, with which pinned memory is the library's again.
    * If there is nothing to copy, or the operation was not issued, the caller may store the value itself. It is the last
-   * function that is called, and is called once. */
+   * function that is called, and is called once; by issue_coalesced(), whose operations all have one bridge, once for each
+   * collective and p2p operation that they become. Then all of them end when the work is complete. */
   int32_t (*finish)(void *ctx, uint64_t stream, const sagecomm_copy *copies, uint32_t n, uint32_t *word, uint32_t value,
                     char *why, size_t why_n);
 } sagecomm_bridge;

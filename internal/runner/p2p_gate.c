@@ -49,6 +49,7 @@ void scr_p2p_look_at_gates(scr_group *g) {
     atomic_fetch_sub_explicit(&g->p2p.behind, 1, memory_order_relaxed);
     scr_note_acquired(&r->gate.words->input_ready);
     scr_note_released(&r->gate.words->input_taken);
+    scr_note_released(&r->gate.words->output_taken);
     atomic_store_explicit(&r->p2p.behind, false, memory_order_release);
     go_on(g, r);
   }

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import device_calls
+import device_coalesced
+import device_p2p
 import device_programs
 from cuda_bed import CudaBed, fake_cuda
 from device_bed import Schedule, Worlds, built, under_schedules
@@ -59,6 +61,22 @@ def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     if queue == "streams":  # simdev cannot capture behind a launch queue
         programs.insert(0, device_calls.captures_are_refused)
     for program in programs:
+        world.run(checked, program)
+
+
+@under_schedules
+@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+def test_coalesced(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
+    world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
+    for program in device_coalesced.PROGRAMS:
+        world.run(checked, program)
+
+
+@under_schedules
+@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+def test_p2p(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
+    world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
+    for program in (*device_p2p.PROGRAMS, device_p2p.mismatch):
         world.run(checked, program)
 
 
