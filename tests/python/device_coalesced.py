@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceCoalescedOptions, AllreduceOptions, BroadcastOptions
 
+from device_calls import run_under_fake_cuda
 from device_programs import FEW, SUM, N, accelerator, expect, full, held, main_stream, mine
 
 SIZES = [1, 33, N, 5000, 70_000]
@@ -19,20 +20,30 @@ def peer() -> int:
     return 1 - dist.get_rank()
 
 
+def group() -> Any:
+    return dist.distributed_c10d._get_default_group()
+
+
 def backend() -> Any:
-    return dist.distributed_c10d._get_default_group()._get_backend(accelerator())
+    return group()._get_backend(accelerator())
 
 
 def all_reduces() -> None:
-    """Several types, of which each is a collective, with and without somebody who waits."""
+    """Of several types, each of which is a collective. A user of torch's own function has one type."""
     types = [torch.float32, torch.bfloat16, torch.float32, torch.int64, torch.float32]
     for async_op in (False, True):
         xs = [full(mine(), n, dtype=t) for n, t in zip(SIZES, types, strict=True)]
-        work = dist.all_reduce_coalesced(xs, async_op=async_op)
-        if work is not None:
-            work.wait()
+        options = AllreduceCoalescedOptions()
+        options.asyncOp = async_op
+        group().allreduce_coalesced(xs, options).wait()
         for x in xs:
             expect(x, SUM)
+        ys = [full(mine(), n) for n in SIZES]
+        work = dist.all_reduce_coalesced(ys, async_op=async_op)
+        if work is not None:
+            work.wait()
+        for y in ys:
+            expect(y, SUM)
 
 
 def late_producer() -> None:
@@ -41,7 +52,7 @@ def late_producer() -> None:
     with held(main_stream()):
         for x in xs:
             x += mine()
-        work = backend().allreduce_coalesced(xs, AllreduceCoalescedOptions())
+        work = group().allreduce_coalesced(xs, AllreduceCoalescedOptions())
         assert not work.is_completed()
     work.wait()
     for x in xs:
@@ -51,12 +62,12 @@ def late_producer() -> None:
 def all_gathers() -> None:
     ins = [full(10 * mine() + i, n) for i, n in enumerate(SIZES)]
     outs = [full(0, 2 * n) for n in SIZES]
-    backend().allgather_into_tensor_coalesced(outs, ins, AllgatherOptions()).wait()
+    group().allgather_into_tensor_coalesced(outs, ins, AllgatherOptions()).wait()
     for i, out in enumerate(outs):
         expect(out[: SIZES[i]], 10 + i)
         expect(out[SIZES[i] :], 20 + i)
     lists = [[full(0, n) for n in SIZES] for _ in range(2)]
-    backend().allgather_coalesced(lists, ins, AllgatherOptions()).wait()
+    group().allgather_coalesced(lists, ins, AllgatherOptions()).wait()
     for rank, tensors in enumerate(lists):
         for i, tensor in enumerate(tensors):
             expect(tensor, 10 * (rank + 1) + i)
@@ -140,7 +151,7 @@ def streams_change_in_a_window() -> None:
 def consumer_does_not_synchronise() -> None:
     xs = [full(mine(), n) for n in SIZES]
     for _ in range(FEW):
-        work = backend().allreduce_coalesced(xs, AllreduceCoalescedOptions())
+        work = group().allreduce_coalesced(xs, AllreduceCoalescedOptions())
         work.wait()
         xs = [x + 1 for x in xs]
     value = [1.0, 2.0]
@@ -152,7 +163,7 @@ def consumer_does_not_synchronise() -> None:
 
 def futures() -> None:
     xs = [full(mine()), full(2 * mine())]
-    future = backend().allreduce_coalesced(xs, AllreduceCoalescedOptions()).get_future()
+    future = group().allreduce_coalesced(xs, AllreduceCoalescedOptions()).get_future()
     doubled = future.then(lambda f: [t * 2 for t in f.value()])
     a, b = doubled.wait()
     expect(a, 2 * SUM)
@@ -163,19 +174,18 @@ def not_contiguous_and_repeated() -> None:
     x = torch.zeros(N, 4, device=accelerator())
     y = full(mine())
     x[:, ::2] = mine()
-    backend().allreduce_coalesced([x[:, ::2], y, y], AllreduceCoalescedOptions()).wait()
+    group().allreduce_coalesced([x[:, ::2], y, y], AllreduceCoalescedOptions()).wait()
     expect(x[:, ::2], SUM)
     expect(x[:, 1::2], 0)
     expect(y, SUM)
 
 
 def works_and_tensors_are_dropped() -> None:
-    group = dist.distributed_c10d._get_default_group()
     for i in range(FEW):
         sizes = [N * (i + 1), 50 * (i + 1)]
-        backend().allreduce_coalesced([full(mine(), n) for n in sizes], AllreduceCoalescedOptions())
+        group().allreduce_coalesced([full(mine(), n) for n in sizes], AllreduceCoalescedOptions())
         others = [full(99, n) for n in sizes]
-        group._wait_for_pending_works()
+        group()._wait_for_pending_works()
         for other in (*others, *(full(99, n) for n in sizes)):
             expect(other, 99)
 
@@ -185,11 +195,11 @@ def refusals() -> None:
     b, name = backend(), str(accelerator())
     reduce = AllreduceCoalescedOptions()
     with pytest.raises(RuntimeError, match=f"operation 1 of one coalesced call, .* is on cpu, .* before it are on {name}"):
-        b.allreduce_coalesced([x, c], reduce)
+        group().allreduce_coalesced([x, c], reduce)
     with pytest.raises(RuntimeError, match=f"operation 1 of one coalesced call, .* is on {name}, .* before it are on cpu"):
-        b.allreduce_coalesced([c, x], reduce)
+        group().allreduce_coalesced([c, x], reduce)
     with pytest.raises(RuntimeError, match="operations 0 and 1 of one coalesced call, .* share memory"):
-        b.allreduce_coalesced([x[:600], x[400:]], reduce)
+        group().allreduce_coalesced([x[:600], x[400:]], reduce)
     b._start_coalescing()
     b.allreduce([x], AllreduceOptions())
     b._allgather_base(full(0, 2 * N), x, AllgatherOptions())
@@ -213,3 +223,7 @@ PROGRAMS: list[Callable[[], Any]] = [
     works_and_tensors_are_dropped,
     refusals,
 ]
+
+
+def under_fake_cuda(rank: int, size: int, store: str) -> None:
+    run_under_fake_cuda(rank, size, store, PROGRAMS)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import sagecomm
+from device_calls import run_under_fake_cuda
 from device_programs import FEW, N, accelerator, expect, full, held, main_stream, mine
 
 LONG = 300_000  # elements: several frames
@@ -264,3 +265,7 @@ PROGRAMS: list[Callable[[], Any]] = [
     batch_of_late_producers,
     destroyed_in_flight,
 ]
+
+
+def under_fake_cuda(rank: int, size: int, store: str) -> None:
+    run_under_fake_cuda(rank, size, store, [*PROGRAMS, mismatch])

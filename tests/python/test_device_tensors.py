@@ -93,10 +93,11 @@ def cuda_bed() -> Iterator[CudaBed]:
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 @under_schedules
-def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule) -> None:
+@pytest.mark.parametrize("module", ["device_calls", "device_p2p", "device_coalesced"])
+def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, module: str) -> None:
     """The same programs on CUDA tensors, with torch's own guard, allocator, streams, events and futures."""
     cuda_bed.ranks(
-        "device_calls:under_fake_cuda",
+        f"{module}:under_fake_cuda",
         2,
         schedule=schedule.name,
         seed=schedule.seed,
@@ -110,8 +111,9 @@ def test_wait_does_not_block_the_host(fresh_world: Worlds, schedule: Schedule) -
 
 
 @under_schedules
-def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule) -> None:
-    survivor, left = ranks(fresh_world, schedule).outcomes(checked, device_calls.peer_leaves)
+@pytest.mark.parametrize("program", [device_calls.peer_leaves, device_p2p.peer_leaves_a_recv], ids=["all_reduce", "recv"])
+def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule, program: Callable[[], str]) -> None:
+    survivor, left = ranks(fresh_world, schedule).outcomes(checked, program)
     assert left.exitcode == 3
     assert survivor.ok, survivor.trace
     assert "rank 1" in survivor.value
