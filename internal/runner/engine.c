@@ -185,7 +185,9 @@ static look look_at_p2p(scr_group *g, const round_of *at, scr_incident *incident
     if (rc == SCR_BLOCKED && at->check) rc = scr_p2p_scan(g, at->now, &peer, &culprit);
   }
   l.blocked = rc == SCR_BLOCKED && g->p2p.activity == before;
+#ifndef SCR_MUTANT_ENGINE_LEAVES_GATES
   l.at_gate = !driven && atomic_load_explicit(&g->p2p.behind, memory_order_relaxed) != 0;
+#endif
   if (driven && rc == SCR_YIELDED) scr_bell_wake(&g->shared->p2p.bell); /* the driver may sleep */
   if (rc > 0) {
     *incident = (scr_incident){.code = rc, .kind = SAGECOMM_RECV};
