@@ -27,7 +27,7 @@ type fakeDevice struct {
 	streams [][]command
 	held    bool // nothing of the caller's stream runs
 	memory  [][]byte
-	calls   map[uintptr]*deviceCall // by sagecomm_op.stream
+	calls   map[uintptr][]*deviceCall // by sagecomm_op.stream
 	pins    int
 	closed  bool
 	failing string // the method that fails next
@@ -40,7 +40,7 @@ type command struct {
 }
 
 func newFakeDevice(t *testing.T, seed uint64) *fakeDevice {
-	d := &fakeDevice{t: t, random: rand.New(rand.NewPCG(seed, 1)), streams: make([][]command, 1), calls: map[uintptr]*deviceCall{}}
+	d := &fakeDevice{t: t, random: rand.New(rand.NewPCG(seed, 1)), streams: make([][]command, 1), calls: map[uintptr][]*deviceCall{}}
 	d.changed.L = &d.mu
 	go d.work()
 	t.Cleanup(func() {
@@ -251,7 +251,7 @@ func fakeDevices(t *testing.T, n int, seed uint64) []*fakeDevice {
 		d := list[op.Device.Index]
 		c := &deviceCall{d: d}
 		d.mu.Lock()
-		d.calls[op.Stream] = c
+		d.calls[op.Stream] = append(d.calls[op.Stream], c)
 		d.mu.Unlock()
 		return c, nil
 	}
@@ -260,21 +260,43 @@ func fakeDevices(t *testing.T, n int, seed uint64) []*fakeDevice {
 
 var deviceCalls atomic.Uint64
 
-// deviceWork is an operation on a device that was issued.
+// deviceWork is an operation on a device that was issued, or several coalesced ones.
 type deviceWork struct {
 	runner.Work
-	call *deviceCall
+	calls []*deviceCall // what the engine made of it
 }
 
 // issueOn issues an asynchronous operation on a device.
 func issueOn(g *Group, d *fakeDevice, op coll.Op, in, out [][]byte) (deviceWork, *coll.Failure) {
 	op.Device, op.Async, op.Stream = coll.Device{Type: coll.PrivateUse1, Index: g.rank}, true, uintptr(deviceCalls.Add(1))
 	w, f := g.Issue(op, in, out)
+	return deviceWork{w, d.take(op.Stream)}, f
+}
+
+// issueAllOn issues several operations on a device in one call.
+func issueAllOn(g *Group, d *fakeDevice, list []runner.Coalesced) (deviceWork, *coll.Failure) {
+	stream := uintptr(deviceCalls.Add(1))
+	for i := range list {
+		op := &list[i].Op
+		op.Device, op.Async, op.Stream = coll.Device{Type: coll.PrivateUse1, Index: g.rank}, true, stream
+	}
+	w, f := g.IssueCoalesced(list)
+	return deviceWork{w, d.take(stream)}, f
+}
+
+func (d *fakeDevice) take(stream uintptr) []*deviceCall {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	call := d.calls[op.Stream]
-	delete(d.calls, op.Stream)
-	return deviceWork{w, call}, f
+	calls := d.calls[stream]
+	delete(d.calls, stream)
+	return calls
+}
+
+// end does what the caller of the library does when the operation is complete, or was not issued.
+func (w deviceWork) end(failed bool) {
+	for _, call := range w.calls {
+		call.end(failed)
+	}
 }
 
 // finish waits for the end of the operation on the device.
@@ -282,7 +304,7 @@ func (w deviceWork) finish() *coll.Failure {
 	for {
 		done, f := w.Wait(time.Second)
 		if done {
-			w.call.end(f != nil)
+			w.end(f != nil)
 			w.Release()
 			return f
 		}

@@ -274,7 +274,7 @@ func TestMismatchOfP2POnDevices(t *testing.T) {
 				if f == nil {
 					f = work.finish()
 				} else { // the group has failed before it was issued, or while it was
-					work.call.end(true)
+					work.end(true)
 				}
 				d.hold(false)
 				return expect(f, coll.Mismatch, "rank 0 called recv", "rank 1", "sent 100 bytes")
