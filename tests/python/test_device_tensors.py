@@ -15,6 +15,7 @@ import torch
 import device_calls
 import device_coalesced
 import device_p2p
+import device_pipeline
 import device_programs
 from cuda_bed import CudaBed, fake_cuda
 from device_bed import Schedule, Worlds, built, under_schedules
@@ -93,7 +94,7 @@ def cuda_bed() -> Iterator[CudaBed]:
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 @under_schedules
-@pytest.mark.parametrize("module", ["device_calls", "device_p2p", "device_coalesced"])
+@pytest.mark.parametrize("module", ["device_calls", "device_p2p", "device_coalesced", "device_pipeline"])
 def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, module: str) -> None:
     """The same programs on CUDA tensors, with torch's own guard, allocator, streams, events and futures."""
     cuda_bed.ranks(
@@ -120,5 +121,6 @@ def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule, program: Call
 
 
 @pytest.mark.parametrize("schedule", quickly([Schedule("random")], [Schedule("lazy"), Schedule("random")]), ids=str)
-def test_training(fresh_world: Worlds, schedule: Schedule) -> None:
-    ranks(fresh_world, schedule).run(checked, device_calls.training)
+@pytest.mark.parametrize("program", [device_calls.training, device_pipeline.pipeline], ids=["DDP", "pipelines"])
+def test_training(fresh_world: Worlds, schedule: Schedule, program: Callable[[], Any]) -> None:
+    ranks(fresh_world, schedule).run(checked, program)
