@@ -1,4 +1,4 @@
-"""Coalesced operations and coalescing windows on tensors of an accelerator, as device_programs.py describes its programs."""
+"""Coalesced operations and windows on tensors of an accelerator, as device_programs.py describes its programs."""
 
 from __future__ import annotations
 
@@ -194,16 +194,17 @@ def refusals() -> None:
     x, c = full(mine()), torch.full((N,), mine())
     b, name = backend(), str(accelerator())
     reduce = AllreduceCoalescedOptions()
-    with pytest.raises(RuntimeError, match=f"operation 1 of one coalesced call, .* is on cpu, .* before it are on {name}"):
+    second = "operation 1 of one coalesced call"
+    with pytest.raises(RuntimeError, match=f"{second}, .* is on cpu, .* before it are on {name}"):
         group().allreduce_coalesced([x, c], reduce)
-    with pytest.raises(RuntimeError, match=f"operation 1 of one coalesced call, .* is on {name}, .* before it are on cpu"):
+    with pytest.raises(RuntimeError, match=f"{second}, .* is on {name}, .* before it are on cpu"):
         group().allreduce_coalesced([c, x], reduce)
-    with pytest.raises(RuntimeError, match="operations 0 and 1 of one coalesced call, .* share memory"):
+    with pytest.raises(RuntimeError, match=r"operations 0 and 1 of one coalesced call, .* share memory"):
         group().allreduce_coalesced([x[:600], x[400:]], reduce)
     b._start_coalescing()
     b.allreduce([x], AllreduceOptions())
     b._allgather_base(full(0, 2 * N), x, AllgatherOptions())
-    with pytest.raises(RuntimeError, match="operations 0 and 1 of one coalesced call, .* share memory"):
+    with pytest.raises(RuntimeError, match=r"operations 0 and 1 of one coalesced call, .* share memory"):
         b._end_coalescing()
     dist.all_reduce(x)
     expect(x, SUM)

@@ -112,7 +112,7 @@ def test_wait_does_not_block_the_host(fresh_world: Worlds, schedule: Schedule) -
 
 
 @under_schedules
-@pytest.mark.parametrize("program", [device_calls.peer_leaves, device_p2p.peer_leaves_a_recv], ids=["all_reduce", "recv"])
+@pytest.mark.parametrize("program", [device_calls.peer_leaves, device_p2p.peer_leaves_a_recv])
 def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule, program: Callable[[], str]) -> None:
     survivor, left = ranks(fresh_world, schedule).outcomes(checked, program)
     assert left.exitcode == 3
