@@ -236,6 +236,8 @@ func (g diagnosis) unmatched(t runner.Incident) string {
 	switch {
 	case t.Op.OfSparse():
 		return fmt.Sprintf("all ranks have arrived, but %s does not go on", g.who(t.Peer))
+	case t.Sent && onDevices != "":
+		return fmt.Sprintf("%s has called the matching send, but its payload has not come: the stream of its device has not reached the send, or that rank does not go on", g.who(t.Peer))
 	case t.Op.Root == coll.AnySource:
 		return "no rank has completed a matching send; make both calls with the same tag" + onDevices
 	}

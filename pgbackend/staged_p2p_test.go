@@ -243,6 +243,30 @@ func TestTimeoutOfP2PBeginsWithTheStream(t *testing.T) {
 	}
 }
 
+// A recv whose sender's stream is late says so when it times out.
+func TestTimeoutOfRecvNamesTheStreamThatIsLate(t *testing.T) {
+	useNewPool(t)
+	devices := fakeDevices(t, 2, 18)
+	w := newWorldWith(t, 2, 300*time.Millisecond, nil)
+	w.each(func(g *Group) error {
+		d := devices[g.rank]
+		var work deviceWork
+		var f *coll.Failure
+		if g.rank == 1 {
+			d.hold(true)
+			work, f = sendOn(g, d, 0, 0, make([]byte, 100))
+		} else {
+			work, _, f = recvOn(g, d, 1, 0, 100)
+		}
+		if f != nil {
+			return f
+		}
+		err := expect(work.finish(), coll.Timeout, "rank 1", "has called the matching send, but its payload has not come: the stream of its device")
+		d.hold(false)
+		return err
+	})
+}
+
 // A recv that fits its send in neither length nor type fails the group, whether or not streams are late.
 func TestMismatchOfP2POnDevices(t *testing.T) {
 	for _, postedFirst := range []coll.Kind{coll.Send, coll.Recv} {

@@ -86,7 +86,7 @@ static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint6
     return 0;
   }
   r->p2p.id = id;
-  r->p2p.matched = true;
+  atomic_store_explicit(&r->p2p.matched, true, memory_order_release);
   scr_keyed_add(&pair->receiving, &r->p2p.entry, id);
   return queue_grant(pair, id) ? 0 : SCR_INCIDENT_MEMORY;
 }

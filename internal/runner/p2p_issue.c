@@ -22,7 +22,7 @@ static bool done(const scr_run *r) { return atomic_load_explicit(&r->state, memo
 static scr_incident incident_with(const scr_run *r, int code, int32_t peer) {
   scr_incident t = {.code = code, .kind = SAGECOMM_RECV, .root = peer};
   if (r) scr_describe_incident(r, code, &t);
-  t.peer = peer;
+  t.peer = peer < 0 && t.announced ? r->source : peer; /* of a recv from any source */
   return t;
 }
 

@@ -125,7 +125,8 @@ struct scr_run {
     _Atomic uint32_t waiters;  /* threads that wait for it; they call its done function */
     _Atomic int64_t posted_ns; /* when a short recv was posted; 0 once a thread waits for it */
     uint64_t id, moved;
-    bool matched;     /* a recv: with an announced send; a send at a gate: it was granted */
+    /* A recv: with an announced send, whose rank `source` is. A send at a gate: it was granted. */
+    _Atomic bool matched;
     scr_keyed entry;  /* in a keyed list of p2p operations */
     int32_t incident; /* that its posting has met, for the thread that issues it; 0: none */
     /* On a device: */

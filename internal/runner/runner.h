@@ -49,6 +49,7 @@ typedef struct scr_incident {
   uint8_t kind, dtype, reduce_op, parts; /* parts as in scr_call */
   int32_t root;                          /* or the peer of a p2p operation */
   int32_t tag;
+  bool announced; /* of a recv: its send was announced */
   uint64_t bytes;
   uint64_t got;
   int64_t waited_ns;
