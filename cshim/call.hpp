@@ -50,7 +50,7 @@ struct Call {
   // The caller of run() owns it until the core has accepted the operation; then the Work owns it.
   std::unique_ptr<SparseSum>* sparse = nullptr;
   // The segments of these operations lie in the Calls that described them.
-  c10::ArrayRef<sagecomm_op> coalesced;
+  std::vector<sagecomm_op> coalesced;
   std::vector<uint64_t> memberKeys; // the `key` of each of these Calls that has one
 
   // Whether the call takes a place among the collectives of the group, which p2p operations do not.

@@ -19,6 +19,19 @@ namespace sagecomm {
 
 using c10::impl::VirtualGuardImpl;
 
+namespace {
+
+// Returns false if the list has the stream already.
+bool addOnce(std::vector<c10::Stream>& streams, const c10::Stream& stream) {
+  if (std::find(streams.begin(), streams.end(), stream) != streams.end()) {
+    return false;
+  }
+  streams.push_back(stream);
+  return true;
+}
+
+} // namespace
+
 DeviceWork::DeviceWork(const char* op, c10::Device device, std::vector<at::Tensor>&& tensors)
     : device_(device), bridge_{}, tensors_(std::move(tensors)) {
   if (isCapturing(current())) {
@@ -42,8 +55,7 @@ c10::Stream DeviceWork::current() const {
   return VirtualGuardImpl(device_.type()).getStream(device_);
 }
 
-void DeviceWork::describe(sagecomm_op& op, Buffers& buffers, bool async) {
-  buffers_ = &buffers;
+void DeviceWork::describe(sagecomm_op& op, bool async) {
   op.flags |= SAGECOMM_ASYNC;
   bridge_.struct_size = sizeof bridge_;
   bridge_.ctx = this;
@@ -54,7 +66,7 @@ void DeviceWork::describe(sagecomm_op& op, Buffers& buffers, bool async) {
   bridge_.copy_in = &copyIn;
   bridge_.write_value = &writeValue;
   bridge_.adopt_stream = &adoptStream;
-  bridge_.join = &join;
+  bridge_.join = &joinNow;
   bridge_.join_later = &joinLater;
   op.bridge = &bridge_;
   op.device_type = static_cast<uint8_t>(device_.type());
@@ -65,33 +77,69 @@ void DeviceWork::describe(sagecomm_op& op, Buffers& buffers, bool async) {
 
 // ---- the end ----
 
+// Copies for tensors that are not contiguous are written back here where all is queued, since nothing calls the device later.
+void DeviceWork::issued(Buffers& buffers) noexcept {
+  if (joins_.empty()) {
+    return;
+  }
+  try {
+    join(joins_);
+    stream_ = joins_.front();
+    if (buffers.staged()) {
+      const c10::StreamGuard on(*stream_);
+      buffers.copyBack();
+    }
+    recordEnd(*stream_);
+  } catch (...) { // the operation is under way; its end raises the error
+    broken_ = std::current_exception();
+  }
+  noteReleased(this);
+}
+
 // If a command fails, those in front of it may still use the pinned memory. Then the value is never written, and the library
 // does without that memory.
 void DeviceWork::succeed(Buffers& buffers) {
-  noteAcquired(word_); // the library has read the input and written the output in pinned memory
-  if (joined_) { // all is queued
-  } else if (word_ != nullptr && (!copies_.empty() || buffers.staged())) {
-    uint32_t* const word = std::exchange(word_, nullptr);
-    for (const sagecomm_copy& copy : copies_) {
-      queueCopyToDevice(*stream_, copy);
+  if (broken_) {
+    std::rethrow_exception(broken_);
+  }
+  if (joined()) { // all is queued
+    return;
+  }
+  std::vector<c10::Stream> writers;
+  for (End& end : ends_) {
+    noteAcquired(end.word); // the library has read the input and written the output in pinned memory
+    if (end.copies.empty()) {
+      continue;
     }
-    queueWrite(*stream_, word, value_);
+    uint32_t* const word = std::exchange(end.word, nullptr);
+    for (const sagecomm_copy& copy : end.copies) {
+      queueCopyToDevice(end.stream, copy);
+    }
+    queueWrite(end.stream, word, end.value);
+    addOnce(writers, end.stream);
+  }
+  store();
+  if (writers.empty() && buffers.staged() && stream_) {
+    writers.push_back(*stream_);
+  }
+  if (!writers.empty()) {
+    join(writers);
+    stream_ = writers.front();
     const c10::StreamGuard on(*stream_);
     buffers.copyBack();
     recordEnd(*stream_);
-  } else {
-    store();
   }
   noteReleased(this);
 }
 
 void DeviceWork::fail() noexcept {
   store();
-  if (!reader_ || end_) {
+  if (readers_.empty() || joined()) {
     return;
   }
   try {
-    recordEnd(*reader_);
+    join(readers_);
+    recordEnd(readers_.front());
   } catch (const std::exception& e) {
     LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_ << ": " << e.what();
   }
@@ -104,10 +152,21 @@ void DeviceWork::recordEnd(const c10::Stream& stream) {
   end_ = std::move(end);
 }
 
+void DeviceWork::join(const std::vector<c10::Stream>& streams) {
+  const c10::OptionalDeviceGuard on(streams.front().device());
+  for (auto other = streams.begin() + 1; other != streams.end(); ++other) {
+    c10::Event there(other->device_type());
+    there.record(*other);
+    there.block(streams.front());
+  }
+}
+
 void DeviceWork::store() noexcept {
-  if (uint32_t* const word = std::exchange(word_, nullptr)) {
-    noteReleased(word);
-    __atomic_store_n(word, value_, __ATOMIC_RELEASE);
+  for (const End& end : std::exchange(ends_, {})) {
+    if (end.word != nullptr) {
+      noteReleased(end.word);
+      __atomic_store_n(end.word, end.value, __ATOMIC_RELEASE);
+    }
   }
 }
 
@@ -173,7 +232,10 @@ void DeviceWork::unpin(void* owner) noexcept {
 
 // Tells the allocator that the stream uses the tensors' memory, so that memory which is given back is not used again before
 // the stream has come past. Commands that are queued later are covered by tensors_.
-void DeviceWork::use(const c10::Stream& stream) const {
+void DeviceWork::use(const c10::Stream& stream) {
+  if (!addOnce(users_, stream)) {
+    return;
+  }
   const VirtualGuardImpl guard(device_.type());
   for (const at::Tensor& t : tensors_) {
     if (const c10::DataPtr& memory = t.storage().data_ptr(); memory.get() != nullptr) {
@@ -186,8 +248,10 @@ int32_t DeviceWork::fork(void* ctx, uint64_t stream, char* why, size_t n) noexce
   return call(ctx, why, n, [&](DeviceWork& w) {
     const c10::OptionalDeviceGuard on(w.device_);
     const c10::Stream to = streamOf(stream);
-    w.reader_ = to;
     w.use(to);
+    if (!addOnce(w.readers_, to)) { // nothing has come into the current stream since
+      return;
+    }
     c10::Event start(w.device_.type());
     start.record(w.current());
     start.block(to);
@@ -207,19 +271,12 @@ int32_t DeviceWork::adoptStream(void* ctx, void* handle, uint64_t* stream, char*
   return call(ctx, why, n, [&](const DeviceWork& w) { *stream = sagecomm::adoptStream(w.device_, handle); });
 }
 
-// Copies for tensors that are not contiguous are written back here, since nothing calls the device later.
-int32_t DeviceWork::join(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
+int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
   return call(ctx, why, n, [&](DeviceWork& w) {
     const c10::OptionalDeviceGuard on(w.device_);
-    w.stream_ = streamOf(stream);
-    w.use(*w.stream_);
-    if (w.buffers_->staged()) {
-      const c10::StreamGuard in(*w.stream_);
-      w.buffers_->copyBack();
-    }
-    w.recordEnd(*w.stream_);
-    w.joined_ = true;
-    noteReleased(&w);
+    const c10::Stream in = streamOf(stream);
+    w.use(in);
+    addOnce(w.joins_, in);
   });
 }
 
@@ -234,11 +291,12 @@ int32_t DeviceWork::joinLater(
     size_t n) noexcept {
   return call(ctx, why, n, [&](DeviceWork& w) {
     const c10::OptionalDeviceGuard on(w.device_);
-    w.word_ = word;
-    w.value_ = value;
-    w.stream_ = streamOf(stream);
-    w.copies_.assign(copies, copies + count);
-    w.use(*w.stream_);
+    const c10::Stream in = streamOf(stream);
+    w.ends_.push_back({in, {copies, copies + count}, word, value});
+    if (!w.stream_) {
+      w.stream_ = in;
+    }
+    w.use(in);
   });
 }
 

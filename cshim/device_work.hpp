@@ -1,5 +1,6 @@
-// device_work.hpp is the device's part of one operation: sagecomm_bridge on c10's streams and events. The core moves the
-// memory of a device through pinned memory. While it issues the operation it queues commands here.
+// device_work.hpp is the device's part of one call, which is one operation or several coalesced ones: sagecomm_bridge on c10's
+// streams and events. The core moves the memory of a device through pinned memory. While it issues the operation it queues
+// commands here.
 //
 // Where the streams of the device can wait for a word in host memory, the core queues the whole operation while it issues it,
 // and says in which stream it ends: it is *joined*. Whoever waits for it makes a stream wait and never blocks the host.
@@ -36,14 +37,16 @@ class DeviceWork {
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
 
-  // Fills in what the core needs to issue the operation, whose outputs are those of `buffers`. The core never waits for an
-  // operation on a device while it issues it. The last call of c10 is that for op.stream: some devices order a native handle
+  // Fills in what the core needs to issue the operation, or one of several. The core never waits for an operation on a device
+  // while it issues it. The last call of c10 is that for op.stream: some devices order a native handle
   // behind what torch has launched by the time of that call only. So a handle is never kept.
-  void describe(sagecomm_op& op, Buffers& buffers, bool async);
+  void describe(sagecomm_op& op, bool async);
 
-  // Reports whether all commands of the operation are queued. Requires: the operation was issued.
+  // Queues what is left to queue when the core has issued the operation, whose buffers these are.
+  void issued(Buffers& buffers) noexcept;
+  // Reports whether all commands of the operation are queued. Requires: issued() was called.
   bool joined() const {
-    return joined_;
+    return !joins_.empty() && !broken_;
   }
 
   // One of these ends the operation, once. After succeed() the outputs are what streams see behind stream(), and the copies of
@@ -80,7 +83,7 @@ class DeviceWork {
   static int32_t copyIn(void* ctx, uint64_t stream, const sagecomm_copy* copy, char* why, size_t n) noexcept;
   static int32_t writeValue(void* ctx, uint64_t stream, uint32_t* word, uint32_t value, char* why, size_t n) noexcept;
   static int32_t adoptStream(void* ctx, void* handle, uint64_t* stream, char* why, size_t n) noexcept;
-  static int32_t join(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
+  static int32_t joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
   static int32_t joinLater(
       void* ctx,
       uint64_t stream,
@@ -92,23 +95,29 @@ class DeviceWork {
       size_t n) noexcept;
 
   c10::Stream current() const;
-  void use(const c10::Stream& stream) const;
+  void use(const c10::Stream& stream);
   void recordEnd(const c10::Stream& stream);
+  // Makes the first of several streams come behind the others.
+  static void join(const std::vector<c10::Stream>& streams);
   void store() noexcept;
 
   const c10::Device device_;
   sagecomm_bridge bridge_;
-  std::optional<c10::Stream> reader_; // what fork() was called with
+  std::vector<c10::Stream> readers_; // what fork() was called with
+  std::vector<c10::Stream> users_; // streams of which the allocator knows
   std::vector<at::Tensor> tensors_;
 
-  Buffers* buffers_ = nullptr; // valid until the core has issued the operation
-  bool joined_ = false;
-
-  std::optional<c10::Stream> stream_; // in which the operation ends
-  // What joinLater() was called with.
-  std::vector<sagecomm_copy> copies_;
-  uint32_t* word_ = nullptr; // null: joinLater() was not called, or the operation has ended
-  uint32_t value_ = 0;
+  std::vector<c10::Stream> joins_; // what joinNow() was called with
+  std::exception_ptr broken_; // why a joined operation has no end
+  // What joinLater() was called with: once for each collective and p2p operation that the call is made of.
+  struct End {
+    c10::Stream stream;
+    std::vector<sagecomm_copy> copies;
+    uint32_t* word; // null: the write of the value is queued
+    uint32_t value;
+  };
+  std::vector<End> ends_; // of those that have not ended
+  std::optional<c10::Stream> stream_; // that has written the outputs
 
   // Recorded behind the outputs, after a failure behind what reads the inputs; null if there is nothing to wait for. A
   // pointer, because a forked child leaves it.

@@ -33,10 +33,6 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (C10_UNLIKELY(!described_.load(std::memory_order_relaxed))) {
     describeGroup();
   }
-  std::unique_ptr<DeviceWork> device;
-  if (C10_UNLIKELY(call.buffers.device() != nullptr)) {
-    device = onDevice(call);
-  }
   if (C10_UNLIKELY(stacks_ != nullptr) && call.coalesced.empty()) {
     call.op.stack = stacks_->here();
   }
@@ -45,6 +41,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     if (WorkPtr promise = windows_.collect(call, info_->name)) {
       return promise;
     }
+  }
+  std::unique_ptr<DeviceWork> device;
+  if (C10_UNLIKELY(call.buffers.device() != nullptr)) {
+    device = std::make_unique<DeviceWork>(call.info.name, *call.buffers.device(), call.buffers.deviceTensors());
   }
   const Stopwatch watch = hooks_.start();
   const bool timed = call.timeout > kNoTimeout;
@@ -56,7 +56,11 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     }
     call.describe();
     if (C10_UNLIKELY(device != nullptr)) {
-      device->describe(call.op, call.buffers, call.async);
+      device->describe(call.op, call.async);
+    }
+  } else if (C10_UNLIKELY(device != nullptr)) {
+    for (sagecomm_op& op : call.coalesced) {
+      device->describe(op, call.async);
     }
   }
 
@@ -74,6 +78,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   Issued issued;
   sagecomm_error error;
   const int32_t status = profiled ? issueProfiled(call, issued, error) : issue(call, issued, error);
+  if (C10_UNLIKELY(device != nullptr)) {
+    device->issued(call.buffers);
+  }
 
   if (C10_UNLIKELY(status < 0)) {
     if (device) {
@@ -125,18 +132,6 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   return work;
 }
 
-// Returns the device's part of a call whose tensors are on a device, or refuses the call.
-std::unique_ptr<DeviceWork> ProcessGroupSagecomm::onDevice(const Call& call) {
-  const c10::Device on = *call.buffers.device();
-  if (!call.collective()) {
-    refuseOnDevice(call.info.name, "p2p operations", on);
-  }
-  if (windows_.collects()) {
-    refuseOnDevice(call.info.name, "coalescing windows", on);
-  }
-  return std::make_unique<DeviceWork>(call.info.name, on, call.buffers.deviceTensors());
-}
-
 int32_t ProcessGroupSagecomm::issue(const Call& call, Issued& issued, sagecomm_error& error) const {
   const sagecomm_group group = group_.load(std::memory_order_relaxed);
   if (C10_LIKELY(call.form == Call::Form::kOne)) {
@@ -161,6 +156,21 @@ struct Use {
   bool copied; // copies stand for tensors of the call
   bool repeats; // see Call::repeatsTensor
 };
+
+// Refuses calls that are not all on one device. An operation without tensors is on the CPU.
+void checkDevices(const std::vector<Call>& calls) {
+  const c10::Device* const first = calls.front().buffers.device();
+  for (const Call& call : calls) {
+    const c10::Device* const on = call.buffers.device();
+    if (C10_UNLIKELY((on == nullptr) != (first == nullptr) || (on != nullptr && *on != *first))) {
+      refuse(
+          call.info.name,
+          "operation " + std::to_string(&call - calls.data()) + " of one coalesced call, counted from 0, is on " +
+              (on == nullptr ? "cpu" : on->str()) + ", and those before it are on " +
+              (first == nullptr ? "cpu" : first->str()) + "; issue them in separate calls");
+    }
+  }
+}
 
 // Refuses calls whose result would depend on when copies are made. Inputs were copied when the calls were described, and
 // outputs are written back at the end, so the core sees none of the overlaps of such calls. A repeated tensor is exempt:
@@ -203,11 +213,6 @@ void checkCopies(const std::vector<Call>& calls) {
 // segments stay in the Calls.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
     const OpInfo& info, std::vector<Call>& calls, bool async, milliseconds timeout) {
-  for (const Call& call : calls) {
-    if (C10_UNLIKELY(call.buffers.device() != nullptr)) {
-      refuseOnDevice(call.info.name, "coalesced operations", *call.buffers.device());
-    }
-  }
   if (C10_UNLIKELY(windows_.open())) {
     WorkPtr promise;
     for (Call& call : calls) {
@@ -219,6 +224,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
       return promise;
     }
   }
+  checkDevices(calls);
   checkCopies(calls);
   Call composite(info);
   composite.ephemeralShare = ephemeralTimeout_.take();
@@ -251,7 +257,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
   composite.inputs = inputs;
   composite.outputs = outputs;
   composite.form = Call::Form::kCoalesced;
-  composite.coalesced = ops;
+  composite.coalesced = std::move(ops);
   return run(composite);
 }
 
@@ -294,6 +300,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::endCoalescing() {
   try {
     for (const CollectedCall& each : window.calls) {
       each.checkMemory();
+      each.order();
     }
     WorkPtr work = runAll(info, calls, async, timeout);
     window.outcome->issued(work);

@@ -329,6 +329,12 @@ void Buffers::keep(Buffers& other) {
   std::move(other.copyBack_.begin(), other.copyBack_.end(), std::back_inserter(copyBack_));
   other.copies_.clear();
   other.copyBack_.clear();
+  if (C10_UNLIKELY(other.device_ != nullptr)) {
+    if (device_ == nullptr) {
+      device_ = std::make_unique<OnDevice>(OnDevice{other.device_->device, {}});
+    }
+    device_->tensors.insert(device_->tensors.end(), other.device_->tensors.begin(), other.device_->tensors.end());
+  }
 }
 
 void Buffers::copyBack() {

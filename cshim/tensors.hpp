@@ -86,7 +86,7 @@ class Buffers {
   bool staged() const {
     return !copyBack_.empty();
   }
-  // Takes over the copies of another operation, to keep them alive and write them back. The other
+  // Takes over the copies of another operation on the same device, to keep them alive and write them back. The other
   // operation keeps its segments.
   void keep(Buffers& other);
   // Writes staged outputs to the user's tensors, in the order in which they were added, without autograd.

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <iterator>
 
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <pybind11/pybind11.h>
 
 #include "errors.hpp"
@@ -172,6 +175,9 @@ CollectedCall::CollectedCall(Call&& c, bool async)
       memory(memoryOf(inputs, outputs)),
       call(std::move(c)),
       async(async) {
+  if (const c10::Device* const device = call.buffers.device()) {
+    stream = c10::impl::VirtualGuardImpl(device->type()).getStream(*device);
+  }
   call.inputs = inputs; // a vector keeps its memory when it is moved
   call.outputs = outputs;
 }
@@ -190,6 +196,19 @@ void CollectedCall::checkMemory() const {
         call.info.name,
         "the memory of a tensor was freed or replaced before its coalescing window closed; keep tensors as they are "
         "inside");
+  }
+}
+
+void CollectedCall::order() const {
+  if (!stream) {
+    return;
+  }
+  const c10::OptionalDeviceGuard on(stream->device());
+  const c10::Stream now = c10::impl::VirtualGuardImpl(stream->device_type()).getStream(stream->device());
+  if (now != *stream) {
+    c10::Event collected(stream->device_type());
+    collected.record(*stream);
+    collected.block(now);
   }
 }
 

@@ -7,9 +7,12 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+#include <c10/core/Stream.h>
 
 #include "call.hpp"
 
@@ -40,11 +43,14 @@ struct CollectedCall {
   CollectedCall(Call&& c, bool async);
   // Refuses the call if the memory of a tensor has changed since it was collected.
   void checkMemory() const;
+  // Makes the current stream of its device come behind the stream in which the call was collected.
+  void order() const;
 
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
   std::vector<sagecomm_segment> memory; // of inputs and outputs when the call was collected
   Call call;
+  std::optional<c10::Stream> stream; // that was current when the call was collected; none on the CPU
   bool async; // this call needs an asynchronous Work; a call that does not say counts as one that does
 };
 

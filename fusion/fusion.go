@@ -45,7 +45,47 @@ func joins(op coll.Op) bool {
 // issued in the order of their numbers, which count from 0 and rise with each batch's first operation. An operation joins
 // the batch of its type as long as only operations like it stand between; so [f32, f16, f32] of one all_reduce are two
 // batches, and nothing moves past a collective of another kind, another reduction or another root.
+//
+// On devices sends come first and recvs last. The caller's stream may wait for the end of each operation, and then the input of
+// a later one comes behind it; so an exchange in one call would wait for itself if its recvs came first.
 func Plan(ops []coll.Op) []uint32 {
+	batch := inOrder(ops)
+	if len(ops) > 0 && !ops[0].Device.IsHost() {
+		sendsFirst(ops, batch)
+	}
+	return batch
+}
+
+// sendsFirst numbers the batches anew: sends, collectives, recvs, each in their order.
+func sendsFirst(ops []coll.Op, batch []uint32) {
+	next := uint32(0)
+	for now := range 3 {
+		number := map[uint32]uint32{} // by the old one; operations of one batch have one kind
+		for i, op := range ops {
+			if turn(op.Kind) != now {
+				continue
+			}
+			if _, known := number[batch[i]]; !known {
+				number[batch[i]] = next
+				next++
+			}
+			batch[i] = number[batch[i]]
+		}
+	}
+}
+
+func turn(kind coll.Kind) int {
+	switch {
+	case kind == coll.Send:
+		return 0
+	case kind.Collective():
+		return 1
+	default:
+		return 2
+	}
+}
+
+func inOrder(ops []coll.Op) []uint32 {
 	batch := make([]uint32, len(ops))
 	open := map[coll.DataType]uint32{}
 	var stretch like

@@ -30,6 +30,13 @@ func TestPlan(t *testing.T) {
 		return coll.Op{Kind: coll.Broadcast, Type: coll.Float32, In: 8, Out: 8, Root: root}
 	}
 	send := coll.Op{Kind: coll.Send, Type: coll.Float32, In: 8, Root: 1}
+	recv := coll.Op{Kind: coll.Recv, Type: coll.Float32, Out: 8, Root: 1}
+	on := func(ops ...coll.Op) []coll.Op {
+		for i := range ops {
+			ops[i].Device = coll.Device{Type: coll.CUDA}
+		}
+		return ops
+	}
 	for _, c := range []struct {
 		name string
 		ops  []coll.Op
@@ -49,6 +56,9 @@ func TestPlan(t *testing.T) {
 		{"equal blocks join, however they are given", []coll.Op{gather, even, gather}, []uint32{0, 0, 0}},
 		{"blocks of different lengths do not", []coll.Op{gather, uneven, uneven, gather}, []uint32{0, 1, 2, 0}},
 		{"nor does what one rank scales", []coll.Op{scaled, scaled}, []uint32{0, 1}},
+		{"on the host p2p operations keep their places", []coll.Op{recv, f32, send}, []uint32{0, 1, 2}},
+		{"on a device sends come first and recvs last", on(recv, f32, f16, send, recv, f32, send), []uint32{5, 2, 3, 0, 6, 4, 1}},
+		{"on a device collectives share as on the host", on(f32, f16, f32, gather), []uint32{0, 1, 0, 2}},
 		{"nor what only pairs of ranks know", []coll.Op{exchange, exchange}, []uint32{0, 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -232,6 +232,10 @@ func (g diagnosis) timeout(t runner.Incident) *coll.Failure {
 
 // unmatched says why a p2p operation has timed out.
 func (g diagnosis) unmatched(t runner.Incident) string {
+	onDevices := ""
+	if g.run.Lane() == runner.DeviceLane {
+		onDevices = ", and use tensors of devices on both sides"
+	}
 	counterpart := coll.Send
 	if t.Op.Kind == coll.Send {
 		counterpart = coll.Recv
@@ -239,16 +243,18 @@ func (g diagnosis) unmatched(t runner.Incident) string {
 	switch {
 	case t.Op.OfSparse():
 		return fmt.Sprintf("all ranks have arrived, but %s does not go on", g.who(t.Peer))
+	case t.Sent && onDevices != "":
+		return fmt.Sprintf("%s has called the matching send, but its payload has not come: the stream of its device has not reached the send, or that rank does not go on", g.who(t.Peer))
 	case t.Op.Root == coll.AnySource:
-		return "no rank has completed a matching send; make both calls with the same tag"
+		return "no rank has completed a matching send; make both calls with the same tag" + onDevices
 	}
 	did := "it has called no collective yet"
 	last := g.last(t.Peer)
 	if call, ok := g.run.Announced(t.Peer, last); ok {
 		did = "it last called " + call.Op.Describe(last)
 	}
-	return fmt.Sprintf("%s has not completed the matching %v, and %s; make both calls with the same tag, or look at the log of that rank",
-		g.who(t.Peer), counterpart, did)
+	return fmt.Sprintf("%s has not completed the matching %v, and %s; make both calls with the same tag%s, or look at the log of that rank",
+		g.who(t.Peer), counterpart, did, onDevices)
 }
 
 // absent returns the ranks that have not begun a collective. The first one is the culprit: it is the furthest behind, and

@@ -27,8 +27,8 @@ type fakeDevice struct {
 	streams [][]command // by handle
 	held    bool        // nothing of the caller's stream runs
 	memory  [][]byte
-	calls   map[uintptr]*deviceCall // by sagecomm_op.stream
-	waits   bool                    // its streams can wait for words
+	calls   map[uintptr][]*deviceCall // by sagecomm_op.stream
+	waits   bool                      // its streams can wait for words
 	pins    int
 	pinned  int // bytes
 	closed  bool
@@ -45,7 +45,7 @@ type command struct {
 }
 
 func newFakeDevice(t *testing.T, seed uint64) *fakeDevice {
-	d := &fakeDevice{t: t, random: rand.New(rand.NewPCG(seed, 1)), streams: make([][]command, 1), calls: map[uintptr]*deviceCall{}}
+	d := &fakeDevice{t: t, random: rand.New(rand.NewPCG(seed, 1)), streams: make([][]command, 1), calls: map[uintptr][]*deviceCall{}}
 	d.changed.L = &d.mu
 	go d.work()
 	t.Cleanup(func() {
@@ -171,7 +171,7 @@ func (p *pinnedSlice) Release() {
 type deviceCall struct {
 	d      *fakeDevice
 	stream device.Stream
-	joined bool
+	ended  func() bool // what Join was called with has ended
 	copies []device.Copy
 	word   *uint32
 	value  uint32
@@ -230,12 +230,11 @@ func (c *deviceCall) WriteValue(s device.Stream, word *uint32, value uint32) err
 	return c.fails("WriteValue")
 }
 
-// Join implements device.Ordering. The operation ends in the caller's stream.
+// Join implements device.Ordering.
 func (c *deviceCall) Join(s device.Stream) error {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
-	c.d.queue(callersStream, command{ready: c.d.event(s), run: func() {}})
-	c.joined = true
+	c.ended = c.d.event(s)
 	return c.fails("Join")
 }
 
@@ -274,10 +273,8 @@ func (c waitingCall) CopyOut(s device.Stream, n device.Copy) error {
 func (c *deviceCall) end(failed bool) {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
-	if c.joined && !failed {
-		for done := c.d.event(callersStream); !done(); {
-			c.d.changed.Wait()
-		}
+	for c.ended != nil && !failed && !c.ended() {
+		c.d.changed.Wait()
 	}
 	if c.word == nil {
 		return
@@ -314,7 +311,7 @@ func fakeDevices(t *testing.T, n int, seed uint64, waits bool) []*fakeDevice {
 		d := list[op.Device.Index]
 		c := &deviceCall{d: d}
 		d.mu.Lock()
-		d.calls[op.Stream] = c
+		d.calls[op.Stream] = append(d.calls[op.Stream], c)
 		d.mu.Unlock()
 		if d.waits {
 			return waitingCall{c}, nil
@@ -326,21 +323,43 @@ func fakeDevices(t *testing.T, n int, seed uint64, waits bool) []*fakeDevice {
 
 var deviceCalls atomic.Uint64
 
-// deviceWork is an operation on a device that was issued.
+// deviceWork is an operation on a device that was issued, or several coalesced ones.
 type deviceWork struct {
 	runner.Work
-	call *deviceCall
+	calls []*deviceCall // what the engine made of it
 }
 
 // issueOn issues an asynchronous operation on a device.
 func issueOn(g *Group, d *fakeDevice, op coll.Op, in, out [][]byte) (deviceWork, *coll.Failure) {
 	op.Device, op.Async, op.Stream = coll.Device{Type: coll.PrivateUse1, Index: g.rank}, true, uintptr(deviceCalls.Add(1))
 	w, f := g.Issue(op, in, out)
+	return deviceWork{w, d.take(op.Stream)}, f
+}
+
+// issueAllOn issues several operations on a device in one call.
+func issueAllOn(g *Group, d *fakeDevice, list []runner.Coalesced) (deviceWork, *coll.Failure) {
+	stream := uintptr(deviceCalls.Add(1))
+	for i := range list {
+		op := &list[i].Op
+		op.Device, op.Async, op.Stream = coll.Device{Type: coll.PrivateUse1, Index: g.rank}, true, stream
+	}
+	w, f := g.IssueCoalesced(list)
+	return deviceWork{w, d.take(stream)}, f
+}
+
+func (d *fakeDevice) take(stream uintptr) []*deviceCall {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	call := d.calls[op.Stream]
-	delete(d.calls, op.Stream)
-	return deviceWork{w, call}, f
+	calls := d.calls[stream]
+	delete(d.calls, stream)
+	return calls
+}
+
+// end does what the caller of the library does when the operation is complete, or was not issued.
+func (w deviceWork) end(failed bool) {
+	for _, call := range w.calls {
+		call.end(failed)
+	}
 }
 
 // finish waits for the end of the operation on the device.
@@ -348,7 +367,7 @@ func (w deviceWork) finish() *coll.Failure {
 	for {
 		done, f := w.Wait(time.Second)
 		if done {
-			w.call.end(f != nil)
+			w.end(f != nil)
 			w.Release()
 			return f
 		}

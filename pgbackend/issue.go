@@ -20,9 +20,6 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	if f != nil {
 		return f
 	}
-	if !op.Kind.Collective() {
-		return g.refuse(op, hostOnly(op, "p2p operations"))
-	}
 	lane := &g.lane
 	if !op.Device.IsHost() {
 		if lane, f = g.deviceLane(op); f != nil {
@@ -30,11 +27,23 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 		}
 		lane.saw(op.Device.Type)
 	}
+	if !op.Kind.Collective() {
+		p2p, has := lane.engine.(engine.P2P)
+		if !has {
+			return g.refuse(op, fmt.Errorf("sagecomm: %s: p2p operations on %v are not supported by the engine %s; use tensors of the CPU", op.Name(), op.Device, lane.engine.Name()))
+		}
+		return g.issued(op, p2p.IssueP2P(call, op))
+	}
 	prepared, err := lane.engine.Prepare(call, op)
 	if err != nil {
 		return g.broken(op, err)
 	}
-	if err := lane.engine.Issue(call, op, prepared); err != nil {
+	return g.issued(op, lane.engine.Issue(call, op, prepared))
+}
+
+// issued returns the failure for the error of an engine that has issued an operation, or has not.
+func (g *Group) issued(op coll.Op, err error) *coll.Failure {
+	if err != nil {
 		if errors.Is(err, runner.ErrDown) {
 			if f := g.failed(); f != nil {
 				return f
@@ -47,11 +56,6 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 		return g.broken(op, err)
 	}
 	return nil
-}
-
-// hostOnly returns the error for an operation that takes host memory only.
-func hostOnly(op coll.Op, what string) error {
-	return fmt.Errorf("sagecomm: %s: %s take memory of the CPU only, and these buffers are on %v: copy them to the CPU", op.Name(), what, op.Device)
 }
 
 // check returns a failure for a call that this rank may not make.
@@ -77,8 +81,9 @@ func (g *Group) fuse(calls []runner.Call) ([]uint32, *coll.Failure) {
 		if ops[i], f = g.check(call); f != nil {
 			return nil, f
 		}
-		if !ops[i].Device.IsHost() {
-			return nil, g.refuse(ops[i], hostOnly(ops[i], "coalesced operations"))
+		if on := ops[0].Device; ops[i].Device != on {
+			return nil, g.refuse(ops[i], fmt.Errorf("sagecomm: %s: rank %d: operation %d of one coalesced call, counted from 0, is on %v, and those before it are on %v: issue them apart",
+				ops[i].Name(), g.rank, i, ops[i].Device, on))
 		}
 	}
 	return fusion.Plan(ops), nil

@@ -356,12 +356,17 @@ func TestRefusedOnDevices(t *testing.T) {
 		if _, f := g.Issue(on(coll.AllReduce), one(b), one(b)); f == nil || !strings.Contains(f.Message, "sagecomm_op.bridge") {
 			return fmt.Errorf("all_reduce without a bridge: %v", f)
 		}
-		if _, f := g.Issue(on(coll.Send), one(b), nil); f == nil || !strings.Contains(f.Message, "p2p operations take memory of the CPU only") {
-			return fmt.Errorf("send: %v", f)
+		if _, f := g.Issue(on(coll.Send), one(b), nil); f == nil || !strings.Contains(f.Message, "sagecomm_op.bridge") {
+			return fmt.Errorf("send without a bridge: %v", f)
 		}
-		calls := []runner.Coalesced{{Op: on(coll.AllReduce), In: one(b[:32]), Out: one(b[:32])}, {Op: on(coll.AllReduce), In: one(b[32:]), Out: one(b[32:])}}
-		if _, f := g.IssueCoalesced(calls); f == nil || !strings.Contains(f.Message, "coalesced operations take memory of the CPU only") {
-			return fmt.Errorf("coalesced: %v", f)
+		beside := coll.Op{Kind: coll.AllReduce, Type: coll.Int32}
+		calls := []runner.Coalesced{{Op: on(coll.AllReduce), In: one(b[:32]), Out: one(b[:32])}, {Op: beside, In: one(b[32:]), Out: one(b[32:])}}
+		if _, f := g.IssueCoalesced(calls); f == nil || !strings.Contains(f.Message, "operation 1 of one coalesced call, counted from 0, is on cpu, and those before it are on privateuseone") {
+			return fmt.Errorf("on two devices: %v", f)
+		}
+		calls[1] = runner.Coalesced{Op: on(coll.Broadcast), In: one(b[16:48]), Out: one(b[16:48])}
+		if _, f := g.IssueCoalesced(calls); f == nil || !strings.Contains(f.Message, "operations 0 and 1 of one coalesced call, counted from 0, share memory") {
+			return fmt.Errorf("shared memory: %v", f)
 		}
 		return asError(sum(g, 10))
 	})

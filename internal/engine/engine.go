@@ -30,6 +30,13 @@ type Engine interface {
 	Close()
 }
 
+// P2P is an Engine that carries out sends and recvs, too. The runner does so itself on host memory.
+type P2P interface {
+	// IssueP2P posts a send or recv in its place among those of its peer and tag. It waits for no peer and no device. The call
+	// was checked; errors are those of Issue.
+	IssueP2P(call runner.Call, op coll.Op) error
+}
+
 // Refusal is the error of a call that this rank may not make. The group goes on without it. After any other error of an
 // engine the group has failed, because peers make a call that this rank cannot join.
 type Refusal struct{ Err error }

@@ -138,7 +138,8 @@ static bool alike(const sagecomm_op *a, const sagecomm_op *b) {
          (!scr_rooted(a->kind) || a->root == b->root);
 }
 
-/* Checks the memory of adjacent operations, some of which are packed together. */
+/* Checks the memory of adjacent operations, some of which are packed together. On a device, where the inputs of all
+ * operations are copied before an output is written, check_memory() checks all. */
 static int32_t check_stretches(const sagecomm_op *ops, uint32_t n, const uint32_t *batch, sagecomm_error *err) {
   for (uint32_t i = 0, end; i < n; i = end) {
     uint32_t lowest = batch[i], highest = batch[i];
@@ -381,7 +382,9 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
       atomic_store_explicit(known, shape, memory_order_relaxed);
     }
   }
-  if (status == SAGECOMM_OK) status = check_stretches(ops, n, batch, err);
+  if (status == SAGECOMM_OK) {
+    status = ops[0].device_type == SAGECOMM_HOST ? check_stretches(ops, n, batch, err) : check_memory(ops, n, 0, err);
+  }
   if (status == SAGECOMM_OK) status = check_p2p(ops, n, err);
   if (status == SAGECOMM_OK) {
     uint32_t batches = count_batches(batch, n);

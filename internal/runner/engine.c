@@ -185,6 +185,9 @@ static look look_at_p2p(scr_group *g, const round_of *at, scr_incident *incident
     if (rc == SCR_BLOCKED && at->check) rc = scr_p2p_scan(g, at->now, &peer, &culprit);
   }
   l.blocked = rc == SCR_BLOCKED && g->p2p.activity == before;
+#ifndef SCR_MUTANT_ENGINE_LEAVES_GATES
+  l.at_gate = !driven && atomic_load_explicit(&g->p2p.behind, memory_order_relaxed) != 0;
+#endif
   if (driven && rc == SCR_YIELDED) scr_bell_wake(&g->shared->p2p.bell); /* the driver may sleep */
   if (rc > 0) {
     *incident = (scr_incident){.code = rc, .kind = SAGECOMM_RECV};
@@ -252,7 +255,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
       look a = look_at_collectives(groups[i], &at, incident);
       look b = a.code ? (look){0} : look_at_p2p(groups[i], &at, incident);
       active |= a.active || b.active;
-      at_gate |= a.at_gate;
+      at_gate |= a.at_gate || b.at_gate;
       moved |= (a.active && !a.blocked) || (b.active && !b.blocked);
       busy |= b.busy;
       code = a.code ? a.code : b.code;

@@ -45,6 +45,7 @@ type Incident struct {
 	Peer     int
 	Sequence uint64
 	Op       coll.Op
+	Sent     bool // of a recv: a rank has called the matching send, whose payload has not come
 	Got      uint64
 	Want     uint64
 	Waited   time.Duration
@@ -54,7 +55,7 @@ type Incident struct {
 func goIncident(t *C.scr_incident) Incident {
 	op := known(coll.Op{Kind: coll.Kind(t.kind), Type: coll.DataType(t.dtype), Reduce: coll.ReduceOp(t.reduce_op),
 		Root: int(t.root), Tag: int(t.tag), Parts: int(t.parts)}, uint64(t.bytes))
-	return Incident{Code: Code(t.code), Peer: int(t.peer), Sequence: uint64(t.sequence), Op: op, Got: uint64(t.got), Want: uint64(t.bytes),
+	return Incident{Code: Code(t.code), Peer: int(t.peer), Sequence: uint64(t.sequence), Op: op, Sent: bool(t.announced), Got: uint64(t.got), Want: uint64(t.bytes),
 		Waited: time.Duration(t.waited_ns), Timeout: time.Duration(t.timeout_ns)}
 }
 

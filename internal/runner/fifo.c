@@ -71,7 +71,7 @@ static bool well_formed(const scr_frame *f, uint64_t rest) {
     case SCR_FRAME_GRANT:
       return f->bytes == 0;
     case SCR_FRAME_DATA:
-      return f->bytes > 0 && f->bytes <= SCR_PIECE_BYTES;
+      return f->bytes <= SCR_PIECE_BYTES && (f->bytes > 0 || f->total == 0);
     case SCR_FRAME_WRAP: /* a WRAP frame that fills the whole fifo would repeat without end */
       return f->bytes == rest - SCR_FRAME_HEADER && rest < SCR_FIFO_BYTES;
     default:

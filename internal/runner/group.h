@@ -167,6 +167,9 @@ struct scr_group {
     scr_p2p_pair *pair;          /* by peer */
     scr_keyed_list recvs;        /* recvs that are posted and unmatched, by source and tag */
     uint64_t activity;
+    /* Device lane: operations that their streams have not reached, and how many. Each pass looks at them. */
+    scr_run *behind_head, *behind_tail;
+    _Atomic uint32_t behind;
     int32_t turn;  /* the peer at whose fifos the next pass starts */
     scr_stop stop; /* as in coll */
     _Atomic int64_t looked_ns;

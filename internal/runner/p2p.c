@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-static void finish(scr_group *g, scr_run *r, int32_t status) {
+void scr_p2p_finish(scr_group *g, scr_run *r, int32_t status) {
   scr_run_finish(r, status, false);
   scr_run_unref(r);
   g->p2p.activity++;
@@ -63,6 +63,16 @@ static bool queue_grant(scr_p2p_pair *pair, uint64_t id) {
   return true;
 }
 
+/* The payload of a recv is there. */
+static void arrive(scr_group *g, scr_run *r) {
+  if (SCR_UNLIKELY(scr_p2p_is_behind(r))) { /* scr_p2p_look_at_gates() completes it */
+    atomic_store_explicit(&r->p2p.arrived, true, memory_order_release);
+    return;
+  }
+  scr_keyed_remove(&g->p2p.pair[r->source].receiving, &r->p2p.entry);
+  scr_p2p_finish(g, r, SAGECOMM_OK);
+}
+
 /* Matches a posted recv with a send. Returns 0 or an incident code. */
 static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint64_t total, uint64_t id,
                    const unsigned char *data) {
@@ -72,11 +82,11 @@ static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint6
   if (!announced) {
     move(&r->out, 0, (unsigned char *)(uintptr_t)data, total, false);
     pair->eager_released += total;
-    finish(g, r, SAGECOMM_OK);
+    scr_p2p_finish(g, r, SAGECOMM_OK);
     return 0;
   }
   r->p2p.id = id;
-  r->p2p.matched = true;
+  atomic_store_explicit(&r->p2p.matched, true, memory_order_release);
   scr_keyed_add(&pair->receiving, &r->p2p.entry, id);
   return queue_grant(pair, id) ? 0 : SCR_INCIDENT_MEMORY;
 }
@@ -109,6 +119,7 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
   int rc;
   switch (f->type) {
     case SCR_FRAME_EAGER:
+      if (SCR_UNLIKELY(g->lane == SCR_DEVICE_LANE)) return SCR_INCIDENT_GARBAGE; /* sends at gates are announced */
       pair->eager_received += f->bytes;
       if (pair->eager_received - pair->eager_released > SCR_EAGER_CREDIT) return SCR_INCIDENT_GARBAGE;
       /* fall through */
@@ -122,9 +133,13 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       return deliver(g, r, from, f->type == SCR_FRAME_ANNOUNCE, f->total, f->id, data);
     case SCR_FRAME_GRANT:
       r = scr_run_of_entry(scr_keyed_find(&pair->waiting, f->id));
-      if (r == NULL) return SCR_INCIDENT_GARBAGE;
-      scr_keyed_remove(&pair->waiting, &r->p2p.entry);
+      if (r == NULL || r->p2p.matched) return SCR_INCIDENT_GARBAGE;
       scr_note_met(r);
+      if (scr_p2p_is_behind(r)) { /* scr_p2p_look_at_gates() goes on with it */
+        r->p2p.matched = true;
+        return 0;
+      }
+      scr_keyed_remove(&pair->waiting, &r->p2p.entry);
       scr_list_push(&pair->granted_head, &pair->granted_tail, r);
       return 0;
     case SCR_FRAME_DATA:
@@ -134,13 +149,12 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       if (r == NULL) return SCR_INCIDENT_GARBAGE;
 #else
       if (r == NULL || f->bytes > r->bytes - r->p2p.moved) return SCR_INCIDENT_GARBAGE;
+      if (f->bytes == 0 && (r->bytes != 0 || r->p2p.arrived)) return SCR_INCIDENT_GARBAGE;
 #endif
+      if (SCR_UNLIKELY(r->gate.words != NULL)) scr_p2p_note_piece(r, r->p2p.moved, f->bytes);
       move(&r->out, r->p2p.moved, (unsigned char *)(uintptr_t)data, f->bytes, false);
       r->p2p.moved += f->bytes;
-      if (r->p2p.moved == r->bytes) {
-        scr_keyed_remove(&pair->receiving, &r->p2p.entry);
-        finish(g, r, SAGECOMM_OK);
-      }
+      if (r->p2p.moved == r->bytes) arrive(g, r);
       return 0;
     default:
       return SCR_INCIDENT_GARBAGE;
@@ -176,6 +190,7 @@ static bool put(scr_group *g, int32_t to, uint32_t type, scr_run *r, uint64_t at
   scr_frame *f = scr_fifo_room(g, to, n);
   if (f == NULL) return false;
   *f = (scr_frame){.type = type, .dtype = r->dtype, .tag = r->tag, .bytes = n, .total = r->bytes, .id = r->p2p.id};
+  if (SCR_UNLIKELY(r->gate.words != NULL) && type == SCR_FRAME_DATA) scr_p2p_note_piece(r, at, n);
   move(&r->in, at, (unsigned char *)f + SCR_FRAME_HEADER, n, true);
   scr_fifo_put(&g->p2p.pair[to], n);
   return true;
@@ -225,14 +240,14 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
     *budget -= (int64_t)n + FRAME_COST;
     if (r->p2p.moved == r->bytes) {
       scr_list_pop(&pair->granted_head, &pair->granted_tail);
-      finish(g, r, SAGECOMM_OK);
+      scr_p2p_finish(g, r, SAGECOMM_OK);
     } else {
       scr_fifo_publish(g, to); /* the peer copies this piece while this rank copies the next */
     }
   }
   while (pair->send_head && *budget > 0) {
     scr_run *r = pair->send_head;
-    bool eager = has_credit(g, to, r->bytes);
+    bool eager = SCR_LIKELY(r->gate.words == NULL) && has_credit(g, to, r->bytes);
     r->p2p.id = pair->next_id;
     uint64_t n = eager ? r->bytes : 0;
     if (!put(g, to, eager ? SCR_FRAME_EAGER : SCR_FRAME_ANNOUNCE, r, 0, n)) return moved;
@@ -242,7 +257,7 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
     scr_list_pop(&pair->send_head, &pair->send_tail);
     if (eager) {
       pair->eager_sent += n;
-      finish(g, r, SAGECOMM_OK);
+      scr_p2p_finish(g, r, SAGECOMM_OK);
     } else {
       scr_keyed_add(&pair->waiting, &r->p2p.entry, r->p2p.id);
     }
@@ -273,6 +288,7 @@ static int take_in(scr_group *g, int32_t p, int64_t *budget, bool *moved, scr_ru
 }
 
 int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culprit) {
+  if (SCR_UNLIKELY(g->p2p.behind_head != NULL)) scr_p2p_look_at_gates(g);
   bool moved = true;
   while (moved) {
     moved = false;
@@ -306,6 +322,7 @@ int scr_p2p_post(scr_group *g, scr_run *r) {
    * afterwards, so one of them sees the other. */
   atomic_fetch_add_explicit(&g->p2p.unfinished, 1, memory_order_seq_cst);
   scr_note_started(g, r);
+  if (SCR_UNLIKELY(r->gate.words != NULL)) scr_p2p_stay_behind(g, r);
   SCR_FAULT(SCR_FAULT_STARTED);
   if (r->kind == SAGECOMM_SEND) {
     scr_list_push(&g->p2p.pair[r->root].send_head, &g->p2p.pair[r->root].send_tail, r);
@@ -329,7 +346,7 @@ bool scr_group_has_fifo(const scr_group *g, int32_t peer) { return g->p2p.pair[p
 
 /* ---- draining ---- */
 
-static void drop(scr_group *g, scr_run *r) { finish(g, r, scr_copy_error(g, NULL)); }
+static void drop(scr_group *g, scr_run *r) { scr_p2p_finish(g, r, scr_copy_error(g, NULL)); }
 
 static void drop_all(scr_group *g, scr_run **head, scr_run **tail) {
   while (*head) drop(g, scr_list_pop(head, tail));
@@ -352,6 +369,8 @@ void scr_p2p_drain(scr_group *g) {
   if (atomic_load_explicit(&g->p2p.unfinished, memory_order_relaxed) != 0) {
     scr_p2p_progress(g, SCR_PASS_BYTES, &peer, &culprit);
   }
+  g->p2p.behind_head = g->p2p.behind_tail = NULL; /* each of them is in one of the other lists, too */
+  atomic_store_explicit(&g->p2p.behind, 0, memory_order_relaxed);
   drop_entries(g, &g->p2p.recvs);
   for (int32_t p = 0; p < g->size; p++) {
     scr_p2p_pair *pair = &g->p2p.pair[p];

@@ -49,6 +49,9 @@ struct scr_grant {
 };
 
 int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);
+/* Goes on with an operation that scr_p2p_submit() has posted. Returns what scr_issue() returns, and takes over the
+ * caller's reference. */
+int32_t scr_p2p_begin(scr_run *r, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);
 /* The budget of one pass over the fifos, in bytes copied: about 0.1 ms. */
 #define SCR_PASS_BYTES (1024 * 1024)
 /* Moves about `budget` bytes through the fifos. Returns SCR_YIELDED if there may be more to move, SCR_IDLE if
@@ -62,11 +65,36 @@ void scr_p2p_drain(scr_group *g);
 void scr_p2p_extend(scr_group *g, scr_stop stop);
 int scr_p2p_wait(scr_group *g, scr_run *r, int64_t slice_end);
 void scr_p2p_free(scr_group *g);
-/* scr_p2p_post() (p2p.c) returns 0 or an incident code. scr_p2p_scan() (p2p_issue.c) returns an incident code, or
+/* scr_p2p_post() (p2p.c) returns 0 or an incident code. scr_p2p_scan() (p2p_scan.c) returns an incident code, or
  * SCR_BLOCKED if every unfinished operation can still complete.
  * Requires: the p2p lock. */
 int scr_p2p_post(scr_group *g, scr_run *r);
 int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit);
+
+/* p2p_scan.c. Any thread may call these functions for an operation that is not complete. */
+/* Sets the deadline of an operation that begins to wait. On a device the timeout begins when the stream has reached the
+ * operation. */
+void scr_p2p_begin_timeout(scr_run *r, int64_t now);
+bool scr_p2p_has_timed_out(const scr_run *r, int64_t now);
+/* Whether the operation still needs its peer. */
+bool scr_p2p_needs_peer(const scr_group *g, const scr_run *r);
+/* Returns a peer that has left if all peers that could match the run have left, else -1. */
+int32_t scr_p2p_departed(const scr_group *g, const scr_run *r);
+
+/* Completes an operation that is in no list any more, except in `behind`. */
+void scr_p2p_finish(scr_group *g, scr_run *r, int32_t status);
+
+/* p2p_gate.c: operations on devices.
+ * Requires: the p2p lock. */
+/* Whether the stream has not reached the operation. Any thread may ask, without the lock. */
+static inline bool scr_p2p_is_behind(const scr_run *r) {
+  return SCR_UNLIKELY(atomic_load_explicit(&r->p2p.behind, memory_order_acquire));
+}
+void scr_p2p_stay_behind(scr_group *g, scr_run *r);
+/* Goes on with the operations that their streams have reached. */
+void scr_p2p_look_at_gates(scr_group *g);
+/* Notes what the CPU reads or writes of pinned memory. */
+void scr_p2p_note_piece(scr_run *r, uint64_t at, uint64_t n);
 
 /* fifo.c. Invalid counts and frames of a peer set the pair's `broken`.
  * Requires: the p2p lock. */

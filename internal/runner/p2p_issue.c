@@ -7,13 +7,22 @@
 
 static bool down(const scr_group *g) { return atomic_load_explicit(&g->word, memory_order_acquire) & SCR_DOWN; }
 
+/* Whether operations of the group wait for their streams, at which who drives has to look often. */
+static bool polls(const scr_group *g) {
+#ifdef SCR_MUTANT_GATES_NOT_POLLED
+  return false;
+#else
+  return SCR_UNLIKELY(atomic_load_explicit(&g->p2p.behind, memory_order_seq_cst) != 0);
+#endif
+}
+
 static bool done(const scr_run *r) { return atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE; }
 
 /* An incident with `peer`, of an operation or of none (NULL). */
 static scr_incident incident_with(const scr_run *r, int code, int32_t peer) {
   scr_incident t = {.code = code, .kind = SAGECOMM_RECV, .root = peer};
   if (r) scr_describe_incident(r, code, &t);
-  t.peer = peer;
+  t.peer = peer < 0 && t.announced ? r->source : peer; /* of a recv from any source */
   return t;
 }
 
@@ -55,99 +64,21 @@ static bool pass(scr_group *g, int64_t budget, bool surely) {
   return rc > 0 || rc == SCR_YIELDED;
 }
 
-/* Returns a peer that has left if all peers that could match the run have left, else -1. */
-static int32_t departed(const scr_group *g, const scr_run *r) {
-  for (int32_t p = 0; p < g->size; p++) {
-    if (p == g->rank || (r->root != SAGECOMM_ANY_SOURCE && r->root != p)) continue;
-    if (atomic_load_explicit(&g->peer[p].lane[SCR_HOST_LANE]->left, memory_order_acquire) == 0) return -1;
-  }
-  if (r->root == g->rank) return -1;
-  return r->root == SAGECOMM_ANY_SOURCE ? (g->rank == 0 ? g->size - 1 : 0) : r->root;
-}
-
 /* Looks whether the wait can still succeed. Returns 0, an incident code, or SCR_YIELDED if it made a pass and the
  * caller must look again. */
 static int p2p_check_wait(scr_group *g, scr_run *r, int64_t now, int32_t *peer) {
   *peer = r->root;
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 || down(g)) return SCR_INCIDENT_FAILURE;
-  int32_t gone = g->size > 1 ? departed(g, r) : -1;
+  int32_t gone = scr_p2p_needs_peer(g, r) ? scr_p2p_departed(g, r) : -1;
   if (gone >= 0) {
     /* Frames that the peer sent before it left are still valid. */
     bool again = pass(g, SCR_PASS_BYTES, true);
     *peer = gone;
-    if (!again && !done(r)) return SCR_INCIDENT_LEFT;
+    if (!again && !done(r) && scr_p2p_needs_peer(g, r)) return SCR_INCIDENT_LEFT;
   }
-  if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
-  if (now >= r->deadline_ns && !done(r)) return SCR_INCIDENT_TIMEOUT;
+  scr_p2p_begin_timeout(r, now);
+  if (scr_p2p_has_timed_out(r, now) && !done(r)) return SCR_INCIDENT_TIMEOUT;
   return gone >= 0 ? SCR_YIELDED : 0;
-}
-
-/* One of the lists that together hold the unfinished p2p operations. */
-typedef struct posted_list {
-  scr_run *head;
-  bool keyed;
-} posted_list;
-
-enum { PAIR_LISTS = 4 };
-
-static posted_list recvs_of(const scr_group *g) { return (posted_list){scr_run_of_entry(g->p2p.recvs.head), true}; }
-
-static void lists_of_pair(const scr_p2p_pair *pair, posted_list lists[PAIR_LISTS]) {
-  lists[0] = (posted_list){pair->send_head, false};
-  lists[1] = (posted_list){pair->granted_head, false};
-  lists[2] = (posted_list){scr_run_of_entry(pair->waiting.head), true};
-  lists[3] = (posted_list){scr_run_of_entry(pair->receiving.head), true};
-}
-
-static scr_run *after(posted_list l, const scr_run *r) {
-  return l.keyed ? scr_run_of_entry(r->p2p.entry.after) : r->next;
-}
-
-static int scan(scr_group *g, posted_list l, int64_t now, int32_t *peer, scr_run **culprit) {
-  for (scr_run *r = l.head; r; r = after(l, r)) {
-    *culprit = r;
-    *peer = r->root;
-    if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
-    if (now >= r->deadline_ns) return SCR_INCIDENT_TIMEOUT;
-    int32_t gone = g->size > 1 ? departed(g, r) : -1;
-    if (gone >= 0) {
-      *peer = gone;
-      return SCR_INCIDENT_LEFT;
-    }
-  }
-  return 0;
-}
-
-static void extend(posted_list l, scr_stop stop) {
-  for (scr_run *r = l.head; r; r = after(l, r)) scr_extend(r, stop);
-}
-
-void scr_p2p_extend(scr_group *g, scr_stop stop) {
-  extend(recvs_of(g), stop);
-  for (int32_t p = 0; p < g->size; p++) {
-    posted_list lists[PAIR_LISTS];
-    lists_of_pair(&g->p2p.pair[p], lists);
-    for (int i = 0; i < PAIR_LISTS; i++) extend(lists[i], stop);
-  }
-}
-
-/* The engine calls it after a pass that moved nothing, to look whether the unfinished p2p operations can still
- * complete. */
-int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
-  if (atomic_load_explicit(g->failure, memory_order_acquire) != 0) return SCR_INCIDENT_FAILURE;
-  for (int again = 0;; again = 1) {
-    int code = scan(g, recvs_of(g), now, peer, culprit);
-    for (int32_t p = 0; p < g->size && code == 0; p++) {
-      posted_list lists[PAIR_LISTS];
-      lists_of_pair(&g->p2p.pair[p], lists);
-      for (int i = 0; i < PAIR_LISTS && code == 0; i++) code = scan(g, lists[i], now, peer, culprit);
-    }
-    if (code == 0) return SCR_BLOCKED;
-    if (code != SCR_INCIDENT_LEFT || again) return code;
-    /* Frames that the peer sent before it left are still valid, and may have arrived since the last pass. */
-    int rc = scr_p2p_progress(g, SCR_PASS_BYTES, peer, culprit);
-    if (rc != SCR_BLOCKED) return rc;
-  }
 }
 
 /* ---- who drives ----
@@ -169,7 +100,7 @@ static void begin_driving(scr_group *g) {
 
 static void leave_to_engine(scr_group *g) {
   atomic_fetch_or_explicit(&g->shared->p2p.waits_for, SCR_SLEEP_ENGINE, memory_order_seq_cst);
-  if (pass(g, (int64_t)g->policy.begin_bytes, true)) {
+  if (pass(g, (int64_t)g->policy.begin_bytes, true) || polls(g)) {
     scr_engine_wake();
   } else {
     scr_engine_watch();
@@ -186,7 +117,8 @@ static void end_driving(scr_group *g) {
  * last short recv was waited for within AT_ONCE_NS, the next one does not set the bit: a waiter is expected, and the
  * engine looks within 20 ms in any case. Inner p2p operations always set it, because they have no waiter. */
 static void leave_posted(scr_group *g, scr_run *r, bool more) {
-  bool brief = r->kind == SAGECOMM_RECV && r->bytes <= SCR_EAGER_BYTES && !more && !scr_is_inner(r);
+  bool brief =
+      r->kind == SAGECOMM_RECV && r->bytes <= SCR_EAGER_BYTES && !more && !scr_is_inner(r) && r->gate.words == NULL;
   if (brief) atomic_store_explicit(&r->p2p.posted_ns, scr_now(), memory_order_relaxed);
   if (brief && atomic_load_explicit(&g->p2p.waits_at_once, memory_order_relaxed)) {
     scr_engine_watch();
@@ -215,10 +147,10 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
     int64_t now = scr_look_at_clock(r, &backoff, 0);
     if (backoff.began == 0) {
       backoff.began = backoff.looked = now;
-      if (r->deadline_ns == 0) r->deadline_ns = now + r->timeout_ns;
+      scr_p2p_begin_timeout(r, now);
       atomic_fetch_add_explicit(&g->blocked, 1, memory_order_relaxed);
     }
-    if (now - backoff.looked > 1000000 || now >= slice_end || now >= r->deadline_ns) {
+    if (now - backoff.looked > 1000000 || now >= slice_end || scr_p2p_has_timed_out(r, now)) {
       backoff.looked = now;
       int32_t peer;
       int code = p2p_check_wait(g, r, now, &peer);
@@ -246,8 +178,9 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
     int code = again || done(r) ? 0 : p2p_check_wait(g, r, now, &peer);
     if (code > 0) report(g, incident_with(r, code, peer));
     if (!again && code == 0 && !done(r) && atomic_load_explicit(&g->shared->p2p.bell, memory_order_seq_cst) == bell) {
-      int64_t ns = slice_end - now < g->policy.sleep_ns ? slice_end - now : g->policy.sleep_ns;
-      if (ns > r->deadline_ns - now) ns = r->deadline_ns - now;
+      int64_t deadline = r->deadline_ns, ns = polls(g) ? g->policy.gate_ns : g->policy.sleep_ns;
+      if (ns > slice_end - now) ns = slice_end - now;
+      if (deadline != 0 && ns > deadline - now) ns = deadline - now;
       atomic_fetch_add_explicit(&g->sleeps, 1, memory_order_relaxed);
       scr_futex_wait(&g->shared->p2p.bell, bell, ns < 1000 ? 1000 : ns);
       scr_look_at_clock(r, &backoff, ns);
@@ -281,6 +214,76 @@ int scr_p2p_wait(scr_group *g, scr_run *r, int64_t slice_end) {
   return rc;
 }
 
+/* Returns a run for the operation with the references of the caller and of the list, or NULL without memory. */
+static scr_run *new_run(scr_group *g, const sagecomm_op *op, uint64_t bytes) {
+  scr_run *r = scr_run_new();
+  if (r == NULL || !scr_run_operands(r, op, g->size, NULL)) {
+    if (r) scr_run_unref(r);
+    return NULL;
+  }
+  r->group = g;
+  r->group_handle = g->handle;
+  r->bytes = bytes;
+  r->timeout_ns = scr_op_timeout(g, op);
+  scr_run_ref(r); /* the list's */
+  return r;
+}
+
+static void post(scr_group *g, scr_run *r) {
+  scr_spin_lock(&g->p2p.lock);
+  int rc = scr_p2p_post(g, r);
+  if (SCR_UNLIKELY(rc > 0)) r->p2p.incident = rc;
+  scr_spin_unlock(&g->p2p.lock);
+}
+
+scr_run *scr_p2p_submit(scr_group *g, const sagecomm_op *op, const scr_gate *gate, bool *down) {
+  *down = !scr_group_enter(g, g->handle);
+  if (*down) return NULL;
+  scr_run *r = new_run(g, op, scr_op_bytes(op, 0, 1));
+  if (r != NULL) {
+    r->gate = *gate;
+    post(g, r);
+  }
+  scr_group_exit(g);
+  return r;
+}
+
+/* Goes on with an operation that was posted. `waits`: the caller waits for it.
+ * Requires: the caller counts in `inside`. */
+static void go_on(scr_group *g, scr_run *r, bool waits) {
+  if (SCR_UNLIKELY(r->p2p.incident > 0)) report(g, incident_with(r, r->p2p.incident, r->peer));
+  bool more = pass(g, (int64_t)g->policy.begin_bytes, false);
+  if (done(r)) return;
+  if (waits) {
+    wait_for(g, r, scr_now() + g->policy.sync_ns);
+  } else if (!driven(g)) {
+    leave_posted(g, r, more);
+  } else if (more || polls(g)) {
+    scr_bell_wake(&g->shared->p2p.bell); /* who drives may sleep, or sleep for too long */
+  }
+}
+
+/* Returns what scr_issue() returns for an operation to `peer`, and takes over the caller's reference. */
+static int32_t result(scr_run *r, int32_t peer, sagecomm_work *work, sagecomm_error *err) {
+  int32_t status = done(r) ? r->status : SAGECOMM_PENDING;
+  if (status == SAGECOMM_PENDING || (status == SAGECOMM_OK && peer == SAGECOMM_ANY_SOURCE)) {
+    *work = scr_run_handle(r); /* of a recv from any source, the work has the source */
+    return status;
+  }
+  if (status < 0) scr_cause_copy(r->cause, err);
+  scr_run_unref(r);
+  return status;
+}
+
+int32_t scr_p2p_begin(scr_run *r, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err) {
+  scr_group *g = r->group;
+  atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
+  /* As in scr_p2p_wait(): if it is complete by now, it keeps nothing open. */
+  if (!(atomic_load_explicit(&r->state, memory_order_seq_cst) & SCR_DONE)) go_on(g, r, false);
+  scr_group_exit(g);
+  return result(r, op->root, work, err);
+}
+
 int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err) {
   uint64_t bytes = scr_op_bytes(op, 0, 1);
   bool valid = bytes != UINT64_MAX && op->timeout_ns >= 0 && op->root < g->size &&
@@ -290,42 +293,13 @@ int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sage
     scr_entering_go();
     return scr_go.issue(handle, op, &none, err); /* Go words the error */
   }
-  scr_run *r = scr_run_new();
-  if (r == NULL || !scr_run_operands(r, op, g->size, NULL)) {
-    if (r) scr_run_unref(r);
+  scr_run *r = new_run(g, op, bytes);
+  if (r == NULL) {
     scr_group_exit(g);
     return scr_plain_error(err, SAGECOMM_SYSTEM, "sagecomm: no memory for another send or recv");
   }
-  r->group = g;
-  r->group_handle = g->handle;
-  r->bytes = bytes;
-  r->timeout_ns = scr_op_timeout(g, op);
-  scr_run_ref(r); /* the list's */
-  scr_spin_lock(&g->p2p.lock);
-  int rc = scr_p2p_post(g, r);
-  scr_spin_unlock(&g->p2p.lock);
-  if (rc > 0) report(g, incident_with(r, rc, r->peer));
-  bool more = pass(g, (int64_t)g->policy.begin_bytes, false);
-  if (!done(r)) {
-    if (!(op->flags & SAGECOMM_ASYNC)) {
-      wait_for(g, r, scr_now() + g->policy.sync_ns);
-    } else if (!driven(g)) {
-      leave_posted(g, r, more);
-    } else if (more) {
-      scr_bell_wake(&g->shared->p2p.bell); /* he who drives may sleep */
-    }
-  }
+  post(g, r);
+  go_on(g, r, !(op->flags & SAGECOMM_ASYNC));
   scr_group_exit(g);
-  int32_t status = done(r) ? r->status : SAGECOMM_PENDING;
-  if (status == SAGECOMM_PENDING) {
-    *work = scr_run_handle(r);
-    return status;
-  }
-  if (status == SAGECOMM_OK && op->root == SAGECOMM_ANY_SOURCE) {
-    *work = scr_run_handle(r); /* the work has the source */
-    return status;
-  }
-  if (status < 0) scr_cause_copy(r->cause, err);
-  scr_run_unref(r);
-  return status;
+  return result(r, op->root, work, err);
 }

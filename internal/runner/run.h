@@ -120,13 +120,19 @@ struct scr_run {
   scr_composite *composite_of; /* owned; set if this run stands for several others and carries out nothing itself */
   scr_run *next_completed;     /* in the list of runs for the completers */
 
-  /* State of a p2p operation. Guarded by the p2p lock, except for the two atomics. */
+  /* State of a p2p operation. Guarded by the p2p lock, except for the atomics. */
   struct {
     _Atomic uint32_t waiters;  /* threads that wait for it; they call its done function */
     _Atomic int64_t posted_ns; /* when a short recv was posted; 0 once a thread waits for it */
     uint64_t id, moved;
-    bool matched;
-    scr_keyed entry; /* in a keyed list of p2p operations */
+    /* A recv: with an announced send, whose rank `source` is. A send at a gate: it was granted. */
+    _Atomic bool matched;
+    scr_keyed entry;  /* in a keyed list of p2p operations */
+    int32_t incident; /* that its posting has met, for the thread that issues it; 0: none */
+    /* On a device: */
+    _Atomic bool behind;  /* its stream has not reached it; it is in the group's list `behind` */
+    _Atomic bool arrived; /* a recv that is behind has its payload, and needs no peer any more */
+    scr_run *next_behind;
   } p2p;
   int32_t source; /* the rank whose send a recv matched, -1 before */
 

@@ -49,6 +49,7 @@ typedef struct scr_incident {
   uint8_t kind, dtype, reduce_op, parts; /* parts as in scr_call */
   int32_t root;                          /* or the peer of a p2p operation */
   int32_t tag;
+  bool announced; /* of a recv: its send was announced */
   uint64_t bytes;
   uint64_t got;
   int64_t waited_ns;
@@ -297,6 +298,10 @@ uint32_t scr_cache_entries(const scr_group *g);
  * memory. Returns NULL without memory, or if the group is down (*down). */
 scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own,
                     const scr_gate *gate, bool *down);
+
+/* Posts a send or recv at a gate, the buffer of which has room for all of it. Returns the operation with a reference for
+ * the caller, or NULL without memory, or if the group is down (*down). */
+scr_run *scr_p2p_submit(scr_group *g, const sagecomm_op *op, const scr_gate *gate, bool *down);
 
 /* ---- probe ---- */
 

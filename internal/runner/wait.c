@@ -131,6 +131,7 @@ void scr_describe_incident(const scr_run *r, int code, scr_incident *out) {
                         .reduce_op = r->reduce_op,
                         .root = r->root,
                         .tag = r->tag,
+                        .announced = r->kind == SAGECOMM_RECV && r->p2p.matched,
                         .bytes = code == SCR_INCIDENT_SPLIT ? r->coll.expected : r->bytes,
                         .parts = r->coll.batch,
                         .got = r->need,

@@ -1,4 +1,4 @@
-/* device.c calls collectives on memory of a CUDA device from C, without torch and without a bridge: the library orders them by
+/* device.c calls collectives, sends and recvs on memory of a CUDA device from C, without torch and without a bridge: the library orders them by
  * the driver, libcuda.so.1. Two processes, several operations in one stream that nobody waits for on the host, and a stream
  * that is late.
  * Usage: device LIBRARY DIRECTORY */
@@ -110,6 +110,75 @@ static void all_reduces(sagecomm_group group, void *stream, volatile uint32_t *l
   }
 }
 
+static sagecomm_op p2p(sagecomm_kind kind, int tag, sagecomm_segment *piece, void *stream) {
+  sagecomm_op op = {.kind = (uint8_t)kind,
+                    .dtype = SAGECOMM_INT32,
+                    .flags = SAGECOMM_ASYNC,
+                    .root = 1 - my_rank,
+                    .tag = tag,
+                    .device_type = 1,
+                    .stream = stream};
+  if (kind == SAGECOMM_SEND) {
+    op.n_in = 1;
+    op.in = piece;
+  } else {
+    op.n_out = 1;
+    op.out = piece;
+  }
+  return op;
+}
+
+static void accept(int32_t status, sagecomm_work work, const sagecomm_error *err) {
+  if (status < 0) fprintf(stderr, "%s\n", err->message);
+  CHECK(status == SAGECOMM_OK || status == SAGECOMM_PENDING);
+  if (status == SAGECOMM_PENDING) api->release(work);
+}
+
+/* Sends and recvs in one stream, alone and in one call with an all_reduce, of which the recv comes first. What one round
+ * receives the next one sends. */
+static void exchanges(sagecomm_group group, void *stream) {
+  static const int lengths[] = {1, 1000, 100000};
+  for (int k = 0; k < 3; k++) {
+    size_t bytes = (size_t)lengths[k] * 4;
+    void *memory = NULL;
+    address a = 0, b = 0, sum = 0;
+    CHECK(cu.allocate(&a, bytes) == 0 && cu.allocate(&b, bytes) == 0 && cu.allocate(&sum, bytes) == 0);
+    CHECK(cu.allocate_host(&memory, 2 * bytes, 0) == 0);
+    int32_t *host = memory;
+    for (int i = 0; i < lengths[k]; i++) host[i] = (my_rank + 1) * (i + k + 1);
+    CHECK(cu.copy_in(a, host, bytes, stream) == 0 && cu.copy_in(sum, host, bytes, stream) == 0);
+    sagecomm_segment of_a = {(void *)(uintptr_t)a, bytes}, of_b = {(void *)(uintptr_t)b, bytes},
+                     of_sum = {(void *)(uintptr_t)sum, bytes};
+    for (int round = 0; round < 3; round++) {
+      sagecomm_error err = {0};
+      sagecomm_work work = 0;
+      bool sends = my_rank == 0; /* then the other way round */
+      for (int i = 0; i < 2; i++, sends = !sends) {
+        sagecomm_op op = p2p(sends ? SAGECOMM_SEND : SAGECOMM_RECV, round, sends ? &of_a : &of_b, stream);
+        accept(api->issue(group, &op, &work, NULL, &err), work, &err);
+      }
+      sagecomm_op all[] = {p2p(SAGECOMM_RECV, 7, &of_a, stream),
+                           p2p(SAGECOMM_SEND, 7, &of_b, stream),
+                           {.kind = SAGECOMM_ALL_REDUCE,
+                            .dtype = SAGECOMM_INT32,
+                            .flags = SAGECOMM_ASYNC,
+                            .n_in = 1,
+                            .n_out = 1,
+                            .in = &of_sum,
+                            .out = &of_sum,
+                            .device_type = 1,
+                            .stream = stream}};
+      accept(api->issue_coalesced(group, all, 3, &work, NULL, &err), work, &err);
+    }
+    CHECK(cu.copy_out(host, a, bytes, stream) == 0 && cu.copy_out(host + lengths[k], sum, bytes, stream) == 0);
+    CHECK(cu.synchronize(stream) == 0);
+    for (int i = 0; i < lengths[k]; i++) {
+      CHECK(host[i] == (my_rank + 1) * (i + k + 1)); /* there and back */
+      CHECK(host[lengths[k] + i] == 12 * (i + k + 1));
+    }
+  }
+}
+
 /* The group goes down while the stream of an operation is late: the stream goes on. */
 static void abort_while_late(sagecomm_group group, void *stream, volatile uint32_t *late) {
   address data = 0;
@@ -160,6 +229,8 @@ static void run(const char *library, char *dir) {
   all_reduces(group, NULL, NULL);
   CHECK(api->lane_sequence(group, 1) == 3 * 3 * OPS && api->lane_sequence(group, SAGECOMM_HOST) == 0);
   CHECK(api->group_sequence(group) == 3 * 3 * OPS);
+  exchanges(group, stream);
+  exchanges(group, NULL);
   abort_while_late(group, stream, late);
   api->group_destroy(group, &err);
   size_t (*reports)(void) = NULL;

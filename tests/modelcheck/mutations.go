@@ -12,7 +12,7 @@ type Mutation struct {
 }
 
 // Mutations are all protections.
-var Mutations = slices.Concat(groupMutations, gateMutations, laneMutations, markMutations)
+var Mutations = slices.Concat(groupMutations, p2pGateMutations, gateMutations, laneMutations, markMutations)
 
 var groupMutations = []Mutation{
 	{FilledRelaxed, "filled is stored without release", "scr_store_flag in publish", "filled and nothing after it", WrongData},

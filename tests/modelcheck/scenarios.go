@@ -3,7 +3,7 @@ package modelcheck
 import "slices"
 
 // Scenarios lists the scenarios that are explored.
-var Scenarios = slices.Concat(groupScenarios, gateScenarios, laneScenarios)
+var Scenarios = slices.Concat(groupScenarios, p2pGateScenarios, gateScenarios, laneScenarios)
 
 var groupScenarios = []Scenario{
 	{Name: "one-shot, 1 slot", Ranks: 2, Slots: 1, Calls: same(oneShot, oneShot, oneShot), hashes: true, headers: true},

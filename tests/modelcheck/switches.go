@@ -108,6 +108,14 @@ const (
 	LeavesBeforeCount    // it looks before it lowers the count of drivers
 	EngineBesideDriver   // harmless: the engine sets its bit although a thread drives
 
+	// Gates of p2p operations: p2p_issue.c, look_at_p2p.
+	EngineSleepsAtGates
+	PostedAtGateWakesNoEngine
+	PostedAtGateWakesNoDriver
+	DriverSleepsAtGates
+	DriverLooksBeforeBell // at what is behind
+	LeavesGatesToNobody
+
 	// Gates, the run: scr_gate_enter, scr_gate_leave, scr_gate_open.
 	NoWaitForInputReady
 	InputReadyNotAcquired

@@ -13,6 +13,9 @@ import pytest
 import torch
 
 import device_calls
+import device_coalesced
+import device_p2p
+import device_pipeline
 import device_programs
 from cuda_bed import CudaBed, fake_cuda
 from device_bed import Schedule, Worlds, built, under_schedules
@@ -62,6 +65,22 @@ def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
         world.run(checked, program)
 
 
+@under_schedules
+@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+def test_coalesced(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
+    world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
+    for program in device_coalesced.PROGRAMS:
+        world.run(checked, program)
+
+
+@under_schedules
+@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+def test_p2p(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
+    world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
+    for program in (*device_p2p.PROGRAMS, device_p2p.mismatch):
+        world.run(checked, program)
+
+
 @pytest.fixture(scope="module")
 def cuda_bed() -> Iterator[CudaBed]:
     try:
@@ -76,11 +95,12 @@ def cuda_bed() -> Iterator[CudaBed]:
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 @under_schedules
 @pytest.mark.parametrize("driver", ["waits", "no waits"])
-def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, driver: str) -> None:
+@pytest.mark.parametrize("module", ["device_calls", "device_p2p", "device_coalesced", "device_pipeline"])
+def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, module: str, driver: str) -> None:
     """The same programs on CUDA tensors, with torch's own guard, allocator, streams, events and futures; and with a driver
     whose streams cannot wait for a word."""
     cuda_bed.ranks(
-        "device_calls:under_fake_cuda",
+        f"{module}:under_fake_cuda",
         2,
         schedule=schedule.name,
         seed=schedule.seed,
@@ -95,13 +115,15 @@ def test_wait_does_not_block_the_host(fresh_world: Worlds, schedule: Schedule) -
 
 
 @under_schedules
-def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule) -> None:
-    survivor, left = ranks(fresh_world, schedule).outcomes(checked, device_calls.peer_leaves)
+@pytest.mark.parametrize("program", [device_calls.peer_leaves, device_p2p.peer_leaves_a_recv])
+def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule, program: Callable[[], str]) -> None:
+    survivor, left = ranks(fresh_world, schedule).outcomes(checked, program)
     assert left.exitcode == 3
     assert survivor.ok, survivor.trace
     assert "rank 1" in survivor.value
 
 
 @pytest.mark.parametrize("schedule", quickly([Schedule("random")], [Schedule("lazy"), Schedule("random")]), ids=str)
-def test_training(fresh_world: Worlds, schedule: Schedule) -> None:
-    ranks(fresh_world, schedule).run(checked, device_calls.training)
+@pytest.mark.parametrize("program", [device_calls.training, device_pipeline.pipeline], ids=["DDP", "pipelines"])
+def test_training(fresh_world: Worlds, schedule: Schedule, program: Callable[[], Any]) -> None:
+    ranks(fresh_world, schedule).run(checked, program)

@@ -69,7 +69,11 @@ static int32_t issue(uint64_t handle, const sagecomm_op *op, scr_run **out, sage
   const scr_gate *gate = on_device ? &next_gate[table[i].rank] : NULL;
   if (on_device) i += n_ranks;
   scr_group *g = table[i].group;
-  if (op->kind >= SAGECOMM_SEND) return scr_copy_error(g, err); /* a p2p operation that a group which is down refuses */
+  if (op->kind >= SAGECOMM_SEND) {
+    bool down = true;
+    *out = on_device ? scr_p2p_submit(g, op, gate, &down) : NULL;
+    return *out ? SAGECOMM_OK : scr_copy_error(g, err); /* a p2p operation that a group which is down refuses */
+  }
   if (op->kind == SAGECOMM_BROADCAST && table[i].rank == atomic_load(&no_memory_on)) return scr_no_memory(err);
   pthread_mutex_lock(&go);
   uint64_t bytes = scr_op_bytes(op, g->rank, n_ranks), key = scr_cache_key(g, op, bytes);

@@ -50,6 +50,12 @@ void test_late_device(int size, waiting w, uint64_t seed);
 void test_gate_opens(int size, waiting w, uint64_t seed);
 void test_external(int size, waiting w, uint64_t seed);
 void test_external_mismatch(int size, waiting w, uint64_t seed);
+/* p2p_gates.c */
+void test_p2p_gates(int size, waiting w, uint64_t seed);
+void test_sender_leaves_a_gate(int size, waiting w, uint64_t seed);
+void test_timeout_at_a_gate(int size, waiting w, uint64_t seed);
+void test_looks_at_gates(int size, waiting w, uint64_t seed);
+void test_gates_left_to_the_engine(int size, waiting w, uint64_t seed);
 /* garbage.c */
 void test_culprit_of_a_bad_frame(int size, waiting w, uint64_t seed);
 void test_shared_block_size_is_not_read_again(int size, waiting w, uint64_t seed);

@@ -237,6 +237,10 @@ var mutations = []mutation{
 	{"a run does not wait until the device has filled its input", "INPUT_NOT_AWAITED", "gate.c", "gates"},
 	{"a run does not wait until the device has emptied its output", "OUTPUT_NOT_AWAITED", "gate.c", "gates"},
 	{"the gate of a run that fails stays shut", "GATE_STAYS_SHUT", "gate.c", "gate_opens"},
+	{"a send or recv does not wait until its stream has reached it", "P2P_NOT_BEHIND", "p2p_gate.c", "p2p_gates"},
+	{"a recv that has its payload needs its sender", "ARRIVED_NEEDS_PEER", "p2p_scan.c", "sender_leaves_a_gate"},
+	{"who waits for a p2p does not look at gates", "GATES_NOT_POLLED", "p2p_issue.c", "looks_at_gates"},
+	{"the engine does not look at gates of p2ps", "ENGINE_LEAVES_GATES", "engine.c", "gates_left_to_the_engine"},
 	{"a flag does not publish what was written before it", "FLAG_RELAXED", "wait.h", "random"},
 }
 
