@@ -199,6 +199,12 @@ void checkCopies(const std::vector<Call>& calls) {
 // segments stay in the Calls.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
     const OpInfo& info, std::vector<Call>& calls, bool async, milliseconds timeout) {
+  if (calls.size() == 1 && C10_UNLIKELY(calls[0].buffers.device() != nullptr)) {
+    // torch's functional collectives, and so DTensor, are coalesced calls of one tensor.
+    calls[0].async = async;
+    calls[0].timeout = timeout;
+    return run(calls[0]);
+  }
   for (const Call& call : calls) {
     if (C10_UNLIKELY(call.buffers.device() != nullptr)) {
       refuseOnDevice(call.info.name, "coalesced operations", *call.buffers.device());

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions
+from torch.distributed import _functional_collectives as functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import device_programs as order
@@ -75,6 +76,14 @@ def operations() -> None:
     flags = torch.tensor([rank == 0, False, True], device=dev)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX)
     assert flags.tolist() == [True, False, True]
+    group = dist.distributed_c10d._get_default_group()
+    two = torch.full((2, N), -1.0, device=dev)
+    expect(functional.all_gather_tensor(full(mine()), 0, group)[N:], 2)  # coalesced calls of one tensor
+    expect(functional.reduce_scatter_tensor(torch.cat(blocks), "sum", 0, group), 10 + 2 * rank)
+    expect(functional.all_reduce(full(mine()), "sum", group), SUM)
+    two.copy_(functional.all_to_all_single(torch.stack(blocks), None, None, group))
+    expect(two[0], rank)
+    expect(two[1], 10 + rank)
     empty = torch.empty(0, device=dev)
     both_ways(lambda a: dist.all_reduce(empty, async_op=a))
 
@@ -144,6 +153,12 @@ def modes_see_nothing() -> None:
 # ---- what is refused, and failures ----
 
 
+def reduce_together(tensors: list[torch.Tensor]) -> None:
+    with dist._coalescing_manager(device=tensors[0].device):
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+
+
 def refusals() -> None:
     peer, on = 1 - dist.get_rank(), accelerator()
     name = on.type
@@ -157,11 +172,8 @@ def refusals() -> None:
         dist.recv(x)
     with pytest.raises(RuntimeError, match=f"p2p operations are {works}"):
         dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, full(0), peer)])
-    with (
-        pytest.raises(RuntimeError, match=f"all_reduce_coalesced: coalesced operations are {works}"),
-        dist._coalescing_manager(device=on),
-    ):
-        dist.all_reduce(x)
+    with pytest.raises(RuntimeError, match=f"all_reduce_coalesced: coalesced operations are {works}"):
+        reduce_together([x, full(1)])
     with pytest.raises(RuntimeError, match=f"coalesced operations are {works}"):
         dist.all_reduce_coalesced([x, full(1)])
     backend = dist.distributed_c10d._get_default_group()._get_backend(on)
