@@ -6,7 +6,7 @@ EMULATOR_SEED=n pytest ... begins with that seed."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import torch
 
 import device_calls
 import device_programs
-from cuda_bed import CudaBed, fake_cuda
+from cuda_bed import CudaBed
 from device_bed import Schedule, Worlds, built, under_schedules
 from selection import quickly
 from worlds import World
@@ -30,10 +30,10 @@ def prepare() -> None:
     import simdev  # noqa: F401
 
 
-def checked(program: Callable[[], Any]) -> Any:
+def checked(program: Callable[..., Any], *arguments: Any) -> Any:
     import simdev
 
-    result = program()
+    result = program(*arguments)
     simdev.check()
     return result
 
@@ -60,17 +60,6 @@ def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
         programs.insert(0, device_calls.captures_are_refused)
     for program in programs:
         world.run(checked, program)
-
-
-@pytest.fixture(scope="module")
-def cuda_bed() -> Iterator[CudaBed]:
-    try:
-        fake_cuda.build()
-    except fake_cuda.builder.BuildError as error:
-        pytest.skip(str(error))
-    bed = CudaBed()
-    yield bed
-    bed.stop()
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
