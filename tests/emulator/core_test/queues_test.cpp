@@ -35,6 +35,7 @@ TEST(a_wait_for_what_is_queued_later_in_the_same_queue_never_ends) {
   auto body = [](bool ends) {
     uint32_t *flag = new_words(1);
     OK(fill(flag, 0, 4, 1));
+    OK(device_synchronize());
     StreamHandle consumer = new_stream(), producer = new_stream();
     OK(wait_value(consumer, flag, 1, Comparison::equal));
     OK(write_value(producer, flag, 1));
