@@ -21,9 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expected import DIFFERENCES, MOST
-
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "emulator"))
+
+import fake_cuda  # noqa: E402
+from expected import DIFFERENCES, MOST  # noqa: E402
+
 LOGS = HERE.parents[1] / "build" / "suites"  # what the ranks write, which is a lot
 TEST_TIMEOUT_S = 120  # of one test; after that torch shows the stacks of its ranks
 
@@ -34,6 +37,7 @@ class Configuration:
     ranks: int
     at_least: int  # tests that pass, with the pinned torch: a skip is no way out
     smoke: tuple[str, ...] = ()
+    cuda: bool = False  # the tests of CUDA tensors, on emulated devices, one for each rank
 
 
 CONFIGURATIONS = {
@@ -69,6 +73,7 @@ CONFIGURATIONS = {
     ),
     "eight": Configuration(told="sagecomm", ranks=8, at_least=118),
     "eight_masquerade": Configuration(told="gloo", ranks=8, at_least=110),
+    "cuda": Configuration(told="gloo", ranks=2, at_least=0, cuda=True),
 }
 
 
@@ -182,12 +187,18 @@ def run(name: str, backend: str, part: str | None, smoke: bool) -> int:
 def environment(configuration: Configuration, backend: str) -> Mapping[str, str]:
     """What torch's tests, and the processes of their ranks, are to find."""
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    cuda = {}
+    if configuration.cuda:
+        fake_cuda.build()
+        cuda = {"SUITE_DEVICES": str(configuration.ranks), "EMULATOR_KICK_MS": "5"}
     return {
+        **cuda,
         "BACKEND": configuration.told if backend == "sagecomm" else backend,
         "SUITE_SERVED_BY": backend,
         "WORLD_SIZE": str(configuration.ranks),
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_TIMEOUT_S),
-        "CUDA_VISIBLE_DEVICES": "",  # torch skips all tests where there are fewer devices than ranks
+        # torch skips all tests where there are fewer devices than ranks.
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(configuration.ranks))) if configuration.cuda else "",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(paths),
     }
