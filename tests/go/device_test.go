@@ -62,6 +62,13 @@ func TestCProgramOnADevice(t *testing.T) {
 			t.Errorf("%s: %v\n%s", s, err, output)
 		}
 	}
+	// Streams that share a queue of the hardware block each other where one waits for the host.
+	for queues := range 3 {
+		output, err := run(t, "EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_QUEUES=", queues+1))
+		if err != nil {
+			t.Errorf("with %d hardware queues: %v\n%s", queues+1, err, output)
+		}
+	}
 }
 
 // Each call that orders streams is needed: without one of them the checker reports a conflict, a result is wrong or the program

@@ -15,7 +15,7 @@ import torch
 import device_calls
 import device_programs
 from cuda_bed import CudaBed
-from device_bed import Schedule, Worlds, built, under_schedules
+from device_bed import ALL, Schedule, Worlds, built, under_schedules
 from selection import quickly
 from worlds import World
 
@@ -71,6 +71,21 @@ def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule) -> None:
         2,
         schedule=schedule.name,
         seed=schedule.seed,
+        EMULATOR_KICK_MS=KICK_MS,
+    )
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+@pytest.mark.parametrize("schedule", quickly([ALL[3]], ALL), ids=str)
+@pytest.mark.parametrize("queues", quickly(["1"], ["1", "2", "3"]))
+def test_programs_with_few_hardware_queues(cuda_bed: CudaBed, schedule: Schedule, queues: str) -> None:
+    """Streams of the library block neither each other nor the user's where they share a queue of the hardware."""
+    cuda_bed.ranks(
+        "device_calls:under_fake_cuda",
+        2,
+        schedule=schedule.name,
+        seed=schedule.seed,
+        EMULATOR_QUEUES=queues,
         EMULATOR_KICK_MS=KICK_MS,
     )
 

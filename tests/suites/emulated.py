@@ -28,7 +28,7 @@ if DEVICES:
     for _module in (torch.cuda, torch.accelerator):
         _answer(_module, "is_available", lambda: True)
         _answer(_module, "device_count", lambda: DEVICES)
-    torch.utils._triton.has_triton = lambda: False  # nothing compiles kernels for these devices
+    torch.utils._triton.has_triton = lambda **_: False  # nothing compiles kernels for these devices
     if "LD_PRELOAD" not in os.environ:
         os.environ.update(fake_cuda.environment(devices=DEVICES))  # for processes that begin from here on
 
