@@ -6,6 +6,7 @@ Run by itself, this file is that process; CudaBed is the other side. The functio
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -130,6 +131,7 @@ def _import_what_torch_imports_late(modules: Sequence[str]) -> None:
 
     for module in modules:
         importlib.import_module(module)
+    gc.freeze()  # a fork has to copy what its garbage collector looks at
 
     torch.cat([torch.empty(1, device="meta")])
 
