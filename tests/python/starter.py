@@ -1,9 +1,9 @@
 """Starts scripts in processes that have imported torch already: forks of one process, milliseconds instead of seconds.
 
 A started process ends as any interpreter does, exit handlers and finalisation included, and has loaded no core before
-its script does: for what a script's rank sees it is a new process. Only what torch's import has made is not searched for
-cycles at the end: a fork has to copy what it looks at, and that would take longer than all the rest. Run by itself, this
-file is the process that forks; Started is the other side.
+its script does: for what a script's rank sees it is a new process. Only what torch's import has made is not searched
+for cycles at the end: a fork has to copy what it looks at, and that would take longer than all the rest. Run by itself,
+this file is the process that forks; Started is the other side.
 """
 
 from __future__ import annotations
