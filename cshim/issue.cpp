@@ -101,12 +101,14 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (!work) {
     work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout);
   }
-  const bool waits = !call.async && !(device != nullptr && device->joined() && call.op.kind != SAGECOMM_BARRIER);
+  bool waits = !call.async;
   if (C10_UNLIKELY(device != nullptr)) {
-    if (!call.async && !waits) {
-      device->awaitInCurrentStream();
-    }
+    DeviceWork& on = *device;
     work->own(std::move(device));
+    if (waits && !work->hostWaits()) {
+      on.awaitInCurrentStream();
+      waits = false;
+    }
   }
   if (C10_UNLIKELY((watch.runs() || status != SAGECOMM_OK) && !call.internal)) {
     work->notifyHooks(watch, std::move(call.memberKeys));

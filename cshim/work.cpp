@@ -250,13 +250,8 @@ void Work::drive() {
   }
 }
 
-// The caller's stream waits instead of the host where it can, unless the caller wants to know when the operation has ended.
-bool Work::waitsInStream(milliseconds timeout) const {
-  return device_ != nullptr && device_->joined() && timeout <= kNoTimeout && opType_ != c10d::OpType::BARRIER;
-}
-
 bool Work::wait(milliseconds timeout) {
-  if (!done() && !waitsInStream(timeout)) {
+  if (!done() && (hostWaits() || timeout > kNoTimeout)) {
     WithoutGil unlocked;
     if (!waitUntilDone(timeout)) {
       raiseWaitTimeout(timeout);
@@ -320,7 +315,11 @@ int Work::sourceRank() const {
       "sagecomm: ",
       name_,
       ": only a receive has a source rank");
-  TORCH_CHECK(done(), "sagecomm: ", name_, ": the source rank is not known before the receive is complete");
+  TORCH_CHECK(
+      opType_ == c10d::OpType::RECV || done(),
+      "sagecomm: ",
+      name_,
+      ": the source rank is not known before the receive is complete");
   return source_;
 }
 

@@ -86,6 +86,11 @@ class Work final : public c10d::Work {
   }
   // Ends the profiler range: once an asynchronous operation was issued, or when a synchronous one has ended.
   void endProfiling();
+  // Whether the host has to wait for the end of the operation, even on a device whose streams could wait for it.
+  bool hostWaits() const {
+    return device_ == nullptr || !device_->joined() || opType_ == c10d::OpType::BARRIER ||
+           opType_ == c10d::OpType::RECVANYSOURCE;
+  }
   // Registers the done function, with which the core completes this Work. For asynchronous operations.
   void completeLater();
   // Drives the operation to its end. For synchronous operations. If a signal handler raises, completeLater() takes over.
@@ -120,7 +125,6 @@ class Work final : public c10d::Work {
   void cannotWrite(const char* why);
   // Returns false if the timeout expired first. Requires: not the GIL.
   bool waitUntilDone(std::chrono::milliseconds timeout);
-  bool waitsInStream(std::chrono::milliseconds timeout) const;
   void waitBriefly();
   void unregister();
   [[noreturn]] void raiseWaitTimeout(std::chrono::milliseconds timeout) const;

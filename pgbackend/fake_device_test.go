@@ -187,7 +187,7 @@ func (c *deviceCall) fails(method string) error {
 
 func (c *deviceCall) Name() string { return "fake" }
 
-func (c *deviceCall) NewStream() (device.Stream, error) {
+func (c *deviceCall) NewStream(device.Role) (device.Stream, error) {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
 	c.d.streams = append(c.d.streams, nil)

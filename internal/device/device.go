@@ -15,6 +15,15 @@ type Stream struct {
 	Handle uintptr // its name for the runtime of the device; 0: only a bridge knows it
 }
 
+// Role is what a stream is for.
+type Role uint8
+
+// The roles.
+const (
+	Inputs  Role = iota // copies out of the device
+	Outputs             // copies into the device, behind waits for the host
+)
+
 // Copy is a copy between pinned host memory and memory of a device. The method that takes it gives the direction.
 type Copy struct {
 	Host   unsafe.Pointer
@@ -63,8 +72,10 @@ type Runtime interface {
 	// Name returns the name of the implementation. The streams of one mean nothing to another.
 	Name() string
 
-	// NewStream makes a stream on the device of the operation.
-	NewStream() (Stream, error)
+	// NewStream makes a stream on the device of the operation. Where streams can wait for words, streams of one role do not
+	// share a queue of the hardware with those of the other role nor with the caller's, as far as the device allows: a stream
+	// that waits blocks all that is behind it in its queue.
+	NewStream(Role) (Stream, error)
 
 	// Pin allocates pinned memory, which all devices of that type may use.
 	Pin(bytes uint64) (Pinned, error)

@@ -214,8 +214,10 @@ def batch_of_late_producers() -> None:
 
 def mismatch() -> None:
     x = full(mine(), N + dist.get_rank())
+    work = dist.isend(x, 1) if dist.get_rank() == 0 else dist.irecv(x, 0)
+    assert work is not None
     with pytest.raises(sagecomm.CollectiveMismatch):
-        dist.send(x, 1) if dist.get_rank() == 0 else dist.recv(x, 0)
+        work.wait(MINUTE)  # until the operation has ended, also where a stream could wait
     with pytest.raises(sagecomm.CollectiveMismatch):
         dist.send(x, peer())
     x.fill_(5)
@@ -231,7 +233,7 @@ def peer_leaves_a_recv() -> str:
     work = dist.irecv(x, 1)
     assert work is not None
     with pytest.raises(sagecomm.PeerFailure) as raised:
-        work.wait()
+        work.wait(MINUTE)
     x.fill_(5)
     expect(x, 5)
     return str(raised.value)

@@ -87,7 +87,7 @@ func (b *Bridge) result(what string, status C.int32_t) error {
 func (b *Bridge) Name() string { return "bridge" }
 
 // NewStream implements device.Runtime.
-func (b *Bridge) NewStream() (device.Stream, error) {
+func (b *Bridge) NewStream(device.Role) (device.Stream, error) {
 	var s C.uint64_t
 	status := C.make_stream(b.c, &s, &b.why[0])
 	return device.Stream{Number: uint64(s)}, b.result("cannot make a stream", status)

@@ -9,9 +9,9 @@ package cuda
 #include "driver.h"
 
 // Addresses of devices and streams are numbers in Go, because its garbage collector may take a pointer for one into its heap.
-static CUresult make_stream(int device, uintptr_t *stream, const char **why) {
+static CUresult make_stream(int device, int role, uintptr_t *stream, const char **why) {
   CUstream made = NULL;
-  CUresult rc = cuda_make_stream(device, &made, why);
+  CUresult rc = cuda_make_stream(device, role, &made, why);
   *stream = (uintptr_t)made;
   return rc;
 }
@@ -59,7 +59,7 @@ var (
 	_ device.Waiter   = (*Driver)(nil)
 )
 
-// probe is whether streams of a device can wait for a word, and the stream in which that was tried.
+// probe is whether streams of a device can wait for a word, and the stream in which that was tried, which is for inputs.
 type probe struct {
 	once   sync.Once
 	stream atomic.Pointer[device.Stream] // nil: an operation uses it
@@ -82,7 +82,7 @@ func Open(index int) (*Driver, error) {
 
 // try queues a write of a word and a wait for it. The word stays allocated, because to free it would wait for the device.
 func (d *Driver) try(p *probe) error {
-	s, err := d.makeStream()
+	s, err := d.makeStream(device.Inputs)
 	if err != nil {
 		return err
 	}
@@ -129,18 +129,18 @@ func (d *Driver) result(what string, rc C.CUresult) error {
 func (d *Driver) Name() string { return "cuda" }
 
 // NewStream implements device.Runtime.
-func (d *Driver) NewStream() (device.Stream, error) {
-	if known, ok := probes.Load(int(d.device)); ok {
+func (d *Driver) NewStream(role device.Role) (device.Stream, error) {
+	if known, ok := probes.Load(int(d.device)); ok && role == device.Inputs {
 		if s := known.(*probe).stream.Swap(nil); s != nil {
 			return *s, nil
 		}
 	}
-	return d.makeStream()
+	return d.makeStream(role)
 }
 
-func (d *Driver) makeStream() (device.Stream, error) {
+func (d *Driver) makeStream(role device.Role) (device.Stream, error) {
 	var s C.uintptr_t
-	rc := C.make_stream(d.device, &s, &d.why)
+	rc := C.make_stream(d.device, C.int(role), &s, &d.why)
 	return device.Stream{Handle: uintptr(s)}, d.result("cannot make a stream", rc)
 }
 

@@ -87,8 +87,16 @@ static CUresult outside(CUresult rc, const char **why) {
 
 /* ---- calls ---- */
 
-CUresult cuda_make_stream(int device, CUstream *stream, const char **why) {
-  ON_DEVICE(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
+static CUresult make_stream(int role, CUstream *stream) {
+  int least = 0, greatest = 0; /* the greatest priority is the smallest number */
+  CUresult rc = cuCtxGetStreamPriorityRange(&least, &greatest);
+  if (rc) return rc;
+  int priority = greatest + (role != 0);
+  return cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, priority < least ? priority : greatest);
+}
+
+CUresult cuda_make_stream(int device, int role, CUstream *stream, const char **why) {
+  ON_DEVICE(make_stream(role, stream));
 }
 
 CUresult cuda_pin(int device, size_t bytes, void **memory, const char **why) {

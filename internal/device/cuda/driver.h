@@ -33,7 +33,8 @@ enum {
   X(cuMemFreeHost, (void *memory))                                                              \
   X(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t bytes, CUstream stream))          \
   X(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))    \
-  X(cuStreamCreate, (CUstream * stream, unsigned flags))                                        \
+  X(cuStreamCreateWithPriority, (CUstream * stream, unsigned flags, int priority))              \
+  X(cuCtxGetStreamPriorityRange, (int *least, int *greatest))                                   \
   X(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))                        \
   X(cuStreamIsCapturing, (CUstream stream, int *status))                                        \
   X(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))  \
@@ -47,7 +48,9 @@ const char *cuda_load(void);
 
 /* The functions below make the device's primary context current for their calls and give back the thread's own context
  * afterwards. They return 0, or the driver's error, whose name goes to `why`. */
-CUresult cuda_make_stream(int device, CUstream *stream, const char **why);
+/* Makes a stream of the greatest priority for role 0, of the next one for role 1. Streams of different priorities do not share a
+ * queue of the hardware. A device with two priorities has one for both roles: the lesser one is that of other streams. */
+CUresult cuda_make_stream(int device, int role, CUstream *stream, const char **why);
 CUresult cuda_pin(int device, size_t bytes, void **memory, const char **why);
 CUresult cuda_unpin(int device, void *memory, const char **why);
 /* `then` waits for what `first` holds now. */

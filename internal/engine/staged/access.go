@@ -40,7 +40,7 @@ func FromCall(call runner.Call, op coll.Op) (Access, error) {
 	return a, nil
 }
 
-// adoption is whether the framework of this process can order streams of the driver, and the stream that it was tried with.
+// adoption is whether the framework of this process can order streams of the driver, and the stream that it was tried with, which is for inputs.
 type adoption struct {
 	once   sync.Once
 	stream atomic.Pointer[device.Stream] // nil: an engine has it
@@ -57,7 +57,7 @@ type adopted struct {
 }
 
 func (a *adopted) try() {
-	s, err := a.NewStream()
+	s, err := a.NewStream(device.Inputs)
 	if err == nil {
 		a.of.stream.Store(&s)
 	}
@@ -68,11 +68,13 @@ func (a *adopted) try() {
 func (a *adopted) Name() string { return "cuda, adopted" }
 
 // NewStream implements device.Runtime.
-func (a *adopted) NewStream() (device.Stream, error) {
-	if s := a.of.stream.Swap(nil); s != nil {
-		return *s, nil
+func (a *adopted) NewStream(role device.Role) (device.Stream, error) {
+	if role == device.Inputs {
+		if s := a.of.stream.Swap(nil); s != nil {
+			return *s, nil
+		}
 	}
-	s, err := a.Waiter.NewStream()
+	s, err := a.Waiter.NewStream(role)
 	if err != nil {
 		return s, err
 	}

@@ -134,10 +134,10 @@ func (p *Pool) takeStreams(rt device.Runtime, of place) (s streams, err error) {
 		p.streams[of] = p.streams[of][:n-1]
 		return s, nil
 	}
-	if s.in, err = rt.NewStream(); err != nil {
+	if s.in, err = rt.NewStream(device.Inputs); err != nil {
 		return s, err
 	}
-	s.out, err = rt.NewStream()
+	s.out, err = rt.NewStream(device.Outputs)
 	return s, err
 }
 
