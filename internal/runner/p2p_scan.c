@@ -51,7 +51,7 @@ static scr_run *after(posted_list l, const scr_run *r) {
 static int scan(scr_group *g, posted_list l, int64_t now, int32_t *peer, scr_run **culprit) {
   for (scr_run *r = l.head; r; r = after(l, r)) {
     *culprit = r;
-    *peer = r->root;
+    *peer = r->root != SAGECOMM_ANY_SOURCE ? r->root : r->source;
     scr_p2p_begin_timeout(r, now);
     if (scr_p2p_has_timed_out(r, now)) return SCR_INCIDENT_TIMEOUT;
     int32_t gone = scr_p2p_needs_peer(g, r) ? scr_p2p_departed(g, r) : -1;
