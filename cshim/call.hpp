@@ -58,6 +58,10 @@ struct Call {
     const auto numbered = [](const sagecomm_op& o) { return o.kind < SAGECOMM_SEND; };
     return coalesced.empty() ? numbered(op) : std::any_of(coalesced.begin(), coalesced.end(), numbered);
   }
+  bool hasBarrier() const {
+    const auto isBarrier = [](const sagecomm_op& o) { return o.kind == SAGECOMM_BARRIER; };
+    return coalesced.empty() ? isBarrier(op) : std::any_of(coalesced.begin(), coalesced.end(), isBarrier);
+  }
   // Completes `op` from the other members. The device's part of `op` is DeviceWork's.
   void describe();
 };

@@ -56,6 +56,7 @@ c10::Stream DeviceWork::current() const {
 }
 
 void DeviceWork::describe(sagecomm_op& op, bool async) {
+  op.flags |= SAGECOMM_ASYNC;
   bridge_.struct_size = sizeof bridge_;
   bridge_.ctx = this;
   bridge_.make_stream = &makeStream;
@@ -64,7 +65,9 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
   bridge_.fork = &fork;
   bridge_.copy_in = &copyIn;
   bridge_.write_value = &writeValue;
-  bridge_.finish = &finish;
+  bridge_.adopt_stream = &adoptStream;
+  bridge_.join = &join;
+  bridge_.join_later = &joinLater;
   op.bridge = &bridge_;
   op.device_type = static_cast<uint8_t>(device_.type());
   op.device_index = device_.index();
@@ -77,7 +80,11 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
 // If a command fails, those in front of it may still use the pinned memory. Then the value is never written, and the library
 // does without that memory.
 void DeviceWork::succeed(Buffers& buffers) {
-  std::vector<c10::Stream> writers;
+  if (joined_) { // all is queued
+    noteReleased(this);
+    return;
+  }
+  std::vector<c10::Stream> writers = writers_;
   for (End& end : ends_) {
     noteAcquired(end.word); // the library has read the input and written the output in pinned memory
     if (end.copies.empty()) {
@@ -95,13 +102,31 @@ void DeviceWork::succeed(Buffers& buffers) {
     writers.push_back(*stream_);
   }
   if (!writers.empty()) {
-    join(writers);
-    stream_ = writers.front();
-    const c10::StreamGuard on(*stream_);
-    buffers.copyBack();
-    recordEnd(*stream_);
+    endBehind(writers, buffers);
   }
   noteReleased(this);
+}
+
+// What fails here fails again in succeed(), which tells the Work.
+void DeviceWork::issued(Buffers& buffers) noexcept {
+  if (writers_.empty() || !ends_.empty()) {
+    return;
+  }
+  try {
+    endBehind(writers_, buffers);
+    joined_ = true;
+    noteReleased(this);
+  } catch (const std::exception& e) {
+    LOG(ERROR) << "sagecomm: an operation cannot end in a stream of " << device_ << ": " << e.what();
+  }
+}
+
+void DeviceWork::endBehind(const std::vector<c10::Stream>& streams, Buffers& buffers) {
+  gather(streams);
+  stream_ = streams.front();
+  const c10::StreamGuard on(*stream_);
+  buffers.copyBack();
+  recordEnd(*stream_);
 }
 
 void DeviceWork::fail() noexcept {
@@ -110,7 +135,7 @@ void DeviceWork::fail() noexcept {
     return;
   }
   try {
-    join(readers_);
+    gather(readers_);
     recordEnd(readers_.front());
   } catch (const std::exception& e) {
     LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_ << ": " << e.what();
@@ -124,7 +149,7 @@ void DeviceWork::recordEnd(const c10::Stream& stream) {
   end_ = std::move(end);
 }
 
-void DeviceWork::join(const std::vector<c10::Stream>& streams) {
+void DeviceWork::gather(const std::vector<c10::Stream>& streams) {
   const c10::OptionalDeviceGuard on(streams.front().device());
   for (auto other = streams.begin() + 1; other != streams.end(); ++other) {
     c10::Event there(other->device_type());
@@ -239,7 +264,19 @@ int32_t DeviceWork::writeValue(
   return call(ctx, why, n, [&](const DeviceWork&) { queueWrite(streamOf(stream), word, value); });
 }
 
-int32_t DeviceWork::finish(
+int32_t DeviceWork::adoptStream(void* ctx, void* handle, uint64_t* stream, char* why, size_t n) noexcept {
+  return call(ctx, why, n, [&](const DeviceWork& w) { *stream = sagecomm::adoptStream(w.device_, handle); });
+}
+
+int32_t DeviceWork::join(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
+  return call(ctx, why, n, [&](DeviceWork& w) {
+    const c10::Stream in = streamOf(stream);
+    addOnce(w.writers_, in);
+    w.use(in);
+  });
+}
+
+int32_t DeviceWork::joinLater(
     void* ctx,
     uint64_t stream,
     const sagecomm_copy* copies,

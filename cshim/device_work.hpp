@@ -1,10 +1,13 @@
-// device_work.hpp is the device's part of one call, which is one operation or several coalesced ones: sagecomm_bridge on c10's streams and events. The core moves the
-// memory of a device through pinned memory. While it issues the operation it queues copies out of the device here, and it says
-// which copies into the device end the operation. The Work queues these when the operation is complete.
+// device_work.hpp is the device's part of one call, which is one operation or several coalesced ones: sagecomm_bridge on c10's
+// streams and events. The core moves the memory of a device through pinned memory. While it issues the operation it queues
+// commands here.
 //
-// The host cannot know of a copy before it is queued, and a stream cannot wait for an event that is not recorded. So whoever
-// waits for the operation first waits on the host until the last copies are queued, and then makes its stream wait for the
-// event behind them.
+// Where the streams of the device can wait for a word in host memory, the core queues the whole operation while it issues it,
+// and says in which stream it ends: it is *joined*. Whoever waits for it makes a stream wait and never blocks the host.
+//
+// Elsewhere the core says which copies into the device end the operation, and the Work queues these when the operation is
+// complete. A stream cannot wait for an event that is not recorded, so whoever waits for the operation first waits on the host
+// until the last copies are queued.
 #pragma once
 
 #include <atomic>
@@ -34,9 +37,19 @@ class DeviceWork {
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
 
-  // Fills in what the core needs to issue the operation. The last call of c10 is that for op.stream: some devices order a
-  // native handle behind what torch has launched by the time of that call only. So a handle is never kept.
+  // Fills in what the core needs to issue the operation. The core never waits for an operation on a device while it issues
+  // it. The last call of c10 is that for op.stream: some devices order a native handle
+  // behind what torch has launched by the time of that call only. So a handle is never kept.
   void describe(sagecomm_op& op, bool async);
+
+  // Ends an operation that was issued if all its commands are queued: then the copies of `buffers` are written back, too, since
+  // nothing calls the device later.
+  void issued(Buffers& buffers) noexcept;
+
+  // Reports whether all commands of the operation are queued. Requires: issued() was called.
+  bool joined() const {
+    return joined_;
+  }
 
   // One of these ends the operation, once. After succeed() the outputs are what streams see behind stream(), and the copies of
   // `buffers` are written back. If succeed() throws, some outputs are not. fail() is for an operation that was not issued, or
@@ -48,7 +61,7 @@ class DeviceWork {
     tensors_.clear();
   }
 
-  // --- when the operation has ended ---
+  // --- when the operation is joined or has ended ---
 
   // Makes the calling thread's current stream of the device wait for the outputs; after a failure, for those commands that
   // still read the inputs.
@@ -71,7 +84,9 @@ class DeviceWork {
   static int32_t fork(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
   static int32_t copyIn(void* ctx, uint64_t stream, const sagecomm_copy* copy, char* why, size_t n) noexcept;
   static int32_t writeValue(void* ctx, uint64_t stream, uint32_t* word, uint32_t value, char* why, size_t n) noexcept;
-  static int32_t finish(
+  static int32_t adoptStream(void* ctx, void* handle, uint64_t* stream, char* why, size_t n) noexcept;
+  static int32_t join(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
+  static int32_t joinLater(
       void* ctx,
       uint64_t stream,
       const sagecomm_copy* copies,
@@ -84,8 +99,10 @@ class DeviceWork {
   c10::Stream current() const;
   void use(const c10::Stream& stream);
   void recordEnd(const c10::Stream& stream);
+  // Ends the operation behind what the streams hold.
+  void endBehind(const std::vector<c10::Stream>& streams, Buffers& buffers);
   // Makes the first of several streams come behind the others.
-  static void join(const std::vector<c10::Stream>& streams);
+  static void gather(const std::vector<c10::Stream>& streams);
   void store() noexcept;
 
   const c10::Device device_;
@@ -94,7 +111,8 @@ class DeviceWork {
   std::vector<c10::Stream> users_; // streams of which the allocator knows
   std::vector<at::Tensor> tensors_;
 
-  // What finish() was called with: once for each collective and p2p operation that the call is made of.
+  // What join() and joinLater() were called with: one of them for each collective and p2p operation that the call is made of.
+  std::vector<c10::Stream> writers_;
   struct End {
     c10::Stream stream;
     std::vector<sagecomm_copy> copies;
@@ -102,7 +120,8 @@ class DeviceWork {
     uint32_t value;
   };
   std::vector<End> ends_; // of those that have not ended
-  std::optional<c10::Stream> stream_; // that has written the outputs
+  bool joined_ = false;
+  std::optional<c10::Stream> stream_; // in which the operation ends
 
   // Recorded behind the outputs, after a failure behind what reads the inputs; null if there is nothing to wait for. A
   // pointer, because a forked child leaves it.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bitset>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,10 @@ class Devices {
   bool has(c10::DeviceType type) const {
     return types_[static_cast<size_t>(type)];
   }
+  // The type that is not the CPU; nothing if the group takes CPU tensors only.
+  std::optional<c10::DeviceType> accelerator() const {
+    return accelerator_;
+  }
   // For messages: "cpu, cuda".
   const std::string& text() const {
     return text_;
@@ -24,6 +29,7 @@ class Devices {
 
  private:
   std::bitset<static_cast<size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)> types_;
+  std::optional<c10::DeviceType> accelerator_;
   std::string text_;
 };
 

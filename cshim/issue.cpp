@@ -98,7 +98,13 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (!work) {
     work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout);
   }
+  bool waits = !call.async;
   if (C10_UNLIKELY(device != nullptr)) {
+    device->issued(call.buffers);
+    waits = waits && !(device->joined() && !call.hasBarrier());
+    if (!call.async && !waits) {
+      device->awaitInCurrentStream();
+    }
     work->own(std::move(device));
   }
   if (C10_UNLIKELY((watch.runs() || status != SAGECOMM_OK) && !call.internal)) {
@@ -115,12 +121,12 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   }
   work->attach(issued.work, issued.sequence, std::move(call.buffers), call.inputs, info_, call.source);
   work->own(std::move(call.ephemeralShare), sparse ? std::move(*call.sparse) : nullptr);
-  if (call.async) {
+  if (waits) {
+    work->drive();
+  } else {
     // The profiler may be gone when the operation ends, and ending a range writes to its memory.
     work->endProfiling();
     work->completeLater();
-  } else {
-    work->drive();
   }
   return work;
 }
@@ -337,10 +343,11 @@ void ProcessGroupSagecomm::recordParams(
 }
 
 // Torch records the number when the range begins, before the operation has one. The number is right unless another thread
-// issues a collective of the group at the same moment.
+// issues a collective of the same lane at the same moment.
 int32_t ProcessGroupSagecomm::issueProfiled(const Call& call, Issued& issued, sagecomm_error& error) const {
   const bool p2p = !call.collective();
-  const uint64_t sequence = api_.group_sequence(group_.load()) + (p2p ? 0 : 1);
+  const sagecomm_op& op = call.coalesced.empty() ? call.op : call.coalesced.front(); // all are of one lane
+  const uint64_t sequence = api_.lane_sequence(group_.load(), op.device_type) + (p2p ? 0 : 1);
   int32_t status = SAGECOMM_OK;
   recordParams(call.info.name, sequence, p2p, call.inputs, call.outputs, [&] { status = issue(call, issued, error); });
   return status;

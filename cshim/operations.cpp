@@ -1,5 +1,7 @@
 // operations.cpp holds the single operations of ProcessGroupSagecomm. Each checks its arguments, fills a Call, and passes it
 // to run(), which issues it. All run on the thread that calls torch.
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "call.hpp"
 #include "checks.hpp"
 #include "duration.hpp"
@@ -301,11 +303,32 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::scatter(
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::barrier(const c10d::BarrierOptions& opts) {
   Call call(kBarrier, SAGECOMM_BARRIER, devices_);
   call.take(opts);
-  if (opts.device && devices_.has(opts.device->type()) && !opts.device->is_cpu()) {
+  if (const auto device = deviceOfBarrier(opts)) {
     // It comes behind what the current stream of the device holds, as barriers of torch's own backends for devices do.
-    call.buffers.setDevice(*opts.device);
+    call.buffers.setDevice(*device);
   }
   return run(call);
+}
+
+// torch's dispatcher passes on the numbers of devices, and drops BarrierOptions::device.
+std::optional<c10::Device> ProcessGroupSagecomm::deviceOfBarrier(const c10d::BarrierOptions& opts) const {
+  const std::optional<c10::DeviceType> type = devices_.accelerator();
+  if (!type) {
+    return std::nullopt;
+  }
+  if (opts.device) {
+    return opts.device->type() == *type ? opts.device : std::nullopt;
+  }
+  if (!opts.device_ids.empty() && c10::impl::VirtualGuardImpl(*type).deviceCount() > 0) {
+    return c10::Device(*type, static_cast<c10::DeviceIndex>(opts.device_ids[0]));
+  }
+  if (const auto bound = getBoundDeviceId(); bound && bound->type() == *type) {
+    return bound;
+  }
+  if (!devices_.has(c10::DeviceType::CPU)) {
+    return c10::Device(*type);
+  }
+  return std::nullopt;
 }
 
 void ProcessGroupSagecomm::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {

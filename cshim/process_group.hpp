@@ -185,6 +185,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
     sagecomm_work work = 0;
     uint64_t sequence = 0;
   };
+  std::optional<c10::Device> deviceOfBarrier(const c10d::BarrierOptions& opts) const;
   int32_t issue(const Call& call, Issued& issued, sagecomm_error& error) const;
   int32_t issueProfiled(const Call& call, Issued& issued, sagecomm_error& error) const;
   // Calls `issue` inside a "record_param_comms" range. Torch's trace analysers expect one per operation.

@@ -13,6 +13,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "compat.hpp"
 #include "plainly.hpp"
 
 namespace sagecomm {
@@ -123,6 +124,17 @@ uint64_t makeStream(c10::Device device) {
   } else {
     known->second.made.block(stream);
   }
+  the.all.push_back(stream);
+  return the.all.size();
+}
+
+// Torch's CUDA build takes the handle of a stream for the id of an external stream, as at::cuda::getStreamFromExternal() does.
+uint64_t adoptStream(c10::Device device, void* handle) {
+  const c10::Stream stream =
+      c10::Stream::unpack3(reinterpret_cast<c10::StreamId>(handle), device.index(), device.type());
+  TORCH_CHECK(nativeHandle(stream) == handle, "torch does not know external streams of ", device);
+  Streams& the = streams();
+  std::lock_guard<std::mutex> lock(the.mutex);
   the.all.push_back(stream);
   return the.all.size();
 }

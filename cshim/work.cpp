@@ -250,18 +250,24 @@ void Work::drive() {
   }
 }
 
+// The caller's stream waits instead of the host where it can, unless the caller wants to know when the operation has ended.
+bool Work::waitsInStream(milliseconds timeout) const {
+  return device_ != nullptr && device_->joined() && timeout <= kNoTimeout && opType_ != c10d::OpType::BARRIER;
+}
+
 bool Work::wait(milliseconds timeout) {
-  if (!done()) {
+  if (!done() && !waitsInStream(timeout)) {
     WithoutGil unlocked;
     if (!waitUntilDone(timeout)) {
       raiseWaitTimeout(timeout);
     }
   }
   unregister();
-  if (C10_UNLIKELY(device_ != nullptr)) {
+  // The host has waited for a barrier, so there is nothing left that a stream could wait for.
+  if (C10_UNLIKELY(device_ != nullptr) && opType_ != c10d::OpType::BARRIER) {
     device_->awaitInCurrentStream();
   }
-  if (C10_UNLIKELY(error_ != nullptr)) {
+  if (C10_UNLIKELY(done() && error_ != nullptr)) {
     raise(*error_);
   }
   return true;

@@ -99,7 +99,8 @@ class Work final : public c10d::Work {
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override;
-  // Waits for the operation's end; kNoTimeout leaves the limit to the operation's own timeout. A timeout that expires raises
+  // Waits for the operation's end, on a device whose streams can wait for it only in the current stream, so that a later
+  // failure is raised by the group's next operation. kNoTimeout leaves the limit to the operation's own timeout. A timeout that expires raises
   // and leaves the operation running.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
@@ -119,6 +120,7 @@ class Work final : public c10d::Work {
   void cannotWrite(const char* why);
   // Returns false if the timeout expired first. Requires: not the GIL.
   bool waitUntilDone(std::chrono::milliseconds timeout);
+  bool waitsInStream(std::chrono::milliseconds timeout) const;
   void waitBriefly();
   void unregister();
   [[noreturn]] void raiseWaitTimeout(std::chrono::milliseconds timeout) const;

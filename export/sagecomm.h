@@ -151,13 +151,18 @@ typedef struct sagecomm_bridge {
   /* Queues a write of a value, at most SAGECOMM_MAX_VALUE, to a word of pinned memory. Whoever sees the value sees the
    * copies in front of it. */
   int32_t (*write_value)(void *ctx, uint64_t stream, uint32_t *word, uint32_t value, char *why, size_t why_n);
-  /* Says how the operation ends: when it is complete, the caller of issue() queues these copies into the device in the
+  /* Makes a stream that the library has made with the device's runtime (cudaStream_t ...) known to the framework, and
+   * numbers it as make_stream() does. Fails if the framework cannot order such a stream. */
+  int32_t (*adopt_stream)(void *ctx, void *handle, uint64_t *stream, char *why, size_t why_n);
+  /* One of the next two ends what the library queues, once for each part of a coalesced operation. They come last.
+   * join(): the operation ends with what the stream holds now, so the caller can wait for it in a stream at once. */
+  int32_t (*join)(void *ctx, uint64_t stream, char *why, size_t why_n);
+  /* join_later(): when the operation is complete, the caller of issue() queues these copies into the device in the
    * stream, if the status is OK, and then a write of `value` to `word`, with which pinned memory is the library's again.
-   * If there is nothing to copy, or the operation was not issued, the caller may store the value itself. It is the last
-   * function that is called, and is called once; by issue_coalesced(), whose operations all have one bridge, once for each
-   * collective and p2p operation that they become. Then all of them end when the work is complete. */
-  int32_t (*finish)(void *ctx, uint64_t stream, const sagecomm_copy *copies, uint32_t n, uint32_t *word, uint32_t value,
-                    char *why, size_t why_n);
+   * If there is nothing to copy, or the operation was not issued, the caller may store the value itself. Parts of a
+   * coalesced operation have one bridge and end when all of them are complete. */
+  int32_t (*join_later)(void *ctx, uint64_t stream, const sagecomm_copy *copies, uint32_t n, uint32_t *word,
+                        uint32_t value, char *why, size_t why_n);
 } sagecomm_bridge;
 
 /* One call of one collective or p2p operation. Fill with zeros first. */
@@ -304,7 +309,8 @@ typedef struct sagecomm_api {
   /* Returns OK, or the first cause of the group's failure. */
   int32_t (*group_error)(sagecomm_group group, sagecomm_error *err);
 
-  /* Returns the number of collectives issued so far; 0 for a bad handle. */
+  /* Returns the number of collectives issued so far, on host memory and on devices; 0 for a bad handle. Ranks that have
+   * made the same calls get the same number. Each of the two lanes numbers its own collectives: see lane_sequence(). */
   uint64_t (*group_sequence)(sagecomm_group group);
 
   /* Sets the timeout of later operations. */
@@ -316,8 +322,8 @@ typedef struct sagecomm_api {
    *   PENDING  it is not complete; *work must be given to release() later. Buffers stay in use until wait() returns
    *            something else than PENDING or the done function has run.
    *   < 0      it was not issued, or it failed; the library does not touch the buffers any more.
-   * *sequence becomes the number of the collective in its group, counted from 1; it is 0 for p2p operations and
-   * if nothing was issued. `sequence` may be NULL.
+   * *sequence becomes the number of the collective in its lane, counted from 1; it is 0 for p2p operations and
+   * if nothing was issued. A group has one lane for host memory and one for devices. `sequence` may be NULL.
    * A synchronous operation returns PENDING when it is not complete after some tens of milliseconds, so that the
    * caller can look for signals; it then calls wait() until that returns something else. */
   int32_t (*issue)(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
@@ -359,9 +365,12 @@ typedef struct sagecomm_api {
 
   /* Writes the flight recorder's content as JSON: the last operations of each group and how far they got. It takes no
    * lock that an operation holds while it waits, so it answers while operations hang.
-   *   {"groups": [{"id", "group", "rank", "size", "capacity", "total", "failure"?, "config", "status", "entries"}]}
+   *   {"groups": [{"id", "group", "lane", "pg_id", "rank", "size", "capacity", "total", "failure"?, "config", "status",
+   *     "entries"}]}
    * A group is listed from its creation until it is destroyed, also after it has failed; "id" counts the groups of this
-   * process from 1. "config", "status" and "entries" are values of "pg_config" and "pg_status" and the list "entries"
+   * process from 1. Once it has used a device it is listed twice, with the operations of its "host" and of its "device"
+   * lane. Each lane has a number "pg_id" of its own, and numbers its collectives from 1; in "config" the name of the
+   * device lane is that of the group with "/device" behind it. "config", "status" and "entries" are values of "pg_config" and "pg_status" and the list "entries"
    * of torch's format (FlightRecorder.hpp, version 2.10). Entries are in the order of their creation, the newest
    * `capacity` of `total`; "record_id" is 0 and "thread_name" empty; "thread_id" is the caller's pthread_t; a tensor
    * of n elements has the size [n]; p2p operations are numbered from 10^12 on.
@@ -402,10 +411,13 @@ typedef struct sagecomm_api {
 
   /* Writes the state of every rank of all groups, as far as this process sees it, as JSON. It takes no lock that an
    * operation holds.
-   *   {"host", "pid", "time_ns", "groups": [{"group", "desc", "rank", "size", "failure"?, "ranks": [{"rank",
-   *     "global_rank", "host", "pid", "state", "issued", "op"?, "since_ns"?, "waits_for"?, "message"?}]}]}
+   *   {"host", "pid", "time_ns", "groups": [{"group", "desc", "rank", "size", "engine", "failure"?, "ranks":
+   *     [{"rank", "global_rank", "host", "pid", "state", "issued", "op"?, "since_ns"?, "waits_for"?, "message"?,
+   *     "device"?}]}]}
    * "state" says whether the rank is in its last collective, done with it, failed, idle (it has begun none), left or
-   * dead. */
+   * dead. "device" is where it is in the device lane, with "state" to "message", if a rank has used that lane; its state
+   * may also be late: the rank's stream has not reached its last collective. "engine" carries out operations on
+   * devices. */
   int64_t (*status)(char *json, size_t n);
 
   /* Registers the failure callback `failed`. It is called once, on a thread of the library with no lock held: with
@@ -449,13 +461,15 @@ typedef struct sagecomm_api {
 
   /* Writes as JSON how a group, existing or described, carries out a collective, and why. Returns INVALID without a
    * question. The question, JSON as well:
-   *   {"op": "all_reduce", "bytes", "group"?, "ranks"?, "hosts"?, "tune"?}
+   *   {"op": "all_reduce", "bytes", "group"?, "ranks"?, "hosts"?, "tune"?, "device"?}
    * "group" is a handle. Without it, the settings are those of the environment, or "tune" if the environment has
    * none. "bytes" are as for simulate(). The answer lists candidates by predicted time:
    *   {"op", "bytes", "ranks", "hosts", "table", "candidates": [{"algorithm", "transport", "chunk", "seconds", "steps",
-   *     "bytes", "longest", "even", "chosen", "forced", "why"}]} or {"error": "..."}
+   *     "bytes", "longest", "even", "chosen", "forced", "why"}], "engine"?, "engines"?} or {"error": "..."}
    * "steps" and "bytes" of a candidate are the most that one rank has; "longest" is the longest possible chunk;
-   * candidates with "even" need blocks of equal length; "table" has all ranges in the grammar of SAGECOMM_TUNE. */
+   * candidates with "even" need blocks of equal length; "table" has all ranges in the grammar of SAGECOMM_TUNE. With
+   * "device": true the question is about tensors on devices, and the answer has the "engine" that carries them out and
+   * "engines": [{"engine", "chosen", "forced", "why"}], the most preferred one first. */
   int64_t (*explain)(const char *question, char *json, size_t n);
 
   /* Makes an entry of a tuning file (SAGECOMM_TUNE_FILE) from measurements in a group. The entry applies to groups of
@@ -468,6 +482,10 @@ typedef struct sagecomm_api {
 
   /* How long callers wait, which have no thresholds of their own. It needs no group. */
   void (*waits)(sagecomm_waits *out);
+
+  /* Returns the number of collectives issued so far in the lane that serves buffers on a type of device
+   * (sagecomm_op.device_type), the number of the last one; 0 for a bad handle. */
+  uint64_t (*lane_sequence)(sagecomm_group group, uint8_t device_type);
 } sagecomm_api;
 
 /* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */

@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"fmt"
+	"hash/fnv"
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
@@ -41,9 +42,13 @@ func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, f
 	return made, nil
 }
 
-// choose sets the selector of the group.
+// choose sets the selector of the group, and the engine of its device lane.
 // Requires: g.members are known.
 func (g *Group) choose() (err error) {
+	if err := g.chooseEngine(); err != nil {
+		g.different = true
+		return err
+	}
 	shape := g.shape()
 	list := make([]probeResult, g.size)
 	for rank, m := range g.members {
@@ -55,6 +60,13 @@ func (g *Group) choose() (err error) {
 	}
 	g.selector, err = g.process.selector(shape, g.members[0].Machine, g.tuningSettings, found)
 	return err
+}
+
+// choicesHash returns a hash of all choices of the group, which is equal on all ranks.
+func (g *Group) choicesHash() uint64 {
+	h := fnv.New64a()
+	_, _ = fmt.Fprintln(h, g.selector.Fingerprint(), g.deviceEngine.Engine) // writing to a hash does not fail
+	return h.Sum64()
 }
 
 // untuned returns a sentence that says for which groups the tuning file has no entry, or "" if it has one for this group.

@@ -125,7 +125,7 @@ func (g *Group) introduceItself() {
 	if env.Debug.Get(g.settings) < env.Info {
 		return
 	}
-	g.info("made with %s, %s kernels; choices have the hash %016x", coll.Count(g.size, "rank"), kernels.Active(), g.selector.Fingerprint())
+	g.info("made with %s, %s kernels; choices have the hash %016x", coll.Count(g.size, "rank"), kernels.Active(), g.choicesHash())
 	ways := map[string][]int{}
 	for rank, m := range g.maps {
 		ways[m.Way()] = append(ways[m.Way()], rank)
@@ -135,6 +135,9 @@ func (g *Group) introduceItself() {
 	}
 	if text := g.untuned(); text != "" && g.rank == 0 {
 		g.info("%s", text)
+	}
+	if g.rank == 0 {
+		g.info("engine of operations on devices: %s", g.deviceEngine.Describe())
 	}
 	for kind := range coll.KindCount {
 		if kind.Collective() && g.rank == 0 { // all ranks have the same tables
@@ -194,6 +197,7 @@ func (g *Group) join(c Config) (err error) {
 		return err
 	}
 	g.engine, g.operationTimeout = g.hostEngine(g.run), c.Timeout
+	g.stacks.AddLane(g.run.PutStack)
 	return nil
 }
 

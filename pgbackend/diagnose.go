@@ -68,6 +68,13 @@ func (g *Group) failureOf(status coll.Status, rank int, t runner.Incident) *coll
 	return f
 }
 
+// failureOf returns a failure of an incident in the lane.
+func (g diagnosis) failureOf(status coll.Status, rank int, t runner.Incident) *coll.Failure {
+	f := g.Group.failureOf(status, rank, t)
+	f.OnDevice = g.run.Lane() == runner.DeviceLane
+	return f
+}
+
 // diagnose returns the failure that explains an incident.
 func (g diagnosis) diagnose(t runner.Incident) *coll.Failure {
 	switch t.Code {

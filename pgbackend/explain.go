@@ -19,6 +19,8 @@ type Question struct {
 	Ranks int    `json:"ranks"`
 	Hosts int    `json:"hosts"` // 0 means 1; ranks are numbered host by host
 	Tune  string `json:"tune"`  // SAGECOMM_TUNE of the described group, where the environment has none
+	// Device asks about tensors on devices: the answer has the engine too. A described group has this process for each rank.
+	Device bool `json:"device"`
 }
 
 // Explanation answers a [Question]: the choice, the candidates, and the reasons.
@@ -29,6 +31,17 @@ type Explanation struct {
 	Hosts      int         `json:"hosts"`
 	Table      string      `json:"table"` // all classes of the collective, in the grammar of SAGECOMM_TUNE
 	Candidates []candidate `json:"candidates"`
+
+	Engine  string            `json:"engine,omitempty"` // of tensors on devices; both are empty if the question is not about them
+	Engines []engineCandidate `json:"engines,omitempty"`
+}
+
+// engineCandidate is an engine of an [Explanation], which has the most preferred one first.
+type engineCandidate struct {
+	Engine string `json:"engine"`
+	Chosen bool   `json:"chosen"`
+	Forced bool   `json:"forced"`
+	Why    string `json:"why"`
 }
 
 // candidate is one row of an [Explanation].
@@ -58,7 +71,7 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	if q.Bytes > mostBytes {
 		return nil, fmt.Errorf("explain: %d bytes: expected at most %d", q.Bytes, uint64(mostBytes))
 	}
-	selector, shape, err := p.selectorFor(q)
+	selector, shape, engines, err := p.choicesFor(q)
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)
 	}
@@ -66,28 +79,71 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	for _, c := range selector.Explain(kind, q.Bytes) {
 		out.Candidates = append(out.Candidates, candidate{c.Algorithm, c.Transport.String(), c.Chunk, c.Predicted.Seconds(), c.Steps, c.Bytes, c.Longest, c.Even, c.Chosen, c.Forced, c.Why})
 	}
+	if q.Device {
+		out.Engine = engines.Engine
+		for _, c := range engines.Candidates {
+			out.Engines = append(out.Engines, engineCandidate{c.Engine, c.Chosen, c.Forced, c.Why})
+		}
+	}
 	return out, nil
 }
 
-// selectorFor returns the selector and shape of the group that a question is about.
-func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
+// choicesFor returns the selector, the shape and the engine for devices of the group that a question is about.
+func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, engines algo.EngineChoice, err error) {
 	if q.Group != 0 {
 		g := p.Group(q.Group)
 		if g == nil {
-			return nil, algo.Shape{}, errors.New("the group was destroyed")
+			return nil, shape, engines, errors.New("the group was destroyed")
 		}
-		return g.selector, g.shape(), nil
+		return g.selector, g.shape(), g.deviceEngine, nil
 	}
+	if shape, err = q.shape(); err != nil {
+		return nil, shape, engines, err
+	}
+	options := map[string]string{}
+	if q.Tune != "" {
+		options["tune"] = q.Tune
+	}
+	settings, err := env.Resolve(runner.Environ(), options)
+	if err != nil {
+		return nil, shape, engines, err
+	}
+	w, err := readTuningSettings(settings)
+	if err != nil {
+		return nil, shape, engines, err
+	}
+	var found probeResult
+	if w.probe {
+		found = p.probe(q.Ranks)
+		if q.Ranks/max(1, q.Hosts) > len(processors()) { // assumes that the described hosts are like this one
+			found[0] = max(found[0], switching)
+		}
+	}
+	s, err = p.selector(shape, w.machine, w, found)
+	return s, shape, p.describedEngines(q.Ranks, settings), err
+}
+
+// describedEngines returns the choice of a group whose ranks all offer what this process offers.
+func (p *Process) describedEngines(ranks int, settings *env.Settings) algo.EngineChoice {
+	offers := make([]algo.Offers, ranks)
+	for rank := range offers {
+		offers[rank] = (&Group{process: p, rank: rank, size: ranks, settings: settings}).engineOffers()
+	}
+	return algo.ChooseEngine(offers, env.Engine.Get(settings))
+}
+
+// shape returns the shape of the described group.
+func (q *Question) shape() (algo.Shape, error) {
 	shape := algo.Shape{Size: q.Ranks}
 	if err := algo.ValidSize(q.Ranks); err != nil { // before a list of that length is made
-		return nil, shape, err
+		return shape, err
 	}
 	if q.Hosts < 0 {
-		return nil, shape, fmt.Errorf("%d hosts: expected 1 or more", q.Hosts)
+		return shape, fmt.Errorf("%d hosts: expected 1 or more", q.Hosts)
 	}
 	if q.Hosts > 1 {
 		if q.Ranks%q.Hosts != 0 {
-			return nil, shape, fmt.Errorf("%s on %s: there must be as many on each", coll.Count(q.Ranks, "rank"), coll.Count(q.Hosts, "host"))
+			return shape, fmt.Errorf("%s on %s: there must be as many on each", coll.Count(q.Ranks, "rank"), coll.Count(q.Hosts, "host"))
 		}
 		shape.Apart = true
 		for rank := range q.Ranks {
@@ -98,27 +154,7 @@ func (p *Process) selectorFor(q Question) (*algo.Selector, algo.Shape, error) {
 			*last = append(*last, rank)
 		}
 	}
-	options := map[string]string{}
-	if q.Tune != "" {
-		options["tune"] = q.Tune
-	}
-	settings, err := env.Resolve(runner.Environ(), options)
-	if err != nil {
-		return nil, shape, err
-	}
-	w, err := readTuningSettings(settings)
-	if err != nil {
-		return nil, shape, err
-	}
-	var found probeResult
-	if w.probe {
-		found = p.probe(q.Ranks)
-		if q.Ranks/max(1, q.Hosts) > len(processors()) { // assumes that the described hosts are like this one
-			found[0] = max(found[0], switching)
-		}
-	}
-	made, err := p.selector(shape, w.machine, w, found)
-	return made, shape, err
+	return shape, nil
 }
 
 // collectives returns the names of all collectives, for messages.

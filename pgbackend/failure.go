@@ -65,6 +65,17 @@ func (g *Group) peerDied(rank int) {
 		f.Op = call.Op.Name()
 		doing = "in or after " + call.Op.Describe(last)
 	}
+	if call, ok := g.run.LastIn(runner.DeviceLane, rank); ok {
+		on := call.Op.Describe(call.Sequence) + " on a device"
+		if f.Op != "" {
+			doing += ", and in or after " + on
+		} else {
+			f.Op, f.OnDevice, doing = call.Op.Name(), true, "in or after "+on
+			if d := g.device.Load(); d != nil {
+				f.Sequence = d.run.Sequence()
+			}
+		}
+	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s died %s; look at its log for the reason, then restart the job", g.title(), g.who(rank), doing)
 	g.declareFailure(f)
 }

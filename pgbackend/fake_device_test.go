@@ -24,17 +24,22 @@ type fakeDevice struct {
 	mu      sync.Mutex
 	changed sync.Cond
 	random  *rand.Rand
-	streams [][]command
-	held    bool // nothing of the caller's stream runs
+	streams [][]command // by handle
+	held    bool        // nothing of the caller's stream runs
 	memory  [][]byte
 	calls   map[uintptr][]*deviceCall // by sagecomm_op.stream
+	waits   bool                      // its streams can wait for words
 	pins    int
+	pinned  int // bytes
 	closed  bool
 	failing string // the method that fails next
 }
 
+var callersStream device.Stream
+
 type command struct {
 	ready func() bool // nil: at once
+	polls bool        // ready looks at a word that the CPU writes
 	run   func()
 	host  unsafe.Pointer // the pinned memory that it uses
 }
@@ -57,10 +62,18 @@ func (d *fakeDevice) work() {
 	defer d.mu.Unlock()
 	for !d.closed {
 		var can []int
+		polls := false
 		for i, s := range d.streams {
+			polls = polls || len(s) > 0 && s[0].polls
 			if len(s) > 0 && (i != 0 || !d.held) && (s[0].ready == nil || s[0].ready()) {
 				can = append(can, i)
 			}
+		}
+		if len(can) == 0 && polls {
+			d.mu.Unlock()
+			time.Sleep(10 * time.Microsecond) // nobody tells a device that a word has changed
+			d.mu.Lock()
+			continue
 		}
 		if len(can) == 0 {
 			d.changed.Wait()
@@ -80,7 +93,7 @@ func (d *fakeDevice) work() {
 
 // queue adds a command to a stream. Requires: mu.
 func (d *fakeDevice) queue(stream device.Stream, c command) {
-	d.streams[stream] = append(d.streams[stream], c)
+	d.streams[stream.Handle] = append(d.streams[stream.Handle], c)
 	d.changed.Broadcast()
 }
 
@@ -102,7 +115,7 @@ func (d *fakeDevice) hold(held bool) {
 func (d *fakeDevice) fill(to, from []byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.queue(0, command{run: func() { copy(to, from) }})
+	d.queue(callersStream, command{run: func() { copy(to, from) }})
 }
 
 // buffer allocates memory of the device.
@@ -148,6 +161,7 @@ func (p *pinnedSlice) Release() {
 		}
 	}
 	p.d.pins--
+	p.d.pinned -= len(p.bytes)
 	if err := syscall.Munmap(p.bytes); err != nil {
 		p.d.t.Error(err)
 	}
@@ -157,6 +171,7 @@ func (p *pinnedSlice) Release() {
 type deviceCall struct {
 	d      *fakeDevice
 	stream device.Stream
+	joined bool
 	copies []device.Copy
 	word   *uint32
 	value  uint32
@@ -176,7 +191,7 @@ func (c *deviceCall) NewStream() (device.Stream, error) {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
 	c.d.streams = append(c.d.streams, nil)
-	return device.Stream(len(c.d.streams) - 1), c.fails("NewStream")
+	return device.Stream{Handle: uintptr(len(c.d.streams) - 1)}, c.fails("NewStream")
 }
 
 func (c *deviceCall) Pin(bytes uint64) (device.Pinned, error) {
@@ -187,13 +202,14 @@ func (c *deviceCall) Pin(bytes uint64) (device.Pinned, error) {
 		return nil, err
 	}
 	c.d.pins++
+	c.d.pinned += int(bytes)
 	return &pinnedSlice{c.d, memory}, c.fails("Pin")
 }
 
 func (c *deviceCall) Fork(s device.Stream) error {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
-	c.d.queue(s, command{ready: c.d.event(0), run: func() {}})
+	c.d.queue(s, command{ready: c.d.event(callersStream), run: func() {}})
 	return c.fails("Fork")
 }
 
@@ -214,18 +230,58 @@ func (c *deviceCall) WriteValue(s device.Stream, word *uint32, value uint32) err
 	return c.fails("WriteValue")
 }
 
-func (c *deviceCall) Finish(s device.Stream, e device.End) error {
-	c.stream, c.copies, c.word, c.value = s, e.Copies, e.Taken, e.TakenValue
-	return c.fails("Finish")
+// Join implements device.Ordering. The operation ends in the caller's stream.
+func (c *deviceCall) Join(s device.Stream) error {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.d.queue(callersStream, command{ready: c.d.event(s), run: func() {}})
+	c.joined = true
+	return c.fails("Join")
+}
+
+// JoinLater implements device.Deferrer.
+func (c *deviceCall) JoinLater(s device.Stream, e device.End) error {
+	c.stream, c.copies, c.word, c.value = s, e.Copies, e.Taken, e.Value
+	return c.fails("JoinLater")
+}
+
+// waitingCall is a deviceCall on a device whose streams can wait for words.
+type waitingCall struct{ *deviceCall }
+
+var (
+	_ device.Deferrer = (*deviceCall)(nil)
+	_ device.Waiter   = waitingCall{}
+)
+
+// WaitValue implements device.Waiter.
+func (c waitingCall) WaitValue(s device.Stream, word *uint32, value uint32) error {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	ready := func() bool { return int32(atomic.LoadUint32(word)-value) >= 0 }
+	c.d.queue(s, command{ready: ready, polls: true, run: func() {}, host: unsafe.Pointer(word)})
+	return c.fails("WaitValue")
+}
+
+// CopyOut implements device.Waiter.
+func (c waitingCall) CopyOut(s device.Stream, n device.Copy) error {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.d.queue(s, command{run: func() { copy(c.d.at(n.Device, n.Bytes), unsafe.Slice((*byte)(n.Host), n.Bytes)) }, host: n.Host})
+	return c.fails("CopyOut")
 }
 
 // end does what the caller of the library does at the end of an operation, and waits for the device.
 func (c *deviceCall) end(failed bool) {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	if c.joined && !failed {
+		for done := c.d.event(callersStream); !done(); {
+			c.d.changed.Wait()
+		}
+	}
 	if c.word == nil {
 		return
 	}
-	c.d.mu.Lock()
-	defer c.d.mu.Unlock()
 	if failed {
 		atomic.StoreUint32(c.word, c.value)
 		return
@@ -239,11 +295,18 @@ func (c *deviceCall) end(failed bool) {
 	}
 }
 
+// onBothKinds runs a test on devices whose streams can wait for words, and on others.
+func onBothKinds(t *testing.T, test func(t *testing.T, waits bool)) {
+	t.Run("waits", func(t *testing.T) { test(t, true) })
+	t.Run("no waits", func(t *testing.T) { test(t, false) })
+}
+
 // fakeDevices gives each rank of the tests' groups a device, whose index is the rank.
-func fakeDevices(t *testing.T, n int, seed uint64) []*fakeDevice {
+func fakeDevices(t *testing.T, n int, seed uint64, waits bool) []*fakeDevice {
 	list := make([]*fakeDevice, n)
 	for i := range list {
 		list[i] = newFakeDevice(t, seed*100+uint64(i))
+		list[i].waits = waits
 	}
 	real := openAccess
 	t.Cleanup(func() { openAccess = real })
@@ -253,6 +316,9 @@ func fakeDevices(t *testing.T, n int, seed uint64) []*fakeDevice {
 		d.mu.Lock()
 		d.calls[op.Stream] = append(d.calls[op.Stream], c)
 		d.mu.Unlock()
+		if d.waits {
+			return waitingCall{c}, nil
+		}
 		return c, nil
 	}
 	return list

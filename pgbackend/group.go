@@ -42,6 +42,7 @@ type Group struct {
 	different        bool      // ranks are set up differently, so a second try would fail too
 	tuningSettings   tuningSettings
 	selector         *algo.Selector
+	deviceEngine     algo.EngineChoice // of the device lane
 
 	cause           atomic.Pointer[coll.Failure]
 	failureCallback failureCallback // called when the group fails or is destroyed
@@ -76,6 +77,7 @@ type member struct {
 	Processors  topo.CPUSet         `json:"processors,omitempty"` // processors that its process may run on
 	Machine     string              `json:"machine,omitempty"`    // name of its machine in tuning files; all ranks use rank 0's
 	Probe       probeResult         `json:"probe"`                // result of its probe; agree combines those of all ranks
+	Engines     algo.Offers         `json:"engines"`              // engines of the device lane that it offers
 	ArenaAbsent string              `json:"arena_absent,omitempty"`
 }
 
@@ -102,7 +104,7 @@ func (g *Group) globalRank(rank int) int {
 // Handle returns the handle by which the C ABI names the group.
 func (g *Group) Handle() uint64 { return g.run.Handle() }
 
-// Sequence returns the number of collectives that this rank has issued.
+// Sequence returns the number of collectives on host memory that this rank has issued, which is the number of the last one.
 func (g *Group) Sequence() uint64 { return g.run.Sequence() }
 
 // SetTimeout changes the timeout of later operations. It refuses durations that are not positive, and a group that was

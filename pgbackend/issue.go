@@ -25,6 +25,7 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 		if lane, f = g.deviceLane(op); f != nil {
 			return f
 		}
+		lane.saw(op.Device.Type)
 	}
 	if !op.Kind.Collective() {
 		p2p, has := lane.engine.(engine.P2P)
@@ -142,6 +143,7 @@ func (g *Group) refuse(op coll.Op, err error) *coll.Failure {
 
 func (g *Group) system(op coll.Op, err error) *coll.Failure {
 	f := g.failureOf(coll.System, g.rank, runner.Incident{Op: op})
+	f.OnDevice = !op.Device.IsHost()
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s cannot go on with %s: %v", g.title(), g.who(g.rank), op.Name(), err)
 	return f
 }

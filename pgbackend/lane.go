@@ -1,6 +1,8 @@
 package pgbackend
 
 import (
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"sagecomm/algo/plan"
@@ -16,6 +18,24 @@ import (
 type lane struct {
 	run    *runner.Group
 	engine engine.Engine
+	types  atomic.Uint64 // bit t is set if this rank has issued an operation on a device of type t; for observers
+}
+
+// saw notes the type of the device of an operation.
+func (l *lane) saw(t coll.DeviceType) { l.types.Or(1 << (t & 63)) }
+
+// devices returns the types of the devices of this rank's operations so far.
+func (l *lane) devices() string {
+	if l.run.Lane() == runner.HostLane {
+		return coll.HostMemory.String()
+	}
+	var names []string
+	for t, seen := coll.DeviceType(0), l.types.Load(); seen != 0; t, seen = t+1, seen>>1 {
+		if seen&1 != 0 {
+			names = append(names, t.String())
+		}
+	}
+	return strings.Join(names, "+")
 }
 
 // lower compiles slot plans. Tests replace it with a function that fails.
@@ -23,11 +43,6 @@ var lower = host.Compile
 
 // openAccess gives access to the device of an operation. Tests replace it.
 var openAccess = staged.FromCall
-
-// newDeviceEngine makes the engine of a device lane. Tests replace it with one of their own.
-var newDeviceEngine = func(g *Group, run *runner.Group) (engine.Engine, error) {
-	return staged.New(g.hostEngine(run), run, g.rank, g.process.staging, openAccess), nil
-}
 
 // openGroup makes the runner's part of a lane. Tests replace it with a function that fails.
 var openGroup = runner.OpenGroup
@@ -85,6 +100,9 @@ func (g *Group) deviceLane(op coll.Op) (*lane, *coll.Failure) {
 	if d := g.device.Load(); d != nil {
 		return d, nil
 	}
+	if g.deviceEngine.Engine == "" {
+		return nil, g.refuse(op, g.noEngine(op))
+	}
 	g.opening.Lock()
 	defer g.opening.Unlock()
 	if d := g.device.Load(); d != nil {
@@ -108,7 +126,7 @@ func (g *Group) openDeviceLane() (*lane, error) {
 		return nil, err
 	}
 	d := &lane{run: run}
-	if d.engine, err = newDeviceEngine(g, run); err != nil {
+	if d.engine, err = g.openEngine(run); err != nil {
 		run.Down(g.broken(coll.Op{}, err))
 		run.Close()
 		return nil, err
@@ -127,6 +145,7 @@ func (g *Group) openDeviceLane() (*lane, error) {
 		run.Close()
 		return nil, nil
 	}
+	g.stacks.AddLane(run.PutStack) // another goroutine may issue an operation an instant earlier; then its stack lacks for as long
 	// A group that fails sets the cause, then looks for the lane; this looks for the cause after it has stored the lane.
 	if g.cause.Load() != nil {
 		g.down()

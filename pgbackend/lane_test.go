@@ -58,9 +58,9 @@ type devices struct {
 // withDevices lets all groups have devices until the test ends.
 func withDevices(t *testing.T) *devices {
 	d := new(devices)
-	before := newDeviceEngine
-	t.Cleanup(func() { newDeviceEngine = before })
-	newDeviceEngine = func(g *Group, run *runner.Group) (engine.Engine, error) {
+	staged := deviceEngines["staged"]
+	t.Cleanup(func() { deviceEngines["staged"] = staged })
+	open := func(g *Group, run *runner.Group) (engine.Engine, error) {
 		if d.opening != nil {
 			if err := d.opening(g); err != nil {
 				return nil, err
@@ -72,6 +72,7 @@ func withDevices(t *testing.T) *devices {
 		d.mu.Unlock()
 		return e, nil
 	}
+	deviceEngines["staged"] = registeredEngine{staged.absent, open}
 	return d
 }
 

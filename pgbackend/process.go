@@ -149,7 +149,12 @@ func (p *Process) Trace(handle uint64, call runner.Call) {
 		var f *coll.Failure
 		defer g.life.release()
 		defer g.recoverInto(&f)
-		observe.Log("TRACE", fmt.Sprintf("group %q rank %d: %s", g.name, g.rank, call.Op(g.size).Describe(0)))
+		op := call.Op(g.size)
+		text := op.Describe(0)
+		if !op.Device.IsHost() {
+			text += " on " + op.Device.String()
+		}
+		observe.Log("TRACE", fmt.Sprintf("group %q rank %d: %s", g.name, g.rank, text))
 	}
 }
 

@@ -16,23 +16,24 @@ import (
 type setup struct {
 	Protocol  int    `json:"protocol"`
 	Size      int    `json:"size"`
-	Tables    uint64 `json:"tables"` // hash of the parameters from which the library predicts
+	Tables    uint64 `json:"tables"` // hash of the parameters from which the library predicts, and of the order of its engines
 	Tune      string `json:"tune,omitempty"`
 	TuneFile  string `json:"tune_file,omitempty"`
 	TuneHash  uint64 `json:"tune_hash,omitempty"` // hash of the file's content
 	Probe     bool   `json:"probe"`
 	ShmAttach string `json:"shm_attach"`
+	Engine    string `json:"engine"`
 }
 
 func (g *Group) setup(methods []shmem.Method) setup {
 	h := fnv.New64a()
-	_, _ = fmt.Fprintln(h, algo.Geometry(), algo.DefaultParams()) // writing to a hash does not fail
+	_, _ = fmt.Fprintln(h, algo.Geometry(), algo.DefaultParams(), algo.DeviceEngines()) // writing to a hash does not fail
 	names := make([]string, len(methods))
 	for i, m := range methods {
 		names[i] = string(m)
 	}
 	w := g.tuningSettings
-	return setup{protocolVersion, g.size, h.Sum64(), w.text, w.fileName, w.fileHash, w.probe, strings.Join(names, ",")}
+	return setup{protocolVersion, g.size, h.Sum64(), w.text, w.fileName, w.fileHash, w.probe, strings.Join(names, ","), env.Engine.Get(g.settings)}
 }
 
 // difference returns an error that says why ranks a and b cannot form a group, or nil. All ranks get the same text.
@@ -65,6 +66,8 @@ func difference(a, b int, of, other setup) error {
 			fmt.Sprintf("%s (hash %016x)", other.TuneFile, other.TuneHash), "give all ranks the same file")
 	case of.Probe != other.Probe:
 		return variable(env.Probe.Name(), onOff(of.Probe), onOff(other.Probe))
+	case of.Engine != other.Engine:
+		return variable(env.Engine.Name(), of.Engine, other.Engine)
 	case of.ShmAttach != other.ShmAttach:
 		return variable(env.ShmAttach.Name(), cmp.Or(of.ShmAttach, "nothing"), cmp.Or(other.ShmAttach, "nothing"))
 	}

@@ -80,7 +80,7 @@ func TestStagedCoalesced(t *testing.T) {
 		for seed := range seeds {
 			t.Run(fmt.Sprintf("%d ranks, seed %d", n, seed), func(t *testing.T) {
 				useNewPool(t)
-				devices := fakeDevices(t, n, seed)
+				devices := fakeDevices(t, n, seed, seed%2 == 0)
 				newWorld(t, n).each(func(g *Group) error {
 					d := devices[g.rank]
 					var works []deviceWork
@@ -115,7 +115,7 @@ func TestStagedCoalesced(t *testing.T) {
 // A call ends once, when its last operation has ended: while a stream is held none of it is complete.
 func TestCoalescedCallOfALateStream(t *testing.T) {
 	useNewPool(t)
-	devices := fakeDevices(t, 2, 21)
+	devices := fakeDevices(t, 2, 21, true)
 	newWorld(t, 2).each(func(g *Group) error {
 		d := devices[g.rank]
 		d.hold(g.rank == 1)
@@ -144,7 +144,7 @@ func TestCoalescedCallOfALateStream(t *testing.T) {
 // When a group fails all operations of a call end with the first cause, and pinned memory is used again by a later group.
 func TestFailureOfACoalescedCall(t *testing.T) {
 	useNewPool(t)
-	devices := fakeDevices(t, 2, 22)
+	devices := fakeDevices(t, 2, 22, false)
 	newWorld(t, 2).each(func(g *Group) error {
 		d := devices[g.rank]
 		d.hold(true)
@@ -178,10 +178,10 @@ func TestFailureOfACoalescedCall(t *testing.T) {
 
 // An error of the device in the middle of a call takes the group down with its text.
 func TestDeviceErrorInACoalescedCall(t *testing.T) {
-	for _, method := range []string{"Fork", "Finish"} {
+	for _, method := range []string{"Fork", "JoinLater"} {
 		t.Run(method, func(t *testing.T) {
 			useNewPool(t)
-			devices := fakeDevices(t, 2, 23)
+			devices := fakeDevices(t, 2, 23, false)
 			newWorld(t, 2).each(func(g *Group) error {
 				d := devices[g.rank]
 				m := newMixed(g, d)

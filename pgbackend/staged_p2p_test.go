@@ -49,7 +49,7 @@ func TestStagedP2P(t *testing.T) {
 		for seed := range seeds {
 			t.Run(fmt.Sprintf("%d ranks, seed %d", n, seed), func(t *testing.T) {
 				useNewPool(t)
-				devices := fakeDevices(t, n, seed)
+				devices := fakeDevices(t, n, seed, false)
 				newWorld(t, n).each(func(g *Group) error { return exchangeAll(g, devices[g.rank], seed) })
 			})
 		}
@@ -105,7 +105,7 @@ func exchangeAll(g *Group, d *fakeDevice, seed uint64) error {
 // announced and knows its source at the end, also while the stream of the sender is late.
 func TestPostedOrderDecidesOnDevices(t *testing.T) {
 	useNewPool(t)
-	devices := fakeDevices(t, 2, 11)
+	devices := fakeDevices(t, 2, 11, false)
 	newWorld(t, 2).each(func(g *Group) error {
 		d := devices[g.rank]
 		if g.rank == 1 {
@@ -176,7 +176,7 @@ func TestPostedOrderDecidesOnDevices(t *testing.T) {
 // sender has left by then, and no timeout begins before.
 func TestRecvWhoseStreamIsLate(t *testing.T) {
 	useNewPool(t)
-	devices := fakeDevices(t, 2, 12)
+	devices := fakeDevices(t, 2, 12, false)
 	w := newWorldWith(t, 2, 300*time.Millisecond, nil)
 	w.each(func(g *Group) error {
 		d := devices[g.rank]
@@ -215,7 +215,7 @@ func TestTimeoutOfP2PBeginsWithTheStream(t *testing.T) {
 	for _, kind := range []coll.Kind{coll.Send, coll.Recv} {
 		t.Run(kind.String(), func(t *testing.T) {
 			useNewPool(t)
-			devices := fakeDevices(t, 2, 13)
+			devices := fakeDevices(t, 2, 13, false)
 			w := newWorldWith(t, 2, 300*time.Millisecond, nil)
 			w.each(func(g *Group) error {
 				if g.rank == 1 {
@@ -246,7 +246,7 @@ func TestTimeoutOfP2PBeginsWithTheStream(t *testing.T) {
 // A recv whose sender's stream is late says so when it times out.
 func TestTimeoutOfRecvNamesTheStreamThatIsLate(t *testing.T) {
 	useNewPool(t)
-	devices := fakeDevices(t, 2, 18)
+	devices := fakeDevices(t, 2, 18, false)
 	w := newWorldWith(t, 2, 300*time.Millisecond, nil)
 	w.each(func(g *Group) error {
 		d := devices[g.rank]
@@ -272,7 +272,7 @@ func TestMismatchOfP2POnDevices(t *testing.T) {
 	for _, postedFirst := range []coll.Kind{coll.Send, coll.Recv} {
 		t.Run(postedFirst.String()+" is posted first", func(t *testing.T) {
 			useNewPool(t)
-			devices := fakeDevices(t, 2, 14)
+			devices := fakeDevices(t, 2, 14, false)
 			newWorld(t, 2).each(func(g *Group) error {
 				d := devices[g.rank]
 				d.hold(true)
@@ -310,7 +310,7 @@ func TestMismatchOfP2POnDevices(t *testing.T) {
 // An abort ends sends and recvs that wait for streams and peers. Their pinned memory is not used again before the device is done.
 func TestAbortOfP2POnDevices(t *testing.T) {
 	useNewPool(t)
-	devices := fakeDevices(t, 2, 15)
+	devices := fakeDevices(t, 2, 15, false)
 	newWorld(t, 2).each(func(g *Group) error {
 		d := devices[g.rank]
 		d.hold(true)
@@ -348,7 +348,7 @@ func TestAbortOfP2POnDevices(t *testing.T) {
 // Destroy waits for sends and recvs on devices that both ranks have issued.
 func TestDestroyWithP2PInFlightOnDevices(t *testing.T) {
 	useNewPool(t)
-	devices := fakeDevices(t, 2, 16)
+	devices := fakeDevices(t, 2, 16, false)
 	newWorld(t, 2).each(func(g *Group) error {
 		d := devices[g.rank]
 		send, f := sendOn(g, d, 1-g.rank, 0, payload(g.rank, 1-g.rank, 0, 300_000))
@@ -376,10 +376,10 @@ func TestDestroyWithP2PInFlightOnDevices(t *testing.T) {
 
 // An error of the device takes the group down with its text, and peers learn of it.
 func TestDeviceErrorsOfP2P(t *testing.T) {
-	for _, method := range []string{"NewStream", "Pin", "Fork", "CopyIn", "WriteValue", "Finish"} {
+	for _, method := range []string{"NewStream", "Pin", "Fork", "CopyIn", "WriteValue", "JoinLater"} {
 		t.Run(method, func(t *testing.T) {
 			useNewPool(t)
-			devices := fakeDevices(t, 2, 17)
+			devices := fakeDevices(t, 2, 17, false)
 			devices[1].failing = method
 			newWorld(t, 2).each(func(g *Group) error {
 				d := devices[g.rank]

@@ -84,16 +84,18 @@ func TestStagedCollectives(t *testing.T) {
 	if testing.Short() {
 		seeds = 2
 	}
-	for _, n := range []int{1, 2, 3} {
-		for seed := range seeds {
-			t.Run(fmt.Sprintf("%d ranks, seed %d", n, seed), func(t *testing.T) {
-				useNewPool(t)
-				devices := fakeDevices(t, n, seed)
-				w := newWorld(t, n)
-				w.each(func(g *Group) error { return stagedAsOnHost(g, devices[g.rank], seed) })
-			})
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		for _, n := range []int{1, 2, 3} {
+			for seed := range seeds {
+				t.Run(fmt.Sprintf("%d ranks, seed %d", n, seed), func(t *testing.T) {
+					useNewPool(t)
+					devices := fakeDevices(t, n, seed, waits)
+					w := newWorld(t, n)
+					w.each(func(g *Group) error { return stagedAsOnHost(g, devices[g.rank], seed) })
+				})
+			}
 		}
-	}
+	})
 }
 
 func stagedAsOnHost(g *Group, d *fakeDevice, seed uint64) error {
@@ -147,126 +149,187 @@ func stagedAsOnHost(g *Group, d *fakeDevice, seed uint64) error {
 
 // A stream that is late holds up neither operations on the host nor those of another group, and keeps its result.
 func TestLateStream(t *testing.T) {
-	useNewPool(t)
-	devices := fakeDevices(t, 2, 1)
-	w, other := newWorld(t, 2), newWorld(t, 2)
-	w.each(func(g *Group) error {
-		d := devices[g.rank]
-		b := d.buffer(4000)
-		d.hold(g.rank == 0)
-		d.fill(b, contributionBytes(coll.Float32, coll.Sum, g.rank, 2, 1000))
-		late, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, one(b), one(b))
-		if f != nil {
-			return f
-		}
-		for range 100 {
-			if f := sum(g, 100); f != nil {
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		useNewPool(t)
+		devices := fakeDevices(t, 2, 1, waits)
+		w, other := newWorld(t, 2), newWorld(t, 2)
+		w.each(func(g *Group) error {
+			d := devices[g.rank]
+			b := d.buffer(4000)
+			d.hold(g.rank == 0)
+			d.fill(b, contributionBytes(coll.Float32, coll.Sum, g.rank, 2, 1000))
+			late, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, one(b), one(b))
+			if f != nil {
 				return f
 			}
-			if f := sum(other.groups[g.rank], 100); f != nil {
+			for range 100 {
+				if f := sum(g, 100); f != nil {
+					return f
+				}
+				if f := sum(other.groups[g.rank], 100); f != nil {
+					return f
+				}
+			}
+			if done, f := late.Wait(0); done {
+				return fmt.Errorf("complete although the stream of a rank is held: %v", f)
+			}
+			if f := sum(g, 1); f != nil { // both ranks have looked
 				return f
 			}
-		}
-		if done, f := late.Wait(0); done {
-			return fmt.Errorf("complete although the stream of a rank is held: %v", f)
-		}
-		if f := sum(g, 1); f != nil { // both ranks have looked
-			return f
-		}
-		d.hold(false)
-		if f := late.finish(); f != nil {
-			return f
-		}
-		if !bytes.Equal(b, reducedBytes(coll.Float32, coll.Sum, 2, 1000)) {
-			return fmt.Errorf("the sum is wrong")
-		}
-		return nil
+			d.hold(false)
+			if f := late.finish(); f != nil {
+				return f
+			}
+			if !bytes.Equal(b, reducedBytes(coll.Float32, coll.Sum, 2, 1000)) {
+				return fmt.Errorf("the sum is wrong")
+			}
+			return nil
+		})
 	})
 }
 
 // The pinned memory and the streams of a process are used again, by later groups too.
 func TestStagingIsUsedAgain(t *testing.T) {
-	useNewPool(t)
-	devices := fakeDevices(t, 2, 3)
-	for range 3 {
-		w := newWorld(t, 2)
-		w.each(func(g *Group) error {
-			d := devices[g.rank]
-			for i := range 20 {
-				b := d.buffer(4000 + 4*i)
-				work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		useNewPool(t)
+		devices := fakeDevices(t, 2, 3, waits)
+		for range 3 {
+			w := newWorld(t, 2)
+			w.each(func(g *Group) error {
+				d := devices[g.rank]
+				for i := range 20 {
+					b := d.buffer(4000 + 4*i)
+					work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
+					if f == nil {
+						f = work.finish()
+					}
+					if f != nil {
+						return f
+					}
+				}
+				return nil
+			})
+			w.destroy()
+			Get().sweep()
+		}
+		for rank, d := range devices {
+			d.mu.Lock()
+			// Both ranks are in this process and share its pool, so each may take what the other one has given back.
+			if pins, streams := d.pins, len(d.streams)-1; pins > 3 || streams > 2*3 {
+				t.Errorf("rank %d has pinned memory %d times and made %d streams", rank, pins, streams)
+			}
+			d.mu.Unlock()
+		}
+	})
+}
+
+// A long operation takes no more than 8 MiB of pinned memory where the streams of the device can wait, and has the bits of the host.
+func TestLongOperationsGoThroughWindows(t *testing.T) {
+	bytesOf := 20 << 20
+	if !testing.Short() {
+		bytesOf = 64 << 20
+	}
+	for _, e := range []struct {
+		kind coll.Kind
+		tune string
+	}{{coll.AllReduce, ""}, {coll.AllReduce, "all_reduce:ring"}, {coll.Reduce, ""}, {coll.Broadcast, ""}} {
+		t.Run(fmt.Sprint(e.kind, " ", e.tune), func(t *testing.T) {
+			useNewPool(t)
+			devices := fakeDevices(t, 2, 8, true)
+			w := newWorldWith(t, 2, time.Minute, map[string]string{"tune": e.tune})
+			w.each(func(g *Group) error {
+				d, n := devices[g.rank], bytesOf/4+1001
+				op := coll.Op{Kind: e.kind, Type: coll.Float32}
+				mine := contributionBytes(coll.Float32, coll.Sum, g.rank, 2, n)
+				b := d.buffer(len(mine))
+				d.fill(b, mine)
+				in, out := one(b), one(b)
+				if e.kind == coll.Broadcast && g.rank != 0 {
+					in = nil
+				}
+				if e.kind == coll.Reduce && g.rank != 0 {
+					out = nil
+				}
+				work, f := issueOn(g, d, op, in, out)
 				if f == nil {
 					f = work.finish()
 				}
 				if f != nil {
 					return f
 				}
-			}
-			return nil
+				want := mine
+				if e.kind == coll.AllReduce || g.rank == 0 {
+					want = reducedBytes(coll.Float32, coll.Sum, 2, n)
+				}
+				if e.kind == coll.Broadcast {
+					want = contributionBytes(coll.Float32, coll.Sum, 0, 2, n)
+				}
+				if !bytes.Equal(b, want) {
+					return fmt.Errorf("wrong result")
+				}
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				if d.pinned > 8<<20 {
+					return fmt.Errorf("%d bytes of pinned memory for an operation of %d bytes", d.pinned, len(mine))
+				}
+				return nil
+			})
 		})
-		w.destroy()
-		Get().sweep()
-	}
-	for rank, d := range devices {
-		d.mu.Lock()
-		// Both ranks are in this process and share its pool, so each may take what the other one has given back.
-		if pins, streams := d.pins, len(d.streams)-1; pins > 3 || streams > 2*3 {
-			t.Errorf("rank %d has pinned memory %d times and made %d streams", rank, pins, streams)
-		}
-		d.mu.Unlock()
 	}
 }
 
 // A group that fails while a stream is late ends the operation. Its pinned memory is not used again before the device is done.
 func TestFailureWhileStreamIsLate(t *testing.T) {
-	useNewPool(t)
-	devices := fakeDevices(t, 2, 4)
-	w := newWorld(t, 2)
-	w.each(func(g *Group) error {
-		d := devices[g.rank]
-		d.hold(true)
-		b := d.buffer(100_000)
-		work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
-		if f != nil {
-			return f
-		}
-		if f := sum(g, 1); f != nil { // both ranks have issued it
-			return f
-		}
-		if g.rank == 0 {
-			g.Abort("the test")
-		}
-		if err := expect(work.finish(), coll.Aborted, "the test"); err != nil {
-			return err
-		}
-		_, f = issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
-		return expect(f, coll.Aborted, "the test")
-	})
-	second := newWorld(t, 2)
-	second.each(func(g *Group) error {
-		d := devices[g.rank]
-		b := d.buffer(100_000)
-		work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
-		if f != nil {
-			return f
-		}
-		if d.pins != 2 {
-			return fmt.Errorf("pinned memory was allocated %d times for two operations of a device that is held", d.pins)
-		}
-		if f := sum(g, 1); f != nil { // the ranks share a pool, and the other device is held until both have looked
-			return f
-		}
-		d.hold(false)
-		return asError(work.finish())
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		useNewPool(t)
+		devices := fakeDevices(t, 2, 4, waits)
+		w := newWorld(t, 2)
+		w.each(func(g *Group) error {
+			d := devices[g.rank]
+			d.hold(true)
+			b := d.buffer(100_000)
+			work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
+			if f != nil {
+				return f
+			}
+			if f := sum(g, 1); f != nil { // both ranks have issued it
+				return f
+			}
+			if g.rank == 0 {
+				g.Abort("the test")
+			}
+			if err := expect(work.finish(), coll.Aborted, "the test"); err != nil {
+				return err
+			}
+			_, f = issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
+			return expect(f, coll.Aborted, "the test")
+		})
+		second := newWorld(t, 2)
+		second.each(func(g *Group) error {
+			d := devices[g.rank]
+			b := d.buffer(100_000)
+			work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
+			if f != nil {
+				return f
+			}
+			if d.pins != 2 {
+				return fmt.Errorf("pinned memory was allocated %d times for two operations of a device that is held", d.pins)
+			}
+			if f := sum(g, 1); f != nil { // the ranks share a pool, and the other device is held until both have looked
+				return f
+			}
+			d.hold(false)
+			return asError(work.finish())
+		})
 	})
 }
 
 // An error of the device takes the group down with its text, whichever method it comes from, and peers learn of it.
 func TestDeviceErrors(t *testing.T) {
-	for _, method := range []string{"NewStream", "Pin", "Fork", "CopyIn", "WriteValue", "Finish"} {
+	for _, method := range []string{"NewStream", "Pin", "Fork", "CopyIn", "WriteValue", "JoinLater", "WaitValue", "CopyOut", "Join"} {
 		t.Run(method, func(t *testing.T) {
 			useNewPool(t)
-			devices := fakeDevices(t, 2, 5)
+			devices := fakeDevices(t, 2, 5, method == "WaitValue" || method == "CopyOut" || method == "Join")
 			devices[1].failing = method
 			w := newWorld(t, 2)
 			w.each(func(g *Group) error {
@@ -311,43 +374,47 @@ func TestRefusedOnDevices(t *testing.T) {
 
 // The timeout of an operation on a device begins when the stream of the rank has reached it.
 func TestTimeoutBeginsWithTheInput(t *testing.T) {
-	useNewPool(t)
-	devices := fakeDevices(t, 2, 6)
-	w := newWorldWith(t, 2, 300*time.Millisecond, nil)
-	w.each(func(g *Group) error {
-		if g.rank == 1 {
-			return nil
-		}
-		d := devices[0]
-		b := d.buffer(400)
-		d.hold(true)
-		work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
-		if f != nil {
-			return f
-		}
-		if done, f := work.Wait(time.Second); done {
-			return fmt.Errorf("ended although its stream is late: %v", f)
-		}
-		d.hold(false)
-		return expect(work.finish(), coll.Timeout, "rank 1")
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		useNewPool(t)
+		devices := fakeDevices(t, 2, 6, waits)
+		w := newWorldWith(t, 2, 300*time.Millisecond, nil)
+		w.each(func(g *Group) error {
+			if g.rank == 1 {
+				return nil
+			}
+			d := devices[0]
+			b := d.buffer(400)
+			d.hold(true)
+			work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
+			if f != nil {
+				return f
+			}
+			if done, f := work.Wait(time.Second); done {
+				return fmt.Errorf("ended although its stream is late: %v", f)
+			}
+			d.hold(false)
+			return expect(work.finish(), coll.Timeout, "rank 1")
+		})
 	})
 }
 
 // A rank whose stream is late has called the operation. The timeout of the others says so, and names it.
 func TestTimeoutNamesTheRankWhoseStreamIsLate(t *testing.T) {
-	useNewPool(t)
-	devices := fakeDevices(t, 3, 7)
-	w := newWorldWith(t, 3, 300*time.Millisecond, nil)
-	w.each(func(g *Group) error {
-		d := devices[g.rank]
-		b := d.buffer(400)
-		d.hold(g.rank == 2)
-		work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
-		if f != nil {
-			return f
-		}
-		err := expect(work.finish(), coll.Timeout, "all ranks have called it, but the stream of rank 2")
-		d.hold(false)
-		return err
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		useNewPool(t)
+		devices := fakeDevices(t, 3, 7, waits)
+		w := newWorldWith(t, 3, 300*time.Millisecond, nil)
+		w.each(func(g *Group) error {
+			d := devices[g.rank]
+			b := d.buffer(400)
+			d.hold(g.rank == 2)
+			work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
+			if f != nil {
+				return f
+			}
+			err := expect(work.finish(), coll.Timeout, "all ranks have called it, but the stream of rank 2")
+			d.hold(false)
+			return err
+		})
 	})
 }

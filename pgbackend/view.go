@@ -8,7 +8,6 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
 	"sagecomm/internal/observe"
-	"sagecomm/internal/runner"
 	"sagecomm/internal/shmem"
 )
 
@@ -22,7 +21,15 @@ func (v view) Release()                { v.g.life.release() }
 func (v view) Settings() *env.Settings { return v.g.settings }
 func (v view) Cause() *coll.Failure    { return v.g.cause.Load() }
 func (v view) Dead() []int             { return v.g.life.dead() }
-func (v view) Run() observe.Run        { return v.g.run }
+func (v view) DeviceEngine() string    { return v.g.deviceEngine.Engine }
+
+func (v view) Lanes() []observe.Lane {
+	var list []observe.Lane
+	for _, l := range v.g.lanes() {
+		list = append(list, observe.Lane{Number: l.run.Lane(), Engine: l.engine.Name(), Devices: l.devices(), Run: l.run})
+	}
+	return list
+}
 
 func (v view) Classes(kind coll.Kind) []algo.Class { return v.g.selector.Boundaries(kind) }
 
@@ -37,7 +44,7 @@ func (v view) Members() []observe.Member {
 	for rank := range list {
 		m, mapped := v.g.members[rank], v.g.maps[rank]
 		list[rank] = observe.Member{Host: m.Host, PID: m.PID, Process: m.id(), Arena: mapped.Bytes(shmem.Range{Len: mapped.Size()}),
-			Nonce: mapped.Nonce(), Front: v.g.peers[rank].Bell}
+			Nonce: mapped.Nonce(), Front: v.g.peers[rank].Bell, Logs: m.FlightLog, Capacity: v.g.peers[rank].Flights, Stacks: m.Stacks}
 	}
 	return list
 }
@@ -57,11 +64,11 @@ func (p *Process) acquired() (list []observe.Group) {
 // Observers returns the observers of this process's groups.
 func (p *Process) Observers() *observe.Observers { return p.observers }
 
-// list shows the group's recorder to every process that has the arena mapped, for as long as peers may use the group's
+// list shows the group's recorders to every process that has the arena mapped, for as long as peers may use the group's
 // memory: a rank that has destroyed the group is missed by those that go on.
 func (g *Group) list() {
-	if me := g.members[g.rank]; me.FlightLog[runner.HostLane] != 0 {
-		g.memory.listing.Put(g.memory.arena.Arena, g.memory.arena.front, view{g}.Header(), me.FlightLog[runner.HostLane], me.Stacks)
+	if me := g.members[g.rank]; me.Flights != 0 {
+		g.memory.listing.Put(g.memory.arena.Arena, g.memory.arena.front, view{g}.Header(), me.FlightLog, me.Stacks)
 	}
 }
 
@@ -87,7 +94,7 @@ func (g *Group) Stack(text string) int {
 		return 0
 	}
 	defer g.life.release()
-	return g.stacks.Number(text, g.run.PutStack)
+	return g.stacks.Number(text)
 }
 
 // Stats returns the group's statistics.

@@ -3,12 +3,17 @@
 // one operation, on the thread that issues it. None of their methods waits for a device.
 //
 // Package bridge implements both on the functions that the caller of the C ABI brings along, package cuda on the driver of CUDA.
+// One of the one package goes with one of the other: with torch's CUDA, streams are ordered by the bridge and memory is moved by
+// the driver.
 package device
 
 import "unsafe"
 
 // Stream is a stream that only this library uses. It stays valid until the process ends.
-type Stream uint64
+type Stream struct {
+	Number uint64  // its name for a bridge; 0: no bridge knows it
+	Handle uintptr // its name for the runtime of the device; 0: only a bridge knows it
+}
 
 // Copy is a copy between pinned host memory and memory of a device. The method that takes it gives the direction.
 type Copy struct {
@@ -29,18 +34,25 @@ type Ordering interface {
 	// Fork makes a stream wait for what the caller's stream holds now.
 	Fork(s Stream) error
 
-	// Finish ends the operation in a stream: what is in the stream then, the caller waits for when it waits for the operation.
-	// It is the last method that is called.
-	Finish(s Stream, e End) error
+	// Join ends the operation: whoever waits for the operation waits for what the stream holds now.
+	Join(s Stream) error
 }
 
-// End is the end of an operation on a device. The copies into the device come when the input is in pinned memory, so that *Ready
-// is ReadyValue, and the host is done with it, so that *Done is at least DoneValue. Behind them, TakenValue is written to *Taken.
-// If the operation fails, the host is done with it early; the copies come or do not, and the write comes in any case.
+// Deferrer is an Ordering of a caller who queues the last commands of an operation itself, when it learns that the operation is
+// complete. Engines need it where a runtime is no [Waiter].
+type Deferrer interface {
+	Ordering
+
+	// JoinLater ends the operation: the caller will queue the copies of e in a stream.
+	JoinLater(s Stream, e End) error
+}
+
+// End is the end of an operation whose caller queues the copies into the device. Behind them, Value is written to *Taken. If the
+// operation fails, the copies come or do not, and the write comes in any case.
 type End struct {
-	Copies                            []Copy
-	Ready, Done, Taken                *uint32
-	ReadyValue, DoneValue, TakenValue uint32
+	Copies []Copy
+	Taken  *uint32
+	Value  uint32
 }
 
 // MaxValue is the largest value that WriteValue writes.
@@ -63,4 +75,15 @@ type Runtime interface {
 	// WriteValue queues a write of at most MaxValue to a word of pinned memory. Whoever sees the value sees the copies in front
 	// of it.
 	WriteValue(s Stream, word *uint32, value uint32) error
+}
+
+// Waiter is a Runtime whose streams can wait for a word of pinned memory, so that a whole operation can be queued at once.
+type Waiter interface {
+	Runtime
+
+	// WaitValue makes a stream wait until a word is at least value. The comparison is cyclic: (int32)(*word - value) >= 0.
+	WaitValue(s Stream, word *uint32, value uint32) error
+
+	// CopyOut queues a copy from pinned memory into the device.
+	CopyOut(s Stream, c Copy) error
 }

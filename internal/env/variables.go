@@ -47,6 +47,10 @@ var (
 	Probe = declare("PROBE", "on", offOrOn(),
 		"Whether the first group of a process measures, for some milliseconds, what memory costs on its machine, if there are two processors for each rank; ranks agree on what they found.")
 
+	Engine = declare("ENGINE", "auto", oneOf(choice[string]{"auto", "auto"}, choice[string]{"nccl", "nccl"}, choice[string]{"hccl", "hccl"},
+		choice[string]{"cncl", "cncl"}, choice[string]{"cuda", "cuda"}, choice[string]{"staged", "staged"}),
+		"Engine of operations on tensors of devices; `auto` is the best one that all ranks of the group offer. Must be the same on all ranks. See docs/devices.md.")
+
 	ShmAttach = declare("SHM_ATTACH", "proc,scm,tmpfs", listOf("proc", "scm", "tmpfs"),
 		"Ways to map a peer's shared memory, in the order in which they are tried: through /proc, by descriptor passing, by a file that is removed once it is mapped.")
 

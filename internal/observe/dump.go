@@ -106,8 +106,12 @@ func silent(g Group, f *coll.Failure) []int {
 		silent = append(silent, f.Rank)
 	}
 	if f.Status == coll.Timeout && f.Sequence > 0 {
+		lane := runner.HostLane
+		if f.OnDevice {
+			lane = runner.DeviceLane
+		}
 		for rank := range h.Size {
-			if last, _ := g.Run().LastCall(rank); last < f.Sequence {
+			if last, _ := hostRun(g).LastIn(lane, rank); last.Sequence < f.Sequence {
 				silent = append(silent, rank)
 			}
 		}

@@ -3,14 +3,17 @@ package observe_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
 	"sagecomm/internal/observe"
+	"sagecomm/internal/runner"
 )
 
 func TestWhereDumpsGo(t *testing.T) {
@@ -116,5 +119,42 @@ func TestFilesReplaceWhatALinkNames(t *testing.T) {
 	}
 	if text, err := os.ReadFile(target); err != nil || len(text) == 0 {
 		t.Errorf("%d bytes, %v", len(text), err)
+	}
+}
+
+// fakeGroup is a group of four ranks, of which only the numbers of the last collectives are known, by lane and rank.
+type fakeGroup struct {
+	observe.Group
+	last [runner.Lanes][]uint64
+}
+
+func (g fakeGroup) Header() *observe.Header { return &observe.Header{Rank: 0, Size: 4} }
+func (g fakeGroup) Dead() []int             { return nil }
+func (g fakeGroup) Lanes() []observe.Lane   { return []observe.Lane{{Run: fakeRun{last: g.last}}} }
+
+type fakeRun struct {
+	observe.Run
+	last [runner.Lanes][]uint64
+}
+
+func (r fakeRun) LastIn(lane runner.Lane, rank int) (runner.Announced, bool) {
+	return runner.Announced{Sequence: r.last[lane][rank]}, true
+}
+
+// The ranks that have not begun an operation are those of its lane, whatever they did in the other one.
+func TestRanksThatCannotWriteTheirDumps(t *testing.T) {
+	g := fakeGroup{last: [runner.Lanes][]uint64{{9, 9, 9, 8}, {5, 4, 5, 0}}}
+	for _, c := range []struct {
+		f    coll.Failure
+		want []int
+	}{
+		{coll.Failure{Status: coll.Timeout, Rank: 1, Sequence: 5, OnDevice: true}, []int{1, 3}},
+		{coll.Failure{Status: coll.Timeout, Rank: 3, Sequence: 9}, []int{3}},
+		{coll.Failure{Status: coll.PeerFailure, Rank: 2, Sequence: 9}, []int{2}},
+		{coll.Failure{Status: coll.Mismatch, Rank: 2, Sequence: 9}, nil},
+	} {
+		if got := observe.Silent(g, &c.f); !slices.Equal(got, c.want) {
+			t.Errorf("%+v: %v, expected %v", c.f, got, c.want)
+		}
 	}
 }

@@ -201,7 +201,7 @@ type dumpFiles struct {
 
 // writtenDump describes the content of a file that was written.
 type writtenDump struct {
-	groups []uint64 // numbers
+	groups []int64 // numbers of their lanes
 	at     time.Time
 }
 
@@ -214,9 +214,9 @@ func (d *dumpFiles) write(file dumpFile) error {
 	if err != nil {
 		return err
 	}
-	path, numbers := file.prefix+strconv.Itoa(file.rank), make([]uint64, len(file.groups))
+	path, numbers := file.prefix+strconv.Itoa(file.rank), make([]int64, len(file.groups))
 	for i, g := range file.groups {
-		numbers[i] = g.ID
+		numbers[i] = g.pgID()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -227,7 +227,7 @@ func (d *dumpFiles) write(file dumpFile) error {
 	// Groups are destroyed one by one after a failure: a dump of the remaining groups does not replace one of all of them.
 	last := d.written[path]
 	if len(numbers) < len(last.groups) && time.Since(last.at) < sameFailure &&
-		!slices.ContainsFunc(numbers, func(n uint64) bool { return !slices.Contains(last.groups, n) }) {
+		!slices.ContainsFunc(numbers, func(n int64) bool { return !slices.Contains(last.groups, n) }) {
 		return nil
 	}
 	if d.written == nil {
@@ -244,8 +244,8 @@ func traceFile(groups []snapshot) pickle.Dict {
 	var lost int64
 	for _, s := range groups {
 		g := s.inTorchTerms()
-		config = append(config, pickle.Item{Key: g.Group, Value: g.Config})
-		status = append(status, pickle.Item{Key: strconv.FormatUint(g.ID-1, 10), Value: g.Status})
+		config = append(config, pickle.Item{Key: s.traceGroup(), Value: g.Config})
+		status = append(status, pickle.Item{Key: strconv.FormatInt(g.PGID, 10), Value: g.Status})
 		lost += int64(g.Total) - int64(len(g.Entries))
 		entries = append(entries, g.Entries...)
 	}

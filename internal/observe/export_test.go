@@ -24,6 +24,7 @@ var (
 	DumpPrefix = dumpPrefix
 	Newest     = newest
 	Merged     = merged
+	Silent     = silent
 )
 
 // Snapshot is a recorder at one moment.
@@ -31,6 +32,15 @@ type Snapshot = snapshot
 
 func (s snapshot) Total() uint64   { return s.log.Total }
 func (s snapshot) Operations() int { return len(s.log.Flights) }
+
+// OnDevices returns the same recorder as one of the device lane.
+func (s snapshot) OnDevices() Snapshot {
+	s.lane = runner.DeviceLane
+	return s
+}
+
+// TraceGroup returns the name of the group's lane in dumps.
+func (s snapshot) TraceGroup() string { return s.traceGroup() }
 
 // FramesOf are those of the first operation, in torch's terms.
 func FramesOf(g Group, log runner.FlightLog) any {

@@ -1,6 +1,8 @@
 package observe
 
 import (
+	"unsafe"
+
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
@@ -22,10 +24,20 @@ type Group interface {
 	Members() []Member    // by rank
 	Dead() []int          // ranks whose processes have ended
 	Classes(coll.Kind) []algo.Class
-	Run() Run // Requires: the group is acquired.
+	DeviceEngine() string // name of the engine of the device lane, which all ranks have chosen
+	// Lanes returns the lanes that this process has opened, the host lane first. Requires: the group is acquired.
+	Lanes() []Lane
 }
 
-// Run is the part of the runner's group that observers read. *runner.Group implements it.
+// Lane is one lane of a group that this process has opened.
+type Lane struct {
+	Number  runner.Lane
+	Engine  string // name of the engine that carries out its operations
+	Devices string // types of the devices of this rank's operations so far, joined by "+"; "cpu" on the host lane
+	Run     Run
+}
+
+// Run is the part of a lane of the runner that observers read. *runner.Group implements it.
 type Run interface {
 	Sequence() uint64
 	Flights() runner.FlightLog
@@ -34,13 +46,28 @@ type Run interface {
 	Stats() []runner.Stat
 	TakeTrace() (events []runner.Event, dropped uint64)
 	LastCall(rank int) (sequence uint64, left bool)
-	Announced(rank int, sequence uint64) (runner.Announced, bool)
 	Awaits(rank int) int
+
+	// The next two read lanes that this process need not have opened.
+
+	LastIn(lane runner.Lane, rank int) (runner.Announced, bool)
+	Reached(rank int) uint64
+}
+
+// hostRun returns the runner's part of the host lane. Requires: the group is acquired.
+func hostRun(g Group) Run { return g.Lanes()[0].Run }
+
+// laneName is the name of a lane in statistics, records and metrics.
+func laneName(l runner.Lane) string {
+	if l == runner.DeviceLane {
+		return "device"
+	}
+	return "host"
 }
 
 // Header holds the data of a group that never changes, and its description.
 type Header struct {
-	ID          uint64 `json:"id"` // number of the group, unique in the rank's process
+	ID          uint64 `json:"id"` // number of the group, unique in the rank's process, from 1
 	Group       string `json:"group"`
 	Description string `json:"description"`
 	Rank        int    `json:"rank"`
@@ -69,6 +96,20 @@ type Member struct {
 	Arena   []byte      // the rank's arena, as this process has it mapped
 	Nonce   shmem.Nonce // nonce of the arena
 	Front   int64       // offset of the arena's front page, see [Listing]
+
+	// Its flight recorders in the arena: by lane the offset, 0 for a private one; the capacity, 0 for none.
+	Logs     [runner.Lanes]int64
+	Capacity int
+	Stacks   bool
+}
+
+// recorder returns the recorder of a lane in the arena. It is empty if there is none, or if the rank has not opened the lane.
+func (m *Member) recorder(lane runner.Lane) runner.Recorder {
+	if m.Logs[lane] == 0 || len(m.Arena) == 0 {
+		return runner.Recorder{}
+	}
+	r, _ := runner.RecorderAt(unsafe.Pointer(&m.Arena[0]), int64(len(m.Arena)), m.Logs[lane], m.Capacity, m.Stacks)
+	return r
 }
 
 // releaseAll releases groups that were acquired.

@@ -16,16 +16,17 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// A process lists the flight recorders of its groups in its arena. Every process that has mapped the arena can therefore write
+// A process lists the flight recorders of its groups in its arena, those of both lanes. Every process that has mapped the arena can therefore write
 // the dump of a process that has died, including groups that the two do not share. The list follows the engine's bell in the
 // front page of the arena. It consists of words; each is 0 or the offset of a description in the same arena. A description is
 // a length of 4 bytes, followed by JSON. It never changes: a new one is stored elsewhere before the word refers to it.
 
-// listedRecorder is the content of a description.
-type listedRecorder struct {
+// listedGroup is the content of a description: a group with its recorders. The recorder of the device lane is empty before the
+// process has opened that lane.
+type listedGroup struct {
 	Header
-	Log    int64 `json:"log"`    // offset of the recorder
-	Stacks bool  `json:"stacks"` // the recorder keeps call stacks
+	Logs   [runner.Lanes]int64 `json:"logs"`   // by lane: offset of the recorder; 0: it is not in the arena
+	Stacks bool                `json:"stacks"` // the recorders keep call stacks
 }
 
 // FrontBytes is the length of the front page of an arena: the engine's bell and the list.
@@ -55,15 +56,15 @@ type Listing struct {
 	over  bool          // the group was removed from the list for good
 }
 
-// Put stores a description of a group's recorder in the list of the arena and replaces the group's last description. If there
+// Put stores a description of a group's recorders in the list of the arena and replaces the group's last description. If there
 // is no room, peers do not see the new description.
-func (l *Listing) Put(arena *shmem.Arena, front shmem.Range, h *Header, log int64, stacks bool) {
+func (l *Listing) Put(arena *shmem.Arena, front shmem.Range, h *Header, logs [runner.Lanes]int64, stacks bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.over || len(l.texts) == mostTexts {
 		return
 	}
-	text, err := json.Marshal(listedRecorder{*h, log, stacks})
+	text, err := json.Marshal(listedGroup{*h, logs, stacks})
 	if err != nil || len(text) > longestListed || bytes.Equal(text, l.last) {
 		return
 	}
@@ -122,22 +123,21 @@ func listedBy(process procwatch.ID, groups []Group) []snapshot {
 	return newest(list)
 }
 
-// newest drops each group that has a successor of the same name: its process has destroyed the group and made another one.
+// newest drops each group that has a successor of the same name, with both lanes: its process has destroyed the group and made
+// another one. It also drops what was read twice.
 func newest(list []snapshot) []snapshot {
 	type member struct {
 		group string
 		rank  int
 	}
-	seen := map[member]bool{}
-	slices.SortFunc(list, func(a, b snapshot) int { return cmp.Compare(b.ID, a.ID) })
-	list = slices.DeleteFunc(list, func(g snapshot) bool {
+	last := map[member]uint64{}
+	for _, g := range list {
 		key := member{g.Group, g.Rank}
-		again := seen[key]
-		seen[key] = true
-		return again
-	})
-	slices.Reverse(list)
-	return list
+		last[key] = max(last[key], g.ID)
+	}
+	list = slices.DeleteFunc(list, func(g snapshot) bool { return g.ID < last[member{g.Group, g.Rank}] })
+	slices.SortFunc(list, func(a, b snapshot) int { return cmp.Or(cmp.Compare(a.pgID(), b.pgID()), cmp.Compare(a.Rank, b.Rank)) })
+	return slices.CompactFunc(list, func(a, b snapshot) bool { return a.pgID() == b.pgID() && a.Group == b.Group && a.Rank == b.Rank })
 }
 
 // listIn reads the list of an arena. The owner may change the list meanwhile and may have written anything into it.
@@ -154,20 +154,21 @@ func listIn(arena []byte, front int64) (list []snapshot) {
 				break
 			}
 			text := textAt(arena, at)
-			d, recorder, ok := parseListed(arena, text)
+			d, recorders, ok := parseListed(arena, text)
 			if ok && known[d.ID] {
 				break
 			}
-			var log runner.FlightLog
-			if ok {
-				log = recorder.Flights()
+			var lanes []snapshot
+			for lane, r := range recorders {
+				log := r.Flights()
+				lanes = append(lanes, snapshot{Header: &d.Header, lane: lane, issued: log.Issued, log: log})
 			}
 			if words[i].Load() != at || !bytes.Equal(text, textAt(arena, at)) {
 				continue
 			}
 			if ok {
 				known[d.ID] = true
-				list = append(list, snapshot{Header: &d.Header, issued: log.Issued, log: log})
+				list = append(list, lanes...)
 			}
 			break
 		}
@@ -188,16 +189,30 @@ func textAt(arena []byte, at uint64) []byte {
 	return bytes.Clone(text[:n])
 }
 
-func parseListed(arena, text []byte) (d listedRecorder, r runner.Recorder, ok bool) {
+// parseListed returns the group of a description, and its recorders by lane.
+func parseListed(arena, text []byte) (d listedGroup, recorders map[runner.Lane]runner.Recorder, ok bool) {
 	if err := json.Unmarshal(text, &d); err != nil {
-		return d, r, false
+		return d, nil, false
 	}
 	if d.ID == 0 || d.Size < 1 || d.Size > algo.MaxSize || d.Rank < 0 || d.Rank >= d.Size || (d.Global != nil && len(d.Global) != d.Size) {
-		return d, r, false
+		return d, nil, false
 	}
 	if d.Capacity < 1 || d.Capacity > MaxFlights || runner.FlightBytes(d.Capacity, d.Stacks) > MaxFlightLog {
-		return d, r, false
+		return d, nil, false
 	}
-	r, ok = runner.RecorderAt(unsafe.Pointer(&arena[0]), int64(len(arena)), d.Log, d.Capacity, d.Stacks)
-	return d, r, ok
+	recorders = map[runner.Lane]runner.Recorder{}
+	for i, at := range d.Logs {
+		if at == 0 {
+			continue
+		}
+		lane := runner.Lane(i)
+		r, valid := runner.RecorderAt(unsafe.Pointer(&arena[0]), int64(len(arena)), at, d.Capacity, d.Stacks)
+		switch {
+		case valid:
+			recorders[lane] = r
+		case lane == runner.HostLane: // that of the device lane is not begun before the lane is opened
+			return d, nil, false
+		}
+	}
+	return d, recorders, true
 }

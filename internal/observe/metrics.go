@@ -14,7 +14,8 @@ import (
 )
 
 // Metrics returns the counters of this process's groups in Prometheus's text format, version 0.0.4 (prometheus.io,
-// exposition formats). Rows of statistics that differ only in type and size share one series, to keep their number small.
+// exposition formats). Rows of statistics of one lane that differ only in type and size share one series, to keep their number
+// small.
 func (o *Observers) Metrics() []byte {
 	m := metrics{series: map[string][]string{}}
 	groups := o.groups()
@@ -59,8 +60,22 @@ func (m *metrics) add(g Group) {
 	group := label("group", h.Group)
 	m.sample("sagecomm_group_info", "", strings.Join([]string{group, label("desc", h.Description), label("rank", strconv.Itoa(h.Rank)),
 		label("global_rank", strconv.Itoa(h.GlobalRank(h.Rank))), label("host", bootstrap.HostName()), label("pid", strconv.Itoa(os.Getpid()))}, ","), h.Size)
-	for _, s := range sumUp(g.Run().Stats()) {
-		labels := strings.Join([]string{group, label("op", s.op), label("algo", s.algorithm), label("transport", transport)}, ",")
+	var sleeps uint64
+	for _, lane := range g.Lanes() {
+		sleeps += lane.Run.Counters().Sleeps
+		m.addLane(group, lane)
+	}
+	m.sample("sagecomm_sleeps_total", "", group, sleeps)
+	if f := g.Cause(); f != nil {
+		m.sample("sagecomm_errors_total", "", group+","+label("kind", f.Status.String()), 1)
+	}
+}
+
+// addLane adds the series of one lane of a group, whose label is given.
+func (m *metrics) addLane(group string, lane Lane) {
+	for _, s := range sumUp(lane.Run.Stats()) {
+		labels := strings.Join([]string{group, label("op", s.op), label("algo", s.algorithm), label("device", lane.Devices),
+			label("engine", lane.Engine), label("transport", transport)}, ",")
 		m.sample("sagecomm_collectives_total", "", labels, s.count)
 		m.sample("sagecomm_bytes_total", "", labels, s.bytes)
 		m.sample("sagecomm_fused_total", "", labels, s.fused)
@@ -76,10 +91,6 @@ func (m *metrics) add(g Group) {
 		m.sample("sagecomm_latency_seconds", "_sum", labels, s.total.Seconds())
 		m.sample("sagecomm_latency_seconds", "_count", labels, below)
 		m.sample("sagecomm_peer_wait_seconds_total", "", labels, s.waited.Seconds())
-	}
-	m.sample("sagecomm_sleeps_total", "", group, g.Run().Counters().Sleeps)
-	if f := g.Cause(); f != nil {
-		m.sample("sagecomm_errors_total", "", group+","+label("kind", f.Status.String()), 1)
 	}
 }
 

@@ -44,10 +44,10 @@ func TestMetrics(t *testing.T) {
 		line(t, text, "# TYPE sagecomm_"+family+" ")
 	}
 	// Both ranks are groups of this process, so every sample appears twice. A real process has one rank per group.
-	if n := strings.Count(text, "sagecomm_collectives_total{"+group+`,op="all_reduce",algo="one_shot",transport="shm"} 4`); n != 2 {
+	if n := strings.Count(text, "sagecomm_collectives_total{"+group+`,op="all_reduce",algo="one_shot",device="cpu",engine="host",transport="shm"} 4`); n != 2 {
 		t.Errorf("%d times in\n%s", n, text)
 	}
-	if n := strings.Count(text, `_bucket{`+group+`,op="all_reduce",algo="one_shot",transport="shm",le="+Inf"} 4`); n != 2 {
+	if n := strings.Count(text, `_bucket{`+group+`,op="all_reduce",algo="one_shot",device="cpu",engine="host",transport="shm",le="+Inf"} 4`); n != 2 {
 		t.Errorf("%d times in\n%s", n, text)
 	}
 	if !strings.Contains(text, `desc="of a \"test\"",rank="0"`) {

@@ -38,9 +38,11 @@ func FlightCapacity(environ []string) (int, error) {
 	return defaultFlights, nil
 }
 
-// flightGroup is one group in the result of FlightRecords. Dumps contain its fields from Config on.
+// flightGroup is one lane of a group in the result of FlightRecords. Dumps contain its fields from Config on.
 type flightGroup struct {
 	*Header
+	Lane    string        `json:"lane"`
+	PGID    int64         `json:"pg_id"` // key of the status in "pg_status", unique in the rank's process
 	Total   uint64        `json:"total"` // operations since the group was made; the entries are the last of them
 	Failure string        `json:"failure,omitempty"`
 	Config  pickle.Dict   `json:"config"` // this field and the next ones have torch's format, see torch_trace.go
@@ -48,8 +50,9 @@ type flightGroup struct {
 	Entries []pickle.Dict `json:"entries"`
 }
 
-// FlightRecords returns the contents of the flight recorders of all groups, as JSON. A group whose recorder is on is
-// included from its creation until it is destroyed, even after it has failed.
+// FlightRecords returns the contents of the flight recorders of all groups, as JSON, those of a group's device lane behind those
+// of its host lane. A group whose recorder is on is included from its creation until it is destroyed, even after it has failed;
+// its device lane once the lane is open.
 func (o *Observers) FlightRecords() ([]byte, error) {
 	answer := struct {
 		Groups []flightGroup `json:"groups"`
@@ -66,7 +69,8 @@ func (o *Observers) FlightRecords() ([]byte, error) {
 // snapshot is the content of one recorder at one moment. It remains valid after its group is released.
 type snapshot struct {
 	*Header
-	issued  uint64 // collectives that the rank has issued
+	lane    runner.Lane
+	issued  uint64 // collectives that the rank has issued in the lane
 	log     runner.FlightLog
 	failure string // the first cause of failure, empty while there is none
 }
@@ -78,17 +82,19 @@ func ownFlights(groups []Group) (list []snapshot) {
 		if h.Capacity == 0 {
 			continue
 		}
-		s := snapshot{Header: h, issued: g.Run().Sequence(), log: g.Run().Flights()}
-		if f := g.Cause(); f != nil {
-			s.failure = f.Message
+		for _, lane := range g.Lanes() {
+			s := snapshot{Header: h, lane: lane.Number, issued: lane.Run.Sequence(), log: lane.Run.Flights()}
+			if f := g.Cause(); f != nil {
+				s.failure = f.Message
+			}
+			list = append(list, s)
 		}
-		list = append(list, s)
 	}
 	return list
 }
 
 // inTorchTerms returns the snapshot with keys and values as torch's flight recorder has them.
 func (s snapshot) inTorchTerms() flightGroup {
-	return flightGroup{Header: s.Header, Total: s.log.Total, Failure: s.failure, Config: s.config(), Status: traceStatus(s.issued, s.log),
-		Entries: s.entries(s.issued, s.log)}
+	return flightGroup{Header: s.Header, Lane: laneName(s.lane), PGID: s.pgID(), Total: s.log.Total, Failure: s.failure,
+		Config: s.config(), Status: traceStatus(s.issued, s.log), Entries: s.entries()}
 }

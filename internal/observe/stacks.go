@@ -15,15 +15,29 @@ import (
 type Stacks struct {
 	mu      sync.Mutex
 	numbers map[string]int
-	used    int // bytes
+	used    int       // bytes
+	stores  []StoreAt // of the lanes that are open
 }
+
+// StoreAt stores a text in the recorder of one lane, at a place where there is none yet, and reports whether there is room. All
+// lanes of a group have equal room.
+type StoreAt func(at int, text string) bool
 
 // mostFrames bounds the frames of one stack. The shim records fewer.
 const mostFrames = 64
 
-// Number returns the number of a text, or 0 if there is no room for the text. It calls put to store a new text at a free
-// place; put reports whether there is room.
-func (s *Stacks) Number(text string, put func(at int, text string) bool) int {
+// AddLane stores all texts so far, and later ones, in the recorder of a further lane too.
+func (s *Stacks) AddLane(store StoreAt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stores = append(s.stores, store)
+	for text, number := range s.numbers {
+		store(number-1, text)
+	}
+}
+
+// Number returns the number of a text, or 0 if there is no room for the text. It stores a new text in the recorders of all lanes.
+func (s *Stacks) Number(text string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if number, known := s.numbers[text]; known {
@@ -32,7 +46,11 @@ func (s *Stacks) Number(text string, put func(at int, text string) bool) int {
 	if text == "" {
 		return 0
 	}
-	if !put(s.used, text) {
+	stored := len(s.stores) > 0
+	for _, store := range s.stores {
+		stored = store(s.used, text) && stored
+	}
+	if !stored {
 		Warn("%s: there is no room for more stacks: stacks of new call sites are not recorded", env.FlightStacks.Name())
 		return 0
 	}

@@ -28,7 +28,7 @@ func TestFlightsOfAPeer(t *testing.T) {
 	})
 	for _, g := range w.groups {
 		for rank := range 2 {
-			log := w.view(g.Rank()).Run().Recorder(rank).Flights()
+			log := w.view(g.Rank()).Lanes()[0].Run.Recorder(rank).Flights()
 			if len(log.Flights) != 1 || log.Flights[0].Stack != stack || log.Completed != 1 || log.Flights[0].Started.IsZero() {
 				t.Errorf("rank %d sees of rank %d: %+v", g.Rank(), rank, log)
 			}

@@ -13,7 +13,7 @@ type GroupStats struct {
 	Group    string `json:"group"`
 	Rank     int    `json:"rank"`
 	Size     int    `json:"size"`
-	Sequence uint64 `json:"sequence"`
+	Sequence uint64 `json:"sequence"` // collectives that this rank has issued, in both lanes
 
 	AllReduceCount uint64  `json:"all_reduce_count"`
 	TotalBytes     uint64  `json:"total_bytes"`
@@ -21,6 +21,7 @@ type GroupStats struct {
 
 	Ops      map[string]OpStats      `json:"ops"`
 	Rows     []StatRow               `json:"rows"`
+	Lanes    []LaneStats             `json:"lanes"`    // those that are open; the totals of the group are sums over them
 	Fast     uint64                  `json:"fast"`     // operations that did not enter Go
 	Fused    uint64                  `json:"fused"`    // operations of users that shared a collective with others
 	Blocked  uint64                  `json:"blocked"`  // waits that outlasted spinning
@@ -30,18 +31,31 @@ type GroupStats struct {
 	Failure  *coll.Failure           `json:"failure,omitempty"`
 }
 
+// LaneStats holds the counters of one lane.
+type LaneStats struct {
+	Lane     string `json:"lane"`   // host or device
+	Device   string `json:"device"` // types of the devices of this rank's operations, joined by "+"; "cpu" on the host lane
+	Engine   string `json:"engine"`
+	Sequence uint64 `json:"sequence"` // collectives that this rank has issued
+	Blocked  uint64 `json:"blocked"`
+	Sleeps   uint64 `json:"sleeps"`
+	Programs int    `json:"programs"`
+}
+
 // OpStats sums up the operations of one kind.
 type OpStats struct {
 	Count uint64 `json:"count"`
 	Bytes uint64 `json:"bytes"`
 }
 
-// StatRow sums up the operations of one kind, type, size class and algorithm. Times are from issue to completion.
+// StatRow sums up the operations of one lane, kind, type, size class and algorithm. Times are from issue to completion.
 type StatRow struct {
 	Op        string  `json:"op"`
 	Type      string  `json:"dtype"`
 	UpTo      *uint64 `json:"up_to"` // bytes, sizes above half of it; null: all sizes (too many rows)
 	Algorithm string  `json:"algorithm"`
+	Device    string  `json:"device"` // as in LaneStats
+	Engine    string  `json:"engine"`
 	Transport string  `json:"transport"`
 	Count     uint64  `json:"count"`
 	Bytes     uint64  `json:"bytes"`
@@ -64,33 +78,44 @@ type ClassStats struct {
 	Chunk     int    `json:"chunk"`
 }
 
-// transport is the name of the transport of groups on one host.
+// transport is the name of the transport of groups on one host. The engines of both lanes move bytes between ranks through
+// shared memory.
 const transport = "shm"
 
 // Stats returns a description of the group and its counters. Requires: the group is acquired.
 func Stats(g Group) GroupStats {
-	h, run := g.Header(), g.Run()
-	c := run.Counters()
-	out := GroupStats{Group: h.Group, Rank: h.Rank, Size: h.Size, Sequence: run.Sequence(), Ops: map[string]OpStats{},
-		Rows: []StatRow{}, Blocked: c.Blocked, Sleeps: c.Sleeps, Programs: c.Programs, Classes: map[string][]ClassStats{},
-		Failure: g.Cause()}
+	h := g.Header()
+	out := GroupStats{Group: h.Group, Rank: h.Rank, Size: h.Size, Ops: map[string]OpStats{}, Rows: []StatRow{},
+		Classes: map[string][]ClassStats{}, Failure: g.Cause()}
 	var count uint64
 	var total time.Duration
-	for _, s := range run.Stats() {
-		if s.Count == 0 { // the first operation of the row is being added right now
-			continue
+	for _, lane := range g.Lanes() {
+		c := lane.Run.Counters()
+		one := LaneStats{Lane: laneName(lane.Number), Device: lane.Devices, Engine: lane.Engine, Sequence: lane.Run.Sequence(),
+			Blocked: c.Blocked, Sleeps: c.Sleeps, Programs: c.Programs}
+		out.Lanes = append(out.Lanes, one)
+		out.Sequence += one.Sequence
+		out.Blocked += one.Blocked
+		out.Sleeps += one.Sleeps
+		out.Programs += one.Programs
+		for _, s := range lane.Run.Stats() {
+			if s.Count == 0 { // the first operation of the row is being added right now
+				continue
+			}
+			name := statName(s)
+			op := out.Ops[name]
+			op.Count += s.Count
+			op.Bytes += s.Bytes
+			out.Ops[name] = op
+			out.TotalBytes += s.Bytes
+			out.Fast += s.Fast
+			out.Fused += s.Fused
+			count += s.Count
+			total += s.Total
+			row := statRow(s, h.Size)
+			row.Device, row.Engine = lane.Devices, lane.Engine
+			out.Rows = append(out.Rows, row)
 		}
-		name := statName(s)
-		op := out.Ops[name]
-		op.Count += s.Count
-		op.Bytes += s.Bytes
-		out.Ops[name] = op
-		out.TotalBytes += s.Bytes
-		out.Fast += s.Fast
-		out.Fused += s.Fused
-		count += s.Count
-		total += s.Total
-		out.Rows = append(out.Rows, statRow(s, h.Size))
 	}
 	out.AllReduceCount = out.Ops[coll.AllReduce.String()].Count
 	if count > 0 {

@@ -24,22 +24,31 @@ type GroupStatus struct {
 	Description string        `json:"desc"`
 	Rank        int           `json:"rank"`
 	Size        int           `json:"size"`
+	Engine      string        `json:"engine"` // of the device lane
 	Failure     *coll.Failure `json:"failure,omitempty"`
 	Ranks       []RankStatus  `json:"ranks"` // all ranks of the group, as this process sees them
 }
 
 // RankStatus is the status of one rank. This process reads it from the memory of that rank, even if the rank does not run.
 type RankStatus struct {
-	Rank       int    `json:"rank"`
-	GlobalRank int    `json:"global_rank"`
-	Host       string `json:"host"`
-	PID        int    `json:"pid"`
-	State      string `json:"state"`  // state of its last collective: in, done, failed; or idle (no collective yet), left, dead
-	Issued     uint64 `json:"issued"` // collectives that the rank has begun
-	Op         string `json:"op,omitempty"`
-	Since      int64  `json:"since_ns,omitempty"` // when the last collective began or, in the states done and failed, ended
-	WaitsFor   *int   `json:"waits_for,omitempty"`
-	Message    string `json:"message,omitempty"` // its last send or recv, if not complete
+	Rank       int       `json:"rank"`
+	GlobalRank int       `json:"global_rank"`
+	Host       string    `json:"host"`
+	PID        int       `json:"pid"`
+	Position             // in the host lane
+	Device     *Position `json:"device,omitempty"` // in the device lane; nil if no rank has used that lane
+}
+
+// Position is where a rank is in one lane of its group.
+type Position struct {
+	// State of its last collective: in, late (its stream has not reached the collective), done, failed; or idle (no collective
+	// yet), left, dead.
+	State    string `json:"state"`
+	Issued   uint64 `json:"issued"` // collectives that the rank has begun
+	Op       string `json:"op,omitempty"`
+	Since    int64  `json:"since_ns,omitempty"` // when the last collective began or, in the states done and failed, ended
+	WaitsFor *int   `json:"waits_for,omitempty"`
+	Message  string `json:"message,omitempty"` // its last send or recv, if not complete
 }
 
 // Status returns the status of this process's groups, as JSON. It takes no lock that an operation holds.
@@ -59,15 +68,41 @@ func (o *Observers) Status() (text []byte) {
 }
 
 func status(g Group) GroupStatus {
-	h, members := g.Header(), g.Members()
-	out := GroupStatus{Group: h.Group, Description: h.Description, Rank: h.Rank, Size: h.Size, Failure: g.Cause(), Ranks: make([]RankStatus, h.Size)}
+	h, members, host := g.Header(), g.Members(), hostRun(g)
+	out := GroupStatus{Group: h.Group, Description: h.Description, Rank: h.Rank, Size: h.Size, Engine: g.DeviceEngine(), Failure: g.Cause(), Ranks: make([]RankStatus, h.Size)}
 	dead := make([]bool, h.Size)
 	for _, rank := range g.Dead() {
 		dead[rank] = true
 	}
+	var device Run // nil: this process has not opened the lane
+	for _, lane := range g.Lanes()[1:] {
+		device = lane.Run
+	}
+	onDevices := device != nil
+	for rank := range members {
+		_, used := host.LastIn(runner.DeviceLane, rank)
+		onDevices = onDevices || used
+	}
 	for rank, m := range members {
-		out.Ranks[rank] = rankStatus(g.Run(), rank, dead[rank])
-		out.Ranks[rank].GlobalRank, out.Ranks[rank].Host, out.Ranks[rank].PID = h.GlobalRank(rank), m.Host, m.PID
+		_, left := host.LastCall(rank)
+		gone := ""
+		switch {
+		case left:
+			gone = "left"
+		case dead[rank]:
+			gone = "dead"
+		}
+		s := &out.Ranks[rank]
+		*s = RankStatus{Rank: rank, GlobalRank: h.GlobalRank(rank), Host: m.Host, PID: m.PID,
+			Position: position(host, runner.HostLane, rank, host.Recorder(rank), host.Awaits(rank), gone)}
+		if onDevices {
+			recorder, awaits := m.recorder(runner.DeviceLane), -1
+			if device != nil {
+				recorder, awaits = device.Recorder(rank), device.Awaits(rank)
+			}
+			on := position(host, runner.DeviceLane, rank, recorder, awaits, gone)
+			s.Device = &on
+		}
 	}
 	return out
 }
@@ -80,35 +115,36 @@ func unixNS(t time.Time) int64 {
 	return t.UnixNano()
 }
 
-func rankStatus(run Run, rank int, dead bool) RankStatus {
-	last, left := run.LastCall(rank)
-	s := RankStatus{Rank: rank, Issued: last, State: "idle"}
-	if call, ok := run.Announced(rank, last); ok {
-		s.Op, s.State = call.Op.Describe(last), "in"
+// position returns where a rank is in a lane. recorder is the rank's recorder of the lane, awaits the rank that it sleeps for
+// there, and gone its state if it takes part no more.
+func position(host Run, lane runner.Lane, rank int, recorder runner.Recorder, awaits int, gone string) Position {
+	p := Position{State: "idle"}
+	if call, ok := host.LastIn(lane, rank); ok {
+		p.Issued, p.Op, p.State = call.Sequence, call.Op.Describe(call.Sequence), "in"
 	}
-	if f, ok := run.Recorder(rank).Last(false); ok {
+	if f, ok := recorder.Last(false); ok {
 		// The recorder may be an instant ahead of the announced call, so it takes precedence.
-		s.Issued, s.Op, s.Since = f.Number, f.Op.Describe(f.Number), unixNS(f.Started)
+		p.Issued, p.Op, p.Since = f.Number, f.Op.Describe(f.Number), unixNS(f.Started)
 		switch f.Progress {
 		case runner.Completed:
-			s.State, s.Since = "done", unixNS(f.Completed)
+			p.State, p.Since = "done", unixNS(f.Completed)
 		case runner.Failed:
-			s.State, s.Since = "failed", unixNS(f.Completed)
+			p.State, p.Since = "failed", unixNS(f.Completed)
 		default:
-			s.State = "in"
+			p.State = "in"
 		}
 	}
-	if f, ok := run.Recorder(rank).Last(true); ok && f.Progress == runner.Started {
-		s.Message = f.Op.Describe(0)
-	}
-	if next := run.Awaits(rank); s.State == "in" && next >= 0 {
-		s.WaitsFor = &next
-	}
 	switch {
-	case left:
-		s.State = "left"
-	case dead:
-		s.State = "dead"
+	case gone != "":
+		p.State = gone
+	case p.State == "in" && lane == runner.DeviceLane && host.Reached(rank) < p.Issued:
+		p.State = "late" // it waits for its own device
 	}
-	return s
+	if p.State == "in" && awaits >= 0 {
+		p.WaitsFor = &awaits
+	}
+	if f, ok := recorder.Last(true); ok && f.Progress == runner.Started {
+		p.Message = f.Op.Describe(0)
+	}
+	return p
 }

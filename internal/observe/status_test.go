@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"sagecomm/internal/coll"
 	"sagecomm/internal/observe"
 	"sagecomm/pgbackend"
 )
@@ -40,6 +41,34 @@ func TestStatusOfAHang(t *testing.T) {
 	for i, state := range states {
 		if strings.Replace(state, "SUM, ", "", 1) != want[i] {
 			t.Errorf("rank %d is %q, expected %q", i, state, want[i])
+		}
+	}
+	w.groups[1].Abort("the test is over")
+	if f := finish(work); f == nil {
+		t.Error("it succeeded")
+	}
+}
+
+// A send or recv that is not complete is in the status beside the last collective.
+func TestStatusOfARecvThatWaits(t *testing.T) {
+	w := newWorld(t, 2, nil)
+	w.each(func(g *pgbackend.Group) error { return asError(sum(g, 2)) })
+	recv := coll.Op{Kind: coll.Recv, Type: coll.Float32, Root: 1, Tag: 3, Async: true}
+	work, f := w.groups[0].Issue(recv, nil, one(make([]byte, 8)))
+	if f != nil {
+		t.Fatal(f)
+	}
+	defer work.Release()
+	var seen observe.ProcessStatus
+	if err := json.Unmarshal(observers().Status(), &seen); err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range seen.Groups {
+		if g.Group != t.Name() {
+			continue
+		}
+		if a, b := g.Ranks[0], g.Ranks[1]; a.State != "done" || a.Message != "recv (float32, 2 elements, from rank 1, tag 3)" || b.Message != "" {
+			t.Errorf("rank %d sees %+v", g.Rank, g.Ranks)
 		}
 	}
 	w.groups[1].Abort("the test is over")

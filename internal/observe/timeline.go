@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
 )
 
 // timeline is the file of SAGECOMM_TRACE: a Chrome trace (the "JSON Array Format" of the Trace Event Format), which
@@ -35,9 +36,15 @@ func (o *Observers) TakeTimeline(g Group) {
 	if t.now == nil || env.TraceFile.Get(g.Settings()) == "" {
 		return
 	}
-	events, dropped := g.Run().TakeTrace()
-	t.now.dropped += dropped
-	t.now.addAll(g.Header().Group, events)
+	for _, lane := range g.Lanes() {
+		events, dropped := lane.Run.TakeTrace()
+		t.now.dropped += dropped
+		name := g.Header().Group
+		if lane.Number == runner.DeviceLane { // its operations have numbers of their own
+			name += deviceSuffix
+		}
+		t.now.addAll(name, events)
+	}
 }
 
 // keepTimeline writes the file until the observers stop.

@@ -32,13 +32,31 @@ var torchTypes = map[coll.DataType]string{
 	coll.Float8E5M2FNUZ: "Float8_e5m2fnuz", coll.Float8E8M0FNU: "Float8_e8m0fnu", coll.Sparse: "Sparse",
 }
 
-// config returns the group's entry of "pg_config".
-func (h *Header) config() pickle.Dict {
-	ranks := make([]string, h.Size)
-	for i := range ranks {
-		ranks[i] = strconv.Itoa(h.GlobalRank(i))
+// Both lanes of a group number their collectives from 1, and no order is fixed between them. The analyser matches operations of
+// different ranks by the name of their group and their number. So the device lane is a group of its own in the files: with the
+// ranks and the description of its group, a name that ends with deviceSuffix, and numbers of its own.
+
+// deviceSuffix is added to the name of a group for its device lane.
+const deviceSuffix = "/device"
+
+// traceGroup returns the name of a group's lane.
+func (s snapshot) traceGroup() string {
+	if s.lane == runner.DeviceLane {
+		return s.Group + deviceSuffix
 	}
-	return pickle.Dict{{Key: "name", Value: h.Group}, {Key: "desc", Value: h.Description},
+	return s.Group
+}
+
+// pgID returns the number of a group's lane in the files. It is unique in the rank's process, which numbers groups from 1.
+func (s snapshot) pgID() int64 { return int64(s.ID-1)*runner.Lanes + int64(s.lane) }
+
+// config returns the entry of "pg_config".
+func (s snapshot) config() pickle.Dict {
+	ranks := make([]string, s.Size)
+	for i := range ranks {
+		ranks[i] = strconv.Itoa(s.GlobalRank(i))
+	}
+	return pickle.Dict{{Key: "name", Value: s.traceGroup()}, {Key: "desc", Value: s.Description},
 		{Key: "ranks", Value: "[" + strings.Join(ranks, ", ") + "]"}}
 }
 
@@ -55,13 +73,13 @@ func traceStatus(last uint64, log runner.FlightLog) pickle.Dict {
 		{Key: "last_completed_collective", Value: some(log.Completed)}}
 }
 
-// entries returns the recorded operations of a rank that has issued `last` collectives. The code that combines the entries of
-// all groups sets "record_id" and "thread_name".
-func (h *Header) entries(last uint64, log runner.FlightLog) []pickle.Dict {
+// entries returns the recorded operations. The code that combines the entries of all groups sets "record_id" and "thread_name".
+func (s snapshot) entries() []pickle.Dict {
+	log := s.log
 	entries := make([]pickle.Dict, len(log.Flights))
 	// The loops go backwards: a p2p operation gets the number of the last collective before it, whose record may already be
 	// overwritten.
-	collective, p2p := last, uint64(0)
+	collective, p2p := s.issued, uint64(0)
 	for i := len(log.Flights) - 1; i >= 0; i-- {
 		if f := &log.Flights[i]; f.Op.Kind.Collective() {
 			collective = max(collective, f.Number)
@@ -76,7 +94,7 @@ func (h *Header) entries(last uint64, log runner.FlightLog) []pickle.Dict {
 		} else {
 			p2p = f.Number
 		}
-		entries[i] = h.entry(f, collective, p2p)
+		entries[i] = s.entry(f, collective, p2p)
 		entries[i] = append(entries[i], pickle.Item{Key: "op_id", Value: int64(log.Total) - int64(len(entries)) + int64(i) + 1})
 		if f.Op.Kind.Collective() {
 			collective--
@@ -87,12 +105,12 @@ func (h *Header) entries(last uint64, log runner.FlightLog) []pickle.Dict {
 	return entries
 }
 
-func (h *Header) entry(f *runner.Flight, collective, p2p uint64) pickle.Dict {
+func (s snapshot) entry(f *runner.Flight, collective, p2p uint64) pickle.Dict {
 	dtype := f.Op.Type.String()
 	if known, ok := torchTypes[f.Op.Type]; ok {
 		dtype = known
 	}
-	inputs, outputs := traceSizes(f.Op, h.Size)
+	inputs, outputs := traceSizes(f.Op, s.Size)
 	done := f.Progress == runner.Completed
 	// torch has no state for a failed operation. Such an operation is retired, but not completed.
 	state := "scheduled"
@@ -104,13 +122,13 @@ func (h *Header) entry(f *runner.Flight, collective, p2p uint64) pickle.Dict {
 	}
 	entry := pickle.Dict{
 		{Key: "record_id", Value: int64(0)},
-		{Key: "pg_id", Value: int64(h.ID) - 1},
-		{Key: "process_group", Value: pickle.Tuple{h.Group, h.Description}},
+		{Key: "pg_id", Value: s.pgID()},
+		{Key: "process_group", Value: pickle.Tuple{s.traceGroup(), s.Description}},
 		{Key: "thread_name", Value: ""},
 		{Key: "thread_id", Value: fmt.Sprint(f.Thread)},
 		{Key: "collective_seq_id", Value: int64(collective)},
 		{Key: "p2p_seq_id", Value: int64(p2pNumbers + p2p)},
-		{Key: "profiling_name", Value: h.Prefix + ":" + traceName(f.Op, h.Rank)},
+		{Key: "profiling_name", Value: s.Prefix + ":" + traceName(f.Op, s.Rank)},
 		{Key: "time_created_ns", Value: unixNS(f.Created)},
 		{Key: "input_sizes", Value: inputs},
 		{Key: "input_dtypes", Value: repeated(dtype, len(inputs))},

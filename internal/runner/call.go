@@ -89,6 +89,7 @@ func (g *Group) submit(op *C.sagecomm_op, out **C.scr_run, length uint64, p Comp
 // Gate describes to SubmitAtGate how a run and the streams of a device hand over pinned memory: docs/protocol.md, section 11.
 type Gate struct {
 	Words           *GateWords
+	Window          uint32    // units for which the buffers have room; 0: for all
 	Inputs, Outputs uint32    // units that the device moves
 	In, Out         []Segment // pinned memory in place of the buffers of the call, which are as long
 }
@@ -100,7 +101,8 @@ func (g *Group) SubmitAtGate(c Call, length uint64, p Compiled, own bool, gate G
 	op := *c.raw
 	op.n_in, op.in = cSegments(gate.In, &pins)
 	op.n_out, op.out = cSegments(gate.Out, &pins)
-	at := C.scr_gate{words: gate.Words.c(), inputs: C.uint32_t(gate.Inputs), outputs: C.uint32_t(gate.Outputs)}
+	at := C.scr_gate{words: gate.Words.c(), window: C.uint32_t(gate.Window), inputs: C.uint32_t(gate.Inputs),
+		outputs: C.uint32_t(gate.Outputs)}
 	return g.submit(&op, c.out, length, p, own, &at)
 }
 

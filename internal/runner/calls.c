@@ -38,8 +38,12 @@ uint64_t scr_group_recorded(const scr_group *g, int32_t rank) { return last_reco
 
 bool scr_group_last_in(const scr_group *g, int lane, int32_t rank, scr_call *out) {
   const scr_shared_block *b = g->peer[rank].lane[lane];
-  uint64_t last = last_recorded(b);
-  return last != 0 && read_record(b, last, out);
+  for (int tries = 0; tries < 100; tries++) { /* a later call may overwrite the record */
+    uint64_t last = last_recorded(b);
+    if (last == 0) return false;
+    if (read_record(b, last, out)) return true;
+  }
+  return false;
 }
 
 uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left) {
@@ -49,7 +53,7 @@ uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left) {
 }
 
 uint64_t scr_group_reached(const scr_group *g, int32_t rank) {
-  return atomic_load_explicit(&g->peer[rank].shared->reached, memory_order_acquire);
+  return atomic_load_explicit(&g->peer[rank].lane[SCR_DEVICE_LANE]->reached, memory_order_acquire);
 }
 
 void scr_group_mark(scr_group *g, uint64_t seq, uint64_t hash) {

@@ -51,6 +51,8 @@ int scr_gate_enter(scr_group *g, scr_run *r, uint64_t unit) {
   if (bounded && unit >= r->gate.window) {
     rc = scr_await(g, r, &w->output_taken, units(unit + 1 - r->gate.window, r->gate.outputs), g->rank);
     if (rc) return rc;
+    scr_note_acquired(&w->output_taken);
+    scr_note_released(&w->input_taken);
   }
   r->at_gate = false;
   return 0;
@@ -59,21 +61,25 @@ int scr_gate_enter(scr_group *g, scr_run *r, uint64_t unit) {
 /* No device waits for more units than it moves, so the counts may go beyond them. */
 void scr_gate_leave(scr_run *r, uint64_t unit) {
   scr_note_acquired(&r->gate.words->input_taken);
-  note_unit(r, &r->out, r->gate.inputs, unit, true);
+  note_unit(r, &r->out, r->gate.inputs > 1 ? r->gate.inputs : r->gate.outputs, unit, true);
   scr_note_released(&r->gate.words->input_taken);
   scr_note_stored(&r->gate.words->output_done, unit + 1);
+  scr_note_stored(&r->gate.words->input_taken, unit + 1);
   scr_note_released(
       &r->gate.words->output_taken); /* for the caller, who queues the copies back where no stream can wait */
   atomic_store_explicit(&r->gate.words->output_done, unit + 1, memory_order_release);
   atomic_store_explicit(&r->gate.words->input_taken, unit + 1, memory_order_release);
 }
 
+/* output_done comes last: the stream that sees it writes the last word of the device, and then the gate may belong to another
+ * operation. */
 void scr_gate_open(const scr_run *r) {
   scr_note_acquired(&r->gate.words->input_taken);
+  scr_note_stored(&r->gate.words->input_taken, SCR_GATE_OPEN);
   scr_note_stored(&r->gate.words->output_done, SCR_GATE_OPEN);
 #ifndef SCR_MUTANT_GATE_STAYS_SHUT
-  atomic_store_explicit(&r->gate.words->output_done, SCR_GATE_OPEN, memory_order_release);
   atomic_store_explicit(&r->gate.words->input_taken, SCR_GATE_OPEN, memory_order_release);
+  atomic_store_explicit(&r->gate.words->output_done, SCR_GATE_OPEN, memory_order_release);
 #endif
 }
 

@@ -9,6 +9,7 @@ static void scr_gate_reset(scr_gate_words *w) {
   scr_note_acquired(&w->output_taken);
   scr_note_stored(&w->input_ready, 0);
   scr_note_stored(&w->output_taken, 0);
+  scr_note_stored(&w->input_taken, 0);
   scr_note_stored(&w->output_done, 0);
   atomic_store_explicit(&w->input_ready, 0, memory_order_relaxed);
   atomic_store_explicit(&w->output_taken, 0, memory_order_relaxed);
@@ -17,9 +18,10 @@ static void scr_gate_reset(scr_gate_words *w) {
 }
 
 static void scr_gate_end(scr_gate_words *w) {
+  scr_note_stored(&w->input_taken, SCR_GATE_OPEN);
   scr_note_stored(&w->output_done, SCR_GATE_OPEN);
-  atomic_store_explicit(&w->output_done, SCR_GATE_OPEN, memory_order_release);
   atomic_store_explicit(&w->input_taken, SCR_GATE_OPEN, memory_order_release);
+  atomic_store_explicit(&w->output_done, SCR_GATE_OPEN, memory_order_release);
 }
 
 static uint32_t scr_gate_inputs(scr_gate_words *w) {
@@ -29,6 +31,7 @@ static uint32_t scr_gate_outputs(scr_gate_words *w) {
   return (uint32_t)atomic_load_explicit(&w->output_taken, memory_order_acquire);
 }
 static uint32_t *scr_gate_input_ready(scr_gate_words *w) { return (uint32_t *)(void *)&w->input_ready; }
+static uint32_t *scr_gate_input_taken(scr_gate_words *w) { return (uint32_t *)(void *)&w->input_taken; }
 static uint32_t *scr_gate_output_done(scr_gate_words *w) { return (uint32_t *)(void *)&w->output_done; }
 static uint32_t *scr_gate_output_taken(scr_gate_words *w) { return (uint32_t *)(void *)&w->output_taken; }
 */
@@ -61,6 +64,9 @@ const GateComplete = C.SCR_GATE_MAX
 
 // InputReady returns the word that counts the units of the input in pinned memory. A device writes it.
 func (w *GateWords) InputReady() *uint32 { return (*uint32)(C.scr_gate_input_ready(w.c())) }
+
+// InputTaken returns the word that counts the units of the input that the run has read. A device waits for it.
+func (w *GateWords) InputTaken() *uint32 { return (*uint32)(C.scr_gate_input_taken(w.c())) }
 
 // OutputDone returns the word that counts the units of the output in pinned memory. A device waits for it.
 func (w *GateWords) OutputDone() *uint32 { return (*uint32)(C.scr_gate_output_done(w.c())) }

@@ -148,11 +148,13 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   g->failure = &peer[0].lane[SCR_HOST_LANE]->failure;
   atomic_store_explicit(&g->word, generation << SCR_GEN_SHIFT, memory_order_release);
   __atomic_store_n(&groups[index], g, __ATOMIC_RELEASE);
+  if (g->host != g) atomic_store_explicit(&g->host->device, g, memory_order_release);
   *out = g;
   return g->handle;
 }
 
 void scr_group_close(scr_group *g) {
+  if (g->host != g) atomic_store_explicit(&g->host->device, NULL, memory_order_release);
   while (!scr_drive_lock(g)) sched_yield();
   scr_spin_lock(&g->p2p.lock);
   scr_p2p_free(g);
@@ -226,6 +228,11 @@ int scr_group_class(const scr_group *g, int kind, uint64_t bytes) {
 
 uint64_t scr_group_sequence(const scr_group *g) {
   return scr_word_seq(atomic_load_explicit(&g->word, memory_order_relaxed));
+}
+
+uint64_t scr_group_device_sequence(const scr_group *g) {
+  const scr_group *device = atomic_load_explicit(&g->device, memory_order_acquire);
+  return device ? scr_group_sequence(device) : 0;
 }
 
 void scr_group_goodbye(scr_group *g) {

@@ -180,6 +180,9 @@ struct scr_group {
   } p2p;
 
   _Atomic uint64_t sleeps, blocked; /* counters */
+
+  /* Of the host lane: the device lane, NULL before it is opened. The memory of groups is never freed. */
+  _Atomic(scr_group *) device;
 };
 
 /* Keeps the group from being closed until scr_group_exit(). Returns false if the handle's group is down or closed. */

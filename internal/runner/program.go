@@ -104,6 +104,14 @@ func (p Compiled) Free() { C.scr_program_free(p.c) }
 // Chunk returns the bytes of a chunk of each block.
 func (p Compiled) Chunk() uint64 { return uint64(p.c.chunk) }
 
+// Lag returns how many chunks the last stage of a chunk is behind its first one.
+func (p Compiled) Lag() uint32 {
+	if p.c.sendrecv != nil {
+		return uint32(p.c.sendrecv.max_lag)
+	}
+	return uint32(p.c.max_lag)
+}
+
 // Key returns the key in the cache of the program for such a call, and class its size class. length is the length by which C
 // identifies the call (scr_op_bytes).
 func (g *Group) Key(c Call, length uint64) (key uint64, class int) {

@@ -196,7 +196,7 @@ func (g *Group) Handle() uint64 { return g.handle }
 // Lane returns which lane of its group this is.
 func (g *Group) Lane() Lane { return g.lane }
 
-// Reached returns the number of the last collective of the device lane whose input was ready on a rank.
+// Reached returns the number of the last collective of the device lane whose input was ready on a rank. Both lanes have it.
 func (g *Group) Reached(rank int) uint64 {
 	return uint64(C.scr_group_reached(g.c, C.int32_t(rank)))
 }
@@ -235,7 +235,7 @@ func (g *Group) SetClasses(kind coll.Kind, boundaries []uint64) {
 	C.scr_group_set_classes(g.c, C.int(kind), &list[0], C.int(n))
 }
 
-// Sequence returns the number of collectives issued so far.
+// Sequence returns the number of collectives issued so far, in this lane.
 func (g *Group) Sequence() uint64 { return uint64(C.scr_group_sequence(g.c)) }
 
 // Unfinished returns a number above zero while an issued operation is not complete or a thread uses the group.

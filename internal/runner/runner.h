@@ -220,7 +220,11 @@ bool scr_group_has_channel(const scr_group *g, int32_t peer, int32_t channel);
 /* Sets the size classes of a kind. The class of a byte count is the number of boundaries at or below it. */
 void scr_group_set_classes(scr_group *g, int kind, const uint64_t *boundaries, int n);
 int scr_group_class(const scr_group *g, int kind, uint64_t bytes);
+/* Returns the number of collectives issued so far, in this lane. */
 uint64_t scr_group_sequence(const scr_group *g);
+/* The same of the device lane, 0 before this process has opened it.
+ * Requires: the host lane. */
+uint64_t scr_group_device_sequence(const scr_group *g);
 /* Sets the word `left` of the shared block and wakes the peers that wait for this rank, in both lanes.
  * Requires: the host lane. */
 void scr_group_goodbye(scr_group *g);
@@ -266,13 +270,13 @@ uint64_t scr_group_last_call(const scr_group *g, int32_t rank, bool *left);
 /* The same without `left`. */
 uint64_t scr_group_recorded(const scr_group *g, int32_t rank);
 /* Copies the last collective that `rank` recorded in a lane, which this process need not have opened. Returns false if
- * there is none, or if its record was overwritten meanwhile. */
+ * there is none. */
 bool scr_group_last_in(const scr_group *g, int lane, int32_t rank, scr_call *out);
 /* Marks the running hash of a collective of the device lane if SCR_MARK_EVERY divides its number, and compares this rank's
  * mark at or before a number with a peer's: true also where either has none. */
 void scr_group_mark(scr_group *g, uint64_t seq, uint64_t hash);
 bool scr_group_marks_agree(const scr_group *g, int32_t peer, uint64_t seq);
-/* Returns the number of the last collective of the device lane whose input was ready on `rank`. */
+/* Returns the number of the last collective of the device lane whose input was ready on `rank`, from either lane. */
 uint64_t scr_group_reached(const scr_group *g, int32_t rank);
 /* Returns the number of chunks, of all collectives so far, that a rank has consumed. */
 uint64_t scr_group_consumed(const scr_group *g, int32_t rank);

@@ -227,6 +227,8 @@ static void run(const char *library, char *dir) {
   all_reduces(group, stream, NULL);
   all_reduces(group, stream, late);
   all_reduces(group, NULL, NULL);
+  CHECK(api->lane_sequence(group, 1) == 3 * 3 * OPS && api->lane_sequence(group, SAGECOMM_HOST) == 0);
+  CHECK(api->group_sequence(group) == 3 * 3 * OPS);
   exchanges(group, stream);
   exchanges(group, NULL);
   abort_while_late(group, stream, late);

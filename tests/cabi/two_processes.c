@@ -51,6 +51,7 @@ static void all_reduce(sagecomm_group group, int n, int how) {
   int32_t status = api->issue(group, &op, &work, &sequence, &err);
   CHECK(sequence == before + 1 && api->group_sequence(group) == sequence);
   CHECK(api->group_sequence(group) == before + 1);
+  CHECK(api->lane_sequence(group, SAGECOMM_HOST) == before + 1 && api->lane_sequence(group, 1) == 0);
   if (status == SAGECOMM_PENDING) {
     CHECK(work != 0);
     atomic_store(&done, 0);

@@ -137,6 +137,9 @@ static int32_t group_error(sagecomm_group g, sagecomm_error *err) {
 }
 
 static uint64_t group_sequence(sagecomm_group g) { return fake_stale(g) ? 0 : fake.sequence; }
+static uint64_t lane_sequence(sagecomm_group g, uint8_t device_type) {
+  return device_type == SAGECOMM_HOST ? group_sequence(g) : 0;
+}
 
 static int32_t group_set_timeout(sagecomm_group g, int64_t ns, sagecomm_error *err) {
   if (fake_stale(g)) return fake_fail(SAGECOMM_INVALID, err);
@@ -234,6 +237,7 @@ static const sagecomm_api api = {
     .explain = explain,
     .tune = tune,
     .waits = waits,
+    .lane_sequence = lane_sequence,
 };
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {

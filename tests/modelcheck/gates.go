@@ -212,10 +212,10 @@ func (b *builder) openGate() {
 		if b.off == GateStaysShut || b.off == QueuedGateStaysShut && b.gateNumber > 0 {
 			continue
 		}
-		b.store(b.outputDone(), opened, release)
 		if b.off != InputStaysShut {
 			b.store(b.inputTaken(), opened, release)
 		}
+		b.store(b.outputDone(), opened, release)
 	}
 	if b.off != GateOpenedLate {
 		b.store(b.sc.hasEnded(b.rank), 1, release)

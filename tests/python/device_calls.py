@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def futures() -> None:
     work = dist.all_reduce(x, async_op=True)
     work.wait()
     late = work.get_future()
-    expect(late.value()[0], 2 * SUM)
+    expect(late.wait()[0], 2 * SUM)
     dist.barrier(device_ids=[0], async_op=True).get_future().wait()
 
 
@@ -204,11 +205,14 @@ def other_backend_strings() -> None:
     expect(c, 2 * SUM)
 
 
+MINUTE = timedelta(minutes=1)
+
+
 def mismatch() -> None:
     x = full(mine(), N + dist.get_rank())
     work = dist.all_reduce(x, async_op=True)
     with pytest.raises(sagecomm.CollectiveMismatch):
-        work.wait()
+        work.wait(MINUTE)  # until the operation has ended, also where a stream could wait
     assert work.is_completed()
     with pytest.raises(sagecomm.CollectiveMismatch):
         work.wait()
@@ -228,7 +232,7 @@ def peer_leaves() -> str:
         os._exit(3)
     work = dist.all_reduce(x, async_op=True)
     with pytest.raises(sagecomm.PeerFailure) as raised:
-        work.wait()
+        work.wait(MINUTE)
     with pytest.raises(sagecomm.PeerFailure):
         dist.all_reduce(x)
     x.fill_(5)

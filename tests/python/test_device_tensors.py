@@ -94,15 +94,18 @@ def cuda_bed() -> Iterator[CudaBed]:
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 @under_schedules
+@pytest.mark.parametrize("driver", ["waits", "no waits"])
 @pytest.mark.parametrize("module", ["device_calls", "device_p2p", "device_coalesced", "device_pipeline"])
-def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, module: str) -> None:
-    """The same programs on CUDA tensors, with torch's own guard, allocator, streams, events and futures."""
+def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, module: str, driver: str) -> None:
+    """The same programs on CUDA tensors, with torch's own guard, allocator, streams, events and futures; and with a driver
+    whose streams cannot wait for a word."""
     cuda_bed.ranks(
         f"{module}:under_fake_cuda",
         2,
         schedule=schedule.name,
         seed=schedule.seed,
         EMULATOR_KICK_MS=KICK_MS,
+        EMULATOR_FAULTS="cuStreamWaitValue32@1+=not_supported" if driver == "no waits" else "",
     )
 
 

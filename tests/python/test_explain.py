@@ -63,8 +63,62 @@ What is chosen for which lengths, in bytes (K and M are powers of 1024):
 all_reduce: 0-8K:one_shot@chunk=8K (predicted), 8K-46528:ring (predicted), 46528-inf:ring@chunk=1M (predicted)"""
 
 
+ENGINES = {
+    "engine": "staged",
+    "engines": [
+        {"engine": "nccl", "chosen": False, "forced": False, "why": "rank 1 does not offer it: no libnccl.so.2"},
+        {
+            "engine": "staged",
+            "chosen": True,
+            "forced": False,
+            "why": "the most preferred of those that all ranks offer",
+        },
+    ],
+}
+ENGINE_TABLE = """
+Which engine carries out operations on tensors of devices:
+     nccl    rank 1 does not offer it: no libnccl.so.2
+  *  staged  the most preferred of those that all ranks offer"""
+
+
 def test_the_table_for_people():
     assert _explain.text(ANSWER) == TABLE
+    assert _explain.text({**ANSWER, **ENGINES}) == TABLE + ENGINE_TABLE
+
+
+def test_the_command_explains_the_engine():
+    answer = json.loads(programs.command("explain", "all_reduce", "8", "--device", "--json").said)
+    assert answer["engine"] == "staged"
+    assert [e["engine"] for e in answer["engines"] if e["chosen"]] == ["staged"]
+    assert "  *  staged" in programs.command("explain", "--device").said
+    assert "staged" not in programs.command("explain").said
+
+
+ENGINE = """
+    try:
+        dist.init_process_group("sagecomm", timeout=timedelta(seconds=60))
+        say("made")
+        dist.destroy_process_group()
+    except RuntimeError as error:
+        say(error)
+"""
+
+
+def test_an_engine_that_is_set_and_not_offered_is_refused_by_every_rank():
+    with programs.Programs(ENGINE, 2, {"SAGECOMM_ENGINE": "nccl"}) as ranks:
+        for rank in range(2):
+            said = ranks.line(rank)
+            assert "SAGECOMM_ENGINE=nccl, but this library has no such engine; without it: rank 0 (host " in said
+            assert ranks.ends(rank) == 0
+
+
+def test_the_choice_of_the_engine_is_logged_once(tmp_path):
+    log = tmp_path / "log"
+    settings = {"SAGECOMM_DEBUG": "INFO", "SAGECOMM_DEBUG_FILE": str(log), "SAGECOMM_ENGINE": "staged"}
+    with programs.Programs(ENGINE, 2, settings) as ranks:
+        assert [ranks.line(rank) for rank in range(2)] == ["made", "made"]
+        assert [ranks.ends(rank) for rank in range(2)] == [0, 0]
+    assert log.read_text().count("engine of operations on devices: staged (set by SAGECOMM_ENGINE; not nccl: ") == 1
 
 
 def explanations() -> tuple[dict, dict, str]:

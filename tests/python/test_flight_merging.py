@@ -17,7 +17,7 @@ pytestmark = with_recorder
 def group_of(name: str, entries: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     status = {"last_enqueued_collective": 9, "last_started_collective": 9, "last_completed_collective": 8}
     config = {"name": name, "desc": "undefined", "ranks": "[0, 1]"}
-    group = {"id": 1, "group": name, "rank": 0, "size": 2, "config": config, "status": status}
+    group = {"id": 1, "pg_id": 0, "group": name, "rank": 0, "size": 2, "config": config, "status": status}
     return {**group, "capacity": 4, "total": len(entries), "entries": entries, **more}
 
 

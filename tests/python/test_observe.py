@@ -53,7 +53,10 @@ def test_statistics(world) -> None:
             ("broadcast", "int16", 8): 1,
             ("all_reduce", "float64", 64): 1,
         }
+        (lane,) = stats["lanes"]
+        assert (lane["lane"], lane["device"], lane["engine"], lane["sequence"]) == ("host", "cpu", "host", 8)
         for row in rows.values():
+            assert (row["device"], row["engine"]) == ("cpu", "host")
             assert 0 < row["p50_us"] <= row["p99_us"] <= row["max_us"]
             assert row["wait_us"] + row["transfer_us"] == pytest.approx(row["avg_us"])
             assert row["transport"] == "shm"
@@ -248,6 +251,42 @@ def test_jobs_are_what_groups_join() -> None:
     assert "pid 8 does not answer" in printed
 
 
+def positions(*states: tuple[str, int]) -> _status.Group:
+    """A group whose ranks are in these states of the device lane, and have called as many collectives there."""
+    ranks = [
+        {"rank": i, "global_rank": i, "host": "here", "pid": 2**22 + 1 + i, "state": "idle", "issued": 0}
+        | {"device": {"state": state, "issued": issued}}
+        for i, (state, issued) in enumerate(states)
+    ]
+    return _status.Group("0", "d", ranks, None, {0}, "staged")
+
+
+@pytest.mark.parametrize(
+    ("states", "behind"),
+    [
+        ([("done", 2), ("done", 2)], []),
+        ([("in", 2), ("done", 1)], [1]),
+        ([("in", 2), ("late", 2)], [1]),
+        ([("late", 2), ("done", 1)], [1]),  # it comes first, whatever the stream of the other one does
+        ([("late", 2), ("late", 2)], []),  # all wait for their own devices
+        ([("failed", 2), ("late", 2), ("left", 1)], [1]),
+    ],
+)
+def test_ranks_that_are_behind_on_devices(states: list[tuple[str, int]], behind: list[int]) -> None:
+    group = positions(*states)
+    assert _status.behind_on_devices(group) == behind
+    assert _status.behind(group) == []
+    lines = _status._described(group, 0)
+    at = lines.index("  on devices, engine staged")
+    assert lines[at + 2].split() == [
+        "0",
+        states[0][0],
+        *(["none", "yet"]),
+        *(["its", "own", "stream"] if states[0][0] == "late" else []),
+    ]
+    assert (lines[-1] == f"  behind on devices: {', '.join(f'rank {rank}' for rank in behind)}") == bool(behind)
+
+
 def test_what_the_system_says_of_a_process(tmp_path: Path) -> None:
     of = tmp_path / "12"
     of.mkdir()
@@ -287,7 +326,23 @@ def test_status_without_a_job_in_words() -> None:
     assert _status.text([_status.Answer(2**22 + 1, None)]) == f"pid {2**22 + 1} does not answer"
 
 
-@pytest.mark.parametrize("told", [b"", b"nothing", b"[1]", b'{"groups": [{}]}', b'{"groups": [{"ranks": 1}]}'])
+HALF = json.dumps(
+    {
+        "groups": [
+            {
+                "group": "0",
+                "desc": "",
+                "rank": 0,
+                "ranks": [
+                    {"rank": 0, "global_rank": 0, "host": "h", "pid": 1, "state": "in", "issued": 1, "device": {}}
+                ],
+            }
+        ]
+    }
+).encode()
+
+
+@pytest.mark.parametrize("told", [b"", b"nothing", b"[1]", b'{"groups": [{}]}', b'{"groups": [{"ranks": 1}]}', HALF])
 def test_status_is_not_deceived_by_what_is_no_status(told: bytes) -> None:
     name = f"{_status.PREFIX}{os.geteuid()}-{os.getpid()}-{uuid.uuid4().int}"
     with socket.socket(socket.AF_UNIX) as listener:

@@ -132,7 +132,7 @@ def print_topology(parsed: argparse.Namespace) -> int:
 
 
 def add_explanation(command: argparse.ArgumentParser) -> None:
-    command.usage = "%(prog)s [COLLECTIVE] [BYTES] [--ranks N] [--hosts N] [--tune RULES] [--json]"
+    command.usage = "%(prog)s [COLLECTIVE] [BYTES] [--ranks N] [--hosts N] [--tune RULES] [--device] [--json]"
     command.add_argument(
         "op",
         type=_arguments.collective,
@@ -162,6 +162,9 @@ def add_explanation(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--tune", default="", metavar="RULES", help="rules in the grammar of SAGECOMM_TUNE, which wins where it is set"
     )
+    command.add_argument(
+        "--device", action="store_true", help="the tensors are on devices: show the engine that carries it out too"
+    )
 
 
 def print_explanation(parsed: argparse.Namespace) -> int:
@@ -169,7 +172,7 @@ def print_explanation(parsed: argparse.Namespace) -> int:
 
     if parsed.tune and os.environ.get("SAGECOMM_TUNE"):
         print("sagecomm: SAGECOMM_TUNE is set: --tune is not looked at", file=sys.stderr)
-    question = {name: getattr(parsed, name) for name in ("ranks", "hosts", "tune")}
+    question = {name: getattr(parsed, name) for name in ("ranks", "hosts", "tune", "device")}
     question["op"] = parsed.op or parsed.named_op or "all_reduce"
     if question["op"] == "barrier" and (parsed.bytes or parsed.named_bytes):
         raise RuntimeError("sagecomm: explain: a barrier has no length; leave BYTES out")

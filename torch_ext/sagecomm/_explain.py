@@ -13,27 +13,30 @@ from sagecomm import _native, _observe
 from sagecomm._format import columns, duration, in_bytes, many, power
 
 
-def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None, *, device: bool = False) -> dict[str, Any]:
     """Which algorithm carries a collective of this length out in a group, what else there is, and why not that.
 
     Args:
         op: all_reduce, broadcast, all_gather, reduce, reduce_scatter, all_to_all, gather, scatter or barrier.
         nbytes: Of the tensor, or of each rank's block (the longest one) where there are blocks.
         group: The process group; the default one if None.
+        device: The tensors are on devices, of any type: the answer has the engine too.
 
     Returns:
         `candidates`: one for each algorithm, in the order of what they are predicted to take, with `algorithm`,
         `transport` (slots or channels), `chunk` in bytes and the `longest` possible one, `seconds` as predicted,
         `steps` and `bytes` of the rank that has most, `even` (it needs blocks of equal length), `chosen`, `forced` (by
         a rule), and `why` in words; `table`: what is chosen for which lengths, in the grammar of SAGECOMM_TUNE; `op`,
-        `bytes`, `ranks`, `hosts`. All ranks of a group get the same answer.
+        `bytes`, `ranks`, `hosts`. With `device`, `engine`, and `engines`: one for each engine, the most preferred one
+        first, with `engine`, `chosen`, `forced` (by SAGECOMM_ENGINE), and `why` in words. All ranks of a group get the
+        same answer.
 
     Raises:
         ValueError: The group is no group of sagecomm, or this rank is not in it.
         RuntimeError: There is no such collective, no process has that many bytes, or the group was destroyed.
     """
     number = _observe._backend(group, "explain").group_number()
-    return ask(_native.load().explain, op=op, bytes=nbytes, group=number)
+    return ask(_native.load().explain, op=op, bytes=nbytes, group=number, device=device)
 
 
 def ask(explain: Callable[[str], str], **question: Any) -> dict[str, Any]:
@@ -68,7 +71,13 @@ def text(answer: dict[str, Any]) -> str:
         *legend,
         "What is chosen for which lengths, in bytes (K and M are powers of 1024):",
     ]
-    return "\n".join([title, *columns(rows, range(2, 6)), *legend, _in_powers(answer["table"])])
+    return "\n".join([title, *columns(rows, range(2, 6)), *legend, _in_powers(answer["table"]), *_engines(answer)])
+
+
+def _engines(answer: dict[str, Any]) -> list[str]:
+    """The engine of tensors on devices, if the question was about them."""
+    rows = [("*" if e["chosen"] else "", e["engine"], e["why"]) for e in answer.get("engines", [])]
+    return ["Which engine carries out operations on tensors of devices:", *columns(rows)] if rows else []
 
 
 def _in_powers(table: str) -> str:

@@ -173,8 +173,9 @@ def merge(dump: Dump, groups: list[dict[str, Any]], given: dict[str, Any]) -> Du
     threads = {str(thread.ident): thread.name for thread in threading.enumerate()}
     ours: list[Entry] = []
     for group in groups:
-        name, pg_id = group["group"], first_id + group["id"] - 1
-        ranks, desc = described.get(name) or (json.loads(group["config"]["ranks"]), "undefined")
+        # The device lane of a group has a name of its own in dumps, and torch's ranks and description of the group.
+        name, pg_id = group["config"]["name"], first_id + group["pg_id"]
+        ranks, desc = described.get(group["group"]) or (json.loads(group["config"]["ranks"]), "undefined")
         pg_config[name] = {"name": name, "desc": desc, "ranks": str(ranks)}
         pg_status[str(pg_id)] = group["status"]
         for entry in group["entries"]:

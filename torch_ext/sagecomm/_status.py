@@ -96,6 +96,7 @@ class Group:
     ranks: list[dict[str, Any]]  # as seen by a process that answered; its own line where that is one of them
     failure: dict[str, Any] | None
     answered: set[int]  # ranks
+    engine: str = ""  # of operations on devices
 
 
 def groups(answers: Iterable[Answer]) -> list[Group]:
@@ -105,10 +106,13 @@ def groups(answers: Iterable[Answer]) -> list[Group]:
         for told in (answer.status or {}).get("groups", []):
             members = tuple((rank["host"], rank["pid"]) for rank in told["ranks"])
             group = found.setdefault(
-                (told["group"], members), Group(told["group"], told["desc"], list(told["ranks"]), None, set())
+                (told["group"], members),
+                Group(told["group"], told["desc"], list(told["ranks"]), None, set(), told.get("engine", "")),
             )
             for rank in told["ranks"]:
                 _ = rank["rank"], rank["global_rank"], rank["state"], rank["issued"]
+                if "device" in rank:
+                    _ = rank["device"]["state"], rank["device"]["issued"]
             group.ranks[told["rank"]] = told["ranks"][told["rank"]]  # nobody knows a rank better than itself
             group.failure = group.failure or told.get("failure")
             group.answered.add(told["rank"])
@@ -116,11 +120,28 @@ def groups(answers: Iterable[Answer]) -> list[Group]:
 
 
 def behind(group: Group) -> list[int]:
-    """Ranks that the others wait for: those that have begun fewer collectives, while somebody is inside one."""
-    here = [rank for rank in group.ranks if rank["state"] not in ("left",)]
-    most = max((rank["issued"] for rank in here), default=0)
-    waiting = any(rank["state"] in ("in", "failed") and rank["issued"] == most for rank in here)
-    return [rank["rank"] for rank in here if waiting and rank["issued"] < most]
+    """Ranks that the others wait for in the host lane."""
+    return _behind({rank["rank"]: rank for rank in group.ranks})
+
+
+def on_devices(group: Group) -> dict[int, dict[str, Any]]:
+    """Where the ranks are in the device lane. Empty if no rank has used it."""
+    return {rank["rank"]: rank["device"] for rank in group.ranks if "device" in rank}
+
+
+def behind_on_devices(group: Group) -> list[int]:
+    """Ranks that the others wait for in the device lane: if all have called, those whose streams are late."""
+    positions = on_devices(group)
+    late = [rank for rank, position in positions.items() if position["state"] == "late"]
+    return _behind(positions) or (late if any(p["state"] in ("in", "failed") for p in positions.values()) else [])
+
+
+def _behind(positions: dict[int, dict[str, Any]]) -> list[int]:
+    """Ranks that have begun fewer collectives in a lane, while somebody is inside one."""
+    here = {rank: position for rank, position in positions.items() if position["state"] != "left"}
+    most = max((position["issued"] for position in here.values()), default=0)
+    waiting = any(p["state"] in ("in", "late", "failed") and p["issued"] == most for p in here.values())
+    return [rank for rank, position in here.items() if waiting and position["issued"] < most]
 
 
 def command_of(pid: int, proc: Path = Path("/proc")) -> Command:
@@ -227,18 +248,37 @@ def _described(group: Group, now: int) -> list[str]:
     lines = [f'group "{group.name}" ({group.description}), {many(len(group.ranks), "rank")}']
     rows = [("rank", "global", "host", "pid", "state", "for", "operation", "waits for")]
     for rank in group.ranks:
-        state = rank["state"] + ("" if rank["rank"] in group.answered else _process_state(rank["pid"]))
-        operation = " and ".join(filter(None, [rank.get("op", "none yet"), rank.get("message")]))
-        waits = f"rank {rank['waits_for']}" if "waits_for" in rank else ""
-        since = about((now - rank["since_ns"]) / 1e9) if "since_ns" in rank else ""
-        row = (str(rank["rank"]), str(rank["global_rank"]), rank["host"], str(rank["pid"]), state, since)
-        rows.append((*row, operation, waits))
+        process = "" if rank["rank"] in group.answered else _process_state(rank["pid"])
+        who = (str(rank["rank"]), str(rank["global_rank"]), rank["host"], str(rank["pid"]))
+        rows.append((*who, *_position(rank, process, now)))
     lines += columns(rows)
-    if missing := behind(group):
-        lines.append(f"  behind: {', '.join(f'rank {rank}' for rank in missing)}")
+    lines += _named("behind", behind(group))
+    if positions := on_devices(group):
+        lines.append(f"  on devices, engine {group.engine}")
+        table = [("rank", "state", "for", "operation", "waits for")]
+        for rank in group.ranks:
+            if rank["rank"] in positions:
+                process = "" if rank["rank"] in group.answered else _process_state(rank["pid"])
+                table.append((str(rank["rank"]), *_position(positions[rank["rank"]], process, now)))
+        lines += columns(table)
+        lines += _named("behind on devices", behind_on_devices(group))
     if group.failure:
         lines.append(f"  failed: {group.failure['message']}")
     return lines
+
+
+def _position(position: dict[str, Any], process: str, now: int) -> tuple[str, str, str, str]:
+    """State, for how long, operation, and what it waits for."""
+    since = about((now - position["since_ns"]) / 1e9) if "since_ns" in position else ""
+    waits = f"rank {position['waits_for']}" if "waits_for" in position else ""
+    if position["state"] == "late":
+        waits = "its own stream"
+    operation = " and ".join(filter(None, [position.get("op", "none yet"), position.get("message")]))
+    return position["state"] + process, since, operation, waits
+
+
+def _named(what: str, ranks: list[int]) -> list[str]:
+    return [f"  {what}: {', '.join(f'rank {rank}' for rank in ranks)}"] if ranks else []
 
 
 def _process_state(pid: int) -> str:

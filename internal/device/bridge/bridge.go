@@ -34,9 +34,15 @@ static int32_t copy_in(const sagecomm_bridge *b, uint64_t stream, const numbers 
 static int32_t write_value(const sagecomm_bridge *b, uint64_t stream, uint32_t *word, uint32_t value, char *why) {
   return b->write_value(b->ctx, stream, word, value, why, WHY);
 }
-static int32_t finish(const sagecomm_bridge *b, uint64_t stream, const numbers *copies, uint32_t n, uint32_t *word,
-                      uint32_t value, char *why) {
-  return b->finish(b->ctx, stream, (const sagecomm_copy *)(const void *)copies, n, word, value, why, WHY);
+static int32_t adopt(const sagecomm_bridge *b, uintptr_t handle, uint64_t *stream, char *why) {
+  return b->adopt_stream(b->ctx, (void *)handle, stream, why, WHY);
+}
+static int32_t join(const sagecomm_bridge *b, uint64_t stream, char *why) {
+  return b->join(b->ctx, stream, why, WHY);
+}
+static int32_t join_later(const sagecomm_bridge *b, uint64_t stream, const numbers *copies, uint32_t n, uint32_t *word,
+                          uint32_t value, char *why) {
+  return b->join_later(b->ctx, stream, (const sagecomm_copy *)(const void *)copies, n, word, value, why, WHY);
 }
 */
 import "C"
@@ -56,7 +62,7 @@ type Bridge struct {
 }
 
 var (
-	_ device.Ordering = (*Bridge)(nil)
+	_ device.Deferrer = (*Bridge)(nil)
 	_ device.Runtime  = (*Bridge)(nil)
 )
 
@@ -84,7 +90,15 @@ func (b *Bridge) Name() string { return "bridge" }
 func (b *Bridge) NewStream() (device.Stream, error) {
 	var s C.uint64_t
 	status := C.make_stream(b.c, &s, &b.why[0])
-	return device.Stream(s), b.result("cannot make a stream", status)
+	return device.Stream{Number: uint64(s)}, b.result("cannot make a stream", status)
+}
+
+// Adopt makes a stream of the device's runtime known to the framework, or returns why the framework cannot use it.
+func (b *Bridge) Adopt(s device.Stream) (device.Stream, error) {
+	var number C.uint64_t
+	status := C.adopt(b.c, C.uintptr_t(s.Handle), &number, &b.why[0])
+	s.Number = uint64(number)
+	return s, b.result("cannot order a stream of the device's runtime", status)
 }
 
 type pinned struct {
@@ -107,26 +121,31 @@ func (b *Bridge) Pin(bytes uint64) (device.Pinned, error) {
 
 // Fork implements device.Ordering.
 func (b *Bridge) Fork(s device.Stream) error {
-	return b.result("cannot order a stream behind the caller's", C.fork_stream(b.c, C.uint64_t(s), &b.why[0]))
+	return b.result("cannot order a stream behind the caller's", C.fork_stream(b.c, C.uint64_t(s.Number), &b.why[0]))
 }
 
 // CopyIn implements device.Runtime.
 func (b *Bridge) CopyIn(s device.Stream, c device.Copy) error {
 	n := C.numbers{to: C.uintptr_t(uintptr(c.Host)), from: C.uintptr_t(c.Device), bytes: C.uint64_t(c.Bytes)}
-	return b.result("cannot queue a copy from the device", C.copy_in(b.c, C.uint64_t(s), &n, &b.why[0]))
+	return b.result("cannot queue a copy from the device", C.copy_in(b.c, C.uint64_t(s.Number), &n, &b.why[0]))
 }
 
 // WriteValue implements device.Runtime.
 func (b *Bridge) WriteValue(s device.Stream, word *uint32, value uint32) error {
-	return b.result("cannot queue the write of a flag", C.write_value(b.c, C.uint64_t(s), (*C.uint32_t)(word), C.uint32_t(value), &b.why[0]))
+	return b.result("cannot queue the write of a flag", C.write_value(b.c, C.uint64_t(s.Number), (*C.uint32_t)(word), C.uint32_t(value), &b.why[0]))
 }
 
-// Finish implements device.Ordering. The caller of the library queues the copies when it learns that the operation is complete.
-func (b *Bridge) Finish(s device.Stream, e device.End) error {
+// Join implements device.Ordering.
+func (b *Bridge) Join(s device.Stream) error {
+	return b.result("cannot end the operation", C.join(b.c, C.uint64_t(s.Number), &b.why[0]))
+}
+
+// JoinLater implements device.Deferrer.
+func (b *Bridge) JoinLater(s device.Stream, e device.End) error {
 	list := make([]C.numbers, len(e.Copies)+1)
 	for i, c := range e.Copies {
 		list[i] = C.numbers{to: C.uintptr_t(c.Device), from: C.uintptr_t(uintptr(c.Host)), bytes: C.uint64_t(c.Bytes)}
 	}
-	status := C.finish(b.c, C.uint64_t(s), &list[0], C.uint32_t(len(e.Copies)), (*C.uint32_t)(e.Taken), C.uint32_t(e.TakenValue), &b.why[0])
+	status := C.join_later(b.c, C.uint64_t(s.Number), &list[0], C.uint32_t(len(e.Copies)), (*C.uint32_t)(e.Taken), C.uint32_t(e.Value), &b.why[0])
 	return b.result("cannot end the operation", status)
 }

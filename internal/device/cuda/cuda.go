@@ -1,6 +1,6 @@
-// Package cuda implements the seams of package device on the driver API of CUDA, for callers of the C ABI who bring no bridge. An
-// operation needs none of their threads after it was issued: its copies back are queued at once, behind a wait of a stream for
-// the word that the host program raises, and the caller's stream waits for them.
+// Package cuda implements the seams of package device on the driver API of CUDA: the runtime for all callers, and the ordering for
+// callers of the C ABI who bring no bridge. Its streams can wait for a word of pinned memory, so an operation needs no thread
+// after it was issued.
 package cuda
 
 /*
@@ -39,6 +39,8 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"sagecomm/internal/coll"
@@ -54,19 +56,58 @@ type Driver struct {
 
 var (
 	_ device.Ordering = (*Driver)(nil)
-	_ device.Runtime  = (*Driver)(nil)
+	_ device.Waiter   = (*Driver)(nil)
 )
 
-// New returns the access of an operation, or why there is none: no driver, a stream that is being captured, or an ordering for
-// which the caller has no way to wait.
+// probe is whether streams of a device can wait for a word, and the stream in which that was tried.
+type probe struct {
+	once   sync.Once
+	stream atomic.Pointer[device.Stream] // nil: an operation uses it
+	err    error
+}
+
+var probes sync.Map // of *probe, by index of the device
+
+// Open returns the runtime of a device, or why there is none: no driver, or one whose streams cannot wait for a word.
+func Open(index int) (*Driver, error) {
+	if why := C.cuda_load(); why != nil {
+		return nil, errors.New(C.GoString(why))
+	}
+	d := &Driver{device: C.int(index)}
+	known, _ := probes.LoadOrStore(index, new(probe))
+	p := known.(*probe)
+	p.once.Do(func() { p.err = d.try(p) })
+	return d, p.err
+}
+
+// try queues a write of a word and a wait for it. The word stays allocated, because to free it would wait for the device.
+func (d *Driver) try(p *probe) error {
+	s, err := d.makeStream()
+	if err != nil {
+		return err
+	}
+	memory, err := d.Pin(256)
+	if err != nil {
+		return err
+	}
+	if err = d.WriteValue(s, (*uint32)(memory.Address()), 1); err == nil {
+		err = d.WaitValue(s, (*uint32)(memory.Address()), 1)
+	}
+	p.stream.Store(&s)
+	return err
+}
+
+// New returns the access of an operation whose caller brings no bridge, or why there is none: those of Open, a stream that is
+// being captured, or an ordering for which the caller has no way to wait.
 func New(op coll.Op) (*Driver, error) {
 	if op.Ordering != coll.InStream {
 		return nil, errors.New("without sagecomm_op.bridge an operation ends in its caller's stream; set ordering to SAGECOMM_IN_STREAM")
 	}
-	if why := C.cuda_load(); why != nil {
-		return nil, errors.New(C.GoString(why))
+	d, err := Open(op.Device.Index)
+	if err != nil {
+		return nil, err
 	}
-	d := &Driver{device: C.int(op.Device.Index), caller: C.uintptr_t(op.Stream)}
+	d.caller = C.uintptr_t(op.Stream)
 	status := C.int(C.CU_STREAM_CAPTURE_STATUS_NONE)
 	if err := d.result("cannot ask whether a stream is being captured", C.capturing(d.device, d.caller, &status, &d.why)); err != nil {
 		return nil, err
@@ -89,9 +130,18 @@ func (d *Driver) Name() string { return "cuda" }
 
 // NewStream implements device.Runtime.
 func (d *Driver) NewStream() (device.Stream, error) {
+	if known, ok := probes.Load(int(d.device)); ok {
+		if s := known.(*probe).stream.Swap(nil); s != nil {
+			return *s, nil
+		}
+	}
+	return d.makeStream()
+}
+
+func (d *Driver) makeStream() (device.Stream, error) {
 	var s C.uintptr_t
 	rc := C.make_stream(d.device, &s, &d.why)
-	return device.Stream(s), d.result("cannot make a stream", rc)
+	return device.Stream{Handle: uintptr(s)}, d.result("cannot make a stream", rc)
 }
 
 type pinned struct {
@@ -119,38 +169,30 @@ func (d *Driver) Pin(bytes uint64) (device.Pinned, error) {
 
 // Fork implements device.Ordering.
 func (d *Driver) Fork(s device.Stream) error {
-	return d.result("cannot order a stream behind the caller's", C.order_streams(d.device, d.caller, C.uintptr_t(s), &d.why))
+	return d.result("cannot order a stream behind the caller's", C.order_streams(d.device, d.caller, C.uintptr_t(s.Handle), &d.why))
 }
 
 // CopyIn implements device.Runtime.
 func (d *Driver) CopyIn(s device.Stream, c device.Copy) error {
-	return d.result("cannot queue a copy from the device", C.copy_in(d.device, C.uintptr_t(s), c.Host, C.uintptr_t(c.Device), C.size_t(c.Bytes), &d.why))
+	return d.result("cannot queue a copy from the device", C.copy_in(d.device, C.uintptr_t(s.Handle), c.Host, C.uintptr_t(c.Device), C.size_t(c.Bytes), &d.why))
 }
 
 // WriteValue implements device.Runtime.
 func (d *Driver) WriteValue(s device.Stream, word *uint32, value uint32) error {
-	return d.result("cannot queue the write of a flag", C.write_value(d.device, C.uintptr_t(s), (*C.uint32_t)(word), C.uint32_t(value), &d.why))
+	return d.result("cannot queue the write of a flag", C.write_value(d.device, C.uintptr_t(s.Handle), (*C.uint32_t)(word), C.uint32_t(value), &d.why))
 }
 
-func (d *Driver) waitValue(s device.Stream, word *uint32, value uint32) error {
-	return d.result("cannot queue a wait for a flag", C.wait_value(d.device, C.uintptr_t(s), (*C.uint32_t)(word), C.uint32_t(value), &d.why))
+// WaitValue implements device.Waiter.
+func (d *Driver) WaitValue(s device.Stream, word *uint32, value uint32) error {
+	return d.result("cannot queue a wait for a flag", C.wait_value(d.device, C.uintptr_t(s.Handle), (*C.uint32_t)(word), C.uint32_t(value), &d.why))
 }
 
-// Finish implements device.Ordering.
-func (d *Driver) Finish(s device.Stream, e device.End) error {
-	if err := d.waitValue(s, e.Ready, e.ReadyValue); err != nil {
-		return err
-	}
-	if err := d.waitValue(s, e.Done, e.DoneValue); err != nil {
-		return err
-	}
-	for _, c := range e.Copies {
-		if err := d.result("cannot queue a copy into the device", C.copy_out(d.device, C.uintptr_t(s), C.uintptr_t(c.Device), c.Host, C.size_t(c.Bytes), &d.why)); err != nil {
-			return err
-		}
-	}
-	if err := d.WriteValue(s, e.Taken, e.TakenValue); err != nil {
-		return err
-	}
-	return d.result("cannot order the caller's stream behind the operation", C.order_streams(d.device, C.uintptr_t(s), d.caller, &d.why))
+// CopyOut implements device.Waiter.
+func (d *Driver) CopyOut(s device.Stream, c device.Copy) error {
+	return d.result("cannot queue a copy into the device", C.copy_out(d.device, C.uintptr_t(s.Handle), C.uintptr_t(c.Device), c.Host, C.size_t(c.Bytes), &d.why))
+}
+
+// Join implements device.Ordering.
+func (d *Driver) Join(s device.Stream) error {
+	return d.result("cannot order the caller's stream behind the operation", C.order_streams(d.device, C.uintptr_t(s.Handle), d.caller, &d.why))
 }

@@ -22,10 +22,16 @@ const mostOrigins = 4
 
 // IssueP2P implements engine.P2P. Operations of different streams of the caller do not wait for each other, so they have streams
 // of their own, which no collective uses either.
+//
+// Where the caller can queue the copies back later, it does: they come in the order in which operations end. A stream that waited
+// for one recv would hold up the next one, whose sender may need what that one brings.
 func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	b, err := e.open(call, op)
 	if err != nil {
 		return &engine.Refusal{Err: e.errorOf(op, err)}
+	}
+	if a, ok := b.(*adopted); ok {
+		b = a.bridge
 	}
 	l := layoutOf(call.In(), call.Out(), op.Writes(e.rank))
 	memory, err := e.pool.acquire(b, op.Device.Type, l.bytes)
@@ -33,41 +39,27 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 		return e.errorOf(op, err)
 	}
 	defer e.pool.release(op.Device.Type, memory)
+	memory.inputs, memory.outputs = 1, 1
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
-	if err = e.enqueueP2P(b, memory, &l, origin{place{op.Device, b.Name()}, op.Stream}); err != nil {
+	s, err := e.streamsFor(b, origin{place{op.Device, b.Name()}, op.Stream})
+	if err == nil {
+		waiter, waits := b.(device.Waiter)
+		if _, defers := b.(device.Deferrer); waits && !defers {
+			err = enqueue(b, waiter, memory, &l, s)
+		} else {
+			err = enqueueInput(b, memory, &l, s)
+		}
+	}
+	if err != nil {
 		err = e.errorOf(op, err)
 	} else {
-		err = e.run.PostAtGate(call, runner.Gate{Words: memory.words, Inputs: 1, Outputs: 1, In: l.pinned(memory, l.in), Out: l.pinned(memory, l.out)})
+		err = e.run.PostAtGate(call, runner.Gate{Words: memory.words, Inputs: 1, Outputs: 1, In: l.in.pinned(memory), Out: l.out.pinned(memory)})
 	}
 	if err != nil { // a stream may wait for this operation
 		memory.words.Open()
 	}
 	return err
-}
-
-// enqueueP2P queues the commands of an operation. The write of InputReady comes behind what the caller's stream holds, of a recv too:
-// its copies back must come behind earlier users of the output.
-// Requires: issuing.
-func (e *Engine) enqueueP2P(b Access, memory *block, l *layout, from origin) error {
-	s, err := e.streamsFor(b, from)
-	if err != nil {
-		return err
-	}
-	memory.inputs, memory.outputs = 1, 1
-	if err := b.Fork(s.in); err != nil {
-		return err
-	}
-	for _, c := range l.copiesIn(memory, 0, 1) {
-		if err := b.CopyIn(s.in, c); err != nil {
-			return err
-		}
-	}
-	if err := b.WriteValue(s.in, memory.words.InputReady(), 1); err != nil {
-		return err
-	}
-	return b.Finish(s.out, device.End{Copies: l.copiesBack(memory), Ready: memory.words.InputReady(), ReadyValue: 1,
-		Done: memory.words.OutputDone(), DoneValue: runner.GateComplete, Taken: memory.words.OutputTaken(), TakenValue: 1})
 }
 
 // streamsFor returns the streams for p2p operations of a stream of the caller.

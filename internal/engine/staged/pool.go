@@ -34,7 +34,7 @@ type streams struct{ in, out device.Stream }
 
 const (
 	blockHeader = 4096     // holds the words of the gate; buffers begin on a page of their own
-	blockUnit   = 64 << 10 // lengths of blocks are this times a power of two
+	leastBlock  = 64 << 10 // lengths of blocks are this times a power of two
 	idleBytes   = 256 << 20
 )
 
@@ -68,21 +68,21 @@ func (p *Pool) acquire(rt device.Runtime, of coll.DeviceType, room uint64) (*blo
 			best = i
 		}
 	}
-	if best >= 0 && p.idle[of][best].room <= max(4*room, blockUnit) {
+	if best >= 0 && p.idle[of][best].room <= max(4*room, leastBlock) {
 		b := p.idle[of][best]
 		p.idle[of] = append(p.idle[of][:best], p.idle[of][best+1:]...)
 		b.words.Reset()
 		return b, nil
 	}
-	size := uint64(blockUnit)
-	for size < room {
+	size := uint64(leastBlock)
+	for size < blockHeader+room {
 		size *= 2
 	}
-	memory, err := rt.Pin(blockHeader + size)
+	memory, err := rt.Pin(size)
 	if err != nil {
 		return nil, err
 	}
-	b := &block{memory: memory, room: size, words: (*runner.GateWords)(memory.Address())}
+	b := &block{memory: memory, room: size - blockHeader, words: (*runner.GateWords)(memory.Address())}
 	b.words.Reset()
 	return b, nil
 }

@@ -278,18 +278,19 @@ bool Scheduler::has_work() const {
 }
 
 void Scheduler::sleep_until_work(std::unique_lock<std::mutex> &lock) {
-  if (polls_conditions()) {
-    work_.wait_for(lock, poll_interval);
-    return;
+  const bool polls = polls_conditions(), work = has_work();
+  if (!work) kicked_ = false;
+  const Time now = Clock_::now(), kick = progress_ + std::chrono::milliseconds(state_.config.kick_ms);
+  if (state_.config.kick_ms == 0 || kicked_ || !work) {
+    if (polls)
+      work_.wait_for(lock, poll_interval);
+    else
+      work_.wait(lock);
+  } else if (now >= kick) {
+    kicked_ = true;
+  } else {
+    work_.wait_until(lock, polls ? std::min(kick, now + poll_interval) : kick);
   }
-  if (kicked_ && !has_work()) kicked_ = false;
-  if (state_.config.kick_ms == 0 || kicked_ || !has_work()) {
-    work_.wait(lock);
-    return;
-  }
-  Time kick = progress_ + std::chrono::milliseconds(state_.config.kick_ms);
-  work_.wait_until(lock, kick);
-  if (Clock_::now() >= progress_ + std::chrono::milliseconds(state_.config.kick_ms)) kicked_ = true;
 }
 
 // ---- threads of the emulator

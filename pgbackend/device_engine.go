@@ -1,0 +1,85 @@
+package pgbackend
+
+import (
+	"fmt"
+	"strings"
+
+	"sagecomm/algo"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/engine"
+	"sagecomm/internal/engine/staged"
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+)
+
+// This file holds the engines of the device lane, and how a group chooses one of them. Every rank tells the others at the
+// rendezvous what it offers, so all ranks make the same choice (algo.ChooseEngine), and no operation waits for it.
+
+// registeredEngine is an engine of the device lane.
+type registeredEngine struct {
+	// absent returns why this rank of a group cannot use the engine, nil if it can. It is called before the ranks meet.
+	absent func(g *Group) error
+	// open makes the engine when the lane is opened.
+	open func(g *Group, run *runner.Group) (engine.Engine, error)
+}
+
+// deviceEngines holds the engines of this library by name. algo has the order of preference. Tests add engines of their own.
+var deviceEngines = map[string]registeredEngine{
+	"staged": {
+		absent: func(*Group) error { return nil },
+		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
+			return staged.New(g.hostEngine(run), run, g.rank, g.process.staging, openAccess), nil
+		},
+	},
+}
+
+// engineOffers returns what this rank offers.
+func (g *Group) engineOffers() algo.Offers {
+	offers := algo.Offers{}
+	for name, e := range deviceEngines {
+		offers[name] = ""
+		if err := e.absent(g); err != nil {
+			offers[name] = err.Error()
+		}
+	}
+	return offers
+}
+
+// chooseEngine chooses the engine of the device lane. It returns an error if the user has set one that a rank does not offer.
+// Requires: g.members are known.
+func (g *Group) chooseEngine() error {
+	offers := make([]algo.Offers, g.size)
+	for rank, m := range g.members {
+		offers[rank] = m.Engines
+	}
+	set := env.Engine.Get(g.settings)
+	g.deviceEngine = algo.ChooseEngine(offers, set)
+	c, _ := g.deviceEngine.Candidate(set)
+	if len(c.Lacking) == 0 {
+		return nil
+	}
+	var who []string
+	for i, rank := range c.Lacking {
+		if i == mostNamed {
+			who = append(who, fmt.Sprintf("%d more", len(c.Lacking)-i))
+			break
+		}
+		who = append(who, g.who(rank))
+	}
+	return fmt.Errorf("sagecomm: group %q: %s=%s, but %s; without it: %s; set an engine that all ranks offer, or %s for the best of those",
+		g.name, env.Engine.Name(), set, c.Why, strings.Join(who, ", "), algo.AutoEngine)
+}
+
+// mostNamed bounds how many ranks an error names.
+const mostNamed = 8
+
+// noEngine returns the error for an operation on a device where the ranks have no engine in common.
+func (g *Group) noEngine(op coll.Op) error {
+	return fmt.Errorf("sagecomm: %s: rank %d: buffers on %v: the ranks have no engine for devices in common: %s; copy the tensors to the CPU, or install what is missing on all ranks",
+		op.Name(), g.rank, op.Device, g.deviceEngine.Describe())
+}
+
+// openEngine makes the engine that the group has chosen.
+func (g *Group) openEngine(run *runner.Group) (engine.Engine, error) {
+	return deviceEngines[g.deviceEngine.Engine].open(g, run)
+}

@@ -1,0 +1,195 @@
+package pgbackend
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+
+	"sagecomm/algo"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/engine"
+	"sagecomm/internal/engine/host"
+	"sagecomm/internal/env"
+	"sagecomm/internal/runner"
+)
+
+// The choice of the engine of the device lane, among engines that take host memory for that of a device.
+
+type namedEngine struct {
+	*host.Engine
+	name string
+}
+
+func (e *namedEngine) Name() string { return e.name }
+
+// testEngines adds engines to the library until the test ends. lacking has, by name, why the ranks do not offer the engine; "" is
+// offered. It returns the names of the engines that were opened, by rank.
+func testEngines(t *testing.T, lacking map[string][]string) (opened func(rank int) string) {
+	before := maps.Clone(deviceEngines)
+	t.Cleanup(func() { deviceEngines = before })
+	deviceEngines = maps.Clone(before)
+	var mu sync.Mutex
+	ranks := map[int]string{}
+	for name, why := range lacking {
+		deviceEngines[name] = registeredEngine{
+			absent: func(g *Group) error {
+				if text := why[g.rank]; text != "" {
+					return errors.New(text)
+				}
+				return nil
+			},
+			open: func(g *Group, run *runner.Group) (engine.Engine, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				ranks[g.rank] += name
+				return &namedEngine{g.hostEngine(run), name}, nil
+			},
+		}
+	}
+	return func(rank int) string {
+		mu.Lock()
+		defer mu.Unlock()
+		return ranks[rank]
+	}
+}
+
+func TestRanksChooseTheEngineThatAllOffer(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		lacking map[string][]string
+		set     string
+		want    string
+	}{
+		{"all offer the best one", map[string][]string{"nccl": {"", "", ""}, "cuda": {"", "", ""}, "staged": {"", "", ""}}, "", "nccl"},
+		{"a rank does not offer it", map[string][]string{"nccl": {"", "no libnccl.so.2", ""}, "cuda": {"", "", ""}, "staged": {"", "", ""}}, "", "cuda"},
+		{"each rank lacks another one", map[string][]string{"nccl": {"a", "", ""}, "hccl": {"", "b", ""}, "cuda": {"", "", "c"}, "staged": {"", "", ""}}, "", "staged"},
+		{"another one is set", map[string][]string{"nccl": {"", "", ""}, "cuda": {"", "", ""}, "staged": {"", "", ""}}, "cuda", "cuda"},
+		{"set in capitals", map[string][]string{"nccl": {"", "", ""}, "staged": {"", "", ""}}, "STAGED", "staged"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			opened := testEngines(t, c.lacking)
+			o := options{}
+			if c.set != "" {
+				o["engine"] = c.set
+			}
+			w := newWorldWith(t, 3, opTimeout, o)
+			w.each(func(g *Group) error {
+				if f := deviceSum(g, 10); f != nil {
+					return f
+				}
+				stats, err := g.Stats()
+				if err != nil {
+					return err
+				}
+				if got := opened(g.rank); got != c.want || g.deviceEngine.Engine != c.want || stats.Lanes[1].Engine != c.want {
+					return fmt.Errorf("the engines %q were opened, %q is chosen, and statistics name %q; expected %q", got, g.deviceEngine.Engine, stats.Lanes[1].Engine, c.want)
+				}
+				if hash := w.groups[0].choicesHash(); g.choicesHash() != hash {
+					return fmt.Errorf("the hash of the choices is %016x, that of rank 0 %016x", g.choicesHash(), hash)
+				}
+				return nil
+			})
+			e, err := Get().Explain(Question{Op: "all_reduce", Bytes: 8, Group: w.groups[0].Handle(), Device: true})
+			if err != nil || e.Engine != c.want || len(e.Engines) != len(algo.DeviceEngines()) {
+				t.Fatalf("%+v, %v", e, err)
+			}
+			for _, one := range e.Engines {
+				if one.Chosen != (one.Engine == c.want) || one.Forced != (one.Chosen && c.set != "") || one.Why == "" {
+					t.Errorf("%+v", one)
+				}
+			}
+		})
+	}
+}
+
+// All ranks fail when the group is made, with an error that names the rank that lacks the engine.
+func TestEngineThatIsSetAndThatARankLacks(t *testing.T) {
+	testEngines(t, map[string][]string{"nccl": {"", "", "no libnccl.so.2"}})
+	_, errs := tryWorld(t, 3, opTimeout, func(int) options { return options{"engine": "nccl"} })
+	for rank, err := range errs {
+		if err := expectText(err, "SAGECOMM_ENGINE=nccl", "rank 2 does not offer it: no libnccl.so.2", "without it: rank 2 (host ", "or auto for the best"); err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	_, errs = tryWorld(t, 2, opTimeout, func(int) options { return options{"engine": "hccl"} })
+	for rank, err := range errs {
+		if err := expectText(err, "SAGECOMM_ENGINE=hccl", "this library has no such engine", "rank 0 (host ", "rank 1 (host "); err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}
+
+func TestEngineSettingsThatDiffer(t *testing.T) {
+	_, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
+		return options{"engine": []string{"auto", "staged"}[rank]}
+	})
+	for rank, err := range errs {
+		if err := expectText(err, `ranks 0 and 1 are set up differently: SAGECOMM_ENGINE is "auto" on rank 0 and "staged" on rank 1`); err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}
+
+// Without an engine in common, ranks use the CPU: an operation on a device is refused on each of them, and the group goes on.
+func TestRanksWithoutAnEngineInCommon(t *testing.T) {
+	testEngines(t, map[string][]string{"nccl": {"no libnccl.so.2", ""}, "staged": {"", "out of pinned memory"}})
+	w := newWorld(t, 2)
+	list := w.eachFailure(func(g *Group) *coll.Failure {
+		if f := sum(g, 10); f != nil {
+			return f
+		}
+		refused := deviceSum(g, 10)
+		if f := sum(g, 10); f != nil {
+			return f
+		}
+		return refused
+	})
+	for rank, f := range list {
+		if err := expect(f, coll.Invalid, "all_reduce", "no engine for devices in common", "rank 0 does not offer it: no libnccl.so.2",
+			"rank 1 does not offer it: out of pinned memory"); err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}
+
+// The variable accepts what algo can choose among, and nothing else.
+func TestEngineNamesOfTheVariable(t *testing.T) {
+	for _, name := range append(algo.DeviceEngines(), algo.AutoEngine) {
+		if s, err := env.Resolve(nil, options{"engine": name}); err != nil || env.Engine.Get(s) != name {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if want := "one of auto, " + strings.Join(algo.DeviceEngines(), ", "); !strings.Contains(string(env.DescribeJSON(nil)), want) {
+		t.Errorf("no variable accepts %q", want)
+	}
+	for name := range deviceEngines {
+		if _, known := algo.ChooseEngine(nil, algo.AutoEngine).Candidate(name); !known {
+			t.Errorf("%s is never chosen", name)
+		}
+	}
+}
+
+func TestExplainEnginesOfADescribedGroup(t *testing.T) {
+	testEngines(t, map[string][]string{"nccl": {"", "", "", ""}, "cuda": {"no GPU", "no GPU", "no GPU", "no GPU"}})
+	for _, c := range []struct {
+		set, want, why string
+	}{{"", "nccl", "the most preferred of those that all ranks offer"}, {"staged", "staged", "set by SAGECOMM_ENGINE"}} {
+		t.Setenv(env.Engine.Name(), c.set)
+		e, err := Get().Explain(Question{Op: "all_reduce", Bytes: 8, Ranks: 4, Device: true})
+		if err != nil || e.Engine != c.want {
+			t.Fatalf("%+v, %v", e, err)
+		}
+		for _, one := range e.Engines {
+			if one.Chosen && one.Why != c.why || one.Engine == "cuda" && one.Why != "no rank offers it: no GPU" {
+				t.Errorf("%+v", one)
+			}
+		}
+	}
+	e, err := Get().Explain(Question{Op: "all_reduce", Bytes: 8, Ranks: 4})
+	if err != nil || e.Engine != "" || e.Engines != nil {
+		t.Errorf("of host memory: %+v, %v", e, err)
+	}
+}

@@ -1,0 +1,176 @@
+"""What ranks of test_device_waits.py do where the streams of a device can wait for a word in host memory: a whole operation is
+queued at once, and no caller waits on the host."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import fake_cuda
+import sagecomm
+from device_programs import FEW, SUM, N, expect, full, held, main_stream, mine
+
+LONG = 5_000_000  # elements that go through windows
+
+
+def nothing_waits_on_the_host() -> None:
+    """Calls and waits return while the stream of the caller is held; what is launched behind them comes after the outputs."""
+    x, y, z = full(0), full(0), full(0, LONG)
+    torch.cuda.synchronize()
+    with held(main_stream()):
+        x += mine()
+        y += 2 * mine()
+        z += mine()
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        dist.all_reduce(y)
+        dist.all_reduce(z)
+        outs = [x + 1, y + 1, z + 1]
+        assert not work.is_completed()
+    for out, value in zip(outs, (SUM, 2 * SUM, SUM), strict=True):
+        expect(out, value + 1)
+    assert work.is_completed()
+
+
+def operations_follow_each_other() -> None:
+    """The output of one operation is the input of the next, and nobody waits between."""
+    x, y = full(mine()), full(mine(), LONG)
+    for _ in range(FEW):
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+    expect(x, SUM * 2 ** (FEW - 1))
+    expect(y, SUM * 2 ** (FEW - 1))
+
+
+def rows_that_are_not_contiguous() -> None:
+    x = torch.zeros(N, 4, device="cuda")
+    torch.cuda.synchronize()
+    with held(main_stream()):
+        x[:, ::2] = mine()
+        work = dist.all_reduce(x[:, ::2], async_op=True)
+        work.wait()
+        y = x * 2
+    expect(y[:, ::2], 2 * SUM)
+    expect(y[:, 1::2], 0)
+
+
+def roots() -> None:
+    for n in (N, LONG):
+        for root in range(2):
+            x, y = full(mine(), n), full(mine(), n)
+            dist.broadcast(x, root)
+            dist.reduce(y, root)
+            expect(x, root + 1)
+            expect(y, SUM if dist.get_rank() == root else mine())
+            y.fill_(7)
+            expect(y, 7)
+
+
+def barrier_waits_on_the_host() -> None:
+    x = full(0)
+    torch.cuda.synchronize()
+    written = torch.cuda.Event()
+    with held(main_stream()):
+        x += 1
+        written.record()
+        work = dist.barrier(device_ids=[0], async_op=True)
+        assert not work.is_completed()
+    work.wait()
+    assert written.query()
+
+
+def next_operation_raises() -> None:
+    """Ranks make different calls. The stream goes on, and the group raises from then on."""
+    x = full(mine(), N + dist.get_rank())
+    with pytest.raises(sagecomm.CollectiveMismatch):
+        dist.all_reduce(x)
+        torch.cuda.synchronize()
+        while True:
+            dist.all_reduce(full(1))
+            torch.cuda.synchronize()
+    x.fill_(5)
+    expect(x, 5)
+
+
+PROGRAMS: list[Callable[[], Any]] = [
+    nothing_waits_on_the_host,
+    operations_follow_each_other,
+    rows_that_are_not_contiguous,
+    roots,
+    barrier_waits_on_the_host,
+    next_operation_raises,
+]
+
+
+def under_fake_cuda(rank: int, size: int, store: str) -> None:
+    for program in PROGRAMS:
+        name = program.__name__
+        dist.init_process_group("sagecomm", init_method=f"file://{store}-{name}", rank=rank, world_size=size)
+        try:
+            program()
+            fake_cuda.check()
+        except Exception as error:
+            raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
+        dist.destroy_process_group()
+
+
+def peer_dies(rank: int, size: int, store: str) -> None:
+    """Rank 1 dies while streams of rank 0 wait for words: they go on, and the next operation raises."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
+    x, y = full(mine()), full(mine(), LONG)
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    if rank == 1:
+        os._exit(3)
+    work = dist.all_reduce(x, async_op=True)
+    dist.all_reduce(y)
+    work.wait()
+    torch.cuda.synchronize()
+    with pytest.raises(sagecomm.PeerFailure, match="rank 1"):
+        dist.all_reduce(x)
+    with pytest.raises(sagecomm.PeerFailure, match="rank 1"):
+        work.wait()
+    x.fill_(5)
+    expect(x, 5)
+    fake_cuda.check()
+    dist.destroy_process_group()
+
+
+def ends_without_destroying(rank: int, size: int, store: str) -> None:
+    """The process ends while its streams wait for a peer that makes no further call."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
+    x = full(mine())
+    dist.all_reduce(x)
+    if rank == 0:
+        dist.all_reduce(full(mine()), async_op=True)
+    else:
+        dist.recv(torch.empty(1), 0)
+    if rank == 0:
+        dist.send(torch.zeros(1), 1)
+    expect(x, SUM)
+
+
+def abort_while_streams_wait(rank: int, size: int, store: str) -> None:
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
+    x = full(mine())
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    if rank == 1:
+        with pytest.raises(sagecomm.Aborted):
+            dist.recv(torch.empty(1), 0)
+        return
+    works = [dist.all_reduce(full(mine(), n), async_op=True) for n in (N, LONG)]
+    began = time.monotonic()
+    dist.distributed_c10d._get_default_group().abort()
+    torch.cuda.synchronize()
+    assert time.monotonic() - began < 20
+    for work in works:
+        with pytest.raises(sagecomm.Aborted):
+            work.wait()
+    fake_cuda.check()

@@ -1,0 +1,81 @@
+"""Operations that are queued whole, on CUDA tensors of the emulated driver (device_waits.py has the programs)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuda_bed import CudaBed, fake_cuda
+from device_bed import Schedule, under_schedules
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+KICK_MS = "5"  # work that no thread waits for begins after this time
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[CudaBed]:
+    try:
+        fake_cuda.build()
+    except fake_cuda.builder.BuildError as error:
+        pytest.skip(str(error))
+    made = CudaBed()
+    yield made
+    made.stop()
+
+
+@under_schedules
+def test_programs(bed: CudaBed, schedule: Schedule) -> None:
+    bed.ranks("device_waits:under_fake_cuda", 2, schedule=schedule.name, seed=schedule.seed, EMULATOR_KICK_MS=KICK_MS)
+
+
+@under_schedules
+def test_the_death_of_a_peer(bed: CudaBed, schedule: Schedule) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        survivor, dead = (
+            bed.start(
+                "device_waits:peer_dies",
+                rank,
+                2,
+                f"{folder}/store",
+                schedule=schedule.name,
+                seed=schedule.seed,
+                EMULATOR_KICK_MS=KICK_MS,
+            )
+            for rank in range(2)
+        )
+        survivor.result()
+        with pytest.raises(AssertionError, match="died"):
+            dead.result()
+
+
+@pytest.mark.parametrize("program", ["abort_while_streams_wait", "ends_without_destroying"])
+def test_waits_are_released(bed: CudaBed, program: str) -> None:
+    bed.ranks(f"device_waits:{program}", 2, schedule="random", seed=1, EMULATOR_KICK_MS=KICK_MS)
+
+
+def test_a_process_that_ends_itself(bed: CudaBed, tmp_path: Path) -> None:
+    """The end of Python, destructors included, does not wait for streams that nobody releases."""
+    program = (
+        "import sys, fake_cuda, device_waits; fake_cuda.install(); "
+        f"device_waits.ends_without_destroying(int(sys.argv[1]), 2, {str(tmp_path / 'store')!r})"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank)],
+            env=fake_cuda.environment("lazy", PYTHONPATH=os.pathsep.join(sys.path)),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
