@@ -79,7 +79,7 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
 
 // Copies for tensors that are not contiguous are written back here where all is queued, since nothing calls the device later.
 void DeviceWork::issued(Buffers& buffers) noexcept {
-  if (joins_.empty()) {
+  if (joins_.empty() || !ends_.empty()) { // parts of a coalesced call end later
     return;
   }
   try {
@@ -90,6 +90,7 @@ void DeviceWork::issued(Buffers& buffers) noexcept {
       buffers.copyBack();
     }
     recordEnd(*stream_);
+    joined_ = true;
   } catch (...) { // the operation is under way; its end raises the error
     broken_ = std::current_exception();
   }
@@ -105,7 +106,7 @@ void DeviceWork::succeed(Buffers& buffers) {
   if (joined()) { // all is queued
     return;
   }
-  std::vector<c10::Stream> writers;
+  std::vector<c10::Stream> writers = joins_;
   for (End& end : ends_) {
     noteAcquired(end.word); // the library has read the input and written the output in pinned memory
     if (end.copies.empty()) {

@@ -46,7 +46,7 @@ class DeviceWork {
   void issued(Buffers& buffers) noexcept;
   // Reports whether all commands of the operation are queued. Requires: issued() was called.
   bool joined() const {
-    return !joins_.empty() && !broken_;
+    return joined_;
   }
 
   // One of these ends the operation, once. After succeed() the outputs are what streams see behind stream(), and the copies of
@@ -108,6 +108,7 @@ class DeviceWork {
   std::vector<at::Tensor> tensors_;
 
   std::vector<c10::Stream> joins_; // what joinNow() was called with
+  bool joined_ = false;
   std::exception_ptr broken_; // why a joined operation has no end
   // What joinLater() was called with: once for each collective and p2p operation that the call is made of.
   struct End {

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import sagecomm
-from device_calls import run_under_fake_cuda
+from device_calls import MINUTE, run_under_fake_cuda
 from device_programs import FEW, N, accelerator, expect, full, held, main_stream, mine
 
 LONG = 300_000  # elements: several frames
@@ -214,10 +214,14 @@ def batch_of_late_producers() -> None:
 
 def mismatch() -> None:
     x = full(mine(), N + dist.get_rank())
-    work = dist.isend(x, 1) if dist.get_rank() == 0 else dist.irecv(x, 0)
-    assert work is not None
-    with pytest.raises(sagecomm.CollectiveMismatch):
+
+    def exchange() -> None:
+        work = dist.isend(x, 1) if dist.get_rank() == 0 else dist.irecv(x, 0)
+        assert work is not None
         work.wait(MINUTE)  # until the operation has ended, also where a stream could wait
+
+    with pytest.raises(sagecomm.CollectiveMismatch):
+        exchange()
     with pytest.raises(sagecomm.CollectiveMismatch):
         dist.send(x, peer())
     x.fill_(5)

@@ -13,11 +13,15 @@ var _ engine.P2P = (*Engine)(nil)
 type origin struct {
 	place
 	stream uintptr
+	sender int // of a recv for which a stream of the library waits; else -1
 }
 
-// mostOrigins bounds the streams that p2p operations take of each device. Callers beyond that share streams with others, and a
-// late stream of one may delay the operations of the other.
-const mostOrigins = 4
+// Bounds of the streams that p2p operations take of each device. Callers beyond mostOrigins share streams with others, and a late
+// stream of one may delay the operations of the other.
+const (
+	mostOrigins = 4
+	mostSenders = 16 // and streams of callers
+)
 
 // IssueP2P implements engine.P2P. Operations of different streams of the caller do not wait for each other, so they have streams
 // of their own, which no collective uses either. InputReady of a recv says that the stream has come past the earlier users of its
@@ -35,7 +39,13 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	defer e.pool.release(op.Device.Type, memory)
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
-	s, err := e.streamsFor(b, origin{place{op.Device, b.Name()}, op.Stream})
+	from := origin{place{op.Device, b.Name()}, op.Stream, -1}
+	if a, ok := b.(*adopted); ok && op.Kind == coll.Recv {
+		if from.sender = op.Root; !e.waitsForSender(op, from) {
+			b, from = a.bridge, origin{place{op.Device, a.bridge.Name()}, op.Stream, -1}
+		}
+	}
+	s, err := e.streamsFor(b, from)
 	if err == nil {
 		err = enqueue(b, memory, &l, s)
 	}
@@ -50,21 +60,41 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	return err
 }
 
+// waitsForSender reports whether a stream may wait for a recv. It holds up the recvs behind it in that stream, whose senders may
+// need what this one brings. So each sender has streams of its own, whose recvs end in their order. Where tags or a recv from any
+// source leave the order open, the caller of the library queues the copies when the recv has ended.
+// Requires: issuing.
+func (e *Engine) waitsForSender(op coll.Op, from origin) bool {
+	if op.Tag != 0 || op.Root < 0 || op.Root == e.rank {
+		return false
+	}
+	_, known := e.p2p[from]
+	return known || e.streamsInUse(from) < mostSenders
+}
+
+// streamsInUse returns how many streams p2p operations have on the device: those for senders, or the others.
+// Requires: issuing.
+func (e *Engine) streamsInUse(from origin) (n int) {
+	for other := range e.p2p {
+		if other.place == from.place && (other.sender < 0) == (from.sender < 0) {
+			n++
+		}
+	}
+	return n
+}
+
 // streamsFor returns the streams for p2p operations of a stream of the caller.
 // Requires: issuing.
 func (e *Engine) streamsFor(b Access, from origin) (streams, error) {
 	if s, known := e.p2p[from]; known {
 		return s, nil
 	}
-	var shared *streams
-	n := 0
-	for other, s := range e.p2p {
-		if other.place == from.place {
-			n, shared = n+1, &s
+	if from.sender < 0 && e.streamsInUse(from) >= mostOrigins {
+		for other, s := range e.p2p {
+			if other.place == from.place && other.sender < 0 {
+				return s, nil
+			}
 		}
-	}
-	if n >= mostOrigins {
-		return *shared, nil
 	}
 	s, err := e.pool.takeStreams(b, from.place)
 	if err == nil {
