@@ -119,9 +119,12 @@ func TestEachOrderOfADeviceIsNeeded(t *testing.T) {
 		for seed := 1; seed <= 20 && err == nil; seed++ {
 			output, err = run(t, "EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_SEED=", seed), "EMULATOR_FAULTS="+fault+"=#0")
 		}
-		if err == nil {
+		switch {
+		case err == nil:
 			t.Errorf("%s was left out, and nobody noticed: %s", fault, what)
-		} else {
+		case strings.Contains(output, "EMULATOR_FAULTS"):
+			t.Errorf("%s: %s", fault, output)
+		default:
 			t.Logf("%s left out: %.300s", fault, output)
 		}
 	}

@@ -157,6 +157,7 @@ def _serve(control: socket.socket, modules: Sequence[str]) -> None:
         sys.stderr.flush()
         # Finalising Python would end threads of autograd in the middle of their work, which torch does not survive.
         os._exit(0)
+    gc.unfreeze()
 
 
 if __name__ == "__main__":

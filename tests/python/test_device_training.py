@@ -50,12 +50,15 @@ def on_the_cpu(pool: Pool) -> Callable[..., list[str]]:
     return cache(lambda size, function, *arguments: pool.world(size).run(device_training.called, function, *arguments))
 
 
+RUN = "device_training:under_fake_cuda"
+
+
 def compare(
     bed: CudaBed, on_the_cpu: Callable[..., list[str]], size: int, schedule: Schedule, function: str, *arguments: object
 ) -> None:
     expected = on_the_cpu(size, function, "cpu", *arguments)
     settings = {"EMULATOR_SCHEDULE": schedule.name, "EMULATOR_SEED": str(schedule.seed), "EMULATOR_KICK_MS": "5"}
-    assert bed.ranks("device_training:under_fake_cuda", size, function, "cuda", *arguments, **settings) == expected
+    assert bed.ranks(RUN, size, function, "cuda", *arguments, **settings) == expected
 
 
 @needs_cuda
@@ -83,6 +86,14 @@ def test_four_ranks(cuda_bed: CudaBed, on_the_cpu: Callable[..., list[str]], wha
     of_ddp = what in QUICK_DATA_PARALLEL
     call = ("device_training:data_parallel", name, kind) if of_ddp else (f"device_sharded:{name}", kind)
     compare(cuda_bed, on_the_cpu, 4, RANDOM[0], *call)
+
+
+@needs_cuda
+@pytest.mark.long
+def test_a_wait_of_torch_that_is_left_out_is_reported(cuda_bed: CudaBed) -> None:
+    settings = {"EMULATOR_SCHEDULE": "random", "EMULATOR_FAULTS": "cudaStreamWaitEvent@60=#0", "EMULATOR_KICK_MS": "5"}
+    with pytest.raises(AssertionError, match="without an order"):
+        cuda_bed.ranks(RUN, 2, "device_training:data_parallel", "cuda", "mlp", "allreduce", **settings)
 
 
 @under_schedules("hook", ["bf16"], [None, *device_training.HOOKS])

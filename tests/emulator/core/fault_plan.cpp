@@ -65,8 +65,7 @@ std::string FaultPlan::parse_rule(std::string_view rule) {
   }
   if (!parse_number(place.c_str(), &parsed.first) || parsed.first == 0) return "expected the number of a call, from 1";
   if (!value.empty() && value[0] == '#') {
-    if (!parse_number(value.c_str() + 1, &number) || number == 0 || number > INT32_MAX)
-      return "expected #NUMBER, not 0";
+    if (!parse_number(value.c_str() + 1, &number) || number > INT32_MAX) return "expected #NUMBER";
     parsed.fault = {Status::injected, static_cast<int>(number)};
   } else {
     auto status = status_named(value);

@@ -58,18 +58,19 @@ TEST(a_fault_plan_is_parsed) {
     CHECK(fault->status == Status::injected && fault->code == 719);
   }
   CHECK(!plan.call("c"));
+  CHECK(plan.parse("d@1=#0") == "" && plan.call("d")->status == Status::injected);  // left out, and successful
   CHECK(plan.missing("c") && !plan.missing("a"));
   CHECK(plan.memory() == 64 << 10 && plan.delay_us() == 300);
   CHECK(plan.stuck_after(2) == 5U && plan.stuck_after(3) == 0U && !plan.stuck_after(1));
 }
 
 TEST(a_wrong_fault_plan_is_refused) {
-  for (const char *wrong :
-       {"x",           "a=out_of_memory",  "a@=timeout",   "a@0=timeout", "a@1=success",  "a@1=nothing",
-        "a@1=#x",      "a@1=#99999999999", "a@1x=timeout", "memory=x",    "memory=0",     "memory=5T",
-        "delay=-1",    "delay=2000000",    "stuck=",       "stuck=1@",    "stuck=a@1",    "stuck=0",
-        "stuck=1@2@3", "missing=",         "missing=a b",  "@1=timeout",  " a@1=timeout", "a@1=#",
-        "a@1=#0",      "a@+=timeout",      "delay="}) {
+  for (const char *wrong : {"x",           "a=out_of_memory", "a@=timeout",       "a@0=timeout",   "a@1=success",
+                            "a@1=nothing", "a@1=#x",          "a@1=#99999999999", "a@1x=timeout",  "memory=x",
+                            "memory=0",    "memory=5T",       "delay=-1",         "delay=2000000", "stuck=",
+                            "stuck=1@",    "stuck=a@1",       "stuck=0",          "stuck=1@2@3",   "missing=",
+                            "missing=a b", "@1=timeout",      " a@1=timeout",     "a@1=#",         "a@+=timeout",
+                            "delay="}) {
     FaultPlan plan;
     if (plan.parse(wrong).empty()) fprintf(stderr, "accepted: %s\n", wrong);
     CHECK(contains(plan.parse(wrong), std::string("'") + wrong + "'"));
