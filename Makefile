@@ -106,7 +106,8 @@ test-long: build beds ## run all tests with coverage, long matrices and mutants,
 
 # With RERUN_FAILED=1, which CI sets, a test that fails runs once more, alone; `flaky: NAME` is printed if it passes
 # then.
-go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $(go) test -p 1 -timeout 30m
+# Without vet, which `make lint` runs.
+go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $(go) test -vet=off -p 1 -timeout 30m
 pytest = cd $(root) && $(py) -m pytest $(if $(RERUN_FAILED),--rerun-failed)
 
 # Packages run one at a time, because tests of another package disturb the times that ranks measure.
@@ -146,7 +147,7 @@ test-long-python: build beds ## run all of Python's tests with coverage
 .PHONY: test-streams
 test-streams: build beds ## run the tests on emulated devices under SEEDS=50 seeds
 	cd $(root) && SEEDS=$(or $(SEEDS),50) $(py) -m pytest tests/python/test_simdev_*.py tests/python/test_fake_cuda*.py \
-	  tests/python/test_device_tensors.py
+	  tests/python/test_device_*.py
 
 # The whole of which the tests run a random part (docs/reliability.md).
 .PHONY: faults kills soak

@@ -66,7 +66,7 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
   bridge_.copy_in = &copyIn;
   bridge_.write_value = &writeValue;
   bridge_.adopt_stream = &adoptStream;
-  bridge_.join = &join;
+  bridge_.join = &joinNow;
   bridge_.join_later = &joinLater;
   op.bridge = &bridge_;
   op.device_type = static_cast<uint8_t>(device_.type());
@@ -77,14 +77,36 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
 
 // ---- the end ----
 
+// Copies for tensors that are not contiguous are written back here where all is queued, since nothing calls the device later.
+void DeviceWork::issued(Buffers& buffers) noexcept {
+  if (joins_.empty() || !ends_.empty()) { // a part of it ends later, and so does all of it
+    return;
+  }
+  try {
+    join(joins_);
+    stream_ = joins_.front();
+    if (buffers.staged()) {
+      const c10::StreamGuard on(*stream_);
+      buffers.copyBack();
+    }
+    recordEnd(*stream_);
+    joined_ = true;
+  } catch (...) { // the operation is under way; its end raises the error
+    broken_ = std::current_exception();
+  }
+  noteReleased(this);
+}
+
 // If a command fails, those in front of it may still use the pinned memory. Then the value is never written, and the library
 // does without that memory.
 void DeviceWork::succeed(Buffers& buffers) {
-  if (joined_) { // all is queued
-    noteReleased(this);
+  if (broken_) {
+    std::rethrow_exception(broken_);
+  }
+  if (joined()) { // all is queued
     return;
   }
-  std::vector<c10::Stream> writers = writers_;
+  std::vector<c10::Stream> writers = joins_;
   for (End& end : ends_) {
     noteAcquired(end.word); // the library has read the input and written the output in pinned memory
     if (end.copies.empty()) {
@@ -102,40 +124,22 @@ void DeviceWork::succeed(Buffers& buffers) {
     writers.push_back(*stream_);
   }
   if (!writers.empty()) {
-    endBehind(writers, buffers);
+    join(writers);
+    stream_ = writers.front();
+    const c10::StreamGuard on(*stream_);
+    buffers.copyBack();
+    recordEnd(*stream_);
   }
   noteReleased(this);
 }
 
-// What fails here fails again in succeed(), which tells the Work.
-void DeviceWork::issued(Buffers& buffers) noexcept {
-  if (writers_.empty() || !ends_.empty()) {
-    return;
-  }
-  try {
-    endBehind(writers_, buffers);
-    joined_ = true;
-    noteReleased(this);
-  } catch (const std::exception& e) {
-    LOG(ERROR) << "sagecomm: an operation cannot end in a stream of " << device_ << ": " << e.what();
-  }
-}
-
-void DeviceWork::endBehind(const std::vector<c10::Stream>& streams, Buffers& buffers) {
-  gather(streams);
-  stream_ = streams.front();
-  const c10::StreamGuard on(*stream_);
-  buffers.copyBack();
-  recordEnd(*stream_);
-}
-
 void DeviceWork::fail() noexcept {
   store();
-  if (readers_.empty() || end_) {
+  if (readers_.empty() || joined()) {
     return;
   }
   try {
-    gather(readers_);
+    join(readers_);
     recordEnd(readers_.front());
   } catch (const std::exception& e) {
     LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_ << ": " << e.what();
@@ -149,7 +153,7 @@ void DeviceWork::recordEnd(const c10::Stream& stream) {
   end_ = std::move(end);
 }
 
-void DeviceWork::gather(const std::vector<c10::Stream>& streams) {
+void DeviceWork::join(const std::vector<c10::Stream>& streams) {
   const c10::OptionalDeviceGuard on(streams.front().device());
   for (auto other = streams.begin() + 1; other != streams.end(); ++other) {
     c10::Event there(other->device_type());
@@ -268,11 +272,12 @@ int32_t DeviceWork::adoptStream(void* ctx, void* handle, uint64_t* stream, char*
   return call(ctx, why, n, [&](const DeviceWork& w) { *stream = sagecomm::adoptStream(w.device_, handle); });
 }
 
-int32_t DeviceWork::join(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
+int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
   return call(ctx, why, n, [&](DeviceWork& w) {
+    const c10::OptionalDeviceGuard on(w.device_);
     const c10::Stream in = streamOf(stream);
-    addOnce(w.writers_, in);
     w.use(in);
+    addOnce(w.joins_, in);
   });
 }
 

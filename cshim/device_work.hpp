@@ -37,15 +37,14 @@ class DeviceWork {
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
 
-  // Fills in what the core needs to issue the operation. The core never waits for an operation on a device while it issues
-  // it. The last call of c10 is that for op.stream: some devices order a native handle
+  // Fills in what the core needs to issue the operation, or one of several. The core never waits for an operation on a device
+  // while it issues it. The last call of c10 is that for op.stream: some devices order a native handle
   // behind what torch has launched by the time of that call only. So a handle is never kept.
   void describe(sagecomm_op& op, bool async);
 
-  // Ends an operation that was issued if all its commands are queued: then the copies of `buffers` are written back, too, since
-  // nothing calls the device later.
+  // Queues what is left to queue when the core has issued the operation, whose buffers these are, if its end depends on
+  // nothing else.
   void issued(Buffers& buffers) noexcept;
-
   // Reports whether all commands of the operation are queued. Requires: issued() was called.
   bool joined() const {
     return joined_;
@@ -85,7 +84,7 @@ class DeviceWork {
   static int32_t copyIn(void* ctx, uint64_t stream, const sagecomm_copy* copy, char* why, size_t n) noexcept;
   static int32_t writeValue(void* ctx, uint64_t stream, uint32_t* word, uint32_t value, char* why, size_t n) noexcept;
   static int32_t adoptStream(void* ctx, void* handle, uint64_t* stream, char* why, size_t n) noexcept;
-  static int32_t join(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
+  static int32_t joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
   static int32_t joinLater(
       void* ctx,
       uint64_t stream,
@@ -99,10 +98,8 @@ class DeviceWork {
   c10::Stream current() const;
   void use(const c10::Stream& stream);
   void recordEnd(const c10::Stream& stream);
-  // Ends the operation behind what the streams hold.
-  void endBehind(const std::vector<c10::Stream>& streams, Buffers& buffers);
   // Makes the first of several streams come behind the others.
-  static void gather(const std::vector<c10::Stream>& streams);
+  static void join(const std::vector<c10::Stream>& streams);
   void store() noexcept;
 
   const c10::Device device_;
@@ -111,8 +108,10 @@ class DeviceWork {
   std::vector<c10::Stream> users_; // streams of which the allocator knows
   std::vector<at::Tensor> tensors_;
 
-  // What join() and joinLater() were called with: one of them for each collective and p2p operation that the call is made of.
-  std::vector<c10::Stream> writers_;
+  std::vector<c10::Stream> joins_; // what joinNow() was called with
+  bool joined_ = false;
+  std::exception_ptr broken_; // why a joined operation has no end
+  // What joinLater() was called with: once for each collective and p2p operation that the call is made of.
   struct End {
     c10::Stream stream;
     std::vector<sagecomm_copy> copies;
@@ -120,8 +119,7 @@ class DeviceWork {
     uint32_t value;
   };
   std::vector<End> ends_; // of those that have not ended
-  bool joined_ = false;
-  std::optional<c10::Stream> stream_; // in which the operation ends
+  std::optional<c10::Stream> stream_; // that has written the outputs
 
   // Recorded behind the outputs, after a failure behind what reads the inputs; null if there is nothing to wait for. A
   // pointer, because a forked child leaves it.

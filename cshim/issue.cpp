@@ -78,6 +78,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   Issued issued;
   sagecomm_error error;
   const int32_t status = profiled ? issueProfiled(call, issued, error) : issue(call, issued, error);
+  if (C10_UNLIKELY(device != nullptr)) {
+    device->issued(call.buffers);
+  }
 
   if (C10_UNLIKELY(status < 0)) {
     if (device) {
@@ -100,7 +103,6 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   }
   bool waits = !call.async;
   if (C10_UNLIKELY(device != nullptr)) {
-    device->issued(call.buffers);
     waits = waits && !(device->joined() && !call.hasBarrier());
     if (!call.async && !waits) {
       device->awaitInCurrentStream();

@@ -159,8 +159,8 @@ typedef struct sagecomm_bridge {
   int32_t (*join)(void *ctx, uint64_t stream, char *why, size_t why_n);
   /* join_later(): when the operation is complete, the caller of issue() queues these copies into the device in the
    * stream, if the status is OK, and then a write of `value` to `word`, with which pinned memory is the library's again.
-   * If there is nothing to copy, or the operation was not issued, the caller may store the value itself. Parts of a
-   * coalesced operation have one bridge and end when all of them are complete. */
+   * If there is nothing to copy, or the operation was not issued, the caller may store the value itself. Operations of
+   * issue_coalesced(), which all have one bridge, end when the work is complete. */
   int32_t (*join_later)(void *ctx, uint64_t stream, const sagecomm_copy *copies, uint32_t n, uint32_t *word,
                         uint32_t value, char *why, size_t why_n);
 } sagecomm_bridge;

@@ -171,7 +171,7 @@ func (p *pinnedSlice) Release() {
 type deviceCall struct {
 	d      *fakeDevice
 	stream device.Stream
-	joined bool
+	ended  func() bool // what Join was called with has ended
 	copies []device.Copy
 	word   *uint32
 	value  uint32
@@ -230,12 +230,11 @@ func (c *deviceCall) WriteValue(s device.Stream, word *uint32, value uint32) err
 	return c.fails("WriteValue")
 }
 
-// Join implements device.Ordering. The operation ends in the caller's stream.
+// Join implements device.Ordering.
 func (c *deviceCall) Join(s device.Stream) error {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
-	c.d.queue(callersStream, command{ready: c.d.event(s), run: func() {}})
-	c.joined = true
+	c.ended = c.d.event(s)
 	return c.fails("Join")
 }
 
@@ -274,10 +273,8 @@ func (c waitingCall) CopyOut(s device.Stream, n device.Copy) error {
 func (c *deviceCall) end(failed bool) {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
-	if c.joined && !failed {
-		for done := c.d.event(callersStream); !done(); {
-			c.d.changed.Wait()
-		}
+	for c.ended != nil && !failed && !c.ended() {
+		c.d.changed.Wait()
 	}
 	if c.word == nil {
 		return

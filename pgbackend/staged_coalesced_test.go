@@ -72,107 +72,113 @@ func (m *mixed) check() error {
 
 // A call with collectives and p2p operations gives what they give one by one, in whatever order streams run, several calls at once.
 func TestStagedCoalesced(t *testing.T) {
-	seeds := uint64(4)
-	if testing.Short() {
-		seeds = 2
-	}
-	for _, n := range []int{1, 2, 3} {
-		for seed := range seeds {
-			t.Run(fmt.Sprintf("%d ranks, seed %d", n, seed), func(t *testing.T) {
-				useNewPool(t)
-				devices := fakeDevices(t, n, seed, seed%2 == 0)
-				newWorld(t, n).each(func(g *Group) error {
-					d := devices[g.rank]
-					var works []deviceWork
-					var calls []*mixed
-					for range 2 {
-						m := newMixed(g, d)
-						w, f := issueAllOn(g, d, m.calls)
-						if f != nil {
-							return f
-						}
-						// 2 recvs, 2 sends, an all_reduce of each type, an all_gather
-						if len(w.calls) != 7 {
-							return fmt.Errorf("%d operations of the engine were made of %d, expected 7", len(w.calls), len(m.calls))
-						}
-						works, calls = append(works, w), append(calls, m)
-					}
-					for i, w := range works {
-						if f := w.finish(); f != nil {
-							return f
-						}
-						if err := calls[i].check(); err != nil {
-							return err
-						}
-					}
-					return nil
-				})
-			})
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		seeds := uint64(4)
+		if testing.Short() {
+			seeds = 2
 		}
-	}
+		for _, n := range []int{1, 2, 3} {
+			for seed := range seeds {
+				t.Run(fmt.Sprintf("%d ranks, seed %d", n, seed), func(t *testing.T) {
+					useNewPool(t)
+					devices := fakeDevices(t, n, seed, waits)
+					newWorld(t, n).each(func(g *Group) error {
+						d := devices[g.rank]
+						var works []deviceWork
+						var calls []*mixed
+						for range 2 {
+							m := newMixed(g, d)
+							w, f := issueAllOn(g, d, m.calls)
+							if f != nil {
+								return f
+							}
+							// 2 recvs, 2 sends, an all_reduce of each type, an all_gather
+							if len(w.calls) != 7 {
+								return fmt.Errorf("%d operations of the engine were made of %d, expected 7", len(w.calls), len(m.calls))
+							}
+							works, calls = append(works, w), append(calls, m)
+						}
+						for i, w := range works {
+							if f := w.finish(); f != nil {
+								return f
+							}
+							if err := calls[i].check(); err != nil {
+								return err
+							}
+						}
+						return nil
+					})
+				})
+			}
+		}
+	})
 }
 
 // A call ends once, when its last operation has ended: while a stream is held none of it is complete.
 func TestCoalescedCallOfALateStream(t *testing.T) {
-	useNewPool(t)
-	devices := fakeDevices(t, 2, 21, true)
-	newWorld(t, 2).each(func(g *Group) error {
-		d := devices[g.rank]
-		d.hold(g.rank == 1)
-		m := newMixed(g, d)
-		w, f := issueAllOn(g, d, m.calls)
-		if f != nil {
-			return f
-		}
-		if f := sum(g, 1); f != nil { // both ranks have issued it
-			return f
-		}
-		if done, f := w.Wait(0); done {
-			return fmt.Errorf("complete although the stream of a rank is held: %v", f)
-		}
-		if f := sum(g, 1); f != nil { // both ranks have looked
-			return f
-		}
-		d.hold(false)
-		if f := w.finish(); f != nil {
-			return f
-		}
-		return m.check()
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		useNewPool(t)
+		devices := fakeDevices(t, 2, 21, waits)
+		newWorld(t, 2).each(func(g *Group) error {
+			d := devices[g.rank]
+			d.hold(g.rank == 1)
+			m := newMixed(g, d)
+			w, f := issueAllOn(g, d, m.calls)
+			if f != nil {
+				return f
+			}
+			if f := sum(g, 1); f != nil { // both ranks have issued it
+				return f
+			}
+			if done, f := w.Wait(0); done {
+				return fmt.Errorf("complete although the stream of a rank is held: %v", f)
+			}
+			if f := sum(g, 1); f != nil { // both ranks have looked
+				return f
+			}
+			d.hold(false)
+			if f := w.finish(); f != nil {
+				return f
+			}
+			return m.check()
+		})
 	})
 }
 
 // When a group fails all operations of a call end with the first cause, and pinned memory is used again by a later group.
 func TestFailureOfACoalescedCall(t *testing.T) {
-	useNewPool(t)
-	devices := fakeDevices(t, 2, 22, false)
-	newWorld(t, 2).each(func(g *Group) error {
-		d := devices[g.rank]
-		d.hold(true)
-		w, f := issueAllOn(g, d, newMixed(g, d).calls)
-		if f != nil {
-			return f
-		}
-		if f := sum(g, 1); f != nil {
-			return f
-		}
-		if g.rank == 0 {
-			g.Abort("the test")
-		}
-		err := expect(w.finish(), coll.Aborted, "the test")
-		d.hold(false)
-		return err
-	})
-	newWorld(t, 2).each(func(g *Group) error {
-		d := devices[g.rank]
-		m := newMixed(g, d)
-		w, f := issueAllOn(g, d, m.calls)
-		if f == nil {
-			f = w.finish()
-		}
-		if f != nil {
-			return f
-		}
-		return m.check()
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		useNewPool(t)
+		devices := fakeDevices(t, 2, 22, waits)
+		newWorld(t, 2).each(func(g *Group) error {
+			d := devices[g.rank]
+			d.hold(true)
+			w, f := issueAllOn(g, d, newMixed(g, d).calls)
+			if f != nil {
+				return f
+			}
+			if f := sum(g, 1); f != nil {
+				return f
+			}
+			if g.rank == 0 {
+				g.Abort("the test")
+			}
+			err := expect(w.finish(), coll.Aborted, "the test")
+			d.hold(false)
+			return err
+		})
+		newWorld(t, 2).each(func(g *Group) error {
+			d := devices[g.rank]
+			m := newMixed(g, d)
+			w, f := issueAllOn(g, d, m.calls)
+			if f == nil {
+				f = w.finish()
+			}
+			if f != nil {
+				return f
+			}
+			return m.check()
+		})
 	})
 }
 

@@ -41,19 +41,21 @@ func recvOn(g *Group, d *fakeDevice, from, tag, n int) (deviceWork, []byte, *col
 
 // Every rank sends to every rank, itself included, lengths from none to several frames, and receives them in another order of tags.
 func TestStagedP2P(t *testing.T) {
-	seeds := uint64(6)
-	if testing.Short() {
-		seeds = 2
-	}
-	for _, n := range []int{1, 2, 3} {
-		for seed := range seeds {
-			t.Run(fmt.Sprintf("%d ranks, seed %d", n, seed), func(t *testing.T) {
-				useNewPool(t)
-				devices := fakeDevices(t, n, seed, false)
-				newWorld(t, n).each(func(g *Group) error { return exchangeAll(g, devices[g.rank], seed) })
-			})
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		seeds := uint64(6)
+		if testing.Short() {
+			seeds = 2
 		}
-	}
+		for _, n := range []int{1, 2, 3} {
+			for seed := range seeds {
+				t.Run(fmt.Sprintf("%d ranks, seed %d", n, seed), func(t *testing.T) {
+					useNewPool(t)
+					devices := fakeDevices(t, n, seed, waits)
+					newWorld(t, n).each(func(g *Group) error { return exchangeAll(g, devices[g.rank], seed) })
+				})
+			}
+		}
+	})
 }
 
 func exchangeAll(g *Group, d *fakeDevice, seed uint64) error {
@@ -104,273 +106,287 @@ func exchangeAll(g *Group, d *fakeDevice, seed uint64) error {
 // Sends with one tag are received in the order in which they were issued, and a recv from any source takes the first that was
 // announced and knows its source at the end, also while the stream of the sender is late.
 func TestPostedOrderDecidesOnDevices(t *testing.T) {
-	useNewPool(t)
-	devices := fakeDevices(t, 2, 11, false)
-	newWorld(t, 2).each(func(g *Group) error {
-		d := devices[g.rank]
-		if g.rank == 1 {
-			d.hold(true)
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		useNewPool(t)
+		devices := fakeDevices(t, 2, 11, waits)
+		newWorld(t, 2).each(func(g *Group) error {
+			d := devices[g.rank]
+			if g.rank == 1 {
+				d.hold(true)
+				var works []deviceWork
+				for i := range 10 {
+					w, f := sendOn(g, d, 0, 3, payload(1, 0, i, 5000))
+					if f != nil {
+						return f
+					}
+					works = append(works, w)
+				}
+				if f := sum(g, 1); f != nil { // rank 0 has issued its recvs
+					return f
+				}
+				for i, w := range works {
+					if done, f := w.Wait(0); done {
+						return fmt.Errorf("send %d is complete although its stream is held: %v", i, f)
+					}
+				}
+				d.hold(false)
+				for _, w := range works {
+					if f := w.finish(); f != nil {
+						return f
+					}
+				}
+				return nil
+			}
 			var works []deviceWork
+			var got [][]byte
 			for i := range 10 {
-				w, f := sendOn(g, d, 0, 3, payload(1, 0, i, 5000))
+				from := 1
+				if i%2 == 0 {
+					from = coll.AnySource
+				}
+				w, b, f := recvOn(g, d, from, 3, 5000)
 				if f != nil {
 					return f
 				}
-				works = append(works, w)
+				works, got = append(works, w), append(got, b)
 			}
-			if f := sum(g, 1); f != nil { // rank 0 has issued its recvs
+			if f := sum(g, 1); f != nil {
 				return f
 			}
 			for i, w := range works {
-				if done, f := w.Wait(0); done {
-					return fmt.Errorf("send %d is complete although its stream is held: %v", i, f)
+				var f *coll.Failure
+				for done := false; !done; {
+					done, f = w.Wait(time.Second)
 				}
-			}
-			d.hold(false)
-			for _, w := range works {
+				if f != nil {
+					return f
+				}
+				if w.Source() != 1 {
+					return fmt.Errorf("recv %d comes from rank %d", i, w.Source())
+				}
 				if f := w.finish(); f != nil {
 					return f
 				}
+				if !bytes.Equal(got[i], payload(1, 0, i, 5000)) {
+					return fmt.Errorf("recv %d has another payload than send %d", i, i)
+				}
 			}
 			return nil
-		}
-		var works []deviceWork
-		var got [][]byte
-		for i := range 10 {
-			from := 1
-			if i%2 == 0 {
-				from = coll.AnySource
-			}
-			w, b, f := recvOn(g, d, from, 3, 5000)
-			if f != nil {
-				return f
-			}
-			works, got = append(works, w), append(got, b)
-		}
-		if f := sum(g, 1); f != nil {
-			return f
-		}
-		for i, w := range works {
-			var f *coll.Failure
-			for done := false; !done; {
-				done, f = w.Wait(time.Second)
-			}
-			if f != nil {
-				return f
-			}
-			if w.Source() != 1 {
-				return fmt.Errorf("recv %d comes from rank %d", i, w.Source())
-			}
-			if f := w.finish(); f != nil {
-				return f
-			}
-			if !bytes.Equal(got[i], payload(1, 0, i, 5000)) {
-				return fmt.Errorf("recv %d has another payload than send %d", i, i)
-			}
-		}
-		return nil
+		})
 	})
 }
 
 // A recv whose stream is late takes its payload, so that the sender goes on; it ends when its stream has reached it, even if the
 // sender has left by then, and no timeout begins before.
 func TestRecvWhoseStreamIsLate(t *testing.T) {
-	useNewPool(t)
-	devices := fakeDevices(t, 2, 12, false)
-	w := newWorldWith(t, 2, 300*time.Millisecond, nil)
-	w.each(func(g *Group) error {
-		d := devices[g.rank]
-		want := payload(1, 0, 0, 2<<20)
-		if g.rank == 1 {
-			send, f := sendOn(g, d, 0, 0, want)
-			if f == nil {
-				f = send.finish()
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		useNewPool(t)
+		devices := fakeDevices(t, 2, 12, waits)
+		w := newWorldWith(t, 2, 300*time.Millisecond, nil)
+		w.each(func(g *Group) error {
+			d := devices[g.rank]
+			want := payload(1, 0, 0, 2<<20)
+			if g.rank == 1 {
+				send, f := sendOn(g, d, 0, 0, want)
+				if f == nil {
+					f = send.finish()
+				}
+				if f != nil {
+					return f
+				}
+				return g.Destroy()
 			}
+			d.hold(true)
+			recv, got, f := recvOn(g, d, 1, 0, len(want))
 			if f != nil {
 				return f
 			}
-			return g.Destroy()
-		}
-		d.hold(true)
-		recv, got, f := recvOn(g, d, 1, 0, len(want))
-		if f != nil {
-			return f
-		}
-		if done, f := recv.Wait(time.Second); done {
-			return fmt.Errorf("ended although its stream is held: %v", f)
-		}
-		d.hold(false)
-		if f := recv.finish(); f != nil {
-			return f
-		}
-		if !bytes.Equal(got, want) {
-			return fmt.Errorf("wrong payload")
-		}
-		return nil
+			if done, f := recv.Wait(time.Second); done {
+				return fmt.Errorf("ended although its stream is held: %v", f)
+			}
+			d.hold(false)
+			if f := recv.finish(); f != nil {
+				return f
+			}
+			if !bytes.Equal(got, want) {
+				return fmt.Errorf("wrong payload")
+			}
+			return nil
+		})
 	})
 }
 
 // The timeout of a send or recv begins when the stream of the rank has reached it.
 func TestTimeoutOfP2PBeginsWithTheStream(t *testing.T) {
-	for _, kind := range []coll.Kind{coll.Send, coll.Recv} {
-		t.Run(kind.String(), func(t *testing.T) {
-			useNewPool(t)
-			devices := fakeDevices(t, 2, 13, false)
-			w := newWorldWith(t, 2, 300*time.Millisecond, nil)
-			w.each(func(g *Group) error {
-				if g.rank == 1 {
-					return nil
-				}
-				d := devices[0]
-				d.hold(true)
-				var work deviceWork
-				var f *coll.Failure
-				if kind == coll.Send {
-					work, f = sendOn(g, d, 1, 0, make([]byte, 100))
-				} else {
-					work, _, f = recvOn(g, d, 1, 0, 100)
-				}
-				if f != nil {
-					return f
-				}
-				if done, f := work.Wait(time.Second); done {
-					return fmt.Errorf("ended although its stream is late: %v", f)
-				}
-				d.hold(false)
-				return expect(work.finish(), coll.Timeout, "timed out after", "rank 1", "use tensors of devices on both sides")
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		for _, kind := range []coll.Kind{coll.Send, coll.Recv} {
+			t.Run(kind.String(), func(t *testing.T) {
+				useNewPool(t)
+				devices := fakeDevices(t, 2, 13, waits)
+				w := newWorldWith(t, 2, 300*time.Millisecond, nil)
+				w.each(func(g *Group) error {
+					if g.rank == 1 {
+						return nil
+					}
+					d := devices[0]
+					d.hold(true)
+					var work deviceWork
+					var f *coll.Failure
+					if kind == coll.Send {
+						work, f = sendOn(g, d, 1, 0, make([]byte, 100))
+					} else {
+						work, _, f = recvOn(g, d, 1, 0, 100)
+					}
+					if f != nil {
+						return f
+					}
+					if done, f := work.Wait(time.Second); done {
+						return fmt.Errorf("ended although its stream is late: %v", f)
+					}
+					d.hold(false)
+					return expect(work.finish(), coll.Timeout, "timed out after", "rank 1", "use tensors of devices on both sides")
+				})
 			})
-		})
-	}
+		}
+	})
 }
 
 // A recv whose sender's stream is late says so when it times out.
 func TestTimeoutOfRecvNamesTheStreamThatIsLate(t *testing.T) {
-	useNewPool(t)
-	devices := fakeDevices(t, 2, 18, false)
-	w := newWorldWith(t, 2, 300*time.Millisecond, nil)
-	w.each(func(g *Group) error {
-		d := devices[g.rank]
-		var work deviceWork
-		var f *coll.Failure
-		if g.rank == 1 {
-			d.hold(true)
-			work, f = sendOn(g, d, 0, 0, make([]byte, 100))
-		} else {
-			work, _, f = recvOn(g, d, 1, 0, 100)
-		}
-		if f != nil {
-			return f
-		}
-		err := expect(work.finish(), coll.Timeout, "rank 1", "has called the matching send, but its payload has not come: the stream of its device")
-		d.hold(false)
-		return err
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		useNewPool(t)
+		devices := fakeDevices(t, 2, 18, waits)
+		w := newWorldWith(t, 2, 300*time.Millisecond, nil)
+		w.each(func(g *Group) error {
+			d := devices[g.rank]
+			var work deviceWork
+			var f *coll.Failure
+			if g.rank == 1 {
+				d.hold(true)
+				work, f = sendOn(g, d, 0, 0, make([]byte, 100))
+			} else {
+				work, _, f = recvOn(g, d, 1, 0, 100)
+			}
+			if f != nil {
+				return f
+			}
+			err := expect(work.finish(), coll.Timeout, "rank 1", "has called the matching send, but its payload has not come: the stream of its device")
+			d.hold(false)
+			return err
+		})
 	})
 }
 
 // A recv that fits its send in neither length nor type fails the group, whether or not streams are late.
 func TestMismatchOfP2POnDevices(t *testing.T) {
-	for _, postedFirst := range []coll.Kind{coll.Send, coll.Recv} {
-		t.Run(postedFirst.String()+" is posted first", func(t *testing.T) {
-			useNewPool(t)
-			devices := fakeDevices(t, 2, 14, false)
-			newWorld(t, 2).each(func(g *Group) error {
-				d := devices[g.rank]
-				d.hold(true)
-				kind := coll.Send
-				if g.rank == 0 {
-					kind = coll.Recv
-				}
-				if kind != postedFirst {
-					if f := sum(g, 1); f != nil {
-						return f
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		for _, postedFirst := range []coll.Kind{coll.Send, coll.Recv} {
+			t.Run(postedFirst.String()+" is posted first", func(t *testing.T) {
+				useNewPool(t)
+				devices := fakeDevices(t, 2, 14, waits)
+				newWorld(t, 2).each(func(g *Group) error {
+					d := devices[g.rank]
+					d.hold(true)
+					kind := coll.Send
+					if g.rank == 0 {
+						kind = coll.Recv
 					}
-				}
-				var work deviceWork
-				var f *coll.Failure
-				if kind == coll.Send {
-					work, f = sendOn(g, d, 0, 0, make([]byte, 100))
-				} else {
-					work, _, f = recvOn(g, d, 1, 0, 60)
-				}
-				if f == nil && kind == postedFirst {
-					f = sum(g, 1)
-				}
-				if f == nil {
-					f = work.finish()
-				} else { // the group has failed before it was issued, or while it was
-					work.end(true)
-				}
-				d.hold(false)
-				return expect(f, coll.Mismatch, "rank 0 called recv", "rank 1", "sent 100 bytes")
+					if kind != postedFirst {
+						if f := sum(g, 1); f != nil {
+							return f
+						}
+					}
+					var work deviceWork
+					var f *coll.Failure
+					if kind == coll.Send {
+						work, f = sendOn(g, d, 0, 0, make([]byte, 100))
+					} else {
+						work, _, f = recvOn(g, d, 1, 0, 60)
+					}
+					if f == nil && kind == postedFirst {
+						f = sum(g, 1)
+					}
+					if f == nil {
+						f = work.finish()
+					} else { // the group has failed before it was issued, or while it was
+						work.end(true)
+					}
+					d.hold(false)
+					return expect(f, coll.Mismatch, "rank 0 called recv", "rank 1", "sent 100 bytes")
+				})
 			})
-		})
-	}
+		}
+	})
 }
 
 // An abort ends sends and recvs that wait for streams and peers. Their pinned memory is not used again before the device is done.
 func TestAbortOfP2POnDevices(t *testing.T) {
-	useNewPool(t)
-	devices := fakeDevices(t, 2, 15, false)
-	newWorld(t, 2).each(func(g *Group) error {
-		d := devices[g.rank]
-		d.hold(true)
-		var works []deviceWork
-		for tag := range 3 {
-			send, f := sendOn(g, d, 1-g.rank, tag, make([]byte, 100_000))
-			if f != nil {
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		useNewPool(t)
+		devices := fakeDevices(t, 2, 15, waits)
+		newWorld(t, 2).each(func(g *Group) error {
+			d := devices[g.rank]
+			d.hold(true)
+			var works []deviceWork
+			for tag := range 3 {
+				send, f := sendOn(g, d, 1-g.rank, tag, make([]byte, 100_000))
+				if f != nil {
+					return f
+				}
+				recv, _, f := recvOn(g, d, 1-g.rank, tag+2, 100_000) // of which only tag 2 is sent
+				if f != nil {
+					return f
+				}
+				works = append(works, send, recv)
+			}
+			if f := sum(g, 1); f != nil {
 				return f
 			}
-			recv, _, f := recvOn(g, d, 1-g.rank, tag+2, 100_000) // of which only tag 2 is sent
-			if f != nil {
-				return f
+			if g.rank == 0 {
+				g.Abort("the test")
 			}
-			works = append(works, send, recv)
-		}
-		if f := sum(g, 1); f != nil {
-			return f
-		}
-		if g.rank == 0 {
-			g.Abort("the test")
-		}
-		for _, w := range works {
-			if err := expect(w.finish(), coll.Aborted, "the test"); err != nil {
-				return err
+			for _, w := range works {
+				if err := expect(w.finish(), coll.Aborted, "the test"); err != nil {
+					return err
+				}
 			}
-		}
-		if _, _, f := recvOn(g, d, 1-g.rank, 0, 4); f == nil {
-			return fmt.Errorf("a recv was issued in a group that has failed")
-		}
-		d.hold(false)
-		return nil
+			if _, _, f := recvOn(g, d, 1-g.rank, 0, 4); f == nil {
+				return fmt.Errorf("a recv was issued in a group that has failed")
+			}
+			d.hold(false)
+			return nil
+		})
 	})
 }
 
 // Destroy waits for sends and recvs on devices that both ranks have issued.
 func TestDestroyWithP2PInFlightOnDevices(t *testing.T) {
-	useNewPool(t)
-	devices := fakeDevices(t, 2, 16, false)
-	newWorld(t, 2).each(func(g *Group) error {
-		d := devices[g.rank]
-		send, f := sendOn(g, d, 1-g.rank, 0, payload(g.rank, 1-g.rank, 0, 300_000))
-		if f != nil {
-			return f
-		}
-		recv, got, f := recvOn(g, d, 1-g.rank, 0, 300_000)
-		if f != nil {
-			return f
-		}
-		if err := g.Destroy(); err != nil {
-			return err
-		}
-		for _, w := range []deviceWork{send, recv} {
-			if f := w.finish(); f != nil {
+	onBothKinds(t, func(t *testing.T, waits bool) {
+		useNewPool(t)
+		devices := fakeDevices(t, 2, 16, waits)
+		newWorld(t, 2).each(func(g *Group) error {
+			d := devices[g.rank]
+			send, f := sendOn(g, d, 1-g.rank, 0, payload(g.rank, 1-g.rank, 0, 300_000))
+			if f != nil {
 				return f
 			}
-		}
-		if !bytes.Equal(got, payload(1-g.rank, g.rank, 0, 300_000)) {
-			return fmt.Errorf("wrong payload")
-		}
-		return nil
+			recv, got, f := recvOn(g, d, 1-g.rank, 0, 300_000)
+			if f != nil {
+				return f
+			}
+			if err := g.Destroy(); err != nil {
+				return err
+			}
+			for _, w := range []deviceWork{send, recv} {
+				if f := w.finish(); f != nil {
+					return f
+				}
+			}
+			if !bytes.Equal(got, payload(1-g.rank, g.rank, 0, 300_000)) {
+				return fmt.Errorf("wrong payload")
+			}
+			return nil
+		})
 	})
 }
 

@@ -42,7 +42,7 @@ class UnavailableError(BuildError):
 
 @dataclass(frozen=True)
 class Library:
-    """A shared library of the output folder. It finds those that it needs beside it."""
+    """A shared library of the output folder, or a program. It finds those that it needs beside it."""
 
     name: str  # of build() and the command line
     path: str  # in the output folder
@@ -52,6 +52,7 @@ class Library:
     link: Sequence[str] = ()
     soname: str = ""  # the file's name if empty
     torch: bool = False
+    program: bool = False
     # Writes generated sources into the folder for objects, given the objects of `sources`, and returns them.
     generate: Callable[[Path, Sequence[Path]], Sequence[Path]] | None = None
     inputs: Sequence[Path] = field(default=())  # other files that `generate` and `link` read
@@ -164,6 +165,7 @@ def libraries() -> dict[str, Library]:
     """What can be built here, by name, those first that others need."""
     known = [
         Library("emulator", "libemulator.so", sources("core")),
+        Library("core_test", "core_test", sources("core_test"), needs=["emulator"], program=True),
         Library(
             "operators",
             "liboperators.so",
@@ -228,8 +230,10 @@ def _build(library: Library, known: dict[str, Library], pool: ThreadPoolExecutor
         objects += list(pool.map(compile_one, library.generate(work, objects)))
     needed = [known[name].file for name in library.needs]
     origin = os.path.relpath(OUTPUT, library.file.parent)
+    name = f"-Wl,-soname,{library.soname or library.file.name}"
+    form = ["-pthread"] if library.program else ["-shared", "-pthread", name]
     command = [
-        *(*compiler, "-shared", "-pthread", f"-Wl,-soname,{library.soname or library.file.name}", "-Wl,--as-needed"),
+        *(*compiler, *form, "-Wl,--as-needed"),
         *map(str, [*objects, *needed]),
         f"-Wl,-rpath,$ORIGIN/{origin}",
         *(torch_link(*library.link) if library.torch else library.link),

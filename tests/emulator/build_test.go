@@ -140,7 +140,7 @@ func (b *build) link(t *testing.T, names ...string) {
 }
 
 // run runs a command with additions to the environment. The command begins with the program, or with what starts it.
-func (b *build) run(t *testing.T, environment, command []string) (string, error) {
+func run(t *testing.T, environment, command []string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), runBound)
 	defer cancel()

@@ -47,7 +47,7 @@ func TestCheckerMutantsAreNoticed(t *testing.T) {
 	b.compile(t, "core", checkerSources)
 	b.compile(t, "core_test", checkerTests)
 	b.link(t, objects...)
-	if output, err := b.run(t, []string{"EMULATOR_ROUNDS=1"}, []string{b.path("program")}); err != nil {
+	if output, err := run(t, []string{"EMULATOR_ROUNDS=1"}, []string{b.path("program")}); err != nil {
 		t.Fatalf("without a mutant: %v\n%s", err, output)
 	}
 	for _, m := range checkerMutants {
@@ -67,7 +67,7 @@ func TestCheckerMutantsAreNoticed(t *testing.T) {
 			}()
 			b.compile(t, "core", []string{m.source})
 			b.link(t, objects...)
-			if output, err := b.run(t, []string{"EMULATOR_ROUNDS=2000"}, []string{b.path("program"), m.test}); err == nil {
+			if output, err := run(t, []string{"EMULATOR_ROUNDS=2000"}, []string{b.path("program"), m.test}); err == nil {
 				t.Errorf("2000 seeds did not notice:\n%s", output)
 			} else {
 				t.Logf("%v: %.300s", err, output)

@@ -1,6 +1,7 @@
 package emulator_test
 
 import (
+	"os"
 	"os/exec"
 	"testing"
 )
@@ -13,13 +14,26 @@ func (b *build) runCore(t *testing.T, environment []string, prefix ...string) {
 	b.compile(t, "core", core)
 	b.compile(t, "core_test", tests)
 	b.link(t, append(core, tests...)...)
-	if output, err := b.run(t, environment, append(prefix, b.path("program"))); err != nil {
+	runProgram(t, environment, append(prefix, b.path("program"))...)
+}
+
+func runProgram(t *testing.T, environment []string, command ...string) {
+	t.Helper()
+	if output, err := run(t, environment, command); err != nil {
 		t.Fatalf("%v\n%s", err, output[max(0, len(output)-6000):])
 	}
 }
 
+// TestCore runs the program that `make beds` has built.
 func TestCore(t *testing.T) {
-	newBuild(t).runCore(t, nil)
+	python := "../../.venv/bin/python"
+	if _, err := os.Stat(python); err != nil {
+		python = "python3"
+	}
+	if output, err := exec.CommandContext(t.Context(), python, "build.py", "core_test").CombinedOutput(); err != nil {
+		t.Fatalf("building: %v\n%s", err, output)
+	}
+	runProgram(t, nil, "build/core_test")
 }
 
 // Sanitizers make processes slow to start and to end, and one thread runs all tasks whatever the seed is.
@@ -32,10 +46,10 @@ func TestCoreUnderAddressSanitizer(t *testing.T) {
 	b := newBuild(t, "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 	options := "ASAN_OPTIONS=detect_stack_use_after_return=1:detect_leaks="
 	leaks := "1"
-	if output, err := b.run(t, []string{options + "1"}, []string{b.path("probe")}); err != nil {
+	if output, err := run(t, []string{options + "1"}, []string{b.path("probe")}); err != nil {
 		t.Logf("leaks are not looked for, because the leak checker does not run here: %v\n%s", err, output)
 		leaks = "0"
-	} else if output, err := b.run(t, []string{options + "1"}, []string{b.path("probe"), "leak"}); err == nil {
+	} else if output, err := run(t, []string{options + "1"}, []string{b.path("probe"), "leak"}); err == nil {
 		t.Fatalf("a leak is not noticed:\n%s", output)
 	}
 	b.runCore(t, append(fewerSeeds, options+leaks, "UBSAN_OPTIONS=print_stacktrace=1"))

@@ -62,6 +62,39 @@ func TestCProgramOnADevice(t *testing.T) {
 			t.Errorf("%s: %v\n%s", s, err, output)
 		}
 	}
+	// Streams that share a queue of the hardware block each other where one waits for the host.
+	for queues := range 3 {
+		output, err := run(t, "EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_QUEUES=", queues+1))
+		if err != nil {
+			t.Errorf("with %d hardware queues: %v\n%s", queues+1, err, output)
+		}
+	}
+}
+
+// A driver that lacks a function is refused, and the message names the function.
+func TestDriverThatIsTooOld(t *testing.T) {
+	const lacking = "cuEventRecord"
+	run := deviceProgram(t)
+	built, err := filepath.Abs(filepath.Join(root, "tests/emulator/build"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := filepath.Glob(filepath.Join(built, "objects/cuda/*.o"))
+	if err != nil || len(objects) == 0 {
+		t.Fatalf("%d objects of the emulated driver: %v", len(objects), err)
+	}
+	folder := t.TempDir()
+	script := filepath.Join(folder, "exports.map")
+	if err := os.WriteFile(script, []byte("{ global: *; local: "+lacking+"; };\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	flags := []string{"-shared", filepath.Join(built, "libemulator.so"), "-Wl,-rpath," + built, "-Wl,--version-script=" + script,
+		"-o", filepath.Join(folder, "libcuda.so.1")}
+	compile(t, words("CXX", "g++"), append(objects, flags...)...)
+	output, err := run(t, "LD_LIBRARY_PATH="+folder)
+	if err == nil || !strings.Contains(output, "the CUDA driver has no "+lacking+": it is older than CUDA 12") {
+		t.Errorf("%v\n%s", err, output)
+	}
 }
 
 // Each call that orders streams is needed: without one of them the checker reports a conflict, a result is wrong or the program

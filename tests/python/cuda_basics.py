@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from typing import Any
 
 import torch
@@ -235,6 +236,36 @@ def capture() -> None:
         assert "captur" in str(error), error
         return
     raise AssertionError("a synchronising call inside a capture was accepted")
+
+
+def query_in_a_capture() -> None:
+    """A query of an event by any thread breaks a global capture, and a thread-local one only by its own thread."""
+    x, event, refused = torch.ones(4, device="cuda"), torch.cuda.Event(), []
+    event.record()
+    torch.cuda.synchronize()
+
+    def query() -> None:
+        try:
+            event.query()
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    for mode, broken in (("global", True), ("thread_local", False)):
+        refused.clear()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode=mode):
+                x.add_(1)
+                thread = threading.Thread(target=query)
+                thread.start()
+                thread.join()
+        except RuntimeError as error:
+            refused.append(str(error))
+        assert len(refused) == (2 if broken else 0), refused
+        assert all("captur" in text for text in refused), refused
+    graph.replay()
+    assert x.tolist() == [2] * 4
+    fake_cuda.check()
 
 
 def faults() -> None:

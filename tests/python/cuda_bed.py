@@ -6,6 +6,7 @@ Run by itself, this file is that process; CudaBed is the other side. The functio
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -29,6 +30,8 @@ import fake_cuda
 
 BOUND_S = 90  # of one child; they take less than ten on a busy machine
 CONCURRENT = 2
+# Parts of torch that take seconds to import. The process that forks imports them if files of collected tests have.
+IMPORTED_IF_USED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel")
 
 
 class Child:
@@ -73,7 +76,8 @@ class CudaBed:
 
     def __init__(self, preload: Sequence[Path] = ()) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, __file__, str(theirs.fileno())]
+        used = [name for name in IMPORTED_IF_USED if name in sys.modules]
+        command = [sys.executable, __file__, str(theirs.fileno()), *used]
         environment = fake_cuda.environment(preload=preload, PYTHONFAULTHANDLER="1")
         self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
@@ -120,16 +124,21 @@ def _requests(control: socket.socket) -> Iterator[list[int]]:
             os.close(fd)
 
 
-def _import_what_torch_imports_late() -> None:
+def _import_what_torch_imports_late(modules: Sequence[str]) -> None:
     """Imports what takes seconds at its first use, without a CUDA call: an optimizer's step would make one."""
     import torch._dynamo
+    import torch.optim
+
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()  # a fork has to copy what its garbage collector looks at
 
     torch.cat([torch.empty(1, device="meta")])
 
 
-def _serve(control: socket.socket) -> None:
+def _serve(control: socket.socket, modules: Sequence[str]) -> None:
     fake_cuda.install()
-    _import_what_torch_imports_late()
+    _import_what_torch_imports_late(modules)
     for request, answers, errors in _requests(control):
         os.dup2(errors, 1)
         os.dup2(errors, 2)
@@ -151,4 +160,4 @@ def _serve(control: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

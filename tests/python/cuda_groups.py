@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import pickle
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 
 import fake_cuda
 
@@ -101,6 +104,44 @@ def share_memory(rank: int, size: int, store: str) -> list[float] | None:
         fake_cuda.check()
     dist.barrier()
     result = x[:3].tolist() if rank == 0 else None
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+def share_tensors(rank: int, size: int, store: str) -> list[float]:
+    """torch.multiprocessing's way to give a tensor to another process, and events of torch's that order the streams of
+    both: the peer adds to what this process has not written yet."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    torch.cuda.init()
+
+    def broadcast(thing: Any, source: int) -> Any:
+        given = [thing]
+        dist.broadcast_object_list(given, src=source)
+        return given[0]
+
+    stream, zero = torch.cuda.current_stream(), torch.device("cuda:0")
+    x = torch.ones(1000, device="cuda") if rank == 0 else None
+    packed = broadcast(bytes(ForkingPickler.dumps(x)), 0)
+    event = torch.cuda.Event(interprocess=True)
+    if rank == 0:
+        with fake_cuda.held(stream):
+            x.mul_(3)
+            event.record()
+            broadcast(event.ipc_handle(), 0)
+            theirs = torch.cuda.Event.from_ipc_handle(zero, broadcast(None, 1))
+        theirs.wait()
+    else:
+        x = pickle.loads(packed)
+        torch.cuda.Event.from_ipc_handle(zero, broadcast(None, 0)).wait()
+        x.add_(1)
+        event.record()
+        assert not event.query()
+        broadcast(event.ipc_handle(), 1)
+    result = x[:3].tolist()
+    fake_cuda.check()
+    dist.barrier()
+    del x
     dist.barrier()
     dist.destroy_process_group()
     return result

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions
+from torch.distributed import _functional_collectives as functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import device_programs as order
@@ -76,6 +77,14 @@ def operations() -> None:
     flags = torch.tensor([rank == 0, False, True], device=dev)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX)
     assert flags.tolist() == [True, False, True]
+    group = dist.distributed_c10d._get_default_group()
+    two = torch.full((2, N), -1.0, device=dev)
+    expect(functional.all_gather_tensor(full(mine()), 0, group)[N:], 2)  # coalesced calls of one tensor
+    expect(functional.reduce_scatter_tensor(torch.cat(blocks), "sum", 0, group), 10 + 2 * rank)
+    expect(functional.all_reduce(full(mine()), "sum", group), SUM)
+    two.copy_(functional.all_to_all_single(torch.stack(blocks), None, None, group))
+    expect(two[0], rank)
+    expect(two[1], 10 + rank)
     empty = torch.empty(0, device=dev)
     both_ways(lambda a: dist.all_reduce(empty, async_op=a))
 

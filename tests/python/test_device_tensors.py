@@ -6,7 +6,7 @@ EMULATOR_SEED=n pytest ... begins with that seed."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,8 +17,8 @@ import device_coalesced
 import device_p2p
 import device_pipeline
 import device_programs
-from cuda_bed import CudaBed, fake_cuda
-from device_bed import Schedule, Worlds, built, under_schedules
+from cuda_bed import CudaBed
+from device_bed import ALL, Schedule, Worlds, built, under_schedules
 from selection import quickly
 from worlds import World
 
@@ -33,10 +33,10 @@ def prepare() -> None:
     import simdev  # noqa: F401
 
 
-def checked(program: Callable[[], Any]) -> Any:
+def checked(program: Callable[..., Any], *arguments: Any) -> Any:
     import simdev
 
-    result = program()
+    result = program(*arguments)
     simdev.check()
     return result
 
@@ -81,17 +81,6 @@ def test_p2p(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
         world.run(checked, program)
 
 
-@pytest.fixture(scope="module")
-def cuda_bed() -> Iterator[CudaBed]:
-    try:
-        fake_cuda.build()
-    except fake_cuda.builder.BuildError as error:
-        pytest.skip(str(error))
-    bed = CudaBed()
-    yield bed
-    bed.stop()
-
-
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 @under_schedules
 @pytest.mark.parametrize("driver", ["waits", "no waits"])
@@ -106,6 +95,21 @@ def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, module: str, dr
         seed=schedule.seed,
         EMULATOR_KICK_MS=KICK_MS,
         EMULATOR_FAULTS="cuStreamWaitValue32@1+=not_supported" if driver == "no waits" else "",
+    )
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+@pytest.mark.parametrize("schedule", quickly([ALL[3]], ALL), ids=str)
+@pytest.mark.parametrize("queues", quickly(["1"], ["1", "2", "3"]))
+def test_programs_with_few_hardware_queues(cuda_bed: CudaBed, schedule: Schedule, queues: str) -> None:
+    """Streams of the library block neither each other nor the user's where they share a queue of the hardware."""
+    cuda_bed.ranks(
+        "device_calls:under_fake_cuda",
+        2,
+        schedule=schedule.name,
+        seed=schedule.seed,
+        EMULATOR_QUEUES=queues,
+        EMULATOR_KICK_MS=KICK_MS,
     )
 
 

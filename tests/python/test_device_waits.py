@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,27 +19,18 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch w
 KICK_MS = "5"  # work that no thread waits for begins after this time
 
 
-@pytest.fixture(scope="module")
-def bed() -> Iterator[CudaBed]:
-    try:
-        fake_cuda.build()
-    except fake_cuda.builder.BuildError as error:
-        pytest.skip(str(error))
-    made = CudaBed()
-    yield made
-    made.stop()
+@under_schedules
+def test_programs(cuda_bed: CudaBed, schedule: Schedule) -> None:
+    cuda_bed.ranks(
+        "device_waits:under_fake_cuda", 2, schedule=schedule.name, seed=schedule.seed, EMULATOR_KICK_MS=KICK_MS
+    )
 
 
 @under_schedules
-def test_programs(bed: CudaBed, schedule: Schedule) -> None:
-    bed.ranks("device_waits:under_fake_cuda", 2, schedule=schedule.name, seed=schedule.seed, EMULATOR_KICK_MS=KICK_MS)
-
-
-@under_schedules
-def test_the_death_of_a_peer(bed: CudaBed, schedule: Schedule) -> None:
+def test_the_death_of_a_peer(cuda_bed: CudaBed, schedule: Schedule) -> None:
     with tempfile.TemporaryDirectory() as folder:
         survivor, dead = (
-            bed.start(
+            cuda_bed.start(
                 "device_waits:peer_dies",
                 rank,
                 2,
@@ -57,11 +47,11 @@ def test_the_death_of_a_peer(bed: CudaBed, schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("program", ["abort_while_streams_wait", "ends_without_destroying"])
-def test_waits_are_released(bed: CudaBed, program: str) -> None:
-    bed.ranks(f"device_waits:{program}", 2, schedule="random", seed=1, EMULATOR_KICK_MS=KICK_MS)
+def test_waits_are_released(cuda_bed: CudaBed, program: str) -> None:
+    cuda_bed.ranks(f"device_waits:{program}", 2, schedule="random", seed=1, EMULATOR_KICK_MS=KICK_MS)
 
 
-def test_a_process_that_ends_itself(bed: CudaBed, tmp_path: Path) -> None:
+def test_a_process_that_ends_itself(cuda_bed: CudaBed, tmp_path: Path) -> None:
     """The end of Python, destructors included, does not wait for streams that nobody releases."""
     program = (
         "import sys, fake_cuda, device_waits; fake_cuda.install(); "

@@ -14,7 +14,10 @@ symbols = fake_cuda.builder.symbols
 
 @pytest.mark.parametrize(
     "function",
-    ["devices", "runtime", "held_copy", "operators", "errors_of_operators", "training", "futures", "capture", "flags"],
+    [
+        *("devices", "runtime", "held_copy", "operators", "errors_of_operators", "training", "futures", "capture"),
+        *("query_in_a_capture", "flags"),
+    ],
 )
 def test_torch_runs_on_the_emulator(cuda_bed: CudaBed, function: str) -> None:
     cuda_bed.under_all(f"cuda_basics:{function}")

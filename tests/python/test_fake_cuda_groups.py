@@ -38,6 +38,11 @@ def test_torch_shares_memory_between_processes(cuda_bed: CudaBed, schedule: str)
     assert cuda_bed.ranks("cuda_groups:share_memory", 2, **_environment(schedule)) == [[4, 4, 4], None]
 
 
+@pytest.mark.parametrize("schedule", quickly(SCHEDULES[3:4], SCHEDULES))
+def test_events_of_another_process_order_streams(cuda_bed: CudaBed, schedule: str) -> None:
+    assert cuda_bed.ranks("cuda_groups:share_tensors", 2, **_environment(schedule)) == [[4, 4, 4], [4, 4, 4]]
+
+
 @pytest.mark.parametrize("schedule", ["lazy", "random"])
 def test_torchs_nccl_backend_runs_on_a_stub(cuda_bed: CudaBed, tmp_path: Path, schedule: str) -> None:
     done = cuda_bed.run("cuda_groups:nccl", str(tmp_path / "store"), schedule=schedule)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cuda_bed import CudaBed
+from device_bed import SEEDS
+from selection import quickly
 
-SEEDS = 200
+RUNS = quickly([SEEDS], [SEEDS, 200])  # numbers of seeds
 PRODUCER = "[aten::fill_.Scalar on the default stream of device 0]"
 COPY = "reads in [copy from device to device memory, 16384 bytes on stream"
 # Both accesses of each program of cuda_orders.py.
@@ -20,16 +22,18 @@ ACCESSES = {
 }
 
 
-def test_a_missing_order_is_reported_with_both_accesses(cuda_bed: CudaBed) -> None:
-    for found in cuda_bed.under_all("cuda_orders:reports", False, seeds=SEEDS):
+@pytest.mark.parametrize("seeds", RUNS)
+def test_a_missing_order_is_reported_with_both_accesses(cuda_bed: CudaBed, seeds: int) -> None:
+    for found in cuda_bed.under_all("cuda_orders:reports", False, seeds=seeds):
         assert list(found) == list(ACCESSES)
         for program, accesses in ACCESSES.items():
             assert len(found[program]) == 1, found
             assert all(access in found[program][0] for access in accesses), found
 
 
-def test_the_correct_forms_are_never_reported(cuda_bed: CudaBed) -> None:
-    for found in cuda_bed.under_all("cuda_orders:reports", True, seeds=SEEDS):
+@pytest.mark.parametrize("seeds", RUNS)
+def test_the_correct_forms_are_never_reported(cuda_bed: CudaBed, seeds: int) -> None:
+    for found in cuda_bed.under_all("cuda_orders:reports", True, seeds=seeds):
         assert found == {program: [] for program in ACCESSES}
 
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 SUITES = Path(__file__).resolve().parents[1] / "suites"
 
@@ -23,7 +24,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("configuration", ["own", "masquerade"])
+@pytest.mark.parametrize("configuration", ["own", "masquerade", *(["cuda"] if torch.version.cuda else [])])
 def test_a_few_of_torchs_tests(configuration: str) -> None:
     done = subprocess.run(
         [sys.executable, str(SUITES / "run.py"), configuration, "--smoke"],

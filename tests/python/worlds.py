@@ -192,7 +192,8 @@ class Pool:
 
     def __init__(self, directory: Path) -> None:
         # Takes effect with the first process.
-        STARTER.set_forkserver_preload([*PRELOADED, *(name for name in PRELOADED_IF_USED if name in sys.modules)])
+        used = [name for name in PRELOADED_IF_USED if name in sys.modules]
+        STARTER.set_forkserver_preload([*PRELOADED, *used, "frozen"])
         self._directory = directory
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._numbers = itertools.count()

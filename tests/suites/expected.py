@@ -17,7 +17,7 @@ class Difference:
 
 
 OWN_NAME = frozenset({"own", "eight"})
-EVERY_NAME = OWN_NAME | {"masquerade", "eight_masquerade"}
+EVERY_NAME = OWN_NAME | {"masquerade", "eight_masquerade", "cuda"}
 BRANCHES = "the test makes its model in branches for the names gloo, nccl and mpi, and uses it after them"
 
 DIFFERENCES = {
@@ -28,4 +28,26 @@ DIFFERENCES = {
     "test_accumulate_gradients_no_sync_allreduce_hook": Difference(OWN_NAME, BRANCHES),
     "test_accumulate_gradients_no_sync_allreduce_with_then_hook": Difference(OWN_NAME, BRANCHES),
     "test_accumulate_gradients_no_sync_grad_is_view": Difference(OWN_NAME, BRANCHES),
+}
+
+_BATCH_NORM = "SyncBatchNorm has kernels of CUDA's alone, which fake CUDA does not have"
+_NCCL = "the test makes groups of NCCL, which is a stub of one rank under fake CUDA"
+
+# What fails on the emulated devices, with gloo as well.
+ON_EMULATED_DEVICES = {
+    "test_DistributedDataParallel_SyncBatchNorm": _BATCH_NORM,
+    "test_DistributedDataParallel_SyncBatchNorm_2D_Input": _BATCH_NORM,
+    "test_DistributedDataParallel_SyncBatchNorm_Channels_Last": _BATCH_NORM,
+    "test_DistributedDataParallel_SyncBatchNorm_Diff_Input_Sizes_Running_Value": _BATCH_NORM,
+    "test_DistributedDataParallel_SyncBatchNorm_Diff_Input_Sizes_gradient": _BATCH_NORM,
+    "test_DistributedDataParallel_SyncBatchNorm_No_Affine": _BATCH_NORM,
+    "test_DistributedDataParallel_SyncBatchNorm_Single_Input_Per_Process": _BATCH_NORM,
+    "test_DistributedDataParallel_SyncBatchNorm_half": _BATCH_NORM,
+    "test_ddp_uneven_inputs_stop_iteration_sync_bn": _BATCH_NORM,
+    "test_average_parameters": _NCCL,
+    "test_monitored_barrier_allreduce_hang": _NCCL,
+    "test_monitored_barrier_allreduce_hang_wait_all_ranks": _NCCL,
+    "test_DistributedDataParallel_with_amp_and_grad_is_view": "the CPU has no softmax from half to float",
+    "test_ddp_profiling_torch_profiler": "CUDA's profiler ends the process beside a driver that it does not know",
+    "test_sparse_all_reduce_sum_cuda": "sagecomm refuses sparse tensors of devices (docs/devices.md)",
 }

@@ -21,9 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expected import DIFFERENCES, MOST
-
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "emulator"))
+
+import fake_cuda  # noqa: E402
+from expected import DIFFERENCES, MOST, ON_EMULATED_DEVICES  # noqa: E402
+
 LOGS = HERE.parents[1] / "build" / "suites"  # what the ranks write, which is a lot
 TEST_TIMEOUT_S = 120  # of one test; after that torch shows the stacks of its ranks
 
@@ -34,6 +37,7 @@ class Configuration:
     ranks: int
     at_least: int  # tests that pass, with the pinned torch: a skip is no way out
     smoke: tuple[str, ...] = ()
+    cuda: bool = False  # the tests of CUDA tensors, on emulated devices, one for each rank
 
 
 CONFIGURATIONS = {
@@ -69,6 +73,20 @@ CONFIGURATIONS = {
     ),
     "eight": Configuration(told="sagecomm", ranks=8, at_least=118),
     "eight_masquerade": Configuration(told="gloo", ranks=8, at_least=110),
+    "cuda": Configuration(
+        told="gloo",
+        ranks=2,
+        at_least=170,
+        smoke=(
+            "test_all_reduce_sum_cuda_async",
+            "test_broadcast_cuda",
+            "test_ddp_hook_parity_allreduce",
+            "test_ddp_logging_data_cpu",
+            "test_ddp_uneven_inputs",
+            "test_sparse_all_reduce_sum_cuda",
+        ),
+        cuda=True,
+    ),
 }
 
 
@@ -76,7 +94,8 @@ def expected_failures(name: str) -> dict[str, str]:
     """The tests that are expected to fail in that configuration, and why."""
     if len(DIFFERENCES) > MOST:
         raise SystemExit(f"{len(DIFFERENCES)} expected differences, {MOST} are allowed: mend something")
-    return {test: each.reason for test, each in DIFFERENCES.items() if name in each.configurations}
+    failures = {test: each.reason for test, each in DIFFERENCES.items() if name in each.configurations}
+    return failures | ON_EMULATED_DEVICES if CONFIGURATIONS[name].cuda else failures
 
 
 def verdict(
@@ -140,7 +159,11 @@ def _show(sign: str) -> None:
 def run(name: str, backend: str, part: str | None, smoke: bool) -> int:
     """Runs the tests of one configuration in this process, which has run none before."""
     configuration = CONFIGURATIONS[name]
-    os.environ |= environment(configuration, backend)
+    try:
+        os.environ |= environment(configuration, backend)
+    except fake_cuda.builder.UnavailableError as error:
+        print(f"{name}: not run: {error}")
+        return 0
     log = LOGS / f"{name}.log"
     LOGS.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as to:
@@ -182,12 +205,18 @@ def run(name: str, backend: str, part: str | None, smoke: bool) -> int:
 def environment(configuration: Configuration, backend: str) -> Mapping[str, str]:
     """What torch's tests, and the processes of their ranks, are to find."""
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    cuda = {}
+    if configuration.cuda:
+        fake_cuda.build()
+        cuda = {"SUITE_DEVICES": str(configuration.ranks), "EMULATOR_KICK_MS": "5"}
     return {
+        **cuda,
         "BACKEND": configuration.told if backend == "sagecomm" else backend,
         "SUITE_SERVED_BY": backend,
         "WORLD_SIZE": str(configuration.ranks),
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_TIMEOUT_S),
-        "CUDA_VISIBLE_DEVICES": "",  # torch skips all tests where there are fewer devices than ranks
+        # torch skips all tests where there are fewer devices than ranks.
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(configuration.ranks))) if configuration.cuda else "",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(paths),
     }

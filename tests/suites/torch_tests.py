@@ -5,6 +5,7 @@ before it imports this module:
 
     BACKEND, WORLD_SIZE  torch's: the name that the tests are told, and how many ranks they have
     SUITE_SERVED_BY      who answers to that name: sagecomm, or torch's own backend
+    SUITE_DEVICES        of fake CUDA (emulated.py); not set: the ranks have no accelerators
 
 Ranks are forked from a server that has imported this module and made no group: no thread of the core is lost in a fork,
 and torch's tests are imported once instead of once for each rank of each test.
@@ -21,7 +22,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
-from torch.testing._internal import common_distributed, common_utils
+
+import emulated  # before torch's tests, which count devices
+
+from torch.testing._internal import common_distributed, common_utils  # isort: skip
 
 TOLD = os.environ["BACKEND"]
 SERVED_BY = os.environ["SUITE_SERVED_BY"]
@@ -68,12 +72,13 @@ def _skip_before_ranks_start() -> None:
 
 
 if SERVED_BY == "sagecomm":
-    import sagecomm  # noqa: F401
+    import sagecomm._registration
 
 if SERVED_BY == TOLD:
     _run_what_is_skipped_for_the_name()
 else:
     dist.Backend._plugins[TOLD.upper()] = dist.Backend._plugins[SERVED_BY.upper()]
+    sagecomm._registration.NAME = TOLD  # by which it finds the devices that a group serves
     # Torch's DDP logger casts the backend of a group of type GLOO to ProcessGroupGloo and reads its options.
     dist.Backend.backend_type_map[TOLD] = dist.ProcessGroup.BackendType.CUSTOM
 _skip_before_ranks_start()
@@ -95,6 +100,7 @@ def _rank_process(target: Test, name: str, args: tuple[Any, ...], kwargs: dict[s
 
 def _rank(environment: dict[str, str], target: Test, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     os.environ.update(environment)
+    emulated.begin()
     target(*args, **kwargs)
 
 

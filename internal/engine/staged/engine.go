@@ -49,7 +49,7 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	if err != nil {
 		return &engine.Refusal{Err: e.errorOf(op, err)}
 	}
-	waiter, waits := b.(device.Waiter)
+	_, waits := b.(device.Waiter)
 	l := layoutOf(call.In(), call.Out(), writes(op, e.rank))
 	l.cut(op, p.Program, waits)
 	memory, err := e.pool.acquire(b, op.Device.Type, l.bytes)
@@ -61,12 +61,7 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	defer e.issuing.Unlock()
 	s, err := e.streamsOn(b, place{op.Device, b.Name()})
 	if err == nil {
-		memory.inputs, memory.outputs = l.in.units, l.out.units
-		if waits {
-			err = enqueue(b, waiter, memory, &l, s)
-		} else {
-			err = enqueueInput(b, memory, &l, s)
-		}
+		err = enqueue(b, memory, &l, s)
 	}
 	if err != nil {
 		err = e.errorOf(op, err)
@@ -101,13 +96,22 @@ func (e *Engine) streamsOn(rt device.Runtime, on place) (s streams, err error) {
 	return s, err
 }
 
-// enqueue queues all commands of an operation. Group by group, one stream brings the input into pinned memory as soon as there is
+// enqueue queues the commands of an operation: all of them where streams can wait.
+func enqueue(b Access, memory *block, l *layout, s streams) error {
+	memory.inputs, memory.outputs = l.in.units, l.out.units
+	if waiter, waits := b.(device.Waiter); waits {
+		return enqueueAll(b, waiter, memory, l, s)
+	}
+	return enqueueInput(b, memory, l, s)
+}
+
+// enqueueAll queues all commands of an operation. Group by group, one stream brings the input into pinned memory as soon as there is
 // room, and the other one copies the output back as soon as it is there, so that copies and the program overlap.
 //
 // The stream of the output waits for the input of a group as well. In this way it comes behind what the caller's stream held, also
 // after an error, which ends the waits for the program. Its last wait is for the end of the run, behind which nothing of this
 // operation touches the gate.
-func enqueue(order device.Ordering, rt device.Waiter, memory *block, l *layout, s streams) error {
+func enqueueAll(order device.Ordering, rt device.Waiter, memory *block, l *layout, s streams) error {
 	w := memory.words
 	if err := order.Fork(s.in); err != nil {
 		return err

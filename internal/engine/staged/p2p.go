@@ -2,7 +2,6 @@ package staged
 
 import (
 	"sagecomm/internal/coll"
-	"sagecomm/internal/device"
 	"sagecomm/internal/engine"
 	"sagecomm/internal/runner"
 )
@@ -21,10 +20,11 @@ type origin struct {
 const mostOrigins = 4
 
 // IssueP2P implements engine.P2P. Operations of different streams of the caller do not wait for each other, so they have streams
-// of their own, which no collective uses either.
+// of their own, which no collective uses either. InputReady of a recv says that the stream has come past the earlier users of its
+// output.
 //
-// Where the caller can queue the copies back later, it does: they come in the order in which operations end. A stream that waited
-// for one recv would hold up the next one, whose sender may need what that one brings.
+// Where the caller can queue the copies back, it does, in the order in which operations end. A stream that waited for one recv would
+// hold up the next one, whose sender may need what that one brings.
 func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	b, err := e.open(call, op)
 	if err != nil {
@@ -39,17 +39,11 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 		return e.errorOf(op, err)
 	}
 	defer e.pool.release(op.Device.Type, memory)
-	memory.inputs, memory.outputs = 1, 1
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
 	s, err := e.streamsFor(b, origin{place{op.Device, b.Name()}, op.Stream})
 	if err == nil {
-		waiter, waits := b.(device.Waiter)
-		if _, defers := b.(device.Deferrer); waits && !defers {
-			err = enqueue(b, waiter, memory, &l, s)
-		} else {
-			err = enqueueInput(b, memory, &l, s)
-		}
+		err = enqueue(b, memory, &l, s)
 	}
 	if err != nil {
 		err = e.errorOf(op, err)

@@ -194,7 +194,8 @@ void Scheduler::stop(std::unique_lock<std::mutex> &lock) {
 // ---- choice
 
 bool Scheduler::runnable(Stream &stream) {
-  if (stream.current != nullptr || stream.queue.empty() || stream.blocked()) return false;
+  if (stream.current != nullptr || stream.queue.empty() || stream.blocked() || stream.in_front() != nullptr)
+    return false;
   Task &head = stream.queue.front();
   for (const Point &place : head.after)
     if (!place->done) return false;
@@ -226,6 +227,8 @@ Stream *Scheduler::needed(const Point &goal, std::vector<Stream *> *visited, boo
   if (goal->done || stream.current != nullptr || stream.queue.empty() || stream.blocked()) return nullptr;
   if (std::find(visited->begin(), visited->end(), &stream) != visited->end()) return nullptr;
   visited->push_back(&stream);
+  if (Stream *front = stream.in_front())
+    return front->queue.empty() ? nullptr : needed(front->queue.front().mark, visited, outside);
   bool missing = false;
   for (const Point &place : stream.queue.front().after) {
     if (place->done) continue;
@@ -354,9 +357,8 @@ void Scheduler::delay(std::unique_lock<std::mutex> &lock, Generator &generator) 
 }
 
 void Scheduler::run_head(std::unique_lock<std::mutex> &lock, Stream &stream, Generator &generator) {
-  auto task = std::make_shared<Task>(std::move(stream.queue.front()));
-  stream.queue.pop_front();
-  stream.current = task;
+  state_.streams.begin(stream);
+  std::shared_ptr<Task> task = stream.current;
   running_++;
   delay(lock, generator);
   if (task->host_function) {

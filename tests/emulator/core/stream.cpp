@@ -39,8 +39,19 @@ Stream &Streams::add(int device, const StreamFlags &flags, uint64_t number, std:
   stream->name = std::move(name);
   stream->agent = state_.checker.add(stream->name, Kind::stream);
   stream->stuck_after = state_.faults.stuck_after(number).value_or(UINT64_MAX);
+  stream->hardware = map(*stream);
   all_.push_back(stream);
   return *stream;
+}
+
+// Round robin, as CUDA maps streams onto CUDA_DEVICE_MAX_CONNECTIONS connections.
+HardwareQueue *Streams::map(const Stream &stream) {
+  auto count = static_cast<size_t>(state_.config.queues);
+  if (count == 0) return nullptr;
+  Hardware &of = hardware_[{stream.device, stream.flags.priority}];
+  size_t index = of.streams++ % count;
+  if (index == of.queues.size()) of.queues.push_back(std::make_unique<HardwareQueue>());
+  return of.queues[index].get();
 }
 
 Stream &Streams::create(int device, const StreamFlags &flags) {
@@ -118,7 +129,16 @@ Status Streams::enqueue(Stream &stream, Task &&task, Point *point) {
   stream.last = task.mark;
   *point = task.mark;
   stream.queue.push_back(std::move(task));
+  if (stream.hardware != nullptr) stream.hardware->streams.push_back(&stream);
   return Status::success;
+}
+
+void Streams::begin(Stream &stream) {
+  stream.current = std::make_shared<Task>(std::move(stream.queue.front()));
+  stream.queue.pop_front();
+  if (stream.hardware == nullptr) return;
+  stream.hardware->streams.pop_front();
+  state_.scheduler.changed();
 }
 
 void Streams::finished(Stream &stream) {
@@ -158,6 +178,8 @@ std::string Streams::describe() const {
     text += stream->name + ": " + std::to_string(stream->queue.size()) + " queued";
     if (stream->current != nullptr) text += ", runs '" + stream->current->what + "'";
     if (!stream->queue.empty()) text += ", next '" + stream->queue.front().what + "'";
+    if (!stream->queue.empty() && stream->in_front() != nullptr)
+      text += ", behind " + stream->in_front()->name + " in its hardware queue";
     if (stream->held) text += ", held";
     if (stream->done >= stream->stuck_after) text += ", stuck by the fault plan";
     text += "\n";

@@ -60,6 +60,13 @@ struct Task {
   Point mark;
 };
 
+// What a device takes work from. Tasks of the streams that are mapped onto it begin in the order in which they were queued,
+// so a task that cannot begin blocks those behind it, also of other streams. It is no order for the checker: a program that
+// relies on it is wrong with more queues.
+struct HardwareQueue {
+  std::deque<Stream *> streams;  // of the tasks that have not begun
+};
+
 // A stream is never freed: marks refer to it.
 struct Stream {
   uint64_t number = 0;  // of the streams that were created, from 1; above 2^32 for default streams
@@ -77,10 +84,17 @@ struct Stream {
   bool has_worker = false;
   bool retired = false;  // destroyed, and all its work is done
   uint64_t stuck_after = UINT64_MAX;
+  HardwareQueue *hardware = nullptr;  // null: a queue of its own
   Capture *capture = nullptr;
 
   bool idle() const { return queue.empty() && current == nullptr; }
   bool blocked() const { return held || done >= stuck_after; }
+  // Returns the stream whose task stands before the next one of this stream in its hardware queue; null if none does.
+  // Requires: the stream has a task that has not begun.
+  Stream *in_front() const {
+    if (hardware == nullptr || hardware->streams.front() == this) return nullptr;
+    return hardware->streams.front();
+  }
 };
 
 class Streams {
@@ -97,6 +111,8 @@ class Streams {
 
   // Queues a task and returns its place, or adds it to the capture that the stream takes part in; the place is null then.
   Status enqueue(Stream &stream, Task &&task, Point *point);
+  // Makes the next task of the stream its current one. Requires: no task stands before it.
+  void begin(Stream &stream);
   // Called by the scheduler when the current task has run.
   void finished(Stream &stream);
   // All streams that exist or have work left, in the order of their creation.
@@ -112,8 +128,16 @@ class Streams {
  private:
   Stream &add(int device, const StreamFlags &flags, uint64_t number, std::string name);
   void retire(Stream &stream);
+  HardwareQueue *map(const Stream &stream);
+
+  // The hardware queues of a device and priority, and how many streams were mapped onto them.
+  struct Hardware {
+    std::vector<std::unique_ptr<HardwareQueue>> queues;
+    size_t streams = 0;
+  };
 
   State &state_;
+  std::map<std::pair<int, int>, Hardware> hardware_;
   std::vector<std::unique_ptr<Stream>> made_;  // all streams ever, since they are never freed
   std::vector<Stream *> legacy_;
   std::vector<Stream *> all_;

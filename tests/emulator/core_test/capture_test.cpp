@@ -1,4 +1,5 @@
 // Captures and graphs.
+#include <memory>
 #include <thread>
 
 #include "bed.hpp"

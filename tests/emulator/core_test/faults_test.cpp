@@ -146,6 +146,7 @@ TEST(bad_variables_end_the_process_with_a_sentence) {
       {{{"EMULATOR_DEVICES", "65"}}, "EMULATOR_DEVICES=65"},
       {{{"EMULATOR_MEMORY", "much"}}, "EMULATOR_MEMORY=much: expected a number of bytes"},
       {{{"EMULATOR_HOST_CLOCKS", "one"}}, "EMULATOR_HOST_CLOCKS=one: expected thread or shared"},
+      {{{"EMULATOR_QUEUES", "many"}}, "EMULATOR_QUEUES=many: expected a number"},
       {{{"EMULATOR_FAULTS", "a@1=nothing"}},
        "EMULATOR_FAULTS=a@1=nothing: expected 'a@1=nothing': no status of this name"},
   };

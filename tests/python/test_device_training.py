@@ -1,0 +1,96 @@
+"""Training on tensors of an accelerator: DDP, fully_shard, DTensor and tensor parallelism on the emulated devices.
+
+Parameters are those of the same ranks on the CPU bit for bit, and the emulator's checker finds no missing order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import device_sharded
+import device_training
+from cuda_bed import CudaBed
+from device_bed import FIRST_SEED, SEEDS, Schedule, Worlds, built
+from selection import quickly
+from test_device_tensors import checked, ranks
+from worlds import Pool
+
+LAZY, RANDOM = Schedule("lazy"), [Schedule("random", FIRST_SEED + n) for n in range(SEEDS)]
+
+DATA_PARALLEL = [(model, hook) for model in device_training.MODELS for hook in (None, *device_training.HOOKS)]
+QUICK_DATA_PARALLEL = [("convolutions", None), ("mlp", "PowerSGD")]
+SHARDED = [(name, kind) for name, (_, kinds) in device_sharded.PROGRAMS.items() for kind in kinds]
+QUICK_SHARDED = [("fully_sharded", "plain"), ("tensor_parallel", "sequence"), ("tensors", "")]
+
+
+def case(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def under_schedules(what: str, quick: Sequence[Any], cases: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrizes a test by a case and a schedule: quick cases under one seed, in the long form under all of them, and
+    then all cases under two schedules."""
+    pairs = [(each, schedule) for each in cases for schedule in (LAZY, RANDOM[0])]
+    pairs += [(each, schedule) for each in quick for schedule in RANDOM[1:]]
+    marks = [() if each in quick and schedule == RANDOM[0] else pytest.mark.long for each, schedule in pairs]
+    rows = [pytest.param(*pair, marks=mark) for pair, mark in zip(pairs, marks, strict=True)]
+    return pytest.mark.parametrize((what, "schedule"), rows, ids=case)
+
+
+needs_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu(pool: Pool) -> Callable[..., list[str]]:
+    """on_the_cpu(ranks, function, *arguments) returns what the ranks return with tensors of the CPU."""
+    return cache(lambda size, function, *arguments: pool.world(size).run(device_training.called, function, *arguments))
+
+
+def compare(
+    bed: CudaBed, on_the_cpu: Callable[..., list[str]], size: int, schedule: Schedule, function: str, *arguments: object
+) -> None:
+    expected = on_the_cpu(size, function, "cpu", *arguments)
+    settings = {"EMULATOR_SCHEDULE": schedule.name, "EMULATOR_SEED": str(schedule.seed), "EMULATOR_KICK_MS": "5"}
+    assert bed.ranks("device_training:under_fake_cuda", size, function, "cuda", *arguments, **settings) == expected
+
+
+@needs_cuda
+@under_schedules("what", QUICK_DATA_PARALLEL, DATA_PARALLEL)
+def test_data_parallel(
+    cuda_bed: CudaBed, on_the_cpu: Callable[..., list[str]], schedule: Schedule, what: tuple[str, str | None]
+) -> None:
+    compare(cuda_bed, on_the_cpu, 2, schedule, "device_training:data_parallel", *what)
+
+
+@needs_cuda
+@under_schedules("what", QUICK_SHARDED, SHARDED)
+def test_sharded(
+    cuda_bed: CudaBed, on_the_cpu: Callable[..., list[str]], schedule: Schedule, what: tuple[str, str]
+) -> None:
+    name, kind = what
+    compare(cuda_bed, on_the_cpu, 2, schedule, f"device_sharded:{name}", kind)
+
+
+@needs_cuda
+@pytest.mark.long
+@pytest.mark.parametrize("what", [*QUICK_DATA_PARALLEL, *QUICK_SHARDED], ids=case)
+def test_four_ranks(cuda_bed: CudaBed, on_the_cpu: Callable[..., list[str]], what: tuple[str, str | None]) -> None:
+    name, kind = what
+    of_ddp = what in QUICK_DATA_PARALLEL
+    call = ("device_training:data_parallel", name, kind) if of_ddp else (f"device_sharded:{name}", kind)
+    compare(cuda_bed, on_the_cpu, 4, RANDOM[0], *call)
+
+
+@under_schedules("hook", ["bf16"], [None, *device_training.HOOKS])
+@pytest.mark.parametrize("queue", quickly(["launch queue"], ["streams", "launch queue"]))
+def test_data_parallel_on_simdev(fresh_world: Worlds, schedule: Schedule, hook: str | None, queue: str) -> None:
+    built()
+    world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
+    expected, got = (
+        world.run(checked, device_training.data_parallel, device, "mlp", hook) for device in ("cpu", "simdev")
+    )
+    assert got == expected
