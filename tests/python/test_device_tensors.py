@@ -86,7 +86,7 @@ def test_p2p(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
 @pytest.mark.parametrize("driver", ["waits", "no waits"])
 @pytest.mark.parametrize("module", ["device_calls", "device_p2p", "device_coalesced", "device_pipeline"])
 def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, module: str, driver: str) -> None:
-    """The same programs on CUDA tensors, with torch's own guard, allocator, streams, events and futures; and with a driver
+    """The same programs on CUDA tensors, with torch's own guard, allocator, streams and futures; and with a driver
     whose streams cannot wait for a word."""
     cuda_bed.ranks(
         f"{module}:under_fake_cuda",
