@@ -52,11 +52,11 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	_, waits := b.(device.Waiter)
 	l := layoutOf(call.In(), call.Out(), writes(op, e.rank))
 	l.cut(op, p.Program, waits)
-	memory, err := e.pool.acquire(b, op.Device.Type, l.bytes)
+	memory, err := e.pool.acquire(b, source{op.Device.Type, b.Name()}, l.bytes)
 	if err != nil {
 		return e.errorOf(op, err)
 	}
-	defer e.pool.release(op.Device.Type, memory)
+	defer e.pool.release(source{op.Device.Type, b.Name()}, memory)
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
 	s, err := e.streamsOn(b, place{op.Device, b.Name()})

@@ -34,11 +34,11 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 		b = a.bridge
 	}
 	l := layoutOf(call.In(), call.Out(), op.Writes(e.rank))
-	memory, err := e.pool.acquire(b, op.Device.Type, l.bytes)
+	memory, err := e.pool.acquire(b, source{op.Device.Type, b.Name()}, l.bytes)
 	if err != nil {
 		return e.errorOf(op, err)
 	}
-	defer e.pool.release(op.Device.Type, memory)
+	defer e.pool.release(source{op.Device.Type, b.Name()}, memory)
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
 	s, err := e.streamsFor(b, origin{place{op.Device, b.Name()}, op.Stream})

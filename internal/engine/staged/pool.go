@@ -13,19 +13,26 @@ import (
 // the process, and copies into a tensor may still be queued when the group that made them is gone.
 type Pool struct {
 	mu      sync.Mutex
-	idle    map[coll.DeviceType][]*block
-	busy    map[coll.DeviceType][]*block // used by an operation, or by copies that are still queued
-	streams map[place][]streams          // of groups that are gone
+	idle    map[source][]*block
+	busy    map[source][]*block // used by an operation, or by copies that are still queued
+	streams map[place][]streams // of groups that are gone
 }
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
-	return &Pool{idle: map[coll.DeviceType][]*block{}, busy: map[coll.DeviceType][]*block{}, streams: map[place][]streams{}}
+	return &Pool{idle: map[source][]*block{}, busy: map[source][]*block{}, streams: map[place][]streams{}}
 }
 
 // place is a device, as an implementation of device.Runtime reaches it.
 type place struct {
 	device  coll.Device
+	runtime string
+}
+
+// source is who allocates pinned memory: an implementation of device.Runtime, for devices of a type. What the commands of one runtime
+// have used is not given to another.
+type source struct {
+	device  coll.DeviceType
 	runtime string
 }
 
@@ -58,7 +65,7 @@ func (b *block) settled() bool {
 }
 
 // acquire returns a block with room for the buffers of an operation, whose words are 0.
-func (p *Pool) acquire(rt device.Runtime, of coll.DeviceType, room uint64) (*block, error) {
+func (p *Pool) acquire(rt device.Runtime, of source, room uint64) (*block, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sweep(of)
@@ -88,7 +95,7 @@ func (p *Pool) acquire(rt device.Runtime, of coll.DeviceType, room uint64) (*blo
 }
 
 // release gives back a block. The device may still have commands queued that use it.
-func (p *Pool) release(of coll.DeviceType, b *block) {
+func (p *Pool) release(of source, b *block) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.busy[of] = append(p.busy[of], b)
@@ -96,7 +103,7 @@ func (p *Pool) release(of coll.DeviceType, b *block) {
 
 // sweep moves settled blocks to the idle ones, and releases the memory of idle ones beyond idleBytes, the longest first.
 // Requires: mu.
-func (p *Pool) sweep(of coll.DeviceType) {
+func (p *Pool) sweep(of source) {
 	left := p.busy[of][:0]
 	for _, b := range p.busy[of] {
 		if b.settled() {
