@@ -24,6 +24,7 @@ type Engine struct {
 	// in the order of their numbers.
 	issuing sync.Mutex
 	streams map[place]streams  // of collectives; guarded by issuing
+	written map[place]outputs  // guarded by issuing
 	p2p     map[origin]streams // guarded by issuing
 }
 
@@ -32,7 +33,7 @@ var _ engine.Engine = (*Engine)(nil)
 // New returns the engine of a device lane. programs is the host engine of the same lane, and open is FromCall or a test's
 // replacement.
 func New(programs *host.Engine, run *runner.Group, rank int, pool *Pool, open func(runner.Call, coll.Op) (Access, error)) *Engine {
-	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open, streams: map[place]streams{}, p2p: map[origin]streams{}}
+	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open, streams: map[place]streams{}, written: map[place]outputs{}, p2p: map[origin]streams{}}
 }
 
 // Name implements engine.Engine.
@@ -61,6 +62,9 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
 	s, err := e.streamsOn(b, place{op.Device, b.Name()})
+	if waits && err == nil {
+		err = e.comeBehindOutputs(b, place{op.Device, b.Name()}, s, &l)
+	}
 	if err == nil {
 		err = enqueue(b, memory, &l, s)
 	}
@@ -72,6 +76,8 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	}
 	if err != nil { // a stream may wait for this operation
 		memory.words.Open()
+	} else if waits {
+		e.noteOutputs(place{op.Device, b.Name()}, memory, &l)
 	}
 	return err
 }

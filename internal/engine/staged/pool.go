@@ -2,6 +2,7 @@ package staged
 
 import (
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"sagecomm/internal/coll"
@@ -50,7 +51,8 @@ type block struct {
 	memory          device.Pinned
 	room            uint64
 	words           *runner.GateWords
-	inputs, outputs uint32 // what InputReady and OutputTaken are when no queued command uses the block any more
+	uses            atomic.Uint64 // operations that have had it
+	inputs, outputs uint32        // what InputReady and OutputTaken are when no queued command uses the block any more
 }
 
 // data returns the address of a byte of the buffers.
@@ -79,6 +81,7 @@ func (p *Pool) acquire(rt device.Runtime, of source, room uint64) (*block, error
 		b := p.idle[of][best]
 		p.idle[of] = append(p.idle[of][:best], p.idle[of][best+1:]...)
 		b.words.Reset()
+		b.uses.Add(1)
 		return b, nil
 	}
 	size := uint64(leastBlock)
