@@ -199,5 +199,6 @@ func (e *Engine) Close() {
 		e.pool.giveStreams(on, s)
 	}
 	clear(e.streams)
+	clear(e.written)
 	e.closeP2P()
 }
