@@ -105,7 +105,8 @@ func (e *Engine) streamsOn(rt device.Runtime, on place) (s streams, err error) {
 
 // enqueue queues the commands of an operation: all of them where streams can wait.
 func enqueue(b Access, memory *block, l *layout, s streams) error {
-	memory.inputs, memory.outputs = l.in.units, l.out.units
+	memory.inputs.Store(l.in.units)
+	memory.outputs.Store(l.out.units)
 	if waiter, waits := b.(device.Waiter); waits {
 		return enqueueAll(b, waiter, memory, l, s)
 	}
@@ -188,7 +189,7 @@ func enqueueInput(access Access, memory *block, l *layout, s streams) error {
 		return err
 	}
 	return caller.JoinLater(s.out, device.End{Copies: l.out.copies(memory, l.chunk, 0, l.out.units), Taken: memory.words.OutputTaken(),
-		Value: memory.outputs})
+		Value: l.out.units})
 }
 
 // Close implements engine.Engine.

@@ -52,7 +52,7 @@ type block struct {
 	room            uint64
 	words           *runner.GateWords
 	uses            atomic.Uint64 // operations that have had it
-	inputs, outputs uint32        // what InputReady and OutputTaken are when no queued command uses the block any more
+	inputs, outputs atomic.Uint32 // what InputReady and OutputTaken are when no queued command uses the block any more
 }
 
 // data returns the address of a byte of the buffers.
@@ -63,7 +63,7 @@ func (b *block) data(offset uint64) unsafe.Pointer {
 // settled reports whether the device has run all commands that use the block.
 func (b *block) settled() bool {
 	inputs, outputs := b.words.Moved()
-	return inputs == b.inputs && outputs == b.outputs
+	return inputs == b.inputs.Load() && outputs == b.outputs.Load()
 }
 
 // acquire returns a block with room for the buffers of an operation, whose words are 0.
