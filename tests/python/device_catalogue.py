@@ -226,3 +226,19 @@ def without_a_symbol(rank: int, size: int, store: str) -> None:
     dist.all_reduce(x)
     expect(x, SUM)
     dist.destroy_process_group()
+
+
+KEPT: list[torch.Tensor] = []  # torch's allocator needs an event to take back what other streams have used
+
+
+def events_run_out(rank: int, size: int, store: str) -> None:
+    """The device has no event left: the operation raises the device's text on the rank that it belongs to."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
+    KEPT.append(full(mine()))
+
+    def go_on() -> None:
+        while True:
+            dist.all_reduce(KEPT[0])
+
+    with pytest.raises(RuntimeError, match=r"all_reduce: .*out of memory"):
+        go_on()

@@ -53,6 +53,13 @@ def test_the_library_does_without_a_symbol(cuda_bed: CudaBed, symbol: str) -> No
     cuda_bed.ranks("device_catalogue:without_a_symbol", 2, EMULATOR_FAULTS=f"missing={symbol}")
 
 
+@needs_cuda
+@pytest.mark.parametrize("driver", ["waits", "no waits"])
+def test_events_run_out(cuda_bed: CudaBed, driver: str) -> None:
+    faults = ["cudaEventCreateWithFlags@20+=out_of_memory", *([NO_WAITS] if driver == "no waits" else [])]
+    cuda_bed.ranks("device_catalogue:events_run_out", 2, EMULATOR_FAULTS=";".join(faults), EMULATOR_KICK_MS=KICK_MS)
+
+
 def test_a_process_that_ends_itself(tmp_path: Path) -> None:
     """The end of Python does not wait for an operation that no peer joins; simdev's streams cannot wait for words."""
     built()
