@@ -72,6 +72,7 @@ func (p *Pool) acquire(rt device.Runtime, of coll.DeviceType, room uint64) (*blo
 		b := p.idle[of][best]
 		p.idle[of] = append(p.idle[of][:best], p.idle[of][best+1:]...)
 		b.words.Reset()
+		b.inputs, b.outputs = 0, 0 // until commands that use it are queued
 		return b, nil
 	}
 	size := uint64(leastBlock)
