@@ -57,6 +57,8 @@ c10::Stream DeviceWork::current() const {
 
 void DeviceWork::describe(sagecomm_op& op, bool async) {
   op.flags |= SAGECOMM_ASYNC;
+  const bool fromAnySource = op.kind == SAGECOMM_RECV && op.root == SAGECOMM_ANY_SOURCE;
+  tellsTheHost_ = tellsTheHost_ || op.kind == SAGECOMM_BARRIER || fromAnySource;
   bridge_.struct_size = sizeof bridge_;
   bridge_.ctx = this;
   bridge_.make_stream = &makeStream;

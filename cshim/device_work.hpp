@@ -49,6 +49,12 @@ class DeviceWork {
     return joined_;
   }
 
+  // Reports whether a caller who waits has to wait on the host, even if all is queued: a barrier promises the host that peers
+  // have come, and a recv from any source has to tell it the source.
+  bool tellsTheHost() const {
+    return tellsTheHost_;
+  }
+
   // One of these ends the operation, once. After succeed() the outputs are what streams see behind stream(), and the copies of
   // `buffers` are written back. If succeed() throws, some outputs are not. fail() is for an operation that was not issued, or
   // that failed. It does nothing if the operation has ended.
@@ -109,6 +115,7 @@ class DeviceWork {
 
   std::vector<c10::Stream> joins_; // what joinNow() was called with
   bool joined_ = false;
+  bool tellsTheHost_ = false;
   std::exception_ptr broken_; // why a joined operation has no end
   // What joinLater() was called with: once for each collective and p2p operation that the call is made of.
   struct End {

@@ -88,8 +88,7 @@ class Work final : public c10d::Work {
   void endProfiling();
   // Whether the host has to wait for the end of the operation, even on a device whose streams could wait for it.
   bool hostWaits() const {
-    return device_ == nullptr || !device_->joined() || opType_ == c10d::OpType::BARRIER ||
-           opType_ == c10d::OpType::RECVANYSOURCE;
+    return device_ == nullptr || !device_->joined() || device_->tellsTheHost();
   }
   // Registers the done function, with which the core completes this Work. For asynchronous operations.
   void completeLater();

@@ -261,6 +261,14 @@ func (c waitingCall) WaitValue(s device.Stream, word *uint32, value uint32) erro
 	return c.fails("WaitValue")
 }
 
+// Order implements device.Waiter.
+func (c waitingCall) Order(first, then device.Stream) error {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.d.queue(then, command{ready: c.d.event(first), run: func() {}})
+	return c.fails("Order")
+}
+
 // CopyOut implements device.Waiter.
 func (c waitingCall) CopyOut(s device.Stream, n device.Copy) error {
 	c.d.mu.Lock()

@@ -95,6 +95,9 @@ type Waiter interface {
 	// WaitValue makes a stream wait until a word is at least value. The comparison is cyclic: (int32)(*word - value) >= 0.
 	WaitValue(s Stream, word *uint32, value uint32) error
 
+	// Order makes a stream wait for what another one holds now.
+	Order(first, then Stream) error
+
 	// CopyOut queues a copy from pinned memory into the device.
 	CopyOut(s Stream, c Copy) error
 }

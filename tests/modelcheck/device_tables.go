@@ -16,6 +16,9 @@ var gateScenarios = []Scenario{
 	{Name: "gate, used for two operations", Ranks: 1, Slots: 1, Window: 1, Calls: same(oneShot, do(useAgain), oneShot),
 		Others: streams(0, oneShot, do(whenIssued), oneShot)},
 
+	{Name: "gate, used again as soon as its device is through with it", Ranks: 1, Slots: 1, Window: 1, goesDown: true, Calls: same(do(takeUnitAndOpen)),
+		Others: append(streams(0, oneShot, do(whenIssued), chunks(OneShot, 2)), Other{Rank: 0, Calls: []Call{do(operateWhenSettled)}})},
+
 	{Name: "gates of two operations, 3 units, window 2", Ranks: 1, Slots: 2, Window: 2, Calls: same(chunks(OneShot, 3), do(nextGate), chunks(OneShot, 3)),
 		Others: streams(0, chunks(OneShot, 3), do(nextGate), chunks(OneShot, 3))},
 
@@ -48,6 +51,10 @@ var gateScenarios = []Scenario{
 		Others: append(streams(0, do(whenRunEnded), oneShot, do(nextGate), oneShot), Other{Rank: 0, Calls: []Call{do(takeGroupDown)}})},
 	{Name: "gate, used again after an error", Ranks: 1, Slots: 1, Window: 1, goesDown: true, Want: []outcomes{either, finished, finished, finished},
 		Calls: same(oneShot, do(runEnded)), Others: append(streams(0, oneShot, do(whenIssued), chunks(OneShot, 2)), Other{Rank: 0, Calls: []Call{do(takeGroupDown), do(operateAgain)}})},
+	{Name: "gate, used again after an error, streams wait for nothing", Ranks: 1, Slots: 1, Window: 1, goesDown: true, Want: []outcomes{either, finished, finished, finished},
+		Calls: same(oneShot, do(runEnded)), Others: []Other{{Rank: 0, Stream: copyIn, Calls: []Call{oneShot, do(whenIssued), chunks(OneShot, 2)}},
+			{Rank: 0, Stream: copyOut, Calls: []Call{do(takenWhenEnded), do(whenIssued), do(moveAgain)}},
+			{Rank: 0, Calls: []Call{do(takeGroupDown), do(operateAgain)}}}},
 }
 
 var laneScenarios = []Scenario{
@@ -87,7 +94,8 @@ var gateMutations = []Mutation{
 	{GateUsedTooEarly, "a gate is used again before the device is through with it", "the buffers of a gate", "gate, used for two operations", Overwritten},
 	{InputStaysShut, "a run that ends with an error sets output_done and not input_taken", "scr_gate_open", "gate, a peer fails behind the first unit", Deadlock},
 	{QueuedGateStaysShut, "a run behind the one that is blocked leaves its gate shut", "scr_gate_open in scr_run_finish", "gates of two operations, the group goes down, and the device is late", Deadlock},
-	{GateOpenedLate, "a gate is opened after its run was marked complete", "scr_run_finish", "gate, used again after an error", WrongData},
+	{GateOpenedLate, "a gate is opened after its run was marked complete", "scr_run_finish", "gate, used again after an error, streams wait for nothing", WrongData},
+	{OutputOpenedFirst, "a gate is opened in the other order: output_done, then input_taken", "scr_gate_open", "gate, used again as soon as its device is through with it", WrongData},
 	{NoWaitForInputTaken, "the device does not wait for input_taken", "the copy-in stream", "gate, one-shot, 3 units, window 2", Overwritten},
 	{StreamOutOfOrder, "operations stand in the stream in another order than in the queue", "the copy-in stream", "gates of two operations, 3 units, window 2", Deadlock},
 	{DeviceWritesEarly, "input_ready is visible before the copy in front of it", "the copy-in stream", "gate, one-shot, 1 unit", WrongData},

@@ -247,6 +247,11 @@ func whenIssued(b *builder) { b.load(b.sc.issued(b.rank), acquire, risen, 0, 0) 
 // operateAgain is an operation of another group that uses a gate when its run has ended.
 func operateAgain(b *builder) {
 	whenRunEnded(b)
+	operateWhenSettled(b)
+}
+
+// operateWhenSettled is an operation of another group that uses a gate as soon as its device is through with it.
+func operateWhenSettled(b *builder) {
 	b.gate = b.sc.gateOf(b.rank, b.off)
 	useAgain(b)
 	b.call, b.first = 2, 1
@@ -256,6 +261,35 @@ func operateAgain(b *builder) {
 		b.writeOutput(b.first+unit, 0, true)
 		b.leave(b.first + unit)
 	}
+}
+
+// takeUnitAndOpen is a run of one unit, whose gate is opened at its end.
+func takeUnitAndOpen(b *builder) {
+	b.call, b.first = 1, 0
+	b.enter(0, 1)
+	b.readInput(0, true)
+	b.writeOutput(0, 0, true)
+	b.read = 1
+	if b.off == OutputOpenedFirst {
+		b.store(b.outputDone(), opened, release)
+	}
+	b.store(b.inputTaken(), opened, release)
+	if b.off != OutputOpenedFirst {
+		b.store(b.outputDone(), opened, release)
+	}
+}
+
+// takenWhenEnded is the caller of a device whose streams cannot wait: it queues the copies back when the run has ended.
+func takenWhenEnded(b *builder) {
+	whenRunEnded(b)
+	b.read = 1
+	b.store(b.outputTaken(), 1, release)
+}
+
+// moveAgain is what the stream of the output does for the operation of operateAgain.
+func moveAgain(b *builder) {
+	b.call = 2
+	b.move(chunks(OneShot, 2), 1)
 }
 
 // runEnded is behind a run that has ended without an error.

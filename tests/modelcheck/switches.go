@@ -132,6 +132,7 @@ const (
 	InputStaysShut         // only output_done is set then
 	QueuedGateStaysShut    // that of a run that is queued behind the one that is blocked
 	GateOpenedLate         // after the run was marked complete
+	OutputOpenedFirst      // before input_taken
 	GateUsedTooEarly       // again, while the device still uses it
 
 	// Gates, the device: the commands of its streams.

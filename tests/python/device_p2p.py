@@ -111,6 +111,23 @@ def tags_in_another_order() -> None:
         expect(y, 10 * (3 - mine()) + tag)
 
 
+def later_recv_ends_first() -> None:
+    """A recv does not wait for an earlier one, whose sender waits for what the later one brings."""
+    x, y = full(0), full(0)
+    if dist.get_rank() == 0:
+        first, second = dist.irecv(x, 1, tag=1), dist.irecv(y, 1, tag=2)
+        assert first is not None
+        assert second is not None
+        second.wait()
+        dist.send(y + 1, 1, tag=3)
+        first.wait()
+        expect(x, 8)
+    else:
+        dist.send(full(7), 0, tag=2)
+        dist.recv(x, 0, tag=3)
+        dist.send(x, 0, tag=1)
+
+
 def from_any_source() -> None:
     x = full(mine())
     if dist.get_rank() == 0:
@@ -263,6 +280,7 @@ PROGRAMS: list[Callable[[], Any]] = [
     chain_without_the_host,
     crossing,
     tags_in_another_order,
+    later_recv_ends_first,
     from_any_source,
     to_itself,
     not_contiguous,

@@ -51,6 +51,18 @@ def operations_follow_each_other() -> None:
     expect(y, SUM * 2 ** (FEW - 1))
 
 
+def outputs_that_nobody_has_waited_for() -> None:
+    """The input of an operation is the output of earlier ones, for which nobody has waited."""
+    for n in (N, LONG):
+        x, gathered = full(mine(), n), full(0, 2 * n)
+        works = [dist.all_reduce(x, async_op=True) for _ in range(FEW)]
+        works.append(dist.all_gather_into_tensor(gathered, x, async_op=True))
+        works[-1].wait()
+        expect(gathered, SUM * 2 ** (FEW - 1))
+        for work in works:
+            work.wait()
+
+
 def rows_that_are_not_contiguous() -> None:
     x = torch.zeros(N, 4, device="cuda")
     torch.cuda.synchronize()
@@ -107,6 +119,7 @@ def next_operation_raises() -> None:
 PROGRAMS: list[Callable[[], Any]] = [
     nothing_waits_on_the_host,
     operations_follow_each_other,
+    outputs_that_nobody_has_waited_for,
     rows_that_are_not_contiguous,
     roots,
     barrier_waits_on_the_host,

@@ -90,17 +90,23 @@ def test_dumps_hold_exactly_what_was_called(world: WorldOf) -> None:
         assert ours(as_json) == entries
 
 
+def of_kind(dump: dict[str, Any], p2p: bool) -> list[str]:
+    return [name for name, entry in zip(names(dump), ours(dump), strict=True) if entry["is_p2p"] == p2p]
+
+
 def test_p2p_names_both_ends(world: WorldOf) -> None:
     first, second = world(2).run(send_and_receive)
     # The source of the recv is known, because it is complete.
-    assert names(first) == ["barrier", "send 0->1", "recv 0<-1", "barrier"]
-    assert names(second) == ["barrier", "recv 1<-0", "send 1->0", "barrier"]
+    assert of_kind(first, p2p=True) == ["send 0->1", "recv 0<-1"]
+    assert of_kind(second, p2p=True) == ["recv 1<-0", "send 1->0"]
     for dump in (first, second):
+        # The start of a short collective is estimated, so on a busy machine it may stand before a p2p operation.
+        assert of_kind(dump, p2p=False) == ["barrier", "barrier"]
         p2p = [e for e in ours(dump) if e["is_p2p"]]
         assert [e["input_sizes"] + e["output_sizes"] for e in p2p] == [[[6]], [[2]]]
         assert [e["input_dtypes"] + e["output_dtypes"] for e in p2p] == [["Short"], ["Short"]]
-        assert [e["p2p_seq_id"] - P2P_NUMBERS for e in ours(dump)] == [0, 1, 2, 2]
-        assert [e["collective_seq_id"] for e in ours(dump)] == [1, 1, 1, 2]
+        assert [e["p2p_seq_id"] - P2P_NUMBERS for e in p2p] == [1, 2]
+        assert [e["collective_seq_id"] for e in ours(dump) if not e["is_p2p"]] == [1, 2]
         assert {e["state"] for e in p2p} == {"completed"}
 
 

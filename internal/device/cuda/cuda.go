@@ -192,6 +192,11 @@ func (d *Driver) CopyOut(s device.Stream, c device.Copy) error {
 	return d.result("cannot queue a copy into the device", C.copy_out(d.device, C.uintptr_t(s.Handle), C.uintptr_t(c.Device), c.Host, C.size_t(c.Bytes), &d.why))
 }
 
+// Order implements device.Waiter.
+func (d *Driver) Order(first, then device.Stream) error {
+	return d.result("cannot order two streams", C.order_streams(d.device, C.uintptr_t(first.Handle), C.uintptr_t(then.Handle), &d.why))
+}
+
 // Join implements device.Ordering.
 func (d *Driver) Join(s device.Stream) error {
 	return d.result("cannot order the caller's stream behind the operation", C.order_streams(d.device, C.uintptr_t(s.Handle), d.caller, &d.why))

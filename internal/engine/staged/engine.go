@@ -24,6 +24,7 @@ type Engine struct {
 	// in the order of their numbers.
 	issuing sync.Mutex
 	streams map[place]streams  // of collectives; guarded by issuing
+	written map[place]outputs  // guarded by issuing
 	p2p     map[origin]streams // guarded by issuing
 }
 
@@ -32,7 +33,7 @@ var _ engine.Engine = (*Engine)(nil)
 // New returns the engine of a device lane. programs is the host engine of the same lane, and open is FromCall or a test's
 // replacement.
 func New(programs *host.Engine, run *runner.Group, rank int, pool *Pool, open func(runner.Call, coll.Op) (Access, error)) *Engine {
-	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open, streams: map[place]streams{}, p2p: map[origin]streams{}}
+	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open, streams: map[place]streams{}, written: map[place]outputs{}, p2p: map[origin]streams{}}
 }
 
 // Name implements engine.Engine.
@@ -52,14 +53,18 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	_, waits := b.(device.Waiter)
 	l := layoutOf(call.In(), call.Out(), writes(op, e.rank))
 	l.cut(op, p.Program, waits)
-	memory, err := e.pool.acquire(b, op.Device.Type, l.bytes)
+	owner := source{op.Device.Type, b.Name()}
+	memory, err := e.pool.acquire(b, owner, l.bytes)
 	if err != nil {
 		return e.errorOf(op, err)
 	}
-	defer e.pool.release(op.Device.Type, memory)
+	defer e.pool.release(owner, memory)
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
 	s, err := e.streamsOn(b, place{op.Device, b.Name()})
+	if waits && err == nil {
+		err = e.comeBehindOutputs(b, place{op.Device, b.Name()}, s, &l)
+	}
 	if err == nil {
 		err = enqueue(b, memory, &l, s)
 	}
@@ -71,6 +76,8 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	}
 	if err != nil { // a stream may wait for this operation
 		memory.words.Open()
+	} else if waits {
+		e.noteOutputs(place{op.Device, b.Name()}, memory, &l)
 	}
 	return err
 }
@@ -98,7 +105,8 @@ func (e *Engine) streamsOn(rt device.Runtime, on place) (s streams, err error) {
 
 // enqueue queues the commands of an operation: all of them where streams can wait.
 func enqueue(b Access, memory *block, l *layout, s streams) error {
-	memory.inputs, memory.outputs = l.in.units, l.out.units
+	memory.inputs.Store(l.in.units)
+	memory.outputs.Store(l.out.units)
 	if waiter, waits := b.(device.Waiter); waits {
 		return enqueueAll(b, waiter, memory, l, s)
 	}
@@ -181,7 +189,7 @@ func enqueueInput(access Access, memory *block, l *layout, s streams) error {
 		return err
 	}
 	return caller.JoinLater(s.out, device.End{Copies: l.out.copies(memory, l.chunk, 0, l.out.units), Taken: memory.words.OutputTaken(),
-		Value: memory.outputs})
+		Value: l.out.units})
 }
 
 // Close implements engine.Engine.
@@ -192,5 +200,6 @@ func (e *Engine) Close() {
 		e.pool.giveStreams(on, s)
 	}
 	clear(e.streams)
+	clear(e.written)
 	e.closeP2P()
 }

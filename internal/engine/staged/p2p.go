@@ -31,12 +31,6 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	if err != nil {
 		return &engine.Refusal{Err: e.errorOf(op, err)}
 	}
-	l := layoutOf(call.In(), call.Out(), op.Writes(e.rank))
-	memory, err := e.pool.acquire(b, op.Device.Type, l.bytes)
-	if err != nil {
-		return e.errorOf(op, err)
-	}
-	defer e.pool.release(op.Device.Type, memory)
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
 	from := origin{place{op.Device, b.Name()}, op.Stream, -1}
@@ -45,6 +39,12 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 			b, from = a.bridge, origin{place{op.Device, a.bridge.Name()}, op.Stream, -1}
 		}
 	}
+	l, owner := layoutOf(call.In(), call.Out(), op.Writes(e.rank)), source{op.Device.Type, b.Name()}
+	memory, err := e.pool.acquire(b, owner, l.bytes)
+	if err != nil {
+		return e.errorOf(op, err)
+	}
+	defer e.pool.release(owner, memory)
 	s, err := e.streamsFor(b, from)
 	if err == nil {
 		err = enqueue(b, memory, &l, s)

@@ -2,6 +2,7 @@ package staged
 
 import (
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"sagecomm/internal/coll"
@@ -13,19 +14,26 @@ import (
 // the process, and copies into a tensor may still be queued when the group that made them is gone.
 type Pool struct {
 	mu      sync.Mutex
-	idle    map[coll.DeviceType][]*block
-	busy    map[coll.DeviceType][]*block // used by an operation, or by copies that are still queued
-	streams map[place][]streams          // of groups that are gone
+	idle    map[source][]*block
+	busy    map[source][]*block // used by an operation, or by copies that are still queued
+	streams map[place][]streams // of groups that are gone
 }
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
-	return &Pool{idle: map[coll.DeviceType][]*block{}, busy: map[coll.DeviceType][]*block{}, streams: map[place][]streams{}}
+	return &Pool{idle: map[source][]*block{}, busy: map[source][]*block{}, streams: map[place][]streams{}}
 }
 
 // place is a device, as an implementation of device.Runtime reaches it.
 type place struct {
 	device  coll.Device
+	runtime string
+}
+
+// source is who allocates pinned memory: an implementation of device.Runtime, for devices of a type. What the commands of one runtime
+// have used is not given to another.
+type source struct {
+	device  coll.DeviceType
 	runtime string
 }
 
@@ -43,7 +51,8 @@ type block struct {
 	memory          device.Pinned
 	room            uint64
 	words           *runner.GateWords
-	inputs, outputs uint32 // what InputReady and OutputTaken are when no queued command uses the block any more
+	uses            atomic.Uint64 // operations that have had it
+	inputs, outputs atomic.Uint32 // what InputReady and OutputTaken are when no queued command uses the block any more
 }
 
 // data returns the address of a byte of the buffers.
@@ -54,11 +63,11 @@ func (b *block) data(offset uint64) unsafe.Pointer {
 // settled reports whether the device has run all commands that use the block.
 func (b *block) settled() bool {
 	inputs, outputs := b.words.Moved()
-	return inputs == b.inputs && outputs == b.outputs
+	return inputs == b.inputs.Load() && outputs == b.outputs.Load()
 }
 
 // acquire returns a block with room for the buffers of an operation, whose words are 0.
-func (p *Pool) acquire(rt device.Runtime, of coll.DeviceType, room uint64) (*block, error) {
+func (p *Pool) acquire(rt device.Runtime, of source, room uint64) (*block, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sweep(of)
@@ -72,7 +81,9 @@ func (p *Pool) acquire(rt device.Runtime, of coll.DeviceType, room uint64) (*blo
 		b := p.idle[of][best]
 		p.idle[of] = append(p.idle[of][:best], p.idle[of][best+1:]...)
 		b.words.Reset()
-		b.inputs, b.outputs = 0, 0 // until commands that use it are queued
+		b.uses.Add(1)
+		b.inputs.Store(0) // until commands that use it are queued
+		b.outputs.Store(0)
 		return b, nil
 	}
 	size := uint64(leastBlock)
@@ -89,7 +100,7 @@ func (p *Pool) acquire(rt device.Runtime, of coll.DeviceType, room uint64) (*blo
 }
 
 // release gives back a block. The device may still have commands queued that use it.
-func (p *Pool) release(of coll.DeviceType, b *block) {
+func (p *Pool) release(of source, b *block) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.busy[of] = append(p.busy[of], b)
@@ -97,7 +108,7 @@ func (p *Pool) release(of coll.DeviceType, b *block) {
 
 // sweep moves settled blocks to the idle ones, and releases the memory of idle ones beyond idleBytes, the longest first.
 // Requires: mu.
-func (p *Pool) sweep(of coll.DeviceType) {
+func (p *Pool) sweep(of source) {
 	left := p.busy[of][:0]
 	for _, b := range p.busy[of] {
 		if b.settled() {

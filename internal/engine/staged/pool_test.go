@@ -26,18 +26,19 @@ func (p *pinning) Pin(bytes uint64) (device.Pinned, error) {
 
 // A block is idle again when an operation is given up before the device got a command, also if an earlier one had used it.
 func TestBlockOfAnOperationWithoutCommands(t *testing.T) {
-	pool, rt := NewPool(), &pinning{}
+	pool, rt, owner := NewPool(), &pinning{}, source{coll.PrivateUse1, "test"}
 	for round := range 4 {
-		b, err := pool.acquire(rt, coll.PrivateUse1, 100)
+		b, err := pool.acquire(rt, owner, 100)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if round == 0 { // the only one that uses it
-			b.inputs, b.outputs = 1, 1
+			b.inputs.Store(1)
+			b.outputs.Store(1)
 			*b.words.InputReady(), *b.words.OutputTaken() = 1, 1
 		}
 		b.words.Open()
-		pool.release(coll.PrivateUse1, b)
+		pool.release(owner, b)
 	}
 	if rt.pins != 1 {
 		t.Errorf("%d blocks for operations that came one after the other", rt.pins)

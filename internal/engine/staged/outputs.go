@@ -1,0 +1,52 @@
+package staged
+
+import "sagecomm/internal/device"
+
+// outputs are ranges of memory that collectives write on a device, of those that are under way.
+type outputs []output
+
+type output struct {
+	from, to uintptr
+	memory   *block
+	use      uint64 // of the block
+}
+
+// settled reports whether the device has written the range.
+func (o output) settled() bool { return o.memory.uses.Load() != o.use || o.memory.settled() }
+
+// comeBehindOutputs makes the stream of the input wait for the outputs of earlier collectives if it reads any of them. So an
+// operation may use the output of an earlier one of the lane although nobody has waited for that. nccl gives the same, since its
+// operations of a group run in one stream.
+// Requires: issuing.
+func (e *Engine) comeBehindOutputs(b Access, on place, s streams, l *layout) error {
+	left := e.written[on][:0]
+	meets := false
+	for _, o := range e.written[on] {
+		if o.settled() {
+			continue
+		}
+		left = append(left, o)
+		for _, p := range l.in.pieces {
+			meets = meets || p.device < o.to && o.from < p.device+uintptr(p.bytes)
+		}
+	}
+	clear(e.written[on][len(left):])
+	e.written[on] = left
+	if !meets {
+		return nil
+	}
+	return b.(device.Waiter).Order(s.out, s.in)
+}
+
+// noteOutputs keeps the ranges that an operation writes.
+// Requires: issuing.
+func (e *Engine) noteOutputs(on place, memory *block, l *layout) {
+	if !l.out.moved {
+		return
+	}
+	for _, p := range l.out.pieces {
+		if p.bytes > 0 {
+			e.written[on] = append(e.written[on], output{p.device, p.device + uintptr(p.bytes), memory, memory.uses.Load()})
+		}
+	}
+}
