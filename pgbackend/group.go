@@ -126,5 +126,12 @@ func (g *Group) SetTimeout(d time.Duration) error {
 	return nil
 }
 
+// timeout returns the timeout of operations.
+func (g *Group) timeout() time.Duration {
+	g.opening.Lock()
+	defer g.opening.Unlock()
+	return g.operationTimeout
+}
+
 // Cause returns the first cause of the group's failure, or nil if it has not failed.
 func (g *Group) Cause() *coll.Failure { return g.cause.Load() }
