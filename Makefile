@@ -23,7 +23,7 @@ core_sources := $(call find_in,$(go_dirs),-name '*.go' ! -name '*_test.go' -o -n
   $(wildcard $(root)/go.mod $(root)/go.sum) $(root)/export/exports.map
 c_sources := $(call find_in,$(addprefix $(root)/,bench cshim export internal tests),\
   -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp')
-python_sources := torch_ext tests/python tests/suites tests/emulator examples bench tools/rerun-failed
+python_sources := torch_ext tests/python tests/suites tests/emulator tests/mutants examples bench tools/rerun-failed
 
 # Prints the text after ## in the rule of each target.
 .PHONY: help
@@ -148,6 +148,11 @@ test-long-python: build beds ## run all of Python's tests with coverage
 test-streams: build beds ## run the tests on emulated devices under SEEDS=50 seeds
 	cd $(root) && SEEDS=$(or $(SEEDS),50) $(py) -m pytest tests/python/test_simdev_*.py tests/python/test_fake_cuda*.py \
 	  tests/python/test_device_*.py
+
+# docs/testing.md, Mutants. CI checks only that each patch applies.
+.PHONY: test-mutants
+test-mutants: build beds ## take one order of device operations out at a time, and run the tests that must notice
+	cd $(root) && $(py) tests/mutants/run.py
 
 # The whole of which the tests run a random part (docs/reliability.md).
 .PHONY: faults kills soak

@@ -168,6 +168,7 @@ void DeviceWork::join(const std::vector<c10::Stream>& streams) {
 void DeviceWork::store() noexcept {
   for (const End& end : std::exchange(ends_, {})) {
     if (end.word != nullptr) {
+      noteAcquired(end.word); // the library reads the input no more, also after an error
       noteReleased(end.word);
       __atomic_store_n(end.word, end.value, __ATOMIC_RELEASE);
     }

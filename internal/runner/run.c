@@ -134,6 +134,9 @@ void scr_run_finish(scr_run *r, int32_t status, bool waiter) {
   if (SCR_UNLIKELY(r->gate.words != NULL)) scr_gate_open(r);
   scr_note_finished(r->group, r, status == SAGECOMM_OK);
   scr_run_settle(r, waiter);
+#ifdef SCR_MUTANT_GATE_OPENED_AGAIN
+  if (SCR_UNLIKELY(r->gate.words != NULL)) scr_gate_open(r);
+#endif
 }
 
 void scr_run_settle(scr_run *r, bool waiter) {

@@ -97,6 +97,17 @@ func TestDriverThatIsTooOld(t *testing.T) {
 	}
 }
 
+// Where the device has no event left, the operation fails with the driver's text, and its peer fails too. No process hangs.
+func TestEventsRunOut(t *testing.T) {
+	run := deviceProgram(t)
+	for first := 1; first <= 40; first += 13 {
+		output, err := run(t, "EMULATOR_SCHEDULE=random", fmt.Sprintf("EMULATOR_FAULTS=cuEventCreate@%d+=out_of_memory", first))
+		if err == nil || !strings.Contains(output, "CUDA_ERROR_OUT_OF_MEMORY") {
+			t.Errorf("no event from the event %d on: %v\n%s", first, err, output)
+		}
+	}
+}
+
 // Each call that orders streams is needed: without one of them the checker reports a conflict, a result is wrong or the program
 // hangs. The emulator leaves out the named call of each process and reports success.
 func TestEachOrderOfADeviceIsNeeded(t *testing.T) {

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
 
 import fake_cuda
 
-BOUND_S = 90  # of one child; they take less than ten on a busy machine
+BOUND_S = float(os.environ.get("TEST_HANG_BOUND_S", "90"))  # of one child; they take less than ten on a busy machine
 CONCURRENT = 2
 # Parts of torch that take seconds to import. The process that forks imports them if files of collected tests have.
 IMPORTED_IF_USED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel")

@@ -51,6 +51,9 @@ static void *streams(void *p) {
     }
     if ((x >> 8) % 8 == 0) sched_yield();
   }
+  /* When the output's word says that the gate is open, the gate is another operation's. */
+  while (look(&t->words.output_done) != SCR_GATE_OPEN) sched_yield();
+  memset(&t->words, 0, sizeof t->words);
   return NULL;
 }
 

@@ -237,6 +237,8 @@ var mutations = []mutation{
 	{"a run does not wait until the device has filled its input", "INPUT_NOT_AWAITED", "gate.c", "gates"},
 	{"a run does not wait until the device has emptied its output", "OUTPUT_NOT_AWAITED", "gate.c", "gates"},
 	{"the gate of a run that fails stays shut", "GATE_STAYS_SHUT", "gate.c", "gate_opens"},
+	{"a gate belongs to the next operation before its last word is written", "OUTPUT_OPENED_FIRST", "gate.c", "gates"},
+	{"a gate is opened after its run is complete", "GATE_OPENED_AGAIN", "run.c", "gates"},
 	{"a send or recv does not wait until its stream has reached it", "P2P_NOT_BEHIND", "p2p_gate.c", "p2p_gates"},
 	{"a recv that has its payload needs its sender", "ARRIVED_NEEDS_PEER", "p2p_scan.c", "sender_leaves_a_gate"},
 	{"who waits for a p2p does not look at gates", "GATES_NOT_POLLED", "p2p_issue.c", "looks_at_gates"},

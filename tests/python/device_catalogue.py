@@ -1,0 +1,244 @@
+"""What ranks of test_device_catalogue.py do: cases of the table in docs/devices.md that no other module has."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _make_nccl_premul_sum
+from torch.distributed import distributed_c10d as c10d
+
+import sagecomm
+from device_calls import MINUTE, run_under_fake_cuda
+from device_programs import SUM, N, accelerator, expect, full, held, main_stream, mine
+
+# ---- peers that call something else, or nothing ----
+
+
+def a_rank_that_does_not_call() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    store = c10d._get_default_store()
+    x = full(mine())
+    dist.all_reduce(x, group=group)
+    if dist.get_rank() == 1:
+        store.wait(["the other rank has seen it"])
+        return
+    work = dist.all_reduce(x, group=group, async_op=True)
+    with pytest.raises(sagecomm.CollectiveTimeout) as raised:
+        work.wait(MINUTE)
+    store.set("the other rank has seen it", b"")
+    for word in ("all_reduce #2 (float32, SUM, 1000 elements)", "rank 1", "last called all_reduce #1"):
+        assert word in str(raised.value), raised.value
+    with pytest.raises(sagecomm.CollectiveTimeout):
+        dist.all_reduce(x, group=group)
+    assert work.is_completed()
+    x.fill_(5)
+    expect(x, 5)
+
+
+def call_until_it_raises(call: Callable[[Any, Any], Any], x: torch.Tensor, group: Any) -> None:
+    call(x, group)
+    while True:
+        torch.accelerator.synchronize()
+        dist.all_reduce(x, group=group)
+
+
+def different_calls() -> None:
+    """Of each pair, one rank makes one call. Both get an error that names both calls, and streams go on."""
+    most = dist.ReduceOp.MAX
+    calls: list[tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], str, str]] = [
+        (
+            lambda x, g: dist.broadcast(x, 0, group=g),
+            lambda x, g: dist.reduce(x, 0, group=g),
+            "broadcast (float32, 1000 elements, root 0)",
+            "reduce (float32, SUM, 1000 elements, root 0)",
+        ),
+        (
+            lambda x, g: dist.all_reduce(x, group=g),
+            lambda x, g: dist.all_reduce(x.int(), group=g),
+            "all_reduce (float32, SUM, 1000 elements)",
+            "all_reduce (int32, SUM, 1000 elements)",
+        ),
+        (
+            lambda x, g: dist.all_reduce(x, group=g),
+            lambda x, g: dist.all_reduce(x, op=most, group=g),
+            "all_reduce (float32, SUM, 1000 elements)",
+            "all_reduce (float32, MAX, 1000 elements)",
+        ),
+        (
+            lambda x, g: dist.broadcast(x, 0, group=g),
+            lambda x, g: dist.broadcast(x, 1, group=g),
+            "broadcast (float32, 1000 elements, root 0)",
+            "broadcast (float32, 1000 elements, root 1)",
+        ),
+    ]
+    for *both, one, other in calls:
+        group = dist.new_group()
+        x = full(mine())
+
+        with pytest.raises(sagecomm.CollectiveMismatch) as raised:
+            call_until_it_raises(both[dist.get_rank()], x, group)
+        assert one in str(raised.value), raised.value
+        assert other in str(raised.value), raised.value
+        x.fill_(5)
+        expect(x, 5)
+
+
+# ---- types, places in memory ----
+
+
+def outcome(x: torch.Tensor, op: Any) -> list[Any]:
+    try:
+        dist.all_reduce(x, op=op)
+    except RuntimeError as error:
+        return [str(error)]
+    return x.cpu().view(torch.uint8).tolist()
+
+
+def reductions_and_types() -> None:
+    """A device gives the bits, or the refusal, of the CPU."""
+    op = dist.ReduceOp
+    cases = [
+        *((dtype, op.AVG) for dtype in (torch.float32, torch.bfloat16, torch.int32)),
+        *((dtype, _make_nccl_premul_sum(0.5)) for dtype in (torch.float32, torch.float16)),
+        *((dtype, op.SUM) for dtype in (torch.bool, torch.uint8, torch.float64, torch.float8_e5m2)),
+        *((dtype, op.PRODUCT) for dtype in (torch.bfloat16, torch.int16)),
+        (torch.uint8, op.BAND),
+    ]
+    numbers = (torch.arange(N) % 5) * mine()
+    for dtype, how in cases:
+        x = numbers.to(dtype)
+        assert outcome(x.to(accelerator()), how) == outcome(x, how), (dtype, how)
+
+
+def float8_is_moved() -> None:
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        plain = ((torch.arange(N) % 7) * mine()).to(dtype)
+        x, out = plain.to(accelerator()), torch.zeros(2 * N, dtype=torch.uint8, device=accelerator()).view(dtype)
+        dist.all_gather_into_tensor(out, x)
+        first, second = (((torch.arange(N) % 7) * by).to(dtype).view(torch.uint8) for by in (1.0, 2.0))
+        assert torch.equal(out.cpu().view(torch.uint8), torch.cat([first, second]))
+        dist.broadcast(x, 1)
+        assert torch.equal(x.cpu().view(torch.uint8), second)
+
+
+def odd_places() -> None:
+    """Tensors that begin anywhere in their storage, that are part of each other, and that are empty."""
+    for dtype, skip in ((torch.float32, 1), (torch.uint8, 3), (torch.float64, 5)):
+        base = full(mine(), N + skip, dtype=dtype)
+        dist.all_reduce(base[skip:])
+        expect(base[skip:], SUM)
+        expect(base[:skip], mine())
+    rank, out = dist.get_rank(), full(0, 2 * N)
+    own = out[rank * N : (rank + 1) * N]
+    own += mine()
+    dist.all_gather_into_tensor(out, own)
+    expect(out[:N], 1)
+    expect(out[N:], 2)
+    dist.reduce_scatter_tensor(own, out)
+    expect(own, 2 * mine())
+    expect(out[(1 - rank) * N : (2 - rank) * N], 3 - mine())
+    empty = torch.empty(0, device=accelerator())
+    dist.all_gather_into_tensor(empty, empty)
+    dist.broadcast(empty, 0)
+
+
+# ---- life ----
+
+
+def child_of_a_fork() -> None:
+    """A child drops what it has inherited and is refused. Its parent goes on."""
+    x = full(0)
+    torch.accelerator.synchronize()
+    with held(main_stream()):
+        x += mine()
+        work = dist.all_reduce(x, async_op=True)
+        future = work.get_future() if accelerator().type == "cuda" else None
+        child = os.fork()
+        if child == 0:
+            signal.setitimer(signal.ITIMER_REAL, 30)  # it ends the child if that hangs
+            try:
+                dist.all_reduce(torch.ones(1))
+            except RuntimeError:
+                del work, future
+                gc.collect()
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+    work.wait()
+    expect(x, SUM)
+
+
+def collective_destroyed_in_flight() -> None:
+    """The group is destroyed before anybody has waited."""
+    group = dist.new_group()
+    x = full(0)
+    with held(main_stream()):
+        x += mine()
+        work = dist.all_reduce(x, group=group, async_op=True)
+    dist.destroy_process_group(group)
+    try:
+        work.wait()
+    except dist.DistBackendError as error:
+        assert "destroy" in str(error)
+        x.fill_(SUM)
+    expect(x, SUM)
+
+
+PROGRAMS: list[Callable[[], Any]] = [
+    a_rank_that_does_not_call,
+    different_calls,
+    reductions_and_types,
+    float8_is_moved,
+    odd_places,
+    child_of_a_fork,
+    collective_destroyed_in_flight,
+]
+
+
+def under_fake_cuda(rank: int, size: int, store: str) -> None:
+    run_under_fake_cuda(rank, size, store, PROGRAMS)
+
+
+# ---- devices that lack something, on fake CUDA ----
+
+
+def without_devices(rank: int, size: int, store: str) -> None:
+    """Collectives on the CPU need no device."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
+    assert not torch.cuda.is_available()
+    x = torch.full((N,), mine())
+    dist.all_reduce(x)
+    expect(x, SUM)
+    dist.destroy_process_group()
+
+
+def without_a_symbol(rank: int, size: int, store: str) -> None:
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
+    x = full(mine())
+    dist.all_reduce(x)
+    expect(x, SUM)
+    dist.destroy_process_group()
+
+
+KEPT: list[torch.Tensor] = []  # torch's allocator needs an event to take back what other streams have used
+
+
+def events_run_out(rank: int, size: int, store: str) -> None:
+    """The device has no event left: the operation raises the device's text on the rank that it belongs to."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
+    KEPT.append(full(mine()))
+
+    def go_on() -> None:
+        while True:
+            dist.all_reduce(KEPT[0])
+
+    with pytest.raises(RuntimeError, match=r"all_reduce: .*out of memory"):
+        go_on()

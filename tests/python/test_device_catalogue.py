@@ -1,0 +1,77 @@
+"""Cases of the table in docs/devices.md, on the emulated devices (device_catalogue.py has the programs)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import device_catalogue
+from cuda_bed import CudaBed
+from device_bed import EMULATOR, Schedule, Worlds, built, under_schedules
+from test_device_tensors import KICK_MS, checked, ranks
+
+needs_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+NO_WAITS = "cuStreamWaitValue32@1+=not_supported"
+
+
+@under_schedules
+@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
+    world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
+    for program in device_catalogue.PROGRAMS:
+        world.run(checked, program)
+
+
+@needs_cuda
+@under_schedules
+@pytest.mark.parametrize("driver", ["waits", "no waits"])
+def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, driver: str) -> None:
+    cuda_bed.ranks(
+        "device_catalogue:under_fake_cuda",
+        2,
+        schedule=schedule.name,
+        seed=schedule.seed,
+        EMULATOR_KICK_MS=KICK_MS,
+        EMULATOR_FAULTS=NO_WAITS if driver == "no waits" else "",
+    )
+
+
+@needs_cuda
+def test_collectives_on_the_cpu_need_no_device(cuda_bed: CudaBed) -> None:
+    cuda_bed.ranks("device_catalogue:without_devices", 2, EMULATOR_DEVICES="0")
+
+
+@needs_cuda
+@pytest.mark.parametrize("symbol", ["cuStreamWaitValue32", "cuMemHostAlloc"])
+def test_the_library_does_without_a_symbol(cuda_bed: CudaBed, symbol: str) -> None:
+    cuda_bed.ranks("device_catalogue:without_a_symbol", 2, EMULATOR_FAULTS=f"missing={symbol}")
+
+
+@needs_cuda
+@pytest.mark.parametrize("driver", ["waits", "no waits"])
+def test_events_run_out(cuda_bed: CudaBed, driver: str) -> None:
+    faults = ["cudaEventCreateWithFlags@20+=out_of_memory", *([NO_WAITS] if driver == "no waits" else [])]
+    cuda_bed.ranks("device_catalogue:events_run_out", 2, EMULATOR_FAULTS=";".join(faults), EMULATOR_KICK_MS=KICK_MS)
+
+
+def test_a_process_that_ends_itself(tmp_path: Path) -> None:
+    """The end of Python does not wait for an operation that no peer joins; simdev's streams cannot wait for words."""
+    built()
+    program = (
+        "import sys; from test_device_tensors import prepare; prepare(); import device_waits; "
+        f"device_waits.ends_without_destroying(int(sys.argv[1]), 2, {str(tmp_path / 'store')!r})"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EMULATOR), *sys.path]), "EMULATOR_KICK_MS": KICK_MS}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, str(rank)], env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
