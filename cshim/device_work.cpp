@@ -45,10 +45,11 @@ DeviceWork::DeviceWork(const char* op, c10::Device device, std::vector<at::Tenso
 }
 
 DeviceWork::~DeviceWork() {
-  store();
-  if (forked()) { // the device's driver does not exist here
+  if (forked()) { // the device's driver does not exist here, and pinned memory is the parent's
     static_cast<void>(end_.release());
+    return;
   }
+  store();
 }
 
 c10::Stream DeviceWork::current() const {

@@ -150,6 +150,7 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
     error_ = std::make_unique<sagecomm_error>(*error);
     if (device_) {
       device_->fail();
+      logFailure();
     }
   } else {
     try {
@@ -196,7 +197,17 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   group_->hooks->ended();
 }
 
+// The caller's stream goes on when a joined operation has failed, and a program that makes no further call would not learn of it.
+void Work::logFailure() const {
+  if (!hostWaits() && error_->status != SAGECOMM_ABORTED && !group_->toldOfFailure->exchange(true)) {
+    LOG(ERROR) << "the outputs of an operation on " << device_->device() << " are undefined: " << error_->message;
+  }
+}
+
 void Work::cannotWrite(const char* why) {
+  if (device_) {
+    device_->fail();
+  }
   error_ = std::make_unique<sagecomm_error>();
   fillError(*error_, SAGECOMM_INTERNAL, name_, group_->name, std::string("cannot write an output: ") + why);
 }

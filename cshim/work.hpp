@@ -34,6 +34,8 @@ struct GroupInfo {
   int rank;
   std::shared_ptr<Hooks> hooks;
   std::shared_ptr<EphemeralTimeout> ephemeralTimeout;
+  // A failure of an operation for which nobody waits on the host was logged.
+  std::shared_ptr<std::atomic<bool>> toldOfFailure = std::make_shared<std::atomic<bool>>(false);
 };
 
 // OpInfo names an operation. All instances are constants.
@@ -121,6 +123,7 @@ class Work final : public c10d::Work {
 
   void complete(int32_t status, const sagecomm_error* error);
   void runHooks(const Hooks& hooks) const;
+  void logFailure() const;
   void cannotWrite(const char* why);
   // Returns false if the timeout expired first. Requires: not the GIL.
   bool waitUntilDone(std::chrono::milliseconds timeout);

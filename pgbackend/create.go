@@ -196,7 +196,8 @@ func (g *Group) join(c Config) (err error) {
 	if g.run, err = g.open(runner.HostLane, c.Timeout); err != nil {
 		return err
 	}
-	g.engine, g.operationTimeout = g.hostEngine(g.run), c.Timeout
+	g.engine = g.hostEngine(g.run)
+	g.operationTimeout.Store(int64(c.Timeout))
 	g.stacks.AddLane(g.run.PutStack)
 	return nil
 }

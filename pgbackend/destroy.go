@@ -15,14 +15,22 @@ import (
 var destroyTimeout = 2 * time.Second
 
 // Destroy waits until the issued operations are complete, tells the peers that this rank leaves, and frees the group. The wait
-// is bounded and ends when a peer has died. Destroy does not wait until peers destroy the group too: sweep frees memory that
-// they may still touch when they have left or died. Destroy returns an error if the group is being destroyed already.
-func (g *Group) Destroy() error {
+// is bounded and ends when a peer has died. While all ranks have called a collective and the stream of one of them has not
+// reached it, the bound is the timeout of operations, because nobody may have waited for it on the host. Destroy does not wait
+// until peers destroy the group too: sweep frees memory that they may still touch when they have left or died. Destroy returns
+// an error if the group is being destroyed already.
+func (g *Group) Destroy() error { return g.destroy(g.timeout()) }
+
+// destroy is Destroy with another bound for streams that are late: 0 where the process ends, and the results with it.
+func (g *Group) destroy(late time.Duration) error {
 	if !g.life.move(destroying) {
 		return fmt.Errorf("sagecomm: group %q was destroyed already", g.title())
 	}
 	limit := g.process.destroyLimit()
-	for begin := time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
+	for began, begin := time.Now(), time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
+		if time.Since(began) < late && g.streamIsLate() {
+			begin = time.Now()
+		}
 		if time.Since(begin) >= limit {
 			g.process.destroyTimedOut()
 			observe.Warn("group %q was destroyed on %s with operations that peers have not joined for %v; they fail now", g.title(), g.number(g.rank), limit)
@@ -61,6 +69,23 @@ func (g *Group) Destroy() error {
 	p.sweep()
 	waitForFiles()
 	return nil
+}
+
+// streamIsLate reports whether all ranks have called the collective of the device lane that is under way here, and the stream of
+// one of them has not reached it.
+func (g *Group) streamIsLate() bool {
+	d := g.device.Load()
+	if d == nil {
+		return false
+	}
+	mine, called := d.run.LastIn(runner.DeviceLane, g.rank)
+	late := false
+	for rank := range g.size {
+		theirs, has := d.run.LastIn(runner.DeviceLane, rank)
+		called = called && has && theirs.Sequence >= mine.Sequence
+		late = late || d.run.Reached(rank) < mine.Sequence
+	}
+	return called && late
 }
 
 // destroyedHere returns the failure of operations of a group that is destroyed under them.

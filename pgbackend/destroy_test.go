@@ -111,6 +111,55 @@ func TestDestroyOfWhatNobodyJoins(t *testing.T) {
 	}
 }
 
+// Where streams can wait, a caller does not wait for an operation on the host. Destroy waits longer than for peers if the stream of
+// a rank is late; the end of the process does not.
+func TestDestroyWaitsForLateStreams(t *testing.T) {
+	impatient(t, 50*time.Millisecond)
+	useNewPool(t)
+	devices := fakeDevices(t, 2, 1, true)
+	for _, ends := range []bool{false, true} {
+		w := newWorld(t, 2)
+		var inside sync.WaitGroup
+		inside.Add(2)
+		w.each(func(g *Group) error {
+			d := devices[g.rank]
+			b := d.buffer(4000)
+			d.hold(g.rank == 0)
+			d.fill(b, contributionBytes(coll.Float32, coll.Sum, g.rank, 2, 1000))
+			late, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, one(b), one(b))
+			inside.Done()
+			if f != nil {
+				return f
+			}
+			inside.Wait()
+			timer := time.AfterFunc(8*destroyTimeout, func() { d.hold(false) })
+			defer timer.Stop()
+			bound := g.timeout()
+			if ends {
+				bound = 0
+			}
+			if err := g.destroy(bound); err != nil {
+				return err
+			}
+			d.hold(false)
+			f = late.finish()
+			if ends {
+				if f == nil {
+					return fmt.Errorf("the end of the process waited for a stream")
+				}
+				return nil
+			}
+			if f != nil {
+				return f
+			}
+			if !bytes.Equal(b, reducedBytes(coll.Float32, coll.Sum, 2, 1000)) {
+				return fmt.Errorf("destroyed before its operation was complete")
+			}
+			return nil
+		})
+	}
+}
+
 func TestDestroyTwiceAndUseAfterIt(t *testing.T) {
 	w := newWorld(t, 2)
 	w.each(func(g *Group) error { return asError(sum(g, 10)) })

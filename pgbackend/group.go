@@ -32,7 +32,7 @@ type Group struct {
 	lane                                  // of operations on host memory
 	device           atomic.Pointer[lane] // of operations on devices; nil before the first one
 	opening          sync.Mutex           // held while the device lane is opened, and while the timeout is set
-	operationTimeout time.Duration        // of operations; guarded by opening
+	operationTimeout atomic.Int64         // of operations, in ns; changed under opening
 	memory           *groupMemory
 	own              *processArena // made for this group alone; nil: the group uses the process's arena
 	maps             []*shmem.Mapping
@@ -119,12 +119,15 @@ func (g *Group) SetTimeout(d time.Duration) error {
 	defer g.life.release()
 	g.opening.Lock() // so that a lane that is being opened gets it too
 	defer g.opening.Unlock()
-	g.operationTimeout = d
+	g.operationTimeout.Store(int64(d))
 	for _, l := range g.lanes() {
 		l.run.SetTimeout(d)
 	}
 	return nil
 }
+
+// timeout returns the timeout of operations.
+func (g *Group) timeout() time.Duration { return time.Duration(g.operationTimeout.Load()) }
 
 // Cause returns the first cause of the group's failure, or nil if it has not failed.
 func (g *Group) Cause() *coll.Failure { return g.cause.Load() }

@@ -121,7 +121,7 @@ func (g *Group) deviceLane(op coll.Op) (*lane, *coll.Failure) {
 // openDeviceLane opens the device lane. It returns nil if the group is no longer one of the process.
 // Requires: g.opening.
 func (g *Group) openDeviceLane() (*lane, error) {
-	run, err := g.open(runner.DeviceLane, g.operationTimeout)
+	run, err := g.open(runner.DeviceLane, g.timeout())
 	if err != nil {
 		return nil, err
 	}

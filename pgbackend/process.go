@@ -85,7 +85,7 @@ func (p *Process) Shutdown() {
 	for _, g := range p.snapshot() {
 		all.Go(func() {
 			defer recoverFrom("Destroy of a group")
-			_ = g.Destroy() // an error if another goroutine destroys it
+			_ = g.destroy(0) // an error if another goroutine destroys it
 		})
 	}
 	all.Wait()

@@ -82,6 +82,8 @@ func (p *Pool) acquire(rt device.Runtime, of source, room uint64) (*block, error
 		p.idle[of] = append(p.idle[of][:best], p.idle[of][best+1:]...)
 		b.words.Reset()
 		b.uses.Add(1)
+		b.inputs.Store(0) // until commands that use it are queued
+		b.outputs.Store(0)
 		return b, nil
 	}
 	size := uint64(leastBlock)
