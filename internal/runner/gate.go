@@ -24,12 +24,17 @@ static void scr_gate_end(scr_gate_words *w) {
   atomic_store_explicit(&w->output_done, SCR_GATE_OPEN, memory_order_release);
 }
 
-static uint32_t scr_gate_inputs(scr_gate_words *w) {
-  return (uint32_t)atomic_load_explicit(&w->input_ready, memory_order_acquire);
+// Whoever sees that a device has moved all comes behind it, and so does what that thread queues from then on.
+static bool scr_gate_moved(scr_gate_words *w, uint32_t inputs, uint32_t outputs) {
+  if ((uint32_t)atomic_load_explicit(&w->input_ready, memory_order_acquire) != inputs ||
+      (uint32_t)atomic_load_explicit(&w->output_taken, memory_order_acquire) != outputs) {
+    return false;
+  }
+  scr_note_acquired(&w->input_ready);
+  scr_note_acquired(&w->output_taken);
+  return true;
 }
-static uint32_t scr_gate_outputs(scr_gate_words *w) {
-  return (uint32_t)atomic_load_explicit(&w->output_taken, memory_order_acquire);
-}
+static void scr_gate_seen(scr_gate_words *w) { scr_note_acquired(&w->input_taken); }
 static uint32_t *scr_gate_input_ready(scr_gate_words *w) { return (uint32_t *)(void *)&w->input_ready; }
 static uint32_t *scr_gate_input_taken(scr_gate_words *w) { return (uint32_t *)(void *)&w->input_taken; }
 static uint32_t *scr_gate_output_done(scr_gate_words *w) { return (uint32_t *)(void *)&w->output_done; }
@@ -50,13 +55,16 @@ func (w *GateWords) c() *C.scr_gate_words { return (*C.scr_gate_words)(unsafe.Po
 // Reset sets all words to 0. Requires: the device has written its last values of the operation before.
 func (w *GateWords) Reset() { C.scr_gate_reset(w.c()) }
 
+// SeenReset is for a goroutine that has seen by other means that the words were reset.
+func (w *GateWords) SeenReset() { C.scr_gate_seen(w.c()) }
+
 // Open ends all waits of the device. Requires: no run uses the gate.
 func (w *GateWords) Open() { C.scr_gate_end(w.c()) }
 
-// Moved returns how many units of the input the device has copied into the pinned memory, and how many of the output it has
-// copied out of it.
-func (w *GateWords) Moved() (inputs, outputs uint32) {
-	return uint32(C.scr_gate_inputs(w.c())), uint32(C.scr_gate_outputs(w.c()))
+// Moved reports whether the device has copied so many units of the input into the pinned memory, and so many of the output out of
+// it.
+func (w *GateWords) Moved(inputs, outputs uint32) bool {
+	return bool(C.scr_gate_moved(w.c(), C.uint32_t(inputs), C.uint32_t(outputs)))
 }
 
 // GateComplete is a value that OutputDone reaches when the run is complete, and not before.

@@ -12,7 +12,13 @@ type output struct {
 }
 
 // settled reports whether the device has written the range.
-func (o output) settled() bool { return o.memory.uses.Load() != o.use || o.memory.settled() }
+func (o output) settled() bool {
+	if o.memory.uses.Load() != o.use { // another operation has the block, so it was settled
+		o.memory.words.SeenReset()
+		return true
+	}
+	return o.memory.settled()
+}
 
 // comeBehindOutputs makes the stream of the input wait for the outputs of earlier collectives if it reads any of them. So an
 // operation may use the output of an earlier one of the lane although nobody has waited for that. nccl gives the same, since its

@@ -62,8 +62,7 @@ func (b *block) data(offset uint64) unsafe.Pointer {
 
 // settled reports whether the device has run all commands that use the block.
 func (b *block) settled() bool {
-	inputs, outputs := b.words.Moved()
-	return inputs == b.inputs.Load() && outputs == b.outputs.Load()
+	return b.words.Moved(b.inputs.Load(), b.outputs.Load())
 }
 
 // acquire returns a block with room for the buffers of an operation, whose words are 0.
