@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -273,7 +274,11 @@ func TestDumpOfARankThatIsBehindOnDevices(t *testing.T) {
 		t.Errorf("%+v", cause)
 	}
 	for rank := range 2 {
+		// The failure is raised when the files are written, or half a second later.
 		text, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("rank_%d", rank)))
+		for deadline := time.Now().Add(time.Minute); err != nil && time.Now().Before(deadline); runtime.Gosched() {
+			text, err = os.ReadFile(filepath.Join(dir, fmt.Sprintf("rank_%d", rank)))
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
