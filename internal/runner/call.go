@@ -69,21 +69,13 @@ var ErrDown = errors.New("sagecomm: the group is down")
 
 // Submit numbers a call and queues it; length is as in [Group.Key]. With own the program is freed with the run.
 func (g *Group) Submit(c Call, length uint64, p Compiled, own bool) error {
-	return g.submit(c.raw, c.out, length, p, own, nil)
+	return g.submit(c.raw, c, length, p, own, nil)
 }
 
-func (g *Group) submit(op *C.sagecomm_op, out **C.scr_run, length uint64, p Compiled, own bool, gate *C.scr_gate) error {
+func (g *Group) submit(op *C.sagecomm_op, c Call, length uint64, p Compiled, own bool, gate *C.scr_gate) error {
 	var down C.bool
 	r := C.scr_submit(g.c, op, C.uint64_t(length), p.c, C.bool(own), gate, &down)
-	switch {
-	case r != nil:
-		*out = r
-		return nil
-	case bool(down):
-		return ErrDown
-	default:
-		return errors.New("sagecomm: no memory for another operation")
-	}
+	return c.issued(r, down)
 }
 
 // Gate describes to SubmitAtGate how a run and the streams of a device hand over pinned memory: docs/protocol.md, section 11.
@@ -96,14 +88,33 @@ type Gate struct {
 
 // SubmitAtGate is Submit for an operation on a device. Words and segments stay in use until the run is complete.
 func (g *Group) SubmitAtGate(c Call, length uint64, p Compiled, own bool, gate Gate) error {
+	return c.atGate(gate, func(op *C.sagecomm_op, at *C.scr_gate) error {
+		return g.submit(op, c, length, p, own, at)
+	})
+}
+
+// atGate calls do with the operation on the pinned memory of a gate, and with the gate in C.
+func (c Call) atGate(gate Gate, do func(*C.sagecomm_op, *C.scr_gate) error) error {
 	var pins runtime.Pinner
 	defer pins.Unpin()
 	op := *c.raw
 	op.n_in, op.in = cSegments(gate.In, &pins)
 	op.n_out, op.out = cSegments(gate.Out, &pins)
-	at := C.scr_gate{words: gate.Words.c(), window: C.uint32_t(gate.Window), inputs: C.uint32_t(gate.Inputs),
-		outputs: C.uint32_t(gate.Outputs)}
-	return g.submit(&op, c.out, length, p, own, &at)
+	return do(&op, &C.scr_gate{words: gate.Words.c(), window: C.uint32_t(gate.Window), inputs: C.uint32_t(gate.Inputs),
+		outputs: C.uint32_t(gate.Outputs)})
+}
+
+// issued hands a new run to the caller of the runner, or returns why there is none.
+func (c Call) issued(r *C.scr_run, down C.bool) error {
+	switch {
+	case r != nil:
+		*c.out = r
+		return nil
+	case bool(down):
+		return ErrDown
+	default:
+		return errors.New("sagecomm: no memory for another operation")
+	}
 }
 
 func cSegments(list []Segment, pins *runtime.Pinner) (C.uint32_t, *C.sagecomm_segment) {

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import fake_cuda
 import sagecomm
-from device_calls import MINUTE
+from device_calls import MINUTE, run_under_fake_cuda
 from device_programs import FEW, SUM, N, expect, full, held, main_stream, mine
 
 LONG = 5_000_000  # elements that go through windows
@@ -128,15 +128,7 @@ PROGRAMS: list[Callable[[], Any]] = [
 
 
 def under_fake_cuda(rank: int, size: int, store: str) -> None:
-    for program in PROGRAMS:
-        name = program.__name__
-        dist.init_process_group("sagecomm", init_method=f"file://{store}-{name}", rank=rank, world_size=size)
-        try:
-            program()
-            fake_cuda.check()
-        except Exception as error:
-            raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
-        dist.destroy_process_group()
+    run_under_fake_cuda(rank, size, store, PROGRAMS)
 
 
 def peer_dies(rank: int, size: int, store: str) -> None:

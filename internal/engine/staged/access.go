@@ -40,7 +40,8 @@ func FromCall(call runner.Call, op coll.Op) (Access, error) {
 	return a, nil
 }
 
-// adoption is whether the framework of this process can order streams of the driver, and the stream that it was tried with, which is for inputs.
+// adoption is whether the framework of this process can order streams of the driver, and the stream that it was tried with,
+// which is for inputs.
 type adoption struct {
 	once   sync.Once
 	stream atomic.Pointer[device.Stream] // nil: an engine has it

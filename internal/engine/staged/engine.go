@@ -33,7 +33,8 @@ var _ engine.Engine = (*Engine)(nil)
 // New returns the engine of a device lane. programs is the host engine of the same lane, and open is FromCall or a test's
 // replacement.
 func New(programs *host.Engine, run *runner.Group, rank int, pool *Pool, open func(runner.Call, coll.Op) (Access, error)) *Engine {
-	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open, streams: map[place]streams{}, written: map[place]outputs{}, p2p: map[origin]streams{}}
+	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open,
+		streams: map[place]streams{}, written: map[place]outputs{}, p2p: map[origin]streams{}}
 }
 
 // Name implements engine.Engine.
