@@ -232,8 +232,8 @@ KEPT: list[torch.Tensor] = []  # torch's allocator needs an event to take back w
 
 
 def copies_run_out(rank: int, size: int, store: str) -> None:
-    """The device takes no further copy in the middle of a long operation. Those that it has taken are made before the tensor
-    is used again."""
+    """The device takes no further copy in the middle of a long operation. Those that it has taken are made before the
+    tensor is used again."""
     import fake_cuda
 
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
