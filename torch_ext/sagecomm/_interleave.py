@@ -34,17 +34,30 @@ def in_a_loop(call: Call) -> Runner:
     return run
 
 
-def one_by_one(call: Call) -> Runner:
-    """Returns a runner that reads the clock after each call, which takes some 50 ns, and returns each call's seconds."""
+def one_by_one(call: Call, before: Call | None = None) -> Runner:
+    """Returns a runner that reads the clock after each call, which takes some 50 ns, and returns seconds of each.
 
-    def run(count: int) -> list[float]:
+    `before` is called before each call, and its time is not counted.
+    """
+
+    def back_to_back(count: int) -> list[float]:
         at = [time.perf_counter()]
         for _ in range(count):
             call()
             at.append(time.perf_counter())
         return [end - begin for begin, end in itertools.pairwise(at)]
 
-    return run
+    def apart(count: int) -> list[float]:
+        laps = []
+        for _ in range(count):
+            assert before is not None
+            before()
+            begin = time.perf_counter()
+            call()
+            laps.append(time.perf_counter() - begin)
+        return laps
+
+    return apart if before is not None else back_to_back
 
 
 def block(run: Runner, count: int) -> tuple[float, list[float]]:

@@ -45,3 +45,8 @@ class Progress:
         left = (now - self.begun) / self.done * (self.total - self.done)
         bar = "#" * full + "." * (_WIDTH - full)
         return f"[{bar}] {100 * self.done // self.total} %, about {about(left)} left: {what}"
+
+    def end(self) -> None:
+        """Takes the bar off the terminal."""
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
