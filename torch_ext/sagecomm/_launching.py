@@ -13,11 +13,6 @@ import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 
-def under_torchrun() -> bool:
-    """Report whether a launcher has started this process as a rank."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def run_ranks(verb: str, size: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Runs function(rank, *arguments) in `size` new processes and returns when all have ended.
 

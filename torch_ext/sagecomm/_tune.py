@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from sagecomm import _explain, _native, _observe
+from sagecomm import _arguments, _explain, _native, _observe
 from sagecomm._format import columns, duration, in_bytes
 from sagecomm._launching import file_store, pin, run_ranks
 from sagecomm._measuring import Candidate, Job, Measuring
@@ -42,7 +42,7 @@ def tune(job: Job, ranks: Sequence[int], path: Path) -> list[dict[str, Any]]:
     register()
     _read(path)
     _write(path, "")  # fails before an hour is spent
-    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if _arguments.is_launched():
         dist.init_process_group("sagecomm")
         return _as_a_rank(job, path, Progress("tune", job.contests()), [], lambda measured: None)
     progress = Progress("tune", job.contests() * job.launches * len(ranks))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -253,7 +252,7 @@ def _scan(size: int, last: int, factor: int, step: int | None) -> list[int]:
 
 def launched_ranks(spawn: int | None, backends: Sequence[str]) -> int | None:
     """Returns how many ranks to start; None under torchrun, which has started them. Raises RuntimeError."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if not _arguments.is_launched():
         return spawn or 2
     if spawn is not None:
         refuse("--spawn starts ranks, but a launcher has started this process as one")

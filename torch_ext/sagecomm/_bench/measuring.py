@@ -170,7 +170,7 @@ class Measuring:
 
         def timed(call: Call) -> float:
             run = _interleave.in_a_loop(call)
-            return _interleave.block(run, _interleave.calls_in(self.job.seconds / 4, run))[0]
+            return _interleave.block(run, self.calls(run))[0]
 
         compute = computation(alone, timed)
         for backend, _ in list(runners):

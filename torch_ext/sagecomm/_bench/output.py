@@ -115,11 +115,11 @@ def _table(cases: Sequence[Sequence[Row]], report: Report, percentiles: bool) ->
         rows.append((*cells, _time(ours["copy_us"])))
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
     lines = [" ".join(cell.rjust(width + 1) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    names = " " * sum(width + 2 for width in widths[: len(first)])
+    names = " " * (sum(width + 2 for width in widths[: len(first)]) - 1)
     for number, backend in enumerate(job.backends):
         start = len(first) + number * len(of_backend)
-        width = sum(width + 2 for width in widths[start : start + len(of_backend)])
-        names += f" {_short(backend, report, width - 4)} ".center(width - 1, "-").rjust(width)
+        room = sum(width + 2 for width in widths[start : start + len(of_backend)]) - 2
+        names += "  " + f" {_short(backend, report, room - 4)} ".center(room, "-")
     titles = [names, *lines[:2]]
     return [f"#{line.rstrip()}" for line in titles] + [f" {line}" for line in lines[2:]]
 

@@ -186,8 +186,8 @@ def _not_started(backend: str, errors: IO[str]) -> str:
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Waits for processes whose connections are closed. Those that hang in an operation are told to end: an mpiexec ends
-    its ranks when it gets SIGTERM."""
+    """Waits for processes whose connections are closed. Those that hang in an operation are told to end: an mpiexec
+    ends its ranks when it gets SIGTERM."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _ENDED_WITHIN_S
         for process in processes:
