@@ -209,6 +209,12 @@ def test_an_external_peer_that_fails_is_named(tmp_path, behaviour, says):
     assert peer in said.errors.splitlines()[-1]
 
 
+def test_an_external_peer_without_its_interpreter_is_named():
+    said = programs.command("bench", *QUICK, "--compare", "vllm=/nowhere/python")
+    assert said.status == 1
+    assert "--compare vllm=/nowhere/python did not start: " in said.errors.splitlines()[-1]
+
+
 def test_what_an_external_peer_refuses_is_named(tmp_path):
     said = programs.command("bench", *QUICK, "--compare", stub(tmp_path, "refuse"))
     assert said.status == 0, said.errors

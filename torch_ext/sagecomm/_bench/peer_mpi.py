@@ -5,6 +5,7 @@ It is run by mpiexec as a program of its own, and imports nothing of sagecomm.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -80,7 +81,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     for _ in range(request["iterations"]):
         call()
         at.append(time.perf_counter())
-    return {"laps": [end - begin for begin, end in zip(at, at[1:])]}  # noqa: B905, RUF007  for Python 3.9
+    return {"laps": [end - begin for begin, end in itertools.pairwise(at)]}
 
 
 def main() -> None:
@@ -93,8 +94,8 @@ def main() -> None:
         for line in connected.makefile("r"):
             request, answer = json.loads(line), {}
             if request.get("phase") == "hello":
-                version = MPI.Get_library_version().strip("\0").splitlines()[0].partition(",")[0].strip()
-                answer = {"rank": WORLD.rank, "version": version}
+                name, version = MPI.get_vendor()
+                answer = {"rank": WORLD.rank, "version": f"{name} {'.'.join(map(str, version))}"}
             elif "op" in request:
                 answer = measure(request)
             connected.sendall(json.dumps(answer).encode() + b"\n")

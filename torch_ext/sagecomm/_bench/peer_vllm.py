@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import socket
@@ -46,7 +47,7 @@ def measure(operators: Any, handle: int, request: dict[str, Any]) -> dict[str, A
     for _ in range(request["iterations"]):
         operators.shm_allreduce(handle, x)
         at.append(time.perf_counter())
-    return {"laps": [end - begin for begin, end in zip(at, at[1:])]}  # noqa: B905, RUF007  for Python 3.9
+    return {"laps": [end - begin for begin, end in itertools.pairwise(at)]}
 
 
 def main() -> None:

