@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import importlib.util
 import io
@@ -307,8 +308,6 @@ def test_a_picture_without_matplotlib_is_refused_first(monkeypatch, capsys, tmp_
 
 
 def sizes(*options: str) -> list[int]:
-    import argparse
-
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
     arguments.add(parser)
@@ -323,3 +322,23 @@ def test_sizes_grow_by_a_factor_or_an_increment():
     assert sizes()[0] == 8
     assert sizes()[-1] == 32 << 20
     assert sizes("-b", "64M") == [64 << 20]
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_has_every_option_and_operation():
+    page = (ROOT / "docs" / "bench.md").read_text()
+    parser = argparse.ArgumentParser()
+    arguments.add(parser)
+    for action in parser._actions:
+        shortest = min(action.option_strings, key=len, default="")
+        if shortest not in ("", "-h"):
+            assert f"`{shortest}" in page or f" {shortest}" in page, f"docs/bench.md has no {shortest}"
+
+
+def test_the_wheel_has_every_package():
+    tomllib = pytest.importorskip("tomllib")
+    listed = tomllib.loads((ROOT / "torch_ext" / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = (ROOT / "torch_ext").glob("sagecomm/**/__init__.py")
+    assert sorted(listed) == sorted(".".join(path.parent.relative_to(ROOT / "torch_ext").parts) for path in there)
