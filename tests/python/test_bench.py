@@ -156,6 +156,16 @@ def test_survivors_under_torchrun_name_the_rank_that_died(backend):
             assert "died" in ranks.errors(rank)
 
 
+@pytest.mark.parametrize("backend", ["sagecomm", "gloo"])
+def test_a_rank_that_hangs_is_named(backend):
+    hanging = DYING.replace("BACKEND", backend).replace("os.kill(os.getpid(), signal.SIGKILL)", "signal.pause()")
+    asked = ("bench", "--spawn", "3", *QUICK, "--compare", "gloo", "-T", "5")
+    said = programs.run(hanging + programs.command_line(*asked))
+    assert said.status == 1
+    assert said.errors.splitlines()[-1].startswith("sagecomm: ")
+    assert "rank 1 " in said.errors.splitlines()[-1]
+
+
 INTERRUPTING = """\
 import sagecomm._bench.measuring as measuring
 measure = measuring.Measuring.measure
@@ -249,6 +259,8 @@ def test_the_kernel_of_vllm_beside_sagecomm():
         (["-r", "x"], "expected a whole number from 0"),
         (["--spawn", "513"], "a group has at most 512 ranks, not 513"),
         (["--compare", "sagecomm?ring"], "expected the name of a backend, with settings"),
+        (["--compare", "gloo,sagecomm"], "sagecomm would be measured twice"),
+        (["--compare", "gloo,gloo"], "gloo would be measured twice"),
         (["--png", "x.jpg"], "expected a file name that ends in .png"),
         (["--pin", "maybe"], "invalid choice: 'maybe'"),
     ],

@@ -90,6 +90,9 @@ def backends(text: str) -> tuple[str, ...]:
             raise argparse.ArgumentTypeError(
                 f"{name!r}: expected the name of a backend, with settings as in sagecomm?tune=all_reduce:ring&spin=20"
             )
+    for name in ("sagecomm", *names):
+        if ("sagecomm", *names).count(name) > 1:
+            raise argparse.ArgumentTypeError(f"{name} would be measured twice: leave it out once")
     return names
 
 
@@ -98,10 +101,6 @@ def ranks(text: str) -> int:
     if number > _arguments.MOST_RANKS:
         raise argparse.ArgumentTypeError(f"a group has at most {_arguments.MOST_RANKS} ranks, not {number}")
     return number
-
-
-def picture(text: str) -> Path:
-    return _arguments.picture(text)
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -165,7 +164,7 @@ def add(command: argparse.ArgumentParser) -> None:
     option = group.add_argument
     option("--csv", action="store_true", help="print CSV")
     option("-J", "--output_file", type=Path, metavar="FILE", help="write JSON into a file as well")
-    option("--png", type=picture, metavar="FILE", help="draw bus bandwidths or times; needs matplotlib")
+    option("--png", type=_arguments.picture, metavar="FILE", help="draw times and bus bandwidths; needs matplotlib")
 
 
 def job_of(parsed: argparse.Namespace) -> Job:
@@ -179,7 +178,7 @@ def job_of(parsed: argparse.Namespace) -> Job:
         types=parsed.datatype or ("float32",),
         redops=parsed.op or ("sum",),
         root=parsed.root,
-        backends=tuple(dict.fromkeys(("sagecomm", *parsed.compare))),
+        backends=("sagecomm", *parsed.compare),
         iterations=parsed.iters or 0,
         warmup=parsed.warmup_iters,
         checks=parsed.check,

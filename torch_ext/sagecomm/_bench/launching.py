@@ -116,6 +116,12 @@ def _contests(job: Job, ranks: int) -> int:
     return sum(len(list(cases(op, job.sizes, job.types, job.redops, job.root, ranks))) for op in job.ops)
 
 
+def _of_coordination(job: Job) -> timedelta:
+    """Returns the timeout of the group that only coordinates ranks. It is the longer one: between operations ranks make
+    buffers and check data, and an operation that hangs is to end by its own timeout, which names it."""
+    return timedelta(seconds=job.timeout + 60)
+
+
 def _launched(
     rank: int,
     size: int,
@@ -130,9 +136,8 @@ def _launched(
     if pinned:
         _launching.pin(rank)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    timeout = timedelta(seconds=job.timeout)
     kept = _launching.file_store(store, size)
-    dist.init_process_group("gloo", store=kept, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group("gloo", store=kept, rank=rank, world_size=size, timeout=_of_coordination(job))
     with samples.open("a") as file:
 
         def keep(sample: dict[str, Any]) -> None:
@@ -145,7 +150,7 @@ def _launched(
 
 
 def _as_rank_of_torchrun(job: Job) -> Report | None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=job.timeout))
+    dist.init_process_group("gloo", timeout=_of_coordination(job))
     ranks, first = dist.get_world_size(), dist.get_rank() == 0
     samples: list[dict[str, Any]] = []
     progress = Progress("bench", _contests(job, ranks))

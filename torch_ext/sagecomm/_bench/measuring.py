@@ -37,7 +37,7 @@ from sagecomm.errors import Aborted, CollectiveMismatch, CollectiveTimeout, Peer
 from sagecomm.options import Options
 
 _FAILURES = (Aborted, CollectiveMismatch, CollectiveTimeout, PeerFailure)
-_DIAGNOSIS = timedelta(seconds=10)
+_DIAGNOSIS = timedelta(seconds=5)
 Keep = Callable[[dict[str, Any]], None]
 
 
@@ -77,19 +77,21 @@ class Measuring:
                         if sample is not None:
                             keep(sample)
                         self.progress.step(_name(case, self.size))
+        except _FAILURES:
+            raise  # they name operation and rank
         except RuntimeError as err:
-            raise self.explained(err) from err
+            if str(err).startswith("sagecomm: bench: "):
+                raise
+            raise RuntimeError(f"sagecomm: bench: in {self.now}: {self.cause_of(err)}") from err
 
-    def explained(self, err: RuntimeError) -> RuntimeError:
-        """Returns an error that names the operation. gloo only knows that a connection was closed: sagecomm's group is
-        asked which rank has died."""
-        if isinstance(err, _FAILURES) or str(err).startswith("sagecomm: bench: "):
-            return err
+    def cause_of(self, err: RuntimeError) -> RuntimeError:
+        """Returns which rank has died or does not come, where sagecomm knows: gloo only knows that a connection was
+        closed, or that time has passed."""
         try:
             monitored_barrier(self.groups["sagecomm"], _DIAGNOSIS)
         except RuntimeError as cause:
-            return RuntimeError(f"sagecomm: bench: in {self.now}: {cause}")
-        return RuntimeError(f"sagecomm: bench: in {self.now}: {err}")
+            return cause
+        return err
 
     def measure(self, case: Case) -> dict[str, Any] | None:
         nbytes, name = case.size(self.size), _name(case, self.size)
