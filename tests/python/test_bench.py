@@ -93,6 +93,18 @@ def test_what_a_backend_refuses_is_named_and_the_rest_is_measured():
     assert nothing.status == 1
 
 
+SMALL = "import sagecomm._bench.measuring as measuring\nmeasuring.room_per_rank = lambda: 5000\n"
+
+
+def test_what_needs_more_memory_than_is_free_is_left_out():
+    said = programs.run(SMALL + programs.command_line("bench", *QUICK, "--json"))
+    assert [row["bytes"] for row in rows_of(said)] == [8]
+    assert "all_reduce of 40 KB is left out: it needs 120 KB a rank, and 5 KB are free" in said.errors
+    nothing = programs.run(SMALL + programs.command_line("bench", "--bytes", "40000", "--cold"))
+    assert nothing.status == 1
+    assert "is left out" in nothing.errors
+
+
 WRONG = """\
 import sagecomm._bench.checking as checking
 fill = checking.fill

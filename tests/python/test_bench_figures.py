@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from sagecomm import _interleave, _operations
-from sagecomm._bench import checking, measuring, output, rows
+from sagecomm._bench import calls, checking, measuring, output, rows
 from sagecomm._bench.arguments import OPS, Job
 from sagecomm._bench.cases import REDUCTIONS, TYPE_NAMES, Case, bus_factor, cases
 from sagecomm._bench.launching import Report
@@ -114,6 +114,26 @@ def test_cold_buffers_are_others_in_each_iteration(world):
     found, *_ = world(2).run(figures, ("all_reduce", "all_to_all"), {"cold": True})
     assert [row["time_us"] for row in found] == [pytest.approx(10)] * 2
     assert [row["wrong"] for row in found] == [0, 0]
+
+
+@pytest.mark.parametrize("nbytes", [8, 1000, 1 << 20, 1 << 22])
+def test_cold_sets_are_twice_as_large_as_the_caches(nbytes):
+    made = []
+    sets = calls.Sets(lambda: made.append(len(made)) or len(made), nbytes, cache=1 << 20)
+    touch = sets.padding_touched()
+    padding = touch().numel() if touch else 0
+    assert 2 <= len(made) <= 4096
+    assert 2 << 20 <= len(made) * (nbytes + padding + 1) <= max(calls.Sets.room(nbytes, 1 << 20), 2 * nbytes) + 4096
+    called: list[int] = []
+    turn = sets.in_turn(lambda number: lambda: called.append(number))
+    for _ in range(len(made) + 1):
+        turn()
+    assert called == [*range(1, len(made) + 1), 1]
+
+
+def test_hot_buffers_are_one_set():
+    sets = calls.Sets(list, 8, cache=None)
+    assert (len(sets.sets), sets.padding_touched()) == (1, None)
 
 
 def test_percentiles_are_of_the_nearest_rank():

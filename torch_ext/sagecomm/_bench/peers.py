@@ -109,6 +109,13 @@ def _started(backend: str, ranks: int, pinned: bool) -> Iterator[list[Connection
             for connection in connections:
                 connection.close()  # which ends its process
             _end(processes)
+            for left in Path("/dev/shm").glob(f"{_shared_name()}_*"):  # by a process of vLLM that was killed
+                left.unlink(missing_ok=True)
+
+
+def _shared_name() -> str:
+    """Returns the first part of the names of the memory that processes of vLLM share."""
+    return f"sagecomm-bench-{os.getpid()}"
 
 
 def _process(
@@ -147,8 +154,7 @@ def _commands(backend: str, ranks: int, path: str, pinned: bool) -> Iterator[tup
         yield [launcher, "-n", str(ranks), python, str(_HERE / "peer_mpi.py"), *arguments], environment
         return
     for rank in range(ranks):
-        name = f"sagecomm-bench-{os.getpid()}"
-        own = [str(rank), str(ranks), name]
+        own = [str(rank), str(ranks), _shared_name()]
         yield [program or sys.executable, str(_HERE / "peer_vllm.py"), *arguments, *own], environment
 
 
