@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sagecomm._bench.launching import Report
+from sagecomm._format import many
 
 Row = dict[str, Any]
 Column = tuple[str, str, Callable[[Row], str]]  # name, unit, cell
@@ -142,7 +143,8 @@ def _ratio(row: Row, ours: Row) -> str:
 def _header(report: Report) -> list[str]:
     job, facts = report.job, report.as_dict()
     machine = facts["machine"]
-    block = f"{job.iterations} iterations" if job.iterations else f"{job.seconds * 1e3:.0f} ms"
+    launches = job.launches * (2 if job.pin == "both" else 1)
+    block = many(job.iterations, "iteration") if job.iterations else f"{job.seconds * 1e3:.0f} ms"
     how = [
         f"{job.aggregate} operations an iteration" if job.aggregate > 1 else "",
         "coalesced" if job.coalesce else "",
@@ -152,11 +154,11 @@ def _header(report: Report) -> list[str]:
         {"no": "not pinned", "yes": "pinned", "both": "pinned and not, of which the better counts"}[job.pin],
     ]
     return [
-        f"# sagecomm {facts['sagecomm']} bench, torch {facts['torch']}, {report.ranks} ranks",
+        f"# sagecomm {facts['sagecomm']} bench, torch {facts['torch']}, {many(report.ranks, 'rank')}",
         f"# {machine['processor']}, {machine['cpus']} cpus, Linux {machine['kernel']}",
         f"# {', '.join(part for part in how if part)}",
-        f"# blocks of {block} in turns: {job.rounds} of each backend in each of "
-        f"{job.launches * (2 if job.pin == 'both' else 1)} launches; warmup iters: {job.warmup}; checks: {job.checks}",
+        f"# in turns {many(job.rounds, 'block')} of {block} of each backend, {many(launches, 'launch', 'launches')}; "
+        f"warmup iters: {job.warmup}; checks: {job.checks}",
         *[f"# {backend}: {version}" for backend, version in report.versions.items()],
     ]
 
