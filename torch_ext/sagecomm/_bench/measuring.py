@@ -51,6 +51,13 @@ def make_group(backend: str, timeout: float) -> dist.ProcessGroup:
     return group
 
 
+def largest_cache() -> int:
+    """Returns the bytes of the largest cache that any rank's processor has, so that all ranks make as many buffers."""
+    cache = torch.tensor([last_level_cache()], dtype=torch.int64)
+    dist.all_reduce(cache, op=dist.ReduceOp.MAX)
+    return int(cache.item())
+
+
 class Measuring:
     def __init__(self, job: Job, pinned: bool, peers: Mapping[str, Connection], progress: Progress) -> None:
         torch.set_num_threads(1)
@@ -58,7 +65,7 @@ class Measuring:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.groups = {name: make_group(name, job.timeout) for name in job.torch_backends()}
         self.room = room_per_rank()
-        self.cache = last_level_cache() if job.cold else None
+        self.cache = largest_cache() if job.cold else None
         self.now = "the start"
         if job.root is not None and job.root >= self.size:
             raise RuntimeError(f"sagecomm: bench: -r {job.root} is no rank of a group of {self.size}")
@@ -108,20 +115,9 @@ class Measuring:
         runners: dict[tuple[str, str], Runner] = {}
         for backend in self.job.backends:
             self.now = f"{name} through {backend}"
-            if peer_of(backend):
-                run = self.peers[backend].runner(case)
-                refused = self.refused(lambda: run(1))  # noqa: B023
-                results[backend] = {"refused": refused} if refused else {"wrong": None}
-            else:
-                group = self.groups[backend]
-                once = iteration(case, self.job, sets.sets[0], group)
-                refused = self.refused(once)
-                results[backend] = {"refused": refused} if refused else {"wrong": self.check(case, once, sets.sets[0])}
-                run = _interleave.one_by_one(
-                    sets.in_turn(lambda buffers: iteration(case, self.job, buffers, group)),  # noqa: B023
-                    sets.padding_touched(),
-                )
-            if not refused:
+            prepare = self.of_peer if peer_of(backend) else self.of_group
+            results[backend], run = prepare(backend, case, sets)
+            if run is not None:
                 runners[backend, "alone"] = run
         compute = self.add_computation(case, sets, runners) if self.job.overlap and runners else None
         if nbytes:
@@ -130,6 +126,23 @@ class Measuring:
         if compute is not None:
             runners["", "compute"] = _interleave.in_a_loop(compute)
         return self.take_turns(case, results, runners)
+
+    def of_peer(self, backend: str, case: Case, sets: Sets) -> tuple[dict[str, Any], Runner | None]:
+        """Returns the first part of an external peer's result, and its runner unless it refuses the case."""
+        run = self.peers[backend].runner(case)
+        refused = self.refused(lambda: run(1))
+        return ({"refused": refused}, None) if refused else ({"wrong": None}, run)
+
+    def of_group(self, backend: str, case: Case, sets: Sets) -> tuple[dict[str, Any], Runner | None]:
+        """Does the same for a backend of torch, whose data is checked."""
+        group = self.groups[backend]
+        once = iteration(case, self.job, sets.sets[0], group)
+        refused = self.refused(once)
+        if refused:
+            return {"refused": refused}, None
+        call = sets.in_turn(lambda buffers: iteration(case, self.job, buffers, group))
+        run = _interleave.one_by_one(call, sets.padding_touched())
+        return {"wrong": self.check(case, once, sets.sets[0])}, run
 
     def refused(self, call: Call) -> str:
         """Calls once, and returns why the backend refuses the operation on any rank; "" if it does not."""
