@@ -41,7 +41,7 @@ type GPULink struct {
 
 // pciPaths holds the names that `nvidia-smi topo -m` gives to the closest common ancestor of two devices.
 var pciPaths = map[nvml.GpuTopologyLevel]string{
-	nvml.TOPOLOGY_INTERNAL:   "internal", // on one board
+	nvml.TOPOLOGY_INTERNAL:   "internal", // on one card
 	nvml.TOPOLOGY_SINGLE:     "PIX",      // one PCI bridge
 	nvml.TOPOLOGY_MULTIPLE:   "PXB",      // several PCI bridges
 	nvml.TOPOLOGY_HOSTBRIDGE: "PHB",      // a PCI host bridge

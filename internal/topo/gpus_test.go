@@ -139,8 +139,8 @@ func TestHostsWithoutGPUs(t *testing.T) {
 	foreign := server("", 1, 0, sockets)
 	foreign.DeviceGetHandleByIndexFunc = func(int) (nvml.Device, nvml.Return) { return nil, nvml.ERROR_NO_PERMISSION }
 	for want, library := range map[string]nvml.Interface{
-		"the driver has 0 GPUs, and none that this process may use": none,
-		"the driver has 1 GPUs, and none that this process may use": foreign,
+		"the driver has 0 GPUs, and none that this process may use":               none,
+		"the driver has 1 GPUs, and none that this process may use":               foreign,
 		"NVML does not count the GPUs: " + fmt.Sprint(nvml.ERROR_UNKNOWN.Error()): broken,
 	} {
 		if got := gpusOf(library); got.Why != want || len(got.List) != 0 {
