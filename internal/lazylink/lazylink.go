@@ -6,9 +6,11 @@
 // then need the vendor's library to be loaded.
 package lazylink
 
-//go:generate go run ./gen github.com/NVIDIA/go-nvml/pkg/nvml nvml nvml_symbols.h nvmlErrorString
+//go:generate go run ./gen -prefix nvml -header nvml_symbols.h -texts nvmlErrorString github.com/NVIDIA/go-nvml/pkg/nvml
+//go:generate go run ./gen -prefix cu -header cu_symbols.h -texts cuGetErrorName -starts cuInit -also cuDeviceGetUuid,cuDeviceGetUuid_v2,cuEventElapsedTime,cuEventElapsedTime_v2,cuGraphAddKernelNode,cuGraphAddKernelNode_v2,cuStreamWaitValue32,cuStreamWaitValue32_v2,cuStreamWriteValue32,cuStreamWriteValue32_v2 gorgonia.org/cu sagecomm/internal/device/cuda
 
 // #cgo CFLAGS: -std=c11 -Wall -Wextra -fvisibility=hidden
+// #cgo LDFLAGS: -L${SRCDIR}/lib -Wl,--as-needed
 // #include <stdlib.h>
 // #include "lazylink.h"
 import "C"
@@ -24,6 +26,18 @@ var binding sync.Mutex
 // BindNVML opens NVML, NVIDIA's management library, for the package go-nvml. It returns why the library cannot be opened. Once
 // it was opened, a call does nothing.
 func BindNVML(path string) error { return bind(&C.lazylink_nvml, path) }
+
+// BindCUDA opens the CUDA driver for the package cu, which does not start the driver. The rest is as for [BindNVML].
+func BindCUDA(path string) error { return bind(&C.lazylink_cu, path) }
+
+// CUDAHas reports whether the driver was opened and has a function.
+func CUDAHas(name string) bool {
+	binding.Lock()
+	defer binding.Unlock()
+	text := C.CString(name)
+	defer C.free(unsafe.Pointer(text))
+	return bool(C.lazylink_has(&C.lazylink_cu, text))
+}
 
 func bind(library *C.lazylink_library, path string) error {
 	binding.Lock()

@@ -2,25 +2,28 @@
 #ifndef SAGECOMM_LAZYLINK_H
 #define SAGECOMM_LAZYLINK_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef void (*lazylink_function)(void);
 
-/* A library. The table has an entry for each name: at first what reports that the library is not loaded. */
+/* A library. Each of the three lists has n entries. */
 typedef struct lazylink_library {
-  lazylink_function *table;
+  lazylink_function *table; /* what a trampoline jumps to; at first what reports that the library is not loaded */
   const char *const *names;
-  size_t n, statuses;        /* names, and how many of them, in front, return a status; the others return a text */
-  lazylink_function missing; /* reports that the library has no such function */
-  lazylink_function text;    /* stands for a function that returns a text */
-  void *handle;              /* NULL: not bound */
+  const lazylink_function *missing; /* reports that the library has no such function */
+  size_t n;
+  void *handle; /* NULL: not bound */
 } lazylink_library;
 
-extern lazylink_library lazylink_nvml;
+extern lazylink_library lazylink_nvml, lazylink_cu;
 
 /* Opens a library and points its table to its functions. Returns NULL, or why the library cannot be opened, in a text that is
  * valid until the thread's next call of a function of dlfcn.h. Does nothing if the library is bound.
- * Requires: no other thread is in this function. */
+ * Requires: no other thread is in a function of this header. */
 const char *lazylink_bind(lazylink_library *library, const char *path);
+
+/* Whether the library is bound and has a function. */
+bool lazylink_has(const lazylink_library *library, const char *name);
 
 #endif

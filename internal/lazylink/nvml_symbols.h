@@ -1,5 +1,11 @@
-/* Written by `go generate ./internal/lazylink`: the functions that github.com/NVIDIA/go-nvml/pkg/nvml calls. Those of the first list
- * return a status, those of the second one a text. */
+/* Written by `go generate ./internal/lazylink`: the functions that these packages call:
+ *   github.com/NVIDIA/go-nvml/pkg/nvml
+ */
+
+#define NVML_TEXTS(X) \
+  X(nvmlErrorString)
+
+#define NVML_STARTS(X)
 
 #define NVML_FUNCTIONS(X) \
   X(nvmlComputeInstanceDestroy) \
@@ -397,6 +403,3 @@
   X(nvmlVgpuTypeGetName) \
   X(nvmlVgpuTypeGetNumDisplayHeads) \
   X(nvmlVgpuTypeGetResolution)
-
-#define NVML_TEXTS(X) \
-  X(nvmlErrorString)

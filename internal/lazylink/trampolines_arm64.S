@@ -1,4 +1,5 @@
 /* trampolines_arm64.S: see trampolines.inc.h. x16 is free for this at a call (AAPCS64). */
+#include "cu_symbols.h"
 #include "nvml_symbols.h"
 
 .macro jump table, at
@@ -12,5 +13,12 @@
 
 .set at, 0
 #define X(name) entry name, lazylink_nvml_table, at; .set at, at + 8;
-NVML_FUNCTIONS(X)
 NVML_TEXTS(X)
+NVML_FUNCTIONS(X)
+#undef X
+
+.set at, 0
+#define X(name) entry name, lazylink_cu_table, at; .set at, at + 8;
+CU_TEXTS(X)
+CU_STARTS(X)
+CU_FUNCTIONS(X)

@@ -1,11 +1,12 @@
-// Gen lists the functions of a vendor's library that a Go package calls, as macros of C. It builds the package and reads which
-// symbols its objects leave undefined.
+// Gen lists the functions of a vendor's library that Go packages call, as macros of C. It builds the packages and reads which
+// symbols their objects leave undefined.
 //
-//	go run ./gen PACKAGE PREFIX HEADER [FUNCTION-THAT-RETURNS-TEXT ...]
+//	go run ./gen -prefix PREFIX -header FILE [-texts NAMES] [-starts NAMES] [-also NAMES] PACKAGE ...
 package main
 
 import (
 	"bytes"
+	"flag"
 	"fmt"
 	"log"
 	"os"
@@ -13,31 +14,53 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 func main() {
 	log.SetFlags(0)
-	if len(os.Args) < 4 {
-		log.Fatal("usage: gen PACKAGE PREFIX HEADER [FUNCTION-THAT-RETURNS-TEXT ...]")
-	}
-	path, prefix, header, texts := os.Args[1], os.Args[2], os.Args[3], os.Args[4:]
-	names, err := undefined(path, prefix)
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, text := range texts {
-		if !slices.Contains(names, text) {
-			log.Fatalf("%s does not call %s", path, text)
+	prefix := flag.String("prefix", "", "that the names of the library begin with")
+	header := flag.String("header", "", "to write")
+	texts := flag.String("texts", "", "functions that give a text; the others give a status only")
+	starts := flag.String("starts", "", "functions that start the library")
+	also := flag.String("also", "", "functions that the packages call when they are built with another header")
+	flag.Parse()
+	names := list(*also)
+	for _, path := range flag.Args() {
+		more, err := undefined(path, *prefix)
+		if err != nil {
+			log.Fatal(err)
 		}
+		names = append(names, more...)
 	}
-	names = slices.DeleteFunc(names, func(name string) bool { return slices.Contains(texts, name) })
+	slices.Sort(names)
+	names = slices.Compact(names)
 	var out bytes.Buffer
-	fmt.Fprintf(&out, "/* Written by `go generate ./internal/lazylink`: the functions that %s calls. Those of the first list\n * return a status, those of the second one a text. */\n", path)
-	writeList(&out, strings.ToUpper(prefix)+"_FUNCTIONS", names)
-	writeList(&out, strings.ToUpper(prefix)+"_TEXTS", texts)
-	if err := os.WriteFile(header, out.Bytes(), 0o644); err != nil {
+	fmt.Fprintln(&out, "/* Written by `go generate ./internal/lazylink`: the functions that these packages call:")
+	for _, path := range flag.Args() {
+		fmt.Fprintf(&out, " *   %s\n", path)
+	}
+	fmt.Fprintln(&out, " */")
+	for _, special := range []struct {
+		macro string
+		names []string
+	}{{"TEXTS", list(*texts)}, {"STARTS", list(*starts)}} {
+		for _, name := range special.names {
+			if !slices.Contains(names, name) {
+				log.Fatalf("nobody calls %s", name)
+			}
+		}
+		writeList(&out, strings.ToUpper(*prefix)+"_"+special.macro, special.names)
+		names = slices.DeleteFunc(names, func(name string) bool { return slices.Contains(special.names, name) })
+	}
+	writeList(&out, strings.ToUpper(*prefix)+"_FUNCTIONS", names)
+	if err := os.WriteFile(*header, out.Bytes(), 0o644); err != nil {
 		log.Fatal(err)
 	}
+}
+
+func list(names string) []string {
+	return strings.FieldsFunc(names, func(r rune) bool { return r == ',' })
 }
 
 func writeList(out *bytes.Buffer, macro string, names []string) {
@@ -48,7 +71,7 @@ func writeList(out *bytes.Buffer, macro string, names []string) {
 	fmt.Fprintln(out)
 }
 
-// undefined returns the symbols with a prefix that the objects of a package leave undefined, in order.
+// undefined returns the symbols with a prefix that the objects of a package leave undefined.
 func undefined(path, prefix string) (names []string, err error) {
 	dir, err := os.MkdirTemp("", "lazylink-")
 	if err != nil {
@@ -59,17 +82,23 @@ func undefined(path, prefix string) (names []string, err error) {
 	if output, err := exec.Command("go", "build", "-buildmode=archive", "-o", archive, path).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("go build %s: %w\n%s", path, err, output)
 	}
-	output, err := exec.Command("nm", "--undefined-only", "--format=posix", archive).Output()
+	output, err := exec.Command("nm", "--format=posix", archive).Output()
 	if err != nil {
 		return nil, fmt.Errorf("nm: %w", err)
 	}
+	defined := map[string]bool{}
 	for line := range strings.Lines(string(output)) {
-		if name, _, _ := strings.Cut(line, " "); strings.HasPrefix(name, prefix) {
-			names = append(names, name)
+		fields := strings.Fields(line) // name, type, and where it is defined its value
+		if len(fields) < 2 || !strings.HasPrefix(fields[0], prefix) || len(fields[0]) == len(prefix) || !unicode.IsUpper(rune(fields[0][len(prefix)])) {
+			continue
+		}
+		if fields[1] == "U" {
+			names = append(names, fields[0])
+		} else {
+			defined[fields[0]] = true // by another object of the package
 		}
 	}
-	slices.Sort(names)
-	return slices.Compact(names), nil
+	return slices.DeleteFunc(names, func(name string) bool { return defined[name] }), nil
 }
 
 func joined(first, second error) error {
