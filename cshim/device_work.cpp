@@ -46,7 +46,9 @@ DeviceWork::DeviceWork(const char* op, c10::Device device, std::vector<at::Tenso
 
 DeviceWork::~DeviceWork() {
   if (forked()) { // the device's driver does not exist here, and pinned memory is the parent's
-    static_cast<void>(end_.release());
+    for (std::unique_ptr<c10::Event>& end : endEvents_) {
+      static_cast<void>(end.release());
+    }
     return;
   }
   store();
@@ -81,18 +83,22 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
 // ---- the end ----
 
 // Copies for tensors that are not contiguous are written back here where all is queued, since nothing calls the device later.
+// They alone make the streams of several operations wait for each other: a peer may bring what one recv needs only when it has
+// got what a later operation in the stream of another one sends.
 void DeviceWork::issued(Buffers& buffers) noexcept {
   if (joins_.empty() || !ends_.empty()) { // parts of a coalesced call end later
     return;
   }
   try {
-    join(joins_);
-    stream_ = joins_.front();
     if (buffers.staged()) {
-      const c10::StreamGuard on(*stream_);
+      join(joins_);
+      joins_.resize(1, joins_.front());
+      const c10::StreamGuard on(joins_.front());
       buffers.copyBack();
     }
-    recordEnd(*stream_);
+    for (const c10::Stream& stream : joins_) {
+      recordEnd(stream);
+    }
     joined_ = true;
   } catch (...) { // the operation is under way; its end raises the error
     broken_ = std::current_exception();
@@ -158,7 +164,7 @@ void DeviceWork::recordEnd(const c10::Stream& stream) {
   const c10::OptionalDeviceGuard on(device_);
   auto end = std::make_unique<c10::Event>(device_.type());
   end->record(stream);
-  end_ = std::move(end);
+  endEvents_.push_back(std::move(end));
 }
 
 void DeviceWork::join(const std::vector<c10::Stream>& streams) {
@@ -183,25 +189,34 @@ void DeviceWork::store() noexcept {
 // Without outputs there is nothing for a stream to wait for: the host has waited until the input was read.
 void DeviceWork::awaitInCurrentStream() const {
   noteAcquired(this);
-  if (end_) {
-    const c10::OptionalDeviceGuard on(device_);
-    end_->block(current());
+  const c10::OptionalDeviceGuard on(device_);
+  for (const std::unique_ptr<c10::Event>& end : endEvents_) {
+    end->block(current());
   }
 }
 
 bool DeviceWork::passed() {
-  if (!end_ || passed_.load(std::memory_order_relaxed)) {
+  if (endEvents_.empty() || passed_.load(std::memory_order_relaxed)) {
     return true;
   }
   const c10::OptionalDeviceGuard on(device_);
-  if (isCapturing(current()) || !end_->query()) {
+  if (isCapturing(current())) {
     return false;
+  }
+  for (const std::unique_ptr<c10::Event>& end : endEvents_) {
+    if (!end->query()) {
+      return false;
+    }
   }
   passed_.store(true, std::memory_order_relaxed);
   return true;
 }
 
-c10::Stream DeviceWork::stream() const {
+c10::Stream DeviceWork::stream() {
+  if (joined()) {
+    join(joins_); // nothing holds these streams up any more
+    return joins_.front();
+  }
   return stream_ ? *stream_ : current();
 }
 

@@ -73,8 +73,8 @@ class DeviceWork {
   // Reports whether the device has written the outputs. While the current stream is being captured, which a question to the
   // driver would break, the answer may be false for too long.
   bool passed();
-  // The stream that has written the outputs.
-  c10::Stream stream() const;
+  // Returns a stream that is behind the outputs. Requires: succeed() was called.
+  c10::Stream stream();
   c10::Device device() const {
     return device_;
   }
@@ -125,11 +125,11 @@ class DeviceWork {
     uint32_t value;
   };
   std::vector<End> ends_; // of those that have not ended
-  std::optional<c10::Stream> stream_; // that has written the outputs
+  std::optional<c10::Stream> stream_; // that has written the outputs, unless the operation is joined
 
-  // Recorded behind the outputs, after a failure behind what reads the inputs; null if there is nothing to wait for. A
-  // pointer, because a forked child leaves it.
-  std::unique_ptr<c10::Event> end_;
+  // Recorded behind the outputs, in each stream that writes any, after a failure behind what uses the tensors; none if there is
+  // nothing to wait for. Pointers, because a forked child leaves them.
+  std::vector<std::unique_ptr<c10::Event>> endEvents_;
   std::atomic<bool> passed_{false};
 };
 

@@ -131,6 +131,32 @@ def under_fake_cuda(rank: int, size: int, store: str) -> None:
     run_under_fake_cuda(rank, size, store, PROGRAMS)
 
 
+def batch_of_several_senders(rank: int, size: int, store: str) -> None:
+    """What rank 2 sends in the batch depends on what rank 1 sends behind the batch."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size, timeout=MINUTE)
+    x, y, z = full(0), full(0), full(0)
+    if rank == 0:
+        batch = dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, 1), dist.P2POp(dist.irecv, y, 2)])
+        dist.irecv(z, 1).wait()
+        dist.isend(z, 2).wait()
+        for work in batch:
+            work.wait()
+        future = batch[0].get_future()
+        expect(x, 5)
+        expect(y, 7)
+        future.wait()
+    elif rank == 1:
+        dist.isend(full(5), 0).wait()
+        dist.isend(full(6), 0).wait()
+    else:
+        dist.irecv(z, 0).wait()
+        z += 1
+        dist.isend(z, 0).wait()
+    torch.cuda.synchronize()
+    fake_cuda.check()
+    dist.destroy_process_group()
+
+
 def peer_dies(rank: int, size: int, store: str) -> None:
     """Rank 1 dies while streams of rank 0 wait for words: they go on, and the next operation raises."""
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)

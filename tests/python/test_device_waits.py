@@ -27,6 +27,18 @@ def test_programs(cuda_bed: CudaBed, schedule: Schedule) -> None:
 
 
 @under_schedules
+def test_batch_of_several_senders(cuda_bed: CudaBed, schedule: Schedule) -> None:
+    """The streams of a batch do not wait for each other."""
+    cuda_bed.ranks(
+        "device_waits:batch_of_several_senders",
+        3,
+        schedule=schedule.name,
+        seed=schedule.seed,
+        EMULATOR_KICK_MS=KICK_MS,
+    )
+
+
+@under_schedules
 def test_the_death_of_a_peer(cuda_bed: CudaBed, schedule: Schedule) -> None:
     with tempfile.TemporaryDirectory() as folder:
         survivor, dead = (
