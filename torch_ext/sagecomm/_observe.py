@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from sagecomm import _native
+from sagecomm._groups import member
 
 
 def get_stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
@@ -57,13 +58,9 @@ def metrics() -> str:
 
 
 def _backend(group: dist.ProcessGroup | None, call: str) -> Any:
-    pg: Any = group or dist.group.WORLD
-    if pg is None:
-        raise ValueError(f"sagecomm: {call}: call init_process_group first")
-    if not isinstance(pg, dist.ProcessGroup):  # GroupMember.NON_GROUP_MEMBER, of new_group()
-        raise ValueError(f"sagecomm: {call}: this rank is not in the group")
+    pg = member(group, call)
     for device in pg._device_types:
-        backend = pg._get_backend(torch.device(device))
+        backend: Any = pg._get_backend(torch.device(device))
         backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
         if hasattr(backend, "stats_json"):
             return backend

@@ -1,0 +1,21 @@
+"""Process groups as users pass them."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+def member(group: dist.ProcessGroup | None, call: str) -> dist.ProcessGroup:
+    """Returns the group, the default one if None. Raises ValueError where there is none, or this rank is not in it."""
+    pg: object = group or dist.group.WORLD
+    if pg is None:
+        raise ValueError(f"sagecomm: {call}: call init_process_group first")
+    if not isinstance(pg, dist.ProcessGroup):  # GroupMember.NON_GROUP_MEMBER, of new_group()
+        raise ValueError(f"sagecomm: {call}: this rank is not in the group")
+    return pg
+
+
+def backend_names(group: dist.ProcessGroup) -> dict[str, str]:
+    """Returns the name of the group's backend for each type of device that it serves."""
+    return {device.type: str(group._get_backend(device).name()) for device in map(torch.device, group._device_types)}
