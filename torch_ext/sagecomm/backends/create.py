@@ -8,6 +8,7 @@ import weakref
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
@@ -45,8 +46,8 @@ def create_comm_backend(
     """Returns the operations of a process group, on the backend of a name.
 
     All ranks of the group call it in the same order as their collectives. In a job that is initialised it attaches to
-    the group if the group has that backend, and otherwise makes a group of the same ranks that has it, once. Without a
-    job it initialises one, from the environment of torchrun or from `rank` and `world_size`. Either way
+    the group if the group has that backend, and otherwise makes a group of the same ranks that has it, once; only a
+    group of all ranks of the job can be remade like that. Without a job it initialises one, from the environment of torchrun or from `rank` and `world_size`. Either way
     `torch.distributed.destroy_process_group` ends the job.
 
     Args:
@@ -65,7 +66,7 @@ def create_comm_backend(
         timeout: Of a new job or group, and of its operations. None: torch's default.
 
     Raises:
-        ValueError: There is no backend of that name; this rank is not in the group; `rank` or `world_size` contradict
+        ValueError: There is no backend of that name; this rank is not in the group; a part of the job lacks the backend; `rank` or `world_size` contradict
             the job; or nothing says which job this process is part of.
         RuntimeError: The backend cannot be used here. The message says what is missing.
     """
@@ -83,14 +84,17 @@ def create_comm_backend(
     else:
         _check_place(rank, world_size)
     base = member(group, _CALL)
+    has = backend_names(base)
     if tune:
         choice.check(SAGECOMM)
-        return GroupBackend(_with(base, SAGECOMM, tune, timeout), Counter())
-    has = backend_names(base)
-    if backend_type == AUTO or backend_type in has.values():
+        backend_type = SAGECOMM
+        fits = _tune_of(base) == tune
+    else:
+        fits = backend_type in (AUTO, *has.values())
+    if fits:
         _say("attached to group %s, which has %s", base.group_name, ", ".join(f"{n} for {d}" for d, n in has.items()))
         return GroupBackend(base, Counter())
-    return GroupBackend(_with(base, backend_type, "", timeout), Counter())
+    return GroupBackend(_another(base, backend_type, tune, timeout), Counter())
 
 
 def _begin(
@@ -141,25 +145,39 @@ def _check_place(rank: int | None, world_size: int | None) -> None:
             raise ValueError(f"sagecomm: {_CALL}: {name} {given} was given, and the job's is {actual}")
 
 
-def _with(base: dist.ProcessGroup, name: str, tune: str, timeout: timedelta | None) -> dist.ProcessGroup:
-    """Returns the group with the ranks of another one that has the backend and its tuning."""
+def _tune_of(group: dist.ProcessGroup) -> str | None:
+    """Returns how a group of sagecomm was asked to choose algorithms, or None if it is none of sagecomm."""
+    for device, name in backend_names(group).items():
+        if name == SAGECOMM:
+            backend: Any = group._get_backend(torch.device(device))
+            return str(getattr(backend, "wrapped_pg", backend).options.settings.get("tune", ""))
+    return None
+
+
+def _another(base: dist.ProcessGroup, name: str, tune: str, timeout: timedelta | None) -> dist.ProcessGroup:
+    """Returns the group with the ranks of another one that has the backend and its tuning.
+
+    Torch names groups by a count, so they are made by all ranks of the job or go without a name that all know.
+    """
     key = (base.group_name, name, tune)
     found = _made.get(key)
     if found is not None and found in c10d._world.pg_map:  # the job may have ended since, and another begun
         return found
-    options: dict[str, Any] = {"pg_options": Options(settings={"tune": tune})} if tune else {}
-    made = dist.new_group(
-        dist.get_process_group_ranks(base),
-        timeout=timeout,
-        backend=name,
-        use_local_synchronization=True,
-        group_desc=f"{_CALL}:{name}",
-        **options,
-    )
+    ranks = dist.get_process_group_ranks(base)
+    if len(ranks) < dist.get_world_size():
+        options = f", pg_options=sagecomm.Options(settings={{'tune': {tune!r}}})" if tune else ""
+        raise ValueError(
+            f"sagecomm: {_CALL}: group {base.group_name} of {len(ranks)} ranks is no group of {name}"
+            f"{tune and f' with {tune!r}'}, and another one for a part of the job must be made by all of its ranks: call "
+            f"torch.distributed.new_group({ranks}, backend={name!r}{options}) on all ranks and pass that group"
+        )
+    arguments: dict[str, Any] = {"pg_options": Options(settings={"tune": tune})} if tune else {}
+    if ranks != sorted(ranks):
+        arguments["sort_ranks"] = False
+    made = dist.new_group(ranks, timeout=timeout, backend=name, group_desc=f"{_CALL}:{name}", **arguments)
     assert isinstance(made, dist.ProcessGroup)
-    _say(
-        "made group %s of %s for the ranks of group %s%s", made.group_name, name, base.group_name, tune and f": {tune}"
-    )
+    why = tune and f": {tune}"
+    _say("made group %s of %s for the ranks of group %s%s", made.group_name, name, base.group_name, why)
     _made[key] = made
     return made
 
