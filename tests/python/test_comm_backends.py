@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
-import sagecomm
-from contributions import contribution, group
-from sagecomm import CommBackendProtocol, CommOp, create_comm_backend
+from contributions import contribution
+from sagecomm import create_comm_backend
 from worlds import World
 
 BACKENDS = ["sagecomm", "gloo"]
@@ -153,7 +151,9 @@ def other_operations(name: str) -> None:
         received = [torch.empty(2, 1 + rank) for _ in range(size)]
         assert value(backend.all_to_all(sent, received, async_op=asynchronous))[0] is received[0]
         assert all(torch.equal(received[r], torch.full((2, 1 + rank), float(10 * r + rank))) for r in range(size))
-        equal = value(backend.all_to_all([torch.full((2,), float(10 * rank + r)) for r in range(size)], None, asynchronous))
+        equal = value(
+            backend.all_to_all([torch.full((2,), float(10 * rank + r)) for r in range(size)], None, asynchronous)
+        )
         assert [t.tolist() for t in equal] == [[10.0 * r + rank] * 2 for r in range(size)]
 
     right, left = (rank + 1) % size, (rank - 1) % size

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-import sagecomm
 from programs import Programs
 from sagecomm import CommBackendProtocol, TopologyManager, create_comm_backend
 from sagecomm.backends import choice

@@ -7,6 +7,7 @@ the grammar of SAGECOMM_TUNE (docs/tuning.md).
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 PREDICTED = "predicted"
+_NVIDIA = "0x10de"  # PCI vendor
 
 
 class TopologyInfo(Protocol):
@@ -54,6 +56,7 @@ class Accelerator:
 
     address: str  #: domain:bus:device.function
     kind: str  #: name of its PCI class
+    vendor_id: str  #: PCI vendor, such as "0x10de"
     vendor: str | None
     driver: str | None  #: kernel driver that is bound to it
     node: int | None  #: NUMA node
@@ -157,7 +160,8 @@ class TopologyManager:
             Accelerator(
                 each["address"],
                 each["kind"],
-                each.get("vendor_name", each.get("vendor")),
+                each["vendor"],
+                each.get("vendor_name"),
                 each.get("driver"),
                 each.get("node"),
             )
@@ -179,9 +183,9 @@ class TopologyManager:
         )
 
     def is_fully_connected_nvlink(self) -> bool:
-        """Report whether NVLink joins every two accelerators of the host, directly or through one switch.
+        """Report whether NVLink joins every two GPUs of NVIDIA's in the host, directly or through one switch.
 
-        False where the description has no links, and for fewer than two accelerators.
+        False where the description has no links, and for fewer than two GPUs.
         """
         neighbours: dict[str, set[str]] = {}
         for link in self.links:
@@ -189,11 +193,10 @@ class TopologyManager:
                 first, second = link.ends
                 neighbours.setdefault(first, set()).add(second)
                 neighbours.setdefault(second, set()).add(first)
-        devices = [each.address for each in self.accelerators]
-        switches = neighbours.keys() - set(devices)
-        pairs = [(a, b) for i, a in enumerate(devices) for b in devices[:i]]
-        near = [neighbours.get(device, set()) for device in devices]
-        reach = dict(zip(devices, near, strict=True))
+        gpus = [each.address for each in self.accelerators if each.vendor_id == _NVIDIA]
+        switches = neighbours.keys() - set(gpus)
+        reach = {gpu: neighbours.get(gpu, set()) for gpu in gpus}
+        pairs = list(itertools.combinations(gpus, 2))
         return bool(pairs) and all(b in reach[a] or reach[a] & reach[b] & switches for a, b in pairs)
 
     def select(self, op: str, nbytes: int, num_ranks: int, num_hosts: int = 1) -> str:

@@ -47,8 +47,8 @@ def create_comm_backend(
 
     All ranks of the group call it in the same order as their collectives. In a job that is initialised it attaches to
     the group if the group has that backend, and otherwise makes a group of the same ranks that has it, once; only a
-    group of all ranks of the job can be remade like that. Without a job it initialises one, from the environment of torchrun or from `rank` and `world_size`. Either way
-    `torch.distributed.destroy_process_group` ends the job.
+    group of all ranks of the job can be made again like that. Without a job it initialises one, from the environment of
+    torchrun or from `rank` and `world_size`. Either way `torch.distributed.destroy_process_group` ends the job.
 
     Args:
         backend_type: "sagecomm", "gloo", "nccl", "hccl" or "cncl". "auto" takes what the group has; for a new job
@@ -66,8 +66,9 @@ def create_comm_backend(
         timeout: Of a new job or group, and of its operations. None: torch's default.
 
     Raises:
-        ValueError: There is no backend of that name; this rank is not in the group; a part of the job lacks the backend; `rank` or `world_size` contradict
-            the job; or nothing says which job this process is part of.
+        ValueError: There is no backend of that name; this rank is not in the group; the group is a part of the job and
+            lacks the backend; `rank` or `world_size` contradict the job; or nothing says which job this process is part
+            of.
         RuntimeError: The backend cannot be used here. The message says what is missing.
     """
     choice.check(backend_type)
@@ -168,8 +169,8 @@ def _another(base: dist.ProcessGroup, name: str, tune: str, timeout: timedelta |
         options = f", pg_options=sagecomm.Options(settings={{'tune': {tune!r}}})" if tune else ""
         raise ValueError(
             f"sagecomm: {_CALL}: group {base.group_name} of {len(ranks)} ranks is no group of {name}"
-            f"{tune and f' with {tune!r}'}, and another one for a part of the job must be made by all of its ranks: call "
-            f"torch.distributed.new_group({ranks}, backend={name!r}{options}) on all ranks and pass that group"
+            f"{tune and f' with {tune!r}'}, and another one for a part of the job must be made by all of its ranks: "
+            f"call torch.distributed.new_group({ranks}, backend={name!r}{options}) on all ranks and pass that group"
         )
     arguments: dict[str, Any] = {"pg_options": Options(settings={"tune": tune})} if tune else {}
     if ranks != sorted(ranks):
