@@ -102,27 +102,22 @@ def test_gradients_on_gloo(world: Callable[[int], World], case: str) -> None:
     world(2).run(gradients, case, backend="gloo")
 
 
-def differences(case: str) -> None:
-    """gradcheck perturbs the same element on all ranks, so the derivative that it finds is along their sum: each rank's
-    function is that of all ranks having the same input."""
+def one_input(case: str) -> None:
+    """All ranks have one input: the gradients of all ranks add up to that of the sum of the losses by it."""
     collective, dense = CASES[case]
     size, rank = dist.get_world_size(), dist.get_rank()
     x = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
-
-    def same(t: torch.Tensor) -> torch.Tensor:
-        return dense(t.expand(size, *t.shape))[rank]
-
-    torch.testing.assert_close(collective(x), same(x))
-    if case != "broadcast":  # there one rank's input is that of all, and the others have a gradient of 0
-        (numeric,) = torch.autograd.grad(torch.stack([o.sin().sum() for o in dense(x.expand(size, 4, 4))]).sum(), x)
-        (mine,) = torch.autograd.grad(collective(x).sin().sum(), x)
-        dist.all_reduce(mine)
-        torch.testing.assert_close(mine, numeric)
+    outputs = dense(x.expand(size, 4, 4))
+    (expected,) = torch.autograd.grad(torch.stack([o.sin().sum() for o in outputs]).sum(), x, retain_graph=True)
+    torch.testing.assert_close(collective(x), outputs[rank])
+    (mine,) = torch.autograd.grad(collective(x).sin().sum(), x)
+    dist.all_reduce(mine)
+    torch.testing.assert_close(mine, expected)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_with_one_input(world: Callable[[int], World], case: str) -> None:
-    world(2).run(differences, case)
+    world(2).run(one_input, case)
 
 
 def checked() -> None:

@@ -42,7 +42,7 @@ class Counter:
         device = tensors[0].device.type if tensors else "cpu"
         length = sum(tensor.nbytes for tensor in tensors)
         key = (op.value, dtype, _size_class(length), device, backend)
-        fused = len(tensors) if len(tensors) > 1 else 0
+        fused = len(tensors) if op is CommOp.ALL_REDUCE and len(tensors) > 1 else 0
         began = time.perf_counter()
 
         def complete() -> None:

@@ -119,7 +119,7 @@ class GroupBackend(CommBackendProtocol):
     def _scatter(self, blocks: Sequence[torch.Tensor], output: torch.Tensor, op: Reduction, async_op: bool) -> Any:
         """Takes a tensor for each rank, or one that has them all."""
         reduction, average = self._reduction(op, "reduce_scatter", output)
-        done = self._begin(CommOp.REDUCE_SCATTER, *blocks)
+        done = self._begin(CommOp.REDUCE_SCATTER, output)
         sources = [place(block.detach(), self._names, "reduce_scatter", contiguous=True) for block in blocks]
         target = placing.room(output, self._names, "reduce_scatter")
         whole = None

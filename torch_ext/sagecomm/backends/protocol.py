@@ -294,8 +294,10 @@ class CommBackendProtocol(ABC):
         """Returns statistics of this rank's operations.
 
         Returns:
-            `all_reduce_count`; `total_bytes` of this rank's inputs; `avg_latency_ms` of all operations; `ops`: count
-            and bytes by operation; `rows`: one for each `op`, `dtype`, size class (`up_to` bytes, more than half of
-            that), `algorithm`, `device`, `engine` and `transport`, with `count`, `bytes`, `fused` (operations that
-            shared a collective) and times in us (`avg_us`, `max_us`).
+            `all_reduce_count`; `total_bytes` of this rank's inputs (of reduce_scatter, of its block); `avg_latency_ms`
+            of all operations; `ops`: count and bytes by operation; `rows`: one for each `op`, `dtype`, size class
+            (`up_to` bytes, more than half of that), `algorithm`, `device`, `engine` and `transport`, with `count`,
+            `bytes`, `fused` (operations that shared a collective) and times in us (`avg_us`, `max_us`). On sagecomm it
+            is what `sagecomm.get_stats` returns for the group. Operations of other backends are counted if they were
+            issued through this object; their `algorithm` is empty, and their times are those of the host.
         """
