@@ -96,9 +96,9 @@ def after_the_end() -> None:
     sums(gloo)
     dist.destroy_process_group()
     with pytest.raises(ValueError, match="a group was given, and the job is not initialised"):
-        create_comm_backend("sagecomm", group=backend.group)  # type: ignore[attr-defined]
+        create_comm_backend("sagecomm", group=backend.group)
     backend = create_comm_backend("sagecomm", rank=0, world_size=1)
-    assert create_comm_backend("gloo").group is not gloo.group  # type: ignore[attr-defined]
+    assert create_comm_backend("gloo").group is not gloo.group
     sums(create_comm_backend("gloo"))
     sums(backend)
 

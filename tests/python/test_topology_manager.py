@@ -134,7 +134,7 @@ def changed() -> tuple[str, ...]:
     ruled = create_comm_backend("sagecomm", topology_manager=manager)
     again = create_comm_backend("auto", topology_manager=TopologyManager(policy="thresholds", rules=manager.tune[18:]))
     assert len(c10d._world.pg_map) == 2
-    groups = [backend.group for backend in (plain, same, ruled, again)]  # type: ignore[attr-defined]
+    groups = [backend.group for backend in (plain, same, ruled, again)]
     assert groups[0] is groups[1]
     assert groups[2] is groups[3] is not groups[0]
     for backend in plain, ruled:

@@ -37,10 +37,8 @@ __all__ = [
     "scatter_to_group",
 ]
 
-_Group = dist.ProcessGroup | None
 
-
-def all_reduce(tensor: torch.Tensor, op: str = "sum", group: _Group = None) -> torch.Tensor:
+def all_reduce(tensor: torch.Tensor, op: str = "sum", group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Returns the sum or the mean of the tensors of all ranks. The gradient is that of all ranks' outputs, likewise.
 
     Args:
@@ -55,7 +53,7 @@ def all_reduce(tensor: torch.Tensor, op: str = "sum", group: _Group = None) -> t
     return _apply(_AllReduce, tensor, op, _of(group, "all_reduce"))
 
 
-def all_gather(tensor: torch.Tensor, dim: int = 0, group: _Group = None) -> torch.Tensor:
+def all_gather(tensor: torch.Tensor, dim: int = 0, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Returns the tensors of all ranks, one behind the other. Its gradient is summed over all ranks.
 
     Args:
@@ -66,7 +64,9 @@ def all_gather(tensor: torch.Tensor, dim: int = 0, group: _Group = None) -> torc
     return _apply(_AllGather, tensor, _dimension(tensor, dim, "all_gather"), _of(group, "all_gather"))
 
 
-def reduce_scatter(tensor: torch.Tensor, op: str = "sum", dim: int = 0, group: _Group = None) -> torch.Tensor:
+def reduce_scatter(
+    tensor: torch.Tensor, op: str = "sum", dim: int = 0, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
     """Returns this rank's part of the sum or the mean. The gradient is put together from those of all ranks.
 
     Args:
@@ -84,7 +84,7 @@ def reduce_scatter(tensor: torch.Tensor, op: str = "sum", dim: int = 0, group: _
     return _apply(_ReduceScatter, tensor, op, dim, backend)
 
 
-def broadcast(tensor: torch.Tensor, src: int = 0, group: _Group = None) -> torch.Tensor:
+def broadcast(tensor: torch.Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Returns the tensor of rank `src`. Its gradient is the sum of all ranks'; that of other ranks' tensors is 0.
 
     Args:
@@ -95,7 +95,9 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: _Group = None) -> torch
     return _apply(_Broadcast, tensor, src, _of(group, "broadcast"))
 
 
-def all_to_all(tensor: torch.Tensor, scatter_dim: int = 0, gather_dim: int = 0, group: _Group = None) -> torch.Tensor:
+def all_to_all(
+    tensor: torch.Tensor, scatter_dim: int = 0, gather_dim: int = 0, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
     """Parts a tensor along one dimension, sends a part to each rank, and puts what it receives together along another.
 
     With different dimensions a tensor that was parted by one is parted by the other afterwards, as sequence parallelism
@@ -116,7 +118,10 @@ def all_to_all(tensor: torch.Tensor, scatter_dim: int = 0, gather_dim: int = 0, 
 
 
 def all_to_all_uneven(
-    tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int], group: _Group = None
+    tensor: torch.Tensor,
+    output_splits: Sequence[int],
+    input_splits: Sequence[int],
+    group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """Sends a number of rows to each rank, as mixtures of experts do. The gradient goes back the same way.
 
@@ -142,23 +147,23 @@ def all_to_all_uneven(
     return _apply(_AllToAllUneven, tensor, tuple(output_splits), tuple(input_splits), backend)
 
 
-def copy_to_group(tensor: torch.Tensor, group: _Group = None) -> torch.Tensor:
+def copy_to_group(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Returns the tensor, which is the same on all ranks. The gradient is the sum of all ranks'."""
     return _apply(_CopyTo, tensor, _of(group, "copy_to_group"))
 
 
-def reduce_from_group(tensor: torch.Tensor, group: _Group = None) -> torch.Tensor:
+def reduce_from_group(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Returns the sum of all ranks' tensors. The gradient is passed on as it is."""
     return _apply(_ReduceFrom, tensor, _of(group, "reduce_from_group"))
 
 
-def gather_from_group(tensor: torch.Tensor, dim: int = -1, group: _Group = None) -> torch.Tensor:
+def gather_from_group(tensor: torch.Tensor, dim: int = -1, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Returns the tensors of all ranks, put together along `dim`. The gradient is this rank's part."""
     backend = _of(group, "gather_from_group")
     return _apply(_GatherFrom, tensor, _dimension(tensor, dim, "gather_from_group"), backend)
 
 
-def scatter_to_group(tensor: torch.Tensor, dim: int = -1, group: _Group = None) -> torch.Tensor:
+def scatter_to_group(tensor: torch.Tensor, dim: int = -1, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Returns this rank's part along `dim` of a tensor that is the same on all ranks. The gradient is put together from
     those of all ranks.
 
@@ -326,7 +331,7 @@ def _gathered(tensor: torch.Tensor, dim: int, backend: CommBackendProtocol) -> t
     return output.movedim(0, dim).flatten(dim, dim + 1)
 
 
-def _of(group: _Group, call: str) -> CommBackendProtocol:
+def _of(group: dist.ProcessGroup | None, call: str) -> CommBackendProtocol:
     return GroupBackend(member(group, f"autograd.{call}"))
 
 

@@ -34,8 +34,6 @@ __all__ = [
     "send",
 ]
 
-_SUM = dist.ReduceOp.SUM
-
 
 @overload
 def all_reduce(
@@ -53,7 +51,10 @@ def all_reduce(
     tensor: torch.Tensor, op: Reduction = ..., group: dist.ProcessGroup | None = ..., async_op: bool = ...
 ) -> torch.Tensor | Future[torch.Tensor]: ...
 def all_reduce(
-    tensor: torch.Tensor, op: Reduction = _SUM, group: dist.ProcessGroup | None = None, async_op: bool = False
+    tensor: torch.Tensor,
+    op: Reduction = dist.ReduceOp.SUM,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
 ) -> torch.Tensor | Future[torch.Tensor]:
     """Combines the tensors of all ranks element by element.
 
@@ -127,7 +128,7 @@ def reduce_scatter(
 def reduce_scatter(
     output: torch.Tensor,
     input_list: Sequence[torch.Tensor],
-    op: Reduction = _SUM,
+    op: Reduction = dist.ReduceOp.SUM,
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> torch.Tensor | Future[torch.Tensor]:

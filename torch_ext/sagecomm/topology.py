@@ -1,7 +1,7 @@
 """What a host is made of, and how the choice of algorithms is set for a group.
 
-The core reads the hardware, and its selector chooses; this module shows the former and hands wishes on to the latter in
-the grammar of SAGECOMM_TUNE (docs/tuning.md).
+The core reads the hardware, and its selector chooses. This module shows what the core has read, and passes tuning
+settings to the selector in the grammar of SAGECOMM_TUNE (docs/tuning.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ __all__ = [
     "select_all_reduce_algorithm",
 ]
 
-PREDICTED = "predicted"
 _NVIDIA = "0x10de"  # PCI vendor
 
 
@@ -104,9 +103,9 @@ class TopologyManager:
     """
 
     def __init__(
-        self, description: Mapping[str, Any] | None = None, *, policy: str = PREDICTED, rules: str = ""
+        self, description: Mapping[str, Any] | None = None, *, policy: str = "predicted", rules: str = ""
     ) -> None:
-        clauses = [f"policy={policy}"] if policy != PREDICTED else []
+        clauses = [f"policy={policy}"] if policy != "predicted" else []
         #: What the groups get, in the grammar of SAGECOMM_TUNE; empty for the default choice.
         self.tune = ";".join([*clauses, *([rules] if rules else [])])
         self._given = description
@@ -117,7 +116,7 @@ class TopologyManager:
                 raise ValueError(str(error).replace("explain: ", "TopologyManager: ", 1)) from None
 
     @classmethod
-    def from_file(cls, path: str | Path, *, policy: str = PREDICTED, rules: str = "") -> TopologyManager:
+    def from_file(cls, path: str | Path, *, policy: str = "predicted", rules: str = "") -> TopologyManager:
         """Returns the manager of a host whose description is in a JSON file."""
         return cls(json.loads(Path(path).read_text()), policy=policy, rules=rules)
 
@@ -144,6 +143,7 @@ class TopologyManager:
 
     @functools.cached_property
     def numa_nodes(self) -> tuple[NumaNode, ...]:
+        """The NUMA nodes of the host."""
         return tuple(
             NumaNode(
                 node["id"],
@@ -156,6 +156,7 @@ class TopologyManager:
 
     @functools.cached_property
     def accelerators(self) -> tuple[Accelerator, ...]:
+        """Its accelerators and display controllers."""
         return tuple(
             Accelerator(
                 each["address"],
@@ -170,6 +171,7 @@ class TopologyManager:
 
     @functools.cached_property
     def interfaces(self) -> tuple[NetworkInterface, ...]:
+        """Its network interfaces."""
         return tuple(
             NetworkInterface(each["name"], each["up"], each.get("loopback", False), each.get("mbps"), each.get("node"))
             for each in self.description.get("interfaces", ())
@@ -177,6 +179,7 @@ class TopologyManager:
 
     @functools.cached_property
     def links(self) -> tuple[Link, ...]:
+        """The links between accelerators that the description has."""
         return tuple(
             Link(each["kind"], (each["ends"][0], each["ends"][1]), each.get("count", 1))
             for each in self.description.get("links", ())

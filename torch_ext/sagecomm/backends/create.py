@@ -34,7 +34,7 @@ _begun = itertools.count()
 
 
 def create_comm_backend(
-    backend_type: str = AUTO,
+    backend_type: str = "auto",
     *,
     group: dist.ProcessGroup | None = None,
     topology_manager: TopologyManager | None = None,

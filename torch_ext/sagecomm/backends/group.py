@@ -29,7 +29,7 @@ class GroupBackend(CommBackendProtocol):
     """
 
     def __init__(self, group: dist.ProcessGroup, counter: Counter | None = None) -> None:
-        self.group = group
+        self._group = group
         self._counter = counter
         self._names = backend_names(group)
 
@@ -40,12 +40,16 @@ class GroupBackend(CommBackendProtocol):
         return names.pop() if len(names) == 1 else ",".join(f"{d}:{n}" for d, n in sorted(self._names.items()))
 
     @property
+    def group(self) -> dist.ProcessGroup:
+        return self._group
+
+    @property
     def rank(self) -> int:
-        return self.group.rank()
+        return self._group.rank()
 
     @property
     def world_size(self) -> int:
-        return self.group.size()
+        return self._group.size()
 
     def __repr__(self) -> str:
         return f"<sagecomm {self.name} backend of rank {self.rank} of {self.world_size}>"
@@ -54,7 +58,7 @@ class GroupBackend(CommBackendProtocol):
         reduction, average = self._reduction(op, "all_reduce", tensor)
         done = self._begin(CommOp.ALL_REDUCE, tensor)
         placed = place(tensor, self._names, "all_reduce")
-        work = dist.all_reduce(placed, reduction, self.group, async_op)
+        work = dist.all_reduce(placed, reduction, self._group, async_op)
 
         def result() -> torch.Tensor:
             average(placed)
@@ -77,7 +81,7 @@ class GroupBackend(CommBackendProtocol):
         done = self._begin(CommOp.ALL_GATHER, tensor)
         source = place(tensor.detach(), self._names, "all_gather", contiguous=True)
         target = placing.room(output, self._names, "all_gather")
-        work = dist.all_gather_into_tensor(target.view(-1), source.view(-1), self.group, async_op)
+        work = dist.all_gather_into_tensor(target.view(-1), source.view(-1), self._group, async_op)
 
         def result() -> object:
             placing.take_back(target, output)
@@ -125,11 +129,11 @@ class GroupBackend(CommBackendProtocol):
         whole = None
         if placing.engine(output, self._names, "reduce_scatter") == GLOO:  # it has no algorithm for this, nor a future
             whole = torch.cat([source.view(-1) for source in sources])
-            work = dist.all_reduce(whole, reduction, self.group, async_op)
+            work = dist.all_reduce(whole, reduction, self._group, async_op)
         elif len(sources) > 1:
-            work = dist.reduce_scatter(target, sources, reduction, self.group, async_op)
+            work = dist.reduce_scatter(target, sources, reduction, self._group, async_op)
         else:
-            work = dist.reduce_scatter_tensor(target.view(-1), sources[0].view(-1), reduction, self.group, async_op)
+            work = dist.reduce_scatter_tensor(target.view(-1), sources[0].view(-1), reduction, self._group, async_op)
         first = self.rank * output.numel()
 
         def result() -> torch.Tensor:
@@ -144,7 +148,7 @@ class GroupBackend(CommBackendProtocol):
         self._check(src, "broadcast: src")
         done = self._begin(CommOp.BROADCAST, tensor)
         placed = place(tensor, self._names, "broadcast")
-        work = dist.broadcast(placed, group=self.group, group_src=src, async_op=async_op)
+        work = dist.broadcast(placed, group=self._group, group_src=src, async_op=async_op)
         return _finish(work, async_op, lambda: placing.take_back(placed, tensor), done, tensor.device)
 
     def reduce(self, tensor: torch.Tensor, dst: int = 0, op: Reduction = "sum", async_op: bool = False) -> Any:
@@ -152,7 +156,7 @@ class GroupBackend(CommBackendProtocol):
         reduction, average = self._reduction(op, "reduce", tensor)
         done = self._begin(CommOp.REDUCE, tensor)
         placed = place(tensor, self._names, "reduce")
-        work = dist.reduce(placed, op=reduction, group=self.group, group_dst=dst, async_op=async_op)
+        work = dist.reduce(placed, op=reduction, group=self._group, group_dst=dst, async_op=async_op)
         mine = self.rank == dst
 
         def result() -> torch.Tensor:
@@ -182,9 +186,9 @@ class GroupBackend(CommBackendProtocol):
             one = torch.cat([source.view(-1) for source in sources])
             whole = one.new_empty(sum(lengths))
             sent = [source.numel() for source in sources]
-            work = dist.all_to_all_single(whole, one, lengths, sent, self.group, async_op)
+            work = dist.all_to_all_single(whole, one, lengths, sent, self._group, async_op)
         else:
-            work = dist.all_to_all(targets, sources, self.group, async_op)
+            work = dist.all_to_all(targets, sources, self._group, async_op)
 
         def result() -> list[torch.Tensor]:
             if whole is not None:
@@ -204,7 +208,7 @@ class GroupBackend(CommBackendProtocol):
             placed = [place(tensor, self._names, "fused_all_reduce") for tensor in batch]
             options = dist.AllreduceCoalescedOptions()
             options.reduceOp, options.asyncOp = reduction, async_op
-            works.append(self.group.allreduce_coalesced(placed, options))
+            works.append(self._group.allreduce_coalesced(placed, options))
             results.append(partial(_batch_done, batch, placed, average, done))
 
         def result() -> list[torch.Tensor]:
@@ -221,14 +225,14 @@ class GroupBackend(CommBackendProtocol):
     def send(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> None:
         self._check(dst, "send: dst")
         done = self._begin(CommOp.SEND, tensor)
-        dist.send(place(tensor, self._names, "send", contiguous=True), group=self.group, tag=tag, group_dst=dst)
+        dist.send(place(tensor, self._names, "send", contiguous=True), group=self._group, tag=tag, group_dst=dst)
         done()
 
     def recv(self, tensor: torch.Tensor, src: int, tag: int = 0) -> torch.Tensor:
         self._check(src, "recv: src")
         done = self._begin(CommOp.RECV, tensor)
         target = placing.room(tensor, self._names, "recv")
-        dist.recv(target, group=self.group, tag=tag, group_src=src)
+        dist.recv(target, group=self._group, tag=tag, group_src=src)
         placing.take_back(target, tensor)
         done()
         return tensor
@@ -236,11 +240,11 @@ class GroupBackend(CommBackendProtocol):
     def barrier(self) -> None:
         served = self._names.get("cpu") or next(iter(self._names.values()))
         done = self._counter.begin(CommOp.BARRIER, served, []) if self._counter and served != SAGECOMM else _nothing
-        dist.barrier(self.group)
+        dist.barrier(self._group)
         done()
 
     def get_stats(self) -> dict[str, Any]:
-        core = _observe.get_stats(self.group) if SAGECOMM in self._names.values() else None
+        core = _observe.get_stats(self._group) if SAGECOMM in self._names.values() else None
         return summary(core, self._counter.rows() if self._counter else [])
 
     def _reduction(self, op: Reduction, call: str, tensor: torch.Tensor) -> tuple[Any, Callable[[torch.Tensor], None]]:

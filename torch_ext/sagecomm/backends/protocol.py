@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Literal, overload
 
 import torch
+import torch.distributed as dist
 from torch.futures import Future
 
 from sagecomm._reductions import Reduction
@@ -44,6 +45,11 @@ class CommBackendProtocol(ABC):
 
     Autograd does not record these operations: `sagecomm.autograd` has forms with gradients.
     """
+
+    @property
+    @abstractmethod
+    def group(self) -> dist.ProcessGroup:
+        """The process group, for `torch.distributed` and for `sagecomm.explain`."""
 
     @property
     @abstractmethod
