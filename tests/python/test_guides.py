@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from selection import quickly
 from worlds import World
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -41,12 +42,13 @@ def run(where: str, text: str) -> None:
     exec(code, {"__name__": "__main__"})
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", quickly([2], SIZES))
 @pytest.mark.parametrize(("where", "text"), BLOCKS, ids=[where for where, _ in BLOCKS])
 def test_a_block(world: Callable[[int], World], where: str, text: str, size: int) -> None:
     world(size).run(run, where, text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("where", "text"), BLOCKS, ids=[where for where, _ in BLOCKS])
 def test_a_block_on_gloo(world: Callable[[int], World], where: str, text: str) -> None:
     world(2).run(run, where, text, backend="gloo")
