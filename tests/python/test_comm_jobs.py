@@ -47,6 +47,19 @@ def test_a_second_call_attaches(world: Callable[[int], World]) -> None:
     world(2).run(attaches)
 
 
+def with_wrappers() -> None:
+    """torch's wrapper around every backend changes neither the names of backends nor what a group was asked for."""
+    attaches()
+    manager = TopologyManager(policy="thresholds")
+    ruled = create_comm_backend("sagecomm", topology_manager=manager)
+    assert create_comm_backend("auto", group=ruled.group, topology_manager=manager).group is ruled.group
+    sums(ruled)
+
+
+def test_under_torchs_debug_level_detail(fresh_world: Callable[..., World]) -> None:
+    fresh_world(2, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}).run(with_wrappers)
+
+
 def of_a_part() -> None:
     """The backend of a group of some ranks, and of a group in another order of ranks."""
     part = dist.new_group([0, 2])
@@ -233,6 +246,22 @@ def test_rank_and_size_may_be_given() -> None:
         assert ranks.lines() == ["sagecomm 0 2", "sagecomm 1 2"]
         ranks.end_well()
         assert "create_comm_backend" not in ranks.errors(0)
+
+
+AGAIN = """
+    import sagecomm
+    for name in ("gloo", "sagecomm", "gloo", "auto"):
+        backend = sagecomm.create_comm_backend(name)
+        say(backend.name, int(backend.all_reduce(torch.ones(1)).item()))
+        dist.destroy_process_group()
+"""
+
+
+def test_one_job_after_another_in_one_store() -> None:
+    with Programs(AGAIN, 2) as ranks:
+        for name in "gloo", "sagecomm", "gloo", "sagecomm":
+            assert ranks.lines() == [f"{name} 2"] * 2
+        ranks.end_well()
 
 
 def logged(caplog_level: int) -> list[str]:

@@ -157,8 +157,14 @@ def test_futures(world: Callable[[int], World], name: str) -> None:
 def failed() -> None:
     """The error of the operation itself comes out of wait(), and out of what was chained to the future."""
     backend = create_comm_backend("sagecomm")
-    future = backend.all_reduce(torch.ones(1 + backend.rank), async_op=True)
+    if backend.rank == 1:
+        backend.recv(torch.empty(1), 0)
+        with pytest.raises(sagecomm.CollectiveMismatch):  # from either: rank 0 has been there before
+            backend.all_reduce(torch.ones(2), async_op=True).wait()
+        return
+    future = backend.all_reduce(torch.ones(1), async_op=True)
     chained = future.then(lambda done: done.value())
+    backend.send(torch.ones(1), 1)
     with pytest.raises(sagecomm.CollectiveMismatch):
         future.wait()
     with pytest.raises(RuntimeError, match="CollectiveMismatch"):

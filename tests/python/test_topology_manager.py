@@ -76,6 +76,20 @@ def test_fully_connected(links: list[dict[str, Any]], full: bool) -> None:
     assert len(GPUS) > 3
 
 
+@pytest.mark.parametrize("link", [{"kind": "nvlink"}, {"ends": GPUS[:2]}, nvlink(GPUS[0]), nvlink(*GPUS[:1] * 2), 3])
+def test_what_is_no_link_is_refused(link: Any) -> None:
+    with pytest.raises(ValueError, match="TopologyManager: a link has a kind and two ends"):
+        TopologyManager({"links": [link]}).is_fully_connected_nvlink()
+
+
+@pytest.mark.parametrize(("text", "reason"), [("{", "Expecting"), ("[]", "expected an object")])
+def test_a_file_that_describes_no_host_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "host.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"TopologyManager: {re.escape(str(path))}: .*{reason}"):
+        TopologyManager.from_file(path)
+
+
 class Joined:
     def is_fully_connected_nvlink(self) -> bool:
         return True

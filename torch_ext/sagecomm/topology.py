@@ -117,8 +117,21 @@ class TopologyManager:
 
     @classmethod
     def from_file(cls, path: str | Path, *, policy: str = "predicted", rules: str = "") -> TopologyManager:
-        """Returns the manager of a host whose description is in a JSON file."""
-        return cls(json.loads(Path(path).read_text()), policy=policy, rules=rules)
+        """Returns the manager of a host whose description is in a JSON file.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It holds no JSON object, or as for the class.
+        """
+        try:
+            description = json.loads(Path(path).read_text())
+        except ValueError as error:
+            raise ValueError(f"sagecomm: TopologyManager: {path}: {error}") from None
+        if not isinstance(description, dict):
+            raise ValueError(
+                f"sagecomm: TopologyManager: {path}: expected an object, as of python -m sagecomm topo --json"
+            )
+        return cls(description, policy=policy, rules=rules)
 
     @functools.cached_property
     def description(self) -> Mapping[str, Any]:
@@ -180,10 +193,7 @@ class TopologyManager:
     @functools.cached_property
     def links(self) -> tuple[Link, ...]:
         """The links between accelerators that the description has."""
-        return tuple(
-            Link(each["kind"], (each["ends"][0], each["ends"][1]), each.get("count", 1))
-            for each in self.description.get("links", ())
-        )
+        return tuple(_link(each) for each in self.description.get("links", ()))
 
     def is_fully_connected_nvlink(self) -> bool:
         """Report whether NVLink joins every two GPUs of NVIDIA's in the host, directly or through one switch.
@@ -226,13 +236,22 @@ class TopologyManager:
         return next(str(each["algorithm"]) for each in answer["candidates"] if each["chosen"])
 
 
+def _link(given: Any) -> Link:
+    match given:
+        case {"kind": str(kind), "ends": [str(first), str(second)]} if first != second:
+            return Link(kind, (first, second), int(given.get("count", 1)))
+    raise ValueError(
+        f"sagecomm: TopologyManager: a link has a kind and two ends, as the addresses of two GPUs: {given!r}"
+    )
+
+
 def select_all_reduce_algorithm(data_size: int, num_devices: int, topology: TopologyInfo) -> str:
     """Returns the algorithm that the policy "thresholds" takes for an all_reduce between accelerators.
 
     Below 1 MB (10^6 bytes) that is "recursive_doubling" if the number of devices is a power of two, else "ring". From 1
     MB on it is "ring" if NVLink joins every two devices, else "double_tree", whose messages cross slow links less
     often. The core has the rule (docs/tuning.md, Policies), and asks for shared memory in place of NVLink where it
-    chooses for tensors on the CPU.
+    chooses for tensors on the CPU. Where SAGECOMM_TUNE is set in the environment, it wins.
 
     Args:
         data_size: Bytes of the tensor.

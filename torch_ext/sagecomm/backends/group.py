@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from sagecomm._groups import backend_names
 from sagecomm._reductions import Reduction, reduce_op
 from sagecomm.backends import placing
 from sagecomm.backends.counter import Counter, summary
-from sagecomm.backends.placing import GLOO, SAGECOMM, place
+from sagecomm.backends.placing import GLOO, SAGECOMM
 from sagecomm.backends.protocol import CommBackendProtocol, CommOp
 
 T = TypeVar("T")
@@ -31,7 +31,10 @@ class GroupBackend(CommBackendProtocol):
     def __init__(self, group: dist.ProcessGroup, counter: Counter | None = None) -> None:
         self._group = group
         self._counter = counter
-        self._names = backend_names(group)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return backend_names(self._group)
 
     @property
     def name(self) -> str:
@@ -57,7 +60,7 @@ class GroupBackend(CommBackendProtocol):
     def all_reduce(self, tensor: torch.Tensor, op: Reduction = "sum", async_op: bool = False) -> Any:
         reduction, average = self._reduction(op, "all_reduce", tensor)
         done = self._begin(CommOp.ALL_REDUCE, tensor)
-        placed = place(tensor, self._names, "all_reduce")
+        placed = self._place(tensor, "all_reduce")
         work = dist.all_reduce(placed, reduction, self._group, async_op)
 
         def result() -> torch.Tensor:
@@ -79,8 +82,8 @@ class GroupBackend(CommBackendProtocol):
 
     def _gather(self, tensor: torch.Tensor, output: torch.Tensor, async_op: bool, value: Callable[[], object]) -> Any:
         done = self._begin(CommOp.ALL_GATHER, tensor)
-        source = place(tensor.detach(), self._names, "all_gather", contiguous=True)
-        target = placing.room(output, self._names, "all_gather")
+        source = self._place(tensor.detach(), "all_gather", contiguous=True)
+        target = self._room(output, "all_gather")
         work = dist.all_gather_into_tensor(target.view(-1), source.view(-1), self._group, async_op)
 
         def result() -> object:
@@ -124,8 +127,8 @@ class GroupBackend(CommBackendProtocol):
         """Takes a tensor for each rank, or one that has them all."""
         reduction, average = self._reduction(op, "reduce_scatter", output)
         done = self._begin(CommOp.REDUCE_SCATTER, output)
-        sources = [place(block.detach(), self._names, "reduce_scatter", contiguous=True) for block in blocks]
-        target = placing.room(output, self._names, "reduce_scatter")
+        sources = [self._place(block.detach(), "reduce_scatter", contiguous=True) for block in blocks]
+        target = self._room(output, "reduce_scatter")
         whole = None
         if placing.engine(output, self._names, "reduce_scatter") == GLOO:  # it has no algorithm for this, nor a future
             whole = torch.cat([source.view(-1) for source in sources])
@@ -147,7 +150,7 @@ class GroupBackend(CommBackendProtocol):
     def broadcast(self, tensor: torch.Tensor, src: int = 0, async_op: bool = False) -> Any:
         self._check(src, "broadcast: src")
         done = self._begin(CommOp.BROADCAST, tensor)
-        placed = place(tensor, self._names, "broadcast")
+        placed = self._place(tensor, "broadcast")
         work = dist.broadcast(placed, group=self._group, group_src=src, async_op=async_op)
         return _finish(work, async_op, lambda: placing.take_back(placed, tensor), done, tensor.device)
 
@@ -155,7 +158,7 @@ class GroupBackend(CommBackendProtocol):
         self._check(dst, "reduce: dst")
         reduction, average = self._reduction(op, "reduce", tensor)
         done = self._begin(CommOp.REDUCE, tensor)
-        placed = place(tensor, self._names, "reduce")
+        placed = self._place(tensor, "reduce")
         work = dist.reduce(placed, op=reduction, group=self._group, group_dst=dst, async_op=async_op)
         mine = self.rank == dst
 
@@ -178,8 +181,8 @@ class GroupBackend(CommBackendProtocol):
         _check_length("all_to_all: send_list", send_list, self.world_size)
         _check_length("all_to_all: recv_list", received, self.world_size)
         done = self._begin(CommOp.ALL_TO_ALL, *send_list)
-        sources = [place(t.detach(), self._names, "all_to_all", contiguous=True) for t in send_list]
-        targets = [placing.room(t, self._names, "all_to_all") for t in received]
+        sources = [self._place(t.detach(), "all_to_all", contiguous=True) for t in send_list]
+        targets = [self._room(t, "all_to_all") for t in received]
         whole = None
         lengths = [target.numel() for target in targets]
         if placing.engine(sources[0], self._names, "all_to_all") == GLOO:  # not every torch's gloo takes lists
@@ -205,7 +208,7 @@ class GroupBackend(CommBackendProtocol):
         works, results = [], []
         for batch, (reduction, average) in zip(batches, reductions, strict=True):
             done = self._begin(CommOp.ALL_REDUCE, *batch)
-            placed = [place(tensor, self._names, "fused_all_reduce") for tensor in batch]
+            placed = [self._place(tensor, "fused_all_reduce") for tensor in batch]
             options = dist.AllreduceCoalescedOptions()
             options.reduceOp, options.asyncOp = reduction, async_op
             works.append(self._group.allreduce_coalesced(placed, options))
@@ -225,13 +228,13 @@ class GroupBackend(CommBackendProtocol):
     def send(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> None:
         self._check(dst, "send: dst")
         done = self._begin(CommOp.SEND, tensor)
-        dist.send(place(tensor, self._names, "send", contiguous=True), group=self._group, tag=tag, group_dst=dst)
+        dist.send(self._place(tensor, "send", contiguous=True), group=self._group, tag=tag, group_dst=dst)
         done()
 
     def recv(self, tensor: torch.Tensor, src: int, tag: int = 0) -> torch.Tensor:
         self._check(src, "recv: src")
         done = self._begin(CommOp.RECV, tensor)
-        target = placing.room(tensor, self._names, "recv")
+        target = self._room(tensor, "recv")
         dist.recv(target, group=self._group, tag=tag, group_src=src)
         placing.take_back(target, tensor)
         done()
@@ -256,6 +259,17 @@ class GroupBackend(CommBackendProtocol):
         if tensor.dtype == torch.bool:
             raise ValueError(f"sagecomm: {call}: avg is not defined for bool")
         return dist.ReduceOp.SUM, partial(_divide, self.world_size)
+
+    def _place(self, tensor: torch.Tensor, call: str, contiguous: bool = False) -> torch.Tensor:
+        # Every backend takes such a tensor if the group has one for the CPU, and torch refuses it otherwise.
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous():
+            return tensor
+        return placing.place(tensor, self._names, call, contiguous)
+
+    def _room(self, output: torch.Tensor, call: str) -> torch.Tensor:
+        if output.device.type == "cpu" and output.is_contiguous():
+            return output
+        return placing.room(output, self._names, call)
 
     def _begin(self, op: CommOp, *tensors: torch.Tensor) -> Callable[[], None]:
         """Returns the function that counts the operation when it is complete."""
