@@ -100,7 +100,9 @@ def shapes(name: str) -> None:
     for shape in [(2 * size,), (size, 3), (3 * size, 2, 2), (0, 4)]:
         total = torch.stack(all_ranks(5, shape)).sum(0)
         part = total.reshape(size, shape[0] // size, *shape[1:])[rank]
-        scattered = backend.reduce_scatter(mine(5, shape))
+        given = mine(5, shape)
+        scattered = backend.reduce_scatter(given)
+        assert torch.equal(given, mine(5, shape))  # the input stays as it is
         assert torch.equal(scattered, part)
         output = torch.full_like(part, -1)
         assert backend.reduce_scatter(mine(5, shape), output=output) is output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 
 def member(group: dist.ProcessGroup | None, call: str) -> dist.ProcessGroup:
@@ -17,5 +18,10 @@ def member(group: dist.ProcessGroup | None, call: str) -> dist.ProcessGroup:
 
 
 def backend_names(group: dist.ProcessGroup) -> dict[str, str]:
-    """Returns the name of the group's backend for each type of device that it serves."""
-    return {device.type: str(group._get_backend(device).name()) for device in map(torch.device, group._device_types)}
+    """Returns the name of the group's backend for each type of device that it serves, as in init_process_group."""
+    config = c10d.BackendConfig(c10d.Backend(dist.get_backend_config(group))).get_device_backend_map()
+    names = {}
+    for device in map(torch.device, group._device_types):
+        name = str(group._get_backend(device).name())  # of some backends it is that of a version
+        names[device.type] = name if name == "sagecomm" else str(config.get(device.type, name))
+    return names

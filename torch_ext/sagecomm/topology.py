@@ -102,11 +102,12 @@ class TopologyManager:
         ValueError: There is no such policy, or a rule that no group can follow.
     """
 
+    tune: str  #: what the groups get, in the grammar of SAGECOMM_TUNE; empty for the default choice
+
     def __init__(
         self, description: Mapping[str, Any] | None = None, *, policy: str = "predicted", rules: str = ""
     ) -> None:
         clauses = [f"policy={policy}"] if policy != "predicted" else []
-        #: What the groups get, in the grammar of SAGECOMM_TUNE; empty for the default choice.
         self.tune = ";".join([*clauses, *([rules] if rules else [])])
         self._given = description
         if self.tune:

@@ -107,8 +107,8 @@ def _begin(
         exchange = PrefixStore(f"sagecomm/create_comm_backend/{number}", store)
         name, why = choice.choose(choice.agree(exchange, rank, world_size))
     _say("initialising %s as rank %d of %d: %s", name, rank, world_size, why)
-    # As torch does with a store of its own. A job that follows another one in the store of torchrun's agent must not find
-    # the keys of the other one.
+    # As torch does with a store of its own. A job that follows another one in the store of torchrun's agent must not
+    # find the keys of the other one.
     job = PrefixStore(f"default_pg/{number}" if number else "default_pg", store)
     dist.init_process_group(name, store=job, rank=rank, world_size=world_size, timeout=timeout)
 
