@@ -7,6 +7,7 @@ import ast
 import importlib
 import importlib.machinery
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,16 @@ def test_signatures(tool: ModuleType) -> None:
 
 
 # ---- the names of the package ----
+
+
+def test_every_package_is_installed() -> None:
+    """setuptools installs those that are listed."""
+    listed = re.search(
+        r"^packages = \[(.*?)\]", (PACKAGE.parent / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert listed is not None
+    there = [".".join(path.parent.relative_to(PACKAGE.parent).parts) for path in PACKAGE.rglob("__init__.py")]
+    assert sorted(re.findall(r'"([\w.]+)"', listed[1])) == sorted(there)
 
 
 def test_every_name_is_there() -> None:
