@@ -176,6 +176,27 @@ def test_a_future_of_an_operation_that_fails(world: Callable[[int], World]) -> N
     world(2).run(failed)
 
 
+def aborted() -> None:
+    """A future whose operation never takes place ends with its group."""
+    backend = create_comm_backend("sagecomm")
+    if backend.rank == 0:
+        future = backend.fused_all_reduce([torch.ones(2), torch.ones(2, dtype=torch.int32)], async_op=True)
+        assert not future.done()
+        backend.group.abort()
+        with pytest.raises(sagecomm.Aborted):
+            future.wait()
+        ended = threading.Event()
+        future.add_done_callback(lambda _: ended.set())
+        assert ended.wait(60)
+    else:
+        with pytest.raises(sagecomm.Aborted):
+            backend.recv(torch.empty(1), 0)
+
+
+def test_a_future_of_a_group_that_is_aborted(world: Callable[[int], World]) -> None:
+    world(2).run(aborted)
+
+
 def late() -> bool:
     """A future is not done before its operation is."""
     backend = create_comm_backend("sagecomm")
