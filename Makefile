@@ -23,7 +23,8 @@ core_sources := $(call find_in,$(go_dirs),-name '*.go' ! -name '*_test.go' -o -n
   $(wildcard $(root)/go.mod $(root)/go.sum) $(root)/export/exports.map
 c_sources := $(call find_in,$(addprefix $(root)/,bench cshim export internal tests),\
   -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp')
-python_sources := torch_ext tests/python tests/suites tests/emulator tests/mutants examples bench tools/rerun-failed
+python_sources := torch_ext tests/python tests/suites tests/emulator tests/mutants examples bench tools/rerun-failed \
+  tools/python-api
 
 # Prints the text after ## in the rule of each target.
 .PHONY: help
@@ -198,7 +199,7 @@ test-wheel: wheel ## try the wheel in an environment of its own
 
 # ---- style ----
 
-.PHONY: lint fmt
+.PHONY: lint fmt docs
 lint: compilers $(venv)/.ready ## check format and style of all languages
 	@cd $(root) && unformatted=$$(tools/gofmt -l $(wildcard $(go_dirs) $(root)/tests)); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
@@ -214,6 +215,10 @@ fmt: $(venv)/.ready ## format all sources
 	$(if $(c_sources),$(venv)/bin/clang-format -i $(c_sources))
 	cd $(root) && $(venv)/bin/ruff check --fix $(wildcard $(python_sources))
 	cd $(root) && $(venv)/bin/ruff format $(wildcard $(python_sources))
+
+docs: $(venv)/.ready ## write the pages that are generated
+	cd $(root) && $(go) generate ./internal/env
+	$(root)/tools/python-api
 
 .PHONY: clean
 clean: ## remove everything that was built or installed here

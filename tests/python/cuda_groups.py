@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import fake_cuda
+from sagecomm import create_comm_backend
 
 STEPS = 5
 
@@ -86,6 +87,25 @@ def nccl(store: str) -> dict[str, Any]:
     text = ctypes.create_string_buffer(1 << 14)
     ctypes.CDLL(str(fake_cuda.NCCL_STUB)).nccl_stub_calls(text, ctypes.c_size_t(len(text)))
     return {"result": result, "calls": text.value.decode().splitlines()}
+
+
+def comm_backend() -> dict[str, Any]:
+    """What "auto" makes of one rank with a device of its own, with torch's ProcessGroupNCCL on the stub of NCCL."""
+    backend = create_comm_backend("auto", rank=0, world_size=1)
+    attached = create_comm_backend("nccl")
+    assert attached.group is backend.group
+    x = torch.arange(4.0, device="cuda:0")
+    assert backend.all_reduce(x) is x
+    assert backend.all_reduce(x, async_op=True).wait() is x
+    gathered = attached.all_gather(x, async_op=True).wait()
+    mixed = backend.fused_all_reduce([torch.ones(2), x, torch.ones(3, dtype=torch.int64)])
+    assert [t.device.type for t in mixed] == ["cpu", "cuda", "cpu"]
+    result = (gathered + 1).tolist()
+    fake_cuda.check()
+    stats = backend.get_stats()
+    rows = sorted((row["op"], row["engine"], row["device"], row["count"]) for row in stats["rows"])
+    dist.destroy_process_group()
+    return {"name": str(backend), "result": result, "count": stats["all_reduce_count"], "rows": rows}
 
 
 def share_memory(rank: int, size: int, store: str) -> list[float] | None:

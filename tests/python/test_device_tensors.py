@@ -14,6 +14,7 @@ import torch
 
 import device_calls
 import device_coalesced
+import device_comm
 import device_p2p
 import device_pipeline
 import device_programs
@@ -81,10 +82,17 @@ def test_p2p(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
         world.run(checked, program)
 
 
+@under_schedules
+def test_communication_backends(fresh_world: Worlds, schedule: Schedule) -> None:
+    world = ranks(fresh_world, schedule)
+    for program in device_comm.PROGRAMS:
+        world.run(checked, program)
+
+
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 @under_schedules
 @pytest.mark.parametrize("driver", ["waits", "no waits"])
-@pytest.mark.parametrize("module", ["device_calls", "device_p2p", "device_coalesced", "device_pipeline"])
+@pytest.mark.parametrize("module", ["device_calls", "device_p2p", "device_coalesced", "device_comm", "device_pipeline"])
 def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, module: str, driver: str) -> None:
     """The same programs on CUDA tensors, with torch's own guard, allocator, streams, events and futures; and with a
     driver whose streams cannot wait for a word."""

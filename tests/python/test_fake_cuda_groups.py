@@ -47,3 +47,13 @@ def test_events_of_another_process_order_streams(cuda_bed: CudaBed, schedule: st
 def test_torchs_nccl_backend_runs_on_a_stub(cuda_bed: CudaBed, tmp_path: Path, schedule: str) -> None:
     done = cuda_bed.run("cuda_groups:nccl", str(tmp_path / "store"), schedule=schedule)
     assert done == {"result": [1, 2, 3, 4], "calls": ["Init", "AllReduce 4", "AllGather 4"]}
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "random"])
+def test_auto_takes_the_vendors_library_for_its_devices(cuda_bed: CudaBed, schedule: str) -> None:
+    assert cuda_bed.run("cuda_groups:comm_backend", schedule=schedule) == {
+        "name": "<sagecomm cpu:sagecomm,cuda:nccl backend of rank 0 of 1>",
+        "result": [1, 2, 3, 4],
+        "count": 5,
+        "rows": [["all_reduce", "host", "cpu", 1], ["all_reduce", "host", "cpu", 1], ["all_reduce", "nccl", "cuda", 3]],
+    }

@@ -6,7 +6,9 @@ Importing this package registers the backend's name and does nothing else: the e
 are loaded when the first group is created.
 """
 
+import importlib
 import sys
+from typing import TYPE_CHECKING
 
 from sagecomm._version import __version__
 
@@ -14,14 +16,31 @@ __all__ = [
     "Aborted",
     "CollectiveMismatch",
     "CollectiveTimeout",
+    "CommBackendProtocol",
+    "CommFusionBuffer",
+    "CommOp",
     "Options",
     "PeerFailure",
+    "TopologyManager",
     "__version__",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "autograd",
+    "broadcast",
+    "create_comm_backend",
     "dump_flight_recorder",
     "explain",
+    "fused_all_reduce",
     "get_stats",
+    "irecv",
+    "isend",
     "metrics",
     "monitored_barrier",
+    "recv",
+    "reduce_scatter",
+    "select_all_reduce_algorithm",
+    "send",
 ]
 
 
@@ -41,3 +60,52 @@ if not _imported_by_the_command():
     from sagecomm.options import Options
 
     _register()
+
+# What follows is imported when it is first used: `import torch` imports this package, and most programs need its
+# backend only.
+if TYPE_CHECKING:
+    from sagecomm import autograd
+    from sagecomm.backends import CommBackendProtocol, CommOp, create_comm_backend
+    from sagecomm.fusion import CommFusionBuffer, fused_all_reduce
+    from sagecomm.primitives import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        broadcast,
+        irecv,
+        isend,
+        recv,
+        reduce_scatter,
+        send,
+    )
+    from sagecomm.topology import TopologyManager, select_all_reduce_algorithm
+else:
+    _MODULES = {
+        "autograd": ["autograd"],
+        "backends": ["CommBackendProtocol", "CommOp", "create_comm_backend"],
+        "fusion": ["CommFusionBuffer", "fused_all_reduce"],
+        "primitives": [
+            "all_gather",
+            "all_reduce",
+            "all_to_all",
+            "broadcast",
+            "irecv",
+            "isend",
+            "recv",
+            "reduce_scatter",
+            "send",
+        ],
+        "topology": ["TopologyManager", "select_all_reduce_algorithm"],
+    }
+    _LATER = {name: module for module, names in _MODULES.items() for name in names}
+
+    def __getattr__(name):
+        if name not in _LATER:
+            raise AttributeError(f"module 'sagecomm' has no attribute {name!r}")
+        module = importlib.import_module(f"sagecomm.{_LATER[name]}")
+        found = module if name == _LATER[name] else getattr(module, name)
+        globals()[name] = found
+        return found
+
+    def __dir__():
+        return sorted({*globals(), *_LATER})

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from sagecomm import _native
+from sagecomm._groups import member
 
 
 def get_stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
@@ -18,16 +19,16 @@ def get_stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
         group: The process group; the default one if None.
 
     Returns:
-        `all_reduce_count`, `total_bytes` (of this rank's inputs) and `avg_latency_ms` of all operations; `ops`: count
-        and bytes by operation; `rows`: one for each `op`, `dtype`, size class (`up_to` bytes, more than half of that),
-        `algorithm`, `device` (its type; cpu for host tensors), `engine` and `transport`, with `count`, `bytes`, how
-        many did not enter Go (`fast`), how many operations were packed into others (`fused`), times from issue to
-        completion in us (`avg_us`, `p50_us`, `p99_us`, `max_us`; of the average, `wait_us` waiting for peers and
-        `transfer_us` the rest), and bandwidths in GB/s as nccl-tests define them (`algbw_gbps`, `busbw_gbps`); counters
-        (`fast`, `fused`, `blocked`, `sleeps`, `programs`, and `sequence`: collectives issued); `lanes`: the host lane
-        and, once it was used, the device lane, each with `lane`, `device`, `engine` and its part of `sequence`,
-        `blocked`, `sleeps` and `programs`; `classes`: which algorithm serves which length; `failure`, if the group has
-        failed. Quantiles have an error of up to a quarter.
+        `all_reduce_count`, `total_bytes` (of this rank's inputs; of reduce_scatter, of its block) and `avg_latency_ms`
+        of all operations; `ops`: count and bytes by operation; `rows`: one for each `op`, `dtype`, size class (`up_to`
+        bytes, more than half of that), `algorithm`, `device` (its type; cpu for host tensors), `engine` and
+        `transport`, with `count`, `bytes`, how many did not enter Go (`fast`), how many operations were packed into
+        others (`fused`), times from issue to completion in us (`avg_us`, `p50_us`, `p99_us`, `max_us`; of the average,
+        `wait_us` waiting for peers and `transfer_us` the rest), and bandwidths in GB/s as nccl-tests define them
+        (`algbw_gbps`, `busbw_gbps`); counters (`fast`, `fused`, `blocked`, `sleeps`, `programs`, and `sequence`:
+        collectives issued); `lanes`: the host lane and, once it was used, the device lane, each with `lane`, `device`,
+        `engine` and its part of `sequence`, `blocked`, `sleeps` and `programs`; `classes`: which algorithm serves which
+        length; `failure`, if the group has failed. Quantiles have an error of up to a quarter.
 
     Raises:
         ValueError: The group is no group of sagecomm, or this rank is not in it.
@@ -57,13 +58,9 @@ def metrics() -> str:
 
 
 def _backend(group: dist.ProcessGroup | None, call: str) -> Any:
-    pg: Any = group or dist.group.WORLD
-    if pg is None:
-        raise ValueError(f"sagecomm: {call}: call init_process_group first")
-    if not isinstance(pg, dist.ProcessGroup):  # GroupMember.NON_GROUP_MEMBER, of new_group()
-        raise ValueError(f"sagecomm: {call}: this rank is not in the group")
+    pg = member(group, call)
     for device in pg._device_types:
-        backend = pg._get_backend(torch.device(device))
+        backend: Any = pg._get_backend(torch.device(device))
         backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
         if hasattr(backend, "stats_json"):
             return backend
