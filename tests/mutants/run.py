@@ -33,7 +33,7 @@ REPORT = HERE / "caught.md"
 CORE = "torch_ext/sagecomm/lib/libsagecomm.so"
 JOBS = 2  # mutants at a time, each with two or more ranks
 SUITE_BOUND_S = 420
-HANG_BOUND_S = 30  # of one test's ranks
+HANG_BOUND_S = 30  # of one test's ranks, unless the environment has TEST_HANG_BOUND_S
 UNCHANGED = "without_a_mutant"
 
 _TENSORS = "tests/python/test_device_tensors.py"
@@ -119,7 +119,7 @@ class Tree:
 
     def suite(self, name: str, seeds: int, what: str) -> tuple[str, str]:
         """Returns which test failed with `what`, and how; nothing if all passed."""
-        environment = {**os.environ, "SEEDS": str(seeds), "TEST_HANG_BOUND_S": str(HANG_BOUND_S)}
+        environment = {"TEST_HANG_BOUND_S": str(HANG_BOUND_S), **os.environ, "SEEDS": str(seeds)}
         if name in GO:
             command = [
                 str(self.root / "tools/go"),
@@ -323,7 +323,10 @@ def main() -> int:
     arguments = parser.parse_args()
     mutants = [read(path) for path in sorted(HERE.glob("*.patch"))]
     if arguments.names:
-        mutants = [mutant for mutant in mutants if mutant.name in arguments.names]
+        known = {mutant.name: mutant for mutant in mutants}
+        if unknown := [name for name in arguments.names if name not in known]:
+            parser.error(f"no mutant is called {', '.join(unknown)}")
+        mutants = [known[name] for name in arguments.names]
     if arguments.check:
         broken = {mutant.path.name: why for mutant in mutants if (why := apply(mutant, ROOT, "--check"))}
         for name, why in broken.items():
