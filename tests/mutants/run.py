@@ -227,7 +227,7 @@ def find_go(output: str) -> tuple[str, str]:
 REASONS = (
     ("a report of the checker", r"conflict: "),
     ("a wrong result", r"AssertionError: \(-?[\d.]+, -?[\d.]+\)|other bits than|does not hold: host"),
-    ("a hang", r": hung$|Timeout|test timed out|did not end"),
+    ("a hang", r": hung$|the ranks hang:|Timeout|test timed out|did not end"),
     ("an assertion", r"AssertionError: assert |^E +assert |DID NOT RAISE|does not hold|_test\.go:\d+: "),
     ("an exception", r"Error: "),
 )
