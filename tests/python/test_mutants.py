@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,14 @@ def test_each_patch_applies() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert len(list(MUTANTS.glob("*.patch"))) >= 30
+
+
+def test_each_mutant_was_caught() -> None:
+    """A new patch has had its run, and the line of one that is gone is gone."""
+    lines = re.findall(r"^\| (\w+) \| .+ \| (\w+): .+ \| .+ \|$", mutants.REPORT.read_text(), re.MULTILINE)
+    assert [name for name, _ in lines] == sorted(path.stem for path in MUTANTS.glob("*.patch"))
+    for name, suite in lines:
+        assert suite in mutants.read(MUTANTS / f"{name}.patch").tests, name
 
 
 def outcome(program: str, suite: str = "cuda", bound_s: float = 60) -> tuple[str, str]:
