@@ -41,6 +41,7 @@ _SIMDEV = [f"{_TENSORS}::{name}" for name in ("test_programs", "test_coalesced",
 PYTHON = {
     "cuda": ["tests/python/test_device_waits.py", f"{_TENSORS}::test_programs_on_cuda"],
     "simdev": [*_SIMDEV, f"{_TENSORS}::test_wait_does_not_block_the_host"],
+    "p2p": [_TENSORS, "-k", "p2p"],  # the part of both beds that is about it
 }
 GO = {
     "driver": ["./tests/go", "-run", "TestCProgramOnADevice"],
@@ -227,7 +228,7 @@ def find_go(output: str) -> tuple[str, str]:
 REASONS = (
     ("a report of the checker", r"conflict: "),
     ("a wrong result", r"AssertionError: \(-?[\d.]+, -?[\d.]+\)|other bits than|does not hold: host"),
-    ("a hang", r": hung$|the ranks hang:|Timeout|test timed out|did not end"),
+    ("a hang", r": hung$|the ranks hang:|did not answer within|Timeout|test timed out|did not end"),
     ("an assertion", r"AssertionError: assert |^E +assert |DID NOT RAISE|does not hold|_test\.go:\d+: "),
     ("an exception", r"Error: "),
 )
@@ -264,7 +265,7 @@ def prepare(builder: shim.Shim, jobs: int, everything: bool, seeds: int) -> queu
             tree.build_core()
             shutil.copyfile(tree.root / CORE, WORK / "libsagecomm.so")
             builder.build(tree.root)
-            for name in (*PYTHON, *GO) if everything else ():
+            for name in ("cuda", "simdev", *GO) if everything else ():
                 test, how = tree.suite(name, seeds, UNCHANGED)
                 if test:
                     raise SystemExit(f"without a mutant, {test} fails with {how}: {log_of(UNCHANGED, name)}")
