@@ -113,7 +113,7 @@ FIRST_ORDERS = {
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 @pytest.mark.parametrize("call", FIRST_ORDERS)
 def test_each_first_order_is_needed(cuda_bed: CudaBed, call: str) -> None:
-    """The driver leaves out one call and reports success. Nothing is wrong without cuStreamWaitEvent@1, for the stream of
+    """The driver leaves out one call and reports success. Nothing is wrong without cuStreamWaitEvent@1: the stream of
     an output writes its first word when a run is complete that has begun with a word of the table."""
     with pytest.raises(AssertionError, match=r"conflict: |AssertionError: \(0\.0, 5\)"):
         cuda_bed.ranks(
