@@ -73,6 +73,7 @@ int scr_gate_enter(scr_group *g, scr_run *r, uint64_t unit) {
 /* No device waits for more units than it moves, so the counts may go beyond them. */
 void scr_gate_leave(scr_run *r, uint64_t unit) {
   scr_note_acquired(&r->gate.words->input_taken);
+  note_unit(r, false, r->gate.inputs, unit); /* which it may have read until now */
   note_unit(r, true, r->gate.inputs > 1 ? r->gate.inputs : r->gate.outputs, unit);
   scr_note_released(&r->gate.words->input_taken);
   scr_note_stored(&r->gate.words->output_done, unit + 1);
