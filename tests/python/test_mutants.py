@@ -26,10 +26,11 @@ def test_each_patch_applies() -> None:
     assert len(list(MUTANTS.glob("*.patch"))) >= 30
 
 
-def test_each_mutant_was_caught() -> None:
-    """A new patch has had its run, and the line of one that is gone is gone."""
-    lines = re.findall(r"^\| (\w+) \| .+ \| (\w+): .+ \| .+ \|$", mutants.REPORT.read_text(), re.MULTILINE)
-    assert [name for name, _ in lines] == sorted(path.stem for path in MUTANTS.glob("*.patch"))
+def test_the_report_is_of_these_mutants() -> None:
+    """A patch that is gone has no line, and none says that nothing has noticed."""
+    text = mutants.REPORT.read_text()
+    lines = re.findall(r"^\| (\w+) \| .+ \| (\w+): .+ \| .+ \|$", text, re.MULTILINE)
+    assert len(lines) == len(re.findall(r"^\| \w+ \|", text, re.MULTILINE))
     for name, suite in lines:
         assert suite in mutants.read(MUTANTS / f"{name}.patch").tests, name
 
