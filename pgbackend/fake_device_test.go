@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -112,6 +113,15 @@ func (d *fakeDevice) hold(held bool) {
 	d.held = held
 	d.mu.Unlock()
 	d.changed.Broadcast()
+}
+
+// drain waits until the streams have done all that they hold. After a failure none of them may wait for the library any more.
+func (d *fakeDevice) drain() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for slices.ContainsFunc(d.streams, func(s []command) bool { return len(s) > 0 }) {
+		d.changed.Wait()
+	}
 }
 
 // fill makes a command of the caller write into memory of the device.

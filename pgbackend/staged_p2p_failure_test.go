@@ -121,12 +121,13 @@ func TestDestroyWithP2PInFlightOnDevices(t *testing.T) {
 	})
 }
 
-// An error of the device takes the group down with its text, and peers learn of it.
+// An error of the device takes the group down with its text, and peers learn of it. No stream waits for an operation that was
+// queued in part, or queued but not issued.
 func TestDeviceErrorsOfP2P(t *testing.T) {
-	for _, method := range []string{"NewStream", "Pin", "Fork", "CopyIn", "WriteValue", "JoinLater"} {
+	for _, method := range []string{"NewStream", "Pin", "Fork", "CopyIn", "WriteValue", "JoinLater", "WaitValue", "Join"} {
 		t.Run(method, func(t *testing.T) {
 			useNewPool(t)
-			devices := fakeDevices(t, 2, 17, false)
+			devices := fakeDevices(t, 2, 17, method == "WaitValue" || method == "Join")
 			devices[1].failing = method
 			newWorld(t, 2).each(func(g *Group) error {
 				d := devices[g.rank]
@@ -140,7 +141,11 @@ func TestDeviceErrorsOfP2P(t *testing.T) {
 				if f == nil {
 					f = work.finish()
 				}
-				return expect(f, coll.System, method+" failed", "rank 1")
+				if err := expect(f, coll.System, method+" failed", "rank 1"); err != nil {
+					return err
+				}
+				d.drain()
+				return nil
 			})
 		})
 	}

@@ -269,7 +269,8 @@ func TestFailureWhileStreamIsLate(t *testing.T) {
 	})
 }
 
-// An error of the device takes the group down with its text, whichever method it comes from, and peers learn of it.
+// An error of the device takes the group down with its text, whichever method it comes from, and peers learn of it. No stream waits
+// for an operation that was queued in part, or queued but not issued.
 func TestDeviceErrors(t *testing.T) {
 	for _, method := range []string{"NewStream", "Pin", "Fork", "CopyIn", "WriteValue", "JoinLater", "WaitValue", "CopyOut", "Join"} {
 		t.Run(method, func(t *testing.T) {
@@ -284,7 +285,11 @@ func TestDeviceErrors(t *testing.T) {
 				if f == nil {
 					f = work.finish()
 				}
-				return expect(f, coll.System, method+" failed", "rank 1")
+				if err := expect(f, coll.System, method+" failed", "rank 1"); err != nil {
+					return err
+				}
+				d.drain()
+				return nil
 			})
 		})
 	}

@@ -73,6 +73,7 @@ int scr_gate_enter(scr_group *g, scr_run *r, uint64_t unit) {
 /* No device waits for more units than it moves, so the counts may go beyond them. */
 void scr_gate_leave(scr_run *r, uint64_t unit) {
   scr_note_acquired(&r->gate.words->input_taken);
+  note_unit(r, false, r->gate.inputs, unit); /* which it may have read until now */
   note_unit(r, true, r->gate.inputs > 1 ? r->gate.inputs : r->gate.outputs, unit);
   scr_note_released(&r->gate.words->input_taken);
   scr_note_stored(&r->gate.words->output_done, unit + 1);
@@ -87,9 +88,9 @@ void scr_gate_leave(scr_run *r, uint64_t unit) {
  * operation. */
 void scr_gate_open(const scr_run *r) {
   scr_note_acquired(&r->gate.words->input_taken);
-  scr_note_released(&r->gate.words->output_taken); /* for who stores it after an error, where no stream can wait */
   scr_note_stored(&r->gate.words->input_taken, SCR_GATE_OPEN);
   scr_note_stored(&r->gate.words->output_done, SCR_GATE_OPEN);
+  scr_note_released(&r->gate.words->output_taken); /* for who writes it when the run has ended: no stream could wait */
 #ifdef SCR_MUTANT_OUTPUT_OPENED_FIRST
   atomic_store_explicit(&r->gate.words->output_done, SCR_GATE_OPEN, memory_order_release);
 #endif

@@ -1,11 +1,11 @@
 """Applies each mutant to a copy of the tree, builds it and runs the tests that must notice it.
 
-    python tests/mutants/run.py [--check] [--seeds N] [name ...]
+    python tests/mutants/run.py [--check] [--jobs N] [--seeds N] [name ...]
 
 A mutant is a patch in this folder that takes one order out of the way of an operation on a device. The text in front of
 the patch says what is missing; its line `Tests:` names the suites that must notice, in the order in which they run.
---check only finds out whether each patch applies. Without names, the copy without a mutant comes first and must pass,
-and the table of who caught what goes to caught.md.
+--check only finds out whether each patch applies. Without names, the copy without a mutant comes first and must pass.
+The table of who caught what goes to caught.md, what a suite printed to build/mutants/MUTANT-SUITE.log.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ ROOT = HERE.parents[1]
 WORK = ROOT / "build" / "mutants"
 REPORT = HERE / "caught.md"
 CORE = "torch_ext/sagecomm/lib/libsagecomm.so"
-JOBS = 2
+JOBS = 2  # mutants at a time, each with two or more ranks
 SUITE_BOUND_S = 420
-HANG_BOUND_S = 30  # of one test's ranks
+HANG_BOUND_S = 30  # of one test's ranks, unless the environment has TEST_HANG_BOUND_S
+UNCHANGED = "without_a_mutant"
 
 _TENSORS = "tests/python/test_device_tensors.py"
 _SIMDEV = [f"{_TENSORS}::{name}" for name in ("test_programs", "test_coalesced", "test_p2p", "test_a_peer_that_ends")]
 PYTHON = {
     "cuda": ["tests/python/test_device_waits.py", f"{_TENSORS}::test_programs_on_cuda"],
     "simdev": [*_SIMDEV, f"{_TENSORS}::test_wait_does_not_block_the_host"],
+    "p2p": [_TENSORS, "-k", "p2p"],  # the part of both beds that is about it
 }
 GO = {
     "driver": ["./tests/go", "-run", "TestCProgramOnADevice"],
@@ -116,9 +118,9 @@ class Tree:
         (self.root / CORE).unlink(missing_ok=True)
         shim.run(["make", "--no-print-directory", "core"], cwd=self.root)
 
-    def suite(self, name: str, seeds: int) -> tuple[str, str]:
-        """Returns which test failed, and how; nothing if all passed."""
-        environment = {**os.environ, "SEEDS": str(seeds), "TEST_HANG_BOUND_S": str(HANG_BOUND_S)}
+    def suite(self, name: str, seeds: int, what: str) -> tuple[str, str]:
+        """Returns which test failed with `what`, and how; nothing if all passed."""
+        environment = {"TEST_HANG_BOUND_S": str(HANG_BOUND_S), **os.environ, "SEEDS": str(seeds)}
         if name in GO:
             command = [
                 str(self.root / "tools/go"),
@@ -147,14 +149,46 @@ class Tree:
                 *PYTHON[name],
             ]
             where = ROOT
-        code, output = bounded(command, where, environment)
-        (WORK / f"{self.root.name}-{name}.log").write_text(output)
-        if code == 0:
-            return "", ""
-        return find_go(output) if name in GO else find_python(output)
+        run = bounded(command, where, environment)
+        log_of(what, name).write_text(run.output)
+        return verdict(what, name, run)
 
 
-def bounded(command: list[str], where: Path, environment: dict[str, str]) -> tuple[int, str]:
+def log_of(what: str, suite: str) -> Path:
+    return WORK / f"{what}-{suite}.log"
+
+
+@dataclass(frozen=True)
+class Run:
+    code: int
+    output: str
+    overran: bool  # the bound ended it
+
+    @property
+    def signal(self) -> str:
+        """The signal that ended the suite. It came from outside, since tests send signals to their ranks only."""
+        if self.overran:
+            return ""
+        if self.code < 0:
+            return (signal.strsignal(-self.code) or str(-self.code)).lower()
+        said = re.search(r"^signal: (.+)$", self.output, re.MULTILINE)  # go test of the program that it has run
+        return said[1] if said else ""
+
+
+def verdict(what: str, suite: str, run: Run) -> tuple[str, str]:
+    """Returns which test failed with `what`, and how; nothing if all passed."""
+    if run.signal:
+        raise SystemExit(
+            f"{what}: suite {suite} was ended by signal '{run.signal}'; whether it notices the mutant is open. "
+            f"Its output is in {log_of(what, suite)}"
+        )
+    if run.code == 0:
+        return "", ""
+    test, how = find_go(run.output) if suite in GO else find_python(run.output)
+    return test, "a hang of the suite" if run.overran else how
+
+
+def bounded(command: list[str], where: Path, environment: dict[str, str], bound_s: float = SUITE_BOUND_S) -> Run:
     with subprocess.Popen(
         command,
         cwd=where,
@@ -165,12 +199,14 @@ def bounded(command: list[str], where: Path, environment: dict[str, str]) -> tup
         errors="replace",
         start_new_session=True,
     ) as process:
+        overran = False
         try:
-            output, _ = process.communicate(timeout=SUITE_BOUND_S)
+            output, _ = process.communicate(timeout=bound_s)
         except subprocess.TimeoutExpired:
+            overran = True
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
-        return process.returncode, output
+        return Run(process.returncode, output, overran)
 
 
 def find_python(output: str) -> tuple[str, str]:
@@ -192,7 +228,7 @@ def find_go(output: str) -> tuple[str, str]:
 REASONS = (
     ("a report of the checker", r"conflict: "),
     ("a wrong result", r"AssertionError: \(-?[\d.]+, -?[\d.]+\)|other bits than|does not hold: host"),
-    ("a hang", r": hung$|Timeout|test timed out|did not end"),
+    ("a hang", r": hung$|the ranks hang:|did not answer within|Timeout|test timed out|did not end"),
     ("an assertion", r"AssertionError: assert |^E +assert |DID NOT RAISE|does not hold|_test\.go:\d+: "),
     ("an exception", r"Error: "),
 )
@@ -213,7 +249,7 @@ def try_mutant(tree: Tree, mutant: Mutant, builder: shim.Shim, seeds: int) -> Ou
             shutil.copyfile(WORK / "libsagecomm.so", tree.root / CORE)
         builder.build(tree.root)
         for name in mutant.tests:
-            test, how = tree.suite(name, seeds)
+            test, how = tree.suite(name, seeds, mutant.name)
             if test:
                 return Outcome(f"{name}: {test}", how, time.monotonic() - began)
         return Outcome("", "", time.monotonic() - began)
@@ -221,25 +257,25 @@ def try_mutant(tree: Tree, mutant: Mutant, builder: shim.Shim, seeds: int) -> Ou
         tree.restore(mutant)
 
 
-def prepare(builder: shim.Shim, everything: bool, seeds: int) -> queue.Queue[Tree]:
+def prepare(builder: shim.Shim, jobs: int, everything: bool, seeds: int) -> queue.Queue[Tree]:
     trees: queue.Queue[Tree] = queue.Queue()
-    for number in range(JOBS):
+    for number in range(jobs):
         tree = Tree(number)
         if number == 0:
             tree.build_core()
             shutil.copyfile(tree.root / CORE, WORK / "libsagecomm.so")
             builder.build(tree.root)
-            for name in (*PYTHON, *GO) if everything else ():
-                test, how = tree.suite(name, seeds)
+            for name in ("cuda", "simdev", *GO) if everything else ():
+                test, how = tree.suite(name, seeds, UNCHANGED)
                 if test:
-                    raise SystemExit(f"without a mutant, {test} fails with {how}: {WORK}/{tree.root.name}-{name}.log")
+                    raise SystemExit(f"without a mutant, {test} fails with {how}: {log_of(UNCHANGED, name)}")
         trees.put(tree)
     return trees
 
 
-def run_all(mutants: list[Mutant], seeds: int, everything: bool) -> bool:
+def run_all(mutants: list[Mutant], jobs: int, seeds: int, everything: bool) -> bool:
     builder = shim.Shim(WORK / "objects")
-    trees = prepare(builder, everything, seeds)
+    trees = prepare(builder, jobs, everything, seeds)
     writing = threading.Lock()
 
     def one(mutant: Mutant) -> Outcome:
@@ -253,7 +289,7 @@ def run_all(mutants: list[Mutant], seeds: int, everything: bool) -> bool:
         print(f"{mutant.name}: {outcome.caught or 'NOT CAUGHT'}: {outcome.how} ({outcome.seconds:.0f} s)", flush=True)
         return outcome
 
-    with ThreadPoolExecutor(JOBS) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         outcomes = list(pool.map(one, mutants))
     caught = sum(bool(outcome.caught) for outcome in outcomes)
     print(f"{caught} of {len(mutants)} mutants were caught")
@@ -282,18 +318,22 @@ def write_report(mutant: Mutant, outcome: Outcome) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="only find out whether each patch applies")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="mutants at a time")
     parser.add_argument("--seeds", type=int, default=3, help="of the random schedule")
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args()
     mutants = [read(path) for path in sorted(HERE.glob("*.patch"))]
     if arguments.names:
-        mutants = [mutant for mutant in mutants if mutant.name in arguments.names]
+        known = {mutant.name: mutant for mutant in mutants}
+        if unknown := [name for name in arguments.names if name not in known]:
+            parser.error(f"no mutant is called {', '.join(unknown)}")
+        mutants = [known[name] for name in arguments.names]
     if arguments.check:
         broken = {mutant.path.name: why for mutant in mutants if (why := apply(mutant, ROOT, "--check"))}
         for name, why in broken.items():
             print(f"{name} does not apply any more; write it again:\n{why}", file=sys.stderr)
         return int(bool(broken))
-    return int(not run_all(mutants, arguments.seeds, not arguments.names))
+    return int(not run_all(mutants, arguments.jobs, arguments.seeds, not arguments.names))
 
 
 if __name__ == "__main__":

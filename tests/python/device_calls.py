@@ -300,6 +300,7 @@ PROGRAMS: list[Callable[[], Any]] = [
     order.producer_is_late,
     order.wait_on_another_stream,
     order.wait_twice,
+    order.synchronous_call_without_a_wait,
     order.wait_in_another_thread,
     order.issue_on_several_streams,
     order.two_groups_in_opposite_order,

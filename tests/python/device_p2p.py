@@ -294,3 +294,7 @@ PROGRAMS: list[Callable[[], Any]] = [
 
 def under_fake_cuda(rank: int, size: int, store: str) -> None:
     run_under_fake_cuda(rank, size, store, [*PROGRAMS, mismatch])
+
+
+def first_operations(rank: int, size: int, store: str) -> None:
+    run_under_fake_cuda(rank, size, store, [send_of_a_late_producer])

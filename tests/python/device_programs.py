@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions
 
 N = 1000
 FEW = 3
@@ -143,6 +144,18 @@ def wait_twice() -> None:
     main_stream().wait_stream(side)
     expect(y, 2 * SUM)
     expect(z, 3 * SUM)
+
+
+def synchronous_call_without_a_wait() -> None:
+    """The backend itself orders the stream of a synchronous call. Only torch's Python functions call wait() as well."""
+    group = dist.distributed_c10d._get_default_group()
+    options = AllreduceOptions()
+    options.asyncOp = False
+    x = full(mine())
+    work = group.allreduce([x], options)
+    y = x + 1
+    expect(y, SUM + 1)
+    del work
 
 
 def wait_in_another_thread() -> None:

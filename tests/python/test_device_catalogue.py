@@ -13,11 +13,9 @@ import torch
 import device_catalogue
 from cuda_bed import CudaBed
 from device_bed import EMULATOR, Schedule, Worlds, built, under_schedules
-from test_device_tensors import KICK_MS, checked, ranks
+from test_device_tensors import KICK_MS, NO_WAITS, checked, ranks
 
 needs_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
-
-NO_WAITS = "cuStreamWaitValue32@1+=not_supported"
 
 
 @under_schedules

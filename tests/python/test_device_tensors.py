@@ -24,6 +24,7 @@ from selection import quickly
 from worlds import World
 
 KICK_MS = "5"  # work that no thread waits for begins after this time
+NO_WAITS = "cuStreamWaitValue32@1+=not_supported"
 
 
 def prepare() -> None:
@@ -102,8 +103,30 @@ def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, module: str, dr
         schedule=schedule.name,
         seed=schedule.seed,
         EMULATOR_KICK_MS=KICK_MS,
-        EMULATOR_FAULTS="cuStreamWaitValue32@1+=not_supported" if driver == "no waits" else "",
+        EMULATOR_FAULTS=NO_WAITS if driver == "no waits" else "",
     )
+
+
+# The first operation makes two streams for the stream of its caller. The first of them fills the table out of which
+# streams write words.
+FIRST_ORDERS = {
+    "cuEventRecord@1": "behind the table",
+    "cuEventRecord@2": "behind the caller's stream",
+    "cuStreamWaitEvent@2": "the stream of the input, for the caller's",
+    "cuStreamWaitEvent@3": "the next stream of an input, for the table",
+}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+@pytest.mark.parametrize("call", FIRST_ORDERS)
+def test_each_first_order_is_needed(cuda_bed: CudaBed, call: str) -> None:
+    """The driver leaves out one call and reports success. Nothing is wrong without cuStreamWaitEvent@1: the stream of
+    an output writes its first word when a run is complete that has begun with a word of the table."""
+    with pytest.raises(AssertionError, match=r"conflict: |AssertionError: \(0\.0, 5\)"):
+        cuda_bed.ranks(
+            "device_p2p:first_operations", 2, EMULATOR_KICK_MS=KICK_MS, EMULATOR_FAULTS=f"{NO_WAITS};{call}=#0"
+        )
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")

@@ -58,9 +58,10 @@ def test_the_death_of_a_peer(cuda_bed: CudaBed, schedule: Schedule) -> None:
             dead.result()
 
 
+@pytest.mark.parametrize("schedule", ["lazy", "random"])
 @pytest.mark.parametrize("program", ["abort_while_streams_wait", "ends_without_destroying"])
-def test_waits_are_released(cuda_bed: CudaBed, program: str) -> None:
-    cuda_bed.ranks(f"device_waits:{program}", 2, schedule="random", seed=1, EMULATOR_KICK_MS=KICK_MS)
+def test_waits_are_released(cuda_bed: CudaBed, program: str, schedule: str) -> None:
+    cuda_bed.ranks(f"device_waits:{program}", 2, schedule=schedule, seed=1, EMULATOR_KICK_MS=KICK_MS)
 
 
 def test_a_process_that_ends_itself(cuda_bed: CudaBed, tmp_path: Path) -> None:

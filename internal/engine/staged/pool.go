@@ -32,8 +32,8 @@ type place struct {
 	runtime string
 }
 
-// source is who allocates pinned memory: an implementation of device.Runtime, for devices of a type. What the commands of one runtime
-// have used is not given to another.
+// source is who allocates pinned memory: an implementation of device.Runtime, for devices of a type. Its memory is used by its own
+// commands only, because nothing says that the streams of another one reach it.
 type source struct {
 	device  coll.DeviceType
 	runtime string
