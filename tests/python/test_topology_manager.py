@@ -54,6 +54,21 @@ def nvlink(*ends: str) -> dict[str, Any]:
     return {"kind": "nvlink", "ends": ends, "count": 18}
 
 
+@pytest.mark.parametrize("joined", [True, False])
+def test_nvlinks_of_the_driver(joined: bool) -> None:
+    description = json.loads(TWO_SOCKETS.read_text())
+    addresses = [each["address"] for each in description["accelerators"] if each["vendor"] == "0x10de"]
+    pairs = list(itertools.combinations(range(len(addresses)), 2))
+    description["gpus"] = {
+        "list": [{"index": index, "address": address} for index, address in enumerate(addresses)],
+        "links": [{"a": a, "b": b, "path": "SYS", "nvlinks": 18} for a, b in pairs if joined or (a, b) != pairs[3]],
+    }
+    manager = TopologyManager(description)
+    assert len(manager.links) == len(description["gpus"]["links"])
+    assert manager.links[0] == Link("nvlink", (addresses[0], addresses[1]), 18)
+    assert manager.is_fully_connected_nvlink() == joined
+
+
 @pytest.mark.parametrize(
     ("links", "full"),
     [

@@ -148,7 +148,7 @@ def _accelerator(device: _Json) -> str:
 
 
 def _gpus(found: _Json) -> list[str]:
-    """The GPUs, and how each pair of them reaches each other: the number of NVLinks, or the path as nvidia-smi names it."""
+    """The GPUs, and how each pair reaches each other: the number of NVLinks, or the path as nvidia-smi names it."""
     gpus: list[_Json] = found.get("list", [])
     lines = [_gpu(gpu) for gpu in gpus] or ([f"none: {found['why']}"] if "why" in found else [])
     if len(gpus) > 1:

@@ -92,8 +92,8 @@ class TopologyManager:
 
     Args:
         description: What `python -m sagecomm topo --json` prints, of this host or another one. None: this host. A list
-            `links` in it has the links between accelerators, each with `kind`, `ends` (two PCI addresses, or one and
-            the name of a switch) and optionally `count`: the core does not read them from the hardware yet.
+            `links` in it adds links between accelerators, each with `kind`, `ends` (two PCI addresses, or one and the
+            name of a switch) and optionally `count`: the core reads NVLink only.
         policy: "predicted" takes the algorithm with the least predicted time, "thresholds" fixed lengths.
         rules: Further clauses in the grammar of SAGECOMM_TUNE, as in "all_reduce:0-8K:one_shot". They win over
             `policy`.
@@ -193,13 +193,20 @@ class TopologyManager:
 
     @functools.cached_property
     def links(self) -> tuple[Link, ...]:
-        """The links between accelerators that the description has."""
-        return tuple(_link(each) for each in self.description.get("links", ()))
+        """The links between accelerators: NVLinks as NVIDIA's driver tells them, then those in `links`."""
+        gpus = self.description.get("gpus", {})
+        addresses = {gpu["index"]: gpu.get("address", f"GPU {gpu['index']}") for gpu in gpus.get("list", ())}
+        nvlinks = [
+            Link("nvlink", (addresses[each["a"]], addresses[each["b"]]), each["nvlinks"])
+            for each in gpus.get("links", ())
+            if "nvlinks" in each
+        ]
+        return (*nvlinks, *(_link(each) for each in self.description.get("links", ())))
 
     def is_fully_connected_nvlink(self) -> bool:
         """Report whether NVLink joins every two GPUs of NVIDIA's in the host, directly or through one switch.
 
-        False where the description has no links, and for fewer than two GPUs.
+        False where no links are known, and for fewer than two GPUs.
         """
         neighbours: dict[str, set[str]] = {}
         for link in self.links:
