@@ -74,6 +74,9 @@ typedef struct scr_hooks {
   void (*fail)(uint64_t group, const sagecomm_error *cause);
   /* Announces an operation of a group with `trace` that is about to be issued. */
   void (*trace)(uint64_t group, const sagecomm_op *op);
+  /* Somebody waits for a held operation of the group. *agreement is the agreement that is under way, with a reference
+   * for the caller, or NULL if there is none: the operation has a carrier, or the group is down. */
+  void (*want)(uint64_t group, scr_run **agreement);
 } scr_hooks;
 
 void scr_set_hooks(const scr_hooks *hooks);
@@ -190,6 +193,7 @@ typedef struct scr_group_config {
   bool flight_stacks;      /* records callers' stacks */
   bool trace;              /* calls the hook `trace` for every operation */
   bool timeline;           /* keeps events for scr_group_take_trace() */
+  bool fuses;              /* Go gathers operations: see bucket.h */
   scr_policy policy;
   const scr_peer_config *peers;
 } scr_group_config;
@@ -220,8 +224,11 @@ bool scr_group_has_channel(const scr_group *g, int32_t peer, int32_t channel);
 /* Sets the size classes of a kind. The class of a byte count is the number of boundaries at or below it. */
 void scr_group_set_classes(scr_group *g, int kind, const uint64_t *boundaries, int n);
 int scr_group_class(const scr_group *g, int kind, uint64_t bytes);
-/* Returns the number of collectives issued so far, in this lane. */
+/* Returns the number of the last collective of this lane. */
 uint64_t scr_group_sequence(const scr_group *g);
+/* Returns how many collectives the user has issued in this lane. In a group that fuses this differs from the number of
+ * the last one: several operations may share a collective, and agreements are collectives. */
+uint64_t scr_group_issued(const scr_group *g);
 /* The same of the device lane, 0 before this process has opened it.
  * Requires: the host lane. */
 uint64_t scr_group_device_sequence(const scr_group *g);
@@ -298,6 +305,29 @@ uint32_t scr_cache_entries(const scr_group *g);
  * memory. Returns NULL without memory, or if the group is down (*down). */
 scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own,
                     const scr_gate *gate, bool *down);
+
+/* ---- groups that fuse (bucket.h) ---- */
+
+/* Appends an operation of the host lane to the list of held operations and gives it its number among those of the user.
+ * `bytes` is scr_op_bytes(). Returns it with a reference for the caller, or NULL as scr_submit(). */
+scr_run *scr_hold(scr_group *g, const sagecomm_op *op, uint64_t bytes, bool *down);
+/* Numbers and queues a collective that carries out the first n held operations: a single operation of any kind, or
+ * all_reduces of one type and reduction, in the order of their issue. `bytes` is the sum of their lengths. The rest is as
+ * for scr_submit(). Returns false where that returns NULL; the operations are held still.
+ * Requires: no other thread calls it for this group. */
+bool scr_carry(scr_group *g, uint32_t n, uint64_t bytes, const scr_program *p, bool own, bool *down);
+/* Numbers and queues an agreement: an all_reduce (MIN) of one int64, which is this rank's proposal. `about` is what peers
+ * compare, below 2^16. Its timeout is the least one of the first `proposal` held operations. Returns it with a reference for
+ * the caller, or NULL as scr_submit(). */
+scr_run *scr_agree(scr_group *g, uint32_t about, uint64_t proposal, const scr_program *p, bool own, bool *down);
+/* Drives the agreement for policy.begin_ns at most, so that this rank's proposal is out. Returns whether it is complete. */
+bool scr_agree_begin(scr_run *agreement);
+/* Whether it is complete; *lowest is the lowest proposal if it has succeeded, else 0. */
+bool scr_agreed(const scr_run *agreement, uint64_t *lowest);
+void scr_run_keep(scr_run *r); /* adds a reference */
+void scr_run_drop(scr_run *r); /* gives one back */
+/* In the field `root` of an agreement, which no other all_reduce uses; the rest of it is `about`. */
+#define SCR_AGREES (1 << 30)
 
 /* Posts a send or recv at a gate, the buffer of which has room for all of it. Returns the operation with a reference for
  * the caller, or NULL without memory, or if the group is down (*down). */
