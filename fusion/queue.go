@@ -95,8 +95,9 @@ func (q *Queue) Add(op coll.Op, apart bool) {
 	q.list = append(q.list, entry{op, q.limits.Joins(op), apart})
 }
 
-// Want says that the oldest operation shall not wait for others: somebody waits for one that is in the bucket or behind it.
-func (q *Queue) Want() { q.wanted = true }
+// Want says that the bucket shall not wait for more operations: somebody waits for one that is in it or behind it. It does nothing
+// while an agreement is under way; who still waits when that is over says so once more.
+func (q *Queue) Want() { q.wanted = q.proposed == 0 && q.agreed == 0 && len(q.list) > 0 }
 
 // Agreed says that the agreement that this rank has begun is complete, with that lowest proposal. It reports whether ranks can
 // have come to this number.

@@ -79,9 +79,10 @@ func (b *buckets) want(use func(runner.Agreement)) {
 		if err := b.settle(); err != nil {
 			return err
 		}
-		if b.agreement == nil {
-			b.queue.Want()
+		if err := b.advance(); err != nil {
+			return err
 		}
+		b.queue.Want()
 		err := b.advance()
 		if b.agreement != nil && err == nil {
 			use(b.agreement.Agreement)
@@ -91,7 +92,8 @@ func (b *buckets) want(use func(runner.Agreement)) {
 }
 
 // tick makes this rank propose a bucket that is old, or about which a peer has begun an agreement. Peers that wait depend on it
-// if no thread of this rank issues or waits.
+// if no thread of this rank issues or waits. It also completes operations for which no thread of this rank waits, where a thread
+// has waited for others in their bucket.
 func (b *buckets) tick() {
 	if !b.g.life.acquire() {
 		return
@@ -99,9 +101,10 @@ func (b *buckets) tick() {
 	defer b.g.life.release()
 	var fault *coll.Failure
 	defer b.g.recoverInto(&fault)
+	b.g.run.Claim()
 	b.locked(func() error {
 		b.ticking = false
-		if b.agreement == nil && b.queue.Len() > 0 && (time.Since(b.opened) >= bucketLinger || b.peerHasBegun()) {
+		if time.Since(b.opened) >= bucketLinger || b.peerHasBegun() {
 			b.queue.Want()
 		}
 		return b.begin()
@@ -152,7 +155,7 @@ func (b *buckets) locked(f func() error) {
 			a.watched = true
 			watch = a
 		}
-		if b.agreement == nil && b.queue.Len() > 0 && !b.ticking {
+		if !b.ticking && (b.agreement == nil && b.queue.Len() > 0 || b.g.run.Carrying()) {
 			b.ticking = true
 			if b.timer == nil {
 				b.timer = time.AfterFunc(bucketTick, b.tick)

@@ -1,7 +1,9 @@
 package pgbackend
 
 import (
+	"slices"
 	"testing"
+	"time"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
@@ -32,4 +34,28 @@ func TestTen(t *testing.T) {
 	t.Log(w.groups[0].fusionLimits())
 	w.each(func(g *Group) error { return asError(tenSums(g)) })
 	t.Log(w.groups[0].run.Sequence(), w.groups[0].Sequence())
+}
+
+func TestSpeed(t *testing.T) {
+	for round := range 3 {
+		for _, o := range []options{nil, fused} {
+			w := newWorldWith(t, 2, opTimeout, o)
+			var took [2][]time.Duration
+			w.each(func(g *Group) error {
+				for range 2000 {
+					if f := sum(g, 600); f != nil {
+						return f
+					}
+					t := time.Now()
+					if f := tenSums(g); f != nil {
+						return f
+					}
+					took[g.rank] = append(took[g.rank], time.Since(t))
+				}
+				return nil
+			})
+			slices.Sort(took[0])
+			t.Log(round, o, took[0][200], took[0][1000], took[0][1800])
+		}
+	}
 }

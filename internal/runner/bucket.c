@@ -181,6 +181,7 @@ bool scr_carry(scr_group *g, uint32_t n, uint64_t bytes, const scr_program *p, b
   }
   c->members = list;
   c->coll.program = p;
+  if (n > 1) atomic_fetch_add_explicit(&g->carrying, 1, memory_order_relaxed);
   bool ok = load(c, n, bytes);
   if (ok) {
     /* Before the carrier is queued: from then on it may complete at any time. */
@@ -196,6 +197,7 @@ bool scr_carry(scr_group *g, uint32_t n, uint64_t bytes, const scr_program *p, b
     }
   } else {
     c->members = NULL;
+    if (n > 1) atomic_fetch_sub_explicit(&g->carrying, 1, memory_order_relaxed);
     give_back(g, n, list);
   }
   scr_run_unref(c);
@@ -206,10 +208,52 @@ void scr_carrier_started(scr_group *g, scr_run *c) {
   for (scr_run *m = c->members; m; m = m->next) scr_note_started(g, m);
 }
 
-void scr_carrier_finished(scr_run *c) {
+/* Leaves the done functions of all operations of a carrier to waiters and to scr_group_claim(). */
+static void leave(scr_group *g, scr_run *list) {
+  uint32_t n = 0;
+  scr_run *last = NULL;
+  for (scr_run *m = list; m; m = m->next) {
+    scr_run_ref(m);
+    m->next_completed = m->next;
+    last = m;
+    n++;
+  }
+  atomic_fetch_add_explicit(&g->carrying, n, memory_order_relaxed);
+  scr_spin_lock(&g->queue_lock);
+  if (g->unclaimed_tail) {
+    g->unclaimed_tail->next_completed = list;
+  } else {
+    g->unclaimed = list;
+  }
+  g->unclaimed_tail = last;
+  scr_spin_unlock(&g->queue_lock);
+}
+
+void scr_group_claim(scr_group *g) {
+  scr_spin_lock(&g->queue_lock);
+  scr_run *list = g->unclaimed;
+  g->unclaimed = g->unclaimed_tail = NULL;
+  scr_spin_unlock(&g->queue_lock);
+  for (scr_run *r = list, *next; r; r = next) {
+    next = r->next_completed;
+    bool has_done = atomic_load_explicit(&r->done, memory_order_acquire) != NULL;
+    if (has_done && atomic_load_explicit(&r->claimed, memory_order_acquire) == 0) scr_push_completed(r);
+    scr_run_unref(r);
+    atomic_fetch_sub_explicit(&g->carrying, 1, memory_order_relaxed);
+  }
+}
+
+bool scr_group_carrying(const scr_group *g) { return atomic_load_explicit(&g->carrying, memory_order_relaxed) != 0; }
+
+void scr_carrier_finished(scr_run *c, bool waiter) {
+  scr_group *g = c->group;
   scr_run *list = c->members;
+  bool several = list->next != NULL;
+  bool left = several && waiter;
   uint64_t waited = c->records.waited + (c->records.blocked ? scr_ticks() - c->records.blocked : 0);
   c->members = NULL;
+  /* Before they are complete: a done function that is set from then on is called by who sets it. */
+  if (left) leave(g, list);
   for (scr_run *m = list, *next; m; m = next) {
     next = m->next;
     m->next = NULL;
@@ -217,11 +261,12 @@ void scr_carrier_finished(scr_run *c) {
     m->cause = scr_cause_ref(c->cause);
     m->records.waited = waited;
     m->coll.program = c->coll.program; /* statistics have a row for each algorithm */
-    scr_note_finished(m->group, m, c->status == SAGECOMM_OK);
+    scr_note_finished(g, m, c->status == SAGECOMM_OK);
     m->coll.program = NULL; /* it may be the carrier's own */
-    scr_run_settle(m, false);
+    scr_run_settle(m, waiter);
     scr_run_unref(m);
   }
+  if (several) atomic_fetch_sub_explicit(&g->carrying, 1, memory_order_relaxed);
 }
 
 scr_run *scr_carrier_of(scr_run *r, int64_t slice_end, bool *again) {

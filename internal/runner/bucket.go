@@ -86,6 +86,12 @@ func scrGoWant(group C.uint64_t, agreement **C.scr_run) {
 	handler.Want(uint64(group), func(a Agreement) { *agreement = a.share() })
 }
 
+// Claim calls the done functions of complete operations of carriers, on threads of the library, unless a waiter has called them.
+func (g *Group) Claim() { C.scr_group_claim(g.c) }
+
+// Carrying reports whether carriers of several operations are under way, or Claim has something to do.
+func (g *Group) Carrying() bool { return bool(C.scr_group_carrying(g.c)) }
+
 // Issued returns how many collectives the user has issued in this lane.
 func (g *Group) Issued() uint64 { return uint64(C.scr_group_issued(g.c)) }
 

@@ -17,8 +17,9 @@ scr_run *scr_carrier_of(scr_run *r, int64_t slice_end, bool *again);
 
 /* Records that a carrier has started, or an agreement. Requires: the drive lock. */
 void scr_carrier_started(scr_group *g, scr_run *carrier);
-/* Completes the operations of a carrier with its status and cause. Requires: the drive lock. */
-void scr_carrier_finished(scr_run *carrier);
+/* Completes the operations of a carrier with its status and cause. `waiter`: the caller waits for one of them, and is likely to
+ * wait for the others next; so scr_group_claim() calls their done functions if no waiter does. Requires: the drive lock. */
+void scr_carrier_finished(scr_run *carrier, bool waiter);
 /* Moves all held operations to the queue, where scr_drain() fails them. Requires: queue_lock; the group is down. */
 void scr_queue_held(scr_group *g);
 

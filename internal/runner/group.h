@@ -152,6 +152,9 @@ struct scr_group {
   scr_run *held_head, *held_tail; /* held operations, in the order of their issue */
   _Atomic uint32_t held;          /* their number; changed under queue_lock */
   _Atomic uint64_t numbered;      /* operations held so far, in a group that fuses; changed under queue_lock */
+  /* Complete operations of carriers whose done functions nobody has called, linked by `next_completed`. queue_lock. */
+  scr_run *unclaimed, *unclaimed_tail;
+  _Atomic uint32_t carrying; /* carriers of several operations that are not complete, and operations in `unclaimed` */
 
   /* Go writes these under its own lock; any thread reads them without one. */
   uint64_t boundary[SAGECOMM_KIND_COUNT][SCR_MAX_CLASSES];

@@ -136,7 +136,7 @@ void scr_run_finish(scr_run *r, int32_t status, bool waiter) {
   if (status < 0) r->cause = scr_cause_ref(atomic_load_explicit(&r->group->cause, memory_order_acquire));
   if (SCR_UNLIKELY(r->gate.words != NULL)) scr_gate_open(r);
   if (SCR_UNLIKELY(r->members != NULL)) {
-    scr_carrier_finished(r);
+    scr_carrier_finished(r, waiter);
   } else if (SCR_LIKELY(!r->agrees)) {
     scr_note_finished(r->group, r, status == SAGECOMM_OK);
   }

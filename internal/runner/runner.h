@@ -324,6 +324,10 @@ scr_run *scr_agree(scr_group *g, uint32_t about, uint64_t proposal, const scr_pr
 bool scr_agree_begin(scr_run *agreement);
 /* Whether it is complete; *lowest is the lowest proposal if it has succeeded, else 0. */
 bool scr_agreed(const scr_run *agreement, uint64_t *lowest);
+/* Hands the done functions of complete operations that no waiter has called to the completers. */
+void scr_group_claim(scr_group *g);
+/* Whether carriers of several operations are under way, or scr_group_claim() has something to do. */
+bool scr_group_carrying(const scr_group *g);
 void scr_run_keep(scr_run *r); /* adds a reference */
 void scr_run_drop(scr_run *r); /* gives one back */
 /* In the field `root` of an agreement, which no other all_reduce uses; the rest of it is `about`. */
