@@ -25,6 +25,7 @@ type buckets struct {
 	opened    time.Time   // when the oldest operation came to the head of the queue
 	timer     *time.Timer // made at its first use
 	ticking   bool
+	carried   bool // a collective was issued by the function that has the lock
 }
 
 // agreement is an agreement that is under way.
@@ -102,13 +103,15 @@ func (b *buckets) tick() {
 	var fault *coll.Failure
 	defer b.g.recoverInto(&fault)
 	b.g.run.Claim()
-	b.locked(func() error {
+	if b.locked(func() error {
 		b.ticking = false
 		if time.Since(b.opened) >= bucketLinger || b.peerHasBegun() {
 			b.queue.Want()
 		}
 		return b.begin()
-	})
+	}) {
+		b.g.run.Begin()
+	}
 }
 
 // peerHasBegun reports whether a peer has begun a collective that this rank has not numbered. It is an agreement, unless the
@@ -132,7 +135,7 @@ func (b *buckets) done(a *agreement) {
 	defer b.g.life.release()
 	var fault *coll.Failure
 	defer b.g.recoverInto(&fault)
-	b.locked(func() error {
+	if b.locked(func() error {
 		if b.agreement != a {
 			return nil
 		}
@@ -140,17 +143,22 @@ func (b *buckets) done(a *agreement) {
 			return err
 		}
 		return b.begin()
-	})
+	}) && !a.WaitedFor() {
+		b.g.run.Begin()
+	}
 }
 
 // locked calls f with the lock, then sees to it that an agreement and a bucket that are left do not depend on callers. If f
-// returns an error, the group fails: operations that were issued cannot be carried out.
-func (b *buckets) locked(f func() error) {
+// returns an error, the group fails: operations that were issued cannot be carried out. It reports whether f has issued
+// collectives, which somebody has to drive.
+func (b *buckets) locked(f func() error) (carried bool) {
 	var watch *agreement
 	err := func() error {
 		b.mu.Lock()
 		defer b.mu.Unlock()
+		b.carried = false
 		err := f()
+		carried = b.carried
 		if a := b.agreement; a != nil && !a.watched {
 			a.watched = true
 			watch = a
@@ -172,6 +180,7 @@ func (b *buckets) locked(f func() error) {
 	if errors.As(err, &stuck) {
 		b.g.issued(stuck.op, stuck.err)
 	}
+	return carried
 }
 
 // stuckError is why held operations cannot be carried out.
@@ -212,6 +221,7 @@ func (b *buckets) advance() error {
 			}
 			b.memory = append(b.memory[:0], b.memory[step.Carry:]...)
 			b.opened = time.Now()
+			b.carried = true
 			if err := carrier.IssueCarrier(step.Carry, op); err != nil {
 				return &stuckError{op, err}
 			}

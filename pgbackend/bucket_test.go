@@ -59,3 +59,20 @@ func TestSpeed(t *testing.T) {
 		}
 	}
 }
+
+func TestLatency(t *testing.T) {
+	w := newWorldWith(t, 2, opTimeout, fused)
+	var worst [20]time.Duration
+	for i := range worst {
+		begin := time.Now()
+		a, _ := sumAsync(w.groups[0], 10)
+		b, _ := sumAsync(w.groups[1], 10)
+		finish(a)
+		m := time.Now()
+		finish(b)
+		worst[i] = time.Since(begin)
+		t.Log(m.Sub(begin), worst[i])
+		a.Release()
+		b.Release()
+	}
+}

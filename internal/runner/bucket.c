@@ -279,7 +279,13 @@ scr_run *scr_carrier_of(scr_run *r, int64_t slice_end, bool *again) {
   if (agreement != NULL) {
     sagecomm_error unseen; /* a failure is that of the operation, too */
     int64_t left = slice_end - scr_now();
+    /* Once this thread is not counted any more, whoever completes the agreement sees to the carriers that follow; until
+     * then it is this thread, which drives them, or wakes the engine where its time is over. */
+    atomic_fetch_add_explicit(&agreement->p2p.waiters, 1, memory_order_seq_cst);
     if (left > 0) (void)scr_wait(scr_run_handle(agreement), left, &unseen);
+    atomic_fetch_sub_explicit(&agreement->p2p.waiters, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&agreement->state, memory_order_seq_cst) & SCR_DONE) scr_run_complete(agreement);
+    if (scr_now() >= slice_end) scr_engine_wake();
     scr_run_unref(agreement);
     *again = true;
   }
@@ -339,6 +345,18 @@ bool scr_agreed(const scr_run *r, uint64_t *lowest) {
   if (!(atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE)) return false;
   *lowest = r->status == SAGECOMM_OK ? r->agreed : 0;
   return true;
+}
+
+bool scr_agreement_waited_for(const scr_run *r) {
+  return atomic_load_explicit(&r->p2p.waiters, memory_order_seq_cst) != 0;
+}
+
+void scr_group_begin(scr_group *g) {
+  scr_run *blocked;
+  if (!(atomic_load_explicit(&g->word, memory_order_acquire) & SCR_QUEUED) || !scr_drive_lock(g)) return;
+  g->coll.spin_now = 0;
+  (void)scr_drive(g, NULL, scr_now() + g->policy.begin_ns, &blocked); /* the next driver meets an incident again */
+  scr_drive_unlock(g);
 }
 
 void scr_run_keep(scr_run *r) { scr_run_ref(r); }

@@ -65,6 +65,9 @@ func (a Agreement) Lowest() (proposal uint64, complete bool) {
 	return uint64(lowest), complete
 }
 
+// WaitedFor reports whether a thread waits for the agreement that will drive what follows from it.
+func (a Agreement) WaitedFor() bool { return bool(C.scr_agreement_waited_for(a.c)) }
+
 // OnDone makes done be called once when the agreement is complete, as that of [Work.OnDone].
 func (a Agreement) OnDone(done func(*coll.Failure)) {
 	Work{p: &pendingWork{handle: C.scr_run_handle(a.c)}}.OnDone(done)
@@ -85,6 +88,9 @@ func (a Agreement) share() *C.scr_run {
 func scrGoWant(group C.uint64_t, agreement **C.scr_run) {
 	handler.Want(uint64(group), func(a Agreement) { *agreement = a.share() })
 }
+
+// Begin drives what is queued for a short time and leaves the rest to the engine.
+func (g *Group) Begin() { C.scr_group_begin(g.c) }
 
 // Claim calls the done functions of complete operations of carriers, on threads of the library, unless a waiter has called them.
 func (g *Group) Claim() { C.scr_group_claim(g.c) }

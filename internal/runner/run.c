@@ -151,7 +151,8 @@ void scr_run_settle(scr_run *r, bool waiter) {
   bool sleeper = atomic_load_explicit(&r->sleepers, memory_order_seq_cst) != 0;
   if (sleeper) scr_futex_wake(&r->state);
   if ((before & SCR_HAS_DONE) && !sleeper && !waiter) {
-    /* A thread that waits for a p2p operation reads its state once more after it has decremented `waiters`. */
+    /* A thread that waits for a p2p operation, or an agreement, reads its state once more after it has decremented
+     * `waiters`. */
     if (atomic_load_explicit(&r->p2p.waiters, memory_order_seq_cst) == 0) scr_push_completed(r);
   }
   if (before & SCR_HAS_COMPOSITE) scr_composite_part_done(r);

@@ -132,7 +132,7 @@ struct scr_run {
 
   /* State of a p2p operation. Guarded by the p2p lock, except for the atomics. */
   struct {
-    _Atomic uint32_t waiters;  /* threads that wait for it; they call its done function */
+    _Atomic uint32_t waiters;  /* threads that wait for it, or for an agreement; they call its done function */
     _Atomic int64_t posted_ns; /* when a short recv was posted; 0 once a thread waits for it */
     uint64_t id, moved;
     /* A recv: with an announced send, whose rank `source` is. A send at a gate: it was granted. */

@@ -324,6 +324,10 @@ scr_run *scr_agree(scr_group *g, uint32_t about, uint64_t proposal, const scr_pr
 bool scr_agree_begin(scr_run *agreement);
 /* Whether it is complete; *lowest is the lowest proposal if it has succeeded, else 0. */
 bool scr_agreed(const scr_run *agreement, uint64_t *lowest);
+/* Whether a thread waits for it that will drive what follows. */
+bool scr_agreement_waited_for(const scr_run *agreement);
+/* Drives the queue for policy.begin_ns at most and leaves the rest to the engine. */
+void scr_group_begin(scr_group *g);
 /* Hands the done functions of complete operations that no waiter has called to the completers. */
 void scr_group_claim(scr_group *g);
 /* Whether carriers of several operations are under way, or scr_group_claim() has something to do. */
