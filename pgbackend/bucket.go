@@ -34,11 +34,12 @@ type agreement struct {
 	watched bool // a done function ends and frees it
 }
 
-// A bucket that nobody waits for. These durations close nothing: they make this rank propose.
-const (
-	bucketTick   = 500 * time.Microsecond // how often a rank with an open bucket looks whether a peer has begun an agreement
-	bucketLinger = 2 * time.Millisecond   // the age at which a rank proposes its bucket
-)
+// bucketTick is how often a rank with an open bucket looks whether a peer has begun an agreement, or the bucket is old.
+const bucketTick = 500 * time.Microsecond
+
+// bucketLinger is the age at which a rank proposes a bucket that nobody waits for. That closes nothing: the lowest proposal of all
+// ranks does. Tests change it.
+var bucketLinger = 2 * time.Millisecond
 
 func newBuckets(g *Group, limits fusion.Limits) *buckets {
 	return &buckets{g: g, limits: limits, queue: fusion.NewQueue(limits)}
