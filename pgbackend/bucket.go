@@ -45,10 +45,13 @@ func newBuckets(g *Group, limits fusion.Limits) *buckets {
 	return &buckets{g: g, limits: limits, queue: fusion.NewQueue(limits)}
 }
 
-// fusionLimits returns what is fused, for texts and to compare ranks: "off" if nothing is.
+// fusionOff is what fusionLimits returns for a group that does not fuse.
+const fusionOff = "off"
+
+// fusionLimits returns what is fused, for texts and to compare ranks.
 func (g *Group) fusionLimits() string {
 	if g.buckets == nil {
-		return "off"
+		return fusionOff
 	}
 	return g.buckets.limits.String()
 }

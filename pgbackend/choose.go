@@ -61,10 +61,18 @@ func (g *Group) choose() (err error) {
 		found[0] = max(found[0], switching)
 	}
 	g.selector, err = g.process.selector(shape, g.members[0].Machine, g.tuningSettings, found)
-	if err == nil && g.size > 1 && env.Fusion.Get(g.settings) {
-		g.buckets = newBuckets(g, fusion.LimitsFor(g.selector.Predict(coll.AllReduce)))
+	if err == nil {
+		g.chooseFusion()
 	}
 	return err
+}
+
+// chooseFusion makes the group gather operations if its user wants that.
+// Requires: g.selector is set.
+func (g *Group) chooseFusion() {
+	if g.size > 1 && env.Fusion.Get(g.settings) {
+		g.buckets = newBuckets(g, fusion.LimitsFor(g.selector.Predict(coll.AllReduce)))
+	}
 }
 
 // choicesHash returns a hash of all choices of the group, which is equal on all ranks.

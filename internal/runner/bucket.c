@@ -343,7 +343,8 @@ bool scr_agree_begin(scr_run *r) {
 
 bool scr_agreed(const scr_run *r, uint64_t *lowest) {
   if (!(atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE)) return false;
-  *lowest = r->status == SAGECOMM_OK ? r->agreed : 0;
+  uint64_t agreed = r->agreed != 0 ? r->agreed : UINT64_MAX;
+  *lowest = r->status == SAGECOMM_OK ? agreed : 0;
   return true;
 }
 

@@ -322,7 +322,8 @@ bool scr_carry(scr_group *g, uint32_t n, uint64_t bytes, const scr_program *p, b
 scr_run *scr_agree(scr_group *g, uint32_t about, uint64_t proposal, const scr_program *p, bool own, bool *down);
 /* Drives the agreement for policy.begin_ns at most, so that this rank's proposal is out. Returns whether it is complete. */
 bool scr_agree_begin(scr_run *agreement);
-/* Whether it is complete; *lowest is the lowest proposal if it has succeeded, else 0. */
+/* Whether it is complete. *lowest is 0 if it has failed, else the lowest proposal: UINT64_MAX, which no rank proposes, for 0,
+ * which none does either. */
 bool scr_agreed(const scr_run *agreement, uint64_t *lowest);
 /* Whether a thread waits for it that will drive what follows. */
 bool scr_agreement_waited_for(const scr_run *agreement);
