@@ -149,7 +149,7 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
     }
     if (r == NULL) return SCR_IDLE;
     if (SCR_UNLIKELY(r->gate.external)) continue; /* it was queued since drive_externals() looked */
-    if (SCR_UNLIKELY(r->coll.program == NULL)) { /* it is to fail: see scr_queue_held() */
+    if (SCR_UNLIKELY(r->coll.program == NULL)) {  /* it is to fail: see scr_queue_held() */
       scr_drain(g);
       return SCR_IDLE;
     }
