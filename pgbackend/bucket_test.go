@@ -271,6 +271,37 @@ func TestDestroyWithAnOpenBucket(t *testing.T) {
 	})
 }
 
+// A rank may destroy the group as soon as it has waited for one operation of a bucket: the others are complete too, and their done
+// functions are called.
+func TestDestroyAfterAWaitForOneOperationOfABucket(t *testing.T) {
+	withoutLinger(t)
+	w := newWorldWith(t, 2, opTimeout, fused)
+	issued := together(2)
+	w.each(func(g *Group) error {
+		works, f := issueSums(g, 5)
+		if f != nil {
+			return f
+		}
+		done := make(chan *coll.Failure, len(works))
+		for _, work := range works[1:] {
+			work.OnDone(func(f *coll.Failure) { done <- f })
+		}
+		issued()
+		if f := finish(works[0]); f != nil {
+			return f
+		}
+		if err := g.Destroy(); err != nil {
+			return err
+		}
+		for range works[1:] {
+			if f := <-done; f != nil {
+				return f
+			}
+		}
+		return asError(finishAll(works))
+	})
+}
+
 // All works of an open bucket, and of what is behind it, fail with the cause: waited for, with a done function, and issued later.
 func TestAbortWithAnOpenBucket(t *testing.T) {
 	withoutLinger(t)

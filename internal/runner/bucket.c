@@ -208,17 +208,20 @@ void scr_carrier_started(scr_group *g, scr_run *c) {
   for (scr_run *m = c->members; m; m = m->next) scr_note_started(g, m);
 }
 
-/* Leaves the done functions of all operations of a carrier to waiters and to scr_group_claim(). */
-static void leave(scr_group *g, scr_run *list) {
-  uint32_t n = 0;
+/* Links the operations of a carrier for leave(), which has a reference to each. Returns the last one. */
+static scr_run *chain(scr_group *g, scr_run *list) {
   scr_run *last = NULL;
   for (scr_run *m = list; m; m = m->next) {
     scr_run_ref(m);
     m->next_completed = m->next;
     last = m;
-    n++;
+    atomic_fetch_add_explicit(&g->carrying, 1, memory_order_relaxed);
   }
-  atomic_fetch_add_explicit(&g->carrying, n, memory_order_relaxed);
+  return last;
+}
+
+/* Leaves the done functions of complete operations to waiters and to scr_group_claim(). */
+static void leave(scr_group *g, scr_run *list, scr_run *last) {
   scr_spin_lock(&g->queue_lock);
   if (g->unclaimed_tail) {
     g->unclaimed_tail->next_completed = list;
@@ -249,11 +252,9 @@ void scr_carrier_finished(scr_run *c, bool waiter) {
   scr_group *g = c->group;
   scr_run *list = c->members;
   bool several = list->next != NULL;
-  bool left = several && waiter;
+  scr_run *last = several && waiter ? chain(g, list) : NULL;
   uint64_t waited = c->records.waited + (c->records.blocked ? scr_ticks() - c->records.blocked : 0);
   c->members = NULL;
-  /* Before they are complete: a done function that is set from then on is called by who sets it. */
-  if (left) leave(g, list);
   for (scr_run *m = list, *next; m; m = next) {
     next = m->next;
     m->next = NULL;
@@ -266,6 +267,7 @@ void scr_carrier_finished(scr_run *c, bool waiter) {
     scr_run_settle(m, waiter);
     scr_run_unref(m);
   }
+  if (last) leave(g, list, last); /* now that they are complete: their done functions may be called at any moment */
   if (several) atomic_fetch_sub_explicit(&g->carrying, 1, memory_order_relaxed);
 }
 

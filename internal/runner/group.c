@@ -291,7 +291,7 @@ uint64_t scr_group_unfinished(const scr_group *g) {
   uint64_t before = atomic_load_explicit(&g->inside, memory_order_seq_cst);
   uint64_t p2p = atomic_load_explicit(&g->p2p.unfinished, memory_order_acquire);
   uint64_t after = atomic_load_explicit(&g->inside, memory_order_seq_cst);
-  uint64_t held = atomic_load_explicit(&g->held, memory_order_seq_cst);
+  bool held = atomic_load_explicit(&g->held, memory_order_seq_cst) != 0 || scr_group_carrying(g);
   return (w & (SCR_QUEUED | SCR_LOCKED) || held ? 1 : 0) + before + p2p + after;
 }
 
@@ -355,6 +355,7 @@ void scr_group_down(scr_group *g, const sagecomm_error *error) {
     scr_p2p_drain(g);
     scr_spin_unlock(&g->p2p.lock);
   }
+  scr_group_claim(g);
   scr_engine_wake();
 }
 
