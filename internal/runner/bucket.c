@@ -255,6 +255,10 @@ void scr_carrier_finished(scr_run *c, bool waiter) {
   scr_run *last = several && waiter ? chain(g, list) : NULL;
   uint64_t waited = c->records.waited + (c->records.blocked ? scr_ticks() - c->records.blocked : 0);
   c->members = NULL;
+#ifdef SCR_MUTANT_LEFT_TOO_EARLY
+  if (last) leave(g, list, last);
+  last = NULL;
+#endif
   for (scr_run *m = list, *next; m; m = next) {
     next = m->next;
     m->next = NULL;

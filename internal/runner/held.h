@@ -10,9 +10,9 @@
 scr_run *scr_hold(scr_group *g, const sagecomm_op *op, uint64_t bytes, bool *down);
 /* Numbers and queues a collective that carries out the first n held operations: a single operation of any kind, or
  * all_reduces of one type and reduction, in the order of their issue. `bytes` is the sum of their lengths. The rest
- * is as for scr_submit(). Returns false where that returns NULL; then the operations fail if the group is down,
- * and are held still if there is no memory. Requires: no other
- * thread calls it for this group. */
+ * is as for scr_submit(). Returns false where that returns NULL: then the operations fail if the group is down, and are
+ * held still if there is no memory.
+ * Requires: no other thread calls it for this group. */
 bool scr_carry(scr_group *g, uint32_t n, uint64_t bytes, const scr_program *p, bool own, bool *down);
 /* Numbers and queues an agreement: an all_reduce (MIN) of one int64, which is this rank's proposal. `about` is what
  * peers compare, below 2^16. Its timeout is the least one of the first `proposal` held operations. Returns it with a
