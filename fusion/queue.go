@@ -21,7 +21,7 @@ const (
 	ofThem    = 8
 	mostCount = 64 // of short operations, so that the first one does not wait long for the last
 	shortest  = 64
-	mostBytes = 1 << 20 // beyond it an operation costs its bytes, whatever a model says
+	mostBytes = 512 << 10 // beyond it an operation costs its bytes, whatever a model says
 	agreement = 8       // bytes
 )
 
