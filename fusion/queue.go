@@ -22,7 +22,7 @@ const (
 	mostCount = 64 // of short operations, so that the first one does not wait long for the last
 	shortest  = 64
 	mostBytes = 512 << 10 // beyond it an operation costs its bytes, whatever a model says
-	agreement = 8       // bytes
+	agreement = 8         // bytes
 )
 
 // LimitsFor returns the limits that follow from what all_reduces cost: predict returns the time of one, by its bytes.
