@@ -65,7 +65,7 @@ core: $(core) ## build libsagecomm.so, the Go core
 # The library is built under another name and moved, so that a process that has the old one mapped keeps it.
 $(core): $(core_sources) | compilers
 	@mkdir -p $(@D)
-	cd $(root) && $(go) build -buildvcs=false -trimpath -buildmode=c-shared \
+	cd $(root) && CUDA_REQUIRED=yes $(go) build -buildvcs=false -trimpath -buildmode=c-shared \
 	  -ldflags '-s -w -extldflags "-Wl,--version-script=$(root)/export/exports.map -Wl,-soname,libsagecomm.so"' \
 	  -o $@.new ./export
 	@rm -f $@.h $(basename $@).h $(@D)/libsagecomm.so.h
@@ -87,9 +87,10 @@ beds: $(venv)/.ready | compilers ## build the emulated accelerators of the tests
 demo: build ## train the example on two ranks
 	$(py) $(root)/examples/train_digits.py
 
-bench: build ## run all benchmarks
+bench: build ## run all benchmarks but bench/trees.py, which compares two checkouts
 	cd $(root) && $(go) test -run '^$$' -bench . -benchtime 200ms ./...
-	@for script in $(wildcard $(root)/bench/*.py); do echo "== $$script"; $(py) $$script; done
+	$(py) -m sagecomm bench all --compare gloo
+	@for script in $(filter-out %/trees.py,$(wildcard $(root)/bench/*.py)); do echo "== $$script"; $(py) $$script; done
 
 # ---- tests ----
 
