@@ -88,6 +88,13 @@ func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 	return list
 }
 
+// Predict returns a function that predicts how long a collective takes, by its length, as it is carried out: with the class that
+// Choose returns. The function is for one goroutine.
+func (s *Selector) Predict(kind coll.Kind) func(bytes uint64) time.Duration {
+	p := newPredictor(s.shape, s.params)
+	return func(bytes uint64) time.Duration { return p.explained(kind, s.Choose(kind, bytes), bytes).Predicted }
+}
+
 // alternatives returns every class that a length could have.
 func (p *predictor) alternatives(kind coll.Kind, bytes uint64) (list []Class) {
 	if p.shape.sharesMemory() {

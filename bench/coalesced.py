@@ -3,7 +3,8 @@
     python bench/coalesced.py                     ten tensors of 2 KiB
     python bench/coalesced.py --bytes 64K --tensors 100
 
-Each launch measures, in turn and several times: the calls one by one, all_reduce_coalesced, torch's coalescing manager
+Each launch measures, in turn and several times: the calls one by one (asynchronous ones also in a group with
+SAGECOMM_FUSION=static), all_reduce_coalesced, torch's coalescing manager
 (with and without its window of the backend), each synchronous and asynchronous and then waited for, one all_reduce as
 long as all of them, and the manager around nothing, which is its own cost. Figures are in us, of the slower rank:
 medians over all blocks of all launches, of a block's median call and of its mean. The mean includes disturbances by
@@ -38,7 +39,9 @@ from sagecomm._arguments import size
 CPU = torch.device("cpu")
 
 
-def ways(group: dist.ProcessGroup, nbytes: int, count: int) -> dict[str, Callable[[], object]]:
+def ways(
+    group: dist.ProcessGroup, fused: dist.ProcessGroup, nbytes: int, count: int
+) -> dict[str, Callable[[], object]]:
     tensors = [torch.zeros(nbytes // 4) for _ in range(count)]
     whole = torch.zeros(count * (nbytes // 4))
 
@@ -46,9 +49,12 @@ def ways(group: dist.ProcessGroup, nbytes: int, count: int) -> dict[str, Callabl
         for t in tensors:
             dist.all_reduce(t, group=group)
 
-    def one_by_one_async() -> None:
-        for work in [dist.all_reduce(t, group=group, async_op=True) for t in tensors]:
-            work.wait()
+    def one_by_one_async(through: dist.ProcessGroup) -> Callable[[], None]:
+        def calls() -> None:
+            for work in [dist.all_reduce(t, group=through, async_op=True) for t in tensors]:
+                work.wait()
+
+        return calls
 
     def coalesced_async() -> None:
         dist.all_reduce_coalesced(tensors, group=group, async_op=True).wait()
@@ -68,7 +74,8 @@ def ways(group: dist.ProcessGroup, nbytes: int, count: int) -> dict[str, Callabl
         "all_reduce_coalesced": lambda: dist.all_reduce_coalesced(tensors, group=group),
         "manager": manager(None, False, tensors),
         "manager, device": manager(CPU, False, tensors),
-        "one by one, asynchronous": one_by_one_async,
+        "one by one, asynchronous": one_by_one_async(group),
+        "the same in a group that fuses": one_by_one_async(fused),
         "all_reduce_coalesced, asynchronous": coalesced_async,
         "manager, asynchronous": manager(None, True, tensors),
         "manager, device, asynchronous": manager(CPU, True, tensors),
@@ -83,8 +90,9 @@ def worker(rank: int, args: argparse.Namespace, store_file: str, out_file: str) 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.FileStore(store_file, 2), rank=rank, world_size=2)
     group = dist.new_group(backend="sagecomm")
+    fused = dist.new_group(backend="sagecomm", pg_options=sagecomm.Options(settings={"fusion": "static"}))
     rows: dict[str, list[list[float]]] = defaultdict(list)
-    calls = ways(group, args.bytes, args.tensors)
+    calls = ways(group, fused, args.bytes, args.tensors)
     for _ in range(args.blocks):
         for name, call in calls.items():
             for _ in range(20):

@@ -95,13 +95,13 @@ static int32_t group_on_failure(sagecomm_group group, sagecomm_failed_fn failed,
 
 static uint64_t group_sequence(sagecomm_group group) {
   scr_group *g = scr_group_of(group);
-  return g && !scr_in_child() ? scr_group_sequence(g) + scr_group_device_sequence(g) : 0;
+  return g && !scr_in_child() ? scr_group_issued(g) + scr_group_device_sequence(g) : 0;
 }
 
 static uint64_t lane_sequence(sagecomm_group group, uint8_t device_type) {
   scr_group *g = scr_group_of(group);
   if (g == NULL || scr_in_child()) return 0;
-  return device_type == SAGECOMM_HOST ? scr_group_sequence(g) : scr_group_device_sequence(g);
+  return device_type == SAGECOMM_HOST ? scr_group_issued(g) : scr_group_device_sequence(g);
 }
 
 static int32_t group_set_timeout(sagecomm_group group, int64_t timeout_ns, sagecomm_error *err) {

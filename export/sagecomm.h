@@ -467,6 +467,7 @@ typedef struct sagecomm_api {
    *   {"op", "bytes", "ranks", "hosts", "table", "candidates": [{"algorithm", "transport", "chunk", "seconds", "steps",
    *     "bytes", "longest", "even", "chosen", "forced", "why"}], "engine"?, "engines"?} or {"error": "..."}
    * "steps" and "bytes" of a candidate are the most that one rank has; "longest" is the longest possible chunk;
+   * "fusion", in words, says which all_reduces share collectives where SAGECOMM_FUSION applies to the question;
    * candidates with "even" need blocks of equal length; "table" has all ranges in the grammar of SAGECOMM_TUNE. With
    * "device": true the question is about tensors on devices, and the answer has the "engine" that carries them out and
    * "engines": [{"engine", "chosen", "forced", "why"}], the most preferred one first. */

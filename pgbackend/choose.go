@@ -5,7 +5,9 @@ import (
 	"hash/fnv"
 
 	"sagecomm/algo"
+	"sagecomm/fusion"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
 )
 
 // selectorKey holds all that a selector depends on: groups with equal keys have equal tables.
@@ -59,13 +61,24 @@ func (g *Group) choose() (err error) {
 		found[0] = max(found[0], switching)
 	}
 	g.selector, err = g.process.selector(shape, g.members[0].Machine, g.tuningSettings, found)
+	if err == nil {
+		g.chooseFusion()
+	}
 	return err
+}
+
+// chooseFusion makes the group gather operations if its user wants that.
+// Requires: g.selector is set.
+func (g *Group) chooseFusion() {
+	if g.size > 1 && env.Fusion.Get(g.settings) {
+		g.buckets = newBuckets(g, fusion.LimitsFor(g.selector.Predict(coll.AllReduce)))
+	}
 }
 
 // choicesHash returns a hash of all choices of the group, which is equal on all ranks.
 func (g *Group) choicesHash() uint64 {
 	h := fnv.New64a()
-	_, _ = fmt.Fprintln(h, g.selector.Fingerprint(), g.deviceEngine.Engine) // writing to a hash does not fail
+	_, _ = fmt.Fprintln(h, g.selector.Fingerprint(), g.deviceEngine.Engine, g.fusionLimits()) // writing to a hash does not fail
 	return h.Sum64()
 }
 

@@ -139,6 +139,9 @@ func (g *Group) introduceItself() {
 	if g.rank == 0 {
 		g.info("engine of operations on devices: %s", g.deviceEngine.Describe())
 	}
+	if g.buckets != nil && g.rank == 0 {
+		g.info("fusion: %s", g.fusionLimits())
+	}
 	for kind := range coll.KindCount {
 		if kind.Collective() && g.rank == 0 { // all ranks have the same tables
 			g.info("%s", g.selector.Describe(kind))

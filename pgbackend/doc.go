@@ -17,11 +17,12 @@
 //  1. controlTopic.mu, held during a control exchange, for as long as its timeout. Only callers of exchange take it, and they
 //     hold no other lock. An exchange ends when the group fails or is destroyed; who does that takes none of these locks.
 //  2. Group.opening, held while the device lane is opened.
-//  3. Process.choosing, held while a selector is made, and Group.compiling, held while a program is made and while the table
+//  3. buckets.mu, held while operations are held, carried and proposed, which may compile a program.
+//  4. Process.choosing, held while a selector is made, and Group.compiling, held while a program is made and while the table
 //     of a kind is predicted (in a sync.Once of the selector). Both may be held for tenths of a second.
-//  4. Process.mu, which guards the lists of groups and of peers.
-//  5. memory.bells, held while an arena is made or removed.
-//  6. progressEngine.mu, lifetime.mu and failureCallback.mu. Nothing else is taken while one of these is held.
+//  5. Process.mu, which guards the lists of groups and of peers.
+//  6. memory.bells, held while an arena is made or removed.
+//  7. progressEngine.mu, lifetime.mu and failureCallback.mu. Nothing else is taken while one of these is held.
 //
 // The locks of the runner are C's; internal/runner/group.h has their order. No Go lock is taken while one of them is held.
 //

@@ -31,6 +31,7 @@ type Explanation struct {
 	Hosts      int         `json:"hosts"`
 	Table      string      `json:"table"` // all classes of the collective, in the grammar of SAGECOMM_TUNE
 	Candidates []candidate `json:"candidates"`
+	Fusion     string      `json:"fusion,omitempty"` // of an all_reduce in a group that fuses: which ones share collectives
 
 	Engine  string            `json:"engine,omitempty"` // of tensors on devices; both are empty if the question is not about them
 	Engines []engineCandidate `json:"engines,omitempty"`
@@ -71,13 +72,16 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	if q.Bytes > mostBytes {
 		return nil, fmt.Errorf("explain: %d bytes: expected at most %d", q.Bytes, uint64(mostBytes))
 	}
-	selector, shape, engines, err := p.choicesFor(q)
+	selector, shape, engines, fusion, err := p.choicesFor(q)
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)
 	}
 	out := &Explanation{Op: q.Op, Bytes: q.Bytes, Ranks: shape.Size, Hosts: shape.HostCount(), Table: selector.Describe(kind)}
 	for _, c := range selector.Explain(kind, q.Bytes) {
 		out.Candidates = append(out.Candidates, candidate{c.Algorithm, c.Transport.String(), c.Chunk, c.Predicted.Seconds(), c.Steps, c.Bytes, c.Longest, c.Even, c.Chosen, c.Forced, c.Why})
+	}
+	if kind == coll.AllReduce && fusion != fusionOff {
+		out.Fusion = fusion
 	}
 	if q.Device {
 		out.Engine = engines.Engine
@@ -88,17 +92,18 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	return out, nil
 }
 
-// choicesFor returns the selector, the shape and the engine for devices of the group that a question is about.
-func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, engines algo.EngineChoice, err error) {
+// choicesFor returns the selector, the shape, the engine for devices and the limits of fusion of the group that a question is
+// about.
+func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, engines algo.EngineChoice, fusion string, err error) {
 	if q.Group != 0 {
 		g := p.Group(q.Group)
 		if g == nil {
-			return nil, shape, engines, errors.New("the group was destroyed")
+			return nil, shape, engines, "", errors.New("the group was destroyed")
 		}
-		return g.selector, g.shape(), g.deviceEngine, nil
+		return g.selector, g.shape(), g.deviceEngine, g.fusionLimits(), nil
 	}
 	if shape, err = q.shape(); err != nil {
-		return nil, shape, engines, err
+		return nil, shape, engines, "", err
 	}
 	options := map[string]string{}
 	if q.Tune != "" {
@@ -106,11 +111,11 @@ func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, en
 	}
 	settings, err := env.Resolve(runner.Environ(), options)
 	if err != nil {
-		return nil, shape, engines, err
+		return nil, shape, engines, "", err
 	}
 	w, err := readTuningSettings(settings)
 	if err != nil {
-		return nil, shape, engines, err
+		return nil, shape, engines, "", err
 	}
 	var found probeResult
 	if w.probe {
@@ -119,8 +124,12 @@ func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, en
 			found[0] = max(found[0], switching)
 		}
 	}
-	s, err = p.selector(shape, w.machine, w, found)
-	return s, shape, p.describedEngines(q.Ranks, settings), err
+	if s, err = p.selector(shape, w.machine, w, found); err != nil {
+		return nil, shape, engines, "", err
+	}
+	described := Group{size: q.Ranks, settings: settings, selector: s}
+	described.chooseFusion()
+	return s, shape, p.describedEngines(q.Ranks, settings), described.fusionLimits(), nil
 }
 
 // describedEngines returns the choice of a group whose ranks all offer what this process offers.

@@ -43,6 +43,7 @@ type Group struct {
 	tuningSettings   tuningSettings
 	selector         *algo.Selector
 	deviceEngine     algo.EngineChoice // of the device lane
+	buckets          *buckets          // gathers the collectives of the host lane; nil: the group does not fuse
 
 	cause           atomic.Pointer[coll.Failure]
 	failureCallback failureCallback // called when the group fails or is destroyed
@@ -104,8 +105,8 @@ func (g *Group) globalRank(rank int) int {
 // Handle returns the handle by which the C ABI names the group.
 func (g *Group) Handle() uint64 { return g.run.Handle() }
 
-// Sequence returns the number of collectives on host memory that this rank has issued, which is the number of the last one.
-func (g *Group) Sequence() uint64 { return g.run.Sequence() }
+// Sequence returns the number of collectives on host memory that this rank has issued.
+func (g *Group) Sequence() uint64 { return g.run.Issued() }
 
 // SetTimeout changes the timeout of later operations. It refuses durations that are not positive, and a group that was
 // destroyed.

@@ -34,6 +34,9 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 		}
 		return g.issued(op, p2p.IssueP2P(call, op))
 	}
+	if lane == &g.lane && g.buckets != nil {
+		return g.buckets.issue(call, op)
+	}
 	prepared, err := lane.engine.Prepare(call, op)
 	if err != nil {
 		return g.broken(op, err)

@@ -158,6 +158,16 @@ func (p *Process) Trace(handle uint64, call runner.Call) {
 	}
 }
 
+// Want implements runner.Handler.
+func (p *Process) Want(handle uint64, use func(runner.Agreement)) {
+	if g := p.groupOf(handle); g != nil && g.buckets != nil && g.life.acquire() {
+		var f *coll.Failure
+		defer g.life.release()
+		defer g.recoverInto(&f)
+		g.buckets.want(use)
+	}
+}
+
 // Fifo implements runner.Handler.
 func (p *Process) Fifo(handle uint64, peer int) {
 	if g := p.groupOf(handle); g != nil && g.life.acquire() {

@@ -23,6 +23,7 @@ type setup struct {
 	Probe     bool   `json:"probe"`
 	ShmAttach string `json:"shm_attach"`
 	Engine    string `json:"engine"`
+	Fusion    bool   `json:"fusion,omitempty"`
 }
 
 func (g *Group) setup(methods []shmem.Method) setup {
@@ -33,7 +34,7 @@ func (g *Group) setup(methods []shmem.Method) setup {
 		names[i] = string(m)
 	}
 	w := g.tuningSettings
-	return setup{protocolVersion, g.size, h.Sum64(), w.text, w.fileName, w.fileHash, w.probe, strings.Join(names, ","), env.Engine.Get(g.settings)}
+	return setup{protocolVersion, g.size, h.Sum64(), w.text, w.fileName, w.fileHash, w.probe, strings.Join(names, ","), env.Engine.Get(g.settings), env.Fusion.Get(g.settings)}
 }
 
 // difference returns an error that says why ranks a and b cannot form a group, or nil. All ranks get the same text.
@@ -68,6 +69,9 @@ func difference(a, b int, of, other setup) error {
 		return variable(env.Probe.Name(), onOff(of.Probe), onOff(other.Probe))
 	case of.Engine != other.Engine:
 		return variable(env.Engine.Name(), of.Engine, other.Engine)
+	case of.Fusion != other.Fusion:
+		offStatic := func(on bool) string { return map[bool]string{true: "static", false: "off"}[on] }
+		return variable(env.Fusion.Name(), offStatic(of.Fusion), offStatic(other.Fusion))
 	case of.ShmAttach != other.ShmAttach:
 		return variable(env.ShmAttach.Name(), cmp.Or(of.ShmAttach, "nothing"), cmp.Or(other.ShmAttach, "nothing"))
 	}

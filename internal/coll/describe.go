@@ -28,6 +28,8 @@ func (op Op) Describe(sequence uint64) string {
 		details = append(details, fmt.Sprintf("batch of %d", op.Parts))
 	}
 	switch {
+	case op.Bucket:
+		details = append(details, "in an open bucket")
 	case op.Kind == Barrier, op.Kind == AllToAll:
 	case op.Type.Size() > 0:
 		details = append(details, fmt.Sprintf("%d elements", op.Bytes()/uint64(op.Type.Size())))

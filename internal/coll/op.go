@@ -30,6 +30,7 @@ type Op struct {
 	Stream              uintptr  // of a device: the caller's stream
 	Ordering            Ordering // of a device
 	Stack               uint64   // number of the caller's call stack, for records; 0: not known
+	Bucket              bool     // stands for the all_reduces of a bucket that is not closed yet, in errors
 	Parts               int      // number of operations of a coalesced call that are packed into this one; 0: it is a single operation
 }
 

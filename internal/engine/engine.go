@@ -37,6 +37,16 @@ type P2P interface {
 	IssueP2P(call runner.Call, op coll.Op) error
 }
 
+// Carrier is an Engine that carries out several operations in one collective, in a group that fuses.
+type Carrier interface {
+	// IssueCarrier numbers and queues one collective for the first n held operations of the runner. op stands for all of them.
+	// It waits for no peer.
+	IssueCarrier(n int, op coll.Op) error
+
+	// Agree begins an agreement on the held operations: see runner.Group.Agree. It waits for no peer.
+	Agree(about coll.Op, proposal int) (runner.Agreement, error)
+}
+
 // Refusal is the error of a call that this rank may not make. The group goes on without it. After any other error of an
 // engine the group has failed, because peers make a call that this rank cannot join.
 type Refusal struct{ Err error }

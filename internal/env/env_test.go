@@ -70,6 +70,7 @@ func TestBadValuesNameVariableValueAndAccepted(t *testing.T) {
 		{"SAGECOMM_SPIN=1.5", "microseconds"},
 		{"SAGECOMM_PROGRESS_CPU=3-1", "list of cores"},
 		{"SAGECOMM_PROGRESS_CPU=0-99999999", "list of cores"},
+		{"SAGECOMM_FUSION=on", "one of off, static"},
 		{"SAGECOMM_KERNELS=sse", "one of auto, avx2, avx512, portable"},
 	} {
 		name, value, _ := strings.Cut(c.entry, "=")

@@ -51,6 +51,9 @@ var (
 		choice[string]{"cncl", "cncl"}, choice[string]{"cuda", "cuda"}, choice[string]{"staged", "staged"}),
 		"Engine of operations on tensors of devices; `auto` is the best one that all ranks of the group offer. Must be the same on all ranks. See docs/devices.md.")
 
+	Fusion = declare("FUSION", "off", oneOf(choice[bool]{"off", false}, choice[bool]{"static", true}),
+		"Whether short all_reduces that are under way at the same time share collectives, without a change of the program; must be the same on all ranks. See docs/fusion.md.")
+
 	ShmAttach = declare("SHM_ATTACH", "proc,scm,tmpfs", listOf("proc", "scm", "tmpfs"),
 		"Ways to map a peer's shared memory, in the order in which they are tried: through /proc, by descriptor passing, by a file that is removed once it is mapped.")
 

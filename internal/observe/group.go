@@ -39,7 +39,7 @@ type Lane struct {
 
 // Run is the part of a lane of the runner that observers read. *runner.Group implements it.
 type Run interface {
-	Sequence() uint64
+	Issued() uint64
 	Flights() runner.FlightLog
 	Recorder(rank int) runner.Recorder
 	Counters() runner.Counters

@@ -83,7 +83,7 @@ func ownFlights(groups []Group) (list []snapshot) {
 			continue
 		}
 		for _, lane := range g.Lanes() {
-			s := snapshot{Header: h, lane: lane.Number, issued: lane.Run.Sequence(), log: lane.Run.Flights()}
+			s := snapshot{Header: h, lane: lane.Number, issued: lane.Run.Issued(), log: lane.Run.Flights()}
 			if f := g.Cause(); f != nil {
 				s.failure = f.Message
 			}

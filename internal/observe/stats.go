@@ -91,7 +91,7 @@ func Stats(g Group) GroupStats {
 	var total time.Duration
 	for _, lane := range g.Lanes() {
 		c := lane.Run.Counters()
-		one := LaneStats{Lane: laneName(lane.Number), Device: lane.Devices, Engine: lane.Engine, Sequence: lane.Run.Sequence(),
+		one := LaneStats{Lane: laneName(lane.Number), Device: lane.Devices, Engine: lane.Engine, Sequence: lane.Run.Issued(),
 			Blocked: c.Blocked, Sleeps: c.Sleeps, Programs: c.Programs}
 		out.Lanes = append(out.Lanes, one)
 		out.Sequence += one.Sequence

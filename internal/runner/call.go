@@ -110,15 +110,19 @@ func (c Call) atGate(gate Gate, do func(*C.sagecomm_op, *C.scr_gate) error) erro
 
 // issued hands a new run to the caller of the runner, or returns why there is none.
 func (c Call) issued(r *C.scr_run, down C.bool) error {
-	switch {
-	case r != nil:
-		*c.out = r
-		return nil
-	case bool(down):
-		return ErrDown
-	default:
-		return errors.New("sagecomm: no memory for another operation")
+	if r == nil {
+		return unqueued(bool(down))
 	}
+	*c.out = r
+	return nil
+}
+
+// unqueued returns why a collective was not queued.
+func unqueued(down bool) error {
+	if down {
+		return ErrDown
+	}
+	return errors.New("sagecomm: no memory for another operation")
 }
 
 func cSegments(list []Segment, pins *runtime.Pinner) (C.uint32_t, *C.sagecomm_segment) {

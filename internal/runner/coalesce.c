@@ -276,7 +276,7 @@ static int32_t issue_batch(sagecomm_group group, int32_t rank, int32_t size, con
   op.batch_size = n;
   op.stack = part[0]->stack;
   op.batch_hash = n;
-  for (uint32_t i = 0; i < n; i++) op.batch_hash = scr_mix(op.batch_hash + 1 + scr_op_bytes(part[i], rank, size));
+  for (uint32_t i = 0; i < n; i++) op.batch_hash = scr_batch_hash(op.batch_hash, scr_op_bytes(part[i], rank, size));
   int32_t status = scr_issue(group, &op, work, sequence, err);
   free(memory);
   return status;

@@ -55,6 +55,7 @@ type Incident struct {
 func goIncident(t *C.scr_incident) Incident {
 	op := known(coll.Op{Kind: coll.Kind(t.kind), Type: coll.DataType(t.dtype), Reduce: coll.ReduceOp(t.reduce_op),
 		Root: int(t.root), Tag: int(t.tag), Parts: int(t.parts)}, uint64(t.bytes))
+	op = agreementOf(op)
 	return Incident{Code: Code(t.code), Peer: int(t.peer), Sequence: uint64(t.sequence), Op: op, Sent: bool(t.announced), Got: uint64(t.got), Want: uint64(t.bytes),
 		Waited: time.Duration(t.waited_ns), Timeout: time.Duration(t.timeout_ns)}
 }
@@ -211,7 +212,15 @@ func announced(c *C.scr_call) Announced {
 	op := known(coll.Op{Kind: coll.Kind(c.kind), Type: coll.DataType(c.dtype), Reduce: coll.ReduceOp(c.reduce_op), Root: int(c.root),
 		Parts: int(c.parts)},
 		uint64(c.bytes))
-	return Announced{Sequence: uint64(c.sequence), Hash: uint64(c.hash), Op: op, Uneven: c.uneven != 0}
+	return Announced{Sequence: uint64(c.sequence), Hash: uint64(c.hash), Op: agreementOf(op), Uneven: c.uneven != 0}
+}
+
+// agreementOf returns an operation as users know it: an agreement stands for the operations that it is about.
+func agreementOf(op coll.Op) coll.Op {
+	if op.Kind != coll.AllReduce || op.Root&C.SCR_AGREES == 0 {
+		return op
+	}
+	return coll.Op{Kind: coll.AllReduce, Type: coll.DataType(op.Root & (1<<aboutReduce - 1)), Reduce: coll.ReduceOp(op.Root >> aboutReduce & (1<<aboutReduce - 1)), Bucket: true}
 }
 
 // LastCall returns the number of the last collective that a rank announced, 0 for none, and whether the rank has left the group.

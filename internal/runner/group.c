@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <stdlib.h>
 
+#include "bucket.h"
 #include "engine.h"
 #include "p2p.h"
 #include "queue.h"
@@ -146,7 +147,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   }
   g->shared = peer[g->rank].shared;
   g->failure = &peer[0].lane[SCR_HOST_LANE]->failure;
-  atomic_store_explicit(&g->word, generation << SCR_GEN_SHIFT, memory_order_release);
+  atomic_store_explicit(&g->word, generation << SCR_GEN_SHIFT | (config->fuses ? SCR_FUSES : 0), memory_order_release);
   __atomic_store_n(&groups[index], g, __ATOMIC_RELEASE);
   if (g->host != g) atomic_store_explicit(&g->host->device, g, memory_order_release);
   *out = g;
@@ -230,6 +231,11 @@ uint64_t scr_group_sequence(const scr_group *g) {
   return scr_word_seq(atomic_load_explicit(&g->word, memory_order_relaxed));
 }
 
+uint64_t scr_group_issued(const scr_group *g) {
+  uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
+  return w & SCR_FUSES ? atomic_load_explicit(&g->numbered, memory_order_relaxed) : scr_word_seq(w);
+}
+
 uint64_t scr_group_device_sequence(const scr_group *g) {
   const scr_group *device = atomic_load_explicit(&g->device, memory_order_acquire);
   return device ? scr_group_sequence(device) : 0;
@@ -285,7 +291,8 @@ uint64_t scr_group_unfinished(const scr_group *g) {
   uint64_t before = atomic_load_explicit(&g->inside, memory_order_seq_cst);
   uint64_t p2p = atomic_load_explicit(&g->p2p.unfinished, memory_order_acquire);
   uint64_t after = atomic_load_explicit(&g->inside, memory_order_seq_cst);
-  return (w & (SCR_QUEUED | SCR_LOCKED) ? 1 : 0) + before + p2p + after;
+  bool held = atomic_load_explicit(&g->held, memory_order_seq_cst) != 0 || scr_group_carrying(g);
+  return (w & (SCR_QUEUED | SCR_LOCKED) || held ? 1 : 0) + before + p2p + after;
 }
 
 /* ---- failure ---- */
@@ -335,6 +342,9 @@ void scr_group_down(scr_group *g, const sagecomm_error *error) {
                 scr_cause_new(error); /* without memory there is no cause, and errors read as for a destroyed group */
   if (!atomic_compare_exchange_strong(&g->cause, &none, cause)) scr_cause_unref(cause);
   atomic_fetch_or_explicit(&g->word, SCR_DOWN, memory_order_seq_cst);
+  scr_spin_lock(&g->queue_lock);
+  scr_queue_held(g);
+  scr_spin_unlock(&g->queue_lock);
   scr_bell_wake(&g->shared->collective.bell);
   scr_bell_wake(&g->shared->p2p.bell);
   if (scr_drive_lock(g)) {
@@ -345,6 +355,7 @@ void scr_group_down(scr_group *g, const sagecomm_error *error) {
     scr_p2p_drain(g);
     scr_spin_unlock(&g->p2p.lock);
   }
+  scr_group_claim(g);
   scr_engine_wake();
 }
 

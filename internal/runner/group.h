@@ -13,6 +13,7 @@
 #define SCR_LOCKED UINT64_C(1) /* a thread drives the collectives */
 #define SCR_QUEUED UINT64_C(2) /* the queue is not empty */
 #define SCR_DOWN UINT64_C(4)   /* failed, aborted or destroyed: nothing starts any more */
+#define SCR_FUSES UINT64_C(8)  /* always set in a group that fuses: Go issues every collective; see bucket.h */
 #define SCR_FLAGS UINT64_C(0xff)
 #define SCR_SEQ_ONE UINT64_C(0x100)
 #define SCR_SEQ_MASK ((UINT64_C(1) << 40) - 1)
@@ -148,6 +149,12 @@ struct scr_group {
   alignas(SCR_LINE) _Atomic uint32_t
       queue_lock; /* guards the queue, and this rank's failure record among the threads of this process */
   scr_run *queue_head, *queue_tail;
+  scr_run *held_head, *held_tail; /* held operations, in the order of their issue */
+  _Atomic uint32_t held;          /* their number; changed under queue_lock */
+  _Atomic uint64_t numbered;      /* operations held so far, in a group that fuses; changed under queue_lock */
+  /* Complete operations of carriers whose done functions nobody has called, linked by `next_completed`. queue_lock. */
+  scr_run *unclaimed, *unclaimed_tail;
+  _Atomic uint32_t carrying; /* carriers of several operations that are not complete, and operations in `unclaimed` */
 
   /* Go writes these under its own lock; any thread reads them without one. */
   uint64_t boundary[SAGECOMM_KIND_COUNT][SCR_MAX_CLASSES];

@@ -27,6 +27,9 @@ type Handler interface {
 	Fail(group uint64, cause *coll.Failure)
 	// Trace is told of each operation before it is issued, in groups that were opened with Config.Trace.
 	Trace(group uint64, call Call)
+	// Want is told that somebody waits for a held operation of the group. It calls use with the agreement that is under way, unless
+	// there is none: then the operation has a carrier, or the group is down.
+	Want(group uint64, use func(Agreement))
 }
 
 var (

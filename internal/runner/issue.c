@@ -1,5 +1,6 @@
 /* issue.c: issues collectives, on the fast path or through Go, and waits for operations by driving them. */
 
+#include "bucket.h"
 #include "composite.h"
 #include "engine.h"
 #include "p2p.h"
@@ -123,6 +124,7 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
   r->timeout_ns = scr_op_timeout(g, op);
   g->coll.spin_now = g->spin;
   scr_run_start(g, r);
+  scr_note_started(g, r);
   bool begins = SCR_LIKELY(atomic_load_explicit(g->failure, memory_order_relaxed) == 0);
   int rc = begins ? scr_run_advance(g, r, 0) : SCR_INCIDENT_FAILURE;
   scr_run *culprit = r;
@@ -153,7 +155,9 @@ static int32_t issue_through_go(sagecomm_group group, const sagecomm_op *op, sag
   if (sequence) *sequence = r->coll.seq;
   sagecomm_work handle = scr_run_handle(r);
   if ((op->flags & SAGECOMM_ASYNC) || g->lane == SCR_DEVICE_LANE) {
-    if (r->bytes <= g->policy.begin_bytes && scr_drive_lock(g)) {
+    if (r->held && !(atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_QUEUED)) {
+      /* There is nothing to begin: it waits for others to share a collective. */
+    } else if (r->bytes <= g->policy.begin_bytes && scr_drive_lock(g)) {
       scr_run *blocked;
       g->coll.spin_now = 0;
       int rc = scr_drive(g, NULL, scr_now() + g->policy.begin_ns, &blocked);
@@ -246,6 +250,11 @@ static int32_t wait_until(scr_run *r, int64_t timeout_ns, sagecomm_error *err) {
     if (slice_end == 0) slice_end = now + timeout_ns;
     if (now >= slice_end) return SAGECOMM_PENDING;
     scr_run *at = r->composite_of ? scr_composite_unfinished(r) : r;
+    if (at != NULL && SCR_UNLIKELY(at->held)) {
+      bool again;
+      at = scr_carrier_of(at, slice_end, &again);
+      if (at == NULL && again) continue;
+    }
     if (at == NULL) {
       sleep_on(r, slice_end); /* a promise; or the last part is complete, and its driver is about to say so */
     } else if (at->kind == SAGECOMM_SEND || at->kind == SAGECOMM_RECV) {

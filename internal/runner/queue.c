@@ -2,8 +2,10 @@
  * the queue is in the order of the numbers. */
 #include "queue.h"
 
+#include "bucket.h"
 #include "engine.h"
 #include "gates.h"
+#include "recorder.h"
 
 /* ---- the drive lock ---- */
 
@@ -37,22 +39,27 @@ scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const s
   r->coll.program = p;
   if (gate) r->gate = *gate;
   r->timeout_ns = scr_op_timeout(g, op);
+  if (scr_enqueue(g, r, own)) return r;
+  *down = true;
+  scr_run_unref(r);
+  return NULL;
+}
+
+bool scr_enqueue(scr_group *g, scr_run *r, bool own) {
   scr_run_ref(r); /* the queue's */
   scr_spin_lock(&g->queue_lock);
   uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
   do {
     if (w & SCR_DOWN) {
       scr_spin_unlock(&g->queue_lock);
-      *down = true;
       scr_run_unref(r);
-      scr_run_unref(r);
-      return NULL;
+      return false;
     }
   } while (!atomic_compare_exchange_weak_explicit(&g->word, &w, (w + SCR_SEQ_ONE) | SCR_QUEUED, memory_order_acq_rel,
                                                   memory_order_relaxed));
   r->coll.seq = scr_word_seq(w) + 1;
   scr_note_created(g, r);
-  if (own) r->coll.own_program = (scr_program *)(uintptr_t)p;
+  if (own) r->coll.own_program = (scr_program *)(uintptr_t)r->coll.program;
   if (g->queue_tail) {
     g->queue_tail->next = r;
   } else {
@@ -60,7 +67,7 @@ scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const s
   }
   g->queue_tail = r;
   scr_spin_unlock(&g->queue_lock);
-  return r;
+  return true;
 }
 
 static scr_run *queue_first(scr_group *g) {
@@ -95,11 +102,20 @@ static void queue_pop(scr_group *g) {
   scr_spin_unlock(&g->queue_lock);
 }
 
+static void start(scr_group *g, scr_run *r) {
+  scr_run_start(g, r);
+  if (SCR_UNLIKELY(r->members != NULL)) {
+    scr_carrier_started(g, r);
+  } else if (SCR_LIKELY(!r->agrees)) {
+    scr_note_started(g, r);
+  }
+}
+
 /* Starts the external runs at the head of the queue and completes those whose streams are done. Returns 0 or an incident
  * code of *culprit. */
 static int drive_externals(scr_group *g, const scr_run *until, scr_run **culprit) {
   for (scr_run *r; (r = queue_first(g)) != NULL && r->gate.external;) {
-    scr_run_start(g, r);
+    start(g, r);
     scr_external_begin(g, r); /* before queue_pop(), so that SCR_QUEUED stays */
     queue_pop(g);
     if (r->coll.seq % SCR_MARK_EVERY != 0) continue;
@@ -133,7 +149,11 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
     }
     if (r == NULL) return SCR_IDLE;
     if (SCR_UNLIKELY(r->gate.external)) continue; /* it was queued since drive_externals() looked */
-    if (!r->coll.started) scr_run_start(g, r);
+    if (SCR_UNLIKELY(r->coll.program == NULL)) {  /* it is to fail: see scr_queue_held() */
+      scr_drain(g);
+      return SCR_IDLE;
+    }
+    if (!r->coll.started) start(g, r);
     int rc = scr_run_advance(g, r, until_ns);
     if (rc != SCR_FINISHED) {
       *blocked = r;
@@ -155,11 +175,11 @@ void scr_drain(scr_group *g) {
   bool goes_on = g->coll.external_head == NULL || scr_external_sweep(g, NULL, true, scr_copy_error(g, NULL));
   int64_t until_ns = 0;
   for (scr_run *r; (r = queue_first(g)) != NULL;) {
-    goes_on = goes_on && !r->gate.external;
+    goes_on = goes_on && !r->gate.external && r->coll.program != NULL;
     if (goes_on) {
       if (until_ns == 0) until_ns = scr_now() + g->policy.drain_ns;
       g->coll.spin_now = 0;
-      if (!r->coll.started) scr_run_start(g, r);
+      if (!r->coll.started) start(g, r);
       goes_on = scr_run_advance(g, r, until_ns) == SCR_FINISHED;
     }
     queue_pop(g);

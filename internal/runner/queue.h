@@ -15,6 +15,10 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
  * peers have published what a run needs, the rest with the group's error. */
 void scr_drain(scr_group *g);
 
+/* Numbers a run and appends it to the queue, which gets a reference of its own. With `own`, the program is freed with the
+ * run. Returns false if the group is down. */
+bool scr_enqueue(scr_group *g, scr_run *r, bool own);
+
 /* Clears SCR_QUEUED if neither a queued nor an external run is left. Requires: the drive lock. */
 void scr_queue_settle(scr_group *g);
 

@@ -213,28 +213,37 @@ static uint64_t read_trail(view v, const scr_ticks_scale *scale, scr_flight *out
   return n;
 }
 
-/* Copies the queued collectives, oldest first, at most `most`. Some may have started since. */
+static scr_flight scheduled(const scr_run *r, const scr_ticks_scale *scale) {
+  scr_flight f = {.ticks = r->records.created,
+                  .number = r->coll.seq,
+                  .bytes = r->bytes,
+                  .stack = r->records.stack,
+                  .state = SCR_FLIGHT_SCHEDULED};
+  f.created_ns = scr_ticks_wall(scale, r->records.created);
+  f.thread = r->records.caller;
+  f.kind = r->kind;
+  f.dtype = r->dtype;
+  f.reduce_op = r->reduce_op;
+  f.async = r->async;
+  f.root = r->root;
+  f.tag = r->tag;
+  f.timeout_ms = (uint32_t)(r->timeout_ns / 1000000);
+  return f;
+}
+
+/* Copies the queued and the held collectives, oldest first, at most `most`. Some may have started since. */
 static uint64_t read_queue(scr_group *g, const scr_ticks_scale *scale, scr_flight *out, uint64_t most) {
   uint64_t n = 0;
   scr_spin_lock(&g->queue_lock);
   for (const scr_run *r = g->queue_head; r && n < most; r = r->next) {
-    if (r->records.created == 0) continue; /* the fast path has started it, so the trail has it */
-    out[n] = (scr_flight){.ticks = r->records.created,
-                          .number = r->coll.seq,
-                          .bytes = r->bytes,
-                          .stack = r->records.stack,
-                          .state = SCR_FLIGHT_SCHEDULED};
-    out[n].created_ns = scr_ticks_wall(scale, r->records.created);
-    out[n].thread = r->records.caller;
-    out[n].kind = r->kind;
-    out[n].dtype = r->dtype;
-    out[n].reduce_op = r->reduce_op;
-    out[n].async = r->async;
-    out[n].root = r->root;
-    out[n].tag = r->tag;
-    out[n].timeout_ms = (uint32_t)(r->timeout_ns / 1000000);
-    n++;
+    if (r->records.created == 0 || r->agrees) continue; /* the fast path has started it, so the trail has it */
+    if (r->members == NULL) {
+      out[n++] = scheduled(r, scale);
+      continue;
+    }
+    for (const scr_run *m = r->members; m && n < most; m = m->next) out[n++] = scheduled(m, scale);
   }
+  for (const scr_run *r = g->held_head; r && n < most; r = r->next) out[n++] = scheduled(r, scale);
   scr_spin_unlock(&g->queue_lock);
   return n;
 }

@@ -20,7 +20,7 @@ type Progress uint8
 
 // States of an operation. Failed includes operations that never started.
 const (
-	Scheduled Progress = C.SCR_FLIGHT_SCHEDULED // numbered and queued
+	Scheduled Progress = C.SCR_FLIGHT_SCHEDULED // queued, or in an open bucket
 	Started   Progress = C.SCR_FLIGHT_STARTED
 	Completed Progress = C.SCR_FLIGHT_COMPLETED
 	Failed    Progress = C.SCR_FLIGHT_FAILED

@@ -1,6 +1,7 @@
 /* run.c: the pool of runs, their handles, and completing them. */
 #include <stdlib.h>
 
+#include "bucket.h"
 #include "composite.h"
 #include "engine.h"
 #include "gates.h"
@@ -67,6 +68,8 @@ void scr_run_unref(scr_run *r) {
   r->coll.own_program = NULL;
   scr_cause_unref(r->cause);
   r->cause = NULL;
+  scr_run *carrier = atomic_exchange_explicit(&r->carrier, NULL, memory_order_relaxed);
+  if (carrier) scr_run_unref(carrier); /* which has no carrier itself */
   scr_composite_free(r->composite_of);
   r->composite_of = NULL;
   scr_spin_lock(&pool_lock);
@@ -132,7 +135,11 @@ void scr_run_finish(scr_run *r, int32_t status, bool waiter) {
   r->status = status;
   if (status < 0) r->cause = scr_cause_ref(atomic_load_explicit(&r->group->cause, memory_order_acquire));
   if (SCR_UNLIKELY(r->gate.words != NULL)) scr_gate_open(r);
-  scr_note_finished(r->group, r, status == SAGECOMM_OK);
+  if (SCR_UNLIKELY(r->members != NULL)) {
+    scr_carrier_finished(r, waiter);
+  } else if (SCR_LIKELY(!r->agrees)) {
+    scr_note_finished(r->group, r, status == SAGECOMM_OK);
+  }
   scr_run_settle(r, waiter);
 #ifdef SCR_MUTANT_GATE_OPENED_AGAIN
   if (SCR_UNLIKELY(r->gate.words != NULL)) scr_gate_open(r);
@@ -144,7 +151,8 @@ void scr_run_settle(scr_run *r, bool waiter) {
   bool sleeper = atomic_load_explicit(&r->sleepers, memory_order_seq_cst) != 0;
   if (sleeper) scr_futex_wake(&r->state);
   if ((before & SCR_HAS_DONE) && !sleeper && !waiter) {
-    /* A thread that waits for a p2p operation reads its state once more after it has decremented `waiters`. */
+    /* A thread that waits for a p2p operation, or an agreement, reads its state once more after it has decremented
+     * `waiters`. */
     if (atomic_load_explicit(&r->p2p.waiters, memory_order_seq_cst) == 0) scr_push_completed(r);
   }
   if (before & SCR_HAS_COMPOSITE) scr_composite_part_done(r);

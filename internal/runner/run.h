@@ -19,6 +19,9 @@ static inline uint64_t scr_mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+/* Adds the length of another operation to the hash of a batch, which begins with the number of operations. */
+static inline uint64_t scr_batch_hash(uint64_t hash, uint64_t bytes) { return scr_mix(hash + 1 + bytes); }
+
 enum { SCR_PENDING_STATE = 0, SCR_HAS_DONE = 1, SCR_DONE = 2, SCR_HAS_COMPOSITE = 4 };
 
 /* Results of advancing a run. Incident codes (runner.h) are positive. */
@@ -120,9 +123,16 @@ struct scr_run {
   scr_composite *composite_of; /* owned; set if this run stands for several others and carries out nothing itself */
   scr_run *next_completed;     /* in the list of runs for the completers */
 
+  /* In a group that fuses: see bucket.h. */
+  bool held;                  /* an operation that a carrier carries out */
+  bool agrees;                /* an agreement, which belongs to no operation of the user */
+  _Atomic(scr_run *) carrier; /* of a held operation; owned; NULL: it waits in the list of held operations */
+  scr_run *members;           /* of a carrier: its operations, linked by `next`; owned until it is complete */
+  uint64_t agreed;            /* of an agreement: this rank's proposal, and after it the lowest one of all ranks */
+
   /* State of a p2p operation. Guarded by the p2p lock, except for the atomics. */
   struct {
-    _Atomic uint32_t waiters;  /* threads that wait for it; they call its done function */
+    _Atomic uint32_t waiters;  /* threads that wait for it, or for an agreement; they call its done function */
     _Atomic int64_t posted_ns; /* when a short recv was posted; 0 once a thread waits for it */
     uint64_t id, moved;
     /* A recv: with an announced send, whose rank `source` is. A send at a gate: it was granted. */

@@ -149,6 +149,7 @@ type Config struct {
 	Stacks      bool   // the recorder keeps call stacks
 	Timeline    bool   // the group keeps events for TakeTrace
 	Trace       bool   // Handler.Trace is called for every operation
+	Fuses       bool   // Handler gathers collectives: see bucket.go
 	Policy      Policy
 }
 
@@ -175,7 +176,7 @@ func OpenGroup(c Config) (*Group, error) {
 	config := C.scr_group_config{
 		rank: C.int32_t(c.Rank), size: C.int32_t(len(c.Peers)), lane: C.uint32_t(c.Lane), timeout_ns: C.int64_t(c.Timeout),
 		spin: C.uint32_t(c.Backoff.Spin), yield_us: C.uint32_t(c.Backoff.Yield / time.Microsecond),
-		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), flight_stacks: C.bool(c.Stacks), timeline: C.bool(c.Timeline), trace: C.bool(c.Trace), peers: (*C.scr_peer_config)(peers),
+		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), flight_stacks: C.bool(c.Stacks), timeline: C.bool(c.Timeline), trace: C.bool(c.Trace), fuses: C.bool(c.Fuses), peers: (*C.scr_peer_config)(peers),
 		policy: C.scr_policy{sync_ns: C.int64_t(c.Policy.Sync), sleep_ns: C.int64_t(c.Policy.Sleep), begin_bytes: C.uint64_t(c.Policy.BeginBytes),
 			begin_ns: C.int64_t(c.Policy.Begin), brief_ns: C.int64_t(c.Policy.Brief), drain_ns: C.int64_t(c.Policy.Drain), gate_ns: C.int64_t(c.Policy.Gate), at_once_ns: C.int64_t(c.Policy.AtOnce)},
 	}
@@ -239,7 +240,7 @@ func (g *Group) SetClasses(kind coll.Kind, boundaries []uint64) {
 	C.scr_group_set_classes(g.c, C.int(kind), &list[0], C.int(n))
 }
 
-// Sequence returns the number of collectives issued so far, in this lane.
+// Sequence returns the number of the last collective of this lane.
 func (g *Group) Sequence() uint64 { return uint64(C.scr_group_sequence(g.c)) }
 
 // Unfinished returns a number above zero while an issued operation is not complete or a thread uses the group.

@@ -74,6 +74,9 @@ typedef struct scr_hooks {
   void (*fail)(uint64_t group, const sagecomm_error *cause);
   /* Announces an operation of a group with `trace` that is about to be issued. */
   void (*trace)(uint64_t group, const sagecomm_op *op);
+  /* Somebody waits for a held operation of the group. *agreement is the agreement that is under way, with a reference
+   * for the caller, or NULL if there is none: the operation has a carrier, or the group is down. */
+  void (*want)(uint64_t group, scr_run **agreement);
 } scr_hooks;
 
 void scr_set_hooks(const scr_hooks *hooks);
@@ -190,6 +193,7 @@ typedef struct scr_group_config {
   bool flight_stacks;      /* records callers' stacks */
   bool trace;              /* calls the hook `trace` for every operation */
   bool timeline;           /* keeps events for scr_group_take_trace() */
+  bool fuses;              /* Go gathers operations: see bucket.h */
   scr_policy policy;
   const scr_peer_config *peers;
 } scr_group_config;
@@ -220,8 +224,11 @@ bool scr_group_has_channel(const scr_group *g, int32_t peer, int32_t channel);
 /* Sets the size classes of a kind. The class of a byte count is the number of boundaries at or below it. */
 void scr_group_set_classes(scr_group *g, int kind, const uint64_t *boundaries, int n);
 int scr_group_class(const scr_group *g, int kind, uint64_t bytes);
-/* Returns the number of collectives issued so far, in this lane. */
+/* Returns the number of the last collective of this lane. */
 uint64_t scr_group_sequence(const scr_group *g);
+/* Returns how many collectives the user has issued in this lane. In a group that fuses this differs from the number of
+ * the last one: several operations may share a collective, and agreements are collectives. */
+uint64_t scr_group_issued(const scr_group *g);
 /* The same of the device lane, 0 before this process has opened it.
  * Requires: the host lane. */
 uint64_t scr_group_device_sequence(const scr_group *g);
@@ -305,6 +312,8 @@ scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const s
 /* Posts a send or recv at a gate, the buffer of which has room for all of it. Returns the operation with a reference for
  * the caller, or NULL without memory, or if the group is down (*down). */
 scr_run *scr_p2p_submit(scr_group *g, const sagecomm_op *op, const scr_gate *gate, bool *down);
+
+#include "held.h"
 
 /* ---- probe ---- */
 

@@ -1,4 +1,5 @@
-/* start.c: how a run of a collective starts: the hash and the record of its call, its chunks and its tickets.
+/* start.c: how a run of a collective starts: the hash and the record of its call, its chunks and its tickets. The caller
+ * notes the start for the flight recorder and the statistics.
  * Requires: the drive lock. */
 #include "program.h"
 
@@ -67,7 +68,6 @@ void scr_run_start(scr_group *g, scr_run *r) {
       r->bytes >= g->stream_bytes && r->out.n > 0 && (r->in.n == 0 || r->in.list[0].data != r->out.list[0].data);
   if (g->size > 1) g->coll.ticket[large] += tickets;
   if (SCR_UNLIKELY(g->lane == SCR_DEVICE_LANE)) scr_group_mark(g, r->coll.seq, r->coll.hash);
-  scr_note_started(g, r);
   record_call(g, r, fields);
   SCR_FAULT(SCR_FAULT_STARTED);
 }

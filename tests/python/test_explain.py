@@ -145,6 +145,14 @@ def test_explanations_of_groups(world):
         assert forced["ranks"] == 2
 
 
+def test_it_says_what_is_fused():
+    limits = "all_reduces of up to 16384 bytes share collectives of up to 131072 bytes or 64 operations"
+    on = programs.command("explain", "all_reduce", "8", "--ranks", "4", SAGECOMM_FUSION="static", SAGECOMM_PROBE="off")
+    assert on.said.splitlines()[-1] == f"SAGECOMM_FUSION: {limits}"
+    assert "FUSION" not in programs.command("explain", "all_reduce", "8", "--ranks", "4").said
+    assert "FUSION" not in programs.command("explain", "barrier", "--ranks", "4", SAGECOMM_FUSION="static").said
+
+
 def test_the_command_explains():
     asked = ("explain", "--op", "broadcast", "--bytes", "64KiB", "--ranks", "8", "--hosts", "2", "--tune")
     answer = json.loads(programs.command(*asked, "broadcast:hierarchical", "--json").said)

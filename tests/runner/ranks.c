@@ -1,4 +1,5 @@
 /* ranks.c: see ranks.h. */
+#include "fusing.h"
 #include "ranks.h"
 
 #include <pthread.h>
@@ -21,7 +22,7 @@ static struct {
   int rank;
 } table[2 * MAX_RANKS];
 static int n_ranks, n_entries;
-bool two_groups, device_lanes;
+bool two_groups, device_lanes, fusing;
 scr_gate next_gate[MAX_RANKS];
 
 uint64_t next_random(uint64_t *state) { /* xorshift64*, Vigna 2016 */
@@ -63,6 +64,25 @@ static pthread_mutex_t go = PTHREAD_MUTEX_INITIALIZER;
 _Atomic int no_memory_on = -1;
 _Atomic bool garbled;
 
+/* Requires: `go`. */
+static const scr_program *program_for(scr_group *g, const sagecomm_op *op, uint64_t bytes) {
+  uint64_t key = scr_cache_key(g, op, bytes);
+  scr_program *p = (scr_program *)(uintptr_t)scr_cache_find(g, key);
+  if (p == NULL) {
+    const plan *by_messages = chosen_plan(op, scr_group_class(g, op->kind, bytes), g->size, g->rank);
+    p = by_messages ? compile_messages(g, op, by_messages) : compile_slots(g, op, bytes);
+    CHECK(scr_cache_insert(g, key, p));
+  }
+  return p;
+}
+
+const scr_program *program_of(scr_group *g, const sagecomm_op *op, uint64_t bytes) {
+  pthread_mutex_lock(&go);
+  const scr_program *p = program_for(g, op, bytes);
+  pthread_mutex_unlock(&go);
+  return p;
+}
+
 static int32_t issue(uint64_t handle, const sagecomm_op *op, scr_run **out, sagecomm_error *err) {
   int i = index_of(handle);
   bool on_device = op->device_type != SAGECOMM_HOST;
@@ -75,16 +95,11 @@ static int32_t issue(uint64_t handle, const sagecomm_op *op, scr_run **out, sage
     return *out ? SAGECOMM_OK : scr_copy_error(g, err); /* a p2p operation that a group which is down refuses */
   }
   if (op->kind == SAGECOMM_BROADCAST && table[i].rank == atomic_load(&no_memory_on)) return scr_no_memory(err);
+  if (fusing && !on_device) return hold(g, op, out, err);
   pthread_mutex_lock(&go);
-  uint64_t bytes = scr_op_bytes(op, g->rank, n_ranks), key = scr_cache_key(g, op, bytes);
-  scr_program *p = (scr_program *)(uintptr_t)scr_cache_find(g, key);
-  if (p == NULL) {
-    const plan *by_messages = chosen_plan(op, scr_group_class(g, op->kind, bytes), g->size, g->rank);
-    p = by_messages ? compile_messages(g, op, by_messages) : compile_slots(g, op, bytes);
-    CHECK(scr_cache_insert(g, key, p));
-  }
+  uint64_t bytes = scr_op_bytes(op, g->rank, n_ranks);
   bool down;
-  *out = scr_submit(g, op, bytes, p, false, gate, &down);
+  *out = scr_submit(g, op, bytes, program_for(g, op, bytes), false, gate, &down);
   pthread_mutex_unlock(&go);
   return *out ? SAGECOMM_OK : scr_copy_error(g, err);
 }
@@ -241,6 +256,7 @@ static void open_lane(int n, uint32_t spin, uint32_t yield_us, uint32_t lane, co
                           .lane = lane,
                           .host = lane == SCR_DEVICE_LANE ? table[i].group : NULL,
                           .timeout_ns = timeout_ns(),
+                          .fuses = fusing && lane == SCR_HOST_LANE,
                           .spin = spin,
                           .yield_us = yield_us,
                           .stream_bytes = UINT64_MAX,
@@ -270,7 +286,8 @@ static void open_group(int n, uint32_t spin, uint32_t yield_us) {
 }
 
 static void prepare(void) {
-  static const scr_hooks hooks = {.issue = issue, .incident = incident, .fifo = fifo, .fuse = fuse, .fail = fail};
+  static const scr_hooks hooks = {
+      .issue = issue, .incident = incident, .fifo = fifo, .fuse = fuse, .fail = fail, .want = want};
   scr_set_hooks(&hooks);
   memory = make_memory();
   memset(arena_of(MAX_RANKS), 0, 4096);

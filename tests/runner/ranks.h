@@ -41,8 +41,10 @@ sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const cha
 extern _Atomic int no_memory_on;
 /* Set in tests in which a rank writes random words anywhere, so that records of failures are not trusted. */
 extern _Atomic bool garbled;
-/* Whether run_ranks() makes two groups, or the device lane of the one group as well. */
-extern bool two_groups, device_lanes;
+/* Whether run_ranks() makes two groups, or the device lane of the one group as well; whether groups fuse (fusing.h). */
+extern bool two_groups, device_lanes, fusing;
+/* Returns the program of an operation, compiled at its first use. */
+const scr_program *program_of(scr_group *g, const sagecomm_op *op, uint64_t bytes);
 /* The gate of the next operation that a rank issues on a device. */
 extern scr_gate next_gate[MAX_RANKS];
 /* Allocates zeroed memory in a rank's arena. It is never freed. */

@@ -44,6 +44,9 @@ void test_failure_between_messages(int size, waiting w, uint64_t seed);
 void test_goodbye_after_a_message(int size, waiting w, uint64_t seed);
 void test_published_for_the_queue(int size, waiting w, uint64_t seed);
 void test_behind_a_failure(int size, waiting w, uint64_t seed);
+/* fusing.c */
+void test_fused(int size, waiting w, uint64_t seed);
+void test_fused_abort(int size, waiting w, uint64_t seed);
 /* gates.c */
 void test_gates(int size, waiting w, uint64_t seed);
 void test_late_device(int size, waiting w, uint64_t seed);

@@ -8,7 +8,7 @@ scr_program *compile_slots(scr_group *g, const sagecomm_op *op, uint64_t bytes) 
   p->kernels = scr_get_kernels();
   p->large = large;
   p->chunk = large ? 16384 : 8192;
-  p->elem = op->dtype == SAGECOMM_UINT8 ? 1 : 4;
+  p->elem = op->dtype == SAGECOMM_UINT8 ? 1 : op->dtype == SAGECOMM_INT64 ? 8 : 4;
   p->divisor = g->size;
   p->reduce = p->kernels->reduce[op->dtype][op->reduce_op];
   p->scale = premul ? p->kernels->scale[op->dtype] : NULL;

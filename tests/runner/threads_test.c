@@ -3,6 +3,7 @@
  * scenarios.h. Usage: threads_test SEED ROUNDS [SCENARIO] */
 #include <sched.h>
 
+#include "fusing.h"
 #include "scenarios.h"
 
 #define MAX_ELEMENTS 20000
@@ -158,6 +159,15 @@ static void test_random(int n, waiting w, uint64_t seed) {
   run_ranks(n, w.spin, w.yield_us, seed, rank_main, &rounds);
 }
 
+static void random_with_ticks(rank *r, void *arg) { with_ticks(r, rank_main, arg); }
+
+static void test_random_fused(int n, waiting w, uint64_t seed) {
+  size = n;
+  fusing = true;
+  run_ranks(n, w.spin, w.yield_us, seed, random_with_ticks, &rounds);
+  fusing = false;
+}
+
 int main(int argc, char **argv) {
   static const struct {
     const char *name;
@@ -191,6 +201,9 @@ int main(int argc, char **argv) {
       {"published_for_the_queue", test_published_for_the_queue},
       {"behind_a_failure", test_behind_a_failure},
       {"goodbye", test_goodbye},
+      {"random_fused", test_random_fused},
+      {"fused", test_fused},
+      {"fused_abort", test_fused_abort},
       {"gates", test_gates},
       {"late_device", test_late_device},
       {"gate_opens", test_gate_opens},

@@ -27,7 +27,8 @@ def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None, *, dev
         `transport` (slots or channels), `chunk` in bytes and the `longest` possible one, `seconds` as predicted,
         `steps` and `bytes` of the rank that has most, `even` (it needs blocks of equal length), `chosen`, `forced` (by
         a rule), and `why` in words; `table`: what is chosen for which lengths, in the grammar of SAGECOMM_TUNE; `op`,
-        `bytes`, `ranks`, `hosts`. With `device`, `engine`, and `engines`: one for each engine, the most preferred one
+        `bytes`, `ranks`, `hosts`. Where SAGECOMM_FUSION applies to an all_reduce, `fusion`: which ones share
+        collectives, in words. With `device`, `engine`, and `engines`: one for each engine, the most preferred one
         first, with `engine`, `chosen`, `forced` (by SAGECOMM_ENGINE), and `why` in words. All ranks of a group get the
         same answer.
 
@@ -71,7 +72,13 @@ def text(answer: dict[str, Any]) -> str:
         *legend,
         "What is chosen for which lengths, in bytes (K and M are powers of 1024):",
     ]
-    return "\n".join([title, *columns(rows, range(2, 6)), *legend, _in_powers(answer["table"]), *_engines(answer)])
+    tables = [*columns(rows, range(2, 6)), *legend, _in_powers(answer["table"])]
+    return "\n".join([title, *tables, *_fusion(answer), *_engines(answer)])
+
+
+def _fusion(answer: dict[str, Any]) -> list[str]:
+    """Which operations share collectives, if any do."""
+    return [f"SAGECOMM_FUSION: {answer['fusion']}"] if "fusion" in answer else []
 
 
 def _engines(answer: dict[str, Any]) -> list[str]:

@@ -243,6 +243,7 @@ var mutations = []mutation{
 	{"a recv that has its payload needs its sender", "ARRIVED_NEEDS_PEER", "p2p_scan.c", "sender_leaves_a_gate"},
 	{"who waits for a p2p does not look at gates", "GATES_NOT_POLLED", "p2p_issue.c", "looks_at_gates"},
 	{"the engine does not look at gates of p2ps", "ENGINE_LEAVES_GATES", "engine.c", "gates_left_to_the_engine"},
+	{"the done function of an operation in a bucket may be called before the operation is complete", "LEFT_TOO_EARLY", "bucket.c", "fused"},
 	{"a flag does not publish what was written before it", "FLAG_RELAXED", "wait.h", "random"},
 }
 
