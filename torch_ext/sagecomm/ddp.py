@@ -7,6 +7,7 @@ The state, the first argument of register_comm_hook(), is the process group; Non
 Annotations are no text here: DistributedDataParallel compares them with types.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch._C._distributed_c10d import GradBucket
 
 from sagecomm._overlap._gradients import BUCKET_BYTES, all_reduce_coalesced
 
-Future = torch.futures.Future
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
@@ -35,14 +35,7 @@ def chunked_hook(*, chunk_bytes: int) -> Hook:
     def hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer: torch.Tensor = bucket.buffer()
         chunks = torch.split(buffer, max(1, chunk_bytes // buffer.element_size()))
-        futures = [_future(dist.all_reduce(c, dist.ReduceOp.AVG, state, async_op=True)) for c in chunks]
-
-        def done(all_chunks: torch.futures.Future[Any]) -> torch.Tensor:
-            for each in all_chunks.value():
-                each.value()  # raises what the chunk raised
-            return buffer
-
-        return torch.futures.collect_all(futures).then(done)
+        return _after([_future(dist.all_reduce(c, dist.ReduceOp.AVG, state, async_op=True)) for c in chunks], buffer)
 
     return hook
 
@@ -62,9 +55,7 @@ def fused_hook(*, bucket_bytes: int = BUCKET_BYTES) -> Hook:
         if bucket.index() == 0:
             waiting.clear()  # of a backward() that raised
         buffer: torch.Tensor = bucket.buffer()
-        future: torch.futures.Future[torch.Tensor] = Future(
-            devices=[buffer.device] if buffer.device.type != "cpu" else None
-        )
+        future = _promise(buffer)
         waiting.append((buffer, future))
         if bucket.is_last() or sum(b.nbytes for b, _ in waiting) >= bucket_bytes:
             _reduce_together(list(waiting), state)
@@ -110,6 +101,35 @@ def _reduce_together(
                     future.set_result(buffer)
 
         _future(work).add_done_callback(complete)
+
+
+def _after(works: list[torch.futures.Future[Any]], buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """Returns the future of a buffer whose parts are communicated.
+
+    torch.futures.collect_all() would not do: its callback waits for no stream.
+    """
+    result, lock, open_ones = _promise(buffer), threading.Lock(), [len(works)]
+
+    def complete(_: torch.futures.Future[Any]) -> None:
+        with lock:
+            open_ones[0] -= 1
+            if open_ones[0] > 0:
+                return
+        try:
+            for each in works:
+                each.wait()  # all are done: it orders this thread's streams, and raises what the chunk raised
+        except Exception as error:
+            result.set_exception(error)  # type: ignore[arg-type]  # torch types it as a result
+        else:
+            result.set_result(buffer)
+
+    for each in works:
+        each.add_done_callback(complete)
+    return result
+
+
+def _promise(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    return torch.futures.Future(devices=[buffer.device] if buffer.device.type != "cpu" else None)
 
 
 def _future(work: dist.Work | None) -> torch.futures.Future[Any]:
