@@ -62,12 +62,12 @@ def test_nothing_to_compute_meanwhile():
 
 TABLE = """\
 sagecomm, 2 ranks x 1 computing threads on 8 processors, 30 repetitions
-                                  median       p90
-  T_comp    compute                72 ms   79.2 ms
-  T_ov      overlappable            8 ms    8.8 ms
-  T_comm    communicate            15 ms   16.5 ms
-  T         overlapped             87 ms   95.7 ms
-  serial = T_comp + T_ov + T_comm  95 ms
+                                   median      p90
+  T_comp    compute                 72 ms  79.2 ms
+  T_ov      overlappable             8 ms   8.8 ms
+  T_comm    communicate             15 ms  16.5 ms
+  T         overlapped              87 ms  95.7 ms
+  serial = T_comp + T_ov + T_comm   95 ms
   hidden fraction = (serial - T) / T_comm   53%
   bound = min(T_comm, T_ov) / T_comm        53%
   efficiency = hidden fraction / bound     100%

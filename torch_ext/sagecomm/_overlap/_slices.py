@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import time
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -39,15 +40,17 @@ def number_of_slices(
         like: A tensor of the type and on the device that are computed with.
         group: The process group; the default one if None.
     """
-    if parts < 2 or dist.get_world_size(group) == 1:
+    if parts < 2:
         return 1
-    try:
-        number = _observe._backend(group, "the number of slices").group_number()
-    except ValueError:
-        return 1
-    per_operation, threads = _speed(number, like.device, like.dtype, group)
-    on_device = like.device.type != "cpu"
-    return _asked(number, op, nbytes, parts, operations * per_operation, 0 if on_device else threads, on_device)
+    pg: Any = group or dist.group.WORLD
+    answers = _answers.setdefault(pg, {})
+    key = (op, nbytes, parts, operations, like.dtype, like.device.type)
+    slices = answers.get(key)
+    if slices is None:
+        if len(answers) >= _MOST_ANSWERS:
+            answers.clear()
+        slices = answers[key] = _ask(op, nbytes, parts, operations, like, pg)
+    return slices
 
 
 def spans(count: int, slices: int) -> list[slice]:
@@ -65,10 +68,22 @@ def checked(slices: int | None, otherwise: int) -> int:
     return slices
 
 
-@functools.lru_cache(maxsize=4096)
-def _asked(number: int, op: str, nbytes: int, parts: int, seconds: float, threads: int, device: bool) -> int:
-    overlap = {"seconds": seconds, "parts": parts, "threads": threads}
-    answer = ask(_native.load().explain, op=op, bytes=nbytes, group=number, device=device, overlap=overlap)
+# By group, of questions that were asked before. A rank that has forgotten one asks the core again, and no other rank.
+_answers: WeakKeyDictionary[Any, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
+_MOST_ANSWERS = 4096
+
+
+def _ask(op: str, nbytes: int, parts: int, operations: int, like: torch.Tensor, group: Any) -> int:
+    if dist.get_world_size(group) == 1:
+        return 1
+    try:
+        number = _observe._backend(group, "the number of slices").group_number()
+    except ValueError:
+        return 1
+    on_device = like.device.type != "cpu"
+    per_operation, threads = _speed(number, like.device, like.dtype, group)
+    overlap = {"seconds": operations * per_operation, "parts": parts, "threads": 0 if on_device else threads}
+    answer = ask(_native.load().explain, op=op, bytes=nbytes, group=number, device=on_device, overlap=overlap)
     return int(answer["overlap"]["slices"])
 
 
