@@ -153,6 +153,22 @@ def test_the_documented_pipeline_returns_complete_sums(world):
     assert world(2).run(documented_pipeline) == [[0.0, 4.0, 8.0, 12.0]] * 2
 
 
+class Failing:
+    def wait(self) -> None:
+        raise ValueError("the peer has died")
+
+
+def test_a_failed_communication_raises_at_each_wait():
+    """It must not pass for a complete one when somebody waits again."""
+    buffers = DoubleBuffer((2,), n=1)
+    buffers.acquire()
+    buffers.release(Failing())
+    flight = sagecomm.InFlight(torch.ones(1), [Failing()])
+    for wait in (flight.wait, flight.wait, buffers.wait, buffers.acquire):
+        with pytest.raises(ValueError, match="the peer has died"):
+            wait()
+
+
 # ---- chunks and fused gradients
 
 

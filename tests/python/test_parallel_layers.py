@@ -140,6 +140,12 @@ def refusals() -> None:
     for make, message in makers:
         with pytest.raises(ValueError, match=message):
             make()
+    embedding = VocabParallelEmbedding(6, 4)
+    for token in (-1, 6):
+        with pytest.raises(
+            IndexError, match=f"tokens are {min(token, 0)} to {max(token, 0)}, but the vocabulary has 6"
+        ):
+            embedding(torch.tensor([0, token]))
     with pytest.raises(ValueError, match="3 rows among 2 ranks"):
         RowParallelLinear(4, 4, sequence_parallel=True)(torch.ones(3, 2))
     with pytest.raises(ValueError, match="without sequence_parallel"):

@@ -33,14 +33,13 @@ class InFlight:
         self._tensor, self._works, self._finish = tensor, works, finish
 
     def wait(self) -> torch.Tensor:
-        """Waits for the communication and returns the tensor, also when called again. Raises what the operation
-        raised."""
-        works, finish = self._works, self._finish
-        self._works = []
-        for work in works:
+        """Waits for the communication and returns the tensor. Called again, it returns the same tensor, or raises once
+        more what the operation raised."""
+        for work in self._works:
             work.wait()
-        if finish is not None:
-            self._tensor, self._finish = finish(self._tensor), None
+        self._works = []
+        if self._finish is not None:
+            self._tensor, self._finish = self._finish(self._tensor), None
         return self._tensor
 
 
@@ -84,9 +83,9 @@ class Overlap:
 
     def wait(self) -> None:
         """Waits for all operations that were started until now."""
-        works, self._works = self._works, []
-        for work in works:
+        for work in self._works:
             work.wait()
+        self._works = []
 
     def _keep(self, work: dist.Work | None) -> None:
         if work is not None:  # None: this rank is not in the group

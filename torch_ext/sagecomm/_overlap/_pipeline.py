@@ -129,6 +129,7 @@ class DoubleBuffer:
             self._wait((self._next + at) % len(self.buffers))
 
     def _wait(self, at: int) -> None:
-        work, self._works[at] = self._works[at], None
+        work = self._works[at]
         if work is not None:
             work.wait()
+            self._works[at] = None

@@ -97,10 +97,12 @@ class OverlapScheduler:
     def _finish(self, layer: _Layer) -> None:
         if layer.ready:  # some of its parameters had no part in the loss
             self._start(layer)
-        works, layer.works = layer.works, []
-        for work in works:
+        if not layer.works:
+            return
+        for work in layer.works:
             work.wait()
-        if works and self._update is not None:
+        layer.works = []
+        if self._update is not None:
             self._update(layer.module)
 
     def wait(self) -> None:

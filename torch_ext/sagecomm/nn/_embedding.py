@@ -29,6 +29,8 @@ class VocabParallelEmbedding(nn.Module):
 
     Raises:
         ValueError: The number of ranks does not divide `num_embeddings`.
+        IndexError: forward() got a token, on the host, that is not in the vocabulary. On a device, where looking would
+            make the host wait, such a token has zeros.
     """
 
     def __init__(
@@ -50,6 +52,13 @@ class VocabParallelEmbedding(nn.Module):
         self.first = dist.get_rank(group) * own.shape[0]
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if tokens.device.type == "cpu" and tokens.numel():  # on a device, looking would make the host wait
+            low, high = torch.aminmax(tokens)
+            if low < 0 or high >= self.num_embeddings:
+                raise IndexError(
+                    f"sagecomm: VocabParallelEmbedding: tokens are {int(low)} to {int(high)}, but the vocabulary has "
+                    f"{self.num_embeddings}"
+                )
         at = tokens - self.first
         elsewhere = (at < 0) | (at >= self.weight.shape[0])
         part = F.embedding(at.masked_fill(elsewhere, 0), self.weight).masked_fill(elsewhere.unsqueeze(-1), 0)

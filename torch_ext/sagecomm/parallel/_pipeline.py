@@ -81,7 +81,9 @@ class PipelineStage:
             batch.append(dist.P2POp(dist.irecv, arriving, source, self.manager.pp_group))
         for work in dist.batch_isend_irecv(batch) if batch else []:
             work.wait()
-        return arriving.requires_grad_() if arriving is not None and activation else arriving
+        if arriving is not None and activation and (self.dtype.is_floating_point or self.dtype.is_complex):
+            arriving.requires_grad_()
+        return arriving
 
     def _checked(self, tensor: torch.Tensor | None) -> torch.Tensor:
         """A neighbour receives what was agreed, so a tensor of another shape or type is refused here, by name."""
