@@ -87,9 +87,10 @@ beds: $(venv)/.ready | compilers ## build the emulated accelerators of the tests
 demo: build ## train the example on two ranks
 	$(py) $(root)/examples/train_digits.py
 
-bench: build ## run all benchmarks
+bench: build ## run all benchmarks but bench/trees.py, which compares two checkouts
 	cd $(root) && $(go) test -run '^$$' -bench . -benchtime 200ms ./...
-	@for script in $(wildcard $(root)/bench/*.py); do echo "== $$script"; $(py) $$script; done
+	$(py) -m sagecomm bench all --compare gloo
+	@for script in $(filter-out %/trees.py,$(wildcard $(root)/bench/*.py)); do echo "== $$script"; $(py) $$script; done
 
 # ---- tests ----
 

@@ -30,10 +30,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from compare import parse_size
 from torch.distributed import distributed_c10d as c10d
 
 import sagecomm
+from sagecomm._arguments import size
 
 CPU = torch.device("cpu")
 
@@ -121,7 +121,7 @@ def at_the_c_abi(args: argparse.Namespace) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=parse_size, default=2048, help="of one tensor")
+    parser.add_argument("--bytes", type=size, default=2048, help="of one tensor")
     parser.add_argument("--tensors", type=int, default=10)
     parser.add_argument("--launches", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=7)

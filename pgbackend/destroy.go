@@ -15,8 +15,8 @@ import (
 var destroyTimeout = 2 * time.Second
 
 // Destroy waits until the issued operations are complete, tells the peers that this rank leaves, and frees the group. The wait
-// is bounded and ends when a peer has died. While all ranks have called a collective and the stream of one of them has not
-// reached it, the bound is the timeout of operations, because nobody may have waited for it on the host. Destroy does not wait
+// is bounded and ends when a peer has died. While an operation was called where it had to be and waits for the stream of a
+// device, the bound is the timeout of operations, because nobody may have waited for it on the host. Destroy does not wait
 // until peers destroy the group too: sweep frees memory that they may still touch when they have left or died. Destroy returns
 // an error if the group is being destroyed already.
 func (g *Group) Destroy() error { return g.destroy(g.timeout()) }
@@ -28,12 +28,17 @@ func (g *Group) destroy(late time.Duration) error {
 	}
 	limit := g.process.destroyLimit()
 	for began, begin := time.Now(), time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
-		if time.Since(began) < late && g.streamIsLate() {
+		behind := g.streamIsLate()
+		if behind && time.Since(began) < late {
 			begin = time.Now()
 		}
 		if time.Since(begin) >= limit {
 			g.process.destroyTimedOut()
-			observe.Warn("group %q was destroyed on %s with operations that peers have not joined for %v; they fail now", g.title(), g.number(g.rank), limit)
+			what := fmt.Sprintf("that peers have not joined for %v", limit)
+			if behind {
+				what = fmt.Sprintf("that the stream of a device has not reached or not ended for %v", time.Since(began).Round(time.Second/10))
+			}
+			observe.Warn("group %q was destroyed on %s with operations %s; they fail now", g.title(), g.number(g.rank), what)
 			break
 		}
 		time.Sleep(200 * time.Microsecond)
@@ -72,11 +77,14 @@ func (g *Group) destroy(late time.Duration) error {
 }
 
 // streamIsLate reports whether all ranks have called the collective of the device lane that is under way here, and the stream of
-// one of them has not reached it.
+// one of them has not reached it, or whether a p2p operation of this rank waits for a stream.
 func (g *Group) streamIsLate() bool {
 	d := g.device.Load()
 	if d == nil {
 		return false
+	}
+	if d.run.P2PStreamsAreLate() {
+		return true
 	}
 	mine, called := d.run.LastIn(runner.DeviceLane, g.rank)
 	late := false

@@ -160,6 +160,45 @@ func TestDestroyWaitsForLateStreams(t *testing.T) {
 	}
 }
 
+// A send whose stream is late and its recv get the time that a collective gets.
+func TestDestroyWaitsForLateStreamsOfP2P(t *testing.T) {
+	impatient(t, 50*time.Millisecond)
+	useNewPool(t)
+	devices := fakeDevices(t, 2, 1, true)
+	w := newWorld(t, 2)
+	want := payload(1, 0, 0, 100_000)
+	w.each(func(g *Group) error {
+		d := devices[g.rank]
+		var late deviceWork
+		var b []byte
+		var f *coll.Failure
+		if g.rank == 1 {
+			d.hold(true)
+			late, f = sendOn(g, d, 0, 0, want)
+		} else {
+			late, b, f = recvOn(g, d, 1, 0, len(want))
+		}
+		if f != nil {
+			return f
+		}
+		for !g.streamIsLate() { // the recv is matched when the announcement of the send has come
+			time.Sleep(time.Millisecond)
+		}
+		timer := time.AfterFunc(8*destroyTimeout, func() { devices[1].hold(false) })
+		defer timer.Stop()
+		if err := g.Destroy(); err != nil {
+			return err
+		}
+		if f := late.finish(); f != nil {
+			return f
+		}
+		if g.rank == 0 && !bytes.Equal(b, want) {
+			return fmt.Errorf("destroyed before its recv was complete")
+		}
+		return nil
+	})
+}
+
 func TestDestroyTwiceAndUseAfterIt(t *testing.T) {
 	w := newWorld(t, 2)
 	w.each(func(g *Group) error { return asError(sum(g, 10)) })

@@ -28,7 +28,7 @@ var deviceEngines = map[string]registeredEngine{
 	"staged": {
 		absent: func(*Group) error { return nil },
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
-			return staged.New(g.hostEngine(run), run, g.rank, g.process.staging, openAccess), nil
+			return staged.New(g.hostEngine(run), run, g.rank, g.size, g.process.staging, openAccess), nil
 		},
 	},
 }

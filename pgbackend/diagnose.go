@@ -177,10 +177,12 @@ func announced(a runner.Announced) string {
 	return text
 }
 
-// mismatch finds the first call in which this rank and the peer differ, as far back as both remember.
+// mismatch finds the first call in which this rank and the peer differ, as far back as both remember. External runs are compared
+// when later ones than that of the incident are under way.
 func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Mismatch, t.Peer, t)
-	for seq := max(t.Sequence, runner.Records) - runner.Records + 1; seq <= t.Sequence; seq++ {
+	through := max(t.Sequence, min(g.last(g.rank), g.last(t.Peer)))
+	for seq := max(through, runner.Records) - runner.Records + 1; seq <= through; seq++ {
 		mine, ok := g.run.Announced(g.rank, seq)
 		theirs, known := g.run.Announced(t.Peer, seq)
 		if ok && known && mine.Hash != theirs.Hash {
@@ -194,14 +196,14 @@ func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 			return f
 		}
 	}
-	mine, ok := g.run.Announced(g.rank, t.Sequence)
-	if theirs, known := g.run.Announced(t.Peer, t.Sequence); ok && known && mine.Hash == theirs.Hash {
+	mine, ok := g.run.Announced(g.rank, through)
+	if theirs, known := g.run.Announced(t.Peer, through); ok && known && mine.Hash == theirs.Hash {
 		// All calls up to this one are equal, so all ranks compute the same hash, and the hash in the peer's slot belongs to
 		// no call.
 		return g.corruptedIn(t, "hash of its calls")
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: the calls of ranks %d and %d differ before collective #%d, further back than both remember; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
-		g.title(), g.rank, t.Peer, t.Sequence, g.rank, g.where(g.rank), t.Peer, g.where(t.Peer))
+		g.title(), g.rank, t.Peer, through, g.rank, g.where(g.rank), t.Peer, g.where(t.Peer))
 	return f
 }
 
@@ -221,6 +223,8 @@ func (g diagnosis) timeout(t runner.Incident) *coll.Failure {
 	} else if late := g.late(t.Sequence); late >= 0 {
 		*f = *g.failureOf(coll.Timeout, late, t)
 		what = fmt.Sprintf("all ranks have called it, but the stream of %s has not reached it: its device is busy with earlier work, or waits for something", g.who(late))
+	} else if t.Peer == g.rank { // at its own gate
+		what = fmt.Sprintf("the streams of all ranks have reached it, but that of %s does not end it: its device is busy with earlier work, or waits for something", g.who(g.rank))
 	} else {
 		behind := g.behind(t.Peer)
 		*f = *g.failureOf(coll.Timeout, behind, t)

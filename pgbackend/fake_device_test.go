@@ -33,6 +33,8 @@ type fakeDevice struct {
 	pinned  int // bytes
 	closed  bool
 	failing string // the method that fails next
+	stop    int    // no word is written more often; 0: no bound
+	writes  map[*uint32]int
 }
 
 var callersStream device.Stream
@@ -45,7 +47,8 @@ type command struct {
 }
 
 func newFakeDevice(t *testing.T, seed uint64) *fakeDevice {
-	d := &fakeDevice{t: t, random: rand.New(rand.NewPCG(seed, 1)), streams: make([][]command, 1), calls: map[uintptr][]*deviceCall{}}
+	d := &fakeDevice{t: t, random: rand.New(rand.NewPCG(seed, 1)), streams: make([][]command, 1), calls: map[uintptr][]*deviceCall{},
+		writes: map[*uint32]int{}}
 	d.changed.L = &d.mu
 	go d.work()
 	t.Cleanup(func() {
@@ -226,7 +229,10 @@ func (c *deviceCall) WriteValue(s device.Stream, word *uint32, value uint32) err
 	}
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
-	c.d.queue(s, command{run: func() { atomic.StoreUint32(word, value) }, host: unsafe.Pointer(word)})
+	c.d.queue(s, command{ready: func() bool { return c.d.stop == 0 || c.d.writes[word] < c.d.stop }, run: func() {
+		c.d.writes[word]++
+		atomic.StoreUint32(word, value)
+	}, host: unsafe.Pointer(word)})
 	return c.fails("WriteValue")
 }
 

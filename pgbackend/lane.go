@@ -22,7 +22,7 @@ type lane struct {
 }
 
 // saw notes the type of the device of an operation.
-func (l *lane) saw(t coll.DeviceType) { l.types.Or(1 << (t & 63)) }
+func (l *lane) saw(t coll.DeviceType) { l.types.Or(1 << t) }
 
 // devices returns the types of the devices of this rank's operations so far.
 func (l *lane) devices() string {

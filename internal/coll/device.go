@@ -13,6 +13,9 @@ const (
 	PrivateUse1 DeviceType = 20
 )
 
+// DeviceTypeCount is above the numbers of all types: torch 2.15 has 21 of them.
+const DeviceTypeCount DeviceType = 64
+
 func (t DeviceType) String() string {
 	switch t {
 	case HostMemory:
@@ -50,4 +53,6 @@ type Ordering uint8
 const (
 	InStream Ordering = iota // in the caller's stream
 	Beside                   // in a stream of the library, behind what the caller's stream holds
+
+	OrderingCount // number of orderings
 )

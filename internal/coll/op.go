@@ -97,6 +97,12 @@ func (op Op) Check(rank, size int) error {
 		return op.refuse("rank %d: %v is not known to this version", rank, op.Type)
 	case op.Timeout < 0:
 		return op.refuse("rank %d: timeout %v is negative", rank, op.Timeout)
+	case op.Device.Type >= DeviceTypeCount:
+		return op.refuse("rank %d: device type %d, expected 0 to %d", rank, op.Device.Type, DeviceTypeCount-1)
+	case !op.Device.IsHost() && op.Device.Index < 0:
+		return op.refuse("rank %d: device index %d is negative", rank, op.Device.Index)
+	case !op.Device.IsHost() && op.Ordering >= OrderingCount:
+		return op.refuse("rank %d: ordering %d, expected 0 to %d", rank, op.Ordering, OrderingCount-1)
 	}
 	if op.Kind.Reduces() {
 		if err := Defined(op.Reduce, op.Type); err != nil {

@@ -84,6 +84,10 @@ type Gate struct {
 	Window          uint32    // units for which the buffers have room; 0: for all
 	Inputs, Outputs uint32    // units that the device moves
 	In, Out         []Segment // pinned memory in place of the buffers of the call, which are as long
+
+	// External is for an operation that the streams carry out: the run is numbered, compared with the calls of the peers and
+	// recorded, and reads no buffer. It is complete when OutputTaken is 1. The program is [NewExternal]'s.
+	External bool
 }
 
 // SubmitAtGate is Submit for an operation on a device. Words and segments stay in use until the run is complete.
@@ -101,7 +105,7 @@ func (c Call) atGate(gate Gate, do func(*C.sagecomm_op, *C.scr_gate) error) erro
 	op.n_in, op.in = cSegments(gate.In, &pins)
 	op.n_out, op.out = cSegments(gate.Out, &pins)
 	return do(&op, &C.scr_gate{words: gate.Words.c(), window: C.uint32_t(gate.Window), inputs: C.uint32_t(gate.Inputs),
-		outputs: C.uint32_t(gate.Outputs)})
+		outputs: C.uint32_t(gate.Outputs), external: C.bool(gate.External)})
 }
 
 // issued hands a new run to the caller of the runner, or returns why there is none.

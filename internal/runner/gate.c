@@ -5,13 +5,7 @@
 #include "annotate.h"
 #include "queue.h"
 
-/* Notes what the CPU reads or writes of a unit: one chunk where the device moves a unit for each chunk, else the whole
- * buffer with the first unit. */
-static void note_unit(scr_run *r, scr_segments *s, uint32_t moved, uint64_t unit, bool writes) {
-  if (SCR_LIKELY(emulator_host_read == NULL) || s->n == 0) return;
-  uint64_t chunk = r->coll.program->chunk, at = moved > 1 ? unit * chunk : 0;
-  uint64_t end = moved > 1 ? scr_min(at + chunk, r->bytes) : scr_total(s->list, s->n);
-  if (moved <= 1 && unit != 0) return;
+static void note_range(scr_segments *s, uint64_t at, uint64_t end, bool writes) {
   while (at < end) {
     uint64_t n;
     const void *address = scr_span(s, at, end - at, &n);
@@ -21,6 +15,24 @@ static void note_unit(scr_run *r, scr_segments *s, uint32_t moved, uint64_t unit
       scr_note_reads(address, n, "the library reads the input of a unit");
     }
     at += n;
+  }
+}
+
+/* Notes what the CPU reads or writes of a unit: a chunk of each block where the device moves a unit for each chunk, else the
+ * whole buffer with the first unit. */
+static void note_unit(scr_run *r, bool writes, uint32_t moved, uint64_t unit) {
+  scr_segments *s = writes ? &r->out : &r->in;
+  if (SCR_LIKELY(emulator_host_read == NULL) || s->n == 0) return;
+  if (moved <= 1) {
+    if (unit == 0) note_range(s, 0, scr_total(s->list, s->n), writes);
+    return;
+  }
+  const scr_program *pg = r->coll.program;
+  bool blocks = writes ? pg->output_blocks : pg->input_blocks;
+  uint64_t at = unit * pg->chunk, end = scr_min(at + pg->chunk, r->bytes);
+  for (int32_t i = 0; i < (blocks ? r->group->size : 1); i++) {
+    uint64_t base = blocks ? scr_block_at(writes ? &r->out_blocks : &r->in_blocks, i) : 0;
+    note_range(s, base + at, base + end, writes);
   }
 }
 
@@ -37,7 +49,7 @@ int scr_gate_enter(scr_group *g, scr_run *r, uint64_t unit) {
 #endif
   if (rc) return rc;
   scr_note_acquired(&w->input_ready);
-  note_unit(r, &r->in, r->gate.inputs, unit, false);
+  note_unit(r, false, r->gate.inputs, unit);
   scr_note_released(&w->input_taken); /* for threads that have the drive lock after this one */
   if (!r->reached) {
     r->reached = true;
@@ -61,7 +73,7 @@ int scr_gate_enter(scr_group *g, scr_run *r, uint64_t unit) {
 /* No device waits for more units than it moves, so the counts may go beyond them. */
 void scr_gate_leave(scr_run *r, uint64_t unit) {
   scr_note_acquired(&r->gate.words->input_taken);
-  note_unit(r, &r->out, r->gate.inputs > 1 ? r->gate.inputs : r->gate.outputs, unit, true);
+  note_unit(r, true, r->gate.inputs > 1 ? r->gate.inputs : r->gate.outputs, unit);
   scr_note_released(&r->gate.words->input_taken);
   scr_note_stored(&r->gate.words->output_done, unit + 1);
   scr_note_stored(&r->gate.words->input_taken, unit + 1);

@@ -1,7 +1,7 @@
 /* p2p_gate.c: p2p operations on memory of a device (docs/protocol.md, section 11). They are posted like those on host
  * memory. A send has no payload, and a recv does not end, before the stream of the caller has reached the operation.
  * Until then it is in the list `behind`, at which each pass looks, because a device wakes nobody.
- * Requires: the p2p lock, for every function. */
+ * Requires: the p2p lock, for every function but scr_p2p_streams_are_late(). */
 #include "annotate.h"
 #include "p2p.h"
 #include "program.h"
@@ -53,6 +53,14 @@ void scr_p2p_look_at_gates(scr_group *g) {
     atomic_store_explicit(&r->p2p.behind, false, memory_order_release);
     go_on(g, r);
   }
+}
+
+bool scr_p2p_streams_are_late(scr_group *g) {
+  scr_spin_lock(&g->p2p.lock);
+  bool late = g->p2p.behind_head != NULL;
+  for (int32_t p = 0; p < g->size && !late; p++) late = g->p2p.pair[p].receiving.head != NULL;
+  scr_spin_unlock(&g->p2p.lock);
+  return late;
 }
 
 void scr_p2p_note_piece(scr_run *r, uint64_t at, uint64_t bytes) {

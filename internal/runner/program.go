@@ -91,6 +91,17 @@ func NewProgram(p Program) (Compiled, error) {
 	return Compiled{c}, nil
 }
 
+// NewExternal returns the program of an external run ([Gate.External]), which has no stages. algorithm is for statistics.
+func NewExternal(kind coll.Kind, t coll.DataType, algorithm string) (Compiled, error) {
+	c := C.scr_program_new()
+	if c == nil {
+		return Compiled{}, errors.New("sagecomm: no memory for a program")
+	}
+	c.elem, c.chunk = C.uint8_t(t.Size()), C.uint32_t(1<<30)
+	c.algorithm = algorithmNumber(algorithm)
+	return Compiled{c}, nil
+}
+
 func bit(b bool) C.uint8_t {
 	if b {
 		return 1

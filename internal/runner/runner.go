@@ -201,6 +201,10 @@ func (g *Group) Reached(rank int) uint64 {
 	return uint64(C.scr_group_reached(g.c, C.int32_t(rank)))
 }
 
+// P2PStreamsAreLate reports, of the device lane, whether a stream of this rank has not reached its p2p operation, or a peer has
+// called the send of a recv and its payload is not all here.
+func (g *Group) P2PStreamsAreLate() bool { return bool(C.scr_p2p_streams_are_late(g.c)) }
+
 // Close frees the group. When it returns, the handle is refused and no thread uses the group.
 // Requires: the group is down and nothing is queued.
 func (g *Group) Close() { C.scr_group_close(g.c) }

@@ -278,6 +278,9 @@ void scr_group_mark(scr_group *g, uint64_t seq, uint64_t hash);
 bool scr_group_marks_agree(const scr_group *g, int32_t peer, uint64_t seq);
 /* Returns the number of the last collective of the device lane whose input was ready on `rank`, from either lane. */
 uint64_t scr_group_reached(const scr_group *g, int32_t rank);
+/* Device lane: whether a stream of this rank has not reached its p2p operation, or a peer has called the send of a recv and
+ * its payload is not all here. */
+bool scr_p2p_streams_are_late(scr_group *g);
 /* Returns the number of chunks, of all collectives so far, that a rank has consumed. */
 uint64_t scr_group_consumed(const scr_group *g, int32_t rank);
 /* Returns the rank whose flag `rank` sleeps for, or about which it reports an incident, or -1 if it is awake. A rank

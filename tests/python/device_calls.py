@@ -101,6 +101,11 @@ def long_tensors() -> None:
     work = dist.broadcast(y, 0, async_op=True)
     work.wait()
     assert torch.equal(y, torch.arange(n, dtype=torch.int32, device=accelerator()))
+    block = y.new_empty(n // 2)
+    dist.reduce_scatter_tensor(block, y)
+    assert torch.equal(block, 2 * y.chunk(2)[dist.get_rank()])
+    dist.all_gather_into_tensor(y, block)
+    assert torch.equal(y, 2 * torch.arange(n, dtype=torch.int32, device=accelerator()))
 
 
 def futures() -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import programs
 import sagecomm
-from sagecomm import _arguments, _measuring, _tune
+from sagecomm import _arguments, _launching, _measuring, _operations, _tune
 from sagecomm.__main__ import main
 from sagecomm._progress import Progress
 
@@ -62,15 +62,15 @@ def test_three_quarters_of_the_rounds_of_every_launch_confirm():
 
 
 def test_progress_says_what_is_left():
-    progress = Progress(8, done=2, begun=100.0)
+    progress = Progress("tune", 8, done=2, begun=100.0)
     assert progress.line("barrier", 130.0) == "[######..................] 25 %, about 90.0 s left: barrier"
 
 
 def test_of_an_error_in_a_rank_the_sentence_is_left():
     for error in ("RuntimeError", "sagecomm.PeerFailure"):
         trace = f"\n-- Process 1 terminated\nTraceback (most recent call last):\n  x\n{error}: sagecomm: rank 1 died\n"
-        assert _tune.last_of_ours(trace) == "sagecomm: rank 1 died"
-    assert _tune.last_of_ours("ValueError: x") is None
+        assert _launching.last_of_ours(trace) == "sagecomm: rank 1 died"
+    assert _launching.last_of_ours("ValueError: x") is None
 
 
 def test_the_limit_of_ranks_is_the_cores():
@@ -93,8 +93,8 @@ def test_chunks_are_tried_where_there_is_something_to_cut():
 
 @pytest.mark.parametrize("op", _arguments.COLLECTIVES)
 def test_room_is_what_buffers_take(op):
-    buffers = _measuring.make_buffers(op, 4096, 4)
-    assert sum(b.numel() * b.element_size() for b in buffers) == _measuring.room_of(op, 4096, 4)
+    buffers = _operations.make_buffers(op, 4096, 4)
+    assert sum(b.numel() * b.element_size() for b in buffers) == _operations.room_of(op, 4096, 4)
 
 
 def test_the_table_for_people():
@@ -238,7 +238,7 @@ def test_wrong_arguments_are_refused_before_a_process_starts(wrong, capsys):
 
 def calls() -> None:
     for op in _arguments.COLLECTIVES:
-        _measuring.make_call(op, _measuring.make_buffers(op, 64, dist.get_world_size()), None)()
+        _operations.make_call(op, _operations.make_buffers(op, 64, dist.get_world_size()), None)()
     dist.all_reduce(torch.zeros(1))
 
 

@@ -1,4 +1,5 @@
-"""Command line: sagecomm, or python -m sagecomm, with one of the verbs env, status, topo, explain, simulate and tune.
+"""Command line: sagecomm, or python -m sagecomm, with one of the verbs env, status, topo, explain, simulate, tune and
+bench.
 
 A verb imports what it needs: torch takes seconds, and who asks for the status of a job should not wait for it.
 """
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_explanation(verb("explain", print_explanation, "show which algorithm carries out a collective, and why"))
     add_simulation(verb("simulate", print_simulation, "predict the time of collectives on a described cluster"))
     add_tuning(verb("tune", print_tuning, "measure every algorithm here and write the best ones into a tuning file"))
+    add_benchmark(verb("bench", print_benchmark, "time operations, beside other backends in the same run"))
     parsed = parser.parse_args(arguments)
     if parsed.run is None:
         parser.print_help()
@@ -293,6 +295,45 @@ def print_tuning(parsed: argparse.Namespace) -> int:
     elif summaries:
         print("\n".join([*map(_tune.text, summaries), f"written to {parsed.out}"]))
     return 0
+
+
+def add_benchmark(command: argparse.ArgumentParser) -> None:
+    from sagecomm._bench import arguments
+
+    arguments.add(command)
+
+
+def print_benchmark(parsed: argparse.Namespace) -> int:
+    """1 if elements are wrong or nothing could be measured, 130 after Ctrl-C."""
+    from sagecomm._bench import arguments
+
+    job = arguments.job_of(parsed)
+    ranks = arguments.launched_ranks(parsed.spawn, job.backends)
+    from sagecomm._bench import launching, output, picture
+
+    if parsed.png is not None:
+        picture.figure_module()  # fails before an hour is spent
+    for path in (parsed.png, parsed.output_file):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise RuntimeError(f"sagecomm: bench: {path} cannot be written: there is no directory {path.parent}")
+    report = launching.run(job, ranks)
+    if report is None:
+        return 0
+    if parsed.output_file is not None:
+        parsed.output_file.write_text(output.as_json(report) + "\n")
+    if parsed.png is not None and report.rows:
+        picture.draw(report, parsed.png)
+    if parsed.json:
+        print(output.as_json(report))
+    elif parsed.csv:
+        print(output.as_csv(report), end="")
+    else:
+        print(output.as_text(report, parsed.percentiles))
+    if report.interrupted:
+        print("sagecomm: bench: interrupted", file=sys.stderr)
+        return 130
+    measured = [row for row in report.rows if row["refused"] is None]
+    return 1 if not measured or any(row["wrong"] for row in measured) else 0
 
 
 if __name__ == "__main__":

@@ -129,3 +129,8 @@ def picture(text: str) -> Path:
     if path.suffix.lower() not in PICTURES:
         raise argparse.ArgumentTypeError(f"{text}: expected a file name that ends in {', '.join(PICTURES)}")
     return path
+
+
+def is_launched() -> bool:
+    """Report whether torchrun, or another launcher, has started this process as one of several ranks."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1

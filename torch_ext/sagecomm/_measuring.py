@@ -7,18 +7,16 @@ to the choice of sagecomm itself in the same rounds, which cancels what else the
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from sagecomm import _explain
+from sagecomm import _explain, _interleave
 from sagecomm._format import in_bytes
+from sagecomm._operations import make_buffers, make_call, room_of, room_per_rank
 from sagecomm._progress import Progress, say
 from sagecomm.options import Options
 
@@ -67,10 +65,7 @@ class Measuring:
         self.job = job
         self.progress = progress
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        # Ranks that share a host share what is free there; the least of all hosts counts.
-        free = torch.tensor([free_memory()], dtype=torch.int64)
-        dist.all_reduce(free, op=dist.ReduceOp.MIN)
-        self.room = int(free.item()) // 2 // self.size
+        self.room = room_per_rank()
 
     def all(self) -> list[dict[str, Any]]:
         rows = []
@@ -91,12 +86,10 @@ class Measuring:
         for turn in turns:
             self.block(turn.call, 2)
             turn.count = self.calls(turn)
-        ratios = []
-        for number in range(max(_LEAST_CONFIRMING, 2 * self.job.blocks)):
-            # Each goes first in half of the rounds: what the one leaves in the caches meets the other.
-            order = turns if number % 2 == 0 else turns[::-1]
-            taken = {id(turn): self.block(turn.call, turn.count) for turn in order}
-            ratios.append(taken[id(turns[0])] / taken[id(turns[1])])
+        runners = {number: _interleave.in_a_loop(turn.call) for number, turn in enumerate(turns)}
+        counts = {number: turn.count for number, turn in enumerate(turns)}
+        many = max(_LEAST_CONFIRMING, 2 * self.job.blocks)
+        ratios = [taken[0][0] / taken[1][0] for taken in _interleave.rounds(runners, counts, many)]
         for turn in turns:
             dist.destroy_process_group(turn.group)
         return ratios
@@ -146,7 +139,7 @@ class Measuring:
 
     def calls(self, turn: Turn) -> int:
         """How many of them fill a block."""
-        return max(2, min(20000, int(self.job.seconds / self.block(turn.call, 3))))
+        return _interleave.calls_in(self.job.seconds, _interleave.in_a_loop(turn.call))
 
     def turn(self, op: str, candidate: Candidate, chosen: bool, buffers: list[torch.Tensor]) -> Turn:
         """What is chosen goes through a group without a rule, but one of its own: torch takes about a microsecond to
@@ -158,17 +151,11 @@ class Measuring:
 
     def block(self, call: Callable[[], object], count: int) -> float:
         """Seconds of a call, of the slowest rank, so that all ranks decide alike."""
-        dist.barrier()
-        begin = time.perf_counter()
-        for _ in range(count):
-            call()
-        taken = torch.tensor([(time.perf_counter() - begin) / count], dtype=torch.float64)
-        dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-        return taken.item()
+        return _interleave.block(_interleave.in_a_loop(call), count)[0]
 
     def say(self, what: str) -> None:
         if self.rank == 0:
-            say(what)
+            say("tune", what)
 
 
 def variants(candidates: Iterable[dict[str, Any]], nbytes: int) -> Iterator[Candidate]:
@@ -179,48 +166,3 @@ def variants(candidates: Iterable[dict[str, Any]], nbytes: int) -> Iterator[Cand
         for chunk in (c["chunk"] // 128 * 64, 2 * c["chunk"]):
             if _SMALLEST_CHUNK <= chunk <= c["longest"] and nbytes > min(chunk, c["chunk"]):
                 yield Candidate(c["algorithm"], chunk)
-
-
-def free_memory() -> int:
-    """Bytes that processes of this host can still have, by the kernel's estimate."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")
-
-
-def make_buffers(op: str, nbytes: int, size: int) -> list[torch.Tensor]:
-    """Of one call: nbytes are those of one rank's tensor, or of one block. Zeros, which sums leave as they are; memory
-    is touched before."""
-    counts = {
-        "all_gather": [1, size],
-        "reduce_scatter": [1, size],
-        "all_to_all": [size, size],
-        "gather": [1] * (1 + size),
-        "scatter": [1] * (1 + size),
-    }.get(op, [1])
-    return [torch.zeros(count * max(nbytes // 4, 1)).fill_(0) for count in counts]
-
-
-def room_of(op: str, nbytes: int, size: int) -> int:
-    """Bytes of a rank's buffers."""
-    blocks = {"all_gather": 1 + size, "reduce_scatter": 1 + size, "all_to_all": 2 * size}
-    return nbytes * blocks.get(op, 1 + size if op in ("gather", "scatter") else 1)
-
-
-def make_call(op: str, buffers: list[torch.Tensor], group: dist.ProcessGroup | None) -> Callable[[], object]:
-    """A function that makes one call with buffers of [make_buffers]. Roots are rank 0."""
-    x, *others = buffers
-    blocks = others if dist.get_rank() == 0 else None
-    calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(x, group=group),
-        "broadcast": lambda: dist.broadcast(x, 0, group=group),
-        "reduce": lambda: dist.reduce(x, 0, group=group),
-        "all_gather": lambda: dist.all_gather_into_tensor(others[0], x, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(x, others[0], group=group),
-        "all_to_all": lambda: dist.all_to_all_single(others[0], x, group=group),
-        "gather": lambda: dist.gather(x, blocks, 0, group=group),
-        "scatter": lambda: dist.scatter(x, blocks, 0, group=group),
-        "barrier": lambda: dist.barrier(group=group),
-    }
-    return calls[op]

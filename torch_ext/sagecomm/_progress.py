@@ -12,9 +12,9 @@ _EVERY_S = 10.0  # between two lines where nobody looks at a terminal
 _WIDTH = 24
 
 
-def say(what: str) -> None:
+def say(verb: str, what: str) -> None:
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-    print(f"{clear}sagecomm: tune: {what}", file=sys.stderr, flush=True)
+    print(f"{clear}sagecomm: {verb}: {what}", file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -24,6 +24,7 @@ class Progress:
     It may be copied into other processes, which go on from `done`: all of them have the same clock.
     """
 
+    verb: str
     total: int
     done: int = 0
     begun: float = field(default_factory=time.monotonic)
@@ -37,10 +38,15 @@ class Progress:
             print(f"\r\x1b[K{self.line(what, now)}", end="", file=sys.stderr, flush=True)
         elif now - self._shown >= _EVERY_S:
             self._shown = now
-            print(f"sagecomm: tune: {self.line(what, now)}", file=sys.stderr, flush=True)
+            print(f"sagecomm: {self.verb}: {self.line(what, now)}", file=sys.stderr, flush=True)
 
     def line(self, what: str, now: float) -> str:
         full = _WIDTH * self.done // self.total
         left = (now - self.begun) / self.done * (self.total - self.done)
         bar = "#" * full + "." * (_WIDTH - full)
         return f"[{bar}] {100 * self.done // self.total} %, about {about(left)} left: {what}"
+
+    def end(self) -> None:
+        """Takes the bar off the terminal."""
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import statistics
 import tempfile
@@ -18,12 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
-from sagecomm import _explain, _native, _observe
+from sagecomm import _arguments, _explain, _native, _observe
 from sagecomm._format import columns, duration, in_bytes
+from sagecomm._launching import file_store, pin, run_ranks
 from sagecomm._measuring import Candidate, Job, Measuring
 from sagecomm._progress import Progress, say
 from sagecomm._registration import register
@@ -40,19 +38,19 @@ def tune(job: Job, ranks: Sequence[int], path: Path) -> list[dict[str, Any]]:
     """
     for name in ("SAGECOMM_TUNE", "SAGECOMM_TUNE_FILE"):  # here all candidates are tried, against what is predicted
         if os.environ.pop(name, ""):
-            say(f"{name} is not looked at")
+            say("tune", f"{name} is not looked at")
     register()
     _read(path)
     _write(path, "")  # fails before an hour is spent
-    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if _arguments.is_launched():
         dist.init_process_group("sagecomm")
-        return _as_a_rank(job, path, Progress(job.contests()), [], lambda measured: None)
-    progress = Progress(job.contests() * job.launches * len(ranks))
+        return _as_a_rank(job, path, Progress("tune", job.contests()), [], lambda measured: None)
+    progress = Progress("tune", job.contests() * job.launches * len(ranks))
     summaries = []
     for size in ranks:
         with tempfile.TemporaryDirectory(prefix="sagecomm-tune-") as folder:
             for launch in range(job.launches):
-                say(f"{size} ranks, launch {launch + 1} of {job.launches}")
+                say("tune", f"{size} ranks, launch {launch + 1} of {job.launches}")
                 _launch(size, launch, job, progress, Path(folder), path)
                 progress.done += job.contests()
             summaries.append(json.loads((Path(folder) / "summary").read_text()))
@@ -60,37 +58,16 @@ def tune(job: Job, ranks: Sequence[int], path: Path) -> list[dict[str, Any]]:
 
 
 def _launch(size: int, launch: int, job: Job, progress: Progress, folder: Path, path: Path) -> None:
-    """Runs the ranks of one launch to their ends. They are forks: this process has loaded no core yet, and importing
-    torch takes seconds."""
-    start: Any = start_processes  # it has no types
-    context = start(
-        _launched, (size, launch, job, progress, folder, path), nprocs=size, join=False, start_method="fork"
-    )
-    try:
-        while not context.join():
-            pass
-    except (ProcessRaisedException, ProcessExitedException) as err:
-        raise RuntimeError(last_of_ours(str(err)) or f"sagecomm: tune: {err}") from err
-    finally:
-        for process in context.processes:
-            process.kill()  # those that are left when this one is interrupted
-            process.join()
-
-
-def last_of_ours(trace: str) -> str | None:
-    """What an exception of ours says at the end of a traceback, without the exception's name before it."""
-    found = re.search(r"^(?:[\w.]+: )?(sagecomm: .*)\Z", trace.strip(), re.MULTILINE)
-    return found[1] if found else None
+    """Runs the ranks of one launch to their ends."""
+    run_ranks("tune", size, _launched, (size, launch, job, progress, folder, path))
 
 
 def _launched(rank: int, size: int, launch: int, job: Job, progress: Progress, folder: Path, path: Path) -> None:
     """One rank of one launch. Rank 0 keeps what was measured."""
     if job.pin:
-        processors = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {processors[rank % len(processors)]})
-
+        pin(rank)
     before = [json.loads((folder / f"launch-{i}").read_text()) for i in range(launch)]
-    store = torch._C._distributed_c10d.FileStore(str(folder / f"store-{launch}"), size)
+    store = file_store(folder / f"store-{launch}", size)
     dist.init_process_group("sagecomm", store=store, rank=rank, world_size=size)
 
     def keep(measured: list[dict[str, Any]]) -> None:

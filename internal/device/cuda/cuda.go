@@ -61,12 +61,14 @@ var (
 
 // probe is whether streams of a device can wait for a word, and the stream in which that was tried, which is for inputs.
 type probe struct {
-	once   sync.Once
 	stream atomic.Pointer[device.Stream] // nil: an operation uses it
 	err    error
 }
 
-var probes sync.Map // of *probe, by index of the device
+var (
+	probes  sync.Map // of *probe, by index of the device
+	probing sync.Mutex
+)
 
 // Open returns the runtime of a device, or why there is none: no driver, or one whose streams cannot wait for a word.
 func Open(index int) (*Driver, error) {
@@ -74,27 +76,40 @@ func Open(index int) (*Driver, error) {
 		return nil, errors.New(C.GoString(why))
 	}
 	d := &Driver{device: C.int(index)}
-	known, _ := probes.LoadOrStore(index, new(probe))
-	p := known.(*probe)
-	p.once.Do(func() { p.err = d.try(p) })
-	return d, p.err
+	known, ok := probes.Load(index)
+	if !ok {
+		probing.Lock()
+		defer probing.Unlock()
+		if known, ok = probes.Load(index); !ok {
+			p, err := d.probe()
+			if err != nil {
+				return nil, err
+			}
+			probes.Store(index, p)
+			known = p
+		}
+	}
+	return d, known.(*probe).err
 }
 
-// try queues a write of a word and a wait for it. The word stays allocated, because to free it would wait for the device.
-func (d *Driver) try(p *probe) error {
-	s, err := d.makeStream(device.Inputs)
-	if err != nil {
-		return err
-	}
+// probe queues a write of a word and a wait for it. An error is of the device, which the next operation tries again. The word
+// stays allocated, because to free it would wait for the device.
+func (d *Driver) probe() (*probe, error) {
 	memory, err := d.Pin(256)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err = d.WriteValue(s, (*uint32)(memory.Address()), 1); err == nil {
-		err = d.WaitValue(s, (*uint32)(memory.Address()), 1)
+	s, err := d.makeStream(device.Inputs)
+	if err != nil {
+		memory.Release()
+		return nil, err
+	}
+	p := new(probe)
+	if p.err = d.WriteValue(s, (*uint32)(memory.Address()), 1); p.err == nil {
+		p.err = d.WaitValue(s, (*uint32)(memory.Address()), 1)
 	}
 	p.stream.Store(&s)
-	return err
+	return p, nil
 }
 
 // New returns the access of an operation whose caller brings no bridge, or why there is none: those of Open, a stream that is

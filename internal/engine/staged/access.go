@@ -31,38 +31,55 @@ func FromCall(call runner.Call, op coll.Op) (Access, error) {
 	if err != nil {
 		return b, nil // the bridge does without the driver
 	}
-	known, _ := adoptions.LoadOrStore(op.Device.Index, new(adoption))
-	a := &adopted{driver, b, known.(*adoption)}
-	a.of.once.Do(a.try)
-	if a.of.err != nil {
-		return b, nil
+	known, ok := adoptions.Load(op.Device.Index)
+	if !ok {
+		adopting.Lock()
+		defer adopting.Unlock()
+		if known, ok = adoptions.Load(op.Device.Index); !ok {
+			tried, err := adopt(driver, b)
+			if err != nil {
+				return b, nil // the next operation tries it again
+			}
+			adoptions.Store(op.Device.Index, tried)
+			known = tried
+		}
 	}
-	return a, nil
+	if of := known.(*adoption); of.err == nil {
+		return &adopted{driver, b, of}, nil
+	}
+	return b, nil
 }
 
 // adoption is whether the framework of this process can order streams of the driver, and the stream that it was tried with,
 // which is for inputs.
 type adoption struct {
-	once   sync.Once
 	stream atomic.Pointer[device.Stream] // nil: an engine has it
 	err    error
 }
 
-var adoptions sync.Map // of *adoption, by index of the device
+var (
+	adoptions sync.Map // of *adoption, by index of the device
+	adopting  sync.Mutex
+)
+
+// adopt tries whether a bridge can order a stream of the driver. An error is of the driver.
+func adopt(driver device.Waiter, b *bridge.Bridge) (*adoption, error) {
+	s, err := driver.NewStream(device.Inputs)
+	if err != nil {
+		return nil, err
+	}
+	a := new(adoption)
+	if s, a.err = b.Adopt(s); a.err == nil {
+		a.stream.Store(&s)
+	}
+	return a, nil
+}
 
 // adopted orders streams by the bridge and moves memory by the driver. The streams are the driver's.
 type adopted struct {
 	device.Waiter
 	bridge *bridge.Bridge
 	of     *adoption
-}
-
-func (a *adopted) try() {
-	s, err := a.NewStream(device.Inputs)
-	if err == nil {
-		a.of.stream.Store(&s)
-	}
-	a.of.err = err
 }
 
 // Name implements device.Runtime.

@@ -16,7 +16,7 @@ import (
 type Engine struct {
 	*host.Engine // makes the programs
 	run          *runner.Group
-	rank         int
+	rank, size   int
 	pool         *Pool
 	open         func(runner.Call, coll.Op) (Access, error)
 
@@ -32,8 +32,8 @@ var _ engine.Engine = (*Engine)(nil)
 
 // New returns the engine of a device lane. programs is the host engine of the same lane, and open is FromCall or a test's
 // replacement.
-func New(programs *host.Engine, run *runner.Group, rank int, pool *Pool, open func(runner.Call, coll.Op) (Access, error)) *Engine {
-	return &Engine{Engine: programs, run: run, rank: rank, pool: pool, open: open,
+func New(programs *host.Engine, run *runner.Group, rank, size int, pool *Pool, open func(runner.Call, coll.Op) (Access, error)) *Engine {
+	return &Engine{Engine: programs, run: run, rank: rank, size: size, pool: pool, open: open,
 		streams: map[place]streams{}, written: map[place]outputs{}, p2p: map[origin]streams{}}
 }
 
@@ -53,7 +53,7 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	}
 	_, waits := b.(device.Waiter)
 	l := layoutOf(call.In(), call.Out(), writes(op, e.rank))
-	l.cut(op, p.Program, waits)
+	l.cut(op, e.size, p.Program, waits)
 	owner := source{op.Device.Type, b.Name()}
 	memory, err := e.pool.acquire(b, owner, l.bytes)
 	if err != nil {

@@ -15,13 +15,15 @@ import (
 type Pool struct {
 	mu      sync.Mutex
 	idle    map[source][]*block
-	busy    map[source][]*block // used by an operation, or by copies that are still queued
-	streams map[place][]streams // of groups that are gone
+	busy    map[source][]*block     // used by an operation, or by copies that are still queued
+	streams map[place][]streams     // of groups that are gone
+	single  map[place]device.Stream // for inputs, after an error for the one for outputs
 }
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
-	return &Pool{idle: map[source][]*block{}, busy: map[source][]*block{}, streams: map[place][]streams{}}
+	return &Pool{idle: map[source][]*block{}, busy: map[source][]*block{}, streams: map[place][]streams{},
+		single: map[place]device.Stream{}}
 }
 
 // place is a device, as an implementation of device.Runtime reaches it.
@@ -145,10 +147,16 @@ func (p *Pool) takeStreams(rt device.Runtime, of place) (s streams, err error) {
 		p.streams[of] = p.streams[of][:n-1]
 		return s, nil
 	}
-	if s.in, err = rt.NewStream(device.Inputs); err != nil {
-		return s, err
+	var has bool
+	if s.in, has = p.single[of]; !has {
+		if s.in, err = rt.NewStream(device.Inputs); err != nil {
+			return s, err
+		}
+		p.single[of] = s.in
 	}
-	s.out, err = rt.NewStream(device.Outputs)
+	if s.out, err = rt.NewStream(device.Outputs); err == nil {
+		delete(p.single, of)
+	}
 	return s, err
 }
 

@@ -1,6 +1,7 @@
 package staged
 
 import (
+	"errors"
 	"testing"
 	"unsafe"
 
@@ -14,9 +15,20 @@ type pinnedWords []uint64
 func (p pinnedWords) Address() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(p)) }
 func (p pinnedWords) Release()                {}
 
+// pinning makes pinned memory, and streams until one of a role fails.
 type pinning struct {
 	device.Runtime
-	pins int
+	pins  int
+	made  [2]int // streams by role
+	fails error  // of streams for outputs
+}
+
+func (p *pinning) NewStream(role device.Role) (device.Stream, error) {
+	if role == device.Outputs && p.fails != nil {
+		return device.Stream{}, p.fails
+	}
+	p.made[role]++
+	return device.Stream{Number: uint64(1 + p.made[role])}, nil
 }
 
 func (p *pinning) Pin(bytes uint64) (device.Pinned, error) {
@@ -42,5 +54,25 @@ func TestBlockOfAnOperationWithoutCommands(t *testing.T) {
 	}
 	if rt.pins != 1 {
 		t.Errorf("%d blocks for operations that came one after the other", rt.pins)
+	}
+}
+
+// A stream is used by a later group if there was an error when the other one of its pair was made.
+func TestStreamWhosePairFailed(t *testing.T) {
+	pool, of := NewPool(), place{coll.Device{Type: coll.PrivateUse1}, "test"}
+	rt := &pinning{fails: errors.New("out of streams")}
+	for range 3 {
+		if _, err := pool.takeStreams(rt, of); !errors.Is(err, rt.fails) {
+			t.Fatalf("%v, expected %v", err, rt.fails)
+		}
+	}
+	rt.fails = nil
+	for pairs := 1; pairs <= 2; pairs++ {
+		if _, err := pool.takeStreams(rt, of); err != nil {
+			t.Fatal(err)
+		}
+		if rt.made != [2]int{pairs, pairs} {
+			t.Errorf("%d streams for inputs and %d for outputs were made, for %d pairs", rt.made[0], rt.made[1], pairs)
+		}
 	}
 }
