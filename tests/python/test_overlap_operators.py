@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 import sagecomm
 from sagecomm import _native
 from sagecomm._overlap import _slices
+from selection import quickly
 
 ROWS, WIDTH, OUTPUTS = 8, 12, 6
 
@@ -67,9 +69,12 @@ def linears(slices: int | None) -> None:
     near(own_bias.grad, bias.grad, 0)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("slices", [None, 1, 2, 3, 100])
-def test_linears_equal_the_unsplit_one_with_gradients(world, size, slices):
+LINEARS = list(itertools.product((1, 2, 4), (None, 1, 2, 3, 100)))
+
+
+@pytest.mark.parametrize("case", quickly([(1, 2), (2, None), (2, 3), (4, 1), (4, 100)], LINEARS), ids=str)
+def test_linears_equal_the_unsplit_one_with_gradients(world, case):
+    size, slices = case
     world(size).run(linears, slices)
 
 
@@ -90,10 +95,13 @@ def convolution(images: int, slices: int | None) -> None:
         sagecomm.conv2d_all_reduce(mine[0], channels)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("images", [1, 5])
-@pytest.mark.parametrize("slices", [None, 1, 2])
-def test_a_convolution_equals_the_unsplit_one_with_gradients(world, size, images, slices):
+CONVOLUTIONS = list(itertools.product((1, 2, 4), (1, 5), (None, 1, 2)))
+QUICK_CONVOLUTIONS = [(1, 5, 2), (2, 1, 2), (2, 5, None), (4, 5, 2)]
+
+
+@pytest.mark.parametrize("case", quickly(QUICK_CONVOLUTIONS, CONVOLUTIONS), ids=str)
+def test_a_convolution_equals_the_unsplit_one_with_gradients(world, case):
+    size, images, slices = case
     world(size).run(convolution, images, slices)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 import sagecomm
 from sagecomm.nn import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from selection import quickly
 
 SIZES = [1, 2, 4]
 ROWS, BATCH, WIDTH, HIDDEN, VOCABULARY = 8, 3, 12, 16, 20
@@ -70,10 +72,13 @@ def perceptron(sequence: bool, slices: int | None) -> None:
     near(my_down.bias.grad, down.bias.grad, "gradient of the whole bias")
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("slices", [None, 1, 2, 3])
-def test_a_split_perceptron_equals_the_dense_one(world, size, sequence, slices):
+CASES = list(itertools.product(SIZES, (False, True), (None, 1, 2, 3)))
+QUICK = [(1, False, None), (1, True, None), (2, False, 2), (2, True, 3), (4, False, None), (4, True, 2)]
+
+
+@pytest.mark.parametrize("case", quickly(QUICK, CASES), ids=str)
+def test_a_split_perceptron_equals_the_dense_one(world, case):
+    size, sequence, slices = case
     world(size).run(perceptron, sequence, slices)
 
 
