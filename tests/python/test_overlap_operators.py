@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional as F
 
 import sagecomm
@@ -119,14 +122,14 @@ def test_each_slice_is_one_collective(world):
 
 def predicted(threads: int) -> list[int]:
     """Numbers of slices where the computations of both ranks keep so many processors busy."""
-    torch.set_num_threads(threads)
     weight = torch.ones(256, 256)
-    group = dist.group.WORLD
-    ask = {"op": "all_reduce", "parts": 64, "like": weight, "group": group}
+    ask = {"op": "all_reduce", "parts": 64, "like": weight, "group": dist.group.WORLD}
     sizes = [(8, 1000), (1 << 20, 1 << 28), (64 << 20, 1 << 33)]
-    numbers = [_slices.number_of_slices(nbytes=nbytes, operations=count, **ask) for nbytes, count in sizes]
-    torch.set_num_threads(1)
-    return numbers
+    real, torch.get_num_threads = torch.get_num_threads, lambda: threads
+    try:
+        return [_slices.number_of_slices(nbytes=nbytes, operations=count, **ask) for nbytes, count in sizes]
+    finally:
+        torch.get_num_threads = real
 
 
 def test_all_processors_busy_means_one_slice(world):
@@ -167,6 +170,38 @@ def of_another_backend() -> int:
 
 def test_groups_without_a_cost_model_have_one_slice(world):
     assert world(2).run(of_another_backend) == [1, 1]
+
+
+def outside() -> None:
+    """The second rank is not in the group."""
+    group = dist.new_group([0])
+    if dist.get_rank() == 1:
+        with warnings.catch_warnings():
+            refused_outside(group)
+
+
+def refused_outside(group: dist.ProcessGroup) -> None:
+    x, weight = torch.ones(2, 4), torch.ones(4, 4)
+    calls: list[Callable[[], object]] = [
+        lambda: sagecomm.linear_all_reduce(x, weight, group=group),
+        lambda: sagecomm.linear_all_reduce(x, weight, group=group, slices=2),
+        lambda: sagecomm.linear_reduce_scatter(x, weight, group=group),
+        lambda: sagecomm.chunked_all_reduce(x, chunk_bytes=8, group=group),
+        lambda: sagecomm.nn.ColumnParallelLinear(4, 4, group=group),
+        lambda: sagecomm.OverlapScheduler(nn.Module(), group).schedule_layer(torch.clone, x),
+    ]
+    warnings.simplefilter("ignore")  # torch warns as well
+    for call in calls:
+        with pytest.raises(ValueError, match="this rank is not in the group"):
+            call()
+    parameter = nn.Parameter(x)
+    parameter.grad = x
+    with pytest.raises(ValueError, match="this rank is not in the group"):
+        sagecomm.fused_allreduce_gradients([parameter], group)
+
+
+def test_ranks_outside_the_group_are_refused(world):
+    world(2).run(outside)
 
 
 QUESTION = {"op": "all_reduce", "bytes": 64 << 20, "ranks": 2}

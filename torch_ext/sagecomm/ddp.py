@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from sagecomm._overlap._gradients import BUCKET_BYTES, all_reduce_coalesced
+from sagecomm._overlap._in_flight import issued
 
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -133,5 +134,4 @@ def _promise(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
 
 
 def _future(work: dist.Work | None) -> torch.futures.Future[Any]:
-    assert work is not None, "a rank outside the group computes no gradients for it"
-    return work.get_future()
+    return issued(work).get_future()

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from sagecomm._overlap._in_flight import issued
 from sagecomm._overlap._linear import cast
 from sagecomm._overlap._slices import checked, number_of_slices, spans
 
@@ -88,9 +89,8 @@ class _Conv2dAllReduce(torch.autograd.Function):
             else:
                 into = out[:, part]
                 into.copy_(F.conv2d(x, weight[part], None, *geometry))
-            works.append(dist.all_reduce(into, group=group, async_op=True))
+            works.append(issued(dist.all_reduce(into, group=group, async_op=True)))
         for work in works:
-            assert work is not None
             work.wait()
         return out
 

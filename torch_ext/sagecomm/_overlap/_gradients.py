@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from sagecomm._overlap._in_flight import InFlight
+from sagecomm._overlap._in_flight import InFlight, issued, member_of
 
 BUCKET_BYTES = 25 << 20
 """Of a bucket of gradients: the default of DistributedDataParallel."""
@@ -76,7 +76,7 @@ def chunked_all_reduce(
         chunk = flat[at : at + count]
         if produce is not None:
             produce(chunk, at)
-        works += _started(dist.all_reduce(chunk, op, group, async_op=True))
+        works.append(issued(dist.all_reduce(chunk, op, group, async_op=True)))
     copied = flat.data_ptr() != tensor.data_ptr()
     started = InFlight(tensor, works, (lambda t: _written(t, flat)) if copied else None)
     return started if async_op else started.wait()
@@ -124,8 +124,7 @@ def all_reduce_coalesced(tensors: list[torch.Tensor], op: Any, group: dist.Proce
     options.reduceOp = op
     options.asyncOp = True
     views = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-    pg: Any = group or dist.group.WORLD
-    work: dist.Work = pg.allreduce_coalesced(views, options)
+    work: dist.Work = member_of(group).allreduce_coalesced(views, options)
     return work
 
 
@@ -140,10 +139,6 @@ def _buckets(tensors: list[torch.Tensor], bucket_bytes: int) -> Iterator[list[to
         if sum(t.nbytes for t in bucket) >= bucket_bytes:
             yield open_ones.pop((tensor.dtype, tensor.device))
     yield from open_ones.values()
-
-
-def _started(work: dist.Work | None) -> list[dist.Work]:
-    return [] if work is None else [work]  # None: this rank is not in the group
 
 
 def _written(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 
 class Waitable(Protocol):
@@ -88,8 +89,7 @@ class Overlap:
         self._works = []
 
     def _keep(self, work: dist.Work | None) -> None:
-        if work is not None:  # None: this rank is not in the group
-            self._works.append(work)
+        self._works.append(issued(work))
 
 
 @contextmanager
@@ -112,9 +112,26 @@ def overlap(group: dist.ProcessGroup | None = None) -> Iterator[Overlap]:
     started.wait()
 
 
+def member_of(group: dist.ProcessGroup | None) -> Any:
+    """Returns the process group, the default one for None. Raises ValueError if there is none, or if this rank is not
+    in it."""
+    pg: Any = group or c10d._get_default_group()
+    if not isinstance(pg, dist.ProcessGroup):  # GroupMember.NON_GROUP_MEMBER, of new_group()
+        raise ValueError("sagecomm: this rank is not in the group")
+    return pg
+
+
+def issued(work: dist.Work | None) -> dist.Work:
+    """Returns the work of an asynchronous operation. Raises ValueError if there is none, since this rank is not in the
+    group."""
+    if work is None:
+        raise ValueError("sagecomm: this rank is not in the group")
+    return work
+
+
 def shared(count: int, group: dist.ProcessGroup | None, what: str) -> int:
     """Returns a rank's part of a number of things. Raises ValueError if the number of ranks does not divide it."""
-    size = dist.get_world_size(group)
+    size = dist.get_world_size(member_of(group))
     if count % size:
         raise ValueError(f"sagecomm: {count} {what} among {size} ranks: the number of ranks must divide it")
     return count // size

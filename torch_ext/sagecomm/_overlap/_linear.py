@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from sagecomm._overlap._in_flight import InFlight, shared
+from sagecomm._overlap._in_flight import InFlight, issued, shared
 from sagecomm._overlap._slices import checked, number_of_slices, spans
 
 
@@ -84,9 +84,7 @@ class _LinearAllReduce(torch.autograd.Function):
         out = result.view(rows.shape[0], weight.shape[0])
         for part in spans(rows.shape[0], slices):
             torch.mm(rows[part], weight.t(), out=out[part])
-            work = dist.all_reduce(out[part], group=group, async_op=True)
-            assert work is not None
-            works.append(work)
+            works.append(issued(dist.all_reduce(out[part], group=group, async_op=True)))
         return result
 
     @staticmethod
@@ -285,9 +283,7 @@ class _LinearReduceScatter(torch.autograd.Function):
 def _gather(x: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[torch.Tensor, dist.Work]:
     """Starts to gather the rows of all ranks: (ranks * s, ..., k)."""
     out = x.new_empty((dist.get_world_size(group) * x.shape[0], *x.shape[1:]))
-    work = dist.all_gather_into_tensor(out, x.contiguous(), group, async_op=True)
-    assert work is not None
-    return out, work
+    return out, issued(dist.all_gather_into_tensor(out, x.contiguous(), group, async_op=True))
 
 
 def _multiply_gathered(
@@ -325,9 +321,7 @@ def _multiply_and_scatter(
     works = []
     for part in spans(blocks.shape[1], slices):
         product = (blocks[:, part] @ matrix).flatten(0, 1).contiguous()
-        work = dist.reduce_scatter_tensor(out[part], product, group=group, async_op=True)
-        assert work is not None
-        works.append(work)
+        works.append(issued(dist.reduce_scatter_tensor(out[part], product, group=group, async_op=True)))
     return out, works
 
 

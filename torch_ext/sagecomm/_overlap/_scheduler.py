@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sagecomm._overlap._gradients import all_reduce_coalesced
-from sagecomm._overlap._in_flight import InFlight
+from sagecomm._overlap._in_flight import InFlight, issued
 
 
 class OverlapScheduler:
@@ -160,9 +160,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup | None, works: list[dist.Work]) -> torch.Tensor:
         y = x.clone(memory_format=torch.contiguous_format)
-        work = dist.all_reduce(y, group=group, async_op=True)
-        assert work is not None
-        works.append(work)
+        works.append(issued(dist.all_reduce(y, group=group, async_op=True)))
         return y
 
     @staticmethod
