@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sagecomm
 from device_training import digest
+from sagecomm._overlap._linear import start_linear_all_reduce
 
 SLICES = 3
 
@@ -33,6 +34,15 @@ def operators(device: str) -> str:
         y.square().sum().backward()
         results += [y, *(t.grad for t in (x, weight, bias) if t.grad is not None)]
     return digest(results)
+
+
+def read_too_early(device: str) -> str:
+    """Mutant: uses a sum before wait()."""
+    x, weight = seeded(device, 12, 8, seed=1).detach(), seeded(device, 4, 8, seed=2).detach()
+    flight = start_linear_all_reduce(x, weight, slices=SLICES)
+    early = flight._tensor * 2
+    flight.wait()
+    return digest([early])
 
 
 def loops(device: str) -> str:

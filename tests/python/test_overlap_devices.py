@@ -9,7 +9,7 @@ import pytest
 
 from cuda_bed import CudaBed
 from device_bed import Schedule
-from test_device_training import compare, needs_cuda, on_the_cpu, under_schedules
+from test_device_training import RUN, compare, needs_cuda, on_the_cpu, under_schedules
 
 __all__ = ["on_the_cpu"]  # a fixture
 
@@ -23,8 +23,7 @@ def test_overlap(cuda_bed: CudaBed, on_the_cpu: Callable[..., list[str]], schedu
 
 
 @needs_cuda
-@pytest.mark.long
 def test_a_wait_that_is_left_out_is_reported(cuda_bed: CudaBed) -> None:
-    settings = {"EMULATOR_SCHEDULE": "random", "EMULATOR_FAULTS": "cudaStreamWaitEvent@12=#0", "EMULATOR_KICK_MS": "5"}
+    """The orders that the other tests rely on are seen: reading before wait() fails, whatever the values are."""
     with pytest.raises(AssertionError, match="without an order"):
-        cuda_bed.ranks("device_training:under_fake_cuda", 2, "device_overlap:operators", "cuda", **settings)
+        cuda_bed.ranks(RUN, 2, "device_overlap:read_too_early", "cuda", EMULATOR_KICK_MS="5")
