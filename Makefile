@@ -65,7 +65,7 @@ core: $(core) ## build libsagecomm.so, the Go core
 # The library is built under another name and moved, so that a process that has the old one mapped keeps it.
 $(core): $(core_sources) | compilers
 	@mkdir -p $(@D)
-	cd $(root) && $(go) build -buildvcs=false -trimpath -buildmode=c-shared \
+	cd $(root) && CUDA_REQUIRED=yes $(go) build -buildvcs=false -trimpath -buildmode=c-shared \
 	  -ldflags '-s -w -extldflags "-Wl,--version-script=$(root)/export/exports.map -Wl,-soname,libsagecomm.so"' \
 	  -o $@.new ./export
 	@rm -f $@.h $(basename $@).h $(@D)/libsagecomm.so.h

@@ -136,14 +136,19 @@ void DeviceWork::succeed(Buffers& buffers) {
   noteReleased(this);
 }
 
+// Where some of several operations are joined, what writes their outputs is queued, too.
 void DeviceWork::fail() noexcept {
   store();
   if (readers_.empty() || joined()) {
     return;
   }
+  std::vector<c10::Stream> users = readers_;
+  for (const c10::Stream& stream : joins_) {
+    addOnce(users, stream);
+  }
   try {
-    join(readers_);
-    recordEnd(readers_.front());
+    join(users);
+    recordEnd(users.front());
   } catch (const std::exception& e) {
     LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_ << ": " << e.what();
   }

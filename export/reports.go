@@ -50,11 +50,11 @@ func sagecommStatus(to *C.char, n C.size_t) C.int64_t {
 	return writeText(to, n, func() ([]byte, error) { return pgbackend.Get().Observers().Status(), nil })
 }
 
-// sagecommTopology reads sysfs and procfs only: it needs no group and starts no thread.
+// sagecommTopology reads sysfs and procfs, and NVML where there is one. It needs no group.
 //
 //export sagecommTopology
 func sagecommTopology(to *C.char, n C.size_t) C.int64_t {
-	return writeText(to, n, func() ([]byte, error) { return json.Marshal(topo.Read("/")) })
+	return writeText(to, n, func() ([]byte, error) { return json.Marshal(topo.ReadHost()) })
 }
 
 //export sagecommDescribeEnvironment

@@ -64,7 +64,7 @@ type End struct {
 	Value  uint32
 }
 
-// MaxValue is the largest value that WriteValue writes.
+// MaxValue is the largest value that WriteValue writes where streams cannot wait.
 const MaxValue = 4096
 
 // Runtime makes streams and pinned memory, and queues copies.
@@ -83,7 +83,7 @@ type Runtime interface {
 	// CopyIn queues a copy from the device into pinned memory.
 	CopyIn(s Stream, c Copy) error
 
-	// WriteValue queues a write of at most MaxValue to a word of pinned memory. Whoever sees the value sees the copies in front
+	// WriteValue queues a write of at most MaxValue, for a Waiter of less than 2^30, to a word of pinned memory. Whoever sees the value sees the copies in front
 	// of it.
 	WriteValue(s Stream, word *uint32, value uint32) error
 }

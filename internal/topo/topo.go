@@ -1,9 +1,8 @@
 // Package topo describes the hardware of a host as its kernel reports it: processors with their cores and caches, NUMA
 // nodes, accelerators and network interfaces, and the part of them that this process may use. It reads sysfs and procfs
 // below a root directory, so it can also read a recorded tree of another machine (testdata; fixture_test.go has the format).
-//
-// The package uses no vendor library. It therefore does not know links between GPUs (NVLink), which only NVML reports. The
-// interfaces are those of the network namespace in which /sys was mounted.
+// Of the GPUs of this host, and the NVLinks between them, it asks NVIDIA's driver ([ReadGPUs]). The interfaces are those of the
+// network namespace in which /sys was mounted.
 //
 // The result leaves out data that is missing in a tree or has a form that the kernel does not write. There are no errors:
 // a user of a broken or unusual machine gets the data that can be read. Any goroutine may call the package. Start reading
@@ -24,6 +23,7 @@ type Topology struct {
 	Accelerators []PCIDevice `json:"accelerators,omitempty"`
 	RDMA         []RDMA      `json:"rdma,omitempty"`
 	Interfaces   []Interface `json:"interfaces,omitempty"`
+	GPUs         GPUs        `json:"gpus,omitzero"` // ReadHost alone fills it
 }
 
 // Host identifies a host. Two containers on one machine have the same boot id.
@@ -114,6 +114,13 @@ type Interface struct {
 	MTU      int64  `json:"mtu,omitempty"`
 	Address  string `json:"address,omitempty"` // PCI address of its device
 	Node     ID     `json:"node,omitzero"`
+}
+
+// ReadHost returns the topology of this host, with its GPUs.
+func ReadHost() Topology {
+	t := Read("/")
+	t.GPUs = ReadGPUs()
+	return t
 }
 
 // Read returns the topology of the host whose /sys and /proc lie below root. The root "/" stands for this host.

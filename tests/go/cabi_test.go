@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -108,5 +109,30 @@ func TestOnlyTheABIIsExported(t *testing.T) {
 	}
 	if !found {
 		t.Errorf("sagecomm_get_api is not exported:\n%s", output)
+	}
+}
+
+// The library needs no vendor's library to be loaded, also where the dynamic linker binds all functions at once. The linker does
+// not report a function that internal/lazylink lacks, because go-nvml tells it so.
+func TestNoVendorLibraryIsLinked(t *testing.T) {
+	lib := library(t)
+	output, err := exec.Command("nm", "-D", "--undefined-only", lib).CombinedOutput()
+	if err != nil {
+		t.Fatalf("nm: %v\n%s", err, output)
+	}
+	vendors := regexp.MustCompile(`^(cu[A-Z]|nvml|nccl|acl[a-z]*[A-Z]|Hccl|cnrt|cncl)`)
+	for line := range strings.Lines(string(output)) {
+		fields := strings.Fields(line)
+		if name := fields[len(fields)-1]; vendors.MatchString(name) {
+			t.Errorf("%s is undefined", name)
+		}
+	}
+	if output, err = exec.Command("readelf", "-d", lib).CombinedOutput(); err != nil {
+		t.Fatalf("readelf: %v\n%s", err, output)
+	}
+	for line := range strings.Lines(string(output)) {
+		if strings.Contains(line, "(NEEDED)") && !regexp.MustCompile(`\[(libc|libdl|libpthread|libm|ld-linux.*)\.so`).MatchString(line) {
+			t.Errorf("the library needs another one: %s", line)
+		}
 	}
 }

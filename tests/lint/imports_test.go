@@ -46,6 +46,7 @@ var layers = []layer{
 
 	{tree: "internal/env", height: helpers},
 	{tree: "internal/kernels", height: helpers, cgo: true},
+	{tree: "internal/lazylink", height: helpers, cgo: true},
 	{tree: "internal/pickle", height: helpers},
 	{tree: "internal/procwatch", height: helpers},
 	{tree: "internal/shmem", height: helpers},
@@ -72,6 +73,7 @@ var layers = []layer{
 	{tree: "export", height: abi, cgo: true},
 
 	{tree: "internal/env/gendoc", height: outside},
+	{tree: "internal/lazylink/gen", height: outside},
 	{tree: "tests", height: outside},
 }
 
@@ -107,7 +109,7 @@ func violations(p pkg) (list []string) {
 		return []string{fmt.Sprintf("%s has no layer: give it one in tests/lint and in docs/architecture.md", path)}
 	}
 	if len(p.CgoFiles) > 0 && !mine.cgo {
-		list = append(list, fmt.Sprintf("%s uses cgo in %v: cgo stands in export, runner, kernels and device only", path, p.CgoFiles))
+		list = append(list, fmt.Sprintf("%s uses cgo in %v: cgo stands in export, runner, kernels, lazylink and device only", path, p.CgoFiles))
 	}
 	for _, imported := range p.Imports {
 		if mine.pure && (slices.Contains(impure, imported) || strings.Contains(imported, ".")) {

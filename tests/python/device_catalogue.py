@@ -231,6 +231,20 @@ def without_a_symbol(rank: int, size: int, store: str) -> None:
 KEPT: list[torch.Tensor] = []  # torch's allocator needs an event to take back what other streams have used
 
 
+def copies_run_out(rank: int, size: int, store: str) -> None:
+    """The device takes no further copy in the middle of a long operation. Those that it has taken are made before the
+    tensor is used again."""
+    import fake_cuda
+
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
+    x = full(mine(), 5_000_000)
+    with pytest.raises(RuntimeError, match="cannot queue a copy into the device: CUDA_ERROR_OUT_OF_MEMORY"):
+        dist.all_reduce(x)
+    x.fill_(5)
+    expect(x, 5)
+    fake_cuda.check()
+
+
 def events_run_out(rank: int, size: int, store: str) -> None:
     """The device has no event left: the operation raises the device's text on the rank that it belongs to."""
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceCoalescedOptions, AllreduceOptions, BroadcastOptions
 
-from device_calls import run_under_fake_cuda
+import sagecomm
+from device_calls import MINUTE, run_under_fake_cuda
 from device_programs import FEW, SUM, N, accelerator, expect, full, held, main_stream, mine
 
 SIZES = [1, 33, N, 5000, 70_000]
@@ -190,6 +192,28 @@ def works_and_tensors_are_dropped() -> None:
             expect(other, 99)
 
 
+def one_of_several_fails() -> None:
+    """Nobody sends what the first recv of a window waits for, and the second send is too long. All outputs may be used
+    again when `wait()` has raised."""
+    with_peer = dist.new_group()
+    if dist.get_rank() == 1:
+        dist.recv(torch.empty(1), 0, group=with_peer)  # the window is issued
+        with suppress(sagecomm.CollectiveMismatch):  # the peer may find out first
+            dist.send(full(7, N + 1), 0, group=with_peer, tag=1)
+        return
+    outputs = [full(0), full(0)]
+    with_peer._start_coalescing(accelerator())
+    for tag, output in enumerate(outputs):
+        dist.irecv(output, 1, group=with_peer, tag=tag)
+    work = with_peer._end_coalescing(accelerator())
+    dist.send(torch.empty(1), 1, group=with_peer)
+    with pytest.raises(sagecomm.CollectiveMismatch):
+        work.wait(MINUTE)
+    for output in outputs:
+        output.fill_(5)
+        expect(output, 5)
+
+
 def refusals() -> None:
     x, c = full(mine()), torch.full((N,), mine())
     b, name = backend(), str(accelerator())
@@ -222,6 +246,7 @@ PROGRAMS: list[Callable[[], Any]] = [
     futures,
     not_contiguous_and_repeated,
     works_and_tensors_are_dropped,
+    one_of_several_fails,
     refusals,
 ]
 

@@ -106,6 +106,29 @@ def test_text_of_a_recorded_tree(name):
     assert _topo.text(json.loads((GOLDEN / f"{name}.json").read_text())) == TEXTS[name]
 
 
+GPUS = """\
+host of unknown name
+  NVIDIA GPUs
+    0: NVIDIA A100 80GB PCIe, 80 GiB, compute capability 8.0, 0000:1b:00.0, node 0, 12 NVLinks
+    2: of unknown name
+    3: NVIDIA A100 80GB PCIe, 1 NVLink
+             0     2     3
+       0     -   PIX  NV12
+       2   PIX     -     ?
+       3  NV12     ?     -"""
+
+
+def test_text_of_gpus():
+    a100 = {"name": "NVIDIA A100 80GB PCIe", "nvlinks": 12}
+    known = {"memory_bytes": 80 << 30, "compute_capability": "8.0", "address": "0000:1b:00.0", "node": 0}
+    links = [{"a": 0, "b": 2, "path": "PIX"}, {"a": 0, "b": 3, "path": "SYS", "nvlinks": 12}, {"a": 2, "b": 3}]
+    gpus = {"list": [{"index": 0, **a100, **known}, {"index": 2}, {"index": 3, **a100, "nvlinks": 1}], "links": links}
+    host = {"host": {}, "process": {}}
+    assert _topo.text({**host, "gpus": gpus}) == GPUS
+    none = "host of unknown name\n  NVIDIA GPUs\n    none: no NVIDIA driver: no such file"
+    assert _topo.text({**host, "gpus": {"why": "no NVIDIA driver: no such file"}}) == none
+
+
 def test_text_of_nothing():
     assert _topo.text({"host": {}, "process": {}}) == "host of unknown name"
 

@@ -32,6 +32,7 @@ def text(host: _Json) -> str:
     for number, facts in sorted(devices.items()):  # nodes that are not known otherwise
         lines += _block(f"node {number}", facts)
     lines += _block("near to no node in particular" if nodes else "devices", elsewhere)
+    lines += _block("NVIDIA GPUs", _gpus(host.get("gpus", {})))
     return "\n".join(lines)
 
 
@@ -144,6 +145,34 @@ def _accelerator(device: _Json) -> str:
     maker = f"{device['vendor_name']} {ids}" if "vendor_name" in device else ids
     driver = f"driver {device['driver']}" if "driver" in device else "no driver"
     return f"{device['address']}: {device['kind']}, {maker}, {driver}"
+
+
+def _gpus(found: _Json) -> list[str]:
+    """The GPUs, and how each pair of them reaches each other: the number of NVLinks, or the path as nvidia-smi names it."""
+    gpus: list[_Json] = found.get("list", [])
+    lines = [_gpu(gpu) for gpu in gpus] or ([f"none: {found['why']}"] if "why" in found else [])
+    if len(gpus) > 1:
+        cells = {(gpu["index"], gpu["index"]): "-" for gpu in gpus}
+        for link in found.get("links", []):
+            cell = f"NV{link['nvlinks']}" if "nvlinks" in link else link.get("path", "?")
+            cells[link["a"], link["b"]] = cells[link["b"], link["a"]] = cell
+        rows = [["", *(str(gpu["index"]) for gpu in gpus)]]
+        rows += [[str(a["index"]), *(cells[a["index"], b["index"]] for b in gpus)] for a in gpus]
+        width = max(len(cell) for row in rows for cell in row)
+        lines += ["  ".join(f"{cell:>{width}}" for cell in row).rstrip() for row in rows]
+    return lines
+
+
+def _gpu(gpu: _Json) -> str:
+    facts = [
+        gpu.get("name", "of unknown name"),
+        _size(gpu["memory_bytes"]) if "memory_bytes" in gpu else "",
+        f"compute capability {gpu['compute_capability']}" if "compute_capability" in gpu else "",
+        gpu.get("address", ""),
+        f"node {gpu['node']}" if "node" in gpu else "",
+        many(gpu["nvlinks"], "NVLink") if "nvlinks" in gpu else "",
+    ]
+    return f"{gpu['index']}: {', '.join(filter(None, facts))}"
 
 
 def _adapter(adapter: _Json) -> str:

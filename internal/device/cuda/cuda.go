@@ -1,39 +1,16 @@
+//go:build cuda
+
 // Package cuda implements the seams of package device on the driver API of CUDA: the runtime for all callers, and the ordering for
 // callers of the C ABI who bring no bridge. Its streams can wait for a word of pinned memory, so an operation needs no thread
 // after it was issued.
+//
+// The driver is called through gorgonia.org/cu and, for what cu lacks, as cuda.h declares it. Package lazylink binds both when the
+// first operation on a device needs them. Without the build tag cuda, which `make core` sets, the package needs no cuda.h and
+// offers nothing.
 package cuda
 
-/*
-#cgo CFLAGS: -std=c11 -Wall -Wextra
-#include <stdlib.h>
-#include "driver.h"
-
-// Addresses of devices and streams are numbers in Go, because its garbage collector may take a pointer for one into its heap.
-static CUresult make_stream(int device, int role, uintptr_t *stream, const char **why) {
-  CUstream made = NULL;
-  CUresult rc = cuda_make_stream(device, role, &made, why);
-  *stream = (uintptr_t)made;
-  return rc;
-}
-static CUresult order_streams(int device, uintptr_t first, uintptr_t then, const char **why) {
-  return cuda_order(device, (CUstream)first, (CUstream)then, why);
-}
-static CUresult capturing(int device, uintptr_t stream, int *status, const char **why) {
-  return cuda_capturing(device, (CUstream)stream, status, why);
-}
-static CUresult copy_in(int device, uintptr_t stream, void *to, uintptr_t from, size_t bytes, const char **why) {
-  return cuda_copy_in(device, (CUstream)stream, to, from, bytes, why);
-}
-static CUresult copy_out(int device, uintptr_t stream, uintptr_t to, const void *from, size_t bytes, const char **why) {
-  return cuda_copy_out(device, (CUstream)stream, to, from, bytes, why);
-}
-static CUresult write_value(int device, uintptr_t stream, uint32_t *word, uint32_t value, const char **why) {
-  return cuda_write_value(device, (CUstream)stream, word, value, why);
-}
-static CUresult wait_value(int device, uintptr_t stream, uint32_t *word, uint32_t value, const char **why) {
-  return cuda_wait_value(device, (CUstream)stream, word, value, why);
-}
-*/
+// #cgo CFLAGS: -std=c11 -Wall -Wextra
+// #include <cuda.h>
 import "C"
 
 import (
@@ -43,15 +20,17 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"gorgonia.org/cu"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 )
 
 // Driver gives an operation access to its device and to its caller's stream.
 type Driver struct {
-	device C.int
-	caller C.uintptr_t
-	why    *C.char
+	index   int
+	context cu.CUContext
+	caller  cu.Stream
 }
 
 var (
@@ -72,10 +51,14 @@ var (
 
 // Open returns the runtime of a device, or why there is none: no driver, or one whose streams cannot wait for a word.
 func Open(index int) (*Driver, error) {
-	if why := C.cuda_load(); why != nil {
-		return nil, errors.New(C.GoString(why))
+	if err := load(); err != nil {
+		return nil, err
 	}
-	d := &Driver{device: C.int(index)}
+	context, err := contextOf(index)
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{index: index, context: context}
 	known, ok := probes.Load(index)
 	if !ok {
 		probing.Lock()
@@ -122,9 +105,11 @@ func New(op coll.Op) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.caller = C.uintptr_t(op.Stream)
-	status := C.int(C.CU_STREAM_CAPTURE_STATUS_NONE)
-	if err := d.result("cannot ask whether a stream is being captured", C.capturing(d.device, d.caller, &status, &d.why)); err != nil {
+	d.caller = streamOf(op.Stream)
+	var status C.CUstreamCaptureStatus
+	if err := d.do("cannot ask whether a stream is being captured", func() error {
+		return failed(C.cuStreamIsCapturing((C.CUstream)(unsafe.Pointer(d.caller.C())), &status))
+	}); err != nil {
 		return nil, err
 	}
 	if status != C.CU_STREAM_CAPTURE_STATUS_NONE {
@@ -133,19 +118,12 @@ func New(op coll.Op) (*Driver, error) {
 	return d, nil
 }
 
-func (d *Driver) result(what string, rc C.CUresult) error {
-	if rc == 0 {
-		return nil
-	}
-	return fmt.Errorf("%s: %s", what, C.GoString(d.why))
-}
-
 // Name implements device.Runtime.
 func (d *Driver) Name() string { return "cuda" }
 
 // NewStream implements device.Runtime.
 func (d *Driver) NewStream(role device.Role) (device.Stream, error) {
-	if known, ok := probes.Load(int(d.device)); ok && role == device.Inputs {
+	if known, ok := probes.Load(d.index); ok && role == device.Inputs {
 		if s := known.(*probe).stream.Swap(nil); s != nil {
 			return *s, nil
 		}
@@ -153,14 +131,27 @@ func (d *Driver) NewStream(role device.Role) (device.Stream, error) {
 	return d.makeStream(role)
 }
 
+// makeStream makes a stream of the greatest priority for inputs, of the next one for outputs. Streams of different priorities do
+// not share a queue of the hardware. A device with two priorities has one for both roles: the lesser one is that of other streams.
 func (d *Driver) makeStream(role device.Role) (device.Stream, error) {
-	var s C.uintptr_t
-	rc := C.make_stream(d.device, C.int(role), &s, &d.why)
-	return device.Stream{Handle: uintptr(s)}, d.result("cannot make a stream", rc)
+	var s cu.Stream
+	err := d.do("cannot make a stream", func() error {
+		least, greatest, err := cu.StreamPriorityRange() // the greatest priority is the smallest number
+		if err != nil {
+			return err
+		}
+		priority := greatest
+		if role == device.Outputs && greatest+1 < least {
+			priority++
+		}
+		s, err = cu.MakeStreamWithPriority(priority, cu.NonBlocking)
+		return err
+	})
+	return device.Stream{Handle: handleOf(s)}, err
 }
 
 type pinned struct {
-	device C.int
+	d      *Driver
 	memory unsafe.Pointer
 }
 
@@ -168,15 +159,16 @@ func (p pinned) Address() unsafe.Pointer { return p.memory }
 
 // Release implements device.Pinned. Memory that the driver does not take back stays allocated.
 func (p pinned) Release() {
-	var why *C.char
-	C.cuda_unpin(p.device, p.memory, &why)
+	_ = p.d.do("", func() error { return cu.MemFreeHost(p.memory) })
 }
 
 // Pin implements device.Runtime.
 func (d *Driver) Pin(bytes uint64) (device.Pinned, error) {
-	p := pinned{device: d.device}
-	rc := C.cuda_pin(d.device, C.size_t(bytes), &p.memory, &d.why)
-	if err := d.result(fmt.Sprintf("cannot allocate %d bytes of pinned memory", bytes), rc); err != nil {
+	p := pinned{d: d}
+	err := d.do(fmt.Sprintf("cannot allocate %d bytes of pinned memory", bytes), func() error {
+		return failed(C.cuMemHostAlloc(&p.memory, C.size_t(bytes), C.CU_MEMHOSTALLOC_PORTABLE))
+	})
+	if err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -184,35 +176,60 @@ func (d *Driver) Pin(bytes uint64) (device.Pinned, error) {
 
 // Fork implements device.Ordering.
 func (d *Driver) Fork(s device.Stream) error {
-	return d.result("cannot order a stream behind the caller's", C.order_streams(d.device, d.caller, C.uintptr_t(s.Handle), &d.why))
-}
-
-// CopyIn implements device.Runtime.
-func (d *Driver) CopyIn(s device.Stream, c device.Copy) error {
-	return d.result("cannot queue a copy from the device", C.copy_in(d.device, C.uintptr_t(s.Handle), c.Host, C.uintptr_t(c.Device), C.size_t(c.Bytes), &d.why))
-}
-
-// WriteValue implements device.Runtime.
-func (d *Driver) WriteValue(s device.Stream, word *uint32, value uint32) error {
-	return d.result("cannot queue the write of a flag", C.write_value(d.device, C.uintptr_t(s.Handle), (*C.uint32_t)(word), C.uint32_t(value), &d.why))
-}
-
-// WaitValue implements device.Waiter.
-func (d *Driver) WaitValue(s device.Stream, word *uint32, value uint32) error {
-	return d.result("cannot queue a wait for a flag", C.wait_value(d.device, C.uintptr_t(s.Handle), (*C.uint32_t)(word), C.uint32_t(value), &d.why))
-}
-
-// CopyOut implements device.Waiter.
-func (d *Driver) CopyOut(s device.Stream, c device.Copy) error {
-	return d.result("cannot queue a copy into the device", C.copy_out(d.device, C.uintptr_t(s.Handle), C.uintptr_t(c.Device), c.Host, C.size_t(c.Bytes), &d.why))
-}
-
-// Order implements device.Waiter.
-func (d *Driver) Order(first, then device.Stream) error {
-	return d.result("cannot order two streams", C.order_streams(d.device, C.uintptr_t(first.Handle), C.uintptr_t(then.Handle), &d.why))
+	return d.do("cannot order a stream behind the caller's", func() error { return order(d.caller, streamOf(s.Handle)) })
 }
 
 // Join implements device.Ordering.
 func (d *Driver) Join(s device.Stream) error {
-	return d.result("cannot order the caller's stream behind the operation", C.order_streams(d.device, C.uintptr_t(s.Handle), d.caller, &d.why))
+	return d.do("cannot order the caller's stream behind the operation", func() error { return order(streamOf(s.Handle), d.caller) })
+}
+
+// Order implements device.Waiter.
+func (d *Driver) Order(first, then device.Stream) error {
+	return d.do("cannot order two streams", func() error { return order(streamOf(first.Handle), streamOf(then.Handle)) })
+}
+
+// order makes a stream wait for what another one holds now. A wait refers to the record that is the newest when it is queued, and
+// an event may be destroyed while one is pending.
+func order(first, then cu.Stream) error {
+	event, err := cu.MakeEvent(cu.DisableTiming)
+	if err != nil {
+		return err
+	}
+	if err = event.Record(first); err == nil {
+		err = then.Wait(event, 0)
+	}
+	if destroyed := cu.DestroyEvent(&event); err == nil {
+		err = destroyed
+	}
+	return err
+}
+
+// CopyIn implements device.Runtime.
+func (d *Driver) CopyIn(s device.Stream, c device.Copy) error {
+	return d.do("cannot queue a copy from the device", func() error {
+		return cu.MemcpyDtoHAsync(c.Host, cu.DevicePtr(c.Device), int64(c.Bytes), streamOf(s.Handle))
+	})
+}
+
+// CopyOut implements device.Waiter.
+func (d *Driver) CopyOut(s device.Stream, c device.Copy) error {
+	return d.do("cannot queue a copy into the device", func() error {
+		return cu.MemcpyHtoDAsync(cu.DevicePtr(c.Device), c.Host, int64(c.Bytes), streamOf(s.Handle))
+	})
+}
+
+// WriteValue implements device.Runtime. Pinned memory has the same address on the device: all of it is portable, in a unified
+// address space.
+func (d *Driver) WriteValue(s device.Stream, word *uint32, value uint32) error {
+	return d.do("cannot queue the write of a flag", func() error {
+		return streamOf(s.Handle).WriteValue32(cu.DevicePtr(unsafe.Pointer(word)), value, C.CU_STREAM_WRITE_VALUE_DEFAULT)
+	})
+}
+
+// WaitValue implements device.Waiter.
+func (d *Driver) WaitValue(s device.Stream, word *uint32, value uint32) error {
+	return d.do("cannot queue a wait for a flag", func() error {
+		return streamOf(s.Handle).WaitOnValue32(cu.DevicePtr(unsafe.Pointer(word)), value, C.CU_STREAM_WAIT_VALUE_GEQ)
+	})
 }

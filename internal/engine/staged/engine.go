@@ -120,12 +120,17 @@ func enqueue(b Access, memory *block, l *layout, s streams) error {
 // The stream of the output waits for the input of a group as well. In this way it comes behind what the caller's stream held, also
 // after an error, which ends the waits for the program. Its last wait is for the end of the run, behind which nothing of this
 // operation touches the gate.
-func enqueueAll(order device.Ordering, rt device.Waiter, memory *block, l *layout, s streams) error {
+func enqueueAll(order device.Ordering, rt device.Waiter, memory *block, l *layout, s streams) (err error) {
 	w := memory.words
 	if err := order.Fork(s.in); err != nil {
 		return err
 	}
-	err := l.in.groups(l.stride, func(from, to uint32) error {
+	defer func() {
+		if err != nil { // what is queued by now uses the buffers when the waits are ended
+			_, _ = order.Join(s.out), order.Join(s.in)
+		}
+	}()
+	err = l.in.groups(l.stride, func(from, to uint32) error {
 		if l.window != 0 && to > l.window {
 			if err := rt.WaitValue(s.in, w.InputTaken(), to-l.window); err != nil {
 				return err

@@ -12,12 +12,27 @@ type output struct {
 }
 
 // settled reports whether the device has written the range.
+// Requires: Pool.mu, since the memory of a settled block may be released.
 func (o output) settled() bool {
-	if o.memory.uses.Load() != o.use { // another operation has the block, so it was settled
+	if o.memory.uses.Load() != o.use { // another operation has the block, or it is released, so it was settled
 		o.memory.words.SeenReset()
 		return true
 	}
 	return o.memory.settled()
+}
+
+// unsettled returns those of a list that the device may still have to write. It overwrites the list.
+func (p *Pool) unsettled(list outputs) outputs {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	left := list[:0]
+	for _, o := range list {
+		if !o.settled() {
+			left = append(left, o)
+		}
+	}
+	clear(list[len(left):])
+	return left
 }
 
 // comeBehindOutputs makes the stream of the input wait for the outputs of earlier collectives if it reads any of them. So an
@@ -25,23 +40,15 @@ func (o output) settled() bool {
 // operations of a group run in one stream.
 // Requires: issuing.
 func (e *Engine) comeBehindOutputs(b Access, on place, s streams, l *layout) error {
-	left := e.written[on][:0]
-	meets := false
+	e.written[on] = e.pool.unsettled(e.written[on])
 	for _, o := range e.written[on] {
-		if o.settled() {
-			continue
-		}
-		left = append(left, o)
 		for _, p := range l.in.pieces {
-			meets = meets || p.device < o.to && o.from < p.device+uintptr(p.bytes)
+			if p.device < o.to && o.from < p.device+uintptr(p.bytes) {
+				return b.(device.Waiter).Order(s.out, s.in)
+			}
 		}
 	}
-	clear(e.written[on][len(left):])
-	e.written[on] = left
-	if !meets {
-		return nil
-	}
-	return b.(device.Waiter).Order(s.out, s.in)
+	return nil
 }
 
 // noteOutputs keeps the ranges that an operation writes.

@@ -62,6 +62,15 @@ func (b *block) data(offset uint64) unsafe.Pointer {
 	return unsafe.Add(b.memory.Address(), blockHeader+offset)
 }
 
+// reset prepares the block for an operation, or for the end of its memory. Who has noted its uses finds that it was settled.
+// Requires: Pool.mu, settled.
+func (b *block) reset() {
+	b.words.Reset()
+	b.uses.Add(1)
+	b.inputs.Store(0) // until commands that use it are queued
+	b.outputs.Store(0)
+}
+
 // settled reports whether the device has run all commands that use the block.
 func (b *block) settled() bool {
 	return b.words.Moved(b.inputs.Load(), b.outputs.Load())
@@ -81,10 +90,7 @@ func (p *Pool) acquire(rt device.Runtime, of source, room uint64) (*block, error
 	if best >= 0 && p.idle[of][best].room <= max(4*room, leastBlock) {
 		b := p.idle[of][best]
 		p.idle[of] = append(p.idle[of][:best], p.idle[of][best+1:]...)
-		b.words.Reset()
-		b.uses.Add(1)
-		b.inputs.Store(0) // until commands that use it are queued
-		b.outputs.Store(0)
+		b.reset()
 		return b, nil
 	}
 	size := uint64(leastBlock)
@@ -134,6 +140,7 @@ func (p *Pool) sweep(of source) {
 		b := p.idle[of][longest]
 		p.idle[of] = append(p.idle[of][:longest], p.idle[of][longest+1:]...)
 		total -= b.room
+		b.reset()
 		go b.memory.Release() // a driver may wait for the device in it
 	}
 }

@@ -76,3 +76,47 @@ func TestStreamWhosePairFailed(t *testing.T) {
 		}
 	}
 }
+
+// given is pinned memory that belongs to somebody else when it is released.
+type given struct {
+	pinnedWords
+	released chan struct{}
+}
+
+func (g given) Release() {
+	clear(g.pinnedWords[:blockHeader/8])
+	close(g.released)
+}
+
+type giving struct {
+	pinning
+	released chan struct{}
+}
+
+func (g *giving) Pin(bytes uint64) (device.Pinned, error) {
+	return given{make([]uint64, bytes/8+32), g.released}, nil
+}
+
+// Nobody looks at the words of a block whose memory was released.
+func TestOutputsInReleasedMemory(t *testing.T) {
+	pool, rt, owner := NewPool(), &giving{released: make(chan struct{})}, source{coll.PrivateUse1, "test"}
+	b, err := pool.acquire(rt, owner, idleBytes+1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.inputs.Store(1)
+	b.outputs.Store(1)
+	list := outputs{{0, 8, b, b.uses.Load()}}
+	pool.release(owner, b)
+	if list = pool.unsettled(list); len(list) != 1 {
+		t.Fatal("an output that the device has not written is settled")
+	}
+	*b.words.InputReady(), *b.words.OutputTaken() = 1, 1
+	if _, err := pool.acquire(&pinning{}, owner, 100); err != nil {
+		t.Fatal(err)
+	}
+	<-rt.released
+	if list = pool.unsettled(list); len(list) != 0 {
+		t.Error("operations wait for an output that was written before its pinned memory was released")
+	}
+}

@@ -1,0 +1,25 @@
+//go:build !cuda
+
+// Package cuda offers nothing, because it was built without the tag cuda: see cuda.go.
+package cuda
+
+import (
+	"errors"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+)
+
+// Driver is never made.
+type Driver struct {
+	device.Ordering
+	device.Waiter
+}
+
+var errNotBuilt = errors.New("this library was built without cuda.h")
+
+// Open returns an error.
+func Open(int) (*Driver, error) { return nil, errNotBuilt }
+
+// New returns an error.
+func New(coll.Op) (*Driver, error) { return nil, errNotBuilt }

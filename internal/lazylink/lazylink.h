@@ -1,0 +1,29 @@
+/* lazylink.h: libraries of vendors whose functions are bound at run time. */
+#ifndef SAGECOMM_LAZYLINK_H
+#define SAGECOMM_LAZYLINK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef void (*lazylink_function)(void);
+
+/* A library. Each of the three lists has n entries. */
+typedef struct lazylink_library {
+  lazylink_function *table; /* what a trampoline jumps to; at first what reports that the library is not loaded */
+  const char *const *names;
+  const lazylink_function *missing; /* reports that the library has no such function */
+  size_t n;
+  void *handle; /* NULL: not bound */
+} lazylink_library;
+
+extern lazylink_library lazylink_nvml, lazylink_cu;
+
+/* Opens a library and points its table to its functions. Returns NULL, or why the library cannot be opened, in a text that is
+ * valid until the thread's next call of a function of dlfcn.h. Does nothing if the library is bound.
+ * Requires: no other thread is in a function of this header. */
+const char *lazylink_bind(lazylink_library *library, const char *path);
+
+/* Whether the library is bound and has a function. */
+bool lazylink_has(const lazylink_library *library, const char *name);
+
+#endif

@@ -1,0 +1,177 @@
+package topo
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
+)
+
+// Hosts of which NVML tells: go-nvml's mock of eight A100, changed to what other machines answer. The number of links, levels and
+// affinities are those of NVIDIA's own machines (DGX H100 user guide, "nvidia-smi topo -m").
+
+// server is a host of GPUs, four to a socket, each with links to switches.
+func server(name string, gpus, links int, level func(a, b int) nvml.GpuTopologyLevel) *dgxa100.Server {
+	s := dgxa100.New()
+	s.DeviceGetCountFunc = func() (int, nvml.Return) { return gpus, nvml.SUCCESS }
+	for i := range s.Devices {
+		d := s.Devices[i].(*dgxa100.Device)
+		d.Name = name
+		d.GetPciInfoFunc = func() (info nvml.PciInfo, rc nvml.Return) {
+			for k, c := range []byte(fmt.Sprintf("0000000%d:%02X:00.0", i/4, 0x1b+i)) {
+				info.BusId[k] = c
+			}
+			return info, nvml.SUCCESS
+		}
+		d.GetTopologyCommonAncestorFunc = func(o nvml.Device) (nvml.GpuTopologyLevel, nvml.Return) {
+			other, rc := o.GetIndex()
+			return level(i, other), rc
+		}
+		d.GetNvLinkStateFunc = func(link int) (nvml.EnableState, nvml.Return) {
+			if link < links {
+				return nvml.FEATURE_ENABLED, nvml.SUCCESS
+			}
+			return nvml.FEATURE_DISABLED, nvml.ERROR_INVALID_ARGUMENT
+		}
+		d.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+			return nvml.NVLINK_DEVICE_TYPE_SWITCH, nvml.SUCCESS
+		}
+		d.GetP2PStatusFunc = func(nvml.Device, nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
+			return nvml.P2P_STATUS_OK, nvml.SUCCESS
+		}
+		d.GetCpuAffinityFunc = func(words int) ([]uint, nvml.Return) {
+			mask := make([]uint, words)
+			mask[i/4] = 0xff
+			return mask, nvml.SUCCESS
+		}
+		d.GetNumaNodeIdFunc = func() (int, nvml.Return) { return i / 4, nvml.SUCCESS }
+	}
+	return s
+}
+
+func sockets(a, b int) nvml.GpuTopologyLevel {
+	if a/4 == b/4 {
+		return nvml.TOPOLOGY_NODE
+	}
+	return nvml.TOPOLOGY_SYSTEM
+}
+
+func TestGPUsBehindSwitches(t *testing.T) {
+	for _, e := range []struct {
+		name  string
+		links int
+	}{{"NVIDIA H100 80GB HBM3", 18}, {"NVIDIA A100-SXM4-40GB", 12}} {
+		got := gpusOf(server(e.name, 8, e.links, sockets))
+		if len(got.List) != 8 || len(got.Links) != 28 || got.Why != "" || !got.FullyConnected() {
+			t.Fatalf("%s: %+v", e.name, got)
+		}
+		for i, g := range got.List {
+			if want := fmt.Sprintf("000%d:%02x:00.0", i/4, 0x1b+i); g.Address != want {
+				t.Errorf("GPU %d has the address %q, expected %q", i, g.Address, want)
+			}
+			if g.Index != i || g.Name != e.name || g.NVLinks != e.links || g.Node != ID(i/4) || g.UUID == "" || g.MemoryBytes == 0 || g.Capability == "" {
+				t.Errorf("%+v", g)
+			}
+			if first := i / 4 * 64; !slices.Equal(g.CPUs, CPUSet{first, first + 1, first + 2, first + 3, first + 4, first + 5, first + 6, first + 7}) {
+				t.Errorf("GPU %d is near to cpus %v", i, g.CPUs)
+			}
+		}
+		for _, link := range got.Links {
+			want := GPULink{A: link.A, B: link.B, Path: pciPaths[sockets(link.A, link.B)], NVLinks: e.links, P2P: true}
+			if link != want || link.A >= link.B {
+				t.Errorf("%+v, expected %+v", link, want)
+			}
+		}
+	}
+}
+
+// Two cards in slots of one host bridge, of which the driver says that they cannot read each other.
+func TestGPUsOnPCI(t *testing.T) {
+	s := server("NVIDIA L4", 2, 0, func(a, b int) nvml.GpuTopologyLevel { return nvml.TOPOLOGY_HOSTBRIDGE })
+	s.Devices[1].(*dgxa100.Device).GetP2PStatusFunc = func(nvml.Device, nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
+		return nvml.P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED, nvml.SUCCESS
+	}
+	got := gpusOf(s)
+	if len(got.List) != 2 || got.FullyConnected() || !slices.Equal(got.Links, []GPULink{{A: 0, B: 1, Path: "PHB"}}) {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Pairs of cards with bridges: links go from GPU to GPU, and only some pairs have any.
+func TestGPUsWithBridges(t *testing.T) {
+	s := server("NVIDIA A100 80GB PCIe", 4, 12, func(a, b int) nvml.GpuTopologyLevel { return nvml.TOPOLOGY_SINGLE })
+	for i := range 4 {
+		d := s.Devices[i].(*dgxa100.Device)
+		d.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+			return nvml.NVLINK_DEVICE_TYPE_GPU, nvml.SUCCESS
+		}
+		d.GetNvLinkRemotePciInfoFunc = func(int) (nvml.PciInfo, nvml.Return) { return s.Devices[i^1].GetPciInfo() }
+	}
+	got := gpusOf(s)
+	for _, link := range got.Links {
+		want := 0
+		if link.A^1 == link.B {
+			want = 12
+		}
+		if link.NVLinks != want {
+			t.Errorf("%+v, expected %d NVLinks", link, want)
+		}
+	}
+	if len(got.Links) != 6 || got.FullyConnected() {
+		t.Errorf("%+v", got)
+	}
+}
+
+// One GPU has no pair to be connected, whoever shares it.
+func TestOneGPU(t *testing.T) {
+	got := gpusOf(server("NVIDIA H100 PCIe", 1, 0, sockets))
+	if len(got.List) != 1 || len(got.Links) != 0 || got.FullyConnected() || got.Why != "" {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestHostsWithoutGPUs(t *testing.T) {
+	none := server("", 0, 0, sockets)
+	broken := &mock.Interface{DeviceGetCountFunc: func() (int, nvml.Return) { return 0, nvml.ERROR_UNKNOWN }}
+	foreign := server("", 1, 0, sockets)
+	foreign.DeviceGetHandleByIndexFunc = func(int) (nvml.Device, nvml.Return) { return nil, nvml.ERROR_NO_PERMISSION }
+	for want, library := range map[string]nvml.Interface{
+		"the driver has 0 GPUs, and none that this process may use":               none,
+		"the driver has 1 GPUs, and none that this process may use":               foreign,
+		"NVML does not count the GPUs: " + fmt.Sprint(nvml.ERROR_UNKNOWN.Error()): broken,
+	} {
+		if got := gpusOf(library); got.Why != want || len(got.List) != 0 {
+			t.Errorf("%+v, expected %q", got, want)
+		}
+	}
+}
+
+// Of a GPU of which the driver tells nothing the index is known.
+func TestGPUThatTellsNothing(t *testing.T) {
+	refuse := nvml.ERROR_NOT_SUPPORTED
+	device := &mock.Device{
+		GetNameFunc:                   func() (string, nvml.Return) { return "", refuse },
+		GetUUIDFunc:                   func() (string, nvml.Return) { return "", refuse },
+		GetPciInfoFunc:                func() (nvml.PciInfo, nvml.Return) { return nvml.PciInfo{}, refuse },
+		GetMemoryInfoFunc:             func() (nvml.Memory, nvml.Return) { return nvml.Memory{}, refuse },
+		GetCudaComputeCapabilityFunc:  func() (int, int, nvml.Return) { return 0, 0, refuse },
+		GetNumaNodeIdFunc:             func() (int, nvml.Return) { return 0, refuse },
+		GetCpuAffinityFunc:            func(int) ([]uint, nvml.Return) { return nil, refuse },
+		GetNvLinkStateFunc:            func(int) (nvml.EnableState, nvml.Return) { return 0, refuse },
+		GetTopologyCommonAncestorFunc: func(nvml.Device) (nvml.GpuTopologyLevel, nvml.Return) { return 0, refuse },
+		GetP2PStatusFunc:              func(nvml.Device, nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) { return 0, refuse },
+	}
+	got := gpusOf(&mock.Interface{DeviceGetCountFunc: func() (int, nvml.Return) { return 2, nvml.SUCCESS },
+		DeviceGetHandleByIndexFunc: func(int) (nvml.Device, nvml.Return) { return device, nvml.SUCCESS }})
+	if len(got.List) != 2 || !slices.Equal(got.Links, []GPULink{{A: 0, B: 1}}) {
+		t.Fatalf("%+v", got)
+	}
+	for i, g := range got.List {
+		if g.Index != i || g.Node != unknown || g.Name != "" || g.CPUs != nil {
+			t.Errorf("%+v", g)
+		}
+	}
+}
