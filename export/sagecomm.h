@@ -461,16 +461,22 @@ typedef struct sagecomm_api {
 
   /* Writes as JSON how a group, existing or described, carries out a collective, and why. Returns INVALID without a
    * question. The question, JSON as well:
-   *   {"op": "all_reduce", "bytes", "group"?, "ranks"?, "hosts"?, "tune"?, "device"?}
+   *   {"op": "all_reduce", "bytes", "group"?, "ranks"?, "hosts"?, "tune"?, "device"?,
+   *     "overlap"?: {"seconds", "parts", "threads"}}
    * "group" is a handle. Without it, the settings are those of the environment, or "tune" if the environment has
    * none. "bytes" are as for simulate(). The answer lists candidates by predicted time:
    *   {"op", "bytes", "ranks", "hosts", "table", "candidates": [{"algorithm", "transport", "chunk", "seconds", "steps",
-   *     "bytes", "longest", "even", "chosen", "forced", "why"}], "engine"?, "engines"?} or {"error": "..."}
+   *     "bytes", "longest", "even", "chosen", "forced", "why"}], "overlap"?, "engine"?, "engines"?} or
+   *   {"error": "..."}
    * "steps" and "bytes" of a candidate are the most that one rank has; "longest" is the longest possible chunk;
    * "fusion", in words, says which all_reduces share collectives where SAGECOMM_FUSION applies to the question;
    * candidates with "even" need blocks of equal length; "table" has all ranges in the grammar of SAGECOMM_TUNE. With
    * "device": true the question is about tensors on devices, and the answer has the "engine" that carries them out and
-   * "engines": [{"engine", "chosen", "forced", "why"}], the most preferred one first. */
+   * "engines": [{"engine", "chosen", "forced", "why"}], the most preferred one first. With "overlap" the question is
+   * also in how many slices a computation of so many seconds, which has at most so many parts and keeps so many threads
+   * of each rank busy (0: a device computes), and the collective hide each other best:
+   *   "overlap": {"slices", "whole_seconds", "seconds", "busy", "processors", "why"}
+   * with the predicted times without slices and with them, and processors of the host. */
   int64_t (*explain)(const char *question, char *json, size_t n);
 
   /* Makes an entry of a tuning file (SAGECOMM_TUNE_FILE) from measurements in a group. The entry applies to groups of

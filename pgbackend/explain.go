@@ -3,7 +3,9 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
+	"time"
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
@@ -21,6 +23,25 @@ type Question struct {
 	Tune  string `json:"tune"`  // SAGECOMM_TUNE of the described group, where the environment has none
 	// Device asks about tensors on devices: the answer has the engine too. A described group has this process for each rank.
 	Device bool `json:"device"`
+	// Overlap, if there is one, asks in how many slices the collective and a computation hide each other best.
+	Overlap *overlapQuestion `json:"overlap"`
+}
+
+// overlapQuestion describes the computation of an [algo.Overlap].
+type overlapQuestion struct {
+	Seconds float64 `json:"seconds"` // of the whole computation, on the slowest rank
+	Parts   int     `json:"parts"`   // the most slices that it can be cut into
+	Threads int     `json:"threads"` // of each rank that compute on processors of the host; 0 if a device computes
+}
+
+// overlapAnswer is an [algo.Slicing] with the numbers of processors that led to it.
+type overlapAnswer struct {
+	Slices     int     `json:"slices"`
+	Whole      float64 `json:"whole_seconds"` // without slices
+	Seconds    float64 `json:"seconds"`       // with that number of slices
+	Busy       int     `json:"busy"`          // processors that compute
+	Processors int     `json:"processors"`    // that the ranks may run on
+	Why        string  `json:"why"`
 }
 
 // Explanation answers a [Question]: the choice, the candidates, and the reasons.
@@ -32,6 +53,8 @@ type Explanation struct {
 	Table      string      `json:"table"` // all classes of the collective, in the grammar of SAGECOMM_TUNE
 	Candidates []candidate `json:"candidates"`
 	Fusion     string      `json:"fusion,omitempty"` // of an all_reduce in a group that fuses: which ones share collectives
+
+	Overlap *overlapAnswer `json:"overlap,omitempty"`
 
 	Engine  string            `json:"engine,omitempty"` // of tensors on devices; both are empty if the question is not about them
 	Engines []engineCandidate `json:"engines,omitempty"`
@@ -83,6 +106,11 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	if kind == coll.AllReduce && fusion != fusionOff {
 		out.Fusion = fusion
 	}
+	if q.Overlap != nil {
+		if out.Overlap, err = q.Overlap.answer(selector, kind, q.Bytes, shape, p.processorsFor(q)); err != nil {
+			return nil, fmt.Errorf("explain: %w", err)
+		}
+	}
 	if q.Device {
 		out.Engine = engines.Engine
 		for _, c := range engines.Candidates {
@@ -90,6 +118,30 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 		}
 	}
 	return out, nil
+}
+
+// longestCompute bounds the time of a computation in a question, in seconds, so that sums of times fit into 64 bits.
+const longestCompute = 1e6
+
+// answer returns the number of slices for a collective beside the computation.
+func (q *overlapQuestion) answer(s *algo.Selector, kind coll.Kind, bytes uint64, shape algo.Shape, processors int) (*overlapAnswer, error) {
+	if !(q.Seconds >= 0 && q.Seconds <= longestCompute) || q.Parts < 1 || q.Threads < 0 || q.Threads > math.MaxInt/shape.Size {
+		return nil, fmt.Errorf("overlap: %g s, %d parts, %d threads: expected 0 to %g seconds, 1 part or more, 0 threads or more",
+			q.Seconds, q.Parts, q.Threads, longestCompute)
+	}
+	compute := time.Duration(q.Seconds * float64(time.Second))
+	busy := shape.Size * q.Threads
+	chosen := s.Slices(kind, bytes, algo.Overlap{Compute: compute, Parts: q.Parts, Busy: busy, Processors: processors})
+	return &overlapAnswer{chosen.Slices, chosen.Whole.Seconds(), chosen.Predicted.Seconds(), busy, processors, chosen.Why}, nil
+}
+
+// processorsFor returns the number of processors that the ranks of a question's group may run on. Each host of a described
+// group has those of this process.
+func (p *Process) processorsFor(q Question) int {
+	if g := p.Group(q.Group); q.Group != 0 && g != nil {
+		return len(g.processors())
+	}
+	return len(processors()) * max(1, q.Hosts)
 }
 
 // choicesFor returns the selector, the shape, the engine for devices and the limits of fusion of the group that a question is

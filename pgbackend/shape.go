@@ -14,14 +14,17 @@ import (
 
 // crowded reports whether the group has more ranks than there are processors that any of them may run on. All ranks share
 // memory and so run on one machine, even where host identities differ.
-func (g *Group) crowded() bool {
+func (g *Group) crowded() bool { return g.size > len(g.processors()) }
+
+// processors returns the processors that any rank of the group may run on.
+func (g *Group) processors() map[int]bool {
 	free := map[int]bool{}
 	for _, m := range g.members {
 		for _, cpu := range m.Processors {
 			free[cpu] = true
 		}
 	}
-	return g.size > len(free)
+	return free
 }
 
 // switching is the hop of a crowded group, in octaves: 8 us, the time until the kernel has switched ranks. With it the

@@ -1,6 +1,7 @@
-"""The guides' blocks of code: each is run as it stands on the page, on all ranks of a job, on several numbers of ranks.
+"""The guides' blocks of code, run as they stand on the page, on all ranks of a job.
 
-A block is complete in itself. A guide of which every block can run like that is a line in GUIDES.
+A block of a guide in GUIDES is complete in itself and runs on several numbers of ranks. Those of a guide in PAGES run in
+order, in one namespace, on as many ranks as the guide says.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # torch.optim imports it at its first use, for seconds; here, ranks preload it
 
 from selection import quickly
 from worlds import World
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GUIDES = ["comm-backends.md"]
+PAGES = [("overlap.md", 2), ("parallelism.md", 4)]
 SIZES = [1, 2, 4]
 
 
@@ -34,28 +37,43 @@ def blocks(guide: str) -> list[tuple[str, str]]:
 BLOCKS = [block for guide in GUIDES for block in blocks(guide)]
 
 
-def run(where: str, text: str) -> None:
-    torch.manual_seed(1)
+def run(where: str, text: str, namespace: dict[str, object] | None = None) -> None:
     page, line = where.split(":")
     # Errors name the line of the page.
     code = compile("\n" * (int(line) - 1) + text, str(DOCS / page), "exec")
-    exec(code, {"__name__": "__main__"})
+    exec(code, {"__name__": "__main__"} if namespace is None else namespace)
+
+
+def run_seeded(where: str, text: str) -> None:
+    torch.manual_seed(1)
+    run(where, text)
+
+
+def run_page(of_page: list[tuple[str, str]]) -> None:
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for where, text in of_page:
+        run(where, text, namespace)
 
 
 @pytest.mark.parametrize("size", quickly([2], SIZES))
 @pytest.mark.parametrize(("where", "text"), BLOCKS, ids=[where for where, _ in BLOCKS])
 def test_a_block(world: Callable[[int], World], where: str, text: str, size: int) -> None:
-    world(size).run(run, where, text)
+    world(size).run(run_seeded, where, text)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("where", "text"), BLOCKS, ids=[where for where, _ in BLOCKS])
 def test_a_block_on_gloo(world: Callable[[int], World], where: str, text: str) -> None:
-    world(2).run(run, where, text, backend="gloo")
+    world(2).run(run_seeded, where, text, backend="gloo")
+
+
+@pytest.mark.parametrize(("page", "ranks"), PAGES)
+def test_a_page(world: Callable[[int], World], page: str, ranks: int) -> None:
+    world(ranks).run(run_page, blocks(page))
 
 
 def test_every_guide_has_blocks() -> None:
-    for guide in GUIDES:
+    for guide in [*GUIDES, *(page for page, _ in PAGES)]:
         assert len(blocks(guide)) > 3
 
 

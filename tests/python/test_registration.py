@@ -10,6 +10,7 @@ import sys
 import textwrap
 from datetime import timedelta
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,6 +60,36 @@ def test_import_sagecomm_registers_and_loads_nothing_heavy():
     succeeds(code + textwrap.dedent(NOTHING_HEAVY), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     # Here `import sagecomm` imports torch, which calls the entry point while the package is half imported.
     succeeds(code + textwrap.dedent(NOTHING_HEAVY), TORCH_DEVICE_BACKEND_AUTOLOAD="1")
+
+
+def test_what_a_program_does_not_use_is_not_imported():
+    succeeds("""
+        import sys, sagecomm
+        later = {"sagecomm._overlap", "sagecomm.ddp", "sagecomm.nn", "sagecomm.parallel"}
+        assert not later & set(sys.modules)
+        for name in sagecomm.__all__:
+            assert getattr(sagecomm, name) is not None, name
+        assert later <= set(sys.modules)
+        assert set(sagecomm.__all__) <= set(dir(sagecomm))
+        assert callable(sagecomm.overlap)
+        try:
+            sagecomm.overlapped
+        except AttributeError as error:
+            assert "module 'sagecomm' has no attribute 'overlapped'" in str(error)
+        else:
+            raise AssertionError("there is no such name")
+    """)
+
+
+def test_the_wheel_has_every_package():
+    torch_ext = Path(sagecomm.__file__).resolve().parents[1]
+    if not (torch_ext / "setup.py").exists():
+        pytest.skip("sagecomm is installed without its sources")
+    text = (torch_ext / "pyproject.toml").read_text()
+    listed = re.search(r"^packages = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    there = {".".join(path.parent.relative_to(torch_ext).parts) for path in torch_ext.glob("sagecomm/**/__init__.py")}
+    assert set(re.findall(r'"(.*?)"', listed[1])) == there
 
 
 @pytest.mark.skipif(

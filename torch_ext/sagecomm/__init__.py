@@ -19,24 +19,41 @@ __all__ = [
     "CommBackendProtocol",
     "CommFusionBuffer",
     "CommOp",
+    "DoubleBuffer",
+    "InFlight",
     "Options",
+    "OverlapReport",
+    "OverlapScheduler",
     "PeerFailure",
+    "ProcessGroupManager",
     "TopologyManager",
     "__version__",
     "all_gather",
+    "all_gather_linear",
     "all_reduce",
     "all_to_all",
     "autograd",
     "broadcast",
+    "chunked_all_reduce",
+    "conv2d_all_reduce",
     "create_comm_backend",
+    "ddp",
     "dump_flight_recorder",
     "explain",
     "fused_all_reduce",
+    "fused_allreduce_gradients",
     "get_stats",
     "irecv",
     "isend",
+    "linear_all_reduce",
+    "linear_reduce_scatter",
+    "measure_overlap",
     "metrics",
     "monitored_barrier",
+    "nn",
+    "overlap",
+    "parallel",
+    "pipeline",
     "recv",
     "reduce_scatter",
     "select_all_reduce_algorithm",
@@ -64,9 +81,25 @@ if not _imported_by_the_command():
 # What follows is imported when it is first used: `import torch` imports this package, and most programs need its
 # backend only.
 if TYPE_CHECKING:
-    from sagecomm import autograd
+    from sagecomm import autograd, ddp, nn, parallel
+    from sagecomm._overlap import (
+        DoubleBuffer,
+        InFlight,
+        OverlapReport,
+        OverlapScheduler,
+        all_gather_linear,
+        chunked_all_reduce,
+        conv2d_all_reduce,
+        fused_allreduce_gradients,
+        linear_all_reduce,
+        linear_reduce_scatter,
+        measure_overlap,
+        overlap,
+        pipeline,
+    )
     from sagecomm.backends import CommBackendProtocol, CommOp, create_comm_backend
     from sagecomm.fusion import CommFusionBuffer, fused_all_reduce
+    from sagecomm.parallel import ProcessGroupManager
     from sagecomm.primitives import (
         all_gather,
         all_reduce,
@@ -81,9 +114,27 @@ if TYPE_CHECKING:
     from sagecomm.topology import TopologyManager, select_all_reduce_algorithm
 else:
     _MODULES = {
+        "_overlap": [
+            "DoubleBuffer",
+            "InFlight",
+            "OverlapReport",
+            "OverlapScheduler",
+            "all_gather_linear",
+            "chunked_all_reduce",
+            "conv2d_all_reduce",
+            "fused_allreduce_gradients",
+            "linear_all_reduce",
+            "linear_reduce_scatter",
+            "measure_overlap",
+            "overlap",
+            "pipeline",
+        ],
         "autograd": ["autograd"],
         "backends": ["CommBackendProtocol", "CommOp", "create_comm_backend"],
+        "ddp": ["ddp"],
         "fusion": ["CommFusionBuffer", "fused_all_reduce"],
+        "nn": ["nn"],
+        "parallel": ["parallel", "ProcessGroupManager"],
         "primitives": [
             "all_gather",
             "all_reduce",

@@ -1,0 +1,239 @@
+"""Operators that communicate one slice while the next one is computed: results, gradients, and the number of slices."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+import sagecomm
+from sagecomm import _native
+from sagecomm._overlap import _slices
+from selection import quickly
+
+ROWS, WIDTH, OUTPUTS = 8, 12, 6
+
+
+def seeded(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+
+
+def part(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """This rank's part, a leaf of its own."""
+    own = tensor.detach().chunk(dist.get_world_size(), dim)[dist.get_rank()]
+    return own.clone().requires_grad_()
+
+
+def near(got: torch.Tensor | None, want: torch.Tensor | None, dim: int | None = None) -> None:
+    """The tensor is that of one process, or this rank's part of it along a dimension."""
+    assert got is not None
+    assert want is not None
+    if dim is not None:
+        want = want.chunk(dist.get_world_size(), dim)[dist.get_rank()]
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def linears(slices: int | None) -> None:
+    x, weight, bias = seeded(ROWS, 2, WIDTH), seeded(OUTPUTS * 2, WIDTH, seed=2), seeded(OUTPUTS * 2, seed=3)
+    factors = seeded(ROWS, 2, OUTPUTS * 2, seed=4).detach()
+    want = F.linear(x, weight, bias)
+    (want * factors).sum().backward()
+
+    mine, columns, whole_bias = part(x, 2), part(weight, 1), bias.detach().clone().requires_grad_()
+    y = sagecomm.linear_all_reduce(mine, columns, whole_bias, slices=slices)
+    (y * factors).sum().backward()
+    near(y, want)
+    near(mine.grad, x.grad, 2)
+    near(columns.grad, weight.grad, 1)
+    near(whole_bias.grad, bias.grad)
+
+    mine, columns, whole_bias = part(x, 2), part(weight, 1), bias.detach().clone().requires_grad_()
+    y = sagecomm.linear_reduce_scatter(mine, columns, whole_bias, slices=slices)
+    (y * part(factors, 0).detach()).sum().backward()
+    near(y, want, 0)
+    near(mine.grad, x.grad, 2)
+    near(columns.grad, weight.grad, 1)
+    near(whole_bias.grad, bias.grad)
+
+    mine, rows, own_bias = part(x, 0), part(weight, 0), part(bias, 0)
+    y = sagecomm.all_gather_linear(mine, rows, own_bias, slices=slices)
+    (y * part(factors, 2).detach()).sum().backward()
+    near(y, want, 2)
+    near(mine.grad, x.grad, 0)
+    near(rows.grad, weight.grad, 0)
+    near(own_bias.grad, bias.grad, 0)
+
+
+LINEARS = list(itertools.product((1, 2, 4), (None, 1, 2, 3, 100)))
+
+
+@pytest.mark.parametrize("case", quickly([(1, 2), (2, None), (2, 3), (4, 1), (4, 100)], LINEARS), ids=str)
+def test_linears_equal_the_unsplit_one_with_gradients(world, case):
+    size, slices = case
+    world(size).run(linears, slices)
+
+
+def convolution(images: int, slices: int | None) -> None:
+    x, weight, bias = seeded(images, 8, 7, 6), seeded(6, 8, 3, 2, seed=2), seeded(6, seed=3)
+    geometry: dict[str, Any] = {"stride": (2, 1), "padding": 1, "dilation": (1, 2)}
+    want = F.conv2d(x, weight, bias, **geometry)
+    factors = seeded(*want.shape, seed=4).detach()
+    (want * factors).sum().backward()
+    mine, channels, whole_bias = part(x, 1), part(weight, 1), bias.detach().clone().requires_grad_()
+    y = sagecomm.conv2d_all_reduce(mine, channels, whole_bias, slices=slices, **geometry)
+    (y * factors).sum().backward()
+    near(y, want)
+    near(mine.grad, x.grad, 1)
+    near(channels.grad, weight.grad, 1)
+    near(whole_bias.grad, bias.grad)
+    with pytest.raises(ValueError, match="expected x"):
+        sagecomm.conv2d_all_reduce(mine[0], channels)
+
+
+CONVOLUTIONS = list(itertools.product((1, 2, 4), (1, 5), (None, 1, 2)))
+QUICK_CONVOLUTIONS = [(1, 5, 2), (2, 1, 2), (2, 5, None), (4, 5, 2)]
+
+
+@pytest.mark.parametrize("case", quickly(QUICK_CONVOLUTIONS, CONVOLUTIONS), ids=str)
+def test_a_convolution_equals_the_unsplit_one_with_gradients(world, case):
+    size, images, slices = case
+    world(size).run(convolution, images, slices)
+
+
+def operations_of(slices: int) -> list[tuple[str, int]]:
+    """Collectives of one call, by kind and size class."""
+    sagecomm.linear_all_reduce(torch.ones(ROWS, WIDTH), torch.ones(OUTPUTS, WIDTH), slices=slices)
+    rows = sagecomm.get_stats()["rows"]
+    return [(row["op"], row["count"]) for row in rows]
+
+
+def test_each_slice_is_one_collective(world):
+    assert world(2).run(operations_of, 4) == [[("all_reduce", 4)]] * 2
+    assert world(2).run(operations_of, 1) == [[("all_reduce", 1)]] * 2
+
+
+def predicted(threads: int) -> list[int]:
+    """Numbers of slices where the computations of both ranks keep so many processors busy."""
+    weight = torch.ones(256, 256)
+    ask = {"op": "all_reduce", "parts": 64, "like": weight, "group": dist.group.WORLD}
+    sizes = [(8, 1000), (1 << 20, 1 << 28), (64 << 20, 1 << 33)]
+    real, torch.get_num_threads = torch.get_num_threads, lambda: threads
+    try:
+        return [_slices.number_of_slices(nbytes=nbytes, operations=count, **ask) for nbytes, count in sizes]
+    finally:
+        torch.get_num_threads = real
+
+
+def test_all_processors_busy_means_one_slice(world):
+    """Ranks of one host communicate with its processors: where all of these compute, nothing could be hidden."""
+    assert world(2).run(predicted, 512) == [[1, 1, 1]] * 2
+
+
+def agreed() -> tuple[list[int], int, int]:
+    """The ranks compute at different speeds, and the fast one must not choose other slices than the slow one."""
+    real = _slices._time_of_a_product
+    _slices._time_of_a_product = lambda *_: 1e-3 * (1 + dist.get_rank())
+    before = sagecomm.get_stats()["all_reduce_count"]
+    try:
+        numbers = predicted(1 + dist.get_rank())
+    finally:
+        _slices._time_of_a_product = real
+    ((_, threads),) = {v for k, v in _slices._speeds.items() if k[0] == _number()}
+    return numbers, threads, sagecomm.get_stats()["all_reduce_count"] - before
+
+
+def _number() -> int:
+    from sagecomm import _observe
+
+    return int(_observe._backend(None, "test").group_number())
+
+
+def test_ranks_agree_on_the_number_of_slices_with_one_all_reduce(world):
+    first, second = world(2).run(agreed)
+    assert first == second
+    assert first[1:] == (2, 1)
+
+
+def of_another_backend() -> int:
+    group = dist.new_group(backend="gloo")
+    like = torch.ones(4)
+    return _slices.number_of_slices("all_reduce", 1 << 30, parts=64, operations=1 << 40, like=like, group=group)
+
+
+def test_groups_without_a_cost_model_have_one_slice(world):
+    assert world(2).run(of_another_backend) == [1, 1]
+
+
+def outside() -> None:
+    """The second rank is not in the group."""
+    group = dist.new_group([0])
+    if dist.get_rank() == 1:
+        with warnings.catch_warnings():
+            refused_outside(group)
+
+
+def refused_outside(group: dist.ProcessGroup) -> None:
+    x, weight = torch.ones(2, 4), torch.ones(4, 4)
+    calls: list[Callable[[], object]] = [
+        lambda: sagecomm.linear_all_reduce(x, weight, group=group),
+        lambda: sagecomm.linear_all_reduce(x, weight, group=group, slices=2),
+        lambda: sagecomm.linear_reduce_scatter(x, weight, group=group),
+        lambda: sagecomm.chunked_all_reduce(x, chunk_bytes=8, group=group),
+        lambda: sagecomm.nn.ColumnParallelLinear(4, 4, group=group),
+        lambda: sagecomm.OverlapScheduler(nn.Module(), group).schedule_layer(torch.clone, x),
+    ]
+    warnings.simplefilter("ignore")  # torch warns as well
+    for call in calls:
+        with pytest.raises(ValueError, match="this rank is not in the group"):
+            call()
+    parameter = nn.Parameter(x)
+    parameter.grad = x
+    with pytest.raises(ValueError, match="this rank is not in the group"):
+        sagecomm.fused_allreduce_gradients([parameter], group)
+
+
+def test_ranks_outside_the_group_are_refused(world):
+    world(2).run(outside)
+
+
+QUESTION = {"op": "all_reduce", "bytes": 64 << 20, "ranks": 2}
+
+
+def answer(**overlap: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(_native.load().explain(json.dumps({**QUESTION, "overlap": overlap})))
+    return answer
+
+
+def explained() -> None:
+    communicate = answer(seconds=0, parts=64, threads=0)["overlap"]["whole_seconds"]
+    hidden = answer(seconds=communicate, parts=64, threads=0)["overlap"]
+    assert hidden["busy"] == 0
+    assert hidden["whole_seconds"] == pytest.approx(2 * communicate, rel=1e-6)
+    if hidden["processors"] >= 2:  # one for each rank's progress engine
+        assert hidden["slices"] > 1
+        assert hidden["seconds"] < hidden["whole_seconds"]
+    busy = answer(seconds=0.05, parts=64, threads=512)["overlap"]
+    assert (busy["slices"], busy["busy"]) == (1, 1024)
+    assert "processors busy" in busy["why"]
+    assert "overlap" not in json.loads(_native.load().explain(json.dumps(QUESTION)))
+    for wrong in ({"seconds": -1}, {"parts": 0}, {"threads": -1}):
+        told = answer(**{"seconds": 1, "parts": 2, "threads": 1, **wrong})
+        assert "overlap: " in told["error"], told
+
+
+def test_the_core_explains_the_number_of_slices(fresh_world):
+    fresh_world(1).run(explained)
+
+
+def test_rows_are_cut_into_equal_spans():
+    assert _slices.spans(7, 3) == [slice(0, 3), slice(3, 6), slice(6, 7)]
+    assert _slices.spans(2, 5) == [slice(0, 1), slice(1, 2)]
+    assert _slices.spans(0, 5) == []

@@ -1,0 +1,192 @@
+"""Gradients that are communicated while others are computed: OverlapScheduler and the hooks of DistributedDataParallel,
+beside training in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import sagecomm
+from sagecomm import OverlapScheduler
+
+STEPS = 6
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def batch(step: int, rank: int, size: int) -> torch.Tensor:
+    whole = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+    return whole.chunk(size)[rank]
+
+
+def loss_of(model: nn.Module, step: int, rank: int, size: int) -> torch.Tensor:
+    return model(batch(step, rank, size)).square().mean()
+
+
+def train_alone() -> list[torch.Tensor]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step, 0, 1).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def train_scheduled(kind: str) -> tuple[list[torch.Tensor], int]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = net()
+    optimizers = {
+        layer: torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.5) for layer in (model[0], model[2], model[4])
+    }
+
+    def update(layer: nn.Module) -> None:
+        optimizers[layer].step()
+        optimizers[layer].zero_grad()
+
+    scheduler = OverlapScheduler(model, update=update if kind == "update" else None)
+    for step in range(STEPS):
+        if kind == "accumulate":
+            half = batch(step, rank, size).chunk(2)
+            with scheduler.no_sync():
+                (model(half[0]).square().mean() / 2).backward()
+            (model(half[1]).square().mean() / 2).backward()
+        else:
+            loss_of(model, step, rank, size).backward()
+        if kind != "update":
+            scheduler.wait()
+            for layer in optimizers:
+                update(layer)
+    scheduler.remove()
+    loss_of(model, 0, rank, size).backward()  # without hooks: nothing is communicated
+    return [p.detach() for p in model.parameters()], sum(row["count"] for row in sagecomm.get_stats()["rows"])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("kind", ["wait", "update", "accumulate"])
+def test_a_scheduler_reduces_each_layer_once_in_a_step(world, size, kind):
+    want = train_alone()
+    for parameters, collectives in world(size).run(train_scheduled, kind):
+        assert collectives == 3 * STEPS
+        for got, expected in zip(parameters, want, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+class Branches(nn.Module):
+    """One layer has no part in the loss, and one parameter of another has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.used.weight
+
+
+def unused_and_misused() -> tuple[float, bool]:
+    rank = dist.get_rank()
+    model = Branches()
+    scheduler = OverlapScheduler(model)
+    model(torch.full((1, 3), float(rank))).sum().backward()
+    scheduler.wait()
+    assert model.used.weight.grad is not None
+    gradient = model.used.weight.grad[0, 0].item()
+
+    layer = nn.Linear(2, 1)
+    misused = OverlapScheduler(layer)
+    layer(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"call wait\(\) before the next forward"):
+        layer(torch.ones(1, 2))
+    misused.wait()
+    y = layer(torch.ones(1, 2)).sum()
+    y.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="came to a layer again"):
+        y.backward()
+    misused.remove()
+    return gradient, model.unused.weight.grad is None
+
+
+def test_a_scheduler_takes_layers_without_gradients_and_refuses_two_backwards(world):
+    assert world(2).run(unused_and_misused) == [(0.5, True)] * 2
+
+
+def scheduled_layer() -> tuple[float, float]:
+    """The scheduler of the specification: a layer's output is summed while the caller goes on."""
+    layer = nn.Linear(4, 4, bias=False)
+    nn.init.eye_(layer.weight)
+    scheduler = OverlapScheduler(nn.Module())
+    x = torch.full((2, 4), float(dist.get_rank() + 1), requires_grad=True)
+    output = scheduler.schedule_layer(lambda t: layer(t).tanh(), x)
+    y = output.wait()
+    y.sum().backward()
+    assert x.grad is not None
+    return y[0, 0].item(), (x.grad[0, 0] / (1 - torch.tanh(x.detach()[0, 0]) ** 2)).item()
+
+
+def test_a_scheduled_layer_is_summed_and_differentiable(world):
+    want = sum(torch.tanh(torch.tensor([1.0, 2.0])).tolist())
+    for total, gradient in world(2).run(scheduled_layer):
+        assert total == pytest.approx(want, rel=1e-5)
+        assert gradient == pytest.approx(1, rel=1e-4)
+
+
+HOOKS: dict[str, Callable[[], Any]] = {
+    "chunked": lambda: sagecomm.ddp.chunked_hook(chunk_bytes=200),
+    "fused": lambda: sagecomm.ddp.fused_hook(bucket_bytes=1 << 20),
+    "fused, several": lambda: sagecomm.ddp.fused_hook(bucket_bytes=500),
+    "bf16": lambda: sagecomm.ddp.bf16_hook,
+}
+
+
+def train_hooked(name: str) -> list[torch.Tensor]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(net(), bucket_cap_mb=0.0005)
+    model.register_comm_hook(None, HOOKS[name]())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step, rank, size).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_train_as_one_process(world, name):
+    want = train_alone()
+    tolerance = 2e-2 if name == "bf16" else 1e-5
+    first, second = world(2).run(train_hooked, name)
+    for got, other, expected in zip(first, second, want, strict=True):
+        assert torch.equal(got, other)
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def collectives_of_a_step(name: str) -> dict[str, int]:
+    model = DistributedDataParallel(net(), bucket_cap_mb=0.0005)
+    model.register_comm_hook(None, HOOKS[name]())
+    counts = []
+    for step in range(3):
+        before = sagecomm.get_stats()["sequence"]
+        loss_of(model, step, dist.get_rank(), 2).backward()
+        counts.append(sagecomm.get_stats()["sequence"] - before)
+    return {"last": counts[-1]}
+
+
+def test_the_fused_hook_needs_one_collective_for_all_buckets(world):
+    fused = world(2).run(collectives_of_a_step, "fused")
+    several = world(2).run(collectives_of_a_step, "fused, several")
+    assert [each["last"] for each in fused] == [1, 1]
+    assert all(1 < each["last"] < 6 for each in several)
+
+
+def test_a_hook_refuses_chunks_without_bytes():
+    with pytest.raises(ValueError, match="chunk_bytes=0"):
+        sagecomm.ddp.chunked_hook(chunk_bytes=0)

@@ -1,0 +1,190 @@
+"""Layers that are split among ranks: outputs and gradients are those of the unsplit layer, on 1, 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+import sagecomm
+from sagecomm.nn import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from selection import quickly
+
+SIZES = [1, 2, 4]
+ROWS, BATCH, WIDTH, HIDDEN, VOCABULARY = 8, 3, 12, 16, 20
+SEED = 4
+
+
+def whole() -> tuple[nn.Embedding, nn.Linear, nn.Linear]:
+    """The unsplit layers. Split ones take their parameters from the same generator in the same order."""
+    torch.manual_seed(SEED)
+    return nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, an input and the weights of the loss."""
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = torch.randint(VOCABULARY, (ROWS, BATCH), generator=generator)
+    x, weights = (torch.randn(ROWS, BATCH, WIDTH, generator=generator) for _ in range(2))
+    return tokens, x, weights
+
+
+def part(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    return tensor.chunk(dist.get_world_size(), dim)[dist.get_rank()]
+
+
+def near(got: torch.Tensor | None, want: torch.Tensor | None, what: str) -> None:
+    assert got is not None, what
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, msg=lambda text: f"{what}: {text}")
+
+
+def perceptron(sequence: bool, slices: int | None) -> None:
+    _, up, down = whole()
+    _, x, weights = data()
+    x = x.requires_grad_()
+    want = down(F.gelu(up(x)))
+    (want * weights).sum().backward()
+
+    torch.manual_seed(SEED)
+    nn.Embedding(VOCABULARY, WIDTH)
+    my_up = ColumnParallelLinear(WIDTH, HIDDEN, sequence_parallel=sequence, slices=slices)
+    my_down = RowParallelLinear(HIDDEN, WIDTH, sequence_parallel=sequence, slices=slices)
+    mine = (part(x, 0) if sequence else x).detach().clone().requires_grad_()
+    got = my_down(F.gelu(my_up(mine)))
+    (got * (part(weights, 0) if sequence else weights)).sum().backward()
+
+    near(got, part(want, 0) if sequence else want, "output")
+    assert x.grad is not None
+    near(mine.grad, part(x.grad, 0) if sequence else x.grad, "gradient of the input")
+    for layer, dense, dim in ((my_up, up, 0), (my_down, down, 1)):
+        assert dense.weight.grad is not None
+        near(layer.weight, part(dense.weight, dim), "weight")
+        near(layer.weight.grad, part(dense.weight.grad, dim), "gradient of the weight")
+    assert my_up.bias is not None
+    assert up.bias.grad is not None
+    assert my_down.bias is not None
+    near(my_up.bias.grad, part(up.bias.grad, 0), "gradient of the split bias")
+    near(my_down.bias.grad, down.bias.grad, "gradient of the whole bias")
+
+
+CASES = list(itertools.product(SIZES, (False, True), (None, 1, 2, 3)))
+QUICK = [(1, False, None), (1, True, None), (2, False, 2), (2, True, 3), (4, False, None), (4, True, 2)]
+
+
+@pytest.mark.parametrize("case", quickly(QUICK, CASES), ids=str)
+def test_a_split_perceptron_equals_the_dense_one(world, case):
+    size, sequence, slices = case
+    world(size).run(perceptron, sequence, slices)
+
+
+def whole_at_both_ends() -> None:
+    """gather_output, an input that is not split, no bias, and start() beside forward()."""
+    _, up, down = whole()
+    _, x, weights = data()
+    x = x.requires_grad_()
+    want = F.linear(F.linear(x, up.weight).tanh(), down.weight)
+    (want * weights).sum().backward()
+
+    torch.manual_seed(SEED)
+    nn.Embedding(VOCABULARY, WIDTH)
+    my_up = ColumnParallelLinear(WIDTH, HIDDEN, gather_output=True)
+    my_down = RowParallelLinear(HIDDEN, WIDTH, input_is_parallel=False)
+    my_up.bias = my_down.bias = None
+    mine = x.detach().clone().requires_grad_()
+    hidden = my_up(mine).tanh()
+    assert hidden.shape == (ROWS, BATCH, HIDDEN)
+    started = my_down.start(hidden)
+    got = started.wait()
+    assert started.wait() is got
+    (got * weights).sum().backward()
+    near(got, want, "output")
+    near(mine.grad, x.grad, "gradient of the input")
+    assert up.weight.grad is not None
+    assert down.weight.grad is not None
+    near(my_up.weight.grad, part(up.weight.grad, 0), "gradient of the first weight")
+    near(my_down.weight.grad, part(down.weight.grad, 1), "gradient of the second weight")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_layers_take_and_return_whole_tensors(world, size):
+    world(size).run(whole_at_both_ends)
+
+
+def embedding(sequence: bool) -> None:
+    dense, _, _ = whole()
+    tokens, _, weights = data()
+    want = dense(tokens)
+    (want * weights).sum().backward()
+
+    torch.manual_seed(SEED)
+    mine = VocabParallelEmbedding(VOCABULARY, WIDTH, sequence_parallel=sequence)
+    got = mine(tokens)
+    (got * (part(weights, 0) if sequence else weights)).sum().backward()
+    assert torch.equal(got, part(want, 0) if sequence else want)  # zeros add nothing
+    assert dense.weight.grad is not None
+    near(mine.weight.grad, part(dense.weight.grad, 0), "gradient of the weight")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_split_embedding_equals_the_dense_one(world, size, sequence):
+    world(size).run(embedding, sequence)
+
+
+def refusals() -> None:
+    makers: list[tuple[Callable[[], nn.Module], str]] = [
+        (lambda: ColumnParallelLinear(4, 5), "5 outputs among 2 ranks: the number of ranks must divide it"),
+        (lambda: RowParallelLinear(5, 4), "5 inputs among 2 ranks"),
+        (lambda: VocabParallelEmbedding(5, 4), "5 tokens of the vocabulary among 2 ranks"),
+    ]
+    for make, message in makers:
+        with pytest.raises(ValueError, match=message):
+            make()
+    embedding = VocabParallelEmbedding(6, 4)
+    for token in (-1, 6):
+        with pytest.raises(
+            IndexError, match=f"tokens are {min(token, 0)} to {max(token, 0)}, but the vocabulary has 6"
+        ):
+            embedding(torch.tensor([0, token]))
+    with pytest.raises(ValueError, match="3 rows among 2 ranks"):
+        RowParallelLinear(4, 4, sequence_parallel=True)(torch.ones(3, 2))
+    with pytest.raises(ValueError, match="without sequence_parallel"):
+        RowParallelLinear(4, 4, sequence_parallel=True).start(torch.ones(2, 2))
+    with pytest.raises(ValueError, match="slices=0: expected None or a whole number from 1"):
+        RowParallelLinear(4, 4, slices=0)(torch.ones(3, 2))
+
+
+def test_sizes_that_ranks_do_not_divide_are_refused(world):
+    world(2).run(refusals)
+
+
+def autocast() -> tuple[torch.dtype, torch.dtype]:
+    up, down = ColumnParallelLinear(WIDTH, HIDDEN), RowParallelLinear(HIDDEN, WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = down(up(torch.ones(2, WIDTH)))
+    y.float().sum().backward()
+    assert up.weight.grad is not None
+    return y.dtype, up.weight.grad.dtype
+
+
+def test_layers_follow_autocast(world):
+    assert world(2).run(autocast) == [(torch.bfloat16, torch.float32)] * 2
+
+
+def document_sample() -> torch.Tensor:
+    """The tensor-parallel linear layer of the specification, which shards outputs and so must gather them."""
+    torch.manual_seed(SEED)
+    layer = sagecomm.nn.ColumnParallelLinear(WIDTH, HIDDEN, gather_output=True)
+    return layer(torch.ones(2, WIDTH)).detach()
+
+
+def test_the_documented_layer_gathers_the_outputs_that_it_shards(world):
+    torch.manual_seed(SEED)
+    want = nn.Linear(WIDTH, HIDDEN)(torch.ones(2, WIDTH))
+    for got in world(4).run(document_sample):
+        near(got, want.detach(), "output")

@@ -1,0 +1,146 @@
+"""Collectives of gradients and other large tensors: in chunks, and many in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, overload
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from sagecomm._overlap._in_flight import InFlight, issued, member_of
+
+BUCKET_BYTES = 25 << 20
+"""Of a bucket of gradients: the default of DistributedDataParallel."""
+
+Producer = Callable[[torch.Tensor, int], object]
+
+
+@overload
+def chunked_all_reduce(
+    tensor: torch.Tensor,
+    *,
+    chunk_bytes: int,
+    op: Any = ...,
+    group: dist.ProcessGroup | None = ...,
+    produce: Producer | None = ...,
+    async_op: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def chunked_all_reduce(
+    tensor: torch.Tensor,
+    *,
+    chunk_bytes: int,
+    op: Any = ...,
+    group: dist.ProcessGroup | None = ...,
+    produce: Producer | None = ...,
+    async_op: Literal[True],
+) -> InFlight: ...
+
+
+def chunked_all_reduce(
+    tensor: torch.Tensor,
+    *,
+    chunk_bytes: int,
+    op: Any = dist.ReduceOp.SUM,
+    group: dist.ProcessGroup | None = None,
+    produce: Producer | None = None,
+    async_op: bool = False,
+) -> torch.Tensor | InFlight:
+    """Reduces a tensor over all ranks in place, in chunks that are in flight at the same time.
+
+    One chunk is as fast where nothing is computed meanwhile. Chunks pay if they are produced one after the other: chunk
+    k is communicated while `produce` computes chunk k+1.
+
+    Args:
+        tensor: Of the same shape and type on all ranks.
+        chunk_bytes: The length of a chunk, the same on all ranks; the last one may be shorter.
+        op: SUM, AVG, MAX and so on. Divide by the number of ranks with AVG.
+        group: The process group; the default one if None.
+        produce: Called as produce(chunk, at) for each chunk before it is sent, with the chunk as a flat view of the
+            tensor's elements and the number of the first one. The tensor must be contiguous then.
+        async_op: Return at once; wait() of the result returns the tensor.
+
+    Raises:
+        ValueError: A chunk has no bytes, or the tensor of a producer is not contiguous.
+    """
+    if chunk_bytes < 1:
+        raise ValueError(f"sagecomm: chunk_bytes={chunk_bytes}: expected a whole number from 1")
+    if produce is not None and not tensor.is_contiguous():
+        raise ValueError("sagecomm: chunked_all_reduce: the tensor of a producer must be contiguous")
+    flat = tensor.detach().contiguous().view(-1)
+    count = max(1, chunk_bytes // tensor.element_size())
+    works: list[dist.Work] = []
+    for at in range(0, flat.numel(), count):
+        chunk = flat[at : at + count]
+        if produce is not None:
+            produce(chunk, at)
+        works.append(issued(dist.all_reduce(chunk, op, group, async_op=True)))
+    copied = flat.data_ptr() != tensor.data_ptr()
+    started = InFlight(tensor, works, (lambda t: _written(t, flat)) if copied else None)
+    return started if async_op else started.wait()
+
+
+def fused_allreduce_gradients(
+    parameters: Iterable[torch.nn.Parameter],
+    group: dist.ProcessGroup | None = None,
+    *,
+    average: bool = True,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> int:
+    """Reduces the gradients of parameters over all ranks in place, one collective for each bucket.
+
+    Gradients of a bucket have one type and device. Nothing is copied to join them: sagecomm packs a coalesced
+    all_reduce into its slots.
+
+    Args:
+        parameters: In the same order on all ranks, and with gradients for the same ones. Those without are left out.
+        group: The process group; the default one if None.
+        average: Average the gradients; otherwise add them up.
+        bucket_bytes: A bucket is closed when it has so many bytes.
+
+    Returns:
+        The number of collectives.
+
+    Raises:
+        ValueError: A gradient is sparse.
+    """
+    op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    works = [all_reduce_coalesced(bucket, op, group) for bucket in _buckets(gradients, bucket_bytes)]
+    for work in works:
+        work.wait()
+    return len(works)
+
+
+def all_reduce_coalesced(tensors: list[torch.Tensor], op: Any, group: dist.ProcessGroup | None) -> dist.Work:
+    """Starts to reduce dense tensors of one type and device over all ranks in place, as one collective.
+
+    torch.distributed.all_reduce_coalesced does the same and returns a Future only, whose waiter cannot help to carry
+    the operation out.
+    """
+    options = c10d.AllreduceCoalescedOptions()
+    options.reduceOp = op
+    options.asyncOp = True
+    views = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
+    work: dist.Work = member_of(group).allreduce_coalesced(views, options)
+    return work
+
+
+def _buckets(tensors: list[torch.Tensor], bucket_bytes: int) -> Iterator[list[torch.Tensor]]:
+    """Yields tensors of one type and device in their order, as many together as a bucket holds."""
+    open_ones: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.layout != torch.strided:
+            raise ValueError(f"sagecomm: fused_allreduce_gradients: a gradient has the layout {tensor.layout}")
+        bucket = open_ones.setdefault((tensor.dtype, tensor.device), [])
+        bucket.append(tensor)
+        if sum(t.nbytes for t in bucket) >= bucket_bytes:
+            yield open_ones.pop((tensor.dtype, tensor.device))
+    yield from open_ones.values()
+
+
+def _written(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    tensor.detach().copy_(flat.view(tensor.shape))
+    return tensor

@@ -1,0 +1,168 @@
+"""Communicates the gradients of one layer while those of the next one are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sagecomm._overlap._gradients import all_reduce_coalesced
+from sagecomm._overlap._in_flight import InFlight, issued
+
+
+class OverlapScheduler:
+    """Hooks of a module that reduce the gradients of each layer as soon as backward() has computed them.
+
+        scheduler = OverlapScheduler(model, group)
+        for batch in batches:
+            loss_of(model(batch)).backward()      # layers communicate while earlier ones compute
+            scheduler.wait()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    A layer is a submodule that has parameters of its own; those that require grad are reduced in one collective. With
+    `update`, a layer is updated by a hook of its next forward(), so that the gradients of the last layers travel while
+    the first layers of the next step compute; there is no wait() then but at the end.
+
+    Parameters should be the same on all ranks at the start. All ranks must run the same computation: collectives follow
+    the order in which gradients become ready, and a rank that takes another branch gets CollectiveMismatch.
+
+    Args:
+        module: The module whose submodules are the layers.
+        group: The process group; the default one if None.
+        average: Average the gradients; otherwise add them up.
+        update: update(layer) is called for each layer when its gradients are reduced. It steps the layer's optimizer
+            and clears its gradients.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: dist.ProcessGroup | None = None,
+        *,
+        average: bool = True,
+        update: Callable[[nn.Module], object] | None = None,
+    ) -> None:
+        self.group = group
+        self._op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+        self._update = update
+        self._enabled = True
+        self._layers: list[_Layer] = []
+        self._hooks: list[Any] = []
+        seen: set[nn.Parameter] = set()
+        for layer in module.modules():
+            own = [p for p in layer.parameters(recurse=False) if p.requires_grad and p not in seen]
+            seen.update(own)
+            if own:
+                self._attach(_Layer(layer, own))
+
+    def _attach(self, layer: _Layer) -> None:
+        self._layers.append(layer)
+        for parameter in layer.parameters:
+            ready: Any = parameter.register_post_accumulate_grad_hook  # torch has no types for it
+            self._hooks.append(ready(lambda p: self._ready(layer, p)))
+        self._hooks.append(layer.module.register_forward_pre_hook(lambda *_: self._before_forward(layer)))
+
+    def _ready(self, layer: _Layer, parameter: nn.Parameter) -> None:
+        """A gradient of a layer has been accumulated."""
+        if not self._enabled:
+            return
+        if layer.works:
+            raise RuntimeError(
+                "sagecomm: OverlapScheduler: backward() came to a layer again whose gradients are being reduced: call "
+                "wait() after each backward(), or use no_sync() for those that only accumulate"
+            )
+        layer.ready.add(parameter)
+        if len(layer.ready) == len(layer.parameters):
+            self._start(layer)
+
+    def _start(self, layer: _Layer) -> None:
+        gradients: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for parameter in layer.parameters:  # in their order, whatever order they became ready in
+            if parameter in layer.ready and parameter.grad is not None:
+                gradients.setdefault((parameter.dtype, parameter.device), []).append(parameter.grad)
+        layer.ready.clear()
+        layer.works = [all_reduce_coalesced(each, self._op, self.group) for each in gradients.values()]
+
+    def _before_forward(self, layer: _Layer) -> None:
+        if self._update is not None:
+            self._finish(layer)
+        elif layer.works:
+            raise RuntimeError("sagecomm: OverlapScheduler: call wait() before the next forward()")
+
+    def _finish(self, layer: _Layer) -> None:
+        if layer.ready:  # some of its parameters had no part in the loss
+            self._start(layer)
+        if not layer.works:
+            return
+        for work in layer.works:
+            work.wait()
+        layer.works = []
+        if self._update is not None:
+            self._update(layer.module)
+
+    def wait(self) -> None:
+        """Waits until the gradients of all layers are reduced, and updates the layers if there is an `update`.
+
+        The gradients of a layer of which only some parameters had a part in the loss are reduced here.
+        """
+        for layer in self._layers:
+            if layer.ready:
+                self._start(layer)
+        for layer in self._layers:
+            self._finish(layer)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A scope whose backward() only accumulates gradients. The next one outside reduces the sums."""
+        before, self._enabled = self._enabled, False
+        try:
+            yield
+        finally:
+            self._enabled = before
+
+    def schedule_layer(self, layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> InFlight:
+        """Computes a layer and starts to add its output up over the ranks, while the caller goes on.
+
+            output = scheduler.schedule_layer(layer, x)
+            prepare_next_layer()
+            y = output.wait()
+
+        Backwards, each rank takes the gradient of the sum for that of its output.
+        """
+        works: list[dist.Work] = []
+        y: torch.Tensor = _Sum.apply(layer(x), self.group, works)
+        return InFlight(y, works)
+
+    def remove(self) -> None:
+        """Waits, and removes all hooks."""
+        self.wait()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._layers.clear()
+
+
+class _Layer:
+    def __init__(self, module: nn.Module, parameters: list[nn.Parameter]) -> None:
+        self.module, self.parameters = module, parameters
+        self.ready: set[nn.Parameter] = set()  # whose gradients are computed and not yet sent
+        self.works: list[dist.Work] = []
+
+
+class _Sum(torch.autograd.Function):
+    """Returns a copy, since the operation that made the tensor may need it backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup | None, works: list[dist.Work]) -> torch.Tensor:
+        y = x.clone(memory_format=torch.contiguous_format)
+        works.append(issued(dist.all_reduce(y, group=group, async_op=True)))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return gradient, None, None
