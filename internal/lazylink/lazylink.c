@@ -22,7 +22,8 @@ const char *lazylink_bind(lazylink_library *library, const char *path) {
 
 bool lazylink_has(const lazylink_library *library, const char *name) {
   for (size_t i = 0; i < library->n; i++) {
-    if (strcmp(library->names[i], name) == 0) return library->handle != NULL && library->table[i] != library->missing[i];
+    if (strcmp(library->names[i], name) == 0)
+      return library->handle != NULL && library->table[i] != library->missing[i];
   }
   return false;
 }

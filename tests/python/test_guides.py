@@ -1,7 +1,7 @@
 """The guides' blocks of code, run as they stand on the page, on all ranks of a job.
 
-A block of a guide in GUIDES is complete in itself and runs on several numbers of ranks. Those of a guide in PAGES run in
-order, in one namespace, on as many ranks as the guide says.
+A block of a guide in GUIDES is complete in itself and runs on several numbers of ranks. Those of a guide in PAGES run
+in order, in one namespace, on as many ranks as the guide says.
 """
 
 from __future__ import annotations
