@@ -52,6 +52,7 @@ class OverlapReport:
 
     @property
     def serial(self) -> float:
+        """The seconds that all parts take one after the other."""
         return self.compute.median + self.overlappable.median + self.communicate.median
 
     @property
@@ -81,6 +82,7 @@ class OverlapReport:
 
     @property
     def speedup(self) -> float:
+        """The serial time divided by the measured one."""
         return self.serial / self.overlapped.median
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,6 +92,7 @@ class OverlapReport:
         return {**asdict(self), **{name: getattr(self, name) for name in (*names, *interference)}}
 
     def json(self) -> str:
+        """The same as `as_dict()`, as JSON."""
         return json.dumps(self.as_dict())
 
     def table(self) -> str:

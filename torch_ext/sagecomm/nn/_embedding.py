@@ -52,6 +52,7 @@ class VocabParallelEmbedding(nn.Module):
         self.first = dist.get_rank(group) * own.shape[0]
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns the rows of the tokens; shapes as for the class."""
         if tokens.device.type == "cpu" and tokens.numel():  # on a device, looking would make the host wait
             low, high = torch.aminmax(tokens)
             if low < 0 or high >= self.num_embeddings:
@@ -67,5 +68,6 @@ class VocabParallelEmbedding(nn.Module):
         return y
 
     def extra_repr(self) -> str:
+        """What the layer's repr says in its brackets."""
         rows, width = self.weight.shape
         return f"{self.num_embeddings}, {width}, tokens {self.first} to {self.first + rows - 1} here"

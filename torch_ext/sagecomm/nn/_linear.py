@@ -62,6 +62,7 @@ class ColumnParallelLinear(nn.Module):
         self.bias = _parameter(part_of(whole.bias, 0, group, "outputs")) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the layer's outputs; shapes as for the class."""
         if self.sequence_parallel:
             y = all_gather_linear(x, self.weight, self.bias, self.group, slices=self.slices)
         else:
@@ -71,6 +72,7 @@ class ColumnParallelLinear(nn.Module):
         return y
 
     def extra_repr(self) -> str:
+        """What the layer's repr says in its brackets."""
         return _described(self.weight, self.bias, self.group, self.sequence_parallel)
 
 
@@ -124,6 +126,7 @@ class RowParallelLinear(nn.Module):
         self.bias = _parameter(whole.bias) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the layer's outputs; shapes as for the class."""
         x = self._own_part(x)
         if self.sequence_parallel:
             return linear_reduce_scatter(x, self.weight, self.bias, self.group, slices=self.slices)
@@ -143,6 +146,7 @@ class RowParallelLinear(nn.Module):
         return part
 
     def extra_repr(self) -> str:
+        """What the layer's repr says in its brackets."""
         return _described(self.weight, self.bias, self.group, self.sequence_parallel)
 
 

@@ -40,6 +40,7 @@ class Layout:
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return math.prod(self.shape)
 
     def rank(self, dp: int, pp: int, cp: int, tp: int) -> int:

@@ -136,10 +136,12 @@ class ProcessGroupManager:
 
     @property
     def pp_is_first_stage(self) -> bool:
+        """Report whether this rank is in the first stage of its pipeline."""
         return self.pp_rank == 0
 
     @property
     def pp_is_last_stage(self) -> bool:
+        """Report whether this rank is in the last stage of its pipeline."""
         return self.pp_rank == self.pp_world_size - 1
 
     @property

@@ -39,10 +39,12 @@ class PipelineStage:
 
     @property
     def is_first(self) -> bool:
+        """Report whether this is the first stage."""
         return self.manager.pp_is_first_stage
 
     @property
     def is_last(self) -> bool:
+        """Report whether this is the last stage."""
         return self.manager.pp_is_last_stage
 
     def recv_forward(self) -> torch.Tensor | None:
