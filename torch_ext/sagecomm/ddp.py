@@ -18,6 +18,8 @@ from torch._C._distributed_c10d import GradBucket
 from sagecomm._overlap._gradients import BUCKET_BYTES, all_reduce_coalesced
 from sagecomm._overlap._in_flight import issued
 
+__all__ = ["bf16_hook", "chunked_hook", "fused_hook"]
+
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
