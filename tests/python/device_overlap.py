@@ -103,6 +103,21 @@ def hooked(device: str) -> str:
     return digest(results)
 
 
+def waited_twice(device: str) -> str:
+    """Each wait orders the stream that is current, behind the communication and what ends it."""
+    x = seeded(device, 40, 8, seed=7).detach()
+    strided = seeded(device, 8, 40, seed=8).detach().t()
+    results = []
+    for tensor in (x, strided):
+        handle = sagecomm.chunked_all_reduce(tensor, chunk_bytes=256, async_op=True)
+        if device != "cpu":
+            beside = torch.Stream(device)
+            with beside:
+                handle.wait()
+        results.append(handle.wait() * 2)
+    return digest(results)
+
+
 def measured(device: str) -> str:
     """The clock of a device: marks follow each other, and the events of a repetition are within it."""
     x = seeded(device, 32, 32, seed=1).detach()

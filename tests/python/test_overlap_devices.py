@@ -13,7 +13,7 @@ from test_device_training import RUN, compare, needs_cuda, on_the_cpu, under_sch
 
 __all__ = ["on_the_cpu"]  # a fixture
 
-FUNCTIONS = ["operators", "loops", "scheduled", "hooked", "measured"]
+FUNCTIONS = ["operators", "loops", "scheduled", "hooked", "waited_twice", "measured"]
 
 
 @needs_cuda

@@ -119,6 +119,71 @@ def test_a_scheduler_takes_layers_without_gradients_and_refuses_two_backwards(wo
     assert world(2).run(unused_and_misused) == [(0.5, True)] * 2
 
 
+def used_under_no_sync_alone() -> list[float]:
+    """A layer with no part in the last backward() of a step, and one of which only a part has one."""
+    model = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(2, 1), "c": Branches()})
+    scheduler = OverlapScheduler(model)
+    x = torch.full((1, 2), float(dist.get_rank()))
+    with scheduler.no_sync():
+        (model["b"](x).sum() + model["c"].used(torch.full((1, 3), float(dist.get_rank()))).sum()).backward()
+    (model["a"](x).sum() + model["c"](torch.full((1, 3), float(dist.get_rank()))).sum()).backward()
+    scheduler.wait()
+    gradients = [model[name].weight.grad for name in ("a", "b")] + [model["c"].used.weight.grad]
+    return [g[0, 0].item() for g in gradients if g is not None] + [model["c"].used.bias.grad[0].item()]
+
+
+def test_gradients_under_no_sync_alone_are_reduced(world):
+    assert world(2).run(used_under_no_sync_alone) == [[0.5, 0.5, 1.0, 1.0]] * 2
+
+
+def partly_used_without_wait() -> None:
+    model = Branches()
+    scheduler = OverlapScheduler(model)
+    model.used(torch.ones(1, 3))  # a forward of the layer itself has its hook
+    (torch.ones(1, 3) @ model.used.weight).sum().backward()
+    with pytest.raises(RuntimeError, match=r"call wait\(\) before the next forward"):
+        model.used(torch.ones(1, 3))
+    scheduler.wait()
+    scheduler.remove()
+
+
+def test_a_wait_that_is_forgotten_for_a_partly_used_layer_is_noticed(world):
+    world(2).run(partly_used_without_wait)
+
+
+def train_attention(scheduled: bool) -> list[torch.Tensor]:
+    """MultiheadAttention never calls forward() of its out_proj."""
+    torch.manual_seed(5)
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    size, rank = (dist.get_world_size(), dist.get_rank()) if scheduled else (1, 0)
+    optimizers: dict[nn.Module, torch.optim.SGD] = {}
+
+    def update(layer: nn.Module) -> None:
+        own = list(layer.parameters(recurse=False))
+        optimizer = optimizers.setdefault(layer, torch.optim.SGD(own, lr=0.1))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    scheduler = OverlapScheduler(model, update=update) if scheduled else None
+    for step in range(4):
+        x = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(step))
+        model(x.chunk(size)[rank]).square().mean().backward()
+        if scheduler is None:
+            for layer in model.modules():
+                if list(layer.parameters(recurse=False)):
+                    update(layer)
+    if scheduler is not None:
+        scheduler.remove()
+    return [p.detach() for p in model.parameters()]
+
+
+def test_layers_whose_forward_is_never_called_are_updated(world):
+    want = train_attention(False)
+    for parameters in world(2).run(train_attention, True):
+        for got, expected in zip(parameters, want, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
 def scheduled_layer() -> tuple[float, float]:
     """The scheduler of the specification: a layer's output is summed while the caller goes on."""
     layer = nn.Linear(4, 4, bias=False)

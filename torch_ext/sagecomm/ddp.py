@@ -38,7 +38,8 @@ def chunked_hook(*, chunk_bytes: int) -> Hook:
     def hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer: torch.Tensor = bucket.buffer()
         chunks = torch.split(buffer, max(1, chunk_bytes // buffer.element_size()))
-        return _after([_future(dist.all_reduce(c, dist.ReduceOp.AVG, state, async_op=True)) for c in chunks], buffer)
+        works = [dist.all_reduce(c, dist.ReduceOp.AVG, state, async_op=True) for c in chunks]
+        return _after([_future(work) for work in works], buffer)  # to ask for a future may wait a little
 
     return hook
 

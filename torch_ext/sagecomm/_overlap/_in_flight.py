@@ -32,15 +32,21 @@ class InFlight:
     ) -> None:
         """`finish` is applied to the tensor once, after the works."""
         self._tensor, self._works, self._finish = tensor, works, finish
+        self._finished: torch.Event | None = None  # behind what `finish` has launched on a device
 
     def wait(self) -> torch.Tensor:
         """Waits for the communication and returns the tensor. Called again, it returns the same tensor, or raises once
         more what the operation raised."""
-        for work in self._works:
+        for work in self._works:  # each call orders the stream that is current
             work.wait()
-        self._works = []
+        device = self._tensor.device
         if self._finish is not None:
             self._tensor, self._finish = self._finish(self._tensor), None
+            if device.type != "cpu":
+                self._finished = torch.Event(device)
+                self._finished.record(torch.accelerator.current_stream(device))
+        elif self._finished is not None:
+            torch.accelerator.current_stream(device).wait_event(self._finished)
         return self._tensor
 
 

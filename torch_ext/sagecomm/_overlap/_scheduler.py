@@ -26,7 +26,8 @@ class OverlapScheduler:
 
     A layer is a submodule that has parameters of its own; those that require grad are reduced in one collective. With
     `update`, a layer is updated by a hook of its next forward(), so that the gradients of the last layers travel while
-    the first layers of the next step compute; there is no wait() then but at the end.
+    the first layers of the next step compute; there is no wait() then but at the end. A layer whose forward() is never
+    called, because the module around it uses its parameters, is updated by a hook of that module.
 
     Parameters should be the same on all ranks at the start. All ranks must run the same computation: collectives follow
     the order in which gradients become ready, and a rank that takes another branch gets CollectiveMismatch.
@@ -53,6 +54,11 @@ class OverlapScheduler:
         self._enabled = True
         self._layers: list[_Layer] = []
         self._hooks: list[Any] = []
+        self._parents = {child: parent for parent in module.modules() for child in parent.children()}
+        self._ran: set[nn.Module] = set()  # modules whose forward() was called; with `update`
+        if update is not None:
+            for each in module.modules():
+                self._hooks.append(each.register_forward_pre_hook(lambda ran, _: self._ran.add(ran)))
         seen: set[nn.Parameter] = set()
         for layer in module.modules():
             own = [p for p in layer.parameters(recurse=False) if p.requires_grad and p not in seen]
@@ -65,11 +71,26 @@ class OverlapScheduler:
         for parameter in layer.parameters:
             ready: Any = parameter.register_post_accumulate_grad_hook  # torch has no types for it
             self._hooks.append(ready(lambda p: self._ready(layer, p)))
-        self._hooks.append(layer.module.register_forward_pre_hook(lambda *_: self._before_forward(layer)))
+        self._finish_before(layer.module, layer)
+
+    def _finish_before(self, module: nn.Module, layer: _Layer) -> None:
+        layer.finished_before = module
+        self._hooks.append(module.register_forward_pre_hook(lambda *_: self._before_forward(layer)))
+
+    def _find_forward(self, layer: _Layer) -> None:
+        """Finds the module whose forward() uses a layer: the nearest one around it whose forward() was called."""
+        module: nn.Module | None = layer.finished_before
+        while module is not None and module not in self._ran:
+            module = self._parents.get(module)
+        if module is not None and module is not layer.finished_before:
+            self._finish_before(module, layer)
 
     def _ready(self, layer: _Layer, parameter: nn.Parameter) -> None:
         """A gradient of a layer has been accumulated."""
+        if self._update is not None:
+            self._find_forward(layer)
         if not self._enabled:
+            layer.accumulated.add(parameter)
             return
         if layer.works:
             raise RuntimeError(
@@ -83,15 +104,16 @@ class OverlapScheduler:
     def _start(self, layer: _Layer) -> None:
         gradients: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for parameter in layer.parameters:  # in their order, whatever order they became ready in
-            if parameter in layer.ready and parameter.grad is not None:
+            if parameter in layer.ready | layer.accumulated and parameter.grad is not None:
                 gradients.setdefault((parameter.dtype, parameter.device), []).append(parameter.grad)
         layer.ready.clear()
+        layer.accumulated.clear()
         layer.works = [all_reduce_coalesced(each, self._op, self.group) for each in gradients.values()]
 
     def _before_forward(self, layer: _Layer) -> None:
         if self._update is not None:
             self._finish(layer)
-        elif layer.works:
+        elif layer.works or layer.ready:
             raise RuntimeError("sagecomm: OverlapScheduler: call wait() before the next forward()")
 
     def _finish(self, layer: _Layer) -> None:
@@ -108,17 +130,18 @@ class OverlapScheduler:
     def wait(self) -> None:
         """Waits until the gradients of all layers are reduced, and updates the layers if there is an `update`.
 
-        The gradients of a layer of which only some parameters had a part in the loss are reduced here.
+        The gradients of a layer of which only some parameters had a part in the loss are reduced here, and those that
+        were computed under no_sync() alone.
         """
         for layer in self._layers:
-            if layer.ready:
+            if layer.ready or (layer.accumulated and not layer.works):
                 self._start(layer)
         for layer in self._layers:
             self._finish(layer)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A scope whose backward() only accumulates gradients. The next one outside reduces the sums."""
+        """A scope whose backward() only accumulates gradients. The next one outside and its wait() reduce the sums."""
         before, self._enabled = self._enabled, False
         try:
             yield
@@ -150,7 +173,9 @@ class OverlapScheduler:
 class _Layer:
     def __init__(self, module: nn.Module, parameters: list[nn.Parameter]) -> None:
         self.module, self.parameters = module, parameters
+        self.finished_before = module  # before its forward() the gradients are reduced
         self.ready: set[nn.Parameter] = set()  # whose gradients are computed and not yet sent
+        self.accumulated: set[nn.Parameter] = set()  # whose gradients were computed under no_sync()
         self.works: list[dist.Work] = []
 
 

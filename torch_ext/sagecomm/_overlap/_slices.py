@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from sagecomm import _native, _observe
+from sagecomm import _native
 from sagecomm._explain import ask
 from sagecomm._overlap._in_flight import member_of
 
@@ -78,9 +78,13 @@ def _ask(op: str, nbytes: int, parts: int, operations: int, like: torch.Tensor, 
     if dist.get_world_size(group) == 1:
         return 1
     try:
-        number = _observe._backend(group, "the number of slices").group_number()
-    except ValueError:
+        backend = group._get_backend(like.device)
+    except RuntimeError:  # it serves no such tensors; the operation says so
         return 1
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+    if not hasattr(backend, "group_number"):
+        return 1
+    number = backend.group_number()
     on_device = like.device.type != "cpu"
     per_operation, threads = _speed(number, like.device, like.dtype, group)
     overlap = {"seconds": operations * per_operation, "parts": parts, "threads": 0 if on_device else threads}
