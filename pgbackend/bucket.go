@@ -26,6 +26,8 @@ type buckets struct {
 	timer     *time.Timer // made at its first use
 	ticking   bool
 	carried   bool // a collective was issued by the function that has the lock
+	// A step has failed or has panicked, so the queue and the runner's list may differ. No further step is made: the group fails.
+	stuck bool
 }
 
 // agreement is an agreement that is under way.
@@ -167,7 +169,7 @@ func (b *buckets) locked(f func() error) (carried bool) {
 			a.watched = true
 			watch = a
 		}
-		if !b.ticking && (b.agreement == nil && b.queue.Len() > 0 || b.g.run.Carrying()) {
+		if !b.ticking && (!b.stuck && b.agreement == nil && b.queue.Len() > 0 || b.g.run.Carrying()) {
 			b.ticking = true
 			if b.timer == nil {
 				b.timer = time.AfterFunc(bucketTick, b.tick)
@@ -211,9 +213,13 @@ func (b *buckets) begin() error {
 // advance carries out steps of the queue until there is none.
 // Requires: b.mu.
 func (b *buckets) advance() error {
+	if b.stuck {
+		return nil
+	}
 	carrier := b.g.engine.(engine.Carrier)
 	for b.queue.Len() > 0 {
 		op := b.queue.Head()
+		b.stuck = true // stays so if the step returns an error or panics
 		switch step := b.queue.Next(); {
 		case step.Carry > 0:
 			if step.Carry > 1 {
@@ -236,8 +242,10 @@ func (b *buckets) advance() error {
 			}
 			b.agreement = &agreement{Agreement: a}
 		default:
+			b.stuck = false
 			return nil
 		}
+		b.stuck = false
 	}
 	return nil
 }
@@ -258,7 +266,10 @@ func (b *buckets) settle() error {
 	if !a.watched {
 		a.Free()
 	}
-	if lowest != 0 && !b.queue.Agreed(lowest) {
+	if lowest == 0 {
+		b.stuck = true
+	} else if !b.queue.Agreed(lowest) {
+		b.stuck = true
 		return &stuckError{b.queue.Head(), errors.New("internal error: ranks have agreed on more operations than this one has proposed; please report this")}
 	}
 	return nil

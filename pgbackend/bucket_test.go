@@ -337,6 +337,7 @@ func TestAbortWithAnOpenBucket(t *testing.T) {
 		return g.failed()
 	})
 	expectAll(t, list, coll.Aborted, "for the test")
+	w.groups[0].buckets.awaitTheEndOfTicks(t)
 }
 
 // A program that cannot be compiled, or a panic, when a bucket is carried out.
@@ -367,6 +368,28 @@ func TestBucketThatCannotBeCarriedOut(t *testing.T) {
 				t.Errorf("rank %d: %v", rank, f)
 			}
 		}
+		if b := w.groups[1].buckets; !b.stuck {
+			t.Error("another thread could make the next step, with other operations than those of the runner's list")
+		}
+		for _, g := range w.groups {
+			g.buckets.awaitTheEndOfTicks(t)
+		}
 		w.destroy()
+	}
+}
+
+// awaitTheEndOfTicks waits until a group that has failed looks no more after its open bucket.
+func (b *buckets) awaitTheEndOfTicks(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(hangAfter); ; time.Sleep(bucketTick) {
+		b.mu.Lock()
+		ticking := b.ticking
+		b.mu.Unlock()
+		switch {
+		case !ticking:
+			return
+		case time.Now().After(end):
+			t.Fatal("the timer of a group that has failed goes on")
+		}
 	}
 }

@@ -170,18 +170,28 @@ static bool load(scr_run *c, uint32_t n, uint64_t bytes) {
   return gather(c);
 }
 
+static void count_carriers(scr_group *g, int more) {
+  atomic_fetch_add_explicit(&g->carrying, (uint32_t)more, memory_order_seq_cst);
+}
+
+/* From before the operations leave the list of held ones they are counted in `carrying`, or their carrier is queued: see
+ * scr_group_unfinished(). */
 bool scr_carry(scr_group *g, uint32_t n, uint64_t bytes, const scr_program *p, bool own, bool *down) {
   scr_run *list = NULL;
+  count_carriers(g, 1);
   *down = !take(g, n, &list);
-  if (*down) return false;
+  if (*down) {
+    count_carriers(g, -1);
+    return false;
+  }
   scr_run *c = scr_run_new();
   if (c == NULL) {
     give_back(g, n, list);
+    count_carriers(g, -1);
     return false;
   }
   c->members = list;
   c->coll.program = p;
-  if (n > 1) atomic_fetch_add_explicit(&g->carrying, 1, memory_order_relaxed);
   bool ok = load(c, n, bytes);
   if (ok) {
     /* Before the carrier is queued: from then on it may complete at any time. */
@@ -197,9 +207,9 @@ bool scr_carry(scr_group *g, uint32_t n, uint64_t bytes, const scr_program *p, b
     }
   } else {
     c->members = NULL;
-    if (n > 1) atomic_fetch_sub_explicit(&g->carrying, 1, memory_order_relaxed);
     give_back(g, n, list);
   }
+  if (n == 1 || !ok) count_carriers(g, -1); /* else scr_carrier_finished() does */
   scr_run_unref(c);
   return ok && !*down;
 }
@@ -215,7 +225,7 @@ static scr_run *chain(scr_group *g, scr_run *list) {
     scr_run_ref(m);
     m->next_completed = m->next;
     last = m;
-    atomic_fetch_add_explicit(&g->carrying, 1, memory_order_relaxed);
+    count_carriers(g, 1);
   }
   return last;
 }
@@ -242,11 +252,11 @@ void scr_group_claim(scr_group *g) {
     bool has_done = atomic_load_explicit(&r->done, memory_order_acquire) != NULL;
     if (has_done && atomic_load_explicit(&r->claimed, memory_order_acquire) == 0) scr_push_completed(r);
     scr_run_unref(r);
-    atomic_fetch_sub_explicit(&g->carrying, 1, memory_order_relaxed);
+    count_carriers(g, -1);
   }
 }
 
-bool scr_group_carrying(const scr_group *g) { return atomic_load_explicit(&g->carrying, memory_order_relaxed) != 0; }
+bool scr_group_carrying(const scr_group *g) { return atomic_load_explicit(&g->carrying, memory_order_seq_cst) != 0; }
 
 void scr_carrier_finished(scr_run *c, bool waiter) {
   scr_group *g = c->group;
@@ -272,7 +282,7 @@ void scr_carrier_finished(scr_run *c, bool waiter) {
     scr_run_unref(m);
   }
   if (last) leave(g, list, last); /* now that they are complete: their done functions may be called at any moment */
-  if (several) atomic_fetch_sub_explicit(&g->carrying, 1, memory_order_relaxed);
+  if (several) count_carriers(g, -1);
 }
 
 scr_run *scr_carrier_of(scr_run *r, int64_t slice_end, bool *again) {
@@ -286,12 +296,11 @@ scr_run *scr_carrier_of(scr_run *r, int64_t slice_end, bool *again) {
     sagecomm_error unseen; /* a failure is that of the operation, too */
     int64_t left = slice_end - scr_now();
     /* Once this thread is not counted any more, whoever completes the agreement sees to the carriers that follow; until
-     * then it is this thread, which drives them, or wakes the engine where its time is over. */
+     * then it is this thread: its caller drives them, or wakes the engine where its time is over. */
     atomic_fetch_add_explicit(&agreement->p2p.waiters, 1, memory_order_seq_cst);
     if (left > 0) (void)scr_wait(scr_run_handle(agreement), left, &unseen);
     atomic_fetch_sub_explicit(&agreement->p2p.waiters, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&agreement->state, memory_order_seq_cst) & SCR_DONE) scr_run_complete(agreement);
-    if (scr_now() >= slice_end) scr_engine_wake();
     scr_run_unref(agreement);
     *again = true;
   }

@@ -287,11 +287,13 @@ bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n)
  *   read after as well: the waiter counted itself before it saw the operation unfinished, and that was before
  *   `unfinished` fell. */
 uint64_t scr_group_unfinished(const scr_group *g) {
+  /* Operations go from the held ones to a carrier and from there to the queue, so they are looked for in this order. */
+  bool held = atomic_load_explicit(&g->held, memory_order_seq_cst) != 0;
+  held = scr_group_carrying(g) || held;
   uint64_t w = atomic_load_explicit(&g->word, memory_order_seq_cst);
   uint64_t before = atomic_load_explicit(&g->inside, memory_order_seq_cst);
   uint64_t p2p = atomic_load_explicit(&g->p2p.unfinished, memory_order_acquire);
   uint64_t after = atomic_load_explicit(&g->inside, memory_order_seq_cst);
-  bool held = atomic_load_explicit(&g->held, memory_order_seq_cst) != 0 || scr_group_carrying(g);
   return (w & (SCR_QUEUED | SCR_LOCKED) || held ? 1 : 0) + before + p2p + after;
 }
 

@@ -243,16 +243,21 @@ static int wait_collective(scr_group *g, scr_run *r, int64_t slice_end) {
 
 static int32_t wait_until(scr_run *r, int64_t timeout_ns, sagecomm_error *err) {
   int64_t slice_end = 0;
+  bool agreed = false; /* this thread has waited for an agreement, and has to see to what follows */
   /* This is also the last look of a thread that has waited for a p2p operation: see scr_run_settle(). */
   while (!(atomic_load_explicit(&r->state, memory_order_seq_cst) & SCR_DONE)) {
     if (timeout_ns <= 0) return SAGECOMM_PENDING;
     int64_t now = scr_now();
     if (slice_end == 0) slice_end = now + timeout_ns;
-    if (now >= slice_end) return SAGECOMM_PENDING;
+    if (now >= slice_end) {
+      if (SCR_UNLIKELY(agreed)) scr_engine_wake();
+      return SAGECOMM_PENDING;
+    }
     scr_run *at = r->composite_of ? scr_composite_unfinished(r) : r;
     if (at != NULL && SCR_UNLIKELY(at->held)) {
       bool again;
       at = scr_carrier_of(at, slice_end, &again);
+      agreed = agreed || again;
       if (at == NULL && again) continue;
     }
     if (at == NULL) {
