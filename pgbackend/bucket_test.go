@@ -113,6 +113,44 @@ func TestOpenBucketIsRecorded(t *testing.T) {
 	})
 }
 
+// A rank that waits for an operation of an open bucket is in it, and its peer is not.
+func TestStatusOfARankThatWaitsForABucket(t *testing.T) {
+	withoutLinger(t)
+	w := newWorldWith(t, 2, opTimeout, fused)
+	w.each(func(g *Group) error {
+		works, f := issueSums(g, 3)
+		if f != nil {
+			return f
+		}
+		return asError(finishAll(works))
+	})
+	works, f := issueSums(w.groups[0], 1)
+	if f != nil {
+		t.Fatal(f)
+	}
+	waited := make(chan *coll.Failure, 1)
+	go func() { waited <- finishAll(works) }()
+	var seen [2]string
+	for end := time.Now().Add(hangAfter); seen[0] != "in #4"; time.Sleep(time.Millisecond) {
+		for i, r := range statusOf(t, w.groups[1]).Ranks {
+			seen[i] = fmt.Sprintf("%s #%d", r.State, r.Issued)
+		}
+		if time.Now().After(end) {
+			t.Fatalf("rank 1 sees %q", seen)
+		}
+	}
+	if seen[1] != "done #3" {
+		t.Errorf("rank 1 sees %q", seen)
+	}
+	works, f = issueSums(w.groups[1], 1)
+	if f == nil {
+		f = finishAll(works)
+	}
+	if other := <-waited; f != nil || other != nil {
+		t.Errorf("%v, %v", f, other)
+	}
+}
+
 // A rank answers although no thread of it waits: it looks whether a peer has begun an agreement.
 func TestRankThatDoesNotWaitAnswers(t *testing.T) {
 	withoutLinger(t)

@@ -119,16 +119,21 @@ func unixNS(t time.Time) int64 {
 // there, and gone its state if it takes part no more.
 func position(host Run, lane runner.Lane, rank int, recorder runner.Recorder, awaits int, gone string) Position {
 	p := Position{State: "idle"}
-	if call, ok := host.LastIn(lane, rank); ok {
+	call, called := host.LastIn(lane, rank)
+	if called {
 		p.Issued, p.Op, p.State = call.Sequence, call.Op.Describe(call.Sequence), "in"
 	}
 	if f, ok := recorder.Last(false); ok {
-		// The recorder may be an instant ahead of the announced call, so it takes precedence.
+		// The recorder may be an instant ahead of the announced call, and counts the operations of the user, so it takes
+		// precedence.
 		p.Issued, p.Op, p.Since = f.Number, f.Op.Describe(f.Number), unixNS(f.Started)
-		switch f.Progress {
-		case runner.Completed:
+		switch {
+		case f.Progress == runner.Completed && called && call.Op.Bucket:
+			// It is in an agreement, which the recorder does not have, about a bucket that begins with the next operation.
+			p.Issued, p.Op, p.State, p.Since = f.Number+1, call.Op.Describe(0), "in", 0
+		case f.Progress == runner.Completed:
 			p.State, p.Since = "done", unixNS(f.Completed)
-		case runner.Failed:
+		case f.Progress == runner.Failed:
 			p.State, p.Since = "failed", unixNS(f.Completed)
 		default:
 			p.State = "in"

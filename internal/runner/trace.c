@@ -34,7 +34,10 @@ static uint32_t thread_id(void) {
   return id;
 }
 
+/* The steps of a carrier have the number of the first of its operations. Agreements are no operations of the user. */
 static void add(scr_tracer *t, const scr_run *r, int what, uint64_t begin, uint64_t end, int32_t peer, uint64_t chunk) {
+  if (r->agrees) return;
+  uint64_t seq = r->members ? r->members->coll.seq : r->coll.seq;
   scr_trace_queue *q = scr_is_p2p(r) ? &t->p2p : &t->collectives;
   uint64_t n = atomic_load_explicit(&q->written, memory_order_relaxed);
   if (n - atomic_load_explicit(&q->read, memory_order_acquire) >= SCR_TRACE_EVENTS) {
@@ -44,7 +47,7 @@ static void add(scr_tracer *t, const scr_run *r, int what, uint64_t begin, uint6
   q->events[n % SCR_TRACE_EVENTS] = (scr_trace_event){
       .begin = begin,
       .end = end,
-      .number = r->coll.seq ? r->coll.seq : r->records.entry_position,
+      .number = seq ? seq : r->records.entry_position,
       .bytes = r->bytes,
       .chunk = chunk,
       .thread = thread_id(),
