@@ -17,6 +17,7 @@ import pytest
 import programs
 from sagecomm.__main__ import main
 from sagecomm._bench import arguments
+from selection import quickly
 
 QUICK = ("--bytes", "8,40000", "--rounds", "2", "-n", "3")
 STUB = Path(__file__).with_name("bench_stub.py")
@@ -168,7 +169,7 @@ def test_survivors_under_torchrun_name_the_rank_that_died(backend):
             assert "died" in ranks.errors(rank)
 
 
-@pytest.mark.parametrize("backend", ["sagecomm", "gloo"])
+@pytest.mark.parametrize("backend", quickly(["sagecomm"], ["sagecomm", "gloo"]))
 def test_a_rank_that_hangs_is_named(backend):
     hanging = DYING.replace("BACKEND", backend).replace("os.kill(os.getpid(), signal.SIGKILL)", "signal.pause()")
     asked = ("bench", "--spawn", "3", *QUICK, "--compare", "gloo", "-T", "5")
