@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from sagecomm._overlap._in_flight import InFlight, issued, member_of
+from sagecomm._groups import member
+from sagecomm._overlap._in_flight import InFlight, issued
 
 BUCKET_BYTES = 25 << 20
 """Of a bucket of gradients: the default of DistributedDataParallel."""
@@ -124,7 +125,7 @@ def all_reduce_coalesced(tensors: list[torch.Tensor], op: Any, group: dist.Proce
     options.reduceOp = op
     options.asyncOp = True
     views = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-    work: dist.Work = member_of(group).allreduce_coalesced(views, options)
+    work: dist.Work = member(group, "overlap").allreduce_coalesced(views, options)
     return work
 
 

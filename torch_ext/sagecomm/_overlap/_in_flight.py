@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
+
+from sagecomm._groups import member
 
 
 class Waitable(Protocol):
@@ -118,15 +119,6 @@ def overlap(group: dist.ProcessGroup | None = None) -> Iterator[Overlap]:
     started.wait()
 
 
-def member_of(group: dist.ProcessGroup | None) -> Any:
-    """Returns the process group, the default one for None. Raises ValueError if there is none, or if this rank is not
-    in it."""
-    pg: Any = group or c10d._get_default_group()
-    if not isinstance(pg, dist.ProcessGroup):  # GroupMember.NON_GROUP_MEMBER, of new_group()
-        raise ValueError("sagecomm: this rank is not in the group")
-    return pg
-
-
 def issued(work: dist.Work | None) -> dist.Work:
     """Returns the work of an asynchronous operation. Raises ValueError if there is none, since this rank is not in the
     group."""
@@ -137,7 +129,7 @@ def issued(work: dist.Work | None) -> dist.Work:
 
 def shared(count: int, group: dist.ProcessGroup | None, what: str) -> int:
     """Returns a rank's part of a number of things. Raises ValueError if the number of ranks does not divide it."""
-    size = dist.get_world_size(member_of(group))
+    size = dist.get_world_size(member(group, "overlap"))
     if count % size:
         raise ValueError(f"sagecomm: {count} {what} among {size} ranks: the number of ranks must divide it")
     return count // size

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from sagecomm import _native
 from sagecomm._explain import ask
-from sagecomm._overlap._in_flight import member_of
+from sagecomm._groups import member
 
 # Of the product that is timed: long enough that its time is no overhead, about 1 ms at 100 GFLOP/s.
 _ROWS, _WIDTH = 256, 512
@@ -43,7 +43,7 @@ def number_of_slices(
     """
     if parts < 2:
         return 1
-    pg = member_of(group)
+    pg = member(group, "overlap")
     answers = _answers.setdefault(pg, {})
     key = (op, nbytes, parts, operations, like.dtype, like.device.type)
     slices = answers.get(key)
