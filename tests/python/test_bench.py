@@ -146,7 +146,7 @@ measuring.Measuring.check = die
 """
 
 
-@pytest.mark.parametrize("backend", ["sagecomm", "gloo"])
+@pytest.mark.parametrize("backend", quickly(["sagecomm"], ["sagecomm", "gloo"]))
 def test_a_rank_that_dies_is_named(backend):
     dying = DYING.replace("BACKEND", backend)
     asked = ("bench", "--spawn", "3", *QUICK, "--compare", "gloo")
@@ -157,7 +157,7 @@ def test_a_rank_that_dies_is_named(backend):
     assert "Traceback" not in said.errors.splitlines()[-1]
 
 
-@pytest.mark.parametrize("backend", ["sagecomm", "gloo"])
+@pytest.mark.parametrize("backend", quickly(["sagecomm"], ["sagecomm", "gloo"]))
 def test_survivors_under_torchrun_name_the_rank_that_died(backend):
     asked = ("bench", *QUICK, "--compare", "gloo")
     with programs.Programs(DYING.replace("BACKEND", backend) + programs.command_line(*asked), 3) as ranks:
@@ -169,7 +169,8 @@ def test_survivors_under_torchrun_name_the_rank_that_died(backend):
             assert "died" in ranks.errors(rank)
 
 
-@pytest.mark.parametrize("backend", quickly(["sagecomm"], ["sagecomm", "gloo"]))
+@pytest.mark.long  # it waits for seconds
+@pytest.mark.parametrize("backend", ["sagecomm", "gloo"])
 def test_a_rank_that_hangs_is_named(backend):
     hanging = DYING.replace("BACKEND", backend).replace("os.kill(os.getpid(), signal.SIGKILL)", "signal.pause()")
     asked = ("bench", "--spawn", "3", *QUICK, "--compare", "gloo", "-T", "5")

@@ -63,6 +63,7 @@ def test_copies_run_out(cuda_bed: CudaBed) -> None:
     cuda_bed.ranks("device_catalogue:copies_run_out", 2, EMULATOR_FAULTS="cuMemcpyHtoDAsync@9+=out_of_memory")
 
 
+@pytest.mark.long
 def test_a_process_that_ends_itself(tmp_path: Path) -> None:
     """The end of Python does not wait for an operation that no peer joins; simdev's streams cannot wait for words."""
     built()

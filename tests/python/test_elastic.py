@@ -8,6 +8,7 @@ import time
 import uuid
 from pathlib import Path
 
+import pytest
 import torch
 
 from elastic_rank import DEADLY_RANK, DEADLY_STEP, SAVED_EVERY, STEPS, WIDTH, gradient
@@ -51,6 +52,7 @@ def uninterrupted() -> tuple[list[float], torch.Tensor]:
     return seen, weights
 
 
+@pytest.mark.long
 def test_all_ranks_start_again_and_finish(tmp_path):
     mark, result, sockets = uuid.uuid4().hex, tmp_path / "result", abstract_sockets()
     (tmp_path / "pids").mkdir()

@@ -72,7 +72,10 @@ def until_it_fails(culprit: int, way: str, path: str) -> tuple[str, int | None]:
     return "nothing", None
 
 
-@pytest.mark.parametrize(("way", "culprit"), [("kill", 2), ("kill", 0), ("stop", 1), ("stop", 0)])
+@pytest.mark.parametrize(
+    ("way", "culprit"),
+    [("kill", 2), ("stop", 1), *(pytest.param(way, 0, marks=pytest.mark.long) for way in ("kill", "stop"))],
+)
 def test_a_rank_that_is_gone_is_dumped_and_named(mortals, signals, tmp_path: Path, way: str, culprit: int) -> None:
     ranks = mortals.world(4)
     directory = tmp_path / "dumps"

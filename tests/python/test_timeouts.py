@@ -112,6 +112,7 @@ def receives_in_vain(path: str) -> tuple[float, str]:
     return time.monotonic() - began, str(caught.value)
 
 
+@pytest.mark.long  # it waits for seconds
 def test_a_pause_gives_a_receive_its_time_back_once(mortals, signals):
     ranks = mortals.world(2)
     timeout = timedelta(seconds=3)

@@ -21,6 +21,7 @@ typedef struct fuser {
   bool wanted;
   scr_run *agreement; /* under way */
   uint64_t proposed;
+  _Atomic int watched; /* agreements whose done function has not returned */
 } fuser;
 
 static fuser fusers[MAX_RANKS];
@@ -68,6 +69,8 @@ static scr_run *advance(scr_group *g, fuser *f) {
   }
 }
 
+static void watch(scr_run *agreement);
+
 static void agreed(void *ctx, int32_t status, const sagecomm_error *err) {
   (void)status, (void)err;
   scr_run *r = ctx;
@@ -76,16 +79,17 @@ static void agreed(void *ctx, int32_t status, const sagecomm_error *err) {
   pthread_mutex_lock(&f->lock);
   scr_run *next = f->agreement == r ? advance(g, f) : NULL;
   pthread_mutex_unlock(&f->lock);
-  sagecomm_error unseen;
-  if (next && scr_on_done(scr_run_handle(next), agreed, next, &unseen) != SAGECOMM_PENDING) agreed(next, 0, NULL);
+  watch(next);
   if (!scr_agreement_waited_for(r)) scr_group_begin(g);
   scr_run_drop(r);
+  atomic_fetch_sub(&f->watched, 1);
 }
 
 /* Requires: no lock. */
 static void watch(scr_run *agreement) {
   sagecomm_error unseen;
   if (agreement == NULL) return;
+  atomic_fetch_add(&fusers[agreement->group->rank].watched, 1);
   if (scr_on_done(scr_run_handle(agreement), agreed, agreement, &unseen) != SAGECOMM_PENDING) {
     agreed(agreement, 0, NULL);
   }
@@ -156,6 +160,7 @@ void with_ticks(rank *r, rank_fn *fn, void *arg) {
   while (scr_group_carrying(r->group)) sched_yield(); /* done functions that nobody has called */
   atomic_store(&t.stop, true);
   pthread_join(thread, NULL);
+  while (atomic_load(&f->watched) != 0) sched_yield(); /* done functions that completers are to call */
 }
 
 /* ---- many operations, two waiters ---- */
