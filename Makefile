@@ -63,16 +63,28 @@ $(venv)/.installed: $(venv)/.ready $(root)/torch_ext/setup.py $(root)/torch_ext/
 .PHONY: build core shim
 build: compilers $(venv)/.installed $(core) shim ## set up and build everything that a program needs
 
+core_ldflags := -ldflags '-s -w -extldflags "-Wl,--version-script=$(root)/export/exports.map -Wl,-soname,libsagecomm.so"'
 core: $(core) ## build libsagecomm.so, the Go core
 
 # The library is built under another name and moved, so that a process that has the old one mapped keeps it.
 $(core): $(core_sources) | compilers
 	@mkdir -p $(@D)
-	cd $(root) && CUDA_REQUIRED=yes $(go) build -buildvcs=false -trimpath -buildmode=c-shared \
-	  -ldflags '-s -w -extldflags "-Wl,--version-script=$(root)/export/exports.map -Wl,-soname,libsagecomm.so"' \
-	  -o $@.new ./export
+	cd $(root) && CUDA_REQUIRED=yes $(go) build -buildvcs=false -trimpath -buildmode=c-shared $(core_ldflags) -o $@.new ./export
 	@rm -f $@.h $(basename $@).h $(@D)/libsagecomm.so.h
 	@mv $@.new $@
+
+# Cross-compiled, so it is not loaded. The Python package of a C compiler for all targets comes along: about 90 MB.
+zig := $(root)/build/zig
+arm64 := $(root)/build/arm64/libsagecomm.so
+.PHONY: core-arm64
+core-arm64: $(zig)/.ready ## build the core for arm64, build/arm64/libsagecomm.so
+	cd $(root) && GOARCH=arm64 CC=$(root)/tools/arm64-cc CUDA_REQUIRED=yes \
+	  $(go) build -buildvcs=false -trimpath -buildmode=c-shared $(core_ldflags) -o $(arm64) ./export
+	@grep -q AArch64 <<<"$$(readelf -h $(arm64))" && ! grep -E 'NEEDED.*(cuda|nvidia)' <<<"$$(readelf -d $(arm64))"
+
+$(zig)/.ready: $(root)/requirements-arm64.txt $(venv)/.ready
+	$(py) -m pip install --quiet --disable-pip-version-check --upgrade --target $(zig) -r $(root)/requirements-arm64.txt
+	@touch $@
 
 # shim_build.py finds out itself what is out of date, also when torch's version changes.
 shim: $(venv)/.ready | compilers ## build the C++ extension for the installed torch
@@ -211,6 +223,7 @@ lint: compilers $(venv)/.ready ## check format and style of all languages
 	cd $(root) && $(venv)/bin/ruff check $(wildcard $(python_sources))
 	cd $(root) && $(venv)/bin/ruff format --check $(wildcard $(python_sources))
 	cd $(root) && $(venv)/bin/mypy
+	$(root)/tools/licenses --check
 
 fmt: $(venv)/.ready ## format all sources
 	cd $(root) && tools/gofmt -w $(wildcard $(go_dirs) $(root)/tests)
@@ -221,6 +234,7 @@ fmt: $(venv)/.ready ## format all sources
 docs: $(venv)/.ready ## write the pages that are generated
 	cd $(root) && $(go) generate ./internal/env
 	$(root)/tools/python-api
+	$(root)/tools/licenses
 
 .PHONY: clean
 clean: ## remove everything that was built or installed here
