@@ -12,13 +12,15 @@ import (
 // This file explores every interleaving of a few ranks over short programs. What is checked in every state: all ranks have the
 // same collectives, agreements included, in the same order; and where nothing can happen any more, every program has ended.
 
-// explored are the programs of one rank. A letter issues a collective: r an all_reduce that joins others, R one of another type, b
-// a barrier. A digit waits for the collective of that number, counted from 0.
+// explored are the programs of the ranks. A letter issues a collective: r an all_reduce that joins others; a the same where only this
+// rank cannot put it beside those before it, since they share memory there; R an all_reduce of another type; b a barrier. A digit
+// waits for the collective of that number, counted from 0.
 var explored = [][]string{
 	{"rr01", "r0r1"}, {"rr01", "rr10"}, {"rr", "r0r"}, // waits at different places, or never
 	{"rrb", "r0rb"}, {"rrb2", "rr0b"}, {"rbr0", "rb1r"}, // what joins no bucket closes it
 	{"rRr0", "r0Rr2"}, {"rrrr3", "rr1rr"}, {"rrrb0", "r0r1rb"},
 	{"rr1", "r0r", "rr"}, {"rrb", "r0rb", "rr1b"},
+	{"rr1", "ra1"}, {"rrr2", "rar"}, {"arr0", "rra2"}, {"rrb", "ra0b"}, {"raR2", "rrR"}, {"rra", "rar2", "arr"},
 }
 
 // world is a state: ranks at their places in their programs, with what they have issued.
@@ -111,12 +113,13 @@ func (w *world) act(rank int) bool {
 		return false
 	}
 	op := coll.Op{Kind: coll.AllReduce, Type: coll.Float32, In: 4, Out: 4}
+	apart := w.programs[rank][a.at] == 'a'
 	switch step := w.programs[rank][a.at]; step {
 	case 'b':
 		op = coll.Op{Kind: coll.Barrier}
 	case 'R':
 		op.Type = coll.Float64
-	case 'r':
+	case 'r', 'a':
 	default:
 		if w.complete(rank, int(step-'0')) {
 			a.at++
@@ -125,7 +128,7 @@ func (w *world) act(rank int) bool {
 		a.queue.Want()
 		return a.queue.wanted && int(step-'0') >= a.oldest
 	}
-	a.queue.Add(op, false)
+	a.queue.Add(op, apart)
 	a.issued++
 	a.at++
 	return true
@@ -228,5 +231,9 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 		if !found {
 			t.Errorf("%+v: no program %s", c.rules, c.fault)
 		}
+	}
+	fault, _ := explore([]string{"rr1", "ra1"}, rules{ticks: true, lowest: false})
+	if !strings.Contains(fault, "different collectives") {
+		t.Errorf("ranks that put different operations beside each other: %q", fault)
 	}
 }

@@ -378,7 +378,8 @@ func TestAbortWithAnOpenBucket(t *testing.T) {
 	w.groups[0].buckets.awaitTheEndOfTicks(t)
 }
 
-// A program that cannot be compiled, or a panic, when a bucket is carried out.
+// A program that cannot be compiled, or a panic, when a bucket is carried out. Two threads of each rank wait, for operations of
+// one bucket.
 func TestBucketThatCannotBeCarriedOut(t *testing.T) {
 	for _, fault := range []func() error{
 		func() error { return errors.New("no memory, for the test") },
@@ -398,7 +399,13 @@ func TestBucketThatCannotBeCarriedOut(t *testing.T) {
 			if f != nil {
 				return f
 			}
-			return finishAll(works)
+			beside := make(chan *coll.Failure)
+			go func() { beside <- finishAll(works[2:]) }()
+			f = finishAll(works[:2])
+			if other := <-beside; other == nil || f == nil || other.Rank != f.Rank {
+				t.Errorf("one thread is told %v, another one %v", f, other)
+			}
+			return f
 		})
 		lower = before
 		for rank, f := range list {
