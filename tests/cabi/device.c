@@ -179,6 +179,39 @@ static void exchanges(sagecomm_group group, void *stream) {
   }
 }
 
+static int32_t unused(void *ctx, void *a, uint64_t *b, char *why, size_t why_n) {
+  (void)ctx, (void)a, (void)b, (void)why, (void)why_n;
+  CHECK(false);
+  return -1;
+}
+
+/* A bridge that lacks any of its functions is refused, and none of the others is called. */
+static void bridges_that_lack_a_function(sagecomm_group group, void *stream) {
+  enum { FIRST = offsetof(sagecomm_bridge, make_stream), EACH = sizeof(void (*)(void)) };
+  sagecomm_segment piece = {&piece, 4}; /* never read */
+  for (size_t lacking = FIRST; lacking < sizeof(sagecomm_bridge); lacking += EACH) {
+    sagecomm_bridge bridge = {.struct_size = sizeof bridge};
+    for (size_t at = FIRST; at < sizeof bridge; at += EACH) {
+      int32_t (*function)(void *, void *, uint64_t *, char *, size_t) = at == lacking ? NULL : unused;
+      memcpy((char *)&bridge + at, &function, EACH);
+    }
+    sagecomm_error err = {0};
+    sagecomm_op op = {.kind = SAGECOMM_ALL_REDUCE,
+                      .dtype = SAGECOMM_INT32,
+                      .n_in = 1,
+                      .n_out = 1,
+                      .in = &piece,
+                      .out = &piece,
+                      .device_type = 1,
+                      .stream = stream,
+                      .bridge = &bridge};
+    sagecomm_work work = 0;
+    int32_t status = api->issue(group, &op, &work, NULL, &err);
+    if (status != SAGECOMM_INVALID) fprintf(stderr, "%d %s\n", status, err.message);
+    CHECK(status == SAGECOMM_INVALID && strstr(err.message, "lacks a function") != NULL);
+  }
+}
+
 /* The group goes down while the stream of an operation is late: the stream goes on. */
 static void abort_while_late(sagecomm_group group, void *stream, volatile uint32_t *late) {
   address data = 0;
@@ -224,6 +257,7 @@ static void run(const char *library, char *dir) {
   CHECK(group != 0);
   void *stream = NULL, *late = NULL;
   CHECK(cu.make_stream(&stream, 1) == 0 && cu.allocate_host(&late, 4, 0) == 0);
+  bridges_that_lack_a_function(group, stream);
   all_reduces(group, stream, NULL);
   all_reduces(group, stream, late);
   all_reduces(group, NULL, NULL);

@@ -5,6 +5,7 @@ package bridge
 
 /*
 #cgo CFLAGS: -std=c11 -Wall -Wextra
+#include <stdbool.h>
 #include <stdlib.h>
 #include "../../../export/sagecomm.h"
 
@@ -44,6 +45,10 @@ static int32_t join_later(const sagecomm_bridge *b, uint64_t stream, const numbe
                           uint32_t value, char *why) {
   return b->join_later(b->ctx, stream, (const sagecomm_copy *)(const void *)copies, n, word, value, why, WHY);
 }
+static bool complete(const sagecomm_bridge *b) {
+  return b->make_stream && b->pin && b->unpin && b->fork && b->copy_in && b->write_value && b->adopt_stream && b->join &&
+         b->join_later;
+}
 */
 import "C"
 
@@ -66,11 +71,14 @@ var (
 	_ device.Runtime  = (*Bridge)(nil)
 )
 
-// New returns the bridge of an operation from sagecomm_op.bridge, or an error if the operation has none.
+// New returns the bridge of an operation from sagecomm_op.bridge, or an error if the operation has none or it lacks a function.
 func New(table unsafe.Pointer) (*Bridge, error) {
 	b := &Bridge{c: (*C.sagecomm_bridge)(table)}
 	if b.c == nil || b.c.struct_size < C.sizeof_sagecomm_bridge {
 		return nil, errors.New("the caller gives no access to the streams of the device (sagecomm_op.bridge)")
+	}
+	if !C.complete(b.c) {
+		return nil, errors.New("sagecomm_op.bridge lacks a function: all of them are needed")
 	}
 	return b, nil
 }
