@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 )
 
@@ -13,9 +15,7 @@ import (
 func defined(t *testing.T, file, name string) int {
 	t.Helper()
 	text, err := os.ReadFile("../internal/runner/" + file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m := regexp.MustCompile(`(?m)^#define ` + name + ` \(?(\d+)(?: \* (\d+))?\)?(?: /\*.*\*/)?$`).FindStringSubmatch(string(text))
 	if m == nil {
 		t.Fatalf("%s does not define %s as a number", file, name)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 )
@@ -40,21 +42,13 @@ func tunedBy(t *testing.T, s *Selector, e Entry) *Selector {
 	t.Helper()
 	f := File{Version: FileVersion, Entries: []Entry{e}}
 	text, err := f.Write()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	read, err := ParseFile("tuned", text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	tune, err := read.For("tuned", e.Machine, s.shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	made, err := NewSelector(s.shape, DefaultParams(), Tune{}.Over(tune))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return made
 }
 
@@ -68,9 +62,7 @@ func TestTunedGroupsDoTheBest(t *testing.T) {
 		slow.Slots.Hop, slow.Slots.Claim, slow.Channel.Byte = 2e-6, 300e-12, 40e-12
 		list := machineOf(s, slow, 3e-6, kinds, lengthsTo(16<<20))
 		e, err := s.Tuned("here", list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		tuned := tunedBy(t, s, e)
 		for _, m := range list {
 			c := tuned.Choose(m.Kind, m.Bytes)
@@ -109,9 +101,7 @@ func TestNoiseChangesNoChoice(t *testing.T) {
 		}
 	}
 	e, err := s.Tuned("here", list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	tuned := tunedBy(t, s, e)
 	for _, m := range list {
 		was, is := s.Choose(m.Kind, m.Bytes), tuned.Choose(m.Kind, m.Bytes)
@@ -136,9 +126,7 @@ func TestOutliersMakeNoRule(t *testing.T) {
 	rules := func() []string {
 		t.Helper()
 		e, err := s.Tuned("here", recorded)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return e.Rules
 	}
 	open, err := s.Unconfirmed(recorded)
@@ -172,9 +160,7 @@ func TestParametersAreFitted(t *testing.T) {
 	kinds := []coll.Kind{coll.AllReduce, coll.AllGather, coll.ReduceScatter}
 	list := machineOf(s, real, 4e-6, kinds, lengthsTo(1<<20))
 	e, err := s.Tuned("here", list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	f := newFit(s.shape, DefaultParams(), list)
 	before, after := f.loss(DefaultParams()), f.loss(tunedBy(t, s, e).params)
 	if after > 0.05 || before < 3*after {
@@ -202,9 +188,7 @@ func TestChunksAreTuned(t *testing.T) {
 		}
 	}
 	e, err := s.Tuned("here", list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	tuned := tunedBy(t, s, e)
 	for bytes, chunk := range map[uint64]int{64 << 10: 128 << 10, 255 << 10: 128 << 10, 257 << 10: 256 << 10, 4 << 20: 256 << 10, 64 << 20: 128 << 10} {
 		if c := tuned.Choose(coll.AllReduce, bytes); c.Chunk != chunk || c.Algorithm != shmplan.TwoShot {
@@ -228,9 +212,7 @@ func TestRangesAreBounded(t *testing.T) {
 		}
 	}
 	e, err := s.Tuned("here", list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if tunedBy(t, s, e); len(e.Rules) > MaxClasses/2 {
 		t.Errorf("%d rules", len(e.Rules))
 	}
@@ -272,9 +254,7 @@ func TestEntriesArePut(t *testing.T) {
 	put := func(e Entry) Entry {
 		t.Helper()
 		is, err := f.Put(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return is
 	}
 	put(Entry{Machine: "a", Size: 2, Rules: []string{"all_reduce:0-8K:one_shot", "all_reduce:8K-inf:two_shot", "broadcast:chain"}})

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/cost"
 	"sagecomm/algo/plan"
 	"sagecomm/algo/shmplan"
@@ -19,13 +21,9 @@ import (
 func selector(t testing.TB, size int, rules string) *Selector {
 	t.Helper()
 	tune, err := ParseTune(rules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s, err := NewSelector(Shape{Size: size}, DefaultParams(), tune)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return s
 }
 
@@ -78,9 +76,7 @@ func TestChosenPlansAreRight(t *testing.T) {
 				plans := make([]plan.SlotPlan, size)
 				for rank := range plans {
 					p, err := s.SlotPlan(kind, s.Choose(kind, bytes), rank, size-1)
-					if err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, err)
 					plans[rank] = p
 				}
 				if err := verify.CheckSlots(plans, plan.Lengths{Bytes: bytes}); err != nil {
@@ -172,9 +168,7 @@ func TestSelectorRefuses(t *testing.T) {
 		rules = append(rules, "all_reduce:"+strconv.Itoa(128*i+64)+"-"+strconv.Itoa(128*i+128)+":two_shot")
 	}
 	tune, err := ParseTune(strings.Join(rules, ";"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := NewSelector(Shape{Size: 2}, DefaultParams(), tune); err == nil || !strings.Contains(err.Error(), "all_reduce: the rules make 23 size classes, at most 17") {
 		t.Errorf("too many classes: %v", err)
 	}
@@ -285,9 +279,7 @@ func TestParseTuneRefuses(t *testing.T) {
 
 func TestDocumentedRulesAreAccepted(t *testing.T) {
 	text, err := os.ReadFile("../docs/environment.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, after, _ := strings.Cut(string(text), "Overrides the choice of algorithms, for example `")
 	rules, _, found := strings.Cut(after, "`")
 	if tune, err := ParseTune(rules); !found || err != nil || len(tune.Rules) == 0 {
@@ -297,9 +289,7 @@ func TestDocumentedRulesAreAccepted(t *testing.T) {
 
 func TestParseTuneAccepts(t *testing.T) {
 	tune, err := ParseTune(" all_reduce : 0 - 8k : one_shot ; all_reduce:8K-inf:two_shot @ chunk = 128K;;reduce:1m-2G:two_shot;")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i, want := range []Rule{
 		{Kind: coll.AllReduce, From: 0, To: 8 << 10, Algorithm: shmplan.OneShot},
 		{Kind: coll.AllReduce, From: 8 << 10, To: NoLimit, Algorithm: shmplan.TwoShot, Chunk: 128 << 10},
@@ -318,9 +308,7 @@ func TestParseTuneAccepts(t *testing.T) {
 
 func TestPriceMatchesWhatWasMeasured(t *testing.T) {
 	s, err := NewSelector(Shape{Size: 2}, DefaultParams(), Tune{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	// These measurements of two ranks come from the comment on cost.DefaultMemory. Short calls spend most time outside
 	// the plan.
 	for bytes, want := range map[uint64][2]time.Duration{

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/cost"
 	"sagecomm/algo/plan"
 	"sagecomm/algo/sendrecv"
@@ -29,13 +31,9 @@ func hosts(count, width int) (list [][]int) {
 func selectorOf(t testing.TB, shape Shape, params Params, rules string) *Selector {
 	t.Helper()
 	tune, err := ParseTune(rules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s, err := NewSelector(shape, params, tune)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return s
 }
 
@@ -155,9 +153,7 @@ func proveClass(t *testing.T, s *Selector, kind coll.Kind, c Class) {
 	plans := make([]plan.SendRecvPlan, s.shape.Size)
 	for rank := range plans {
 		p, err := s.SendRecvPlan(kind, c, rank, s.shape.Size-1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if p.Largest() > plan.MessageBytes || p.Channels() > plan.ChannelsPerPair {
 			t.Errorf("%v: %+v sends messages of %d bytes on %d channels", kind, c, p.Largest(), p.Channels())
 		}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 )
 
@@ -31,14 +33,10 @@ func TestTablesOfSmallGroups(t *testing.T) {
 	}
 	const file = "testdata/tables.txt"
 	if *update {
-		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, []byte(b.String()), 0o644))
 	}
 	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	wanted := strings.Split(string(want), "\n")
 	for i, line := range strings.Split(b.String(), "\n") {
 		if i >= len(wanted) || line != wanted[i] {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/cost"
 	"sagecomm/algo/sendrecv"
 	"sagecomm/algo/shmplan"
@@ -15,9 +17,7 @@ import (
 
 func TestSettingsAreParsed(t *testing.T) {
 	tune, err := ParseTune(" channel.latency = 400 ns; slots.copy=20.5ps ;all_reduce:0-8K:ring@chunk=64K;policy=thresholds;network.step=1ms;rank.copy=0s;slots.hop=1us")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := []Setting{{"channel.latency", 400e-9}, {"slots.copy", 20.5e-12}, {"network.step", 1e-3}, {"rank.copy", 0}, {"slots.hop", 1e-6}}
 	if len(tune.Settings) != len(want) || len(tune.Rules) != 1 || tune.Policy != "thresholds" {
 		t.Fatalf("%+v: expected %d parameters, one rule and the policy thresholds", tune, len(want))
@@ -194,9 +194,7 @@ const tuned = `{"version": 1, "entries": [
 
 func TestFilesAreForMachinesAndShapes(t *testing.T) {
 	f, err := ParseFile("tuned.json", []byte(tuned))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, c := range []struct {
 		machine  string
 		shape    Shape
@@ -220,9 +218,7 @@ func TestFilesAreForMachinesAndShapes(t *testing.T) {
 		}
 	}
 	text, err := f.Write()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if again, err := ParseFile("again", text); err != nil || !reflect.DeepEqual(f, again) {
 		t.Errorf("%s\n%v", text, err)
 	}
@@ -231,23 +227,15 @@ func TestFilesAreForMachinesAndShapes(t *testing.T) {
 // The variable overrides the file, rule by rule and parameter by parameter. Its policy replaces all rules of the file.
 func TestFilesComeBelowTheVariable(t *testing.T) {
 	f, err := ParseFile("tuned.json", []byte(tuned))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	shape := Shape{Size: 4}
 	file, err := f.For("tuned.json", "A", shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	with := func(text string) *Selector {
 		own, err := ParseTune(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		s, err := NewSelector(shape, DefaultParams(), own.Over(file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return s
 	}
 	s := with("all_reduce:1K-2K:ring;slots.flag=7ns")
@@ -295,9 +283,7 @@ func TestFilesAreRefused(t *testing.T) {
 // The file in the comment of [File] can be read.
 func TestDocumentedFileIsAccepted(t *testing.T) {
 	source, err := os.ReadFile("file.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, after, _ := strings.Cut(string(source), "It is JSON:\n//\n")
 	block, _, found := strings.Cut(after, "\n//\n// An entry")
 	f, err := ParseFile("comment", []byte(strings.ReplaceAll(block, "//\t", "")))
@@ -309,9 +295,7 @@ func TestDocumentedFileIsAccepted(t *testing.T) {
 // docs/tuning.md has every parameter with its default, every policy, and a file that can be read.
 func TestTheDocumentIsRight(t *testing.T) {
 	source, err := os.ReadFile("../docs/tuning.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defaults := map[string]string{}
 	for line := range strings.Lines(string(source)) {
 		cells := strings.Split(line, "|")

@@ -6,6 +6,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/pgbackend"
@@ -22,9 +24,7 @@ func TestNonsenseFromCIsNoPanic(t *testing.T) {
 // A panic in a function that has found its group fails that group.
 func TestPanicTakesTheGroupDown(t *testing.T) {
 	g, err := pgbackend.Get().Create(pgbackend.Config{Size: 1, Name: "g", Timeout: time.Minute, Store: bootstrap.NewMemStore()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _ = g.Destroy() }()
 	status := sagecommGroupSetTimeout(0, 0, nil) // gives the variable C's type, which tests cannot name
 	func() {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/topo"
@@ -78,9 +80,7 @@ func TestCrowdedRanks(t *testing.T) {
 		return g
 	}
 	table := func(g *Group) string {
-		if err := g.choose(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, g.choose())
 		return g.selector.Describe(coll.AllReduce)
 	}
 	for _, c := range []struct {
@@ -108,13 +108,9 @@ func TestCrowdedRanks(t *testing.T) {
 func tuningFile(t *testing.T, e algo.Entry) string {
 	t.Helper()
 	text, err := json.Marshal(algo.File{Version: algo.FileVersion, Entries: []algo.Entry{e}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	name := filepath.Join(t.TempDir(), "tune.json")
-	if err := os.WriteFile(name, text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(name, text, 0o644))
 	return name
 }
 
@@ -138,9 +134,7 @@ func TestTuningFile(t *testing.T) {
 
 func TestTuningFileThatCannotBeRead(t *testing.T) {
 	pipe, long := filepath.Join(t.TempDir(), "pipe"), filepath.Join(t.TempDir(), "long")
-	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.WriteFile(long, nil, 0o600), os.Truncate(long, longestTuning+1)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(syscall.Mkfifo(pipe, 0o600), os.WriteFile(long, nil, 0o600), os.Truncate(long, longestTuning+1)))
 	for name, want := range map[string]string{
 		filepath.Join(t.TempDir(), "none.json"): "no such file",
 		pipe:                                    "is no regular file",

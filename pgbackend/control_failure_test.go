@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 )
@@ -108,9 +110,7 @@ func TestControlLooksAgainAtWhoHasLeft(t *testing.T) {
 	w := newWorld(t, 2)
 	g := w.groups[0]
 	w.groups[1].posts(topicIPC, 1, "test", 0)
-	if err := w.groups[1].Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.groups[1].Destroy())
 	x := controlExchange{g: g, topic: topicIPC, deadline: time.Now().Add(opTimeout), entries: []*controlEntry{g.entry(topicIPC), w.groups[1].entry(topicIPC)}}
 	if f := x.ended([]int{1}, postedWord, 1); f != nil {
 		t.Error(f)

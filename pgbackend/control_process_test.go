@@ -9,6 +9,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 )
@@ -55,9 +57,7 @@ func TestControlExchangeBetweenProcesses(t *testing.T) {
 	other := exec.Command(os.Args[0])
 	other.Env = append(os.Environ(), otherProcess+"="+dir)
 	other.Stderr = &said
-	if err := other.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, other.Start())
 	defer func() {
 		_ = other.Process.Kill()
 		_ = other.Wait()
@@ -66,13 +66,9 @@ func TestControlExchangeBetweenProcesses(t *testing.T) {
 		}
 	}()
 	g, err := createInStore(dir, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer g.Destroy()
-	if err := exchangesOfProcesses(g); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, exchangesOfProcesses(g))
 	before := g.entry(topicIPC).posted.Load()
 	ended := make(chan *coll.Failure, 1)
 	go func() {
@@ -84,9 +80,7 @@ func TestControlExchangeBetweenProcesses(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	killed := time.Now()
-	if err := other.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, other.Process.Kill())
 	f := <-ended
 	measure(t, "knowing that a rank has died", time.Since(killed), 2*time.Second)
 	if err := expect(f, coll.PeerFailure, "Connection closed by peer: rank 1 (host ", "died before its first collective"); err != nil {

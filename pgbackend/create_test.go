@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
@@ -114,9 +116,7 @@ func TestRankThatIsStartedTwice(t *testing.T) {
 	if _, err := store.Get("sagecomm/epoch/0", opTimeout); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Set("sagecomm/epoch/0", []byte("2 host h, pid 12")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, store.Set("sagecomm/epoch/0", []byte("2 host h, pid 12")))
 	err := <-refused
 	if want := fmt.Sprintf("rank 0 was started twice: by host %s, pid %d and by host h, pid 12", bootstrap.HostName(), os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
 		t.Error(err)
@@ -177,9 +177,7 @@ func TestFilesOfManyGroups(t *testing.T) {
 	dir := t.TempDir()
 	open := func() int {
 		list, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return len(list)
 	}
 	var before int

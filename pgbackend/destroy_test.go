@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 )
 
@@ -377,9 +379,7 @@ func TestDestroyFinishesP2PBetweenOthers(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		w := newWorld(t, 3)
 		w.each(func(g *Group) error { return asError(sum(g, 10)) })
-		if err := w.groups[2].Destroy(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, w.groups[2].Destroy())
 		if ended {
 			w.groups[0].peerDied(2)
 			w.groups[1].peerDied(2)

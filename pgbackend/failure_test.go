@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
@@ -73,9 +75,7 @@ func TestTimeoutOfTheFirstCallAndOfP2P(t *testing.T) {
 	if err := w.groups[0].SetTimeout(0); err == nil {
 		t.Error("a timeout of 0 was taken")
 	}
-	if err := w.groups[0].SetTimeout(short); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.groups[0].SetTimeout(short))
 	if err := expect(sum(w.groups[0], 1), coll.Timeout, "rank 1"); err != nil {
 		t.Error(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
@@ -184,12 +186,8 @@ func TestGivingUpAfterAnotherHasLeft(t *testing.T) {
 		gaveUp <- err
 	}()
 	joined, err := Get().Create(Config{Rank: 1, Size: 2, Name: "late", Timeout: opTimeout, Store: mem})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := joined.Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, joined.Destroy())
 	if !slices.Contains(Get().leaving, joined) {
 		t.Error("the shared block of the rank that left has gone before the other one could look at it")
 	}
@@ -249,9 +247,7 @@ func TestRanksThatGaveUpAreNamedToWhoJoined(t *testing.T) {
 		close(released)
 	}()
 	g, err := Get().Create(Config{Rank: 2, Size: 3, Name: "g", Timeout: givesUp, Store: heldStore{mem, "attached/2", released}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	recv := coll.Op{Kind: coll.Recv, Root: 1, Type: coll.Uint8}
 	if _, f := g.Issue(recv, nil, one([]byte{0})); expect(f, coll.PeerFailure, "rank 1 (host ", "gave up while the group was made") != nil {
 		t.Error(f)

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
@@ -60,9 +62,7 @@ func TestShutdownDuringCreate(t *testing.T) {
 		}
 	}
 	g, err := Get().Create(Config{Size: 1, Name: t.Name(), Timeout: opTimeout, Store: bootstrap.NewMemStore()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ended.Wait()
 	if err := g.Destroy(); err == nil {
 		t.Error("Shutdown has left the group")

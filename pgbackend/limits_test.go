@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
@@ -13,18 +15,14 @@ import (
 // A work that outlives its group reports its own cause, even if another group has taken the place of the group and failed.
 func TestWorkOutlivesItsGroup(t *testing.T) {
 	w := newWorld(t, 2)
-	if err := w.groups[0].SetTimeout(300 * time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.groups[0].SetTimeout(300*time.Millisecond))
 	work, f := sumAsync(w.groups[0], 10)
 	if f != nil {
 		t.Fatal(f)
 	}
 	defer work.Release()
 	first := finish(work) // rank 1 never comes
-	if err := expect(first, coll.Timeout, "in all_reduce #1", "not arrived: rank 1"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, expect(first, coll.Timeout, "in all_reduce #1", "not arrived: rank 1"))
 	again := func(when string) {
 		t.Helper()
 		if done, f := work.Wait(time.Second); !done || f == nil || *f != *first {

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 )
 
@@ -60,15 +62,11 @@ func TestOtherCausesOfAMonitoredBarrier(t *testing.T) {
 	}
 	b := one(make([]byte, 8))
 	_, f := w.groups[0].Issue(coll.Op{Kind: coll.Broadcast, Type: coll.Uint8, Root: 1, Timeout: short}, nil, b)
-	if err := expect(f, coll.Timeout, "in broadcast #1"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, expect(f, coll.Timeout, "in broadcast #1"))
 	if got := w.groups[0].MonitoredCause(time.Second, false); got == nil || got.Message != f.Message {
 		t.Errorf("%v, expected %v", got, f)
 	}
-	if err := w.groups[0].Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.groups[0].Destroy())
 	if err := expect(w.groups[0].MonitoredCause(time.Second, false), coll.Invalid, "destroyed"); err != nil {
 		t.Error(err)
 	}

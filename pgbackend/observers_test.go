@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/observe"
 )
@@ -22,9 +24,7 @@ import (
 func statusOf(t *testing.T, g *Group) observe.GroupStatus {
 	t.Helper()
 	var seen observe.ProcessStatus
-	if err := json.Unmarshal(Get().Observers().Status(), &seen); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(Get().Observers().Status(), &seen))
 	i := slices.IndexFunc(seen.Groups, func(s observe.GroupStatus) bool { return s.Group == g.name && s.Rank == g.rank })
 	if i < 0 {
 		t.Fatalf("group %q of rank %d is not in %+v", g.name, g.rank, seen)
@@ -157,9 +157,7 @@ func TestStatusOfALateStream(t *testing.T) {
 func flightsOf(t *testing.T, group string) (list []string) {
 	t.Helper()
 	text, err := Get().Observers().FlightRecords()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var answer struct {
 		Groups []struct {
 			Group, Lane string
@@ -176,9 +174,7 @@ func flightsOf(t *testing.T, group string) (list []string) {
 			}
 		}
 	}
-	if err := json.Unmarshal(text, &answer); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(text, &answer))
 	numbers := map[int64]bool{}
 	for _, g := range answer.Groups {
 		if numbers[g.PG] {
@@ -267,9 +263,7 @@ func TestDumpOfARankThatIsBehindOnDevices(t *testing.T) {
 	})
 	b := one(make([]byte, 40))
 	_, f := w.groups[0].Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Float32, Device: aDevice, Timeout: 20 * time.Millisecond}, b, b)
-	if err := expect(f, coll.Timeout, "all_reduce #2"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, expect(f, coll.Timeout, "all_reduce #2"))
 	if cause := w.groups[0].Cause(); !cause.OnDevice || cause.Rank != 1 {
 		t.Errorf("%+v", cause)
 	}
@@ -279,9 +273,7 @@ func TestDumpOfARankThatIsBehindOnDevices(t *testing.T) {
 		for deadline := time.Now().Add(time.Minute); err != nil && time.Now().Before(deadline); runtime.Gosched() {
 			text, err = os.ReadFile(filepath.Join(dir, fmt.Sprintf("rank_%d", rank)))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if !bytes.Contains(text, []byte(t.Name()+"/device")) {
 			t.Errorf("the file of rank %d lacks the device lane", rank)
 		}
@@ -307,13 +299,9 @@ func TestTimelineOfBothLanes(t *testing.T) {
 		t.Fatalf("%v, %v", files, err)
 	}
 	text, err := os.ReadFile(files[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var events []observe.TraceEvent
-	if err := json.Unmarshal(text, &events); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(text, &events))
 	count := map[string]int{}
 	for _, e := range events {
 		if e.Phase == "b" && e.Name == "all_reduce" {
@@ -335,9 +323,7 @@ func TestDeathNamesTheCallOnADevice(t *testing.T) {
 	w.each(func(g *Group) error { return asError(deviceSum(g, 10)) })
 	w.groups[0].peerDied(1)
 	f := w.groups[0].Cause()
-	if err := expect(f, coll.PeerFailure, "rank 1", "died in or after all_reduce #1 (float32, SUM, 10 elements) on a device"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, expect(f, coll.PeerFailure, "rank 1", "died in or after all_reduce #1 (float32, SUM, 10 elements) on a device"))
 	if !f.OnDevice || f.Op != "all_reduce" || f.Sequence != 1 {
 		t.Errorf("%+v", f)
 	}

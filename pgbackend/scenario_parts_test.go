@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
@@ -147,9 +149,7 @@ func describeFailure(t *testing.T, f *coll.Failure) string {
 		text += fmt.Sprintf(", rank %d", f.Rank)
 	}
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	message := strings.ReplaceAll(f.Message, fmt.Sprintf("host %s, pid %d", host, os.Getpid()), "host h, pid 12")
 	message = strings.ReplaceAll(message, fmt.Sprintf("group %q", t.Name()), `group "0"`)
 	message = digest.ReplaceAllString(message, "0123456789abcdef")

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
@@ -99,9 +101,7 @@ func TestFailureTexts(t *testing.T) {
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		list := parseScenarios(string(text))
 		for i := range list {
 			if list[i].inGo() {
@@ -127,9 +127,7 @@ func expectScenario(t *testing.T, file, name string, list []*coll.Failure) {
 	t.Helper()
 	path := filepath.Join("testdata/failures", file+".txt")
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	all := parseScenarios(string(text))
 	i := slices.IndexFunc(all, func(sc scenario) bool { return sc.name == name })
 	if i < 0 {
@@ -156,9 +154,7 @@ func writeScenarios(t *testing.T, path string, list []scenario) {
 	for _, sc := range list {
 		written = append(written, sc.String())
 	}
-	if err := os.WriteFile(path, []byte(strings.Join(written, "\n")), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte(strings.Join(written, "\n")), 0o644))
 }
 
 // play is a scenario that is being carried out.

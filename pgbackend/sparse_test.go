@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
@@ -179,9 +181,7 @@ func TestDestroyEndsASparseSumThatAPeerDoesNotJoin(t *testing.T) {
 	if done, _ := waits.Work().Wait(0); done {
 		t.Fatal("complete without its peer")
 	}
-	if err := w.groups[0].Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.groups[0].Destroy())
 	if f := finish(waits.Work()); f == nil || f.Status != coll.Aborted {
 		t.Errorf("%+v", f)
 	}

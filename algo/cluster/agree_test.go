@@ -5,6 +5,8 @@ import (
 	"math"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
@@ -20,9 +22,7 @@ func described(t testing.TB, inside, between string, numbers ...float64) *Cluste
 		NICs: int(n[2]), HostsPerSwitch: int(n[3]), Oversubscription: n[4],
 	}
 	c.fill()
-	if err := c.check(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.check())
 	return &c
 }
 

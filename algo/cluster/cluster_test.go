@@ -7,15 +7,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
 )
 
 func TestDescriptionsAreReadWithDefaults(t *testing.T) {
 	got, err := Parse([]byte(`{"hosts": 2, "ranks_per_host": 4, "inside": "shared_memory", "between": "tcp_25g"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got.NICs != 4 || got.HostsPerSwitch != 2 || got.Oversubscription != 1 || got.Reduce != DefaultReduce ||
 		got.Copy != DefaultCopy || got.Capacity != DefaultCapacity || got.Ranks() != 8 {
 		t.Errorf("%+v, expected the defaults", got)
@@ -30,9 +30,7 @@ func TestDescriptionsAreReadWithDefaults(t *testing.T) {
 // A description written for an earlier version calls channels in shared memory "ring".
 func TestEarlierNamesOfLinksAreRead(t *testing.T) {
 	got, err := Parse([]byte(`{"hosts": 1, "ranks_per_host": 4, "inside": "ring"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if link, _ := got.link("inside", got.Inside); link != known["shared_memory"] {
 		t.Errorf("%+v, expected the link shared_memory", link)
 	}
@@ -41,9 +39,7 @@ func TestEarlierNamesOfLinksAreRead(t *testing.T) {
 func TestExamplesAreRead(t *testing.T) {
 	for _, name := range []string{"512x8", "4x8-tcp"} {
 		text, err := os.ReadFile("../../examples/clusters/" + name + ".json")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if c, err := Parse(text); err != nil || c.Name == "" {
 			t.Errorf("%s: %+v, %v", name, c, err)
 		}

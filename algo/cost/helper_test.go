@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
@@ -36,9 +38,7 @@ func buildAll(t testing.TB, f family, at sendrecv.Place) []plan.SendRecvPlan {
 	plans := make([]plan.SendRecvPlan, at.Size)
 	for at.Rank = range at.Size {
 		p, err := sendrecv.Build(f.kind, f.name, at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		plans[at.Rank] = p
 	}
 	return plans

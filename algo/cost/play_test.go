@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
@@ -43,9 +45,7 @@ func TestTurnedGroupsTakeTheSameTime(t *testing.T) {
 				plans := buildAll(t, f, sendrecv.Place{Size: size, Chunk: 12 * plan.Unit})
 				g := plan.Group{Size: size, Build: func(rank int) plan.SendRecvPlan { return plans[rank] }}
 				want, err := Play(g, plan.Lengths{Bytes: bytes}, hostCosts(3, 6))
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				g.Turned = true
 				if got, err := Play(g, plan.Lengths{Bytes: bytes}, hostCosts(3, 6)); err != nil || got != want {
 					t.Errorf("%v %s, %d ranks, %d bytes: %+v turned (%v), else %+v", f.kind, f.name, size, bytes, got, err, want)
@@ -82,9 +82,7 @@ func TestPreparedPlansServeAllLengths(t *testing.T) {
 		for _, chunk := range []int{plan.Unit, 5 * plan.Unit, 100 * plan.Unit} {
 			for _, bytes := range []uint64{0, 1, 40*plan.Unit + 3} {
 				want, err := Play(group(chunk), plan.Lengths{Bytes: bytes}, hostCosts(width, hosts+1))
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				if got, err := prepared.Play(chunk, bytes, hostCosts(width, hosts+1)); err != nil || got != want {
 					t.Errorf("%v %s, %d bytes in chunks of %d: %+v (%v), want %+v", f.kind, f.name, bytes, chunk, got, err, want)
 				}
@@ -152,9 +150,7 @@ func TestTheOrderOfPlayMakesNoDifference(t *testing.T) {
 		plans := buildAll(t, f, at)
 		g := plan.Group{Size: at.Size, Build: func(rank int) plan.SendRecvPlan { return plans[rank] }}
 		want, err := Play(g, plan.Lengths{Bytes: 30 * plan.Unit}, hostCosts(4, 6))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for range 5 {
 			p := newPlay(Prepare(g), at.Chunk, plan.Lengths{Bytes: 30 * plan.Unit}, hostCosts(4, 6))
 			rng.Shuffle(len(p.ready), func(i, j int) { p.ready[i], p.ready[j] = p.ready[j], p.ready[i] })

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
@@ -23,14 +25,10 @@ func flatCosts() Costs {
 func priceOf(t *testing.T, kind coll.Kind, name string, at sendrecv.Place, bytes uint64, c Costs) time.Duration {
 	t.Helper()
 	g, err := sendrecv.Plans(kind, name, at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	g.Turned = false
 	got, err := Price(g, plan.Lengths{Bytes: bytes}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return got
 }
 

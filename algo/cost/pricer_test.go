@@ -4,6 +4,8 @@ import (
 	"math"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
@@ -17,9 +19,7 @@ func channelCosts() Costs {
 func pricerOf(t testing.TB, f family, at sendrecv.Place, c Costs) *Pricer {
 	t.Helper()
 	g, err := sendrecv.Plans(f.kind, f.name, at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return NewPricer(g, c)
 }
 

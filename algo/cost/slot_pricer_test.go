@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
@@ -15,9 +17,7 @@ import (
 func rolesIn(t testing.TB, kind coll.Kind, algorithm string, at shmplan.Place) []plan.SlotPlan {
 	t.Helper()
 	plans, err := shmplan.Roles(kind, algorithm, at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return plans
 }
 

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/cost"
 	"sagecomm/algo/plan"
 	"sagecomm/internal/coll"
@@ -29,9 +31,7 @@ func TestTheWorkedExampleIsRight(t *testing.T) {
 	// P-1 messages leave one after the other; the last one arrives a latency after its bytes have left.
 	const size, n, alpha, beta = 5, 1000, 10e-6, 1e-9
 	got, err := cost.Price(plan.Group{Size: size, Build: func(rank int) plan.SendRecvPlan { return f.build(Place{Rank: rank, Size: size, Chunk: 1024}) }}, plan.Lengths{Bytes: n}, cost.Costs{Links: []cost.Link{{Latency: alpha, Byte: beta}}, Capacity: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := time.Duration((alpha + (size-1)*n*beta) * 1e9)
 	if diff := (got - want).Abs(); diff > 2 {
 		t.Errorf("%v, want %v", got, want)
@@ -42,9 +42,7 @@ func TestTheWorkedExampleIsRight(t *testing.T) {
 func TestTheWorkedExampleIsTheDocuments(t *testing.T) {
 	read := func(name string) string {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return string(text)
 	}
 	var blocks []string

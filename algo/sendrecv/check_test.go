@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/verify"
 	"sagecomm/internal/coll"
@@ -26,9 +28,7 @@ func buildAll(t testing.TB, f family, at Place) []plan.SendRecvPlan {
 	for rank := range plans {
 		at.Rank = rank
 		plans[rank] = f.build(at)
-		if err := plans[rank].Validate(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, plans[rank].Validate())
 	}
 	return plans
 }
@@ -193,9 +193,7 @@ func TestBlocksMayDifferInLength(t *testing.T) {
 				lists = append(lists, blocks)
 			}
 			for _, blocks := range lists {
-				if err := verify.CheckSendRecv(plans, plan.Lengths{Blocks: blocks}); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, verify.CheckSendRecv(plans, plan.Lengths{Blocks: blocks}))
 			}
 		}
 	}
@@ -208,9 +206,7 @@ func TestLongPipelinesAreRight(t *testing.T) {
 			hosts := arrangements(f, size)
 			plans := buildAll(t, f, Place{Size: size, Root: size / 2, Chunk: 2 * plan.Unit, Hosts: hosts[len(hosts)-1]})
 			chunks := uint64(3*plans[0].Sets() + 2)
-			if err := verify.CheckSendRecv(plans, plan.Lengths{Bytes: chunks * 2 * plan.Unit}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, verify.CheckSendRecv(plans, plan.Lengths{Bytes: chunks * 2 * plan.Unit}))
 		}
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/cost"
 	"sagecomm/algo/plan"
 	"sagecomm/internal/coll"
@@ -87,8 +89,6 @@ func TestSomeRanksTellTheLongestMessage(t *testing.T) {
 func counted(t *testing.T, f family, at Place, bytes uint64) cost.Traffic {
 	t.Helper()
 	group, err := Plans(f.kind, f.name, at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return cost.NewPricer(group, cost.Costs{Links: []cost.Link{{Latency: 1e-6}}, Capacity: 1}).Count(bytes)
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 )
 
@@ -98,14 +100,10 @@ func TestPicturesShowThePlans(t *testing.T) {
 	}
 	const name = "testdata/plans.txt"
 	if *update {
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(name, []byte(text), 0o644))
 	}
 	want, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if text != string(want) {
 		t.Errorf("%s does not show what builders make: look at the difference that -update makes", name)
 	}

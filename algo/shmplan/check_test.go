@@ -6,6 +6,8 @@ import (
 	"runtime/debug"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/verify"
 	"sagecomm/internal/coll"
@@ -24,9 +26,7 @@ func build(t testing.TB, kind coll.Kind, algorithm string, size, root int, slots
 	plans := make([]plan.SlotPlan, size)
 	for rank := range plans {
 		p, err := Build(kind, algorithm, Place{rank, size, root, slots, chunk})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		plans[rank] = p
 	}
 	return plans
@@ -82,9 +82,7 @@ func TestEveryAlgorithmIsRight(t *testing.T) {
 							}
 							plans := build(t, f.kind, f.name, size, root, slots, chunk)
 							for _, bytes := range edges(chunk, slots) {
-								if err := verify.CheckSlots(plans, plan.Lengths{Bytes: bytes}); err != nil {
-									t.Fatal(err)
-								}
+								require.NoError(t, verify.CheckSlots(plans, plan.Lengths{Bytes: bytes}))
 								if f.kind == coll.Barrier {
 									break
 								}
@@ -101,9 +99,7 @@ func TestSharesOfManyRanksAreRight(t *testing.T) {
 	for _, size := range []int{2, 3, 5, 8, 17, 33, 64} {
 		for _, kind := range []coll.Kind{coll.AllReduce, coll.Reduce} {
 			chunk := 64*size + 128
-			if err := verify.CheckSlots(build(t, kind, TwoShot, size, size-1, plan.LargeSlots, chunk), plan.Lengths{Bytes: uint64(3*chunk - 63)}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, verify.CheckSlots(build(t, kind, TwoShot, size, size-1, plan.LargeSlots, chunk), plan.Lengths{Bytes: uint64(3*chunk - 63)}))
 		}
 	}
 }
@@ -128,9 +124,7 @@ func TestBlocksMayDifferInLength(t *testing.T) {
 				if round == 0 {
 					clear(blocks)
 				}
-				if err := verify.CheckSlots(plans, plan.Lengths{Blocks: blocks}); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, verify.CheckSlots(plans, plan.Lengths{Blocks: blocks}))
 			}
 		}
 	}

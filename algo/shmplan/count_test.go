@@ -3,6 +3,8 @@ package shmplan
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/cost"
 	"sagecomm/algo/plan"
 	"sagecomm/internal/coll"
@@ -69,9 +71,7 @@ func TestStepsAndBytesAreThoseOfTheFormulas(t *testing.T) {
 				} {
 					counted[c.kind.String()+" "+c.algorithm] = true
 					p, err := Build(c.kind, c.algorithm, Place{rank, size, root, plan.LargeSlots, int(chunk)})
-					if err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, err)
 					if got := cost.CountSlots(p, n); got != c.want {
 						t.Errorf("%v %s, rank %d of %d, root %d: %+v, want %+v", c.kind, c.algorithm, rank, size, root, got, c.want)
 					}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/sendrecv"
 	"sagecomm/algo/shmplan"
@@ -40,9 +42,7 @@ func buildAll(t testing.TB, f family, at sendrecv.Place) []plan.SendRecvPlan {
 	plans := make([]plan.SendRecvPlan, at.Size)
 	for at.Rank = range at.Size {
 		p, err := sendrecv.Build(f.kind, f.name, at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		plans[at.Rank] = p
 	}
 	return plans
@@ -54,9 +54,7 @@ func build(t testing.TB, kind coll.Kind, algorithm string, size, root int, slots
 	plans := make([]plan.SlotPlan, size)
 	for rank := range plans {
 		p, err := shmplan.Build(kind, algorithm, shmplan.Place{Rank: rank, Size: size, Root: root, Slots: slots, Chunk: chunk})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		plans[rank] = p
 	}
 	return plans

@@ -3,6 +3,8 @@ package verify
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
@@ -65,9 +67,7 @@ func TestABrokenPlanOfEachKindIsRejected(t *testing.T) {
 			for _, f := range families {
 				if f.kind == c.kind && f.name == c.name {
 					plans := buildAll(t, f, sendrecv.Place{Size: size, Root: root, Chunk: 2 * plan.Unit})
-					if err := CheckSendRecv(plans, plan.Lengths{Bytes: 100}); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, CheckSendRecv(plans, plan.Lengths{Bytes: 100}))
 					c.breaks(plans)
 					rejected(t, CheckSendRecv(plans, plan.Lengths{Bytes: 100}), c.want)
 				}

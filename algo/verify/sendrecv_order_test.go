@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
@@ -40,9 +42,7 @@ func TestTheOrderOfRanksDoesNotMatter(t *testing.T) {
 		for _, capacity := range []int{1, 2, 5} {
 			c := SendRecvCall{Plans: plans, Lengths: plan.Lengths{Bytes: 20 * plan.Unit}, InPlace: rng.IntN(2) == 0}
 			straight := newSendRecvRun(c, capacity, newTrees(len(c.Plans)))
-			if err := straight.finish(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, straight.finish())
 			other, err := shuffled(c, capacity, rng)
 			if err != nil {
 				t.Fatalf("%v %s, capacity %d: %v", f.kind, f.name, capacity, err)

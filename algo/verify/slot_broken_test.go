@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
@@ -15,9 +17,7 @@ func reject(t *testing.T, plans []plan.SlotPlan, bytes uint64, slots int, inPlac
 	t.Helper()
 	for _, s := range schedules(len(plans)) {
 		m, err := newSlotMachine([2]int{slots, slots}, SlotCall{Plans: plans, Lengths: plan.Lengths{Bytes: bytes}, InPlace: inPlace})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if spoil != nil {
 			spoil(m)
 		}

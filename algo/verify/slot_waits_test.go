@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
@@ -50,9 +52,7 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 		plans := build(t, c.kind, c.algorithm, 4, 0, plan.LargeSlots, 256)
 		for _, s := range schedules(4) {
 			m, err := newSlotMachine([2]int{4, 4}, SlotCall{Plans: plans, Lengths: plan.Lengths{Bytes: bytes}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			without(c.action)(m)
 			err = m.check([]schedule{s})
 			// A race may also show as another ticket's data, as no data at all, or, where the reader came first, on the
@@ -74,12 +74,8 @@ func TestTwoShotWaitsForTheCollectiveBefore(t *testing.T) {
 	}
 	for _, s := range schedules(3) {
 		m, err := newSlotMachine([2]int{4, 4}, calls...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := m.check([]schedule{s}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, m.check([]schedule{s}))
 		for _, steps := range m.steps {
 			for i := range steps {
 				if steps[i].call == 1 && steps[i].Action == plan.Publish {
@@ -126,9 +122,7 @@ func TestWrongBytesAreSeen(t *testing.T) {
 // the order that the wait of publish enforces, so that wait is not missed. In a broadcast nothing implies that order.
 func TestAWaitThatFollowsFromOthersIsNotMissed(t *testing.T) {
 	m, err := newSlotMachine([2]int{4, 4}, SlotCall{Plans: build(t, coll.AllReduce, shmplan.OneShot, 3, 0, plan.LargeSlots, 64), Lengths: plan.Lengths{Bytes: 640}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, steps := range m.steps {
 		for i := range steps {
 			if steps[i].Action == plan.Publish {

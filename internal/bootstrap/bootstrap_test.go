@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/procwatch"
 )
 
@@ -38,9 +40,7 @@ func (s manyStore) GetMany(keys []string, timeout time.Duration) (values [][]byt
 func newFileStore(t *testing.T) *FileStore {
 	t.Helper()
 	s, err := NewFileStore(t.TempDir() + "/store")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return s
 }
 
@@ -59,9 +59,7 @@ func onRanks[T any](size int, f func(rank int) T) []T {
 func come(t *testing.T, s Store, phase string, ranks ...int) {
 	t.Helper()
 	for _, rank := range ranks {
-		if err := s.Set(key(phase, rank), []byte{markValue}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Set(key(phase, rank), []byte{markValue}))
 	}
 }
 
@@ -244,9 +242,7 @@ func TestStores(t *testing.T) {
 				}
 				got <- v
 			}()
-			if err := s.Set(key, []byte(want)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, s.Set(key, []byte(want)))
 			if v := <-got; !bytes.Equal(v, want) {
 				t.Errorf("%q: got %q", key, v)
 			}
@@ -254,9 +250,7 @@ func TestStores(t *testing.T) {
 		if _, err := s.Get("absent", time.Millisecond); !errors.Is(err, ErrTimeout) {
 			t.Error(err)
 		}
-		if err := s.Set("..", []byte("new")); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Set("..", []byte("new")))
 		if v, err := s.Get("..", 0); err != nil || string(v) != "new" {
 			t.Errorf("%q, %v", v, err)
 		}
@@ -294,9 +288,7 @@ func TestFileStoreShowsWholeValues(t *testing.T) {
 
 func TestFileStoreSaysWhenItsDirectoryHasGone(t *testing.T) {
 	s := newFileStore(t)
-	if err := os.RemoveAll(s.dir); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.RemoveAll(s.dir))
 	if _, err := s.Get("k", time.Millisecond); err == nil || errors.Is(err, ErrTimeout) {
 		t.Error(err)
 	}
@@ -310,9 +302,7 @@ func TestHostID(t *testing.T) {
 		t.Error(got)
 	}
 	boot, err := procwatch.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got := HostID(""); got != HostName()+"-"+boot || HostName() == "" {
 		t.Error(got)
 	}
@@ -324,9 +314,7 @@ func anyValue(int, []byte) error { return nil }
 // A value that is refused ends the wait for ranks that will never come.
 func TestExchangeEndsAtAValueThatIsRefused(t *testing.T) {
 	s := NewMemStore()
-	if err := s.Set("p/1", []byte("vother")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Set("p/1", []byte("vother")))
 	_, err := Exchange(s, "p", 0, 3, time.Hour, nil, func(rank int, value []byte) error {
 		return fmt.Errorf("rank %d wrote %s", rank, value)
 	})

@@ -8,15 +8,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // enum reads the constants of one enum of the C header.
 func enum(t *testing.T, name string) map[string]int {
 	t.Helper()
 	text, err := os.ReadFile("../../export/sagecomm.h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	block := regexp.MustCompile(`typedef enum ` + name + ` \{([^}]*)\}`).FindStringSubmatch(string(text))
 	if block == nil {
 		t.Fatalf("no enum %s in the header", name)
@@ -81,9 +81,7 @@ func TestValuesEqualTheHeader(t *testing.T) {
 
 func TestAnySourceEqualsTheHeader(t *testing.T) {
 	text, err := os.ReadFile("../../export/sagecomm.h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !strings.Contains(string(text), "#define SAGECOMM_ANY_SOURCE ("+strconv.Itoa(AnySource)+")") {
 		t.Error("AnySource differs from SAGECOMM_ANY_SOURCE")
 	}
@@ -148,9 +146,7 @@ func TestDefined(t *testing.T) {
 // The table in docs/torch-surface.md names each type that users have, with exactly the reductions that are defined for it.
 func TestDocumentedReductions(t *testing.T) {
 	text, err := os.ReadFile("../../docs/torch-surface.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, table, found := strings.Cut(string(text), "| types | reductions |\n|---|---|\n")
 	if !found {
 		t.Fatal("docs/torch-surface.md has no table of types and reductions")

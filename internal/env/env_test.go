@@ -7,14 +7,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 func resolve(t *testing.T, environ []string, options map[string]string) *Settings {
 	t.Helper()
 	s, err := Resolve(environ, options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return s
 }
 
@@ -129,9 +129,7 @@ func TestBytesRoundTrip(t *testing.T) {
 
 func TestDescribeShowsValuesAndRefusals(t *testing.T) {
 	var list []map[string]string
-	if err := json.Unmarshal(DescribeJSON([]string{"SAGECOMM_SPIN=x", "SAGECOMM_DEBUG=INFO"}), &list); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(DescribeJSON([]string{"SAGECOMM_SPIN=x", "SAGECOMM_DEBUG=INFO"}), &list))
 	equal(t, len(list), len(catalogue))
 	for _, d := range list {
 		for _, field := range []string{"name", "type", "origin", "sentence"} {
@@ -153,9 +151,7 @@ func TestDescribeShowsValuesAndRefusals(t *testing.T) {
 
 func TestDescribeWarnsOfUnknownNames(t *testing.T) {
 	var list []map[string]string
-	if err := json.Unmarshal(DescribeJSON([]string{"SAGECOMM_DEBIG=INFO", "PATH=/bin"}), &list); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(DescribeJSON([]string{"SAGECOMM_DEBIG=INFO", "PATH=/bin"}), &list))
 	equal(t, len(list), len(catalogue)+1)
 	last := list[len(list)-1]
 	equal(t, last["name"], "SAGECOMM_DEBIG")
@@ -164,9 +160,7 @@ func TestDescribeWarnsOfUnknownNames(t *testing.T) {
 
 func TestDocumentationIsCurrent(t *testing.T) {
 	got, err := os.ReadFile("../../docs/environment.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if string(got) != Markdown() {
 		t.Error("docs/environment.md is not what the list of variables gives: run `go generate ./internal/env`")
 	}

@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 )
 
@@ -30,9 +32,7 @@ func TestHalvesSurviveTheWayThroughFloat(t *testing.T) {
 		} {
 			src := everyHalf()
 			dst := aligned(len(src))
-			if err := ReduceInto(dst, nil, [][]byte{src}, dtype, coll.Sum, 1); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, ReduceInto(dst, nil, [][]byte{src}, dtype, coll.Sum, 1))
 			for i, x := range view[uint16](src) {
 				want := x
 				if x&0x7fff > f.infinity {
@@ -62,9 +62,7 @@ func TestScaleMatchesReference(t *testing.T) {
 			for _, factor := range append(factors, r.NormFloat64(), r.ExpFloat64()) {
 				dst := aligned(len(src))
 				copy(dst, src)
-				if err := ScaleInto(dst, dst, dtype, factor); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, ScaleInto(dst, dst, dtype, factor))
 				got, want := canonical(dst, dtype), canonical(refScale(src, dtype, factor), dtype)
 				if i := differ(got, want); i >= 0 {
 					i -= i % 2
@@ -95,9 +93,7 @@ func TestHalvesAreRoundedOnce(t *testing.T) {
 		}{{coll.Float16, fp16, 2048}, {coll.BFloat16, bf16, 256}} {
 			bits := func(f float32) []byte { return binary.LittleEndian.AppendUint16(nil, c.h.encode(f)) }
 			dst := make([]byte, 2)
-			if err := ReduceInto(dst, nil, [][]byte{bits(c.large), bits(1), bits(1)}, c.dtype, coll.Sum, 1); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, ReduceInto(dst, nil, [][]byte{bits(c.large), bits(1), bits(1)}, c.dtype, coll.Sum, 1))
 			if got := c.h.decode(binary.LittleEndian.Uint16(dst)); got != c.large+2 {
 				t.Errorf("%v: %v + 1 + 1 = %v", c.dtype, c.large, got)
 			}
@@ -127,9 +123,7 @@ func TestMinMaxOfNaNAndZeros(t *testing.T) {
 						}
 					}
 					dst := make([]byte, 8*count)
-					if err := ReduceInto(dst, nil, srcs, coll.Float64, op, 1); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, ReduceInto(dst, nil, srcs, coll.Float64, op, 1))
 					for i := range count {
 						got := math.Float64frombits(binary.LittleEndian.Uint64(dst[8*i:]))
 						if fmt.Sprint(got, math.Signbit(got) && got == 0) != fmt.Sprint(c.want, math.Signbit(c.want) && c.want == 0) {

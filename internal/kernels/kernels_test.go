@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 )
 
@@ -31,13 +33,9 @@ func eachVariant(t *testing.T, f func(t *testing.T)) {
 func force(t testing.TB, name string) {
 	t.Helper()
 	before := Active()
-	if err := Force(name); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Force(name))
 	t.Cleanup(func() {
-		if err := Force(before); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, Force(before))
 	})
 }
 
@@ -125,9 +123,7 @@ func TestReduceMatchesReference(t *testing.T) {
 				divisor := []int{n, 3, 200}[r.Intn(3)]
 				want := canonical(reference(srcs, dtype, op, divisor), dtype)
 				for _, name := range Names() {
-					if err := Force(name); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, Force(name))
 					for _, p := range placements(n) {
 						if err := checkReduce(r, srcs, dtype, op, divisor, p, want); err != nil {
 							t.Fatalf("%s: %v of %v, %d elements, %d sources, divisor %d, %v: %v",

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // The kernels run under AddressSanitizer and UndefinedBehaviorSanitizer on heap blocks that hold only the data, so a
@@ -29,9 +31,7 @@ func TestKernelsUnderSanitizers(t *testing.T) {
 	}
 
 	probe := filepath.Join(dir, "probe.c")
-	if err := os.WriteFile(probe, []byte("int main(void) { return 0; }\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(probe, []byte("int main(void) { return 0; }\n"), 0o600))
 	if output, err := compile(probe, "-o", filepath.Join(dir, "probe")); err != nil {
 		t.Skipf("%s has no libasan and libubsan (Debian: they come with gcc): %v\n%s", cc[0], err, output)
 	}

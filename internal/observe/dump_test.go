@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/coll"
@@ -29,9 +30,7 @@ func TestWhereDumpsGo(t *testing.T) {
 		{"/c/", "/c/", []string{"TORCH_FR_DUMP_TEMP_FILE=/a/rank_", "TORCH_FR_DUMP_ON_TIMEOUT=0"}},
 	} {
 		s, err := env.Resolve(nil, map[string]string{"fr_dump": c.option})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if got := observe.DumpPrefix(s, c.environ); got != c.want {
 			t.Errorf("%+v: %q", c, got)
 		}
@@ -48,9 +47,7 @@ func TestFilesReplaceRegularFilesOnly(t *testing.T) {
 		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
 	} {
 		path := filepath.Join(dir, name)
-		if err := make(path + "0"); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, make(path+"0"))
 		if err := observers().Dump(path); err == nil || !strings.Contains(err.Error(), path+"0 cannot be written: it is no regular file") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -66,9 +63,7 @@ func TestDumpAtASignal(t *testing.T) {
 	if f := sum(w.groups[0], 2); f != nil {
 		t.Fatal(f)
 	}
-	if err := unix.Kill(os.Getpid(), unix.SIGUSR2); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Kill(os.Getpid(), unix.SIGUSR2))
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		if text, err := os.ReadFile(dir + "/rank_0"); err == nil {
 			if !strings.Contains(string(text), "c10d:all_reduce") {
@@ -105,15 +100,9 @@ func TestFilesReplaceWhatALinkNames(t *testing.T) {
 	w := newWorld(t, 1, nil)
 	defer w.destroy()
 	target, link := filepath.Join(dir, "target"), filepath.Join(dir, "link")
-	if err := os.WriteFile(target, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(target, link+"0"); err != nil {
-		t.Fatal(err)
-	}
-	if err := observers().Dump(link); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(target, nil, 0o600))
+	require.NoError(t, os.Symlink(target, link+"0"))
+	require.NoError(t, observers().Dump(link))
 	if info, err := os.Lstat(link + "0"); err != nil || info.Mode()&os.ModeSymlink == 0 {
 		t.Errorf("%v, %v", info, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/coll"
@@ -103,20 +104,14 @@ func TestMetricsThatHangHoldNoGroup(t *testing.T) {
 func blockedPipe(t *testing.T) (read, write *os.File) {
 	t.Helper()
 	var fds [2]int
-	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.SetNonblock(fds[1], true); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Pipe2(fds[:], unix.O_CLOEXEC))
+	require.NoError(t, unix.SetNonblock(fds[1], true))
 	for page := make([]byte, 4096); ; {
 		if _, err := unix.Write(fds[1], page); err != nil {
 			break
 		}
 	}
-	if err := unix.SetNonblock(fds[1], false); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.SetNonblock(fds[1], false))
 	return os.NewFile(uintptr(fds[0]), "read"), os.NewFile(uintptr(fds[1]), "write")
 }
 

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo"
 	"sagecomm/internal/observe"
 )
@@ -59,9 +61,7 @@ func TestTheListEndsWithTheMemory(t *testing.T) {
 	for i := range 2 * observe.MostTexts {
 		w.groups[1].Describe(fmt.Sprint("name ", i))
 	}
-	if err := w.groups[1].Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.groups[1].Destroy())
 	want := []string{"TestTheListEndsWithTheMemory of rank 0: 0 operations, undefined",
 		fmt.Sprintf("TestTheListEndsWithTheMemory of rank 1: 0 operations, name %d", observe.MostTexts-2)}
 	if got := listed(t, w.view(0)); !slices.Equal(got, want) {

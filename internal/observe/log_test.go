@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/observe"
 )
 
@@ -28,9 +30,7 @@ func TestLogFile(t *testing.T) {
 func TestLogFileThatCannotBeOpened(t *testing.T) {
 	dir := t.TempDir()
 	old, err := os.Create(filepath.Join(dir, "stderr"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	old, os.Stderr = os.Stderr, old
 	defer func() { os.Stderr = old }()
 	defer observe.SetOutput(nil)

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/observe"
 	"sagecomm/internal/runner"
@@ -41,9 +43,7 @@ func TestStatsRows(t *testing.T) {
 	})
 	for _, g := range w.groups {
 		s, err := g.Stats()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		got := []string{}
 		for _, r := range s.Rows {
 			got = append(got, fmt.Sprintf("%s %s up to %d %s %s: %d, %d bytes", r.Op, r.Type, *r.UpTo, r.Algorithm, r.Transport, r.Count, r.Bytes))
@@ -85,9 +85,7 @@ func TestStatsTellWaitingFromTheRest(t *testing.T) {
 			return asError(sum(g, elements))
 		})
 		stats, err := w.groups[0].Stats()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		rows := stats.Rows
 		i := slices.IndexFunc(rows, func(r observe.StatRow) bool { return *r.UpTo == uint64(4*elements) })
 		if i < 0 || rows[i].WaitedUS < float64(late.Microseconds())/2 {

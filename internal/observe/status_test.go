@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/observe"
 	"sagecomm/pgbackend"
@@ -22,9 +24,7 @@ func TestStatusOfAHang(t *testing.T) {
 	}
 	defer work.Release()
 	var seen observe.ProcessStatus
-	if err := json.Unmarshal(observers().Status(), &seen); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(observers().Status(), &seen))
 	i := slices.IndexFunc(seen.Groups, func(g observe.GroupStatus) bool { return g.Group == t.Name() && g.Rank == 1 })
 	if i < 0 || seen.PID != os.Getpid() {
 		t.Fatalf("%+v", seen)
@@ -60,9 +60,7 @@ func TestStatusOfARecvThatWaits(t *testing.T) {
 	}
 	defer work.Release()
 	var seen observe.ProcessStatus
-	if err := json.Unmarshal(observers().Status(), &seen); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(observers().Status(), &seen))
 	for _, g := range seen.Groups {
 		if g.Group != t.Name() {
 			continue

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/observe"
@@ -40,13 +41,9 @@ func TestTimeline(t *testing.T) {
 		t.Fatalf("%v, %v", files, err)
 	}
 	text, err := os.ReadFile(files[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var events []observe.TraceEvent
-	if err := json.Unmarshal(text, &events); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(text, &events))
 	count := map[string]int{}
 	ends := map[int]float64{}
 	slices.SortStableFunc(events, func(a, b observe.TraceEvent) int {
@@ -82,9 +79,7 @@ func TestTheEndDoesNotWaitForFiles(t *testing.T) {
 	if begun := observers().TimelineFiles(); begun > 0 {
 		pipe = fmt.Sprintf("%s.%d", path, begun+1)
 	}
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mkfifo(pipe, 0o600))
 	w := newWorld(t, 1, options{"trace": path})
 	if f := sum(w.groups[0], 2); f != nil {
 		t.Fatal(f)
@@ -100,8 +95,6 @@ func TestTheEndDoesNotWaitForFiles(t *testing.T) {
 		t.Fatal("it waits")
 	}
 	reader, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0) // lets the writer go
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_ = reader.Close()
 }

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // everything holds values of each supported type, including the limits.
@@ -25,13 +27,9 @@ func TestPythonReadsIt(t *testing.T) {
 		t.Skip("no python3")
 	}
 	data, err := Marshal(everything)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	path := t.TempDir() + "/data"
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, data, 0o600))
 	script := `import json, pickle, sys
 data = pickle.load(open(sys.argv[1], "rb"))
 assert type(data["tuple"]) is tuple and type(data["ranks"]) is list, data
@@ -41,9 +39,7 @@ print(json.dumps(data, separators=(",", ":"), ensure_ascii=False))`
 		t.Fatalf("%v: %s", err, printed)
 	}
 	want, err := json.Marshal(everything)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got := strings.TrimSpace(string(printed)); got != string(want) {
 		t.Errorf("Python reads\n%s\nexpected\n%s", got, want)
 	}

@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestOwnProcess(t *testing.T) {
@@ -29,9 +31,7 @@ func TestOwnProcess(t *testing.T) {
 
 func TestEndedProcess(t *testing.T) {
 	cmd := exec.Command("true")
-	if err := cmd.Run(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Run())
 	if _, err := StartTime(cmd.Process.Pid); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("start time of an ended process: %v", err)
 	}

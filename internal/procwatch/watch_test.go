@@ -7,6 +7,8 @@ import (
 	"runtime/pprof"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // bound is far above what the kernel needs and far below what a user would call a hang.
@@ -17,33 +19,23 @@ func child(t *testing.T) (cmd *exec.Cmd, startTime uint64, end func()) {
 	t.Helper()
 	cmd = exec.Command("sh", "-c", "echo up; read x")
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
 	startTime, err = StartTime(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return cmd, startTime, func() { in.Close() }
 }
 
 func watch(t *testing.T, pid int, startTime uint64) *Watcher {
 	t.Helper()
 	w, err := Watch(pid, startTime)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(w.Close)
 	return w
 }
@@ -80,9 +72,7 @@ func TestFiresOnExit(t *testing.T) {
 func TestFiresOnKillBeforeAnyoneWaitedForIt(t *testing.T) {
 	cmd, start, _ := child(t)
 	w := watch(t, cmd.Process.Pid, start)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Process.Kill())
 	mustFire(t, w)
 	mustFire(t, watch(t, cmd.Process.Pid, start)) // a watch that begins later fires too
 }
@@ -140,8 +130,6 @@ func TestWatchesTakeNoThreads(t *testing.T) {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return len(list)
 }

@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"testing"
 	"unsafe"
+
+	"github.com/stretchr/testify/require"
 )
 
 // The headers of a peer's shared blocks are checked before they are used, because the peer may be faulty or another program.
@@ -21,9 +23,7 @@ func checkSharedBlock(t *testing.T, lane Lane, rank, size int, line, at int64) {
 	other := SharedBlockBytes(size)
 	at += other
 	arena, err := syscall.Mmap(-1, 0, int(at+SharedBlockBytes(size)), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _ = syscall.Munmap(arena) }()
 	bytes := int64(len(arena))
 	shared := func(offset int) []byte { return arena[int(at)+offset:] }
@@ -75,9 +75,7 @@ func checkSharedBlock(t *testing.T, lane Lane, rank, size int, line, at int64) {
 // another bell.
 func TestRemovedBellIsRung(t *testing.T) {
 	words, err := syscall.Mmap(-1, 0, 4096, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _ = syscall.Munmap(words) }()
 	bell := unsafe.Pointer(&words[0])
 	heard := func() uint32 { return binary.NativeEndian.Uint32(words) }

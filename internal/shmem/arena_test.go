@@ -11,6 +11,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,9 +35,7 @@ func TestMemoryReturnsOnFreeAndComesBackZero(t *testing.T) {
 				t.Error("fresh memory is not zero")
 			}
 			copy(a.Bytes(r), bytes.Repeat([]byte{1}, int(r.Len)))
-			if err := a.Free(r); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, a.Free(r))
 			if got := bytesHeld(t, a); got != before || a.InUse() != 0 {
 				t.Errorf("%d bytes held, %d in use after Free", got-before, a.InUse())
 			}
@@ -104,13 +103,9 @@ func TestNewArenaRefusesNonsense(t *testing.T) {
 // An arena beyond the limit on file sizes is an error. Without the check, SIGXFSZ would end the process.
 func TestLimitOnFileSizeIsAnError(t *testing.T) {
 	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &old))
 	low := unix.Rlimit{Cur: 8 << 20, Max: old.Max}
-	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &low); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &low))
 	_, err := NewArena(Memfd, testSize, "")
 	if err2 := unix.Setrlimit(unix.RLIMIT_FSIZE, &old); err2 != nil {
 		t.Fatal(err2)
@@ -130,9 +125,7 @@ func TestFullFileSystemIsAnError(t *testing.T) {
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 
 	a, err := NewArena(Tmpfs, testSize, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	before := bytesHeld(t, a)
 	_, err = a.Alloc(4<<20, 0)
 	refused(t, err, "reserve 4.0 MiB", "SAGECOMM_SHM_DIR", "--shm-size")
@@ -145,13 +138,9 @@ func TestFullFileSystemIsAnError(t *testing.T) {
 	r := alloc(t, a, 512<<10, 0)
 	copy(a.Bytes(r), bytes.Repeat([]byte{1}, int(r.Len)))
 
-	if err := os.WriteFile(filepath.Join(dir, "rest"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "rest"), nil, 0o600))
 	rest, err := os.OpenFile(filepath.Join(dir, "rest"), os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for err == nil {
 		_, err = rest.Write(make([]byte, 4096))
 	}
@@ -174,9 +163,7 @@ func TestUnlinkLeavesTheArenaUsable(t *testing.T) {
 		t.Errorf("%v, %v", st, err)
 	}
 	for range 2 {
-		if err := a.Unlink(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, a.Unlink())
 	}
 	if names := files(t, dir); len(names) != 0 {
 		t.Errorf("left behind: %v", names)
@@ -194,14 +181,10 @@ func TestCloseGivesEverythingBack(t *testing.T) {
 	for _, kind := range []Kind{Memfd, Tmpfs} {
 		before, beforeMaps := openDescriptors(t), len(mappings.all)
 		a, err := NewArena(kind, testSize, dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		publish(t, a, SCM)
 		for range 2 {
-			if err := a.Close(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, a.Close())
 		}
 		if got := openDescriptors(t); got != before || len(mappings.all) != beforeMaps || len(files(t, dir)) != 0 {
 			t.Errorf("%s: descriptors %d -> %d, mappings %d -> %d, files %v", kind, before, got, beforeMaps, len(mappings.all), files(t, dir))
@@ -223,9 +206,7 @@ func TestSweepRemovesOnlyWhatDeadProcessesLeft(t *testing.T) {
 	_, afterNamespace, _ := strings.Cut(strings.TrimPrefix(base, "sagecomm-"), "-")
 	keep := []string{filepath.Base(alive.Descriptor.Path), "sagecomm-1-" + afterNamespace, base + "-more", "sagecomm-x"}
 	for _, name := range keep[1:] {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	a := newArena(t, Tmpfs, dir)
 	a.Unlink()
@@ -262,9 +243,7 @@ func TestNothingIsLeftOfAKilledOwner(t *testing.T) {
 func files(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -275,31 +254,23 @@ func files(t *testing.T, dir string) []string {
 func unixSockets(t *testing.T) string {
 	t.Helper()
 	list, err := os.ReadFile("/proc/net/unix")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return string(list)
 }
 
 // Memory from AllocLazily is zero, and takes pages from the system only when it is written.
 func TestLazyMemoryTakesNoPagesBeforeItIsWritten(t *testing.T) {
 	a, err := NewArena(Memfd, 64<<20, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer a.Close()
 	blocks := func() int64 {
 		var s unix.Stat_t
-		if err := unix.Fstat(a.fd, &s); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, unix.Fstat(a.fd, &s))
 		return s.Blocks * 512
 	}
 	before := blocks()
 	r, err := a.AllocLazily(1<<20, 4096)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if took := blocks() - before; took != 0 {
 		t.Errorf("1 MiB of unwritten memory takes %d bytes", took)
 	}
@@ -307,9 +278,7 @@ func TestLazyMemoryTakesNoPagesBeforeItIsWritten(t *testing.T) {
 	if took := blocks() - before; took <= 0 || took > 64<<10 {
 		t.Errorf("one written page takes %d bytes", took)
 	}
-	if err := a.Free(r); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, a.Free(r))
 	if took := blocks() - before; took != 0 {
 		t.Errorf("%d bytes stay after the range is free", took)
 	}

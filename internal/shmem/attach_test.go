@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
 
@@ -76,9 +77,7 @@ func TestOneMappingPerArena(t *testing.T) {
 		if m.Bytes(o.Range)[0] != 0x5a {
 			t.Fatal("unmapped before the last Release")
 		}
-		if err := m.Release(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, m.Release())
 	}
 	if mapped(o.Descriptor.Nonce) != nil {
 		t.Error("still mapped after the last Release")
@@ -93,15 +92,11 @@ func TestOneMappingPerArena(t *testing.T) {
 
 func TestAMappingOutlivesItsArenaInTheOwner(t *testing.T) {
 	a, err := NewArena(Memfd, testSize, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r := alloc(t, a, 1, 0)
 	a.Bytes(r)[0] = 7
 	m := attach(t, publish(t, a), Proc)
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, a.Close())
 	if m.Bytes(r)[0] != 7 {
 		t.Error("the bytes went with the arena")
 	}
@@ -118,13 +113,9 @@ func TestWrongDescriptorsAreRefused(t *testing.T) {
 	dead.kill()
 	file := startOwner(t, ownerConfig{Kind: Tmpfs, Dir: t.TempDir(), Methods: []Method{File}})
 	link := t.TempDir() + "/link"
-	if err := os.Symlink(file.Descriptor.Path, link); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Symlink(file.Descriptor.Path, link))
 	public := t.TempDir() + "/public"
-	if err := os.WriteFile(public, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(public, nil, 0o644))
 	change := func(o *owner, f func(*Descriptor)) Descriptor {
 		d := o.Descriptor
 		f(&d)
@@ -177,20 +168,14 @@ func TestWrongDescriptorsAreRefused(t *testing.T) {
 func forge(t *testing.T, seals int, change func(header []byte)) Descriptor {
 	t.Helper()
 	d := Descriptor{Kind: Memfd, Size: 1 << 20, Nonce: Nonce{1}}
-	if err := d.identity(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, d.identity())
 	fd, err := unix.MemfdCreate("forged", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
 	header := make([]byte, headerBytes)
 	encodeHeader(header, &d)
 	change(header)
-	if err := unix.Ftruncate(fd, d.Size); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Ftruncate(fd, d.Size))
 	if _, err := unix.Pwrite(fd, header, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -251,9 +236,7 @@ func TestDescriptorsSurviveTheStore(t *testing.T) {
 	a := newArena(t, Tmpfs, t.TempDir())
 	d := publish(t, a, Proc, SCM, File)
 	data, err := json.Marshal(d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var got Descriptor
 	if err := json.Unmarshal(data, &got); err != nil || got != d || got.Check() != nil {
 		t.Errorf("%+v became %+v, %v, %v", d, got, err, got.Check())

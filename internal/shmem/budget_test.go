@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/fstest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestTheTightestLimitCounts(t *testing.T) {
@@ -80,9 +82,7 @@ func TestAReadingOfTheLimitsIsReused(t *testing.T) {
 	r, now := room{root: files}, time.Now()
 	take := func(n int64, after time.Duration, looks int) {
 		t.Helper()
-		if err := r.take(n, now.Add(after)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.take(n, now.Add(after)))
 		if files.looks != looks {
 			t.Fatalf("%d looks, expected %d", files.looks, looks)
 		}

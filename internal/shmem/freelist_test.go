@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestFreeListIsFirstFitAndJoinsNeighbours(t *testing.T) {
@@ -19,9 +21,7 @@ func TestFreeListIsFirstFitAndJoinsNeighbours(t *testing.T) {
 	}
 	give := func(r Range) {
 		t.Helper()
-		if err := l.retire(r); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.retire(r))
 		l.give(r)
 	}
 	a := take(1, 0, Range{4096, 4096})

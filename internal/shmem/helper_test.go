@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
 
@@ -89,9 +90,7 @@ func startOwner(t *testing.T, c ownerConfig) *owner {
 	t.Helper()
 	c.Fill = max(c.Fill, 1)
 	config, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	o := &owner{cmd: exec.Command(os.Args[0])}
 	o.cmd.Env = append(os.Environ(), roleVariable+"="+string(config))
 	o.cmd.Stderr = os.Stderr
@@ -99,12 +98,8 @@ func startOwner(t *testing.T, c ownerConfig) *owner {
 		t.Fatal(err)
 	}
 	out, err := o.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := o.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, o.cmd.Start())
 	t.Cleanup(o.kill)
 	o.out = bufio.NewReader(out)
 	line, err := o.out.ReadBytes('\n')
@@ -122,9 +117,7 @@ func (o *owner) firstByte(t *testing.T) string {
 	t.Helper()
 	fmt.Fprintln(o.in)
 	line, err := o.out.ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return strings.TrimSpace(line)
 }
 
@@ -137,9 +130,7 @@ func (o *owner) kill() {
 func newArena(t *testing.T, kind Kind, dir string) *Arena {
 	t.Helper()
 	a, err := NewArena(kind, testSize, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := a.Close(); err != nil {
 			t.Error(err)
@@ -151,18 +142,14 @@ func newArena(t *testing.T, kind Kind, dir string) *Arena {
 func alloc(t *testing.T, a *Arena, n, align int64) Range {
 	t.Helper()
 	r, err := a.Alloc(n, align)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return r
 }
 
 func publish(t *testing.T, a *Arena, methods ...Method) Descriptor {
 	t.Helper()
 	d, err := a.Publish(methods)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return d
 }
 
@@ -171,9 +158,7 @@ func attach(t *testing.T, d Descriptor, methods ...Method) *Mapping {
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
 	m, err := Attach(ctx, d, methods)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return m
 }
 
@@ -195,9 +180,7 @@ func refused(t *testing.T, err error, parts ...string) {
 func openDescriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return len(list)
 }
 
@@ -205,9 +188,7 @@ func openDescriptors(t *testing.T) int {
 func bytesHeld(t *testing.T, a *Arena) int64 {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Fstat(a.fd, &st); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Fstat(a.fd, &st))
 	return st.Blocks * 512
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,9 +19,7 @@ func TestIdleClientsDoNotKeepOthersOut(t *testing.T) {
 	o := startOwner(t, ownerConfig{Kind: Memfd, Methods: []Method{SCM}})
 	for range clientsAtOnce - 1 {
 		c, err := net.Dial("unix", "@"+o.Descriptor.Socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer c.Close()
 	}
 	begin := time.Now()
@@ -34,9 +33,7 @@ func TestIdleClientsAreSentAway(t *testing.T) {
 	a := newArena(t, Memfd, "")
 	d := publish(t, a, SCM)
 	c, err := net.Dial("unix", "@"+d.Socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer c.Close()
 	c.Write([]byte("half"))
 	c.SetReadDeadline(time.Now().Add(requestTimeout + 10*time.Second))
@@ -48,14 +45,10 @@ func TestIdleClientsAreSentAway(t *testing.T) {
 func TestStopDoesNotWaitForIdleClients(t *testing.T) {
 	a := newArena(t, Memfd, "")
 	c, err := net.Dial("unix", "@"+publish(t, a, SCM).Socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer c.Close()
 	begin := time.Now()
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, a.Close())
 	if took := time.Since(begin); took >= requestTimeout {
 		t.Errorf("Close took %v", took)
 	}
@@ -96,9 +89,7 @@ func impostor(t *testing.T, handle func(*net.UnixConn)) Descriptor {
 	d := forge(t, wantedSeals, func([]byte) {})
 	d.Socket = fmt.Sprintf("sagecomm-test-%s-%d-%s", d.BootID, os.Getpid(), t.Name())
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@" + d.Socket, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	done := make(chan struct{})
 	t.Cleanup(func() { l.Close(); <-done })
 	go func() {

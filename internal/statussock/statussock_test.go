@@ -8,20 +8,18 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // ask connects to a socket of this process and returns the document.
 func ask(t *testing.T, name string) string {
 	t.Helper()
 	conn, err := net.Dial("unix", "@"+name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer conn.Close()
 	text, err := io.ReadAll(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return string(text)
 }
 
@@ -51,9 +49,7 @@ func TestWhoeverAsksIsAnswered(t *testing.T) {
 		count++
 		return fmt.Appendf(nil, `{"asked": %d}`, count)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	names := mine(t)
 	if len(names) != 1 {
 		t.Fatalf("sockets %v", names)
@@ -71,9 +67,7 @@ func TestWhoeverAsksIsAnswered(t *testing.T) {
 		t.Errorf("answered %d times", count)
 	}
 	second, err := Serve(func() []byte { return []byte("second") })
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if names := mine(t); len(names) != 2 {
 		t.Errorf("sockets %v", names)
 	}
@@ -87,15 +81,11 @@ func TestWhoeverAsksIsAnswered(t *testing.T) {
 // A client that never reads does not block the server: other clients are answered meanwhile.
 func TestAClientThatDoesNotRead(t *testing.T) {
 	s, err := Serve(func() []byte { return make([]byte, 8<<20) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer s.Close()
 	name := mine(t)[0]
 	idle, err := net.Dial("unix", "@"+name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer idle.Close()
 	if n := len(ask(t, name)); n != 8<<20 {
 		t.Errorf("%d bytes", n)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // ReadGPUs in processes with a libnvidia-ml.so.1 of their own, which testdata/nvml/nvml.c becomes, and in one without.
@@ -31,9 +33,7 @@ func gpusOfProcess(t *testing.T, flags ...string) (got GPUs) {
 	dir := t.TempDir()
 	if flags != nil {
 		header, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml/pkg/nvml").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		command := append(strings.Fields("gcc -std=c11 -shared -fPIC -Wall -Wextra -Werror -Wl,-soname,libnvidia-ml.so.1"), flags...)
 		command = append(command, "-I"+strings.TrimSpace(string(header)), "testdata/nvml/nvml.c", "-o", filepath.Join(dir, nvmlLibrary))
 		if output, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
@@ -51,9 +51,7 @@ func gpusOfProcess(t *testing.T, flags ...string) (got GPUs) {
 	if first != second {
 		t.Errorf("the second time it is %s, the first time %s", second, first)
 	}
-	if err := json.Unmarshal([]byte(first), &got); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(first), &got))
 	return got
 }
 

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 var (
@@ -27,9 +29,7 @@ func trees(t testing.TB) []string {
 func load(t *testing.T, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return unpack(t, string(text))
 }
 
@@ -39,20 +39,14 @@ func TestRecordedTreesReadAsTheirGoldenFiles(t *testing.T) {
 		name := strings.TrimSuffix(filepath.Base(file), ".tree")
 		t.Run(name, func(t *testing.T) {
 			got, err := json.MarshalIndent(Read(load(t, file)), "", "  ")
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			got = append(got, '\n')
 			golden := strings.TrimSuffix(file, ".tree") + ".json"
 			if *update {
-				if err := os.WriteFile(golden, got, 0o666); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, os.WriteFile(golden, got, 0o666))
 			}
 			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if string(got) != string(want) {
 				t.Errorf("%s differs (write it anew with -update, then look at the difference):\n%s", golden, got)
 			}
@@ -111,17 +105,13 @@ func TestRecordOfThisMachineReadsLikeIt(t *testing.T) {
 		t.Errorf("the record reads\n%s\nthe machine\n%s", a, b)
 	}
 	if *record != "" {
-		if err := os.WriteFile("testdata/"+*record+".tree", []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile("testdata/"+*record+".tree", []byte(text), 0o666))
 	}
 }
 
 func marshal(t *testing.T, topology Topology) string {
 	t.Helper()
 	b, err := json.Marshal(topology)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return string(b)
 }

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 const runBound = 15 * time.Minute // of one run, on a machine that has much else to do; each names the test that it is in
@@ -61,9 +63,7 @@ func newBuild(t *testing.T, flags ...string) *build {
 		}
 		for _, name := range list {
 			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			b.write(t, name, string(text))
 		}
 	}
@@ -86,12 +86,8 @@ func newBuild(t *testing.T, flags ...string) *build {
 func (b *build) write(t *testing.T, name, text string) {
 	t.Helper()
 	path := filepath.Join(b.dir, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 // compiler runs the C++ compiler with the flags of the build.

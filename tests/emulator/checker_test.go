@@ -4,6 +4,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // The happens-before checker needs nothing else of the core.
@@ -54,9 +56,7 @@ func TestCheckerMutantsAreNoticed(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			file := "core/" + m.source + ".cpp"
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if !strings.Contains(string(text), m.from) {
 				t.Fatalf("%s does not contain %q", file, m.from)
 			}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // headersOfCUDA makes fake CUDA's driver and prints where NVIDIA's headers are. It exits with 77 where there are none.
@@ -40,9 +42,7 @@ func buildDriver(t *testing.T, name string) string {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	folder, err := filepath.Abs("build")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	program := filepath.Join(t.TempDir(), name)
 	command := exec.CommandContext(ctx, "gcc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-isystem", text,
 		"cuda_test/"+name+".c", filepath.Join(folder, "libcuda.so.1"), filepath.Join(folder, "libemulator.so"),

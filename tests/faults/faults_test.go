@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 var (
@@ -19,9 +21,7 @@ var (
 func testSetup(t *testing.T) *setup {
 	t.Helper()
 	s, err := newSetup(*seedFlag)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := s.close(); err != nil {
 			t.Error(err)
@@ -64,9 +64,7 @@ func TestDeaths(t *testing.T) {
 // A fault point costs the library nothing: its hook is not there, neither as a symbol nor as a reference to one.
 func TestLibraryHasNoFaultPoints(t *testing.T) {
 	root, err := findRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	// The archive of the package that the points are in, built as the library is.
 	symbols := func(flags ...string) string {
 		list := exec.Command("go", append(append([]string{"list", "-export", "-trimpath", "-buildmode=c-shared", "-f", "{{.Export}}"}, flags...), "./internal/runner")...)

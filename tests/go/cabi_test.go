@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 const root = "../.."
@@ -35,9 +37,7 @@ func compile(t *testing.T, compiler []string, args ...string) {
 func library(t *testing.T) string {
 	t.Helper()
 	built, err := filepath.Abs(filepath.Join(root, "torch_ext/sagecomm/lib/libsagecomm.so"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var newest time.Time
 	for _, dir := range []string{"algo", "export", "internal", "pgbackend", "go.mod"} {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, e fs.DirEntry, err error) error {
@@ -50,17 +50,13 @@ func library(t *testing.T) string {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	if info, err := os.Stat(built); err == nil && info.ModTime().After(newest) {
 		return built
 	}
 	script, err := filepath.Abs(filepath.Join(root, "export/exports.map"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	fresh := filepath.Join(t.TempDir(), "libsagecomm.so")
 	cmd := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-buildmode=c-shared",
 		"-ldflags", "-s -w -extldflags \"-Wl,--version-script="+script+" -Wl,-soname,libsagecomm.so\"", "-o", fresh, "./export")

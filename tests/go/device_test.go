@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // deviceProgram builds tests/cabi/device.c and the emulator's libcuda.so.1, and returns a function that runs the program with
@@ -16,16 +18,12 @@ import (
 func deviceProgram(t *testing.T) func(t *testing.T, variables ...string) (string, error) {
 	t.Helper()
 	python, err := filepath.Abs(filepath.Join(root, ".venv/bin/python"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := os.Stat(python); err != nil {
 		t.Skip("the emulator's driver is built with the headers in .venv, which `make venv` makes")
 	}
 	script, err := filepath.Abs(filepath.Join(root, "tests/emulator/build.py"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if output, err := exec.CommandContext(t.Context(), python, script, "cuda").CombinedOutput(); err != nil {
 		t.Fatalf("building the emulator: %v\n%s", err, output)
 	}
@@ -76,18 +74,14 @@ func TestDriverThatIsTooOld(t *testing.T) {
 	const lacking = "cuEventRecord"
 	run := deviceProgram(t)
 	built, err := filepath.Abs(filepath.Join(root, "tests/emulator/build"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	objects, err := filepath.Glob(filepath.Join(built, "objects/cuda/*.o"))
 	if err != nil || len(objects) == 0 {
 		t.Fatalf("%d objects of the emulated driver: %v", len(objects), err)
 	}
 	folder := t.TempDir()
 	script := filepath.Join(folder, "exports.map")
-	if err := os.WriteFile(script, []byte("{ global: *; local: "+lacking+"; };\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(script, []byte("{ global: *; local: "+lacking+"; };\n"), 0o600))
 	flags := []string{"-shared", filepath.Join(built, "libemulator.so"), "-Wl,-rpath," + built, "-Wl,--version-script=" + script,
 		"-o", filepath.Join(folder, "libcuda.so.1")}
 	compile(t, words("CXX", "g++"), append(objects, flags...)...)

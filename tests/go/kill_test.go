@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/coll"
@@ -57,9 +58,7 @@ func TestKillAtRandomMoments(t *testing.T) {
 			time.Sleep(delay)
 			killed := time.Now()
 			dead := list[victim]
-			if err := dead.cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, dead.cmd.Process.Kill())
 			survivors := append(append([]*process{}, list[:victim]...), list[victim+1:]...)
 			var reports []report
 			for _, p := range survivors {
@@ -116,9 +115,7 @@ func TestKillAll(t *testing.T) {
 		p.answer("looping")
 	}
 	for _, p := range list {
-		if err := p.cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.cmd.Process.Kill())
 	}
 	for _, p := range list {
 		_ = p.end()
@@ -141,9 +138,7 @@ func TestStoppedRankIsNamed(t *testing.T) {
 	}
 	stopped := list[2]
 	signal := func(s unix.Signal) {
-		if err := stopped.cmd.Process.Signal(s); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, stopped.cmd.Process.Signal(s))
 	}
 	signal(unix.SIGSTOP)
 	var reports []report
@@ -178,18 +173,14 @@ func TestRankStoppedInsideACollectiveIsNamed(t *testing.T) {
 			p.answer("looping")
 		}
 		stopped := list[round%2+1]
-		if err := stopped.cmd.Process.Signal(unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, stopped.cmd.Process.Signal(unix.SIGSTOP))
 		var reports []report
 		for _, p := range list {
 			if p != stopped {
 				reports = append(reports, p.answer("reduce"))
 			}
 		}
-		if err := stopped.cmd.Process.Signal(unix.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, stopped.cmd.Process.Signal(unix.SIGCONT))
 		reports = append(reports, stopped.answer("reduce"))
 		expectCulprit(t, reports, coll.Timeout, stopped, "timed out after its timeout of 4s in reduce #", fmt.Sprintf("rank %d (host ", round%2+1))
 	}
@@ -205,9 +196,7 @@ func TestRankThatWasStoppedNamesNoCulprit(t *testing.T) {
 	stopped.order(command{Do: "async"})
 	stopped.answer("issued")
 	for _, s := range []unix.Signal{unix.SIGSTOP, unix.SIGCONT} {
-		if err := stopped.cmd.Process.Signal(s); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, stopped.cmd.Process.Signal(s))
 		if s == unix.SIGSTOP {
 			time.Sleep(1500 * time.Millisecond) // past the time of the operation
 		}
@@ -228,9 +217,7 @@ func TestCleanExit(t *testing.T) {
 	create(t, list, "g", 0)
 	succeed(t, all(list, command{Do: "loop", Ops: 10}))
 	succeed(t, all(list[2:], command{Do: "destroy"}))
-	if err := list[2].end(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, list[2].end())
 	stay := list[:2]
 	succeed(t, all(stay, command{Do: "ring", Size: 2}))
 	expectCulprit(t, all(stay, command{Do: "once"}), coll.PeerFailure, list[2], "left", "#10")
@@ -241,8 +228,6 @@ func TestExitWithoutGoodbye(t *testing.T) {
 	list := start(t, 2, nil)
 	create(t, list, "g", 0)
 	succeed(t, all(list, command{Do: "loop", Ops: 10}))
-	if err := list[1].end(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, list[1].end())
 	expectCulprit(t, all(list[:1], command{Do: "once"}), coll.PeerFailure, list[1], "died", "#10")
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/coll"
@@ -152,15 +153,11 @@ func fullShm(p place) func(*testing.T, int) *place {
 func fill(t *testing.T, dir string) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(dir, "rest"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for err == nil {
 		_, err = f.Write(make([]byte, 4096))
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Close())
 }
 
 // Every environment ends in a group that can use all its memory, and notices a death, or in one error for all.
@@ -262,9 +259,7 @@ func (e *environment) expectWays(t *testing.T, list []*process) {
 // The table of docs/reliability.md has a line for each environment with its outcome here, and no other line.
 func TestEnvironmentsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "docs/reliability.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, table, found := strings.Cut(string(text), "| environment |")
 	table, _, ended := strings.Cut(table, "\n\n")
 	if !found || !ended {

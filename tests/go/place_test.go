@@ -12,6 +12,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/bootstrap"
@@ -140,9 +141,7 @@ func startAt(t *testing.T, size int, options map[string]string, at func(rank int
 	t.Helper()
 	dir := publicDir(t)
 	program := filepath.Join(dir, "program")
-	if err := copyProgram(program); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, copyProgram(program))
 	places := make([]*place, size)
 	for rank := range size {
 		places[rank] = at(rank)
@@ -176,9 +175,7 @@ func publicDir(t *testing.T) string {
 	if err == nil {
 		err = os.Chmod(dir, 0o777)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }

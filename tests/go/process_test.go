@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 )
 
@@ -47,23 +49,17 @@ func startAll(t *testing.T, size int, with func(rank int) orders, change func(*p
 	list := make([]*process, size)
 	for rank := range size {
 		text, err := json.Marshal(with(rank))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		p := &process{t: t, rank: rank, cmd: exec.Command(os.Args[0]), reports: make(chan report, 16)}
 		// The race detector lets a process linger at its end, for reports of other threads.
 		p.cmd.Env = append(os.Environ(), roleVariable+"="+string(text), "GORACE=atexit_sleep_ms=0")
 		p.cmd.Stderr = &p.stderr
 		change(p)
 		in, err := p.cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		p.in, p.close = json.NewEncoder(in), in.Close
 		out, err := p.cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if err := p.cmd.Start(); err != nil {
 			if a := p.cmd.SysProcAttr; a != nil && a.Cloneflags != 0 {
 				t.Skipf("no process with namespaces of its own here: %v", err)
@@ -198,9 +194,7 @@ func expectCulprit(t *testing.T, reports []report, status coll.Status, culprit *
 func leftovers(t *testing.T, dir string) []string {
 	t.Helper()
 	list, err := filepath.Glob(filepath.Join(dir, "sagecomm*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return list
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/coll"
@@ -273,13 +274,9 @@ func (g *memoryGroup) put(t *testing.T, pid int) { g.write(t, g.procs, strconv.I
 func (g *memoryGroup) limit(t *testing.T, more int64) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(g.dir, g.current))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	used, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	g.write(t, g.max, strconv.FormatInt(used+more, 10))
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 )
 
@@ -36,9 +38,7 @@ func TestOtherPIDNamespaces(t *testing.T) {
 			})
 			create(t, list, "g", 0)
 			succeed(t, all(list, command{Do: "loop", Ops: 30}))
-			if err := list[2].cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, list[2].cmd.Process.Kill())
 			killed := time.Now()
 			reports := all(list[:2], command{Do: "loop"})
 			for rank, r := range reports {

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // docs/errors.md quotes texts of errors with examples in the places of what varies. Each is looked for in the string
@@ -123,9 +125,7 @@ func sources(t *testing.T) *corpus {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	return c
 }
@@ -182,9 +182,7 @@ type quotation struct {
 func quotations(t *testing.T) (list []quotation) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/errors.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	span := regexp.MustCompile("`[^`]+`")
 	column := -1
 	for number, line := range strings.Split(string(text), "\n") {
@@ -267,9 +265,7 @@ func TestErrorsOfMemoryAreDocumented(t *testing.T) {
 func errorTexts(t *testing.T, file string) (texts []string) {
 	t.Helper()
 	tree, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ast.Inspect(tree, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
 		if !ok || len(call.Args) == 0 {

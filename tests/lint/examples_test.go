@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // The examples of docs/errors.md are the lines of its blocks of code that begin with "sagecomm: ". Each is the text of a
@@ -33,9 +35,7 @@ func TestExamplesOfErrorsAreTested(t *testing.T) {
 func messages(t *testing.T, file string) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for line := range strings.Lines(string(text)) {
 		if line = strings.TrimSpace(line); strings.HasPrefix(line, "sagecomm: ") {
 			list = append(list, line)

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // The import rules of docs/architecture.md: imports point one way, from a higher layer to a lower one, or stay within
@@ -181,9 +183,7 @@ func clocks(t *testing.T, name string, src any) (list []string) {
 	t.Helper()
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, name, src, parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	as := ""
 	for _, i := range file.Imports {
 		if i.Path.Value == `"time"` {

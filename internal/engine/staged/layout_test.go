@@ -5,6 +5,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
@@ -49,9 +51,7 @@ func TestUnitsAreTheChunks(t *testing.T) {
 		chunk := 4 << (8 + random.IntN(10))
 		program, err := runner.NewProgram(runner.Program{Kind: kind, Type: coll.Int32, Reduce: coll.Sum, Chunk: chunk,
 			Stages: []runner.Stage{{Action: runner.Publish}, {Action: runner.Read, Lag: uint8(random.IntN(5))}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		length := 4 * (1 + random.Uint64N(4<<20))
 		inBytes, outBytes := length, length
 		switch kind {

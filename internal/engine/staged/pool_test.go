@@ -5,6 +5,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 )
@@ -41,9 +43,7 @@ func TestBlockOfAnOperationWithoutCommands(t *testing.T) {
 	pool, rt, owner := NewPool(), &pinning{}, source{coll.PrivateUse1, "test"}
 	for round := range 4 {
 		b, err := pool.acquire(rt, owner, 100)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if round == 0 { // the only one that uses it
 			b.inputs.Store(1)
 			b.outputs.Store(1)
@@ -101,9 +101,7 @@ func (g *giving) Pin(bytes uint64) (device.Pinned, error) {
 func TestOutputsInReleasedMemory(t *testing.T) {
 	pool, rt, owner := NewPool(), &giving{released: make(chan struct{})}, source{coll.PrivateUse1, "test"}
 	b, err := pool.acquire(rt, owner, idleBytes+1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	b.inputs.Store(1)
 	b.outputs.Store(1)
 	list := outputs{{0, 8, b, b.uses.Load()}}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo/plan"
 	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
@@ -48,9 +50,7 @@ func writePlans(t *testing.T) []byte {
 					for rank := range size {
 						at := sendrecv.Place{Rank: rank, Size: size, Root: root, Chunk: longestChunk, Hosts: hosts(size)}
 						p, err := sendrecv.Build(kind, name, at)
-						if err != nil {
-							t.Fatal(err)
-						}
+						require.NoError(t, err)
 						if n := p.Largest(); n > longestMessage {
 							t.Fatalf("%v %s, %d ranks: messages of %d bytes", kind, name, size, n)
 						}

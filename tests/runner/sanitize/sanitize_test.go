@@ -22,6 +22,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // hooks has the calls into Go. It is not compiled: tests/runner/ranks.c takes the place of Go.
@@ -69,9 +71,7 @@ func newBuild(t *testing.T, sanitizer string, flags ...string) *build {
 		}
 		for _, from := range list {
 			text, err := os.ReadFile(from)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			b.write(t, strings.TrimPrefix(filepath.ToSlash(from), "../../../"), text)
 		}
 	}
@@ -82,12 +82,8 @@ func newBuild(t *testing.T, sanitizer string, flags ...string) *build {
 func (b *build) write(t *testing.T, name string, text []byte) {
 	t.Helper()
 	path := filepath.Join(b.dir, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	require.NoError(t, os.WriteFile(path, text, 0o600))
 }
 
 // usable skips the test where the compiler has no such sanitizer, and finds out how its programs have to be started:
@@ -116,9 +112,7 @@ func (b *build) sources(t *testing.T) []string {
 	var all []string
 	for _, folder := range []string{"internal/runner", "internal/kernels", "tests/runner"} {
 		list, err := filepath.Glob(filepath.Join(b.dir, folder, "*.c"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, path := range list {
 			if source := folder + "/" + filepath.Base(path); source != hooks {
 				all = append(all, source)
@@ -317,14 +311,10 @@ func TestMutantsAreListed(t *testing.T) {
 	}
 	found := map[string]string{}
 	files, err := filepath.Glob("../../../internal/*/*.[ch]")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, match := range regexp.MustCompile(`SCR_MUTANT_(\w+)`).FindAllSubmatch(text, -1) {
 			found[string(match[1])] = filepath.Base(file)
 		}
