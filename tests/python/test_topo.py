@@ -7,11 +7,12 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 import programs
-from sagecomm import _topo
+from sagecomm import _topo, _topo_picture
 
 MEMORY = re.compile(r"memory [\d.]+ \wiB")
 GOLDEN = Path(__file__).parents[2] / "internal" / "topo" / "testdata"
@@ -127,6 +128,43 @@ def test_text_of_gpus():
     assert _topo.text({**host, "gpus": gpus}) == GPUS
     none = "host of unknown name\n  NVIDIA GPUs\n    none: no NVIDIA driver: no such file"
     assert _topo.text({**host, "gpus": {"why": "no NVIDIA driver: no such file"}}) == none
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_picture_of_a_recorded_tree():
+    host = json.loads((GOLDEN / "two-sockets.json").read_text())
+    drawn = ElementTree.fromstring(_topo_picture.svg(host))
+    texts = [each.text for each in drawn.iter(SVG + "text")]
+    assert set(texts) == {line.strip() for line in TWO_SOCKETS.splitlines()}
+    assert not list(drawn.iter(SVG + "circle"))
+    width = float(drawn.attrib["width"])
+    for box in drawn.iter(SVG + "rect"):
+        assert float(box.attrib.get("x", 0)) + float(box.attrib["width"]) <= width
+
+
+def test_picture_of_gpus():
+    """A line for each pair, in the colour of its class, between the circles of its two GPUs."""
+    links = [{"a": 0, "b": 2, "path": "PIX"}, {"a": 0, "b": 3, "path": "SYS", "nvlinks": 12}, {"a": 2, "b": 3}]
+    gpus = {"list": [{"index": 0}, {"index": 2}, {"index": 3}], "links": links}
+    drawn = ElementTree.fromstring(_topo_picture.svg({"host": {}, "process": {}, "gpus": gpus}))
+    circles = list(drawn.iter(SVG + "circle"))
+    places = {(each.attrib["cx"], each.attrib["cy"]): index for index, each in zip((0, 2, 3), circles, strict=True)}
+    colours = {name: colour for name, _, colour, _ in _topo_picture.CLASSES}
+    joined = {}
+    for line in drawn.iter(SVG + "line"):
+        ends = [places.get((line.attrib[f"x{end}"], line.attrib[f"y{end}"])) for end in "12"]
+        joined.setdefault(tuple(ends), []).append(line.attrib["stroke"])
+    legend = joined.pop((None, None))
+    assert legend == [colours[name] for name in ("NVLink", "one PCI switch", "not known")]
+    assert joined == {(0, 2): [colours["one PCI switch"]], (0, 3): [colours["NVLink"]], (2, 3): [colours["not known"]]}
+
+
+def test_the_command_draws(tmp_path):
+    programs.command("topo", "--svg", str(tmp_path / "host.svg"))
+    drawn = ElementTree.parse(tmp_path / "host.svg").getroot()
+    assert any(os.uname().nodename in (each.text or "") for each in drawn.iter(SVG + "text"))
 
 
 def test_text_of_nothing():

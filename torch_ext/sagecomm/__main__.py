@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     verb("env", print_environment, "print every setting with its default and its value")
     add_status(verb("status", print_status, "show what each rank on this host does, group by group"))
-    verb("topo", print_topology, "print the hardware of this host and the part of it that a process may use")
+    topo = verb("topo", print_topology, "print the hardware of this host and the part of it that a process may use")
+    topo.add_argument("--svg", metavar="FILE", type=Path, help="draw it, too")
     add_explanation(verb("explain", print_explanation, "show which algorithm carries out a collective, and why"))
     add_simulation(verb("simulate", print_simulation, "predict the time of collectives on a described cluster"))
     add_tuning(verb("tune", print_tuning, "measure every algorithm here and write the best ones into a tuning file"))
@@ -129,7 +130,12 @@ def print_topology(parsed: argparse.Namespace) -> int:
     from sagecomm import _native, _topo
 
     topology = _native.load().topology()
-    print(topology if parsed.json else _topo.text(json.loads(topology)))
+    host = json.loads(topology)
+    if parsed.svg is not None:
+        from sagecomm import _topo_picture
+
+        parsed.svg.write_text(_topo_picture.svg(host))
+    print(topology if parsed.json else _topo.text(host))
     return 0
 
 

@@ -13,9 +13,30 @@ from sagecomm._format import many
 
 _Json = dict[str, Any]
 
+GPUS = "NVIDIA GPUs"
+
 
 def text(host: _Json) -> str:
-    lines = [_title(host["host"]), *_indented([_summary(host), _process(host)])]
+    lines = [title(host), *_indented(summary(host))]
+    for name, facts in blocks(host):
+        lines += [f"  {name}", *_indented(_indented(facts))]
+    return "\n".join(lines)
+
+
+def title(host: _Json) -> str:
+    named = host["host"]
+    boot = f" (boot id {named['boot_id']})" if "boot_id" in named else ""
+    return f"host {named.get('name', 'of unknown name')}{boot}"
+
+
+def summary(host: _Json) -> list[str]:
+    """What the host has, and what of it this process may use."""
+    return [line for line in (_summary(host), _process(host)) if line]
+
+
+def blocks(host: _Json) -> list[tuple[str, list[str]]]:
+    """The parts of the host, by name, each with a line for each fact. GPUs come last."""
+    found: list[tuple[str, list[str]]] = []
     rest = cpus(host.get("online", ""))
     nodes: list[_Json] = host.get("nodes", [])
     devices = _devices(host)
@@ -24,16 +45,16 @@ def text(host: _Json) -> str:
         rest -= mine
         where = [_package(package) for package in host.get("packages", []) if cpus(package["cpus"]) & mine]
         facts = [*_processors(host, mine, where), _memory(node, nodes), *devices.pop(node["id"], [])]
-        lines += _block(f"node {node['id']}", facts)
+        found.append((f"node {node['id']}", facts))
     for package in host.get("packages", []):
         if mine := cpus(package["cpus"]) & rest:
-            lines += _block(_package(package), _processors(host, mine))
+            found.append((_package(package), _processors(host, mine)))
     elsewhere = devices.pop(None, [])
     for number, facts in sorted(devices.items()):  # nodes that are not known otherwise
-        lines += _block(f"node {number}", facts)
-    lines += _block("near to no node in particular" if nodes else "devices", elsewhere)
-    lines += _block("NVIDIA GPUs", _gpus(host.get("gpus", {})))
-    return "\n".join(lines)
+        found.append((f"node {number}", facts))
+    found.append(("near to no node in particular" if nodes else "devices", elsewhere))
+    found.append((GPUS, _gpus(host.get("gpus", {}))))
+    return [(name, lines) for name, facts in found if (lines := [fact for fact in facts if fact])]
 
 
 def cpus(kernel_list: str) -> set[int]:
@@ -56,18 +77,8 @@ def kernel_list(numbers: Iterable[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _block(title: str, facts: Sequence[str]) -> list[str]:
-    facts = _indented(_indented(facts))
-    return [f"  {title}", *facts] if facts else []
-
-
 def _indented(lines: Iterable[str]) -> list[str]:
-    return ["  " + line for line in lines if line]
-
-
-def _title(host: _Json) -> str:
-    boot = f" (boot id {host['boot_id']})" if "boot_id" in host else ""
-    return f"host {host.get('name', 'of unknown name')}{boot}"
+    return ["  " + line for line in lines]
 
 
 def _summary(host: _Json) -> str:

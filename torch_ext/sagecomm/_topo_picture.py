@@ -1,0 +1,87 @@
+"""Draws what `python -m sagecomm topo` prints: a box for each part of the host, and GPUs in a circle."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sagecomm import _topo
+from sagecomm._svg import document, line, text
+
+_Json = dict[str, Any]
+
+CHARACTER, LINE = 7.3, 17  # of the monospaced font, in pixels
+MARGIN, PADDING = 16, 10
+COLUMNS = 2  # of boxes
+RADIUS, GPU = 130, 17  # of the circle, and of a GPU on it
+
+# The classes of links between GPUs, the closest first: name, path as nvidia-smi calls it, colour, width.
+CLASSES = (
+    ("NVLink", ("NVLink",), "#5a9a3a", 3.0),
+    ("one PCI switch", ("internal", "PIX", "PXB"), "#4878a8", 1.6),
+    ("PCI host bridge", ("PHB",), "#9a9a9a", 1.2),
+    ("between host bridges or NUMA nodes", ("NODE", "SYS"), "#c8c8c8", 0.8),
+    ("not known", ("?",), "#d08040", 0.8),
+)
+
+
+def svg(host: _Json) -> str:
+    """Returns the picture of a host, as the core describes it."""
+    summary = _topo.summary(host)
+    parts = [text(MARGIN, 24, _topo.title(host), "font-weight='bold'")]
+    parts += [text(MARGIN, 24 + LINE * (i + 1), line) for i, line in enumerate(summary)]
+    top = 24.0 + LINE * (len(summary) + 1)
+    blocks = _topo.blocks(host)
+    columns = [blocks[k::COLUMNS] for k in range(COLUMNS)]
+    left, bottom = float(MARGIN), top
+    for column in filter(None, columns):
+        width = CHARACTER * max(len(line) for name, facts in column for line in (name, *facts)) + 2 * PADDING
+        y = top
+        for name, facts in column:
+            height = LINE * (len(facts) + 1) + 2 * PADDING
+            parts += _box(left, y, width, height, name, facts)
+            y += height + MARGIN
+        left, bottom = left + width + MARGIN, max(bottom, y)
+    width = max([left, *(CHARACTER * len(line) + 2 * MARGIN for line in (_topo.title(host), *summary))])
+    gpus = host.get("gpus", {}).get("list", [])
+    if len(gpus) > 1:
+        parts += _links(host["gpus"], bottom)
+        bottom += 2 * (RADIUS + GPU) + 2 * MARGIN
+        width = max(width, 2 * (RADIUS + GPU) + 300)
+    return document(math.ceil(width), math.ceil(bottom), parts)
+
+
+def _box(x: float, y: float, width: float, height: float, name: str, facts: list[str]) -> list[str]:
+    frame = f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' fill='#f4f6f8' stroke='#8898a8'/>"
+    lines = [text(x + PADDING, y + PADDING + 12, name, "font-weight='bold'")]
+    for i, fact in enumerate(facts):
+        lines.append(text(x + PADDING, y + PADDING + 12 + LINE * (i + 1), fact, "font-family='monospace' xml:space='preserve'"))
+    return [frame, *lines]
+
+
+def _links(found: _Json, top: float) -> list[str]:
+    """The GPUs, a line for each pair, and which line means what."""
+    x, y = MARGIN + RADIUS + GPU, top + RADIUS + GPU + MARGIN
+    places = {}
+    for number, gpu in enumerate(found["list"]):
+        angle = 2 * math.pi * number / len(found["list"]) - math.pi / 2
+        places[gpu["index"]] = (x + RADIUS * math.cos(angle), y + RADIUS * math.sin(angle))
+    lines: dict[str, list[str]] = {}
+    for link in found.get("links", []):
+        name, _, colour, width = _class_of(link)
+        lines.setdefault(name, []).append(line(*places[link["a"]], *places[link["b"]], colour, width))
+    parts = [each for name, *_ in reversed(CLASSES) for each in lines.get(name, [])]  # the closest above the others
+    for index, (gx, gy) in places.items():
+        parts.append(f"<circle cx='{gx:.1f}' cy='{gy:.1f}' r='{GPU}' fill='white' stroke='#444444'/>")
+        parts.append(text(gx, gy + 4, str(index), "text-anchor='middle'"))
+    at = x + RADIUS + GPU + 2 * MARGIN
+    for row, (name, _, colour, width) in enumerate(each for each in CLASSES if each[0] in lines):
+        height = top + 2 * MARGIN + LINE * row
+        parts.append(line(at, height, at + 30, height, colour, width))
+        parts.append(text(at + 38, height + 4, name))
+    return parts
+
+
+def _class_of(link: _Json) -> tuple[str, tuple[str, ...], str, float]:
+    path = "NVLink" if "nvlinks" in link else link.get("path", "?")
+    return next((each for each in CLASSES if path in each[1]), CLASSES[-1])
