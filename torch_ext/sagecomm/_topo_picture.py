@@ -55,7 +55,9 @@ def _box(x: float, y: float, width: float, height: float, name: str, facts: list
     frame = f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' fill='#f4f6f8' stroke='#8898a8'/>"
     lines = [text(x + PADDING, y + PADDING + 12, name, "font-weight='bold'")]
     for i, fact in enumerate(facts):
-        lines.append(text(x + PADDING, y + PADDING + 12 + LINE * (i + 1), fact, "font-family='monospace' xml:space='preserve'"))
+        lines.append(
+            text(x + PADDING, y + PADDING + 12 + LINE * (i + 1), fact, "font-family='monospace' xml:space='preserve'")
+        )
     return [frame, *lines]
 
 
