@@ -102,14 +102,6 @@ def test_overlap_of_known_times(world):
     assert (row["hidden"], row["efficiency"]) == (pytest.approx(0.25), pytest.approx(1))
 
 
-@pytest.mark.parametrize(
-    ("compute", "communication", "both", "hidden", "efficiency"),
-    [(10, 10, 20, 0, 0), (10, 10, 10, 1, 1), (4, 10, 10, 0.4, 1), (10, 4, 12, 0.5, 0.5), (10, 10, 22, -0.2, -0.2)],
-)
-def test_the_formula_of_overlap(compute, communication, both, hidden, efficiency):
-    assert rows.overlap(compute, communication, both) == (pytest.approx(hidden), pytest.approx(efficiency))
-
-
 def test_cold_buffers_are_others_in_each_iteration(world):
     found, *_ = world(2).run(figures, ("all_reduce", "all_to_all"), {"cold": True})
     assert [row["time_us"] for row in found] == [pytest.approx(10)] * 2

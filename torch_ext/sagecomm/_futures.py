@@ -19,6 +19,9 @@ class CommFuture(torch.futures.Future[T]):
     `wait` waits for the works themselves first: a waiter of sagecomm's carries its operation out instead of sleeping
     until another thread has done so, and an operation that fails raises the work's own exception.
 
+    Comm backends and fused_all_reduce() return it, and not an InFlight as sliced operators do, because their callers
+    expect a Future: one with callbacks, for hooks of DistributedDataParallel and torch.futures.
+
     Args:
         works: Of one group. A work may be waited for on any thread.
         value: Called once, when all works have succeeded, on the thread that completes the last one, and on a device

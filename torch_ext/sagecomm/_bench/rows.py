@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sagecomm._bench.cases import bus_factor
+from sagecomm._overlap._formula import hidden
 
 PERCENTILES = (50, 75, 90, 95, 99)
 
@@ -36,16 +37,6 @@ def bandwidths(op: str, nbytes: int, seconds: float, ranks: int) -> tuple[float,
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """Returns the nearest-rank percentile of values in ascending order."""
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
-
-
-def overlap(compute: float, communication: float, both: float) -> tuple[float, float]:
-    """Returns which part of the communication computation hides, and that part against what it could hide at most.
-
-    Alone, one after the other, both take compute + communication; what is saved of that is hidden. At most the shorter
-    one of the two can be hidden. Negative if the two hinder each other more than they overlap.
-    """
-    saved = compute + communication - both
-    return saved / communication, saved / min(compute, communication)
 
 
 def rows(
@@ -110,7 +101,8 @@ def _row(
         both = statistics.median(b for result in results for b in result["both"])
         alone = statistics.median(b for result in results for b in result["blocks"])
         compute = statistics.median(b for sample in samples for b in sample["compute"])
-        row["hidden"], row["efficiency"] = overlap(compute, alone, both)
+        part = hidden(both, communicate=alone, overlappable=compute)
+        row["hidden"], row["efficiency"] = part.fraction, part.efficiency
         row |= {"compute_us": compute * 1e6, "both_us": both * 1e6}
     return row
 

@@ -23,6 +23,10 @@ class InFlight:
 
     Nothing may read or write the tensor before. On a device, wait() orders the current stream behind the communication
     and does not block the host.
+
+    What communicates in slices or chunks returns it, and not a Future as fused_all_reduce() does: a Future has
+    callbacks, and for them asks every slice for a future of its own, which takes time and lets another thread complete
+    the slice.
     """
 
     def __init__(
@@ -34,6 +38,11 @@ class InFlight:
         """`finish` is applied to the tensor once, after the works."""
         self._tensor, self._works, self._finish = tensor, works, finish
         self._finished: torch.Event | None = None  # behind what `finish` has launched on a device
+
+    @property
+    def works(self) -> tuple[Waitable, ...]:
+        """The operations that wait() waits for. What completes the tensor behind them is not among them."""
+        return tuple(self._works)
 
     def wait(self) -> torch.Tensor:
         """Waits for the communication and returns the tensor. Called again, it returns the same tensor, or raises once

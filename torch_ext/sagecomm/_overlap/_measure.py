@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from sagecomm._groups import member
+from sagecomm._overlap._clock import Marks, clock
 from sagecomm._overlap._in_flight import Waitable
-from sagecomm._overlap._report import OverlapReport, Times
-
-Marks = dict[str, float]
-"""Seconds since the start, by what was complete then."""
+from sagecomm._overlap._report import Interval, OverlapReport, Times
 
 
 def measure_overlap(
@@ -39,11 +37,15 @@ def measure_overlap(
         report.save_timeline("overlap.svg")
 
     The four ways to run take turns in random order, each behind a barrier. A time is that of the slowest rank. Times on
-    a device are those of its events.
+    a device are those of its events. A fifth way, overlapped once more, marks when each part is complete: to ask for
+    the end of a communication costs time itself, so `overlapped` is measured without. The end is known of works and
+    futures, and of an InFlight, whose works end it. Of other handles, of works that have no future, and of gloo's on a
+    device it is not.
 
     Args:
         compute: Returns what is communicated. It must make it anew each time.
-        communicate: Starts to communicate it, and returns what to wait for: a Work, a Future, an InFlight.
+        communicate: Starts to communicate it, and returns what to wait for: a Work, a Future, an InFlight, or
+            something else with a `wait()`, whose end is unknown.
         overlappable: A computation that does not need the communication.
         group: All of whose ranks take part; the default group if None.
         repetitions: Of each way; the report has medians.
@@ -52,78 +54,86 @@ def measure_overlap(
         seed: Of the order, the same on all ranks.
 
     Raises:
-        ValueError: There are no repetitions.
+        ValueError: There are no repetitions, or this rank is not in the group.
     """
     if repetitions < 1 or warm_up < 0:
         raise ValueError(f"sagecomm: measure_overlap: repetitions={repetitions}, warm_up={warm_up}: expected 1 or more")
+    pg = member(group, "measure_overlap")
     value = compute()
     if device is None:
         device = value.device if isinstance(value, torch.Tensor) else "cpu"
-    clock = _clock(torch.device(device))
+    device = torch.device(device)
+    times = clock(device, pg)
 
     def alone(run: Callable[[], Any]) -> Marks:
-        clock.start()
+        times.start()
         run()
-        return clock.end()
+        return times.end()
 
     def communicate_alone() -> Marks:
         made = compute()
-        clock.finish()
-        dist.barrier(group)
+        times.finish()
+        dist.barrier(pg)
         return alone(lambda: communicate(made).wait())
 
-    def overlapped() -> Marks:
-        clock.start()
-        made = compute()
-        clock.mark("compute")
-        work = communicate(made)
-        clock.mark("issue")
-        clock.mark_completion("communicate", work)
+    def overlapped() -> None:
+        work = communicate(compute())
         overlappable()
-        clock.mark("overlappable")
         work.wait()
-        return clock.end()
+
+    def marked() -> Marks:
+        times.start()
+        made = compute()
+        times.mark("compute")
+        work = communicate(made)
+        times.mark_completion("communicate", work)
+        times.mark("issue")
+        overlappable()
+        times.mark("overlappable")
+        work.wait()
+        return times.end()
 
     ways: dict[str, Callable[[], Marks]] = {
         "compute": lambda: alone(compute),
         "overlappable": lambda: alone(overlappable),
         "communicate": communicate_alone,
-        "overlapped": overlapped,
+        "overlapped": lambda: alone(overlapped),
+        "marked": marked,
     }
     order, shuffled = list(ways), random.Random(seed)
     measured: dict[str, list[Marks]] = {name: [] for name in ways}
     for repetition in range(warm_up + repetitions):
         shuffled.shuffle(order)
         for name in order:
-            dist.barrier(group)
+            dist.barrier(pg)
             marks = ways[name]()
             if repetition >= warm_up:
                 measured[name].append(marks)
-    return _report(measured, group)
+    return _report(measured, device, pg)
 
 
-def _report(measured: dict[str, list[Marks]], group: dist.ProcessGroup | None) -> OverlapReport:
-    inside = measured["overlapped"]
-    mine = {name: [m["end"] for m in list_] for name, list_ in measured.items()}
+def _report(measured: dict[str, list[Marks]], device: torch.device, group: dist.ProcessGroup) -> OverlapReport:
+    inside = measured.pop("marked")
+    mine: dict[str, list[float | None]] = {name: [m["end"] for m in marks] for name, marks in measured.items()}
     mine["compute inside"] = [m["overlappable"] - m["issue"] for m in inside]
-    mine["communicate inside"] = [m["communicate"] - m["compute"] for m in inside]
+    mine["communicate inside"] = [m["communicate"] - m["compute"] if "communicate" in m else None for m in inside]
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group)
-    slowest = {name: [max(times) for times in zip(*(each[name] for each in everyone), strict=True)] for name in mine}
-    times = {name: Times(statistics.median(list_), _p90(list_)) for name, list_ in slowest.items()}
-    typical = min(inside, key=lambda m: abs(m["end"] - statistics.median(mine["overlapped"])))
+    slowest = {
+        name: [max(times) for times in zip(*(each[name] for each in everyone), strict=True) if None not in times]
+        for name in mine
+    }
+    times = {name: Times(statistics.median(list_), _p90(list_)) for name, list_ in slowest.items() if list_}
+    middle = statistics.median(m["end"] for m in inside)
     return OverlapReport(
         compute=times["compute"],
         overlappable=times["overlappable"],
         communicate=times["communicate"],
         overlapped=times["overlapped"],
         compute_inside=times["compute inside"].median,
-        communicate_inside=times["communicate inside"].median,
-        intervals={
-            "compute": (0.0, typical["compute"]),
-            "overlappable": (typical["issue"], typical["overlappable"]),
-            "communicate": (typical["compute"], typical["communicate"]),
-        },
+        communicate_inside=times["communicate inside"].median if "communicate inside" in times else None,
+        intervals=_intervals(min(inside, key=lambda m: abs(m["end"] - middle))),
+        device=str(device),
         ranks=dist.get_world_size(group),
         threads=torch.get_num_threads(),
         processors=len(os.sched_getaffinity(0)),
@@ -132,93 +142,13 @@ def _report(measured: dict[str, list[Marks]], group: dist.ProcessGroup | None) -
     )
 
 
+def _intervals(marks: Marks) -> dict[str, Interval | None]:
+    return {
+        "compute": (0.0, marks["compute"]),
+        "overlappable": (marks["issue"], marks["overlappable"]),
+        "communicate": (marks["compute"], marks["communicate"]) if "communicate" in marks else None,
+    }
+
+
 def _p90(values: list[float]) -> float:
     return sorted(values)[(9 * len(values) - 1) // 10]
-
-
-class _Clock(Protocol):
-    def finish(self) -> None:
-        """Waits until everything that was started is complete."""
-
-    def start(self) -> None: ...
-
-    def mark(self, name: str) -> None:
-        """Marks the completion of what was computed until now."""
-
-    def mark_completion(self, name: str, work: Waitable) -> None:
-        """Marks the completion of a communication, without waiting for it. If its handle cannot tell, that is the
-        end."""
-
-    def end(self) -> Marks:
-        """Waits until everything is complete, and returns all marks and the "end"."""
-
-
-def _clock(device: torch.device) -> _Clock:
-    return _HostClock() if device.type == "cpu" else _DeviceClock(device)
-
-
-class _HostClock:
-    def __init__(self) -> None:
-        self._start = 0.0
-        self._marks: Marks = {}
-        self._completions: list[str] = []
-
-    def finish(self) -> None:
-        pass
-
-    def start(self) -> None:
-        self._marks, self._completions = {}, []
-        self._start = time.perf_counter()
-
-    def mark(self, name: str) -> None:
-        self._marks[name] = time.perf_counter() - self._start
-
-    def mark_completion(self, name: str, work: Waitable) -> None:
-        marks, start = self._marks, self._start
-        self._completions.append(name)
-        future = _future(work)
-        if future is not None:
-            future.add_done_callback(lambda _: marks.__setitem__(name, time.perf_counter() - start))
-
-    def end(self) -> Marks:
-        end = time.perf_counter() - self._start
-        marks = {**self._marks, "end": end}
-        for name in self._completions:
-            marks[name] = min(marks.get(name, end), end)  # a callback may run later than wait() returns
-        return marks
-
-
-class _DeviceClock:
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._side = device, torch.Stream(device=device)
-        self._events: dict[str, torch.Event] = {}
-
-    def finish(self) -> None:
-        torch.accelerator.synchronize(self._device)
-
-    def start(self) -> None:
-        self._events = {}
-        self.finish()
-        self.mark("start")
-
-    def mark(self, name: str) -> None:
-        event = torch.Event(device=self._device, enable_timing=True)
-        event.record(torch.accelerator.current_stream(self._device))
-        self._events[name] = event
-
-    def mark_completion(self, name: str, work: Waitable) -> None:
-        with self._side:  # only this stream waits
-            work.wait()
-            self.mark(name)
-
-    def end(self) -> Marks:
-        self.mark("end")
-        self.finish()
-        start = self._events.pop("start")
-        return {name: 1e-3 * start.elapsed_time(event) for name, event in self._events.items()}
-
-
-def _future(work: Waitable) -> torch.futures.Future[Any] | None:
-    if isinstance(work, torch.futures.Future):
-        return work
-    return work.get_future() if isinstance(work, dist.Work) else None

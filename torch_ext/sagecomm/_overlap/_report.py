@@ -9,6 +9,10 @@ from typing import Any
 
 from sagecomm._format import columns, duration
 from sagecomm._overlap import _timeline
+from sagecomm._overlap._formula import Hidden, hidden
+
+Interval = tuple[float, float]
+"""From and to, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class OverlapReport:
 
     With T_comp = compute, T_ov = overlappable, T_comm = communicate and T = overlapped:
     serial = T_comp + T_ov + T_comm; hidden fraction = (serial - T) / T_comm; at most min(T_comm, T_ov) / T_comm can be
-    hidden; efficiency = hidden fraction / that bound.
+    hidden; efficiency = hidden fraction / that bound. Where T_comm is 0, there is nothing to hide: all three are 0.
     """
 
     compute: Times
@@ -38,10 +42,14 @@ class OverlapReport:
     """Of everything, with the overlappable computation during the communication."""
     compute_inside: float
     """Of the overlappable computation during the communication."""
-    communicate_inside: float
-    """Of the communication during the computation."""
-    intervals: dict[str, tuple[float, float]]
-    """Of one overlapped repetition on this rank, the one whose time is the median: from and to, by what ran."""
+    communicate_inside: float | None
+    """Of the communication during the computation, its issue included. None: its end is unknown, because the handle
+    does not tell."""
+    intervals: dict[str, Interval | None]
+    """Of one overlapped repetition on this rank, the one whose time is the median: from and to, by what ran. None: the
+    end is unknown."""
+    device: str
+    """Of this rank, that computes: `cpu`, or an accelerator such as `cuda:0`, whose events the times are from."""
     ranks: int
     threads: int
     """That compute, in each rank."""
@@ -57,33 +65,46 @@ class OverlapReport:
 
     @property
     def hidden_fraction(self) -> float:
-        """The share of the communication that takes no time of its own. It is negative if overlapping is a loss."""
-        return (self.serial - self.overlapped.median) / self.communicate.median
+        """The share of the communication that takes no time of its own. It is negative if overlapping is a loss, and 0
+        if the communication takes no time."""
+        return self._hidden.fraction
 
     @property
     def bound(self) -> float:
-        """The largest possible hidden fraction: min(T_comm, T_ov) / T_comm."""
-        return min(self.communicate.median, self.overlappable.median) / self.communicate.median
+        """The largest possible hidden fraction: min(T_comm, T_ov) / T_comm. 0 if the communication takes no time."""
+        return self._hidden.bound
 
     @property
     def efficiency(self) -> float:
-        """The hidden fraction as a share of what is possible. 0 if there is nothing to compute meanwhile."""
-        return self.hidden_fraction / self.bound if self.bound > 0 else 0.0
+        """The hidden fraction as a share of what is possible. 0 if nothing is: the bound is 0."""
+        return self._hidden.efficiency
+
+    @property
+    def _hidden(self) -> Hidden:
+        return hidden(
+            self.overlapped.median,
+            communicate=self.communicate.median,
+            overlappable=self.overlappable.median,
+            before=self.compute.median,
+        )
 
     @property
     def compute_interference(self) -> float:
-        """By which share computing takes longer during the communication."""
+        """By which share computing takes longer during the communication. 0 if it takes no time alone."""
         return self.compute_inside / self.overlappable.median - 1 if self.overlappable.median > 0 else 0.0
 
     @property
-    def communicate_interference(self) -> float:
-        """By which share communicating takes longer during the computation."""
-        return self.communicate_inside / self.communicate.median - 1
+    def communicate_interference(self) -> float | None:
+        """By which share communicating takes longer during the computation. 0 if it takes no time alone, None if its
+        end during the computation is unknown."""
+        if self.communicate_inside is None:
+            return None
+        return self.communicate_inside / self.communicate.median - 1 if self.communicate.median > 0 else 0.0
 
     @property
     def speedup(self) -> float:
-        """The serial time divided by the measured one."""
-        return self.serial / self.overlapped.median
+        """The serial time divided by the measured one. 1 if nothing took time."""
+        return self.serial / self.overlapped.median if self.overlapped.median > 0 else 1.0
 
     def as_dict(self) -> dict[str, Any]:
         """All measured and derived numbers, as JSON has them."""
@@ -106,28 +127,30 @@ class OverlapReport:
         rows = [("", "median", "p90")]
         rows += [(name, duration(t.median), duration(t.p90)) for name, t in times.items()]
         rows.append(("serial = T_comp + T_ov + T_comm", duration(self.serial), ""))
+        communicating = self.communicate_interference
         shares = [
             ("hidden fraction = (serial - T) / T_comm", f"{self.hidden_fraction:.0%}"),
             ("bound = min(T_comm, T_ov) / T_comm", f"{self.bound:.0%}"),
             ("efficiency = hidden fraction / bound", f"{self.efficiency:.0%}"),
             ("speedup = serial / T", f"{self.speedup:.2f}"),
             ("interference, computing", f"{self.compute_interference:+.0%}"),
-            ("interference, communicating", f"{self.communicate_interference:+.0%}"),
+            ("interference, communicating", "unknown" if communicating is None else f"{communicating:+.0%}"),
         ]
         setting = (
-            f"{self.backend}, {self.ranks} ranks x {self.threads} computing threads on {self.processors} processors, "
-            f"{self.repetitions} repetitions"
+            f"{self.backend}, {self.device}, {self.ranks} ranks x {self.threads} computing threads on "
+            f"{self.processors} processors, {self.repetitions} repetitions"
         )
         advice = []
-        if self.ranks * self.threads >= self.processors:
+        if self.device == "cpu" and self.ranks * self.threads >= self.processors:
             advice.append("computing threads occupy all processors: only waiting can be hidden")
         return "\n".join([setting, *columns(rows, range(1, 3)), *columns(shares, range(1, 2)), *advice])
 
     def save_timeline(self, path: str | Path) -> None:
         """Writes a picture of one overlapped repetition, below the same work one after the other, as SVG."""
-        serial, at = {}, 0.0
+        serial: dict[str, Interval | None] = {}
+        at = 0.0
         for name in ("compute", "overlappable", "communicate"):
-            serial[name] = (at, at + getattr(self, name).median)
-            at = serial[name][1]
+            begin, at = at, at + getattr(self, name).median
+            serial[name] = (begin, at)
         title = f"{self.hidden_fraction:.0%} of the communication hidden, {self.efficiency:.0%} of what is possible"
         Path(path).write_text(_timeline.svg(title, {"one after the other": serial, "overlapped": self.intervals}))

@@ -7,7 +7,8 @@ from html import escape
 
 from sagecomm._format import duration
 
-Intervals = Mapping[str, tuple[float, float]]
+Intervals = Mapping[str, tuple[float, float] | None]
+"""None: it is not known when that was."""
 
 WIDTH, LEFT, RIGHT = 800, 150, 30
 BAR, GAP, HEADER = 22, 6, 34
@@ -16,21 +17,17 @@ COLOURS = {"compute": "#4878a8", "overlappable": "#6aa86a", "communicate": "#d08
 
 def svg(title: str, groups: Mapping[str, Intervals]) -> str:
     """Returns a picture with one bar for each interval, in seconds, and all groups on the same scale."""
-    longest = max((end for intervals in groups.values() for _, end in intervals.values()), default=0.0) or 1.0
+    known = [interval for intervals in groups.values() for interval in intervals.values() if interval is not None]
+    longest = max((end for _, end in known), default=0.0) or 1.0
     scale = (WIDTH - LEFT - RIGHT) / longest
     parts, y = [_text(LEFT, 20, title, "font-weight='bold'")], HEADER
     for name, intervals in groups.items():
         y += GAP
         parts.append(_text(8, y + 14, name, "font-weight='bold'"))
         y += BAR
-        for what, (begin, end) in intervals.items():
-            x, width = LEFT + begin * scale, max(1.0, (end - begin) * scale)
+        for what, interval in intervals.items():
             parts.append(_text(16, y + 15, what))
-            colour = COLOURS.get(what, "#888888")
-            parts.append(f"<rect x='{x:.1f}' y='{y}' width='{width:.1f}' height='{BAR - 4}' fill='{colour}'/>")
-            label = duration(end - begin)
-            inside = width > 70
-            parts.append(_text(x + 4 if inside else x + width + 4, y + 14, label, "fill='white'" if inside else ""))
+            parts += [_text(LEFT, y + 14, "unknown")] if interval is None else _bar(what, *interval, scale, y)
             y += BAR
     y += GAP
     parts.append(f"<line x1='{LEFT}' y1='{y}' x2='{WIDTH - RIGHT}' y2='{y}' stroke='#444444'/>")
@@ -44,6 +41,15 @@ def svg(title: str, groups: Mapping[str, Intervals]) -> str:
         "font-family='sans-serif' font-size='12'>"
     )
     return "\n".join([head, f"<rect width='{WIDTH}' height='{height}' fill='white'/>", *parts, "</svg>"]) + "\n"
+
+
+def _bar(what: str, begin: float, end: float, scale: float, y: int) -> list[str]:
+    x, width = LEFT + begin * scale, max(1.0, (end - begin) * scale)
+    inside = width > 70
+    return [
+        f"<rect x='{x:.1f}' y='{y}' width='{width:.1f}' height='{BAR - 4}' fill='{COLOURS.get(what, '#888888')}'/>",
+        _text(x + 4 if inside else x + width + 4, y + 14, duration(end - begin), "fill='white'" if inside else ""),
+    ]
 
 
 def _text(x: float, y: float, text: str, more: str = "") -> str:
