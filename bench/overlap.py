@@ -11,7 +11,8 @@ of a group of its own. --svg writes pictures.
 
 `slices` runs linear_all_reduce with the number of slices of the cost model, with one slice, and with four, in turns.
 "chosen / one" is the median over all turns of the ratio of their times on the slower rank. Where the model chooses one
-slice, both sides do the same but for the question.
+slice, both sides do the same but for the question, which has a column of its own: the least of its means over blocks
+of calls with nothing between them.
 
 With --check the exit status is 1 if less than half is hidden beside the link, or if a ratio is over 1.02.
 """
@@ -26,7 +27,9 @@ import sys
 import tempfile
 import threading
 import time
+import timeit
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,7 +113,7 @@ def hidden(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def slices(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each shape: the number of slices chosen, medians in seconds, and the ratio."""
+    """A row for each shape: the number of slices chosen, medians in seconds, the ratio, and the question's seconds."""
     return [_slices_of(shape, args.repetitions) for shape in SHAPES]
 
 
@@ -129,7 +132,8 @@ def _slices_of(shape: tuple[int, int, int], repetitions: int) -> dict[str, Any]:
             dist.all_reduce(took, dist.ReduceOp.MAX)
             if turn >= 5:
                 times[name].append(took.item())
-    chosen = _slices.number_of_slices(
+    ask = partial(
+        _slices.number_of_slices,
         "all_reduce",
         4 * rows * outputs,
         parts=rows,
@@ -137,8 +141,10 @@ def _slices_of(shape: tuple[int, int, int], repetitions: int) -> dict[str, Any]:
         like=x,
         group=None,
     )
+    medians = {name: statistics.median(list_) for name, list_ in times.items()}
+    question = min(timeit.repeat(ask, number=1000, repeat=20)) / 1000
     ratio = statistics.median(a / b for a, b in zip(times["chosen"], times["one"], strict=True))
-    return {"shape": shape, "slices": chosen, "ratio": ratio, **{n: statistics.median(t) for n, t in times.items()}}
+    return {"shape": shape, "slices": ask(), "ratio": ratio, "question": question, **medians}
 
 
 def run_rank(rank: int, args: argparse.Namespace, directory: str) -> None:
@@ -166,11 +172,11 @@ def show(told: dict[str, Any]) -> None:
     for name, report in told.get("hidden", {}).items():
         print(f"== all_reduce over {name}\n{report['table']}")
     if "slices" in told:
-        print("== linear_all_reduce\n   rows inputs outputs   slices     chosen        one       four  chosen / one")
+        print("== linear_all_reduce\n   rows inputs outputs   slices     chosen        one       four  chosen / one  question")
         for row in told["slices"]:
             rows, inputs, outputs = row["shape"]
             times = "".join(f"{1e3 * row[name]:8.3f} ms" for name in ("chosen", "one", "four"))
-            print(f"{rows:7}{inputs:7}{outputs:8}{row['slices']:9}{times}{row['ratio']:14.3f}")
+            print(f"{rows:7}{inputs:7}{outputs:8}{row['slices']:9}{times}{row['ratio']:14.3f}{1e6 * row['question']:7.2f} us")
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import warnings
@@ -160,6 +161,35 @@ def test_ranks_agree_on_the_number_of_slices_with_one_all_reduce(world):
     first, second = world(2).run(agreed)
     assert first == second
     assert first[1:] == (2, 1)
+
+
+def remembered() -> tuple[list[int], bool]:
+    """Answers, each asked for once, and whether they are dropped with their group."""
+    group = dist.new_group()
+    question: dict[str, Any] = {"op": "all_reduce", "nbytes": 1 << 20, "parts": 8, "like": torch.ones(4)}
+    real, asked = _slices._ask, []
+
+    def answer(op: str, nbytes: int, parts: int, operations: int, like: torch.Tensor, pg: Any) -> int:
+        asked.append(operations)
+        return operations // 10
+
+    _slices._ask = answer
+    try:
+        found = [_slices.number_of_slices(**question, operations=n, group=group) for n in (10, 20, 10, 20)]
+        assert asked == [10, 20]
+        assert found == [1, 2, 1, 2]
+        key = id(group)
+        before = key in _slices._remembered
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+    finally:
+        _slices._ask = real
+    return found, before and key not in _slices._remembered
+
+
+def test_answers_are_remembered_as_long_as_their_group_lives(world):
+    assert world(2).run(remembered) == [([1, 2, 1, 2], True)] * 2
 
 
 def of_another_backend() -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
-from weakref import WeakKeyDictionary
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,8 +30,12 @@ def number_of_slices(
     """Returns in how many slices a collective and the computation beside it are predicted to take the least time.
 
     All ranks of the group get the same number, because they ask the cost model the same question. The first question
-    about tensors of a type on a device times a product of matrices and agrees on its time, with an all_reduce of the
-    group. Groups of other backends have no cost model and one slice.
+    about tensors of a type on a device times a product of matrices and agrees on its time and on the number of
+    computing threads, with an all_reduce of the group. Groups of other backends have no cost model and one slice.
+
+    An answer follows from the question, from what was agreed, and from the tuning settings of the group. None of these
+    changes while the group lives, so answers are remembered as long: a rank that called torch.set_num_threads()
+    later would otherwise choose other slices than its peers.
 
     Args:
         op: The collective, as explain() names it.
@@ -44,14 +48,11 @@ def number_of_slices(
     if parts < 2:
         return 1
     pg = member(group, "overlap")
-    answers = _answers.setdefault(pg, {})
-    key = (op, nbytes, parts, operations, like.dtype, like.device.type)
-    slices = answers.get(key)
-    if slices is None:
-        if len(answers) >= _MOST_ANSWERS:
-            answers.clear()
-        slices = answers[key] = _ask(op, nbytes, parts, operations, like, pg)
-    return slices
+    question = (op, nbytes, parts, operations, like.dtype, like.device)
+    try:  # on the way of every operator, also of those with one slice: bench/overlap.py has what it costs
+        return _remembered[id(pg)].answers[question]
+    except KeyError:
+        return _remember(question, _ask(op, nbytes, parts, operations, like, pg), pg)
 
 
 def spans(count: int, slices: int) -> list[slice]:
@@ -69,9 +70,27 @@ def checked(slices: int | None, otherwise: int) -> int:
     return slices
 
 
-# By group, of questions that were asked before. A rank that has forgotten one asks the core again, and no other rank.
-_answers: WeakKeyDictionary[Any, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
+class _Remembered(NamedTuple):
+    """Answers to the questions that a group was asked before. A rank that has forgotten one asks the core again, and no
+    other rank."""
+
+    group: weakref.ref[Any]  # drops the answers with the group
+    answers: dict[tuple[Any, ...], int]
+
+
+_remembered: dict[int, _Remembered] = {}  # by id() of the group, which is faster than a WeakKeyDictionary
 _MOST_ANSWERS = 4096
+
+
+def _remember(question: tuple[Any, ...], slices: int, group: dist.ProcessGroup) -> int:
+    key = id(group)
+    if key not in _remembered:
+        _remembered[key] = _Remembered(weakref.ref(group, lambda _: _remembered.pop(key, None)), {})
+    answers = _remembered[key].answers
+    if len(answers) >= _MOST_ANSWERS:
+        answers.clear()
+    answers[question] = slices
+    return slices
 
 
 def _ask(op: str, nbytes: int, parts: int, operations: int, like: torch.Tensor, group: Any) -> int:
