@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch._dynamo  # torch imports it to look at the collectives of a form, for seconds; here, ranks preload it
 import torch.distributed as dist
 
 import programs
@@ -25,50 +29,122 @@ def load() -> tuple[ModuleType, ModuleType]:
     return importlib.import_module("fusion_forms"), importlib.import_module("fusion_cases")
 
 
+def result(**seconds: float) -> Any:
+    """Of four ranks, on which a copy takes 1 ms."""
+    return load()[0].Result("chunks", "gloo", 4, 1_000_000, seconds, (12, 3), copy_seconds=1e-3, same=True)
+
+
+TIMES = {"computation": 4e-3, "communication": 6e-3, "in fused calls": 2e-3, "plain": 10e-3, "fused": 5e-3}
+
+
 def test_metrics_of_known_times():
-    seconds = {"computation": 4e-3, "communication": 2e-3, "plain": 6e-3, "fused": 5e-3}
-    result = load()[0].Result("chunks", "gloo", 4, 1_000_000, seconds, copy_seconds=1e-3, same=True)
-    assert result.hidden() == pytest.approx(0.5)
-    assert result.efficiency() == pytest.approx(0.5)
-    assert result.bandwidth() == pytest.approx(1.5 * 0.5)
-    seconds["computation"] = 1e-3
-    seconds["fused"] = 2e-3
-    assert (result.hidden(), result.efficiency()) == (pytest.approx(0.5), pytest.approx(1))
+    """Of the 5 ms between plain and fused, 4 are gained by fusing, which is no overlap."""
+    found = result(**TIMES)
+    assert found.hidden() == pytest.approx((0.5, 1, 0.5))
+    assert found.fusing() == pytest.approx(3)
+    assert found.bandwidth("communication") == pytest.approx(1.5 / 6)
+    assert found.bandwidth("in fused calls") == pytest.approx(1.5 / 2)
+    fewer = result(**{**TIMES, "computation": 1e-3, "fused": 2e-3})
+    assert fewer.hidden() == pytest.approx((0.5, 0.5, 1))
 
 
-def forms_agree() -> dict[str, bool]:
+def test_more_hidden_than_there_is_is_pointed_out(capsys):
+    cases = load()[1]
+    assert cases.report([result(**TIMES)], None) == 0
+    said = capsys.readouterr()
+    assert "50 %" in said.out
+    assert "(!)" not in said.out + said.err
+    cases.report([result(**{**TIMES, "fused": 3.5e-3})], None)
+    said = capsys.readouterr()
+    assert "125 % (!)" in said.out
+    assert "(!) chunks over gloo: more than all of the communication seems hidden" in said.err
+
+
+def test_a_wrong_result_ends_the_script_with_an_error(capsys):
+    wrong = result(**TIMES)
+    wrong.same = False
+    assert load()[1].report([result(**TIMES), wrong], None) == 1
+    assert capsys.readouterr().err.count("FAILED: chunks over gloo") == 1
+
+
+def forms_agree(slices: int | None) -> dict[str, tuple[bool, bool]]:
+    """Over sagecomm and over gloo."""
     forms, cases = load()
-    return {make.name: cases.agree(make(1), dist.group.WORLD) for make in forms.CASES}
+    groups = dist.group.WORLD, dist.new_group(backend="gloo")
+    made = [make(1, slices) for make in forms.CASES]
+    return {case.name: tuple(cases.agree(case, group) for group in groups) for case in made}
 
 
-def broken_forms_agree() -> dict[str, bool]:
-    """The fused forms leave out one of their collectives."""
+@pytest.mark.parametrize(("ranks", "slices"), [(2, None), (2, 4), (3, 3)])
+def test_forms_have_the_sum_over_the_ranks_as_their_result(world, ranks, slices):
+    assert world(ranks).run(forms_agree, slices) == [dict.fromkeys(CASES, (True, True))] * ranks
+
+
+def leaves_the_old_output(case: Any, group: Any) -> None:
+    pass
+
+
+def leaves_its_own_summand(case: Any, group: Any) -> None:
+    case.computation()
+
+
+def skips_the_last_slice(case: Any, group: Any) -> None:
+    case.computation()
+    *others, last = case.outputs()
+    for output in (*others, last.view(-1)[: last.numel() * 3 // 4]):
+        dist.all_reduce(output, group=group)
+
+
+def is_wrong_on_one_rank(case: Any, group: Any) -> None:
+    case.computation()
+    for output in case.outputs():
+        dist.all_reduce(output, group=group)
+    if dist.get_rank() == 1:
+        case.outputs()[0].view(-1)[0] *= 2
+
+
+def is_right(case: Any, group: Any) -> None:
+    case.computation()
+    for output in case.outputs():
+        dist.all_reduce(output, group=group)
+
+
+def another_form_agrees(which: str, form: Callable[[Any, Any], None]) -> dict[str, bool]:
     forms, cases = load()
-    right, calls = (forms.reduce_bucket, forms.pipelined), []
-
-    def all_but_the_first(tensors, group):
-        calls.append(len(tensors))
-        return right[0](tensors, group) if len(calls) > 1 else lambda: None
-
-    def all_but_the_last(count, compute, group):
-        for wait in [forms.reduce_slice(compute(k), group) for k in range(count - 1)]:
-            wait()
-        compute(count - 1)
-
-    forms.reduce_bucket, forms.pipelined = all_but_the_first, all_but_the_last
-    try:
-        return {make.name: cases.agree(make(1), dist.group.WORLD) for make in forms.CASES}
-    finally:  # other tests have these processes next
-        forms.reduce_bucket, forms.pipelined = right
+    found = {}
+    for make in forms.CASES:
+        case = make(1, None)
+        setattr(case, which, functools.partial(form, case))
+        found[case.name] = cases.agree(case, dist.group.WORLD)
+    return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_plain_and_fused_forms_have_the_same_result(world, ranks):
-    assert world(ranks).run(forms_agree) == [dict.fromkeys(CASES, True)] * ranks
+@pytest.mark.parametrize("which", ["plain", "fused"])
+@pytest.mark.parametrize(
+    "form", [leaves_the_old_output, leaves_its_own_summand, skips_the_last_slice, is_wrong_on_one_rank]
+)
+def test_a_broken_form_is_noticed(world, form, which):
+    assert world(2).run(another_form_agrees, which, form) == [dict.fromkeys(CASES, False)] * 2
 
 
-def test_a_form_that_leaves_a_collective_out_is_noticed(world):
-    assert world(2).run(broken_forms_agree) == [dict.fromkeys(CASES, False)] * 2
+def test_another_form_that_is_right_agrees(world):
+    """What the broken ones are made of."""
+    assert world(2).run(another_form_agrees, "fused", is_right) == [dict.fromkeys(CASES, True)] * 2
+
+
+def collectives_of_forms() -> dict[str, list[list[int]]]:
+    """How many tensors each collective of each fused form has."""
+    forms, _ = load()
+    made = [make(1, 4) for make in forms.CASES]
+    found = {case.name: forms.collectives(case.fused, dist.group.WORLD) for case in made}
+    return {name: [len(tensors) for tensors in calls] for name, calls in found.items()}
+
+
+def test_the_collectives_of_a_fused_form_are_found(world):
+    """They are what communication in fused calls is measured by."""
+    buckets = [4, 4, 4]  # two layers each: their weights and biases
+    expected = {"gradients": buckets, "convolution": [1] * 4, "chunks": [1] * 4, "pipeline": [1] * 8}
+    assert world(2).run(collectives_of_forms) == [expected] * 2
 
 
 def check_table(said: str) -> None:
