@@ -67,6 +67,11 @@ class Calls(TorchDispatchMode):
         super().__init__()
         self.seen: list[list[torch.Tensor]] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here. To skip its compiler, torch would import it, which takes seconds."""
+        return False
+
     def __torch_dispatch__(
         self, call: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -127,6 +127,21 @@ def test_statistics_say_what_was_fused(world):
     assert fused[0] == fused[1] > 0
 
 
+def in_slices() -> tuple[torch.Tensor, int]:
+    """A linear layer whose slices, of 1 KiB each, are short enough to join."""
+    x, weight = torch.arange(32.0 * 8).view(32, 8) + dist.get_rank(), torch.arange(32.0 * 8).view(32, 8)
+    y = sagecomm.linear_all_reduce(x, weight, slices=4)
+    return y, sagecomm.get_stats()["all_reduce_count"]
+
+
+def test_slices_of_an_operator(world):
+    plain, fused = world(2).run(in_slices), world(2).run(in_slices, options=FUSED)
+    for (want, collectives), (y, operations) in zip(plain, fused, strict=True):
+        assert want.abs().min() > 0
+        assert torch.equal(y, want)
+        assert operations == collectives == 4
+
+
 def wait_for_the_dead(path: str, mode: str) -> tuple[tuple[str, int | None], float]:
     dist.all_reduce(torch.ones(4))
     report(path)

@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch._dynamo  # torch imports it to look at the collectives of a form, for seconds; here, ranks preload it
 import torch.distributed as dist
 
 import programs
