@@ -172,11 +172,13 @@ def show(told: dict[str, Any]) -> None:
     for name, report in told.get("hidden", {}).items():
         print(f"== all_reduce over {name}\n{report['table']}")
     if "slices" in told:
-        print("== linear_all_reduce\n   rows inputs outputs   slices     chosen        one       four  chosen / one  question")
+        print("== linear_all_reduce")
+        print("   rows inputs outputs   slices     chosen        one       four  chosen / one  question")
         for row in told["slices"]:
             rows, inputs, outputs = row["shape"]
             times = "".join(f"{1e3 * row[name]:8.3f} ms" for name in ("chosen", "one", "four"))
-            print(f"{rows:7}{inputs:7}{outputs:8}{row['slices']:9}{times}{row['ratio']:14.3f}{1e6 * row['question']:7.2f} us")
+            question = f"{1e6 * row['question']:7.2f} us"
+            print(f"{rows:7}{inputs:7}{outputs:8}{row['slices']:9}{times}{row['ratio']:14.3f}{question}")
 
 
 def main() -> int:
