@@ -179,13 +179,13 @@ def remembered() -> tuple[list[int], bool]:
         assert asked == [10, 20]
         assert found == [1, 2, 1, 2]
         key = id(group)
-        before = key in _slices._remembered
+        before = key in _slices._answers
         dist.destroy_process_group(group)
         del group
         gc.collect()
     finally:
         _slices._ask = real
-    return found, before and key not in _slices._remembered
+    return found, before and key not in _slices._answers
 
 
 def test_answers_are_remembered_as_long_as_their_group_lives(world):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,12 +47,15 @@ def number_of_slices(
     """
     if parts < 2:
         return 1
-    pg = member(group, "overlap")
-    question = (op, nbytes, parts, operations, like.dtype, like.device)
-    try:  # on the way of every operator, also of those with one slice: bench/overlap.py has what it costs
-        return _remembered[id(pg)].answers[question]
-    except KeyError:
-        return _remember(question, _ask(op, nbytes, parts, operations, like, pg), pg)
+    # On the way of every operator, also of those with one slice: bench/overlap.py has what it costs.
+    question = (op, nbytes, parts, operations, like.dtype, like.is_cpu or like.device)
+    answers = _answers.get(id(group or dist.group.WORLD))
+    slices = answers.get(question) if answers else None
+    if slices is None:
+        pg = member(group, "overlap")
+        slices = _ask(op, nbytes, parts, operations, like, pg)
+        _remember(question, slices, pg)
+    return slices
 
 
 def spans(count: int, slices: int) -> list[slice]:
@@ -70,27 +73,20 @@ def checked(slices: int | None, otherwise: int) -> int:
     return slices
 
 
-class _Remembered(NamedTuple):
-    """Answers to the questions that a group was asked before. A rank that has forgotten one asks the core again, and no
-    other rank."""
-
-    group: weakref.ref[Any]  # drops the answers with the group
-    answers: dict[tuple[Any, ...], int]
-
-
-_remembered: dict[int, _Remembered] = {}  # by id() of the group, which is faster than a WeakKeyDictionary
+# To questions that were asked before, by id() of the group, which is faster than a WeakKeyDictionary. A rank that has
+# forgotten one asks the core again, and no other rank.
+_answers: dict[int, dict[tuple[Any, ...], int]] = {}
 _MOST_ANSWERS = 4096
 
 
-def _remember(question: tuple[Any, ...], slices: int, group: dist.ProcessGroup) -> int:
+def _remember(question: tuple[Any, ...], slices: int, group: dist.ProcessGroup) -> None:
     key = id(group)
-    if key not in _remembered:
-        _remembered[key] = _Remembered(weakref.ref(group, lambda _: _remembered.pop(key, None)), {})
-    answers = _remembered[key].answers
-    if len(answers) >= _MOST_ANSWERS:
-        answers.clear()
-    answers[question] = slices
-    return slices
+    if key not in _answers:
+        _answers[key] = {}
+        weakref.finalize(group, _answers.pop, key)
+    if len(_answers[key]) >= _MOST_ANSWERS:
+        _answers[key].clear()
+    _answers[key][question] = slices
 
 
 def _ask(op: str, nbytes: int, parts: int, operations: int, like: torch.Tensor, group: Any) -> int:
