@@ -22,6 +22,7 @@ __all__ = [
     "DoubleBuffer",
     "InFlight",
     "Options",
+    "Overlap",
     "OverlapReport",
     "OverlapScheduler",
     "PeerFailure",
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from sagecomm._overlap import (
         DoubleBuffer,
         InFlight,
+        Overlap,
         OverlapReport,
         OverlapScheduler,
         all_gather_linear,
@@ -117,6 +119,7 @@ else:
         "_overlap": [
             "DoubleBuffer",
             "InFlight",
+            "Overlap",
             "OverlapReport",
             "OverlapScheduler",
             "all_gather_linear",

@@ -17,6 +17,14 @@ def member(group: dist.ProcessGroup | None, call: str) -> dist.ProcessGroup:
     return pg
 
 
+def rank_in_group(group: dist.ProcessGroup, rank: int, call: str) -> int:
+    """Returns the rank in the group of a rank of the job. Raises ValueError where it is not in the group."""
+    ranks = dist.get_process_group_ranks(group)
+    if rank not in ranks:
+        raise ValueError(f"sagecomm: {call}: rank {rank} of the job is not in the group of the ranks {ranks}")
+    return ranks.index(rank)
+
+
 def backend_names(group: dist.ProcessGroup) -> dict[str, str]:
     """Returns the name of the group's backend for each type of device that it serves, as in init_process_group."""
     config = c10d.BackendConfig(c10d.Backend(dist.get_backend_config(group))).get_device_backend_map()

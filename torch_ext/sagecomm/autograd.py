@@ -9,7 +9,9 @@ one and the same tensor and the same loss, as in tensor parallelism (Shoeybi et 
 Multi-Billion Parameter Language Models Using Model Parallelism", 2019, section 3). There each rank's gradient already
 is the whole one, so it must not be added up again.
 
-Ranks in arguments count within the group, which is the default group if None.
+As in `torch.distributed`, ranks in arguments (`src`) are those of the job, whatever the group; `op` is a name or a
+`torch.distributed.ReduceOp`; `group` is the default group if None. Every function raises ValueError if there is no
+group, or if this rank is not in it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sagecomm._groups import member
+from sagecomm._groups import member, rank_in_group
+from sagecomm._reductions import Reduction, reduce_op
 from sagecomm.backends.group import GroupBackend
 from sagecomm.backends.protocol import CommBackendProtocol
 
@@ -38,19 +41,18 @@ __all__ = [
 ]
 
 
-def all_reduce(tensor: torch.Tensor, op: str = "sum", group: dist.ProcessGroup | None = None) -> torch.Tensor:
+def all_reduce(tensor: torch.Tensor, op: Reduction = "sum", group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Returns the sum or the mean of the tensors of all ranks. The gradient is that of all ranks' outputs, likewise.
 
     Args:
         tensor: Of the same shape and type on all ranks.
-        op: "sum" or "avg".
+        op: "sum" or "avg", or ReduceOp.SUM or ReduceOp.AVG.
         group: The process group.
 
     Raises:
         ValueError: Another reduction.
     """
-    _linear(op, "all_reduce")
-    return _apply(_AllReduce, tensor, op, _of(group, "all_reduce"))
+    return _apply(_AllReduce, tensor, _linear(op, "all_reduce"), _of(group, "all_reduce"))
 
 
 def all_gather(tensor: torch.Tensor, dim: int = 0, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -65,23 +67,23 @@ def all_gather(tensor: torch.Tensor, dim: int = 0, group: dist.ProcessGroup | No
 
 
 def reduce_scatter(
-    tensor: torch.Tensor, op: str = "sum", dim: int = 0, group: dist.ProcessGroup | None = None
+    tensor: torch.Tensor, op: Reduction = "sum", dim: int = 0, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
     """Returns this rank's part of the sum or the mean. The gradient is put together from those of all ranks.
 
     Args:
         tensor: Of the same shape and type on all ranks.
-        op: "sum" or "avg".
+        op: "sum" or "avg", or ReduceOp.SUM or ReduceOp.AVG.
         dim: Along which it is parted; its length is a multiple of the number of ranks.
         group: The process group.
 
     Raises:
         ValueError: Another reduction, or another length.
     """
-    _linear(op, "reduce_scatter")
+    reduction = _linear(op, "reduce_scatter")
     backend = _of(group, "reduce_scatter")
     dim = _divisible(tensor, dim, backend, "reduce_scatter")
-    return _apply(_ReduceScatter, tensor, op, dim, backend)
+    return _apply(_ReduceScatter, tensor, reduction, dim, backend)
 
 
 def broadcast(tensor: torch.Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -89,10 +91,14 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: dist.ProcessGroup | Non
 
     Args:
         tensor: Of the same shape and type on all ranks.
-        src: A rank of the group.
+        src: The rank of the job whose tensor is returned.
         group: The process group.
+
+    Raises:
+        ValueError: `src` is not in the group.
     """
-    return _apply(_Broadcast, tensor, src, _of(group, "broadcast"))
+    backend = _of(group, "broadcast")
+    return _apply(_Broadcast, tensor, rank_in_group(backend.group, src, "autograd.broadcast"), backend)
 
 
 def all_to_all(
@@ -148,8 +154,9 @@ def all_to_all_uneven(
 
 
 def copy_to_group(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Returns the tensor, which is the same on all ranks. The gradient is the sum of all ranks'."""
-    return _apply(_CopyTo, tensor, _of(group, "copy_to_group"))
+    """Returns a copy of the tensor, which is the same on all ranks. The gradient is the sum of all ranks'."""
+    # Autograd forbids to change the view of _CopyTo in place, and without a gradient the input would change with it.
+    return _apply(_CopyTo, tensor, _of(group, "copy_to_group")).clone()
 
 
 def reduce_from_group(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -335,9 +342,13 @@ def _of(group: dist.ProcessGroup | None, call: str) -> CommBackendProtocol:
     return GroupBackend(member(group, f"autograd.{call}"))
 
 
-def _linear(op: str, call: str) -> None:
-    if op not in ("sum", "avg"):
-        raise ValueError(f"sagecomm: autograd.{call}: there is no gradient of {op!r} here, only of 'sum' and 'avg'")
+def _linear(op: Reduction, call: str) -> str:
+    """Returns the name of a reduction that has a gradient here."""
+    reduction = reduce_op(op, f"autograd.{call}")
+    for name in ("sum", "avg"):
+        if reduction == reduce_op(name, call):
+            return name
+    raise ValueError(f"sagecomm: autograd.{call}: there is no gradient of {op!r} here, only of 'sum' and 'avg'")
 
 
 def _dimension(tensor: torch.Tensor, dim: int, call: str) -> int:

@@ -3,11 +3,11 @@
     model = DistributedDataParallel(module)
     model.register_comm_hook(None, sagecomm.ddp.chunked_hook(chunk_bytes=1 << 20))
 
-The state, the first argument of register_comm_hook(), is the process group; None is the default one. All hooks average.
+The state, the first argument of register_comm_hook(), is the process group; None is the default one. All hooks average,
+and refuse sparse gradients before they have sent anything of the bucket.
 Annotations are no text here: DistributedDataParallel compares them with types.
 """
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +15,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from sagecomm._overlap._gradients import BUCKET_BYTES, all_reduce_coalesced
-from sagecomm._overlap._in_flight import issued
+from sagecomm._futures import CommFuture
+from sagecomm._groups import member
+from sagecomm._overlap._gradients import BUCKET_BYTES, check_dense
+from sagecomm._overlap._in_flight import started_on
+from sagecomm.backends.group import GroupBackend
 
 __all__ = ["bf16_hook", "chunked_hook", "fused_hook"]
 
@@ -36,10 +39,18 @@ def chunked_hook(*, chunk_bytes: int) -> Hook:
         raise ValueError(f"sagecomm: chunk_bytes={chunk_bytes}: expected a whole number from 1")
 
     def hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        buffer: torch.Tensor = bucket.buffer()
+        buffer = _dense(bucket, "chunked_hook")
         chunks = torch.split(buffer, max(1, chunk_bytes // buffer.element_size()))
-        works = [dist.all_reduce(c, dist.ReduceOp.AVG, state, async_op=True) for c in chunks]
-        return _after([_future(work) for work in works], buffer)  # to ask for a future may wait a little
+        backend = started_on(state, "ddp.chunked_hook")
+        started = [backend.all_reduce(chunk, "avg", async_op=True) for chunk in chunks]
+
+        def reduced() -> torch.Tensor:
+            for each in started:
+                each.finish()
+            return buffer
+
+        # All chunks are on their way when the first one is asked for its future, which may wait a little.
+        return CommFuture([work for each in started for work in each.works], reduced, [buffer.device])
 
     return hook
 
@@ -58,12 +69,14 @@ def fused_hook(*, bucket_bytes: int = BUCKET_BYTES) -> Hook:
     def hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if bucket.index() == 0:
             waiting.clear()  # of a backward() that raised
-        buffer: torch.Tensor = bucket.buffer()
-        future = _promise(buffer)
+        buffer = _dense(bucket, "fused_hook")
+        future: torch.futures.Future[torch.Tensor]
+        future = torch.futures.Future(devices=[buffer.device] if buffer.device.type != "cpu" else None)
         waiting.append((buffer, future))
         if bucket.is_last() or sum(b.nbytes for b, _ in waiting) >= bucket_bytes:
-            _reduce_together(list(waiting), state)
+            together = list(waiting)
             waiting.clear()
+            _reduce_together(together, state)
         return future
 
     return hook
@@ -71,70 +84,42 @@ def fused_hook(*, bucket_bytes: int = BUCKET_BYTES) -> Hook:
 
 def bf16_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A hook that sends gradients as bfloat16, which halves the bytes of float32. Values of all ranks are added in
-    float32 and rounded once."""
-    buffer: torch.Tensor = bucket.buffer()
-    short = buffer.to(torch.bfloat16)
-    work = dist.all_reduce(short, dist.ReduceOp.AVG, state, async_op=True)
+    float32 and rounded once. The real and the imaginary part of a complex gradient are sent as bfloat16 each."""
+    buffer = _dense(bucket, "bf16_hook")
+    wide = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+    short = wide.to(torch.bfloat16)
+    sent = GroupBackend(member(state, "ddp.bf16_hook")).all_reduce(short, "avg", async_op=True)
 
     def widen(done: torch.futures.Future[Any]) -> torch.Tensor:
         done.value()  # raises what the operation raised
-        buffer.copy_(short)
+        wide.copy_(short)
         return buffer
 
-    return _future(work).then(widen)
+    widened: torch.futures.Future[torch.Tensor] = sent.then(widen)
+    return widened
 
 
 def _reduce_together(
     waiting: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]], group: dist.ProcessGroup | None
 ) -> None:
-    """One collective for each type and device; it completes the futures of its buckets."""
-    together: dict[tuple[torch.dtype, torch.device], list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]]] = {}
-    for buffer, future in waiting:
-        together.setdefault((buffer.dtype, buffer.device), []).append((buffer, future))
-    for pairs in together.values():
-        work = all_reduce_coalesced([buffer for buffer, _ in pairs], dist.ReduceOp.AVG, group)
+    """Starts one collective for each type and device, and completes the futures of the buckets when all are done."""
+    backend = GroupBackend(member(group, "ddp.fused_hook"))
 
-        def complete(done: torch.futures.Future[Any], pairs: Any = pairs) -> None:
-            try:
-                done.value()
-            except Exception as error:
-                for _, future in pairs:
-                    future.set_exception(error)
-            else:
-                for buffer, future in pairs:
-                    future.set_result(buffer)
-
-        _future(work).add_done_callback(complete)
-
-
-def _after(works: list[torch.futures.Future[Any]], buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """Returns the future of a buffer whose parts are communicated.
-
-    torch.futures.collect_all() would not do: its callback waits for no stream.
-    """
-    result, lock, open_ones = _promise(buffer), threading.Lock(), [len(works)]
-
-    def complete(_: torch.futures.Future[Any]) -> None:
-        with lock:
-            open_ones[0] -= 1
-            if open_ones[0] > 0:
-                return
+    def complete(done: torch.futures.Future[Any]) -> None:
         try:
-            for each in works:
-                each.wait()  # all are done: it orders this thread's streams, and raises what the chunk raised
+            done.value()
         except Exception as error:
-            result.set_exception(error)  # type: ignore[arg-type]  # torch types it as a result
+            for _, future in waiting:
+                future.set_exception(error)  # type: ignore[arg-type]  # torch types it as a result
         else:
-            result.set_result(buffer)
+            for buffer, future in waiting:
+                future.set_result(buffer)
 
-    for each in works:
-        each.add_done_callback(complete)
-    return result
-
-
-def _promise(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    return torch.futures.Future(devices=[buffer.device] if buffer.device.type != "cpu" else None)
+    backend.fused_all_reduce([buffer for buffer, _ in waiting], "avg", async_op=True).add_done_callback(complete)
 
 
-def _future(work: dist.Work | None) -> torch.futures.Future[Any]:
-    return issued(work).get_future()
+def _dense(bucket: GradBucket, hook: str) -> torch.Tensor:
+    """Returns the gradients of a bucket. Raises ValueError if they are sparse."""
+    buffer: torch.Tensor = bucket.buffer()
+    check_dense(buffer, f"ddp.{hook}")
+    return buffer

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from sagecomm._groups import member
+from sagecomm._groups import member, rank_in_group
 from sagecomm._reductions import Reduction
 from sagecomm.backends.group import GroupBackend
 from sagecomm.backends.protocol import CommBackendProtocol
@@ -179,7 +179,7 @@ def broadcast(
         `tensor`.
     """
     pg = member(group, "broadcast")
-    return _on(pg).broadcast(tensor, dist.get_group_rank(pg, src), async_op)
+    return _on(pg).broadcast(tensor, rank_in_group(pg, src, "broadcast"), async_op)
 
 
 @overload
@@ -239,7 +239,7 @@ def send(tensor: torch.Tensor, dst: int, group: dist.ProcessGroup | None = None,
         tag: What the receiver names too.
     """
     pg = member(group, "send")
-    _on(pg).send(tensor, dist.get_group_rank(pg, dst), tag)
+    _on(pg).send(tensor, rank_in_group(pg, dst, "send"), tag)
 
 
 def recv(tensor: torch.Tensor, src: int, group: dist.ProcessGroup | None = None, tag: int = 0) -> None:
@@ -252,7 +252,7 @@ def recv(tensor: torch.Tensor, src: int, group: dist.ProcessGroup | None = None,
         tag: What the sender names too.
     """
     pg = member(group, "recv")
-    _on(pg).recv(tensor, dist.get_group_rank(pg, src), tag)
+    _on(pg).recv(tensor, rank_in_group(pg, src, "recv"), tag)
 
 
 def isend(tensor: torch.Tensor, dst: int, group: dist.ProcessGroup | None = None, tag: int = 0) -> dist.Work:
@@ -267,9 +267,8 @@ def isend(tensor: torch.Tensor, dst: int, group: dist.ProcessGroup | None = None
     Returns:
         The work. Its `wait()` returns when the tensor may be changed again.
     """
-    work = dist.isend(tensor, dst, member(group, "isend"), tag)
-    assert work is not None
-    return work
+    pg = member(group, "isend")
+    return GroupBackend(pg).isend(tensor, rank_in_group(pg, dst, "isend"), tag)
 
 
 def irecv(tensor: torch.Tensor, src: int, group: dist.ProcessGroup | None = None, tag: int = 0) -> dist.Work:
@@ -284,9 +283,8 @@ def irecv(tensor: torch.Tensor, src: int, group: dist.ProcessGroup | None = None
     Returns:
         The work. Its `wait()` returns when the tensor is there.
     """
-    work = dist.irecv(tensor, src, member(group, "irecv"), tag)
-    assert work is not None
-    return work
+    pg = member(group, "irecv")
+    return GroupBackend(pg).irecv(tensor, rank_in_group(pg, src, "irecv"), tag)
 
 
 def _on(group: dist.ProcessGroup) -> CommBackendProtocol:

@@ -10,7 +10,7 @@ wait() orders the stream that waits.
 
 from sagecomm._overlap._conv import conv2d_all_reduce
 from sagecomm._overlap._gradients import chunked_all_reduce, fused_allreduce_gradients
-from sagecomm._overlap._in_flight import InFlight, overlap
+from sagecomm._overlap._in_flight import InFlight, Overlap, overlap
 from sagecomm._overlap._linear import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from sagecomm._overlap._measure import measure_overlap
 from sagecomm._overlap._pipeline import DoubleBuffer, pipeline
@@ -20,6 +20,7 @@ from sagecomm._overlap._scheduler import OverlapScheduler
 __all__ = [
     "DoubleBuffer",
     "InFlight",
+    "Overlap",
     "OverlapReport",
     "OverlapScheduler",
     "all_gather_linear",

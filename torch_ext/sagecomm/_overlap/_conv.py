@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from sagecomm._groups import member
 from sagecomm._overlap._in_flight import issued
 from sagecomm._overlap._linear import cast
 from sagecomm._overlap._slices import checked, number_of_slices, spans
@@ -47,7 +48,12 @@ def conv2d_all_reduce(
 
     Returns:
         (images, outputs, height, width) of the result.
+
+    Raises:
+        ValueError: The shapes do not fit, there are no channels, the kernel is larger than the padded image, or this
+            rank is not in the group.
     """
+    pg = member(group, "conv2d_all_reduce")
     x, weight, bias = cast(x, weight, bias)
     geometry = (_pair(stride), _pair(padding), _pair(dilation))
     shape = _shape(x, weight, *geometry)
@@ -60,9 +66,9 @@ def conv2d_all_reduce(
             parts=shape[0] if shape[0] > 1 else shape[1],
             operations=2 * count * math.prod(weight.shape[1:]),
             like=x,
-            group=group,
+            group=pg,
         )
-    out: torch.Tensor = _Conv2dAllReduce.apply(x, weight, geometry, shape, group, checked(slices, predicted))
+    out: torch.Tensor = _Conv2dAllReduce.apply(x, weight, geometry, shape, pg, checked(slices, predicted))
     return out if bias is None else out.add_(bias.view(-1, 1, 1))
 
 
@@ -74,7 +80,7 @@ class _Conv2dAllReduce(torch.autograd.Function):
         weight: torch.Tensor,
         geometry: Geometry,
         shape: tuple[int, ...],
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup,
         slices: int,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
@@ -127,4 +133,9 @@ def _shape(
         (x.shape[2 + at] + 2 * padding[at] - dilation[at] * (weight.shape[2 + at] - 1) - 1) // stride[at] + 1
         for at in range(2)
     ]
+    if 0 in (x.shape[1], weight.shape[0]) or min(sides) < 1:
+        raise ValueError(
+            f"sagecomm: conv2d_all_reduce: there is no result of x {tuple(x.shape)} and weight {tuple(weight.shape)} "
+            f"with padding {padding} and dilation {dilation}"
+        )
     return (x.shape[0], weight.shape[0], *sides)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
-from sagecomm._groups import member
-from sagecomm._overlap._in_flight import InFlight, issued
+from sagecomm._overlap._in_flight import InFlight, Waitable, started_on
+from sagecomm._reductions import Reduction, reduce_op
 
 BUCKET_BYTES = 25 << 20
 """Of a bucket of gradients: the default of DistributedDataParallel."""
@@ -23,7 +22,7 @@ def chunked_all_reduce(
     tensor: torch.Tensor,
     *,
     chunk_bytes: int,
-    op: Any = ...,
+    op: Reduction = ...,
     group: dist.ProcessGroup | None = ...,
     produce: Producer | None = ...,
     async_op: Literal[False] = ...,
@@ -33,18 +32,26 @@ def chunked_all_reduce(
     tensor: torch.Tensor,
     *,
     chunk_bytes: int,
-    op: Any = ...,
+    op: Reduction = ...,
     group: dist.ProcessGroup | None = ...,
     produce: Producer | None = ...,
     async_op: Literal[True],
 ) -> InFlight: ...
-
-
+@overload
 def chunked_all_reduce(
     tensor: torch.Tensor,
     *,
     chunk_bytes: int,
-    op: Any = dist.ReduceOp.SUM,
+    op: Reduction = ...,
+    group: dist.ProcessGroup | None = ...,
+    produce: Producer | None = ...,
+    async_op: bool = ...,
+) -> torch.Tensor | InFlight: ...
+def chunked_all_reduce(
+    tensor: torch.Tensor,
+    *,
+    chunk_bytes: int,
+    op: Reduction = dist.ReduceOp.SUM,
     group: dist.ProcessGroup | None = None,
     produce: Producer | None = None,
     async_op: bool = False,
@@ -57,27 +64,30 @@ def chunked_all_reduce(
     Args:
         tensor: Of the same shape and type on all ranks.
         chunk_bytes: The length of a chunk, the same on all ranks; the last one may be shorter.
-        op: SUM, AVG, MAX and so on. Divide by the number of ranks with AVG.
+        op: The reduction: a name such as "sum", or a `torch.distributed.ReduceOp`. "avg" divides by the number of
+            ranks.
         group: The process group; the default one if None.
         produce: Called as produce(chunk, at) for each chunk before it is sent, with the chunk as a flat view of the
             tensor's elements and the number of the first one. The tensor must be contiguous then.
         async_op: Return at once; wait() of the result returns the tensor.
 
     Raises:
-        ValueError: A chunk has no bytes, or the tensor of a producer is not contiguous.
+        ValueError: A chunk has no bytes, the tensor of a producer is not contiguous, there is no such reduction, or
+            this rank is not in the group.
     """
+    backend, reduction = started_on(group, "chunked_all_reduce"), reduce_op(op, "chunked_all_reduce")
     if chunk_bytes < 1:
         raise ValueError(f"sagecomm: chunk_bytes={chunk_bytes}: expected a whole number from 1")
     if produce is not None and not tensor.is_contiguous():
         raise ValueError("sagecomm: chunked_all_reduce: the tensor of a producer must be contiguous")
     flat = tensor.detach().contiguous().view(-1)
     count = max(1, chunk_bytes // tensor.element_size())
-    works: list[dist.Work] = []
+    works: list[Waitable] = []
     for at in range(0, flat.numel(), count):
         chunk = flat[at : at + count]
         if produce is not None:
             produce(chunk, at)
-        works.append(issued(dist.all_reduce(chunk, op, group, async_op=True)))
+        works.append(backend.all_reduce(chunk, reduction, async_op=True))
     copied = flat.data_ptr() != tensor.data_ptr()
     started = InFlight(tensor, works, (lambda t: _written(t, flat)) if copied else None)
     return started if async_op else started.wait()
@@ -105,36 +115,29 @@ def fused_allreduce_gradients(
         The number of collectives.
 
     Raises:
-        ValueError: A gradient is sparse.
+        ValueError: A gradient is sparse, or this rank is not in the group. Nothing was reduced then.
     """
-    op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+    backend = started_on(group, "fused_allreduce_gradients")
     gradients = [p.grad for p in parameters if p.grad is not None]
-    works = [all_reduce_coalesced(bucket, op, group) for bucket in _buckets(gradients, bucket_bytes)]
+    for gradient in gradients:
+        check_dense(gradient, "fused_allreduce_gradients")
+    op = "avg" if average else "sum"
+    works = [backend.fused_all_reduce(bucket, op, async_op=True) for bucket in _buckets(gradients, bucket_bytes)]
     for work in works:
         work.wait()
     return len(works)
 
 
-def all_reduce_coalesced(tensors: list[torch.Tensor], op: Any, group: dist.ProcessGroup | None) -> dist.Work:
-    """Starts to reduce dense tensors of one type and device over all ranks in place, as one collective.
-
-    torch.distributed.all_reduce_coalesced does the same and returns a Future only, whose waiter cannot help to carry
-    the operation out.
-    """
-    options = c10d.AllreduceCoalescedOptions()
-    options.reduceOp = op
-    options.asyncOp = True
-    views = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-    work: dist.Work = member(group, "overlap").allreduce_coalesced(views, options)
-    return work
+def check_dense(gradient: torch.Tensor, call: str) -> None:
+    """Raises ValueError for a sparse gradient."""
+    if gradient.layout != torch.strided:
+        raise ValueError(f"sagecomm: {call}: a gradient has the layout {gradient.layout}; only dense ones are reduced")
 
 
 def _buckets(tensors: list[torch.Tensor], bucket_bytes: int) -> Iterator[list[torch.Tensor]]:
     """Yields tensors of one type and device in their order, as many together as a bucket holds."""
     open_ones: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
-        if tensor.layout != torch.strided:
-            raise ValueError(f"sagecomm: fused_allreduce_gradients: a gradient has the layout {tensor.layout}")
         bucket = open_ones.setdefault((tensor.dtype, tensor.device), [])
         bucket.append(tensor)
         if sum(t.nbytes for t in bucket) >= bucket_bytes:

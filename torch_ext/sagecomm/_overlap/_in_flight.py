@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from sagecomm._groups import member
+from sagecomm._groups import member, rank_in_group
+from sagecomm._reductions import Reduction
+from sagecomm.backends.group import GroupBackend
 
 
 class Waitable(Protocol):
@@ -60,52 +62,85 @@ class InFlight:
         return self._tensor
 
 
+class Pending:
+    """What an operation of started_on() returns. It asks no Work for a future: that may wait a little, and the future's
+    callback needs the GIL while the program computes.
+
+    On a device one stream waits for it: what wait() launches after the works is ordered in that one.
+    """
+
+    def __init__(self, works: Sequence[dist.Work], value: Callable[[], object], _: Iterable[torch.device]) -> None:
+        self.works = works
+        self._value: Callable[[], object] | None = value
+
+    def wait(self) -> None:
+        """Waits for the works and finishes the result. Called again, it raises once more what a work has raised."""
+        for work in self.works:
+            work.wait()
+        self.finish()
+
+    def finish(self) -> None:
+        """Divides sums of backends that have no averages, and copies results home, once. Requires: complete works."""
+        if self._value is not None:
+            self._value()
+            self._value = None
+
+
+def started_on(group: dist.ProcessGroup | None, call: str) -> GroupBackend:
+    """Returns the operations of a group, of which asynchronous ones return Pending."""
+    return GroupBackend(member(group, call), started=Pending)
+
+
 class Overlap:
-    """Starts operations that the scope of overlap() waits for."""
+    """Starts operations that the scope of overlap() waits for.
+
+    Attributes:
+        group: The process group.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self.group = group
-        self._works: list[dist.Work] = []
+        self._backend = started_on(group, "overlap")
+        self.group = self._backend.group
+        self._pending: list[Waitable] = []
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
-        """Starts to reduce a tensor in place over all ranks, and returns it."""
-        self._keep(dist.all_reduce(tensor, op, self.group, async_op=True))
+    def all_reduce(self, tensor: torch.Tensor, op: Reduction = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Starts to reduce a tensor in place over all ranks, and returns it. `op` is a name such as "sum", or a
+        `torch.distributed.ReduceOp`."""
+        self._pending.append(self._backend.all_reduce(tensor, op, async_op=True))
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
         """Starts to send the tensor of the rank `src` of the job to all ranks, in place, and returns it."""
-        self._keep(dist.broadcast(tensor, src, self.group, async_op=True))
+        source = rank_in_group(self.group, src, "overlap: broadcast")
+        self._pending.append(self._backend.broadcast(tensor, source, async_op=True))
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Starts to gather the tensors of all ranks, and returns their concatenation along the first dimension."""
-        size = dist.get_world_size(self.group)
-        out = tensor.new_empty((size * tensor.shape[0], *tensor.shape[1:]))
-        self._keep(dist.all_gather_into_tensor(out, tensor.contiguous(), self.group, async_op=True))
+        out = tensor.new_empty((self.group.size() * tensor.shape[0], *tensor.shape[1:]))
+        self._pending.append(self._backend.all_gather(tensor, out, async_op=True))
         return out
 
-    def reduce_scatter(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    def reduce_scatter(self, tensor: torch.Tensor, op: Reduction = dist.ReduceOp.SUM) -> torch.Tensor:
         """Starts to reduce a tensor over all ranks, and returns this rank's part of the result along the first
         dimension, which the number of ranks must divide."""
         out = tensor.new_empty((shared(tensor.shape[0], self.group, "rows"), *tensor.shape[1:]))
-        self._keep(dist.reduce_scatter_tensor(out, tensor.contiguous(), op, self.group, async_op=True))
+        self._pending.append(self._backend.reduce_scatter(tensor, op, async_op=True, output=out))
         return out
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
         """Starts to send equal parts of the tensor along the first dimension to the ranks, and returns theirs."""
-        shared(tensor.shape[0], self.group, "rows")
+        own = shared(tensor.shape[0], self.group, "rows")
         out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        self._keep(dist.all_to_all_single(out, tensor.contiguous(), group=self.group, async_op=True))
+        sent, received = (t.view(self.group.size(), own, *t.shape[1:]).unbind(0) for t in (tensor.contiguous(), out))
+        self._pending.append(self._backend.all_to_all(sent, received, async_op=True))
         return out
 
     def wait(self) -> None:
         """Waits for all operations that were started until now."""
-        for work in self._works:
-            work.wait()
-        self._works = []
-
-    def _keep(self, work: dist.Work | None) -> None:
-        self._works.append(issued(work))
+        for each in self._pending:
+            each.wait()
+        self._pending = []
 
 
 @contextmanager
@@ -122,6 +157,9 @@ def overlap(group: dist.ProcessGroup | None = None) -> Iterator[Overlap]:
 
     Args:
         group: The process group; the default one if None.
+
+    Raises:
+        ValueError: There is no group, or this rank is not in it.
     """
     started = Overlap(group)
     yield started
@@ -129,16 +167,14 @@ def overlap(group: dist.ProcessGroup | None = None) -> Iterator[Overlap]:
 
 
 def issued(work: dist.Work | None) -> dist.Work:
-    """Returns the work of an asynchronous operation. Raises ValueError if there is none, since this rank is not in the
-    group."""
-    if work is None:
-        raise ValueError("sagecomm: this rank is not in the group")
+    """Returns the work of an asynchronous operation. torch returns none only where the rank is not in the group."""
+    assert work is not None
     return work
 
 
-def shared(count: int, group: dist.ProcessGroup | None, what: str) -> int:
+def shared(count: int, group: dist.ProcessGroup, what: str) -> int:
     """Returns a rank's part of a number of things. Raises ValueError if the number of ranks does not divide it."""
-    size = dist.get_world_size(member(group, "overlap"))
+    size = group.size()
     if count % size:
         raise ValueError(f"sagecomm: {count} {what} among {size} ranks: the number of ranks must divide it")
     return count // size

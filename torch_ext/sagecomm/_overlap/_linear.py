@@ -7,6 +7,7 @@ arXiv:1909.08053, and Korthikanti et al. 2022, arXiv:2205.05198, for sequences t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from sagecomm._groups import member
 from sagecomm._overlap._in_flight import InFlight, issued, shared
 from sagecomm._overlap._slices import checked, number_of_slices, spans
 
@@ -54,16 +56,17 @@ def start_linear_all_reduce(
     slices: int | None = None,
 ) -> InFlight:
     """linear_all_reduce() whose last slices are still being communicated."""
+    pg = member(group, "linear_all_reduce")
     x, weight, bias = cast(x, weight, bias)
     rows, outputs = x.shape[:-1].numel(), weight.shape[0]
     predicted = 1
     if slices is None:
         nbytes = rows * outputs * x.element_size()
         predicted = number_of_slices(
-            "all_reduce", nbytes, parts=rows, operations=_operations(rows, weight), like=x, group=group
+            "all_reduce", nbytes, parts=rows, operations=_operations(rows, weight), like=x, group=pg
         )
     works: list[dist.Work] = []
-    y = _LinearAllReduce.apply(x, weight, group, checked(slices, predicted), works)
+    y = _LinearAllReduce.apply(x, weight, pg, checked(slices, predicted), works)
     return InFlight(y, works, None if bias is None else lambda tensor: tensor.add_(bias))
 
 
@@ -73,13 +76,13 @@ class _LinearAllReduce(torch.autograd.Function):
         ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup,
         slices: int,
         works: list[dist.Work],
     ) -> torch.Tensor:
         """Returns the sum before it is complete: the works are put into `works`."""
         ctx.save_for_backward(x, weight)
-        rows = x.reshape(-1, x.shape[-1])
+        rows = _flat(x)
         result = x.new_empty((*x.shape[:-1], weight.shape[0]))  # no view: users may change it in place
         out = result.view(rows.shape[0], weight.shape[0])
         for part in spans(rows.shape[0], slices):
@@ -91,13 +94,13 @@ class _LinearAllReduce(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
-        of_weight = _flat(gradient).t() @ _flat(x) if ctx.needs_input_grad[1] else None
+        of_x = gradient @ weight.conj() if ctx.needs_input_grad[0] else None
+        of_weight, _ = _of_parameters(ctx, gradient, x)
         return of_x, of_weight, None, None, None
 
 
 def linear_of_copy(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: dist.ProcessGroup | None
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: dist.ProcessGroup
 ) -> torch.Tensor:
     """Returns `x @ weight.T + bias` for an x that is the same on all ranks and a part of the outputs on each.
 
@@ -115,7 +118,7 @@ class _LinearOfCopy(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.group = group
@@ -125,14 +128,11 @@ class _LinearOfCopy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x = of_weight = of_bias = work = None
+        of_x = work = None
         if ctx.needs_input_grad[0]:
-            of_x = (gradient @ weight).contiguous()
+            of_x = (gradient @ weight.conj()).contiguous()
             work = dist.all_reduce(of_x, group=ctx.group, async_op=True)
-        if ctx.needs_input_grad[1]:
-            of_weight = _flat(gradient).t() @ _flat(x)
-        if ctx.needs_input_grad[2]:
-            of_bias = _flat(gradient).sum(0)
+        of_weight, of_bias = _of_parameters(ctx, gradient, x)
         if work is not None:
             work.wait()
         return of_x, of_weight, of_bias, None
@@ -161,15 +161,18 @@ def all_gather_linear(
     Returns:
         (ranks * s, ..., n), the rows of all ranks in their order.
     """
+    pg = member(group, "all_gather_linear")
     x, weight, bias = cast(x, weight, bias)
-    forwards = backwards = 1
-    if slices is None:
-        operations = _operations(x.shape[:-1].numel() * dist.get_world_size(group), weight)
-        nbytes = x.numel() * x.element_size()
-        predict = partial(number_of_slices, parts=x.shape[0], operations=operations, like=x, group=group)
-        forwards, backwards = predict("all_gather", nbytes), predict("reduce_scatter", nbytes)
-    counts = checked(slices, forwards), checked(slices, backwards)
-    y: torch.Tensor = _AllGatherLinear.apply(x, weight, bias, group, *counts)
+    predict = partial(
+        number_of_slices,
+        nbytes=x.numel() * x.element_size(),
+        parts=x.shape[0],
+        operations=_operations(x.shape[:-1].numel() * pg.size(), weight),
+        like=x,
+        group=pg,
+    )
+    counts = [_counted(slices, predict, op) for op in ("all_gather", "reduce_scatter")]
+    y: torch.Tensor = _AllGatherLinear.apply(x, weight, bias, pg, *counts)
     return y
 
 
@@ -180,7 +183,7 @@ class _AllGatherLinear(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup,
         slices: int,
         backward_slices: int,
     ) -> torch.Tensor:
@@ -192,17 +195,17 @@ class _AllGatherLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x = of_weight = of_bias = gathered = None
+        of_x, gathered = None, x
+        gathering: list[dist.Work] = []
         reduced: list[dist.Work] = []
         if ctx.needs_input_grad[1]:
-            gathered, gathering = _gather(x, ctx.group)
+            gathered, started = _gather(x, ctx.group)
+            gathering.append(started)
         if ctx.needs_input_grad[0]:
-            of_x, reduced = _multiply_and_scatter(gradient, weight, ctx.group, ctx.slices)
-        if gathered is not None:
-            gathering.wait()
-            of_weight = _flat(gradient).t() @ _flat(gathered)
-        if ctx.needs_input_grad[2]:
-            of_bias = _flat(gradient).sum(0)
+            of_x, reduced = _multiply_and_scatter(gradient, weight.conj(), ctx.group, ctx.slices)
+        for work in gathering:
+            work.wait()
+        of_weight, of_bias = _of_parameters(ctx, gradient, gathered)
         for work in reduced:
             work.wait()
         return of_x, of_weight, of_bias, None, None, None
@@ -236,16 +239,19 @@ def linear_reduce_scatter(
     Raises:
         ValueError: The number of ranks does not divide s.
     """
+    pg = member(group, "linear_reduce_scatter")
     x, weight, bias = cast(x, weight, bias)
-    own = shared(x.shape[0], group, "rows")
-    forwards = backwards = 1
-    if slices is None:
-        rows = x.shape[:-1].numel()
-        nbytes = rows // dist.get_world_size(group) * weight.shape[0] * x.element_size()
-        predict = partial(number_of_slices, parts=own, operations=_operations(rows, weight), like=x, group=group)
-        forwards, backwards = predict("reduce_scatter", nbytes), predict("all_gather", nbytes)
-    counts = checked(slices, forwards), checked(slices, backwards)
-    y: torch.Tensor = _LinearReduceScatter.apply(x, weight, bias, group, *counts)
+    rows = x.shape[:-1].numel()
+    predict = partial(
+        number_of_slices,
+        nbytes=rows // pg.size() * weight.shape[0] * x.element_size(),
+        parts=shared(x.shape[0], pg, "rows"),
+        operations=_operations(rows, weight),
+        like=x,
+        group=pg,
+    )
+    counts = [_counted(slices, predict, op) for op in ("reduce_scatter", "all_gather")]
+    y: torch.Tensor = _LinearReduceScatter.apply(x, weight, bias, pg, *counts)
     return y
 
 
@@ -256,7 +262,7 @@ class _LinearReduceScatter(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup,
         slices: int,
         backward_slices: int,
     ) -> torch.Tensor:
@@ -271,27 +277,32 @@ class _LinearReduceScatter(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x, gathered = _multiply_gathered(gradient, weight, None, ctx.group, ctx.slices)
-        of_weight = of_bias = None
-        if ctx.needs_input_grad[1]:
-            of_weight = _flat(gathered).t() @ _flat(x)
-        if ctx.needs_input_grad[2]:
-            of_bias = _flat(gathered).sum(0)
+        of_x, gathered = _multiply_gathered(gradient, weight.conj(), None, ctx.group, ctx.slices)
+        of_weight, of_bias = _of_parameters(ctx, gathered, x)
         return of_x, of_weight, of_bias, None, None, None
 
 
-def _gather(x: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[torch.Tensor, dist.Work]:
+def _of_parameters(
+    ctx: Any, gradient: torch.Tensor, x: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Returns the gradients of the weight and the bias of a layer whose input was `x`, each if it is needed."""
+    of_weight = _flat(gradient).t() @ _flat(x).conj() if ctx.needs_input_grad[1] else None
+    of_bias = _flat(gradient).sum(0) if ctx.needs_input_grad[2] else None
+    return of_weight, of_bias
+
+
+def _gather(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
     """Starts to gather the rows of all ranks: (ranks * s, ..., k)."""
-    out = x.new_empty((dist.get_world_size(group) * x.shape[0], *x.shape[1:]))
+    out = x.new_empty((group.size() * x.shape[0], *x.shape[1:]))
     return out, issued(dist.all_gather_into_tensor(out, x.contiguous(), group, async_op=True))
 
 
 def _multiply_gathered(
-    x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, group: dist.ProcessGroup | None, slices: int
+    x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, group: dist.ProcessGroup, slices: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns `all_gather(x) @ matrix + bias` and what was gathered. Each slice is multiplied while later ones are
     gathered."""
-    size = dist.get_world_size(group)
+    size = group.size()
     parts = spans(x.shape[0], slices)
     if len(parts) == 1:
         gathered, work = _gather(x, group)
@@ -311,11 +322,11 @@ def _multiply_gathered(
 
 
 def _multiply_and_scatter(
-    x: torch.Tensor, matrix: torch.Tensor, group: dist.ProcessGroup | None, slices: int
+    x: torch.Tensor, matrix: torch.Tensor, group: dist.ProcessGroup, slices: int
 ) -> tuple[torch.Tensor, list[dist.Work]]:
     """Starts to reduce and scatter `x @ matrix` along the first dimension. Each slice is multiplied while earlier ones
     are communicated."""
-    size = dist.get_world_size(group)
+    size = group.size()
     blocks = _blocks(x.contiguous(), size)
     out = x.new_empty((*blocks.shape[1:-1], matrix.shape[1]))
     works = []
@@ -326,11 +337,23 @@ def _multiply_and_scatter(
 
 
 def cast(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Any, Any, Any]:
-    """Returns the tensors in the type that autocast asks for, as F.linear would use them."""
+    """Returns the tensors in the type that autocast asks for, as F.linear would use them: float64 and what is no
+    floating-point number stays."""
     if not torch.is_autocast_enabled(x.device.type):
         return x, weight, bias
     dtype = torch.get_autocast_dtype(x.device.type)
-    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+    def of(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+            return tensor
+        return tensor.to(dtype)
+
+    return of(x), of(weight), of(bias)
+
+
+def _counted(slices: int | None, predict: Callable[[str], int], op: str) -> int:
+    """Returns the caller's number of slices, or the predicted one of a collective if it is None."""
+    return checked(slices, 1) if slices is not None else predict(op)
 
 
 def _blocks(x: torch.Tensor, ranks: int) -> torch.Tensor:
@@ -339,7 +362,7 @@ def _blocks(x: torch.Tensor, ranks: int) -> torch.Tensor:
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(-1, x.shape[-1])
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])  # -1 would be ambiguous where there are no elements
 
 
 def _operations(rows: int, weight: torch.Tensor) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from sagecomm._overlap._gradients import all_reduce_coalesced
-from sagecomm._overlap._in_flight import InFlight, issued
+from sagecomm._groups import member
+from sagecomm._overlap._gradients import check_dense
+from sagecomm._overlap._in_flight import InFlight, Waitable, issued, started_on
 
 
 class OverlapScheduler:
@@ -32,24 +33,31 @@ class OverlapScheduler:
     Parameters should be the same on all ranks at the start. All ranks must run the same computation: collectives follow
     the order in which gradients become ready, and a rank that takes another branch gets CollectiveMismatch.
 
+    A program that catches what a step has raised, and goes on, calls abandon() before the next step.
+
     Args:
-        module: The module whose submodules are the layers.
+        module: The module whose submodules are the layers. None: there are none, for schedule_layer() alone.
         group: The process group; the default one if None.
         average: Average the gradients; otherwise add them up.
         update: update(layer) is called for each layer when its gradients are reduced. It steps the layer's optimizer
             and clears its gradients.
+
+    Raises:
+        ValueError: There is no group, or this rank is not in it; or backward() has made a sparse gradient.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        module: nn.Module | None = None,
         group: dist.ProcessGroup | None = None,
         *,
         average: bool = True,
         update: Callable[[nn.Module], object] | None = None,
     ) -> None:
+        member(group, "OverlapScheduler")
+        module = nn.Module() if module is None else module
         self.group = group
-        self._op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+        self._op = "avg" if average else "sum"
         self._update = update
         self._enabled = True
         self._layers: list[_Layer] = []
@@ -87,6 +95,8 @@ class OverlapScheduler:
 
     def _ready(self, layer: _Layer, parameter: nn.Parameter) -> None:
         """A gradient of a layer has been accumulated."""
+        if parameter.grad is not None:
+            check_dense(parameter.grad, "OverlapScheduler")
         if self._update is not None:
             self._find_forward(layer)
         if not self._enabled:
@@ -102,13 +112,14 @@ class OverlapScheduler:
             self._start(layer)
 
     def _start(self, layer: _Layer) -> None:
-        gradients: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        for parameter in layer.parameters:  # in their order, whatever order they became ready in
-            if parameter in layer.ready | layer.accumulated and parameter.grad is not None:
-                gradients.setdefault((parameter.dtype, parameter.device), []).append(parameter.grad)
+        computed = layer.ready | layer.accumulated
+        # In the order of the parameters, whatever order they became ready in.
+        gradients = [p.grad for p in layer.parameters if p in computed and p.grad is not None]
         layer.ready.clear()
         layer.accumulated.clear()
-        layer.works = [all_reduce_coalesced(each, self._op, self.group) for each in gradients.values()]
+        if gradients:
+            backend = started_on(self.group, "OverlapScheduler")
+            layer.works = [backend.fused_all_reduce(gradients, self._op, async_op=True)]
 
     def _before_forward(self, layer: _Layer) -> None:
         if self._update is not None:
@@ -158,16 +169,28 @@ class OverlapScheduler:
         Backwards, each rank takes the gradient of the sum for that of its output.
         """
         works: list[dist.Work] = []
-        y: torch.Tensor = _Sum.apply(layer(x), self.group, works)
+        y: torch.Tensor = _Sum.apply(layer(x), member(self.group, "OverlapScheduler"), works)
         return InFlight(y, works)
 
+    def abandon(self) -> None:
+        """Forgets a step that has raised: its gradients are neither waited for nor used for updates.
+
+        Clear them with `zero_grad(set_to_none=True)` then: collectives that were started may still write to them. All
+        ranks must abandon the step, and have started the same collectives in it.
+        """
+        for layer in self._layers:
+            layer.ready.clear()
+            layer.accumulated.clear()
+            layer.works = []
+
     def remove(self) -> None:
-        """Waits, and removes all hooks."""
-        self.wait()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self._layers.clear()
+        """Waits, and removes all hooks. They are removed as well if the wait raises."""
+        with ExitStack() as removing:
+            for hook in self._hooks:
+                removing.callback(hook.remove)
+            removing.callback(self._layers.clear)
+            removing.callback(self._hooks.clear)
+            self.wait()
 
 
 class _Layer:
@@ -176,14 +199,14 @@ class _Layer:
         self.finished_before = module  # before its forward() the gradients are reduced
         self.ready: set[nn.Parameter] = set()  # whose gradients are computed and not yet sent
         self.accumulated: set[nn.Parameter] = set()  # whose gradients were computed under no_sync()
-        self.works: list[dist.Work] = []
+        self.works: list[Waitable] = []
 
 
 class _Sum(torch.autograd.Function):
     """Returns a copy, since the operation that made the tensor may need it backwards."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup | None, works: list[dist.Work]) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, works: list[dist.Work]) -> torch.Tensor:
         y = x.clone(memory_format=torch.contiguous_format)
         works.append(issued(dist.all_reduce(y, group=group, async_op=True)))
         return y

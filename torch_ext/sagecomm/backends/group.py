@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future
 
 from sagecomm import _observe
 from sagecomm._futures import CommFuture
@@ -18,19 +17,22 @@ from sagecomm.backends import placing
 from sagecomm.backends.counter import Counter, summary
 from sagecomm.backends.placing import GLOO, SAGECOMM
 from sagecomm.backends.protocol import CommBackendProtocol, CommOp
-
-T = TypeVar("T")
+from sagecomm.backends.receiving import Receiving
 
 
 class GroupBackend(CommBackendProtocol):
     """A `CommBackendProtocol` over a process group.
 
     Operations on tensors that sagecomm serves are counted by the core. With `counter` the others are counted there.
+    `started(works, value, devices)` makes what asynchronous operations return.
     """
 
-    def __init__(self, group: dist.ProcessGroup, counter: Counter | None = None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, counter: Counter | None = None, started: Callable[..., Any] = CommFuture
+    ) -> None:
         self._group = group
         self._counter = counter
+        self._started = started
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -67,7 +69,7 @@ class GroupBackend(CommBackendProtocol):
             average(placed)
             return placing.take_back(placed, tensor)
 
-        return _finish(work, async_op, result, done, tensor.device)
+        return self._finish(work, async_op, result, done, tensor.device)
 
     def all_gather(self, tensor: torch.Tensor, output: torch.Tensor | None = None, async_op: bool = False) -> Any:
         size = self.world_size
@@ -90,7 +92,7 @@ class GroupBackend(CommBackendProtocol):
             placing.take_back(target, output)
             return value()
 
-        return _finish(work, async_op, result, done, tensor.device)
+        return self._finish(work, async_op, result, done, tensor.device)
 
     def reduce_scatter(
         self,
@@ -145,14 +147,14 @@ class GroupBackend(CommBackendProtocol):
             average(target)
             return placing.take_back(target, output)
 
-        return _finish(work, async_op, result, done, output.device)
+        return self._finish(work, async_op, result, done, output.device)
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0, async_op: bool = False) -> Any:
         self._check(src, "broadcast: src")
         done = self._begin(CommOp.BROADCAST, tensor)
         placed = self._place(tensor, "broadcast")
         work = dist.broadcast(placed, group=self._group, group_src=src, async_op=async_op)
-        return _finish(work, async_op, lambda: placing.take_back(placed, tensor), done, tensor.device)
+        return self._finish(work, async_op, lambda: placing.take_back(placed, tensor), done, tensor.device)
 
     def reduce(self, tensor: torch.Tensor, dst: int = 0, op: Reduction = "sum", async_op: bool = False) -> Any:
         self._check(dst, "reduce: dst")
@@ -167,7 +169,7 @@ class GroupBackend(CommBackendProtocol):
                 average(placed)
             return placing.take_back(placed, tensor)
 
-        return _finish(work, async_op, result, done, tensor.device)
+        return self._finish(work, async_op, result, done, tensor.device)
 
     def all_to_all(
         self,
@@ -199,10 +201,13 @@ class GroupBackend(CommBackendProtocol):
                     target.copy_(block.view_as(target))
             return [placing.take_back(*pair) for pair in zip(targets, received, strict=True)]
 
-        return _finish(work, async_op, result, done, received[0].device)
+        return self._finish(work, async_op, result, done, received[0].device)
 
     def fused_all_reduce(self, tensors: Sequence[torch.Tensor], op: Reduction = "sum", async_op: bool = False) -> Any:
         tensors = list(tensors)
+        for i, tensor in enumerate(tensors):
+            if tensor.layout is not torch.strided:
+                raise ValueError(f"sagecomm: fused_all_reduce: tensor {i} has the layout {tensor.layout}")
         batches = placing.batches(tensors, self._names, "fused_all_reduce")
         reductions = [self._reduction(op, "fused_all_reduce", batch[0]) for batch in batches]
         works, results = [], []
@@ -211,7 +216,9 @@ class GroupBackend(CommBackendProtocol):
             placed = [self._place(tensor, "fused_all_reduce") for tensor in batch]
             options = dist.AllreduceCoalescedOptions()
             options.reduceOp, options.asyncOp = reduction, async_op
-            works.append(self._group.allreduce_coalesced(placed, options))
+            native = placing.engine(batch[0], self._names, "fused_all_reduce") == SAGECOMM
+            sent = [t if native or not t.is_complex() else torch.view_as_real(t) for t in placed]
+            works.append(self._group.allreduce_coalesced(sent, options))
             results.append(partial(_batch_done, batch, placed, average, done))
 
         def result() -> list[torch.Tensor]:
@@ -220,7 +227,7 @@ class GroupBackend(CommBackendProtocol):
             return tensors
 
         if async_op:
-            return CommFuture(works, result, [tensor.device for tensor in tensors])
+            return self._started(works, result, [tensor.device for tensor in tensors])
         for work in works:
             work.wait()
         return result()
@@ -239,6 +246,21 @@ class GroupBackend(CommBackendProtocol):
         placing.take_back(target, tensor)
         done()
         return tensor
+
+    def isend(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> dist.Work:
+        """Like send(), but does not wait."""
+        self._check(dst, "isend: dst")
+        work = dist.isend(self._place(tensor, "isend", contiguous=True), group=self._group, tag=tag, group_dst=dst)
+        assert work is not None
+        return work
+
+    def irecv(self, tensor: torch.Tensor, src: int, tag: int = 0) -> dist.Work:
+        """Like recv(), but does not wait."""
+        self._check(src, "irecv: src")
+        target = self._room(tensor, "irecv")
+        work = dist.irecv(target, group=self._group, tag=tag, group_src=src)
+        assert work is not None
+        return work if target is tensor else Receiving(work, target, tensor)
 
     def barrier(self) -> None:
         served = self._names.get("cpu") or next(iter(self._names.values()))
@@ -278,6 +300,23 @@ class GroupBackend(CommBackendProtocol):
         name = placing.engine(tensors[0], self._names, op.value)
         return _nothing if name == SAGECOMM else self._counter.begin(op, name, tensors)
 
+    def _finish(
+        self,
+        work: dist.Work | None,
+        async_op: bool,
+        result: Callable[[], object],
+        done: Callable[[], None],
+        device: torch.device,
+    ) -> Any:
+        def counted() -> object:
+            value = result()
+            done()
+            return value
+
+        if not async_op:
+            return counted()
+        return self._started([work], counted, [device])
+
     def _check(self, rank: int, what: str) -> None:
         if not 0 <= rank < self.world_size:
             raise ValueError(f"sagecomm: {what}: rank {rank} is not in the group of {self.world_size}")
@@ -285,20 +324,6 @@ class GroupBackend(CommBackendProtocol):
 
 # Closures of futures end in these functions: none of them holds the group, whose end must not come on the thread of a
 # callback.
-
-
-def _finish(
-    work: dist.Work | None, async_op: bool, result: Callable[[], T], done: Callable[[], None], device: torch.device
-) -> T | Future[T]:
-    def counted() -> T:
-        value = result()
-        done()
-        return value
-
-    if not async_op:
-        return counted()
-    assert work is not None
-    return CommFuture([work], counted, [device])
 
 
 def _batch_done(

@@ -7,7 +7,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from sagecomm.nn._shards import Sum, SumOfRows, part_of
+from sagecomm import autograd
+from sagecomm._groups import member
+from sagecomm.nn._shards import part_of
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -28,7 +30,8 @@ class VocabParallelEmbedding(nn.Module):
     (rows, ...) -> (rows / n, ..., embedding_dim).
 
     Raises:
-        ValueError: The number of ranks does not divide `num_embeddings`.
+        ValueError: The number of ranks does not divide `num_embeddings`, there are no tokens, or this rank is not in
+            the group.
         IndexError: forward() got a token, on the host, that is not in the vocabulary. On a device, where looking would
             make the host wait, such a token has zeros.
     """
@@ -44,12 +47,15 @@ class VocabParallelEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        pg = member(group, "VocabParallelEmbedding")
+        if num_embeddings < 1:
+            raise ValueError(f"sagecomm: VocabParallelEmbedding: num_embeddings={num_embeddings}: there are no tokens")
         whole = nn.Embedding(num_embeddings, embedding_dim, device=device, dtype=dtype)
         self.group, self.sequence_parallel = group, sequence_parallel
         self.num_embeddings = num_embeddings
-        own = part_of(whole.weight, 0, group, "tokens of the vocabulary")
+        own = part_of(whole.weight, 0, pg, "tokens of the vocabulary")
         self.weight = nn.Parameter(own.detach().clone())
-        self.first = dist.get_rank(group) * own.shape[0]
+        self.first = pg.rank() * own.shape[0]
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns the rows of the tokens; shapes as for the class."""
@@ -63,9 +69,9 @@ class VocabParallelEmbedding(nn.Module):
         at = tokens - self.first
         elsewhere = (at < 0) | (at >= self.weight.shape[0])
         part = F.embedding(at.masked_fill(elsewhere, 0), self.weight).masked_fill(elsewhere.unsqueeze(-1), 0)
-        combine = SumOfRows if self.sequence_parallel else Sum
-        y: torch.Tensor = combine.apply(part, self.group)
-        return y
+        if self.sequence_parallel:
+            return autograd.reduce_scatter(part, group=self.group)
+        return autograd.reduce_from_group(part, self.group)
 
     def extra_repr(self) -> str:
         """What the layer's repr says in its brackets."""

@@ -6,12 +6,46 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from sagecomm import autograd
+from sagecomm._groups import member
 from sagecomm._overlap import InFlight, all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from sagecomm._overlap._linear import linear_of_copy, start_linear_all_reduce
-from sagecomm.nn._shards import Gather, Scatter, part_of
+from sagecomm.nn._shards import part_of
 
 
-class ColumnParallelLinear(nn.Module):
+class _ParallelLinear(nn.Module):
+    """The parameters of both layers: the weight is split along a dimension, and the bias with the outputs."""
+
+    _dim: int  # of the weight
+    _split: str  # what is split, in errors
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        group: dist.ProcessGroup | None,
+        sequence_parallel: bool,
+        slices: int | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        pg = member(group, type(self).__name__)
+        whole = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
+        self.group, self.sequence_parallel, self.slices = group, sequence_parallel, slices
+        self.ranks = pg.size()
+        self.weight = _parameter(part_of(whole.weight, self._dim, pg, self._split))
+        own_bias = part_of(whole.bias, 0, pg, self._split) if bias and self._dim == 0 else whole.bias
+        self.bias = _parameter(own_bias) if bias else None
+
+    def extra_repr(self) -> str:
+        """What the layer's repr says in its brackets."""
+        here = f"in_features={self.weight.shape[1]}, out_features={self.weight.shape[0]}, bias={self.bias is not None}"
+        return f"{here}, ranks={self.ranks}, sequence_parallel={self.sequence_parallel}"
+
+
+class ColumnParallelLinear(_ParallelLinear):
     """A linear layer of which each rank has a part of the outputs.
 
     Parameters are a part of those that nn.Linear would make from the same state of the random generator, so ranks that
@@ -34,8 +68,10 @@ class ColumnParallelLinear(nn.Module):
     must be the same on all ranks.
 
     Raises:
-        ValueError: The number of ranks does not divide `out_features`.
+        ValueError: The number of ranks does not divide `out_features`, or this rank is not in the group.
     """
+
+    _dim, _split = 0, "outputs"
 
     def __init__(
         self,
@@ -50,33 +86,19 @@ class ColumnParallelLinear(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        whole = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
-        self.group, self.gather_output, self.sequence_parallel, self.slices = (
-            group,
-            gather_output,
-            sequence_parallel,
-            slices,
-        )
-        self.weight = _parameter(part_of(whole.weight, 0, group, "outputs"))
-        self.bias = _parameter(part_of(whole.bias, 0, group, "outputs")) if bias else None
+        super().__init__(in_features, out_features, bias, group, sequence_parallel, slices, device, dtype)
+        self.gather_output = gather_output
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the layer's outputs; shapes as for the class."""
         if self.sequence_parallel:
             y = all_gather_linear(x, self.weight, self.bias, self.group, slices=self.slices)
         else:
-            y = linear_of_copy(x, self.weight, self.bias, self.group)
-        if self.gather_output:
-            y = Gather.apply(y, self.group)
-        return y
-
-    def extra_repr(self) -> str:
-        """What the layer's repr says in its brackets."""
-        return _described(self.weight, self.bias, self.group, self.sequence_parallel)
+            y = linear_of_copy(x, self.weight, self.bias, member(self.group, "ColumnParallelLinear"))
+        return autograd.gather_from_group(y, group=self.group) if self.gather_output else y
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(_ParallelLinear):
     """A linear layer of which each rank has a part of the inputs. The products are summed over the ranks slice by
     slice, each while the next one is computed.
 
@@ -98,8 +120,10 @@ class RowParallelLinear(nn.Module):
     (rows, ..., in_features / n) -> (rows / n, ..., out_features).
 
     Raises:
-        ValueError: The number of ranks does not divide `in_features`.
+        ValueError: The number of ranks does not divide `in_features`, or this rank is not in the group.
     """
+
+    _dim, _split = 1, "inputs"
 
     def __init__(
         self,
@@ -114,16 +138,8 @@ class RowParallelLinear(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        whole = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
-        self.group, self.input_is_parallel, self.sequence_parallel, self.slices = (
-            group,
-            input_is_parallel,
-            sequence_parallel,
-            slices,
-        )
-        self.weight = _parameter(part_of(whole.weight, 1, group, "inputs"))
-        self.bias = _parameter(whole.bias) if bias else None
+        super().__init__(in_features, out_features, bias, group, sequence_parallel, slices, device, dtype)
+        self.input_is_parallel = input_is_parallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the layer's outputs; shapes as for the class."""
@@ -140,22 +156,8 @@ class RowParallelLinear(nn.Module):
         return start_linear_all_reduce(self._own_part(x), self.weight, self.bias, self.group, slices=self.slices)
 
     def _own_part(self, x: torch.Tensor) -> torch.Tensor:
-        if self.input_is_parallel:
-            return x
-        part: torch.Tensor = Scatter.apply(x, self.group)
-        return part
-
-    def extra_repr(self) -> str:
-        """What the layer's repr says in its brackets."""
-        return _described(self.weight, self.bias, self.group, self.sequence_parallel)
+        return x if self.input_is_parallel else autograd.scatter_to_group(x, group=self.group)
 
 
 def _parameter(tensor: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(tensor.detach().clone(memory_format=torch.contiguous_format))
-
-
-def _described(
-    weight: torch.Tensor, bias: torch.Tensor | None, group: dist.ProcessGroup | None, sequence_parallel: bool
-) -> str:
-    here = f"in_features={weight.shape[1]}, out_features={weight.shape[0]}, bias={bias is not None}"
-    return f"{here}, ranks={dist.get_world_size(group)}, sequence_parallel={sequence_parallel}"

@@ -27,9 +27,12 @@ class ProcessGroupManager:
         cp: Number of ranks that share a sequence.
         pp: Number of stages that share the layers.
         dp: Number of replicas.
-        device_type: That of `device_mesh`; that of the accelerator if torch has one and the job's backend serves it,
+        device_type: That of `device_mesh`; that of the accelerator if torch has one and the groups' backend serves it,
             else "cpu".
         timeout: Of the operations of the groups; that of the job if None.
+        backend: Of the groups, as for `dist.new_group`; that of the job if None. With a backend or options of its own,
+            a group of all ranks is made anew too.
+        pg_options: Options of the groups, as for `dist.new_group`.
 
     For each dimension X of tp, cp, pp, dp there are `X_group`, `X_group_ids` (its ranks in the job), `X_rank` (in the
     group), `X_world_size`, `X_first_rank` and `X_last_rank` (in the job); for the pairs `cp_dp` and `pp_dp` there are
@@ -80,6 +83,8 @@ class ProcessGroupManager:
         *,
         device_type: str | None = None,
         timeout: timedelta | None = None,
+        backend: str | None = None,
+        pg_options: Any = None,
     ) -> None:
         self.layout = Layout(tp=tp, cp=cp, pp=pp, dp=dp)
         if not dist.is_initialized():
@@ -92,28 +97,30 @@ class ProcessGroupManager:
                 f"{self.world_size}: the product must be the number of ranks"
             )
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.global_rank))
-        self.world_group: Any = dist.group.WORLD
+        world: Any = dist.group.WORLD
+        self.world_group = world
         self._made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
+        if backend is None and pg_options is None:
+            self._made[(tuple(range(self.world_size)),)] = self.world_group
+        how = {"timeout": timeout, "backend": backend, "pg_options": pg_options}
         place = dict(zip(DIMENSIONS, self.layout.place(self.global_rank), strict=True))
         for kind in (*DIMENSIONS, *JOINT):
             ids = self.layout.group_of(kind, self.global_rank)
-            setattr(self, f"{kind}_group", self._group(kind, timeout))
+            setattr(self, f"{kind}_group", self._group(kind, how))
             setattr(self, f"{kind}_group_ids", ids)
             setattr(self, f"{kind}_world_size", len(ids))
             if kind in DIMENSIONS:
                 setattr(self, f"{kind}_rank", place[kind])
                 setattr(self, f"{kind}_first_rank", ids[0])
                 setattr(self, f"{kind}_last_rank", ids[-1])
-        self.device_mesh = self._mesh(device_type or _device_type())
+        self.device_mesh = self._mesh(device_type or _device_type(self.tp_group))
 
-    def _group(self, kind: str, timeout: timedelta | None) -> dist.ProcessGroup:
+    def _group(self, kind: str, how: dict[str, Any]) -> dist.ProcessGroup:
         """Makes all groups of a kind, on every rank in the same order, and returns the own one."""
         all_groups = self.layout.groups(kind)
         key = tuple(map(tuple, all_groups))
-        if key == (tuple(range(self.world_size)),):
-            self._made[key] = self.world_group
         if key not in self._made:
-            own, _ = dist.new_subgroups_by_enumeration(all_groups, timeout=timeout, group_desc=kind)
+            own, _ = dist.new_subgroups_by_enumeration(all_groups, **how, group_desc=kind)
             assert isinstance(own, dist.ProcessGroup)  # every rank is in a group of each kind
             self._made[key] = own
         return self._made[key]
@@ -163,14 +170,20 @@ class ProcessGroupManager:
         return info
 
     def destroy(self) -> None:
-        """Destroys the groups that this object has made; the job's own group stays. All ranks must call it."""
+        """Destroys the groups that this object has made; the job's own group stays. All ranks must call it. Nothing is
+        left to do when the job was destroyed, or the second time."""
         global _manager
         if _manager is self:
             _manager = None
-        for group in self._made.values():
-            if group is not self.world_group:
-                dist.destroy_process_group(group)
+        made = [group for group in self._made.values() if group is not self.world_group]
         self._made.clear()
+        if self._job_lives():
+            for group in made:
+                dist.destroy_process_group(group)
+
+    def _job_lives(self) -> bool:
+        """Report whether the job is initialised in which this object was made."""
+        return dist.group.WORLD is self.world_group
 
     def __str__(self) -> str:
         return f"{self.layout}, rank {self.global_rank}"
@@ -187,23 +200,37 @@ def setup_process_group_manager(
     *,
     device_type: str | None = None,
     timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
 ) -> ProcessGroupManager:
-    """Makes the manager that get_process_group_manager() returns everywhere in this process, and returns it."""
+    """Makes the manager that get_process_group_manager() returns everywhere in this process, and returns it.
+
+    There is one in a job, as there is one default group: destroy() it before the next one is made. Arguments are those
+    of ProcessGroupManager.
+
+    Raises:
+        ValueError: There is a manager of this job already, or the arguments are wrong.
+    """
     global _manager
-    _manager = ProcessGroupManager(tp, cp, pp, dp, device_type=device_type, timeout=timeout)
+    if _manager is not None and _manager._job_lives():
+        raise ValueError(f"sagecomm: setup_process_group_manager: there is {_manager} already: destroy() it first")
+    _manager = None  # its job was destroyed, and its groups with it
+    _manager = ProcessGroupManager(
+        tp, cp, pp, dp, device_type=device_type, timeout=timeout, backend=backend, pg_options=pg_options
+    )
     return _manager
 
 
 def get_process_group_manager() -> ProcessGroupManager:
-    """Returns the manager of this process. Raises RuntimeError if setup_process_group_manager() was not called."""
-    if _manager is None:
+    """Returns the manager of this process. Raises RuntimeError if setup_process_group_manager() was not called in this
+    job, or the manager was destroyed."""
+    if _manager is None or not _manager._job_lives():
         raise RuntimeError("sagecomm: call setup_process_group_manager(tp, cp, pp, dp) first")
     return _manager
 
 
-def _device_type() -> str:
+def _device_type(group: dist.ProcessGroup) -> str:
     """The type of device that models of this job are on, as far as one can know without them."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    group: Any = dist.group.WORLD
     served = {device.type for device in group._device_types}
     return accelerator.type if accelerator is not None and accelerator.type in served else "cpu"

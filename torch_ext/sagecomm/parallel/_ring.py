@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sagecomm._groups import member
+
 
 def ring_shift(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Sends a tensor to the next rank of the group and returns that of the previous one, which has the same shape.
@@ -21,8 +23,11 @@ def ring_shift(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> 
     Args:
         tensor: Of the same shape and type on all ranks.
         group: The ring, in the order of its ranks; the default group if None.
+
+    Raises:
+        ValueError: There is no group, or this rank is not in it.
     """
-    arriving, works = _start(tensor, group)
+    arriving, works = _start(tensor, member(group, "ring_shift"))
     _wait(works)
     return arriving
 
@@ -42,9 +47,15 @@ def ring(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> Iterat
     Args:
         tensor: Of the same shape and type on all ranks. It must not be changed before the last block was taken.
         group: The ring, in the order of its ranks; the default group if None.
+
+    Raises:
+        ValueError: There is no group, or this rank is not in it.
     """
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    block = tensor
+    return _blocks(tensor, member(group, "ring"))
+
+
+def _blocks(block: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
+    rank, size = group.rank(), group.size()
     for step in range(size):
         last = step == size - 1
         arriving, works = (block, []) if last else _start(block, group)
@@ -57,9 +68,7 @@ class _Shift(torch.autograd.Function):
     """Returns the tensor that arrives, before it has arrived: the works are put into `works`."""
 
     @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup | None, works: list[dist.Work]
-    ) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup, works: list[dist.Work]) -> torch.Tensor:
         ctx.group = group
         arriving, started = _exchange(tensor, group, 1)
         works += started
@@ -72,18 +81,16 @@ class _Shift(torch.autograd.Function):
         return arriving, None, None
 
 
-def _start(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[torch.Tensor, list[dist.Work]]:
+def _start(tensor: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, list[dist.Work]]:
     works: list[dist.Work] = []
     arriving: torch.Tensor = _Shift.apply(tensor, group, works)
     return arriving, works
 
 
-def _exchange(
-    tensor: torch.Tensor, group: dist.ProcessGroup | None, direction: int
-) -> tuple[torch.Tensor, list[dist.Work]]:
+def _exchange(tensor: torch.Tensor, group: dist.ProcessGroup, direction: int) -> tuple[torch.Tensor, list[dist.Work]]:
     """Starts to send to the neighbour in a direction, and to receive from the other one, in one batch: whatever order
     ranks come in, none waits for another one's receive."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = group.rank(), group.size()
     arriving = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     to, source = (rank + direction) % size, (rank - direction) % size
     batch = [
