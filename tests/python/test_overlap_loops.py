@@ -23,35 +23,77 @@ def all_reduce(tensor: torch.Tensor) -> dist.Work:
 # ---- overlap()
 
 
-def scope() -> list[Any]:
+def scope() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
-    mine = torch.full((2 * size,), float(rank + 1))
+    everybody = [torch.arange(2.0 * size) + 100 * r for r in range(size)]
+    mine, total = everybody[rank], torch.stack(everybody).sum(0)
+    own_rows = slice(2 * rank, 2 * rank + 2)
     with sagecomm.overlap() as ov:
-        total = ov.all_reduce(mine.clone())
-        most = ov.all_reduce(mine.clone(), dist.ReduceOp.MAX)
-        first = ov.broadcast(mine.clone(), src=0)
-        gathered = ov.all_gather(mine)
-        part = ov.reduce_scatter(mine)
-        exchanged = ov.all_to_all(mine)
-    assert part.shape == (2,)
-    assert gathered.shape == (2 * size * size,)
+        assert isinstance(ov, sagecomm.Overlap)
+        results = {
+            "sum": ov.all_reduce(mine.clone()),
+            "max": ov.all_reduce(mine.clone(), dist.ReduceOp.MAX),
+            "mean": ov.all_reduce(mine.clone(), "avg"),
+            "mean of integers": ov.all_reduce(mine.long() - 150, dist.ReduceOp.AVG),
+            "broadcast": ov.broadcast(mine.clone(), src=1),
+            "gathered": ov.all_gather(mine),
+            "part": ov.reduce_scatter(mine),
+            "part of the mean": ov.reduce_scatter(mine, "avg"),
+            "exchanged": ov.all_to_all(mine),
+        }
+    wanted = {
+        "sum": total,
+        "max": everybody[-1],
+        "mean": total / size,
+        "mean of integers": torch.div(total.long() - 150 * size, size, rounding_mode="trunc"),
+        "broadcast": everybody[1],
+        "gathered": torch.cat(everybody),
+        "part": total[own_rows],
+        "part of the mean": total[own_rows] / size,
+        "exchanged": torch.cat([each[own_rows] for each in everybody]),
+    }
+    for name, want in wanted.items():
+        assert torch.equal(results[name], want), name
+    assert torch.equal(mine, torch.arange(2.0 * size) + 100 * rank)
     with pytest.raises(ValueError, match="3 rows among 2 ranks"), sagecomm.overlap() as ov:
         ov.reduce_scatter(torch.ones(3))
-    return [t.flatten()[-1].item() for t in (total, most, first, gathered, part, exchanged)]
+    with pytest.raises(ValueError, match="unknown reduction 'mean'"), sagecomm.overlap() as ov:
+        ov.all_reduce(torch.ones(3), "mean")
+    with pytest.raises(ValueError, match="overlap: broadcast: rank 7 of the job is not in the group"):
+        sagecomm.Overlap(None).broadcast(torch.ones(3), 7)
 
 
-def test_a_scope_waits_for_its_operations_at_the_end(world):
-    assert world(2).run(scope) == [[3.0, 2.0, 1.0, 2.0, 3.0, 2.0]] * 2
+@pytest.mark.parametrize("name", ["sagecomm", "gloo"])
+def test_a_scope_waits_for_its_operations_at_the_end(world, name):
+    world(2).run(scope, backend=name)
+
+
+def scope_of_a_part() -> float | None:
+    """Ranks are those of the job, also in a group of a part of it."""
+    group = dist.new_group([1, 2])
+    if dist.get_rank() == 0:
+        return None
+    with sagecomm.overlap(group) as ov:
+        tensor = ov.broadcast(torch.tensor([float(dist.get_rank())]), src=2)
+    return tensor.item()
+
+
+def test_the_source_of_a_broadcast_is_a_rank_of_the_job(world):
+    assert world(3).run(scope_of_a_part) == [None, 2, 2]
 
 
 def scope_that_raises() -> str:
+    scopes: list[sagecomm.Overlap] = []
+
     def body() -> None:
         with sagecomm.overlap() as ov:
+            scopes.append(ov)
             ov.all_reduce(torch.ones(1 << 18))
             raise KeyError("body")
 
     with pytest.raises(KeyError, match="body"):
         body()
+    assert len(scopes[0]._pending) == 1  # nobody has waited
     later = torch.ones(3)
     dist.all_reduce(later)
     return str(later[0].item())
@@ -179,7 +221,11 @@ def chunks() -> list[Any]:
     strided = torch.zeros(2, 50)[:, ::2].copy_(torch.arange(25.0))
     assert sagecomm.chunked_all_reduce(strided, chunk_bytes=7) is strided
     assert torch.equal(strided[1], torch.arange(25.0) * 2)
-    started = sagecomm.chunked_all_reduce(value, chunk_bytes=1 << 20, op=dist.ReduceOp.AVG, async_op=True)
+    integers = sagecomm.chunked_all_reduce(torch.tensor([-4, 4, 7]) + rank, chunk_bytes=16, op="avg")
+    assert integers.tolist() == [-3, 4, 7]  # of -3.5, 4.5 and 7.5
+    asynchronous: bool = rank >= 0  # a type checker does not know it
+    started = sagecomm.chunked_all_reduce(value, chunk_bytes=1 << 20, op=dist.ReduceOp.AVG, async_op=asynchronous)
+    assert isinstance(started, sagecomm.InFlight)
     assert started.wait() is value
     assert torch.equal(value, torch.arange(1000.0) * 1.5)
 
@@ -194,12 +240,15 @@ def chunks() -> list[Any]:
         sagecomm.chunked_all_reduce(strided, chunk_bytes=8, produce=produce)
     with pytest.raises(ValueError, match="chunk_bytes=0"):
         sagecomm.chunked_all_reduce(value, chunk_bytes=0)
+    with pytest.raises(ValueError, match="chunked_all_reduce: unknown reduction 'mean'"):
+        sagecomm.chunked_all_reduce(value, chunk_bytes=8, op="mean", produce=produce)
     return [seen, produced.tolist()]
 
 
-def test_chunks_are_lengths_in_bytes_and_sums_are_exact(world):
+@pytest.mark.parametrize("name", ["sagecomm", "gloo"])
+def test_chunks_are_lengths_in_bytes_and_sums_are_exact(world, name):
     want = [[(0, 4), (4, 4), (8, 2)], [1.0] * 4 + [9.0] * 4 + [17.0] * 2]
-    assert world(2).run(chunks) == [want, want]
+    assert world(2).run(chunks, backend=name) == [want, want]
 
 
 def fused() -> tuple[int, int, list[float]]:
@@ -217,10 +266,30 @@ def fused() -> tuple[int, int, list[float]]:
     assert sagecomm.fused_allreduce_gradients(parameters, average=False, bucket_bytes=24) == 4
     assert parameters[1].grad is not None
     assert parameters[1].grad[0].item() == 2 * averages[1]
-    parameters[0].grad = torch.sparse_coo_tensor([[0]], [1.0], (5,))
-    with pytest.raises(ValueError, match=r"torch\.sparse_coo"):
-        sagecomm.fused_allreduce_gradients(parameters)
+    # A sparse gradient is noticed before the dense ones before it are sent, on every call.
+    for _ in range(2):
+        kept = [p.grad.clone() for p in parameters if p.grad is not None]
+        before = sagecomm.get_stats()["sequence"]
+        parameters[4].grad = torch.sparse_coo_tensor([[0]], [1.0], (3,))
+        with pytest.raises(ValueError, match=r"fused_allreduce_gradients: .* torch\.sparse_coo"):
+            sagecomm.fused_allreduce_gradients(parameters, bucket_bytes=1)
+        assert sagecomm.get_stats()["sequence"] == before
+        for parameter, gradient in zip(parameters[:4], kept, strict=False):
+            assert parameter.grad is not None
+            assert torch.equal(parameter.grad, gradient)
     return collectives, once, averages
+
+
+def fused_on_gloo() -> list[Any]:
+    parameters = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in (torch.float32, torch.complex64)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, dist.get_rank() + 1) * (1j if parameter.is_complex() else 1)
+    assert sagecomm.fused_allreduce_gradients(parameters) == 2
+    return [p.grad[1].item() for p in parameters if p.grad is not None]
+
+
+def test_gradients_are_averaged_on_gloo(world):
+    assert world(2).run(fused_on_gloo, backend="gloo") == [[1.5, 1.5j]] * 2
 
 
 def test_gradients_of_one_type_share_one_collective(world):

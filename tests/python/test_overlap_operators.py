@@ -202,32 +202,154 @@ def test_groups_without_a_cost_model_have_one_slice(world):
     assert world(2).run(of_another_backend) == [1, 1]
 
 
+def under_autocast(dtype: torch.dtype) -> None:
+    """Types are those of F.linear and F.conv2d, on the sum of all ranks' parts; float64 stays, as there."""
+    x, weight, bias = seeded(ROWS, WIDTH).detach(), seeded(OUTPUTS, WIDTH, seed=2).detach(), torch.ones(OUTPUTS)
+    image, kernel = seeded(2, 4, 5, 5).detach(), seeded(3, 4, 3, 3, seed=2).detach()
+    for to in (torch.float32, torch.float64):
+        whole, columns, whole_bias = (t.to(to) for t in (x, weight, bias))
+        mine = part(whole, 1)
+        with torch.autocast("cpu", dtype):
+            want = F.linear(whole, columns, whole_bias)
+            reduced = sagecomm.linear_all_reduce(mine, part(columns, 1), whole_bias)
+            scattered = sagecomm.linear_reduce_scatter(mine, part(columns, 1), whole_bias)
+            gathered = sagecomm.all_gather_linear(part(whole, 0), part(columns, 0), part(whole_bias, 0))
+            convolved = F.conv2d(image.to(to), kernel.to(to))
+            summed = sagecomm.conv2d_all_reduce(part(image.to(to), 1), part(kernel.to(to), 1))
+        assert want.dtype == (torch.float64 if to == torch.float64 else dtype)
+        bound = 1e-12 if to == torch.float64 else 8 * torch.finfo(dtype).eps
+        for got, expected in [
+            (reduced, want),
+            (scattered, want.chunk(2)[dist.get_rank()]),
+            (gathered, want.chunk(2, 1)[dist.get_rank()]),
+            (summed, convolved),
+        ]:
+            torch.testing.assert_close(got, expected, rtol=bound, atol=bound * 4)
+        reduced.sum().backward()
+        assert mine.grad is not None
+        assert mine.grad.dtype == to
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_is_that_of_the_unsplit_operators(world, dtype):
+    world(2).run(under_autocast, dtype)
+
+
+def complex_linear() -> None:
+    x, weight = (seeded(4, 8, 2, seed=at).detach() for at in (1, 2))
+    x, weight = torch.view_as_complex(x).requires_grad_(), torch.view_as_complex(weight).requires_grad_()
+    want = F.linear(x, weight)
+    (want * 1j).sum().abs().backward()
+    mine, columns = part(x, 1), part(weight, 1)
+    y = sagecomm.linear_all_reduce(mine, columns, slices=2)
+    (y * 1j).sum().abs().backward()
+    near(y, want)
+    near(mine.grad, x.grad, 1)
+    near(columns.grad, weight.grad, 1)
+
+
+def test_gradients_of_complex_numbers_are_conjugate(world):
+    world(2).run(complex_linear)
+
+
+def without_elements(rows: int, inputs: int, outputs: int) -> None:
+    """No rows, no inputs or no outputs: the shapes and gradients of F.linear, whose sum over no inputs is the bias."""
+    size = dist.get_world_size()
+    x, weight = seeded(rows * size, 2, inputs), seeded(outputs, inputs, seed=2)
+    bias = seeded(outputs, seed=3)
+    want = F.linear(torch.cat([x] * size, 2), torch.cat([weight] * size, 1), bias)
+
+    def leaves(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [t.detach().clone().requires_grad_() for t in tensors]
+
+    calls: list[tuple[Callable[..., torch.Tensor], torch.Tensor, list[torch.Tensor]]] = [
+        (sagecomm.linear_all_reduce, want, leaves(x, weight, bias)),
+        (sagecomm.linear_reduce_scatter, want[rows * dist.get_rank() :][:rows], leaves(x, weight, bias)),
+        (sagecomm.all_gather_linear, F.linear(x, weight, bias), [part(x, 0), *leaves(weight, bias)]),
+    ]
+    for call, expected, arguments in calls:
+        for slices in (None, 2):
+            y = call(*arguments, slices=slices)
+            near(y, expected)
+            y.sum().backward()
+        for tensor in arguments:
+            assert tensor.grad is not None
+            assert tensor.grad.shape == tensor.shape
+        assert arguments[2].grad.eq(2 * 2 * rows * size).all()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 0, 3), (2, 3, 0), (0, 0, 0)], ids=str)
+def test_linears_take_tensors_without_elements(world, shape):
+    world(2).run(without_elements, *shape)
+
+
+def convolutions_without_elements() -> None:
+    x, weight = torch.ones(0, 2, 5, 5, requires_grad=True), torch.ones(3, 2, 3, 3, requires_grad=True)
+    y = sagecomm.conv2d_all_reduce(x, weight, torch.ones(3))
+    assert y.shape == (0, 3, 3, 3)
+    y.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.eq(0).all()
+    for image, kernel in [
+        ((2, 0, 5, 5), (3, 0, 3, 3)),
+        ((2, 2, 5, 5), (0, 2, 3, 3)),
+        ((2, 2, 0, 5), (3, 2, 3, 3)),
+        ((2, 2, 2, 5), (3, 2, 3, 3)),
+    ]:
+        with pytest.raises(ValueError, match="conv2d_all_reduce: there is no result of x"):
+            sagecomm.conv2d_all_reduce(torch.ones(image), torch.ones(kernel))
+
+
+def test_convolutions_without_elements_are_right_or_refused(world):
+    world(2).run(convolutions_without_elements)
+
+
 def outside() -> None:
     """The second rank is not in the group."""
     group = dist.new_group([0])
     if dist.get_rank() == 1:
         with warnings.catch_warnings():
             refused_outside(group)
+    dist.barrier()  # nothing was started that would come between
 
 
 def refused_outside(group: dist.ProcessGroup) -> None:
     x, weight = torch.ones(2, 4), torch.ones(4, 4)
-    calls: list[Callable[[], object]] = [
-        lambda: sagecomm.linear_all_reduce(x, weight, group=group),
-        lambda: sagecomm.linear_all_reduce(x, weight, group=group, slices=2),
-        lambda: sagecomm.linear_reduce_scatter(x, weight, group=group),
-        lambda: sagecomm.chunked_all_reduce(x, chunk_bytes=8, group=group),
-        lambda: sagecomm.nn.ColumnParallelLinear(4, 4, group=group),
-        lambda: sagecomm.OverlapScheduler(nn.Module(), group).schedule_layer(torch.clone, x),
-    ]
-    warnings.simplefilter("ignore")  # torch warns as well
-    for call in calls:
-        with pytest.raises(ValueError, match="this rank is not in the group"):
-            call()
     parameter = nn.Parameter(x)
     parameter.grad = x
-    with pytest.raises(ValueError, match="this rank is not in the group"):
-        sagecomm.fused_allreduce_gradients([parameter], group)
+    nn_, parallel = sagecomm.nn, sagecomm.parallel
+
+    def scope() -> None:
+        with sagecomm.overlap(group):
+            raise AssertionError("entered")
+
+    def produce(*_: object) -> None:
+        raise AssertionError("computed")
+
+    calls: dict[str, Callable[[], object]] = {
+        "linear_all_reduce": lambda: sagecomm.linear_all_reduce(x, weight, group=group, slices=2),
+        "linear_reduce_scatter": lambda: sagecomm.linear_reduce_scatter(x, weight, group=group),
+        "all_gather_linear": lambda: sagecomm.all_gather_linear(x, weight, group=group),
+        "conv2d_all_reduce": lambda: sagecomm.conv2d_all_reduce(x[None, None], weight[None, None], group=group),
+        "chunked_all_reduce": lambda: sagecomm.chunked_all_reduce(x, chunk_bytes=8, group=group, produce=produce),
+        "fused_allreduce_gradients": lambda: sagecomm.fused_allreduce_gradients([parameter], group),
+        "fused_all_reduce": lambda: sagecomm.fused_all_reduce([x], group=group),
+        "overlap": scope,
+        "OverlapScheduler": lambda: sagecomm.OverlapScheduler(nn.Linear(2, 2), group),
+        "ColumnParallelLinear": lambda: nn_.ColumnParallelLinear(4, 4, group=group),
+        "RowParallelLinear": lambda: nn_.RowParallelLinear(4, 4, group=group),
+        "VocabParallelEmbedding": lambda: nn_.VocabParallelEmbedding(4, 4, group=group),
+        "ring": lambda: parallel.ring(x, group),
+        "ring_shift": lambda: parallel.ring_shift(x, group),
+        "autograd.gather_from_group": lambda: sagecomm.autograd.gather_from_group(x, group=group),
+        "autograd.scatter_to_group": lambda: sagecomm.autograd.scatter_to_group(x, group=group),
+        "autograd.copy_to_group": lambda: sagecomm.autograd.copy_to_group(x, group=group),
+        "autograd.broadcast": lambda: sagecomm.autograd.broadcast(x, 0, group=group),
+    }
+    warnings.simplefilter("ignore")  # torch warns as well
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=f"sagecomm: {name}: this rank is not in the group"):
+            call()
 
 
 def test_ranks_outside_the_group_are_refused(world):

@@ -11,7 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import sagecomm
 from promises import most
+from sagecomm.nn import ColumnParallelLinear
 from sagecomm.parallel import DIMENSIONS, JOINT, Layout, get_process_group_manager, setup_process_group_manager
 from sagecomm.parallel import ProcessGroupManager as Manager
 
@@ -140,6 +142,69 @@ def groups_that_are_the_same() -> tuple[bool, bool, bool]:
 
 def test_groups_with_the_same_ranks_are_one_group(world):
     assert world(2).run(groups_that_are_the_same) == [(True, True, True)] * 2
+
+
+def one_manager_at_a_time() -> None:
+    first = setup_process_group_manager(dp=2)
+    with pytest.raises(ValueError, match=r"there is tp=1 x cp=1 x pp=1 x dp=2, rank \d already: destroy\(\) it first"):
+        setup_process_group_manager(tp=2)
+    assert get_process_group_manager() is first
+    first.destroy()
+    first.destroy()  # nothing is left to do
+    second = setup_process_group_manager(tp=2)
+    assert get_process_group_manager() is second
+
+    # The end of the job is the end of its groups and of the manager.
+    layer = ColumnParallelLinear(4, 8, group=second.tp_group)
+    dist.destroy_process_group()
+    with pytest.raises(RuntimeError, match="call setup_process_group_manager"):
+        get_process_group_manager()
+    assert "out_features=4, bias=True, ranks=2" in repr(layer)
+    second.destroy()
+    dist.init_process_group("sagecomm", store=dist.HashStore(), rank=0, world_size=1)
+    third = setup_process_group_manager()
+    second.destroy()  # no business of another manager's
+    assert get_process_group_manager() is third
+    third.destroy()
+
+
+def test_a_job_has_one_manager_and_outlives_none(world):
+    world(2).run(one_manager_at_a_time)
+
+
+def destroyed_after_the_job() -> None:
+    manager = Manager(dp=2)  # its groups of one rank are not the job's
+    dist.destroy_process_group()
+    manager.destroy()
+
+
+def test_groups_of_a_job_that_was_destroyed_are_gone(world):
+    world(2).run(destroyed_after_the_job)
+
+
+def with_a_backend_of_their_own() -> None:
+    kept = Manager(tp=2)
+    assert {dist.get_backend(group_of(kept, kind)) for kind in DIMENSIONS} == {"sagecomm"}
+    manager = Manager(tp=2, backend="gloo")
+    assert {dist.get_backend(group_of(manager, kind)) for kind in (*DIMENSIONS, *JOINT)} == {"gloo"}
+    assert manager.tp_group is not dist.group.WORLD
+    assert dist.get_process_group_ranks(manager.tp_group) == [0, 1]
+    total = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(total, group=manager.tp_group)
+    assert total.item() == 3
+    manager.destroy()
+
+    options = sagecomm.Options(settings={"tune": "all_reduce:0-inf:ring"})
+    manager = setup_process_group_manager(tp=2, pg_options=options)
+    assert manager.tp_group is not dist.group.WORLD
+    dist.all_reduce(torch.ones(8), group=manager.tp_group)
+    (row,) = sagecomm.get_stats(manager.tp_group)["rows"]
+    assert row["algorithm"] == "ring"
+    manager.destroy()
+
+
+def test_groups_have_the_backend_and_the_options_that_are_asked_for(world):
+    world(2).run(with_a_backend_of_their_own)
 
 
 def cost_of_all_groups() -> tuple[float, int]:
