@@ -106,6 +106,23 @@ def staged_by_gloo() -> None:
         both = value(backend.fused_all_reduce([full(mine(), 3), torch.full((4,), mine())], async_op=asynchronous))
         expect(both[0], SUM)
         expect(both[1], SUM)
+    # The same for what overlaps, and for p2p.
+    with sagecomm.overlap(group) as ov:
+        total = ov.all_reduce(full(mine()), "avg")
+        gathered, part = ov.all_gather(full(mine())), ov.reduce_scatter(full(mine(), 2 * N))
+        exchanged = ov.all_to_all(full(mine(), 2 * N))
+    expect(total, SUM / 2)
+    expect(gathered[N:], 2)
+    expect(part, SUM)
+    expect(exchanged[N:], 2)
+    expect(sagecomm.chunked_all_reduce(full(mine(), 100), chunk_bytes=128, op="avg", group=group), SUM / 2)
+    other = 1 - backend.rank
+    x, arrived = full(0), full(0)
+    x += mine()
+    receiving = sagecomm.irecv(arrived, other, group)
+    sagecomm.isend(x, other, group).wait()
+    receiving.wait()
+    expect(arrived, 3 - mine())
     row = next(row for row in backend.get_stats()["rows"] if row["device"] == accelerator().type)
     assert row["engine"] == "gloo"
 
@@ -118,6 +135,8 @@ def refused() -> None:
         lambda: backend.all_reduce(full(1)),
         lambda: backend.fused_all_reduce([full(1)]),
         lambda: sagecomm.all_gather(full(1), group=group),
+        lambda: sagecomm.isend(full(1), 0, group=group),
+        lambda: sagecomm.irecv(full(1), 0, group=group),
     ):
         try:
             call()

@@ -185,11 +185,66 @@ def test_tensor_parallel_layers(world: Callable[[int], World], size: int) -> Non
     world(size).run(tensor_parallel)
 
 
+def in_a_part_of_the_job() -> None:
+    """The source is a rank of the job, as in torch.distributed; a reduction may be one of torch.distributed."""
+    group = dist.new_group([1, 2])
+    rank = dist.get_rank()
+    x = torch.tensor([float(rank)], requires_grad=True)
+    if rank == 0:
+        with pytest.raises(ValueError, match=r"autograd\.broadcast: this rank is not in the group"):
+            autograd.broadcast(x, 2, group)
+        return
+    y = autograd.broadcast(x, 2, group)
+    assert y.item() == 2
+    (y * rank).sum().backward()
+    assert x.grad is not None
+    assert x.grad.item() == (1 + 2 if rank == 2 else 0)
+    with pytest.raises(ValueError, match=r"autograd\.broadcast: rank 0 of the job is not in the group of the ranks"):
+        autograd.broadcast(x, 0, group)
+    assert autograd.all_reduce(x, dist.ReduceOp.AVG, group).item() == 1.5
+    pair = torch.full((2,), float(rank))
+    assert autograd.reduce_scatter(pair, dist.ReduceOp.SUM, group=group).item() == 3
+
+
+@pytest.mark.parametrize("name", ["sagecomm", "gloo"])
+def test_groups_of_a_part_of_the_job(world: Callable[[int], World], name: str) -> None:
+    world(3).run(in_a_part_of_the_job, backend=name)
+
+
+def changed_in_place() -> None:
+    """Each function returns a tensor of its own: what is done to it reaches neither the input nor its gradient."""
+    functions: list[Callable[[torch.Tensor], torch.Tensor]] = [collective for collective, _ in CASES.values()]
+    functions += [autograd.copy_to_group, autograd.reduce_from_group, autograd.scatter_to_group]
+    functions += [autograd.gather_from_group, lambda x: autograd.gather_from_group(x[:1])]
+    for function in functions:
+        x = torch.ones(4, 4, requires_grad=True)
+        inner = x * 2
+        y = function(inner)
+        kept = y.detach().clone()
+        y.mul_(3).relu_()
+        assert torch.equal(inner.detach(), torch.full((4, 4), 2.0)), function
+        assert torch.equal(y.detach(), kept * 3), function
+        (mine,) = torch.autograd.grad(y.sum(), x)
+        (plain,) = torch.autograd.grad(function(x * 2).sum(), x)
+        assert torch.equal(mine, 3 * plain), function
+        bare = torch.ones(4, 4)  # without autograd
+        function(bare).zero_()
+        assert bare.eq(1).all(), function
+
+
+def test_outputs_may_be_changed_in_place(world: Callable[[int], World]) -> None:
+    world(2).run(changed_in_place)
+
+
 def refused() -> None:
     size = dist.get_world_size()
     for op in "max", "prod":
         with pytest.raises(ValueError, match=f"autograd.all_reduce: there is no gradient of '{op}' here"):
             autograd.all_reduce(torch.ones(2), op)
+    with pytest.raises(ValueError, match=r"autograd.reduce_scatter: there is no gradient of .*MAX.* here"):
+        autograd.reduce_scatter(torch.ones(2), dist.ReduceOp.MAX)
+    with pytest.raises(ValueError, match=r"autograd\.all_reduce: unknown reduction 'mean'"):
+        autograd.all_reduce(torch.ones(2), "mean")
     with pytest.raises(ValueError, match=r"autograd.reduce_scatter: dimension 0 of shape \[3\] is no multiple of 2"):
         autograd.reduce_scatter(torch.ones(3))
     with pytest.raises(ValueError, match=r"autograd.scatter_to_group: dimension 1 of shape \[2, 5\]"):

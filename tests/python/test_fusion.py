@@ -214,6 +214,19 @@ def test_what_is_no_buffer_is_refused() -> None:
         fused_all_reduce([torch.ones(1)])
 
 
+def sparse() -> None:
+    """Refused before the dense tensors before it are sent."""
+    first = torch.ones(2)
+    with pytest.raises(ValueError, match=r"fused_all_reduce: tensor 1 has the layout torch\.sparse_coo"):
+        fused_all_reduce([first, torch.sparse_coo_tensor([[0]], [1.0], (5,))])
+    assert first.eq(1).all()
+
+
+@pytest.mark.parametrize("name", ["sagecomm", "gloo"])
+def test_sparse_tensors_are_refused(world: Callable[[int], World], name: str) -> None:
+    world(2).run(sparse, backend=name)
+
+
 def differing() -> None:
     """Ranks that pass other lengths get a mismatch, from the call and from the future."""
     tensors = [torch.ones(3), torch.ones(2 + dist.get_rank())]

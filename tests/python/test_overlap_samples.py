@@ -166,7 +166,7 @@ def double_buffered_layer() -> None:
 
 def scheduled_layers() -> None:
     """Was: a handle that nobody waits for."""
-    scheduler = sagecomm.OverlapScheduler(nn.Module())
+    scheduler = sagecomm.OverlapScheduler()
     weight, x = seeded(WIDTH, WIDTH), seeded(BATCH, WIDTH)
     output = scheduler.schedule_layer(lambda part: part @ own(weight, 0), own(x, 1))
     prepared = x + 1

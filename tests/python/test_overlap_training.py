@@ -151,6 +151,102 @@ def test_a_wait_that_is_forgotten_for_a_partly_used_layer_is_noticed(world):
     world(2).run(partly_used_without_wait)
 
 
+def gradient_after(call: Callable[[], object], layer: nn.Linear) -> float:
+    """Of the weight, when only its own gradients of this step count."""
+    layer.zero_grad(set_to_none=True)
+    call()
+    assert layer.weight.grad is not None
+    return layer.weight.grad[0, 0].item()
+
+
+class StepFailedError(Exception):
+    pass
+
+
+def failed_steps() -> None:
+    """The program catches what a step raises, and goes on."""
+    first, second = nn.Linear(2, 2), nn.Linear(2, 1)
+    model = nn.Sequential(first, second)
+    scheduler = OverlapScheduler(model)
+    x = torch.full((1, 2), float(dist.get_rank() + 1))
+
+    def step(fails: bool) -> None:
+        hidden = first(x)
+        if fails:
+            hidden.register_hook(fail)  # the last layer is being reduced, and the first one has no gradient
+        second(hidden).sum().backward()
+        scheduler.wait()
+
+    def fail(_: torch.Tensor) -> None:
+        raise StepFailedError
+
+    with torch.no_grad():
+        second.weight.fill_(1)
+    assert gradient_after(lambda: step(False), first) == 1.5
+    with pytest.raises(StepFailedError):
+        step(True)
+    with pytest.raises(RuntimeError, match=r"call wait\(\) before the next forward"):
+        step(False)
+    scheduler.abandon()
+    model.zero_grad(set_to_none=True)
+    assert gradient_after(lambda: step(False), first) == 1.5
+    with scheduler.no_sync(), pytest.raises(StepFailedError):
+        step(True)
+    scheduler.abandon()
+    before = sagecomm.get_stats()["sequence"]
+    scheduler.wait()
+    assert sagecomm.get_stats()["sequence"] == before  # no gradient of the step is left to reduce
+
+    # An update that raises leaves no hook behind.
+    scheduler.remove()
+    layer = nn.Linear(2, 1)
+    failing = OverlapScheduler(layer, update=fail)  # type: ignore[arg-type]
+    layer(x).sum().backward()
+    with pytest.raises(StepFailedError):
+        failing.remove()
+    before = sagecomm.get_stats()["sequence"]
+    assert gradient_after(lambda: layer(x).sum().backward(), layer) == dist.get_rank() + 1
+    assert sagecomm.get_stats()["sequence"] == before
+
+
+def test_a_step_that_failed_is_abandoned_and_hooks_are_removed(world):
+    world(2).run(failed_steps)
+
+
+def sparse_gradients() -> None:
+    """They are refused before the layer is sent."""
+    embedding = nn.Embedding(4, 2, sparse=True)
+    OverlapScheduler(embedding)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"OverlapScheduler: a gradient has the layout torch\.sparse_coo"):
+            embedding(torch.tensor([1])).sum().backward()
+    hooks = {"chunked_hook": HOOKS["chunked"], "fused_hook": HOOKS["fused"], "bf16_hook": HOOKS["bf16"]}
+    for name, hook in hooks.items():
+        model = DistributedDataParallel(nn.Embedding(4, 2, sparse=True))
+        model.register_comm_hook(None, hook())
+        before = sagecomm.get_stats()["sequence"]
+        with pytest.raises((ValueError, RuntimeError), match=rf"ddp\.{name}: a gradient has the layout torch\.sparse"):
+            model(torch.tensor([dist.get_rank()])).sum().backward()
+        assert sagecomm.get_stats()["sequence"] == before
+
+
+def test_sparse_gradients_are_refused_before_anything_is_sent(world):
+    world(2).run(sparse_gradients)
+
+
+def scheduled_on_gloo() -> list[float]:
+    layer = nn.Linear(2, 1)
+    scheduler = OverlapScheduler(layer)
+    layer(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
+    scheduler.wait()
+    assert layer.weight.grad is not None
+    return layer.weight.grad[0].tolist()
+
+
+def test_a_scheduler_averages_on_gloo(world):
+    assert world(2).run(scheduled_on_gloo, backend="gloo") == [[0.5, 0.5]] * 2
+
+
 def train_attention(scheduled: bool) -> list[torch.Tensor]:
     """MultiheadAttention never calls forward() of its out_proj."""
     torch.manual_seed(5)
@@ -188,7 +284,7 @@ def scheduled_layer() -> tuple[float, float]:
     """The scheduler of the specification: a layer's output is summed while the caller goes on."""
     layer = nn.Linear(4, 4, bias=False)
     nn.init.eye_(layer.weight)
-    scheduler = OverlapScheduler(nn.Module())
+    scheduler = OverlapScheduler()
     x = torch.full((2, 4), float(dist.get_rank() + 1), requires_grad=True)
     output = scheduler.schedule_layer(lambda t: layer(t).tanh(), x)
     y = output.wait()
@@ -232,6 +328,39 @@ def test_hooks_train_as_one_process(world, name):
     for got, other, expected in zip(first, second, want, strict=True):
         assert torch.equal(got, other)
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+class Turning(nn.Module):
+    """Has a complex parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        product = self.factor * z
+        return product.real.sum() + 2 * product.imag.sum()
+
+
+def complex_gradients(name: str) -> tuple[list[complex], list[complex]]:
+    model = DistributedDataParallel(Turning())
+    model.register_comm_hook(None, HOOKS[name]())
+    z = torch.tensor([1 + 1j, 2j]) * (dist.get_rank() + 1)
+    model(z).backward()
+    alone = Turning()
+    alone(z).backward()
+    assert model.module.factor.grad is not None
+    assert alone.factor.grad is not None
+    return model.module.factor.grad.tolist(), alone.factor.grad.tolist()
+
+
+@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("backend", ["sagecomm", "gloo"])
+def test_hooks_average_both_parts_of_complex_gradients(world, name, backend):
+    """All numbers are exact in bfloat16."""
+    (first, mine), (second, other) = world(2).run(complex_gradients, name, backend=backend)
+    assert first == second == [(a + b) / 2 for a, b in zip(mine, other, strict=True)]
+    assert all(each.imag for each in first)
 
 
 def collectives_of_a_step(name: str) -> dict[str, int]:

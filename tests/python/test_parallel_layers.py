@@ -163,17 +163,59 @@ def test_sizes_that_ranks_do_not_divide_are_refused(world):
     world(2).run(refusals)
 
 
-def autocast() -> tuple[torch.dtype, torch.dtype]:
-    up, down = ColumnParallelLinear(WIDTH, HIDDEN), RowParallelLinear(HIDDEN, WIDTH)
+def autocast(dtype: torch.dtype) -> None:
+    """The types of the dense layers, and their results within the rounding of the short type."""
+    _, up, down = (layer.to(dtype) for layer in whole())
+    torch.manual_seed(SEED)
+    nn.Embedding(VOCABULARY, WIDTH)
+    my_up, my_down = ColumnParallelLinear(WIDTH, HIDDEN).to(dtype), RowParallelLinear(HIDDEN, WIDTH).to(dtype)
+    x = data()[1].to(dtype)
     with torch.autocast("cpu", torch.bfloat16):
-        y = down(up(torch.ones(2, WIDTH)))
-    y.float().sum().backward()
+        want, got = down(up(x)), my_down(my_up(x))
+    assert want.dtype == got.dtype == (torch.float64 if dtype == torch.float64 else torch.bfloat16)
+    assert got.norm() > 1
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    want.double().sum().backward()
+    got.double().sum().backward()
+    assert my_up.weight.grad is not None
     assert up.weight.grad is not None
-    return y.dtype, up.weight.grad.dtype
+    assert my_up.weight.grad.dtype == dtype
+    torch.testing.assert_close(my_up.weight.grad, part(up.weight.grad, 0), rtol=2e-2, atol=5e-2)
 
 
-def test_layers_follow_autocast(world):
-    assert world(2).run(autocast) == [(torch.bfloat16, torch.float32)] * 2
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_layers_follow_autocast(world, dtype):
+    world(2).run(autocast, dtype)
+
+
+def without_elements() -> None:
+    """No tokens, no rows, no features, forwards and backwards."""
+    embedding = VocabParallelEmbedding(VOCABULARY, WIDTH)
+    y = embedding(torch.empty(0, BATCH, dtype=torch.long))
+    assert y.shape == (0, BATCH, WIDTH)
+    y.sum().backward()
+    assert embedding.weight.grad is not None
+    assert embedding.weight.grad.eq(0).all()
+    assert VocabParallelEmbedding(VOCABULARY, 0)(torch.zeros(2, dtype=torch.long)).shape == (2, 0)
+    with pytest.raises(ValueError, match="num_embeddings=0: there are no tokens"):
+        VocabParallelEmbedding(0, WIDTH)
+    layers = [
+        (ColumnParallelLinear(WIDTH, HIDDEN, gather_output=True), torch.ones(0, WIDTH), (0, HIDDEN)),
+        (ColumnParallelLinear(WIDTH, 0), torch.ones(3, WIDTH), (3, 0)),
+        (RowParallelLinear(HIDDEN, WIDTH, input_is_parallel=False), torch.ones(0, HIDDEN), (0, WIDTH)),
+        (RowParallelLinear(HIDDEN, 0), torch.ones(3, HIDDEN // 2), (3, 0)),
+    ]
+    for layer, x, shape in layers:
+        x.requires_grad_()
+        y = layer(x)
+        assert y.shape == shape
+        y.sum().backward()
+        assert x.grad is not None
+        assert x.grad.eq(0).all()
+
+
+def test_layers_take_tensors_without_elements(world):
+    world(2).run(without_elements)
 
 
 def document_sample() -> torch.Tensor:

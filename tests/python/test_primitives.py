@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -107,6 +108,51 @@ def ring() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_p2p(world: Callable[[int], World], name: str, size: int) -> None:
     world(size).run(ring, backend=name)
+
+
+def strided_and_refused(finishes: list[str]) -> None:
+    """Tensors that are not contiguous are sent and received as others are; ranks are those of the job."""
+    group = dist.new_group([1, 2])
+    rank = dist.get_rank()
+    if rank == 0:
+        return
+    other = 3 - rank
+    calls: dict[str, Callable[[torch.Tensor, int], Any]] = {
+        "send": lambda t, peer: sagecomm.send(t, peer, group),
+        "recv": lambda t, peer: sagecomm.recv(t, peer, group),
+        "isend": lambda t, peer: sagecomm.isend(t, peer, group),
+        "irecv": lambda t, peer: sagecomm.irecv(t, peer, group),
+        "broadcast": lambda t, peer: sagecomm.broadcast(t, peer, group),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=rf"{name}: rank 0 of the job is not in the group of the ranks \[1, 2\]"):
+            call(torch.ones(1), 0)
+    for finish in finishes:
+        wide = torch.zeros(3, 4)
+        receiving = sagecomm.irecv(wide[:, 1], other, group)
+        sending = sagecomm.isend(torch.arange(6.0).reshape(3, 2)[:, 1] + 10 * rank, other, group)
+        sending.wait()
+        if finish == "wait":
+            receiving.wait()
+        elif finish == "get_future":
+            receiving.get_future().wait()
+        else:
+            dist.barrier(group)  # behind it the message has been sent
+            deadline = time.monotonic() + 30
+            while not receiving.is_completed():
+                assert time.monotonic() < deadline
+            assert receiving.is_success()
+        assert torch.equal(wide[:, 1], torch.tensor([1.0, 3.0, 5.0]) + 10 * other), finish
+        assert wide[:, [0, 2, 3]].eq(0).all()
+
+
+# The works of gloo have no futures, and complete in wait().
+FINISHES = {"sagecomm": ["wait", "is_completed", "get_future"], "gloo": ["wait"]}
+
+
+@pytest.mark.parametrize("name", FINISHES)
+def test_p2p_of_strided_tensors_in_a_part_of_the_job(world: Callable[[int], World], name: str) -> None:
+    world(3).run(strided_and_refused, FINISHES[name], backend=name)
 
 
 def patterns() -> None:

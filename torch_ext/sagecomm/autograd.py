@@ -155,7 +155,7 @@ def all_to_all_uneven(
 
 def copy_to_group(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Returns a copy of the tensor, which is the same on all ranks. The gradient is the sum of all ranks'."""
-    # Autograd forbids to change the view of _CopyTo in place, and without a gradient the input would change with it.
+    # _CopyTo returns a view, for backward passes.
     return _apply(_CopyTo, tensor, _of(group, "copy_to_group")).clone()
 
 
@@ -181,6 +181,7 @@ def scatter_to_group(tensor: torch.Tensor, dim: int = -1, group: dist.ProcessGro
     return _apply(_ScatterTo, tensor, _divisible(tensor, dim, backend, "scatter_to_group"), backend)
 
 
+# Outputs are no views: autograd forbids to change a view that such a function returns in place.
 # Each backward pass calls another function of this module, and so is recorded itself.
 
 
@@ -210,8 +211,7 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, op: str, dim: int, backend: CommBackendProtocol) -> torch.Tensor:
         ctx.op, ctx.dim, ctx.backend = op, dim, backend
-        parts = _parts(tensor, dim, backend.world_size).contiguous()
-        return backend.reduce_scatter(parts, op)[0]
+        return backend.reduce_scatter(_parts(tensor, dim, backend.world_size).flatten(0, 1), op)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
@@ -333,9 +333,8 @@ def _parts(tensor: torch.Tensor, dim: int, ranks: int) -> torch.Tensor:
 
 
 def _gathered(tensor: torch.Tensor, dim: int, backend: CommBackendProtocol) -> torch.Tensor:
-    output = tensor.new_empty((backend.world_size, *tensor.shape))
-    backend.all_gather(tensor, output)
-    return output.movedim(0, dim).flatten(dim, dim + 1)
+    output = backend.all_gather(tensor)
+    return output if dim == 0 else torch.cat(output.chunk(backend.world_size), dim)
 
 
 def _of(group: dist.ProcessGroup | None, call: str) -> CommBackendProtocol:
