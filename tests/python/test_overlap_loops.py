@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -249,6 +251,14 @@ def chunks() -> list[Any]:
 def test_chunks_are_lengths_in_bytes_and_sums_are_exact(world, name):
     want = [[(0, 4), (4, 4), (8, 2)], [1.0] * 4 + [9.0] * 4 + [17.0] * 2]
     assert world(2).run(chunks, backend=name) == [want, want]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.get_overloads() is new in Python 3.11")
+def test_a_type_checker_takes_any_bool_for_async_op():
+    names = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "fused_all_reduce"]
+    for name in [*names, "chunked_all_reduce"]:
+        forms = [form.__annotations__["async_op"] for form in typing.get_overloads(getattr(sagecomm, name))]
+        assert forms == ["Literal[False]", "Literal[True]", "bool"], name
 
 
 def fused() -> tuple[int, int, list[float]]:

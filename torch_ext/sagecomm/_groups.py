@@ -19,10 +19,14 @@ def member(group: dist.ProcessGroup | None, call: str) -> dist.ProcessGroup:
 
 def rank_in_group(group: dist.ProcessGroup, rank: int, call: str) -> int:
     """Returns the rank in the group of a rank of the job. Raises ValueError where it is not in the group."""
-    ranks = dist.get_process_group_ranks(group)
-    if rank not in ranks:
+    try:
+        found = dist.get_group_rank(group, rank)
+    except ValueError:
+        found = -1
+    if not 0 <= found < group.size():  # torch does not look in the default group
+        ranks = dist.get_process_group_ranks(group)
         raise ValueError(f"sagecomm: {call}: rank {rank} of the job is not in the group of the ranks {ranks}")
-    return ranks.index(rank)
+    return found
 
 
 def backend_names(group: dist.ProcessGroup) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 
-from sagecomm._overlap._in_flight import InFlight, Waitable, started_on
+from sagecomm._overlap._in_flight import InFlight, Pending, started_on
 from sagecomm._reductions import Reduction, reduce_op
 
 BUCKET_BYTES = 25 << 20
@@ -82,14 +82,21 @@ def chunked_all_reduce(
         raise ValueError("sagecomm: chunked_all_reduce: the tensor of a producer must be contiguous")
     flat = tensor.detach().contiguous().view(-1)
     count = max(1, chunk_bytes // tensor.element_size())
-    works: list[Waitable] = []
+    chunks: list[Pending] = []
     for at in range(0, flat.numel(), count):
         chunk = flat[at : at + count]
         if produce is not None:
             produce(chunk, at)
-        works.append(backend.all_reduce(chunk, reduction, async_op=True))
-    copied = flat.data_ptr() != tensor.data_ptr()
-    started = InFlight(tensor, works, (lambda t: _written(t, flat)) if copied else None)
+        chunks.append(backend.all_reduce(chunk, reduction, async_op=True))
+
+    def finish(reduced: torch.Tensor) -> torch.Tensor:
+        for each in chunks:
+            each.finish()
+        if flat.data_ptr() != reduced.data_ptr():
+            reduced.detach().copy_(flat.view(reduced.shape))
+        return reduced
+
+    started = InFlight(tensor, [work for each in chunks for work in each.works], finish)
     return started if async_op else started.wait()
 
 
@@ -143,8 +150,3 @@ def _buckets(tensors: list[torch.Tensor], bucket_bytes: int) -> Iterator[list[to
         if sum(t.nbytes for t in bucket) >= bucket_bytes:
             yield open_ones.pop((tensor.dtype, tensor.device))
     yield from open_ones.values()
-
-
-def _written(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    tensor.detach().copy_(flat.view(tensor.shape))
-    return tensor
