@@ -161,7 +161,8 @@ def other_operations(name: str) -> None:
 
     right, left = (rank + 1) % size, (rank - 1) % size
     if size > 1:
-        room = torch.zeros(2, 6)
+        wide = torch.zeros(2, 12)
+        room = wide[:, ::2]
         for turn in 0, 1:
             if rank % 2 == turn:
                 backend.send(torch.full((6, 2), float(rank)).t(), right, tag=3)
@@ -169,6 +170,7 @@ def other_operations(name: str) -> None:
                 assert backend.recv(room, left, tag=3) is room
         if size % 2 == 0:
             assert room.eq(left).all()
+            assert wide[:, 1::2].eq(0).all()
     backend.barrier()
 
     for wrong in -1, size:
