@@ -2,12 +2,15 @@
 // in its place among the commands of its caller's stream, and [Runtime] moves memory. Both are of one device and are used by
 // one operation, on the thread that issues it. None of their methods waits for a device.
 //
-// Package bridge implements both on the functions that the caller of the C ABI brings along, package cuda on the driver of CUDA.
-// One of the one package goes with one of the other: with torch's CUDA, streams are ordered by the bridge and memory is moved by
-// the driver.
+// Package bridge implements both on the functions that the caller of the C ABI brings along, package cuda on the driver of CUDA,
+// package ascend on the runtime of Huawei's NPUs. Package cambricon is a Runtime alone, on that of Cambricon's MLUs. One of the one
+// package goes with one of the other: with torch's CUDA, streams are ordered by the bridge and memory is moved by the driver.
 package device
 
-import "unsafe"
+import (
+	"errors"
+	"unsafe"
+)
 
 // Stream is a stream that only this library uses. It stays valid until the process ends.
 type Stream struct {
@@ -64,6 +67,12 @@ type End struct {
 	Value  uint32
 }
 
+// Why a vendor's runtime gives an operation no access.
+var (
+	ErrBeside = errors.New("without sagecomm_op.bridge an operation ends in its caller's stream; set ordering to SAGECOMM_IN_STREAM")
+	ErrCaptured    = errors.New("the stream is being captured into a graph, and this engine copies through the host, which a graph cannot hold; call it outside of the capture")
+)
+
 // MaxValue is the largest value that WriteValue writes where streams cannot wait.
 const MaxValue = 4096
 
@@ -83,8 +92,9 @@ type Runtime interface {
 	// CopyIn queues a copy from the device into pinned memory.
 	CopyIn(s Stream, c Copy) error
 
-	// WriteValue queues a write of at most MaxValue, for a Waiter of less than 2^30, to a word of pinned memory. Whoever sees the value sees the copies in front
-	// of it.
+	// WriteValue queues a write of at most MaxValue, for a Waiter of less than 2^30, to a word of pinned memory that this runtime
+	// has allocated. The word is the lower half of an aligned one of 64 bits whose upper half is 0, because some devices write and
+	// compare all of it. Whoever sees the value sees the copies in front of it.
 	WriteValue(s Stream, word *uint32, value uint32) error
 }
 

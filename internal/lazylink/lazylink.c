@@ -28,6 +28,13 @@ bool lazylink_has(const lazylink_library *library, const char *name) {
   return false;
 }
 
+const char *lazylink_open(const char *path, const char *const *names, void **addresses, size_t n) {
+  void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (handle == NULL) return dlerror();
+  for (size_t i = 0; i < n; i++) addresses[i] = dlsym(handle, names[i]);
+  return NULL;
+}
+
 #define HIDDEN __attribute__((visibility("hidden")))
 #define NAME(name) #name,
 

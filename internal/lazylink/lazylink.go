@@ -4,6 +4,8 @@
 //
 // The functions are listed in nvml_symbols.h. A test fails if a package calls one that is not there, since libsagecomm.so would
 // then need the vendor's library to be loaded.
+//
+// Packages with declarations of their own call a library through a table of addresses, which [Open] fills.
 package lazylink
 
 //go:generate go run ./gen -prefix nvml -header nvml_symbols.h -texts nvmlErrorString github.com/NVIDIA/go-nvml/pkg/nvml
@@ -37,6 +39,19 @@ func CUDAHas(name string) bool {
 	text := C.CString(name)
 	defer C.free(unsafe.Pointer(text))
 	return bool(C.lazylink_has(&C.lazylink_cu, text))
+}
+
+// Open opens a library for good and stores the addresses of its functions, nil for those that it does not have. names is a list
+// of C strings, as long as addresses. It returns why the library cannot be opened.
+func Open(path string, names *unsafe.Pointer, addresses []unsafe.Pointer) error {
+	binding.Lock()
+	defer binding.Unlock()
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	if why := C.lazylink_open(name, (**C.char)(unsafe.Pointer(names)), &addresses[0], C.size_t(len(addresses))); why != nil {
+		return errors.New(C.GoString(why))
+	}
+	return nil
 }
 
 func bind(library *C.lazylink_library, path string) error {

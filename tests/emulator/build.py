@@ -165,6 +165,9 @@ def libraries() -> dict[str, Library]:
     """What can be built here, by name, those first that others need."""
     known = [
         Library("emulator", "libemulator.so", sources("core")),
+        # What vendors' runtimes look like to a program, without any file of a vendor.
+        Library("acl", "libascendcl.so", [*sources("acl"), *sources("skin")], needs=["emulator"]),
+        Library("cnrt", "libcnrt.so", [*sources("cnrt"), *sources("skin")], needs=["emulator"]),
         Library("core_test", "core_test", sources("core_test"), needs=["emulator"], program=True),
         Library(
             "operators",

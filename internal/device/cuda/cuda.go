@@ -14,10 +14,7 @@ package cuda
 import "C"
 
 import (
-	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"unsafe"
 
 	"gorgonia.org/cu"
@@ -38,16 +35,7 @@ var (
 	_ device.Waiter   = (*Driver)(nil)
 )
 
-// probe is whether streams of a device can wait for a word, and the stream in which that was tried, which is for inputs.
-type probe struct {
-	stream atomic.Pointer[device.Stream] // nil: an operation uses it
-	err    error
-}
-
-var (
-	probes  sync.Map // of *probe, by index of the device
-	probing sync.Mutex
-)
+var probes device.Probes
 
 // Open returns the runtime of a device, or why there is none: no driver, or one whose streams cannot wait for a word.
 func Open(index int) (*Driver, error) {
@@ -59,47 +47,14 @@ func Open(index int) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{index: index, context: context}
-	known, ok := probes.Load(index)
-	if !ok {
-		probing.Lock()
-		defer probing.Unlock()
-		if known, ok = probes.Load(index); !ok {
-			p, err := d.probe()
-			if err != nil {
-				return nil, err
-			}
-			probes.Store(index, p)
-			known = p
-		}
-	}
-	return d, known.(*probe).err
-}
-
-// probe queues a write of a word and a wait for it. An error is of the device, which the next operation tries again. The word
-// stays allocated, because to free it would wait for the device.
-func (d *Driver) probe() (*probe, error) {
-	memory, err := d.Pin(256)
-	if err != nil {
-		return nil, err
-	}
-	s, err := d.makeStream(device.Inputs)
-	if err != nil {
-		memory.Release()
-		return nil, err
-	}
-	p := new(probe)
-	if p.err = d.WriteValue(s, (*uint32)(memory.Address()), 1); p.err == nil {
-		p.err = d.WaitValue(s, (*uint32)(memory.Address()), 1)
-	}
-	p.stream.Store(&s)
-	return p, nil
+	return d, probes.Check(index, d)
 }
 
 // New returns the access of an operation whose caller brings no bridge, or why there is none: those of Open, a stream that is
 // being captured, or an ordering for which the caller has no way to wait.
 func New(op coll.Op) (*Driver, error) {
 	if op.Ordering != coll.InStream {
-		return nil, errors.New("without sagecomm_op.bridge an operation ends in its caller's stream; set ordering to SAGECOMM_IN_STREAM")
+		return nil, device.ErrBeside
 	}
 	d, err := Open(op.Device.Index)
 	if err != nil {
@@ -113,7 +68,7 @@ func New(op coll.Op) (*Driver, error) {
 		return nil, err
 	}
 	if status != C.CU_STREAM_CAPTURE_STATUS_NONE {
-		return nil, errors.New("the stream is being captured into a graph, and this engine copies through the host, which a graph cannot hold; call it outside of the capture")
+		return nil, device.ErrCaptured
 	}
 	return d, nil
 }
@@ -123,9 +78,9 @@ func (d *Driver) Name() string { return "cuda" }
 
 // NewStream implements device.Runtime.
 func (d *Driver) NewStream(role device.Role) (device.Stream, error) {
-	if known, ok := probes.Load(d.index); ok && role == device.Inputs {
-		if s := known.(*probe).stream.Swap(nil); s != nil {
-			return *s, nil
+	if role == device.Inputs {
+		if s, ok := probes.Take(d.index); ok {
+			return s, nil
 		}
 	}
 	return d.makeStream(role)

@@ -1,0 +1,102 @@
+package cambricon
+
+// #cgo CFLAGS: -std=c11 -Wall -Wextra -fvisibility=hidden
+// #include "cnrt.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"sagecomm/internal/lazylink"
+)
+
+// load opens CNRT at its first call. It returns why there is none. CNRT starts itself.
+var load = sync.OnceValue(func() error {
+	table := unsafe.Slice((*unsafe.Pointer)(unsafe.Pointer(&C.cnrt)), int(C.cnrt_functions))
+	if err := lazylink.Open("libcnrt.so", (*unsafe.Pointer)(unsafe.Pointer(&C.cnrt_names)), table); err != nil {
+		return fmt.Errorf("no Cambricon runtime: %w", err)
+	}
+	names := unsafe.Slice((**C.char)(unsafe.Pointer(&C.cnrt_names)), len(table))
+	for i, name := range names {
+		if table[i] == nil {
+			return fmt.Errorf("the Cambricon runtime has no %s: it is too old", C.GoString(name))
+		}
+	}
+	return nil
+})
+
+// Devices returns how many devices this process may use, or why there is none.
+func Devices() (int, error) {
+	if err := load(); err != nil {
+		return 0, err
+	}
+	var n C.uint
+	if err := failed("cnrtGetDeviceCount", C.call_cnrtGetDeviceCount(&n)); err != nil {
+		return 0, fmt.Errorf("the Cambricon runtime finds no device: %w", err)
+	}
+	if n == 0 {
+		return 0, errors.New("the Cambricon runtime finds no device")
+	}
+	return int(n), nil
+}
+
+// do calls f while the device is the current one of this thread. It gives the thread its own one back.
+func (d *Driver) do(what string, f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before C.int
+	err := failed("cnrtGetDevice", C.call_cnrtGetDevice(&before))
+	if err == nil && int(before) != d.index {
+		err = failed("cnrtSetDevice", C.call_cnrtSetDevice(C.int(d.index)))
+	}
+	if err == nil {
+		err = f()
+		if int(before) != d.index {
+			if restored := failed("cnrtSetDevice", C.call_cnrtSetDevice(before)); err == nil {
+				err = restored
+			}
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// errorNames holds the codes that a user can do something about, as cnrtRet_t names them.
+var errorNames = map[C.int32_t]string{
+	1:      "cnrtErrorNotReady",
+	100002: "cnrtErrorInit",
+	100004: "cnrtErrorNoDevice",
+	100005: "cnrtErrorDeviceInvalid",
+	100006: "cnrtErrorArgsInvalid",
+	100010: "cnrtErrorSysNoMem",
+	100014: "cnrtErrorInvalidResourceHandle",
+	100050: "cnrtErrorNotSupport",
+	100051: "cnrtErrorOpsNotPermitted",
+	100060: "cnrtErrorQueue",
+	100100: "cnrtErrorNoMem",
+	100360: "cnrtErrorQueueCaptureUnsupported",
+	632006: "cnrtErrorDevice",
+	632013: "cnrtErrorMemcpyDirectionInvalid",
+	632014: "cnrtErrorBusy",
+	632015: "cnrtErrorCndrvFuncCall",
+	632019: "cnrtErrorNoCnrtContext",
+	999991: "cnrtErrorUnknown",
+}
+
+// failed returns the error for a result of a function: any code but 0 is one, whether it has a name here or not.
+func failed(function string, rc C.int32_t) error {
+	switch name, known := errorNames[rc]; {
+	case rc == 0:
+		return nil
+	case known:
+		return fmt.Errorf("%s: %s (%d)", function, name, int(rc))
+	default:
+		return fmt.Errorf("%s: error %d of CNRT", function, int(rc))
+	}
+}

@@ -1,0 +1,118 @@
+// Package devices tests the runtimes of internal/device against libraries that have the vendors' ABI and run the emulator
+// (tests/emulator/acl, tests/emulator/cnrt). A runtime is opened once in a process, so each test runs in processes of its own:
+// this test binary starts itself.
+//
+// Start reading at vendor_test.go, which says how the vendors differ.
+package devices
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sagecomm/tests/devices/raw"
+)
+
+const (
+	insideVariable = "DEVICES_TEST" // the test that the process runs
+	bound          = time.Minute    // of one process
+	ran            = "the part of the test has ended"
+)
+
+// built builds the libraries once and returns their folder.
+var built = sync.OnceValues(func() (string, error) {
+	script, err := filepath.Abs("../emulator/build.py")
+	if err != nil {
+		return "", err
+	}
+	python := filepath.Join(filepath.Dir(script), "../../.venv/bin/python")
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	if output, err := exec.CommandContext(ctx, python, script, "acl", "cnrt").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, output)
+	}
+	return filepath.Join(filepath.Dir(script), "build"), nil
+})
+
+func folder(t *testing.T) string {
+	t.Helper()
+	if _, err := os.Stat("../../.venv/bin/python"); err != nil {
+		t.Skip("the emulator is built by the Python of .venv, which `make venv` makes")
+	}
+	at, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// isolated runs a part of a test in a process with further variables, where the vendors' libraries are those of a folder.
+func isolated(t *testing.T, libraries string, variables []string, body func(t *testing.T)) {
+	t.Helper()
+	if inside := os.Getenv(insideVariable); inside == t.Name() {
+		body(t)
+		fmt.Println(ran)
+		return
+	} else if inside != "" {
+		return
+	}
+	if output, err := start(t, libraries, variables); err != nil || !strings.Contains(output, ran) {
+		t.Errorf("%v\n%s", err, output)
+	}
+}
+
+// start runs a test of this package in a process and returns what it wrote.
+func start(t *testing.T, libraries string, variables []string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), bound)
+	defer cancel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pattern []string
+	for _, name := range strings.Split(t.Name(), "/") {
+		pattern = append(pattern, "^"+name+"$")
+	}
+	cmd := exec.CommandContext(ctx, self, "-test.run="+strings.Join(pattern, "/"))
+	cmd.WaitDelay = time.Second
+	cmd.Env = append(os.Environ(), insideVariable+"="+t.Name(), "LD_LIBRARY_PATH="+libraries, "EMULATOR_KICK_MS=0", "EMULATOR_STALL_S=20")
+	if libraries != "" { // so that C code finds the emulator's annotations
+		cmd.Env = append(cmd.Env, "LD_PRELOAD="+filepath.Join(folder(t), "libemulator.so"))
+	}
+	cmd.Env = append(cmd.Env, variables...)
+	output, err := cmd.CombinedOutput()
+	return string(output[:min(len(output), 4000)]), err
+}
+
+// schedules returns variables for runs of the emulator.
+func schedules() (list [][]string) {
+	for _, s := range []string{"lazy", "eager", "threaded"} {
+		list = append(list, []string{"EMULATOR_SCHEDULE=" + s})
+	}
+	seeds := 30
+	if testing.Short() {
+		seeds = 4
+	}
+	for seed := range seeds {
+		list = append(list, []string{"EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_SEED=", seed+1)})
+	}
+	return list
+}
+
+// reports returns what the emulator's checker has found.
+func reports(library raw.Library) string {
+	if library.Call("emulator_reports") == 0 {
+		return ""
+	}
+	const room = 4000
+	text := raw.Memory(room)
+	n := library.Call("emulator_report_text", text, room)
+	return string(raw.Bytes(text, min(n, room-1)))
+}
