@@ -118,6 +118,12 @@ size_t emulator_report_text(char *text, size_t size) {
 
 void emulator_reset_reports(void) { emulator::reset_reports(); }
 
+int emulator_plan(const char *rules) {
+  State &all = emulator::state();
+  emulator::Lock lock(all.mutex);
+  return all.faults.parse(rules).empty() ? 0 : -1;
+}
+
 int emulator_hold(void *stream) {
   return emulator::hold(static_cast<emulator::StreamHandle>(stream)) == emulator::Status::success ? 0 : -1;
 }

@@ -1,0 +1,169 @@
+package devices
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"sagecomm/internal/device"
+)
+
+// recording compares the calls of a vendor's functions with the vendors' documentation. An expected call is the name of the function
+// and its arguments: a number, "*" for the address of an output, or a name of vars. "->" stands before what a call gives back; a
+// name that vars does not have is bound there.
+type recording struct {
+	t    *testing.T
+	path string
+	read int // bytes of the file
+	vars map[string]uintptr
+}
+
+func (r *recording) calls() []string {
+	text, err := os.ReadFile(r.path)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	list := strings.Split(strings.TrimSpace(string(text[r.read:])), "\n")
+	r.read = len(text)
+	return list
+}
+
+// fits reports whether a call is an expected one.
+func (r *recording) fits(call, expected string) bool {
+	got, want := strings.Fields(call), strings.Fields(expected)
+	if len(got) != len(want) || len(got) == 0 || got[0] != want[0] {
+		return false
+	}
+	for i := 1; i < len(got); i++ {
+		n, err := strconv.ParseInt(got[i], 10, 64)
+		if err != nil {
+			r.t.Fatalf("%q: %v", call, err)
+		}
+		value, known := r.vars[want[i]]
+		switch {
+		case want[i] == "*":
+		case known:
+			if uintptr(n) != value {
+				return false
+			}
+		case got[0] == "->" && want[i] != got[i]:
+			r.vars[want[i]] = uintptr(n)
+		case want[i] != got[i]:
+			return false
+		}
+	}
+	return true
+}
+
+// expect calls a method and compares what it calls.
+func (r *recording) expect(what string, method func() error, expected ...string) {
+	r.t.Helper()
+	r.calls()
+	if err := method(); err != nil {
+		r.t.Fatalf("%s: %v", what, err)
+	}
+	calls := r.calls()
+	for i := range max(len(calls), len(expected)) {
+		switch {
+		case i >= len(calls):
+			r.t.Errorf("%s: no call %q", what, expected[i])
+		case i >= len(expected):
+			r.t.Errorf("%s: an unexpected call %q", what, calls[i])
+		case !r.fits(calls[i], expected[i]):
+			r.t.Errorf("%s: call %d is %q, expected %q, where %v", what, i, calls[i], expected[i], r.vars)
+		}
+	}
+	if r.t.Failed() {
+		r.t.FailNow()
+	}
+}
+
+// inside puts the calls by which a runtime uses its device, and gives the thread its own one back, around others.
+func inside(v vendor, calls ...string) []string {
+	before, after := []string{"aclrtGetCurrentContext *", "-> context0", "aclrtSetCurrentContext context1"}, []string{"aclrtSetCurrentContext context0"}
+	if v.name == "cambricon" {
+		before, after = []string{"cnrtGetDevice *", "-> 0", "cnrtSetDevice 1"}, []string{"cnrtSetDevice 0"}
+	}
+	return append(append(before, calls...), after...)
+}
+
+// The table of this test has the order and the unit of each argument, and the numbers of all constants, as the vendors document
+// them: lengths are bytes, ACL has the event first in a record and last in a wait, CNRT the notifier first in both, "to the host" is
+// 2 for both but "to the device" is 1 for ACL and 0 for CNRT.
+func TestArgumentsOfEachCall(t *testing.T) {
+	eachVendor(t, func(t *testing.T, v vendor) {
+		path := filepath.Join(t.TempDir(), "calls")
+		isolated(t, folder(t), []string{"EMULATOR_CALLS=" + path}, func(t *testing.T) {
+			runtime.LockOSThread()
+			b := newBed(t, v)
+			r := &recording{t: t, path: os.Getenv("EMULATOR_CALLS"), vars: map[string]uintptr{"caller": b.caller.Handle, "in": b.in.Handle,
+				"out": b.out.Handle, "data": b.data, "host": uintptr(b.block().Host)}}
+			opened := r.calls()
+			if v.name == "ascend" {
+				for i, call := range opened { // the first context that the runtime asks for is that of the thread
+					if call == "aclrtSetDevice 1" && strings.HasPrefix(opened[i+1], "aclrtGetCurrentContext") {
+						r.fits(opened[i+2], "-> context1")
+					}
+				}
+				arguments(r, b, v, ascendCalls)
+			} else {
+				arguments(r, b, v, cambriconCalls)
+			}
+		})
+	})
+}
+
+// expectedCalls are the calls of a runtime's methods, without those that use the device.
+type expectedCalls struct{ pin, stream, order, copyIn, copyOut, write, wait, release []string }
+
+var ascendCalls = expectedCalls{
+	pin:     []string{"aclrtMallocHost * 8192", "-> allocated", "aclrtHostRegister page 4096 0 *", "-> mapped"},
+	stream:  []string{"aclrtCreateStreamWithConfig * 0 3", "-> made"},
+	order:   []string{"aclrtCreateEventExWithFlag * 1", "-> event", "aclrtRecordEvent event caller", "aclrtStreamWaitEvent in event", "aclrtDestroyEvent event"},
+	copyIn:  []string{"aclrtMemcpyAsync host 5000 data 5000 2 in"},
+	copyOut: []string{"aclrtMemcpyAsync data 5000 host 5000 1 out"},
+	write:   []string{"aclrtValueWrite mapped128 77 0 in"},
+	wait:    []string{"aclrtValueWait mapped128 55 0 out"},
+	release: []string{"aclrtHostUnregister page", "aclrtFreeHost allocated"},
+}
+
+var cambriconCalls = expectedCalls{
+	pin:     []string{"cnrtHostMalloc * 556", "-> allocated"},
+	stream:  []string{"cnrtQueueCreate *", "-> made"},
+	order:   []string{"cnrtNotifierCreateWithFlags * 4", "-> event", "cnrtPlaceNotifier event caller", "cnrtQueueWaitNotifier event in 0", "cnrtNotifierDestroy event"},
+	copyIn:  []string{"cnrtMemcpyAsync_V2 host data 5000 in 2"},
+	copyOut: []string{"cnrtMemcpyAsync_V2 data host 5000 out 0"},
+	write:   []string{"cnrtInvokeHostFunc in * *"},
+	release: []string{"cnrtFreeHost allocated"},
+}
+
+func arguments(r *recording, b *bed, v vendor, want expectedCalls) {
+	var small device.Pinned
+	r.expect("Pin", func() (err error) {
+		if small, err = b.d.Pin(300); err == nil {
+			r.vars["page"] = uintptr(small.Address())
+		}
+		return err
+	}, inside(v, want.pin...)...)
+	if mapped, is := r.vars["mapped"]; is {
+		r.vars["mapped128"] = mapped + 128
+	}
+	word := (*uint32)(unsafe.Add(small.Address(), 128))
+	r.expect("NewStream", func() error { _, err := b.d.NewStream(device.Outputs); return err }, inside(v, want.stream...)...)
+	r.expect("Order", func() error { return b.d.Order(b.caller, b.in) }, inside(v, want.order...)...)
+	r.expect("CopyIn", func() error { return b.d.CopyIn(b.in, b.block()) }, inside(v, want.copyIn...)...)
+	r.expect("CopyOut", func() error { return b.d.CopyOut(b.out, b.block()) }, inside(v, want.copyOut...)...)
+	r.expect("WriteValue", func() error { return b.d.WriteValue(b.in, word, 77) }, inside(v, want.write...)...)
+	w, waits := b.d.(device.Waiter)
+	if waits != (want.wait != nil) {
+		r.t.Fatalf("the runtime is a Waiter: %v", waits)
+	}
+	if waits {
+		r.expect("WaitValue", func() error { return w.WaitValue(b.out, word, 55) }, inside(v, want.wait...)...)
+	}
+	r.expect("Release", func() error { small.Release(); return nil }, inside(v, want.release...)...)
+}
