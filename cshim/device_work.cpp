@@ -33,7 +33,10 @@ bool addOnce(std::vector<c10::Stream>& streams, const c10::Stream& stream) {
 } // namespace
 
 DeviceWork::DeviceWork(const char* op, c10::Device device, std::vector<at::Tensor>&& tensors)
-    : device_(device), bridge_{}, tensors_(std::move(tensors)) {
+    : device_(device),
+      deviceName_(c10::DeviceTypeName(device.type(), /*lower_case=*/true)),
+      bridge_{},
+      tensors_(std::move(tensors)) {
   if (isCapturing(current())) {
     refuse(
         op,
@@ -73,6 +76,8 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
   bridge_.adopt_stream = &adoptStream;
   bridge_.join = &joinNow;
   bridge_.join_later = &joinLater;
+  bridge_.device_name = deviceName_.c_str();
+  bridge_.stream_handle = &streamHandle;
   op.bridge = &bridge_;
   op.device_type = static_cast<uint8_t>(device_.type());
   op.device_index = device_.index();
@@ -294,6 +299,10 @@ int32_t DeviceWork::writeValue(
 
 int32_t DeviceWork::adoptStream(void* ctx, void* handle, uint64_t* stream, char* why, size_t n) noexcept {
   return call(ctx, why, n, [&](const DeviceWork& w) { *stream = sagecomm::adoptStream(w.device_, handle); });
+}
+
+int32_t DeviceWork::streamHandle(void* ctx, uint64_t stream, void** handle, char* why, size_t n) noexcept {
+  return call(ctx, why, n, [&](const DeviceWork&) { *handle = sagecomm::handleOf(stream); });
 }
 
 int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept {

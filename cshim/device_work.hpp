@@ -13,6 +13,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -89,6 +90,7 @@ class DeviceWork {
   static int32_t copyIn(void* ctx, uint64_t stream, const sagecomm_copy* copy, char* why, size_t n) noexcept;
   static int32_t writeValue(void* ctx, uint64_t stream, uint32_t* word, uint32_t value, char* why, size_t n) noexcept;
   static int32_t adoptStream(void* ctx, void* handle, uint64_t* stream, char* why, size_t n) noexcept;
+  static int32_t streamHandle(void* ctx, uint64_t stream, void** handle, char* why, size_t n) noexcept;
   static int32_t joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
   static int32_t joinLater(
       void* ctx,
@@ -108,6 +110,7 @@ class DeviceWork {
   void store() noexcept;
 
   const c10::Device device_;
+  const std::string deviceName_; // of the type: "cuda", "npu" ...
   sagecomm_bridge bridge_;
   std::vector<c10::Stream> readers_; // what fork() was called with
   std::vector<c10::Stream> users_; // streams of which the allocator knows

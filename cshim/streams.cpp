@@ -146,6 +146,13 @@ c10::Stream streamOf(uint64_t number) {
   return the.all[number - 1];
 }
 
+void* handleOf(uint64_t number) {
+  const c10::Stream stream = streamOf(number);
+  void* const handle = nativeHandle(stream);
+  TORCH_CHECK(handle != nullptr, "torch gives no native handle of a stream of ", stream.device());
+  return handle;
+}
+
 void queueCopyToHost(const c10::Stream& stream, const sagecomm_copy& copy) {
   queueCopy(stream, copy, copy.bytes, at::kByte, at::kCPU, stream.device());
 }

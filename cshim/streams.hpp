@@ -29,6 +29,9 @@ uint64_t adoptStream(c10::Device device, void* handle);
 // Returns the stream with that number.
 c10::Stream streamOf(uint64_t number);
 
+// Returns the native handle of a stream. What torch has launched so far is in the stream then. Throws where streams have none.
+void* handleOf(uint64_t number);
+
 // Queues a copy between memory of the stream's device and pinned memory.
 void queueCopyToHost(const c10::Stream& stream, const sagecomm_copy& copy);
 void queueCopyToDevice(const c10::Stream& stream, const sagecomm_copy& copy);

@@ -163,6 +163,12 @@ typedef struct sagecomm_bridge {
    * issue_coalesced(), which all have one bridge, end when the work is complete. */
   int32_t (*join_later)(void *ctx, uint64_t stream, const sagecomm_copy *copies, uint32_t n, uint32_t *word,
                         uint32_t value, char *why, size_t why_n);
+  /* The name of this type of device in the framework: "cuda", "npu" ... A vendor's runtime is chosen by it. */
+  const char *device_name;
+  /* Gives the handle by which the device's runtime knows a stream (aclrtStream, cnrtQueue_t ...). What the framework has
+   * launched so far is in the stream then, also if the framework has a launch queue: the library uses the handle for the
+   * rest of this call of issue(), until it calls fork() for that stream. Fails if streams have no such handle. */
+  int32_t (*stream_handle)(void *ctx, uint64_t stream, void **handle, char *why, size_t why_n);
 } sagecomm_bridge;
 
 /* One call of one collective or p2p operation. Fill with zeros first. */

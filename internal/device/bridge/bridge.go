@@ -38,6 +38,9 @@ static int32_t write_value(const sagecomm_bridge *b, uint64_t stream, uint32_t *
 static int32_t adopt(const sagecomm_bridge *b, uintptr_t handle, uint64_t *stream, char *why) {
   return b->adopt_stream(b->ctx, (void *)handle, stream, why, WHY);
 }
+static int32_t stream_handle(const sagecomm_bridge *b, uint64_t stream, uintptr_t *handle, char *why) {
+  return b->stream_handle(b->ctx, stream, (void **)handle, why, WHY);
+}
 static int32_t join(const sagecomm_bridge *b, uint64_t stream, char *why) {
   return b->join(b->ctx, stream, why, WHY);
 }
@@ -107,6 +110,22 @@ func (b *Bridge) Adopt(s device.Stream) (device.Stream, error) {
 	status := C.adopt(b.c, C.uintptr_t(s.Handle), &number, &b.why[0])
 	s.Number = uint64(number)
 	return s, b.result("cannot order a stream of the device's runtime", status)
+}
+
+// DeviceName returns the name of the type of device in the framework.
+func (b *Bridge) DeviceName() string {
+	if b.c.device_name == nil {
+		return ""
+	}
+	return C.GoString(b.c.device_name)
+}
+
+// Handle returns the handle by which the device's runtime knows a stream that NewStream has made. It holds until the framework is
+// called for that stream again.
+func (b *Bridge) Handle(s device.Stream) (uintptr, error) {
+	var handle C.uintptr_t
+	status := C.stream_handle(b.c, C.uint64_t(s.Number), &handle, &b.why[0])
+	return uintptr(handle), b.result("cannot use a stream of the framework", status)
 }
 
 type pinned struct {

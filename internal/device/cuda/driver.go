@@ -42,6 +42,21 @@ var load = sync.OnceValue(func() error {
 	return nil
 })
 
+// Devices returns how many devices this process may use, or why there is none.
+func Devices() (int, error) {
+	if err := load(); err != nil {
+		return 0, err
+	}
+	n, err := cu.NumDevices()
+	if err != nil {
+		return 0, fmt.Errorf("the CUDA driver finds no device: %w", named(err))
+	}
+	if n == 0 {
+		return 0, errors.New("the CUDA driver finds no device")
+	}
+	return n, nil
+}
+
 var contexts sync.Map // of cu.CUContext, by index of the device; the process keeps them
 
 // contextOf returns the primary context of a device.

@@ -21,5 +21,8 @@ var errNotBuilt = errors.New("this library was built without cuda.h")
 // Open returns an error.
 func Open(int) (*Driver, error) { return nil, errNotBuilt }
 
+// Devices returns an error.
+func Devices() (int, error) { return 0, errNotBuilt }
+
 // New returns an error.
 func New(coll.Op) (*Driver, error) { return nil, errNotBuilt }

@@ -7,7 +7,7 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 	"sagecomm/internal/device/bridge"
-	"sagecomm/internal/device/cuda"
+	"sagecomm/internal/device/vendors"
 	"sagecomm/internal/runner"
 )
 
@@ -17,80 +17,127 @@ type Access interface {
 	device.Runtime
 }
 
-// FromCall returns the access to the device of a call: the bridge that the caller of the C ABI brings along, on CUDA with the
-// driver to move memory, or the driver alone.
-func FromCall(call runner.Call, op coll.Op) (Access, error) {
-	if call.Bridge() == nil && op.Device.Type == coll.CUDA {
-		return cuda.New(op)
-	}
-	b, err := bridge.New(call.Bridge())
-	if err != nil || op.Device.Type != coll.CUDA {
-		return b, err
-	}
-	driver, err := cuda.Open(op.Device.Index)
-	if err != nil {
-		return b, nil // the bridge does without the driver
-	}
-	known, ok := adoptions.Load(op.Device.Index)
-	if !ok {
-		adopting.Lock()
-		defer adopting.Unlock()
-		if known, ok = adoptions.Load(op.Device.Index); !ok {
-			tried, err := adopt(driver, b)
-			if err != nil {
-				return b, nil // the next operation tries it again
-			}
-			adoptions.Store(op.Device.Index, tried)
-			known = tried
-		}
-	}
-	if of := known.(*adoption); of.err == nil {
-		return &adopted{driver, b, of}, nil
-	}
-	return b, nil
+// frameworkStreams is a Waiter in streams that a framework orders.
+type frameworkStreams interface {
+	// alone returns an access whose streams wait for nothing, by the framework alone.
+	alone() Access
 }
 
-// adoption is whether the framework of this process can order streams of the driver, and the stream that it was tried with,
-// which is for inputs.
-type adoption struct {
+// FromCall returns the access to the device of a call: the bridge that the caller of the C ABI brings along, with the vendor's
+// runtime to move memory where there is one, or that runtime alone.
+func FromCall(call runner.Call, op coll.Op) (Access, error) {
+	if call.Bridge() == nil {
+		return vendors.New(op)
+	}
+	b, err := bridge.New(call.Bridge())
+	if err != nil {
+		return nil, err
+	}
+	return WithBridge(b, op.Device), nil
+}
+
+// WithBridge returns the access for a call that brings a bridge. The framework takes streams of CUDA's driver for its own. Frameworks
+// of other vendors do not, so their runtimes use the framework's streams. Without any of this the bridge moves the memory.
+func WithBridge(b *bridge.Bridge, on coll.Device) Access {
+	v, known := vendors.Named(b.DeviceName())
+	if !known {
+		return b
+	}
+	rt, err := v.Open(on.Index)
+	if err != nil {
+		return b
+	}
+	try := handles
+	if on.Type == coll.CUDA {
+		try = adopt
+	}
+	of, err := tried(on, func() (device.Stream, error, error) { return try(rt, b) })
+	if err != nil || of.err != nil { // the next operation tries it again if err is not nil
+		return b
+	}
+	waiter, waits := rt.(device.Waiter)
+	switch {
+	case on.Type == coll.CUDA:
+		return &adopted{waiter, b, of}
+	case waits:
+		return &native{waiter, nativeHandles{bridge: b}, of}
+	}
+	return &nativeInput{b, rt, nativeHandles{bridge: b}, of}
+}
+
+// trial is whether a runtime and the framework of this process can use the streams of one of them, and the stream that it was tried
+// with, which is for inputs.
+type trial struct {
 	stream atomic.Pointer[device.Stream] // nil: an engine has it
 	err    error
 }
 
 var (
-	adoptions sync.Map // of *adoption, by index of the device
-	adopting  sync.Mutex
+	trials sync.Map // of *trial, by device
+	trying sync.Mutex
 )
 
-// adopt tries whether a bridge can order a stream of the driver. An error is of the driver.
-func adopt(driver device.Waiter, b *bridge.Bridge) (*adoption, error) {
-	s, err := driver.NewStream(device.Inputs)
+// tried returns the trial of a device. The first call makes it: try returns the stream, why it cannot be used, and an error of the
+// device, after which the next call tries again.
+func tried(on coll.Device, try func() (device.Stream, error, error)) (*trial, error) {
+	if known, ok := trials.Load(on); ok {
+		return known.(*trial), nil
+	}
+	trying.Lock()
+	defer trying.Unlock()
+	if known, ok := trials.Load(on); ok {
+		return known.(*trial), nil
+	}
+	s, unusable, err := try()
 	if err != nil {
 		return nil, err
 	}
-	a := new(adoption)
-	if s, a.err = b.Adopt(s); a.err == nil {
-		a.stream.Store(&s)
+	of := &trial{err: unusable}
+	if unusable == nil {
+		of.stream.Store(&s)
 	}
-	return a, nil
+	trials.Store(on, of)
+	return of, nil
+}
+
+// take returns the stream of the trial, once.
+func (t *trial) take(role device.Role) (device.Stream, bool) {
+	if role != device.Inputs {
+		return device.Stream{}, false
+	}
+	s := t.stream.Swap(nil)
+	if s == nil {
+		return device.Stream{}, false
+	}
+	return *s, true
+}
+
+// adopt tries whether a bridge can order a stream of a runtime.
+func adopt(rt device.Runtime, b *bridge.Bridge) (device.Stream, error, error) {
+	s, err := rt.NewStream(device.Inputs)
+	if err != nil {
+		return s, nil, err
+	}
+	s, err = b.Adopt(s)
+	return s, err, nil
 }
 
 // adopted orders streams by the bridge and moves memory by the driver. The streams are the driver's.
 type adopted struct {
 	device.Waiter
 	bridge *bridge.Bridge
-	of     *adoption
+	of     *trial
 }
+
+func (a *adopted) alone() Access { return a.bridge }
 
 // Name implements device.Runtime.
 func (a *adopted) Name() string { return "cuda, adopted" }
 
 // NewStream implements device.Runtime.
 func (a *adopted) NewStream(role device.Role) (device.Stream, error) {
-	if role == device.Inputs {
-		if s := a.of.stream.Swap(nil); s != nil {
-			return *s, nil
-		}
+	if s, ok := a.of.take(role); ok {
+		return s, nil
 	}
 	s, err := a.Waiter.NewStream(role)
 	if err != nil {

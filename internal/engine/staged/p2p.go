@@ -34,9 +34,10 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
 	from := origin{place{op.Device, b.Name()}, op.Stream, -1}
-	if a, ok := b.(*adopted); ok && op.Kind == coll.Recv {
+	if f, ok := b.(frameworkStreams); ok && op.Kind == coll.Recv {
 		if from.sender = op.Root; !e.waitsForSender(op, from) {
-			b, from = a.bridge, origin{place{op.Device, a.bridge.Name()}, op.Stream, -1}
+			b = f.alone()
+			from = origin{place{op.Device, b.Name()}, op.Stream, -1}
 		}
 	}
 	l, owner := layoutOf(call.In(), call.Out(), op.Writes(e.rank)), source{op.Device.Type, b.Name()}

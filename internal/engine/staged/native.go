@@ -1,0 +1,148 @@
+package staged
+
+import (
+	"slices"
+
+	"sagecomm/internal/device"
+	"sagecomm/internal/device/bridge"
+)
+
+// This file has accesses by which a vendor's runtime moves memory in streams of the framework. The framework may have a launch queue
+// on the host, as torch_npu has: what it launches comes into a stream of the runtime when its queue is drained, which asking for the
+// native handle of the stream does. So a handle is asked for behind each of the framework's own calls for a stream, and nobody keeps
+// it longer than for one operation.
+
+// handles tries whether a bridge gives the native handle of a stream.
+func handles(_ device.Runtime, b *bridge.Bridge) (device.Stream, error, error) {
+	s, err := b.NewStream(device.Inputs)
+	if err != nil {
+		return s, nil, err
+	}
+	_, err = b.Handle(s)
+	return s, err, nil
+}
+
+// nativeHandles holds the handles of an operation.
+type nativeHandles struct {
+	bridge *bridge.Bridge
+	known  []device.Stream
+}
+
+// of returns a stream with its handle.
+func (h *nativeHandles) of(s device.Stream) (device.Stream, error) {
+	for _, k := range h.known {
+		if k.Number == s.Number {
+			return k, nil
+		}
+	}
+	handle, err := h.bridge.Handle(s)
+	if err != nil {
+		return s, err
+	}
+	s.Handle = handle
+	h.known = append(h.known, s)
+	return s, nil
+}
+
+// fork makes a stream wait for the caller's, by the framework.
+func (h *nativeHandles) fork(s device.Stream) error {
+	h.known = slices.DeleteFunc(h.known, func(k device.Stream) bool { return k.Number == s.Number })
+	return h.bridge.Fork(s)
+}
+
+// on calls f with the stream and its handle.
+func (h *nativeHandles) on(s device.Stream, f func(device.Stream) error) error {
+	s, err := h.of(s)
+	if err != nil {
+		return err
+	}
+	return f(s)
+}
+
+// native moves memory by a runtime whose streams can wait, and orders the framework's streams by the bridge.
+type native struct {
+	device.Waiter
+	handles nativeHandles
+	trial   *trial
+}
+
+func (n *native) alone() Access { return n.handles.bridge }
+
+// Name implements device.Runtime.
+func (n *native) Name() string { return n.Waiter.Name() + ", in the framework's streams" }
+
+// NewStream implements device.Runtime.
+func (n *native) NewStream(role device.Role) (device.Stream, error) {
+	if s, ok := n.trial.take(role); ok {
+		return s, nil
+	}
+	return n.handles.bridge.NewStream(role)
+}
+
+// Fork implements device.Ordering.
+func (n *native) Fork(s device.Stream) error { return n.handles.fork(s) }
+
+// Join implements device.Ordering. The framework's calls come behind those of the runtime that were made before.
+func (n *native) Join(s device.Stream) error { return n.handles.bridge.Join(s) }
+
+// CopyIn implements device.Runtime.
+func (n *native) CopyIn(s device.Stream, c device.Copy) error {
+	return n.handles.on(s, func(s device.Stream) error { return n.Waiter.CopyIn(s, c) })
+}
+
+// CopyOut implements device.Waiter.
+func (n *native) CopyOut(s device.Stream, c device.Copy) error {
+	return n.handles.on(s, func(s device.Stream) error { return n.Waiter.CopyOut(s, c) })
+}
+
+// WriteValue implements device.Runtime.
+func (n *native) WriteValue(s device.Stream, word *uint32, value uint32) error {
+	return n.handles.on(s, func(s device.Stream) error { return n.Waiter.WriteValue(s, word, value) })
+}
+
+// WaitValue implements device.Waiter.
+func (n *native) WaitValue(s device.Stream, word *uint32, value uint32) error {
+	return n.handles.on(s, func(s device.Stream) error { return n.Waiter.WaitValue(s, word, value) })
+}
+
+// Order implements device.Waiter.
+func (n *native) Order(first, then device.Stream) error {
+	return n.handles.on(first, func(first device.Stream) error {
+		return n.handles.on(then, func(then device.Stream) error { return n.Waiter.Order(first, then) })
+	})
+}
+
+// nativeInput copies inputs by a runtime whose streams cannot wait. The framework has allocated the pinned memory, since it copies the
+// outputs.
+type nativeInput struct {
+	*bridge.Bridge
+	rt      device.Runtime
+	handles nativeHandles
+	trial   *trial
+}
+
+var _ device.Deferrer = (*nativeInput)(nil)
+
+// Name implements device.Runtime.
+func (n *nativeInput) Name() string { return n.rt.Name() + ", in the framework's streams" }
+
+// NewStream implements device.Runtime.
+func (n *nativeInput) NewStream(role device.Role) (device.Stream, error) {
+	if s, ok := n.trial.take(role); ok {
+		return s, nil
+	}
+	return n.Bridge.NewStream(role)
+}
+
+// Fork implements device.Ordering.
+func (n *nativeInput) Fork(s device.Stream) error { return n.handles.fork(s) }
+
+// CopyIn implements device.Runtime.
+func (n *nativeInput) CopyIn(s device.Stream, c device.Copy) error {
+	return n.handles.on(s, func(s device.Stream) error { return n.rt.CopyIn(s, c) })
+}
+
+// WriteValue implements device.Runtime.
+func (n *nativeInput) WriteValue(s device.Stream, word *uint32, value uint32) error {
+	return n.handles.on(s, func(s device.Stream) error { return n.rt.WriteValue(s, word, value) })
+}

@@ -1,0 +1,200 @@
+#include "framework.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { most_streams = 8, most_entries = 64 };
+
+typedef struct entry {
+  enum { record, wait, copy } what;
+  uintptr_t stream, event;
+  uintptr_t to, from, bytes;
+  bool to_device;
+} entry;
+
+struct framework {
+  sagecomm_bridge bridge;
+  bool ascend, keeps_handles;
+  uintptr_t caller, streams[most_streams];
+  int streams_n;
+  entry queue[most_entries];
+  int queued;
+  uintptr_t joined; /* the event behind the operation */
+  int copies;       /* of join_later(); -1: it was not called */
+  sagecomm_copy first;
+  uintptr_t later;
+  uint32_t *word, value;
+  int (*make_stream)(uintptr_t *);
+  int (*make_event)(uintptr_t *, unsigned);
+  int (*record_event)(uintptr_t event, uintptr_t stream);
+  void *wait_event, *copy_async;
+  int (*malloc_host)(void **, size_t);
+};
+
+static void check(int rc, const char *what) {
+  if (rc == 0) return;
+  fprintf(stderr, "framework: %s: %d\n", what, rc);
+  abort();
+}
+
+static void run(framework *f, const entry *e) {
+  int (*three)(uintptr_t, uintptr_t, unsigned);
+  int (*five)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, int);
+  int (*six)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, int, uintptr_t);
+  switch (e->what) {
+    case record:
+      check(f->record_event(e->event, e->stream), "record");
+      return;
+    case wait:
+      *(void **)&three = f->wait_event;
+      check(f->ascend ? three(e->stream, e->event, 0) : three(e->event, e->stream, 0), "wait");
+      return;
+    case copy:
+      *(void **)&five = f->copy_async;
+      *(void **)&six = f->copy_async;
+      check(f->ascend ? six(e->to, e->bytes, e->from, e->bytes, e->to_device ? 1 : 2, e->stream)
+                      : five(e->to, e->from, e->bytes, e->stream, e->to_device ? 0 : 2),
+            "copy");
+  }
+}
+
+static void push(framework *f, entry e) {
+  if (f->queued == most_entries) abort();
+  f->queue[f->queued++] = e;
+}
+
+void framework_drain(framework *f) {
+  for (int i = 0; i < f->queued; i++) run(f, &f->queue[i]);
+  f->queued = 0;
+}
+
+static uintptr_t event_of(framework *f) {
+  uintptr_t event = 0;
+  check(f->make_event(&event, f->ascend ? 1 : 4), "event");
+  return event;
+}
+
+static int32_t make_stream(void *ctx, uint64_t *stream, char *why, size_t n) {
+  framework *f = ctx;
+  (void)why, (void)n;
+  if (f->streams_n == most_streams) return -1;
+  check(f->make_stream(&f->streams[f->streams_n]), "stream");
+  *stream = (uint64_t)++f->streams_n;
+  return 0;
+}
+
+static int32_t pin(void *ctx, uint64_t bytes, void **memory, void **owner, char *why, size_t n) {
+  framework *f = ctx;
+  (void)why, (void)n;
+  check(f->malloc_host(owner, bytes + 4096), "pinned memory");
+  *memory = (char *)*owner + (-(uintptr_t)*owner & 4095);
+  return 0;
+}
+
+static void unpin(void *owner) { (void)owner; }
+
+static int32_t fork_stream(void *ctx, uint64_t stream, char *why, size_t n) {
+  framework *f = ctx;
+  (void)why, (void)n;
+  uintptr_t event = event_of(f);
+  push(f, (entry){.what = record, .event = event, .stream = f->caller});
+  push(f, (entry){.what = wait, .event = event, .stream = f->streams[stream - 1]});
+  return 0;
+}
+
+static int32_t no(void *ctx, uint64_t stream, const sagecomm_copy *c, char *why, size_t n) {
+  (void)ctx, (void)stream, (void)c;
+  snprintf(why, n, "the runtime copies");
+  return -1;
+}
+
+static int32_t no_value(void *ctx, uint64_t stream, uint32_t *word, uint32_t value, char *why, size_t n) {
+  (void)ctx, (void)stream, (void)word, (void)value;
+  snprintf(why, n, "the runtime writes values");
+  return -1;
+}
+
+static int32_t no_adoption(void *ctx, void *handle, uint64_t *stream, char *why, size_t n) {
+  (void)ctx, (void)handle, (void)stream;
+  snprintf(why, n, "there are no external streams");
+  return -1;
+}
+
+static int32_t join(void *ctx, uint64_t stream, char *why, size_t n) {
+  framework *f = ctx;
+  (void)why, (void)n;
+  f->joined = event_of(f);
+  push(f, (entry){.what = record, .event = f->joined, .stream = f->streams[stream - 1]});
+  return 0;
+}
+
+static int32_t join_later(void *ctx, uint64_t stream, const sagecomm_copy *copies, uint32_t count, uint32_t *word,
+                          uint32_t value, char *why, size_t n) {
+  framework *f = ctx;
+  (void)why, (void)n;
+  f->copies = (int)count;
+  if (count > 0) f->first = copies[0];
+  f->later = f->streams[stream - 1];
+  f->word = word;
+  f->value = value;
+  return 0;
+}
+
+static int32_t stream_handle(void *ctx, uint64_t stream, void **handle, char *why, size_t n) {
+  framework *f = ctx;
+  (void)why, (void)n;
+  if (!f->keeps_handles) framework_drain(f);
+  *handle = (void *)f->streams[stream - 1];
+  return 0;
+}
+
+framework *framework_new(const char *library, const char *device_name, uintptr_t caller) {
+  framework *f = calloc(1, sizeof *f);
+  void *vendor = dlopen(library, RTLD_NOW);
+  if (f == NULL || vendor == NULL) return NULL;
+  f->ascend = strcmp(device_name, "npu") == 0;
+  f->caller = caller;
+  f->copies = -1;
+  *(void **)&f->make_stream = dlsym(vendor, f->ascend ? "aclrtCreateStream" : "cnrtQueueCreate");
+  *(void **)&f->make_event = dlsym(vendor, f->ascend ? "aclrtCreateEventExWithFlag" : "cnrtNotifierCreateWithFlags");
+  *(void **)&f->record_event = dlsym(vendor, f->ascend ? "aclrtRecordEvent" : "cnrtPlaceNotifier");
+  *(void **)&f->malloc_host = dlsym(vendor, f->ascend ? "aclrtMallocHost" : "cnrtHostMalloc");
+  f->wait_event = dlsym(vendor, f->ascend ? "aclrtStreamWaitEvent" : "cnrtQueueWaitNotifier");
+  f->copy_async = dlsym(vendor, f->ascend ? "aclrtMemcpyAsync" : "cnrtMemcpyAsync_V2");
+  if (!f->make_stream || !f->make_event || !f->record_event || !f->malloc_host || !f->wait_event || !f->copy_async)
+    return NULL;
+  f->bridge = (sagecomm_bridge){.struct_size = sizeof f->bridge,
+                                .ctx = f,
+                                .make_stream = make_stream,
+                                .pin = pin,
+                                .unpin = unpin,
+                                .fork = fork_stream,
+                                .copy_in = no,
+                                .write_value = no_value,
+                                .adopt_stream = no_adoption,
+                                .join = join,
+                                .join_later = join_later,
+                                .device_name = device_name,
+                                .stream_handle = stream_handle};
+  return f;
+}
+
+const sagecomm_bridge *framework_bridge(framework *f) { return &f->bridge; }
+void framework_keeps_handles(framework *f, bool keeps) { f->keeps_handles = keeps; }
+
+void framework_copy(framework *f, uintptr_t to, uintptr_t from, uintptr_t bytes, bool to_device) {
+  push(f, (entry){.what = copy, .stream = f->caller, .to = to, .from = from, .bytes = bytes, .to_device = to_device});
+}
+
+void framework_wait(framework *f) { push(f, (entry){.what = wait, .event = f->joined, .stream = f->caller}); }
+int framework_queued(const framework *f) { return f->queued; }
+
+int framework_end(const framework *f, sagecomm_copy *first, uintptr_t *stream, uint32_t **word, uint32_t *value) {
+  *first = f->first;
+  *stream = f->later;
+  *word = f->word;
+  *value = f->value;
+  return f->copies;
+}
