@@ -44,6 +44,10 @@ std::string describeEnvironment() {
   return textOf(core().describe_environment, "the description of the environment");
 }
 
+std::string describeDevices() {
+  return textOf(core().describe_devices, "the description of the devices");
+}
+
 std::string flightRecords() {
   return textOf(core().flight_records, "the flight recorder");
 }

@@ -12,6 +12,7 @@ int32_t sagecommMonitoredError(sagecomm_group, int64_t, int32_t, sagecomm_error 
 int32_t sagecommGroupSetTimeout(sagecomm_group, int64_t, sagecomm_error *);
 int64_t sagecommGroupStats(sagecomm_group, char *, size_t);
 int64_t sagecommDescribeEnvironment(char *, size_t);
+int64_t sagecommDescribeDevices(char *, size_t);
 int64_t sagecommFlightRecords(char *, size_t);
 int32_t sagecommFlightDump(char *, sagecomm_error *);
 int32_t sagecommGroupDescribe(sagecomm_group, char *, sagecomm_error *);
@@ -117,6 +118,10 @@ static int64_t describe_environment(char *json, size_t n) {
   return scr_in_child() ? SAGECOMM_FORKED : sagecommDescribeEnvironment(json, n);
 }
 
+static int64_t describe_devices(char *json, size_t n) {
+  return scr_in_child() ? SAGECOMM_FORKED : sagecommDescribeDevices(json, n);
+}
+
 static int64_t flight_records(char *json, size_t n) {
   return scr_in_child() ? SAGECOMM_FORKED : sagecommFlightRecords(json, n);
 }
@@ -206,6 +211,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .tune = tune,
       .waits = waits,
       .lane_sequence = lane_sequence,
+      .describe_devices = describe_devices,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

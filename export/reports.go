@@ -9,6 +9,7 @@ import "C"
 import (
 	"encoding/json"
 
+	"sagecomm/internal/device/vendors"
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/topo"
@@ -55,6 +56,13 @@ func sagecommStatus(to *C.char, n C.size_t) C.int64_t {
 //export sagecommTopology
 func sagecommTopology(to *C.char, n C.size_t) C.int64_t {
 	return writeText(to, n, func() ([]byte, error) { return json.Marshal(topo.ReadHost()) })
+}
+
+// sagecommDescribeDevices starts the runtimes of all vendors.
+//
+//export sagecommDescribeDevices
+func sagecommDescribeDevices(to *C.char, n C.size_t) C.int64_t {
+	return writeText(to, n, func() ([]byte, error) { return json.Marshal(vendors.Find()) })
 }
 
 //export sagecommDescribeEnvironment

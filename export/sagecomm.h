@@ -499,6 +499,11 @@ typedef struct sagecomm_api {
   /* Returns the number of collectives issued so far in the lane that serves buffers on a type of device
    * (sagecomm_op.device_type), the number of the last one; 0 for a bad handle. */
   uint64_t (*lane_sequence)(sagecomm_group group, uint8_t device_type);
+
+  /* Writes as JSON which vendors' runtimes this process can use, a line of text for each one that it cannot:
+   *   [{"name": "cuda", "library": "libcuda.so.1", "devices": 0, "why"?}]
+   * "name" is that of the devices in torch. It opens and starts the runtimes, which may forbid a fork afterwards. */
+  int64_t (*describe_devices)(char *json, size_t n);
 } sagecomm_api;
 
 /* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */

@@ -13,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// deviceProgram builds tests/cabi/device.c and the emulator's libcuda.so.1, and returns a function that runs the program with
-// variables of the emulator. It returns the program's output.
-func deviceProgram(t *testing.T) func(t *testing.T, variables ...string) (string, error) {
+// deviceProgram builds tests/cabi/device.c and the emulator's library of a vendor, and returns a function that runs the program with
+// variables of the emulator. It returns the program's output. name is that of the devices in torch.
+func deviceProgram(t *testing.T, name string) func(t *testing.T, variables ...string) (string, error) {
 	t.Helper()
 	python, err := filepath.Abs(filepath.Join(root, ".venv/bin/python"))
 	require.NoError(t, err)
@@ -24,7 +24,7 @@ func deviceProgram(t *testing.T) func(t *testing.T, variables ...string) (string
 	}
 	script, err := filepath.Abs(filepath.Join(root, "tests/emulator/build.py"))
 	require.NoError(t, err)
-	if output, err := exec.CommandContext(t.Context(), python, script, "cuda").CombinedOutput(); err != nil {
+	if output, err := exec.CommandContext(t.Context(), python, script, map[string]string{"cuda": "cuda", "npu": "acl"}[name]).CombinedOutput(); err != nil {
 		t.Fatalf("building the emulator: %v\n%s", err, output)
 	}
 	lib, program := library(t), filepath.Join(t.TempDir(), "device")
@@ -33,7 +33,7 @@ func deviceProgram(t *testing.T) func(t *testing.T, variables ...string) (string
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		cmd := exec.CommandContext(ctx, program, lib, t.TempDir())
+		cmd := exec.CommandContext(ctx, program, lib, t.TempDir(), name)
 		cmd.WaitDelay = time.Second
 		cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(filepath.Dir(script), "build"), "EMULATOR_HOST_CLOCKS=thread", "EMULATOR_STALL_S=20")
 		cmd.Env = append(cmd.Env, variables...)
@@ -42,9 +42,15 @@ func deviceProgram(t *testing.T) func(t *testing.T, variables ...string) (string
 	}
 }
 
-// A C program calls collectives on a CUDA device, without torch. The emulator's checker finds nothing, whatever the schedule.
+// A C program calls collectives on a device, without torch. The emulator's checker finds nothing, whatever the schedule.
 func TestCProgramOnADevice(t *testing.T) {
-	run := deviceProgram(t)
+	for _, name := range []string{"cuda", "npu"} {
+		t.Run(name, func(t *testing.T) { cProgramOnADevice(t, name) })
+	}
+}
+
+func cProgramOnADevice(t *testing.T, name string) {
+	run := deviceProgram(t, name)
 	seeds := 50
 	if testing.Short() {
 		seeds = 6
@@ -72,7 +78,7 @@ func TestCProgramOnADevice(t *testing.T) {
 // A driver that lacks a function is refused, and the message names the function.
 func TestDriverThatIsTooOld(t *testing.T) {
 	const lacking = "cuEventRecord"
-	run := deviceProgram(t)
+	run := deviceProgram(t, "cuda")
 	built, err := filepath.Abs(filepath.Join(root, "tests/emulator/build"))
 	require.NoError(t, err)
 	objects, err := filepath.Glob(filepath.Join(built, "objects/cuda/*.o"))
@@ -93,7 +99,7 @@ func TestDriverThatIsTooOld(t *testing.T) {
 
 // Where the device has no event left, the operation fails with the driver's text, and its peer fails too. No process hangs.
 func TestEventsRunOut(t *testing.T) {
-	run := deviceProgram(t)
+	run := deviceProgram(t, "cuda")
 	for first := 1; first <= 40; first += 13 {
 		output, err := run(t, "EMULATOR_SCHEDULE=random", fmt.Sprintf("EMULATOR_FAULTS=cuEventCreate@%d+=out_of_memory", first))
 		if err == nil || !strings.Contains(output, "CUDA_ERROR_OUT_OF_MEMORY") {
@@ -108,7 +114,7 @@ func TestEachOrderOfADeviceIsNeeded(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the quick tests run the program as it is")
 	}
-	run := deviceProgram(t)
+	run := deviceProgram(t, "cuda")
 	// Three operations of the program follow each other on the same memory. The stream of the input of one waits for the output of
 	// the one before if that is not complete yet, so the caller's wait for the third one is one of a few calls.
 	for _, c := range []struct{ symbol, calls, what string }{
