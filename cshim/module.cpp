@@ -155,6 +155,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("load_core", &loadCore, py::arg("path"), PyNoGil());
   module.def("shutdown", &shutdownCore, PyNoGil());
   module.def("describe_environment", &describeEnvironment, PyNoGil());
+  module.def("describe_devices", &describeDevices, PyNoGil());
   module.def("flight_dump", &dumpFlight, py::arg("prefix"), PyNoGil());
   module.def("flight_records", &flightRecords, PyNoGil());
   module.def("metrics", &metrics, PyNoGil());

@@ -10,6 +10,9 @@ namespace sagecomm {
 // The configuration variables.
 std::string describeEnvironment();
 
+// Which vendors' runtimes this process can use. It starts them.
+std::string describeDevices();
+
 // The flight recorder's records of all groups.
 std::string flightRecords();
 

@@ -202,8 +202,9 @@ typedef struct sagecomm_op {
   int64_t timeout_ns;  /* 0: the group's */
   uint64_t batch_hash; /* 0; issue_coalesced() hashes here the lengths of the operations of a batch */
   uint64_t stack;      /* the caller's stack, from group_stack(); 0: not recorded */
-  /* Of an operation on a device; read during issue() only. Without one, on CUDA, the library uses the driver, and the
-   * operation is SAGECOMM_IN_STREAM: the caller waits for it by what it queues in `stream` afterwards. */
+  /* Of an operation on a device; read during issue() only. Without one the library uses the vendor's runtime: that of CUDA,
+   * and for 20, c10's PrivateUse1, that of Ascend. The operation is SAGECOMM_IN_STREAM then: the caller waits for it by
+   * what it queues in `stream` afterwards. */
   const sagecomm_bridge *bridge;
 } sagecomm_op;
 

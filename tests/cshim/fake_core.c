@@ -161,6 +161,7 @@ static int64_t group_stats(sagecomm_group g, char *json, size_t n) {
 }
 static uint64_t go_entries(void) { return 42; }
 static int64_t describe_environment(char *json, size_t n) { return describe(json, n, "[]"); }
+static int64_t describe_devices(char *json, size_t n) { return describe(json, n, "[{}]"); }
 static int64_t flight_records(char *json, size_t n) { return describe(json, n, "{\"groups\": []}"); }
 static int32_t group_describe(sagecomm_group g, const char *text, sagecomm_error *err) {
   (void)g;
@@ -221,6 +222,7 @@ static const sagecomm_api api = {
     .group_stats = group_stats,
     .go_entries = go_entries,
     .describe_environment = describe_environment,
+    .describe_devices = describe_devices,
     .shutdown = shutdown_all,
     .flight_records = flight_records,
     .issue_coalesced = fake_issue_coalesced,

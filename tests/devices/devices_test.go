@@ -2,6 +2,15 @@
 // (tests/emulator/acl, tests/emulator/cnrt). A runtime is opened once in a process, so each test runs in processes of its own:
 // this test binary starts itself.
 //
+// Libraries of collectives make these mistakes with such runtimes, and these tests notice them here:
+//   - copies in the default stream, or not behind what the caller's stream holds: TestAnOperationInStreams
+//   - an event that is recorded in another stream, or that no stream waits for: TestArgumentsOfEachCall, TestEachOrderIsNeeded
+//   - the handle of a stream that is kept from one operation to the next: TestInStreamsOfAFramework, TestAHandleThatWasKept
+//   - a number of elements for a number of bytes, a constant of another enumeration: TestArgumentsOfEachCall
+//   - an error without a name that counts as success, the result of a call that nobody looks at: TestEachFailingCallIsAnError
+//   - a query of a wait instead of a record, a callback without a thread for it: TestTrapsOfAscend; the runtimes call neither
+//   - a device that is current on the wrong thread: TestAThreadWithoutADevice
+//
 // Start reading at vendor_test.go, which says how the vendors differ.
 package devices
 
@@ -47,6 +56,16 @@ func folder(t *testing.T) string {
 	}
 	at, err := built()
 	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// onlyIn returns a folder with one of the libraries.
+func onlyIn(t *testing.T, library string) string {
+	t.Helper()
+	at := t.TempDir()
+	if err := os.Symlink(filepath.Join(folder(t), library), filepath.Join(at, library)); err != nil {
 		t.Fatal(err)
 	}
 	return at

@@ -77,6 +77,7 @@ var layers = []layer{
 	{tree: "internal/env/gendoc", height: outside},
 	{tree: "internal/lazylink/gen", height: outside},
 	{tree: "tests", height: outside},
+	{tree: "tests/devices", height: outside, cgo: true},
 }
 
 // impure are the packages that a pure package does not import.

@@ -242,6 +242,7 @@ def properties() -> None:
     assert fake.fake_options() == b"debug=WARN;tune=x;"
     del made
     assert _C.describe_environment() == "[]"
+    assert _C.describe_devices() == "[{}]"
     assert _C.go_entries() == 42
     assert _C.built_for() == ".".join(torch.__version__.split(".")[:2])
     assert direct.stats_json().rstrip() == "{}"

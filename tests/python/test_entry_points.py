@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from torch.distributed import distributed_c10d as c10d
@@ -122,3 +123,14 @@ def test_unknown_variables_are_warned_of():
     assert said.returncode == 0
     assert "? SAGECOMM_DEBIG=INFO\n      sagecomm: SAGECOMM_DEBIG is set but there is no such variable; " in said.stdout
     assert "did you mean SAGECOMM_DEBUG?" in said.stdout
+
+
+def test_env_tells_which_devices_there_are():
+    """A line for each vendor. The libraries of the emulator are those of a machine with two devices of each."""
+    none = command("env").stdout
+    for name, runtime, library in (("npu", "Ascend", "libascendcl.so"), ("mlu", "Cambricon", "libcnrt.so")):
+        assert f"\n  {name}: no {runtime} runtime: {library}: cannot open shared object file" in none, none
+    emulator = Path(__file__).resolve().parents[1] / "emulator"
+    subprocess.run([sys.executable, emulator / "build.py", "acl", "cnrt"], check=True, timeout=300)
+    two = command("env", LD_LIBRARY_PATH=str(emulator / "build")).stdout
+    assert "\n  npu: 2 devices (libascendcl.so)\n  mlu: 2 devices (libcnrt.so)" in two, two

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.set_defaults(run=run)
         return command
 
-    verb("env", print_environment, "print every setting with its default and its value")
+    verb("env", print_environment, "print every setting with its default and its value, and the devices of each vendor")
     add_status(verb("status", print_status, "show what each rank on this host does, group by group"))
     topo = verb("topo", print_topology, "print the hardware of this host and the part of it that a process may use")
     topo.add_argument("--svg", metavar="FILE", type=Path, help="draw it, too")
@@ -81,9 +81,13 @@ def print_environment(parsed: argparse.Namespace) -> int:
     """1 if a value is refused."""
     from sagecomm import _native
 
-    described = _native.load().describe_environment()
-    variables = json.loads(described)
-    print(described if parsed.json else environment_table(variables))
+    native = _native.load()
+    variables, devices = json.loads(native.describe_environment()), json.loads(native.describe_devices())
+    if parsed.json:
+        print(json.dumps({"variables": variables, "devices": devices}, indent=2))
+    else:
+        print(environment_table(variables))
+        print(devices_table(devices))
     return 1 if any("error" in variable for variable in variables) else 0
 
 
@@ -100,6 +104,16 @@ def environment_table(variables: Sequence[dict[str, object]]) -> str:
         lines.append(f"      {variable['sentence']}")
         if "error" in variable:
             lines.append(f"      refused: {variable['error']}")
+    return "\n".join(lines)
+
+
+def devices_table(devices: Sequence[dict[str, object]]) -> str:
+    """A vendor's devices, or why this process has none of them."""
+    lines = ["", "devices, by their names in torch:"]
+    for vendor in devices:
+        count = vendor["devices"]
+        has = vendor["why"] if "why" in vendor else f"{count} device{'' if count == 1 else 's'} ({vendor['library']})"
+        lines.append(f"  {vendor['name']}: {has}")
     return "\n".join(lines)
 
 

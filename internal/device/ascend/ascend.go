@@ -2,8 +2,8 @@
 // the ordering for callers of the C ABI who bring no bridge. Its streams can wait for a word of pinned memory, so an operation
 // needs no thread after it was issued.
 //
-// The library is opened at the first operation on a device and is never linked (acl.h). Devices without waits for values, which are
-// those before the Atlas A2, have no runtime here; a framework's bridge serves them.
+// The library is opened at the first operation on a device and is never linked (acl.h). Devices without waits for values have
+// no runtime here, and a framework's bridge serves them: those of the series A2, A3 and 950 have such waits.
 package ascend
 
 // #include "acl.h"
