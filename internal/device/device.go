@@ -69,8 +69,8 @@ type End struct {
 
 // Why a vendor's runtime gives an operation no access.
 var (
-	ErrBeside = errors.New("without sagecomm_op.bridge an operation ends in its caller's stream; set ordering to SAGECOMM_IN_STREAM")
-	ErrCaptured    = errors.New("the stream is being captured into a graph, and this engine copies through the host, which a graph cannot hold; call it outside of the capture")
+	ErrBeside   = errors.New("without sagecomm_op.bridge an operation ends in its caller's stream; set ordering to SAGECOMM_IN_STREAM")
+	ErrCaptured = errors.New("the stream is being captured into a graph, and this engine copies through the host, which a graph cannot hold; call it outside of the capture")
 )
 
 // MaxValue is the largest value that WriteValue writes where streams cannot wait.

@@ -117,7 +117,7 @@ func schedules() (list [][]string) {
 	}
 	seeds := 30
 	if testing.Short() {
-		seeds = 4
+		seeds = 2
 	}
 	for seed := range seeds {
 		list = append(list, []string{"EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_SEED=", seed+1)})

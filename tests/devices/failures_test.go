@@ -147,19 +147,22 @@ func TestEachFailingCallIsAnError(t *testing.T) {
 	}
 	const unnamed = 424242
 	eachVendor(t, func(t *testing.T, v vendor) {
-		for name, m := range methods {
-			for _, function := range m.of[v.name] {
-				t.Run(name+" "+function, func(t *testing.T) {
-					isolated(t, folder(t), nil, func(t *testing.T) { failing(t, v, m.call, function, unnamed) })
-				})
+		isolated(t, folder(t), nil, func(t *testing.T) {
+			runtime.LockOSThread()
+			b := newBed(t, v)
+			for name, m := range methods {
+				for _, function := range m.of[v.name] {
+					t.Run(name+" "+function, func(t *testing.T) { failing(t, b, m.call, function, unnamed) })
+				}
 			}
-		}
+		})
 	})
 }
 
-func failing(t *testing.T, v vendor, method func(*bed) error, function string, code int) {
+// failing calls a method while the next call of a function fails, and again.
+func failing(t *testing.T, b *bed, method func(*bed) error, function string, code int) {
 	runtime.LockOSThread()
-	b := newBed(t, v)
+	b.call(b.v.setDevice, 0)
 	plan := raw.Memory(200)
 	copy(raw.Bytes(plan, 199), fmt.Sprintf("%s@1=#%d", function, code))
 	b.call("emulator_plan", plan)

@@ -33,8 +33,8 @@ size_t emulator_reports(void);
 size_t emulator_report_text(char *text, size_t size);
 void emulator_reset_reports(void);
 
-/* Adds rules to the fault plan (fault_plan.hpp). Calls of a symbol that had no rule are counted from here on. Returns 0, or -1 if the
- * text is no plan. */
+/* Replaces the fault plan (fault_plan.hpp), but not the memory of the devices. Calls are counted from here on. Returns 0, or -1 if
+ * the text is no plan. */
 int emulator_plan(const char *rules);
 
 /* Nothing on the stream begins between emulator_hold and emulator_release_stream. A task that runs is not stopped. They

@@ -121,6 +121,7 @@ void emulator_reset_reports(void) { emulator::reset_reports(); }
 int emulator_plan(const char *rules) {
   State &all = emulator::state();
   emulator::Lock lock(all.mutex);
+  all.faults = {};
   return all.faults.parse(rules).empty() ? 0 : -1;
 }
 
