@@ -9,6 +9,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/device"
 )
 
@@ -24,9 +26,7 @@ type recording struct {
 
 func (r *recording) calls() []string {
 	text, err := os.ReadFile(r.path)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	list := strings.Split(strings.TrimSpace(string(text[r.read:])), "\n")
 	r.read = len(text)
 	return list

@@ -25,6 +25,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/tests/devices/raw"
 )
 
@@ -55,9 +57,7 @@ func folder(t *testing.T) string {
 		t.Skip("the emulator is built by the Python of .venv, which `make venv` makes")
 	}
 	at, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return at
 }
 
@@ -65,9 +65,8 @@ func folder(t *testing.T) string {
 func onlyIn(t *testing.T, library string) string {
 	t.Helper()
 	at := t.TempDir()
-	if err := os.Symlink(filepath.Join(folder(t), library), filepath.Join(at, library)); err != nil {
-		t.Fatal(err)
-	}
+	err := os.Symlink(filepath.Join(folder(t), library), filepath.Join(at, library))
+	require.NoError(t, err)
 	return at
 }
 
@@ -92,9 +91,7 @@ func start(t *testing.T, libraries string, variables []string) (string, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), bound)
 	defer cancel()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var pattern []string
 	for _, name := range strings.Split(t.Name(), "/") {
 		pattern = append(pattern, "^"+name+"$")

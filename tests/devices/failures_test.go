@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"sagecomm/internal/device"
-	"sagecomm/tests/devices/raw"
 )
 
 // refused runs a part of a test in which a device cannot be opened, and compares the reason, which is one line. Where the vendor's
@@ -163,9 +162,7 @@ func TestEachFailingCallIsAnError(t *testing.T) {
 func failing(t *testing.T, b *bed, method func(*bed) error, function string, code int) {
 	runtime.LockOSThread()
 	b.call(b.v.setDevice, 0)
-	plan := raw.Memory(200)
-	copy(raw.Bytes(plan, 199), fmt.Sprintf("%s@1=#%d", function, code))
-	b.call("emulator_plan", plan)
+	b.plan(fmt.Sprintf("%s@1=#%d", function, code))
 	err := method(b)
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%s: error %d of ", function, code)) {
 		t.Errorf("%v", err)

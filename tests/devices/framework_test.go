@@ -8,6 +8,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 	"sagecomm/internal/device/bridge"
@@ -44,9 +46,7 @@ func newGuest(t *testing.T, v vendor) *guest {
 func (g *guest) access() staged.Access {
 	g.t.Helper()
 	b, err := bridge.New(g.Bridge())
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	require.NoError(g.t, err)
 	a := staged.WithBridge(b, coll.Device{Type: coll.PrivateUse1, Index: used})
 	if want := g.v.name + ", device 1, in the framework's streams"; a.Name() != want {
 		g.t.Fatalf("the access is %q, expected %q", a.Name(), want)
@@ -56,9 +56,7 @@ func (g *guest) access() staged.Access {
 
 func (g *guest) must(err error) {
 	g.t.Helper()
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	require.NoError(g.t, err)
 }
 
 // operate carries out an operation, with a value for the words, behind a copy that the framework has only launched, and returns what
@@ -189,9 +187,7 @@ func TestAFrameworkWithoutARuntime(t *testing.T) {
 					continue // the framework here has names of two devices only
 				}
 				b, err := bridge.New(f.Bridge())
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				if a := staged.WithBridge(b, coll.Device{Type: coll.PrivateUse1, Index: 1}); a != staged.Access(b) {
 					t.Errorf("%s: device 1 of 1 has the access %q", name, a.Name())
 				}

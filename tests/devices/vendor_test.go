@@ -1,8 +1,11 @@
 package devices
 
 import (
+	"strings"
 	"testing"
 	"unsafe"
+
+	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/device"
 	"sagecomm/internal/device/ascend"
@@ -54,9 +57,7 @@ type program struct {
 func newProgram(t *testing.T, v vendor) *program {
 	t.Helper()
 	library, err := raw.Open(v.library)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return &program{t, library, v}
 }
 
@@ -91,6 +92,17 @@ func (p *program) made(name string, arguments ...uintptr) uintptr {
 	out := raw.Memory(8)
 	p.call(name, append([]uintptr{out}, arguments...)...)
 	return raw.Load(out)
+}
+
+// plan makes calls of the vendor's functions fail from here on: a rule of the emulator's fault plan, none for an empty call.
+func (p *program) plan(rule string) {
+	p.t.Helper()
+	if strings.HasPrefix(rule, "=") {
+		rule = ""
+	}
+	text := raw.Memory(len(rule) + 1)
+	copy(raw.Bytes(text, len(rule)+1), rule)
+	p.call("emulator_plan", text)
 }
 
 // copy queues a copy.
