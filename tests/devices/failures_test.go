@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/device"
 )
 
@@ -50,9 +52,7 @@ func TestWithoutASymbol(t *testing.T) {
 				t.Fatalf("%d objects: %v", len(objects), err)
 			}
 			script := filepath.Join(libraries, "exports.map")
-			if err := os.WriteFile(script, []byte("{ global: *; local: "+lacking[v.name]+"; };\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(script, []byte("{ global: *; local: "+lacking[v.name]+"; };\n"), 0o600))
 			command := append([]string{"-shared", "-o", filepath.Join(libraries, v.library), "-Wl,--version-script=" + script, "-Wl,-rpath," + folder(t)}, objects...)
 			if output, err := exec.CommandContext(t.Context(), "g++", append(command, filepath.Join(folder(t), "libemulator.so"))...).CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, output)
