@@ -149,13 +149,13 @@ def fake_cuda() -> list[Library]:
             torch=True,
         ),
         Library(
-            "nccl_stub",
+            "nccl",
             "libfake_nccl.so",
-            sources("nccl_stub"),
-            needs=["cuda"],
+            sources("nccl"),
+            needs=["cuda", "emulator"],
             flags=[*cuda, "-isystem", str(nvidia("nccl/include/nccl.h").parent)],
             soname="libnccl.so.2",
-            generate=stubs(r"nccl", "nccl_stub_unsupported"),
+            generate=stubs(r"nccl", "fake_nccl_unsupported"),
             inputs=[symbols.LIST],
         ),
     ]

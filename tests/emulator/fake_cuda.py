@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 OUTPUT = builder.OUTPUT
 DRIVER = OUTPUT / "libcuda.so.1"
 RUNTIME = OUTPUT / "libfake_runtime.so"
-NCCL_STUB = OUTPUT / "libfake_nccl.so"
+NCCL = OUTPUT / "libfake_nccl.so"
 
 # ---- in the process that starts others
 
@@ -64,6 +64,7 @@ def environment(
         "EMULATOR_SCHEDULE": schedule,
         "EMULATOR_SEED": str(seed),
         "EMULATOR_DEVICES": str(devices),
+        "SAGECOMM_ENGINE": "staged",  # what most tests are about, also where ranks have a libnccl.so.2
         "OMP_NUM_THREADS": "1",  # operators run on the emulator's thread, which has torch's number of threads from here
         **settings,
     }

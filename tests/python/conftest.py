@@ -66,12 +66,12 @@ def mortals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 @pytest.fixture(scope="session")
 def cuda_bed() -> Iterator[CudaBed]:
-    """Processes under fake CUDA, with a stub of NCCL."""
+    """Processes under fake CUDA, with the emulated NCCL."""
     try:
         fake_cuda.build()
     except fake_cuda.builder.UnavailableError as error:
         pytest.skip(str(error))
-    bed = CudaBed(preload=[fake_cuda.NCCL_STUB])
+    bed = CudaBed(preload=[fake_cuda.NCCL])
     yield bed
     bed.stop()
 

@@ -72,7 +72,7 @@ def asynchronous(rank: int, size: int, store: str) -> list[float]:
 
 
 def nccl(store: str) -> dict[str, Any]:
-    """torch's ProcessGroupNCCL with one rank, on the stub of NCCL."""
+    """torch's ProcessGroupNCCL with one rank, on the emulated NCCL."""
     device = torch.device("cuda:0")
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=0, world_size=1, device_id=device)
     x = torch.arange(4.0, device=device)
@@ -85,12 +85,12 @@ def nccl(store: str) -> dict[str, Any]:
     fake_cuda.check()
     dist.destroy_process_group()
     text = ctypes.create_string_buffer(1 << 14)
-    ctypes.CDLL(str(fake_cuda.NCCL_STUB)).nccl_stub_calls(text, ctypes.c_size_t(len(text)))
+    ctypes.CDLL(str(fake_cuda.NCCL)).fake_nccl_calls(text, ctypes.c_size_t(len(text)))
     return {"result": result, "calls": text.value.decode().splitlines()}
 
 
 def comm_backend() -> dict[str, Any]:
-    """What "auto" makes of one rank with a device of its own, with torch's ProcessGroupNCCL on the stub of NCCL."""
+    """What "auto" makes of one rank with a device of its own, with torch's ProcessGroupNCCL on the emulated NCCL."""
     backend = create_comm_backend("auto", rank=0, world_size=1)
     attached = create_comm_backend("nccl")
     assert attached.group is backend.group

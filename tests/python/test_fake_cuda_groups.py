@@ -44,9 +44,10 @@ def test_events_of_another_process_order_streams(cuda_bed: CudaBed, schedule: st
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "random"])
-def test_torchs_nccl_backend_runs_on_a_stub(cuda_bed: CudaBed, tmp_path: Path, schedule: str) -> None:
+def test_torchs_nccl_backend_runs(cuda_bed: CudaBed, tmp_path: Path, schedule: str) -> None:
     done = cuda_bed.run("cuda_groups:nccl", str(tmp_path / "store"), schedule=schedule)
-    assert done == {"result": [1, 2, 3, 4], "calls": ["Init", "AllReduce 4", "AllGather 4"]}
+    moves = ["AllReduce count 4 type 7 op 0 root 0", "AllGather count 4 type 7 op 0 root 0"]
+    assert done == {"result": [1, 2, 3, 4], "calls": ["Init 0 of 1", *moves, "Destroy"]}
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "random"])

@@ -119,6 +119,10 @@ struct Range {
 // ranges are what the checker and the memory rules see; they are given in the callers' addresses.
 Status launch(StreamHandle stream, const std::string &what, const std::vector<Range> &reads,
               const std::vector<Range> &writes, std::function<void()> run);
+// The same for a kernel that waits for other processes: it begins when ready() holds, which must not change back. ready()
+// is called often, under the emulator's lock, and may call nothing here.
+Status launch_when(std::function<bool()> ready, StreamHandle stream, const std::string &what,
+                   const std::vector<Range> &reads, const std::vector<Range> &writes, std::function<void()> run);
 // Queues a function that may block without blocking other streams. It runs on a thread of its own kind, where calls of
 // the runtime fail with not_permitted.
 Status host_function(StreamHandle stream, void (*function)(void *), void *argument);

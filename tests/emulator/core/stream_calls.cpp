@@ -111,6 +111,11 @@ Status queue(Call &call, Stream &stream, Task &&task, Point *point) {
 
 Status launch(StreamHandle handle, const std::string &what, const std::vector<Range> &reads,
               const std::vector<Range> &writes, std::function<void()> run) {
+  return launch_when(nullptr, handle, what, reads, writes, std::move(run));
+}
+
+Status launch_when(std::function<bool()> ready, StreamHandle handle, const std::string &what,
+                   const std::vector<Range> &reads, const std::vector<Range> &writes, std::function<void()> run) {
   Task task;  // if it is refused, what the function owns is destroyed after the call has released the lock
   Call call;
   Stream *stream = nullptr;
@@ -118,6 +123,10 @@ Status launch(StreamHandle handle, const std::string &what, const std::vector<Ra
   if (status != Status::success) return status;
   task.what = what;
   task.run = std::move(run);
+  if (ready) {
+    task.condition = std::make_shared<Condition>();
+    task.condition->holds = std::move(ready);
+  }
   for (auto [ranges, spans] : {std::pair{&reads, &task.reads}, std::pair{&writes, &task.writes}})
     for (const Range &range : *ranges) {
       const Block *block = nullptr;

@@ -1,0 +1,306 @@
+// The functions of libnccl.so.2, over the emulator. Generated stubs refuse those that are not here.
+//
+// A communicator that does not block queues its operations when its user asks for its state after the call, which has returned
+// ncclInProgress. So a command that its user queues too early stands in front of the kernel.
+#include <nccl.h>
+
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "communicator.hpp"
+
+using namespace fake_nccl;
+
+struct ncclComm {
+  StatePointer state;
+};
+
+namespace {
+
+std::mutex mutex;
+std::string calls;
+thread_local std::string last_error;
+
+thread_local int depth = 0;
+thread_local std::vector<std::pair<ncclComm_t, Operation>> grouped;
+
+void note(const std::string &call) {
+  std::lock_guard lock(mutex);
+  calls += call + "\n";
+}
+
+// Begins a call. The fault plan may end it with a result of its own.
+bool begins(const char *function, ncclResult_t *result) {
+  switch (emulator::enter(function)) {
+    case emulator::Status::success:
+      return true;
+    case emulator::Status::injected:
+      *result = static_cast<ncclResult_t>(emulator::injected_code());
+      last_error = *result == ncclSuccess ? "" : std::string("injected into ") + function;
+      return false;
+    default:
+      *result = fail(ncclUnhandledCudaError, "Cuda failure 'driver shutting down'");
+      return false;
+  }
+}
+
+#define BEGIN                       \
+  ncclResult_t begun = ncclSuccess; \
+  if (!begins(__func__, &begun)) return begun
+
+// Queues operations. Requires: they are of one communicator.
+ncclResult_t issue(ncclComm_t communicator, std::vector<Operation> operations) {
+  const StatePointer &state = communicator->state;
+  std::lock_guard lock(state->mutex);
+  if (state->error != ncclSuccess) return fail(state->error, "the communicator has failed");
+  if (!state->ready) return fail(ncclInvalidUsage, "the communicator is not ready");
+  if (state->blocking) return launch(state, std::move(operations));
+  state->waiting.insert(state->waiting.end(), operations.begin(), operations.end());
+  return ncclInProgress;
+}
+
+ncclResult_t call(const char *name, ncclComm_t communicator, Operation operation) {
+  if (communicator == nullptr) return fail(ncclInvalidArgument, std::string(name) + " : comm argument is NULL");
+  const State &state = *communicator->state;
+  if (size_of(operation.type) == 0) return fail(ncclInvalidArgument, std::string(name) + " : invalid type");
+  if (operation.root < 0 || operation.root >= state.ranks)
+    return fail(ncclInvalidArgument, std::string(name) + " : invalid root " + std::to_string(operation.root));
+  note(std::string(name) + " count " + std::to_string(operation.count) + " type " + std::to_string(operation.type) +
+       " op " + std::to_string(operation.reduction.op) + " root " + std::to_string(operation.root));
+  if (operation.reduction.op >= ncclNumOps) {
+    std::lock_guard lock(communicator->state->mutex);
+    const size_t at = static_cast<size_t>(operation.reduction.op) - ncclNumOps;
+    if (at >= state.made.size()) return fail(ncclInvalidArgument, std::string(name) + " : invalid reduction operation");
+    operation.reduction = state.made[at];
+  }
+  if (depth == 0) return issue(communicator, {operation});
+  grouped.emplace_back(communicator, operation);
+  return ncclSuccess;
+}
+
+Operation operation(Kind kind, const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                    cudaStream_t stream) {
+  return {kind, from, to, count, type, {op, 1}, root, reinterpret_cast<emulator::StreamHandle>(stream)};
+}
+
+ncclResult_t init(ncclComm_t *communicator, int ranks, const ncclUniqueId &id, int rank, bool blocking) {
+  Address address;
+  memcpy(&address, id.internal, sizeof address);
+  StatePointer state;
+  ncclResult_t result = join(address, ranks, rank, blocking, &state);
+  if (result != ncclSuccess) return result;
+  note("Init " + std::to_string(rank) + " of " + std::to_string(ranks));
+  for (result = ncclInProgress; blocking && result == ncclInProgress;) {
+    {
+      std::lock_guard lock(state->mutex);
+      result = look(*state);
+    }
+    if (result == ncclInProgress) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  if (result == ncclSuccess || result == ncclInProgress) *communicator = new ncclComm{state};
+  return result;
+}
+
+}  // namespace
+
+ncclResult_t fake_nccl::fail(ncclResult_t result, const std::string &why) {
+  last_error = why;
+  return result;
+}
+
+extern "C" {
+
+// The calls so far, one a line. The text is cut to `size` bytes with its NUL.
+void fake_nccl_calls(char *text, size_t size) {
+  std::lock_guard lock(mutex);
+  text[calls.copy(text, size - 1)] = '\0';
+}
+
+ncclResult_t ncclGetVersion(int *version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
+const char *ncclGetErrorString(ncclResult_t result) {
+  static const char *const texts[] = {"no error",
+                                      "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+                                      "unhandled system error (run with NCCL_DEBUG=INFO for details)",
+                                      "internal error - please report this issue to the NCCL developers",
+                                      "invalid argument (run with NCCL_DEBUG=WARN for details)",
+                                      "invalid usage (run with NCCL_DEBUG=WARN for details)",
+                                      "remote process exited or there was a network error",
+                                      "NCCL operation in progress"};
+  return result >= 0 && result < 8 ? texts[result] : "unknown result code";
+}
+
+const char *ncclGetLastError(ncclComm_t /*communicator*/) { return last_error.c_str(); }
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+  BEGIN;
+  Address address;
+  if (!make_table(&address)) return fail(ncclSystemError, "cannot make memory to share");
+  memset(id, 0, sizeof *id);
+  memcpy(id->internal, &address, sizeof address);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t *communicator, int ranks, ncclUniqueId id, int rank) {
+  BEGIN;
+  return init(communicator, ranks, id, rank, true);
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config) {
+  BEGIN;
+  if (config != nullptr && config->magic != NCCL_API_MAGIC)
+    return fail(ncclInvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
+  return init(communicator, ranks, id, rank, config == nullptr || config->blocking != 0);
+}
+
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *communicator, int ranks, int rank, int /*ids*/, ncclUniqueId *id,
+                                      ncclConfig_t *config) {
+  return ncclCommInitRankConfig(communicator, ranks, *id, rank, config);
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
+  BEGIN;
+  return communicator->state->blocking ? ncclSuccess : ncclInProgress;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
+  BEGIN;
+  note("Destroy");
+  delete communicator;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t communicator) {
+  BEGIN;
+  note("Abort");
+  communicator->state->aborted = true;
+  delete communicator;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *error) {
+  State &state = *communicator->state;
+  std::lock_guard lock(state.mutex);
+  ncclResult_t planned = ncclSuccess;
+  if (!begins(__func__, &planned)) state.error = planned;
+  *error = look(state);
+  if (*error == ncclSuccess && !state.waiting.empty()) {
+    std::vector<Operation> operations(state.waiting.begin(), state.waiting.end());
+    state.waiting.clear();
+    *error = state.error = launch(communicator->state, std::move(operations));
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(const ncclComm_t communicator, int *count) {
+  *count = communicator->state->ranks;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommUserRank(const ncclComm_t communicator, int *rank) {
+  *rank = communicator->state->rank;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommRegister(const ncclComm_t /*communicator*/, void *memory, size_t /*size*/, void **handle) {
+  *handle = memory;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t /*communicator*/, void * /*handle*/) { return ncclSuccess; }
+
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *factor, ncclDataType_t type,
+                                      ncclScalarResidence_t residence, ncclComm_t communicator) {
+  BEGIN;
+  if (residence != ncclScalarHostImmediate) return fail(ncclInvalidArgument, "only scalars of the host are emulated");
+  std::lock_guard lock(communicator->state->mutex);
+  auto &made = communicator->state->made;
+  made.push_back({ncclSum, scalar(factor, type)});
+  *op = static_cast<ncclRedOp_t>(ncclNumOps + static_cast<int>(made.size()) - 1);
+  return ncclSuccess;
+}
+
+// The number is not used again.
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t /*op*/, ncclComm_t /*communicator*/) {
+  BEGIN;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart() {
+  depth++;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  if (depth == 0) return fail(ncclInvalidUsage, "ncclGroupEnd: not in a group call.");
+  if (--depth > 0) return ncclSuccess;
+  std::map<ncclComm_t, std::vector<Operation>> lists;
+  for (const auto &[communicator, operation] : grouped) lists[communicator].push_back(operation);
+  grouped.clear();
+  BEGIN;
+  ncclResult_t result = ncclSuccess;
+  for (auto &[communicator, list] : lists)
+    if (ncclResult_t one = issue(communicator, std::move(list)); one != ncclSuccess) result = one;
+  return result;
+}
+
+ncclResult_t ncclAllReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t communicator, cudaStream_t stream) {
+  BEGIN;
+  return call("AllReduce", communicator, operation(Kind::all_reduce, from, to, count, type, op, 0, stream));
+}
+
+ncclResult_t ncclReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t communicator, cudaStream_t stream) {
+  BEGIN;
+  return call("Reduce", communicator, operation(Kind::reduce, from, to, count, type, op, root, stream));
+}
+
+ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t communicator, cudaStream_t stream) {
+  BEGIN;
+  return call("Broadcast", communicator, operation(Kind::broadcast, from, to, count, type, ncclSum, root, stream));
+}
+
+ncclResult_t ncclBcast(void *at, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
+                       cudaStream_t stream) {
+  return ncclBroadcast(at, at, count, type, root, communicator, stream);
+}
+
+ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t communicator,
+                           cudaStream_t stream) {
+  BEGIN;
+  return call("AllGather", communicator, operation(Kind::all_gather, from, to, count, type, ncclSum, 0, stream));
+}
+
+ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t communicator, cudaStream_t stream) {
+  BEGIN;
+  return call("ReduceScatter", communicator, operation(Kind::reduce_scatter, from, to, count, type, op, 0, stream));
+}
+
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator,
+                      cudaStream_t stream) {
+  BEGIN;
+  return call("Send", communicator, operation(Kind::send, from, nullptr, count, type, ncclSum, peer, stream));
+}
+
+ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator,
+                      cudaStream_t stream) {
+  BEGIN;
+  return call("Recv", communicator, operation(Kind::recv, nullptr, to, count, type, ncclSum, peer, stream));
+}
+
+// Called by generated stubs.
+ncclResult_t fake_nccl_unsupported(const char *name, int * /*told*/) {
+  note(std::string(name) + " refused");
+  return ncclInvalidUsage;
+}
+
+}  // extern "C"

@@ -1,0 +1,70 @@
+// communicator.hpp has communicators, and the operations that their kernels carry out.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../core/runtime.hpp"
+#include "table.hpp"
+#include "reduce.hpp"
+
+namespace fake_nccl {
+
+enum class Kind : int32_t { all_reduce, reduce, broadcast, all_gather, reduce_scatter, send, recv };
+
+// One call of a function that moves data.
+struct Operation {
+  Kind kind;
+  const void *from;
+  void *to;
+  size_t count;  // as NCCL counts it: elements of the shorter buffer
+  ncclDataType_t type;
+  Reduction reduction;
+  int root;  // or the peer
+  emulator::StreamHandle stream;
+};
+
+// What kernels use. They may outlive the handle.
+struct State {
+  int rank = 0, ranks = 0;
+  bool blocking = true;
+  Table *table = nullptr;
+  std::unique_ptr<Data> own;
+  std::vector<std::unique_ptr<Data>> data;  // of the peers; none at this rank's place
+  std::string device;
+  std::atomic<bool> aborted{false};
+
+  std::mutex mutex;  // guards what follows
+  bool ready = false;
+  ncclResult_t error = ncclSuccess;  // the asynchronous one
+  uint64_t issued = 0;               // operations of all ranks
+  uint64_t sends[most_ranks] = {}, recvs[most_ranks] = {};
+  std::deque<Operation> waiting;  // of a communicator that does not block: nobody has asked for their state yet
+  std::vector<Reduction> made;    // by number of the reduction, from ncclNumOps
+
+  std::mutex data_mutex;  // taken by kernels; guards what follows and the places of `own`
+  struct Place {
+    std::atomic<uint64_t> *taken;  // of a send; null: of an operation of all ranks
+    uint64_t number, offset, bytes;
+  };
+  std::deque<Place> places;  // of data that peers may still read
+
+  Member &me() const { return table->member[rank]; }
+};
+using StatePointer = std::shared_ptr<State>;
+
+// Sets the text of ncclGetLastError() and returns the result.
+ncclResult_t fail(ncclResult_t result, const std::string &why);
+
+// Begins to join. The communicator is ready when all ranks have joined.
+ncclResult_t join(const Address &address, int ranks, int rank, bool blocking, StatePointer *state);
+// Looks whether all ranks have joined. Returns ncclInProgress until they have. Requires: the mutex.
+ncclResult_t look(State &state);
+// Queues the operations of a group: one kernel on each stream. Requires: the mutex.
+ncclResult_t launch(const StatePointer &state, std::vector<Operation> operations);
+
+}  // namespace fake_nccl

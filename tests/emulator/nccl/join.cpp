@@ -1,0 +1,92 @@
+// How the ranks of a communicator meet.
+#include <cuda.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "communicator.hpp"
+
+namespace fake_nccl {
+namespace {
+
+// NCCL compares hosts and devices to find two ranks with one device. NCCL_HOSTID stands for the host.
+bool identify(char *text, size_t size) {
+  CUdevice device;
+  CUuuid uuid;
+  // NCCL asks the runtime, which gives a thread without a context its current device.
+  if (cuCtxGetDevice(&device) != CUDA_SUCCESS && emulator::current_device(&device) != emulator::Status::success)
+    return false;
+  if (cuDeviceGetUuid(&uuid, device) != CUDA_SUCCESS) return false;
+  char host[64] = "";
+  const char *set = getenv("NCCL_HOSTID");
+  if (set != nullptr)
+    strncpy(host, set, sizeof host - 1);
+  else
+    gethostname(host, sizeof host - 1);
+  std::string made = std::string(host) + "/";
+  for (char byte : uuid.bytes) made += "0123456789abcdef"[byte >> 4 & 15], made += "0123456789abcdef"[byte & 15];
+  strncpy(text, made.c_str(), size - 1);
+  return true;
+}
+
+ncclResult_t give_up(State &state, ncclResult_t result, const std::string &why) {
+  state.me().presence.store(Presence::failed);
+  state.error = result;
+  return fail(result, why);
+}
+
+}  // namespace
+
+ncclResult_t join(const Address &address, int ranks, int rank, bool blocking, StatePointer *made) {
+  if (ranks < 1 || ranks > most_ranks || rank < 0 || rank >= ranks)
+    return fail(ncclInvalidArgument, "Invalid rank requested : " + std::to_string(rank) + "/" + std::to_string(ranks));
+  auto state = std::make_shared<State>();
+  state->table = open_table(address);
+  if (state->table == nullptr)
+    return fail(ncclSystemError, "socketPollConnect: connect returned Connection refused, exceeded error retry count");
+  state->rank = rank;
+  state->ranks = ranks;
+  state->blocking = blocking;
+  state->own = Data::make();
+  Member &me = state->me();
+  if (state->own == nullptr) return fail(ncclSystemError, "cannot make memory to share");
+  if (me.presence.load() != Presence::absent) return fail(ncclInvalidUsage, "rank joined twice");
+  if (!identify(me.device, sizeof me.device))
+    return fail(ncclUnhandledCudaError, "Cuda failure 'invalid device context'");
+  me.ranks = ranks;
+  me.process = getpid();
+  me.data = state->own->descriptor();
+  me.presence.store(Presence::joined);
+  *made = state;
+  return ncclSuccess;
+}
+
+ncclResult_t look(State &state) {
+  if (state.ready || state.error != ncclSuccess) return state.error;
+  Table &table = *state.table;
+  for (int i = 0; i < state.ranks; i++) {
+    if (table.member[i].presence.load() == Presence::absent) return ncclInProgress;
+    if (table.member[i].ranks != state.ranks)
+      return give_up(state, ncclInvalidUsage, "Bootstrap Root : mismatch in rank count from procs");
+  }
+  for (int i = 0; i < state.ranks; i++)
+    for (int j = 0; j < i; j++)
+      if (strcmp(table.member[i].device, table.member[j].device) == 0)
+        return give_up(state, ncclInvalidUsage,
+                       "Duplicate GPU detected : rank " + std::to_string(j) + " and rank " + std::to_string(i) +
+                           " both on CUDA device " + table.member[i].device);
+  for (int i = 0; i < state.ranks; i++)
+    if (table.member[i].presence.load() == Presence::failed)
+      return give_up(state, ncclRemoteError, "socketProgress: Connection closed by remote peer");
+  state.data.resize(static_cast<size_t>(state.ranks));
+  for (int i = 0; i < state.ranks; i++) {
+    if (i == state.rank) continue;
+    auto &data = state.data[static_cast<size_t>(i)];
+    data = Data::open(table.member[i].process, table.member[i].data);
+    if (data == nullptr) return give_up(state, ncclRemoteError, "socketProgress: Connection closed by remote peer");
+  }
+  state.ready = true;
+  return ncclSuccess;
+}
+
+}  // namespace fake_nccl
