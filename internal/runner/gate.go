@@ -34,6 +34,9 @@ static bool scr_gate_moved(scr_gate_words *w, uint32_t inputs, uint32_t outputs)
   scr_note_acquired(&w->output_taken);
   return true;
 }
+static bool scr_gate_opened(scr_gate_words *w) {
+  return atomic_load_explicit(&w->output_done, memory_order_acquire) == SCR_GATE_OPEN;
+}
 static void scr_gate_seen(scr_gate_words *w) { scr_note_acquired(&w->input_taken); }
 static uint32_t *scr_gate_input_ready(scr_gate_words *w) { return (uint32_t *)(void *)&w->input_ready; }
 static uint32_t *scr_gate_input_taken(scr_gate_words *w) { return (uint32_t *)(void *)&w->input_taken; }
@@ -66,6 +69,9 @@ func (w *GateWords) Open() { C.scr_gate_end(w.c()) }
 func (w *GateWords) Moved(inputs, outputs uint32) bool {
 	return bool(C.scr_gate_moved(w.c(), C.uint32_t(inputs), C.uint32_t(outputs)))
 }
+
+// Opened reports whether the run has ended, or Open was called: the runner does not use the gate any more.
+func (w *GateWords) Opened() bool { return bool(C.scr_gate_opened(w.c())) }
 
 // GateComplete is a value that OutputDone reaches when the run is complete, and not before.
 const GateComplete = C.SCR_GATE_MAX

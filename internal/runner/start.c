@@ -46,7 +46,9 @@ void scr_run_start(scr_group *g, scr_run *r) {
   r->coll.channel = 0;
   int large = pg->n_heads ? 0 : pg->large;
   uint64_t tickets = 1;
-  if (pg->n_heads) {
+  if (r->gate.external) {
+    r->coll.chunks = tickets = 0; /* no rank fills or reads a slot */
+  } else if (pg->n_heads) {
     r->coll.chunks = 0; /* until the heads are read */
   } else if (pg->sendrecv) {
     r->coll.longest = scr_sendrecv_longest(g, r);

@@ -225,7 +225,8 @@ static sagecomm_op external(const rank *r, trip *t, int kind) {
   return op;
 }
 
-/* External runs complete in the order in which their streams do, and wait for no peer. */
+/* External runs complete in the order in which their streams do, and wait for no peer. More of them than there are slots lie
+ * between two runs with a program. */
 static void external_runs(rank *r, void *arg) {
   (void)arg;
   trip *t = new_trip(64, 64, 0, 1);
@@ -233,6 +234,7 @@ static void external_runs(rank *r, void *arg) {
   sagecomm_work work[EXTERNAL];
   sagecomm_error err;
   memset(words, 0, EXTERNAL * sizeof *words);
+  chunk_of(r, 64);
   for (int i = 0; i < EXTERNAL; i++) {
     sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
     next_gate[r->rank].words = &words[i];
@@ -244,6 +246,7 @@ static void external_runs(rank *r, void *arg) {
     atomic_store_explicit(&words[i].output_taken, 1, memory_order_release);
     CHECK(complete(work[i], &err) == SAGECOMM_OK);
   }
+  chunk_of(r, 64);
   meet();
   while (scr_group_unfinished(r->beside->group) != 0) sched_yield(); /* the engine may be looking */
   meet();
