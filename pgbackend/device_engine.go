@@ -7,6 +7,7 @@ import (
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine"
+	"sagecomm/internal/engine/nccl"
 	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
@@ -25,12 +26,23 @@ type registeredEngine struct {
 
 // deviceEngines holds the engines of this library by name. algo has the order of preference. Tests add engines of their own.
 var deviceEngines = map[string]registeredEngine{
+	"nccl": {
+		absent: func(*Group) error { _, err := nccl.Open(); return err },
+		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
+			library, err := nccl.Open()
+			return g.vendorEngine(library, run), err
+		},
+	},
 	"staged": {
 		absent: func(*Group) error { return nil },
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
-			return staged.New(g.hostEngine(run), run, g.rank, g.size, g.process.staging, openAccess), nil
+			return g.stagedEngine(run), nil
 		},
 	},
+}
+
+func (g *Group) stagedEngine(run *runner.Group) *staged.Engine {
+	return staged.New(g.hostEngine(run), run, g.rank, g.size, g.process.staging, openAccess)
 }
 
 // engineOffers returns what this rank offers.
@@ -52,9 +64,14 @@ func (g *Group) chooseEngine() error {
 	for rank, m := range g.members {
 		offers[rank] = m.Engines
 	}
+	g.deviceEngine = algo.ChooseEngine(offers, env.Engine.Get(g.settings))
+	return g.lacksEngine(g.deviceEngine)
+}
+
+// lacksEngine returns an error if the user has set an engine that a rank does not offer.
+func (g *Group) lacksEngine(choice algo.EngineChoice) error {
 	set := env.Engine.Get(g.settings)
-	g.deviceEngine = algo.ChooseEngine(offers, set)
-	c, _ := g.deviceEngine.Candidate(set)
+	c, _ := choice.Candidate(set)
 	if len(c.Lacking) == 0 {
 		return nil
 	}
@@ -70,13 +87,22 @@ func (g *Group) chooseEngine() error {
 		g.name, env.Engine.Name(), set, c.Why, strings.Join(who, ", "), algo.AutoEngine)
 }
 
+// engines returns the choice that holds now. Once the ranks know each other's devices they may have to do without the engine that
+// they had chosen.
+func (g *Group) engines() algo.EngineChoice {
+	if later := g.laterEngines.Load(); later != nil {
+		return *later
+	}
+	return g.deviceEngine
+}
+
 // mostNamed bounds how many ranks an error names.
 const mostNamed = 8
 
 // noEngine returns the error for an operation on a device where the ranks have no engine in common.
 func (g *Group) noEngine(op coll.Op) error {
 	return fmt.Errorf("sagecomm: %s: rank %d: buffers on %v: the ranks have no engine for devices in common: %s; copy the tensors to the CPU, or install what is missing on all ranks",
-		op.Name(), g.rank, op.Device, g.deviceEngine.Describe())
+		op.Name(), g.rank, op.Device, g.engines().Describe())
 }
 
 // openEngine makes the engine that the group has chosen.

@@ -152,7 +152,7 @@ func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, en
 		if g == nil {
 			return nil, shape, engines, "", errors.New("the group was destroyed")
 		}
-		return g.selector, g.shape(), g.deviceEngine, g.fusionLimits(), nil
+		return g.selector, g.shape(), g.engines(), g.fusionLimits(), nil
 	}
 	if shape, err = q.shape(); err != nil {
 		return nil, shape, engines, "", err

@@ -42,8 +42,9 @@ type Group struct {
 	different        bool      // ranks are set up differently, so a second try would fail too
 	tuningSettings   tuningSettings
 	selector         *algo.Selector
-	deviceEngine     algo.EngineChoice // of the device lane
-	buckets          *buckets          // gathers the collectives of the host lane; nil: the group does not fuse
+	deviceEngine     algo.EngineChoice // of the device lane, of the rendezvous: see engines
+	laterEngines     atomic.Pointer[algo.EngineChoice]
+	buckets          *buckets // gathers the collectives of the host lane; nil: the group does not fuse
 
 	cause           atomic.Pointer[coll.Failure]
 	failureCallback failureCallback // called when the group fails or is destroyed

@@ -8,6 +8,7 @@ import (
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine/staged"
+	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/env"
 	"sagecomm/internal/observe"
 	"sagecomm/internal/procwatch"
@@ -26,6 +27,7 @@ type Process struct {
 	peers     map[procwatch.ID]*peerProcess
 	observers *observe.Observers
 	staging   *staged.Pool // pinned memory and streams of operations on devices
+	vendors   *vendor.Pool // gates and streams of vendors' libraries
 	created   uint64       // number of groups created so far
 	inVain    time.Time    // time at which Destroy last gave up waiting for peers
 
@@ -45,7 +47,7 @@ var (
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), selectors: map[selectorKey]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), selectors: map[selectorKey]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})

@@ -21,7 +21,7 @@ func (v view) Release()                { v.g.life.release() }
 func (v view) Settings() *env.Settings { return v.g.settings }
 func (v view) Cause() *coll.Failure    { return v.g.cause.Load() }
 func (v view) Dead() []int             { return v.g.life.dead() }
-func (v view) DeviceEngine() string    { return v.g.deviceEngine.Engine }
+func (v view) DeviceEngine() string    { return v.g.engines().Engine }
 
 func (v view) Lanes() []observe.Lane {
 	var list []observe.Lane

@@ -111,3 +111,28 @@ type Waiter interface {
 	// CopyOut queues a copy from pinned memory into the device.
 	CopyOut(s Stream, c Copy) error
 }
+
+// Launcher is a Waiter whose streams take the kernels of a vendor's library, and the copies that prepare them.
+type Launcher interface {
+	Waiter
+
+	// Identity returns a text that no other device of any host has.
+	Identity() (string, error)
+
+	// Current calls f while the device is current on the calling thread.
+	Current(f func() error) error
+
+	// Allocate allocates memory of the device.
+	Allocate(bytes uint64) (Memory, error)
+
+	// CopyWithin queues a copy from one place of the device to another.
+	CopyWithin(s Stream, to, from uintptr, bytes uint64) error
+}
+
+// Memory is memory of a device.
+type Memory interface {
+	Address() uintptr
+	// Release gives the memory back, and may wait for the device. Any goroutine may call it. Requires: no queued command uses the
+	// memory.
+	Release()
+}

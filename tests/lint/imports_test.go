@@ -37,6 +37,7 @@ const (
 	helpers
 	parts
 	carriers
+	libraries
 	observers
 	backend
 	abi
@@ -68,6 +69,7 @@ var layers = []layer{
 	{tree: "fusion", height: carriers, only: []string{"internal/coll"}, pure: true},
 	{tree: "internal/bootstrap", height: carriers},
 	{tree: "internal/engine", height: carriers},
+	{tree: "internal/engine/nccl", height: libraries, cgo: true},
 
 	{tree: "internal/observe", height: observers},
 
@@ -112,7 +114,7 @@ func violations(p pkg) (list []string) {
 		return []string{fmt.Sprintf("%s has no layer: give it one in tests/lint and in docs/architecture.md", path)}
 	}
 	if len(p.CgoFiles) > 0 && !mine.cgo {
-		list = append(list, fmt.Sprintf("%s uses cgo in %v: cgo stands in export, runner, kernels, lazylink and device only", path, p.CgoFiles))
+		list = append(list, fmt.Sprintf("%s uses cgo in %v: cgo stands in export, runner, kernels, lazylink, device and the vendors' libraries only", path, p.CgoFiles))
 	}
 	for _, imported := range p.Imports {
 		if mine.pure && (slices.Contains(impure, imported) || strings.Contains(imported, ".")) {
@@ -250,6 +252,7 @@ func TestImportRulesNotice(t *testing.T) {
 		{"internal/engine/host", "sagecomm/internal/runner", false, false},
 		{"internal/engine/host", "sagecomm/internal/bootstrap", false, true},
 		{"internal/engine/host", "C", true, true},
+		{"internal/engine/nccl", "sagecomm/internal/engine/vendor", true, false},
 		{"pgbackend", "sagecomm/internal/engine/host", false, false},
 		{"pgbackend", "sagecomm/internal/observe", false, false},
 		{"internal/observe", "sagecomm/pgbackend", false, true},

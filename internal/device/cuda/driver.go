@@ -23,13 +23,21 @@ var needed = []string{
 	"cuInit", "cuGetErrorName", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuMemHostAlloc",
 	"cuMemFreeHost", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuStreamCreateWithPriority", "cuCtxGetStreamPriorityRange",
 	"cuStreamWaitEvent", "cuStreamIsCapturing", "cuStreamWaitValue32_v2", "cuStreamWriteValue32_v2", "cuEventCreate", "cuEventDestroy_v2",
-	"cuEventRecord",
+	"cuEventRecord", "cuDeviceGetUuid_v2", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyDtoDAsync_v2",
+}
+
+// Present returns why there is no driver. It does not start the driver.
+func Present() error {
+	if err := lazylink.BindCUDA("libcuda.so.1"); err != nil {
+		return fmt.Errorf("no CUDA driver: %w", err)
+	}
+	return nil
 }
 
 // load opens and starts the driver at its first call. It returns why there is none.
 var load = sync.OnceValue(func() error {
-	if err := lazylink.BindCUDA("libcuda.so.1"); err != nil {
-		return fmt.Errorf("no CUDA driver: %w", err)
+	if err := Present(); err != nil {
+		return err
 	}
 	for _, name := range needed {
 		if !lazylink.CUDAHas(name) {

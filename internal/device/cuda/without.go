@@ -13,10 +13,13 @@ import (
 // Driver is never made.
 type Driver struct {
 	device.Ordering
-	device.Waiter
+	device.Launcher
 }
 
 var errNotBuilt = errors.New("this library was built without cuda.h")
+
+// Present returns an error.
+func Present() error { return errNotBuilt }
 
 // Open returns an error.
 func Open(int) (*Driver, error) { return nil, errNotBuilt }

@@ -55,10 +55,11 @@ func WithBridge(b *bridge.Bridge, on coll.Device) Access {
 	if err != nil || of.err != nil { // the next operation tries it again if err is not nil
 		return b
 	}
+	launcher, launches := rt.(device.Launcher)
 	waiter, waits := rt.(device.Waiter)
 	switch {
-	case on.Type == coll.CUDA:
-		return &adopted{waiter, b, of}
+	case on.Type == coll.CUDA && launches:
+		return &adopted{launcher, b, of}
 	case waits:
 		return &native{waiter, nativeHandles{bridge: b}, of}
 	}
@@ -124,7 +125,7 @@ func adopt(rt device.Runtime, b *bridge.Bridge) (device.Stream, error, error) {
 
 // adopted orders streams by the bridge and moves memory by the driver. The streams are the driver's.
 type adopted struct {
-	device.Waiter
+	device.Launcher
 	bridge *bridge.Bridge
 	of     *trial
 }
@@ -139,7 +140,7 @@ func (a *adopted) NewStream(role device.Role) (device.Stream, error) {
 	if s, ok := a.of.take(role); ok {
 		return s, nil
 	}
-	s, err := a.Waiter.NewStream(role)
+	s, err := a.Launcher.NewStream(role)
 	if err != nil {
 		return s, err
 	}

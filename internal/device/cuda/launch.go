@@ -1,0 +1,71 @@
+//go:build cuda
+
+package cuda
+
+// #include <cuda.h>
+import "C"
+
+import (
+	"encoding/hex"
+	"unsafe"
+
+	"gorgonia.org/cu"
+
+	"sagecomm/internal/device"
+)
+
+var _ device.Launcher = (*Driver)(nil)
+
+// Identity implements device.Launcher.
+func (d *Driver) Identity() (string, error) {
+	var id C.CUuuid
+	err := d.do("cannot ask for the UUID of the device", func() error {
+		of, err := cu.GetDevice(d.index)
+		if err != nil {
+			return err
+		}
+		return failed(C.cuDeviceGetUuid_v2(&id, C.CUdevice(of)))
+	})
+	return hex.EncodeToString(unsafe.Slice((*byte)(unsafe.Pointer(&id)), unsafe.Sizeof(id))), err
+}
+
+// Current implements device.Launcher.
+func (d *Driver) Current(f func() error) error {
+	var own error
+	if err := d.do("cannot make the device current", func() error { own = f(); return nil }); err != nil {
+		return err
+	}
+	return own
+}
+
+type memory struct {
+	d  *Driver
+	at cu.DevicePtr
+}
+
+func (m memory) Address() uintptr { return uintptr(m.at) }
+
+// Release implements device.Memory. Memory that the driver does not take back stays allocated.
+func (m memory) Release() {
+	_ = m.d.do("", func() error { return cu.MemFree(m.at) })
+}
+
+// Allocate implements device.Launcher.
+func (d *Driver) Allocate(bytes uint64) (device.Memory, error) {
+	m := memory{d: &Driver{index: d.index, context: d.context}}
+	err := d.do("cannot allocate memory of the device", func() (err error) {
+		m.at, err = cu.MemAlloc(int64(bytes))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// CopyWithin implements device.Launcher.
+func (d *Driver) CopyWithin(s device.Stream, to, from uintptr, bytes uint64) error {
+	return d.do("cannot queue a copy within the device", func() error {
+		return cu.MemcpyDtoDAsync(cu.DevicePtr(to), cu.DevicePtr(from), int64(bytes), streamOf(s.Handle))
+	})
+}

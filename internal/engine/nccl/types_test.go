@@ -1,0 +1,133 @@
+package nccl
+
+import (
+	"encoding/binary"
+	"math"
+	"math/big"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sagecomm/internal/coll"
+)
+
+// NCCL carries out a reduction of every type as the table says, and the rest is left to another engine.
+func TestReductions(t *testing.T) {
+	left := map[string]bool{}
+	for op := range coll.ReduceOpCount {
+		for d := range coll.DataTypeCount {
+			if coll.Defined(op, d) != nil {
+				continue
+			}
+			r, ok := Library{}.Reduction(op, d)
+			if !ok {
+				left[op.String()+" "+d.String()] = true
+			} else if uint64(d.Size())%r.Bytes != 0 || r.Factor != (op == coll.PremulSum) {
+				t.Errorf("%v of %v: %+v", op, d, r)
+			}
+		}
+	}
+	for _, d := range []coll.DataType{coll.Int8, coll.Int16, coll.Int32, coll.Int64, coll.Uint8, coll.Uint16, coll.Uint32, coll.Uint64} {
+		for op := range coll.ReduceOpCount {
+			bits := op == coll.BAnd || op == coll.BOr || op == coll.BXor
+			short := (d == coll.Int16 || d == coll.Uint16) && op != coll.PremulSum
+			if name := op.String() + " " + d.String(); left[name] != (bits || short) {
+				t.Errorf("%s: left to another engine %v", name, left[name])
+			}
+			delete(left, op.String()+" "+d.String())
+		}
+	}
+	for _, name := range []string{"PRODUCT complex64", "PRODUCT complex128", "BXOR bool"} {
+		if !left[name] {
+			t.Errorf("%s is not left to another engine", name)
+		}
+		delete(left, name)
+	}
+	if len(left) != 0 {
+		t.Errorf("left to another engine: %v", left)
+	}
+}
+
+// half is compared with the value of its bits: no float16 is nearer.
+func TestHalf(t *testing.T) {
+	value := func(bits uint16) float64 {
+		exponent, mantissa := int(bits>>10&31), float64(bits&0x3ff)
+		if exponent == 0 {
+			return math.Ldexp(mantissa, -24)
+		}
+		return math.Ldexp(1024+mantissa, exponent-25)
+	}
+	for bits := range uint16(0x7c00) {
+		if got := half(value(bits)); got != bits {
+			t.Fatalf("%g gives %#x instead of %#x", value(bits), got, bits)
+		}
+		if got := half(-value(bits)); got != bits|0x8000 {
+			t.Fatalf("%g gives %#x", -value(bits), got)
+		}
+		if bits > 0 { // halfway to the one before goes to the even one
+			want := bits - bits&1
+			between, _ := new(big.Float).Quo(new(big.Float).Add(big.NewFloat(value(bits)), big.NewFloat(value(bits-1))), big.NewFloat(2)).Float64()
+			if got := half(between); got != want {
+				t.Fatalf("%g gives %#x instead of %#x", between, got, want)
+			}
+		}
+	}
+	for x, want := range map[float64]uint16{65519: 0x7bff, 65520: 0x7c00, math.Inf(1): 0x7c00, math.Inf(-1): 0xfc00} {
+		if got := half(x); got != want {
+			t.Errorf("%g gives %#x instead of %#x", x, got, want)
+		}
+	}
+	if half(math.NaN())&0x7fff <= 0x7c00 {
+		t.Error("NaN becomes a number")
+	}
+	if b := scalar(typeBFloat16, 1.0078125); binary.NativeEndian.Uint16(b[:]) != 0x3f81 {
+		t.Errorf("bfloat16: %x", b)
+	}
+}
+
+// library compiles a shared library with the functions of the table, but for one, and returns its file.
+func library(t *testing.T, without, more string) string {
+	t.Helper()
+	table, err := os.ReadFile("table.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var code strings.Builder
+	for _, m := range regexp.MustCompile(`X\((\w+), (?:int|const char \*),`).FindAllStringSubmatch(string(table), -1) {
+		switch m[1] {
+		case without:
+		case "GetVersion":
+			code.WriteString("int ncclGetVersion(int *v) { *v = 21803; return 0; }\n")
+		default:
+			code.WriteString("int nccl" + m[1] + "(void) { return 0; }\n")
+		}
+	}
+	code.WriteString(more)
+	source, file := filepath.Join(t.TempDir(), "nccl.c"), filepath.Join(t.TempDir(), "libnccl.so.2")
+	if err := os.WriteFile(source, []byte(code.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if output, err := exec.CommandContext(t.Context(), "cc", "-shared", "-fPIC", source, "-o", file).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	return file
+}
+
+func TestLoad(t *testing.T) {
+	if err := load(library(t, "", "")); err != nil {
+		t.Errorf("a library with all functions: %v", err)
+	}
+	for want, path := range map[string]string{
+		"no NCCL: ": filepath.Join(t.TempDir(), fileName),
+		"has no ncclRedOpCreatePreMulSum: it is older than NCCL 2.14": library(t, "RedOpCreatePreMulSum", ""),
+		"is sagecomm's own": library(t, "", "int "+facadeMark+" = 1;\n"),
+		"has the version 21000, expected NCCL 2.14 or newer": library(t, "GetVersion", "int ncclGetVersion(int *v) { *v = 21000; return 0; }\n"),
+	} {
+		if err := load(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, expected %q", err, want)
+		}
+	}
+}

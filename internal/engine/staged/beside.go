@@ -1,0 +1,31 @@
+package staged
+
+import (
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+)
+
+// Another engine of the same lane may carry out some of its collectives in a stream of its own, and this one the others. The two
+// functions keep the order of the lane, so that an operation may read the output of an earlier one.
+
+// ComeBehind makes the next collectives of this engine wait for what another stream holds now.
+func (e *Engine) ComeBehind(rt device.Waiter, on coll.Device, other device.Stream) error {
+	e.issuing.Lock()
+	defer e.issuing.Unlock()
+	s, err := e.streamsOn(rt, place{on, rt.Name()})
+	if err == nil {
+		err = rt.Order(other, s.in)
+	}
+	return err
+}
+
+// GoBefore makes another stream wait for the collectives of this engine so far.
+func (e *Engine) GoBefore(rt device.Waiter, on coll.Device, other device.Stream) error {
+	e.issuing.Lock()
+	defer e.issuing.Unlock()
+	s, known := e.streams[place{on, rt.Name()}]
+	if !known {
+		return nil
+	}
+	return rt.Order(s.out, other)
+}

@@ -1,0 +1,119 @@
+package vendor
+
+import (
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+	"sagecomm/internal/runner"
+)
+
+// A library takes contiguous buffers. Those of several segments are gathered in memory of the device first, and outputs are spread
+// from there. Ranks may have different segments for one operation, so segments do not choose what peers see.
+
+// side is the input or the output of an operation.
+type side struct {
+	segments []runner.Segment // none is empty
+	at       uintptr          // where the library finds it
+	copied   bool             // it is not the only segment
+}
+
+type sides struct{ in, out side }
+
+const alignment = 256
+
+func sideOf(list []runner.Segment) (s side, bytes uint64) {
+	for _, one := range list {
+		if one.Bytes > 0 {
+			s.segments = append(s.segments, one)
+			bytes += one.Bytes
+		}
+	}
+	switch len(s.segments) {
+	case 0:
+		return s, 0
+	case 1:
+		s.at = s.segments[0].Data
+		return s, 0
+	}
+	s.copied = true
+	return s, (bytes + alignment - 1) &^ (alignment - 1)
+}
+
+// sides places the buffers of an operation. All operations of a communicator run in one stream, so they share its scratch memory.
+// Requires: Engine.issuing.
+func (c *communicator) sides(rt device.Launcher, call runner.Call, op coll.Op, rank int) (s sides, err error) {
+	in, inBytes := sideOf(call.In())
+	out, outBytes := sideOf(call.Out())
+	needed := inBytes + outBytes
+	if op.Kind == coll.Barrier {
+		needed = alignment
+	}
+	// A reduction to another rank writes no output here, but a library may use the memory of an uneven reduce_scatter.
+	if needed > 0 {
+		base, err := c.scratch(rt, needed)
+		if err != nil {
+			return s, err
+		}
+		if in.copied {
+			in.at = base
+		}
+		if out.copied {
+			out.at = base + uintptr(inBytes)
+		}
+		if op.Kind == coll.Barrier {
+			in.at, out.at = base, base
+		}
+	}
+	if !op.Writes(rank) {
+		out.copied = false
+	}
+	return sides{in, out}, nil
+}
+
+// scratch returns the address of memory with so much room. Shorter memory stays until the communicator ends, because kernels may
+// use it.
+func (c *communicator) scratch(rt device.Launcher, bytes uint64) (uintptr, error) {
+	if bytes > c.room {
+		room := max(c.room, 64<<10)
+		for room < bytes {
+			room *= 2
+		}
+		memory, err := rt.Allocate(room)
+		if err != nil {
+			return 0, err
+		}
+		c.memory, c.room = append(c.memory, memory), room
+	}
+	return c.memory[len(c.memory)-1].Address(), nil
+}
+
+func (s *sides) buffers() buffers { return buffers{s.in.at, s.out.at} }
+
+// gather queues the copies of the input's segments.
+func (s *sides) gather(rt device.Launcher, stream device.Stream) error {
+	if !s.in.copied {
+		return nil
+	}
+	at := s.in.at
+	for _, one := range s.in.segments {
+		if err := rt.CopyWithin(stream, at, one.Data, one.Bytes); err != nil {
+			return err
+		}
+		at += uintptr(one.Bytes)
+	}
+	return nil
+}
+
+// spread queues the copies of the output's segments.
+func (s *sides) spread(rt device.Launcher, stream device.Stream) error {
+	if !s.out.copied {
+		return nil
+	}
+	at := s.out.at
+	for _, one := range s.out.segments {
+		if err := rt.CopyWithin(stream, one.Data, at, one.Bytes); err != nil {
+			return err
+		}
+		at += uintptr(one.Bytes)
+	}
+	return nil
+}
