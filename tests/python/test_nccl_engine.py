@@ -1,0 +1,129 @@
+"""Collectives on devices through NVIDIA's library: the emulated libnccl.so.2 on fake CUDA.
+
+device_nccl.py has what ranks do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuda_bed import CudaBed
+from device_bed import Schedule, under_schedules
+from selection import quickly
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+SETTINGS = {"EMULATOR_KICK_MS": "5", "EMULATOR_DEVICES": "4", "SAGECOMM_ENGINE": "nccl"}
+
+
+@under_schedules
+@pytest.mark.parametrize("size", [2, 4])
+def test_programs(cuda_bed: CudaBed, schedule: Schedule, size: int) -> None:
+    settings = {**SETTINGS, "schedule": schedule.name}
+    for calls in cuda_bed.ranks("device_nccl:under_fake_cuda", size, seed=schedule.seed, **settings):
+        assert any(call.startswith("AllReduce count 24 type 7 op 0") for call in calls)
+
+
+CALLS = """Init RANK of 2
+AllReduce count 6 type 7 op 2 root 0
+AllReduce count 6 type 1 op 3 root 0
+AllReduce count 12 type 7 op 0 root 0
+AllReduce count 6 type 9 op 5 root 0
+Broadcast count 12 type 1 op 0 root 1
+Reduce count 6 type 7 op 0 root 1
+AllGather count 6 type 7 op 0 root 0
+AllGather count 6 type 7 op 0 root 0
+ReduceScatter count 3 type 7 op 0 root 0
+Send count 3 type 7 op 0 root 0
+Recv count 3 type 7 op 0 root 0
+Send count 3 type 7 op 0 root 1
+Recv count 3 type 7 op 0 root 1
+AllReduce count 1 type 2 op 2 root 0"""
+
+
+def test_the_calls_of_operations(cuda_bed: CudaBed) -> None:
+    """Booleans are bytes, complex numbers two floats, and 16-bit integers are moved as bytes. A BXOR is not NCCL's. The
+    communicator is destroyed when all ranks have left."""
+    for rank, calls in enumerate(cuda_bed.ranks("device_nccl:recorded", 2, **SETTINGS)):
+        assert [call for call in calls if call != "Destroy"] == CALLS.replace("RANK", str(rank)).splitlines()
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "eager", "random"])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("seed", quickly([1], range(1, 11)))
+def test_a_peer_dies(cuda_bed: CudaBed, tmp_path: Path, size: int, schedule: str, seed: int) -> None:
+    """NCCL's kernels wait for the dead rank for ever, until the survivors abort their communicators."""
+    function, store = "device_nccl:peer_dies", str(tmp_path / "store")
+    children = [
+        cuda_bed.start(function, rank, size, store, seed, schedule=schedule, seed=seed, **SETTINGS)
+        for rank in range(size)
+    ]
+    for child in children[:-1]:
+        text = child.result()
+        assert text.startswith("PeerFailure: "), text
+        assert f"rank {size - 1}" in text
+    with pytest.raises(AssertionError, match="died"):
+        children[-1].result()
+
+
+def test_an_asynchronous_error(cuda_bed: CudaBed, tmp_path: Path) -> None:
+    plan = {0: "ncclCommGetAsyncError@30+=#6"}
+    children = [
+        cuda_bed.start(
+            "device_nccl:communicator_fails", r, 2, str(tmp_path / "store"), EMULATOR_FAULTS=plan.get(r, ""), **SETTINGS
+        )
+        for r in range(2)
+    ]
+    for child in children:
+        text = child.result()
+        assert "rank 0" in text
+        assert "nccl" in text
+        assert "remote process exited or there was a network error" in text
+
+
+def test_ranks_call_different_operations(cuda_bed: CudaBed) -> None:
+    for text in cuda_bed.ranks("device_nccl:ranks_differ", 2, **SETTINGS):
+        assert text.startswith("CollectiveMismatch: "), text
+        assert "4 elements" in text
+        assert "5 elements" in text
+
+
+def test_a_rank_is_absent(cuda_bed: CudaBed) -> None:
+    for text in cuda_bed.ranks("device_nccl:rank_is_absent", 2, **SETTINGS):
+        assert text.startswith("CollectiveTimeout: "), text
+
+
+REASONS = {
+    "a shared device": ([0, 0], {}, "rank 1 does not offer it: cuda:0 of host .* is the device of rank 0 too"),
+    "no id": (
+        [0, 1],
+        {"EMULATOR_FAULTS": "ncclGetUniqueId@1=#2"},
+        "rank 0 does not offer it: ncclGetUniqueId: unhandled",
+    ),
+    "no join": (
+        [0, 1],
+        {"EMULATOR_FAULTS": "ncclCommInitRankConfig@1=#2"},
+        "no rank offers it: ncclCommInitRankConfig: unhandled system error",
+    ),
+    "streams that cannot wait": (
+        [0, 1],
+        {"EMULATOR_FAULTS": "cuStreamWaitValue32@1+=not_supported"},
+        "is reached through bridge, whose streams take no kernels",
+    ),
+    "no reason": ([0, 1], {}, "the most preferred of those that all ranks offer"),
+}
+
+
+@pytest.mark.parametrize("case", REASONS)
+def test_what_ranks_do_without_the_library(cuda_bed: CudaBed, case: str) -> None:
+    on, settings, reason = REASONS[case]
+    for text in cuda_bed.ranks("device_nccl:falls_back", 2, on, **SETTINGS | {"SAGECOMM_ENGINE": "auto"} | settings):
+        assert re.search(reason, text), text
+
+
+def test_a_set_engine_that_cannot_be(cuda_bed: CudaBed) -> None:
+    for text in cuda_bed.ranks("device_nccl:shares_a_device", 2, **SETTINGS):
+        assert "SAGECOMM_ENGINE=nccl, but rank 1 does not offer it" in text
