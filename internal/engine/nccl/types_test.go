@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 )
 
@@ -92,9 +94,7 @@ func TestHalf(t *testing.T) {
 func library(t *testing.T, without, more string) string {
 	t.Helper()
 	table, err := os.ReadFile("table.h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var code strings.Builder
 	for _, m := range regexp.MustCompile(`X\((\w+), (?:int|const char \*),`).FindAllStringSubmatch(string(table), -1) {
 		switch m[1] {
@@ -107,9 +107,7 @@ func library(t *testing.T, without, more string) string {
 	}
 	code.WriteString(more)
 	source, file := filepath.Join(t.TempDir(), "nccl.c"), filepath.Join(t.TempDir(), "libnccl.so.2")
-	if err := os.WriteFile(source, []byte(code.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(source, []byte(code.String()), 0o600))
 	if output, err := exec.CommandContext(t.Context(), "cc", "-shared", "-fPIC", source, "-o", file).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
