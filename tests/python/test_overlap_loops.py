@@ -184,6 +184,7 @@ def test_a_buffer_is_acquired_and_released_in_turns():
         buffers.release(None)
     with pytest.raises(ValueError, match="n=0"):
         DoubleBuffer((2,), n=0)
+    assert DoubleBuffer(()).acquire().shape == ()
 
 
 def documented_pipeline() -> list[float]:

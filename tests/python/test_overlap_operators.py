@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -302,6 +303,16 @@ def convolutions_without_elements() -> None:
 
 def test_convolutions_without_elements_are_right_or_refused(world):
     world(2).run(convolutions_without_elements)
+
+
+def convolutions_of_no_geometry() -> None:
+    for name, value in [("padding", "same"), ("padding", -1), ("stride", 0), ("stride", (1,)), ("dilation", (1, 0))]:
+        with pytest.raises(ValueError, match=re.escape(f"conv2d_all_reduce: {name}={value!r}: expected a whole")):
+            sagecomm.conv2d_all_reduce(torch.ones(1, 2, 5, 5), torch.ones(3, 2, 3, 3), **{name: value})
+
+
+def test_a_convolution_refuses_what_is_no_number_for_each_side(world):
+    world(1).run(convolutions_of_no_geometry)
 
 
 def outside() -> None:

@@ -3,6 +3,8 @@ beside training in one process."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -247,10 +249,29 @@ def test_a_scheduler_averages_on_gloo(world):
     assert world(2).run(scheduled_on_gloo, backend="gloo") == [[0.5, 0.5]] * 2
 
 
-def train_attention(scheduled: bool) -> list[torch.Tensor]:
-    """MultiheadAttention never calls forward() of its out_proj."""
+def attention() -> nn.Module:
+    """Never calls forward() of its out_proj."""
     torch.manual_seed(5)
-    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+
+class Tied(nn.Module):
+    """The head is the first one that has the parameter, and the embedding the first one that uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.head = nn.Linear(4, 10, bias=False)
+        self.middle = nn.Linear(4, 4)
+        self.embedding = nn.Embedding(10, 4)
+        self.embedding.weight = self.head.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.middle(self.embedding(x.flatten().abs().long())).tanh())
+
+
+def train_by_layers(make: Callable[[], nn.Module], scheduled: bool) -> list[torch.Tensor]:
+    model = make()
     size, rank = (dist.get_world_size(), dist.get_rank()) if scheduled else (1, 0)
     optimizers: dict[nn.Module, torch.optim.SGD] = {}
 
@@ -273,11 +294,27 @@ def train_attention(scheduled: bool) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-def test_layers_whose_forward_is_never_called_are_updated(world):
-    want = train_attention(False)
-    for parameters in world(2).run(train_attention, True):
+@pytest.mark.parametrize("make", [attention, Tied])
+def test_each_layer_is_updated_before_the_first_module_that_uses_its_parameters(world, make):
+    want = train_by_layers(make, False)
+    for parameters in world(2).run(train_by_layers, make, True):
         for got, expected in zip(parameters, want, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def forgotten_module() -> bool:
+    model = net()
+    scheduler = OverlapScheduler(model)
+    model(batch(0, 0, 1)).square().mean().backward()
+    scheduler.wait()
+    gone = weakref.ref(model)
+    del model, scheduler
+    gc.collect()
+    return gone() is None
+
+
+def test_hooks_do_not_keep_a_module_that_nobody_has(world):
+    assert world(1).run(forgotten_module) == [True]
 
 
 def scheduled_layer() -> tuple[float, float]:

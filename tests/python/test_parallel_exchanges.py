@@ -160,3 +160,14 @@ def what_a_stage_refuses() -> None:
 
 def test_a_stage_refuses_what_its_neighbour_does_not_expect(world):
     world(2).run(what_a_stage_refuses)
+
+
+def scalar_of_the_stage_before() -> float | None:
+    stage = PipelineStage(ProcessGroupManager(pp=2), shape=())
+    stage.send_forward(torch.tensor(3.0))
+    activation = stage.recv_forward()
+    return None if activation is None else activation.item()
+
+
+def test_stages_exchange_scalars(world):
+    assert world(2).run(scalar_of_the_stage_before) == [None, 3.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 
@@ -230,3 +231,43 @@ def test_the_documented_layer_gathers_the_outputs_that_it_shards(world):
     want = nn.Linear(WIDTH, HIDDEN)(torch.ones(2, WIDTH))
     for got in world(4).run(document_sample):
         near(got, want.detach(), "output")
+
+
+def copied_layers() -> None:
+    group = dist.new_group([0, 1])
+    tokens = torch.tensor([1, VOCABULARY - 1])
+    layers: list[tuple[nn.Module, torch.Tensor]] = [
+        (ColumnParallelLinear(WIDTH, HIDDEN, group=group), torch.ones(2, WIDTH)),
+        (RowParallelLinear(HIDDEN, WIDTH, group=group), torch.ones(2, HIDDEN // 2)),
+        (VocabParallelEmbedding(VOCABULARY, WIDTH, group=group), tokens),
+    ]
+    for layer, x in layers:
+        model = nn.Sequential(layer)
+        other = copy.deepcopy(model)
+        assert other[0].group is group
+        assert repr(other) == repr(model)
+        assert other(x).equal(model(x))
+        with torch.no_grad():
+            other[0].weight.zero_()
+        assert not layer.weight.eq(0).all()
+
+
+def test_copies_of_a_layer_have_its_group_and_parameters_of_their_own(world):
+    world(2).run(copied_layers)
+
+
+def biases_of_a_started_layer() -> None:
+    layer = RowParallelLinear(HIDDEN, WIDTH)
+    x = torch.ones(3, HIDDEN // 2)
+    started = layer.start(x)
+    with torch.no_grad():
+        y = started.wait()
+    y.sum().backward()
+    assert layer.bias.grad.eq(3).all()
+    with torch.no_grad():
+        started = layer.start(x)
+    assert not started.wait().requires_grad
+
+
+def test_a_started_layer_records_gradients_as_it_does_at_its_start(world):
+    world(2).run(biases_of_a_started_layer)

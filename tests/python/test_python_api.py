@@ -157,6 +157,23 @@ def test_an_import_loads_what_registration_needs_only() -> None:
         assert sagecomm.create_comm_backend is create_comm_backend
         print("well")
     """
+    assert run_alone(code) == "well\n"
+
+
+def test_modules_of_the_reference_are_attributes_of_the_package() -> None:
+    """Also where nothing has imported them."""
+    page = (ROOT / "docs" / "python-api.md").read_text()
+    modules = re.findall(r"^## `sagecomm\.(\w+)`", page, re.MULTILINE)
+    assert "primitives" in modules
+    code = f"""
+        import sagecomm
+        assert not set({modules}) - set(dir(sagecomm)), dir(sagecomm)
+        print(*(getattr(sagecomm, name).__name__ for name in {modules}))
+    """
+    assert run_alone(code).split() == [f"sagecomm.{name}" for name in modules]
+
+
+def run_alone(code: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines())],
         capture_output=True,
@@ -164,7 +181,8 @@ def test_an_import_loads_what_registration_needs_only() -> None:
         timeout=120,
         check=False,
     )
-    assert done.stdout == "well\n", done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 USER = """

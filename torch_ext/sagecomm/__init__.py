@@ -82,7 +82,7 @@ if not _imported_by_the_command():
 # What follows is imported when it is first used: `import torch` imports this package, and most programs need its
 # backend only.
 if TYPE_CHECKING:
-    from sagecomm import autograd, ddp, nn, parallel
+    from sagecomm import autograd, backends, ddp, fusion, nn, parallel, primitives, topology
     from sagecomm._overlap import (
         DoubleBuffer,
         InFlight,
@@ -133,12 +133,13 @@ else:
             "pipeline",
         ],
         "autograd": ["autograd"],
-        "backends": ["CommBackendProtocol", "CommOp", "create_comm_backend"],
+        "backends": ["backends", "CommBackendProtocol", "CommOp", "create_comm_backend"],
         "ddp": ["ddp"],
-        "fusion": ["CommFusionBuffer", "fused_all_reduce"],
+        "fusion": ["fusion", "CommFusionBuffer", "fused_all_reduce"],
         "nn": ["nn"],
         "parallel": ["parallel", "ProcessGroupManager"],
         "primitives": [
+            "primitives",
             "all_gather",
             "all_reduce",
             "all_to_all",
@@ -149,7 +150,7 @@ else:
             "reduce_scatter",
             "send",
         ],
-        "topology": ["TopologyManager", "select_all_reduce_algorithm"],
+        "topology": ["topology", "TopologyManager", "select_all_reduce_algorithm"],
     }
     _LATER = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -40,8 +40,8 @@ def conv2d_all_reduce(
         x: (images, channels, height, width), this rank's part of the channels.
         weight: (outputs, channels, kernel height, kernel width), its part of the channels.
         bias: (outputs), the same on all ranks; it is added once.
-        stride: As in F.conv2d, as are `padding` and `dilation`.
-        padding: Zeros at each side.
+        stride: A number, or one for each side, as in F.conv2d; so are `padding` and `dilation`.
+        padding: Zeros at each side. It has no names such as "same".
         dilation: Distance of the kernel's points.
         group: The ranks that share the convolution; the default group if None.
         slices: None asks the cost model (docs/overlap.md), which needs the same shapes on all ranks.
@@ -50,12 +50,12 @@ def conv2d_all_reduce(
         (images, outputs, height, width) of the result.
 
     Raises:
-        ValueError: The shapes do not fit, there are no channels, the kernel is larger than the padded image, or this
-            rank is not in the group.
+        ValueError: The shapes do not fit, there are no channels, the kernel is larger than the padded image, there is
+            no such stride, padding or dilation, or this rank is not in the group.
     """
     pg = member(group, "conv2d_all_reduce")
     x, weight, bias = cast(x, weight, bias)
-    geometry = (_pair(stride), _pair(padding), _pair(dilation))
+    geometry = (_pair(stride, "stride", 1), _pair(padding, "padding", 0), _pair(dilation, "dilation", 1))
     shape = _shape(x, weight, *geometry)
     predicted = 1
     if slices is None:
@@ -112,8 +112,16 @@ class _Conv2dAllReduce(torch.autograd.Function):
         return of_x, of_weight, None, None, None, None
 
 
-def _pair(value: Pair) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else value
+def _pair(value: Pair, name: str, least: int) -> tuple[int, int]:
+    """Returns the number of each side. Raises ValueError for what is no whole number from `least`, or two."""
+    given: Any = value
+    pair = (given, given) if isinstance(given, int) else given
+    match pair:
+        case (int(height), int(width)) if min(height, width) >= least:
+            return height, width
+    raise ValueError(
+        f"sagecomm: conv2d_all_reduce: {name}={value!r}: expected a whole number from {least}, or one for each side"
+    )
 
 
 def _shape(

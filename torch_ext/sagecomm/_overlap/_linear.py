@@ -67,7 +67,15 @@ def start_linear_all_reduce(
         )
     works: list[dist.Work] = []
     y = _LinearAllReduce.apply(x, weight, pg, checked(slices, predicted), works)
-    return InFlight(y, works, None if bias is None else lambda tensor: tensor.add_(bias))
+    if bias is None:
+        return InFlight(y, works)
+    recording = torch.is_grad_enabled()
+
+    def finish(total: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(recording):  # as if the bias had been added here, wherever the wait() is
+            return total.add_(bias)
+
+    return InFlight(y, works, finish)
 
 
 class _LinearAllReduce(torch.autograd.Function):

@@ -100,7 +100,7 @@ class DoubleBuffer:
     ) -> None:
         if n < 1:
             raise ValueError(f"sagecomm: DoubleBuffer: n={n}: expected a whole number from 1")
-        self.buffers = [torch.empty(*shape, dtype=dtype, device=device) for _ in range(n)]
+        self.buffers = [torch.empty(tuple(shape), dtype=dtype, device=device) for _ in range(n)]
         self._works: list[Waitable | None] = [None] * n
         self._next = 0
         self._acquired = False

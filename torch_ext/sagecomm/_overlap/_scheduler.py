@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -27,7 +28,8 @@ class OverlapScheduler:
 
     A layer is a submodule that has parameters of its own; those that require grad are reduced in one collective. With
     `update`, a layer is updated by a hook of its next forward(), so that the gradients of the last layers travel while
-    the first layers of the next step compute; there is no wait() then but at the end. A layer whose forward() is never
+    the first layers of the next step compute; there is no wait() then but at the end. A parameter that several layers
+    share counts to the first of them, which is updated before the forward() of each. A layer whose forward() is never
     called, because the module around it uses its parameters, is updated by a hook of that module.
 
     Parameters should be the same on all ranks at the start. All ranks must run the same computation: collectives follow
@@ -67,22 +69,39 @@ class OverlapScheduler:
         if update is not None:
             for each in module.modules():
                 self._hooks.append(each.register_forward_pre_hook(lambda ran, _: self._ran.add(ran)))
-        seen: set[nn.Parameter] = set()
-        for layer in module.modules():
-            own = [p for p in layer.parameters(recurse=False) if p.requires_grad and p not in seen]
-            seen.update(own)
+        owners: dict[nn.Parameter, _Layer] = {}
+        for each in module.modules():
+            trained = [p for p in each.parameters(recurse=False) if p.requires_grad]
+            # A layer that shares a parameter may run before the one that the parameter is counted to. Hooks are in one
+            # order on all ranks, since they may start collectives.
+            for owner in dict.fromkeys(owners[p] for p in trained if p in owners):
+                self._hook_forward(each, owner)
+            own = [p for p in trained if p not in owners]
             if own:
-                self._attach(_Layer(layer, own))
+                layer = _Layer(each, own)
+                owners.update(dict.fromkeys(own, layer))
+                self._attach(layer)
 
     def _attach(self, layer: _Layer) -> None:
         self._layers.append(layer)
+        # Python's garbage collector does not look into hooks of tensors, so they would keep the module for ever. Hooks
+        # of modules keep this object as long as the module lives.
+        scheduler, of = weakref.ref(self), weakref.ref(layer)
+
+        def computed(parameter: nn.Parameter) -> None:
+            if (alive := scheduler()) is not None and (its := of()) is not None:
+                alive._ready(its, parameter)
+
         for parameter in layer.parameters:
             ready: Any = parameter.register_post_accumulate_grad_hook  # torch has no types for it
-            self._hooks.append(ready(lambda p: self._ready(layer, p)))
+            self._hooks.append(ready(computed))
         self._finish_before(layer.module, layer)
 
     def _finish_before(self, module: nn.Module, layer: _Layer) -> None:
         layer.finished_before = module
+        self._hook_forward(module, layer)
+
+    def _hook_forward(self, module: nn.Module, layer: _Layer) -> None:
         self._hooks.append(module.register_forward_pre_hook(lambda *_: self._before_forward(layer)))
 
     def _find_forward(self, layer: _Layer) -> None:

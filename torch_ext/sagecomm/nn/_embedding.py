@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from sagecomm import autograd
 from sagecomm._groups import member
-from sagecomm.nn._shards import part_of
+from sagecomm.nn._shards import GroupModule, part_of
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(GroupModule):
     """An embedding of which each rank has a part of the vocabulary.
 
     A rank looks up the tokens that it has, and zeros for the others; the sum over the ranks is the embedding. The

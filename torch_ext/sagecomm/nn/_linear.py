@@ -10,10 +10,10 @@ from sagecomm import autograd
 from sagecomm._groups import member
 from sagecomm._overlap import InFlight, all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from sagecomm._overlap._linear import linear_of_copy, start_linear_all_reduce
-from sagecomm.nn._shards import part_of
+from sagecomm.nn._shards import GroupModule, part_of
 
 
-class _ParallelLinear(nn.Module):
+class _ParallelLinear(GroupModule):
     """The parameters of both layers: the weight is split along a dimension, and the bias with the outputs."""
 
     _dim: int  # of the weight

@@ -1,11 +1,31 @@
-"""The part of a whole parameter that a rank has."""
+"""What the layers of all kinds share: a group, and the part of a whole parameter that a rank has."""
 
 from __future__ import annotations
 
+import copy
+from typing import Any, TypeVar
+
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from sagecomm._overlap._in_flight import shared
+
+
+Layer = TypeVar("Layer", bound="GroupModule")
+
+
+class GroupModule(nn.Module):
+    """A module of a process group. Its copies have the same group, because a group cannot be copied."""
+
+    group: dist.ProcessGroup | None
+
+    def __deepcopy__(self: Layer, memo: dict[int, Any]) -> Layer:
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        memo[id(self.group)] = self.group
+        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return copied
 
 
 def part_of(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup, what: str) -> torch.Tensor:

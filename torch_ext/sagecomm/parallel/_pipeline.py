@@ -79,7 +79,7 @@ class PipelineStage:
         if to is not None:
             batch.append(dist.P2POp(dist.isend, self._checked(tensor), to, self.manager.pp_group))
         if source is not None:
-            arriving = torch.empty(*self.shape, dtype=self.dtype, device=self.device)
+            arriving = torch.empty(tuple(self.shape), dtype=self.dtype, device=self.device)
             batch.append(dist.P2POp(dist.irecv, arriving, source, self.manager.pp_group))
         for work in dist.batch_isend_irecv(batch) if batch else []:
             work.wait()
