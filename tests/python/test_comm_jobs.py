@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -261,6 +262,23 @@ def test_one_job_after_another_in_one_store() -> None:
     with Programs(AGAIN, 2) as ranks:
         for name in "gloo", "sagecomm", "gloo", "sagecomm":
             assert ranks.lines() == [f"{name} 2"] * 2
+        ranks.end_well()
+
+
+LONGER = """
+    import sagecomm
+    if os.environ["RANK"] == "0":
+        sagecomm.create_comm_backend("sagecomm", rank=0, world_size=1, init_method=f"file://{os.environ['ALONE']}")
+        dist.destroy_process_group()
+    backend = sagecomm.create_comm_backend("auto", timeout=timedelta(seconds=30))
+    say(int(backend.all_reduce(torch.ones(1)).item()))
+    dist.destroy_process_group()
+"""
+
+
+def test_a_process_may_have_begun_more_jobs_than_its_peer(tmp_path: Path) -> None:
+    with Programs(LONGER, 2, {"ALONE": str(tmp_path / "store")}) as ranks:
+        assert ranks.lines() == ["2"] * 2
         ranks.end_well()
 
 

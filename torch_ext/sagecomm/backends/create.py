@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import weakref
 from datetime import timedelta
@@ -30,7 +29,6 @@ _CALL = "create_comm_backend"
 # Groups that were made for a backend that the job's own group does not have, by that group's name, the backend and its
 # tuning. All ranks make the same calls, so they find one, or make it, together.
 _made: weakref.WeakValueDictionary[tuple[str, str, str], dist.ProcessGroup] = weakref.WeakValueDictionary()
-_begun = itertools.count()
 
 
 def create_comm_backend(
@@ -102,7 +100,9 @@ def _begin(
     name: str, rank: int | None, world_size: int | None, init_method: str | None, timeout: timedelta | None
 ) -> None:
     store, rank, world_size = _meet(rank, world_size, init_method, timeout)
-    number, why = next(_begun), "as asked"
+    # Which job of this store it is. A process that lives longer than another one, as workers of Ray do, has begun more
+    # jobs than its peer, so it is the store that counts.
+    number, why = store.add(f"sagecomm/create_comm_backend/begun/{rank}", 1) - 1, "as asked"
     if name == AUTO:
         exchange = PrefixStore(f"sagecomm/create_comm_backend/{number}", store)
         name, why = choice.choose(choice.agree(exchange, rank, world_size))
