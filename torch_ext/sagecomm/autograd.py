@@ -2,7 +2,8 @@
 
 They return new tensors and record themselves for autograd; so does each gradient, which can be differentiated again.
 The gradient of a rank's input is that of the sum of the losses of all ranks. All ranks take part in the collective of
-the backward pass as well: if one rank uses the output for its loss, all must.
+the backward pass as well: if one rank uses the output for its loss, all must, and if one rank's input requires a
+gradient, those of all ranks must. The tensor that broadcast() replaces needs `requires_grad_()` too.
 
 `copy_to_group`, `reduce_from_group`, `gather_from_group` and `scatter_to_group` are for layers whose ranks go on with
 one and the same tensor and the same loss, as in tensor parallelism (Shoeybi et al., "Megatron-LM: Training

@@ -49,12 +49,15 @@ def number_of_slices(
         return 1
     # On the way of every operator, also of those with one slice: bench/overlap.py has what it costs.
     question = (op, nbytes, parts, operations, like.dtype, like.is_cpu or like.device)
-    answers = _answers.get(id(group or dist.group.WORLD))
-    slices = answers.get(question) if answers else None
+    known = _known.get(id(group or dist.group.WORLD))
+    slices = known.answers.get(question) if known else None
     if slices is None:
         pg = member(group, "overlap")
         slices = _ask(op, nbytes, parts, operations, like, pg)
-        _remember(question, slices, pg)
+        answers = _known_of(pg).answers
+        if len(answers) >= _MOST_ANSWERS:
+            answers.clear()
+        answers[question] = slices
     return slices
 
 
@@ -73,20 +76,29 @@ def checked(slices: int | None, otherwise: int) -> int:
     return slices
 
 
-# To questions that were asked before, by id() of the group, which is faster than a WeakKeyDictionary. A rank that has
-# forgotten one asks the core again, and no other rank.
-_answers: dict[int, dict[tuple[Any, ...], int]] = {}
+class _Known:
+    """What is known of a group.
+
+    A rank that has forgotten an answer asks the core again, and no other rank. Speeds are agreed by all ranks of the
+    group, so none may be dropped on one rank alone while the group lives. There are few types and devices.
+    """
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[Any, ...], int] = {}
+        self.speeds: dict[tuple[str, torch.dtype], tuple[float, int]] = {}
+
+
+# By id() of the group, which is faster than a WeakKeyDictionary.
+_known: dict[int, _Known] = {}
 _MOST_ANSWERS = 4096
 
 
-def _remember(question: tuple[Any, ...], slices: int, group: dist.ProcessGroup) -> None:
+def _known_of(group: dist.ProcessGroup) -> _Known:
     key = id(group)
-    if key not in _answers:
-        _answers[key] = {}
-        weakref.finalize(group, _answers.pop, key)
-    if len(_answers[key]) >= _MOST_ANSWERS:
-        _answers[key].clear()
-    _answers[key][question] = slices
+    if key not in _known:
+        _known[key] = _Known()
+        weakref.finalize(group, _known.pop, key)
+    return _known[key]
 
 
 def _ask(op: str, nbytes: int, parts: int, operations: int, like: torch.Tensor, group: Any) -> int:
@@ -101,27 +113,23 @@ def _ask(op: str, nbytes: int, parts: int, operations: int, like: torch.Tensor, 
         return 1
     number = backend.group_number()
     on_device = like.device.type != "cpu"
-    per_operation, threads = _speed(number, like.device, like.dtype, group)
+    per_operation, threads = _speed(like.device, like.dtype, group)
     overlap = {"seconds": operations * per_operation, "parts": parts, "threads": 0 if on_device else threads}
     answer = ask(_native.load().explain, op=op, bytes=nbytes, group=number, device=on_device, overlap=overlap)
     return int(answer["overlap"]["slices"])
 
 
-# Agreed by all ranks of a group, so no entry may be dropped on one rank alone. There are few types and devices.
-_speeds: dict[tuple[int, str, torch.dtype], tuple[float, int]] = {}
-
-
-def _speed(number: int, device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup | None) -> tuple[float, int]:
+def _speed(device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup) -> tuple[float, int]:
     """Returns the seconds of a multiplication or addition and the number of computing threads, of the rank that has
     most."""
-    key = (number, device.type, dtype)
-    if key not in _speeds:
+    speeds, key = _known_of(group).speeds, (device.type, dtype)
+    if key not in speeds:
         mine = [1e12 * _time_of_a_product(device, dtype) / (2 * _ROWS * _WIDTH * _WIDTH), torch.get_num_threads()]
         most = torch.tensor(mine, dtype=torch.float32, device=device)
         dist.all_reduce(most, dist.ReduceOp.MAX, group)
         picoseconds, threads = most.tolist()
-        _speeds[key] = (picoseconds * 1e-12, int(threads))
-    return _speeds[key]
+        speeds[key] = (picoseconds * 1e-12, int(threads))
+    return speeds[key]
 
 
 @torch.no_grad()
