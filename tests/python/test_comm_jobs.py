@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from collections.abc import Callable
@@ -46,6 +47,17 @@ def attaches() -> None:
 
 def test_a_second_call_attaches(world: Callable[[int], World]) -> None:
     world(2).run(attaches)
+
+
+def copied() -> None:
+    """A module that has a backend, as the layers of the specification do, can be copied."""
+    module = torch.nn.Linear(2, 2)
+    module.comm_backend = create_comm_backend("auto")
+    sums(copy.deepcopy(module).comm_backend)
+
+
+def test_copies_of_a_module_have_its_backend(world: Callable[[int], World]) -> None:
+    world(2).run(copied)
 
 
 def with_wrappers() -> None:

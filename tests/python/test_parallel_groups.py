@@ -140,6 +140,16 @@ def groups_that_are_the_same() -> tuple[bool, bool, bool]:
     return *same, manager.device_mesh.device_type == "cpu"
 
 
+def mesh_beside_a_model_on_meta() -> list[int]:
+    with torch.device("meta"):  # as programs make a model whose parameters come later
+        manager = Manager(tp=2)
+    return manager.device_mesh.mesh.flatten().tolist()
+
+
+def test_groups_may_be_made_where_another_device_is_the_default(world):
+    assert world(2).run(mesh_beside_a_model_on_meta) == [[0, 1]] * 2
+
+
 def test_groups_with_the_same_ranks_are_one_group(world):
     assert world(2).run(groups_that_are_the_same) == [(True, True, True)] * 2
 

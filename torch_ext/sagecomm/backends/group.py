@@ -59,6 +59,9 @@ class GroupBackend(CommBackendProtocol):
     def __repr__(self) -> str:
         return f"<sagecomm {self.name} backend of rank {self.rank} of {self.world_size}>"
 
+    def __deepcopy__(self, _: dict[int, Any]) -> GroupBackend:
+        return self  # a group cannot be copied, and a module that has a backend can be
+
     def all_reduce(self, tensor: torch.Tensor, op: Reduction = "sum", async_op: bool = False) -> Any:
         reduction, average = self._reduction(op, "all_reduce", tensor)
         done = self._begin(CommOp.ALL_REDUCE, tensor)

@@ -128,7 +128,7 @@ class ProcessGroupManager:
     def _mesh(self, device_type: str) -> DeviceMesh:
         """The mesh with the dimensions (dp, pp, cp, tp), over the same groups."""
         groups = [getattr(self, f"{kind}_group") for kind in DIMENSIONS]
-        grid = torch.arange(self.world_size).view(self.layout.shape)
+        grid = torch.arange(self.world_size, device="cpu").view(self.layout.shape)
         return DeviceMesh.from_group(groups, device_type, mesh=grid, mesh_dim_names=DIMENSIONS)
 
     @property

@@ -29,7 +29,7 @@ class PipelineStage:
         manager: Its `pp_group` is the pipeline.
         shape: Of the activations.
         dtype: Of activations and gradients.
-        device: On which tensors are received; the CPU if None.
+        device: On which tensors are received; torch's default if None.
     """
 
     manager: ProcessGroupManager
