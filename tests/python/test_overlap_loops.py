@@ -59,6 +59,9 @@ def scope() -> None:
     assert torch.equal(mine, torch.arange(2.0 * size) + 100 * rank)
     with pytest.raises(ValueError, match="3 rows among 2 ranks"), sagecomm.overlap() as ov:
         ov.reduce_scatter(torch.ones(3))
+    for name in ("all_gather", "reduce_scatter", "all_to_all"):
+        with pytest.raises(ValueError, match=rf"overlap: {name}: a tensor of shape \[\] has no first dimension"):
+            getattr(sagecomm.Overlap(None), name)(torch.tensor(1.0))
     with pytest.raises(ValueError, match="unknown reduction 'mean'"), sagecomm.overlap() as ov:
         ov.all_reduce(torch.ones(3), "mean")
     with pytest.raises(ValueError, match="overlap: broadcast: rank 7 of the job is not in the group"):

@@ -337,7 +337,9 @@ def refused() -> None:
     for wrong in ({"repetitions": 0}, {"warm_up": -1}):
         with pytest.raises(ValueError, match="measure_overlap: "):
             sagecomm.measure_overlap(lambda: None, lambda _: torch.futures.Future(), lambda: None, **wrong)
+    with pytest.raises(ValueError, match="communicate returned None: expected what to wait for"):
+        sagecomm.measure_overlap(lambda: torch.ones(3), dist.all_reduce, lambda: None)
 
 
-def test_no_repetitions_are_refused(world):
+def test_no_repetitions_and_nothing_to_wait_for_are_refused(world):
     world(1).run(refused)

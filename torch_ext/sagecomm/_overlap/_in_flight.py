@@ -117,20 +117,20 @@ class Overlap:
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Starts to gather the tensors of all ranks, and returns their concatenation along the first dimension."""
-        out = tensor.new_empty((self.group.size() * tensor.shape[0], *tensor.shape[1:]))
+        out = tensor.new_empty((self.group.size() * _rows(tensor, "all_gather"), *tensor.shape[1:]))
         self._pending.append(self._backend.all_gather(tensor, out, async_op=True))
         return out
 
     def reduce_scatter(self, tensor: torch.Tensor, op: Reduction = dist.ReduceOp.SUM) -> torch.Tensor:
         """Starts to reduce a tensor over all ranks, and returns this rank's part of the result along the first
         dimension, which the number of ranks must divide."""
-        out = tensor.new_empty((shared(tensor.shape[0], self.group, "rows"), *tensor.shape[1:]))
+        out = tensor.new_empty((shared(_rows(tensor, "reduce_scatter"), self.group, "rows"), *tensor.shape[1:]))
         self._pending.append(self._backend.reduce_scatter(tensor, op, async_op=True, output=out))
         return out
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
         """Starts to send equal parts of the tensor along the first dimension to the ranks, and returns theirs."""
-        own = shared(tensor.shape[0], self.group, "rows")
+        own = shared(_rows(tensor, "all_to_all"), self.group, "rows")
         out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         sent, received = (t.view(self.group.size(), own, *t.shape[1:]).unbind(0) for t in (tensor.contiguous(), out))
         self._pending.append(self._backend.all_to_all(sent, received, async_op=True))
@@ -164,6 +164,12 @@ def overlap(group: dist.ProcessGroup | None = None) -> Iterator[Overlap]:
     started = Overlap(group)
     yield started
     started.wait()
+
+
+def _rows(tensor: torch.Tensor, call: str) -> int:
+    if tensor.dim() == 0:
+        raise ValueError(f"sagecomm: overlap: {call}: a tensor of shape [] has no first dimension: pass it as view(1)")
+    return tensor.shape[0]
 
 
 def issued(work: dist.Work | None) -> dist.Work:

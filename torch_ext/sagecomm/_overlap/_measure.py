@@ -54,7 +54,8 @@ def measure_overlap(
         seed: Of the order, the same on all ranks.
 
     Raises:
-        ValueError: There are no repetitions, or this rank is not in the group.
+        ValueError: There are no repetitions, `communicate` returns nothing to wait for, or this rank is not in the
+            group.
     """
     if repetitions < 1 or warm_up < 0:
         raise ValueError(f"sagecomm: measure_overlap: repetitions={repetitions}, warm_up={warm_up}: expected 1 or more")
@@ -70,14 +71,23 @@ def measure_overlap(
         run()
         return times.end()
 
+    def start(made: Any) -> Waitable:
+        work = communicate(made)
+        if not hasattr(work, "wait"):
+            raise ValueError(
+                f"sagecomm: measure_overlap: communicate returned {work!r}: expected what to wait for, as an operation "
+                "returns it with async_op=True"
+            )
+        return work
+
     def communicate_alone() -> Marks:
         made = compute()
         times.finish()
         dist.barrier(pg)
-        return alone(lambda: communicate(made).wait())
+        return alone(lambda: start(made).wait())
 
     def overlapped() -> None:
-        work = communicate(compute())
+        work = start(compute())
         overlappable()
         work.wait()
 
@@ -85,7 +95,7 @@ def measure_overlap(
         times.start()
         made = compute()
         times.mark("compute")
-        work = communicate(made)
+        work = start(made)
         times.mark_completion("communicate", work)
         times.mark("issue")
         overlappable()
