@@ -82,7 +82,11 @@ if not _imported_by_the_command():
 # What follows is imported when it is first used: `import torch` imports this package, and most programs need its
 # backend only.
 if TYPE_CHECKING:
-    from sagecomm import autograd, backends, ddp, fusion, nn, parallel, primitives, topology
+    from sagecomm import autograd, ddp, nn, parallel
+    from sagecomm import backends as backends
+    from sagecomm import fusion as fusion
+    from sagecomm import primitives as primitives
+    from sagecomm import topology as topology
     from sagecomm._overlap import (
         DoubleBuffer,
         InFlight,

@@ -11,7 +11,6 @@ from torch import nn
 
 from sagecomm._overlap._in_flight import shared
 
-
 Layer = TypeVar("Layer", bound="GroupModule")
 
 
@@ -24,7 +23,7 @@ class GroupModule(nn.Module):
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         memo[id(self.group)] = self.group
-        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
 
 
