@@ -211,6 +211,20 @@ wheel: compilers $(venv)/.ready ## build the wheel into dist
 test-wheel: wheel ## try the wheel in an environment of its own
 	$(root)/tools/test-wheel $(root)/dist/*.whl
 
+# docs/gpu-check.md. The package works by itself, on another machine as well.
+gpu_check := $(root)/build/gpu-check/tests/python/gpu_check.py
+.PHONY: gpu-package gpu-check
+gpu-package: build ## build build/gpu-check, which checks CUDA on a machine with a GPU
+	$(root)/tools/gpu-package
+
+gpu-check: gpu-package ## build it, and run it if this machine has a GPU of NVIDIA
+	@if [ -e /dev/nvidiactl ]; then \
+	  PYTHONPATH=$(root)/build/gpu-tools/site $(root)/build/gpu-tools/python3.12 $(gpu_check) --json $(root)/build/gpu-check.json; \
+	else \
+	  echo "sagecomm: gpu-check: this machine has no GPU of NVIDIA. Take build/gpu-check to one, and run" \
+	    "python build/gpu-check/tests/python/gpu_check.py there"; \
+	fi
+
 # ---- style ----
 
 .PHONY: lint fmt docs

@@ -1,4 +1,4 @@
-"""Runs functions in processes under fake CUDA: forks of one process that has imported torch.
+"""Runs functions in processes under fake CUDA, or on a GPU (gpu_check.py): forks of a process that has imported torch.
 
 The process that forks has made no CUDA call, so each child has an emulator of its own, with its own schedule and seed.
 Run by itself, this file is that process; CudaBed is the other side. The functions stand in modules of this folder.
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +32,11 @@ BOUND_S = float(os.environ.get("TEST_HANG_BOUND_S", "90"))  # of one child; they
 CONCURRENT = 2
 # Parts of torch that take seconds to import. The process that forks imports them if files of collected tests have.
 IMPORTED_IF_USED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+
+
+def emulated() -> bool:
+    """Returns whether this process is under fake CUDA."""
+    return str(fake_cuda.DRIVER) in os.environ.get("LD_PRELOAD", "").split(":")
 
 
 class Child:
@@ -72,13 +77,15 @@ class Child:
 
 
 class CudaBed:
-    """Children under fake CUDA. `preload` are further libraries in all of them."""
+    """Children under fake CUDA, with further libraries (`preload`); or in the given environment."""
 
-    def __init__(self, preload: Sequence[Path] = ()) -> None:
+    def __init__(self, preload: Sequence[Path] = (), environment: Mapping[str, str] | None = None) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         used = [name for name in IMPORTED_IF_USED if name in sys.modules]
         command = [sys.executable, __file__, str(theirs.fileno()), *used]
-        environment = fake_cuda.environment(preload=preload, PYTHONFAULTHANDLER="1")
+        if environment is None:
+            environment = fake_cuda.environment(preload=preload)
+        environment = {**environment, "PYTHONFAULTHANDLER": "1"}
         self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
 
@@ -101,17 +108,19 @@ class CudaBed:
                 pool.map(lambda case: self.run(function, *arguments, schedule=case[0], seed=case[1], **settings), cases)
             )
 
-    def ranks(self, function: str, size: int, *arguments: Any, **settings: str) -> list[Any]:
-        """Runs function(rank, size, file of a store, *arguments) in as many processes at once."""
+    def ranks(self, function: str, size: int, *arguments: Any, dies: int | None = None, **settings: Any) -> list[Any]:
+        """Runs function(rank, size, file of a store, *arguments) in as many processes at once. The rank `dies` ends
+        itself in it."""
         with tempfile.TemporaryDirectory() as folder:
             store = f"{folder}/store"
             started = [self.start(function, rank, size, store, *arguments, **settings) for rank in range(size)]
             results, errors = [], []
-            for child in started:  # a rank that hangs often waits for another one that has failed
+            for rank, child in enumerate(started):  # a rank that hangs often waits for another one that has failed
                 try:
                     results.append(child.result())
                 except AssertionError as error:
-                    errors.append(str(error))
+                    if rank != dies or ": died\n" not in str(error):
+                        errors.append(str(error))
             if errors:
                 raise AssertionError("\n".join(errors))
             return results
@@ -145,7 +154,8 @@ def _import_what_torch_imports_late(modules: Sequence[str]) -> None:
 
 
 def _serve(control: socket.socket, modules: Sequence[str]) -> None:
-    fake_cuda.install()
+    if emulated():
+        fake_cuda.install()
     _import_what_torch_imports_late(modules)
     for request, answers, errors in _requests(control):
         os.dup2(errors, 1)

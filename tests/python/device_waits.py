@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import fake_cuda
+import cuda_holds
 import sagecomm
 from device_calls import MINUTE, run_under_fake_cuda
 from device_programs import FEW, SUM, N, expect, full, held, main_stream, mine
@@ -153,7 +153,7 @@ def batch_of_several_senders(rank: int, size: int, store: str) -> None:
         z += 1
         dist.isend(z, 0).wait()
     torch.cuda.synchronize()
-    fake_cuda.check()
+    cuda_holds.check()
     dist.destroy_process_group()
 
 
@@ -176,7 +176,7 @@ def peer_dies(rank: int, size: int, store: str) -> None:
         work.wait(MINUTE)
     x.fill_(5)
     expect(x, 5)
-    fake_cuda.check()
+    cuda_holds.check()
     dist.destroy_process_group()
 
 
@@ -217,4 +217,4 @@ def abort_while_streams_wait(rank: int, size: int, store: str) -> None:
         with pytest.raises(sagecomm.Aborted):
             work.wait()
     expect(z, 5)
-    fake_cuda.check()
+    cuda_holds.check()

@@ -1,0 +1,185 @@
+"""Checks the CUDA path on a machine with one GPU, and measures it: docs/gpu-check.md.
+
+It runs in a checkout and in the package that tools/gpu-package makes. Under fake CUDA it checks itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PACKAGE = HERE.parents[1]  # of tools/gpu-package; in a checkout sagecomm is installed
+if (PACKAGE / "sagecomm").is_dir():
+    sys.path[1:1] = [str(PACKAGE), str(PACKAGE / "site")]
+os.environ.setdefault("TEST_HANG_BOUND_S", "240")  # of each rank: eight ranks share a GPU
+
+from cuda_bed import CudaBed, emulated  # noqa: E402
+from gpu_list import CHECKS, Check  # noqa: E402
+
+RATES = "rates"
+SIZES = (8, 4 << 10, 256 << 10, 4 << 20, 64 << 20)
+RATE_RANKS = (2, 4, 8)
+MEASURED = "time and bandwidth beside gloo and beside copies through pinned memory"
+LINES_OF_AN_ERROR = 40  # that are printed; FILE of --json has all
+
+
+class Run:
+    def __init__(self, seed: int, rounds: int) -> None:
+        self.seed, self.rounds = seed, rounds
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "SAGECOMM_PROBE": "off"}
+        # Engines of vendors' libraries need a device for each rank.
+        environment["SAGECOMM_ENGINE"] = "staged"
+        if not emulated():
+            # torch asks NVML for devices, so that the process that forks makes no CUDA call. Kernels are loaded at the
+            # start, because to load one later waits for streams that a program holds.
+            environment |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_MODULE_LOADING": "EAGER"}
+        self.bed = CudaBed(environment=environment)
+        self.schedule = os.environ.get("EMULATOR_SCHEDULE", "lazy")
+
+    def ranks(self, function: str, size: int, *arguments: Any, dies: int | None = None, **settings: str) -> list[Any]:
+        settings = {"EMULATOR_KICK_MS": "5"} | settings
+        return self.bed.ranks(function, size, *arguments, dies=dies, schedule=self.schedule, seed=self.seed, **settings)
+
+    def check(self, check: Check, size: int) -> dict[str, Any]:
+        """Runs a check on so many ranks. Returns its row."""
+        if check.emulated_only and not emulated():
+            return _row(check.name, check.what, size, "skipped", error="it needs a fault that only the emulator makes")
+
+        def run() -> None:
+            if check.whole:
+                self.ranks(check.whole, size, dies=check.dies, **check.settings)
+            else:
+                self.ranks("gpu_programs:run", size, check.programs, self.rounds, self.seed, **check.settings)
+
+        return _attempt(run, check.name, check.what, size)
+
+    def rates(self, size: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Returns the row of a check and those of the measurements."""
+        measured: list[dict[str, Any]] = []
+        sizes, seconds = (SIZES[:2], 0.01) if emulated() else (SIZES, 0.1)  # times of the emulator say nothing
+
+        def run() -> None:
+            measured.extend(self.ranks("gpu_rates:measure", size, sizes, seconds, self.rounds)[0])
+
+        return _attempt(run, RATES, MEASURED, size), measured
+
+
+def _row(name: str, what: str, size: int, outcome: str, seconds: float = 0.0, error: str = "") -> dict[str, Any]:
+    row = {"name": name, "what": what, "ranks": size, "outcome": outcome, "seconds": seconds, "error": error}
+    print(f"{outcome:<8}{seconds:>7.1f} s  {name:<14}{size} ranks  {what}")
+    for line in error.splitlines()[-LINES_OF_AN_ERROR:]:
+        print(f"    {line}")
+    sys.stdout.flush()
+    return row
+
+
+def _attempt(call: Callable[[], None], name: str, what: str, size: int) -> dict[str, Any]:
+    began, error = time.monotonic(), ""
+    try:
+        call()
+    except AssertionError as failure:
+        error = str(failure)
+    return _row(name, what, size, "failed" if error else "passed", time.monotonic() - began, error)
+
+
+def table(rates: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        f"{'operation':<15}{'ranks':>5}{'bytes':>12}  {'through':<10}{'median us':>12}{'p90 us':>12}{'busbw GB/s':>12}"
+    ]
+    for row in rates:
+        start = f"{row['op']:<15}{row['ranks']:>5}{row['bytes']:>12}  {row['through']:<10}"
+        if "refused" in row:
+            lines.append(f"{start}  refused: {row['refused'][:70]}")
+        else:
+            lines.append(f"{start}{row['median_us']:>12.1f}{row['p90_us']:>12.1f}{row['busbw_gb_s']:>12.3f}")
+    return lines
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = [*(check.name for check in CHECKS), RATES]
+    parser.add_argument("--list", action="store_true", help="list the checks, having imported what they need")
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help="checks of the list")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results there as well")
+    parser.add_argument("--seed", type=int, default=1, help="of delays and choices of streams; 1 by default")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each check runs, each time with another seed")
+    parser.add_argument("--ranks", type=int, default=8, help="leave out what needs more ranks; 8 by default")
+    return parser.parse_args()
+
+
+def show_list() -> int:
+    from gpu_programs import resolve
+    from sagecomm import _native
+
+    _native.load()
+    for check in CHECKS:
+        for name in check.functions():
+            resolve(name)
+        print(f"{check.name:<14}{check.what}")
+    resolve("gpu_rates:measure")
+    print(f"{RATES:<14}{MEASURED}")
+    return 0
+
+
+def carry_out(run: Run, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs what was asked for. Returns the report, {} without a GPU."""
+    (device,) = run.ranks("gpu_programs:describe", 1)
+    if not device:
+        return {}
+    last = options.seed + options.rounds - 1
+    print(f"gpu-check on {device['name']}, torch {device['torch']}; seeds {options.seed} to {last}", flush=True)
+    checks = [
+        run.check(check, size)
+        for check in CHECKS
+        for size in check.ranks
+        if check.name in options.only and size <= options.ranks
+    ]
+    rates: list[dict[str, Any]] = []
+    for size in RATE_RANKS:
+        if RATES in options.only and size <= options.ranks:
+            row, measured = run.rates(size)
+            checks.append(row)
+            rates += measured
+    if rates:
+        print(*table(rates), sep="\n")
+    return {
+        "version": 1,
+        "device": device,
+        "emulated": emulated(),
+        "python": platform.python_version(),
+        "seed": options.seed,
+        "rounds": options.rounds,
+        "checks": checks,
+        "rates": rates,
+    }
+
+
+def main() -> int:
+    options = parsed()
+    if options.list:
+        return show_list()
+    run = Run(options.seed, options.rounds)
+    try:
+        report = carry_out(run, options)
+    finally:
+        run.bed.stop()
+    if not report:
+        print("sagecomm: gpu-check: torch finds no GPU here; nothing was checked", file=sys.stderr)
+        return 2
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    outcomes = [row["outcome"] for row in report["checks"]]
+    print(", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped")))
+    return int("failed" in outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

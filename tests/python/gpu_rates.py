@@ -1,0 +1,99 @@
+"""Measures our engine on CUDA tensors beside gloo, and beside a program that copies to pinned memory by itself and
+calls the library there. Blocks of calls take turns (sagecomm/_interleave.py)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from device_programs import accelerator
+from sagecomm import _interleave
+from sagecomm._bench.cases import BLOCKS, bus_factor
+from sagecomm._operations import make_buffers, make_call
+
+OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+
+
+def _through_pinned_memory(
+    op: str, buffers: list[torch.Tensor], group: dist.ProcessGroup, stages: list[torch.Tensor]
+) -> Callable[[], Any]:
+    call = make_call(op, stages, group)
+
+    def run() -> None:
+        for stage, tensor in zip(stages, buffers, strict=True):
+            stage.copy_(tensor, non_blocking=True)
+        torch.cuda.synchronize()
+        call()
+        for stage, tensor in zip(stages, buffers, strict=True):
+            tensor.copy_(stage, non_blocking=True)
+
+    return run
+
+
+def _until_the_device_has_it(call: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    return run
+
+
+def _why_not(call: Callable[[], Any]) -> str:
+    """Returns why the call is refused on any rank."""
+    text = ""
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        text = str(error).splitlines()[0]
+    texts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, text)
+    return next((str(said) for said in texts if said), "")
+
+
+def measure(
+    rank: int, size: int, store: str, sizes: Sequence[int], seconds: float, rounds: int
+) -> list[dict[str, Any]]:
+    """Returns a row for each operation, number of bytes and backend. The default group coordinates, as in bench."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    groups = {name: dist.new_group(backend=name) for name in ("sagecomm", "gloo")}
+    rows: list[dict[str, Any]] = []
+    for op in OPERATIONS:
+        for nbytes in sizes:
+            block = max(4, nbytes // size if op in BLOCKS else nbytes)
+            buffers = [tensor.to(accelerator()) for tensor in make_buffers(op, block, size)]
+            stages = [tensor.pin_memory() for tensor in make_buffers(op, block, size)]
+            calls = {name: make_call(op, buffers, group) for name, group in groups.items()}
+            calls["pinned"] = _through_pinned_memory(op, buffers, groups["sagecomm"], stages)
+            runners, refused = {}, {}
+            for name, call in calls.items():
+                if name == "gloo" and op == "send_recv":  # it ends the process
+                    refused[name] = "gloo sends no memory of a device"
+                    continue
+                once = _until_the_device_has_it(call)
+                if why := _why_not(once):
+                    refused[name] = why
+                else:
+                    runners[name] = _interleave.one_by_one(once)
+            counts = {name: _interleave.calls_in(seconds, runner) for name, runner in runners.items()}
+            laps: dict[str, list[float]] = {name: [] for name in runners}
+            for taken in _interleave.rounds(runners, counts, rounds):
+                for name, (_, slowest) in taken.items():
+                    laps[name] += slowest
+            for name in calls:
+                row = {"op": op, "ranks": size, "bytes": block * (size if op in BLOCKS else 1), "through": name}
+                if name in refused:
+                    rows.append(row | {"refused": refused[name]})
+                    continue
+                took = sorted(laps[name])
+                time = statistics.median(took)
+                trips = 2 if op == "send_recv" else 1
+                rate = row["bytes"] * trips / time * bus_factor(op, size) / 1e9
+                row |= {"median_us": time * 1e6 / trips, "min_us": took[0] * 1e6 / trips, "busbw_gb_s": rate}
+                rows.append(row | {"p90_us": took[len(took) * 9 // 10] * 1e6 / trips, "calls": len(took)})
+    dist.barrier()
+    dist.destroy_process_group()
+    return rows

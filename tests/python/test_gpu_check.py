@@ -1,0 +1,62 @@
+"""gpu_check.py, which checks the CUDA path on a GPU, under fake CUDA (docs/gpu-check.md)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuda_bed import CudaBed, fake_cuda
+from gpu_list import CHECKS
+
+HERE = Path(__file__).resolve().parent
+
+
+def checked(bed: CudaBed, folder: Path, *arguments: str, **settings: str) -> tuple[int, str, dict[str, Any]]:
+    """Returns the exit code, what was printed, and the report. `bed` has built what it runs on."""
+    report = folder / "report.json"
+    command = [sys.executable, str(HERE / "gpu_check.py"), "--json", str(report), *arguments]
+    environment = fake_cuda.environment(**settings)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    return done.returncode, done.stdout + done.stderr, json.loads(report.read_text()) if report.exists() else {}
+
+
+def test_some_checks(cuda_bed: CudaBed, tmp_path: Path) -> None:
+    only = ["holds", "16-random", "graph", "sanitizer"]
+    code, text, report = checked(cuda_bed, tmp_path, "--only", *only, "--rounds", "1", "--ranks", "2")
+    assert code == 0, text
+    assert report["emulated"]
+    assert [(row["name"], row["outcome"]) for row in report["checks"]] == [
+        (name, "passed") for name in ("holds", "16-random", "16-random", "graph", "sanitizer")
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("schedule", ["lazy", "random"])
+def test_all_checks(cuda_bed: CudaBed, tmp_path: Path, schedule: str) -> None:
+    code, text, report = checked(cuda_bed, tmp_path, "--rounds", "1", "--ranks", "4", EMULATOR_SCHEDULE=schedule)
+    assert code == 0, text
+    assert {row["name"] for row in report["checks"]} == {check.name for check in CHECKS} | {"rates"}
+    assert {row["through"] for row in report["rates"]} == {"sagecomm", "gloo", "pinned"}
+
+
+@pytest.mark.long
+def test_what_fails_is_reported(cuda_bed: CudaBed, tmp_path: Path) -> None:
+    faults = "cuMemcpyDtoHAsync@1+=out_of_memory"
+    code, text, report = checked(cuda_bed, tmp_path, "--only", "3-waits", "--rounds", "1", EMULATOR_FAULTS=faults)
+    assert code == 1, text
+    (row,) = report["checks"]
+    assert row["outcome"] == "failed"
+    assert "device_programs:wait_on_another_stream, seed 1: " in row["error"]
+
+
+@pytest.mark.long
+def test_a_machine_without_a_gpu(cuda_bed: CudaBed, tmp_path: Path) -> None:
+    code, text, report = checked(cuda_bed, tmp_path, EMULATOR_DEVICES="0")
+    assert code == 2
+    assert "torch finds no GPU here; nothing was checked" in text
+    assert not report
