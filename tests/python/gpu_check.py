@@ -43,15 +43,24 @@ class Run:
             environment |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_MODULE_LOADING": "EAGER"}
         self.bed = CudaBed(environment=environment)
         self.schedule = os.environ.get("EMULATOR_SCHEDULE", "lazy")
+        self.device: dict[str, Any] = self.ranks("gpu_programs:describe", 1)[0]  # {} without a GPU
 
     def ranks(self, function: str, size: int, *arguments: Any, dies: int | None = None, **settings: str) -> list[Any]:
         settings = {"EMULATOR_KICK_MS": "5"} | settings
         return self.bed.ranks(function, size, *arguments, dies=dies, schedule=self.schedule, seed=self.seed, **settings)
 
+    def why_not(self, check: Check) -> str:
+        if check.emulated_only and not emulated():
+            return "it needs a fault that only the emulator makes"
+        if check.captures and not self.device["tells_captures"]:
+            return "streams of this torch do not tell that they are captured"
+        return ""
+
     def check(self, check: Check, size: int) -> dict[str, Any]:
         """Runs a check on so many ranks. Returns its row."""
-        if check.emulated_only and not emulated():
-            return _row(check.name, check.what, size, "skipped", error="it needs a fault that only the emulator makes")
+        why = self.why_not(check)
+        if why:
+            return _row(check.name, check.what, size, "skipped", error=why)
 
         def run() -> None:
             if check.whole:
@@ -131,11 +140,10 @@ def show_list() -> int:
 
 def carry_out(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     """Runs what was asked for. Returns the report, {} without a GPU."""
-    (device,) = run.ranks("gpu_programs:describe", 1)
-    if not device:
+    if not run.device:
         return {}
     last = options.seed + options.rounds - 1
-    print(f"gpu-check on {device['name']}, torch {device['torch']}; seeds {options.seed} to {last}", flush=True)
+    print(f"gpu-check on {run.device['name']}, torch {run.device['torch']}; seeds {options.seed} to {last}", flush=True)
     checks = [
         run.check(check, size)
         for check in CHECKS
@@ -152,7 +160,7 @@ def carry_out(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         print(*table(rates), sep="\n")
     return {
         "version": 1,
-        "device": device,
+        "device": run.device,
         "emulated": emulated(),
         "python": platform.python_version(),
         "seed": options.seed,

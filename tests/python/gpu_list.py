@@ -19,6 +19,7 @@ class Check:
     dies: int | None = None  # a rank that ends itself
     settings: Mapping[str, str] = field(default_factory=dict)
     emulated_only: bool = False  # it needs a fault of the device
+    captures: bool = False  # it needs a torch whose streams tell that they are captured
 
     def functions(self) -> tuple[str, ...]:
         return self.programs or (self.whole,)
@@ -120,6 +121,7 @@ CHECKS = (
         _of("gpu_programs", "many_in_flight"),
         ranks=(2, 4),
     ),
+    Check("12-sizes", "operations of many sizes in flight", _of("device_programs", "several_in_flight")),
     Check(
         "12-events",
         "the device has no event left",
@@ -148,7 +150,6 @@ CHECKS = (
         + _of("device_catalogue", "collective_destroyed_in_flight")
         + _of("device_p2p", "destroyed_in_flight"),
     ),
-    Check("12-sizes", "operations of many sizes in flight", _of("device_programs", "several_in_flight")),
     Check("15-fork", "a child of a fork is refused", _of("device_catalogue", "child_of_a_fork")),
     Check("15-exit", "a process ends while its streams wait", whole="device_waits:ends_without_destroying"),
     Check("15-abort", "abort() while streams wait", whole="device_waits:abort_while_streams_wait"),
@@ -160,8 +161,15 @@ CHECKS = (
     ),
     Check(
         "graph",
-        "a graph of computation beside operations; an operation in a capture is refused",
-        _of("gpu_programs", "computation_in_a_graph") + _of("device_calls", "captures_are_refused"),
+        "a graph of computation is replayed beside operations",
+        _of("gpu_programs", "computation_in_a_graph"),
+        ranks=(2, 4),
+    ),
+    Check(
+        "graph-refused",
+        "an operation in a capture is refused",
+        _of("device_calls", "captures_are_refused"),
+        captures=True,
     ),
     Check(
         "training", "DDP gives the parameters of one process", _of("device_calls", "training", "other_backend_strings")

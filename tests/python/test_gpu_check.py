@@ -26,12 +26,12 @@ def checked(bed: CudaBed, folder: Path, *arguments: str, **settings: str) -> tup
 
 
 def test_some_checks(cuda_bed: CudaBed, tmp_path: Path) -> None:
-    only = ["holds", "16-random", "graph", "sanitizer"]
+    only = ["holds", "16-random", "graph", "graph-refused", "sanitizer"]
     code, text, report = checked(cuda_bed, tmp_path, "--only", *only, "--rounds", "1", "--ranks", "2")
     assert code == 0, text
     assert report["emulated"]
     assert [(row["name"], row["outcome"]) for row in report["checks"]] == [
-        (name, "passed") for name in ("holds", "16-random", "16-random", "graph", "sanitizer")
+        (name, "passed") for name in ("holds", "16-random", "16-random", "graph", "graph-refused", "sanitizer")
     ]
 
 
