@@ -125,6 +125,7 @@ def test_unknown_variables_are_warned_of():
     assert "did you mean SAGECOMM_DEBUG?" in said.stdout
 
 
+@pytest.mark.long
 def test_env_tells_which_devices_there_are():
     """A line for each vendor. The libraries of the emulator are those of a machine with two devices of each."""
     none = command("env").stdout

@@ -193,6 +193,7 @@ def test_arguments_that_mean_nothing_are_refused(capsys):
         assert f"{number!r}: expected a whole number from 1 to 2147483647" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_reader_that_ends_early_ends_the_command():
     read, write = os.pipe()
     os.close(read)

@@ -78,6 +78,7 @@ def trained(step: float, losses: list[float], moved: int = 100) -> str:
     return check(model, losses)
 
 
+@pytest.mark.long
 def test_the_check_accepts_what_is_right(world):
     said = "2 ranks on sagecomm, equal parameters, loss 2.000 to 0.500"
     assert world(2).run(trained, 0.0, FALLING) == [said, said]

@@ -25,6 +25,7 @@ def checked(bed: CudaBed, folder: Path, *arguments: str, **settings: str) -> tup
     return done.returncode, done.stdout + done.stderr, json.loads(report.read_text()) if report.exists() else {}
 
 
+@pytest.mark.long
 def test_some_checks(cuda_bed: CudaBed, tmp_path: Path) -> None:
     only = ["holds", "16-random", "graph", "graph-refused", "sanitizer"]
     code, text, report = checked(cuda_bed, tmp_path, "--only", *only, "--rounds", "1", "--ranks", "2")

@@ -77,6 +77,7 @@ def test_every_guide_has_blocks() -> None:
         assert len(blocks(guide)) > 3
 
 
+@pytest.mark.long
 def test_torchrun_runs_the_first_block(tmp_path: Path) -> None:
     """The command that the page names, in a job that the block itself initialises."""
     script = tmp_path / "script.py"

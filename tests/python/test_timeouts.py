@@ -90,6 +90,7 @@ def reduce_through_a_pause(path: str, bound_s: float) -> float:
             return paused
 
 
+@pytest.mark.long
 def test_a_machine_that_pauses_names_no_culprit(mortals, signals):
     ranks = mortals.world(2)
     outcomes = in_background(ranks, reduce_through_a_pause, signals.path, 2.0, operations_timeout=timedelta(seconds=2))
