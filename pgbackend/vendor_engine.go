@@ -13,7 +13,7 @@ import (
 
 // vendorEngine returns an engine that leaves collectives to a vendor's library.
 func (g *Group) vendorEngine(library vendor.Library, run *runner.Group) *vendor.Engine {
-	return vendor.New(library, vendor.Group{Run: run, Rank: g.rank, Size: g.size, Host: g.members[g.rank].Host,
+	return vendor.New(library, vendor.Group{Run: run, Rank: g.rank, Size: g.size, Host: g.members[g.rank].Host, Timeout: g.timeout,
 		Exchange: func(purpose string, mine []byte) ([][]byte, error) { return g.exchangeFor(topicEngine, purpose, mine) },
 		Unique: func(mine []byte) ([][]byte, error) {
 			return g.exchangeFor(topicUniqueID, "unique id of "+library.Name(), mine)

@@ -72,7 +72,8 @@ func namesCulprit(f *coll.Failure, ill, size int) bool {
 			return true
 		}
 	case coll.Internal:
-		if size > 2 && strings.Contains(f.Message, "no mark of its calls") && f.Op == coll.AllToAll.String() {
+		later := strings.Contains(f.Message, "no mark of its calls") || strings.Contains(f.Message, "hash of its calls")
+		if size > 2 && later && f.Op == coll.AllToAll.String() {
 			return true
 		}
 	}

@@ -16,7 +16,6 @@ import (
 // Times of waiting for a library.
 const (
 	joinBound  = 60 * time.Second // of the ranks' join
-	callBound  = 60 * time.Second // of queueing kernels, which waits for no peer but for memory and connections
 	endBound   = 10 * time.Second // of the end of a communicator
 	watchEvery = 100 * time.Millisecond
 	firstSleep = 20 * time.Microsecond
@@ -83,7 +82,8 @@ func (c *communicator) await(what string, bound time.Duration) error {
 	}
 }
 
-// do queues calls as a group.
+// do queues calls as a group. The first calls of a kind wait for peers, with whom the library connects, as long as an operation may
+// take.
 func (c *communicator) do(rt device.Launcher, calls []Call) error {
 	if len(calls) == 0 {
 		return nil
@@ -99,7 +99,7 @@ func (c *communicator) do(rt device.Launcher, calls []Call) error {
 	if err != nil {
 		return err
 	}
-	return c.await("queueing a kernel", callBound)
+	return c.await("queueing a kernel", c.engine.group.Timeout())
 }
 
 // watch makes the group fail when the communicator does.

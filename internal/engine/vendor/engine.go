@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
@@ -16,7 +17,8 @@ import (
 type Group struct {
 	Run        *runner.Group
 	Rank, Size int
-	Host       string // of this rank
+	Host       string               // of this rank
+	Timeout    func() time.Duration // of an operation
 
 	// Exchange gives every rank the messages of all ranks. All ranks call it alike. It ends early if the group fails.
 	Exchange func(purpose string, mine []byte) ([][]byte, error)
