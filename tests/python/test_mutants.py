@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 MUTANTS = Path(__file__).resolve().parents[1] / "mutants"
+# The modules add folders of the checkout. Ranks of other tests inherit the path, and test the installed package.
+installed = sys.path.copy()
 sys.path.insert(0, str(MUTANTS))
 
 import run as mutants  # noqa: E402
+
+sys.path[:] = installed
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patches")
