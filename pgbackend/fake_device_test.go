@@ -14,7 +14,6 @@ import (
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
-	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/runner"
 )
 
@@ -180,7 +179,7 @@ func (p *pinnedSlice) Release() {
 	}
 }
 
-// deviceCall implements staged.Access for one operation.
+// deviceCall implements device.Access for one operation.
 type deviceCall struct {
 	d      *fakeDevice
 	stream device.Stream
@@ -331,7 +330,7 @@ func fakeDevices(t *testing.T, n int, seed uint64, waits bool) []*fakeDevice {
 	}
 	real := openAccess
 	t.Cleanup(func() { openAccess = real })
-	openAccess = func(_ runner.Call, op coll.Op) (staged.Access, error) {
+	openAccess = func(_ runner.Call, op coll.Op) (device.Access, error) {
 		d := list[op.Device.Index]
 		c := &deviceCall{d: d}
 		d.mu.Lock()

@@ -76,6 +76,12 @@ var (
 // MaxValue is the largest value that WriteValue writes where streams cannot wait.
 const MaxValue = 4096
 
+// Access is what an engine needs of the device of one operation. It is a [Waiter], or else a [Deferrer].
+type Access interface {
+	Ordering
+	Runtime
+}
+
 // Runtime makes streams and pinned memory, and queues copies.
 type Runtime interface {
 	// Name returns the name of the implementation. The streams of one mean nothing to another.

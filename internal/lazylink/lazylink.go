@@ -54,6 +54,17 @@ func Open(path string, names *unsafe.Pointer, addresses []unsafe.Pointer) error 
 	return nil
 }
 
+// Lacking returns the name of the first function whose address [Open] has not found, "" if it has found all of them.
+func Lacking(names *unsafe.Pointer, addresses []unsafe.Pointer) string {
+	list := unsafe.Slice((**C.char)(unsafe.Pointer(names)), len(addresses))
+	for i, address := range addresses {
+		if address == nil {
+			return C.GoString(list[i])
+		}
+	}
+	return ""
+}
+
 func bind(library *C.lazylink_library, path string) error {
 	binding.Lock()
 	defer binding.Unlock()

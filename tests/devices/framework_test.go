@@ -43,7 +43,7 @@ func newGuest(t *testing.T, v vendor) *guest {
 	return g
 }
 
-func (g *guest) access() staged.Access {
+func (g *guest) access() device.Access {
 	g.t.Helper()
 	b, err := bridge.New(g.Bridge())
 	require.NoError(g.t, err)
@@ -61,7 +61,7 @@ func (g *guest) must(err error) {
 
 // operate carries out an operation, with a value for the words, behind a copy that the framework has only launched, and returns what
 // was wrong. The values of later operations are greater.
-func (g *guest) operate(a staged.Access, memory device.Pinned, in, out device.Stream, value uint32) string {
+func (g *guest) operate(a device.Access, memory device.Pinned, in, out device.Stream, value uint32) string {
 	g.t.Helper()
 	block := device.Copy{Host: unsafe.Add(memory.Address(), words), Device: g.data, Bytes: length}
 	g.Copy(g.data, g.source, length, true)
@@ -188,7 +188,7 @@ func TestAFrameworkWithoutARuntime(t *testing.T) {
 				}
 				b, err := bridge.New(f.Bridge())
 				require.NoError(t, err)
-				if a := staged.WithBridge(b, coll.Device{Type: coll.PrivateUse1, Index: 1}); a != staged.Access(b) {
+				if a := staged.WithBridge(b, coll.Device{Type: coll.PrivateUse1, Index: 1}); a != device.Access(b) {
 					t.Errorf("%s: device 1 of 1 has the access %q", name, a.Name())
 				}
 			}

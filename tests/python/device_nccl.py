@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 import fake_cuda
 import sagecomm
@@ -288,9 +289,12 @@ def ranks_differ(rank: int, size: int, store: str) -> str:
 def rank_is_absent(rank: int, size: int, store: str) -> str:
     join_group(rank, size, store, seconds=2)
     dist.all_reduce(torch.ones(4, device="cuda"))
+    told = c10d._get_default_store()
     if rank == size - 1:
-        time.sleep(3.5)
-    return raised(lambda: dist.all_reduce(torch.ones(4, device="cuda"), async_op=True).wait(timedelta(seconds=30)))
+        told.wait([f"rank {other} is told" for other in range(size - 1)])
+    text = raised(lambda: dist.all_reduce(torch.ones(4, device="cuda"), async_op=True).wait(timedelta(seconds=30)))
+    told.set(f"rank {rank} is told", "")
+    return text
 
 
 # ---- the choice ----

@@ -17,15 +17,12 @@ import (
 // load opens and starts AscendCL at its first call. It returns why there is none. A framework in this process has often started it
 // already, and nobody in this library ever ends it.
 var load = sync.OnceValue(func() error {
-	table := unsafe.Slice((*unsafe.Pointer)(unsafe.Pointer(&C.acl)), int(C.acl_functions))
-	if err := lazylink.Open("libascendcl.so", (*unsafe.Pointer)(unsafe.Pointer(&C.acl_names)), table); err != nil {
+	table, names := unsafe.Slice((*unsafe.Pointer)(unsafe.Pointer(&C.acl)), int(C.acl_functions)), (*unsafe.Pointer)(unsafe.Pointer(&C.acl_names))
+	if err := lazylink.Open("libascendcl.so", names, table); err != nil {
 		return fmt.Errorf("no Ascend runtime: %w", err)
 	}
-	names := unsafe.Slice((**C.char)(unsafe.Pointer(&C.acl_names)), int(C.acl_needed))
-	for i, name := range names {
-		if table[i] == nil {
-			return fmt.Errorf("the Ascend runtime has no %s: it is too old", C.GoString(name))
-		}
+	if name := lazylink.Lacking(names, table[:int(C.acl_needed)]); name != "" {
+		return fmt.Errorf("the Ascend runtime has no %s: it is too old", name)
 	}
 	if rc := C.call_aclInit(nil); rc != 0 && rc != C.acl_repeat_initialize {
 		return fmt.Errorf("the Ascend runtime does not start: %w", failed("aclInit", rc))

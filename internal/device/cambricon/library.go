@@ -16,15 +16,12 @@ import (
 
 // load opens CNRT at its first call. It returns why there is none. CNRT starts itself.
 var load = sync.OnceValue(func() error {
-	table := unsafe.Slice((*unsafe.Pointer)(unsafe.Pointer(&C.cnrt)), int(C.cnrt_functions))
-	if err := lazylink.Open("libcnrt.so", (*unsafe.Pointer)(unsafe.Pointer(&C.cnrt_names)), table); err != nil {
+	table, names := unsafe.Slice((*unsafe.Pointer)(unsafe.Pointer(&C.cnrt)), int(C.cnrt_functions)), (*unsafe.Pointer)(unsafe.Pointer(&C.cnrt_names))
+	if err := lazylink.Open("libcnrt.so", names, table); err != nil {
 		return fmt.Errorf("no Cambricon runtime: %w", err)
 	}
-	names := unsafe.Slice((**C.char)(unsafe.Pointer(&C.cnrt_names)), len(table))
-	for i, name := range names {
-		if table[i] == nil {
-			return fmt.Errorf("the Cambricon runtime has no %s: it is too old", C.GoString(name))
-		}
+	if name := lazylink.Lacking(names, table); name != "" {
+		return fmt.Errorf("the Cambricon runtime has no %s: it is too old", name)
 	}
 	return nil
 })

@@ -11,12 +11,6 @@ import (
 	"sagecomm/internal/device/cuda"
 )
 
-// Access is what an operation needs of a device.
-type Access interface {
-	device.Ordering
-	device.Runtime
-}
-
 // Vendor is a vendor's runtime.
 type Vendor struct {
 	Name    string // of its devices in torch
@@ -26,7 +20,7 @@ type Vendor struct {
 	// Open returns the runtime of a device.
 	Open func(index int) (device.Runtime, error)
 	// New returns the access of an operation whose caller brings no bridge.
-	New func(coll.Op) (Access, error)
+	New func(coll.Op) (device.Access, error)
 
 	number coll.DeviceType
 }
@@ -35,15 +29,15 @@ var all = []Vendor{
 	{"cuda", "libcuda.so.1", cuda.Devices, opened(cuda.Open), accessed(cuda.New), coll.CUDA},
 	{"npu", "libascendcl.so", ascend.Devices, opened(ascend.Open), accessed(ascend.New), coll.PrivateUse1},
 	{"mlu", "libcnrt.so", cambricon.Devices, opened(cambricon.Open),
-		func(coll.Op) (Access, error) { return nil, cambricon.ErrCannotWait }, coll.PrivateUse1},
+		func(coll.Op) (device.Access, error) { return nil, cambricon.ErrCannotWait }, coll.PrivateUse1},
 }
 
 func opened[D device.Runtime](open func(int) (D, error)) func(int) (device.Runtime, error) {
 	return func(index int) (device.Runtime, error) { return open(index) }
 }
 
-func accessed[D Access](access func(coll.Op) (D, error)) func(coll.Op) (Access, error) {
-	return func(op coll.Op) (Access, error) { return access(op) }
+func accessed[D device.Access](access func(coll.Op) (D, error)) func(coll.Op) (device.Access, error) {
+	return func(op coll.Op) (device.Access, error) { return access(op) }
 }
 
 // Named returns the vendor whose devices have that name in torch.
@@ -58,7 +52,7 @@ func Named(name string) (Vendor, bool) {
 
 // New returns the access of an operation whose caller brings no bridge. Torch has one number for the devices of all vendors but
 // NVIDIA. Among them the first one counts that has a device in this process.
-func New(op coll.Op) (Access, error) {
+func New(op coll.Op) (device.Access, error) {
 	why := ""
 	for _, v := range all {
 		if v.number != op.Device.Type {

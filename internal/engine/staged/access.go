@@ -11,21 +11,15 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Access is what the engine needs of the device of one operation. It is a device.Waiter, or else a device.Deferrer.
-type Access interface {
-	device.Ordering
-	device.Runtime
-}
-
 // frameworkStreams is a Waiter in streams that a framework orders.
 type frameworkStreams interface {
 	// alone returns an access whose streams wait for nothing, by the framework alone.
-	alone() Access
+	alone() device.Access
 }
 
 // FromCall returns the access to the device of a call: the bridge that the caller of the C ABI brings along, with the vendor's
 // runtime to move memory where there is one, or that runtime alone.
-func FromCall(call runner.Call, op coll.Op) (Access, error) {
+func FromCall(call runner.Call, op coll.Op) (device.Access, error) {
 	if call.Bridge() == nil {
 		return vendors.New(op)
 	}
@@ -38,7 +32,7 @@ func FromCall(call runner.Call, op coll.Op) (Access, error) {
 
 // WithBridge returns the access for a call that brings a bridge. The framework takes streams of CUDA's driver for its own. Frameworks
 // of other vendors do not, so their runtimes use the framework's streams. Without any of this the bridge moves the memory.
-func WithBridge(b *bridge.Bridge, on coll.Device) Access {
+func WithBridge(b *bridge.Bridge, on coll.Device) device.Access {
 	v, known := vendors.Named(b.DeviceName())
 	if !known {
 		return b
@@ -130,7 +124,7 @@ type adopted struct {
 	of     *trial
 }
 
-func (a *adopted) alone() Access { return a.bridge }
+func (a *adopted) alone() device.Access { return a.bridge }
 
 // Name implements device.Runtime.
 func (a *adopted) Name() string { return "cuda, adopted" }

@@ -18,7 +18,7 @@ type Engine struct {
 	run          *runner.Group
 	rank, size   int
 	pool         *Pool
-	open         func(runner.Call, coll.Op) (Access, error)
+	open         func(runner.Call, coll.Op) (device.Access, error)
 
 	// issuing is held from the first command of an operation until the operation is numbered: operations stand in the streams
 	// in the order of their numbers.
@@ -32,7 +32,7 @@ var _ engine.Engine = (*Engine)(nil)
 
 // New returns the engine of a device lane. programs is the host engine of the same lane, and open is FromCall or a test's
 // replacement.
-func New(programs *host.Engine, run *runner.Group, rank, size int, pool *Pool, open func(runner.Call, coll.Op) (Access, error)) *Engine {
+func New(programs *host.Engine, run *runner.Group, rank, size int, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
 	return &Engine{Engine: programs, run: run, rank: rank, size: size, pool: pool, open: open,
 		streams: map[place]streams{}, written: map[place]outputs{}, p2p: map[origin]streams{}}
 }
@@ -105,7 +105,7 @@ func (e *Engine) streamsOn(rt device.Runtime, on place) (s streams, err error) {
 }
 
 // enqueue queues the commands of an operation: all of them where streams can wait.
-func enqueue(b Access, memory *block, l *layout, s streams) error {
+func enqueue(b device.Access, memory *block, l *layout, s streams) error {
 	memory.inputs.Store(l.in.units)
 	memory.outputs.Store(l.out.units)
 	if waiter, waits := b.(device.Waiter); waits {
@@ -175,7 +175,7 @@ func enqueueAll(order device.Ordering, rt device.Waiter, memory *block, l *layou
 
 // enqueueInput queues the input of an operation on a device whose streams cannot wait for a word. The caller of the library
 // queues the copies back when the operation is complete. They come behind what the caller's stream held, because the input does.
-func enqueueInput(access Access, memory *block, l *layout, s streams) error {
+func enqueueInput(access device.Access, memory *block, l *layout, s streams) error {
 	caller, ok := access.(device.Deferrer)
 	if !ok {
 		return errors.New("neither the streams of the device nor the caller of the library can wait for an operation")

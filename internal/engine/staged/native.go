@@ -66,7 +66,7 @@ type native struct {
 	trial   *trial
 }
 
-func (n *native) alone() Access { return n.handles.bridge }
+func (n *native) alone() device.Access { return n.handles.bridge }
 
 // Name implements device.Runtime.
 func (n *native) Name() string { return n.Waiter.Name() + ", in the framework's streams" }

@@ -39,7 +39,7 @@ func (p *Pool) unsettled(list outputs) outputs {
 // operation may use the output of an earlier one of the lane although nobody has waited for that. nccl gives the same, since its
 // operations of a group run in one stream.
 // Requires: issuing.
-func (e *Engine) comeBehindOutputs(b Access, on place, s streams, l *layout) error {
+func (e *Engine) comeBehindOutputs(b device.Access, on place, s streams, l *layout) error {
 	e.written[on] = e.pool.unsettled(e.written[on])
 	for _, o := range e.written[on] {
 		for _, p := range l.in.pieces {

@@ -40,7 +40,7 @@ type Engine struct {
 	group          Group
 	library        Library
 	pool           *Pool
-	open           func(runner.Call, coll.Op) (staged.Access, error)
+	open           func(runner.Call, coll.Op) (device.Access, error)
 
 	making sync.Mutex // held while the ranks make a communicator
 
@@ -58,7 +58,7 @@ var (
 )
 
 // New returns the engine of a device lane. others carries out the operations that the library does not.
-func New(library Library, g Group, others *staged.Engine, pool *Pool, open func(runner.Call, coll.Op) (staged.Access, error)) *Engine {
+func New(library Library, g Group, others *staged.Engine, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
 	return &Engine{Engine: others, group: g, library: library, pool: pool, open: open, known: map[coll.Device]*communicator{}}
 }
 

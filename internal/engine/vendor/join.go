@@ -7,7 +7,6 @@ import (
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
-	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/runner"
 )
 
@@ -64,7 +63,7 @@ func (e *Engine) communicatorFor(call runner.Call, op coll.Op) (*communicator, e
 
 // join makes this rank's side of a communicator. It returns for each rank why the ranks do without the library.
 // Requires: making.
-func (e *Engine) join(c *communicator, access staged.Access, on coll.Device) (reasons []string, err error) {
+func (e *Engine) join(c *communicator, access device.Access, on coll.Device) (reasons []string, err error) {
 	mine := seat{Place: fmt.Sprintf("%v of host %s", on, e.group.Host)}
 	rt, ok := access.(device.Launcher)
 	if ok {
