@@ -133,12 +133,19 @@ void scr_external_begin(scr_group *g, scr_run *r) {
   g->coll.external_tail = r;
 }
 
+/* A library that is aborted ends its kernels early, and the stream writes output_taken behind them. A group goes down before its
+ * libraries are aborted, so the word is looked at after output_taken. */
 static bool is_done(scr_run *r) {
   if (!r->reached && atomic_load_explicit(&r->gate.words->input_ready, memory_order_acquire) != 0) {
     r->reached = true;
     atomic_store_explicit(&r->group->shared->reached, r->coll.seq, memory_order_release);
   }
-  return atomic_load_explicit(&r->gate.words->output_taken, memory_order_acquire) != 0;
+  if (atomic_load_explicit(&r->gate.words->output_taken, memory_order_acquire) == 0) return false;
+#ifdef SCR_MUTANT_CUT_IS_DONE
+  return true;
+#else
+  return !(atomic_load_explicit(&r->group->word, memory_order_acquire) & SCR_DOWN);
+#endif
 }
 
 bool scr_external_sweep(scr_group *g, const scr_run *until, bool all, int32_t status) {

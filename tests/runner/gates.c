@@ -280,3 +280,26 @@ static void external_mismatch(rank *r, void *arg) {
 void test_external_mismatch(int n, waiting w, uint64_t seed) {
   if (n > 1) run(n, w, seed, external_mismatch);
 }
+
+/* A library whose group is down is aborted: its kernel ends early, and the stream goes on. That is no success, also for a driver that
+ * looks only then. */
+static void external_cut(rank *r, void *arg) {
+  (void)arg;
+  trip *t = new_trip(64, 64, 0, 1);
+  scr_group *g = r->beside->group;
+  sagecomm_work work;
+  sagecomm_error err;
+  sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+  CHECK(scr_issue(r->handle, &op, &work, NULL, &err) == SAGECOMM_PENDING);
+  while (!scr_drive_lock(g)) sched_yield(); /* nobody drains the lane meanwhile */
+  meet();
+  declare(r, SAGECOMM_ABORTED, 0, "the user aborts");
+  atomic_store_explicit(&t->words.input_ready, 1, memory_order_release);
+  atomic_store_explicit(&t->words.output_taken, 1, memory_order_release);
+  scr_drive_unlock(g);
+  CHECK(complete(work, &err) == SAGECOMM_ABORTED);
+  meet();
+  free_trip(t);
+}
+
+void test_external_cut(int n, waiting w, uint64_t seed) { run(n, w, seed, external_cut); }

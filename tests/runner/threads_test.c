@@ -214,6 +214,7 @@ int main(int argc, char **argv) {
       {"gates_left_to_the_engine", test_gates_left_to_the_engine},
       {"external", test_external},
       {"external_mismatch", test_external_mismatch},
+      {"external_cut", test_external_cut},
       {"failure_between_messages", test_failure_between_messages},
       {"goodbye_after_a_message", test_goodbye_after_a_message},
       {"shared_block_size_is_not_read_again", test_shared_block_size_is_not_read_again},
