@@ -13,6 +13,7 @@
 #include "compat.hpp"
 #include "core.hpp"
 #include "errors.hpp"
+#include "gil.hpp"
 #include "streams.hpp"
 
 namespace sagecomm {
@@ -41,7 +42,7 @@ DeviceWork::DeviceWork(const char* op, c10::Device device, std::vector<at::Tenso
     refuse(
         op,
         "the current stream of " + device.str() +
-            " is being captured, and a graph cannot hold an operation that goes through host memory; call it outside "
+            " is being captured, and a graph cannot hold an operation that the CPU takes part in; call it outside of "
             "the "
             "capture");
   }
@@ -78,6 +79,7 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
   bridge_.join_later = &joinLater;
   bridge_.device_name = deviceName_.c_str();
   bridge_.stream_handle = &streamHandle;
+  bridge_.interrupted = &interrupted;
   op.bridge = &bridge_;
   op.device_type = static_cast<uint8_t>(device_.type());
   op.device_index = device_.index();
@@ -303,6 +305,16 @@ int32_t DeviceWork::adoptStream(void* ctx, void* handle, uint64_t* stream, char*
 
 int32_t DeviceWork::streamHandle(void* ctx, uint64_t stream, void** handle, char* why, size_t n) noexcept {
   return call(ctx, why, n, [&](const DeviceWork&) { *handle = sagecomm::handleOf(stream); });
+}
+
+int32_t DeviceWork::interrupted(void* ctx) noexcept {
+  auto& self = *static_cast<DeviceWork*>(ctx);
+  try {
+    checkSignals();
+  } catch (...) {
+    self.raised_ = std::current_exception();
+  }
+  return self.raised_ ? -1 : 0;
 }
 
 int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept {

@@ -38,13 +38,17 @@ class DeviceWork {
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
 
-  // Fills in what the core needs to issue the operation, or one of several. The core never waits for an operation on a device
-  // while it issues it. The last call of c10 is that for op.stream: some devices order a native handle behind what torch has
+  // Fills in what the core needs to issue the operation, or one of several. The core waits for no operation on a device while it
+  // issues it; it may wait for peers that connect with this rank. The last call of c10 is that for op.stream: some devices order a native handle behind what torch has
   // launched by the time of that call only. So a handle is never kept.
   void describe(sagecomm_op& op, bool async);
 
   // Queues what is left to queue when the core has issued the operation, whose buffers these are.
   void issued(Buffers& buffers) noexcept;
+  // What a signal handler has raised while the core waited for peers in issue(); null: nothing.
+  const std::exception_ptr& raised() const {
+    return raised_;
+  }
   // Reports whether all commands of the operation are queued. Requires: issued() was called.
   bool joined() const {
     return joined_;
@@ -91,6 +95,7 @@ class DeviceWork {
   static int32_t writeValue(void* ctx, uint64_t stream, uint32_t* word, uint32_t value, char* why, size_t n) noexcept;
   static int32_t adoptStream(void* ctx, void* handle, uint64_t* stream, char* why, size_t n) noexcept;
   static int32_t streamHandle(void* ctx, uint64_t stream, void** handle, char* why, size_t n) noexcept;
+  static int32_t interrupted(void* ctx) noexcept;
   static int32_t joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
   static int32_t joinLater(
       void* ctx,
@@ -119,6 +124,7 @@ class DeviceWork {
   std::vector<c10::Stream> joins_; // what joinNow() was called with
   bool joined_ = false;
   bool tellsTheHost_ = false;
+  std::exception_ptr raised_;
   std::exception_ptr broken_; // why a joined operation has no end
   // What joinLater() was called with: once for each collective and p2p operation that the call is made of.
   struct End {

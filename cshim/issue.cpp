@@ -93,6 +93,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     if (work) {
       work->endProfiling();
     }
+    if (device && device->raised()) {
+      std::rethrow_exception(device->raised());
+    }
     if (error.status == SAGECOMM_INVALID && group_.load(std::memory_order_relaxed) == 0) {
       refuseWithoutGroup(call.info.name); // another thread has destroyed the group meanwhile
     }
@@ -102,6 +105,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout);
   }
   bool waits = !call.async;
+  const std::exception_ptr interrupted = device ? device->raised() : nullptr; // the operation fails
   if (C10_UNLIKELY(device != nullptr)) {
     DeviceWork& on = *device;
     work->own(std::move(device));
@@ -124,6 +128,11 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   }
   work->attach(issued.work, issued.sequence, std::move(call.buffers), call.inputs, info_, call.source);
   work->own(std::move(call.ephemeralShare), sparse ? std::move(*call.sparse) : nullptr);
+  if (interrupted) {
+    work->endProfiling();
+    work->completeLater();
+    std::rethrow_exception(interrupted);
+  }
   if (waits) {
     work->drive();
   } else {

@@ -2,6 +2,10 @@ package runner
 
 /*
 #include "runner.h"
+
+static int32_t interrupted(const sagecomm_op *op) {
+  return op->bridge != NULL ? op->bridge->interrupted(op->bridge->ctx) : 0;
+}
 */
 import "C"
 
@@ -63,6 +67,10 @@ func goSegments(list *C.sagecomm_segment, n C.uint32_t) []Segment {
 
 // Bridge returns sagecomm_op.bridge.
 func (c Call) Bridge() unsafe.Pointer { return unsafe.Pointer(c.raw.bridge) }
+
+// Interrupted lets the caller handle signals, and reports whether the call is to end. It is called on the caller's thread.
+// Requires: the bridge, if the call has one, is complete.
+func (c Call) Interrupted() bool { return C.interrupted(c.raw) != 0 }
 
 // ErrDown is returned by Submit when the group has failed.
 var ErrDown = errors.New("sagecomm: the group is down")

@@ -50,7 +50,7 @@ static int32_t join_later(const sagecomm_bridge *b, uint64_t stream, const numbe
 }
 static bool complete(const sagecomm_bridge *b) {
   return b->make_stream && b->pin && b->unpin && b->fork && b->copy_in && b->write_value && b->adopt_stream && b->join &&
-         b->join_later && b->stream_handle;
+         b->join_later && b->stream_handle && b->interrupted;
 }
 */
 import "C"

@@ -150,6 +150,11 @@ static int32_t stream_handle(void *ctx, uint64_t stream, void **handle, char *wh
   return 0;
 }
 
+static int32_t not_interrupted(void *ctx) {
+  (void)ctx;
+  return 0;
+}
+
 framework *framework_new(const char *library, const char *device_name, uintptr_t caller) {
   framework *f = calloc(1, sizeof *f);
   void *vendor = dlopen(library, RTLD_NOW);
@@ -177,7 +182,8 @@ framework *framework_new(const char *library, const char *device_name, uintptr_t
                                 .join = join,
                                 .join_later = join_later,
                                 .device_name = device_name,
-                                .stream_handle = stream_handle};
+                                .stream_handle = stream_handle,
+                                .interrupted = not_interrupted};
   return f;
 }
 
