@@ -145,9 +145,8 @@ func (x *controlExchange) rounds(c *controlTopic) (end *coll.Failure) {
 		return end
 	}
 	x.entries = make([]*controlEntry, g.size)
-	for rank, m := range g.maps {
-		area := (*controlArea)(unsafe.Add(m.Base(), g.members[rank].Control))
-		x.entries[rank] = &area[x.topic]
+	for rank := range x.entries {
+		x.entries[rank] = x.topic.entry(g, rank)
 	}
 	x.all = make([][]byte, g.size)
 	x.all[g.rank] = append([]byte{}, x.mine...)
@@ -305,6 +304,27 @@ func (x *controlExchange) ended(missing []int, w roundWord, want uint64) *coll.F
 		return x.timedOut(missing)
 	}
 	return nil
+}
+
+// entry returns the entry of a rank.
+func (t topic) entry(g *Group, rank int) *controlEntry {
+	area := (*controlArea)(unsafe.Add(g.maps[rank].Base(), g.members[rank].Control))
+	return &area[t]
+}
+
+// awaitsExchange returns the purpose of an exchange for which a rank waits and that this rank has not begun, or "".
+func (g *Group) awaitsExchange(rank int) string {
+	for t := range topicCount {
+		theirs, mine := t.entry(g, rank), t.entry(g, g.rank)
+		if theirs.posted.Load() <= mine.posted.Load() {
+			continue
+		}
+		n := theirs.named.Load()
+		if purpose := string(theirs.name[:min(n, maxPurpose)]); purposeHash(purpose) == theirs.purpose.Load() {
+			return purpose
+		}
+	}
+	return ""
 }
 
 func (x *controlExchange) String() string {

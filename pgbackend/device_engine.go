@@ -27,7 +27,13 @@ type registeredEngine struct {
 // deviceEngines holds the engines of this library by name. algo has the order of preference. Tests add engines of their own.
 var deviceEngines = map[string]registeredEngine{
 	"nccl": {
-		absent: func(*Group) error { _, err := nccl.Open(); return err },
+		absent: func(*Group) error {
+			if err := nccl.Blocks(runner.Environ()); err != nil {
+				return err
+			}
+			_, err := nccl.Open()
+			return err
+		},
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
 			library, err := nccl.Open()
 			return g.vendorEngine(library, run), err
@@ -88,7 +94,7 @@ func (g *Group) lacksEngine(choice algo.EngineChoice) error {
 }
 
 // engines returns the choice that holds now. Once the ranks know each other's devices they may have to do without the engine that
-// they had chosen.
+// they had chosen, on the devices of their newest first collective.
 func (g *Group) engines() algo.EngineChoice {
 	if later := g.laterEngines.Load(); later != nil {
 		return *later

@@ -316,6 +316,9 @@ func (g diagnosis) lastCalls(ranks []int) string {
 			did += fmt.Sprintf(" %s, but it called %s %s, which %s has not called", here, call.Op.Describe(call.Sequence), there, g.number(g.rank))
 			advice = "; in each call the tensors of all ranks must be on the CPU, or those of all ranks on devices"
 		}
+		if purpose := g.awaitsExchange(rank); purpose != "" {
+			did += fmt.Sprintf(", and waits in control exchange %q, to which %s has not come", purpose, g.number(g.rank))
+		}
 		known = append(known, g.who(rank)+" "+did)
 	}
 	text := strings.Join(known, "; ")

@@ -39,12 +39,12 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	}
 	prepared, err := lane.engine.Prepare(call, op)
 	if err != nil {
-		return g.broken(op, err)
+		return g.issued(op, err)
 	}
 	return g.issued(op, lane.engine.Issue(call, op, prepared))
 }
 
-// issued returns the failure for the error of an engine that has issued an operation, or has not.
+// issued returns the failure for the error of an engine that has prepared or issued an operation, or has not.
 func (g *Group) issued(op coll.Op, err error) *coll.Failure {
 	if err != nil {
 		if errors.Is(err, runner.ErrDown) {

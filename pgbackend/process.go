@@ -91,6 +91,7 @@ func (p *Process) Shutdown() {
 		})
 	}
 	all.Wait()
+	p.vendors.Wait()
 	p.observers.Finish()
 }
 

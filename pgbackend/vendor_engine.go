@@ -1,13 +1,16 @@
 package pgbackend
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"slices"
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/env"
+	"sagecomm/internal/observe"
 	"sagecomm/internal/runner"
 )
 
@@ -18,10 +21,25 @@ func (g *Group) vendorEngine(library vendor.Library, run *runner.Group) *vendor.
 		Unique: func(mine []byte) ([][]byte, error) {
 			return g.exchangeFor(topicUniqueID, "unique id of "+library.Name(), mine)
 		},
-		Without: func(reasons []string) error { return g.without(library.Name(), reasons) },
+		Settled: func(reasons []string, failed bool) error { return g.settled(library.Name(), reasons, failed) },
 		Fail: func(err error) {
-			g.fail(&coll.Failure{Status: coll.System, Rank: g.rank, OnDevice: true,
-				Message: fmt.Sprintf("sagecomm: group %q: a communicator of %s failed: %v", g.title(), g.who(g.rank), err)})
+			f := &coll.Failure{Status: coll.System, Rank: g.rank, OnDevice: true,
+				Message: fmt.Sprintf("sagecomm: group %q: a communicator of %s failed: %s: %v", g.title(), library.Name(), g.who(g.rank), err)}
+			if errors.Is(err, vendor.ErrInterrupted) {
+				f.Status = coll.Aborted
+				f.Message = fmt.Sprintf("sagecomm: group %q: %s cannot end an operation that it has announced to the others: %v", g.title(), g.who(g.rank), err)
+			}
+			g.fail(f)
+		},
+		Go: func(f func()) {
+			go func() {
+				defer func() {
+					if r := recover(); r != nil {
+						g.Panicked(r)
+					}
+				}()
+				f()
+			}()
 		},
 	}, g.stagedEngine(run), g.process.vendors, openAccess)
 }
@@ -34,8 +52,14 @@ func (g *Group) exchangeFor(t topic, purpose string, mine []byte) ([][]byte, err
 	return all, nil
 }
 
-// without chooses another engine because ranks cannot use one that they had offered. All ranks call it with the same reasons.
-func (g *Group) without(engine string, reasons []string) error {
+// settled notes whether the ranks use a vendor's engine, which all have offered, on the devices that they use now; where reasons
+// has a text, they do not. All ranks call it with the same reasons. A rank that has failed to join is worth a warning.
+func (g *Group) settled(engine string, reasons []string, failed bool) error {
+	culprit := slices.IndexFunc(reasons, func(why string) bool { return why != "" })
+	if culprit < 0 {
+		g.laterEngines.Store(nil)
+		return nil
+	}
 	offers := make([]algo.Offers, g.size)
 	for rank, m := range g.members {
 		offers[rank] = maps.Clone(m.Engines)
@@ -48,6 +72,10 @@ func (g *Group) without(engine string, reasons []string) error {
 		return err
 	}
 	g.laterEngines.Store(&choice)
+	if failed && g.rank == 0 {
+		observe.Warn("group %q does without the engine %s, which %s cannot use: %s; %s=%s avoids the attempt", g.title(), engine, g.who(culprit), reasons[culprit],
+			env.Engine.Name(), choice.Engine)
+	}
 	if g.rank == 0 {
 		g.info("engine of operations on devices: %s", choice.Describe())
 	}

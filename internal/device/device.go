@@ -70,7 +70,7 @@ type End struct {
 // Why a vendor's runtime gives an operation no access.
 var (
 	ErrBeside   = errors.New("without sagecomm_op.bridge an operation ends in its caller's stream; set ordering to SAGECOMM_IN_STREAM")
-	ErrCaptured = errors.New("the stream is being captured into a graph, and this engine copies through the host, which a graph cannot hold; call it outside of the capture")
+	ErrCaptured = errors.New("the stream is being captured into a graph, and a graph cannot hold an operation that the CPU takes part in; call it outside of the capture")
 )
 
 // MaxValue is the largest value that WriteValue writes where streams cannot wait.
@@ -125,7 +125,7 @@ type Launcher interface {
 	// Identity returns a text that no other device of any host has.
 	Identity() (string, error)
 
-	// Current calls f while the device is current on the calling thread.
+	// Current calls f while the device is current on the calling thread, which may be any thread, also after the operation.
 	Current(f func() error) error
 
 	// Allocate allocates memory of the device.

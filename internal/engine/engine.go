@@ -16,10 +16,11 @@ type Engine interface {
 	Name() string
 
 	// Prepare makes what Issue needs for calls like this one, or finds it from an earlier call: the program, slots, channels.
-	// It may take tenths of a second. The call was checked.
+	// It may take tenths of a second, and the first call on a device may wait for peers. The call was checked. Errors are those of
+	// Issue.
 	Prepare(call runner.Call, op coll.Op) (Prepared, error)
 
-	// Issue numbers the call and queues it. It waits for no peer. The error is [runner.ErrDown] if the group is down, or a
+	// Issue numbers the call and queues it. It waits for no peer, unless it says so, and then the call is announced. The error is [runner.ErrDown] if the group is down, or a
 	// [Refusal]. After an error, nothing of the call was issued.
 	Issue(call runner.Call, op coll.Op, p Prepared) error
 

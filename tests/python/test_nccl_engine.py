@@ -113,6 +113,11 @@ REASONS = {
         {"EMULATOR_FAULTS": "cuStreamWaitValue32@1+=not_supported"},
         "is reached through bridge, whose streams take no kernels",
     ),
+    "calls that block": (
+        [0, 1],
+        {"NCCL_COMM_BLOCKING": "1"},
+        "no rank offers it: NCCL_COMM_BLOCKING=1 makes calls of NCCL wait for peers",
+    ),
     "no reason": ([0, 1], {}, "the most preferred of those that all ranks offer"),
 }
 

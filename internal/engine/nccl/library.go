@@ -41,8 +41,8 @@ static int abort_all(scn_comm c) { return table.CommAbort(c); }
 static int async_error(scn_comm c, int *state) { return table.CommGetAsyncError(c, state); }
 static int group_start(void) { return table.GroupStart(); }
 static int group_end(void) { return table.GroupEnd(); }
-static int pre_mul_sum(int *op, void *factor, int type, scn_comm c) {
-  return table.RedOpCreatePreMulSum(op, factor, type, SCN_HOST_IMMEDIATE, c);
+static int pre_mul_sum(int *op, uint64_t factor, int type, scn_comm c) {
+  return table.RedOpCreatePreMulSum(op, &factor, type, SCN_HOST_IMMEDIATE, c); // read in the call
 }
 static int destroy_op(int op, scn_comm c) { return table.RedOpDestroy(op, c); }
 
@@ -66,8 +66,11 @@ static int call(int kind, uintptr_t from, uintptr_t to, size_t count, int type, 
 import "C"
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 	"unsafe"
@@ -96,6 +99,21 @@ var Open = sync.OnceValues(func() (Library, error) {
 	return Library{}, load(fileName)
 })
 
+// blocking is the variable that makes NCCL's calls wait for peers, whatever a program asks for.
+const blocking = "NCCL_COMM_BLOCKING"
+
+// Blocks returns an error if the environment makes the library's calls wait for peers. Nothing could end such a call.
+func Blocks(environ []string) error {
+	for _, entry := range environ {
+		if value, ok := strings.CutPrefix(entry, blocking+"="); ok {
+			if n, err := strconv.ParseInt(strings.TrimSpace(value), 0, 64); err == nil && n != 0 {
+				return fmt.Errorf("%s=%s makes calls of NCCL wait for peers, and an abort would wait for them: unset it", blocking, value)
+			}
+		}
+	}
+	return nil
+}
+
 // load fills the table from a library.
 func load(path string) error {
 	name := C.CString(path)
@@ -110,14 +128,14 @@ func load(path string) error {
 		return fmt.Errorf("the %s of this process is sagecomm's own; NCCL is behind it", path)
 	}
 	if lacks := C.bind_all(handle); lacks != nil {
-		return fmt.Errorf("the %s of this process has no %s: it is older than NCCL 2.14", path, C.GoString(lacks))
+		return fmt.Errorf("the %s of this process has no %s: it is older than NCCL 2.27", path, C.GoString(lacks))
 	}
 	var version C.int
 	if err := failed(C.get_version(&version)); err != nil {
 		return fmt.Errorf("%s does not tell its version: %w", path, err)
 	}
 	if version < C.SCN_LEAST_VERSION {
-		return fmt.Errorf("%s has the version %d, expected NCCL 2.14 or newer", path, int(version))
+		return fmt.Errorf("%s has the version %d, expected NCCL 2.27 (22700) or newer: earlier ones hang in aborts, or where calls do not block", path, int(version))
 	}
 	return nil
 }
@@ -191,7 +209,7 @@ func (c *communicator) call(one vendor.Call, stream uintptr) error {
 	op := C.int(one.Op)
 	if one.Factor {
 		factor := scalar(one.Type, one.Scale)
-		if err := failed(C.pre_mul_sum(&op, unsafe.Pointer(&factor), C.int(one.Type), c.c)); err != nil {
+		if err := failed(C.pre_mul_sum(&op, C.uint64_t(binary.NativeEndian.Uint64(factor[:])), C.int(one.Type), c.c)); err != nil {
 			return fmt.Errorf("ncclRedOpCreatePreMulSum: %w", err)
 		}
 		defer C.destroy_op(op, c.c) // kernels that were called keep what they need

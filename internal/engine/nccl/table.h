@@ -18,7 +18,9 @@ typedef struct scn_config {
 } scn_config;
 #define SCN_CONFIG_MAGIC 0xcafebeefU
 #define SCN_CONFIG_VERSION 21400U
-#define SCN_LEAST_VERSION 21400 /* communicators that do not block */
+/* NCCL 2.27. In 2.25, ncclCommAbort() hangs (pytorch issue 149153); in 2.26, communicators that do not block hang at random
+ * (pytorch issue 153960), and torch has not used them since. */
+#define SCN_LEAST_VERSION 22700
 
 typedef struct ncclComm *scn_comm;
 typedef struct CUstream_st *scn_stream;

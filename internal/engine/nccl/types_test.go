@@ -100,7 +100,7 @@ func library(t *testing.T, without, more string) string {
 		switch m[1] {
 		case without:
 		case "GetVersion":
-			code.WriteString("int ncclGetVersion(int *v) { *v = 21803; return 0; }\n")
+			code.WriteString("int ncclGetVersion(int *v) { *v = 22703; return 0; }\n")
 		default:
 			code.WriteString("int nccl" + m[1] + "(void) { return 0; }\n")
 		}
@@ -120,12 +120,23 @@ func TestLoad(t *testing.T) {
 	}
 	for want, path := range map[string]string{
 		"no NCCL: ": filepath.Join(t.TempDir(), fileName),
-		"has no ncclRedOpCreatePreMulSum: it is older than NCCL 2.14": library(t, "RedOpCreatePreMulSum", ""),
-		"is sagecomm's own": library(t, "", "int "+facadeMark+" = 1;\n"),
-		"has the version 21000, expected NCCL 2.14 or newer": library(t, "GetVersion", "int ncclGetVersion(int *v) { *v = 21000; return 0; }\n"),
+		"has no ncclRedOpCreatePreMulSum: it is older than NCCL 2.27": library(t, "RedOpCreatePreMulSum", ""),
+		"is sagecomm's own":                         library(t, "", "int "+facadeMark+" = 1;\n"),
+		"has the version 22605, expected NCCL 2.27": library(t, "GetVersion", "int ncclGetVersion(int *v) { *v = 22605; return 0; }\n"),
 	} {
 		if err := load(path); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, expected %q", err, want)
 		}
+	}
+}
+
+func TestCallsThatBlock(t *testing.T) {
+	for _, entry := range []string{"NCCL_COMM_BLOCKING=0", "NCCL_COMM_BLOCKING=", "NCCL_COMM_BLOCKING=yes", "NCCL_DEBUG=1"} {
+		if err := Blocks([]string{"HOME=/", entry}); err != nil {
+			t.Errorf("%s: %v", entry, err)
+		}
+	}
+	if err := Blocks([]string{"NCCL_COMM_BLOCKING=1"}); err == nil || !strings.Contains(err.Error(), "NCCL_COMM_BLOCKING=1 makes calls of NCCL wait") {
+		t.Errorf("NCCL_COMM_BLOCKING=1: %v", err)
 	}
 }

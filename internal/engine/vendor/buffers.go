@@ -38,9 +38,9 @@ func sideOf(list []runner.Segment) (s side, bytes uint64) {
 	return s, (bytes + alignment - 1) &^ (alignment - 1)
 }
 
-// sides places the buffers of an operation. All operations of a communicator run in one stream, so they share its scratch memory.
+// sides places the buffers of an operation, whose gate is by.
 // Requires: Engine.issuing.
-func (c *communicator) sides(rt device.Launcher, call runner.Call, op coll.Op, rank int) (s sides, err error) {
+func (c *communicator) sides(rt device.Launcher, call runner.Call, op coll.Op, rank int, by use) (s sides, err error) {
 	in, inBytes := sideOf(call.In())
 	out, outBytes := sideOf(call.Out())
 	needed := inBytes + outBytes
@@ -49,7 +49,7 @@ func (c *communicator) sides(rt device.Launcher, call runner.Call, op coll.Op, r
 	}
 	// A reduction to another rank writes no output here, but a library may use the memory of an uneven reduce_scatter.
 	if needed > 0 {
-		base, err := c.scratch(rt, needed)
+		base, err := c.scratch.take(rt, needed, by)
 		if err != nil {
 			return s, err
 		}
@@ -67,23 +67,6 @@ func (c *communicator) sides(rt device.Launcher, call runner.Call, op coll.Op, r
 		out.copied = false
 	}
 	return sides{in, out}, nil
-}
-
-// scratch returns the address of memory with so much room. Shorter memory stays until the communicator ends, because kernels may
-// use it.
-func (c *communicator) scratch(rt device.Launcher, bytes uint64) (uintptr, error) {
-	if bytes > c.room {
-		room := max(c.room, 64<<10)
-		for room < bytes {
-			room *= 2
-		}
-		memory, err := rt.Allocate(room)
-		if err != nil {
-			return 0, err
-		}
-		c.memory, c.room = append(c.memory, memory), room
-	}
-	return c.memory[len(c.memory)-1].Address(), nil
 }
 
 func (s *sides) buffers() buffers { return buffers{s.in.at, s.out.at} }

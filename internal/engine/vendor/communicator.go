@@ -15,31 +15,28 @@ import (
 
 // Times of waiting for a library.
 const (
-	joinBound  = 60 * time.Second // of the ranks' join
-	endBound   = 10 * time.Second // of the end of a communicator
 	watchEvery = 100 * time.Millisecond
 	firstSleep = 20 * time.Microsecond
 	looks      = 100 // before the first sleep
 )
 
-var errAborted = errors.New("the communicator was aborted")
+var errEnding = errors.New("the communicator is being ended")
 
 // communicator is a Communicator with its stream on the device.
 type communicator struct {
 	engine  *Engine
+	place   place
 	stream  device.Stream
-	runtime string // that the stream is of
+	current func(func() error) error // device.Launcher.Current
 
-	mu     sync.Mutex    // held during each call of joined
+	mu     sync.Mutex    // held during each call of joined, none of which waits, except for that which ends it
 	joined Communicator  // nil: the ranks do without the library on this device
 	ending atomic.Bool   // an abort or the end has begun, and no other call follows
 	ended  chan struct{} // closed when that is over
 	stop   chan struct{} // closed by close, for the watch
 
-	last atomic.Pointer[runner.GateWords] // of the newest operation
-
-	memory []device.Memory // scratch; guarded by Engine.issuing
-	room   uint64          // bytes of the last one
+	last    atomic.Pointer[use] // of the newest operation
+	scratch scratch
 }
 
 // communicatorOf returns the communicator of a device for which Prepare was called.
@@ -49,60 +46,75 @@ func (e *Engine) communicatorOf(on coll.Device) *communicator {
 	return e.known[on]
 }
 
-// state calls State.
-func (c *communicator) state() (queued bool, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ending.Load() {
-		return false, errAborted
+// with calls f while the device is current, unless the communicator is being ended.
+func (c *communicator) with(f func() error) error {
+	if c.ending.Load() { // the call that ends it may wait
+		return errEnding
 	}
-	return c.joined.State()
+	return c.current(func() error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.ending.Load() {
+			return errEnding
+		}
+		return f()
+	})
 }
 
-// await returns when the library has queued what was called.
-func (c *communicator) await(what string, bound time.Duration) error {
-	end, sleep := time.Now().Add(bound), firstSleep
-	for n := 0; ; n++ {
+// state calls State.
+func (c *communicator) state() (queued bool, err error) {
+	err = c.with(func() (err error) {
+		queued, err = c.joined.State()
+		return err
+	})
+	return queued, err
+}
+
+// poll returns when the library has done what was called. Between looks, from the first sleep on, it asks goOn, whose error ends
+// the wait.
+func (c *communicator) poll(goOn func() error) error {
+	for n, sleep := 0, firstSleep; ; n++ {
 		queued, err := c.state()
 		if err != nil || queued {
 			return err
 		}
-		if c.engine.down.Load() {
-			return errAborted
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("%s takes longer than %v", what, bound)
-		}
 		if n < looks {
 			runtime.Gosched()
 			continue
+		}
+		if err := goOn(); err != nil {
+			return err
 		}
 		time.Sleep(sleep)
 		sleep = min(2*sleep, time.Millisecond)
 	}
 }
 
-// do queues calls as a group. The first calls of a kind wait for peers, with whom the library connects, as long as an operation may
-// take.
-func (c *communicator) do(rt device.Launcher, calls []Call) error {
+// do queues calls as a group. In the first calls of a kind, the library connects ranks, which waits for peers. The operation is
+// announced then, so the runner finds out that one is missing, and the group goes down.
+func (c *communicator) do(call runner.Call, calls []Call) error {
 	if len(calls) == 0 {
 		return nil
 	}
-	err := rt.Current(func() error {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.ending.Load() {
-			return errAborted
-		}
-		return c.joined.Do(calls, c.stream.Handle)
-	})
-	if err != nil {
+	if err := c.with(func() error { return c.joined.Do(calls, c.stream.Handle) }); err != nil {
 		return err
 	}
-	return c.await("queueing a kernel", c.engine.group.Timeout())
+	next := time.Time{} // the time to handle signals; 0: the run has not begun
+	return c.poll(func() error {
+		now := time.Now()
+		if next.IsZero() {
+			c.engine.group.Run.Begin()
+		} else if now.Before(next) {
+			return nil
+		} else if call.Interrupted() {
+			return ErrInterrupted
+		}
+		next = now.Add(signalsEvery)
+		return nil
+	})
 }
 
-// watch makes the group fail when the communicator does.
+// watch makes the group fail when the communicator does, and gives scratch memory back.
 func (c *communicator) watch() {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
@@ -112,15 +124,13 @@ func (c *communicator) watch() {
 			return
 		case <-tick.C:
 		}
-		if c.engine.down.Load() {
-			return
-		}
 		if _, err := c.state(); err != nil {
-			if !errors.Is(err, errAborted) {
+			if !errors.Is(err, errEnding) {
 				c.engine.group.Fail(fmt.Errorf("%s: %w", c.engine.library.Name(), err))
 			}
 			return
 		}
+		c.scratch.sweep()
 	}
 }
 
@@ -128,44 +138,62 @@ func (c *communicator) watch() {
 // stream, in their order.
 func (c *communicator) idle() bool {
 	last := c.last.Load()
-	return last == nil || last.Moved(1, 1)
+	return last == nil || last.done()
 }
 
-// abort begins to end the kernels. It waits for nothing, because a library may wait for the device.
-func (c *communicator) abort() {
-	if c.joined != nil {
-		c.end(c.joined.Abort)
-	}
-}
-
-// end begins to end the communicator, unless something else has begun to.
+// end begins to end the communicator, unless something else has begun to. It waits for nothing, because a library may wait for
+// the device and for peers.
 func (c *communicator) end(how func()) {
 	if c.ending.Swap(true) {
 		return
 	}
+	over := c.engine.pool.ends()
 	go func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		how()
-		close(c.ended)
+		defer over()
+		defer close(c.ended)
+		_ = c.current(func() error { // without the device there is nothing to end
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			how()
+			return nil
+		})
 	}()
 }
 
-// close ends the communicator, and reports whether its stream may be used again.
-// Requires: no operation is under way.
-func (c *communicator) close() bool {
-	if c.joined == nil {
-		return false
+// abort begins to end the kernels, which may have peers that do not come.
+func (c *communicator) abort() { c.end(c.joined.Abort) }
+
+// down ends the communicator of a group that is down: in peace, if it is idle.
+func (c *communicator) down() {
+	switch {
+	case c.joined == nil:
+	case c.idle():
+		c.end(c.joined.Destroy)
+	default:
+		c.abort()
 	}
+}
+
+// close ends the communicator in the background, and gives back what it has.
+// Requires: no operation is under way.
+func (c *communicator) close() {
 	close(c.stop)
 	c.end(c.joined.Destroy)
-	select {
-	case <-c.ended:
-	case <-time.After(endBound): // a kernel may still run
-		return false
+	go func() {
+		<-c.ended
+		c.scratch.release()
+		c.engine.pool.giveStream(c.place, c.stream)
+	}()
+}
+
+// forsake makes this rank do without the library on the device.
+// Requires: no operation was called.
+func (c *communicator) forsake() {
+	if c.joined != nil {
+		c.abort()
+		c.joined = nil
 	}
-	for _, m := range c.memory {
-		m.Release()
+	if c.current != nil { // it has a stream
+		c.engine.pool.giveStream(c.place, c.stream)
 	}
-	return true
 }

@@ -26,12 +26,16 @@ type Group struct {
 	// Unique gives every rank the unique id that rank 0 has.
 	Unique func(mine []byte) ([][]byte, error)
 
-	// Without is called on all ranks when some of them cannot use the library: reasons has a text for each of these, else "". Their
-	// operations go through the staged engine then, unless it returns an error.
-	Without func(reasons []string) error
+	// Settled is called on all ranks when they know whether they use the library on the devices that they use now: reasons has a
+	// text for each rank that cannot, else "". If there is one, operations on these devices go through the staged engine, unless it
+	// returns an error. failed tells that a rank has tried to join; then the group does without the library on all devices.
+	Settled func(reasons []string, failed bool) error
 
-	// Fail makes the group fail.
+	// Fail makes the group fail. The error may be ErrInterrupted.
 	Fail func(err error)
+
+	// Go calls a function on a goroutine. A panic of it makes the group fail.
+	Go func(f func())
 }
 
 // Engine implements engine.Engine with a vendor's library.
@@ -42,14 +46,17 @@ type Engine struct {
 	pool           *Pool
 	open           func(runner.Call, coll.Op) (device.Access, error)
 
-	making sync.Mutex // held while the ranks make a communicator
+	joining sync.Mutex // held while the ranks make a communicator; guards refused
+	refused []string   // why ranks could not join; nil: all have
 
-	// issuing is held from the first command of an operation until the operation is numbered, as in the staged engine.
-	issuing sync.Mutex
+	// issuing is held from the number of an operation until its last command: operations stand in the stream in the order of their
+	// numbers.
+	issuing turn
 
-	mu    sync.Mutex // guards known; held for an instant
-	known map[coll.Device]*communicator
-	down  atomic.Bool // the group is down
+	mu     sync.Mutex // guards what follows; held for an instant
+	known  map[coll.Device]*communicator
+	making map[coll.Device]*making
+	down   atomic.Bool // the group is down
 }
 
 var (
@@ -59,7 +66,8 @@ var (
 
 // New returns the engine of a device lane. others carries out the operations that the library does not.
 func New(library Library, g Group, others *staged.Engine, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
-	return &Engine{Engine: others, group: g, library: library, pool: pool, open: open, known: map[coll.Device]*communicator{}}
+	return &Engine{Engine: others, group: g, library: library, pool: pool, open: open, issuing: newTurn(),
+		known: map[coll.Device]*communicator{}, making: map[coll.Device]*making{}}
 }
 
 // Name implements engine.Engine.
@@ -69,7 +77,7 @@ func (e *Engine) Name() string { return e.library.Name() }
 func (e *Engine) Prepare(call runner.Call, op coll.Op) (engine.Prepared, error) {
 	c, err := e.communicatorFor(call, op)
 	if err != nil {
-		return engine.Prepared{}, e.errorOf(op, err)
+		return engine.Prepared{}, err
 	}
 	if c.joined == nil || !supports(e.library, op) {
 		return e.Engine.Prepare(call, op)
@@ -78,20 +86,21 @@ func (e *Engine) Prepare(call runner.Call, op coll.Op) (engine.Prepared, error) 
 	return engine.Prepared{Program: program}, err
 }
 
-// Issue implements engine.Engine.
+// Issue implements engine.Engine. Once the operation is numbered, an error of the device or of the library makes the group fail, and
+// with it the operation. The first operations of a kind wait for peers here: see communicator.do.
 func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) error {
 	c := e.communicatorOf(op.Device)
 	if c.joined == nil {
 		return e.Engine.Issue(call, op, p)
 	}
-	access, err := e.open(call, op)
+	access, rt, err := e.launcher(call, op)
+	if err == nil {
+		err = e.issuing.take(call)
+	}
 	if err != nil {
-		err = &engine.Refusal{Err: e.errorOf(op, err)}
-	} else if rt, ok := access.(device.Launcher); !ok { // it was one when the communicator was made
-		err = e.errorOf(op, fmt.Errorf("the device is reached through %s now, whose streams take no kernels", access.Name()))
+		err = e.refuse(op, err)
 	} else {
-		e.issuing.Lock()
-		defer e.issuing.Unlock()
+		defer e.issuing.give()
 		if supports(e.library, op) {
 			err = e.issueHere(c, rt, access, call, op, p)
 		} else if err = e.ComeBehind(rt, op.Device, c.stream); err == nil {
@@ -106,83 +115,104 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) error {
 	return err
 }
 
-// issueHere queues an operation in the stream of the communicator, and numbers it.
+// launcher opens the device of an operation. It was a Launcher when the communicator was made.
+func (e *Engine) launcher(call runner.Call, op coll.Op) (device.Access, device.Launcher, error) {
+	access, err := e.open(call, op)
+	if err != nil {
+		return nil, nil, err
+	}
+	rt, ok := access.(device.Launcher)
+	if !ok {
+		return nil, nil, fmt.Errorf("the device is reached through %s now, whose streams take no kernels", access.Name())
+	}
+	return access, rt, nil
+}
+
+// issueHere numbers an operation and queues it in the stream of the communicator. The run begins at the gate, whose words the stream
+// writes, so it may be announced before the library has connected the ranks.
 // Requires: issuing.
 func (e *Engine) issueHere(c *communicator, rt device.Launcher, order device.Ordering, call runner.Call, op coll.Op, p engine.Prepared) error {
 	if e.down.Load() {
 		return runner.ErrDown
 	}
-	words, err := e.pool.gate(rt, source{op.Device.Type, rt.Name()})
+	from := source{op.Device.Type, rt.Name()}
+	gate, err := e.pool.takeGate(rt, from)
 	if err != nil {
 		return e.errorOf(op, err)
 	}
-	c.last.Store(words)
-	if err = e.enqueue(c, rt, order, words, call, op); err != nil {
-		err = e.errorOf(op, err)
-	} else {
-		err = e.group.Run.SubmitAtGate(call, op.Bytes(), p.Program, true, runner.Gate{Words: words, Inputs: 1, Outputs: 1, External: true,
-			In: call.In(), Out: call.Out()})
-	}
+	err = e.group.Run.SubmitAtGate(call, op.Bytes(), p.Program, true, runner.Gate{Words: gate.GateWords, Inputs: 1, Outputs: 1, External: true,
+		In: call.In(), Out: call.Out()})
 	if err != nil {
-		words.Open() // no run has it
-		c.abort()    // peers do not join its kernels
+		e.pool.giveGate(from, gate)
+		return err
 	}
-	return err
+	c.last.Store(&gate)
+	if err = e.enqueue(c, rt, order, gate, call, op); err != nil {
+		e.fail(c, rt, order, gate, fmt.Errorf("%s on %v: %s: %w", op.Name(), op.Device, e.library.Name(), err))
+	}
+	return nil
 }
 
 // enqueue queues an operation: behind the caller's stream, the library's kernels in the stream of the communicator, and whoever
 // waits for the operation behind that. The device writes the words of the gate before and after the kernels.
 // Requires: issuing.
-func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Ordering, words *runner.GateWords, call runner.Call, op coll.Op) (err error) {
+func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Ordering, gate use, call runner.Call, op coll.Op) error {
 	if err := order.Fork(c.stream); err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil { // what is queued by now uses the buffers until the kernels are ended
-			_ = rt.WriteValue(c.stream, words.InputReady(), 1)
-			_ = rt.WriteValue(c.stream, words.OutputTaken(), 1)
-			_ = order.Join(c.stream)
-		}
-	}()
 	if err := e.GoBefore(rt, op.Device, c.stream); err != nil {
 		return err
 	}
-	if err := rt.WriteValue(c.stream, words.InputReady(), 1); err != nil {
+	if err := rt.WriteValue(c.stream, gate.InputReady(), 1); err != nil {
 		return err
 	}
-	s, err := c.sides(rt, call, op, e.group.Rank)
+	s, err := c.sides(rt, call, op, e.group.Rank, gate)
 	if err != nil {
 		return err
 	}
 	if err := s.gather(rt, c.stream); err != nil {
 		return err
 	}
-	if err := c.do(rt, callsFor(e.library, op, e.group.Rank, e.group.Size, s.buffers())); err != nil {
+	if err := c.do(call, callsFor(e.library, op, e.group.Rank, e.group.Size, s.buffers())); err != nil {
 		return err
 	}
 	if err := s.spread(rt, c.stream); err != nil {
 		return err
 	}
-	if err := rt.WriteValue(c.stream, words.OutputTaken(), 1); err != nil {
+	if err := rt.WriteValue(c.stream, gate.OutputTaken(), 1); err != nil {
 		return err
 	}
 	return order.Join(c.stream)
+}
+
+// fail makes the group fail because an operation was numbered and not queued. What is queued by now uses the buffers until the
+// kernels are ended, so the operation ends with the stream. The group is down before the stream says that the operation is done.
+func (e *Engine) fail(c *communicator, rt device.Launcher, order device.Ordering, gate use, err error) {
+	e.group.Fail(err)
+	_ = rt.WriteValue(c.stream, gate.InputReady(), 1)
+	_ = rt.WriteValue(c.stream, gate.OutputTaken(), 1)
+	_ = order.Join(c.stream)
+	c.abort() // peers do not join its kernels
+}
+
+// refuse returns the error for a call that this rank may not make.
+func (e *Engine) refuse(op coll.Op, err error) error {
+	return &engine.Refusal{Err: e.errorOf(op, err)}
 }
 
 func (e *Engine) errorOf(op coll.Op, err error) error {
 	return fmt.Errorf("sagecomm: %s: rank %d: buffers on %v: %s: %w", op.Name(), e.group.Rank, op.Device, e.library.Name(), err)
 }
 
-// Abort implements engine.Engine.
+// Abort implements engine.Engine. A group that is destroyed comes here, too: the ranks end their communicators together now, and not
+// when they free their memory.
 func (e *Engine) Abort() {
 	e.Engine.Abort()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.down.Store(true)
 	for _, c := range e.known {
-		if !c.idle() {
-			c.abort()
-		}
+		c.down()
 	}
 }
 
@@ -192,9 +222,9 @@ func (e *Engine) Close() {
 	list := e.known
 	e.known = map[coll.Device]*communicator{}
 	e.mu.Unlock()
-	for on, c := range list {
-		if c.close() {
-			e.pool.giveStream(place{on, c.runtime}, c.stream)
+	for _, c := range list {
+		if c.joined != nil {
+			c.close()
 		}
 	}
 	e.Engine.Close()

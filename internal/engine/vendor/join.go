@@ -2,8 +2,10 @@ package vendor
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
@@ -11,8 +13,16 @@ import (
 )
 
 // This file makes communicators. The ranks make one together when each of them issues its first collective on a device. First
-// they tell each other their devices, then rank 0 gives its unique id to all, and in the end they tell each other whether they have
-// joined. So all ranks use the library, or none does.
+// they tell each other their devices, then rank 0 gives its unique id to all. While they join, they tell each other how far they
+// are, so that none waits long for a rank that has failed. So all ranks use the library, or none does.
+//
+// A goroutine does so, and the caller handles signals meanwhile. A caller who is interrupted leaves the goroutine alone: peers need
+// its part, and the next call on that device finds the communicator.
+
+const (
+	joinBound = 60 * time.Second       // of the ranks' join
+	joinSlice = 100 * time.Millisecond // a rank tells the others how far it is when it has joined or failed, or after this time
+)
 
 // seat is a rank's part in a communicator.
 type seat struct {
@@ -21,119 +31,218 @@ type seat struct {
 	Why    string `json:"why"`    // why the rank cannot use the library; "" if it can
 }
 
-// communicatorFor returns the communicator of the operation's device, and makes it at the first call.
+// report is how far a rank has come in a join.
+type report struct {
+	Joined bool   `json:"joined"`
+	Why    string `json:"why"` // why the rank cannot join; "" if it can
+}
+
+// making is a communicator that is being made.
+type making struct {
+	done chan struct{} // closed when what follows is set
+	c    *communicator
+	err  error
+}
+
+// communicatorFor returns the communicator of the operation's device. The first call on a device makes it.
 func (e *Engine) communicatorFor(call runner.Call, op coll.Op) (*communicator, error) {
-	if c := e.communicatorOf(op.Device); c != nil {
-		return c, nil
-	}
-	e.making.Lock()
-	defer e.making.Unlock()
 	if c := e.communicatorOf(op.Device); c != nil {
 		return c, nil
 	}
 	access, err := e.open(call, op)
 	if err != nil {
-		return nil, err
+		return nil, e.refuse(op, err)
 	}
-	c := &communicator{engine: e, ended: make(chan struct{}), stop: make(chan struct{})}
-	reasons, err := e.join(c, access, op.Device)
-	if c.joined != nil && (err != nil || lacks(reasons)) {
-		c.joined.Abort()
-		c.joined = nil
+	m := e.makingOn(op.Device, access)
+	if err := wait(call, m.done); err != nil {
+		return nil, e.refuse(op, err)
 	}
-	if err != nil {
-		return nil, err
+	if m.err != nil {
+		return nil, e.errorOf(op, m.err)
 	}
-	if lacks(reasons) {
-		if err := e.group.Without(reasons); err != nil {
-			return nil, err
-		}
-	}
-	e.mu.Lock()
-	e.known[op.Device] = c
-	e.mu.Unlock()
-	if c.joined != nil {
-		go c.watch()
-		if e.down.Load() { // a group that fails sets this, then looks for communicators
-			c.abort()
-		}
-	}
-	return c, nil
+	return m.c, nil
 }
 
-// join makes this rank's side of a communicator. It returns for each rank why the ranks do without the library.
-// Requires: making.
-func (e *Engine) join(c *communicator, access device.Access, on coll.Device) (reasons []string, err error) {
-	mine := seat{Place: fmt.Sprintf("%v of host %s", on, e.group.Host)}
-	rt, ok := access.(device.Launcher)
-	if ok {
-		mine.Device, err = rt.Identity()
-		if err == nil {
-			c.stream, err = e.pool.takeStream(rt, place{on, rt.Name()})
-			c.runtime = rt.Name()
-		}
-		if err != nil {
-			mine.Why = err.Error()
-		}
-	} else {
-		mine.Why = fmt.Sprintf("%v is reached through %s, whose streams take no kernels", on, access.Name())
+// makingOn returns the making of the communicator of a device, and begins it unless another call has.
+func (e *Engine) makingOn(on coll.Device, access device.Access) *making {
+	e.mu.Lock()
+	m, known := e.making[on]
+	if !known {
+		m = &making{done: make(chan struct{}), err: errors.New("internal error while the communicator was made")}
+		e.making[on] = m
 	}
+	later := len(e.known) > 0
+	e.mu.Unlock()
+	if known {
+		return m
+	}
+	c := &communicator{engine: e, ended: make(chan struct{}), stop: make(chan struct{})}
+	mine := e.seatOn(c, access, on)
+	e.group.Go(func() {
+		defer close(m.done)
+		err := e.settle(c, mine, later)
+		e.mu.Lock()
+		delete(e.making, on)
+		if err == nil {
+			e.known[on] = c
+		}
+		e.mu.Unlock()
+		m.c, m.err = c, err
+		if err != nil || c.joined == nil {
+			return
+		}
+		go c.watch()
+		if e.down.Load() { // a group that fails sets this, then looks for communicators
+			c.down()
+		}
+	})
+	return m
+}
+
+// seatOn finds out whether this rank can use the library on a device, and takes a stream there.
+// Requires: the caller's thread.
+func (e *Engine) seatOn(c *communicator, access device.Access, on coll.Device) seat {
+	s := seat{Place: fmt.Sprintf("%v of host %s", on, e.group.Host)}
+	rt, ok := access.(device.Launcher)
+	if !ok {
+		s.Why = fmt.Sprintf("%v is reached through %s, whose streams take no kernels", on, access.Name())
+		return s
+	}
+	var err error
+	if s.Device, err = rt.Identity(); err == nil {
+		c.place = place{on, rt.Name()}
+		c.stream, err = e.pool.takeStream(rt, c.place)
+	}
+	if err != nil {
+		s.Why = err.Error()
+	} else {
+		c.current = rt.Current
+	}
+	return s
+}
+
+// settle makes a communicator, or finds out on all ranks that they do without the library on this device. later tells that it is not
+// the first one of the group.
+func (e *Engine) settle(c *communicator, mine seat, later bool) error {
+	e.joining.Lock()
+	defer e.joining.Unlock()
+	reasons, failed, err := e.refused, false, error(nil)
+	if reasons == nil {
+		reasons, failed, err = e.join(c, mine, later)
+	}
+	if err != nil || lacks(reasons) {
+		c.forsake()
+	}
+	if err != nil {
+		return err
+	}
+	if failed {
+		e.refused = reasons
+	}
+	return e.group.Settled(reasons, failed)
+}
+
+// join makes this rank's side of a communicator. It returns for each rank why the ranks do without the library, and whether they had
+// begun to join.
+// Requires: joining.
+func (e *Engine) join(c *communicator, mine seat, later bool) (reasons []string, failed bool, err error) {
+	purpose := "devices for " + e.library.Name()
+	if later {
+		purpose += ", at the first collective on another device"
+	}
+	seats, err := exchange(e, purpose, mine)
+	if err != nil {
+		return nil, false, err
+	}
+	if reasons = compare(seats); lacks(reasons) {
+		return reasons, false, nil
+	}
+	var id []byte
+	var own report
+	if e.group.Rank == 0 {
+		if id, err = e.library.NewID(); err != nil {
+			own.Why = err.Error()
+		}
+	}
+	all, err := e.group.Unique(id)
+	if err != nil {
+		return nil, false, err
+	}
+	if own.Why == "" && len(all[0]) > 0 {
+		err := c.current(func() (err error) {
+			c.joined, err = e.library.Join(all[0], e.group.Size, e.group.Rank)
+			return err
+		})
+		if err != nil {
+			own.Why = err.Error()
+		}
+	}
+	for began := time.Now(); ; {
+		if c.joined != nil && own == (report{}) {
+			own = c.progress(began)
+		}
+		reports, err := exchange(e, "join of "+e.library.Name(), own)
+		if err != nil {
+			return nil, false, err
+		}
+		for rank, r := range reports {
+			reasons[rank] = r.Why
+		}
+		if lacks(reasons) {
+			return reasons, true, nil
+		}
+		if !slices.Contains(reports, report{}) {
+			return reasons, false, nil
+		}
+	}
+}
+
+// progress waits for the join of all ranks, and returns how far this rank is after joinSlice.
+func (c *communicator) progress(began time.Time) report {
+	slice := errors.New("the slice is over")
+	end := time.Now().Add(joinSlice)
+	err := c.poll(func() error {
+		switch now := time.Now(); {
+		case now.Sub(began) > joinBound:
+			return fmt.Errorf("the join of all ranks takes longer than %v", joinBound)
+		case now.After(end):
+			return slice
+		}
+		return nil
+	})
+	switch err {
+	case nil:
+		return report{Joined: true}
+	case slice:
+		return report{}
+	}
+	return report{Why: err.Error()}
+}
+
+// exchange gives every rank the values of all ranks.
+func exchange[T any](e *Engine, purpose string, mine T) ([]T, error) {
 	message, err := json.Marshal(mine)
 	if err != nil {
 		return nil, err
 	}
-	all, err := e.group.Exchange("devices for "+e.library.Name(), message)
+	all, err := e.group.Exchange(purpose, message)
 	if err != nil {
 		return nil, err
 	}
-	if reasons, err = compare(all); err != nil || lacks(reasons) {
-		return reasons, err
-	}
-	var id []byte
-	own := ""
-	if e.group.Rank == 0 {
-		if id, err = e.library.NewID(); err != nil {
-			own = err.Error()
-		}
-	}
-	if all, err = e.group.Unique(id); err != nil {
-		return nil, err
-	}
-	if own == "" && len(all[0]) > 0 {
-		if err := e.joinWith(c, rt, all[0]); err != nil {
-			own = err.Error()
-		}
-	}
-	if all, err = e.group.Exchange("join of "+e.library.Name(), []byte(own)); err != nil {
-		return nil, err
-	}
+	list := make([]T, len(all))
 	for rank, text := range all {
-		reasons[rank] = string(text)
+		if err := json.Unmarshal(text, &list[rank]); err != nil {
+			return nil, fmt.Errorf("rank %d has sent what no rank sends as %s: %w", rank, purpose, err)
+		}
 	}
-	return reasons, nil
-}
-
-// joinWith makes the communicator of a unique id, and waits until it can be used.
-func (e *Engine) joinWith(c *communicator, rt device.Launcher, id []byte) error {
-	err := rt.Current(func() (err error) {
-		c.joined, err = e.library.Join(id, e.group.Size, e.group.Rank)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return c.await("the join of all ranks", joinBound)
+	return list, nil
 }
 
 // compare returns for each rank why it cannot use the library: its own reason, or that it shares its device with another rank.
-func compare(all [][]byte) ([]string, error) {
-	reasons := make([]string, len(all))
+func compare(seats []seat) []string {
+	reasons := make([]string, len(seats))
 	first := map[string]int{}
-	for rank, text := range all {
-		var s seat
-		if err := json.Unmarshal(text, &s); err != nil {
-			return nil, fmt.Errorf("rank %d has sent no device: %w", rank, err)
-		}
+	for rank, s := range seats {
 		reasons[rank] = s.Why
 		if s.Why != "" {
 			continue
@@ -144,7 +253,7 @@ func compare(all [][]byte) ([]string, error) {
 			first[s.Device] = rank
 		}
 	}
-	return reasons, nil
+	return reasons
 }
 
 func lacks(reasons []string) bool {

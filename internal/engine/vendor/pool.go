@@ -1,7 +1,10 @@
 package vendor
 
 import (
+	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"sagecomm/internal/coll"
@@ -14,7 +17,8 @@ import (
 type Pool struct {
 	mu      sync.Mutex
 	gates   map[source]*gates
-	streams map[place][]device.Stream // of groups that are gone
+	streams map[place][]device.Stream // that no communicator has
+	ending  int                       // communicators that are being ended
 }
 
 // source is who allocates pinned memory: an implementation of device.Runtime, for devices of a type.
@@ -30,7 +34,23 @@ type place struct {
 }
 
 // gates are those of one source. Their memory is never released: there are as many as operations were under way at once.
-type gates struct{ idle, busy []*runner.GateWords }
+type gates struct{ idle, busy []*gate }
+
+type gate struct {
+	*runner.GateWords
+	uses atomic.Uint64 // operations that have had it
+}
+
+// use is the use of a gate by one operation.
+type use struct {
+	*gate
+	number uint64
+}
+
+// done reports whether the device is behind the operation. Another operation may have the gate by now.
+func (u use) done() bool {
+	return u.uses.Load() != u.number || u.Moved(1, 1) || u.uses.Load() != u.number
+}
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
@@ -40,9 +60,8 @@ func NewPool() *Pool {
 // slabBytes is the pinned memory that is allocated at once for gates.
 const slabBytes = 64 << 10
 
-// gate returns a gate whose words are 0. It is in use until the device has written both of its words and
-// the run has ended.
-func (p *Pool) gate(rt device.Runtime, of source) (*runner.GateWords, error) {
+// takeGate returns a gate whose words are 0. It is in use until the device has written both of its words and the run has ended.
+func (p *Pool) takeGate(rt device.Runtime, of source) (use, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g := p.gates[of]
@@ -64,20 +83,30 @@ func (p *Pool) gate(rt device.Runtime, of source) (*runner.GateWords, error) {
 	if len(g.idle) == 0 {
 		memory, err := rt.Pin(slabBytes)
 		if err != nil {
-			return nil, err
+			return use{}, err
 		}
 		for at := uintptr(0); at+runner.GateBytes <= slabBytes; at += runner.GateBytes {
-			g.idle = append(g.idle, (*runner.GateWords)(unsafe.Add(memory.Address(), at)))
+			g.idle = append(g.idle, &gate{GateWords: (*runner.GateWords)(unsafe.Add(memory.Address(), at))})
 		}
 	}
 	w := g.idle[len(g.idle)-1]
 	g.idle = g.idle[:len(g.idle)-1]
 	g.busy = append(g.busy, w)
+	number := w.uses.Add(1)
 	w.Reset()
-	return w, nil
+	return use{w, number}, nil
 }
 
-// takeStream returns the stream of a group that is gone, or makes one.
+// giveGate takes a gate back that no run and no device has.
+func (p *Pool) giveGate(of source, u use) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g := p.gates[of]
+	g.busy = slices.DeleteFunc(g.busy, func(w *gate) bool { return w == u.gate })
+	g.idle = append(g.idle, u.gate)
+}
+
+// takeStream returns a stream that a communicator has given back, or makes one.
 func (p *Pool) takeStream(rt device.Runtime, of place) (device.Stream, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,8 +118,37 @@ func (p *Pool) takeStream(rt device.Runtime, of place) (device.Stream, error) {
 	return rt.NewStream(device.Inputs)
 }
 
+// giveStream takes a stream back. Requires: what it holds ends by itself.
 func (p *Pool) giveStream(of place, s device.Stream) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.streams[of] = append(p.streams[of], s)
+}
+
+// ends counts a communicator that is being ended, until the function that it returns is called.
+func (p *Pool) ends() (over func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ending++
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.ending--
+	}
+}
+
+// exitBound is a little longer than a communicator waits for peers before it is aborted.
+const exitBound = 6 * time.Second
+
+// Wait waits until the communicators have ended whose end has begun, for a short time: a process that ends must not take the driver
+// away from them.
+func (p *Pool) Wait() {
+	for end := time.Now().Add(exitBound); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		p.mu.Lock()
+		n := p.ending
+		p.mu.Unlock()
+		if n == 0 {
+			return
+		}
+	}
 }

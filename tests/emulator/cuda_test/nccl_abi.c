@@ -12,7 +12,7 @@ _Static_assert(offsetof(scn_config, size) == offsetof(ncclConfig_t, size), "conf
 _Static_assert(offsetof(scn_config, magic) == offsetof(ncclConfig_t, magic), "config");
 _Static_assert(offsetof(scn_config, version) == offsetof(ncclConfig_t, version), "config");
 _Static_assert(offsetof(scn_config, blocking) == offsetof(ncclConfig_t, blocking), "config");
-_Static_assert(SCN_CONFIG_MAGIC == NCCL_API_MAGIC && SCN_LEAST_VERSION == NCCL_VERSION(2, 14, 0), "config");
+_Static_assert(SCN_CONFIG_MAGIC == NCCL_API_MAGIC && SCN_LEAST_VERSION == NCCL_VERSION(2, 27, 0), "config");
 _Static_assert(SCN_SUCCESS == ncclSuccess && SCN_IN_PROGRESS == ncclInProgress, "results");
 _Static_assert(SCN_INT8 == ncclInt8 && SCN_UINT8 == ncclUint8 && SCN_INT32 == ncclInt32 && SCN_UINT32 == ncclUint32,
                "types");

@@ -1,7 +1,10 @@
 // The functions of libnccl.so.2, over the emulator. Generated stubs refuse those that are not here.
 //
-// A communicator that does not block queues its operations when its user asks for its state after the call, which has returned
-// ncclInProgress. So a command that its user queues too early stands in front of the kernel.
+// The first operation of a kind waits until all ranks call one, as NCCL's connections do: in the call, or, in a communicator
+// that does not block, behind the call, which has returned ncclInProgress. Then its operations are queued when its user asks for
+// its state. So a command that its user queues too early stands in front of the kernel.
+//
+// The end of a communicator waits for that of the other ranks. NCCL_COMM_BLOCKING makes all communicators block, or none.
 #include <nccl.h>
 
 #include <chrono>
@@ -51,14 +54,25 @@ bool begins(const char *function, ncclResult_t *result) {
   if (!begins(__func__, &begun)) return begun
 
 // Queues operations. Requires: they are of one communicator.
-ncclResult_t issue(ncclComm_t communicator, std::vector<Operation> operations) {
-  const StatePointer &state = communicator->state;
-  std::lock_guard lock(state->mutex);
+ncclResult_t issue(ncclComm_t communicator, const std::vector<Operation> &operations) {
+  const StatePointer state = communicator->state;
+  const std::deque<Operation> all(operations.begin(), operations.end());
+  std::unique_lock lock(state->mutex);
   if (state->error != ncclSuccess) return fail(state->error, "the communicator has failed");
   if (!state->ready) return fail(ncclInvalidUsage, "the communicator is not ready");
-  if (state->blocking) return launch(state, std::move(operations));
-  state->waiting.insert(state->waiting.end(), operations.begin(), operations.end());
-  return ncclInProgress;
+  if (!state->waiting.empty()) return fail(ncclInvalidUsage, "the communicator is in progress");
+  connect(*state, operations);
+  if (!state->blocking) {
+    state->waiting = all;
+    return ncclInProgress;
+  }
+  while (!connected(*state, all)) {
+    if (state->aborted) return fail(ncclInternalError, "the communicator was aborted");
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+  }
+  return launch(state, operations);
 }
 
 ncclResult_t call(const char *name, ncclComm_t communicator, Operation operation) {
@@ -88,6 +102,7 @@ Operation operation(Kind kind, const void *from, void *to, size_t count, ncclDat
 ncclResult_t init(ncclComm_t *communicator, int ranks, const ncclUniqueId &id, int rank, bool blocking) {
   Address address;
   memcpy(&address, id.internal, sizeof address);
+  if (const char *set = getenv("NCCL_COMM_BLOCKING"); set != nullptr) blocking = atoi(set) != 0;
   StatePointer state;
   ncclResult_t result = join(address, ranks, rank, blocking, &state);
   if (result != ncclSuccess) return result;
@@ -101,6 +116,13 @@ ncclResult_t init(ncclComm_t *communicator, int ranks, const ncclUniqueId &id, i
   }
   if (result == ncclSuccess || result == ncclInProgress) *communicator = new ncclComm{state};
   return result;
+}
+
+// A function that ends a communicator makes its device current, and then the one that was: a context on device 0, if the
+// thread had none. The calls tell where that happens.
+void note_device(const char *function, const State &state) {
+  const int current = current_device();
+  if (current != state.device) note(std::string(function) + " made a context on device " + std::to_string(current));
 }
 
 }  // namespace
@@ -166,12 +188,20 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *communicator, int ranks, int r
 
 ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
   BEGIN;
-  return communicator->state->blocking ? ncclSuccess : ncclInProgress;
+  State &state = *communicator->state;
+  note_device(__func__, state);
+  std::lock_guard lock(state.mutex);
+  leave(state);
+  if (state.blocking) return ncclSuccess;
+  state.finalizing = true;
+  return ncclInProgress;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
   BEGIN;
   note("Destroy");
+  note_device(__func__, *communicator->state);
+  leave(*communicator->state);
   delete communicator;
   return ncclSuccess;
 }
@@ -179,6 +209,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
 ncclResult_t ncclCommAbort(ncclComm_t communicator) {
   BEGIN;
   note("Abort");
+  note_device(__func__, *communicator->state);
+  leave(*communicator->state);
   communicator->state->aborted = true;
   delete communicator;
   return ncclSuccess;
@@ -190,6 +222,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *error)
   ncclResult_t planned = ncclSuccess;
   if (!begins(__func__, &planned)) state.error = planned;
   *error = look(state);
+  if (*error == ncclSuccess && (state.finalizing ? !alone(state) : !connected(state, state.waiting)))
+    *error = ncclInProgress;
   if (*error == ncclSuccess && !state.waiting.empty()) {
     std::vector<Operation> operations(state.waiting.begin(), state.waiting.end());
     state.waiting.clear();
@@ -245,8 +279,8 @@ ncclResult_t ncclGroupEnd() {
   grouped.clear();
   BEGIN;
   ncclResult_t result = ncclSuccess;
-  for (auto &[communicator, list] : lists)
-    if (ncclResult_t one = issue(communicator, std::move(list)); one != ncclSuccess) result = one;
+  for (const auto &[communicator, list] : lists)
+    if (ncclResult_t one = issue(communicator, list); one != ncclSuccess) result = one;
   return result;
 }
 

@@ -35,15 +35,15 @@ struct State {
   Table *table = nullptr;
   std::unique_ptr<Data> own;
   std::vector<std::unique_ptr<Data>> data;  // of the peers; none at this rank's place
-  std::string device;
+  int device = -1;
   std::atomic<bool> aborted{false};
 
   std::mutex mutex;  // guards what follows
-  bool ready = false;
+  bool ready = false, finalizing = false;
   ncclResult_t error = ncclSuccess;  // the asynchronous one
   uint64_t issued = 0;               // operations of all ranks
   uint64_t sends[most_ranks] = {}, recvs[most_ranks] = {};
-  std::deque<Operation> waiting;  // of a communicator that does not block: nobody has asked for their state yet
+  std::deque<Operation> waiting;  // the ranks are not connected for them, or nobody has asked for their state yet
   std::vector<Reduction> made;    // by number of the reduction, from ncclNumOps
 
   std::mutex data_mutex;  // taken by kernels; guards what follows and the places of `own`
@@ -64,6 +64,15 @@ ncclResult_t fail(ncclResult_t result, const std::string &why);
 ncclResult_t join(const Address &address, int ranks, int rank, bool blocking, StatePointer *state);
 // Looks whether all ranks have joined. Returns ncclInProgress until they have. Requires: the mutex.
 ncclResult_t look(State &state);
+// Begins to connect this rank with those that take part in operations.
+void connect(const State &state, const std::vector<Operation> &operations);
+// Reports whether they have begun to connect with this rank, too.
+bool connected(const State &state, const std::deque<Operation> &operations);
+// Leaves the other ranks, and reports whether all of them have left, which the end of a communicator waits for.
+void leave(const State &state);
+bool alone(const State &state);
+// Returns the device that NCCL finds current on this thread: the runtime's, which is 0 if the thread has chosen none.
+int current_device();
 // Queues the operations of a group: one kernel on each stream. Requires: the mutex.
 ncclResult_t launch(const StatePointer &state, std::vector<Operation> operations);
 

@@ -10,12 +10,9 @@ namespace fake_nccl {
 namespace {
 
 // NCCL compares hosts and devices to find two ranks with one device. NCCL_HOSTID stands for the host.
-bool identify(char *text, size_t size) {
-  CUdevice device;
+bool identify(int device, char *text, size_t size) {
   CUuuid uuid;
-  // NCCL asks the runtime, which gives a thread without a context its current device.
-  if (cuCtxGetDevice(&device) != CUDA_SUCCESS && emulator::current_device(&device) != emulator::Status::success)
-    return false;
+  if (device < 0) return false;
   if (cuDeviceGetUuid(&uuid, device) != CUDA_SUCCESS) return false;
   char host[64] = "";
   const char *set = getenv("NCCL_HOSTID");
@@ -37,6 +34,45 @@ ncclResult_t give_up(State &state, ncclResult_t result, const std::string &why) 
 
 }  // namespace
 
+int current_device() {
+  CUdevice device = -1;
+  if (cuCtxGetDevice(&device) == CUDA_SUCCESS || emulator::current_device(&device) == emulator::Status::success)
+    return device;
+  return -1;
+}
+
+void connect(const State &state, const std::vector<Operation> &operations) {
+  for (const Operation &one : operations) {
+    if (one.kind == Kind::send)
+      state.me().sends |= 1U << one.root;
+    else if (one.kind == Kind::recv)
+      state.me().recvs |= 1U << one.root;
+    else
+      state.me().kinds |= 1U << static_cast<int>(one.kind);
+  }
+}
+
+bool connected(const State &state, const std::deque<Operation> &operations) {
+  const uint32_t me = 1U << state.rank;
+  for (const Operation &one : operations) {
+    const Member &peer = state.table->member[one.root];
+    if (one.kind == Kind::send && (peer.recvs & me) == 0) return false;
+    if (one.kind == Kind::recv && (peer.sends & me) == 0) return false;
+    if (one.kind == Kind::send || one.kind == Kind::recv) continue;
+    for (int i = 0; i < state.ranks; i++)
+      if ((state.table->member[i].kinds & 1U << static_cast<int>(one.kind)) == 0) return false;
+  }
+  return true;
+}
+
+void leave(const State &state) { state.me().presence.store(Presence::left); }
+
+bool alone(const State &state) {
+  for (int i = 0; i < state.ranks; i++)
+    if (state.table->member[i].presence.load() == Presence::joined) return false;
+  return true;
+}
+
 ncclResult_t join(const Address &address, int ranks, int rank, bool blocking, StatePointer *made) {
   if (ranks < 1 || ranks > most_ranks || rank < 0 || rank >= ranks)
     return fail(ncclInvalidArgument, "Invalid rank requested : " + std::to_string(rank) + "/" + std::to_string(ranks));
@@ -51,7 +87,8 @@ ncclResult_t join(const Address &address, int ranks, int rank, bool blocking, St
   Member &me = state->me();
   if (state->own == nullptr) return fail(ncclSystemError, "cannot make memory to share");
   if (me.presence.load() != Presence::absent) return fail(ncclInvalidUsage, "rank joined twice");
-  if (!identify(me.device, sizeof me.device))
+  state->device = current_device();
+  if (!identify(state->device, me.device, sizeof me.device))
     return fail(ncclUnhandledCudaError, "Cuda failure 'invalid device context'");
   me.ranks = ranks;
   me.process = getpid();

@@ -38,7 +38,7 @@ struct Pair {
   } entry[window];
 };
 
-enum class Presence : int32_t { absent, joined, failed };
+enum class Presence : int32_t { absent, joined, failed, left };
 
 struct Member {
   std::atomic<Presence> presence;
@@ -46,6 +46,9 @@ struct Member {
   pid_t process;
   int32_t data;     // descriptor
   char device[96];  // the host and the device, to find two ranks with one device
+  // What the rank has called for the first time, and so connects for: kinds of operations of all ranks, and peers. The
+  // first call of a kind is queued when all ranks have made it.
+  std::atomic<uint32_t> kinds, sends, recvs;
   std::atomic<uint64_t> done;
   Entry entry[window];
 };

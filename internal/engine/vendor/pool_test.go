@@ -1,0 +1,126 @@
+package vendor
+
+import (
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/device"
+)
+
+// memories is a device that allocates nothing but numbers.
+type memories struct {
+	device.Launcher
+	t       *testing.T
+	next    uintptr
+	bytes   map[uintptr]uint64
+	pinning []byte
+}
+
+func newMemories(t *testing.T) *memories {
+	m := &memories{t: t, next: 1, bytes: map[uintptr]uint64{}}
+	t.Cleanup(func() {
+		if m.pinning != nil {
+			require.NoError(t, syscall.Munmap(m.pinning))
+		}
+	})
+	return m
+}
+
+type memory struct {
+	of *memories
+	at uintptr
+}
+
+func (m memory) Address() uintptr { return m.at }
+func (m memory) Release()         { delete(m.of.bytes, m.at) }
+
+func (m *memories) Allocate(bytes uint64) (device.Memory, error) {
+	m.next++
+	m.bytes[m.next] = bytes
+	return memory{m, m.next}, nil
+}
+
+func (m *memories) Pin(bytes uint64) (p device.Pinned, err error) {
+	require.Nil(m.t, m.pinning, "the gates of one slab must do")
+	m.pinning, err = syscall.Mmap(-1, 0, int(bytes), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	return slab(m.pinning), err
+}
+
+type slab []byte
+
+func (s slab) Address() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(s)) }
+func (s slab) Release()                {}
+
+// carryOut does what a device and a run do with a gate.
+func carryOut(u use) {
+	atomic.StoreUint32(u.InputReady(), 1)
+	atomic.StoreUint32(u.OutputTaken(), 1)
+	u.Open()
+}
+
+// An operation whose gate another one has is done.
+func TestUsesOfGates(t *testing.T) {
+	p, rt := NewPool(), newMemories(t)
+	first, err := p.takeGate(rt, source{})
+	require.NoError(t, err)
+	require.False(t, first.done())
+	carryOut(first)
+	require.True(t, first.done())
+	for {
+		u, err := p.takeGate(rt, source{})
+		require.NoError(t, err)
+		if u.gate == first.gate {
+			require.False(t, u.done())
+			require.True(t, first.done())
+			break
+		}
+		carryOut(u)
+	}
+}
+
+// A gate that no run has had is free at once.
+func TestGateThatIsGivenBack(t *testing.T) {
+	p, rt := NewPool(), newMemories(t)
+	for range 2 * slabBytes {
+		u, err := p.takeGate(rt, source{})
+		require.NoError(t, err)
+		p.giveGate(source{}, u)
+	}
+}
+
+func TestScratch(t *testing.T) {
+	p, rt := NewPool(), newMemories(t)
+	var s scratch
+	take := func(bytes uint64) (uintptr, use) {
+		u, err := p.takeGate(rt, source{})
+		require.NoError(t, err)
+		at, err := s.take(rt, bytes, u)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, rt.bytes[at], bytes)
+		return at, u
+	}
+	small, one := take(100)
+	again, two := take(leastScratch)
+	require.Equal(t, small, again)
+	carryOut(one)
+	carryOut(two)
+	larger, three := take(leastScratch + 1)
+	require.NotEqual(t, small, larger)
+	long, four := take(mostKept + 1)
+	s.sweep()
+	require.Len(t, rt.bytes, 3, "operations that are under way may use all of them")
+	carryOut(three)
+	s.sweep()
+	require.NotContains(t, rt.bytes, small)
+	carryOut(four)
+	s.sweep()
+	require.NotContains(t, rt.bytes, long)
+	kept, _ := take(2 * leastScratch)
+	require.Equal(t, larger, kept)
+	s.release()
+	require.Empty(t, rt.bytes)
+}

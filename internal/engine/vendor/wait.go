@@ -1,0 +1,49 @@
+package vendor
+
+import (
+	"errors"
+	"time"
+
+	"sagecomm/internal/runner"
+)
+
+// ErrInterrupted is the error of a call whose caller has ended its wait for the other ranks, as Ctrl-C does.
+var ErrInterrupted = errors.New("a signal has interrupted the wait for the other ranks")
+
+// signalsEvery is how often a caller that waits for peers handles signals.
+const signalsEvery = 50 * time.Millisecond
+
+// wait returns when ready is closed or has a value, or with ErrInterrupted.
+// Requires: the thread and the bridge of the call.
+func wait(call runner.Call, ready <-chan struct{}) error {
+	select {
+	case <-ready:
+		return nil
+	default:
+	}
+	tick := time.NewTicker(signalsEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ready:
+			return nil
+		case <-tick.C:
+			if call.Interrupted() {
+				return ErrInterrupted
+			}
+		}
+	}
+}
+
+// turn is a lock whose holder may wait for peers, so that who waits for it goes on handling signals. It holds a value while it
+// is free.
+type turn chan struct{}
+
+func newTurn() turn {
+	t := make(turn, 1)
+	t <- struct{}{}
+	return t
+}
+
+func (t turn) take(call runner.Call) error { return wait(call, t) }
+func (t turn) give()                       { t <- struct{}{} }
