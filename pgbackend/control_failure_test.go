@@ -47,6 +47,20 @@ func TestControlTimeoutNamesWhoHasNotArrived(t *testing.T) {
 	}
 }
 
+// A rank that waits in an exchange has not come to a collective.
+func TestTimeoutNamesTheExchangeOfAnAbsentRank(t *testing.T) {
+	w := newWorldWith(t, 2, 300*time.Millisecond, nil)
+	list := w.eachFailure(func(g *Group) *coll.Failure {
+		if g.rank == 1 {
+			_, f := g.exchange(topicEngine, "devices of rank 1", nil, opTimeout)
+			return f
+		}
+		begun(w.groups[1], topicEngine)
+		return sum(g, 10)
+	})
+	expectAll(t, list, coll.Timeout, "all_reduce #1", "not arrived: rank 1 (", `waits in control exchange "devices of rank 1", to which rank 0 has not come`)
+}
+
 // A rank stops between two rounds of one exchange.
 func TestControlTimeoutNamesWhoDoesNotGoOn(t *testing.T) {
 	w := newWorld(t, 2)

@@ -137,7 +137,7 @@ func (g *Group) introduceItself() {
 		g.info("%s", text)
 	}
 	if g.rank == 0 {
-		g.info("engine of operations on devices: %s", g.deviceEngine.Describe())
+		g.logEngine(g.deviceEngine)
 	}
 	if g.buckets != nil && g.rank == 0 {
 		g.info("fusion: %s", g.fusionLimits())

@@ -24,6 +24,9 @@ type registeredEngine struct {
 	open func(g *Group, run *runner.Group) (engine.Engine, error)
 }
 
+// stagedEngine is the engine that every rank offers.
+const stagedEngine = "staged"
+
 // deviceEngines holds the engines of this library by name. algo has the order of preference. Tests add engines of their own.
 var deviceEngines = map[string]registeredEngine{
 	"nccl": {
@@ -39,7 +42,7 @@ var deviceEngines = map[string]registeredEngine{
 			return g.vendorEngine(library, run), err
 		},
 	},
-	"staged": {
+	stagedEngine: {
 		absent: func(*Group) error { return nil },
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
 			return g.stagedEngine(run), nil
@@ -100,6 +103,15 @@ func (g *Group) engines() algo.EngineChoice {
 		return *later
 	}
 	return g.deviceEngine
+}
+
+// logEngine logs which engine carries out operations on devices, and how to do without it.
+func (g *Group) logEngine(choice algo.EngineChoice) {
+	text := choice.Describe()
+	if choice.Engine != stagedEngine && choice.Engine != "" {
+		text += fmt.Sprintf("; %s=%s does without it", env.Engine.Name(), stagedEngine)
+	}
+	g.info("engine of operations on devices: %s", text)
 }
 
 // mostNamed bounds how many ranks an error names.

@@ -22,6 +22,7 @@ func (g *Group) vendorEngine(library vendor.Library, run *runner.Group) *vendor.
 			return g.exchangeFor(topicUniqueID, "unique id of "+library.Name(), mine)
 		},
 		Settled: func(reasons []string, failed bool) error { return g.settled(library.Name(), reasons, failed) },
+		Failed:  func() bool { return g.run.FirstCause() != nil },
 		Fail: func(err error) {
 			f := &coll.Failure{Status: coll.System, Rank: g.rank, OnDevice: true,
 				Message: fmt.Sprintf("sagecomm: group %q: a communicator of %s failed: %s: %v", g.title(), library.Name(), g.who(g.rank), err)}
@@ -77,7 +78,7 @@ func (g *Group) settled(engine string, reasons []string, failed bool) error {
 			env.Engine.Name(), choice.Engine)
 	}
 	if g.rank == 0 {
-		g.info("engine of operations on devices: %s", choice.Describe())
+		g.logEngine(choice)
 	}
 	return nil
 }

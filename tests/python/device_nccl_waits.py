@@ -171,12 +171,27 @@ def queues_in_vain(rank: int, size: int, store: str) -> list[str]:
         told.wait(["failed"])
         return [raised(lambda: dist.all_reduce(ones()))]
     cut = [dist.all_reduce(ones(), async_op=True) for _ in ranks()]
+    futures = [work.get_future() for work in cut]
     text = [raised(lambda: dist.broadcast(ones(), 0, async_op=True).wait(LONG))]
     for work in cut:
         text.append(raised(lambda work=work: work.wait(LONG)))  # type: ignore[misc]
         assert not work.is_success()
+    for future in futures:
+        text.append(raised(future.wait))
     told.set("failed", "")
     return text + ended("Abort")
+
+
+def fails_while_idle(rank: int, size: int, store: str) -> list[str]:
+    """Peers of a group that has failed may never end their communicators. Returns the library's calls."""
+    join_group(rank, size, store)
+    dist.all_reduce(ones())
+    torch.cuda.synchronize()
+    dist.barrier(device_ids=[rank])
+    if rank == 0:
+        dist.group.WORLD._get_backend(torch.device("cuda")).abort()  # type: ignore[union-attr]
+    raised(lambda: [dist.all_reduce(ones()) for _ in range(10000)])
+    return ended("Abort")
 
 
 def ended(how: str) -> list[str]:

@@ -140,3 +140,18 @@ func TestCallsThatBlock(t *testing.T) {
 		t.Errorf("NCCL_COMM_BLOCKING=1: %v", err)
 	}
 }
+
+// NVIDIA's own library, where torch has brought it: it has all functions, and a unique id needs no GPU.
+func TestNVIDIAsLibrary(t *testing.T) {
+	found, err := filepath.Glob("../../../.venv/lib/python3*/site-packages/nvidia/nccl/lib/" + fileName)
+	require.NoError(t, err)
+	if len(found) == 0 {
+		t.Skip("there is none in .venv")
+	}
+	require.NoError(t, load(found[0]))
+	id, err := Library{}.NewID()
+	require.NoError(t, err)
+	require.Len(t, id, 128)
+	_, err = Library{}.Join(id[1:], 2, 0)
+	require.ErrorContains(t, err, "has 127 bytes")
+}

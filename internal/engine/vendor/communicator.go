@@ -147,9 +147,9 @@ func (c *communicator) end(how func()) {
 	if c.ending.Swap(true) {
 		return
 	}
-	over := c.engine.pool.ends()
+	c.engine.pool.ending.Add(1)
 	go func() {
-		defer over()
+		defer c.engine.pool.ending.Add(-1)
 		defer close(c.ended)
 		_ = c.current(func() error { // without the device there is nothing to end
 			c.mu.Lock()
@@ -163,11 +163,12 @@ func (c *communicator) end(how func()) {
 // abort begins to end the kernels, which may have peers that do not come.
 func (c *communicator) abort() { c.end(c.joined.Abort) }
 
-// down ends the communicator of a group that is down: in peace, if it is idle.
+// down ends the communicator of a group that is down: in peace, if it is idle and the group has not failed. Peers of a group that has
+// failed may never end theirs.
 func (c *communicator) down() {
 	switch {
 	case c.joined == nil:
-	case c.idle():
+	case c.idle() && !c.engine.group.Failed():
 		c.end(c.joined.Destroy)
 	default:
 		c.abort()

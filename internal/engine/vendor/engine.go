@@ -31,6 +31,9 @@ type Group struct {
 	// returns an error. failed tells that a rank has tried to join; then the group does without the library on all devices.
 	Settled func(reasons []string, failed bool) error
 
+	// Failed reports whether a rank has declared that the group has failed.
+	Failed func() bool
+
 	// Fail makes the group fail. The error may be ErrInterrupted.
 	Fail func(err error)
 

@@ -92,8 +92,8 @@ func (e *Engine) makingOn(on coll.Device, access device.Access) *making {
 			return
 		}
 		go c.watch()
-		if e.down.Load() { // a group that fails sets this, then looks for communicators
-			c.down()
+		if e.down.Load() { // a group that goes down sets this, then looks for communicators; it may be freed by now
+			c.abort()
 		}
 	})
 	return m

@@ -18,7 +18,8 @@ type Pool struct {
 	mu      sync.Mutex
 	gates   map[source]*gates
 	streams map[place][]device.Stream // that no communicator has
-	ending  int                       // communicators that are being ended
+
+	ending atomic.Int64 // communicators that are being ended
 }
 
 // source is who allocates pinned memory: an implementation of device.Runtime, for devices of a type.
@@ -125,30 +126,13 @@ func (p *Pool) giveStream(of place, s device.Stream) {
 	p.streams[of] = append(p.streams[of], s)
 }
 
-// ends counts a communicator that is being ended, until the function that it returns is called.
-func (p *Pool) ends() (over func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ending++
-	return func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.ending--
-	}
-}
-
 // exitBound is a little longer than a communicator waits for peers before it is aborted.
 const exitBound = 6 * time.Second
 
 // Wait waits until the communicators have ended whose end has begun, for a short time: a process that ends must not take the driver
 // away from them.
 func (p *Pool) Wait() {
-	for end := time.Now().Add(exitBound); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		p.mu.Lock()
-		n := p.ending
-		p.mu.Unlock()
-		if n == 0 {
-			return
-		}
+	for end := time.Now().Add(exitBound); p.ending.Load() > 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
 	}
 }

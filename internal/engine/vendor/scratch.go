@@ -54,10 +54,10 @@ func (s *scratch) take(rt device.Launcher, bytes uint64, by use) (uintptr, error
 	return memory.Address(), nil
 }
 
-// sweep gives back the memory whose operations are done. It may wait for the device.
+// sweep gives back the memory whose operations are done. It waits for nothing, because a driver may wait for the device.
 func (s *scratch) sweep() {
 	for _, m := range s.settled() {
-		m.memory.Release()
+		go m.memory.Release()
 	}
 }
 
