@@ -120,10 +120,10 @@ def interrupted_in_a_connection(rank: int, size: int, store: str) -> str:
     return raised(lambda: dist.broadcast(ones(), 0))
 
 
-def one_cannot_join(rank: int, size: int, store: str) -> list[str]:
+def one_cannot_join(rank: int, size: int, store: str, seconds: float) -> list[str]:
     """The fault plan of one rank refuses its join. No other rank waits long for it, nor for its next join, and they do
     without NCCL. Returns what was printed, and what explain says."""
-    join_group(rank, size, store)
+    join_group(rank, size, store, seconds=seconds)
     began, before = time.monotonic(), os.dup(2)
     with tempfile.TemporaryFile("w+") as printed:
         os.dup2(printed.fileno(), 2)

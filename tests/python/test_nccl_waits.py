@@ -21,12 +21,22 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch w
 AUTO = SETTINGS | {"SAGECOMM_ENGINE": "auto"}
 
 
-def run(bed: CudaBed, function: str, size: int, settings: dict[str, str] = SETTINGS, faults: str = "") -> list[Any]:
+def run(
+    bed: CudaBed, function: str, size: int, *arguments: Any, settings: dict[str, str] = SETTINGS, faults: str = ""
+) -> list[Any]:
     """Runs a function of device_nccl_waits on ranks, the last one of which has a fault plan."""
     with tempfile.TemporaryDirectory() as folder:
         plans = [""] * (size - 1) + [faults]
         children = [
-            bed.start(f"device_nccl_waits:{function}", rank, size, f"{folder}/store", EMULATOR_FAULTS=plan, **settings)
+            bed.start(
+                f"device_nccl_waits:{function}",
+                rank,
+                size,
+                f"{folder}/store",
+                *arguments,
+                EMULATOR_FAULTS=plan,
+                **settings,
+            )
             for rank, plan in enumerate(plans)
         ]
         return [child.result() for child in children]
@@ -63,17 +73,26 @@ def test_signals_during_a_connection(cuda_bed: CudaBed) -> None:
         assert re.search(r"rank 0 \(.*a signal has interrupted the wait", text), text
 
 
-@pytest.mark.parametrize("plan", ["ncclCommInitRankConfig@1=#2", "ncclCommGetAsyncError@1=#2"])
-def test_one_rank_cannot_join(cuda_bed: CudaBed, plan: str) -> None:
-    printed, explained = zip(*run(cuda_bed, "one_cannot_join", 2, AUTO, plan), strict=True)
+JOINS = {
+    "it fails at once": ("ncclCommInitRankConfig@1=#2", 60, "ncclCommInitRankConfig: unhandled system error"),
+    "it fails later": ("ncclCommGetAsyncError@1=#2", 60, "unhandled system error"),
+    "it hangs": ("ncclCommGetAsyncError@1+=#7", 2, "the join of all ranks takes longer than 2s"),
+}
+
+
+@pytest.mark.parametrize("case", JOINS)
+def test_one_rank_cannot_join(cuda_bed: CudaBed, case: str) -> None:
+    plan, timeout, why = JOINS[case]
+    results = run(cuda_bed, "one_cannot_join", 2, timeout, settings=AUTO, faults=plan)
+    printed, explained = zip(*results, strict=True)
     assert [text.count("WARN") for text in printed] == [1, 0], printed
-    assert re.search(r"does without the engine nccl, which rank 1 \(.*unhandled system error", printed[0])
+    assert re.search(rf"does without the engine nccl, which rank 1 \(.*{why}", printed[0]), printed
     for text in explained:
-        assert re.search(r"rank 1 does not offer it: .*unhandled system error", text), text
+        assert re.search(rf"rank 1 does not offer it: .*{why}", text), text
 
 
 def test_communicators_of_several_devices(cuda_bed: CudaBed) -> None:
-    for on_one, on_several in run(cuda_bed, "devices_differ", 2, AUTO):
+    for on_one, on_several in run(cuda_bed, "devices_differ", 2, settings=AUTO):
         assert re.search("is the device of rank 0 too", on_one), on_one
         assert re.search("the most preferred of those that all ranks offer", on_several), on_several
 
@@ -81,7 +100,7 @@ def test_communicators_of_several_devices(cuda_bed: CudaBed) -> None:
 @pytest.mark.parametrize("fault", ["ncclBroadcast@1=#3", "ncclGroupEnd@4=#3"])
 def test_an_operation_that_cannot_be_queued(cuda_bed: CudaBed, fault: str) -> None:
     """Kernels that an abort cuts are no success, and it is done where the device is current."""
-    *others, last = run(cuda_bed, "queues_in_vain", 2, SETTINGS, fault)
+    *others, last = run(cuda_bed, "queues_in_vain", 2, faults=fault)
     for text in [*last[:5], *(text for other in others for text in other)]:
         assert "a communicator of nccl failed: rank 1" in text, text
         assert "internal error" in text, text

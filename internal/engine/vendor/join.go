@@ -20,7 +20,7 @@ import (
 // its part, and the next call on that device finds the communicator.
 
 const (
-	joinBound = 60 * time.Second       // of the ranks' join
+	joinBound = 5 * time.Minute        // of the ranks' join, if the group's timeout is not shorter
 	joinSlice = 100 * time.Millisecond // a rank tells the others how far it is when it has joined or failed, or after this time
 )
 
@@ -160,7 +160,11 @@ func (e *Engine) join(c *communicator, mine seat, later bool) (reasons []string,
 	var id []byte
 	var own report
 	if e.group.Rank == 0 {
-		if id, err = e.library.NewID(); err != nil {
+		err := c.current(func() (err error) {
+			id, err = e.library.NewID()
+			return err
+		})
+		if err != nil {
 			own.Why = err.Error()
 		}
 	}
@@ -200,11 +204,11 @@ func (e *Engine) join(c *communicator, mine seat, later bool) (reasons []string,
 // progress waits for the join of all ranks, and returns how far this rank is after joinSlice.
 func (c *communicator) progress(began time.Time) report {
 	slice := errors.New("the slice is over")
-	end := time.Now().Add(joinSlice)
+	bound, end := min(joinBound, c.engine.group.Timeout()), time.Now().Add(joinSlice)
 	err := c.poll(func() error {
 		switch now := time.Now(); {
-		case now.Sub(began) > joinBound:
-			return fmt.Errorf("the join of all ranks takes longer than %v", joinBound)
+		case now.Sub(began) > bound:
+			return fmt.Errorf("the join of all ranks takes longer than %v", bound)
 		case now.After(end):
 			return slice
 		}

@@ -19,7 +19,7 @@ type Library interface {
 	// Reduction returns how the library reduces elements, or false if it cannot. The result is the same on all ranks.
 	Reduction(op coll.ReduceOp, t coll.DataType) (Reduction, bool)
 
-	// NewID returns a new unique id for the ranks of one communicator.
+	// NewID returns a new unique id for the ranks of one communicator. Requires: a device is current.
 	NewID() ([]byte, error)
 
 	// Join makes this rank's side of a communicator on the device that is current. It waits for no peer: State reports when the
