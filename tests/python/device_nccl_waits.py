@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,10 @@ LONG = timedelta(seconds=30)
 
 def ones() -> torch.Tensor:
     return torch.ones(4, device="cuda")
+
+
+def backend() -> Any:
+    return c10d._get_default_group()._get_backend(torch.device("cuda"))
 
 
 def right(x: torch.Tensor) -> None:
@@ -120,6 +125,29 @@ def interrupted_in_a_connection(rank: int, size: int, store: str) -> str:
     return raised(lambda: dist.broadcast(ones(), 0))
 
 
+def aborted(rank: int, size: int, store: str, at: str) -> str:
+    """abort() on another thread ends a call that waits for peers."""
+    join_group(rank, size, store)
+    if at == "a connection":
+        dist.all_reduce(ones())
+    told = c10d._get_default_store()
+    times: list[float] = []
+
+    def abort() -> None:
+        times.append(time.monotonic())
+        backend().abort()
+
+    if rank == 0:
+        threading.Timer(0.3, abort).start()
+        text = raised(lambda: dist.broadcast(ones(), 0))
+        late = time.monotonic() - times[0]
+        assert late < 2, late
+        told.set("aborted", "")
+        return text
+    told.wait(["aborted"])
+    return raised(lambda: dist.broadcast(ones(), 0))
+
+
 def one_cannot_join(rank: int, size: int, store: str, seconds: float) -> list[str]:
     """The fault plan of one rank refuses its join. No other rank waits long for it, nor for its next join, and they do
     without NCCL. Returns what was printed, and what explain says."""
@@ -189,7 +217,7 @@ def fails_while_idle(rank: int, size: int, store: str) -> list[str]:
     torch.cuda.synchronize()
     dist.barrier(device_ids=[rank])
     if rank == 0:
-        dist.group.WORLD._get_backend(torch.device("cuda")).abort()  # type: ignore[union-attr]
+        backend().abort()
     raised(lambda: [dist.all_reduce(ones()) for _ in range(10000)])
     return ended("Abort")
 

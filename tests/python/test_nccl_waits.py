@@ -73,6 +73,13 @@ def test_signals_during_a_connection(cuda_bed: CudaBed) -> None:
         assert re.search(r"rank 0 \(.*a signal has interrupted the wait", text), text
 
 
+@pytest.mark.parametrize("at", ["the join", "a connection"])
+def test_abort_during_a_wait(cuda_bed: CudaBed, at: str) -> None:
+    for text in run(cuda_bed, "aborted", 2, at):
+        assert text.startswith("Aborted: "), text
+        assert "was aborted by rank 0" in text, text
+
+
 JOINS = {
     "it fails at once": ("ncclCommInitRankConfig@1=#2", 60, "ncclCommInitRankConfig: unhandled system error"),
     "it fails later": ("ncclCommGetAsyncError@1=#2", 60, "unhandled system error"),
