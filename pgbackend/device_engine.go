@@ -9,6 +9,7 @@ import (
 	"sagecomm/internal/engine"
 	"sagecomm/internal/engine/nccl"
 	"sagecomm/internal/engine/staged"
+	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
 )
@@ -39,7 +40,8 @@ var deviceEngines = map[string]registeredEngine{
 		},
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
 			library, err := nccl.Open()
-			return g.vendorEngine(library, run), err
+			others := g.stagedEngine(run)
+			return g.vendorEngine(vendor.Calls(library), run, others, others), err
 		},
 	},
 	stagedEngine: {

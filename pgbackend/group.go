@@ -44,7 +44,9 @@ type Group struct {
 	selector         *algo.Selector
 	deviceEngine     algo.EngineChoice // of the device lane, of the rendezvous: see engines
 	laterEngines     atomic.Pointer[algo.EngineChoice]
-	buckets          *buckets // gathers the collectives of the host lane; nil: the group does not fuse
+	choosing         sync.Mutex          // guards refusals
+	refusals         map[string][]string // of engines that ranks have come to do without: why, by rank
+	buckets          *buckets            // gathers the collectives of the host lane; nil: the group does not fuse
 
 	cause           atomic.Pointer[coll.Failure]
 	failureCallback failureCallback // called when the group fails or is destroyed

@@ -8,24 +8,27 @@ import (
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/engine"
+	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/env"
 	"sagecomm/internal/observe"
 	"sagecomm/internal/runner"
 )
 
-// vendorEngine returns an engine that leaves collectives to a vendor's library.
-func (g *Group) vendorEngine(library vendor.Library, run *runner.Group) *vendor.Engine {
-	return vendor.New(library, vendor.Group{Run: run, Rank: g.rank, Size: g.size, Host: g.members[g.rank].Host, Timeout: g.timeout,
+// vendorEngine returns an engine that carries out collectives by a method, and leaves the others to staged. Where the ranks cannot
+// use the method, without carries out the collectives.
+func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *staged.Engine, without engine.Engine) *vendor.Engine {
+	return vendor.New(method, vendor.Group{Run: run, Rank: g.rank, Size: g.size, Host: g.members[g.rank].Host, Timeout: g.timeout,
 		Exchange: func(purpose string, mine []byte) ([][]byte, error) { return g.exchangeFor(topicEngine, purpose, mine) },
 		Unique: func(mine []byte) ([][]byte, error) {
-			return g.exchangeFor(topicUniqueID, "unique id of "+library.Name(), mine)
+			return g.exchangeFor(topicUniqueID, "unique id of "+method.Name(), mine)
 		},
-		Settled: func(reasons []string, failed bool) error { return g.settled(library.Name(), reasons, failed) },
+		Settled: func(reasons []string, failed bool) error { return g.settled(method.Name(), reasons, failed) },
 		Failed:  func() bool { return g.run.FirstCause() != nil },
 		Fail: func(err error) {
 			f := &coll.Failure{Status: coll.System, Rank: g.rank, OnDevice: true,
-				Message: fmt.Sprintf("sagecomm: group %q: a communicator of %s failed: %s: %v", g.title(), library.Name(), g.who(g.rank), err)}
+				Message: fmt.Sprintf("sagecomm: group %q: a communicator of %s failed: %s: %v", g.title(), method.Name(), g.who(g.rank), err)}
 			if errors.Is(err, vendor.ErrInterrupted) {
 				f.Status = coll.Aborted
 				f.Message = fmt.Sprintf("sagecomm: group %q: %s cannot end an operation that it has announced to the others: %v", g.title(), g.who(g.rank), err)
@@ -42,7 +45,32 @@ func (g *Group) vendorEngine(library vendor.Library, run *runner.Group) *vendor.
 				f()
 			}()
 		},
-	}, g.stagedEngine(run), g.process.vendors, openAccess)
+	}, others, without, g.process.vendors, openAccess)
+}
+
+// withoutEngine notes whether ranks have reasons to do without an engine, and returns the choice that holds now.
+func (g *Group) withoutEngine(engine string, reasons []string, usable bool) algo.EngineChoice {
+	g.choosing.Lock()
+	defer g.choosing.Unlock()
+	if g.refusals == nil {
+		g.refusals = map[string][]string{}
+	}
+	g.refusals[engine] = reasons
+	if usable {
+		delete(g.refusals, engine)
+	}
+	offers := make([]algo.Offers, g.size)
+	for rank, m := range g.members {
+		offers[rank] = maps.Clone(m.Engines)
+		for name, list := range g.refusals {
+			if list[rank] != "" {
+				offers[rank][name] = list[rank]
+			}
+		}
+	}
+	choice := algo.ChooseEngine(offers, env.Engine.Get(g.settings))
+	g.laterEngines.Store(&choice)
+	return choice
 }
 
 func (g *Group) exchangeFor(t topic, purpose string, mine []byte) ([][]byte, error) {
@@ -57,22 +85,13 @@ func (g *Group) exchangeFor(t topic, purpose string, mine []byte) ([][]byte, err
 // has a text, they do not. All ranks call it with the same reasons. A rank that has failed to join is worth a warning.
 func (g *Group) settled(engine string, reasons []string, failed bool) error {
 	culprit := slices.IndexFunc(reasons, func(why string) bool { return why != "" })
+	choice := g.withoutEngine(engine, reasons, culprit < 0)
 	if culprit < 0 {
-		g.laterEngines.Store(nil)
 		return nil
 	}
-	offers := make([]algo.Offers, g.size)
-	for rank, m := range g.members {
-		offers[rank] = maps.Clone(m.Engines)
-		if reasons[rank] != "" {
-			offers[rank][engine] = reasons[rank]
-		}
-	}
-	choice := algo.ChooseEngine(offers, env.Engine.Get(g.settings))
 	if err := g.lacksEngine(choice); err != nil {
 		return err
 	}
-	g.laterEngines.Store(&choice)
 	if failed && g.rank == 0 {
 		observe.Warn("group %q does without the engine %s, which %s cannot use: %s; %s=%s avoids the attempt", g.title(), engine, g.who(culprit), reasons[culprit],
 			env.Engine.Name(), choice.Engine)

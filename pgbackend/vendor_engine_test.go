@@ -21,7 +21,8 @@ func TestVendorEngineRefusesACall(t *testing.T) {
 	deviceEngines["nccl"] = registeredEngine{
 		absent: func(*Group) error { return nil },
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
-			return g.vendorEngine(namedLibrary{}, run), nil
+			others := g.stagedEngine(run)
+			return g.vendorEngine(vendor.Calls(namedLibrary{}), run, others, others), nil
 		},
 	}
 	real := openAccess

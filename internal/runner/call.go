@@ -96,6 +96,9 @@ type Gate struct {
 	// External is for an operation that the streams carry out: the run is numbered, compared with the calls of the peers and
 	// recorded, and reads no buffer. It is complete when OutputTaken is 1. The program is [NewExternal]'s.
 	External bool
+	// Void, where an external run has one, is not 0 when what the streams have done may be void: such a run does not complete, and
+	// the group fails. It stays valid as long as Words.
+	Void *uint32
 }
 
 // SubmitAtGate is Submit for an operation on a device. Words and segments stay in use until the run is complete.
@@ -113,7 +116,7 @@ func (c Call) atGate(gate Gate, do func(*C.sagecomm_op, *C.scr_gate) error) erro
 	op.n_in, op.in = cSegments(gate.In, &pins)
 	op.n_out, op.out = cSegments(gate.Out, &pins)
 	return do(&op, &C.scr_gate{words: gate.Words.c(), window: C.uint32_t(gate.Window), inputs: C.uint32_t(gate.Inputs),
-		outputs: C.uint32_t(gate.Outputs), external: C.bool(gate.External)})
+		outputs: C.uint32_t(gate.Outputs), external: C.bool(gate.External), voided: (*C.scr_word)(unsafe.Pointer(gate.Void))})
 }
 
 // issued hands a new run to the caller of the runner, or returns why there is none.

@@ -134,7 +134,17 @@ void scr_external_begin(scr_group *g, scr_run *r) {
 }
 
 /* A library that is aborted ends its kernels early, and the stream writes output_taken behind them. A group goes down before its
- * libraries are aborted, so the word is looked at after output_taken. */
+ * libraries are aborted, so the word is looked at after output_taken. A peer may end its waits, too, and its stream then goes on to
+ * write what it has not: it voids the operations of this rank before. */
+static bool is_void(const scr_run *r) {
+  if (atomic_load_explicit(&r->group->word, memory_order_acquire) & SCR_DOWN) return true;
+#ifdef SCR_MUTANT_VOID_IS_DONE
+  return false;
+#else
+  return r->gate.voided && atomic_load_explicit(r->gate.voided, memory_order_acquire) != 0;
+#endif
+}
+
 static bool is_done(scr_run *r) {
   if (!r->reached && atomic_load_explicit(&r->gate.words->input_ready, memory_order_acquire) != 0) {
     r->reached = true;
@@ -144,7 +154,7 @@ static bool is_done(scr_run *r) {
 #ifdef SCR_MUTANT_CUT_IS_DONE
   return true;
 #else
-  return !(atomic_load_explicit(&r->group->word, memory_order_acquire) & SCR_DOWN);
+  return !is_void(r);
 #endif
 }
 

@@ -22,12 +22,17 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the lower half of a w
 #define SCR_GATE_OPEN 0x7fffffff
 #define SCR_GATE_MAX (1 << 30) /* units are fewer */
 
+/* A word that another process may write. */
+typedef _Atomic uint32_t scr_word;
+
 /* How a run uses a gate. */
 typedef struct scr_gate {
   scr_gate_words *words;    /* they stay valid until the run is complete; NULL: host memory, which is always ready */
   uint32_t window;          /* units for which the buffers have room; 0: for all */
   uint32_t inputs, outputs; /* units that the device moves in and out */
   bool external;            /* the stream carries the operation out; the program is empty */
+  /* Not 0: what the stream has done may be void. It stays valid as long as the words; NULL: there is none. */
+  const scr_word *voided;
 } scr_gate;
 
 #endif

@@ -303,3 +303,29 @@ static void external_cut(rank *r, void *arg) {
 }
 
 void test_external_cut(int n, waiting w, uint64_t seed) { run(n, w, seed, external_cut); }
+
+/* A peer has voided the operation before its stream went on. That is no success, also before anybody declares a failure. */
+static void external_void(rank *r, void *arg) {
+  (void)arg;
+  static _Atomic uint32_t voided = 1;
+  trip *t = new_trip(64, 64, 0, 1);
+  scr_group *g = r->beside->group;
+  sagecomm_work work;
+  sagecomm_error err;
+  sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+  next_gate[r->rank].voided = &voided;
+  CHECK(scr_issue(r->handle, &op, &work, NULL, &err) == SAGECOMM_PENDING);
+  atomic_store_explicit(&t->words.input_ready, 1, memory_order_release);
+  atomic_store_explicit(&t->words.output_taken, 1, memory_order_release);
+  scr_run *blocked = NULL;
+  while (!scr_drive_lock(g)) sched_yield();
+  scr_drive(g, NULL, 0, &blocked);
+  scr_drive_unlock(g);
+  meet();
+  declare(r, SAGECOMM_ABORTED, 0, "the user aborts");
+  CHECK(complete(work, &err) == SAGECOMM_ABORTED);
+  meet();
+  free_trip(t);
+}
+
+void test_external_void(int n, waiting w, uint64_t seed) { run(n, w, seed, external_void); }

@@ -215,6 +215,7 @@ int main(int argc, char **argv) {
       {"external", test_external},
       {"external_mismatch", test_external_mismatch},
       {"external_cut", test_external_cut},
+      {"external_void", test_external_void},
       {"failure_between_messages", test_failure_between_messages},
       {"goodbye_after_a_message", test_goodbye_after_a_message},
       {"shared_block_size_is_not_read_again", test_shared_block_size_is_not_read_again},

@@ -16,7 +16,10 @@ type side struct {
 	copied   bool             // it is not the only segment
 }
 
-type sides struct{ in, out side }
+type sides struct {
+	in, out side
+	scratch uintptr
+}
 
 const alignment = 256
 
@@ -59,17 +62,16 @@ func (c *communicator) sides(rt device.Launcher, call runner.Call, op coll.Op, r
 		if out.copied {
 			out.at = base + uintptr(inBytes)
 		}
-		if op.Kind == coll.Barrier {
-			in.at, out.at = base, base
-		}
+		s.scratch = base
 	}
 	if !op.Writes(rank) {
 		out.copied = false
 	}
-	return sides{in, out}, nil
+	s.in, s.out = in, out
+	return s, nil
 }
 
-func (s *sides) buffers() buffers { return buffers{s.in.at, s.out.at} }
+func (s *sides) buffers() Buffers { return Buffers{s.in.at, s.out.at, s.scratch} }
 
 // gather queues the copies of the input's segments.
 func (s *sides) gather(rt device.Launcher, stream device.Stream) error {

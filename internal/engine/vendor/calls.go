@@ -2,16 +2,13 @@ package vendor
 
 import "sagecomm/internal/coll"
 
-// Buffers are the contiguous buffers of an operation on the device, 0 where it has none. A barrier has some bytes in both.
-type buffers struct{ in, out uintptr }
-
 // barrierBytes are the bytes that a barrier reduces.
 const barrierBytes = 4
 
 // callsFor returns the calls of a library that carry out an operation. All ranks make calls that fit together, because they depend
 // on nothing but what the ranks have in common, and on each pair's own blocks in an all_to_all.
 // Requires: supports(library, op).
-func callsFor(library Library, op coll.Op, rank, size int, b buffers) (calls []Call) {
+func callsFor(library Library, op coll.Op, rank, size int, b Buffers) (calls []Call) {
 	move := Reduction{Element: library.Element(op.Type)}
 	add := func(kind CallKind, how Reduction, from, to uintptr, bytes uint64, peer int) {
 		if bytes > 0 {
@@ -23,43 +20,43 @@ func callsFor(library Library, op coll.Op, rank, size int, b buffers) (calls []C
 		how, _ = library.Reduction(op.Reduce, op.Type)
 	}
 	ins, outs := offsets(op.InBlocks, op.In, size), offsets(op.OutBlocks, op.Out, size)
-	in := func(i int) (uintptr, uint64) { return b.in + uintptr(ins[i]), ins[i+1] - ins[i] }
-	out := func(i int) (uintptr, uint64) { return b.out + uintptr(outs[i]), outs[i+1] - outs[i] }
+	in := func(i int) (uintptr, uint64) { return b.In + uintptr(ins[i]), ins[i+1] - ins[i] }
+	out := func(i int) (uintptr, uint64) { return b.Out + uintptr(outs[i]), outs[i+1] - outs[i] }
 	switch op.Kind {
 	case coll.AllReduce:
-		add(AllReduce, how, b.in, b.out, op.In, 0)
+		add(AllReduce, how, b.In, b.Out, op.In, 0)
 	case coll.Barrier:
 		sum, _ := library.Reduction(coll.Max, coll.Int32)
-		add(AllReduce, sum, b.in, b.out, barrierBytes, 0)
+		add(AllReduce, sum, b.Scratch, b.Scratch, barrierBytes, 0)
 	case coll.Broadcast:
-		from := b.in
+		from := b.In
 		if rank != op.Root {
-			from = b.out
+			from = b.Out
 		}
-		add(Broadcast, move, from, b.out, op.Out, op.Root)
+		add(Broadcast, move, from, b.Out, op.Out, op.Root)
 	case coll.Reduce:
-		add(Reduce, how, b.in, b.out, op.In, op.Root)
+		add(Reduce, how, b.In, b.Out, op.In, op.Root)
 	case coll.AllGather:
 		if !op.Uneven() {
-			add(AllGather, move, b.in, b.out, op.In, 0)
+			add(AllGather, move, b.In, b.Out, op.In, 0)
 			break
 		}
 		for i := range size {
 			to, bytes := out(i)
 			from := to
 			if i == rank {
-				from = b.in
+				from = b.In
 			}
 			add(Broadcast, move, from, to, bytes, i)
 		}
 	case coll.ReduceScatter:
 		if !op.Uneven() {
-			add(ReduceScatter, how, b.in, b.out, op.Out, 0)
+			add(ReduceScatter, how, b.In, b.Out, op.Out, 0)
 			break
 		}
 		for i := range size {
 			from, bytes := in(i)
-			add(Reduce, how, from, b.out, bytes, i)
+			add(Reduce, how, from, b.Out, bytes, i)
 		}
 	case coll.AllToAll:
 		for i := range size {
@@ -69,7 +66,7 @@ func callsFor(library Library, op coll.Op, rank, size int, b buffers) (calls []C
 			add(Recv, move, 0, to, bytes, i)
 		}
 	case coll.Gather:
-		add(Send, move, b.in, 0, op.In, op.Root)
+		add(Send, move, b.In, 0, op.In, op.Root)
 		for i := range size {
 			if rank == op.Root {
 				to, bytes := out(i)
@@ -83,7 +80,7 @@ func callsFor(library Library, op coll.Op, rank, size int, b buffers) (calls []C
 				add(Send, move, from, 0, bytes, i)
 			}
 		}
-		add(Recv, move, 0, b.out, op.Out, op.Root)
+		add(Recv, move, 0, b.Out, op.Out, op.Root)
 	}
 	return calls
 }

@@ -47,11 +47,11 @@ func TestCalls(t *testing.T) {
 		{coll.Op{Kind: coll.Scatter, Root: 1, In: 80, Out: 40}, 1,
 			[]Call{call(Send, in, 0, 10, 0), call(Send, in+40, 0, 10, 1), call(Recv, 0, out, 10, 1)}},
 	} {
-		if got := callsFor(table{}, c.op, c.rank, 2, buffers{in, out}); !reflect.DeepEqual(got, c.want) {
+		if got := callsFor(table{}, c.op, c.rank, 2, Buffers{In: in, Out: out}); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%+v on rank %d:\n got %+v\nwant %+v", c.op, c.rank, got, c.want)
 		}
 	}
-	barrier := callsFor(table{}, coll.Op{Kind: coll.Barrier}, 0, 2, buffers{in, in})
+	barrier := callsFor(table{}, coll.Op{Kind: coll.Barrier}, 0, 2, Buffers{Scratch: in})
 	if len(barrier) != 1 || barrier[0].Kind != AllReduce || barrier[0].Count != 1 {
 		t.Errorf("barrier: %+v", barrier)
 	}

@@ -22,7 +22,7 @@ const (
 
 var errEnding = errors.New("the communicator is being ended")
 
-// communicator is a Communicator with its stream on the device.
+// communicator is a Member with its stream on the device.
 type communicator struct {
 	engine  *Engine
 	place   place
@@ -30,7 +30,7 @@ type communicator struct {
 	current func(func() error) error // device.Launcher.Current
 
 	mu     sync.Mutex    // held during each call of joined, none of which waits, except for that which ends it
-	joined Communicator  // nil: the ranks do without the library on this device
+	joined Member        // nil: the ranks do without the library on this device
 	ending atomic.Bool   // an abort or the end has begun, and no other call follows
 	ended  chan struct{} // closed when that is over
 	stop   chan struct{} // closed by close, for the watch
@@ -90,13 +90,10 @@ func (c *communicator) poll(goOn func() error) error {
 	}
 }
 
-// do queues calls as a group. In the first calls of a kind, the library connects ranks, which waits for peers. The operation is
+// do queues an operation. In the first calls of a kind, a library connects ranks, which waits for peers. The operation is
 // announced then, so the runner finds out that one is missing, and the group goes down.
-func (c *communicator) do(call runner.Call, calls []Call) error {
-	if len(calls) == 0 {
-		return nil
-	}
-	if err := c.with(func() error { return c.joined.Do(calls, c.stream.Handle) }); err != nil {
+func (c *communicator) do(call runner.Call, op coll.Op, b Buffers) error {
+	if err := c.with(func() error { return c.joined.Do(op, b, c.stream.Handle) }); err != nil {
 		return err
 	}
 	next := time.Time{} // the time to handle signals; 0: the run has not begun
@@ -126,7 +123,7 @@ func (c *communicator) watch() {
 		}
 		if _, err := c.state(); err != nil {
 			if !errors.Is(err, errEnding) {
-				c.engine.group.Fail(fmt.Errorf("%s: %w", c.engine.library.Name(), err))
+				c.engine.group.Fail(fmt.Errorf("%s: %w", c.engine.method.Name(), err))
 			}
 			return
 		}
@@ -144,9 +141,13 @@ func (c *communicator) idle() bool {
 // end begins to end the communicator, unless something else has begun to. It waits for nothing, because a library may wait for
 // the device and for peers.
 func (c *communicator) end(how func()) {
-	if c.ending.Swap(true) {
-		return
+	if !c.ending.Swap(true) {
+		c.ends(how)
 	}
+}
+
+// ends ends the communicator. Requires: ending was false.
+func (c *communicator) ends(how func()) {
 	c.engine.pool.ending.Add(1)
 	go func() {
 		defer c.engine.pool.ending.Add(-1)
@@ -161,7 +162,12 @@ func (c *communicator) end(how func()) {
 }
 
 // abort begins to end the kernels, which may have peers that do not come.
-func (c *communicator) abort() { c.end(c.joined.Abort) }
+func (c *communicator) abort() {
+	if !c.ending.Swap(true) {
+		c.joined.Release(c.idle)
+		c.ends(c.joined.Abort)
+	}
+}
 
 // down ends the communicator of a group that is down: in peace, if it is idle and the group has not failed. Peers of a group that has
 // failed may never end theirs.
@@ -184,15 +190,20 @@ func (c *communicator) close() {
 		<-c.ended
 		c.scratch.release()
 		c.engine.pool.giveStream(c.place, c.stream)
+		c.joined.Free()
 	}()
 }
 
 // forsake makes this rank do without the library on the device.
 // Requires: no operation was called.
 func (c *communicator) forsake() {
-	if c.joined != nil {
+	if m := c.joined; m != nil {
 		c.abort()
 		c.joined = nil
+		go func() {
+			<-c.ended
+			m.Free()
+		}()
 	}
 	if c.current != nil { // it has a stream
 		c.engine.pool.giveStream(c.place, c.stream)

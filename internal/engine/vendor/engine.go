@@ -41,11 +41,12 @@ type Group struct {
 	Go func(f func())
 }
 
-// Engine implements engine.Engine with a vendor's library.
+// Engine implements engine.Engine with a Method.
 type Engine struct {
-	*staged.Engine // p2p operations, and what the library cannot do
+	*staged.Engine // p2p operations, and what the method does not support
 	group          Group
-	library        Library
+	method         Method
+	without        engine.Engine // carries out collectives on devices where the ranks do without the method
 	pool           *Pool
 	open           func(runner.Call, coll.Op) (device.Access, error)
 
@@ -67,14 +68,15 @@ var (
 	_ engine.P2P    = (*Engine)(nil)
 )
 
-// New returns the engine of a device lane. others carries out the operations that the library does not.
-func New(library Library, g Group, others *staged.Engine, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
-	return &Engine{Engine: others, group: g, library: library, pool: pool, open: open, issuing: newTurn(),
+// New returns the engine of a device lane. others carries out the operations that the method does not support. without is that engine,
+// or one that was made with it.
+func New(method Method, g Group, others *staged.Engine, without engine.Engine, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
+	return &Engine{Engine: others, without: without, group: g, method: method, pool: pool, open: open, issuing: newTurn(),
 		known: map[coll.Device]*communicator{}, making: map[coll.Device]*making{}}
 }
 
 // Name implements engine.Engine.
-func (e *Engine) Name() string { return e.library.Name() }
+func (e *Engine) Name() string { return e.method.Name() }
 
 // Prepare implements engine.Engine. The first collective on a device makes the communicator, which waits for all ranks.
 func (e *Engine) Prepare(call runner.Call, op coll.Op) (engine.Prepared, error) {
@@ -82,10 +84,13 @@ func (e *Engine) Prepare(call runner.Call, op coll.Op) (engine.Prepared, error) 
 	if err != nil {
 		return engine.Prepared{}, err
 	}
-	if c.joined == nil || !supports(e.library, op) {
+	switch {
+	case c.joined == nil:
+		return e.without.Prepare(call, op)
+	case !e.method.Supports(op):
 		return e.Engine.Prepare(call, op)
 	}
-	program, err := runner.NewExternal(op.Kind, op.Type, e.library.Name())
+	program, err := runner.NewExternal(op.Kind, op.Type, e.method.Name())
 	return engine.Prepared{Program: program}, err
 }
 
@@ -94,7 +99,7 @@ func (e *Engine) Prepare(call runner.Call, op coll.Op) (engine.Prepared, error) 
 func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) error {
 	c := e.communicatorOf(op.Device)
 	if c.joined == nil {
-		return e.Engine.Issue(call, op, p)
+		return e.without.Issue(call, op, p)
 	}
 	access, rt, err := e.launcher(call, op)
 	if err == nil {
@@ -104,7 +109,7 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) error {
 		err = e.refuse(op, err)
 	} else {
 		defer e.issuing.give()
-		if supports(e.library, op) {
+		if e.method.Supports(op) {
 			err = e.issueHere(c, rt, access, call, op, p)
 		} else if err = e.ComeBehind(rt, op.Device, c.stream); err == nil {
 			return e.Engine.Issue(call, op, p)
@@ -143,7 +148,7 @@ func (e *Engine) issueHere(c *communicator, rt device.Launcher, order device.Ord
 	if err != nil {
 		return e.errorOf(op, err)
 	}
-	err = e.group.Run.SubmitAtGate(call, op.Bytes(), p.Program, true, runner.Gate{Words: gate.GateWords, Inputs: 1, Outputs: 1, External: true,
+	err = e.group.Run.SubmitAtGate(call, op.Bytes(), p.Program, true, runner.Gate{Words: gate.GateWords, Inputs: 1, Outputs: 1, External: true, Void: c.joined.Void(),
 		In: call.In(), Out: call.Out()})
 	if err != nil {
 		e.pool.giveGate(from, gate)
@@ -151,7 +156,7 @@ func (e *Engine) issueHere(c *communicator, rt device.Launcher, order device.Ord
 	}
 	c.last.Store(&gate)
 	if err = e.enqueue(c, rt, order, gate, call, op); err != nil {
-		e.fail(c, rt, order, gate, fmt.Errorf("%s on %v: %s: %w", op.Name(), op.Device, e.library.Name(), err))
+		e.fail(c, rt, order, gate, fmt.Errorf("%s on %v: %s: %w", op.Name(), op.Device, e.method.Name(), err))
 	}
 	return nil
 }
@@ -176,7 +181,7 @@ func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Order
 	if err := s.gather(rt, c.stream); err != nil {
 		return err
 	}
-	if err := c.do(call, callsFor(e.library, op, e.group.Rank, e.group.Size, s.buffers())); err != nil {
+	if err := c.do(call, op, s.buffers()); err != nil {
 		return err
 	}
 	if err := s.spread(rt, c.stream); err != nil {
@@ -204,13 +209,13 @@ func (e *Engine) refuse(op coll.Op, err error) error {
 }
 
 func (e *Engine) errorOf(op coll.Op, err error) error {
-	return fmt.Errorf("sagecomm: %s: rank %d: buffers on %v: %s: %w", op.Name(), e.group.Rank, op.Device, e.library.Name(), err)
+	return fmt.Errorf("sagecomm: %s: rank %d: buffers on %v: %s: %w", op.Name(), e.group.Rank, op.Device, e.method.Name(), err)
 }
 
 // Abort implements engine.Engine. A group that is destroyed comes here, too: the ranks end their communicators together now, and not
 // when they free their memory.
 func (e *Engine) Abort() {
-	e.Engine.Abort()
+	e.without.Abort()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.down.Store(true)
@@ -230,5 +235,5 @@ func (e *Engine) Close() {
 			c.close()
 		}
 	}
-	e.Engine.Close()
+	e.without.Close()
 }

@@ -24,11 +24,13 @@ const (
 	joinSlice = 100 * time.Millisecond // a rank tells the others how far it is when it has joined or failed, or after this time
 )
 
-// seat is a rank's part in a communicator.
-type seat struct {
-	Device string `json:"device"` // its identity
-	Place  string `json:"place"`  // its name for texts
-	Why    string `json:"why"`    // why the rank cannot use the library; "" if it can
+// Seat is a rank's part in a communicator.
+type Seat struct {
+	Device  string   `json:"device"`            // its identity
+	Place   string   `json:"place"`             // its name for texts
+	Process string   `json:"process,omitempty"` // which no other process of the host has
+	Reaches []string `json:"reaches,omitempty"` // devices whose memory the rank's device can use
+	Why     string   `json:"why"`               // why the rank cannot use the method; "" if it can
 }
 
 // report is how far a rank has come in a join.
@@ -101,8 +103,8 @@ func (e *Engine) makingOn(on coll.Device, access device.Access) *making {
 
 // seatOn finds out whether this rank can use the library on a device, and takes a stream there.
 // Requires: the caller's thread.
-func (e *Engine) seatOn(c *communicator, access device.Access, on coll.Device) seat {
-	s := seat{Place: fmt.Sprintf("%v of host %s", on, e.group.Host)}
+func (e *Engine) seatOn(c *communicator, access device.Access, on coll.Device) Seat {
+	s := Seat{Place: fmt.Sprintf("%v of host %s", on, e.group.Host)}
 	rt, ok := access.(device.Launcher)
 	if !ok {
 		s.Why = fmt.Sprintf("%v is reached through %s, whose streams take no kernels", on, access.Name())
@@ -113,17 +115,19 @@ func (e *Engine) seatOn(c *communicator, access device.Access, on coll.Device) s
 		c.place = place{on, rt.Name()}
 		c.stream, err = e.pool.takeStream(rt, c.place)
 	}
+	if err == nil {
+		c.current = rt.Current
+		err = rt.Current(func() error { return e.method.Seat(&s, on) })
+	}
 	if err != nil {
 		s.Why = err.Error()
-	} else {
-		c.current = rt.Current
 	}
 	return s
 }
 
 // settle makes a communicator, or finds out on all ranks that they do without the library on this device. later tells that it is not
 // the first one of the group.
-func (e *Engine) settle(c *communicator, mine seat, later bool) error {
+func (e *Engine) settle(c *communicator, mine Seat, later bool) error {
 	e.joining.Lock()
 	defer e.joining.Unlock()
 	reasons, failed, err := e.refused, false, error(nil)
@@ -145,8 +149,8 @@ func (e *Engine) settle(c *communicator, mine seat, later bool) error {
 // join makes this rank's side of a communicator. It returns for each rank why the ranks do without the library, and whether they had
 // begun to join.
 // Requires: joining.
-func (e *Engine) join(c *communicator, mine seat, later bool) (reasons []string, failed bool, err error) {
-	purpose := "devices for " + e.library.Name()
+func (e *Engine) join(c *communicator, mine Seat, later bool) (reasons []string, failed bool, err error) {
+	purpose := "devices for " + e.method.Name()
 	if later {
 		purpose += ", at the first collective on another device"
 	}
@@ -154,38 +158,23 @@ func (e *Engine) join(c *communicator, mine seat, later bool) (reasons []string,
 	if err != nil {
 		return nil, false, err
 	}
-	if reasons = compare(seats); lacks(reasons) {
+	if reasons = e.compare(seats); lacks(reasons) {
 		return reasons, false, nil
 	}
-	var id []byte
-	var own report
-	if e.group.Rank == 0 {
-		err := c.current(func() (err error) {
-			id, err = e.library.NewID()
-			return err
-		})
-		if err != nil {
-			own.Why = err.Error()
-		}
-	}
-	all, err := e.group.Unique(id)
+	joined, why, err := e.method.Join(Joining{Group: e.group, Device: c.place.device, Current: c.current, Seats: seats})
 	if err != nil {
 		return nil, false, err
 	}
-	if own.Why == "" && len(all[0]) > 0 {
-		err := c.current(func() (err error) {
-			c.joined, err = e.library.Join(all[0], e.group.Size, e.group.Rank)
-			return err
-		})
-		if err != nil {
-			own.Why = err.Error()
-		}
+	c.joined = joined
+	var own report
+	if why != nil {
+		own.Why = why.Error()
 	}
 	for began := time.Now(); ; {
 		if c.joined != nil && own == (report{}) {
 			own = c.progress(began)
 		}
-		reports, err := exchange(e, "join of "+e.library.Name(), own)
+		reports, err := exchange(e, "join of "+e.method.Name(), own)
 		if err != nil {
 			return nil, false, err
 		}
@@ -242,22 +231,16 @@ func exchange[T any](e *Engine, purpose string, mine T) ([]T, error) {
 	return list, nil
 }
 
-// compare returns for each rank why it cannot use the library: its own reason, or that it shares its device with another rank.
-func compare(seats []seat) []string {
+// compare returns for each rank why it cannot use the method: its own reason, or that of the method.
+func (e *Engine) compare(seats []Seat) []string {
 	reasons := make([]string, len(seats))
-	first := map[string]int{}
 	for rank, s := range seats {
 		reasons[rank] = s.Why
-		if s.Why != "" {
-			continue
-		}
-		if other, taken := first[s.Device]; taken {
-			reasons[rank] = fmt.Sprintf("%s is the device of rank %d too", s.Place, other)
-		} else {
-			first[s.Device] = rank
-		}
 	}
-	return reasons
+	if lacks(reasons) {
+		return reasons
+	}
+	return e.method.Compare(seats)
 }
 
 func lacks(reasons []string) bool {

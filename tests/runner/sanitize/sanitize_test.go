@@ -234,6 +234,7 @@ var mutations = []mutation{
 	{"a gate belongs to the next operation before its last word is written", "OUTPUT_OPENED_FIRST", "gate.c", "gates"},
 	{"a gate is opened after its run is complete", "GATE_OPENED_AGAIN", "run.c", "gates"},
 	{"a kernel that an abort has cut is a success", "CUT_IS_DONE", "gate.c", "external_cut"},
+	{"an operation that a peer has voided is a success", "VOID_IS_DONE", "gate.c", "external_void"},
 	{"a send or recv does not wait until its stream has reached it", "P2P_NOT_BEHIND", "p2p_gate.c", "p2p_gates"},
 	{"a recv that has its payload needs its sender", "ARRIVED_NEEDS_PEER", "p2p_scan.c", "sender_leaves_a_gate"},
 	{"who waits for a p2p does not look at gates", "GATES_NOT_POLLED", "p2p_issue.c", "looks_at_gates"},
