@@ -19,14 +19,14 @@ go := $(root)/tools/go
 
 find_in = $(shell find $(1) -type f \( $(2) \) 2>/dev/null)
 go_dirs := $(addprefix $(root)/,algo export fusion internal pgbackend)
-core_sources := $(call find_in,$(go_dirs),-name '*.go' ! -name '*_test.go' -o -name '*.c' -o -name '*.h' -o -name '*.S' -o -name '*.inc') \
+core_sources := $(call find_in,$(go_dirs),-name '*.go' ! -name '*_test.go' -o -name '*.c' -o -name '*.h' -o -name '*.S' -o -name '*.inc' -o -name '*.ptx') \
   $(wildcard $(root)/go.mod $(root)/go.sum) $(root)/export/exports.map
 # Without the lists that a tool writes, and what is included in assembler.
 c_sources := $(filter-out $(root)/internal/lazylink/%_symbols.h %/trampolines.inc.h,\
   $(call find_in,$(addprefix $(root)/,bench cshim export internal tests),\
   -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp'))
 python_sources := torch_ext tests/python tests/suites tests/emulator tests/mutants examples bench tools/rerun-failed \
-  tools/python-api
+  tools/python-api tools/ptx
 
 # Prints the text after ## in the rule of each target.
 .PHONY: help
@@ -95,6 +95,11 @@ shim: $(venv)/.ready | compilers ## build the C++ extension for the installed to
 beds: $(venv)/.ready | compilers ## build the emulated accelerators of the tests
 	@$(py) $(root)/tests/emulator/build.py
 	@$(py) $(root)/tests/emulator/simdev_build.py
+
+# NVRTC, the compiler, comes with torch: no GPU and no driver is needed.
+.PHONY: ptx
+ptx: $(venv)/.ready ## compile the kernels for CUDA devices to PTX, which is committed
+	$(py) $(root)/tools/ptx
 
 # ---- use ----
 
@@ -238,6 +243,7 @@ lint: compilers $(venv)/.ready ## check format and style of all languages
 	cd $(root) && $(venv)/bin/ruff format --check $(wildcard $(python_sources))
 	cd $(root) && $(venv)/bin/mypy
 	$(root)/tools/licenses --check
+	$(py) $(root)/tools/ptx --check
 
 fmt: $(venv)/.ready ## format all sources
 	cd $(root) && tools/gofmt -w $(wildcard $(go_dirs) $(root)/tests)
