@@ -122,7 +122,7 @@ def fake_cuda() -> list[Library]:
         Library(
             "cuda",
             "libcuda.so.1",
-            sources("cuda"),
+            [*sources("cuda"), *sources("ptx")],
             needs=["emulator"],
             flags=cuda,
             generate=stubs(r"cu[A-Z]", "fake_cuda_unsupported"),

@@ -77,6 +77,10 @@ func TestDriverWithoutTorch(t *testing.T) {
 	underSchedules(t, buildDriver(t, "driver"), 10, nil)
 }
 
+func TestKernelsWithoutTorch(t *testing.T) {
+	underSchedules(t, buildDriver(t, "kernels"), 1, nil)
+}
+
 // Each rank of the emulated NCCL is a process with an emulator of its own.
 func TestNCCLWithoutTorch(t *testing.T) {
 	program := buildDriver(t, "nccl")

@@ -29,3 +29,9 @@ func Devices() (int, error) { return 0, errNotBuilt }
 
 // New returns an error.
 func New(coll.Op) (*Driver, error) { return nil, errNotBuilt }
+
+// LoadKernels returns an error.
+func (*Driver) LoadKernels() error { return errNotBuilt }
+
+// Reduce returns an error.
+func (*Driver) Reduce(device.Stream, device.Reduction) error { return errNotBuilt }
