@@ -315,22 +315,6 @@ func TestAReductionIsOrderedAsACopyIs(t *testing.T) {
 	})
 }
 
-// A megabyte of four inputs takes well under a second, so that tests with an emulated device can reduce.
-func TestReductionsOfAMegabyteAreQuick(t *testing.T) {
-	onCUDA(t, []string{"EMULATOR_SCHEDULE=eager"}, func(t *testing.T, b *cudaBed) {
-		const n = 1 << 20
-		b.copy(b.first, 4*n, false)
-		require.NoError(t, b.LoadKernels())
-		begun := time.Now()
-		require.NoError(t, b.Reduce(b.first, device.Reduction{Type: coll.Float32, Op: coll.Sum, Count: n / 4,
-			Inputs: []uintptr{b.data, b.data + n, b.data + 2*n, b.data + 3*n}, Output: b.data}))
-		b.wait(b.first)
-		if took := time.Since(begun); took > 10*time.Second {
-			t.Errorf("it took %v", took)
-		}
-	})
-}
-
 // A driver that refuses the kernels is an error of one line, and the next call tries again.
 func TestKernelsThatCUDARefuses(t *testing.T) {
 	for fault, want := range map[string]string{

@@ -118,6 +118,8 @@ static void launches(CUcontext other) {
   OK(cuCtxPushCurrent(other));
   IS(launch(memory, 0, 1), CUDA_ERROR_INVALID_HANDLE);  // a module belongs to a context
   OK(cuCtxPopCurrent(&other));
+  load("again:\nbra again;\n");
+  IS(launch(memory, 0, 1), CUDA_ERROR_LAUNCH_TIMEOUT);
   OK(cuModuleUnload(module));
   module = NULL;
   IS(launch(memory, 0, 1), CUDA_ERROR_INVALID_HANDLE);

@@ -119,7 +119,7 @@ void store(Thread &thread, const Instruction &in) {
 }
 
 void branch(Thread &thread, const Instruction &in) {
-  constexpr uint64_t most = uint64_t{1} << 32;
+  constexpr uint64_t most = uint64_t{1} << 26;
   if (++thread.jumps == most) throw Trap(Trap::endless, "a thread does not end");
   thread.next = in.target;
 }
