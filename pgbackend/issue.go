@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"sagecomm/fusion"
 	"sagecomm/internal/coll"
@@ -102,6 +103,11 @@ func (g *Group) broken(op coll.Op, err error) *coll.Failure {
 // of in, the output buffer that of out; runner.Group.Issue says who owns them until the operation is complete.
 func (g *Group) Issue(op coll.Op, in, out [][]byte) (runner.Work, *coll.Failure) {
 	return g.run.Issue(op, in, out)
+}
+
+// IssueBridged is Issue for callers that bring a sagecomm_bridge.
+func (g *Group) IssueBridged(op coll.Op, in, out [][]byte, bridge unsafe.Pointer) (runner.Work, *coll.Failure) {
+	return g.run.IssueBridged(op, in, out, bridge)
 }
 
 // IssueCoalesced issues several operations at once for Go callers; see runner.Group.IssueCoalesced.

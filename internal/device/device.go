@@ -118,9 +118,18 @@ type Waiter interface {
 	CopyOut(s Stream, c Copy) error
 }
 
-// Launcher is a Waiter whose streams take the kernels of a vendor's library, and the copies that prepare them.
+// Launcher is a Runtime whose streams take the kernels of a vendor's library, and the copies that prepare them.
 type Launcher interface {
-	Waiter
+	Runtime
+
+	// Order makes a stream wait for what another one holds now.
+	Order(first, then Stream) error
+
+	// Handle returns the name of a stream for the runtime, for calls of the vendor's library. It holds until the stream is forked.
+	Handle(s Stream) (uintptr, error)
+
+	// Vendor returns the name of the vendor's devices in torch: cuda, npu or mlu.
+	Vendor() string
 
 	// Identity returns a text that no other device of any host has.
 	Identity() (string, error)

@@ -57,10 +57,15 @@ var frames = sync.Pool{New: func() any { return new(frame) }}
 // Issue issues one operation. Its input is the concatenation of in and its output the concatenation of out; it ignores the
 // lengths In and Out of op. A synchronous operation is complete when Issue returns, and so is its Work.
 func (g *Group) Issue(op coll.Op, in, out [][]byte) (Work, *coll.Failure) {
+	return g.IssueBridged(op, in, out, nil)
+}
+
+// IssueBridged is Issue for a caller that brings a sagecomm_bridge.
+func (g *Group) IssueBridged(op coll.Op, in, out [][]byte, bridge unsafe.Pointer) (Work, *coll.Failure) {
 	f := frames.Get().(*frame)
 	defer frames.Put(f)
 	p := pendingWork{}
-	status := f.issue(g.handle, op, in, out, &p.pins)
+	status := f.issue(g.handle, op, in, out, bridge, &p.pins)
 	if status != C.SAGECOMM_PENDING {
 		p.pins.Unpin()
 		return Work{sequence: uint64(f.sequence)}, failureOf(status, &f.err)
@@ -107,7 +112,7 @@ func (f *frame) pending(p *pendingWork, async bool) (Work, *coll.Failure) {
 	}
 }
 
-func (f *frame) issue(group uint64, op coll.Op, in, out [][]byte, pins *runtime.Pinner) C.int32_t {
+func (f *frame) issue(group uint64, op coll.Op, in, out [][]byte, bridge unsafe.Pointer, pins *runtime.Pinner) C.int32_t {
 	list := f.list[:]
 	if len(in)+len(out) > len(list) {
 		list = make([]C.sagecomm_segment, len(in)+len(out))
@@ -116,6 +121,7 @@ func (f *frame) issue(group uint64, op coll.Op, in, out [][]byte, pins *runtime.
 		pins.Pin(f)
 	}
 	fill(&f.op, list, op, in, out, pins)
+	f.op.bridge = (*C.sagecomm_bridge)(bridge)
 	status := C.scr_issue(C.sagecomm_group(group), &f.op, &f.work, &f.sequence, &f.err)
 	clear(list) // C has its own copy; the frame must keep no memory alive
 	return status

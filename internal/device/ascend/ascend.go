@@ -28,6 +28,7 @@ type Driver struct {
 var (
 	_ device.Ordering = (*Driver)(nil)
 	_ device.Waiter   = (*Driver)(nil)
+	_ device.Launcher = (*Driver)(nil)
 )
 
 var probes device.Probes

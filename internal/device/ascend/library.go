@@ -14,15 +14,22 @@ import (
 	"sagecomm/internal/lazylink"
 )
 
-// load opens and starts AscendCL at its first call. It returns why there is none. A framework in this process has often started it
-// already, and nobody in this library ever ends it.
-var load = sync.OnceValue(func() error {
+// Present opens AscendCL at its first call, and returns why there is none. It does not start it.
+var Present = sync.OnceValue(func() error {
 	table, names := unsafe.Slice((*unsafe.Pointer)(unsafe.Pointer(&C.acl)), int(C.acl_functions)), (*unsafe.Pointer)(unsafe.Pointer(&C.acl_names))
 	if err := lazylink.Open("libascendcl.so", names, table); err != nil {
 		return fmt.Errorf("no Ascend runtime: %w", err)
 	}
 	if name := lazylink.Lacking(names, table[:int(C.acl_needed)]); name != "" {
 		return fmt.Errorf("the Ascend runtime has no %s: it is too old", name)
+	}
+	return nil
+})
+
+// load also starts AscendCL. A framework in this process has often started it already, and nobody in this library ever ends it.
+var load = sync.OnceValue(func() error {
+	if err := Present(); err != nil {
+		return err
 	}
 	if rc := C.call_aclInit(nil); rc != 0 && rc != C.acl_repeat_initialize {
 		return fmt.Errorf("the Ascend runtime does not start: %w", failed("aclInit", rc))

@@ -1,4 +1,4 @@
-// Package cambricon implements device.Runtime on CNRT, the runtime of Cambricon's MLUs. The library is opened at the first operation
+// Package cambricon implements device.Launcher on CNRT, the runtime of Cambricon's MLUs. The library is opened at the first operation
 // on a device and is never linked (cnrt.h).
 //
 // A queue of CNRT cannot wait for a word that the CPU stores. The driver below it has cnQueueAtomicOperation(), but its words may be
@@ -20,7 +20,7 @@ import (
 // Driver gives an operation access to its device.
 type Driver struct{ index int }
 
-var _ device.Runtime = (*Driver)(nil)
+var _ device.Launcher = (*Driver)(nil)
 
 // ErrCannotWait is why an operation needs a caller with a bridge.
 var ErrCannotWait = errors.New("queues of Cambricon's runtime cannot wait for a word of host memory, so an operation needs a caller that brings a bridge (sagecomm_op.bridge)")
@@ -74,7 +74,7 @@ func (d *Driver) Pin(bytes uint64) (device.Pinned, error) {
 	return p, nil
 }
 
-// Order makes a stream wait for what another one holds now. A wait refers to the newest place of a notifier, which may be destroyed
+// Order implements device.Launcher. A wait refers to the newest place of a notifier, which may be destroyed
 // while one is pending.
 func (d *Driver) Order(first, then device.Stream) error {
 	return d.do("cannot order two queues", func() error {

@@ -23,12 +23,16 @@
   X(cnrtFreeHost, (void *memory), (memory))                                                /* Memory Management */   \
   X(cnrtMemcpyAsync_V2, (uintptr_t to, uintptr_t from, size_t bytes, uintptr_t queue, int direction),                \
     (to, from, bytes, queue, direction)) /* Memory Management */                                                     \
+  X(cnrtMalloc, (uintptr_t *memory, size_t bytes), (memory, bytes))                        /* Memory Management */   \
+  X(cnrtFree, (uintptr_t memory), (memory))                                                /* Memory Management */   \
+  X(cnrtDeviceGetPCIBusId, (char *id, int length, int device), (id, length, device))       /* Device Management */   \
   X(cnrtInvokeHostFunc, (uintptr_t queue, void (*function)(void *), void *argument),                                 \
     (queue, function, argument)) /* Execution Control Management */
 
 enum {
   cnrt_notifier_disable_timing_all = 0x4, /* cnrtNotifierFlags_t */
   cnrt_memcpy_host_to_dev = 0,            /* cnrtMemTransDir_t: not the order of other runtimes */
+  cnrt_memcpy_dev_to_dev = 1,
   cnrt_memcpy_dev_to_host = 2,
 };
 

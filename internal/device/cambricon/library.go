@@ -14,8 +14,8 @@ import (
 	"sagecomm/internal/lazylink"
 )
 
-// load opens CNRT at its first call. It returns why there is none. CNRT starts itself.
-var load = sync.OnceValue(func() error {
+// Present opens CNRT at its first call, and returns why there is none. CNRT starts itself when a device is used.
+var Present = sync.OnceValue(func() error {
 	table, names := unsafe.Slice((*unsafe.Pointer)(unsafe.Pointer(&C.cnrt)), int(C.cnrt_functions)), (*unsafe.Pointer)(unsafe.Pointer(&C.cnrt_names))
 	if err := lazylink.Open("libcnrt.so", names, table); err != nil {
 		return fmt.Errorf("no Cambricon runtime: %w", err)
@@ -28,7 +28,7 @@ var load = sync.OnceValue(func() error {
 
 // Devices returns how many devices this process may use, or why there is none.
 func Devices() (int, error) {
-	if err := load(); err != nil {
+	if err := Present(); err != nil {
 		return 0, err
 	}
 	var n C.uint

@@ -38,6 +38,12 @@ func (d *Driver) Current(f func() error) error {
 	return own
 }
 
+// Vendor implements device.Launcher.
+func (d *Driver) Vendor() string { return "cuda" }
+
+// Handle implements device.Launcher.
+func (d *Driver) Handle(s device.Stream) (uintptr, error) { return s.Handle, nil }
+
 type memory struct {
 	d  *Driver
 	at cu.DevicePtr

@@ -155,6 +155,9 @@ func failed(result C.int) error {
 // Name implements vendor.Library.
 func (Library) Name() string { return "nccl" }
 
+// Vendor implements vendor.Library.
+func (Library) Vendor() string { return "cuda" }
+
 // NewID implements vendor.Library.
 func (Library) NewID() ([]byte, error) {
 	var id C.scn_id
@@ -226,7 +229,7 @@ func (c *communicator) call(one vendor.Call, stream uintptr) error {
 var names = [...]string{"AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter", "Send", "Recv"}
 
 // Abort implements vendor.Communicator.
-func (c *communicator) Abort() { C.abort_all(c.c) }
+func (c *communicator) Abort() bool { C.abort_all(c.c); return true }
 
 // Destroy implements vendor.Communicator.
 func (c *communicator) Destroy() {

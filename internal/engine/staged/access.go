@@ -17,6 +17,12 @@ type frameworkStreams interface {
 	alone() device.Access
 }
 
+// launchingWaiter is a runtime whose streams take kernels and wait for words.
+type launchingWaiter interface {
+	device.Waiter
+	device.Launcher
+}
+
 // FromCall returns the access to the device of a call: the bridge that the caller of the C ABI brings along, with the vendor's
 // runtime to move memory where there is one, or that runtime alone.
 func FromCall(call runner.Call, op coll.Op) (device.Access, error) {
@@ -50,14 +56,17 @@ func WithBridge(b *bridge.Bridge, on coll.Device) device.Access {
 		return b
 	}
 	launcher, launches := rt.(device.Launcher)
-	waiter, waits := rt.(device.Waiter)
-	switch {
-	case on.Type == coll.CUDA && launches:
-		return &adopted{launcher, b, of}
-	case waits:
-		return &native{waiter, nativeHandles{bridge: b}, of}
+	if !launches {
+		return b
 	}
-	return &nativeInput{b, rt, nativeHandles{bridge: b}, of}
+	waiter, waits := rt.(launchingWaiter)
+	switch {
+	case on.Type == coll.CUDA && waits:
+		return &adopted{waiter, b, of}
+	case waits:
+		return &native{nativeLauncher{launcher, nativeHandles{bridge: b}, of}, waiter}
+	}
+	return &nativeInput{nativeLauncher{launcher, nativeHandles{bridge: b}, of}, b}
 }
 
 // trial is whether a runtime and the framework of this process can use the streams of one of them, and the stream that it was tried
@@ -119,7 +128,7 @@ func adopt(rt device.Runtime, b *bridge.Bridge) (device.Stream, error, error) {
 
 // adopted orders streams by the bridge and moves memory by the driver. The streams are the driver's.
 type adopted struct {
-	device.Launcher
+	launchingWaiter
 	bridge *bridge.Bridge
 	of     *trial
 }
@@ -134,7 +143,7 @@ func (a *adopted) NewStream(role device.Role) (device.Stream, error) {
 	if s, ok := a.of.take(role); ok {
 		return s, nil
 	}
-	s, err := a.Launcher.NewStream(role)
+	s, err := a.launchingWaiter.NewStream(role)
 	if err != nil {
 		return s, err
 	}

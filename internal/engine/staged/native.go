@@ -59,20 +59,18 @@ func (h *nativeHandles) on(s device.Stream, f func(device.Stream) error) error {
 	return f(s)
 }
 
-// native moves memory by a runtime whose streams can wait, and orders the framework's streams by the bridge.
-type native struct {
-	device.Waiter
+// nativeLauncher is a runtime in streams that the framework orders by its bridge.
+type nativeLauncher struct {
+	device.Launcher
 	handles nativeHandles
 	trial   *trial
 }
 
-func (n *native) alone() device.Access { return n.handles.bridge }
-
 // Name implements device.Runtime.
-func (n *native) Name() string { return n.Waiter.Name() + ", in the framework's streams" }
+func (n *nativeLauncher) Name() string { return n.Launcher.Name() + ", in the framework's streams" }
 
 // NewStream implements device.Runtime.
-func (n *native) NewStream(role device.Role) (device.Stream, error) {
+func (n *nativeLauncher) NewStream(role device.Role) (device.Stream, error) {
 	if s, ok := n.trial.take(role); ok {
 		return s, nil
 	}
@@ -80,69 +78,70 @@ func (n *native) NewStream(role device.Role) (device.Stream, error) {
 }
 
 // Fork implements device.Ordering.
-func (n *native) Fork(s device.Stream) error { return n.handles.fork(s) }
+func (n *nativeLauncher) Fork(s device.Stream) error { return n.handles.fork(s) }
 
 // Join implements device.Ordering. The framework's calls come behind those of the runtime that were made before.
-func (n *native) Join(s device.Stream) error { return n.handles.bridge.Join(s) }
+func (n *nativeLauncher) Join(s device.Stream) error { return n.handles.bridge.Join(s) }
 
-// CopyIn implements device.Runtime.
-func (n *native) CopyIn(s device.Stream, c device.Copy) error {
-	return n.handles.on(s, func(s device.Stream) error { return n.Waiter.CopyIn(s, c) })
+// Handle implements device.Launcher.
+func (n *nativeLauncher) Handle(s device.Stream) (uintptr, error) {
+	s, err := n.handles.of(s)
+	return s.Handle, err
 }
 
-// CopyOut implements device.Waiter.
-func (n *native) CopyOut(s device.Stream, c device.Copy) error {
-	return n.handles.on(s, func(s device.Stream) error { return n.Waiter.CopyOut(s, c) })
+// CopyIn implements device.Runtime.
+func (n *nativeLauncher) CopyIn(s device.Stream, c device.Copy) error {
+	return n.handles.on(s, func(s device.Stream) error { return n.Launcher.CopyIn(s, c) })
 }
 
 // WriteValue implements device.Runtime.
-func (n *native) WriteValue(s device.Stream, word *uint32, value uint32) error {
-	return n.handles.on(s, func(s device.Stream) error { return n.Waiter.WriteValue(s, word, value) })
+func (n *nativeLauncher) WriteValue(s device.Stream, word *uint32, value uint32) error {
+	return n.handles.on(s, func(s device.Stream) error { return n.Launcher.WriteValue(s, word, value) })
+}
+
+// CopyWithin implements device.Launcher.
+func (n *nativeLauncher) CopyWithin(s device.Stream, to, from uintptr, bytes uint64) error {
+	return n.handles.on(s, func(s device.Stream) error { return n.Launcher.CopyWithin(s, to, from, bytes) })
+}
+
+// Order implements device.Launcher.
+func (n *nativeLauncher) Order(first, then device.Stream) error {
+	return n.handles.on(first, func(first device.Stream) error {
+		return n.handles.on(then, func(then device.Stream) error { return n.Launcher.Order(first, then) })
+	})
+}
+
+// native moves memory by a runtime whose streams can wait.
+type native struct {
+	nativeLauncher
+	waiter device.Waiter
+}
+
+var _ launchingWaiter = (*native)(nil)
+
+func (n *native) alone() device.Access { return n.handles.bridge }
+
+// CopyOut implements device.Waiter.
+func (n *native) CopyOut(s device.Stream, c device.Copy) error {
+	return n.handles.on(s, func(s device.Stream) error { return n.waiter.CopyOut(s, c) })
 }
 
 // WaitValue implements device.Waiter.
 func (n *native) WaitValue(s device.Stream, word *uint32, value uint32) error {
-	return n.handles.on(s, func(s device.Stream) error { return n.Waiter.WaitValue(s, word, value) })
-}
-
-// Order implements device.Waiter.
-func (n *native) Order(first, then device.Stream) error {
-	return n.handles.on(first, func(first device.Stream) error {
-		return n.handles.on(then, func(then device.Stream) error { return n.Waiter.Order(first, then) })
-	})
+	return n.handles.on(s, func(s device.Stream) error { return n.waiter.WaitValue(s, word, value) })
 }
 
 // nativeInput copies inputs by a runtime whose streams cannot wait. The framework has allocated the pinned memory, since it copies the
 // outputs.
 type nativeInput struct {
-	*bridge.Bridge
-	rt      device.Runtime
-	handles nativeHandles
-	trial   *trial
+	nativeLauncher
+	bridge *bridge.Bridge
 }
 
 var _ device.Deferrer = (*nativeInput)(nil)
 
-// Name implements device.Runtime.
-func (n *nativeInput) Name() string { return n.rt.Name() + ", in the framework's streams" }
+// Pin implements device.Runtime.
+func (n *nativeInput) Pin(bytes uint64) (device.Pinned, error) { return n.bridge.Pin(bytes) }
 
-// NewStream implements device.Runtime.
-func (n *nativeInput) NewStream(role device.Role) (device.Stream, error) {
-	if s, ok := n.trial.take(role); ok {
-		return s, nil
-	}
-	return n.Bridge.NewStream(role)
-}
-
-// Fork implements device.Ordering.
-func (n *nativeInput) Fork(s device.Stream) error { return n.handles.fork(s) }
-
-// CopyIn implements device.Runtime.
-func (n *nativeInput) CopyIn(s device.Stream, c device.Copy) error {
-	return n.handles.on(s, func(s device.Stream) error { return n.rt.CopyIn(s, c) })
-}
-
-// WriteValue implements device.Runtime.
-func (n *nativeInput) WriteValue(s device.Stream, word *uint32, value uint32) error {
-	return n.handles.on(s, func(s device.Stream) error { return n.rt.WriteValue(s, word, value) })
-}
+// JoinLater implements device.Deferrer.
+func (n *nativeInput) JoinLater(s device.Stream, e device.End) error { return n.bridge.JoinLater(s, e) }

@@ -32,7 +32,7 @@ type communicator struct {
 	mu     sync.Mutex    // held during each call of joined, none of which waits, except for that which ends it
 	joined Member        // nil: the ranks do without the library on this device
 	ending atomic.Bool   // an abort or the end has begun, and no other call follows
-	ended  chan struct{} // closed when that is over
+	ended  chan struct{} // closed when that is over, unless kernels are left
 	stop   chan struct{} // closed by close, for the watch
 
 	last    atomic.Pointer[use] // of the newest operation
@@ -92,8 +92,12 @@ func (c *communicator) poll(goOn func() error) error {
 
 // do queues an operation. In the first calls of a kind, a library connects ranks, which waits for peers. The operation is
 // announced then, so the runner finds out that one is missing, and the group goes down.
-func (c *communicator) do(call runner.Call, op coll.Op, b Buffers) error {
-	if err := c.with(func() error { return c.joined.Do(op, b, c.stream.Handle) }); err != nil {
+func (c *communicator) do(rt device.Launcher, call runner.Call, op coll.Op, b Buffers) error {
+	stream, err := rt.Handle(c.stream)
+	if err != nil {
+		return err
+	}
+	if err := c.with(func() error { return c.joined.Do(op, b, stream) }); err != nil {
 		return err
 	}
 	next := time.Time{} // the time to handle signals; 0: the run has not begun
@@ -140,24 +144,27 @@ func (c *communicator) idle() bool {
 
 // end begins to end the communicator, unless something else has begun to. It waits for nothing, because a library may wait for
 // the device and for peers.
-func (c *communicator) end(how func()) {
+func (c *communicator) end(how func() bool) {
 	if !c.ending.Swap(true) {
 		c.ends(how)
 	}
 }
 
 // ends ends the communicator. Requires: ending was false.
-func (c *communicator) ends(how func()) {
+func (c *communicator) ends(how func() bool) {
 	c.engine.pool.ending.Add(1)
 	go func() {
 		defer c.engine.pool.ending.Add(-1)
-		defer close(c.ended)
-		_ = c.current(func() error { // without the device there is nothing to end
+		ended := true // without the device there is nothing to end
+		_ = c.current(func() error {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			how()
+			ended = how()
 			return nil
 		})
+		if ended {
+			close(c.ended)
+		}
 	}()
 }
 
@@ -169,23 +176,30 @@ func (c *communicator) abort() {
 	}
 }
 
+// destroy ends a communicator whose kernels are done.
+func (c *communicator) destroy() bool {
+	c.joined.Destroy()
+	return true
+}
+
 // down ends the communicator of a group that is down: in peace, if it is idle and the group has not failed. Peers of a group that has
 // failed may never end theirs.
 func (c *communicator) down() {
 	switch {
 	case c.joined == nil:
 	case c.idle() && !c.engine.group.Failed():
-		c.end(c.joined.Destroy)
+		c.end(c.destroy)
 	default:
 		c.abort()
 	}
 }
 
-// close ends the communicator in the background, and gives back what it has.
+// close ends the communicator in the background, and gives back what it has. Where kernels cannot be ended, the stream and the memory stay
+// with them.
 // Requires: no operation is under way.
 func (c *communicator) close() {
 	close(c.stop)
-	c.end(c.joined.Destroy)
+	c.end(c.destroy)
 	go func() {
 		<-c.ended
 		c.scratch.release()

@@ -181,7 +181,7 @@ func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Order
 	if err := s.gather(rt, c.stream); err != nil {
 		return err
 	}
-	if err := c.do(call, op, s.buffers()); err != nil {
+	if err := c.do(rt, call, op, s.buffers()); err != nil {
 		return err
 	}
 	if err := s.spread(rt, c.stream); err != nil {

@@ -110,6 +110,10 @@ func (e *Engine) seatOn(c *communicator, access device.Access, on coll.Device) S
 		s.Why = fmt.Sprintf("%v is reached through %s, whose streams take no kernels", on, access.Name())
 		return s
 	}
+	if rt.Vendor() != e.method.Vendor() {
+		s.Why = fmt.Sprintf("%v is a device of %s, and %s is for those of %s", on, rt.Vendor(), e.method.Name(), e.method.Vendor())
+		return s
+	}
 	var err error
 	if s.Device, err = rt.Identity(); err == nil {
 		c.place = place{on, rt.Name()}

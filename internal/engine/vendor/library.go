@@ -13,6 +13,9 @@ type Library interface {
 	// Name returns the name of the engine.
 	Name() string
 
+	// Vendor returns the name in torch of the devices that the library serves.
+	Vendor() string
+
 	// Element returns a type of the library for moving elements of a type, and how many bytes it has.
 	Element(t coll.DataType) Element
 
@@ -36,8 +39,9 @@ type Communicator interface {
 	// Requires: the device of the communicator is current.
 	Do(calls []Call, stream uintptr) error
 
-	// Abort ends the kernels of the communicator, and the communicator. It may wait for the device.
-	Abort()
+	// Abort ends the kernels of the communicator, and the communicator. It may wait for the device. It returns false where the
+	// library cannot end them: the stream and the buffers may then be in use until the process ends.
+	Abort() bool
 
 	// Destroy ends the communicator. Requires: its kernels are done.
 	Destroy()

@@ -11,6 +11,9 @@ type Method interface {
 	// Name returns the name of the engine.
 	Name() string
 
+	// Vendor returns the name in torch of the devices that the engine serves.
+	Vendor() string
+
 	// Supports reports whether such operations are carried out. The result is the same on all ranks.
 	Supports(op coll.Op) bool
 
@@ -52,8 +55,9 @@ type Member interface {
 	// call of Do may be blocked.
 	Release(idle func() bool)
 
-	// Abort ends what is queued, and the communicator. It comes after Release, and may wait for the device.
-	Abort()
+	// Abort ends what is queued, and the communicator. It comes after Release, and may wait for the device. It returns false where
+	// that cannot be ended: the stream and the buffers may then be in use until the process ends.
+	Abort() bool
 
 	// Destroy ends the communicator. Requires: what it has queued is done.
 	Destroy()

@@ -149,8 +149,8 @@ func TestPoolWaits(t *testing.T) {
 	p := NewPool()
 	ended := make(chan struct{})
 	c := &communicator{engine: &Engine{pool: p}, ended: ended, current: func(f func() error) error { return f() }}
-	c.end(func() { time.Sleep(time.Millisecond) })
-	c.end(func() { t.Error("it was ended twice") })
+	c.end(func() bool { time.Sleep(time.Millisecond); return true })
+	c.end(func() bool { t.Error("it was ended twice"); return true })
 	p.Wait()
 	select {
 	case <-ended:
@@ -158,4 +158,17 @@ func TestPoolWaits(t *testing.T) {
 		t.Error("it has not ended")
 	}
 	require.ErrorIs(t, c.with(func() error { return nil }), errEnding)
+}
+
+// Where a library cannot end kernels, the communicator has not ended, and nobody waits for that.
+func TestKernelsThatStay(t *testing.T) {
+	p := NewPool()
+	c := &communicator{engine: &Engine{pool: p}, ended: make(chan struct{}), current: func(f func() error) error { return f() }}
+	c.end(func() bool { return false })
+	p.Wait()
+	select {
+	case <-c.ended:
+		t.Error("it has ended")
+	default:
+	}
 }

@@ -100,6 +100,13 @@ aclError aclrtSetDevice(int32_t device) {
   return acl::result(emulator::set_device(device));
 }
 
+aclError aclrtGetPhyDevIdByLogicDevId(int32_t device, int32_t *physical) {
+  BEGIN(device, physical);
+  REQUIRE(device >= 0 && device < emulator::device_count(), acl::rt_invalid_deviceid);
+  *physical = device;
+  return acl::success;
+}
+
 aclError aclrtGetDevice(int32_t *device) {
   BEGIN_IN_CONTEXT(device);
   return acl::result(emulator::current_device(device));

@@ -5,6 +5,7 @@
 // the device, and an asynchronous copy does not go between host memories.
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 
 #include "../core/runtime.hpp"
 #include "../skin/record.hpp"
@@ -112,6 +113,14 @@ cnrtRet_t cnrtGetDevice(int *device) {
 cnrtRet_t cnrtSetDevice(int device) {
   BEGIN(device);
   return result(emulator::set_device(device));
+}
+
+// The emulator's devices stand in the slots of one bus.
+cnrtRet_t cnrtDeviceGetPCIBusId(char *id, int length, int device) {
+  BEGIN(id, length, device);
+  REQUIRE(device >= 0 && device < emulator::device_count(), device_invalid);
+  REQUIRE(id != nullptr && snprintf(id, static_cast<size_t>(length), "0000:17:%02x.0", device) < length, args_invalid);
+  return success;
 }
 
 cnrtRet_t cnrtSyncDevice() {
