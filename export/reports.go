@@ -9,7 +9,6 @@ import "C"
 import (
 	"encoding/json"
 
-	"sagecomm/internal/device/vendors"
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/topo"
@@ -58,11 +57,11 @@ func sagecommTopology(to *C.char, n C.size_t) C.int64_t {
 	return writeText(to, n, func() ([]byte, error) { return json.Marshal(topo.ReadHost()) })
 }
 
-// sagecommDescribeDevices starts the runtimes of all vendors.
+// sagecommDescribeDevices opens the libraries of all vendors, and starts their runtimes.
 //
 //export sagecommDescribeDevices
 func sagecommDescribeDevices(to *C.char, n C.size_t) C.int64_t {
-	return writeText(to, n, func() ([]byte, error) { return json.Marshal(vendors.Find()) })
+	return writeText(to, n, func() ([]byte, error) { return json.Marshal(pgbackend.DescribeDevices()) })
 }
 
 //export sagecommDescribeEnvironment

@@ -7,6 +7,8 @@ import (
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine"
+	"sagecomm/internal/engine/cncl"
+	"sagecomm/internal/engine/hccl"
 	"sagecomm/internal/engine/nccl"
 	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/engine/vendor"
@@ -30,26 +32,32 @@ const stagedEngine = "staged"
 
 // deviceEngines holds the engines of this library by name. algo has the order of preference. Tests add engines of their own.
 var deviceEngines = map[string]registeredEngine{
-	"nccl": {
-		absent: func(*Group) error {
-			if err := nccl.Blocks(runner.Environ()); err != nil {
-				return err
-			}
-			_, err := nccl.Open()
-			return err
-		},
-		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
-			library, err := nccl.Open()
-			others := g.stagedEngine(run)
-			return g.vendorEngine(vendor.Calls(library), run, others, others), err
-		},
-	},
+	"nccl": vendorLibrary(func() (nccl.Library, error) {
+		if err := nccl.Blocks(runner.Environ()); err != nil {
+			return nccl.Library{}, err
+		}
+		return nccl.Open()
+	}),
+	"hccl": vendorLibrary(hccl.Open),
+	"cncl": vendorLibrary(cncl.Open),
 	stagedEngine: {
 		absent: func(*Group) error { return nil },
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
 			return g.stagedEngine(run), nil
 		},
 	},
+}
+
+// vendorLibrary is an engine that leaves collectives to a vendor's library.
+func vendorLibrary[L vendor.Library](library func() (L, error)) registeredEngine {
+	return registeredEngine{
+		absent: func(*Group) error { _, err := library(); return err },
+		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
+			l, err := library()
+			others := g.stagedEngine(run)
+			return g.vendorEngine(vendor.Calls(l), run, others, others), err
+		},
+	}
 }
 
 func (g *Group) stagedEngine(run *runner.Group) *staged.Engine {

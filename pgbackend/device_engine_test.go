@@ -114,9 +114,9 @@ func TestEngineThatIsSetAndThatARankLacks(t *testing.T) {
 			t.Errorf("rank %d: %v", rank, err)
 		}
 	}
-	_, errs = tryWorld(t, 2, opTimeout, func(int) options { return options{"engine": "hccl"} })
+	_, errs = tryWorld(t, 2, opTimeout, func(int) options { return options{"engine": "cuda"} })
 	for rank, err := range errs {
-		if err := expectText(err, "SAGECOMM_ENGINE=hccl", "this library has no such engine", "rank 0 (host ", "rank 1 (host "); err != nil {
+		if err := expectText(err, "SAGECOMM_ENGINE=cuda", "this library has no such engine", "rank 0 (host ", "rank 1 (host "); err != nil {
 			t.Errorf("rank %d: %v", rank, err)
 		}
 	}

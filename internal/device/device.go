@@ -3,7 +3,7 @@
 // one operation, on the thread that issues it. None of their methods waits for a device.
 //
 // Package bridge implements both on the functions that the caller of the C ABI brings along, package cuda on the driver of CUDA,
-// package ascend on the runtime of Huawei's NPUs. Package cambricon is a Runtime alone, on that of Cambricon's MLUs. One of the one
+// package ascend on the runtime of Huawei's NPUs. Package cambricon is a Launcher without Waiter, on that of Cambricon's MLUs. One of the one
 // package goes with one of the other: with torch's CUDA, streams are ordered by the bridge and memory is moved by the driver.
 package device
 

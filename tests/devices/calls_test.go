@@ -43,7 +43,11 @@ func (r *recording) fits(call, expected string) bool {
 		if err != nil {
 			r.t.Fatalf("%q: %v", call, err)
 		}
-		value, known := r.vars[want[i]]
+		name, binds := strings.CutPrefix(want[i], "?")
+		if binds {
+			r.vars[name] = uintptr(n)
+		}
+		value, known := r.vars[name]
 		switch {
 		case want[i] == "*":
 		case known:
@@ -118,7 +122,10 @@ func TestArgumentsOfEachCall(t *testing.T) {
 }
 
 // expectedCalls are the calls of a runtime's methods, without those that use the device.
-type expectedCalls struct{ pin, stream, order, copyIn, copyOut, write, wait, release []string }
+type expectedCalls struct {
+	pin, stream, order, copyIn, copyOut, write, wait, release []string
+	identity, allocate, within, free                          []string // of a Launcher
+}
 
 var ascendCalls = expectedCalls{
 	pin:     []string{"aclrtMallocHost * 8192", "-> allocated", "aclrtHostRegister page 4096 0 *", "-> mapped"},
@@ -129,6 +136,11 @@ var ascendCalls = expectedCalls{
 	write:   []string{"aclrtValueWrite mapped128 77 0 in"},
 	wait:    []string{"aclrtValueWait mapped128 55 0 out"},
 	release: []string{"aclrtHostUnregister page", "aclrtFreeHost allocated"},
+
+	identity: []string{"aclrtGetPhyDevIdByLogicDevId 1 *"},
+	allocate: []string{"aclrtMalloc * 7000 0", "-> memory"},
+	within:   []string{"aclrtMemcpyAsync memory 5000 data 5000 3 in"},
+	free:     []string{"aclrtFree memory"},
 }
 
 var cambriconCalls = expectedCalls{
@@ -139,6 +151,11 @@ var cambriconCalls = expectedCalls{
 	copyOut: []string{"cnrtMemcpyAsync_V2 data host 5000 out 0"},
 	write:   []string{"cnrtInvokeHostFunc in * *"},
 	release: []string{"cnrtFreeHost allocated"},
+
+	identity: []string{"cnrtDeviceGetPCIBusId * 64 1"},
+	allocate: []string{"cnrtMalloc * 7000", "-> memory"},
+	within:   []string{"cnrtMemcpyAsync_V2 memory data 5000 in 1"},
+	free:     []string{"cnrtFree memory"},
 }
 
 func arguments(r *recording, b *bed, v vendor, want expectedCalls) {
@@ -165,5 +182,18 @@ func arguments(r *recording, b *bed, v vendor, want expectedCalls) {
 	if waits {
 		r.expect("WaitValue", func() error { return w.WaitValue(b.out, word, 55) }, inside(v, want.wait...)...)
 	}
+	l := b.d.(device.Launcher)
+	r.expect("Identity", func() error {
+		id, err := l.Identity()
+		if err == nil && !strings.Contains(id, namesInTorch[v.name]) {
+			r.t.Errorf("the device is %q", id)
+		}
+		return err
+	}, inside(v, want.identity...)...)
+	var memory device.Memory
+	r.expect("Allocate", func() (err error) { memory, err = l.Allocate(7000); return err }, inside(v, want.allocate...)...)
+	r.expect("CopyWithin", func() error { return l.CopyWithin(b.in, memory.Address(), b.data, length) }, inside(v, want.within...)...)
+	b.synchronize(b.in)
+	r.expect("Release of memory", func() error { memory.Release(); return nil }, inside(v, want.free...)...)
 	r.expect("Release", func() error { small.Release(); return nil }, inside(v, want.release...)...)
 }

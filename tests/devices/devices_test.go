@@ -45,7 +45,7 @@ var built = sync.OnceValues(func() (string, error) {
 	python := filepath.Join(filepath.Dir(script), "../../.venv/bin/python")
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	if output, err := exec.CommandContext(ctx, python, script, "acl", "cnrt").CombinedOutput(); err != nil {
+	if output, err := exec.CommandContext(ctx, python, script, "acl", "cnrt", "hccl", "cncl").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w\n%s", err, output)
 	}
 	return filepath.Join(filepath.Dir(script), "build"), nil
@@ -61,12 +61,14 @@ func folder(t *testing.T) string {
 	return at
 }
 
-// onlyIn returns a folder with one of the libraries.
-func onlyIn(t *testing.T, library string) string {
+// onlyIn returns a folder with some of the libraries.
+func onlyIn(t *testing.T, libraries ...string) string {
 	t.Helper()
 	at := t.TempDir()
-	err := os.Symlink(filepath.Join(folder(t), library), filepath.Join(at, library))
-	require.NoError(t, err)
+	for _, library := range libraries {
+		err := os.Symlink(filepath.Join(folder(t), library), filepath.Join(at, library))
+		require.NoError(t, err)
+	}
 	return at
 }
 
@@ -90,6 +92,13 @@ func start(t *testing.T, libraries string, variables []string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), bound)
 	defer cancel()
+	output, err := command(ctx, t, libraries, variables).CombinedOutput()
+	return string(output[:min(len(output), 4000)]), err
+}
+
+// command is the process of a test of this package.
+func command(ctx context.Context, t *testing.T, libraries string, variables []string) *exec.Cmd {
+	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	var pattern []string
@@ -103,8 +112,7 @@ func start(t *testing.T, libraries string, variables []string) (string, error) {
 		cmd.Env = append(cmd.Env, "LD_PRELOAD="+filepath.Join(folder(t), "libemulator.so"))
 	}
 	cmd.Env = append(cmd.Env, variables...)
-	output, err := cmd.CombinedOutput()
-	return string(output[:min(len(output), 4000)]), err
+	return cmd
 }
 
 // schedules returns variables for runs of the emulator.

@@ -116,3 +116,87 @@ func TestTrapsOfCambricon(t *testing.T) {
 		p.returns(632006, "cnrtQueueSync", queue)
 	})
 }
+
+// alone opens a library of collectives beside the runtime of its vendor. Its calls come from the only rank of a communicator.
+func (p *program) alone() *program {
+	p.t.Helper()
+	of := p.v
+	of.library = collectives[p.v.name]
+	return newProgram(p.t, of)
+}
+
+func TestTrapsOfHCCL(t *testing.T) {
+	isolated(t, folder(t), nil, func(t *testing.T) {
+		runtime.LockOSThread()
+		p := newProgram(t, vendors[0])
+		c, root, cut, out := p.alone(), raw.Memory(4108), raw.Memory(4108), raw.Memory(8)
+		p.Call("aclInit", 0)
+		c.returns(15, "HcclGetRootInfo", root) // no device is current
+		p.use(0)
+		c.call("HcclGetRootInfo", root)
+		copy(raw.Bytes(cut, 4107), raw.Bytes(root, 4107))
+		c.returns(1, "HcclCommInitRootInfo", 1, cut, 0, out) // the root info has 4108 bytes
+		c.call("HcclCommInitRootInfo", 1, root, 0, out)
+		comm, stream, data := raw.Load(out), p.made("aclrtCreateStream"), p.made("aclrtMalloc", 4096, 0)
+		reduces := func(want int, of, op uintptr) {
+			t.Helper()
+			c.returns(want, "HcclAllReduce", data, data, 4, of, op, comm, stream)
+			c.returns(want, "HcclReduce", data, data, 4, of, op, 0, comm, stream)
+			c.returns(want, "HcclReduceScatter", data, data, 4, of, op, comm, stream)
+		}
+		reduces(0, 4, 0)
+		reduces(1, 4, 4)                                              // there is no AVG
+		reduces(5, 10, 0)                                             // double is not reduced
+		reduces(5, 7, 0)                                              // nor uint8
+		reduces(5, 11, 1)                                             // bf16 has no product
+		reduces(5, 1, 1)                                              // nor has int16
+		reduces(1, 27, 0)                                             // the number of bf16 in aclDataType
+		c.returns(2, "HcclReduce", data, 0, 4, 4, 0, 0, comm, stream) // a null pointer
+		c.call("HcclAllGather", data, data, 4, 10, comm, stream)      // double is moved
+		c.returns(1, "HcclBroadcast", data, 4, 4, 1, comm, stream)    // there is no rank 1
+		item := raw.Memory(32)                                        // a send of rank 0 to itself
+		copy(raw.Bytes(item+8, 8), raw.Bytes(out, 8))                 // any address
+		c.returns(1, "HcclBatchSendRecv", item, 1, comm, stream)
+		p.call("aclrtSynchronizeStream", stream)
+		c.call("HcclCommDestroy", comm)
+	})
+}
+
+func TestTrapsOfCNCL(t *testing.T) {
+	isolated(t, folder(t), nil, func(t *testing.T) {
+		runtime.LockOSThread()
+		p := newProgram(t, vendors[1])
+		c, id, out, zero, one := p.alone(), raw.Memory(136), raw.Memory(8), raw.Memory(8), raw.Memory(8)
+		raw.Bytes(one, 1)[0] = 1
+		c.call("cnclGetCliqueId", id)
+		c.returns(3, "cnclInitComms", out, 1, one, zero, 1, id) // device 1 is not current
+		raw.Bytes(id, 136)[130] ^= 1
+		c.returns(7, "cnclInitComms", out, 1, zero, zero, 1, id) // the hash belongs to the id
+		raw.Bytes(id, 136)[130] ^= 1
+		c.call("cnclInitComms", out, 1, zero, zero, 1, id)
+		comm, queue, data := raw.Load(out), p.made("cnrtQueueCreate"), p.made("cnrtMalloc", 4096)
+		c.returns(0x71, "cnclInitComms", out, 1, zero, zero, 1, id) // once in a process
+		reduces := func(want int, of, op uintptr) {
+			t.Helper()
+			c.returns(want, "cnclAllReduce", data, data, 4, of, op, comm, queue)
+		}
+		reduces(0, 0x12, 0)
+		reduces(7, 0x12, 4)    // there is no AVG
+		reduces(7, 0x13, 0)    // nor a double
+		reduces(0x11, 0x33, 0) // uint64 is only moved
+		c.call("cnclBroadcast", data, data, 4, 0x33, 0, comm, queue)
+		c.returns(0x11, "cnclSend", data, 4, 0x12, 0, comm, queue) // to itself
+		c.returns(7, "cnclGroupEnd")
+		c.call("cnclGroupStart")
+		c.returns(0x11, "cnclAllReduce", data, data, 4, 0x12, 0, comm, queue) // a group is of sends and recvs
+		c.call("cnclGroupEnd")
+		p.call("cnrtQueueSync", queue)
+		c.returns(0, "cnclGetCommAsyncError", comm) // the state, and no pointer
+		c.call("emulator_hold", queue)
+		reduces(0, 0x12, 0)
+		c.returns(6, "cnclGetCommAsyncError", comm) // in progress is no error
+		c.call("emulator_release_stream", queue)
+		p.call("cnrtQueueSync", queue)
+		c.call("cnclFreeComm", comm)
+	})
+}

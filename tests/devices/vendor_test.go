@@ -23,6 +23,7 @@ type mover interface {
 // vendor is a runtime, and how a program that uses the vendor's library beside it calls that.
 type vendor struct {
 	name, library string
+	more          []string // libraries of other vendors beside
 	devices       func() (int, error)
 	open          func(index int) (mover, error)
 

@@ -62,8 +62,8 @@ class Library:
         return OUTPUT / self.path
 
 
-def sources(folder: str) -> list[Path]:
-    return sorted((HERE / folder).glob("*.cpp"))
+def sources(folder: str, *stems: str) -> list[Path]:
+    return sorted(path for path in (HERE / folder).glob("*.cpp") if not stems or path.stem in stems)
 
 
 def torch_root() -> Path:
@@ -163,11 +163,23 @@ def fake_cuda() -> list[Library]:
 
 def libraries() -> dict[str, Library]:
     """What can be built here, by name, those first that others need."""
+    kernels = sources("nccl", "join", "kernels", "reduce", "table")
     known = [
         Library("emulator", "libemulator.so", sources("core")),
         # What vendors' runtimes look like to a program, without any file of a vendor.
         Library("acl", "libascendcl.so", [*sources("acl"), *sources("skin")], needs=["emulator"]),
         Library("cnrt", "libcnrt.so", [*sources("cnrt"), *sources("skin")], needs=["emulator"]),
+        *(
+            # With the kernels of the emulated NCCL, and without NVIDIA's header.
+            Library(
+                name,
+                f"lib{name}.so",
+                [*sources(name), *sources("blocking"), *sources("skin"), *kernels],
+                needs=[runtime, "emulator"],
+                flags=["-I", str(HERE / "blocking")],
+            )
+            for name, runtime in (("hccl", "acl"), ("cncl", "cnrt"))
+        ),
         Library("core_test", "core_test", sources("core_test"), needs=["emulator"], program=True),
         Library(
             "operators",

@@ -70,6 +70,8 @@ var layers = []layer{
 	{tree: "internal/bootstrap", height: carriers},
 	{tree: "internal/engine", height: carriers},
 	{tree: "internal/engine/nccl", height: libraries, cgo: true},
+	{tree: "internal/engine/hccl", height: libraries, cgo: true},
+	{tree: "internal/engine/cncl", height: libraries, cgo: true},
 
 	{tree: "internal/observe", height: observers},
 

@@ -126,12 +126,18 @@ def test_unknown_variables_are_warned_of():
 
 
 @pytest.mark.long
-def test_env_tells_which_devices_there_are():
+def test_env_tells_which_devices_there_are(tmp_path: Path):
     """A line for each vendor. The libraries of the emulator are those of a machine with two devices of each."""
     none = command("env").stdout
     for name, runtime, library in (("npu", "Ascend", "libascendcl.so"), ("mlu", "Cambricon", "libcnrt.so")):
         assert f"\n  {name}: no {runtime} runtime: {library}: cannot open shared object file" in none, none
     emulator = Path(__file__).resolve().parents[1] / "emulator"
-    subprocess.run([sys.executable, emulator / "build.py", "acl", "cnrt"], check=True, timeout=300)
+    subprocess.run([sys.executable, emulator / "build.py", "acl", "cnrt", "hccl", "cncl"], check=True, timeout=300)
     two = command("env", LD_LIBRARY_PATH=str(emulator / "build")).stdout
-    assert "\n  npu: 2 devices (libascendcl.so)\n  mlu: 2 devices (libcnrt.so)" in two, two
+    assert "\n  npu: 2 devices (libascendcl.so); engine hccl\n  mlu: 2 devices (libcnrt.so); engine cncl" in two, two
+    for name in ("libascendcl.so", "libcnrt.so", "libemulator.so"):
+        (tmp_path / name).symlink_to(emulator / "build" / name)
+    lacking = command("env", LD_LIBRARY_PATH=str(tmp_path)).stdout
+    absent = "cannot open shared object file"
+    assert f"\n  npu: 2 devices (libascendcl.so); not hccl: no HCCL: libhccl.so: {absent}" in lacking, lacking
+    assert f"\n  mlu: 2 devices (libcnrt.so); not cncl: no CNCL: libcncl.so: {absent}" in lacking, lacking

@@ -62,6 +62,30 @@ def test_import_sagecomm_registers_and_loads_nothing_heavy():
     succeeds(code + textwrap.dedent(NOTHING_HEAVY), TORCH_DEVICE_BACKEND_AUTOLOAD="1")
 
 
+def test_what_an_import_leaves_alone():
+    """Every function and class of torch.distributed is the one that it was, and so is every method."""
+    succeeds(
+        """
+        import torch.distributed as d
+        from torch.distributed import distributed_c10d as c10d
+
+        def callables():
+            found = {}
+            for owner in (d, c10d, d.PrefixStore, d.TCPStore, d.ProcessGroup, d.Backend, d.P2POp):
+                found |= {(repr(owner), name): value for name, value in vars(owner).items() if callable(value)}
+            return found
+
+        before = callables()
+        assert len(before) > 200
+        import sagecomm
+        after = callables()
+        changed = [name for name, value in before.items() if after.get(name) is not value]
+        assert not changed, changed
+    """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+
+
 def test_what_a_program_does_not_use_is_not_imported():
     succeeds("""
         import sys, sagecomm

@@ -108,12 +108,17 @@ def environment_table(variables: Sequence[dict[str, object]]) -> str:
 
 
 def devices_table(devices: Sequence[dict[str, object]]) -> str:
-    """A vendor's devices, or why this process has none of them."""
+    """A vendor's devices and its library of collectives, or why this process has none of them."""
     lines = ["", "devices, by their names in torch:"]
     for vendor in devices:
         count = vendor["devices"]
-        has = vendor["why"] if "why" in vendor else f"{count} device{'' if count == 1 else 's'} ({vendor['library']})"
-        lines.append(f"  {vendor['name']}: {has}")
+        if "why" in vendor:
+            lines.append(f"  {vendor['name']}: {vendor['why']}")
+            continue
+        engine = f"engine {vendor['engine']}"
+        if "engine_why" in vendor:
+            engine = f"not {vendor['engine']}: {vendor['engine_why']}"
+        lines.append(f"  {vendor['name']}: {count} device{'' if count == 1 else 's'} ({vendor['library']}); {engine}")
     return "\n".join(lines)
 
 

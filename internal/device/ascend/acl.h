@@ -34,11 +34,12 @@
     (at, value, flag, stream)) /* :3816 */
 
 /* A release without the first has no captures; without the others its devices take no kernels of HCCL from this library. */
-#define ACL_OPTIONAL(X)                                                                                              \
-  X(aclmdlRICaptureGetInfo, (uintptr_t stream, int32_t *status, uintptr_t *model), (stream, status, model)) /* :4721 */ \
-  X(aclrtMalloc, (uintptr_t *memory, size_t bytes, int32_t policy), (memory, bytes, policy)) /* :1905 */                          \
-  X(aclrtFree, (uintptr_t memory), (memory)) /* :2164 */                                                                          \
-  X(aclrtGetPhyDevIdByLogicDevId, (int32_t device, int32_t *physical), (device, physical)) /* :5143 */
+#define ACL_OPTIONAL(X)                                                                                  \
+  X(aclmdlRICaptureGetInfo, (uintptr_t stream, int32_t *status, uintptr_t *model),                       \
+    (stream, status, model))                                                                 /* :4721 */ \
+  X(aclrtMalloc, (uintptr_t *memory, size_t bytes, int32_t policy), (memory, bytes, policy)) /* :1905 */ \
+  X(aclrtFree, (uintptr_t memory), (memory))                                                 /* :2164 */ \
+  X(aclrtGetPhyDevIdByLogicDevId, (int32_t device, int32_t *physical), (device, physical))   /* :5143 */
 
 enum {
   acl_repeat_initialize = 100002,      /* acl_base_rt.h:69, ACL_ERROR_REPEAT_INITIALIZE */

@@ -22,10 +22,10 @@
   X(cnrtHostMalloc, (void **memory, size_t bytes), (memory, bytes))                        /* Memory Management */   \
   X(cnrtFreeHost, (void *memory), (memory))                                                /* Memory Management */   \
   X(cnrtMemcpyAsync_V2, (uintptr_t to, uintptr_t from, size_t bytes, uintptr_t queue, int direction),                \
-    (to, from, bytes, queue, direction)) /* Memory Management */                                                     \
-  X(cnrtMalloc, (uintptr_t *memory, size_t bytes), (memory, bytes))                        /* Memory Management */   \
-  X(cnrtFree, (uintptr_t memory), (memory))                                                /* Memory Management */   \
-  X(cnrtDeviceGetPCIBusId, (char *id, int length, int device), (id, length, device))       /* Device Management */   \
+    (to, from, bytes, queue, direction))                                             /* Memory Management */         \
+  X(cnrtMalloc, (uintptr_t *memory, size_t bytes), (memory, bytes))                  /* Memory Management */         \
+  X(cnrtFree, (uintptr_t memory), (memory))                                          /* Memory Management */         \
+  X(cnrtDeviceGetPCIBusId, (char *id, int length, int device), (id, length, device)) /* Device Management */         \
   X(cnrtInvokeHostFunc, (uintptr_t queue, void (*function)(void *), void *argument),                                 \
     (queue, function, argument)) /* Execution Control Management */
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { most_streams = 8, most_entries = 64 };
+enum { most_streams = 8, most_entries = 64, most_copies = 32 };
 
 typedef struct entry {
   enum { record, wait, copy } what;
@@ -23,7 +23,7 @@ struct framework {
   int queued;
   uintptr_t joined; /* the event behind the operation */
   int copies;       /* of join_later(); -1: it was not called */
-  sagecomm_copy first;
+  sagecomm_copy list[most_copies];
   uintptr_t later;
   uint32_t *word, value;
   int (*make_stream)(uintptr_t *);
@@ -31,6 +31,7 @@ struct framework {
   int (*record_event)(uintptr_t event, uintptr_t stream);
   void *wait_event, *copy_async;
   int (*malloc_host)(void **, size_t);
+  int (*synchronize)(uintptr_t);
 };
 
 static void check(int rc, const char *what) {
@@ -133,9 +134,10 @@ static int32_t join(void *ctx, uint64_t stream, char *why, size_t n) {
 static int32_t join_later(void *ctx, uint64_t stream, const sagecomm_copy *copies, uint32_t count, uint32_t *word,
                           uint32_t value, char *why, size_t n) {
   framework *f = ctx;
-  (void)why, (void)n;
+  (void)fork_stream(ctx, stream, why, n); /* the copies come behind what the caller's stream holds */
   f->copies = (int)count;
-  if (count > 0) f->first = copies[0];
+  if (count > most_copies) abort();
+  if (count > 0) memcpy(f->list, copies, count * sizeof *copies);
   f->later = f->streams[stream - 1];
   f->word = word;
   f->value = value;
@@ -166,9 +168,11 @@ framework *framework_new(const char *library, const char *device_name, uintptr_t
   *(void **)&f->make_event = dlsym(vendor, f->ascend ? "aclrtCreateEventExWithFlag" : "cnrtNotifierCreateWithFlags");
   *(void **)&f->record_event = dlsym(vendor, f->ascend ? "aclrtRecordEvent" : "cnrtPlaceNotifier");
   *(void **)&f->malloc_host = dlsym(vendor, f->ascend ? "aclrtMallocHost" : "cnrtHostMalloc");
+  *(void **)&f->synchronize = dlsym(vendor, f->ascend ? "aclrtSynchronizeStream" : "cnrtQueueSync");
   f->wait_event = dlsym(vendor, f->ascend ? "aclrtStreamWaitEvent" : "cnrtQueueWaitNotifier");
   f->copy_async = dlsym(vendor, f->ascend ? "aclrtMemcpyAsync" : "cnrtMemcpyAsync_V2");
-  if (!f->make_stream || !f->make_event || !f->record_event || !f->malloc_host || !f->wait_event || !f->copy_async)
+  if (!f->make_stream || !f->make_event || !f->record_event || !f->malloc_host || !f->synchronize || !f->wait_event ||
+      !f->copy_async)
     return NULL;
   f->bridge = (sagecomm_bridge){.struct_size = sizeof f->bridge,
                                 .ctx = f,
@@ -198,9 +202,27 @@ void framework_wait(framework *f) { push(f, (entry){.what = wait, .event = f->jo
 int framework_queued(const framework *f) { return f->queued; }
 
 int framework_end(const framework *f, sagecomm_copy *first, uintptr_t *stream, uint32_t **word, uint32_t *value) {
-  *first = f->first;
+  *first = f->list[0];
   *stream = f->later;
   *word = f->word;
   *value = f->value;
   return f->copies;
+}
+
+void framework_finish(framework *f) {
+  if (f->copies < 0) {
+    framework_wait(f);
+    return;
+  }
+  for (int i = 0; i < f->copies; i++)
+    push(f, (entry){.what = copy,
+                    .stream = f->later,
+                    .to = (uintptr_t)f->list[i].to,
+                    .from = (uintptr_t)f->list[i].from,
+                    .bytes = f->list[i].bytes,
+                    .to_device = true});
+  framework_drain(f);
+  check(f->synchronize(f->later), "synchronize");
+  __atomic_store_n(f->word, f->value, __ATOMIC_RELEASE);
+  f->copies = -1;
 }

@@ -35,6 +35,9 @@ func (f Framework) Copy(to, from uintptr, bytes int, toDevice bool) {
 // Wait makes the caller's stream wait for the operation.
 func (f Framework) Wait() { C.framework_wait(f.c) }
 
+// Finish ends an operation that is complete, before its caller's stream goes on.
+func (f Framework) Finish() { C.framework_finish(f.c) }
+
 // Drain does what was launched.
 func (f Framework) Drain() { C.framework_drain(f.c) }
 

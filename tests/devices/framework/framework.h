@@ -20,6 +20,8 @@ void framework_keeps_handles(framework *f, bool keeps);
 void framework_copy(framework *f, uintptr_t to, uintptr_t from, uintptr_t bytes, bool to_device);
 /* Makes the caller's stream wait for the end of the operation, by the queue: for what join() was called with. */
 void framework_wait(framework *f);
+/* Ends an operation that is complete: does what join_later() was called with, or makes the caller's stream wait as framework_wait(). */
+void framework_finish(framework *f);
 /* Does all that is queued. */
 void framework_drain(framework *f);
 /* The number of entries in the queue. */

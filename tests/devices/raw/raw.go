@@ -1,5 +1,5 @@
 // Package raw calls functions of a shared library by name, as a program that uses a vendor's runtime beside this library does. It
-// knows no declarations: each argument is a number in a register.
+// knows no declarations: each argument is a number.
 package raw
 
 /*
@@ -8,9 +8,9 @@ package raw
 #include <stdint.h>
 #include <stdlib.h>
 
-typedef int (*function)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t);
+typedef int (*function)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t);
 
-static int call(void *f, const uintptr_t *a) { return ((function)f)(a[0], a[1], a[2], a[3], a[4], a[5]); }
+static int call(void *f, const uintptr_t *a) { return ((function)f)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]); }
 static void *find(void *library, const char *name) { return dlsym(library, name); }
 */
 import "C"
@@ -34,7 +34,7 @@ func Open(name string) (Library, error) {
 	return Library{handle}, nil
 }
 
-// Call calls a function of the library, or of one that it needs, which takes at most six integers or pointers and returns an int.
+// Call calls a function of the library, or of one that it needs, which takes at most eight integers or pointers and returns an int.
 // Numbers that are addresses are not of Go's memory.
 func (l Library) Call(name string, arguments ...uintptr) int {
 	c := C.CString(name)
@@ -43,11 +43,11 @@ func (l Library) Call(name string, arguments ...uintptr) int {
 	if f == nil {
 		panic("there is no function " + name)
 	}
-	var registers [6]C.uintptr_t
+	var numbers [8]C.uintptr_t
 	for i, a := range arguments {
-		registers[i] = C.uintptr_t(a)
+		numbers[i] = C.uintptr_t(a)
 	}
-	return int(C.call(f, &registers[0]))
+	return int(C.call(f, &numbers[0]))
 }
 
 // Memory returns zeroed memory of C, which is never freed.

@@ -53,7 +53,8 @@ extern "C" {
 aclError aclrtMalloc(void **memory, size_t size, int policy) {
   BEGIN_IN_CONTEXT(memory, size, policy);
   REQUIRE(memory != nullptr && size > 0 && policy >= 0 && policy <= 7, acl::invalid_param);
-  return acl::result(emulator::allocate(size, memory));
+  const aclError status = acl::result(emulator::allocate(size, memory));
+  return skin::given(status, status == acl::success ? *memory : nullptr);
 }
 
 aclError aclrtFree(void *memory) {

@@ -130,7 +130,8 @@ cnrtRet_t cnrtSyncDevice() {
 
 cnrtRet_t cnrtMalloc(void **memory, size_t size) {
   BEGIN(memory, size);
-  return result(emulator::allocate(size, memory));
+  const cnrtRet_t status = result(emulator::allocate(size, memory));
+  return skin::given(status, status == success ? *memory : nullptr);
 }
 
 cnrtRet_t cnrtFree(void *memory) {

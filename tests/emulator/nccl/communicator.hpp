@@ -73,6 +73,8 @@ void leave(const State &state);
 bool alone(const State &state);
 // Returns the device that NCCL finds current on this thread: the runtime's, which is 0 if the thread has chosen none.
 int current_device();
+// Writes the identity of a device.
+bool identify(int device, char *text, size_t size);
 // Queues the operations of a group: one kernel on each stream. Requires: the mutex.
 ncclResult_t launch(const StatePointer &state, std::vector<Operation> operations);
 

@@ -1,5 +1,4 @@
 // How the ranks of a communicator meet.
-#include <cuda.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -9,23 +8,6 @@
 namespace fake_nccl {
 namespace {
 
-// NCCL compares hosts and devices to find two ranks with one device. NCCL_HOSTID stands for the host.
-bool identify(int device, char *text, size_t size) {
-  CUuuid uuid;
-  if (device < 0) return false;
-  if (cuDeviceGetUuid(&uuid, device) != CUDA_SUCCESS) return false;
-  char host[64] = "";
-  const char *set = getenv("NCCL_HOSTID");
-  if (set != nullptr)
-    strncpy(host, set, sizeof host - 1);
-  else
-    gethostname(host, sizeof host - 1);
-  std::string made = std::string(host) + "/";
-  for (char byte : uuid.bytes) made += "0123456789abcdef"[byte >> 4 & 15], made += "0123456789abcdef"[byte & 15];
-  strncpy(text, made.c_str(), size - 1);
-  return true;
-}
-
 ncclResult_t give_up(State &state, ncclResult_t result, const std::string &why) {
   state.me().presence.store(Presence::failed);
   state.error = result;
@@ -33,13 +15,6 @@ ncclResult_t give_up(State &state, ncclResult_t result, const std::string &why) 
 }
 
 }  // namespace
-
-int current_device() {
-  CUdevice device = -1;
-  if (cuCtxGetDevice(&device) == CUDA_SUCCESS || emulator::current_device(&device) == emulator::Status::success)
-    return device;
-  return -1;
-}
 
 void connect(const State &state, const std::vector<Operation> &operations) {
   for (const Operation &one : operations) {

@@ -69,7 +69,13 @@ void reduce_typed(const std::vector<const char *> &inputs, char *to, size_t coun
 // Calls `use` with a value of the type. False: it has no arithmetic.
 template <class Use>
 bool with_type(ncclDataType_t type, Use use) {
-  switch (type) {
+  switch (static_cast<int>(type)) {
+    case only_int16:
+      use(int16_t{});
+      return true;
+    case only_uint16:
+      use(uint16_t{});
+      return true;
     case ncclInt8:
       use(int8_t{});
       return true;

@@ -8,6 +8,9 @@
 
 namespace fake_nccl {
 
+// Types of other libraries, which NCCL lacks.
+constexpr auto only_int16 = static_cast<ncclDataType_t>(64), only_uint16 = static_cast<ncclDataType_t>(65);
+
 size_t size_of(ncclDataType_t type);  // 0: no such type
 
 // A reduction as a call means it. `scale` multiplies each input; 1 for all but PreMulSum.

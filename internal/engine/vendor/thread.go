@@ -1,0 +1,50 @@
+package vendor
+
+import (
+	"runtime"
+	"sync/atomic"
+)
+
+// Thread calls functions of a library that wait for peers, one after the other, on an OS thread of its own. So a peer that does not
+// come holds up this thread alone, for good if the library has no end for such a wait.
+type Thread struct {
+	calls  chan func() error
+	left   atomic.Int64          // calls that have not returned
+	failed atomic.Pointer[error] // of the first call that has failed, after which none is made
+}
+
+// NewThread makes a thread. use is called on it first, to make its device the current one.
+func NewThread(use func() error) *Thread {
+	t := &Thread{calls: make(chan func() error, 2)}
+	t.Begin(use)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		for f := range t.calls {
+			if t.failed.Load() == nil {
+				if err := f(); err != nil {
+					t.failed.Store(&err)
+				}
+			}
+			t.left.Add(-1)
+		}
+	}()
+	return t
+}
+
+// Begin adds a call. Requires: at most one other has not begun.
+func (t *Thread) Begin(f func() error) {
+	t.left.Add(1)
+	t.calls <- f
+}
+
+// State reports whether all calls have returned. The error is that of the first call that has failed.
+func (t *Thread) State() (idle bool, err error) {
+	idle = t.left.Load() == 0
+	if failed := t.failed.Load(); failed != nil {
+		return idle, *failed
+	}
+	return idle, nil
+}
+
+// End ends the thread behind its calls. Begin is not called again.
+func (t *Thread) End() { close(t.calls) }

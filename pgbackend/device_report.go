@@ -1,0 +1,22 @@
+package pgbackend
+
+import "sagecomm/internal/device/vendors"
+
+// DeviceReport is what this process has of a vendor.
+type DeviceReport struct {
+	vendors.Found
+	Engine     string `json:"engine"`               // by the vendor's library of collectives
+	WithoutWhy string `json:"engine_why,omitempty"` // in one line why this process does not offer the engine
+}
+
+// DescribeDevices looks for the devices and the libraries of all vendors. It opens the libraries, and starts the runtimes.
+func DescribeDevices() (list []DeviceReport) {
+	for _, found := range vendors.Find() {
+		r := DeviceReport{Found: found, Engine: map[string]string{"cuda": "nccl", "npu": "hccl", "mlu": "cncl"}[found.Name]}
+		if err := deviceEngines[r.Engine].absent(nil); err != nil {
+			r.WithoutWhy = err.Error()
+		}
+		list = append(list, r)
+	}
+	return list
+}

@@ -1,0 +1,310 @@
+package devices
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/engine/cncl"
+	"sagecomm/internal/engine/hccl"
+	"sagecomm/tests/devices/framework"
+)
+
+// sum begins an all_reduce, which the library carries out.
+func (r *rank) sum() *coll.Failure {
+	data := r.put(elements(coll.Float32, input(coll.Float32, r.rank, n)))
+	in, out := [][]byte{data}, [][]byte{data}
+	return r.finish(r.issue(coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, in, out))
+}
+
+// fails returns the failure of the next operation.
+func (r *rank) fails() *coll.Failure {
+	r.t.Helper()
+	f := r.sum()
+	if f == nil {
+		r.t.Fatal("the operation has succeeded")
+	}
+	return f
+}
+
+// ends compares the failures of an operation and of the next one, and ends the rank. A process may exit while kernels that HCCL cannot
+// end stay in a stream.
+func (r *rank) ends(want coll.Status, texts ...string) {
+	r.t.Helper()
+	for range 2 {
+		began := time.Now()
+		f := r.fails()
+		if took := time.Since(began); took > 10*time.Second { // 2 s, and what a busy machine takes
+			r.t.Errorf("the failure took %v", took)
+		}
+		if f.Status != want {
+			r.t.Errorf("%v: %s; expected %v", f.Status, f.Message, want)
+		}
+		for _, text := range texts {
+			if !strings.Contains(f.Message, text) {
+				r.t.Errorf("%q has no %q", f.Message, text)
+			}
+		}
+	}
+	_ = r.group.Destroy()
+}
+
+// A kernel waits for a dead peer for ever. The survivors' operations fail, whether the library can end the kernel, as CNCL, or not, as
+// HCCL.
+func TestAPeerOfALibraryDies(t *testing.T) {
+	eachVendor(t, func(t *testing.T, v vendor) {
+		for _, size := range []int{2, 4} {
+			t.Run(fmt.Sprint(size), func(t *testing.T) {
+				last := size - 1
+				list := ranks(t, size, only(v), nil, func(r *rank) {
+					r.begin()
+					if r.rank == last {
+						_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+					}
+					r.ends(coll.PeerFailure, fmt.Sprint("rank ", last))
+				})
+				for i, o := range list {
+					if survived := o.err == nil && strings.Contains(o.output, ran); survived != (i != last) {
+						t.Errorf("rank %d: %v\n%s", i, o.err, o.output)
+					}
+				}
+			})
+		}
+	})
+}
+
+// An abort ends an operation whose peer does not come. Where the library ends its kernels, the process goes on with another group.
+func TestAnAbortOfALibrary(t *testing.T) {
+	eachVendor(t, func(t *testing.T, v vendor) {
+		all(t, 2, only(v), nil, func(r *rank) {
+			r.begin()
+			if r.rank == 0 {
+				data := r.put(elements(coll.Float32, input(coll.Float32, 0, n)))
+				w, f := r.issue(coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, [][]byte{data}, [][]byte{data})
+				require.Nil(t, f)
+				began := time.Now()
+				r.group.Abort("for the test")
+				for done := false; f == nil && !done; {
+					done, f = w.Wait(time.Second)
+				}
+				if f == nil || f.Status != coll.Aborted || time.Since(began) > 5*time.Second {
+					t.Fatalf("%+v after %v", f, time.Since(began))
+				}
+				if v.name == "cambricon" { // the kernel has ended, and whoever waits for it goes on
+					r.Wait()
+					r.Drain()
+					r.call(v.synchronize, r.stream)
+				}
+			} else {
+				r.fails()
+			}
+			_ = r.group.Destroy()
+			if v.name == "ascend" {
+				return
+			}
+			r.group = r.join("second", nil)
+			if f := r.sum(); f != nil {
+				t.Error(f.Message)
+			}
+			require.NoError(t, r.group.Destroy())
+		})
+	})
+}
+
+// An asynchronous error of the library makes the group fail on all ranks.
+func TestAnAsynchronousErrorOfALibrary(t *testing.T) {
+	plans := map[string]string{"ascend": "HcclGetCommAsyncError@3+=#21", "cambricon": "cnclGetCommAsyncError@3+=#22"}
+	texts := map[string]string{"ascend": "error cqe (21)", "cambricon": "CNCL_RET_ASYNC_ERROR (0x16)"}
+	eachVendor(t, func(t *testing.T, v vendor) {
+		all(t, 2, only(v), map[int][]string{0: {"EMULATOR_FAULTS=" + plans[v.name]}}, func(r *rank) {
+			var f *coll.Failure
+			for end := time.Now().Add(opBound); f == nil && time.Now().Before(end); {
+				f = r.sum()
+			}
+			if f == nil || !strings.Contains(f.Message, texts[v.name]) || !strings.Contains(f.Message, "rank 0") {
+				t.Errorf("%+v", f)
+			}
+			_ = r.group.Destroy()
+		})
+	})
+}
+
+// Where a rank cannot join, all ranks go through host memory, and operations give the same results.
+func TestRanksThatDoWithoutALibrary(t *testing.T) {
+	plans := map[string][]string{"ascend": {"HcclGetRootInfo@1=#15", "HcclCommInitRootInfo@1=#11", "aclrtGetPhyDevIdByLogicDevId@1+=#100000"},
+		"cambricon": {"cnclGetCliqueId@1=#1", "cnclInitComms@1=#51", "cnrtDeviceGetPCIBusId@1+=#100006"}}
+	eachVendor(t, func(t *testing.T, v vendor) {
+		for _, plan := range plans[v.name] {
+			call, _, _ := strings.Cut(plan, "@")
+			t.Run(call, func(t *testing.T) {
+				all(t, 2, only(v), map[int][]string{0: {"EMULATOR_FAULTS=" + plan}}, func(r *rank) {
+					for range 2 {
+						if f := r.sum(); f != nil {
+							t.Fatal(f.Message)
+						}
+					}
+					if r.has(engines[v.name]) {
+						t.Error("the library has carried out an operation")
+					}
+					require.NoError(t, r.group.Destroy())
+				})
+			})
+		}
+	})
+}
+
+// Ranks that call different operations find out before a kernel waits.
+func TestRanksOfALibraryDiffer(t *testing.T) {
+	eachVendor(t, func(t *testing.T, v vendor) {
+		all(t, 2, only(v), nil, func(r *rank) {
+			r.begin()
+			data := r.put(make([]byte, 4*(4+r.rank)))
+			f := r.finish(r.issue(coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, [][]byte{data}, [][]byte{data}))
+			if f == nil || f.Status != coll.Mismatch {
+				t.Errorf("%+v", f)
+			}
+			_ = r.group.Destroy()
+		})
+	})
+}
+
+// opened opens the library of collectives of a vendor.
+func opened(v vendor) (err error) {
+	if v.name == "ascend" {
+		_, err = hccl.Open()
+	} else {
+		_, err = cncl.Open()
+	}
+	return err
+}
+
+// linked makes a library from C code and from the emulator's, without one of its functions.
+func linked(t *testing.T, v vendor, code, without string) string {
+	t.Helper()
+	at := onlyIn(t, v.library)
+	if os.Getenv(insideVariable) != "" {
+		return at
+	}
+	source, script := filepath.Join(at, "more.cpp"), filepath.Join(at, "exports.map")
+	require.NoError(t, os.WriteFile(source, []byte(code), 0o600))
+	require.NoError(t, os.WriteFile(script, []byte("{ global: *; local: "+without+"; };\n"), 0o600))
+	objects, err := filepath.Glob(filepath.Join(folder(t), "objects", engines[v.name], "*.o"))
+	require.NoError(t, err)
+	arguments := append([]string{"-shared", "-o", filepath.Join(at, collectives[v.name]), "-Wl,--version-script=" + script, source}, objects...)
+	output, err := exec.CommandContext(t.Context(), "g++", append(arguments, filepath.Join(folder(t), "libemulator.so"))...).CombinedOutput()
+	require.NoError(t, err, string(output))
+	return at
+}
+
+// Each reason for doing without the library is one line.
+func TestWhyThereIsNoLibrary(t *testing.T) {
+	lacking := map[string]string{"ascend": "HcclBatchSendRecv", "cambricon": "cnclAbortComm"}
+	eachVendor(t, func(t *testing.T, v vendor) {
+		name := strings.ToUpper(engines[v.name])
+		for what, c := range map[string]struct {
+			libraries func(t *testing.T) string
+			want      string
+		}{
+			"the runtime is absent": {func(*testing.T) string { return "" }, "no " + called(v) + " runtime: "},
+			"the library is absent": {func(t *testing.T) string { return onlyIn(t, v.library) }, "no " + name + ": " + collectives[v.name] + ": cannot open shared object file"},
+			"a function is absent":  {func(t *testing.T) string { return linked(t, v, "", lacking[v.name]) }, "has no " + lacking[v.name] + ": it is too old"},
+			"it is this project's": {func(t *testing.T) string {
+				return linked(t, v, fmt.Sprintf("extern \"C\" int sagecomm_%s_facade; int sagecomm_%s_facade;", engines[v.name], engines[v.name]), "none")
+			}, "is sagecomm's own; " + name + " is behind it"},
+			"it is there": {func(t *testing.T) string { return onlyIn(t, v.library, collectives[v.name]) }, ""},
+		} {
+			t.Run(what, func(t *testing.T) {
+				isolated(t, c.libraries(t), nil, func(t *testing.T) {
+					err := opened(v)
+					if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n")) {
+						t.Errorf("%v, expected %q", err, c.want)
+					}
+				})
+			})
+		}
+	})
+}
+
+// Each result of the library is looked at, whether its code has a name or not, also in the middle of an operation with several calls.
+func TestEachFailingCallOfALibrary(t *testing.T) {
+	functions := map[string][]string{
+		"ascend": {"HcclAllReduce", "HcclBroadcast", "HcclReduce", "HcclAllGather", "HcclReduceScatter", "HcclBatchSendRecv", "aclrtMemcpyAsync"},
+		"cambricon": {"cnclAllReduce", "cnclBroadcast", "cnclReduce", "cnclAllGather", "cnclReduceScatter", "cnclGroupStart", "cnclSend", "cnclRecv", "cnclGroupEnd",
+			"cnrtMemcpyAsync_V2"},
+	}
+	eachVendor(t, func(t *testing.T, v vendor) {
+		for _, function := range functions[v.name] {
+			t.Run(function, func(t *testing.T) {
+				all(t, 2, only(v), nil, func(r *rank) {
+					r.begin()
+					data, more := r.put(make([]byte, 16)), r.put(make([]byte, 16))
+					in, out := [][]byte{data}, [][]byte{more}
+					kinds := map[string]coll.Kind{"AllReduce": coll.AllReduce, "Broadcast": coll.AllGather, "Reduce": coll.Reduce, "AllGather": coll.AllGather,
+						"ReduceScatter": coll.ReduceScatter}
+					op := coll.Op{Kind: coll.AllToAll, Type: coll.Float32}
+					if kind, known := kinds[strings.TrimPrefix(strings.TrimPrefix(function, "Hccl"), "cncl")]; known {
+						op.Kind = kind
+					}
+					switch {
+					case op.Kind == coll.ReduceScatter:
+						out = [][]byte{more[:8]}
+					case strings.HasSuffix(function, "Broadcast"): // blocks of different lengths are broadcasts
+						op.OutBlocks = []uint64{4, 12}
+						in = [][]byte{data[:op.OutBlocks[r.rank]]}
+					case op.Kind == coll.AllGather:
+						in = [][]byte{data[:8]}
+					}
+					if r.rank == 0 {
+						r.plan(function + "@1+=#153") // a code that no table has
+					}
+					f := r.finish(r.issue(op, in, out))
+					r.plan("")
+					if f == nil || !strings.Contains(f.Message, function) || !strings.Contains(f.Message, "rank 0") {
+						t.Errorf("%+v", f)
+					}
+					_ = r.group.Destroy()
+				})
+			})
+		}
+	})
+}
+
+// Two threads use a communicator each, and nothing of one gets into the other's calls.
+func TestTwoCommunicatorsInTwoThreads(t *testing.T) {
+	eachVendor(t, func(t *testing.T, v vendor) {
+		all(t, 2, only(v), nil, func(r *rank) {
+			second := *r
+			second.group = r.join("second", nil)
+			second.stream = r.made(v.stream)
+			if v.name == "cambricon" {
+				var ok bool
+				second.Framework, ok = framework.New(v.library, "mlu", second.stream)
+				require.True(t, ok)
+			}
+			over := make(chan struct{})
+			go func() {
+				defer close(over)
+				runtime.LockOSThread()
+				second.use(r.rank)
+				for range 8 {
+					second.movements(coll.Int32)
+				}
+			}()
+			for range 8 {
+				r.movements(coll.Float32)
+			}
+			<-over
+			require.NoError(t, r.group.Destroy())
+			require.NoError(t, second.group.Destroy())
+		})
+	})
+}
