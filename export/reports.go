@@ -54,7 +54,7 @@ func sagecommStatus(to *C.char, n C.size_t) C.int64_t {
 //
 //export sagecommTopology
 func sagecommTopology(to *C.char, n C.size_t) C.int64_t {
-	return writeText(to, n, func() ([]byte, error) { return json.Marshal(topo.ReadHost()) })
+	return writeText(to, n, func() ([]byte, error) { return json.Marshal(topo.ReadHost(runner.Environ())) })
 }
 
 // sagecommDescribeDevices opens the libraries of all vendors, and starts their runtimes.

@@ -15,6 +15,8 @@ type GPUs struct {
 	List  []GPU     `json:"list,omitempty"`
 	Links []GPULink `json:"links,omitempty"` // of each pair, in order
 	Why   string    `json:"why,omitempty"`   // the reason why the list is empty
+	// Visible is what CUDA_VISIBLE_DEVICES leaves to CUDA; nil if the variable is not set, or there are no GPUs.
+	Visible *Visible `json:"visible,omitempty"`
 }
 
 // GPU is one GPU. What the driver does not tell is left out.
@@ -26,8 +28,9 @@ type GPU struct {
 	MemoryBytes uint64 `json:"memory_bytes,omitempty"`
 	Capability  string `json:"compute_capability,omitempty"` // "9.0"
 	Node        ID     `json:"node,omitzero"`
-	CPUs        CPUSet `json:"cpus,omitempty"`    // cpus that are near to it
-	NVLinks     int    `json:"nvlinks,omitempty"` // links that are up, to GPUs and switches
+	CPUs        CPUSet `json:"cpus,omitempty"`           // cpus that are near to it
+	NVLinks     int    `json:"nvlinks,omitempty"`        // links that are up, to GPUs and switches
+	NVLink      string `json:"nvlink_version,omitempty"` // version of NVLink, "4.0"
 }
 
 // GPULink says how two GPUs reach each other.
@@ -52,8 +55,12 @@ var pciPaths = map[nvml.GpuTopologyLevel]string{
 // nvmlLibrary is where the driver has NVML.
 const nvmlLibrary = "libnvidia-ml.so.1"
 
-// ReadGPUs returns the GPUs of this host. It starts NVML and ends it again, which takes some milliseconds on a host with GPUs.
-func ReadGPUs() GPUs {
+// nvlinkVersions holds the versions that the numbers of nvml.NvlinkVersion mean.
+var nvlinkVersions = []string{"", "1.0", "2.0", "2.2", "3.0", "3.1", "4.0", "5.0"}
+
+// ReadGPUs returns the GPUs of this host. environ is the environment of this process. ReadGPUs starts NVML and ends it again,
+// which takes some milliseconds on a host with GPUs.
+func ReadGPUs(environ []string) GPUs {
 	if err := lazylink.BindNVML(nvmlLibrary); err != nil {
 		return GPUs{Why: "no NVIDIA driver: " + err.Error()}
 	}
@@ -62,10 +69,10 @@ func ReadGPUs() GPUs {
 		return GPUs{Why: "NVML does not start: " + rc.Error()}
 	}
 	defer func() { _ = library.Shutdown() }()
-	return gpusOf(library)
+	return gpusOf(library, environ)
 }
 
-func gpusOf(library nvml.Interface) (found GPUs) {
+func gpusOf(library nvml.Interface, environ []string) (found GPUs) {
 	count, rc := library.DeviceGetCount()
 	if rc != nvml.SUCCESS {
 		return GPUs{Why: "NVML does not count the GPUs: " + rc.Error()}
@@ -81,7 +88,9 @@ func gpusOf(library nvml.Interface) (found GPUs) {
 		devices, links = append(devices, device), append(links, to)
 		found.List = append(found.List, gpuOf(device, i, to))
 	}
-	if len(found.List) == 0 {
+	if len(found.List) > 0 {
+		found.Visible = visibleOf(found.List, environ, func(uuid string) (int, bool) { return parentOf(library, uuid) })
+	} else {
 		found.Why = fmt.Sprintf("the driver has %d GPUs, and none that this process may use", count)
 	}
 	for a := range devices {
@@ -97,8 +106,22 @@ func gpusOf(library nvml.Interface) (found GPUs) {
 	return found
 }
 
+// parentOf returns the index of the GPU of an instance.
+func parentOf(library nvml.Interface, uuid string) (int, bool) {
+	instance, rc := library.DeviceGetHandleByUUID(uuid)
+	if rc != nvml.SUCCESS {
+		return 0, false
+	}
+	device, rc := instance.GetDeviceHandleFromMigDeviceHandle()
+	if rc != nvml.SUCCESS {
+		return 0, false
+	}
+	index, rc := device.GetIndex()
+	return index, rc == nvml.SUCCESS
+}
+
 func gpuOf(device nvml.Device, index int, to remotes) GPU {
-	g := GPU{Index: index, Node: unknown, NVLinks: to.switches}
+	g := GPU{Index: index, Node: unknown, NVLinks: to.switches, NVLink: to.version}
 	for _, n := range to.gpus {
 		g.NVLinks += n
 	}
@@ -145,6 +168,7 @@ func addressOf(pci nvml.PciInfo) string {
 
 // remotes are the other ends of the NVLinks of a GPU.
 type remotes struct {
+	version  string
 	switches int
 	gpus     map[string]int // links to each, by PCI address
 }
@@ -154,6 +178,9 @@ func nvlinksOf(device nvml.Device) remotes {
 	for link := range nvml.NVLINK_MAX_LINKS {
 		if state, rc := device.GetNvLinkState(link); rc != nvml.SUCCESS || state != nvml.FEATURE_ENABLED {
 			continue
+		}
+		if version, rc := device.GetNvLinkVersion(link); rc == nvml.SUCCESS && int(version) < len(nvlinkVersions) {
+			to.version = nvlinkVersions[version]
 		}
 		kind, rc := device.GetNvLinkRemoteDeviceType(link)
 		switch {

@@ -36,6 +36,7 @@ func server(name string, gpus, links int, level func(a, b int) nvml.GpuTopologyL
 			}
 			return nvml.FEATURE_DISABLED, nvml.ERROR_INVALID_ARGUMENT
 		}
+		d.GetNvLinkVersionFunc = func(int) (uint32, nvml.Return) { return uint32(nvml.NVLINK_VERSION_4_0), nvml.SUCCESS }
 		d.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) {
 			return nvml.NVLINK_DEVICE_TYPE_SWITCH, nvml.SUCCESS
 		}
@@ -64,7 +65,7 @@ func TestGPUsBehindSwitches(t *testing.T) {
 		name  string
 		links int
 	}{{"NVIDIA H100 80GB HBM3", 18}, {"NVIDIA A100-SXM4-40GB", 12}} {
-		got := gpusOf(server(e.name, 8, e.links, sockets))
+		got := gpusOf(server(e.name, 8, e.links, sockets), nil)
 		if len(got.List) != 8 || len(got.Links) != 28 || got.Why != "" || !got.FullyConnected() {
 			t.Fatalf("%s: %+v", e.name, got)
 		}
@@ -72,7 +73,7 @@ func TestGPUsBehindSwitches(t *testing.T) {
 			if want := fmt.Sprintf("000%d:%02x:00.0", i/4, 0x1b+i); g.Address != want {
 				t.Errorf("GPU %d has the address %q, expected %q", i, g.Address, want)
 			}
-			if g.Index != i || g.Name != e.name || g.NVLinks != e.links || g.Node != ID(i/4) || g.UUID == "" || g.MemoryBytes == 0 || g.Capability == "" {
+			if g.Index != i || g.Name != e.name || g.NVLinks != e.links || g.NVLink != "4.0" || g.Node != ID(i/4) || g.UUID == "" || g.MemoryBytes == 0 || g.Capability == "" {
 				t.Errorf("%+v", g)
 			}
 			if first := i / 4 * 64; !slices.Equal(g.CPUs, CPUSet{first, first + 1, first + 2, first + 3, first + 4, first + 5, first + 6, first + 7}) {
@@ -94,7 +95,7 @@ func TestGPUsOnPCI(t *testing.T) {
 	s.Devices[1].(*dgxa100.Device).GetP2PStatusFunc = func(nvml.Device, nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
 		return nvml.P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED, nvml.SUCCESS
 	}
-	got := gpusOf(s)
+	got := gpusOf(s, nil)
 	if len(got.List) != 2 || got.FullyConnected() || !slices.Equal(got.Links, []GPULink{{A: 0, B: 1, Path: "PHB"}}) {
 		t.Errorf("%+v", got)
 	}
@@ -110,7 +111,7 @@ func TestGPUsWithBridges(t *testing.T) {
 		}
 		d.GetNvLinkRemotePciInfoFunc = func(int) (nvml.PciInfo, nvml.Return) { return s.Devices[i^1].GetPciInfo() }
 	}
-	got := gpusOf(s)
+	got := gpusOf(s, nil)
 	for _, link := range got.Links {
 		want := 0
 		if link.A^1 == link.B {
@@ -127,7 +128,7 @@ func TestGPUsWithBridges(t *testing.T) {
 
 // One GPU has no pair to be connected, whoever shares it.
 func TestOneGPU(t *testing.T) {
-	got := gpusOf(server("NVIDIA H100 PCIe", 1, 0, sockets))
+	got := gpusOf(server("NVIDIA H100 PCIe", 1, 0, sockets), nil)
 	if len(got.List) != 1 || len(got.Links) != 0 || got.FullyConnected() || got.Why != "" {
 		t.Errorf("%+v", got)
 	}
@@ -143,7 +144,7 @@ func TestHostsWithoutGPUs(t *testing.T) {
 		"the driver has 1 GPUs, and none that this process may use":               foreign,
 		"NVML does not count the GPUs: " + fmt.Sprint(nvml.ERROR_UNKNOWN.Error()): broken,
 	} {
-		if got := gpusOf(library); got.Why != want || len(got.List) != 0 {
+		if got := gpusOf(library, nil); got.Why != want || len(got.List) != 0 {
 			t.Errorf("%+v, expected %q", got, want)
 		}
 	}
@@ -165,7 +166,7 @@ func TestGPUThatTellsNothing(t *testing.T) {
 		GetP2PStatusFunc:              func(nvml.Device, nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) { return 0, refuse },
 	}
 	got := gpusOf(&mock.Interface{DeviceGetCountFunc: func() (int, nvml.Return) { return 2, nvml.SUCCESS },
-		DeviceGetHandleByIndexFunc: func(int) (nvml.Device, nvml.Return) { return device, nvml.SUCCESS }})
+		DeviceGetHandleByIndexFunc: func(int) (nvml.Device, nvml.Return) { return device, nvml.SUCCESS }}, nil)
 	if len(got.List) != 2 || !slices.Equal(got.Links, []GPULink{{A: 0, B: 1}}) {
 		t.Fatalf("%+v", got)
 	}

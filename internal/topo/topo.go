@@ -116,10 +116,10 @@ type Interface struct {
 	Node     ID     `json:"node,omitzero"`
 }
 
-// ReadHost returns the topology of this host, with its GPUs.
-func ReadHost() Topology {
+// ReadHost returns the topology of this host, with its GPUs. environ is the environment of this process.
+func ReadHost(environ []string) Topology {
 	t := Read("/")
-	t.GPUs = ReadGPUs()
+	t.GPUs = ReadGPUs(environ)
 	return t
 }
 

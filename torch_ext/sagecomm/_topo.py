@@ -171,7 +171,19 @@ def _gpus(found: _Json) -> list[str]:
         rows += [[str(a["index"]), *(cells[a["index"], b["index"]] for b in gpus)] for a in gpus]
         width = max(len(cell) for row in rows for cell in row)
         lines += ["  ".join(f"{cell:>{width}}" for cell in row).rstrip() for row in rows]
+    if "visible" in found:
+        lines.append(_visible(found["visible"]))
     return lines
+
+
+def _visible(visible: _Json) -> str:
+    """What CUDA sees of the GPUs, in the order of its device numbers."""
+    devices = [
+        f"{device['gpu']}" + (f" ({device['instance']})" if "instance" in device else "")
+        for device in visible["devices"]
+    ]
+    why = f": {visible['why']}" if "why" in visible else ""
+    return f"visible to CUDA: {', '.join(devices) or 'none'}, with CUDA_VISIBLE_DEVICES={visible['setting']}{why}"
 
 
 def _gpu(gpu: _Json) -> str:
@@ -181,9 +193,14 @@ def _gpu(gpu: _Json) -> str:
         f"compute capability {gpu['compute_capability']}" if "compute_capability" in gpu else "",
         gpu.get("address", ""),
         f"node {gpu['node']}" if "node" in gpu else "",
-        many(gpu["nvlinks"], "NVLink") if "nvlinks" in gpu else "",
+        _nvlinks(gpu) if "nvlinks" in gpu else "",
     ]
     return f"{gpu['index']}: {', '.join(filter(None, facts))}"
+
+
+def _nvlinks(gpu: _Json) -> str:
+    version = f" of version {gpu['nvlink_version']}" if "nvlink_version" in gpu else ""
+    return many(gpu["nvlinks"], "NVLink") + version
 
 
 def _adapter(adapter: _Json) -> str:
