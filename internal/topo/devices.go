@@ -65,6 +65,7 @@ func (t tree) accelerators() (devices []PCIDevice) {
 			Driver:     t.link(dir + "driver"),
 			Node:       t.nodeOf(address),
 			CPUs:       t.cpus(dir + "local_cpulist"),
+			Bridges:    t.bridges(address),
 		}
 		if device, ok := hex(t.text(dir+"device"), 16); ok {
 			d.Device = fmt.Sprintf("0x%04x", device)

@@ -87,8 +87,11 @@ func (r *recorder) opened(path string) {
 		r.add(at, at+"/")
 		entries, _ := os.ReadDir("/" + at)
 		for _, e := range entries {
-			if entry := filepath.Join(at, e.Name()); e.Type()&fs.ModeSymlink != 0 && isDevice(at) {
+			switch entry := filepath.Join(at, e.Name()); {
+			case e.Type()&fs.ModeSymlink != 0 && isDevice(at):
 				r.opened(entry)
+			case at == "dev" && deviceFile.MatchString(e.Name()):
+				r.add(entry, entry+": ")
 			}
 		}
 	default:

@@ -20,6 +20,7 @@ func (t tree) process() Process {
 		CPUs:     allowed("Cpus_allowed_list"),
 		Nodes:    allowed("Mems_allowed_list"),
 		CPUQuota: t.cpuQuota(),
+		Files:    t.deviceFiles(),
 	}
 }
 

@@ -1,6 +1,6 @@
 // Package topo describes the hardware of a host as its kernel reports it: processors with their cores and caches, NUMA
-// nodes, accelerators and network interfaces, and the part of them that this process may use. It reads sysfs and procfs
-// below a root directory, so it can also read a recorded tree of another machine (testdata; fixture_test.go has the format).
+// nodes, accelerators with the paths between them, and network interfaces, and the part of them that this process may use. It reads
+// sysfs, procfs and the names of device files below a root directory, so it can also read a recorded tree of another machine (testdata; fixture_test.go has the format).
 // Of the GPUs of this host, and the NVLinks between them, it asks NVIDIA's driver ([ReadGPUs]). The interfaces are those of the
 // network namespace in which /sys was mounted.
 //
@@ -23,7 +23,8 @@ type Topology struct {
 	Accelerators []PCIDevice `json:"accelerators,omitempty"`
 	RDMA         []RDMA      `json:"rdma,omitempty"`
 	Interfaces   []Interface `json:"interfaces,omitempty"`
-	GPUs         GPUs        `json:"gpus,omitzero"` // ReadHost alone fills it
+	Links        []Link      `json:"links,omitempty"` // of accelerators
+	GPUs         GPUs        `json:"gpus,omitzero"`   // ReadHost alone fills it
 }
 
 // Host identifies a host. Two containers on one machine have the same boot id.
@@ -35,9 +36,10 @@ type Host struct {
 // Process describes the part of the host that this process may use, according to its main thread's affinity mask, which
 // includes cpusets, and to its cgroups.
 type Process struct {
-	CPUs     CPUSet  `json:"cpus,omitempty"`
-	Nodes    CPUSet  `json:"memory_nodes,omitempty"` // nodes whose memory it may use
-	CPUQuota float64 `json:"cpu_quota,omitempty"`    // processor time in cpus; 0: no known limit
+	CPUs     CPUSet   `json:"cpus,omitempty"`
+	Nodes    CPUSet   `json:"memory_nodes,omitempty"` // nodes whose memory it may use
+	CPUQuota float64  `json:"cpu_quota,omitempty"`    // processor time in cpus; 0: no known limit
+	Files    []string `json:"device_files,omitempty"` // of accelerators, in /dev
 }
 
 // ID is the kernel's number of a package or node. An ID below 0 is unknown.
@@ -78,14 +80,15 @@ type Node struct {
 
 // PCIDevice is a display controller or an accelerator.
 type PCIDevice struct {
-	Address    string `json:"address"` // domain:bus:device.function
-	Kind       string `json:"kind"`    // name of its class
-	Vendor     string `json:"vendor"`  // PCI ids, "0x10de"
-	Device     string `json:"device,omitempty"`
-	VendorName string `json:"vendor_name,omitempty"`
-	Driver     string `json:"driver,omitempty"` // kernel driver that is bound to it
-	Node       ID     `json:"node,omitzero"`
-	CPUs       CPUSet `json:"cpus,omitempty"` // cpus that are near to it
+	Address    string   `json:"address"` // domain:bus:device.function
+	Kind       string   `json:"kind"`    // name of its class
+	Vendor     string   `json:"vendor"`  // PCI ids, "0x10de"
+	Device     string   `json:"device,omitempty"`
+	VendorName string   `json:"vendor_name,omitempty"`
+	Driver     string   `json:"driver,omitempty"` // kernel driver that is bound to it
+	Node       ID       `json:"node,omitzero"`
+	CPUs       CPUSet   `json:"cpus,omitempty"`    // cpus that are near to it
+	Bridges    []string `json:"bridges,omitempty"` // above it in the PCI tree, the host bridge first
 }
 
 // RDMA is an InfiniBand or RoCE adapter.
@@ -120,6 +123,7 @@ type Interface struct {
 func ReadHost(environ []string) Topology {
 	t := Read("/")
 	t.GPUs = ReadGPUs(environ)
+	t.Links = withoutGPUs(t.Links, t.GPUs)
 	return t
 }
 
@@ -128,6 +132,7 @@ func Read(root string) Topology { return read(tree{root: root}) }
 
 func read(t tree) Topology {
 	online := t.cpus("sys/devices/system/cpu/online")
+	accelerators := t.accelerators()
 	return Topology{
 		Host: Host{
 			Name:   t.text("proc/sys/kernel/hostname"),
@@ -141,7 +146,8 @@ func read(t tree) Topology {
 		Packages:     t.packages(online),
 		Caches:       t.caches(online),
 		Nodes:        t.nodes(),
-		Accelerators: t.accelerators(),
+		Accelerators: accelerators,
+		Links:        linksOf(accelerators),
 		RDMA:         t.rdma(),
 		Interfaces:   t.interfaces(),
 	}

@@ -52,7 +52,80 @@ host gpu-node-17 (boot id 5b0f6d1c-9d0e-4f7e-8a63-2c1f0e9b7a55)
     no cpus
     memory 252.2 GiB; distance 14 to node 0, 24 to node 1
   near to no node in particular
-    lo: up, loopback, MTU 65536"""
+    lo: up, loopback, MTU 65536
+  NVIDIA accelerators
+    0: 0000:1b:00.0
+    1: 0000:43:00.0
+    2: 0000:52:00.0
+    3: 0000:61:00.0
+    4: 0000:9d:00.0
+    5: 0000:c3:00.0
+    6: 0000:d1:00.0
+    7: 0000:df:00.0
+             0     1     2     3     4     5     6     7
+       0     -  NODE  NODE  NODE   SYS   SYS   SYS   SYS
+       1  NODE     -  NODE  NODE   SYS   SYS   SYS   SYS
+       2  NODE  NODE     -  NODE   SYS   SYS   SYS   SYS
+       3  NODE  NODE  NODE     -   SYS   SYS   SYS   SYS
+       4   SYS   SYS   SYS   SYS     -  NODE  NODE  NODE
+       5   SYS   SYS   SYS   SYS  NODE     -  NODE  NODE
+       6   SYS   SYS   SYS   SYS  NODE  NODE     -  NODE
+       7   SYS   SYS   SYS   SYS  NODE  NODE  NODE     -"""
+
+ASCEND = """\
+host npu-node-3
+  1 package, 16 cores, 16 cpus, memory 1.5 TiB
+  this process may use cpus 0-7 (8), memory of nodes 0, /dev/{davinci0,davinci1,davinci2,davinci3}
+  node 0
+    cpus 0-7: 8 cores, package of unknown number
+    distance 20 to node 1
+    0000:83:00.0: processing accelerator, Huawei 19e5:d802, driver devdrv_device_driver
+    0000:84:00.0: processing accelerator, Huawei 19e5:d802, driver devdrv_device_driver
+    0000:c3:00.0: processing accelerator, Huawei 19e5:d802, driver devdrv_device_driver
+    0000:c4:00.0: processing accelerator, Huawei 19e5:d802, driver devdrv_device_driver
+  node 1
+    cpus 8-15: 8 cores, package of unknown number
+    distance 20 to node 0
+    0001:03:00.0: processing accelerator, Huawei 19e5:d802, driver devdrv_device_driver
+    0001:04:00.0: processing accelerator, Huawei 19e5:d802, driver devdrv_device_driver
+    0001:43:00.0: processing accelerator, Huawei 19e5:d802, driver devdrv_device_driver
+    0001:44:00.0: processing accelerator, Huawei 19e5:d802, driver devdrv_device_driver
+  Huawei accelerators
+    0: 0000:83:00.0
+    1: 0000:84:00.0
+    2: 0000:c3:00.0
+    3: 0000:c4:00.0
+    4: 0001:03:00.0
+    5: 0001:04:00.0
+    6: 0001:43:00.0
+    7: 0001:44:00.0
+             0     1     2     3     4     5     6     7
+       0     -   PIX  NODE  NODE   SYS   SYS   SYS   SYS
+       1   PIX     -  NODE  NODE   SYS   SYS   SYS   SYS
+       2  NODE  NODE     -   PIX   SYS   SYS   SYS   SYS
+       3  NODE  NODE   PIX     -   SYS   SYS   SYS   SYS
+       4   SYS   SYS   SYS   SYS     -   PIX  NODE  NODE
+       5   SYS   SYS   SYS   SYS   PIX     -  NODE  NODE
+       6   SYS   SYS   SYS   SYS  NODE  NODE     -   PIX
+       7   SYS   SYS   SYS   SYS  NODE  NODE   PIX     -"""
+
+CAMBRICON = """\
+host mlu-node-1
+  1 package, 8 cores, 8 cpus, memory 503.5 GiB
+  this process may use cpus 0-7 (8), memory of nodes 0, /dev/{cambricon_dev0,cambricon_dev1,cambricon_dev2}
+  node 0
+    cpus 0-7: 8 cores, package of unknown number
+    0000:1a:00.0: processing accelerator, Cambricon cabc:0220, driver cambricon-pci-drv
+    0000:1f:00.0: processing accelerator, Cambricon cabc:0220, driver cambricon-pci-drv
+    0000:23:00.0: processing accelerator, Cambricon cabc:0220, driver cambricon-pci-drv
+  Cambricon accelerators
+    0: 0000:1a:00.0
+    1: 0000:1f:00.0
+    2: 0000:23:00.0
+           0    1    2
+      0    -  PXB  PHB
+      1  PXB    -  PHB
+      2  PHB  PHB    -"""
 
 VIRTUAL_MACHINE = """\
 host recorded (boot id 00000000-0000-4000-8000-000000000000)
@@ -95,7 +168,14 @@ host of unknown name
     mlx5_0: RDMA, port 1, port 2
     eth3: down"""
 
-TEXTS = {"two-sockets": TWO_SOCKETS, "virtual-machine": VIRTUAL_MACHINE, "container": CONTAINER, "broken": BROKEN}
+TEXTS = {
+    "two-sockets": TWO_SOCKETS,
+    "ascend": ASCEND,
+    "cambricon": CAMBRICON,
+    "virtual-machine": VIRTUAL_MACHINE,
+    "container": CONTAINER,
+    "broken": BROKEN,
+}
 
 
 def test_every_recorded_tree_has_its_text():
@@ -136,9 +216,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_picture_of_a_recorded_tree():
     host = json.loads((GOLDEN / "two-sockets.json").read_text())
     drawn = ElementTree.fromstring(_topo_picture.svg(host))
-    texts = [each.text for each in drawn.iter(SVG + "text")]
-    assert set(texts) == {line.strip() for line in TWO_SOCKETS.splitlines()}
-    assert not list(drawn.iter(SVG + "circle"))
+    texts = [each.text or "" for each in drawn.iter(SVG + "text")]
+    shown = {line.strip() for line in TWO_SOCKETS.splitlines()}
+    texts = [text.strip() for text in texts]
+    drawn_only = {*"01234567", "between host bridges or NUMA nodes"}  # in the circle, and what its lines mean
+    assert set(texts) == shown | drawn_only
+    assert len(list(drawn.iter(SVG + "circle"))) == 8
     width = float(drawn.attrib["width"])
     for box in drawn.iter(SVG + "rect"):
         assert float(box.attrib.get("x", 0)) + float(box.attrib["width"]) <= width
@@ -159,6 +242,17 @@ def test_picture_of_gpus():
     legend = joined.pop((None, None))
     assert legend == [colours[name] for name in ("NVLink", "one PCI switch", "not known")]
     assert joined == {(0, 2): [colours["one PCI switch"]], (0, 3): [colours["NVLink"]], (2, 3): [colours["not known"]]}
+
+
+def test_picture_of_npus():
+    """A line for each pair; those below one switch are in its colour."""
+    drawn = ElementTree.fromstring(_topo_picture.svg(json.loads((GOLDEN / "ascend.json").read_text())))
+    colours = {name: colour for name, _, colour, _ in _topo_picture.CLASSES}
+    strokes = [line.attrib["stroke"] for line in drawn.iter(SVG + "line")]
+    assert strokes.count(colours["one PCI switch"]) == 4 + 1  # and the legend
+    assert strokes.count(colours["between host bridges or NUMA nodes"]) == 24 + 1
+    height = float(drawn.attrib["height"])
+    assert all(float(circle.attrib["cy"]) < height for circle in drawn.iter(SVG + "circle"))
 
 
 def test_the_command_draws(tmp_path):

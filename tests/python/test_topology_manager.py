@@ -31,8 +31,18 @@ def test_a_recorded_host() -> None:
     assert first == NumaNode(0, frozenset({0, 1, 2, 3, 8, 9, 10, 11}), first.memory_bytes, (10, 21, 14))
     assert manager.accelerators[1] == Accelerator("0000:1b:00.0", "3D controller", "0x10de", "NVIDIA", "nvidia", 0)
     assert NetworkInterface("enp41s0np0", True, False, 100_000, 0) in manager.interfaces
-    assert manager.links == ()
+    assert len(manager.links) == 28
+    assert manager.links[0] == Link("pcie", ("0000:1b:00.0", "0000:43:00.0"), 1, "NODE")
     assert not manager.is_fully_connected_nvlink()
+
+
+def test_a_host_of_npus() -> None:
+    manager = TopologyManager.from_file(GOLDEN / "ascend.json")
+    assert manager.accelerators[0] == Accelerator(
+        "0000:83:00.0", "processing accelerator", "0x19e5", "Huawei", "devdrv_device_driver", 0
+    )
+    paths = [link.path for link in manager.links]
+    assert {path: paths.count(path) for path in paths} == {"PIX": 4, "NODE": 8, "SYS": 16}
 
 
 def test_this_host() -> None:
@@ -63,9 +73,10 @@ def test_nvlinks_of_the_driver(joined: bool) -> None:
         "list": [{"index": index, "address": address} for index, address in enumerate(addresses)],
         "links": [{"a": a, "b": b, "path": "SYS", "nvlinks": 18} for a, b in pairs if joined or (a, b) != pairs[3]],
     }
+    del description["links"]  # as the core does where the driver knows more
     manager = TopologyManager(description)
     assert len(manager.links) == len(description["gpus"]["links"])
-    assert manager.links[0] == Link("nvlink", (addresses[0], addresses[1]), 18)
+    assert manager.links[0] == Link("nvlink", (addresses[0], addresses[1]), 18, "SYS")
     assert manager.is_fully_connected_nvlink() == joined
 
 

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sagecomm._format import many
 
 _Json = dict[str, Any]
 
-GPUS = "NVIDIA GPUs"
+
+@dataclass(frozen=True)
+class Mesh:
+    """The accelerators of one maker, and how each pair reaches each other."""
+
+    name: str
+    facts: dict[int, str]  # what is known of each, by its number
+    cells: dict[tuple[int, int], str]  # of each pair: "NV18" or the path through the PCI tree, as nvidia-smi names them
+    more: list[str]
 
 
 def text(host: _Json) -> str:
@@ -35,7 +44,7 @@ def summary(host: _Json) -> list[str]:
 
 
 def blocks(host: _Json) -> list[tuple[str, list[str]]]:
-    """The parts of the host, by name, each with a line for each fact. GPUs come last."""
+    """The parts of the host, by name, each with a line for each fact. Accelerators with their links come last."""
     found: list[tuple[str, list[str]]] = []
     rest = cpus(host.get("online", ""))
     nodes: list[_Json] = host.get("nodes", [])
@@ -53,7 +62,7 @@ def blocks(host: _Json) -> list[tuple[str, list[str]]]:
     for number, facts in sorted(devices.items()):  # nodes that are not known otherwise
         found.append((f"node {number}", facts))
     found.append(("near to no node in particular" if nodes else "devices", elsewhere))
-    found.append((GPUS, _gpus(host.get("gpus", {}))))
+    found += [(mesh.name, _mesh(mesh)) for mesh in meshes(host)]
     return [(name, lines) for name, facts in found if (lines := [fact for fact in facts if fact])]
 
 
@@ -104,6 +113,8 @@ def _process(host: _Json) -> str:
         facts.append(f"as much time as {process['cpu_quota']:g} cpus have")
     if "memory_nodes" in process:
         facts.append(f"memory of nodes {process['memory_nodes']}")
+    if "device_files" in process:
+        facts.append(f"/dev/{{{','.join(process['device_files'])}}}")
     return f"this process may use {', '.join(facts)}" if facts else ""
 
 
@@ -158,22 +169,45 @@ def _accelerator(device: _Json) -> str:
     return f"{device['address']}: {device['kind']}, {maker}, {driver}"
 
 
-def _gpus(found: _Json) -> list[str]:
-    """The GPUs, and how each pair reaches each other: the number of NVLinks, or the path as nvidia-smi names it."""
-    gpus: list[_Json] = found.get("list", [])
-    lines = [_gpu(gpu) for gpu in gpus] or ([f"none: {found['why']}"] if "why" in found else [])
-    if len(gpus) > 1:
-        cells = {(gpu["index"], gpu["index"]): "-" for gpu in gpus}
-        for link in found.get("links", []):
-            cell = f"NV{link['nvlinks']}" if "nvlinks" in link else link.get("path", "?")
-            cells[link["a"], link["b"]] = cells[link["b"], link["a"]] = cell
-        rows = [["", *(str(gpu["index"]) for gpu in gpus)]]
-        rows += [[str(a["index"]), *(cells[a["index"], b["index"]] for b in gpus)] for a in gpus]
+def meshes(host: _Json) -> list[Mesh]:
+    """The accelerators that have links: by maker as sysfs shows them, then GPUs as NVIDIA's driver does."""
+    found = []
+    links: list[_Json] = host.get("links", [])
+    ends = {end for link in links for end in link["ends"]}
+    makers: dict[str, list[str]] = {}
+    for device in host.get("accelerators", []):
+        if device["address"] in ends:
+            makers.setdefault(device["vendor_name"], []).append(device["address"])
+    for maker, addresses in makers.items():
+        number = {address: index for index, address in enumerate(addresses)}
+        cells = {
+            (number[link["ends"][0]], number[link["ends"][1]]): str(link.get("path", link["kind"]))
+            for link in links
+            if link["ends"][0] in number
+        }
+        facts = {index: address for address, index in number.items()}
+        found.append(Mesh(f"{maker} accelerators", facts, cells, []))
+    gpus: _Json = host.get("gpus", {})
+    facts = {gpu["index"]: _gpu(gpu) for gpu in gpus.get("list", [])}
+    cells = {
+        (link["a"], link["b"]): f"NV{link['nvlinks']}" if "nvlinks" in link else str(link.get("path", "?"))
+        for link in gpus.get("links", [])
+    }
+    more = [] if facts or "why" not in gpus else [f"none: {gpus['why']}"]
+    more += [_visible(gpus["visible"])] if "visible" in gpus else []
+    return [*found, Mesh("NVIDIA GPUs", facts, cells, more)]
+
+
+def _mesh(mesh: Mesh) -> list[str]:
+    """A line for each accelerator, and a matrix of what lies between them."""
+    lines = [f"{number}: {fact}" for number, fact in mesh.facts.items()]
+    if len(mesh.facts) > 1:
+        cells = mesh.cells | {(b, a): cell for (a, b), cell in mesh.cells.items()}
+        rows = [["", *map(str, mesh.facts)]]
+        rows += [[str(a), *("-" if a == b else cells.get((a, b), "?") for b in mesh.facts)] for a in mesh.facts]
         width = max(len(cell) for row in rows for cell in row)
         lines += ["  ".join(f"{cell:>{width}}" for cell in row).rstrip() for row in rows]
-    if "visible" in found:
-        lines.append(_visible(found["visible"]))
-    return lines
+    return lines + mesh.more
 
 
 def _visible(visible: _Json) -> str:
@@ -195,7 +229,7 @@ def _gpu(gpu: _Json) -> str:
         f"node {gpu['node']}" if "node" in gpu else "",
         _nvlinks(gpu) if "nvlinks" in gpu else "",
     ]
-    return f"{gpu['index']}: {', '.join(filter(None, facts))}"
+    return ", ".join(filter(None, facts))
 
 
 def _nvlinks(gpu: _Json) -> str:

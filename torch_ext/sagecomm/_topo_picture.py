@@ -1,4 +1,4 @@
-"""Draws what `python -m sagecomm topo` prints: a box for each part of the host, and GPUs in a circle."""
+"""Draws what `python -m sagecomm topo` prints: a box for each part of the host, and accelerators in circles."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _Json = dict[str, Any]
 CHARACTER, LINE = 7.3, 17  # of the monospaced font, in pixels
 MARGIN, PADDING = 16, 10
 COLUMNS = 2  # of boxes
-RADIUS, GPU = 130, 17  # of the circle, and of a GPU on it
+RADIUS, DEVICE = 130, 17  # of the circle, and of an accelerator on it
 
-# The classes of links between GPUs, the closest first: name, path as nvidia-smi calls it, colour, width.
+# The classes of links between accelerators, the closest first: name, path as nvidia-smi calls it, colour, width.
 CLASSES = (
     ("NVLink", ("NVLink",), "#5a9a3a", 3.0),
     ("one PCI switch", ("internal", "PIX", "PXB"), "#4878a8", 1.6),
@@ -43,11 +43,11 @@ def svg(host: _Json) -> str:
             y += height + MARGIN
         left, bottom = left + width + MARGIN, max(bottom, y)
     width = max([left, *(CHARACTER * len(line) + 2 * MARGIN for line in (_topo.title(host), *summary))])
-    gpus = host.get("gpus", {}).get("list", [])
-    if len(gpus) > 1:
-        parts += _links(host["gpus"], bottom)
-        bottom += 2 * (RADIUS + GPU) + 2 * MARGIN
-        width = max(width, 2 * (RADIUS + GPU) + 300)
+    for mesh in _topo.meshes(host):
+        if len(mesh.facts) > 1:
+            parts += _links(mesh, bottom)
+            bottom += 2 * (RADIUS + DEVICE) + 2 * MARGIN + LINE
+            width = max(width, 2 * (RADIUS + DEVICE) + 300)
     return document(math.ceil(width), math.ceil(bottom), parts)
 
 
@@ -61,29 +61,30 @@ def _box(x: float, y: float, width: float, height: float, name: str, facts: list
     return [frame, *lines]
 
 
-def _links(found: _Json, top: float) -> list[str]:
-    """The GPUs, a line for each pair, and which line means what."""
-    x, y = MARGIN + RADIUS + GPU, top + RADIUS + GPU + MARGIN
+def _links(mesh: _topo.Mesh, top: float) -> list[str]:
+    """The accelerators, a line for each pair, and which line means what."""
+    x, y = MARGIN + RADIUS + DEVICE, top + LINE + RADIUS + DEVICE + MARGIN
     places = {}
-    for number, gpu in enumerate(found["list"]):
-        angle = 2 * math.pi * number / len(found["list"]) - math.pi / 2
-        places[gpu["index"]] = (x + RADIUS * math.cos(angle), y + RADIUS * math.sin(angle))
+    for place, number in enumerate(mesh.facts):
+        angle = 2 * math.pi * place / len(mesh.facts) - math.pi / 2
+        places[number] = (x + RADIUS * math.cos(angle), y + RADIUS * math.sin(angle))
     lines: dict[str, list[str]] = {}
-    for link in found.get("links", []):
-        name, _, colour, width = _class_of(link)
-        lines.setdefault(name, []).append(line(*places[link["a"]], *places[link["b"]], colour, width))
-    parts = [each for name, *_ in reversed(CLASSES) for each in lines.get(name, [])]  # the closest above the others
-    for index, (gx, gy) in places.items():
-        parts.append(f"<circle cx='{gx:.1f}' cy='{gy:.1f}' r='{GPU}' fill='white' stroke='#444444'/>")
-        parts.append(text(gx, gy + 4, str(index), "text-anchor='middle'"))
-    at = x + RADIUS + GPU + 2 * MARGIN
+    for (a, b), cell in mesh.cells.items():
+        name, _, colour, width = _class_of(cell)
+        lines.setdefault(name, []).append(line(*places[a], *places[b], colour, width))
+    parts = [text(MARGIN, top + LINE, mesh.name, "font-weight='bold'")]
+    parts += [each for name, *_ in reversed(CLASSES) for each in lines.get(name, [])]  # the closest above the others
+    for number, (gx, gy) in places.items():
+        parts.append(f"<circle cx='{gx:.1f}' cy='{gy:.1f}' r='{DEVICE}' fill='white' stroke='#444444'/>")
+        parts.append(text(gx, gy + 4, str(number), "text-anchor='middle'"))
+    at = x + RADIUS + DEVICE + 2 * MARGIN
     for row, (name, _, colour, width) in enumerate(each for each in CLASSES if each[0] in lines):
-        height = top + 2 * MARGIN + LINE * row
+        height = top + LINE + 2 * MARGIN + LINE * row
         parts.append(line(at, height, at + 30, height, colour, width))
         parts.append(text(at + 38, height + 4, name))
     return parts
 
 
-def _class_of(link: _Json) -> tuple[str, tuple[str, ...], str, float]:
-    path = "NVLink" if "nvlinks" in link else link.get("path", "?")
+def _class_of(cell: str) -> tuple[str, tuple[str, ...], str, float]:
+    path = "NVLink" if cell.startswith("NV") else cell
     return next((each for each in CLASSES if path in each[1]), CLASSES[-1])

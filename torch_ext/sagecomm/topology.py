@@ -76,9 +76,10 @@ class NetworkInterface:
 class Link:
     """A link between two accelerators, or between one and a switch."""
 
-    kind: str  #: "nvlink", ...
+    kind: str  #: "nvlink", "pcie", ...
     ends: tuple[str, str]  #: PCI addresses, or the name of a switch
     count: int  #: parallel links
+    path: str | None = None  #: through the PCI tree, as `nvidia-smi topo -m` names it: PIX, PXB, PHB, NODE or SYS
 
 
 class TopologyManager:
@@ -93,7 +94,7 @@ class TopologyManager:
     Args:
         description: What `python -m sagecomm topo --json` prints, of this host or another one. None: this host. A list
             `links` in it adds links between accelerators, each with `kind`, `ends` (two PCI addresses, or one and the
-            name of a switch) and optionally `count`: the core reads NVLink only.
+            name of a switch) and optionally `count` and `path`. What the core has read of links through PCI is there.
         policy: "predicted" takes the algorithm with the least predicted time, "thresholds" fixed lengths.
         rules: Further clauses in the grammar of SAGECOMM_TUNE, as in "all_reduce:0-8K:one_shot". They win over
             `policy`.
@@ -193,11 +194,14 @@ class TopologyManager:
 
     @functools.cached_property
     def links(self) -> tuple[Link, ...]:
-        """The links between accelerators: NVLinks as NVIDIA's driver tells them, then those in `links`."""
+        """The links between accelerators: NVLinks as NVIDIA's driver tells them, then those in `links`.
+
+        The core lists there how accelerators of one maker reach each other through PCI (kind "pcie").
+        """
         gpus = self.description.get("gpus", {})
         addresses = {gpu["index"]: gpu.get("address", f"GPU {gpu['index']}") for gpu in gpus.get("list", ())}
         nvlinks = [
-            Link("nvlink", (addresses[each["a"]], addresses[each["b"]]), each["nvlinks"])
+            Link("nvlink", (addresses[each["a"]], addresses[each["b"]]), each["nvlinks"], each.get("path"))
             for each in gpus.get("links", ())
             if "nvlinks" in each
         ]
@@ -247,7 +251,7 @@ class TopologyManager:
 def _link(given: Any) -> Link:
     match given:
         case {"kind": str(kind), "ends": [str(first), str(second)]} if first != second:
-            return Link(kind, (first, second), int(given.get("count", 1)))
+            return Link(kind, (first, second), int(given.get("count", 1)), given.get("path"))
     raise ValueError(
         f"sagecomm: TopologyManager: a link has a kind and two ends, as the addresses of two GPUs: {given!r}"
     )

@@ -1,0 +1,88 @@
+package topo
+
+import (
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Link says how two accelerators of one maker reach each other. NVIDIA's driver knows more about its GPUs: pairs that [GPUs] has
+// are not listed.
+type Link struct {
+	Kind string    `json:"kind"`           // "pcie", or a name of fabrics
+	Ends [2]string `json:"ends"`           // PCI addresses
+	Path string    `json:"path,omitempty"` // through the PCI tree, in the words of nvidia-smi: see pciPaths
+}
+
+// KindPCIe is the kind of links through the PCI tree.
+const KindPCIe = "pcie"
+
+// hostBridge is the name of a root of the PCI tree in the path of a device.
+var hostBridge = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
+
+// bridges returns what lies above a PCI function: a host bridge, then the bridges below it, root port first. Each port of a switch
+// is a bridge. It returns nil where the directory of devices has no symbolic links, as in a tree that was copied.
+func (t tree) bridges(address string) []string {
+	path, err := filepath.EvalSymlinks(t.at(pciDevices + "/" + address))
+	if err != nil {
+		return nil
+	}
+	parts := strings.Split(filepath.Dir(path), string(filepath.Separator))
+	root := slices.IndexFunc(parts, hostBridge.MatchString)
+	if root < 0 || slices.ContainsFunc(parts[root+1:], func(part string) bool { return !pciAddress.MatchString(part) }) {
+		return nil
+	}
+	return parts[root:]
+}
+
+// PCIPath returns how two functions of one host reach each other through the PCI tree, "" if that is not known. Below a
+// switch each of them has a port of its own, so PIX is a path with one further bridge at most on each side.
+func PCIPath(a, b PCIDevice) string {
+	shared := 0
+	for shared < min(len(a.Bridges), len(b.Bridges)) && a.Bridges[shared] == b.Bridges[shared] {
+		shared++
+	}
+	switch {
+	case len(a.Bridges) == 0 || len(b.Bridges) == 0:
+		return ""
+	case shared == 0 && a.Node == b.Node && !a.Node.IsZero():
+		return "NODE"
+	case shared == 0:
+		return "SYS"
+	case shared == 1:
+		return "PHB"
+	case len(a.Bridges)-shared <= 1 && len(b.Bridges)-shared <= 1:
+		return "PIX"
+	}
+	return "PXB"
+}
+
+// linksOf returns a link for each pair of accelerators of one maker.
+func linksOf(devices []PCIDevice) (links []Link) {
+	for i, a := range devices {
+		for _, b := range devices[i+1:] {
+			if path := PCIPath(a, b); a.Vendor == b.Vendor && a.VendorName != "" && path != "" {
+				links = append(links, Link{Kind: KindPCIe, Ends: [2]string{a.Address, b.Address}, Path: path})
+			}
+		}
+	}
+	return links
+}
+
+// withoutGPUs removes the pairs of which NVIDIA's driver knows more.
+func withoutGPUs(links []Link, gpus GPUs) []Link {
+	known := func(address string) bool {
+		return slices.ContainsFunc(gpus.List, func(g GPU) bool { return g.Address == address })
+	}
+	return slices.DeleteFunc(links, func(l Link) bool { return known(l.Ends[0]) && known(l.Ends[1]) })
+}
+
+// deviceFile is the name of the file through which a process uses an accelerator: of Huawei's Ascend (docs of MindCluster,
+// "ascend-docker-runtime"), Cambricon (cambricon-k8s-device-plugin, pkg/mlu/const.go) and NVIDIA. A container has the files of those
+// accelerators that it was given, while its sysfs shows all of the host.
+var deviceFile = regexp.MustCompile(`^(davinci|cambricon_dev|nvidia)[0-9]+$`)
+
+func (t tree) deviceFiles() []string {
+	return slices.DeleteFunc(t.names("dev"), func(name string) bool { return !deviceFile.MatchString(name) })
+}
