@@ -16,7 +16,7 @@ func TestPathsThroughThePCITree(t *testing.T) {
 		want string
 	}{
 		{"two ports of one switch", under(0, upstream+" 0000:17:00.0"), under(0, upstream+" 0000:17:01.0"), "PIX"},
-		{"two functions of one board", under(0, port), under(0, port), "PIX"},
+		{"two functions of one card", under(0, port), under(0, port), "PIX"},
 		{"a switch below a switch", under(0, upstream+" 0000:17:00.0"), under(0, upstream+" 0000:17:01.0 0000:18:00.0 0000:19:00.0"), "PXB"},
 		{"two root ports of one host bridge", under(0, port), under(0, root+" 0000:15:02.0"), "PHB"},
 		{"devices of the host bridge itself, as in a virtual machine", under(unknown, root), under(unknown, root), "PHB"},
