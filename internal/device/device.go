@@ -144,6 +144,37 @@ type Launcher interface {
 	CopyWithin(s Stream, to, from uintptr, bytes uint64) error
 }
 
+// Sharer is a Launcher whose device can share its memory with other processes of the host. Any thread may call its own methods, also after
+// the operation.
+type Sharer interface {
+	Waiter
+	Launcher
+
+	// Reaches returns the identities of the devices whose memory this device can use. It is one of them.
+	Reaches() ([]string, error)
+
+	// Share allocates memory of the device that other processes can open, and not this one. Its Release comes after theirs.
+	Share(bytes uint64) (Memory, Shared, error)
+
+	// OpenShared opens what another process shares.
+	OpenShared(Shared) (Memory, error)
+
+	// Register makes host memory known to the device: whole pages, which may be shared with other processes.
+	Register(memory []byte) (Memory, error)
+
+	// Signal queues a write of a word of registered memory. Whoever sees the value sees what is in front of it in the stream.
+	Signal(s Stream, at uintptr, value uint32) error
+
+	// Await makes a stream wait until a word of registered memory is at least value, as Waiter.WaitValue does.
+	Await(s Stream, at uintptr, value uint32) error
+}
+
+// Shared names memory of a device for other processes.
+type Shared struct {
+	Handle []byte `json:"handle"`
+	Offset uint64 `json:"offset"` // of the memory in what the handle names
+}
+
 // Memory is memory of a device.
 type Memory interface {
 	Address() uintptr

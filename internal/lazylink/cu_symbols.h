@@ -74,6 +74,9 @@
   X(cuGraphDestroyNode) \
   X(cuGraphExecDestroy) \
   X(cuGraphGetEdges) \
+  X(cuIpcCloseMemHandle) \
+  X(cuIpcGetMemHandle) \
+  X(cuIpcOpenMemHandle_v2) \
   X(cuLaunchKernel) \
   X(cuLinkAddData_v2) \
   X(cuLinkAddFile_v2) \
@@ -89,6 +92,9 @@
   X(cuMemGetAddressRange_v2) \
   X(cuMemGetInfo_v2) \
   X(cuMemHostAlloc) \
+  X(cuMemHostGetDevicePointer_v2) \
+  X(cuMemHostRegister_v2) \
+  X(cuMemHostUnregister) \
   X(cuMemPrefetchAsync) \
   X(cuMemcpy) \
   X(cuMemcpy2DAsync_v2) \

@@ -2,13 +2,7 @@
 
 package cuda
 
-// #include <cuda.h>
-import "C"
-
 import (
-	"encoding/hex"
-	"unsafe"
-
 	"gorgonia.org/cu"
 
 	"sagecomm/internal/device"
@@ -18,15 +12,15 @@ var _ device.Launcher = (*Driver)(nil)
 
 // Identity implements device.Launcher.
 func (d *Driver) Identity() (string, error) {
-	var id C.CUuuid
+	var id string
 	err := d.do("cannot ask for the UUID of the device", func() error {
 		of, err := cu.GetDevice(d.index)
-		if err != nil {
-			return err
+		if err == nil {
+			id, err = uuidOf(of)
 		}
-		return failed(C.cuDeviceGetUuid_v2(&id, C.CUdevice(of)))
+		return err
 	})
-	return hex.EncodeToString(unsafe.Slice((*byte)(unsafe.Pointer(&id)), unsafe.Sizeof(id))), err
+	return id, err
 }
 
 // Current implements device.Launcher.
@@ -58,7 +52,7 @@ func (m memory) Release() {
 
 // Allocate implements device.Launcher.
 func (d *Driver) Allocate(bytes uint64) (device.Memory, error) {
-	m := memory{d: &Driver{index: d.index, context: d.context}}
+	m := memory{d: d.alone()}
 	err := d.do("cannot allocate memory of the device", func() (err error) {
 		m.at, err = cu.MemAlloc(int64(bytes))
 		return err

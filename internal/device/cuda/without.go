@@ -13,7 +13,7 @@ import (
 // Driver is never made.
 type Driver struct {
 	device.Ordering
-	device.Waiter
+	device.Sharer
 }
 
 var errNotBuilt = errors.New("this library was built without cuda.h")

@@ -1,0 +1,171 @@
+//go:build cuda
+
+package cuda
+
+// #include <stdbool.h>
+// #include <cuda.h>
+import "C"
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"gorgonia.org/cu"
+
+	"sagecomm/internal/device"
+)
+
+var _ device.Sharer = (*Driver)(nil)
+
+// Reaches implements device.Sharer. A device that this process does not see cannot be reached.
+func (d *Driver) Reaches() (list []string, err error) {
+	err = d.do("cannot ask which devices the device can reach", func() error {
+		n, err := cu.NumDevices()
+		if err != nil {
+			return err
+		}
+		own, err := cu.GetDevice(d.index)
+		for i := 0; i < n && err == nil; i++ {
+			var peer cu.Device
+			if peer, err = cu.GetDevice(i); err != nil {
+				break
+			}
+			can := C.int(1)
+			if i != d.index {
+				can = 0
+				if err = failed(C.cuDeviceCanAccessPeer(&can, C.CUdevice(own), C.CUdevice(peer))); err != nil {
+					break
+				}
+			}
+			var id string
+			if id, err = uuidOf(peer); err == nil && can != 0 {
+				list = append(list, id)
+			}
+		}
+		return err
+	})
+	return list, err
+}
+
+// Share implements device.Sharer. A handle of legacy IPC names the whole allocation in which the memory lies.
+func (d *Driver) Share(bytes uint64) (device.Memory, device.Shared, error) {
+	var s device.Shared
+	m, err := d.Allocate(bytes)
+	if err != nil {
+		return nil, s, err
+	}
+	err = d.do("cannot share memory of the device", func() error {
+		at, capable := C.CUdeviceptr(m.Address()), C.bool(false)
+		if err := failed(C.cuPointerGetAttribute(unsafe.Pointer(&capable), C.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at)); err != nil {
+			return err
+		}
+		if !capable {
+			return errors.New("the driver has no IPC handles for it")
+		}
+		var base C.CUdeviceptr
+		if err := failed(C.cuMemGetAddressRange(&base, nil, at)); err != nil {
+			return err
+		}
+		var h C.CUipcMemHandle
+		if err := failed(C.cuIpcGetMemHandle(&h, base)); err != nil {
+			return err
+		}
+		s.Handle = C.GoBytes(unsafe.Pointer(&h), C.sizeof_CUipcMemHandle)
+		s.Offset = uint64(at - base)
+		return nil
+	})
+	if err != nil {
+		m.Release()
+		return nil, s, err
+	}
+	return m, s, nil
+}
+
+// imported is memory of another process.
+type imported struct {
+	d        *Driver
+	base, at C.CUdeviceptr
+}
+
+func (m imported) Address() uintptr { return uintptr(m.at) }
+
+// Release implements device.Memory. Memory that the driver does not take back stays mapped.
+func (m imported) Release() {
+	_ = m.d.do("", func() error { return failed(C.cuIpcCloseMemHandle(m.base)) })
+}
+
+// OpenShared implements device.Sharer. The driver gives this device access to the other one, if the memory lies there.
+func (d *Driver) OpenShared(s device.Shared) (device.Memory, error) {
+	var h C.CUipcMemHandle
+	if len(s.Handle) != C.sizeof_CUipcMemHandle {
+		return nil, fmt.Errorf("a handle of shared memory has %d bytes, expected %d", len(s.Handle), C.sizeof_CUipcMemHandle)
+	}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&h)), C.sizeof_CUipcMemHandle), s.Handle)
+	m := imported{d: d.alone()}
+	err := d.do("cannot open memory that another process shares", func() error {
+		return failed(C.cuIpcOpenMemHandle(&m.base, h, C.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS))
+	})
+	if err != nil {
+		return nil, err
+	}
+	m.at = m.base + C.CUdeviceptr(s.Offset)
+	return m, nil
+}
+
+// registered is host memory that the device can use.
+type registered struct {
+	d    *Driver
+	host unsafe.Pointer
+	at   C.CUdeviceptr
+}
+
+func (r registered) Address() uintptr { return uintptr(r.at) }
+
+// Release implements device.Memory.
+func (r registered) Release() {
+	_ = r.d.do("", func() error { return failed(C.cuMemHostUnregister(r.host)) })
+}
+
+// Register implements device.Sharer.
+func (d *Driver) Register(memory []byte) (device.Memory, error) {
+	r := registered{d: d.alone(), host: unsafe.Pointer(unsafe.SliceData(memory))}
+	err := d.do("cannot register host memory", func() error {
+		return failed(C.cuMemHostRegister(r.host, C.size_t(len(memory)), C.CU_MEMHOSTREGISTER_PORTABLE|C.CU_MEMHOSTREGISTER_DEVICEMAP))
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = d.do("cannot use registered host memory on the device", func() error {
+		return failed(C.cuMemHostGetDevicePointer(&r.at, r.host, 0))
+	})
+	if err != nil {
+		r.Release()
+		return nil, err
+	}
+	return r, nil
+}
+
+// Signal implements device.Sharer.
+func (d *Driver) Signal(s device.Stream, at uintptr, value uint32) error {
+	return d.do("cannot queue the write of a flag", func() error {
+		return streamOf(s.Handle).WriteValue32(cu.DevicePtr(at), value, C.CU_STREAM_WRITE_VALUE_DEFAULT)
+	})
+}
+
+// Await implements device.Sharer.
+func (d *Driver) Await(s device.Stream, at uintptr, value uint32) error {
+	return d.do("cannot queue a wait for a flag", func() error {
+		return streamOf(s.Handle).WaitOnValue32(cu.DevicePtr(at), value, C.CU_STREAM_WAIT_VALUE_GEQ)
+	})
+}
+
+// alone returns the driver without the stream of an operation's caller.
+func (d *Driver) alone() *Driver { return &Driver{index: d.index, context: d.context} }
+
+func uuidOf(of cu.Device) (string, error) {
+	var id C.CUuuid
+	err := failed(C.cuDeviceGetUuid_v2(&id, C.CUdevice(of)))
+	return hex.EncodeToString(unsafe.Slice((*byte)(unsafe.Pointer(&id)), unsafe.Sizeof(id))), err
+}
