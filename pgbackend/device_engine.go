@@ -8,12 +8,14 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine"
 	"sagecomm/internal/engine/cncl"
+	"sagecomm/internal/engine/cuda"
 	"sagecomm/internal/engine/hccl"
 	"sagecomm/internal/engine/nccl"
 	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
+	"sagecomm/internal/shmem"
 )
 
 // This file holds the engines of the device lane, and how a group chooses one of them. Every rank tells the others at the
@@ -27,8 +29,11 @@ type registeredEngine struct {
 	open func(g *Group, run *runner.Group) (engine.Engine, error)
 }
 
-// stagedEngine is the engine that every rank offers.
-const stagedEngine = "staged"
+// stagedEngine is the engine that every rank offers. cudaEngine is that of ranks with NVIDIA's GPUs who share them, or have no NCCL.
+const (
+	stagedEngine = "staged"
+	cudaEngine   = "cuda"
+)
 
 // deviceEngines holds the engines of this library by name. algo has the order of preference. Tests add engines of their own.
 var deviceEngines = map[string]registeredEngine{
@@ -40,6 +45,12 @@ var deviceEngines = map[string]registeredEngine{
 	}),
 	"hccl": vendorLibrary(hccl.Open),
 	"cncl": vendorLibrary(cncl.Open),
+	cudaEngine: {
+		absent: func(*Group) error { return cuda.Present() },
+		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
+			return g.cudaEngine(run, g.stagedEngine(run)), nil
+		},
+	},
 	stagedEngine: {
 		absent: func(*Group) error { return nil },
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
@@ -48,20 +59,35 @@ var deviceEngines = map[string]registeredEngine{
 	},
 }
 
-// vendorLibrary is an engine that leaves collectives to a vendor's library.
+// vendorLibrary is an engine that leaves collectives to a vendor's library. Where the ranks cannot use it, the next engine that all of
+// them offer does.
 func vendorLibrary[L vendor.Library](library func() (L, error)) registeredEngine {
 	return registeredEngine{
 		absent: func(*Group) error { _, err := library(); return err },
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
 			l, err := library()
 			others := g.stagedEngine(run)
-			return g.vendorEngine(vendor.Calls(l), run, others, others), err
+			without := engine.Engine(others)
+			if c, _ := g.deviceEngine.Candidate(cudaEngine); len(c.Lacking) == 0 && env.Engine.Get(g.settings) == algo.AutoEngine {
+				without = g.cudaEngine(run, others)
+			}
+			return g.vendorEngine(vendor.Calls(l), run, others, without), err
 		},
 	}
 }
 
 func (g *Group) stagedEngine(run *runner.Group) *staged.Engine {
 	return staged.New(g.hostEngine(run), run, g.rank, g.size, g.process.staging, openAccess)
+}
+
+func (g *Group) cudaEngine(run *runner.Group, others *staged.Engine) engine.Engine {
+	var methods []shmem.Method
+	for _, m := range env.ShmAttach.Get(g.settings) {
+		if method := shmem.Method(m); method != shmem.File { // an inbox is a memfd
+			methods = append(methods, method)
+		}
+	}
+	return g.vendorEngine(cuda.New(methods), run, others, others)
 }
 
 // engineOffers returns what this rank offers.

@@ -30,7 +30,7 @@ OPS: dict[str, Any] = {
 
 
 def device() -> torch.device:
-    return torch.device("cuda", dist.get_rank())
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def ranks() -> range:
@@ -139,7 +139,7 @@ def movements() -> None:
     out = torch.empty(N, device=device())
     dist.scatter(out, [torch.full((N,), float(r), device=device()) for r in ranks()] if rank == 0 else None, 0)
     same(out, torch.full((N,), float(rank)), "scatter")
-    dist.barrier(device_ids=[rank])
+    dist.barrier(device_ids=[device().index])
     nothing = torch.empty(0, device=device())
     dist.all_reduce(nothing)
 
@@ -334,7 +334,7 @@ def recorded(rank: int, size: int, store: str) -> list[str]:
     dist.reduce_scatter_tensor(torch.empty(3, device="cuda"), x)
     dist.all_to_all_single(torch.empty(6, device="cuda"), x)
     dist.all_reduce(x.int(), dist.ReduceOp.BXOR)
-    dist.barrier(device_ids=[rank])
+    dist.barrier(device_ids=[device().index])
     fake_cuda.check()
     dist.destroy_process_group()
     return calls()

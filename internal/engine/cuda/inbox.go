@@ -1,0 +1,88 @@
+package cuda
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"sagecomm/internal/device"
+	"sagecomm/internal/shmem"
+)
+
+// An inbox is host memory of one rank that its peers write and its stream waits for. Each word has a line of its own, so that no
+// line has two writers:
+//
+//	line 0               not 0: a peer has ended a wait, and what the stream has done since may be void; any peer writes it
+//	line 1 + 4 peer + w  word w of the peer, for the words filled, reduced, left; the peer's stream writes it
+//	line 1 + 4 peer + 3  not 0: the peer uses nothing of this rank any more; the peer's CPU writes it
+//
+// Commands of a stream write words of peers and wait for words of the own inbox, never the other way round.
+const (
+	lineBytes = 128
+	closed    = words // behind the words of a peer
+	lines     = words + 1
+)
+
+func inboxBytes(size int) int64 { return int64(1+size*int(lines)) * lineBytes }
+
+// inbox is the mapping of a rank's inbox in this process. The device knows it.
+type inbox struct {
+	memory     []byte
+	mapping    *shmem.Mapping
+	registered device.Memory
+}
+
+func offset(w word, peer int) uintptr {
+	return (1 + uintptr(peer)*uintptr(lines) + uintptr(w)) * lineBytes
+}
+
+// at returns the address of a peer's word for the device.
+func (b *inbox) at(w word, peer int) uintptr { return b.registered.Address() + offset(w, peer) }
+
+// line returns the word at an offset for the CPU.
+func (b *inbox) line(at uintptr) *uint32 { return (*uint32)(unsafe.Pointer(&b.memory[at])) }
+
+func (b *inbox) load(w word, peer int) uint32 { return atomic.LoadUint32(b.line(offset(w, peer))) }
+func (b *inbox) store(w word, peer int, value uint32) {
+	atomic.StoreUint32(b.line(offset(w, peer)), value)
+}
+
+// void returns the word of line 0.
+func (b *inbox) void() *uint32 { return b.line(0) }
+
+// makeInbox makes this rank's inbox, in an arena that lives as long as the communicator.
+func makeInbox(size int, methods []shmem.Method) (*shmem.Arena, shmem.Range, shmem.Descriptor, error) {
+	page := int64(os.Getpagesize())
+	arena, err := shmem.NewArena(shmem.Memfd, inboxBytes(size)+2*page, "")
+	if err != nil {
+		return nil, shmem.Range{}, shmem.Descriptor{}, err
+	}
+	place, err := arena.Alloc(inboxBytes(size), page)
+	var d shmem.Descriptor
+	if err == nil {
+		d, err = arena.Publish(methods)
+	}
+	if err != nil {
+		_ = arena.Close()
+		return nil, place, d, err
+	}
+	return arena, place, d, nil
+}
+
+// openInbox maps the inbox of a peer.
+func openInbox(ctx context.Context, d shmem.Descriptor, place shmem.Range, size int, methods []shmem.Method) (inbox, error) {
+	if err := d.Check(); err != nil {
+		return inbox{}, err
+	}
+	page := int64(os.Getpagesize())
+	if place.Off < page || place.Off%page != 0 || place.Len < inboxBytes(size) || place.Len%page != 0 || place.Len > d.Size-place.Off {
+		return inbox{}, fmt.Errorf("an inbox of %d bytes at %d, expected %d within %d", place.Len, place.Off, inboxBytes(size), d.Size)
+	}
+	m, err := shmem.Attach(ctx, d, methods)
+	if err != nil {
+		return inbox{}, err
+	}
+	return inbox{memory: m.Bytes(place), mapping: m}, nil
+}

@@ -1,0 +1,233 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sagecomm/algo/plan"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+	"sagecomm/internal/engine/vendor"
+	"sagecomm/internal/shmem"
+)
+
+// attachBound bounds how long a rank waits for the inbox of a peer, which has made it.
+const attachBound = 10 * time.Second
+
+var errReleased = errors.New("the communicator is being ended")
+
+// driver is what the engine needs of a device.
+type driver interface {
+	device.Sharer
+	device.Reducer
+}
+
+// member implements vendor.Member.
+type member struct {
+	d          driver
+	rank, size int
+	methods    []shmem.Method
+	slots      device.Memory // of this rank
+	own        inbox
+	arena      *shmem.Arena // of the own inbox
+	peers      []peer       // by rank; of this rank it has the slots alone
+
+	lowering *lowering // used by Do
+
+	// released is set before the waits of the stream are ended. Each command of Do that is queued later goes through.
+	released atomic.Bool
+	newest   [words][]atomic.Uint32 // by word and peer: at least what the stream waits for
+
+	releasing sync.WaitGroup
+	stuck     atomic.Bool // the stream has not ended
+}
+
+// peer is what this process has of a rank.
+type peer struct {
+	process  shmem.Descriptor
+	imported device.Memory // nil: not opened, or this rank's
+	slots    uintptr       // address of the slots
+	inbox    inbox
+}
+
+var _ vendor.Member = (*member)(nil)
+
+// newMember makes the memory of a rank.
+func newMember(d driver, rank, size int, methods []shmem.Method) (m *member, o offer, err error) {
+	m = &member{d: d, rank: rank, size: size, methods: methods, peers: make([]peer, size), lowering: newLowering(rank, size)}
+	for w := range m.newest {
+		m.newest[w] = make([]atomic.Uint32, size)
+	}
+	if err := d.LoadKernels(); err != nil { // it may wait for the device, which a later call must not
+		return nil, o, err
+	}
+	if m.slots, o.Slots, err = d.Share(allSlots); err != nil {
+		return nil, o, err
+	}
+	m.peers[rank].slots = m.slots.Address()
+	m.arena, o.Place, o.Inbox, err = makeInbox(size, methods)
+	if err == nil {
+		m.own = inbox{memory: m.arena.Bytes(o.Place)}
+		m.own.registered, err = d.Register(m.own.memory)
+	}
+	if err != nil {
+		if m.arena != nil {
+			_ = m.arena.Close()
+		}
+		m.slots.Release()
+		return nil, o, err
+	}
+	return m, o, nil
+}
+
+// connect opens the memory of all peers.
+func (m *member) connect(offers []offer) error {
+	ctx, cancel := context.WithTimeout(context.Background(), attachBound)
+	defer cancel()
+	for rank, o := range offers {
+		if rank == m.rank {
+			continue
+		}
+		p := &m.peers[rank]
+		p.process = o.Inbox
+		var err error
+		if p.inbox, err = openInbox(ctx, o.Inbox, o.Place, m.size, m.methods); err == nil {
+			p.inbox.registered, err = m.d.Register(p.inbox.memory)
+		}
+		if err == nil {
+			p.imported, err = m.d.OpenShared(o.Slots)
+		}
+		if err != nil {
+			return fmt.Errorf("memory of rank %d (pid %d): %w", rank, o.Inbox.PID, err)
+		}
+		p.slots = p.imported.Address()
+	}
+	return nil
+}
+
+// State implements vendor.Member. All is queued when Do returns.
+func (m *member) State() (bool, error) {
+	if who := atomic.LoadUint32(m.own.void()); who != 0 {
+		return true, fmt.Errorf("rank %d has ended operations that were under way", who-1)
+	}
+	return true, nil
+}
+
+// Void implements vendor.Member.
+func (m *member) Void() *uint32 { return m.own.void() }
+
+// Do implements vendor.Member.
+func (m *member) Do(op coll.Op, b vendor.Buffers, stream uintptr) error {
+	if m.released.Load() {
+		return errReleased
+	}
+	commands, err := m.lowering.lower(op)
+	if err != nil {
+		return err
+	}
+	for w := range m.newest { // before the first wait is queued
+		for peer := range m.newest[w] {
+			m.newest[w][peer].Store(m.lowering.received.value(word(w), peer, mostChunks))
+		}
+	}
+	q := queue{m, op, b, device.Stream{Handle: stream}}
+	if op.Kind == coll.Broadcast && op.Root == m.rank {
+		if err := q.copy(b.Out, b.In, op.Out); err != nil {
+			return err
+		}
+	}
+	for _, c := range commands {
+		if err := q.put(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// queue queues the commands of an operation.
+type queue struct {
+	m      *member
+	op     coll.Op
+	b      vendor.Buffers
+	stream device.Stream
+}
+
+func (q *queue) put(c command) error {
+	switch c.verb {
+	case await:
+		return q.m.d.Await(q.stream, q.m.own.at(c.word, c.peer), c.value)
+	case signal:
+		return q.m.d.Signal(q.stream, q.m.peers[c.peer].inbox.at(c.word, q.m.rank), c.value)
+	}
+	if c.move.Reduce {
+		return q.reduce(c.move)
+	}
+	from, to := c.move.From[0], c.move.To[0]
+	if from.Space == plan.Input && q.premultiplied() {
+		return q.scale(q.address(to), q.address(from), to.Len)
+	}
+	return q.copy(q.address(to), q.address(from), to.Len)
+}
+
+// premultiplied reports whether a rank multiplies its contribution.
+func (q *queue) premultiplied() bool { return q.op.Kind.Reduces() && q.op.Reduce == coll.PremulSum }
+
+// scale multiplies a part of the input by this rank's factor.
+func (q *queue) scale(to, from uintptr, bytes uint64) error {
+	return q.combine(coll.PremulSum, q.op.Factor, []uintptr{from}, to, bytes)
+}
+
+// reduce combines the contributions of all ranks. Those in slots are multiplied already.
+func (q *queue) reduce(m plan.Move) error {
+	result, bytes := q.address(m.To[0]), m.To[0].Len
+	list := make([]uintptr, len(m.From))
+	for i, from := range m.From {
+		list[i] = q.address(from)
+		if from.Space == plan.Input && q.premultiplied() {
+			if err := q.scale(result, list[i], bytes); err != nil {
+				return err
+			}
+			list[i] = result
+		}
+	}
+	how, operand := q.op.Reduce, float64(q.m.size)
+	if how == coll.PremulSum {
+		how = coll.Sum
+	}
+	if err := q.combine(how, operand, list, result, bytes); err != nil {
+		return err
+	}
+	for _, to := range m.To[1:] {
+		if err := q.copy(q.address(to), result, bytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (q *queue) combine(how coll.ReduceOp, operand float64, from []uintptr, to uintptr, bytes uint64) error {
+	return q.m.d.Reduce(q.stream, device.Reduction{Type: q.op.Type, Op: how, Inputs: from, Output: to,
+		Count: bytes / uint64(q.op.Type.Size()), Operand: operand})
+}
+
+func (q *queue) copy(to, from uintptr, bytes uint64) error {
+	if to == from || bytes == 0 {
+		return nil
+	}
+	return q.m.d.CopyWithin(q.stream, to, from, bytes)
+}
+
+// address returns where a range begins.
+func (q *queue) address(r plan.Range) uintptr {
+	switch r.Space {
+	case plan.Input:
+		return q.b.In + uintptr(r.Off)
+	case plan.Output:
+		return q.b.Out + uintptr(r.Off)
+	}
+	return q.m.peers[r.Rank].slots + uintptr(r.Off)
+}

@@ -1,0 +1,175 @@
+package cuda
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+	"sagecomm/internal/engine/vendor"
+	"sagecomm/internal/shmem"
+)
+
+// fakeDriver has the host's memory for a device. It notes what is queued, and releases.
+type fakeDriver struct {
+	driver
+	list     []string
+	released atomic.Int32
+}
+
+type fakeMemory struct {
+	of *fakeDriver
+	at uintptr
+}
+
+func (m fakeMemory) Address() uintptr { return m.at }
+func (m fakeMemory) Release()         { m.of.released.Add(1) }
+
+func (d *fakeDriver) LoadKernels() error { return nil }
+
+func (d *fakeDriver) Share(uint64) (device.Memory, device.Shared, error) {
+	return fakeMemory{d, 0x1000}, device.Shared{}, nil
+}
+
+func (d *fakeDriver) OpenShared(device.Shared) (device.Memory, error) {
+	return fakeMemory{d, 0x2000}, nil
+}
+
+func (d *fakeDriver) Register(memory []byte) (device.Memory, error) {
+	return fakeMemory{d, uintptr(unsafe.Pointer(unsafe.SliceData(memory)))}, nil
+}
+
+func (d *fakeDriver) CopyWithin(device.Stream, uintptr, uintptr, uint64) error {
+	d.list = append(d.list, "copy")
+	return nil
+}
+
+func (d *fakeDriver) Signal(device.Stream, uintptr, uint32) error {
+	d.list = append(d.list, "signal")
+	return nil
+}
+
+func (d *fakeDriver) Await(device.Stream, uintptr, uint32) error {
+	d.list = append(d.list, "await")
+	return nil
+}
+
+// pair returns both ranks of a communicator, which are in this process.
+func pair(t *testing.T) (members [2]*member, drivers [2]*fakeDriver) {
+	methods := []shmem.Method{shmem.Proc}
+	offers := make([]offer, 2)
+	for rank := range members {
+		drivers[rank] = &fakeDriver{}
+		var err error
+		members[rank], offers[rank], err = newMember(drivers[rank], rank, 2, methods)
+		require.NoError(t, err)
+	}
+	for _, m := range members {
+		require.NoError(t, m.connect(offers))
+	}
+	return members, drivers
+}
+
+var gathering = coll.Op{Kind: coll.AllGather, Type: coll.Uint8, In: 8, Out: 16}
+
+func TestCommandsOfAnOperation(t *testing.T) {
+	m, d := pair(t)
+	for range slotCount + 1 {
+		require.NoError(t, m[0].Do(gathering, vendor.Buffers{In: 0x100, Out: 0x200}, 1))
+	}
+	once := []string{"copy", "signal", "await", "copy", "copy", "signal"}
+	require.Equal(t, once, d[0].list[:6])
+	require.Equal(t, append([]string{"await"}, once...), d[0].list[slotCount*6:], "the slot of the first operation is written again")
+	d[0].list = nil
+	require.NoError(t, m[0].Do(gathering, vendor.Buffers{In: 0x200, Out: 0x200}, 1))
+	require.Equal(t, []string{"await", "copy", "signal", "await", "copy", "signal"}, d[0].list, "in place, the own block stays")
+}
+
+// A rank that ends its waits voids what its peers do, and stores values beyond all that its stream waits for until the stream ends. Later
+// operations are not queued.
+func TestRelease(t *testing.T) {
+	m, d := pair(t)
+	require.NoError(t, m[0].Do(gathering, vendor.Buffers{In: 0x100, Out: 0x200}, 1))
+	_, err := m[1].State()
+	require.NoError(t, err)
+	var ended atomic.Bool
+	m[0].Release(ended.Load)
+	_, err = m[1].State()
+	require.ErrorContains(t, err, "rank 0 has ended operations that were under way")
+	require.NotZero(t, *m[1].Void())
+	require.Zero(t, *m[0].Void())
+	waitsFor := m[0].lowering.received.value(filled, 1, 0)
+	released := func() bool { return int32(m[0].own.load(filled, 1)-waitsFor) >= 0 }
+	require.True(t, released())
+	m[0].own.store(filled, 1, waitsFor-1) // a late write of the peer's stream
+	require.Eventually(t, released, 10*time.Second, time.Millisecond)
+	queued := len(d[0].list)
+	require.ErrorIs(t, m[0].Do(gathering, vendor.Buffers{In: 0x100, Out: 0x200}, 1), errReleased)
+	require.Len(t, d[0].list, queued)
+	ended.Store(true)
+	require.True(t, m[0].Abort())
+	m[1].Release(func() bool { return true })
+	require.Zero(t, *m[0].Void(), "nothing was under way")
+	require.True(t, m[1].Abort())
+}
+
+// A rank gives its memory back when its peers have closed it.
+func TestFree(t *testing.T) {
+	m, d := pair(t)
+	done := make(chan int, 2)
+	go func() { m[0].Free(); done <- 0 }()
+	require.Eventually(t, func() bool { return d[0].released.Load() == 2 }, 10*time.Second, time.Millisecond, "what it has of the peer")
+	select {
+	case <-done:
+		t.Fatal("the peer has its memory open")
+	default:
+	}
+	go func() { m[1].Free(); done <- 1 }()
+	<-done
+	<-done
+	require.EqualValues(t, 4, d[0].released.Load())
+	require.EqualValues(t, 4, d[1].released.Load())
+}
+
+// A rank waits until its peers have read its slots before its process may end.
+func TestDestroyWaitsForReaders(t *testing.T) {
+	m, _ := pair(t)
+	require.NoError(t, m[0].Do(gathering, vendor.Buffers{In: 0x100, Out: 0x200}, 1))
+	done := make(chan struct{})
+	go func() { m[0].Destroy(); close(done) }()
+	require.False(t, m[0].allLeft())
+	m[0].own.store(left, 1, m[0].lowering.received.value(left, 1, 0))
+	<-done
+	require.True(t, m[0].allLeft())
+}
+
+func TestCompare(t *testing.T) {
+	seat := func(id, process string, reaches ...string) vendor.Seat {
+		return vendor.Seat{Device: id, Place: "cuda of " + id, Process: process, Reaches: reaches}
+	}
+	m := New(nil)
+	require.Equal(t, []string{"", ""}, m.Compare([]vendor.Seat{seat("a", "1", "a"), seat("a", "2", "a")}))
+	require.Equal(t, []string{"", "cuda of b cannot use the memory of cuda of a, the device of rank 0"},
+		m.Compare([]vendor.Seat{seat("a", "1", "a", "b"), seat("b", "2", "b")}))
+	require.Equal(t, []string{"", "rank 0 is in the same process"}, m.Compare([]vendor.Seat{seat("a", "1", "a"), seat("a", "1", "a")}))
+	for _, why := range m.Compare(make([]vendor.Seat, mostRanks+1)) {
+		require.Equal(t, "the group has 65 ranks, the most are 64", why)
+	}
+}
+
+func TestGarbageFromAPeer(t *testing.T) {
+	methods := []shmem.Method{shmem.Proc}
+	m, o, err := newMember(&fakeDriver{}, 0, 2, methods)
+	require.NoError(t, err)
+	for _, place := range []shmem.Range{{Off: 0, Len: 4096}, {Off: 4097, Len: 4096}, {Off: 1 << 40, Len: 4096}, {Off: 4096, Len: 64}, {Off: 4096, Len: 1 << 62}} {
+		_, err := openInbox(t.Context(), o.Inbox, place, 2, methods)
+		require.ErrorContains(t, err, "an inbox of", "%v", place)
+	}
+	_, err = openInbox(t.Context(), shmem.Descriptor{}, o.Place, 2, methods)
+	require.ErrorContains(t, err, "not a descriptor")
+	require.NoError(t, m.arena.Close())
+}

@@ -1,0 +1,136 @@
+// Package cuda is the engine of the ranks of one host that share a GPU, or whose GPUs can use each other's memory. It needs no
+// library of a vendor.
+//
+// Each rank has slots in the memory of its device, which its peers open by IPC, and an inbox of words in host memory.
+// Package vendor numbers the operations and orders streams; a [Method] turns each operation into commands of one stream: copies by
+// the copy engines, reductions by kernels that wait for nothing, writes of words in the inboxes of peers, and waits for words of the
+// own inbox. All commands are queued at once. No kernel spins, and no thread of the host takes part.
+//
+// What is copied where, and who waits for whom, are the plans of algo/shmplan, which the CPU engine carries out in shared memory.
+// Start reading at lower.go, then member.go.
+package cuda
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+	"sagecomm/internal/device/cuda"
+	"sagecomm/internal/engine/vendor"
+	"sagecomm/internal/procwatch"
+	"sagecomm/internal/shmem"
+)
+
+// Method implements vendor.Method.
+type Method struct {
+	methods []shmem.Method
+	open    func(index int) (driver, error)
+}
+
+var _ vendor.Method = (*Method)(nil)
+
+// Present returns why this process cannot use the engine. It does not start the driver.
+func Present() error { return cuda.Present() }
+
+// New returns the method. Ranks map each other's inboxes by methods.
+func New(methods []shmem.Method) *Method {
+	return &Method{methods, func(index int) (driver, error) { return cuda.Open(index) }}
+}
+
+// Name implements vendor.Method.
+func (m *Method) Name() string { return "cuda" }
+
+// Vendor implements vendor.Method.
+func (m *Method) Vendor() string { return "cuda" }
+
+// Supports implements vendor.Method. Kernels reduce all types that the CPU reduces.
+func (m *Method) Supports(coll.Op) bool { return true }
+
+// Seat implements vendor.Method.
+func (m *Method) Seat(s *vendor.Seat, on coll.Device) error {
+	d, err := m.open(on.Index)
+	if err != nil {
+		return err
+	}
+	namespace, err := procwatch.PIDNamespace()
+	if err != nil {
+		return err
+	}
+	s.Process = fmt.Sprintf("%d of namespace %d", os.Getpid(), namespace)
+	s.Reaches, err = d.Reaches()
+	return err
+}
+
+// Compare implements vendor.Method.
+func (m *Method) Compare(seats []vendor.Seat) []string {
+	reasons := make([]string, len(seats))
+	for rank, s := range seats {
+		if len(seats) > mostRanks {
+			reasons[rank] = fmt.Sprintf("the group has %d ranks, the most are %d", len(seats), mostRanks)
+			continue
+		}
+		for other, o := range seats {
+			switch {
+			case other < rank && o.Process == s.Process:
+				reasons[rank] = fmt.Sprintf("rank %d is in the same process", other)
+			case !slices.Contains(s.Reaches, o.Device):
+				reasons[rank] = fmt.Sprintf("%s cannot use the memory of %s, the device of rank %d", s.Place, o.Place, other)
+			}
+		}
+	}
+	return reasons
+}
+
+// offer is what a rank gives its peers in a join.
+type offer struct {
+	Inbox  shmem.Descriptor `json:"inbox"`
+	Place  shmem.Range      `json:"place"`
+	Slots  device.Shared    `json:"slots"`
+	Failed bool             `json:"failed,omitempty"`
+}
+
+// Join implements vendor.Method. Each rank makes its memory first, so that all of them can open it.
+func (m *Method) Join(j vendor.Joining) (vendor.Member, error, error) {
+	d, why := m.open(j.Device.Index)
+	var member *member
+	var mine offer
+	if why == nil {
+		member, mine, why = newMember(d, j.Rank, j.Size, m.methods)
+	}
+	mine.Failed = why != nil
+	message, err := json.Marshal(mine)
+	if err != nil {
+		return nil, nil, err
+	}
+	all, err := j.Exchange("memory of cuda", message)
+	offers := make([]offer, j.Size)
+	for rank := 0; rank < len(all) && err == nil; rank++ {
+		if err = json.Unmarshal(all[rank], &offers[rank]); err != nil {
+			err = fmt.Errorf("rank %d has sent what no rank sends as its memory of cuda: %w", rank, err)
+		}
+	}
+	for _, o := range offers {
+		if o.Failed && why == nil && err == nil {
+			why = errPeer
+		}
+	}
+	if why == nil && err == nil {
+		why = member.connect(offers)
+	}
+	if why == nil && err == nil {
+		return member, nil, nil
+	}
+	if member != nil {
+		go member.Free()
+	}
+	if errors.Is(why, errPeer) { // its own reason is the one to tell
+		why = nil
+	}
+	return nil, why, err
+}
+
+var errPeer = errors.New("a peer cannot join")

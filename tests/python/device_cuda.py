@@ -1,0 +1,288 @@
+"""What ranks of test_cuda_engine.py do: collectives on devices that they share, or whose memory they can use."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+import fake_cuda
+from device_nccl import (
+    OPS,
+    REDUCED,
+    defined,
+    device,
+    host,
+    join_group,
+    movements,
+    order,
+    p2p,
+    raised,
+    ranks,
+    reductions,
+    same,
+    uneven,
+)
+
+CHUNK = 2 << 20  # bytes of a slot
+ARENA = 4 * CHUNK  # memory of the device that a group takes on each rank
+ONE_SHOT = 256 << 10  # bytes: longer all_reduces of more than two ranks have two rounds
+
+
+def noise(rank: int, dtype: torch.dtype, n: int) -> torch.Tensor:
+    """A rank's input, with what sums round."""
+    generator = torch.Generator().manual_seed(rank * 1000 + n)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, (n,), generator=generator).to(dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        x = torch.randn(n, dtype=torch.complex128 if dtype.is_complex else torch.float64, generator=generator) * 100
+        if not dtype.is_complex:
+            x[:: 7 + rank] = float("inf")
+            x[3 :: 5 + rank] = float("nan")
+            x[1::9] = -0.0
+            x[2::9] *= 1e-6 if dtype == torch.float16 else 1e-39
+        return x.to(dtype)
+    return torch.randint(-100 if dtype != torch.uint8 else 0, 127, (n,), generator=generator).to(dtype)
+
+
+def same_bits(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    """NaNs have payloads, which may differ."""
+    got = got.cpu()
+    if got.dtype.is_complex:
+        got, want = torch.view_as_real(got), torch.view_as_real(want)
+    if got.dtype.is_floating_point:
+        assert torch.equal(got.isnan(), want.isnan()), what
+        got, want = got.nan_to_num(0, float("inf"), -float("inf")), want.nan_to_num(0, float("inf"), -float("inf"))
+    equal = torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+    assert equal, f"{what}: {got.tolist()} instead of {want.tolist()}"
+
+
+def bits() -> None:
+    """Results have the bits of the CPU engine."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for dtype in REDUCED:
+        for name, op in OPS.items():
+            if not defined(name, dtype):
+                continue
+            for n in (1, 37):
+                want = noise(rank, dtype, n)
+                x = want.to(device())
+                dist.all_reduce(x, op)
+                dist.all_reduce(want, op)
+                same_bits(x, want, f"{name} of {n} {dtype}")
+                parts = noise(rank, dtype, n * size)
+                out, wanted = torch.empty(n, dtype=dtype, device=device()), torch.empty(n, dtype=dtype)
+                dist.reduce_scatter_tensor(out, parts.to(device()), op)
+                dist.reduce_scatter_tensor(wanted, parts, op)
+                same_bits(out, wanted, f"reduce_scatter: {name} of {n} {dtype}")
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+        op = dist._make_nccl_premul_sum(0.3 + rank)  # ranks have factors of their own
+        want = noise(rank, dtype, 37)
+        x = want.to(device())
+        dist.all_reduce(x, op)
+        dist.all_reduce(want, op)
+        same_bits(x, want, f"PREMUL_SUM of {dtype}")
+        parts = noise(rank, dtype, 37 * size)
+        out, wanted = torch.empty(37, dtype=dtype, device=device()), torch.empty(37, dtype=dtype)
+        dist.reduce_scatter_tensor(out, parts.to(device()), op)
+        dist.reduce_scatter_tensor(wanted, parts, op)
+        same_bits(out, wanted, f"reduce_scatter: PREMUL_SUM of {dtype}")
+    for name in ("SUM", "AVG", "MAX"):  # two rounds
+        want = noise(rank, torch.bfloat16, ONE_SHOT // 2 + 13)
+        x, y = want.to(device()), want.to(device())
+        dist.all_reduce(x, OPS[name])
+        dist.reduce(y, size - 1, OPS[name])
+        dist.all_reduce(want, OPS[name])
+        same_bits(x, want, f"{name} of two rounds")
+        if rank == size - 1:
+            same_bits(y, want, f"reduce: {name} of two rounds")
+
+
+def borders(chunks: int) -> None:
+    """Lengths around the borders of chunks."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for length in {CHUNK * k + d for k in (1, chunks) for d in (-1, 0, 1)}:
+        inputs = [(torch.arange(length) * (r + 3) % 251).to(torch.uint8) for r in ranks()]
+        x = inputs[rank].to(device())
+        parts = [torch.empty_like(x) for _ in ranks()]
+        dist.all_gather(parts, x)
+        for r, part in enumerate(parts):
+            assert torch.equal(part.cpu(), inputs[r]), f"all_gather of {length}: part {r}"
+        dist.broadcast(x, size - 1)
+        assert torch.equal(x.cpu(), inputs[size - 1]), f"broadcast of {length}"
+    each = CHUNK // max(1, size - 1) // 256 * 256
+    for length in {each * k + d for k in (1, chunks) for d in (-1, 0, 1)}:
+        splits = [[(length * (r + to + 1)) // size for to in ranks()] for r in ranks()]
+        inputs = [(torch.arange(sum(splits[r])) * (r + 3) % 251).to(torch.uint8) for r in ranks()]
+        out_splits = [splits[r][rank] for r in ranks()]
+        out = torch.empty(sum(out_splits), dtype=torch.uint8, device=device())
+        dist.all_to_all_single(out, inputs[rank].to(device()), out_splits, splits[rank])
+        want = torch.cat([inputs[r].split(splits[r])[rank] for r in ranks()])
+        assert torch.equal(out.cpu(), want), f"all_to_all of {length}"
+
+
+def long_sums(chunks: int) -> None:
+    """Reductions of several chunks."""
+    rank = dist.get_rank()
+    n = CHUNK * chunks // 4 + 5
+    x = (torch.arange(n) % 1000 * (rank + 1)).to(torch.int32).to(device())
+    dist.all_reduce(x)
+    assert torch.equal(x.cpu(), (torch.arange(n) % 1000 * sum(r + 1 for r in ranks())).to(torch.int32))
+
+
+def program(seed: int, steps: int = 40) -> None:
+    """Random collectives of several groups, many of them at once. All ranks make the same choices."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    chance = random.Random(seed)
+    groups = [dist.group.WORLD, dist.new_group(backend="sagecomm")]
+    pending: list[tuple[Any, torch.Tensor, torch.Tensor, str]] = []
+    for step in range(steps):
+        group, kind, root = chance.choice(groups), chance.randrange(6), chance.randrange(size)
+        n = chance.choice([1, 7, 64, 1000, 4099, 70_000])
+        values = [torch.full((n,), float(chance.randrange(100) + r), device=device()) for r in ranks()]
+        mine, total = values[rank].clone(), sum(v.cpu() for v in values)
+        if kind == 0:
+            work, out, want = dist.all_reduce(mine, group=group, async_op=True), mine, total
+        elif kind == 1:
+            work, out, want = dist.broadcast(mine, root, group=group, async_op=True), mine, values[root].cpu()
+        elif kind == 2:
+            out = torch.empty(n * size, device=device())
+            work, want = dist.all_gather_into_tensor(out, mine, group=group, async_op=True), torch.cat(values).cpu()
+        elif kind == 3:
+            out, flat = torch.empty(n, device=device()), mine.repeat(size)
+            work, want = dist.reduce_scatter_tensor(out, flat, group=group, async_op=True), total
+        elif kind == 4:
+            out, flat = torch.empty(n * size, device=device()), mine.repeat(size)
+            work, want = dist.all_to_all_single(out, flat, group=group, async_op=True), torch.cat(values).cpu()
+        else:
+            work = dist.reduce(mine, root, group=group, async_op=True)
+            out, want = mine, total if rank == root else values[rank].cpu()
+        pending.append((work, out, want, f"step {step}: kind {kind} of {n}, root {root}"))
+        if chance.random() < 0.2:
+            work, out, want, what = pending.pop(chance.randrange(len(pending)))
+            work.wait()
+            same(out, want, what)
+    for work, out, want, what in pending:
+        work.wait()
+        same(out, want, what)
+
+
+def in_group(rank: int, size: int, store: str, devices: int, name: str, *arguments: Any) -> None:
+    """Runs one function of this file in a group. Rank r has the device r mod `devices`."""
+    join_group(rank, size, store, rank % devices)
+    try:
+        globals()[name](*arguments)
+        fake_cuda.check()
+    except Exception as error:
+        raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
+    dist.destroy_process_group()
+
+
+def under_fake_cuda(rank: int, size: int, store: str, devices: int) -> None:
+    for function in (reductions, movements, uneven, order, p2p):
+        in_group(rank, size, f"{store}-{function.__name__}", devices, function.__name__)
+
+
+# ---- failures ----
+
+
+def peer_dies(rank: int, size: int, store: str, seed: int) -> str:
+    """The last rank dies at a random moment, while operations are on their way."""
+    join_group(rank, size, store, 0)
+    chance = random.Random(seed)
+    last, late = chance.randrange(0, 40), chance.random() * 0.01
+    x = torch.ones(chance.choice([1000, 100_000]), device="cuda")
+    parts = torch.empty(len(x) * size, device="cuda")
+
+    def work() -> None:
+        for i in range(10000):
+            if rank == size - 1 and i == last:
+                time.sleep(late)
+                os.kill(os.getpid(), signal.SIGKILL)
+            works = [
+                dist.all_reduce(x, dist.ReduceOp.MAX, async_op=True),
+                dist.all_gather_into_tensor(parts, x, async_op=True),
+                dist.broadcast(x, i % size, async_op=True),
+            ]
+            if i % 3 == 0:
+                torch.cuda.synchronize()
+            if i % 4 == 0:
+                works[-1].wait()
+
+    return raised(work)
+
+
+def is_void(rank: int, size: int, store: str) -> str:
+    """Rank 0 aborts while an operation is on its way for which the last rank has not come. Its stream goes on and gives
+    rank 1 what it has not computed, which is no success there."""
+    join_group(rank, size, store, 0)
+    told = c10d._get_default_store()
+    x = torch.ones(ONE_SHOT, device="cuda")
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    if rank == size - 1:
+        with fake_cuda.held(torch.cuda.current_stream()):
+            x.fill_(5)
+            work = dist.all_reduce(x, async_op=True)
+            told.set("called", "")
+            told.wait(["aborted"])
+    else:
+        told.wait(["called"])
+        work = dist.all_reduce(x, async_op=True)
+        told.set(f"rank {rank} has called", "")
+        if rank == 0:
+            told.wait([f"rank {other} has called" for other in range(size - 1)])
+            c10d._get_default_group()._get_backend(torch.device("cuda")).abort()
+            told.set("aborted", "")
+    return raised(lambda: work.wait(timedelta(seconds=30)))
+
+
+def used(rank: int, size: int, store: str, on: list[int]) -> str:
+    """Operations are right whichever engine carries them out. Returns the engine's line of explain."""
+    from device_nccl import falls_back
+
+    return falls_back(rank, size, store, on)
+
+
+def many_communicators(rank: int, size: int, store: str) -> int:
+    """Groups that are destroyed give the memory of the device back. Returns the bytes that are in use afterwards."""
+    join_group(rank, size, store, 0)
+    x = host(rank, torch.float32).to(device())
+    dist.all_reduce(x)
+    free = torch.cuda.mem_get_info()[0]
+    for _ in range(4):
+        group = dist.new_group(backend="sagecomm")
+        dist.all_reduce(x, group=group)
+        dist.destroy_process_group(group)
+    # A group's memory is given back when all ranks have closed it, and one of them makes or destroys another group.
+    for _ in range(2000):
+        if free - torch.cuda.mem_get_info()[0] <= ARENA:
+            break
+        time.sleep(0.005)
+    return free - torch.cuda.mem_get_info()[0]
+
+
+def captured(rank: int, size: int, store: str) -> str:
+    """An operation in a capture is refused, and the group goes on."""
+    join_group(rank, size, store, 0)
+    x = torch.ones(4, device="cuda")
+    dist.all_reduce(x)
+    graph, text = torch.cuda.CUDAGraph(), ""
+    with torch.cuda.graph(graph):
+        x.mul_(2)
+        try:
+            dist.all_reduce(x)
+        except (RuntimeError, ValueError) as error:
+            text = str(error)
+    dist.all_reduce(x)
+    assert x.tolist() == [size**2] * 4
+    fake_cuda.check()
+    dist.destroy_process_group()
+    return text

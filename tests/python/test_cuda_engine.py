@@ -1,0 +1,136 @@
+"""Collectives on devices that ranks share, or whose memory they can use: the engine cuda on fake CUDA.
+
+device_cuda.py has what ranks do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuda_bed import CudaBed
+from device_bed import Schedule, under_schedules
+from selection import quickly
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+ARENA = 8 << 20  # bytes
+SETTINGS = {"EMULATOR_KICK_MS": "5", "SAGECOMM_ENGINE": "cuda"}
+PLACES = [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)]  # ranks, and devices
+
+
+def settings_for(schedule: Schedule, devices: int) -> dict[str, str]:
+    return {**SETTINGS, "schedule": schedule.name, "EMULATOR_DEVICES": str(devices)}
+
+
+@under_schedules
+@pytest.mark.parametrize("place", quickly([(4, 2)], PLACES), ids=str)
+def test_programs(cuda_bed: CudaBed, schedule: Schedule, place: tuple[int, int]) -> None:
+    size, devices = place
+    settings = settings_for(schedule, devices)
+    cuda_bed.ranks("device_cuda:under_fake_cuda", size, devices, seed=schedule.seed, **settings)
+
+
+@under_schedules
+@pytest.mark.parametrize("place", quickly([(3, 1)], PLACES), ids=str)
+def test_random_programs(cuda_bed: CudaBed, schedule: Schedule, place: tuple[int, int]) -> None:
+    size, devices = place
+    settings = settings_for(schedule, devices)
+    cuda_bed.ranks("device_cuda:in_group", size, devices, "program", schedule.seed, seed=schedule.seed, **settings)
+
+
+@pytest.mark.parametrize("size", quickly([3], [1, 2, 3, 8]))
+def test_bits(cuda_bed: CudaBed, size: int) -> None:
+    cuda_bed.ranks("device_cuda:in_group", size, 1, "bits", **SETTINGS)
+
+
+@pytest.mark.parametrize("size", quickly([2], [2, 3, 4]))
+@pytest.mark.parametrize("chunks", quickly([1], [1, 6]))
+def test_borders_of_chunks(cuda_bed: CudaBed, size: int, chunks: int) -> None:
+    cuda_bed.ranks("device_cuda:in_group", size, 1, "borders", chunks, **SETTINGS)
+
+
+@pytest.mark.parametrize("size", quickly([], [2, 3]))
+def test_long_sums(cuda_bed: CudaBed, size: int) -> None:
+    cuda_bed.ranks("device_cuda:in_group", size, 1, "long_sums", 6, **SETTINGS)
+
+
+@pytest.mark.parametrize("schedule", quickly(["random"], ["lazy", "eager", "random"]))
+@pytest.mark.parametrize("size", quickly([3], [2, 3, 4]))
+@pytest.mark.parametrize("seed", quickly([1, 2, 3, 4, 5], range(1, 24)))
+def test_a_peer_dies(cuda_bed: CudaBed, tmp_path: Path, size: int, schedule: str, seed: int) -> None:
+    """The streams of the survivors wait for the dead rank until the survivors end the waits."""
+    function, store = "device_cuda:peer_dies", str(tmp_path / "store")
+    children = [
+        cuda_bed.start(function, rank, size, store, seed, schedule=schedule, seed=seed, **SETTINGS)
+        for rank in range(size)
+    ]
+    for child in children[:-1]:
+        text = child.result()
+        assert text.startswith("PeerFailure: "), text
+        assert f"rank {size - 1}" in text
+    with pytest.raises(AssertionError, match="died"):
+        children[-1].result()
+
+
+def test_what_a_peer_has_cut_is_no_success(cuda_bed: CudaBed) -> None:
+    for text in cuda_bed.ranks("device_cuda:is_void", 3, **SETTINGS):
+        assert text.startswith("Aborted: "), text
+
+
+@pytest.mark.long  # it waits for a timeout of 2 s
+def test_a_rank_is_absent(cuda_bed: CudaBed) -> None:
+    for text in cuda_bed.ranks("device_nccl:rank_is_absent", 2, **SETTINGS):
+        assert text.startswith("CollectiveTimeout: "), text
+
+
+def test_ranks_call_different_operations(cuda_bed: CudaBed) -> None:
+    for text in cuda_bed.ranks("device_nccl:ranks_differ", 2, **SETTINGS):
+        assert text.startswith("CollectiveMismatch: "), text
+
+
+def test_memory_is_given_back(cuda_bed: CudaBed) -> None:
+    for bytes_in_use in cuda_bed.ranks("device_cuda:many_communicators", 2, **SETTINGS):
+        assert bytes_in_use <= ARENA
+
+
+REASONS = {
+    "devices apart": (
+        [0, 1],
+        "cuDeviceCanAccessPeer@1+=#0",
+        "cuda:0 of host .* cannot use the memory of cuda:1 of host .*, the device of rank 1",
+    ),
+    "no handle": ([0, 0], "cuIpcGetMemHandle@1=not_supported", "no rank offers it: cannot share memory of the device"),
+    "no import": ([0, 0], "cuIpcOpenMemHandle@1=out_of_memory", "cannot open memory that another process shares"),
+    "no registration": ([0, 0], "cuMemHostRegister@1=not_supported", "cannot register host memory"),
+    "no kernels": ([0, 0], "cuModuleLoadDataEx@1+=not_supported", "cannot load the kernels of reductions"),
+    "no reason": ([0, 0], "", "'engine': 'cuda', 'chosen': True"),
+}
+
+
+@pytest.mark.parametrize("case", REASONS)
+def test_what_ranks_do_without_the_engine(cuda_bed: CudaBed, case: str) -> None:
+    on, faults, reason = REASONS[case]
+    settings = SETTINGS | {"SAGECOMM_ENGINE": "auto", "EMULATOR_FAULTS": faults, "NCCL_COMM_BLOCKING": "1"}
+    for text in cuda_bed.ranks("device_cuda:used", 2, on, **settings):
+        assert re.search(reason, text), text
+
+
+def test_ranks_that_share_a_device_do_without_nccl(cuda_bed: CudaBed) -> None:
+    for text in cuda_bed.ranks("device_cuda:used", 2, [0, 0], **SETTINGS | {"SAGECOMM_ENGINE": "auto"}):
+        assert "is the device of rank 0 too" in text, text
+        assert "'engine': 'cuda', 'chosen': True" in text, text
+
+
+def test_a_set_engine_that_cannot_be(cuda_bed: CudaBed) -> None:
+    for text in cuda_bed.ranks(
+        "device_nccl:shares_a_device", 2, **SETTINGS | {"EMULATOR_FAULTS": "cuIpcGetMemHandle@1=not_supported"}
+    ):
+        assert "SAGECOMM_ENGINE=cuda, but no rank offers it: cannot share memory of the device" in text, text
+
+
+def test_captures_are_refused(cuda_bed: CudaBed) -> None:
+    for text in cuda_bed.ranks("device_cuda:captured", 2, **SETTINGS):
+        assert "the current stream of cuda:0 is being captured" in text
