@@ -73,10 +73,13 @@ struct HasIsCapturing : std::false_type {};
 template <class T>
 struct HasIsCapturing<T, std::void_t<decltype(std::declval<const T&>().is_capturing())>> : std::true_type {};
 
+// Whether streams of this torch tell that they are captured into a graph. Where they do not, the core asks the device.
+inline constexpr bool kTellsCaptures = HasIsCapturing<c10::Stream>::value;
+
 // Reports whether a stream is being captured into a graph. A torch that cannot tell is taken to capture nothing.
 template <class Stream>
 bool isCapturing(const Stream& stream) {
-  if constexpr (HasIsCapturing<Stream>::value) {
+  if constexpr (kTellsCaptures) {
     return stream.is_capturing();
   } else {
     return false;

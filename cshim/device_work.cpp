@@ -67,6 +67,7 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
   const bool fromAnySource = op.kind == SAGECOMM_RECV && op.root == SAGECOMM_ANY_SOURCE;
   tellsTheHost_ = tellsTheHost_ || op.kind == SAGECOMM_BARRIER || fromAnySource;
   bridge_.struct_size = sizeof bridge_;
+  bridge_.may_be_captured = kTellsCaptures ? 0 : 1;
   bridge_.ctx = this;
   bridge_.make_stream = &makeStream;
   bridge_.pin = &pin;

@@ -104,14 +104,13 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (!work) {
     work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout);
   }
-  bool waits = !call.async;
   const std::exception_ptr interrupted = device ? device->raised() : nullptr; // the operation fails
+  const DeviceWork* queued = nullptr; // a synchronous operation for which a stream waits, and not the host
   if (C10_UNLIKELY(device != nullptr)) {
-    DeviceWork& on = *device;
+    const DeviceWork& on = *device;
     work->own(std::move(device));
-    if (waits && !work->hostWaits()) {
-      on.awaitInCurrentStream();
-      waits = false;
+    if (!call.async && !work->hostWaits()) {
+      queued = &on;
     }
   }
   if (C10_UNLIKELY((watch.runs() || status != SAGECOMM_OK) && !call.internal)) {
@@ -128,17 +127,18 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   }
   work->attach(issued.work, issued.sequence, std::move(call.buffers), call.inputs, info_, call.source);
   work->own(std::move(call.ephemeralShare), sparse ? std::move(*call.sparse) : nullptr);
+  if (!call.async && !interrupted && queued == nullptr) {
+    work->drive();
+    return work;
+  }
+  // The profiler may be gone when the operation ends, and ending a range writes to its memory.
+  work->endProfiling();
+  work->completeLater();
   if (interrupted) {
-    work->endProfiling();
-    work->completeLater();
     std::rethrow_exception(interrupted);
   }
-  if (waits) {
-    work->drive();
-  } else {
-    // The profiler may be gone when the operation ends, and ending a range writes to its memory.
-    work->endProfiling();
-    work->completeLater();
+  if (queued != nullptr) {
+    queued->awaitInCurrentStream(); // after an error of the device, which it raises, the operation goes on
   }
   return work;
 }

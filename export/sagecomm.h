@@ -137,6 +137,9 @@ typedef struct sagecomm_copy {
  * `why`. A stream is a number that make_stream() has given out; it stays valid until the process ends. */
 typedef struct sagecomm_bridge {
   uint32_t struct_size; /* sizeof(sagecomm_bridge) */
+  /* Not 0: the framework cannot tell whether the caller's stream is being captured into a graph, so the library asks the
+   * device's runtime. 0: it is not. */
+  uint32_t may_be_captured;
   void *ctx;
   /* Makes a stream that nothing but the library uses. Numbers begin at 1. */
   int32_t (*make_stream)(void *ctx, uint64_t *stream, char *why, size_t why_n);

@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 	"sagecomm/internal/device/bridge"
 	"sagecomm/internal/engine/staged"
@@ -47,7 +46,8 @@ func (g *guest) access() device.Access {
 	g.t.Helper()
 	b, err := bridge.New(g.Bridge())
 	require.NoError(g.t, err)
-	a := staged.WithBridge(b, coll.Device{Type: coll.PrivateUse1, Index: used})
+	a, err := staged.WithBridge(b, operation(g.caller))
+	require.NoError(g.t, err)
 	if want := g.v.name + ", device 1, in the framework's streams"; a.Name() != want {
 		g.t.Fatalf("the access is %q, expected %q", a.Name(), want)
 	}
@@ -174,6 +174,24 @@ func TestAHandleThatWasKept(t *testing.T) {
 	})
 }
 
+// Where a framework cannot tell whether the caller's stream is being captured, the vendor's runtime is asked before it is used.
+func TestAFrameworkThatDoesNotTellOfCaptures(t *testing.T) {
+	isolated(t, folder(t), nil, func(t *testing.T) {
+		runtime.LockOSThread()
+		g := newGuest(t, vendors[0])
+		b, err := bridge.New(g.Bridge())
+		require.NoError(t, err)
+		g.call("aclmdlRICaptureBegin", g.caller, 2)
+		_, err = staged.WithBridge(b, operation(g.caller))
+		require.NoError(t, err, "the framework says that the stream is not captured")
+		g.MayBeCaptured()
+		_, err = staged.WithBridge(b, operation(g.caller))
+		require.ErrorIs(t, err, device.ErrCaptured)
+		_, err = staged.WithBridge(b, operation(g.made("aclrtCreateStream")))
+		require.NoError(t, err)
+	})
+}
+
 // Where the vendor's library is not there, or the device is one that this library does not know, the framework moves the memory.
 func TestAFrameworkWithoutARuntime(t *testing.T) {
 	eachVendor(t, func(t *testing.T, v vendor) {
@@ -188,7 +206,10 @@ func TestAFrameworkWithoutARuntime(t *testing.T) {
 				}
 				b, err := bridge.New(f.Bridge())
 				require.NoError(t, err)
-				if a := staged.WithBridge(b, coll.Device{Type: coll.PrivateUse1, Index: 1}); a != device.Access(b) {
+				f.MayBeCaptured()
+				a, err := staged.WithBridge(b, operation(0))
+				require.NoError(t, err)
+				if a != device.Access(b) {
 					t.Errorf("%s: device 1 of 1 has the access %q", name, a.Name())
 				}
 			}

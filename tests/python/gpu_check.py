@@ -52,8 +52,6 @@ class Run:
     def why_not(self, check: Check) -> str:
         if check.emulated_only and not emulated():
             return "it needs a fault that only the emulator makes"
-        if check.captures and not self.device["tells_captures"]:
-            return "streams of this torch do not tell that they are captured"
         return ""
 
     def check(self, check: Check, size: int) -> dict[str, Any]:

@@ -19,7 +19,6 @@ class Check:
     dies: int | None = None  # a rank that ends itself
     settings: Mapping[str, str] = field(default_factory=dict)
     emulated_only: bool = False  # it needs a fault of the device
-    captures: bool = False  # it needs a torch whose streams tell that they are captured
 
     def functions(self) -> tuple[str, ...]:
         return self.programs or (self.whole,)
@@ -169,7 +168,6 @@ CHECKS = (
         "graph-refused",
         "an operation in a capture is refused",
         _of("device_calls", "captures_are_refused"),
-        captures=True,
     ),
     Check(
         "training", "DDP gives the parameters of one process", _of("device_calls", "training", "other_backend_strings")

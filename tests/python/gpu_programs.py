@@ -61,7 +61,6 @@ def describe(rank: int, size: int, store: str) -> dict[str, Any]:
         "name": torch.cuda.get_device_name(driver),
         "torch": torch.__version__,
         "count": torch.cuda.device_count(),
-        "tells_captures": hasattr(torch.Stream, "is_capturing"),
         "free": free,
         "total": total,
     }

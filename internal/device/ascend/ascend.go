@@ -35,6 +35,15 @@ var probes device.Probes
 
 // Open returns the runtime of a device, or why there is none: no library, no device, or one whose streams cannot wait for a word.
 func Open(index int) (*Driver, error) {
+	d, err := of(index)
+	if err != nil {
+		return nil, err
+	}
+	return d, probes.Check(index, d)
+}
+
+// of returns the runtime of a device whose streams were not tried.
+func of(index int) (*Driver, error) {
 	if err := load(); err != nil {
 		return nil, err
 	}
@@ -42,8 +51,27 @@ func Open(index int) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{index: index, context: context}
-	return d, probes.Check(index, d)
+	return &Driver{index: index, context: context}, nil
+}
+
+// Captured returns device.ErrCaptured if a stream is being captured, or why the runtime does not tell. It allocates nothing, which
+// may break a capture. Where Open returns an error, there is nothing to ask. A runtime that has no captures lacks the function.
+func Captured(index int, stream uintptr) error {
+	d, err := of(index)
+	if err != nil || C.acl.aclmdlRICaptureGetInfo == nil {
+		return nil
+	}
+	var status C.int32_t
+	var model C.uintptr_t
+	if err := d.do("cannot ask whether a stream is being captured", func() error {
+		return failed("aclmdlRICaptureGetInfo", C.call_aclmdlRICaptureGetInfo(C.uintptr_t(stream), &status, &model))
+	}); err != nil {
+		return err
+	}
+	if status != C.acl_model_ri_capture_status_none {
+		return device.ErrCaptured
+	}
+	return nil
 }
 
 // New returns the access of an operation whose caller brings no bridge, or why there is none: those of Open, a stream that is
@@ -52,24 +80,14 @@ func New(op coll.Op) (*Driver, error) {
 	if op.Ordering != coll.InStream {
 		return nil, device.ErrBeside
 	}
+	if err := Captured(op.Device.Index, op.Stream); err != nil {
+		return nil, err
+	}
 	d, err := Open(op.Device.Index)
 	if err != nil {
 		return nil, err
 	}
 	d.caller = C.uintptr_t(op.Stream)
-	if C.acl.aclmdlRICaptureGetInfo == nil {
-		return d, nil
-	}
-	var status C.int32_t
-	var model C.uintptr_t
-	if err := d.do("cannot ask whether a stream is being captured", func() error {
-		return failed("aclmdlRICaptureGetInfo", C.call_aclmdlRICaptureGetInfo(d.caller, &status, &model))
-	}); err != nil {
-		return nil, err
-	}
-	if status != C.acl_model_ri_capture_status_none {
-		return nil, device.ErrCaptured
-	}
 	return d, nil
 }
 

@@ -112,6 +112,9 @@ func (b *Bridge) Adopt(s device.Stream) (device.Stream, error) {
 	return s, b.result("cannot order a stream of the device's runtime", status)
 }
 
+// MayBeCaptured reports whether the caller's stream may be one that is being captured into a graph, because the framework cannot tell.
+func (b *Bridge) MayBeCaptured() bool { return b.c.may_be_captured != 0 }
+
 // DeviceName returns the name of the type of device in the framework.
 func (b *Bridge) DeviceName() string {
 	if b.c.device_name == nil {

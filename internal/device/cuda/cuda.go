@@ -39,6 +39,15 @@ var probes device.Probes
 
 // Open returns the runtime of a device, or why there is none: no driver, or one whose streams cannot wait for a word.
 func Open(index int) (*Driver, error) {
+	d, err := of(index)
+	if err != nil {
+		return nil, err
+	}
+	return d, probes.Check(index, d)
+}
+
+// of returns the runtime of a device whose streams were not tried.
+func of(index int) (*Driver, error) {
 	if err := load(); err != nil {
 		return nil, err
 	}
@@ -46,8 +55,27 @@ func Open(index int) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{index: index, context: context}
-	return d, probes.Check(index, d)
+	return &Driver{index: index, context: context}, nil
+}
+
+// Captured returns device.ErrCaptured if a stream is being captured, or why the driver does not tell. It allocates nothing, which
+// would break a capture. Where Open returns an error, there is nothing to ask.
+func Captured(index int, stream uintptr) error {
+	d, err := of(index)
+	if err != nil {
+		return nil
+	}
+	s := streamOf(stream)
+	var status C.CUstreamCaptureStatus
+	if err := d.do("cannot ask whether a stream is being captured", func() error {
+		return failed(C.cuStreamIsCapturing((C.CUstream)(unsafe.Pointer(s.C())), &status))
+	}); err != nil {
+		return err
+	}
+	if status != C.CU_STREAM_CAPTURE_STATUS_NONE {
+		return device.ErrCaptured
+	}
+	return nil
 }
 
 // New returns the access of an operation whose caller brings no bridge, or why there is none: those of Open, a stream that is
@@ -56,20 +84,14 @@ func New(op coll.Op) (*Driver, error) {
 	if op.Ordering != coll.InStream {
 		return nil, device.ErrBeside
 	}
+	if err := Captured(op.Device.Index, op.Stream); err != nil {
+		return nil, err
+	}
 	d, err := Open(op.Device.Index)
 	if err != nil {
 		return nil, err
 	}
 	d.caller = streamOf(op.Stream)
-	var status C.CUstreamCaptureStatus
-	if err := d.do("cannot ask whether a stream is being captured", func() error {
-		return failed(C.cuStreamIsCapturing((C.CUstream)(unsafe.Pointer(d.caller.C())), &status))
-	}); err != nil {
-		return nil, err
-	}
-	if status != C.CU_STREAM_CAPTURE_STATUS_NONE {
-		return nil, device.ErrCaptured
-	}
 	return d, nil
 }
 

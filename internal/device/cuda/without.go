@@ -27,6 +27,9 @@ func Open(int) (*Driver, error) { return nil, errNotBuilt }
 // Devices returns an error.
 func Devices() (int, error) { return 0, errNotBuilt }
 
+// Captured returns an error.
+func Captured(int, uintptr) error { return errNotBuilt }
+
 // New returns an error.
 func New(coll.Op) (*Driver, error) { return nil, errNotBuilt }
 

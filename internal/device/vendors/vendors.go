@@ -21,15 +21,19 @@ type Vendor struct {
 	Open func(index int) (device.Runtime, error)
 	// New returns the access of an operation whose caller brings no bridge.
 	New func(coll.Op) (device.Access, error)
+	// Captured returns device.ErrCaptured if a stream of a device is being captured, or why the runtime does not tell. nil: this
+	// library does not ask the runtime.
+	Captured func(index int, stream uintptr) error
 
 	number coll.DeviceType
 }
 
 var all = []Vendor{
-	{"cuda", "libcuda.so.1", cuda.Devices, opened(cuda.Open), accessed(cuda.New), coll.CUDA},
-	{"npu", "libascendcl.so", ascend.Devices, opened(ascend.Open), accessed(ascend.New), coll.PrivateUse1},
+	{"cuda", "libcuda.so.1", cuda.Devices, opened(cuda.Open), accessed(cuda.New), cuda.Captured, coll.CUDA},
+	{"npu", "libascendcl.so", ascend.Devices, opened(ascend.Open), accessed(ascend.New), ascend.Captured,
+		coll.PrivateUse1},
 	{"mlu", "libcnrt.so", cambricon.Devices, opened(cambricon.Open),
-		func(coll.Op) (device.Access, error) { return nil, cambricon.ErrCannotWait }, coll.PrivateUse1},
+		func(coll.Op) (device.Access, error) { return nil, cambricon.ErrCannotWait }, nil, coll.PrivateUse1},
 }
 
 func opened[D device.Runtime](open func(int) (D, error)) func(int) (device.Runtime, error) {

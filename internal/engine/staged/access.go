@@ -33,16 +33,27 @@ func FromCall(call runner.Call, op coll.Op) (device.Access, error) {
 	if err != nil {
 		return nil, err
 	}
-	return WithBridge(b, op.Device), nil
+	return WithBridge(b, op)
 }
 
 // WithBridge returns the access for a call that brings a bridge. The framework takes streams of CUDA's driver for its own. Frameworks
-// of other vendors do not, so their runtimes use the framework's streams. Without any of this the bridge moves the memory.
-func WithBridge(b *bridge.Bridge, on coll.Device) device.Access {
+// of other vendors do not, so their runtimes use the framework's streams. Without any of this the bridge moves the memory. The error is
+// that of a caller's stream that is being captured.
+func WithBridge(b *bridge.Bridge, op coll.Op) (device.Access, error) {
 	v, known := vendors.Named(b.DeviceName())
 	if !known {
-		return b
+		return b, nil
 	}
+	if b.MayBeCaptured() && v.Captured != nil {
+		if err := v.Captured(op.Device.Index, op.Stream); err != nil {
+			return nil, err
+		}
+	}
+	return withRuntime(v, b, op.Device), nil
+}
+
+// withRuntime returns the access by a bridge and a vendor's runtime, or the bridge alone.
+func withRuntime(v vendors.Vendor, b *bridge.Bridge, on coll.Device) device.Access {
 	rt, err := v.Open(on.Index)
 	if err != nil {
 		return b

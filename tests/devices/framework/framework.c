@@ -193,6 +193,7 @@ framework *framework_new(const char *library, const char *device_name, uintptr_t
 
 const sagecomm_bridge *framework_bridge(framework *f) { return &f->bridge; }
 void framework_keeps_handles(framework *f, bool keeps) { f->keeps_handles = keeps; }
+void framework_may_be_captured(framework *f) { f->bridge.may_be_captured = 1; }
 
 void framework_copy(framework *f, uintptr_t to, uintptr_t from, uintptr_t bytes, bool to_device) {
   push(f, (entry){.what = copy, .stream = f->caller, .to = to, .from = from, .bytes = bytes, .to_device = to_device});

@@ -27,6 +27,9 @@ func (f Framework) Bridge() unsafe.Pointer { return unsafe.Pointer(C.framework_b
 // KeepsHandles makes the framework leave its queue as it is when it is asked for a handle.
 func (f Framework) KeepsHandles() { C.framework_keeps_handles(f.c, true) }
 
+// MayBeCaptured makes the framework say that it cannot tell whether the caller's stream is being captured.
+func (f Framework) MayBeCaptured() { C.framework_may_be_captured(f.c) }
+
 // Copy launches a copy in the caller's stream.
 func (f Framework) Copy(to, from uintptr, bytes int, toDevice bool) {
 	C.framework_copy(f.c, C.uintptr_t(to), C.uintptr_t(from), C.uintptr_t(bytes), C.bool(toDevice))

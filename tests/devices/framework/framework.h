@@ -16,6 +16,8 @@ framework *framework_new(const char *library, const char *device_name, uintptr_t
 const sagecomm_bridge *framework_bridge(framework *f);
 /* Whether asking for a handle leaves the queue as it is: a fault, that of a handle which was kept from earlier. */
 void framework_keeps_handles(framework *f, bool keeps);
+/* The framework cannot tell whether the caller's stream is being captured. */
+void framework_may_be_captured(framework *f);
 /* Puts a copy into the caller's stream, by the queue. */
 void framework_copy(framework *f, uintptr_t to, uintptr_t from, uintptr_t bytes, bool to_device);
 /* Makes the caller's stream wait for the end of the operation, by the queue: for what join() was called with. */
