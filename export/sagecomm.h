@@ -444,12 +444,18 @@ typedef struct sagecomm_api {
 
   /* Writes as JSON the processors, memory, devices and links of this host, as its kernel reports them, and which of
    * them this process may use. It needs no group.
-   *   {"host": {"name", "boot_id"}, "process": {"cpus", "memory_nodes", "cpu_quota"}, "cpu_model", "memory_bytes",
-   *    "online", "offline", "packages": [{"id", "cpus", "cores": [{"id", "cpus"}]}],
+   *   {"host": {"name", "boot_id"}, "process": {"cpus", "memory_nodes", "cpu_quota", "device_files"}, "cpu_model",
+   *    "memory_bytes", "online", "offline", "packages": [{"id", "cpus", "cores": [{"id", "cpus"}]}],
    *    "caches": [{"level", "bytes", "cpus"}], "nodes": [{"id", "cpus", "memory_bytes", "distances"}],
-   *    "accelerators": [{"address", "kind", "vendor", "device", "vendor_name", "driver", "node", "cpus"}],
+   *    "accelerators": [{"address", "kind", "vendor", "device", "vendor_name", "driver", "node", "cpus",
+   *      "pci_gt_per_s", "bridges"}], "links": [{"kind", "class", "ends": [address, address], "path"}],
+   *    "gpus": {"list": [{"index", "name", "uuid", "address", "memory_bytes", "compute_capability", "node", "cpus", "nvlinks",
+   *      "nvlink_version"}], "links": [{"a", "b", "class", "path", "nvlinks", "p2p"}], "why",
+   *      "visible": {"setting", "devices": [{"gpu", "instance"}], "why"}},
    *    "rdma": [{"name", "address", "node", "interfaces", "ports": [{"number", "state", "link", "gbps"}]}],
    *    "interfaces": [{"name", "up", "loopback", "mbps", "mtu", "address", "node"}]}
+   * "links" are those between accelerators of one maker, without pairs that "gpus" has; "gpus" is what NVIDIA's driver knows,
+   * and in it "visible" what the variable CUDA_VISIBLE_DEVICES leaves. Paths have the names of `nvidia-smi topo -m`.
    * Cpus and nodes of memory are lists as the kernel writes them, "0-3,8"; ids of PCI are as in sysfs, "0x10de".
    * Fields that are unknown, false or empty are left out, except "up". */
   int64_t (*topology)(char *json, size_t n);

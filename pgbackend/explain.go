@@ -58,6 +58,8 @@ type Explanation struct {
 
 	Engine  string            `json:"engine,omitempty"` // of tensors on devices; both are empty if the question is not about them
 	Engines []engineCandidate `json:"engines,omitempty"`
+	// Links has what the ranks know of the links between their devices, the closest first.
+	Links []deviceLinks `json:"device_links,omitempty"`
 }
 
 // engineCandidate is an engine of an [Explanation], which has the most preferred one first.
@@ -95,7 +97,7 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	if q.Bytes > mostBytes {
 		return nil, fmt.Errorf("explain: %d bytes: expected at most %d", q.Bytes, uint64(mostBytes))
 	}
-	selector, shape, engines, fusion, err := p.choicesFor(q)
+	selector, shape, engines, fusion, link, err := p.choicesFor(q)
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)
 	}
@@ -112,7 +114,7 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 		}
 	}
 	if q.Device {
-		out.Engine = engines.Engine
+		out.Engine, out.Links = engines.Engine, describeLinks(selector.LinkDevices(link))
 		for _, c := range engines.Candidates {
 			out.Engines = append(out.Engines, engineCandidate{c.Engine, c.Chosen, c.Forced, c.Why})
 		}
@@ -144,18 +146,18 @@ func (p *Process) processorsFor(q Question) int {
 	return len(processors()) * max(1, q.Hosts)
 }
 
-// choicesFor returns the selector, the shape, the engine for devices and the limits of fusion of the group that a question is
-// about.
-func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, engines algo.EngineChoice, fusion string, err error) {
+// choicesFor returns the selector, the shape, the engine for devices, the limits of fusion and the links between devices of the
+// group that a question is about.
+func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, engines algo.EngineChoice, fusion string, link func(a, b int) algo.DeviceLink, err error) {
 	if q.Group != 0 {
 		g := p.Group(q.Group)
 		if g == nil {
-			return nil, shape, engines, "", errors.New("the group was destroyed")
+			return nil, shape, engines, "", nil, errors.New("the group was destroyed")
 		}
-		return g.selector, g.shape(), g.engines(), g.fusionLimits(), nil
+		return g.selector, g.shape(), g.engines(), g.fusionLimits(), g.deviceLink, nil
 	}
 	if shape, err = q.shape(); err != nil {
-		return nil, shape, engines, "", err
+		return nil, shape, engines, "", nil, err
 	}
 	options := map[string]string{}
 	if q.Tune != "" {
@@ -163,11 +165,11 @@ func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, en
 	}
 	settings, err := env.Resolve(runner.Environ(), options)
 	if err != nil {
-		return nil, shape, engines, "", err
+		return nil, shape, engines, "", nil, err
 	}
 	w, err := readTuningSettings(settings)
 	if err != nil {
-		return nil, shape, engines, "", err
+		return nil, shape, engines, "", nil, err
 	}
 	var found probeResult
 	if w.probe {
@@ -177,11 +179,11 @@ func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, en
 		}
 	}
 	if s, err = p.selector(shape, w.machine, w, found); err != nil {
-		return nil, shape, engines, "", err
+		return nil, shape, engines, "", nil, err
 	}
 	described := Group{size: q.Ranks, settings: settings, selector: s}
 	described.chooseFusion()
-	return s, shape, p.describedEngines(q.Ranks, settings), described.fusionLimits(), nil
+	return s, shape, p.describedEngines(q.Ranks, settings), described.fusionLimits(), p.describedLink(shape), nil
 }
 
 // describedEngines returns the choice of a group whose ranks all offer what this process offers.

@@ -82,6 +82,7 @@ type member struct {
 	Machine     string              `json:"machine,omitempty"`    // name of its machine in tuning files; all ranks use rank 0's
 	Probe       probeResult         `json:"probe"`                // result of its probe; agree combines those of all ranks
 	Engines     algo.Offers         `json:"engines"`              // engines of the device lane that it offers
+	Place       *topo.Place         `json:"place,omitempty"`      // of the device that it is taken to use
 	ArenaAbsent string              `json:"arena_absent,omitempty"`
 }
 

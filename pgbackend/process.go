@@ -13,6 +13,7 @@ import (
 	"sagecomm/internal/observe"
 	"sagecomm/internal/procwatch"
 	"sagecomm/internal/runner"
+	"sagecomm/internal/topo"
 )
 
 // Process holds what all groups of one process share: memory, progress engine, observers, the watch over peers. There is one
@@ -35,8 +36,10 @@ type Process struct {
 	selectors map[selectorKey]*algo.Selector
 	probing   sync.Once
 	found     probeResult // result of the probe, set by probing
-	unwatched sync.Once   // prints the warning about peers that cannot be watched
-	files     sync.Once   // prints the warning that groups use files
+	placing   sync.Once
+	gpus      []topo.Place // of this process, set by placing
+	unwatched sync.Once    // prints the warning about peers that cannot be watched
+	files     sync.Once    // prints the warning that groups use files
 }
 
 var (

@@ -74,7 +74,7 @@ func (g *Group) attemptFile(c Config, try string, deadline time.Time, methods []
 func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shmem.Method, arena *processArena, arenaErr error) error {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
 	me := member{Machine: g.tuningSettings.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(), Processors: processors(),
-		Setup: g.setup(methods), Engines: g.engineOffers()}
+		Setup: g.setup(methods), Engines: g.engineOffers(), Place: placeOf(g)}
 	if g.tuningSettings.probe && g.size > 1 {
 		me.Probe = g.process.probe(g.size)
 	}

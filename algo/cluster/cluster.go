@@ -172,7 +172,7 @@ func (c Cluster) hosts() [][]int {
 // perByte returns the seconds per byte of a rate in GB/s.
 func perByte(gb float64) float64 { return 1 / (gb * 1e9) }
 
-// price converts the link to the units in which plans are priced.
-func (l Link) price() cost.Link {
+// Cost converts the link to the units in which plans are priced.
+func (l Link) Cost() cost.Link {
 	return cost.Link{Latency: l.Latency * 1e-6, Byte: perByte(l.Rate), Step: l.Step * 1e-6}
 }

@@ -34,7 +34,7 @@ func (h hop) message(n float64) float64 { return h.o + h.alpha + n*h.beta + h.o 
 
 func (c *Cluster) closed(bytes uint64, chunk int) *closed {
 	links := c.links()
-	class := func(l Link) hop { m := l.price(); return hop{m.Latency, m.Byte, m.Step} }
+	class := func(l Link) hop { m := l.Cost(); return hop{m.Latency, m.Byte, m.Step} }
 	f := &closed{
 		c: c, P: c.Ranks(), q: c.RanksPerHost, H: c.Hosts, n: float64(bytes), gamma: perByte(c.Reduce), copy: perByte(c.Copy),
 		chunk: float64(chunk),

@@ -36,12 +36,12 @@ func (c *Cluster) costs() cost.Costs {
 	links := c.links()
 	width := c.RanksPerHost
 	costs := cost.Costs{
-		Links: []cost.Link{links[0].price()}, Reduce: perByte(c.Reduce), Copy: perByte(c.Copy), Capacity: c.Capacity,
+		Links: []cost.Link{links[0].Cost()}, Reduce: perByte(c.Reduce), Copy: perByte(c.Copy), Capacity: c.Capacity,
 	}
 	if c.Hosts == 1 {
 		return costs
 	}
-	costs.Links = append(costs.Links, links[1].price())
+	costs.Links = append(costs.Links, links[1].Cost())
 	costs.Class = func(from, to int) int {
 		if from/width == to/width {
 			return 0

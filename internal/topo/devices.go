@@ -65,6 +65,7 @@ func (t tree) accelerators() (devices []PCIDevice) {
 			Driver:     t.link(dir + "driver"),
 			Node:       t.nodeOf(address),
 			CPUs:       t.cpus(dir + "local_cpulist"),
+			PCI:        transferRate(t.text(dir+"max_link_speed"), t.positive(dir+"max_link_width")),
 			Bridges:    t.bridges(address),
 		}
 		if device, ok := hex(t.text(dir+"device"), 16); ok {
@@ -73,6 +74,17 @@ func (t tree) accelerators() (devices []PCIDevice) {
 		devices = append(devices, d)
 	}
 	return devices
+}
+
+// transferRate returns GT/s times lanes. The speed of a lane is a text like "16.0 GT/s PCIe", which older kernels write without the
+// last word. A device that saves power has a lower speed at the moment (current_link_speed).
+func transferRate(speed string, lanes int64) float64 {
+	number, _, ok := strings.Cut(speed, " GT/s")
+	rate, err := strconv.ParseFloat(number, 64)
+	if !ok || err != nil || !(rate > 0 && rate < 1e4) || lanes > 32 { // the kernel writes 255 lanes if it does not know them
+		return 0
+	}
+	return rate * float64(lanes)
 }
 
 // nodeOf returns the NUMA node of a PCI function. It is unknown for the address "".

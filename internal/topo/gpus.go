@@ -37,6 +37,7 @@ type GPU struct {
 type GPULink struct {
 	A       int    `json:"a"` // indices
 	B       int    `json:"b"`
+	Class   string `json:"class"`             // of links: ClassNVLink, ...
 	Path    string `json:"path,omitempty"`    // through the PCI tree, in the words of nvidia-smi: see pciPaths
 	NVLinks int    `json:"nvlinks,omitempty"` // between the two, or from each of them to a switch
 	P2P     bool   `json:"p2p,omitempty"`     // each reads the memory of the other
@@ -98,6 +99,9 @@ func gpusOf(library nvml.Interface, environ []string) (found GPUs) {
 			link := GPULink{A: found.List[a].Index, B: found.List[b].Index, NVLinks: links[a].with(found.List[a], found.List[b], links[b])}
 			if level, rc := devices[a].GetTopologyCommonAncestor(devices[b]); rc == nvml.SUCCESS {
 				link.Path = pciPaths[level]
+			}
+			if link.Class = classOf(link.Path); link.NVLinks > 0 {
+				link.Class = ClassNVLink
 			}
 			link.P2P = reads(devices[a], devices[b]) && reads(devices[b], devices[a])
 			found.Links = append(found.Links, link)

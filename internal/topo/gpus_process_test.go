@@ -87,8 +87,8 @@ func TestEmulatedServer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, GPU{Index: 7, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-00000007-0000-0000-0000-000000000000", Address: "0000:df:00.0",
 		MemoryBytes: 85520809984, Capability: "9.0", Node: 1, CPUs: cpus, NVLinks: 18, NVLink: "4.0"}, got.List[7])
-	require.Equal(t, GPULink{A: 0, B: 1, Path: "NODE", NVLinks: 18, P2P: true}, got.Links[0])
-	require.Equal(t, GPULink{A: 0, B: 7, Path: "SYS", NVLinks: 18, P2P: true}, got.Links[6])
+	require.Equal(t, GPULink{A: 0, B: 1, Class: ClassNVLink, Path: "NODE", NVLinks: 18, P2P: true}, got.Links[0])
+	require.Equal(t, GPULink{A: 0, B: 7, Class: ClassNVLink, Path: "SYS", NVLinks: 18, P2P: true}, got.Links[6])
 }
 
 func TestEmulatedPairsBelowPCISwitches(t *testing.T) {
@@ -100,7 +100,7 @@ func TestEmulatedPairsBelowPCISwitches(t *testing.T) {
 
 func TestEmulatedCards(t *testing.T) {
 	got := gpusOfProcess(t, "nvml", "pcie")
-	require.Equal(t, []GPULink{{A: 0, B: 1, Path: "PHB"}}, got.Links)
+	require.Equal(t, []GPULink{{A: 0, B: 1, Class: ClassHostBridge, Path: "PHB"}}, got.Links)
 	require.False(t, got.FullyConnected())
 }
 
@@ -108,7 +108,7 @@ func TestEmulatedCards(t *testing.T) {
 func TestNVMLThatLacksFunctions(t *testing.T) {
 	got := gpusOfProcess(t, "nvml_without_nvlink", "h100")
 	require.Len(t, got.List, 8)
-	require.Equal(t, GPULink{A: 0, B: 7, Path: "SYS", P2P: true}, got.Links[6])
+	require.Equal(t, GPULink{A: 0, B: 7, Class: ClassSocket, Path: "SYS", P2P: true}, got.Links[6])
 	require.False(t, got.FullyConnected())
 }
 

@@ -81,7 +81,7 @@ func TestGPUsBehindSwitches(t *testing.T) {
 			}
 		}
 		for _, link := range got.Links {
-			want := GPULink{A: link.A, B: link.B, Path: pciPaths[sockets(link.A, link.B)], NVLinks: e.links, P2P: true}
+			want := GPULink{A: link.A, B: link.B, Class: ClassNVLink, Path: pciPaths[sockets(link.A, link.B)], NVLinks: e.links, P2P: true}
 			if link != want || link.A >= link.B {
 				t.Errorf("%+v, expected %+v", link, want)
 			}
@@ -96,7 +96,7 @@ func TestGPUsOnPCI(t *testing.T) {
 		return nvml.P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED, nvml.SUCCESS
 	}
 	got := gpusOf(s, nil)
-	if len(got.List) != 2 || got.FullyConnected() || !slices.Equal(got.Links, []GPULink{{A: 0, B: 1, Path: "PHB"}}) {
+	if len(got.List) != 2 || got.FullyConnected() || !slices.Equal(got.Links, []GPULink{{A: 0, B: 1, Class: ClassHostBridge, Path: "PHB"}}) {
 		t.Errorf("%+v", got)
 	}
 }
@@ -167,7 +167,7 @@ func TestGPUThatTellsNothing(t *testing.T) {
 	}
 	got := gpusOf(&mock.Interface{DeviceGetCountFunc: func() (int, nvml.Return) { return 2, nvml.SUCCESS },
 		DeviceGetHandleByIndexFunc: func(int) (nvml.Device, nvml.Return) { return device, nvml.SUCCESS }}, nil)
-	if len(got.List) != 2 || !slices.Equal(got.Links, []GPULink{{A: 0, B: 1}}) {
+	if len(got.List) != 2 || !slices.Equal(got.Links, []GPULink{{A: 0, B: 1, Class: ClassUnknown}}) {
 		t.Fatalf("%+v", got)
 	}
 	for i, g := range got.List {

@@ -10,13 +10,14 @@ import (
 // Link says how two accelerators of one maker reach each other. NVIDIA's driver knows more about its GPUs: pairs that [GPUs] has
 // are not listed.
 type Link struct {
-	Kind string    `json:"kind"`           // "pcie", or a name of fabrics
-	Ends [2]string `json:"ends"`           // PCI addresses
-	Path string    `json:"path,omitempty"` // through the PCI tree, in the words of nvidia-smi: see pciPaths
+	Kind  string    `json:"kind"`           // "pcie"
+	Class string    `json:"class"`          // of links: ClassPCISwitch, ...
+	Ends  [2]string `json:"ends"`           // PCI addresses
+	Path  string    `json:"path,omitempty"` // through the PCI tree, in the words of nvidia-smi: see pciPaths
 }
 
-// KindPCIe is the kind of links through the PCI tree.
-const KindPCIe = "pcie"
+// kindPCIe is the kind of links through the PCI tree.
+const kindPCIe = "pcie"
 
 // hostBridge is the name of a root of the PCI tree in the path of a device.
 var hostBridge = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
@@ -63,7 +64,7 @@ func linksOf(devices []PCIDevice) (links []Link) {
 	for i, a := range devices {
 		for _, b := range devices[i+1:] {
 			if path := PCIPath(a, b); a.Vendor == b.Vendor && a.VendorName != "" && path != "" {
-				links = append(links, Link{Kind: KindPCIe, Ends: [2]string{a.Address, b.Address}, Path: path})
+				links = append(links, Link{kindPCIe, classOf(path), [2]string{a.Address, b.Address}, path})
 			}
 		}
 	}

@@ -61,6 +61,6 @@ func TestLinksAreThoseOfOneMaker(t *testing.T) {
 	npu, gpu := device("n0", "0x19e5", "Huawei"), device("g0", "0x10de", "NVIDIA")
 	display := device("d0", "0x1a03", "") // of the host's management
 	require.Empty(t, linksOf([]PCIDevice{npu, gpu, display, display}))
-	want := []Link{{KindPCIe, [2]string{"n0", "n1"}, "PHB"}}
+	want := []Link{{kindPCIe, ClassHostBridge, [2]string{"n0", "n1"}, "PHB"}}
 	require.Equal(t, want, linksOf([]PCIDevice{npu, gpu, device("n1", "0x19e5", "Huawei")}))
 }

@@ -87,8 +87,9 @@ type PCIDevice struct {
 	VendorName string   `json:"vendor_name,omitempty"`
 	Driver     string   `json:"driver,omitempty"` // kernel driver that is bound to it
 	Node       ID       `json:"node,omitzero"`
-	CPUs       CPUSet   `json:"cpus,omitempty"`    // cpus that are near to it
-	Bridges    []string `json:"bridges,omitempty"` // above it in the PCI tree, the host bridge first
+	CPUs       CPUSet   `json:"cpus,omitempty"`         // cpus that are near to it
+	PCI        float64  `json:"pci_gt_per_s,omitempty"` // GT/s of a lane times lanes, the most that the device can do
+	Bridges    []string `json:"bridges,omitempty"`      // above it in the PCI tree, the host bridge first
 }
 
 // RDMA is an InfiniBand or RoCE adapter.

@@ -81,8 +81,20 @@ Which engine carries out operations on tensors of devices:
   *  staged  the most preferred of those that all ranks offer"""
 
 
+LINKS = [
+    {"class": "NVLink", "nvlinks": 18, "pairs": 28, "latency": 1.9e-6, "gb_per_s": 370.8},
+    {"class": "network", "pairs": 64, "latency": 25e-6, "gb_per_s": 3.125},
+]
+LINK_TABLE = """
+Links between the devices, where each rank uses the GPU of its LOCAL_RANK; times and rates are expectations:
+  class        pairs  latency   GB/s
+  NVLink x 18     28   1.9 us  370.8
+  network         64    25 us  3.125"""
+
+
 def test_the_table_for_people():
     assert _explain.text(ANSWER) == TABLE
+    assert _explain.text({**ANSWER, **ENGINES, "device_links": LINKS}) == TABLE + ENGINE_TABLE + LINK_TABLE
     assert _explain.text({**ANSWER, **ENGINES}) == TABLE + ENGINE_TABLE
 
 

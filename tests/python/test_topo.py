@@ -70,7 +70,8 @@ host gpu-node-17 (boot id 5b0f6d1c-9d0e-4f7e-8a63-2c1f0e9b7a55)
        4   SYS   SYS   SYS   SYS     -  NODE  NODE  NODE
        5   SYS   SYS   SYS   SYS  NODE     -  NODE  NODE
        6   SYS   SYS   SYS   SYS  NODE  NODE     -  NODE
-       7   SYS   SYS   SYS   SYS  NODE  NODE  NODE     -"""
+       7   SYS   SYS   SYS   SYS  NODE  NODE  NODE     -
+    links: host bridge (12 pairs), socket (16 pairs)"""
 
 ASCEND = """\
 host npu-node-3
@@ -107,7 +108,8 @@ host npu-node-3
        4   SYS   SYS   SYS   SYS     -   PIX  NODE  NODE
        5   SYS   SYS   SYS   SYS   PIX     -  NODE  NODE
        6   SYS   SYS   SYS   SYS  NODE  NODE     -   PIX
-       7   SYS   SYS   SYS   SYS  NODE  NODE   PIX     -"""
+       7   SYS   SYS   SYS   SYS  NODE  NODE   PIX     -
+    links: PCI switch (4 pairs), host bridge (8 pairs), socket (16 pairs)"""
 
 CAMBRICON = """\
 host mlu-node-1
@@ -125,7 +127,8 @@ host mlu-node-1
            0    1    2
       0    -  PXB  PHB
       1  PXB    -  PHB
-      2  PHB  PHB    -"""
+      2  PHB  PHB    -
+    links: PCI switch (1 pair), host bridge (2 pairs)"""
 
 VIRTUAL_MACHINE = """\
 host recorded (boot id 00000000-0000-4000-8000-000000000000)
@@ -196,14 +199,21 @@ host of unknown name
              0     2     3
        0     -   PIX  NV12
        2   PIX     -     ?
-       3  NV12     ?     -"""
+       3  NV12     ?     -
+    links: PCI switch (1 pair), NVLink (1 pair), not known (1 pair)"""
+
+
+LINKS = [
+    {"a": 0, "b": 2, "class": "PCI switch", "path": "PIX"},
+    {"a": 0, "b": 3, "class": "NVLink", "path": "SYS", "nvlinks": 12},
+    {"a": 2, "b": 3, "class": "not known"},
+]
 
 
 def test_text_of_gpus():
     a100 = {"name": "NVIDIA A100 80GB PCIe", "nvlinks": 12}
     known = {"memory_bytes": 80 << 30, "compute_capability": "8.0", "address": "0000:1b:00.0", "node": 0}
-    links = [{"a": 0, "b": 2, "path": "PIX"}, {"a": 0, "b": 3, "path": "SYS", "nvlinks": 12}, {"a": 2, "b": 3}]
-    gpus = {"list": [{"index": 0, **a100, **known}, {"index": 2}, {"index": 3, **a100, "nvlinks": 1}], "links": links}
+    gpus = {"list": [{"index": 0, **a100, **known}, {"index": 2}, {"index": 3, **a100, "nvlinks": 1}], "links": LINKS}
     host = {"host": {}, "process": {}}
     assert _topo.text({**host, "gpus": gpus}) == GPUS
     none = "host of unknown name\n  NVIDIA GPUs\n    none: no NVIDIA driver: no such file"
@@ -219,7 +229,7 @@ def test_picture_of_a_recorded_tree():
     texts = [each.text or "" for each in drawn.iter(SVG + "text")]
     shown = {line.strip() for line in TWO_SOCKETS.splitlines()}
     texts = [text.strip() for text in texts]
-    drawn_only = {*"01234567", "between host bridges or NUMA nodes"}  # in the circle, and what its lines mean
+    drawn_only = {*"01234567", "host bridge", "socket"}  # in the circle, and what its lines mean
     assert set(texts) == shown | drawn_only
     assert len(list(drawn.iter(SVG + "circle"))) == 8
     width = float(drawn.attrib["width"])
@@ -229,28 +239,28 @@ def test_picture_of_a_recorded_tree():
 
 def test_picture_of_gpus():
     """A line for each pair, in the colour of its class, between the circles of its two GPUs."""
-    links = [{"a": 0, "b": 2, "path": "PIX"}, {"a": 0, "b": 3, "path": "SYS", "nvlinks": 12}, {"a": 2, "b": 3}]
-    gpus = {"list": [{"index": 0}, {"index": 2}, {"index": 3}], "links": links}
+    gpus = {"list": [{"index": 0}, {"index": 2}, {"index": 3}], "links": LINKS}
     drawn = ElementTree.fromstring(_topo_picture.svg({"host": {}, "process": {}, "gpus": gpus}))
     circles = list(drawn.iter(SVG + "circle"))
     places = {(each.attrib["cx"], each.attrib["cy"]): index for index, each in zip((0, 2, 3), circles, strict=True)}
-    colours = {name: colour for name, _, colour, _ in _topo_picture.CLASSES}
+    colours = {name: colour for name, (colour, _) in _topo_picture.CLASSES.items()}
     joined = {}
     for line in drawn.iter(SVG + "line"):
         ends = [places.get((line.attrib[f"x{end}"], line.attrib[f"y{end}"])) for end in "12"]
         joined.setdefault(tuple(ends), []).append(line.attrib["stroke"])
     legend = joined.pop((None, None))
-    assert legend == [colours[name] for name in ("NVLink", "one PCI switch", "not known")]
-    assert joined == {(0, 2): [colours["one PCI switch"]], (0, 3): [colours["NVLink"]], (2, 3): [colours["not known"]]}
+    assert legend == [colours[name] for name in ("NVLink", "PCI switch", "not known")]
+    assert joined == {(0, 2): [colours["PCI switch"]], (0, 3): [colours["NVLink"]], (2, 3): [colours["not known"]]}
 
 
 def test_picture_of_npus():
     """A line for each pair; those below one switch are in its colour."""
     drawn = ElementTree.fromstring(_topo_picture.svg(json.loads((GOLDEN / "ascend.json").read_text())))
-    colours = {name: colour for name, _, colour, _ in _topo_picture.CLASSES}
+    colours = {name: colour for name, (colour, _) in _topo_picture.CLASSES.items()}
     strokes = [line.attrib["stroke"] for line in drawn.iter(SVG + "line")]
-    assert strokes.count(colours["one PCI switch"]) == 4 + 1  # and the legend
-    assert strokes.count(colours["between host bridges or NUMA nodes"]) == 24 + 1
+    assert strokes.count(colours["PCI switch"]) == 4 + 1  # and the legend
+    assert strokes.count(colours["host bridge"]) == 8 + 1
+    assert strokes.count(colours["socket"]) == 16 + 1
     height = float(drawn.attrib["height"])
     assert all(float(circle.attrib["cy"]) < height for circle in drawn.iter(SVG + "circle"))
 

@@ -18,6 +18,7 @@ import pytest
 import programs
 from sagecomm import _topo_picture
 
+LIBRARY = "libnvidia-ml.so.1"
 EMULATOR = Path(__file__).resolve().parents[1] / "emulator"
 
 H100 = """\
@@ -39,6 +40,7 @@ H100 = """\
        5  NV18  NV18  NV18  NV18  NV18     -  NV18  NV18
        6  NV18  NV18  NV18  NV18  NV18  NV18     -  NV18
        7  NV18  NV18  NV18  NV18  NV18  NV18  NV18     -
+    links: NVLink (28 pairs)
 """
 
 PCIE = """\
@@ -48,6 +50,7 @@ PCIE = """\
            0    1
       0    -  PHB
       1  PHB    -
+    links: host bridge (1 pair)
 """
 
 # What a test asks of a process: one start of Python answers all of it.
@@ -103,8 +106,7 @@ def test_eight_gpus_behind_switches(built: Path) -> None:
     assert answer["links"][0] == ["nvlink", ["0000:1b:00.0", "0000:43:00.0"], 18]
     drawn = ElementTree.fromstring(answer["picture"])
     colours = [line.attrib["stroke"] for line in drawn.iter("{http://www.w3.org/2000/svg}line")]
-    nvlink = next(colour for name, _, colour, _ in _topo_picture.CLASSES if name == "NVLink")
-    assert colours == [nvlink] * 29  # 28 pairs and the legend
+    assert colours == [_topo_picture.CLASSES["NVLink"][0]] * 29  # 28 pairs and the legend
 
 
 @pytest.mark.parametrize(
@@ -164,8 +166,58 @@ def test_gpus_that_are_visible_and_a_library_that_runs_already(built: Path) -> N
         assert process.ends(0) == 0, process.errors(0)
 
 
+GROUP = """
+import ctypes, mmap, sagecomm
+ctypes.CDLL(os.environ["NVML"])  # the loader finds the library by its name from now on
+if "DRIVER" in os.environ:  # a process uses CUDA if it has a driver in its memory, whatever is in the file
+    driver = mmap.mmap(os.open(os.environ["DRIVER"], os.O_RDONLY), 0, prot=mmap.PROT_READ)
+dist.init_process_group("sagecomm")
+links = sagecomm.explain("all_reduce", 8, device=True)["device_links"]
+say(*(f"{link['class']}: {link['pairs']};" for link in links))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("machine", "visible", "expected"),
+    [
+        ("h100", "0,1", "NVLink: 1;"),
+        ("pcie", "1,0", "host bridge: 1;"),
+        ("pcie", "1", "same device: 1;"),  # LOCAL_RANK, modulo what CUDA sees
+        ("not-loaded", "0,1", "not known: 1;"),
+    ],
+)
+def test_ranks_tell_each_other_of_links(built: Path, tmp_path: Path, machine: str, visible: str, expected: str) -> None:
+    driver = tmp_path / "libcuda.so.1"
+    driver.write_bytes(b"x")
+    more = {"CUDA_VISIBLE_DEVICES": visible, "DRIVER": str(driver), "NVML": str(built / "nvml" / LIBRARY)}
+    with programs.Programs(GROUP, 2, environment(built, machine, **more)) as ranks:
+        assert ranks.lines() == [expected] * 2
+        ranks.end_well()
+
+
+def test_processes_without_cuda_do_not_start_nvml(built: Path) -> None:
+    variables = environment(built, "h100", NVML=str(built / "nvml" / LIBRARY))
+    with programs.Programs(GROUP, 2, variables) as ranks:
+        assert ranks.lines() == ["not known: 1;"] * 2
+        ranks.end_well()
+
+
+def test_the_command_explains_links(built: Path) -> None:
+    command = [sys.executable, "-m", "sagecomm", "explain", "--device", "--ranks", "16", "--hosts", "2", "--json"]
+    variables = {**os.environ, **environment(built, "a100")}
+    done = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=programs.DEADLINE_S, check=True
+    )
+    links = json.loads(done.stdout)["device_links"]
+    assert [(link["class"], link["pairs"], link.get("nvlinks")) for link in links] == [
+        ("NVLink", 56, 12),
+        ("network", 64, None),
+    ]
+
+
 def test_a_library_without_functions_of_nvlink(built: Path) -> None:
     answer = json.loads(ask(ASK, environment(built, "h100", "nvml_without_nvlink")))
     assert len(answer["json"]["list"]) == 8
     assert answer["links"] == []
-    assert answer["json"]["links"][6] == {"a": 0, "b": 7, "path": "SYS", "p2p": True}
+    assert answer["json"]["links"][6] == {"a": 0, "b": 7, "class": "socket", "path": "SYS", "p2p": True}

@@ -29,8 +29,10 @@ def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None, *, dev
         a rule), and `why` in words; `table`: what is chosen for which lengths, in the grammar of SAGECOMM_TUNE; `op`,
         `bytes`, `ranks`, `hosts`. Where SAGECOMM_FUSION applies to an all_reduce, `fusion`: which ones share
         collectives, in words. With `device`, `engine`, and `engines`: one for each engine, the most preferred one
-        first, with `engine`, `chosen`, `forced` (by SAGECOMM_ENGINE), and `why` in words. All ranks of a group get the
-        same answer.
+        first, with `engine`, `chosen`, `forced` (by SAGECOMM_ENGINE), and `why` in words; and `device_links`, where
+        there are several ranks: what the ranks told each other of the links between their devices when the group was
+        made, one for each class of links, the closest first, with `class`, `pairs` of ranks, `nvlinks` of a pair, and
+        as expectations `latency` in seconds and `gb_per_s`. All ranks of a group get the same answer.
 
     Raises:
         ValueError: The group is no group of sagecomm, or this rank is not in it.
@@ -84,7 +86,21 @@ def _fusion(answer: dict[str, Any]) -> list[str]:
 def _engines(answer: dict[str, Any]) -> list[str]:
     """The engine of tensors on devices, if the question was about them."""
     rows = [("*" if e["chosen"] else "", e["engine"], e["why"]) for e in answer.get("engines", [])]
-    return ["Which engine carries out operations on tensors of devices:", *columns(rows)] if rows else []
+    if not rows:
+        return []
+    return ["Which engine carries out operations on tensors of devices:", *columns(rows), *_links(answer)]
+
+
+def _links(answer: dict[str, Any]) -> list[str]:
+    """What the ranks know of the links between their devices, if there are several ranks."""
+    rows = [("class", "pairs", "latency", "GB/s")]
+    for link in answer.get("device_links", []):
+        name = f"{link['class']} x {link['nvlinks']}" if "nvlinks" in link else link["class"]
+        rows.append((name, str(link["pairs"]), duration(link["latency"]), f"{link['gb_per_s']:.4g}"))
+    title = (
+        "Links between the devices, where each rank uses the GPU of its LOCAL_RANK; times and rates are expectations:"
+    )
+    return [title, *columns(rows, range(1, 4))] if len(rows) > 1 else []
 
 
 def _in_powers(table: str) -> str:

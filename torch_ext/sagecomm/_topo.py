@@ -22,6 +22,7 @@ class Mesh:
     name: str
     facts: dict[int, str]  # what is known of each, by its number
     cells: dict[tuple[int, int], str]  # of each pair: "NV18" or the path through the PCI tree, as nvidia-smi names them
+    classes: dict[tuple[int, int], str]  # of each pair: the class of links, as `explain --device` names it
     more: list[str]
 
 
@@ -180,22 +181,20 @@ def meshes(host: _Json) -> list[Mesh]:
             makers.setdefault(device["vendor_name"], []).append(device["address"])
     for maker, addresses in makers.items():
         number = {address: index for index, address in enumerate(addresses)}
-        cells = {
-            (number[link["ends"][0]], number[link["ends"][1]]): str(link.get("path", link["kind"]))
-            for link in links
-            if link["ends"][0] in number
-        }
+        mine = {(number[link["ends"][0]], number[link["ends"][1]]): link for link in links if link["ends"][0] in number}
         facts = {index: address for address, index in number.items()}
-        found.append(Mesh(f"{maker} accelerators", facts, cells, []))
+        found.append(Mesh(f"{maker} accelerators", facts, _named(mine, "path"), _named(mine, "class"), []))
     gpus: _Json = host.get("gpus", {})
     facts = {gpu["index"]: _gpu(gpu) for gpu in gpus.get("list", [])}
-    cells = {
-        (link["a"], link["b"]): f"NV{link['nvlinks']}" if "nvlinks" in link else str(link.get("path", "?"))
-        for link in gpus.get("links", [])
-    }
+    pairs = {(link["a"], link["b"]): link for link in gpus.get("links", [])}
+    nvlinks = {pair: f"NV{link['nvlinks']}" for pair, link in pairs.items() if "nvlinks" in link}
     more = [] if facts or "why" not in gpus else [f"none: {gpus['why']}"]
     more += [_visible(gpus["visible"])] if "visible" in gpus else []
-    return [*found, Mesh("NVIDIA GPUs", facts, cells, more)]
+    return [*found, Mesh("NVIDIA GPUs", facts, _named(pairs, "path") | nvlinks, _named(pairs, "class"), more)]
+
+
+def _named(links: dict[tuple[int, int], _Json], key: str) -> dict[tuple[int, int], str]:
+    return {pair: str(link.get(key, "?")) for pair, link in links.items()}
 
 
 def _mesh(mesh: Mesh) -> list[str]:
@@ -207,6 +206,8 @@ def _mesh(mesh: Mesh) -> list[str]:
         rows += [[str(a), *("-" if a == b else cells.get((a, b), "?") for b in mesh.facts)] for a in mesh.facts]
         width = max(len(cell) for row in rows for cell in row)
         lines += ["  ".join(f"{cell:>{width}}" for cell in row).rstrip() for row in rows]
+        counts = [f"{name} ({many(n, 'pair')})" for name, n in Counter(mesh.classes.values()).items()]
+        lines.append(f"links: {', '.join(counts)}")
     return lines + mesh.more
 
 

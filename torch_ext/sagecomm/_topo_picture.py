@@ -15,14 +15,14 @@ MARGIN, PADDING = 16, 10
 COLUMNS = 2  # of boxes
 RADIUS, DEVICE = 130, 17  # of the circle, and of an accelerator on it
 
-# The classes of links between accelerators, the closest first: name, path as nvidia-smi calls it, colour, width.
-CLASSES = (
-    ("NVLink", ("NVLink",), "#5a9a3a", 3.0),
-    ("one PCI switch", ("internal", "PIX", "PXB"), "#4878a8", 1.6),
-    ("PCI host bridge", ("PHB",), "#9a9a9a", 1.2),
-    ("between host bridges or NUMA nodes", ("NODE", "SYS"), "#c8c8c8", 0.8),
-    ("not known", ("?",), "#d08040", 0.8),
-)
+# The classes of links between accelerators, the closest first: colour and width.
+CLASSES = {
+    "NVLink": ("#5a9a3a", 3.0),
+    "PCI switch": ("#4878a8", 1.6),
+    "host bridge": ("#9a9a9a", 1.2),
+    "socket": ("#c8c8c8", 0.8),
+    "not known": ("#d08040", 0.8),
+}
 
 
 def svg(host: _Json) -> str:
@@ -69,22 +69,16 @@ def _links(mesh: _topo.Mesh, top: float) -> list[str]:
         angle = 2 * math.pi * place / len(mesh.facts) - math.pi / 2
         places[number] = (x + RADIUS * math.cos(angle), y + RADIUS * math.sin(angle))
     lines: dict[str, list[str]] = {}
-    for (a, b), cell in mesh.cells.items():
-        name, _, colour, width = _class_of(cell)
-        lines.setdefault(name, []).append(line(*places[a], *places[b], colour, width))
+    for (a, b), name in mesh.classes.items():
+        lines.setdefault(name, []).append(line(*places[a], *places[b], *CLASSES[name]))
     parts = [text(MARGIN, top + LINE, mesh.name, "font-weight='bold'")]
-    parts += [each for name, *_ in reversed(CLASSES) for each in lines.get(name, [])]  # the closest above the others
+    parts += [each for name in reversed(CLASSES) for each in lines.get(name, [])]  # the closest above the others
     for number, (gx, gy) in places.items():
         parts.append(f"<circle cx='{gx:.1f}' cy='{gy:.1f}' r='{DEVICE}' fill='white' stroke='#444444'/>")
         parts.append(text(gx, gy + 4, str(number), "text-anchor='middle'"))
     at = x + RADIUS + DEVICE + 2 * MARGIN
-    for row, (name, _, colour, width) in enumerate(each for each in CLASSES if each[0] in lines):
+    for row, name in enumerate(each for each in CLASSES if each in lines):
         height = top + LINE + 2 * MARGIN + LINE * row
-        parts.append(line(at, height, at + 30, height, colour, width))
+        parts.append(line(at, height, at + 30, height, *CLASSES[name]))
         parts.append(text(at + 38, height + 4, name))
     return parts
-
-
-def _class_of(cell: str) -> tuple[str, tuple[str, ...], str, float]:
-    path = "NVLink" if cell.startswith("NV") else cell
-    return next((each for each in CLASSES if path in each[1]), CLASSES[-1])

@@ -1,0 +1,106 @@
+package pgbackend
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/algo"
+	"sagecomm/internal/topo"
+)
+
+// testPlaces makes the ranks of groups tell the places that of returns, until the test ends.
+func testPlaces(t *testing.T, of func(rank int) *topo.Place) {
+	before := placeOf
+	t.Cleanup(func() { placeOf = before })
+	placeOf = func(g *Group) *topo.Place { return of(g.rank) }
+}
+
+// linksOfWorld returns what all ranks of a new group answer: the pairs of each class.
+func linksOfWorld(t *testing.T, ranks int) (text string, w *world) {
+	t.Helper()
+	w = newWorld(t, ranks)
+	for rank, g := range w.groups {
+		answer, err := Get().Explain(Question{Op: "all_reduce", Bytes: 8, Group: g.Handle(), Device: true})
+		require.NoError(t, err)
+		mine := ""
+		for _, row := range answer.Links {
+			mine += fmt.Sprintf("%s: %d; ", row.Class, row.Pairs)
+		}
+		if rank == 0 {
+			text = mine
+		}
+		require.Equal(t, text, mine, "rank %d", rank)
+	}
+	return text, w
+}
+
+// Only rank 0 knows how its GPU reaches the others: all ranks learn of it in the rendezvous, and answer alike.
+func TestRanksKnowTheLinksBetweenTheirDevices(t *testing.T) {
+	gpu := func(n int) string { return fmt.Sprintf("0000:%02x:00.0", n) }
+	testPlaces(t, func(rank int) *topo.Place {
+		switch rank {
+		case 0:
+			return &topo.Place{Address: gpu(0), Ways: map[string]topo.Way{gpu(1): {Class: topo.ClassNVLink, NVLinks: 18, Version: "4.0"}, gpu(2): {Class: topo.ClassSocket}}}
+		case 3:
+			return &topo.Place{Address: gpu(0)} // the GPU of rank 0
+		}
+		return &topo.Place{Address: gpu(rank)}
+	})
+	got, _ := linksOfWorld(t, 4)
+	require.Equal(t, "same device: 1; NVLink: 1; socket: 1; not known: 3; ", got)
+}
+
+// Four ranks share the only GPU of a host.
+func TestOneGPUForFourRanks(t *testing.T) {
+	places := topo.Topology{GPUs: topo.GPUs{List: []topo.GPU{{Index: 0, Address: "0000:17:00.0"}}}}.Places()
+	testPlaces(t, func(rank int) *topo.Place { return placeIn(places, rank) })
+	got, _ := linksOfWorld(t, 4)
+	require.Equal(t, "same device: 6; ", got)
+}
+
+// A rank of which nothing is known has no links that are known. Choices for tensors of the CPU do not depend on any of this.
+func TestLinksAreNoPartOfChoicesForTheCPU(t *testing.T) {
+	hashes := map[uint64]bool{}
+	for _, class := range []string{topo.ClassNVLink, topo.ClassSocket, ""} {
+		testPlaces(t, func(rank int) *topo.Place {
+			if class == "" && rank == 1 {
+				return nil
+			}
+			return &topo.Place{Address: fmt.Sprint(rank), Ways: map[string]topo.Way{fmt.Sprint(1 - rank): {Class: class, NVLinks: 1}}}
+		})
+		got, w := linksOfWorld(t, 2)
+		want := map[string]string{topo.ClassNVLink: "NVLink: 1; ", topo.ClassSocket: "socket: 1; ", "": "not known: 1; "}[class]
+		require.Equal(t, want, got)
+		hashes[w.groups[0].choicesHash()] = true
+	}
+	require.Len(t, hashes, 1)
+}
+
+func TestLinksOfHosts(t *testing.T) {
+	here := &topo.Place{Address: "a", Ways: map[string]topo.Way{"b": {Class: topo.ClassHostBridge, PCI: 256}}}
+	there := &topo.Place{Address: "b"}
+	require.Equal(t, algo.DeviceLink{Class: algo.HostBridge, PCI: 256}, linkOf(here, there, true))
+	require.Equal(t, algo.DeviceLink{Class: algo.Network}, linkOf(here, there, false))
+	require.Equal(t, algo.DeviceLink{Class: algo.Network}, linkOf(here, here, false)) // the same address on another host
+	require.Equal(t, algo.DeviceLink{Class: algo.UnknownLink}, linkOf(nil, there, true))
+}
+
+// Package topo names the classes that package algo has costs for.
+func TestClassesOfLinksHaveOneName(t *testing.T) {
+	for want, name := range []string{topo.ClassSameDevice, topo.ClassNVLink, topo.ClassPCISwitch, topo.ClassHostBridge, topo.ClassSocket, "network", topo.ClassUnknown} {
+		got, err := algo.ParseLinkClass(name) // package topo knows of one host only, and so of no network
+		require.NoError(t, err)
+		require.Equal(t, algo.LinkClass(want), got)
+	}
+}
+
+func TestLocalRank(t *testing.T) {
+	require.Equal(t, 3, localRank([]string{"RANK=11", "LOCAL_RANK=3"}))
+	require.Equal(t, -1, localRank([]string{"RANK=11", "LOCAL_RANK=x"}))
+	places := []topo.Place{{Address: "a"}, {Address: "b"}}
+	require.Equal(t, "b", placeIn(places, 3).Address)
+	require.Nil(t, placeIn(places, -1))
+	require.Nil(t, placeIn(nil, 0))
+}
