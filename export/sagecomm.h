@@ -449,13 +449,13 @@ typedef struct sagecomm_api {
    *    "caches": [{"level", "bytes", "cpus"}], "nodes": [{"id", "cpus", "memory_bytes", "distances"}],
    *    "accelerators": [{"address", "kind", "vendor", "device", "vendor_name", "driver", "node", "cpus",
    *      "pci_gt_per_s", "bridges"}], "links": [{"kind", "class", "ends": [address, address], "path"}],
-   *    "gpus": {"list": [{"index", "name", "uuid", "address", "memory_bytes", "compute_capability", "node", "cpus", "nvlinks",
-   *      "nvlink_version"}], "links": [{"a", "b", "class", "path", "nvlinks", "p2p"}], "why",
+   *    "gpus": {"list": [{"index", "name", "uuid", "address", "memory_bytes", "compute_capability", "node", "cpus",
+   *      "nvlinks", "nvlink_version"}], "links": [{"a", "b", "class", "path", "nvlinks", "p2p"}], "why",
    *      "visible": {"setting", "devices": [{"gpu", "instance"}], "why"}},
    *    "rdma": [{"name", "address", "node", "interfaces", "ports": [{"number", "state", "link", "gbps"}]}],
    *    "interfaces": [{"name", "up", "loopback", "mbps", "mtu", "address", "node"}]}
-   * "links" are those between accelerators of one maker, without pairs that "gpus" has; "gpus" is what NVIDIA's driver knows,
-   * and in it "visible" what the variable CUDA_VISIBLE_DEVICES leaves. Paths have the names of `nvidia-smi topo -m`.
+   * "links" are those between accelerators of one maker, without pairs that "gpus" has; "gpus" is what NVIDIA's driver
+   * knows, and in it "visible" what the variable CUDA_VISIBLE_DEVICES leaves. Paths have the names of `nvidia-smi topo -m`.
    * Cpus and nodes of memory are lists as the kernel writes them, "0-3,8"; ids of PCI are as in sysfs, "0x10de".
    * Fields that are unknown, false or empty are left out, except "up". */
   int64_t (*topology)(char *json, size_t n);
@@ -486,13 +486,15 @@ typedef struct sagecomm_api {
    * "group" is a handle. Without it, the settings are those of the environment, or "tune" if the environment has
    * none. "bytes" are as for simulate(). The answer lists candidates by predicted time:
    *   {"op", "bytes", "ranks", "hosts", "table", "candidates": [{"algorithm", "transport", "chunk", "seconds", "steps",
-   *     "bytes", "longest", "even", "chosen", "forced", "why"}], "overlap"?, "engine"?, "engines"?} or
+   *     "bytes", "longest", "even", "chosen", "forced", "why"}], "overlap"?, "engine"?, "engines"?, "device_links"?} or
    *   {"error": "..."}
    * "steps" and "bytes" of a candidate are the most that one rank has; "longest" is the longest possible chunk;
    * "fusion", in words, says which all_reduces share collectives where SAGECOMM_FUSION applies to the question;
    * candidates with "even" need blocks of equal length; "table" has all ranges in the grammar of SAGECOMM_TUNE. With
    * "device": true the question is about tensors on devices, and the answer has the "engine" that carries them out and
-   * "engines": [{"engine", "chosen", "forced", "why"}], the most preferred one first. With "overlap" the question is
+   * "engines": [{"engine", "chosen", "forced", "why"}], the most preferred one first, and "device_links": [{"class",
+   * "nvlinks", "pairs", "latency", "gb_per_s"}], the closest first, what the ranks know of links between their devices.
+   * With "overlap" the question is
    * also in how many slices a computation of so many seconds, which has at most so many parts and keeps so many threads
    * of each rank busy (0: a device computes), and the collective hide each other best:
    *   "overlap": {"slices", "whole_seconds", "seconds", "busy", "processors", "why"}
