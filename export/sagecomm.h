@@ -448,14 +448,15 @@ typedef struct sagecomm_api {
    *    "memory_bytes", "online", "offline", "packages": [{"id", "cpus", "cores": [{"id", "cpus"}]}],
    *    "caches": [{"level", "bytes", "cpus"}], "nodes": [{"id", "cpus", "memory_bytes", "distances"}],
    *    "accelerators": [{"address", "kind", "vendor", "device", "vendor_name", "driver", "node", "cpus",
-   *      "pci_gt_per_s", "bridges"}], "links": [{"kind", "class", "ends": [address, address], "path"}],
+   *      "pci_gt_per_s", "bridges"}], "links": [{"kind", "class", "ends": [address, address], "path"}], "no_hccs",
    *    "gpus": {"list": [{"index", "name", "uuid", "address", "memory_bytes", "compute_capability", "node", "cpus",
    *      "nvlinks", "nvlink_version"}], "links": [{"a", "b", "class", "path", "nvlinks", "p2p"}], "why",
    *      "visible": {"setting", "devices": [{"gpu", "instance"}], "why"}},
    *    "rdma": [{"name", "address", "node", "interfaces", "ports": [{"number", "state", "link", "gbps"}]}],
    *    "interfaces": [{"name", "up", "loopback", "mbps", "mtu", "address", "node"}]}
-   * "links" are those between accelerators of one maker, without pairs that "gpus" has; "gpus" is what NVIDIA's driver
-   * knows, and in it "visible" what the variable CUDA_VISIBLE_DEVICES leaves. Paths have the names of `nvidia-smi topo -m`.
+   * "links" are those between accelerators of one maker, without pairs that "gpus" has, and "no_hccs" is why nothing is
+   * known of HCCS; "gpus" is what NVIDIA's driver knows, and in it "visible" what the variable CUDA_VISIBLE_DEVICES
+   * leaves. Paths have the names of `nvidia-smi topo -m`.
    * Cpus and nodes of memory are lists as the kernel writes them, "0-3,8"; ids of PCI are as in sysfs, "0x10de".
    * Fields that are unknown, false or empty are left out, except "up". */
   int64_t (*topology)(char *json, size_t n);

@@ -10,14 +10,17 @@ import (
 // Link says how two accelerators of one maker reach each other. NVIDIA's driver knows more about its GPUs: pairs that [GPUs] has
 // are not listed.
 type Link struct {
-	Kind  string    `json:"kind"`           // "pcie"
+	Kind  string    `json:"kind"`           // "pcie" or "hccs"
 	Class string    `json:"class"`          // of links: ClassPCISwitch, ...
 	Ends  [2]string `json:"ends"`           // PCI addresses
 	Path  string    `json:"path,omitempty"` // through the PCI tree, in the words of nvidia-smi: see pciPaths
 }
 
-// kindPCIe is the kind of links through the PCI tree.
-const kindPCIe = "pcie"
+// Kinds of links.
+const (
+	kindPCIe = "pcie" // through the PCI tree
+	kindHCCS = "hccs" // of Huawei's NPUs
+)
 
 // hostBridge is the name of a root of the PCI tree in the path of a device.
 var hostBridge = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
@@ -77,6 +80,25 @@ func withoutGPUs(links []Link, gpus GPUs) []Link {
 		return slices.ContainsFunc(gpus.List, func(g GPU) bool { return g.Address == address })
 	}
 	return slices.DeleteFunc(links, func(l Link) bool { return known(l.Ends[0]) && known(l.Ends[1]) })
+}
+
+// addHCCS marks the links of NPUs that HCCS joins. pairs returns the PCI addresses of these NPUs, or why they are not known.
+func (t *Topology) addHCCS(pairs func() ([][2]string, error)) {
+	const huawei = "0x19e5"
+	if !slices.ContainsFunc(t.Accelerators, func(d PCIDevice) bool { return d.Vendor == huawei }) {
+		return
+	}
+	found, err := pairs()
+	if err != nil {
+		t.NoHCCS = err.Error()
+	}
+	for _, pair := range found {
+		for i, l := range t.Links {
+			if l.Ends == pair || l.Ends == [2]string{pair[1], pair[0]} {
+				t.Links[i].Kind, t.Links[i].Class = kindHCCS, ClassHCCS
+			}
+		}
+	}
 }
 
 // deviceFile is the name of the file through which a process uses an accelerator: of Huawei's Ascend (docs of MindCluster,

@@ -1,6 +1,8 @@
 package topo
 
 import (
+	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -52,6 +54,28 @@ func TestPairsThatNVMLKnows(t *testing.T) {
 	links := []Link{{Ends: [2]string{"a", "b"}}, {Ends: [2]string{"a", "c"}}, {Ends: [2]string{"c", "d"}}}
 	gpus := GPUs{List: []GPU{{Address: "a"}, {Address: "b"}}}
 	require.Equal(t, []Link{{Ends: [2]string{"a", "c"}}, {Ends: [2]string{"c", "d"}}}, withoutGPUs(links, gpus))
+}
+
+// The driver of NPUs knows which of them HCCS joins; all else is as sysfs shows it.
+func TestHCCSBetweenNPUs(t *testing.T) {
+	host := Read(load(t, "testdata/ascend.tree"))
+	before := slices.Clone(host.Links)
+	a, b, c := host.Accelerators[0].Address, host.Accelerators[1].Address, host.Accelerators[4].Address
+	host.addHCCS(func() ([][2]string, error) { return [][2]string{{b, a}, {a, c}, {a, "0000:ff:00.0"}}, nil })
+	for i, link := range host.Links {
+		want := before[i]
+		if want.Ends == [2]string{a, b} || want.Ends == [2]string{a, c} {
+			want.Kind, want.Class = kindHCCS, ClassHCCS
+		}
+		require.Equal(t, want, link)
+	}
+	require.Empty(t, host.NoHCCS)
+
+	host.addHCCS(func() ([][2]string, error) { return nil, errors.New("no NPU driver") })
+	require.Equal(t, "no NPU driver", host.NoHCCS)
+
+	others := Read(load(t, "testdata/cambricon.tree"))
+	others.addHCCS(func() ([][2]string, error) { panic("a host without NPUs has no driver of theirs to ask") })
 }
 
 func TestLinksAreThoseOfOneMaker(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 const (
 	ClassSameDevice = "same device" // or instances of one
 	ClassNVLink     = "NVLink"      // directly or through switches
+	ClassHCCS       = "HCCS"        // likewise, between NPUs; ranks tell each other of GPUs only
 	ClassPCISwitch  = "PCI switch"
 	ClassHostBridge = "host bridge" // also several of one NUMA node
 	ClassSocket     = "socket"      // NUMA nodes

@@ -9,6 +9,8 @@
 // at [Read].
 package topo
 
+import "sagecomm/internal/topo/dcmi"
+
 // Topology is one host.
 type Topology struct {
 	Host         Host        `json:"host"`
@@ -24,7 +26,9 @@ type Topology struct {
 	RDMA         []RDMA      `json:"rdma,omitempty"`
 	Interfaces   []Interface `json:"interfaces,omitempty"`
 	Links        []Link      `json:"links,omitempty"` // of accelerators
-	GPUs         GPUs        `json:"gpus,omitzero"`   // ReadHost alone fills it
+	// NoHCCS is why it is not known which NPUs HCCS joins. ReadHost alone sets it, on hosts with NPUs.
+	NoHCCS string `json:"no_hccs,omitempty"`
+	GPUs   GPUs   `json:"gpus,omitzero"` // ReadHost alone fills it
 }
 
 // Host identifies a host. Two containers on one machine have the same boot id.
@@ -120,11 +124,12 @@ type Interface struct {
 	Node     ID     `json:"node,omitzero"`
 }
 
-// ReadHost returns the topology of this host, with its GPUs. environ is the environment of this process.
+// ReadHost returns the topology of this host, with its GPUs, and the links of NPUs that only their driver knows. environ is the environment of this process.
 func ReadHost(environ []string) Topology {
 	t := Read("/")
 	t.GPUs = ReadGPUs(environ)
 	t.Links = withoutGPUs(t.Links, t.GPUs)
+	t.addHCCS(dcmi.Pairs)
 	return t
 }
 

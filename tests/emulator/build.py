@@ -180,10 +180,12 @@ def libraries() -> dict[str, Library]:
             )
             for name, runtime in (("hccl", "acl"), ("cncl", "cnrt"))
         ),
-        # The management library of NVIDIA, and that of a driver without NVLink. Each lies alone in a folder, so
-        # that LD_LIBRARY_PATH brings no other library.
+        # The management library of NVIDIA's driver, and that of a driver without NVLink. Each lies alone in a folder,
+        # so that LD_LIBRARY_PATH brings no other library.
         Library("nvml", "nvml/libnvidia-ml.so.1", sources("nvml")),
         Library("nvml_without_nvlink", "nvml_without_nvlink/libnvidia-ml.so.1", sources("nvml"), flags=["-DNO_NVLINK"]),
+        # The management library of Huawei's NPU driver.
+        Library("dcmi", "dcmi/libdcmi.so", sources("dcmi")),
         Library("core_test", "core_test", sources("core_test"), needs=["emulator"], program=True),
         Library(
             "operators",

@@ -265,6 +265,19 @@ def test_picture_of_npus():
     assert all(float(circle.attrib["cy"]) < height for circle in drawn.iter(SVG + "circle"))
 
 
+def test_npus_that_hccs_joins():
+    host = json.loads((GOLDEN / "ascend.json").read_text())
+    host["links"][0] |= {"kind": "hccs", "class": "HCCS"}
+    text = _topo.text(host)
+    assert "       0     -  HCCS  NODE" in text
+    assert text.endswith("links: HCCS (1 pair), host bridge (8 pairs), socket (16 pairs), PCI switch (3 pairs)")
+    drawn = ElementTree.fromstring(_topo_picture.svg(host))
+    strokes = [line.attrib["stroke"] for line in drawn.iter(SVG + "line")]
+    assert strokes.count(_topo_picture.CLASSES["HCCS"][0]) == 1 + 1  # and the legend
+    unknown = _topo.text(host | {"no_hccs": "no NPU driver"})
+    assert unknown.endswith("\n    HCCS is not known: no NPU driver")
+
+
 def test_the_command_draws(tmp_path):
     programs.command("topo", "--svg", str(tmp_path / "host.svg"))
     drawn = ElementTree.parse(tmp_path / "host.svg").getroot()

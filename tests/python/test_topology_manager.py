@@ -43,6 +43,7 @@ def test_a_host_of_npus() -> None:
     )
     paths = [link.path for link in manager.links]
     assert {path: paths.count(path) for path in paths} == {"PIX": 4, "NODE": 8, "SYS": 16}
+    assert {link.kind for link in manager.links} == {"pcie"}
 
 
 def test_this_host() -> None:

@@ -21,7 +21,9 @@ class Mesh:
 
     name: str
     facts: dict[int, str]  # what is known of each, by its number
-    cells: dict[tuple[int, int], str]  # of each pair: "NV18" or the path through the PCI tree, as nvidia-smi names them
+    cells: dict[
+        tuple[int, int], str
+    ]  # of each pair: "NV18", "HCCS" or the path through the PCI tree, as nvidia-smi names them
     classes: dict[tuple[int, int], str]  # of each pair: the class of links, as `explain --device` names it
     more: list[str]
 
@@ -183,7 +185,9 @@ def meshes(host: _Json) -> list[Mesh]:
         number = {address: index for index, address in enumerate(addresses)}
         mine = {(number[link["ends"][0]], number[link["ends"][1]]): link for link in links if link["ends"][0] in number}
         facts = {index: address for address, index in number.items()}
-        found.append(Mesh(f"{maker} accelerators", facts, _named(mine, "path"), _named(mine, "class"), []))
+        hccs = {pair: "HCCS" for pair, link in mine.items() if link["kind"] == "hccs"}
+        more = [f"HCCS is not known: {host['no_hccs']}"] if maker == "Huawei" and "no_hccs" in host else []
+        found.append(Mesh(f"{maker} accelerators", facts, _named(mine, "path") | hccs, _named(mine, "class"), more))
     gpus: _Json = host.get("gpus", {})
     facts = {gpu["index"]: _gpu(gpu) for gpu in gpus.get("list", [])}
     pairs = {(link["a"], link["b"]): link for link in gpus.get("links", [])}
