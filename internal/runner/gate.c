@@ -137,7 +137,9 @@ void scr_external_begin(scr_group *g, scr_run *r) {
  * libraries are aborted, so the word is looked at after output_taken. A peer may end its waits, too, and its stream then goes on to
  * write what it has not: it voids the operations of this rank before. */
 static bool is_void(const scr_run *r) {
+#ifndef SCR_MUTANT_CUT_IS_DONE
   if (atomic_load_explicit(&r->group->word, memory_order_acquire) & SCR_DOWN) return true;
+#endif
 #ifdef SCR_MUTANT_VOID_IS_DONE
   return false;
 #else
@@ -151,11 +153,16 @@ static bool is_done(scr_run *r) {
     atomic_store_explicit(&r->group->shared->reached, r->coll.seq, memory_order_release);
   }
   if (atomic_load_explicit(&r->gate.words->output_taken, memory_order_acquire) == 0) return false;
-#ifdef SCR_MUTANT_CUT_IS_DONE
-  return true;
-#else
   return !is_void(r);
-#endif
+}
+
+int scr_external_met(scr_group *g, scr_run **culprit) {
+  for (scr_run *r = g->coll.external_head; r != NULL; r = r->next_external) {
+    if (!is_done(r)) continue;
+    *culprit = r;
+    return scr_external_compare(g, r);
+  }
+  return 0;
 }
 
 bool scr_external_sweep(scr_group *g, const scr_run *until, bool all, int32_t status) {

@@ -27,6 +27,9 @@ void scr_gate_open(const scr_run *r);
 
 /* Puts a run that has started into the list of external runs. */
 void scr_external_begin(scr_group *g, scr_run *r);
+/* Compares calls if the stream of a run is done, and may have met those of peers: they have recorded their calls before. Returns 0 or
+ * an incident code. */
+int scr_external_met(scr_group *g, scr_run **culprit);
 /* Completes the external runs whose streams are done, and with `all` the others as well, with `status`. `until`: the caller
  * waits for that run. Returns whether all streams were done. */
 bool scr_external_sweep(scr_group *g, const scr_run *until, bool all, int32_t status);

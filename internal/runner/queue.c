@@ -123,8 +123,10 @@ static int drive_externals(scr_group *g, const scr_run *until, scr_run **culprit
     *culprit = r;
     if (code) return code;
   }
-  if (g->coll.external_head) scr_external_sweep(g, until, false, SAGECOMM_OK);
-  return 0;
+  if (g->coll.external_head == NULL) return 0;
+  int code = scr_external_met(g, culprit);
+  if (code == 0) scr_external_sweep(g, until, false, SAGECOMM_OK);
+  return code;
 }
 
 int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked) {

@@ -155,6 +155,7 @@ func (e *Engine) issueHere(c *communicator, rt device.Launcher, order device.Ord
 		return err
 	}
 	c.last.Store(&gate)
+	e.group.Run.Begin() // records the call before the streams of the ranks meet
 	if err = e.enqueue(c, rt, order, gate, call, op); err != nil {
 		e.fail(c, rt, order, gate, fmt.Errorf("%s on %v: %s: %w", op.Name(), op.Device, e.method.Name(), err))
 	}
