@@ -7,6 +7,7 @@ type DeviceReport struct {
 	vendors.Found
 	Engine     string `json:"engine"`               // by the vendor's library of collectives
 	WithoutWhy string `json:"engine_why,omitempty"` // in one line why this process does not offer the engine
+	Own        string `json:"own,omitempty"`        // engine that needs no such library, and takes several ranks on a device
 }
 
 // DescribeDevices looks for the devices and the libraries of all vendors. It opens the libraries, and starts the runtimes.
@@ -15,6 +16,9 @@ func DescribeDevices() (list []DeviceReport) {
 		r := DeviceReport{Found: found, Engine: map[string]string{"cuda": "nccl", "npu": "hccl", "mlu": "cncl"}[found.Name]}
 		if err := deviceEngines[r.Engine].absent(nil); err != nil {
 			r.WithoutWhy = err.Error()
+		}
+		if found.Name == "cuda" && found.Why == "" {
+			r.Own = cudaEngine
 		}
 		list = append(list, r)
 	}

@@ -202,6 +202,22 @@ def two_groups_in_opposite_order() -> None:
     expect(x[other], 10 * SUM)
 
 
+def two_groups_that_have_met() -> None:
+    """The first collectives of two groups come in one order, the next ones in opposite orders."""
+    other = dist.new_group()
+    y = full(mine())
+    for group in (None, other):
+        dist.all_reduce(y, group=group)
+    first, second = (None, other) if dist.get_rank() == 0 else (other, None)
+    for _ in range(FEW):
+        x = {None: full(mine()), other: full(10 * mine())}
+        works = [dist.all_reduce(x[g], group=g, async_op=True) for g in (first, second)]
+        for work in reversed(works):
+            work.wait()
+        expect(x[None], SUM)
+        expect(x[other], 10 * SUM)
+
+
 def host_goes_on_beside_a_held_stream() -> None:
     """Operations on CPU tensors of the same group do not wait for a stream."""
     x = full(0)

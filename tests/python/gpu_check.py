@@ -25,6 +25,7 @@ from cuda_bed import CudaBed, emulated  # noqa: E402
 from gpu_list import CHECKS, Check  # noqa: E402
 
 RATES = "rates"
+ENGINES = ("staged", "cuda")  # those of vendors' libraries need a device for each rank
 SIZES = (8, 4 << 10, 256 << 10, 4 << 20, 64 << 20)
 RATE_RANKS = (2, 4, 8)
 MEASURED = "time and bandwidth beside gloo and beside copies through pinned memory"
@@ -32,11 +33,10 @@ LINES_OF_AN_ERROR = 40  # that are printed; FILE of --json has all
 
 
 class Run:
-    def __init__(self, seed: int, rounds: int) -> None:
-        self.seed, self.rounds = seed, rounds
+    def __init__(self, seed: int, rounds: int, engine: str) -> None:
+        self.seed, self.rounds, self.engine = seed, rounds, engine
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "SAGECOMM_PROBE": "off"}
-        # Engines of vendors' libraries need a device for each rank.
-        environment["SAGECOMM_ENGINE"] = "staged"
+        environment["SAGECOMM_ENGINE"] = engine
         if not emulated():
             # torch asks NVML for devices, so that the process that forks makes no CUDA call. Kernels are loaded at the
             # start, because to load one later waits for streams that a program holds.
@@ -52,6 +52,8 @@ class Run:
     def why_not(self, check: Check) -> str:
         if check.emulated_only and not emulated():
             return "it needs a fault that only the emulator makes"
+        if check.staged_only and self.engine != ENGINES[0]:
+            return "the first collective of a group waits for all ranks"
         return ""
 
     def check(self, check: Check, size: int) -> dict[str, Any]:
@@ -116,6 +118,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="list the checks, having imported what they need")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help="checks of the list")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results there as well")
+    parser.add_argument(
+        "--engine", choices=ENGINES, default=ENGINES[0], help="of the ranks, which share a device; staged by default"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of delays and choices of streams; 1 by default")
     parser.add_argument("--rounds", type=int, default=3, help="how often each check runs, each time with another seed")
     parser.add_argument("--ranks", type=int, default=8, help="leave out what needs more ranks; 8 by default")
@@ -141,7 +146,8 @@ def carry_out(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     if not run.device:
         return {}
     last = options.seed + options.rounds - 1
-    print(f"gpu-check on {run.device['name']}, torch {run.device['torch']}; seeds {options.seed} to {last}", flush=True)
+    name, torch = run.device["name"], run.device["torch"]
+    print(f"gpu-check on {name}, torch {torch}, engine {run.engine}; seeds {options.seed} to {last}", flush=True)
     checks = [
         run.check(check, size)
         for check in CHECKS
@@ -160,6 +166,7 @@ def carry_out(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         "version": 1,
         "device": run.device,
         "emulated": emulated(),
+        "engine": run.engine,
         "python": platform.python_version(),
         "seed": options.seed,
         "rounds": options.rounds,
@@ -172,7 +179,7 @@ def main() -> int:
     options = parsed()
     if options.list:
         return show_list()
-    run = Run(options.seed, options.rounds)
+    run = Run(options.seed, options.rounds, options.engine)
     try:
         report = carry_out(run, options)
     finally:

@@ -19,6 +19,7 @@ class Check:
     dies: int | None = None  # a rank that ends itself
     settings: Mapping[str, str] = field(default_factory=dict)
     emulated_only: bool = False  # it needs a fault of the device
+    staged_only: bool = False  # first collectives of groups, in an order that other engines do not take
 
     def functions(self) -> tuple[str, ...]:
         return self.programs or (self.whole,)
@@ -144,10 +145,16 @@ CHECKS = (
     ),
     Check(
         "15-groups",
-        "groups in opposite order; destroyed in flight",
-        _of("device_programs", "two_groups_in_opposite_order")
+        "groups that have met, in opposite order; destroyed in flight",
+        _of("device_programs", "two_groups_that_have_met")
         + _of("device_catalogue", "collective_destroyed_in_flight")
         + _of("device_p2p", "destroyed_in_flight"),
+    ),
+    Check(
+        "15-first",
+        "first collectives of groups, in opposite order",
+        _of("device_programs", "two_groups_in_opposite_order"),
+        staged_only=True,
     ),
     Check("15-fork", "a child of a fork is refused", _of("device_catalogue", "child_of_a_fork")),
     Check("15-exit", "a process ends while its streams wait", whole="device_waits:ends_without_destroying"),

@@ -5,11 +5,14 @@ device_cuda.py has what ranks do."""
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import fake_cuda
 from cuda_bed import CudaBed
 from device_bed import Schedule, under_schedules
 from selection import quickly
@@ -134,3 +137,11 @@ def test_a_set_engine_that_cannot_be(cuda_bed: CudaBed) -> None:
 def test_captures_are_refused(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_cuda:captured", 2, **SETTINGS):
         assert "the current stream of cuda:0 is being captured" in text
+
+
+@pytest.mark.long
+def test_env_tells_of_the_engine(cuda_bed: CudaBed) -> None:
+    command = [sys.executable, "-m", "sagecomm", "env"]
+    said = subprocess.run(command, env=fake_cuda.environment(), capture_output=True, text=True, timeout=120, check=True)
+    line = r"\n  cuda: 2 devices \(libcuda.so.1\); .*; engine cuda for ranks that share a device\n"
+    assert re.search(line, said.stdout), said.stdout

@@ -46,6 +46,17 @@ def test_all_checks(cuda_bed: CudaBed, tmp_path: Path, schedule: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("schedule", ["lazy", "random"])
+def test_all_checks_of_the_engine_cuda(cuda_bed: CudaBed, tmp_path: Path, schedule: str) -> None:
+    code, text, report = checked(
+        cuda_bed, tmp_path, "--engine", "cuda", "--rounds", "1", "--ranks", "3", EMULATOR_SCHEDULE=schedule
+    )
+    assert code == 0, text
+    assert report["engine"] == "cuda"
+    assert [row["name"] for row in report["checks"] if row["outcome"] != "passed"] == ["15-first"]
+
+
+@pytest.mark.long
 def test_what_fails_is_reported(cuda_bed: CudaBed, tmp_path: Path) -> None:
     faults = "cuMemcpyDtoHAsync@1+=out_of_memory"
     code, text, report = checked(cuda_bed, tmp_path, "--only", "3-waits", "--rounds", "1", EMULATOR_FAULTS=faults)

@@ -118,6 +118,8 @@ def devices_table(devices: Sequence[dict[str, object]]) -> str:
         engine = f"engine {vendor['engine']}"
         if "engine_why" in vendor:
             engine = f"not {vendor['engine']}: {vendor['engine_why']}"
+        if "own" in vendor:
+            engine += f"; engine {vendor['own']} for ranks that share a device"
         lines.append(f"  {vendor['name']}: {count} device{'' if count == 1 else 's'} ({vendor['library']}); {engine}")
     return "\n".join(lines)
 

@@ -1,4 +1,5 @@
 // Memory and events of other processes.
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include <csignal>
@@ -312,5 +313,43 @@ TEST(events_of_a_process_that_has_ended_cannot_be_imported) {
         siginfo_t information;
         CHECK(waitid(P_ALL, 0, &information, WEXITED | WNOWAIT) == 0);
         FAILS(import_event(handle, &event), peer_gone);
+      });
+}
+
+TEST(streams_of_two_processes_meet_by_words_of_registered_memory) {
+  void *page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(page != MAP_FAILED);
+  auto *flags = static_cast<uint32_t *>(page);
+  between(
+      [=](Pipe &there, Pipe &back) {
+        __atomic_store_n(flags, 0u, __ATOMIC_SEQ_CST);
+        uint32_t *words = new_words(2000);
+        OK(register_host(page, 4096));
+        there.send(handle_of(words));
+        StreamHandle stream = new_stream();
+        OK(fill_async(words, 7, 4, 2000, stream));
+        OK(write_value(stream, flags, 1));
+        OK(wait_value(stream, flags + 32, 1, Comparison::greater_or_equal));
+        OK(fill_async(words, 8, 4, 2000, stream));
+        OK(stream_synchronize(stream));
+        there.send(1);
+        CHECK(back.receive<int>() == 1);
+      },
+      [=](Pipe &there, Pipe &back) {
+        void *imported = nullptr;
+        OK(import_memory(there.receive<IpcHandle>(), &imported));
+        uint32_t *copy = new_words(2000);
+        FAILS(wait_value(new_stream(), flags, 1, Comparison::greater_or_equal), invalid_value);
+        OK(register_host(page, 4096));
+        StreamHandle stream = new_stream();
+        OK(wait_value(stream, flags, 1, Comparison::greater_or_equal));
+        OK(copy_async(copy, imported, 8000, CopyKind::device_to_device, stream));
+        OK(write_value(stream, flags + 32, 1));
+        OK(stream_synchronize(stream));
+        CHECK(word(copy) == 7 && word(copy + 1999) == 7);
+        CHECK(there.receive<int>() == 1);
+        CHECK(word(static_cast<uint32_t *>(imported)) == 8);
+        __atomic_store_n(flags + 32, 0u, __ATOMIC_SEQ_CST);
+        back.send(1);
       });
 }
