@@ -70,11 +70,10 @@ type lowering struct {
 	received    count // words that this rank waits for
 	base        int64 // slot of the next operation's first chunk
 	slots       [slotCount]use
-	awaited     []uint32 // by peer: the newest value of left that the stream waits for
 }
 
 func newLowering(rank, size int) *lowering {
-	l := &lowering{rank: rank, size: size, slotBytes: slotBytes, mostOneShot: mostOneShot, sent: newCount(size), received: newCount(size), awaited: make([]uint32, size)}
+	l := &lowering{rank: rank, size: size, slotBytes: slotBytes, mostOneShot: mostOneShot, sent: newCount(size), received: newCount(size)}
 	for i := range l.slots {
 		l.slots[i] = make(use, size)
 	}
@@ -218,7 +217,7 @@ func (l *lowering) lower(op coll.Op) ([]command, error) {
 	for step := range plan.ConcreteLengths(p, lengths, [2]int{slotCount, slotCount}) {
 		slot := (l.base + step.Chunk) % slotCount
 		if step.Action == plan.Publish {
-			list = l.vacate(list, slot, len(step.Moves) > 0)
+			list = l.vacate(list, slot)
 		} else {
 			for _, w := range step.Waits {
 				if from := w.Rank; step.Chunk < chunks(from, l.rank) {
@@ -259,17 +258,19 @@ func (l *lowering) lower(op coll.Op) ([]command, error) {
 	return list, nil
 }
 
-// vacate makes the stream wait until nobody uses what a slot has, if the slot is written.
-func (l *lowering) vacate(list []command, slot int64, written bool) []command {
-	if !written {
-		return list
-	}
+// vacate makes the stream wait until nobody uses what a slot has, also if nothing is written to it: values that stay for 2^31 cannot
+// be compared. For the same reason it forgets what older waits have answered, in all slots.
+func (l *lowering) vacate(list []command, slot int64) []command {
 	for peer, value := range l.slots[slot] {
-		if value != 0 && int32(value-l.awaited[peer]) > 0 {
-			l.awaited[peer] = value
-			list = append(list, command{verb: await, word: left, peer: peer, value: value})
+		if value == 0 {
+			continue
 		}
-		l.slots[slot][peer] = 0
+		list = append(list, command{verb: await, word: left, peer: peer, value: value})
+		for i := range l.slots {
+			if of := &l.slots[i][peer]; *of != 0 && int32(*of-value) <= 0 {
+				*of = 0
+			}
+		}
 	}
 	return list
 }

@@ -285,15 +285,56 @@ func TestValuesWrap(t *testing.T) {
 				s.words[i][peer] = s.received.value(i, peer, 0)
 			}
 		}
-		for peer := range s.awaited {
-			s.awaited[peer] = s.received.value(left, peer, 0)
-		}
 	}
 	for range 12 {
 		o := w.issue(t, coll.AllReduce)
 		w.run(t)
 		for r := range w.size {
 			require.Equal(t, o.want[r], o.out[r])
+		}
+	}
+}
+
+// A slot that is not written for a long time has values that are too old to compare, and so has a stream that waits for none.
+func TestValuesOfLongAgo(t *testing.T) {
+	const long = 1<<(31-chunkBits) + 10
+	blocks := func(n uint64) coll.Op {
+		return coll.Op{Kind: coll.AllGather, Type: coll.Uint8, In: n, Out: 2 * n, OutBlocks: []uint64{n, n}}
+	}
+	from := func(root int) coll.Op { return coll.Op{Kind: coll.Broadcast, Type: coll.Uint8, Root: root, Out: 8} }
+	for _, list := range [][]coll.Op{
+		{from(0), from(1), from(1), from(1)}, // rank 0 writes each fourth slot
+		{blocks(0)},
+	} {
+		w, newest := newWorld(2, 3), [2]uint32{}
+		do := func(op coll.Op) {
+			o := &operation{in: make([][]byte, 2), out: make([][]byte, 2)}
+			for r, s := range w.ranks {
+				o.in[r], o.out[r] = make([]byte, 32), make([]byte, 32)
+				commands, err := s.lower(op)
+				require.NoError(t, err)
+				for _, c := range commands {
+					if c.verb == await && c.word == left {
+						newest[r] = c.value
+					}
+					s.queue = append(s.queue, queued{c, o})
+				}
+			}
+			w.run(t)
+		}
+		for range slotCount {
+			do(blocks(8))
+		}
+		for range long {
+			for _, op := range list {
+				do(op)
+			}
+		}
+		for range 2 * slotCount {
+			do(blocks(8))
+			for r, s := range w.ranks {
+				require.Less(t, s.received.value(left, 1-r, 0)-newest[r], uint32(2*slotCount<<chunkBits), "the stream has waited for what was in its slots")
+			}
 		}
 	}
 }
