@@ -43,8 +43,7 @@ DeviceWork::DeviceWork(const char* op, c10::Device device, std::vector<at::Tenso
         op,
         "the current stream of " + device.str() +
             " is being captured, and a graph cannot hold an operation that the CPU takes part in; call it outside of "
-            "the "
-            "capture");
+            "the capture");
   }
 }
 

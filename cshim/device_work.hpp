@@ -38,9 +38,10 @@ class DeviceWork {
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
 
-  // Fills in what the core needs to issue the operation, or one of several. The core waits for no operation on a device while it
-  // issues it; it may wait for peers that connect with this rank. The last call of c10 is that for op.stream: some devices order a native handle behind what torch has
-  // launched by the time of that call only. So a handle is never kept.
+  // Fills in what the core needs to issue the operation, or one of several. The core waits for no operation on a device
+  // while it issues it; it may wait for peers that connect with this rank. The last call of c10 is that for op.stream:
+  // some devices order a native handle behind what torch has launched by the time of that call only. So a handle is
+  // never kept.
   void describe(sagecomm_op& op, bool async);
 
   // Queues what is left to queue when the core has issued the operation, whose buffers these are.

@@ -134,11 +134,11 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   // The profiler may be gone when the operation ends, and ending a range writes to its memory.
   work->endProfiling();
   work->completeLater();
-  if (interrupted) {
-    std::rethrow_exception(interrupted);
-  }
   if (queued != nullptr) {
     queued->awaitInCurrentStream(); // after an error of the device, which it raises, the operation goes on
+  }
+  if (interrupted) {
+    std::rethrow_exception(interrupted);
   }
   return work;
 }

@@ -172,7 +172,7 @@ typedef struct sagecomm_bridge {
    * launched so far is in the stream then, also if the framework has a launch queue: the library uses the handle for the
    * rest of this call of issue(), until it calls fork() for that stream. Fails if streams have no such handle. */
   int32_t (*stream_handle)(void *ctx, uint64_t stream, void **handle, char *why, size_t why_n);
-  /* Called every 100 ms while issue() waits for peers, as it does in the first operations through a vendor's library. The caller
+  /* Called every 50 ms while issue() waits for peers, as it does in the first operations through a vendor's library. The caller
    * handles signals that have come meanwhile. It returns 0 to go on. Any other value ends the wait: issue() fails, or the operation
    * does if it was announced to peers. */
   int32_t (*interrupted)(void *ctx);

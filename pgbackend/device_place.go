@@ -1,12 +1,11 @@
 package pgbackend
 
 import (
-	"bytes"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"sagecomm/algo"
+	"sagecomm/internal/lazylink"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/topo"
 )
@@ -14,37 +13,18 @@ import (
 // This file holds what the ranks of a group know of the links between their devices. Each rank tells the others in the rendezvous
 // where its device is, so all ranks know the same.
 
+const driverOfCUDA = "libcuda.so.1"
+
 // placeOf returns where the device of this rank of a group is, nil if that is not known. Tests replace it.
 //
 // The rank is taken to use the GPU that launchers mean for it: LOCAL_RANK, modulo the GPUs that CUDA sees. Only the management
 // library knows the GPUs, and starting it may take seconds where no process uses them. So placeOf asks it in processes that use
 // CUDA already: a group that was made before knows of no links.
 var placeOf = func(g *Group) *topo.Place {
-	if !usesCUDA() {
+	if !lazylink.Loaded(driverOfCUDA) {
 		return nil
 	}
 	return placeIn(g.process.places(), localRank(runner.Environ()))
-}
-
-// usesCUDA reports whether this process has loaded the CUDA driver. It makes system calls of its own, because the first file that
-// package os opens ends the process where no descriptor is left.
-func usesCUDA() bool {
-	fd, err := syscall.Open("/proc/self/maps", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
-	if err != nil {
-		return false
-	}
-	defer func() { _ = syscall.Close(fd) }()
-	var maps []byte
-	for part := make([]byte, 64<<10); ; {
-		n, err := syscall.Read(fd, part)
-		if err == syscall.EINTR {
-			continue
-		}
-		if n <= 0 {
-			return bytes.Contains(maps, []byte("/libcuda.so"))
-		}
-		maps = append(maps, part[:n]...)
-	}
 }
 
 // localRank returns the number of this process among those of its host, as launchers give it, and -1 if there is none.

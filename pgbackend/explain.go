@@ -97,16 +97,17 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	if q.Bytes > mostBytes {
 		return nil, fmt.Errorf("explain: %d bytes: expected at most %d", q.Bytes, uint64(mostBytes))
 	}
-	selector, shape, engines, fusion, link, err := p.choicesFor(q)
+	chosen, err := p.choicesFor(q)
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)
 	}
+	selector, shape := chosen.selector, chosen.shape
 	out := &Explanation{Op: q.Op, Bytes: q.Bytes, Ranks: shape.Size, Hosts: shape.HostCount(), Table: selector.Describe(kind)}
 	for _, c := range selector.Explain(kind, q.Bytes) {
 		out.Candidates = append(out.Candidates, candidate{c.Algorithm, c.Transport.String(), c.Chunk, c.Predicted.Seconds(), c.Steps, c.Bytes, c.Longest, c.Even, c.Chosen, c.Forced, c.Why})
 	}
-	if kind == coll.AllReduce && fusion != fusionOff {
-		out.Fusion = fusion
+	if kind == coll.AllReduce && chosen.fusion != fusionOff {
+		out.Fusion = chosen.fusion
 	}
 	if q.Overlap != nil {
 		if out.Overlap, err = q.Overlap.answer(selector, kind, q.Bytes, shape, p.processorsFor(q)); err != nil {
@@ -114,8 +115,8 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 		}
 	}
 	if q.Device {
-		out.Engine, out.Links = engines.Engine, describeLinks(selector.LinkDevices(link))
-		for _, c := range engines.Candidates {
+		out.Engine, out.Links = chosen.engines.Engine, describeLinks(selector.LinkDevices(chosen.link))
+		for _, c := range chosen.engines.Candidates {
 			out.Engines = append(out.Engines, engineCandidate{c.Engine, c.Chosen, c.Forced, c.Why})
 		}
 	}
@@ -146,18 +147,27 @@ func (p *Process) processorsFor(q Question) int {
 	return len(processors()) * max(1, q.Hosts)
 }
 
-// choicesFor returns the selector, the shape, the engine for devices, the limits of fusion and the links between devices of the
-// group that a question is about.
-func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, engines algo.EngineChoice, fusion string, link func(a, b int) algo.DeviceLink, err error) {
+// choices are what a group has chosen, and what it has chosen from.
+type choices struct {
+	selector *algo.Selector
+	shape    algo.Shape
+	engines  algo.EngineChoice // for devices
+	fusion   string            // its limits
+	link     func(a, b int) algo.DeviceLink
+}
+
+// choicesFor returns the choices of the group that a question is about.
+func (p *Process) choicesFor(q Question) (c choices, err error) {
 	if q.Group != 0 {
 		g := p.Group(q.Group)
 		if g == nil {
-			return nil, shape, engines, "", nil, errors.New("the group was destroyed")
+			return c, errors.New("the group was destroyed")
 		}
-		return g.selector, g.shape(), g.engines(), g.fusionLimits(), g.deviceLink, nil
+		return choices{g.selector, g.shape(), g.engines(), g.fusionLimits(), g.deviceLink}, nil
 	}
-	if shape, err = q.shape(); err != nil {
-		return nil, shape, engines, "", nil, err
+	shape, err := q.shape()
+	if err != nil {
+		return c, err
 	}
 	options := map[string]string{}
 	if q.Tune != "" {
@@ -165,11 +175,11 @@ func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, en
 	}
 	settings, err := env.Resolve(runner.Environ(), options)
 	if err != nil {
-		return nil, shape, engines, "", nil, err
+		return c, err
 	}
 	w, err := readTuningSettings(settings)
 	if err != nil {
-		return nil, shape, engines, "", nil, err
+		return c, err
 	}
 	var found probeResult
 	if w.probe {
@@ -178,12 +188,13 @@ func (p *Process) choicesFor(q Question) (s *algo.Selector, shape algo.Shape, en
 			found[0] = max(found[0], switching)
 		}
 	}
-	if s, err = p.selector(shape, w.machine, w, found); err != nil {
-		return nil, shape, engines, "", nil, err
+	s, err := p.selector(shape, w.machine, w, found)
+	if err != nil {
+		return c, err
 	}
 	described := Group{size: q.Ranks, settings: settings, selector: s}
 	described.chooseFusion()
-	return s, shape, p.describedEngines(q.Ranks, settings), described.fusionLimits(), p.describedLink(shape), nil
+	return choices{s, shape, p.describedEngines(q.Ranks, settings), described.fusionLimits(), p.describedLink(shape)}, nil
 }
 
 // describedEngines returns the choice of a group whose ranks all offer what this process offers.

@@ -175,6 +175,16 @@ type Shared struct {
 	Offset uint64 `json:"offset"` // of the memory in what the handle names
 }
 
+// Within is Launcher.Current for a runtime whose do makes the device current, calls a function and says what its error is of. The error
+// of f is returned as it is.
+func Within(do func(what string, f func() error) error, f func() error) error {
+	var own error
+	if err := do("cannot make the device current", func() error { own = f(); return nil }); err != nil {
+		return err
+	}
+	return own
+}
+
 // Memory is memory of a device.
 type Memory interface {
 	Address() uintptr

@@ -28,6 +28,13 @@ bool lazylink_has(const lazylink_library *library, const char *name) {
   return false;
 }
 
+bool lazylink_loaded(const char *path) {
+  void *handle = dlopen(path, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+  if (handle == NULL) return false;
+  dlclose(handle); /* whoever loaded it has a reference */
+  return true;
+}
+
 const char *lazylink_open(const char *path, const char *const *names, void **addresses, size_t n) {
   void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (handle == NULL) return dlerror();

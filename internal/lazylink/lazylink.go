@@ -41,6 +41,13 @@ func CUDAHas(name string) bool {
 	return bool(C.lazylink_has(&C.lazylink_cu, text))
 }
 
+// Loaded reports whether this process has loaded a library, by whomever. It opens none.
+func Loaded(path string) bool {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	return bool(C.lazylink_loaded(name))
+}
+
 // Open opens a library for good and stores the addresses of its functions, nil for those that it does not have. names is a list
 // of C strings, as long as addresses. It returns why the library cannot be opened.
 func Open(path string, names *unsafe.Pointer, addresses []unsafe.Pointer) error {

@@ -26,6 +26,9 @@ const char *lazylink_bind(lazylink_library *library, const char *path);
 /* Whether the library is bound and has a function. */
 bool lazylink_has(const lazylink_library *library, const char *name);
 
+/* Whether this process has loaded a library, by whomever. */
+bool lazylink_loaded(const char *path);
+
 /* Opens a library for good and stores the addresses of n functions, NULL for those that it does not have. Returns NULL, or why
  * the library cannot be opened, as lazylink_bind() does. */
 const char *lazylink_open(const char *path, const char *const *names, void **addresses, size_t n);

@@ -35,11 +35,7 @@ func (d *Driver) Handle(s device.Stream) (uintptr, error) { return s.Handle, nil
 
 // Current implements device.Launcher.
 func (d *Driver) Current(f func() error) error {
-	var own error
-	if err := d.do("cannot make the device current", func() error { own = f(); return nil }); err != nil {
-		return err
-	}
-	return own
+	return device.Within(d.do, f)
 }
 
 type memory struct {

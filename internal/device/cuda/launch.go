@@ -25,11 +25,7 @@ func (d *Driver) Identity() (string, error) {
 
 // Current implements device.Launcher.
 func (d *Driver) Current(f func() error) error {
-	var own error
-	if err := d.do("cannot make the device current", func() error { own = f(); return nil }); err != nil {
-		return err
-	}
-	return own
+	return device.Within(d.do, f)
 }
 
 // Vendor implements device.Launcher.

@@ -40,13 +40,7 @@ var Open = sync.OnceValues(func() (Library, error) {
 	if err := lazylink.Open(fileName, names, table); err != nil {
 		return Library{}, fmt.Errorf("no CNCL: %w", err)
 	}
-	if C.cncl.facade != nil {
-		return Library{}, fmt.Errorf("the %s of this process is sagecomm's own; CNCL is behind it", fileName)
-	}
-	if name := lazylink.Lacking(names, table[:len(table)-1]); name != "" {
-		return Library{}, fmt.Errorf("the %s of this process has no %s: it is too old", fileName, name)
-	}
-	return Library{}, nil
+	return Library{}, vendor.Usable(fileName, "CNCL", names, table)
 })
 
 // failed returns the error for a result of a function: any code but 0 is one.
@@ -116,17 +110,7 @@ func (c *communicator) State() (queued bool, err error) {
 
 // Do implements vendor.Communicator.
 func (c *communicator) Do(calls []vendor.Call, stream uintptr) error {
-	c.thread.Begin(func() error {
-		if calls[0].Kind >= vendor.Send {
-			return c.exchange(calls, stream)
-		}
-		for _, one := range calls {
-			if err := c.call(one, stream); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	c.thread.Queue(calls, func(one vendor.Call) error { return c.call(one, stream) }, func() error { return c.exchange(calls, stream) })
 	return nil
 }
 

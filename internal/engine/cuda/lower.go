@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"sagecomm/algo"
 	"sagecomm/algo/plan"
 	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
@@ -16,10 +17,6 @@ const (
 	slotBytes = 2 << 20
 	slotCount = plan.LargeSlotCount // plans have a lag of 2 at most
 	allSlots  = slotCount * slotBytes
-
-	// mostOneShot bounds an all_reduce or reduce of more than two ranks in which each rank reduces the whole: libraries with such
-	// kernels have limits of 256 KiB to 512 KiB there.
-	mostOneShot = 256 << 10
 
 	mostRanks = device.MaxInputs
 
@@ -63,17 +60,17 @@ type use []uint32
 // lowering turns operations into commands of one rank's stream. Ranks that lower the same operations in the same order wait for one
 // another alike.
 type lowering struct {
-	rank, size  int
-	slotBytes   int
-	mostOneShot uint64
-	sent        count // words that this rank writes
-	received    count // words that this rank waits for
-	base        int64 // slot of the next operation's first chunk
-	slots       [slotCount]use
+	rank, size int
+	slotBytes  int
+	algorithm  func(kind coll.Kind, ranks int, bytes uint64) string // algo.DeviceAlgorithm, or a test's
+	sent       count                                                // words that this rank writes
+	received   count                                                // words that this rank waits for
+	base       int64                                                // slot of the next operation's first chunk
+	slots      [slotCount]use
 }
 
 func newLowering(rank, size int) *lowering {
-	l := &lowering{rank: rank, size: size, slotBytes: slotBytes, mostOneShot: mostOneShot, sent: newCount(size), received: newCount(size)}
+	l := &lowering{rank: rank, size: size, slotBytes: slotBytes, algorithm: algo.DeviceAlgorithm, sent: newCount(size), received: newCount(size)}
 	for i := range l.slots {
 		l.slots[i] = make(use, size)
 	}
@@ -108,7 +105,7 @@ func (l *lowering) planFor(op coll.Op) (plan.SlotPlan, plan.Lengths) {
 		}
 		return shmplan.LocalCopy(op.Kind, at), lengths
 	}
-	twoShot := l.size > 2 && op.In > l.mostOneShot
+	twoShot := l.algorithm(op.Kind, l.size, op.In) == shmplan.TwoShot
 	switch op.Kind {
 	case coll.AllReduce:
 		if twoShot {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"sagecomm/algo"
 	"sagecomm/algo/plan"
 	"sagecomm/internal/coll"
 )
@@ -47,7 +48,10 @@ func newWorld(size int, seed uint64) *world {
 	w := &world{size: size, chances: rand.New(rand.NewPCG(seed, 0))}
 	for rank := range size {
 		s := &simulated{lowering: newLowering(rank, size), all: make([]byte, slotCount*testSlot)}
-		s.slotBytes, s.mostOneShot = testSlot, 700
+		s.slotBytes = testSlot
+		s.algorithm = func(kind coll.Kind, ranks int, bytes uint64) string { // two-shot from a shorter length on
+			return algo.DeviceAlgorithm(kind, ranks, bytes*(256<<10)/700)
+		}
 		for i := range s.words {
 			s.words[i] = make([]uint32, size)
 		}

@@ -37,6 +37,22 @@ func (t *Thread) Begin(f func() error) {
 	t.calls <- f
 }
 
+// Queue adds the calls of a group: sends and recvs by exchange, others by call, one after the other.
+func (t *Thread) Queue(calls []Call, call func(Call) error, exchange func() error) {
+	if calls[0].Kind >= Send {
+		t.Begin(exchange)
+		return
+	}
+	t.Begin(func() error {
+		for _, one := range calls {
+			if err := call(one); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // State reports whether all calls have returned. The error is that of the first call that has failed.
 func (t *Thread) State() (idle bool, err error) {
 	idle = t.left.Load() == 0
