@@ -216,7 +216,10 @@ def fails_while_idle(rank: int, size: int, store: str) -> list[str]:
     dist.all_reduce(ones())
     torch.cuda.synchronize()
     dist.barrier(device_ids=[rank])
+    told = c10d._get_default_store()
+    told.set(f"idle {rank}", "")  # a rank may be the last one to leave the barrier
     if rank == 0:
+        told.wait([f"idle {each}" for each in range(size)])
         backend().abort()
     raised(lambda: [dist.all_reduce(ones()) for _ in range(10000)])
     return ended("Abort")
