@@ -41,6 +41,9 @@ _RANDOM = [Schedule("random", FIRST_SEED + n) for n in range(SEEDS)]
 _QUICK = [Schedule("lazy"), _RANDOM[0]]
 ALL = [Schedule("lazy"), Schedule("eager"), Schedule("threaded"), *_RANDOM]
 
+# For tests of which `make test-long` runs one seed.
+FEW = [Schedule("lazy"), *(_RANDOM if "SEEDS" in os.environ else _RANDOM[:1])]
+
 # A test under these runs for each schedule; `make test` leaves out most seeds.
 under_schedules = pytest.mark.parametrize("schedule", quickly(_QUICK, ALL), ids=str)
 

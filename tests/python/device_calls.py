@@ -68,7 +68,7 @@ def operations() -> None:
         lambda: [(outs[0], 1), (outs[1], 2)] if rank == 0 else [],
     )
     checked(lambda a: dist.scatter(one, blocks if rank == 1 else None, src=1, async_op=a), lambda: [(one, 10 + rank)])
-    both_ways(lambda a: dist.barrier(device_ids=[0], async_op=a))
+    both_ways(lambda a: dist.barrier(device_ids=[accelerator().index], async_op=a))
     both_ways(lambda a: dist.barrier(async_op=a))
     for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8):
         y = full(mine(), dtype=dtype)
@@ -118,7 +118,7 @@ def futures() -> None:
     work.wait()
     late = work.get_future()
     expect(late.wait()[0], 2 * SUM)
-    dist.barrier(device_ids=[0], async_op=True).get_future().wait()
+    dist.barrier(device_ids=[accelerator().index], async_op=True).get_future().wait()
 
 
 def devices_of_objects() -> None:
@@ -174,8 +174,9 @@ def refusals() -> None:
         backend.allgather([[full(0), torch.zeros(N)]], [x], AllgatherOptions())
     with pytest.raises(RuntimeError, match=f"output 0 is on {on}, the tensors before it are on cpu"):
         backend.allgather([[full(0), full(0)]], [torch.zeros(N)], AllgatherOptions())
-    with pytest.raises(RuntimeError, match=f"is on {name}:1, the tensors before it are on {on}"):
-        backend.allgather([[full(0), full(0).to(f"{name}:1")]], [x], AllgatherOptions())
+    other = torch.device(name, 1 - on.index)
+    with pytest.raises(RuntimeError, match=f"is on {other}, the tensors before it are on {on}"):
+        backend.allgather([[full(0), full(0).to(other)]], [x], AllgatherOptions())
     with pytest.raises(RuntimeError, match=f"tensor 0 is on meta, but this group was configured for cpu, {name}"):
         backend.allreduce([torch.empty(3, device="meta")], AllreduceOptions())
     with pytest.raises(RuntimeError, match="BAND is not defined for float32"):
@@ -213,7 +214,7 @@ def other_backend_strings() -> None:
     expect(x, SUM)
     expect(c, SUM)
     half = dist.new_group(backend=f"cpu:sagecomm,{name}:gloo")
-    with pytest.raises(RuntimeError, match=f"tensor 0 is on {name}:0, but this group was configured for cpu$"):
+    with pytest.raises(RuntimeError, match=f"tensor 0 is on {accelerator()}, but this group was configured for cpu$"):
         half._get_backend(torch.device("cpu")).allreduce([full(1)], AllreduceOptions())
     dist.all_reduce(c, group=half)
     expect(c, 2 * SUM)

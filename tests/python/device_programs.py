@@ -22,7 +22,7 @@ FEW = 3
 def accelerator() -> torch.device:
     found = torch.accelerator.current_accelerator()
     assert found is not None
-    return torch.device(found.type, 0)
+    return torch.device(found.type, torch.accelerator.current_device_index())
 
 
 def full(value: float, n: int = N, **how: Any) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import cuda_holds
 import sagecomm
 from device_calls import MINUTE, run_under_fake_cuda
-from device_programs import FEW, SUM, N, expect, full, held, main_stream, mine
+from device_programs import FEW, SUM, N, accelerator, expect, full, held, main_stream, mine
 
 LONG = 5_000_000  # elements that go through windows
 SOON_S = 30.0
@@ -34,7 +34,7 @@ def nothing_waits_on_the_host() -> None:
     """Calls and waits return while the stream of the caller is held. What is launched behind them comes after the
     outputs."""
     x, y, z = full(0), full(0), full(0, LONG)
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     with held(main_stream()):
         x += mine()
         y += 2 * mine()
@@ -73,8 +73,8 @@ def outputs_that_nobody_has_waited_for() -> None:
 
 
 def rows_that_are_not_contiguous() -> None:
-    x = torch.zeros(N, 4, device="cuda")
-    torch.cuda.synchronize()
+    x = torch.zeros(N, 4, device=accelerator())
+    torch.accelerator.synchronize()
     with held(main_stream()):
         x[:, ::2] = mine()
         work = dist.all_reduce(x[:, ::2], async_op=True)
@@ -98,12 +98,12 @@ def roots() -> None:
 
 def barrier_waits_on_the_host() -> None:
     x = full(0)
-    torch.cuda.synchronize()
-    written = torch.cuda.Event()
+    torch.accelerator.synchronize()
+    written = torch.Event(accelerator())
     with held(main_stream()):
         x += 1
         written.record()
-        work = dist.barrier(device_ids=[0], async_op=True)
+        work = dist.barrier(device_ids=[accelerator().index], async_op=True)
         assert not work.is_completed()
     work.wait()
     assert written.query()
@@ -116,7 +116,7 @@ def next_operation_raises() -> None:
     def go_on() -> None:
         dist.all_reduce(x)
         while True:
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
             dist.all_reduce(full(1))
 
     with pytest.raises(sagecomm.CollectiveMismatch):

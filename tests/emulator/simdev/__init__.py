@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import os
 import sys
 from types import ModuleType
 
@@ -26,12 +27,14 @@ def _load() -> ModuleType:
     return module
 
 
-torch.utils.rename_privateuse1_backend("simdev")
+NAME = os.environ.get("SIMDEV_NAME", "simdev")
+
+torch.utils.rename_privateuse1_backend(NAME)
 _device = _load()
 
 from . import module  # noqa: E402
 
-torch._register_device_module("simdev", module)
+torch._register_device_module(NAME, module)
 torch.utils.generate_methods_for_privateuse1_backend()
 
 # Its thread would meet an interpreter that is going away.

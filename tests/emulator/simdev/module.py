@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import _device
+from . import NAME, _device
 
 _Device = torch.device | str | int | None
 
@@ -22,7 +22,7 @@ def _index(device: _Device = None) -> int:
     if device is None:
         return current_device()
     device = torch.device(device)
-    if device.type != "simdev":
+    if device.type != NAME:
         raise ValueError(f"expected a simdev device, got {device}")
     return current_device() if device.index is None else device.index
 
@@ -98,7 +98,7 @@ class device_of(device):  # noqa: N801
     """Context manager: the device of a tensor, if it is one of simdev's."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__(tensor.device if tensor.device.type == "simdev" else None)
+        super().__init__(tensor.device if tensor.device.type == NAME else None)
 
 
 def get_device_name(device: _Device = None) -> str:
@@ -106,7 +106,7 @@ def get_device_name(device: _Device = None) -> str:
 
 
 def get_device_capability(device: _Device = None) -> dict[str, Any]:
-    return torch.accelerator.get_device_capability(torch.device("simdev", _index(device)))
+    return torch.accelerator.get_device_capability(torch.device(NAME, _index(device)))
 
 
 def synchronize(device: _Device = None) -> None:
@@ -122,7 +122,7 @@ class Stream(torch.Stream):
     def __new__(cls, device: _Device = None, priority: int = 0, **kwargs: Any) -> Stream:
         if "stream_id" in kwargs:
             return super().__new__(cls, priority=priority, **kwargs)
-        return super().__new__(cls, device=torch.device("simdev", _index(device)), priority=priority)
+        return super().__new__(cls, device=torch.device(NAME, _index(device)), priority=priority)
 
 
 class Event(torch.Event):
@@ -130,11 +130,11 @@ class Event(torch.Event):
 
     # elapsed_time() takes no objects of derived classes.
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
-        return torch.Event("simdev", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+        return torch.Event(NAME, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
 
 
 def current_stream(device: _Device = None) -> torch.Stream:
-    return torch.accelerator.current_stream(torch.device("simdev", _index(device)))
+    return torch.accelerator.current_stream(torch.device(NAME, _index(device)))
 
 
 def default_stream(device: _Device = None) -> torch.Stream:

@@ -1,0 +1,121 @@
+"""Collectives on tensors of `npu` and `mlu`: simdev under these names, with the streams of the emulated libraries of
+Huawei and Cambricon. The core moves memory with the runtime of the vendor, and uses its library of collectives.
+
+The programs are those of test_device_tensors.py."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import device_calls
+import device_catalogue
+import device_coalesced
+import device_p2p
+import device_pipeline
+import device_programs
+import device_waits
+import sagecomm
+from device_bed import FEW, Schedule, Worlds, build_bound
+from selection import quickly
+from test_device_tensors import checked, prepare, ranks
+from worlds import World
+
+pytestmark = build_bound
+under_few_schedules = pytest.mark.parametrize("schedule", quickly(FEW[1:2], FEW), ids=str)
+with_queues = pytest.mark.parametrize("queue", quickly(["launch queue"], ["streams", "launch queue"]))
+
+LIBRARIES = {"npu": ("libascendcl.so", "libhccl.so"), "mlu": ("libcnrt.so", "libcncl.so")}
+OF_COLLECTIVES = {"npu": "hccl", "mlu": "cncl"}
+MODULES = {"calls": device_calls, "p2p": device_p2p, "coalesced": device_coalesced, "catalogue": device_catalogue}
+
+# The first collectives of two groups come in one order where they wait for each other.
+_TWO_GROUPS = {device_programs.two_groups_in_opposite_order}
+# HCCL has no abort: a stream waits for an operation that has failed.
+_FAILURES = {
+    device_calls.mismatch,
+    device_catalogue.a_rank_that_does_not_call,
+    device_catalogue.different_calls,
+    device_waits.next_operation_raises,
+}
+WITHOUT: dict[str, set[Callable[[], Any]]] = {"staged": set(), "cncl": _TWO_GROUPS, "hccl": _TWO_GROUPS | _FAILURES}
+
+
+def prepare_vendor(name: str) -> None:
+    """Loads the vendor's libraries where the core looks for them. A rank has a device of its own."""
+    prepare()
+    import build
+
+    for library in LIBRARIES[name]:
+        ctypes.CDLL(str(build.OUTPUT / library))
+    torch.accelerator.set_device_index(dist.get_rank())
+
+
+def engine(expected: str) -> None:
+    x = torch.ones(5, device=torch.accelerator.current_accelerator())
+    dist.all_reduce(x)
+    assert sagecomm.explain("all_reduce", 20, device=True)["engine"] == expected
+
+
+def vendor_ranks(worlds: Worlds, schedule: Schedule, name: str, queue: str, engine: str) -> World:
+    world = ranks(
+        worlds,
+        schedule,
+        SIMDEV_NAME=name,
+        SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")),
+        SAGECOMM_ENGINE=engine,
+        # The checker does not see the order that Go gives its threads, one of which releases memory of the device.
+        EMULATOR_HOST_CLOCKS="thread" if engine == "staged" else "shared",
+    )
+    world.run(prepare_vendor, name, backend="gloo")
+    return world
+
+
+def run_programs(world: World, chosen: str, programs: list[Callable[[], Any]]) -> None:
+    world.run(checked, engine, chosen)
+    for program in programs:
+        if program not in WITHOUT[chosen]:
+            world.run(checked, program)
+
+
+@under_few_schedules
+@with_queues
+@pytest.mark.parametrize("module", quickly(["calls"], MODULES))
+@pytest.mark.parametrize("by", quickly(["library"], ["staged", "library"]))
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_programs(fresh_world: Worlds, schedule: Schedule, name: str, by: str, module: str, queue: str) -> None:
+    chosen = OF_COLLECTIVES[name] if by == "library" else by
+    run_programs(vendor_ranks(fresh_world, schedule, name, queue, chosen), chosen, MODULES[module].PROGRAMS)
+
+
+@under_few_schedules
+@with_queues
+@pytest.mark.parametrize("chosen", quickly(["hccl"], ["staged", "hccl"]))
+def test_nothing_waits_on_the_host(fresh_world: Worlds, schedule: Schedule, chosen: str, queue: str) -> None:
+    """Streams of NPUs can wait for words, so operations are queued whole."""
+    run_programs(vendor_ranks(fresh_world, schedule, "npu", queue, chosen), chosen, device_waits.PROGRAMS)
+
+
+@pytest.mark.long
+@under_few_schedules
+@pytest.mark.parametrize("chosen", ["staged", "cncl"])
+def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule, chosen: str) -> None:
+    """The same with hccl is TestAPeerOfALibraryDies of tests/devices, since its streams hang then."""
+    world = vendor_ranks(fresh_world, schedule, "mlu", "streams", chosen)
+    survivor, left = world.outcomes(checked, device_calls.peer_leaves)
+    assert left.exitcode == 3
+    assert survivor.ok, survivor.trace
+    assert "rank 1" in survivor.value
+
+
+@pytest.mark.long
+@under_few_schedules
+@pytest.mark.parametrize("program", [device_calls.training, device_pipeline.pipeline], ids=["DDP", "pipelines"])
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_training(fresh_world: Worlds, schedule: Schedule, name: str, program: Callable[[], Any]) -> None:
+    vendor_ranks(fresh_world, schedule, name, "launch queue", OF_COLLECTIVES[name]).run(checked, program)
