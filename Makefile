@@ -129,6 +129,7 @@ test-long: build beds ## run all tests with coverage, long matrices and mutants,
 # then.
 # Without vet, which `make lint` runs.
 go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $(go) test -vet=off -p 1 -timeout 30m
+# With AFTER_TEST=1, which CI sets, test-long-python leaves out the tests that `make test` has run.
 pytest = cd $(root) && $(py) -m pytest $(if $(RERUN_FAILED),--rerun-failed)
 
 # Packages run one at a time, because tests of another package disturb the times that ranks measure.
@@ -162,13 +163,13 @@ test-long-go: build beds ## run all of Go's tests with coverage, and the race de
 	  awk '/^total:/ { print "Go statement coverage: " $$NF }'
 
 test-long-python: build beds ## run all of Python's tests with coverage
-	$(pytest) --cov
+	$(pytest) $(if $(AFTER_TEST),-m long,--cov)
 
 # The tests of streams and events run under a few seeds of the random schedule; this runs them under SEEDS=50.
 .PHONY: test-streams
 test-streams: build beds ## run the tests on emulated devices under SEEDS=50 seeds
 	cd $(root) && SEEDS=$(or $(SEEDS),50) $(py) -m pytest tests/python/test_simdev_*.py tests/python/test_fake_cuda*.py \
-	  tests/python/test_device_*.py
+	  tests/python/test_device_*.py tests/python/test_vendor_devices.py
 
 # docs/testing.md, Mutants. CI checks only that each patch applies.
 .PHONY: test-mutants

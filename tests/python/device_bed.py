@@ -36,7 +36,7 @@ class Schedule:
 
 
 FIRST_SEED = int(os.environ.get("EMULATOR_SEED", "1"))
-SEEDS = int(os.environ.get("SEEDS", "4"))  # of the random schedule; `make test-streams` runs more
+SEEDS = int(os.environ.get("SEEDS", "2"))  # of the random schedule; `make test-streams` runs more
 _RANDOM = [Schedule("random", FIRST_SEED + n) for n in range(SEEDS)]
 _QUICK = [Schedule("lazy"), _RANDOM[0]]
 ALL = [Schedule("lazy"), Schedule("eager"), Schedule("threaded"), *_RANDOM]
