@@ -119,6 +119,25 @@ func TestStreamsThatCannotWait(t *testing.T) {
 	}
 }
 
+// The documentation of AscendCL does not say that these words may be in host memory. A device on which that does not work may report
+// success all the same. It has no runtime, and nothing hangs.
+func TestWordsThatAreNotSeen(t *testing.T) {
+	for name, c := range map[string]struct{ faults, why string }{
+		"no wait":  {"aclrtValueWait@1=#0", "a stream did not wait for a word of host memory"},
+		"no write": {"aclrtValueWrite@1=#0", "a stream did not write a word of host memory"},
+		"no store": {"aclrtSynchronizeStreamWithTimeout@2=#107019", "a stream did not see within 2s a word of host memory that this process wrote"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			isolated(t, folder(t), []string{"EMULATOR_FAULTS=" + c.faults}, func(t *testing.T) {
+				for range 2 {
+					_, err := ascendOpen(0)
+					require.EqualError(t, err, c.why)
+				}
+			})
+		})
+	}
+}
+
 // Each call of a vendor's function that fails is an error of the method, also with a number that this library has no name for, and
 // also where a later call succeeds. The thread keeps its device.
 func TestEachFailingCallIsAnError(t *testing.T) {

@@ -16,13 +16,14 @@
   X(aclrtGetCurrentContext, (uintptr_t *context), (context)) /* :1477 */                                         \
   X(aclrtSetCurrentContext, (uintptr_t context), (context))  /* :1459 */                                         \
   X(aclrtCreateStreamWithConfig, (uintptr_t *stream, uint32_t priority, uint32_t flag),                          \
-    (stream, priority, flag))                                                     /* :2759 */                    \
-  X(aclrtCreateEventExWithFlag, (uintptr_t *event, uint32_t flag), (event, flag)) /* :1727 */                    \
-  X(aclrtRecordEvent, (uintptr_t event, uintptr_t stream), (event, stream))       /* :1759 */                    \
-  X(aclrtStreamWaitEvent, (uintptr_t stream, uintptr_t event), (stream, event))   /* :2872 */                    \
-  X(aclrtDestroyEvent, (uintptr_t event), (event))                                /* :1747 */                    \
-  X(aclrtMallocHost, (void **memory, size_t bytes), (memory, bytes))              /* :2184 */                    \
-  X(aclrtFreeHost, (void *memory), (memory))                                      /* :2217 */                    \
+    (stream, priority, flag))                                                        /* :2759 */                 \
+  X(aclrtSynchronizeStreamWithTimeout, (uintptr_t stream, int32_t ms), (stream, ms)) /* :2822 */                 \
+  X(aclrtCreateEventExWithFlag, (uintptr_t *event, uint32_t flag), (event, flag))    /* :1727 */                 \
+  X(aclrtRecordEvent, (uintptr_t event, uintptr_t stream), (event, stream))          /* :1759 */                 \
+  X(aclrtStreamWaitEvent, (uintptr_t stream, uintptr_t event), (stream, event))      /* :2872 */                 \
+  X(aclrtDestroyEvent, (uintptr_t event), (event))                                   /* :1747 */                 \
+  X(aclrtMallocHost, (void **memory, size_t bytes), (memory, bytes))                 /* :2184 */                 \
+  X(aclrtFreeHost, (void *memory), (memory))                                         /* :2217 */                 \
   X(aclrtHostRegister, (void *memory, uint64_t bytes, int32_t type, uintptr_t *device),                          \
     (memory, bytes, type, device))                 /* :2052 */                                                   \
   X(aclrtHostUnregister, (void *memory), (memory)) /* :2088 */                                                   \

@@ -12,6 +12,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"time"
 	"unsafe"
 
 	"sagecomm/internal/coll"
@@ -29,6 +30,7 @@ var (
 	_ device.Ordering = (*Driver)(nil)
 	_ device.Waiter   = (*Driver)(nil)
 	_ device.Launcher = (*Driver)(nil)
+	_ device.Settler  = (*Driver)(nil)
 )
 
 var probes device.Probes
@@ -225,4 +227,11 @@ func (d *Driver) WaitValue(s device.Stream, word *uint32, value uint32) error {
 		}
 		return failed("aclrtValueWait", C.call_aclrtValueWait(C.uintptr_t(at), C.uint64_t(value), C.acl_stream_wait_value_geq, C.uintptr_t(s.Handle)))
 	})
+}
+
+// Settled implements device.Settler: the documentation of AscendCL speaks of words in memory of the device.
+func (d *Driver) Settled(s device.Stream, within time.Duration) bool {
+	return d.do("", func() error {
+		return failed("aclrtSynchronizeStreamWithTimeout", C.call_aclrtSynchronizeStreamWithTimeout(C.uintptr_t(s.Handle), C.int32_t(within.Milliseconds())))
+	}) == nil
 }

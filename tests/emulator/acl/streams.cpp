@@ -46,6 +46,12 @@ aclError aclrtSynchronizeStream(void *stream) {
   return acl::result(emulator::stream_synchronize(acl::stream(stream)));
 }
 
+aclError aclrtSynchronizeStreamWithTimeout(void *stream, int32_t timeout) {
+  BEGIN_IN_CONTEXT(stream, timeout);
+  REQUIRE(timeout >= -1, acl::invalid_param);
+  return acl::result(emulator::stream_synchronize(acl::stream(stream), timeout));
+}
+
 aclError aclrtSynchronizeDevice() {
   BEGIN_IN_CONTEXT();
   return acl::result(emulator::device_synchronize());
