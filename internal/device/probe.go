@@ -13,7 +13,12 @@ import (
 type Probes struct {
 	known  sync.Map // of *probe, by index of the device
 	trying sync.Mutex
+	tries  map[int]int // that failed, by index of the device; guarded by trying
 }
+
+// mostTries is for a device that is short of something for a while. A runtime that maps no host memory never has it, and each try
+// costs a few calls of the driver.
+const mostTries = 3
 
 // probe is what was found on a device, and the stream with which that was tried, which is for inputs.
 type probe struct {
@@ -21,8 +26,9 @@ type probe struct {
 	err    error
 }
 
-// Check returns why the streams of a device cannot wait for a word, nil if they can. The first call for a device tries it. If the device gives neither memory nor a stream, that is the error, and the next call tries again. The
-// word stays allocated, because to free it would wait for the device.
+// Check returns why the streams of a device cannot wait for a word, nil if they can. The first call for a device tries it. If the
+// device gives no memory or no stream, that is the error, and the next call tries again, up to mostTries times. The words stay
+// allocated, because to free them would wait for the device.
 func (p *Probes) Check(index int, w Waiter) error {
 	if known, ok := p.known.Load(index); ok {
 		return known.(*probe).err
@@ -32,13 +38,14 @@ func (p *Probes) Check(index int, w Waiter) error {
 	if known, ok := p.known.Load(index); ok {
 		return known.(*probe).err
 	}
-	memory, err := w.Pin(probeBytes)
+	memory, s, err := parts(w)
 	if err != nil {
-		return err
-	}
-	s, err := w.NewStream(Inputs)
-	if err != nil {
-		memory.Release()
+		if p.tries == nil {
+			p.tries = map[int]int{}
+		}
+		if p.tries[index]++; p.tries[index] == mostTries {
+			p.known.Store(index, &probe{err: err})
+		}
 		return err
 	}
 	found := new(probe)
@@ -52,6 +59,20 @@ func (p *Probes) Check(index int, w Waiter) error {
 	}
 	p.known.Store(index, found)
 	return found.err
+}
+
+// parts returns what a probe needs.
+func parts(w Waiter) (Pinned, Stream, error) {
+	memory, err := w.Pin(probeBytes)
+	if err != nil {
+		return nil, Stream{}, err
+	}
+	s, err := w.NewStream(Inputs)
+	if err != nil {
+		memory.Release()
+		return nil, Stream{}, err
+	}
+	return memory, s, nil
 }
 
 // A probe has two words, each in a line of its own; a runtime may write and compare 64 bits.

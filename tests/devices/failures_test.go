@@ -119,6 +119,27 @@ func TestStreamsThatCannotWait(t *testing.T) {
 	}
 }
 
+// A device that maps no host memory is not asked before each operation.
+func TestMemoryThatIsNeverMapped(t *testing.T) {
+	t.Run("never", func(t *testing.T) {
+		fault := "aclrtHostRegister@%d=#207000"
+		isolated(t, folder(t), []string{fmt.Sprintf("EMULATOR_FAULTS="+fault+";"+fault+";"+fault, 1, 2, 3)}, func(t *testing.T) {
+			for range 5 {
+				_, err := ascendOpen(0)
+				require.ErrorContains(t, err, "aclrtHostRegister: ACL_ERROR_RT_FEATURE_NOT_SUPPORT")
+			}
+		})
+	})
+	t.Run("later", func(t *testing.T) {
+		isolated(t, folder(t), []string{"EMULATOR_FAULTS=aclrtHostRegister@1=#207001"}, func(t *testing.T) {
+			_, err := ascendOpen(0)
+			require.ErrorContains(t, err, "aclrtHostRegister: ACL_ERROR_RT_MEMORY_ALLOCATION")
+			_, err = ascendOpen(0)
+			require.NoError(t, err)
+		})
+	})
+}
+
 // The documentation of AscendCL does not say that these words may be in host memory. A device on which that does not work may report
 // success all the same. It has no runtime, and nothing hangs.
 func TestWordsThatAreNotSeen(t *testing.T) {

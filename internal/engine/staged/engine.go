@@ -23,9 +23,9 @@ type Engine struct {
 	// issuing is held from the first command of an operation until the operation is numbered: operations stand in the streams
 	// in the order of their numbers.
 	issuing sync.Mutex
-	streams map[place]streams  // of collectives; guarded by issuing
-	written map[place]outputs  // guarded by issuing
-	p2p     map[origin]streams // guarded by issuing
+	streams map[place]*streams  // of collectives; guarded by issuing
+	written map[place]outputs   // guarded by issuing
+	p2p     map[origin]*streams // guarded by issuing
 }
 
 var _ engine.Engine = (*Engine)(nil)
@@ -34,7 +34,7 @@ var _ engine.Engine = (*Engine)(nil)
 // replacement.
 func New(programs *host.Engine, run *runner.Group, rank, size int, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
 	return &Engine{Engine: programs, run: run, rank: rank, size: size, pool: pool, open: open,
-		streams: map[place]streams{}, written: map[place]outputs{}, p2p: map[origin]streams{}}
+		streams: map[place]*streams{}, written: map[place]outputs{}, p2p: map[origin]*streams{}}
 }
 
 // Name implements engine.Engine.
@@ -94,7 +94,7 @@ func writes(op coll.Op, rank int) bool {
 
 // streamsOn returns the streams of this engine on a device.
 // Requires: issuing.
-func (e *Engine) streamsOn(rt device.Runtime, on place) (s streams, err error) {
+func (e *Engine) streamsOn(rt device.Runtime, on place) (s *streams, err error) {
 	s, known := e.streams[on]
 	if !known {
 		if s, err = e.pool.takeStreams(rt, on); err == nil {
@@ -105,9 +105,10 @@ func (e *Engine) streamsOn(rt device.Runtime, on place) (s streams, err error) {
 }
 
 // enqueue queues the commands of an operation: all of them where streams can wait.
-func enqueue(b device.Access, memory *block, l *layout, s streams) error {
+func enqueue(b device.Access, memory *block, l *layout, s *streams) error {
 	memory.inputs.Store(l.in.units)
 	memory.outputs.Store(l.out.units)
+	s.last = memory.used()
 	if waiter, waits := b.(device.Waiter); waits {
 		return enqueueAll(b, waiter, memory, l, s)
 	}
@@ -120,7 +121,7 @@ func enqueue(b device.Access, memory *block, l *layout, s streams) error {
 // The stream of the output waits for the input of a group as well. In this way it comes behind what the caller's stream held, also
 // after an error, which ends the waits for the program. Its last wait is for the end of the run, behind which nothing of this
 // operation touches the gate.
-func enqueueAll(order device.Ordering, rt device.Waiter, memory *block, l *layout, s streams) (err error) {
+func enqueueAll(order device.Ordering, rt device.Waiter, memory *block, l *layout, s *streams) (err error) {
 	w := memory.words
 	if err := order.Fork(s.in); err != nil {
 		return err
@@ -175,7 +176,7 @@ func enqueueAll(order device.Ordering, rt device.Waiter, memory *block, l *layou
 
 // enqueueInput queues the input of an operation on a device whose streams cannot wait for a word. The caller of the library
 // queues the copies back when the operation is complete. They come behind what the caller's stream held, because the input does.
-func enqueueInput(access device.Access, memory *block, l *layout, s streams) error {
+func enqueueInput(access device.Access, memory *block, l *layout, s *streams) error {
 	caller, ok := access.(device.Deferrer)
 	if !ok {
 		return errors.New("neither the streams of the device nor the caller of the library can wait for an operation")

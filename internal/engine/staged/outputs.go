@@ -7,18 +7,7 @@ type outputs []output
 
 type output struct {
 	from, to uintptr
-	memory   *block
-	use      uint64 // of the block
-}
-
-// settled reports whether the device has written the range.
-// Requires: Pool.mu, since the memory of a settled block may be released.
-func (o output) settled() bool {
-	if o.memory.uses.Load() != o.use { // another operation has the block, or it is released, so it was settled
-		o.memory.words.SeenReset()
-		return true
-	}
-	return o.memory.settled()
+	by       use
 }
 
 // unsettled returns those of a list that the device may still have to write. It overwrites the list.
@@ -27,7 +16,7 @@ func (p *Pool) unsettled(list outputs) outputs {
 	defer p.mu.Unlock()
 	left := list[:0]
 	for _, o := range list {
-		if !o.settled() {
+		if !o.by.ended() {
 			left = append(left, o)
 		}
 	}
@@ -39,7 +28,7 @@ func (p *Pool) unsettled(list outputs) outputs {
 // operation may use the output of an earlier one of the lane although nobody has waited for that. nccl gives the same, since its
 // operations of a group run in one stream.
 // Requires: issuing.
-func (e *Engine) comeBehindOutputs(b device.Access, on place, s streams, l *layout) error {
+func (e *Engine) comeBehindOutputs(b device.Access, on place, s *streams, l *layout) error {
 	e.written[on] = e.pool.unsettled(e.written[on])
 	for _, o := range e.written[on] {
 		for _, p := range l.in.pieces {
@@ -59,7 +48,7 @@ func (e *Engine) noteOutputs(on place, memory *block, l *layout) {
 	}
 	for _, p := range l.out.pieces {
 		if p.bytes > 0 {
-			e.written[on] = append(e.written[on], output{p.device, p.device + uintptr(p.bytes), memory, memory.uses.Load()})
+			e.written[on] = append(e.written[on], output{p.device, p.device + uintptr(p.bytes), memory.used()})
 		}
 	}
 }

@@ -87,7 +87,7 @@ func (e *Engine) streamsInUse(from origin) (n int) {
 
 // streamsFor returns the streams for p2p operations of a stream of the caller.
 // Requires: issuing.
-func (e *Engine) streamsFor(b device.Access, from origin) (streams, error) {
+func (e *Engine) streamsFor(b device.Access, from origin) (*streams, error) {
 	if s, known := e.p2p[from]; known {
 		return s, nil
 	}

@@ -1,6 +1,7 @@
 package staged
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -16,13 +17,13 @@ type Pool struct {
 	mu      sync.Mutex
 	idle    map[source][]*block
 	busy    map[source][]*block     // used by an operation, or by copies that are still queued
-	streams map[place][]streams     // of groups that are gone
+	streams map[place][]*streams    // of groups that are gone
 	single  map[place]device.Stream // for inputs, after an error for the one for outputs
 }
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
-	return &Pool{idle: map[source][]*block{}, busy: map[source][]*block{}, streams: map[place][]streams{},
+	return &Pool{idle: map[source][]*block{}, busy: map[source][]*block{}, streams: map[place][]*streams{},
 		single: map[place]device.Stream{}}
 }
 
@@ -40,7 +41,10 @@ type source struct {
 }
 
 // streams are the two streams that an engine has on a device. A copy out of the device never waits for one into it.
-type streams struct{ in, out device.Stream }
+type streams struct {
+	in, out device.Stream
+	last    use // by the operation that came last
+}
 
 const (
 	blockHeader = 4096     // holds the words of the gate; buffers begin on a page of their own
@@ -74,6 +78,28 @@ func (b *block) reset() {
 // settled reports whether the device has run all commands that use the block.
 func (b *block) settled() bool {
 	return b.words.Moved(b.inputs.Load(), b.outputs.Load())
+}
+
+// use is the use of a block by an operation. The zero use is none.
+type use struct {
+	*block
+	number uint64
+}
+
+// used returns the use of a block by the operation that has it now.
+func (b *block) used() use { return use{b, b.uses.Load()} }
+
+// ended reports whether the device has run all commands of the operation.
+// Requires: Pool.mu, since the memory of a settled block may be released.
+func (u use) ended() bool {
+	if u.block == nil {
+		return true
+	}
+	if u.uses.Load() != u.number { // another operation has the block, or it is released, so it was settled
+		u.words.SeenReset()
+		return true
+	}
+	return u.settled()
 }
 
 // acquire returns a block with room for the buffers of an operation, whose words are 0.
@@ -145,29 +171,34 @@ func (p *Pool) sweep(of source) {
 	}
 }
 
-// takeStreams returns streams of a group that is gone, or makes new ones.
-func (p *Pool) takeStreams(rt device.Runtime, of place) (s streams, err error) {
+// takeStreams returns streams of a group that is gone, or makes new ones. Streams that still hold something stay where they are: an
+// operation of the group may have failed while its caller's stream was late, and they wait for that stream.
+func (p *Pool) takeStreams(rt device.Runtime, of place) (*streams, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := len(p.streams[of]); n > 0 {
-		s = p.streams[of][n-1]
-		p.streams[of] = p.streams[of][:n-1]
-		return s, nil
-	}
-	var has bool
-	if s.in, has = p.single[of]; !has {
-		if s.in, err = rt.NewStream(device.Inputs); err != nil {
-			return s, err
+	for i, s := range p.streams[of] {
+		if s.last.ended() {
+			p.streams[of] = slices.Delete(p.streams[of], i, i+1)
+			return s, nil
 		}
-		p.single[of] = s.in
 	}
-	if s.out, err = rt.NewStream(device.Outputs); err == nil {
-		delete(p.single, of)
+	in, has := p.single[of]
+	if !has {
+		var err error
+		if in, err = rt.NewStream(device.Inputs); err != nil {
+			return nil, err
+		}
+		p.single[of] = in
 	}
-	return s, err
+	out, err := rt.NewStream(device.Outputs)
+	if err != nil {
+		return nil, err
+	}
+	delete(p.single, of)
+	return &streams{in: in, out: out}, nil
 }
 
-func (p *Pool) giveStreams(of place, s streams) {
+func (p *Pool) giveStreams(of place, s *streams) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.streams[of] = append(p.streams[of], s)

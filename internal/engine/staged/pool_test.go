@@ -77,6 +77,30 @@ func TestStreamWhosePairFailed(t *testing.T) {
 	}
 }
 
+// A later group does not come behind a stream that hangs. It gets the streams when they have gone on.
+func TestStreamsThatHang(t *testing.T) {
+	pool, rt, of, owner := NewPool(), &pinning{}, place{coll.Device{Type: coll.PrivateUse1}, "test"}, source{coll.PrivateUse1, "test"}
+	b, err := pool.acquire(rt, owner, 100)
+	require.NoError(t, err)
+	hanging, err := pool.takeStreams(rt, of)
+	require.NoError(t, err)
+	hanging.last = b.used()
+	b.inputs.Store(1)
+	b.outputs.Store(1)
+	pool.giveStreams(of, hanging)
+	pool.release(owner, b)
+
+	others, err := pool.takeStreams(rt, of)
+	require.NoError(t, err)
+	require.NotSame(t, hanging, others)
+
+	*b.words.InputReady(), *b.words.OutputTaken() = 1, 1
+	again, err := pool.takeStreams(rt, of)
+	require.NoError(t, err)
+	require.Same(t, hanging, again)
+	require.Equal(t, [2]int{2, 2}, rt.made)
+}
+
 // given is pinned memory that belongs to somebody else when it is released.
 type given struct {
 	pinnedWords
@@ -104,7 +128,7 @@ func TestOutputsInReleasedMemory(t *testing.T) {
 	require.NoError(t, err)
 	b.inputs.Store(1)
 	b.outputs.Store(1)
-	list := outputs{{0, 8, b, b.uses.Load()}}
+	list := outputs{{0, 8, b.used()}}
 	pool.release(owner, b)
 	if list = pool.unsettled(list); len(list) != 1 {
 		t.Fatal("an output that the device has not written is settled")
