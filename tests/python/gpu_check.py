@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,17 @@ LINES_OF_AN_ERROR = 40  # that are printed; FILE of --json has all
 
 
 class Run:
-    def __init__(self, seed: int, rounds: int, engine: str) -> None:
-        self.seed, self.rounds, self.engine = seed, rounds, engine
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.seed, self.rounds, self.engine = options.seed, options.rounds, options.engine
+        self.minutes, self.began = options.minutes, time.monotonic()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "SAGECOMM_PROBE": "off"}
-        environment["SAGECOMM_ENGINE"] = engine
+        environment["SAGECOMM_ENGINE"] = self.engine
         if not emulated():
             # torch asks NVML for devices, so that the process that forks makes no CUDA call. Kernels are loaded at the
             # start, because to load one later waits for streams that a program holds.
             environment |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_MODULE_LOADING": "EAGER"}
+            # Each stream has a queue of the hardware, so that one that is held does not hold up another one.
+            environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         self.bed = CudaBed(environment=environment)
         self.schedule = os.environ.get("EMULATOR_SCHEDULE", "lazy")
         self.device: dict[str, Any] = self.ranks("gpu_programs:describe", 1)[0]  # {} without a GPU
@@ -49,18 +53,22 @@ class Run:
         settings = {"EMULATOR_KICK_MS": "5"} | settings
         return self.bed.ranks(function, size, *arguments, dies=dies, schedule=self.schedule, seed=self.seed, **settings)
 
+    def is_late(self) -> str:
+        """Returns why nothing more begins, "" while there is time."""
+        late = time.monotonic() > self.began + 60 * self.minutes
+        return f"the {self.minutes:g} minutes of --minutes are over" if late else ""
+
     def why_not(self, check: Check) -> str:
         if check.emulated_only and not emulated():
             return "it needs a fault that only the emulator makes"
-        if check.staged_only and self.engine != ENGINES[0]:
-            return "the first collective of a group waits for all ranks"
-        return ""
+        return check.staged_only if self.engine != ENGINES[0] else ""
 
     def check(self, check: Check, size: int) -> dict[str, Any]:
         """Runs a check on so many ranks. Returns its row."""
-        why = self.why_not(check)
-        if why:
+        if why := self.why_not(check):
             return _row(check.name, check.what, size, "skipped", error=why)
+        if why := self.is_late():
+            return _row(check.name, check.what, size, "late", error=why)
 
         def run() -> None:
             if check.whole:
@@ -73,6 +81,8 @@ class Run:
     def rates(self, size: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Returns the row of a check and those of the measurements."""
         measured: list[dict[str, Any]] = []
+        if why := self.is_late():
+            return _row(RATES, MEASURED, size, "late", error=why), measured
         sizes, seconds = (SIZES[:2], 0.01) if emulated() else (SIZES, 0.1)  # times of the emulator say nothing
 
         def run() -> None:
@@ -94,8 +104,10 @@ def _attempt(call: Callable[[], None], name: str, what: str, size: int) -> dict[
     began, error = time.monotonic(), ""
     try:
         call()
-    except AssertionError as failure:
+    except AssertionError as failure:  # with what the rank has printed
         error = str(failure)
+    except Exception:
+        error = traceback.format_exc()
     return _row(name, what, size, "failed" if error else "passed", time.monotonic() - began, error)
 
 
@@ -123,6 +135,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1, help="of delays and choices of streams; 1 by default")
     parser.add_argument("--rounds", type=int, default=3, help="how often each check runs, each time with another seed")
+    parser.add_argument("--minutes", type=float, default=25, help="begin nothing after this time; 25 by default")
     parser.add_argument("--ranks", type=int, default=8, help="leave out what needs more ranks; 8 by default")
     return parser.parse_args()
 
@@ -142,27 +155,15 @@ def show_list() -> int:
 
 
 def carry_out(run: Run, options: argparse.Namespace) -> dict[str, Any]:
-    """Runs what was asked for. Returns the report, {} without a GPU."""
+    """Runs what was asked for. Returns the report, {} without a GPU. At any time --json has what was found so far."""
     if not run.device:
         return {}
     last = options.seed + options.rounds - 1
     name, torch = run.device["name"], run.device["torch"]
     print(f"gpu-check on {name}, torch {torch}, engine {run.engine}; seeds {options.seed} to {last}", flush=True)
-    checks = [
-        run.check(check, size)
-        for check in CHECKS
-        for size in check.ranks
-        if check.name in options.only and size <= options.ranks
-    ]
+    checks: list[dict[str, Any]] = []
     rates: list[dict[str, Any]] = []
-    for size in RATE_RANKS:
-        if RATES in options.only and size <= options.ranks:
-            row, measured = run.rates(size)
-            checks.append(row)
-            rates += measured
-    if rates:
-        print(*table(rates), sep="\n")
-    return {
+    report = {
         "version": 1,
         "device": run.device,
         "emulated": emulated(),
@@ -174,12 +175,31 @@ def carry_out(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         "rates": rates,
     }
 
+    def found(row: dict[str, Any], measured: list[dict[str, Any]]) -> None:
+        checks.append(row)
+        rates.extend(measured)
+        if options.json:
+            beside = options.json.with_name(options.json.name + ".part")
+            beside.write_text(json.dumps(report, indent=1) + "\n")
+            beside.replace(options.json)
+
+    for check in CHECKS:
+        for size in check.ranks:
+            if check.name in options.only and size <= options.ranks:
+                found(run.check(check, size), [])
+    for size in RATE_RANKS:
+        if RATES in options.only and size <= options.ranks:
+            found(*run.rates(size))
+    if rates:
+        print(*table(rates), sep="\n")
+    return report
+
 
 def main() -> int:
     options = parsed()
     if options.list:
         return show_list()
-    run = Run(options.seed, options.rounds, options.engine)
+    run = Run(options)
     try:
         report = carry_out(run, options)
     finally:
@@ -187,11 +207,9 @@ def main() -> int:
     if not report:
         print("sagecomm: gpu-check: torch finds no GPU here; nothing was checked", file=sys.stderr)
         return 2
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
     outcomes = [row["outcome"] for row in report["checks"]]
-    print(", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped")))
-    return int("failed" in outcomes)
+    print(", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped", "late")))
+    return int("failed" in outcomes or "late" in outcomes)
 
 
 if __name__ == "__main__":

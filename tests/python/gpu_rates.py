@@ -15,21 +15,32 @@ from sagecomm import _interleave
 from sagecomm._bench.cases import BLOCKS, bus_factor
 from sagecomm._operations import make_buffers, make_call
 
-OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+# Which of make_buffers() an operation reads and writes. The root of a broadcast reads, the others write.
+READ_AND_WRITTEN = {
+    "all_reduce": ([0], [0]),
+    "broadcast": ([0], [0]),
+    "all_gather": ([0], [1]),
+    "reduce_scatter": ([1], [0]),
+    "all_to_all": ([0], [1]),
+    "send_recv": ([0], [0]),
+}
 
 
 def _through_pinned_memory(
     op: str, buffers: list[torch.Tensor], group: dist.ProcessGroup, stages: list[torch.Tensor]
 ) -> Callable[[], Any]:
     call = make_call(op, stages, group)
+    read, written = READ_AND_WRITTEN[op]
+    if op == "broadcast":
+        read, written = (read, []) if dist.get_rank() == 0 else ([], written)
 
     def run() -> None:
-        for stage, tensor in zip(stages, buffers, strict=True):
-            stage.copy_(tensor, non_blocking=True)
+        for i in read:
+            stages[i].copy_(buffers[i], non_blocking=True)
         torch.cuda.synchronize()
         call()
-        for stage, tensor in zip(stages, buffers, strict=True):
-            tensor.copy_(stage, non_blocking=True)
+        for i in written:
+            buffers[i].copy_(stages[i], non_blocking=True)
 
     return run
 
@@ -61,7 +72,7 @@ def measure(
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     groups = {name: dist.new_group(backend=name) for name in ("sagecomm", "gloo")}
     rows: list[dict[str, Any]] = []
-    for op in OPERATIONS:
+    for op in READ_AND_WRITTEN:
         for nbytes in sizes:
             block = max(4, nbytes // size if op in BLOCKS else nbytes)
             buffers = [tensor.to(accelerator()) for tensor in make_buffers(op, block, size)]

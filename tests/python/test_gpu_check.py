@@ -53,7 +53,7 @@ def test_all_checks_of_the_engine_cuda(cuda_bed: CudaBed, tmp_path: Path, schedu
     )
     assert code == 0, text
     assert report["engine"] == "cuda"
-    assert [row["name"] for row in report["checks"] if row["outcome"] != "passed"] == ["15-first"]
+    assert [row["name"] for row in report["checks"] if row["outcome"] != "passed"] == ["12-events", "15-first"]
 
 
 @pytest.mark.long
@@ -64,6 +64,15 @@ def test_what_fails_is_reported(cuda_bed: CudaBed, tmp_path: Path) -> None:
     (row,) = report["checks"]
     assert row["outcome"] == "failed"
     assert "device_programs:wait_on_another_stream, seed 1: " in row["error"]
+
+
+@pytest.mark.long
+def test_a_run_that_has_no_time(cuda_bed: CudaBed, tmp_path: Path) -> None:
+    """It says so, and does not count as passed."""
+    code, text, report = checked(cuda_bed, tmp_path, "--minutes", "0", "--only", "holds", "rates")
+    assert code == 1, text
+    assert {(row["name"], row["outcome"]) for row in report["checks"]} == {("holds", "late"), ("rates", "late")}
+    assert all(row["error"] == "the 0 minutes of --minutes are over" for row in report["checks"])
 
 
 @pytest.mark.long
