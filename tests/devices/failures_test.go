@@ -144,7 +144,6 @@ func TestMemoryThatIsNeverMapped(t *testing.T) {
 // success all the same. It has no runtime, and nothing hangs.
 func TestWordsThatAreNotSeen(t *testing.T) {
 	for name, c := range map[string]struct{ faults, why string }{
-		"no wait":  {"aclrtValueWait@1=#0", "a stream did not wait for a word of host memory"},
 		"no write": {"aclrtValueWrite@1=#0", "a stream did not write a word of host memory"},
 		"no store": {"aclrtSynchronizeStreamWithTimeout@2=#107019", "a stream did not see within 2s a word of host memory that this process wrote"},
 	} {
