@@ -223,7 +223,8 @@ func TestStagingIsUsedAgain(t *testing.T) {
 	})
 }
 
-// A group that fails while a stream is late ends the operation. Its pinned memory is not used again before the device is done.
+// A group that fails while a stream is late ends the operation. Its pinned memory and its streams, which wait for the late one, are not
+// used again before the device is done.
 func TestFailureWhileStreamIsLate(t *testing.T) {
 	onBothKinds(t, func(t *testing.T, waits bool) {
 		useNewPool(t)
@@ -249,6 +250,7 @@ func TestFailureWhileStreamIsLate(t *testing.T) {
 			_, f = issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
 			return expect(f, coll.Aborted, "the test")
 		})
+		w.destroy()
 		second := newWorld(t, 2)
 		second.each(func(g *Group) error {
 			d := devices[g.rank]
@@ -257,14 +259,18 @@ func TestFailureWhileStreamIsLate(t *testing.T) {
 			if f != nil {
 				return f
 			}
-			if d.pins != 2 {
-				return fmt.Errorf("pinned memory was allocated %d times for two operations of a device that is held", d.pins)
-			}
+			d.mu.Lock()
+			pins, made := d.pins, len(d.streams)-1
+			d.mu.Unlock()
 			if f := sum(g, 1); f != nil { // the ranks share a pool, and the other device is held until both have looked
 				return f
 			}
 			d.hold(false)
-			return asError(work.finish())
+			f = work.finish()
+			if pins != 2 || made != 4 {
+				return fmt.Errorf("pinned memory was allocated %d times and %d streams were made for two groups of a device that is held", pins, made)
+			}
+			return asError(f)
 		})
 	})
 }

@@ -53,7 +53,7 @@ class Run:
         settings = {"EMULATOR_KICK_MS": "5"} | settings
         return self.bed.ranks(function, size, *arguments, dies=dies, schedule=self.schedule, seed=self.seed, **settings)
 
-    def is_late(self) -> str:
+    def why_late(self) -> str:
         """Returns why nothing more begins, "" while there is time."""
         late = time.monotonic() > self.began + 60 * self.minutes
         return f"the {self.minutes:g} minutes of --minutes are over" if late else ""
@@ -67,7 +67,7 @@ class Run:
         """Runs a check on so many ranks. Returns its row."""
         if why := self.why_not(check):
             return _row(check.name, check.what, size, "skipped", error=why)
-        if why := self.is_late():
+        if why := self.why_late():
             return _row(check.name, check.what, size, "late", error=why)
 
         def run() -> None:
@@ -81,7 +81,7 @@ class Run:
     def rates(self, size: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Returns the row of a check and those of the measurements."""
         measured: list[dict[str, Any]] = []
-        if why := self.is_late():
+        if why := self.why_late():
             return _row(RATES, MEASURED, size, "late", error=why), measured
         sizes, seconds = (SIZES[:2], 0.01) if emulated() else (SIZES, 0.1)  # times of the emulator say nothing
 
@@ -105,7 +105,7 @@ def _attempt(call: Callable[[], None], name: str, what: str, size: int) -> dict[
     try:
         call()
     except AssertionError as failure:  # with what the rank has printed
-        error = str(failure)
+        error = str(failure) or traceback.format_exc()
     except Exception:
         error = traceback.format_exc()
     return _row(name, what, size, "failed" if error else "passed", time.monotonic() - began, error)

@@ -66,6 +66,40 @@ def test_what_fails_is_reported(cuda_bed: CudaBed, tmp_path: Path) -> None:
     assert "device_programs:wait_on_another_stream, seed 1: " in row["error"]
 
 
+# The second check looks at the file, and raises what is no AssertionError.
+KEPT = """
+import argparse, json, pathlib, sys
+import gpu_check
+
+file = pathlib.Path(sys.argv[1])
+
+class Run:
+    device, engine = {"name": "none", "torch": "none"}, "staged"
+
+    def check(self, check, size):
+        def run():
+            if file.exists():
+                raise KeyError([row["outcome"] for row in json.loads(file.read_text())["checks"]][0])
+
+        return gpu_check._attempt(run, check.name, check.what, size)
+
+options = argparse.Namespace(only=["holds", "3-waits"], ranks=2, json=file, seed=1, rounds=1)
+print([row["outcome"] for row in gpu_check.carry_out(Run(), options)["checks"]])
+"""
+
+
+@pytest.mark.long
+def test_results_are_kept_while_it_runs(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    command = [sys.executable, "-c", KEPT, str(file)]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "KeyError: 'passed'" in done.stdout
+    first, *others = [row["outcome"] for row in json.loads(file.read_text())["checks"]]
+    assert first == "passed"
+    assert set(others) == {"failed"}
+
+
 @pytest.mark.long
 def test_a_run_that_has_no_time(cuda_bed: CudaBed, tmp_path: Path) -> None:
     """It says so, and does not count as passed."""

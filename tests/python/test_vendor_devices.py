@@ -56,7 +56,7 @@ def prepare_vendor(name: str) -> None:
     torch.accelerator.set_device_index(dist.get_rank())
 
 
-def engine(expected: str) -> None:
+def uses_engine(expected: str) -> None:
     x = torch.ones(5, device=torch.accelerator.current_accelerator())
     dist.all_reduce(x)
     assert sagecomm.explain("all_reduce", 20, device=True)["engine"] == expected
@@ -77,7 +77,7 @@ def vendor_ranks(worlds: Worlds, schedule: Schedule, name: str, queue: str, engi
 
 
 def run_programs(world: World, chosen: str, programs: list[Callable[[], Any]]) -> None:
-    world.run(checked, engine, chosen)
+    world.run(checked, uses_engine, chosen)
     for program in programs:
         if program not in WITHOUT[chosen]:
             world.run(checked, program)
