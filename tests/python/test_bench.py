@@ -268,6 +268,7 @@ def test_the_kernel_of_vllm_beside_sagecomm():
         (["all_reduse"], "'all_reduse' is no operation; did you mean all_reduce? (there are all_reduce,"),
         (["-d", "float23"], "'float23' is no type; did you mean float32?"),
         (["-o", "mean"], "'mean' is no reduction"),
+        (["-o", "all_reduce"], "'all_reduce': -o is for reductions; operations come first: bench all_reduce"),
         (["-b", "much"], "expected bytes"),
         (["-n", "0"], "expected a whole number from 1"),
         (["-r", "x"], "expected a whole number from 0"),

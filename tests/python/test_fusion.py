@@ -203,6 +203,8 @@ def test_what_is_no_buffer_is_refused() -> None:
     for wrong in 0, -1, float("nan"):
         with pytest.raises(ValueError, match="max_size_mb must be above 0"):
             CommFusionBuffer(wrong)
+    with pytest.raises(TypeError, match="max_size_mb must be a number, got str"):
+        CommFusionBuffer("5")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected a tensor, got list"):
         CommFusionBuffer().add_tensor([1.0])  # type: ignore[arg-type]
     buffer = CommFusionBuffer(25)

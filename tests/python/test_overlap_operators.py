@@ -98,6 +98,8 @@ def convolution(images: int, slices: int | None) -> None:
     near(whole_bias.grad, bias.grad)
     with pytest.raises(ValueError, match="expected x"):
         sagecomm.conv2d_all_reduce(mine[0], channels)
+    with pytest.raises(ValueError, match="expected an input of at least one dimension"):
+        sagecomm.linear_all_reduce(torch.tensor(1.0), channels[:, :, 0, 0])
 
 
 CONVOLUTIONS = list(itertools.product((1, 2, 4), (1, 5), (None, 1, 2)))

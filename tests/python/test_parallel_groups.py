@@ -137,6 +137,9 @@ def groups_that_are_the_same() -> tuple[bool, bool, bool]:
     same = manager.cp_dp_group is manager.cp_group, manager.tp_group is dist.group.WORLD
     with pytest.raises(ValueError, match=r"tp=3 x cp=1 x pp=1 x dp=1 are 3 ranks, but the job has 2"):
         Manager(tp=3)
+    for name in "nosuch", "cpu:0":
+        with pytest.raises(ValueError, match=f"'{name}' is no type of device of this torch"):
+            Manager(tp=2, device_type=name)
     return *same, manager.device_mesh.device_type == "cpu"
 
 

@@ -89,9 +89,14 @@ class CommFusionBuffer:
 
     Raises:
         ValueError: `max_size_mb` is not above 0.
+        TypeError: It is no number.
     """
 
     def __init__(self, max_size_mb: float = 100) -> None:
+        if not isinstance(max_size_mb, (int, float)):
+            raise TypeError(
+                f"sagecomm: CommFusionBuffer: max_size_mb must be a number, got {type(max_size_mb).__name__}"
+            )
         if not max_size_mb > 0:
             raise ValueError(f"sagecomm: CommFusionBuffer: max_size_mb must be above 0, got {max_size_mb!r}")
         self._limit = max_size_mb * 1024 * 1024

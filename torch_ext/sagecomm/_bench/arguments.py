@@ -75,6 +75,8 @@ def types(text: str) -> tuple[str, ...]:
 
 def reductions(text: str) -> tuple[str, ...]:
     names = tuple(REDUCTIONS)
+    if set(text.split(",")) <= set(OPS):
+        raise argparse.ArgumentTypeError(f"{text!r}: -o is for reductions; operations come first: bench {text}")
     return names if text == "all" else tuple(_one_of(names, "reduction", name) for name in text.split(","))
 
 

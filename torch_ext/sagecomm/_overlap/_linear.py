@@ -346,7 +346,9 @@ def _multiply_and_scatter(
 
 def cast(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Any, Any, Any]:
     """Returns the tensors in the type that autocast asks for, as F.linear would use them: float64 and what is no
-    floating-point number stays."""
+    floating-point number stays. Raises ValueError if x has no dimension."""
+    if x.dim() == 0:
+        raise ValueError("sagecomm: expected an input of at least one dimension, got a tensor of shape []")
     if not torch.is_autocast_enabled(x.device.type):
         return x, weight, bias
     dtype = torch.get_autocast_dtype(x.device.type)

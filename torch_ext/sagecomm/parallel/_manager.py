@@ -40,7 +40,8 @@ class ProcessGroupManager:
     `dist.send` takes them.
 
     Raises:
-        ValueError: The product of the numbers is not the number of ranks, or there is no job.
+        ValueError: The product of the numbers is not the number of ranks, torch has no such type of device, or there
+            is no job.
     """
 
     tp_rank: int
@@ -96,6 +97,8 @@ class ProcessGroupManager:
                 f"sagecomm: ProcessGroupManager: {self.layout} are {self.layout.size} ranks, but the job has "
                 f"{self.world_size}: the product must be the number of ranks"
             )
+        if device_type is not None:
+            _check_device_type(device_type)
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.global_rank))
         world: Any = dist.group.WORLD
         self.world_group = world
@@ -227,6 +230,18 @@ def get_process_group_manager() -> ProcessGroupManager:
     if _manager is None or not _manager._job_lives():
         raise RuntimeError("sagecomm: call setup_process_group_manager(tp, cp, pp, dp) first")
     return _manager
+
+
+def _check_device_type(name: str) -> None:
+    try:
+        known = torch.device(name).type == name
+    except RuntimeError:
+        known = False
+    if not known:
+        raise ValueError(
+            f"sagecomm: ProcessGroupManager: {name!r} is no type of device of this torch: pass 'cpu', 'cuda' or another "
+            "one without an index"
+        )
 
 
 def _device_type(group: dist.ProcessGroup) -> str:
