@@ -23,6 +23,13 @@ int64_t sagecommTopology(char *, size_t);
 int64_t sagecommSimulate(char *, char *, size_t);
 int64_t sagecommExplain(char *, char *, size_t);
 int64_t sagecommTune(char *, char *, size_t);
+int32_t sagecommUniqueID(uint8_t *, sagecomm_error *);
+int32_t sagecommGroupJoin(sagecomm_join *, uint32_t, sagecomm_group *, sagecomm_error *);
+int32_t sagecommGroupSplit(sagecomm_child *, uint32_t, sagecomm_group *, sagecomm_error *);
+int32_t sagecommGroupShrink(sagecomm_child *, uint32_t, sagecomm_group *, sagecomm_error *);
+int32_t sagecommGroupPlace(sagecomm_group, int32_t *, int32_t *, sagecomm_error *);
+int32_t sagecommLocate(void *, uint8_t *, int32_t *, sagecomm_error *);
+int32_t sagecommReadFactor(void *, uint8_t, void *, double *, sagecomm_error *);
 void sagecommShutdown(void);
 void sagecommWaits(sagecomm_waits *);
 
@@ -163,6 +170,41 @@ static int32_t monitored_error(sagecomm_group group, int64_t timeout_ns, int32_t
   return sagecommMonitoredError(group, timeout_ns, all, err);
 }
 
+static int32_t unique_id(uint8_t *id, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommUniqueID(id, err);
+}
+
+static int32_t group_join(const sagecomm_join *joins, uint32_t n, sagecomm_group *groups, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupJoin((sagecomm_join *)(uintptr_t)joins, n, groups, err);
+}
+
+static int32_t group_split(const sagecomm_child *children, uint32_t n, sagecomm_group *groups, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupSplit((sagecomm_child *)(uintptr_t)children, n, groups, err);
+}
+
+static int32_t group_shrink(const sagecomm_child *children, uint32_t n, sagecomm_group *groups, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupShrink((sagecomm_child *)(uintptr_t)children, n, groups, err);
+}
+
+static int32_t group_place(sagecomm_group group, int32_t *rank, int32_t *size, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupPlace(group, rank, size, err);
+}
+
+static int32_t locate(const void *pointer, uint8_t *device_type, int32_t *device_index, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommLocate((void *)(uintptr_t)pointer, device_type, device_index, err);
+}
+
+static int32_t read_factor(const void *pointer, uint8_t dtype, void *stream, double *factor, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommReadFactor((void *)(uintptr_t)pointer, dtype, stream, factor, err);
+}
+
 static void shutdown(void) {
   if (!scr_in_child()) sagecommShutdown();
 }
@@ -212,6 +254,13 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .waits = waits,
       .lane_sequence = lane_sequence,
       .describe_devices = describe_devices,
+      .unique_id = unique_id,
+      .group_join = group_join,
+      .group_split = group_split,
+      .group_shrink = group_shrink,
+      .locate = locate,
+      .read_factor = read_factor,
+      .group_place = group_place,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

@@ -20,13 +20,9 @@ func sagecommGroupCreate(config *C.sagecomm_group_config, out *C.sagecomm_group,
 	if config == nil || out == nil || config.struct_size < C.sizeof_sagecomm_group_config || config.store == nil {
 		return answer(err, invalid("group_create: incomplete configuration"))
 	}
-	options := map[string]string{}
-	for _, o := range unsafe.Slice(config.options, int(config.n_options)) {
-		options[C.GoString(o.name)] = C.GoString(o.value)
-	}
 	g, e := pgbackend.Get().Create(pgbackend.Config{
 		Rank: int(config.rank), Size: int(config.size), Name: C.GoString(config.name),
-		Timeout: time.Duration(config.timeout_ns), Store: newStore(config.store), Options: options, GlobalRanks: globalRanks(config),
+		Timeout: time.Duration(config.timeout_ns), Store: newStore(config.store), Options: optionsOf(config.options, config.n_options), GlobalRanks: globalRanks(config),
 	})
 	if e != nil {
 		return answer(err, pgbackend.CreateFailure(C.GoString(config.name), e))

@@ -259,6 +259,36 @@ typedef struct sagecomm_group_config {
   const int32_t *global_ranks; /* the global rank of each group rank, for records; NULL: the same numbers */
 } sagecomm_group_config;
 
+#define SAGECOMM_ID_BYTES 128 /* of a unique id, as many as ncclUniqueId has */
+
+/* One rank of a group that meets at a unique id, see group_join(). Fill with zeros first. */
+typedef struct sagecomm_join {
+  uint32_t struct_size; /* sizeof(sagecomm_join) */
+  int32_t rank;
+  int32_t size;
+  uint32_t n_options;
+  const uint8_t *id;  /* SAGECOMM_ID_BYTES of unique_id(), the same on all ranks */
+  const char *name;   /* for messages; the same on all ranks */
+  int64_t timeout_ns; /* for the rendezvous and for operations */
+  const sagecomm_option *options;
+} sagecomm_join;
+
+/* This rank's part in a group that is made of ranks of another one, its parent, see group_split() and group_shrink(). Fill
+ * with zeros first. */
+typedef struct sagecomm_child {
+  uint32_t struct_size; /* sizeof(sagecomm_child) */
+  uint32_t n_options;
+  sagecomm_group parent;
+  int32_t color; /* of group_split(): ranks of one color form a group; below 0: this rank is in none */
+  int32_t key;   /* of group_split(): ranks are ordered by it, and by their rank in the parent where keys are equal */
+  const int32_t *left_out; /* of group_shrink(): ranks of the parent, in any order */
+  uint32_t n_left_out;
+  uint32_t reserved;              /* 0 */
+  const char *name;               /* for messages; the same on all ranks of the new group */
+  int64_t timeout_ns;             /* for the rendezvous and for operations; 0: that of operations of the parent */
+  const sagecomm_option *options; /* NULL: those of the parent */
+} sagecomm_child;
+
 /* What a rank tells the others about its sparse tensor, of layout COO. All members but `elements` must be the same on all
  * ranks. */
 typedef struct sagecomm_sparse_header {
@@ -521,6 +551,38 @@ typedef struct sagecomm_api {
    *   [{"name": "cuda", "library": "libcuda.so.1", "devices": 0, "why"?}]
    * "name" is that of the devices in torch. It opens and starts the runtimes, which may forbid a fork afterwards. */
   int64_t (*describe_devices)(char *json, size_t n);
+
+  /* Makes a unique id, at which the ranks of one group meet that have no store. This process serves the store of the id over
+   * TCP until all ranks have joined, or the process ends; no rank has to be in it. The id contains a secret: whoever has it
+   * can join. An id that nobody uses costs a few hundred bytes; the oldest of more than 1024 is dropped. */
+  int32_t (*unique_id)(uint8_t id[SAGECOMM_ID_BYTES], sagecomm_error *err);
+
+  /* Creates groups as group_create() does, whose ranks meet at unique ids. One call can make several ranks of a group, which
+   * are then in this process, and ranks of several groups: all of them join at the same time. Ranks of a group may also be
+   * joined by calls of several threads. On an error no group was made and *groups is not changed. */
+  int32_t (*group_join)(const sagecomm_join *joins, uint32_t n, sagecomm_group *groups, sagecomm_error *err);
+
+  /* Creates groups of the ranks of a parent that have the same color. All ranks of the parent call it, whatever their
+   * color; it is no operation of the parent and waits for none. groups[i] becomes 0 for a rank without a group. One call can
+   * serve several ranks of this process, whose groups are made at the same time. On an error no group was made. */
+  int32_t (*group_split)(const sagecomm_child *children, uint32_t n, sagecomm_group *groups, sagecomm_error *err);
+
+  /* Creates groups of the ranks of a parent without those of `left_out`, in the order of the parent. The ranks that stay call
+   * it, all with the same list; the others do not, and may have died. The parent must have been made by group_join(),
+   * group_split() or group_shrink(). It may have failed, and stays as it is. Otherwise as group_split(). */
+  int32_t (*group_shrink)(const sagecomm_child *children, uint32_t n, sagecomm_group *groups, sagecomm_error *err);
+
+  /* Finds out where memory is: *device_type and *device_index become those of sagecomm_op. Memory that no vendor's runtime
+   * knows as a device's is of the host, pinned memory included. It asks runtimes that this process has loaded already. */
+  int32_t (*locate)(const void *pointer, uint8_t *device_type, int32_t *device_index, sagecomm_error *err);
+
+  /* Reads one element of a type that can be reduced (not a complex one), in host memory or in that of a device, as
+   * sagecomm_op.factor takes it. On a device it reads what the element is once the commands are done that `stream` holds now, and waits for
+   * them on the host; a stream that is being captured is refused. */
+  int32_t (*read_factor)(const void *pointer, uint8_t dtype, void *stream, double *factor, sagecomm_error *err);
+
+  /* Returns this process's rank in a group and the number of its ranks. */
+  int32_t (*group_place)(sagecomm_group group, int32_t *rank, int32_t *size, sagecomm_error *err);
 } sagecomm_api;
 
 /* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */

@@ -27,11 +27,12 @@ const (
 	topicEngine                // agreement on engines
 	topicFusion                // agreement on what is fused
 	topicTuning                // results of measurements
+	topicMembers               // ranks of groups that are split off
 	topicCount
 )
 
 func (t topic) String() string {
-	return [...]string{"unique id", "IPC", "engine", "fusion", "tuning"}[t]
+	return [...]string{"unique id", "IPC", "engine", "fusion", "tuning", "members"}[t]
 }
 
 const (

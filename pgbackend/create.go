@@ -27,10 +27,12 @@ type Config struct {
 	Timeout     time.Duration // bounds the rendezvous and each operation
 	Store       bootstrap.Store
 	Options     map[string]string // settings by variable name in lower case, without SAGECOMM_; the environment takes precedence
+
+	birth *birth // of a group that meets at a unique id
 }
 
 // protocolVersion is the version of docs/protocol.md that this code speaks.
-const protocolVersion = 4
+const protocolVersion = 5
 
 // Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank fails,
 // Create returns an error on all ranks.
@@ -72,7 +74,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		if err != nil {
 			return nil, err
 		}
-		g = &Group{process: p, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
+		g = &Group{process: p, birth: c.birth, options: c.Options, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
 			life: lifetime{gone: make([]bool, c.Size)}, keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
 		attempt := c
 		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.life.dead()) > 0 },

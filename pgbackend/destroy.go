@@ -67,6 +67,7 @@ func (g *Group) destroy(late time.Duration) error {
 	}
 	g.process.observers.TakeTimeline(view{g})
 	g.life.leave()
+	g.unlisten()
 	g.run.Detach()
 	p.mu.Lock()
 	p.leaving = append(p.leaving, g)

@@ -25,9 +25,11 @@ type Group struct {
 	size             int
 	global           []int // global rank of each rank; nil: equal to the group rank
 	settings         *env.Settings
-	flights          int      // capacity of the flight recorder, in operations
-	timeline         bool     // the group keeps events for the timeline
-	members          []member // by rank
+	options          map[string]string // of Config
+	birth            *birth            // nil: the group met over a store of the caller
+	flights          int               // capacity of the flight recorder, in operations
+	timeline         bool              // the group keeps events for the timeline
+	members          []member          // by rank
 	peers            []runner.Peer
 	lane                                  // of operations on host memory
 	device           atomic.Pointer[lane] // of operations on devices; nil before the first one
@@ -84,6 +86,7 @@ type member struct {
 	Engines     algo.Offers         `json:"engines"`              // engines of the device lane that it offers
 	Place       *topo.Place         `json:"place,omitempty"`      // of the device that it is taken to use
 	ArenaAbsent string              `json:"arena_absent,omitempty"`
+	Listener    *listener           `json:"listener,omitempty"` // of its process, if the group meets at a unique id
 }
 
 func (g *Group) info(format string, args ...any) {

@@ -53,3 +53,10 @@ func recoverFrom(what string) {
 		observe.Warn("panic in %s: %v\n%s", what, r, strings.TrimSpace(string(debug.Stack())))
 	}
 }
+
+// fault prints the stack of a recovered panic of code that has no group yet and returns the failure that describes it.
+func fault(r any) *coll.Failure {
+	observe.Log("WARN", fmt.Sprintf("panic: %v\n%s", r, strings.TrimSpace(string(debug.Stack()))))
+	return &coll.Failure{Status: coll.Internal, Rank: -1, PID: os.Getpid(),
+		Message: fmt.Sprintf("sagecomm: internal error: %v; its stack is on standard error; please report both", r)}
+}

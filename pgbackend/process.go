@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"sagecomm/algo"
+	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
 	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/env"
@@ -27,10 +29,14 @@ type Process struct {
 	engine    progressEngine
 	peers     map[procwatch.ID]*peerProcess
 	observers *observe.Observers
-	staging   *staged.Pool // pinned memory and streams of operations on devices
-	vendors   *vendor.Pool // gates and streams of vendors' libraries
-	created   uint64       // number of groups created so far
-	inVain    time.Time    // time at which Destroy last gave up waiting for peers
+	staging   *staged.Pool      // pinned memory and streams of operations on devices
+	vendors   *vendor.Pool      // gates and streams of vendors' libraries
+	server    *bootstrap.Server // of the stores of unique ids
+	created   uint64            // number of groups created so far
+	inVain    time.Time         // time at which Destroy last gave up waiting for peers
+
+	factors       sync.Mutex // held while a factor is read from a device
+	factorStreams map[coll.Device]device.Stream
 
 	choosing  sync.Mutex // guards selectors
 	selectors map[selectorKey]*algo.Selector
@@ -39,6 +45,7 @@ type Process struct {
 	placing   sync.Once
 	gpus      []topo.Place // of this process, set by placing
 	unwatched sync.Once    // prints the warning about peers that cannot be watched
+	unrouted  sync.Once    // prints the warning that no interface leads to MASTER_ADDR
 	files     sync.Once    // prints the warning that groups use files
 }
 
@@ -50,7 +57,7 @@ var (
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), selectors: map[selectorKey]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), factorStreams: map[coll.Device]device.Stream{}, selectors: map[selectorKey]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})
@@ -94,6 +101,7 @@ func (p *Process) Shutdown() {
 		})
 	}
 	all.Wait()
+	p.server.Close()
 	p.vendors.Wait()
 	p.observers.Finish()
 }

@@ -75,6 +75,9 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
 	me := member{Machine: g.tuningSettings.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(), Processors: processors(),
 		Setup: g.setup(methods), Engines: g.engineOffers(), Place: placeOf(g)}
+	if g.birth != nil {
+		me.Listener = &g.birth.here
+	}
 	if g.tuningSettings.probe && g.size > 1 {
 		me.Probe = g.process.probe(g.size)
 	}

@@ -79,6 +79,15 @@ var (
 	HostID = declare("HOSTID", "", text("text"),
 		"Name of this host in messages and for grouping ranks by host; empty is the boot id and the host name.")
 
+	SocketIfname = declare("SOCKET_IFNAME", "auto", interfaces(),
+		"Network interface at which the store of unique ids listens, in NCCL's syntax; `auto` is the one that leads to MASTER_ADDR, and loopback without that variable. See docs/security.md.")
+
+	PortRange = declare("PORT_RANGE", "auto", ports(),
+		"Ports of which the store of unique ids takes the first free one; `auto` leaves the choice to the system.")
+
+	SecretFile = declare("SECRET_FILE", "", text("path of a file"),
+		"File with a secret of the job, of 16 bytes or more, without which a unique id opens no store; the same on all ranks.")
+
 	FlightDump = declare("FR_DUMP", "auto", orWord("auto", text("prefix of a path, or none")),
 		"Where a failure is dumped for torch's flight recorder analyser: the rank's number in the job is added to the prefix; `none` writes nothing, `auto` goes by TORCH_FR_DUMP_TEMP_FILE and TORCH_FR_DUMP_ON_TIMEOUT.")
 

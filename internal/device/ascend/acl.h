@@ -34,13 +34,15 @@
   X(aclrtValueWait, (uintptr_t at, uint64_t value, uint32_t flag, uintptr_t stream),                             \
     (at, value, flag, stream)) /* :3816 */
 
-/* A release without the first has no captures; without the others its devices take no kernels of HCCL from this library. */
-#define ACL_OPTIONAL(X)                                                                                  \
-  X(aclmdlRICaptureGetInfo, (uintptr_t stream, int32_t *status, uintptr_t *model),                       \
-    (stream, status, model))                                                                 /* :4721 */ \
-  X(aclrtMalloc, (uintptr_t *memory, size_t bytes, int32_t policy), (memory, bytes, policy)) /* :1905 */ \
-  X(aclrtFree, (uintptr_t memory), (memory))                                                 /* :2164 */ \
-  X(aclrtGetPhyDevIdByLogicDevId, (int32_t device, int32_t *physical), (device, physical))   /* :5143 */
+/* A release without the first has no captures; without the next three its devices take no kernels of HCCL from this library;
+ * without the last it does not tell what is memory of a device. */
+#define ACL_OPTIONAL(X)                                                                                    \
+  X(aclmdlRICaptureGetInfo, (uintptr_t stream, int32_t *status, uintptr_t *model),                         \
+    (stream, status, model))                                                                   /* :4721 */ \
+  X(aclrtMalloc, (uintptr_t *memory, size_t bytes, int32_t policy), (memory, bytes, policy))   /* :1905 */ \
+  X(aclrtFree, (uintptr_t memory), (memory))                                                   /* :2164 */ \
+  X(aclrtGetPhyDevIdByLogicDevId, (int32_t device, int32_t *physical), (device, physical))     /* :5143 */ \
+  X(aclrtPointerGetAttributes, (uintptr_t memory, acl_location *location), (memory, location)) /* :2006 */
 
 enum {
   acl_repeat_initialize = 100002,      /* acl_base_rt.h:69, ACL_ERROR_REPEAT_INITIALIZE */
@@ -51,10 +53,18 @@ enum {
   acl_memcpy_device_to_host = 2,       /* :147 */
   acl_memcpy_device_to_device = 3,     /* :148 */
   acl_mem_malloc_huge_first = 0,       /* :178 */
+  acl_location_device = 1,             /* :316 */
+  acl_location_managed = 3,            /* :318 */
   acl_host_register_mapped = 0,        /* :192 */
   acl_stream_wait_value_geq = 0,       /* :43: (int64_t)(*at - value) >= 0 */
   acl_model_ri_capture_status_none = 0 /* :414 */
 };
+
+typedef struct acl_location { /* aclrtPtrAttributes, :327 */
+  uint32_t device;
+  int32_t kind; /* acl_location_ ... */
+  uint32_t page_bytes, reserved[4];
+} acl_location;
 
 #define X(name, parameters, arguments) int32_t(*name) parameters;
 typedef struct acl_table {

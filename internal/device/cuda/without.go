@@ -30,6 +30,9 @@ func Devices() (int, error) { return 0, errNotBuilt }
 // Captured returns an error.
 func Captured(int, uintptr) error { return errNotBuilt }
 
+// Locate finds nothing.
+func Locate(uintptr) (int, bool, error) { return 0, false, nil }
+
 // New returns an error.
 func New(coll.Op) (*Driver, error) { return nil, errNotBuilt }
 

@@ -9,6 +9,7 @@ import (
 	"sagecomm/internal/device/ascend"
 	"sagecomm/internal/device/cambricon"
 	"sagecomm/internal/device/cuda"
+	"sagecomm/internal/lazylink"
 )
 
 // Vendor is a vendor's runtime.
@@ -24,16 +25,19 @@ type Vendor struct {
 	// Captured returns device.ErrCaptured if a stream of a device is being captured, or why the runtime does not tell. nil: this
 	// library does not ask the runtime.
 	Captured func(index int, stream uintptr) error
+	// Locate returns the device on which memory is, or found false if the runtime does not know it as memory of a device. nil: this
+	// library does not ask the runtime.
+	Locate func(pointer uintptr) (index int, found bool, err error)
 
 	number coll.DeviceType
 }
 
 var all = []Vendor{
-	{"cuda", "libcuda.so.1", cuda.Devices, opened(cuda.Open), accessed(cuda.New), cuda.Captured, coll.CUDA},
-	{"npu", "libascendcl.so", ascend.Devices, opened(ascend.Open), accessed(ascend.New), ascend.Captured,
+	{"cuda", "libcuda.so.1", cuda.Devices, opened(cuda.Open), accessed(cuda.New), cuda.Captured, cuda.Locate, coll.CUDA},
+	{"npu", "libascendcl.so", ascend.Devices, opened(ascend.Open), accessed(ascend.New), ascend.Captured, ascend.Locate,
 		coll.PrivateUse1},
 	{"mlu", "libcnrt.so", cambricon.Devices, opened(cambricon.Open),
-		func(coll.Op) (device.Access, error) { return nil, cambricon.ErrCannotWait }, nil, coll.PrivateUse1},
+		func(coll.Op) (device.Access, error) { return nil, cambricon.ErrCannotWait }, nil, nil, coll.PrivateUse1},
 }
 
 func opened[D device.Runtime](open func(int) (D, error)) func(int) (device.Runtime, error) {
@@ -69,6 +73,23 @@ func New(op coll.Op) (device.Access, error) {
 		return v.New(op)
 	}
 	return nil, fmt.Errorf("the caller gives no access to the streams of the device (sagecomm_op.bridge), and this library has none%s", why)
+}
+
+// Locate returns where memory is. It asks the runtimes that this process has loaded, because the pointer cannot be of another one.
+func Locate(pointer uintptr) (coll.Device, error) {
+	for _, v := range all {
+		if v.Locate == nil || !lazylink.Loaded(v.Library) {
+			continue
+		}
+		index, found, err := v.Locate(pointer)
+		if err != nil {
+			return coll.Device{}, fmt.Errorf("the runtime of %s does not tell where memory is: %w", v.Name, err)
+		}
+		if found {
+			return coll.Device{Type: v.number, Index: index}, nil
+		}
+	}
+	return coll.Device{}, nil
 }
 
 // Found is what this process has of a vendor.

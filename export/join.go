@@ -1,0 +1,158 @@
+// join.go: creates groups at unique ids and out of ranks of other groups, for C callers.
+package main
+
+/*
+#include "sagecomm.h"
+*/
+import "C"
+
+import (
+	"time"
+	"unsafe"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+	"sagecomm/pgbackend"
+)
+
+//export sagecommUniqueID
+func sagecommUniqueID(out *C.uint8_t, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	if out == nil {
+		return answer(err, invalid("unique_id: no memory for the id is given"))
+	}
+	id, e := pgbackend.Get().UniqueID()
+	if e != nil {
+		return answer(err, pgbackend.CreateFailure("", e))
+	}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(out)), C.SAGECOMM_ID_BYTES), id[:])
+	return C.SAGECOMM_OK
+}
+
+// Compiling fails here if the sizes of an id differ in Go and C.
+const _ = -(C.SAGECOMM_ID_BYTES ^ bootstrap.IDBytes)
+
+//export sagecommGroupJoin
+func sagecommGroupJoin(joins *C.sagecomm_join, n C.uint32_t, out *C.sagecomm_group, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	if n == 0 {
+		return C.SAGECOMM_OK
+	}
+	if joins == nil || out == nil {
+		return answer(err, invalid("group_join: incomplete description"))
+	}
+	list := make([]pgbackend.Join, n)
+	name := ""
+	for i, j := range unsafe.Slice(joins, int(n)) {
+		if j.struct_size < C.sizeof_sagecomm_join || j.id == nil {
+			return answer(err, invalid("group_join: incomplete description"))
+		}
+		name = C.GoString(j.name)
+		list[i] = pgbackend.Join{ID: C.GoBytes(unsafe.Pointer(j.id), C.SAGECOMM_ID_BYTES), Rank: int(j.rank), Size: int(j.size), Name: name,
+			Timeout: time.Duration(j.timeout_ns), Options: optionsOf(j.options, j.n_options)}
+	}
+	groups, e := pgbackend.Get().Join(list)
+	if e != nil {
+		return answer(err, pgbackend.CreateFailure(name, e))
+	}
+	handOut(groups, out)
+	return C.SAGECOMM_OK
+}
+
+// handOut writes the handles of groups, 0 for nil.
+func handOut(groups []*pgbackend.Group, out *C.sagecomm_group) {
+	list := unsafe.Slice(out, len(groups))
+	for i, g := range groups {
+		list[i] = 0
+		if g != nil {
+			list[i] = C.sagecomm_group(g.Handle())
+		}
+	}
+}
+
+// optionsOf translates options, nil for none.
+func optionsOf(list *C.sagecomm_option, n C.uint32_t) map[string]string {
+	if list == nil {
+		return nil
+	}
+	options := map[string]string{}
+	for _, o := range unsafe.Slice(list, int(n)) {
+		options[C.GoString(o.name)] = C.GoString(o.value)
+	}
+	return options
+}
+
+//export sagecommGroupSplit
+func sagecommGroupSplit(children *C.sagecomm_child, n C.uint32_t, out *C.sagecomm_group, err *C.sagecomm_error) (status C.int32_t) {
+	return makeChildren("group_split", children, n, out, err, pgbackend.Get().Split)
+}
+
+//export sagecommGroupShrink
+func sagecommGroupShrink(children *C.sagecomm_child, n C.uint32_t, out *C.sagecomm_group, err *C.sagecomm_error) (status C.int32_t) {
+	return makeChildren("group_shrink", children, n, out, err, pgbackend.Get().Shrink)
+}
+
+func makeChildren(call string, children *C.sagecomm_child, n C.uint32_t, out *C.sagecomm_group, err *C.sagecomm_error, do func([]pgbackend.Child) ([]*pgbackend.Group, error)) (status C.int32_t) {
+	defer guard(&status, err)
+	if n == 0 {
+		return C.SAGECOMM_OK
+	}
+	if children == nil || out == nil {
+		return answer(err, invalid("%s: incomplete description", call))
+	}
+	list := make([]pgbackend.Child, n)
+	name := ""
+	for i, c := range unsafe.Slice(children, int(n)) {
+		if c.struct_size < C.sizeof_sagecomm_child || c.left_out == nil && c.n_left_out > 0 {
+			return answer(err, invalid("%s: incomplete description", call))
+		}
+		g, f := find(c.parent, call)
+		if f != nil {
+			return answer(err, f)
+		}
+		name = C.GoString(c.name)
+		list[i] = pgbackend.Child{Parent: g, Color: int(c.color), Key: int(c.key), Name: name, Timeout: time.Duration(c.timeout_ns), Options: optionsOf(c.options, c.n_options)}
+		for _, rank := range unsafe.Slice(c.left_out, int(c.n_left_out)) {
+			list[i].LeftOut = append(list[i].LeftOut, int(rank))
+		}
+	}
+	groups, e := do(list)
+	if e != nil {
+		return answer(err, pgbackend.CreateFailure(name, e))
+	}
+	handOut(groups, out)
+	return C.SAGECOMM_OK
+}
+
+//export sagecommGroupPlace
+func sagecommGroupPlace(group C.sagecomm_group, rank, size *C.int32_t, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_place")
+	if f != nil {
+		return answer(err, f)
+	}
+	*rank, *size = C.int32_t(g.Rank()), C.int32_t(g.Size())
+	return C.SAGECOMM_OK
+}
+
+//export sagecommLocate
+func sagecommLocate(pointer unsafe.Pointer, deviceType *C.uint8_t, index *C.int32_t, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	at, e := pgbackend.Locate(uintptr(pointer))
+	if e != nil {
+		return answer(err, invalid("locate: %v", e))
+	}
+	*deviceType, *index = C.uint8_t(at.Type), C.int32_t(at.Index)
+	return C.SAGECOMM_OK
+}
+
+//export sagecommReadFactor
+func sagecommReadFactor(pointer unsafe.Pointer, dtype C.uint8_t, stream unsafe.Pointer, factor *C.double, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	value, e := pgbackend.Get().ReadFactor(pointer, coll.DataType(dtype), uintptr(stream))
+	if e != nil {
+		return answer(err, invalid("read_factor: %v", e))
+	}
+	*factor = C.double(value)
+	return C.SAGECOMM_OK
+}

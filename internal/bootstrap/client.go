@@ -1,0 +1,161 @@
+package bootstrap
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// TCPStore is the store of a unique id: a connection to the [Server] of the process that made the id. Calls wait for each other.
+type TCPStore struct {
+	server netip.AddrPort
+	mu     sync.Mutex
+	s      *session
+	broken error // why the connection is of no use any more
+}
+
+var _ ManyGetter = (*TCPStore)(nil)
+
+const (
+	// dialTimeout is how long a server is tried that does not answer. It was there when it made the id.
+	dialTimeout = 2 * time.Second
+	// answerGrace is the time for an answer beyond the time that the request may take.
+	answerGrace = 20 * time.Second
+)
+
+// Dial connects to the server of an id by the deadline. job is the secret of the job, nil without one. A server that is not there yet,
+// or does not have a derived id yet, is tried until the deadline if late is set.
+func Dial(id ID, job []byte, deadline time.Time, late bool) (*TCPStore, error) {
+	key := id.key(job)
+	soon := time.Now().Add(dialTimeout)
+	if late || deadline.Before(soon) {
+		soon = deadline
+	}
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
+		var why error
+		for _, a := range id.Addresses {
+			at := netip.AddrPortFrom(a, id.Port)
+			s, err := dial(at, id.Space, key, deadline)
+			if err == nil {
+				return &TCPStore{server: at, s: s}, nil
+			}
+			if errors.Is(err, errRefused) && !late {
+				return nil, fmt.Errorf("sagecomm: %v: %w", at, err)
+			}
+			why = errors.Join(why, fmt.Errorf("%v: %w", at, err))
+		}
+		if time.Now().Add(pause).After(soon) {
+			return nil, fmt.Errorf("sagecomm: no connection to the process that made the unique id: it has ended, or another network or a firewall is between (SAGECOMM_SOCKET_IFNAME, SAGECOMM_PORT_RANGE): %w", why)
+		}
+		time.Sleep(pause)
+	}
+}
+
+func dial(at netip.AddrPort, space [spaceBytes]byte, key [32]byte, deadline time.Time) (*session, error) {
+	if soon := time.Now().Add(handshakeTimeout); soon.Before(deadline) {
+		deadline = soon
+	}
+	d := net.Dialer{Deadline: deadline, KeepAliveConfig: keepAlive}
+	c, err := d.Dial("tcp", at.String())
+	if err != nil {
+		return nil, err
+	}
+	s, err := greet(c, space, key, deadline)
+	if err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close ends the connection.
+func (t *TCPStore) Close() { _ = t.s.Close() }
+
+// Set implements [Store].
+func (t *TCPStore) Set(key string, value []byte) error {
+	_, err := t.ask(request{ask: askSet, keys: []string{key}, value: value})
+	return err
+}
+
+// Get implements [Store].
+func (t *TCPStore) Get(key string, timeout time.Duration) ([]byte, error) {
+	values, err := t.GetMany([]string{key}, timeout)
+	if err != nil {
+		return nil, err
+	}
+	return values[0], nil
+}
+
+// GetMany implements [ManyGetter].
+func (t *TCPStore) GetMany(keys []string, timeout time.Duration) ([][]byte, error) {
+	for deadline := time.Now().Add(timeout); ; {
+		wait := min(max(time.Until(deadline), 0), maxServerWait)
+		values, err := t.ask(request{ask: askGet, keys: keys, timeout: wait})
+		if !errors.Is(err, ErrTimeout) || !time.Now().Before(deadline) {
+			return values, err
+		}
+	}
+}
+
+// Leave tells the server that this rank needs the store no longer. The server drops the key space when all ranks have said so.
+func (t *TCPStore) Leave(ranks int) error {
+	_, err := t.ask(request{ask: askLeave, ranks: ranks})
+	return err
+}
+
+// ask sends a request and returns the values of its answers.
+func (t *TCPStore) ask(r request) ([][]byte, error) {
+	frame, err := r.encode()
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.broken != nil {
+		return nil, t.broken
+	}
+	values, err := t.exchange(frame, max(len(r.keys), 1), r.timeout)
+	var refused *refusal
+	if err != nil && !errors.Is(err, ErrTimeout) && !errors.As(err, &refused) {
+		t.broken = fmt.Errorf("the process that made the unique id, at %v, has ended or cannot be reached any more: %w", t.server, err)
+		_ = t.s.Close()
+		return nil, t.broken
+	}
+	return values, err
+}
+
+// refusal is the server's reason why it does not carry out a request.
+type refusal struct{ why string }
+
+func (e *refusal) Error() string { return e.why }
+
+// exchange sends a frame and receives its n answers.
+func (t *TCPStore) exchange(frame []byte, n int, wait time.Duration) (values [][]byte, err error) {
+	if err := t.s.SetDeadline(time.Now().Add(wait + answerGrace)); err != nil {
+		return nil, err
+	}
+	if err := t.s.send(frame); err != nil {
+		return nil, err
+	}
+	for len(values) < n {
+		body, err := t.s.receive()
+		switch {
+		case err != nil:
+			return nil, err
+		case len(body) == 0:
+			return nil, errFrame
+		case body[0] == answerOK:
+			values = append(values, body[1:])
+		case body[0] == answerTimeout && len(values) == 0:
+			return nil, ErrTimeout
+		case body[0] == answerRefused && len(values) == 0:
+			return nil, &refusal{string(body[1:])}
+		default:
+			return nil, errFrame
+		}
+	}
+	return values, nil
+}

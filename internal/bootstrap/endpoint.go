@@ -1,0 +1,114 @@
+package bootstrap
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"sagecomm/internal/env"
+)
+
+// Endpoint is where a [Server] is to listen.
+type Endpoint struct {
+	Addresses   []netip.Addr // most preferred first
+	First, Last uint16       // range of ports; 0: any free one
+}
+
+// Loopback are the addresses of a server whose ranks are all on its host.
+var Loopback = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+
+// listen opens one port at all addresses at which that is possible, loopback addresses of the other kind aside.
+func (e Endpoint) listen() (all []net.Listener, err error) {
+	for _, a := range e.Addresses {
+		if len(all) > 0 && (len(all) == maxAddresses || a.IsLoopback()) {
+			break
+		}
+		first, last := e.First, e.Last
+		if len(all) > 0 {
+			port := all[0].Addr().(*net.TCPAddr).AddrPort().Port()
+			first, last = port, port
+		}
+		l, e := listenAt(a, first, last)
+		if e == nil {
+			all = append(all, l)
+		} else if len(all) == 0 {
+			err = e
+		}
+	}
+	if len(all) > 0 {
+		return all, nil
+	}
+	return nil, fmt.Errorf("sagecomm: cannot listen for the ranks of a unique id (SAGECOMM_SOCKET_IFNAME, SAGECOMM_PORT_RANGE): %w", cmp.Or(err, errors.New("no address")))
+}
+
+func listenAt(a netip.Addr, first, last uint16) (l net.Listener, err error) {
+	for port := int(first); port <= int(last); port++ {
+		if l, err = net.Listen("tcp", netip.AddrPortFrom(a, uint16(port)).String()); err == nil {
+			return l, nil
+		}
+	}
+	return nil, err
+}
+
+// Towards returns the address of this host from which it reaches a host, as the system routes. It sends nothing.
+func Towards(host string) (netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	found, err := (&net.Resolver{PreferGo: true}).LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	slices.SortStableFunc(found, func(a, b netip.Addr) int { return cmp.Compare(a.Unmap().BitLen(), b.Unmap().BitLen()) })
+	for _, a := range found {
+		var c net.Conn
+		if c, err = net.Dial("udp", netip.AddrPortFrom(a.Unmap(), 9).String()); err != nil {
+			continue
+		}
+		own := c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
+		_ = c.Close()
+		if own = own.WithZone(""); usable(own) {
+			return own, nil
+		}
+	}
+	return netip.Addr{}, cmp.Or(err, fmt.Errorf("no address of this host leads to %s", host))
+}
+
+// AddressesOf returns the chosen addresses of this host: those of the first interface that is up and has any, IPv4 first. Loopback comes
+// after all others, and only if it was asked for.
+func AddressesOf(c env.Interfaces) ([]netip.Addr, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("sagecomm: cannot list the network interfaces: %w", err)
+	}
+	slices.SortStableFunc(all, func(a, b net.Interface) int { return int(a.Flags&net.FlagLoopback) - int(b.Flags&net.FlagLoopback) })
+	for _, i := range all {
+		if i.Flags&net.FlagUp == 0 || c.Not && i.Flags&net.FlagLoopback != 0 {
+			continue
+		}
+		own, err := i.Addrs()
+		if err != nil {
+			continue // the interface has gone
+		}
+		var list []netip.Addr
+		for _, o := range own {
+			network, ok := o.(*net.IPNet)
+			if !ok {
+				continue
+			}
+			a, _ := netip.AddrFromSlice(network.IP)
+			if a = a.Unmap(); usable(a) && c.Takes(i.Name, a) {
+				list = append(list, a)
+			}
+		}
+		if len(list) > 0 {
+			slices.SortStableFunc(list, func(a, b netip.Addr) int { return cmp.Compare(a.BitLen(), b.BitLen()) })
+			return list[:min(len(list), maxAddresses)], nil
+		}
+	}
+	return nil, errors.New("sagecomm: no network interface of this host is chosen by SAGECOMM_SOCKET_IFNAME, or none has an address: `ip address` lists them")
+}

@@ -1,0 +1,95 @@
+package bootstrap
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"sync"
+	"time"
+)
+
+// Limits of one key space.
+const (
+	maxSpaceBytes = 64 << 20
+	maxSpaceKeys  = 1 << 16
+)
+
+// space holds the keys of one id. Its lock is held briefly, and no other lock is taken while it is held.
+type space struct {
+	key [sha256.Size]byte // of the handshake
+
+	mu      sync.Mutex
+	values  map[string][]byte
+	bytes   int
+	changed chan struct{} // closed and replaced by each set
+	left    int           // clients that need the space no longer
+
+	// The server's lock guards these.
+	clients int    // connections
+	idle    uint64 // number of the event at which it last had none
+}
+
+func newSpace(key [sha256.Size]byte) *space {
+	return &space{key: key, values: map[string][]byte{}, changed: make(chan struct{})}
+}
+
+var errSpaceFull = errors.New("the store is full: it holds 64 MiB and 65536 keys of one group")
+
+// set stores value, which the caller gives away.
+func (s *space) set(key string, value []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, known := s.values[key]
+	grown := s.bytes + len(value) - len(old)
+	if !known {
+		grown += len(key)
+	}
+	if grown > maxSpaceBytes || !known && len(s.values) >= maxSpaceKeys {
+		return errSpaceFull
+	}
+	s.values[key], s.bytes = value, grown
+	close(s.changed)
+	s.changed = make(chan struct{})
+	return nil
+}
+
+// get waits until all keys exist and returns their values. It returns ErrTimeout if they do not exist in time, or if gone is closed.
+func (s *space) get(keys []string, timeout time.Duration, gone <-chan struct{}) ([][]byte, error) {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	for {
+		values, changed := s.look(keys)
+		if changed == nil {
+			return values, nil
+		}
+		select {
+		case <-changed:
+		case <-gone:
+			return nil, ErrTimeout
+		case <-timer.C:
+			return nil, ErrTimeout
+		}
+	}
+}
+
+// look returns the values of the keys, or a channel that the next set closes if one of them does not exist.
+func (s *space) look(keys []string) (values [][]byte, changed <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range keys {
+		v, ok := s.values[k]
+		if !ok {
+			return nil, s.changed
+		}
+		values = append(values, bytes.Clone(v))
+	}
+	return values, nil
+}
+
+// leave notes that a client needs the space no longer, and reports whether that was the last one of n.
+func (s *space) leave(n int) (last bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left++
+	return s.left >= n
+}

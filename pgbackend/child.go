@@ -1,0 +1,172 @@
+package pgbackend
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+)
+
+// This file makes groups out of ranks of a group.
+
+// Child describes this rank's part in a group that is made of ranks of another one, its parent.
+type Child struct {
+	Parent     *Group
+	Color, Key int   // of Split
+	LeftOut    []int // of Shrink: ranks of the parent
+	Name       string
+	Timeout    time.Duration     // 0: that of operations of the parent
+	Options    map[string]string // nil: those of the parent
+}
+
+// place is what a rank tells the others of a split.
+type place struct {
+	Color int `json:"color"`
+	Key   int `json:"key"`
+}
+
+// invitation is what the first rank of a new group tells the others of a split.
+type invitation struct {
+	ID  []byte `json:"id,omitempty"`
+	Why string `json:"why,omitempty"` // there is no id
+}
+
+// Split makes a group of the ranks of a parent that have the same color, in the order of their keys, and of their ranks in the parent
+// where keys are equal. All ranks of the parent call it. A rank with a color below 0 takes part in the call and gets nil. The
+// children are made at the same time. If one is not made, none is.
+func (p *Process) Split(children []Child) ([]*Group, error) {
+	return jointly(len(children), func(i int) (*Group, error) { return p.split(children[i]) })
+}
+
+func (p *Process) split(c Child) (*Group, error) {
+	g, timeout := c.Parent, c.timeout()
+	mine, err := json.Marshal(place{c.Color, c.Key})
+	if err != nil {
+		return nil, err
+	}
+	all, f := g.exchange(topicMembers, "split", mine, timeout)
+	if f != nil {
+		return nil, f
+	}
+	places := make([]place, g.size)
+	for rank, text := range all {
+		if err := json.Unmarshal(text, &places[rank]); err != nil {
+			return nil, fmt.Errorf("sagecomm: group %q: split: %s wrote an unreadable color: %w", g.name, g.who(rank), err)
+		}
+	}
+	members := c.members(places)
+	var mineNext invitation
+	if len(members) > 0 && members[0] == g.rank {
+		id, err := p.newID(c.options())
+		if text := id.Encode(); err == nil {
+			mineNext.ID = text[:]
+		} else {
+			mineNext.Why = err.Error()
+		}
+	}
+	if mine, err = json.Marshal(mineNext); err != nil {
+		return nil, err
+	}
+	if all, f = g.exchange(topicMembers, "ids of the groups of a split", mine, timeout); f != nil {
+		return nil, f
+	}
+	if len(members) == 0 {
+		return nil, nil
+	}
+	var told invitation
+	first := members[0]
+	if err := json.Unmarshal(all[first], &told); err != nil || told.Why != "" {
+		return nil, fmt.Errorf("sagecomm: group %q: split: %s cannot serve the new group: %v", g.name, g.who(first), cmp.Or(told.Why, "its answer is unreadable"))
+	}
+	id, err := bootstrap.ParseID(told.ID)
+	if err != nil {
+		return nil, err
+	}
+	return p.joinAt(id, nil, c.config(members, timeout))
+}
+
+// members returns the ranks of the parent that form the group of this rank, in the order of their ranks there.
+func (c Child) members(places []place) (list []int) {
+	if c.Color < 0 {
+		return nil
+	}
+	for rank, at := range places {
+		if at.Color == c.Color {
+			list = append(list, rank)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b int) int { return cmp.Compare(places[a].Key, places[b].Key) })
+	return list
+}
+
+func (c Child) timeout() time.Duration { return cmp.Or(c.Timeout, c.Parent.timeout()) }
+
+func (c Child) options() map[string]string {
+	if c.Options != nil {
+		return c.Options
+	}
+	return c.Parent.options
+}
+
+// config returns the configuration of the new group for this rank.
+func (c Child) config(members []int, timeout time.Duration) Config {
+	global := make([]int, len(members))
+	for i, rank := range members {
+		global[i] = c.Parent.globalRank(rank)
+	}
+	return Config{Rank: slices.Index(members, c.Parent.rank), Size: len(members), GlobalRanks: global, Name: c.Name, Timeout: timeout, Options: c.options()}
+}
+
+// rankOf names a rank of a group.
+type rankOf struct {
+	g    *Group
+	rank int
+}
+
+func (r rankOf) String() string { return r.g.who(r.rank) }
+
+// Shrink makes groups without some ranks of a parent. Only the ranks that stay call it, all with the same list. The parent may have
+// failed; it must have met at a unique id. The ranks keep their order. The children are made at the same time. If one is not made, none is.
+func (p *Process) Shrink(children []Child) ([]*Group, error) {
+	return jointly(len(children), func(i int) (*Group, error) { return p.shrink(children[i]) })
+}
+
+func (p *Process) shrink(c Child) (*Group, error) {
+	g := c.Parent
+	if !g.life.acquire() {
+		return nil, destroyed(g.name)
+	}
+	defer g.life.release()
+	refuse := func(format string, args ...any) (*Group, error) {
+		return nil, &coll.Failure{Status: coll.Invalid, Rank: g.rank, Group: g.name, Message: fmt.Sprintf("sagecomm: group %q: shrink: ", g.title()) + fmt.Sprintf(format, args...)}
+	}
+	if g.birth == nil {
+		return refuse("the group was made over a store of its caller; make a new group over that store")
+	}
+	out := slices.Compact(slices.Sorted(slices.Values(c.LeftOut)))
+	if len(out) > 0 && (out[0] < 0 || out[len(out)-1] >= g.size) {
+		return refuse("ranks %v are to be left out, and the group has ranks 0 to %d", out, g.size-1)
+	}
+	if slices.Contains(out, g.rank) {
+		return refuse("rank %d calls it, and is to be left out; only ranks that stay may call it", g.rank)
+	}
+	var members []int
+	for rank := range g.size {
+		if !slices.Contains(out, rank) {
+			members = append(members, rank)
+		}
+	}
+	at := g.members[members[0]].Listener
+	if at == nil {
+		return refuse("%s has no server", g.who(members[0]))
+	}
+	id := g.birth.id.Derive(fmt.Sprintf("shrink %v", out), at.Addresses, at.Port)
+	if members[0] == g.rank {
+		p.server.Serve(id, g.birth.job)
+	}
+	return p.joinAt(id, rankOf{g, members[0]}, c.config(members, c.timeout()))
+}

@@ -1,0 +1,219 @@
+package pgbackend
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
+	"sagecomm/internal/observe"
+	"sagecomm/internal/runner"
+)
+
+// This file makes groups by unique ids, for callers without a store. The process that makes an id serves the store of the id over
+// TCP. docs/security.md has what a stranger may do there.
+
+// Join describes one rank of a group that meets at a unique id.
+type Join struct {
+	ID         []byte // of UniqueID, the same on all ranks
+	Rank, Size int
+	Name       string
+	Timeout    time.Duration
+	Options    map[string]string
+}
+
+// birth is what a group that met at an id keeps of it, for groups that its ranks make later.
+type birth struct {
+	id  bootstrap.ID
+	job []byte // the secret of the job, nil without one
+	// Where the server of this process listens, until the group is destroyed.
+	here listener
+}
+
+// listener is where the server of a rank's process listens.
+type listener struct {
+	Addresses []netip.Addr `json:"addresses"`
+	Port      uint16       `json:"port"`
+}
+
+// UniqueID returns a new id, whose store this process serves. No rank has to be in this process.
+func (p *Process) UniqueID() (out [bootstrap.IDBytes]byte, err error) {
+	id, err := p.newID(nil)
+	if err != nil {
+		return out, err
+	}
+	return id.Encode(), nil
+}
+
+func (p *Process) newID(options map[string]string) (id bootstrap.ID, err error) {
+	settings, err := env.Resolve(runner.Environ(), options)
+	if err != nil {
+		return id, err
+	}
+	job, err := jobSecret(settings)
+	if err != nil {
+		return id, err
+	}
+	at, err := p.endpoint(settings)
+	if err != nil {
+		return id, err
+	}
+	return p.server.NewID(at, job)
+}
+
+// endpoint returns where the server of this process is to listen. Without a setting and without MASTER_ADDR it is loopback, because the
+// ranks of a group share memory.
+func (p *Process) endpoint(settings *env.Settings) (e bootstrap.Endpoint, err error) {
+	if ports := env.PortRange.Get(settings); ports.Given {
+		e.First, e.Last = ports.Value.First, ports.Value.Last
+	}
+	if chosen := env.SocketIfname.Get(settings); chosen.Given {
+		e.Addresses, err = bootstrap.AddressesOf(chosen.Value)
+		return e, err
+	}
+	e.Addresses = bootstrap.Loopback
+	for _, entry := range runner.Environ() {
+		master, ok := strings.CutPrefix(entry, "MASTER_ADDR=")
+		if !ok || master == "" {
+			continue
+		}
+		a, err := bootstrap.Towards(master)
+		if err != nil {
+			p.unrouted.Do(func() {
+				observe.Warn("no interface leads to MASTER_ADDR=%s, so the store of unique ids listens on loopback: %v", master, err)
+			})
+			break
+		}
+		e.Addresses = []netip.Addr{a}
+	}
+	return e, nil
+}
+
+// Lengths of a secret of a job, without white space at its end.
+const (
+	leastJobSecret = 16
+	mostJobSecret  = 4096
+)
+
+// jobSecret returns the secret of SAGECOMM_SECRET_FILE, nil without the setting.
+func jobSecret(settings *env.Settings) ([]byte, error) {
+	path := env.SecretFile.Get(settings)
+	if path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("sagecomm: SAGECOMM_SECRET_FILE: %w", err)
+	}
+	text = bytes.TrimRight(text, " \t\r\n")
+	if len(text) < leastJobSecret || len(text) > mostJobSecret {
+		return nil, fmt.Errorf("sagecomm: SAGECOMM_SECRET_FILE: %s holds a secret of %d bytes: expected %d to %d", path, len(text), leastJobSecret, mostJobSecret)
+	}
+	return text, nil
+}
+
+// Join makes the groups of ranks of this process, at the same time. If one is not made, none is.
+func (p *Process) Join(joins []Join) ([]*Group, error) {
+	ids := make([]bootstrap.ID, len(joins))
+	for i, j := range joins {
+		var err error
+		if ids[i], err = bootstrap.ParseID(j.ID); err != nil {
+			return nil, err
+		}
+	}
+	return jointly(len(joins), func(i int) (*Group, error) {
+		j := joins[i]
+		return p.joinAt(ids[i], nil, Config{Rank: j.Rank, Size: j.Size, Name: j.Name, Timeout: j.Timeout, Options: j.Options})
+	})
+}
+
+// joinAt makes a group that meets at an id. If a rank serves the id and may come to that later than this rank, server names the rank.
+func (p *Process) joinAt(id bootstrap.ID, server fmt.Stringer, c Config) (*Group, error) {
+	settings, err := env.Resolve(runner.Environ(), c.Options)
+	if err != nil {
+		return nil, err
+	}
+	job, err := jobSecret(settings)
+	if err != nil {
+		return nil, err
+	}
+	at, err := p.endpoint(settings)
+	if err != nil {
+		return nil, err
+	}
+	c.birth = &birth{id: id, job: job}
+	if c.birth.here.Addresses, c.birth.here.Port, err = p.server.Listen(at); err != nil {
+		return nil, err
+	}
+	g, err := p.meetAt(server, c, settings)
+	if err != nil {
+		p.server.Release()
+	}
+	return g, err
+}
+
+// meetAt makes the group.
+// Requires: the server of this process listens.
+func (p *Process) meetAt(server fmt.Stringer, c Config, settings *env.Settings) (*Group, error) {
+	began, timeout := time.Now(), c.Timeout
+	if t := env.Timeout.Get(settings); t.Given {
+		timeout = t.Value
+	}
+	store, err := bootstrap.Dial(c.birth.id, c.birth.job, began.Add(timeout), server != nil)
+	switch {
+	case err != nil && server != nil:
+		return nil, &coll.Failure{Status: coll.Timeout, Rank: -1, Group: c.Name,
+			Message: fmt.Sprintf("sagecomm: group %q: rank %d waited %v for %v, at whose process the others meet: %v", c.Name, c.Rank, time.Since(began).Round(time.Millisecond), server, err)}
+	case err != nil:
+		return nil, fmt.Errorf("sagecomm: group %q: rank %d of %d: %w", c.Name, c.Rank, c.Size, err)
+	}
+	defer store.Close()
+	c.Store = store
+	g, err := p.Create(c)
+	if err == nil {
+		_ = store.Leave(c.Size) // without it the server drops the keys later
+	}
+	return g, err
+}
+
+// unlisten gives back the server of the process.
+func (g *Group) unlisten() {
+	if g.birth != nil {
+		g.process.server.Release()
+	}
+}
+
+// jointly makes n groups at the same time and returns them, or none of them and the first error. nil groups are left alone.
+func jointly(n int, one func(i int) (*Group, error)) ([]*Group, error) {
+	groups, errs := make([]*Group, n), make([]error, n)
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() {
+			defer func() {
+				if r := recover(); r != nil {
+					errs[i] = fault(r)
+				}
+			}()
+			groups[i], errs[i] = one(i)
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err == nil {
+			continue
+		}
+		for _, g := range groups {
+			if g != nil {
+				_ = g.Destroy()
+			}
+		}
+		return nil, err
+	}
+	return groups, nil
+}
