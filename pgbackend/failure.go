@@ -107,7 +107,7 @@ func (g *Group) fail(f *coll.Failure) {
 }
 
 // CreateFailure turns an error of Create into a failure: err itself if it is one, else a failure whose status is Timeout if
-// ranks were missing, System if ranks failed, and Invalid otherwise.
+// ranks were missing, System if ranks failed, PeerFailure if the store's process has ended, and Invalid otherwise.
 func CreateFailure(name string, err error) *coll.Failure {
 	status := coll.Invalid
 	var known *coll.Failure
@@ -121,6 +121,8 @@ func CreateFailure(name string, err error) *coll.Failure {
 		status = coll.Timeout
 	case errors.As(err, &ranks):
 		status = coll.System
+	case errors.Is(err, bootstrap.ErrGone):
+		status = coll.PeerFailure
 	}
 	return &coll.Failure{Status: status, Rank: -1, Group: name, Message: err.Error()}
 }

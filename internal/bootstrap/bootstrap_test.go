@@ -23,6 +23,7 @@ func onStores(t *testing.T, test func(t *testing.T, s Store)) {
 	t.Run("memory", func(t *testing.T) { test(t, NewMemStore()) })
 	t.Run("memory, many keys at once", func(t *testing.T) { test(t, manyStore{NewMemStore()}) })
 	t.Run("files", func(t *testing.T) { test(t, newFileStore(t)) })
+	t.Run("tcp", func(t *testing.T) { test(t, dialed(t, newIDOf(t, newServer(t)))) })
 }
 
 // manyStore is a [ManyGetter].

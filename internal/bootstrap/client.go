@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net"
@@ -9,12 +10,16 @@ import (
 	"time"
 )
 
-// TCPStore is the store of a unique id: a connection to the [Server] of the process that made the id. Calls wait for each other.
+// TCPStore is the store of a unique id: connections to the [Server] of the process that made the id, one for each call that is under way.
 type TCPStore struct {
 	server netip.AddrPort
+	space  [spaceBytes]byte
+	key    [sha256.Size]byte
+
 	mu     sync.Mutex
-	s      *session
-	broken error // why the connection is of no use any more
+	free   []*session
+	all    []*session
+	broken error // why no call can be made any more
 }
 
 var _ ManyGetter = (*TCPStore)(nil)
@@ -25,6 +30,9 @@ const (
 	// answerGrace is the time for an answer beyond the time that the request may take.
 	answerGrace = 20 * time.Second
 )
+
+// ErrGone is the error where the server of an id does not answer, or does not answer any more.
+var ErrGone = errors.New("the process that made the unique id: it has ended")
 
 // Dial connects to the server of an id by the deadline. job is the secret of the job, nil without one. A server that is not there yet,
 // or does not have a derived id yet, is tried until the deadline if late is set.
@@ -40,7 +48,7 @@ func Dial(id ID, job []byte, deadline time.Time, late bool) (*TCPStore, error) {
 			at := netip.AddrPortFrom(a, id.Port)
 			s, err := dial(at, id.Space, key, deadline)
 			if err == nil {
-				return &TCPStore{server: at, s: s}, nil
+				return &TCPStore{server: at, space: id.Space, key: key, free: []*session{s}, all: []*session{s}}, nil
 			}
 			if errors.Is(err, errRefused) && !late {
 				return nil, fmt.Errorf("sagecomm: %v: %w", at, err)
@@ -48,13 +56,13 @@ func Dial(id ID, job []byte, deadline time.Time, late bool) (*TCPStore, error) {
 			why = errors.Join(why, fmt.Errorf("%v: %w", at, err))
 		}
 		if time.Now().Add(pause).After(soon) {
-			return nil, fmt.Errorf("sagecomm: no connection to the process that made the unique id: it has ended, or another network or a firewall is between (SAGECOMM_SOCKET_IFNAME, SAGECOMM_PORT_RANGE): %w", why)
+			return nil, fmt.Errorf("sagecomm: no connection to %w, or another network or a firewall is between (SAGECOMM_SOCKET_IFNAME, SAGECOMM_PORT_RANGE): %w", ErrGone, why)
 		}
 		time.Sleep(pause)
 	}
 }
 
-func dial(at netip.AddrPort, space [spaceBytes]byte, key [32]byte, deadline time.Time) (*session, error) {
+func dial(at netip.AddrPort, space [spaceBytes]byte, key [sha256.Size]byte, deadline time.Time) (*session, error) {
 	if soon := time.Now().Add(handshakeTimeout); soon.Before(deadline) {
 		deadline = soon
 	}
@@ -71,8 +79,58 @@ func dial(at netip.AddrPort, space [spaceBytes]byte, key [32]byte, deadline time
 	return s, nil
 }
 
-// Close ends the connection.
-func (t *TCPStore) Close() { _ = t.s.Close() }
+// errClosed is the error of calls after Close.
+var errClosed = errors.New("the store was closed")
+
+// Close ends the connections, and with them all calls.
+func (t *TCPStore) Close() { t.end(errClosed) }
+
+// end makes all calls return why, unless there was a reason before, and returns the reason.
+func (t *TCPStore) end(why error) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.broken == nil {
+		t.broken = why
+	}
+	for _, s := range t.all {
+		_ = s.Close()
+	}
+	return t.broken
+}
+
+// take returns a connection that no other call uses.
+func (t *TCPStore) take() (*session, error) {
+	t.mu.Lock()
+	if n := len(t.free); n > 0 || t.broken != nil {
+		defer t.mu.Unlock()
+		if t.broken != nil {
+			return nil, t.broken
+		}
+		s := t.free[n-1]
+		t.free = t.free[:n-1]
+		return s, nil
+	}
+	t.mu.Unlock()
+	s, err := dial(t.server, t.space, t.key, time.Now().Add(handshakeTimeout))
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.broken != nil {
+		_ = s.Close()
+		return nil, t.broken
+	}
+	t.all = append(t.all, s)
+	return s, nil
+}
+
+// give gives a connection back.
+func (t *TCPStore) give(s *session) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.free = append(t.free, s)
+}
 
 // Set implements [Store].
 func (t *TCPStore) Set(key string, value []byte) error {
@@ -112,18 +170,16 @@ func (t *TCPStore) ask(r request) ([][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.broken != nil {
-		return nil, t.broken
+	c, err := t.take()
+	var values [][]byte
+	if err == nil {
+		values, err = exchangeFrames(c, frame, max(len(r.keys), 1), r.timeout)
 	}
-	values, err := t.exchange(frame, max(len(r.keys), 1), r.timeout)
 	var refused *refusal
 	if err != nil && !errors.Is(err, ErrTimeout) && !errors.As(err, &refused) {
-		t.broken = fmt.Errorf("the process that made the unique id, at %v, has ended or cannot be reached any more: %w", t.server, err)
-		_ = t.s.Close()
-		return nil, t.broken
+		return nil, t.end(fmt.Errorf("the store at %v is lost with %w: %w", t.server, ErrGone, err))
 	}
+	t.give(c)
 	return values, err
 }
 
@@ -132,16 +188,16 @@ type refusal struct{ why string }
 
 func (e *refusal) Error() string { return e.why }
 
-// exchange sends a frame and receives its n answers.
-func (t *TCPStore) exchange(frame []byte, n int, wait time.Duration) (values [][]byte, err error) {
-	if err := t.s.SetDeadline(time.Now().Add(wait + answerGrace)); err != nil {
+// exchangeFrames sends a frame and receives its n answers.
+func exchangeFrames(s *session, frame []byte, n int, wait time.Duration) (values [][]byte, err error) {
+	if err := s.SetDeadline(time.Now().Add(wait + answerGrace)); err != nil {
 		return nil, err
 	}
-	if err := t.s.send(frame); err != nil {
+	if err := s.send(frame); err != nil {
 		return nil, err
 	}
 	for len(values) < n {
-		body, err := t.s.receive()
+		body, err := s.receive()
 		switch {
 		case err != nil:
 			return nil, err

@@ -105,8 +105,8 @@ func greet(c net.Conn, space [spaceBytes]byte, key [sha256.Size]byte, deadline t
 var errStranger = errors.New("the client has not proved that it has the secret")
 
 // admit is the server's side. keyOf returns the key of a key space; without one the client fails as it does with a wrong proof.
-func admit(c net.Conn, keyOf func([spaceBytes]byte) (key [sha256.Size]byte, known bool)) (s *session, space [spaceBytes]byte, err error) {
-	if err := c.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+func admit(c net.Conn, timeout time.Duration, keyOf func([spaceBytes]byte) (key [sha256.Size]byte, known bool)) (s *session, space [spaceBytes]byte, err error) {
+	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, space, err
 	}
 	hello := make([]byte, helloBytes)

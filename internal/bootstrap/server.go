@@ -33,11 +33,12 @@ type Server struct {
 	clients   map[net.Conn]struct{} // connections that have proved that they have a secret
 	strangers *list.List            // of net.Conn, the oldest one first
 	events    uint64
+	handshake time.Duration // handshakeTimeout, shorter in tests
 }
 
 // NewServer returns a server that does not listen yet.
 func NewServer() *Server {
-	return &Server{spaces: map[[spaceBytes]byte]*space{}, clients: map[net.Conn]struct{}{}, strangers: list.New()}
+	return &Server{spaces: map[[spaceBytes]byte]*space{}, clients: map[net.Conn]struct{}{}, strangers: list.New(), handshake: handshakeTimeout}
 }
 
 // Listen makes the server listen until Release, and returns where. A server that listens already stays where it is.
@@ -188,7 +189,7 @@ func (s *Server) stranger(c net.Conn) *list.Element {
 // meet makes the handshake and serves the client.
 func (s *Server) meet(c net.Conn, e *list.Element) {
 	defer c.Close()
-	client, name, err := admit(c, s.keyOf)
+	client, name, err := admit(c, s.handshake, s.keyOf)
 	s.mu.Lock()
 	s.strangers.Remove(e) // does nothing if the stranger has made room for another one
 	space := s.spaces[name]

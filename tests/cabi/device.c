@@ -1,9 +1,11 @@
 /* device.c calls collectives, sends and recvs on memory of a device from C, without torch and without a bridge: the library
  * orders them by the vendor's runtime. Two processes, several operations in one stream that nobody waits for on the host, and
- * a stream that is late.
+ * a stream that is late, and what the library finds out about memory.
  * Usage: device LIBRARY DIRECTORY cuda|npu */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 
@@ -167,6 +169,39 @@ static void bridges_that_lack_a_function(sagecomm_group group, void *stream) {
   }
 }
 
+/* Memory is where the vendor's runtime says, and a factor in it is what the stream leaves there, also if the stream is late. */
+static void *let_go(void *late) {
+  sched_yield(); /* whether the stream is late decides nothing: the factor must be right in both cases */
+  *(volatile uint32_t *)late = 1;
+  return NULL;
+}
+
+static void places_and_factors(void *stream, volatile uint32_t *late) {
+  sagecomm_error err = {0};
+  uint8_t type = 99;
+  int32_t index = -1;
+  uintptr_t data = vendor.allocate(4096);
+  float *host = vendor.allocate_host(16);
+  int here;
+  CHECK(api->locate((void *)(data + 100), &type, &index, &err) == SAGECOMM_OK);
+  CHECK(type == vendor.device_type && index == 0);
+  CHECK(api->locate(host, &type, &index, &err) == SAGECOMM_OK && type == SAGECOMM_HOST && index == 0);
+  CHECK(api->locate(&here, &type, &index, &err) == SAGECOMM_OK && type == SAGECOMM_HOST && index == 0);
+  for (int i = 0; i < 3; i++) {
+    *late = 0;
+    vendor.wait_value(stream, late, 1);
+    *host = 0.5F + (float)i;
+    vendor.copy_in(data + 8, host, 4, stream);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, let_go, (void *)late) == 0);
+    double factor = 0;
+    int32_t status = api->read_factor((void *)(data + 8), SAGECOMM_FLOAT32, stream, &factor, &err);
+    if (status != SAGECOMM_OK) fprintf(stderr, "%s\n", err.message);
+    CHECK(status == SAGECOMM_OK && factor == 0.5 + i);
+    CHECK(pthread_join(thread, NULL) == 0);
+  }
+}
+
 /* The group goes down while the stream of an operation is late: the stream goes on. */
 static void abort_while_late(sagecomm_group group, void *stream, volatile uint32_t *late) {
   uintptr_t data = vendor.allocate(4096);
@@ -205,11 +240,13 @@ static void run(const char *library, char *dir, const char *name) {
                                   .name = "devices",
                                   .timeout_ns = 60 * SECOND,
                                   .store = &store};
+  /* Before a group opens the runtimes of all vendors: those of the emulator have one memory. */
+  void *stream = vendor.make_stream(), *late = vendor.allocate_host(8);
+  places_and_factors(stream, late);
   sagecomm_group group = 0;
   sagecomm_error err = {0};
   if (api->group_create(&config, &group, &err) != SAGECOMM_OK) fprintf(stderr, "%s\n", err.message);
   CHECK(group != 0);
-  void *stream = vendor.make_stream(), *late = vendor.allocate_host(8);
   bridges_that_lack_a_function(group, stream);
   all_reduces(group, stream, NULL);
   all_reduces(group, stream, late);

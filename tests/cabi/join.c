@@ -1,6 +1,6 @@
 /* join.c makes groups at unique ids, without a store of its own: ranks as processes, as threads of one process, and all in one
  * call; the id comes from a process that is no rank, or from the last rank. Groups are split, and made anew without a rank that has died.
- * Usage: join LIBRARY processes|threads|call RANKS */
+ * Usage: join LIBRARY processes|threads|call|server-dies|rank-dies RANKS */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -217,6 +217,44 @@ static void processes(const char *library, bool from_rank) {
   }
 }
 
+/* The last rank makes the id and dies: at once, so that the store is gone, or as a rank that another process waits for. */
+static void deaths(const char *library, bool server) {
+  int ids[2];
+  CHECK(pipe(ids) == 0);
+  pid_t pids[MOST];
+  for (int rank = 0; rank < size; rank++) {
+    pids[rank] = fork();
+    CHECK(pids[rank] >= 0);
+    if (pids[rank] != 0) continue;
+    load(library);
+    if (rank == size - 1) {
+      if (server) give_id(ids[1]);
+      _exit(0);
+    }
+    uint8_t id[SAGECOMM_ID_BYTES];
+    CHECK(read(ids[0], id, sizeof id) == (ssize_t)sizeof id);
+    sagecomm_join join = description(id, rank);
+    if (!server) join.timeout_ns = SECOND;
+    sagecomm_group group = 0;
+    sagecomm_error err = {0};
+    int32_t status = api->group_join(&join, 1, &group, &err);
+    bool named = server ? status == SAGECOMM_PEER_FAILURE && strstr(err.message, "the process that made the unique id: it has ended")
+                        : status == SAGECOMM_TIMEOUT && strstr(err.message, "rank 2;");
+    if (!named) fprintf(stderr, "%d: %s\n", status, err.message);
+    CHECK(named && group == 0);
+    api->shutdown();
+    _exit(0);
+  }
+  if (!server) {
+    load(library);
+    give_id(ids[1]);
+  }
+  for (int rank = 0; rank < size; rank++) {
+    int status;
+    CHECK(waitpid(pids[rank], &status, 0) == pids[rank] && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+}
+
 /* ---- ranks in one process ---- */
 
 static uint8_t shared_id[SAGECOMM_ID_BYTES];
@@ -258,6 +296,11 @@ int main(int argc, char **argv) {
   if (strcmp(argv[2], "processes") == 0) {
     processes(argv[1], true);
     processes(argv[1], false);
+    printf("all ranks agree\n");
+    return 0;
+  }
+  if (strstr(argv[2], "-dies") != NULL) {
+    deaths(argv[1], strcmp(argv[2], "server-dies") == 0);
     printf("all ranks agree\n");
     return 0;
   }

@@ -28,7 +28,7 @@ func deviceProgram(t *testing.T, name string) func(t *testing.T, variables ...st
 		t.Fatalf("building the emulator: %v\n%s", err, output)
 	}
 	lib, program := library(t), filepath.Join(t.TempDir(), "device")
-	compile(t, words("CC", "gcc"), "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", filepath.Join(root, "tests/cabi/device.c"), "-o", program, "-ldl")
+	compile(t, words("CC", "gcc"), "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", filepath.Join(root, "tests/cabi/device.c"), "-o", program, "-ldl", "-lpthread")
 	return func(t *testing.T, variables ...string) (string, error) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -57,6 +57,31 @@ aclError aclrtMalloc(void **memory, size_t size, int policy) {
   return skin::given(status, status == acl::success ? *memory : nullptr);
 }
 
+// As acl_rt.h declares it: where memory is, and pages of it.
+struct acl_pointer_attributes {
+  uint32_t device;
+  int32_t kind;
+  uint32_t page_bytes, reserved[4];
+};
+
+aclError aclrtPointerGetAttributes(const void *memory, acl_pointer_attributes *attributes) {
+  BEGIN(memory, attributes);
+  REQUIRE(memory != nullptr && attributes != nullptr, acl::invalid_param);
+  enum { host = 0, device = 1, unregistered = 2 };
+  emulator::MemoryAttributes found;
+  aclError status = acl::result(emulator::memory_attributes(memory, &found));
+  REQUIRE(status == acl::success, status);
+  *attributes = {};
+  attributes->kind = unregistered;
+  if (found.kind == emulator::MemoryKind::pinned || found.kind == emulator::MemoryKind::registered)
+    attributes->kind = host;
+  else if (found.kind != emulator::MemoryKind::pageable) {
+    attributes->kind = device;
+    attributes->device = static_cast<uint32_t>(found.device);
+  }
+  return acl::success;
+}
+
 aclError aclrtFree(void *memory) {
   BEGIN_IN_CONTEXT(memory);
   return acl::result(emulator::release(memory));

@@ -1,0 +1,51 @@
+package ranks
+
+import (
+	"context"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// joinProgram builds tests/cabi/join.c and returns a function that runs it with so many ranks.
+func joinProgram(t *testing.T) func(t *testing.T, mode string, ranks int) {
+	t.Helper()
+	lib, program := library(t), filepath.Join(t.TempDir(), "join")
+	compile(t, words("CC", "gcc"), "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", filepath.Join(root, "tests/cabi/join.c"), "-o", program, "-ldl", "-lpthread")
+	return func(t *testing.T, mode string, ranks int) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, program, lib, mode, strconv.Itoa(ranks))
+		cmd.WaitDelay = time.Second
+		output, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", output)
+		require.Contains(t, string(output), "all ranks agree")
+	}
+}
+
+// Ranks meet at unique ids, as processes, as threads, and all in one call of one thread; their groups are split and shrunk.
+func TestRanksMeetAtUniqueIDs(t *testing.T) {
+	run := joinProgram(t)
+	sizes := []int{2, 3, 4, 8}
+	if testing.Short() {
+		sizes = []int{2, 4}
+	}
+	for _, mode := range []string{"processes", "threads", "call"} {
+		for _, ranks := range sizes {
+			t.Run(mode+strconv.Itoa(ranks), func(t *testing.T) { run(t, mode, ranks) })
+		}
+	}
+}
+
+// A process that dies while the others join is named, whether it served the id or was to be a rank.
+func TestProcessesThatDieBeforeTheyHaveJoined(t *testing.T) {
+	run := joinProgram(t)
+	for _, mode := range []string{"server-dies", "rank-dies"} {
+		t.Run(mode, func(t *testing.T) { run(t, mode, 3) })
+	}
+}
