@@ -170,7 +170,7 @@ static void bridges_that_lack_a_function(sagecomm_group group, void *stream) {
 }
 
 /* Memory is where the vendor's runtime says, and a factor in it is what the stream leaves there, also if the stream is late. */
-static void *let_go(void *late) {
+static void *open_gate(void *late) {
   sched_yield(); /* whether the stream is late decides nothing: the factor must be right in both cases */
   *(volatile uint32_t *)late = 1;
   return NULL;
@@ -193,7 +193,7 @@ static void places_and_factors(void *stream, volatile uint32_t *late) {
     *host = 0.5F + (float)i;
     vendor.copy_in(data + 8, host, 4, stream);
     pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, let_go, (void *)late) == 0);
+    CHECK(pthread_create(&thread, NULL, open_gate, (void *)late) == 0);
     double factor = 0;
     int32_t status = api->read_factor((void *)(data + 8), SAGECOMM_FLOAT32, stream, &factor, &err);
     if (status != SAGECOMM_OK) fprintf(stderr, "%s\n", err.message);
