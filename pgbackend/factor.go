@@ -21,6 +21,9 @@ func Locate(pointer uintptr) (coll.Device, error) { return vendors.Locate(pointe
 // factorTimeout bounds the wait for the stream in front of a factor.
 const factorTimeout = 10 * time.Minute
 
+// factorSlice is how long a runtime waits for a stream at once.
+const factorSlice = 20 * time.Millisecond
+
 // ReadFactor returns one element as Op.Factor takes it. On a device it is what the stream leaves there, for which ReadFactor waits.
 func (p *Process) ReadFactor(pointer unsafe.Pointer, t coll.DataType, stream uintptr) (float64, error) {
 	if pointer == nil {
@@ -67,14 +70,19 @@ func (p *Process) readDevice(at coll.Device, stream, from uintptr, to []byte) er
 	if err = access.Fork(side); err == nil {
 		err = access.CopyIn(side, device.Copy{Host: pinned.Address(), Device: from, Bytes: uint64(len(to))})
 	}
-	if err == nil {
+	settler, settles := access.(device.Settler)
+	if err == nil && !settles {
 		err = access.WriteValue(side, word, 1)
 	}
 	if err != nil {
 		return err // a queued copy may use the memory, which stays allocated
 	}
 	deadline := time.Now().Add(factorTimeout)
-	for sleep := 5 * time.Microsecond; atomic.LoadUint32(word) == 0; sleep = min(2*sleep, time.Millisecond) {
+	done := func() bool { return atomic.LoadUint32(word) != 0 }
+	if settles {
+		done = func() bool { return settler.Settled(side, factorSlice) }
+	}
+	for sleep := 5 * time.Microsecond; !done(); sleep = min(2*sleep, time.Millisecond) {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("the stream has not reached the factor for %v", factorTimeout)
 		}

@@ -1,0 +1,165 @@
+package pgbackend
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+)
+
+// joined makes a group of ranks of this process at an id.
+func joined(t *testing.T, size int) []*Group {
+	t.Helper()
+	id, err := Get().UniqueID()
+	require.NoError(t, err)
+	groups, err := Get().Join(joins(id, size, opTimeout))
+	require.NoError(t, err)
+	t.Cleanup(func() { destroyAll(groups) })
+	return groups
+}
+
+func joins(id [bootstrap.IDBytes]byte, size int, timeout time.Duration) []Join {
+	list := make([]Join, size)
+	for rank := range list {
+		list[rank] = Join{ID: id[:], Rank: rank, Size: size, Name: "joined", Timeout: timeout}
+	}
+	return list
+}
+
+func destroyAll(groups []*Group) {
+	for _, g := range groups {
+		if g != nil {
+			_ = g.Destroy()
+		}
+	}
+}
+
+func children(groups []*Group, of func(rank int) Child) []Child {
+	list := make([]Child, len(groups))
+	for i, g := range groups {
+		list[i] = of(g.Rank())
+		list[i].Parent, list[i].Name = g, "child"
+	}
+	return list
+}
+
+func TestSplitOrdersByKeyThenRank(t *testing.T) {
+	groups := joined(t, 5)
+	keys := []int{7, -1, 7, 0, 3}
+	parts, err := Get().Split(children(groups, func(rank int) Child { return Child{Color: min(rank%4, 1) * rank % 3, Key: keys[rank]} }))
+	require.NoError(t, err)
+	defer destroyAll(parts)
+	// Colors are 0, 1, 2, 0, 0.
+	for rank, want := range [][]int{{3, 4, 0}, {1}, {2}, {3, 4, 0}, {3, 4, 0}} {
+		require.Equal(t, len(want), parts[rank].Size(), rank)
+		require.Equal(t, slices.Index(want, rank), parts[rank].Rank(), rank)
+		require.Equal(t, want, parts[rank].global)
+		require.Equal(t, groups[rank].timeout(), parts[rank].timeout())
+	}
+	// A child can be split too, and a rank may be in no group.
+	again, err := Get().Split(children([]*Group{parts[0], parts[3], parts[4]}, func(rank int) Child { return Child{Color: -rank} }))
+	require.NoError(t, err)
+	defer destroyAll(again)
+	require.Nil(t, again[0]) // its rank is 2
+	require.Equal(t, 1, again[1].Size())
+	require.Nil(t, again[2])
+}
+
+// The parent failed before, and so do not its children.
+func TestShrinkOfAFailedGroup(t *testing.T) {
+	groups := joined(t, 4)
+	groups[2].Abort("for the test")
+	stay := []*Group{groups[0], groups[1], groups[3]}
+	rest, err := Get().Shrink(children(stay, func(int) Child { return Child{LeftOut: []int{2, 2}} }))
+	require.NoError(t, err)
+	defer destroyAll(rest)
+	for i, want := range []int{0, 1, 3} {
+		require.Equal(t, i, rest[i].Rank())
+		require.Equal(t, want, rest[i].globalRank(i))
+		require.Nil(t, rest[i].Cause())
+	}
+	again, err := Get().Shrink(children(rest[1:], func(int) Child { return Child{LeftOut: []int{0}} }))
+	require.NoError(t, err)
+	destroyAll(again)
+}
+
+func TestRefusedChildren(t *testing.T) {
+	groups := joined(t, 2)
+	for want, out := range map[string][]int{"rank 0 calls it, and is to be left out": {0}, "ranks [-1] are to be left out": {-1}, "ranks [2] are": {2}} {
+		_, err := Get().Shrink([]Child{{Parent: groups[0], LeftOut: out}})
+		require.ErrorContains(t, err, want)
+	}
+	_, err := Get().Shrink([]Child{{Parent: groups[1], LeftOut: []int{}, Timeout: 50 * time.Millisecond}}) // rank 0 does not call it
+	var f *coll.Failure
+	require.ErrorAs(t, err, &f)
+	require.Equal(t, coll.Timeout, f.Status)
+	require.Contains(t, f.Message, "rank 1 waited ")
+	require.Contains(t, f.Message, "for rank 0 (host ")
+	w := newWorld(t, 1)
+	defer w.destroy()
+	_, err = Get().Shrink([]Child{{Parent: w.groups[0]}})
+	require.ErrorContains(t, err, "was made over a store of its caller")
+}
+
+func TestJoinNamesRanksThatDoNotCome(t *testing.T) {
+	id, err := Get().UniqueID()
+	require.NoError(t, err)
+	_, err = Get().Join(joins(id, 4, 300*time.Millisecond)[1:3])
+	require.ErrorContains(t, err, "2 of 4 ranks have not arrived: ranks 0, 3;")
+	require.Equal(t, coll.Timeout, CreateFailure("g", err).Status)
+}
+
+// With the id alone nobody joins where the job has a secret.
+func TestSecretOfTheJob(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	require.NoError(t, os.WriteFile(secret, []byte("0123456789abcdef\n"), 0o600))
+	other := filepath.Join(t.TempDir(), "other")
+	require.NoError(t, os.WriteFile(other, []byte("0123456789abcdeg\n"), 0o600))
+	short := filepath.Join(t.TempDir(), "short")
+	require.NoError(t, os.WriteFile(short, []byte("0123\n"), 0o600))
+	options := func(path string) map[string]string { return map[string]string{"secret_file": path} }
+	id, err := Get().newID(options(secret))
+	require.NoError(t, err)
+	text := id.Encode()
+	for path, want := range map[string]string{"": "does not accept the secret", other: "does not accept the secret", short: "expected 16 to 4096", secret + "x": "no such file"} {
+		_, err := Get().Join([]Join{{ID: text[:], Size: 1, Timeout: opTimeout, Options: options(path)}})
+		require.ErrorContains(t, err, want, path)
+	}
+	groups, err := Get().Join([]Join{{ID: text[:], Size: 1, Timeout: opTimeout, Options: options(secret)}})
+	require.NoError(t, err)
+	destroyAll(groups)
+}
+
+func TestFactors(t *testing.T) {
+	f32, f64, half, bf16, i8, u64 := float32(-0.75), math.Pi, uint16(0x3555), uint16(0xbf80), int8(-3), uint64(1)<<53
+	for _, c := range []struct {
+		at   unsafe.Pointer
+		t    coll.DataType
+		want float64
+	}{
+		{unsafe.Pointer(&f32), coll.Float32, -0.75}, {unsafe.Pointer(&f64), coll.Float64, math.Pi}, {unsafe.Pointer(&half), coll.Float16, 0.333251953125},
+		{unsafe.Pointer(&bf16), coll.BFloat16, -1}, {unsafe.Pointer(&i8), coll.Int8, -3}, {unsafe.Pointer(&u64), coll.Uint64, 1 << 53},
+	} {
+		got, err := Get().ReadFactor(c.at, c.t, 0)
+		require.NoError(t, err)
+		require.Equal(t, c.want, got, c.t)
+	}
+	for bits, want := range map[uint16]float64{0: 0, 1: math.Ldexp(1, -24), 0x0400: math.Ldexp(1, -14), 0x7bff: 65504, 0x7c00: math.Inf(1), 0xfc00: math.Inf(-1)} {
+		require.Equal(t, want, float64(halfToFloat(bits)))
+	}
+	require.True(t, math.IsNaN(float64(halfToFloat(0x7e00))))
+	for _, no := range []coll.DataType{coll.Bool, coll.Complex64, coll.Float8E5M2} {
+		_, err := Get().ReadFactor(unsafe.Pointer(&f64), no, 0)
+		require.ErrorContains(t, err, "cannot be a factor")
+	}
+	_, err := Get().ReadFactor(nil, coll.Float32, 0)
+	require.ErrorContains(t, err, "no address")
+}
