@@ -94,16 +94,17 @@ func (l DeviceLink) cost(p Params) cost.Link {
 type DeviceLinks struct {
 	Kinds []DeviceLink // in the order of classes, those first that come first among the pairs
 	Pairs []int        // by kind: the number of pairs that it joins
-	Costs cost.Costs   // the prices of plans whose messages go from device to device; Costs.Links are those of Kinds
+	Costs cost.Costs   // what bytes cost that go from device to device; Costs.Links are those of Kinds
 }
 
 // LinkDevices returns the links between the devices of the group's ranks, and what messages over them cost. between returns the link
 // of the ranks a and b, where a < b, from data that is the same on all ranks.
 func (s *Selector) LinkDevices(between func(a, b int) DeviceLink) DeviceLinks {
-	return linkDevices(s.shape.Size, between, s.params)
+	return LinkDevices(s.shape.Size, between, s.params)
 }
 
-func linkDevices(size int, between func(a, b int) DeviceLink, p Params) DeviceLinks {
+// LinkDevices is Selector.LinkDevices for given parameters.
+func LinkDevices(size int, between func(a, b int) DeviceLink, p Params) DeviceLinks {
 	var links DeviceLinks
 	pairs := map[DeviceLink]int{}
 	for a := range size {

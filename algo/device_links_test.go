@@ -79,7 +79,7 @@ func TestLinksOfAGroup(t *testing.T) {
 	require.Equal(t, []int{4, 8, 16}, links.Pairs)
 	require.Len(t, links.Costs.Links, 3)
 	require.Equal(t, []int{0, 1, 2, 2}, []int{links.Costs.Class(1, 0), links.Costs.Class(3, 0), links.Costs.Class(0, 7), links.Costs.Class(7, 0)})
-	require.Empty(t, linkDevices(1, between, DefaultParams()).Kinds)
+	require.Empty(t, LinkDevices(1, between, DefaultParams()).Kinds)
 }
 
 // The costs price a plan: a ring over NVLink is faster than one whose messages cross a socket, by about the ratio of the rates.
@@ -88,7 +88,7 @@ func TestPlansOverDeviceLinks(t *testing.T) {
 		const size = 4
 		g, err := sendrecv.Plans(coll.AllReduce, sendrecv.Ring, sendrecv.Place{Size: size, Chunk: 1 << 20})
 		require.NoError(t, err)
-		took, err := cost.Price(g, plan.Lengths{Bytes: 64 << 20}, linkDevices(size, func(int, int) DeviceLink { return link }, DefaultParams()).Costs)
+		took, err := cost.Price(g, plan.Lengths{Bytes: 64 << 20}, LinkDevices(size, func(int, int) DeviceLink { return link }, DefaultParams()).Costs)
 		require.NoError(t, err)
 		return took.Seconds()
 	}

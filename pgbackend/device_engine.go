@@ -87,7 +87,7 @@ func (g *Group) cudaEngine(run *runner.Group, others *staged.Engine) engine.Engi
 			methods = append(methods, method)
 		}
 	}
-	return g.vendorEngine(cuda.New(methods), run, others, others)
+	return g.vendorEngine(cuda.New(methods, cuda.Links{Place: g.process.placeOn, Choose: g.chooseOnDevices}), run, others, others)
 }
 
 // engineOffers returns what this rank offers.

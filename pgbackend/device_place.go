@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"sagecomm/algo"
+	"sagecomm/internal/engine/cuda"
+	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/lazylink"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/topo"
@@ -53,6 +55,15 @@ func (p *Process) places() []topo.Place {
 	return p.gpus
 }
 
+// placeOn returns the GPU that CUDA numbers so in this process, nil if it is not known. It may start the management library, which is
+// quick in a process that uses the GPU.
+func (p *Process) placeOn(index int) *topo.Place {
+	if places := p.places(); index < len(places) {
+		return &places[index]
+	}
+	return nil
+}
+
 // deviceLink returns the link between the devices of two ranks, which is the same on all ranks.
 func (g *Group) deviceLink(a, b int) algo.DeviceLink {
 	return linkOf(g.members[a].Place, g.members[b].Place, g.members[a].HostID == g.members[b].HostID)
@@ -69,6 +80,34 @@ func linkOf(a, b *topo.Place, oneHost bool) algo.DeviceLink {
 	way := a.To(*b)
 	class, _ := algo.ParseLinkClass(way.Class) // a class of another version of this library counts as not known
 	return algo.DeviceLink{Class: class, NVLinks: way.NVLinks, Version: way.Version, PCI: way.PCI}
+}
+
+// chooseOnDevices returns the choices of the engine cuda for the devices that the ranks use, which all ranks have told each other. It keeps
+// them for Explain.
+func (g *Group) chooseOnDevices(seats []vendor.Seat, slot int) *algo.DeviceChoices {
+	choices := g.selector.ChooseOnDevices(slot, func(a, b int) algo.DeviceLink {
+		if seats[a].Device == seats[b].Device {
+			return algo.DeviceLink{Class: algo.SameDevice}
+		}
+		return usable(linkOf(seats[a].Where, seats[b].Where, true))
+	})
+	g.deviceChoices.Store(choices)
+	return choices
+}
+
+// usable returns what a link is taken for between devices that use each other's memory. If nothing else is known of it, it
+// leads through a host bridge.
+func usable(link algo.DeviceLink) algo.DeviceLink {
+	if link.Class == algo.UnknownLink {
+		link.Class = algo.HostBridge
+	}
+	return link
+}
+
+// expectedChoices returns the choices of the engine cuda before the ranks have told each other which devices they use, by what is known of
+// the links before.
+func expectedChoices(s *algo.Selector, link func(a, b int) algo.DeviceLink) *algo.DeviceChoices {
+	return s.ChooseOnDevices(cuda.SlotBytes, func(a, b int) algo.DeviceLink { return usable(link(a, b)) })
 }
 
 // describedLink returns the link between the devices of two ranks of a described group, whose hosts are all like this one.

@@ -58,6 +58,9 @@ type Explanation struct {
 
 	Engine  string            `json:"engine,omitempty"` // of tensors on devices; both are empty if the question is not about them
 	Engines []engineCandidate `json:"engines,omitempty"`
+	// OnDevices has the candidates of the engine cuda, if that is the engine, and DeviceTable what it chooses for which lengths.
+	OnDevices   []candidate `json:"device_candidates,omitempty"`
+	DeviceTable string      `json:"device_table,omitempty"`
 	// Links has what the ranks know of the links between their devices, the closest first.
 	Links []deviceLinks `json:"device_links,omitempty"`
 }
@@ -85,6 +88,13 @@ type candidate struct {
 	Why       string  `json:"why"`
 }
 
+func candidatesOf(from []algo.Candidate) (list []candidate) {
+	for _, c := range from {
+		list = append(list, candidate{c.Algorithm, c.Transport.String(), c.Chunk, c.Predicted.Seconds(), c.Steps, c.Bytes, c.Longest, c.Even, c.Chosen, c.Forced, c.Why})
+	}
+	return list
+}
+
 // mostBytes bounds the bytes of a question: no process can address more, and sums of them fit into 64 bits.
 const mostBytes = 1 << 48
 
@@ -102,10 +112,8 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 		return nil, fmt.Errorf("explain: %w", err)
 	}
 	selector, shape := chosen.selector, chosen.shape
-	out := &Explanation{Op: q.Op, Bytes: q.Bytes, Ranks: shape.Size, Hosts: shape.HostCount(), Table: selector.Describe(kind)}
-	for _, c := range selector.Explain(kind, q.Bytes) {
-		out.Candidates = append(out.Candidates, candidate{c.Algorithm, c.Transport.String(), c.Chunk, c.Predicted.Seconds(), c.Steps, c.Bytes, c.Longest, c.Even, c.Chosen, c.Forced, c.Why})
-	}
+	out := &Explanation{Op: q.Op, Bytes: q.Bytes, Ranks: shape.Size, Hosts: shape.HostCount(), Table: selector.Describe(kind),
+		Candidates: candidatesOf(selector.Explain(kind, q.Bytes))}
 	if kind == coll.AllReduce && chosen.fusion != fusionOff {
 		out.Fusion = chosen.fusion
 	}
@@ -116,6 +124,13 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	}
 	if q.Device {
 		out.Engine, out.Links = chosen.engines.Engine, describeLinks(selector.LinkDevices(chosen.link))
+		if out.Engine == cudaEngine && !shape.Apart {
+			d := chosen.onDevices
+			if d == nil {
+				d = expectedChoices(selector, chosen.link)
+			}
+			out.OnDevices, out.DeviceTable = candidatesOf(d.Explain(kind, q.Bytes)), d.Describe(kind)
+		}
 		for _, c := range chosen.engines.Candidates {
 			out.Engines = append(out.Engines, engineCandidate{c.Engine, c.Chosen, c.Forced, c.Why})
 		}
@@ -154,6 +169,8 @@ type choices struct {
 	engines  algo.EngineChoice // for devices
 	fusion   string            // its limits
 	link     func(a, b int) algo.DeviceLink
+	// onDevices holds the choices of the engine cuda for the devices that the ranks use; nil: they have not told each other.
+	onDevices *algo.DeviceChoices
 }
 
 // choicesFor returns the choices of the group that a question is about.
@@ -163,7 +180,7 @@ func (p *Process) choicesFor(q Question) (c choices, err error) {
 		if g == nil {
 			return c, errors.New("the group was destroyed")
 		}
-		return choices{g.selector, g.shape(), g.engines(), g.fusionLimits(), g.deviceLink}, nil
+		return choices{g.selector, g.shape(), g.engines(), g.fusionLimits(), g.deviceLink, g.deviceChoices.Load()}, nil
 	}
 	shape, err := q.shape()
 	if err != nil {
@@ -194,7 +211,7 @@ func (p *Process) choicesFor(q Question) (c choices, err error) {
 	}
 	described := Group{size: q.Ranks, settings: settings, selector: s}
 	described.chooseFusion()
-	return choices{s, shape, p.describedEngines(q.Ranks, settings), described.fusionLimits(), p.describedLink(shape)}, nil
+	return choices{s, shape, p.describedEngines(q.Ranks, settings), described.fusionLimits(), p.describedLink(shape), nil}, nil
 }
 
 // describedEngines returns the choice of a group whose ranks all offer what this process offers.

@@ -46,9 +46,10 @@ type Group struct {
 	selector         *algo.Selector
 	deviceEngine     algo.EngineChoice // of the device lane, of the rendezvous: see engines
 	laterEngines     atomic.Pointer[algo.EngineChoice]
-	choosing         sync.Mutex          // guards refusals
-	refusals         map[string][]string // of engines that ranks have come to do without: why, by rank
-	buckets          *buckets            // gathers the collectives of the host lane; nil: the group does not fuse
+	deviceChoices    atomic.Pointer[algo.DeviceChoices] // of the engine cuda, for the devices of the newest communicator
+	choosing         sync.Mutex                         // guards refusals
+	refusals         map[string][]string                // of engines that ranks have come to do without: why, by rank
+	buckets          *buckets                           // gathers the collectives of the host lane; nil: the group does not fuse
 
 	cause           atomic.Pointer[coll.Failure]
 	failureCallback failureCallback // called when the group fails or is destroyed

@@ -103,6 +103,16 @@ func Build(kind coll.Kind, algorithm string, at Place) (plan.SlotPlan, error) {
 	return p, nil
 }
 
+// Make returns the plan of one rank for slots of any length: it does not compare the chunk with the slots of the runner. The algorithm is
+// one of [Algorithms], or [Local].
+func Make(kind coll.Kind, algorithm string, at Place) plan.SlotPlan {
+	f, ok := find(kind, algorithm)
+	if !ok {
+		panic(fmt.Sprintf("%v has no algorithm %q", kind, algorithm))
+	}
+	return f.build(at)
+}
+
 // Roles returns one plan for each role of a kind: for a rooted kind the root's plan and another rank's, else a single
 // plan. All ranks with the same role do the same; Roles takes the lowest one, whose shares are the longest. The rank of
 // the place does not matter.

@@ -32,7 +32,9 @@ def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None, *, dev
         first, with `engine`, `chosen`, `forced` (by SAGECOMM_ENGINE), and `why` in words; and `device_links`, where
         there are several ranks: what the ranks told each other of the links between their devices when the group was
         made, one for each class of links, the closest first, with `class`, `pairs` of ranks, `nvlinks` of a pair, and
-        as expectations `latency` in seconds and `gb_per_s`. All ranks of a group get the same answer.
+        as expectations `latency` in seconds and `gb_per_s`. Where the engine is `cuda`, `device_candidates` and
+        `device_table` are what `candidates` and `table` are, for slots in the memory of the devices; for a rooted
+        collective those of root 0. All ranks of a group get the same answer.
 
     Raises:
         ValueError: The group is no group of sagecomm, or this rank is not in it.
@@ -88,7 +90,19 @@ def _engines(answer: dict[str, Any]) -> list[str]:
     rows = [("*" if e["chosen"] else "", e["engine"], e["why"]) for e in answer.get("engines", [])]
     if not rows:
         return []
-    return ["Which engine carries out operations on tensors of devices:", *columns(rows), *_links(answer)]
+    return ["Which engine carries out operations on tensors of devices:", *columns(rows), *_on_devices(answer), *_links(answer)]
+
+
+def _on_devices(answer: dict[str, Any]) -> list[str]:
+    """The choices of an engine that moves the bytes itself, by the links between the devices."""
+    rows = [("", "algorithm", "time", "chunk", "why")]
+    for c in answer.get("device_candidates", []):
+        mark = "*" if c["chosen"] else ""
+        rows.append((mark, c["algorithm"], duration(c["seconds"]), in_bytes(c["chunk"]), c["why"]))
+    if len(rows) == 1:
+        return []
+    title = f"What the engine {answer['engine']} chooses, through slots in the memory of the devices:"
+    return [title, *columns(rows, range(2, 4)), _in_powers(answer["device_table"])]
 
 
 def _links(answer: dict[str, Any]) -> list[str]:

@@ -11,12 +11,13 @@ import (
 	"sagecomm/internal/device"
 )
 
-// Geometry of a rank's slots. A copy engine needs a few microseconds for each command, so chunks are as long as the memory of a
-// communicator allows. Nothing of this was measured on a device.
+// SlotBytes is the length of a slot, which holds the longest chunk. A copy engine needs a few microseconds for each command, so slots are as
+// long as the memory of a communicator allows. Nothing of this was measured on a device.
+const SlotBytes = 2 << 20
+
 const (
-	slotBytes = 2 << 20
 	slotCount = plan.LargeSlotCount // plans have a lag of 2 at most
-	allSlots  = slotCount * slotBytes
+	allSlots  = slotCount * SlotBytes
 
 	mostRanks = device.MaxInputs
 
@@ -62,15 +63,15 @@ type use []uint32
 type lowering struct {
 	rank, size int
 	slotBytes  int
-	algorithm  func(kind coll.Kind, ranks int, bytes uint64) string // algo.DeviceAlgorithm, or a test's
-	sent       count                                                // words that this rank writes
-	received   count                                                // words that this rank waits for
-	base       int64                                                // slot of the next operation's first chunk
+	choose     func(kind coll.Kind, root int, bytes uint64) algo.Class // algo.DeviceChoices.Choose, or a test's
+	sent       count                                                   // words that this rank writes
+	received   count                                                   // words that this rank waits for
+	base       int64                                                   // slot of the next operation's first chunk
 	slots      [slotCount]use
 }
 
-func newLowering(rank, size int) *lowering {
-	l := &lowering{rank: rank, size: size, slotBytes: slotBytes, algorithm: algo.DeviceAlgorithm, sent: newCount(size), received: newCount(size)}
+func newLowering(rank, size int, choices *algo.DeviceChoices) *lowering {
+	l := &lowering{rank: rank, size: size, slotBytes: SlotBytes, choose: choices.Choose, sent: newCount(size), received: newCount(size)}
 	for i := range l.slots {
 		l.slots[i] = make(use, size)
 	}
@@ -105,7 +106,21 @@ func (l *lowering) planFor(op coll.Op) (plan.SlotPlan, plan.Lengths) {
 		}
 		return shmplan.LocalCopy(op.Kind, at), lengths
 	}
-	twoShot := l.algorithm(op.Kind, l.size, op.In) == shmplan.TwoShot
+	switch op.Kind {
+	case coll.AllGather:
+		lengths.Blocks = op.OutBlocks
+	case coll.ReduceScatter:
+		lengths.Blocks = op.InBlocks
+	case coll.AllToAll: // ranks know the lengths of their own blocks only
+		lengths.Blocks = l.exchanged(op)
+		parts()
+		p := shmplan.OneShotAllToAll(at) // without heads: both ranks of a pair know the length of their block
+		p.Head, p.Stages = 0, slices.DeleteFunc(p.Stages, func(s plan.Stage) bool { return s.Head })
+		return p, lengths
+	}
+	class := l.choose(op.Kind, op.Root, lengths.Longest())
+	at.Chunk = class.Chunk
+	twoShot := class.Algorithm == shmplan.TwoShot
 	switch op.Kind {
 	case coll.AllReduce:
 		if twoShot {
@@ -120,7 +135,6 @@ func (l *lowering) planFor(op coll.Op) (plan.SlotPlan, plan.Lengths) {
 	case coll.Broadcast:
 		return shmplan.OneShotBroadcast(at), lengths
 	case coll.AllGather:
-		lengths.Blocks = op.OutBlocks
 		return shmplan.OneShotAllGather(at), lengths
 	case coll.Gather:
 		return shmplan.OneShotGather(at), lengths
@@ -129,14 +143,7 @@ func (l *lowering) planFor(op coll.Op) (plan.SlotPlan, plan.Lengths) {
 		return shmplan.OneShotScatter(at), lengths
 	case coll.ReduceScatter:
 		parts()
-		lengths.Blocks = op.InBlocks
 		return shmplan.OneShotReduceScatter(at), lengths
-	case coll.AllToAll:
-		parts()
-		lengths.Blocks = l.exchanged(op)
-		p := shmplan.OneShotAllToAll(at) // without heads: both ranks of a pair know the length of their block
-		p.Head, p.Stages = 0, slices.DeleteFunc(p.Stages, func(s plan.Stage) bool { return s.Head })
-		return p, lengths
 	default:
 		return shmplan.OneShotBarrier(at), lengths
 	}

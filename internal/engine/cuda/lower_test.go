@@ -10,6 +10,7 @@ import (
 
 	"sagecomm/algo"
 	"sagecomm/algo/plan"
+	"sagecomm/algo/shmplan"
 	"sagecomm/internal/coll"
 )
 
@@ -47,10 +48,17 @@ type operation struct {
 func newWorld(size int, seed uint64) *world {
 	w := &world{size: size, chances: rand.New(rand.NewPCG(seed, 0))}
 	for rank := range size {
-		s := &simulated{lowering: newLowering(rank, size), all: make([]byte, slotCount*testSlot)}
+		s := &simulated{lowering: newLowering(rank, size, &algo.DeviceChoices{}), all: make([]byte, slotCount*testSlot)}
 		s.slotBytes = testSlot
-		s.algorithm = func(kind coll.Kind, ranks int, bytes uint64) string { // two-shot from a shorter length on
-			return algo.DeviceAlgorithm(kind, ranks, bytes*(256<<10)/700)
+		s.choose = func(kind coll.Kind, root int, bytes uint64) algo.Class {
+			c := algo.Class{Algorithm: shmplan.OneShot, Chunk: testSlot}
+			if size > 2 && bytes > 700 && (kind == coll.AllReduce || kind == coll.Reduce) {
+				c.Algorithm = shmplan.TwoShot
+			}
+			if bytes > 4000 && bytes < 10000 { // chunks of both lengths follow each other in the slots
+				c.Chunk = testSlot / 4
+			}
+			return c
 		}
 		for i := range s.words {
 			s.words[i] = make([]uint32, size)
@@ -344,7 +352,7 @@ func TestValuesOfLongAgo(t *testing.T) {
 }
 
 func TestBlocksThatAreTooLong(t *testing.T) {
-	l := newLowering(0, 3)
+	l := newLowering(0, 3, &algo.DeviceChoices{})
 	blocks := []uint64{0, 1 << 40, 0}
 	_, err := l.lower(coll.Op{Kind: coll.AllToAll, Type: coll.Uint8, In: 1 << 40, InBlocks: blocks})
 	require.ErrorContains(t, err, "chunks, expected 131070 at most")

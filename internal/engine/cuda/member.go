@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sagecomm/algo"
 	"sagecomm/algo/plan"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
@@ -57,8 +58,8 @@ type peer struct {
 var _ vendor.Member = (*member)(nil)
 
 // newMember makes the memory of a rank.
-func newMember(d driver, rank, size int, methods []shmem.Method) (m *member, o offer, err error) {
-	m = &member{d: d, rank: rank, size: size, methods: methods, peers: make([]peer, size), lowering: newLowering(rank, size)}
+func newMember(d driver, rank, size int, methods []shmem.Method, choices *algo.DeviceChoices) (m *member, o offer, err error) {
+	m = &member{d: d, rank: rank, size: size, methods: methods, peers: make([]peer, size), lowering: newLowering(rank, size, choices)}
 	for w := range m.newest {
 		m.newest[w] = make([]atomic.Uint32, size)
 	}

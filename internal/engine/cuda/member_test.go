@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"sagecomm/algo"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 	"sagecomm/internal/engine/vendor"
@@ -58,6 +59,11 @@ func (d *fakeDriver) Await(device.Stream, uintptr, uint32) error {
 	return nil
 }
 
+// sameDevice returns the choices of ranks that share a device.
+func sameDevice(size int) *algo.DeviceChoices {
+	return algo.NewDeviceChoices(size, SlotBytes, algo.LinkDevices(size, func(int, int) algo.DeviceLink { return algo.DeviceLink{Class: algo.SameDevice} }, algo.DefaultParams()))
+}
+
 // pair returns both ranks of a communicator, which are in this process.
 func pair(t *testing.T) (members [2]*member, drivers [2]*fakeDriver) {
 	methods := []shmem.Method{shmem.Proc}
@@ -65,7 +71,7 @@ func pair(t *testing.T) (members [2]*member, drivers [2]*fakeDriver) {
 	for rank := range members {
 		drivers[rank] = &fakeDriver{}
 		var err error
-		members[rank], offers[rank], err = newMember(drivers[rank], rank, 2, methods)
+		members[rank], offers[rank], err = newMember(drivers[rank], rank, 2, methods, sameDevice(2))
 		require.NoError(t, err)
 	}
 	for _, m := range members {
@@ -151,7 +157,7 @@ func TestCompare(t *testing.T) {
 	seat := func(id, process string, reaches ...string) vendor.Seat {
 		return vendor.Seat{Device: id, Place: "cuda of " + id, Process: process, Reaches: reaches}
 	}
-	m := New(nil)
+	m := New(nil, Links{})
 	require.Equal(t, []string{"", ""}, m.Compare([]vendor.Seat{seat("a", "1", "a"), seat("a", "2", "a")}))
 	require.Equal(t, []string{"", "cuda of b cannot use the memory of cuda of a, the device of rank 0"},
 		m.Compare([]vendor.Seat{seat("a", "1", "a", "b"), seat("b", "2", "b")}))
@@ -163,7 +169,7 @@ func TestCompare(t *testing.T) {
 
 func TestGarbageFromAPeer(t *testing.T) {
 	methods := []shmem.Method{shmem.Proc}
-	m, o, err := newMember(&fakeDriver{}, 0, 2, methods)
+	m, o, err := newMember(&fakeDriver{}, 0, 2, methods, sameDevice(2))
 	require.NoError(t, err)
 	for _, place := range []shmem.Range{{Off: 0, Len: 4096}, {Off: 4097, Len: 4096}, {Off: 1 << 40, Len: 4096}, {Off: 4096, Len: 64}, {Off: 4096, Len: 1 << 62}} {
 		_, err := openInbox(t.Context(), o.Inbox, place, 2, methods)

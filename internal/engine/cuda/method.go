@@ -17,17 +17,29 @@ import (
 	"os"
 	"slices"
 
+	"sagecomm/algo"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 	"sagecomm/internal/device/cuda"
 	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/procwatch"
 	"sagecomm/internal/shmem"
+	"sagecomm/internal/topo"
 )
+
+// Links is what the group knows of the links between devices.
+type Links struct {
+	// Place returns where a device of this process is, nil if that is not known.
+	Place func(index int) *topo.Place
+
+	// Choose returns the choices of ranks with these seats, whose slots are slot bytes long. It returns the same on all ranks.
+	Choose func(seats []vendor.Seat, slot int) *algo.DeviceChoices
+}
 
 // Method implements vendor.Method.
 type Method struct {
 	methods []shmem.Method
+	links   Links
 	open    func(index int) (driver, error)
 }
 
@@ -37,8 +49,8 @@ var _ vendor.Method = (*Method)(nil)
 func Present() error { return cuda.Present() }
 
 // New returns the method. Ranks map each other's inboxes by methods.
-func New(methods []shmem.Method) *Method {
-	return &Method{methods, func(index int) (driver, error) { return cuda.Open(index) }}
+func New(methods []shmem.Method, links Links) *Method {
+	return &Method{methods, links, func(index int) (driver, error) { return cuda.Open(index) }}
 }
 
 // Name implements vendor.Method.
@@ -61,6 +73,7 @@ func (m *Method) Seat(s *vendor.Seat, on coll.Device) error {
 		return err
 	}
 	s.Process = fmt.Sprintf("%d of namespace %d", os.Getpid(), namespace)
+	s.Where = m.links.Place(on.Index)
 	s.Reaches, err = d.Reaches()
 	return err
 }
@@ -99,7 +112,7 @@ func (m *Method) Join(j vendor.Joining) (vendor.Member, error, error) {
 	var member *member
 	var mine offer
 	if why == nil {
-		member, mine, why = newMember(d, j.Rank, j.Size, m.methods)
+		member, mine, why = newMember(d, j.Rank, j.Size, m.methods, m.links.Choose(j.Seats, SlotBytes))
 	}
 	mine.Failed = why != nil
 	message, err := json.Marshal(mine)

@@ -10,6 +10,7 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 	"sagecomm/internal/runner"
+	"sagecomm/internal/topo"
 )
 
 // This file makes communicators. The ranks make one together when each of them issues its first collective on a device. First
@@ -30,7 +31,11 @@ type Seat struct {
 	Place   string   `json:"place"`             // its name for texts
 	Process string   `json:"process,omitempty"` // which no other process of the host has
 	Reaches []string `json:"reaches,omitempty"` // devices whose memory the rank's device can use
-	Why     string   `json:"why"`               // why the rank cannot use the method; "" if it can
+
+	// Where is the place of the device among those of its host, nil if it is not known.
+	Where *topo.Place `json:"where,omitempty"`
+
+	Why string `json:"why"` // why the rank cannot use the method; "" if it can
 }
 
 // report is how far a rank has come in a join.
