@@ -20,8 +20,10 @@ const (
 	shortestOnDevices = 256
 	// slotsOnDevices is the number of slots of the longest length that is priced. Longer ones get the algorithm of that length.
 	slotsOnDevices = 16
-	// finestOnDevices is the part of a slot that the shortest chunk takes.
+	// finestOnDevices is the part of a slot that the shortest chunk takes, in groups of at most fewOnDevices ranks. Larger groups would
+	// take a second to price all of them.
 	finestOnDevices = 4
+	fewOnDevices    = 16
 )
 
 // DeviceChoices are the choices for collectives whose slots lie in the memory of the ranks' devices. They follow from the links between
@@ -70,7 +72,7 @@ func (d *DeviceChoices) Choose(kind coll.Kind, root int, bytes uint64) Class {
 
 func (d *DeviceChoices) table(kind coll.Kind, root int) []Class {
 	key := rooted{kind, 0}
-	if kind.Rooted() {
+	if kind.Rooted() && len(d.links.Kinds) > 1 { // if all links are alike, so are all roots
 		key.root = root
 	}
 	d.mu.Lock()
@@ -134,8 +136,12 @@ func (d *DeviceChoices) classes(kind coll.Kind) (list []Class) {
 		add(shmplan.Local, d.slot)
 		return list
 	}
+	finest := d.slot
+	if d.size <= fewOnDevices {
+		finest /= finestOnDevices
+	}
 	for _, name := range shmplan.Algorithms(kind) {
-		for chunk := d.slot; chunk >= d.slot/finestOnDevices; chunk /= 2 {
+		for chunk := d.slot; chunk >= finest; chunk /= 2 {
 			add(name, chunk)
 		}
 	}

@@ -23,6 +23,8 @@ import (
 
 // registeredEngine is an engine of the device lane.
 type registeredEngine struct {
+	vendor  string // of the devices that the engine serves, by its name in torch; "": of all vendors
+	library bool   // the vendor's library of collectives carries operations out
 	// absent returns why this rank of a group cannot use the engine, nil if it can. It is called before the ranks meet.
 	absent func(g *Group) error
 	// open makes the engine when the lane is opened.
@@ -37,15 +39,16 @@ const (
 
 // deviceEngines holds the engines of this library by name. algo has the order of preference. Tests add engines of their own.
 var deviceEngines = map[string]registeredEngine{
-	"nccl": vendorLibrary(func() (nccl.Library, error) {
+	"nccl": vendorLibrary("cuda", func() (nccl.Library, error) {
 		if err := nccl.Blocks(runner.Environ()); err != nil {
 			return nccl.Library{}, err
 		}
 		return nccl.Open()
 	}),
-	"hccl": vendorLibrary(hccl.Open),
-	"cncl": vendorLibrary(cncl.Open),
+	"hccl": vendorLibrary("npu", hccl.Open),
+	"cncl": vendorLibrary("mlu", cncl.Open),
 	cudaEngine: {
+		vendor: "cuda",
 		absent: func(*Group) error { return cuda.Present() },
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
 			return g.cudaEngine(run, g.stagedEngine(run)), nil
@@ -61,9 +64,11 @@ var deviceEngines = map[string]registeredEngine{
 
 // vendorLibrary is an engine that leaves collectives to a vendor's library. Where the ranks cannot use it, the next engine that all of
 // them offer does.
-func vendorLibrary[L vendor.Library](library func() (L, error)) registeredEngine {
+func vendorLibrary[L vendor.Library](of string, library func() (L, error)) registeredEngine {
 	return registeredEngine{
-		absent: func(*Group) error { _, err := library(); return err },
+		vendor:  of,
+		library: true,
+		absent:  func(*Group) error { _, err := library(); return err },
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
 			l, err := library()
 			others := g.stagedEngine(run)

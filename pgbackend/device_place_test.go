@@ -7,6 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/algo"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/engine/cuda"
+	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/topo"
 )
 
@@ -103,4 +106,39 @@ func TestLocalRank(t *testing.T) {
 	require.Equal(t, "b", placeIn(places, 3).Address)
 	require.Nil(t, placeIn(places, -1))
 	require.Nil(t, placeIn(nil, 0))
+}
+
+// The engine cuda chooses by the devices that the ranks use, which need not be those of the rendezvous. All ranks choose alike, and explain
+// what they have chosen.
+func TestChoicesOfTheEngineOfSharedDevices(t *testing.T) {
+	gpu := func(n int) *topo.Place {
+		other := fmt.Sprintf("0000:%02x:00.0", 1-n)
+		return &topo.Place{Address: fmt.Sprintf("0000:%02x:00.0", n), Ways: map[string]topo.Way{other: {Class: topo.ClassNVLink, NVLinks: 18, Version: "4.0"}}}
+	}
+	seats := func(device func(rank int) int, where func(n int) *topo.Place) (list []vendor.Seat) {
+		for rank := range 4 {
+			list = append(list, vendor.Seat{Device: fmt.Sprint(device(rank)), Where: where(device(rank))})
+		}
+		return list
+	}
+	nowhere := func(int) *topo.Place { return nil }
+	testPlaces(t, func(int) *topo.Place { return nil })
+	_, w := linksOfWorld(t, 4)
+	tables := map[string]string{}
+	for name, of := range map[string][]vendor.Seat{
+		"shared":  seats(func(int) int { return 0 }, nowhere),
+		"nvlink":  seats(func(rank int) int { return rank % 2 }, gpu),
+		"unknown": seats(func(rank int) int { return rank }, nowhere),
+	} {
+		for rank, g := range w.groups {
+			got := g.chooseOnDevices(of, cuda.SlotBytes).Describe(coll.AllReduce)
+			if rank == 0 {
+				tables[name] = got
+			}
+			require.Equal(t, tables[name], got, "rank %d", rank)
+		}
+	}
+	require.NotEqual(t, tables["shared"], tables["nvlink"])
+	require.NotEqual(t, tables["nvlink"], tables["unknown"])
+	require.Equal(t, tables["unknown"], expectedChoices(w.groups[0].selector, w.groups[0].deviceLink).Describe(coll.AllReduce), "nothing was told in the rendezvous")
 }

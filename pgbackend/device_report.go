@@ -13,12 +13,18 @@ type DeviceReport struct {
 // DescribeDevices looks for the devices and the libraries of all vendors. It opens the libraries, and starts the runtimes.
 func DescribeDevices() (list []DeviceReport) {
 	for _, found := range vendors.Find() {
-		r := DeviceReport{Found: found, Engine: map[string]string{"cuda": "nccl", "npu": "hccl", "mlu": "cncl"}[found.Name]}
-		if err := deviceEngines[r.Engine].absent(nil); err != nil {
-			r.WithoutWhy = err.Error()
-		}
-		if found.Name == "cuda" && found.Why == "" {
-			r.Own = cudaEngine
+		r := DeviceReport{Found: found}
+		for name, e := range deviceEngines {
+			switch {
+			case e.vendor != found.Name:
+			case e.library:
+				r.Engine = name
+				if err := e.absent(nil); err != nil {
+					r.WithoutWhy = err.Error()
+				}
+			case found.Why == "":
+				r.Own = name
+			}
 		}
 		list = append(list, r)
 	}

@@ -10,7 +10,7 @@ import (
 // Link says how two accelerators of one maker reach each other. NVIDIA's driver knows more about its GPUs: pairs that [GPUs] has
 // are not listed.
 type Link struct {
-	Kind  string    `json:"kind"`           // "pcie" or "hccs"
+	Kind  string    `json:"kind"`           // "pcie", "hccs" or "mlulink"
 	Class string    `json:"class"`          // of links: ClassPCISwitch, ...
 	Ends  [2]string `json:"ends"`           // PCI addresses
 	Path  string    `json:"path,omitempty"` // through the PCI tree, in the words of nvidia-smi: see pciPaths
@@ -18,8 +18,9 @@ type Link struct {
 
 // Kinds of links.
 const (
-	kindPCIe = "pcie" // through the PCI tree
-	kindHCCS = "hccs" // of Huawei's NPUs
+	kindPCIe    = "pcie"    // through the PCI tree
+	kindHCCS    = "hccs"    // of Huawei's NPUs
+	kindMLULink = "mlulink" // of Cambricon's MLUs
 )
 
 // hostBridge is the name of a root of the PCI tree in the path of a device.
@@ -82,23 +83,30 @@ func withoutGPUs(links []Link, gpus GPUs) []Link {
 	return slices.DeleteFunc(links, func(l Link) bool { return known(l.Ends[0]) && known(l.Ends[1]) })
 }
 
-// addHCCS marks the links of NPUs that HCCS joins. pairs returns the PCI addresses of these NPUs, or why they are not known.
-func (t *Topology) addHCCS(pairs func() ([][2]string, error)) {
-	const huawei = "0x19e5"
-	if !slices.ContainsFunc(t.Accelerators, func(d PCIDevice) bool { return d.Vendor == huawei }) {
-		return
+// PCI ids of makers whose drivers know of links that sysfs does not show.
+const (
+	huawei    = "0x19e5"
+	cambricon = "0xcabc"
+)
+
+// mark changes the kind and the class of the links of a maker's devices that its own kind of links joins. pairs returns the PCI
+// addresses of these devices, or why they are not known. mark returns that reason, "" on a host without such devices.
+func (t *Topology) mark(maker, kind, class string, pairs func() ([][2]string, error)) (unknown string) {
+	if !slices.ContainsFunc(t.Accelerators, func(d PCIDevice) bool { return d.Vendor == maker }) {
+		return ""
 	}
 	found, err := pairs()
 	if err != nil {
-		t.NoHCCS = err.Error()
+		unknown = err.Error()
 	}
 	for _, pair := range found {
 		for i, l := range t.Links {
 			if l.Ends == pair || l.Ends == [2]string{pair[1], pair[0]} {
-				t.Links[i].Kind, t.Links[i].Class = kindHCCS, ClassHCCS
+				t.Links[i].Kind, t.Links[i].Class = kind, class
 			}
 		}
 	}
+	return unknown
 }
 
 // deviceFile is the name of the file through which a process uses an accelerator: of Huawei's Ascend (docs of MindCluster,

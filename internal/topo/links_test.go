@@ -56,12 +56,13 @@ func TestPairsThatNVMLKnows(t *testing.T) {
 	require.Equal(t, []Link{{Ends: [2]string{"a", "c"}}, {Ends: [2]string{"c", "d"}}}, withoutGPUs(links, gpus))
 }
 
-// The driver of NPUs knows which of them HCCS joins; all else is as sysfs shows it.
-func TestHCCSBetweenNPUs(t *testing.T) {
+// The drivers of NPUs and MLUs know which of them HCCS and MLU-Link join; all else is as sysfs shows it.
+func TestLinksThatDriversKnow(t *testing.T) {
 	host := Read(load(t, "testdata/ascend.tree"))
 	before := slices.Clone(host.Links)
 	a, b, c := host.Accelerators[0].Address, host.Accelerators[1].Address, host.Accelerators[4].Address
-	host.addHCCS(func() ([][2]string, error) { return [][2]string{{b, a}, {a, c}, {a, "0000:ff:00.0"}}, nil })
+	known := func() ([][2]string, error) { return [][2]string{{b, a}, {a, c}, {a, "0000:ff:00.0"}}, nil }
+	require.Empty(t, host.mark(huawei, kindHCCS, ClassHCCS, known))
 	for i, link := range host.Links {
 		want := before[i]
 		if want.Ends == [2]string{a, b} || want.Ends == [2]string{a, c} {
@@ -69,13 +70,15 @@ func TestHCCSBetweenNPUs(t *testing.T) {
 		}
 		require.Equal(t, want, link)
 	}
-	require.Empty(t, host.NoHCCS)
-
-	host.addHCCS(func() ([][2]string, error) { return nil, errors.New("no NPU driver") })
-	require.Equal(t, "no NPU driver", host.NoHCCS)
+	require.Equal(t, "no NPU driver", host.mark(huawei, kindHCCS, ClassHCCS, func() ([][2]string, error) { return nil, errors.New("no NPU driver") }))
+	host.mark(cambricon, kindMLULink, ClassMLULink, func() ([][2]string, error) { panic("a host without MLUs has no driver of theirs to ask") })
 
 	others := Read(load(t, "testdata/cambricon.tree"))
-	others.addHCCS(func() ([][2]string, error) { panic("a host without NPUs has no driver of theirs to ask") })
+	others.mark(huawei, kindHCCS, ClassHCCS, func() ([][2]string, error) { panic("a host without NPUs has no driver of theirs to ask") })
+	a, b = others.Accelerators[0].Address, others.Accelerators[1].Address
+	require.Empty(t, others.mark(cambricon, kindMLULink, ClassMLULink, func() ([][2]string, error) { return [][2]string{{a, b}}, nil }))
+	i := slices.IndexFunc(others.Links, func(l Link) bool { return l.Ends == [2]string{a, b} })
+	require.Equal(t, []string{kindMLULink, ClassMLULink}, []string{others.Links[i].Kind, others.Links[i].Class})
 }
 
 func TestLinksAreThoseOfOneMaker(t *testing.T) {

@@ -10,6 +10,7 @@ const (
 	ClassSameDevice = "same device" // or instances of one
 	ClassNVLink     = "NVLink"      // directly or through switches
 	ClassHCCS       = "HCCS"        // likewise, between NPUs; ranks tell each other of GPUs only
+	ClassMLULink    = "MLU-Link"    // likewise, directly between MLUs
 	ClassPCISwitch  = "PCI switch"
 	ClassHostBridge = "host bridge" // also several of one NUMA node
 	ClassSocket     = "socket"      // NUMA nodes

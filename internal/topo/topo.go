@@ -9,7 +9,10 @@
 // at [Read].
 package topo
 
-import "sagecomm/internal/topo/dcmi"
+import (
+	"sagecomm/internal/topo/cndev"
+	"sagecomm/internal/topo/dcmi"
+)
 
 // Topology is one host.
 type Topology struct {
@@ -28,7 +31,9 @@ type Topology struct {
 	Links        []Link      `json:"links,omitempty"` // of accelerators
 	// NoHCCS is why it is not known which NPUs HCCS joins. ReadHost alone sets it, on hosts with NPUs.
 	NoHCCS string `json:"no_hccs,omitempty"`
-	GPUs   GPUs   `json:"gpus,omitzero"` // ReadHost alone fills it
+	// NoMLULink is the same for MLUs and MLU-Link.
+	NoMLULink string `json:"no_mlulink,omitempty"`
+	GPUs      GPUs   `json:"gpus,omitzero"` // ReadHost alone fills it
 }
 
 // Host identifies a host. Two containers on one machine have the same boot id.
@@ -124,12 +129,13 @@ type Interface struct {
 	Node     ID     `json:"node,omitzero"`
 }
 
-// ReadHost returns the topology of this host, with its GPUs, and the links of NPUs that only their driver knows. environ is the environment of this process.
+// ReadHost returns the topology of this host, with its GPUs, and the links of NPUs and MLUs that only their drivers know. environ is the environment of this process.
 func ReadHost(environ []string) Topology {
 	t := Read("/")
 	t.GPUs = ReadGPUs(environ)
 	t.Links = withoutGPUs(t.Links, t.GPUs)
-	t.addHCCS(dcmi.Pairs)
+	t.NoHCCS = t.mark(huawei, kindHCCS, ClassHCCS, dcmi.Pairs)
+	t.NoMLULink = t.mark(cambricon, kindMLULink, ClassMLULink, cndev.Pairs)
 	return t
 }
 

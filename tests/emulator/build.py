@@ -186,6 +186,9 @@ def libraries() -> dict[str, Library]:
         Library("nvml_without_nvlink", "nvml_without_nvlink/libnvidia-ml.so.1", sources("nvml"), flags=["-DNO_NVLINK"]),
         # The management library of Huawei's NPU driver.
         Library("dcmi", "dcmi/libdcmi.so", sources("dcmi")),
+        # The management library of Cambricon's driver, in two generations of its interface.
+        Library("cndev", "cndev/libcndev.so", sources("cndev")),
+        Library("cndev_with_handles", "cndev_with_handles/libcndev.so", sources("cndev"), flags=["-DWITH_HANDLES"]),
         Library("core_test", "core_test", sources("core_test"), needs=["emulator"], program=True),
         Library(
             "operators",

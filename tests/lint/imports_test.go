@@ -66,6 +66,7 @@ var layers = []layer{
 	{tree: "internal/device", height: parts, cgo: true},
 	{tree: "internal/topo", height: parts},
 	{tree: "internal/topo/dcmi", height: parts, cgo: true},
+	{tree: "internal/topo/cndev", height: parts, cgo: true},
 
 	{tree: "fusion", height: carriers, only: []string{"internal/coll"}, pure: true},
 	{tree: "internal/bootstrap", height: carriers},

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import fake_cuda
+import sagecomm
 from device_nccl import (
     OPS,
     REDUCED,
@@ -33,7 +34,7 @@ from device_nccl import (
 
 CHUNK = 2 << 20  # bytes of a slot
 ARENA = 4 * CHUNK  # memory of the device that a group takes on each rank
-ONE_SHOT = 256 << 10  # bytes: longer all_reduces of more than two ranks have two rounds
+TWO_SHOT = 2 << 20  # bytes: so long all_reduces of more than two ranks have two rounds
 
 
 def noise(rank: int, dtype: torch.dtype, n: int) -> torch.Tensor:
@@ -62,6 +63,12 @@ def same_bits(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
         got, want = got.nan_to_num(0, float("inf"), -float("inf")), want.nan_to_num(0, float("inf"), -float("inf"))
     equal = torch.equal(got.view(torch.uint8), want.view(torch.uint8))
     assert equal, f"{what}: {got.tolist()} instead of {want.tolist()}"
+
+
+def choice(op: str, nbytes: int) -> str:
+    """The algorithm of the engine for a length. Other rows are those that it does not use."""
+    rows = sagecomm.explain(op, nbytes, device=True)["device_candidates"]
+    return str(next(row["algorithm"] for row in rows if row["chosen"]))
 
 
 def bits() -> None:
@@ -94,8 +101,10 @@ def bits() -> None:
         dist.reduce_scatter_tensor(out, parts.to(device()), op)
         dist.reduce_scatter_tensor(wanted, parts, op)
         same_bits(out, wanted, f"reduce_scatter: PREMUL_SUM of {dtype}")
+    if size > 2:
+        assert choice("all_reduce", TWO_SHOT) == choice("reduce", TWO_SHOT) == "two_shot"
     for name in ("SUM", "AVG", "MAX"):  # two rounds
-        want = noise(rank, torch.bfloat16, ONE_SHOT // 2 + 13)
+        want = noise(rank, torch.bfloat16, TWO_SHOT // 2 + 13)
         x, y = want.to(device()), want.to(device())
         dist.all_reduce(x, OPS[name])
         dist.reduce(y, size - 1, OPS[name])
@@ -224,7 +233,7 @@ def is_void(rank: int, size: int, store: str) -> str:
     rank 1 what it has not computed, which is no success there."""
     join_group(rank, size, store, 0)
     told = c10d._get_default_store()
-    x = torch.ones(ONE_SHOT, device="cuda")
+    x = torch.ones(256 << 10, device="cuda")
     dist.all_reduce(x)
     torch.cuda.synchronize()
     if rank == size - 1:
@@ -249,6 +258,18 @@ def used(rank: int, size: int, store: str, on: list[int]) -> str:
     from device_nccl import falls_back
 
     return falls_back(rank, size, store, on)
+
+
+def explained(rank: int, size: int, store: str, devices: int) -> list[str]:
+    """What explain says before and after the first collective, in which the ranks tell each other their devices."""
+    join_group(rank, size, store, rank % devices)
+    tables = [sagecomm.explain("all_reduce", 8, device=True)["device_table"]]
+    x = torch.ones(8, device="cuda")
+    dist.all_reduce(x)
+    assert x.tolist() == [size] * 8
+    tables.append(sagecomm.explain("all_reduce", 8, device=True)["device_table"])
+    dist.destroy_process_group()
+    return tables
 
 
 def many_communicators(rank: int, size: int, store: str) -> int:

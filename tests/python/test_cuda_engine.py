@@ -94,6 +94,17 @@ def test_ranks_call_different_operations(cuda_bed: CudaBed) -> None:
         assert text.startswith("CollectiveMismatch: "), text
 
 
+@pytest.mark.parametrize("devices", quickly([1], [1, 4]))
+def test_links_choose_the_algorithm(cuda_bed: CudaBed, devices: int) -> None:
+    """Ranks on one device have another border than ranks whose devices reach each other. All ranks choose the same."""
+    told = cuda_bed.ranks("device_cuda:explained", 4, devices, **SETTINGS, EMULATOR_DEVICES=str(devices))
+    assert told == [told[0]] * 4
+    before, after = told[0]
+    apart, shared = "131072-inf:two_shot@chunk=2097152", "524288-inf:two_shot@chunk=2097152"
+    assert before.endswith(apart)
+    assert after.endswith(shared if devices == 1 else apart)
+
+
 def test_memory_is_given_back(cuda_bed: CudaBed) -> None:
     for bytes_in_use in cuda_bed.ranks("device_cuda:many_communicators", 2, **SETTINGS):
         assert bytes_in_use <= ARENA

@@ -92,7 +92,26 @@ Links between the devices, where each rank uses the GPU of its LOCAL_RANK; times
   network         64    25 us  3.125"""
 
 
+CHOICES = {
+    "engine": "cuda",
+    "device_candidates": [
+        {"algorithm": "two_shot", "seconds": 31e-6, "chunk": 2 << 20, "chosen": True, "why": "predicted"},
+        {"algorithm": "one_shot", "seconds": 62e-6, "chunk": 1 << 20, "chosen": False, "why": "2.00 times as long as"},
+    ],
+    "device_table": "all_reduce: 0-524288:one_shot@chunk=2097152, 524288-inf:two_shot@chunk=2097152",
+}
+CHOICE_TABLE = """
+What the engine cuda chooses, through slots in the memory of the devices:
+     algorithm   time  chunk  why
+  *  two_shot   31 us     2M  predicted
+     one_shot   62 us     1M  2.00 times as long as
+all_reduce: 0-512K:one_shot@chunk=2M, 512K-inf:two_shot@chunk=2M"""
+
+
 def test_the_table_for_people():
+    assert _explain.text({**ANSWER, **ENGINES, **CHOICES, "device_links": LINKS}) == (
+        TABLE + ENGINE_TABLE + CHOICE_TABLE + LINK_TABLE
+    )
     assert _explain.text(ANSWER) == TABLE
     assert _explain.text({**ANSWER, **ENGINES, "device_links": LINKS}) == TABLE + ENGINE_TABLE + LINK_TABLE
     assert _explain.text({**ANSWER, **ENGINES}) == TABLE + ENGINE_TABLE

@@ -278,6 +278,15 @@ def test_npus_that_hccs_joins():
     assert unknown.endswith("\n    HCCS is not known: no NPU driver")
 
 
+def test_mlus_that_mlulink_joins():
+    host = json.loads((GOLDEN / "cambricon.json").read_text())
+    host["links"][0] |= {"kind": "mlulink", "class": "MLU-Link"}
+    text = _topo.text(host)
+    assert " MLU " in text
+    assert "links: MLU-Link (1 pair)" in text
+    assert _topo.text(host | {"no_mlulink": "no MLU driver"}).endswith("\n    MLU-Link is not known: no MLU driver")
+
+
 def test_the_command_draws(tmp_path):
     programs.command("topo", "--svg", str(tmp_path / "host.svg"))
     drawn = ElementTree.parse(tmp_path / "host.svg").getroot()

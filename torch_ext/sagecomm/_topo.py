@@ -23,7 +23,7 @@ class Mesh:
     facts: dict[int, str]  # what is known of each, by its number
     cells: dict[
         tuple[int, int], str
-    ]  # of each pair: "NV18", "HCCS" or the path through the PCI tree, as nvidia-smi names them
+    ]  # of each pair: "NV18", "HCCS", "MLU" or the path through the PCI tree, as nvidia-smi names them
     classes: dict[tuple[int, int], str]  # of each pair: the class of links, as `explain --device` names it
     more: list[str]
 
@@ -172,6 +172,10 @@ def _accelerator(device: _Json) -> str:
     return f"{device['address']}: {device['kind']}, {maker}, {driver}"
 
 
+# What the table of links says for links of a maker's own kind.
+_OWN = {"hccs": "HCCS", "mlulink": "MLU"}
+
+
 def meshes(host: _Json) -> list[Mesh]:
     """The accelerators that have links: by maker as sysfs shows them, then GPUs as NVIDIA's driver does."""
     found = []
@@ -185,9 +189,13 @@ def meshes(host: _Json) -> list[Mesh]:
         number = {address: index for index, address in enumerate(addresses)}
         mine = {(number[link["ends"][0]], number[link["ends"][1]]): link for link in links if link["ends"][0] in number}
         facts = {index: address for address, index in number.items()}
-        hccs = {pair: "HCCS" for pair, link in mine.items() if link["kind"] == "hccs"}
-        more = [f"HCCS is not known: {host['no_hccs']}"] if maker == "Huawei" and "no_hccs" in host else []
-        found.append(Mesh(f"{maker} accelerators", facts, _named(mine, "path") | hccs, _named(mine, "class"), more))
+        own = {pair: _OWN[link["kind"]] for pair, link in mine.items() if link["kind"] in _OWN}
+        more = [
+            f"{name} is not known: {host[key]}"
+            for of, key, name in (("Huawei", "no_hccs", "HCCS"), ("Cambricon", "no_mlulink", "MLU-Link"))
+            if maker == of and key in host
+        ]
+        found.append(Mesh(f"{maker} accelerators", facts, _named(mine, "path") | own, _named(mine, "class"), more))
     gpus: _Json = host.get("gpus", {})
     facts = {gpu["index"]: _gpu(gpu) for gpu in gpus.get("list", [])}
     pairs = {(link["a"], link["b"]): link for link in gpus.get("links", [])}

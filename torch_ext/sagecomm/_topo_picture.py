@@ -19,6 +19,7 @@ RADIUS, DEVICE = 130, 17  # of the circle, and of an accelerator on it
 CLASSES = {
     "NVLink": ("#5a9a3a", 3.0),
     "HCCS": ("#b04848", 3.0),
+    "MLU-Link": ("#7a58a8", 3.0),
     "PCI switch": ("#4878a8", 1.6),
     "host bridge": ("#9a9a9a", 1.2),
     "socket": ("#c8c8c8", 0.8),

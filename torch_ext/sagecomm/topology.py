@@ -76,7 +76,7 @@ class NetworkInterface:
 class Link:
     """A link between two accelerators, or between one and a switch."""
 
-    kind: str  #: "nvlink", "hccs", "pcie", ...
+    kind: str  #: "nvlink", "hccs", "mlulink", "pcie", ...
     ends: tuple[str, str]  #: PCI addresses, or the name of a switch
     count: int  #: parallel links
     path: str | None = None  #: through the PCI tree, as `nvidia-smi topo -m` names it: PIX, PXB, PHB, NODE or SYS
@@ -197,7 +197,7 @@ class TopologyManager:
         """The links between accelerators: NVLinks as NVIDIA's driver tells them, then those in `links`.
 
         The core lists there how accelerators of one maker reach each other through PCI (kind "pcie") or
-        HCCS, where the driver of NPUs tells it (kind "hccs").
+        HCCS or MLU-Link, where the driver of NPUs or MLUs tells it (kinds "hccs" and "mlulink").
         """
         gpus = self.description.get("gpus", {})
         addresses = {gpu["index"]: gpu.get("address", f"GPU {gpu['index']}") for gpu in gpus.get("list", ())}
