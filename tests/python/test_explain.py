@@ -103,8 +103,8 @@ CHOICES = {
 CHOICE_TABLE = """
 What the engine cuda chooses, through slots in the memory of the devices:
      algorithm   time  chunk  why
-  *  two_shot   31 us     2M  predicted
-     one_shot   62 us     1M  2.00 times as long as
+  *  two_shot   31 us  2 MiB  predicted
+     one_shot   62 us  1 MiB  2.00 times as long as
 all_reduce: 0-512K:one_shot@chunk=2M, 512K-inf:two_shot@chunk=2M"""
 
 
