@@ -11,6 +11,7 @@ root := $(abspath $(dir $(lastword $(MAKEFILE_LIST))))
 venv := $(root)/.venv
 py := $(venv)/bin/python
 core := $(root)/torch_ext/sagecomm/lib/libsagecomm.so
+facade := $(root)/torch_ext/sagecomm/lib/libsagecomm_nccl.so
 staticcheck := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 export GOTOOLCHAIN := local
@@ -23,7 +24,7 @@ core_sources := $(call find_in,$(go_dirs),-name '*.go' ! -name '*_test.go' -o -n
   $(wildcard $(root)/go.mod $(root)/go.sum) $(root)/export/exports.map
 # Without the lists that a tool writes, and what is included in assembler.
 c_sources := $(filter-out $(root)/internal/lazylink/%_symbols.h %/trampolines.inc.h,\
-  $(call find_in,$(addprefix $(root)/,bench cshim export internal tests),\
+  $(call find_in,$(addprefix $(root)/,bench cshim export internal nccl tests),\
   -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp'))
 python_sources := torch_ext tests/python tests/suites tests/emulator tests/mutants examples bench tools/rerun-failed \
   tools/python-api tools/ptx
@@ -54,14 +55,14 @@ $(venv)/.ready: $(root)/requirements.txt $(root)/requirements-dev.txt $(root)/to
 	@touch $@
 
 # Registers this tree in the environment, entry points included, so that tests import it and not an installed copy.
-$(venv)/.installed: $(venv)/.ready $(root)/torch_ext/setup.py $(root)/torch_ext/pyproject.toml | $(core) shim
+$(venv)/.installed: $(venv)/.ready $(root)/torch_ext/setup.py $(root)/torch_ext/pyproject.toml | $(core) $(facade) shim
 	$(py) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable $(root)/torch_ext
 	@touch $@
 
 # ---- build ----
 
-.PHONY: build core shim
-build: compilers $(venv)/.installed $(core) shim ## set up and build everything that a program needs
+.PHONY: build core nccl shim
+build: compilers $(venv)/.installed $(core) $(facade) shim ## set up and build everything that a program needs
 
 core_ldflags := -ldflags '-s -w -extldflags "-Wl,--version-script=$(root)/export/exports.map -Wl,-soname,libsagecomm.so"'
 core: $(core) ## build libsagecomm.so, the Go core
@@ -73,13 +74,24 @@ $(core): $(core_sources) | compilers
 	@rm -f $@.h $(basename $@).h $(@D)/libsagecomm.so.h
 	@mv $@.new $@
 
+nccl: $(facade) ## build libsagecomm_nccl.so, which stands where NCCL stands (docs/nccl.md)
+
+# It needs no header of NVIDIA's. Its own calls stay inside it, whatever other libnccl.so.2 the process has.
+facade_flags := -std=c11 -O2 -g -fPIC -pthread -Wall -Wextra -Werror -shared -Wl,-Bsymbolic -Wl,--no-undefined \
+  -Wl,--version-script=$(root)/nccl/exports.map -Wl,-soname,libnccl.so.2
+$(facade): $(wildcard $(root)/nccl/*) $(root)/export/sagecomm.h $(root)/internal/runner/annotate.h | compilers
+	@mkdir -p $(@D)
+	$${CC:-gcc} $(facade_flags) $(wildcard $(root)/nccl/*.c) -o $@.new -ldl
+	@mv $@.new $@
+
 # Cross-compiled, so it is not loaded. The Python package of a C compiler for all targets comes along: about 90 MB.
 zig := $(root)/build/zig
 arm64 := $(root)/build/arm64/libsagecomm.so
 .PHONY: core-arm64
-core-arm64: $(zig)/.ready ## build the core for arm64, build/arm64/libsagecomm.so
+core-arm64: $(zig)/.ready ## build the core and the facade of NCCL for arm64 into build/arm64
 	cd $(root) && GOARCH=arm64 CC=$(root)/tools/arm64-cc CUDA_REQUIRED=yes \
 	  $(go) build -buildvcs=false -trimpath -buildmode=c-shared $(core_ldflags) -o $(arm64) ./export
+	$(root)/tools/arm64-cc $(facade_flags) $(root)/nccl/*.c -o $(dir $(arm64))libsagecomm_nccl.so -ldl
 	@grep -q AArch64 <<<"$$(readelf -h $(arm64))" && ! grep -E 'NEEDED.*(cuda|nvidia)' <<<"$$(readelf -d $(arm64))"
 
 $(zig)/.ready: $(root)/requirements-arm64.txt $(venv)/.ready

@@ -1,5 +1,5 @@
-"""Command line: sagecomm, or python -m sagecomm, with one of the verbs env, status, topo, explain, simulate, tune and
-bench.
+"""Command line: sagecomm, or python -m sagecomm, with one of the verbs env, status, topo, explain, simulate, tune,
+bench and nccl-path.
 
 A verb imports what it needs: torch takes seconds, and who asks for the status of a job should not wait for it.
 """
@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_simulation(verb("simulate", print_simulation, "predict the time of collectives on a described cluster"))
     add_tuning(verb("tune", print_tuning, "measure every algorithm here and write the best ones into a tuning file"))
     add_benchmark(verb("bench", print_benchmark, "time operations, beside other backends in the same run"))
+    verb("nccl-path", print_nccl_path, "print the path of the library that stands where NCCL stands")
     parsed = parser.parse_args(arguments)
     if parsed.run is None:
         parser.print_help()
@@ -89,6 +90,14 @@ def print_environment(parsed: argparse.Namespace) -> int:
         print(environment_table(variables))
         print(devices_table(devices))
     return 1 if any("error" in variable for variable in variables) else 0
+
+
+def print_nccl_path(parsed: argparse.Namespace) -> int:
+    path = Path(__file__).resolve().parent / "lib" / "libsagecomm_nccl.so"
+    if not path.exists():
+        raise RuntimeError(f"sagecomm: {path} is missing: run `make nccl` in a checkout, or install the wheel again")
+    print(json.dumps({"path": str(path)}) if parsed.json else path)
+    return 0
 
 
 def environment_table(variables: Sequence[dict[str, object]]) -> str:

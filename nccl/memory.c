@@ -1,0 +1,84 @@
+/* memory.c: ncclMemAlloc() and registration. The core needs no registration, so it is accepted and does nothing. */
+#include <stdlib.h>
+
+#include "facade.h"
+
+/* One allocation, so that ncclMemFree() knows whose it is. */
+typedef struct allocation {
+  struct allocation *next;
+  void *memory;
+  bool device;
+} allocation;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static allocation *allocations;
+
+enum { PAGE = 4096, CU_OUT_OF_MEMORY = 2 };
+
+/* Memory of the current device, or of the host where the thread has none. */
+ncclResult_t ncclMemAlloc(void **memory, size_t bytes) {
+  if (memory == NULL || bytes == 0) {
+    return fail(NULL, ncclInvalidArgument, "sagecomm: ncclMemAlloc: %s", memory == NULL ? "ptr is NULL" : "size is 0");
+  }
+  allocation *made = calloc(1, sizeof *made);
+  if (made == NULL) return out_of_memory("ncclMemAlloc");
+  made->device = driver_context() != NULL;
+  int code = made->device ? driver_allocate(&made->memory, bytes) : 0;
+  if (!made->device) made->memory = aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
+  if (code != 0 || made->memory == NULL) {
+    free(made);
+    if (code == 0) return out_of_memory("ncclMemAlloc");
+    return fail(NULL, ncclUnhandledCudaError, "sagecomm: ncclMemAlloc: CUDA's driver returned error %d%s for %zu bytes",
+                code, code == CU_OUT_OF_MEMORY ? ", out of memory," : "", bytes);
+  }
+  *memory = made->memory;
+  pthread_mutex_lock(&lock);
+  made->next = allocations;
+  allocations = made;
+  pthread_mutex_unlock(&lock);
+  return ncclSuccess;
+}
+EXPORTED(MemAlloc);
+
+ncclResult_t ncclMemFree(void *memory) {
+  if (memory == NULL) return ncclSuccess;
+  pthread_mutex_lock(&lock);
+  allocation **at = &allocations;
+  while (*at != NULL && (*at)->memory != memory) at = &(*at)->next;
+  allocation *found = *at;
+  if (found != NULL) *at = found->next;
+  pthread_mutex_unlock(&lock);
+  if (found == NULL) {
+    return fail(NULL, ncclInvalidArgument,
+                "sagecomm: ncclMemFree: the memory is not from ncclMemAlloc(), or was given back");
+  }
+  bool device = found->device;
+  free(found);
+  int code = device ? driver_free(memory) : 0;
+  if (!device) free(memory);
+  return code == 0 ? ncclSuccess
+                   : fail(NULL, ncclUnhandledCudaError, "sagecomm: ncclMemFree: CUDA's driver returned error %d", code);
+}
+EXPORTED(MemFree);
+
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void *memory, size_t bytes, void **handle) {
+  ncclResult_t result = comm_hold(comm, "ncclCommRegister");
+  if (result != ncclSuccess) return result;
+  if (handle == NULL || memory == NULL || bytes == 0) {
+    result = fail(comm, ncclInvalidArgument, "sagecomm: ncclCommRegister: %s",
+                  handle == NULL ? "handle is NULL" : "there is no memory");
+  } else {
+    *handle = memory;
+  }
+  comm_release(comm);
+  return result;
+}
+EXPORTED(CommRegister);
+
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
+  (void)handle;
+  ncclResult_t result = comm_hold(comm, "ncclCommDeregister");
+  if (result == ncclSuccess) comm_release(comm);
+  return result;
+}
+EXPORTED(CommDeregister);

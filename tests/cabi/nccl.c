@@ -1,0 +1,597 @@
+/* nccl.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks, processes or threads, call each function of the
+ * library on host memory.
+ * Usage: nccl processes|threads RANKS */
+#define _GNU_SOURCE
+#include <nccl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <stdio.h>
+#include <unistd.h>
+
+/* It declares inline functions that it does not define. */
+#define inline
+#include <nccl_device/core.h>
+#undef inline
+
+static _Thread_local int my_rank;
+
+#define CHECK(condition)                                                                              \
+  do {                                                                                                \
+    if (!(condition)) {                                                                               \
+      fprintf(stderr, "rank %d: %s:%d: %s does not hold\n", my_rank, __FILE__, __LINE__, #condition); \
+      _exit(1);                                                                                       \
+    }                                                                                                 \
+  } while (0)
+
+#define OK(call)                                                                                                   \
+  do {                                                                                                             \
+    ncclResult_t ok_ = (call);                                                                                     \
+    if (ok_ != ncclSuccess) {                                                                                      \
+      fprintf(stderr, "rank %d: %s:%d: %s: %s: %s\n", my_rank, __FILE__, __LINE__, #call, ncclGetErrorString(ok_), \
+              ncclGetLastError(NULL));                                                                             \
+      _exit(1);                                                                                                    \
+    }                                                                                                              \
+  } while (0)
+
+/* What the ranks share: a barrier that the library under test knows nothing of, and unique ids. */
+static struct shared {
+  pthread_barrier_t barrier;
+  ncclUniqueId id;
+} *shared;
+
+static void meet(void) { pthread_barrier_wait(&shared->barrier); }
+
+static ncclUniqueId unique_id(void) {
+  meet();
+  if (my_rank == 0) OK(ncclGetUniqueId(&shared->id));
+  meet();
+  return shared->id;
+}
+
+static void expect(ncclResult_t result, ncclResult_t wanted, ncclComm_t comm, const char *text) {
+  if (result != wanted || strstr(ncclGetLastError(comm), text) == NULL) {
+    fprintf(stderr, "rank %d: result %d, expected %d with %s: %s\n", my_rank, result, wanted, text,
+            ncclGetLastError(comm));
+    _exit(1);
+  }
+}
+
+static void settle(ncclComm_t comm, ncclResult_t result) {
+  while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
+  OK(result);
+}
+
+/* ---- values of all types ---- */
+
+static const size_t widths[ncclNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+enum { COUNT = 37, MOST = 8 * COUNT };
+
+/* Small numbers are exact in every type. */
+static void put(void *at, ncclDataType_t type, size_t i, double value) {
+  float single = (float)value;
+  uint32_t bits;
+  memcpy(&bits, &single, 4);
+  switch (type) {
+    case ncclInt8:
+      ((int8_t *)at)[i] = (int8_t)value;
+      break;
+    case ncclUint8:
+      ((uint8_t *)at)[i] = (uint8_t)value;
+      break;
+    case ncclInt32:
+      ((int32_t *)at)[i] = (int32_t)value;
+      break;
+    case ncclUint32:
+      ((uint32_t *)at)[i] = (uint32_t)value;
+      break;
+    case ncclInt64:
+      ((int64_t *)at)[i] = (int64_t)value;
+      break;
+    case ncclUint64:
+      ((uint64_t *)at)[i] = (uint64_t)value;
+      break;
+    case ncclFloat16: {
+      uint16_t half = 0;
+      if (value != 0) half = (uint16_t)(((bits >> 23 & 255) - 112) << 10 | (bits >> 13 & 1023));
+      ((uint16_t *)at)[i] = half;
+      break;
+    }
+    case ncclFloat32:
+      ((float *)at)[i] = single;
+      break;
+    case ncclFloat64:
+      ((double *)at)[i] = value;
+      break;
+    case ncclBfloat16:
+      ((uint16_t *)at)[i] = (uint16_t)(bits >> 16);
+      break;
+    default:
+      ((uint8_t *)at)[i] = (uint8_t)value;
+      break; /* moved only */
+  }
+}
+
+static void fill(void *at, ncclDataType_t type, size_t n, int from, size_t first) {
+  for (size_t i = 0; i < n; i++) put(at, type, i, (double)((from + 1) * ((first + i) % 3 + 1)));
+}
+
+static void same(const void *at, const void *wanted, size_t bytes, const char *what, ncclDataType_t type) {
+  if (memcmp(at, wanted, bytes) == 0) return;
+  fprintf(stderr, "rank %d: %s of type %d has a wrong result\n", my_rank, what, type);
+  _exit(1);
+}
+
+static double reduced(ncclRedOp_t op, int size, size_t i, double factor) {
+  double value = 0;
+  for (int rank = 0; rank < size; rank++) {
+    double one = (double)((rank + 1) * (int)(i % 3 + 1));
+    switch (op) {
+      case ncclProd:
+        value = rank == 0 ? one : value * one;
+        break;
+      case ncclMax:
+        value = rank == 0 || one > value ? one : value;
+        break;
+      case ncclMin:
+        value = rank == 0 || one < value ? one : value;
+        break;
+      default:
+        value += one;
+        break;
+    }
+  }
+  if (op == ncclAvg) value /= size;
+  return op > ncclAvg ? value * factor : value;
+}
+
+/* ---- collectives ---- */
+
+static bool floating(ncclDataType_t type) {
+  return type == ncclFloat16 || type == ncclFloat32 || type == ncclFloat64 || type == ncclBfloat16;
+}
+
+static void reductions(ncclComm_t comm, int size) {
+  static _Thread_local uint64_t from[MOST], to[MOST], wanted[MOST];
+  for (ncclDataType_t type = 0; type < ncclFloat8e4m3; type++) {
+    for (int op = 0; op <= ncclNumOps; op++) {
+      ncclRedOp_t with = (ncclRedOp_t)op;
+      double factor = 0.5;
+      char scalar[8];
+      if (op == ncclAvg && (!floating(type) || (size & (size - 1)) != 0)) continue; /* does not come out even */
+      if (op == ncclProd && size > 4) continue;                                     /* too large for 8 bits */
+      if (op == ncclNumOps) {
+        put(scalar, type, 0, factor);
+        ncclScalarResidence_t residence = type == ncclFloat32 ? ncclScalarDevice : ncclScalarHostImmediate;
+        ncclResult_t made = ncclRedOpCreatePreMulSum(&with, scalar, type, residence, comm);
+        OK(made);
+        if (!floating(type)) {
+          expect(ncclAllReduce(from, to, 1, type, with, comm, NULL), ncclInvalidUsage, comm,
+                 "PREMUL_SUM is not defined for");
+          OK(ncclRedOpDestroy(with, comm));
+          continue;
+        }
+      }
+      size_t all = (size_t)size * COUNT, block = COUNT * widths[type];
+      fill(from, type, all, my_rank, 0);
+      for (size_t i = 0; i < all; i++) put(wanted, type, i, reduced((ncclRedOp_t)op, size, i, factor));
+
+      OK(ncclAllReduce(from, to, all, type, with, comm, NULL));
+      same(to, wanted, all * widths[type], "AllReduce", type);
+      memcpy(to, from, all * widths[type]);
+      OK(ncclAllReduce(to, to, all, type, with, comm, NULL));
+      same(to, wanted, all * widths[type], "AllReduce in place", type);
+
+      int root = size - 1;
+      OK(ncclReduce(from, my_rank == root ? to : NULL, all, type, with, root, comm, NULL));
+      if (my_rank == root) same(to, wanted, all * widths[type], "Reduce", type);
+
+      char *mine = (char *)to + (size_t)my_rank * block, *part = (char *)wanted + (size_t)my_rank * block;
+      OK(ncclReduceScatter(from, to, COUNT, type, with, comm, NULL));
+      same(to, part, block, "ReduceScatter", type);
+      memcpy(to, from, all * widths[type]);
+      OK(ncclReduceScatter(to, mine, COUNT, type, with, comm, NULL));
+      same(mine, part, block, "ReduceScatter in place", type);
+      if (op == ncclNumOps) {
+        ncclDataType_t other = type == ncclFloat64 ? ncclFloat32 : ncclFloat64;
+        expect(ncclAllReduce(from, to, 1, other, with, comm, NULL), ncclInvalidArgument, comm,
+               "was made for data type");
+        OK(ncclRedOpDestroy(with, comm));
+        expect(ncclRedOpDestroy(with, comm), ncclInvalidArgument, comm, "was not made for this communicator");
+        expect(ncclAllReduce(from, to, 1, type, with, comm, NULL), ncclInvalidArgument, comm, "was not made for this");
+      }
+    }
+  }
+  expect(ncclAllReduce(from, to, 1, ncclFloat8e4m3, ncclSum, comm, NULL), ncclInvalidUsage, comm,
+         "SUM is not defined for");
+}
+
+static void moves(ncclComm_t comm, int size) {
+  static _Thread_local uint64_t from[MOST], to[MOST], wanted[MOST];
+  for (ncclDataType_t type = 0; type < ncclNumTypes; type++) {
+    size_t all = (size_t)size * COUNT, block = COUNT * widths[type];
+    for (int rank = 0; rank < size; rank++) fill((char *)wanted + (size_t)rank * block, type, COUNT, rank, 0);
+    char *mine = (char *)to + (size_t)my_rank * block;
+    fill(from, type, COUNT, my_rank, 0);
+    OK(ncclAllGather(from, to, COUNT, type, comm, NULL));
+    same(to, wanted, all * widths[type], "AllGather", type);
+    memset(to, 0, sizeof to);
+    memcpy(mine, from, block);
+    OK(ncclAllGather(mine, to, COUNT, type, comm, NULL));
+    same(to, wanted, all * widths[type], "AllGather in place", type);
+
+    int root = size / 2;
+    char *of_root = (char *)wanted + (size_t)root * block;
+    memset(to, 0, sizeof to);
+    OK(ncclBroadcast(my_rank == root ? from : NULL, to, COUNT, type, root, comm, NULL));
+    same(to, of_root, block, "Broadcast", type);
+    memcpy(to, from, block);
+    OK(ncclBcast(to, COUNT, type, root, comm, NULL));
+    same(to, of_root, block, "Bcast", type);
+
+    memset(to, 0, sizeof to);
+    OK(ncclGather(from, my_rank == root ? to : NULL, COUNT, type, root, comm, NULL));
+    if (my_rank == root) same(to, wanted, all * widths[type], "Gather", type);
+    OK(ncclScatter(my_rank == root ? wanted : NULL, to, COUNT, type, root, comm, NULL));
+    same(to, (char *)wanted + (size_t)my_rank * block, block, "Scatter", type);
+
+    for (int rank = 0; rank < size; rank++) { /* block i is for rank i and has numbers of its own */
+      fill((char *)from + (size_t)rank * block, type, COUNT, my_rank, (size_t)rank);
+      fill((char *)wanted + (size_t)rank * block, type, COUNT, rank, (size_t)my_rank);
+    }
+    OK(ncclAlltoAll(from, to, COUNT, type, comm, NULL));
+    same(to, wanted, all * widths[type], "AlltoAll", type);
+
+    memset(to, 0, sizeof to);
+    OK(ncclGroupStart());
+    for (int rank = 0; rank < size; rank++) {
+      OK(ncclRecv((char *)to + (size_t)rank * block, COUNT, type, rank, comm, NULL));
+      OK(ncclSend((char *)from + (size_t)rank * block, COUNT, type, rank, comm, NULL));
+    }
+    OK(ncclGroupEnd());
+    same(to, wanted, all * widths[type], "Send and Recv", type);
+  }
+  OK(ncclAllReduce(NULL, NULL, 0, ncclFloat32, ncclSum, comm, NULL));
+}
+
+/* Blocks of different lengths, as torch and TurboMind gather and scatter them, in groups inside groups. */
+static void groups(ncclComm_t comm, int size) {
+  int32_t mine[8], all[64], sums[64], start[9] = {0};
+  for (int rank = 0; rank < size; rank++) start[rank + 1] = start[rank] + rank + 1;
+  for (int i = 0; i <= my_rank; i++) mine[i] = 100 * my_rank + i;
+  for (int i = 0; i < start[size]; i++) sums[i] = i * (my_rank + 1);
+  OK(ncclGroupStart());
+  for (int root = 0; root < size; root++) {
+    OK(ncclGroupStart());
+    OK(ncclBroadcast(my_rank == root ? mine : NULL, all + start[root], (size_t)root + 1, ncclInt32, root, comm, NULL));
+    OK(ncclGroupEnd());
+  }
+  OK(ncclGroupEnd());
+  for (int rank = 0; rank < size; rank++) {
+    for (int i = 0; i <= rank; i++) CHECK(all[start[rank] + i] == 100 * rank + i);
+  }
+  int32_t got[8];
+  OK(ncclGroupStart());
+  for (int root = 0; root < size; root++) {
+    OK(ncclReduce(sums + start[root], root == my_rank ? got : NULL, (size_t)root + 1, ncclInt32, ncclSum, root, comm,
+                  NULL));
+  }
+  OK(ncclGroupEnd());
+  for (int i = 0; i <= my_rank; i++) CHECK(got[i] == (start[my_rank] + i) * size * (size + 1) / 2);
+
+  /* A call that is refused makes the whole group fail, and nothing is sent. */
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(mine, all, 1, ncclInt32, ncclSum, comm, NULL));
+  expect(ncclAllReduce(mine, all, 1, (ncclDataType_t)77, ncclSum, comm, NULL), ncclInvalidArgument, comm,
+         "data type 77");
+  CHECK(ncclGroupEnd() == ncclInvalidArgument);
+  expect(ncclGroupEnd(), ncclInvalidUsage, NULL, "no ncclGroupStart() came before it");
+  ncclSimInfo_t info = NCCL_SIM_INFO_INITIALIZER;
+  OK(ncclGroupStart());
+  expect(ncclGroupSimulateEnd(&info), ncclInvalidUsage, NULL, "is not supported");
+  OK(ncclGroupStart());
+  OK(ncclGroupEnd());
+}
+
+/* ---- communicators ---- */
+
+static void ask(ncclComm_t comm, int rank, int size) {
+  int answer = -2;
+  ncclResult_t state = ncclInternalError;
+  OK(ncclCommCount(comm, &answer));
+  CHECK(answer == size);
+  OK(ncclCommUserRank(comm, &answer));
+  CHECK(answer == rank);
+  OK(ncclCommCuDevice(comm, &answer));
+  CHECK(answer == -1); /* there is no device */
+  OK(ncclCommGetAsyncError(comm, &state));
+  CHECK(state == ncclSuccess);
+}
+
+static int32_t sum(ncclComm_t comm, int32_t value) {
+  int32_t total = -1;
+  settle(comm, ncclAllReduce(&value, &total, 1, ncclInt32, ncclSum, comm, NULL));
+  return total;
+}
+
+static void splits(ncclComm_t comm, int size) {
+  ncclComm_t part = NULL;
+  OK(ncclCommSplit(comm, my_rank % 2, -my_rank, &part, NULL)); /* the other way round */
+  int of = (size + 1 - my_rank % 2) / 2, place = of - 1 - my_rank / 2, expected = 0;
+  ask(part, place, of);
+  for (int rank = my_rank % 2; rank < size; rank += 2) expected += rank;
+  CHECK(sum(part, my_rank) == expected);
+  CHECK(sum(comm, 1) == size);
+  ncclComm_t none = part;
+  OK(ncclCommSplit(comm, my_rank == 0 ? 5 : NCCL_SPLIT_NOCOLOR, 0, &none, NULL));
+  CHECK((none == NULL) == (my_rank != 0));
+  if (none != NULL) {
+    CHECK(sum(none, 7) == 7);
+    OK(ncclCommDestroy(none));
+  }
+  OK(ncclCommDestroy(part));
+  if (my_rank > 0) {
+    int excluded = 0;
+    ncclComm_t rest = NULL;
+    OK(ncclCommShrink(comm, &excluded, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));
+    ask(rest, my_rank - 1, size - 1);
+    CHECK(sum(rest, 1) == size - 1);
+    OK(ncclCommFinalize(rest));
+    OK(ncclCommDestroy(rest));
+  }
+}
+
+/* A communicator that does not block. */
+static void in_progress(int size) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t comm = NULL, child = NULL;
+  settle(comm, ncclCommInitRankConfig(&comm, size, unique_id(), my_rank, &config) == ncclInProgress
+                   ? ncclSuccess
+                   : ncclInternalError);
+  settle(comm, ncclInProgress);
+  ask(comm, my_rank, size);
+  for (int i = 0; i < 20; i++) CHECK(sum(comm, i) == i * size);
+  ncclResult_t result = ncclCommSplit(comm, 0, my_rank, &child, NULL);
+  CHECK(result == ncclInProgress || result == ncclSuccess);
+  settle(comm, result);
+  settle(child, result);
+  ask(child, my_rank, size);
+  int32_t to[16], from = my_rank;
+  OK(ncclGroupStart());
+  OK(ncclAllGather(&from, to, 1, ncclInt32, comm, NULL));
+  OK(ncclAllGather(&from, to + 8, 1, ncclInt32, child, NULL));
+  CHECK(ncclGroupEnd() == ncclInProgress);
+  settle(comm, ncclInProgress);
+  settle(child, ncclInProgress);
+  for (int rank = 0; rank < size; rank++) CHECK(to[rank] == rank && to[8 + rank] == rank);
+  settle(child, ncclCommFinalize(child));
+  OK(ncclCommDestroy(child));
+  settle(comm, ncclCommFinalize(comm));
+  OK(ncclCommDestroy(comm));
+}
+
+/* ---- what is refused, and failures ---- */
+
+static void wrong_arguments(ncclComm_t comm, int size) {
+  int32_t value = 0, *buffer = &value;
+  ncclComm_t none = NULL;
+  ncclUniqueId bad;
+  memset(&bad, 'x', sizeof bad);
+  expect(ncclGetUniqueId(NULL), ncclInvalidArgument, NULL, "NULL");
+  expect(ncclGetVersion(NULL), ncclInvalidArgument, NULL, "NULL");
+  expect(ncclCommInitRank(&none, size, bad, my_rank), ncclInvalidUsage, NULL, "sagecomm");
+  CHECK(none == NULL);
+  expect(ncclCommInitRank(&none, size, bad, size), ncclInvalidArgument, NULL, "rank");
+  expect(ncclCommInitRank(NULL, size, bad, 0), ncclInvalidArgument, NULL, "NULL");
+  ncclConfig_t config;
+  memset(&config, 0, sizeof config);
+  expect(ncclCommInitRankConfig(&none, size, bad, my_rank, &config), ncclInvalidArgument, NULL,
+         "NCCL_CONFIG_INITIALIZER");
+  expect(ncclAllReduce(buffer, buffer, 1, ncclInt32, ncclSum, NULL, NULL), ncclInvalidArgument, NULL, "comm is NULL");
+  expect(ncclAllReduce(buffer, buffer, 1, ncclInt32, ncclSum, (ncclComm_t)buffer, NULL), ncclInvalidArgument, NULL,
+         "no communicator of this process");
+  expect(ncclAllReduce(NULL, buffer, 1, ncclInt32, ncclSum, comm, NULL), ncclInvalidArgument, comm, "sendbuff is NULL");
+  expect(ncclAllReduce(buffer, NULL, 1, ncclInt32, ncclSum, comm, NULL), ncclInvalidArgument, comm, "recvbuff is NULL");
+  expect(ncclBroadcast(buffer, buffer, 1, ncclInt32, size, comm, NULL), ncclInvalidArgument, comm, "outside");
+  expect(ncclSend(buffer, 1, ncclInt32, -1, comm, NULL), ncclInvalidArgument, comm, "outside");
+  expect(ncclAllReduce(buffer, buffer, SIZE_MAX, ncclInt32, ncclSum, comm, NULL), ncclInvalidArgument, comm,
+         "too large");
+  expect(ncclRedOpCreatePreMulSum(NULL, buffer, ncclFloat32, ncclScalarHostImmediate, comm), ncclInvalidArgument, NULL,
+         "NULL");
+  expect(ncclCommCount(comm, NULL), ncclInvalidArgument, NULL, "NULL");
+  CHECK(sum(comm, 1) == size); /* none of these did any harm */
+}
+
+#define REFUSED(call) expect(call, ncclInvalidUsage, NULL, "sagecomm: ncc")
+
+static void not_supported(ncclComm_t comm) {
+  int32_t value = 0;
+  ncclWindow_t window = NULL;
+  ncclWaitSignalDesc_t signal = {0};
+  void *pointer = NULL;
+  uint64_t bytes = 0;
+  ncclComm_t grown = NULL;
+  REFUSED(ncclCommWindowRegister(comm, &value, 4, &window, NCCL_WIN_DEFAULT));
+  REFUSED(ncclCommWindowDeregister(comm, window));
+  REFUSED(ncclWinGetUserPtr(comm, window, &pointer));
+  REFUSED(ncclPutSignal(&value, 1, ncclInt32, 0, window, 0, 0, 0, 0, comm, NULL));
+  REFUSED(ncclSignal(0, 0, 0, 0, comm, NULL));
+  REFUSED(ncclWaitSignal(1, &signal, comm, NULL));
+  REFUSED(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+  REFUSED(ncclCommGetUniqueId(comm, &shared->id));
+  REFUSED(ncclCommGrow(comm, 9, NULL, -1, &grown, NULL));
+  REFUSED(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+  REFUSED(ncclCommResume(comm));
+  REFUSED(ncclCommMemStats(comm, ncclStatGpuMemTotal, &bytes));
+  REFUSED(ncclDevCommCreate(comm, NULL, NULL));
+  REFUSED(ncclDevCommDestroy(comm, NULL));
+  REFUSED(ncclGetLsaMultimemDevicePointer(window, 0, &pointer));
+  REFUSED(ncclGetPeerDevicePointer(window, 0, 0, &pointer));
+  REFUSED(ncclGetLsaDevicePointer(window, 0, 0, &pointer));
+  CHECK(ncclTeamLsa(comm).nRanks == 1);
+  ncclCommProperties_t properties = {.size = sizeof properties, .magic = NCCL_API_MAGIC, .version = NCCL_VERSION_CODE};
+  OK(ncclCommQueryProperties(comm, &properties));
+  CHECK(properties.rank == my_rank && !properties.deviceApiSupport && properties.ginType == NCCL_GIN_TYPE_NONE);
+}
+
+static void memory(ncclComm_t comm) {
+  void *at = NULL, *handle = NULL;
+  OK(ncclMemAlloc(&at, 100));
+  memset(at, 1, 100);
+  OK(ncclCommRegister(comm, at, 100, &handle));
+  OK(ncclCommDeregister(comm, handle));
+  OK(ncclMemFree(at));
+  expect(ncclMemFree(at), ncclInvalidArgument, NULL, "is not from ncclMemAlloc()");
+  expect(ncclMemAlloc(NULL, 1), ncclInvalidArgument, NULL, "NULL");
+}
+
+/* Rank 0 aborts while the others wait for it. */
+static void aborts(int size) {
+  ncclComm_t comm = NULL;
+  OK(ncclCommInitRank(&comm, size, unique_id(), my_rank));
+  if (my_rank == 0) {
+    OK(ncclCommAbort(comm));
+  } else {
+    int32_t value = 1;
+    ncclResult_t state = ncclSuccess;
+    expect(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL), ncclRemoteError, comm, "ncclCommAbort()");
+    OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm, "ncclCommAbort()");
+    OK(ncclCommAbort(comm));
+  }
+  expect(ncclCommDestroy(comm), ncclInvalidArgument, NULL, "or was destroyed");
+}
+
+/* A thread aborts a communicator while another one waits in it for ever. */
+static void *aborting(void *comm) {
+  meet(); /* all ranks but the last are about to wait; an abort before they do so ends their call as well */
+  OK(ncclCommAbort(comm));
+  return NULL;
+}
+
+static void aborts_of_threads(int size) {
+  ncclComm_t comm = NULL;
+  OK(ncclCommInitRank(&comm, size, unique_id(), my_rank));
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, aborting, comm) == 0);
+  int32_t value = 1;
+  ncclResult_t result =
+      my_rank == size - 1 ? ncclRemoteError : ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL);
+  CHECK(result == ncclRemoteError || result == ncclInvalidArgument || result == ncclInvalidUsage);
+  CHECK(pthread_join(thread, NULL) == 0);
+}
+
+/* ---- several ranks in one thread ---- */
+
+static void in_one_thread(int size) {
+  ncclComm_t comms[8], parts[8];
+  int32_t values[8], sums[8], from[8], got[8];
+  OK(ncclCommInitAll(comms, size, NULL));
+  OK(ncclGroupStart());
+  for (int rank = 0; rank < size; rank++) {
+    values[rank] = rank;
+    OK(ncclAllReduce(&values[rank], &sums[rank], 1, ncclInt32, ncclSum, comms[rank], NULL));
+  }
+  OK(ncclGroupEnd());
+  for (int rank = 0; rank < size; rank++) CHECK(sums[rank] == size * (size - 1) / 2);
+  OK(ncclGroupStart());
+  for (int rank = 0; rank < size; rank++) {
+    from[rank] = 10 + rank;
+    OK(ncclSend(&from[rank], 1, ncclInt32, (rank + 1) % size, comms[rank], NULL));
+    OK(ncclRecv(&got[rank], 1, ncclInt32, (rank + size - 1) % size, comms[rank], NULL));
+  }
+  OK(ncclGroupEnd());
+  for (int rank = 0; rank < size; rank++) CHECK(got[rank] == 10 + (rank + size - 1) % size);
+  OK(ncclGroupStart());
+  for (int rank = 0; rank < size; rank++) OK(ncclCommSplit(comms[rank], 0, -rank, &parts[rank], NULL));
+  OK(ncclGroupEnd());
+  for (int rank = 0; rank < size; rank++) {
+    int place = -1;
+    OK(ncclCommUserRank(parts[rank], &place));
+    CHECK(place == size - 1 - rank);
+    OK(ncclCommDestroy(parts[rank]));
+    OK(pncclCommDestroy(comms[rank]));
+  }
+}
+
+static void run(int rank, int size, bool threads) {
+  my_rank = rank;
+  int version = 0;
+  OK(ncclGetVersion(&version));
+  CHECK(version >= 22700 && strcmp(ncclGetErrorString(ncclSuccess), "no error") == 0);
+  ncclComm_t comm = NULL, second = NULL;
+  OK(ncclCommInitRank(&comm, size, unique_id(), rank));
+  ncclUniqueId ids[2] = {unique_id()};
+  ids[1] = ids[0];
+  OK(ncclCommInitRankScalable(&second, size, rank, 2, ids, NULL));
+  ask(comm, rank, size);
+  reductions(comm, size);
+  moves(comm, size);
+  groups(comm, size);
+  wrong_arguments(comm, size);
+  not_supported(comm);
+  memory(comm);
+  CHECK(sum(second, 2) == 2 * size && sum(comm, 3) == 3 * size);
+  splits(comm, size);
+  in_progress(size);
+  OK(ncclCommFinalize(comm));
+  expect(ncclAllReduce(&version, &version, 1, ncclInt32, ncclSum, comm, NULL), ncclInvalidUsage, comm, "was finalized");
+  OK(ncclCommDestroy(comm));
+  OK(ncclCommDestroy(second));
+  aborts(size);
+  if (!threads) aborts_of_threads(size); /* the barrier counts one thread a rank */
+  meet();
+  if (threads && rank == 0) in_one_thread(size);
+}
+
+static int ranks;
+
+static void *thread_main(void *argument) {
+  run((int)(intptr_t)argument, ranks, true);
+  return NULL;
+}
+
+int main(int argc, char **argv) {
+  ranks = argc == 3 ? atoi(argv[2]) : 0;
+  bool threads = argc == 3 && strcmp(argv[1], "threads") == 0;
+  if (ranks < 1 || ranks > 8 || (!threads && strcmp(argv[1], "processes") != 0)) {
+    fprintf(stderr, "usage: %s processes|threads RANKS\n", argv[0]);
+    return 2;
+  }
+  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  pthread_barrierattr_t between;
+  pthread_barrierattr_init(&between);
+  pthread_barrierattr_setpshared(&between, PTHREAD_PROCESS_SHARED);
+  pthread_barrier_init(&shared->barrier, &between, (unsigned)ranks);
+  pthread_t thread[8];
+  for (int rank = 0; rank < ranks; rank++) {
+    if (threads) {
+      if (pthread_create(&thread[rank], NULL, thread_main, (void *)(intptr_t)rank) != 0) return 2;
+      continue;
+    }
+    pid_t child = fork();
+    if (child < 0) return 2;
+    if (child == 0) {
+      run(rank, ranks, false);
+      _exit(0);
+    }
+  }
+  int worst = 0;
+  for (int rank = 0; rank < ranks; rank++) {
+    int status = 0;
+    if (threads) {
+      pthread_join(thread[rank], NULL);
+    } else if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+      worst = 1;
+    }
+  }
+  if (worst == 0) printf("%d ranks agree\n", ranks);
+  return worst;
+}

@@ -1,0 +1,283 @@
+"""What ranks of test_nccl_torch.py do: torch's own ProcessGroupNCCL on fake CUDA, with sagecomm where NCCL stands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+import fake_cuda
+from device_training import called
+
+N = 24
+REDUCED = [
+    torch.int8, torch.int32, torch.int64, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+]  # fmt: skip
+OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "SUM": lambda all_ranks: all_ranks.sum(0),
+    "PRODUCT": lambda all_ranks: all_ranks.prod(0),
+    "MIN": lambda all_ranks: all_ranks.amin(0),
+    "MAX": lambda all_ranks: all_ranks.amax(0),
+}
+
+
+def begin(rank: int, size: int, store: str, timeout: int = 60, **options: Any) -> None:
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    dist.init_process_group(
+        "nccl",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
+        **options,
+    )
+
+
+def end() -> None:
+    fake_cuda.check()
+    dist.destroy_process_group()
+
+
+def values(rank: int, n: int = N, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A rank's input on the CPU: small numbers, so that all results are exact."""
+    return ((torch.arange(n) + rank) % 3 + 1).to(dtype)
+
+
+def mine(n: int = N, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return values(dist.get_rank(), n, dtype).cuda()
+
+
+def empty(n: int = N, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full((n,), 77).to(dtype).cuda()
+
+
+def ranks() -> range:
+    return range(dist.get_world_size())
+
+
+def same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    assert torch.equal(got.cpu(), want.cpu()), f"{what}: {got.cpu().tolist()} instead of {want.cpu().tolist()}"
+
+
+def reductions() -> None:
+    for dtype in REDUCED:
+        inputs = torch.stack([values(r, N, dtype) for r in ranks()])
+        for name, of in OPS.items():
+            want, op = of(inputs.double()).to(dtype), getattr(dist.ReduceOp, name)
+            t = mine(dtype=dtype)
+            dist.all_reduce(t, op)
+            same(t, want, f"all_reduce {name} {dtype}")
+        t = mine(dtype=dtype)
+        dist.reduce(t, dist.get_world_size() - 1)
+        if dist.get_rank() == dist.get_world_size() - 1:
+            same(t, inputs.double().sum(0).to(dtype), f"reduce {dtype}")
+    inputs = torch.stack([values(r) for r in ranks()])
+    t = mine()
+    dist.all_reduce(t, dist.ReduceOp.AVG)
+    same(t, inputs.mean(0), "AVG")
+    for factor in (0.5, torch.tensor([0.25]).cuda()):
+        t = mine()
+        dist.all_reduce(t, dist._make_nccl_premul_sum(factor))
+        same(t, inputs.sum(0) * float(factor), "PREMUL_SUM")
+    flags = values(dist.get_rank(), N).eq(1).cuda()
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    same(flags, inputs.eq(1).any(0), "MAX of bool")
+
+
+def gathers() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    want = [values(r) for r in ranks()]
+    got = [empty() for _ in ranks()]
+    dist.all_gather(got, mine())
+    uneven = [empty(r + 1) for r in ranks()]
+    dist.all_gather(uneven, mine(rank + 1))
+    for r in ranks():
+        same(got[r], want[r], "all_gather")
+        same(uneven[r], values(r, r + 1), "all_gather of different lengths")
+    whole = empty(size * N)
+    dist.all_gather_into_tensor(whole, mine())
+    same(whole, torch.cat(want), "all_gather_into_tensor")
+    whole.view(size, N)[rank].copy_(mine())
+    dist.all_gather_into_tensor(whole, whole.view(size, N)[rank])
+    same(whole, torch.cat(want), "all_gather_into_tensor in place")
+
+    total = torch.stack([values(r, size * N) for r in ranks()]).sum(0)
+    part = empty()
+    dist.reduce_scatter_tensor(part, mine(size * N))
+    same(part, total.view(size, N)[rank], "reduce_scatter_tensor")
+    dist.reduce_scatter(part, list(mine(size * N).view(size, N)))
+    same(part, total.view(size, N)[rank], "reduce_scatter")
+    part = empty(rank + 1)
+    dist.reduce_scatter(part, [mine(r + 1) for r in ranks()])
+    same(part, torch.stack([values(r, rank + 1) for r in ranks()]).sum(0), "reduce_scatter of different lengths")
+
+    root = size - 1
+    got = [empty() for _ in ranks()]
+    dist.gather(mine(), got if rank == root else None, dst=root)
+    if rank == root:
+        same(torch.stack(got), torch.stack(want), "gather")
+    part = empty()
+    dist.scatter(part, [values(r).cuda() for r in ranks()] if rank == root else None, src=root)
+    same(part, values(rank), "scatter")
+    t = mine()
+    dist.broadcast(t, root)
+    same(t, values(root), "broadcast")
+
+
+def exchanges() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    send = [mine(2 * (r + 1)) * (r + 1) for r in ranks()]
+    got = [empty(2 * (rank + 1)) for _ in ranks()]
+    dist.all_to_all(got, send)
+    for r in ranks():
+        same(got[r], values(r, 2 * (rank + 1)) * (rank + 1), "all_to_all")
+    t = empty(size * N)
+    dist.all_to_all_single(t, mine(size * N))
+    same(t, torch.cat([values(r, size * N).view(size, N)[rank] for r in ranks()]), "all_to_all_single")
+    t = empty(size * (rank + 1))
+    dist.all_to_all_single(
+        t, torch.cat([mine(r + 1) for r in ranks()]), [rank + 1] * size, [r + 1 for r in ranks()]
+    )
+    same(t, torch.cat([values(r, rank + 1) for r in ranks()]), "all_to_all_single of different lengths")
+
+    left, right = (rank - 1) % size, (rank + 1) % size
+    t = empty()
+    batch = [dist.P2POp(dist.isend, mine(), right), dist.P2POp(dist.irecv, t, left)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    same(t, values(left), "batch_isend_irecv")
+    for n in (1, N, 100_000):  # pairs of ranks, there and back
+        t = empty(n)
+        if rank % 2 == 0 and right == rank + 1:
+            dist.send(mine(n), right)
+            dist.recv(t, right)
+            same(t, values(rank, n) * 2, "send and recv")
+        elif rank % 2 == 1:
+            dist.recv(t, left)
+            dist.send(t * 2, left)
+    dist.barrier()
+
+
+def coalescing() -> None:
+    inputs = [mine(n) for n in (1, N, 3 * N)]
+    with c10d._coalescing_manager(device=torch.device("cuda", torch.cuda.current_device()), async_ops=True) as manager:
+        for t in inputs:
+            dist.all_reduce(t)
+    manager.wait()
+    for t in inputs:
+        same(t, torch.stack([values(r, t.numel()) for r in ranks()]).sum(0), "coalesced all_reduce")
+    size = dist.get_world_size()
+    whole = [empty(size * n) for n in (2, N)]
+    with c10d._coalescing_manager(device=torch.device("cuda", torch.cuda.current_device())):
+        for t in whole:
+            dist.all_gather_into_tensor(t, mine(t.numel() // size))
+    for t in whole:
+        same(t, torch.cat([values(r, t.numel() // size) for r in ranks()]), "coalesced all_gather")
+
+
+def streams() -> None:
+    """Nobody waits on the host: what one stream writes late is what another one reads behind the operation."""
+    side = torch.cuda.Stream()
+    for step in range(5):
+        t = empty()
+        with torch.cuda.stream(side):
+            t.copy_(values(dist.get_rank() + step).pin_memory(), non_blocking=True)
+            work = dist.all_reduce(t, async_op=True)
+        work.wait()
+        doubled = t * 2
+        side.wait_stream(torch.cuda.current_stream())
+        same(doubled, torch.stack([values(r + step) for r in ranks()]).sum(0) * 2, "all_reduce of a side stream")
+
+
+def groups() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pairs = [dist.new_group([r, (r + 1) % size]) for r in range(0, size, 2)]
+    for first, pair in zip(range(0, size, 2), pairs, strict=True):
+        if rank in (first, first + 1):
+            t = mine()
+            dist.all_reduce(t, group=pair)
+            same(t, values(first) + values(first + 1), "all_reduce of a pair")
+    t = mine()
+    dist.all_reduce(t)
+    same(t, torch.stack([values(r) for r in ranks()]).sum(0), "all_reduce of all")
+
+
+def split() -> None:
+    """Requires: the default group is bound to a device, so that torch splits its communicator."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    half = dist.split_group(split_ranks=[list(range(size // 2)), list(range(size // 2, size))])
+    t = mine()
+    dist.all_reduce(t, group=half)
+    members = range(size // 2) if rank < size // 2 else range(size // 2, size)
+    same(t, torch.stack([values(r) for r in members]).sum(0), "all_reduce of a half")
+
+
+PROGRAMS = [reductions, gathers, exchanges, coalescing, streams, groups]
+
+
+def programs(rank: int, size: int, store: str) -> list[str]:
+    """Returns what libraries named libnccl this process has mapped."""
+    begin(rank, size, store)
+    for program in PROGRAMS:
+        program()
+        fake_cuda.check()
+    end()
+    return mapped()
+
+
+def mapped() -> list[str]:
+    with open("/proc/self/maps") as lines:
+        return sorted(
+            {os.path.basename(line.split()[-1]) for line in lines if "nccl" in os.path.basename(line.split()[-1])}
+        )
+
+
+def splits(rank: int, size: int, store: str, nonblocking: bool) -> None:
+    if nonblocking:
+        os.environ["TORCH_NCCL_USE_COMM_NONBLOCKING"] = "1"
+    begin(rank, size, store, device_id=torch.device("cuda", rank % torch.cuda.device_count()))
+    split()
+    for program in reductions, exchanges:
+        program()
+    end()
+
+
+def training(rank: int, size: int, store: str, function: str, *arguments: Any) -> str:
+    """Calls `module:function` with the arguments."""
+    begin(rank, size, store)
+    result = called(function, *arguments)
+    end()
+    return result
+
+
+def aborts(rank: int, size: int, store: str) -> str:
+    """Rank 0 aborts its group. The operation of the others fails, and each can make a new group."""
+    begin(rank, size, store)
+    t = mine()
+    dist.all_reduce(t)
+    torch.cuda.synchronize()
+    group = c10d._get_default_group()._get_backend(torch.device("cuda"))
+    if rank == 0:
+        group.abort()
+        text = ""
+    else:
+        try:
+            dist.all_reduce(t)
+            torch.cuda.synchronize()
+            dist.all_reduce(t)
+            text = ""
+        except RuntimeError as error:
+            text = str(error)
+        group.abort()
+    dist.destroy_process_group()
+    begin(rank, size, f"{store}.again")
+    t = mine()
+    dist.all_reduce(t)
+    same(t, torch.stack([values(r) for r in ranks()]).sum(0), "all_reduce of a new group")
+    end()
+    return text

@@ -1,0 +1,79 @@
+"""torch's own ProcessGroupNCCL, unmodified, on fake CUDA, with libsagecomm_nccl.so where NCCL stands.
+
+facade_ranks.py has what ranks do. The emulator's checker reports each pair of accesses that nothing orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import device_training
+from cuda_bed import CudaBed, fake_cuda
+from device_bed import Schedule, under_schedules
+from nccl_facade import FACADE
+from selection import quickly
+from worlds import Pool
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+SETTINGS = {"EMULATOR_KICK_MS": "5", "EMULATOR_DEVICES": "4"}
+ENGINES = {"staged": {}, "cuda": {"SAGECOMM_ENGINE": "cuda"}, "chosen": {"SAGECOMM_ENGINE": "auto"}}
+
+
+@pytest.fixture(scope="module")
+def facade_bed() -> Iterator[CudaBed]:
+    try:
+        fake_cuda.build()
+    except fake_cuda.builder.UnavailableError as error:
+        pytest.skip(str(error))
+    bed = CudaBed(preload=[FACADE])
+    yield bed
+    bed.stop()
+
+
+@under_schedules
+@pytest.mark.parametrize(("engine", "size"), quickly([("staged", 2)], [(e, s) for e in ENGINES for s in (2, 4)]))
+def test_programs(facade_bed: CudaBed, schedule: Schedule, engine: str, size: int) -> None:
+    settings = {**SETTINGS, **ENGINES[engine], "schedule": schedule.name}
+    for mapped in facade_bed.ranks("facade_ranks:programs", size, seed=schedule.seed, **settings):
+        assert mapped == [FACADE.name]  # NVIDIA's is not in the process
+
+
+@pytest.mark.parametrize("nonblocking", quickly([True], [False, True]))
+@pytest.mark.parametrize("size", quickly([2], [2, 4]))
+def test_splits(facade_bed: CudaBed, size: int, nonblocking: bool) -> None:
+    facade_bed.ranks("facade_ranks:splits", size, nonblocking, **SETTINGS)
+
+
+@pytest.mark.parametrize("size", quickly([2], [2, 4]))
+def test_aborts(facade_bed: CudaBed, size: int) -> None:
+    texts = facade_bed.ranks("facade_ranks:aborts", size, **SETTINGS)
+    assert all("ncclCommAbort() was called" in text for text in texts[1:]), texts
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu(pool: Pool) -> Callable[..., list[str]]:
+    return cache(lambda size, function, *arguments: pool.world(size).run(device_training.called, function, *arguments))
+
+
+TRAININGS = [
+    ("device_training:data_parallel", "convolutions", None),
+    ("device_training:data_parallel", "mlp", "bf16"),
+    ("device_sharded:fully_sharded", "plain"),
+    ("device_sharded:tensor_parallel", "sequence"),
+    ("device_sharded:tensors", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "size"), quickly([(TRAININGS[2], 2)], [(what, size) for what in TRAININGS for size in (2, 4)])
+)
+def test_training(facade_bed: CudaBed, on_the_cpu: Callable[..., list[str]], what: tuple[str, Any], size: int) -> None:
+    """Parameters are those of sagecomm on the CPU, bit for bit."""
+    function, *arguments = what
+    got = facade_bed.ranks("facade_ranks:training", size, function, "cuda", *arguments, **SETTINGS)
+    assert got == on_the_cpu(size, function, "cpu", *arguments)
