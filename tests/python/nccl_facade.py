@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import sagecomm
-
-FACADE = Path(sagecomm.__file__).resolve().parent / "lib" / "libsagecomm_nccl.so"
+_PACKAGE = find_spec("sagecomm")  # importing it would import torch, for seconds
+assert _PACKAGE is not None
+assert _PACKAGE.origin is not None
+FACADE = Path(_PACKAGE.origin).resolve().parent / "lib" / "libsagecomm_nccl.so"
 
 SUCCESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 0, 4, 5, 6
 INT32, FLOAT32 = 2, 7

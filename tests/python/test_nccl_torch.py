@@ -24,6 +24,10 @@ SETTINGS = {"EMULATOR_KICK_MS": "5", "EMULATOR_DEVICES": "4"}
 ENGINES = {"staged": {}, "cuda": {"SAGECOMM_ENGINE": "cuda"}, "chosen": {"SAGECOMM_ENGINE": "auto"}}
 
 
+def case(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 @pytest.fixture(scope="module")
 def facade_bed() -> Iterator[CudaBed]:
     try:
@@ -36,8 +40,9 @@ def facade_bed() -> Iterator[CudaBed]:
 
 
 @under_schedules
-@pytest.mark.parametrize(("engine", "size"), quickly([("staged", 2)], [(e, s) for e in ENGINES for s in (2, 4)]))
-def test_programs(facade_bed: CudaBed, schedule: Schedule, engine: str, size: int) -> None:
+@pytest.mark.parametrize("of", quickly([("staged", 2)], [(e, n) for e in ENGINES for n in (2, 4)]), ids=case)
+def test_programs(facade_bed: CudaBed, schedule: Schedule, of: tuple[str, int]) -> None:
+    engine, size = of
     settings = {**SETTINGS, **ENGINES[engine], "schedule": schedule.name}
     for mapped in facade_bed.ranks("facade_ranks:programs", size, seed=schedule.seed, **settings):
         assert mapped == [FACADE.name]  # NVIDIA's is not in the process
@@ -70,10 +75,10 @@ TRAININGS = [
 
 
 @pytest.mark.parametrize(
-    ("what", "size"), quickly([(TRAININGS[2], 2)], [(what, size) for what in TRAININGS for size in (2, 4)])
+    "of", quickly([(2, *TRAININGS[2])], [(size, *training) for training in TRAININGS for size in (2, 4)]), ids=case
 )
-def test_training(facade_bed: CudaBed, on_the_cpu: Callable[..., list[str]], what: tuple[str, Any], size: int) -> None:
+def test_training(facade_bed: CudaBed, on_the_cpu: Callable[..., list[str]], of: tuple[Any, ...]) -> None:
     """Parameters are those of sagecomm on the CPU, bit for bit."""
-    function, *arguments = what
+    size, function, *arguments = of
     got = facade_bed.ranks("facade_ranks:training", size, function, "cuda", *arguments, **SETTINGS)
     assert got == on_the_cpu(size, function, "cpu", *arguments)
