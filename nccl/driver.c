@@ -27,8 +27,8 @@ static struct {
 #undef FIELD
 } driver;
 
-static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
-static bool found;
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+static bool opened;
 
 static bool find_all(void) {
   void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
@@ -42,10 +42,10 @@ static bool find_all(void) {
 }
 
 bool driver_present(void) {
-  pthread_mutex_lock(&finding);
-  if (!found) found = find_all(); /* again and again: a program may load the driver later */
-  bool answer = found;
-  pthread_mutex_unlock(&finding);
+  pthread_mutex_lock(&opening);
+  if (!opened) opened = find_all(); /* again and again: a program may load the driver later */
+  bool answer = opened;
+  pthread_mutex_unlock(&opening);
   return answer;
 }
 

@@ -111,7 +111,7 @@ ncclResult_t join_run(job *j) {
     status = j->kind == JOB_SPLIT ? core()->group_split(&child, 1, &group, &err)
                                   : core()->group_shrink(&child, 1, &group, &err);
   }
-  ncclResult_t result = status < 0 ? failed(NULL, status, &err) : ncclSuccess;
+  ncclResult_t result = status < 0 ? failed(made != NULL ? made : j->comm, status, &err) : ncclSuccess;
   if (result == ncclSuccess && group != 0) result = accept(made, group);
   if (result != ncclSuccess && j->blocking) join_dropped(j); /* otherwise its user asks it for its state, and ends it */
   return result;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,6 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import fake_cuda
 from device_training import called
+from nccl_facade import FLOAT32, INVALID_USAGE, SUM, Error, Library
 
 N = 24
 REDUCED = [
@@ -140,9 +142,7 @@ def exchanges() -> None:
     dist.all_to_all_single(t, mine(size * N))
     same(t, torch.cat([values(r, size * N).view(size, N)[rank] for r in ranks()]), "all_to_all_single")
     t = empty(size * (rank + 1))
-    dist.all_to_all_single(
-        t, torch.cat([mine(r + 1) for r in ranks()]), [rank + 1] * size, [r + 1 for r in ranks()]
-    )
+    dist.all_to_all_single(t, torch.cat([mine(r + 1) for r in ranks()]), [rank + 1] * size, [r + 1 for r in ranks()])
     same(t, torch.cat([values(r, rank + 1) for r in ranks()]), "all_to_all_single of different lengths")
 
     left, right = (rank - 1) % size, (rank + 1) % size
@@ -281,3 +281,142 @@ def aborts(rank: int, size: int, store: str) -> str:
     same(t, torch.stack([values(r) for r in ranks()]).sum(0), "all_reduce of a new group")
     end()
     return text
+
+
+# ---- what vLLM's pynccl does
+
+
+def pointer(t: torch.Tensor) -> int:
+    return t.data_ptr()
+
+
+def stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+def pynccl(rank: int, size: int, store: str) -> None:
+    """Calls as vLLM's tests of pynccl make them, in a stream of their own and with nothing that waits on the host."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    library, names = Library(), dist.FileStore(store, size)
+    if rank == 0:
+        names.set("id", library.unique_id())
+    comm = library.communicator(size, names.get("id"), rank)
+    inputs = [values(r) for r in range(size)]
+    total = torch.stack(inputs).sum(0)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            t, whole, part = inputs[rank].cuda(), empty(size * N), empty(N // size)
+            library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
+            same(t, total, "all_reduce")
+            t = inputs[rank].cuda()
+            library.call("ncclAllGather", pointer(t), pointer(whole), N, FLOAT32, comm, stream())
+            same(whole, torch.cat(inputs), "all_gather")
+            library.call("ncclReduceScatter", pointer(t), pointer(part), N // size, FLOAT32, SUM, comm, stream())
+            same(part, total.view(size, -1)[rank], "reduce_scatter")
+            got = empty()
+            library.call("ncclBroadcast", pointer(t), pointer(got), N, FLOAT32, size - 1, comm, stream())
+            same(got, inputs[-1], "broadcast")
+            library.call("ncclGroupStart")
+            for root in range(size):
+                at = pointer(whole) + 4 * root * N
+                library.call("ncclBroadcast", pointer(t), at, root + 1, FLOAT32, root, comm, stream())
+            library.call("ncclGroupEnd")
+            for root in range(size):
+                same(whole[root * N : root * N + root + 1], inputs[root][: root + 1], "all_gatherv")
+            if rank == 0:
+                library.call("ncclSend", pointer(t), N, FLOAT32, size - 1, comm, stream())
+            elif rank == size - 1:
+                library.call("ncclRecv", pointer(got), N, FLOAT32, 0, comm, stream())
+                same(got, inputs[0], "send and recv")
+    torch.cuda.synchronize()
+    library.call("ncclCommDestroy", comm)
+    fake_cuda.check()
+
+
+def several_streams(rank: int, size: int, store: str) -> None:
+    """All streams of a group call wait for each other."""
+    torch.cuda.set_device(rank)
+    library, names = Library(), dist.FileStore(store, size)
+    if rank == 0:
+        names.set("id", library.unique_id())
+    comm = library.communicator(size, names.get("id"), rank)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    tensors = []
+    for n, each in enumerate(streams):
+        with torch.cuda.stream(each):
+            tensors.append(mine_of(rank + n))
+    library.call("ncclGroupStart")
+    for t, each in zip(tensors, streams, strict=True):
+        library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, each.cuda_stream)
+    library.call("ncclGroupEnd")
+    with torch.cuda.stream(streams[1]):  # it is behind what the other streams have done
+        for n, t in enumerate(tensors):
+            same(t, torch.stack([values(r + n) for r in range(size)]).sum(0), "all_reduce in a stream of its own")
+    torch.cuda.synchronize()
+    library.call("ncclCommDestroy", comm)
+    fake_cuda.check()
+
+
+def mine_of(rank: int) -> torch.Tensor:
+    return values(rank).pin_memory().cuda(non_blocking=True)
+
+
+def in_one_thread(rank: int, size: int, store: str, ranks: int) -> None:
+    """Several ranks in one thread, each with a device of its own, in group calls."""
+    assert (rank, size) == (0, 1)
+    library = Library()
+    comms = (ctypes.c_void_p * ranks)()
+    library.call("ncclCommInitAll", comms, ranks, None)
+    for _ in range(3):
+        tensors = []
+        for r in range(ranks):
+            with torch.cuda.device(r):
+                tensors.append(values(r).cuda())
+        library.call("ncclGroupStart")
+        for r, t in enumerate(tensors):
+            at = torch.cuda.current_stream(r).cuda_stream
+            comm = ctypes.c_void_p(comms[r])
+            library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, at)
+        library.call("ncclGroupEnd")
+        for t in tensors:
+            same(t, torch.stack([values(r) for r in range(ranks)]).sum(0), "all_reduce of ranks in one thread")
+    for r in range(ranks):
+        library.call("ncclCommDestroy", ctypes.c_void_p(comms[r]))
+    fake_cuda.check()
+
+
+def captured(rank: int, size: int, store: str) -> str:
+    """Returns why an operation in a capture is refused."""
+    torch.cuda.set_device(rank)
+    library, names = Library(), dist.FileStore(store, size)
+    if rank == 0:
+        names.set("id", library.unique_id())
+    comm = library.communicator(size, names.get("id"), rank)
+    t = mine_of(rank)
+    text = ""
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        try:
+            library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
+        except Error as error:
+            assert error.result == INVALID_USAGE, error
+            text = str(error)
+    library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
+    same(t, torch.stack([values(r) for r in range(size)]).sum(0), "all_reduce after a capture")
+    library.call("ncclCommDestroy", comm)
+    fake_cuda.check()
+    return text
+
+
+def host_memory(rank: int, size: int, store: str) -> None:
+    """Pinned memory is reduced behind what the stream of the call holds."""
+    torch.cuda.set_device(rank)
+    library, names = Library(), dist.FileStore(store, size)
+    if rank == 0:
+        names.set("id", library.unique_id())
+    comm = library.communicator(size, names.get("id"), rank)
+    t = torch.zeros(N).pin_memory()
+    t.copy_(mine_of(rank), non_blocking=True)
+    library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
+    same(t, torch.stack([values(r) for r in range(size)]).sum(0), "all_reduce of pinned memory")
+    library.call("ncclCommDestroy", comm)
+    fake_cuda.check()

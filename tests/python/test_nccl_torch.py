@@ -21,7 +21,7 @@ from worlds import Pool
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
 SETTINGS = {"EMULATOR_KICK_MS": "5", "EMULATOR_DEVICES": "4"}
-ENGINES = {"staged": {}, "cuda": {"SAGECOMM_ENGINE": "cuda"}, "chosen": {"SAGECOMM_ENGINE": "auto"}}
+ENGINES = ["staged", "cuda", "auto"]
 
 
 def case(value: object) -> str:
@@ -43,7 +43,7 @@ def facade_bed() -> Iterator[CudaBed]:
 @pytest.mark.parametrize("of", quickly([("staged", 2)], [(e, n) for e in ENGINES for n in (2, 4)]), ids=case)
 def test_programs(facade_bed: CudaBed, schedule: Schedule, of: tuple[str, int]) -> None:
     engine, size = of
-    settings = {**SETTINGS, **ENGINES[engine], "schedule": schedule.name}
+    settings = {**SETTINGS, "SAGECOMM_ENGINE": engine, "schedule": schedule.name}
     for mapped in facade_bed.ranks("facade_ranks:programs", size, seed=schedule.seed, **settings):
         assert mapped == [FACADE.name]  # NVIDIA's is not in the process
 
@@ -58,6 +58,31 @@ def test_splits(facade_bed: CudaBed, size: int, nonblocking: bool) -> None:
 def test_aborts(facade_bed: CudaBed, size: int) -> None:
     texts = facade_bed.ranks("facade_ranks:aborts", size, **SETTINGS)
     assert all("ncclCommAbort() was called" in text for text in texts[1:]), texts
+
+
+@pytest.mark.parametrize("of", quickly([("staged", 2)], [(e, n) for e in ENGINES for n in (2, 4)]), ids=case)
+def test_pynccl(facade_bed: CudaBed, of: tuple[str, int]) -> None:
+    engine, size = of
+    facade_bed.ranks("facade_ranks:pynccl", size, **SETTINGS, SAGECOMM_ENGINE=engine)
+
+
+@pytest.mark.parametrize("schedule", quickly(["random"], ["lazy", "eager", "random"]))
+def test_several_streams_in_a_group_call(facade_bed: CudaBed, schedule: str) -> None:
+    facade_bed.ranks("facade_ranks:several_streams", 2, **SETTINGS, schedule=schedule)
+
+
+@pytest.mark.parametrize("ranks", quickly([2], [2, 4]))
+def test_ranks_in_one_thread(facade_bed: CudaBed, ranks: int) -> None:
+    facade_bed.ranks("facade_ranks:in_one_thread", 1, ranks, **SETTINGS)
+
+
+def test_an_operation_in_a_capture_is_refused(facade_bed: CudaBed) -> None:
+    for text in facade_bed.ranks("facade_ranks:captured", 2, **SETTINGS):
+        assert "captured" in text
+
+
+def test_pinned_memory(facade_bed: CudaBed) -> None:
+    facade_bed.ranks("facade_ranks:host_memory", 2, **SETTINGS)
 
 
 @pytest.fixture(scope="module")
