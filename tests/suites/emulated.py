@@ -1,7 +1,7 @@
 """Ranks of torch's tests on devices of fake CUDA, if the variable SUITE_DEVICES says how many.
 
-SUITE_PRELOAD is a library that they load first. Torch's tests ask for devices while they are imported. A process that has called CUDA cannot fork ranks, so until a rank
-begins the answers come from here and not from the driver."""
+SUITE_PRELOAD is a library that they load first. Torch's tests ask for devices while they are imported. A process that
+has called CUDA cannot fork ranks, so until a rank begins the answers come from here and not from the driver."""
 
 from __future__ import annotations
 
