@@ -1,6 +1,7 @@
-"""Builds the wheel: the core and the facade of NCCL through `make core nccl`, the shim through shim_build.py. Metadata is in pyproject.toml.
+"""Builds the wheel: the core and the facade of NCCL through `make core nccl`, the shim through shim_build.py.
 
-The sources of both lie above this directory, so it builds from a checkout and there is no source distribution.
+Metadata is in pyproject.toml. The sources lie above this directory, so it builds from a checkout and there is no
+source distribution.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import shim_build  # noqa: E402
 
 
 class BuildCore(Command):
-    """Brings the libraries of sagecomm/lib up to date. It is the first step, because build_py collects them."""
+    """Brings the libraries of sagecomm/lib up to date. It is the first step: build_py collects them."""
 
     def initialize_options(self) -> None:
         pass
@@ -34,7 +35,9 @@ class BuildCore(Command):
             raise SystemExit(f"{shim_build.ROOT} holds no sources of the core: build from a complete checkout")
         environment = {**os.environ, "PYTHON": sys.executable}
         try:
-            subprocess.run(["make", "--no-print-directory", "core", "nccl"], cwd=shim_build.ROOT, env=environment, check=True)
+            subprocess.run(
+                ["make", "--no-print-directory", "core", "nccl"], cwd=shim_build.ROOT, env=environment, check=True
+            )
         except FileNotFoundError:
             raise SystemExit("sagecomm: make is needed to build the core: install make") from None
         except subprocess.CalledProcessError:

@@ -99,9 +99,8 @@ TRAININGS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "of", quickly([(2, *TRAININGS[2])], [(size, *training) for training in TRAININGS for size in (2, 4)]), ids=case
-)
+@pytest.mark.long
+@pytest.mark.parametrize("of", [(size, *training) for training in TRAININGS for size in (2, 4)], ids=case)
 def test_training(facade_bed: CudaBed, on_the_cpu: Callable[..., list[str]], of: tuple[Any, ...]) -> None:
     """Parameters are those of sagecomm on the CPU, bit for bit."""
     size, function, *arguments = of

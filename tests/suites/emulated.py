@@ -1,13 +1,12 @@
 """Ranks of torch's tests on devices of fake CUDA, if the variable SUITE_DEVICES says how many.
 
-SUITE_PRELOAD is a library that they load first. Torch's tests ask for devices while they are imported. A process that
-has called CUDA cannot fork ranks, so until a rank begins the answers come from here and not from the driver."""
+Torch's tests ask for devices while they are imported. A process that has called CUDA cannot fork ranks, so until a rank
+begins the answers come from here and not from the driver."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,10 +30,7 @@ if DEVICES:
         _answer(_module, "device_count", lambda: DEVICES)
     torch.utils._triton.has_triton = lambda **_: False  # nothing compiles kernels for these devices
     if "LD_PRELOAD" not in os.environ:
-        preload = [Path(os.environ[name]) for name in ("SUITE_PRELOAD",) if name in os.environ]
-        os.environ.update(
-            fake_cuda.environment(devices=DEVICES, preload=preload)
-        )  # for processes that begin from here on
+        os.environ.update(fake_cuda.environment(devices=DEVICES))  # for processes that begin from here on
 
 
 def begin() -> None:

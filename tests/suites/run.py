@@ -27,7 +27,6 @@ sys.path.insert(0, str(HERE.parent / "emulator"))
 import fake_cuda  # noqa: E402
 from expected import DIFFERENCES, MOST, ON_EMULATED_DEVICES  # noqa: E402
 
-FACADE = HERE.parents[1] / "torch_ext" / "sagecomm" / "lib" / "libsagecomm_nccl.so"
 LOGS = HERE.parents[1] / "build" / "suites"  # what the ranks write, which is a lot
 TEST_TIMEOUT_S = 120  # of one test; after that torch shows the stacks of its ranks
 
@@ -39,7 +38,6 @@ class Configuration:
     at_least: int  # tests that pass, with the pinned torch: a skip is no way out
     smoke: tuple[str, ...] = ()
     cuda: bool = False  # the tests of CUDA tensors, on emulated devices, one for each rank
-    facade: bool = False  # torch's own backend nccl, with libsagecomm_nccl.so where NCCL stands
 
 
 CONFIGURATIONS = {
@@ -88,19 +86,6 @@ CONFIGURATIONS = {
             "test_sparse_all_reduce_sum_cuda",
         ),
         cuda=True,
-    ),
-    "nccl": Configuration(
-        told="nccl",
-        ranks=2,
-        at_least=0,
-        smoke=(
-            "test_all_reduce_sum_cuda_async",
-            "test_batch_isend_irecv_nccl",
-            "test_broadcast_cuda",
-            "test_ddp_hook_parity_allreduce",
-        ),
-        cuda=True,
-        facade=True,
     ),
 }
 
@@ -224,9 +209,6 @@ def environment(configuration: Configuration, backend: str) -> Mapping[str, str]
     if configuration.cuda:
         fake_cuda.build()
         cuda = {"SUITE_DEVICES": str(configuration.ranks), "EMULATOR_KICK_MS": "5"}
-    if configuration.facade and backend == "sagecomm":
-        cuda["SUITE_PRELOAD"] = str(FACADE)
-        backend = configuration.told
     return {
         **cuda,
         "BACKEND": configuration.told if backend == "sagecomm" else backend,
