@@ -60,10 +60,11 @@ static int32_t issue(sagecomm_group group, const call *calls, int n, sagecomm_er
   sagecomm_work work = 0;
   int32_t status = n == 1 ? core()->issue(group, ops, &work, NULL, err)
                           : core()->issue_coalesced(group, ops, (uint32_t)n, &work, NULL, err);
-  sagecomm_waits waits;
-  core()->waits(&waits);
-  bool host = ops[0].device_type == SAGECOMM_HOST;
-  while (host && status == SAGECOMM_PENDING) status = core()->wait(work, waits.slice_ns, err);
+  if (status == SAGECOMM_PENDING && ops[0].device_type == SAGECOMM_HOST) {
+    sagecomm_waits waits;
+    core()->waits(&waits);
+    while (status == SAGECOMM_PENDING) status = core()->wait(work, waits.slice_ns, err);
+  }
   if (work != 0) core()->release(work); /* an operation on a device goes on in its stream */
   if (ops != &one) free(ops);
   return status;
