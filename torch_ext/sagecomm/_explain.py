@@ -90,7 +90,12 @@ def _engines(answer: dict[str, Any]) -> list[str]:
     rows = [("*" if e["chosen"] else "", e["engine"], e["why"]) for e in answer.get("engines", [])]
     if not rows:
         return []
-    return ["Which engine carries out operations on tensors of devices:", *columns(rows), *_on_devices(answer), *_links(answer)]
+    return [
+        "Which engine carries out operations on tensors of devices:",
+        *columns(rows),
+        *_on_devices(answer),
+        *_links(answer),
+    ]
 
 
 def _on_devices(answer: dict[str, Any]) -> list[str]:

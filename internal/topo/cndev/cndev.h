@@ -50,13 +50,13 @@ typedef struct cndev_remote {
 } cndev_remote;
 
 /* A device is an index, or a handle in libraries that have the last function. cndevGetMLULinkPortNumber returns a number. */
-#define CNDEV_FUNCTIONS(X)                                                                                   \
-  X(cndevInit, (int32_t reserved), (reserved))                                                               \
-  X(cndevGetDeviceCount, (cndev_count * count), (count))                                                     \
-  X(cndevGetUUID, (cndev_uuid * uuid, int32_t device), (uuid, device))                                       \
-  X(cndevGetPCIeInfo, (cndev_pci * info, int32_t device), (info, device))                                    \
-  X(cndevGetMLULinkPortNumber, (int32_t device), (device))                                                   \
-  X(cndevGetMLULinkStatus, (cndev_link * status, int32_t device, int32_t link), (status, device, link))      \
+#define CNDEV_FUNCTIONS(X)                                                                                    \
+  X(cndevInit, (int32_t reserved), (reserved))                                                                \
+  X(cndevGetDeviceCount, (cndev_count * count), (count))                                                      \
+  X(cndevGetUUID, (cndev_uuid * uuid, int32_t device), (uuid, device))                                        \
+  X(cndevGetPCIeInfo, (cndev_pci * info, int32_t device), (info, device))                                     \
+  X(cndevGetMLULinkPortNumber, (int32_t device), (device))                                                    \
+  X(cndevGetMLULinkStatus, (cndev_link * status, int32_t device, int32_t link), (status, device, link))       \
   X(cndevGetMLULinkRemoteInfo, (cndev_remote * remote, int32_t device, int32_t link), (remote, device, link)) \
   X(cndevGetDeviceHandleByIndex, (int32_t index, int32_t *device), (index, device))
 
