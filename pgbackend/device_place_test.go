@@ -111,9 +111,13 @@ func TestLocalRank(t *testing.T) {
 // The engine cuda chooses by the devices that the ranks use, which need not be those of the rendezvous. All ranks choose alike, and explain
 // what they have chosen.
 func TestChoicesOfTheEngineOfSharedDevices(t *testing.T) {
+	address := func(n int) string { return fmt.Sprintf("0000:%02x:00.0", n) }
 	gpu := func(n int) *topo.Place {
-		other := fmt.Sprintf("0000:%02x:00.0", 1-n)
-		return &topo.Place{Address: fmt.Sprintf("0000:%02x:00.0", n), Ways: map[string]topo.Way{other: {Class: topo.ClassNVLink, NVLinks: 18, Version: "4.0"}}}
+		place := &topo.Place{Address: address(n), Ways: map[string]topo.Way{}}
+		for other := range 4 {
+			place.Ways[address(other)] = topo.Way{Class: topo.ClassNVLink, NVLinks: 18, Version: "4.0"}
+		}
+		return place
 	}
 	seats := func(device func(rank int) int, where func(n int) *topo.Place) (list []vendor.Seat) {
 		for rank := range 4 {
@@ -127,7 +131,7 @@ func TestChoicesOfTheEngineOfSharedDevices(t *testing.T) {
 	tables := map[string]string{}
 	for name, of := range map[string][]vendor.Seat{
 		"shared":  seats(func(int) int { return 0 }, nowhere),
-		"nvlink":  seats(func(rank int) int { return rank % 2 }, gpu),
+		"nvlink":  seats(func(rank int) int { return rank }, gpu),
 		"unknown": seats(func(rank int) int { return rank }, nowhere),
 	} {
 		for rank, g := range w.groups {
@@ -141,4 +145,18 @@ func TestChoicesOfTheEngineOfSharedDevices(t *testing.T) {
 	require.NotEqual(t, tables["shared"], tables["nvlink"])
 	require.NotEqual(t, tables["nvlink"], tables["unknown"])
 	require.Equal(t, tables["unknown"], expectedChoices(w.groups[0].selector, w.groups[0].deviceLink).Describe(coll.AllReduce), "nothing was told in the rendezvous")
+}
+
+// A described group may have more ranks than the engine serves, and pricing all of their plans would take minutes.
+func TestChoicesOfGroupsThatTheEngineDoesNotServe(t *testing.T) {
+	unknown := func(int, int) algo.DeviceLink { return algo.DeviceLink{Class: algo.UnknownLink} }
+	of := func(engine string, shape algo.Shape) *algo.DeviceChoices {
+		s, err := algo.NewSelector(shape, algo.DefaultParams(), algo.Tune{})
+		require.NoError(t, err)
+		return choices{selector: s, shape: shape, engines: algo.EngineChoice{Engine: engine}, link: unknown}.forDevices()
+	}
+	require.NotNil(t, of(cudaEngine, algo.Shape{Size: cuda.MostRanks}))
+	require.Nil(t, of(cudaEngine, algo.Shape{Size: cuda.MostRanks + 1}))
+	require.Nil(t, of(stagedEngine, algo.Shape{Size: 2}))
+	require.Nil(t, of(cudaEngine, algo.Shape{Size: 2, Hosts: [][]int{{0}, {1}}, Apart: true}))
 }

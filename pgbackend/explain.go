@@ -9,6 +9,7 @@ import (
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/engine/cuda"
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
 )
@@ -124,11 +125,7 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	}
 	if q.Device {
 		out.Engine, out.Links = chosen.engines.Engine, describeLinks(selector.LinkDevices(chosen.link))
-		if out.Engine == cudaEngine && !shape.Apart {
-			d := chosen.onDevices
-			if d == nil {
-				d = expectedChoices(selector, chosen.link)
-			}
+		if d := chosen.forDevices(); d != nil {
 			out.OnDevices, out.DeviceTable = candidatesOf(d.Explain(kind, q.Bytes)), d.Describe(kind)
 		}
 		for _, c := range chosen.engines.Candidates {
@@ -171,6 +168,17 @@ type choices struct {
 	link     func(a, b int) algo.DeviceLink
 	// onDevices holds the choices of the engine cuda for the devices that the ranks use; nil: they have not told each other.
 	onDevices *algo.DeviceChoices
+}
+
+// forDevices returns the choices of the engine cuda, nil if the group does without it. It serves groups of a host, of so many ranks.
+func (c choices) forDevices() *algo.DeviceChoices {
+	switch {
+	case c.engines.Engine != cudaEngine || c.shape.Apart || c.shape.Size > cuda.MostRanks:
+		return nil
+	case c.onDevices != nil:
+		return c.onDevices
+	}
+	return expectedChoices(c.selector, c.link)
 }
 
 // choicesFor returns the choices of the group that a question is about.

@@ -82,7 +82,7 @@ func (e *externalEngine) word(i int) *runner.GateWords {
 func externalWorld(t *testing.T, n int, timeout time.Duration) (*world, func(g *Group) *externalEngine) {
 	staged := deviceEngines["staged"]
 	t.Cleanup(func() { deviceEngines["staged"] = staged })
-	deviceEngines["staged"] = registeredEngine{staged.absent, func(_ *Group, run *runner.Group) (engine.Engine, error) {
+	deviceEngines["staged"] = registeredEngine{absent: staged.absent, open: func(_ *Group, run *runner.Group) (engine.Engine, error) {
 		return newExternalEngine(run)
 	}}
 	return newWorldWith(t, n, timeout, nil), func(g *Group) *externalEngine { return g.device.Load().engine.(*externalEngine) }

@@ -72,7 +72,7 @@ func withDevices(t *testing.T) *devices {
 		d.mu.Unlock()
 		return e, nil
 	}
-	deviceEngines["staged"] = registeredEngine{staged.absent, open}
+	deviceEngines["staged"] = registeredEngine{absent: staged.absent, open: open}
 	return d
 }
 

@@ -19,7 +19,8 @@ const (
 	slotCount = plan.LargeSlotCount // plans have a lag of 2 at most
 	allSlots  = slotCount * SlotBytes
 
-	mostRanks = device.MaxInputs
+	// MostRanks is the largest group that the engine serves.
+	MostRanks = device.MaxInputs
 
 	alignment = 256 // of the parts of a slot
 )

@@ -162,7 +162,7 @@ func TestCompare(t *testing.T) {
 	require.Equal(t, []string{"", "cuda of b cannot use the memory of cuda of a, the device of rank 0"},
 		m.Compare([]vendor.Seat{seat("a", "1", "a", "b"), seat("b", "2", "b")}))
 	require.Equal(t, []string{"", "rank 0 is in the same process"}, m.Compare([]vendor.Seat{seat("a", "1", "a"), seat("a", "1", "a")}))
-	for _, why := range m.Compare(make([]vendor.Seat, mostRanks+1)) {
+	for _, why := range m.Compare(make([]vendor.Seat, MostRanks+1)) {
 		require.Equal(t, "the group has 65 ranks, the most are 64", why)
 	}
 }

@@ -82,8 +82,8 @@ func (m *Method) Seat(s *vendor.Seat, on coll.Device) error {
 func (m *Method) Compare(seats []vendor.Seat) []string {
 	reasons := make([]string, len(seats))
 	for rank, s := range seats {
-		if len(seats) > mostRanks {
-			reasons[rank] = fmt.Sprintf("the group has %d ranks, the most are %d", len(seats), mostRanks)
+		if len(seats) > MostRanks {
+			reasons[rank] = fmt.Sprintf("the group has %d ranks, the most are %d", len(seats), MostRanks)
 			continue
 		}
 		for other, o := range seats {
