@@ -220,6 +220,16 @@ $(frameworks)/.ready: $(root)/requirements-frameworks.txt $(root)/tools/test-fra
 	$(root)/tools/test-frameworks --install $(frameworks)
 	@touch $@
 
+# docs/vllm.md. vLLM's build for CPU needs another torch than .venv has, and so an extension built for that: about 7 GB.
+vllm := $(root)/build/vllm
+.PHONY: test-vllm
+test-vllm: build $(vllm)/.ready ## serve a small model with vLLM on CPU: WHAT="tokens kill measure"
+	WHAT='$(WHAT)' $(root)/tools/test-vllm $(vllm)
+
+$(vllm)/.ready: $(root)/requirements-vllm.txt $(root)/torch_ext/pyproject.toml $(root)/torch_ext/setup.py | build
+	$(root)/tools/test-vllm --install $(vllm)
+	@touch $@
+
 .PHONY: wheel test-wheel
 wheel: compilers $(venv)/.ready ## build the wheel into dist
 	@rm -rf $(root)/dist $(root)/torch_ext/build/lib* $(root)/torch_ext/build/bdist*

@@ -100,4 +100,8 @@ var (
 
 	FlightPrefix = declare("FR_PREFIX", "c10d", text("name"),
 		"Library part of operation names, as in `c10d:all_reduce`, in dumps of torch's flight recorder; its analyser warns of each operation of a library that it does not know, and that of some older torch takes `xccl` only.")
+
+	// Serving is read by the Python package (sagecomm.serving) when an engine starts, before there is a group.
+	Serving = declare("SERVING", "off", offOrOn(),
+		"Whether vLLM, LMDeploy and SGLang put their groups on sagecomm, in every process that inherits it; an engine reads it when it starts, so it is no setting of one group. See docs/vllm.md and docs/lmdeploy.md.")
 )
