@@ -3,6 +3,7 @@ they bring. Modules with the engines' names and interfaces stand in for them her
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from sagecomm import serving
-from sagecomm.serving import _vllm_platform, vllm
+from sagecomm.serving import _vllm_platform, sglang, vllm
 from sagecomm.serving._vllm_collectives import Collectives, all2all_manager
 
 
@@ -56,7 +58,12 @@ def versions(monkeypatch, version: str | None) -> None:
 
 
 def test_the_entry_points_name_functions_that_exist():
-    for group, function in {"vllm.platform_plugins": vllm.platform, "vllm.general_plugins": vllm.check}.items():
+    for group, function in {
+        "vllm.platform_plugins": vllm.platform,
+        "vllm.general_plugins": vllm.check,
+        "sglang.srt.platforms": sglang.platform,
+        "sglang.srt.plugins": sglang.hooks,
+    }.items():
         found = {entry.load() for entry in entry_points(group=group) if entry.name == "sagecomm"}
         assert found == {function}
 
@@ -68,6 +75,8 @@ def test_installing_changes_nothing(monkeypatch, environment):
         monkeypatch.setenv(name, value)
     assert vllm.platform() is None
     vllm.check()
+    assert sglang.platform() is None
+    sglang.hooks()
 
 
 @pytest.mark.parametrize("environment", [{"SAGECOMM_SERVING": "on"}, {"VLLM_PLUGINS": "lora_resolver, sagecomm"}])
@@ -239,7 +248,7 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(world):
 
 
 def group_outside_torch() -> tuple[str, list[float]]:
-    store = dist.PrefixStore("a group across engines", dist.group.WORLD.store)
+    store = dist.PrefixStore("a group across engines", c10d._get_default_store())
     group = _vllm_platform.stateless_group("cpu", store, dist.get_rank(), dist.get_world_size(), timedelta(seconds=30))
     x = torch.ones(3)
     group.allreduce([x]).wait()
@@ -301,6 +310,39 @@ def test_the_platform_for_ascend_takes_that_worker_and_refuses_others(monkeypatc
     with pytest.raises(ValueError, match="worker vllm_ascend.xlite.xlite_worker.XliteWorker names hccl by itself"):
         platform.check_and_update_config(config)
     monkeypatch.delitem(sys.modules, "sagecomm.serving._vllm_ascend")
+
+
+# ---- SGLang ----
+
+
+def test_sglang_on_cpu_takes_sagecomm_and_leaves_its_kernel(monkeypatch, engine):
+    class CpuSRTPlatform:
+        def get_torch_distributed_backend_str(self):
+            return "gloo"
+
+    hooked = {}
+    registry = SimpleNamespace(register=lambda target, hook, kind: hooked.update({target: (hook, kind)}))
+    engine("sglang.srt.platforms.cpu", CpuSRTPlatform=CpuSRTPlatform)
+    engine("sglang.srt.plugins.hook_registry", HookRegistry=registry, HookType=SimpleNamespace(REPLACE="replace"))
+    monkeypatch.setattr(sglang, "version_of", lambda *packages: sglang.TRIED[0])
+    monkeypatch.setenv(serving.VARIABLE, "on")
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    module, _, name = sglang.platform().rpartition(".")
+    platform = getattr(importlib.import_module(module), name)()
+    monkeypatch.delitem(sys.modules, module)
+    assert isinstance(platform, CpuSRTPlatform)
+    assert platform.get_torch_distributed_backend_str() == "sagecomm"
+    sglang.hooks()
+    assert hooked == {"sglang.srt.distributed.parallel_state.is_shm_available": (sglang.no_kernel, "replace")}
+    assert sglang.no_kernel(torch.float32, 2, 2) is False
+
+
+def test_sglang_on_another_device_is_told(monkeypatch):
+    monkeypatch.setenv(serving.VARIABLE, "on")
+    monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
+    with pytest.raises(RuntimeError, match="for SGLang's CPU engine only"):
+        sglang.platform()
+    sglang.hooks()
 
 
 # ---- LMDeploy ----

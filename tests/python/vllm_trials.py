@@ -1,7 +1,8 @@
 """vLLM's CPU build on sagecomm, for tools/test-vllm, which makes the environment that runs this.
 
-    python vllm_trials.py [tokens] [kill] [measure]
+    python vllm_trials.py [contract] [tokens] [kill] [measure]
 
+contract the classes for vLLM, those for CUDA included, fit the installed vLLM (vllm_contract.py)
 tokens   greedy tokens of a small Llama with random weights, over sagecomm and over gloo: equal, on 2 and 4 ranks
 kill     one worker is killed: the engine raises an error that has a name, and the log names the rank
 measure  tokens per second over sagecomm, gloo and vLLM's kernel over shared memory, in turns; for an idle machine
@@ -9,8 +10,10 @@ measure  tokens per second over sagecomm, gloo and vLLM's kernel over shared mem
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,7 +28,7 @@ import vllm_engine
 HERE = Path(__file__).resolve().parent
 BOUND_S = 600  # of one engine; starting takes 30 s of processor time
 RANKS = (2, 4)
-OURS = "sagecomm.serving._vllm_cpu.SagecommCpuCommunicator"
+OURS = "sagecomm.serving._vllm_cpu_communicator.SagecommCpuCommunicator"
 TURNS = 3
 
 
@@ -41,29 +44,39 @@ class TrialError(Exception):
 
 def run(what: str, model: Path, over: str, ranks: int, *more: str) -> Ended:
     """Runs one engine to its end."""
+    command = [sys.executable, str(HERE / "vllm_engine.py"), what, "--model", str(model)]
+    command += ["--ranks", str(ranks), "--over", over, *more]
+    return ended(f"{what}-{over}-{ranks}", command, model.parent, over == "sagecomm", ranks)
+
+
+def ended(name: str, command: list[str], place: Path, ours: bool, ranks: int) -> Ended:
+    """Runs a program to its end; what it prints behind `ANSWER` is its answer."""
     processors = len(os.sched_getaffinity(0))
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("SAGECOMM_", "VLLM_"))},
+        **{key: value for key, value in os.environ.items() if not key.startswith(("SAGECOMM_", "VLLM_"))},
         "PYTHONPATH": str(HERE),  # of the workers, which import vllm_engine and vllm_workers
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc of a function
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(max(1, processors // ranks)),
-        "SAGECOMM_SERVING": "on" if over == "sagecomm" else "off",
+        "SAGECOMM_SERVING": "on" if ours else "off",
     }
-    command = [sys.executable, str(HERE / "vllm_engine.py"), what, "--model", str(model)]
-    command += ["--ranks", str(ranks), "--over", over, *more]
-    log = model.parent / f"{what}-{over}-{ranks}.log"
+    log = place / f"{name}.log"
     with log.open("w") as out:
+        program = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
         try:
-            done = subprocess.run(command, env=environment, stdout=out, stderr=out, timeout=BOUND_S, check=False)
+            status = program.wait(BOUND_S)
         except subprocess.TimeoutExpired:
-            raise TrialError(f"{what} over {over} on {ranks} ranks hung for {BOUND_S} s:\n{tail(log)}") from None
+            raise TrialError(f"{name} hung for {BOUND_S} s:\n{tail(log)}") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)  # an engine that hangs leaves its workers
+            program.wait()
     text = log.read_text(errors="replace")
     answers = [line for line in text.splitlines() if line.startswith("ANSWER ")]
     if len(answers) != 1:
-        raise TrialError(f"{what} over {over} on {ranks} ranks ended with {done.returncode}:\n{tail(log)}")
+        raise TrialError(f"{name} ended with {status}:\n{tail(log)}")
     return Ended(json.loads(answers[0].removeprefix("ANSWER ")), text)
 
 
@@ -82,6 +95,13 @@ def on_sagecomm(ended: Ended) -> None:
         check(worker["world"] == worker["device_group"] == "sagecomm", f"not on sagecomm: {worker}")
         check(worker["communicator"] == OURS, f"another communicator: {worker}")
         check(worker["bytes"] > 0, f"nothing moved: {worker}")
+
+
+def contract(model: Path) -> None:
+    command = [sys.executable, str(HERE / "vllm_contract.py")]
+    problems = ended("contract", command, model.parent, True, 1).answer["problems"]
+    check(not problems, "\n".join(["the classes do not fit the installed vLLM:", *problems]))
+    print("contract: the platforms and communicators for CPU and CUDA fit the installed vLLM")
 
 
 def tokens(model: Path) -> None:
@@ -135,13 +155,15 @@ def measure(model: Path) -> None:
         )
 
 
-TRIALS = {"tokens": tokens, "kill": kill, "measure": measure}
+TRIALS = {"contract": contract, "tokens": tokens, "kill": kill, "measure": measure}
 
 
 def main(chosen: list[str]) -> int:
     unknown = set(chosen) - set(TRIALS)
     if unknown or not chosen:
-        print(f"sagecomm: test-vllm: WHAT is a list out of {', '.join(TRIALS)}, not {' '.join(chosen)}", file=sys.stderr)
+        print(
+            f"sagecomm: test-vllm: WHAT is a list out of {', '.join(TRIALS)}, not {' '.join(chosen)}", file=sys.stderr
+        )
         return 2
     failed = 0
     with tempfile.TemporaryDirectory(prefix="sagecomm-vllm-") as place:

@@ -64,4 +64,6 @@ def check() -> None:
     why = "sagecomm has platforms for CPU, CUDA and Ascend; VLLM_LOGGING_LEVEL=DEBUG shows what vLLM tried"
     if os.environ.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
         why = "VLLM_TARGET_DEVICE=cpu makes vLLM ask no plugin: unset it"
-    raise RuntimeError(f"sagecomm: vLLM was asked to run on sagecomm ({VARIABLE} or VLLM_PLUGINS) and took {taken}: {why}")
+    raise RuntimeError(
+        f"sagecomm: vLLM was asked to run on sagecomm ({VARIABLE} or VLLM_PLUGINS) and took {taken}: {why}"
+    )
