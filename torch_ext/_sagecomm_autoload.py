@@ -5,8 +5,8 @@ from __future__ import annotations
 
 
 def autoload() -> None:
-    """Registers the backend's name, and the hook for LMDeploy if SAGECOMM_SERVING asks for it. `import torch` calls it at
-    its end. It loads no library and never raises."""
+    """Registers the backend's name, and the hook for LMDeploy if SAGECOMM_SERVING asks for it. `import torch` calls it
+    at its end. It loads no library and never raises."""
     try:
         # If `import sagecomm` has imported torch, it is still running and registers the name itself.
         import sagecomm  # noqa: F401

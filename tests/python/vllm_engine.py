@@ -100,7 +100,7 @@ def greedy(tokens: int) -> Any:
 
 def tokens(arguments: argparse.Namespace) -> dict[str, Any]:
     served = engine(arguments)
-    answers = served.generate(prompts(), greedy(TOKENS), use_tqdm=False)
+    answers = served.generate(prompts(), greedy(arguments.tokens), use_tqdm=False)
     return {
         "tokens": [list(answer.outputs[0].token_ids) for answer in answers],
         "workers": served.collective_rpc(described),
@@ -113,7 +113,7 @@ def rate(arguments: argparse.Namespace) -> dict[str, Any]:
     rates = []
     for lap in range(arguments.rounds + 1):
         begin = time.perf_counter()
-        answers = served.generate(prompts(), greedy(TOKENS), use_tqdm=False)
+        answers = served.generate(prompts(), greedy(arguments.tokens), use_tqdm=False)
         count = sum(len(answer.outputs[0].token_ids) for answer in answers)
         if lap:
             rates.append(count / (time.perf_counter() - begin))
@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--over", choices=sorted(WORKERS), required=True)
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of each prompt")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--eager", action="store_true")
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
 """Serving engines on sagecomm without an edit of the engine: vLLM, its Ascend plugin, LMDeploy, SGLang.
 
-Nothing here is on unless it is asked for: by SAGECOMM_SERVING=on, and for vLLM also by naming the plugin in VLLM_PLUGINS.
-docs/vllm.md and docs/lmdeploy.md say what is replaced, what is not, and what ran on which hardware.
+Nothing here is on unless it is asked for: by SAGECOMM_SERVING=on, and for vLLM also by naming the plugin in
+VLLM_PLUGINS. docs/vllm.md and docs/lmdeploy.md say what is replaced, what is not, and what ran on which hardware.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """vllm-ascend's platform on sagecomm. vLLM imports this module by the name that vllm.platform() returns.
 
 vllm-ascend names "hccl" in its worker and not in its platform, and its groups' communicator has torch.distributed's
-collectives only. So it is the worker that has to be another one. This was written against vllm-ascend's source and has not
-run on an NPU (docs/vllm.md).
+collectives only. So it is the worker that has to be another one. This was written against vllm-ascend's source and has
+not run on an NPU (docs/vllm.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SagecommNPUPlatform(OnSagecomm, NPUPlatform):
             return
         if parallel.worker_cls not in _WORKERS:
             raise ValueError(
-                f"sagecomm: vllm-ascend's worker {parallel.worker_cls} names hccl by itself, and sagecomm has a worker in "
-                f"place of {', '.join(_WORKERS)} only"
+                f"sagecomm: vllm-ascend's worker {parallel.worker_cls} names hccl by itself, and sagecomm has a "
+                f"worker in place of {', '.join(_WORKERS)} only"
             )
         parallel.worker_cls = _WORKERS[parallel.worker_cls]

@@ -1,5 +1,5 @@
-"""vllm-ascend's worker with groups of sagecomm. A module of its own, because importing the worker loads torch_npu, which
-the process that only plans must not do."""
+"""vllm-ascend's worker with groups of sagecomm. A module of its own, because importing the worker loads torch_npu,
+which the process that only plans must not do."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The collectives of a vLLM communicator over its device group, which is sagecomm's.
 
 vLLM's DeviceCommunicatorBase has the even collectives and raises for the uneven ones. Its communicator for CUDA calls
-pynccl; without pynccl its reduce_scatter returns memory that nothing has written, reduce_scatterv and all_gatherv fail an
-assertion, broadcast and batch_isend_irecv raise. So a communicator of ours takes all of them from here.
+pynccl; without pynccl its reduce_scatter returns memory that nothing has written, reduce_scatterv and all_gatherv fail
+an assertion, broadcast and batch_isend_irecv raise. So a communicator of ours takes all of them from here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Collectives:
     def all_gatherv(
         self, input_: torch.Tensor | list[torch.Tensor], dim: int = 0, sizes: list[int] | None = None
     ) -> torch.Tensor | list[torch.Tensor]:
-        """Concatenates the ranks' tensors, of sizes[rank] rows each, along dimension 0; for a list, tensor by tensor."""
+        """Concatenates the ranks' tensors, of sizes[rank] rows each, along dimension 0. A list goes tensor by tensor."""
         if dim != 0:
             raise NotImplementedError(f"sagecomm: all_gatherv: dim must be 0, got {dim}")
         if not isinstance(input_, torch.Tensor):
@@ -50,7 +50,7 @@ class Collectives:
         if sizes is None or _even(sizes):
             return self.all_gather(input_, 0)
         output = input_.new_empty((sum(sizes), *input_.shape[1:]))
-        dist.all_gather(list(output.split(sizes)), input_.contiguous(), group=self.device_group)
+        dist.all_gather(list(torch.split(output, sizes)), input_.contiguous(), group=self.device_group)
         return output
 
     def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -82,7 +82,7 @@ class Collectives:
         if sizes is None or _even(sizes):
             dist.reduce_scatter_tensor(output, rows, group=self.device_group)
         else:
-            dist.reduce_scatter(output, list(rows.split(sizes)), group=self.device_group)
+            dist.reduce_scatter(output, list(torch.split(rows, sizes)), group=self.device_group)
 
     def _check_sizes(self, op: str, sizes: list[int], got: int, expected: int) -> None:
         if len(sizes) != self.world_size or got != expected:
@@ -180,7 +180,8 @@ def all2all_manager(communicator: Any) -> Any:
     backend = communicator.all2all_backend
     if backend not in ("naive", "allgather_reducescatter"):
         raise ValueError(
-            f"sagecomm: the all2all backend {backend} of vLLM brings collectives of its own: choose allgather_reducescatter"
+            f"sagecomm: the all2all backend {backend} of vLLM brings collectives of its own: choose "
+            "allgather_reducescatter"
         )
     from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
 

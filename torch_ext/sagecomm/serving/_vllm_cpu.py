@@ -1,7 +1,12 @@
-"""vLLM's CPU platform on sagecomm. vLLM imports this module by the name that vllm.platform() returns, while vllm.platforms
-has no current platform yet: nothing of vllm.distributed may be imported here, so the communicator has its own module."""
+"""vLLM's CPU platform on sagecomm.
+
+vLLM imports this module by the name that vllm.platform() returns, while vllm.platforms has no current platform yet.
+Nothing of vllm.distributed may be imported here, so the communicator has a module of its own.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import vllm.platforms
 from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -9,7 +14,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from sagecomm.serving._vllm_platform import OnSagecomm
 
 # CpuPlatform, or the one for AMD's Zen where its package is installed.
-_Platform = resolve_obj_by_qualname(vllm.platforms.cpu_platform_plugin() or "vllm.platforms.cpu.CpuPlatform")
+_Platform: Any = resolve_obj_by_qualname(vllm.platforms.cpu_platform_plugin() or "vllm.platforms.cpu.CpuPlatform")
 
 
 class SagecommCpuPlatform(OnSagecomm, _Platform):

@@ -38,17 +38,19 @@ def refuse(parallel_config: Any) -> None:
     """Refuses configurations of vLLM that name other backends than the platform's."""
     if os.environ.get("VLLM_DISTRIBUTED_USE_SPLIT_GROUP", "0").strip() not in ("", "0"):
         raise ValueError(
-            "sagecomm: VLLM_DISTRIBUTED_USE_SPLIT_GROUP makes vLLM create its groups with gloo and nccl by name: unset it"
+            "sagecomm: VLLM_DISTRIBUTED_USE_SPLIT_GROUP makes vLLM create its groups with gloo and nccl by name: "
+            "unset it"
         )
     if getattr(parallel_config, "enable_elastic_ep", False):
         raise ValueError(
-            "sagecomm: elastic expert parallelism (enable_elastic_ep) takes no communicator but vLLM's own: leave it out"
+            "sagecomm: elastic expert parallelism (enable_elastic_ep) takes no communicator but vLLM's own: "
+            "leave it out"
         )
 
 
 def stateless_group(device: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """Makes a group that torch.distributed does not know, as vLLM uses them for groups across engines."""
-    options = c10d._DistributedBackendOptions()
+    options: Any = torch._C._distributed_c10d._DistributedBackendOptions()
     options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
     options.group_id = ""
     options.global_ranks_in_group = list(range(size))

@@ -2,8 +2,8 @@
 
 LMDeploy asks the class of its device's operators for the name of the backend (`ccl_backend`) and for a communicator
 (`build_communicator`), and no setting changes the answers. Its workers are processes of their own. So the hook waits in
-every process for the import of the module that chooses the class, and changes the class once it is chosen: `import torch`
-calls watch() where SAGECOMM_SERVING=on. TurboMind, LMDeploy's other engine, has its collectives in C++
+every process for the import of the module that chooses the class, and changes the class once it is chosen: `import
+torch` calls watch() where SAGECOMM_SERVING=on. TurboMind, LMDeploy's other engine, has its collectives in C++
 (docs/lmdeploy.md).
 """
 

@@ -1,5 +1,5 @@
-"""The entry points of SGLang's CPU engine: a platform whose backend is sagecomm, and a hook that keeps all_reduce from SGLang's
-own kernel over shared memory.
+"""The entry points of SGLang's CPU engine: a platform whose backend is sagecomm, and a hook that keeps all_reduce from
+SGLang's own kernel over shared memory.
 
 On other devices SGLang's groups bring kernels of their own, so the way in is the library with NCCL's interface
 (docs/vllm.md, SGLang).
@@ -24,9 +24,9 @@ def platform() -> str | None:
         return None
     if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") != "1":
         raise RuntimeError(
-            f"sagecomm: {VARIABLE}=on, and sagecomm has a platform for SGLang's CPU engine only (SGLANG_USE_CPU_ENGINE=1): "
-            "SGLang goes on with its own collectives; for a GPU, `python -m sagecomm nccl-path` names a library to take "
-            "NCCL's place"
+            f"sagecomm: {VARIABLE}=on, and sagecomm has a platform for SGLang's CPU engine only "
+            "(SGLANG_USE_CPU_ENGINE=1): SGLang goes on with its own collectives; for a GPU, "
+            "`python -m sagecomm nccl-path` names a library to take NCCL's place"
         )
     warn_unless_tried("SGLang", version_of("sglang"), TRIED)
     return "sagecomm.serving._sglang_cpu.SagecommCpuSRTPlatform"
