@@ -1,5 +1,5 @@
 """Serving engines on sagecomm, without the engines: when the plugins answer, what they refuse, and the collectives that
-they bring. Modules with the engines' names and interfaces stand in for them here; `make test-vllm` runs the real vLLM."""
+they bring. Modules with the engines' names and interfaces stand in for them; `make test-vllm` runs the real vLLM."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_an_engine_that_took_another_platform_is_stopped(monkeypatch, engine):
     engine("vllm.platforms", current_platform=SimpleNamespace(dist_backend="sagecomm"))
     vllm.check()
     engine("vllm.platforms", current_platform=SimpleNamespace(dist_backend="gloo"))
-    with pytest.raises(RuntimeError, match="was asked to run on sagecomm .* and took types.SimpleNamespace"):
+    with pytest.raises(RuntimeError, match=r"was asked to run on sagecomm .* and took types\.SimpleNamespace"):
         vllm.check()
     monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
     with pytest.raises(RuntimeError, match="VLLM_TARGET_DEVICE=cpu makes vLLM ask no plugin: unset it"):
@@ -307,7 +307,7 @@ def test_the_platform_for_ascend_takes_that_worker_and_refuses_others(monkeypatc
     platform.check_and_update_config(config)  # vLLM calls it again in each process
     assert platform.dist_backend == "sagecomm"
     config.parallel_config.worker_cls = "vllm_ascend.xlite.xlite_worker.XliteWorker"
-    with pytest.raises(ValueError, match="worker vllm_ascend.xlite.xlite_worker.XliteWorker names hccl by itself"):
+    with pytest.raises(ValueError, match=r"worker vllm_ascend\.xlite\.xlite_worker\.XliteWorker names hccl by itself"):
         platform.check_and_update_config(config)
     monkeypatch.delitem(sys.modules, "sagecomm.serving._vllm_ascend")
 

@@ -131,7 +131,12 @@ def kill(model: Path) -> None:
         on_sagecomm(ended)
         check(answer["error"].endswith("EngineDeadError"), f"{answer['error']}: {answer['text']}")
         check(f"VllmWorker-{ranks - 1} died unexpectedly" in ended.log, f"no worker is named:\n{ended.log[-6000:]}")
-        print(f"kill: {ranks} ranks: {answer['error']} after {answer['seconds']:.1f} s; the log names the worker")
+        ours = (
+            "the peer's PeerFailure too" if "sagecomm.PeerFailure" in ended.log else "no PeerFailure: vLLM was faster"
+        )
+        print(
+            f"kill: {ranks} ranks: {answer['error']} after {answer['seconds']:.1f} s; the log names the worker ({ours})"
+        )
 
 
 def measure(model: Path) -> None:

@@ -37,7 +37,7 @@ class Collectives:
     def all_gatherv(
         self, input_: torch.Tensor | list[torch.Tensor], dim: int = 0, sizes: list[int] | None = None
     ) -> torch.Tensor | list[torch.Tensor]:
-        """Concatenates the ranks' tensors, of sizes[rank] rows each, along dimension 0. A list goes tensor by tensor."""
+        """Concatenates the ranks' tensors, of sizes[rank] rows each, along dimension 0; a list, one by one."""
         if dim != 0:
             raise NotImplementedError(f"sagecomm: all_gatherv: dim must be 0, got {dim}")
         if not isinstance(input_, torch.Tensor):

@@ -1,7 +1,8 @@
 """vLLM's CUDA platform on sagecomm.
 
 vLLM imports this module by the name that vllm.platform() returns, while vllm.platforms has no current platform yet.
-Nothing of vllm.distributed may be imported here, so the communicator has a module of its own. It was written against vLLM's source and has not run on a GPU (docs/vllm.md).
+Nothing of vllm.distributed may be imported here, so the communicator has a module of its own. This was written
+against vLLM's source and has not run on a GPU (docs/vllm.md).
 """
 
 from __future__ import annotations

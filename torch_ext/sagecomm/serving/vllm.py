@@ -1,8 +1,8 @@
 """The entry points of vLLM: which platform class it takes, and the check that it took it.
 
 vLLM asks every plugin of the group `vllm.platform_plugins` for the name of a platform class and imports the class
-afterwards, because a platform's module needs vllm.platforms, which is still choosing. So this module imports no platform,
-and the classes are in modules of their own: _vllm_cpu, _vllm_cuda, _vllm_ascend.
+afterwards, because a platform's module needs vllm.platforms, which is still choosing. So this module imports no
+platform, and the classes are in modules of their own: _vllm_cpu, _vllm_cuda, _vllm_ascend.
 """
 
 from __future__ import annotations
