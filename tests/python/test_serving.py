@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+import vllm_contract
+import vllm_needs
 from sagecomm import serving
 from sagecomm.serving import _vllm_platform, sglang, vllm
 from sagecomm.serving._vllm_collectives import Collectives, all2all_manager
@@ -259,6 +261,44 @@ def group_outside_torch() -> tuple[str, list[float]]:
 
 def test_a_group_that_torch_does_not_know_is_ours(world):
     assert world(2).run(group_outside_torch) == [("ProcessGroupSagecomm", [2.0] * 3)] * 2
+
+
+# ---- what the trials of the real vLLM rest on ----
+
+
+class Theirs:
+    def __init__(self, group):
+        self.group = group
+        self.kernel: object = None
+
+    def gather(self, x, dim=-1):
+        return x
+
+    def scatter(self, x):
+        return x
+
+
+class Ours(Theirs):
+    def __init__(self, group):
+        self.group = group
+
+    def gather(self, x, dim=0):
+        return x
+
+    def broadcast(self, x):
+        return x
+
+
+def test_the_contract_notices_what_does_not_fit():
+    wrong = vllm_contract.overridden(Ours, Theirs, ())
+    assert set(wrong) == {"gather", "broadcast"}
+    assert wrong["broadcast"] == "Theirs has none"
+    assert vllm_contract.attributes(Theirs.__init__) - vllm_contract.attributes(Ours.__init__) == {"kernel"}
+
+
+def test_vllm_is_installed_with_all_that_it_needs_but_torch():
+    lines = ["numpy", 'torch==2.13.0+cpu; platform_system == "Linux"', 'boto3; extra == "s3"', "torchaudio", "regex>=1"]
+    assert vllm_needs.needs(lines) == ["numpy", "regex>=1"]
 
 
 # ---- vllm-ascend ----
