@@ -239,8 +239,8 @@ def _check_device_type(name: str) -> None:
         known = False
     if not known:
         raise ValueError(
-            f"sagecomm: ProcessGroupManager: {name!r} is no type of device of this torch: pass 'cpu', 'cuda' or another "
-            "one without an index"
+            f"sagecomm: ProcessGroupManager: {name!r} is no type of device of this torch: pass 'cpu', 'cuda' or "
+            "another one without an index"
         )
 
 
