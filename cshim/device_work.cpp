@@ -33,18 +33,11 @@ bool addOnce(std::vector<c10::Stream>& streams, const c10::Stream& stream) {
 
 } // namespace
 
-DeviceWork::DeviceWork(const char* op, c10::Device device, std::vector<at::Tensor>&& tensors)
+DeviceWork::DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors)
     : device_(device),
       deviceName_(c10::DeviceTypeName(device.type(), /*lower_case=*/true)),
       bridge_{},
       tensors_(std::move(tensors)) {
-  if (isCapturing(current())) {
-    refuse(
-        op,
-        "the current stream of " + device.str() +
-            " is being captured, and a graph cannot hold an operation that the CPU takes part in; call it outside of "
-            "the capture");
-  }
 }
 
 DeviceWork::~DeviceWork() {
@@ -66,7 +59,7 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
   const bool fromAnySource = op.kind == SAGECOMM_RECV && op.root == SAGECOMM_ANY_SOURCE;
   tellsTheHost_ = tellsTheHost_ || op.kind == SAGECOMM_BARRIER || fromAnySource;
   bridge_.struct_size = sizeof bridge_;
-  bridge_.may_be_captured = kTellsCaptures ? 0 : 1;
+  bridge_.may_be_captured = isCapturing(current()) ? SAGECOMM_CAPTURED : kTellsCaptures ? 0 : 1;
   bridge_.ctx = this;
   bridge_.make_stream = &makeStream;
   bridge_.pin = &pin;
@@ -136,6 +129,11 @@ void DeviceWork::succeed(Buffers& buffers) {
     addOnce(writers, end.stream);
   }
   store();
+  if (readers_.empty() && joins_.empty() && !stream_) { // all of it is in the current stream, which is being captured
+    captured_ = true;
+    stream_ = current();
+    writers.push_back(*stream_);
+  }
   if (writers.empty() && buffers.staged() && stream_) {
     writers.push_back(*stream_);
   }
@@ -197,13 +195,16 @@ void DeviceWork::store() noexcept {
 void DeviceWork::awaitInCurrentStream() const {
   noteAcquired(this);
   const c10::OptionalDeviceGuard on(device_);
+  if (captured_ && kTellsCaptures && !isCapturing(current())) {
+    return; // a stream that launches the graph is behind the outputs
+  }
   for (const std::unique_ptr<c10::Event>& end : endEvents_) {
     end->block(current());
   }
 }
 
 bool DeviceWork::passed() {
-  if (endEvents_.empty() || passed_.load(std::memory_order_relaxed)) {
+  if (endEvents_.empty() || captured_ || passed_.load(std::memory_order_relaxed)) {
     return true;
   }
   const c10::OptionalDeviceGuard on(device_);

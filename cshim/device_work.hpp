@@ -30,9 +30,8 @@ namespace sagecomm {
 // the thread that completes the operation uses it, and then any thread may ask and wait. No function needs the GIL.
 class DeviceWork {
  public:
-  // `tensors` are all whose memory the operation uses. They stay alive until release(). Refuses a stream that is being
-  // captured.
-  DeviceWork(const char* op, c10::Device device, std::vector<at::Tensor>&& tensors);
+  // `tensors` are all whose memory the operation uses. They stay alive until release().
+  DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors);
   // Ends the operation if that was not done.
   ~DeviceWork();
   DeviceWork(const DeviceWork&) = delete;
@@ -76,7 +75,7 @@ class DeviceWork {
   // Makes the calling thread's current stream of the device wait for the outputs; after a failure, for those commands that
   // still read the inputs.
   void awaitInCurrentStream() const;
-  // Reports whether the device has written the outputs. While the current stream is being captured, which a question to the
+  // Reports whether the device has written the outputs; of an operation that a graph has got, always. While the current stream is being captured, which a question to the
   // driver would break, the answer may be false for too long.
   bool passed();
   // Returns a stream that is behind the outputs. Requires: succeed() was called.
@@ -136,6 +135,7 @@ class DeviceWork {
   };
   std::vector<End> ends_; // of those that have not ended
   std::optional<c10::Stream> stream_; // that has written the outputs, unless the operation is joined
+  bool captured_ = false; // the operation is a part of a graph, and end events are in the capture
 
   // Recorded behind the outputs, in each stream that writes any, after a failure behind what uses the tensors; none if there is
   // nothing to wait for. Pointers, because a forked child leaves them.

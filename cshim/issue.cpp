@@ -44,7 +44,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   }
   std::unique_ptr<DeviceWork> device;
   if (C10_UNLIKELY(call.buffers.device() != nullptr)) {
-    device = std::make_unique<DeviceWork>(call.info.name, *call.buffers.device(), call.buffers.deviceTensors());
+    device = std::make_unique<DeviceWork>(*call.buffers.device(), call.buffers.deviceTensors());
   }
   const Stopwatch watch = hooks_.start();
   const bool timed = call.timeout > kNoTimeout;

@@ -129,6 +129,7 @@ typedef struct sagecomm_copy {
   uint64_t bytes;
 } sagecomm_copy;
 
+#define SAGECOMM_CAPTURED 2     /* a value of sagecomm_bridge.may_be_captured */
 #define SAGECOMM_MAX_VALUE 4096 /* the largest value of sagecomm_bridge.write_value() */
 
 /* What the library needs of the framework that owns the buffers of an operation on a device (torch: c10's streams and
@@ -137,8 +138,8 @@ typedef struct sagecomm_copy {
  * `why`. A stream is a number that make_stream() has given out; it stays valid until the process ends. */
 typedef struct sagecomm_bridge {
   uint32_t struct_size; /* sizeof(sagecomm_bridge) */
-  /* Not 0: the framework cannot tell whether the caller's stream is being captured into a graph, so the library asks the
-   * device's runtime. 0: it is not. */
+  /* 0: the caller's stream is not being captured into a graph. SAGECOMM_CAPTURED: it is. Other values: the framework cannot
+   * tell, so the library asks the device's runtime. */
   uint32_t may_be_captured;
   void *ctx;
   /* Makes a stream that nothing but the library uses. Numbers begin at 1. */

@@ -26,7 +26,11 @@ func (v view) DeviceEngine() string    { return v.g.engines().Engine }
 func (v view) Lanes() []observe.Lane {
 	var list []observe.Lane
 	for _, l := range v.g.lanes() {
-		list = append(list, observe.Lane{Number: l.run.Lane(), Engine: l.engine.Name(), Devices: l.devices(), Run: l.run})
+		one := observe.Lane{Number: l.run.Lane(), Engine: l.engine.Name(), Devices: l.devices(), Run: l.run}
+		if e, captures := l.engine.(interface{ Captured() uint64 }); captures {
+			one.Captured = e.Captured()
+		}
+		list = append(list, one)
 	}
 	return list
 }

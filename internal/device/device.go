@@ -169,6 +169,30 @@ type Sharer interface {
 	Await(s Stream, at uintptr, value uint32) error
 }
 
+// Capturer is a Launcher whose streams can be captured into graphs. Any thread may call its own methods.
+type Capturer interface {
+	Launcher
+
+	// CaptureOf returns the number of the capture that a stream is a part of, which no other capture of the process has; 0: there is
+	// none, or the device has given it up.
+	CaptureOf(s Stream) (uint64, error)
+
+	// Relaxed calls f, in which the thread may make calls that captures forbid: allocations. They are no part of a capture.
+	Relaxed(f func() error) error
+
+	// NewMark makes a mark.
+	NewMark() (Mark, error)
+}
+
+// Mark is a place in a capture.
+type Mark interface {
+	// Set puts the mark behind what a stream holds now.
+	Set(s Stream) error
+
+	// Follow makes a stream of the same capture wait for the mark.
+	Follow(s Stream) error
+}
+
 // Shared names memory of a device for other processes.
 type Shared struct {
 	Handle []byte `json:"handle"`

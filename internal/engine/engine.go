@@ -60,4 +60,8 @@ type Prepared struct {
 	Class   algo.Class      // the algorithm, its transport and its chunk
 	Program runner.Compiled // the program
 	Kept    bool            // the program is in the cache of the lane; else it belongs to this call
+
+	// Captured tells that the caller's stream is being captured into a graph, and that Issue makes the operation a part of it: nothing is
+	// numbered, and the call is complete when Issue returns. There is no program.
+	Captured bool
 }

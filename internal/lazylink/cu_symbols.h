@@ -149,6 +149,7 @@
   X(cuStreamCreate) \
   X(cuStreamCreateWithPriority) \
   X(cuStreamDestroy_v2) \
+  X(cuStreamGetCaptureInfo_v2) \
   X(cuStreamGetFlags) \
   X(cuStreamGetPriority) \
   X(cuStreamIsCapturing) \
@@ -180,4 +181,5 @@
   X(cuTexRefSetMaxAnisotropy) \
   X(cuTexRefSetMipmapFilterMode) \
   X(cuTexRefSetMipmapLevelBias) \
-  X(cuTexRefSetMipmapLevelClamp)
+  X(cuTexRefSetMipmapLevelClamp) \
+  X(cuThreadExchangeStreamCaptureMode)

@@ -35,6 +35,8 @@ type Lane struct {
 	Engine  string // name of the engine that carries out its operations
 	Devices string // types of the devices of this rank's operations so far, joined by "+"; "cpu" on the host lane
 	Run     Run
+
+	Captured uint64 // operations that graphs have got
 }
 
 // Run is the part of a lane of the runner that observers read. *runner.Group implements it.

@@ -27,6 +27,7 @@ type GroupStats struct {
 	Blocked  uint64                  `json:"blocked"`  // waits that outlasted spinning
 	Sleeps   uint64                  `json:"sleeps"`   // how often such waits slept
 	Programs int                     `json:"programs"` // programs in the cache
+	Captured uint64                  `json:"captured"` // operations that are parts of graphs; they are counted nowhere else, nor are launches
 	Classes  map[string][]ClassStats `json:"classes"`
 	Failure  *coll.Failure           `json:"failure,omitempty"`
 }
@@ -40,6 +41,7 @@ type LaneStats struct {
 	Blocked  uint64 `json:"blocked"`
 	Sleeps   uint64 `json:"sleeps"`
 	Programs int    `json:"programs"`
+	Captured uint64 `json:"captured"`
 }
 
 // OpStats sums up the operations of one kind.
@@ -92,12 +94,13 @@ func Stats(g Group) GroupStats {
 	for _, lane := range g.Lanes() {
 		c := lane.Run.Counters()
 		one := LaneStats{Lane: laneName(lane.Number), Device: lane.Devices, Engine: lane.Engine, Sequence: lane.Run.Issued(),
-			Blocked: c.Blocked, Sleeps: c.Sleeps, Programs: c.Programs}
+			Blocked: c.Blocked, Sleeps: c.Sleeps, Programs: c.Programs, Captured: lane.Captured}
 		out.Lanes = append(out.Lanes, one)
 		out.Sequence += one.Sequence
 		out.Blocked += one.Blocked
 		out.Sleeps += one.Sleeps
 		out.Programs += one.Programs
+		out.Captured += one.Captured
 		for _, s := range lane.Run.Stats() {
 			if s.Count == 0 { // the first operation of the row is being added right now
 				continue

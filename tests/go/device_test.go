@@ -16,6 +16,13 @@ import (
 // deviceProgram builds tests/cabi/device.c and the emulator's library of a vendor, and returns a function that runs the program with
 // variables of the emulator. It returns the program's output. name is that of the devices in torch.
 func deviceProgram(t *testing.T, name string) func(t *testing.T, variables ...string) (string, error) {
+	run := emulatedProgram(t, "device.c", map[string]string{"cuda": "cuda", "npu": "acl"}[name])
+	return func(t *testing.T, variables ...string) (string, error) { return run(t, []string{name}, variables...) }
+}
+
+// emulatedProgram builds a program of tests/cabi and a library of the emulator, and returns a function that runs the program with arguments,
+// which come behind the core and a directory, and with variables of the emulator.
+func emulatedProgram(t *testing.T, source, emulated string) func(t *testing.T, arguments []string, variables ...string) (string, error) {
 	t.Helper()
 	python, err := filepath.Abs(filepath.Join(root, ".venv/bin/python"))
 	require.NoError(t, err)
@@ -24,16 +31,16 @@ func deviceProgram(t *testing.T, name string) func(t *testing.T, variables ...st
 	}
 	script, err := filepath.Abs(filepath.Join(root, "tests/emulator/build.py"))
 	require.NoError(t, err)
-	if output, err := exec.CommandContext(t.Context(), python, script, map[string]string{"cuda": "cuda", "npu": "acl"}[name]).CombinedOutput(); err != nil {
+	if output, err := exec.CommandContext(t.Context(), python, script, emulated).CombinedOutput(); err != nil {
 		t.Fatalf("building the emulator: %v\n%s", err, output)
 	}
-	lib, program := library(t), filepath.Join(t.TempDir(), "device")
-	compile(t, words("CC", "gcc"), "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", filepath.Join(root, "tests/cabi/device.c"), "-o", program, "-ldl", "-lpthread")
-	return func(t *testing.T, variables ...string) (string, error) {
+	lib, program := library(t), filepath.Join(t.TempDir(), "program")
+	compile(t, words("CC", "gcc"), "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", filepath.Join(root, "tests/cabi", source), "-o", program, "-ldl", "-lpthread")
+	return func(t *testing.T, arguments []string, variables ...string) (string, error) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		cmd := exec.CommandContext(ctx, program, lib, t.TempDir(), name)
+		cmd := exec.CommandContext(ctx, program, append([]string{lib, t.TempDir()}, arguments...)...)
 		cmd.WaitDelay = time.Second
 		cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(filepath.Dir(script), "build"), "EMULATOR_HOST_CLOCKS=thread", "EMULATOR_STALL_S=20")
 		cmd.Env = append(cmd.Env, variables...)

@@ -61,7 +61,7 @@ class Run:
     def why_not(self, check: Check) -> str:
         if check.emulated_only and not emulated():
             return "it needs a fault that only the emulator makes"
-        return check.staged_only if self.engine != ENGINES[0] else ""
+        return check.cuda_only if self.engine == ENGINES[0] else check.staged_only
 
     def check(self, check: Check, size: int) -> dict[str, Any]:
         """Runs a check on so many ranks. Returns its row."""

@@ -20,6 +20,7 @@ class Check:
     settings: Mapping[str, str] = field(default_factory=dict)
     emulated_only: bool = False  # it needs a fault of the device
     staged_only: str = ""  # why other engines do not run it
+    cuda_only: str = ""  # why engines other than cuda do not run it
 
     def functions(self) -> tuple[str, ...]:
         return self.programs or (self.whole,)
@@ -173,9 +174,17 @@ CHECKS = (
         ranks=(2, 4),
     ),
     Check(
+        "graph-collectives",
+        "graphs hold collectives",
+        _of("device_graphs", "on_a_gpu"),
+        ranks=(2, 4),
+        cuda_only="only the engine cuda has operations in graphs",
+    ),
+    Check(
         "graph-refused",
         "an operation in a capture is refused",
         _of("device_calls", "captures_are_refused"),
+        staged_only="graphs hold the engine's operations",
     ),
     Check(
         "training", "DDP gives the parameters of one process", _of("device_calls", "training", "other_backend_strings")

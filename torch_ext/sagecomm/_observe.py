@@ -25,10 +25,11 @@ def get_stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
         `transport`, with `count`, `bytes`, how many did not enter Go (`fast`), how many operations were packed into
         others (`fused`), times from issue to completion in us (`avg_us`, `p50_us`, `p99_us`, `max_us`; of the average,
         `wait_us` waiting for peers and `transfer_us` the rest), and bandwidths in GB/s as nccl-tests define them
-        (`algbw_gbps`, `busbw_gbps`); counters (`fast`, `fused`, `blocked`, `sleeps`, `programs`, and `sequence`:
-        collectives issued); `lanes`: the host lane and, once it was used, the device lane, each with `lane`, `device`,
-        `engine` and its part of `sequence`, `blocked`, `sleeps` and `programs`; `classes`: which algorithm serves which
-        length; `failure`, if the group has failed. Quantiles have an error of up to a quarter.
+        (`algbw_gbps`, `busbw_gbps`); counters (`fast`, `fused`, `blocked`, `sleeps`, `programs`; `captured`: operations
+        that CUDA graphs have got, which are counted nowhere else; `sequence`: collectives issued); `lanes`: the host
+        lane and, once it was used, the device lane, each with `lane`, `device`, `engine` and its part of `sequence`,
+        `blocked`, `sleeps`, `programs` and `captured`; `classes`: which algorithm serves which length; `failure`, if
+        the group has failed. Quantiles have an error of up to a quarter.
 
     Raises:
         ValueError: The group is no group of sagecomm, or this rank is not in it.

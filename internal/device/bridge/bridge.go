@@ -112,6 +112,9 @@ func (b *Bridge) Adopt(s device.Stream) (device.Stream, error) {
 	return s, b.result("cannot order a stream of the device's runtime", status)
 }
 
+// Captured reports whether the framework says that the caller's stream is being captured into a graph.
+func (b *Bridge) Captured() bool { return b.c.may_be_captured == C.SAGECOMM_CAPTURED }
+
 // MayBeCaptured reports whether the caller's stream may be one that is being captured into a graph, because the framework cannot tell.
 func (b *Bridge) MayBeCaptured() bool { return b.c.may_be_captured != 0 }
 

@@ -67,7 +67,7 @@ func Captured(index int, stream uintptr) error {
 	}
 	s := streamOf(stream)
 	var status C.CUstreamCaptureStatus
-	if err := d.do("cannot ask whether a stream is being captured", func() error {
+	if err := d.do(askingForCapture, func() error {
 		return failed(C.cuStreamIsCapturing((C.CUstream)(unsafe.Pointer(s.C())), &status))
 	}); err != nil {
 		return err
@@ -77,6 +77,8 @@ func Captured(index int, stream uintptr) error {
 	}
 	return nil
 }
+
+const askingForCapture = "cannot ask whether a stream is being captured"
 
 // New returns the access of an operation whose caller brings no bridge, or why there is none: those of Open, a stream that is
 // being captured, or an ordering for which the caller has no way to wait.
@@ -136,7 +138,7 @@ func (p pinned) Address() unsafe.Pointer { return p.memory }
 
 // Release implements device.Pinned. Memory that the driver does not take back stays allocated.
 func (p pinned) Release() {
-	_ = p.d.do("", func() error { return cu.MemFreeHost(p.memory) })
+	p.d.giveBack(func() error { return cu.MemFreeHost(p.memory) })
 }
 
 // Pin implements device.Runtime.

@@ -93,7 +93,7 @@ func (m imported) Address() uintptr { return uintptr(m.at) }
 
 // Release implements device.Memory. Memory that the driver does not take back stays mapped.
 func (m imported) Release() {
-	_ = m.d.do("", func() error { return failed(C.cuIpcCloseMemHandle(m.base)) })
+	m.d.giveBack(func() error { return failed(C.cuIpcCloseMemHandle(m.base)) })
 }
 
 // OpenShared implements device.Sharer. The driver gives this device access to the other one, if the memory lies there.
@@ -125,7 +125,7 @@ func (r registered) Address() uintptr { return uintptr(r.at) }
 
 // Release implements device.Memory.
 func (r registered) Release() {
-	_ = r.d.do("", func() error { return failed(C.cuMemHostUnregister(r.host)) })
+	r.d.giveBack(func() error { return failed(C.cuMemHostUnregister(r.host)) })
 }
 
 // Register implements device.Sharer.

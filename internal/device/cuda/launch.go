@@ -43,7 +43,7 @@ func (m memory) Address() uintptr { return uintptr(m.at) }
 
 // Release implements device.Memory. Memory that the driver does not take back stays allocated.
 func (m memory) Release() {
-	_ = m.d.do("", func() error { return cu.MemFree(m.at) })
+	m.d.giveBack(func() error { return cu.MemFree(m.at) })
 }
 
 // Allocate implements device.Launcher.

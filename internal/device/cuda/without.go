@@ -41,3 +41,12 @@ func (*Driver) LoadKernels() error { return errNotBuilt }
 
 // Reduce returns an error.
 func (*Driver) Reduce(device.Stream, device.Reduction) error { return errNotBuilt }
+
+// CaptureOf returns an error.
+func (*Driver) CaptureOf(device.Stream) (uint64, error) { return 0, errNotBuilt }
+
+// Relaxed returns an error.
+func (*Driver) Relaxed(func() error) error { return errNotBuilt }
+
+// NewMark returns an error.
+func (*Driver) NewMark() (device.Mark, error) { return nil, errNotBuilt }

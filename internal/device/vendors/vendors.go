@@ -92,6 +92,23 @@ func Locate(pointer uintptr) (coll.Device, error) {
 	return coll.Device{}, nil
 }
 
+// Captured returns device.ErrCaptured if the stream of an operation whose caller brings no bridge is being captured, or why the runtime
+// does not tell.
+func Captured(op coll.Op) error {
+	for _, v := range all {
+		if v.number != op.Device.Type {
+			continue
+		}
+		if _, err := v.Devices(); err == nil {
+			if v.Captured == nil {
+				return nil
+			}
+			return v.Captured(op.Device.Index, op.Stream)
+		}
+	}
+	return nil // New has the reason
+}
+
 // Found is what this process has of a vendor.
 type Found struct {
 	Name    string `json:"name"`

@@ -18,18 +18,27 @@ const (
 	releaseBound = 10 * time.Minute // of a stream that does not come to its waits, or to its end
 	leaveBound   = 5 * time.Second  // of peers that still read slots
 	closeBound   = 30 * time.Second // of peers that still have this rank's memory open
+
+	// Between two looks at tokens that were released: the first while a stream takes them, the second while none does.
+	busyTokens = 20 * time.Microsecond
+	idleTokens = 10 * time.Millisecond
 )
 
 // Release implements vendor.Member.
 func (m *member) Release(idle func() bool) {
 	m.released.Store(true)
-	if idle() {
+	if m.captures.any.Load() { // a graph may be running
+		defer m.releaseTokens(m.otherRanks())
+	} else if idle() {
 		return
 	}
 	for rank := range m.peers {
 		if rank != m.rank {
 			atomic.StoreUint32(m.peers[rank].inbox.void(), uint32(m.rank)+1)
 		}
+	}
+	if idle() {
+		return
 	}
 	m.releaseOnce()
 	m.releasing.Add(1)
@@ -51,6 +60,68 @@ func (m *member) releaseOnce() {
 	}
 }
 
+// releaseTokens ends all waits for tokens of some peers, from now until the process ends, because graphs may be launched until then. A
+// stream clears the token for which it has waited, so the CPU sets it again, to a value that no peer gives: so it finds out that a stream
+// goes on.
+func (m *member) releaseTokens(ranks []int) {
+	for _, rank := range ranks {
+		m.captures.released[rank].Store(true)
+	}
+	m.setTokens()
+	if m.captures.releasing.Swap(true) {
+		return
+	}
+	go func() {
+		for pause := busyTokens; ; time.Sleep(pause) {
+			if m.setTokens() {
+				pause = busyTokens
+			} else {
+				pause = min(2*pause, idleTokens)
+			}
+		}
+	}()
+}
+
+func (m *member) otherRanks() (list []int) {
+	for rank := range m.peers {
+		if rank != m.rank {
+			list = append(list, rank)
+		}
+	}
+	return list
+}
+
+// setTokens sets the tokens of peers that are released, and reports whether a stream had cleared or given one.
+func (m *member) setTokens() (changed bool) {
+	for rank := range m.peers {
+		if !m.captures.released[rank].Load() {
+			continue
+		}
+		for slot := range int64(slotCount) {
+			for w := range words {
+				if m.own.load(tokenOf(w, slot), rank) != beyond {
+					m.own.store(tokenOf(w, slot), rank, beyond)
+					changed = true
+				}
+			}
+		}
+	}
+	return changed
+}
+
+// watchPeers releases the tokens of peers that give none any more, so that a graph which is launched goes on without them. Launches
+// that all ranks have made before keep their outputs: such a peer has given all of their tokens.
+func (m *member) watchPeers() {
+	if !m.captures.any.Load() {
+		return
+	}
+	for _, rank := range m.otherRanks() {
+		if m.own.load(departed, rank) != 0 && !m.captures.released[rank].Load() {
+			m.releaseTokens([]int{rank})
+		}
+	}
+}
+
 // Abort implements vendor.Member.
 func (m *member) Abort() bool {
 	m.releasing.Wait()
@@ -62,10 +133,23 @@ func (m *member) Destroy() {
 	for end := time.Now().Add(leaveBound); !m.allLeft() && time.Now().Before(end); {
 		time.Sleep(releaseEvery)
 	}
+	for _, rank := range m.otherRanks() {
+		m.peers[rank].inbox.store(departed, m.rank, 1)
+	}
+	if m.captures.any.Load() {
+		m.releaseTokens(m.otherRanks())
+	}
 }
 
 // allLeft reports whether no peer uses what this rank's slots have.
 func (m *member) allLeft() bool {
+	for _, rank := range m.otherRanks() {
+		for slot := range int64(slotCount) {
+			if m.captures.any.Load() && m.own.load(tokenOf(left, slot), rank) == 0 && !m.gone(rank) {
+				return false
+			}
+		}
+	}
 	for _, slot := range m.lowering.slots {
 		for rank, value := range slot {
 			if value != 0 && int32(m.own.load(left, rank)-value) < 0 && !m.gone(rank) {
@@ -84,9 +168,12 @@ func (m *member) gone(rank int) bool {
 }
 
 // Free implements vendor.Member. A rank first closes what it has of its peers, and gives its own memory back when they have closed it.
-// Memory that a peer does not close stays allocated until the process ends.
+// Memory that a peer does not close stays allocated until the process ends, and so does all memory if graphs may use it.
 func (m *member) Free() {
 	m.releasing.Wait()
+	if m.captures.any.Load() {
+		return
+	}
 	for rank := range m.peers {
 		p := &m.peers[rank]
 		if p.imported != nil {

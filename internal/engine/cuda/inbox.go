@@ -14,18 +14,27 @@ import (
 // An inbox is host memory of one rank that its peers write and its stream waits for. Each word has a line of its own, so that no
 // line has two writers:
 //
-//	line 0               not 0: a peer has ended a wait, and what the stream has done since may be void; any peer writes it
-//	line 1 + 4 peer + w  word w of the peer, for the words filled, reduced, left; the peer's stream writes it
-//	line 1 + 4 peer + 3  not 0: the peer uses nothing of this rank any more; the peer's CPU writes it
+//	line 0                        not 0: a peer has ended a wait, and what the stream has done since may be void; any peer writes it
+//	line 1 + 17 peer + w          word w of the peer, for the words filled, reduced, left; the peer's stream writes it
+//	line 1 + 17 peer + 3          not 0: the peer uses nothing of this rank any more; the peer's CPU writes it
+//	line 1 + 17 peer + 4          not 0: no stream of the peer sets tokens of this rank any more; the peer's CPU writes it
+//	line 1 + 17 peer + 5 + 3 s + w   token w of slot s for the peer, of captured operations; the peer's stream sets it, and this rank's
+//	                              stream clears it
 //
-// Commands of a stream write words of peers and wait for words of the own inbox, never the other way round.
+// Commands of a stream write words of peers and wait for words of the own inbox, never the other way round, except that they clear
+// tokens.
 const (
 	lineBytes = 128
 	closed    = words // behind the words of a peer
-	lines     = words + 1
+	departed  = words + 1
+	tokens    = words + 2
+	lines     = tokens + slotCount*words
 )
 
 func inboxBytes(size int) int64 { return int64(1+size*int(lines)) * lineBytes }
+
+// tokenOf returns where a token lies among the words of a peer.
+func tokenOf(w word, slot int64) word { return tokens + word(slot)*words + w }
 
 // inbox is the mapping of a rank's inbox in this process. The device knows it.
 type inbox struct {
@@ -62,6 +71,12 @@ func makeInbox(size int, methods []shmem.Method) (*shmem.Arena, shmem.Range, shm
 	place, err := arena.Alloc(inboxBytes(size), page)
 	var d shmem.Descriptor
 	if err == nil {
+		b := inbox{memory: arena.Bytes(place)}
+		for peer := range size {
+			for slot := range int64(slotCount) {
+				b.store(tokenOf(left, slot), peer, 1) // no peer reads a slot yet
+			}
+		}
 		d, err = arena.Publish(methods)
 	}
 	if err != nil {

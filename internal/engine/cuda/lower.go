@@ -59,20 +59,25 @@ func (c *count) value(w word, peer int, chunk int64) uint32 {
 // use is what is in a slot: by rank, the value of left with which a reader has left it; 0: it does not read it.
 type use []uint32
 
-// lowering turns operations into commands of one rank's stream. Ranks that lower the same operations in the same order wait for one
-// another alike.
-type lowering struct {
+// planner knows the plans of a rank's operations.
+type planner struct {
 	rank, size int
 	slotBytes  int
 	choose     func(kind coll.Kind, root int, bytes uint64) algo.Class // algo.DeviceChoices.Choose, or a test's
-	sent       count                                                   // words that this rank writes
-	received   count                                                   // words that this rank waits for
-	base       int64                                                   // slot of the next operation's first chunk
-	slots      [slotCount]use
+}
+
+// lowering turns operations into commands of one rank's stream. Ranks that lower the same operations in the same order wait for one
+// another alike.
+type lowering struct {
+	planner
+	sent     count // words that this rank writes
+	received count // words that this rank waits for
+	base     int64 // slot of the next operation's first chunk
+	slots    [slotCount]use
 }
 
 func newLowering(rank, size int, choices *algo.DeviceChoices) *lowering {
-	l := &lowering{rank: rank, size: size, slotBytes: SlotBytes, choose: choices.Choose, sent: newCount(size), received: newCount(size)}
+	l := &lowering{planner: planner{rank, size, SlotBytes, choices.Choose}, sent: newCount(size), received: newCount(size)}
 	for i := range l.slots {
 		l.slots[i] = make(use, size)
 	}
@@ -84,7 +89,8 @@ type command struct {
 	verb  verb
 	word  word
 	peer  int
-	value uint32
+	value uint32    // of a word
+	slot  int64     // of a token: see capture.go
 	move  plan.Move // offsets of slots are those in all slots of their rank
 }
 
@@ -94,10 +100,13 @@ const (
 	await verb = iota
 	signal
 	move
+	take // wait for a token of this rank's inbox, and clear it
+	look // wait for such a token, and leave it
+	give // set a token of a peer's inbox
 )
 
 // planFor returns the plan of an operation, and its lengths. In an all_to_all a rank knows the lengths of its own blocks only.
-func (l *lowering) planFor(op coll.Op) (plan.SlotPlan, plan.Lengths) {
+func (l *planner) planFor(op coll.Op) (plan.SlotPlan, plan.Lengths) {
 	at := shmplan.Place{Rank: l.rank, Size: l.size, Root: op.Root, Slots: plan.LargeSlots, Chunk: l.slotBytes}
 	lengths := plan.Lengths{Bytes: op.Bytes()}
 	parts := func() { at.Chunk = l.slotBytes / max(1, l.size-1) &^ (alignment - 1) }
@@ -151,7 +160,7 @@ func (l *lowering) planFor(op coll.Op) (plan.SlotPlan, plan.Lengths) {
 }
 
 // exchanged returns the blocks of an all_to_all that this rank knows.
-func (l *lowering) exchanged(op coll.Op) []uint64 {
+func (l *planner) exchanged(op coll.Op) []uint64 {
 	blocks := make([]uint64, l.size*l.size)
 	for r := range l.size {
 		in, out := op.In/uint64(l.size), op.Out/uint64(l.size)
@@ -194,17 +203,21 @@ func writes(p *plan.SlotPlan, w word, from, to int) bool {
 	}
 }
 
-// lower returns the commands of an operation.
-func (l *lowering) lower(op coll.Op) ([]command, error) {
-	p, lengths := l.planFor(op)
-	// Chunks that a rank has for another one. Where only these two know how many there are, there is one at least, so that both write
-	// their words in each operation.
-	chunks := func(from, to int) int64 {
+// chunksOf returns how many chunks a rank has for another one. Where only these two know how many there are, there is one at least, so that
+// both write their words in each operation.
+func chunksOf(p *plan.SlotPlan, lengths plan.Lengths) func(from, to int) int64 {
+	return func(from, to int) int64 {
 		if p.Kind == coll.AllToAll {
 			return max(1, int64(p.Chunks(p.BlockBytes(lengths, from, to))))
 		}
 		return int64(p.Chunks(lengths.Longest()))
 	}
+}
+
+// lower returns the commands of an operation.
+func (l *lowering) lower(op coll.Op) ([]command, error) {
+	p, lengths := l.planFor(op)
+	chunks := chunksOf(&p, lengths)
 	if longest := p.Chunks(lengths.Longest()); longest > mostChunks {
 		return nil, fmt.Errorf("a block of %d bytes has %d chunks, expected %d at most; set SAGECOMM_ENGINE=staged for so long blocks", lengths.Longest(), longest, mostChunks)
 	}

@@ -25,6 +25,7 @@ var errReleased = errors.New("the communicator is being ended")
 type driver interface {
 	device.Sharer
 	device.Reducer
+	device.Capturer
 }
 
 // member implements vendor.Member.
@@ -38,6 +39,7 @@ type member struct {
 	peers      []peer       // by rank; of this rank it has the slots alone
 
 	lowering *lowering // used by Do
+	captures captures  // used by Capture
 
 	// released is set before the waits of the stream are ended. Each command of Do that is queued later goes through.
 	released atomic.Bool
@@ -55,18 +57,19 @@ type peer struct {
 	inbox    inbox
 }
 
-var _ vendor.Member = (*member)(nil)
+var _ vendor.Capturer = (*member)(nil)
 
 // newMember makes the memory of a rank.
 func newMember(d driver, rank, size int, methods []shmem.Method, choices *algo.DeviceChoices) (m *member, o offer, err error) {
-	m = &member{d: d, rank: rank, size: size, methods: methods, peers: make([]peer, size), lowering: newLowering(rank, size, choices)}
+	m = &member{d: d, rank: rank, size: size, methods: methods, peers: make([]peer, size), lowering: newLowering(rank, size, choices),
+		captures: captures{planner: newCapturing(rank, size, choices), released: make([]atomic.Bool, size)}}
 	for w := range m.newest {
 		m.newest[w] = make([]atomic.Uint32, size)
 	}
 	if err := d.LoadKernels(); err != nil { // it may wait for the device, which a later call must not
 		return nil, o, err
 	}
-	if m.slots, o.Slots, err = d.Share(allSlots); err != nil {
+	if m.slots, o.Slots, err = d.Share(allSlots + capturedSlots); err != nil {
 		return nil, o, err
 	}
 	m.peers[rank].slots = m.slots.Address()
@@ -112,6 +115,7 @@ func (m *member) connect(offers []offer) error {
 
 // State implements vendor.Member. All is queued when Do returns.
 func (m *member) State() (bool, error) {
+	m.watchPeers()
 	if who := atomic.LoadUint32(m.own.void()); who != 0 {
 		return true, fmt.Errorf("rank %d has ended operations that were under way", who-1)
 	}
@@ -136,8 +140,20 @@ func (m *member) Do(op coll.Op, b vendor.Buffers, stream uintptr) error {
 		}
 	}
 	q := queue{m, op, b, device.Stream{Handle: stream}}
-	if op.Kind == coll.Broadcast && op.Root == m.rank {
-		if err := q.copy(b.Out, b.In, op.Out); err != nil {
+	return q.putAll(commands)
+}
+
+// queue queues the commands of an operation.
+type queue struct {
+	m      *member
+	op     coll.Op
+	b      vendor.Buffers
+	stream device.Stream
+}
+
+func (q *queue) putAll(commands []command) error {
+	if q.op.Kind == coll.Broadcast && q.op.Root == q.m.rank {
+		if err := q.copy(q.b.Out, q.b.In, q.op.Out); err != nil {
 			return err
 		}
 	}
@@ -149,20 +165,20 @@ func (m *member) Do(op coll.Op, b vendor.Buffers, stream uintptr) error {
 	return nil
 }
 
-// queue queues the commands of an operation.
-type queue struct {
-	m      *member
-	op     coll.Op
-	b      vendor.Buffers
-	stream device.Stream
-}
-
 func (q *queue) put(c command) error {
 	switch c.verb {
 	case await:
 		return q.m.d.Await(q.stream, q.m.own.at(c.word, c.peer), c.value)
 	case signal:
 		return q.m.d.Signal(q.stream, q.m.peers[c.peer].inbox.at(c.word, q.m.rank), c.value)
+	case look, take:
+		own := q.m.own.at(tokenOf(c.word, c.slot), c.peer)
+		if err := q.m.d.Await(q.stream, own, 1); err != nil || c.verb == look {
+			return err
+		}
+		return q.m.d.Signal(q.stream, own, 0)
+	case give:
+		return q.m.d.Signal(q.stream, q.m.peers[c.peer].inbox.at(tokenOf(c.word, c.slot), q.m.rank), 1)
 	}
 	if c.move.Reduce {
 		return q.reduce(c.move)

@@ -19,6 +19,7 @@ import (
 type fakeDriver struct {
 	driver
 	list     []string
+	capture  uint64 // of each stream
 	released atomic.Int32
 }
 
@@ -62,6 +63,22 @@ func (d *fakeDriver) Await(device.Stream, uintptr, uint32) error {
 // sameDevice returns the choices of ranks that share a device.
 func sameDevice(size int) *algo.DeviceChoices {
 	return algo.NewDeviceChoices(size, SlotBytes, algo.LinkDevices(size, func(int, int) algo.DeviceLink { return algo.DeviceLink{Class: algo.SameDevice} }, algo.DefaultParams()))
+}
+
+func (d *fakeDriver) CaptureOf(device.Stream) (uint64, error) { return d.capture, nil }
+
+func (d *fakeDriver) NewMark() (device.Mark, error) { return fakeMark{d}, nil }
+
+type fakeMark struct{ d *fakeDriver }
+
+func (m fakeMark) Set(device.Stream) error {
+	m.d.list = append(m.d.list, "mark")
+	return nil
+}
+
+func (m fakeMark) Follow(device.Stream) error {
+	m.d.list = append(m.d.list, "follow")
+	return nil
 }
 
 // pair returns both ranks of a communicator, which are in this process.
@@ -121,6 +138,77 @@ func TestRelease(t *testing.T) {
 	m[1].Release(func() bool { return true })
 	require.Zero(t, *m[0].Void(), "nothing was under way")
 	require.True(t, m[1].Abort())
+}
+
+// captureOn captures an operation on a rank.
+func captureOn(t *testing.T, m *member) {
+	t.Helper()
+	begun, err := m.Capture(gathering, vendor.Buffers{In: 0x100, Out: 0x200}, device.Stream{Handle: 1}, func() error { return nil }, func() error { return nil })
+	require.NoError(t, err)
+	require.True(t, begun)
+}
+
+// Operations of one capture come one after the other, in other slots. Each capture begins with the same one.
+func TestCommandsInACapture(t *testing.T) {
+	m, d := pair(t)
+	_, err := m[0].Capture(gathering, vendor.Buffers{}, device.Stream{}, nil, nil)
+	require.ErrorContains(t, err, "the device has given the capture up")
+	once := []string{"await", "signal", "copy", "signal", "await", "signal", "copy", "copy", "signal", "mark"}
+	for _, d[0].capture = range []uint64{7, 8} {
+		d[0].list = nil
+		captureOn(t, m[0])
+		require.Equal(t, once, d[0].list)
+		require.EqualValues(t, 1, m[0].captures.base)
+		captureOn(t, m[0])
+		require.Equal(t, append(append(once, "follow"), once...), d[0].list)
+		require.EqualValues(t, 2, m[0].captures.base)
+	}
+	require.True(t, m[0].allLeft(), "nothing runs")
+}
+
+// Graphs that may run when a communicator ends go on, and so do those that are launched later. They keep the memory.
+func TestReleaseOfGraphs(t *testing.T) {
+	m, d := pair(t)
+	d[0].capture = 1
+	captureOn(t, m[0])
+	m[0].Release(func() bool { return true })
+	require.NotZero(t, *m[1].Void(), "a graph may write what it has not computed")
+	for range 3 {
+		set := func() bool {
+			return m[0].own.load(tokenOf(filled, 2), 1) != 0 && m[0].own.load(tokenOf(left, 0), 1) != 0
+		}
+		require.Eventually(t, set, 10*time.Second, time.Millisecond)
+		m[0].own.store(tokenOf(filled, 2), 1, 0) // its stream clears them
+		m[0].own.store(tokenOf(left, 0), 1, 0)
+	}
+	require.True(t, m[0].Abort())
+	_, err := m[0].Capture(gathering, vendor.Buffers{}, device.Stream{}, nil, nil)
+	require.ErrorIs(t, err, errReleased)
+	m[0].Free()
+	require.Zero(t, d[0].released.Load())
+}
+
+// A rank whose group is destroyed gives no tokens. Its peers' graphs go on without it.
+func TestAPeerThatHasDeparted(t *testing.T) {
+	m, d := pair(t)
+	_, err := m[0].State()
+	require.NoError(t, err)
+	d[0].capture, d[1].capture = 1, 1
+	captureOn(t, m[0])
+	captureOn(t, m[1])
+	done := make(chan struct{})
+	m[1].own.store(tokenOf(left, 3), 0, 0) // rank 0 reads slot 3 of rank 1
+	go func() { m[1].Destroy(); close(done) }()
+	require.False(t, m[1].allLeft())
+	_, err = m[0].State()
+	require.NoError(t, err)
+	require.Zero(t, m[0].own.load(tokenOf(filled, 0), 1))
+	m[1].own.store(tokenOf(left, 3), 0, 1)
+	<-done
+	_, err = m[0].State()
+	require.NoError(t, err)
+	require.NotZero(t, m[0].own.load(tokenOf(filled, 0), 1))
+	require.NotZero(t, m[1].own.load(tokenOf(filled, 0), 0))
 }
 
 // A rank gives its memory back when its peers have closed it.

@@ -40,16 +40,36 @@ func FromCall(call runner.Call, op coll.Op) (device.Access, error) {
 // of other vendors do not, so their runtimes use the framework's streams. Without any of this the bridge moves the memory. The error is
 // that of a caller's stream that is being captured.
 func WithBridge(b *bridge.Bridge, op coll.Op) (device.Access, error) {
+	if err := captured(b, op); err != nil {
+		return nil, err
+	}
 	v, known := vendors.Named(b.DeviceName())
 	if !known {
 		return b, nil
 	}
-	if b.MayBeCaptured() && v.Captured != nil {
-		if err := v.Captured(op.Device.Index, op.Stream); err != nil {
-			return nil, err
-		}
-	}
 	return withRuntime(v, b, op.Device), nil
+}
+
+// Captured returns device.ErrCaptured if the caller's stream of a call is being captured, or why that cannot be found out.
+func Captured(call runner.Call, op coll.Op) error {
+	if call.Bridge() == nil {
+		return vendors.Captured(op)
+	}
+	b, err := bridge.New(call.Bridge())
+	if err != nil {
+		return nil // FromCall returns it
+	}
+	return captured(b, op)
+}
+
+func captured(b *bridge.Bridge, op coll.Op) error {
+	if b.Captured() {
+		return device.ErrCaptured
+	}
+	if v, known := vendors.Named(b.DeviceName()); known && b.MayBeCaptured() && v.Captured != nil {
+		return v.Captured(op.Device.Index, op.Stream)
+	}
+	return nil
 }
 
 // withRuntime returns the access by a bridge and a vendor's runtime, or the bridge alone.

@@ -41,9 +41,8 @@ func sideOf(list []runner.Segment) (s side, bytes uint64) {
 	return s, (bytes + alignment - 1) &^ (alignment - 1)
 }
 
-// sides places the buffers of an operation, whose gate is by.
-// Requires: Engine.issuing.
-func (c *communicator) sides(rt device.Launcher, call runner.Call, op coll.Op, rank int, by use) (s sides, err error) {
+// sidesOf places the buffers of an operation. take returns memory of the device.
+func sidesOf(call runner.Call, op coll.Op, rank int, take func(bytes uint64) (uintptr, error)) (s sides, err error) {
 	in, inBytes := sideOf(call.In())
 	out, outBytes := sideOf(call.Out())
 	needed := inBytes + outBytes
@@ -52,7 +51,7 @@ func (c *communicator) sides(rt device.Launcher, call runner.Call, op coll.Op, r
 	}
 	// A reduction to another rank writes no output here, but a library may use the memory of an uneven reduce_scatter.
 	if needed > 0 {
-		base, err := c.scratch.take(rt, needed, by)
+		base, err := take(needed)
 		if err != nil {
 			return s, err
 		}

@@ -37,6 +37,13 @@ type communicator struct {
 
 	last    atomic.Pointer[use] // of the newest operation
 	scratch scratch
+
+	// captured is the newest memory for buffers of captured operations. What was allocated before it stays allocated, because graphs use it.
+	// Guarded by Engine.issuing.
+	captured struct {
+		memory device.Memory
+		room   uint64
+	}
 }
 
 // communicatorOf returns the communicator of a device for which Prepare was called.

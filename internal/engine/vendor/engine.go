@@ -57,6 +57,8 @@ type Engine struct {
 	// numbers.
 	issuing turn
 
+	captured atomic.Uint64 // operations
+
 	mu     sync.Mutex // guards what follows; held for an instant
 	known  map[coll.Device]*communicator
 	making map[coll.Device]*making
@@ -80,6 +82,9 @@ func (e *Engine) Name() string { return e.method.Name() }
 
 // Prepare implements engine.Engine. The first collective on a device makes the communicator, which waits for all ranks.
 func (e *Engine) Prepare(call runner.Call, op coll.Op) (engine.Prepared, error) {
+	if err := staged.Captured(call, op); err != nil {
+		return e.prepareCaptured(call, op, err)
+	}
 	c, err := e.communicatorFor(call, op)
 	if err != nil {
 		return engine.Prepared{}, err
@@ -100,6 +105,9 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) error {
 	c := e.communicatorOf(op.Device)
 	if c.joined == nil {
 		return e.without.Issue(call, op, p)
+	}
+	if p.Captured {
+		return e.issueCaptured(c, call, op)
 	}
 	access, rt, err := e.launcher(call, op)
 	if err == nil {
@@ -175,7 +183,7 @@ func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Order
 	if err := rt.WriteValue(c.stream, gate.InputReady(), 1); err != nil {
 		return err
 	}
-	s, err := c.sides(rt, call, op, e.group.Rank, gate)
+	s, err := sidesOf(call, op, e.group.Rank, func(bytes uint64) (uintptr, error) { return c.scratch.take(rt, bytes, gate) })
 	if err != nil {
 		return err
 	}

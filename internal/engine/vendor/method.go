@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
 )
 
 // Method is how an engine carries out operations. [Calls] is that of vendors' libraries; package cuda has one of its own.
@@ -64,6 +65,19 @@ type Member interface {
 
 	// Free gives memory back that peers may still have used. It comes after Abort or Destroy, and may wait for peers.
 	Free()
+}
+
+// Capturer is a Member whose operations graphs can hold.
+type Capturer interface {
+	Member
+
+	// Device returns the device, for calls during captures.
+	Device() device.Capturer
+
+	// Capture adds the commands of an operation to the capture of which the stream is a part: behind those of the operation before, what
+	// gather queues, then its own, then what spread queues. begun tells whether a graph may have a part of them after an error.
+	// Requires: the device of the communicator is current.
+	Capture(op coll.Op, b Buffers, stream device.Stream, gather, spread func() error) (begun bool, err error)
 }
 
 // Buffers are the contiguous buffers of an operation on the device, 0 where it has none.

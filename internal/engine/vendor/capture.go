@@ -1,0 +1,107 @@
+package vendor
+
+import (
+	"errors"
+	"fmt"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+	"sagecomm/internal/engine"
+	"sagecomm/internal/runner"
+)
+
+// This file makes operations parts of graphs. Their commands go into the caller's stream, which is being captured: a stream of the library
+// would have to be joined with it before the capture ends, and would keep that capture's part of any later operation. Nothing runs, so
+// nothing is numbered, announced or recorded. What the operation does when the graph is launched is the Member's.
+
+// prepareCaptured finds out whether an operation can be captured. why is that of staged.Captured.
+func (e *Engine) prepareCaptured(call runner.Call, op coll.Op, why error) (engine.Prepared, error) {
+	c := e.communicatorOf(op.Device)
+	switch {
+	case !errors.Is(why, device.ErrCaptured):
+		return engine.Prepared{}, e.refuse(op, why)
+	case c == nil:
+		return engine.Prepared{}, e.refuse(op, errors.New("the stream is being captured, and the group has no communicator on this device yet; call a collective of the group on this device once before the capture"))
+	case c.joined == nil:
+		return e.without.Prepare(call, op)
+	case !e.method.Supports(op):
+		return engine.Prepared{}, e.refuse(op, why)
+	}
+	if _, captures := c.joined.(Capturer); !captures {
+		return engine.Prepared{}, e.refuse(op, why)
+	}
+	return engine.Prepared{Captured: true}, nil
+}
+
+// issueCaptured makes an operation a part of the graph.
+func (e *Engine) issueCaptured(c *communicator, call runner.Call, op coll.Op) error {
+	if err := e.issuing.take(call); err != nil {
+		return e.refuse(op, err)
+	}
+	defer e.issuing.give()
+	if e.down.Load() {
+		return runner.ErrDown
+	}
+	member := c.joined.(Capturer)
+	stream := device.Stream{Handle: op.Stream}
+	begun, err := e.capture(c, member, stream, call, op)
+	if err == nil {
+		e.captured.Add(1)
+		return nil
+	}
+	if begun { // a launch of such a graph would leave peers waiting
+		if number, lost := member.Device().CaptureOf(stream); number != 0 || lost != nil {
+			e.group.Fail(fmt.Errorf("%s on %v: the capture has a part of the operation only: %w", op.Name(), op.Device, err))
+		}
+	}
+	return e.refuse(op, err)
+}
+
+// capture queues the commands of an operation in the caller's stream.
+// Requires: issuing.
+func (e *Engine) capture(c *communicator, member Capturer, stream device.Stream, call runner.Call, op coll.Op) (begun bool, err error) {
+	rt := member.Device()
+	var s sides
+	if op.Kind != coll.Barrier { // it needs no memory
+		s, err = sidesOf(call, op, e.group.Rank, func(bytes uint64) (uintptr, error) { return c.takeCaptured(rt, bytes) })
+	}
+	if err != nil {
+		return false, err
+	}
+	err = c.with(func() (err error) {
+		begun, err = member.Capture(op, s.buffers(), stream, func() error { return s.gather(rt, stream) }, func() error { return s.spread(rt, stream) })
+		return err
+	})
+	return begun, err
+}
+
+// takeCaptured returns the address of memory with so much room for an operation of a graph. Captured operations of a group run one after
+// the other, so they share it.
+// Requires: Engine.issuing.
+func (c *communicator) takeCaptured(rt device.Capturer, bytes uint64) (uintptr, error) {
+	if bytes > c.captured.room {
+		room := max(c.captured.room, leastScratch)
+		for room < bytes {
+			room *= 2
+		}
+		err := rt.Relaxed(func() (err error) {
+			c.captured.memory, err = rt.Allocate(room)
+			return err
+		})
+		if err != nil {
+			c.captured.room = 0
+			return 0, err
+		}
+		c.captured.room = room
+	}
+	return c.captured.memory.Address(), nil
+}
+
+// Captured returns how many operations graphs have got.
+func (e *Engine) Captured() uint64 {
+	n := e.captured.Load()
+	if other, ok := e.without.(*Engine); ok {
+		n += other.Captured()
+	}
+	return n
+}

@@ -1,0 +1,392 @@
+"""What ranks of test_cuda_graphs.py do: operations in CUDA graphs, on a device that the ranks share."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+import fake_cuda
+import sagecomm
+from device_nccl import device, join_group, raised, ranks, same
+
+Step = Callable[[], Any]
+CHUNK = 2 << 20  # bytes of a slot of captured operations
+
+
+def value(rank: int, launch: int, n: int) -> torch.Tensor:
+    """A rank's input of a launch: whole numbers, so that sums are exact."""
+    return ((torch.arange(n) * (rank + 1) + launch * 7) % 101).float()
+
+
+class Case:
+    """An operation in a graph: its input, its output, and what the output is on the CPU."""
+
+    def __init__(self, name: str, n: int) -> None:
+        self.name, self.n = name, n
+        size, like = dist.get_world_size(), {"device": device()}
+        lengths = {  # of inputs and outputs
+            "all_reduce": (n, n),
+            "reduce": (n, n),
+            "broadcast": (n, n),
+            "all_gather": (n, n * size),
+            "gathered_list": (n, n * size),
+            "reduce_scatter": (n * size, n),
+            "all_to_all": (n * size, n * size),
+            "uneven": (n * size, n * size),
+            "not_contiguous": (2 * n, 2 * n),
+        }
+        self.input = torch.zeros(lengths[name][0], **like)
+        self.output = torch.zeros(lengths[name][1], **like)
+
+    def issue(self, group: Any = None, async_op: bool = False) -> Any:
+        x, y, size = self.input, self.output, dist.get_world_size()
+        how = {"group": group, "async_op": async_op}
+        if self.name in ("all_reduce", "reduce", "broadcast", "not_contiguous"):
+            y.copy_(x)
+        if self.name == "all_reduce":
+            return dist.all_reduce(y, **how)
+        if self.name == "not_contiguous":
+            return dist.all_reduce(y.view(-1, 2)[:, 1], **how)
+        if self.name == "reduce":
+            return dist.reduce(y, size - 1, **how)
+        if self.name == "broadcast":
+            return dist.broadcast(y, size - 1, **how)
+        if self.name == "all_gather":
+            return dist.all_gather_into_tensor(y, x, **how)
+        if self.name == "gathered_list":
+            parts = [torch.empty_like(x) for _ in ranks()]
+            work = dist.all_gather(parts, x, **how)
+            if work is not None:
+                work.wait()
+            torch.cat(parts, out=y)
+            return None
+        if self.name == "reduce_scatter":
+            return dist.reduce_scatter_tensor(y, x, **how)
+        if self.name == "all_to_all":
+            return dist.all_to_all_single(y, x, **how)
+        return dist.all_to_all_single(self.uneven(y, dist.get_rank()), x, self.splits(dist.get_rank(), False),
+                                      self.splits(dist.get_rank(), True), **how)  # fmt: skip
+
+    def splits(self, rank: int, sends: bool) -> list[int]:
+        """Rank r sends n / 2 elements to the next rank, 3 n / 2 to the one before, n to others."""
+        size, extra = dist.get_world_size(), self.n // 2
+        out = [self.n for _ in ranks()]
+        if sends:
+            out[(rank + 1) % size] -= extra
+            out[(rank - 1) % size] += extra
+        else:
+            out[(rank - 1) % size] -= extra
+            out[(rank + 1) % size] += extra
+        return out
+
+    def uneven(self, y: torch.Tensor, rank: int) -> torch.Tensor:
+        return y[: sum(self.splits(rank, False))]
+
+    def fill(self, launch: int) -> None:
+        self.input.copy_(value(dist.get_rank(), launch, len(self.input)))
+
+    def check(self, launch: int) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        inputs = [value(r, launch, len(self.input)) for r in ranks()]
+        want = {
+            "all_reduce": lambda: sum(inputs),
+            "reduce": lambda: sum(inputs) if rank == size - 1 else inputs[rank],
+            "broadcast": lambda: inputs[-1],
+            "all_gather": lambda: torch.cat(inputs),
+            "gathered_list": lambda: torch.cat(inputs),
+            "reduce_scatter": lambda: sum(inputs)[rank * self.n : (rank + 1) * self.n],
+            "all_to_all": lambda: torch.cat([x[rank * self.n : (rank + 1) * self.n] for x in inputs]),
+            "uneven": lambda: torch.cat([x.split(self.splits(r, True))[rank] for r, x in enumerate(inputs)]),
+            "not_contiguous": lambda: torch.stack(
+                [inputs[rank].view(-1, 2)[:, 0], sum(x.view(-1, 2)[:, 1] for x in inputs)], 1
+            ).flatten(),
+        }[self.name]()
+        got = self.uneven(self.output, rank) if self.name == "uneven" else self.output
+        same(got, want, f"{self.name} of {self.n}, launch {launch}")
+
+
+OPERATIONS = (
+    "all_reduce", "reduce", "broadcast", "all_gather", "gathered_list", "reduce_scatter", "all_to_all", "uneven",
+    "not_contiguous",
+)  # fmt: skip
+
+
+def graph_of(steps: Step) -> torch.cuda.CUDAGraph:
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        steps()
+    return graph
+
+
+def begin(rank: int, size: int, store: str) -> None:
+    join_group(rank, size, store, 0)
+    warm()
+
+
+def warm(group: Any = None) -> None:
+    """Makes the communicator."""
+    dist.all_reduce(torch.ones(1, device=device()), group=group)
+
+
+def in_group(rank: int, size: int, store: str, name: str, *arguments: Any) -> Any:
+    """Runs one function of this file in a group that has a communicator."""
+    begin(rank, size, store)
+    try:
+        result = globals()[name](*arguments)
+        fake_cuda.check()
+    except Exception as error:
+        raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
+    dist.destroy_process_group()
+    return result
+
+
+def on_a_gpu() -> None:
+    """What gpu_check.py runs."""
+    warm()
+    replays([1, 5000, CHUNK // 4 + 1], 20)
+    together(20)
+    streams(20)
+    torch.cuda.synchronize()
+
+
+def replays(lengths: list[int], launches: int) -> int:
+    """Each operation in a graph of its own. Returns how many were captured, by the statistics."""
+    before = sagecomm.get_stats()
+    cases = [Case(name, n) for n in lengths for name in OPERATIONS]
+    graphs = [graph_of(case.issue) for case in cases]
+    for launch in range(launches):
+        for case, graph in zip(cases, graphs, strict=True):
+            case.fill(launch)
+            graph.replay()
+        for case in cases:
+            case.check(launch)
+    stats = sagecomm.get_stats()
+    assert stats["sequence"] == before["sequence"], "captured operations have no numbers"
+    assert stats["ops"] == before["ops"], "captured operations are not counted as others"
+    return int(stats["captured"] - before["captured"])
+
+
+def together(launches: int) -> None:
+    """A graph of many operations with computation between them, launched in turns with another graph and with
+    operations outside of graphs, which nobody waits for on the host."""
+    size = dist.get_world_size()
+    cases = [Case(name, 1000 + 7 * i) for i, name in enumerate(OPERATIONS)]
+    x, doubled = torch.zeros(64, device=device()), torch.zeros(64, device=device())
+
+    def all_of_them() -> None:
+        for case in cases:
+            work = case.issue(async_op=True)
+            x.add_(1)
+            if work is not None:
+                work.wait()
+            dist.all_reduce(x)
+        dist.barrier(device_ids=[0])
+
+    def another() -> None:
+        dist.broadcast(x, 0)
+        torch.mul(x, 2, out=doubled)
+        dist.all_reduce(doubled)
+
+    graphs = [graph_of(all_of_them), graph_of(another)]
+    eager, wanted = torch.ones(10, device=device()), 1.0
+    for launch in range(launches):
+        x.fill_(launch)
+        for case in cases:
+            case.fill(launch)
+        graphs[0].replay()
+        dist.all_reduce(eager, async_op=True).wait()
+        graphs[1].replay()
+        graphs[1].replay()
+        eager.div_(2)
+        wanted *= size / 2
+        total = float(launch)
+        for _ in cases:
+            total = (total + 1) * size
+        same(x, torch.full((64,), total), "sums between the operations")
+        same(doubled, torch.full((64,), 2 * total * size), "what the second graph computes")
+        same(eager, torch.full((10,), wanted), "the operation between the graphs")
+        for case in cases:
+            case.check(launch)
+
+
+def ahead(launches: int) -> None:
+    """Rank 0 launches all at once, and the others come later, in streams that are held."""
+    rank = dist.get_rank()
+    case, kept = Case("all_reduce", 5000), torch.zeros(launches, 5000, device=device())
+    graph = graph_of(case.issue)
+    gathers = Case("all_gather", 300)
+    gather = graph_of(gathers.issue)
+    told = c10d._get_default_store()
+    inputs = [value(rank, launch, 5000).to(device()) for launch in range(launches)]
+    gathers.fill(0)
+    torch.cuda.synchronize()
+    if rank != 0:
+        told.wait(["launched"])
+    for launch in range(launches):
+        case.input.copy_(inputs[launch])
+        graph.replay()
+        gather.replay()
+        kept[launch].copy_(case.output)
+    if rank == 0:
+        told.set("launched", "")
+    for launch in range(launches):
+        same(kept[launch], sum(value(r, launch, 5000) for r in ranks()), f"launch {launch}")
+    gathers.check(0)
+
+
+def streams(launches: int) -> None:
+    """Operations of one capture in two streams that nothing else orders, and a group whose ranks are others."""
+    size = dist.get_world_size()
+    group = dist.new_group(list(range(size))[::-1], backend="sagecomm")
+    warm(group)
+    cases = [Case("all_reduce", 700), Case("all_gather", 50), Case("all_reduce", 9000)]
+    side = torch.cuda.Stream()
+
+    def both() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            cases[0].issue()
+        cases[1].issue()
+        cases[2].issue(group)
+        torch.cuda.current_stream().wait_stream(side)
+
+    graph = graph_of(both)
+    for launch in range(launches):
+        for case in cases:
+            case.fill(launch)
+        graph.replay()
+        for case in cases:
+            case.check(launch)
+
+
+def refusals(rank: int, size: int, store: str) -> list[str]:
+    """What graphs cannot hold is refused by name, and the group goes on."""
+    join_group(rank, size, store, 0)
+    x, texts = torch.ones(4, device=device()), []
+
+    def refused(call: Step) -> None:
+        graph_of(lambda: texts.append(raised(call)))
+
+    refused(lambda: dist.all_reduce(x))
+    dist.all_reduce(x)
+    refused(lambda: dist.isend(x, (rank + 1) % size).wait())
+    dist.all_reduce(x)
+    assert x.tolist() == [float(size**2)] * 4
+    fake_cuda.check()
+    dist.destroy_process_group()
+    return texts
+
+
+def works() -> None:
+    """The Work of a captured operation is complete at once, and waiting for it after the capture does nothing."""
+    size = dist.get_world_size()
+    x, kept = torch.ones(4, device=device()), []
+    graph = graph_of(lambda: kept.append(dist.all_reduce(x, async_op=True)))
+    assert kept[0].is_completed()
+    kept[0].wait()
+    assert x.tolist() == [1] * 4, "nothing runs in a capture"
+    graph.replay()
+    assert x.tolist() == [size] * 4
+
+
+def given_up() -> None:
+    """A capture that one rank gives up leaves no trace."""
+    rank = dist.get_rank()
+    case = Case("all_reduce", 100)
+
+    def broken() -> None:
+        case.issue()
+        if rank == 0:
+            case.output.sum().item()  # which captures forbid
+
+    if "captur" not in (text := raised(lambda: graph_of(broken))) and rank == 0:
+        raise AssertionError(text)
+    torch.cuda.synchronize()
+    graph = graph_of(lambda: [case.issue() for _ in range(2)] and None)
+    for launch in range(3):
+        case.fill(launch)
+        graph.replay()
+        case.check(launch)
+
+
+# ---- failures
+
+
+def peer_dies(rank: int, size: int, store: str, seed: int) -> str:
+    """The last rank dies at a random moment, while graphs are running. Returns what the next operation raises."""
+    begin(rank, size, store)
+    chance = random.Random(seed)
+    case = Case("all_reduce", chance.choice([100, 100_000]))
+    graph = graph_of(lambda: [case.issue() for _ in range(20)] and None)
+    last, late = chance.randrange(0, 30), chance.random() * 0.02
+    case.fill(0)
+    torch.cuda.synchronize()
+    dist.barrier()
+
+    def work() -> None:
+        for launch in range(10_000):
+            if rank == size - 1 and launch == last:
+                time.sleep(late)
+                os.kill(os.getpid(), signal.SIGKILL)
+            graph.replay()
+            if launch % 5 == 4:
+                torch.cuda.synchronize()
+                dist.all_reduce(torch.ones(1))  # on the CPU
+
+    text = raised(work)
+    for _ in range(3):  # later launches do not hang either
+        graph.replay()
+    torch.cuda.synchronize()
+    return text + " / " + raised(lambda: dist.all_reduce(torch.ones(1, device=device())))
+
+
+def aborted(rank: int, size: int, store: str) -> str:
+    """Rank 0 aborts while its graph waits for a rank that launches nothing."""
+    begin(rank, size, store)
+    case = Case("all_gather", 1000)
+    graph = graph_of(case.issue)
+    told = c10d._get_default_store()
+    if rank == size - 1:
+        told.wait(["aborted"])
+    else:
+        graph.replay()
+        if rank == 0:
+            c10d._get_default_group()._get_backend(torch.device("cuda")).abort()
+            told.set("aborted", "")
+    torch.cuda.synchronize()
+    graph.replay()
+    torch.cuda.synchronize()
+    return raised(lambda: dist.all_reduce(torch.ones(1, device=device())))
+
+
+def destroyed(rank: int, size: int, store: str) -> str:
+    """A graph is launched when its group is gone: on each rank, then on one whose peers have left."""
+    begin(rank, size, store)
+    case = Case("all_reduce", 1000)
+    graph = graph_of(lambda: [case.issue() for _ in range(5)] and None)
+    case.fill(0)
+    graph.replay()
+    torch.cuda.synchronize()
+    told = c10d._get_default_store()
+    if rank == 0:
+        told.wait([f"rank {other} has left" for other in range(1, size)])
+        graph.replay()  # peers set no tokens any more
+        torch.cuda.synchronize()
+    dist.destroy_process_group()
+    graph.replay()
+    torch.cuda.synchronize()
+    if rank > 0:
+        told.set(f"rank {rank} has left", "")
+        told.wait(["done"])
+    else:
+        told.set("done", "")
+    return fake_cuda.report() if fake_cuda.report_count() else ""
