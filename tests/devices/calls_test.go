@@ -15,8 +15,8 @@ import (
 )
 
 // recording compares the calls of a vendor's functions with the vendors' documentation. An expected call is the name of the function
-// and its arguments: a number, "*" for the address of an output, or a name of vars. "->" stands before what a call gives back; a
-// name that vars does not have is bound there.
+// and its arguments, each of which is a number, "*" for the address of an output, or a name of vars. "->" stands before what a call gives back. A
+// name is bound where it stands behind "?", and where a call gives it back for the first time.
 type recording struct {
 	t    *testing.T
 	path string
@@ -32,34 +32,36 @@ func (r *recording) calls() []string {
 	return list
 }
 
-// fits reports whether a call is an expected one.
+// fits reports whether a call is an expected one. It binds names, also if the call turns out not to be the expected one.
 func (r *recording) fits(call, expected string) bool {
 	got, want := strings.Fields(call), strings.Fields(expected)
 	if len(got) != len(want) || len(got) == 0 || got[0] != want[0] {
 		return false
 	}
 	for i := 1; i < len(got); i++ {
-		n, err := strconv.ParseInt(got[i], 10, 64)
-		if err != nil {
-			r.t.Fatalf("%q: %v", call, err)
-		}
-		name, binds := strings.CutPrefix(want[i], "?")
-		if binds {
-			r.vars[name] = uintptr(n)
-		}
-		value, known := r.vars[name]
-		switch {
-		case want[i] == "*":
-		case known:
-			if uintptr(n) != value {
-				return false
-			}
-		case got[0] == "->" && want[i] != got[i]:
-			r.vars[want[i]] = uintptr(n)
-		case want[i] != got[i]:
+		if !r.argumentFits(got[i], want[i], want[0] == "->") {
 			return false
 		}
 	}
+	return true
+}
+
+// argumentFits reports whether an argument of a call, or what it gives back, is the expected one.
+func (r *recording) argumentFits(got, want string, givenBack bool) bool {
+	r.t.Helper()
+	n, err := strconv.ParseInt(got, 10, 64)
+	require.NoError(r.t, err, "the call has %q", got)
+	if want == "*" {
+		return true
+	}
+	if number, err := strconv.ParseInt(want, 10, 64); err == nil {
+		return n == number
+	}
+	name, bind := strings.CutPrefix(want, "?")
+	if value, known := r.vars[name]; !bind && (known || !givenBack) {
+		return known && uintptr(n) == value
+	}
+	r.vars[name] = uintptr(n)
 	return true
 }
 

@@ -125,7 +125,8 @@ func (g *guest) deferred(block device.Copy, memory device.Pinned, value uint32) 
 }
 
 // A runtime moves memory in the streams of a framework with a launch queue: behind what the framework has launched, and before what
-// it launches later. Several operations use the same streams, so a handle that is kept from one to the next would overtake.
+// it launches later. Several operations use the same streams, so a handle that is kept from one to the next would overtake. The last two
+// share an access, in which a fork is the end of a handle.
 func TestInStreamsOfAFramework(t *testing.T) {
 	eachVendor(t, func(t *testing.T, v vendor) {
 		for _, variables := range schedules() {
@@ -141,14 +142,40 @@ func TestInStreamsOfAFramework(t *testing.T) {
 					out, err := first.NewStream(device.Outputs)
 					g.must(err)
 					clear(hostBytes(memory, words+length))
-					for round := range uint32(3) {
-						if wrong := g.operate(g.access(), memory, in, out, round+1); wrong != "" {
+					for round := range uint32(5) {
+						a := first
+						if round < 3 {
+							a = g.access()
+						}
+						if wrong := g.operate(a, memory, in, out, round+1); wrong != "" {
 							t.Fatalf("operation %d: %s", round, wrong)
 						}
 					}
 				})
 			})
 		}
+	})
+}
+
+// An operation asks for its access and, three times, for its name.
+func TestAllocationsOfAnAccess(t *testing.T) {
+	eachVendor(t, func(t *testing.T, v vendor) {
+		isolated(t, folder(t), nil, func(t *testing.T) {
+			runtime.LockOSThread()
+			g := newGuest(t, v)
+			g.access()
+			table, op := g.Bridge(), operation(g.caller)
+			n := testing.AllocsPerRun(100, func() {
+				b, err := bridge.New(table)
+				g.must(err)
+				a, err := staged.WithBridge(b, op)
+				g.must(err)
+				for range 3 {
+					_ = a.Name()
+				}
+			})
+			require.LessOrEqual(t, n, 2.0, "the bridge and the access")
+		})
 	})
 }
 

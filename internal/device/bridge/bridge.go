@@ -7,6 +7,7 @@ package bridge
 #cgo CFLAGS: -std=c11 -Wall -Wextra
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include "../../../export/sagecomm.h"
 
 #define WHY 512
@@ -118,12 +119,12 @@ func (b *Bridge) Captured() bool { return b.c.may_be_captured == C.SAGECOMM_CAPT
 // MayBeCaptured reports whether the caller's stream may be one that is being captured into a graph, because the framework cannot tell.
 func (b *Bridge) MayBeCaptured() bool { return b.c.may_be_captured != 0 }
 
-// DeviceName returns the name of the type of device in the framework.
+// DeviceName returns the name of the type of device in the framework. It is memory of the caller: nobody keeps it.
 func (b *Bridge) DeviceName() string {
 	if b.c.device_name == nil {
 		return ""
 	}
-	return C.GoString(b.c.device_name)
+	return unsafe.String((*byte)(unsafe.Pointer(b.c.device_name)), C.strlen(b.c.device_name))
 }
 
 // Handle returns the handle by which the device's runtime knows a stream that NewStream has made. It holds until the framework is

@@ -1,6 +1,7 @@
 package staged
 
 import (
+	"maps"
 	"sync"
 	"sync/atomic"
 
@@ -74,64 +75,78 @@ func captured(b *bridge.Bridge, op coll.Op) error {
 
 // withRuntime returns the access by a bridge and a vendor's runtime, or the bridge alone.
 func withRuntime(v vendors.Vendor, b *bridge.Bridge, on coll.Device) device.Access {
+	of, err := tried(v, b, on)
+	if err != nil || of.err != nil { // the next operation tries it again if err is not nil
+		return b
+	}
+	switch {
+	case of.launcher == nil:
+		return b
+	case on.Type == coll.CUDA && of.waiter != nil:
+		return &adopted{of.waiter, b, of}
+	case of.waiter != nil:
+		return &native{nativeLauncher{of.launcher, nativeHandles{bridge: b}, of}, of.waiter}
+	}
+	return &nativeInput{nativeLauncher{of.launcher, nativeHandles{bridge: b}, of}, b}
+}
+
+// trial is what the operations on a device share: the vendor's runtime, and whether it and the framework of this process can use the
+// streams of one of them.
+type trial struct {
+	launcher device.Launcher               // nil: the runtime is none
+	waiter   launchingWaiter               // nil: its streams wait for nothing
+	name     string                        // of the runtime in the framework's streams
+	err      error                         // why the streams cannot be used
+	stream   atomic.Pointer[device.Stream] // with which that was tried, for inputs; nil: an engine has it
+}
+
+var (
+	trials atomic.Pointer[map[coll.Device]*trial] // replaced as a whole, since each operation reads it
+	trying sync.Mutex
+)
+
+func knownTrial(on coll.Device) (*trial, bool) {
+	if known := trials.Load(); known != nil {
+		of, ok := (*known)[on]
+		return of, ok
+	}
+	return nil, false
+}
+
+// tried returns the trial of a device. The first call makes it. The error is that of a runtime that does not open or gives no stream,
+// after which the next call tries again.
+func tried(v vendors.Vendor, b *bridge.Bridge, on coll.Device) (*trial, error) {
+	if known, ok := knownTrial(on); ok {
+		return known, nil
+	}
+	trying.Lock()
+	defer trying.Unlock()
+	if known, ok := knownTrial(on); ok {
+		return known, nil
+	}
 	rt, err := v.Open(on.Index)
 	if err != nil {
-		return b
+		return nil, err
 	}
 	try := handles
 	if on.Type == coll.CUDA {
 		try = adopt
 	}
-	of, err := tried(on, func() (device.Stream, error, error) { return try(rt, b) })
-	if err != nil || of.err != nil { // the next operation tries it again if err is not nil
-		return b
-	}
-	launcher, launches := rt.(device.Launcher)
-	if !launches {
-		return b
-	}
-	waiter, waits := rt.(launchingWaiter)
-	switch {
-	case on.Type == coll.CUDA && waits:
-		return &adopted{waiter, b, of}
-	case waits:
-		return &native{nativeLauncher{launcher, nativeHandles{bridge: b}, of}, waiter}
-	}
-	return &nativeInput{nativeLauncher{launcher, nativeHandles{bridge: b}, of}, b}
-}
-
-// trial is whether a runtime and the framework of this process can use the streams of one of them, and the stream that it was tried
-// with, which is for inputs.
-type trial struct {
-	stream atomic.Pointer[device.Stream] // nil: an engine has it
-	err    error
-}
-
-var (
-	trials sync.Map // of *trial, by device
-	trying sync.Mutex
-)
-
-// tried returns the trial of a device. The first call makes it: try returns the stream, why it cannot be used, and an error of the
-// device, after which the next call tries again.
-func tried(on coll.Device, try func() (device.Stream, error, error)) (*trial, error) {
-	if known, ok := trials.Load(on); ok {
-		return known.(*trial), nil
-	}
-	trying.Lock()
-	defer trying.Unlock()
-	if known, ok := trials.Load(on); ok {
-		return known.(*trial), nil
-	}
-	s, unusable, err := try()
+	s, unusable, err := try(rt, b)
 	if err != nil {
 		return nil, err
 	}
-	of := &trial{err: unusable}
+	of := &trial{name: rt.Name() + ", in the framework's streams", err: unusable}
+	of.launcher, _ = rt.(device.Launcher)
+	of.waiter, _ = rt.(launchingWaiter)
 	if unusable == nil {
 		of.stream.Store(&s)
 	}
-	trials.Store(on, of)
+	more := map[coll.Device]*trial{on: of}
+	if known := trials.Load(); known != nil {
+		maps.Copy(more, *known)
+	}
+	trials.Store(&more)
 	return of, nil
 }
 

@@ -26,6 +26,7 @@ func handles(_ device.Runtime, b *bridge.Bridge) (device.Stream, error, error) {
 type nativeHandles struct {
 	bridge *bridge.Bridge
 	known  []device.Stream
+	room   [3]device.Stream // of known: an operation has two streams, one of a vendor's library a third one
 }
 
 // of returns a stream with its handle.
@@ -40,6 +41,9 @@ func (h *nativeHandles) of(s device.Stream) (device.Stream, error) {
 		return s, err
 	}
 	s.Handle = handle
+	if h.known == nil {
+		h.known = h.room[:0]
+	}
 	h.known = append(h.known, s)
 	return s, nil
 }
@@ -67,7 +71,7 @@ type nativeLauncher struct {
 }
 
 // Name implements device.Runtime.
-func (n *nativeLauncher) Name() string { return n.Launcher.Name() + ", in the framework's streams" }
+func (n *nativeLauncher) Name() string { return n.trial.name }
 
 // NewStream implements device.Runtime.
 func (n *nativeLauncher) NewStream(role device.Role) (device.Stream, error) {
