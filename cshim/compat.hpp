@@ -73,17 +73,29 @@ struct HasIsCapturing : std::false_type {};
 template <class T>
 struct HasIsCapturing<T, std::void_t<decltype(std::declval<const T&>().is_capturing())>> : std::true_type {};
 
-// Whether streams of this torch tell that they are captured into a graph. Where they do not, the core asks the device.
-inline constexpr bool kTellsCaptures = HasIsCapturing<c10::Stream>::value;
+// Capture is whether a stream is being captured into a graph.
+enum class Capture { kNo, kYes, kUnknown };
 
-// Reports whether a stream is being captured into a graph. A torch that cannot tell is taken to capture nothing.
+// Returns what torch knows of a stream. Some minors do not ask, and where the device's guard does not know, one raises and later
+// ones answer "no". So only CUDA's guard, which asks its runtime, is believed when it says "no".
 template <class Stream>
-bool isCapturing(const Stream& stream) {
-  if constexpr (kTellsCaptures) {
-    return stream.is_capturing();
-  } else {
-    return false;
+Capture captureOf(const Stream& stream) {
+  if constexpr (HasIsCapturing<Stream>::value) {
+    static std::atomic<bool> raises{false}; // asking such a device raises each time, which is slow
+    if (!raises.load(std::memory_order_relaxed)) {
+      try {
+        if (stream.is_capturing()) {
+          return Capture::kYes;
+        }
+        return stream.device_type() == c10::DeviceType::CUDA ? Capture::kNo : Capture::kUnknown;
+      } catch (const c10::AcceleratorError&) { // the device is out of order
+        throw;
+      } catch (const c10::Error&) {
+        raises.store(true, std::memory_order_relaxed);
+      }
+    }
   }
+  return Capture::kUnknown;
 }
 
 template <class T, class = void>

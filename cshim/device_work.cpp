@@ -59,7 +59,8 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
   const bool fromAnySource = op.kind == SAGECOMM_RECV && op.root == SAGECOMM_ANY_SOURCE;
   tellsTheHost_ = tellsTheHost_ || op.kind == SAGECOMM_BARRIER || fromAnySource;
   bridge_.struct_size = sizeof bridge_;
-  bridge_.may_be_captured = isCapturing(current()) ? SAGECOMM_CAPTURED : kTellsCaptures ? 0 : 1;
+  const Capture captured = captureOf(current());
+  bridge_.may_be_captured = captured == Capture::kYes ? SAGECOMM_CAPTURED : captured == Capture::kUnknown ? 1 : 0;
   bridge_.ctx = this;
   bridge_.make_stream = &makeStream;
   bridge_.pin = &pin;
@@ -195,7 +196,7 @@ void DeviceWork::store() noexcept {
 void DeviceWork::awaitInCurrentStream() const {
   noteAcquired(this);
   const c10::OptionalDeviceGuard on(device_);
-  if (captured_ && kTellsCaptures && !isCapturing(current())) {
+  if (captured_ && captureOf(current()) == Capture::kNo) {
     return; // a stream that launches the graph is behind the outputs
   }
   for (const std::unique_ptr<c10::Event>& end : endEvents_) {
@@ -208,7 +209,7 @@ bool DeviceWork::passed() {
     return true;
   }
   const c10::OptionalDeviceGuard on(device_);
-  if (isCapturing(current())) {
+  if (captureOf(current()) == Capture::kYes) {
     return false;
   }
   for (const std::unique_ptr<c10::Event>& end : endEvents_) {

@@ -62,7 +62,7 @@ def uses_engine(expected: str) -> None:
     assert sagecomm.explain("all_reduce", 20, device=True)["engine"] == expected
 
 
-def vendor_ranks(worlds: Worlds, schedule: Schedule, name: str, queue: str, engine: str) -> World:
+def vendor_ranks(worlds: Worlds, schedule: Schedule, name: str, queue: str, engine: str, **settings: str) -> World:
     world = ranks(
         worlds,
         schedule,
@@ -71,6 +71,7 @@ def vendor_ranks(worlds: Worlds, schedule: Schedule, name: str, queue: str, engi
         SAGECOMM_ENGINE=engine,
         # The checker does not see the order that Go gives its threads, one of which releases memory of the device.
         EMULATOR_HOST_CLOCKS="thread" if engine == "staged" else "shared",
+        **settings,
     )
     world.run(prepare_vendor, name, backend="gloo")
     return world
@@ -99,6 +100,13 @@ def test_programs(fresh_world: Worlds, schedule: Schedule, name: str, by: str, m
 def test_nothing_waits_on_the_host(fresh_world: Worlds, schedule: Schedule, chosen: str, queue: str) -> None:
     """Streams of NPUs can wait for words, so operations are queued whole."""
     run_programs(vendor_ranks(fresh_world, schedule, "npu", queue, chosen), chosen, device_waits.PROGRAMS)
+
+
+@pytest.mark.parametrize("told", ["no", "raises"])
+def test_a_guard_that_does_not_know_of_captures(fresh_world: Worlds, told: str) -> None:
+    """AscendCL is asked, whatever torch says."""
+    world = vendor_ranks(fresh_world, Schedule("lazy"), "npu", "streams", "staged", SIMDEV_CAPTURES=told)
+    run_programs(world, "staged", [device_calls.captures_are_refused, device_programs.wait_twice])
 
 
 @pytest.mark.long
