@@ -17,6 +17,7 @@ from device_bed import Schedule, under_schedules
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
 KICK_MS = "5"  # work that no thread waits for begins after this time
+NO_WAITS = "cuStreamWaitValue32@1+=not_supported"
 
 
 @under_schedules
@@ -56,6 +57,12 @@ def test_the_death_of_a_peer(cuda_bed: CudaBed, schedule: Schedule) -> None:
         survivor.result()
         with pytest.raises(AssertionError, match="died"):
             dead.result()
+
+
+@pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
+def test_torchs_sanitizer(cuda_bed: CudaBed, faults: str) -> None:
+    """It knows what waits for what, as far as its model of a collective goes, and its callbacks hold nobody up."""
+    cuda_bed.ranks("device_sanitizer:under_fake_cuda", 2, EMULATOR_KICK_MS=KICK_MS, EMULATOR_FAULTS=faults)
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "random"])
