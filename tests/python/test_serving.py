@@ -22,6 +22,7 @@ import vllm_contract
 import vllm_needs
 from sagecomm import serving
 from sagecomm.serving import _vllm_platform, sglang, vllm
+from sagecomm.serving import lmdeploy as lmdeploy_hook
 from sagecomm.serving._vllm_collectives import Collectives, all2all_manager
 
 
@@ -449,7 +450,12 @@ def test_lmdeploy_stays_as_it_is_otherwise(tmp_path):
     assert done.stdout == "nccl, a kernel of its own\n", done.stderr
 
 
-def test_an_lmdeploy_without_the_hook_is_refused(tmp_path):
-    done = lmdeploy(tmp_path, SELECTOR.replace("_get_backend", "_choose"), SAGECOMM_SERVING="on")
-    assert "LMDeploy 0.18.0 has no _get_backend in lmdeploy.pytorch.backends.selector" in done.stderr
-    assert done.returncode != 0
+def test_an_lmdeploy_without_the_hook_is_refused(monkeypatch):
+    monkeypatch.setattr(lmdeploy_hook, "version_of", lambda *packages: "0.19.0")
+    with pytest.raises(
+        RuntimeError, match=r"LMDeploy 0\.19\.0 has no _get_backend in lmdeploy\.pytorch\.backends\.selector"
+    ):
+        lmdeploy_hook.install(ModuleType("selector"))
+    selector = SimpleNamespace(_get_backend=lambda: None)
+    with pytest.warns(RuntimeWarning, match=r"this is LMDeploy 0\.19\.0, and the plugin was written against 0\.18\.0"):
+        lmdeploy_hook.install(selector)
