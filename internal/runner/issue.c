@@ -151,7 +151,7 @@ static int32_t issue_through_go(sagecomm_group group, const sagecomm_op *op, sag
   int32_t status = scr_go.issue(group, op, &r, err);
   if (status != SAGECOMM_OK) return status;
   if (r == NULL) return SAGECOMM_OK; /* it has become a part of a graph, so there is nothing to wait for */
-  scr_group *g = r->group; /* of the lane that Go has chosen */
+  scr_group *g = r->group;           /* of the lane that Go has chosen */
   if (scr_is_p2p(r)) return scr_p2p_begin(r, op, work, err);
   if (sequence) *sequence = r->coll.seq;
   sagecomm_work handle = scr_run_handle(r);

@@ -238,7 +238,8 @@ static void deaths(const char *library, bool server) {
     sagecomm_group group = 0;
     sagecomm_error err = {0};
     int32_t status = api->group_join(&join, 1, &group, &err);
-    bool named = server ? status == SAGECOMM_PEER_FAILURE && strstr(err.message, "the process that made the unique id: it has ended")
+    bool named = server ? status == SAGECOMM_PEER_FAILURE &&
+                              strstr(err.message, "the process that made the unique id: it has ended")
                         : status == SAGECOMM_TIMEOUT && strstr(err.message, "rank 2;");
     if (!named) fprintf(stderr, "%d: %s\n", status, err.message);
     CHECK(named && group == 0);
