@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch w
 
 SETTINGS: dict[str, Any] = {"EMULATOR_KICK_MS": "5", "SAGECOMM_ENGINE": "cuda"}
 SIZES = quickly([2], [2, 3, 4])
-LAUNCHES = quickly([3], [20])[0]
+LAUNCHES = 8
 
 
 def settings_for(schedule: Schedule) -> dict[str, Any]:
