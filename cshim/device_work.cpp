@@ -130,7 +130,8 @@ void DeviceWork::succeed(Buffers& buffers) {
     addOnce(writers, end.stream);
   }
   store();
-  if (readers_.empty() && joins_.empty() && !stream_) { // all of it is in the current stream, which is being captured
+  // An operation that has used no stream of the library is in the current one, which is being captured.
+  if (bridge_.may_be_captured != 0 && readers_.empty() && joins_.empty() && !stream_) {
     captured_ = true;
     stream_ = current();
     writers.push_back(*stream_);

@@ -75,8 +75,8 @@ class DeviceWork {
   // Makes the calling thread's current stream of the device wait for the outputs; after a failure, for those commands that
   // still read the inputs.
   void awaitInCurrentStream() const;
-  // Reports whether the device has written the outputs; of an operation that a graph has got, always. While the current stream is being captured, which a question to the
-  // driver would break, the answer may be false for too long.
+  // Reports whether the device has written the outputs; of an operation that a graph has got, always. While the current
+  // stream is being captured, which a question to the driver would break, the answer may be false for too long.
   bool passed();
   // Returns a stream that is behind the outputs. Requires: succeed() was called.
   c10::Stream stream();
