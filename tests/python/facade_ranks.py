@@ -407,6 +407,29 @@ def captured(rank: int, size: int, store: str) -> str:
     return text
 
 
+def replayed(rank: int, size: int, store: str) -> None:
+    """An operation in a graph, launched with new contents, and one outside of the graph between the launches."""
+    torch.cuda.set_device(rank)
+    library, names = Library(), dist.FileStore(store, size)
+    if rank == 0:
+        names.set("id", library.unique_id())
+    comm = library.communicator(size, names.get("id"), rank)
+    x, y, eager = mine_of(rank), torch.zeros(N, device="cuda"), torch.ones(N, device="cuda")
+    library.call("ncclAllReduce", pointer(x), pointer(y), N, FLOAT32, SUM, comm, stream())
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        library.call("ncclAllReduce", pointer(x), pointer(y), N, FLOAT32, SUM, comm, stream())
+    for launch in range(4):
+        x.copy_(values(rank) + launch)
+        graph.replay()
+        library.call("ncclAllReduce", pointer(eager), pointer(eager), N, FLOAT32, SUM, comm, stream())
+        same(y, torch.stack([values(r) + launch for r in range(size)]).sum(0), f"launch {launch}")
+        same(eager, torch.full((N,), float(size ** (launch + 1))), f"the operation behind launch {launch}")
+    library.call("ncclCommDestroy", comm)
+    fake_cuda.check()
+
+
 def host_memory(rank: int, size: int, store: str) -> None:
     """Pinned memory is reduced behind what the stream of the call holds."""
     torch.cuda.set_device(rank)

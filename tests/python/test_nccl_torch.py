@@ -81,6 +81,11 @@ def test_an_operation_in_a_capture_is_refused(facade_bed: CudaBed) -> None:
         assert "captured" in text
 
 
+@pytest.mark.parametrize("size", quickly([2], [2, 4]))
+def test_graphs(facade_bed: CudaBed, size: int) -> None:
+    facade_bed.ranks("facade_ranks:replayed", size, **SETTINGS, SAGECOMM_ENGINE="cuda")
+
+
 def test_pinned_memory(facade_bed: CudaBed) -> None:
     facade_bed.ranks("facade_ranks:host_memory", 2, **SETTINGS)
 
