@@ -226,7 +226,8 @@ vllm := $(root)/build/vllm
 test-vllm: build $(vllm)/.ready ## serve a small model with vLLM on CPU: WHAT="contract tokens kill measure"
 	WHAT='$(WHAT)' $(root)/tools/test-vllm $(vllm)
 
-$(vllm)/.ready: $(root)/requirements-vllm.txt $(root)/torch_ext/pyproject.toml $(root)/torch_ext/setup.py | build
+$(vllm)/.ready: $(root)/requirements-vllm.txt $(root)/tools/test-vllm $(root)/tests/python/vllm_needs.py \
+  $(root)/torch_ext/pyproject.toml $(root)/torch_ext/setup.py | build
 	$(root)/tools/test-vllm --install $(vllm)
 	@touch $@
 

@@ -11,15 +11,22 @@ def autoload() -> None:
         # If `import sagecomm` has imported torch, it is still running and registers the name itself.
         import sagecomm  # noqa: F401
         from sagecomm import serving
-
+    except Exception as err:
+        _warn(f"sagecomm is installed but cannot be imported: {err!r}")
+        return
+    try:
         if serving.requested():
             from sagecomm.serving import lmdeploy
 
             lmdeploy.watch()
-    except Exception as err:
-        import warnings
+    except ValueError as err:  # the variable
+        _warn(str(err))
 
-        warnings.warn(f"sagecomm is installed but cannot be imported: {err!r}", RuntimeWarning, stacklevel=2)
+
+def _warn(text: str) -> None:
+    import warnings
+
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def command() -> None:

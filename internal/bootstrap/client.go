@@ -27,6 +27,9 @@ var _ ManyGetter = (*TCPStore)(nil)
 const (
 	// dialTimeout is how long a server is tried that does not answer. It was there when it made the id.
 	dialTimeout = 2 * time.Second
+	// mostRefusals is how often a server is tried that ends the handshake. A process that is ending does so too, and is gone at
+	// the next try; and so does a server that had too many strangers.
+	mostRefusals = 5
 	// answerGrace is the time for an answer beyond the time that the request may take.
 	answerGrace = 20 * time.Second
 )
@@ -42,6 +45,7 @@ func Dial(id ID, job []byte, deadline time.Time, late bool) (*TCPStore, error) {
 	if late || deadline.Before(soon) {
 		soon = deadline
 	}
+	refusals := 0
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		var why error
 		for _, a := range id.Addresses {
@@ -51,7 +55,9 @@ func Dial(id ID, job []byte, deadline time.Time, late bool) (*TCPStore, error) {
 				return &TCPStore{server: at, space: id.Space, key: key, free: []*session{s}, all: []*session{s}}, nil
 			}
 			if errors.Is(err, errRefused) && !late {
-				return nil, fmt.Errorf("sagecomm: %v: %w", at, err)
+				if refusals++; refusals == mostRefusals {
+					return nil, fmt.Errorf("sagecomm: %v: %w", at, err)
+				}
 			}
 			why = errors.Join(why, fmt.Errorf("%v: %w", at, err))
 		}

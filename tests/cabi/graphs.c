@@ -99,6 +99,15 @@ static void launches(sagecomm_group group, void *stream) {
   }
 }
 
+/* Waits on the host until all ranks are here. */
+static void meet(sagecomm_group group) {
+  sagecomm_op barrier = {.kind = SAGECOMM_BARRIER};
+  sagecomm_work work = 0;
+  sagecomm_error err = {0};
+  int32_t met = api->issue(group, &barrier, &work, NULL, &err);
+  while (met == SAGECOMM_PENDING) met = api->wait(work, SECOND / 10, &err);
+}
+
 /* Graphs that wait for a rank which launches nothing go on when the group is aborted. So do later launches. */
 static void abort_while_waiting(sagecomm_group group, void *stream) {
   uintptr_t data = vendor.allocate(4096);
@@ -109,10 +118,7 @@ static void abort_while_waiting(sagecomm_group group, void *stream) {
     CHECK(issue(group, SAGECOMM_ALL_REDUCE, data, 4096, data, 4096, stream, &err) == SAGECOMM_OK);
   CHECK(end_capture(stream, &graph) == 0 && instantiate(&executable, graph, 0) == 0);
   if (my_rank > 0) CHECK(launch(executable, stream) == 0);
-  sagecomm_op barrier = {.kind = SAGECOMM_BARRIER};
-  sagecomm_work none = 0;
-  int32_t met = api->issue(group, &barrier, &none, NULL, &err);
-  while (met == SAGECOMM_PENDING) met = api->wait(none, SECOND / 10, &err);
+  meet(group);
   if (my_rank == 0) api->group_abort(group, "for the test", &err);
   vendor.synchronize(stream);
   CHECK(launch(executable, stream) == 0);
@@ -133,6 +139,7 @@ static void a_peer_dies(sagecomm_group group, void *stream) {
   for (int i = 0; i < 10; i++)
     CHECK(issue(group, SAGECOMM_ALL_REDUCE, data, 400000, data, 400000, stream, &err) == SAGECOMM_OK);
   CHECK(end_capture(stream, &graph) == 0 && instantiate(&executable, graph, 0) == 0);
+  meet(group); /* a rank must not die while others capture */
   for (int n = 1; n <= 30; n++) {
     if (n == dies_in && my_rank == ranks - 1) kill(getpid(), SIGKILL);
     CHECK(launch(executable, stream) == 0);

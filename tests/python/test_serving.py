@@ -7,8 +7,6 @@ import importlib
 import os
 import subprocess
 import sys
-import textwrap
-from datetime import timedelta
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,14 +14,13 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
 import vllm_contract
 import vllm_needs
 from sagecomm import serving
 from sagecomm.serving import _vllm_platform, sglang, vllm
 from sagecomm.serving import lmdeploy as lmdeploy_hook
-from sagecomm.serving._vllm_collectives import Collectives, all2all_manager
+from sagecomm.serving._vllm_collectives import Collectives, Stages, all2all_manager
 
 
 @pytest.fixture
@@ -51,6 +48,14 @@ def engine(monkeypatch):
 def nothing_asked(monkeypatch):
     for name in (serving.VARIABLE, "VLLM_PLUGINS", "VLLM_TARGET_DEVICE", "VLLM_DISTRIBUTED_USE_SPLIT_GROUP"):
         monkeypatch.delenv(name, raising=False)
+    vllm.platform.cache_clear()
+
+
+@pytest.mark.parametrize("ask", [vllm.platform, vllm.check, sglang.platform, sglang.hooks])
+def test_another_value_of_the_variable_is_refused(monkeypatch, ask):
+    monkeypatch.setenv(serving.VARIABLE, "1")
+    with pytest.raises(ValueError, match="SAGECOMM_SERVING=1: one of off, on is accepted"):
+        ask()
 
 
 def versions(monkeypatch, version: str | None) -> None:
@@ -71,7 +76,15 @@ def test_the_entry_points_name_functions_that_exist():
         assert found == {function}
 
 
-@pytest.mark.parametrize("environment", [{}, {"SAGECOMM_SERVING": "off"}, {"VLLM_PLUGINS": "another,sagecommunist"}])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"SAGECOMM_SERVING": "off"},
+        {"VLLM_PLUGINS": "another,sagecommunist"},
+        {"VLLM_PLUGINS": "another, sagecomm"},  # vLLM takes the blank for a part of the name
+    ],
+)
 def test_installing_changes_nothing(monkeypatch, environment):
     """Neither plugin looks at vLLM before it is asked: vLLM is not installed here, so an import of it would raise."""
     for name, value in environment.items():
@@ -82,7 +95,7 @@ def test_installing_changes_nothing(monkeypatch, environment):
     sglang.hooks()
 
 
-@pytest.mark.parametrize("environment", [{"SAGECOMM_SERVING": "on"}, {"VLLM_PLUGINS": "lora_resolver, sagecomm"}])
+@pytest.mark.parametrize("environment", [{"SAGECOMM_SERVING": "ON"}, {"VLLM_PLUGINS": "lora_resolver,sagecomm"}])
 @pytest.mark.parametrize(
     ("cuda", "cpu", "chosen"),
     [
@@ -250,18 +263,22 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(world):
         assert "reduce_scatter: 3 rows do not divide evenly among 2 ranks" in texts[2]
 
 
-def group_outside_torch() -> tuple[str, list[float]]:
-    store = dist.PrefixStore("a group across engines", c10d._get_default_store())
-    group = _vllm_platform.stateless_group("cpu", store, dist.get_rank(), dist.get_world_size(), timedelta(seconds=30))
-    x = torch.ones(3)
-    group.allreduce([x]).wait()
-    name = type(group._get_backend(torch.device("cpu"))).__name__
-    group.shutdown()
-    return name, x.tolist()
+def dictionaries_between_stages() -> None:
+    ours = Stages()
+    vars(ours).update(vars(communicator()))
+    sent = {"hidden": of_rank(0, 3, 4).t(), "step": 7, "empty": torch.empty(0, 2), "residual": of_rank(1, 2).double()}
+    if dist.get_rank() == 0:
+        ours.send_tensor_dict(sent, 1)
+        return
+    got = ours.recv_tensor_dict(0)
+    assert list(got) == list(sent)
+    for key, value in sent.items():
+        same = torch.equal(got[key], value) if isinstance(value, torch.Tensor) else got[key] == value
+        assert same, key
 
 
-def test_a_group_that_torch_does_not_know_is_ours(world):
-    assert world(2).run(group_outside_torch) == [("ProcessGroupSagecomm", [2.0] * 3)] * 2
+def test_tensors_between_stages_go_over_the_group(world):
+    world(2).run(dictionaries_between_stages)
 
 
 # ---- what the trials of the real vLLM rest on ----
@@ -336,17 +353,26 @@ def test_the_platform_for_ascend_takes_that_worker_and_refuses_others(monkeypatc
             if vllm_config.parallel_config.worker_cls == "auto":
                 vllm_config.parallel_config.worker_cls = "vllm_ascend.worker.worker.NPUWorker"
 
+    for gather in ("A2A", "Q_GATHER", "KV_GATHER"):
+        monkeypatch.setenv(f"VLLM_USE_DIRECT_DCP_{gather}", "1")  # so that it is set back
+        monkeypatch.delenv(f"VLLM_USE_DIRECT_DCP_{gather}")
     engine("vllm_ascend.platform", NPUPlatform=NPUPlatform)
     monkeypatch.delitem(sys.modules, "sagecomm.serving._vllm_ascend", raising=False)
     from sagecomm.serving import _vllm_ascend
 
     monkeypatch.setattr(_vllm_ascend, "version_of", lambda *packages: _vllm_ascend.TRIED[0])
     platform = _vllm_ascend.SagecommNPUPlatform
-    config = SimpleNamespace(parallel_config=SimpleNamespace(worker_cls="auto", enable_elastic_ep=False))
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(worker_cls="auto", enable_elastic_ep=False),
+        compilation_config=SimpleNamespace(pass_config=SimpleNamespace(fuse_allreduce_rms=True)),
+    )
     platform.check_and_update_config(config)
     assert config.parallel_config.worker_cls == "sagecomm.serving._vllm_ascend_worker.SagecommNPUWorker"
     platform.check_and_update_config(config)  # vLLM calls it again in each process
     assert platform.dist_backend == "sagecomm"
+    assert platform.additional_env_vars == ["SAGECOMM_SERVING"]
+    assert config.compilation_config.pass_config.fuse_allreduce_rms is False
+    assert os.environ["VLLM_USE_DIRECT_DCP_A2A"] == "0"
     config.parallel_config.worker_cls = "vllm_ascend.xlite.xlite_worker.XliteWorker"
     with pytest.raises(ValueError, match=r"worker vllm_ascend\.xlite\.xlite_worker\.XliteWorker names hccl by itself"):
         platform.check_and_update_config(config)
@@ -416,7 +442,9 @@ print(backend.ccl_backend(), backend.build_communicator(None, "the group", None)
 """
 
 
-def lmdeploy(directory: Path, selector: str = SELECTOR, **environment: str) -> subprocess.CompletedProcess[str]:
+def lmdeploy(
+    directory: Path, selector: str = SELECTOR, before: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A process like one of LMDeploy's workers, which imports a package of that name and interface."""
     backends = directory / "lmdeploy" / "pytorch" / "backends"
     backends.mkdir(parents=True, exist_ok=True)
@@ -429,7 +457,7 @@ def lmdeploy(directory: Path, selector: str = SELECTOR, **environment: str) -> s
     version.mkdir(exist_ok=True)
     (version / "METADATA").write_text("Metadata-Version: 2.1\nName: lmdeploy\nVersion: 0.18.0\n")
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(CALLER)],
+        [sys.executable, "-c", CALLER.replace("import torch\n", "import torch\n" + before)],
         env={**os.environ, "PYTHONPATH": str(directory), **environment},
         capture_output=True,
         text=True,
@@ -443,6 +471,17 @@ def test_lmdeploy_names_sagecomm_where_it_is_asked_for(tmp_path):
     assert done.stdout == "sagecomm, over the group\n", done.stderr
     assert "all_reduce of flashinfer is switched on and is not used" in done.stderr
     assert "written against" not in done.stderr
+
+
+def test_the_hook_of_lmdeploy_outlives_a_look_and_a_reload(tmp_path):
+    looked = """
+import importlib.util
+importlib.util.find_spec("lmdeploy.pytorch.backends.selector")
+from lmdeploy.pytorch.backends import selector
+importlib.reload(selector)
+"""
+    done = lmdeploy(tmp_path, SAGECOMM_SERVING="on", before=looked)
+    assert done.stdout == "sagecomm, over the group\n", done.stderr
 
 
 def test_lmdeploy_stays_as_it_is_otherwise(tmp_path):

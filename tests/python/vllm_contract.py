@@ -59,7 +59,7 @@ def problems() -> list[str]:
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
     from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
 
-    from sagecomm.serving._vllm_collectives import Collectives, Experts
+    from sagecomm.serving._vllm_collectives import Collectives, Experts, Stages
     from sagecomm.serving._vllm_cpu import SagecommCpuPlatform
     from sagecomm.serving._vllm_cpu_communicator import SagecommCpuCommunicator
     from sagecomm.serving._vllm_cuda import SagecommCudaPlatform
@@ -70,7 +70,7 @@ def problems() -> list[str]:
     for ours, theirs, mixins in (
         (SagecommCpuPlatform, CpuPlatform, (OnSagecomm,)),
         (SagecommCudaPlatform, CudaPlatform, (OnSagecomm,)),
-        (SagecommCpuCommunicator, CpuCommunicator, (Collectives, Experts)),
+        (SagecommCpuCommunicator, CpuCommunicator, (Collectives, Experts, Stages)),
         (SagecommCudaCommunicator, CudaCommunicator, (Collectives,)),
     ):
         found += [f"{ours.__name__}.{name}: {text}" for name, text in overridden(ours, theirs, mixins).items()]

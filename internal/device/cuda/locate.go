@@ -7,9 +7,10 @@ import "C"
 
 import "unsafe"
 
-// Locate returns the device on which memory is. Memory that the driver does not know, and pinned memory of the host, is on none.
+// Locate returns the device on which memory is. Memory that the driver does not know, and pinned memory of the host, is on none. It
+// starts no driver, and works with one that lacks what operations need, so that no memory of a device is taken for the host's.
 func Locate(pointer uintptr) (index int, found bool, err error) {
-	if err := load(); err != nil {
+	if err := Present(); err != nil {
 		return 0, false, nil // no memory is the driver's
 	}
 	var kind C.CUmemorytype
@@ -32,7 +33,7 @@ func Locate(pointer uintptr) (index int, found bool, err error) {
 		}
 	}
 	switch {
-	case result == C.CUDA_ERROR_INVALID_VALUE:
+	case result == C.CUDA_ERROR_INVALID_VALUE, result == C.CUDA_ERROR_NOT_INITIALIZED: // nobody has started the driver
 		return 0, false, nil
 	case result != C.CUDA_SUCCESS:
 		return 0, false, failed(result)

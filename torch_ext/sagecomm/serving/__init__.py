@@ -14,9 +14,15 @@ NAME = "sagecomm"
 
 
 def requested() -> bool:
-    """Returns whether the environment asks for serving engines on sagecomm. The core refuses other values than `on` and
-    `off` when the first group is made."""
-    return os.environ.get(VARIABLE, "").strip() == "on"
+    """Returns whether the environment asks for serving engines on sagecomm.
+
+    Raises:
+        ValueError: The variable has another value than `on` or `off`. An engine would go on without sagecomm.
+    """
+    value = os.environ.get(VARIABLE, "").strip().lower()
+    if value not in ("", "off", "on"):
+        raise ValueError(f"sagecomm: {VARIABLE}={value}: one of off, on is accepted")
+    return value == "on"
 
 
 def warn_unless_tried(engine: str, found: str | None, tried: Sequence[str], stacklevel: int = 3) -> None:
@@ -39,8 +45,11 @@ def warn_unless_tried(engine: str, found: str | None, tried: Sequence[str], stac
 
 def version_of(*packages: str) -> str | None:
     """Returns the version of the first of these distributions that is installed, without its local part (+cpu)."""
-    from importlib.metadata import distributions
+    from importlib.metadata import PackageNotFoundError, version
 
-    installed = {each.name.lower().replace("_", "-"): each.version for each in distributions() if each.name}
-    found = [installed[package] for package in packages if package in installed]
-    return found[0].partition("+")[0] if found else None
+    for package in packages:
+        try:
+            return version(package).partition("+")[0]
+        except PackageNotFoundError:
+            continue
+    return None

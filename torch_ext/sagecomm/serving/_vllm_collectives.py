@@ -134,6 +134,35 @@ def _even(sizes: list[int]) -> bool:
     return all(size == sizes[0] for size in sizes)
 
 
+class Stages:
+    """A mixin for the dictionaries that pipeline stages send each other."""
+
+    device_group: Any
+    device: torch.device
+    ranks: list[int]
+
+    def send_tensor_dict(self, tensor_dict: dict[str, torch.Tensor | Any], dst: int) -> None:
+        """Sends a dictionary to a rank of the group: what its tensors are like and all other values first."""
+        tensors = {key: value for key, value in tensor_dict.items() if isinstance(value, torch.Tensor)}
+        like = {key: (tensor.dtype, tensor.shape) for key, tensor in tensors.items()}
+        others = {key: value for key, value in tensor_dict.items() if key not in tensors}
+        told = [(list(tensor_dict), like, others)]
+        dist.send_object_list(told, self.ranks[dst], self.device_group, self.device)
+        for tensor in tensors.values():
+            dist.send(tensor.contiguous(), self.ranks[dst], self.device_group)
+
+    def recv_tensor_dict(self, src: int) -> dict[str, torch.Tensor | Any]:
+        """Receives what send_tensor_dict() of a rank of the group has sent."""
+        told: list[Any] = [None]
+        dist.recv_object_list(told, self.ranks[src], self.device_group, self.device)
+        keys, like, others = told[0]
+        received = {}
+        for key, (dtype, shape) in like.items():
+            received[key] = torch.empty(shape, dtype=dtype, device=self.device)
+            dist.recv(received[key], self.ranks[src], self.device_group)
+        return {key: received[key] if key in like else others[key] for key in keys}
+
+
 class Experts:
     """A mixin that hands the calls of expert parallelism to the manager, as vLLM's communicators do."""
 

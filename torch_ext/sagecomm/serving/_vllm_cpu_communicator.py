@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
 
-from sagecomm.serving._vllm_collectives import Collectives, Experts, all2all_manager
+from sagecomm.serving._vllm_collectives import Collectives, Experts, Stages, all2all_manager
 
 
-class SagecommCpuCommunicator(Collectives, Experts, DeviceCommunicatorBase):
-    """Takes the place of vLLM's CpuCommunicator. Dictionaries of tensors between pipeline stages go the way that vLLM
-    has for all groups, so `supports_tensor_dict` is false."""
+class SagecommCpuCommunicator(Collectives, Experts, Stages, DeviceCommunicatorBase):
+    """Takes the place of vLLM's CpuCommunicator. Without `supports_tensor_dict`, tensors on CPU would go between pipeline
+    stages over the control group."""
 
-    supports_tensor_dict = False
+    supports_tensor_dict = True
 
     def __init__(
         self,

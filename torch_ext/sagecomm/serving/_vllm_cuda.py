@@ -7,6 +7,10 @@ against vLLM's source and has not run on a GPU (docs/vllm.md).
 
 from __future__ import annotations
 
+import os
+import warnings
+from typing import Any
+
 from vllm.platforms.cuda import CudaPlatform
 
 from sagecomm.serving._vllm_platform import OnSagecomm
@@ -14,6 +18,20 @@ from sagecomm.serving._vllm_platform import OnSagecomm
 
 class SagecommCudaPlatform(OnSagecomm, CudaPlatform):
     """vLLM's own platform with groups of sagecomm in place of NCCL's and of vLLM's all-reduce kernels."""
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """Does what vLLM's own platform does, and says which setting CUDA graphs need."""
+        super().check_and_update_config(vllm_config)
+        mode = getattr(vllm_config.compilation_config, "cudagraph_mode", None)
+        graphs = mode is not None and mode.name != "NONE"
+        if graphs and vllm_config.parallel_config.world_size > 1 and os.environ.get("SAGECOMM_ENGINE") != "cuda":
+            warnings.warn(
+                "sagecomm: vLLM is about to capture CUDA graphs, which only the engine cuda can be a part of: set "
+                "SAGECOMM_ENGINE=cuda, or run vLLM with --enforce-eager",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:

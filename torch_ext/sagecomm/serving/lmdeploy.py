@@ -9,11 +9,10 @@ torch` calls watch() where SAGECOMM_SERVING=on. TurboMind, LMDeploy's other engi
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -29,17 +28,17 @@ _MARK = "_on_sagecomm"
 
 def watch() -> None:
     """Installs the hook, when LMDeploy chooses its operators for the first time. Safe to call again."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
     if SELECTOR in sys.modules:
         install(sys.modules[SELECTOR])
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
 
 
 def install(selector: ModuleType) -> None:
     """Makes LMDeploy's selector return classes that name sagecomm."""
-    if getattr(selector, _MARK, False):
-        return
     choose: Callable[[], Any] | None = getattr(selector, "_get_backend", None)
+    if getattr(choose, _MARK, False):
+        return
     found = version_of("lmdeploy")
     if choose is None:
         raise RuntimeError(
@@ -53,8 +52,8 @@ def install(selector: ModuleType) -> None:
         put_on_sagecomm(backend)
         return backend
 
+    setattr(chosen, _MARK, True)
     selector._get_backend = chosen  # type: ignore[attr-defined]
-    setattr(selector, _MARK, True)
 
 
 def put_on_sagecomm(backend: Any) -> None:
@@ -80,31 +79,40 @@ def build_communicator(cpu_group: Any, device_group: Any, dist_config: Any) -> A
                 RuntimeWarning,
                 stacklevel=2,
             )
+    if getattr(envs, "enable_symm_mem_lmhead", False):
+        warnings.warn(
+            "sagecomm: LMDEPLOY_ENABLE_SYMM_MEM_LMHEAD is switched on, and gathers logits by symmetric memory and not "
+            "by sagecomm: unset it",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return over_the_group(cpu_group=cpu_group, device_group=device_group, dist_config=dist_config)
 
 
 class _Finder(MetaPathFinder):
-    """Finds the selector as Python would, and calls install() once it is imported."""
+    """Finds the selector as Python would, and has install() called whenever it was executed, by a reload too."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != SELECTOR:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                _install_behind(spec)
+                return spec
+        return None
 
 
-class _Loader(Loader):
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+def _install_behind(spec: ModuleSpec) -> None:
+    loader = spec.loader
+    if loader is None:
+        return
+    execute = loader.exec_module
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
         install(module)
+
+    loader.exec_module = exec_module  # type: ignore[method-assign]

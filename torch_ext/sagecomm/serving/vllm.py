@@ -7,6 +7,7 @@ platform, and the classes are in modules of their own: _vllm_cpu, _vllm_cuda, _v
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 
@@ -24,12 +25,13 @@ _CLASSES = {
 
 def asked() -> bool:
     """Returns whether vLLM shall use sagecomm: the variable says so, or VLLM_PLUGINS names the plugin."""
-    named = os.environ.get("VLLM_PLUGINS", "").split(",")
-    return requested() or NAME in [name.strip() for name in named]
+    named = os.environ.get("VLLM_PLUGINS", "").split(",")  # as vLLM does it, blanks included
+    return requested() or NAME in named
 
 
+@functools.cache
 def platform() -> str | None:
-    """Returns the name of the platform class for this machine, None if vLLM is to go on as it is."""
+    """Returns the name of the platform class for this machine, None if vLLM is to go on as it is. vLLM asks twice."""
     if not asked():
         return None
     kind = _kind()
@@ -61,7 +63,10 @@ def check() -> None:
     if getattr(current_platform, "dist_backend", None) == NAME:
         return
     taken = f"{type(current_platform).__module__}.{type(current_platform).__qualname__}"
-    why = "sagecomm has platforms for CPU, CUDA and Ascend; VLLM_LOGGING_LEVEL=DEBUG shows what vLLM tried"
+    why = (
+        "sagecomm has platforms for CPU, CUDA and Ascend, and with Ray the variable must be set before `ray start`; "
+        "VLLM_LOGGING_LEVEL=DEBUG shows what vLLM tried"
+    )
     if os.environ.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
         why = "VLLM_TARGET_DEVICE=cpu makes vLLM ask no plugin: unset it"
     raise RuntimeError(
