@@ -197,11 +197,22 @@ void DeviceWork::store() noexcept {
 void DeviceWork::awaitInCurrentStream() const {
   noteAcquired(this);
   const c10::OptionalDeviceGuard on(device_);
-  if (captured_ && captureOf(current()) == Capture::kNo) {
-    return; // a stream that launches the graph is behind the outputs
+  if (!captured_) {
+    for (const std::unique_ptr<c10::Event>& end : endEvents_) {
+      end->block(current());
+    }
+    return;
   }
-  for (const std::unique_ptr<c10::Event>& end : endEvents_) {
-    end->block(current());
+  // A stream that is not a part of the capture yet comes into it. Once the capture is over the device refuses the event: a stream
+  // that launches the graph is behind the outputs in any case.
+  try {
+    for (const std::unique_ptr<c10::Event>& end : endEvents_) {
+      end->block(current());
+    }
+  } catch (const c10::Error&) {
+    if (captureOf(current()) == Capture::kYes) {
+      throw;
+    }
   }
 }
 

@@ -75,6 +75,10 @@ class DeviceWork {
   // Makes the calling thread's current stream of the device wait for the outputs; after a failure, for those commands that
   // still read the inputs.
   void awaitInCurrentStream() const;
+  // Reports whether the operation is a part of a graph. Then the host has waited for nothing.
+  bool captured() const {
+    return captured_;
+  }
   // Reports whether the device has written the outputs; of an operation that a graph has got, always. While the current
   // stream is being captured, which a question to the driver would break, the answer may be false for too long.
   bool passed();

@@ -269,8 +269,8 @@ bool Work::wait(milliseconds timeout) {
     }
   }
   unregister();
-  // The host has waited for a barrier, so there is nothing left that a stream could wait for.
-  if (C10_UNLIKELY(device_ != nullptr) && opType_ != c10d::OpType::BARRIER) {
+  // The host has waited for a barrier outside of graphs, so there is nothing left that a stream could wait for.
+  if (C10_UNLIKELY(device_ != nullptr) && (opType_ != c10d::OpType::BARRIER || device_->captured())) {
     device_->awaitInCurrentStream();
   }
   if (C10_UNLIKELY(done() && error_ != nullptr)) {

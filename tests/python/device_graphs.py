@@ -152,6 +152,7 @@ def in_group(rank: int, size: int, store: str, name: str, *arguments: Any) -> An
 def on_a_gpu() -> None:
     """What gpu_check.py runs."""
     warm()
+    works()
     replays([1, 5000, CHUNK // 4 + 1], 20)
     together(20)
     streams(20)
@@ -297,15 +298,31 @@ def refusals(rank: int, size: int, store: str) -> list[str]:
 
 
 def works() -> None:
-    """The Work of a captured operation is complete at once, and waiting for it after the capture does nothing."""
+    """The Work of a captured operation is complete at once. Waiting for it brings a stream into the capture, and does
+    nothing when the capture is over."""
     size = dist.get_world_size()
-    x, kept = torch.ones(4, device=device()), []
-    graph = graph_of(lambda: kept.append(dist.all_reduce(x, async_op=True)))
+    x, y = torch.ones(4, device=device()), torch.zeros(4, device=device())
+    kept: list[Any] = []
+    side = torch.cuda.Stream()
+
+    def in_two_streams() -> None:
+        kept.append(dist.all_reduce(x, async_op=True))
+        with torch.cuda.stream(side):
+            kept[0].wait()
+            torch.mul(x, 2, out=y)
+            barrier = dist.barrier(async_op=True, device_ids=[torch.cuda.current_device()])
+        barrier.wait()
+        torch.cuda.current_stream().wait_stream(side)
+
+    graph = graph_of(in_two_streams)
     assert kept[0].is_completed()
     kept[0].wait()
     assert x.tolist() == [1] * 4, "nothing runs in a capture"
-    graph.replay()
-    assert x.tolist() == [size] * 4
+    assert y.tolist() == [0] * 4, "nothing runs in a capture"
+    for launch in range(1, 3):
+        graph.replay()
+        assert x.tolist() == [size**launch] * 4
+        assert y.tolist() == [2 * size**launch] * 4
 
 
 def given_up() -> None:

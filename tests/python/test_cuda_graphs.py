@@ -53,7 +53,7 @@ def test_what_graphs_cannot_hold(cuda_bed: CudaBed) -> None:
 
 @pytest.mark.parametrize("schedule", quickly(["random"], ["lazy", "eager", "random"]))
 @pytest.mark.parametrize("size", quickly([2], [2, 3, 4]))
-@pytest.mark.parametrize("seed", quickly([1, 2], range(1, 16)))
+@pytest.mark.parametrize("seed", quickly([1, 2], range(1, 6)))
 def test_a_peer_dies(cuda_bed: CudaBed, tmp_path: Path, size: int, schedule: str, seed: int) -> None:
     """Graphs of the survivors go on, launches after that too, and operations raise."""
     function, store = "device_graphs:peer_dies", str(tmp_path / "store")

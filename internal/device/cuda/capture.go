@@ -31,12 +31,12 @@ import (
 
 var _ device.Capturer = (*Driver)(nil)
 
+const captureInfo = "cuStreamGetCaptureInfo_v2"
+
 // CaptureOf implements device.Capturer.
 func (d *Driver) CaptureOf(s device.Stream) (uint64, error) {
-	for _, name := range []string{"cuStreamGetCaptureInfo_v2", "cuThreadExchangeStreamCaptureMode"} {
-		if !lazylink.CUDAHas(name) {
-			return 0, fmt.Errorf("%s: the CUDA driver has no %s", askingForCapture, name)
-		}
+	if !lazylink.CUDAHas(captureInfo) {
+		return 0, fmt.Errorf("%s: the CUDA driver has no %s", askingForCapture, captureInfo)
 	}
 	stream := streamOf(s.Handle)
 	var number C.cuuint64_t

@@ -26,6 +26,7 @@ var needed = []string{
 	"cuEventRecord", "cuDeviceGetUuid_v2", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyDtoDAsync_v2",
 	"cuDeviceCanAccessPeer", "cuPointerGetAttribute", "cuMemGetAddressRange_v2", "cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2",
 	"cuIpcCloseMemHandle", "cuMemHostRegister_v2", "cuMemHostUnregister", "cuMemHostGetDevicePointer_v2",
+	"cuThreadExchangeStreamCaptureMode",
 }
 
 // Present returns why there is no driver. It does not start the driver.

@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"sagecomm/algo"
 	"sagecomm/algo/plan"
@@ -94,6 +95,7 @@ type captures struct {
 
 	released  []atomic.Bool // by rank: nothing waits for its tokens
 	releasing atomic.Bool   // a goroutine sees to that until the process ends
+	asked     time.Time     // when the system was last asked whether peers live; guarded as Member.State is
 }
 
 // Device implements vendor.Capturer.
@@ -122,7 +124,10 @@ func (m *member) Capture(op coll.Op, b vendor.Buffers, stream device.Stream, gat
 		return false, err
 	}
 	list, next := c.capture(op, c.base)
-	c.any.Store(true)
+	c.any.Store(true) // before the look: Release sets released, then looks at any
+	if m.released.Load() {
+		return false, errReleased
+	}
 	c.base = next
 	q := queue{m, op, b, stream}
 	for _, part := range []func() error{gather, func() error { return q.putAll(list) }, spread, func() error { return c.mark.Set(stream) }} {

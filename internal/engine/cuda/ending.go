@@ -15,9 +15,10 @@ import (
 const (
 	beyond       = 1 << 30 // less than half of the values, because comparisons are cyclic
 	releaseEvery = time.Millisecond
-	releaseBound = 10 * time.Minute // of a stream that does not come to its waits, or to its end
-	leaveBound   = 5 * time.Second  // of peers that still read slots
-	closeBound   = 30 * time.Second // of peers that still have this rank's memory open
+	releaseBound = 10 * time.Minute       // of a stream that does not come to its waits, or to its end
+	leaveBound   = 5 * time.Second        // of peers that still read slots
+	closeBound   = 30 * time.Second       // of peers that still have this rank's memory open
+	askEvery     = 100 * time.Millisecond // the system, whether peers of graphs live
 
 	// Between two looks at tokens that were released: the first while a stream takes them, the second while none does.
 	busyTokens = 20 * time.Microsecond
@@ -109,14 +110,22 @@ func (m *member) setTokens() (changed bool) {
 	return changed
 }
 
-// watchPeers releases the tokens of peers that give none any more, so that a graph which is launched goes on without them. Launches
-// that all ranks have made before keep their outputs: such a peer has given all of their tokens.
+// watchPeers releases the tokens of peers that give none any more, so that a graph which is launched goes on without them. A peer may
+// also end between its goodbye, after which its death is no failure, and departed. Launches of peers that have waited for their graphs
+// keep their outputs: such a peer has given all of their tokens.
 func (m *member) watchPeers() {
 	if !m.captures.any.Load() {
 		return
 	}
+	ask := time.Since(m.captures.asked) >= askEvery
+	if ask {
+		m.captures.asked = time.Now()
+	}
 	for _, rank := range m.otherRanks() {
-		if m.own.load(departed, rank) != 0 && !m.captures.released[rank].Load() {
+		if m.captures.released[rank].Load() {
+			continue
+		}
+		if m.own.load(departed, rank) != 0 || ask && m.gone(rank) {
 			m.releaseTokens([]int{rank})
 		}
 	}

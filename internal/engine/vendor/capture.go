@@ -54,6 +54,9 @@ func (e *Engine) issueCaptured(c *communicator, call runner.Call, op coll.Op) er
 			e.group.Fail(fmt.Errorf("%s on %v: the capture has a part of the operation only: %w", op.Name(), op.Device, err))
 		}
 	}
+	if e.down.Load() || e.group.Failed() {
+		return runner.ErrDown // the caller has the cause
+	}
 	return e.refuse(op, err)
 }
 
