@@ -197,20 +197,14 @@ void DeviceWork::store() noexcept {
 void DeviceWork::awaitInCurrentStream() const {
   noteAcquired(this);
   const c10::OptionalDeviceGuard on(device_);
-  if (!captured_) {
-    for (const std::unique_ptr<c10::Event>& end : endEvents_) {
-      end->block(current());
-    }
-    return;
-  }
-  // A stream that is not a part of the capture yet comes into it. Once the capture is over the device refuses the event: a stream
-  // that launches the graph is behind the outputs in any case.
+  // For an operation in a graph, a stream that is not a part of the capture yet comes into it. Once the capture is over the device
+  // refuses the event: a stream that launches the graph is behind the outputs in any case.
   try {
     for (const std::unique_ptr<c10::Event>& end : endEvents_) {
       end->block(current());
     }
   } catch (const c10::Error&) {
-    if (captureOf(current()) == Capture::kYes) {
+    if (!captured_ || captureOf(current()) == Capture::kYes) {
       throw;
     }
   }

@@ -12,8 +12,8 @@ from sagecomm.serving._vllm_collectives import Collectives, Experts, Stages, all
 
 
 class SagecommCpuCommunicator(Collectives, Experts, Stages, DeviceCommunicatorBase):
-    """Takes the place of vLLM's CpuCommunicator. Without `supports_tensor_dict`, tensors on CPU would go between pipeline
-    stages over the control group."""
+    """Takes the place of vLLM's CpuCommunicator. Without `supports_tensor_dict`, tensors on CPU would go between
+    pipeline stages over the control group."""
 
     supports_tensor_dict = True
 
