@@ -127,6 +127,9 @@ func makeChildren(call string, children *C.sagecomm_child, n C.uint32_t, out *C.
 //export sagecommGroupPlace
 func sagecommGroupPlace(group C.sagecomm_group, rank, size *C.int32_t, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)
+	if rank == nil || size == nil {
+		return answer(err, invalid("group_place: no memory for the result is given"))
+	}
 	g, f := find(group, "group_place")
 	if f != nil {
 		return answer(err, f)
@@ -138,6 +141,9 @@ func sagecommGroupPlace(group C.sagecomm_group, rank, size *C.int32_t, err *C.sa
 //export sagecommLocate
 func sagecommLocate(pointer unsafe.Pointer, deviceType *C.uint8_t, index *C.int32_t, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)
+	if deviceType == nil || index == nil {
+		return answer(err, invalid("locate: no memory for the result is given"))
+	}
 	at, e := pgbackend.Locate(uintptr(pointer))
 	if e != nil {
 		return answer(err, invalid("locate: %v", e))
@@ -149,6 +155,9 @@ func sagecommLocate(pointer unsafe.Pointer, deviceType *C.uint8_t, index *C.int3
 //export sagecommReadFactor
 func sagecommReadFactor(pointer unsafe.Pointer, dtype C.uint8_t, stream unsafe.Pointer, factor *C.double, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)
+	if factor == nil {
+		return answer(err, invalid("read_factor: no memory for the result is given"))
+	}
 	value, e := pgbackend.Get().ReadFactor(pointer, coll.DataType(dtype), uintptr(stream))
 	if e != nil {
 		return answer(err, invalid("read_factor: %v", e))

@@ -41,7 +41,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
                                       ncclScalarResidence_t residence, ncclComm_t comm) {
   static const char *const function = "ncclRedOpCreatePreMulSum";
   if (op == NULL || scalar == NULL) {
-    return fail(comm, ncclInvalidArgument, "sagecomm: %s: %s is NULL", function, op == NULL ? "op" : "scalar");
+    return fail(NULL, ncclInvalidArgument, "sagecomm: %s: %s is NULL", function, op == NULL ? "op" : "scalar");
   }
   ncclResult_t result = comm_enter(comm, function);
   if (result != ncclSuccess) return result;

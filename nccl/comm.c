@@ -216,15 +216,15 @@ ncclResult_t ncclCommQueryProperties(ncclComm_t comm, struct ncclCommProperties 
   }
   ncclResult_t result = comm_enter(comm, function);
   if (result != ncclSuccess) return result;
-  struct ncclCommProperties all = {.size = properties->size,
-                                   .magic = properties->magic,
-                                   .version = properties->version,
-                                   .rank = comm->rank,
-                                   .nRanks = comm->size,
-                                   .cudaDev = comm->device,
-                                   .nvmlDev = comm->device,
-                                   .nLsaTeams = comm->size};
-  memcpy(properties, &all, all.size < sizeof all ? all.size : sizeof all);
+  struct ncclCommProperties known = {.size = properties->size,
+                                     .magic = properties->magic,
+                                     .version = properties->version,
+                                     .rank = comm->rank,
+                                     .nRanks = comm->size,
+                                     .cudaDev = comm->device,
+                                     .nvmlDev = comm->device,
+                                     .nLsaTeams = comm->size};
+  memcpy(properties, &known, known.size < sizeof known ? known.size : sizeof known);
   comm_release(comm);
   return ncclSuccess;
 }

@@ -24,7 +24,7 @@ ncclResult_t ncclMemAlloc(void **memory, size_t bytes) {
   if (made == NULL) return out_of_memory("ncclMemAlloc");
   made->device = driver_context() != NULL;
   int code = made->device ? driver_allocate(&made->memory, bytes) : 0;
-  if (!made->device) made->memory = aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
+  if (!made->device && bytes <= SIZE_MAX - PAGE) made->memory = aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
   if (code != 0 || made->memory == NULL) {
     free(made);
     if (code == 0) return out_of_memory("ncclMemAlloc");

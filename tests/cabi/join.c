@@ -155,11 +155,15 @@ static void small_things(void) {
   int32_t index = 9;
   ok(api->locate(&err, &type, &index, &err), &err);
   CHECK(type == SAGECOMM_HOST && index == 0);
+  CHECK(api->locate(&err, NULL, &index, &err) == SAGECOMM_INVALID && strstr(err.message, "no memory for the result"));
+  CHECK(api->locate(&err, &type, NULL, &err) == SAGECOMM_INVALID);
+  CHECK(api->group_place(0, NULL, &index, &err) == SAGECOMM_INVALID && strstr(err.message, "no memory for the result"));
   double factor = 0;
   float quarter = 0.25F;
   uint16_t half = 0xc100, bf16 = 0x4049;
   ok(api->read_factor(&quarter, SAGECOMM_FLOAT32, NULL, &factor, &err), &err);
   CHECK(factor == 0.25);
+  CHECK(api->read_factor(&quarter, SAGECOMM_FLOAT32, NULL, NULL, &err) == SAGECOMM_INVALID);
   ok(api->read_factor(&half, SAGECOMM_FLOAT16, NULL, &factor, &err), &err);
   CHECK(factor == -2.5);
   ok(api->read_factor(&bf16, SAGECOMM_BFLOAT16, NULL, &factor, &err), &err);

@@ -450,6 +450,7 @@ static void memory(ncclComm_t comm) {
   OK(ncclMemFree(at));
   expect(ncclMemFree(at), ncclInvalidArgument, NULL, "is not from ncclMemAlloc()");
   expect(ncclMemAlloc(NULL, 1), ncclInvalidArgument, NULL, "NULL");
+  expect(ncclMemAlloc(&at, SIZE_MAX), ncclSystemError, NULL, "out of memory");
 }
 
 /* Rank 0 aborts while the others wait for it. */
@@ -467,6 +468,9 @@ static void aborts(int size) {
     OK(ncclCommAbort(comm));
   }
   expect(ncclCommDestroy(comm), ncclInvalidArgument, NULL, "or was destroyed");
+  float factor = 1;
+  expect(ncclRedOpCreatePreMulSum(NULL, &factor, ncclFloat32, ncclScalarHostImmediate, comm), ncclInvalidArgument, NULL,
+         "op is NULL");
 }
 
 /* A thread aborts a communicator while another one waits in it for ever. */
