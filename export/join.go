@@ -49,7 +49,7 @@ func sagecommGroupJoin(joins *C.sagecomm_join, n C.uint32_t, out *C.sagecomm_gro
 		}
 		name = C.GoString(j.name)
 		list[i] = pgbackend.Join{ID: C.GoBytes(unsafe.Pointer(j.id), C.SAGECOMM_ID_BYTES), Rank: int(j.rank), Size: int(j.size), Name: name,
-			Timeout: time.Duration(j.timeout_ns), Options: optionsOf(j.options, j.n_options)}
+			Timeout: time.Duration(j.timeout_ns), Operations: time.Duration(j.operations_ns), Options: optionsOf(j.options, j.n_options)}
 	}
 	groups, e := pgbackend.Get().Join(list)
 	if e != nil {
@@ -111,7 +111,7 @@ func makeChildren(call string, children *C.sagecomm_child, n C.uint32_t, out *C.
 			return answer(err, f)
 		}
 		name = C.GoString(c.name)
-		list[i] = pgbackend.Child{Parent: g, Color: int(c.color), Key: int(c.key), Name: name, Timeout: time.Duration(c.timeout_ns), Options: optionsOf(c.options, c.n_options)}
+		list[i] = pgbackend.Child{Parent: g, Color: int(c.color), Key: int(c.key), Name: name, Timeout: time.Duration(c.timeout_ns), Operations: time.Duration(c.operations_ns), Options: optionsOf(c.options, c.n_options)}
 		for _, rank := range unsafe.Slice(c.left_out, int(c.n_left_out)) {
 			list[i].LeftOut = append(list[i].LeftOut, int(rank))
 		}

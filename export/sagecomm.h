@@ -270,8 +270,9 @@ typedef struct sagecomm_join {
   uint32_t n_options;
   const uint8_t *id;  /* SAGECOMM_ID_BYTES of unique_id(), the same on all ranks */
   const char *name;   /* for messages; the same on all ranks */
-  int64_t timeout_ns; /* for the rendezvous and for operations */
+  int64_t timeout_ns; /* for the rendezvous and for operations; SAGECOMM_TIMEOUT takes the place of both timeouts */
   const sagecomm_option *options;
+  int64_t operations_ns; /* for operations; 0: timeout_ns */
 } sagecomm_join;
 
 /* This rank's part in a group that is made of ranks of another one, its parent, see group_split() and group_shrink(). Fill
@@ -288,6 +289,7 @@ typedef struct sagecomm_child {
   const char *name;               /* for messages; the same on all ranks of the new group */
   int64_t timeout_ns;             /* for the rendezvous and for operations; 0: that of operations of the parent */
   const sagecomm_option *options; /* NULL: those of the parent */
+  int64_t operations_ns;          /* for operations; 0: timeout_ns */
 } sagecomm_child;
 
 /* What a rank tells the others about its sparse tensor, of layout COO. All members but `elements` must be the same on all

@@ -64,7 +64,6 @@ static ncclResult_t accept(ncclComm_t comm, sagecomm_group group) {
   sagecomm_error err = {0};
   int32_t rank = 0, size = 0;
   int32_t status = core()->group_place(group, &rank, &size, &err);
-  if (status == SAGECOMM_OK) status = core()->group_set_timeout(group, NO_TIMEOUT, &err);
   if (status < 0) {
     ncclResult_t result = failed(comm, status, &err);
     core()->group_destroy(group, &err);
@@ -94,7 +93,8 @@ ncclResult_t join_run(job *j) {
                           .size = made->size,
                           .id = (const uint8_t *)j->id.internal,
                           .name = made->name,
-                          .timeout_ns = JOIN_TIMEOUT};
+                          .timeout_ns = JOIN_TIMEOUT,
+                          .operations_ns = NO_TIMEOUT};
     status = core()->group_join(&join, 1, &group, &err);
   } else {
     sagecomm_child child = {.struct_size = sizeof child,
@@ -104,7 +104,8 @@ ncclResult_t join_run(job *j) {
                             .left_out = j->excluded,
                             .n_left_out = (uint32_t)j->n_excluded,
                             .name = j->name,
-                            .timeout_ns = JOIN_TIMEOUT};
+                            .timeout_ns = JOIN_TIMEOUT,
+                            .operations_ns = NO_TIMEOUT};
     if (j->kind == JOB_SHRINK && (j->flags & NCCL_SHRINK_ABORT) != 0) {
       core()->group_abort(child.parent, "ncclCommShrink() was called with NCCL_SHRINK_ABORT", &err);
     }

@@ -19,7 +19,8 @@ type Child struct {
 	Color, Key int   // of Split
 	LeftOut    []int // of Shrink: ranks of the parent
 	Name       string
-	Timeout    time.Duration     // 0: that of operations of the parent
+	Timeout    time.Duration     // of the rendezvous and of operations; 0: that of operations of the parent
+	Operations time.Duration     // of operations; 0: Timeout
 	Options    map[string]string // nil: those of the parent
 }
 
@@ -118,7 +119,7 @@ func (c Child) config(members []int, timeout time.Duration) Config {
 	for i, rank := range members {
 		global[i] = c.Parent.globalRank(rank)
 	}
-	return Config{Rank: slices.Index(members, c.Parent.rank), Size: len(members), GlobalRanks: global, Name: c.Name, Timeout: timeout, Options: c.options()}
+	return Config{Rank: slices.Index(members, c.Parent.rank), Size: len(members), GlobalRanks: global, Name: c.Name, Timeout: timeout, Operations: c.Operations, Options: c.options()}
 }
 
 // rankOf names a rank of a group.

@@ -1,6 +1,7 @@
 package pgbackend
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -25,6 +26,7 @@ type Config struct {
 	GlobalRanks []int // global rank of each rank; nil: equal to the group rank
 	Name        string
 	Timeout     time.Duration // bounds the rendezvous and each operation
+	Operations  time.Duration // bounds each operation in the place of Timeout; 0: Timeout does
 	Store       bootstrap.Store
 	Options     map[string]string // settings by variable name in lower case, without SAGECOMM_; the environment takes precedence
 
@@ -51,10 +53,10 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		observe.Warn("%s", w)
 	}
 	if t := env.Timeout.Get(settings); t.Given {
-		c.Timeout = t.Value
+		c.Timeout, c.Operations = t.Value, t.Value
 	}
-	if c.Timeout <= 0 {
-		return nil, fmt.Errorf("sagecomm: timeout %v is not positive", c.Timeout)
+	if least := min(c.Timeout, cmp.Or(c.Operations, c.Timeout)); least <= 0 {
+		return nil, fmt.Errorf("sagecomm: timeout %v is not positive", least)
 	}
 	if name := env.Kernels.Get(settings); name != "auto" {
 		if err := kernels.Force(name); err != nil {
@@ -198,11 +200,12 @@ func (g *Group) join(c Config) (err error) {
 	if err := g.meet(c); err != nil {
 		return err
 	}
-	if g.run, err = g.open(runner.HostLane, c.Timeout); err != nil {
+	operations := cmp.Or(c.Operations, c.Timeout)
+	if g.run, err = g.open(runner.HostLane, operations); err != nil {
 		return err
 	}
 	g.engine = g.hostEngine(g.run)
-	g.operationTimeout.Store(int64(c.Timeout))
+	g.operationTimeout.Store(int64(operations))
 	g.stacks.AddLane(g.run.PutStack)
 	return nil
 }

@@ -24,7 +24,8 @@ type Join struct {
 	ID         []byte // of UniqueID, the same on all ranks
 	Rank, Size int
 	Name       string
-	Timeout    time.Duration
+	Timeout    time.Duration // of the rendezvous and of operations; SAGECOMM_TIMEOUT takes the place of both timeouts
+	Operations time.Duration // of operations; 0: Timeout
 	Options    map[string]string
 }
 
@@ -129,7 +130,7 @@ func (p *Process) Join(joins []Join) ([]*Group, error) {
 	}
 	return jointly(len(joins), func(i int) (*Group, error) {
 		j := joins[i]
-		return p.joinAt(ids[i], nil, Config{Rank: j.Rank, Size: j.Size, Name: j.Name, Timeout: j.Timeout, Options: j.Options})
+		return p.joinAt(ids[i], nil, Config{Rank: j.Rank, Size: j.Size, Name: j.Name, Timeout: j.Timeout, Operations: j.Operations, Options: j.Options})
 	})
 }
 

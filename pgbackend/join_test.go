@@ -109,6 +109,32 @@ func TestRefusedChildren(t *testing.T) {
 	require.ErrorContains(t, err, "was made over a store of its caller")
 }
 
+// SAGECOMM_TIMEOUT takes the place of both timeouts; without it, operations have their own.
+func TestTimeoutsOfJoinedGroups(t *testing.T) {
+	for _, c := range []struct {
+		options map[string]string
+		want    time.Duration
+	}{{nil, time.Hour}, {map[string]string{"timeout": "7"}, 7 * time.Second}} {
+		id, err := Get().UniqueID()
+		require.NoError(t, err)
+		list := joins(id, 2, opTimeout)
+		for i := range list {
+			list[i].Operations, list[i].Options = time.Hour, c.options
+		}
+		groups, err := Get().Join(list)
+		require.NoError(t, err)
+		defer destroyAll(groups)
+		parts, err := Get().Split(children(groups, func(int) Child { return Child{Timeout: opTimeout, Operations: time.Hour} }))
+		require.NoError(t, err)
+		defer destroyAll(parts)
+		for _, g := range slices.Concat(groups, parts) {
+			require.Equal(t, c.want, g.timeout())
+		}
+		require.NoError(t, groups[0].SetTimeout(time.Minute))
+		require.Equal(t, time.Minute, groups[0].timeout())
+	}
+}
+
 func TestJoinNamesRanksThatDoNotCome(t *testing.T) {
 	id, err := Get().UniqueID()
 	require.NoError(t, err)
