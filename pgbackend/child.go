@@ -40,7 +40,22 @@ type invitation struct {
 // where keys are equal. All ranks of the parent call it. A rank with a color below 0 takes part in the call and gets nil. The
 // children are made at the same time. If one is not made, none is.
 func (p *Process) Split(children []Child) ([]*Group, error) {
+	if err := distinctParents("split", children); err != nil {
+		return nil, err
+	}
 	return jointly(len(children), func(i int) (*Group, error) { return p.split(children[i]) })
+}
+
+// distinctParents refuses children of one parent: nothing would say which of them is which on the other ranks.
+func distinctParents(call string, children []Child) error {
+	seen := map[*Group]bool{}
+	for _, c := range children {
+		if g := c.Parent; seen[g] {
+			return &coll.Failure{Status: coll.Invalid, Rank: g.rank, Group: g.name, Message: fmt.Sprintf("sagecomm: group %q: %s: the group is named twice in one call: make its children one after the other", g.title(), call)}
+		}
+		seen[c.Parent] = true
+	}
+	return nil
 }
 
 func (p *Process) split(c Child) (*Group, error) {
@@ -87,7 +102,7 @@ func (p *Process) split(c Child) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p.joinAt(id, nil, c.config(members, timeout))
+	return p.joinWithSecret(id, c.config(members, timeout))
 }
 
 // members returns the ranks of the parent that form the group of this rank, in the order of their ranks there.
@@ -133,17 +148,42 @@ func (r rankOf) String() string { return r.g.who(r.rank) }
 // Shrink makes groups without some ranks of a parent. Only the ranks that stay call it, all with the same list. The parent may have
 // failed; it must have met at a unique id. The ranks keep their order. The children are made at the same time. If one is not made, none is.
 func (p *Process) Shrink(children []Child) ([]*Group, error) {
+	if err := distinctParents("shrink", children); err != nil {
+		return nil, err
+	}
 	return jointly(len(children), func(i int) (*Group, error) { return p.shrink(children[i]) })
 }
 
 func (p *Process) shrink(c Child) (*Group, error) {
+	at, err := p.planShrink(c)
+	if err != nil {
+		return nil, err
+	}
+	// The parent may be destroyed from here on.
+	child, err := p.joinAt(at.id, at.job, rankOf{c.Parent, at.members[0]}, c.config(at.members, c.timeout()))
+	if err == nil {
+		c.Parent.shrunk(at.text)
+	}
+	return child, err
+}
+
+// shrinkPlan is where the ranks that stay meet.
+type shrinkPlan struct {
+	members []int  // ranks of the parent
+	text    string // what the id is derived from, without the number of the group
+	id      bootstrap.ID
+	job     []byte // the secret of the parent's job
+}
+
+// planShrink checks a call of Shrink, and serves the id if this rank is the first one of the new group.
+func (p *Process) planShrink(c Child) (at shrinkPlan, err error) {
 	g := c.Parent
 	if !g.life.acquire() {
-		return nil, destroyed(g.name)
+		return at, destroyed(g.name)
 	}
 	defer g.life.release()
-	refuse := func(format string, args ...any) (*Group, error) {
-		return nil, &coll.Failure{Status: coll.Invalid, Rank: g.rank, Group: g.name, Message: fmt.Sprintf("sagecomm: group %q: shrink: ", g.title()) + fmt.Sprintf(format, args...)}
+	refuse := func(format string, args ...any) (shrinkPlan, error) {
+		return at, &coll.Failure{Status: coll.Invalid, Rank: g.rank, Group: g.name, Message: fmt.Sprintf("sagecomm: group %q: shrink: ", g.title()) + fmt.Sprintf(format, args...)}
 	}
 	if g.birth == nil {
 		return refuse("the group was made over a store of its caller; make a new group over that store")
@@ -155,19 +195,36 @@ func (p *Process) shrink(c Child) (*Group, error) {
 	if slices.Contains(out, g.rank) {
 		return refuse("rank %d calls it, and is to be left out; only ranks that stay may call it", g.rank)
 	}
-	var members []int
 	for rank := range g.size {
 		if !slices.Contains(out, rank) {
-			members = append(members, rank)
+			at.members = append(at.members, rank)
 		}
 	}
-	at := g.members[members[0]].Listener
-	if at == nil {
-		return refuse("%s has no server", g.who(members[0]))
+	first := g.members[at.members[0]].Listener
+	if first == nil {
+		return refuse("%s has no server", g.who(at.members[0]))
 	}
-	id := g.birth.id.Derive(fmt.Sprintf("shrink %v", out), at.Addresses, at.Port)
-	if members[0] == g.rank {
-		p.server.Serve(id, g.birth.job)
+	at.text, at.job = fmt.Sprintf("shrink %v", out), g.birth.job
+	at.id = g.birth.id.Derive(fmt.Sprintf("%s, group %d", at.text, g.shrinksOf(at.text)), first.Addresses, first.Port)
+	if at.members[0] == g.rank {
+		p.server.Serve(at.id, at.job)
 	}
-	return p.joinAt(id, rankOf{g, members[0]}, c.config(members, c.timeout()))
+	return at, nil
+}
+
+// shrinksOf returns the number of groups that this one was shrunk to with the same list. Groups that were not made do not count, so
+// that a rank that tries again meets one that has been late.
+func (g *Group) shrinksOf(text string) int {
+	g.shrinking.Lock()
+	defer g.shrinking.Unlock()
+	return g.shrinks[text]
+}
+
+func (g *Group) shrunk(text string) {
+	g.shrinking.Lock()
+	defer g.shrinking.Unlock()
+	if g.shrinks == nil {
+		g.shrinks = map[string]int{}
+	}
+	g.shrinks[text]++
 }

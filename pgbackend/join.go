@@ -130,17 +130,27 @@ func (p *Process) Join(joins []Join) ([]*Group, error) {
 	}
 	return jointly(len(joins), func(i int) (*Group, error) {
 		j := joins[i]
-		return p.joinAt(ids[i], nil, Config{Rank: j.Rank, Size: j.Size, Name: j.Name, Timeout: j.Timeout, Operations: j.Operations, Options: j.Options})
+		return p.joinWithSecret(ids[i], Config{Rank: j.Rank, Size: j.Size, Name: j.Name, Timeout: j.Timeout, Operations: j.Operations, Options: j.Options})
 	})
 }
 
-// joinAt makes a group that meets at an id. If a rank serves the id and may come to that later than this rank, server names the rank.
-func (p *Process) joinAt(id bootstrap.ID, server fmt.Stringer, c Config) (*Group, error) {
+// joinWithSecret makes a group that meets at an id, with the secret that the settings name.
+func (p *Process) joinWithSecret(id bootstrap.ID, c Config) (*Group, error) {
 	settings, err := env.Resolve(runner.Environ(), c.Options)
 	if err != nil {
 		return nil, err
 	}
 	job, err := jobSecret(settings)
+	if err != nil {
+		return nil, err
+	}
+	return p.joinAt(id, job, nil, c)
+}
+
+// joinAt makes a group that meets at an id. job is the secret of the job, nil without one. If a rank serves the id and may come to that
+// later than this rank, server names the rank.
+func (p *Process) joinAt(id bootstrap.ID, job []byte, server fmt.Stringer, c Config) (*Group, error) {
+	settings, err := env.Resolve(runner.Environ(), c.Options)
 	if err != nil {
 		return nil, err
 	}

@@ -91,6 +91,35 @@ func TestShrinkOfAFailedGroup(t *testing.T) {
 	destroyAll(again)
 }
 
+// A group can be shrunk twice with one list, also when one rank's first try ended before another one came.
+func TestShrinkTwice(t *testing.T) {
+	groups := joined(t, 3)
+	list := children(groups[:2], func(int) Child { return Child{LeftOut: []int{2}} })
+	alone := list[1]
+	alone.Timeout = 50 * time.Millisecond
+	_, err := Get().Shrink([]Child{alone})
+	require.ErrorContains(t, err, "rank 1 waited ")
+	for range 2 {
+		rest, err := Get().Shrink(list)
+		require.NoError(t, err)
+		defer destroyAll(rest)
+		require.Equal(t, 2, rest[1].Size())
+	}
+}
+
+// A shrink is not inside its parent while it waits for other ranks, so the parent can be destroyed meanwhile.
+func TestParentIsDestroyedDuringShrink(t *testing.T) {
+	groups := joined(t, 2)
+	_, err := Get().planShrink(Child{Parent: groups[1], LeftOut: []int{1}})
+	require.ErrorContains(t, err, "is to be left out")
+	c := Child{Parent: groups[1], Timeout: 50 * time.Millisecond}
+	at, err := Get().planShrink(c)
+	require.NoError(t, err)
+	require.NoError(t, groups[1].Destroy()) // would wait for a call inside
+	_, err = Get().joinAt(at.id, at.job, rankOf{groups[1], 0}, c.config(at.members, c.timeout()))
+	require.ErrorContains(t, err, "rank 1 waited ")
+}
+
 func TestRefusedChildren(t *testing.T) {
 	groups := joined(t, 2)
 	for want, out := range map[string][]int{"rank 0 calls it, and is to be left out": {0}, "ranks [-1] are to be left out": {-1}, "ranks [2] are": {2}} {
@@ -103,6 +132,11 @@ func TestRefusedChildren(t *testing.T) {
 	require.Equal(t, coll.Timeout, f.Status)
 	require.Contains(t, f.Message, "rank 1 waited ")
 	require.Contains(t, f.Message, "for rank 0 (host ")
+	twice := []Child{{Parent: groups[0]}, {Parent: groups[0]}}
+	_, err = Get().Split(twice)
+	require.ErrorContains(t, err, "split: the group is named twice in one call")
+	_, err = Get().Shrink(twice)
+	require.ErrorContains(t, err, "shrink: the group is named twice in one call")
 	w := newWorld(t, 1)
 	defer w.destroy()
 	_, err = Get().Shrink([]Child{{Parent: w.groups[0]}})
@@ -161,7 +195,11 @@ func TestSecretOfTheJob(t *testing.T) {
 	}
 	groups, err := Get().Join([]Join{{ID: text[:], Size: 1, Timeout: opTimeout, Options: options(secret)}})
 	require.NoError(t, err)
-	destroyAll(groups)
+	defer destroyAll(groups)
+	require.NoError(t, os.Remove(secret)) // a shrink uses the parent's
+	rest, err := Get().Shrink([]Child{{Parent: groups[0], Name: "rest"}})
+	require.NoError(t, err)
+	destroyAll(rest)
 }
 
 func TestFactors(t *testing.T) {
