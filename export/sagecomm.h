@@ -347,7 +347,7 @@ typedef struct sagecomm_api {
   int32_t (*group_create)(const sagecomm_group_config *config, sagecomm_group *out, sagecomm_error *err);
 
   /* Waits a bounded time for issued operations, tells the peers that this rank leaves, and frees the group. It does not
-   * wait for peers to do the same. A second call returns INVALID. */
+   * wait for peers to do the same. The bound is 2 s, for groups that met at a unique id the timeout of operations. A second call returns INVALID. */
   int32_t (*group_destroy)(sagecomm_group group, sagecomm_error *err);
 
   /* Makes every operation of the group, here and on every rank, fail with ABORTED and `reason`. Idempotent. */

@@ -19,9 +19,13 @@ var destroyTimeout = 2 * time.Second
 // device, the bound is the timeout of operations, because nobody may have waited for it on the host. Destroy does not wait
 // until peers destroy the group too: sweep frees memory that they may still touch when they have left or died. Destroy returns
 // an error if the group is being destroyed already.
+//
+// For a group that met at a unique id the bound is always the timeout of operations: its callers destroy a group while operations
+// that they have issued wait for peers, as NCCL permits.
 func (g *Group) Destroy() error { return g.destroy(g.timeout()) }
 
-// destroy is Destroy with another bound for streams that are late: 0 where the process ends, and the results with it.
+// destroy is Destroy with another bound for streams that are late, and for peers of groups that met at a unique id: 0 where the
+// process ends, and the results with it.
 func (g *Group) destroy(late time.Duration) error {
 	if !g.life.move(destroying) {
 		return fmt.Errorf("sagecomm: group %q was destroyed already", g.title())
@@ -32,9 +36,12 @@ func (g *Group) destroy(late time.Duration) error {
 		if behind && time.Since(began) < late {
 			begin = time.Now()
 		}
+		if g.birth != nil && time.Since(began) < late {
+			begin = time.Now()
+		}
 		if time.Since(begin) >= limit {
 			g.process.destroyTimedOut()
-			what := fmt.Sprintf("that peers have not joined for %v", limit)
+			what := fmt.Sprintf("that peers have not joined for %v", time.Since(began).Round(limit/10))
 			if behind {
 				what = fmt.Sprintf("that the stream of a device has not reached or not ended for %v", time.Since(began).Round(time.Second/10))
 			}

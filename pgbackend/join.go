@@ -78,7 +78,12 @@ func (p *Process) endpoint(settings *env.Settings) (e bootstrap.Endpoint, err er
 		e.Addresses, err = bootstrap.AddressesOf(chosen.Value)
 		return e, err
 	}
-	e.Addresses = bootstrap.Loopback
+	e.Find = p.towardsMaster
+	return e, nil
+}
+
+// towardsMaster returns the address of this host that leads to MASTER_ADDR, otherwise loopback. It may ask a name server.
+func (p *Process) towardsMaster() []netip.Addr {
 	for _, entry := range runner.Environ() {
 		master, ok := strings.CutPrefix(entry, "MASTER_ADDR=")
 		if !ok || master == "" {
@@ -91,9 +96,9 @@ func (p *Process) endpoint(settings *env.Settings) (e bootstrap.Endpoint, err er
 			})
 			break
 		}
-		e.Addresses = []netip.Addr{a}
+		return []netip.Addr{a}
 	}
-	return e, nil
+	return bootstrap.Loopback
 }
 
 // Lengths of a secret of a job, without white space at its end.

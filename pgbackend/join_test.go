@@ -120,6 +120,23 @@ func TestParentIsDestroyedDuringShrink(t *testing.T) {
 	require.ErrorContains(t, err, "rank 1 waited ")
 }
 
+// Destroy of a joined group waits for peers as long as operations may take.
+func TestDestroyOfAJoinedGroupWaitsForPeers(t *testing.T) {
+	groups := joined(t, 2)
+	impatient(t, time.Nanosecond)
+	work, f := sumAsync(groups[0], 10)
+	require.Nil(t, f)
+	defer work.Release()
+	end := make(chan error)
+	go func() { end <- groups[0].Destroy() }()
+	require.Eventually(t, func() bool { return groups[0].life.now() == destroying }, opTimeout, time.Microsecond)
+	require.Nil(t, sum(groups[1], 10))
+	require.NoError(t, <-end)
+	done, f := work.Wait(0)
+	require.True(t, done)
+	require.Nil(t, f)
+}
+
 func TestRefusedChildren(t *testing.T) {
 	groups := joined(t, 2)
 	for want, out := range map[string][]int{"rank 0 calls it, and is to be left out": {0}, "ranks [-1] are to be left out": {-1}, "ranks [2] are": {2}} {

@@ -15,8 +15,9 @@ import (
 
 // Endpoint is where a [Server] is to listen.
 type Endpoint struct {
-	Addresses   []netip.Addr // most preferred first
-	First, Last uint16       // range of ports; 0: any free one
+	Addresses   []netip.Addr        // most preferred first
+	Find        func() []netip.Addr // returns the addresses when the server begins to listen; nil: they are Addresses
+	First, Last uint16              // range of ports; 0: any free one
 }
 
 // Loopback are the addresses of a server whose ranks are all on its host.
@@ -24,6 +25,9 @@ var Loopback = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Lo
 
 // listen opens one port at all addresses at which that is possible, loopback addresses of the other kind aside.
 func (e Endpoint) listen() (all []net.Listener, err error) {
+	if e.Find != nil {
+		e.Addresses = e.Find()
+	}
 	for _, a := range e.Addresses {
 		if len(all) > 0 && (len(all) == maxAddresses || a.IsLoopback()) {
 			break

@@ -458,3 +458,18 @@ func FuzzFrame(f *testing.F) {
 		}
 	})
 }
+
+// Addresses are looked for only when a server begins to listen.
+func TestAddressesAreFoundOnce(t *testing.T) {
+	s := NewServer()
+	t.Cleanup(s.Close)
+	found := 0
+	at := Endpoint{Find: func() []netip.Addr { found++; return Loopback }}
+	for range 3 {
+		_, _, err := s.Listen(at)
+		require.NoError(t, err)
+		_, err = s.NewID(at, nil)
+		require.NoError(t, err)
+	}
+	require.Equal(t, 1, found)
+}
