@@ -94,5 +94,7 @@ int driver_order(cudaStream_t first, cudaStream_t then) {
 
 bool driver_captures(cudaStream_t stream) {
   int status = 0;
-  return driver_context() != NULL && driver.cuStreamIsCapturing(stream, &status) == CU_SUCCESS && status != 0;
+  if (driver_context() == NULL) return false;
+  return driver.cuStreamIsCapturing(stream, &status) != CU_SUCCESS ||
+         status != 0; /* an error: it cannot be waited for */
 }

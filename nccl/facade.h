@@ -75,6 +75,7 @@ struct ncclComm {
   /* The rest is protected by the lock of comm.c. */
   int holders; /* calls and threads that use it, and 1 until it is destroyed */
   bool destroyed;
+  bool deriving;         /* a split or a shrink of it goes on */
   sagecomm_group group;  /* 0: it has not joined yet */
   ncclResult_t state;    /* of a communicator that does not block: ncclInProgress, or how the last call ended */
   char text[TEXT_BYTES]; /* its last error, and when that was in the order of all errors */
@@ -114,7 +115,7 @@ typedef struct call {
 typedef struct job {
   struct job *next;
   enum { JOB_JOIN, JOB_SPLIT, JOB_SHRINK, JOB_CALLS } kind;
-  ncclComm_t comm;  /* whose state tells how the job goes on */
+  ncclComm_t comm;  /* whose state tells how the job goes on, unless there is a child */
   ncclComm_t child; /* of a split or shrink; NULL: this rank gets none */
   ncclUniqueId id;  /* join */
   int color, key;   /* split */
@@ -128,12 +129,14 @@ typedef struct job {
   void *context;
   pthread_t thread;
   bool started;
+  bool derives; /* it has set `deriving` of its communicator */
   ncclResult_t result;
   char text[TEXT_BYTES];
 } job;
 
 /* Adds a job to the group of this thread, or runs it if there is none. It owns the job. */
 ncclResult_t job_submit(job *j);
+void job_free(job *j);
 /* Does what a job is for. */
 ncclResult_t job_run(job *j);
 /* Adds a call to the group of this thread, or issues it if there is none. Requires: the caller holds the communicator. */
@@ -141,6 +144,9 @@ ncclResult_t call_submit(ncclComm_t comm, const char *function, call *c);
 ncclResult_t out_of_memory(const char *function);
 /* Returns `result`, which GroupEnd() returns as well if this is inside a group. */
 ncclResult_t refused(ncclResult_t result);
+
+/* Reserves a parent for a split or shrink. Returns false if another one goes on: the ranks could not tell which is which. */
+bool job_derive(job *j);
 
 void group_start(void);
 ncclResult_t group_end(void);

@@ -14,7 +14,23 @@ static _Thread_local int depth;
 static _Thread_local job *jobs;
 static _Thread_local ncclResult_t first_error; /* of a call inside the group */
 
-static void job_free(job *j) {
+bool job_derive(job *j) {
+  pthread_mutex_lock(&comm_lock);
+  j->derives = !j->comm->deriving;
+  j->comm->deriving = true;
+  pthread_mutex_unlock(&comm_lock);
+  return j->derives;
+}
+
+static void derived(job *j) {
+  if (!j->derives) return;
+  pthread_mutex_lock(&comm_lock);
+  j->comm->deriving = j->derives = false;
+  pthread_mutex_unlock(&comm_lock);
+}
+
+void job_free(job *j) {
+  derived(j);
   if (j->comm != NULL) comm_release(j->comm);
   if (j->child != NULL) comm_release(j->child);
   free(j->excluded);
@@ -24,17 +40,18 @@ static void job_free(job *j) {
 
 ncclResult_t job_run(job *j) { return j->kind == JOB_CALLS ? calls_run(j->comm, j->calls, j->n_calls) : join_run(j); }
 
-/* Runs a job and tells its communicators the end. */
+/* The communicator whose state tells how a job goes on. The state of a parent is that of its own calls. */
+static ncclComm_t told_by(const job *j) { return j->child != NULL ? j->child : j->comm; }
+
+/* Runs a job and tells the end. */
 static void run(job *j) {
   j->result = job_run(j);
   if (j->result != ncclSuccess) memcpy(j->text, last_error(), sizeof j->text);
+  derived(j); /* before its user hears of the end */
   if (j->blocking) return;
-  ncclComm_t told[] = {j->comm, j->child};
-  for (int i = 0; i < 2; i++) {
-    if (told[i] == NULL) continue;
-    scr_note_released(told[i]);
-    comm_set_state(told[i], j->result);
-  }
+  ncclComm_t told = told_by(j);
+  scr_note_released(told);
+  comm_set_state(told, j->result);
 }
 
 static void *thread_of(void *argument) {
@@ -67,22 +84,17 @@ static void without_thread(job *j) {
   memcpy(j->text, last_error(), sizeof j->text);
 }
 
-static void set_states(job *j, ncclResult_t state) {
-  comm_set_state(j->comm, state);
-  if (j->child != NULL) comm_set_state(j->child, state);
-}
-
 /* Starts a job that nobody waits for. */
 static ncclResult_t run_behind(job *j) {
   pthread_t thread;
-  set_states(j, ncclInProgress);
+  comm_set_state(told_by(j), ncclInProgress);
   if (start(j, &thread)) {
     pthread_detach(thread);
     return ncclInProgress;
   }
   without_thread(j);
   ncclResult_t result = j->result;
-  set_states(j, result);
+  comm_set_state(told_by(j), result);
   job_free(j);
   return result;
 }

@@ -204,18 +204,26 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int n, const int *devices) {
 }
 EXPORTED(CommInitAll);
 
+/* Holds the parent of a shrink, which may have failed. */
+static ncclResult_t hold_joined(ncclComm_t comm, const char *function) {
+  ncclResult_t result = comm_hold(comm, function);
+  if (result != ncclSuccess || group_of(comm) != 0) return result;
+  comm_release(comm);
+  return fail(NULL, ncclInvalidUsage, "sagecomm: %s: the communicator was finalized, or has not joined", function);
+}
+
 /* A split or a shrink. Takes `excluded`. */
 static ncclResult_t derive(const char *function, ncclComm_t comm, int kind, int color, int key, int *excluded, int n,
                            int flags, ncclComm_t *made, const ncclConfig_t *config) {
   ncclResult_t result = made == NULL ? fail(NULL, ncclInvalidArgument, "sagecomm: %s: newcomm is NULL", function)
                                      : check_config(config, function);
-  if (result == ncclSuccess) result = comm_enter(comm, function);
+  if (result == ncclSuccess) result = kind == JOB_SPLIT ? comm_enter(comm, function) : hold_joined(comm, function);
   if (result != ncclSuccess) {
     free(excluded);
     return refused(result);
   }
-  bool none = kind == JOB_SPLIT && color < 0;
-  job *j = new_job(function, made, blocks(config, comm->blocking), !none);
+  bool none = kind == JOB_SPLIT && color < 0; /* then the parent's state tells how the split goes on */
+  job *j = new_job(function, made, none ? comm->blocking : blocks(config, comm->blocking), !none);
   if (j == NULL) {
     free(excluded);
     comm_release(comm);
@@ -229,6 +237,14 @@ static ncclResult_t derive(const char *function, ncclComm_t comm, int kind, int 
   j->excluded = excluded;
   j->n_excluded = n;
   j->flags = flags;
+  if (!job_derive(j)) {
+    join_dropped(j);
+    job_free(j);
+    return refused(fail(NULL, ncclInvalidUsage,
+                        "sagecomm: %s: another split or shrink of this communicator goes on, or is in the same group "
+                        "call: make them one after the other",
+                        function));
+  }
   if (kind == JOB_SPLIT) {
     snprintf(j->name, sizeof j->name, "%.40s/%d", comm->name, color);
   } else {

@@ -360,8 +360,8 @@ static void in_progress(int size) {
   for (int i = 0; i < 20; i++) CHECK(sum(comm, i) == i * size);
   ncclResult_t result = ncclCommSplit(comm, 0, my_rank, &child, NULL);
   CHECK(result == ncclInProgress || result == ncclSuccess);
-  settle(comm, result);
   settle(child, result);
+  settle(comm, result);
   ask(child, my_rank, size);
   int32_t to[16], from = my_rank;
   OK(ncclGroupStart());
@@ -375,6 +375,55 @@ static void in_progress(int size) {
   OK(ncclCommDestroy(child));
   settle(comm, ncclCommFinalize(comm));
   OK(ncclCommDestroy(comm));
+}
+
+/* Children that do not block of a parent that blocks, which can be used meanwhile. */
+static void children_in_progress(ncclComm_t parent, int size) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  for (int i = 0; i < 10; i++) {
+    ncclComm_t child = NULL, second = NULL;
+    ncclResult_t result = ncclCommSplit(parent, 0, -my_rank, &child, &config), state = ncclInternalError;
+    CHECK(result == ncclInProgress);
+    OK(ncclCommGetAsyncError(parent, &state));
+    CHECK(state == ncclSuccess && sum(parent, 2) == 2 * size);
+    settle(child, result);
+    ask(child, size - 1 - my_rank, size);
+    OK(ncclCommDestroy(child));
+
+    OK(ncclGroupStart());
+    OK(ncclCommSplit(parent, 0, 0, &child, NULL));
+    expect(ncclCommSplit(parent, 1, 0, &second, NULL), ncclInvalidUsage, NULL, "is in the same group call");
+    CHECK(second == NULL && ncclGroupEnd() == ncclInvalidUsage && child == NULL);
+  }
+}
+
+/* Rank 0 aborts, the communicator of the others fails, and they shrink it. */
+static void shrinks_after_a_failure(int size) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t comm = NULL, rest = NULL;
+  ncclResult_t result = ncclCommInitRankConfig(&comm, size, unique_id(), my_rank, &config);
+  settle(comm, result);
+  meet();
+  if (my_rank == 0) {
+    OK(ncclCommAbort(comm));
+    return;
+  }
+  int32_t value = 1;
+  int excluded = 0;
+  result = ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL);
+  while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
+  CHECK(result == ncclRemoteError);
+  CHECK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL) == ncclRemoteError);
+  result = ncclCommShrink(comm, &excluded, 1, &rest, NULL, NCCL_SHRINK_ABORT);
+  CHECK(result == ncclInProgress);
+  settle(rest, result);
+  CHECK(sum(rest, 1) == size - 1);
+  OK(ncclCommGetAsyncError(comm, &result));
+  CHECK(result == ncclRemoteError);
+  OK(ncclCommDestroy(rest));
+  OK(ncclCommAbort(comm));
 }
 
 /* ---- what is refused, and failures ---- */
@@ -545,6 +594,8 @@ static void run(int rank, int size, bool threads) {
   CHECK(sum(second, 2) == 2 * size && sum(comm, 3) == 3 * size);
   splits(comm, size);
   in_progress(size);
+  children_in_progress(comm, size);
+  shrinks_after_a_failure(size);
   OK(ncclCommFinalize(comm));
   expect(ncclAllReduce(&version, &version, 1, ncclInt32, ncclSum, comm, NULL), ncclInvalidUsage, comm, "was finalized");
   OK(ncclCommDestroy(comm));
