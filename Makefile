@@ -78,7 +78,7 @@ nccl: $(facade) ## build libsagecomm_nccl.so, which stands where NCCL stands (do
 
 # It needs no header of NVIDIA's. Its own calls stay inside it, whatever other libnccl.so.2 the process has.
 facade_flags := -std=c11 -O2 -g -fPIC -pthread -Wall -Wextra -Werror -shared -Wl,-Bsymbolic -Wl,--no-undefined \
-  -Wl,--version-script=$(root)/nccl/exports.map -Wl,-soname,libnccl.so.2
+  -Wl,--version-script=$(root)/nccl/exports.map -Wl,-soname,libnccl.so.2 -Wl,-z,nodelete
 $(facade): $(wildcard $(root)/nccl/*) $(root)/export/sagecomm.h $(root)/internal/runner/annotate.h | compilers
 	@mkdir -p $(@D)
 	$${CC:-gcc} $(facade_flags) $(wildcard $(root)/nccl/*.c) -o $@.new -ldl

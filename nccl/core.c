@@ -33,6 +33,11 @@ static const sagecomm_api *functions_of(void *library) {
   return found;
 }
 
+/* Leaves all groups, so that peers do not take the end of a process that destroys no communicator for a failure. It does nothing in a
+ * forked child, and nothing that is left to do after the backend `sagecomm` has done so. Exit handlers run in reverse order: this one
+ * runs before those of CUDA, which the process has opened before. The library stays loaded until then (-z nodelete). */
+static void say_goodbye(void) { api->shutdown(); }
+
 /* A process has one Go runtime: the core that it has loaded is used, whoever loaded it. Otherwise it is the one beside this library. */
 static void open_core(void) {
   void *library = dlopen("libsagecomm.so", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
@@ -52,7 +57,9 @@ static void open_core(void) {
         why_not, sizeof why_not,
         "sagecomm: the libsagecomm.so of this process is not of the version of this libsagecomm_nccl.so: install both "
         "from one wheel");
+    return;
   }
+  atexit(say_goodbye); /* without memory for it, peers see a process that has ended */
 }
 
 const sagecomm_api *core(void) {

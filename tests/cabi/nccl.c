@@ -1,6 +1,7 @@
 /* nccl.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks, processes or threads, call each function of the
  * library on host memory.
- * Usage: nccl processes|threads RANKS */
+ * As `leaves`, rank 0 of 3 exits without a farewell, and the others go on.
+ * Usage: nccl processes|threads|leaves RANKS */
 #define _GNU_SOURCE
 #include <nccl.h>
 #include <pthread.h>
@@ -606,6 +607,32 @@ static void run(int rank, int size, bool threads) {
   if (threads && rank == 0) in_one_thread(size);
 }
 
+/* Rank 0 exits and destroys nothing, which is no failure to the others. `gone` ends when its process has. */
+static void leaves(int rank, int gone) {
+  my_rank = rank;
+  ncclComm_t comm = NULL;
+  OK(ncclCommInitRank(&comm, 3, unique_id(), rank));
+  CHECK(sum(comm, 1) == 3);
+  if (rank == 0) exit(0);
+  char nothing;
+  CHECK(read(gone, &nothing, 1) == 0);
+  pid_t child = fork(); /* its exit ends no communicator */
+  if (child == 0) exit(0);
+  int status = 1;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+  for (int i = 0; i < 100; i++) {
+    int32_t from = i + rank, to = 0;
+    OK(ncclGroupStart());
+    OK(ncclSend(&from, 1, ncclInt32, 3 - rank, comm, NULL));
+    OK(ncclRecv(&to, 1, ncclInt32, 3 - rank, comm, NULL));
+    OK(ncclGroupEnd());
+    CHECK(to == i + 3 - rank);
+  }
+  int32_t value = 1;
+  expect(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL), ncclRemoteError, comm, " left");
+  exit(0);
+}
+
 static int ranks;
 
 static void *thread_main(void *argument) {
@@ -615,9 +642,9 @@ static void *thread_main(void *argument) {
 
 int main(int argc, char **argv) {
   ranks = argc == 3 ? atoi(argv[2]) : 0;
-  bool threads = argc == 3 && strcmp(argv[1], "threads") == 0;
-  if (ranks < 1 || ranks > 8 || (!threads && strcmp(argv[1], "processes") != 0)) {
-    fprintf(stderr, "usage: %s processes|threads RANKS\n", argv[0]);
+  bool threads = argc == 3 && strcmp(argv[1], "threads") == 0, leave = argc == 3 && strcmp(argv[1], "leaves") == 0;
+  if (ranks < 1 || ranks > 8 || (leave && ranks != 3) || (!threads && !leave && strcmp(argv[1], "processes") != 0)) {
+    fprintf(stderr, "usage: %s processes|threads|leaves RANKS\n", argv[0]);
     return 2;
   }
   shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -626,6 +653,9 @@ int main(int argc, char **argv) {
   pthread_barrierattr_setpshared(&between, PTHREAD_PROCESS_SHARED);
   pthread_barrier_init(&shared->barrier, &between, (unsigned)ranks);
   pthread_t thread[8];
+  pid_t first = 0;
+  int gone[2];
+  if (pipe(gone) != 0) return 2;
   for (int rank = 0; rank < ranks; rank++) {
     if (threads) {
       if (pthread_create(&thread[rank], NULL, thread_main, (void *)(intptr_t)rank) != 0) return 2;
@@ -633,12 +663,18 @@ int main(int argc, char **argv) {
     }
     pid_t child = fork();
     if (child < 0) return 2;
+    if (rank == 0) first = child;
     if (child == 0) {
+      close(gone[1]);
+      if (leave) leaves(rank, gone[0]);
       run(rank, ranks, false);
       _exit(0);
     }
   }
   int worst = 0;
+  siginfo_t ended;
+  if (leave && waitid(P_PID, (id_t)first, &ended, WEXITED | WNOWAIT) != 0) return 2;
+  close(gone[1]);
   for (int rank = 0; rank < ranks; rank++) {
     int status = 0;
     if (threads) {
