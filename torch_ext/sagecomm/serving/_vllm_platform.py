@@ -45,7 +45,7 @@ def refuse(parallel_config: Any) -> None:
 
 def switch_off(vllm_config: Any) -> None:
     """Switches off what vLLM switches on by itself and what goes around the groups."""
-    passes = getattr(vllm_config.compilation_config, "pass_config", None)
+    passes: Any = getattr(vllm_config.compilation_config, "pass_config", None)
     if getattr(passes, "fuse_allreduce_rms", False):
         passes.fuse_allreduce_rms = False  # FlashInfer's all_reduce with RMSNorm, on GPUs from Hopper on
     for gather in ("A2A", "Q_GATHER", "KV_GATHER"):  # decode context parallelism by kernels over NVLink
