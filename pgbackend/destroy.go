@@ -33,13 +33,9 @@ func (g *Group) destroy(late time.Duration) error {
 	limit := g.process.destroyLimit()
 	for began, begin := time.Now(), time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
 		behind := g.streamIsLate()
-		if behind && time.Since(began) < late {
+		if (behind || g.birth != nil) && time.Since(began) < late {
 			begin = time.Now()
-		}
-		if g.birth != nil && time.Since(began) < late {
-			begin = time.Now()
-		}
-		if time.Since(begin) >= limit {
+		} else if time.Since(begin) >= limit {
 			g.process.destroyTimedOut()
 			what := fmt.Sprintf("that peers have not joined for %v", time.Since(began).Round(limit/10))
 			if behind {
