@@ -224,15 +224,7 @@ static void abort_while_late(sagecomm_group group, void *stream, volatile uint32
   vendor.synchronize(stream);
 }
 
-static void run(const char *library, char *dir, const char *name) {
-  load_vendor(name); /* first, so that the library finds the emulator's annotations if this is the emulator */
-  void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-  if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
-  CHECK(handle != NULL);
-  const sagecomm_api *(*get_api)(uint32_t);
-  *(void **)&get_api = dlsym(handle, "sagecomm_get_api");
-  CHECK(get_api != NULL);
-  api = get_api(SAGECOMM_ABI_VERSION);
+static void collectives(char *dir, void *stream, volatile uint32_t *late) {
   sagecomm_store store = {.ctx = dir, .set = store_set, .get = store_get};
   sagecomm_group_config config = {.struct_size = sizeof config,
                                   .rank = my_rank,
@@ -240,9 +232,6 @@ static void run(const char *library, char *dir, const char *name) {
                                   .name = "devices",
                                   .timeout_ns = 60 * SECOND,
                                   .store = &store};
-  /* Before a group opens the runtimes of all vendors: those of the emulator have one memory. */
-  void *stream = vendor.make_stream(), *late = vendor.allocate_host(8);
-  places_and_factors(stream, late);
   sagecomm_group group = 0;
   sagecomm_error err = {0};
   if (api->group_create(&config, &group, &err) != SAGECOMM_OK) fprintf(stderr, "%s\n", err.message);
@@ -257,6 +246,24 @@ static void run(const char *library, char *dir, const char *name) {
   exchanges(group, NULL);
   abort_while_late(group, stream, late);
   api->group_destroy(group, &err);
+}
+
+/* A process runs one part: a group opens the runtimes of all vendors, and those of the emulator have one memory. */
+static void run(const char *library, char *dir, const char *name, bool places) {
+  load_vendor(name); /* first, so that the library finds the emulator's annotations if this is the emulator */
+  void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
+  CHECK(handle != NULL);
+  const sagecomm_api *(*get_api)(uint32_t);
+  *(void **)&get_api = dlsym(handle, "sagecomm_get_api");
+  CHECK(get_api != NULL);
+  api = get_api(SAGECOMM_ABI_VERSION);
+  void *stream = vendor.make_stream();
+  volatile uint32_t *late = vendor.allocate_host(8);
+  if (places)
+    places_and_factors(stream, late);
+  else
+    collectives(dir, stream, late);
   size_t (*reports)(void) = NULL;
   *(void **)&reports = dlsym(RTLD_DEFAULT, "emulator_reports");
   if (reports != NULL && reports() != 0) { /* what the emulator's checker has found */
@@ -270,14 +277,15 @@ static void run(const char *library, char *dir, const char *name) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 4) {
-    fprintf(stderr, "usage: %s LIBRARY DIRECTORY cuda|npu\n", argv[0]);
+  bool places = argc == 5 && strcmp(argv[4], "places") == 0;
+  if (!places && (argc != 5 || strcmp(argv[4], "collectives") != 0)) {
+    fprintf(stderr, "usage: %s LIBRARY DIRECTORY cuda|npu collectives|places\n", argv[0]);
     return 2;
   }
   pid_t child = fork();
   if (child < 0) return 2;
   my_rank = child == 0;
-  run(argv[1], argv[2], argv[3]);
+  run(argv[1], argv[2], argv[3], places);
   if (child == 0) _exit(0);
   int status;
   return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 1;

@@ -13,11 +13,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// deviceProgram builds tests/cabi/device.c and the emulator's library of a vendor, and returns a function that runs the program with
-// variables of the emulator. It returns the program's output. name is that of the devices in torch.
-func deviceProgram(t *testing.T, name string) func(t *testing.T, variables ...string) (string, error) {
+// deviceProgram builds tests/cabi/device.c and the emulator's library of a vendor, and returns a function that runs a part of the program
+// with variables of the emulator. It returns the program's output. name is that of the devices in torch.
+func deviceProgram(t *testing.T, name, part string) func(t *testing.T, variables ...string) (string, error) {
 	run := emulatedProgram(t, "device.c", map[string]string{"cuda": "cuda", "npu": "acl"}[name])
-	return func(t *testing.T, variables ...string) (string, error) { return run(t, []string{name}, variables...) }
+	return func(t *testing.T, variables ...string) (string, error) {
+		return run(t, []string{name, part}, variables...)
+	}
 }
 
 // emulatedProgram builds a program of tests/cabi and a library of the emulator, and returns a function that runs the program with arguments,
@@ -57,7 +59,7 @@ func TestCProgramOnADevice(t *testing.T) {
 }
 
 func cProgramOnADevice(t *testing.T, name string) {
-	run := deviceProgram(t, name)
+	run := deviceProgram(t, name, "collectives")
 	seeds := 50
 	if testing.Short() {
 		seeds = 6
@@ -82,10 +84,23 @@ func cProgramOnADevice(t *testing.T, name string) {
 	}
 }
 
+// A C program asks where memory is and what a factor in the memory of a device will be, without a group.
+func TestPlacesAndFactorsOnADevice(t *testing.T) {
+	for _, name := range []string{"cuda", "npu"} {
+		t.Run(name, func(t *testing.T) {
+			run := deviceProgram(t, name, "places")
+			for _, schedule := range []string{"lazy", "eager", "threaded", "random"} {
+				output, err := run(t, "EMULATOR_SCHEDULE="+schedule, "EMULATOR_SEED=1")
+				require.NoErrorf(t, err, "%s: %s", schedule, output)
+			}
+		})
+	}
+}
+
 // A driver that lacks a function is refused, and the message names the function.
 func TestDriverThatIsTooOld(t *testing.T) {
 	const lacking = "cuEventRecord"
-	run := deviceProgram(t, "cuda")
+	run := deviceProgram(t, "cuda", "collectives")
 	built, err := filepath.Abs(filepath.Join(root, "tests/emulator/build"))
 	require.NoError(t, err)
 	objects, err := filepath.Glob(filepath.Join(built, "objects/cuda/*.o"))
@@ -106,7 +121,7 @@ func TestDriverThatIsTooOld(t *testing.T) {
 
 // Where the device has no event left, the operation fails with the driver's text, and its peer fails too. No process hangs.
 func TestEventsRunOut(t *testing.T) {
-	run := deviceProgram(t, "cuda")
+	run := deviceProgram(t, "cuda", "collectives")
 	for first := 1; first <= 40; first += 13 {
 		output, err := run(t, "EMULATOR_SCHEDULE=random", fmt.Sprintf("EMULATOR_FAULTS=cuEventCreate@%d+=out_of_memory", first))
 		if err == nil || !strings.Contains(output, "CUDA_ERROR_OUT_OF_MEMORY") {
@@ -121,7 +136,7 @@ func TestEachOrderOfADeviceIsNeeded(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the quick tests run the program as it is")
 	}
-	run := deviceProgram(t, "cuda")
+	run := deviceProgram(t, "cuda", "collectives")
 	// Three operations of the program follow each other on the same memory. The stream of the input of one waits for the output of
 	// the one before if that is not complete yet, so the caller's wait for the third one is one of a few calls.
 	for _, c := range []struct{ symbol, calls, what string }{
