@@ -53,31 +53,39 @@ func emulatedProgram(t *testing.T, source, emulated string) func(t *testing.T, a
 
 // A C program calls collectives on a device, without torch. The emulator's checker finds nothing, whatever the schedule.
 func TestCProgramOnADevice(t *testing.T) {
-	for _, name := range []string{"cuda", "npu"} {
-		t.Run(name, func(t *testing.T) { cProgramOnADevice(t, name) })
+	for _, c := range []struct {
+		name, engine string
+		seeds, short int // of the random schedule
+	}{
+		{"cuda", "staged", 50, 6},
+		{"cuda", "cuda", 10, 2}, // kernels are interpreted, which takes five times as long
+		{"npu", "staged", 50, 6},
+	} {
+		t.Run(c.name+" "+c.engine, func(t *testing.T) {
+			seeds := c.seeds
+			if testing.Short() {
+				seeds = c.short
+			}
+			cProgramOnADevice(t, deviceProgram(t, c.name, "collectives"), "SAGECOMM_ENGINE="+c.engine, seeds)
+		})
 	}
 }
 
-func cProgramOnADevice(t *testing.T, name string) {
-	run := deviceProgram(t, name, "collectives")
-	seeds := 50
-	if testing.Short() {
-		seeds = 6
-	}
+func cProgramOnADevice(t *testing.T, run func(t *testing.T, variables ...string) (string, error), engine string, seeds int) {
 	schedules := []string{"lazy 1", "eager 1", "threaded 1"}
 	for seed := range seeds {
 		schedules = append(schedules, fmt.Sprint("random ", seed+1))
 	}
 	for _, s := range schedules {
 		schedule, seed, _ := strings.Cut(s, " ")
-		output, err := run(t, "EMULATOR_SCHEDULE="+schedule, "EMULATOR_SEED="+seed)
+		output, err := run(t, engine, "EMULATOR_SCHEDULE="+schedule, "EMULATOR_SEED="+seed)
 		if err != nil {
 			t.Errorf("%s: %v\n%s", s, err, output)
 		}
 	}
 	// Streams that share a queue of the hardware block each other where one waits for the host.
 	for queues := range 3 {
-		output, err := run(t, "EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_QUEUES=", queues+1))
+		output, err := run(t, engine, "EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_QUEUES=", queues+1))
 		if err != nil {
 			t.Errorf("with %d hardware queues: %v\n%s", queues+1, err, output)
 		}
@@ -139,30 +147,35 @@ func TestEachOrderOfADeviceIsNeeded(t *testing.T) {
 	run := deviceProgram(t, "cuda", "collectives")
 	// Three operations of the program follow each other on the same memory. The stream of the input of one waits for the output of
 	// the one before if that is not complete yet, so the caller's wait for the third one is one of a few calls.
-	for _, c := range []struct{ symbol, calls, what string }{
-		{"cuEventRecord", "1", "the caller's stream is not recorded, so the copy into pinned memory does not wait for the input"},
-		{"cuStreamWaitEvent", "1", "the copy into pinned memory does not wait for the caller's stream"},
-		{"cuStreamWaitEvent", "6 7 8", "the caller's stream does not wait for the result"},
-		{"cuStreamWaitValue32", "3", "the copy back does not wait for the host"},
-		{"cuStreamWaitValue32", "9", "the same for a later operation"},
-		{"cuMemcpyDtoHAsync", "1", "the input is not copied"},
-		{"cuMemcpyHtoDAsync", "2", "the result is not copied back"},
+	for _, c := range []struct{ engine, symbol, calls, what string }{
+		{"staged", "cuEventRecord", "1", "the caller's stream is not recorded, so the copy into pinned memory does not wait for the input"},
+		{"staged", "cuStreamWaitEvent", "1", "the copy into pinned memory does not wait for the caller's stream"},
+		{"staged", "cuStreamWaitEvent", "6 7 8", "the caller's stream does not wait for the result"},
+		{"staged", "cuStreamWaitValue32", "3", "the copy back does not wait for the host"},
+		{"staged", "cuStreamWaitValue32", "9", "the same for a later operation"},
+		{"staged", "cuMemcpyDtoHAsync", "1", "the input is not copied"},
+		{"staged", "cuMemcpyHtoDAsync", "2", "the result is not copied back"},
+		{"cuda", "cuEventRecord", "1", "the caller's stream is not recorded, so the first copy does not wait for the input"},
+		{"cuda", "cuStreamWaitEvent", "1", "the first copy does not wait for the caller's stream"},
+		{"cuda", "cuStreamWaitValue32", "2", "the stream does not wait for the word of the other rank"},
+		{"cuda", "cuMemcpyDtoDAsync", "1", "the input is not copied"},
+		{"cuda", "cuLaunchKernel", "1", "nothing is reduced"},
 	} {
 		var output, fault string
 		var err error
 		for _, call := range strings.Fields(c.calls) {
 			fault = c.symbol + "@" + call
 			for seed := 1; seed <= 20 && err == nil; seed++ {
-				output, err = run(t, "EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_SEED=", seed), "EMULATOR_FAULTS="+fault+"=#0")
+				output, err = run(t, "SAGECOMM_ENGINE="+c.engine, "EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_SEED=", seed), "EMULATOR_FAULTS="+fault+"=#0")
 			}
 		}
 		switch {
 		case err == nil:
-			t.Errorf("%s was left out, and nobody noticed: %s", fault, c.what)
+			t.Errorf("engine %s: %s was left out, and nobody noticed: %s", c.engine, fault, c.what)
 		case strings.Contains(output, "EMULATOR_FAULTS"):
-			t.Errorf("%s: %s", fault, output)
+			t.Errorf("engine %s: %s: %s", c.engine, fault, output)
 		default:
-			t.Logf("%s left out: %.300s", fault, output)
+			t.Logf("engine %s: %s left out: %.300s", c.engine, fault, output)
 		}
 	}
 }
