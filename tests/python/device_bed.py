@@ -41,6 +41,12 @@ _RANDOM = [Schedule("random", FIRST_SEED + n) for n in range(SEEDS)]
 _QUICK = [Schedule("lazy"), _RANDOM[0]]
 ALL = [Schedule("lazy"), Schedule("eager"), Schedule("threaded"), *_RANDOM]
 
+
+def cases_of(few: int, many: int) -> range:
+    """The seeds of cases that a seed draws, such as the moment at which a rank dies: many under `make test-streams`."""
+    return range(1, 1 + (many if "SEEDS" in os.environ else few))
+
+
 # For tests of which `make test-long` runs one seed.
 FEW = [Schedule("lazy"), *(_RANDOM if "SEEDS" in os.environ else _RANDOM[:1])]
 

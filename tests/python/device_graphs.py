@@ -385,11 +385,14 @@ def aborted(rank: int, size: int, store: str) -> str:
     case = Case("all_gather", 1000)
     graph = graph_of(case.issue)
     told = c10d._get_default_store()
+    if rank > 0:
+        told.set(f"rank {rank} has a graph", "")
     if rank == size - 1:
         told.wait(["aborted"])
     else:
         graph.replay()
         if rank == 0:
+            told.wait([f"rank {other} has a graph" for other in range(1, size)])
             c10d._get_default_group()._get_backend(torch.device("cuda")).abort()
             told.set("aborted", "")
     torch.cuda.synchronize()

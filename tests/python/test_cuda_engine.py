@@ -14,7 +14,7 @@ import torch
 
 import fake_cuda
 from cuda_bed import CudaBed
-from device_bed import Schedule, under_schedules
+from device_bed import Schedule, cases_of, under_schedules
 from selection import quickly
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
@@ -62,7 +62,7 @@ def test_long_sums(cuda_bed: CudaBed, size: int) -> None:
 
 @pytest.mark.parametrize("schedule", quickly(["random"], ["lazy", "eager", "random"]))
 @pytest.mark.parametrize("size", quickly([3], [2, 3, 4]))
-@pytest.mark.parametrize("seed", quickly([1, 2, 3, 4, 5], range(1, 24)))
+@pytest.mark.parametrize("seed", quickly([1, 2], cases_of(5, 23)))
 def test_a_peer_dies(cuda_bed: CudaBed, tmp_path: Path, size: int, schedule: str, seed: int) -> None:
     """The streams of the survivors wait for the dead rank until the survivors end the waits."""
     function, store = "device_cuda:peer_dies", str(tmp_path / "store")

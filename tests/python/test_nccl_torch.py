@@ -40,7 +40,7 @@ def facade_bed() -> Iterator[CudaBed]:
 
 
 @under_schedules
-@pytest.mark.parametrize("of", quickly([("staged", 2)], [(e, n) for e in ENGINES for n in (2, 4)]), ids=case)
+@pytest.mark.parametrize("of", quickly([("staged", 2)], [("staged", 2), ("cuda", 4), ("auto", 4)]), ids=case)
 def test_programs(facade_bed: CudaBed, schedule: Schedule, of: tuple[str, int]) -> None:
     engine, size = of
     settings = {**SETTINGS, "SAGECOMM_ENGINE": engine, "schedule": schedule.name}

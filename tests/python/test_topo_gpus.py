@@ -18,6 +18,8 @@ import pytest
 import programs
 from sagecomm import _topo_picture
 
+LONG = pytest.mark.long
+
 LIBRARY = "libnvidia-ml.so.1"
 EMULATOR = Path(__file__).resolve().parents[1] / "emulator"
 
@@ -113,9 +115,19 @@ def test_eight_gpus_behind_switches(built: Path) -> None:
     ("machine", "variables", "expected"),
     [
         ("pcie", {}, PCIE),
-        ("none", {}, "  NVIDIA GPUs\n    none: the driver has 0 GPUs, and none that this process may use\n"),
+        pytest.param(
+            "none",
+            {},
+            "  NVIDIA GPUs\n    none: the driver has 0 GPUs, and none that this process may use\n",
+            marks=LONG,
+        ),
         ("not-loaded", {}, "  NVIDIA GPUs\n    none: NVML does not start: Driver Not Loaded\n"),
-        ("pcie", {"CUDA_VISIBLE_DEVICES": "1"}, PCIE + "    visible to CUDA: 1, with CUDA_VISIBLE_DEVICES=1\n"),
+        pytest.param(
+            "pcie",
+            {"CUDA_VISIBLE_DEVICES": "1"},
+            PCIE + "    visible to CUDA: 1, with CUDA_VISIBLE_DEVICES=1\n",
+            marks=LONG,
+        ),
     ],
     ids=["two cards", "no GPUs", "no driver", "one visible card"],
 )
@@ -218,6 +230,7 @@ def test_the_command_explains_links(built: Path) -> None:
     ]
 
 
+@LONG
 def test_a_library_without_functions_of_nvlink(built: Path) -> None:
     answer = json.loads(ask(ASK, environment(built, "h100", "nvml_without_nvlink")))
     assert len(answer["json"]["list"]) == 8
