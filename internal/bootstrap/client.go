@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"sagecomm/internal/handshake"
 )
 
 // TCPStore is the store of a unique id: connections to the [Server] of the process that made the id, one for each call that is under way.
@@ -69,7 +71,7 @@ func Dial(id ID, job []byte, deadline time.Time, late bool) (*TCPStore, error) {
 }
 
 func dial(at netip.AddrPort, space [spaceBytes]byte, key [sha256.Size]byte, deadline time.Time) (*session, error) {
-	if soon := time.Now().Add(handshakeTimeout); soon.Before(deadline) {
+	if soon := time.Now().Add(handshake.Timeout); soon.Before(deadline) {
 		deadline = soon
 	}
 	d := net.Dialer{Deadline: deadline, KeepAliveConfig: keepAlive}
@@ -117,7 +119,7 @@ func (t *TCPStore) take() (*session, error) {
 		return s, nil
 	}
 	t.mu.Unlock()
-	s, err := dial(t.server, t.space, t.key, time.Now().Add(handshakeTimeout))
+	s, err := dial(t.server, t.space, t.key, time.Now().Add(handshake.Timeout))
 	if err != nil {
 		return nil, err
 	}
@@ -199,16 +201,16 @@ func exchangeFrames(s *session, frame []byte, n int, wait time.Duration) (values
 	if err := s.SetDeadline(time.Now().Add(wait + answerGrace)); err != nil {
 		return nil, err
 	}
-	if err := s.send(frame); err != nil {
+	if err := s.Send(frame); err != nil {
 		return nil, err
 	}
 	for len(values) < n {
-		body, err := s.receive()
+		body, err := s.Receive()
 		switch {
 		case err != nil:
 			return nil, err
 		case len(body) == 0:
-			return nil, errFrame
+			return nil, handshake.ErrFrame
 		case body[0] == answerOK:
 			values = append(values, body[1:])
 		case body[0] == answerTimeout && len(values) == 0:
@@ -216,7 +218,7 @@ func exchangeFrames(s *session, frame []byte, n int, wait time.Duration) (values
 		case body[0] == answerRefused && len(values) == 0:
 			return nil, &refusal{string(body[1:])}
 		default:
-			return nil, errFrame
+			return nil, handshake.ErrFrame
 		}
 	}
 	return values, nil

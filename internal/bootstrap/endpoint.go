@@ -13,18 +13,18 @@ import (
 	"sagecomm/internal/env"
 )
 
-// Endpoint is where a [Server] is to listen.
+// Endpoint is where a process is to listen: its [Server], or its links to other hosts.
 type Endpoint struct {
 	Addresses   []netip.Addr        // most preferred first
-	Find        func() []netip.Addr // returns the addresses when the server begins to listen; nil: they are Addresses
+	Find        func() []netip.Addr // returns the addresses when listening begins; nil: they are Addresses
 	First, Last uint16              // range of ports; 0: any free one
 }
 
 // Loopback are the addresses of a server whose ranks are all on its host.
 var Loopback = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
 
-// listen opens one port at all addresses at which that is possible, loopback addresses of the other kind aside.
-func (e Endpoint) listen() (all []net.Listener, err error) {
+// Open opens one port at all addresses at which that is possible, loopback addresses of the other kind aside.
+func (e Endpoint) Open() (all []net.Listener, err error) {
 	if e.Find != nil {
 		e.Addresses = e.Find()
 	}

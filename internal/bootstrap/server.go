@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"sagecomm/internal/handshake"
 )
 
 // Limits of a server.
@@ -33,12 +35,12 @@ type Server struct {
 	clients   map[net.Conn]struct{} // connections that have proved that they have a secret
 	strangers *list.List            // of net.Conn, the oldest one first
 	events    uint64
-	handshake time.Duration // handshakeTimeout, shorter in tests
+	greeting  time.Duration // handshake.Timeout, shorter in tests
 }
 
 // NewServer returns a server that does not listen yet.
 func NewServer() *Server {
-	return &Server{spaces: map[[spaceBytes]byte]*space{}, clients: map[net.Conn]struct{}{}, strangers: list.New(), handshake: handshakeTimeout}
+	return &Server{spaces: map[[spaceBytes]byte]*space{}, clients: map[net.Conn]struct{}{}, strangers: list.New(), greeting: handshake.Timeout}
 }
 
 // Listen makes the server listen until Release, and returns where. A server that listens already stays where it is.
@@ -116,7 +118,7 @@ func (s *Server) listen(at Endpoint) error {
 	if len(s.listeners) > 0 {
 		return nil
 	}
-	listeners, err := at.listen()
+	listeners, err := at.Open()
 	if err != nil {
 		return err
 	}
@@ -189,7 +191,7 @@ func (s *Server) stranger(c net.Conn) *list.Element {
 // meet makes the handshake and serves the client.
 func (s *Server) meet(c net.Conn, e *list.Element) {
 	defer c.Close()
-	client, name, err := admit(c, s.handshake, s.keyOf)
+	client, name, err := storeProtocol.Admit(c, s.greeting, s.keyOf)
 	s.mu.Lock()
 	s.strangers.Remove(e) // does nothing if the stranger has made room for another one
 	space := s.spaces[name]
@@ -232,7 +234,7 @@ func (s *space) talk(client *session) (left bool) {
 	go func() {
 		defer close(gone)
 		for {
-			body, err := client.receive()
+			body, err := client.Receive()
 			if err != nil {
 				return
 			}
@@ -281,12 +283,12 @@ func (s *space) answer(client *session, r request, gone <-chan struct{}) (last b
 	}
 	switch {
 	case errors.Is(err, ErrTimeout):
-		return last, client.send([]byte{answerTimeout})
+		return last, client.Send([]byte{answerTimeout})
 	case err != nil:
-		return last, client.send(fmt.Append([]byte{answerRefused}, err))
+		return last, client.Send(fmt.Append([]byte{answerRefused}, err))
 	}
 	for _, v := range values {
-		if err := client.send(append([]byte{answerOK}, v...)); err != nil {
+		if err := client.Send(append([]byte{answerOK}, v...)); err != nil {
 			return last, err
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+
+	"sagecomm/internal/handshake"
 )
 
 // IDBytes is the size of a unique id, that of ncclUniqueId.
@@ -18,7 +20,7 @@ const IDBytes = 128
 const maxAddresses = 3
 
 const (
-	spaceBytes  = 16
+	spaceBytes  = handshake.SpaceBytes
 	secretBytes = 32
 )
 
@@ -117,27 +119,17 @@ func usable(a netip.Addr) bool {
 // has id can derive it, and nobody else.
 func (id ID) Derive(text string, addresses []netip.Addr, port uint16) ID {
 	d := ID{Addresses: addresses, Port: port}
-	space := mac(id.Secret[:], "sagecomm store, derived key space", []byte(text))
+	space := handshake.MAC(id.Secret[:], "sagecomm store, derived key space", []byte(text))
 	copy(d.Space[:], space[:])
-	d.Secret = mac(id.Secret[:], "sagecomm store, derived secret", []byte(text))
+	d.Secret = handshake.MAC(id.Secret[:], "sagecomm store, derived secret", []byte(text))
 	return d
 }
 
 // key returns the key of the handshake. It depends on the secret of the job too, if there is one.
 func (id ID) key(job []byte) [sha256.Size]byte {
-	k := mac(id.Secret[:], "sagecomm store, key", id.Space[:])
+	k := handshake.MAC(id.Secret[:], "sagecomm store, key", id.Space[:])
 	if job != nil {
-		k = mac(k[:], "sagecomm store, secret of the job", job)
+		k = handshake.MAC(k[:], "sagecomm store, secret of the job", job)
 	}
 	return k
-}
-
-// mac returns the HMAC-SHA256 of a label and parts. Labels separate the uses of a key; each label has parts of one length, or one part.
-func mac(key []byte, label string, parts ...[]byte) (sum [sha256.Size]byte) {
-	h := hmac.New(sha256.New, key)
-	_, _ = h.Write(append([]byte(label), 0)) // writing to a hash does not fail
-	for _, p := range parts {
-		_, _ = h.Write(p)
-	}
-	return [sha256.Size]byte(h.Sum(sum[:0]))
 }

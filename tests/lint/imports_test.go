@@ -48,6 +48,7 @@ var layers = []layer{
 	{tree: "internal/coll", height: vocabulary, pure: true},
 
 	{tree: "internal/env", height: helpers},
+	{tree: "internal/handshake", height: helpers},
 	{tree: "internal/kernels", height: helpers, cgo: true},
 	{tree: "internal/lazylink", height: helpers, cgo: true},
 	{tree: "internal/pickle", height: helpers},
@@ -65,6 +66,7 @@ var layers = []layer{
 	{tree: "internal/runner", height: parts, cgo: true},
 	{tree: "internal/device", height: parts, cgo: true},
 	{tree: "internal/topo", height: parts},
+	{tree: "internal/transport", height: parts},
 	{tree: "internal/topo/dcmi", height: parts, cgo: true},
 	{tree: "internal/topo/cndev", height: parts, cgo: true},
 

@@ -1,0 +1,136 @@
+package handshake
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const soon = 5 * time.Second
+
+var (
+	one   = Protocol{Magic: "sagetest", Label: "test", Limit: 100}
+	space = Space{1, 2, 3}
+	key   = MAC([]byte("secret"), "test")
+)
+
+func keyOf(Space) (Key, bool) { return key, true }
+
+// meet connects a client and a server.
+func meet(t *testing.T, client, server Protocol, clientKey Key, known bool) (a, b *Session, errA, errB error) {
+	t.Helper()
+	x, y := net.Pipe()
+	t.Cleanup(func() { _, _ = x.Close(), y.Close() })
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b, _, errB = server.Admit(y, soon, func(Space) (Key, bool) { return key, known })
+		if errB != nil {
+			_ = y.Close()
+		}
+	}()
+	a, errA = client.Greet(x, space, clientKey, time.Now().Add(soon))
+	if errA != nil {
+		_ = x.Close()
+	}
+	<-done
+	return a, b, errA, errB
+}
+
+func TestBothEndsProveTheKey(t *testing.T) {
+	a, b, errA, errB := meet(t, one, one, key, true)
+	require.NoError(t, errA)
+	require.NoError(t, errB)
+	for range 3 {
+		go func() { _ = a.Send([]byte("hello")) }()
+		body, err := b.Receive()
+		require.NoError(t, err)
+		require.Equal(t, "hello", string(body))
+	}
+	require.Error(t, a.Send(make([]byte, one.Limit+1)))
+}
+
+func TestWhoHasNoKeyIsRefused(t *testing.T) {
+	_, _, errA, errB := meet(t, one, one, Key{}, true)
+	require.ErrorIs(t, errA, ErrRefused)
+	require.ErrorIs(t, errB, ErrStranger)
+	_, _, errA, errB = meet(t, one, one, key, false)
+	require.ErrorIs(t, errA, ErrRefused)
+	require.ErrorIs(t, errB, ErrStranger)
+	// A proof of one protocol is none in another, whatever the key.
+	other := one
+	other.Label = "another test"
+	_, _, errA, errB = meet(t, one, other, key, true)
+	require.ErrorIs(t, errA, ErrRefused)
+	require.ErrorIs(t, errB, ErrStranger)
+	other = one
+	other.Magic = "sageelse"
+	_, _, errA, errB = meet(t, one, other, key, true)
+	require.Error(t, errA)
+	require.ErrorIs(t, errB, ErrStranger)
+}
+
+// A frame that comes back, or comes twice, is not taken for one of the other end.
+func TestFramesHaveADirectionAndANumber(t *testing.T) {
+	a, b, errA, errB := meet(t, one, one, key, true)
+	require.NoError(t, errA)
+	require.NoError(t, errB)
+	var sent wire
+	raw := a.Conn
+	a.Conn = &sent
+	require.NoError(t, a.Send([]byte("hello")))
+	frame := sent.out.Bytes()
+	a.Conn = raw
+	go func() { _, _ = b.Write(frame) }()
+	_, err := a.Receive()
+	require.ErrorIs(t, err, ErrFrame)
+	go func() { _, _ = raw.Write(append(bytes.Clone(frame), frame...)) }()
+	_, err = b.Receive()
+	require.NoError(t, err)
+	_, err = b.Receive()
+	require.ErrorIs(t, err, ErrFrame)
+}
+
+// wire is a connection that reads a text and keeps what is written.
+type wire struct {
+	net.Conn
+	in  io.Reader
+	out bytes.Buffer
+}
+
+func (w *wire) Read(p []byte) (int, error)       { return w.in.Read(p) }
+func (w *wire) Write(p []byte) (int, error)      { return w.out.Write(p) }
+func (w *wire) SetDeadline(time.Time) error      { return nil }
+func (w *wire) SetReadDeadline(time.Time) error  { return nil }
+func (w *wire) SetWriteDeadline(time.Time) error { return nil }
+
+// Whatever the other end of a session sends without its key, no frame is accepted.
+func FuzzFrame(f *testing.F) {
+	frame := append([]byte{0, 0, 0, 1, 'x'}, make([]byte, TagBytes)...)
+	f.Add(frame)
+	f.Add([]byte{255, 255, 255, 255})
+	f.Fuzz(func(t *testing.T, text []byte) {
+		s := one.newSession(&wire{in: bytes.NewReader(text)}, key, []byte("talk"), true)
+		if body, err := s.Receive(); err == nil {
+			t.Errorf("%x was accepted", body)
+		}
+	})
+}
+
+// Whatever a client without the key sends, it gets a nonce at most, and no more is read than a handshake has.
+func FuzzAdmit(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(append([]byte(one.Magic), make([]byte, SpaceBytes+NonceBytes+ProofBytes)...))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		in := bytes.NewReader(text)
+		w := &wire{in: in}
+		_, _, err := one.Admit(w, time.Second, keyOf)
+		if err == nil || w.out.Len() > NonceBytes || len(text)-in.Len() > HelloBytes+ProofBytes {
+			t.Errorf("%v; it has read %d bytes and sent %d", err, len(text)-in.Len(), w.out.Len())
+		}
+	})
+}
