@@ -1,4 +1,5 @@
-"""What ranks of test_cuda_graphs.py do: operations in CUDA graphs, on a device that the ranks share."""
+"""What ranks of test_cuda_graphs.py and test_nccl_graphs.py do: operations in CUDA graphs, on a device that the ranks
+share, or with the engine nccl on devices of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import fake_cuda
 import sagecomm
-from device_nccl import device, join_group, raised, ranks, same
+from device_nccl import calls, device, join_group, raised, ranks, same
 
 Step = Callable[[], Any]
 CHUNK = 2 << 20  # bytes of a slot of captured operations
@@ -127,9 +128,20 @@ def graph_of(steps: Step) -> torch.cuda.CUDAGraph:
     return graph
 
 
+def own_devices() -> bool:
+    return os.environ.get("SAGECOMM_ENGINE") == "nccl"
+
+
+def join(rank: int, size: int, store: str) -> None:
+    join_group(rank, size, store, rank if own_devices() else 0)
+
+
 def begin(rank: int, size: int, store: str) -> None:
-    join_group(rank, size, store, 0)
+    join(rank, size, store)
     warm()
+    if own_devices():  # NCCL connects the ranks in the first call of a kind
+        for name in OPERATIONS:
+            Case(name, 2).issue()
 
 
 def warm(group: Any = None) -> None:
@@ -173,7 +185,7 @@ def replays(lengths: list[int], launches: int) -> int:
     stats = sagecomm.get_stats()
     assert stats["sequence"] == before["sequence"], "captured operations have no numbers"
     counted = sum(of["count"] for of in stats["ops"].values())
-    assert counted <= 1, "captured operations are not counted among others, of which the warm-up was one"
+    assert counted <= before["sequence"], "captured operations are not counted among others, which were the warm-up"
     return int(stats["captured"] - before["captured"])
 
 
@@ -191,7 +203,7 @@ def together(launches: int) -> None:
             if work is not None:
                 work.wait()
             dist.all_reduce(x)
-        dist.barrier(device_ids=[0])
+        dist.barrier(device_ids=[torch.cuda.current_device()])
 
     def another() -> None:
         dist.broadcast(x, 0)
@@ -281,7 +293,7 @@ def refusal(call: Step) -> str:
 
 def refusals(rank: int, size: int, store: str) -> list[str]:
     """What graphs cannot hold is refused by name, and the group goes on."""
-    join_group(rank, size, store, 0)
+    join(rank, size, store)
     x, texts = torch.ones(4, device=device()), []
 
     def refused(call: Step) -> None:
@@ -290,6 +302,11 @@ def refusals(rank: int, size: int, store: str) -> list[str]:
     refused(lambda: dist.all_reduce(x))
     dist.all_reduce(x)
     refused(lambda: dist.isend(x, (rank + 1) % size).wait())
+    if own_devices():
+        refused(lambda: dist.all_gather_into_tensor(torch.empty(4 * size, device=device()), x))
+        refused(lambda: dist.all_to_all_single(torch.empty(size, device=device()), torch.ones(size, device=device())))
+        refused(lambda: dist.all_reduce(x.int(), dist.ReduceOp.BXOR))  # not NCCL's
+        graph_of(lambda: dist.all_reduce(x))
     dist.all_reduce(x)
     assert x.tolist() == [float(size**2)] * 4
     fake_cuda.check()
@@ -384,6 +401,7 @@ def aborted(rank: int, size: int, store: str) -> str:
     begin(rank, size, store)
     case = Case("all_gather", 1000)
     graph = graph_of(case.issue)
+    dist.barrier()
     told = c10d._get_default_store()
     if rank > 0:
         told.set(f"rank {rank} has a graph", "")
@@ -422,4 +440,21 @@ def destroyed(rank: int, size: int, store: str) -> str:
         told.wait(["done"])
     else:
         told.set("done", "")
+    return fake_cuda.report() if fake_cuda.report_count() else ""
+
+
+def gone(rank: int, size: int, store: str) -> str:
+    """Graphs of a group that is gone do not wait for its peers for ever. The communicator is not ended before them."""
+    begin(rank, size, store)
+    case = Case("all_reduce", 1000)
+    graph = graph_of(lambda: [case.issue() for _ in range(5)] and None)
+    case.fill(0)
+    graph.replay()
+    torch.cuda.synchronize()
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 0:
+        graph.replay()
+        torch.cuda.synchronize()
+    assert "Destroy" not in calls()
     return fake_cuda.report() if fake_cuda.report_count() else ""

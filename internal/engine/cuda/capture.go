@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"errors"
 	"sync/atomic"
 	"time"
 
@@ -91,37 +90,24 @@ type captures struct {
 	any    atomic.Bool // a graph may have some
 	number uint64      // of the newest capture
 	base   int64       // slot of its next operation's first chunk
-	mark   device.Mark // behind its newest operation; nil: there was no capture
 
 	released  []atomic.Bool // by rank: nothing waits for its tokens
-	releasing atomic.Bool   // a goroutine sees to that until the process ends
+	releasing atomic.Bool   // that is seen to until the process ends
 	asked     time.Time     // when the system was last asked whether peers live; guarded as Member.State is
 }
 
 // Device implements vendor.Capturer.
 func (m *member) Device() device.Capturer { return m.d }
 
-// Capture implements vendor.Capturer. Operations of one capture come one after the other, also if their streams differ: tokens know no
-// operations. Each capture begins with the same slot, so one that some rank has given up leaves no trace.
-func (m *member) Capture(op coll.Op, b vendor.Buffers, stream device.Stream, gather, spread func() error) (begun bool, err error) {
+// Capture implements vendor.Capturer. Tokens know no operations, so those of one capture come one after the other. Each capture begins with
+// the same slot, so one that some rank has given up leaves no trace. All is queued when Capture returns.
+func (m *member) Capture(op coll.Op, b vendor.Buffers, stream device.Stream, number uint64) (begun bool, err error) {
 	if m.released.Load() {
 		return false, errReleased
 	}
-	number, err := m.d.CaptureOf(stream)
-	if err == nil && number == 0 {
-		err = errors.New("the device has given the capture up, after a call that captures do not allow")
-	}
 	c := &m.captures
-	if err == nil && c.mark == nil {
-		c.mark, err = m.d.NewMark()
-	}
-	if err != nil {
-		return false, err
-	}
 	if number != c.number {
 		c.number, c.base = number, 0
-	} else if err := c.mark.Follow(stream); err != nil {
-		return false, err
 	}
 	list, next := c.capture(op, c.base)
 	c.any.Store(true) // before the look: Release sets released, then looks at any
@@ -130,10 +116,5 @@ func (m *member) Capture(op coll.Op, b vendor.Buffers, stream device.Stream, gat
 	}
 	c.base = next
 	q := queue{m, op, b, stream}
-	for _, part := range []func() error{gather, func() error { return q.putAll(list) }, spread, func() error { return c.mark.Set(stream) }} {
-		if err := part(); err != nil {
-			return true, err
-		}
-	}
-	return true, nil
+	return true, q.putAll(list)
 }

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -28,15 +29,15 @@ const (
 // Release implements vendor.Member.
 func (m *member) Release(idle func() bool) {
 	m.released.Store(true)
-	if m.captures.any.Load() { // a graph may be running
-		defer m.releaseTokens(m.otherRanks())
-	} else if idle() {
+	graphs := m.captures.any.Load() // one may be running
+	if !graphs && idle() {
 		return
 	}
-	for rank := range m.peers {
-		if rank != m.rank {
-			atomic.StoreUint32(m.peers[rank].inbox.void(), uint32(m.rank)+1)
-		}
+	for _, rank := range m.otherRanks() {
+		atomic.StoreUint32(m.peers[rank].inbox.void(), uint32(m.rank)+1)
+	}
+	if graphs {
+		m.releaseTokens(m.otherRanks())
 	}
 	if idle() {
 		return
@@ -69,18 +70,56 @@ func (m *member) releaseTokens(ranks []int) {
 		m.captures.released[rank].Store(true)
 	}
 	m.setTokens()
-	if m.captures.releasing.Swap(true) {
+	if !m.captures.releasing.Swap(true) {
+		released.add(m)
+	}
+}
+
+// released has the members whose tokens are set until the process ends.
+var released = tokenSetter{more: make(chan struct{}, 1)}
+
+// tokenSetter sets the tokens of all members on one goroutine, which begins with the first of them.
+type tokenSetter struct {
+	mu      sync.Mutex
+	members []*member
+	more    chan struct{} // has a value when a member has come
+}
+
+func (s *tokenSetter) add(m *member) {
+	s.mu.Lock()
+	s.members = append(s.members, m)
+	first := len(s.members) == 1
+	s.mu.Unlock()
+	if first {
+		go s.run()
 		return
 	}
-	go func() {
-		for pause := busyTokens; ; time.Sleep(pause) {
+	select {
+	case s.more <- struct{}{}:
+	default: // it looks at the list next
+	}
+}
+
+func (s *tokenSetter) run() {
+	pause := busyTokens
+	timer := time.NewTimer(pause)
+	for {
+		select {
+		case <-timer.C:
+		case <-s.more:
+			pause = busyTokens
+		}
+		s.mu.Lock()
+		list := s.members // which only grows
+		s.mu.Unlock()
+		pause = min(2*pause, idleTokens)
+		for _, m := range list {
 			if m.setTokens() {
 				pause = busyTokens
-			} else {
-				pause = min(2*pause, idleTokens)
 			}
 		}
-	}()
+		timer.Reset(pause)
+	}
 }
 
 func (m *member) otherRanks() (list []int) {

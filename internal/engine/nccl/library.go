@@ -75,6 +75,7 @@ import (
 	"time"
 	"unsafe"
 
+	"sagecomm/internal/device"
 	"sagecomm/internal/device/cuda"
 	"sagecomm/internal/engine/vendor"
 )
@@ -89,7 +90,7 @@ const facadeMark = "sagecomm_nccl_facade"
 // Library implements vendor.Library.
 type Library struct{}
 
-var _ vendor.Library = Library{}
+var _ vendor.GraphLibrary = Library{}
 
 // Open returns the library, or why there is none. It starts no driver.
 var Open = sync.OnceValues(func() (Library, error) {
@@ -157,6 +158,15 @@ func (Library) Name() string { return "nccl" }
 
 // Vendor implements vendor.Library.
 func (Library) Vendor() string { return "cuda" }
+
+// Capturer implements vendor.GraphLibrary.
+func (Library) Capturer(index int) (device.Capturer, error) {
+	d, err := cuda.Open(index)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
 
 // NewID implements vendor.Library.
 func (Library) NewID() ([]byte, error) {

@@ -64,18 +64,53 @@ func (e *Engine) issueCaptured(c *communicator, call runner.Call, op coll.Op) er
 // Requires: issuing.
 func (e *Engine) capture(c *communicator, member Capturer, stream device.Stream, call runner.Call, op coll.Op) (begun bool, err error) {
 	rt := member.Device()
-	var s sides
-	if op.Kind != coll.Barrier { // it needs no memory
-		s, err = sidesOf(call, op, e.group.Rank, func(bytes uint64) (uintptr, error) { return c.takeCaptured(rt, bytes) })
+	s, err := sidesOf(call, op, e.group.Rank, func(bytes uint64) (uintptr, error) { return c.takeCaptured(rt, bytes) })
+	if err != nil {
+		return false, err
+	}
+	return c.inOrder(rt, stream, func(number uint64) (begun bool, err error) {
+		if err := s.gather(rt, stream); err != nil {
+			return false, err
+		}
+		err = c.with(func() (err error) {
+			begun, err = member.Capture(op, s.buffers(), stream, number)
+			return err
+		})
+		if err != nil {
+			return begun, err
+		}
+		if err := c.poll(waitFor(call, nil)); err != nil {
+			return true, err
+		}
+		return true, s.spread(rt, stream)
+	})
+}
+
+// inOrder queues the commands of an operation behind those of the operation before it in the same capture, also if their streams differ:
+// the ranks meet in the order of their operations. queue gets the number of the capture.
+// Requires: Engine.issuing.
+func (c *communicator) inOrder(rt device.Capturer, stream device.Stream, queue func(number uint64) (begun bool, err error)) (begun bool, err error) {
+	number, err := rt.CaptureOf(stream)
+	if err == nil && number == 0 {
+		err = errors.New("the device has given the capture up, after a call that captures do not allow")
+	}
+	if err == nil && c.captured.mark == nil {
+		c.captured.mark, err = rt.NewMark()
+	}
+	if err == nil && number == c.captured.number {
+		err = c.captured.mark.Follow(stream)
 	}
 	if err != nil {
 		return false, err
 	}
-	err = c.with(func() (err error) {
-		begun, err = member.Capture(op, s.buffers(), stream, func() error { return s.gather(rt, stream) }, func() error { return s.spread(rt, stream) })
-		return err
-	})
-	return begun, err
+	if begun, err = queue(number); err != nil {
+		return begun, err
+	}
+	if err := c.captured.mark.Set(stream); err != nil {
+		return true, err
+	}
+	c.captured.number = number
+	return true, nil
 }
 
 // takeCaptured returns the address of memory with so much room for an operation of a graph. Captured operations of a group run one after

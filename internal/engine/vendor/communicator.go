@@ -38,11 +38,13 @@ type communicator struct {
 	last    atomic.Pointer[use] // of the newest operation
 	scratch scratch
 
-	// captured is the newest memory for buffers of captured operations. What was allocated before it stays allocated, because graphs use it.
-	// Guarded by Engine.issuing.
+	// captured is what is kept of captured operations: the newest memory for their buffers, and the number of the newest capture with the
+	// mark behind its last operation. Memory that was allocated before stays allocated, because graphs use it. Guarded by Engine.issuing.
 	captured struct {
 		memory device.Memory
 		room   uint64
+		number uint64
+		mark   device.Mark // nil: there was no capture
 	}
 }
 
@@ -107,19 +109,7 @@ func (c *communicator) do(rt device.Launcher, call runner.Call, op coll.Op, b Bu
 	if err := c.with(func() error { return c.joined.Do(op, b, stream) }); err != nil {
 		return err
 	}
-	next := time.Time{} // the time to handle signals; 0: the run has not begun
-	return c.poll(func() error {
-		now := time.Now()
-		if next.IsZero() {
-			c.engine.group.Run.Begin()
-		} else if now.Before(next) {
-			return nil
-		} else if call.Interrupted() {
-			return ErrInterrupted
-		}
-		next = now.Add(signalsEvery)
-		return nil
-	})
+	return c.poll(waitFor(call, c.engine.group.Run.Begin))
 }
 
 // watch makes the group fail when the communicator does, and gives scratch memory back.

@@ -6,7 +6,10 @@
 // the staged engine in the same order. Start reading at Engine.Issue.
 package vendor
 
-import "sagecomm/internal/coll"
+import (
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+)
 
 // Library is a vendor's library that was opened.
 type Library interface {
@@ -28,6 +31,14 @@ type Library interface {
 	// Join makes this rank's side of a communicator on the device that is current. It waits for no peer: State reports when the
 	// communicator can be used.
 	Join(id []byte, size, rank int) (Communicator, error)
+}
+
+// GraphLibrary is a Library whose calls can be made in a stream that is being captured, where the ranks are connected for them.
+type GraphLibrary interface {
+	Library
+
+	// Capturer returns a device, for calls during captures.
+	Capturer(index int) (device.Capturer, error)
 }
 
 // Communicator is one rank's side of a communicator. No two methods are called at the same time.

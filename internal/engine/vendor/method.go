@@ -40,7 +40,7 @@ type Joining struct {
 
 // Member is one rank's side of a communicator. No two methods are called at the same time, except for Release and Void.
 type Member interface {
-	// State reports whether all that was queued with Do has been queued on the device. The error is that of the communicator, which
+	// State reports whether all that Do and Capture have begun to queue has been queued. The error is that of the communicator, which
 	// is of no use then.
 	State() (queued bool, err error)
 
@@ -74,10 +74,11 @@ type Capturer interface {
 	// Device returns the device, for calls during captures.
 	Device() device.Capturer
 
-	// Capture adds the commands of an operation to the capture of which the stream is a part: behind those of the operation before, what
-	// gather queues, then its own, then what spread queues. begun tells whether a graph may have a part of them after an error.
+	// Capture begins to add the commands of an operation to the capture of which the stream is a part. State reports when they are.
+	// number is that of the capture, whose operations come one after the other. begun tells whether a graph may have a part of the
+	// commands after an error.
 	// Requires: the device of the communicator is current.
-	Capture(op coll.Op, b Buffers, stream device.Stream, gather, spread func() error) (begun bool, err error)
+	Capture(op coll.Op, b Buffers, stream device.Stream, number uint64) (begun bool, err error)
 }
 
 // Buffers are the contiguous buffers of an operation on the device, 0 where it has none.
@@ -124,7 +125,7 @@ func (c calls) Join(j Joining) (m Member, why, err error) {
 	if err != nil || why != nil || len(all[0]) == 0 {
 		return nil, why, err
 	}
-	caller := &caller{library: c.Library, rank: j.Rank, size: j.Size}
+	caller := caller{library: c.Library, rank: j.Rank, size: j.Size}
 	why = j.Current(func() (err error) {
 		caller.Communicator, err = c.Library.Join(all[0], j.Size, j.Rank)
 		return err
@@ -132,7 +133,10 @@ func (c calls) Join(j Joining) (m Member, why, err error) {
 	if why != nil {
 		return nil, why, nil
 	}
-	return caller, nil, nil
+	if graphs, ok := c.Library.(GraphLibrary); ok {
+		return newGraphCaller(caller, j.Device.Index, graphs), nil, nil
+	}
+	return &caller, nil, nil
 }
 
 // caller is a Member that makes calls of a library.

@@ -35,6 +35,25 @@ func wait(call runner.Call, ready <-chan struct{}) error {
 	}
 }
 
+// waitFor returns what a caller does between looks for its peers: begin at first, which may be nil, and then it handles signals.
+func waitFor(call runner.Call, begin func()) func() error {
+	next := time.Time{} // the time to handle signals; 0: this is the first look
+	return func() error {
+		now := time.Now()
+		if next.IsZero() {
+			if begin != nil {
+				begin()
+			}
+		} else if now.Before(next) {
+			return nil
+		} else if call.Interrupted() {
+			return ErrInterrupted
+		}
+		next = now.Add(signalsEvery)
+		return nil
+	}
+}
+
 // turn is a lock whose holder may wait for peers, so that who waits for it goes on handling signals. It holds a value while it
 // is free.
 type turn chan struct{}

@@ -174,7 +174,7 @@ cnclResult_t cnclGetCommAsyncError(Comm *comm) {
   REQUIRE(comm != nullptr, arguments);
   cnclResult_t planned = success;
   if (!begins(__func__, &planned)) return planned;
-  return comm->state->me().done.load() == comm->state->issued ? success : async_in_progress;
+  return comm->state->me().done[fake_nccl::called].load() == comm->state->called.all ? success : async_in_progress;
 }
 
 cnclResult_t cnclGroupStart() {

@@ -4,9 +4,12 @@
 // that does not block, behind the call, which has returned ncclInProgress. Then its operations are queued when its user asks for
 // its state. So a command that its user queues too early stands in front of the kernel.
 //
+// An operation in a stream that is being captured becomes a part of the graph, if the ranks are connected for it.
+//
 // The end of a communicator waits for that of the other ranks. NCCL_COMM_BLOCKING makes all communicators block, or none.
 #include <nccl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -61,6 +64,16 @@ ncclResult_t issue(ncclComm_t communicator, const std::vector<Operation> &operat
   if (state->error != ncclSuccess) return fail(state->error, "the communicator has failed");
   if (!state->ready) return fail(ncclInvalidUsage, "the communicator is not ready");
   if (!state->waiting.empty()) return fail(ncclInvalidUsage, "the communicator is in progress");
+  const auto captures = [](const Operation &one) { return captured(one.stream); };
+  if (std::any_of(all.begin(), all.end(), captures)) {
+    if (!std::all_of(all.begin(), all.end(), captures))
+      return fail(ncclInvalidUsage,
+                  "Streams given to a communicator within a NCCL group must either be all uncaptured "
+                  "or all captured by the same graph.");
+    // The first operation of a kind connects the ranks, with calls that a capture may forbid.
+    if (!connecting(*state, operations))
+      return fail(ncclUnhandledCudaError, "Cuda failure 'operation not permitted when stream is capturing'");
+  }
   connect(*state, operations);
   if (!state->blocking) {
     state->waiting = all;
@@ -116,6 +129,11 @@ ncclResult_t init(ncclComm_t *communicator, int ranks, const ncclUniqueId &id, i
   }
   if (result == ncclSuccess || result == ncclInProgress) *communicator = new ncclComm{state};
   return result;
+}
+
+// The end of a communicator, an abort too, waits until all graphs are destroyed that have operations of it.
+void await_graphs(const State &state) {
+  while (state.graphs > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 // A function that ends a communicator makes its device current, and then the one that was: a context on device 0, if the
@@ -190,9 +208,12 @@ ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
   BEGIN;
   State &state = *communicator->state;
   note_device(__func__, state);
-  std::lock_guard lock(state.mutex);
   leave(state);
-  if (state.blocking) return ncclSuccess;
+  if (state.blocking) {
+    await_graphs(state);
+    return ncclSuccess;
+  }
+  std::lock_guard lock(state.mutex);
   state.finalizing = true;
   return ncclInProgress;
 }
@@ -202,6 +223,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
   note("Destroy");
   note_device(__func__, *communicator->state);
   leave(*communicator->state);
+  await_graphs(*communicator->state);
   delete communicator;
   return ncclSuccess;
 }
@@ -212,6 +234,7 @@ ncclResult_t ncclCommAbort(ncclComm_t communicator) {
   note_device(__func__, *communicator->state);
   leave(*communicator->state);
   communicator->state->aborted = true;
+  await_graphs(*communicator->state);
   delete communicator;
   return ncclSuccess;
 }
@@ -222,7 +245,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *error)
   ncclResult_t planned = ncclSuccess;
   if (!begins(__func__, &planned)) state.error = planned;
   *error = look(state);
-  if (*error == ncclSuccess && (state.finalizing ? !alone(state) : !connected(state, state.waiting)))
+  if (*error == ncclSuccess &&
+      (state.finalizing ? !alone(state) || state.graphs > 0 : !connected(state, state.waiting)))
     *error = ncclInProgress;
   if (*error == ncclSuccess && !state.waiting.empty()) {
     std::vector<Operation> operations(state.waiting.begin(), state.waiting.end());

@@ -28,6 +28,11 @@ struct Operation {
   emulator::StreamHandle stream;
 };
 
+// Numbers of operations: of those of all ranks, and of the sends and recvs of each pair.
+struct Numbers {
+  uint64_t all = 0, sends[most_ranks] = {}, recvs[most_ranks] = {};
+};
+
 // What kernels use. They may outlive the handle.
 struct State {
   int rank = 0, ranks = 0;
@@ -41,14 +46,17 @@ struct State {
   std::mutex mutex;  // guards what follows
   bool ready = false, finalizing = false;
   ncclResult_t error = ncclSuccess;  // the asynchronous one
-  uint64_t issued = 0;               // operations of all ranks
-  uint64_t sends[most_ranks] = {}, recvs[most_ranks] = {};
-  std::deque<Operation> waiting;  // the ranks are not connected for them, or nobody has asked for their state yet
-  std::vector<Reduction> made;    // by number of the reduction, from ncclNumOps
+  Numbers called;                    // the newest ones
+  std::deque<Operation> waiting;     // the ranks are not connected for them, or nobody has asked for their state yet
+  std::vector<Reduction> made;       // by number of the reduction, from ncclNumOps
+
+  std::atomic<int> graphs{0};  // operations of graphs that were not destroyed
 
   std::mutex data_mutex;  // taken by kernels; guards what follows and the places of `own`
+  Numbers launched;       // the newest ones of graphs
   struct Place {
     std::atomic<uint64_t> *taken;  // of a send; null: of an operation of all ranks
+    Lane lane;
     uint64_t number, offset, bytes;
   };
   std::deque<Place> places;  // of data that peers may still read
@@ -66,6 +74,8 @@ ncclResult_t join(const Address &address, int ranks, int rank, bool blocking, St
 ncclResult_t look(State &state);
 // Begins to connect this rank with those that take part in operations.
 void connect(const State &state, const std::vector<Operation> &operations);
+// Reports whether this rank has begun to, in an earlier call.
+bool connecting(const State &state, const std::vector<Operation> &operations);
 // Reports whether they have begun to connect with this rank, too.
 bool connected(const State &state, const std::deque<Operation> &operations);
 // Leaves the other ranks, and reports whether all of them have left, which the end of a communicator waits for.
@@ -75,7 +85,9 @@ bool alone(const State &state);
 int current_device();
 // Writes the identity of a device.
 bool identify(int device, char *text, size_t size);
-// Queues the operations of a group: one kernel on each stream. Requires: the mutex.
+// Reports whether a stream is being captured.
+bool captured(emulator::StreamHandle stream);
+// Queues the operations of a group, or adds them to a capture: one kernel on each stream. Requires: the mutex.
 ncclResult_t launch(const StatePointer &state, std::vector<Operation> operations);
 
 }  // namespace fake_nccl

@@ -1,6 +1,7 @@
 // How the ranks of a communicator meet.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "communicator.hpp"
@@ -25,6 +26,15 @@ void connect(const State &state, const std::vector<Operation> &operations) {
     else
       state.me().kinds |= 1U << static_cast<int>(one.kind);
   }
+}
+
+bool connecting(const State &state, const std::vector<Operation> &operations) {
+  const Member &me = state.me();
+  return std::all_of(operations.begin(), operations.end(), [&](const Operation &one) {
+    if (one.kind == Kind::send) return (me.sends & 1U << one.root) != 0;
+    if (one.kind == Kind::recv) return (me.recvs & 1U << one.root) != 0;
+    return (me.kinds & 1U << static_cast<int>(one.kind)) != 0;
+  });
 }
 
 bool connected(const State &state, const std::deque<Operation> &operations) {

@@ -18,6 +18,10 @@ namespace fake_nccl {
 constexpr int most_ranks = 16;
 constexpr uint64_t window = 64;  // operations of a rank, and sends of a pair, that may be under way
 
+// Operations that are called, and those that graphs launch, are numbered apart: each kind when it gets its place, in the
+// call or in the launch.
+enum Lane { called, launched, lanes };
+
 // What an operation of all ranks is. NCCL does not compare these; here an operation whose ranks differ never ends.
 struct Signature {
   int32_t kind, type, reduction, root;
@@ -49,14 +53,14 @@ struct Member {
   // What the rank has called for the first time, and so connects for: kinds of operations of all ranks, and peers. The
   // first call of a kind is queued when all ranks have made it.
   std::atomic<uint32_t> kinds, sends, recvs;
-  std::atomic<uint64_t> done;
-  Entry entry[window];
+  std::atomic<uint64_t> done[lanes];
+  Entry entry[lanes][window];
 };
 
 struct Table {
   uint64_t nonce;
   Member member[most_ranks];
-  Pair pair[most_ranks][most_ranks];  // from, to
+  Pair pair[lanes][most_ranks][most_ranks];  // from, to
 };
 
 // What a unique id holds.

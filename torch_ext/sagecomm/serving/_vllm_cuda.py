@@ -25,10 +25,11 @@ class SagecommCudaPlatform(OnSagecomm, CudaPlatform):
         super().check_and_update_config(vllm_config)
         mode = getattr(vllm_config.compilation_config, "cudagraph_mode", None)
         graphs = mode is not None and mode.name != "NONE"
-        if graphs and vllm_config.parallel_config.world_size > 1 and os.environ.get("SAGECOMM_ENGINE") != "cuda":
+        engine = os.environ.get("SAGECOMM_ENGINE", "auto")
+        if graphs and vllm_config.parallel_config.world_size > 1 and engine not in ("auto", "cuda", "nccl"):
             warnings.warn(
-                "sagecomm: vLLM is about to capture CUDA graphs, which only the engine cuda can be a part of: set "
-                "SAGECOMM_ENGINE=cuda, or run vLLM with --enforce-eager",
+                f"sagecomm: vLLM is about to capture CUDA graphs, which the engine {engine} cannot be a part of: set "
+                "SAGECOMM_ENGINE=nccl or cuda, or run vLLM with --enforce-eager",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -1,0 +1,118 @@
+package vendor
+
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+)
+
+// This file captures the calls of a library into graphs, as NCCL allows it: a call in a stream that is being captured adds the kernels of
+// the library to the graph. The library puts the launches of one communicator in one order with its other kernels, and its state is asked
+// for without a call of the device. Two things differ from calls outside of captures:
+//
+//   - The first call of a kind connects ranks, with device calls that a capture may forbid. It is refused.
+//   - The end of a communicator waits for the end of all graphs that have its kernels, and nobody tells this library when that is. So it
+//     lives as long as they do.
+
+const (
+	graphsBound  = time.Second     // of the end of graphs in an abort; by then it has ended the kernels
+	graphsLinger = 5 * time.Second // of what a communicator in peace still does for its peers
+)
+
+var errNotConnected = errors.New("the stream is being captured, and the ranks are not connected for this operation yet; call the same operation of the group once before the capture")
+
+// graphCaller is a caller whose calls graphs can hold.
+type graphCaller struct {
+	caller
+	device    device.Capturer
+	connected map[connection]bool // for these the ranks have been connected by calls outside of captures
+	any       atomic.Bool         // a graph may have kernels
+}
+
+// connection is what a library connects ranks for: a function that all ranks call, or sends to or recvs from a peer.
+type connection struct {
+	kind CallKind
+	peer int
+}
+
+func connectionOf(call Call) connection {
+	if call.Kind == Send || call.Kind == Recv {
+		return connection{call.Kind, call.Peer}
+	}
+	return connection{call.Kind, -1}
+}
+
+var _ Capturer = (*graphCaller)(nil)
+
+// newGraphCaller returns the Member of a library. Where the device has no captures, it is one without.
+func newGraphCaller(c caller, device int, l GraphLibrary) Member {
+	d, err := l.Capturer(device)
+	if err != nil {
+		return &c
+	}
+	return &graphCaller{caller: c, device: d, connected: map[connection]bool{}}
+}
+
+// Do implements Member.
+func (c *graphCaller) Do(op coll.Op, b Buffers, stream uintptr) error {
+	list := callsFor(c.library, op, c.rank, c.size, b)
+	if len(list) == 0 {
+		return nil
+	}
+	for _, call := range list {
+		c.connected[connectionOf(call)] = true
+	}
+	return c.Communicator.Do(list, stream)
+}
+
+// Device implements Capturer.
+func (c *graphCaller) Device() device.Capturer { return c.device }
+
+// Capture implements Capturer.
+func (c *graphCaller) Capture(op coll.Op, b Buffers, stream device.Stream, _ uint64) (begun bool, err error) {
+	list := callsFor(c.library, op, c.rank, c.size, b)
+	for _, call := range list {
+		if !c.connected[connectionOf(call)] {
+			return false, errNotConnected
+		}
+	}
+	if len(list) == 0 {
+		return true, nil
+	}
+	c.any.Store(true)
+	return true, c.Communicator.Do(list, stream.Handle)
+}
+
+// Abort implements Member. The call ends the kernels of graphs that are running, or are launched later, at once, and waits for the end of
+// the graphs then.
+func (c *graphCaller) Abort() bool {
+	if !c.any.Load() {
+		return c.Communicator.Abort()
+	}
+	ended := make(chan bool, 1)
+	go func() {
+		_ = c.device.Current(func() error {
+			ended <- c.Communicator.Abort()
+			return nil
+		})
+	}()
+	select {
+	case all := <-ended:
+		return all
+	case <-time.After(graphsBound):
+		return false
+	}
+}
+
+// Destroy implements Member. A communicator that graphs use is not destroyed. When its peers need it no more, it is aborted, so that a
+// graph that is launched later does not wait for them for ever.
+func (c *graphCaller) Destroy() {
+	if !c.any.Load() {
+		c.Communicator.Destroy()
+		return
+	}
+	time.AfterFunc(graphsLinger, func() { c.Abort() })
+}

@@ -1,0 +1,139 @@
+package vendor
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+)
+
+// graphLibrary is a library of floats whose calls are noted.
+type graphLibrary struct{ GraphLibrary }
+
+func (graphLibrary) Element(coll.DataType) Element { return Element{Bytes: 4} }
+
+func (graphLibrary) Reduction(coll.ReduceOp, coll.DataType) (Reduction, bool) {
+	return Reduction{Element: Element{Bytes: 4}}, true
+}
+
+func (graphLibrary) Capturer(int) (device.Capturer, error) { return currentDevice{}, nil }
+
+type currentDevice struct{ device.Capturer }
+
+func (currentDevice) Current(f func() error) error { return f() }
+
+// graphs is a communicator whose abort waits until its graphs are gone.
+type graphs struct {
+	Communicator
+	calls     [][]Call
+	aborted   chan struct{}
+	gone      chan struct{}
+	destroyed bool
+}
+
+func (g *graphs) Do(calls []Call, _ uintptr) error {
+	g.calls = append(g.calls, calls)
+	return nil
+}
+
+func (g *graphs) Abort() bool {
+	close(g.aborted)
+	<-g.gone
+	return true
+}
+
+func (g *graphs) Destroy() { g.destroyed = true }
+
+func graphMember() (*graphCaller, *graphs) {
+	g := &graphs{aborted: make(chan struct{}), gone: make(chan struct{})}
+	l := graphLibrary{}
+	return newGraphCaller(caller{g, l, 0, 3}, 0, l).(*graphCaller), g
+}
+
+// What the ranks are not connected for is not captured: a function that all of them call, and each peer of a send or recv.
+func TestCapturesOfConnectedRanks(t *testing.T) {
+	m, g := graphMember()
+	reduced := coll.Op{Kind: coll.AllReduce, Type: coll.Float32, In: 8, Out: 8}
+	blocks := func(list ...uint64) coll.Op {
+		return coll.Op{Kind: coll.AllToAll, Type: coll.Float32, In: list[0] + list[1] + list[2], Out: list[0] + list[1] + list[2], InBlocks: list, OutBlocks: list}
+	}
+	refused := func(op coll.Op) {
+		t.Helper()
+		queued := len(g.calls)
+		begun, err := m.Capture(op, Buffers{}, device.Stream{}, 1)
+		require.ErrorIs(t, err, errNotConnected)
+		require.False(t, begun)
+		require.Len(t, g.calls, queued)
+	}
+	captured := func(op coll.Op) {
+		t.Helper()
+		begun, err := m.Capture(op, Buffers{}, device.Stream{}, 1)
+		require.NoError(t, err)
+		require.True(t, begun)
+		require.True(t, m.any.Load())
+	}
+	refused(reduced)
+	require.False(t, m.any.Load())
+	require.NoError(t, m.Do(reduced, Buffers{}, 0))
+	captured(reduced)
+	refused(blocks(0, 4, 0))
+	require.NoError(t, m.Do(blocks(0, 4, 0), Buffers{}, 0))
+	captured(blocks(0, 8, 0))
+	refused(blocks(0, 4, 4))
+	captured(coll.Op{Kind: coll.AllReduce, Type: coll.Float32}) // nothing to do
+}
+
+// notes are what is queued in captures.
+type notes struct {
+	device.Capturer
+	number uint64 // of the capture
+	list   []string
+}
+
+func (n *notes) CaptureOf(device.Stream) (uint64, error) { return n.number, nil }
+func (n *notes) NewMark() (device.Mark, error)           { return n, nil }
+
+func (n *notes) Set(device.Stream) error    { n.list = append(n.list, "mark"); return nil }
+func (n *notes) Follow(device.Stream) error { n.list = append(n.list, "follow"); return nil }
+
+// Operations of one capture come one after the other. The first one of a capture follows nothing, also if the capture before was given up
+// or its last operation was refused.
+func TestOperationsOfACaptureAreInOrder(t *testing.T) {
+	var n notes
+	var c communicator
+	put := func(err error) error {
+		_, failed := c.inOrder(&n, device.Stream{}, func(number uint64) (bool, error) {
+			require.Equal(t, n.number, number)
+			n.list = append(n.list, "operation")
+			return true, err
+		})
+		return failed
+	}
+	require.ErrorContains(t, put(nil), "the device has given the capture up")
+	for _, n.number = range []uint64{7, 8} {
+		n.list = nil
+		require.ErrorIs(t, put(errNotConnected), errNotConnected)
+		require.NoError(t, put(nil))
+		require.NoError(t, put(nil))
+		require.Equal(t, []string{"operation", "operation", "mark", "follow", "operation", "mark"}, n.list)
+	}
+}
+
+// A communicator that graphs use is not destroyed, and its abort does not wait for their end for ever.
+func TestTheEndOfACommunicatorWithGraphs(t *testing.T) {
+	m, g := graphMember()
+	m.any.Store(true)
+	m.Destroy()
+	require.False(t, g.destroyed)
+	require.False(t, m.Abort())
+	<-g.aborted
+	close(g.gone)
+
+	m, g = graphMember()
+	close(g.gone)
+	require.True(t, m.Abort())
+	m.Destroy()
+	require.True(t, g.destroyed)
+}
