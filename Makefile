@@ -11,7 +11,7 @@ root := $(abspath $(dir $(lastword $(MAKEFILE_LIST))))
 venv := $(root)/.venv
 py := $(venv)/bin/python
 core := $(root)/torch_ext/sagecomm/lib/libsagecomm.so
-facade := $(root)/torch_ext/sagecomm/lib/libsagecomm_nccl.so
+facades := $(addprefix $(root)/torch_ext/sagecomm/lib/,libsagecomm_nccl.so libsagecomm_hccl.so)
 staticcheck := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 export GOTOOLCHAIN := local
@@ -24,7 +24,7 @@ core_sources := $(call find_in,$(go_dirs),-name '*.go' ! -name '*_test.go' -o -n
   $(wildcard $(root)/go.mod $(root)/go.sum) $(root)/export/exports.map
 # Without the lists that a tool writes, and what is included in assembler.
 c_sources := $(filter-out $(root)/internal/lazylink/%_symbols.h %/trampolines.inc.h,\
-  $(call find_in,$(addprefix $(root)/,bench cshim export internal nccl tests),\
+  $(call find_in,$(addprefix $(root)/,bench cshim export facade hccl internal nccl tests),\
   -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp'))
 python_sources := torch_ext tests/python tests/suites tests/emulator tests/mutants examples bench tools/rerun-failed \
   tools/python-api tools/ptx
@@ -55,14 +55,14 @@ $(venv)/.ready: $(root)/requirements.txt $(root)/requirements-dev.txt $(root)/to
 	@touch $@
 
 # Registers this tree in the environment, entry points included, so that tests import it and not an installed copy.
-$(venv)/.installed: $(venv)/.ready $(root)/torch_ext/setup.py $(root)/torch_ext/pyproject.toml | $(core) $(facade) shim
+$(venv)/.installed: $(venv)/.ready $(root)/torch_ext/setup.py $(root)/torch_ext/pyproject.toml | $(core) $(facades) shim
 	$(py) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable $(root)/torch_ext
 	@touch $@
 
 # ---- build ----
 
-.PHONY: build core nccl shim
-build: compilers $(venv)/.installed $(core) $(facade) shim ## set up and build everything that a program needs
+.PHONY: build core facades shim
+build: compilers $(venv)/.installed $(core) $(facades) shim ## set up and build everything that a program needs
 
 core_ldflags := -ldflags '-s -w -extldflags "-Wl,--version-script=$(root)/export/exports.map -Wl,-soname,libsagecomm.so"'
 core: $(core) ## build libsagecomm.so, the Go core
@@ -74,24 +74,30 @@ $(core): $(core_sources) | compilers
 	@rm -f $@.h $(basename $@).h $(@D)/libsagecomm.so.h
 	@mv $@.new $@
 
-nccl: $(facade) ## build libsagecomm_nccl.so, which stands where NCCL stands (docs/nccl.md)
+facades: $(facades) ## build the libraries that stand where NCCL and HCCL stand (docs/nccl.md, docs/hccl.md)
 
-# It needs no header of NVIDIA's. Its own calls stay inside it, whatever other libnccl.so.2 the process has.
-facade_flags := -std=c11 -O2 -g -fPIC -pthread -Wall -Wextra -Werror -shared -Wl,-Bsymbolic -Wl,--no-undefined \
-  -Wl,--version-script=$(root)/nccl/exports.map -Wl,-soname,libnccl.so.2 -Wl,-z,nodelete
-$(facade): $(wildcard $(root)/nccl/*) $(root)/export/sagecomm.h $(root)/internal/runner/annotate.h | compilers
+# They need no header of a vendor's. Their own calls stay inside them, whatever other library of that SONAME the process has.
+facade_flags = -std=c11 -O2 -g -fPIC -pthread -Wall -Wextra -Werror -shared -Wl,-Bsymbolic -Wl,--no-undefined \
+  -I$(root)/$(1) -Wl,--version-script=$(root)/$(1)/exports.map -Wl,-soname,$(soname_$(1)) -Wl,-z,nodelete \
+  $(wildcard $(root)/facade/*.c $(root)/$(1)/*.c)
+soname_nccl := libnccl.so.2
+soname_hccl := libhccl.so
+facade_sources = $(wildcard $(root)/facade/* $(root)/$(1)/*) $(root)/export/sagecomm.h $(root)/internal/runner/annotate.h
+.SECONDEXPANSION:
+$(facades): $(root)/torch_ext/sagecomm/lib/libsagecomm_%.so: $$(call facade_sources,$$*) | compilers
 	@mkdir -p $(@D)
-	$${CC:-gcc} $(facade_flags) $(wildcard $(root)/nccl/*.c) -o $@.new -ldl
+	$${CC:-gcc} $(call facade_flags,$*) -o $@.new -ldl
 	@mv $@.new $@
 
 # Cross-compiled, so it is not loaded. The Python package of a C compiler for all targets comes along: about 90 MB.
 zig := $(root)/build/zig
 arm64 := $(root)/build/arm64/libsagecomm.so
 .PHONY: core-arm64
-core-arm64: $(zig)/.ready ## build the core and the facade of NCCL for arm64 into build/arm64
+core-arm64: $(zig)/.ready ## build the core and the libraries over it for arm64 into build/arm64
 	cd $(root) && GOARCH=arm64 CC=$(root)/tools/arm64-cc CUDA_REQUIRED=yes \
 	  $(go) build -buildvcs=false -trimpath -buildmode=c-shared $(core_ldflags) -o $(arm64) ./export
-	$(root)/tools/arm64-cc $(facade_flags) $(root)/nccl/*.c -o $(dir $(arm64))libsagecomm_nccl.so -ldl
+	$(root)/tools/arm64-cc $(call facade_flags,nccl) -o $(dir $(arm64))libsagecomm_nccl.so -ldl
+	$(root)/tools/arm64-cc $(call facade_flags,hccl) -o $(dir $(arm64))libsagecomm_hccl.so -ldl
 	@grep -q AArch64 <<<"$$(readelf -h $(arm64))" && ! grep -E 'NEEDED.*(cuda|nvidia)' <<<"$$(readelf -d $(arm64))"
 
 $(zig)/.ready: $(root)/requirements-arm64.txt $(venv)/.ready

@@ -7,6 +7,8 @@ package main
 import "C"
 
 import (
+	"context"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -50,6 +52,9 @@ func sagecommGroupJoin(joins *C.sagecomm_join, n C.uint32_t, out *C.sagecomm_gro
 		name = C.GoString(j.name)
 		list[i] = pgbackend.Join{ID: C.GoBytes(unsafe.Pointer(j.id), C.SAGECOMM_ID_BYTES), Rank: int(j.rank), Size: int(j.size), Name: name,
 			Timeout: time.Duration(j.timeout_ns), Operations: time.Duration(j.operations_ns), Options: optionsOf(j.options, j.n_options)}
+		var end func()
+		list[i].Context, end = watched(j.cancelled)
+		defer end()
 	}
 	groups, e := pgbackend.Get().Join(list)
 	if e != nil {
@@ -57,6 +62,35 @@ func sagecommGroupJoin(joins *C.sagecomm_join, n C.uint32_t, out *C.sagecomm_gro
 	}
 	handOut(groups, out)
 	return C.SAGECOMM_OK
+}
+
+// cancelPeriod is how often a word is read that ends a join.
+const cancelPeriod = 20 * time.Millisecond
+
+// watched returns a context that ends when a word of the caller's is not 0, and a function that ends the watch. nil stands for no word.
+func watched(word *C.int32_t) (context.Context, func()) {
+	if word == nil {
+		return context.Background(), func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		ticker := time.NewTicker(cancelPeriod)
+		defer ticker.Stop()
+		for atomic.LoadInt32((*int32)(unsafe.Pointer(word))) == 0 {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+		}
+		cancel()
+	}()
+	return ctx, func() {
+		cancel()
+		<-over // the word is the caller's again
+	}
 }
 
 // handOut writes the handles of groups, 0 for nil.
@@ -103,7 +137,7 @@ func makeChildren(call string, children *C.sagecomm_child, n C.uint32_t, out *C.
 	list := make([]pgbackend.Child, n)
 	name := ""
 	for i, c := range unsafe.Slice(children, int(n)) {
-		if c.struct_size < C.sizeof_sagecomm_child || c.left_out == nil && c.n_left_out > 0 {
+		if c.struct_size < C.sizeof_sagecomm_child || c.left_out == nil && c.n_left_out > 0 || c.members == nil && c.n_members > 0 {
 			return answer(err, invalid("%s: incomplete description", call))
 		}
 		g, f := find(c.parent, call)
@@ -115,6 +149,13 @@ func makeChildren(call string, children *C.sagecomm_child, n C.uint32_t, out *C.
 		for _, rank := range unsafe.Slice(c.left_out, int(c.n_left_out)) {
 			list[i].LeftOut = append(list[i].LeftOut, int(rank))
 		}
+		list[i].Label = uint64(c.label)
+		for _, rank := range unsafe.Slice(c.members, int(c.n_members)) {
+			list[i].Members = append(list[i].Members, int(rank))
+		}
+		var end func()
+		list[i].Context, end = watched(c.cancelled)
+		defer end()
 	}
 	groups, e := do(list)
 	if e != nil {

@@ -273,6 +273,9 @@ typedef struct sagecomm_join {
   int64_t timeout_ns; /* for the rendezvous and for operations; SAGECOMM_TIMEOUT takes the place of both timeouts */
   const sagecomm_option *options;
   int64_t operations_ns; /* for operations; 0: timeout_ns */
+  /* Once it is not 0, the call ends within 100 ms with SAGECOMM_ABORTED, unless the group is made; it is read as an atomic. NULL: nothing
+   * ends the call but its timeout. */
+  const int32_t *cancelled;
 } sagecomm_join;
 
 /* This rank's part in a group that is made of ranks of another one, its parent, see group_split() and group_shrink(). Fill
@@ -290,6 +293,12 @@ typedef struct sagecomm_child {
   int64_t timeout_ns;             /* for the rendezvous and for operations; 0: that of operations of the parent */
   const sagecomm_option *options; /* NULL: those of the parent */
   int64_t operations_ns;          /* for operations; 0: timeout_ns */
+  const int32_t *cancelled;       /* as that of sagecomm_join */
+  /* Of group_shrink(), in place of left_out: the ranks of the parent that stay, in the order of the new group. Groups with different
+   * labels may be made in any order, also of the same ranks. */
+  const int32_t *members;
+  uint32_t n_members;
+  uint64_t label;
 } sagecomm_child;
 
 /* What a rank tells the others about its sparse tensor, of layout COO. All members but `elements` must be the same on all
@@ -570,8 +579,8 @@ typedef struct sagecomm_api {
    * serve several ranks of this process, whose groups are made at the same time. On an error no group was made. */
   int32_t (*group_split)(const sagecomm_child *children, uint32_t n, sagecomm_group *groups, sagecomm_error *err);
 
-  /* Creates groups of the ranks of a parent without those of `left_out`, in the order of the parent. The ranks that stay call
-   * it, all with the same list; the others do not, and may have died. The parent must have been made by group_join(),
+  /* Creates groups of the ranks of a parent without those of `left_out`, in the order of the parent, or of `members`. The ranks that
+   * stay call it, all with the same list; the others do not, and may have died. The parent must have been made by group_join(),
    * group_split() or group_shrink(). It may have failed, and stays as it is. Otherwise as group_split(). */
   int32_t (*group_shrink)(const sagecomm_child *children, uint32_t n, sagecomm_group *groups, sagecomm_error *err);
 

@@ -108,6 +108,37 @@ _Static_assert(ncclScalarDevice == 0 && ncclScalarHostImmediate == 1, "residence
  * of windows and of the device API, which are not here. */
 #define FACADE_NCCL_VERSION 22707
 
+/* What the frame (../facade) asks for. */
+#define FACADE_COMM ncclComm
+#define FACADE_MARK sagecomm_nccl_facade
+#define FACADE_NAME "nccl"
+#define FACADE_PREFIX "nccl"
+#define FACADE_FILE "libsagecomm_nccl.so"
+#define FACADE_DRIVER "CUDA's driver"
+#define FACADE_IN_PROGRESS                                                                                      \
+  "the previous call on this communicator goes on: call ncclCommGetAsyncError() until it gives something else " \
+  "than ncclInProgress"
+/* How long a rank waits for the others to join. The error names those that are missing. */
+#define FACADE_JOIN_NS (1800 * SECOND)
+/* Operations of NCCL have no timeout: their users have. It is a hundred years. */
+#define FACADE_OPERATIONS_NS (INT64_C(36525) * 86400 * SECOND)
+
+typedef ncclResult_t facade_result;
+#define RESULT_OK ncclSuccess
+#define RESULT_IN_PROGRESS ncclInProgress
+#define RESULT_ARGUMENT ncclInvalidArgument
+#define RESULT_NULL ncclInvalidArgument
+#define RESULT_USAGE ncclInvalidUsage
+#define RESULT_UNSUPPORTED ncclInvalidUsage
+#define RESULT_REMOTE ncclRemoteError
+#define RESULT_TIMEOUT ncclRemoteError
+#define RESULT_SYSTEM ncclSystemError
+#define RESULT_MEMORY ncclSystemError
+#define RESULT_DRIVER ncclUnhandledCudaError
+#define RESULT_INTERNAL ncclInternalError
+
+extern int sagecomm_nccl_facade;
+
 /* Stands behind the definition of each function: its second name, by which tools that wrap a function call the original. */
 #define EXPORTED(name) extern __typeof__(nccl##name) pnccl##name __attribute__((alias("nccl" #name), used))
 

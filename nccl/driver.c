@@ -2,21 +2,22 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 
-#include "facade.h"
+#include "driver.h"
 
 /* Name, parameters. All return 0 or the number of an error. */
-#define FUNCTIONS(X)                                             \
-  X(cuCtxGetCurrent, (void **))                                  \
-  X(cuCtxSetCurrent, (void *))                                   \
-  X(cuCtxGetDevice, (int *))                                     \
-  X(cuMemAlloc_v2, (uintptr_t *, size_t))                        \
-  X(cuMemFree_v2, (uintptr_t))                                   \
-  X(cuMemcpyAsync, (uintptr_t, uintptr_t, size_t, cudaStream_t)) \
-  X(cuStreamSynchronize, (cudaStream_t))                         \
-  X(cuStreamIsCapturing, (cudaStream_t, int *))                  \
-  X(cuEventCreate, (void **, unsigned))                          \
-  X(cuEventRecord, (void *, cudaStream_t))                       \
-  X(cuStreamWaitEvent, (cudaStream_t, void *, unsigned))         \
+#define FUNCTIONS(X)                                       \
+  X(cuCtxGetCurrent, (void **))                            \
+  X(cuCtxSetCurrent, (void *))                             \
+  X(cuCtxGetDevice, (int *))                               \
+  X(cuDevicePrimaryCtxRetain, (void **, int))              \
+  X(cuMemAlloc_v2, (uintptr_t *, size_t))                  \
+  X(cuMemFree_v2, (uintptr_t))                             \
+  X(cuMemcpyAsync, (uintptr_t, uintptr_t, size_t, void *)) \
+  X(cuStreamSynchronize, (void *))                         \
+  X(cuStreamIsCapturing, (void *, int *))                  \
+  X(cuEventCreate, (void **, unsigned))                    \
+  X(cuEventRecord, (void *, void *))                       \
+  X(cuStreamWaitEvent, (void *, void *, unsigned))         \
   X(cuEventDestroy_v2, (void *))
 
 enum { CU_SUCCESS = 0, CU_NOT_SUPPORTED = 801, CU_EVENT_DISABLE_TIMING = 2 };
@@ -54,8 +55,21 @@ void *driver_context(void) {
   return driver_present() && driver.cuCtxGetCurrent(&context) == CU_SUCCESS ? context : NULL;
 }
 
-void driver_enter(void *context) {
-  if (context != NULL) driver.cuCtxSetCurrent(context);
+/* A device is its number here, as in CUDA's runtime. Its context stays until the process ends. */
+void *driver_context_of(int device) {
+  void *context = NULL;
+  return driver_present() && driver.cuDevicePrimaryCtxRetain(&context, device) == CU_SUCCESS ? context : NULL;
+}
+
+void *driver_enter(void *context) {
+  if (context == NULL) return NULL;
+  void *before = driver_context();
+  if (before != context) driver.cuCtxSetCurrent(context);
+  return before;
+}
+
+void driver_leave(void *before, void *context) {
+  if (context != NULL && before != context) driver.cuCtxSetCurrent(before);
 }
 
 int driver_device(void) {
@@ -72,16 +86,16 @@ int driver_allocate(void **memory, size_t bytes) {
 
 int driver_free(void *memory) { return driver.cuMemFree_v2((uintptr_t)memory); }
 
-int driver_copy(void *to, const void *from, size_t bytes, cudaStream_t stream) {
+int driver_copy(void *to, const void *from, size_t bytes, void *stream) {
   if (!driver_present()) return CU_NOT_SUPPORTED;
   return driver.cuMemcpyAsync((uintptr_t)to, (uintptr_t)from, bytes, stream);
 }
 
-int driver_synchronize(cudaStream_t stream) {
+int driver_synchronize(void *stream) {
   return driver_context() == NULL ? CU_SUCCESS : driver.cuStreamSynchronize(stream);
 }
 
-int driver_order(cudaStream_t first, cudaStream_t then) {
+int driver_order(void *first, void *then) {
   void *event = NULL;
   if (!driver_present()) return CU_NOT_SUPPORTED;
   int code = driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
@@ -92,7 +106,7 @@ int driver_order(cudaStream_t first, cudaStream_t then) {
   return code;
 }
 
-bool driver_captures(cudaStream_t stream) {
+bool driver_captures(void *stream) {
   int status = 0;
   if (driver_context() == NULL) return false;
   return driver.cuStreamIsCapturing(stream, &status) != CU_SUCCESS ||

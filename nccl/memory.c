@@ -1,7 +1,7 @@
 /* memory.c: ncclMemAlloc() and registration. The core needs no registration, so it is accepted and does nothing. */
 #include <stdlib.h>
 
-#include "facade.h"
+#include "driver.h"
 
 /* One allocation, so that ncclMemFree() knows whose it is. */
 typedef struct allocation {

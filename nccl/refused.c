@@ -1,5 +1,5 @@
 /* refused.c: functions of NCCL that the facade has, because programs are linked to them, and does not carry out. */
-#include "facade.h"
+#include "../facade/facade.h"
 
 #define DEVICE_API \
   "kernels cannot reach the memory of other ranks through this library: use a collective, or NVIDIA's NCCL"

@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -18,10 +19,15 @@ type Child struct {
 	Parent     *Group
 	Color, Key int   // of Split
 	LeftOut    []int // of Shrink: ranks of the parent
+	// Of Shrink, in place of LeftOut: the ranks of the parent that stay, in the order of the new group. Groups with different labels may
+	// be made in any order.
+	Members    []int
+	Label      uint64
 	Name       string
 	Timeout    time.Duration     // of the rendezvous and of operations; 0: that of operations of the parent
 	Operations time.Duration     // of operations; 0: Timeout
 	Options    map[string]string // nil: those of the parent
+	Context    context.Context   // its end ends the meeting of the ranks, unless the group is made; nil: nothing does
 }
 
 // place is what a rank tells the others of a split.
@@ -102,7 +108,7 @@ func (p *Process) split(c Child) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p.joinWithSecret(id, c.config(members, timeout))
+	return p.joinWithSecret(contextOf(c.Context), id, c.config(members, timeout))
 }
 
 // members returns the ranks of the parent that form the group of this rank, in the order of their ranks there.
@@ -160,7 +166,7 @@ func (p *Process) shrink(c Child) (*Group, error) {
 		return nil, err
 	}
 	// The parent may be destroyed from here on.
-	child, err := p.joinAt(at.id, at.job, rankOf{c.Parent, at.members[0]}, c.config(at.members, c.timeout()))
+	child, err := p.joinAt(contextOf(c.Context), at.id, at.job, rankOf{c.Parent, at.members[0]}, c.config(at.members, c.timeout()))
 	if err == nil {
 		c.Parent.shrunk(at.text)
 	}
@@ -188,6 +194,9 @@ func (p *Process) planShrink(c Child) (at shrinkPlan, err error) {
 	if g.birth == nil {
 		return refuse("the group was made over a store of its caller; make a new group over that store")
 	}
+	if c.Members != nil {
+		return p.planMembers(c, refuse)
+	}
 	out := slices.Compact(slices.Sorted(slices.Values(c.LeftOut)))
 	if len(out) > 0 && (out[0] < 0 || out[len(out)-1] >= g.size) {
 		return refuse("ranks %v are to be left out, and the group has ranks 0 to %d", out, g.size-1)
@@ -200,11 +209,37 @@ func (p *Process) planShrink(c Child) (at shrinkPlan, err error) {
 			at.members = append(at.members, rank)
 		}
 	}
+	at.text = fmt.Sprintf("shrink %v", out)
+	return p.serveShrink(g, at, refuse)
+}
+
+// refusal makes the error of a call of Shrink that is refused.
+type refusal func(format string, args ...any) (shrinkPlan, error)
+
+// planMembers is planShrink for a list of the ranks that stay.
+func (p *Process) planMembers(c Child, refuse refusal) (at shrinkPlan, err error) {
+	g, sorted := c.Parent, slices.Sorted(slices.Values(c.Members))
+	switch {
+	case len(sorted) == 0:
+		return refuse("no rank stays")
+	case sorted[0] < 0 || sorted[len(sorted)-1] >= g.size:
+		return refuse("ranks %v are to stay, and the group has ranks 0 to %d", c.Members, g.size-1)
+	case len(slices.Compact(slices.Clone(sorted))) < len(sorted):
+		return refuse("ranks %v are to stay, and one of them is named twice", c.Members)
+	case !slices.Contains(sorted, g.rank):
+		return refuse("rank %d calls it, and ranks %v are to stay; only they may call it", g.rank, c.Members)
+	}
+	at.members, at.text = slices.Clone(c.Members), fmt.Sprintf("members %v, label %d", c.Members, c.Label)
+	return p.serveShrink(g, at, refuse)
+}
+
+// serveShrink completes a plan, and serves its id if this rank is the first one of the new group.
+func (p *Process) serveShrink(g *Group, at shrinkPlan, refuse refusal) (shrinkPlan, error) {
 	first := g.members[at.members[0]].Listener
 	if first == nil {
 		return refuse("%s has no server", g.who(at.members[0]))
 	}
-	at.text, at.job = fmt.Sprintf("shrink %v", out), g.birth.job
+	at.job = g.birth.job
 	at.id = g.birth.id.Derive(fmt.Sprintf("%s, group %d", at.text, g.shrinksOf(at.text)), first.Addresses, first.Port)
 	if at.members[0] == g.rank {
 		p.server.Serve(at.id, at.job)

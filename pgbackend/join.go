@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -27,6 +28,7 @@ type Join struct {
 	Timeout    time.Duration // of the rendezvous and of operations; SAGECOMM_TIMEOUT takes the place of both timeouts
 	Operations time.Duration // of operations; 0: Timeout
 	Options    map[string]string
+	Context    context.Context // its end ends the join, unless the group is made; nil: nothing does
 }
 
 // birth is what a group that met at an id keeps of it, for groups that its ranks make later.
@@ -135,12 +137,12 @@ func (p *Process) Join(joins []Join) ([]*Group, error) {
 	}
 	return jointly(len(joins), func(i int) (*Group, error) {
 		j := joins[i]
-		return p.joinWithSecret(ids[i], Config{Rank: j.Rank, Size: j.Size, Name: j.Name, Timeout: j.Timeout, Operations: j.Operations, Options: j.Options})
+		return p.joinWithSecret(contextOf(j.Context), ids[i], Config{Rank: j.Rank, Size: j.Size, Name: j.Name, Timeout: j.Timeout, Operations: j.Operations, Options: j.Options})
 	})
 }
 
 // joinWithSecret makes a group that meets at an id, with the secret that the settings name.
-func (p *Process) joinWithSecret(id bootstrap.ID, c Config) (*Group, error) {
+func (p *Process) joinWithSecret(ctx context.Context, id bootstrap.ID, c Config) (*Group, error) {
 	settings, err := env.Resolve(runner.Environ(), c.Options)
 	if err != nil {
 		return nil, err
@@ -149,12 +151,12 @@ func (p *Process) joinWithSecret(id bootstrap.ID, c Config) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p.joinAt(id, job, nil, c)
+	return p.joinAt(ctx, id, job, nil, c)
 }
 
 // joinAt makes a group that meets at an id. job is the secret of the job, nil without one. If a rank serves the id and may come to that
 // later than this rank, server names the rank.
-func (p *Process) joinAt(id bootstrap.ID, job []byte, server fmt.Stringer, c Config) (*Group, error) {
+func (p *Process) joinAt(ctx context.Context, id bootstrap.ID, job []byte, server fmt.Stringer, c Config) (*Group, error) {
 	settings, err := env.Resolve(runner.Environ(), c.Options)
 	if err != nil {
 		return nil, err
@@ -167,22 +169,33 @@ func (p *Process) joinAt(id bootstrap.ID, job []byte, server fmt.Stringer, c Con
 	if c.birth.here.Addresses, c.birth.here.Port, err = p.server.Listen(at); err != nil {
 		return nil, err
 	}
-	g, err := p.meetAt(server, c, settings)
+	g, err := p.meetAt(ctx, server, c, settings)
 	if err != nil {
 		p.server.Release()
 	}
 	return g, err
 }
 
-// meetAt makes the group.
+func contextOf(ctx context.Context) context.Context {
+	if ctx == nil {
+		return context.Background()
+	}
+	return ctx
+}
+
+// meetAt makes the group. All that it waits for comes through the store.
 // Requires: the server of this process listens.
-func (p *Process) meetAt(server fmt.Stringer, c Config, settings *env.Settings) (*Group, error) {
+func (p *Process) meetAt(ctx context.Context, server fmt.Stringer, c Config, settings *env.Settings) (*Group, error) {
 	began, timeout := time.Now(), c.Timeout
 	if t := env.Timeout.Get(settings); t.Given {
 		timeout = t.Value
 	}
-	store, err := bootstrap.Dial(c.birth.id, c.birth.job, began.Add(timeout), server != nil)
+	store, err := bootstrap.Dial(ctx, c.birth.id, c.birth.job, began.Add(timeout), server != nil)
+	ended := &coll.Failure{Status: coll.Aborted, Rank: c.Rank, Group: c.Name,
+		Message: fmt.Sprintf("sagecomm: group %q: rank %d of %d: the group was aborted while its ranks met", c.Name, c.Rank, c.Size)}
 	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, ended
 	case err != nil && server != nil:
 		return nil, &coll.Failure{Status: coll.Timeout, Rank: -1, Group: c.Name,
 			Message: fmt.Sprintf("sagecomm: group %q: rank %d waited %v for %v, at whose process the others meet: %v", c.Name, c.Rank, time.Since(began).Round(time.Millisecond), server, err)}
@@ -190,8 +203,12 @@ func (p *Process) meetAt(server fmt.Stringer, c Config, settings *env.Settings) 
 		return nil, fmt.Errorf("sagecomm: group %q: rank %d of %d: %w", c.Name, c.Rank, c.Size, err)
 	}
 	defer store.Close()
+	defer context.AfterFunc(ctx, func() { store.End(ended) })()
 	c.Store = store
 	g, err := p.Create(c)
+	if err != nil && ctx.Err() != nil {
+		return nil, ended
+	}
 	if err == nil {
 		_ = store.Leave(c.Size) // without it the server drops the keys later
 	}

@@ -116,7 +116,7 @@ func TestParentIsDestroyedDuringShrink(t *testing.T) {
 	at, err := Get().planShrink(c)
 	require.NoError(t, err)
 	require.NoError(t, groups[1].Destroy()) // would wait for a call inside
-	_, err = Get().joinAt(at.id, at.job, rankOf{groups[1], 0}, c.config(at.members, c.timeout()))
+	_, err = Get().joinAt(t.Context(), at.id, at.job, rankOf{groups[1], 0}, c.config(at.members, c.timeout()))
 	require.ErrorContains(t, err, "rank 1 waited ")
 }
 

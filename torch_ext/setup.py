@@ -1,4 +1,4 @@
-"""Builds the wheel: the core and the facade of NCCL through `make core nccl`, the shim through shim_build.py.
+"""Builds the wheel: the core and the libraries over it by `make core facades`, the shim through shim_build.py.
 
 Metadata is in pyproject.toml. The sources lie above this directory, so it builds from a checkout and there is no
 source distribution.
@@ -36,7 +36,7 @@ class BuildCore(Command):
         environment = {**os.environ, "PYTHON": sys.executable}
         try:
             subprocess.run(
-                ["make", "--no-print-directory", "core", "nccl"], cwd=shim_build.ROOT, env=environment, check=True
+                ["make", "--no-print-directory", "core", "facades"], cwd=shim_build.ROOT, env=environment, check=True
             )
         except FileNotFoundError:
             raise SystemExit("sagecomm: make is needed to build the core: install make") from None

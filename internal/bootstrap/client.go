@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -40,8 +41,8 @@ const (
 var ErrGone = errors.New("the process that made the unique id: it has ended")
 
 // Dial connects to the server of an id by the deadline. job is the secret of the job, nil without one. A server that is not there yet,
-// or does not have a derived id yet, is tried until the deadline if late is set.
-func Dial(id ID, job []byte, deadline time.Time, late bool) (*TCPStore, error) {
+// or does not have a derived id yet, is tried until the deadline if late is set. The end of the context ends Dial.
+func Dial(ctx context.Context, id ID, job []byte, deadline time.Time, late bool) (*TCPStore, error) {
 	key := id.key(job)
 	soon := time.Now().Add(dialTimeout)
 	if late || deadline.Before(soon) {
@@ -52,7 +53,7 @@ func Dial(id ID, job []byte, deadline time.Time, late bool) (*TCPStore, error) {
 		var why error
 		for _, a := range id.Addresses {
 			at := netip.AddrPortFrom(a, id.Port)
-			s, err := dial(at, id.Space, key, deadline)
+			s, err := dial(ctx, at, id.Space, key, deadline)
 			if err == nil {
 				return &TCPStore{server: at, space: id.Space, key: key, free: []*session{s}, all: []*session{s}}, nil
 			}
@@ -66,19 +67,24 @@ func Dial(id ID, job []byte, deadline time.Time, late bool) (*TCPStore, error) {
 		if time.Now().Add(pause).After(soon) {
 			return nil, fmt.Errorf("sagecomm: no connection to %w, or another network or a firewall is between (SAGECOMM_SOCKET_IFNAME, SAGECOMM_PORT_RANGE): %w", ErrGone, why)
 		}
-		time.Sleep(pause)
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(pause):
+		}
 	}
 }
 
-func dial(at netip.AddrPort, space [spaceBytes]byte, key [sha256.Size]byte, deadline time.Time) (*session, error) {
+func dial(ctx context.Context, at netip.AddrPort, space [spaceBytes]byte, key [sha256.Size]byte, deadline time.Time) (*session, error) {
 	if soon := time.Now().Add(handshake.Timeout); soon.Before(deadline) {
 		deadline = soon
 	}
 	d := net.Dialer{Deadline: deadline, KeepAliveConfig: keepAlive}
-	c, err := d.Dial("tcp", at.String())
+	c, err := d.DialContext(ctx, "tcp", at.String())
 	if err != nil {
 		return nil, err
 	}
+	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
 	s, err := greet(c, space, key, deadline)
 	if err != nil {
 		_ = c.Close()
@@ -92,6 +98,9 @@ var errClosed = errors.New("the store was closed")
 
 // Close ends the connections, and with them all calls.
 func (t *TCPStore) Close() { t.end(errClosed) }
+
+// End makes all calls return why.
+func (t *TCPStore) End(why error) { _ = t.end(why) }
 
 // end makes all calls return why, unless there was a reason before, and returns the reason.
 func (t *TCPStore) end(why error) error {
@@ -119,7 +128,7 @@ func (t *TCPStore) take() (*session, error) {
 		return s, nil
 	}
 	t.mu.Unlock()
-	s, err := dial(t.server, t.space, t.key, time.Now().Add(handshake.Timeout))
+	s, err := dial(context.Background(), t.server, t.space, t.key, time.Now().Add(handshake.Timeout))
 	if err != nil {
 		return nil, err
 	}

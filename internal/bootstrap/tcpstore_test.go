@@ -40,7 +40,7 @@ func newIDOf(t *testing.T, s *Server) ID {
 
 func dialed(t *testing.T, id ID) *TCPStore {
 	t.Helper()
-	c, err := Dial(id, nil, time.Now().Add(soon), false)
+	c, err := Dial(t.Context(), id, nil, time.Now().Add(soon), false)
 	require.NoError(t, err)
 	t.Cleanup(c.Close)
 	return c
@@ -111,18 +111,18 @@ func TestStoreIsClosedToStrangers(t *testing.T) {
 	secret.Secret[0] ^= 1
 	space.Space[0] ^= 1
 	for name, wrong := range map[string]ID{"secret": secret, "key space": space} {
-		_, err := Dial(wrong, nil, time.Now().Add(soon), false)
+		_, err := Dial(t.Context(), wrong, nil, time.Now().Add(soon), false)
 		require.ErrorIs(t, err, errRefused, name)
 	}
-	_, err := Dial(id, []byte("a secret of a job"), time.Now().Add(soon), false)
+	_, err := Dial(t.Context(), id, []byte("a secret of a job"), time.Now().Add(soon), false)
 	require.ErrorIs(t, err, errRefused)
 	locked, err := s.NewID(local, []byte("a secret of a job"))
 	require.NoError(t, err)
 	for _, job := range [][]byte{nil, {}, []byte("another secret")} {
-		_, err := Dial(locked, job, time.Now().Add(soon), false)
+		_, err := Dial(t.Context(), locked, job, time.Now().Add(soon), false)
 		require.ErrorIs(t, err, errRefused, "%q", job)
 	}
-	c, err := Dial(locked, []byte("a secret of a job"), time.Now().Add(soon), false)
+	c, err := Dial(t.Context(), locked, []byte("a secret of a job"), time.Now().Add(soon), false)
 	require.NoError(t, err)
 	c.Close()
 	for name, text := range map[string][]byte{
@@ -190,7 +190,7 @@ func TestImpostorIsRefused(t *testing.T) {
 		}
 	}()
 	id := newID(Loopback[:1], l.Addr().(*net.TCPAddr).AddrPort().Port())
-	_, err = Dial(id, nil, time.Now().Add(soon), false)
+	_, err = Dial(t.Context(), id, nil, time.Now().Add(soon), false)
 	require.ErrorIs(t, err, errRefused)
 }
 
@@ -289,7 +289,7 @@ func TestServerThatEnds(t *testing.T) {
 	s.Close()
 	require.ErrorIs(t, <-ended, ErrGone)
 	require.ErrorIs(t, c.Set("k", nil), ErrGone)
-	_, err := Dial(id, nil, time.Now().Add(50*time.Millisecond), false)
+	_, err := Dial(t.Context(), id, nil, time.Now().Add(50*time.Millisecond), false)
 	require.ErrorIs(t, err, ErrGone)
 }
 
@@ -301,7 +301,7 @@ func TestServerRestsWhenAllHaveMet(t *testing.T) {
 	errs := make([]error, 4)
 	for rank := range errs {
 		all.Go(func() {
-			c, err := Dial(id, nil, time.Now().Add(soon), false)
+			c, err := Dial(t.Context(), id, nil, time.Now().Add(soon), false)
 			if err == nil {
 				_, err = Exchange(c, "p", rank, len(errs), soon, []byte{byte(rank)}, func(int, []byte) error { return nil })
 				err = errors.Join(err, c.Leave(len(errs)))
@@ -326,7 +326,7 @@ func TestIDsThatNobodyUsesAreDropped(t *testing.T) {
 	}
 	spaces, _, _, _ := s.counts()
 	require.Equal(t, maxIdleSpaces+1, spaces)
-	_, err := Dial(first, nil, time.Now().Add(soon), false)
+	_, err := Dial(t.Context(), first, nil, time.Now().Add(soon), false)
 	require.ErrorIs(t, err, errRefused)
 	dialed(t, used)
 }
@@ -338,11 +338,11 @@ func TestDerivedIDs(t *testing.T) {
 	d := id.Derive("without 1", id.Addresses, id.Port)
 	require.Equal(t, d, id.Derive("without 1", id.Addresses, id.Port))
 	require.NotEqual(t, d.Secret, id.Derive("without 2", id.Addresses, id.Port).Secret)
-	_, err := Dial(d, nil, time.Now().Add(soon), false)
+	_, err := Dial(t.Context(), d, nil, time.Now().Add(soon), false)
 	require.ErrorIs(t, err, errRefused)
 	met := make(chan error, 1)
 	go func() {
-		c, err := Dial(d, nil, time.Now().Add(soon), true)
+		c, err := Dial(t.Context(), d, nil, time.Now().Add(soon), true)
 		if err == nil {
 			c.Close()
 		}

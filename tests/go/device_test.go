@@ -22,9 +22,8 @@ func deviceProgram(t *testing.T, name, part string) func(t *testing.T, variables
 	}
 }
 
-// emulatedProgram builds a program of tests/cabi and a library of the emulator, and returns a function that runs the program with arguments,
-// which come behind the core and a directory, and with variables of the emulator.
-func emulatedProgram(t *testing.T, source, emulated string) func(t *testing.T, arguments []string, variables ...string) (string, error) {
+// builtEmulator builds a library of the emulator, and returns its folder.
+func builtEmulator(t *testing.T, emulated string) (folder string) {
 	t.Helper()
 	python, err := filepath.Abs(filepath.Join(root, ".venv/bin/python"))
 	require.NoError(t, err)
@@ -36,6 +35,14 @@ func emulatedProgram(t *testing.T, source, emulated string) func(t *testing.T, a
 	if output, err := exec.CommandContext(t.Context(), python, script, emulated).CombinedOutput(); err != nil {
 		t.Fatalf("building the emulator: %v\n%s", err, output)
 	}
+	return filepath.Join(filepath.Dir(script), "build")
+}
+
+// emulatedProgram builds a program of tests/cabi and a library of the emulator, and returns a function that runs the program with arguments,
+// which come behind the core and a directory, and with variables of the emulator.
+func emulatedProgram(t *testing.T, source, emulated string) func(t *testing.T, arguments []string, variables ...string) (string, error) {
+	t.Helper()
+	built := builtEmulator(t, emulated)
 	lib, program := library(t), filepath.Join(t.TempDir(), "program")
 	compile(t, words("CC", "gcc"), "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", filepath.Join(root, "tests/cabi", source), "-o", program, "-ldl", "-lpthread")
 	return func(t *testing.T, arguments []string, variables ...string) (string, error) {
@@ -44,7 +51,7 @@ func emulatedProgram(t *testing.T, source, emulated string) func(t *testing.T, a
 		defer cancel()
 		cmd := exec.CommandContext(ctx, program, append([]string{lib, t.TempDir()}, arguments...)...)
 		cmd.WaitDelay = time.Second
-		cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(filepath.Dir(script), "build"), "EMULATOR_HOST_CLOCKS=thread", "EMULATOR_STALL_S=20")
+		cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+built, "EMULATOR_HOST_CLOCKS=thread", "EMULATOR_STALL_S=20")
 		cmd.Env = append(cmd.Env, variables...)
 		output, err := cmd.CombinedOutput()
 		return string(output[:min(len(output), 4000)]), err

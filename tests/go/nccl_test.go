@@ -20,13 +20,28 @@ import (
 // NVIDIA's name.
 func facadeOf(t *testing.T) (folder string) {
 	t.Helper()
+	return builtFacade(t, "nccl", "libnccl.so.2")
+}
+
+// sourcesOfFacade returns the sources of the frame and of what is a vendor's own, which nccl/ and hccl/ are.
+func sourcesOfFacade(t *testing.T, of string) (list []string) {
+	t.Helper()
+	for _, folder := range []string{"facade", of} {
+		sources, err := filepath.Glob(filepath.Join(root, folder, "*.c"))
+		require.NoError(t, err)
+		list = append(list, sources...)
+	}
+	return list
+}
+
+// builtFacade builds a facade from its sources, with the core beside it, as a file of the vendor's name in a folder of its own.
+func builtFacade(t *testing.T, of, file string) (folder string) {
+	t.Helper()
 	folder = t.TempDir()
-	sources, err := filepath.Glob(filepath.Join(root, "nccl/*.c"))
-	require.NoError(t, err)
-	script, err := filepath.Abs(filepath.Join(root, "nccl/exports.map"))
+	script, err := filepath.Abs(filepath.Join(root, of, "exports.map"))
 	require.NoError(t, err)
 	compile(t, words("CC", "gcc"), append([]string{"-std=c11", "-O1", "-g", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror", "-shared", "-Wl,-Bsymbolic", "-Wl,--no-undefined",
-		"-Wl,--version-script=" + script, "-Wl,-soname,libnccl.so.2", "-Wl,-z,nodelete", "-o", filepath.Join(folder, "libnccl.so.2"), "-ldl"}, sources...)...)
+		"-I" + filepath.Join(root, of), "-Wl,--version-script=" + script, "-Wl,-soname," + file, "-Wl,-z,nodelete", "-o", filepath.Join(folder, file), "-ldl"}, sourcesOfFacade(t, of)...)...)
 	core, err := filepath.EvalSymlinks(library(t))
 	require.NoError(t, err)
 	require.NoError(t, os.Symlink(core, filepath.Join(folder, "libsagecomm.so")))
@@ -57,22 +72,20 @@ func headersOfNCCL(t *testing.T) []string {
 // The facade is compiled without NVIDIA's header. With it, each function and number that differs is an error of the compiler.
 func TestFacadeFollowsTheHeaderOfNCCL(t *testing.T) {
 	headers := headersOfNCCL(t)
-	sources, err := filepath.Glob(filepath.Join(root, "nccl/*.c"))
-	require.NoError(t, err)
-	for _, source := range sources {
-		compile(t, words("CC", "gcc"), slices.Concat([]string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-DSAGECOMM_NCCL_HEADER"}, headers, []string{source})...)
+	for _, source := range sourcesOfFacade(t, "nccl") {
+		compile(t, words("CC", "gcc"), slices.Concat([]string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-DSAGECOMM_NCCL_HEADER", "-I" + filepath.Join(root, "nccl")}, headers, []string{source})...)
 	}
 }
 
-var ofNCCL = regexp.MustCompile(`^p?nccl[A-Z]\w+$`)
+var ofVendor = regexp.MustCompile(`^(nccl|Hccl)[A-Z]\w+$`)
 
-// functionsIn returns the functions of NCCL that a list names, one on a line.
+// functionsIn returns the functions of a vendor's library that a list names, one on a line.
 func functionsIn(t *testing.T, path string) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, path))
 	require.NoError(t, err)
 	for line := range strings.Lines(string(text)) {
-		if name := strings.TrimSpace(line); ofNCCL.MatchString(name) {
+		if name := strings.TrimSpace(line); ofVendor.MatchString(name) {
 			list = append(list, name)
 		}
 	}
@@ -88,15 +101,20 @@ func TestFacadeExportsWhatProgramsNeed(t *testing.T) {
 		want = append(want, name, "p"+name)
 	}
 	slices.Sort(want)
-	output, err := exec.Command("nm", "-D", "--defined-only", filepath.Join(facadeOf(t), "libnccl.so.2")).Output()
+	require.Equal(t, slices.Compact(want), exportedBy(t, filepath.Join(facadeOf(t), "libnccl.so.2")))
+}
+
+// exportedBy returns the sorted names that a library exports.
+func exportedBy(t *testing.T, file string) (list []string) {
+	t.Helper()
+	output, err := exec.Command("nm", "-D", "--defined-only", file).Output()
 	require.NoError(t, err)
-	var exported []string
 	for line := range strings.Lines(string(output)) {
 		fields := strings.Fields(line)
-		exported = append(exported, fields[len(fields)-1])
+		list = append(list, fields[len(fields)-1])
 	}
-	slices.Sort(exported)
-	require.Equal(t, slices.Compact(want), exported)
+	slices.Sort(list)
+	return list
 }
 
 // tests/cabi/nccl.c calls all of them.

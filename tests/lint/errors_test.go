@@ -103,7 +103,7 @@ func sources(t *testing.T) *corpus {
 	for e := syscall.Errno(1); e < 134; e++ {
 		c.add(e.Error())
 	}
-	for _, dir := range []string{"algo", "cshim", "export", "fusion", "internal", "nccl", "pgbackend", "torch_ext"} {
+	for _, dir := range []string{"algo", "cshim", "export", "facade", "fusion", "hccl", "internal", "nccl", "pgbackend", "torch_ext"} {
 		err := filepath.WalkDir(filepath.Join("../..", dir), func(path string, e fs.DirEntry, err error) error {
 			if err != nil || e.IsDir() || strings.HasSuffix(path, "_test.go") {
 				return err

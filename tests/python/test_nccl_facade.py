@@ -8,14 +8,12 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from facade_processes import in_processes
 from nccl_facade import FACADE, FLOAT32, INVALID_ARGUMENT, INVALID_USAGE, PYNCCL, SUM, Error, Library
 
 N = 24
@@ -73,32 +71,13 @@ def as_pynccl(unique_id: bytes, rank: int, size: int) -> None:
     library.call("ncclCommDestroy", comm)
 
 
-def _child(function: Callable[..., None], connection: Any, rank: int, size: int) -> None:
-    if rank == 0:
-        connection.send_bytes(Library().unique_id())
-    unique_id = connection.recv_bytes()
-    function(unique_id, rank, size)
-
-
-def in_processes(function: Callable[..., None], size: int) -> None:
-    context = get_context("spawn")
-    pipes = [context.Pipe() for _ in range(size)]
-    children = [
-        context.Process(target=_child, args=(function, theirs, rank, size)) for rank, (_, theirs) in enumerate(pipes)
-    ]
-    for child in children:
-        child.start()
-    unique_id = pipes[0][0].recv_bytes()
-    for mine, _ in pipes:
-        mine.send_bytes(unique_id)
-    for child in children:
-        child.join(60)
-    assert [child.exitcode for child in children] == [0] * size
+def unique_id() -> bytes:
+    return Library().unique_id()
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_are_processes(size: int) -> None:
-    in_processes(as_pynccl, size)
+    in_processes(as_pynccl, unique_id, size)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, pytest.param(8, marks=pytest.mark.long)])

@@ -1,5 +1,5 @@
 """Command line: sagecomm, or python -m sagecomm, with one of the verbs env, status, topo, explain, simulate, tune,
-bench and nccl-path.
+bench, nccl-path and hccl-path.
 
 A verb imports what it needs: torch takes seconds, and who asks for the status of a job should not wait for it.
 """
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_tuning(verb("tune", print_tuning, "measure every algorithm here and write the best ones into a tuning file"))
     add_benchmark(verb("bench", print_benchmark, "time operations, beside other backends in the same run"))
     verb("nccl-path", print_nccl_path, "print the path of the library that stands where NCCL stands")
+    verb("hccl-path", print_hccl_path, "print the path of the library that stands where HCCL stands")
     parsed = parser.parse_args(arguments)
     if parsed.run is None:
         parser.print_help()
@@ -93,9 +94,17 @@ def print_environment(parsed: argparse.Namespace) -> int:
 
 
 def print_nccl_path(parsed: argparse.Namespace) -> int:
-    path = Path(__file__).resolve().parent / "lib" / "libsagecomm_nccl.so"
+    return print_library(parsed, "libsagecomm_nccl.so")
+
+
+def print_hccl_path(parsed: argparse.Namespace) -> int:
+    return print_library(parsed, "libsagecomm_hccl.so")
+
+
+def print_library(parsed: argparse.Namespace, name: str) -> int:
+    path = Path(__file__).resolve().parent / "lib" / name
     if not path.exists():
-        raise RuntimeError(f"sagecomm: {path} is missing: run `make nccl` in a checkout, or install the wheel again")
+        raise RuntimeError(f"sagecomm: {path} is missing: run `make facades` in a checkout, or install the wheel again")
     print(json.dumps({"path": str(path)}) if parsed.json else path)
     return 0
 

@@ -1,0 +1,178 @@
+/* comm.c: communicators, which are groups of the core with what the vendor's interface asks for besides.
+ *
+ * A list has all of them, so that a pointer to one that was destroyed is an error and no fault. Whoever is inside a call holds its
+ * communicator, and the last one that leaves frees it. An abort on another thread ends joins and operations, waits until nobody touches
+ * buffers of the communicator's calls, and returns. A thread that waits for a stream touches none: comm_begin() refuses it afterwards. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "../internal/runner/annotate.h"
+#include "facade.h"
+
+pthread_mutex_t comm_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
+static comm_t all;
+
+/* A child of a fork must be able to take the lock, to be told that it cannot use its parent's communicators. */
+static void lock_all(void) { pthread_mutex_lock(&comm_lock); }
+static void unlock_all(void) { pthread_mutex_unlock(&comm_lock); }
+static void watch_forks(void) { pthread_atfork(lock_all, unlock_all, unlock_all); }
+
+comm_t comm_make(bool blocking) {
+  static pthread_once_t watched = PTHREAD_ONCE_INIT;
+  pthread_once(&watched, watch_forks);
+  comm_t comm = calloc(1, sizeof *comm);
+  if (comm == NULL) return NULL;
+  comm->holders = 1;
+  comm->blocking = blocking;
+  comm->device = driver_device();
+  comm->context = driver_context();
+  pthread_mutex_lock(&comm_lock);
+  comm->next = all;
+  all = comm;
+  pthread_mutex_unlock(&comm_lock);
+  return comm;
+}
+
+/* Requires: the lock. */
+static bool exists(comm_t comm) {
+  for (comm_t each = all; each != NULL; each = each->next) {
+    if (each == comm) return !each->destroyed;
+  }
+  return false;
+}
+
+facade_result comm_hold(comm_t comm, const char *function) {
+  if (comm == NULL) return fail(NULL, RESULT_NULL, "sagecomm: %s: comm is NULL", function);
+  pthread_mutex_lock(&comm_lock);
+  bool here = exists(comm);
+  if (here) comm->holders++;
+  pthread_mutex_unlock(&comm_lock);
+  if (here) return RESULT_OK;
+  return fail(NULL, RESULT_ARGUMENT, "sagecomm: %s: comm is no communicator of this process, or was destroyed",
+              function);
+}
+
+facade_result comm_enter(comm_t comm, const char *function) {
+  facade_result result = comm_hold(comm, function);
+  if (result != RESULT_OK) return result;
+  pthread_mutex_lock(&comm_lock);
+  result = comm->state;
+  bool joined = comm->group != 0;
+  pthread_mutex_unlock(&comm_lock);
+  if (result == RESULT_IN_PROGRESS) {
+    result = fail(NULL, RESULT_ARGUMENT, "sagecomm: %s: " FACADE_IN_PROGRESS, function);
+  } else if (result == RESULT_OK && !joined) {
+    result =
+        fail(NULL, RESULT_USAGE,
+             "sagecomm: %s: the communicator was finalized, or the group call that makes it has not ended", function);
+  }
+  if (result != RESULT_OK) comm_release(comm);
+  return result;
+}
+
+void comm_release(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  bool last = --comm->holders == 0;
+  if (last) {
+    comm_t *at = &all;
+    while (*at != comm) at = &(*at)->next;
+    *at = comm->next;
+  }
+  pthread_mutex_unlock(&comm_lock);
+  if (!last) return;
+  sagecomm_error err;
+  if (comm->group != 0) core()->group_destroy(comm->group, &err); /* fails only if there is no such group any more */
+  free(comm->reductions);
+  free(comm);
+}
+
+bool comm_begin(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  bool here = !comm->aborted;
+  if (here) comm->issuing++;
+  pthread_mutex_unlock(&comm_lock);
+  return here;
+}
+
+void comm_finish(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  if (--comm->issuing == 0) pthread_cond_broadcast(&finished);
+  pthread_mutex_unlock(&comm_lock);
+}
+
+facade_result comm_end(comm_t comm, const char *function, const char *reason) {
+  facade_result result = comm_hold(comm, function);
+  if (result != RESULT_OK) return result;
+  pthread_mutex_lock(&comm_lock);
+  bool first = !comm->destroyed; /* two threads may both hold it here */
+  comm->destroyed = true;
+  if (reason != NULL) comm->aborted = true;
+  if (first) comm->holders--;
+  sagecomm_group group = comm->group;
+  pthread_mutex_unlock(&comm_lock);
+  if (reason != NULL) {
+    sagecomm_error err;
+    __atomic_store_n(&comm->cancelled, 1, __ATOMIC_RELEASE);
+    if (first && group != 0) core()->group_abort(group, reason, &err);
+    pthread_mutex_lock(&comm_lock);
+    while (comm->issuing > 0) pthread_cond_wait(&finished, &comm_lock);
+    pthread_mutex_unlock(&comm_lock);
+  }
+  comm_release(comm);
+  return RESULT_OK;
+}
+
+void comm_set_state(comm_t comm, facade_result state) {
+  pthread_mutex_lock(&comm_lock);
+  comm->state = state;
+  pthread_mutex_unlock(&comm_lock);
+}
+
+bool comm_joined(comm_t comm, sagecomm_group group, int rank, int size) {
+  pthread_mutex_lock(&comm_lock);
+  bool wanted = !comm->destroyed;
+  if (wanted) {
+    comm->group = group;
+    comm->rank = rank;
+    comm->size = size;
+  }
+  pthread_mutex_unlock(&comm_lock);
+  return wanted;
+}
+
+sagecomm_group comm_group(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  sagecomm_group group = comm->group;
+  pthread_mutex_unlock(&comm_lock);
+  return group;
+}
+
+facade_result comm_state(comm_t comm, const char *function, facade_result *error) {
+  if (error == NULL) return fail(NULL, RESULT_NULL, "sagecomm: %s: asyncError is NULL", function);
+  facade_result result = comm_hold(comm, function);
+  if (result != RESULT_OK) return result;
+  pthread_mutex_lock(&comm_lock);
+  *error = comm->state;
+  sagecomm_group group = comm->group;
+  pthread_mutex_unlock(&comm_lock);
+  if (*error == RESULT_OK) {
+    scr_note_acquired(comm); /* what a thread of this library has done for it */
+    sagecomm_error err = {0};
+    int32_t status = group == 0 ? SAGECOMM_OK : core()->group_error(group, &err);
+    if (status < 0) *error = failed(comm, status, &err);
+  }
+  comm_release(comm);
+  return RESULT_OK;
+}
+
+facade_result comm_ask(comm_t comm, const char *function, int what, int *answer) {
+  if (answer == NULL) return fail(NULL, RESULT_NULL, "sagecomm: %s: the result's place is NULL", function);
+  facade_result result = comm_hold(comm, function);
+  if (result != RESULT_OK) return result;
+  pthread_mutex_lock(&comm_lock);
+  *answer = what == ASK_SIZE ? comm->size : what == ASK_RANK ? comm->rank : comm->device;
+  pthread_mutex_unlock(&comm_lock);
+  comm_release(comm);
+  return RESULT_OK;
+}

@@ -1,0 +1,258 @@
+/* facade.h: the frame of the libraries that stand where a vendor's collectives library stands (docs/nccl.md, docs/hccl.md). It
+ * translates calls of such a library into calls of the core's C ABI (export/sagecomm.h) and decides nothing. It is compiled once for
+ * each of them: nccl/ and hccl/ have an abi.h with the vendor's types and numbers, and the functions that they export.
+ *
+ *   core.c     opens the core, and gives its errors the vendor's numbers and texts
+ *   comm.c     communicators: which ones there are, who is inside one, their end
+ *   join.c     jobs that make communicators
+ *   group.c    group calls, and how the calls in between are issued
+ *   request.c  collectives, sends and recvs as their user asks for them
+ *   issue.c    hands calls to the core, and orders their streams
+ *
+ * Beside abi.h, each of them has a driver.c, the few functions of the vendor's runtime that the frame calls itself.
+ */
+#ifndef SAGECOMM_FACADE_H
+#define SAGECOMM_FACADE_H
+
+#include <abi.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../export/sagecomm.h"
+
+#define SECOND INT64_C(1000000000)
+
+typedef struct FACADE_COMM *comm_t;
+
+/* ---- core.c ---- */
+
+enum { TEXT_BYTES = 1024 };
+
+/* Returns the core's functions, or NULL; then the last error says why. */
+const sagecomm_api *core(void);
+
+/* Sets the last error of this thread, and of a communicator if there is one, and returns the result. */
+facade_result fail(comm_t comm, facade_result result, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Makes a text of another thread the last error of this one. */
+void remember(facade_result result, const char *text);
+/* Returns the last error of this thread. */
+const char *last_error(void);
+/* Returns a copy of the last error of this thread, or of a communicator if that is newer. It is valid until this thread asks again. */
+const char *newest_error(comm_t comm);
+/* The same for a thread whose last call gave this result; otherwise NULL. */
+const char *error_behind(facade_result result);
+
+/* Returns the result for a status below zero of the core, with its text as the last error. */
+facade_result failed(comm_t comm, int32_t status, const sagecomm_error *err);
+
+/* Makes a unique id. */
+facade_result unique_id(uint8_t id[SAGECOMM_ID_BYTES]);
+
+/* Each of the libraries has the rest: its mark, by which an engine of the core knows that it must not call it; its file; and where its
+ * users look for errors. */
+extern int FACADE_MARK;
+void facade_print(const char *text);
+
+/* ---- driver.c of each library ---- */
+
+/* What the process has of the vendor's runtime. A process that has not loaded it uses no device, so nothing loads it here. */
+bool driver_present(void);
+/* Returns the current device of this thread, -1 if there is none. */
+int driver_device(void);
+/* Returns the current context of this thread, NULL if there is none. */
+void *driver_context(void);
+/* Returns the context of a device, NULL if there is none. */
+void *driver_context_of(int device);
+/* Makes a context current on this thread, unless it is NULL, and returns the one that was. */
+void *driver_enter(void *context);
+void driver_leave(void *before, void *context);
+/* The rest returns 0, or the number of the driver's error. */
+int driver_copy(void *to, const void *from, size_t bytes, void *stream);
+int driver_synchronize(void *stream);
+/* Makes `then` wait for what `first` holds now. */
+int driver_order(void *first, void *then);
+bool driver_captures(void *stream);
+
+/* ---- comm.c ---- */
+
+/* A reduction that multiplies by a factor first: SAGECOMM_PREMUL_SUM. */
+typedef struct reduction {
+  bool exists;
+  int type;
+  double factor;
+  const void *scalar; /* where the factor is to be read when an operation is issued, NULL: `factor` is it */
+} reduction;
+
+struct FACADE_COMM {
+  comm_t next;
+  int rank, size;
+  char name[128]; /* of the group, the same on all ranks */
+  int device;     /* that was current when it was made, -1: none */
+  void *context;  /* of that device */
+  bool blocking;
+  int64_t operations_ns; /* how long an operation may take */
+  int32_t cancelled;     /* not 0: its join is to end; atomic */
+  /* The rest is protected by the lock of comm.c. */
+  int holders; /* calls and threads that use it, and 1 until it is destroyed */
+  int issuing; /* of the threads that hold it, those that may touch the buffers of calls */
+  bool destroyed, aborted;
+  bool deriving;         /* a split or a shrink of it goes on */
+  sagecomm_group group;  /* 0: it has not joined yet */
+  facade_result state;   /* of a communicator that does not block: RESULT_IN_PROGRESS, or how the last call ended */
+  char text[TEXT_BYTES]; /* its last error, and when that was in the order of all errors */
+  uint64_t text_number;
+  reduction *reductions;
+  int n_reductions;
+};
+
+/* Makes a communicator that has not joined. NULL: no memory. */
+comm_t comm_make(bool blocking);
+/* Returns RESULT_OK and holds the communicator, or the last error says that there is no such communicator. */
+facade_result comm_hold(comm_t comm, const char *function);
+/* Like comm_hold(), for a call that needs a communicator that is ready: joined, not failed, nothing in progress. */
+facade_result comm_enter(comm_t comm, const char *function);
+/* Ends a hold. The last one destroys the group and frees the communicator. */
+void comm_release(comm_t comm);
+/* Ends a communicator for its user; `reason` ends its join and aborts its operations first, and waits until no thread of this library
+ * touches buffers of its calls. */
+facade_result comm_end(comm_t comm, const char *function, const char *reason);
+/* Begins and ends what touches the buffers of calls. Returns false if the communicator was aborted. Requires: it is held. */
+bool comm_begin(comm_t comm);
+void comm_finish(comm_t comm);
+void comm_set_state(comm_t comm, facade_result state);
+/* Gives the group to a communicator that has joined. Returns false if it was destroyed meanwhile. */
+bool comm_joined(comm_t comm, sagecomm_group group, int rank, int size);
+/* Returns the group of a communicator, 0 if it has none. */
+sagecomm_group comm_group(comm_t comm);
+/* Sets *error to the state of a communicator, or to the failure of its group. */
+facade_result comm_state(comm_t comm, const char *function, facade_result *error);
+/* What comm_ask() asks for. */
+enum { ASK_SIZE, ASK_RANK, ASK_DEVICE };
+facade_result comm_ask(comm_t comm, const char *function, int what, int *answer);
+/* Protects all communicators. */
+extern pthread_mutex_t comm_lock;
+
+/* ---- group.c ---- */
+
+/* Blocks of different lengths, and pieces of memory that lie apart. */
+typedef struct call_lists {
+  sagecomm_segment *in, *out;
+  uint64_t *in_blocks, *out_blocks; /* bytes; NULL: blocks are equal */
+} call_lists;
+
+/* A collective, send or recv. */
+typedef struct call {
+  sagecomm_op op;
+  sagecomm_segment in, out;
+  call_lists *lists;     /* in place of `in` and `out`; owned: one allocation. NULL: there is one piece of each */
+  const void *copy_from; /* a broadcast whose root has two buffers: what is copied into `out` first */
+  const void *scalar;    /* of a reduction: where its factor is */
+  uint8_t scalar_type;   /* sagecomm_dtype */
+} call;
+
+/* A job is what one communicator has to do at once: to be made, or some calls. It holds its communicators. */
+typedef struct job {
+  struct job *next;
+  enum { JOB_JOIN, JOB_SPLIT, JOB_SHRINK, JOB_SUBSET, JOB_CALLS } kind;
+  comm_t comm;                   /* whose state tells how the job goes on, unless there is a child */
+  comm_t child;                  /* of a split, shrink or subset; NULL: this rank gets none */
+  uint8_t id[SAGECOMM_ID_BYTES]; /* join */
+  int64_t timeout_ns;            /* of all but calls */
+  int color, key;                /* split */
+  char name[128];                /* of the new group */
+  int *ranks;                    /* owned; shrink: those that are left out; subset: those that form the new group */
+  int n_ranks;
+  uint64_t label; /* of a subset */
+  bool aborts;    /* a shrink that aborts its parent */
+  call *calls;    /* owned */
+  int n_calls, room;
+  comm_t *made; /* where the user wants the new communicator; set to NULL if it cannot be made */
+  bool blocking;
+  pthread_t thread;
+  bool started;
+  bool derives; /* it has set `deriving` of its communicator */
+  facade_result result;
+  char text[TEXT_BYTES];
+} job;
+
+/* Adds a job to the group of this thread, or runs it if there is none. It owns the job. */
+facade_result job_submit(job *j);
+void job_free(job *j);
+/* Does what a job is for. */
+facade_result job_run(job *j);
+/* Adds a call to the group of this thread, or issues it if there is none; it owns the call's lists. Requires: the caller holds the
+ * communicator. */
+facade_result call_submit(comm_t comm, const char *function, call *c);
+facade_result out_of_memory(const char *function);
+/* Returns `result`, which GroupEnd() returns as well if this is inside a group. */
+facade_result refused(facade_result result);
+
+/* Reserves a parent for a split or shrink. Returns false if another one goes on: the ranks could not tell which is which. */
+bool job_derive(job *j);
+
+void group_start(void);
+facade_result group_end(void);
+/* Ends a group call without its calls. Returns false if there is none. */
+bool group_drop(void);
+
+/* ---- join.c ---- */
+
+/* Makes the job of one rank that joins at an id, and its communicator, which *made becomes. */
+facade_result join_job(const char *function, comm_t *made, int size, const uint8_t *id, int rank, bool blocking,
+                       job **j);
+/* Makes the job of a split, shrink or subset; it takes `ranks`. `with_child`: this rank is in the new group. NULL: no memory, or the
+ * parent has another split or shrink under way, and the last error says so. Subsets have labels, so there may be several. Requires: the caller holds the parent; the job has the hold then. */
+job *derive_job(const char *function, comm_t parent, int kind, bool with_child, bool blocking, int *ranks, int n,
+                comm_t *made);
+/* Makes a communicator for each rank of a group in this process. devices[i] is that of rank i; NULL: i. */
+facade_result join_all(const char *function, comm_t *made, int n, const int *devices);
+/* Holds the parent of a shrink, which may have failed. */
+facade_result hold_joined(comm_t comm, const char *function);
+facade_result join_submit(job *j);
+facade_result join_run(job *j);
+/* Ends the communicator that a job was to make. */
+void join_dropped(job *j);
+
+/* ---- request.c ---- */
+
+/* A type of data of the vendor's. */
+typedef struct facade_type {
+  uint8_t dtype, bytes; /* sagecomm_dtype; bytes 0: there is no such type */
+  bool only_moves;      /* it is moved as another type, or as several elements of one, so it cannot be reduced */
+} facade_type;
+extern const facade_type facade_types[];
+extern const int facade_n_types;
+
+/* A call as its user makes it. Counts are of elements. */
+typedef struct request {
+  const char *function;
+  sagecomm_kind kind;
+  const void *send;
+  void *recv;
+  size_t count;
+  int type, op, root;
+  void *stream;
+  /* For each rank, where blocks have different lengths; NULL: `count` is that of all. Offsets NULL: blocks follow one another. */
+  const uint64_t *send_counts, *send_offsets, *recv_counts, *recv_offsets;
+} request;
+
+/* Sets the reduction of a call; each of the libraries has its own. */
+facade_result facade_reduction(const request *r, comm_t comm, call *c);
+bool type_known(int type);
+/* Checks what the core cannot see, and fills in a call. Leaves `kind` SAGECOMM_KIND_COUNT where there is nothing to do. Requires: the
+ * caller holds the communicator. */
+facade_result request_translate(const request *r, comm_t comm, call *c);
+facade_result request_submit(const request *r, comm_t comm);
+/* Reads a factor, behind what the stream holds where it is in memory of a device. */
+facade_result read_factor(comm_t comm, const void *scalar, uint8_t dtype, void *stream, double *factor);
+
+/* ---- issue.c ---- */
+
+/* Issues calls of one communicator and waits for those on host memory. */
+facade_result calls_run(comm_t comm, call *calls, int n);
+
+#endif
