@@ -1,0 +1,171 @@
+package tcp
+
+import (
+	"errors"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// loopback is a network namespace with a loopback device, which a test can cut. The calling goroutine stays in it.
+type loopback struct{ fd int }
+
+// newLoopback puts the calling thread into a network namespace of its own, and skips the test where that is not permitted.
+func newLoopback(t *testing.T) *loopback {
+	t.Helper()
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine of the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Skipf("network namespaces are not permitted here: %v", err)
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	l := &loopback{fd}
+	l.set(t, true)
+	return l
+}
+
+func (l *loopback) set(t *testing.T, up bool) {
+	t.Helper()
+	r, err := unix.NewIfreq("lo")
+	require.NoError(t, err)
+	if up {
+		r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	} else {
+		r.SetUint16(0)
+	}
+	_, _, no := unix.Syscall(unix.SYS_IOCTL, uintptr(l.fd), unix.SIOCSIFFLAGS, uintptr(unsafe.Pointer(r)))
+	require.Zero(t, no)
+}
+
+// A network that carries nothing any more is noticed on both sides, within the bound, although neither of them sends anything: heartbeats do.
+func TestCutNetwork(t *testing.T) {
+	network := newLoopback(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	l := a.linkTo(t, b)
+	b.linkOf(t, a)
+	require.NoError(t, l.Send(1, message(1), []byte("x")))
+	b.await(t, 1)
+	network.set(t, false)
+	began := time.Now()
+	why := a.awaitLoss(t)
+	require.ErrorIs(t, why, errUnacknowledged)
+	require.ErrorIs(t, b.awaitLoss(t), errUnacknowledged)
+	t.Logf("noticed after %v: %v", time.Since(began), why)
+	require.Less(t, time.Since(began), 3*time.Second+soon/4) // 3 s, and what a busy machine adds
+	var lost *LostError
+	require.True(t, errors.As(why, &lost))
+	require.Equal(t, b.id, lost.Peer)
+}
+
+// fast is short, and long enough for a busy machine to acknowledge.
+var fast = Timing{Beat: 20 * time.Millisecond, Unacked: 500 * time.Millisecond, Greeting: 5 * time.Second}
+
+// A process that does nothing while its kernel acknowledges is quiet, and not lost: it may be stopped. So is one behind a proxy that passes
+// nothing on. It goes on as if nothing had been.
+func TestQuietProcess(t *testing.T) {
+	noLeaks(t)
+	quick := func(c *Config) { c.Timing = fast }
+	a, b := newEnd(t, quick), newEnd(t, quick)
+	direct := b.at
+	r := newRelay(t, direct[0])
+	b.at = []netip.AddrPort{r.address()}
+	l := a.linkTo(t, b)
+	b.linkOf(t, a)
+	r.mu.Lock() // the relay stops passing on what the dialer sends, and hears it all
+	require.Eventually(t, func() bool { return b.linkOf(t, a).Quiet() > 3*fast.Unacked }, soon, 10*time.Millisecond)
+	require.NoError(t, l.Err())
+	r.mu.Unlock()
+	require.Eventually(t, func() bool { return b.linkOf(t, a).Quiet() < fast.Unacked }, soon, time.Millisecond)
+	require.NoError(t, l.Send(1, message(1), []byte("x")))
+	require.Equal(t, "x", b.await(t, 1)[0].body)
+}
+
+// A receiver that is slow, with a full window, is no loss either; heartbeats do not pile up.
+func TestSlowReceiver(t *testing.T) {
+	noLeaks(t)
+	quick := func(c *Config) { c.Timing = fast }
+	a, b := newEnd(t, quick), newEnd(t, quick)
+	held := make(chan struct{})
+	slow := make(chan struct{})
+	b.set(func(int, *Header) ([][]byte, error) {
+		select {
+		case <-held:
+		default:
+			close(held)
+			<-slow
+		}
+		return nil, nil
+	})
+	l := a.linkTo(t, b)
+	const messages = 200
+	sent := make(chan error, 1)
+	go func() {
+		for n := range uint64(messages) {
+			if err := l.Send(1, message(n+1), make([]byte, MaxMessage)); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- nil
+	}()
+	<-held
+	began := time.Now()
+	require.Eventually(t, func() bool { return time.Since(began) > 3*fast.Unacked }, soon, 10*time.Millisecond)
+	require.NoError(t, l.Err())
+	require.NoError(t, b.linkOf(t, a).Err())
+	close(slow)
+	require.NoError(t, <-sent)
+	b.await(t, messages)
+}
+
+// After a stop of this process, what was not acknowledged meanwhile is not held against others.
+func TestOwnStop(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	l := a.linkTo(t, b)
+	c := l.conns[1]
+	c.acked.since = time.Now().Add(-time.Hour)
+	require.NoError(t, l.look(time.Now(), true))
+	require.Less(t, time.Since(c.acked.since), soon)
+}
+
+// Every connection that is idle sends heartbeats.
+func TestHeartbeats(t *testing.T) {
+	noLeaks(t)
+	quick := func(c *Config) { c.Timing = fast }
+	a, b := newEnd(t, quick), newEnd(t, quick)
+	a.linkTo(t, b)
+	l := b.linkOf(t, a)
+	for _, c := range l.conns {
+		first := c.heard.Load()
+		require.Eventually(t, func() bool { return c.heard.Load() > first+int64(2*fast.Beat) }, soon, time.Millisecond)
+	}
+	require.Zero(t, b.count())
+}
+
+// A process that ends is noticed at once, by its kernel.
+func TestProcessEnds(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	l := a.linkTo(t, b)
+	b.linkOf(t, a)
+	for _, c := range l.conns {
+		_ = c.tcp.SetLinger(0) // as the kernel does for a process that is killed with data unread
+	}
+	a.Close()
+	why := b.awaitLoss(t)
+	require.NotErrorIs(t, why, errUnacknowledged)
+	select {
+	case again := <-b.lost:
+		require.Fail(t, "lost twice", again)
+	case again := <-a.lost:
+		require.Fail(t, "a node that is closed calls nobody", again)
+	default:
+	}
+}

@@ -1,0 +1,62 @@
+package tcp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"sagecomm/internal/handshake"
+)
+
+// Identity is the name of a process among those of a job, drawn at random.
+type Identity [16]byte
+
+// linkProtocol is the handshake of a connection of a link.
+var linkProtocol = handshake.Protocol{Magic: "sagelnk1", Label: "sagecomm link", Limit: introductionBytes}
+
+// version of section 16 of docs/protocol.md.
+const version = 1
+
+// introduction says, behind the handshake, which connection this is.
+type introduction struct {
+	from, to Identity
+	attempt  uint64 // all connections of a link have the same
+	index    uint8  // of the connection
+	data     uint8  // number of data connections
+}
+
+const introductionBytes = 1 + 16 + 16 + 8 + 1 + 1
+
+// MaxData bounds the data connections of a link.
+const MaxData = 16
+
+func (i introduction) encode() []byte {
+	out := append(append([]byte{version}, i.from[:]...), i.to[:]...)
+	return append(binary.LittleEndian.AppendUint64(out, i.attempt), i.index, i.data)
+}
+
+var errIntroduction = errors.New("it does not say which connection it is")
+
+func parseIntroduction(from []byte) (i introduction, err error) {
+	if len(from) != introductionBytes {
+		return i, errIntroduction
+	}
+	if from[0] != version {
+		return i, fmt.Errorf("it speaks version %d of the protocol between hosts, and this process version %d", from[0], version)
+	}
+	copy(i.from[:], from[1:])
+	copy(i.to[:], from[17:])
+	i.attempt, i.index, i.data = binary.LittleEndian.Uint64(from[33:]), from[41], from[42]
+	if i.data == 0 || i.data > MaxData || i.index > i.data {
+		return i, errIntroduction
+	}
+	return i, nil
+}
+
+// Answers to an introduction.
+const (
+	admitted   byte = 'a'
+	crossed    byte = 'c' // this process is dialing, and its connections are the ones that are kept
+	notWanted  byte = 'n' // there is, or was, a link already, or the introduction is for another process
+	otherSetup byte = 's' // the processes have other numbers of data connections
+)

@@ -1,0 +1,332 @@
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestFramesComeInOrder(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	l := a.linkTo(t, b)
+	back := b.linkOf(t, a)
+	require.Equal(t, a.id, back.Peer())
+	require.Equal(t, 2, l.Data())
+	const each = 500
+	var all sync.WaitGroup
+	for on := range 3 {
+		all.Go(func() {
+			for n := range uint64(each) {
+				h, body := message(n+1), bytes.Repeat([]byte{byte(n)}, int(n)%40)
+				if on == control {
+					h, body = &Header{Kind: Collect, Group: 9, Number: n + 1}, nil
+				}
+				require.NoError(t, l.Send(on, h, body))
+			}
+		})
+	}
+	all.Wait()
+	require.NoError(t, back.Send(1, message(1), []byte("back"))) // the link that b got is the one that a has made
+	next := [3]uint64{}
+	for _, f := range b.await(t, 3*each) {
+		next[f.on]++
+		require.Equal(t, next[f.on], f.h.Number)
+		if f.on != control {
+			want := *message(f.h.Number)
+			want.Bytes = uint32(len(f.body))
+			require.Equal(t, want, f.h)
+			require.Equal(t, string(bytes.Repeat([]byte{byte(f.h.Number - 1)}, int(f.h.Number-1)%40)), f.body)
+		}
+	}
+	require.Equal(t, "back", a.await(t, 1)[0].body)
+}
+
+// Long payloads go straight to where the receiver has posted, in pieces of any number and length.
+func TestPayloadsGoToTheirPlaces(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	l := a.linkTo(t, b)
+	const messages = 100
+	in, out := make([]byte, messages*MaxMessage), make([]byte, messages*MaxMessage)
+	r := rand.NewChaCha8([32]byte{1})
+	_, _ = r.Read(in)
+	at := 0
+	b.set(func(_ int, h *Header) (list [][]byte, err error) {
+		for rest := out[at : at+int(h.Bytes)]; len(rest) > 0; {
+			n := min(len(rest), 1+rand.IntN(20_000)) // from 4 segments to some hundred
+			if h.Number%3 == 0 {
+				n = min(len(rest), 200)
+			}
+			list = append(list, rest[:n:n])
+			rest = rest[n:]
+		}
+		at += int(h.Bytes)
+		return append(list, nil), nil // a segment of no bytes is none
+	})
+	sent := 0
+	for n := range uint64(messages) {
+		bytes := MaxMessage - int(n%5)*17
+		half := bytes / 3
+		require.NoError(t, l.Send(1, message(n+1), in[sent:sent+half], nil, in[sent+half:sent+bytes]))
+		sent += bytes
+	}
+	b.await(t, messages)
+	require.True(t, bytes.Equal(in[:sent], out[:sent]))
+}
+
+// A frame that the receiver has not posted ends the link on both sides. No byte of its payload is taken.
+func TestFramesBeyondTheCredit(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	const window = 4
+	b.set(func(_ int, h *Header) ([][]byte, error) {
+		if h.Number > window {
+			return nil, fmt.Errorf("message %d, and room for %d", h.Number, window)
+		}
+		return nil, nil
+	})
+	l := a.linkTo(t, b)
+	for n := range uint64(window) {
+		require.NoError(t, l.Send(1, message(n+1), []byte("x")))
+	}
+	b.await(t, window)
+	_ = l.Send(1, message(window+1), make([]byte, 60_000)) // the other end may be gone before all is sent
+	require.ErrorContains(t, b.awaitLoss(t), "message 5, and room for 4")
+	require.Error(t, a.awaitLoss(t))
+	require.Equal(t, window, b.count())
+	require.Error(t, l.Send(1, message(1)))
+	_, err := a.dialTo(b)
+	require.Error(t, err, "a lost link is not made again")
+}
+
+func TestFramesThatNoProcessSends(t *testing.T) {
+	noLeaks(t)
+	for name, spoil := range map[string]func(h *[HeaderBytes]byte){
+		"unknown kind": func(h *[HeaderBytes]byte) { h[0] = 200 },
+		"kind 0":       func(h *[HeaderBytes]byte) { h[0] = 0 },
+		"too long":     func(h *[HeaderBytes]byte) { h[6] = 2 },
+		"longest":      func(h *[HeaderBytes]byte) { h[7] = 255 },
+		"reserved":     func(h *[HeaderBytes]byte) { h[63] = 1 },
+		"field":        func(h *[HeaderBytes]byte) { h[56] = 1 },
+		"connection":   func(h *[HeaderBytes]byte) { h[0] = byte(Collect) },
+	} {
+		a, b := newEnd(t, nil), newEnd(t, nil)
+		l := a.linkTo(t, b)
+		var text [HeaderBytes]byte
+		message(1).Encode(&text)
+		spoil(&text)
+		_, err := l.conns[1].Write(text[:])
+		require.NoError(t, err)
+		require.ErrorIs(t, b.awaitLoss(t), errHeader, name)
+		require.Error(t, a.awaitLoss(t), name)
+		require.Zero(t, b.count())
+	}
+}
+
+func TestOwnFramesAreChecked(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	l := a.linkTo(t, b)
+	require.ErrorIs(t, l.Send(control, message(1)), errHeader)
+	require.ErrorIs(t, l.Send(1, message(1), make([]byte, MaxMessage+1)), errHeader)
+	require.NoError(t, l.Err())
+}
+
+// What comes in the middle of a frame, or instead of the rest of it, is a loss, and the place of the payload is free when Lost is called.
+func TestResetInTheMiddleOfAFrame(t *testing.T) {
+	noLeaks(t)
+	for name, cut := range map[string]func(c *conn){
+		"reset":  func(c *conn) { _ = c.tcp.SetLinger(0); _ = c.tcp.Close() },
+		"closed": func(c *conn) { _ = c.tcp.Close() },
+		"half":   func(c *conn) { _ = c.tcp.CloseWrite() },
+	} {
+		for _, at := range []int{10, HeaderBytes, HeaderBytes + 9_000, HeaderBytes + 20_000} {
+			place := make([]byte, 30_000)
+			a, b := newEnd(t, nil), newEnd(t, nil)
+			b.set(func(int, *Header) ([][]byte, error) { return [][]byte{place}, nil })
+			l := a.linkTo(t, b)
+			back := b.linkOf(t, a)
+			var text [HeaderBytes]byte
+			h := message(1)
+			h.Bytes = uint32(len(place))
+			h.Encode(&text)
+			_, err := l.conns[2].Write(append(text[:], make([]byte, len(place))...)[:at])
+			require.NoError(t, err)
+			cut(l.conns[2])
+			require.Error(t, b.awaitLoss(t), name)
+			place[0] = 1 // the race detector sees whether anybody still reads into it
+			require.Error(t, a.awaitLoss(t), name)
+			require.Error(t, back.Err())
+			require.Zero(t, b.count())
+		}
+	}
+}
+
+// Both processes dial at once, many times; each pair has one link, whatever the order.
+func TestBothDial(t *testing.T) {
+	noLeaks(t)
+	for range 30 {
+		a, b := newEnd(t, nil), newEnd(t, nil)
+		var all sync.WaitGroup
+		links := make([]*Link, 6)
+		for i := range links {
+			all.Go(func() {
+				from, to := a, b
+				if i%2 == 1 {
+					from, to = b, a
+				}
+				l, err := from.dialTo(to)
+				require.NoError(t, err)
+				links[i] = l
+			})
+		}
+		all.Wait()
+		require.Same(t, links[0], links[2])
+		require.Same(t, links[1], links[5])
+		require.NoError(t, links[0].Send(1, message(1), []byte("to b")))
+		require.NoError(t, links[1].Send(2, message(1), []byte("to a")))
+		require.Equal(t, "to b", b.await(t, 1)[0].body)
+		require.Equal(t, "to a", a.await(t, 1)[0].body)
+		a.Close()
+		b.Close()
+	}
+}
+
+func TestManyProcesses(t *testing.T) {
+	noLeaks(t)
+	var ends []*end
+	for range 6 {
+		ends = append(ends, newEnd(t, nil))
+	}
+	var all sync.WaitGroup
+	for _, from := range ends {
+		for _, to := range ends {
+			if from == to {
+				continue
+			}
+			all.Go(func() {
+				l, err := from.dialTo(to)
+				require.NoError(t, err)
+				require.NoError(t, l.Send(1, message(1), from.id[:]))
+			})
+		}
+	}
+	all.Wait()
+	for _, e := range ends {
+		seen := map[string]bool{}
+		for _, f := range e.await(t, len(ends)-1) {
+			seen[f.body] = true
+		}
+		require.Len(t, seen, len(ends)-1)
+	}
+}
+
+func TestIPv6AndSeveralAddresses(t *testing.T) {
+	noLeaks(t)
+	six := listenOn(t, "[::1]:0")
+	a, b := newEnd(t, nil), newEnd(t, nil, six)
+	gone := listenOn(t, "127.0.0.1:0")
+	nobody := gone.Addr().(*net.TCPAddr).AddrPort()
+	require.NoError(t, gone.Close())
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	l, err := a.Link(ctx, b.id, append(b.at[:0:0], nobody, b.at[0]))
+	require.NoError(t, err)
+	require.NoError(t, l.Send(1, message(1), []byte("six")))
+	require.Equal(t, "six", b.await(t, 1)[0].body)
+}
+
+func TestNobodyAnswers(t *testing.T) {
+	noLeaks(t)
+	a := newEnd(t, func(c *Config) {
+		c.Timing = Timing{Beat: time.Second, Unacked: time.Second, Greeting: 100 * time.Millisecond}
+	})
+	silent := listenOn(t, "127.0.0.1:0")
+	defer silent.Close()
+	b := newEnd(t, nil)
+	b.at = b.at[:0]
+	b.at = append(b.at, silent.Addr().(*net.TCPAddr).AddrPort())
+	_, err := a.dialTo(b)
+	require.ErrorContains(t, err, "no link to another host")
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err = a.Link(ctx, b.id, b.at)
+	require.ErrorIs(t, err, context.Canceled)
+	a.Close()
+	_, err = a.dialTo(b)
+	require.ErrorIs(t, err, errNodeClosed)
+}
+
+func TestNumbersOfConnectionsDiffer(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, func(c *Config) { c.Data = 1 })
+	_, err := a.dialTo(b)
+	require.ErrorContains(t, err, "another number of data connections")
+	c := newEnd(t, nil)
+	c.id, b.id = b.id, c.id // a looks for c where b listens
+	_, err = b.dialTo(c)
+	require.Error(t, err)
+	for _, data := range []int{0, MaxData + 1} {
+		_, err := NewNode(Config{Data: data}, nil)
+		require.Error(t, err)
+	}
+}
+
+// A thread that polls gets everything that comes while it attends, and the goroutines what comes otherwise.
+func TestThreadsAndGoroutinesTakeTurns(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	there, back := a.linkTo(t, b), b.linkOf(t, a)
+	const rounds = 400
+	done := make(chan struct{})
+	go func() { // b answers; in some rounds by polling
+		defer close(done)
+		for n := range rounds {
+			if n%3 == 0 {
+				back.Attend()
+				for b.count() <= n {
+					_, err := back.Poll()
+					require.NoError(t, err)
+				}
+				back.Leave()
+			} else {
+				b.await(t, n+1)
+			}
+			require.NoError(t, back.Send(1, message(uint64(n+1)), []byte("pong")))
+		}
+	}()
+	for n := range rounds {
+		require.NoError(t, there.Send(1, message(uint64(n+1)), make([]byte, n*30)))
+		if n%2 == 0 {
+			there.Attend()
+			for a.count() <= n {
+				_, err := there.Poll()
+				require.NoError(t, err)
+			}
+			there.Leave()
+		} else {
+			a.await(t, n+1)
+		}
+	}
+	<-done
+}
+
+// A thread that attends notices the loss as well.
+func TestLossWhileAThreadPolls(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	l := a.linkTo(t, b)
+	l.Attend()
+	b.Close()
+	require.Eventually(t, func() bool { _, err := l.Poll(); return err != nil }, soon, time.Millisecond)
+	require.Error(t, a.awaitLoss(t))
+	l.Leave()
+}

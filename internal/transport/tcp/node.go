@@ -1,0 +1,524 @@
+package tcp
+
+import (
+	"bytes"
+	"container/list"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"sagecomm/internal/handshake"
+)
+
+// Receiver takes what comes. Its functions are called by one thread at a time for a connection, and by several for a link. They must not
+// call Send, or wait for anything that comes over a link: two processes that do so would wait for each other.
+type Receiver interface {
+	// Place returns where the payload of a frame goes: as many bytes as the header says. The header is well-formed; Place compares it
+	// with what this process has posted. An error ends the link. h is valid during the call.
+	Place(from *Link, on int, h *Header) ([][]byte, error)
+	// Arrived is called when the payload lies where Place has said. An error ends the link.
+	Arrived(from *Link, on int, h *Header) error
+}
+
+// Config describes a node.
+type Config struct {
+	Self     Identity
+	Space    handshake.Space // name of the key
+	Key      handshake.Key   // of the job
+	Data     int             // data connections of each link
+	TLS      *tls.Config     // nil: not encrypted
+	Receiver Receiver
+	Lost     func(l *Link, why error) // called once for a link that is lost, when nothing of it is read or written any more; may be nil
+	Timing   Timing                   // zero: DefaultTiming
+}
+
+// maxStrangers bounds the connections that have proved nothing yet; the oldest one makes room for a new one.
+const maxStrangers = 256
+
+// Limits of what is read of a connection before both proofs are there.
+const (
+	maxBefore    = 4 << 10
+	maxBeforeTLS = 16 << 10 // certificates are a part of it
+)
+
+// Node is this process's end of all of its links.
+type Node struct {
+	config    Config
+	listeners []net.Listener
+	closing   chan struct{}
+	works     sync.WaitGroup
+
+	mu        sync.Mutex
+	closed    bool
+	peers     map[Identity]*peer
+	strangers *list.List // of net.Conn, the oldest one first
+}
+
+// peer is what the node knows of one process.
+type peer struct {
+	link     *Link // stays when it is lost, so that it is not made again
+	dialing  bool
+	incoming *incoming
+	changed  chan struct{} // closed, and replaced, when something of this has changed
+}
+
+// incoming are connections of one attempt of the other process, which are not complete yet.
+type incoming struct {
+	attempt uint64
+	conns   []net.Conn
+	tcp     []*net.TCPConn
+	ready   int
+	timer   *time.Timer
+}
+
+var (
+	errNodeClosed = errors.New("the links of this process were closed")
+	errCrossed    = errors.New("the other process is dialing as well")
+)
+
+// NewNode returns a node that admits what comes to the listeners. The node closes them.
+func NewNode(c Config, listeners []net.Listener) (*Node, error) {
+	if c.Data < 1 || c.Data > MaxData {
+		return nil, fmt.Errorf("sagecomm: %d data connections: a link has 1 to %d", c.Data, MaxData)
+	}
+	if c.Timing == (Timing{}) {
+		c.Timing = DefaultTiming
+	}
+	n := &Node{config: c, listeners: listeners, closing: make(chan struct{}), peers: map[Identity]*peer{}, strangers: list.New()}
+	for _, l := range listeners {
+		n.works.Go(func() { n.accept(l) })
+	}
+	n.works.Go(n.watch)
+	return n, nil
+}
+
+// Close ends all links, without a call of Lost. When it returns nothing of the node runs any more.
+// Requires: not within the receiver.
+func (n *Node) Close() {
+	n.mu.Lock()
+	if !n.closed {
+		n.closed = true
+		close(n.closing)
+	}
+	for _, l := range n.listeners {
+		_ = l.Close()
+	}
+	for e := n.strangers.Front(); e != nil; e = e.Next() {
+		_ = e.Value.(net.Conn).Close()
+	}
+	var links []*Link
+	for _, p := range n.peers {
+		n.forget(p)
+		if p.link != nil {
+			links = append(links, p.link)
+		}
+		p.signal()
+	}
+	n.mu.Unlock()
+	for _, l := range links {
+		l.lose(errNodeClosed)
+		<-l.gone
+	}
+	n.works.Wait()
+}
+
+func (n *Node) list() (links []*Link) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.peers {
+		if p.link != nil && p.link.Err() == nil {
+			links = append(links, p.link)
+		}
+	}
+	return links
+}
+
+// peer returns what is known of a process.
+// Requires: the lock.
+func (n *Node) peer(id Identity) *peer {
+	p := n.peers[id]
+	if p == nil {
+		p = &peer{changed: make(chan struct{})}
+		n.peers[id] = p
+	}
+	return p
+}
+
+func (p *peer) signal() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// forget drops connections of an attempt that is not complete.
+// Requires: the lock.
+func (n *Node) forget(p *peer) {
+	if p.incoming == nil {
+		return
+	}
+	p.incoming.timer.Stop()
+	for _, c := range p.incoming.tcp {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+	p.incoming = nil
+}
+
+// Link returns the link to a process that listens at one of the addresses, which are tried in their order. It makes the link if there is none. A
+// link that is lost is not made again: its reason is returned.
+func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort) (*Link, error) {
+	if id == n.config.Self {
+		return nil, errors.New("internal error: a link of a process to itself")
+	}
+	for {
+		n.mu.Lock()
+		p := n.peer(id)
+		changed := p.changed
+		switch {
+		case n.closed:
+			n.mu.Unlock()
+			return nil, errNodeClosed
+		case p.link != nil:
+			n.mu.Unlock()
+			return p.link, p.link.Err()
+		case !p.dialing && p.incoming == nil:
+			p.dialing = true
+			n.mu.Unlock()
+			err := n.dial(ctx, id, at)
+			n.mu.Lock()
+			p.dialing = false
+			changed = p.changed
+			there := p.link != nil
+			if err == nil || !errors.Is(err, errCrossed) {
+				p.signal()
+			}
+			n.mu.Unlock()
+			if err != nil && !errors.Is(err, errCrossed) && !there {
+				return nil, err
+			}
+			if !errors.Is(err, errCrossed) || there {
+				continue
+			}
+		default:
+			n.mu.Unlock()
+		}
+		// The other process is dialing, or another thread of this one.
+		timer := time.NewTimer(n.config.Timing.Greeting)
+		select {
+		case <-changed:
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		case <-n.closing:
+		}
+		timer.Stop()
+	}
+}
+
+// dial makes all connections of a link.
+func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort) (err error) {
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // never fails: it ends the process instead
+	i := introduction{from: n.config.Self, to: id, attempt: binary.LittleEndian.Uint64(random[:]), data: uint8(n.config.Data)}
+	conns, raws := make([]net.Conn, n.config.Data+1), make([]*net.TCPConn, n.config.Data+1)
+	defer func() {
+		for _, c := range raws {
+			if err != nil && c != nil {
+				_ = c.Close()
+			}
+		}
+	}()
+	for k := range conns {
+		i.index = uint8(k)
+		var why error
+		for a, address := range at {
+			if conns[k], raws[k], err = n.dialOne(ctx, address, i); err == nil {
+				at = at[a : a+1] // all connections of a link go to one address
+				break
+			}
+			if errors.Is(err, errCrossed) {
+				return err
+			}
+			why = errors.Join(why, fmt.Errorf("%v: %w", address, err))
+		}
+		if raws[k] == nil {
+			err = fmt.Errorf("sagecomm: no link to another host (SAGECOMM_SOCKET_IFNAME, SAGECOMM_PORT_RANGE): %w", errors.Join(why, ctx.Err()))
+			return err
+		}
+	}
+	return n.up(id, conns, raws, nil)
+}
+
+func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction) (c net.Conn, raw *net.TCPConn, err error) {
+	ctx, cancel := context.WithTimeout(ctx, n.config.Timing.Greeting)
+	defer cancel()
+	plain, err := (&net.Dialer{KeepAlive: -1}).DialContext(ctx, "tcp", at.String())
+	if err != nil {
+		return nil, nil, err
+	}
+	own := plain.(*net.TCPConn)
+	stop := context.AfterFunc(ctx, func() { _ = own.Close() })
+	defer func() {
+		if !stop() && err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			_ = own.Close()
+			c, raw = nil, nil
+		}
+	}()
+	deadline, _ := ctx.Deadline()
+	c, key := plain, n.config.Key
+	if n.config.TLS != nil {
+		secure := tls.Client(plain, n.config.TLS)
+		if err = secure.HandshakeContext(ctx); err != nil {
+			return nil, nil, err
+		}
+		if key, err = bound(key, secure); err != nil {
+			return nil, nil, err
+		}
+		c = secure
+	}
+	s, err := linkProtocol.Greet(c, n.config.Space, key, deadline)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err = c.SetDeadline(deadline); err != nil {
+		return nil, nil, err
+	}
+	if err = s.Send(i.encode()); err != nil {
+		return nil, nil, err
+	}
+	answer, err := s.Receive()
+	switch {
+	case err != nil:
+	case bytes.Equal(answer, []byte{admitted}):
+		err = c.SetDeadline(time.Time{})
+	case bytes.Equal(answer, []byte{crossed}):
+		err = errCrossed
+	case bytes.Equal(answer, []byte{otherSetup}):
+		err = errors.New("the other process has another number of data connections: use the same settings on all ranks")
+	default:
+		err = errors.New("the other process does not want this connection: it is another one than was looked for, or the link between the two was lost before")
+	}
+	return c, own, err
+}
+
+// up makes the link of complete connections, which are those of an attempt of the other process unless in is nil.
+func (n *Node) up(id Identity, conns []net.Conn, raws []*net.TCPConn, in *incoming) error {
+	l := &Link{node: n, peer: id, at: addressOf(raws[control]), began: time.Now(), gone: make(chan struct{})}
+	for k, c := range conns {
+		made, err := newConn(l, k, c, raws[k])
+		if err != nil {
+			return err
+		}
+		l.conns = append(l.conns, made)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.peer(id)
+	if n.closed {
+		return errNodeClosed
+	}
+	if p.link != nil {
+		return errors.New("internal error: two links to one process")
+	}
+	if p.incoming != in {
+		n.forget(p)
+	}
+	p.incoming = nil
+	p.link = l
+	p.signal()
+	l.start()
+	return nil
+}
+
+// ---- admitting ----
+
+// accept runs until the listener is closed.
+func (n *Node) accept(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil: // no descriptors, or a connection that was reset
+			select {
+			case <-n.closing:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		default:
+			raw := c.(*net.TCPConn)
+			_ = raw.SetKeepAlive(false) // heartbeats do that
+			n.mu.Lock()
+			if n.closed {
+				n.mu.Unlock()
+				_ = c.Close()
+				return
+			}
+			if n.strangers.Len() >= maxStrangers {
+				oldest := n.strangers.Front()
+				n.strangers.Remove(oldest)
+				_ = oldest.Value.(net.Conn).Close()
+			}
+			e := n.strangers.PushBack(c)
+			n.works.Go(func() { n.meet(raw, e) })
+			n.mu.Unlock()
+		}
+	}
+}
+
+// bounded is a connection of which only so much is read before the other end has proved something.
+type bounded struct {
+	net.Conn
+	left int // below 0: no bound
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	if b.left < 0 {
+		return b.Conn.Read(p)
+	}
+	if b.left == 0 {
+		return 0, handshake.ErrStranger
+	}
+	n, err := b.Conn.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
+}
+
+// meet makes the handshake with a stranger and takes the connection.
+func (n *Node) meet(raw *net.TCPConn, e *list.Element) {
+	c, i, s, err := n.admit(raw)
+	n.mu.Lock()
+	n.strangers.Remove(e) // does nothing if the stranger has made room for another one
+	n.mu.Unlock()
+	if err != nil {
+		_ = raw.Close()
+		return
+	}
+	in, answer := n.reserve(i, raw)
+	sent := s.Send([]byte{answer})
+	if answer != admitted {
+		_ = raw.Close()
+		return
+	}
+	if sent != nil || c.SetDeadline(time.Time{}) != nil {
+		n.giveUp(i.from, in)
+		return
+	}
+	n.take(i, in, c)
+}
+
+// admit makes the handshake.
+func (n *Node) admit(raw *net.TCPConn) (c net.Conn, i introduction, s *handshake.Session, err error) {
+	deadline := time.Now().Add(n.config.Timing.Greeting)
+	if err = raw.SetDeadline(deadline); err != nil {
+		return nil, i, nil, err
+	}
+	key := n.config.Key
+	limit := &bounded{Conn: raw, left: maxBefore}
+	c = limit
+	if n.config.TLS != nil {
+		limit.left = maxBeforeTLS
+		secure := tls.Server(limit, n.config.TLS)
+		if err = secure.Handshake(); err != nil {
+			return nil, i, nil, err
+		}
+		if key, err = bound(key, secure); err != nil {
+			return nil, i, nil, err
+		}
+		c = secure
+	}
+	s, _, err = linkProtocol.Admit(c, time.Until(deadline), func(name handshake.Space) (handshake.Key, bool) {
+		return key, name == n.config.Space
+	})
+	if err != nil {
+		return nil, i, nil, err
+	}
+	limit.left = -1
+	if err = c.SetDeadline(deadline); err != nil {
+		return nil, i, nil, err
+	}
+	body, err := s.Receive()
+	if err != nil {
+		return nil, i, nil, err
+	}
+	if n.config.TLS == nil {
+		c = raw
+	}
+	i, err = parseIntroduction(body)
+	return c, i, s, err
+}
+
+// reserve decides about a connection that has introduced itself, and keeps its place.
+func (n *Node) reserve(i introduction, raw *net.TCPConn) (*incoming, byte) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed || i.to != n.config.Self || i.from == n.config.Self {
+		return nil, notWanted
+	}
+	if int(i.data) != n.config.Data {
+		return nil, otherSetup
+	}
+	p := n.peer(i.from)
+	switch {
+	case p.link != nil:
+		return nil, notWanted
+	case p.dialing && bytes.Compare(n.config.Self[:], i.from[:]) < 0:
+		return nil, crossed
+	}
+	if p.incoming != nil && p.incoming.attempt != i.attempt { // that attempt was given up
+		n.forget(p)
+	}
+	if p.incoming == nil {
+		in := &incoming{attempt: i.attempt, conns: make([]net.Conn, i.data+1), tcp: make([]*net.TCPConn, i.data+1)}
+		in.timer = time.AfterFunc(n.config.Timing.Greeting, func() { n.giveUp(i.from, in) })
+		p.incoming = in
+	}
+	in := p.incoming
+	if in.tcp[i.index] != nil {
+		return nil, notWanted
+	}
+	in.tcp[i.index] = raw
+	return in, admitted
+}
+
+// giveUp drops an attempt of another process.
+func (n *Node) giveUp(from Identity, in *incoming) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p := n.peer(from); p.incoming == in {
+		n.forget(p)
+		p.signal()
+	}
+}
+
+// take adds a connection that was answered to its attempt, which may be complete now.
+func (n *Node) take(i introduction, in *incoming, c net.Conn) {
+	n.mu.Lock()
+	p := n.peer(i.from)
+	if p.incoming != in {
+		n.mu.Unlock()
+		return // it was closed with the attempt
+	}
+	in.conns[i.index] = c
+	in.ready++
+	complete := in.ready == len(in.conns)
+	n.mu.Unlock()
+	if !complete {
+		return
+	}
+	in.timer.Stop()
+	if err := n.up(i.from, in.conns, in.tcp, in); err != nil {
+		n.giveUp(i.from, in)
+	}
+}

@@ -1,0 +1,323 @@
+package tcp
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/handshake"
+)
+
+func (e *end) strangerCount() int {
+	e.Node.mu.Lock()
+	defer e.Node.mu.Unlock()
+	return e.strangers.Len()
+}
+
+func knock(t *testing.T, e *end) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", e.at[0].String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	require.NoError(t, c.SetDeadline(time.Now().Add(soon)))
+	return c
+}
+
+func TestWrongSecret(t *testing.T) {
+	noLeaks(t)
+	a := newEnd(t, nil)
+	for name, change := range map[string]func(*Config){
+		"key":   func(c *Config) { c.Key[0]++ },
+		"space": func(c *Config) { c.Space[0]++ },
+	} {
+		b := newEnd(t, change)
+		_, err := b.dialTo(a)
+		require.ErrorIs(t, err, handshake.ErrRefused, name)
+		_, err = a.dialTo(b)
+		require.ErrorIs(t, err, handshake.ErrRefused, name)
+	}
+	// A proof for a store of unique ids opens no link, with the same key.
+	store := handshake.Protocol{Magic: "sagestr1", Label: "sagecomm store", Limit: 100}
+	_, err := store.Greet(knock(t, a), testSpace, testKey, time.Now().Add(soon))
+	require.Error(t, err)
+	store.Magic = linkProtocol.Magic
+	_, err = store.Greet(knock(t, a), testSpace, testKey, time.Now().Add(soon))
+	require.ErrorIs(t, err, handshake.ErrRefused)
+}
+
+// relay passes connections on and keeps what the dialer has sent.
+type relay struct {
+	net.Listener
+	to   netip.AddrPort
+	mu   sync.Mutex
+	sent [][]byte
+	over []net.Conn
+}
+
+func newRelay(t *testing.T, to netip.AddrPort) *relay {
+	t.Helper()
+	r := &relay{Listener: listenOn(t, "127.0.0.1:0"), to: to}
+	go func() {
+		for {
+			c, err := r.Accept()
+			if err != nil {
+				return
+			}
+			go r.pass(c)
+		}
+	}()
+	t.Cleanup(r.end)
+	return r
+}
+
+func (r *relay) end() {
+	_ = r.Close()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.over {
+		_ = c.Close()
+	}
+}
+
+func (r *relay) pass(c net.Conn) {
+	d, err := net.Dial("tcp", r.to.String())
+	if err != nil {
+		_ = c.Close()
+		return
+	}
+	r.mu.Lock()
+	r.over = append(r.over, c, d)
+	k := len(r.sent)
+	r.sent = append(r.sent, nil)
+	r.mu.Unlock()
+	go func() {
+		_, _ = io.Copy(c, d)
+		_, _ = c.Close(), d.Close()
+	}()
+	buf := make([]byte, 4096)
+	for {
+		n, err := c.Read(buf)
+		if err != nil {
+			_, _ = c.Close(), d.Close()
+			return
+		}
+		r.mu.Lock()
+		r.sent[k] = append(r.sent[k], buf[:n]...)
+		r.mu.Unlock()
+		if _, err := d.Write(buf[:n]); err != nil {
+			_, _ = c.Close(), d.Close()
+			return
+		}
+	}
+}
+
+func (r *relay) address() netip.AddrPort { return r.Addr().(*net.TCPAddr).AddrPort() }
+
+// What was recorded of a link opens none.
+func TestReplay(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	r := newRelay(t, b.at[0])
+	direct := b.at
+	b.at = []netip.AddrPort{r.address()}
+	require.NoError(t, a.linkTo(t, b).Send(1, message(1), []byte("x")))
+	b.await(t, 1)
+	b.at = direct
+	a.Close()
+	require.Error(t, b.awaitLoss(t))
+	r.mu.Lock()
+	sent := r.sent
+	r.mu.Unlock()
+	require.Len(t, sent, 3)
+	for _, text := range sent {
+		c := knock(t, b)
+		_, _ = c.Write(text)
+		got, _ := io.ReadAll(c)
+		require.LessOrEqual(t, len(got), handshake.NonceBytes)
+	}
+	require.Eventually(t, func() bool { return b.strangerCount() == 0 }, soon, time.Millisecond)
+	require.Equal(t, 1, b.count())
+}
+
+// Strangers are closed after their time, the oldest one when there are too many, and links come about meanwhile.
+func TestPortScan(t *testing.T) {
+	noLeaks(t)
+	a := newEnd(t, nil)
+	b := newEnd(t, func(c *Config) {
+		c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Greeting: 2 * time.Second}
+	})
+	for _, text := range []string{"", "GET / HTTP/1.1\r\n\r\n", linkProtocol.Magic, linkProtocol.Magic + string(make([]byte, 8<<10)), "sagestr1"} {
+		for range 60 {
+			c := knock(t, b)
+			_, _ = c.Write([]byte(text))
+		}
+	}
+	require.NoError(t, a.linkTo(t, b).Send(1, message(1), []byte("x")))
+	b.await(t, 1)
+	require.LessOrEqual(t, b.strangerCount(), maxStrangers)
+	require.Eventually(t, func() bool { return b.strangerCount() == 0 }, soon, 10*time.Millisecond)
+}
+
+// A process that has proved itself and then goes away, or says nothing, leaves no half of a link behind.
+func TestHalfALink(t *testing.T) {
+	noLeaks(t)
+	b := newEnd(t, func(c *Config) {
+		c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Greeting: 300 * time.Millisecond}
+	})
+	introduce := func(i introduction) []byte {
+		c := knock(t, b)
+		s, err := linkProtocol.Greet(c, testSpace, testKey, time.Now().Add(soon))
+		require.NoError(t, err)
+		require.NoError(t, c.SetDeadline(time.Now().Add(soon)))
+		require.NoError(t, s.Send(i.encode()))
+		answer, _ := s.Receive()
+		return answer
+	}
+	i := introduction{from: Identity{1}, to: b.id, attempt: 1, data: 2}
+	require.Equal(t, []byte{admitted}, introduce(i))
+	require.Equal(t, []byte{notWanted}, introduce(i), "the same connection twice")
+	other := i
+	other.to = Identity{2}
+	require.Equal(t, []byte{notWanted}, introduce(other))
+	other = i
+	other.from = b.id
+	require.Equal(t, []byte{notWanted}, introduce(other))
+	other = i
+	other.data = 3
+	require.Equal(t, []byte{otherSetup}, introduce(other))
+	other = i
+	other.data = 0
+	require.Nil(t, introduce(other))
+	i.attempt, i.index = 2, 1 // of a new attempt, which takes the place of the old one
+	require.Equal(t, []byte{admitted}, introduce(i))
+	half := func() bool {
+		b.Node.mu.Lock()
+		defer b.Node.mu.Unlock()
+		return b.peers[i.from].incoming != nil
+	}
+	require.True(t, half())
+	require.Eventually(t, func() bool { return !half() }, soon, time.Millisecond)
+}
+
+// authority writes the files of a certificate of an authority, and of the authority.
+func authority(t *testing.T) (certificate, key, authorities string) {
+	t.Helper()
+	dir := t.TempDir()
+	write := func(name, kind string, der []byte) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+		return path
+	}
+	certified := func(is bool, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
+		k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		require.NoError(t, err)
+		c := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: is, BasicConstraintsValid: true}
+		if parent == nil {
+			parent, signer = c, k
+		}
+		der, err := x509.CreateCertificate(rand.Reader, c, parent, &k.PublicKey, signer)
+		require.NoError(t, err)
+		c, err = x509.ParseCertificate(der)
+		require.NoError(t, err)
+		return c, k
+	}
+	ca, caKey := certified(true, nil, nil)
+	own, ownKey := certified(false, ca, caKey)
+	der, err := x509.MarshalPKCS8PrivateKey(ownKey)
+	require.NoError(t, err)
+	return write("own.pem", "CERTIFICATE", own.Raw), write("key.pem", "PRIVATE KEY", der), write("ca.pem", "CERTIFICATE", ca.Raw)
+}
+
+func TestTLS(t *testing.T) {
+	noLeaks(t)
+	cert, key, ca := authority(t)
+	settings, err := TLS(cert, key, ca)
+	require.NoError(t, err)
+	secure := func(c *Config) { c.TLS = settings }
+	a, b := newEnd(t, secure), newEnd(t, secure)
+	l := a.linkTo(t, b)
+	for n := range uint64(50) {
+		require.NoError(t, l.Send(1, message(n+1), make([]byte, MaxMessage)))
+	}
+	b.await(t, 50)
+	l.Attend() // goroutines read; a thread that polls finds nothing
+	_, err = l.Poll()
+	require.NoError(t, err)
+	l.Leave()
+	require.NoError(t, b.linkOf(t, a).Send(2, message(1), []byte("back")))
+	require.Equal(t, "back", a.await(t, 1)[0].body)
+
+	// Nobody gets in without a certificate of the authority, without TLS, or without the secret.
+	otherCert, otherKey, _ := authority(t)
+	foreign, err := TLS(otherCert, otherKey, ca)
+	require.NoError(t, err)
+	for name, change := range map[string]func(*Config){
+		"foreign": func(c *Config) { c.TLS = foreign },
+		"plain":   func(*Config) {},
+		"secret":  func(c *Config) { c.TLS = settings; c.Key[0]++ },
+		"old": func(c *Config) {
+			c.TLS = settings.Clone()
+			c.TLS.MinVersion, c.TLS.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+		},
+	} {
+		c := newEnd(t, func(c *Config) {
+			change(c)
+			c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Greeting: 500 * time.Millisecond}
+		})
+		_, err := c.dialTo(a)
+		require.Error(t, err, name)
+	}
+	for _, files := range [][3]string{{cert, otherKey, ca}, {cert, key, cert + ".none"}, {cert, key, key}} {
+		_, err := TLS(files[0], files[1], files[2])
+		require.Error(t, err)
+	}
+}
+
+// The secret proves nothing to somebody who ends TLS in between, even with a certificate of the authority.
+func TestSomebodyBetweenTwoTLSConnections(t *testing.T) {
+	noLeaks(t)
+	cert, key, ca := authority(t)
+	settings, err := TLS(cert, key, ca)
+	require.NoError(t, err)
+	secure := func(c *Config) { c.TLS = settings }
+	a, b := newEnd(t, secure), newEnd(t, secure)
+	between, to := listenOn(t, "127.0.0.1:0"), b.at[0].String()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c, err := between.Accept()
+		if err != nil {
+			return
+		}
+		d, err := net.Dial("tcp", to)
+		if err != nil {
+			return
+		}
+		from, onward := tls.Server(c, settings), tls.Client(d, settings)
+		go func() {
+			_, _ = io.Copy(from, onward)
+			_ = c.Close()
+		}()
+		_, _ = io.Copy(onward, from)
+		_, _ = d.Close(), c.Close()
+	}()
+	b.at = []netip.AddrPort{between.Addr().(*net.TCPAddr).AddrPort()}
+	_, err = a.dialTo(b)
+	require.ErrorIs(t, err, handshake.ErrRefused)
+	require.NoError(t, between.Close())
+	<-done
+}
