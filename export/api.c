@@ -28,6 +28,7 @@ int32_t sagecommGroupJoin(sagecomm_join *, uint32_t, sagecomm_group *, sagecomm_
 int32_t sagecommGroupSplit(sagecomm_child *, uint32_t, sagecomm_group *, sagecomm_error *);
 int32_t sagecommGroupShrink(sagecomm_child *, uint32_t, sagecomm_group *, sagecomm_error *);
 int32_t sagecommGroupPlace(sagecomm_group, int32_t *, int32_t *, sagecomm_error *);
+int32_t sagecommGroupFinish(sagecomm_group, sagecomm_error *);
 int32_t sagecommLocate(void *, uint8_t *, int32_t *, sagecomm_error *);
 int32_t sagecommReadFactor(void *, uint8_t, void *, double *, sagecomm_error *);
 void sagecommShutdown(void);
@@ -195,6 +196,11 @@ static int32_t group_place(sagecomm_group group, int32_t *rank, int32_t *size, s
   return sagecommGroupPlace(group, rank, size, err);
 }
 
+static int32_t group_finish(sagecomm_group group, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupFinish(group, err);
+}
+
 static int32_t locate(const void *pointer, uint8_t *device_type, int32_t *device_index, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   return sagecommLocate((void *)(uintptr_t)pointer, device_type, device_index, err);
@@ -261,6 +267,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .locate = locate,
       .read_factor = read_factor,
       .group_place = group_place,
+      .group_finish = group_finish,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

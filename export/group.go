@@ -64,6 +64,17 @@ func sagecommGroupDestroy(group C.sagecomm_group, err *C.sagecomm_error) (status
 	return C.SAGECOMM_OK
 }
 
+//export sagecommGroupFinish
+func sagecommGroupFinish(group C.sagecomm_group, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_finish")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	return answer(err, g.Finish())
+}
+
 //export sagecommGroupAbort
 func sagecommGroupAbort(group C.sagecomm_group, reason *C.char, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)

@@ -595,6 +595,10 @@ typedef struct sagecomm_api {
 
   /* Returns this process's rank in a group and the number of its ranks. */
   int32_t (*group_place)(sagecomm_group group, int32_t *rank, int32_t *size, sagecomm_error *err);
+
+  /* Waits until the operations that were issued are complete, as long as group_destroy() does, and returns how that ended: the failure
+   * of the group, SAGECOMM_TIMEOUT if operations are not complete, or OK. */
+  int32_t (*group_finish)(sagecomm_group group, sagecomm_error *err);
 } sagecomm_api;
 
 /* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */

@@ -193,6 +193,10 @@ facade_result request_translate(const request *r, comm_t comm, call *c) {
     return fail(comm, RESULT_NULL, "sagecomm: %s: %s is NULL", r->function,
                 in > 0 && r->send == NULL ? "sendbuff" : "recvbuff");
   }
+  if (r->kind == SAGECOMM_ALL_TO_ALL && r->send == r->recv && r->send != NULL && comm->size > 1) {
+    return fail(comm, RESULT_USAGE, "sagecomm: %s: sendbuff and recvbuff are one: it cannot be done in place",
+                r->function);
+  }
   if (r->kind == SAGECOMM_BROADCAST && in > 0) { /* in the core, the root of a broadcast has one buffer */
     if (r->send != r->recv) c->copy_from = r->send;
     c->in = c->out;

@@ -51,7 +51,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 }
 EXPORTED(CommAbort);
 
-/* The group is destroyed, which waits for its operations; what is left is for ncclCommDestroy(). */
+/* Waits for the operations and destroys the group; what is left is for ncclCommDestroy(). */
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   ncclResult_t result = comm_enter(comm, "ncclCommFinalize");
   if (result != ncclSuccess) return result;
@@ -59,9 +59,10 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   sagecomm_group group = comm->group;
   comm->group = 0;
   pthread_mutex_unlock(&comm_lock);
-  sagecomm_error err;
-  int32_t status = group == 0 ? SAGECOMM_OK : core()->group_destroy(group, &err);
+  sagecomm_error err = {0}, none;
+  int32_t status = group == 0 ? SAGECOMM_OK : core()->group_finish(group, &err);
   if (status < 0) result = failed(comm, status, &err);
+  if (group != 0) core()->group_destroy(group, &none);
   comm_release(comm);
   return result;
 }

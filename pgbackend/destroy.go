@@ -30,21 +30,8 @@ func (g *Group) destroy(late time.Duration) error {
 	if !g.life.move(destroying) {
 		return fmt.Errorf("sagecomm: group %q was destroyed already", g.title())
 	}
-	limit := g.process.destroyLimit()
-	for began, begin := time.Now(), time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
-		behind := g.streamIsLate()
-		if (behind || g.birth != nil) && time.Since(began) < late {
-			begin = time.Now()
-		} else if time.Since(begin) >= limit {
-			g.process.destroyTimedOut()
-			what := fmt.Sprintf("that peers have not joined for %v", time.Since(began).Round(limit/10))
-			if behind {
-				what = fmt.Sprintf("that the stream of a device has not reached or not ended for %v", time.Since(began).Round(time.Second/10))
-			}
-			observe.Warn("group %q was destroyed on %s with operations %s; they fail now", g.title(), g.number(g.rank), what)
-			break
-		}
-		time.Sleep(200 * time.Microsecond)
+	if what := g.settle(late); what != "" {
+		observe.Warn("group %q was destroyed on %s with operations %s; they fail now", g.title(), g.number(g.rank), what)
 	}
 	waitForFiles := g.process.observers.Remove(view{g})
 	g.run.Goodbye()
@@ -78,6 +65,46 @@ func (g *Group) destroy(late time.Duration) error {
 	p.sweep()
 	waitForFiles()
 	return nil
+}
+
+// settle waits for the issued operations as Destroy does, and returns which ones it gave up, in words, or "".
+func (g *Group) settle(late time.Duration) string {
+	limit := g.process.destroyLimit()
+	for began, begin := time.Now(), time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
+		behind := g.streamIsLate()
+		if (behind || g.birth != nil) && time.Since(began) < late {
+			begin = time.Now()
+		} else if time.Since(begin) >= limit {
+			g.process.destroyTimedOut()
+			if behind {
+				return fmt.Sprintf("that the stream of a device has not reached or not ended for %v", time.Since(began).Round(time.Second/10))
+			}
+			return fmt.Sprintf("that peers have not joined for %v", time.Since(began).Round(limit/10))
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+	return ""
+}
+
+// Finish waits until the issued operations are complete, as long as Destroy does, for callers that ask how they ended before they
+// destroy the group. It returns the failure of the group, or which operations are not complete.
+func (g *Group) Finish() *coll.Failure {
+	if !g.life.acquire() {
+		return destroyed(g.name)
+	}
+	defer g.life.release()
+	status, what := coll.Timeout, g.settle(g.timeout())
+	if f := g.failed(); f != nil {
+		return f
+	}
+	if what == "" && g.unfinished() {
+		status, what = coll.PeerFailure, "that need a rank which has died"
+	}
+	if what == "" {
+		return nil
+	}
+	return &coll.Failure{Status: status, Rank: -1, Group: g.name,
+		Message: fmt.Sprintf("sagecomm: group %q: %s has operations %s", g.title(), g.number(g.rank), what)}
 }
 
 // streamIsLate reports whether all ranks have called the collective of the device lane that is under way here, and the stream of

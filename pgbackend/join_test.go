@@ -1,10 +1,13 @@
 package pgbackend
 
 import (
+	"context"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -105,6 +108,104 @@ func TestShrinkTwice(t *testing.T) {
 		defer destroyAll(rest)
 		require.Equal(t, 2, rest[1].Size())
 	}
+}
+
+// Ranks are given in the order of the new group. A label tells groups of the same ranks apart, in whatever order they are made, and the
+// same label can be used again.
+func TestShrinkToMembers(t *testing.T) {
+	groups := joined(t, 4)
+	groups[2].Abort("for the test")
+	of := func(label uint64) func(int) Child {
+		return func(int) Child { return Child{Members: []int{3, 0, 1}, Label: label} }
+	}
+	a, b := children([]*Group{groups[0], groups[1], groups[3]}, of(1)), children([]*Group{groups[0], groups[1], groups[3]}, of(2))
+	made, second, errs := make([][]*Group, 3), make([][]*Group, 3), make([]error, 6)
+	var all sync.WaitGroup
+	for i := range 3 {
+		first, then := a[i:i+1], b[i:i+1]
+		if i == 1 {
+			first, then = then, first
+		}
+		for k, list := range [][]Child{first, then} { // both are under way at once, and rank 1 has begun with the other one
+			all.Go(func() {
+				g, err := Get().Shrink(list)
+				errs[2*i+k] = err
+				if k == 0 {
+					made[i] = g
+				} else {
+					second[i] = g
+				}
+			})
+		}
+	}
+	all.Wait()
+	require.NoError(t, errors.Join(errs...))
+	for i, want := range []int{1, 2, 0} {
+		defer destroyAll(made[i])
+		defer destroyAll(second[i])
+		require.Equal(t, want, made[i][0].Rank())
+		require.Equal(t, []int{3, 0, 1}, made[i][0].global)
+	}
+	again, err := Get().Shrink(a)
+	require.NoError(t, err)
+	destroyAll(again)
+	for want, members := range map[string][]int{"no rank stays": {}, "ranks [0 4] are to stay": {0, 4}, "one of them is named twice": {0, 0}, "only they may call it": {1, 3}} {
+		_, err := Get().Shrink([]Child{{Parent: groups[0], Members: members}})
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// The end of a context ends a join and a shrink whose other ranks do not come: at the server of the id, and where there is none yet.
+func TestCancelledJoins(t *testing.T) {
+	id, err := Get().UniqueID()
+	require.NoError(t, err)
+	groups := joined(t, 3)
+	cancelled := func(name string, join func(context.Context) error) {
+		ctx, cancel := context.WithCancel(t.Context())
+		end := make(chan error, 1)
+		go func() { end <- join(ctx) }()
+		select {
+		case err := <-end:
+			t.Fatalf("%s ended by itself: %v", name, err)
+		case <-time.After(50 * time.Millisecond): // it would end in an hour
+		}
+		cancel()
+		err := <-end
+		var f *coll.Failure
+		require.ErrorAs(t, err, &f, name)
+		require.Equal(t, coll.Aborted, f.Status, name)
+		require.Contains(t, f.Message, "was aborted while its ranks met", name)
+	}
+	cancelled("join", func(ctx context.Context) error {
+		list := joins(id, 2, time.Hour)[:1]
+		list[0].Context = ctx
+		_, err := Get().Join(list)
+		return err
+	})
+	cancelled("shrink at a server", func(ctx context.Context) error {
+		_, err := Get().Shrink([]Child{{Parent: groups[0], LeftOut: []int{2}, Timeout: time.Hour, Context: ctx}})
+		return err
+	})
+	cancelled("shrink before there is a server", func(ctx context.Context) error {
+		_, err := Get().Shrink([]Child{{Parent: groups[1], LeftOut: []int{2}, Label: 1, Timeout: time.Hour, Context: ctx, Members: []int{0, 1}}})
+		return err
+	})
+}
+
+// Finish tells how the operations have ended, which Destroy does not.
+func TestFinish(t *testing.T) {
+	groups := joined(t, 2)
+	require.Nil(t, groups[0].Finish())
+	require.NoError(t, groups[0].SetTimeout(100*time.Millisecond))
+	impatient(t, time.Nanosecond)
+	work, f := sumAsync(groups[0], 10)
+	require.Nil(t, f)
+	defer work.Release()
+	f = groups[0].Finish()
+	require.NotNil(t, f)
+	require.Equal(t, coll.Timeout, f.Status)
+	require.NoError(t, groups[0].Destroy())
+	require.Equal(t, coll.Invalid, groups[0].Finish().Status)
 }
 
 // A shrink is not inside its parent while it waits for other ranks, so the parent can be destroyed meanwhile.

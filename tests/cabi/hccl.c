@@ -211,6 +211,9 @@ static void moves(HcclComm comm, int size) {
   OK(HcclAlltoAll(from.at, COUNT, HCCL_INT32, to.at, COUNT, HCCL_INT32, comm, stream));
   pull(to);
   for (int i = 0; i < COUNT * size; i++) CHECK(word[i] == (i / COUNT + 1) * 1000 + my_rank * COUNT + i % COUNT);
+  if (size > 1) {
+    expect(HcclAlltoAll(to.at, COUNT, HCCL_INT32, to.at, COUNT, HCCL_INT32, comm, stream), HCCL_E_PARA, "in place");
+  }
   expect(HcclAlltoAll(from.at, COUNT, HCCL_INT32, to.at, COUNT, HCCL_FP32, comm, stream), HCCL_E_PARA,
          "differ in type or count");
 

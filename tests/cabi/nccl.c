@@ -192,6 +192,9 @@ static void reductions(ncclComm_t comm, int size) {
       int root = size - 1;
       OK(ncclReduce(from, my_rank == root ? to : NULL, all, type, with, root, comm, NULL));
       if (my_rank == root) same(to, wanted, all * widths[type], "Reduce", type);
+      memcpy(to, from, all * widths[type]);
+      OK(ncclReduce(to, to, all, type, with, root, comm, NULL));
+      if (my_rank == root) same(to, wanted, all * widths[type], "Reduce in place", type);
 
       char *mine = (char *)to + (size_t)my_rank * block, *part = (char *)wanted + (size_t)my_rank * block;
       OK(ncclReduceScatter(from, to, COUNT, type, with, comm, NULL));
@@ -233,14 +236,25 @@ static void moves(ncclComm_t comm, int size) {
     OK(ncclBroadcast(my_rank == root ? from : NULL, to, COUNT, type, root, comm, NULL));
     same(to, of_root, block, "Broadcast", type);
     memcpy(to, from, block);
+    OK(ncclBroadcast(to, to, COUNT, type, root, comm, NULL));
+    same(to, of_root, block, "Broadcast in place", type);
+    memcpy(to, from, block);
     OK(ncclBcast(to, COUNT, type, root, comm, NULL));
     same(to, of_root, block, "Bcast", type);
 
     memset(to, 0, sizeof to);
     OK(ncclGather(from, my_rank == root ? to : NULL, COUNT, type, root, comm, NULL));
     if (my_rank == root) same(to, wanted, all * widths[type], "Gather", type);
+    memset(to, 0, sizeof to);
+    memcpy(mine, from, block);
+    OK(ncclGather(mine, to, COUNT, type, root, comm, NULL));
+    if (my_rank == root) same(to, wanted, all * widths[type], "Gather in place", type);
     OK(ncclScatter(my_rank == root ? wanted : NULL, to, COUNT, type, root, comm, NULL));
     same(to, (char *)wanted + (size_t)my_rank * block, block, "Scatter", type);
+    memcpy(to, wanted, all * widths[type]);
+    if (my_rank != root) memset(to, 0, sizeof to);
+    OK(ncclScatter(to, mine, COUNT, type, root, comm, NULL));
+    same(mine, (char *)wanted + (size_t)my_rank * block, block, "Scatter in place", type);
 
     for (int rank = 0; rank < size; rank++) { /* block i is for rank i and has numbers of its own */
       fill((char *)from + (size_t)rank * block, type, COUNT, my_rank, (size_t)rank);
@@ -248,6 +262,7 @@ static void moves(ncclComm_t comm, int size) {
     }
     OK(ncclAlltoAll(from, to, COUNT, type, comm, NULL));
     same(to, wanted, all * widths[type], "AlltoAll", type);
+    if (size > 1) expect(ncclAlltoAll(to, to, COUNT, type, comm, NULL), ncclInvalidUsage, comm, "in place");
 
     memset(to, 0, sizeof to);
     OK(ncclGroupStart());
@@ -427,6 +442,56 @@ static void shrinks_after_a_failure(int size) {
   OK(ncclCommAbort(comm));
 }
 
+/* Rank 0 aborts a large operation that is under way. From then on nothing touches its buffers. */
+static void aborts_under_way(int size) {
+  enum { BYTES = 16 << 20 };
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t comm = NULL;
+  settle(comm, ncclCommInitRankConfig(&comm, size, unique_id(), my_rank, &config) == ncclInProgress
+                   ? ncclSuccess
+                   : ncclInternalError);
+  settle(comm, ncclInProgress);
+  char *from = mmap(NULL, 2 * (size_t)BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(from != MAP_FAILED);
+  char *to = from + BYTES;
+  memset(from, 1, BYTES);
+  meet();
+  ncclResult_t result = ncclAllReduce(from, to, BYTES, ncclInt8, ncclSum, comm, NULL);
+  if (my_rank == 0) {
+    while (result == ncclInProgress && *(volatile char *)to == 0) OK(ncclCommGetAsyncError(comm, &result));
+    OK(ncclCommAbort(comm));
+    CHECK(mprotect(from, 2 * (size_t)BYTES, PROT_NONE) == 0); /* a thread that goes on ends the program */
+  } else {
+    while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
+    CHECK(result == ncclSuccess || result == ncclRemoteError);
+    OK(ncclCommAbort(comm));
+  }
+  meet();
+  CHECK(munmap(from, 2 * (size_t)BYTES) == 0);
+}
+
+/* Rank 1 aborts a shrink that rank 0 does not join: the parent can be shrunk again, and not in half an hour only. */
+static void aborts_a_shrink(ncclComm_t comm, int size) {
+  if (my_rank != 1) return;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  int excluded[8] = {0}, n = 0;
+  for (int rank = 2; rank < size; rank++) excluded[n++] = rank;
+  ncclComm_t child = NULL, alone = NULL;
+  if (n == 0) return;
+  CHECK(ncclCommShrink(comm, excluded, n, &child, &config, NCCL_SHRINK_DEFAULT) == ncclInProgress);
+  OK(ncclCommAbort(child));
+  excluded[n++] = 0;
+  ncclResult_t result;
+  do {
+    result = ncclCommShrink(comm, excluded, n, &alone, NULL, NCCL_SHRINK_DEFAULT);
+  } while (result == ncclInvalidUsage && strstr(ncclGetLastError(NULL), "another split or shrink") != NULL);
+  OK(result);
+  CHECK(sum(alone, 5) == 5);
+  OK(ncclCommDestroy(alone));
+}
+
 /* ---- what is refused, and failures ---- */
 
 static void wrong_arguments(ncclComm_t comm, int size) {
@@ -597,6 +662,8 @@ static void run(int rank, int size, bool threads) {
   in_progress(size);
   children_in_progress(comm, size);
   shrinks_after_a_failure(size);
+  aborts_under_way(size);
+  aborts_a_shrink(comm, size);
   OK(ncclCommFinalize(comm));
   expect(ncclAllReduce(&version, &version, 1, ncclInt32, ncclSum, comm, NULL), ncclInvalidUsage, comm, "was finalized");
   OK(ncclCommDestroy(comm));

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import fake_cuda
 from device_training import called
-from nccl_facade import FLOAT32, INVALID_USAGE, SUM, Error, Library
+from nccl_facade import FLOAT32, INVALID_USAGE, REMOTE_ERROR, SUM, Error, Library
 
 N = 24
 REDUCED = [
@@ -443,3 +443,52 @@ def host_memory(rank: int, size: int, store: str) -> None:
     same(t, torch.stack([values(r) for r in range(size)]).sum(0), "all_reduce of pinned memory")
     library.call("ncclCommDestroy", comm)
     fake_cuda.check()
+
+
+def of_another_device(rank: int, size: int, store: str) -> None:
+    """Group calls on several streams come from a thread whose current device is not that of the communicator."""
+    device = rank + 1
+    library, names = Library(), dist.FileStore(store, size)
+    if rank == 0:
+        names.set("id", library.unique_id())
+    with torch.cuda.device(device):
+        comm = library.communicator(size, names.get("id"), rank)
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        tensors = []
+        for n, each in enumerate(streams):
+            with torch.cuda.stream(each):
+                tensors.append(mine_of(rank + n))
+    torch.cuda.set_device(0)
+    library.call("ncclGroupStart")
+    for t, each in zip(tensors, streams, strict=True):
+        library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, each.cuda_stream)
+    library.call("ncclGroupEnd")
+    assert torch.zeros(1).pin_memory().cuda().device.index == 0
+    with torch.cuda.stream(streams[0]):
+        for n, t in enumerate(tensors):
+            same(t, torch.stack([values(r + n) for r in range(size)]).sum(0), "all_reduce on another device")
+    library.call("ncclCommDestroy", comm)
+    fake_cuda.check()
+
+
+def finalized(rank: int, size: int, store: str) -> str:
+    """Rank 0 finalizes a communicator with an operation that no other rank joins. Returns its error."""
+    torch.cuda.set_device(rank)
+    library, names = Library(), dist.FileStore(store, size)
+    if rank == 0:
+        names.set("id", library.unique_id())
+    comm = library.communicator(size, names.get("id"), rank)
+    t, text = mine_of(rank), ""
+    library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
+    torch.cuda.synchronize()
+    if rank == 0:
+        library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
+        try:
+            library.call("ncclCommFinalize", comm)
+        except Error as error:
+            assert error.result == REMOTE_ERROR, error
+            text = str(error)
+        names.set("over", b"")
+    names.get("over")
+    library.call("ncclCommDestroy", comm)
+    return text

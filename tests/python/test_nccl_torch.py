@@ -71,6 +71,15 @@ def test_several_streams_in_a_group_call(facade_bed: CudaBed, schedule: str) -> 
     facade_bed.ranks("facade_ranks:several_streams", 2, **SETTINGS, schedule=schedule)
 
 
+def test_a_communicator_of_another_device(facade_bed: CudaBed) -> None:
+    facade_bed.ranks("facade_ranks:of_another_device", 2, **SETTINGS)
+
+
+def test_an_operation_that_times_out_in_finalize(facade_bed: CudaBed) -> None:
+    text = facade_bed.ranks("facade_ranks:finalized", 2, **SETTINGS, SAGECOMM_TIMEOUT="2")[0]
+    assert "rank 1" in text, text
+
+
 @pytest.mark.parametrize("ranks", quickly([2], [2, 4]))
 def test_ranks_in_one_thread(facade_bed: CudaBed, ranks: int) -> None:
     facade_bed.ranks("facade_ranks:in_one_thread", 1, ranks, **SETTINGS)
