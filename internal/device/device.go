@@ -154,10 +154,10 @@ type Sharer interface {
 	Reaches() ([]string, error)
 
 	// Share allocates memory of the device that other processes can open, and not this one. Its Release comes after theirs.
-	Share(bytes uint64) (Memory, Shared, error)
+	Share(bytes uint64, how Sharing) (Memory, Shared, error)
 
 	// OpenShared opens what another process shares.
-	OpenShared(Shared) (Memory, error)
+	OpenShared(s Shared, how Sharing) (Memory, error)
 
 	// Register makes host memory known to the device: whole pages, which may be shared with other processes.
 	Register(memory []byte) (Memory, error)
@@ -193,10 +193,21 @@ type Mark interface {
 	Follow(s Stream) error
 }
 
+// Sharing is a way in which processes share memory of a device.
+type Sharing string
+
+// The ways.
+const (
+	ByHandle Sharing = "handle" // a name that the driver knows in all processes of a PID namespace
+	ByFile   Sharing = "file"   // an open file, whose descriptor is handed over
+)
+
 // Shared names memory of a device for other processes.
 type Shared struct {
-	Handle []byte `json:"handle"`
-	Offset uint64 `json:"offset"` // of the memory in what the handle names
+	Handle []byte `json:"handle,omitempty"` // ByHandle
+	Offset uint64 `json:"offset,omitempty"` // of the memory in what the handle names
+	Bytes  uint64 `json:"bytes,omitempty"`  // ByFile
+	File   int    `json:"-"`                // ByFile: a descriptor of this process, which the caller closes
 }
 
 // Within is Launcher.Current for a runtime whose do makes the device current, calls a function and says what its error is of. The error

@@ -83,19 +83,29 @@
   X(cuLinkComplete) \
   X(cuLinkCreate_v2) \
   X(cuLinkDestroy) \
+  X(cuMemAddressFree) \
+  X(cuMemAddressReserve) \
   X(cuMemAdvise) \
   X(cuMemAllocManaged) \
   X(cuMemAllocPitch_v2) \
   X(cuMemAlloc_v2) \
+  X(cuMemCreate) \
+  X(cuMemExportToShareableHandle) \
   X(cuMemFreeHost) \
   X(cuMemFree_v2) \
   X(cuMemGetAddressRange_v2) \
+  X(cuMemGetAllocationGranularity) \
   X(cuMemGetInfo_v2) \
   X(cuMemHostAlloc) \
   X(cuMemHostGetDevicePointer_v2) \
   X(cuMemHostRegister_v2) \
   X(cuMemHostUnregister) \
+  X(cuMemImportFromShareableHandle) \
+  X(cuMemMap) \
   X(cuMemPrefetchAsync) \
+  X(cuMemRelease) \
+  X(cuMemSetAccess) \
+  X(cuMemUnmap) \
   X(cuMemcpy) \
   X(cuMemcpy2DAsync_v2) \
   X(cuMemcpy2DUnaligned_v2) \
@@ -144,6 +154,7 @@
   X(cuOccupancyMaxActiveBlocksPerMultiprocessor) \
   X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) \
   X(cuPointerGetAttribute) \
+  X(cuPointerGetAttributes) \
   X(cuPointerSetAttribute) \
   X(cuStreamAttachMemAsync) \
   X(cuStreamCreate) \

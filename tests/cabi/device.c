@@ -248,9 +248,41 @@ static void collectives(char *dir, void *stream, volatile uint32_t *late) {
   api->group_destroy(group, &err);
 }
 
-/* A process runs one part: a group opens the runtimes of all vendors, and those of the emulator have one memory. */
-static void run(const char *library, char *dir, const char *name, bool places) {
-  load_vendor(name); /* first, so that the library finds the emulator's annotations if this is the emulator */
+/* A thread without a context asks about memory on device 1, and the question makes no context on device 0. */
+static void *ask_elsewhere(void *data) {
+  sagecomm_error err = {0};
+  uint8_t type = 99;
+  int32_t index = -1;
+  int here;
+  int32_t status = api->locate((char *)data + 100, &type, &index, &err);
+  if (status != SAGECOMM_OK) fprintf(stderr, "%s\n", err.message);
+  CHECK(status == SAGECOMM_OK && type == 1 && index == 1);
+  CHECK(api->locate(&here, &type, &index, &err) == SAGECOMM_OK && type == SAGECOMM_HOST);
+  return NULL;
+}
+
+static void elsewhere(void) {
+  int (*init)(unsigned), (*retain)(void **, int), (*push)(void *), (*allocate)(unsigned long long *, size_t);
+  int (*state)(int, unsigned *, int *);
+  open_vendor("libcuda.so.1");
+  *(void **)&init = vendor_function("cuInit");
+  *(void **)&retain = vendor_function("cuDevicePrimaryCtxRetain");
+  *(void **)&state = vendor_function("cuDevicePrimaryCtxGetState");
+  *(void **)&push = vendor_function("cuCtxPushCurrent_v2");
+  *(void **)&allocate = vendor_function("cuMemAlloc_v2");
+  void *context = NULL;
+  unsigned long long data = 0;
+  CHECK(init(0) == 0 && retain(&context, 1) == 0 && push(context) == 0 && allocate(&data, 4096) == 0);
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, ask_elsewhere, (void *)(uintptr_t)data) == 0);
+  CHECK(pthread_join(thread, NULL) == 0);
+  unsigned flags = 0;
+  int active[2] = {-1, -1};
+  CHECK(state(0, &flags, &active[0]) == 0 && state(1, &flags, &active[1]) == 0);
+  CHECK(active[0] == 0 && active[1] != 0);
+}
+
+static void load_core(const char *library) {
   void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
   CHECK(handle != NULL);
@@ -258,6 +290,12 @@ static void run(const char *library, char *dir, const char *name, bool places) {
   *(void **)&get_api = dlsym(handle, "sagecomm_get_api");
   CHECK(get_api != NULL);
   api = get_api(SAGECOMM_ABI_VERSION);
+}
+
+/* A process runs one part: a group opens the runtimes of all vendors, and those of the emulator have one memory. */
+static void run(const char *library, char *dir, const char *name, bool places) {
+  load_vendor(name); /* first, so that the library finds the emulator's annotations if this is the emulator */
+  load_core(library);
   void *stream = vendor.make_stream();
   volatile uint32_t *late = vendor.allocate_host(8);
   if (places)
@@ -277,9 +315,14 @@ static void run(const char *library, char *dir, const char *name, bool places) {
 }
 
 int main(int argc, char **argv) {
+  if (argc == 5 && strcmp(argv[4], "elsewhere") == 0) {
+    load_core(argv[1]);
+    elsewhere();
+    return 0;
+  }
   bool places = argc == 5 && strcmp(argv[4], "places") == 0;
   if (!places && (argc != 5 || strcmp(argv[4], "collectives") != 0)) {
-    fprintf(stderr, "usage: %s LIBRARY DIRECTORY cuda|npu collectives|places\n", argv[0]);
+    fprintf(stderr, "usage: %s LIBRARY DIRECTORY cuda|npu collectives|places|elsewhere\n", argv[0]);
     return 2;
   }
   pid_t child = fork();

@@ -112,6 +112,15 @@ func TestPlacesAndFactorsOnADevice(t *testing.T) {
 	}
 }
 
+// A driver may want a current context for the question where memory is. Then any context will do that the process has.
+func TestPlacesOnAnotherDevice(t *testing.T) {
+	run := deviceProgram(t, "cuda", "elsewhere")
+	for _, fault := range []string{"", "cuPointerGetAttributes@1=#201"} {
+		output, err := run(t, "EMULATOR_DEVICES=2", "EMULATOR_FAULTS="+fault)
+		require.NoErrorf(t, err, "%s: %s", fault, output)
+	}
+}
+
 // A driver that lacks a function is refused, and the message names the function.
 func TestDriverThatIsTooOld(t *testing.T) {
 	const lacking = "cuEventRecord"

@@ -46,6 +46,7 @@ PYTHON = {
 }
 GO = {
     "driver": ["./tests/go", "-run", "TestCProgramOnADevice"],
+    "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed"],
     "fake": ["./pgbackend", "-run", "Staged|Staging|Windows|Late|Device|TimeoutBegins|Refused"],
 }
 

@@ -178,7 +178,7 @@ CHECKS = (
         "graphs hold collectives",
         _of("device_graphs", "on_a_gpu"),
         ranks=(2, 4),
-        cuda_only="only the engine cuda has operations in graphs",
+        cuda_only="of the engines for a shared device, only cuda has operations in graphs",
     ),
     Check(
         "graph-refused",

@@ -20,6 +20,7 @@ from selection import quickly
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
 ARENA = 16 << 20  # bytes
+PAGE_OF_FILES = 4096  # by which the emulator's memory of cuMemCreate is longer
 SETTINGS = {"EMULATOR_KICK_MS": "5", "SAGECOMM_ENGINE": "cuda"}
 PLACES = [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)]  # ranks, and devices
 
@@ -105,9 +106,31 @@ def test_links_choose_the_algorithm(cuda_bed: CudaBed, devices: int) -> None:
     assert after.endswith(shared if devices == 1 else apart)
 
 
-def test_memory_is_given_back(cuda_bed: CudaBed) -> None:
-    for bytes_in_use in cuda_bed.ranks("device_cuda:many_communicators", 2, **SETTINGS):
-        assert bytes_in_use <= ARENA
+@pytest.mark.parametrize("faults", ["", "cuIpcGetMemHandle@1+=not_supported"], ids=["handles", "files"])
+def test_memory_is_given_back(cuda_bed: CudaBed, faults: str) -> None:
+    for bytes_in_use in cuda_bed.ranks("device_cuda:many_communicators", 2, **SETTINGS, EMULATOR_FAULTS=faults):
+        assert bytes_in_use <= ARENA + PAGE_OF_FILES
+
+
+# A driver or a container without handles of legacy IPC: on all ranks, or on one, which shares or opens none.
+WITHOUT_HANDLES = {
+    "all": ["cuIpcGetMemHandle@1+=not_supported"] * 3,
+    "one shares none": ["", "cuIpcGetMemHandle@1+=not_supported", ""],
+    "one opens none": ["", "", "cuIpcOpenMemHandle@1+=invalid_value"],
+}
+
+
+@pytest.mark.parametrize("case", quickly(["one opens none"], WITHOUT_HANDLES))
+@pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_slots_by_files(cuda_bed: CudaBed, tmp_path: Path, case: str, devices: int) -> None:
+    settings = {**SETTINGS, "schedule": "random", "EMULATOR_DEVICES": str(devices)}
+    for function, arguments in (("device_cuda:in_group", [devices, "program", 1]), ("device_cuda:is_void", [])):
+        children = [
+            cuda_bed.start(function, rank, 3, str(tmp_path / function), *arguments, EMULATOR_FAULTS=faults, **settings)
+            for rank, faults in enumerate(WITHOUT_HANDLES[case])
+        ]
+        for child in children:
+            assert str(child.result()).startswith(("None", "Aborted: "))
 
 
 REASONS = {
@@ -116,8 +139,16 @@ REASONS = {
         "cuDeviceCanAccessPeer@1+=#0",
         "cuda:0 of host .* cannot use the memory of cuda:1 of host .*, the device of rank 1",
     ),
-    "no handle": ([0, 0], "cuIpcGetMemHandle@1=not_supported", "no rank offers it: cannot share memory of the device"),
-    "no import": ([0, 0], "cuIpcOpenMemHandle@1=out_of_memory", "cannot open memory that another process shares"),
+    "nothing to share": (
+        [0, 0],
+        "cuIpcGetMemHandle@1=not_supported;cuMemCreate@1=not_supported",
+        "no rank offers it: cannot share memory of the device: .*; cannot share memory of the device by a file: ",
+    ),
+    "no import": (
+        [0, 0],
+        "cuIpcOpenMemHandle@1=out_of_memory;cuMemImportFromShareableHandle@1=not_supported",
+        "cannot open memory that another process shares: .*; memory of rank .* shares by a file: ",
+    ),
     "no registration": ([0, 0], "cuMemHostRegister@1=not_supported", "cannot register host memory"),
     "no kernels": ([0, 0], "cuModuleLoadDataEx@1+=not_supported", "cannot load the kernels of reductions"),
     "no reason": ([0, 0], "", "'engine': 'cuda', 'chosen': True"),
@@ -139,9 +170,8 @@ def test_ranks_that_share_a_device_do_without_nccl(cuda_bed: CudaBed) -> None:
 
 
 def test_a_set_engine_that_cannot_be(cuda_bed: CudaBed) -> None:
-    for text in cuda_bed.ranks(
-        "device_nccl:shares_a_device", 2, **SETTINGS | {"EMULATOR_FAULTS": "cuIpcGetMemHandle@1=not_supported"}
-    ):
+    faults = "cuIpcGetMemHandle@1=not_supported;cuMemCreate@1=not_supported"
+    for text in cuda_bed.ranks("device_nccl:shares_a_device", 2, **SETTINGS, EMULATOR_FAULTS=faults):
         assert "SAGECOMM_ENGINE=cuda, but no rank offers it: cannot share memory of the device" in text, text
 
 

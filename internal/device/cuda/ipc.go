@@ -49,8 +49,16 @@ func (d *Driver) Reaches() (list []string, err error) {
 	return list, err
 }
 
-// Share implements device.Sharer. A handle of legacy IPC names the whole allocation in which the memory lies.
-func (d *Driver) Share(bytes uint64) (device.Memory, device.Shared, error) {
+// Share implements device.Sharer.
+func (d *Driver) Share(bytes uint64, how device.Sharing) (device.Memory, device.Shared, error) {
+	if how == device.ByFile {
+		return d.shareByFile(bytes)
+	}
+	return d.shareByHandle(bytes)
+}
+
+// shareByHandle is Share by legacy IPC, whose handle names the whole allocation in which the memory lies.
+func (d *Driver) shareByHandle(bytes uint64) (device.Memory, device.Shared, error) {
 	var s device.Shared
 	m, err := d.Allocate(bytes)
 	if err != nil {
@@ -97,7 +105,10 @@ func (m imported) Release() {
 }
 
 // OpenShared implements device.Sharer. The driver gives this device access to the other one, if the memory lies there.
-func (d *Driver) OpenShared(s device.Shared) (device.Memory, error) {
+func (d *Driver) OpenShared(s device.Shared, how device.Sharing) (device.Memory, error) {
+	if how == device.ByFile {
+		return d.openFile(s)
+	}
 	var h C.CUipcMemHandle
 	if len(s.Handle) != C.sizeof_CUipcMemHandle {
 		return nil, fmt.Errorf("a handle of shared memory has %d bytes, expected %d", len(s.Handle), C.sizeof_CUipcMemHandle)

@@ -222,11 +222,9 @@ func (m *member) Free() {
 	if m.captures.any.Load() {
 		return
 	}
+	m.closeSlots()
 	for rank := range m.peers {
 		p := &m.peers[rank]
-		if p.imported != nil {
-			p.imported.Release()
-		}
 		if p.inbox.registered != nil {
 			p.inbox.registered.Release()
 		}
@@ -240,7 +238,7 @@ func (m *member) Free() {
 			return
 		}
 	}
-	m.slots.Release()
+	m.slots.release()
 	m.own.registered.Release()
 	_ = m.arena.Close()
 }

@@ -33,7 +33,7 @@ type member struct {
 	d          driver
 	rank, size int
 	methods    []shmem.Method
-	slots      device.Memory // of this rank
+	slots      shared // of this rank
 	own        inbox
 	arena      *shmem.Arena // of the own inbox
 	peers      []peer       // by rank; of this rank it has the slots alone
@@ -59,7 +59,7 @@ type peer struct {
 
 var _ vendor.Capturer = (*member)(nil)
 
-// newMember makes the memory of a rank.
+// newMember makes the inbox of a rank.
 func newMember(d driver, rank, size int, methods []shmem.Method, choices *algo.DeviceChoices) (m *member, o offer, err error) {
 	m = &member{d: d, rank: rank, size: size, methods: methods, peers: make([]peer, size), lowering: newLowering(rank, size, choices),
 		captures: captures{planner: newCapturing(rank, size, choices), released: make([]atomic.Bool, size)}}
@@ -69,10 +69,6 @@ func newMember(d driver, rank, size int, methods []shmem.Method, choices *algo.D
 	if err := d.LoadKernels(); err != nil { // it may wait for the device, which a later call must not
 		return nil, o, err
 	}
-	if m.slots, o.Slots, err = d.Share(allSlots + capturedSlots); err != nil {
-		return nil, o, err
-	}
-	m.peers[rank].slots = m.slots.Address()
 	m.arena, o.Place, o.Inbox, err = makeInbox(size, methods)
 	if err == nil {
 		m.own = inbox{memory: m.arena.Bytes(o.Place)}
@@ -82,13 +78,12 @@ func newMember(d driver, rank, size int, methods []shmem.Method, choices *algo.D
 		if m.arena != nil {
 			_ = m.arena.Close()
 		}
-		m.slots.Release()
 		return nil, o, err
 	}
 	return m, o, nil
 }
 
-// connect opens the memory of all peers.
+// connect opens the inboxes of all peers.
 func (m *member) connect(offers []offer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), attachBound)
 	defer cancel()
@@ -102,13 +97,9 @@ func (m *member) connect(offers []offer) error {
 		if p.inbox, err = openInbox(ctx, o.Inbox, o.Place, m.size, m.methods); err == nil {
 			p.inbox.registered, err = m.d.Register(p.inbox.memory)
 		}
-		if err == nil {
-			p.imported, err = m.d.OpenShared(o.Slots)
-		}
 		if err != nil {
 			return fmt.Errorf("memory of rank %d (pid %d): %w", rank, o.Inbox.PID, err)
 		}
-		p.slots = p.imported.Address()
 	}
 	return nil
 }

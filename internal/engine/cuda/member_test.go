@@ -1,12 +1,17 @@
 package cuda
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
@@ -20,6 +25,8 @@ type fakeDriver struct {
 	driver
 	list     []string
 	released atomic.Int32
+
+	refuses, refusesToOpen map[device.Sharing]error
 }
 
 type fakeMemory struct {
@@ -32,11 +39,31 @@ func (m fakeMemory) Release()         { m.of.released.Add(1) }
 
 func (d *fakeDriver) LoadKernels() error { return nil }
 
-func (d *fakeDriver) Share(uint64) (device.Memory, device.Shared, error) {
-	return fakeMemory{d, 0x1000}, device.Shared{}, nil
+func (d *fakeDriver) Share(bytes uint64, how device.Sharing) (device.Memory, device.Shared, error) {
+	if err := d.refuses[how]; err != nil {
+		return nil, device.Shared{}, err
+	}
+	s := device.Shared{Bytes: bytes}
+	if how == device.ByFile {
+		fd, err := unix.MemfdCreate("slots", unix.MFD_CLOEXEC)
+		if err != nil {
+			return nil, s, err
+		}
+		s.File = fd
+	}
+	return fakeMemory{d, 0x1000}, s, nil
 }
 
-func (d *fakeDriver) OpenShared(device.Shared) (device.Memory, error) {
+func (d *fakeDriver) OpenShared(s device.Shared, how device.Sharing) (device.Memory, error) {
+	if err := d.refusesToOpen[how]; err != nil {
+		return nil, err
+	}
+	if how == device.ByFile {
+		name, err := os.Readlink(fmt.Sprint("/proc/self/fd/", s.File))
+		if err != nil || !strings.Contains(name, "slots") {
+			return nil, fmt.Errorf("%s is not the file of slots: %w", name, err)
+		}
+	}
 	return fakeMemory{d, 0x2000}, nil
 }
 
@@ -74,10 +101,81 @@ func pair(t *testing.T) (members [2]*member, drivers [2]*fakeDriver) {
 		members[rank], offers[rank], err = newMember(drivers[rank], rank, 2, methods, sameDevice(2))
 		require.NoError(t, err)
 	}
-	for _, m := range members {
-		require.NoError(t, m.connect(offers))
+	for rank, why := range joined(members, offers) {
+		require.NoErrorf(t, why, "rank %d", rank)
 	}
 	return members, drivers
+}
+
+// joined lets members join, and returns why they cannot.
+func joined(members [2]*member, offers []offer) (why [2]error) {
+	var to [2]chan []byte
+	for rank := range to {
+		to[rank] = make(chan []byte, 1)
+	}
+	done := make(chan struct{})
+	for rank, m := range members {
+		go func() {
+			var j vendor.Joining
+			j.Exchange = func(_ string, mine []byte) ([][]byte, error) {
+				to[1-rank] <- mine
+				all := [][]byte{mine, mine}
+				all[1-rank] = <-to[rank]
+				return all, nil
+			}
+			var err error
+			if why[rank], err = m.joinSlots(j, m.connect(offers)); err != nil {
+				why[rank] = err
+			}
+			done <- struct{}{}
+		}()
+	}
+	<-done
+	<-done
+	return why
+}
+
+// Ranks share slots by files if any of them cannot share or open one by a handle. What they had opened is closed first.
+func TestWaysToShareSlots(t *testing.T) {
+	refused, methods := errors.New("refused"), []shmem.Method{shmem.Proc}
+	first, second := map[device.Sharing]error{device.ByHandle: refused}, map[device.Sharing]error{device.ByFile: refused}
+	both := map[device.Sharing]error{device.ByHandle: refused, device.ByFile: refused}
+	for name, c := range map[string]struct {
+		share, open map[device.Sharing]error // that rank 0 refuses
+		released    int32                    // by the other rank: what it has shared and opened in vain
+		why         string
+	}{
+		"all can":              {},
+		"cannot share":         {share: first, released: 1},
+		"cannot open":          {open: first, released: 2},
+		"has no files":         {share: second},
+		"cannot share at all":  {share: both, why: "refused; refused"},
+		"cannot open in a way": {share: second, open: first, why: "memory of rank 1 (pid"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			drivers := [2]*fakeDriver{{refuses: c.share, refusesToOpen: c.open}, {}}
+			var members [2]*member
+			offers := make([]offer, 2)
+			for rank := range members {
+				var err error
+				members[rank], offers[rank], err = newMember(drivers[rank], rank, 2, methods, sameDevice(2))
+				require.NoError(t, err)
+			}
+			why := joined(members, offers)
+			if c.why != "" {
+				require.ErrorContains(t, why[0], c.why)
+				require.ErrorIs(t, why[1], errPeer)
+				return
+			}
+			require.NoError(t, why[0])
+			require.NoError(t, why[1])
+			require.Equal(t, c.released, drivers[1].released.Load())
+			for rank, m := range members {
+				require.EqualValues(t, 0x1000, m.peers[rank].slots)
+				require.EqualValues(t, 0x2000, m.peers[1-rank].slots)
+			}
+		})
+	}
 }
 
 var gathering = coll.Op{Kind: coll.AllGather, Type: coll.Uint8, In: 8, Out: 16}

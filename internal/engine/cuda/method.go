@@ -19,7 +19,6 @@ import (
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
-	"sagecomm/internal/device"
 	"sagecomm/internal/device/cuda"
 	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/procwatch"
@@ -102,7 +101,6 @@ func (m *Method) Compare(seats []vendor.Seat) []string {
 type offer struct {
 	Inbox  shmem.Descriptor `json:"inbox"`
 	Place  shmem.Range      `json:"place"`
-	Slots  device.Shared    `json:"slots"`
 	Failed bool             `json:"failed,omitempty"`
 }
 
@@ -115,24 +113,17 @@ func (m *Method) Join(j vendor.Joining) (vendor.Member, error, error) {
 		member, mine, why = newMember(d, j.Rank, j.Size, m.methods, m.links.Choose(j.Seats, SlotBytes))
 	}
 	mine.Failed = why != nil
-	message, err := json.Marshal(mine)
-	if err != nil {
-		return nil, nil, err
-	}
-	all, err := j.Exchange("memory of cuda", message)
-	offers := make([]offer, j.Size)
-	for rank := 0; rank < len(all) && err == nil; rank++ {
-		if err = json.Unmarshal(all[rank], &offers[rank]); err != nil {
-			err = fmt.Errorf("rank %d has sent what no rank sends as its memory of cuda: %w", rank, err)
-		}
-	}
+	offers, err := allOf(j, "memory of cuda", mine)
 	for _, o := range offers {
-		if o.Failed && why == nil && err == nil {
+		if o.Failed && why == nil {
 			why = errPeer
 		}
 	}
 	if why == nil && err == nil {
 		why = member.connect(offers)
+	}
+	if err == nil && !slices.ContainsFunc(offers, func(o offer) bool { return o.Failed }) {
+		why, err = member.joinSlots(j, why)
 	}
 	if why == nil && err == nil {
 		return member, nil, nil
@@ -144,6 +135,25 @@ func (m *Method) Join(j vendor.Joining) (vendor.Member, error, error) {
 		why = nil
 	}
 	return nil, why, err
+}
+
+// allOf gives every rank the values of all ranks.
+func allOf[T any](j vendor.Joining, purpose string, mine T) ([]T, error) {
+	message, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	all, err := j.Exchange(purpose, message)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]T, len(all))
+	for rank := range all {
+		if err := json.Unmarshal(all[rank], &list[rank]); err != nil {
+			return nil, fmt.Errorf("rank %d has sent what no rank sends as its %s: %w", rank, purpose, err)
+		}
+	}
+	return list, nil
 }
 
 var errPeer = errors.New("a peer cannot join")

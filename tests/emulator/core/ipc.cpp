@@ -53,9 +53,17 @@ int open_of(const Handle &handle) {
   return open(path.c_str(), O_RDWR | O_CLOEXEC);
 }
 
-void *map(size_t length, int access, int descriptor, size_t offset) {
-  void *at = mmap(nullptr, length, access, MAP_SHARED, descriptor, static_cast<off_t>(offset));
+// Maps a file anywhere, or at a place that the caller has reserved.
+void *map(size_t length, int access, int descriptor, size_t offset, void *place = nullptr) {
+  const int flags = MAP_SHARED | (place == nullptr ? 0 : MAP_FIXED);
+  void *at = mmap(place, length, access, flags, descriptor, static_cast<off_t>(offset));
   return at == MAP_FAILED ? nullptr : at;
+}
+
+// Makes a place again what its reservation has made of it.
+void reserve_again(uintptr_t place, size_t length) {
+  (void)mmap(reinterpret_cast<void *>(place), length, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 }  // namespace
@@ -109,16 +117,77 @@ Status Ipc::import_memory(const IpcHandle &from, void **address) {
     *address = reinterpret_cast<void *>(import.base);
     return Status::success;
   }
+  size_t first = handle.offset / page * page;
+  size_t length = (handle.offset + handle.size - first + page - 1) / page * page;
+  status = open(from, first, length, nullptr, &import);
+  if (status != Status::success) return status;
+  import.base = import.hidden + (handle.offset - first);
+  import.users = 1;
+  add(from, import, import.view + (handle.offset - first), handle.size);
+  *address = reinterpret_cast<void *>(import.base);
+  return Status::success;
+}
+
+void Ipc::add(const IpcHandle &from, const Import &import, uintptr_t view, size_t size) {
+  Handle handle;
+  memcpy(&handle, &from, sizeof handle);
+  Block block;
+  block.base = import.base;
+  block.size = size;
+  block.kind = MemoryKind::imported;
+  block.device = handle.device;
+  block.name = "memory of process " + std::to_string(handle.process) + " (" + std::to_string(size) + " bytes)";
+  block.view = view;
+  state_.memory.add_imported(block);
+}
+
+Status Ipc::map_memory(const IpcHandle &from, void *place, size_t size) {
+  Handle handle;
+  Status status = read_handle(from, memory_kind, &handle);
+  if (status != Status::success) return status;
+  size_t first = (handle.offset + page - 1) / page * page;
+  if (size == 0 || size % page != 0 || first > handle.span || size > handle.span - first ||
+      first + size > handle.offset + handle.size)
+    return Status::invalid_value;
+  Import import;
+  status = open(from, first, size, place, &import);
+  if (status != Status::success) return status;
+  import.base = import.hidden;
+  add(from, import, import.view, size);
+  mapped_[import.base] = import;
+  return Status::success;
+}
+
+Status Ipc::unmap_memory(Lock &lock, void *place) {
+  auto found = mapped_.find(reinterpret_cast<uintptr_t>(place));
+  if (found == mapped_.end()) return Status::invalid_value;
+  Import closed = found->second;
+  mapped_.erase(found);
+  give_back(lock, closed);
+  reserve_again(closed.hidden, closed.mapped);
+  return Status::success;
+}
+
+void Ipc::give_back(Lock &lock, const Import &closed) {
+  const Block &block = state_.memory.block(closed.base);
+  Span range{block.base, block.size};
+  state_.memory.release(block);
+  state_.scheduler.wait_for_users(lock, range);
+  munmap(reinterpret_cast<void *>(closed.view), closed.mapped);
+}
+
+// Maps a range of the exporter's memory twice: for the program, without access, and for tasks.
+Status Ipc::open(const IpcHandle &from, size_t first, size_t length, void *place, Import *import) {
+  Handle handle;
+  memcpy(&handle, &from, sizeof handle);
   int descriptor = open_of(handle);
   if (descriptor < 0) return Status::peer_gone;
   struct stat information{};
-  size_t first = handle.offset / page * page;
-  size_t length = (handle.offset + handle.size - first + page - 1) / page * page;
-  status = Status::peer_gone;  // another process may have the number by now
+  Status status = Status::peer_gone;  // another process may have the number by now
   if (fstat(descriptor, &information) == 0 && handle.slot < export_slots &&
       static_cast<uint64_t>(information.st_size) >= handle.span + export_slots * sizeof(uint64_t)) {
     void *table = map(export_slots * sizeof(uint64_t), PROT_READ, descriptor, handle.span);
-    void *hidden = map(length, PROT_NONE, descriptor, first);
+    void *hidden = map(length, PROT_NONE, descriptor, first, place);
     void *view = map(length, PROT_READ | PROT_WRITE, descriptor, first);
     if (table == nullptr || hidden == nullptr || view == nullptr)
       status = Status::system_error;
@@ -126,28 +195,19 @@ Status Ipc::import_memory(const IpcHandle &from, void **address) {
       status = Status::success;
     if (table != nullptr) munmap(table, export_slots * sizeof(uint64_t));
     if (status == Status::success) {
-      import.hidden = reinterpret_cast<uintptr_t>(hidden);
-      import.view = reinterpret_cast<uintptr_t>(view);
+      import->hidden = reinterpret_cast<uintptr_t>(hidden);
+      import->view = reinterpret_cast<uintptr_t>(view);
+      import->mapped = length;
     } else {
-      if (hidden != nullptr) munmap(hidden, length);
+      if (place != nullptr)
+        reserve_again(reinterpret_cast<uintptr_t>(place), length);
+      else if (hidden != nullptr)
+        munmap(hidden, length);
       if (view != nullptr) munmap(view, length);
     }
   }
   close(descriptor);
-  if (status != Status::success) return status;
-  import.mapped = length;
-  import.base = import.hidden + (handle.offset - first);
-  import.users = 1;
-  Block block;
-  block.base = import.base;
-  block.size = handle.size;
-  block.kind = MemoryKind::imported;
-  block.device = handle.device;
-  block.name = "memory of process " + std::to_string(handle.process) + " (" + std::to_string(handle.size) + " bytes)";
-  block.view = import.view + (handle.offset - first);
-  state_.memory.add_imported(block);
-  *address = reinterpret_cast<void *>(import.base);
-  return Status::success;
+  return status;
 }
 
 Status Ipc::close_memory(Lock &lock, void *address) {
@@ -156,12 +216,8 @@ Status Ipc::close_memory(Lock &lock, void *address) {
     if (--import->second.users > 0) return Status::success;
     Import closed = import->second;
     imports_.erase(import);
-    const Block &block = state_.memory.block(closed.base);
-    Span range{block.base, block.size};
-    state_.memory.release(block);
-    state_.scheduler.wait_for_users(lock, range);
+    give_back(lock, closed);
     munmap(reinterpret_cast<void *>(closed.hidden), closed.mapped);
-    munmap(reinterpret_cast<void *>(closed.view), closed.mapped);
     return Status::success;
   }
   return Status::invalid_value;
@@ -249,6 +305,19 @@ Status import_memory(const IpcHandle &handle, void **address) {
   Call call;
   Status status = call ? call.state().captures.unsafe_call() : call.status();
   return status == Status::success ? call.state().ipc.import_memory(handle, address) : status;
+}
+
+Status map_memory(const IpcHandle &handle, void *place, size_t size) {
+  Call call;
+  Status status = call ? call.state().captures.unsafe_call() : call.status();
+  return status == Status::success ? call.state().ipc.map_memory(handle, place, size) : status;
+}
+
+Status unmap_memory(void *place) {
+  Call call;
+  Status status = call ? call.state().captures.unsafe_call() : call.status();
+  if (status == Status::success && call.state().options.free_synchronizes) status = call.wait_for_device(-1);
+  return status == Status::success ? call.state().ipc.unmap_memory(call.lock(), place) : status;
 }
 
 Status close_memory(void *address) {

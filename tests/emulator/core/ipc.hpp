@@ -39,6 +39,10 @@ class Ipc {
   Status export_memory(Block &block, IpcHandle *handle);
   Status import_memory(const IpcHandle &handle, void **address);
   Status close_memory(std::unique_lock<std::mutex> &lock, void *address);
+  // The same at a place that the caller has reserved, from the first whole page of the memory on. This process may be the
+  // exporter. The place is reserved again when the memory is unmapped.
+  Status map_memory(const IpcHandle &handle, void *place, size_t size);
+  Status unmap_memory(std::unique_lock<std::mutex> &lock, void *place);
   // The memory of an exported block is given back.
   void withdraw(const Block &block);
   // The records of an event are those above *first; the words of a slot go on from one event to the next.
@@ -54,8 +58,13 @@ class Ipc {
     size_t mapped = 0;
     int users = 0;
   };
+  Status open(const IpcHandle &from, size_t first, size_t length, void *place, Import *import);
+  void add(const IpcHandle &from, const Import &import, uintptr_t view, size_t size);
+  void give_back(std::unique_lock<std::mutex> &lock, const Import &closed);
+
   State &state_;
   std::map<std::pair<int, uint64_t>, Import> imports_;         // by process and identity
+  std::map<uintptr_t, Import> mapped_;                         // by place
   std::map<std::pair<int, int>, SharedEvent *> event_tables_;  // of other processes, by process and descriptor
   SharedEvent *events_ = nullptr;
   int events_fd_ = -1;

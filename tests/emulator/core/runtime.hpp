@@ -179,6 +179,9 @@ struct IpcHandle {
 Status export_memory(void *base, IpcHandle *handle);            // invalid_value unless it is the base of an allocation
 Status import_memory(const IpcHandle &handle, void **address);  // the memory outlives the exporter
 Status close_memory(void *address);
+// Maps whole pages of such memory at a place that the caller has reserved with mmap(). This process may be the exporter.
+Status map_memory(const IpcHandle &handle, void *place, size_t size);
+Status unmap_memory(void *place);  // the place stays reserved
 Status export_event(EventHandle event, IpcHandle *handle);
 Status import_event(const IpcHandle &handle, EventHandle *event);
 

@@ -89,6 +89,45 @@ TEST(memory_of_another_process_is_the_same_memory) {
       });
 }
 
+TEST(memory_is_mapped_at_a_reserved_place_also_by_its_exporter) {
+  constexpr size_t size = 8192;
+  auto reserve = [] {
+    void *place = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(place != MAP_FAILED);
+    return static_cast<uint32_t *>(place);
+  };
+  between(
+      [&](Pipe &there, Pipe &back) {
+        (void)new_words(10);  // so that the first whole page is not where the allocation begins
+        IpcHandle handle = handle_of(new_words((size + 4096) / 4));
+        uint32_t *words = reserve();
+        OK(map_memory(handle, words, size));
+        OK(fill(words, 7, 4, size / 4));
+        OK(device_synchronize());
+        there.send(handle);
+        CHECK(back.receive<int>() == 1);
+        CHECK(word(words + 2047) == 8);
+        OK(unmap_memory(words));
+      },
+      [&](Pipe &there, Pipe &back) {
+        auto handle = there.receive<IpcHandle>();
+        uint32_t *words = reserve();
+        FAILS(map_memory(handle, words, size + 8192), invalid_value);
+        FAILS(map_memory(handle, words, 100), invalid_value);
+        OK(map_memory(handle, words, size));
+        CHECK(word(words) == 7 && word(words + 2047) == 7);
+        StreamHandle stream = new_stream();
+        OK(fill_async(words + 2047, 8, 4, 1, stream));
+        FAILS(fill_async(words + 2047, 8, 4, 2, stream), invalid_value);
+        OK(stream_synchronize(stream));
+        back.send(1);
+        FAILS(close_memory(words), invalid_value);
+        OK(unmap_memory(words));
+        FAILS(unmap_memory(words), invalid_value);
+        CHECK(mmap(words, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED);
+      });
+}
+
 TEST(only_bases_are_exported_and_not_to_the_same_process) {
   under("lazy", [] {
     uint32_t *words = new_words(1000);
