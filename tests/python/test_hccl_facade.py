@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,44 @@ def test_ranks_are_threads(size: int) -> None:
 def test_what_pyhccl_looks_up_is_there() -> None:
     library = ctypes.CDLL(str(FACADE))
     assert [name for name in PYHCCL if not hasattr(library, name)] == []
+
+
+TIMEOUTS = f"""
+import ctypes, threading
+library = ctypes.CDLL({str(FACADE)!r})
+library.HcclGetErrorString.restype = ctypes.c_char_p
+root, comms = ctypes.create_string_buffer(4108), [ctypes.c_void_p(), ctypes.c_void_p()]
+def join(rank):
+    return library.HcclCommInitRootInfo(2, root, rank, ctypes.byref(comms[rank]))
+def show(code):
+    print(code, library.HcclGetErrorString(code).decode())
+assert library.HcclGetRootInfo(root) == 0
+"""
+
+
+def timed_out(program: str, **settings: str) -> str:
+    run = [sys.executable, "-c", TIMEOUTS + program]
+    return subprocess.check_output(run, env={**os.environ, **settings}, stderr=subprocess.DEVNULL, text=True)
+
+
+def test_timeout_of_a_join() -> None:
+    text = timed_out("show(join(0))", HCCL_CONNECT_TIMEOUT="1")
+    assert text.startswith("9 sagecomm: ")
+    assert "rank 1" in text
+
+
+def test_timeout_of_an_operation() -> None:
+    program = """
+other = threading.Thread(target=join, args=(1,))
+other.start()
+assert join(0) == 0
+other.join()
+value = ctypes.c_int32(1)
+show(library.HcclAllReduce(ctypes.byref(value), ctypes.byref(value), 1, 2, 0, comms[0], None))
+"""
+    text = timed_out(program, HCCL_EXEC_TIMEOUT="1")
+    assert text.startswith("9 sagecomm: ")
+    assert "rank 1" in text
 
 
 def test_each_text_is_printed_once() -> None:
