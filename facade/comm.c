@@ -27,6 +27,10 @@ comm_t comm_make(bool blocking) {
   comm->blocking = blocking;
   comm->device = driver_device();
   comm->context = driver_context();
+  if (comm->device >= 0) {
+    comm->device_type = FACADE_DEVICE_TYPE;
+    comm->device_index = comm->device;
+  }
   pthread_mutex_lock(&comm_lock);
   comm->next = all;
   all = comm;
@@ -101,6 +105,14 @@ void comm_finish(comm_t comm) {
   pthread_mutex_unlock(&comm_lock);
 }
 
+void comm_drop(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  bool first = exists(comm);
+  if (first) comm->destroyed = true;
+  pthread_mutex_unlock(&comm_lock);
+  if (first) comm_release(comm);
+}
+
 facade_result comm_end(comm_t comm, const char *function, const char *reason) {
   facade_result result = comm_hold(comm, function);
   if (result != RESULT_OK) return result;
@@ -148,6 +160,18 @@ sagecomm_group comm_group(comm_t comm) {
   return group;
 }
 
+void comm_place(comm_t comm, bool known, sagecomm_op *op) {
+  pthread_mutex_lock(&comm_lock);
+  if (known) {
+    comm->device_type = op->device_type;
+    comm->device_index = op->device_index;
+  } else {
+    op->device_type = comm->device_type;
+    op->device_index = comm->device_index;
+  }
+  pthread_mutex_unlock(&comm_lock);
+}
+
 facade_result comm_state(comm_t comm, const char *function, facade_result *error) {
   if (error == NULL) return fail(NULL, RESULT_NULL, "sagecomm: %s: asyncError is NULL", function);
   facade_result result = comm_hold(comm, function);
@@ -160,7 +184,8 @@ facade_result comm_state(comm_t comm, const char *function, facade_result *error
     scr_note_acquired(comm); /* what a thread of this library has done for it */
     sagecomm_error err = {0};
     int32_t status = group == 0 ? SAGECOMM_OK : core()->group_error(group, &err);
-    if (status < 0) *error = failed(comm, status, &err);
+    if (status < 0 && comm_group(comm) == group)
+      *error = failed(comm, status, &err); /* it was not finalized meanwhile */
   }
   comm_release(comm);
   return RESULT_OK;

@@ -105,6 +105,8 @@ struct FACADE_COMM {
   facade_result state;   /* of a communicator that does not block: RESULT_IN_PROGRESS, or how the last call ended */
   char text[TEXT_BYTES]; /* its last error, and when that was in the order of all errors */
   uint64_t text_number;
+  uint8_t device_type; /* of the buffers of its last operation that had some; at first those of `device` */
+  int32_t device_index;
   reduction *reductions;
   int n_reductions;
 };
@@ -120,6 +122,8 @@ void comm_release(comm_t comm);
 /* Ends a communicator for its user; `reason` ends its join and aborts its operations first, and waits until no thread of this library
  * touches buffers of its calls. */
 facade_result comm_end(comm_t comm, const char *function, const char *reason);
+/* Ends a communicator that its user does not get, unless the user has ended it. */
+void comm_drop(comm_t comm);
 /* Begins and ends what touches the buffers of calls. Returns false if the communicator was aborted. Requires: it is held. */
 bool comm_begin(comm_t comm);
 void comm_finish(comm_t comm);
@@ -128,6 +132,8 @@ void comm_set_state(comm_t comm, facade_result state);
 bool comm_joined(comm_t comm, sagecomm_group group, int rank, int size);
 /* Returns the group of a communicator, 0 if it has none. */
 sagecomm_group comm_group(comm_t comm);
+/* Notes the place of an operation's buffers, or gives the place of the operation before to one without buffers. */
+void comm_place(comm_t comm, bool known, sagecomm_op *op);
 /* Sets *error to the state of a communicator, or to the failure of its group. */
 facade_result comm_state(comm_t comm, const char *function, facade_result *error);
 /* What comm_ask() asks for. */

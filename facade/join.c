@@ -25,7 +25,7 @@ void join_dropped(job *j) {
   comm_t comm = j->kind == JOB_JOIN ? j->comm : j->child;
   if (comm == NULL) return;
   *j->made = NULL;
-  comm_end(comm, FACADE_PREFIX "GroupEnd", NULL);
+  comm_drop(comm);
 }
 
 facade_result join_submit(job *j) {
@@ -133,7 +133,7 @@ facade_result join_all(const char *function, comm_t *comms, int n, const int *de
     if (driver_device() >= 0) {
       int device = devices == NULL ? i : devices[i];
       void *context = driver_context_of(device);
-      comms[i]->device = device;
+      comms[i]->device = comms[i]->device_index = device;
       if (context != NULL) comms[i]->context = context; /* otherwise the join fails, and says why */
     }
     job_submit(j);
@@ -173,6 +173,8 @@ job *derive_job(const char *function, comm_t parent, int kind, bool with_child, 
   }
   if (j->child != NULL) {
     j->child->device = parent->device;
+    j->child->device_type = parent->device_type;
+    j->child->device_index = parent->device_index;
     j->child->context = parent->context;
     j->child->operations_ns = parent->operations_ns;
   }

@@ -59,8 +59,12 @@ static void blocks(const request *r, comm_t comm, size_t *in, size_t *out) {
 
 /* Sets the device of a call's buffers, which the core tells. */
 static facade_result set_place(const request *r, comm_t comm, call *c) {
+  if (r->kind == SAGECOMM_BARRIER) return RESULT_OK; /* it is one of the host, behind the stream */
   const void *buffers[] = {c->op.n_out ? c->out.data : NULL, c->op.n_in ? c->in.data : NULL, c->copy_from};
-  if (r->kind == SAGECOMM_BARRIER) buffers[0] = buffers[1] = NULL; /* it is one of the host, behind the stream */
+  if (buffers[0] == NULL && buffers[1] == NULL) { /* blocks of no bytes: peers may have some, in the same place */
+    buffers[0] = r->recv;
+    buffers[1] = r->send;
+  }
   bool first = true;
   for (int i = 0; i < 3; i++) {
     if (buffers[i] == NULL || (i > 0 && buffers[i] == buffers[i - 1])) continue;
@@ -79,6 +83,7 @@ static facade_result set_place(const request *r, comm_t comm, call *c) {
     }
     first = false;
   }
+  comm_place(comm, !first, &c->op);
   return RESULT_OK;
 }
 

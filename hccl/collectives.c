@@ -159,11 +159,13 @@ HcclResult HcclRecv(void *to, uint64_t count, int32_t type, uint32_t peer, HcclC
 HcclResult HcclBatchSendRecv(HcclSendRecvItem *items, uint32_t n, HcclComm comm, HcclStream stream) {
   static const char *const function = "HcclBatchSendRecv";
   if (items == NULL) return refused(fail(NULL, HCCL_E_PTR, "sagecomm: %s: sendRecvInfo is NULL", function));
+  HcclResult item = HCCL_SUCCESS;
   group_start();
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n && item == HCCL_SUCCESS; i++) {
     bool sends = items[i].type == HCCL_SEND;
     if (!sends && items[i].type != HCCL_RECV) {
-      refused(fail(NULL, HCCL_E_PARA, "sagecomm: %s: item %u is neither a send nor a recv", function, (unsigned)i));
+      item =
+          refused(fail(NULL, HCCL_E_PARA, "sagecomm: %s: item %u is neither a send nor a recv", function, (unsigned)i));
       break;
     }
     request r = {.function = function,
@@ -174,9 +176,10 @@ HcclResult HcclBatchSendRecv(HcclSendRecvItem *items, uint32_t n, HcclComm comm,
                  .type = items[i].data_type,
                  .root = rank_of(items[i].peer),
                  .stream = stream};
-    if (request_submit(&r, comm) != HCCL_SUCCESS) break;
+    item = request_submit(&r, comm);
   }
-  return group_end();
+  HcclResult result = group_end(); /* of the outermost group call, which may be another one */
+  return item != HCCL_SUCCESS ? item : result;
 }
 
 /* The host waits for what the stream holds, and then for the other ranks. */

@@ -22,6 +22,7 @@ int64_t hccl_operations_ns(int64_t seconds) {
 
 #define HAS(config, field) \
   ((config) != NULL && (config)->size >= offsetof(HcclCommConfig, field) + sizeof(config)->field)
+#define VERSION_OF_EXEC_TIMEOUT 8 /* in older versions its place may be padding */
 
 static HcclResult check_config(const HcclCommConfig *config, const char *function) {
   if (config == NULL || (HAS(config, version) && config->magic == HCCL_CONFIG_MAGIC)) return HCCL_SUCCESS;
@@ -33,7 +34,7 @@ static void configure(comm_t comm, const HcclCommConfig *config) {
   if (HAS(config, name) && config->name[0] != 0) {
     snprintf(comm->name, sizeof comm->name, "%.*s", HCCL_NAME_BYTES - 1, config->name);
   }
-  if (HAS(config, exec_timeout) && config->exec_timeout >= 0) {
+  if (HAS(config, exec_timeout) && config->version >= VERSION_OF_EXEC_TIMEOUT && config->exec_timeout >= 0) {
     comm->operations_ns = hccl_operations_ns(config->exec_timeout);
   }
 }

@@ -115,6 +115,7 @@ _Static_assert(ncclScalarDevice == 0 && ncclScalarHostImmediate == 1, "residence
 #define FACADE_PREFIX "nccl"
 #define FACADE_FILE "libsagecomm_nccl.so"
 #define FACADE_DRIVER "CUDA's driver"
+#define FACADE_DEVICE_TYPE 1 /* c10::DeviceType::CUDA */
 #define FACADE_IN_PROGRESS                                                                                      \
   "the previous call on this communicator goes on: call ncclCommGetAsyncError() until it gives something else " \
   "than ncclInProgress"

@@ -52,14 +52,9 @@ func (p *Process) readDevice(at coll.Device, stream, from uintptr, to []byte) er
 	if err != nil {
 		return err
 	}
-	p.factors.Lock()
-	defer p.factors.Unlock()
-	side, known := p.factorStreams[at]
-	if !known {
-		if side, err = access.NewStream(device.Inputs); err != nil {
-			return err
-		}
-		p.factorStreams[at] = side
+	side, err := p.factorStream(at, access)
+	if err != nil {
+		return err
 	}
 	pinned, err := access.Pin(256)
 	if err != nil {
@@ -90,7 +85,24 @@ func (p *Process) readDevice(at coll.Device, stream, from uintptr, to []byte) er
 	}
 	copy(to, unsafe.Slice((*byte)(pinned.Address()), len(to)))
 	pinned.Release()
+	p.factors.Lock()
+	p.factorStreams[at] = append(p.factorStreams[at], side)
+	p.factors.Unlock()
 	return nil
+}
+
+// factorStream takes a stream in which nothing is left to do. Each reader has one of its own: what it waits for may need an operation
+// that another thread of this process calls, which has a factor too.
+func (p *Process) factorStream(at coll.Device, access device.Access) (device.Stream, error) {
+	p.factors.Lock()
+	free := p.factorStreams[at]
+	if n := len(free); n > 0 {
+		p.factorStreams[at] = free[:n-1]
+		p.factors.Unlock()
+		return free[n-1], nil
+	}
+	p.factors.Unlock()
+	return access.NewStream(device.Inputs)
 }
 
 // decodeFactor returns the value of an element, or false for types that have no factors.

@@ -36,7 +36,7 @@ type Process struct {
 	inVain    time.Time         // time at which Destroy last gave up waiting for peers
 
 	factors       sync.Mutex // held while a factor is read from a device
-	factorStreams map[coll.Device]device.Stream
+	factorStreams map[coll.Device][]device.Stream
 
 	choosing  sync.Mutex // guards selectors
 	selectors map[selectorKey]*algo.Selector
@@ -57,7 +57,7 @@ var (
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), factorStreams: map[coll.Device]device.Stream{}, selectors: map[selectorKey]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), factorStreams: map[coll.Device][]device.Stream{}, selectors: map[selectorKey]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})

@@ -239,6 +239,18 @@ static void moves(HcclComm comm, int size) {
     for (int s = 0; s < my_rank; s++) first += r + s + 1;
     for (int i = 0; i < my_rank + r + 1; i++) CHECK(word[at++] == (r + 1) * 1000 + first + i);
   }
+  /* The last rank has no elements on either side, and no memory. */
+  bool none = my_rank == size - 1;
+  for (int r = 0; r < size; r++) {
+    counts[r] = none || r == size - 1 ? 0 : (uint64_t)(my_rank + r + 1);
+    offsets[r] = to_offsets[r] = (uint64_t)r * COUNT;
+  }
+  OK(HcclAlltoAllV(none ? NULL : from.at, counts, offsets, HCCL_INT32, none ? NULL : to.at, counts, to_offsets,
+                   HCCL_INT32, comm, stream));
+  pull(to);
+  for (int r = 0; !none && r < size - 1; r++) {
+    for (int i = 0; i < my_rank + r + 1; i++) CHECK(word[r * COUNT + i] == (r + 1) * 1000 + my_rank * COUNT + i);
+  }
   for (int r = 0; r < size; r++) counts[r] = (uint64_t)(2 * r), offsets[r] = (uint64_t)r * 20; /* rank 0 has none */
   OK(HcclAllGatherV(from.at, counts[my_rank], to.at, counts, offsets, HCCL_INT32, comm, stream));
   pull(to);
