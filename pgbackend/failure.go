@@ -89,14 +89,15 @@ func (g *Group) Abort(reason string) {
 		Message: fmt.Sprintf("sagecomm: group %q was aborted by %s: %s", g.title(), g.number(g.rank), reason)})
 }
 
-// fail declares a failure that was found outside the runner. It fills in the group, the sequence number and the culprit's
-// process, and does nothing if the group has failed or is destroyed.
+// fail declares a failure that was found outside the runner, unless the group has failed or is destroyed. It fills in the group, the
+// sequence number and the culprit's process. When it returns, the group is down, also if another thread is about to take it down.
 func (g *Group) fail(f *coll.Failure) {
 	if !g.life.acquire() {
 		return
 	}
 	defer g.life.release()
-	if g.failed() != nil {
+	if known := g.failed(); known != nil {
+		g.adopt(known)
 		return
 	}
 	f.Group, f.Sequence = g.name, g.run.Sequence()

@@ -106,6 +106,34 @@ func TestFailureIsToldBeforeOperationsRaiseIt(t *testing.T) {
 	}
 }
 
+// Who finds another fault meanwhile goes on when the group is down, which follows the callback: an engine reports that an operation of a
+// device has ended as soon as it has declared the fault.
+func TestASecondFailureReturnsWhenTheGroupIsDown(t *testing.T) {
+	setHeadStart(t, hangAfter)
+	w := newWorld(t, 2)
+	g := w.groups[0]
+	began, goOn, returned := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	if f := g.OnFailure(func(*coll.Failure) {
+		close(began)
+		<-goOn
+	}); f != nil {
+		t.Fatal(f)
+	}
+	go g.Abort("for the test")
+	<-began
+	go func() {
+		defer close(returned)
+		g.Abort("for the test, again")
+	}()
+	select {
+	case <-returned:
+		t.Error("returned before the group was down")
+	case <-time.After(20 * time.Millisecond):
+	}
+	close(goOn)
+	<-returned
+}
+
 func TestABlockedCallbackDelaysNoFailure(t *testing.T) {
 	w := newWorld(t, 2)
 	forGood := make(chan struct{})

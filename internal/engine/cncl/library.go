@@ -124,6 +124,9 @@ func (c *communicator) exchange(calls []vendor.Call, stream uintptr) error {
 		return err
 	}
 	for _, one := range calls {
+		if err == nil {
+			err = c.thread.Stopped()
+		}
 		if one.Peer != c.rank && err == nil {
 			err = c.call(one, stream)
 		}
@@ -157,7 +160,7 @@ func (c *communicator) call(one vendor.Call, stream uintptr) error {
 
 // Abort implements vendor.Communicator.
 func (c *communicator) Abort() bool {
-	c.thread.End()
+	c.thread.Stop()
 	if c.c.Load() == 0 { // it has no kernels; the thread may wait for peers for good
 		return true
 	}
@@ -169,6 +172,9 @@ func (c *communicator) Destroy() {
 	freed := make(chan bool, 1)
 	c.thread.Begin(func() error {
 		err := failed("cnclFreeComm", C.call_cnclFreeComm(c.handle()))
+		if err == nil {
+			c.c.Store(0)
+		}
 		freed <- err == nil
 		return err
 	})

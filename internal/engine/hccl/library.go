@@ -157,7 +157,7 @@ func (c *communicator) exchange(calls []vendor.Call, stream uintptr) error {
 // Abort implements vendor.Communicator. HCCL has no call that ends kernels whose peers do not come, and HcclCommDestroy waits for them.
 // A communicator that has not joined has none.
 func (c *communicator) Abort() bool {
-	c.thread.End()
+	c.thread.Stop()
 	return c.c.Load() == 0
 }
 

@@ -61,7 +61,12 @@ func (c *communicator) with(f func() error) error {
 		return errEnding
 	}
 	return c.current(func() error {
-		c.mu.Lock()
+		for !c.mu.TryLock() {
+			if c.ending.Load() {
+				return errEnding
+			}
+			time.Sleep(firstSleep)
+		}
 		defer c.mu.Unlock()
 		if c.ending.Load() {
 			return errEnding
@@ -199,6 +204,9 @@ func (c *communicator) close() {
 	c.end(c.destroy)
 	go func() {
 		<-c.ended
+		for sleep := firstSleep; !c.idle(); sleep = min(2*sleep, watchEvery) { // the stream may stand behind a late one of the caller
+			time.Sleep(sleep)
+		}
 		c.scratch.release()
 		c.engine.pool.giveStream(c.place, c.stream)
 		c.joined.Free()

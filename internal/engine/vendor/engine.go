@@ -196,10 +196,10 @@ func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Order
 	if err := s.spread(rt, c.stream); err != nil {
 		return err
 	}
-	if err := rt.WriteValue(c.stream, gate.OutputTaken(), 1); err != nil {
+	if err := order.Join(c.stream); err != nil { // before the word: the device may write that at once, and so end an operation that has failed
 		return err
 	}
-	return order.Join(c.stream)
+	return rt.WriteValue(c.stream, gate.OutputTaken(), 1)
 }
 
 // fail makes the group fail because an operation was numbered and not queued. What is queued by now uses the buffers until the

@@ -22,7 +22,7 @@ func NewThread(use func() error) *Thread {
 		for f := range t.calls {
 			if t.failed.Load() == nil {
 				if err := f(); err != nil {
-					t.failed.Store(&err)
+					t.failed.CompareAndSwap(nil, &err)
 				}
 			}
 			t.left.Add(-1)
@@ -45,12 +45,23 @@ func (t *Thread) Queue(calls []Call, call func(Call) error, exchange func() erro
 	}
 	t.Begin(func() error {
 		for _, one := range calls {
+			if err := t.Stopped(); err != nil {
+				return err
+			}
 			if err := call(one); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// Stopped returns an error once Stop was called. A function of several calls asks before each of them.
+func (t *Thread) Stopped() error {
+	if failed := t.failed.Load(); failed != nil {
+		return *failed
+	}
+	return nil
 }
 
 // State reports whether all calls have returned. The error is that of the first call that has failed.
@@ -64,3 +75,9 @@ func (t *Thread) State() (idle bool, err error) {
 
 // End ends the thread behind its calls. Begin is not called again.
 func (t *Thread) End() { close(t.calls) }
+
+// Stop ends the thread. A call that the library is in goes on, and no other one is made.
+func (t *Thread) Stop() {
+	t.failed.CompareAndSwap(nil, &errEnding)
+	t.End()
+}
