@@ -73,6 +73,7 @@ var layers = []layer{
 	{tree: "fusion", height: carriers, only: []string{"internal/coll"}, pure: true},
 	{tree: "internal/bootstrap", height: carriers},
 	{tree: "internal/engine", height: carriers},
+	{tree: "internal/shadow", height: carriers},
 	{tree: "internal/engine/nccl", height: libraries, cgo: true},
 	{tree: "internal/engine/hccl", height: libraries, cgo: true},
 	{tree: "internal/engine/cncl", height: libraries, cgo: true},

@@ -1,0 +1,275 @@
+package shadow
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"sagecomm/internal/runner"
+	"sagecomm/internal/transport/tcp"
+)
+
+// Config describes a pair to Set.Add.
+type Config struct {
+	Link           *tcp.Link
+	Group          uint64 // number of the group, which all of its processes know
+	Rank, To, Size int    // the rank of this process, the remote rank, of a group of that size
+	Own            runner.Peer
+	Offset         int64       // in the arena of Own: Bytes(Size) zeroed bytes, aligned to pages
+	Bell           int64       // in the same arena: the bell of the link's pump, which stays as long as the link
+	Lost           func(error) // called when the link is lost before the remote rank has left
+}
+
+// Bytes returns the length of the memory of a pair: for each lane a shared block, and the channels from the remote rank.
+func Bytes(size int) int64 {
+	return int64(runner.Lanes) * (runner.SharedBlockBytes(size) + channelsBytes)
+}
+
+const (
+	page          = 4096
+	channelsBytes = (runner.Channels*runner.ChannelBytes + page - 1) / page * page // of one lane
+)
+
+// Pair is one rank of this process and one remote rank.
+type Pair struct {
+	Config
+	engine  runner.Bell // of this process's progress engine
+	shadow  runner.Peer
+	lanes   [runner.Lanes]lane
+	leaving bool // GOODBYE was sent
+	closing bool // CLOSE was sent
+
+	mu     sync.Mutex
+	byes   uint64 // connections on which GOODBYE has come
+	left   uint64 // its number
+	closes uint64 // connections on which CLOSE has come
+	closed bool   // CLOSE was sent on all
+	over   bool   // nothing touches the memory of the pair any more
+}
+
+// lane is one lane of a pair. The pump's goroutine alone uses sent and told, and who reads the channel's connection came.
+type lane struct {
+	own, shadow runner.Words
+	channels    [runner.Channels]channel
+}
+
+type channel struct {
+	in         unsafe.Pointer // the shadow's channel
+	sent, told uint64         // messages that were sent; messages taken, as the remote rank was told
+	came       uint64         // messages that have come
+	place      [1][]byte
+}
+
+// newPair makes the shadow.
+func newPair(c Config) *Pair {
+	p := &Pair{Config: c, engine: runner.BellAt(unsafe.Add(c.Own.Arena, c.Own.Bell))}
+	p.shadow = runner.Peer{Arena: c.Own.Arena, Bytes: c.Own.Bytes, Bell: c.Bell}
+	at := int64(0)
+	for n := range p.lanes {
+		l := &p.lanes[n]
+		memory := unsafe.Add(c.Own.Arena, c.Offset+at)
+		runner.FormatSharedBlock(memory, c.To, c.Size, c.Bell)
+		p.shadow.Shared[n] = c.Offset + at
+		at += runner.SharedBlockBytes(c.Size)
+		l.own = runner.WordsOf(unsafe.Add(c.Own.Arena, c.Own.Shared[n]), c.Size)
+		l.shadow = runner.WordsOf(memory, c.Size)
+		l.shadow.SleepFor(c.Rank)
+		for k := range l.channels {
+			l.channels[k].in = unsafe.Add(c.Own.Arena, c.Offset+at+int64(k)*runner.ChannelBytes)
+			l.shadow.Channel(c.Rank, k).Store(uint64(c.Offset + at + int64(k)*runner.ChannelBytes))
+		}
+		at += channelsBytes
+	}
+	return p
+}
+
+// Peer returns the place of the shadow, for runner.Config.
+func (p *Pair) Peer() runner.Peer { return p.shadow }
+
+// connection returns the data connection of a channel: the same on both sides, and for both directions.
+func (p *Pair) connection(number, channel int) int {
+	h := p.Group ^ uint64(min(p.Rank, p.To))<<32 ^ uint64(max(p.Rank, p.To))<<8 ^ uint64(number)<<4 ^ uint64(channel)
+	h = (h ^ h>>31) * 0x9e3779b97f4a7c15
+	return 1 + int(h>>33)%p.Link.Data()
+}
+
+func (p *Pair) header(kind tcp.Kind) tcp.Header {
+	return tcp.Header{Kind: kind, Group: p.Group, From: uint32(p.Rank), To: uint32(p.To)}
+}
+
+// ---- sending: the pump's goroutine ----
+
+// push sends what this rank has published. It reports whether there was anything.
+func (p *Pair) push() (moved bool, err error) {
+	if p.closing {
+		return false, nil
+	}
+	// Detached comes behind left, and left behind everything else: so they are read first.
+	detached := p.lanes[runner.HostLane].shadow.Detached(p.Rank).Load() != 0
+	left := p.lanes[runner.HostLane].own.Left().Load()
+	for n := range p.lanes {
+		l := &p.lanes[n]
+		for k := range l.channels {
+			m, err := p.pushChannel(n, k)
+			if moved = moved || m; err != nil {
+				return moved, err
+			}
+		}
+	}
+	if left != 0 && !p.leaving {
+		h := p.header(tcp.Goodbye)
+		h.Number = left
+		p.leaving, moved = true, true
+		if err := p.everywhere(h); err != nil {
+			return true, err
+		}
+	}
+	if detached {
+		p.closing = true
+		err := p.everywhere(p.header(tcp.Close))
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.closed = true
+		p.end()
+		return true, err
+	}
+	return moved, nil
+}
+
+// end tells the owner of the memory that nothing touches it any more, once both ranks have said so.
+// Requires: the lock.
+func (p *Pair) end() {
+	if !p.over && p.closed && p.all(p.closes) {
+		p.over = true
+		p.lanes[runner.HostLane].own.Detached(p.To).Store(1)
+	}
+}
+
+func (p *Pair) isOver() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.over
+}
+
+// everywhere sends a frame on every connection, behind what was sent there.
+func (p *Pair) everywhere(h tcp.Header) error {
+	for on := range p.Link.Data() + 1 {
+		if err := p.Link.Send(on, &h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Pair) pushChannel(number, k int) (moved bool, err error) {
+	l := &p.lanes[number]
+	c := &l.channels[k]
+	on := p.connection(number, k)
+	if offset := l.own.Channel(p.To, k).Load(); offset != 0 {
+		out := unsafe.Add(p.Own.Arena, offset)
+		for {
+			place := runner.PlaceOf(out, c.sent+1)
+			if place.Filled.Load() != c.sent+1 {
+				break
+			}
+			h := p.header(tcp.Message)
+			h.Lane, h.Channel, h.Number, h.Hash, h.Block = uint8(number), uint8(k), c.sent+1, *place.Hash, *place.Block
+			h.Taken = l.own.Taken(p.To, k).Load()
+			if err := p.Link.Send(on, &h, place.Data[:*place.Bytes]); err != nil {
+				return moved, err
+			}
+			c.sent++
+			c.told = h.Taken
+			moved = true
+		}
+	}
+	if taken := l.own.Taken(p.To, k).Load(); taken-c.told >= runner.ChannelPlaces/2 {
+		h := p.header(tcp.Room)
+		h.Lane, h.Channel, h.Taken = uint8(number), uint8(k), taken
+		c.told, moved = taken, true
+		if err := p.Link.Send(on, &h); err != nil {
+			return moved, err
+		}
+	}
+	return moved, nil
+}
+
+// ---- receiving ----
+
+var errNoFrame = errors.New("a frame that the remote rank does not send")
+
+func (p *Pair) wrong(h *tcp.Header, format string, args ...any) error {
+	return fmt.Errorf("%w: %v from rank %d to rank %d: %s", errNoFrame, h.Kind, p.To, p.Rank, fmt.Sprintf(format, args...))
+}
+
+// accept compares a header with what may come, and returns where its payload goes.
+func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
+	switch h.Kind {
+	case tcp.Message, tcp.Room:
+		if int(h.Lane) >= len(p.lanes) || int(h.Channel) >= runner.Channels || on != p.connection(int(h.Lane), int(h.Channel)) {
+			return nil, p.wrong(h, "channel %d of lane %d on connection %d", h.Channel, h.Lane, on)
+		}
+		l := &p.lanes[h.Lane]
+		c := &l.channels[h.Channel]
+		if h.Kind == tcp.Room {
+			return nil, nil
+		}
+		if taken := l.own.Taken(p.To, int(h.Channel)).Load(); h.Number != c.came+1 || h.Number > taken+runner.ChannelPlaces {
+			return nil, p.wrong(h, "number %d, after %d have come and %d were taken", h.Number, c.came, taken)
+		}
+		if h.Bytes == 0 {
+			return nil, nil
+		}
+		c.place[0] = runner.PlaceOf(c.in, h.Number).Data[:h.Bytes:h.Bytes]
+		return c.place[:], nil
+	case tcp.Goodbye, tcp.Close:
+		return nil, nil
+	}
+	return nil, p.wrong(h, "it is of no use here")
+}
+
+// store stores what a frame says, whose payload is in its place.
+func (p *Pair) store(on int, h *tcp.Header) error {
+	switch h.Kind {
+	case tcp.Message, tcp.Room:
+		l := &p.lanes[h.Lane]
+		k := int(h.Channel)
+		if room := l.shadow.Taken(p.Rank, k); h.Taken > room.Load() {
+			room.Store(h.Taken)
+		}
+		if h.Kind == tcp.Message {
+			place := runner.PlaceOf(l.channels[k].in, h.Number)
+			*place.Hash, *place.Bytes, *place.Block = h.Hash, uint64(h.Bytes), h.Block
+			l.channels[k].came = h.Number
+			place.Filled.Store(h.Number)
+			runner.SentOf(l.channels[k].in).Store(h.Number)
+		}
+		l.own.Wake(p.To, p.engine)
+		return nil
+	case tcp.Goodbye:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.byes&(1<<on) != 0 || h.Number == 0 || p.left != 0 && p.left != h.Number {
+			return p.wrong(h, "number %d on connection %d", h.Number, on)
+		}
+		p.byes |= 1 << on
+		p.left = h.Number
+		if p.all(p.byes) {
+			p.lanes[runner.HostLane].shadow.Left().Store(h.Number)
+			for n := range p.lanes {
+				p.lanes[n].own.WakeAll(p.engine)
+			}
+		}
+		return nil
+	default:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.closes |= 1 << on
+		p.end()
+		return nil
+	}
+}
+
+// all reports whether a set of connections is complete.
+func (p *Pair) all(set uint64) bool { return set == 1<<(p.Link.Data()+1)-1 }

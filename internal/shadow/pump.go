@@ -1,0 +1,180 @@
+package shadow
+
+import (
+	"fmt"
+	"sync"
+	"time"
+	"unsafe"
+
+	"sagecomm/internal/runner"
+	"sagecomm/internal/transport/tcp"
+)
+
+// Set is all pairs of a process. It is the receiver of the links of a node; its method Lost is for tcp.Config.
+type Set struct {
+	mu    sync.Mutex
+	pairs map[key]*Pair
+	pumps map[*tcp.Link]*pump
+}
+
+var _ tcp.Receiver = (*Set)(nil)
+
+// key is what frames name a pair by.
+type key struct {
+	link     *tcp.Link
+	group    uint64
+	from, to uint32
+}
+
+func (p *Pair) key() key { return key{p.Link, p.Group, uint32(p.To), uint32(p.Rank)} }
+
+// NewSet returns a set without pairs.
+func NewSet() *Set { return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}} }
+
+// pump sends what the ranks of this process publish for those at the other end of a link.
+type pump struct {
+	bell   runner.Bell
+	mu     sync.Mutex
+	pairs  []*Pair
+	ending bool
+	done   chan struct{}
+}
+
+// longestSleep bounds the sleep of a pump: words that nobody rings for, as that of a rank that detaches, cross within it.
+const longestSleep = 20 * time.Millisecond
+
+// Add makes the shadow of a remote rank and keeps it true, until both ranks have detached from each other's shared blocks or the link is
+// lost. The remote process must not send for the pair before Add has returned.
+func (s *Set) Add(c Config) (*Pair, error) {
+	p := newPair(c)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := c.Link.Err(); err != nil {
+		return nil, err
+	}
+	if s.pairs[p.key()] != nil {
+		return nil, fmt.Errorf("internal error: two shadows of rank %d for rank %d", c.To, c.Rank)
+	}
+	s.pairs[p.key()] = p
+	m := s.pumps[c.Link]
+	if m == nil {
+		m = &pump{bell: runner.BellAt(unsafe.Add(c.Own.Arena, c.Bell)), done: make(chan struct{})}
+		s.pumps[c.Link] = m
+		go m.run(s, c.Link)
+	}
+	m.mu.Lock()
+	m.pairs = append(m.pairs, p)
+	m.mu.Unlock()
+	m.bell.Ring()
+	return p, nil
+}
+
+// run is the goroutine of the pump. It ends when the link is lost.
+func (m *pump) run(s *Set, l *tcp.Link) {
+	defer close(m.done)
+	for l.Err() == nil {
+		heard := m.bell.Read()
+		m.mu.Lock()
+		pairs, ending := m.pairs, m.ending
+		m.mu.Unlock()
+		if ending {
+			return
+		}
+		moved, over := false, false
+		for _, p := range pairs {
+			more, err := p.push()
+			if err != nil {
+				return // the link is lost, and Lost will be called
+			}
+			moved = moved || more
+			over = over || p.isOver()
+		}
+		if over {
+			s.drop(m)
+		}
+		if !moved {
+			m.bell.Sleep(heard, longestSleep)
+		}
+	}
+}
+
+// drop takes pairs that are over out of the lists.
+func (s *Set) drop(m *pump) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var stay []*Pair
+	for _, p := range m.pairs {
+		if p.isOver() {
+			delete(s.pairs, p.key())
+		} else {
+			stay = append(stay, p)
+		}
+	}
+	m.pairs = stay
+}
+
+func (s *Set) find(l *tcp.Link, h *tcp.Header) (*Pair, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.pairs[key{l, h.Group, h.From, h.To}]
+	if p == nil {
+		return nil, fmt.Errorf("%w: %v of group %x from rank %d to rank %d, which have no channels here", errNoFrame, h.Kind, h.Group, h.From, h.To)
+	}
+	return p, nil
+}
+
+// Place implements tcp.Receiver.
+func (s *Set) Place(from *tcp.Link, on int, h *tcp.Header) ([][]byte, error) {
+	p, err := s.find(from, h)
+	if err != nil {
+		return nil, err
+	}
+	return p.accept(on, h)
+}
+
+// Arrived implements tcp.Receiver.
+func (s *Set) Arrived(from *tcp.Link, on int, h *tcp.Header) error {
+	p, err := s.find(from, h)
+	if err != nil {
+		return err
+	}
+	return p.store(on, h)
+}
+
+// Lost is called when a link is lost and nothing is read any more. Ranks whose peer has not left are told.
+func (s *Set) Lost(l *tcp.Link, why error) {
+	s.mu.Lock()
+	m := s.pumps[l]
+	delete(s.pumps, l)
+	s.mu.Unlock()
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	m.ending = true
+	m.mu.Unlock()
+	m.bell.Ring()
+	<-m.done
+	m.mu.Lock()
+	pairs := m.pairs
+	m.pairs = nil
+	m.mu.Unlock()
+	for _, p := range pairs {
+		s.mu.Lock()
+		delete(s.pairs, p.key())
+		s.mu.Unlock()
+		p.mu.Lock()
+		left, over := p.all(p.byes), p.over
+		p.over = true
+		p.mu.Unlock()
+		if over {
+			continue
+		}
+		if !left && p.Config.Lost != nil {
+			p.Config.Lost(why)
+		}
+		p.lanes[runner.HostLane].own.Detached(p.To).Store(1)
+	}
+}
