@@ -61,10 +61,13 @@ func (d *Driver) Relaxed(f func() error) error {
 	return err
 }
 
-// giveBack gives memory back. Threads of this library do so at any time, also during a capture of the caller's, which the call would break.
-func (d *Driver) giveBack(f func() error) {
-	_ = d.Relaxed(func() error { return d.do("", f) })
+// doRelaxed is do for calls that make or give back memory, streams and modules. A thread of this library makes them at any time, also while
+// another thread of the process captures, whose capture they would break.
+func (d *Driver) doRelaxed(what string, f func() error) error {
+	return d.Relaxed(func() error { return d.do(what, f) })
 }
+
+func (d *Driver) giveBack(f func() error) { _ = d.doRelaxed("", f) }
 
 // mark is an event, which the process keeps.
 type mark struct {

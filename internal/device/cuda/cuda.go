@@ -114,7 +114,7 @@ func (d *Driver) NewStream(role device.Role) (device.Stream, error) {
 // not share a queue of the hardware. A device with two priorities has one for both roles: the lesser one is that of other streams.
 func (d *Driver) makeStream(role device.Role) (device.Stream, error) {
 	var s cu.Stream
-	err := d.do("cannot make a stream", func() error {
+	err := d.doRelaxed("cannot make a stream", func() error {
 		least, greatest, err := cu.StreamPriorityRange() // the greatest priority is the smallest number
 		if err != nil {
 			return err
@@ -144,7 +144,7 @@ func (p pinned) Release() {
 // Pin implements device.Runtime.
 func (d *Driver) Pin(bytes uint64) (device.Pinned, error) {
 	p := pinned{d: d}
-	err := d.do(fmt.Sprintf("cannot allocate %d bytes of pinned memory", bytes), func() error {
+	err := d.doRelaxed(fmt.Sprintf("cannot allocate %d bytes of pinned memory", bytes), func() error {
 		return failed(C.cuMemHostAlloc(&p.memory, C.size_t(bytes), C.CU_MEMHOSTALLOC_PORTABLE))
 	})
 	if err != nil {

@@ -64,7 +64,7 @@ func (d *Driver) shareByHandle(bytes uint64) (device.Memory, device.Shared, erro
 	if err != nil {
 		return nil, s, err
 	}
-	err = d.do("cannot share memory of the device", func() error {
+	err = d.doRelaxed("cannot share memory of the device", func() error {
 		at, capable := C.CUdeviceptr(m.Address()), C.bool(false)
 		if err := failed(C.cuPointerGetAttribute(unsafe.Pointer(&capable), C.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at)); err != nil {
 			return err
@@ -115,7 +115,7 @@ func (d *Driver) OpenShared(s device.Shared, how device.Sharing) (device.Memory,
 	}
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&h)), C.sizeof_CUipcMemHandle), s.Handle)
 	m := imported{d: d.alone()}
-	err := d.do("cannot open memory that another process shares", func() error {
+	err := d.doRelaxed("cannot open memory that another process shares", func() error {
 		return failed(C.cuIpcOpenMemHandle(&m.base, h, C.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS))
 	})
 	if err != nil {
@@ -142,7 +142,7 @@ func (r registered) Release() {
 // Register implements device.Sharer.
 func (d *Driver) Register(memory []byte) (device.Memory, error) {
 	r := registered{d: d.alone(), host: unsafe.Pointer(unsafe.SliceData(memory))}
-	err := d.do("cannot register host memory", func() error {
+	err := d.doRelaxed("cannot register host memory", func() error {
 		return failed(C.cuMemHostRegister(r.host, C.size_t(len(memory)), C.CU_MEMHOSTREGISTER_PORTABLE|C.CU_MEMHOSTREGISTER_DEVICEMAP))
 	})
 	if err != nil {

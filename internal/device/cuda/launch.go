@@ -49,7 +49,7 @@ func (m memory) Release() {
 // Allocate implements device.Launcher.
 func (d *Driver) Allocate(bytes uint64) (device.Memory, error) {
 	m := memory{d: d.alone()}
-	err := d.do("cannot allocate memory of the device", func() (err error) {
+	err := d.doRelaxed("cannot allocate memory of the device", func() (err error) {
 		m.at, err = cu.MemAlloc(int64(bytes))
 		return err
 	})

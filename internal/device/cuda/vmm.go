@@ -106,7 +106,7 @@ func (d *Driver) hasFiles() error {
 // shareByFile is Share by a file.
 func (d *Driver) shareByFile(bytes uint64) (device.Memory, device.Shared, error) {
 	m, s := mapped{d: d.alone()}, device.Shared{}
-	err := d.do("cannot share memory of the device by a file", func() error {
+	err := d.doRelaxed("cannot share memory of the device by a file", func() error {
 		if err := d.hasFiles(); err != nil {
 			return err
 		}
@@ -144,7 +144,7 @@ func (d *Driver) shareByFile(bytes uint64) (device.Memory, device.Shared, error)
 // openFile is OpenShared of a file.
 func (d *Driver) openFile(s device.Shared) (device.Memory, error) {
 	m := mapped{d: d.alone(), bytes: C.size_t(s.Bytes)}
-	err := d.do("cannot open memory that another process shares by a file", func() error {
+	err := d.doRelaxed("cannot open memory that another process shares by a file", func() error {
 		if err := d.hasFiles(); err != nil {
 			return err
 		}
