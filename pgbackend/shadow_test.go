@@ -63,8 +63,9 @@ func newHosts(t *testing.T, size int, on func(rank int) int) *hosts {
 	}
 	t.Cleanup(func() {
 		openGroup = real
-		for _, n := range h.nodes {
+		for rank, n := range h.nodes {
 			n.Close()
+			h.sets[rank].Close()
 		}
 	})
 	return h

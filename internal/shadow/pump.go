@@ -143,28 +143,45 @@ func (s *Set) Arrived(from *tcp.Link, on int, h *tcp.Header) error {
 	return p.store(on, h)
 }
 
-// Lost is called when a link is lost and nothing is read any more. Ranks whose peer has not left are told.
-func (s *Set) Lost(l *tcp.Link, why error) {
+// Close ends all pairs without telling anybody. When it returns, nothing touches their memory any more.
+// Requires: the node is closed.
+func (s *Set) Close() {
+	s.mu.Lock()
+	var links []*tcp.Link
+	for l := range s.pumps {
+		links = append(links, l)
+	}
+	s.mu.Unlock()
+	for _, l := range links {
+		s.end(l)
+	}
+}
+
+// end stops the pump of a link and returns its pairs. Nothing of them is read any more.
+func (s *Set) end(l *tcp.Link) []*Pair {
 	s.mu.Lock()
 	m := s.pumps[l]
 	delete(s.pumps, l)
 	s.mu.Unlock()
 	if m == nil {
-		return
+		return nil
 	}
 	m.mu.Lock()
 	m.ending = true
 	m.mu.Unlock()
 	m.bell.Ring()
 	<-m.done
-	m.mu.Lock()
-	pairs := m.pairs
-	m.pairs = nil
-	m.mu.Unlock()
-	for _, p := range pairs {
-		s.mu.Lock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range m.pairs {
 		delete(s.pairs, p.key())
-		s.mu.Unlock()
+	}
+	return m.pairs
+}
+
+// Lost is called when a link is lost and nothing is read any more. Ranks whose peer has not left are told.
+func (s *Set) Lost(l *tcp.Link, why error) {
+	for _, p := range s.end(l) {
 		p.mu.Lock()
 		left, over := p.all(p.byes), p.over
 		p.over = true

@@ -109,7 +109,7 @@ func newEnd(t *testing.T, change func(*Config), listeners ...net.Listener) *end 
 	if len(listeners) == 0 {
 		listeners = []net.Listener{listenOn(t, "127.0.0.1:0")}
 	}
-	e := &end{keeper: newKeeper(), lost: make(chan error, 4)}
+	e := &end{keeper: newKeeper(), lost: make(chan error, 64)}
 	_, _ = rand.Read(e.id[:])
 	c := Config{Self: e.id, Space: testSpace, Key: testKey, Data: 2, Receiver: e.keeper, Lost: func(_ *Link, why error) { e.lost <- why }}
 	if change != nil {

@@ -75,10 +75,10 @@ func (l *Link) lose(err error) {
 				c.shut()
 			}
 			l.works.Wait()
-			close(l.gone)
 			if l.node.config.Lost != nil && !errors.Is(err, errNodeClosed) {
 				l.node.config.Lost(l, why)
 			}
+			close(l.gone)
 		}()
 	})
 }

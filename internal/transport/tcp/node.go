@@ -99,8 +99,8 @@ func NewNode(c Config, listeners []net.Listener) (*Node, error) {
 	return n, nil
 }
 
-// Close ends all links, without a call of Lost. When it returns nothing of the node runs any more.
-// Requires: not within the receiver.
+// Close ends all links, without a call of Lost for those that it ends. When it returns nothing of the node runs any more, Lost included.
+// Requires: not within the receiver or Lost.
 func (n *Node) Close() {
 	n.mu.Lock()
 	if !n.closed {

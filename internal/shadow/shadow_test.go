@@ -1,0 +1,204 @@
+package shadow
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"sagecomm/internal/handshake"
+	"sagecomm/internal/runner"
+	"sagecomm/internal/transport/tcp"
+)
+
+const soon = 20 * time.Second
+
+// end is a process with one rank of a group of two.
+type end struct {
+	*Set
+	node *tcp.Node
+	at   netip.AddrPort
+	id   tcp.Identity
+	lost chan error
+	own  runner.Peer
+	pair *Pair
+	told atomic.Int32 // calls of Config.Lost
+}
+
+func newEnd(t *testing.T, rank int) *end {
+	t.Helper()
+	e := &end{Set: NewSet(), id: tcp.Identity{byte(1 + rank)}, lost: make(chan error, 1)}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	e.at = l.Addr().(*net.TCPAddr).AddrPort()
+	e.node, err = tcp.NewNode(tcp.Config{Self: e.id, Key: handshake.Key{1}, Data: 2, Receiver: e.Set, Lost: func(l *tcp.Link, why error) {
+		e.Lost(l, why)
+		e.lost <- why
+	}}, []net.Listener{l})
+	require.NoError(t, err)
+	blocks := int64(runner.Lanes) * runner.SharedBlockBytes(2)
+	memory, err := unix.Mmap(-1, 0, int(2*page+blocks+Bytes(2)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_SHARED)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		e.node.Close()
+		e.Close()
+		require.NoError(t, unix.Munmap(memory))
+	})
+	e.own = runner.Peer{Arena: unsafe.Pointer(&memory[0]), Bytes: int64(len(memory)), Bell: 0}
+	for n := range e.own.Shared {
+		e.own.Shared[n] = 2*page + int64(n)*runner.SharedBlockBytes(2)
+		runner.FormatSharedBlock(unsafe.Add(e.own.Arena, e.own.Shared[n]), rank, 2, 0)
+	}
+	return e
+}
+
+// pairOfEnds returns two processes with shadows of each other.
+func pairOfEnds(t *testing.T) (a, b *end) {
+	t.Helper()
+	a, b = newEnd(t, 0), newEnd(t, 1)
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	for rank, e := range []*end{a, b} {
+		other := []*end{b, a}[rank]
+		l, err := e.node.Link(ctx, other.id, []netip.AddrPort{other.at})
+		require.NoError(t, err)
+		e.pair, err = e.Add(Config{Link: l, Group: 5, Rank: rank, To: 1 - rank, Size: 2, Own: e.own, Bell: page,
+			Offset: 2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2), Lost: func(error) { e.told.Add(1) }})
+		require.NoError(t, err)
+		_, err = e.Add(e.pair.Config)
+		require.Error(t, err, "twice")
+		p := e.pair.Peer()
+		require.True(t, p.Check(1-rank, 2), "it is no shared block of the remote rank")
+	}
+	return a, b
+}
+
+func (e *end) loss(t *testing.T) error {
+	t.Helper()
+	select {
+	case why := <-e.lost:
+		return why
+	case <-time.After(soon):
+		require.Fail(t, "no loss")
+		return nil
+	}
+}
+
+// Frames that the remote rank does not send end the link. Nothing of them is in the shadow then.
+func TestFramesOfNoRank(t *testing.T) {
+	for name, spoil := range map[string]func(h *tcp.Header){
+		"another group":   func(h *tcp.Header) { h.Group++ },
+		"another sender":  func(h *tcp.Header) { h.From = 1 },
+		"another rank":    func(h *tcp.Header) { h.To = 7 },
+		"lane":            func(h *tcp.Header) { h.Lane = 2 },
+		"channel":         func(h *tcp.Header) { h.Channel = runner.Channels },
+		"number too high": func(h *tcp.Header) { h.Number = 2 },
+		"number too low":  func(h *tcp.Header) { h.Number = 0 },
+		"kind":            func(h *tcp.Header) { *h = tcp.Header{Kind: tcp.Grant, Group: 5, From: 0, To: 1} },
+	} {
+		a, b := pairOfEnds(t)
+		h := a.pair.header(tcp.Message)
+		h.Number = 1
+		spoil(&h)
+		on := a.pair.connection(0, 0)
+		payload := [][]byte{make([]byte, 100)}
+		if h.Kind == tcp.Grant {
+			payload = nil
+		}
+		_ = a.pair.Link.Send(on, &h, payload...)
+		require.ErrorIs(t, b.loss(t), errNoFrame, name)
+		require.Error(t, a.loss(t), name)
+		require.EqualValues(t, 1, a.told.Load(), name)
+		require.EqualValues(t, 1, b.told.Load(), name)
+		for k := range runner.Channels {
+			require.Zero(t, runner.SentOf(b.pair.lanes[0].channels[k].in).Load(), name)
+		}
+	}
+}
+
+// A message on another connection than that of its channel, and one for which there is no room, end the link as well.
+func TestMessagesOutOfOrder(t *testing.T) {
+	a, b := pairOfEnds(t)
+	h := a.pair.header(tcp.Message)
+	h.Number = 1
+	require.NoError(t, a.pair.Link.Send(3-a.pair.connection(0, 0), &h))
+	require.ErrorIs(t, b.loss(t), errNoFrame)
+
+	a, b = pairOfEnds(t)
+	for n := range uint64(runner.ChannelPlaces + 1) {
+		h := a.pair.header(tcp.Message)
+		h.Number = n + 1
+		_ = a.pair.Link.Send(a.pair.connection(0, 0), &h, []byte("x"))
+	}
+	require.ErrorIs(t, b.loss(t), errNoFrame)
+	require.EqualValues(t, runner.ChannelPlaces, runner.SentOf(b.pair.lanes[0].channels[0].in).Load())
+}
+
+// A rank has left when its goodbye has come on every connection; a lost link is no failure then.
+func TestGoodbyeOnEveryConnection(t *testing.T) {
+	a, b := pairOfEnds(t)
+	h := a.pair.header(tcp.Goodbye)
+	h.Number = 9
+	left := b.pair.lanes[runner.HostLane].shadow.Left()
+	for on := range 3 {
+		require.Zero(t, left.Load())
+		require.NoError(t, a.pair.Link.Send(on, &h))
+		if on == 2 {
+			require.Eventually(t, func() bool { return left.Load() == 9 }, soon, time.Millisecond)
+		}
+	}
+	a.node.Close()
+	require.Error(t, b.loss(t))
+	require.Zero(t, b.told.Load())
+	require.EqualValues(t, 1, b.pair.lanes[runner.HostLane].own.Detached(0).Load(), "the memory can be given back")
+
+	a, b = pairOfEnds(t)
+	require.NoError(t, a.pair.Link.Send(1, &h))
+	require.NoError(t, a.pair.Link.Send(1, &h))
+	require.ErrorIs(t, b.loss(t), errNoFrame, "a goodbye twice on one connection")
+}
+
+// The pump sends what lies in a channel, tells room, and says that it has ended with the memory once both ranks have detached.
+func TestPump(t *testing.T) {
+	a, b := pairOfEnds(t)
+	// a writes in the place of a runner: its channel to b lies where that from b lies, in the other lane, which is not used.
+	out := a.pair.lanes[runner.DeviceLane].channels[3].in
+	offset := uint64(uintptr(out) - uintptr(a.own.Arena))
+	own := a.pair.lanes[runner.HostLane].own
+	own.Channel(1, 2).Store(offset)
+	in := b.pair.lanes[runner.HostLane].channels[2].in
+	const messages = 10
+	for n := uint64(1); n <= messages; n++ {
+		room := a.pair.lanes[runner.HostLane].shadow.Taken(0, 2)
+		require.Eventually(t, func() bool { return n <= room.Load()+runner.ChannelPlaces }, soon, time.Millisecond)
+		place := runner.PlaceOf(out, n)
+		copy(place.Data, "message")
+		place.Data[7] = byte(n)
+		*place.Hash, *place.Bytes, *place.Block = 100+n, 8, 200+n
+		place.Filled.Store(n)
+		if n%2 == 0 {
+			runner.BellAt(unsafe.Add(a.own.Arena, page)).Ring()
+		}
+		got := runner.PlaceOf(in, n)
+		require.Eventually(t, func() bool { return got.Filled.Load() == n }, soon, time.Millisecond)
+		require.Equal(t, "message"+string(byte(n)), string(got.Data[:*got.Bytes]))
+		require.Equal(t, 100+n, *got.Hash)
+		require.Equal(t, 200+n, *got.Block)
+		b.pair.lanes[runner.HostLane].own.Taken(0, 2).Store(n)
+	}
+	for _, e := range []*end{a, b} {
+		e.pair.lanes[runner.HostLane].own.Left().Store(3)
+		e.pair.lanes[runner.HostLane].shadow.Detached(e.pair.Rank).Store(1)
+	}
+	for _, e := range []*end{a, b} {
+		done := e.pair.lanes[runner.HostLane].own.Detached(e.pair.To)
+		require.Eventually(t, func() bool { return done.Load() == 1 }, soon, time.Millisecond)
+		require.EqualValues(t, 3, e.pair.lanes[runner.HostLane].shadow.Left().Load())
+	}
+}
