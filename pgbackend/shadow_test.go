@@ -34,7 +34,6 @@ type hosts struct {
 	nodes []*tcp.Node
 	at    []netip.AddrPort
 	sets  []*shadow.Set
-	links [][]*tcp.Link
 	meet  sync.WaitGroup // ranks that have no shadows yet
 	lost  chan int       // ranks that have lost a link
 }
