@@ -64,7 +64,7 @@ func hcclOnDevices(t *testing.T, program, library string) {
 	built := builtEmulator(t, "acl")
 	sizes, seeds := []int{2, 4}, 20
 	if testing.Short() {
-		sizes, seeds = []int{2}, 2
+		sizes, seeds = []int{2}, 1
 	}
 	schedules := []string{"lazy", "eager", "threaded"}
 	for range seeds {
