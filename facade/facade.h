@@ -178,7 +178,10 @@ typedef struct job {
   int n_calls, room;
   comm_t *made; /* where the user wants the new communicator; set to NULL if it cannot be made */
   bool blocking;
-  pthread_t thread;
+  struct job *first, *behind; /* of its chain: the jobs that one thread runs, one after the other */
+  struct job *waited;         /* of the first job: one of its chain that blocks, NULL: nobody waits for the chain */
+  struct job *head;           /* of the first job: that of another chain */
+  pthread_t thread;           /* of a job that is `waited`, if `started` */
   bool started;
   bool derives; /* it has set `deriving` of its communicator */
   facade_result result;

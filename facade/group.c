@@ -1,7 +1,9 @@
 /* group.c: group calls. Between GroupStart() and the outermost GroupEnd() calls are collected in jobs, one for each communicator
- * that is used and one for each that is made. GroupEnd() runs a single job itself. Several jobs have a thread each: what a rank
- * joins or issues may wait for its peers, and these may be other communicators of the same group call. A job of a communicator
- * that does not block has a thread that nobody waits for. */
+ * that is used and one for each that is made. What a rank joins, or does on host memory, may wait for its peers, and these may be
+ * other communicators of the same group call, so jobs have a thread each. Jobs that issue into one stream of a device are a chain:
+ * one thread issues them in the order of the calls, because a stream that holds the operations of two communicators in another order
+ * than that of a peer holds up both for ever. GroupEnd() runs a single chain itself. A chain of communicators that do not block has a
+ * thread that nobody waits for. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>
@@ -61,24 +63,33 @@ static void run(job *j) {
   comm_set_state(told, j->result);
 }
 
+/* Runs a chain. Whoever waits for a job frees it. */
+static void run_chain(job *j) {
+  while (j != NULL) {
+    job *behind = j->behind;
+    bool blocking = j->blocking;
+    run(j);
+    if (!blocking) job_free(j);
+    j = behind;
+  }
+}
+
 static void *thread_of(void *argument) {
-  job *j = argument;
-  scr_note_acquired(j);
-  bool blocking = j->blocking;
-  run(j);
-  scr_note_released(j);
-  if (!blocking) job_free(j);
+  job *first = argument, *waited = first->waited;
+  scr_note_acquired(first);
+  run_chain(first);
+  if (waited != NULL) scr_note_released(waited);
   return NULL;
 }
 
-/* Starts a thread for a job, on which no signal handler of the program runs. The job of a communicator that does not block may be
- * gone when it returns. */
-static bool start(job *j, pthread_t *thread) {
+/* Starts a thread for a chain, on which no signal handler of the program runs. A chain that nobody waits for may be gone when it
+ * returns. */
+static bool start(job *first, pthread_t *thread) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  scr_note_released(j);
-  bool started = pthread_create(thread, NULL, thread_of, j) == 0;
+  scr_note_released(first);
+  bool started = pthread_create(thread, NULL, thread_of, first) == 0;
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   return started;
 }
@@ -89,55 +100,126 @@ static void without_thread(job *j) {
   memcpy(j->text, last_error(), sizeof j->text);
 }
 
-/* Starts a job that nobody waits for. */
-static facade_result run_behind(job *j) {
-  pthread_t thread;
-  comm_set_state(told_by(j), RESULT_IN_PROGRESS);
-  if (start(j, &thread)) {
-    pthread_detach(thread);
-    return RESULT_IN_PROGRESS;
+/* A handle such as that of the default stream is another stream on each device. */
+static bool share_a_stream(const job *a, const job *b) {
+  if (a->kind != JOB_CALLS || b->kind != JOB_CALLS) return false;
+  for (int i = 0; i < a->n_calls; i++) {
+    const sagecomm_op *one = &a->calls[i].op;
+    if (one->device_type == SAGECOMM_HOST) continue;
+    for (int k = 0; k < b->n_calls; k++) {
+      const sagecomm_op *other = &b->calls[k].op;
+      if (one->stream == other->stream && one->device_type == other->device_type &&
+          one->device_index == other->device_index) {
+        return true;
+      }
+    }
   }
-  without_thread(j);
-  facade_result result = j->result;
-  comm_set_state(told_by(j), result);
-  job_free(j);
-  return result;
+  return false;
+}
+
+/* Makes chains of a list of jobs, in the order of the list. Returns how many there are; `first` of each job is the head of its chain. */
+static int make_chains(job *list) {
+  for (job *j = list; j != NULL; j = j->next) {
+    j->first = j;
+    j->behind = j->waited = NULL;
+    for (job *before = list; before != j; before = before->next) {
+      if (before->first == j->first || !share_a_stream(before, j)) continue;
+      job *into = before->first,
+          *from = j->first; /* of two chains that the job connects, the later one becomes part of the other */
+      for (job *each = list; each != j->next; each = each->next) {
+        if (each != into && each != from) continue;
+        if (each == from) from = into, into = each;
+        break;
+      }
+      for (job *each = list; each != j->next; each = each->next) {
+        if (each->first == from) each->first = into;
+      }
+    }
+  }
+  int chains = 0;
+  for (job *head = list; head != NULL; head = head->next) {
+    if (head->first != head) continue;
+    chains++;
+    job *last = NULL;
+    for (job *j = head; j != NULL; j = j->next) {
+      if (j->first != head) continue;
+      if (last != NULL) last->behind = j;
+      last = j;
+      if (j->blocking && head->waited == NULL) head->waited = j; /* there when the thread ends: its user waits for it */
+    }
+  }
+  return chains;
+}
+
+/* Keeps the first error; RESULT_IN_PROGRESS is none. */
+static void add_result(facade_result *all, facade_result one) {
+  if (one != RESULT_OK && (*all == RESULT_OK || *all == RESULT_IN_PROGRESS)) *all = one;
 }
 
 /* Runs jobs at once and frees them. Returns the first error, or RESULT_IN_PROGRESS if one goes on. */
 static facade_result run_all(job *list) {
   facade_result result = RESULT_OK;
-  job *waited = NULL;
-  bool alone = list != NULL && list->next == NULL;
-  while (list != NULL) {
+  bool alone = make_chains(list) == 1;
+  job *waited = NULL, *heads = NULL, **heads_end = &heads;
+  for (job *j = list; j != NULL; j = j->next) {
+    if (!j->blocking) {
+      comm_set_state(told_by(j), RESULT_IN_PROGRESS);
+      add_result(&result, RESULT_IN_PROGRESS);
+    }
+  }
+  while (
+      list !=
+      NULL) { /* a chain that runs may free its jobs that nobody waits for, so both lists are made of the rest first */
     job *j = list;
     list = j->next;
-    if (!j->blocking) {
-      facade_result one = run_behind(j);
-      if (result == RESULT_OK || result == RESULT_IN_PROGRESS) result = one;
+    j->next = NULL;
+    if (j->blocking) {
+      j->next = waited;
+      waited = j;
+    }
+    if (j->first == j) {
+      j->head = NULL;
+      *heads_end = j;
+      heads_end = &j->head;
+    }
+  }
+  while (heads != NULL) {
+    job *first = heads, *joined = first->waited;
+    heads = first->head;
+    if (alone && joined != NULL) {
+      run_chain(first);
       continue;
     }
-    if (alone) {
-      run(j);
-    } else if (start(j, &j->thread)) {
-      j->started = true;
-    } else {
-      without_thread(j);
+    pthread_t thread;
+    if (start(first, &thread)) {
+      if (joined == NULL) {
+        pthread_detach(thread);
+      } else {
+        joined->thread = thread;
+        joined->started = true;
+      }
+      continue;
     }
-    j->next = waited;
-    waited = j;
+    while (first != NULL) {
+      job *j = first;
+      first = j->behind;
+      without_thread(j);
+      if (j->blocking) continue;
+      add_result(&result, j->result);
+      comm_set_state(told_by(j), j->result);
+      job_free(j);
+    }
+  }
+  for (job *j = waited; j != NULL; j = j->next) {
+    if (!j->started) continue;
+    pthread_join(j->thread, NULL);
+    scr_note_acquired(j);
   }
   while (waited != NULL) {
     job *j = waited;
     waited = j->next;
-    if (j->started) {
-      pthread_join(j->thread, NULL);
-      scr_note_acquired(j);
-    }
-    if (j->result != RESULT_OK && (result == RESULT_OK || result == RESULT_IN_PROGRESS)) {
-      result = j->result;
-      remember(j->result, j->text);
-    }
+    if (j->result != RESULT_OK && (result == RESULT_OK || result == RESULT_IN_PROGRESS)) remember(j->result, j->text);
+    add_result(&result, j->result);
     job_free(j);
   }
   return result;

@@ -304,6 +304,27 @@ static int32_t sum(HcclComm comm, int32_t value) {
   return *(int32_t *)b.host;
 }
 
+/* Two communicators in one group call and in one stream, whose operations must stand in it in the same order on all ranks. */
+static void in_one_stream(HcclComm comm, int size) {
+  HcclComm second = NULL;
+  OK(HcclCommInitRootInfo((uint32_t)size, root_info(), (uint32_t)my_rank, &second));
+  buffer one = make(), other = make();
+  for (int i = 0; i < 40; i++) {
+    *(int32_t *)one.host = i;
+    *(int32_t *)other.host = my_rank;
+    push(one);
+    push(other);
+    OK(HcclGroupStart());
+    OK(HcclAllReduce(one.at, one.at, 1, HCCL_INT32, HCCL_REDUCE_SUM, comm, stream));
+    OK(HcclAllReduce(other.at, other.at, 1, HCCL_INT32, HCCL_REDUCE_SUM, second, stream));
+    OK(HcclGroupEnd());
+    pull(one);
+    pull(other);
+    CHECK(*(int32_t *)one.host == i * size && *(int32_t *)other.host == size * (size - 1) / 2);
+  }
+  OK(HcclCommDestroy(second));
+}
+
 static void ask(HcclComm comm, int rank, int size) {
   uint32_t answer = 99;
   HcclResult state = HCCL_E_INTERNAL;
@@ -411,6 +432,7 @@ static void rank(int size) {
   reductions(comm, size);
   moves(comm, size);
   exchanges(comm, size);
+  in_one_stream(comm, size);
   children(comm, size);
   refusals(comm);
   OK(HcclCommDestroy(comm));
