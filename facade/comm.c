@@ -57,19 +57,22 @@ facade_result comm_hold(comm_t comm, const char *function) {
               function);
 }
 
+static facade_result unusable(const char *function) {
+  return fail(NULL, RESULT_USAGE,
+              "sagecomm: %s: the communicator was finalized, or the group call that makes it has not ended", function);
+}
+
 facade_result comm_enter(comm_t comm, const char *function) {
   facade_result result = comm_hold(comm, function);
   if (result != RESULT_OK) return result;
   pthread_mutex_lock(&comm_lock);
   result = comm->state;
-  bool joined = comm->group != 0;
+  bool joined = comm->group != 0 && !comm->finalizing;
   pthread_mutex_unlock(&comm_lock);
   if (result == RESULT_IN_PROGRESS) {
     result = fail(NULL, RESULT_ARGUMENT, "sagecomm: %s: " FACADE_IN_PROGRESS, function);
   } else if (result == RESULT_OK && !joined) {
-    result =
-        fail(NULL, RESULT_USAGE,
-             "sagecomm: %s: the communicator was finalized, or the group call that makes it has not ended", function);
+    result = unusable(function);
   }
   if (result != RESULT_OK) comm_release(comm);
   return result;
@@ -133,6 +136,48 @@ facade_result comm_end(comm_t comm, const char *function, const char *reason) {
   }
   comm_release(comm);
   return RESULT_OK;
+}
+
+facade_result comm_finish_group(comm_t comm) {
+  sagecomm_group group = comm_group(comm); /* an abort finds it until the end */
+  sagecomm_error err = {0}, none;
+  int32_t status = core()->group_finish(group, &err);
+  facade_result result = status < 0 ? failed(comm, status, &err) : RESULT_OK;
+  core()->group_destroy(group, &none);
+  pthread_mutex_lock(&comm_lock);
+  comm->group = 0;
+  pthread_mutex_unlock(&comm_lock);
+  return result;
+}
+
+facade_result comm_finalize(comm_t comm, const char *function) {
+  facade_result result = comm_enter(comm, function);
+  if (result != RESULT_OK) return result;
+  job *j = comm->blocking ? NULL : calloc(1, sizeof *j);
+  if (j == NULL && !comm->blocking) {
+    comm_release(comm);
+    return out_of_memory(function);
+  }
+  pthread_mutex_lock(&comm_lock);
+  bool first = !comm->finalizing; /* two threads may both have entered */
+  comm->finalizing = true;
+  pthread_mutex_unlock(&comm_lock);
+  if (!first || comm->blocking) {
+    result = first ? comm_finish_group(comm) : unusable(function);
+    free(j);
+    comm_release(comm);
+    return result;
+  }
+  j->kind = JOB_FINALIZE;
+  j->comm = comm; /* with the hold */
+  return job_now(j);
+}
+
+bool comm_usable(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  bool usable = comm->group != 0 && !comm->finalizing;
+  pthread_mutex_unlock(&comm_lock);
+  return usable;
 }
 
 void comm_set_state(comm_t comm, facade_result state) {

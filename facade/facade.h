@@ -100,6 +100,7 @@ struct FACADE_COMM {
   int holders; /* calls and threads that use it, and 1 until it is destroyed */
   int issuing; /* of the threads that hold it, those that may touch the buffers of calls */
   bool destroyed, aborted;
+  bool finalizing;       /* no call may begin; `group` becomes 0 when its end is complete */
   bool deriving;         /* a split or a shrink of it goes on */
   sagecomm_group group;  /* 0: it has not joined yet */
   facade_result state;   /* of a communicator that does not block: RESULT_IN_PROGRESS, or how the last call ended */
@@ -122,6 +123,12 @@ void comm_release(comm_t comm);
 /* Ends a communicator for its user; `reason` ends its join and aborts its operations first, and waits until no thread of this library
  * touches buffers of its calls. */
 facade_result comm_end(comm_t comm, const char *function, const char *reason);
+/* Ends a communicator's group when its operations are complete: at once, or, where it does not block, in a job. An abort ends the wait. */
+facade_result comm_finalize(comm_t comm, const char *function);
+/* What such a job does. */
+facade_result comm_finish_group(comm_t comm);
+/* Whether it has joined and was not finalized. */
+bool comm_usable(comm_t comm);
 /* Ends a communicator that its user does not get, unless the user has ended it. */
 void comm_drop(comm_t comm);
 /* Begins and ends what touches the buffers of calls. Returns false if the communicator was aborted. Requires: it is held. */
@@ -163,7 +170,7 @@ typedef struct call {
 /* A job is what one communicator has to do at once: to be made, or some calls. It holds its communicators. */
 typedef struct job {
   struct job *next;
-  enum { JOB_JOIN, JOB_SPLIT, JOB_SHRINK, JOB_SUBSET, JOB_CALLS } kind;
+  enum { JOB_JOIN, JOB_SPLIT, JOB_SHRINK, JOB_SUBSET, JOB_FINALIZE, JOB_CALLS } kind;
   comm_t comm;                   /* whose state tells how the job goes on, unless there is a child */
   comm_t child;                  /* of a split, shrink or subset; NULL: this rank gets none */
   uint8_t id[SAGECOMM_ID_BYTES]; /* join */
@@ -190,6 +197,8 @@ typedef struct job {
 
 /* Adds a job to the group of this thread, or runs it if there is none. It owns the job. */
 facade_result job_submit(job *j);
+/* Runs a job at once, also inside a group. */
+facade_result job_now(job *j);
 void job_free(job *j);
 /* Does what a job is for. */
 facade_result job_run(job *j);

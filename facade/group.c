@@ -47,7 +47,9 @@ static comm_t told_by(const job *j) { return j->child != NULL ? j->child : j->co
 /* A job runs with the device of its communicator, whichever the caller's is at the time. */
 facade_result job_run(job *j) {
   void *context = told_by(j)->context, *before = driver_enter(context);
-  facade_result result = j->kind == JOB_CALLS ? calls_run(j->comm, j->calls, j->n_calls) : join_run(j);
+  facade_result result = j->kind == JOB_CALLS      ? calls_run(j->comm, j->calls, j->n_calls)
+                         : j->kind == JOB_FINALIZE ? comm_finish_group(j->comm)
+                                                   : join_run(j);
   driver_leave(before, context);
   return result;
 }
@@ -247,6 +249,8 @@ static void append(job *j) {
 facade_result out_of_memory(const char *function) {
   return fail(NULL, RESULT_SYSTEM, "sagecomm: %s: out of memory", function);
 }
+
+facade_result job_now(job *j) { return run_all(j); }
 
 facade_result job_submit(job *j) {
   if (depth > 0) {

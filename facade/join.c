@@ -143,7 +143,7 @@ facade_result join_all(const char *function, comm_t *comms, int n, const int *de
 
 facade_result hold_joined(comm_t comm, const char *function) {
   facade_result result = comm_hold(comm, function);
-  if (result != RESULT_OK || comm_group(comm) != 0) return result;
+  if (result != RESULT_OK || comm_usable(comm)) return result;
   comm_release(comm);
   return fail(NULL, RESULT_USAGE, "sagecomm: %s: the communicator was finalized, or has not joined", function);
 }

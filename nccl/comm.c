@@ -52,20 +52,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 EXPORTED(CommAbort);
 
 /* Waits for the operations and destroys the group; what is left is for ncclCommDestroy(). */
-ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  ncclResult_t result = comm_enter(comm, "ncclCommFinalize");
-  if (result != ncclSuccess) return result;
-  pthread_mutex_lock(&comm_lock);
-  sagecomm_group group = comm->group;
-  comm->group = 0;
-  pthread_mutex_unlock(&comm_lock);
-  sagecomm_error err = {0}, none;
-  int32_t status = group == 0 ? SAGECOMM_OK : core()->group_finish(group, &err);
-  if (status < 0) result = failed(comm, status, &err);
-  if (group != 0) core()->group_destroy(group, &none);
-  comm_release(comm);
-  return result;
-}
+ncclResult_t ncclCommFinalize(ncclComm_t comm) { return comm_finalize(comm, "ncclCommFinalize"); }
 EXPORTED(CommFinalize);
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {

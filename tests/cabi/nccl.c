@@ -389,7 +389,10 @@ static void in_progress(int size) {
   for (int rank = 0; rank < size; rank++) CHECK(to[rank] == rank && to[8 + rank] == rank);
   settle(child, ncclCommFinalize(child));
   OK(ncclCommDestroy(child));
-  settle(comm, ncclCommFinalize(comm));
+  result = ncclCommFinalize(comm);
+  CHECK(result == ncclInProgress);
+  settle(comm, result);
+  expect(ncclCommFinalize(comm), ncclInvalidUsage, NULL, "was finalized");
   OK(ncclCommDestroy(comm));
 }
 
