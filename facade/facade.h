@@ -91,8 +91,8 @@ struct FACADE_COMM {
   comm_t next;
   int rank, size;
   char name[128]; /* of the group, the same on all ranks */
-  int device;     /* that was current when it was made, -1: none */
-  void *context;  /* of that device */
+  int device;     /* that was current when it was made, or of its first operation on a device; -1: none yet */
+  void *context;  /* of that device; both protected by the lock of comm.c */
   bool blocking;
   int64_t operations_ns; /* how long an operation may take */
   int32_t cancelled;     /* not 0: its join is to end; atomic */
@@ -181,6 +181,8 @@ typedef struct job {
   int n_ranks;
   uint64_t label; /* of a subset */
   bool aborts;    /* a shrink that aborts its parent */
+  void *context;  /* of calls: that of the thread that called, NULL: it had none */
+  int device;     /* of that context */
   call *calls;    /* owned */
   int n_calls, room;
   comm_t *made; /* where the user wants the new communicator; set to NULL if it cannot be made */

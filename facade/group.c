@@ -44,9 +44,39 @@ void job_free(job *j) {
 /* The communicator whose state tells how a job goes on. The state of a parent is that of its own calls. */
 static comm_t told_by(const job *j) { return j->child != NULL ? j->child : j->comm; }
 
+/* Returns the context for a job. A communicator that was made on a thread without one gets that of the device on which its first
+ * operation is. Operations on host memory before come behind their streams in the context of the thread that called them. */
+static void *context_of(const job *j) {
+  comm_t comm = told_by(j);
+  pthread_mutex_lock(&comm_lock);
+  void *context = comm->context;
+  pthread_mutex_unlock(&comm_lock);
+  if (context != NULL || j->kind != JOB_CALLS) return context;
+  const sagecomm_op *op = &j->calls[0].op;
+  if (op->device_type == SAGECOMM_HOST) return j->context;
+  context = j->context != NULL && j->device == op->device_index ? j->context : driver_context_of(op->device_index);
+  pthread_mutex_lock(&comm_lock);
+  if (comm->context == NULL && context != NULL) {
+    comm->context = context;
+    comm->device = op->device_index;
+  }
+  pthread_mutex_unlock(&comm_lock);
+  return context;
+}
+
+/* Notes what is current on the thread that calls, for context_of(). */
+static void note_context(job *j) {
+  pthread_mutex_lock(&comm_lock);
+  bool known = j->comm->context != NULL;
+  pthread_mutex_unlock(&comm_lock);
+  if (known) return;
+  j->context = driver_context();
+  j->device = j->context == NULL ? -1 : driver_device();
+}
+
 /* A job runs with the device of its communicator, whichever the caller's is at the time. */
 facade_result job_run(job *j) {
-  void *context = told_by(j)->context, *before = driver_enter(context);
+  void *context = context_of(j), *before = driver_enter(context);
   facade_result result = j->kind == JOB_CALLS      ? calls_run(j->comm, j->calls, j->n_calls)
                          : j->kind == JOB_FINALIZE ? comm_finish_group(j->comm)
                                                    : join_run(j);
@@ -263,6 +293,7 @@ facade_result job_submit(job *j) {
 facade_result call_submit(comm_t comm, const char *function, call *c) {
   if (depth == 0 && comm->blocking) {
     job alone = {.kind = JOB_CALLS, .comm = comm, .calls = c, .n_calls = 1};
+    note_context(&alone);
     facade_result result = job_run(&alone);
     free(c->lists);
     return result;
@@ -296,6 +327,7 @@ facade_result call_submit(comm_t comm, const char *function, call *c) {
   if (!added) return RESULT_OK;
   comm_hold(comm, function); /* the caller holds it too */
   j->comm = comm;
+  note_context(j);
   return job_submit(j);
 }
 

@@ -130,11 +130,14 @@ facade_result join_all(const char *function, comm_t *comms, int n, const int *de
       refused(result);
       break;
     }
-    if (driver_device() >= 0) {
+    if (driver_present()) { /* this thread may have no device yet */
       int device = devices == NULL ? i : devices[i];
       void *context = driver_context_of(device);
-      comms[i]->device = comms[i]->device_index = device;
-      if (context != NULL) comms[i]->context = context; /* otherwise the join fails, and says why */
+      if (context != NULL || driver_device() >= 0) {
+        comms[i]->device_type = FACADE_DEVICE_TYPE;
+        comms[i]->device = comms[i]->device_index = device;
+      }
+      if (context != NULL) comms[i]->context = context;
     }
     job_submit(j);
   }

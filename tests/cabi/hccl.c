@@ -325,6 +325,41 @@ static void in_one_stream(HcclComm comm, int size) {
   OK(HcclCommDestroy(second));
 }
 
+static void *joins_without_a_device(void *argument) {
+  struct joining {
+    HcclComm comm;
+    int rank, size;
+  } *j = argument;
+  my_rank = j->rank;
+  OK(HcclCommInitRootInfo((uint32_t)j->size, root_info(), (uint32_t)my_rank, &j->comm));
+  return NULL;
+}
+
+/* A communicator that was made on a thread without a device, in a group call with another one: its operations on pinned memory come
+ * behind what the stream of the caller's device holds. */
+static void made_without_a_device(HcclComm comm, int size) {
+  struct joining {
+    HcclComm comm;
+    int rank, size;
+  } j = {NULL, my_rank, size};
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, joins_without_a_device, &j) == 0 && pthread_join(thread, NULL) == 0);
+  buffer from = make(), one = make(), other = make();
+  for (int i = 1; i < 10; i++) {
+    *(int32_t *)from.host = i;
+    push(from);
+    CHECK(acl.copy(one.host, BYTES, from.at, BYTES, 2, stream) == 0);
+    CHECK(acl.copy(other.host, BYTES, from.at, BYTES, 2, stream) == 0);
+    OK(HcclGroupStart());
+    OK(HcclAllReduce(one.host, one.host, 1, HCCL_INT32, HCCL_REDUCE_SUM, j.comm, stream));
+    OK(HcclAllReduce(other.host, other.host, 1, HCCL_INT32, HCCL_REDUCE_SUM, comm, stream));
+    OK(HcclGroupEnd());
+    CHECK(*(int32_t *)one.host == i * size && *(int32_t *)other.host == i * size);
+  }
+  CHECK(sum(j.comm, 1) == size);
+  OK(HcclCommDestroy(j.comm));
+}
+
 static void ask(HcclComm comm, int rank, int size) {
   uint32_t answer = 99;
   HcclResult state = HCCL_E_INTERNAL;
@@ -433,6 +468,7 @@ static void rank(int size) {
   moves(comm, size);
   exchanges(comm, size);
   in_one_stream(comm, size);
+  if (on_device) made_without_a_device(comm, size);
   children(comm, size);
   refusals(comm);
   OK(HcclCommDestroy(comm));
