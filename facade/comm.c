@@ -13,10 +13,34 @@ pthread_mutex_t comm_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
 static comm_t all;
 
-/* A child of a fork must be able to take the lock, to be told that it cannot use its parent's communicators. */
-static void lock_all(void) { pthread_mutex_lock(&comm_lock); }
-static void unlock_all(void) { pthread_mutex_unlock(&comm_lock); }
-static void watch_forks(void) { pthread_atfork(lock_all, unlock_all, unlock_all); }
+/* A child of a fork has none of the threads that use a communicator, and may not wait for them. It can end its parent's communicators
+ * for itself and is refused everything else, before it takes another lock than these two. */
+static bool forked;
+
+static void lock_all(void) {
+  pthread_mutex_lock(&comm_lock);
+  pthread_mutex_lock(&printing);
+}
+
+static void unlock_all(void) {
+  pthread_mutex_unlock(&printing);
+  pthread_mutex_unlock(&comm_lock);
+}
+
+static void in_child(void) {
+  forked = true;
+  finished = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+  for (comm_t each = all; each != NULL; each = each->next) each->issuing = 0;
+  unlock_all();
+}
+
+static void watch_forks(void) { pthread_atfork(lock_all, unlock_all, in_child); }
+
+facade_result refused_to_child(void) {
+  sagecomm_error err = {0};
+  if (!forked) return RESULT_OK;
+  return failed(NULL, core()->group_error(0, &err), &err); /* in a child, any function of the core says so */
+}
 
 comm_t comm_make(bool blocking) {
   static pthread_once_t watched = PTHREAD_ONCE_INIT;
@@ -46,7 +70,8 @@ static bool exists(comm_t comm) {
   return false;
 }
 
-facade_result comm_hold(comm_t comm, const char *function) {
+/* Like comm_hold(), also in a child. */
+static facade_result hold(comm_t comm, const char *function) {
   if (comm == NULL) return fail(NULL, RESULT_NULL, "sagecomm: %s: comm is NULL", function);
   pthread_mutex_lock(&comm_lock);
   bool here = exists(comm);
@@ -55,6 +80,11 @@ facade_result comm_hold(comm_t comm, const char *function) {
   if (here) return RESULT_OK;
   return fail(NULL, RESULT_ARGUMENT, "sagecomm: %s: comm is no communicator of this process, or was destroyed",
               function);
+}
+
+facade_result comm_hold(comm_t comm, const char *function) {
+  facade_result result = refused_to_child();
+  return result == RESULT_OK ? hold(comm, function) : result;
 }
 
 static facade_result unusable(const char *function) {
@@ -117,7 +147,7 @@ void comm_drop(comm_t comm) {
 }
 
 facade_result comm_end(comm_t comm, const char *function, const char *reason) {
-  facade_result result = comm_hold(comm, function);
+  facade_result result = hold(comm, function);
   if (result != RESULT_OK) return result;
   pthread_mutex_lock(&comm_lock);
   bool first = !comm->destroyed; /* two threads may both hold it here */

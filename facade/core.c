@@ -22,6 +22,8 @@ static pthread_once_t opened = PTHREAD_ONCE_INIT;
 static const sagecomm_api *api;
 static char why_not[TEXT_BYTES];
 
+pthread_mutex_t printing = PTHREAD_MUTEX_INITIALIZER;
+
 static const sagecomm_api *functions_of(void *library) {
   const sagecomm_api *(*get)(uint32_t);
   *(void **)&get = dlsym(library, "sagecomm_get_api");
@@ -100,7 +102,9 @@ facade_result fail(comm_t comm, facade_result result, const char *format, ...) {
     comm->text_number = last_number;
     pthread_mutex_unlock(&comm_lock);
   }
+  pthread_mutex_lock(&printing);
   facade_print(text);
+  pthread_mutex_unlock(&printing);
   return result;
 }
 

@@ -56,6 +56,8 @@ facade_result unique_id(uint8_t id[SAGECOMM_ID_BYTES]);
  * users look for errors. */
 extern int FACADE_MARK;
 void facade_print(const char *text);
+/* Held while facade_print() runs. */
+extern pthread_mutex_t printing;
 
 /* ---- driver.c of each library ---- */
 
@@ -146,6 +148,8 @@ facade_result comm_state(comm_t comm, const char *function, facade_result *error
 /* What comm_ask() asks for. */
 enum { ASK_SIZE, ASK_RANK, ASK_DEVICE };
 facade_result comm_ask(comm_t comm, const char *function, int what, int *answer);
+/* Returns RESULT_OK, or in a child of a fork the core's refusal. */
+facade_result refused_to_child(void);
 /* Protects all communicators. */
 extern pthread_mutex_t comm_lock;
 

@@ -343,6 +343,7 @@ static facade_result end(void) {
   jobs = NULL;
   facade_result result = first_error;
   first_error = RESULT_OK;
+  if (result == RESULT_OK) result = refused_to_child();
   if (result == RESULT_OK) return run_group(list);
   while (list != NULL) { /* nothing was sent */
     job *j = list;

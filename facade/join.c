@@ -99,6 +99,8 @@ facade_result join_job(const char *function, comm_t *comm, int size, const uint8
     return fail(NULL, RESULT_ARGUMENT, "sagecomm: %s: rank %d of %d ranks", function, rank, size);
   }
   if (core() == NULL) return RESULT_SYSTEM;
+  facade_result refusal = refused_to_child();
+  if (refusal != RESULT_OK) return refusal;
   *j = new_job(function, comm, blocking, true);
   if (*j == NULL) return RESULT_MEMORY;
   (*j)->kind = JOB_JOIN;

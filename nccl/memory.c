@@ -20,6 +20,8 @@ ncclResult_t ncclMemAlloc(void **memory, size_t bytes) {
   if (memory == NULL || bytes == 0) {
     return fail(NULL, ncclInvalidArgument, "sagecomm: ncclMemAlloc: %s", memory == NULL ? "ptr is NULL" : "size is 0");
   }
+  ncclResult_t refusal = refused_to_child();
+  if (refusal != ncclSuccess) return refusal;
   allocation *made = calloc(1, sizeof *made);
   if (made == NULL) return out_of_memory("ncclMemAlloc");
   made->device = driver_context() != NULL;
@@ -42,6 +44,8 @@ EXPORTED(MemAlloc);
 
 ncclResult_t ncclMemFree(void *memory) {
   if (memory == NULL) return ncclSuccess;
+  ncclResult_t refusal = refused_to_child();
+  if (refusal != ncclSuccess) return refusal;
   pthread_mutex_lock(&lock);
   allocation **at = &allocations;
   while (*at != NULL && (*at)->memory != memory) at = &(*at)->next;

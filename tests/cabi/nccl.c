@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <nccl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -474,6 +475,43 @@ static void aborts_under_way(int size) {
   CHECK(munmap(from, 2 * (size_t)BYTES) == 0);
 }
 
+/* Rank 0 forks while a thread of it is inside an operation. The child can end the communicator for itself and use nothing. */
+static void forks_under_way(int size) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t comm = NULL;
+  if (size == 1) return;
+  settle(comm, ncclCommInitRankConfig(&comm, size, unique_id(), my_rank, &config) == ncclInProgress
+                   ? ncclSuccess
+                   : ncclInternalError);
+  settle(comm, ncclInProgress);
+  int32_t from = 7 + my_rank, first = 0, second = 0;
+  if (my_rank != 0) meet();
+  OK(ncclGroupStart());
+  OK(ncclBroadcast(&from, &first, 1, ncclInt32, 0, comm, NULL));
+  OK(ncclBroadcast(&from, &second, 1, ncclInt32, 1, comm, NULL));
+  CHECK(ncclGroupEnd() == ncclInProgress);
+  if (my_rank == 0) {
+    while (*(volatile int32_t *)&first == 0) sched_yield(); /* a root's buffer is copied inside the operation */
+    pid_t child = fork();
+    if (child == 0) {
+      void *at = NULL;
+      alarm(60); /* what waits for ever ends the child */
+      expect(ncclAllReduce(&from, &from, 1, ncclInt32, ncclSum, comm, NULL), ncclInvalidUsage, NULL, "was forked");
+      expect(ncclMemAlloc(&at, 8), ncclInvalidUsage, NULL, "was forked");
+      expect(ncclCommInitRank(&comm, 1, shared->id, 0), ncclInvalidUsage, NULL, "was forked");
+      OK(ncclCommAbort(comm));
+      _exit(0);
+    }
+    int status = 1;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    meet();
+  }
+  settle(comm, ncclInProgress);
+  CHECK(first == 7 && second == 8);
+  OK(ncclCommDestroy(comm));
+}
+
 /* Rank 1 aborts a shrink that rank 0 does not join: the parent can be shrunk again, and not in half an hour only. */
 static void aborts_a_shrink(ncclComm_t comm, int size) {
   if (my_rank != 1) return;
@@ -667,6 +705,7 @@ static void run(int rank, int size, bool threads) {
   shrinks_after_a_failure(size);
   aborts_under_way(size);
   aborts_a_shrink(comm, size);
+  if (!threads) forks_under_way(size);
   OK(ncclCommFinalize(comm));
   expect(ncclAllReduce(&version, &version, 1, ncclInt32, ncclSum, comm, NULL), ncclInvalidUsage, comm, "was finalized");
   OK(ncclCommDestroy(comm));
