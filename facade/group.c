@@ -290,6 +290,20 @@ facade_result job_submit(job *j) {
   return run_all(j);
 }
 
+/* The handle of a stream that each thread has of its own: another thread would take it for its own stream. */
+static bool of_thread(const call *c) {
+  return FACADE_STREAM_OF_THREAD != 0 && (uintptr_t)c->op.stream == FACADE_STREAM_OF_THREAD;
+}
+
+static facade_result stream_of_thread(const char *function) {
+  return fail(
+      NULL, RESULT_USAGE,
+      "sagecomm: %s: the stream is the per-thread default stream, and another thread issues the call, because the "
+      "communicator does not block, or the group call has communicators of several streams: use a stream that was "
+      "created",
+      function);
+}
+
 facade_result call_submit(comm_t comm, const char *function, call *c) {
   if (depth == 0 && comm->blocking) {
     job alone = {.kind = JOB_CALLS, .comm = comm, .calls = c, .n_calls = 1};
@@ -297,6 +311,10 @@ facade_result call_submit(comm_t comm, const char *function, call *c) {
     facade_result result = job_run(&alone);
     free(c->lists);
     return result;
+  }
+  if (!comm->blocking && of_thread(c)) {
+    free(c->lists);
+    return stream_of_thread(function);
   }
   job *j = NULL;
   for (job *each = jobs; each != NULL; each = each->next) {
@@ -338,12 +356,31 @@ facade_result refused(facade_result result) {
 
 void group_start(void) { depth++; }
 
+/* Calls run on this thread if they are one chain. */
+static facade_result check_streams(job *list) {
+  bool here = false, several = false;
+  const job *calls = NULL;
+  for (job *j = list; j != NULL; j = j->next) {
+    if (j->kind != JOB_CALLS) continue;
+    for (int i = 0; i < j->n_calls; i++) here = here || of_thread(&j->calls[i]);
+  }
+  if (!here) return RESULT_OK;
+  make_chains(list);
+  for (job *j = list; j != NULL; j = j->next) {
+    if (j->kind != JOB_CALLS) continue;
+    several = several || (calls != NULL && j->first != calls->first);
+    calls = j;
+  }
+  return several ? stream_of_thread(FACADE_PREFIX "GroupEnd") : RESULT_OK;
+}
+
 static facade_result end(void) {
   job *list = jobs;
   jobs = NULL;
   facade_result result = first_error;
   first_error = RESULT_OK;
   if (result == RESULT_OK) result = refused_to_child();
+  if (result == RESULT_OK) result = check_streams(list);
   if (result == RESULT_OK) return run_group(list);
   while (list != NULL) { /* nothing was sent */
     job *j = list;

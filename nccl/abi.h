@@ -115,7 +115,8 @@ _Static_assert(ncclScalarDevice == 0 && ncclScalarHostImmediate == 1, "residence
 #define FACADE_PREFIX "nccl"
 #define FACADE_FILE "libsagecomm_nccl.so"
 #define FACADE_DRIVER "CUDA's driver"
-#define FACADE_DEVICE_TYPE 1 /* c10::DeviceType::CUDA */
+#define FACADE_STREAM_OF_THREAD 2 /* CU_STREAM_PER_THREAD; 0: there is none */
+#define FACADE_DEVICE_TYPE 1      /* c10::DeviceType::CUDA */
 #define FACADE_IN_PROGRESS                                                                                      \
   "the previous call on this communicator goes on: call ncclCommGetAsyncError() until it gives something else " \
   "than ncclInProgress"

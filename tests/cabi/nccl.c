@@ -381,6 +381,8 @@ static void in_progress(int size) {
   settle(comm, result);
   ask(child, my_rank, size);
   int32_t to[16], from = my_rank;
+  cudaStream_t own = (cudaStream_t)2; /* cudaStreamPerThread */
+  expect(ncclAllGather(&from, to, 1, ncclInt32, comm, own), ncclInvalidUsage, NULL, "per-thread default stream");
   OK(ncclGroupStart());
   OK(ncclAllGather(&from, to, 1, ncclInt32, comm, NULL));
   OK(ncclAllGather(&from, to + 8, 1, ncclInt32, child, NULL));
@@ -698,6 +700,13 @@ static void run(int rank, int size, bool threads) {
   wrong_arguments(comm, size);
   not_supported(comm);
   memory(comm);
+  int32_t value = 1;
+  cudaStream_t own = (cudaStream_t)2; /* cudaStreamPerThread */
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, own));
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, own));
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, second, NULL));
+  expect(ncclGroupEnd(), ncclInvalidUsage, NULL, "per-thread default stream");
   CHECK(sum(second, 2) == 2 * size && sum(comm, 3) == 3 * size);
   splits(comm, size);
   in_progress(size);
