@@ -103,7 +103,7 @@ struct FACADE_COMM {
   int issuing; /* of the threads that hold it, those that may touch the buffers of calls */
   bool destroyed, aborted;
   bool finalizing;       /* no call may begin; `group` becomes 0 when its end is complete */
-  bool deriving;         /* a split or a shrink of it goes on */
+  struct job *deriving;  /* its splits and shrinks, in the order of their calls; the first goes on */
   sagecomm_group group;  /* 0: it has not joined yet */
   facade_result state;   /* of a communicator that does not block: RESULT_IN_PROGRESS, or how the last call ended */
   char text[TEXT_BYTES]; /* its last error, and when that was in the order of all errors */
@@ -196,7 +196,8 @@ typedef struct job {
   struct job *head;           /* of the first job: that of another chain */
   pthread_t thread;           /* of a job that is `waited`, if `started` */
   bool started;
-  bool derives; /* it has set `deriving` of its communicator */
+  bool derives; /* it is in the list `deriving` of its communicator */
+  struct job *derives_next;
   facade_result result;
   char text[TEXT_BYTES];
 } job;
@@ -215,8 +216,11 @@ facade_result out_of_memory(const char *function);
 /* Returns `result`, which GroupEnd() returns as well if this is inside a group. */
 facade_result refused(facade_result result);
 
-/* Reserves a parent for a split or shrink. Returns false if another one goes on: the ranks could not tell which is which. */
+/* Gives a split or shrink its place behind those of the same parent. Returns false if one is in the same group call: the ranks could
+ * not tell which is which. */
 bool job_derive(job *j);
+/* Wakes the jobs that wait for their turn, because a communicator to be made was aborted. */
+void job_cancelled(void);
 
 void group_start(void);
 facade_result group_end(void);
@@ -229,7 +233,7 @@ bool group_drop(void);
 facade_result join_job(const char *function, comm_t *made, int size, const uint8_t *id, int rank, bool blocking,
                        job **j);
 /* Makes the job of a split, shrink or subset; it takes `ranks`. `with_child`: this rank is in the new group. NULL: no memory, or the
- * parent has another split or shrink under way, and the last error says so. Subsets have labels, so there may be several. Requires: the caller holds the parent; the job has the hold then. */
+ * parent has another split or shrink in the same group call, and the last error says so. Subsets have labels, so there may be several. Requires: the caller holds the parent; the job has the hold then. */
 job *derive_job(const char *function, comm_t parent, int kind, bool with_child, bool blocking, int *ranks, int n,
                 comm_t *made);
 /* Makes a communicator for each rank of a group in this process. devices[i] is that of rank i; NULL: i. */

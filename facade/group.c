@@ -16,19 +16,54 @@ static _Thread_local int depth;
 static _Thread_local job *jobs;
 static _Thread_local facade_result first_error; /* of a call inside the group */
 
+/* Splits and shrinks of a parent wait for their turn here. */
+static pthread_cond_t turn = PTHREAD_COND_INITIALIZER;
+
 bool job_derive(job *j) {
+  for (job *each = jobs; each != NULL; each = each->next) {
+    if (each->derives && each->comm == j->comm) return false;
+  }
   pthread_mutex_lock(&comm_lock);
-  j->derives = !j->comm->deriving;
-  j->comm->deriving = true;
+  job **end = &j->comm->deriving;
+  while (*end != NULL) end = &(*end)->derives_next;
+  *end = j;
+  j->derives = true;
   pthread_mutex_unlock(&comm_lock);
-  return j->derives;
+  return true;
 }
 
 static void derived(job *j) {
   if (!j->derives) return;
   pthread_mutex_lock(&comm_lock);
-  j->comm->deriving = j->derives = false;
+  job **at = &j->comm->deriving;
+  while (*at != j) at = &(*at)->derives_next;
+  *at = j->derives_next;
+  j->derives = false;
+  pthread_cond_broadcast(&turn);
   pthread_mutex_unlock(&comm_lock);
+}
+
+void job_cancelled(void) {
+  pthread_mutex_lock(&comm_lock);
+  pthread_cond_broadcast(&turn);
+  pthread_mutex_unlock(&comm_lock);
+}
+
+/* Waits until the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same order. */
+static facade_result await_turn(job *j) {
+  if (!j->derives) return RESULT_OK;
+  pthread_mutex_lock(&comm_lock);
+  bool ended = false;
+  while (j->comm->deriving != j && !ended) {
+    ended = j->child != NULL && __atomic_load_n(&j->child->cancelled, __ATOMIC_ACQUIRE) != 0;
+    if (!ended) pthread_cond_wait(&turn, &comm_lock);
+  }
+  pthread_mutex_unlock(&comm_lock);
+  if (!ended) return RESULT_OK;
+  facade_result result =
+      fail(j->child, RESULT_USAGE, "sagecomm: the communicator was aborted before its split or shrink began");
+  if (j->blocking) join_dropped(j);
+  return result;
 }
 
 void job_free(job *j) {
@@ -76,10 +111,12 @@ static void note_context(job *j) {
 
 /* A job runs with the device of its communicator, whichever the caller's is at the time. */
 facade_result job_run(job *j) {
+  facade_result result = await_turn(j);
+  if (result != RESULT_OK) return result;
   void *context = context_of(j), *before = driver_enter(context);
-  facade_result result = j->kind == JOB_CALLS      ? calls_run(j->comm, j->calls, j->n_calls)
-                         : j->kind == JOB_FINALIZE ? comm_finish_group(j->comm)
-                                                   : join_run(j);
+  result = j->kind == JOB_CALLS      ? calls_run(j->comm, j->calls, j->n_calls)
+           : j->kind == JOB_FINALIZE ? comm_finish_group(j->comm)
+                                     : join_run(j);
   driver_leave(before, context);
   return result;
 }

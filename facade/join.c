@@ -171,8 +171,8 @@ job *derive_job(const char *function, comm_t parent, int kind, bool with_child, 
     join_dropped(j);
     job_free(j);
     fail(NULL, RESULT_USAGE,
-         "sagecomm: %s: another split or shrink of this communicator goes on, or is in the same group "
-         "call: make them one after the other",
+         "sagecomm: %s: another split or shrink of this communicator is in the same group call: "
+         "make them one after the other",
          function);
     return NULL;
   }
