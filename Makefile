@@ -187,7 +187,8 @@ test-long-python: build beds ## run all of Python's tests with coverage
 .PHONY: test-streams
 test-streams: build beds ## run the tests on emulated devices under SEEDS=50 seeds
 	cd $(root) && SEEDS=$(or $(SEEDS),50) $(py) -m pytest tests/python/test_simdev_*.py tests/python/test_fake_cuda*.py \
-	  tests/python/test_device_*.py tests/python/test_vendor_devices.py tests/python/test_cuda_*.py tests/python/test_nccl_engine.py
+	  tests/python/test_device_*.py tests/python/test_vendor_devices.py tests/python/test_cuda_*.py \
+	  tests/python/test_nccl_engine.py tests/python/test_nccl_graphs.py
 
 # docs/testing.md, Mutants. CI checks only that each patch applies.
 .PHONY: test-mutants
