@@ -50,9 +50,9 @@ def test_bits(cuda_bed: CudaBed, size: int) -> None:
     cuda_bed.ranks("device_cuda:in_group", size, 1, "bits", **SETTINGS)
 
 
-@pytest.mark.parametrize("size", quickly([2], [2, 3, 4]))
-@pytest.mark.parametrize("chunks", quickly([1], [1, 6]))
-def test_borders_of_chunks(cuda_bed: CudaBed, size: int, chunks: int) -> None:
+@pytest.mark.parametrize("of", quickly([(2, 1)], [(2, 1), (3, 1), (4, 1), (2, 6)]), ids=str)
+def test_borders_of_chunks(cuda_bed: CudaBed, of: tuple[int, int]) -> None:
+    size, chunks = of
     cuda_bed.ranks("device_cuda:in_group", size, 1, "borders", chunks, **SETTINGS)
 
 
