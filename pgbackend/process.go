@@ -35,8 +35,8 @@ type Process struct {
 	created   uint64            // number of groups created so far
 	inVain    time.Time         // time at which Destroy last gave up waiting for peers
 
-	factors       sync.Mutex // held while a factor is read from a device
-	factorStreams map[coll.Device][]device.Stream
+	factors       sync.Mutex                      // guards factorStreams
+	factorStreams map[coll.Device][]device.Stream // in which no factor is being read
 
 	choosing  sync.Mutex // guards selectors
 	selectors map[selectorKey]*algo.Selector
