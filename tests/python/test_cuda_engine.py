@@ -64,19 +64,14 @@ def test_long_sums(cuda_bed: CudaBed, size: int) -> None:
 @pytest.mark.parametrize("schedule", quickly(["random"], ["lazy", "eager", "random"]))
 @pytest.mark.parametrize("size", quickly([3], [2, 3, 4]))
 @pytest.mark.parametrize("seed", quickly([1, 2], cases_of(5, 23)))
-def test_a_peer_dies(cuda_bed: CudaBed, tmp_path: Path, size: int, schedule: str, seed: int) -> None:
+def test_a_peer_dies(cuda_bed: CudaBed, size: int, schedule: str, seed: int) -> None:
     """The streams of the survivors wait for the dead rank until the survivors end the waits."""
-    function, store = "device_cuda:peer_dies", str(tmp_path / "store")
-    children = [
-        cuda_bed.start(function, rank, size, store, seed, schedule=schedule, seed=seed, **SETTINGS)
-        for rank in range(size)
-    ]
-    for child in children[:-1]:
-        text = child.result()
+    of_case = {**SETTINGS, "schedule": schedule, "seed": seed}
+    survivors = cuda_bed.ranks("device_cuda:peer_dies", size, seed, dies=size - 1, **of_case)
+    assert len(survivors) == size - 1  # the last rank has died
+    for text in survivors:
         assert text.startswith("PeerFailure: "), text
         assert f"rank {size - 1}" in text
-    with pytest.raises(AssertionError, match="died"):
-        children[-1].result()
 
 
 def test_what_a_peer_has_cut_is_no_success(cuda_bed: CudaBed) -> None:

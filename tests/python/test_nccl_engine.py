@@ -54,19 +54,14 @@ def test_the_calls_of_operations(cuda_bed: CudaBed) -> None:
 @pytest.mark.parametrize("schedule", ["lazy", "eager", "random"])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("seed", quickly([1], cases_of(4, 10)))
-def test_a_peer_dies(cuda_bed: CudaBed, tmp_path: Path, size: int, schedule: str, seed: int) -> None:
+def test_a_peer_dies(cuda_bed: CudaBed, size: int, schedule: str, seed: int) -> None:
     """NCCL's kernels wait for the dead rank for ever, until the survivors abort their communicators."""
-    function, store = "device_nccl:peer_dies", str(tmp_path / "store")
-    children = [
-        cuda_bed.start(function, rank, size, store, seed, schedule=schedule, seed=seed, **SETTINGS)
-        for rank in range(size)
-    ]
-    for child in children[:-1]:
-        text = child.result()
+    of_case = {**SETTINGS, "schedule": schedule, "seed": seed}
+    survivors = cuda_bed.ranks("device_nccl:peer_dies", size, seed, dies=size - 1, **of_case)
+    assert len(survivors) == size - 1  # the last rank has died
+    for text in survivors:
         assert text.startswith("PeerFailure: "), text
         assert f"rank {size - 1}" in text
-    with pytest.raises(AssertionError, match="died"):
-        children[-1].result()
 
 
 def test_an_asynchronous_error(cuda_bed: CudaBed, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,19 +58,15 @@ def test_what_graphs_cannot_hold(cuda_bed: CudaBed) -> None:
 @pytest.mark.parametrize("schedule", quickly(["random"], ["lazy", "eager", "random"]))
 @pytest.mark.parametrize("size", quickly([3], [2, 3, 4]))
 @pytest.mark.parametrize("seed", quickly([1], cases_of(2, 5)))
-def test_a_peer_dies(cuda_bed: CudaBed, tmp_path: Path, size: int, schedule: str, seed: int) -> None:
+def test_a_peer_dies(cuda_bed: CudaBed, size: int, schedule: str, seed: int) -> None:
     """Graphs of the survivors go on, launches after that too, and operations raise."""
-    function, store = "device_graphs:peer_dies", str(tmp_path / "store")
-    children = [
-        cuda_bed.start(function, rank, size, store, seed, schedule=schedule, seed=seed, **SETTINGS)
-        for rank in range(size)
-    ]
-    for child in children[:-1]:
-        for text in child.result().split(" / "):
+    of_case = {**SETTINGS, "schedule": schedule, "seed": seed}
+    survivors = cuda_bed.ranks("device_graphs:peer_dies", size, seed, dies=size - 1, **of_case)
+    assert len(survivors) == size - 1  # the last rank has died
+    for survivor in survivors:
+        for text in survivor.split(" / "):
             assert text.startswith("PeerFailure: "), text
             assert f"rank {size - 1}" in text
-    with pytest.raises(AssertionError, match="died"):
-        children[-1].result()
 
 
 @pytest.mark.long
