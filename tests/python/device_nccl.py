@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import fake_cuda
 import sagecomm
+from device_programs import held
 
 N = 24
 REDUCED = [
@@ -163,7 +164,7 @@ def uneven() -> None:
 def order() -> None:
     """Inputs are late, and an operation reads what an earlier one writes, whichever engine carries them out."""
     stream, size = torch.cuda.current_stream(), dist.get_world_size()
-    with fake_cuda.held(stream):
+    with held(stream):
         x = torch.ones(1000, dtype=torch.int32, device=device())
         works = [
             dist.all_reduce(x, async_op=True),

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-import fake_cuda
+import cuda_holds
 from device_training import called
-from nccl_facade import FLOAT32, INVALID_USAGE, REMOTE_ERROR, SUM, Error, Library
+from nccl_facade import FACADE, FLOAT32, INVALID_USAGE, REMOTE_ERROR, SUM, Error, Library
 
 N = 24
 REDUCED = [
@@ -41,7 +41,7 @@ def begin(rank: int, size: int, store: str, timeout: int = 60, **options: Any) -
 
 
 def end() -> None:
-    fake_cuda.check()
+    cuda_holds.check()
     dist.destroy_process_group()
 
 
@@ -225,7 +225,7 @@ def programs(rank: int, size: int, store: str) -> list[str]:
     begin(rank, size, store)
     for program in PROGRAMS:
         program()
-        fake_cuda.check()
+        cuda_holds.check()
     end()
     return mapped()
 
@@ -330,12 +330,12 @@ def pynccl(rank: int, size: int, store: str) -> None:
                 same(got, inputs[0], "send and recv")
     torch.cuda.synchronize()
     library.call("ncclCommDestroy", comm)
-    fake_cuda.check()
+    cuda_holds.check()
 
 
 def several_streams(rank: int, size: int, store: str) -> None:
     """All streams of a group call wait for each other."""
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
     library, names = Library(), dist.FileStore(store, size)
     if rank == 0:
         names.set("id", library.unique_id())
@@ -354,7 +354,7 @@ def several_streams(rank: int, size: int, store: str) -> None:
             same(t, torch.stack([values(r + n) for r in range(size)]).sum(0), "all_reduce in a stream of its own")
     torch.cuda.synchronize()
     library.call("ncclCommDestroy", comm)
-    fake_cuda.check()
+    cuda_holds.check()
 
 
 def mine_of(rank: int) -> torch.Tensor:
@@ -382,12 +382,12 @@ def in_one_thread(rank: int, size: int, store: str, ranks: int) -> None:
             same(t, torch.stack([values(r) for r in range(ranks)]).sum(0), "all_reduce of ranks in one thread")
     for r in range(ranks):
         library.call("ncclCommDestroy", ctypes.c_void_p(comms[r]))
-    fake_cuda.check()
+    cuda_holds.check()
 
 
 def captured(rank: int, size: int, store: str) -> str:
     """Returns why an operation in a capture is refused."""
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
     library, names = Library(), dist.FileStore(store, size)
     if rank == 0:
         names.set("id", library.unique_id())
@@ -403,13 +403,13 @@ def captured(rank: int, size: int, store: str) -> str:
     library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
     same(t, torch.stack([values(r) for r in range(size)]).sum(0), "all_reduce after a capture")
     library.call("ncclCommDestroy", comm)
-    fake_cuda.check()
+    cuda_holds.check()
     return text
 
 
 def replayed(rank: int, size: int, store: str) -> None:
     """An operation in a graph, launched with new contents, and one outside of the graph between the launches."""
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
     library, names = Library(), dist.FileStore(store, size)
     if rank == 0:
         names.set("id", library.unique_id())
@@ -427,12 +427,12 @@ def replayed(rank: int, size: int, store: str) -> None:
         same(y, torch.stack([values(r) + launch for r in range(size)]).sum(0), f"launch {launch}")
         same(eager, torch.full((N,), float(size ** (launch + 1))), f"the operation behind launch {launch}")
     library.call("ncclCommDestroy", comm)
-    fake_cuda.check()
+    cuda_holds.check()
 
 
 def host_memory(rank: int, size: int, store: str) -> None:
     """Pinned memory is reduced behind what the stream of the call holds."""
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
     library, names = Library(), dist.FileStore(store, size)
     if rank == 0:
         names.set("id", library.unique_id())
@@ -442,7 +442,7 @@ def host_memory(rank: int, size: int, store: str) -> None:
     library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
     same(t, torch.stack([values(r) for r in range(size)]).sum(0), "all_reduce of pinned memory")
     library.call("ncclCommDestroy", comm)
-    fake_cuda.check()
+    cuda_holds.check()
 
 
 def of_another_device(rank: int, size: int, store: str) -> None:
@@ -468,12 +468,12 @@ def of_another_device(rank: int, size: int, store: str) -> None:
         for n, t in enumerate(tensors):
             same(t, torch.stack([values(r + n) for r in range(size)]).sum(0), "all_reduce on another device")
     library.call("ncclCommDestroy", comm)
-    fake_cuda.check()
+    cuda_holds.check()
 
 
 def finalized(rank: int, size: int, store: str) -> str:
     """Rank 0 finalizes a communicator with an operation that no other rank joins. Returns its error."""
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
     library, names = Library(), dist.FileStore(store, size)
     if rank == 0:
         names.set("id", library.unique_id())
@@ -492,3 +492,12 @@ def finalized(rank: int, size: int, store: str) -> str:
     names.get("over")
     library.call("ncclCommDestroy", comm)
     return text
+
+
+def on_a_gpu(rank: int, size: int, store: str) -> None:
+    """What gpu_check.py runs."""
+    assert programs(rank, size, f"{store}.programs") == [FACADE.name]
+    training(rank, size, f"{store}.training", "device_training:data_parallel", "cuda", "mlp", "bf16")
+    pynccl(rank, size, f"{store}.pynccl")
+    if os.environ["SAGECOMM_ENGINE"] == "cuda":
+        replayed(rank, size, f"{store}.replayed")

@@ -24,6 +24,7 @@ os.environ.setdefault("TEST_HANG_BOUND_S", "240")  # of each rank: eight ranks s
 
 from cuda_bed import CudaBed, emulated  # noqa: E402
 from gpu_list import CHECKS, Check  # noqa: E402
+from nccl_facade import FACADE  # noqa: E402
 
 RATES = "rates"
 ENGINES = ("staged", "cuda")  # those of vendors' libraries need a device for each rank
@@ -45,13 +46,33 @@ class Run:
             environment |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_MODULE_LOADING": "EAGER"}
             # Each stream has a queue of the hardware, so that one that is held does not hold up another one.
             environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        self.bed = CudaBed(environment=environment)
+        self.beds = {False: CudaBed(environment=environment)}  # by whether the processes have the facade of NCCL
+        self.environment = environment
         self.schedule = os.environ.get("EMULATOR_SCHEDULE", "lazy")
         self.device: dict[str, Any] = self.ranks("gpu_programs:describe", 1)[0]  # {} without a GPU
 
-    def ranks(self, function: str, size: int, *arguments: Any, dies: int | None = None, **settings: str) -> list[Any]:
+    def bed(self, facade: bool) -> CudaBed:
+        if facade not in self.beds:
+            preload = ":".join(filter(None, [str(FACADE), self.environment.get("LD_PRELOAD")]))
+            self.beds[facade] = CudaBed(environment={**self.environment, "LD_PRELOAD": preload})
+        return self.beds[facade]
+
+    def stop(self) -> None:
+        for bed in self.beds.values():
+            bed.stop()
+
+    def ranks(
+        self,
+        function: str,
+        size: int,
+        *arguments: Any,
+        facade: bool = False,
+        dies: int | None = None,
+        **settings: str,
+    ) -> list[Any]:
         settings = {"EMULATOR_KICK_MS": "5"} | settings
-        return self.bed.ranks(function, size, *arguments, dies=dies, schedule=self.schedule, seed=self.seed, **settings)
+        bed, order = self.bed(facade), {"schedule": self.schedule, "seed": self.seed}
+        return bed.ranks(function, size, *arguments, dies=dies, **order, **settings)
 
     def why_late(self) -> str:
         """Returns why nothing more begins, "" while there is time."""
@@ -61,6 +82,8 @@ class Run:
     def why_not(self, check: Check) -> str:
         if check.emulated_only and not emulated():
             return "it needs a fault that only the emulator makes"
+        if check.hardware_only and emulated():
+            return check.hardware_only
         return check.cuda_only if self.engine == ENGINES[0] else check.staged_only
 
     def check(self, check: Check, size: int) -> dict[str, Any]:
@@ -72,7 +95,7 @@ class Run:
 
         def run() -> None:
             if check.whole:
-                self.ranks(check.whole, size, dies=check.dies, **check.settings)
+                self.ranks(check.whole, size, facade=check.facade, dies=check.dies, **check.settings)
             else:
                 self.ranks("gpu_programs:run", size, check.programs, self.rounds, self.seed, **check.settings)
 
@@ -203,7 +226,7 @@ def main() -> int:
     try:
         report = carry_out(run, options)
     finally:
-        run.bed.stop()
+        run.stop()
     if not report:
         print("sagecomm: gpu-check: torch finds no GPU here; nothing was checked", file=sys.stderr)
         return 2

@@ -18,7 +18,9 @@ class Check:
     ranks: tuple[int, ...] = (2,)
     dies: int | None = None  # a rank that ends itself
     settings: Mapping[str, str] = field(default_factory=dict)
+    facade: bool = False  # the process has libsagecomm_nccl.so where NCCL stands
     emulated_only: bool = False  # it needs a fault of the device
+    hardware_only: str = ""  # why the emulator does not run it
     staged_only: str = ""  # why other engines do not run it
     cuda_only: str = ""  # why engines other than cuda do not run it
 
@@ -188,6 +190,21 @@ CHECKS = (
     ),
     Check(
         "training", "DDP gives the parameters of one process", _of("device_calls", "training", "other_backend_strings")
+    ),
+    Check(
+        "nccl",
+        "NVIDIA's NCCL, which takes one rank on a device, through the engine nccl",
+        whole="gpu_programs:vendors_nccl",
+        ranks=(1,),
+        settings={"SAGECOMM_ENGINE": "nccl"},
+        hardware_only="test_nccl_engine.py runs this on the emulated library",
+    ),
+    Check(
+        "nccl-facade",
+        "torch's backend nccl and pynccl's calls with libsagecomm_nccl.so in NCCL's place",
+        whole="facade_ranks:on_a_gpu",
+        ranks=(2, 4),
+        facade=True,
     ),
     Check("sanitizer", "torch's CUDA sanitizer over all this", _of("gpu_programs", "torch_sanitizer")),
 )

@@ -13,7 +13,10 @@ import torch
 import torch.distributed as dist
 
 import cuda_holds
+import device_graphs
+import device_nccl
 import fake_cuda
+import sagecomm
 from cuda_bed import emulated
 from device_programs import FEW, accelerator, expect, full, held, main_stream, mine
 from sagecomm._bench import checking
@@ -225,3 +228,17 @@ def torch_sanitizer() -> None:
     torch.cuda.synchronize()
     if emulated():
         fake_cuda.reset()  # the emulator has seen it as well
+
+
+# ---- NVIDIA's NCCL
+
+
+def vendors_nccl(rank: int, size: int, store: str) -> None:
+    device_nccl.join_group(rank, size, store)
+    programs = (device_nccl.reductions, device_nccl.movements, device_nccl.uneven, device_nccl.order)
+    for program in (*programs, device_graphs.on_a_gpu):
+        program()
+        cuda_holds.check()
+    engine = sagecomm.get_stats()["lanes"][-1]["engine"]
+    assert engine == "nccl", engine
+    dist.destroy_process_group()
