@@ -44,6 +44,13 @@ func (m *Mapping) Way() string {
 // Nonce returns the nonce of the arena.
 func (m *Mapping) Nonce() Nonce { return m.nonce }
 
+// Keep takes one more reference. Requires: the caller holds one.
+func (m *Mapping) Keep() {
+	mappings.mu.Lock()
+	defer mappings.mu.Unlock()
+	m.refs++
+}
+
 // Release drops one reference; the last one unmaps the arena. Requires: the caller holds a reference.
 func (m *Mapping) Release() error {
 	mappings.mu.Lock()

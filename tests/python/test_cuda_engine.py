@@ -101,28 +101,28 @@ def test_links_choose_the_algorithm(cuda_bed: CudaBed, devices: int) -> None:
     assert after.endswith(shared if devices == 1 else apart)
 
 
-@pytest.mark.parametrize("faults", ["", "cuIpcGetMemHandle@1+=not_supported"], ids=["handles", "files"])
+@pytest.mark.parametrize("faults", ["", "cuMemExportToShareableHandle@1+=not_supported"], ids=["files", "handles"])
 def test_memory_is_given_back(cuda_bed: CudaBed, faults: str) -> None:
     for bytes_in_use in cuda_bed.ranks("device_cuda:many_communicators", 2, **SETTINGS, EMULATOR_FAULTS=faults):
         assert bytes_in_use <= ARENA + PAGE_OF_FILES
 
 
-# A driver or a container without handles of legacy IPC: on all ranks, or on one, which shares or opens none.
-WITHOUT_HANDLES = {
-    "all": ["cuIpcGetMemHandle@1+=not_supported"] * 3,
-    "one shares none": ["", "cuIpcGetMemHandle@1+=not_supported", ""],
-    "one opens none": ["", "", "cuIpcOpenMemHandle@1+=invalid_value"],
+# A driver without files for memory: on all ranks, or on one, which shares or opens none.
+WITHOUT_FILES = {
+    "all": ["cuMemExportToShareableHandle@1+=not_supported"] * 3,
+    "one shares none": ["", "cuMemExportToShareableHandle@1+=not_supported", ""],
+    "one opens none": ["", "", "cuMemImportFromShareableHandle@1+=invalid_value"],
 }
 
 
-@pytest.mark.parametrize("case", quickly(["one opens none"], WITHOUT_HANDLES))
+@pytest.mark.parametrize("case", quickly(["one opens none"], WITHOUT_FILES))
 @pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_slots_by_files(cuda_bed: CudaBed, tmp_path: Path, case: str, devices: int) -> None:
+def test_slots_by_handles(cuda_bed: CudaBed, tmp_path: Path, case: str, devices: int) -> None:
     settings = {**SETTINGS, "schedule": "random", "EMULATOR_DEVICES": str(devices)}
     for function, arguments in (("device_cuda:in_group", [devices, "program", 1]), ("device_cuda:is_void", [])):
         children = [
             cuda_bed.start(function, rank, 3, str(tmp_path / function), *arguments, EMULATOR_FAULTS=faults, **settings)
-            for rank, faults in enumerate(WITHOUT_HANDLES[case])
+            for rank, faults in enumerate(WITHOUT_FILES[case])
         ]
         for child in children:
             assert str(child.result()).startswith(("None", "Aborted: "))
@@ -136,13 +136,13 @@ REASONS = {
     ),
     "nothing to share": (
         [0, 0],
-        "cuIpcGetMemHandle@1=not_supported;cuMemCreate@1=not_supported",
-        "no rank offers it: cannot share memory of the device: .*; cannot share memory of the device by a file: ",
+        "cuIpcGetMemHandle@1=not_supported;cuMemExportToShareableHandle@1=not_supported",
+        "no rank offers it: cannot share memory of the device by a file: .*; cannot share memory of the device: ",
     ),
     "no import": (
         [0, 0],
         "cuIpcOpenMemHandle@1=out_of_memory;cuMemImportFromShareableHandle@1=not_supported",
-        "cannot open memory that another process shares: .*; memory of rank .* shares by a file: ",
+        "cannot open memory that another process shares by a file: .*; memory of rank .* another process shares: ",
     ),
     "no registration": ([0, 0], "cuMemHostRegister@1=not_supported", "cannot register host memory"),
     "no kernels": ([0, 0], "cuModuleLoadDataEx@1+=not_supported", "cannot load the kernels of reductions"),
@@ -165,7 +165,7 @@ def test_ranks_that_share_a_device_do_without_nccl(cuda_bed: CudaBed) -> None:
 
 
 def test_a_set_engine_that_cannot_be(cuda_bed: CudaBed) -> None:
-    faults = "cuIpcGetMemHandle@1=not_supported;cuMemCreate@1=not_supported"
+    faults = "cuIpcGetMemHandle@1=not_supported;cuMemExportToShareableHandle@1=not_supported"
     for text in cuda_bed.ranks("device_nccl:shares_a_device", 2, **SETTINGS, EMULATOR_FAULTS=faults):
         assert "SAGECOMM_ENGINE=cuda, but no rank offers it: cannot share memory of the device" in text, text
 

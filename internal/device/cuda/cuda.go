@@ -107,7 +107,7 @@ func (d *Driver) NewStream(role device.Role) (device.Stream, error) {
 			return s, nil
 		}
 	}
-	return d.makeStream(role)
+	return reserved.take(d, role)
 }
 
 // makeStream makes a stream of the greatest priority for inputs, of the next one for outputs. Streams of different priorities do

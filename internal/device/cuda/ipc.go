@@ -60,7 +60,7 @@ func (d *Driver) Share(bytes uint64, how device.Sharing) (device.Memory, device.
 // shareByHandle is Share by legacy IPC, whose handle names the whole allocation in which the memory lies.
 func (d *Driver) shareByHandle(bytes uint64) (device.Memory, device.Shared, error) {
 	var s device.Shared
-	m, err := d.Allocate(bytes)
+	m, err := d.allocate(bytes)
 	if err != nil {
 		return nil, s, err
 	}

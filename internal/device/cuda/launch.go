@@ -41,13 +41,21 @@ type memory struct {
 
 func (m memory) Address() uintptr { return uintptr(m.at) }
 
-// Release implements device.Memory. Memory that the driver does not take back stays allocated.
+// Release implements device.Memory. It may wait for the device. Memory that the driver does not take back stays allocated.
 func (m memory) Release() {
 	m.d.giveBack(func() error { return cu.MemFree(m.at) })
 }
 
 // Allocate implements device.Launcher.
 func (d *Driver) Allocate(bytes uint64) (device.Memory, error) {
+	if m, err := d.allocateMapped(bytes); err == nil {
+		return m, nil
+	}
+	return d.allocate(bytes)
+}
+
+// allocate allocates memory that has handles of legacy IPC.
+func (d *Driver) allocate(bytes uint64) (device.Memory, error) {
 	m := memory{d: d.alone()}
 	err := d.doRelaxed("cannot allocate memory of the device", func() (err error) {
 		m.at, err = cu.MemAlloc(int64(bytes))

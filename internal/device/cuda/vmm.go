@@ -5,23 +5,23 @@ package cuda
 /*
 #include <cuda.h>
 
-static CUmemAllocationProp exported_by(CUdevice device) {
+static CUmemAllocationProp on_device(CUdevice device, CUmemAllocationHandleType handles) {
   CUmemAllocationProp p = {0};
   p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  p.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  p.requestedHandleTypes = handles;
   p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   p.location.id = device;
   return p;
 }
 
-static CUresult granularity(CUdevice device, size_t *bytes) {
-  CUmemAllocationProp p = exported_by(device);
-  return cuMemGetAllocationGranularity(bytes, &p, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-}
-
-static CUresult create(CUdevice device, size_t bytes, CUmemGenericAllocationHandle *memory) {
-  CUmemAllocationProp p = exported_by(device);
-  return cuMemCreate(memory, bytes, &p, 0);
+// Rounds the bytes up to what the device allocates at least.
+static CUresult create(CUdevice device, CUmemAllocationHandleType handles, size_t *bytes, CUmemGenericAllocationHandle *memory) {
+  const CUmemAllocationProp p = on_device(device, handles);
+  size_t unit;
+  CUresult rc = cuMemGetAllocationGranularity(&unit, &p, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  if (rc != CUDA_SUCCESS) return rc;
+  *bytes = (*bytes + unit - 1) / unit * unit;
+  return cuMemCreate(memory, *bytes, &p, 0);
 }
 
 static CUresult export_file(CUmemGenericAllocationHandle memory, int *fd) {
@@ -62,11 +62,15 @@ import (
 	"sagecomm/internal/lazylink"
 )
 
-// This file shares memory by open files: memory of cuMemCreate has no handles of legacy IPC, which some devices and containers lack, but
-// the driver gives a file for it. Its address belongs to the process that maps it.
+// This file has memory of cuMemCreate. To give it back waits for nothing, whereas cuMemFree and cuIpcCloseMemHandle wait for the device,
+// and keep other threads from calling the driver meanwhile (measured on driver 580.159.04). It has no handles of legacy IPC, but the
+// driver gives a file for it. Its address belongs to the process that maps it.
 
-var forFiles = []string{"cuMemGetAllocationGranularity", "cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
-	"cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease"}
+var (
+	forMaps = []string{"cuMemGetAllocationGranularity", "cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemUnmap",
+		"cuMemAddressFree", "cuMemRelease"}
+	forFiles = append([]string{"cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"}, forMaps...)
+)
 
 // mapped is memory at an address of its own.
 type mapped struct {
@@ -84,7 +88,16 @@ func (m mapped) Release() {
 
 // hasFiles returns why the driver or the device shares no memory by files.
 func (d *Driver) hasFiles() error {
-	for _, name := range forFiles {
+	return d.has(forFiles, C.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "the device has no files for memory")
+}
+
+// hasMaps returns why there is no memory of cuMemCreate.
+func (d *Driver) hasMaps() error {
+	return d.has(forMaps, C.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "the device maps no memory at addresses")
+}
+
+func (d *Driver) has(functions []string, attribute C.CUdevice_attribute, without string) error {
+	for _, name := range functions {
 		if !lazylink.CUDAHas(name) {
 			return fmt.Errorf("the CUDA driver has no %s", name)
 		}
@@ -94,18 +107,42 @@ func (d *Driver) hasFiles() error {
 		return err
 	}
 	can := C.int(0)
-	if err := failed(C.cuDeviceGetAttribute(&can, C.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, C.CUdevice(on))); err != nil {
+	if err := failed(C.cuDeviceGetAttribute(&can, attribute, C.CUdevice(on))); err != nil {
 		return err
 	}
 	if can == 0 {
-		return errors.New("the device has no files for memory")
+		return errors.New(without)
 	}
 	return nil
 }
 
+// allocateMapped allocates memory that is not shared.
+func (d *Driver) allocateMapped(bytes uint64) (device.Memory, error) {
+	m := mapped{d: d.alone(), bytes: C.size_t(bytes)}
+	err := d.doRelaxed("cannot allocate memory of the device", func() error {
+		if err := d.hasMaps(); err != nil {
+			return err
+		}
+		on, err := cu.GetDevice(d.index)
+		if err != nil {
+			return err
+		}
+		var memory C.CUmemGenericAllocationHandle
+		if err := failed(C.create(C.CUdevice(on), C.CU_MEM_HANDLE_TYPE_NONE, &m.bytes, &memory)); err != nil {
+			return err
+		}
+		defer C.cuMemRelease(memory) // the address keeps it
+		return failed(C.map_memory(C.CUdevice(on), memory, m.bytes, &m.at))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 // shareByFile is Share by a file.
 func (d *Driver) shareByFile(bytes uint64) (device.Memory, device.Shared, error) {
-	m, s := mapped{d: d.alone()}, device.Shared{}
+	m, s := mapped{d: d.alone(), bytes: C.size_t(bytes)}, device.Shared{}
 	err := d.doRelaxed("cannot share memory of the device by a file", func() error {
 		if err := d.hasFiles(); err != nil {
 			return err
@@ -114,13 +151,8 @@ func (d *Driver) shareByFile(bytes uint64) (device.Memory, device.Shared, error)
 		if err != nil {
 			return err
 		}
-		var unit C.size_t
-		if err := failed(C.granularity(C.CUdevice(on), &unit)); err != nil {
-			return err
-		}
-		m.bytes = (C.size_t(bytes) + unit - 1) / unit * unit
 		var memory C.CUmemGenericAllocationHandle
-		if err := failed(C.create(C.CUdevice(on), m.bytes, &memory)); err != nil {
+		if err := failed(C.create(C.CUdevice(on), C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, &m.bytes, &memory)); err != nil {
 			return err
 		}
 		defer C.cuMemRelease(memory) // the address and the file keep it

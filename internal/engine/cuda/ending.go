@@ -224,11 +224,7 @@ func (m *member) Free() {
 	}
 	m.closeSlots()
 	for rank := range m.peers {
-		p := &m.peers[rank]
-		if p.inbox.registered != nil {
-			p.inbox.registered.Release()
-		}
-		if p.inbox.mapping != nil {
+		if p := &m.peers[rank]; p.inbox.mapping != nil {
 			p.inbox.store(closed, m.rank, 1)
 			_ = p.inbox.mapping.Release()
 		}
@@ -239,8 +235,7 @@ func (m *member) Free() {
 		}
 	}
 	m.slots.release()
-	m.own.registered.Release()
-	_ = m.arena.Close()
+	m.lodging.leave()
 }
 
 // allClosed reports whether no peer has the memory of this rank open.

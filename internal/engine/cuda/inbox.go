@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"sagecomm/internal/device"
 	"sagecomm/internal/shmem"
 )
 
@@ -36,11 +35,11 @@ func inboxBytes(size int) int64 { return int64(1+size*int(lines)) * lineBytes }
 // tokenOf returns where a token lies among the words of a peer.
 func tokenOf(w word, slot int64) word { return tokens + word(slot)*words + w }
 
-// inbox is the mapping of a rank's inbox in this process. The device knows it.
+// inbox is a rank's inbox in this process.
 type inbox struct {
-	memory     []byte
-	mapping    *shmem.Mapping
-	registered device.Memory
+	memory  []byte
+	mapping *shmem.Mapping // of a peer's
+	address uintptr        // for the device
 }
 
 func offset(w word, peer int) uintptr {
@@ -48,7 +47,7 @@ func offset(w word, peer int) uintptr {
 }
 
 // at returns the address of a peer's word for the device.
-func (b *inbox) at(w word, peer int) uintptr { return b.registered.Address() + offset(w, peer) }
+func (b *inbox) at(w word, peer int) uintptr { return b.address + offset(w, peer) }
 
 // line returns the word at an offset for the CPU.
 func (b *inbox) line(at uintptr) *uint32 { return (*uint32)(unsafe.Pointer(&b.memory[at])) }
@@ -61,37 +60,36 @@ func (b *inbox) store(w word, peer int, value uint32) {
 // void returns the word of line 0.
 func (b *inbox) void() *uint32 { return b.line(0) }
 
-// makeInbox makes this rank's inbox, in an arena that lives as long as the communicator.
-func makeInbox(size int, methods []shmem.Method) (*shmem.Arena, shmem.Range, shmem.Descriptor, error) {
-	page := int64(os.Getpagesize())
-	arena, err := shmem.NewArena(shmem.Memfd, inboxBytes(size)+2*page, "")
-	if err != nil {
-		return nil, shmem.Range{}, shmem.Descriptor{}, err
+// makeInbox makes this rank's inbox, and what its peers need to map it.
+func makeInbox(d driver, size int, methods []shmem.Method) (b inbox, at lodging, o shmem.Descriptor, err error) {
+	if at, err = lodge(inboxBytes(size)); err != nil {
+		return b, at, o, err
 	}
-	place, err := arena.Alloc(inboxBytes(size), page)
-	var d shmem.Descriptor
-	if err == nil {
-		b := inbox{memory: arena.Bytes(place)}
-		for peer := range size {
-			for slot := range int64(slotCount) {
-				b.store(tokenOf(left, slot), peer, 1) // no peer reads a slot yet
-			}
+	b.memory = at.memory()
+	clear(b.memory)
+	for peer := range size {
+		for slot := range int64(slotCount) {
+			b.store(tokenOf(left, slot), peer, 1) // no peer reads a slot yet
 		}
-		d, err = arena.Publish(methods)
+	}
+	if o, err = at.home.arena.Publish(methods); err == nil {
+		b.address, err = registered(d, at.home.arena.Mapping(), at.place)
 	}
 	if err != nil {
-		_ = arena.Close()
-		return nil, place, d, err
+		at.leave()
 	}
-	return arena, place, d, nil
+	return b, at, o, err
 }
 
 // openInbox maps the inbox of a peer.
-func openInbox(ctx context.Context, d shmem.Descriptor, place shmem.Range, size int, methods []shmem.Method) (inbox, error) {
+func openInbox(ctx context.Context, on driver, d shmem.Descriptor, place shmem.Range, size int, methods []shmem.Method) (inbox, error) {
 	if err := d.Check(); err != nil {
 		return inbox{}, err
 	}
 	page := int64(os.Getpagesize())
+	if d.Size > longestHome {
+		return inbox{}, fmt.Errorf("inboxes in an arena of %d bytes, expected %d at most", d.Size, longestHome)
+	}
 	if place.Off < page || place.Off%page != 0 || place.Len < inboxBytes(size) || place.Len%page != 0 || place.Len > d.Size-place.Off {
 		return inbox{}, fmt.Errorf("an inbox of %d bytes at %d, expected %d within %d", place.Len, place.Off, inboxBytes(size), d.Size)
 	}
@@ -99,5 +97,10 @@ func openInbox(ctx context.Context, d shmem.Descriptor, place shmem.Range, size 
 	if err != nil {
 		return inbox{}, err
 	}
-	return inbox{memory: m.Bytes(place), mapping: m}, nil
+	b := inbox{memory: m.Bytes(place), mapping: m}
+	if b.address, err = registered(on, m, place); err != nil {
+		_ = m.Release()
+		return inbox{}, err
+	}
+	return b, nil
 }

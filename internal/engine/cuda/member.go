@@ -35,8 +35,8 @@ type member struct {
 	methods    []shmem.Method
 	slots      shared // of this rank
 	own        inbox
-	arena      *shmem.Arena // of the own inbox
-	peers      []peer       // by rank; of this rank it has the slots alone
+	lodging    lodging // of the own inbox
+	peers      []peer  // by rank; of this rank it has the slots alone
 
 	lowering *lowering // used by Do
 	captures captures  // used by Capture
@@ -69,17 +69,10 @@ func newMember(d driver, rank, size int, methods []shmem.Method, choices *algo.D
 	if err := d.LoadKernels(); err != nil { // it may wait for the device, which a later call must not
 		return nil, o, err
 	}
-	m.arena, o.Place, o.Inbox, err = makeInbox(size, methods)
-	if err == nil {
-		m.own = inbox{memory: m.arena.Bytes(o.Place)}
-		m.own.registered, err = d.Register(m.own.memory)
-	}
-	if err != nil {
-		if m.arena != nil {
-			_ = m.arena.Close()
-		}
+	if m.own, m.lodging, o.Inbox, err = makeInbox(d, size, methods); err != nil {
 		return nil, o, err
 	}
+	o.Place = m.lodging.place
 	return m, o, nil
 }
 
@@ -94,10 +87,7 @@ func (m *member) connect(offers []offer) error {
 		p := &m.peers[rank]
 		p.process = o.Inbox
 		var err error
-		if p.inbox, err = openInbox(ctx, o.Inbox, o.Place, m.size, m.methods); err == nil {
-			p.inbox.registered, err = m.d.Register(p.inbox.memory)
-		}
-		if err != nil {
+		if p.inbox, err = openInbox(ctx, m.d, o.Inbox, o.Place, m.size, m.methods); err != nil {
 			return fmt.Errorf("memory of rank %d (pid %d): %w", rank, o.Inbox.PID, err)
 		}
 	}

@@ -135,10 +135,10 @@ func joined(members [2]*member, offers []offer) (why [2]error) {
 	return why
 }
 
-// Ranks share slots by files if any of them cannot share or open one by a handle. What they had opened is closed first.
+// Ranks share slots by handles if any of them cannot share or open one by a file. What they had opened is closed first.
 func TestWaysToShareSlots(t *testing.T) {
 	refused, methods := errors.New("refused"), []shmem.Method{shmem.Proc}
-	first, second := map[device.Sharing]error{device.ByHandle: refused}, map[device.Sharing]error{device.ByFile: refused}
+	first, second := map[device.Sharing]error{device.ByFile: refused}, map[device.Sharing]error{device.ByHandle: refused}
 	both := map[device.Sharing]error{device.ByHandle: refused, device.ByFile: refused}
 	for name, c := range map[string]struct {
 		share, open map[device.Sharing]error // that rank 0 refuses
@@ -148,7 +148,7 @@ func TestWaysToShareSlots(t *testing.T) {
 		"all can":              {},
 		"cannot share":         {share: first, released: 1},
 		"cannot open":          {open: first, released: 2},
-		"has no files":         {share: second},
+		"has no handles":       {share: second},
 		"cannot share at all":  {share: both, why: "refused; refused"},
 		"cannot open in a way": {share: second, open: first, why: "memory of rank 1 (pid"},
 	} {
@@ -317,7 +317,7 @@ func TestFree(t *testing.T) {
 	m, d := pair(t)
 	done := make(chan int, 2)
 	go func() { m[0].Free(); done <- 0 }()
-	require.Eventually(t, func() bool { return d[0].released.Load() == 2 }, 10*time.Second, time.Millisecond, "what it has of the peer")
+	require.Eventually(t, func() bool { return d[0].released.Load() == 1 }, 10*time.Second, time.Millisecond, "what it has of the peer")
 	select {
 	case <-done:
 		t.Fatal("the peer has its memory open")
@@ -326,8 +326,40 @@ func TestFree(t *testing.T) {
 	go func() { m[1].Free(); done <- 1 }()
 	<-done
 	<-done
-	require.EqualValues(t, 4, d[0].released.Load())
-	require.EqualValues(t, 4, d[1].released.Load())
+	require.EqualValues(t, 2, d[0].released.Load())
+	require.EqualValues(t, 2, d[1].released.Load())
+	for _, each := range m { // the next group has the inboxes
+		require.Contains(t, homes.free[each.lodging.place.Len], each.lodging)
+	}
+	later, _ := pair(t)
+	require.Contains(t, []lodging{m[0].lodging, m[1].lodging}, later[0].lodging)
+	require.EqualValues(t, 1, later[0].own.load(tokenOf(left, 0), 1))
+}
+
+// Inboxes lie beside each other, and memory is registered once for all of them.
+func TestLodgings(t *testing.T) {
+	page := int64(os.Getpagesize())
+	d := &fakeDriver{}
+	var list []lodging
+	for range 3 {
+		l, err := lodge(page + 1)
+		require.NoError(t, err)
+		require.EqualValues(t, 2*page, l.place.Len)
+		address, err := registered(d, l.home.arena.Mapping(), l.place)
+		require.NoError(t, err)
+		require.Equal(t, uintptr(unsafe.Pointer(unsafe.SliceData(l.memory()))), address)
+		for _, other := range list {
+			require.True(t, other.home != l.home || other.place.End() <= l.place.Off || l.place.End() <= other.place.Off)
+		}
+		list = append(list, l)
+	}
+	list[1].leave()
+	again, err := lodge(2 * page)
+	require.NoError(t, err)
+	require.Equal(t, list[1], again)
+	long, err := lodge(homeBytes + 1)
+	require.NoError(t, err)
+	require.EqualValues(t, homeBytes+page, long.place.Len)
 }
 
 // A rank waits until its peers have read its slots before its process may end.
@@ -361,10 +393,13 @@ func TestGarbageFromAPeer(t *testing.T) {
 	m, o, err := newMember(&fakeDriver{}, 0, 2, methods, sameDevice(2))
 	require.NoError(t, err)
 	for _, place := range []shmem.Range{{Off: 0, Len: 4096}, {Off: 4097, Len: 4096}, {Off: 1 << 40, Len: 4096}, {Off: 4096, Len: 64}, {Off: 4096, Len: 1 << 62}} {
-		_, err := openInbox(t.Context(), o.Inbox, place, 2, methods)
+		_, err := openInbox(t.Context(), m.d, o.Inbox, place, 2, methods)
 		require.ErrorContains(t, err, "an inbox of", "%v", place)
 	}
-	_, err = openInbox(t.Context(), shmem.Descriptor{}, o.Place, 2, methods)
+	_, err = openInbox(t.Context(), m.d, shmem.Descriptor{}, o.Place, 2, methods)
 	require.ErrorContains(t, err, "not a descriptor")
-	require.NoError(t, m.arena.Close())
+	o.Inbox.Size = 1 << 40
+	_, err = openInbox(t.Context(), m.d, o.Inbox, o.Place, 2, methods)
+	require.ErrorContains(t, err, "inboxes in an arena of 1099511627776 bytes")
+	m.lodging.leave()
 }

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
@@ -42,7 +43,10 @@ type Method struct {
 	open    func(index int) (driver, error)
 }
 
-var _ vendor.Method = (*Method)(nil)
+var (
+	_ vendor.Method = (*Method)(nil)
+	_ vendor.Early  = (*Method)(nil)
+)
 
 // Present returns why this process cannot use the engine. It does not start the driver.
 func Present() error { return cuda.Present() }
@@ -57,6 +61,19 @@ func (m *Method) Name() string { return "cuda" }
 
 // Vendor implements vendor.Method.
 func (m *Method) Vendor() string { return "cuda" }
+
+// early has the devices for which Early was called.
+var early sync.Map
+
+// Early implements vendor.Early.
+func (m *Method) Early(on coll.Device) {
+	if _, known := early.LoadOrStore(on, true); known {
+		return
+	}
+	if d, err := m.open(on.Index); err == nil {
+		_ = d.LoadKernels()
+	}
+}
 
 // Supports implements vendor.Method. Kernels reduce all types that the CPU reduces.
 func (m *Method) Supports(coll.Op) bool { return true }

@@ -12,12 +12,12 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// This file shares the slots. All ranks share theirs in one way, which they try one after the other: by handles of legacy IPC, and, if any
-// rank cannot share or open one, by open files. A driver may refuse handles for a device, and handles mean nothing in another PID
-// namespace, as in containers of their own. Files are handed over by SCM_RIGHTS: it needs the same network namespace only, where
+// This file shares the slots. All ranks share theirs in one way, which they try one after the other: by open files, and, if any rank cannot
+// share or open one, by handles of legacy IPC. Handles mean nothing in another PID namespace, as in containers of their own, and to give
+// back memory that has one waits for the device. Files are handed over by SCM_RIGHTS: it needs the same network namespace only, where
 // pidfd_getfd would need the PID namespace as well, and the right to trace the other process.
 
-var ways = []device.Sharing{device.ByHandle, device.ByFile}
+var ways = []device.Sharing{device.ByFile, device.ByHandle}
 
 // shared is memory that a rank shares.
 type shared struct {

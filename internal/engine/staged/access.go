@@ -98,6 +98,46 @@ type trial struct {
 	name     string                        // of the runtime in the framework's streams
 	err      error                         // why the streams cannot be used
 	stream   atomic.Pointer[device.Stream] // with which that was tried, for inputs; nil: an engine has it
+	aside    reserve                       // streams of the framework, for p2p operations for which none of the runtime waits
+}
+
+// reserve has streams of a framework that were made with the first operation on a device: a framework that makes one may wait for the
+// device, and so for streams that wait for peers.
+type reserve struct {
+	mu      sync.Mutex
+	streams []device.Stream
+}
+
+// reserveSize is how many streams of a framework are made ahead: two for each stream of the caller that has p2p operations.
+const reserveSize = 2 * mostOrigins
+
+// fill makes the streams. An error comes again when a stream is needed that was not made.
+func (r *reserve) fill(b *bridge.Bridge) {
+	for range reserveSize {
+		s, err := b.NewStream(device.Inputs)
+		if err != nil {
+			return
+		}
+		r.streams = append(r.streams, s)
+	}
+}
+
+// aside is a bridge whose streams were made ahead, as long as there are some.
+type aside struct {
+	*bridge.Bridge
+	reserve *reserve
+}
+
+// NewStream implements device.Runtime.
+func (a *aside) NewStream(role device.Role) (device.Stream, error) {
+	a.reserve.mu.Lock()
+	defer a.reserve.mu.Unlock()
+	if len(a.reserve.streams) == 0 {
+		return a.Bridge.NewStream(role)
+	}
+	s := a.reserve.streams[0]
+	a.reserve.streams = a.reserve.streams[1:]
+	return s, nil
 }
 
 var (
@@ -141,6 +181,9 @@ func tried(v vendors.Vendor, b *bridge.Bridge, on coll.Device) (*trial, error) {
 	of.waiter, _ = rt.(launchingWaiter)
 	if unusable == nil {
 		of.stream.Store(&s)
+		if on.Type == coll.CUDA {
+			of.aside.fill(b)
+		}
 	}
 	more := map[coll.Device]*trial{on: of}
 	if known := trials.Load(); known != nil {
@@ -179,7 +222,7 @@ type adopted struct {
 	of     *trial
 }
 
-func (a *adopted) alone() device.Access { return a.bridge }
+func (a *adopted) alone() device.Access { return &aside{a.bridge, &a.of.aside} }
 
 // Name implements device.Runtime.
 func (a *adopted) Name() string { return "cuda, adopted" }

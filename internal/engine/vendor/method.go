@@ -30,6 +30,12 @@ type Method interface {
 	Join(j Joining) (m Member, why, err error)
 }
 
+// Early is a Method with calls in Join that wait for the device, which might wait for a peer by then.
+type Early interface {
+	// Early makes these calls. Those that fail are made again in Join.
+	Early(on coll.Device)
+}
+
 // Joining is what a rank needs to join a communicator.
 type Joining struct {
 	Group
