@@ -210,6 +210,15 @@ void DeviceWork::awaitInCurrentStream() const {
   }
 }
 
+void DeviceWork::awaitAfterError() const noexcept {
+  try {
+    awaitInCurrentStream();
+  } catch (const std::exception& e) {
+    LOG(ERROR) << "sagecomm: no stream waits for what a failed operation still reads on " << device_ << ": "
+               << e.what();
+  }
+}
+
 bool DeviceWork::passed() {
   if (endEvents_.empty() || captured_ || passed_.load(std::memory_order_relaxed)) {
     return true;
@@ -228,11 +237,15 @@ bool DeviceWork::passed() {
 }
 
 c10::Stream DeviceWork::stream() {
-  if (joined()) {
-    join(joins_); // nothing holds these streams up any more
-    return joins_.front();
+  if (!joined()) {
+    return stream_ ? *stream_ : current();
   }
-  return stream_ ? *stream_ : current();
+  const c10::OptionalDeviceGuard on(device_); // operations that were issued later may hold up the streams of this one
+  const c10::Stream behind = orderingStream(device_);
+  for (const std::unique_ptr<c10::Event>& end : endEvents_) {
+    end->block(behind);
+  }
+  return behind;
 }
 
 // ---- the bridge ----

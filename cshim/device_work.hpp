@@ -75,6 +75,8 @@ class DeviceWork {
   // Makes the calling thread's current stream of the device wait for the outputs; after a failure, for those commands that
   // still read the inputs.
   void awaitInCurrentStream() const;
+  // The same for an operation that has failed, whose error a fault of the device does not replace.
+  void awaitAfterError() const noexcept;
   // Reports whether the operation is a part of a graph. Then the host has waited for nothing.
   bool captured() const {
     return captured_;

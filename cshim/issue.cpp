@@ -85,7 +85,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (C10_UNLIKELY(status < 0)) {
     if (device) {
       device->fail();
-      device->awaitInCurrentStream();
+      device->awaitAfterError();
     }
     if (error.status != SAGECOMM_INVALID) { // an invalid operation was never issued
       call.ephemeralShare.end();

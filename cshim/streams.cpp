@@ -40,6 +40,7 @@ struct Streams {
   std::deque<c10::Stream> all; // by number - 1
   std::set<std::pair<Place, c10::StreamId>> taken;
   std::map<Place, Values> values;
+  std::map<Place, c10::Stream> ordering;
 };
 
 Streams& streams() {
@@ -111,6 +112,16 @@ void queueCopy(
 }
 
 } // namespace
+
+c10::Stream orderingStream(c10::Device device) {
+  const VirtualGuardImpl guard(device.type());
+  const c10::OptionalDeviceGuard current(device);
+  Streams& the = streams();
+  std::lock_guard<std::mutex> lock(the.mutex);
+  const auto known = the.ordering.find(placeOf(device));
+  return known != the.ordering.end() ? known->second
+                                     : the.ordering.emplace(placeOf(device), freshStream(guard, device)).first->second;
+}
 
 uint64_t makeStream(c10::Device device) {
   const VirtualGuardImpl guard(device.type());

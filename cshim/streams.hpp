@@ -22,6 +22,10 @@ namespace sagecomm {
 // so streams are ordered by events even where a stream could be waiting for itself.
 uint64_t makeStream(c10::Device device);
 
+// Returns a stream of the process for a device, in which nothing waits for long: it is made to wait for operations only that have
+// ended, to record behind them.
+c10::Stream orderingStream(c10::Device device);
+
 // Returns the number of a stream that the device's runtime has made, which torch then calls an external one. Throws where torch
 // cannot use it: so it is on devices whose streams have no native handle in torch, or another one.
 uint64_t adoptStream(c10::Device device, void* handle);

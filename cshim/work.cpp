@@ -183,17 +183,18 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   if (error_ == nullptr) {
     runHooks(*group_->hooks);
   }
-  try {
-    if (future) {
-      finishFuture(*future);
+  const auto finish = [this](const c10::intrusive_ptr<c10::ivalue::Future>& f, auto&& end) {
+    try {
+      if (f) {
+        end(*f);
+      }
+    } catch (const std::exception& e) {
+      // then() keeps a callback's exception in the Future that it returns. Only a raw C++ callback raises here.
+      LOG(ERROR) << "sagecomm: " << name_ << ": a callback of this operation's Future raised: " << e.what();
     }
-    if (futureResult) {
-      finishResult(*futureResult);
-    }
-  } catch (const std::exception& e) {
-    // then() keeps a callback's exception in the Future that it returns. Only a raw C++ callback raises here.
-    LOG(ERROR) << "sagecomm: " << name_ << ": a callback of this operation's Future raised: " << e.what();
-  }
+  };
+  finish(future, [this](auto& f) { finishFuture(f); });
+  finish(futureResult, [this](auto& f) { finishResult(f); });
   group_->hooks->ended();
 }
 
@@ -253,11 +254,21 @@ void Work::drive() {
     completeLater(); // peers may still read and write these tensors
     throw;
   }
-  if (device_) {
-    device_->awaitInCurrentStream();
-  }
+  awaitOnDevice();
   if (error_) {
     raise(*error_);
+  }
+}
+
+// The error of the operation comes before one of the device: what has failed may have put the device out of order.
+void Work::awaitOnDevice() const {
+  if (device_ == nullptr) {
+    return;
+  }
+  if (done() && error_ != nullptr) {
+    device_->awaitAfterError();
+  } else {
+    device_->awaitInCurrentStream();
   }
 }
 
@@ -271,7 +282,7 @@ bool Work::wait(milliseconds timeout) {
   unregister();
   // The host has waited for a barrier outside of graphs, so there is nothing left that a stream could wait for.
   if (C10_UNLIKELY(device_ != nullptr) && (opType_ != c10d::OpType::BARRIER || device_->captured())) {
-    device_->awaitInCurrentStream();
+    awaitOnDevice();
   }
   if (C10_UNLIKELY(done() && error_ != nullptr)) {
     raise(*error_);

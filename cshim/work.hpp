@@ -130,6 +130,7 @@ class Work final : public c10d::Work {
   void waitBriefly();
   void unregister();
   [[noreturn]] void raiseWaitTimeout(std::chrono::milliseconds timeout) const;
+  void awaitOnDevice() const;
   void finishFuture(c10::ivalue::Future& future) const;
   void finishResult(c10::ivalue::Future& future) const;
 

@@ -2,6 +2,7 @@
 #include <optional>
 
 #include <ATen/core/ivalue_inl.h>
+#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
 #include "core.hpp"
@@ -64,17 +65,25 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
   return futureIn(futureResult_, c10::AnyEnumType::get(), [this](auto& f) { finishResult(f); });
 }
 
-// A Future records its events in the streams that are current. So those of a device are behind the outputs.
+// A Future records its events in the streams that are current. So those of a device are behind the outputs. It must not stay open
+// where the device refuses an event, because whoever waits for it waits without a time limit. An error needs no stream.
 void Work::finishFuture(c10::ivalue::Future& future) const {
-  std::optional<c10::StreamGuard> behindOutputs;
-  if (device_) {
-    behindOutputs.emplace(device_->stream());
-  }
   if (error_) {
     future.setError(toException(*error_));
-  } else {
-    future.markCompleted(c10::IValue(std::vector<at::Tensor>(outputs_.begin(), outputs_.end())));
+    return;
   }
+  std::optional<c10::StreamGuard> behindOutputs;
+  try {
+    if (device_) {
+      const c10::Stream stream = device_->stream();
+      c10::Event(stream.device_type()).record(stream); // markCompleted() wakes nobody if it finds out that this fails
+      behindOutputs.emplace(stream);
+    }
+  } catch (const std::exception&) {
+    future.setError(std::current_exception());
+    return;
+  }
+  future.markCompleted(c10::IValue(std::vector<at::Tensor>(outputs_.begin(), outputs_.end())));
 }
 
 void Work::finishResult(c10::ivalue::Future& future) const {

@@ -24,6 +24,22 @@ static bool has_timed_out(scr_run *r, int64_t now) {
   return deadline != 0 && now >= deadline;
 }
 
+static bool has_left(const scr_group *g, int32_t rank) {
+  return atomic_load_explicit(&g->peer[rank].lane[SCR_HOST_LANE]->left, memory_order_acquire) != 0;
+}
+
+/* Whether a rank has left without the call of an external run, in which every rank takes part. The goodbye is read first: what a rank
+ * has called before is recorded then. */
+static bool lacks_a_rank(const scr_group *g, scr_run *r) {
+  for (int32_t i = 0; i < g->size; i++) {
+    if (i == g->rank || !has_left(g, i) || scr_group_recorded(g, i) >= r->coll.seq) continue;
+    if (!still_blocked(r)) return false;
+    r->peer = i;
+    return true;
+  }
+  return false;
+}
+
 int scr_check_wait(scr_group *g, scr_run *r, int64_t now) {
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 ||
       (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) != 0) {
@@ -38,11 +54,9 @@ int scr_check_wait(scr_group *g, scr_run *r, int64_t now) {
       }
     }
   }
-  if (r->flag != NULL && r->peer != g->rank) {
-    if (atomic_load_explicit(&g->peer[r->peer].lane[SCR_HOST_LANE]->left, memory_order_acquire) != 0 &&
-        still_blocked(r)) {
-      return SCR_INCIDENT_LEFT;
-    }
+  if (r->gate.external ? lacks_a_rank(g, r)
+                       : r->flag != NULL && r->peer != g->rank && has_left(g, r->peer) && still_blocked(r)) {
+    return SCR_INCIDENT_LEFT;
   }
   return has_timed_out(r, now) ? SCR_INCIDENT_TIMEOUT : 0;
 }

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 import fake_cuda
 import sagecomm
@@ -226,6 +228,33 @@ def peer_dies(rank: int, size: int, store: str, seed: int) -> str:
                 works[-1].wait()
 
     return raised(work)
+
+
+def rank_leaves(rank: int, size: int, store: str, how: str) -> str:
+    """The last rank leaves the group in order, as after an exception in its forward, and the others go on."""
+    join_group(rank, size, store, 0)
+    x = torch.ones(4, 1000, device="cuda")
+    model = DistributedDataParallel(torch.nn.Linear(1000, 1000).cuda())
+    if how == "future":
+        model.register_comm_hook(None, allreduce_hook)
+    for _ in range(2):  # the second forward makes new buckets
+        model(x).sum().backward()
+    torch.cuda.synchronize()
+    if rank == size - 1:
+        dist.destroy_process_group()
+        return "left"
+
+    def work() -> None:
+        if how == "wait":
+            dist.all_reduce(x, async_op=True).wait(timedelta(seconds=50))
+        model(x).sum().backward()
+        torch.cuda.synchronize()
+        dist.all_reduce(x)
+
+    begun = time.monotonic()
+    text = raised(work)
+    assert time.monotonic() - begun < 20  # the timeout of the group is 60 s
+    return text
 
 
 def is_void(rank: int, size: int, store: str) -> str:

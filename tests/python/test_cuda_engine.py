@@ -74,6 +74,15 @@ def test_a_peer_dies(cuda_bed: CudaBed, size: int, schedule: str, seed: int) -> 
         assert f"rank {size - 1}" in text
 
 
+@pytest.mark.parametrize("how", quickly(["future"], ["wait", "backward", "future"]))
+def test_a_rank_leaves_before_the_backward(cuda_bed: CudaBed, how: str) -> None:
+    """An operation that a rank will never call fails when it has left, and not at the timeout."""
+    *others, left = cuda_bed.ranks("device_cuda:rank_leaves", 3, how, **SETTINGS)
+    assert left == "left"
+    for text in others:
+        assert re.match("PeerFailure: .*Connection closed by peer: rank 2 .* has left the group", text), text
+
+
 def test_what_a_peer_has_cut_is_no_success(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_cuda:is_void", 3, **SETTINGS):
         assert text.startswith("Aborted: "), text

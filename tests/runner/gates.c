@@ -304,6 +304,48 @@ static void external_cut(rank *r, void *arg) {
 
 void test_external_cut(int n, waiting w, uint64_t seed) { run(n, w, seed, external_cut); }
 
+/* A rank leaves after its last call. What it has called succeeds, though its peers' streams are late. What it has not called fails. */
+static void external_left(rank *r, void *arg) {
+  (void)arg;
+  trip *t = new_trip(64, 64, 0, 1);
+  scr_gate_words words[2];
+  memset(words, 0, sizeof words);
+  sagecomm_work work[2];
+  sagecomm_error err;
+  bool leaves = r->rank == size - 1;
+  sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+  next_gate[r->rank].words = &words[0];
+  CHECK(scr_issue(r->handle, &op, &work[0], NULL, &err) == SAGECOMM_PENDING);
+  meet();
+  if (!leaves) meet();
+  atomic_store_explicit(&words[0].input_ready, 1, memory_order_release);
+  if (!leaves) CHECK(scr_wait(work[0], 5000000, &err) == SAGECOMM_PENDING); /* it looks who has left */
+  atomic_store_explicit(&words[0].output_taken, 1, memory_order_release);
+  CHECK(complete(work[0], &err) == SAGECOMM_OK);
+  if (leaves) {
+    scr_group_goodbye(r->group);
+    meet();
+  }
+  meet(); /* nobody makes the call that fails before all have made the first */
+  if (!leaves) {
+    op = external(r, t, SAGECOMM_ALL_REDUCE);
+    next_gate[r->rank].words = &words[1];
+    atomic_store_explicit(&words[1].input_ready, 1,
+                          memory_order_release); /* and no more: a kernel waits for the rank that has left */
+    int32_t status = scr_issue(r->handle, &op, &work[1], NULL, &err);
+    if (status == SAGECOMM_PENDING) status = complete(work[1], &err);
+    CHECK(status == SAGECOMM_PEER_FAILURE && err.rank == size - 1);
+  }
+  meet();
+  while (scr_group_unfinished(r->beside->group) != 0) sched_yield();
+  meet();
+  free_trip(t);
+}
+
+void test_external_left(int n, waiting w, uint64_t seed) {
+  if (n > 1) run(n, w, seed, external_left);
+}
+
 /* A peer has voided the operation before its stream went on. That is no success, also before anybody declares a failure. */
 static void external_void(rank *r, void *arg) {
   (void)arg;

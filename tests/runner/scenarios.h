@@ -55,6 +55,7 @@ void test_external(int size, waiting w, uint64_t seed);
 void test_external_mismatch(int size, waiting w, uint64_t seed);
 void test_external_cut(int size, waiting w, uint64_t seed);
 void test_external_void(int size, waiting w, uint64_t seed);
+void test_external_left(int size, waiting w, uint64_t seed);
 /* p2p_gates.c */
 void test_p2p_gates(int size, waiting w, uint64_t seed);
 void test_sender_leaves_a_gate(int size, waiting w, uint64_t seed);

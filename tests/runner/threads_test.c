@@ -216,6 +216,7 @@ int main(int argc, char **argv) {
       {"external_mismatch", test_external_mismatch},
       {"external_cut", test_external_cut},
       {"external_void", test_external_void},
+      {"external_left", test_external_left},
       {"failure_between_messages", test_failure_between_messages},
       {"goodbye_after_a_message", test_goodbye_after_a_message},
       {"shared_block_size_is_not_read_again", test_shared_block_size_is_not_read_again},
