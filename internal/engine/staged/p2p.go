@@ -1,6 +1,9 @@
 package staged
 
 import (
+	"cmp"
+	"slices"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 	"sagecomm/internal/engine"
@@ -17,8 +20,8 @@ type origin struct {
 	sender int // of a recv for which a stream of the library waits; else -1
 }
 
-// Bounds of the streams that p2p operations take of each device. Callers beyond mostOrigins share streams with others, and a late
-// stream of one may delay the operations of the other.
+// Bounds of the streams that p2p operations take of each device. Callers beyond mostOrigins share streams with others, chosen by the
+// peer, and a late stream of one may delay the operations of the other.
 const (
 	mostOrigins = 4
 	mostSenders = 16 // and streams of callers
@@ -47,7 +50,7 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 		return e.errorOf(op, err)
 	}
 	defer e.pool.release(owner, memory)
-	s, err := e.streamsFor(b, from)
+	s, err := e.streamsFor(b, from, op.Root)
 	if err == nil {
 		err = enqueue(b, memory, &l, s)
 	}
@@ -85,24 +88,33 @@ func (e *Engine) streamsInUse(from origin) (n int) {
 	return n
 }
 
-// streamsFor returns the streams for p2p operations of a stream of the caller.
+// streamsFor returns the streams for p2p operations of a stream of the caller with a peer.
 // Requires: issuing.
-func (e *Engine) streamsFor(b device.Access, from origin) (*streams, error) {
+func (e *Engine) streamsFor(b device.Access, from origin, peer int) (*streams, error) {
 	if s, known := e.p2p[from]; known {
 		return s, nil
 	}
 	if from.sender < 0 && e.streamsInUse(from) >= mostOrigins {
-		for other, s := range e.p2p {
-			if other.place == from.place && other.sender < 0 {
-				return s, nil
-			}
-		}
+		return e.sharedStreams(from.place, peer), nil
 	}
 	s, err := e.pool.takeStreams(b, from.place)
 	if err == nil {
 		e.p2p[from] = s
 	}
 	return s, err
+}
+
+// sharedStreams returns the streams of another caller's stream, always the same ones for a peer.
+// Requires: issuing; the device has mostOrigins of them.
+func (e *Engine) sharedStreams(on place, peer int) *streams {
+	var known []origin
+	for other := range e.p2p {
+		if other.place == on && other.sender < 0 {
+			known = append(known, other)
+		}
+	}
+	slices.SortFunc(known, func(a, b origin) int { return cmp.Compare(a.stream, b.stream) })
+	return e.p2p[known[(peer-coll.AnySource)%len(known)]] // AnySource is the least peer
 }
 
 // closeP2P gives the streams back. Requires: issuing.

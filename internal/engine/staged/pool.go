@@ -14,17 +14,17 @@ import (
 // Pool keeps the pinned memory and the streams of all groups of the process. They outlive the groups: a stream lives as long as
 // the process, and copies into a tensor may still be queued when the group that made them is gone.
 type Pool struct {
-	mu      sync.Mutex
+	mu      sync.Mutex // nobody holds it in a call of the device, which may wait: it would hold up all groups
 	idle    map[source][]*block
-	busy    map[source][]*block     // used by an operation, or by copies that are still queued
-	streams map[place][]*streams    // of groups that are gone
-	single  map[place]device.Stream // for inputs, after an error for the one for outputs
+	busy    map[source][]*block       // used by an operation, or by copies that are still queued
+	streams map[place][]*streams      // of groups that are gone
+	single  map[place][]device.Stream // for inputs, after errors for the ones for outputs
 }
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
 	return &Pool{idle: map[source][]*block{}, busy: map[source][]*block{}, streams: map[place][]*streams{},
-		single: map[place]device.Stream{}}
+		single: map[place][]device.Stream{}}
 }
 
 // place is a device, as an implementation of device.Runtime reaches it.
@@ -104,19 +104,7 @@ func (u use) ended() bool {
 
 // acquire returns a block with room for the buffers of an operation, whose words are 0.
 func (p *Pool) acquire(rt device.Runtime, of source, room uint64) (*block, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.sweep(of)
-	best := -1
-	for i, b := range p.idle[of] {
-		if b.room >= room && (best < 0 || b.room < p.idle[of][best].room) {
-			best = i
-		}
-	}
-	if best >= 0 && p.idle[of][best].room <= max(4*room, leastBlock) {
-		b := p.idle[of][best]
-		p.idle[of] = append(p.idle[of][:best], p.idle[of][best+1:]...)
-		b.reset()
+	if b := p.idleBlock(of, room); b != nil {
 		return b, nil
 	}
 	size := uint64(leastBlock)
@@ -130,6 +118,26 @@ func (p *Pool) acquire(rt device.Runtime, of source, room uint64) (*block, error
 	b := &block{memory: memory, room: size - blockHeader, words: (*runner.GateWords)(memory.Address())}
 	b.words.Reset()
 	return b, nil
+}
+
+// idleBlock takes out the shortest idle block that is long enough, and not much longer. It returns nil if there is none.
+func (p *Pool) idleBlock(of source, room uint64) *block {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sweep(of)
+	best := -1
+	for i, b := range p.idle[of] {
+		if b.room >= room && (best < 0 || b.room < p.idle[of][best].room) {
+			best = i
+		}
+	}
+	if best < 0 || p.idle[of][best].room > max(4*room, leastBlock) {
+		return nil
+	}
+	b := p.idle[of][best]
+	p.idle[of] = append(p.idle[of][:best], p.idle[of][best+1:]...)
+	b.reset()
+	return b
 }
 
 // release gives back a block. The device may still have commands queued that use it.
@@ -174,28 +182,41 @@ func (p *Pool) sweep(of source) {
 // takeStreams returns streams of a group that is gone, or makes new ones. Streams that still hold something stay where they are: an
 // operation of the group may have failed while its caller's stream was late, and they wait for that stream.
 func (p *Pool) takeStreams(rt device.Runtime, of place) (*streams, error) {
+	s, in, has := p.givenStreams(of)
+	if s != nil {
+		return s, nil
+	}
+	var err error
+	if !has {
+		if in, err = rt.NewStream(device.Inputs); err != nil {
+			return nil, err
+		}
+	}
+	out, err := rt.NewStream(device.Outputs)
+	if err != nil {
+		p.mu.Lock()
+		p.single[of] = append(p.single[of], in)
+		p.mu.Unlock()
+		return nil, err
+	}
+	return &streams{in: in, out: out}, nil
+}
+
+// givenStreams takes out streams of a group that is gone, or a stream for inputs if there is one without a pair.
+func (p *Pool) givenStreams(of place) (s *streams, in device.Stream, has bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i, s := range p.streams[of] {
 		if s.last.ended() {
 			p.streams[of] = slices.Delete(p.streams[of], i, i+1)
-			return s, nil
+			return s, in, false
 		}
 	}
-	in, has := p.single[of]
-	if !has {
-		var err error
-		if in, err = rt.NewStream(device.Inputs); err != nil {
-			return nil, err
-		}
-		p.single[of] = in
+	if n := len(p.single[of]); n > 0 {
+		in, has = p.single[of][n-1], true
+		p.single[of] = p.single[of][:n-1]
 	}
-	out, err := rt.NewStream(device.Outputs)
-	if err != nil {
-		return nil, err
-	}
-	delete(p.single, of)
-	return &streams{in: in, out: out}, nil
+	return nil, in, has
 }
 
 func (p *Pool) giveStreams(of place, s *streams) {

@@ -142,3 +142,80 @@ func TestOutputsInReleasedMemory(t *testing.T) {
 		t.Error("operations wait for an output that was written before its pinned memory was released")
 	}
 }
+
+// No operation of another group waits while pinned memory or a stream is made.
+func TestNobodyWaitsForTheDeviceOfAnother(t *testing.T) {
+	pool, owner, of := NewPool(), source{coll.PrivateUse1, "test"}, place{coll.Device{Type: coll.PrivateUse1}, "test"}
+	used, err := pool.acquire(&pinning{}, owner, 100)
+	require.NoError(t, err)
+	used.words.Open()
+	pool.release(owner, used)
+	given, err := pool.takeStreams(&pinning{}, of)
+	require.NoError(t, err)
+	rt := &slow{during: func() {
+		pool.giveStreams(of, given)
+		s, err := pool.takeStreams(&pinning{}, of)
+		require.NoError(t, err)
+		require.Same(t, given, s)
+		b, err := pool.acquire(&pinning{}, owner, 100)
+		require.NoError(t, err)
+		pool.release(owner, b)
+	}}
+	_, err = pool.takeStreams(rt, of)
+	require.NoError(t, err)
+	_, err = pool.acquire(rt, owner, 1<<20)
+	require.NoError(t, err)
+	require.Equal(t, 3, rt.calls)
+}
+
+// slow is a device in whose calls something else happens.
+type slow struct {
+	pinning
+	during func()
+	calls  int
+}
+
+func (s *slow) NewStream(role device.Role) (device.Stream, error) {
+	s.calls++
+	s.during()
+	return s.pinning.NewStream(role)
+}
+
+func (s *slow) Pin(bytes uint64) (device.Pinned, error) {
+	s.calls++
+	s.during()
+	return s.pinning.Pin(bytes)
+}
+
+// Streams of callers that have none of their own are those of the same other stream for each peer.
+func TestSharedStreamsFollowFromThePeer(t *testing.T) {
+	on := place{coll.Device{Type: coll.PrivateUse1}, "test"}
+	e := &Engine{pool: NewPool(), p2p: map[origin]*streams{}}
+	rt := streamsOnly{pinning: &pinning{}}
+	known := map[*streams]bool{}
+	for stream := range uintptr(mostOrigins) {
+		s, err := e.streamsFor(rt, origin{on, stream, -1}, 0)
+		require.NoError(t, err)
+		known[s] = true
+	}
+	require.Len(t, known, mostOrigins)
+	chosen := map[*streams]bool{}
+	for peer := coll.AnySource; peer < mostOrigins-1; peer++ {
+		first, err := e.streamsFor(rt, origin{on, 100, -1}, peer)
+		require.NoError(t, err)
+		require.True(t, known[first])
+		chosen[first] = true
+		for range 20 {
+			again, err := e.streamsFor(rt, origin{on, 101, -1}, peer)
+			require.NoError(t, err)
+			require.Same(t, first, again)
+		}
+	}
+	require.Len(t, chosen, mostOrigins)
+}
+
+// streamsOnly is a device that is asked for streams.
+type streamsOnly struct {
+	device.Ordering
+	*pinning
+}
