@@ -496,7 +496,7 @@ def finalized(rank: int, size: int, store: str) -> str:
 
 def on_a_gpu(rank: int, size: int, store: str) -> None:
     """What gpu_check.py runs."""
-    assert programs(rank, size, f"{store}.programs") == [FACADE.name]
+    assert FACADE.name in programs(rank, size, f"{store}.programs")  # torch 2.11 maps NVIDIA's as well
     training(rank, size, f"{store}.training", "device_training:data_parallel", "cuda", "mlp", "bf16")
     pynccl(rank, size, f"{store}.pynccl")
     if os.environ["SAGECOMM_ENGINE"] == "cuda":

@@ -41,6 +41,7 @@ def resolve(name: str) -> Callable[..., Any]:
 def run(rank: int, size: int, store: str, names: Sequence[str], rounds: int, seed: int) -> None:
     """Runs programs several times, each in a group of its own. An error names the program and the seed."""
     global _seed
+    warm(rank, size, f"{store}-warm")
     for _seed in range(seed, seed + rounds):
         for name in names:
             dist.init_process_group(
@@ -52,6 +53,13 @@ def run(rank: int, size: int, store: str, names: Sequence[str], rounds: int, see
             except Exception as error:
                 raise AssertionError(f"{name}, seed {_seed}: {type(error).__name__}: {error}") from error
             dist.destroy_process_group()
+
+
+def warm(rank: int, size: int, store: str) -> None:
+    """The first collective of a process with the engine cuda loads kernels, which waits for all streams of the device."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
+    dist.all_reduce(full(mine()))
+    dist.destroy_process_group()
 
 
 def describe(rank: int, size: int, store: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import (
 )
 
 // reserveSize is how many streams of each role are made at once: for the lanes of some groups, and for the peers of their p2p operations.
-const reserveSize = 16
+const reserveSize = 8
 
 var reserved = reserve{streams: map[int]map[device.Role][]device.Stream{}}
 

@@ -12,7 +12,8 @@ import (
 )
 
 // Pool keeps the pinned memory and the streams of all groups of the process. They outlive the groups: a stream lives as long as
-// the process, and copies into a tensor may still be queued when the group that made them is gone.
+// the process, and copies into a tensor may still be queued when the group that made them is gone. Pinned memory is never given back:
+// a driver waits for the device then, and for streams that wait for peers.
 type Pool struct {
 	mu      sync.Mutex // nobody holds it in a call of the device, which may wait: it would hold up all groups
 	idle    map[source][]*block
@@ -47,9 +48,9 @@ type streams struct {
 }
 
 const (
-	blockHeader = 4096     // holds the words of the gate; buffers begin on a page of their own
-	leastBlock  = 64 << 10 // lengths of blocks are this times a power of two
-	idleBytes   = 256 << 20
+	blockHeader = 4096      // holds the words of the gate; buffers begin on a page of their own
+	leastBlock  = 64 << 10  // lengths of blocks are this times a power of two
+	idleBytes   = 256 << 20 // beyond which an operation takes a block that is much too long
 )
 
 // block is pinned memory for one operation: the words of its gate and its buffers.
@@ -66,7 +67,7 @@ func (b *block) data(offset uint64) unsafe.Pointer {
 	return unsafe.Add(b.memory.Address(), blockHeader+offset)
 }
 
-// reset prepares the block for an operation, or for the end of its memory. Who has noted its uses finds that it was settled.
+// reset prepares the block for an operation. Who has noted its uses finds that it was settled.
 // Requires: Pool.mu, settled.
 func (b *block) reset() {
 	b.words.Reset()
@@ -90,12 +91,12 @@ type use struct {
 func (b *block) used() use { return use{b, b.uses.Load()} }
 
 // ended reports whether the device has run all commands of the operation.
-// Requires: Pool.mu, since the memory of a settled block may be released.
+// Requires: Pool.mu.
 func (u use) ended() bool {
 	if u.block == nil {
 		return true
 	}
-	if u.uses.Load() != u.number { // another operation has the block, or it is released, so it was settled
+	if u.uses.Load() != u.number { // another operation has the block, so it was settled
 		u.words.SeenReset()
 		return true
 	}
@@ -131,7 +132,7 @@ func (p *Pool) idleBlock(of source, room uint64) *block {
 			best = i
 		}
 	}
-	if best < 0 || p.idle[of][best].room > max(4*room, leastBlock) {
+	if best < 0 || p.idle[of][best].room > max(4*room, leastBlock) && !p.muchIsIdle(of) {
 		return nil
 	}
 	b := p.idle[of][best]
@@ -147,8 +148,7 @@ func (p *Pool) release(of source, b *block) {
 	p.busy[of] = append(p.busy[of], b)
 }
 
-// sweep moves settled blocks to the idle ones, and releases the memory of idle ones beyond idleBytes, the longest first.
-// Requires: mu.
+// sweep moves settled blocks to the idle ones. Requires: mu.
 func (p *Pool) sweep(of source) {
 	left := p.busy[of][:0]
 	for _, b := range p.busy[of] {
@@ -160,23 +160,15 @@ func (p *Pool) sweep(of source) {
 	}
 	clear(p.busy[of][len(left):])
 	p.busy[of] = left
+}
+
+// muchIsIdle reports whether a longer block is better than one more. Requires: mu.
+func (p *Pool) muchIsIdle(of source) bool {
 	var total uint64
 	for _, b := range p.idle[of] {
 		total += b.room
 	}
-	for total > idleBytes {
-		longest := 0
-		for i, b := range p.idle[of] {
-			if b.room > p.idle[of][longest].room {
-				longest = i
-			}
-		}
-		b := p.idle[of][longest]
-		p.idle[of] = append(p.idle[of][:longest], p.idle[of][longest+1:]...)
-		total -= b.room
-		b.reset()
-		go b.memory.Release() // a driver may wait for the device in it
-	}
+	return total > idleBytes
 }
 
 // takeStreams returns streams of a group that is gone, or makes new ones. Streams that still hold something stay where they are: an

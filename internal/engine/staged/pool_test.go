@@ -101,46 +101,22 @@ func TestStreamsThatHang(t *testing.T) {
 	require.Equal(t, [2]int{2, 2}, rt.made)
 }
 
-// given is pinned memory that belongs to somebody else when it is released.
-type given struct {
-	pinnedWords
-	released chan struct{}
-}
-
-func (g given) Release() {
-	clear(g.pinnedWords[:blockHeader/8])
-	close(g.released)
-}
-
-type giving struct {
-	pinning
-	released chan struct{}
-}
-
-func (g *giving) Pin(bytes uint64) (device.Pinned, error) {
-	return given{make([]uint64, bytes/8+32), g.released}, nil
-}
-
-// Nobody looks at the words of a block whose memory was released.
-func TestOutputsInReleasedMemory(t *testing.T) {
-	pool, rt, owner := NewPool(), &giving{released: make(chan struct{})}, source{coll.PrivateUse1, "test"}
-	b, err := pool.acquire(rt, owner, idleBytes+1)
-	require.NoError(t, err)
-	b.inputs.Store(1)
-	b.outputs.Store(1)
-	list := outputs{{0, 8, b.used()}}
-	pool.release(owner, b)
-	if list = pool.unsettled(list); len(list) != 1 {
-		t.Fatal("an output that the device has not written is settled")
+// Pinned memory is never given back. Where much is idle, an operation takes a block that is much longer than it needs.
+func TestIdleBlocks(t *testing.T) {
+	pool, rt, owner := NewPool(), &pinning{}, source{coll.PrivateUse1, "test"}
+	idle := func(room uint64) *block {
+		b, err := pool.acquire(rt, owner, room)
+		require.NoError(t, err)
+		b.words.Open()
+		pool.release(owner, b)
+		return b
 	}
-	*b.words.InputReady(), *b.words.OutputTaken() = 1, 1
-	if _, err := pool.acquire(&pinning{}, owner, 100); err != nil {
-		t.Fatal(err)
-	}
-	<-rt.released
-	if list = pool.unsettled(list); len(list) != 0 {
-		t.Error("operations wait for an output that was written before its pinned memory was released")
-	}
+	first := idle(idleBytes / 2)
+	require.NotSame(t, first, idle(100), "a block of its own")
+	second := idle(idleBytes)
+	require.NotSame(t, first, second)
+	require.Same(t, first, idle(1<<20), "the shorter one of two long blocks")
+	require.Same(t, second, idle(idleBytes), "it is kept")
 }
 
 // No operation of another group waits while pinned memory or a stream is made.
