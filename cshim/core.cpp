@@ -20,6 +20,7 @@ std::string loadedPath; // guarded by loadMutex
 sagecomm_waits longest{}; // stored before table
 std::atomic<const sagecomm_api*> table{nullptr};
 std::atomic<bool> inForkedChild{false};
+std::atomic<bool> leaving{false};
 std::atomic<bool> gateClosed{false};
 std::atomic<int> insideGate{0};
 
@@ -100,10 +101,11 @@ bool forked() noexcept {
 }
 
 void shutdownCore() {
-  if (!coreLoaded() || forked() || gateClosed.exchange(true)) {
+  if (!coreLoaded() || forked() || leaving.exchange(true)) {
     return;
   }
-  core().shutdown();
+  core().shutdown(); // operations fail, and Futures that are open get the error, while threads may take the GIL
+  gateClosed.store(true);
   // A user's callback may run in there. The process ends without it when this time is over.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(waits().hooks_ns);
   while (insideGate.load() != 0 && std::chrono::steady_clock::now() < deadline) {
@@ -112,7 +114,7 @@ void shutdownCore() {
 }
 
 bool exiting() noexcept {
-  return gateClosed.load(std::memory_order_relaxed);
+  return leaving.load(std::memory_order_relaxed);
 }
 
 // Sequentially consistent on both sides: either shutdownCore() sees this thread inside, or this thread sees the gate

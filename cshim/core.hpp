@@ -26,11 +26,11 @@ bool coreLoaded() noexcept;
 // refuses calls by itself; destructors, which cannot raise, ask first.
 bool forked() noexcept;
 
-// Says goodbye to the peers of all groups and closes the gate below. Python's atexit calls it, while every thread may
-// still take the GIL. Called without the GIL; idempotent.
+// Says goodbye to the peers of all groups, which ends all operations, and then closes the gate below. Python's atexit calls it,
+// while every thread may still take the GIL. Called without the GIL; idempotent.
 void shutdownCore();
 
-// Reports whether shutdownCore() has begun. From then on no thread of the core may wait for the GIL: the interpreter may
+// Reports whether shutdownCore() has begun. When it has returned, no thread of the core may wait for the GIL: the interpreter may
 // be gone, and CPython ends a foreign thread that asks for the GIL, unwinding through our frames and Go's.
 bool exiting() noexcept;
 

@@ -91,7 +91,8 @@ func (p *Process) snapshot() []*Group {
 	return list
 }
 
-// Shutdown destroys all groups in parallel, so it takes as long as the longest Destroy.
+// Shutdown destroys all groups in parallel, so it takes as long as the longest Destroy, and waits a bounded time until the done
+// functions of all operations have returned.
 func (p *Process) Shutdown() {
 	var all sync.WaitGroup
 	for _, g := range p.snapshot() {
@@ -101,6 +102,9 @@ func (p *Process) Shutdown() {
 		})
 	}
 	all.Wait()
+	for begin := time.Now(); runner.Completing() && time.Since(begin) < ShimWaits.Hooks; {
+		time.Sleep(200 * time.Microsecond)
+	}
 	p.server.Close()
 	p.vendors.Wait()
 	p.observers.Finish()

@@ -311,6 +311,7 @@ int scr_engine_turn(scr_group *const *groups, int n, uint64_t *group, scr_incide
 static scr_run *first, *last;
 static uint32_t waiting, idle;
 static _Atomic uint32_t list_lock, list_bell;
+static _Atomic uint32_t calling; /* completers that are calling a done function; it rises under list_lock */
 
 static void call_completer(void) {
   atomic_store_explicit(&want_completer, 1, memory_order_seq_cst);
@@ -342,6 +343,7 @@ static scr_run *pop(bool was_idle) {
     first = r->next_completed;
     if (first == NULL) last = NULL;
     waiting--;
+    atomic_fetch_add_explicit(&calling, 1, memory_order_relaxed);
   } else {
     idle++;
   }
@@ -357,6 +359,13 @@ static scr_run *pop(bool was_idle) {
   return r;
 }
 
+bool scr_completing(void) {
+  scr_spin_lock(&list_lock);
+  bool left = waiting != 0 || atomic_load_explicit(&calling, memory_order_acquire) != 0;
+  scr_spin_unlock(&list_lock);
+  return left;
+}
+
 void scr_completer_run(int64_t idle_ns) {
   bool was_idle = false;
   int64_t since = scr_now();
@@ -367,6 +376,7 @@ void scr_completer_run(int64_t idle_ns) {
     if (r) {
       scr_run_complete(r);
       scr_run_unref(r);
+      atomic_fetch_sub_explicit(&calling, 1, memory_order_release);
       since = scr_now();
       continue;
     }

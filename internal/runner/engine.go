@@ -95,6 +95,9 @@ func WakeEngine() { C.scr_engine_control() }
 // time.
 func RunCompleter(idle time.Duration) { C.scr_completer_run(C.int64_t(idle)) }
 
+// Completing reports whether done functions of completed operations are left to call, or are being called by completers.
+func Completing() bool { return bool(C.scr_completing()) }
+
 // GoEntries returns how often operations of this process have entered Go.
 func GoEntries() uint64 { return uint64(C.scr_go_entries()) }
 

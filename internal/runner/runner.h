@@ -384,5 +384,7 @@ void scr_engine_control(void);
 /* Calls the done functions of completed operations that have no waiter, one at a time. Returns after idle_ns without
  * work. */
 void scr_completer_run(int64_t idle_ns);
+/* Whether completers have done functions to call, or are calling some. */
+bool scr_completing(void);
 
 #endif

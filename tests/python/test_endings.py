@@ -92,6 +92,40 @@ def test_ranks_end_as_they_should(tmp_path, ending):
         assert list(tmp_path.iterdir()) == []
 
 
+FUTURE_AT_EXIT = """
+    import atexit
+    from sagecomm import _registration
+    atexit.unregister(_registration._leave)
+    def wait():
+        try:
+            work.get_future().wait()
+        except dist.DistBackendError as error:
+            say("was destroyed" in str(error), raised == [True])
+    atexit.register(wait)
+    atexit.register(_registration._leave)       # it comes first
+    raised = []
+    def failed(future):
+        try:
+            future.wait()
+        except dist.DistBackendError:
+            raised.append(True)
+    if rank == 0:
+        work = dist.all_reduce(t, async_op=True)
+        dist.irecv(t.clone(), 1, tag=3).get_future().add_done_callback(failed)
+    else:
+        atexit.unregister(wait)
+        hear()                                  # it does not leave before rank 0
+"""
+
+
+def test_futures_end_with_the_process():
+    with Programs(BEGIN + FUTURE_AT_EXIT, 2) as ranks:
+        assert ranks.ends(0) == 0, ranks.errors(0)
+        assert ranks.line(0) == "True True"
+        ranks.tell(1)
+        assert ranks.ends(1) == 0, ranks.errors(1)
+
+
 # ---- signals ----
 
 CTRL_C = """
