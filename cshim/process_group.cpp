@@ -24,7 +24,7 @@ ProcessGroupSagecomm::ProcessGroupSagecomm(
       handle_(newHandle(*options_, seat.rank)),
       info_(
           std::make_shared<GroupInfo>(
-              GroupInfo{name_, seat.rank, std::make_shared<Hooks>(), std::make_shared<EphemeralTimeout>()})),
+              GroupInfo{name_, seat.rank, std::make_shared<Hooks>(), std::make_shared<EphemeralTimeout>(), group})),
       hooks_(*info_->hooks),
       ephemeralTimeout_(*info_->ephemeralTimeout),
       stacks_(Stacks::of(api_, group)),

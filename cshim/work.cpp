@@ -205,12 +205,16 @@ void Work::logFailure() const {
   }
 }
 
+// The peers take the operation for a success. They learn by the failure of the group that this rank does not go on as they do.
 void Work::cannotWrite(const char* why) {
   if (device_) {
     device_->fail();
   }
   error_ = std::make_unique<sagecomm_error>();
-  fillError(*error_, SAGECOMM_INTERNAL, name_, group_->name, std::string("cannot write an output: ") + why);
+  const std::string reason = "rank " + std::to_string(group_->rank) + " cannot write an output: " + why;
+  fillError(*error_, SAGECOMM_INTERNAL, name_, group_->name, reason);
+  core().group_abort(
+      group_->group, (std::string(name_) + ": " + reason).c_str(), nullptr); // an error if it is destroyed
 }
 
 bool Work::waitUntilDone(milliseconds timeout) {

@@ -34,6 +34,7 @@ struct GroupInfo {
   int rank;
   std::shared_ptr<Hooks> hooks;
   std::shared_ptr<EphemeralTimeout> ephemeralTimeout;
+  sagecomm_group group = 0; // its handle
   // A failure of an operation for which nobody waits on the host was logged.
   std::shared_ptr<std::atomic<bool>> toldOfFailure = std::make_shared<std::atomic<bool>>(false);
 };

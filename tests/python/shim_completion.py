@@ -234,3 +234,15 @@ def futures_race_with_completion() -> None:
         else:
             assert chained.wait() == 2.0
         del work, future, chained
+
+
+@scenario
+def output_that_cannot_be_written_fails_the_group() -> None:
+    """The peers have made the operation. They learn by the failure of the group that this rank has not."""
+    fake.fake_script(MANUAL, 0)
+    column = torch.ones(4, 2)[:, 0]
+    work = dist.all_reduce(column, async_op=True)
+    column.resize_(3)
+    fake.fake_finish(0)
+    raises(dist.DistBackendError, work.wait, "all_reduce: rank 0 cannot write an output: ")
+    raises(sagecomm.Aborted, lambda: dist.all_reduce(torch.ones(4)))
