@@ -33,8 +33,8 @@ constexpr OpInfo kRecvAny{c10d::OpType::RECVANYSOURCE, "recv", "sagecomm:recvAny
 void ProcessGroupSagecomm::fillAllReduce(
     Call& call, size_t index, const at::Tensor& tensor, const c10d::ReduceOp& reduceOp) const {
   call.buffers.addInOut(call.info.name, "tensor", index, tensor, call.repeatsTensor);
-  setReduction(call.op, call.info.name, reduceOp);
   call.inputs = call.outputs = c10::ArrayRef<at::Tensor>(tensor);
+  setReduction(call, reduceOp);
 }
 
 void ProcessGroupSagecomm::fillAllGather(
@@ -64,9 +64,9 @@ void ProcessGroupSagecomm::fillReduceScatterSingle(
   const bool staged = call.repeatsTensor || overlapsOtherBlocks(output, input, rank_, size_);
   call.buffers.addOutput(call.info.name, "output", index, output, staged);
   checkSingle(call.info.name, "input", input.numel(), "output", output.numel(), size_);
-  setReduction(call.op, call.info.name, reduceOp);
   call.inputs = c10::ArrayRef<at::Tensor>(input);
   call.outputs = c10::ArrayRef<at::Tensor>(output);
+  setReduction(call, reduceOp);
 }
 
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -139,10 +139,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reduce(Tensors& tensors, con
   } else {
     call.buffers.addInput("reduce", "tensor", 0, tensor);
   }
-  setReduction(call.op, "reduce", opts.reduceOp);
+  call.inputs = call.outputs = tensors;
+  setReduction(call, opts.reduceOp);
   call.op.root = static_cast<int32_t>(opts.rootRank);
   call.take(opts);
-  call.inputs = call.outputs = tensors;
   return run(call);
 }
 
@@ -174,9 +174,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reduce_scatter(
   call.buffers.addOutput("reduce_scatter", "output", 0, output, overlapsOthers(output, list, rank_));
   checkElements("reduce_scatter", {"the output"}, output.numel(), {"this rank's input"}, list[rank_].numel());
   call.buffers.setInBlocks();
-  setReduction(call.op, "reduce_scatter", opts.reduceOp);
-  call.take(opts);
   call.inputs = list;
+  setReduction(call, opts.reduceOp);
+  call.take(opts);
   call.outputs = outputs;
   return run(call);
 }

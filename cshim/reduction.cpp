@@ -4,13 +4,34 @@
 #include <ATen/ATen.h>
 
 #include "errors.hpp"
+#include "plainly.hpp"
 
 namespace sagecomm {
 
 namespace {
 
-// Reads the factor of PREMUL_SUM, which may be a tensor of one element on any device.
-double premulFactor(const char* name, const c10d::ReduceOp& reduction) {
+// Returns the product as the core computes it: the factor is rounded to the precision in which the type accumulates.
+at::Tensor scaled(const at::Tensor& input, const at::Tensor& factor) {
+  const Plainly plainly;
+  const at::Tensor plain = input.resolve_conj().resolve_neg();
+  if (plain.is_complex()) {
+    const at::Tensor parts = at::view_as_real(plain.contiguous());
+    return at::view_as_complex(parts.mul(factor.reshape({}).to(parts.scalar_type())));
+  }
+  const bool narrow = plain.scalar_type() == at::kHalf || plain.scalar_type() == at::kBFloat16;
+  const at::ScalarType wide = narrow ? at::kFloat : plain.scalar_type();
+  return plain.to(wide).mul(factor.reshape({}).to(wide)).to(plain.scalar_type());
+}
+
+bool isScaled(at::ScalarType type) {
+  return type == at::kHalf || type == at::kBFloat16 || type == at::kFloat || type == at::kDouble ||
+         type == at::kComplexFloat || type == at::kComplexDouble;
+}
+
+// Returns the factor of PREMUL_SUM, which may be a tensor of one element on any device. It is read here if it is not on the device of
+// the inputs.
+double premulFactor(Call& call, const c10d::ReduceOp& reduction) {
+  const char* const name = call.info.name;
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(reduction.supplement_.get());
   if (supplement == nullptr) {
     refuse(name, "PREMUL_SUM has no factor; make it with torch.distributed._make_nccl_premul_sum(factor)");
@@ -22,12 +43,20 @@ double premulFactor(const char* name, const c10d::ReduceOp& reduction) {
   if (factor.numel() != 1 || factor.is_complex()) {
     refuse(name, "the factor of PREMUL_SUM must be one real number");
   }
+  if (const c10::Device* const on = call.buffers.device(); on != nullptr && *on == factor.device()) {
+    for (size_t i = 0; i < call.inputs.size() && isScaled(call.inputs[i].scalar_type());
+         i++) { // the core refuses others
+      call.buffers.replaceInput(i, scaled(call.inputs[i], factor));
+    }
+    return 1;
+  }
   return factor.item<double>();
 }
 
 } // namespace
 
-void setReduction(sagecomm_op& op, const char* name, const c10d::ReduceOp& reduction) {
+void setReduction(Call& call, const c10d::ReduceOp& reduction) {
+  sagecomm_op& op = call.op;
   switch (reduction.op_) {
     case c10d::ReduceOp::SUM:
       op.reduce_op = SAGECOMM_SUM;
@@ -55,10 +84,10 @@ void setReduction(sagecomm_op& op, const char* name, const c10d::ReduceOp& reduc
       return;
     case c10d::ReduceOp::PREMUL_SUM:
       op.reduce_op = SAGECOMM_PREMUL_SUM;
-      op.factor = premulFactor(name, reduction);
+      op.factor = premulFactor(call, reduction);
       return;
     default:
-      refuse(name, "unknown reduction " + std::to_string(static_cast<int>(reduction.op_)));
+      refuse(call.info.name, "unknown reduction " + std::to_string(static_cast<int>(reduction.op_)));
   }
 }
 

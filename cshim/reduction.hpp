@@ -3,11 +3,13 @@
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
-#include "sagecomm.h"
+#include "call.hpp"
 
 namespace sagecomm {
 
-// Fills op.reduce_op, and op.factor for PREMUL_SUM. `name` is the operation, for error texts.
-void setReduction(sagecomm_op& op, const char* name, const c10d::ReduceOp& reduction);
+// Fills call.op.reduce_op, and for PREMUL_SUM call.op.factor. Inputs are multiplied here by a factor that is a tensor on their device,
+// in the calling thread's current stream, so nobody waits for the factor, and a graph may be captured. Requires: the inputs are in
+// call.buffers and call.inputs.
+void setReduction(Call& call, const c10d::ReduceOp& reduction);
 
 } // namespace sagecomm

@@ -244,6 +244,10 @@ void Buffers::separateInput(const at::Tensor& input, int rank) {
   }
 }
 
+void Buffers::replaceInput(size_t index, const at::Tensor& t) {
+  in_[index] = readable(copies_.emplace_back(toBlock(t)));
+}
+
 namespace {
 
 Buffers::Blocks lengths(const Buffers::Segments& segments) {

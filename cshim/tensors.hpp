@@ -42,6 +42,9 @@ class Buffers {
   // Requires: input and outputs were added.
   void separateInput(const at::Tensor& input, int rank);
 
+  // Puts another tensor of the same length and type in the place of an input, and keeps it. An output in the same memory stays.
+  void replaceInput(size_t index, const at::Tensor& t);
+
   // Without an argument each segment is a block; otherwise `bytes` gives the length of each block. Requires: all segments
   // were added.
   void setInBlocks();
