@@ -14,6 +14,7 @@
 #include "core.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
+#include "relaxed.hpp"
 #include "streams.hpp"
 
 namespace sagecomm {
@@ -96,9 +97,8 @@ void DeviceWork::issued(Buffers& buffers) noexcept {
       joins_.resize(1, joins_.front());
       const c10::StreamGuard on(joins_.front());
       buffers.copyBack();
-    }
-    for (const c10::Stream& stream : joins_) {
-      recordEnd(stream);
+      endEvents_.clear();
+      recordEnd(joins_.front());
     }
     joined_ = true;
   } catch (...) { // the operation is under way; its end raises the error
@@ -123,6 +123,7 @@ void DeviceWork::succeed(Buffers& buffers) {
       continue;
     }
     uint32_t* const word = std::exchange(end.word, nullptr);
+    end.queued = true;
     for (const sagecomm_copy& copy : end.copies) {
       queueCopyToDevice(end.stream, copy);
     }
@@ -144,6 +145,7 @@ void DeviceWork::succeed(Buffers& buffers) {
     stream_ = writers.front();
     const c10::StreamGuard on(*stream_);
     buffers.copyBack();
+    endEvents_.clear(); // those of parts that were queued whole
     recordEnd(*stream_);
   }
   noteReleased(this);
@@ -151,16 +153,22 @@ void DeviceWork::succeed(Buffers& buffers) {
 
 // Where some of several operations are joined, what writes their outputs is queued, too.
 void DeviceWork::fail() noexcept {
-  store();
-  if (readers_.empty() || joined()) {
-    return;
-  }
   std::vector<c10::Stream> users = readers_;
   for (const c10::Stream& stream : joins_) {
     addOnce(users, stream);
   }
+  for (const End& end : ends_) {
+    if (end.queued) {
+      addOnce(users, end.stream);
+    }
+  }
+  store();
+  if (users.empty() || joined()) {
+    return;
+  }
   try {
     join(users);
+    endEvents_.clear();
     recordEnd(users.front());
   } catch (const std::exception& e) {
     LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_ << ": " << e.what();
@@ -227,6 +235,7 @@ bool DeviceWork::passed() {
   if (captureOf(current()) == Capture::kYes) {
     return false;
   }
+  const Relaxed captures(device_.type());
   for (const std::unique_ptr<c10::Event>& end : endEvents_) {
     if (!end->query()) {
       return false;
@@ -273,6 +282,7 @@ int32_t DeviceWork::makeStream(void* ctx, uint64_t* stream, char* why, size_t n)
 int32_t DeviceWork::pin(void* ctx, uint64_t bytes, void** memory, void** owner, char* why, size_t n) noexcept {
   return call(ctx, why, n, [&](const DeviceWork& w) {
     const c10::OptionalDeviceGuard on(w.device_);
+    const Relaxed captures(w.device_.type());
     auto made = std::make_unique<Pinned>(allocatePinned(bytes));
     *memory = made->memory;
     *owner = made.release();
@@ -343,7 +353,12 @@ int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noe
     const c10::OptionalDeviceGuard on(w.device_);
     const c10::Stream in = streamOf(stream);
     w.use(in);
-    addOnce(w.joins_, in);
+    // Recorded now and not in issued(): no other thread can have queued an operation behind this one yet.
+    const auto at = std::find(w.joins_.begin(), w.joins_.end(), in) - w.joins_.begin();
+    if (addOnce(w.joins_, in)) {
+      w.endEvents_.push_back(std::make_unique<c10::Event>(w.device_.type()));
+    }
+    w.endEvents_[at]->record(in);
   });
 }
 
@@ -359,7 +374,7 @@ int32_t DeviceWork::joinLater(
   return call(ctx, why, n, [&](DeviceWork& w) {
     const c10::OptionalDeviceGuard on(w.device_);
     const c10::Stream in = streamOf(stream);
-    w.ends_.push_back({in, {copies, copies + count}, word, value});
+    w.ends_.push_back({in, {copies, copies + count}, word, value, false});
     if (!w.stream_) {
       w.stream_ = in;
     }

@@ -138,6 +138,7 @@ class DeviceWork {
     std::vector<sagecomm_copy> copies;
     uint32_t* word; // null: the write of the value is queued
     uint32_t value;
+    bool queued; // copies into the device are, or some of them
   };
   std::vector<End> ends_; // of those that have not ended
   std::optional<c10::Stream> stream_; // that has written the outputs, unless the operation is joined

@@ -15,6 +15,7 @@
 
 #include "compat.hpp"
 #include "plainly.hpp"
+#include "relaxed.hpp"
 
 namespace sagecomm {
 
@@ -79,7 +80,7 @@ c10::Stream freshStream(const VirtualGuardImpl& guard, c10::Device device) {
       " are in use); destroy groups that are not needed any more, or make fewer");
 }
 
-// Makes the numbers in `stream`, where nothing else is queued.
+// Makes the numbers in `stream`, where nothing else is queued. The device may wait for memory, so nobody holds the mutex.
 Values makeValues(const c10::Stream& stream) {
   const Plainly plainly;
   const c10::StreamGuard on(stream);
@@ -116,6 +117,7 @@ void queueCopy(
 c10::Stream orderingStream(c10::Device device) {
   const VirtualGuardImpl guard(device.type());
   const c10::OptionalDeviceGuard current(device);
+  const Relaxed captures(device.type());
   Streams& the = streams();
   std::lock_guard<std::mutex> lock(the.mutex);
   const auto known = the.ordering.find(placeOf(device));
@@ -126,15 +128,18 @@ c10::Stream orderingStream(c10::Device device) {
 uint64_t makeStream(c10::Device device) {
   const VirtualGuardImpl guard(device.type());
   const c10::OptionalDeviceGuard current(device);
+  const Relaxed captures(device.type());
   Streams& the = streams();
-  std::lock_guard<std::mutex> lock(the.mutex);
+  std::unique_lock<std::mutex> lock(the.mutex);
   const c10::Stream stream = freshStream(guard, device);
-  const auto known = the.values.find(placeOf(device));
+  auto known = the.values.find(placeOf(device));
   if (known == the.values.end()) {
-    the.values.emplace(placeOf(device), makeValues(stream));
-  } else {
-    known->second.made.block(stream);
+    lock.unlock();
+    Values made = makeValues(stream);
+    lock.lock();
+    known = the.values.emplace(placeOf(device), std::move(made)).first; // unless another thread has made them meanwhile
   }
+  known->second.made.block(stream);
   the.all.push_back(stream);
   return the.all.size();
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -255,6 +256,83 @@ def rank_leaves(rank: int, size: int, store: str, how: str) -> str:
     text = raised(work)
     assert time.monotonic() - begun < 20  # the timeout of the group is 60 s
     return text
+
+
+def factors(rank: int, size: int, store: str) -> None:
+    """PREMUL_SUM with a factor on the device, which its stream has yet to make: nobody waits, and no capture breaks."""
+    join_group(rank, size, store, 0)
+    dist.all_reduce(torch.ones(4, device="cuda"))
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+        want, parts = noise(rank, dtype, 37), noise(rank, dtype, 37 * size)
+        x, y, out = want.to(device()), parts.to(device()), torch.empty(37, dtype=dtype, device=device())
+        factor = torch.zeros(1, dtype=torch.float64, device=device())
+        op = dist._make_nccl_premul_sum(factor)
+        torch.cuda.synchronize()
+        with fake_cuda.held(torch.cuda.current_stream()):
+            factor.fill_(0.3 + rank)
+            works = [dist.all_reduce(x, op, async_op=True), dist.reduce_scatter_tensor(out, y, op, async_op=True)]
+        for work in works:
+            work.wait()
+        named = dist._make_nccl_premul_sum(0.3 + rank)
+        wanted = torch.empty(37, dtype=dtype)
+        dist.all_reduce(want, named)
+        dist.reduce_scatter_tensor(wanted, parts, named)
+        same_bits(x, want, f"PREMUL_SUM of {dtype}")
+        same_bits(out, wanted, f"reduce_scatter: PREMUL_SUM of {dtype}")
+        same_bits(y, parts, f"the input of a reduce_scatter of {dtype}")
+    x, factor = torch.ones(5, device="cuda"), torch.full((), 2.0, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dist.all_reduce(x, dist._make_nccl_premul_sum(factor))
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert x.tolist() == [float(2 * size) ** 2] * 5, x
+    fake_cuda.check()
+
+
+def beside_a_capture(rank: int, size: int, store: str) -> None:
+    """A thread asks whether operations have ended and begins the first p2p ones, while another thread captures."""
+    join_group(rank, size, store, 0)
+    x, y, z = torch.ones(1000, device="cuda"), torch.ones(1000, 2, device="cuda"), torch.zeros(4, device="cuda")
+    sent = x.clone()
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    works: list[Any] = [dist.all_reduce(x, async_op=True), dist.all_reduce(y[:, 0], async_op=True)]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    peer = (rank + 1) % size
+    errors: list[Exception] = []
+
+    def other() -> None:
+        try:
+            with torch.cuda.stream(side):
+                works.append(dist.isend(sent, peer, tag=3))  # tags take torch's streams and pinned memory
+                works.append(dist.irecv(z, (rank - 1) % size, tag=4))
+            begun = time.monotonic()
+            while not all(work.is_completed() for work in works[:2]) and time.monotonic() < begun + 30:
+                time.sleep(0.001)
+        except Exception as error:
+            errors.append(error)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        x2 = y * 2
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert not errors, errors
+    for work in works[:2]:
+        work.wait()
+    graph.replay()
+    dist.send(torch.full((4,), 7.0, device="cuda"), peer, tag=4)
+    dist.recv(torch.empty_like(x), (rank - 1) % size, tag=3)
+    for work in works[2:]:
+        work.wait()
+    torch.cuda.synchronize()
+    assert z.tolist() == [7.0] * 4, z
+    assert x2[0].tolist() == [2.0 * size, 2.0], x2[0]
+    fake_cuda.check()
 
 
 def is_void(rank: int, size: int, store: str) -> str:

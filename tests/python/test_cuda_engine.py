@@ -83,6 +83,16 @@ def test_a_rank_leaves_before_the_backward(cuda_bed: CudaBed, how: str) -> None:
         assert re.match("PeerFailure: .*Connection closed by peer: rank 2 .* has left the group", text), text
 
 
+@pytest.mark.parametrize("schedule", quickly(["random"], ["lazy", "eager", "random"]))
+def test_factors_on_the_device(cuda_bed: CudaBed, schedule: str) -> None:
+    cuda_bed.ranks("device_cuda:factors", 2, **SETTINGS, schedule=schedule)
+
+
+@pytest.mark.parametrize("engine", quickly(["staged"], ["cuda", "staged"]))
+def test_a_thread_captures_beside_another_one(cuda_bed: CudaBed, engine: str) -> None:
+    cuda_bed.ranks("device_cuda:beside_a_capture", 2, **SETTINGS | {"SAGECOMM_ENGINE": engine})
+
+
 def test_what_a_peer_has_cut_is_no_success(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_cuda:is_void", 3, **SETTINGS):
         assert text.startswith("Aborted: "), text
