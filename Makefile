@@ -146,46 +146,71 @@ test-long: build beds ## run all tests with coverage, long matrices and mutants,
 # With RERUN_FAILED=1, which CI sets, a test that fails runs once more, alone; `flaky: NAME` is printed if it passes
 # then.
 # Without vet, which `make lint` runs.
-go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $(go) test -vet=off -p 1 -timeout 30m
-# With AFTER_TEST=1, which CI sets, test-long-python leaves out the tests that `make test` has run.
-pytest = cd $(root) && $(py) -m pytest $(if $(RERUN_FAILED),--rerun-failed)
+go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $(go) test -vet=off -timeout 30m
+# By default a process lingers for a second at its end, for reports of other threads. The tests start hundreds.
+go_race = export GORACE=atexit_sleep_ms=0; $(go_test) -race -short
+# With AFTER_TEST=1, which CI sets, test-long leaves out the tests of pytest that `make test-python` has run, and coverage.
+# Two workers; tests that promise a time run alone (tests/python/sharing.py).
+pytest = cd $(root) && $(py) -m pytest -n 2 --dist loadfile $(if $(RERUN_FAILED),--rerun-failed)
 
-# Packages run one at a time, because tests of another package disturb the times that ranks measure.
+# These packages compute, and promise no times: two run at once. The others run one at a time, because tests of another
+# package disturb the times that ranks measure.
+computing := /algo /internal/kernels /tests/devices /tests/emulator /tests/lint /tests/modelcheck /tests/runner/sanitize
+two_at_once = -p 2 $$($(go) list ./... | grep $(computing:%=-e '%'))
+one_at_a_time = -p 1 $$($(go) list ./... | grep -v $(computing:%=-e '%'))
+
 raced := ./pgbackend ./internal/bootstrap ./internal/shmem
 # Tests that compare many results. Most of their time passes in C, which the race detector does not see.
 matrices := OfFullLength|BetweenHosts|OfEveryTypeAndReduction
-.PHONY: test-go test-python
+define raced_quickly
+cd $(root) && $(go) build -race $(raced)
+$(go_race) -p 1 -skip 'MatchesReference|$(matrices)' $(raced)
+endef
+.PHONY: test-go test-go-race test-python
 test-go: build beds ## run Go's quick tests, and the race detector where goroutines meet most
-	$(go_test) -short ./...
-	$(go_test) -race -short -skip 'MatchesReference|$(matrices)' $(raced)
+	$(go_test) -short $(two_at_once)
+	$(go_test) -short $(one_at_a_time)
+	$(raced_quickly)
+
+test-go-race: build beds
+	$(raced_quickly)
 
 test-python: build beds ## run Python's quick tests
 	$(pytest) -m 'not long'
 
 # Coverage and the race detector run separately: counters that are safe under the race detector made pgbackend eight
 # times as slow. The race detector leaves out packages without goroutines: the proofs of the plans and of the protocol,
-# the kernels against their references, and the C sanitizers' tests. It runs with -short, because it looks for races and
-# not for wrong results.
-without_race = /algo /tests/modelcheck /tests/runner/sanitize $(raced:.%=sagecomm%$$)
+# the kernels against their references, the rules about the sources, and the tests of C and C++ with sanitizers. It runs
+# with -short, because it looks for races and not for wrong results.
+without_race = /algo /internal/kernels /tests/lint /tests/modelcheck /tests/emulator /tests/runner/sanitize \
+  $(raced:.%=sagecomm%$$)
 # Coverage leaves out packages with C, which would be compiled once more, and the model of the protocol, which would
 # take three times as long.
 without_coverage = /export /internal/runner /internal/kernels /tests/
+covered = $(if $(AFTER_TEST),,-coverprofile=$(root)/build/go.coverage.$(1) \
+  -coverpkg=$$($(go) list ./... | grep -v $(without_coverage:%=-e %) | paste -sd,))
 .PHONY: test-long-go test-long-python
 test-long-go: build beds ## run all of Go's tests with coverage, and the race detector on the other packages
 	@mkdir -p $(root)/build
-	$(go_test) -coverprofile=$(root)/build/go.coverage \
-	  -coverpkg=$$($(go) list ./... | grep -v $(without_coverage:%=-e %) | paste -sd,) ./...
-	$(go_test) -race -short $$($(go) list ./... | grep -v $(without_race:%=-e '%'))
-	$(go_test) -race -short -run '$(matrices)' ./pgbackend
-	@cd $(root) && $(go) tool cover -func=$(root)/build/go.coverage | \
-	  awk '/^total:/ { print "Go statement coverage: " $$NF }'
+	$(go_test) $(call covered,1) $(two_at_once)
+	$(go_test) $(call covered,2) $(one_at_a_time)
+	cd $(root) && $(go) build -race ./...
+	$(go_race) -p 1 $$($(go) list ./... | grep -v $(without_race:%=-e '%'))
+	$(go_race) -p 1 -run '$(matrices)' ./pgbackend
+ifndef AFTER_TEST
+	@cd $(root)/build && { cat go.coverage.1; tail -n +2 go.coverage.2; } >go.coverage && \
+	  cd $(root) && $(go) tool cover -func=build/go.coverage | awk '/^total:/ { print "Go statement coverage: " $$NF }'
+endif
 
 test-long-python: build beds ## run all of Python's tests with coverage
 	$(pytest) $(if $(AFTER_TEST),-m long,--cov)
 
 # The tests of streams and events run under a few seeds of the random schedule; this runs them under SEEDS=50.
+streams := TestCProgramOnADevice|TestGraphsOfACProgram|TestHCCLFacade
 .PHONY: test-streams
 test-streams: build beds ## run the tests on emulated devices under SEEDS=50 seeds
+	cd $(root) && SEEDS=$(or $(SEEDS),50) $(go) test -vet=off -p 1 -count 1 -timeout 5h ./tests/devices
+	cd $(root) && SEEDS=$(or $(SEEDS),50) $(go) test -vet=off -p 1 -count 1 -timeout 5h -run '$(streams)' ./tests/go
 	cd $(root) && SEEDS=$(or $(SEEDS),50) $(py) -m pytest tests/python/test_simdev_*.py tests/python/test_fake_cuda*.py \
 	  tests/python/test_device_*.py tests/python/test_vendor_devices.py tests/python/test_cuda_*.py \
 	  tests/python/test_nccl_engine.py tests/python/test_nccl_graphs.py

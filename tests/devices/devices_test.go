@@ -20,6 +20,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -115,14 +116,21 @@ func command(ctx context.Context, t *testing.T, libraries string, variables []st
 	return cmd
 }
 
-// schedules returns variables for runs of the emulator.
+// schedules returns variables for runs of the emulator. `make test-streams` sets SEEDS, the number of random ones.
 func schedules() (list [][]string) {
 	for _, s := range []string{"lazy", "eager", "threaded"} {
 		list = append(list, []string{"EMULATOR_SCHEDULE=" + s})
 	}
-	seeds := 30
+	seeds := 8
 	if testing.Short() {
 		seeds = 2
+	}
+	if all := os.Getenv("SEEDS"); all != "" {
+		n, err := strconv.Atoi(all)
+		if err != nil {
+			panic(err)
+		}
+		seeds = n
 	}
 	for seed := range seeds {
 		list = append(list, []string{"EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_SEED=", seed+1)})

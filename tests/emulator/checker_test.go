@@ -44,6 +44,7 @@ func TestCheckerMutantsAreNoticed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("mutants are about the tests, not about the checker")
 	}
+	t.Parallel()
 	b := newBuild(t, "-w") // a mutant may leave a variable unused
 	objects := append(checkerSources, checkerTests...)
 	b.compile(t, "core", checkerSources)

@@ -43,6 +43,7 @@ func TestCoreUnderAddressSanitizer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the same tests again, under a sanitizer")
 	}
+	t.Parallel()
 	b := newBuild(t, "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 	// The tests before a fork leave freed memory behind, which each child would copy and search for leaks: 256 MB by default.
 	options := "ASAN_OPTIONS=detect_stack_use_after_return=1:quarantine_size_mb=8:detect_leaks="
@@ -60,6 +61,7 @@ func TestCoreUnderThreadSanitizer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the same tests again, under a sanitizer")
 	}
+	t.Parallel()
 	b := newBuild(t, "-fsanitize=thread")
 	// Older libraries of ThreadSanitizer cannot place their shadow memory in a strongly randomised address space.
 	var prefix []string

@@ -33,9 +33,13 @@ func compile(t *testing.T, compiler []string, args ...string) {
 	}
 }
 
-// library returns the path of libsagecomm.so: that of the tree if it is newer than its sources, else a fresh one.
+// library returns the path of libsagecomm.so: that of the tree if it is newer than its sources, else a fresh one. It is not built with the
+// race detector, which would see nothing of the tests that use it.
 func library(t *testing.T) string {
 	t.Helper()
+	if raceDetector {
+		t.Skip("the library of C programs is without the race detector")
+	}
 	built, err := filepath.Abs(filepath.Join(root, "torch_ext/sagecomm/lib/libsagecomm.so"))
 	require.NoError(t, err)
 	var newest time.Time

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -47,7 +48,7 @@ func emulatedProgram(t *testing.T, source, emulated string) func(t *testing.T, a
 	compile(t, words("CC", "gcc"), "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", filepath.Join(root, "tests/cabi", source), "-o", program, "-ldl", "-lpthread")
 	return func(t *testing.T, arguments []string, variables ...string) (string, error) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, program, append([]string{lib, t.TempDir()}, arguments...)...)
 		cmd.WaitDelay = time.Second
@@ -58,22 +59,35 @@ func emulatedProgram(t *testing.T, source, emulated string) func(t *testing.T, a
 	}
 }
 
+// seeds returns under how many seeds of the random schedule a test runs a program: SEEDS, which `make test-streams` sets, else
+// long, with -short fewer.
+func seeds(t *testing.T, long, short int) int {
+	t.Helper()
+	if all := os.Getenv("SEEDS"); all != "" {
+		n, err := strconv.Atoi(all)
+		require.NoError(t, err)
+		return n
+	}
+	if testing.Short() {
+		return short
+	}
+	return long
+}
+
 // A C program calls collectives on a device, without torch. The emulator's checker finds nothing, whatever the schedule.
 func TestCProgramOnADevice(t *testing.T) {
 	for _, c := range []struct {
 		name, engine string
 		seeds, short int // of the random schedule
 	}{
-		{"cuda", "staged", 50, 6},
-		{"cuda", "cuda", 10, 2}, // kernels are interpreted, which takes five times as long
-		{"npu", "staged", 50, 6},
+		{"cuda", "staged", 12, 6},
+		{"cuda", "cuda", 4, 2}, // kernels are interpreted, which takes five times as long
+		{"npu", "staged", 12, 6},
 	} {
 		t.Run(c.name+" "+c.engine, func(t *testing.T) {
-			seeds := c.seeds
-			if testing.Short() {
-				seeds = c.short
-			}
-			cProgramOnADevice(t, deviceProgram(t, c.name, "collectives"), "SAGECOMM_ENGINE="+c.engine, seeds)
+			run := deviceProgram(t, c.name, "collectives")
+			t.Parallel()
+			cProgramOnADevice(t, run, "SAGECOMM_ENGINE="+c.engine, seeds(t, c.seeds, c.short))
 		})
 	}
 }
@@ -161,6 +175,7 @@ func TestEachOrderOfADeviceIsNeeded(t *testing.T) {
 		t.Skip("the quick tests run the program as it is")
 	}
 	run := deviceProgram(t, "cuda", "collectives")
+	t.Parallel()
 	// Three operations of the program follow each other on the same memory. The stream of the input of one waits for the output of
 	// the one before if that is not complete yet, so the caller's wait for the third one is one of a few calls.
 	for _, c := range []struct{ engine, symbol, calls, what string }{

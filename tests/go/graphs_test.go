@@ -13,11 +13,12 @@ import (
 // while a graph waits, and launches graphs of a group that is gone.
 func TestGraphsOfACProgram(t *testing.T) {
 	run := emulatedProgram(t, "graphs.c", "cuda")
+	t.Parallel()
 	schedules := []string{"lazy 1 2", "random 1 3"}
+	for seed := range seeds(t, 6, 0) {
+		schedules = append(schedules, fmt.Sprintf("random %d %d", seed+2, 1+seed%4))
+	}
 	if !testing.Short() {
-		for seed := range 12 {
-			schedules = append(schedules, fmt.Sprintf("random %d %d", seed+2, 1+seed%4))
-		}
 		schedules = append(schedules, "eager 1 3", "threaded 1 4")
 	}
 	for _, s := range schedules {
@@ -32,6 +33,7 @@ func TestGraphsOfACProgram(t *testing.T) {
 // A rank dies while graphs of all ranks are running.
 func TestAPeerOfGraphsDies(t *testing.T) {
 	run := emulatedProgram(t, "graphs.c", "cuda")
+	t.Parallel()
 	launches := []int{1, 8}
 	if !testing.Short() {
 		launches = []int{1, 2, 3, 5, 8, 13, 21, 30}
@@ -50,6 +52,7 @@ func TestWaitsOfGraphsAreNeeded(t *testing.T) {
 		t.Skip("the quick tests run the program as it is")
 	}
 	run := emulatedProgram(t, "graphs.c", "cuda")
+	t.Parallel()
 	for _, call := range []int{4, 6, 9, 11} { // without these waits a rank reads what its peer has not written yet
 		var err error
 		fault := fmt.Sprintf("EMULATOR_FAULTS=cuStreamWaitValue32@%d=#0", call)

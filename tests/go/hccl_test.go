@@ -32,7 +32,8 @@ func TestHCCLFacade(t *testing.T) {
 		}
 	})
 	t.Run("host", func(t *testing.T) { hcclOnHostMemory(t, program) })
-	t.Run("devices", func(t *testing.T) { hcclOnDevices(t, program, library) })
+	built := builtEmulator(t, "acl")
+	t.Run("devices", func(t *testing.T) { hcclOnDevices(t, program, library, built) })
 }
 
 func agree(t *testing.T, program string, how string, size int, variables ...string) {
@@ -48,6 +49,7 @@ func agree(t *testing.T, program string, how string, size int, variables ...stri
 }
 
 func hcclOnHostMemory(t *testing.T, program string) {
+	t.Parallel()
 	sizes := []int{1, 2, 3, 4, 8}
 	if testing.Short() {
 		sizes = []int{2, 3}
@@ -60,14 +62,14 @@ func hcclOnHostMemory(t *testing.T, program string) {
 }
 
 // Operations come behind what their stream holds, whatever the schedule; the emulator's checker finds no access that nothing orders.
-func hcclOnDevices(t *testing.T, program, library string) {
-	built := builtEmulator(t, "acl")
-	sizes, seeds := []int{2, 4}, 20
+func hcclOnDevices(t *testing.T, program, library, built string) {
+	t.Parallel()
+	sizes := []int{2, 4}
 	if testing.Short() {
-		sizes, seeds = []int{2}, 1
+		sizes = []int{2}
 	}
 	schedules := []string{"lazy", "eager", "threaded"}
-	for range seeds {
+	for range seeds(t, 8, 1) {
 		schedules = append(schedules, "random")
 	}
 	for i, schedule := range schedules {

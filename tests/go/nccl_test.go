@@ -140,6 +140,7 @@ func TestFacadeOnHostMemory(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprint(how, size), func(t *testing.T) {
+				t.Parallel()
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 				defer cancel()
 				output, err := exec.CommandContext(ctx, program, how, fmt.Sprint(size)).CombinedOutput()

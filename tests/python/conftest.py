@@ -15,7 +15,7 @@ from worlds import Pool, World
 if TYPE_CHECKING:
     from transformer import History
 
-pytest_plugins = ["reruns"]
+pytest_plugins = ["reruns", "sharing"]
 
 
 def pytest_configure() -> None:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import pytest
 from _pytest.runner import runtestprotocol
 
-FIRST_FAILURES = pytest.StashKey[dict[str, str]]()  # of tests that passed the second time, by name
+GATHERED: dict[str, str] = {}  # first failures of tests that passed the second time, by name
+CARRIED = "first_failure"  # what the last report of a test carries, from a worker of xdist to where they are gathered
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rerun-failed", action="store_true", help="run a test that fails once more")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[FIRST_FAILURES] = {}
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -29,16 +26,21 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if failures:
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
         if not any(report.failed for report in reports):
-            item.config.stash[FIRST_FAILURES][item.nodeid] = "\n".join(failures)
+            setattr(reports[-1], CARRIED, "\n".join(failures))
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for name, failure in config.stash[FIRST_FAILURES].items():
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if (failure := getattr(report, CARRIED, None)) is not None:
+        GATHERED[report.nodeid] = failure
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for name, failure in GATHERED.items():
         terminalreporter.section(f"first run of {name}")
         terminalreporter.write_line(failure)
-    for name in config.stash[FIRST_FAILURES]:
+    for name in GATHERED:
         terminalreporter.write_line(f"flaky: {name}")

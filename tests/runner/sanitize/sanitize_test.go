@@ -40,8 +40,9 @@ const runBound = 8 * time.Minute // of one run of threads_test; a run that hangs
 
 // build is a copy of the sources with the objects and programs made of it.
 type build struct {
-	dir   string
-	flags []string
+	dir         string
+	flags       []string
+	environment []string // of threads_test, beside that of the sanitizers
 }
 
 func compiler() []string {
@@ -191,6 +192,7 @@ func (b *build) run(t *testing.T, prefix []string, args ...string) (string, erro
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 	cmd.Env = append(os.Environ(), "TSAN_OPTIONS=halt_on_error=1", "UBSAN_OPTIONS=print_stacktrace=1",
 		"ASAN_OPTIONS=detect_stack_use_after_return=1")
+	cmd.Env = append(cmd.Env, b.environment...)
 	output, err := cmd.CombinedOutput()
 	if ctx.Err() != nil {
 		return string(output), errHangs
@@ -276,11 +278,13 @@ func TestUnderAddressSanitizer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("garbage from peers is met by Go's tests as well; what meets nothing else are the races below")
 	}
+	t.Parallel() // with the other one
 	b, prefix := healthy(t, "address,undefined", "-fno-sanitize-recover=all")
 	b.expectAllNoticed(t, prefix, unchecked)
 }
 
 func TestUnderThreadSanitizer(t *testing.T) {
+	t.Parallel()
 	b, prefix := healthy(t, "thread")
 	b.expectAllNoticed(t, prefix, mutations)
 }
@@ -289,7 +293,7 @@ func (b *build) expectAllNoticed(t *testing.T, prefix []string, list []mutation)
 	if testing.Short() {
 		return
 	}
-	t.Setenv("RANKS_TIMEOUT", "3") // operations of a mutant that hangs fail soon
+	b.environment = []string{"RANKS_TIMEOUT=3"} // operations of a mutant that hangs fail soon
 	for _, m := range list {
 		t.Run("notices when "+m.name, func(t *testing.T) {
 			affected := []string{"internal/runner/" + m.file}

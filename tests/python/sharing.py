@@ -1,0 +1,49 @@
+"""`pytest -n 2`: tests run beside each other, but those that promise a time run alone.
+
+A test promises a time if its file imports promises.py. The workers agree by two locks, on files of this folder. Who
+waits for the second one holds the first, so that tests which share the second cannot keep a test away that needs it
+alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+QUEUE, MACHINE = HERE / "sharing.py", HERE / "promises.py"
+
+
+@contextmanager
+def locked(path: Path, how: int) -> Iterator[None]:
+    with path.open() as file:
+        fcntl.flock(file, how)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: processes that the test has forked have it open
+
+
+def promises_times(module: ModuleType) -> bool:
+    return any(getattr(value, "__module__", None) == "promises" for value in vars(module).values())
+
+
+# First, so that the bound of pytest-timeout does not count the time in which a test waits for its turn.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if not hasattr(item.config, "workerinput"):  # not a worker of xdist
+        return (yield)
+    assert isinstance(item, pytest.Function)
+    how = fcntl.LOCK_EX if promises_times(item.module) else fcntl.LOCK_SH
+    with locked(QUEUE, fcntl.LOCK_EX):
+        turn = locked(MACHINE, how)
+        turn.__enter__()
+    try:
+        return (yield)
+    finally:
+        turn.__exit__(None, None, None)
