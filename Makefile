@@ -288,17 +288,22 @@ gpu-check: gpu-package ## build it, and run it if this machine has a GPU of NVID
 
 # ---- style ----
 
-.PHONY: lint fmt docs
-lint: compilers $(venv)/.ready ## check format and style of all languages
+# Two targets, so that `make -j2` checks what needs Go's compiler beside the rest.
+.PHONY: lint lint-go lint-others fmt docs
+lint: lint-go lint-others ## check format and style of all languages
+
+lint-go: compilers $(venv)/.ready
 	@cd $(root) && unformatted=$$(tools/gofmt -l $(wildcard $(go_dirs) $(root)/tests)); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
 	cd $(root) && $(go) vet ./...
 	cd $(root) && $(go) run $(staticcheck) ./...
+	$(root)/tools/licenses --check
+
+lint-others: $(venv)/.ready
 	$(if $(c_sources),$(venv)/bin/clang-format --dry-run -Werror $(c_sources))
 	cd $(root) && $(venv)/bin/ruff check $(wildcard $(python_sources))
 	cd $(root) && $(venv)/bin/ruff format --check $(wildcard $(python_sources))
 	cd $(root) && $(venv)/bin/mypy
-	$(root)/tools/licenses --check
 	$(py) $(root)/tools/ptx --check
 
 fmt: $(venv)/.ready ## format all sources
