@@ -206,7 +206,7 @@ test-long-python: build beds ## run all of Python's tests with coverage
 	$(pytest) $(if $(AFTER_TEST),-m long,--cov)
 
 # The tests of streams and events run under a few seeds of the random schedule; this runs them under SEEDS=50.
-streams := TestCProgramOnADevice|TestGraphsOfACProgram|TestHCCLFacade
+streams := TestCProgramOnADevice|TestGraphsOfACProgram|TestAPeerOfGraphsDies|TestHCCLFacade
 .PHONY: test-streams
 test-streams: build beds ## run the tests on emulated devices under SEEDS=50 seeds
 	cd $(root) && SEEDS=$(or $(SEEDS),50) $(go) test -vet=off -p 1 -count 1 -timeout 5h ./tests/devices

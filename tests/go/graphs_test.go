@@ -2,6 +2,7 @@ package ranks
 
 import (
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -35,8 +36,10 @@ func TestAPeerOfGraphsDies(t *testing.T) {
 	run := emulatedProgram(t, "graphs.c", "cuda")
 	t.Parallel()
 	launches := []int{1, 8}
-	if !testing.Short() {
+	if os.Getenv("SEEDS") != "" {
 		launches = []int{1, 2, 3, 5, 8, 13, 21, 30}
+	} else if !testing.Short() {
+		launches = []int{1, 2, 8, 21}
 	}
 	for i, launch := range launches {
 		output, err := run(t, []string{strconv.Itoa(2 + i%3), strconv.Itoa(launch)}, "EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_SEED=", i+1), "EMULATOR_KICK_MS=5")

@@ -6,9 +6,10 @@ names both; EMULATOR_SEED=n pytest ... begins with the seed n.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,7 +37,7 @@ class Schedule:
 
 
 FIRST_SEED = int(os.environ.get("EMULATOR_SEED", "1"))
-SEEDS = int(os.environ.get("SEEDS", "2"))  # of the random schedule; `make test-streams` runs more
+SEEDS = int(os.environ.get("SEEDS", "1"))  # of the random schedule; `make test-streams` runs more
 _RANDOM = [Schedule("random", FIRST_SEED + n) for n in range(SEEDS)]
 _QUICK = [Schedule("lazy"), _RANDOM[0]]
 ALL = [Schedule("lazy"), Schedule("eager"), Schedule("threaded"), *_RANDOM]
@@ -47,7 +48,25 @@ def cases_of(few: int, many: int) -> range:
     return range(1, 1 + (many if "SEEDS" in os.environ else few))
 
 
-# For tests of which `make test-long` runs one seed.
+def deaths(
+    sizes: Sequence[int], schedules: Sequence[str], seeds: range, quick: Sequence[tuple[int, str, int]]
+) -> pytest.MarkDecorator:
+    """Parametrizes a test of the last rank's death by `size`, `schedule` and the seed of the moment. Each size meets
+    each schedule once, at moments that take turns; under `make test-streams` it does at all moments."""
+    pairs = list(itertools.product(sizes, schedules))
+    if "SEEDS" in os.environ:
+        cases = [(*pair, seed) for pair in pairs for seed in seeds]
+    else:
+        cases = [(*pair, seeds[n % len(seeds)]) for n, pair in enumerate(pairs)]
+    cases += [case for case in quick if case not in cases]
+    rows = [
+        pytest.param(*case, id="-".join(map(str, case)), marks=() if case in quick else pytest.mark.long)
+        for case in cases
+    ]
+    return pytest.mark.parametrize(("size", "schedule", "seed"), rows)
+
+
+# For tests that run under one order of the host and one random one, unless SEEDS is set.
 FEW = [Schedule("lazy"), *(_RANDOM if "SEEDS" in os.environ else _RANDOM[:1])]
 
 # A test under these runs for each schedule; `make test` leaves out most seeds.

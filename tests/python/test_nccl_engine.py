@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from cuda_bed import CudaBed
-from device_bed import Schedule, cases_of, under_schedules
-from selection import quickly
+from device_bed import Schedule, cases_of, deaths, under_schedules
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
@@ -51,9 +50,7 @@ def test_the_calls_of_operations(cuda_bed: CudaBed) -> None:
         assert [call for call in calls if call != "Destroy"] == CALLS.replace("RANK", str(rank)).splitlines()
 
 
-@pytest.mark.parametrize("schedule", ["lazy", "eager", "random"])
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("seed", quickly([1], cases_of(4, 10)))
+@deaths([2, 4], ["lazy", "eager", "random"], cases_of(4, 10), [(n, s, 1) for n in (2, 4) for s in ("lazy", "random")])
 def test_a_peer_dies(cuda_bed: CudaBed, size: int, schedule: str, seed: int) -> None:
     """NCCL's kernels wait for the dead rank for ever, until the survivors abort their communicators."""
     of_case = {**SETTINGS, "schedule": schedule, "seed": seed}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cuda_bed import CudaBed
-from device_bed import Schedule, cases_of, under_schedules
+from device_bed import Schedule, cases_of, deaths, under_schedules
 from device_graphs import OPERATIONS
 from selection import quickly
 
@@ -55,9 +55,7 @@ def test_what_graphs_cannot_hold(cuda_bed: CudaBed) -> None:
         assert "the stream is being captured into a graph, and a graph cannot hold" in bits
 
 
-@pytest.mark.parametrize("schedule", quickly(["random"], ["lazy", "eager", "random"]))
-@pytest.mark.parametrize("size", quickly([3], [2, 3, 4]))
-@pytest.mark.parametrize("seed", quickly([1], cases_of(2, 5)))
+@deaths([2, 3, 4], ["lazy", "eager", "random"], cases_of(2, 5), [(3, "random", 1)])
 def test_a_peer_dies(cuda_bed: CudaBed, size: int, schedule: str, seed: int) -> None:
     """Graphs of the survivors go on, launches after that too, and operations raise."""
     of_case = {**SETTINGS, "schedule": schedule, "seed": seed}
