@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// headersOfCUDA makes fake CUDA's driver and NCCL, and prints where NVIDIA's headers are. It exits with 77 where there are none.
+// headersOfCUDA makes fake CUDA's driver, runtime and NCCL, and prints where NVIDIA's headers are. It exits with 77 where there are none.
 const headersOfCUDA = `
 import sys
 sys.path.insert(0, ".")
@@ -25,11 +25,11 @@ try:
 except build.UnavailableError as error:
     print(error)
     sys.exit(77)
-build.build(["cuda", "nccl"])
+build.build(["cuda", "cudart", "nccl"])
 print(build.nvidia("nccl/include/nccl.h").parent)
 `
 
-// gcc returns a compiler that finds NVIDIA's headers. It makes fake CUDA's driver and NCCL first, in the folder that it returns.
+// gcc returns a compiler that finds NVIDIA's headers. It makes fake CUDA's driver, runtime and NCCL first, in the folder that it returns.
 func gcc(t *testing.T) (compile func(arguments ...string), folder string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -79,6 +79,17 @@ func TestDriverWithoutTorch(t *testing.T) {
 
 func TestKernelsWithoutTorch(t *testing.T) {
 	underSchedules(t, buildDriver(t, "kernels"), 1, nil)
+}
+
+// Which calls wait for all streams was measured (README.md).
+func TestCallsThatWaitForAllStreams(t *testing.T) {
+	program := buildDriver(t, "waits")
+	runtime, err := filepath.Abs("build/libfake_runtime.so")
+	require.NoError(t, err)
+	for _, what := range []string{"calls", "at-once"} {
+		underSchedules(t, program, 2, []string{"EMULATOR_STALL_S=10"}, what, runtime)
+	}
+	underSchedules(t, program, 2, []string{"EMULATOR_STALL_S=10", "EMULATOR_STREAM_WAITS=1"}, "streams", runtime)
 }
 
 // Each rank of the emulated NCCL is a process with an emulator of its own.

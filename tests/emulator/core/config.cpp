@@ -79,6 +79,7 @@ Config read_config() {
   config.polls = static_cast<int>(variable("EMULATOR_POLLS", static_cast<uint64_t>(config.polls), 1U << 30));
   config.kick_ms = static_cast<int>(variable("EMULATOR_KICK_MS", static_cast<uint64_t>(config.kick_ms), 1U << 30));
   config.stall_s = static_cast<int>(variable("EMULATOR_STALL_S", static_cast<uint64_t>(config.stall_s), 1U << 20));
+  config.stream_waits = variable("EMULATOR_STREAM_WAITS", 0, 1) != 0;
   const char *memory = getenv("EMULATOR_MEMORY");
   if (memory != nullptr && *memory != '\0' && !parse_bytes(memory, &config.memory))
     bad_variable("EMULATOR_MEMORY", memory, "a number of bytes such as 512M");

@@ -19,6 +19,7 @@ struct Config {
   int polls = 64;                      // unsuccessful queries of one point until the scheduler works towards it
   int kick_ms = 200;                   // work that nobody waits for runs after this time without progress; 0: never
   int stall_s = 30;                    // a wait that lasts longer prints the state of all streams once
+  bool stream_waits = false;           // making a stream waits for the work of the device, as freeing memory does
   bool thread_clocks = true;           // EMULATOR_HOST_CLOCKS: a clock for each thread ("thread"), or one ("shared")
 };
 

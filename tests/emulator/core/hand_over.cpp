@@ -125,6 +125,13 @@ int emulator_plan(const char *rules) {
   return all.faults.parse(rules).empty() ? 0 : -1;
 }
 
+int emulator_kept_threads(int device) {
+  State &all = emulator::state();
+  emulator::Lock lock(all.mutex);
+  auto at = static_cast<size_t>(device);
+  return all.alone.at(at).empty() ? 0 : 1 + all.kept.at(at);
+}
+
 int emulator_hold(void *stream) {
   return emulator::hold(static_cast<emulator::StreamHandle>(stream)) == emulator::Status::success ? 0 : -1;
 }

@@ -316,14 +316,13 @@ Status map_memory(const IpcHandle &handle, void *place, size_t size) {
 Status unmap_memory(void *place) {
   Call call;
   Status status = call ? call.state().captures.unsafe_call() : call.status();
-  if (status == Status::success && call.state().options.free_synchronizes) status = call.wait_for_device(-1);
   return status == Status::success ? call.state().ipc.unmap_memory(call.lock(), place) : status;
 }
 
 Status close_memory(void *address) {
   Call call;
   Status status = call ? call.state().captures.unsafe_call() : call.status();
-  if (status == Status::success && call.state().options.free_synchronizes) status = call.wait_for_device(-1);
+  if (status == Status::success && call.state().options.free_synchronizes) status = call.wait_alone(-1);
   return status == Status::success ? call.state().ipc.close_memory(call.lock(), address) : status;
 }
 

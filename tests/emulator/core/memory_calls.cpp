@@ -11,8 +11,8 @@ Status begin(Call &call, int *device) {
   return status == Status::success ? call.state().captures.unsafe_call() : status;
 }
 
-// Gives back memory of one of the kinds, at its base.
-Status give_back(void *address, MemoryKind kind, Status otherwise) {
+// Gives back memory of one of the kinds, at its base. With `waits` it does so as the options say.
+Status give_back(void *address, MemoryKind kind, Status otherwise, bool waits = true) {
   Call call;
   int device = 0;
   Status status = begin(call, &device);
@@ -22,8 +22,8 @@ Status give_back(void *address, MemoryKind kind, Status otherwise) {
     return block != nullptr && block->kind == kind && block->base == reinterpret_cast<uintptr_t>(address);
   };
   if (!is_base()) return otherwise;
-  if (call.state().options.free_synchronizes && kind != MemoryKind::registered) {
-    status = call.wait_for_device(kind == MemoryKind::device ? block->device : -1);
+  if (call.state().options.free_synchronizes && waits) {
+    status = call.wait_alone(kind == MemoryKind::device ? block->device : -1);
     if (status != Status::success) return status;
     block = call.state().memory.find(address);  // the lock was not held
     if (!is_base()) return otherwise;
@@ -49,6 +49,8 @@ Status release(void *address) {
   return address == nullptr ? Status::success : give_back(address, MemoryKind::device, Status::invalid_value);
 }
 
+Status release_unused(void *address) { return give_back(address, MemoryKind::device, Status::invalid_value, false); }
+
 Status memory_info(int device, size_t *free, size_t *total) {
   Call call;
   if (!call) return call.status();
@@ -60,7 +62,7 @@ Status memory_info(int device, size_t *free, size_t *total) {
 }
 
 Status memory_attributes(const void *address, MemoryAttributes *attributes) {
-  Call call;
+  Call call(Call::at_once);
   if (!call) return call.status();
   *attributes = {};
   const Block *block = call.state().memory.find(address);

@@ -16,8 +16,9 @@ Status configure(const Options &options) {
 }
 
 Status enter(const char *symbol) {
-  Call call;
+  Call call(Call::at_once);
   if (!call) return call.status();
+  this_thread().symbol = symbol;
   auto fault = call.state().faults.call(symbol);
   if (!fault) return Status::success;
   this_thread().injected_code = fault->code;
@@ -27,23 +28,23 @@ Status enter(const char *symbol) {
 int injected_code() { return this_thread().injected_code; }
 
 bool symbol_missing(const char *symbol) {
-  Call call;
+  Call call(Call::at_once);
   return call && call.state().faults.missing(symbol);
 }
 
 std::string describe() {
-  Call call;
+  Call call(Call::at_once);
   if (!call) return name(call.status());
   return call.state().header() + "\n" + call.state().streams.describe();
 }
 
 int device_count() {
-  Call call;
+  Call call(Call::at_once);
   return call ? call.state().config.devices : 0;
 }
 
 Status set_device(int device) {
-  Call call;
+  Call call(Call::at_once);
   if (!call) return call.status();
   if (device < 0 || device >= call.state().config.devices) return Status::invalid_device;
   this_thread().device = device;
@@ -51,7 +52,7 @@ Status set_device(int device) {
 }
 
 Status current_device(int *device) {
-  Call call;
+  Call call(Call::at_once);
   return call ? call.device(device) : call.status();
 }
 
@@ -64,8 +65,15 @@ Status device_synchronize() {
   return status == Status::success ? call.wait_for_device(device) : status;
 }
 
-Status can_access_peer(int device, int peer, bool *can) {
+Status device_synchronize_alone() {
   Call call;
+  int device = 0;
+  Status status = call ? call.device(&device) : call.status();
+  return status == Status::success ? call.wait_alone(device) : status;
+}
+
+Status can_access_peer(int device, int peer, bool *can) {
+  Call call(Call::at_once);
   if (!call) return call.status();
   int count = call.state().config.devices;
   if (device < 0 || device >= count || peer < 0 || peer >= count) return Status::invalid_device;

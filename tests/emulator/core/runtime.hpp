@@ -26,8 +26,10 @@ struct Options {
   bool legacy_default_stream = true;  // the default stream and the blocking streams of a device order each other
   bool implicit_device = true;        // a thread that chose no device has device 0; else: no_current_device
   bool any_device_streams = true;     // a stream may be used while another device is current; else: wrong_device
-  bool free_synchronizes = true;      // freeing device or pinned memory waits for the work of the device
-  bool async_host_to_host = true;     // an asynchronous copy may go from host to host; else: not_supported
+  // Freeing device or pinned memory, unregistering memory and closing memory of other processes waits for the work of the
+  // device, and calls of other threads for this device wait meanwhile.
+  bool free_synchronizes = true;
+  bool async_host_to_host = true;  // an asynchronous copy may go from host to host; else: not_supported
   // What a query of an event found complete is known to all threads: allocators ask one thread's events and give the memory
   // to another thread, under locks that the checker does not see.
   bool shared_queries = true;
@@ -55,6 +57,8 @@ int device_count();
 Status set_device(int device);
 Status current_device(int *device);
 Status device_synchronize();  // of the current device
+// The same, and calls of other threads for this device wait meanwhile, as they do while memory is freed.
+Status device_synchronize_alone();
 Status can_access_peer(int device, int peer, bool *can);
 Status enable_peer_access(int peer);
 Status disable_peer_access(int peer);
@@ -72,6 +76,7 @@ struct MemoryAttributes {
 // Allocations are aligned to 256 bytes and to no more, and are not zero. A size of 0 gives a null address.
 Status allocate(size_t size, void **address);  // on the current device
 Status release(void *address);                 // null is legal
+Status release_unused(void *address);          // the same, and waits for nothing
 Status memory_info(int device, size_t *free, size_t *total);
 Status memory_attributes(const void *address, MemoryAttributes *attributes);
 Status allocate_host(size_t size, void **address);
@@ -94,7 +99,7 @@ struct StreamFlags {
   bool blocking = true;  // ordered with the legacy default stream
   int priority = 0;      // lower numbers come first
 };
-Status create_stream(const StreamFlags &flags, StreamHandle *stream);
+Status create_stream(const StreamFlags &flags, StreamHandle *stream);  // may wait as freeing memory does (config.hpp)
 Status destroy_stream(StreamHandle stream);  // returns at once; work that is queued still runs
 Status stream_query(StreamHandle stream);    // success or not_ready; runs nothing
 Status stream_synchronize(StreamHandle stream);
@@ -181,7 +186,7 @@ Status import_memory(const IpcHandle &handle, void **address);  // the memory ou
 Status close_memory(void *address);
 // Maps whole pages of such memory at a place that the caller has reserved with mmap(). This process may be the exporter.
 Status map_memory(const IpcHandle &handle, void *place, size_t size);
-Status unmap_memory(void *place);  // the place stays reserved
+Status unmap_memory(void *place);  // waits for nothing; the place stays reserved
 Status export_event(EventHandle event, IpcHandle *handle);
 Status import_event(const IpcHandle &handle, EventHandle *event);
 

@@ -119,8 +119,9 @@ Status Scheduler::wait(std::unique_lock<std::mutex> &lock, const Point &point, i
     }
     if (!told && waited >= std::chrono::seconds(state_.config.stall_s)) {
       told = true;
-      fprintf(stderr, "emulator: a thread waits for %s since %d s; %s\n%s", point->stream->name.c_str(),
-              state_.config.stall_s, state_.header().c_str(), state_.streams.describe().c_str());
+      fprintf(stderr, "emulator: a thread (in %s) waits for %s since %d s; %s\n%s", this_thread().symbol.c_str(),
+              point->stream->name.c_str(), state_.config.stall_s, state_.header().c_str(),
+              state_.streams.describe().c_str());
     }
     auto slice = timeout_ms >= 0 ? std::min<Clock_::duration>(std::chrono::milliseconds(timeout_ms) - waited, 1s)
                                  : Clock_::duration(1s);
@@ -147,6 +148,23 @@ Status Scheduler::wait_outside(std::unique_lock<std::mutex> &lock, const std::fu
   }
   run_all_--;
   return status;
+}
+
+Status Scheduler::wait_for_turn(std::unique_lock<std::mutex> &lock, const std::function<const char *()> &taken) {
+  if (taken() == nullptr) return Status::success;
+  Waiting waiting(state_, lock);
+  Time begin = Clock_::now();
+  bool told = state_.config.stall_s == 0;
+  while (const char *call = taken()) {
+    if (stopped_) return Status::shutting_down;
+    if (!told && Clock_::now() - begin >= std::chrono::seconds(state_.config.stall_s)) {
+      told = true;
+      fprintf(stderr, "emulator: a call (%s) waits since %d s until %s of another thread returns\n",
+              this_thread().symbol.c_str(), state_.config.stall_s, call);
+    }
+    done_.wait_for(lock, 1s);
+  }
+  return Status::success;
 }
 
 // The caller does not go on while the device thread runs tasks: the order would depend on how fast the two are.

@@ -35,6 +35,8 @@ class Scheduler {
   Status wait(std::unique_lock<std::mutex> &lock, const Point &point, int64_t timeout_ms);
   // Waits for something outside of the streams; what can run runs meanwhile.
   Status wait_outside(std::unique_lock<std::mutex> &lock, const std::function<bool()> &holds, int64_t timeout_ms);
+  // Waits until no other thread has what the caller needs to itself: taken() gives that thread's call, null if there is none.
+  Status wait_for_turn(std::unique_lock<std::mutex> &lock, const std::function<const char *()> &taken);
   // A query found the point not done. Every so many queries run what the point needs, as a wait does, within a bound.
   void polled(std::unique_lock<std::mutex> &lock, Point point);
   // Waits until no task that runs uses the range. Requires: no task that uses it can begin.

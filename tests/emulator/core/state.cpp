@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -47,6 +48,8 @@ State::State() : config(read_config()) {
   streams.add_devices(config.devices);
   auto devices = static_cast<size_t>(config.devices);
   peers.assign(devices, std::vector<bool>(devices));
+  alone.assign(devices, "");
+  kept.assign(devices, 0);
   pthread_atfork(nullptr, nullptr, [] { forked = made.load(); });
   atexit(at_exit);
   made = true;
@@ -98,7 +101,7 @@ void all_follow(State &state, const Point &point) {
   state.queries++;
 }
 
-Call::Call() : status_(Status::success) {
+Call::Call(Entry entry) : status_(Status::success) {
   if (forked) {
     status_ = Status::not_initialized;
     return;
@@ -115,6 +118,19 @@ Call::Call() : status_(Status::success) {
   lock_ = Lock(state_->mutex);
   state_->used = true;
   host_agent(*state_);
+  if (entry == in_turn) status_ = wait_for_turn();
+}
+
+// A thread without a device has nothing to wait for: its call fails.
+Status Call::wait_for_turn() {
+  int current = 0;
+  if (device(&current) != Status::success) return Status::success;
+  const auto at = static_cast<size_t>(current);
+  const std::string &taken = state_->alone[at];
+  state_->kept[at]++;
+  Status status = state_->scheduler.wait_for_turn(lock_, [&] { return taken.empty() ? nullptr : taken.c_str(); });
+  state_->kept[at]--;
+  return status;
 }
 
 Status Call::device(int *device) const {
@@ -153,6 +169,24 @@ Status Call::wait_for_device(int device) {
     if (status != Status::success) return status;
   }
   return Status::success;
+}
+
+Status Call::wait_alone(int device, bool follows) {
+  auto first = state_->alone.begin(), last = state_->alone.end();
+  if (device >= 0) last = (first += device) + 1;
+  Status status = state_->scheduler.wait_for_turn(lock_, [=] {
+    auto taken = std::find_if(first, last, [](const std::string &call) { return !call.empty(); });
+    return taken == last ? nullptr : taken->c_str();
+  });
+  if (status != Status::success) return status;
+  const std::string &symbol = this_thread().symbol;
+  std::fill(first, last, symbol.empty() ? "a call" : symbol);
+  for (const Point &place : state_->streams.tails(device)) {
+    if (status == Status::success) status = follows ? wait(place) : state_->scheduler.wait(lock_, place, -1);
+  }
+  std::fill(first, last, "");
+  state_->scheduler.changed();
+  return status;
 }
 
 }  // namespace emulator

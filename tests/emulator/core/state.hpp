@@ -41,7 +41,9 @@ struct State {
   Ipc ipc{*this};
   Scheduler scheduler{*this};
   std::vector<std::vector<bool>> peers;  // [device][peer]: access is enabled
-  bool used = false;                     // a call was made: options are fixed
+  std::vector<std::string> alone;  // by device: the call of a thread that has the device to itself, "" if none has
+  std::vector<int> kept;           // by device: calls that wait for that thread
+  bool used = false;               // a call was made: options are fixed
   bool exiting = false;
 
   std::string header() const;  // the schedule and the seed
@@ -60,7 +62,8 @@ bool is_forked();
 
 // What belongs to a host thread.
 struct Thread {
-  int device = -1;  // -1: none was chosen
+  int device = -1;     // -1: none was chosen
+  std::string symbol;  // of the newest call that entered
   int injected_code = 0;
   CaptureMode capture_mode = CaptureMode::global;
   bool in_task = false;           // a thread of the emulator that runs a task
@@ -83,7 +86,10 @@ void all_follow(State &state, const Point &point);
 // A call of the runtime: refuses where calls are not possible, and holds the lock otherwise.
 class Call {
  public:
-  Call();
+  // in_turn: begins when no other thread has the current device to itself. at_once: of calls that use no device, and of those by
+  // which tests let streams go on.
+  enum Entry { in_turn, at_once };
+  explicit Call(Entry entry = in_turn);
   explicit operator bool() const { return status_ == Status::success; }
   Status status() const { return status_; }
   State &state() const { return *state_; }
@@ -96,8 +102,13 @@ class Call {
   Status wait(const Point &point, int64_t timeout_ms = -1);
   // Waits for all work of a device, or of all devices with -1.
   Status wait_for_device(int device);
+  // The same for a thread that has the device, or all devices, to itself meanwhile: calls of others wait. The calling thread
+  // comes after the work only if `follows`.
+  Status wait_alone(int device, bool follows = true);
 
  private:
+  Status wait_for_turn();
+
   Status status_;
   State *state_ = nullptr;
   Lock lock_;

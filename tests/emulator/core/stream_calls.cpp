@@ -10,6 +10,8 @@ Status create_stream(const StreamFlags &flags, StreamHandle *stream) {
   if (!call) return call.status();
   int device = 0;
   Status status = call.device(&device);
+  // A program cannot rely on such a wait, so it orders nothing.
+  if (status == Status::success && call.state().config.stream_waits) status = call.wait_alone(device, false);
   if (status == Status::success) *stream = Streams::handle(call.state().streams.create(device, flags));
   return status;
 }
@@ -77,7 +79,7 @@ Status stream_number(StreamHandle handle, uint64_t *number) {
 namespace {
 
 Status set_held(StreamHandle handle, bool held) {
-  Call call;
+  Call call(Call::at_once);
   Stream *stream = nullptr;
   Status status = call ? call.stream(handle, &stream) : call.status();
   if (status != Status::success) return status;
@@ -95,7 +97,7 @@ Status hold(StreamHandle stream) { return set_held(stream, true); }
 Status release_held(StreamHandle stream) { return set_held(stream, false); }
 
 Status run_all() {
-  Call call;
+  Call call(Call::at_once);
   if (!call) return call.status();
   call.state().scheduler.run_all(call.lock());
   return Status::success;

@@ -178,6 +178,7 @@ TEST(memory_that_queued_work_uses_is_reported_when_it_is_given_back) {
 
 TEST(work_on_memory_that_was_unregistered_does_not_run) {
   under_all([] {
+    free_at_once();
     static uint32_t registered[4];
     OK(register_host(registered, sizeof registered));
     StreamHandle stream = new_stream();
@@ -239,9 +240,10 @@ TEST(launches_name_memory_that_exists) {
   });
 }
 
-TEST(unregistering_waits_for_the_task_that_runs) {
+TEST(unregistering_at_once_waits_for_the_task_that_runs) {
   under_all(
       [] {
+        free_at_once();
         static std::atomic<bool> began{false}, ended{false};
         static uint32_t registered[4];
         OK(register_host(registered, sizeof registered));

@@ -74,6 +74,9 @@ CUresult load(CUmodule *handle, const void *image, unsigned count, const CUjit_o
     log(refused.what(), count, options, values);
     return CUDA_ERROR_INVALID_PTX;
   }
+  // As a real driver does, whether it has room for the code or not.
+  CUresult idle = result(emulator::device_synchronize_alone());
+  REQUIRE(idle == CUDA_SUCCESS, idle);
   for (const auto &[name, kernel] : *module->kernels) module->functions[name] = {&kernel, module->device};
   *handle = reinterpret_cast<CUmodule>(module.get());
   std::lock_guard lock(modules().mutex);

@@ -34,7 +34,7 @@ struct Memory {
   void *own = nullptr;  // what the emulator has allocated, in the process that made it
 
   ~Memory() {
-    if (own != nullptr) (void)emulator::release(own);
+    if (own != nullptr) (void)emulator::release_unused(own);  // tasks use its mappings
   }
 };
 using MemoryPointer = std::shared_ptr<Memory>;
@@ -45,7 +45,7 @@ struct Mapping {
   bool accessible = false;
 };
 
-std::mutex mutex;  // held in no call of the emulator that may wait
+std::mutex mutex;  // held in no call of the emulator that waits for streams or holds up other threads
 std::map<CUmemGenericAllocationHandle, MemoryPointer> memories;
 std::map<CUdeviceptr, size_t> ranges;  // that are reserved
 std::map<CUdeviceptr, Mapping> mappings;
