@@ -119,8 +119,9 @@ Status Scheduler::wait(std::unique_lock<std::mutex> &lock, const Point &point, i
     }
     if (!told && waited >= std::chrono::seconds(state_.config.stall_s)) {
       told = true;
-      fprintf(stderr, "emulator: a thread (in %s) waits for %s since %d s; %s\n%s", this_thread().symbol.c_str(),
-              point->stream->name.c_str(), state_.config.stall_s, state_.header().c_str(),
+      const std::string &symbol = this_thread().symbol;
+      fprintf(stderr, "emulator: %s%sa thread waits for %s since %d s; %s\n%s", symbol.c_str(),
+              symbol.empty() ? "" : ": ", point->stream->name.c_str(), state_.config.stall_s, state_.header().c_str(),
               state_.streams.describe().c_str());
     }
     auto slice = timeout_ms >= 0 ? std::min<Clock_::duration>(std::chrono::milliseconds(timeout_ms) - waited, 1s)
@@ -159,7 +160,7 @@ Status Scheduler::wait_for_turn(std::unique_lock<std::mutex> &lock, const std::f
     if (stopped_) return Status::shutting_down;
     if (!told && Clock_::now() - begin >= std::chrono::seconds(state_.config.stall_s)) {
       told = true;
-      fprintf(stderr, "emulator: a call (%s) waits since %d s until %s of another thread returns\n",
+      fprintf(stderr, "emulator: %s: a call waits since %d s until %s of another thread returns\n",
               this_thread().symbol.c_str(), state_.config.stall_s, call);
     }
     done_.wait_for(lock, 1s);
