@@ -15,7 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// headersOfCUDA makes fake CUDA's driver, runtime and NCCL, and prints where NVIDIA's headers are. It exits with 77 where there are none.
+// headersOfCUDA makes fake CUDA's driver, runtime and NCCL, and prints where NVIDIA's headers are. It exits with 77 where
+// there are none.
 const headersOfCUDA = `
 import sys
 sys.path.insert(0, ".")
@@ -29,7 +30,7 @@ build.build(["cuda", "cudart", "nccl"])
 print(build.nvidia("nccl/include/nccl.h").parent)
 `
 
-// gcc returns a compiler that finds NVIDIA's headers. It makes fake CUDA's driver, runtime and NCCL first, in the folder that it returns.
+// gcc returns a compiler that finds NVIDIA's headers. It makes those libraries first, in the folder that it returns.
 func gcc(t *testing.T) (compile func(arguments ...string), folder string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
