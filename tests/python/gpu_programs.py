@@ -56,7 +56,7 @@ def run(rank: int, size: int, store: str, names: Sequence[str], rounds: int, see
 
 
 def warm(rank: int, size: int, store: str) -> None:
-    """The first collective of a process with the engine cuda loads kernels, which waits for all streams of the device."""
+    """The first collective of a process with the engine cuda loads kernels, and that waits for all streams."""
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
     dist.all_reduce(full(mine()))
     dist.destroy_process_group()
