@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import gpu_waits
 from cuda_bed import CudaBed, fake_cuda
 from gpu_list import CHECKS
 
@@ -99,6 +100,18 @@ def test_results_are_kept_while_it_runs(tmp_path: Path) -> None:
     first, *others = [row["outcome"] for row in json.loads(file.read_text())["checks"]]
     assert first == "passed"
     assert set(others) == {"failed"}
+
+
+@pytest.mark.long
+def test_calls_that_wait(cuda_bed: CudaBed) -> None:
+    """The emulated driver waits where a real one was found to wait."""
+    command = [sys.executable, str(HERE / "gpu_waits.py")]
+    environment = fake_cuda.environment()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    waiting = {line.split()[0] for line in lines if line.endswith("waits, and keeps another thread")}
+    assert waiting == gpu_waits.WAIT, done.stdout
 
 
 @pytest.mark.long
