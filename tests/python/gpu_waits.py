@@ -1,5 +1,6 @@
-"""Which calls of CUDA's driver wait while a stream waits for a word: `python tests/python/gpu_waits.py` on a machine with a
-GPU of NVIDIA. docs/devices.md has what was found. Under fake CUDA it shows what the emulated driver does."""
+"""Which calls of CUDA's driver wait while a stream waits for a word, on a machine with a GPU of NVIDIA:
+`python tests/python/gpu_waits.py`. Under fake CUDA it shows what the emulated driver does. docs/devices.md has what was
+found."""
 
 from __future__ import annotations
 
