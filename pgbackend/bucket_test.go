@@ -38,6 +38,7 @@ func issueSums(g *Group, n int) (works []runner.Work, f *coll.Failure) {
 	for range n {
 		work, f := sumAsync(g, 512)
 		if f != nil {
+			finishAll(works)
 			return nil, f
 		}
 		works = append(works, work)
