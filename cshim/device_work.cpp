@@ -88,7 +88,7 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
 // They alone make the streams of several operations wait for each other: a peer may bring what one recv needs only when it has
 // got what a later operation in the stream of another one sends.
 void DeviceWork::issued(Buffers& buffers) noexcept {
-  if (joins_.empty() || !ends_.empty()) { // parts of a coalesced call end later
+  if (joins_.empty() || !ends_.empty() || broken_) { // parts of a coalesced call end later
     return;
   }
   try {
@@ -116,14 +116,17 @@ void DeviceWork::succeed(Buffers& buffers) {
   if (joined()) { // all is queued
     return;
   }
-  std::vector<c10::Stream> writers = joins_;
+  std::vector<c10::Stream> writers;
+  if (buffers.staged()) { // copies back come behind those parts, too, that were queued whole
+    writers = joins_;
+  }
   for (End& end : ends_) {
     noteAcquired(end.word); // the library has read the input and written the output in pinned memory
     if (end.copies.empty()) {
       continue;
     }
     uint32_t* const word = std::exchange(end.word, nullptr);
-    end.queued = true;
+    addOnce(queued_, end.stream);
     for (const sagecomm_copy& copy : end.copies) {
       queueCopyToDevice(end.stream, copy);
     }
@@ -145,7 +148,9 @@ void DeviceWork::succeed(Buffers& buffers) {
     stream_ = writers.front();
     const c10::StreamGuard on(*stream_);
     buffers.copyBack();
-    endEvents_.clear(); // those of parts that were queued whole
+    if (buffers.staged()) {
+      endEvents_.clear(); // of what this stream is behind
+    }
     recordEnd(*stream_);
   }
   noteReleased(this);
@@ -157,10 +162,8 @@ void DeviceWork::fail() noexcept {
   for (const c10::Stream& stream : joins_) {
     addOnce(users, stream);
   }
-  for (const End& end : ends_) {
-    if (end.queued) {
-      addOnce(users, end.stream);
-    }
+  for (const c10::Stream& stream : queued_) {
+    addOnce(users, stream);
   }
   store();
   if (users.empty() || joined()) {
@@ -246,7 +249,7 @@ bool DeviceWork::passed() {
 }
 
 c10::Stream DeviceWork::stream() {
-  if (!joined()) {
+  if (joins_.empty()) {
     return stream_ ? *stream_ : current();
   }
   const c10::OptionalDeviceGuard on(device_); // operations that were issued later may hold up the streams of this one
@@ -355,10 +358,20 @@ int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noe
     w.use(in);
     // Recorded now and not in issued(): no other thread can have queued an operation behind this one yet.
     const auto at = std::find(w.joins_.begin(), w.joins_.end(), in) - w.joins_.begin();
-    if (addOnce(w.joins_, in)) {
-      w.endEvents_.push_back(std::make_unique<c10::Event>(w.device_.type()));
+    const bool first = addOnce(w.joins_, in);
+    if (w.broken_) {
+      return; // the operation is not issued
     }
-    w.endEvents_[at]->record(in);
+    try {
+      if (first) {
+        w.endEvents_.push_back(std::make_unique<c10::Event>(w.device_.type()));
+      }
+      w.endEvents_[at]->record(in);
+    } catch (...) { // an event that was not recorded would be one for which nobody waits
+      w.broken_ = std::current_exception();
+      w.endEvents_.clear();
+      throw;
+    }
   });
 }
 
@@ -374,7 +387,7 @@ int32_t DeviceWork::joinLater(
   return call(ctx, why, n, [&](DeviceWork& w) {
     const c10::OptionalDeviceGuard on(w.device_);
     const c10::Stream in = streamOf(stream);
-    w.ends_.push_back({in, {copies, copies + count}, word, value, false});
+    w.ends_.push_back({in, {copies, copies + count}, word, value});
     if (!w.stream_) {
       w.stream_ = in;
     }

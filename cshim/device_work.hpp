@@ -131,16 +131,16 @@ class DeviceWork {
   bool joined_ = false;
   bool tellsTheHost_ = false;
   std::exception_ptr raised_;
-  std::exception_ptr broken_; // why a joined operation has no end
+  std::exception_ptr broken_; // why an operation that was queued whole has no end
   // What joinLater() was called with: once for each collective and p2p operation that the call is made of.
   struct End {
     c10::Stream stream;
     std::vector<sagecomm_copy> copies;
     uint32_t* word; // null: the write of the value is queued
     uint32_t value;
-    bool queued; // copies into the device are, or some of them
   };
   std::vector<End> ends_; // of those that have not ended
+  std::vector<c10::Stream> queued_; // in which succeed() has begun to queue copies into the device
   std::optional<c10::Stream> stream_; // that has written the outputs, unless the operation is joined
   bool captured_ = false; // the operation is a part of a graph, and end events are in the capture
 

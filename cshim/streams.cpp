@@ -61,9 +61,14 @@ c10::Stream anyStream(const VirtualGuardImpl& guard, c10::Device device, int pri
   }
 }
 
+// Pools of torch from which streams are taken first. Streams of a program, and those in which torch calls callbacks of Futures, are
+// of ordinary priority, mostly.
+enum class First : uint8_t { kOrdinary, kGreatest };
+
 // Requires: the mutex.
-c10::Stream freshStream(const VirtualGuardImpl& guard, c10::Device device) {
-  for (int priority = 0; priority < kPriorities; priority++) {
+c10::Stream freshStream(const VirtualGuardImpl& guard, c10::Device device, First first) {
+  for (int pool = 0; pool < kPriorities; pool++) {
+    const int priority = first == First::kOrdinary ? pool : kPriorities - 1 - pool;
     for (int turn = 0; turn < kTurns; turn++) {
       const c10::Stream stream = anyStream(guard, device, priority);
       if (streams().taken.emplace(placeOf(device), stream.id()).second) {
@@ -121,8 +126,9 @@ c10::Stream orderingStream(c10::Device device) {
   Streams& the = streams();
   std::lock_guard<std::mutex> lock(the.mutex);
   const auto known = the.ordering.find(placeOf(device));
-  return known != the.ordering.end() ? known->second
-                                     : the.ordering.emplace(placeOf(device), freshStream(guard, device)).first->second;
+  return known != the.ordering.end()
+             ? known->second
+             : the.ordering.emplace(placeOf(device), freshStream(guard, device, First::kGreatest)).first->second;
 }
 
 uint64_t makeStream(c10::Device device) {
@@ -131,7 +137,7 @@ uint64_t makeStream(c10::Device device) {
   const Relaxed captures(device.type());
   Streams& the = streams();
   std::unique_lock<std::mutex> lock(the.mutex);
-  const c10::Stream stream = freshStream(guard, device);
+  const c10::Stream stream = freshStream(guard, device, First::kOrdinary);
   auto known = the.values.find(placeOf(device));
   if (known == the.values.end()) {
     lock.unlock();

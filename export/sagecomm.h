@@ -416,7 +416,8 @@ typedef struct sagecomm_api {
    * are as of group_stats(); so they are of all functions below that write JSON or text. */
   int64_t (*describe_environment)(char *json, size_t n);
 
-  /* Tells the peers of all groups that this process leaves. It is called once, before the process exits. */
+  /* Tells the peers of all groups that this process leaves, which ends all operations, and waits until their done functions have
+   * returned, but no longer than hooks_ns. It is called once, before the process exits. */
   void (*shutdown)(void);
 
   /* Writes the flight recorder's content as JSON: the last operations of each group and how far they got. It takes no

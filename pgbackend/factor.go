@@ -52,14 +52,11 @@ func (p *Process) readDevice(at coll.Device, stream, from uintptr, to []byte) er
 	if err != nil {
 		return err
 	}
-	side, err := p.factorStream(at, access)
+	reader, err := p.factorReader(at, access)
 	if err != nil {
 		return err
 	}
-	pinned, err := access.Pin(256)
-	if err != nil {
-		return err
-	}
+	side, pinned := reader.stream, reader.pinned
 	word := (*uint32)(unsafe.Add(pinned.Address(), 128))
 	*(*uint64)(unsafe.Pointer(word)) = 0
 	if err = access.Fork(side); err == nil {
@@ -70,7 +67,7 @@ func (p *Process) readDevice(at coll.Device, stream, from uintptr, to []byte) er
 		err = access.WriteValue(side, word, 1)
 	}
 	if err != nil {
-		return err // a queued copy may use the memory, which stays allocated
+		return err // a queued copy may use the memory
 	}
 	deadline := time.Now().Add(factorTimeout)
 	done := func() bool { return atomic.LoadUint32(word) != 0 }
@@ -84,25 +81,33 @@ func (p *Process) readDevice(at coll.Device, stream, from uintptr, to []byte) er
 		time.Sleep(sleep)
 	}
 	copy(to, unsafe.Slice((*byte)(pinned.Address()), len(to)))
-	pinned.Release()
 	p.factors.Lock()
-	p.factorStreams[at] = append(p.factorStreams[at], side)
+	p.factorReaders[at] = append(p.factorReaders[at], reader)
 	p.factors.Unlock()
 	return nil
 }
 
-// factorStream takes a stream in which nothing is left to do. Each reader has one of its own: what it waits for may need an operation
-// that another thread of this process calls, which has a factor too.
-func (p *Process) factorStream(at coll.Device, access device.Access) (device.Stream, error) {
+// factorReader has a stream in which nothing is left to do, and pinned memory. Both are kept: to give memory back waits for the device.
+type factorReader struct {
+	stream device.Stream
+	pinned device.Pinned
+}
+
+// factorReader takes one that nobody uses, or makes one. What a reader waits for may need an operation that another thread of this process
+// calls, which has a factor too.
+func (p *Process) factorReader(at coll.Device, access device.Access) (r factorReader, err error) {
 	p.factors.Lock()
-	free := p.factorStreams[at]
+	free := p.factorReaders[at]
 	if n := len(free); n > 0 {
-		p.factorStreams[at] = free[:n-1]
+		p.factorReaders[at] = free[:n-1]
 		p.factors.Unlock()
 		return free[n-1], nil
 	}
 	p.factors.Unlock()
-	return access.NewStream(device.Inputs)
+	if r.pinned, err = access.Pin(256); err == nil {
+		r.stream, err = access.NewStream(device.Inputs)
+	}
+	return r, err
 }
 
 // decodeFactor returns the value of an element, or false for types that have no factors.

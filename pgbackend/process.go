@@ -8,7 +8,6 @@ import (
 	"sagecomm/algo"
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
-	"sagecomm/internal/device"
 	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/env"
@@ -35,8 +34,8 @@ type Process struct {
 	created   uint64            // number of groups created so far
 	inVain    time.Time         // time at which Destroy last gave up waiting for peers
 
-	factors       sync.Mutex                      // guards factorStreams
-	factorStreams map[coll.Device][]device.Stream // in which no factor is being read
+	factors       sync.Mutex                     // guards factorReaders
+	factorReaders map[coll.Device][]factorReader // by which no factor is being read
 
 	choosing  sync.Mutex // guards selectors
 	selectors map[selectorKey]*algo.Selector
@@ -57,7 +56,7 @@ var (
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), factorStreams: map[coll.Device][]device.Stream{}, selectors: map[selectorKey]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), factorReaders: map[coll.Device][]factorReader{}, selectors: map[selectorKey]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})

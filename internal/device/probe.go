@@ -68,8 +68,7 @@ func parts(w Waiter) (Pinned, Stream, error) {
 		return nil, Stream{}, err
 	}
 	s, err := w.NewStream(Inputs)
-	if err != nil {
-		memory.Release()
+	if err != nil { // the memory stays allocated, too
 		return nil, Stream{}, err
 	}
 	return memory, s, nil

@@ -151,8 +151,7 @@ func (d *Driver) Register(memory []byte) (device.Memory, error) {
 	err = d.do("cannot use registered host memory on the device", func() error {
 		return failed(C.cuMemHostGetDevicePointer(&r.at, r.host, 0))
 	})
-	if err != nil {
-		r.Release()
+	if err != nil { // it stays registered, because to end that waits for the device
 		return nil, err
 	}
 	return r, nil

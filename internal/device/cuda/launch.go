@@ -3,6 +3,8 @@
 package cuda
 
 import (
+	"errors"
+
 	"gorgonia.org/cu"
 
 	"sagecomm/internal/device"
@@ -48,10 +50,11 @@ func (m memory) Release() {
 
 // Allocate implements device.Launcher.
 func (d *Driver) Allocate(bytes uint64) (device.Memory, error) {
-	if m, err := d.allocateMapped(bytes); err == nil {
-		return m, nil
+	m, err := d.allocateMapped(bytes)
+	if errors.Is(err, errNoMaps) {
+		return d.allocate(bytes)
 	}
-	return d.allocate(bytes)
+	return m, err
 }
 
 // allocate allocates memory that has handles of legacy IPC.

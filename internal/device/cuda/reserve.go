@@ -8,8 +8,8 @@ import (
 	"sagecomm/internal/device"
 )
 
-// reserveSize is how many streams of each role are made at once: for the lanes of some groups, and for the peers of their p2p operations.
-const reserveSize = 8
+// reserveSize is how many streams of each role are made at once: for the collectives of some groups, and for the p2p operations of one.
+const reserveSize = 16
 
 var reserved = reserve{streams: map[int]map[device.Role][]device.Stream{}}
 
@@ -21,7 +21,7 @@ type reserve struct {
 	streams map[int]map[device.Role][]device.Stream // by index of the device; those made first come first
 }
 
-// take returns a stream. Where none is left it makes more of them.
+// take returns a stream. Where none is left it makes one.
 func (r *reserve) take(d *Driver, role device.Role) (device.Stream, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -29,29 +29,18 @@ func (r *reserve) take(d *Driver, role device.Role) (device.Stream, error) {
 	if of == nil {
 		of = map[device.Role][]device.Stream{}
 		r.streams[d.index] = of
-		for _, each := range []device.Role{device.Inputs, device.Outputs} {
-			of[each], _ = d.makeStreams(each) // an error comes again when one is needed
+		for range reserveSize { // in turns: an engine's two streams do not share a queue of the hardware, also if they have one priority
+			for _, each := range []device.Role{device.Inputs, device.Outputs} {
+				if s, err := d.makeStream(each); err == nil { // an error comes again when one is needed
+					of[each] = append(of[each], s)
+				}
+			}
 		}
 	}
 	if len(of[role]) == 0 {
-		var err error
-		if of[role], err = d.makeStreams(role); len(of[role]) == 0 {
-			return device.Stream{}, err
-		}
+		return d.makeStream(role)
 	}
 	s := of[role][0]
 	of[role] = of[role][1:]
 	return s, nil
-}
-
-// makeStreams makes as many streams as it can, up to reserveSize. The error is why there are not more.
-func (d *Driver) makeStreams(role device.Role) (list []device.Stream, err error) {
-	for range reserveSize {
-		s, err := d.makeStream(role)
-		if err != nil {
-			return list, err
-		}
-		list = append(list, s)
-	}
-	return list, nil
 }

@@ -86,6 +86,8 @@ func (m mapped) Release() {
 	m.d.giveBack(func() error { return failed(C.unmap_memory(m.at, m.bytes)) })
 }
 
+var errNoMaps = errors.New("no memory at addresses of its own")
+
 // hasFiles returns why the driver or the device shares no memory by files.
 func (d *Driver) hasFiles() error {
 	return d.has(forFiles, C.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "the device has no files for memory")
@@ -121,7 +123,7 @@ func (d *Driver) allocateMapped(bytes uint64) (device.Memory, error) {
 	m := mapped{d: d.alone(), bytes: C.size_t(bytes)}
 	err := d.doRelaxed("cannot allocate memory of the device", func() error {
 		if err := d.hasMaps(); err != nil {
-			return err
+			return fmt.Errorf("%w: %w", errNoMaps, err)
 		}
 		on, err := cu.GetDevice(d.index)
 		if err != nil {

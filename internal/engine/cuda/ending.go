@@ -235,7 +235,20 @@ func (m *member) Free() {
 		}
 	}
 	m.slots.release()
-	m.lodging.leave()
+	if m.allSaid() {
+		m.lodging.leave()
+	}
+}
+
+// allSaid reports whether all peers have said that they use nothing of this rank. What the stream of a dead one has queued may still write to
+// the inbox, whose place no other group gets then.
+func (m *member) allSaid() bool {
+	for _, rank := range m.otherRanks() {
+		if m.own.load(closed, rank) == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // allClosed reports whether no peer has the memory of this rank open.

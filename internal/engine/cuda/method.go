@@ -62,17 +62,23 @@ func (m *Method) Name() string { return "cuda" }
 // Vendor implements vendor.Method.
 func (m *Method) Vendor() string { return "cuda" }
 
-// early has the devices for which Early was called.
+// early has a *sync.Once for each device for which Early was called.
 var early sync.Map
 
 // Early implements vendor.Early.
 func (m *Method) Early(on coll.Device) {
-	if _, known := early.LoadOrStore(on, true); known {
+	if on.Type != coll.CUDA {
 		return
 	}
-	if d, err := m.open(on.Index); err == nil {
-		_ = d.LoadKernels()
+	once, known := early.Load(on)
+	if !known {
+		once, _ = early.LoadOrStore(on, new(sync.Once))
 	}
+	once.(*sync.Once).Do(func() {
+		if d, err := m.open(on.Index); err == nil {
+			_ = d.LoadKernels()
+		}
+	})
 }
 
 // Supports implements vendor.Method. Kernels reduce all types that the CPU reduces.

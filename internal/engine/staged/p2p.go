@@ -24,7 +24,7 @@ type origin struct {
 // peer, and a late stream of one may delay the operations of the other.
 const (
 	mostOrigins = 4
-	mostSenders = 16 // and streams of callers
+	mostSenders = 8 // and streams of callers
 )
 
 // IssueP2P implements engine.P2P. Operations of different streams of the caller do not wait for each other, so they have streams

@@ -50,6 +50,7 @@ type streams struct {
 const (
 	blockHeader = 4096      // holds the words of the gate; buffers begin on a page of their own
 	leastBlock  = 64 << 10  // lengths of blocks are this times a power of two
+	longBlock   = 8 << 20   // up to here
 	idleBytes   = 256 << 20 // beyond which an operation takes a block that is much too long
 )
 
@@ -108,10 +109,7 @@ func (p *Pool) acquire(rt device.Runtime, of source, room uint64) (*block, error
 	if b := p.idleBlock(of, room); b != nil {
 		return b, nil
 	}
-	size := uint64(leastBlock)
-	for size < blockHeader+room {
-		size *= 2
-	}
+	size := blockBytes(room)
 	memory, err := rt.Pin(size)
 	if err != nil {
 		return nil, err
@@ -119,6 +117,18 @@ func (p *Pool) acquire(rt device.Runtime, of source, room uint64) (*block, error
 	b := &block{memory: memory, room: size - blockHeader, words: (*runner.GateWords)(memory.Address())}
 	b.words.Reset()
 	return b, nil
+}
+
+// blockBytes returns the length of the memory of a new block. Those of long blocks are closer to each other than powers of two.
+func blockBytes(room uint64) uint64 {
+	size := uint64(leastBlock)
+	for size < blockHeader+room {
+		size *= 2
+	}
+	if part := size / 8; part > longBlock/8 {
+		return (blockHeader + room + part - 1) / part * part
+	}
+	return size
 }
 
 // idleBlock takes out the shortest idle block that is long enough, and not much longer. It returns nil if there is none.
@@ -132,7 +142,7 @@ func (p *Pool) idleBlock(of source, room uint64) *block {
 			best = i
 		}
 	}
-	if best < 0 || p.idle[of][best].room > max(4*room, leastBlock) && !p.muchIsIdle(of) {
+	if best < 0 || p.idle[of][best].room > p.longest(of, room) {
 		return nil
 	}
 	b := p.idle[of][best]
@@ -162,13 +172,17 @@ func (p *Pool) sweep(of source) {
 	p.busy[of] = left
 }
 
-// muchIsIdle reports whether a longer block is better than one more. Requires: mu.
-func (p *Pool) muchIsIdle(of source) bool {
+// longest returns how long an idle block may be that an operation takes. One that is short never takes a long one: it may be under way for
+// a long time. Requires: mu.
+func (p *Pool) longest(of source, room uint64) uint64 {
 	var total uint64
 	for _, b := range p.idle[of] {
 		total += b.room
 	}
-	return total > idleBytes
+	if total > idleBytes {
+		return max(16*room, leastBlock)
+	}
+	return max(4*room, leastBlock)
 }
 
 // takeStreams returns streams of a group that is gone, or makes new ones. Streams that still hold something stay where they are: an
