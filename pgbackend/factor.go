@@ -4,13 +4,13 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 	"sagecomm/internal/device/vendors"
+	"sagecomm/internal/runner"
 )
 
 // This file finds memory that callers of other libraries name by its address alone, and reads factors of PREMUL_SUM there.
@@ -20,6 +20,9 @@ func Locate(pointer uintptr) (coll.Device, error) { return vendors.Locate(pointe
 
 // factorTimeout bounds the wait for the stream in front of a factor.
 const factorTimeout = 10 * time.Minute
+
+// elementBytes is the length of the longest element.
+const elementBytes = 16
 
 // factorSlice is how long a runtime waits for a stream at once.
 const factorSlice = 20 * time.Millisecond
@@ -56,21 +59,21 @@ func (p *Process) readDevice(at coll.Device, stream, from uintptr, to []byte) er
 	if err != nil {
 		return err
 	}
-	side, pinned := reader.stream, reader.pinned
-	word := (*uint32)(unsafe.Add(pinned.Address(), 128))
-	*(*uint64)(unsafe.Pointer(word)) = 0
+	side, words := reader.stream, (*runner.GateWords)(reader.pinned.Address())
+	element := unsafe.Add(reader.pinned.Address(), runner.GateBytes)
+	words.Reset()
 	if err = access.Fork(side); err == nil {
-		err = access.CopyIn(side, device.Copy{Host: pinned.Address(), Device: from, Bytes: uint64(len(to))})
+		err = access.CopyIn(side, device.Copy{Host: element, Device: from, Bytes: uint64(len(to))})
 	}
 	settler, settles := access.(device.Settler)
 	if err == nil && !settles {
-		err = access.WriteValue(side, word, 1)
+		err = access.WriteValue(side, words.InputReady(), 1)
 	}
 	if err != nil {
 		return err // a queued copy may use the memory
 	}
 	deadline := time.Now().Add(factorTimeout)
-	done := func() bool { return atomic.LoadUint32(word) != 0 }
+	done := func() bool { return words.Moved(1, 0) }
 	if settles {
 		done = func() bool { return settler.Settled(side, factorSlice) }
 	}
@@ -80,7 +83,7 @@ func (p *Process) readDevice(at coll.Device, stream, from uintptr, to []byte) er
 		}
 		time.Sleep(sleep)
 	}
-	copy(to, unsafe.Slice((*byte)(pinned.Address()), len(to)))
+	copy(to, unsafe.Slice((*byte)(element), len(to)))
 	p.factors.Lock()
 	p.factorReaders[at] = append(p.factorReaders[at], reader)
 	p.factors.Unlock()
@@ -104,7 +107,7 @@ func (p *Process) factorReader(at coll.Device, access device.Access) (r factorRe
 		return free[n-1], nil
 	}
 	p.factors.Unlock()
-	if r.pinned, err = access.Pin(256); err == nil {
+	if r.pinned, err = access.Pin(runner.GateBytes + elementBytes); err == nil {
 		r.stream, err = access.NewStream(device.Inputs)
 	}
 	return r, err
