@@ -55,7 +55,7 @@ def test_all_checks_of_the_engine_cuda(cuda_bed: CudaBed, tmp_path: Path, schedu
     assert code == 0, text
     assert report["engine"] == "cuda"
     others = [row["name"] for row in report["checks"] if row["outcome"] != "passed"]
-    assert others == ["12-events", "15-first", "graph-refused"]
+    assert others == ["12-events", "15-first", "graph-refused", "nccl"]
 
 
 @pytest.mark.long

@@ -203,6 +203,8 @@ func (c *communicator) close() {
 	close(c.stop)
 	c.end(c.destroy)
 	go func() {
+		runtime.LockOSThread() // an emulator of devices takes what the thread has seen for what comes before its calls
+		defer runtime.UnlockOSThread()
 		<-c.ended
 		for sleep := firstSleep; !c.idle(); sleep = min(2*sleep, watchEvery) { // the stream may stand behind a late one of the caller
 			time.Sleep(sleep)

@@ -50,7 +50,14 @@ type use struct {
 
 // done reports whether the device is behind the operation. Another operation may have the gate by now.
 func (u use) done() bool {
-	return u.uses.Load() != u.number || u.Moved(1, 1) || u.uses.Load() != u.number
+	if u.uses.Load() == u.number && u.Moved(1, 1) {
+		return true
+	}
+	if u.uses.Load() == u.number {
+		return false
+	}
+	u.SeenReset()
+	return true
 }
 
 // NewPool returns an empty pool.
