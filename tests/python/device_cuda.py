@@ -310,8 +310,9 @@ def beside_a_capture(rank: int, size: int, store: str) -> None:
                 works.append(dist.isend(sent, peer, tag=3))  # tags take torch's streams and pinned memory
                 works.append(dist.irecv(z, (rank - 1) % size, tag=4))
             begun = time.monotonic()
-            while not all(work.is_completed() for work in works[:2]) and time.monotonic() < begun + 30:
-                time.sleep(0.001)
+            while not all(work.is_completed() for work in works[:2]):
+                assert time.monotonic() < begun + 30, "operations that have ended are said to be under way"
+                time.sleep(0.001)  # between two questions
         except Exception as error:
             errors.append(error)
 

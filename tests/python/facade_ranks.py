@@ -1,4 +1,4 @@
-"""What ranks of test_nccl_torch.py do: torch's own ProcessGroupNCCL on fake CUDA, with sagecomm where NCCL stands."""
+"""What ranks of test_nccl_torch.py and gpu_check.py do: torch's ProcessGroupNCCL, with sagecomm where NCCL stands."""
 
 from __future__ import annotations
 
