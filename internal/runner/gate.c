@@ -92,7 +92,10 @@ void scr_gate_open(const scr_run *r) {
   scr_note_stored(&r->gate.words->output_done, SCR_GATE_OPEN);
   scr_note_released(&r->gate.words->output_taken); /* for who writes it when the run has ended: no stream could wait */
 #ifdef SCR_MUTANT_OUTPUT_OPENED_FIRST
+  extern int sched_yield(void);
+  /* The mutant works if the stream goes on before the next store; on one core it runs only if this thread yields. */
   atomic_store_explicit(&r->gate.words->output_done, SCR_GATE_OPEN, memory_order_release);
+  for (int i = 0; i < 5; i++) sched_yield();
 #endif
 #ifndef SCR_MUTANT_GATE_STAYS_SHUT
   atomic_store_explicit(&r->gate.words->input_taken, SCR_GATE_OPEN, memory_order_release);

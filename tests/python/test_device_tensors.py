@@ -112,8 +112,8 @@ def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, module: str, dr
 FIRST_ORDERS = {
     "cuEventRecord@1": "behind the table",
     "cuEventRecord@2": "behind the caller's stream",
-    "cuStreamWaitEvent@2": "the stream of the input, for the caller's",
-    "cuStreamWaitEvent@3": "the next stream of an input, for the table",
+    "cuStreamWaitEvent@3": "the stream of the input, for the caller's",
+    "cuStreamWaitEvent@4": "the next stream of an input, for the table",
 }
 
 
@@ -121,8 +121,9 @@ FIRST_ORDERS = {
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 @pytest.mark.parametrize("call", FIRST_ORDERS)
 def test_each_first_order_is_needed(cuda_bed: CudaBed, call: str) -> None:
-    """The driver leaves out one call and reports success. Nothing is wrong without cuStreamWaitEvent@1: the stream of
-    an output writes its first word when a run is complete that has begun with a word of the table."""
+    """The driver leaves out one call and reports success. Nothing is wrong without the first two waits for the table:
+    one is in the stream that fills it, and the stream of an output writes its first word when a run is complete that
+    has begun with a word of the table."""
     with pytest.raises(AssertionError, match=r"conflict: |AssertionError: \(0\.0, 5\)"):
         cuda_bed.ranks(
             "device_p2p:first_operations", 2, EMULATOR_KICK_MS=KICK_MS, EMULATOR_FAULTS=f"{NO_WAITS};{call}=#0"
