@@ -30,7 +30,8 @@ def locked(path: Path, how: int) -> Iterator[None]:
 
 
 def promises_times(module: ModuleType) -> bool:
-    return any(getattr(value, "__module__", None) == "promises" for value in vars(module).values())
+    names = (getattr(value, "__module__", None) or getattr(value, "__name__", None) for value in vars(module).values())
+    return "promises" in names
 
 
 # First, so that the bound of pytest-timeout does not count the time in which a test waits for its turn.
