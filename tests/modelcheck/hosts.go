@@ -104,7 +104,7 @@ func exploreHosts[S comparable](w world[S]) Result {
 }
 
 // HostScenarios lists the scenarios of hosts.
-var HostScenarios = slices.Concat(linkScenarios, verdictScenarios)
+var HostScenarios = slices.Concat(linkScenarios, attendScenarios, verdictScenarios)
 
 // HostMutations are all protections between hosts.
 var HostMutations = slices.Concat(linkMutations, verdictMutations)

@@ -30,6 +30,9 @@ const (
 	PostNotSwapped                                                // a driver takes its post back by a store
 	TakenNotAwaited                                               // a driver that finds TAKEN does not wait
 	TakenNotSwapped                                               // the pump marks the post as taken by a store
+	EndOfOneEndsLink                                              // the end of one connection closes the others unread
+	ExitWithoutDrain                                              // a process that exits closes connections with frames unread
+	BlockingSend                                                  // a thread that reads a link sends to a full connection without reading
 	lastLinkSwitch
 )
 
@@ -54,6 +57,9 @@ var linkMutations = []HostMutation{
 	{PostNotSwapped, "a driver takes its post back by a store", "a message into a posted buffer, and a failure", LateWrite},
 	{TakenNotAwaited, "a driver that finds TAKEN does not wait", "a message into a posted buffer, and a failure", LateWrite},
 	{TakenNotSwapped, "the pump marks the post as taken by a store", "a message into a posted buffer, and a failure", LateWrite},
+	{EndOfOneEndsLink, "the end of one connection closes the others", "a rank exits after its goodbye", BadOutcome},
+	{ExitWithoutDrain, "a process exits with frames unread", "a rank exits after its goodbye", BadOutcome},
+	{BlockingSend, "a thread that reads a link blocks in a send", "two threads read and send", Deadlock},
 }
 
 // Connections, by index.
@@ -124,7 +130,9 @@ type linkState struct {
 	byes     [connections]bool // GOODBYE has come
 	left     bool              // in the shadow
 	lossLeft uint8
-	lost     bool // nothing is carried any more
+	lost     bool              // nothing is carried any more
+	exited   bool              // the writer's process has exited; its kernel delivers what it had sent, and then the end
+	atEnd    [connections]bool // the reader has seen the end
 	lostAt   [2]bool
 	dead     bool
 
@@ -149,7 +157,7 @@ type linkCase struct {
 	messages, window uint8
 	channels         int
 	needs            uint8 // messages for which the reader waits; 0: messages
-	goodbye          bool
+	goodbye, exits   bool
 	losses, deaths   bool
 	reader           bool // the thread and the goroutine are looked at; else frames are taken by nobody in particular
 	reference        bool
@@ -166,6 +174,7 @@ var linkCases = []struct {
 	{"messages, window 2", linkCase{messages: 4, window: 2, channels: 1}},
 	{"goodbye behind messages", linkCase{messages: 2, window: 2, channels: 1, goodbye: true}},
 	{"goodbye of a rank that is needed", linkCase{messages: 2, window: 2, channels: 1, needs: 3, goodbye: true}},
+	{"a rank exits after its goodbye", linkCase{messages: 2, window: 2, channels: 1, goodbye: true, exits: true}},
 	{"a connection is lost", linkCase{messages: 3, window: 2, channels: 1, goodbye: true, losses: true}},
 	{"a process dies", linkCase{messages: 3, window: 1, channels: 1, goodbye: true, deaths: true}},
 	{"2 x 2: two channels on one connection", linkCase{messages: 2, window: 1, channels: 2, crossed: true}},
@@ -291,8 +300,17 @@ func (c *linkCase) steps(s linkState, off HostSwitch) (list []hostStep[linkState
 type hostStepper func(text string, do func(n *linkState) *violation)
 
 func (c *linkCase) writerSteps(s linkState, off HostSwitch, step hostStepper) {
-	if s.dead {
+	if s.dead || s.exited {
 		return
+	}
+	if gone := s.out[0].left && (c.channels == 1 || s.out[1].left); c.exits && gone {
+		step("the writer's process exits", func(n *linkState) *violation {
+			n.exited = true
+			if off == ExitWithoutDrain { // frames of the reader that it has not read make its kernel reset the connection
+				n.q[dataConnection], n.n[dataConnection] = [maxFrames]linkFrame{}, 0
+			}
+			return nil
+		})
 	}
 	for i := range c.channels {
 		w := &s.out[i]
@@ -382,6 +400,19 @@ func (c *linkCase) lockSteps(s linkState, i int, off HostSwitch, step hostSteppe
 }
 
 func (c *linkCase) lossSteps(s linkState, off HostSwitch, step hostStepper) {
+	for on := range connections {
+		if !s.exited || on == otherConnection || s.n[on] > 0 || s.atEnd[on] || s.lostAt[1] {
+			continue
+		}
+		step(fmt.Sprintf("the reader sees the end of connection %d", on), func(n *linkState) *violation {
+			n.atEnd[on] = true
+			if off == EndOfOneEndsLink || n.atEnd[dataConnection] && n.atEnd[controlConnection] {
+				n.lostAt[1] = true
+				n.q, n.n = [connections]([maxFrames]linkFrame){}, [connections]uint8{}
+			}
+			return nil
+		})
+	}
 	if s.lossLeft > 0 && c.losses {
 		for on := range connections {
 			if on == otherConnection {
